@@ -1,0 +1,32 @@
+// How every part of stet reports failure: one exception type, one line of text.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace stet {
+
+enum class ErrorKind {
+  io,           // a file cannot be opened, read or written
+  format,       // bytes do not follow their format: truncated, out of range, inconsistent
+  unsupported,  // well-formed, but of a kind that this build does not handle
+  mismatch,     // two things that must agree do not (snapshot and model, say)
+  capacity,     // more tokens than the session was made for
+  argument,     // a value handed in by the caller is out of its range
+};
+
+// What failed: `file` (a path, or the name of what was parsed, or empty), `field` within it, what was
+// expected there and what was found. what() is "file: field: expected ..., found ..." on one line; control
+// characters of untrusted text are escaped. Whatever threw it has changed nothing.
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, std::string file, std::string field, std::string expected, std::string found);
+
+  ErrorKind kind;
+  std::string file, field, expected, found;
+};
+
+// The given text with control characters and broken UTF-8 escaped, cut to `limit` bytes: fit for one line.
+std::string printable(const std::string& text, size_t limit = 200);
+
+}  // namespace stet
