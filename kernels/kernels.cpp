@@ -1,1 +1,74 @@
-namespace stet {}
+#include "kernels/kernels.hpp"
+
+#include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace stet {
+namespace {
+
+bool have_avx2() {
+#if defined(__x86_64__)
+  unsigned a, b, c = 0, d;  // clang 14 knows no name for F16C
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0 && __builtin_cpu_supports("avx2") &&
+         __builtin_cpu_supports("fma");
+#else
+  return false;
+#endif
+}
+
+bool have_avx512() {
+#if defined(__x86_64__)
+  return have_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+const Kernels* find_kernels(const char* name) {
+  if (strcmp(name, "portable") == 0) return &kernels_portable;
+#if defined(__x86_64__)
+  if (strcmp(name, "avx2") == 0 && have_avx2()) return &kernels_avx2;
+  if (strcmp(name, "avx512") == 0 && have_avx512()) return &kernels_avx512;
+#endif
+  return nullptr;
+}
+
+const char* const* kernel_names() {
+  static const char* const all[] = {"portable", "avx2", "avx512", nullptr};
+  static const char* const two[] = {"portable", "avx2", nullptr};
+  static const char* const one[] = {"portable", nullptr};
+  return have_avx512() ? all : have_avx2() ? two : one;
+}
+
+const Kernels& best_kernels() {
+  const char* const* name = kernel_names();
+  while (name[1] != nullptr) ++name;
+  return *find_kernels(*name);
+}
+
+#if defined(__x86_64__)
+uint64_t enter_float_environment() {
+  const unsigned previous = __builtin_ia32_stmxcsr();
+  __builtin_ia32_ldmxcsr(0x1F80);
+  return previous;
+}
+void leave_float_environment(uint64_t previous) { __builtin_ia32_ldmxcsr(static_cast<unsigned>(previous)); }
+#elif defined(__aarch64__)
+uint64_t enter_float_environment() {
+  uint64_t previous;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(previous));
+  __asm__ volatile("msr fpcr, %0" : : "r"(uint64_t{0}));
+  return previous;
+}
+void leave_float_environment(uint64_t previous) { __asm__ volatile("msr fpcr, %0" : : "r"(previous)); }
+#else
+uint64_t enter_float_environment() { return 0; }
+void leave_float_environment(uint64_t) {}
+#endif
+
+}  // namespace stet

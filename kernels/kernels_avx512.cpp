@@ -1,1 +1,12 @@
-namespace stet {}
+#include <immintrin.h>
+#include "kernels/kernels.hpp"
+
+namespace stet {
+namespace {
+#include "kernels/simd_avx512.inc"
+#include "kernels/kernels.inc"
+}  // namespace
+
+const Kernels kernels_avx512 = table("avx512");
+
+}  // namespace stet

@@ -1,1 +1,11 @@
-namespace stet {}
+#include "kernels/kernels.hpp"
+
+namespace stet {
+namespace {
+#include "kernels/simd_portable.inc"
+#include "kernels/kernels.inc"
+}  // namespace
+
+const Kernels kernels_portable = table("portable");
+
+}  // namespace stet

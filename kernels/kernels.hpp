@@ -1,0 +1,94 @@
+// The kernel table: every arithmetic operation of the forward pass, once per instruction set.
+//
+// All tables compute the same bits (the numeric contract): a vector is 16 float32 lanes on every
+// instruction set, an FMA is one IEEE-754 rounding, and the order of every chain is written down here.
+// This header declares only; kernel files include nothing with inline code, so that no function exists
+// twice under different instruction sets.
+//
+// Shapes: `[a][b]` is row-major. "Chain" means acc = fma(w, x, acc), starting at +0, one after another.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace stet {
+
+enum class WeightType : uint8_t { f32 = 0, bf16 = 1, f16 = 2 };
+enum { kWeightTypes = 3 };
+
+enum {
+  kLanes = 16,       // outputs in one packed block of weights; lanes of every reduction
+  kPanel = 64,       // outputs in a panel of the matrix-matrix product; positions in a KV block
+  kTileRows = 6,     // rows of the register tile
+};
+
+// One KV block seen by up to kTileRows queries that share a kv head.
+struct AttendBlock {
+  const float* q;         // [head_dim][kTileRows], queries packed; rows past `rows` are zero
+  const float* k;         // [head_dim][64]
+  const float* v;         // [64][ldv]
+  size_t head_dim, ldv;   // ldv: head_dim rounded up to kLanes
+  int rows;
+  const uint64_t* mask;   // [rows], bit t: position t of the block is visible; bits off are never read from v
+  float scale;            // scores are multiplied by it
+  float softcap;          // 0, or s = softcap * tanh(s / softcap)
+  float* m;               // [rows] out: maximum of the visible scores (-inf if none)
+  float* l;               // [rows] out: sum of exp(score - m)
+  float* o;               // [rows][ldv] out: sum of exp(score - m) * v, a chain over positions
+};
+
+struct Kernels {
+  const char* name;  // "portable", "avx2", "avx512"
+
+  // Linear layers. Packed weights: f32 [n/16][k][16]; 16-bit [n/16][k/2][16][2]; k even. Each output is one
+  // chain over k in the order 1, 0, 3, 2, 5, 4, ...
+
+  // y[16 * blocks] = W x, for x[k].
+  void (*gemv[kWeightTypes])(const void* w, size_t blocks, size_t k, const float* x, float* y);
+  // Panel columns k0 .. k0+kc of `blocks` (<= 4) packed blocks, widened, in chain order: [kc][64].
+  void (*widen_panel[kWeightTypes])(const void* w, size_t blocks, size_t k, size_t k0, size_t kc, float* panel);
+  // x rows -> [kc][kTileRows] in chain order; rows past `rows` (1..kTileRows) are zero.
+  void (*pack_rows)(const float* x, size_t ldx, int rows, size_t kc, float* packed);
+  // to[rows][16 * vectors] = from (null: +0) + chain over kc of packed[kc][kTileRows] and panel[kc][64].
+  void (*tile)(const float* packed, const float* panel, size_t kc, const float* from, size_t ld_from, float* to,
+               size_t ld_to, int rows, int vectors);
+
+  // Attention over one block, and the combination of blocks in order of position:
+  //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.
+  void (*attend)(const AttendBlock& block);
+  void (*merge)(float* m, float* l, float* o, float mb, float lb, const float* ob, size_t n);
+  void (*divide)(const float* x, float divisor, float* y, size_t n);  // y = x / divisor
+
+  // y = x / sqrt(mean(x^2) + eps) * w. Sum: 16 lanes, lane i takes x[i], x[i+16], ...; tree i+8, i+4, i+2, i+1.
+  void (*rms_norm)(const float* x, const float* w, float eps, float* y, size_t n);
+  void (*add)(float* y, const float* x, size_t n);               // y += x
+  void (*scale)(float* y, float factor, size_t n);               // y *= factor
+  void (*silu_mul)(const float* gate, const float* up, float* y, size_t n);
+  void (*gelu_tanh_mul)(const float* gate, const float* up, float* y, size_t n);
+  // (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin) for x1 = x[i], x2 = x[half + i].
+  void (*rope)(float* x, const float* cos, const float* sin, size_t half);
+  void (*exp)(const float* x, float* y, size_t n);
+  void (*tanh)(const float* x, float* y, size_t n);
+  void (*widen[kWeightTypes])(const void* x, float* y, size_t n);  // exact
+
+  // Probes of the machine, for rooflines: read `bytes` once; run `steps` x 16 independent vector FMAs.
+  uint64_t (*probe_read)(const void* data, size_t bytes);
+  float (*probe_fma)(size_t steps);  // operations: steps * 16 * 16 lanes * 2
+};
+
+extern const Kernels kernels_portable;
+extern const Kernels kernels_avx2;
+extern const Kernels kernels_avx512;
+
+// The table of that name, or null when the name is unknown or this CPU lacks the instructions.
+const Kernels* find_kernels(const char* name);
+const Kernels& best_kernels();
+// Names of all tables this CPU can run, slowest first; null-terminated.
+const char* const* kernel_names();
+
+// Sets the floating-point environment that the contract assumes (round to nearest, denormals honoured)
+// in this thread and returns the previous one; a caller built with -ffast-math would change bits otherwise.
+uint64_t enter_float_environment();
+void leave_float_environment(uint64_t previous);
+
+}  // namespace stet
