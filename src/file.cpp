@@ -1,0 +1,232 @@
+#include "stet/file.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "stet/error.hpp"
+
+namespace stet {
+namespace {
+
+constexpr size_t kBufferSize = 1 << 16;
+constexpr std::string_view kTemporaryMark = ".tmp-";
+constexpr size_t kTemporaryDigits = 16;
+
+[[noreturn]] void throw_io(const std::string& path, const std::string& expected, int error) {
+  throw Error(ErrorKind::io, path, "", expected, std::strerror(error));
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+int open_for_reading(const std::string& path, int flags, struct stat* info) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags);
+  if (fd < 0) throw_io(path, "a readable file", errno);
+  if (::fstat(fd, info) == 0 && !S_ISDIR(info->st_mode)) return fd;
+  const int error = S_ISDIR(info->st_mode) ? EISDIR : errno;
+  ::close(fd);
+  throw_io(path, "a readable file", error);
+}
+
+template <typename Buffer>
+Buffer read_whole(const std::string& path, size_t limit) {
+  struct stat info = {};
+  const Descriptor file(open_for_reading(path, 0, &info));
+  // One byte more than the size, so that a regular file's end is seen without growing the buffer.
+  const size_t expected = info.st_size > 0 ? static_cast<size_t>(info.st_size) : kBufferSize;
+  Buffer content(std::min(expected, limit) + 1, {});
+  size_t size = 0;
+  while (true) {
+    const ssize_t count = ::read(file.get(), content.data() + size, content.size() - size);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw_io(path, "a readable file", errno);
+    if (count == 0) break;
+    size += static_cast<size_t>(count);
+    if (size > limit) {
+      throw Error(ErrorKind::format, path, "", "at most " + std::to_string(limit) + " bytes", "more");
+    }
+    if (size == content.size()) content.resize(std::min(2 * size, limit + 1));
+  }
+  content.resize(size);
+  return content;
+}
+
+bool is_temporary_of(std::string_view name, std::string_view target) {
+  if (name.size() != target.size() + kTemporaryMark.size() + kTemporaryDigits) return false;
+  return name.starts_with(target) && name.substr(target.size()).starts_with(kTemporaryMark) &&
+         name.find_first_not_of("0123456789abcdef", target.size() + kTemporaryMark.size()) ==
+             std::string_view::npos;
+}
+
+// Every writer holds a lock on its temporary, so one that can be locked has lost its writer.
+void remove_abandoned(const std::string& directory, const std::string& target) {
+  DIR* stream = ::opendir(directory.c_str());
+  if (stream == nullptr) return;
+  while (const dirent* entry = ::readdir(stream)) {
+    if (!is_temporary_of(entry->d_name, target)) continue;
+    const Descriptor file(
+        ::openat(::dirfd(stream), entry->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    if (file.get() >= 0 && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
+      ::unlinkat(::dirfd(stream), entry->d_name, 0);
+    }
+  }
+  ::closedir(stream);
+}
+
+std::string random_digits() {
+  std::random_device device;
+  char digits[kTemporaryDigits + 1];
+  std::snprintf(digits, sizeof digits, "%08x%08x", device(), device());
+  return digits;
+}
+
+}  // namespace
+
+MappedFile::MappedFile(std::string path, std::span<const std::byte> bytes)
+    : path_(std::move(path)), bytes_(bytes) {}
+
+MappedFile::~MappedFile() { ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size()); }
+
+std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
+  struct stat info = {};
+  const Descriptor file(open_for_reading(path, O_NONBLOCK, &info));  // a pipe must not make it wait
+  if (!S_ISREG(info.st_mode)) throw Error(ErrorKind::io, path, "", "a regular file", "a device or pipe");
+  if (info.st_size == 0) throw Error(ErrorKind::format, path, "", "a file with content", "0 bytes");
+  const auto size = static_cast<size_t>(info.st_size);
+  void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (address == MAP_FAILED) throw_io(path, "a file that can be mapped", errno);
+  const std::span bytes(static_cast<const std::byte*>(address), size);
+  return std::shared_ptr<const MappedFile>(new MappedFile(path, bytes));
+}
+
+void MappedFile::drop(size_t offset, size_t size) const {
+  static const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  if (offset > bytes_.size() || size > bytes_.size() - offset) return;
+  const size_t begin = (offset + page - 1) / page * page;
+  const size_t end = (offset + size) / page * page;
+  if (begin >= end) return;
+  ::madvise(const_cast<std::byte*>(bytes_.data()) + begin, end - begin, MADV_DONTNEED);
+}
+
+std::vector<std::byte> read_file(const std::string& path, size_t limit) {
+  return read_whole<std::vector<std::byte>>(path, limit);
+}
+
+std::string read_text_file(const std::string& path, size_t limit) {
+  return read_whole<std::string>(path, limit);
+}
+
+AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
+  const size_t slash = path_.rfind('/');
+  directory_ = slash == std::string::npos ? "." : slash == 0 ? "/" : path_.substr(0, slash);
+  const std::string name = path_.substr(slash == std::string::npos ? 0 : slash + 1);
+  if (name.empty()) throw Error(ErrorKind::io, path_, "", "the name of a file", "the name of a directory");
+
+  struct stat old = {};
+  const bool exists = ::stat(path_.c_str(), &old) == 0;
+  if (exists && !S_ISREG(old.st_mode)) {
+    throw Error(ErrorKind::io, path_, "", "a regular file to write",
+                S_ISDIR(old.st_mode) ? "a directory" : "a device or pipe");
+  }
+  remove_abandoned(directory_, name);
+  create_temporary();
+  if (exists) (void)!::fchmod(fd_, old.st_mode & 0777);
+  buffer_.reserve(kBufferSize);
+}
+
+void AtomicFile::create_temporary() {
+  while (true) {
+    temporary_ = path_ + std::string(kTemporaryMark) + random_digits();
+    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd_ < 0 && errno == EEXIST) continue;
+    if (fd_ < 0) {
+      const int error = errno;
+      temporary_.clear();
+      throw_io(path_, "to create a file in its directory", error);
+    }
+    // Between open and flock another writer may have taken it for abandoned and removed it.
+    struct stat info = {};
+    ::flock(fd_, LOCK_EX);
+    if (::fstat(fd_, &info) == 0 && info.st_nlink > 0) return;
+    ::close(fd_);
+  }
+}
+
+AtomicFile::~AtomicFile() { discard(); }
+
+void AtomicFile::discard() noexcept {
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  temporary_.clear();
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+void AtomicFile::fail(const std::string& expected) {
+  const int error = errno;
+  discard();
+  throw_io(path_, expected, error);
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  if (fd_ < 0) throw Error(ErrorKind::io, path_, "", "a file open for writing", "one committed or failed");
+  written_ += bytes.size();
+  if (buffer_.size() + bytes.size() > kBufferSize) flush();
+  if (bytes.size() >= kBufferSize) {
+    write_through(bytes);
+  } else {
+    buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+  }
+}
+
+void AtomicFile::flush() {
+  write_through(buffer_);
+  buffer_.clear();
+}
+
+void AtomicFile::write_through(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(fd_, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = ENOSPC;
+    if (count <= 0) fail("to write " + std::to_string(written_) + " bytes");
+    bytes = bytes.subspan(static_cast<size_t>(count));
+  }
+}
+
+void AtomicFile::commit() {
+  write({});
+  flush();
+  if (::fsync(fd_) != 0) fail("its bytes to reach the disk");
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("to rename the finished file to it");
+  temporary_.clear();
+  const int closed = ::close(std::exchange(fd_, -1));
+  if (closed != 0 && errno != EINTR) throw_io(path_, "its bytes to reach the disk", errno);
+
+  const Descriptor directory(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.get() < 0) return;  // a directory one may write but not read: nothing to sync by
+  if (::fsync(directory.get()) != 0 && errno != EINVAL) throw_io(path_, "its name to reach the disk", errno);
+}
+
+}  // namespace stet
