@@ -1,0 +1,62 @@
+// The shape of a model, in one form whatever its family and whoever wrote its config.json.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace stet {
+
+// Rotary position embedding (Su et al., arXiv 2104.09864) and the ways published configs stretch it.
+struct Rope {
+  enum class Scaling { none, linear, llama3 };
+
+  double theta = 10000;
+  Scaling scaling = Scaling::none;
+  double factor = 1;              // linear and llama3
+  double low_freq_factor = 1;     // llama3
+  double high_freq_factor = 4;    // llama3
+  double original_positions = 0;  // llama3: original_max_position_embeddings
+
+  bool operator==(const Rope&) const = default;
+};
+
+// Angle per position of each pair of dimensions: head_dim / 2 values, rounded to float32 at the same places as
+// transformers' modeling_rope_utils.py (default, linear, llama3), so that angles agree with the reference.
+std::vector<float> inverse_frequencies(const Rope& rope, int64_t head_dim);
+
+struct ModelConfig {
+  std::string family;        // "gemma3", "llama"
+  std::string architecture;  // as config.json names it: "Gemma3ForCausalLM"
+  int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0;
+  int64_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t max_positions = 0;    // max_position_embeddings
+  double norm_eps = 0;
+  double attention_scale = 0;   // scores are q·k times this
+  double attention_softcap = 0, logit_softcap = 0;  // 0: none
+  double embedding_scale = 1;
+  bool tied_head = false;
+  bool attention_bias = false, mlp_bias = false;
+  std::vector<int64_t> window;    // per layer: a query sees itself and window-1 positions before it; 0: all
+  std::vector<int> rope_of;       // per layer: index into ropes
+  std::vector<Rope> ropes;
+  std::vector<int32_t> eos_ids;   // from config.json; generation_config.json overrides
+
+  // All of the above as one line of JSON with sorted keys: what fingerprints and snapshots hold.
+  std::string canonical() const;
+};
+
+// What generation_config.json recommends. A file that is missing leaves the defaults.
+struct GenerationConfig {
+  std::vector<int32_t> eos_ids;  // stop tokens
+  bool sample = false;           // do_sample
+  double temperature = 1, top_p = 1, min_p = 0, typical_p = 1, repetition_penalty = 1;
+  int64_t top_k = 0;             // 0: all
+  std::string source;            // path, for errors; empty when there was none
+};
+
+// Both parsers take the text of the file; `file` names it in errors.
+ModelConfig parse_model_config(const std::string& text, const std::string& file);
+GenerationConfig parse_generation_config(const std::string& text, const std::string& file, int64_t vocab_size);
+
+}  // namespace stet

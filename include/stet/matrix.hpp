@@ -1,0 +1,55 @@
+// Weights of a linear layer, packed for the kernels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/kernels.hpp"
+#include "stet/memory.hpp"
+#include "stet/tensor.hpp"
+
+namespace stet {
+
+// 128 bits of XXH3, printed as "xxh3:" and 32 hex digits, high half first.
+struct Digest {
+  uint64_t low = 0, high = 0;
+  bool operator==(const Digest&) const = default;
+};
+
+// [rows][columns], y = W x. Packed as DESIGN's numeric contract says: 16 outputs side by side, inputs in pairs
+// (16-bit weights: [rows/16][columns/2][16][2]; float32: [rows/16][columns][16]). Rows are padded to 16 and
+// columns to 2 with zeros. The same bytes serve every instruction set.
+class Matrix {
+ public:
+  Matrix() = default;
+  // Stacks tensors of shape [n_i][columns], all of one dtype (checked by the caller), and digests each of them
+  // while its bytes are at hand: digests[i] is XXH3-128 over the XXH3-128 of every 16 rows.
+  Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads, std::vector<Digest>* digests);
+
+  size_t rows() const { return rows_; }
+  size_t columns() const { return columns_; }
+  size_t even_columns() const { return (columns_ + 1) / 2 * 2; }
+  size_t blocks() const { return (rows_ + kLanes - 1) / kLanes; }
+  WeightType type() const { return type_; }
+  const void* block(size_t index) const { return memory_.data() + index * block_bytes(); }
+  size_t bytes() const { return blocks() * block_bytes(); }
+  // Row `row` widened to float32: out[columns].
+  void gather(size_t row, float* out) const;
+
+ private:
+  size_t element_size() const { return type_ == WeightType::f32 ? 4 : 2; }
+  size_t block_bytes() const { return even_columns() * kLanes * element_size(); }
+
+  size_t rows_ = 0, columns_ = 0;
+  WeightType type_ = WeightType::f32;
+  Memory memory_;
+};
+
+float widen_bf16(uint16_t bits);
+float widen_f16(uint16_t bits);
+// Round to nearest, ties to even; NaN stays NaN, overflow becomes infinity.
+uint16_t round_bf16(float x);
+uint16_t round_f16(float x);
+
+}  // namespace stet

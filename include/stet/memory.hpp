@@ -1,0 +1,31 @@
+// Large zero-initialised memory straight from the system: page-aligned, committed when touched, in 2 MB pages
+// where the system gives them.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+namespace stet {
+
+class Memory {
+ public:
+  Memory() = default;
+  // Throws std::bad_alloc when the address space is exhausted. `huge` asks for 2 MB pages.
+  explicit Memory(size_t bytes, bool huge = true);
+  Memory(Memory&& other) noexcept;
+  Memory& operator=(Memory&& other) noexcept;
+  ~Memory();
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(data_);
+  }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace stet

@@ -1,0 +1,71 @@
+// A model: immutable weights and the forward pass over them. Shared by any number of sessions and threads.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stet/config.hpp"
+#include "stet/ops.hpp"
+
+namespace stet {
+
+// What the weights are, without keeping them twice: a digest per group of tensors, in this order:
+// "embeddings", "norms", "attention", "mlp", "head" (absent when the head is tied), then "config" and, over all
+// of these, "model". A group's digest covers name, dtype, shape and bytes of its tensors, sorted by name.
+using Fingerprints = std::vector<std::pair<std::string, Digest>>;
+
+std::string digest_text(const Digest& digest);  // "xxh3:32 hex digits"
+Digest digest_of(std::span<const std::byte> bytes);
+
+struct Workspace {
+  Scratch scratch;
+  std::vector<Memory> memory;
+  Rows x, normed, qkv, attention, gate_up, mlp, out, logits;  // `rows` rows each; logits fewer
+  size_t rows = 0;
+  int threads = 0;
+};
+
+class Model {
+ public:
+  // Reads a checkpoint directory in the published Hugging Face layout. `threads` (0: all processors) pack the
+  // weights. Throws Error, naming file and field, for anything missing, malformed or unsupported.
+  static std::shared_ptr<const Model> load(const std::string& directory, int threads = 0);
+  virtual ~Model() = default;
+
+  const ModelConfig& config() const { return config_; }
+  const GenerationConfig& generation() const { return generation_; }
+  const Fingerprints& fingerprints() const { return fingerprints_; }
+  const std::string& directory() const { return directory_; }
+  size_t weight_bytes() const { return weight_bytes_; }
+
+  // p.ids -> p.out, the hidden states after the final norm; keys and values go to the caches of p.spans.
+  virtual void forward(Team t, const Pass& p) const = 0;
+  // Hidden states after the final norm [rows] -> logits [rows][vocab_size].
+  void head(Team t, const Pass& p, Rows hidden, Rows logits) const;
+
+  // Scratch memory for a pass of up to `rows` tokens on `threads` threads; give it back when done, so that the
+  // next pass need not allocate. Nothing in it outlives a pass.
+  std::unique_ptr<Workspace> take_workspace(size_t rows, int threads) const;
+  void give_workspace(std::unique_ptr<Workspace> workspace) const;
+
+ protected:
+  explicit Model(ModelConfig config) : config_(std::move(config)) {}
+
+  ModelConfig config_;
+  Matrix embedding_;
+  Matrix head_;  // empty when tied
+
+ private:
+  friend class WeightLoader;
+  GenerationConfig generation_;
+  Fingerprints fingerprints_;
+  std::string directory_;
+  size_t weight_bytes_ = 0;
+  mutable std::mutex workspaces_mutex_;
+  mutable std::vector<std::unique_ptr<Workspace>> workspaces_;
+};
+
+}  // namespace stet

@@ -1,0 +1,152 @@
+// Reading config.json and generation_config.json: what all families share.
+#include "stet/config.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include "models/family.hpp"
+#include "stet/error.hpp"
+
+namespace stet {
+namespace {
+
+constexpr int64_t kMaxSize = int64_t{1} << 20;  // of any dimension; the largest published is below 2^19
+
+Rope::Scaling scaling_of(const JsonReader& json, const std::string& type) {
+  if (type == "default") return Rope::Scaling::none;
+  if (type == "linear") return Rope::Scaling::linear;
+  if (type == "llama3") return Rope::Scaling::llama3;
+  throw Error(ErrorKind::unsupported, json.file(), json.path_of("rope_type"), "default, linear or llama3", type);
+}
+
+void read_scaling(const JsonReader& json, Rope* rope) {
+  rope->scaling = scaling_of(json, json.string_or("rope_type", json.string_or("type", "default")));
+  if (rope->scaling == Rope::Scaling::none) return;
+  rope->factor = json.number("factor", 1e-6, 1e6);
+  if (rope->scaling != Rope::Scaling::llama3) return;
+  rope->low_freq_factor = json.number("low_freq_factor", 1e-6, 1e6);
+  rope->high_freq_factor = json.number("high_freq_factor", 1e-6, 1e6);
+  rope->original_positions = json.number("original_max_position_embeddings", 1, 1e9);
+  if (rope->high_freq_factor <= rope->low_freq_factor) json.fail("high_freq_factor", "a number above low_freq_factor");
+}
+
+}  // namespace
+
+Rope read_rope(const JsonReader& json, const std::string& layer_type, double default_theta) {
+  Rope rope;
+  if (const auto parameters = json.object("rope_parameters")) {
+    const auto nested = layer_type.empty() ? std::nullopt : parameters->object(layer_type);
+    const JsonReader& r = nested ? *nested : *parameters;
+    rope.theta = r.number_or("rope_theta", default_theta, 1, 1e12);
+    read_scaling(r, &rope);
+    return rope;
+  }
+  rope.theta = json.number_or("rope_theta", default_theta, 1, 1e12);
+  if (const auto scaling = json.object("rope_scaling")) read_scaling(*scaling, &rope);
+  return rope;
+}
+
+std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_t window, int64_t pattern) {
+  std::vector<int64_t> result;
+  const std::vector<std::string> types = json.strings("layer_types");
+  if (!types.empty() && static_cast<int64_t>(types.size()) != layers) {
+    json.fail("layer_types", "one entry for each of " + std::to_string(layers) + " layers");
+  }
+  for (int64_t i = 0; i < layers; ++i) {
+    if (types.empty()) {
+      result.push_back((i + 1) % pattern == 0 ? 0 : window);
+      continue;
+    }
+    const std::string& type = types[static_cast<size_t>(i)];
+    if (type != "sliding_attention" && type != "full_attention") {
+      throw Error(ErrorKind::unsupported, json.file(), json.path_of("layer_types"),
+                  "sliding_attention or full_attention", type);
+    }
+    result.push_back(type == "full_attention" ? 0 : window);
+  }
+  return result;
+}
+
+std::vector<int32_t> read_ids(const JsonReader& json, const std::string& name, int64_t vocab_size) {
+  std::vector<int32_t> ids;
+  for (int64_t id : json.integer_or_integers(name, 0, vocab_size - 1)) ids.push_back(static_cast<int32_t>(id));
+  return ids;
+}
+
+void require_activation(const JsonReader& json, const char* field, const char* expected) {
+  const std::string found = json.string_or(field, expected);
+  if (found != expected) throw Error(ErrorKind::unsupported, json.file(), json.path_of(field), expected, found);
+}
+
+ModelConfig read_common(const JsonReader& json, const char* family) {
+  // Gemma 3's multimodal configs leave out what equals the defaults of transformers' Gemma3TextConfig.
+  const bool gemma3 = std::string(family) == "gemma3";
+  const auto size = [&](const char* name, int64_t gemma3_default) {
+    return gemma3 ? json.integer_or(name, gemma3_default, 1, kMaxSize) : json.integer(name, 1, kMaxSize);
+  };
+  ModelConfig c;
+  c.family = family;
+  c.vocab_size = size("vocab_size", 262208);
+  c.hidden_size = size("hidden_size", 2304);
+  c.intermediate_size = size("intermediate_size", 9216);
+  c.layers = gemma3 ? json.integer_or("num_hidden_layers", 26, 1, 1024) : json.integer("num_hidden_layers", 1, 1024);
+  c.heads = gemma3 ? json.integer_or("num_attention_heads", 8, 1, 1024) : json.integer("num_attention_heads", 1, 1024);
+  c.kv_heads = json.integer_or("num_key_value_heads", gemma3 ? 4 : c.heads, 1, c.heads);
+  if (c.heads % c.kv_heads != 0) json.fail("num_key_value_heads", "a divisor of num_attention_heads " + std::to_string(c.heads));
+  if (!gemma3 && !json.has("head_dim") && c.hidden_size % c.heads != 0) {
+    json.fail("hidden_size", "a multiple of num_attention_heads " + std::to_string(c.heads));
+  }
+  c.head_dim = json.integer_or("head_dim", gemma3 ? 256 : c.hidden_size / c.heads, 2, 1024);
+  if (c.head_dim % 2 != 0) json.fail("head_dim", "an even number");
+  c.max_positions = json.integer_or("max_position_embeddings", gemma3 ? 131072 : 2048, 1, int64_t{1} << 24);
+  c.norm_eps = json.number_or("rms_norm_eps", 1e-6, 0, 1);
+  c.attention_softcap = json.number_or("attn_logit_softcapping", 0, 0, 1e6);
+  c.logit_softcap = json.number_or("final_logit_softcapping", 0, 0, 1e6);
+  c.attention_bias = json.boolean_or("attention_bias", false);
+  c.mlp_bias = json.boolean_or("mlp_bias", false);
+  c.eos_ids = read_ids(json, "eos_token_id", c.vocab_size);
+  return c;
+}
+
+std::string ModelConfig::canonical() const {
+  nlohmann::json ropes_json = nlohmann::json::array();
+  for (const Rope& r : ropes) {
+    ropes_json.push_back({{"theta", r.theta}, {"scaling", static_cast<int>(r.scaling)}, {"factor", r.factor},
+                          {"low_freq_factor", r.low_freq_factor}, {"high_freq_factor", r.high_freq_factor},
+                          {"original_positions", r.original_positions}});
+  }
+  const nlohmann::json j = {
+      {"family", family}, {"vocab_size", vocab_size}, {"hidden_size", hidden_size},
+      {"intermediate_size", intermediate_size}, {"layers", layers}, {"heads", heads}, {"kv_heads", kv_heads},
+      {"head_dim", head_dim}, {"max_positions", max_positions}, {"norm_eps", norm_eps},
+      {"attention_scale", attention_scale}, {"attention_softcap", attention_softcap},
+      {"logit_softcap", logit_softcap}, {"embedding_scale", embedding_scale}, {"tied_head", tied_head},
+      {"attention_bias", attention_bias}, {"mlp_bias", mlp_bias}, {"window", window}, {"rope_of", rope_of},
+      {"ropes", ropes_json}};
+  return j.dump();
+}
+
+ModelConfig parse_model_config(const std::string& text, const std::string& file) {
+  const JsonReader json = parse_json(text, file);
+  const Family& family = family_of(json);
+  ModelConfig config = family.read_config(json);
+  const std::vector<std::string> names = json.strings("architectures");
+  config.architecture = names.empty() ? family.architectures[0] : names[0];
+  return config;
+}
+
+GenerationConfig parse_generation_config(const std::string& text, const std::string& file, int64_t vocab_size) {
+  const JsonReader json = parse_json(text, file);
+  GenerationConfig g;
+  g.source = file;
+  g.eos_ids = read_ids(json, "eos_token_id", vocab_size);
+  g.sample = json.boolean_or("do_sample", false);
+  g.temperature = json.number_or("temperature", 1, 0, 1e6);
+  g.top_k = json.integer_or("top_k", 0, 0, int64_t{1} << 31);
+  g.top_p = json.number_or("top_p", 1, 0, 1);
+  g.min_p = json.number_or("min_p", 0, 0, 1);
+  g.typical_p = json.number_or("typical_p", 1, 0, 1);
+  g.repetition_penalty = json.number_or("repetition_penalty", 1, 1e-6, 1e6);
+  return g;
+}
+
+}  // namespace stet

@@ -1,0 +1,270 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+
+#include "src/gemm.hpp"
+#include "stet/ops.hpp"
+
+namespace stet {
+namespace {
+
+// A task is one kv head and up to kTilesPerTask tiles of its queries: each block of keys and values is read
+// once for all of them.
+constexpr size_t kTilesPerTask = 8;
+constexpr size_t kTaskRows = kTilesPerTask * kTileRows;
+
+size_t padded(size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+
+// The part of a thread's scratch memory that attention uses.
+struct Local {
+  float* q;      // [tiles][head_dim][kTileRows]
+  float* m;      // [kTaskRows] running maximum, sum and values
+  float* l;
+  float* o;      // [kTaskRows][ldv]
+  float* block;  // (max, sum) of kTileRows rows, then their values [kTileRows][ldv]
+  float* k;      // a block widened to float32: [head_dim][64], [64][ldv]
+  float* v;
+};
+
+// Where each of Local's parts begins, in floats; the last entry is the size of all.
+std::array<size_t, 8> offsets(size_t head_dim) {
+  const size_t ldv = padded(head_dim);
+  const size_t sizes[] = {padded(kTaskRows * head_dim), padded(kTaskRows), padded(kTaskRows), kTaskRows * ldv,
+                          kLanes + kTileRows * ldv,     head_dim * kPanel, kPanel * ldv};
+  std::array<size_t, 8> at{};
+  for (size_t i = 0; i < 7; ++i) at[i + 1] = at[i] + sizes[i];
+  return at;
+}
+
+Local layout(float* base, size_t head_dim) {
+  const auto at = offsets(head_dim);
+  return {base + at[0], base + at[1], base + at[2], base + at[3], base + at[4], base + at[5], base + at[6]};
+}
+
+// The queries of one kv head in one span: query i is position i / group of the span and head i % group of the
+// kv head's group.
+struct Queries {
+  const Pass& p;
+  const AttentionShape& a;
+  const Span& span;
+  size_t kv_head;
+  Rows q, y;
+
+  size_t group() const { return a.heads / a.kv_heads; }
+  size_t count() const { return span.count * group(); }
+  int64_t position(size_t i) const { return span.first + static_cast<int64_t>(i / group()); }
+  size_t head(size_t i) const { return kv_head * group() + i % group(); }
+  const float* query(size_t i) const { return q.row(span.row + i / group()) + head(i) * a.head_dim; }
+  float* output(size_t i) const { return y.row(span.row + i / group()) + head(i) * a.head_dim; }
+  int64_t lowest(int64_t position) const {
+    return a.window == 0 ? 0 : std::max<int64_t>(0, position - a.window + 1);
+  }
+  // Which positions of a block query i sees: not after itself, inside the window, not pruned.
+  uint64_t mask(size_t i, int64_t block) const {
+    const int64_t begin = block * kBlockPositions, at = position(i), low = lowest(at);
+    if (begin > at || begin + kBlockPositions <= low) return 0;
+    uint64_t bits = span.kv->visible(block);
+    if (at - begin < kBlockPositions - 1) bits &= (uint64_t{2} << (at - begin)) - 1;
+    if (low > begin) bits &= ~uint64_t{0} << (low - begin);
+    return bits;
+  }
+};
+
+void pack_queries(const Queries& s, size_t first, size_t rows, float* packed) {
+  for (size_t d = 0; d < s.a.head_dim; ++d) {
+    for (size_t r = 0; r < kTileRows; ++r) packed[d * kTileRows + r] = r < rows ? s.query(first + r)[d] : 0.0f;
+  }
+}
+
+struct BlockView {
+  const float* k;  // [head_dim][64]
+  const float* v;  // [64][ldv]
+};
+
+// The keys and values of a block as float32: in place when they are stored so and rows need no padding.
+BlockView view_block(const Queries& s, int64_t index, const Local& local) {
+  const KvShape& shape = s.span.kv->shape();
+  const std::byte* block = s.span.kv->block(index);
+  const int64_t head = static_cast<int64_t>(s.kv_head);
+  const std::byte* k = block + shape.k_offset(s.a.layer, head);
+  const std::byte* v = block + shape.v_offset(s.a.layer, head);
+  const size_t head_dim = s.a.head_dim, ldv = padded(head_dim);
+  if (shape.type == KvType::f32 && ldv == head_dim) {
+    return {reinterpret_cast<const float*>(k), reinterpret_cast<const float*>(v)};
+  }
+  const auto widen = s.p.kernels->widen[static_cast<int>(shape.type)];
+  widen(k, local.k, head_dim * kPanel);
+  for (size_t t = 0; t < kPanel; ++t) {
+    widen(v + t * head_dim * shape.element_size(), local.v + t * ldv, head_dim);
+  }
+  return {local.k, local.v};
+}
+
+// One tile of queries against one block. Returns the rows that see any of it, as bits.
+unsigned attend_tile(const Queries& s, size_t first, size_t rows, const float* packed, int64_t block, BlockView view,
+                     float* m, float* l, float* o) {
+  uint64_t mask[kTileRows];
+  unsigned seen = 0;
+  for (size_t r = 0; r < rows; ++r) {
+    mask[r] = s.mask(first + r, block);
+    if (mask[r] != 0) seen |= 1u << r;
+  }
+  if (seen == 0) return 0;
+  const size_t ldv = padded(s.a.head_dim);
+  s.p.kernels->attend({packed, view.k, view.v, s.a.head_dim, ldv, static_cast<int>(rows), mask,
+                       static_cast<float>(s.a.scale), static_cast<float>(s.a.softcap), m, l, o});
+  return seen;
+}
+
+// First and last+1 block that queries [first, first + count) can see.
+std::pair<int64_t, int64_t> block_range(const Queries& s, size_t first, size_t count) {
+  return {s.lowest(s.position(first)) / kBlockPositions, s.position(first + count - 1) / kBlockPositions + 1};
+}
+
+void finish(const Queries& s, size_t i, float l, const float* o) {
+  s.p.kernels->divide(o, l, s.output(i), s.a.head_dim);
+}
+
+// Queries [first, first + count), count <= kTaskRows, over all blocks in order.
+void attend_queries(const Queries& s, size_t first, size_t count, const Local& local) {
+  const size_t head_dim = s.a.head_dim, ldv = padded(head_dim);
+  for (size_t i = 0; i < count; i += kTileRows) {
+    pack_queries(s, first + i, std::min(size_t{kTileRows}, count - i), local.q + i * head_dim);
+  }
+  std::fill(local.m, local.m + count, -std::numeric_limits<float>::infinity());
+  std::fill(local.l, local.l + count, 0.0f);
+  std::memset(local.o, 0, count * ldv * sizeof(float));
+  float* const values = local.block + kLanes;
+  const auto [begin, end] = block_range(s, first, count);
+  for (int64_t b = begin; b < end; ++b) {
+    const BlockView view = view_block(s, b, local);
+    for (size_t i = 0; i < count; i += kTileRows) {
+      const size_t rows = std::min(size_t{kTileRows}, count - i);
+      const unsigned seen = attend_tile(s, first + i, rows, local.q + i * head_dim, b, view, local.block,
+                                        local.block + kTileRows, values);
+      for (size_t r = 0; r < rows; ++r) {
+        if ((seen >> r & 1u) == 0) continue;
+        s.p.kernels->merge(local.m + i + r, local.l + i + r, local.o + (i + r) * ldv, local.block[r],
+                           local.block[kTileRows + r], values + r * ldv, ldv);
+      }
+    }
+  }
+  for (size_t i = 0; i < count; ++i) finish(s, first + i, local.l[i], local.o + i * ldv);
+}
+
+// A single position: blocks are shared out among the threads, their results wait in `partial`, and are then
+// merged in the same order as attend_queries does.
+void attend_split(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y, const Local& local) {
+  const Span& span = p.spans[0];
+  const size_t head_dim = a.head_dim, ldv = padded(head_dim), group = a.heads / a.kv_heads;
+  const auto [begin, end] = block_range({p, a, span, 0, q, y}, 0, 1);
+  const size_t blocks = static_cast<size_t>(end - begin);
+  const size_t entry = ldv + kLanes;  // max, sum, seen; then values
+  float* partial = p.scratch->partial.as<float>();
+  const Range mine = t.share(a.kv_heads * blocks);
+  for (size_t task = mine.begin; task < mine.end; ++task) {
+    const Queries s{p, a, span, task / blocks, q, y};
+    const size_t block = task % blocks;
+    const BlockView view = view_block(s, begin + static_cast<int64_t>(block), local);
+    for (size_t i = 0; i < group; i += kTileRows) {
+      const size_t rows = std::min(size_t{kTileRows}, group - i);
+      float* values = local.block + kLanes;
+      pack_queries(s, i, rows, local.q);
+      const unsigned seen = attend_tile(s, i, rows, local.q, begin + static_cast<int64_t>(block), view, local.block,
+                                        local.block + kTileRows, values);
+      for (size_t r = 0; r < rows; ++r) {
+        float* out = partial + (s.head(i + r) * blocks + block) * entry;
+        out[0] = local.block[r];
+        out[1] = local.block[kTileRows + r];
+        out[2] = static_cast<float>(seen >> r & 1u);
+        std::memcpy(out + kLanes, values + r * ldv, ldv * sizeof(float));
+      }
+    }
+  }
+  t.barrier();
+  const Range heads = t.share(a.heads);
+  for (size_t h = heads.begin; h < heads.end; ++h) {
+    const Queries s{p, a, span, h / group, q, y};
+    float m = -std::numeric_limits<float>::infinity(), l = 0;
+    std::memset(local.o, 0, ldv * sizeof(float));
+    for (size_t b = 0; b < blocks; ++b) {
+      const float* in = partial + (h * blocks + b) * entry;
+      if (in[2] != 0) p.kernels->merge(&m, &l, local.o, in[0], in[1], in + kLanes, ldv);
+    }
+    finish(s, h % group, l, local.o);
+  }
+  t.barrier();
+}
+
+}  // namespace
+
+size_t attention_local_floats(size_t head_dim) { return offsets(head_dim).back(); }
+
+void attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y) {
+  const Local local = layout(p.scratch->local[static_cast<size_t>(t.rank)].as<float>(), a.head_dim);
+  const size_t threads = static_cast<size_t>(t.size);
+  // With one position and few kv heads, whole heads would leave threads idle.
+  if (p.spans.size() == 1 && p.spans[0].count == 1 && threads > 1 && a.kv_heads % threads != 0) {
+    return attend_split(t, p, a, q, y, local);
+  }
+  size_t task = 0;
+  for (const Span& span : p.spans) {
+    for (size_t kv_head = 0; kv_head < a.kv_heads; ++kv_head) {
+      const Queries s{p, a, span, kv_head, q, y};
+      // Later queries see more: dealing tasks out in turn keeps the threads even.
+      for (size_t first = 0; first < s.count(); first += kTaskRows, ++task) {
+        if (task % threads != static_cast<size_t>(t.rank)) continue;
+        attend_queries(s, first, std::min(kTaskRows, s.count() - first), local);
+      }
+    }
+  }
+  t.barrier();
+}
+
+namespace {
+
+template <class To, class Convert>
+void store_span(const Span& span, size_t head, const KvShape& shape, int64_t layer, Rows k, Rows v, Range blocks,
+                Convert convert) {
+  const size_t head_dim = static_cast<size_t>(shape.head_dim);
+  for (size_t i = 0; i < span.count; ++i) {
+    const int64_t position = span.first + static_cast<int64_t>(i);
+    const size_t block = static_cast<size_t>(position / kBlockPositions);
+    if (block < blocks.begin || block >= blocks.end) continue;
+    std::byte* base = span.kv->writable(static_cast<int64_t>(block));
+    To* keys = reinterpret_cast<To*>(base + shape.k_offset(layer, static_cast<int64_t>(head)));
+    To* values = reinterpret_cast<To*>(base + shape.v_offset(layer, static_cast<int64_t>(head)));
+    const size_t slot = static_cast<size_t>(position % kBlockPositions);
+    const float* from_k = k.row(span.row + i) + head * head_dim;
+    const float* from_v = v.row(span.row + i) + head * head_dim;
+    for (size_t d = 0; d < head_dim; ++d) keys[d * kPanel + slot] = convert(from_k[d]);
+    for (size_t d = 0; d < head_dim; ++d) values[slot * head_dim + d] = convert(from_v[d]);
+  }
+}
+
+}  // namespace
+
+// Threads take whole blocks of a head, so that no two write one cache line.
+void store_kv(Team t, const Pass& p, int64_t layer, Rows k, Rows v) {
+  size_t task = 0;
+  for (const Span& span : p.spans) {
+    const KvShape& shape = span.kv->shape();
+    const size_t first = static_cast<size_t>(span.first / kBlockPositions);
+    const size_t last = static_cast<size_t>((span.first + static_cast<int64_t>(span.count) - 1) / kBlockPositions);
+    for (size_t head = 0; head < static_cast<size_t>(shape.kv_heads); ++head) {
+      for (size_t block = first; block <= last; ++block, ++task) {
+        if (task % static_cast<size_t>(t.size) != static_cast<size_t>(t.rank)) continue;
+        const Range blocks{block, block + 1};
+        switch (shape.type) {
+          case KvType::f32: store_span<float>(span, head, shape, layer, k, v, blocks, [](float x) { return x; }); break;
+          case KvType::bf16: store_span<uint16_t>(span, head, shape, layer, k, v, blocks, round_bf16); break;
+          case KvType::f16: store_span<uint16_t>(span, head, shape, layer, k, v, blocks, round_f16); break;
+        }
+      }
+    }
+  }
+  t.barrier();
+}
+
+}  // namespace stet

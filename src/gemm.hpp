@@ -1,0 +1,20 @@
+// The matrix-matrix product, and the sizes of the scratch memory that ops use.
+#pragma once
+
+#include "stet/ops.hpp"
+
+namespace stet {
+
+// Rows are taken in blocks that stay in the second-level cache beside a panel of weights.
+constexpr size_t kGemmRows = 510;   // a multiple of kTileRows
+constexpr size_t kGemmDepth = 512;  // inputs of a panel that are widened at once
+
+size_t gemm_local_floats();
+size_t attention_local_floats(size_t head_dim);
+
+void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
+// Widens panels to float32 and hands them to OpenBLAS; only where the build has it.
+void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
+bool have_blas();
+
+}  // namespace stet

@@ -1,0 +1,124 @@
+#include "stet/matrix.hpp"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "stet/team.hpp"
+
+namespace stet {
+namespace {
+
+// One block of 16 rows, given as pointers to rows of `words` 32-bit words (a float32, or a pair of 16-bit
+// weights): out[words][16]. A null row is zeros.
+void transpose_words(const std::byte* const rows[kLanes], size_t words, uint32_t* out) {
+  constexpr size_t kStrip = 128;  // 8 KB of output: it stays in the first-level cache while 16 rows fill it
+  for (size_t begin = 0; begin < words; begin += kStrip) {
+    const size_t end = std::min(words, begin + kStrip);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (rows[lane] == nullptr) continue;  // the memory is zero already
+      for (size_t w = begin; w < end; ++w) std::memcpy(out + w * kLanes + lane, rows[lane] + w * 4, 4);
+    }
+  }
+}
+
+// The last column of a 16-bit matrix with an odd number of columns has no partner.
+void last_half_word(const std::byte* const rows[kLanes], size_t columns, uint32_t* out) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    uint16_t value = 0;
+    if (rows[lane] != nullptr) std::memcpy(&value, rows[lane] + (columns - 1) * 2, 2);
+    out[columns / 2 * kLanes + lane] = value;
+  }
+}
+
+WeightType weight_type(DType dtype) {
+  return dtype == DType::bf16 ? WeightType::bf16 : dtype == DType::f16 ? WeightType::f16 : WeightType::f32;
+}
+
+}  // namespace
+
+Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads, std::vector<Digest>* digests)
+    : columns_(columns), type_(weight_type(parts.at(0)->dtype)) {
+  const size_t row_bytes = columns * element_size();
+  std::vector<const std::byte*> source;  // one per row
+  for (const TensorView* part : parts) {
+    for (size_t offset = 0; offset < part->bytes.size(); offset += row_bytes) {
+      source.push_back(part->bytes.data() + offset);
+    }
+  }
+  rows_ = source.size();
+  source.resize(blocks() * kLanes, nullptr);
+  memory_ = Memory(bytes());
+  const size_t words = row_bytes / 4;
+  run_team(threads, [&](Team team) {
+    const Range mine = team.share(blocks());
+    for (size_t b = mine.begin; b < mine.end; ++b) {
+      const std::byte* const* rows = source.data() + b * kLanes;
+      uint32_t* out = reinterpret_cast<uint32_t*>(memory_.data() + b * block_bytes());
+      transpose_words(rows, words, out);
+      if (row_bytes % 4 != 0) last_half_word(rows, columns, out);
+    }
+  });
+  for (const TensorView* part : parts) {
+    const size_t slab_bytes = kLanes * row_bytes;
+    const size_t slabs = (part->bytes.size() + slab_bytes - 1) / slab_bytes;
+    std::vector<XXH128_hash_t> hashes(slabs);
+    run_team(threads, [&](Team team) {
+      const Range mine = team.share(slabs);
+      for (size_t s = mine.begin; s < mine.end; ++s) {
+        const size_t begin = s * slab_bytes;
+        hashes[s] = XXH3_128bits(part->bytes.data() + begin, std::min(slab_bytes, part->bytes.size() - begin));
+      }
+    });
+    const XXH128_hash_t all = XXH3_128bits(hashes.data(), hashes.size() * sizeof hashes[0]);
+    digests->push_back({all.low64, all.high64});
+  }
+}
+
+void Matrix::gather(size_t row, float* out) const {
+  const std::byte* base = memory_.data() + row / kLanes * block_bytes();
+  const size_t lane = row % kLanes;
+  if (type_ == WeightType::f32) {
+    const float* w = reinterpret_cast<const float*>(base);
+    for (size_t k = 0; k < columns_; ++k) out[k] = w[k * kLanes + lane];
+    return;
+  }
+  const uint16_t* w = reinterpret_cast<const uint16_t*>(base);
+  for (size_t k = 0; k < columns_; ++k) {
+    const uint16_t bits = w[k / 2 * 2 * kLanes + lane * 2 + k % 2];
+    out[k] = type_ == WeightType::bf16 ? widen_bf16(bits) : widen_f16(bits);
+  }
+}
+
+float widen_bf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+
+float widen_f16(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, magnitude = bits & 0x7FFFu;
+  if (magnitude > 0x7C00u) return std::bit_cast<float>(sign | 0x7FC00000u | (magnitude & 0x3FFu) << 13);
+  if (magnitude == 0x7C00u) return std::bit_cast<float>(sign | 0x7F800000u);
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude << 13) * 0x1p112f));
+}
+
+uint16_t round_bf16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
+}
+
+uint16_t round_f16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7E00u | (magnitude >> 13 & 0x3FFu));
+  if (magnitude >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);  // 65520 and above
+  if (magnitude < 0x38800000u) {
+    // Below the smallest normal: adding 0.5 aligns the value so that the addition itself rounds it.
+    const float aligned = std::bit_cast<float>(magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(aligned) - 0x3F000000u));
+  }
+  const uint32_t rounded = magnitude - 0x38000000u + 0xFFFu + (magnitude >> 13 & 1u);
+  return static_cast<uint16_t>(sign | rounded >> 13);
+}
+
+}  // namespace stet

@@ -1,0 +1,97 @@
+#include "stet/model.hpp"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <filesystem>
+
+#include "models/family.hpp"
+#include "stet/error.hpp"
+#include "stet/file.hpp"
+
+namespace stet {
+namespace {
+
+constexpr size_t kConfigLimit = size_t{16} << 20;
+constexpr size_t kHeadRows = 24;  // rows of logits computed at a time: a vocabulary is wide
+
+std::string find_prefix(const Checkpoint& checkpoint, const Family& family) {
+  for (const std::string& prefix : family.prefixes) {
+    if (checkpoint.find(prefix + family.embedding) != nullptr) return prefix;
+  }
+  throw Error(ErrorKind::format, checkpoint.source(), family.prefixes[0] + family.embedding, "a tensor of that name",
+              "none");
+}
+
+Rows make_rows(Workspace& w, size_t rows, int64_t width) {
+  const size_t n = static_cast<size_t>(width), stride = (n + kLanes - 1) / kLanes * kLanes;
+  w.memory.emplace_back(rows * stride * sizeof(float));
+  return {w.memory.back().as<float>(), stride, n, rows};
+}
+
+}  // namespace
+
+std::string digest_text(const Digest& digest) { return fmt::format("xxh3:{:016x}{:016x}", digest.high, digest.low); }
+
+Digest digest_of(std::span<const std::byte> bytes) {
+  const XXH128_hash_t h = XXH3_128bits(bytes.data(), bytes.size());
+  return {h.low64, h.high64};
+}
+
+std::shared_ptr<const Model> Model::load(const std::string& directory, int threads) {
+  const std::filesystem::path dir = directory;
+  const std::string file = (dir / "config.json").string();
+  const std::string text = read_text_file(file, kConfigLimit);
+  ModelConfig config = parse_model_config(text, file);
+  const Family& family = family_of(parse_json(text, file));
+  const Checkpoint checkpoint = Checkpoint::open(directory);
+  WeightLoader weights(checkpoint, find_prefix(checkpoint, family), threads > 0 ? threads : default_threads());
+  std::unique_ptr<Model> model = family.load(std::move(config), weights);
+  weights.finish(*model);
+  model->directory_ = directory;
+  const std::filesystem::path generation = dir / "generation_config.json";
+  if (std::filesystem::exists(generation)) {
+    model->generation_ = parse_generation_config(read_text_file(generation.string(), kConfigLimit),
+                                                 generation.string(), model->config_.vocab_size);
+  }
+  if (model->generation_.eos_ids.empty()) model->generation_.eos_ids = model->config_.eos_ids;
+  return model;
+}
+
+void Model::head(Team t, const Pass& p, Rows hidden, Rows logits) const {
+  linear(t, p, config_.tied_head ? embedding_ : head_, hidden, logits);
+  softcap(t, p, config_.logit_softcap, logits);
+}
+
+std::unique_ptr<Workspace> Model::take_workspace(size_t rows, int threads) const {
+  {
+    const std::lock_guard lock(workspaces_mutex_);
+    for (auto it = workspaces_.begin(); it != workspaces_.end(); ++it) {
+      if ((*it)->rows < rows || (*it)->threads < threads) continue;
+      std::unique_ptr<Workspace> found = std::move(*it);
+      workspaces_.erase(it);
+      return found;
+    }
+  }
+  auto w = std::make_unique<Workspace>();
+  const ModelConfig& c = config_;
+  w->rows = rows;
+  w->threads = threads;
+  w->scratch = make_scratch(c, rows, threads, c.max_positions);
+  w->x = make_rows(*w, rows, c.hidden_size);
+  w->normed = make_rows(*w, rows, c.hidden_size);
+  w->qkv = make_rows(*w, rows, (c.heads + 2 * c.kv_heads) * c.head_dim);
+  w->attention = make_rows(*w, rows, c.heads * c.head_dim);
+  w->gate_up = make_rows(*w, rows, 2 * c.intermediate_size);
+  w->mlp = make_rows(*w, rows, c.intermediate_size);
+  w->out = make_rows(*w, rows, c.hidden_size);
+  w->logits = make_rows(*w, std::min(rows, kHeadRows), c.vocab_size);
+  return w;
+}
+
+void Model::give_workspace(std::unique_ptr<Workspace> workspace) const {
+  const std::lock_guard lock(workspaces_mutex_);
+  workspaces_.push_back(std::move(workspace));
+}
+
+}  // namespace stet

@@ -1,0 +1,154 @@
+#include "stet/ops.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "src/gemm.hpp"
+#include "stet/math.hpp"
+
+namespace stet {
+namespace {
+
+size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+// f(r) for this thread's share of 0 .. rows-1, and a barrier.
+template <class F>
+void each_row(Team t, size_t rows, F f) {
+  const Range mine = t.share(rows);
+  for (size_t r = mine.begin; r < mine.end; ++r) f(r);
+  t.barrier();
+}
+
+}  // namespace
+
+void embed(Team t, const Pass& p, const Matrix& table, float scale, Rows x) {
+  each_row(t, x.count, [&](size_t r) {
+    table.gather(static_cast<size_t>(p.ids[r]), x.row(r));
+    if (scale != 1.0f) p.kernels->scale(x.row(r), scale, x.width);
+  });
+}
+
+void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
+  if (x.count == 1) {
+    const Range mine = t.share(w.blocks());
+    p.kernels->gemv[static_cast<int>(w.type())](w.block(mine.begin), mine.end - mine.begin, w.even_columns(),
+                                                x.data, y.data + mine.begin * kLanes);
+    t.barrier();
+  } else if (p.blas) {
+    gemm_blas(t, p, w, x, y);
+  } else {
+    gemm(t, p, w, x, y);
+  }
+}
+
+void rms_norm(Team t, const Pass& p, const Vector& weight, double eps, Rows x, Rows y) {
+  each_row(t, x.count, [&](size_t r) {
+    p.kernels->rms_norm(x.row(r), weight.data(), static_cast<float>(eps), y.row(r), x.width);
+  });
+}
+
+void rms_norm_heads(Team t, const Pass& p, const Vector& weight, double eps, Rows x, size_t head_dim) {
+  const size_t heads = x.width / head_dim;
+  each_row(t, x.count * heads, [&](size_t i) {
+    float* head = x.row(i / heads) + i % heads * head_dim;
+    p.kernels->rms_norm(head, weight.data(), static_cast<float>(eps), head, head_dim);
+  });
+}
+
+void add(Team t, const Pass& p, Rows y, Rows x) {
+  each_row(t, x.count, [&](size_t r) { p.kernels->add(y.row(r), x.row(r), x.width); });
+}
+
+void add_bias(Team t, const Pass& p, Rows y, const Vector& b) {
+  if (b.empty()) return;
+  each_row(t, y.count, [&](size_t r) { p.kernels->add(y.row(r), b.data(), y.width); });
+}
+
+namespace {
+
+using Gate = void (*)(const float* gate, const float* up, float* y, size_t n);
+
+// A single row is split by columns, at multiples of a cache line.
+void gated(Team t, Gate kernel, Rows gate, Rows up, Rows y) {
+  const size_t parts = y.count == 1 ? static_cast<size_t>(t.size) : 1;
+  const size_t step = round_up((y.width + parts - 1) / parts, kLanes);
+  each_row(t, y.count * parts, [&](size_t i) {
+    const size_t r = i / parts, begin = std::min(i % parts * step, y.width);
+    const size_t n = std::min(step, y.width - begin);
+    kernel(gate.row(r) + begin, up.row(r) + begin, y.row(r) + begin, n);
+  });
+}
+
+}  // namespace
+
+void silu_mul(Team t, const Pass& p, Rows gate, Rows up, Rows y) { gated(t, p.kernels->silu_mul, gate, up, y); }
+void gelu_tanh_mul(Team t, const Pass& p, Rows gate, Rows up, Rows y) {
+  gated(t, p.kernels->gelu_tanh_mul, gate, up, y);
+}
+
+void rope_tables(Team t, const Pass& p, std::span<const Vector> inverse_frequencies) {
+  for (const Span& span : p.spans) {
+    each_row(t, span.count, [&](size_t i) {
+      const float position = static_cast<float>(span.first + static_cast<int64_t>(i));
+      for (size_t f = 0; f < inverse_frequencies.size(); ++f) {
+        float* cos = p.scratch->cos[f].row(span.row + i);
+        float* sin = p.scratch->sin[f].row(span.row + i);
+        for (size_t d = 0; d < inverse_frequencies[f].size(); ++d) {
+          double s, c;
+          math::sincos(static_cast<double>(position * inverse_frequencies[f][d]), &s, &c);
+          sin[d] = static_cast<float>(s);
+          cos[d] = static_cast<float>(c);
+        }
+      }
+    });
+  }
+}
+
+void rope(Team t, const Pass& p, int index, Rows x, size_t head_dim) {
+  const size_t heads = x.width / head_dim, half = head_dim / 2;
+  const Rows& cos = p.scratch->cos[static_cast<size_t>(index)];
+  const Rows& sin = p.scratch->sin[static_cast<size_t>(index)];
+  each_row(t, x.count * heads, [&](size_t i) {
+    const size_t r = i / heads;
+    p.kernels->rope(x.row(r) + i % heads * head_dim, cos.row(r), sin.row(r), half);
+  });
+}
+
+void softcap(Team t, const Pass& p, double cap, Rows y) {
+  if (cap == 0) return;
+  each_row(t, y.count, [&](size_t r) {
+    p.kernels->divide(y.row(r), static_cast<float>(cap), y.row(r), y.width);
+    p.kernels->tanh(y.row(r), y.row(r), y.width);
+    p.kernels->scale(y.row(r), static_cast<float>(cap), y.width);
+  });
+}
+
+void tap(Team t, const Pass& p, size_t index, Rows x) {
+  if (p.hidden.empty()) return;
+  const Rows& out = p.hidden[index];
+  each_row(t, x.count, [&](size_t r) { std::memcpy(out.row(r), x.row(r), x.width * sizeof(float)); });
+}
+
+Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads, int64_t capacity) {
+  Scratch s;
+  const size_t head_dim = static_cast<size_t>(config.head_dim), ldv = round_up(head_dim, kLanes);
+  const size_t widest = static_cast<size_t>(
+      std::max({config.hidden_size, config.intermediate_size, config.heads * config.head_dim}));
+  const size_t rows = round_up(std::min(max_rows, size_t{kGemmRows}), kTileRows);
+  s.packed = Memory(rows * round_up(widest, kLanes) * sizeof(float));
+  for (int i = 0; i < threads; ++i) {
+    s.local.emplace_back(std::max(gemm_local_floats(), attention_local_floats(head_dim)) * sizeof(float));
+  }
+  const size_t blocks = static_cast<size_t>((capacity + kBlockPositions - 1) / kBlockPositions);
+  s.partial = Memory(static_cast<size_t>(config.heads) * blocks * (ldv + kLanes) * sizeof(float), false);
+  const size_t stride = round_up(head_dim / 2, kLanes);
+  for (size_t i = 0; i < config.ropes.size(); ++i) {
+    for (std::vector<Rows>* table : {&s.cos, &s.sin}) {
+      s.tables.emplace_back(max_rows * stride * sizeof(float));
+      table->push_back({s.tables.back().as<float>(), stride, head_dim / 2, max_rows});
+    }
+  }
+  return s;
+}
+
+}  // namespace stet

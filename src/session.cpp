@@ -1,0 +1,162 @@
+#include "stet/session.hpp"
+
+#include <algorithm>
+
+#include "src/gemm.hpp"
+#include "stet/error.hpp"
+
+namespace stet {
+namespace {
+
+const Kernels& kernels_of(const ComputeOptions& compute) {
+  if (compute.isa.empty()) return best_kernels();
+  if (const Kernels* found = find_kernels(compute.isa.c_str())) return *found;
+  std::string known;
+  for (const char* const* name = kernel_names(); *name != nullptr; ++name) known += (known.empty() ? "" : ", ") + std::string(*name);
+  throw Error(ErrorKind::argument, "", "isa", "one that this CPU has: " + known, compute.isa);
+}
+
+int threads_of(const ComputeOptions& compute) { return compute.threads > 0 ? compute.threads : default_threads(); }
+
+void check(const ComputeOptions& compute) {
+  kernels_of(compute);
+  if (compute.threads < 0 || compute.threads > 1024) {
+    throw Error(ErrorKind::argument, "", "threads", "0 .. 1024", std::to_string(compute.threads));
+  }
+  if (compute.chunk < 1 || compute.chunk > 65536) {
+    throw Error(ErrorKind::argument, "", "chunk", "1 .. 65536", std::to_string(compute.chunk));
+  }
+  if (compute.blas && !have_blas()) throw Error(ErrorKind::unsupported, "", "gemm", "own (built without OpenBLAS)", "blas");
+}
+
+KvShape kv_shape(const ModelConfig& c, KvType type) { return {c.layers, c.kv_heads, c.head_dim, type}; }
+
+int64_t checked_capacity(const ModelConfig& c, int64_t capacity) {
+  if (capacity == 0) return c.max_positions;
+  if (capacity < 1 || capacity > c.max_positions) {
+    throw Error(ErrorKind::argument, "", "ctx", "1 .. " + std::to_string(c.max_positions) + " (max_position_embeddings)",
+                std::to_string(capacity));
+  }
+  return capacity;
+}
+
+// Gives the workspace back however the pass ends.
+class Borrowed {
+ public:
+  Borrowed(const Model& model, size_t rows, int threads) : model_(model), w_(model.take_workspace(rows, threads)) {}
+  ~Borrowed() { model_.give_workspace(std::move(w_)); }
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+  Workspace& operator*() const { return *w_; }
+
+ private:
+  const Model& model_;
+  std::unique_ptr<Workspace> w_;
+};
+
+}  // namespace
+
+std::string contract_name(const ComputeOptions& compute) { return compute.blas ? "f32-blas" : "f32"; }
+
+Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
+    : model_(std::move(model)),
+      compute_(options.compute),
+      kv_(kv_shape(model_->config(), options.kv_type), checked_capacity(model_->config(), options.capacity)) {
+  check(compute_);
+}
+
+void Session::set_compute(const ComputeOptions& compute) {
+  check(compute);
+  compute_ = compute;
+}
+
+void Session::append(std::span<const int32_t> ids, const LogitSink& logits, const HiddenSink& hidden) {
+  const int64_t vocab = model_->config().vocab_size;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= vocab) {
+      throw Error(ErrorKind::argument, "", "ids[" + std::to_string(i) + "]",
+                  "a token id in 0.." + std::to_string(vocab - 1), std::to_string(ids[i]));
+    }
+  }
+  if (ids.empty()) return;
+  run(ids, logits, hidden, true);
+}
+
+void Session::run(std::span<const int32_t> ids, const LogitSink& logits, const HiddenSink& hidden, bool want_last) {
+  const int64_t before = size();
+  kv_.prepare(static_cast<int64_t>(ids.size()));
+  tokens_.reserve(tokens_.size() + ids.size());
+  std::vector<float> held = std::move(logits_);
+  logits_.clear();
+  try {
+    const size_t chunk = static_cast<size_t>(compute_.chunk);
+    const Borrowed w(*model_, std::min(chunk, ids.size()), threads_of(compute_));
+    for (size_t at = 0; at < ids.size(); at += chunk) {
+      const std::span<const int32_t> part = ids.subspan(at, std::min(chunk, ids.size() - at));
+      run_chunk(part, *w, logits, hidden, want_last && at + part.size() == ids.size());
+      kv_.commit(static_cast<int64_t>(part.size()));
+      tokens_.insert(tokens_.end(), part.begin(), part.end());
+    }
+  } catch (...) {
+    // Slots of a chunk that was not committed may be written: commit it, so that truncate clears them.
+    kv_.commit(std::min<int64_t>(before + static_cast<int64_t>(ids.size()), kv_.capacity()) - kv_.size());
+    kv_.truncate(before);
+    tokens_.resize(static_cast<size_t>(before));
+    logits_ = std::move(held);
+    throw;
+  }
+}
+
+void Session::run_chunk(std::span<const int32_t> ids, Workspace& w, const LogitSink& logits, const HiddenSink& hidden,
+                        bool want_last) {
+  const size_t n = ids.size();
+  const Span span{&kv_, size(), 0, n};
+  const auto cut = [n](const Rows& rows) { return rows.rows(0, n); };
+  std::vector<Memory> taps;
+  std::vector<Rows> tap_rows;
+  if (hidden) {
+    for (int64_t i = 0; i <= model_->config().layers; ++i) {
+      taps.emplace_back(n * w.x.stride * sizeof(float));
+      tap_rows.push_back({taps.back().as<float>(), w.x.stride, w.x.width, n});
+    }
+  }
+  const Pass pass{&kernels_of(compute_), compute_.blas, ids,           {&span, 1},       &w.scratch,
+                  tap_rows,              cut(w.x),      cut(w.normed), cut(w.qkv),       cut(w.attention),
+                  cut(w.gate_up),        cut(w.mlp),    cut(w.out)};
+  const int threads = threads_of(compute_);
+  const Rows last = w.logits.rows(0, 1);
+  run_team(threads, [&](Team t) {
+    model_->forward(t, pass);
+    if (want_last && !logits) model_->head(t, pass, pass.out.rows(n - 1, 1), last);
+  });
+  for (size_t i = 0; i < tap_rows.size(); ++i) hidden(i, size(), tap_rows[i]);
+  for (size_t at = 0; logits && at < n; at += w.logits.count) {
+    const Rows part = w.logits.rows(0, std::min(w.logits.count, n - at));
+    run_team(threads, [&](Team t) { model_->head(t, pass, pass.out.rows(at, part.count), part); });
+    logits(size() + static_cast<int64_t>(at), part);
+    if (at + part.count == n && want_last) std::copy_n(part.row(part.count - 1), part.width, last.data);
+  }
+  if (want_last) logits_.assign(last.data, last.data + last.width);
+}
+
+void Session::rewind(int64_t to) {
+  if (to < 0 || to > size()) {
+    throw Error(ErrorKind::argument, "", "rewind", "a position in 0.." + std::to_string(size()), std::to_string(to));
+  }
+  if (to == size()) return;
+  kv_.truncate(to);
+  tokens_.resize(static_cast<size_t>(to));
+  logits_.clear();
+}
+
+std::span<const float> Session::logits() {
+  if (logits_.empty() && !tokens_.empty()) {
+    const int32_t last = tokens_.back();
+    kv_.truncate(size() - 1);
+    tokens_.pop_back();
+    run({&last, 1}, nullptr, nullptr, true);
+  }
+  return logits_;
+}
+
+}  // namespace stet
