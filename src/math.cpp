@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cfloat>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 
@@ -14,17 +15,21 @@ static_assert(std::numeric_limits<double>::is_iec559 && FLT_EVAL_METHOD == 0,
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// Adding and subtracting 1.5 * 2^52 rounds |x| < 2^51 to the nearest integer, ties to even; the integer
-// stands in the low bits of the sum.
+// Adding and subtracting 1.5 * 2^52 rounds |x| < 2^51 to the nearest integer, ties to even; the
+// integer stands in the low bits of the sum.
 constexpr double kRound = 0x1.8p52;
 
-double magnitude(double x) { return x < 0 ? -x : x; }
+double magnitude(double x) {
+  return x < 0 ? -x : x;
+}
 
 // 2^n for -1022 <= n <= 1023.
-double power_of_two(int64_t n) { return std::bit_cast<double>((n + 1023) << 52); }
+double power_of_two(int64_t n) {
+  return std::bit_cast<double>((n + 1023) << 52);
+}
 
-// An unevaluated sum hi + lo of about 106 bits, |lo| <= ulp(hi) / 2. The operations below are the error-free
-// transformations of Dekker (1971) and Knuth; relative errors are below 2^-100.
+// An unevaluated sum hi + lo of about 106 bits, |lo| <= ulp(hi) / 2. The operations below are the
+// error-free transformations of Dekker (1971) and Knuth; errors are below 2^-100 of the operands.
 struct Pair {
   double hi, lo;
 };
@@ -67,6 +72,22 @@ Pair operator/(Pair a, Pair b) {
   return fast_sum(q, (((a.hi - p.hi) - p.lo) + (a.lo - q * b.lo)) / b.hi);
 }
 
+template <size_t N>
+double horner(const double (&coefficients)[N], double z) {
+  double y = coefficients[N - 1];
+  for (size_t i = N - 1; i-- > 0;) y = y * z + coefficients[i];
+  return y;
+}
+
+// sin r = r + r z (kSine in z), cos r = 1 - z / 2 + z^2 (kCosine in z), z = r^2: Taylor series up
+// to r^17 / 17! and r^16 / 16!; for |r| <= pi / 4 the next terms are below 2^-58.
+constexpr double kSine[] = {
+    -1.0 / 6,        1.0 / 120,        -1.0 / 5040,          1.0 / 362880,
+    -1.0 / 39916800, 1.0 / 6227020800, -1.0 / 1307674368000, 1.0 / 355687428096000};
+constexpr double kCosine[] = {
+    1.0 / 24,        -1.0 / 720,         1.0 / 40320,         -1.0 / 3628800,
+    1.0 / 479001600, -1.0 / 87178291200, 1.0 / 20922789888000};
+
 // e^(x + tail) for -746 < x < 710 and |tail| <= ulp(x): x + tail = k log 2 + r, |r| <= log(2) / 2;
 // e^r = 1 + r + r^2 q(r) by its Taylor series up to r^13 / 13!, the next term being below 2^-57.
 double exp_pair(double x, double tail) {
@@ -94,12 +115,14 @@ double exp_pair(double x, double tail) {
   const int64_t n =
       static_cast<int64_t>(std::bit_cast<uint64_t>(shifted) - std::bit_cast<uint64_t>(kRound));
   if (n > 1023) return y * 0x1p1023 * power_of_two(n - 1023);
-  if (n < -1022) return y * power_of_two(n + 1022) * 0x1p-1022;  // rounds once, when it turns denormal
+  if (n < -1022)
+    return y * power_of_two(n + 1022) * 0x1p-1022;  // rounds once, when it turns denormal
   return y * power_of_two(n);
 }
 
-// log x as a pair, for 0 < x < inf. x = 2^k m with m between sqrt(1/2) and sqrt(2), s = (m - 1) / (m + 1),
-// log m = 2 atanh s = 2 s (1 + s^2/3 + s^4/5 + ...): s^2 < 0.0295, the first term left out is below 2^-76.
+// log x as a pair, for 0 < x < inf. x = 2^k m with m between sqrt(1/2) and sqrt(2), s = (m - 1) /
+// (m + 1), log m = 2 atanh s = 2 s (1 + s^2/3 + s^4/5 + ...): s^2 < 0.0295, the first term left out
+// is below 2^-76.
 Pair log_pair(double x) {
   constexpr Pair kLn2 = {0x1.62e42fefa39efp-1, 0x1.abc9e3b39803fp-56};
   constexpr int64_t kSqrtHalf = 0x3FE6A09E667F3BCD;  // bits of sqrt(1/2)
@@ -169,35 +192,19 @@ void sincos(double x, double* s, double* c) {
   Pair r = exact_sum(x - k * kPart1, -(k * kPart2));
   r = r + Pair{-(k * kPart3), 0} + Pair{-(k * kPart4), 0};
 
-  // Taylor series for |r| <= pi / 4, up to r^17 / 17! and r^16 / 16!: the next terms are below 2^-58. The low
-  // part of r enters with its derivative.
+  // The low part of r enters with the derivative.
   const double z = r.hi * r.hi;
-  const double p =
-      -1.0 / 6 +
-      z * (1.0 / 120 +
-           z * (-1.0 / 5040 +
-                z * (1.0 / 362880 +
-                     z * (-1.0 / 39916800 +
-                          z * (1.0 / 6227020800 +
-                               z * (-1.0 / 1307674368000 + z * (1.0 / 355687428096000)))))));
-  const double q =
-      1.0 / 24 +
-      z * (-1.0 / 720 +
-           z * (1.0 / 40320 +
-                z * (-1.0 / 3628800 +
-                     z * (1.0 / 479001600 +
-                          z * (-1.0 / 87178291200 + z * (1.0 / 20922789888000))))));
+  const double p = horner(kSine, z), q = horner(kCosine, z);
   const double half = 0.5 * z;
   const double w = 1 - half;
   const double sine = r.hi + (r.hi * z * p + r.lo * w);
   const double cosine = w + (((1 - w) - half) + (z * z * q - r.hi * r.lo));
 
-  switch (std::bit_cast<uint64_t>(shifted) & 3) {  // x = r + k pi / 2
-    case 0: *s = sine, *c = cosine; break;
-    case 1: *s = cosine, *c = -sine; break;
-    case 2: *s = -sine, *c = -cosine; break;
-    default: *s = -cosine, *c = sine; break;
-  }
+  const uint64_t quadrant = std::bit_cast<uint64_t>(shifted) & 3;  // x = r + k pi / 2
+  const double turned_sine = quadrant & 1 ? cosine : sine;
+  const double turned_cosine = quadrant & 1 ? sine : cosine;
+  *s = quadrant >= 2 ? -turned_sine : turned_sine;
+  *c = quadrant == 1 || quadrant == 2 ? -turned_cosine : turned_cosine;
 }
 
 }  // namespace stet::math

@@ -40,8 +40,8 @@ void StopMatcher::reset() {
   std::fill(matched_.begin(), matched_.end(), size_t{0});
 }
 
-// Takes one byte; returns the longest beginning of any string that the text now ends with. *stop becomes
-// the longest string that this completes, if there is one.
+// Takes one byte; returns the longest beginning of any string that the text now ends with. *stop
+// becomes the longest string that this completes, if there is one.
 size_t StopMatcher::advance(unsigned char byte, int* stop) {
   size_t longest = 0;
   size_t stop_size = 0;

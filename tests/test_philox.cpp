@@ -13,8 +13,9 @@ TEST(Philox, GivesTheKnownAnswersOfItsAuthors) {
   const uint32_t ones = 0xffffffff;
   EXPECT_EQ(stet::philox4x32({ones, ones, ones, ones}, {ones, ones}),
             (Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-  EXPECT_EQ(stet::philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
-            (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+  EXPECT_EQ(
+      stet::philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
+      (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
 TEST(Philox, UniformIsTheUpper53BitsOfTheFirstTwoWords) {

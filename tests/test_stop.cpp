@@ -1,5 +1,3 @@
-#include "stet/stop.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "stet/error.hpp"
+#include "stet/stop.hpp"
 
 namespace {
 
@@ -99,7 +98,10 @@ TEST(Stop, TreatsEveryByteAlike) {
 }
 
 TEST(Stop, RefusesEmptyAndEndlessStrings) {
-  EXPECT_EQ(error_of([] { StopMatcher m({"a", ""}); }), "stop[1]: expected 1 to 65536 bytes, found 0");
+  EXPECT_EQ(error_of([] {
+              StopMatcher m({"a", ""});
+            }),
+            "stop[1]: expected 1 to 65536 bytes, found 0");
   EXPECT_EQ(error_of([] { StopMatcher m({std::string(65537, 'a')}); }),
             "stop[0]: expected 1 to 65536 bytes, found 65537");
 }

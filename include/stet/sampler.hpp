@@ -1,0 +1,92 @@
+// From the logits of one position to the next token.
+//
+// The processors and their order are those of Hugging Face transformers
+// (generation/logits_process.py): repetition penalty, temperature, top-k, top-p, min-p, typical. As
+// there, scores are float32 through penalty and temperature, and each later processor sees the
+// distribution that the ones before it left, renormalised. Probabilities are accumulated in double.
+// Equal scores are treated as transformers does:
+//   top-k    keeps every token whose score equals that of the k-th
+//   top-p    drops the lowest scores while their probabilities sum to at most 1 - p; of equal
+//   scores
+//            the lower ids go first; the last token in that order stays
+//   min-p    keeps p(token) >= min_p * p(best)
+//   typical  (Meister et al., "Locally typical sampling", 2022) orders by |-log p - entropy| and
+//            keeps every token up to the value at which the probabilities reach the mass
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace stet {
+
+struct SamplingSettings {
+  // The best score after the penalty, of equals the lowest id; the other settings do not matter
+  // then.
+  bool greedy = true;
+  double temperature = 1;         // [1e-30, 1e30]
+  int top_k = 0;                  // >= 0; 0: off
+  double top_p = 1;               // [0, 1]; 1: off
+  double min_p = 0;               // [0, 1]; 0: off
+  double typical_p = 1;           // (0, 1]; 1: off
+  double repetition_penalty = 1;  // [1e-30, 1e30]; 1: off
+  uint64_t seed = 0;
+
+  // Throws an argument Error that names `source` (a file, or empty), the field, its range and what
+  // was found.
+  void validate(const std::string& source) const;
+};
+
+// Holds scratch memory and nothing else: a token is a pure function of settings, logits, previous
+// ids and position, with the same bits on every machine. Not to be shared between threads.
+//
+// Arguments common to both calls:
+//   logits        [vocab_size]: finite or -inf, at least one finite; anything else is an argument
+//                 Error, so a nan never turns into a token
+//   previous_ids  any length, any order, repeated or not: what the repetition penalty applies to
+class Sampler {
+ public:
+  explicit Sampler(int vocab_size);  // >= 1; an argument Error otherwise
+
+  // The distribution that sample() draws from: out [vocab_size], exact zeros for tokens that were
+  // dropped.
+  void probabilities(const SamplingSettings& settings, std::span<const float> logits,
+                     std::span<const int32_t> previous_ids, std::span<float> out);
+
+  // Draws the token that will stand at `position`, counted in tokens from the start of the session:
+  // u = philox_uniform(seed, position), and of the kept tokens in the order of their ids the first
+  // at which the cumulated probability exceeds u. Allocates nothing.
+  int32_t sample(const SamplingSettings& settings, std::span<const float> logits,
+                 std::span<const int32_t> previous_ids, uint64_t position);
+
+ private:
+  void process(const SamplingSettings& settings, std::span<const float> logits,
+               std::span<const int32_t> previous_ids);
+  void score(const SamplingSettings& settings, std::span<const float> logits,
+             std::span<const int32_t> previous_ids);
+  float best_score();
+  void keep_best(float best);
+  void keep_top_k(size_t k);
+  void weigh(float best);
+  void keep_top_p(double p);
+  void keep_min_p(double p);
+  void keep_typical(double mass);
+  template <typename Kept>
+  void keep_if(Kept kept);
+  double total() const;
+
+  // The tokens still in play, in the order of their ids: the first count_ entries of three arrays
+  // [vocab].
+  size_t count_ = 0;
+  std::vector<int32_t> ids_;
+  std::vector<float> scores_;
+  std::vector<double> weights_;  // exp(score - best score), once weigh() was called
+
+  std::vector<float> group_best_;  // [groups] best score of the ids that are equal modulo groups
+  std::vector<float> values_;      // [vocab] scratch
+  std::vector<double> bins_;       // [2048] scratch
+};
+
+}  // namespace stet

@@ -1,0 +1,272 @@
+#include "stet/sampler.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+#include "stet/error.hpp"
+#include "stet/math.hpp"
+#include "stet/philox.hpp"
+
+namespace stet {
+namespace {
+
+constexpr float kLargest = std::numeric_limits<float>::max();
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr size_t kGroups = 2048;
+constexpr size_t kBins = 2048;
+
+void require(bool holds, const std::string& source, const char* field, const char* expected,
+             double found) {
+  if (!holds) throw Error(ErrorKind::argument, source, field, expected, fmt::format("{}", found));
+}
+
+// Order-preserving bits: a < b exactly if key(a) < key(b). There are neither nan nor -0 among the
+// scores.
+uint32_t key_of(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  return bits >> 31 ? ~bits : bits | 0x80000000;
+}
+
+// Overflow saturates, so that no finite logit becomes infinite; -0 becomes 0.
+float saturate(float x) {
+  return (x > kLargest ? kLargest : x < -kLargest ? -kLargest : x) + 0.0f;
+}
+
+struct Crossing {
+  uint32_t key;  // the first key, in ascending order, at which the cumulated mass is enough
+  double below;  // the mass of all smaller keys
+};
+
+// Finds where the mass of entries, cumulated in ascending order of their keys, is enough; if it
+// never is, by rounding, at the last key with mass. A radix search: bins by the upper 11 bits of
+// the key, then by the middle 11 within the bin where it happens, then by the lower 10. The sums
+// run in a fixed order.
+template <typename Key, typename Enough>
+Crossing find_crossing(size_t count, Key key, const double* mass, double* bins, Enough enough) {
+  uint64_t prefix = 0;
+  double below = 0;
+  int shift = 32;
+  for (const int bits : {11, 11, 10}) {
+    const int parent = shift;
+    shift -= bits;
+    const size_t bin_count = size_t{1} << bits;
+    std::fill_n(bins, bin_count, 0.0);
+    for (size_t i = 0; i < count; ++i) {
+      const uint64_t k = key(i);
+      if (k >> parent == prefix) bins[(k >> shift) & (bin_count - 1)] += mass[i];
+    }
+    size_t chosen = 0;
+    double sum = below;
+    for (size_t b = 0; b < bin_count; ++b) {
+      if (bins[b] == 0) continue;
+      chosen = b;
+      below = sum;
+      sum += bins[b];
+      if (enough(sum)) break;
+    }
+    prefix = prefix << bits | chosen;
+  }
+  return {static_cast<uint32_t>(prefix), below};
+}
+
+}  // namespace
+
+void SamplingSettings::validate(const std::string& source) const {
+  // Comparisons are false for nan.
+  const char* scale = "a number in [1e-30, 1e30]";
+  require(temperature >= 1e-30 && temperature <= 1e30, source, "temperature", scale, temperature);
+  require(top_k >= 0, source, "top_k", "0 (off) or a positive integer", top_k);
+  require(top_p >= 0 && top_p <= 1, source, "top_p", "a number in [0, 1]", top_p);
+  require(min_p >= 0 && min_p <= 1, source, "min_p", "a number in [0, 1]", min_p);
+  require(typical_p > 0 && typical_p <= 1, source, "typical_p", "a number in (0, 1]", typical_p);
+  require(repetition_penalty >= 1e-30 && repetition_penalty <= 1e30, source, "repetition_penalty",
+          scale, repetition_penalty);
+}
+
+Sampler::Sampler(int vocab_size) {
+  require(vocab_size >= 1, "", "vocab_size", "a positive integer", vocab_size);
+  const size_t size = static_cast<size_t>(vocab_size);
+  ids_.resize(size);
+  scores_.resize(size);
+  weights_.resize(size);
+  values_.resize(size);
+  group_best_.resize(std::min(size, kGroups));
+  bins_.resize(kBins);
+}
+
+// Fills scores_ from the logits: penalty, temperature.
+void Sampler::score(const SamplingSettings& settings, std::span<const float> logits,
+                    std::span<const int32_t> previous_ids) {
+  const size_t vocab = scores_.size();
+  if (logits.size() != vocab) {
+    throw Error(ErrorKind::argument, "", "logits", fmt::format("{} values", vocab),
+                std::to_string(logits.size()));
+  }
+  bool bad = false;
+  for (const float x : logits) bad |= !(x <= kLargest);
+  if (bad) {
+    const auto at =
+        std::find_if(logits.begin(), logits.end(), [](float x) { return !(x <= kLargest); });
+    throw Error(ErrorKind::argument, "", fmt::format("logits[{}]", at - logits.begin()),
+                "a finite number or -inf", fmt::format("{}", *at));
+  }
+  const float penalty = static_cast<float>(settings.repetition_penalty);
+  const float temperature = settings.greedy ? 1.0f : static_cast<float>(settings.temperature);
+  const auto scaled = [=](float x) { return x == kMinusInfinity ? x : saturate(x / temperature); };
+  for (size_t i = 0; i < vocab; ++i) scores_[i] = scaled(logits[i]);
+  for (const int32_t id : previous_ids) {
+    if (id < 0 || static_cast<size_t>(id) >= vocab) {
+      throw Error(ErrorKind::argument, "", "previous_ids", fmt::format("ids in 0..{}", vocab - 1),
+                  std::to_string(id));
+    }
+    const float x = logits[id];
+    if (x != kMinusInfinity) scores_[id] = scaled(saturate(x < 0 ? x * penalty : x / penalty));
+  }
+  count_ = vocab;
+}
+
+// The best of all scores; fills group_best_ on the way.
+float Sampler::best_score() {
+  const size_t groups = group_best_.size();
+  float* best = group_best_.data();
+  std::fill_n(best, groups, kMinusInfinity);
+  for (size_t start = 0; start < count_; start += groups) {
+    const size_t n = std::min(groups, count_ - start);
+    const float* row = scores_.data() + start;
+    for (size_t g = 0; g < n; ++g) best[g] = row[g] > best[g] ? row[g] : best[g];
+  }
+  return *std::max_element(best, best + groups);
+}
+
+template <typename Kept>
+void Sampler::keep_if(Kept kept) {
+  size_t n = 0;
+  for (size_t i = 0; i < count_; ++i) {
+    if (!kept(i)) continue;
+    ids_[n] = ids_[i];
+    scores_[n] = scores_[i];
+    weights_[n] = weights_[i];
+    ++n;
+  }
+  count_ = n;
+}
+
+void Sampler::keep_best(float best) {
+  const auto at = std::find(scores_.begin(), scores_.end(), best);
+  ids_[0] = static_cast<int32_t>(at - scores_.begin());
+  weights_[0] = 1;
+  count_ = 1;
+}
+
+// The k best groups hold k scores that are at least as good as the k-th best group's: whatever is
+// worse than that cannot be among the k best. This leaves few tokens to select from.
+void Sampler::keep_top_k(size_t k) {
+  if (k >= count_) return;
+  const auto at_least = [this](float bound) {
+    keep_if([=, this](size_t i) { return scores_[i] >= bound; });
+  };
+  const auto kth = [k](auto first, auto last) {
+    const auto at = first + static_cast<std::ptrdiff_t>(k - 1);
+    std::nth_element(first, at, last, std::greater<float>());
+    return *at;
+  };
+  if (k < group_best_.size()) at_least(kth(group_best_.begin(), group_best_.end()));
+  const auto end = std::copy_n(scores_.begin(), count_, values_.begin());
+  at_least(kth(values_.begin(), end));
+}
+
+void Sampler::weigh(float best) {
+  for (size_t i = 0; i < count_; ++i) {
+    weights_[i] = math::exp(static_cast<double>(scores_[i]) - static_cast<double>(best));
+  }
+}
+
+double Sampler::total() const {
+  return std::accumulate(weights_.begin(), weights_.begin() + count_, 0.0);
+}
+
+void Sampler::keep_top_p(double p) {
+  const double dropped = (1 - p) * total();
+  const auto key = [this](size_t i) { return key_of(scores_[i]); };
+  const Crossing at = find_crossing(count_, key, weights_.data(), bins_.data(),
+                                    [=](double sum) { return sum > dropped; });
+  size_t last = count_ - 1;
+  while (key(last) != at.key) --last;
+  double sum = at.below;
+  keep_if([&](size_t i) {
+    if (key(i) != at.key) return key(i) > at.key;
+    sum += weights_[i];
+    return sum > dropped || i == last;
+  });
+}
+
+void Sampler::keep_min_p(double p) {
+  keep_if([=, this](size_t i) { return weights_[i] >= p; });  // the best has weight 1
+}
+
+void Sampler::keep_typical(double mass) {
+  const double sum = total();
+  const double best = *std::max_element(scores_.begin(), scores_.begin() + count_);
+  const double log_sum = math::log(sum);
+  const auto log_p = [&](size_t i) { return static_cast<double>(scores_[i]) - best - log_sum; };
+  double entropy = 0;
+  for (size_t i = 0; i < count_; ++i) {
+    if (weights_[i] > 0) entropy -= weights_[i] / sum * log_p(i);
+  }
+  for (size_t i = 0; i < count_; ++i) {
+    const double distance = -log_p(i) - entropy;
+    values_[i] = static_cast<float>(distance < 0 ? -distance : distance);
+  }
+  const auto key = [this](size_t i) { return key_of(values_[i] + 0.0f); };
+  const Crossing at = find_crossing(count_, key, weights_.data(), bins_.data(),
+                                    [=](double reached) { return reached >= mass * sum; });
+  keep_if([&](size_t i) { return key(i) <= at.key; });
+}
+
+// Leaves the tokens kept and their weights in ids_ and weights_.
+void Sampler::process(const SamplingSettings& settings, std::span<const float> logits,
+                      std::span<const int32_t> previous_ids) {
+  settings.validate("");
+  score(settings, logits, previous_ids);
+  const float best = best_score();
+  if (best == kMinusInfinity) {
+    throw Error(ErrorKind::argument, "", "logits", "at least one finite value", "-inf alone");
+  }
+  if (settings.greedy) return keep_best(best);
+  std::iota(ids_.begin(), ids_.end(), 0);
+  if (settings.top_k > 0) keep_top_k(static_cast<size_t>(settings.top_k));
+  weigh(best);
+  if (settings.top_p < 1) keep_top_p(settings.top_p);
+  if (settings.min_p > 0) keep_min_p(settings.min_p);
+  if (settings.typical_p < 1) keep_typical(settings.typical_p);
+}
+
+void Sampler::probabilities(const SamplingSettings& settings, std::span<const float> logits,
+                            std::span<const int32_t> previous_ids, std::span<float> out) {
+  if (out.size() != scores_.size()) {
+    throw Error(ErrorKind::argument, "", "out", fmt::format("{} values", scores_.size()),
+                std::to_string(out.size()));
+  }
+  process(settings, logits, previous_ids);
+  std::fill(out.begin(), out.end(), 0.0f);
+  const double sum = total();
+  for (size_t i = 0; i < count_; ++i) out[ids_[i]] = static_cast<float>(weights_[i] / sum);
+}
+
+int32_t Sampler::sample(const SamplingSettings& settings, std::span<const float> logits,
+                        std::span<const int32_t> previous_ids, uint64_t position) {
+  process(settings, logits, previous_ids);
+  // u <= 1 - 2^-53, so u * total() rounds to less than total(), which the same sum reaches again:
+  // the loop ends by its first condition, on a token with weight.
+  const double target = philox_uniform(settings.seed, position) * total();
+  size_t i = 0;
+  for (double sum = weights_[0]; sum <= target && i + 1 < count_; sum += weights_[i]) ++i;
+  return ids_[i];
+}
+
+}  // namespace stet
