@@ -13,6 +13,16 @@
 namespace stet {
 namespace {
 
+constexpr int kSpins = 2000;  // some tens of microseconds
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
 void run_member(Team team, const std::function<void(Team)>& work) {
   const uint64_t previous = enter_float_environment();
   work(team);
@@ -21,12 +31,19 @@ void run_member(Team team, const std::function<void(Team)>& work) {
 
 }  // namespace
 
-void Team::barrier() const {
-#ifdef STET_HAVE_OPENMP
-  if (size > 1) {
-#pragma omp barrier
+void Barrier::wait(int members) {
+  const unsigned round = round_.load(std::memory_order_relaxed);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == members) {
+    arrived_.store(0, std::memory_order_relaxed);
+    round_.store(round + 1, std::memory_order_release);
+    round_.notify_all();
+    return;
   }
-#endif
+  for (int i = 0; i < kSpins; ++i) {
+    if (round_.load(std::memory_order_acquire) != round) return;
+    pause();
+  }
+  round_.wait(round, std::memory_order_acquire);
 }
 
 Range Team::share(size_t n) const {
@@ -40,8 +57,12 @@ void run_team(int threads, const std::function<void(Team)>& work) {
 #ifdef STET_HAVE_OPENMP
   if (threads > 1) {
     // The runtime may grant fewer threads than asked for; shares follow what it granted.
+    Barrier barrier;
 #pragma omp parallel num_threads(threads)
-    run_member({omp_get_thread_num(), omp_get_num_threads()}, work);
+    {
+      const int size = omp_get_num_threads();
+      run_member({omp_get_thread_num(), size, size > 1 ? &barrier : nullptr}, work);
+    }
     return;
   }
 #endif

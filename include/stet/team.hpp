@@ -2,6 +2,7 @@
 // threads at once, does its share, and returns when all are done.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 
@@ -11,11 +12,25 @@ struct Range {
   size_t begin, end;
 };
 
+// Where a team waits for its last member: a short spin, because shares are even, then a sleep, so that a busy
+// machine loses no time to waiting threads.
+class Barrier {
+ public:
+  void wait(int members);
+
+ private:
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<unsigned> round_{0};
+};
+
 struct Team {
   int rank = 0;  // this thread, 0 .. size-1
   int size = 1;
+  Barrier* shared = nullptr;  // null for a team of one
 
-  void barrier() const;
+  void barrier() const {
+    if (shared != nullptr) shared->wait(size);
+  }
   // This thread's part of 0 .. n-1: contiguous, sizes differ by one at most.
   Range share(size_t n) const;
 };
