@@ -14,6 +14,7 @@
 #include <new>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/kernels.hpp"
@@ -51,9 +52,11 @@ class Fenced {
     std::memset(base_ + bytes_ - n * sizeof(T) - kBefore, kPattern, kBefore);
   }
   Fenced(const std::vector<T>& values) : Fenced(values.size()) { std::copy(values.begin(), values.end(), data()); }
-  Fenced(const Fenced&) = delete;
-  Fenced& operator=(const Fenced&) = delete;
-  ~Fenced() { munmap(base_, bytes_ + kPage); }
+  Fenced(Fenced&& other) noexcept : n_(other.n_), bytes_(other.bytes_), base_(std::exchange(other.base_, nullptr)) {}
+  Fenced& operator=(Fenced&&) = delete;
+  ~Fenced() {
+    if (base_ != nullptr) munmap(base_, bytes_ + kPage);
+  }
 
   T* data() const { return reinterpret_cast<T*>(base_ + bytes_) - n_; }
   T& operator[](size_t i) const { return data()[i]; }
