@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "models/family.hpp"
+#include "src/float_environment.hpp"
 #include "stet/error.hpp"
 #include "stet/file.hpp"
 
@@ -39,6 +40,7 @@ Digest digest_of(std::span<const std::byte> bytes) {
 }
 
 std::shared_ptr<const Model> Model::load(const std::string& directory, int threads) {
+  const FloatEnvironment contract;  // numbers of the config, rotary frequencies and norm weights are computed here
   const std::filesystem::path dir = directory;
   const std::string file = (dir / "config.json").string();
   const std::string text = read_text_file(file, kConfigLimit);
