@@ -115,6 +115,26 @@ TEST(Transcendentals, EveryInstructionSetGivesTheSameBits) {
   }
 }
 
+// Where one formula takes over from another: the clamps of exp, tanh's 0.625, and the numbers beside them.
+TEST(Transcendentals, SeamsAreTheSameOnEveryInstructionSet) {
+  for (float seam : {0.625f, 89.0f, 104.0f, 0x1.62e42ep+6f, 0x1p-126f}) {
+    for (float sign : {1.0f, -1.0f}) {
+      const float x[3] = {sign * std::nextafter(seam, 0.0f), sign * seam, sign * std::nextafter(seam, kInf)};
+      float e[3], t[3], y[3];
+      kernels_portable.exp(x, e, 3);
+      kernels_portable.tanh(x, t, 3);
+      EXPECT_TRUE(sign > 0 ? e[0] <= e[1] && e[1] <= e[2] : e[0] >= e[1] && e[1] >= e[2]) << x[1];
+      EXPECT_TRUE(sign > 0 ? t[0] <= t[1] && t[1] <= t[2] : t[0] >= t[1] && t[1] >= t[2]) << x[1];
+      for (const std::string& isa : isa_names()) {
+        find_kernels(isa.c_str())->exp(x, y, 3);
+        EXPECT_TRUE(equal_bits(y, e)) << isa << " " << x[1];
+        find_kernels(isa.c_str())->tanh(x, y, 3);
+        EXPECT_TRUE(equal_bits(y, t)) << isa << " " << x[1];
+      }
+    }
+  }
+}
+
 TEST(Transcendentals, SpecialValues) {
   const auto one = [](Function f, float x) {
     float y;
