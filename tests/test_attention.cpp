@@ -223,12 +223,12 @@ TEST_P(AttentionOnEachIsa, Softcap) {
 TEST_P(AttentionOnEachIsa, SplitOverThreadsGivesTheSameBits) {
   for (size_t kv_heads : {1, 2, 3}) {
     for (size_t group : {1, 4, 8}) {
-      for (int64_t position : {0, 1, 63, 64, 200, 400}) {
+      for (int64_t position : {0, 63, 64, 400}) {
         for (int64_t window : {0, 1, 70}) {
           Sequence a({.kv_heads = kv_heads, .group = group, .head_dim = 24, .positions = position + 1, .first = position, .window = window,
                       .type = KvType::bf16, .seed = group});
           const std::vector<float> one = run({&a}, GetParam(), 1);
-          for (int threads : {2, 3, 5}) ASSERT_TRUE(equal_bits(run({&a}, GetParam(), threads), one)) << a.s.text() << ", " << threads << " threads";
+          for (int threads : {2, 5}) ASSERT_TRUE(equal_bits(run({&a}, GetParam(), threads), one)) << a.s.text() << ", " << threads << " threads";
           if (position <= 64) {
             ASSERT_TRUE(equal_bits(one, plain(a))) << a.s.text();
           }
