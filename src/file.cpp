@@ -150,10 +150,10 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
     throw Error(ErrorKind::io, path_, "", "a regular file to write",
                 S_ISDIR(old.st_mode) ? "a directory" : "a device or pipe");
   }
+  buffer_.reserve(kBufferSize);
   remove_abandoned(directory_, name);
   create_temporary();
   if (exists) (void)!::fchmod(fd_, old.st_mode & 0777);
-  buffer_.reserve(kBufferSize);
 }
 
 void AtomicFile::create_temporary() {

@@ -1,5 +1,7 @@
 #include "src/json_reader.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -15,12 +17,12 @@ using Json = nlohmann::json;
 constexpr size_t kDepthLimit = 64;
 constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
 
-std::string line_and_column(std::string_view text, size_t position) {
-  const std::string_view before = text.substr(0, std::min(position, text.size()));
+// Where the parser stopped: at the last of the `count` bytes it took, which is one past the end at the end.
+std::string line_and_column(std::string_view text, size_t count) {
+  const std::string_view before = text.substr(0, std::min(count, text.size() + 1) - (count > 0));
   const auto line = 1 + std::count(before.begin(), before.end(), '\n');
-  const size_t newline = before.rfind('\n');
-  const size_t column = newline == std::string_view::npos ? before.size() : before.size() - newline - 1;
-  return "line " + std::to_string(line) + ", column " + std::to_string(std::max<size_t>(column, 1));
+  const size_t line_start = before.rfind('\n') + 1;  // 0 when there is no newline
+  return fmt::format("line {}, column {}", line, before.size() - line_start + 1);
 }
 
 // Builds the document as the parser's events arrive, refusing what the library would let pass.
