@@ -1,4 +1,5 @@
-// What tests of files share: a directory that goes away, and the text of the Error that a call throws.
+// What tests of files share: a directory that goes away, and the text of the Error that a call
+// throws.
 #pragma once
 
 #include <unistd.h>
@@ -45,7 +46,9 @@ class ScratchDir {
   std::string path_;
 };
 
-inline std::span<const std::byte> as_bytes(std::string_view text) { return std::as_bytes(std::span(text)); }
+inline std::span<const std::byte> as_bytes(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
 
 inline void write_file(const std::string& path, std::string_view content) {
   stet::AtomicFile file(path);
@@ -56,7 +59,8 @@ inline void write_file(const std::string& path, std::string_view content) {
 // "kind: text" of the stet::Error that `call` throws; any other exception passes through.
 template <typename Call>
 std::string error_of(const Call& call) {
-  static constexpr const char* kKinds[] = {"io", "format", "unsupported", "mismatch", "capacity", "argument"};
+  static constexpr const char* kKinds[] = {"io",       "format",   "unsupported",
+                                           "mismatch", "capacity", "argument"};
   try {
     call();
   } catch (const stet::Error& error) {

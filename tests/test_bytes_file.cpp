@@ -1,5 +1,5 @@
-#include <gtest/gtest.h>
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -30,9 +30,9 @@ using stet_test::write_file;
 // What the system calls below, which stand before libc's, do to AtomicFile.
 struct Faults {
   bool active = false;
-  uint64_t space = UINT64_MAX;         // bytes until writes fail with write_error
-  size_t piece = SIZE_MAX;             // at most this many bytes per write
-  bool interrupt = false;              // every other write is interrupted
+  uint64_t space = UINT64_MAX;  // bytes until writes fail with write_error
+  size_t piece = SIZE_MAX;      // at most this many bytes per write
+  bool interrupt = false;       // every other write is interrupted
   int write_error = ENOSPC;
   int fsync_error = 0, fsyncs_before = 0;  // fails after so many that succeed
   int rename_error = 0;
@@ -94,7 +94,9 @@ std::string pattern(size_t size) {
   return text;
 }
 
-std::string slurp(const std::string& path) { return stet::read_text_file(path, 1 << 30); }
+std::string slurp(const std::string& path) {
+  return stet::read_text_file(path, 1 << 30);
+}
 
 TEST(ByteWriter, WritesLittleEndian) {
   stet::ByteWriter writer;
@@ -108,10 +110,11 @@ TEST(ByteWriter, WritesLittleEndian) {
   writer.zeros(2);
   EXPECT_EQ(writer.size(), 25u);
   const std::vector<std::byte> data = writer.take();
-  EXPECT_EQ(std::string(reinterpret_cast<const char*>(data.data()), data.size()),
-            std::string("\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\x00\x00\xc0\xbf"
-                        "abcd\x00\x00",
-                        25));
+  EXPECT_EQ(
+      std::string(reinterpret_cast<const char*>(data.data()), data.size()),
+      std::string("\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\x00\x00\xc0\xbf"
+                  "abcd\x00\x00",
+                  25));
 }
 
 TEST(ByteReader, ReadsWhatTheWriterWrote) {
@@ -142,7 +145,8 @@ TEST(ByteReader, NamesFileFieldAndOffsetOfAReadPastTheEnd) {
   EXPECT_EQ(error_of([&] { reader.end("padding"); }),
             "format: s.stet: padding: expected the end at offset 2, found 1 more byte");
   EXPECT_EQ(error_of([&] { reader.bytes(UINT64_MAX, "name"); }),
-            "format: s.stet: name: expected 18446744073709551615 bytes at offset 2, found 1 before the end");
+            "format: s.stet: name: expected 18446744073709551615 bytes at offset 2, found 1 before "
+            "the end");
   reader.u8("flag");
   EXPECT_EQ(error_of([&] { reader.u8("flag"); }),
             "format: s.stet: flag: expected 1 byte at offset 3, found 0 before the end");
@@ -177,7 +181,7 @@ TEST(ReadFile, ReadsAPipe) {
   ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
   const std::string content = pattern(300'000);
   std::thread feeder([&] { std::ofstream(dir / "pipe", std::ios::binary) << content; });
-  EXPECT_EQ(stet::read_text_file(dir / "pipe", 1 << 20), content);
+  EXPECT_EQ(stet::read_text_file(dir / "pipe", SIZE_MAX), content);
   feeder.join();
 }
 
@@ -187,7 +191,8 @@ TEST(MappedFile, ShowsTheBytes) {
   write_file(dir / "a", content);
   const auto file = stet::MappedFile::open(dir / "a");
   EXPECT_EQ(file->path(), dir / "a");
-  EXPECT_EQ(std::string(reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size()), content);
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size()),
+            content);
   write_file(dir / "a", "replaced");  // by rename: the mapping keeps the old file
   EXPECT_EQ(file->bytes()[10'000], static_cast<std::byte>(content[10'000]));
 }
@@ -225,12 +230,14 @@ TEST(MappedFile, DropTakesWholePagesOutOfResidentMemory) {
   const std::string content = pattern(4 << 20);
   write_file(dir / "a", content);
   const auto file = stet::MappedFile::open(dir / "a");
-  const auto same = [&] { return std::memcmp(file->bytes().data(), content.data(), content.size()) == 0; };
+  const auto same = [&] {
+    return std::memcmp(file->bytes().data(), content.data(), content.size()) == 0;
+  };
   ASSERT_TRUE(same());
   EXPECT_EQ(resident(file->bytes().data()), content.size());
   file->drop(1, content.size() - 1);  // all but the first page
   EXPECT_LE(resident(file->bytes().data()), 65536u);
-  EXPECT_TRUE(same());  // still there
+  EXPECT_TRUE(same());      // still there
   file->drop(0, SIZE_MAX);  // out of range: ignored
   file->drop(SIZE_MAX, 1);
   EXPECT_EQ(resident(file->bytes().data()), content.size());
@@ -249,8 +256,9 @@ TEST(AtomicFile, AppearsWhole) {
   file.commit();
   EXPECT_EQ(slurp(dir / "a"), "head" + big + "tail");
   EXPECT_EQ(dir.names(), std::vector<std::string>{"a"});
-  EXPECT_EQ(error_of([&] { file.write(as_bytes("x")); }),
-            "io: " + dir / "a" + ": expected a file open for writing, found one committed or failed");
+  EXPECT_EQ(
+      error_of([&] { file.write(as_bytes("x")); }),
+      "io: " + dir / "a" + ": expected a file open for writing, found one committed or failed");
 }
 
 TEST(AtomicFile, WithoutCommitLeavesTheOldFile) {
@@ -298,7 +306,8 @@ TEST(AtomicFile, FullDiskLeavesTheOldFileAndNoTemporary) {
       file.commit();
     };
     with({.space = space}, [&] {
-      EXPECT_NE(error_of(save).find("io: " + dir / "a" + ": expected to write "), std::string::npos);
+      EXPECT_NE(error_of(save).find("io: " + dir / "a" + ": expected to write "),
+                std::string::npos);
     });
     EXPECT_EQ(slurp(dir / "a"), "old");
     EXPECT_EQ(dir.names(), std::vector<std::string>{"a"});
@@ -328,16 +337,25 @@ TEST(AtomicFile, SaysWhyItFailed) {
 
 TEST(AtomicFile, RefusesWhatIsNoPlaceForAFile) {
   const ScratchDir dir;
-  const auto open = [](const std::string& path) { return error_of([&] { stet::AtomicFile file(path); }); };
+  const auto open = [](const std::string& path) {
+    return error_of([&] { stet::AtomicFile file(path); });
+  };
   write_file(dir / "a", "old");
   EXPECT_EQ(open(dir / "none/b"),
-            "io: " + dir / "none/b" + ": expected to create a file in its directory, found No such file or directory");
-  EXPECT_EQ(open(dir / "a/b"),
-            "io: " + dir / "a/b" + ": expected to create a file in its directory, found Not a directory");
-  EXPECT_EQ(open(dir.path()), "io: " + dir.path() + ": expected a regular file to write, found a directory");
-  EXPECT_EQ(open(dir / ""), "io: " + dir / "" + ": expected the name of a file, found the name of a directory");
-  EXPECT_EQ(open("/dev/null"), "io: /dev/null: expected a regular file to write, found a device or pipe");
-  EXPECT_EQ(open("/proc/x"), "io: /proc/x: expected to create a file in its directory, found No such file or directory");
+            "io: " + dir / "none/b" +
+                ": expected to create a file in its directory, found No such file or directory");
+  EXPECT_EQ(
+      open(dir / "a/b"),
+      "io: " + dir / "a/b" + ": expected to create a file in its directory, found Not a directory");
+  EXPECT_EQ(open(dir.path()),
+            "io: " + dir.path() + ": expected a regular file to write, found a directory");
+  EXPECT_EQ(open(dir / ""),
+            "io: " + dir / "" + ": expected the name of a file, found the name of a directory");
+  EXPECT_EQ(open("/dev/null"),
+            "io: /dev/null: expected a regular file to write, found a device or pipe");
+  EXPECT_EQ(
+      open("/proc/x"),
+      "io: /proc/x: expected to create a file in its directory, found No such file or directory");
   EXPECT_EQ(dir.names(), std::vector<std::string>{"a"});
 }
 

@@ -12,7 +12,9 @@ namespace {
 
 using stet_test::error_of;
 
-stet::JsonReader parse(const std::string& text) { return stet::parse_json(text, "config.json"); }
+stet::JsonReader parse(const std::string& text) {
+  return stet::parse_json(text, "config.json");
+}
 
 std::string refusal(const std::string& text) {
   const std::string error = error_of([&] { parse(text); });
@@ -31,28 +33,38 @@ std::string refused(const std::string& text, const Read& read) {
 
 TEST(ParseJson, TellsWhereTextIsNotJson) {
   EXPECT_EQ(refusal(""), "line 1, column 1: expected valid JSON, found the end of the text");
-  EXPECT_EQ(refusal("{\"a\": [1, 2"), "line 1, column 12: expected valid JSON, found the end of the text");
-  EXPECT_EQ(refusal("{\n  \"a\": tru\n}"), "line 2, column 11: expected valid JSON, found '\"a\": tru<U+000A>'");
+  EXPECT_EQ(refusal("{\"a\": [1, 2"),
+            "line 1, column 12: expected valid JSON, found the end of the text");
+  EXPECT_EQ(refusal("{\n  \"a\": tru\n}"),
+            "line 2, column 11: expected valid JSON, found '\"a\": tru<U+000A>'");
   EXPECT_EQ(refusal("{} x"), "line 1, column 4: expected valid JSON, found '{} x'");
   EXPECT_EQ(refusal("{\"a\":1,}"), "line 1, column 8: expected valid JSON, found '1,}'");
-  EXPECT_EQ(refusal("{\"a\":\"\xff\"}").substr(0, 44), "line 1, column 7: expected valid JSON, found");
+  EXPECT_EQ(refusal("{\"a\":\"\xff\"}").substr(0, 44),
+            "line 1, column 7: expected valid JSON, found");
   EXPECT_EQ(refusal("{\"a\":NaN}").substr(0, 44), "line 1, column 6: expected valid JSON, found");
-  EXPECT_EQ(refusal("{\"a\":1} // comment").substr(0, 44), "line 1, column 9: expected valid JSON, found");
-  EXPECT_EQ(refusal("{\"" + std::string(5000, 'k') + "\n"),
-            "line 1, column 5003: expected valid JSON, found '" + std::string(32, 'k') + "<U+000A>'");
+  EXPECT_EQ(refusal("{\"a\":1} // comment").substr(0, 44),
+            "line 1, column 9: expected valid JSON, found");
+  EXPECT_EQ(
+      refusal("{\"" + std::string(5000, 'k') + "\n"),
+      "line 1, column 5003: expected valid JSON, found '" + std::string(32, 'k') + "<U+000A>'");
 }
 
 TEST(ParseJson, RefusesWhatTheLibraryLetsPass) {
-  EXPECT_EQ(refusal("{\"a\": 1e999}"), "line 1, column 11: expected a number that fits a double, found '1e999'");
-  EXPECT_EQ(refusal("{\"a\":{\"b\":1,\"b\":2}}"), "a.b: expected each key once, found a second value");
+  EXPECT_EQ(refusal("{\"a\": 1e999}"),
+            "line 1, column 11: expected a number that fits a double, found '1e999'");
+  EXPECT_EQ(refusal("{\"a\":{\"b\":1,\"b\":2}}"),
+            "a.b: expected each key once, found a second value");
   EXPECT_EQ(refusal("{\"a\":1,\"a\":1}"), "a: expected each key once, found a second value");
-  EXPECT_EQ(refusal("{\"x\":[0,{\"c\":{\"d\":[],\"d\":[]}}]}"), "x.1.c.d: expected each key once, found a second value");
+  EXPECT_EQ(refusal("{\"x\":[0,{\"c\":{\"d\":[],\"d\":[]}}]}"),
+            "x.1.c.d: expected each key once, found a second value");
   EXPECT_EQ(refusal("[1]"), "expected a JSON object, found an array");
   EXPECT_EQ(refusal("\"t\\n\""), "expected a JSON object, found \"t\\n\"");
 }
 
 TEST(ParseJson, LimitsDepth) {
-  const auto nested = [](size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  const auto nested = [](size_t depth) {
+    return std::string(depth, '[') + std::string(depth, ']');
+  };
   EXPECT_EQ(stet::parse_json_value(nested(64), "f").dump(), nested(64));
   EXPECT_EQ(error_of([&] { stet::parse_json_value(nested(65), "f"); }),
             "format: f: expected JSON at most 64 levels deep, found more levels");
@@ -68,7 +80,8 @@ TEST(ParseJson, BuildsTheValue) {
 }
 
 TEST(ParseJson, DamageIsAnErrorOrAnotherValue) {
-  const std::string text = R"({"text_config":{"num_hidden_layers":26,"eps":1e-06,"list":[1,[2,"x\u00e9"]]},"f":false})";
+  const std::string text =
+      R"({"text_config":{"num_hidden_layers":26,"eps":1e-06,"list":[1,[2,"x\u00e9"]]},"f":false})";
   size_t errors = 0, values = 0;
   const auto try_parse = [&](const std::string& damaged) {
     try {
@@ -90,7 +103,8 @@ TEST(ParseJson, DamageIsAnErrorOrAnotherValue) {
   std::mt19937 random(1);
   for (int i = 0; i < 20'000; ++i) {
     std::string damaged = text;
-    for (int j = 0; j < 3; ++j) damaged[random() % text.size()] = "{}[]\",:0e-.\\\0\xc3x"[random() % 16];
+    for (int j = 0; j < 3; ++j)
+      damaged[random() % text.size()] = "{}[]\",:0e-.\\\0\xc3x"[random() % 16];
     try_parse(damaged);
   }
   EXPECT_EQ(errors + values, 9 * text.size() + 20'000);
@@ -131,7 +145,8 @@ TEST(JsonReader, ReadsFields) {
 }
 
 TEST(JsonReader, ObjectsOutliveTheReaderTheyCameFrom) {
-  const stet::JsonReader inner = parse(R"({"o":{"p":{"i":6}}})").required_object("o").required_object("p");
+  const stet::JsonReader inner =
+      parse(R"({"o":{"p":{"i":6}}})").required_object("o").required_object("p");
   EXPECT_EQ(inner.integer("i", 0, 9), 6);
   EXPECT_EQ(inner.path_of("i"), "o.p.i");
 }
@@ -143,31 +158,39 @@ TEST(JsonReader, NamesFieldExpectedAndFound) {
   const auto integer = [](const char* name) {
     return [name](const stet::JsonReader& o) { return o.integer(name, 1, 1024); };
   };
-  EXPECT_EQ(refused(text, integer("layers")), "layers: expected an integer in 1..1024, found 1099511627776");
-  EXPECT_EQ(refused(text, integer("huge")), "huge: expected an integer in 1..1024, found 18446744073709551615");
+  EXPECT_EQ(refused(text, integer("layers")),
+            "layers: expected an integer in 1..1024, found 1099511627776");
+  EXPECT_EQ(refused(text, integer("huge")),
+            "huge: expected an integer in 1..1024, found 18446744073709551615");
   EXPECT_EQ(refused(text, integer("half")), "half: expected an integer in 1..1024, found 0.5");
   EXPECT_EQ(refused(text, integer("far")), "far: expected an integer in 1..1024, found 1e+300");
   EXPECT_EQ(refused(text, integer("neg")), "neg: expected an integer in 1..1024, found -1");
   EXPECT_EQ(refused(text, integer("s")), "s: expected an integer in 1..1024, found \"8\"");
   EXPECT_EQ(refused(text, integer("t")), "t: expected an integer in 1..1024, found true");
   EXPECT_EQ(refused(text, integer("o")), "o: expected an integer in 1..1024, found an object");
-  EXPECT_EQ(refused(text, integer("absent")), "absent: expected an integer in 1..1024, found nothing");
+  EXPECT_EQ(refused(text, integer("absent")),
+            "absent: expected an integer in 1..1024, found nothing");
   EXPECT_EQ(refused(text, [](const auto& o) { return o.integer_or("neg", 5, 0, 9); }),
             "neg: expected an integer in 0..9, found -1");
-  EXPECT_EQ(refused(text, [](const auto& o) { return o.required_object("o").integer("heads", 1, 8); }),
-            "o.heads: expected an integer in 1..8, found 0");
-  EXPECT_EQ(refused(text, [](const auto& o) { return o.number("s"); }), "s: expected a number, found \"8\"");
+  EXPECT_EQ(
+      refused(text, [](const auto& o) { return o.required_object("o").integer("heads", 1, 8); }),
+      "o.heads: expected an integer in 1..8, found 0");
+  EXPECT_EQ(refused(text, [](const auto& o) { return o.number("s"); }),
+            "s: expected a number, found \"8\"");
   EXPECT_EQ(refused(text, [](const auto& o) { return o.number("neg", 0); }),
             "neg: expected a number of at least 0.0, found -1");
   EXPECT_EQ(refused(text, [](const auto& o) { return o.number("far", 0, 1.5); }),
             "far: expected a number in 0.0..1.5, found 1e+300");
   EXPECT_EQ(refused(text, [](const auto& o) { return o.number("far", -DBL_MAX, 1.5); }),
             "far: expected a number of at most 1.5, found 1e+300");
-  EXPECT_EQ(refused(text, [](const auto& o) { return o.boolean("b"); }), "b: expected true or false, found 1");
-  EXPECT_EQ(refused(text, [](const auto& o) { return o.string("b"); }), "b: expected a string, found 1");
+  EXPECT_EQ(refused(text, [](const auto& o) { return o.boolean("b"); }),
+            "b: expected true or false, found 1");
+  EXPECT_EQ(refused(text, [](const auto& o) { return o.string("b"); }),
+            "b: expected a string, found 1");
   EXPECT_EQ(refused(text, [](const auto& o) { return o.string_or("list", ""); }),
             "list: expected a string, found an array");
-  EXPECT_EQ(refused(text, [](const auto& o) { return o.object("s"); }), "s: expected an object, found \"8\"");
+  EXPECT_EQ(refused(text, [](const auto& o) { return o.object("s"); }),
+            "s: expected an object, found \"8\"");
   EXPECT_EQ(refused(text, [](const auto& o) { return o.required_object("p"); }),
             "p: expected an object, found nothing");
   EXPECT_EQ(refused(text, [](const auto& o) { return o.integers("list", 0, 9); }),
@@ -186,7 +209,8 @@ TEST(JsonReader, IntegersAreExactAtTheLimits) {
   const stet::JsonReader o = parse(
       R"({"max":9223372036854775807,"min":-9223372036854775808,"over":9223372036854775808,"exact":9007199254740992.0,
           "inexact":9007199254740994.0})");
-  constexpr int64_t kMin = std::numeric_limits<int64_t>::min(), kMax = std::numeric_limits<int64_t>::max();
+  constexpr int64_t kMin = std::numeric_limits<int64_t>::min(),
+                    kMax = std::numeric_limits<int64_t>::max();
   EXPECT_EQ(o.integer("max", kMin, kMax), kMax);
   EXPECT_EQ(o.integer("min", kMin, kMax), kMin);
   EXPECT_EQ(o.integer("exact", kMin, kMax), int64_t{1} << 53);

@@ -23,25 +23,31 @@ struct Result {
 };
 
 Result run(const std::string& arguments, const std::string& before = "") {
-  const std::string command = before + "'" STET_BUILD "/tools/make_checkpoint' " + arguments + " 2>&1";
+  const std::string command =
+      before + "'" STET_BUILD "/tools/make_checkpoint' " + arguments + " 2>&1";
   FILE* pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return {-1, ""};
   std::string output;
   char buffer[4096];
-  while (const size_t count = std::fread(buffer, 1, sizeof buffer, pipe)) output.append(buffer, count);
+  while (const size_t count = std::fread(buffer, 1, sizeof buffer, pipe))
+    output.append(buffer, count);
   const int status = ::pclose(pipe);
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 1000, output};
 }
 
-nlohmann::json read_json(const std::string& path) { return nlohmann::json::parse(stet::read_text_file(path, 1 << 20)); }
+nlohmann::json read_json(const std::string& path) {
+  return nlohmann::json::parse(stet::read_text_file(path, 1 << 20));
+}
 
 // Two layers; sizes small, and no multiples of much.
-const char* const kGemma = R"({"model_type":"gemma3_text","architectures":["Gemma3ForCausalLM"],"hidden_size":72,
+const char* const kGemma =
+    R"({"model_type":"gemma3_text","architectures":["Gemma3ForCausalLM"],"hidden_size":72,
   "intermediate_size":100,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":24,
   "vocab_size":301,"layer_types":["sliding_attention","full_attention"],"bos_token_id":2,"eos_token_id":[1,106],
   "torch_dtype":"bfloat16","note":"kept"})";
 
-std::string make(const ScratchDir& dir, const char* config, const std::string& name, const std::string& options = "") {
+std::string make(const ScratchDir& dir, const char* config, const std::string& name,
+                 const std::string& options = "") {
   write_file(dir / "config.json", config);
   const Result result = run(dir / "config.json" + " -o " + dir / name + " " + options);
   EXPECT_EQ(result.status, 0) << result.output;
@@ -61,7 +67,8 @@ float as_float(const stet::TensorView& tensor, size_t i) {
     std::memcpy(&half, tensor.bytes.data() + 2 * i, 2);
     const int exponent = half >> 10 & 31;
     const int mantissa = (half & 1023) + (exponent > 0 ? 1024 : 0);
-    return std::ldexp(static_cast<float>(half & 0x8000 ? -mantissa : mantissa), std::max(exponent, 1) - 25);
+    return std::ldexp(static_cast<float>(half & 0x8000 ? -mantissa : mantissa),
+                      std::max(exponent, 1) - 25);
   }
   float value = 0;
   std::memcpy(&value, &bits, 4);
@@ -123,16 +130,20 @@ TEST(MakeCheckpoint, WritesTheTensorsOfGemma3) {
 
 TEST(MakeCheckpoint, WritesTheTensorsOfOtherLayouts) {
   const ScratchDir dir;
-  const Checkpoint llama = Checkpoint::open(make(dir, R"({"model_type":"llama","hidden_size":64,"intermediate_size":80,
-      "num_hidden_layers":1,"num_attention_heads":4,"vocab_size":50,"attention_bias":true,"mlp_bias":true})", "llama"));
+  const Checkpoint llama =
+      Checkpoint::open(make(dir, R"({"model_type":"llama","hidden_size":64,"intermediate_size":80,
+      "num_hidden_layers":1,"num_attention_heads":4,"vocab_size":50,"attention_bias":true,"mlp_bias":true})",
+                            "llama"));
   EXPECT_EQ(llama.names().size(), 3u + 9 + 7);
   llama.require("lm_head.weight", {50, 64});
   llama.require("model.layers.0.self_attn.k_proj.weight", {64, 64});
   llama.require("model.layers.0.self_attn.o_proj.bias", {64});
   llama.require("model.layers.0.mlp.up_proj.bias", {80});
 
-  const Checkpoint nested = Checkpoint::open(make(dir, R"({"model_type":"gemma3","text_config":{"hidden_size":64,
-      "intermediate_size":80,"num_hidden_layers":1,"vocab_size":50}})", "nested"));
+  const Checkpoint nested =
+      Checkpoint::open(make(dir, R"({"model_type":"gemma3","text_config":{"hidden_size":64,
+      "intermediate_size":80,"num_hidden_layers":1,"vocab_size":50}})",
+                            "nested"));
   nested.require("language_model.model.embed_tokens.weight", {50, 64});
   nested.require("language_model.model.layers.0.self_attn.q_proj.weight", {8 * 256, 64});
   nested.require("language_model.model.layers.0.self_attn.k_proj.weight", {4 * 256, 64});
@@ -164,11 +175,17 @@ TEST(MakeCheckpoint, WeightsAreThisFunctionOfSeedNameAndIndex) {
 TEST(MakeCheckpoint, BytesDoNotDependOnThreadsOrShards) {
   const ScratchDir dir;
   // Large enough for several threads: 1,500 × 300 elements.
-  const char* config = R"({"model_type":"llama","hidden_size":300,"intermediate_size":320,"num_hidden_layers":1,
+  const char* config =
+      R"({"model_type":"llama","hidden_size":300,"intermediate_size":320,"num_hidden_layers":1,
       "num_attention_heads":4,"vocab_size":1500})";
-  const std::string one = stet::read_text_file(make(dir, config, "one", "--threads 1") + "/model.safetensors", 1 << 24);
-  EXPECT_EQ(stet::read_text_file(make(dir, config, "five", "--threads 5") + "/model.safetensors", 1 << 24), one);
-  EXPECT_NE(stet::read_text_file(make(dir, config, "other", "--seed 1") + "/model.safetensors", 1 << 24), one);
+  const std::string one =
+      stet::read_text_file(make(dir, config, "one", "--threads 1") + "/model.safetensors", 1 << 24);
+  EXPECT_EQ(stet::read_text_file(make(dir, config, "five", "--threads 5") + "/model.safetensors",
+                                 1 << 24),
+            one);
+  EXPECT_NE(
+      stet::read_text_file(make(dir, config, "other", "--seed 1") + "/model.safetensors", 1 << 24),
+      one);
 
   const Checkpoint whole = Checkpoint::open(dir / "one");
   const Checkpoint sharded = Checkpoint::open(make(dir, config, "sharded", "--shard-size 600KB"));
@@ -177,11 +194,13 @@ TEST(MakeCheckpoint, BytesDoNotDependOnThreadsOrShards) {
   for (const std::string& name : whole.names()) {
     EXPECT_EQ(values_of(sharded, name), values_of(whole, name)) << name;
   }
-  EXPECT_EQ(sharded.file_of("model.embed_tokens.weight"), dir / "sharded/model-00001-of-00005.safetensors");
+  EXPECT_EQ(sharded.file_of("model.embed_tokens.weight"),
+            dir / "sharded/model-00001-of-00005.safetensors");
   EXPECT_EQ(sharded.file_of("lm_head.weight"), dir / "sharded/model-00005-of-00005.safetensors");
   uint64_t total = 0;
   for (const std::string& name : whole.names()) total += whole.find(name)->bytes.size();
-  EXPECT_EQ(read_json(dir / "sharded/model.safetensors.index.json")["metadata"]["total_size"], total);
+  EXPECT_EQ(read_json(dir / "sharded/model.safetensors.index.json")["metadata"]["total_size"],
+            total);
 }
 
 TEST(MakeCheckpoint, WeightsAreRoundedToNearest) {
@@ -193,7 +212,8 @@ TEST(MakeCheckpoint, WeightsAreRoundedToNearest) {
   EXPECT_EQ(read_json(dir / "f32/config.json")["torch_dtype"], "float32");
   size_t denormals = 0;
   for (const std::string& name : exact.names()) {
-    const std::vector<float> x = values_of(exact, name), b = values_of(bf16, name), h = values_of(f16, name);
+    const std::vector<float> x = values_of(exact, name), b = values_of(bf16, name),
+                             h = values_of(f16, name);
     ASSERT_EQ(b.size(), x.size());
     ASSERT_EQ(h.size(), x.size());
     for (size_t i = 0; i < x.size(); ++i) {
@@ -216,12 +236,15 @@ TEST(MakeCheckpoint, ActivationsKeepTheirScale) {
     return std::pair(mean, std::sqrt(squares / static_cast<double>(values.size()) - mean * mean));
   };
   const Checkpoint gemma = Checkpoint::open(make(dir, kGemma, "gemma"));
-  const auto [mean, deviation] = moments(values_of(gemma, "model.layers.0.mlp.down_proj.weight"));  // 7,200 values
+  const auto [mean, deviation] =
+      moments(values_of(gemma, "model.layers.0.mlp.down_proj.weight"));  // 7,200 values
   EXPECT_NEAR(mean, 0, 5 * 0.1 / std::sqrt(7200.0));
   EXPECT_NEAR(deviation, 0.1, 5 * 0.1 / std::sqrt(2 * 7200.0));
   EXPECT_NEAR(moments(values_of(gemma, "model.norm.weight")).first, 0, 5 * 0.1 / std::sqrt(72.0));
-  const Checkpoint llama = Checkpoint::open(make(dir, R"({"model_type":"llama","hidden_size":64,"intermediate_size":80,
-      "num_hidden_layers":1,"num_attention_heads":4,"vocab_size":50})", "llama"));
+  const Checkpoint llama =
+      Checkpoint::open(make(dir, R"({"model_type":"llama","hidden_size":64,"intermediate_size":80,
+      "num_hidden_layers":1,"num_attention_heads":4,"vocab_size":50})",
+                            "llama"));
   EXPECT_NEAR(moments(values_of(llama, "model.norm.weight")).first, 1, 5 * 0.1 / std::sqrt(64.0));
 }
 
@@ -232,9 +255,11 @@ TEST(MakeCheckpoint, LayersCanBeCut) {
   EXPECT_EQ(read_json(cut + "/config.json")["layer_types"], nlohmann::json({"sliding_attention"}));
   EXPECT_EQ(Checkpoint::open(cut).names().size(), 15u);
   const Checkpoint whole = Checkpoint::open(make(dir, kGemma, "whole"));
-  EXPECT_EQ(values_of(Checkpoint::open(cut), "model.norm.weight"), values_of(whole, "model.norm.weight"));
+  EXPECT_EQ(values_of(Checkpoint::open(cut), "model.norm.weight"),
+            values_of(whole, "model.norm.weight"));
   const Result result = run(dir / "config.json" + " --layers 3 --dry-run");
-  EXPECT_EQ(result.output, "make_checkpoint: " + dir / "config.json" + ": layer_types: expected 3 layers, found 2\n");
+  EXPECT_EQ(result.output, "make_checkpoint: " + dir / "config.json" +
+                               ": layer_types: expected 3 layers, found 2\n");
   EXPECT_EQ(result.status, 2);
 }
 
@@ -244,13 +269,17 @@ TEST(MakeCheckpoint, ReplacesACheckpointOnlyWhenTold) {
   write_file(dir / "m/notes.txt", "mine");
   const Result refused = run(dir / "config.json" + " -o " + old);
   EXPECT_EQ(refused.status, 1);
-  EXPECT_EQ(refused.output.rfind("make_checkpoint: " + old + ": expected an empty directory (or --force), found ", 0), 0u)
+  EXPECT_EQ(
+      refused.output.rfind(
+          "make_checkpoint: " + old + ": expected an empty directory (or --force), found ", 0),
+      0u)
       << refused.output;
   EXPECT_EQ(run(dir / "config.json" + " -o " + old + " --force").status, 0);
   const Checkpoint replaced = Checkpoint::open(old);
   EXPECT_EQ(replaced.source(), old + "/model.safetensors");
   size_t files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(old)) files += entry.is_regular_file();
+  for (const auto& entry : std::filesystem::directory_iterator(old))
+    files += entry.is_regular_file();
   EXPECT_EQ(files, 4u);
   EXPECT_EQ(stet::read_text_file(dir / "m/notes.txt", 10), "mine");
 }
@@ -264,21 +293,31 @@ TEST(MakeCheckpoint, FailuresAreOneLineAndLeaveNothing) {
   };
   const std::string config = dir / "config.json", out = " -o " + dir / "m";
   expect("gemma9-1b" + out, 2,
-         "SHAPE: expected gemma3-270m, gemma3-1b, gemma3-4b, gemma3-12b, gemma3-27b, llama2-7b, llama3.1-8b, "
+         "SHAPE: expected gemma3-270m, gemma3-1b, gemma3-4b, gemma3-12b, gemma3-27b, llama2-7b, "
+         "llama3.1-8b, "
          "llama3.2-1b, llama3.2-3b, llama3.3-70b or the path of a config.json, found gemma9-1b");
-  expect(dir / "none.json" + out, 1, dir / "none.json" + ": expected a readable file, found No such file or directory");
+  expect(dir / "none.json" + out, 1,
+         dir / "none.json" + ": expected a readable file, found No such file or directory");
   write_file(config, "{\"model_type\":");
-  expect(config + out, 1, config + ": line 1, column 15: expected valid JSON, found the end of the text");
+  expect(config + out, 1,
+         config + ": line 1, column 15: expected valid JSON, found the end of the text");
   write_file(config, "{\"model_type\":\"mamba\"}");
   expect(config + out, 1,
-         config + ": model_type: expected one of gemma2, gemma3, gemma3_text, llama, mistral, qwen3, found mamba");
-  write_file(config, "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":80,\"num_hidden_layers\":1099511627776}");
-  expect(config + out, 1, config + ": num_hidden_layers: expected an integer in 1..1024, found 1099511627776");
+         config +
+             ": model_type: expected one of gemma2, gemma3, gemma3_text, llama, mistral, qwen3, "
+             "found mamba");
+  write_file(config,
+             "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":80,\"num_hidden_"
+             "layers\":1099511627776}");
+  expect(config + out, 1,
+         config + ": num_hidden_layers: expected an integer in 1..1024, found 1099511627776");
   EXPECT_FALSE(std::filesystem::exists(dir / "m"));
 
   write_file(config, kGemma);
-  expect(config + " -o " + config, 1, config + ": expected a directory to write to, found Not a directory");
-  expect(config + " -o " + config + "/m", 1, config + "/m: expected a directory to write to, found Not a directory");
+  expect(config + " -o " + config, 1,
+         config + ": expected a directory to write to, found Not a directory");
+  expect(config + " -o " + config + "/m", 1,
+         config + "/m: expected a directory to write to, found Not a directory");
 
   // The second shard does not fit into the 16 KiB that a file may have.
   const Result full = run(config + " --shard-size 16KB" + out, "ulimit -f 32; ");
@@ -289,9 +328,10 @@ TEST(MakeCheckpoint, FailuresAreOneLineAndLeaveNothing) {
 }
 
 TEST(MakeCheckpoint, ACommandLineAtFaultIsStatus2) {
-  for (const char* arguments : {"", "gemma3-1b", "gemma3-1b --dry-run --layers 0", "gemma3-1b --dry-run --dtype int8",
-                                "gemma3-1b --dry-run --seed x", "gemma3-1b --dry-run --shard-size 0",
-                                "gemma3-1b --dry-run --shard-size 99999999999999999999GB", "gemma3-1b --no-such"}) {
+  for (const char* arguments :
+       {"", "gemma3-1b", "gemma3-1b --dry-run --layers 0", "gemma3-1b --dry-run --dtype int8",
+        "gemma3-1b --dry-run --seed x", "gemma3-1b --dry-run --shard-size 0",
+        "gemma3-1b --dry-run --shard-size 99999999999999999999GB", "gemma3-1b --no-such"}) {
     EXPECT_EQ(run(arguments).status, 2) << arguments;
   }
   EXPECT_EQ(run("--help").status, 0);

@@ -15,10 +15,10 @@ using Json = nlohmann::json;
 struct Shape {
   const char* name;
   int hidden, intermediate, layers, heads, kv_heads, head_dim, vocab;
-  int context;             // max_position_embeddings
-  int window;              // sliding_window; 0 for a Llama
-  int query_scalar;        // query_pre_attn_scalar; 0 for a Llama
-  double rope_factor;      // of rope_scaling; 0 without
+  int context;         // max_position_embeddings
+  int window;          // sliding_window; 0 for a Llama
+  int query_scalar;    // query_pre_attn_scalar; 0 for a Llama
+  double rope_factor;  // of rope_scaling; 0 without
   bool tied;
 };
 
@@ -35,26 +35,40 @@ constexpr Shape kShapes[] = {
     {"llama3.3-70b", 8192, 28672, 80, 64, 8, 128, 128256, 131072, 0, 0, 8, false},
 };
 
-bool is_gemma(const Shape& shape) { return shape.window > 0; }
-bool is_llama2(const Shape& shape) { return shape.vocab == 32000; }
+bool is_gemma(const Shape& shape) {
+  return shape.window > 0;
+}
+bool is_llama2(const Shape& shape) {
+  return shape.vocab == 32000;
+}
 
 const Shape* find_shape(const std::string& name) {
-  const auto it = std::find_if(std::begin(kShapes), std::end(kShapes), [&](const Shape& s) { return name == s.name; });
+  const auto it = std::find_if(std::begin(kShapes), std::end(kShapes),
+                               [&](const Shape& s) { return name == s.name; });
   return it == std::end(kShapes) ? nullptr : it;
 }
 
 Json gemma_config(const Shape& shape) {
   Json config = {
-      {"architectures", {"Gemma3ForCausalLM"}}, {"model_type", "gemma3_text"},
-      {"attn_logit_softcapping", nullptr},      {"final_logit_softcapping", nullptr},
-      {"cache_implementation", "hybrid"},       {"hidden_activation", "gelu_pytorch_tanh"},
-      {"bos_token_id", 2},                      {"eos_token_id", {1, 106}},
-      {"pad_token_id", 0},                      {"query_pre_attn_scalar", shape.query_scalar},
-      {"rms_norm_eps", 1e-6},                   {"rope_local_base_freq", 10000},
-      {"rope_theta", 1000000},                  {"rope_scaling", nullptr},
-      {"sliding_window", shape.window},         {"torch_dtype", "bfloat16"},
+      {"architectures", {"Gemma3ForCausalLM"}},
+      {"model_type", "gemma3_text"},
+      {"attn_logit_softcapping", nullptr},
+      {"final_logit_softcapping", nullptr},
+      {"cache_implementation", "hybrid"},
+      {"hidden_activation", "gelu_pytorch_tanh"},
+      {"bos_token_id", 2},
+      {"eos_token_id", {1, 106}},
+      {"pad_token_id", 0},
+      {"query_pre_attn_scalar", shape.query_scalar},
+      {"rms_norm_eps", 1e-6},
+      {"rope_local_base_freq", 10000},
+      {"rope_theta", 1000000},
+      {"rope_scaling", nullptr},
+      {"sliding_window", shape.window},
+      {"torch_dtype", "bfloat16"},
   };
-  if (shape.rope_factor > 0) config["rope_scaling"] = {{"factor", shape.rope_factor}, {"rope_type", "linear"}};
+  if (shape.rope_factor > 0)
+    config["rope_scaling"] = {{"factor", shape.rope_factor}, {"rope_type", "linear"}};
   // The 270m is of a later version of the format than the others.
   if (shape.layers == 18) {
     config["_sliding_window_pattern"] = 6;
@@ -93,15 +107,16 @@ Json llama_config(const Shape& shape) {
   return config;
 }
 
-// What families differ in, as far as names and sizes of weights go; and the defaults that their configs leave out.
+// What families differ in, as far as names and sizes of weights go; and the defaults that their
+// configs leave out.
 struct Family {
   const char* model_type;
-  const char* prefix;      // of every tensor's name
-  bool four_norms;         // around the MLP too, as Gemma 2 and 3 have them
+  const char* prefix;  // of every tensor's name
+  bool four_norms;     // around the MLP too, as Gemma 2 and 3 have them
   bool qk_norm;
-  float norm_mean;         // the weight at which a norm only normalizes: Gemma stores weight - 1
-  bool tied;               // unless tie_word_embeddings says otherwise
-  int64_t head_dim;        // 0: hidden_size / num_attention_heads
+  float norm_mean;   // the weight at which a norm only normalizes: Gemma stores weight - 1
+  bool tied;         // unless tie_word_embeddings says otherwise
+  int64_t head_dim;  // 0: hidden_size / num_attention_heads
   int64_t heads, kv_heads, vocab;  // 0: must be given (kv_heads: as heads)
 };
 
@@ -121,7 +136,8 @@ const Family& family_of(const stet::JsonReader& config) {
     if (type == family.model_type) return family;
     known += std::string(known.empty() ? "" : ", ") + family.model_type;
   }
-  throw stet::Error(stet::ErrorKind::unsupported, config.file(), "model_type", "one of " + known, type);
+  throw stet::Error(stet::ErrorKind::unsupported, config.file(), "model_type", "one of " + known,
+                    type);
 }
 
 stet::JsonReader reader_of(const Json& config, const std::string& file) {
@@ -130,7 +146,8 @@ stet::JsonReader reader_of(const Json& config, const std::string& file) {
 
 // The part of a config that describes the language model.
 Json& text_part(Json& config) {
-  return config.contains("text_config") && config["text_config"].is_object() ? config["text_config"] : config;
+  return config.contains("text_config") && config["text_config"].is_object() ? config["text_config"]
+                                                                             : config;
 }
 
 int64_t integer(const stet::JsonReader& config, const char* name, int64_t fallback, int64_t max) {
@@ -150,7 +167,9 @@ class WeightList {
   void embedding(const std::string& name, int64_t vocab, int64_t hidden) {
     add(name + ".weight", {vocab, hidden}, {0, 0.02f});
   }
-  void norm(const std::string& name, int64_t size) { add(name + ".weight", {size}, {family_.norm_mean, 0.1f}); }
+  void norm(const std::string& name, int64_t size) {
+    add(name + ".weight", {size}, {family_.norm_mean, 0.1f});
+  }
 
   std::vector<Weight> take() { return std::move(weights_); }
 
@@ -212,8 +231,8 @@ void set_layers(Json* config, int64_t layers, const std::string& file) {
   const auto types = text.find("layer_types");
   if (types == text.end() || !types->is_array()) return;
   if (types->size() < static_cast<size_t>(layers)) {
-    throw stet::Error(stet::ErrorKind::argument, file, "layer_types", std::to_string(layers) + " layers",
-                      std::to_string(types->size()));
+    throw stet::Error(stet::ErrorKind::argument, file, "layer_types",
+                      std::to_string(layers) + " layers", std::to_string(types->size()));
   }
   types->erase(types->begin() + layers, types->end());
 }
@@ -229,7 +248,9 @@ stet::DType weight_dtype(const Json& config, const std::string& file) {
 }
 
 void set_weight_dtype(Json* config, stet::DType dtype) {
-  const char* name = dtype == stet::DType::f32 ? "float32" : dtype == stet::DType::f16 ? "float16" : "bfloat16";
+  const char* name = dtype == stet::DType::f32   ? "float32"
+                     : dtype == stet::DType::f16 ? "float16"
+                                                 : "bfloat16";
   for (Json* part : {config, &text_part(*config)}) {
     for (const char* key : {"dtype", "torch_dtype"}) {
       if (part->contains(key)) (*part)[key] = name;
@@ -249,13 +270,16 @@ std::vector<Weight> weights_of(const Json& whole, const std::string& file) {
   const int64_t layers = integer(config, "num_hidden_layers", 0, 1024);
   const int64_t vocab = integer(config, "vocab_size", family.vocab, 1 << 24);
   const int64_t heads = integer(config, "num_attention_heads", family.heads, 1024);
-  const int64_t kv_heads = integer(config, "num_key_value_heads", family.kv_heads > 0 ? family.kv_heads : heads, heads);
-  if (heads % kv_heads != 0) config.fail("num_key_value_heads", "a divisor of " + std::to_string(heads));
+  const int64_t kv_heads =
+      integer(config, "num_key_value_heads", family.kv_heads > 0 ? family.kv_heads : heads, heads);
+  if (heads % kv_heads != 0)
+    config.fail("num_key_value_heads", "a divisor of " + std::to_string(heads));
   const int64_t head_dim =
       integer(config, "head_dim", family.head_dim > 0 ? family.head_dim : hidden / heads, 65536);
   const bool attention_bias = config.boolean_or("attention_bias", false);
   const bool mlp_bias = config.boolean_or("mlp_bias", false);
-  const bool tied = top.boolean_or("tie_word_embeddings", config.boolean_or("tie_word_embeddings", family.tied));
+  const bool tied =
+      top.boolean_or("tie_word_embeddings", config.boolean_or("tie_word_embeddings", family.tied));
 
   WeightList list(family);
   list.embedding("model.embed_tokens", vocab, hidden);

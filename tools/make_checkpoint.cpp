@@ -1,5 +1,5 @@
-// make_checkpoint: a checkpoint directory of seeded random weights in the published layout, for benchmarks and
-// load tests. config.json is written last: a directory that has it is complete.
+// make_checkpoint: a checkpoint directory of seeded random weights in the published layout, for
+// benchmarks and load tests. config.json is written last: a directory that has it is complete.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -72,13 +72,16 @@ Plan make_plan(const Options& options) {
   Plan plan;
   plan.config = stet_tools::named_config(options.shape);
   const bool named = !plan.config.is_null();
-  if (!named && options.shape.find_first_of("/.") == std::string::npos && !fs::exists(options.shape)) {
-    throw stet::Error(stet::ErrorKind::argument, "", "SHAPE",
-                      fmt::format("{} or the path of a config.json", fmt::join(stet_tools::shape_names(), ", ")),
-                      options.shape);
+  if (!named && options.shape.find_first_of("/.") == std::string::npos &&
+      !fs::exists(options.shape)) {
+    throw stet::Error(
+        stet::ErrorKind::argument, "", "SHAPE",
+        fmt::format("{} or the path of a config.json", fmt::join(stet_tools::shape_names(), ", ")),
+        options.shape);
   }
   if (!named) {
-    plan.config = stet::parse_json(stet::read_text_file(options.shape, kConfigLimit), options.shape).json();
+    plan.config =
+        stet::parse_json(stet::read_text_file(options.shape, kConfigLimit), options.shape).json();
   }
   if (options.layers > 0) stet_tools::set_layers(&plan.config, options.layers, options.shape);
   if (options.dtype.empty()) {
@@ -95,23 +98,28 @@ Plan make_plan(const Options& options) {
 }
 
 bool belongs_to_a_checkpoint(const std::string& name) {
-  return name == "config.json" || name == "generation_config.json" || name == "model.safetensors.index.json" ||
+  return name == "config.json" || name == "generation_config.json" ||
+         name == "model.safetensors.index.json" ||
          (name.starts_with("model") && name.ends_with(".safetensors"));
 }
 
-// Makes the directory, or sees that it is empty; with `force`, removes the checkpoint that is there.
+// Makes the directory, or sees that it is empty; with `force`, removes the checkpoint that is
+// there.
 void prepare_directory(const Options& options, uint64_t bytes) {
   std::error_code error;
   const auto check = [&](const std::string& expected) {
-    if (error) throw stet::Error(stet::ErrorKind::io, options.directory, "", expected, error.message());
+    if (error)
+      throw stet::Error(stet::ErrorKind::io, options.directory, "", expected, error.message());
   };
   fs::create_directories(options.directory, error);
   check("a directory to write to");
   std::vector<fs::path> old;
-  for (fs::directory_iterator it(options.directory, error), end; !error && it != end; it.increment(error)) {
+  for (fs::directory_iterator it(options.directory, error), end; !error && it != end;
+       it.increment(error)) {
     const std::string name = it->path().filename().string();
     if (!options.force) {
-      throw stet::Error(stet::ErrorKind::io, options.directory, "", "an empty directory (or --force)", name);
+      throw stet::Error(stet::ErrorKind::io, options.directory, "",
+                        "an empty directory (or --force)", name);
     }
     if (belongs_to_a_checkpoint(name)) old.push_back(it->path());
   }
@@ -124,8 +132,8 @@ void prepare_directory(const Options& options, uint64_t bytes) {
   }
   const fs::space_info space = fs::space(options.directory, error);
   if (!error && space.available < bytes) {
-    throw stet::Error(stet::ErrorKind::io, options.directory, "", fmt::format("{} bytes free", bytes),
-                      std::to_string(space.available));
+    throw stet::Error(stet::ErrorKind::io, options.directory, "",
+                      fmt::format("{} bytes free", bytes), std::to_string(space.available));
   }
 }
 
@@ -159,8 +167,8 @@ class CheckpointWriter {
       for (const Weight& weight : plan_.shards[i]) weight_map[weight.name] = name;
     }
     if (plan_.shards.size() > 1) {
-      write_json("model.safetensors.index.json",
-                 {{"metadata", {{"total_size", plan_.bytes}}}, {"weight_map", std::move(weight_map)}});
+      write_json("model.safetensors.index.json", {{"metadata", {{"total_size", plan_.bytes}}},
+                                                  {"weight_map", std::move(weight_map)}});
     }
   }
 
@@ -178,7 +186,8 @@ class CheckpointWriter {
     const uint64_t count = element_count(weight), chunk = kChunk / stet::dtype_size(plan_.dtype);
     for (uint64_t first = 0; first < count; first += chunk) {
       buffer_.resize(std::min(chunk, count - first) * stet::dtype_size(plan_.dtype));
-      stet_tools::fill_weights(plan_.dtype, key, weight.distribution, first, options_.threads, buffer_);
+      stet_tools::fill_weights(plan_.dtype, key, weight.distribution, first, options_.threads,
+                               buffer_);
       writer->write(buffer_);
       done_ += buffer_.size();
     }
@@ -206,10 +215,10 @@ class CheckpointWriter {
 void run(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   const Plan plan = make_plan(options);
-  const std::string summary = fmt::format(
-      "{}: {} weights in {} tensors, {} {}, {} file{}", options.shape, plan.weights, plan.tensors, plan.bytes,
-      "bytes of " + std::string(stet::dtype_name(plan.dtype)), plan.shards.size(),
-      plan.shards.size() == 1 ? "" : "s");
+  const std::string summary =
+      fmt::format("{}: {} weights in {} tensors, {} {}, {} file{}", options.shape, plan.weights,
+                  plan.tensors, plan.bytes, "bytes of " + std::string(stet::dtype_name(plan.dtype)),
+                  plan.shards.size(), plan.shards.size() == 1 ? "" : "s");
   if (options.dry_run) {
     fmt::print("{}\n", summary);
     return;
@@ -225,24 +234,31 @@ void run(const Options& options) {
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is then an error like a full disk
   Options options;
-  CLI::App app("Writes a checkpoint of seeded random weights in the published Hugging Face layout.\n"
-               "The same SHAPE, seed, dtype and layers give the same weights on every machine.",
-               "make_checkpoint");
+  CLI::App app(
+      "Writes a checkpoint of seeded random weights in the published Hugging Face layout.\n"
+      "The same SHAPE, seed, dtype and layers give the same weights on every machine.",
+      "make_checkpoint");
   app.add_option("SHAPE", options.shape,
-                 fmt::format("a named shape ({}) or the path of a config.json", fmt::join(stet_tools::shape_names(), ", ")))
+                 fmt::format("a named shape ({}) or the path of a config.json",
+                             fmt::join(stet_tools::shape_names(), ", ")))
       ->required();
-  CLI::Option* output = app.add_option("-o,--output", options.directory, "directory to make; must be empty");
+  CLI::Option* output =
+      app.add_option("-o,--output", options.directory, "directory to make; must be empty");
   app.add_option("--seed", options.seed, "seed of the weights")->capture_default_str();
   app.add_option("--dtype", options.dtype, "bf16, f16 or f32; otherwise as the config says")
       ->check(CLI::IsMember({"bf16", "f16", "f32"}));
-  app.add_option("--shard-size", options.shard_size, "most bytes in one file, such as 500MB, 2GB, 1GiB")
+  app.add_option("--shard-size", options.shard_size,
+                 "most bytes in one file, such as 500MB, 2GB, 1GiB")
       ->transform(CLI::AsSizeValue(true))
       ->check(CLI::PositiveNumber)
       ->default_str("5GB");
-  app.add_option("--layers", options.layers, "this many layers instead of the config's")->check(CLI::Range(1, 1024));
-  app.add_option("--threads", options.threads, "threads that generate weights")->check(CLI::Range(1, 1024));
+  app.add_option("--layers", options.layers, "this many layers instead of the config's")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--threads", options.threads, "threads that generate weights")
+      ->check(CLI::Range(1, 1024));
   app.add_flag("--force", options.force, "replace the checkpoint in the directory");
-  CLI::Option* dry = app.add_flag("--dry-run", options.dry_run, "say what would be written, write nothing");
+  CLI::Option* dry =
+      app.add_flag("--dry-run", options.dry_run, "say what would be written, write nothing");
   try {
     app.parse(argc, argv);
     if (!*output && !*dry) throw CLI::RequiredError("-o DIR");

@@ -1,5 +1,6 @@
 #include "tools/random_weights.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <thread>
@@ -8,7 +9,8 @@
 namespace stet_tools {
 namespace {
 
-// The finalizer of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
+// The finalizer of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
+// generators", 2014).
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
@@ -20,7 +22,8 @@ constexpr float kDeviation = 37837.227f;
 
 float draw(uint64_t key, uint64_t i) {
   const uint64_t bits = mix(key + (i + 1) * 0x9e3779b97f4a7c15);
-  const uint64_t sum = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
+  const uint64_t sum =
+      (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
   return static_cast<float>(static_cast<int32_t>(sum) - 131070);
 }
 
@@ -33,7 +36,8 @@ uint16_t to_bf16(float value) {
 uint16_t to_f16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
-  if (magnitude < 0x38800000) {  // below 2^-14: adding 0.5 rounds at the 2^-24 that denormals count in
+  // Below 2^-14, adding 0.5 rounds at the 2^-24 in which denormals count.
+  if (magnitude < 0x38800000) {
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000));
   }
@@ -42,7 +46,8 @@ uint16_t to_f16(float value) {
 }
 
 template <typename Element, typename Convert>
-void fill(uint64_t key, Distribution distribution, uint64_t first, std::span<std::byte> out, Convert convert) {
+void fill(uint64_t key, Distribution distribution, uint64_t first, std::span<std::byte> out,
+          Convert convert) {
   const float scale = distribution.deviation / kDeviation;
   for (size_t at = 0; at < out.size(); at += sizeof(Element)) {
     const float value = distribution.mean + scale * draw(key, first++);
@@ -66,8 +71,8 @@ uint64_t weight_key(uint64_t seed, const std::string& tensor_name) {
   return mix(hash ^ mix(seed + 0x9e3779b97f4a7c15));
 }
 
-void fill_weights(stet::DType dtype, uint64_t key, Distribution distribution, uint64_t first, unsigned threads,
-                  std::span<std::byte> out) {
+void fill_weights(stet::DType dtype, uint64_t key, Distribution distribution, uint64_t first,
+                  unsigned threads, std::span<std::byte> out) {
   const size_t size = stet::dtype_size(dtype), count = out.size() / size;
   const size_t share = threads > 1 && count > 65536 ? (count + threads - 1) / threads : count;
   std::vector<std::jthread> workers;

@@ -1,5 +1,6 @@
-// Weights drawn from a counter: element i of a tensor is a function of seed, tensor name and i alone, so the
-// bytes depend neither on threads nor on the order of writing. Integer and IEEE-754 arithmetic only, no libm.
+// Weights drawn from a counter: element i of a tensor is a function of seed, tensor name and i
+// alone, so the bytes depend neither on threads nor on the order of writing. Integer and IEEE-754
+// arithmetic only, no libm.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +19,9 @@ struct Distribution {
 
 uint64_t weight_key(uint64_t seed, const std::string& tensor_name);
 
-// Fills `out` with elements first, first + 1, ... of a tensor, approximately normal, rounded to nearest even in
-// `dtype` (f32, bf16 or f16). `threads` share the work.
-void fill_weights(stet::DType dtype, uint64_t key, Distribution distribution, uint64_t first, unsigned threads,
-                  std::span<std::byte> out);
+// Fills `out` with elements first, first + 1, ... of a tensor, approximately normal, rounded to
+// nearest even in `dtype` (f32, bf16 or f16). `threads` share the work.
+void fill_weights(stet::DType dtype, uint64_t key, Distribution distribution, uint64_t first,
+                  unsigned threads, std::span<std::byte> out);
 
 }  // namespace stet_tools
