@@ -15,8 +15,8 @@ class ReplyText {
   ReplyText(const Tokenizer* tokenizer, const GenerationState& state) : matcher_(state.stop_strings) {
     if (tokenizer == nullptr) return;
     stream_.emplace(*tokenizer, true);
-    stream_->restore(state.stream);
-    matcher_.restore(state.held);
+    if (!state.stream.empty()) stream_->restore(state.stream);
+    if (!state.held.empty()) matcher_.restore(state.held);
   }
 
   // Text that is certain after this token; true when a stop string was completed.
@@ -77,9 +77,9 @@ GenerationState default_generation(const Model& model) {
   return state;
 }
 
-void append_prompt(Session& session, std::span<const int32_t> ids) {
+void append_prompt(Session& session, std::span<const int32_t> ids, const Progress& progress) {
   const int64_t at = session.size();
-  session.append(ids);
+  session.append(ids, nullptr, nullptr, progress);
   close_turn(session);
   session.generation().turns.push_back({at, session.size(), session.size(), true});
 }

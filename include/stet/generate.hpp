@@ -30,7 +30,7 @@ struct GenerateOptions {
 GenerationState default_generation(const Model& model);
 
 // Puts a prompt at the end of the session and opens a turn. An open reply before it is closed as it is.
-void append_prompt(Session& session, std::span<const int32_t> ids);
+void append_prompt(Session& session, std::span<const int32_t> ids, const Progress& progress = nullptr);
 
 // Draws a reply, or goes on with one that was cut by its limit: the session afterwards is the same, bit for bit,
 // wherever the reply was cut. Every drawn token has been processed, so that the session's logits follow it.

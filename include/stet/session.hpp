@@ -59,6 +59,8 @@ constexpr int kContractVersion = 1;
 using LogitSink = std::function<void(int64_t first, Rows logits)>;
 // Called for consecutive rows of hidden state `index` (0: embedding; i: after layer i; the last: after the norm).
 using HiddenSink = std::function<void(size_t index, int64_t first, Rows hidden)>;
+// Called after every chunk with the number of tokens of this call processed so far.
+using Progress = std::function<void(int64_t done)>;
 
 class Session {
  public:
@@ -68,7 +70,8 @@ class Session {
   // Tokens go through the model after those already there. Throws an argument Error for an id outside the
   // vocabulary and a capacity Error when they do not fit; either leaves the session as it was. With sinks, every
   // row is handed out; an exception that a sink throws leaves the session as it was, too.
-  void append(std::span<const int32_t> ids, const LogitSink& logits = nullptr, const HiddenSink& hidden = nullptr);
+  void append(std::span<const int32_t> ids, const LogitSink& logits = nullptr, const HiddenSink& hidden = nullptr,
+              const Progress& progress = nullptr);
   // Drops all tokens from position `size` on. Exact: what follows is as if they had never been.
   void rewind(int64_t size);
   // A second session that shares every full block with this one and goes its own way.
@@ -95,7 +98,7 @@ class Session {
  private:
   friend class Snapshot;
   Session(const Session&) = default;  // fork() is the only copy
-  void run(std::span<const int32_t> ids, const LogitSink& logits, const HiddenSink& hidden, bool want_last);
+  void run(std::span<const int32_t> ids, const LogitSink& logits, const HiddenSink& hidden, const Progress& progress);
   void run_chunk(std::span<const int32_t> ids, Workspace& w, const LogitSink& logits, const HiddenSink& hidden,
                  bool want_last);
 
