@@ -110,7 +110,7 @@ Reply generate(Session& session, const Tokenizer* tokenizer, const GenerateOptio
     state.turns.back().end = session.size();
     const bool eos = !options.ignore_eos && is_stop(state, id);
     certain.clear();
-    const bool stopped = text.push(id, &certain);
+    const bool stopped = !eos && text.push(id, &certain);  // a stop token is no part of the text
     const bool wanted = emit(certain);
     if (stopped || eos) reply.stop = stopped ? "stop" : "eos";
     else if (!wanted) reply.stop = "interrupt";

@@ -17,6 +17,7 @@ struct Options {
 
 void print_table(const Json& j, const std::string& indent = "") {
   for (const auto& [key, value] : j.items()) {
+    if (key == "tokens" && value.is_array()) continue;  // thousands of numbers: in the JSON form
     if (value.is_object() || (value.is_array() && !value.empty() && value[0].is_object())) {
       fmt::print("{}{}\n", indent, key);
       for (const auto& [name, inner] : value.items()) {
@@ -65,6 +66,7 @@ Json describe(const Snapshot& s) {
     j["sections"].push_back({{"name", section.name}, {"offset", section.offset}, {"bytes", section.size},
                              {"digest", digest_text(section.digest)}});
   }
+  j["tokens"] = s.tokens();
   return j;
 }
 
