@@ -13,10 +13,6 @@
 namespace stet {
 namespace {
 
-bool is_ascii(std::string_view text) {
-  return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
-}
-
 std::string_view strip(std::string_view text, bool left, bool right) {
   while (left && !text.empty()) {
     const Utf8 c = utf8_at(text, 0);
@@ -32,6 +28,10 @@ std::string_view strip(std::string_view text, bool left, bool right) {
 }
 
 #ifdef STET_HAVE_UTF8PROC
+
+bool is_ascii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+}
 
 std::string lowercase(std::string_view text) {
   std::string out;

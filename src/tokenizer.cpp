@@ -391,7 +391,7 @@ std::string TextStream::state() const {
 
 void TextStream::restore(std::string_view state) {
   std::vector<Stage> stages(stages_.size());
-  const auto fail = [] [[noreturn]] (const char* found) {
+  const auto fail = [](const char* found) {
     throw Error(ErrorKind::format, "", "text stream", "the state of one with this decoder", found);
   };
   const auto take = [&](size_t size) {

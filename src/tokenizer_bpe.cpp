@@ -71,7 +71,9 @@ class BpeEncoder : public Encoder {
 void read_vocabulary(const TokenizerJson& json, const std::string& file, Vocabulary& vocabulary) {
   // A few holes are fine; an id far outside would cost memory that the file's size does not justify.
   const auto limit = static_cast<int64_t>(json.vocab.size() * 2 + 4096);
-  for (const auto& [piece, id] : json.vocab) {
+  for (const std::pair<std::string, int64_t>& entry : json.vocab) {
+    const std::string& piece = entry.first;
+    const int64_t id = entry.second;
     const auto fail = [&](const std::string& expected, const std::string& found) {
       throw Error(ErrorKind::format, file, "model.vocab." + printable(piece, 60), expected, found);
     };

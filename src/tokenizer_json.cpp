@@ -114,6 +114,12 @@ class Builder : public nlohmann::json_sax<json> {
     return open_.size() == 2 && names_.back() == "model" && open_.back()->is_object() && key_ == name;
   }
 
+  // Its key, or its place in an array. (To be asked after place() has made that.)
+  std::string name_of_next() const {
+    if (open_.empty()) return "";
+    return open_.back()->is_array() ? fmt::format("[{}]", open_.back()->size() - 1) : key_;
+  }
+
   // Where the value that comes next belongs.
   json& place() {
     if (open_.empty()) return out_.document;
@@ -138,8 +144,8 @@ class Builder : public nlohmann::json_sax<json> {
     if (open_.size() == kMaxDepth) fail(fmt::format("nesting of at most {}", kMaxDepth), "more");
     json& at = place();
     at = std::move(container);
+    names_.push_back(name_of_next());
     open_.push_back(&at);
-    names_.push_back(key_);
     return true;
   }
 
@@ -166,9 +172,13 @@ class Builder : public nlohmann::json_sax<json> {
 
   [[noreturn]] void fail(const std::string& expected, const std::string& found) const {
     std::string field;
-    for (size_t i = 1; i < names_.size(); ++i) field += names_[i] + ".";
+    const auto add = [&](const std::string& name) {
+      if (!field.empty() && !name.starts_with('[')) field += '.';
+      field += name;
+    };
+    for (const std::string& name : names_) add(name);
     switch (mode_) {
-      case Mode::document: field += key_; break;
+      case Mode::document: if (!open_.empty() && open_.back()->is_object()) add(key_); break;
       case Mode::vocab: field = "model.vocab." + key_; break;
       default: field = fmt::format("model.merges[{}]", out_.merges.size());
     }

@@ -34,6 +34,24 @@ inline std::string fixtures() {
   return given ? given : STET_ROOT "/../shared/fixtures";
 }
 
+#ifdef STET_HAVE_SENTENCEPIECE
+inline constexpr bool kHaveSentencepiece = true;
+#else
+inline constexpr bool kHaveSentencepiece = false;
+#endif
+#ifdef STET_HAVE_PCRE2
+inline constexpr bool kHavePcre2 = true;
+#else
+inline constexpr bool kHavePcre2 = false;
+#endif
+#ifdef STET_HAVE_UTF8PROC
+inline constexpr bool kHaveUtf8proc = true;
+#else
+inline constexpr bool kHaveUtf8proc = false;
+#endif
+#define NEEDS(library) \
+  if (!kHave##library) GTEST_SKIP() << "built without " #library
+
 inline const std::string kGemma = STET_ROOT "/assets/pocket-gemma3";
 inline const std::string kLlama = STET_ROOT "/assets/pocket-llama3";
 inline const std::string kGoldens = STET_ROOT "/tests/data/pocket/golden-";
@@ -59,6 +77,15 @@ inline std::string random_bytes(std::mt19937& random, size_t size) {
   std::string bytes;
   for (size_t i = 0; i < size; ++i) bytes.push_back(static_cast<char>(random()));
   return bytes;
+}
+
+inline std::string replaced(const std::string& text, const std::string& from, const std::string& to) {
+  std::string out;
+  size_t done = 0;
+  for (size_t at; (at = text.find(from, done)) != std::string::npos; done = at + from.size()) {
+    out.append(text, done, at - done).append(to);
+  }
+  return out.append(text, done);
 }
 
 // Text of ids through a TextStream, each part checked to be UTF-8.
