@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 
 #include "src/encoder.hpp"
 #include "src/tokenizer_json.hpp"
@@ -240,6 +239,16 @@ std::string fingerprint_of(const TokenizerParts& parts, const Tokenizer::Impl& i
   return fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
 }
 
+std::string read_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::string bytes, part(1 << 20, '\0');
+  while (in.read(part.data(), static_cast<std::streamsize>(part.size())) || in.gcount() > 0) {
+    bytes.append(part, 0, static_cast<size_t>(in.gcount()));
+  }
+  if (!in.eof() || in.bad()) throw Error(ErrorKind::io, path, "", "a readable file", "one that is not");
+  return bytes;
+}
+
 const std::string* find_file(const Tokenizer::Files& files, std::string_view name) {
   for (const auto& [file, bytes] : files) {
     if (file == name) return &bytes;
@@ -255,13 +264,8 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& directory) {
   const std::string where = directory.empty() || directory.ends_with('/') ? directory : directory + "/";
   for (const char* name : {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja"}) {
     if (name == std::string_view("tokenizer.model") && !files.empty()) continue;
-    const std::string path = where + name;
     std::error_code error;
-    if (!fs::exists(path, error)) continue;
-    std::ifstream in(path, std::ios::binary);
-    std::string bytes{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-    if (!in.good() && !in.eof()) throw Error(ErrorKind::io, path, "", "a readable file", "none");
-    files.emplace_back(name, std::move(bytes));
+    if (fs::exists(where + name, error)) files.emplace_back(name, read_file(where + name));
   }
   return load_from_files(std::move(files), where);
 }

@@ -123,6 +123,12 @@ TEST(Tokenizer, PutsBosAsAskedFor) {
   const auto llama = Tokenizer::load(kLlama);
   EXPECT_EQ(llama->encode("", Bos::automatic), (Ids{930}));
   EXPECT_EQ(llama->bos(), 930);
+  const std::string json = small_json().dump();
+  const auto plain = Tokenizer::load_from_files({{"tokenizer.json", json}});
+  EXPECT_EQ(error_of([&] { plain->encode("a", Bos::on); }), "bos: expected a tokenizer with a bos token, found none");
+  const auto with_bos = from_json(small_json(), R"({"bos_token": "c"})");
+  EXPECT_EQ(with_bos->encode("a", Bos::automatic), (Ids{1}));
+  EXPECT_EQ(with_bos->encode("a", Bos::on), (Ids{3, 1}));
   EXPECT_EQ(llama->eos(), 934);
 }
 
@@ -296,6 +302,48 @@ TEST(Tokenizer, FingerprintsArePinned) {
 TEST(Tokenizer, MissingFilesAreNamed) {
   EXPECT_EQ(error_of([] { Tokenizer::load("/no/such/place"); }),
             "/no/such/place/: expected tokenizer.json or tokenizer.model, found neither");
+  const std::string directory = testing::TempDir() + "stet_tokenizer_test";
+  std::filesystem::create_directories(directory + "/tokenizer.json");
+  EXPECT_EQ(error_of([&] { Tokenizer::load(directory); }),
+            directory + "/tokenizer.json: expected a readable file, found one that is not");
+  std::filesystem::remove_all(directory);
+}
+
+TEST(Tokenizer, FingerprintsFollowWhatDecidesIdsAndText) {
+  const std::string base = from_json(small_json())->fingerprint();
+  const auto changed = [](const char* patch, const std::string& config = "") {
+    nlohmann::json json = small_json();
+    json.merge_patch(nlohmann::json::parse(patch));
+    return from_json(json, config)->fingerprint();
+  };
+  EXPECT_EQ(changed(R"({"version": "2.0", "padding": {"x": 1}})"), base);
+  EXPECT_EQ(Tokenizer::load_from_files({{"tokenizer.json", small_json().dump(2)}})->fingerprint(), base);
+  EXPECT_EQ(changed("{}", R"({"model_max_length": 5})"), base);
+  EXPECT_NE(changed(R"({"model": {"vocab": {"d": 9}}})"), base);
+  EXPECT_NE(changed(R"({"model": {"merges": ["ab c", "a b", "_ a"]}})"), base);
+  EXPECT_NE(changed(R"({"model": {"fuse_unk": true}})"), base);
+  EXPECT_NE(changed(R"({"normalizer": {"type": "Prepend", "prepend": "_"}})"), base);
+  EXPECT_NE(changed(R"({"added_tokens": [{"id": 1, "content": "a"}]})"), base);
+  EXPECT_NE(changed(R"({"added_tokens": [{"id": 1, "content": "a"}]})"),
+            changed(R"({"added_tokens": [{"id": 1, "content": "a", "special": true}]})"));
+  EXPECT_NE(changed("{}", R"({"bos_token": "a"})"), base);
+  EXPECT_NE(changed("{}", R"({"chat_template": "x"})"), base);
+}
+
+TEST(Tokenizer, TheConfigsFieldsAreChecked) {
+  const auto error = [](const char* config) { return error_of([&] { from_json(small_json(), config); }); };
+  EXPECT_EQ(error(R"({"bos_token": "x"})"),
+            "tokenizer_config.json: bos_token: expected a token of the vocabulary, found x");
+  EXPECT_EQ(error(R"({"eos_token": 5})"), "tokenizer_config.json: eos_token: expected a string, found 5");
+  EXPECT_EQ(error(R"({"add_bos_token": "yes"})"),
+            "tokenizer_config.json: add_bos_token: expected true or false, found \"yes\"");
+  EXPECT_EQ(error(R"({"added_tokens_decoder": {"x": {"content": "y"}}})"),
+            "tokenizer_config.json: added_tokens_decoder.x: expected an id as key, found {\"content\":\"y\"}");
+  EXPECT_EQ(error(R"({"added_tokens_decoder": {"2": {"content": "y"}}})"),
+            "tokenizer_config.json: added_tokens_decoder.2: expected an id of its own, found 2, that of b");
+  EXPECT_EQ(error(R"({"chat_template": [{"name": "tool", "template": ""}]})"),
+            "tokenizer_config.json: chat_template: expected a template named default, found "
+            "[{\"name\":\"tool\",\"template\":\"\"}]");
 }
 
 TEST(Tokenizer, OneTokenizerServesManyThreads) {

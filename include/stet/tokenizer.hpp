@@ -47,9 +47,13 @@ class Tokenizer {
   // What load_from_files needs to build this tokenizer again.
   const Files& files() const;
 
-  // The token ids of a text. Added tokens found in it ("<start_of_turn>") become their ids; with special_in_text
-  // false the special ones among them are ordinary text, and no special id can come out of the text.
-  // Throws Error: argument (Bos::on without a bos token), capacity (a pattern ran into PCRE2's limits).
+  // The token ids of a text. Added tokens found in it ("<start_of_turn>") become their ids. With special_in_text
+  // false, those that could pass for the checkpoint's own marks stay ordinary text, and no id of them can come out
+  // of it: the special tokens, and the tokens that the chat template writes (white space aside), which some
+  // checkpoints do not call special. That is how text of unknown origin should be encoded.
+  // Time grows with the length as n log n at most, also for one long word.
+  // Throws Error: argument (Bos::on without a bos token), capacity (a pattern ran into PCRE2's limits, a word has
+  // 2 GiB).
   std::vector<int32_t> encode(std::string_view text, Bos bos = Bos::automatic, bool special_in_text = true) const;
 
   // The text of ids, valid UTF-8, as transformers' decode(ids, skip_special_tokens=skip_special,
@@ -67,7 +71,7 @@ class Tokenizer {
   std::optional<int32_t> id(std::string_view piece) const;
   // The inverse; "" for an id that the vocabulary leaves out. Throws Error: argument for an id out of range.
   std::string piece(int32_t id) const;
-  // Left out by skip_special, and not recognised in text without special_in_text. False for ids out of range.
+  // Left out by skip_special. False for ids out of range.
   bool is_special(int32_t id) const;
 
   // The Jinja source, or "".
