@@ -14,7 +14,8 @@ struct Message {
 // The chat templates of the pocket checkpoints, by hand.
 std::string gemma_chat(const std::vector<Message>& messages) {
   std::string text = "<bos>";
-  for (const Message& m : messages) text += "<start_of_turn>" + m.role + "\n" + m.text + "<end_of_turn>\n";
+  for (const Message& m : messages)
+    text += "<start_of_turn>" + m.role + "\n" + m.text + "<end_of_turn>\n";
   return text;
 }
 
@@ -42,7 +43,8 @@ template <class Render>
 void check_conversations(const std::string& model, const std::string& golden, const Render& render,
                          const std::string& generation_prompt) {
   const auto tokenizer = Tokenizer::load(model);
-  const auto conversations = nlohmann::json::parse(read_bytes(kGoldens + golden + "/conversations.json"));
+  const auto conversations =
+      nlohmann::json::parse(read_bytes(kGoldens + golden + "/conversations.json"));
   ASSERT_EQ(conversations.size(), 40u);
   for (const auto& c : conversations) {
     const size_t turns = c["turns"].size(), prompt_turns = c["prompt_turns"];
@@ -59,9 +61,11 @@ void check_conversations(const std::string& model, const std::string& golden, co
 
     std::vector<Message> prompt = messages_of(c["turns"], prompt_turns);
     prompt.pop_back();
-    EXPECT_EQ(tokenizer->encode(render(prompt) + generation_prompt, Bos::off), Ids(c["prompt_ids"]));
+    EXPECT_EQ(tokenizer->encode(render(prompt) + generation_prompt, Bos::off),
+              Ids(c["prompt_ids"]));
     const Ids greedy = c["greedy"];
-    EXPECT_EQ(tokenizer->decode(std::span(greedy).first(greedy.size() - 1), true), std::string(c["greedy_text"]));
+    EXPECT_EQ(tokenizer->decode(std::span(greedy).first(greedy.size() - 1), true),
+              std::string(c["greedy_text"]));
   }
 }
 
@@ -74,7 +78,8 @@ TEST(Tokenizer, PocketGemmaGivesTheIdsOfAllConversations) {
 
 TEST(Tokenizer, PocketLlamaGivesTheIdsOfAllConversations) {
   NEEDS(Pcre2);
-  check_conversations(kLlama, "llama3", llama_chat, "<|start_header_id|>assistant<|end_header_id|>\n\n");
+  check_conversations(kLlama, "llama3", llama_chat,
+                      "<|start_header_id|>assistant<|end_header_id|>\n\n");
 }
 
 TEST(Tokenizer, PocketGemmaGivesTheIdsOfTheScript) {
@@ -86,7 +91,8 @@ TEST(Tokenizer, PocketGemmaGivesTheIdsOfTheScript) {
   for (const auto& turn : script["turns"]) {
     messages.push_back({"user", turn["user"]});
     messages.push_back({"model", turn["model"]});
-    const auto reply = std::span(ids).subspan(turn["reply_starts"], size_t(turn["reply_ends"]) - size_t(turn["reply_starts"]));
+    const auto reply = std::span(ids).subspan(
+        turn["reply_starts"], size_t(turn["reply_ends"]) - size_t(turn["reply_starts"]));
     EXPECT_EQ(tokenizer->decode(reply), std::string(turn["model"]) + "<end_of_turn>");
   }
   std::string text = gemma_chat(messages);
@@ -125,7 +131,8 @@ TEST(Tokenizer, PutsBosAsAskedFor) {
   EXPECT_EQ(llama->bos(), 930);
   const std::string json = small_json().dump();
   const auto plain = Tokenizer::load_from_files({{"tokenizer.json", json}});
-  EXPECT_EQ(error_of([&] { plain->encode("a", Bos::on); }), "bos: expected a tokenizer with a bos token, found none");
+  EXPECT_EQ(error_of([&] { plain->encode("a", Bos::on); }),
+            "bos: expected a tokenizer with a bos token, found none");
   const auto with_bos = from_json(small_json(), R"({"bos_token": "c"})");
   EXPECT_EQ(with_bos->encode("a", Bos::automatic), (Ids{1}));
   EXPECT_EQ(with_bos->encode("a", Bos::on), (Ids{3, 1}));
@@ -144,8 +151,10 @@ TEST(Tokenizer, TheConfigDecidesAboutBosAndEos) {
   EXPECT_EQ(around(R"({"bos_token": "<s>", "tokenizer_class": "LlamaTokenizer"})"), (Ids{1, 263}));
   EXPECT_EQ(around(R"({"bos_token": "<s>", "tokenizer_class": "T5Tokenizer"})"), (Ids{263}));
   EXPECT_EQ(around(R"({"bos_token": {"content": "<s>"}, "add_bos_token": true})"), (Ids{1, 263}));
-  EXPECT_EQ(around(R"({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": false, "add_eos_token": true})"),
-            (Ids{263, 2}));
+  EXPECT_EQ(
+      around(
+          R"({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": false, "add_eos_token": true})"),
+      (Ids{263, 2}));
 }
 
 TEST(Tokenizer, SpecialTokensInTextAreTextWhereTheyAreNotAskedFor) {
@@ -183,10 +192,10 @@ TEST(Tokenizer, IllFormedInputIsReadAsReplacementCharacters) {
   const auto gemma = Tokenizer::load(kGemma);
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"a\xFFz", "a\uFFFDz"},
-      {"\xF0\x9F\x98", "\uFFFD"},                    // one cut-off character
+      {"\xF0\x9F\x98", "\uFFFD"},  // one cut-off character
       {"\xE2\x82z", "\uFFFDz"},
-      {"\xC0\x80", "\uFFFD\uFFFD"},                  // overlong
-      {"\xED\xA0\x80", "\uFFFD\uFFFD\uFFFD"},        // a surrogate
+      {"\xC0\x80", "\uFFFD\uFFFD"},                      // overlong
+      {"\xED\xA0\x80", "\uFFFD\uFFFD\uFFFD"},            // a surrogate
       {"\xF4\x90\x80\x80", "\uFFFD\uFFFD\uFFFD\uFFFD"},  // above U+10FFFF
       {"\x80\x80", "\uFFFD\uFFFD"},
       {"\xF0\x9F\xF0\x9F\x98\x80", "\uFFFD\U0001F600"},
@@ -222,9 +231,11 @@ TEST(Tokenizer, StreamedTextIsDecodedTextAtEveryCut) {
     for (int i = 0; i < 1000; ++i) {
       Ids ids;
       const size_t count = random() % 30;
-      // Half of the draws are from the first 300 ids: bytes in both vocabularies, and special tokens.
+      // Half of the draws are from the first 300 ids: bytes in both vocabularies, and special
+      // tokens.
       for (size_t k = 0; k < count; ++k) {
-        ids.push_back(static_cast<int32_t>(random() % (random() % 2 ? 300u : static_cast<unsigned>(tokenizer->size()))));
+        ids.push_back(static_cast<int32_t>(
+            random() % (random() % 2 ? 300u : static_cast<unsigned>(tokenizer->size()))));
       }
       for (const bool skip : {false, true}) {
         const std::string whole = tokenizer->decode(ids, skip);
@@ -272,9 +283,13 @@ TEST(Tokenizer, AStreamHoldsBytesUntilTheyAreACharacter) {
 TEST(Tokenizer, IdsOutOfRangeAreErrors) {
   NEEDS(Sentencepiece);
   const auto gemma = Tokenizer::load(kGemma);
-  EXPECT_EQ(error_of([&] { gemma->decode(Ids{5, 1620}); }), "token id: expected 0..1619, found 1620");
+  EXPECT_EQ(error_of([&] {
+              gemma->decode(Ids{5, 1620});
+            }),
+            "token id: expected 0..1619, found 1620");
   EXPECT_EQ(error_of([&] { gemma->decode(Ids{-1}); }), "token id: expected 0..1619, found -1");
-  EXPECT_EQ(error_of([&] { gemma->piece(INT32_MAX); }), "token id: expected 0..1619, found 2147483647");
+  EXPECT_EQ(error_of([&] { gemma->piece(INT32_MAX); }),
+            "token id: expected 0..1619, found 2147483647");
   stet::TextStream stream(*gemma, false);
   EXPECT_EQ(stream.push(18 + 0xE2), "");
   EXPECT_EQ(error_of([&] { stream.push(4000); }), "token id: expected 0..1619, found 4000");
@@ -317,7 +332,8 @@ TEST(Tokenizer, FingerprintsFollowWhatDecidesIdsAndText) {
     return from_json(json, config)->fingerprint();
   };
   EXPECT_EQ(changed(R"({"version": "2.0", "padding": {"x": 1}})"), base);
-  EXPECT_EQ(Tokenizer::load_from_files({{"tokenizer.json", small_json().dump(2)}})->fingerprint(), base);
+  EXPECT_EQ(Tokenizer::load_from_files({{"tokenizer.json", small_json().dump(2)}})->fingerprint(),
+            base);
   EXPECT_EQ(changed("{}", R"({"model_max_length": 5})"), base);
   EXPECT_NE(changed(R"({"model": {"vocab": {"d": 9}}})"), base);
   EXPECT_NE(changed(R"({"model": {"merges": ["ab c", "a b", "_ a"]}})"), base);
@@ -331,16 +347,21 @@ TEST(Tokenizer, FingerprintsFollowWhatDecidesIdsAndText) {
 }
 
 TEST(Tokenizer, TheConfigsFieldsAreChecked) {
-  const auto error = [](const char* config) { return error_of([&] { from_json(small_json(), config); }); };
+  const auto error = [](const char* config) {
+    return error_of([&] { from_json(small_json(), config); });
+  };
   EXPECT_EQ(error(R"({"bos_token": "x"})"),
             "tokenizer_config.json: bos_token: expected a token of the vocabulary, found x");
-  EXPECT_EQ(error(R"({"eos_token": 5})"), "tokenizer_config.json: eos_token: expected a string, found 5");
+  EXPECT_EQ(error(R"({"eos_token": 5})"),
+            "tokenizer_config.json: eos_token: expected a string, found 5");
   EXPECT_EQ(error(R"({"add_bos_token": "yes"})"),
             "tokenizer_config.json: add_bos_token: expected true or false, found \"yes\"");
   EXPECT_EQ(error(R"({"added_tokens_decoder": {"x": {"content": "y"}}})"),
-            "tokenizer_config.json: added_tokens_decoder.x: expected an id as key, found {\"content\":\"y\"}");
+            "tokenizer_config.json: added_tokens_decoder.x: expected an id as key, found "
+            "{\"content\":\"y\"}");
   EXPECT_EQ(error(R"({"added_tokens_decoder": {"2": {"content": "y"}}})"),
-            "tokenizer_config.json: added_tokens_decoder.2: expected an id of its own, found 2, that of b");
+            "tokenizer_config.json: added_tokens_decoder.2: expected an id of its own, found 2, "
+            "that of b");
   EXPECT_EQ(error(R"({"chat_template": [{"name": "tool", "template": ""}]})"),
             "tokenizer_config.json: chat_template: expected a template named default, found "
             "[{\"name\":\"tool\",\"template\":\"\"}]");
@@ -349,7 +370,8 @@ TEST(Tokenizer, TheConfigsFieldsAreChecked) {
 TEST(Tokenizer, OneTokenizerServesManyThreads) {
   NEEDS(Pcre2);
   const auto llama = Tokenizer::load(kLlama);
-  const auto conversations = nlohmann::json::parse(read_bytes(kGoldens + "llama3/conversations.json"));
+  const auto conversations =
+      nlohmann::json::parse(read_bytes(kGoldens + "llama3/conversations.json"));
   const std::string text = llama->decode(Ids(conversations[0]["ids"]));
   const Ids expected = llama->encode(text);
   std::vector<std::thread> threads;
@@ -366,7 +388,8 @@ TEST(Tokenizer, OneTokenizerServesManyThreads) {
 // Made with the sentencepiece trainer; the ids are those that its own processor gives.
 TEST(Sentencepiece, UnigramWithACharacterMap) {
   NEEDS(Sentencepiece);
-  Tokenizer::Files files{{"tokenizer.model", read_bytes(STET_ROOT "/tests/data/tokenizer/unigram.model")}};
+  Tokenizer::Files files{
+      {"tokenizer.model", read_bytes(STET_ROOT "/tests/data/tokenizer/unigram.model")}};
   const auto tokenizer = Tokenizer::load_from_files(files);
   const std::vector<std::pair<std::string, Ids>> cases = {
       {"the cat sat", {261, 260, 268, 262, 264, 265}},
@@ -404,8 +427,8 @@ TEST(Sentencepiece, BpeWithASpaceBeforeTheText) {
   }
   // After a special token the space is put again, or not: transformers' "legacy".
   EXPECT_EQ(legacy->encode("the</s>the", Bos::off), (Ids{263, 2, 263}));
-  const auto modern =
-      Tokenizer::load_from_files({{"tokenizer.model", model}, {"tokenizer_config.json", R"({"legacy": false})"}});
+  const auto modern = Tokenizer::load_from_files(
+      {{"tokenizer.model", model}, {"tokenizer_config.json", R"({"legacy": false})"}});
   EXPECT_EQ(modern->encode("the</s>the", Bos::off), (Ids{263, 2, 260, 315}));
   EXPECT_NE(modern->fingerprint(), legacy->fingerprint());
 }
@@ -417,7 +440,8 @@ TEST(Sentencepiece, ModelAndJsonOfOneVocabularyGiveTheSameIds) {
   nlohmann::json vocab = nlohmann::json::object(), merges = nlohmann::json::array();
   for (int32_t id = 0; id < model->size(); ++id) vocab[model->piece(id)] = id;
   for (int32_t id = 0; id < 18; ++id) {
-    json["added_tokens"].push_back({{"id", id}, {"content", model->piece(id)}, {"special", id < 4}, {"normalized", false}});
+    json["added_tokens"].push_back(
+        {{"id", id}, {"content", model->piece(id)}, {"special", id < 4}, {"normalized", false}});
   }
   // Learned pieces stand in the order in which they were learned; their parts are pieces too.
   for (int32_t id = 18 + 256; id < model->size(); ++id) {
@@ -428,7 +452,8 @@ TEST(Sentencepiece, ModelAndJsonOfOneVocabularyGiveTheSameIds) {
       if (left && right) splits.emplace_back(*left, *right);
     }
     std::sort(splits.begin(), splits.end());
-    for (const auto& [left, right] : splits) merges.push_back({model->piece(left), model->piece(right)});
+    for (const auto& [left, right] : splits)
+      merges.push_back({model->piece(left), model->piece(right)});
   }
   json["model"]["vocab"] = vocab;
   json["model"]["merges"] = merges;
@@ -447,7 +472,8 @@ TEST(Sentencepiece, ModelAndJsonOfOneVocabularyGiveTheSameIds) {
     EXPECT_EQ(same->encode(text, Bos::off, false), model->encode(text, Bos::off, false));
     EXPECT_EQ(same->decode(ids), model->decode(ids));
   }
-  const auto conversations = nlohmann::json::parse(read_bytes(kGoldens + "gemma3/conversations.json"));
+  const auto conversations =
+      nlohmann::json::parse(read_bytes(kGoldens + "gemma3/conversations.json"));
   for (const auto& c : conversations) {
     EXPECT_EQ(same->encode(model->decode(Ids(c["ids"])), Bos::off), Ids(c["ids"]));
   }
