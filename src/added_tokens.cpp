@@ -6,9 +6,11 @@
 
 namespace stet {
 
-void AddedTokenFinder::add(const AddedToken& token, const std::string& looked_for, const std::string& file) {
+void AddedTokenFinder::add(const AddedToken& token, const std::string& looked_for,
+                           const std::string& file) {
   if (looked_for.empty()) return;
-  if (token.single_word && !word_) word_ = Pattern::regex("\\A\\w", file, "single_word of " + token.text);
+  if (token.single_word && !word_)
+    word_ = Pattern::regex("\\A\\w", file, "single_word of " + token.text);
   uint32_t node = 0;
   for (const char c : looked_for) {
     const uint64_t edge = uint64_t{node} << 8 | static_cast<unsigned char>(c);
@@ -21,7 +23,8 @@ void AddedTokenFinder::add(const AddedToken& token, const std::string& looked_fo
   tokens_.push_back(token);
 }
 
-std::pair<size_t, const AddedToken*> AddedTokenFinder::longest_at(std::string_view text, size_t at) const {
+std::pair<size_t, const AddedToken*> AddedTokenFinder::longest_at(std::string_view text,
+                                                                  size_t at) const {
   std::pair<size_t, const AddedToken*> best{0, nullptr};
   uint32_t node = 0;
   for (size_t i = at; i < text.size(); ++i) {
@@ -45,11 +48,13 @@ bool AddedTokenFinder::stands_alone(std::string_view text, size_t begin, size_t 
   return end == text.size() || !is_word(text.substr(end, utf8_at(text, end).length));
 }
 
-void AddedTokenFinder::split(const Segment& segment, bool reserved, std::vector<Segment>& out) const {
+void AddedTokenFinder::split(const Segment& segment, bool reserved,
+                             std::vector<Segment>& out) const {
   const std::string_view text = segment.text;
   size_t done = 0;
   const auto put = [&](size_t begin, size_t end, int32_t id) {
-    if (begin < end) out.push_back({text.substr(begin, end - begin), id, segment.first && begin == 0});
+    if (begin < end)
+      out.push_back({text.substr(begin, end - begin), id, segment.first && begin == 0});
   };
   for (size_t at = 0; at < text.size();) {
     if (!starts_[static_cast<unsigned char>(text[at])]) {

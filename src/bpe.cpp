@@ -62,22 +62,23 @@ int32_t Bpe::find(std::string_view piece, const Barred* barred) const {
   return id >= 0 && barred && (*barred)[static_cast<size_t>(id)] ? -1 : id;
 }
 
-// The symbols of a word before any merge. Where byte fallback covers a character, an unknown one before it that
-// waits to be fused goes on waiting: that is how `tokenizers` orders them.
+// The symbols of a word before any merge. Where byte fallback covers a character, an unknown one
+// before it that waits to be fused goes on waiting: that is how `tokenizers` orders them.
 void Bpe::add_symbols(std::string_view word, const Barred* barred, Memory& memory) const {
   const auto add = [&](int32_t id) { memory.symbols_.push_back({id, -1, -1}); };
-  const bool plain = options_.bytes && options_.prefix.empty() && options_.suffix.empty() && !barred;
+  const bool plain =
+      options_.bytes && options_.prefix.empty() && options_.suffix.empty() && !barred;
   bool unknown = false;
   std::string changed;
   for (size_t at = 0, end; at < word.size(); at = end) {
-    // Without a byte's own piece, a character of several bytes is unknown as a whole only in the other alphabet.
     end = at + (options_.bytes ? 1 : utf8_at(word, at).length);
     std::string_view piece = word.substr(at, end - at);
     int32_t id;
     if (plain) {
       id = byte_ids_[static_cast<unsigned char>(piece[0])];
     } else {
-      if ((at > 0 && !options_.prefix.empty()) || (end == word.size() && !options_.suffix.empty())) {
+      if ((at > 0 && !options_.prefix.empty()) ||
+          (end == word.size() && !options_.suffix.empty())) {
         changed = at > 0 ? options_.prefix : "";
         changed += piece;
         if (end == word.size()) changed += options_.suffix;
@@ -109,13 +110,13 @@ void Bpe::merge(const Barred* barred, Memory& memory) const {
   std::vector<Memory::Symbol>& symbols = memory.symbols_;
   std::vector<Memory::Candidate>& heap = memory.heap_;
   const auto find_merge = [&](int32_t left, int32_t right) {
-    const MergeTable::Merge* m = merges_.find(symbols[static_cast<size_t>(left)].id,
-                                              symbols[static_cast<size_t>(right)].id);
+    const MergeTable::Merge* m =
+        merges_.find(symbols[static_cast<size_t>(left)].id, symbols[static_cast<size_t>(right)].id);
     return m && barred && (*barred)[static_cast<size_t>(m->result)] ? nullptr : m;
   };
   const auto candidate = [](const MergeTable::Merge& m, int32_t place) {
-    return Memory::Candidate{uint64_t{static_cast<uint32_t>(m.rank)} << 32 | static_cast<uint32_t>(place),
-                             m.result};
+    return Memory::Candidate{
+        uint64_t{static_cast<uint32_t>(m.rank)} << 32 | static_cast<uint32_t>(place), m.result};
   };
   const auto count = static_cast<int32_t>(symbols.size());
   heap.clear();
@@ -156,7 +157,8 @@ void Bpe::merge(const Barred* barred, Memory& memory) const {
   }
 }
 
-void Bpe::compute(std::string_view word, const Barred* barred, Memory& memory, std::vector<int32_t>& out) const {
+void Bpe::compute(std::string_view word, const Barred* barred, Memory& memory,
+                  std::vector<int32_t>& out) const {
   if (options_.ignore_merges) {
     if (const int32_t id = find(word, barred); id >= 0) {
       out.push_back(id);
@@ -164,7 +166,8 @@ void Bpe::compute(std::string_view word, const Barred* barred, Memory& memory, s
     }
   }
   if (word.size() > INT32_MAX) {
-    throw Error(ErrorKind::capacity, "", "text", "a word of at most 2147483647 bytes", fmt::format("{}", word.size()));
+    throw Error(ErrorKind::capacity, "", "text", "a word of at most 2147483647 bytes",
+                fmt::format("{}", word.size()));
   }
   memory.symbols_.clear();
   add_symbols(word, barred, memory);
@@ -174,8 +177,10 @@ void Bpe::compute(std::string_view word, const Barred* barred, Memory& memory, s
   }
 }
 
-void Bpe::encode(std::string_view word, const Barred* barred, Memory& memory, std::vector<int32_t>& out) const {
-  if (memory.known_.empty() || word.size() > kLongestKnown) return compute(word, barred, memory, out);
+void Bpe::encode(std::string_view word, const Barred* barred, Memory& memory,
+                 std::vector<int32_t>& out) const {
+  if (memory.known_.empty() || word.size() > kLongestKnown)
+    return compute(word, barred, memory, out);
   Memory::Known& known = memory.known_[XXH3_64bits(word.data(), word.size()) & (kKnownWords - 1)];
   if (known.word == word) {
     for (size_t i = 0; i < known.count; ++i) out.push_back(out[known.begin + i]);

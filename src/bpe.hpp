@@ -46,8 +46,8 @@ class Bpe {
   // Ids that text must not become, by id.
   using Barred = std::vector<bool>;
 
-  // Working memory of one thread. Remembers short words, so one Memory is for one list of ids, one set of barred
-  // ids, and words whose text stays where it is.
+  // Working memory of one thread. Remembers short words, so one Memory is for one list of ids, one
+  // set of barred ids, and words whose text stays where it is.
   class Memory {
    public:
     explicit Memory(size_t text_size);
@@ -60,7 +60,9 @@ class Bpe {
     struct Candidate {
       uint64_t order;  // rank << 32 | place
       int32_t result;
-      bool operator<(const Candidate& other) const { return order > other.order; }  // the heap's top is the least
+      bool operator<(const Candidate& other) const {
+        return order > other.order;
+      }  // the heap's top is the least
     };
     struct Known {
       std::string_view word;
@@ -72,13 +74,15 @@ class Bpe {
   };
 
   // Appends the ids of a word. `barred` may be nullptr.
-  void encode(std::string_view word, const Barred* barred, Memory& memory, std::vector<int32_t>& out) const;
+  void encode(std::string_view word, const Barred* barred, Memory& memory,
+              std::vector<int32_t>& out) const;
 
  private:
   int32_t find(std::string_view piece, const Barred* barred) const;
   void add_symbols(std::string_view word, const Barred* barred, Memory& memory) const;
   void merge(const Barred* barred, Memory& memory) const;
-  void compute(std::string_view word, const Barred* barred, Memory& memory, std::vector<int32_t>& out) const;
+  void compute(std::string_view word, const Barred* barred, Memory& memory,
+               std::vector<int32_t>& out) const;
 
   Vocabulary pieces_;
   MergeTable merges_;

@@ -13,10 +13,6 @@
 namespace stet {
 namespace {
 
-bool is_ascii(std::string_view text) {
-  return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
-}
-
 std::string_view strip(std::string_view text, bool left, bool right) {
   while (left && !text.empty()) {
     const Utf8 c = utf8_at(text, 0);
@@ -33,6 +29,11 @@ std::string_view strip(std::string_view text, bool left, bool right) {
 
 #ifdef STET_HAVE_UTF8PROC
 
+bool is_ascii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(),
+                     [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+}
+
 std::string lowercase(std::string_view text) {
   std::string out;
   out.reserve(text.size());
@@ -42,14 +43,15 @@ std::string lowercase(std::string_view text) {
     if (c.code == 0x130) {
       out += "i\xCC\x87";  // the one character whose lower case is two
     } else {
-      utf8_append(out, static_cast<uint32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c.code))));
+      utf8_append(out,
+                  static_cast<uint32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c.code))));
     }
   }
   return out;
 }
 
-// Unicode normal forms (UAX #15). Marks are put in order here: utf8proc's own ordering takes quadratic time on a
-// long run of them.
+// Unicode normal forms (UAX #15). Marks are put in order here: utf8proc's own ordering takes
+// quadratic time on a long run of them.
 std::string normal_form(std::string_view text, bool compose, bool compat) {
   if (is_ascii(text)) return std::string(text);
   const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE |
@@ -61,15 +63,17 @@ std::string normal_form(std::string_view text, bool compose, bool compat) {
     i += c.length;
     utf8proc_int32_t buffer[32];  // the longest decomposition has 18
     int last_class = 0;
-    const utf8proc_ssize_t n = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c.code), buffer, 32,
-                                                       options, &last_class);
+    const utf8proc_ssize_t n = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c.code),
+                                                       buffer, 32, options, &last_class);
     if (n < 0 || n > 32) {
       codes.push_back(static_cast<utf8proc_int32_t>(c.code));
     } else {
       codes.insert(codes.end(), buffer, buffer + n);
     }
   }
-  const auto mark_class = [](utf8proc_int32_t code) { return utf8proc_get_property(code)->combining_class; };
+  const auto mark_class = [](utf8proc_int32_t code) {
+    return utf8proc_get_property(code)->combining_class;
+  };
   for (auto at = codes.begin(); at != codes.end();) {
     const auto first = std::find_if(at, codes.end(), mark_class);
     at = std::find_if_not(first, codes.end(), mark_class);
@@ -77,8 +81,8 @@ std::string normal_form(std::string_view text, bool compose, bool compat) {
   }
   if (compose) {
     const auto stable_compose = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    const utf8proc_ssize_t n = utf8proc_normalize_utf32(codes.data(), static_cast<utf8proc_ssize_t>(codes.size()),
-                                                        stable_compose);
+    const utf8proc_ssize_t n = utf8proc_normalize_utf32(
+        codes.data(), static_cast<utf8proc_ssize_t>(codes.size()), stable_compose);
     codes.resize(static_cast<size_t>(n));
   }
   std::string out;
@@ -91,8 +95,12 @@ void need_tables(const JsonNode&) {}
 
 #else
 
-std::string lowercase(std::string_view text) { return std::string(text); }
-std::string normal_form(std::string_view text, bool, bool) { return std::string(text); }
+std::string lowercase(std::string_view text) {
+  return std::string(text);
+}
+std::string normal_form(std::string_view text, bool, bool) {
+  return std::string(text);
+}
 
 void need_tables(const JsonNode& node) {
   node.unsupported("no Unicode normalizer: this build has no utf8proc");
@@ -102,7 +110,8 @@ void need_tables(const JsonNode& node) {
 
 }  // namespace
 
-std::string replace_all(std::string_view text, const Pattern& pattern, std::string_view replacement) {
+std::string replace_all(std::string_view text, const Pattern& pattern,
+                        std::string_view replacement) {
   std::string out;
   out.reserve(text.size());
   Pattern::Finder finder(pattern, text);
@@ -148,7 +157,8 @@ void Normalizer::add(const JsonNode& node) {
                       .left = node.boolean_or("strip_left", true),
                       .right = node.boolean_or("strip_right", true)});
   } else {
-    type_node.unsupported("a normalizer of Sequence, Replace, Prepend, NFC, NFD, NFKC, NFKD, Lowercase, Strip");
+    type_node.unsupported(
+        "a normalizer of Sequence, Replace, Prepend, NFC, NFD, NFKC, NFKD, Lowercase, Strip");
   }
 }
 
@@ -156,11 +166,21 @@ std::string Normalizer::apply(std::string_view text) const {
   std::string out(text);
   for (const Step& step : steps_) {
     switch (step.kind) {
-      case Kind::replace: out = replace_all(out, *step.pattern, step.text); break;
-      case Kind::prepend: if (!out.empty()) out = step.text + out; break;
-      case Kind::form: out = normal_form(out, step.compose, step.compat); break;
-      case Kind::lowercase: out = lowercase(out); break;
-      case Kind::strip: out = std::string(strip(out, step.left, step.right)); break;
+      case Kind::replace:
+        out = replace_all(out, *step.pattern, step.text);
+        break;
+      case Kind::prepend:
+        if (!out.empty()) out = step.text + out;
+        break;
+      case Kind::form:
+        out = normal_form(out, step.compose, step.compat);
+        break;
+      case Kind::lowercase:
+        out = lowercase(out);
+        break;
+      case Kind::strip:
+        out = std::string(strip(out, step.left, step.right));
+        break;
     }
   }
   return out;

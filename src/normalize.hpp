@@ -15,7 +15,8 @@ class JsonNode;
 class Normalizer {
  public:
   Normalizer() = default;  // changes nothing
-  // Replace, Prepend, NFC, NFD, NFKC, NFKD, Lowercase, Strip, Sequence. Throws Error: unsupported for others.
+  // Replace, Prepend, NFC, NFD, NFKC, NFKD, Lowercase, Strip, Sequence. Throws Error: unsupported
+  // for others.
   static Normalizer parse(const JsonNode& node);
 
   bool empty() const { return steps_.empty(); }
@@ -26,10 +27,10 @@ class Normalizer {
   enum class Kind { replace, prepend, form, lowercase, strip };
   struct Step {
     Kind kind;
-    std::optional<Pattern> pattern{};    // replace
-    std::string text{};                  // replace, prepend
+    std::optional<Pattern> pattern{};      // replace
+    std::string text{};                    // replace, prepend
     bool compose = false, compat = false;  // form
-    bool left = false, right = false;    // strip
+    bool left = false, right = false;      // strip
   };
 
   void add(const JsonNode& node);
@@ -38,6 +39,7 @@ class Normalizer {
 };
 
 // The string with each match replaced.
-std::string replace_all(std::string_view text, const Pattern& pattern, std::string_view replacement);
+std::string replace_all(std::string_view text, const Pattern& pattern,
+                        std::string_view replacement);
 
 }  // namespace stet

@@ -54,8 +54,8 @@ struct Pattern::Finder::Regex {
 
 namespace {
 
-// \s, \w and \d as Oniguruma has them under Unicode, for use inside a class. (PCRE2's \s has U+180E too, and its
-// \w lacks marks and connectors.)
+// \s, \w and \d as Oniguruma has them under Unicode, for use inside a class. (PCRE2's \s has U+180E
+// too, and its \w lacks marks and connectors.)
 constexpr const char* kSpaces = R"(\x09-\x0d\x{85}\p{Z})";
 constexpr const char* kWords =
     R"(\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{24B6}-\x{24E9}\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189})";
@@ -63,7 +63,8 @@ constexpr const char* kWords =
 // From Oniguruma's syntax to PCRE2's. What the two read differently is refused.
 std::string translate(const std::string& source, const std::string& file, const std::string& what) {
   const auto refuse = [&](const std::string& found) {
-    throw Error(ErrorKind::unsupported, file, what, "a pattern that Oniguruma and PCRE2 read alike", found);
+    throw Error(ErrorKind::unsupported, file, what, "a pattern that Oniguruma and PCRE2 read alike",
+                found);
   };
   std::string out;
   bool in_class = false;
@@ -72,7 +73,9 @@ std::string translate(const std::string& source, const std::string& file, const 
     const char c = source[i];
     if (c == '\\' && i + 1 < source.size()) {
       const char next = source[++i];
-      const char* set = next == 's' || next == 'S' ? kSpaces : next == 'w' || next == 'W' ? kWords : nullptr;
+      const char* set = next == 's' || next == 'S'   ? kSpaces
+                        : next == 'w' || next == 'W' ? kWords
+                                                     : nullptr;
       if (set && (next == 's' || next == 'w')) {
         out += in_class ? std::string(set) : fmt::format("[{}]", set);
       } else if (set) {
@@ -101,8 +104,10 @@ std::string translate(const std::string& source, const std::string& file, const 
     } else if (!in_class && source.compare(i, 2, "(*") == 0) {
       refuse("(*");
     } else if (!in_class && source.compare(i, 2, "(?") == 0) {
-      const size_t flags_end = std::min(source.find_first_not_of("imsxaDSWPy-", i + 2), source.size());
-      if (source.find_first_of("msxaDSWPy", i + 2) < flags_end) refuse(source.substr(i, flags_end - i));
+      const size_t flags_end =
+          std::min(source.find_first_not_of("imsxaDSWPy-", i + 2), source.size());
+      if (source.find_first_of("msxaDSWPy", i + 2) < flags_end)
+        refuse(source.substr(i, flags_end - i));
     }
     out += c;
   }
@@ -117,7 +122,8 @@ std::string message_of(int code) {
 
 }  // namespace
 
-Pattern Pattern::regex(const std::string& source, const std::string& file, const std::string& what) {
+Pattern Pattern::regex(const std::string& source, const std::string& file,
+                       const std::string& what) {
   const std::string translated = translate(source, file, what);
   int code = 0;
   PCRE2_SIZE at = 0;
@@ -129,8 +135,8 @@ Pattern Pattern::regex(const std::string& source, const std::string& file, const
   if (!context) throw std::bad_alloc();
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   compiled->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                                 PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code, &at,
-                                 context.get());
+                                 PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
+                                 &code, &at, context.get());
   if (!compiled->code) {
     throw Error(ErrorKind::format, file, what, "a regular expression",
                 fmt::format("{} at byte {} of {}", message_of(code), at, translated));
@@ -141,14 +147,17 @@ Pattern Pattern::regex(const std::string& source, const std::string& file, const
   return pattern;
 }
 
-Pattern::Finder::Finder(const Pattern& pattern, std::string_view text) : pattern_(pattern), text_(text) {
+Pattern::Finder::Finder(const Pattern& pattern, std::string_view text)
+    : pattern_(pattern), text_(text) {
   if (!pattern.compiled_) return;
   regex_.reset(new Regex{pcre2_match_data_create_from_pattern(pattern.compiled_->code, nullptr),
                          pcre2_match_context_create(nullptr)});
   if (!regex_->data || !regex_->context) throw std::bad_alloc();
-  // Backtracking grows with the text at most by a small factor, so that a bad pattern is an error, not a hang.
+  // Backtracking grows with the text at most by a small factor, so that a bad pattern is an error,
+  // not a hang.
   const size_t limit = 1'000'000 + 16 * text.size();
-  pcre2_set_match_limit(regex_->context, static_cast<uint32_t>(std::min<size_t>(limit, UINT32_MAX)));
+  pcre2_set_match_limit(regex_->context,
+                        static_cast<uint32_t>(std::min<size_t>(limit, UINT32_MAX)));
   pcre2_set_heap_limit(regex_->context, 256 * 1024);  // KiB, of the interpreter
 }
 
@@ -162,8 +171,8 @@ bool Pattern::Finder::next(Match& match) {
   }
   while (at_ <= text_.size()) {
     const auto run = [&] {
-      return pcre2_match(pattern_.compiled_->code, reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(),
-                         at_, PCRE2_NO_UTF_CHECK, regex_->data, regex_->context);
+      return pcre2_match(pattern_.compiled_->code, reinterpret_cast<PCRE2_SPTR>(text_.data()),
+                         text_.size(), at_, PCRE2_NO_UTF_CHECK, regex_->data, regex_->context);
     };
     int result = run();
     if (result == PCRE2_ERROR_JIT_STACKLIMIT && !regex_->stack) {
@@ -183,7 +192,8 @@ bool Pattern::Finder::next(Match& match) {
       at_ = match.end;
       return true;
     }
-    at_ = match.end < text_.size() ? match.end + utf8_at(text_, match.end).length : text_.size() + 1;
+    at_ =
+        match.end < text_.size() ? match.end + utf8_at(text_, match.end).length : text_.size() + 1;
   }
   return false;
 }
@@ -193,11 +203,14 @@ bool Pattern::Finder::next(Match& match) {
 struct Pattern::Compiled {};
 struct Pattern::Finder::Regex {};
 
-Pattern Pattern::regex(const std::string& source, const std::string& file, const std::string& what) {
-  throw Error(ErrorKind::unsupported, file, what, "no regular expression: this build has no PCRE2", source);
+Pattern Pattern::regex(const std::string& source, const std::string& file,
+                       const std::string& what) {
+  throw Error(ErrorKind::unsupported, file, what, "no regular expression: this build has no PCRE2",
+              source);
 }
 
-Pattern::Finder::Finder(const Pattern& pattern, std::string_view text) : pattern_(pattern), text_(text) {}
+Pattern::Finder::Finder(const Pattern& pattern, std::string_view text)
+    : pattern_(pattern), text_(text) {}
 
 bool Pattern::Finder::next(Match& match) {
   const size_t begin = text_.find(pattern_.literal_, at_);

@@ -1,4 +1,5 @@
-// What normalizers and pre-tokenizers look for: a literal string, or a regular expression through PCRE2.
+// What normalizers and pre-tokenizers look for: a literal string, or a regular expression through
+// PCRE2.
 #pragma once
 
 #include <memory>
@@ -18,7 +19,8 @@ class Pattern {
   static Pattern literal(std::string text);
   // A pattern of this program. `what` names it in errors. Throws Error: unsupported without PCRE2.
   static Pattern regex(const std::string& source, const std::string& file, const std::string& what);
-  // {"String": ...} or {"Regex": ...}, the latter in Oniguruma's syntax as far as it is PCRE2's too.
+  // {"String": ...} or {"Regex": ...}, the latter in Oniguruma's syntax as far as it is PCRE2's
+  // too.
   static Pattern parse(const JsonNode& node);
 
   // Finds matches in one text, from left to right; empty ones are passed over.

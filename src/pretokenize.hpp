@@ -22,8 +22,9 @@ struct Word {
 class PreTokenizer {
  public:
   PreTokenizer() = default;  // the text is one word
-  // Sequence, Split, Digits, ByteLevel, Metaspace, Whitespace, WhitespaceSplit, Punctuation, CharDelimiterSplit.
-  // Throws Error: unsupported for others, and for ByteLevel anywhere but at the end.
+  // Sequence, Split, Digits, ByteLevel, Metaspace, Whitespace, WhitespaceSplit, Punctuation,
+  // CharDelimiterSplit. Throws Error: unsupported for others, and for ByteLevel anywhere but at the
+  // end.
   static PreTokenizer parse(const JsonNode& node);
 
   // The model's pieces are bytes, written in GPT-2's alphabet; words stay in plain bytes.

@@ -22,14 +22,18 @@ void replace_in(std::string& text, std::string_view from, std::string_view to) {
 int byte_of(std::string_view piece) {
   if (piece.size() != 6 || !piece.starts_with("<0x") || piece[5] != '>') return -1;
   const auto digit = [](char c) {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                                  : -1;
   };
   const int high = digit(piece[3]), low = digit(piece[4]);
   return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
 // A piece without up to `start` and `stop` times the character at its ends.
-std::string_view strip_piece(std::string_view piece, std::string_view character, uint32_t start, uint32_t stop) {
+std::string_view strip_piece(std::string_view piece, std::string_view character, uint32_t start,
+                             uint32_t stop) {
   for (; start > 0 && piece.starts_with(character); --start) piece.remove_prefix(character.size());
   for (; stop > 0 && piece.ends_with(character); --stop) piece.remove_suffix(character.size());
   return piece;
@@ -45,8 +49,10 @@ TokenDecoder TokenDecoder::parse(const JsonNode& node) {
 
 TokenDecoder TokenDecoder::sentencepiece(bool strip_first_space) {
   TokenDecoder decoder{None()};
-  decoder.stages_ = {{.kind = Kind::replace, .from = "\u2581", .to = " "}, {.kind = Kind::byte_fallback}};
-  if (strip_first_space) decoder.stages_.push_back({.kind = Kind::strip_fused, .from = " ", .start = 1});
+  decoder.stages_ = {{.kind = Kind::replace, .from = "\u2581", .to = " "},
+                     {.kind = Kind::byte_fallback}};
+  if (strip_first_space)
+    decoder.stages_.push_back({.kind = Kind::strip_fused, .from = " ", .start = 1});
   return decoder;
 }
 
@@ -73,7 +79,8 @@ void TokenDecoder::add(const JsonNode& node) {
     const std::optional<JsonNode> from = pattern.find("String");
     if (!from) pattern.unsupported("{\"String\": ...}");
     if (from->string().empty()) from->fail("a string that is not empty");
-    stages_.push_back({.kind = Kind::replace, .from = from->string(), .to = node.at("content").string()});
+    stages_.push_back(
+        {.kind = Kind::replace, .from = from->string(), .to = node.at("content").string()});
   } else if (type == "Strip") {
     std::string character;
     utf8_append(character, node.at("content").character());
@@ -85,15 +92,17 @@ void TokenDecoder::add(const JsonNode& node) {
     needs_pieces();
     std::string character;
     utf8_append(character, node.at("replacement").character());
-    const std::string scheme =
-        node.string_or("prepend_scheme", node.boolean_or("add_prefix_space", true) ? "always" : "never");
-    stages_.push_back({.kind = Kind::metaspace, .from = character, .drop_first = scheme != "never"});
+    const std::string scheme = node.string_or(
+        "prepend_scheme", node.boolean_or("add_prefix_space", true) ? "always" : "never");
+    stages_.push_back(
+        {.kind = Kind::metaspace, .from = character, .drop_first = scheme != "never"});
   } else if (type == "BPEDecoder") {
     needs_pieces();
     stages_.push_back({.kind = Kind::suffix, .from = node.string_or("suffix", "</w>")});
   } else {
     type_node.unsupported(
-        "a decoder of Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, BPEDecoder");
+        "a decoder of Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, "
+        "BPEDecoder");
   }
 }
 
@@ -112,7 +121,9 @@ void TokenDecoder::feed(size_t at, std::string_view piece, State& state, std::st
       memory.count = 1;
       pass(piece);
       break;
-    case Kind::byte_level: feed_bytes(at, piece, state, out); break;
+    case Kind::byte_level:
+      feed_bytes(at, piece, state, out);
+      break;
     case Kind::replace:
       changed = piece;
       replace_in(changed, stage.from, stage.to);
@@ -126,8 +137,12 @@ void TokenDecoder::feed(size_t at, std::string_view piece, State& state, std::st
         pass(piece);
       }
       break;
-    case Kind::strip: pass(strip_piece(piece, stage.from, stage.start, stage.stop)); break;
-    case Kind::strip_fused: feed_strip(at, piece, state, out); break;
+    case Kind::strip:
+      pass(strip_piece(piece, stage.from, stage.start, stage.stop));
+      break;
+    case Kind::strip_fused:
+      feed_strip(at, piece, state, out);
+      break;
     case Kind::metaspace:
       changed = piece;
       replace_in(changed, stage.from, memory.count == 0 && stage.drop_first ? "" : " ");
@@ -146,7 +161,8 @@ void TokenDecoder::feed(size_t at, std::string_view piece, State& state, std::st
 }
 
 // Bytes of pieces, as text as soon as they make a character or can no longer make one.
-void TokenDecoder::feed_bytes(size_t at, std::string_view piece, State& state, std::string& out) const {
+void TokenDecoder::feed_bytes(size_t at, std::string_view piece, State& state,
+                              std::string& out) const {
   std::string& held = state[at].held;
   const std::optional<std::string> bytes = bytes_of_piece(piece);
   held += bytes ? std::string_view(*bytes) : piece;
@@ -171,8 +187,10 @@ void TokenDecoder::flush_fallback(size_t at, State& state, std::string& out) con
   for (size_t i = 0; i < held.size(); ++i) feed(at + 1, kReplacement, state, out);
 }
 
-// Strips the whole text, of which this is a part. Characters that may turn out to be the last are held.
-void TokenDecoder::feed_strip(size_t at, std::string_view part, State& state, std::string& out) const {
+// Strips the whole text, of which this is a part. Characters that may turn out to be the last are
+// held.
+void TokenDecoder::feed_strip(size_t at, std::string_view part, State& state,
+                              std::string& out) const {
   const Stage& stage = stages_[at];
   TextStream::Stage& memory = state[at];
   while (memory.count < stage.start && part.starts_with(stage.from)) {
@@ -183,7 +201,8 @@ void TokenDecoder::feed_strip(size_t at, std::string_view part, State& state, st
   memory.count = kPastStart;
   memory.held += part;
   size_t kept = memory.held.size();
-  for (uint32_t i = 0; i < stage.stop && std::string_view(memory.held).substr(0, kept).ends_with(stage.from); ++i) {
+  for (uint32_t i = 0;
+       i < stage.stop && std::string_view(memory.held).substr(0, kept).ends_with(stage.from); ++i) {
     kept -= stage.from.size();
   }
   const std::string text = memory.held.substr(0, kept);
@@ -198,12 +217,15 @@ void TokenDecoder::finish(State& state, std::string& out) const {
       case Kind::byte_level:
         if (!memory.held.empty()) feed(at + 1, utf8_lossy(memory.held), state, out);
         break;
-      case Kind::byte_fallback: flush_fallback(at, state, out); break;
+      case Kind::byte_fallback:
+        flush_fallback(at, state, out);
+        break;
       case Kind::suffix:
         replace_in(memory.held, stages_[at].from, "");
         feed(at + 1, memory.held, state, out);
         break;
-      default: break;  // what a strip still holds is stripped
+      default:
+        break;  // what a strip still holds is stripped
     }
   }
   state = begin();

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 
 #include "src/encoder.hpp"
 #include "src/tokenizer_json.hpp"
@@ -16,7 +15,8 @@
 
 namespace stet {
 
-void add_token(TokenizerParts& parts, const AddedToken& token, const std::string& file, const std::string& field) {
+void add_token(TokenizerParts& parts, const AddedToken& token, const std::string& file,
+               const std::string& field) {
   const auto fail = [&](const std::string& expected, const std::string& found) {
     throw Error(ErrorKind::format, file, field, expected, found);
   };
@@ -26,14 +26,18 @@ void add_token(TokenizerParts& parts, const AddedToken& token, const std::string
   if (!utf8_valid(token.text)) fail("UTF-8", token.text);
   const int32_t known = parts.vocabulary.find(token.text);
   if (known >= 0 && known != token.id) {
-    fail(fmt::format("id {} of {} as in the vocabulary", known, token.text), fmt::format("{}", token.id));
+    fail(fmt::format("id {} of {} as in the vocabulary", known, token.text),
+         fmt::format("{}", token.id));
   }
   const auto limit = static_cast<int64_t>(parts.vocabulary.count() * 2 + 4096);
-  if (token.id >= limit) fail(fmt::format("an id in 0..{}", limit - 1), fmt::format("{}", token.id));
+  if (token.id >= limit)
+    fail(fmt::format("an id in 0..{}", limit - 1), fmt::format("{}", token.id));
   if (known < 0 && !parts.vocabulary.add(token.text, token.id)) {
-    fail("an id of its own", fmt::format("{}, that of {}", token.id, parts.vocabulary.piece(token.id)));
+    fail("an id of its own",
+         fmt::format("{}, that of {}", token.id, parts.vocabulary.piece(token.id)));
   }
-  if (!parts.added_ids.insert(token.id).second) fail("each added token once", token.text + " twice");
+  if (!parts.added_ids.insert(token.id).second)
+    fail("each added token once", token.text + " twice");
   parts.added.push_back(token);
 }
 
@@ -62,8 +66,8 @@ namespace {
 struct Config {
   bool present = false;
   std::string file, tokenizer_class, chat_template;
-  std::string bos, eos;             // texts of tokens
-  std::vector<std::string> special;  // texts of all named tokens
+  std::string bos, eos;                                   // texts of tokens
+  std::vector<std::string> special;                       // texts of all named tokens
   std::vector<std::pair<std::string, AddedToken>> added;  // by field
   std::optional<bool> add_bos, add_eos, legacy;
 };
@@ -116,10 +120,11 @@ Config read_config(std::string_view bytes, const std::string& file) {
   config.add_bos = flag("add_bos_token");
   config.add_eos = flag("add_eos_token");
   config.legacy = flag("legacy");
-  if (const auto node = root.find("chat_template")) config.chat_template = read_chat_template(*node);
+  if (const auto node = root.find("chat_template"))
+    config.chat_template = read_chat_template(*node);
   if (const auto node = root.find("added_tokens_decoder")) read_added_decoder(*node, config);
-  for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
-                           "mask_token"}) {
+  for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
+                           "cls_token", "mask_token"}) {
     const std::optional<JsonNode> node = root.find(name);
     if (!node) continue;
     config.special.push_back(token_text(*node));
@@ -131,7 +136,8 @@ Config read_config(std::string_view bytes, const std::string& file) {
     if (!node) continue;
     if (node->json().is_object()) {
       for (const auto& item : node->json().items()) {
-        config.special.push_back(token_text(JsonNode(item.value(), file, node->path() + "." + item.key())));
+        config.special.push_back(
+            token_text(JsonNode(item.value(), file, node->path() + "." + item.key())));
       }
     } else {
       for (const JsonNode& entry : node->elements()) config.special.push_back(token_text(entry));
@@ -164,12 +170,13 @@ void add_config_tokens(const Config& config, TokenizerParts& parts) {
   }
 }
 
-// A token of the chat template is reserved like a special one, if it is more than white space: so user text
-// cannot open a turn even where the checkpoint does not call the token special.
+// A token of the chat template is reserved like a special one, if it is more than white space: so
+// user text cannot open a turn even where the checkpoint does not call the token special.
 void mark_reserved(const std::string& chat_template, std::vector<AddedToken>& added) {
   for (AddedToken& token : added) {
     const bool visible = token.text.find_first_not_of(" \t\r\n") != std::string::npos;
-    token.reserved = token.special || (visible && chat_template.find(token.text) != std::string::npos);
+    token.reserved =
+        token.special || (visible && chat_template.find(token.text) != std::string::npos);
   }
 }
 
@@ -194,12 +201,16 @@ void apply_bos_and_eos(const Config& config, const TokenizerParts& parts, Tokeni
   const bool has_bos = impl.bos && !impl.before.empty() && impl.before.front() == *impl.bos;
   const bool has_eos = impl.eos && !impl.after.empty() && impl.after.back() == *impl.eos;
   if (add_bos && impl.bos && *add_bos != has_bos) {
-    if (has_bos) impl.before.erase(impl.before.begin());
-    else impl.before.insert(impl.before.begin(), *impl.bos);
+    if (has_bos)
+      impl.before.erase(impl.before.begin());
+    else
+      impl.before.insert(impl.before.begin(), *impl.bos);
   }
   if (config.add_eos && impl.eos && *config.add_eos != has_eos) {
-    if (has_eos) impl.after.pop_back();
-    else impl.after.push_back(*impl.eos);
+    if (has_eos)
+      impl.after.pop_back();
+    else
+      impl.after.push_back(*impl.eos);
   }
 }
 
@@ -224,7 +235,8 @@ std::string fingerprint_of(const TokenizerParts& parts, const Tokenizer::Impl& i
   for (const AddedToken* token : added) {
     std::string line;
     put_le(line, static_cast<uint32_t>(token->id), 4);
-    for (const bool flag : {token->single_word, token->lstrip, token->rstrip, token->normalized, token->special}) {
+    for (const bool flag :
+         {token->single_word, token->lstrip, token->rstrip, token->normalized, token->special}) {
       line.push_back(flag ? 1 : 0);
     }
     put(line + token->text);
@@ -240,6 +252,17 @@ std::string fingerprint_of(const TokenizerParts& parts, const Tokenizer::Impl& i
   return fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
 }
 
+std::string read_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::string bytes, part(1 << 20, '\0');
+  while (in.read(part.data(), static_cast<std::streamsize>(part.size())) || in.gcount() > 0) {
+    bytes.append(part, 0, static_cast<size_t>(in.gcount()));
+  }
+  if (!in.eof() || in.bad())
+    throw Error(ErrorKind::io, path, "", "a readable file", "one that is not");
+  return bytes;
+}
+
 const std::string* find_file(const Tokenizer::Files& files, std::string_view name) {
   for (const auto& [file, bytes] : files) {
     if (file == name) return &bytes;
@@ -252,16 +275,13 @@ const std::string* find_file(const Tokenizer::Files& files, std::string_view nam
 std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& directory) {
   namespace fs = std::filesystem;
   Files files;
-  const std::string where = directory.empty() || directory.ends_with('/') ? directory : directory + "/";
-  for (const char* name : {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja"}) {
+  const std::string where =
+      directory.empty() || directory.ends_with('/') ? directory : directory + "/";
+  for (const char* name :
+       {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja"}) {
     if (name == std::string_view("tokenizer.model") && !files.empty()) continue;
-    const std::string path = where + name;
     std::error_code error;
-    if (!fs::exists(path, error)) continue;
-    std::ifstream in(path, std::ios::binary);
-    std::string bytes{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-    if (!in.good() && !in.eof()) throw Error(ErrorKind::io, path, "", "a readable file", "none");
-    files.emplace_back(name, std::move(bytes));
+    if (fs::exists(where + name, error)) files.emplace_back(name, read_file(where + name));
   }
   return load_from_files(std::move(files), where);
 }
@@ -272,12 +292,14 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const s
   if (const std::string* bytes = find_file(files, "tokenizer_config.json")) {
     config = read_config(*bytes, where + "tokenizer_config.json");
   }
-  if (const std::string* bytes = find_file(files, "chat_template.jinja")) config.chat_template = *bytes;
+  if (const std::string* bytes = find_file(files, "chat_template.jinja"))
+    config.chat_template = *bytes;
   TokenizerParts parts;
   if (const std::string* bytes = find_file(files, "tokenizer.json")) {
     parts = parse_bpe_tokenizer(*bytes, where + "tokenizer.json");
   } else if (const std::string* model = find_file(files, "tokenizer.model")) {
-    parts = parse_sentencepiece_tokenizer(*model, where + "tokenizer.model", config.legacy.value_or(true));
+    parts = parse_sentencepiece_tokenizer(*model, where + "tokenizer.model",
+                                          config.legacy.value_or(true));
   } else {
     throw Error(ErrorKind::io, where, "", "tokenizer.json or tokenizer.model", "neither");
   }
@@ -305,12 +327,24 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const s
 Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Tokenizer::~Tokenizer() = default;
 
-const Tokenizer::Files& Tokenizer::files() const { return impl_->files; }
-int32_t Tokenizer::size() const { return impl_->vocabulary.size(); }
-std::optional<int32_t> Tokenizer::bos() const { return impl_->bos; }
-std::optional<int32_t> Tokenizer::eos() const { return impl_->eos; }
-std::string_view Tokenizer::chat_template() const { return impl_->chat_template; }
-std::string Tokenizer::fingerprint() const { return impl_->fingerprint; }
+const Tokenizer::Files& Tokenizer::files() const {
+  return impl_->files;
+}
+int32_t Tokenizer::size() const {
+  return impl_->vocabulary.size();
+}
+std::optional<int32_t> Tokenizer::bos() const {
+  return impl_->bos;
+}
+std::optional<int32_t> Tokenizer::eos() const {
+  return impl_->eos;
+}
+std::string_view Tokenizer::chat_template() const {
+  return impl_->chat_template;
+}
+std::string Tokenizer::fingerprint() const {
+  return impl_->fingerprint;
+}
 
 std::optional<int32_t> Tokenizer::id(std::string_view piece) const {
   const int32_t id = impl_->vocabulary.find(piece);
@@ -336,7 +370,8 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos, bool spec
   if (bos != Bos::off) {
     ids = impl_->before;
     if (bos == Bos::on) {
-      if (!impl_->bos) throw Error(ErrorKind::argument, "", "bos", "a tokenizer with a bos token", "none");
+      if (!impl_->bos)
+        throw Error(ErrorKind::argument, "", "bos", "a tokenizer with a bos token", "none");
       if (ids.empty() || ids.front() != *impl_->bos) ids.insert(ids.begin(), *impl_->bos);
     }
   }
@@ -355,7 +390,9 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
 }
 
 TextStream::TextStream(const Tokenizer& tokenizer, bool skip_special)
-    : tokenizer_(&tokenizer), skip_special_(skip_special), stages_(tokenizer.impl_->decoder.begin()) {}
+    : tokenizer_(&tokenizer),
+      skip_special_(skip_special),
+      stages_(tokenizer.impl_->decoder.begin()) {}
 
 std::string TextStream::push(int32_t id) {
   const Tokenizer::Impl& impl = *tokenizer_->impl_;
@@ -391,7 +428,7 @@ std::string TextStream::state() const {
 
 void TextStream::restore(std::string_view state) {
   std::vector<Stage> stages(stages_.size());
-  const auto fail = [] [[noreturn]] (const char* found) {
+  const auto fail = [](const char* found) {
     throw Error(ErrorKind::format, "", "text stream", "the state of one with this decoder", found);
   };
   const auto take = [&](size_t size) {

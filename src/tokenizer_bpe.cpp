@@ -31,7 +31,8 @@ class BpeEncoder : public Encoder {
     }
   }
 
-  void encode(const std::vector<Segment>& segments, bool reserved, std::vector<int32_t>& out) const override {
+  void encode(const std::vector<Segment>& segments, bool reserved,
+              std::vector<int32_t>& out) const override {
     size_t size = 0;
     for (const Segment& segment : segments) size += segment.text.size();
     Bpe::Memory memory(size);
@@ -44,8 +45,10 @@ class BpeEncoder : public Encoder {
       } else {
         Segment text = segment;
         if (!normalizer_.empty()) text.text = made.emplace_back(normalizer_.apply(text.text));
-        if (finder_.empty()) parts.push_back(text);
-        else finder_.split(text, reserved, parts);
+        if (finder_.empty())
+          parts.push_back(text);
+        else
+          finder_.split(text, reserved, parts);
       }
       for (const Segment& part : parts) {
         if (part.id >= 0) {
@@ -69,34 +72,41 @@ class BpeEncoder : public Encoder {
 };
 
 void read_vocabulary(const TokenizerJson& json, const std::string& file, Vocabulary& vocabulary) {
-  // A few holes are fine; an id far outside would cost memory that the file's size does not justify.
+  // A few holes are fine; an id far outside would cost memory that the file's size does not
+  // justify.
   const auto limit = static_cast<int64_t>(json.vocab.size() * 2 + 4096);
-  for (const auto& [piece, id] : json.vocab) {
+  for (const std::pair<std::string, int64_t>& entry : json.vocab) {
+    const std::string& piece = entry.first;
+    const int64_t id = entry.second;
     const auto fail = [&](const std::string& expected, const std::string& found) {
       throw Error(ErrorKind::format, file, "model.vocab." + printable(piece, 60), expected, found);
     };
-    if (id < 0 || id >= limit) fail(fmt::format("an id in 0..{}", limit - 1), fmt::format("{}", id));
+    if (id < 0 || id >= limit)
+      fail(fmt::format("an id in 0..{}", limit - 1), fmt::format("{}", id));
     if (vocabulary.add(piece, static_cast<int32_t>(id))) continue;
     if (vocabulary.find(piece) >= 0) fail("each piece once", "it twice");
-    fail("an id of its own", fmt::format("{}, that of {}", id, vocabulary.piece(static_cast<int32_t>(id))));
+    fail("an id of its own",
+         fmt::format("{}, that of {}", id, vocabulary.piece(static_cast<int32_t>(id))));
   }
 }
 
 // A merge's result is its sides put together, without the prefix that symbols inside a word carry.
-MergeTable read_merges(const TokenizerJson& json, const std::string& file, const Vocabulary& vocabulary,
-                       const std::string& prefix, std::vector<int32_t>& table) {
+MergeTable read_merges(const TokenizerJson& json, const std::string& file,
+                       const Vocabulary& vocabulary, const std::string& prefix,
+                       std::vector<int32_t>& table) {
   MergeTable merges;
   merges.reserve(json.merges.size());
   std::string_view text = json.merge_text;
   int32_t rank = 0;
   for (const auto& [left_size, right_size] : json.merges) {
-    const std::string_view left = text.substr(0, left_size), right = text.substr(left_size, right_size);
+    const std::string_view left = text.substr(0, left_size),
+                           right = text.substr(left_size, right_size);
     text.remove_prefix(size_t{left_size} + right_size);
     const auto find = [&](std::string_view piece) {
       const int32_t id = vocabulary.find(piece);
       if (id >= 0) return id;
-      throw Error(ErrorKind::format, file, fmt::format("model.merges[{}]", rank), "pieces of the vocabulary",
-                  std::string(piece));
+      throw Error(ErrorKind::format, file, fmt::format("model.merges[{}]", rank),
+                  "pieces of the vocabulary", std::string(piece));
     };
     const std::string_view tail = right.starts_with(prefix) ? right.substr(prefix.size()) : right;
     const MergeTable::Merge merge{find(left), find(right), find(std::string(left) += tail), rank};
@@ -112,7 +122,8 @@ Vocabulary byte_pieces(const Vocabulary& vocabulary) {
   Vocabulary out;
   for (int32_t id = 0; id < vocabulary.size(); ++id) {
     if (!vocabulary.has(id)) continue;
-    if (const std::optional<std::string> bytes = bytes_of_piece(vocabulary.piece(id))) out.add(*bytes, id);
+    if (const std::optional<std::string> bytes = bytes_of_piece(vocabulary.piece(id)))
+      out.add(*bytes, id);
   }
   return out;
 }
@@ -197,7 +208,8 @@ void read_post_processor(const JsonNode& node, TokenizerParts& parts) {
     parts.after.push_back(read_named_id(node.at("sep"), size));
   } else if (type != "ByteLevel") {  // which only moves offsets
     type_node.unsupported(
-        "a post-processor of Sequence, TemplateProcessing, BertProcessing, RobertaProcessing, ByteLevel");
+        "a post-processor of Sequence, TemplateProcessing, BertProcessing, RobertaProcessing, "
+        "ByteLevel");
   }
 }
 
@@ -230,15 +242,16 @@ TokenizerParts parse_bpe_tokenizer(std::string_view bytes, const std::string& fi
       Bpe(std::move(pieces), std::move(merges), std::move(options)), file);
 
   if (const auto added = root.find("added_tokens")) {
-    for (const JsonNode& node : added->elements()) add_token(parts, read_added_token(node), file, node.path());
+    for (const JsonNode& node : added->elements())
+      add_token(parts, read_added_token(node), file, node.path());
   }
   if (const auto node = root.find("post_processor")) read_post_processor(*node, parts);
 
   for (const char* name : {"normalizer", "pre_tokenizer", "decoder"}) {
     if (const auto node = root.find(name)) parts.settings[name] = node->json();
   }
-  for (const char* name : {"unk_token", "byte_fallback", "fuse_unk", "ignore_merges", "continuing_subword_prefix",
-                           "end_of_word_suffix"}) {
+  for (const char* name : {"unk_token", "byte_fallback", "fuse_unk", "ignore_merges",
+                           "continuing_subword_prefix", "end_of_word_suffix"}) {
     if (const auto node = model.find(name)) parts.settings["model"][name] = node->json();
   }
   return parts;

@@ -12,8 +12,9 @@ using nlohmann::json;
 
 constexpr size_t kMaxDepth = 64;
 
-// Builds the document from the parser's events. With `tables`, model.vocab (if an object) and model.merges (if an
-// array) go into flat vectors: as a document, Gemma's half million merges would take seconds and 200 MB.
+// Builds the document from the parser's events. With `tables`, model.vocab (if an object) and
+// model.merges (if an array) go into flat vectors: as a document, Gemma's half million merges would
+// take seconds and 200 MB.
 class Builder : public nlohmann::json_sax<json> {
  public:
   Builder(TokenizerJson& out, const std::string& file, bool tables)
@@ -111,7 +112,14 @@ class Builder : public nlohmann::json_sax<json> {
   enum class Mode { document, vocab, merges, pair };
 
   bool path_is(const char* name) const {
-    return open_.size() == 2 && names_.back() == "model" && open_.back()->is_object() && key_ == name;
+    return open_.size() == 2 && names_.back() == "model" && open_.back()->is_object() &&
+           key_ == name;
+  }
+
+  // Its key, or its place in an array. (To be asked after place() has made that.)
+  std::string name_of_next() const {
+    if (open_.empty()) return "";
+    return open_.back()->is_array() ? fmt::format("[{}]", open_.back()->size() - 1) : key_;
   }
 
   // Where the value that comes next belongs.
@@ -138,8 +146,8 @@ class Builder : public nlohmann::json_sax<json> {
     if (open_.size() == kMaxDepth) fail(fmt::format("nesting of at most {}", kMaxDepth), "more");
     json& at = place();
     at = std::move(container);
+    names_.push_back(name_of_next());
     open_.push_back(&at);
-    names_.push_back(key_);
     return true;
   }
 
@@ -166,11 +174,20 @@ class Builder : public nlohmann::json_sax<json> {
 
   [[noreturn]] void fail(const std::string& expected, const std::string& found) const {
     std::string field;
-    for (size_t i = 1; i < names_.size(); ++i) field += names_[i] + ".";
+    const auto add = [&](const std::string& name) {
+      if (!field.empty() && !name.starts_with('[')) field += '.';
+      field += name;
+    };
+    for (const std::string& name : names_) add(name);
     switch (mode_) {
-      case Mode::document: field += key_; break;
-      case Mode::vocab: field = "model.vocab." + key_; break;
-      default: field = fmt::format("model.merges[{}]", out_.merges.size());
+      case Mode::document:
+        if (!open_.empty() && open_.back()->is_object()) add(key_);
+        break;
+      case Mode::vocab:
+        field = "model.vocab." + key_;
+        break;
+      default:
+        field = fmt::format("model.merges[{}]", out_.merges.size());
     }
     throw Error(ErrorKind::format, file_, field, expected, found);
   }
@@ -215,7 +232,8 @@ std::optional<JsonNode> JsonNode::find(const std::string& name) const {
 
 JsonNode JsonNode::at(const std::string& name) const {
   if (std::optional<JsonNode> node = find(name)) return *node;
-  throw Error(ErrorKind::format, file_, path_.empty() ? name : path_ + "." + name, "a value", "none");
+  throw Error(ErrorKind::format, file_, path_.empty() ? name : path_ + "." + name, "a value",
+              "none");
 }
 
 std::vector<JsonNode> JsonNode::elements() const {
@@ -262,7 +280,9 @@ bool JsonNode::boolean_or(const std::string& name, bool fallback) const {
   return node ? node->boolean() : fallback;
 }
 
-std::string JsonNode::shown() const { return printable(value_->dump(), 80); }
+std::string JsonNode::shown() const {
+  return printable(value_->dump(), 80);
+}
 
 void JsonNode::fail(const std::string& expected) const {
   throw Error(ErrorKind::format, file_, path_, expected, shown());

@@ -1,5 +1,5 @@
-// tokenizer.json as read: the two big tables of a BPE model in flat form, the rest as a JSON document; and
-// checked access to such documents.
+// tokenizer.json as read: the two big tables of a BPE model in flat form, the rest as a JSON
+// document; and checked access to such documents.
 #pragma once
 
 #include <cstdint>
@@ -56,8 +56,8 @@ struct TokenizerJson {
   bool has_vocab = false, has_merges = false;
 };
 
-// Throws Error: format, with line and column where it is not JSON; nesting deeper than 64 and keys that stand
-// twice in an object are errors too.
+// Throws Error: format, with line and column where it is not JSON; nesting deeper than 64 and keys
+// that stand twice in an object are errors too.
 TokenizerJson parse_tokenizer_json(std::string_view text, const std::string& file);
 
 // Any other document, under the same limits.

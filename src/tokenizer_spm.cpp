@@ -1,6 +1,7 @@
-// tokenizer.model: a sentencepiece model (sentencepiece_model.proto), encoded by the sentencepiece library. The
-// library sees only a model that is written anew here from what was read and checked, because it trusts its input
-// in places: an index out of range in a damaged character map, say, would be followed.
+// tokenizer.model: a sentencepiece model (sentencepiece_model.proto), encoded by the sentencepiece
+// library. The library sees only a model that is written anew here from what was read and checked,
+// because it trusts its input in places: an index out of range in a damaged character map, say,
+// would be followed.
 #include "src/encoder.hpp"
 #include "src/utf8.hpp"
 #include "stet/error.hpp"
@@ -17,7 +18,14 @@
 namespace stet {
 namespace {
 
-enum PieceType : uint64_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+enum PieceType : uint64_t {
+  kNormal = 1,
+  kUnknown = 2,
+  kControl = 3,
+  kUserDefined = 4,
+  kUnused = 5,
+  kByte = 6
+};
 
 struct Piece {
   std::string text;
@@ -46,11 +54,20 @@ class Wire {
     field_ = tag >> 3;
     kind_ = tag & 7;
     switch (kind_) {
-      case 0: number_ = varint(); break;
-      case 1: data_ = take(8); break;
-      case 2: data_ = take(varint()); break;
-      case 5: data_ = take(4); break;
-      default: fail("a protocol buffer", fmt::format("wire type {}", kind_));
+      case 0:
+        number_ = varint();
+        break;
+      case 1:
+        data_ = take(8);
+        break;
+      case 2:
+        data_ = take(varint());
+        break;
+      case 5:
+        data_ = take(4);
+        break;
+      default:
+        fail("a protocol buffer", fmt::format("wire type {}", kind_));
     }
     return true;
   }
@@ -61,13 +78,15 @@ class Wire {
   float real() const {
     expect(5);
     uint32_t bits = 0;
-    for (int i = 3; i >= 0; --i) bits = bits << 8 | static_cast<unsigned char>(data_[static_cast<size_t>(i)]);
+    for (int i = 3; i >= 0; --i)
+      bits = bits << 8 | static_cast<unsigned char>(data_[static_cast<size_t>(i)]);
     return std::bit_cast<float>(bits);
   }
 
  private:
   void expect(uint64_t kind) const {
-    if (kind_ != kind) fail(fmt::format("field {} of wire type {}", field_, kind), fmt::format("{}", kind_));
+    if (kind_ != kind)
+      fail(fmt::format("field {} of wire type {}", field_, kind), fmt::format("{}", kind_));
   }
 
   uint64_t varint() {
@@ -115,18 +134,30 @@ void put_data(std::string& out, uint64_t field, std::string_view data) {
 void put_real(std::string& out, uint64_t field, float value) {
   put_varint(out, field << 3 | 5);
   const auto bits = std::bit_cast<uint32_t>(value);
-  for (int shift = 0; shift < 32; shift += 8) out.push_back(static_cast<char>(bits >> shift & 0xFF));
+  for (int shift = 0; shift < 32; shift += 8)
+    out.push_back(static_cast<char>(bits >> shift & 0xFF));
 }
 
 void read_trainer(Wire wire, Model& model) {
   while (wire.next()) {
     switch (wire.field()) {
-      case 3: model.model_type = wire.number(); break;
-      case 24: model.whitespace_as_suffix = wire.number() != 0; break;
-      case 35: model.byte_fallback = wire.number() != 0; break;
-      case 41: model.bos_id = static_cast<int32_t>(wire.number()); break;
-      case 42: model.eos_id = static_cast<int32_t>(wire.number()); break;
-      default: break;  // how it was trained
+      case 3:
+        model.model_type = wire.number();
+        break;
+      case 24:
+        model.whitespace_as_suffix = wire.number() != 0;
+        break;
+      case 35:
+        model.byte_fallback = wire.number() != 0;
+        break;
+      case 41:
+        model.bos_id = static_cast<int32_t>(wire.number());
+        break;
+      case 42:
+        model.eos_id = static_cast<int32_t>(wire.number());
+        break;
+      default:
+        break;  // how it was trained
     }
   }
 }
@@ -134,12 +165,23 @@ void read_trainer(Wire wire, Model& model) {
 void read_normalizer(Wire wire, Model& model) {
   while (wire.next()) {
     switch (wire.field()) {
-      case 1: model.normalizer_name = wire.data(); break;
-      case 2: model.character_map = wire.data(); break;
-      case 3: model.add_dummy_prefix = wire.number() != 0; break;
-      case 4: model.remove_extra_whitespaces = wire.number() != 0; break;
-      case 5: model.escape_whitespaces = wire.number() != 0; break;
-      default: break;  // the rules that the character map was made of
+      case 1:
+        model.normalizer_name = wire.data();
+        break;
+      case 2:
+        model.character_map = wire.data();
+        break;
+      case 3:
+        model.add_dummy_prefix = wire.number() != 0;
+        break;
+      case 4:
+        model.remove_extra_whitespaces = wire.number() != 0;
+        break;
+      case 5:
+        model.escape_whitespaces = wire.number() != 0;
+        break;
+      default:
+        break;  // the rules that the character map was made of
     }
   }
 }
@@ -172,8 +214,9 @@ uint32_t word_at(std::string_view bytes, size_t at) {
   return word;
 }
 
-// The character map is the size of a double-array trie, the trie (Darts: 32-bit units in blocks of 256), and
-// zero-terminated replacement strings, to which its leaves point. No step from any unit may leave the array.
+// The character map is the size of a double-array trie, the trie (Darts: 32-bit units in blocks of
+// 256), and zero-terminated replacement strings, to which its leaves point. No step from any unit
+// may leave the array.
 bool character_map_is_sound(std::string_view map) {
   if (map.empty()) return true;
   if (map.size() < 4) return false;
@@ -198,8 +241,10 @@ bool character_map_is_sound(std::string_view map) {
 }
 
 void check_model(const Model& model, const std::string& file) {
-  const auto fail = [&](const std::string& field, const std::string& expected, const std::string& found,
-                        ErrorKind kind = ErrorKind::format) { throw Error(kind, file, field, expected, found); };
+  const auto fail = [&](const std::string& field, const std::string& expected,
+                        const std::string& found, ErrorKind kind = ErrorKind::format) {
+    throw Error(kind, file, field, expected, found);
+  };
   if (model.pieces.empty()) fail("pieces", "at least one", "none");
   size_t unknowns = 0, bytes = 0;
   for (size_t i = 0; i < model.pieces.size(); ++i) {
@@ -212,13 +257,15 @@ void check_model(const Model& model, const std::string& file) {
     if (!std::isfinite(piece.score) || std::abs(piece.score) > 1e9f) {
       fail(field + ".score", "a number within 1e9", fmt::format("{}", piece.score));
     }
-    if (piece.type < kNormal || piece.type > kByte) fail(field + ".type", "1..6", fmt::format("{}", piece.type));
+    if (piece.type < kNormal || piece.type > kByte)
+      fail(field + ".type", "1..6", fmt::format("{}", piece.type));
     unknowns += piece.type == kUnknown;
     bytes += piece.type == kByte;
   }
   if (unknowns != 1) fail("pieces", "one piece of type UNKNOWN", fmt::format("{}", unknowns));
   if (bytes != (model.byte_fallback ? 256 : 0)) {
-    fail("pieces", fmt::format("{} pieces of type BYTE", model.byte_fallback ? 256 : 0), fmt::format("{}", bytes));
+    fail("pieces", fmt::format("{} pieces of type BYTE", model.byte_fallback ? 256 : 0),
+         fmt::format("{}", bytes));
   }
   if (model.model_type != 1 && model.model_type != 2) {
     fail("trainer_spec.model_type", "1 (unigram) or 2 (BPE)", fmt::format("{}", model.model_type),
@@ -231,7 +278,8 @@ void check_model(const Model& model, const std::string& file) {
     fail("normalizer_spec.escape_whitespaces", "true", "false", ErrorKind::unsupported);
   }
   if (!character_map_is_sound(model.character_map)) {
-    fail("normalizer_spec.precompiled_charsmap", "a trie within its bounds", "one that leaves them");
+    fail("normalizer_spec.precompiled_charsmap", "a trie within its bounds",
+         "one that leaves them");
   }
 }
 
@@ -275,12 +323,15 @@ class SpmEncoder : public Encoder {
       uint64_t& type = model_.pieces[static_cast<size_t>(token.id)].type;
       if (type == kNormal || type == kUserDefined || type == kUnused) type = kControl;
     }
-    const sentencepiece::util::Status status = library_.LoadFromSerializedProto(write_model(model_));
-    if (!status.ok()) throw Error(ErrorKind::format, file_, "", "a sentencepiece model", status.ToString());
+    const sentencepiece::util::Status status =
+        library_.LoadFromSerializedProto(write_model(model_));
+    if (!status.ok())
+      throw Error(ErrorKind::format, file_, "", "a sentencepiece model", status.ToString());
     model_ = Model();
   }
 
-  void encode(const std::vector<Segment>& segments, bool, std::vector<int32_t>& out) const override {
+  void encode(const std::vector<Segment>& segments, bool,
+              std::vector<int32_t>& out) const override {
     std::vector<int> ids;
     std::string prefixed;
     for (const Segment& segment : segments) {
@@ -294,7 +345,8 @@ class SpmEncoder : public Encoder {
         text = prefixed += text;
       }
       const sentencepiece::util::Status status = library_.Encode(text, &ids);
-      if (!status.ok()) throw Error(ErrorKind::argument, file_, "text", "text to encode", status.ToString());
+      if (!status.ok())
+        throw Error(ErrorKind::argument, file_, "text", "text to encode", status.ToString());
       out.insert(out.end(), ids.begin(), ids.end());
     }
   }
@@ -319,7 +371,8 @@ TokenizerParts parse_sentencepiece_tokenizer(std::string_view bytes, const std::
     throw Error(ErrorKind::format, file, fmt::format("pieces[{}]", i), "each piece once",
                 model.pieces[i].text + " twice");
   }
-  // Control pieces and user-defined ones are found in text as they stand; only the former are special.
+  // Control pieces and user-defined ones are found in text as they stand; only the former are
+  // special.
   for (size_t i = 0; i < model.pieces.size(); ++i) {
     const Piece& piece = model.pieces[i];
     parts.table.push_back(std::bit_cast<int32_t>(piece.score));
@@ -332,7 +385,8 @@ TokenizerParts parse_sentencepiece_tokenizer(std::string_view bytes, const std::
     add_token(parts, token, file, fmt::format("pieces[{}]", i));
   }
   const auto control = [&](int32_t id) {
-    const bool named = id >= 0 && id < parts.vocabulary.size() && model.pieces[static_cast<size_t>(id)].type == kControl;
+    const bool named = id >= 0 && id < parts.vocabulary.size() &&
+                       model.pieces[static_cast<size_t>(id)].type == kControl;
     return named ? id : -1;
   };
   parts.bos = control(model.bos_id);

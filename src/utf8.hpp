@@ -1,4 +1,5 @@
-// UTF-8, with ill-formed text handled by the WHATWG rule: each maximal ill-formed subsequence is one U+FFFD.
+// UTF-8, with ill-formed text handled by the WHATWG rule: each maximal ill-formed subsequence is
+// one U+FFFD.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@ namespace stet {
 
 inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-// What stands at one place of a text. For an ill-formed subsequence `code` is U+FFFD and `length` its length;
-// `cut` tells that it could be completed by bytes after the end of the text.
+// What stands at one place of a text. For an ill-formed subsequence `code` is U+FFFD and `length`
+// its length; `cut` tells that it could be completed by bytes after the end of the text.
 struct Utf8 {
   uint32_t code;
   uint32_t length;
@@ -24,7 +25,8 @@ inline Utf8 utf8_at(std::string_view text, size_t at) {
   if (lead < 0x80) return {lead, 1, true, false};
   const uint32_t length = lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
   if (length == 0) return {0xFFFD, 1, false, false};
-  // The second byte has a narrower range after four of the leads: overlong forms, surrogates, above U+10FFFF.
+  // The second byte has a narrower range after four of the leads: overlong forms, surrogates, above
+  // U+10FFFF.
   uint32_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
   uint32_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
   uint32_t code = lead & (0x7Fu >> length);

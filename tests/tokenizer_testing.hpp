@@ -34,21 +34,47 @@ inline std::string fixtures() {
   return given ? given : STET_ROOT "/../shared/fixtures";
 }
 
+#ifdef STET_HAVE_SENTENCEPIECE
+inline constexpr bool kHaveSentencepiece = true;
+#else
+inline constexpr bool kHaveSentencepiece = false;
+#endif
+#ifdef STET_HAVE_PCRE2
+inline constexpr bool kHavePcre2 = true;
+#else
+inline constexpr bool kHavePcre2 = false;
+#endif
+#ifdef STET_HAVE_UTF8PROC
+inline constexpr bool kHaveUtf8proc = true;
+#else
+inline constexpr bool kHaveUtf8proc = false;
+#endif
+#define NEEDS(library) \
+  if (!kHave##library) GTEST_SKIP() << "built without " #library
+
 inline const std::string kGemma = STET_ROOT "/assets/pocket-gemma3";
 inline const std::string kLlama = STET_ROOT "/assets/pocket-llama3";
 inline const std::string kGoldens = STET_ROOT "/tests/data/pocket/golden-";
 
 // Characters of one to four bytes, letters, marks, white space and emoji among them.
 inline std::string random_text(std::mt19937& random, size_t characters) {
-  static const std::vector<uint32_t> picks = {' ', '\n', 'a', 'e', '5', '\'', 0x301, 0xE9, 0x2581, 0x4E2D, 0x1F600, 0x200D};
+  static const std::vector<uint32_t> picks = {' ',   '\n', 'a',    'e',    '5',     '\'',
+                                              0x301, 0xE9, 0x2581, 0x4E2D, 0x1F600, 0x200D};
   std::string text;
   for (size_t i = 0; i < characters; ++i) {
     size_t code = 0;
     switch (random() % 4) {
-      case 0: code = picks[random() % picks.size()]; break;
-      case 1: code = 1 + random() % 0x7F; break;
-      case 2: code = 1 + random() % 0xD7FF; break;
-      default: code = 'a' + random() % 26;
+      case 0:
+        code = picks[random() % picks.size()];
+        break;
+      case 1:
+        code = 1 + random() % 0x7F;
+        break;
+      case 2:
+        code = 1 + random() % 0xD7FF;
+        break;
+      default:
+        code = 'a' + random() % 26;
     }
     stet::utf8_append(text, static_cast<uint32_t>(code));
   }
@@ -61,8 +87,19 @@ inline std::string random_bytes(std::mt19937& random, size_t size) {
   return bytes;
 }
 
+inline std::string replaced(const std::string& text, const std::string& from,
+                            const std::string& to) {
+  std::string out;
+  size_t done = 0;
+  for (size_t at; (at = text.find(from, done)) != std::string::npos; done = at + from.size()) {
+    out.append(text, done, at - done).append(to);
+  }
+  return out.append(text, done);
+}
+
 // Text of ids through a TextStream, each part checked to be UTF-8.
-inline std::string streamed(const Tokenizer& tokenizer, std::span<const int32_t> ids, bool skip_special) {
+inline std::string streamed(const Tokenizer& tokenizer, std::span<const int32_t> ids,
+                            bool skip_special) {
   stet::TextStream stream(tokenizer, skip_special);
   std::string text;
   for (const int32_t id : ids) {
@@ -86,7 +123,8 @@ std::string error_of(const Call& call) {
   return "no error";
 }
 
-// A tokenizer.json from its parts; `changes` is merged into a byte-level-free BPE model of a few pieces.
+// A tokenizer.json from its parts; `changes` is merged into a byte-level-free BPE model of a few
+// pieces.
 inline nlohmann::json small_json() {
   return nlohmann::json::parse(R"({
     "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
@@ -98,7 +136,8 @@ inline nlohmann::json small_json() {
   })");
 }
 
-inline std::shared_ptr<const Tokenizer> from_json(const nlohmann::json& json, const std::string& config = "") {
+inline std::shared_ptr<const Tokenizer> from_json(const nlohmann::json& json,
+                                                  const std::string& config = "") {
   Tokenizer::Files files{{"tokenizer.json", json.dump()}};
   if (!config.empty()) files.emplace_back("tokenizer_config.json", config);
   return Tokenizer::load_from_files(files);
