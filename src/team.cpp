@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "kernels/kernels.hpp"
+#include "stet/kernels.hpp"
 
 #ifdef STET_HAVE_OPENMP
 #include <omp.h>

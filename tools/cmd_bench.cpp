@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "kernels/kernels.hpp"
+#include "stet/kernels.hpp"
 #include "stet/error.hpp"
 #include "tools/command.hpp"
 

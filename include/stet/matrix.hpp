@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/kernels.hpp"
+#include "stet/kernels.hpp"
 #include "stet/digest.hpp"
 #include "stet/memory.hpp"
 #include "stet/tensor.hpp"
