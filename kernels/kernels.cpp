@@ -1,4 +1,4 @@
-#include "kernels/kernels.hpp"
+#include "stet/kernels.hpp"
 
 #include <string.h>
 #if defined(__x86_64__)

@@ -1,5 +1,5 @@
 #include <immintrin.h>
-#include "kernels/kernels.hpp"
+#include "stet/kernels.hpp"
 
 namespace stet {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/kernels.hpp"
+#include "stet/kernels.hpp"
 
 namespace stet {
 namespace {

@@ -1,5 +1,3 @@
-#include <xxhash.h>
-
 #include <cstring>
 
 #include "models/family.hpp"

@@ -10,8 +10,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <random>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "stet/error.hpp"
@@ -24,7 +25,7 @@ constexpr std::string_view kTemporaryMark = ".tmp-";
 constexpr size_t kTemporaryDigits = 16;
 
 [[noreturn]] void throw_io(const std::string& path, const std::string& expected, int error) {
-  throw Error(ErrorKind::io, path, "", expected, std::strerror(error));
+  throw Error(ErrorKind::io, path, "", expected, std::generic_category().message(error));
 }
 
 class Descriptor {
@@ -52,6 +53,7 @@ int open_for_reading(const std::string& path, int flags, struct stat* info) {
 
 template <typename Buffer>
 Buffer read_whole(const std::string& path, size_t limit) {
+  limit = std::min(limit, SIZE_MAX / 4);  // so that the sums below cannot wrap
   struct stat info = {};
   const Descriptor file(open_for_reading(path, 0, &info));
   // One byte more than the size, so that a regular file's end is seen without growing the buffer.
@@ -65,7 +67,8 @@ Buffer read_whole(const std::string& path, size_t limit) {
     if (count == 0) break;
     size += static_cast<size_t>(count);
     if (size > limit) {
-      throw Error(ErrorKind::format, path, "", "at most " + std::to_string(limit) + " bytes", "more");
+      throw Error(ErrorKind::format, path, "", "at most " + std::to_string(limit) + " bytes",
+                  "more");
     }
     if (size == content.size()) content.resize(std::min(2 * size, limit + 1));
   }
@@ -107,12 +110,15 @@ std::string random_digits() {
 MappedFile::MappedFile(std::string path, std::span<const std::byte> bytes)
     : path_(std::move(path)), bytes_(bytes) {}
 
-MappedFile::~MappedFile() { ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size()); }
+MappedFile::~MappedFile() {
+  ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
   struct stat info = {};
   const Descriptor file(open_for_reading(path, O_NONBLOCK, &info));  // a pipe must not make it wait
-  if (!S_ISREG(info.st_mode)) throw Error(ErrorKind::io, path, "", "a regular file", "a device or pipe");
+  if (!S_ISREG(info.st_mode))
+    throw Error(ErrorKind::io, path, "", "a regular file", "a device or pipe");
   if (info.st_size == 0) throw Error(ErrorKind::format, path, "", "a file with content", "0 bytes");
   const auto size = static_cast<size_t>(info.st_size);
   void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
@@ -142,7 +148,8 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
   const size_t slash = path_.rfind('/');
   directory_ = slash == std::string::npos ? "." : slash == 0 ? "/" : path_.substr(0, slash);
   const std::string name = path_.substr(slash == std::string::npos ? 0 : slash + 1);
-  if (name.empty()) throw Error(ErrorKind::io, path_, "", "the name of a file", "the name of a directory");
+  if (name.empty())
+    throw Error(ErrorKind::io, path_, "", "the name of a file", "the name of a directory");
 
   struct stat old = {};
   const bool exists = ::stat(path_.c_str(), &old) == 0;
@@ -150,10 +157,10 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
     throw Error(ErrorKind::io, path_, "", "a regular file to write",
                 S_ISDIR(old.st_mode) ? "a directory" : "a device or pipe");
   }
+  buffer_.reserve(kBufferSize);
   remove_abandoned(directory_, name);
   create_temporary();
   if (exists) (void)!::fchmod(fd_, old.st_mode & 0777);
-  buffer_.reserve(kBufferSize);
 }
 
 void AtomicFile::create_temporary() {
@@ -174,7 +181,9 @@ void AtomicFile::create_temporary() {
   }
 }
 
-AtomicFile::~AtomicFile() { discard(); }
+AtomicFile::~AtomicFile() {
+  discard();
+}
 
 void AtomicFile::discard() noexcept {
   if (!temporary_.empty()) ::unlink(temporary_.c_str());
@@ -190,7 +199,8 @@ void AtomicFile::fail(const std::string& expected) {
 }
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
-  if (fd_ < 0) throw Error(ErrorKind::io, path_, "", "a file open for writing", "one committed or failed");
+  if (fd_ < 0)
+    throw Error(ErrorKind::io, path_, "", "a file open for writing", "one committed or failed");
   written_ += bytes.size();
   if (buffer_.size() + bytes.size() > kBufferSize) flush();
   if (bytes.size() >= kBufferSize) {
@@ -226,7 +236,8 @@ void AtomicFile::commit() {
 
   const Descriptor directory(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (directory.get() < 0) return;  // a directory one may write but not read: nothing to sync by
-  if (::fsync(directory.get()) != 0 && errno != EINVAL) throw_io(path_, "its name to reach the disk", errno);
+  if (::fsync(directory.get()) != 0 && errno != EINVAL)
+    throw_io(path_, "its name to reach the disk", errno);
 }
 
 }  // namespace stet

@@ -1,7 +1,7 @@
 // The floating-point environment of the contract, for as long as an object of this class lives.
 #pragma once
 
-#include "kernels/kernels.hpp"
+#include "stet/kernels.hpp"
 
 namespace stet {
 

@@ -1,5 +1,7 @@
 #include "src/json_reader.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -15,12 +17,13 @@ using Json = nlohmann::json;
 constexpr size_t kDepthLimit = 64;
 constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
 
-std::string line_and_column(std::string_view text, size_t position) {
-  const std::string_view before = text.substr(0, std::min(position, text.size()));
+// Where the parser stopped: at the last of the `count` bytes it took, which is one past the end at
+// the end.
+std::string line_and_column(std::string_view text, size_t count) {
+  const std::string_view before = text.substr(0, std::min(count, text.size() + 1) - (count > 0));
   const auto line = 1 + std::count(before.begin(), before.end(), '\n');
-  const size_t newline = before.rfind('\n');
-  const size_t column = newline == std::string_view::npos ? before.size() : before.size() - newline - 1;
-  return "line " + std::to_string(line) + ", column " + std::to_string(std::max<size_t>(column, 1));
+  const size_t line_start = before.rfind('\n') + 1;  // 0 when there is no newline
+  return fmt::format("line {}, column {}", line, before.size() - line_start + 1);
 }
 
 // Builds the document as the parser's events arrive, refusing what the library would let pass.
@@ -50,7 +53,8 @@ class Builder : public nlohmann::json_sax<Json> {
     return true;
   }
 
-  bool parse_error(size_t position, const std::string& token, const nlohmann::detail::exception& e) override {
+  bool parse_error(size_t position, const std::string& token,
+                   const nlohmann::detail::exception& e) override {
     const std::string tail = token.substr(token.size() - std::min<size_t>(token.size(), 40));
     const bool number = e.id == 406;  // the library's number for a value that overflows a double
     throw Error(ErrorKind::format, file_, line_and_column(text_, position),
@@ -80,8 +84,8 @@ class Builder : public nlohmann::json_sax<Json> {
 
   bool open(Json&& container) {
     if (open_.size() == kDepthLimit) {
-      throw Error(ErrorKind::format, file_, "", "JSON at most " + std::to_string(kDepthLimit) + " levels deep",
-                  "more levels");
+      throw Error(ErrorKind::format, file_, "",
+                  "JSON at most " + std::to_string(kDepthLimit) + " levels deep", "more levels");
     }
     open_.push_back(add(std::move(container), true));
     keys_.emplace_back();
@@ -105,7 +109,8 @@ class Builder : public nlohmann::json_sax<Json> {
   std::string_view text_;
   const std::string& file_;
   Json root_;
-  std::vector<Json*> open_;         // the containers around the next value; stable, being last in their parents
+  std::vector<Json*>
+      open_;  // the containers around the next value; stable, being last in their parents
   std::vector<std::string> keys_;  // of each, the key whose value comes next
 };
 
@@ -116,7 +121,9 @@ std::string describe(const Json* value) {
   return value->dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-std::string number_text(double value) { return Json(value).dump(); }
+std::string number_text(double value) {
+  return Json(value).dump();
+}
 
 // The value as an integer, if it is one.
 std::optional<int64_t> as_integer(const Json& value) {
@@ -142,7 +149,8 @@ Json parse_json_value(std::string_view text, const std::string& file) {
 
 JsonReader parse_json(std::string_view text, const std::string& file) {
   auto value = std::make_shared<const Json>(parse_json_value(text, file));
-  if (!value->is_object()) throw Error(ErrorKind::format, file, "", "a JSON object", describe(value.get()));
+  if (!value->is_object())
+    throw Error(ErrorKind::format, file, "", "a JSON object", describe(value.get()));
   return JsonReader(std::move(value), file, "");
 }
 
@@ -162,7 +170,9 @@ void JsonReader::fail(const std::string& name, const std::string& expected) cons
   throw Error(ErrorKind::format, file_, path_of(name), expected, describe(find(name)));
 }
 
-bool JsonReader::has(const std::string& name) const { return find(name) != nullptr; }
+bool JsonReader::has(const std::string& name) const {
+  return find(name) != nullptr;
+}
 
 std::vector<std::string> JsonReader::keys() const {
   std::vector<std::string> keys;
@@ -175,12 +185,14 @@ int64_t JsonReader::checked_integer(const Json& value, const std::string& path, 
   const std::optional<int64_t> number = as_integer(value);
   if (number && *number >= min && *number <= max) return *number;
   throw Error(ErrorKind::format, file_, path,
-              "an integer in " + std::to_string(min) + ".." + std::to_string(max), describe(&value));
+              "an integer in " + std::to_string(min) + ".." + std::to_string(max),
+              describe(&value));
 }
 
 int64_t JsonReader::integer(const std::string& name, int64_t min, int64_t max) const {
   const Json* value = find(name);
-  if (value == nullptr) fail(name, "an integer in " + std::to_string(min) + ".." + std::to_string(max));
+  if (value == nullptr)
+    fail(name, "an integer in " + std::to_string(min) + ".." + std::to_string(max));
   return checked_integer(*value, path_of(name), min, max);
 }
 
@@ -196,14 +208,15 @@ double JsonReader::number(const std::string& name, double min, double max) const
     if (number >= min && number <= max) return number;
   }
   const bool from = min != -DBL_MAX, to = max != DBL_MAX;
-  fail(name, std::string("a number") +
-                 (from && to ? " in " + number_text(min) + ".." + number_text(max)
-                  : from     ? " of at least " + number_text(min)
-                  : to       ? " of at most " + number_text(max)
-                             : ""));
+  fail(name,
+       std::string("a number") + (from && to ? " in " + number_text(min) + ".." + number_text(max)
+                                  : from     ? " of at least " + number_text(min)
+                                  : to       ? " of at most " + number_text(max)
+                                             : ""));
 }
 
-double JsonReader::number_or(const std::string& name, double fallback, double min, double max) const {
+double JsonReader::number_or(const std::string& name, double fallback, double min,
+                             double max) const {
   return has(name) ? number(name, min, max) : fallback;
 }
 
@@ -264,8 +277,9 @@ std::vector<std::string> JsonReader::strings(const std::string& name) const {
   if (!value->is_array()) fail(name, "an array of strings");
   for (const Json& element : *value) {
     if (!element.is_string()) {
-      throw Error(ErrorKind::format, file_, path_of(name) + "[" + std::to_string(texts.size()) + "]",
-                  "a string", describe(&element));
+      throw Error(ErrorKind::format, file_,
+                  path_of(name) + "[" + std::to_string(texts.size()) + "]", "a string",
+                  describe(&element));
     }
     texts.push_back(element.get<std::string>());
   }

@@ -1,4 +1,5 @@
-// JSON from files that nobody vouches for: parsed within limits, then read through checked accessors.
+// JSON from files that nobody vouches for: parsed within limits, then read through checked
+// accessors.
 #pragma once
 
 #include <cfloat>
@@ -12,12 +13,12 @@
 
 namespace stet {
 
-// A JSON value. A format Error tells line and column of what is not JSON; duplicate keys, numbers that do not
-// fit a double, and nesting deeper than 64 are errors too.
+// A JSON value. A format Error tells line and column of what is not JSON; duplicate keys, numbers
+// that do not fit a double, and nesting deeper than 64 are errors too.
 nlohmann::json parse_json_value(std::string_view text, const std::string& file);
 
-// One object of a JSON file. Each accessor checks type and range and throws a format Error with the file and
-// the field's path ("text_config.num_hidden_layers"). A null field counts as absent.
+// One object of a JSON file. Each accessor checks type and range and throws a format Error with the
+// file and the field's path ("text_config.num_hidden_layers"). A null field counts as absent.
 class JsonReader {
  public:
   // Copies share the document.

@@ -1,8 +1,5 @@
 #include "stet/model.hpp"
 
-#include <fmt/format.h>
-#include <xxhash.h>
-
 #include <filesystem>
 
 #include "models/family.hpp"
@@ -31,13 +28,6 @@ Rows make_rows(Workspace& w, size_t rows, int64_t width) {
 }
 
 }  // namespace
-
-std::string digest_text(const Digest& digest) { return fmt::format("xxh3:{:016x}{:016x}", digest.high, digest.low); }
-
-Digest digest_of(std::span<const std::byte> bytes) {
-  const XXH128_hash_t h = XXH3_128bits(bytes.data(), bytes.size());
-  return {h.low64, h.high64};
-}
 
 std::shared_ptr<const Model> Model::load(const std::string& directory, int threads) {
   const FloatEnvironment contract;  // numbers of the config, rotary frequencies and norm weights are computed here

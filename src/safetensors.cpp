@@ -1,8 +1,7 @@
 #include "stet/safetensors.hpp"
 
-#include <sys/stat.h>
-
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <limits>
@@ -43,7 +42,8 @@ std::map<std::string, std::string> parse_metadata(const JsonReader& object) {
 }
 
 // One tensor's entry: checked by itself, against the data's length, and its size against its shape.
-TensorView parse_tensor(const JsonReader& entry, const std::string& name, std::span<const std::byte> data) {
+TensorView parse_tensor(const JsonReader& entry, const std::string& name,
+                        std::span<const std::byte> data) {
   TensorView tensor;
   tensor.name = name;
   tensor.dtype_text = entry.string("dtype");
@@ -64,15 +64,17 @@ TensorView parse_tensor(const JsonReader& entry, const std::string& name, std::s
 
   int64_t size = 0;
   std::vector<int64_t> factors = tensor.shape;
-  if (tensor.dtype != DType::other) factors.push_back(static_cast<int64_t>(dtype_size(tensor.dtype)));
+  if (tensor.dtype != DType::other)
+    factors.push_back(static_cast<int64_t>(dtype_size(tensor.dtype)));
   if (!shape_elements(factors, &size)) {
     throw Error(ErrorKind::format, entry.file(), entry.path_of("shape"), "less than 2^63 bytes",
                 shape_text(tensor.shape));
   }
   if (tensor.dtype != DType::other && static_cast<uint64_t>(size) != end - begin) {
-    throw Error(ErrorKind::format, entry.file(), field,
-                fmt::format("{} bytes for {} {}", size, tensor.dtype_text, shape_text(tensor.shape)),
-                fmt::format("{} bytes", end - begin));
+    throw Error(
+        ErrorKind::format, entry.file(), field,
+        fmt::format("{} bytes for {} {}", size, tensor.dtype_text, shape_text(tensor.shape)),
+        fmt::format("{} bytes", end - begin));
   }
   return tensor;
 }
@@ -80,7 +82,9 @@ TensorView parse_tensor(const JsonReader& entry, const std::string& name, std::s
 // Sorts by position and checks that the tensors cover the data without overlap or hole.
 void order_tensors(std::vector<TensorView>* tensors, std::span<const std::byte> data,
                    const std::string& file) {
-  const auto begin = [&](const TensorView& t) { return static_cast<uint64_t>(t.bytes.data() - data.data()); };
+  const auto begin = [&](const TensorView& t) {
+    return static_cast<uint64_t>(t.bytes.data() - data.data());
+  };
   const auto end = [&](const TensorView& t) { return begin(t) + t.bytes.size(); };
   std::sort(tensors->begin(), tensors->end(), [&](const TensorView& a, const TensorView& b) {
     return std::pair(begin(a), end(a)) < std::pair(begin(b), end(b));
@@ -95,8 +99,8 @@ void order_tensors(std::vector<TensorView>* tensors, std::span<const std::byte> 
     covered = end(tensor);
   }
   if (covered != data.size()) {
-    throw Error(ErrorKind::format, file, "data", fmt::format("{} bytes, as the header says", covered),
-                std::to_string(data.size()));
+    throw Error(ErrorKind::format, file, "data",
+                fmt::format("{} bytes, as the header says", covered), std::to_string(data.size()));
   }
 }
 
@@ -130,8 +134,10 @@ const TensorView* SafeTensors::find(const std::string& name) const {
 Checkpoint Checkpoint::open(const std::string& directory) {
   struct stat info = {};
   const auto exists = [&](const std::string& path) { return ::stat(path.c_str(), &info) == 0; };
-  if (!exists(directory)) throw Error(ErrorKind::io, directory, "", "a checkpoint directory", "nothing");
-  if (!S_ISDIR(info.st_mode)) throw Error(ErrorKind::io, directory, "", "a checkpoint directory", "a file");
+  if (!exists(directory))
+    throw Error(ErrorKind::io, directory, "", "a checkpoint directory", "nothing");
+  if (!S_ISDIR(info.st_mode))
+    throw Error(ErrorKind::io, directory, "", "a checkpoint directory", "a file");
 
   Checkpoint checkpoint;
   checkpoint.source_ = directory + "/model.safetensors";
@@ -144,8 +150,8 @@ Checkpoint Checkpoint::open(const std::string& directory) {
   }
   checkpoint.source_ = directory + "/model.safetensors.index.json";
   if (!exists(checkpoint.source_)) {
-    throw Error(ErrorKind::io, directory, "", "model.safetensors or model.safetensors.index.json in it",
-                "neither");
+    throw Error(ErrorKind::io, directory, "",
+                "model.safetensors or model.safetensors.index.json in it", "neither");
   }
   checkpoint.read_index(directory);
   return checkpoint;
@@ -164,7 +170,8 @@ void Checkpoint::read_index(const std::string& directory) {
   std::map<std::string, const Shard*> opened;
   for (const std::string& name : weight_map.keys()) {
     const std::string file = weight_map.string(name);
-    if (file.empty() || file == "." || file == ".." || file.find_first_of(std::string("/\\\0", 3)) != file.npos) {
+    if (file.empty() || file == "." || file == ".." ||
+        file.find_first_of(std::string("/\\\0", 3)) != file.npos) {
       weight_map.fail(name, "the plain name of a file beside the index");
     }
     auto [it, is_new] = opened.try_emplace(file, nullptr);
@@ -188,7 +195,8 @@ const std::string& Checkpoint::file_of(const std::string& name) const {
   return it == places_.end() ? source_ : it->second.shard->file->path();
 }
 
-const TensorView& Checkpoint::require(const std::string& name, const std::vector<int64_t>& shape) const {
+const TensorView& Checkpoint::require(const std::string& name,
+                                      const std::vector<int64_t>& shape) const {
   const TensorView* tensor = find(name);
   const std::string expected = fmt::format("F32, BF16 or F16 {}", shape_text(shape));
   if (tensor == nullptr) throw Error(ErrorKind::format, source_, name, expected, "nothing");
@@ -196,7 +204,8 @@ const TensorView& Checkpoint::require(const std::string& name, const std::vector
   if (!is_weight_dtype(tensor->dtype)) {
     throw Error(ErrorKind::unsupported, file_of(name), name, expected, found);
   }
-  if (tensor->shape != shape) throw Error(ErrorKind::mismatch, file_of(name), name, expected, found);
+  if (tensor->shape != shape)
+    throw Error(ErrorKind::mismatch, file_of(name), name, expected, found);
   return *tensor;
 }
 
@@ -216,8 +225,8 @@ std::vector<std::string> Checkpoint::names() const {
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& path, const std::string& field, const std::string& expected,
-                         const std::string& found) {
+[[noreturn]] void refuse(const std::string& path, const std::string& field,
+                         const std::string& expected, const std::string& found) {
   throw Error(ErrorKind::argument, path, field, expected, found);
 }
 
@@ -235,15 +244,16 @@ std::string compose_header(const std::string& path, const std::vector<TensorSpec
   std::string entries;
   if (!metadata.empty()) {
     for (const auto& [key, value] : metadata) {
-      entries += fmt::format("{}{}:{}", entries.empty() ? "\"__metadata__\":{" : ",", json_string(path, key),
-                             json_string(path, value));
+      entries += fmt::format("{}{}:{}", entries.empty() ? "\"__metadata__\":{" : ",",
+                             json_string(path, key), json_string(path, value));
     }
     entries += "}";
   }
   std::set<std::string> names = {kMetadata};
   int64_t begin = 0;
   for (const TensorSpec& tensor : tensors) {
-    if (!names.insert(tensor.name).second) refuse(path, tensor.name, "each name once", "a second tensor");
+    if (!names.insert(tensor.name).second)
+      refuse(path, tensor.name, "each name once", "a second tensor");
     if (tensor.dtype == DType::other) refuse(path, tensor.name, "a known dtype", "another");
     std::vector<int64_t> factors = tensor.shape;
     factors.push_back(static_cast<int64_t>(dtype_size(tensor.dtype)));
@@ -264,13 +274,15 @@ std::string compose_header(const std::string& path, const std::vector<TensorSpec
 
 }  // namespace
 
-SafeTensorsWriter::SafeTensorsWriter(const std::string& path, const std::vector<TensorSpec>& tensors,
+SafeTensorsWriter::SafeTensorsWriter(const std::string& path,
+                                     const std::vector<TensorSpec>& tensors,
                                      const std::map<std::string, std::string>& metadata)
     : file_(path) {
   ByteWriter header;
   const std::string json = compose_header(path, tensors, metadata, &expected_);
   if (json.size() > kHeaderLimit) {
-    refuse(path, "header", fmt::format("at most {} bytes", kHeaderLimit), std::to_string(json.size()));
+    refuse(path, "header", fmt::format("at most {} bytes", kHeaderLimit),
+           std::to_string(json.size()));
   }
   header.u64(json.size());
   header.text(json);

@@ -70,7 +70,8 @@ void Session::set_compute(const ComputeOptions& compute) {
   compute_ = compute;
 }
 
-void Session::append(std::span<const int32_t> ids, const LogitSink& logits, const HiddenSink& hidden) {
+void Session::append(std::span<const int32_t> ids, const LogitSink& logits, const HiddenSink& hidden,
+                     const Progress& progress) {
   const int64_t vocab = model_->config().vocab_size;
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= vocab) {
@@ -79,13 +80,13 @@ void Session::append(std::span<const int32_t> ids, const LogitSink& logits, cons
     }
   }
   if (ids.empty()) return;
-  run(ids, logits, hidden, true);
+  run(ids, logits, hidden, progress);
 }
 
-void Session::run(std::span<const int32_t> ids, const LogitSink& logits, const HiddenSink& hidden, bool want_last) {
+void Session::run(std::span<const int32_t> ids, const LogitSink& logits, const HiddenSink& hidden,
+                  const Progress& progress) {
   const int64_t before = size();
   kv_.prepare(static_cast<int64_t>(ids.size()));
-  tokens_.reserve(tokens_.size() + ids.size());
   std::vector<float> held = std::move(logits_);
   logits_.clear();
   try {
@@ -93,9 +94,10 @@ void Session::run(std::span<const int32_t> ids, const LogitSink& logits, const H
     const Borrowed w(*model_, std::min(chunk, ids.size()), threads_of(compute_));
     for (size_t at = 0; at < ids.size(); at += chunk) {
       const std::span<const int32_t> part = ids.subspan(at, std::min(chunk, ids.size() - at));
-      run_chunk(part, *w, logits, hidden, want_last && at + part.size() == ids.size());
+      run_chunk(part, *w, logits, hidden, at + part.size() == ids.size());
       kv_.commit(static_cast<int64_t>(part.size()));
       tokens_.insert(tokens_.end(), part.begin(), part.end());
+      if (progress) progress(size() - before);
     }
   } catch (...) {
     // Slots of a chunk that was not committed may be written: commit it, so that truncate clears them.
@@ -154,7 +156,7 @@ std::span<const float> Session::logits() {
     const int32_t last = tokens_.back();
     kv_.truncate(size() - 1);
     tokens_.pop_back();
-    run({&last, 1}, nullptr, nullptr, true);
+    run({&last, 1}, nullptr, nullptr, nullptr);
   }
   return logits_;
 }

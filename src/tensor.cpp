@@ -10,7 +10,8 @@ struct DTypeInfo {
   size_t size;
 };
 
-constexpr DTypeInfo kDTypes[] = {  // in the order of the enumeration
+constexpr DTypeInfo kDTypes[] = {
+    // in the order of the enumeration
     {"F64", 8}, {"F32", 4}, {"BF16", 2}, {"F16", 2}, {"I64", 8}, {"I32", 4},  {"I16", 2},
     {"I8", 1},  {"U64", 8}, {"U32", 4},  {"U16", 2}, {"U8", 1},  {"BOOL", 1}, {"other", 0},
 };
@@ -18,9 +19,13 @@ static_assert(std::size(kDTypes) == static_cast<size_t>(DType::other) + 1);
 
 }  // namespace
 
-size_t dtype_size(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].size; }
+size_t dtype_size(DType dtype) {
+  return kDTypes[static_cast<size_t>(dtype)].size;
+}
 
-const char* dtype_name(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
+const char* dtype_name(DType dtype) {
+  return kDTypes[static_cast<size_t>(dtype)].name;
+}
 
 DType dtype_of(const std::string& name) {
   size_t i = 0;

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/kernels.hpp"
+#include "stet/kernels.hpp"
 
 namespace stet::test {
 

@@ -33,8 +33,8 @@ class ByteWriter {
   std::vector<std::byte> data_;
 };
 
-// Reads fields from the front of `data`, which must outlive it. A read past the end throws a format Error
-// that names `file` and the field, and consumes nothing.
+// Reads fields from the front of `data`, which must outlive it. A read past the end throws a format
+// Error that names `file` and the field, and consumes nothing.
 class ByteReader {
  public:
   ByteReader(std::span<const std::byte> data, std::string file);

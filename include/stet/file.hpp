@@ -1,5 +1,5 @@
-// Files read whole, files mapped into memory, and files that appear under their name only when complete.
-// Every failure of the operating system is an io Error with the path and the system's reason.
+// Files read whole, files mapped into memory, and files that appear only when complete. Every
+// failure of the operating system is an io Error with the path and the system's reason.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,9 @@
 
 namespace stet {
 
-// A regular, non-empty file mapped read-only. The mapping lasts as long as the object. Whoever truncates the
-// file meanwhile makes reads beyond its new end fault (SIGBUS); replacing it by rename does no harm.
+// A regular, non-empty file mapped read-only. The mapping lasts as long as the object. Whoever
+// truncates the file meanwhile makes reads beyond its new end fault (SIGBUS); replacing it by
+// rename does no harm.
 class MappedFile {
  public:
   static std::shared_ptr<const MappedFile> open(const std::string& path);
@@ -24,8 +25,8 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return bytes_; }  // page-aligned
   const std::string& path() const { return path_; }
 
-  // Says that bytes [offset, offset + size) were consumed: their whole pages leave this process's resident
-  // memory. They stay readable, from the page cache or from disk.
+  // Says that bytes [offset, offset + size) were consumed: their whole pages leave this process's
+  // resident memory. They stay readable, from the page cache or from disk.
   void drop(size_t offset, size_t size) const;
 
  private:
@@ -35,13 +36,14 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
-// The content of a file or a pipe. More than `limit` bytes is a format Error, found without reading on.
+// The content of a file or a pipe; a format Error when that is more than `limit` bytes.
 std::vector<std::byte> read_file(const std::string& path, size_t limit);
 std::string read_text_file(const std::string& path, size_t limit);
 
-// Writes a file that nobody sees half: the bytes go to a temporary beside `path`, which commit() makes durable
-// and then renames. Without commit, or when anything fails, the temporary goes and an older file at `path`
-// stays as it was. A temporary left by a killed process is removed by the next AtomicFile for the same path.
+// Writes a file that nobody sees half: the bytes go to a temporary beside `path`, which commit()
+// makes durable and then renames. Without commit, or when anything fails, the temporary goes and an
+// older file at `path` stays as it was. A temporary left by a killed process is removed by the next
+// AtomicFile for the same path.
 class AtomicFile {
  public:
   // Creates the temporary. `path` must be new or a regular file, its directory writable.
@@ -53,8 +55,8 @@ class AtomicFile {
   // Appends. Small pieces are gathered; large ones go to the system uncopied.
   void write(std::span<const std::byte> bytes);
 
-  // fsync, rename, fsync of the directory. When the last of these alone fails, the new file is in place but
-  // may not outlive a loss of power. Nothing may be written afterwards.
+  // fsync, rename, fsync of the directory. When the last of these alone fails, the new file is in
+  // place but may not outlive a loss of power. Nothing may be written afterwards.
   void commit();
 
   uint64_t written() const { return written_; }  // bytes appended so far

@@ -56,6 +56,8 @@ class KvCache {
   // Visible positions of a block, bit t for position 64*index + t. All ones unless pruned.
   uint64_t visible(int64_t index) const { return visible_[static_cast<size_t>(index)]; }
 
+  void set_visible(int64_t index, uint64_t bits) { visible_[static_cast<size_t>(index)] = bits; }
+
   // Makes room for `count` more positions: their blocks exist, belong to this cache alone and may be written
   // through writable(). A capacity Error changes nothing. commit() then makes the positions part of the cache.
   void prepare(int64_t count);

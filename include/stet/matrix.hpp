@@ -5,17 +5,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/kernels.hpp"
+#include "stet/kernels.hpp"
+#include "stet/digest.hpp"
 #include "stet/memory.hpp"
 #include "stet/tensor.hpp"
 
 namespace stet {
-
-// 128 bits of XXH3, printed as "xxh3:" and 32 hex digits, high half first.
-struct Digest {
-  uint64_t low = 0, high = 0;
-  bool operator==(const Digest&) const = default;
-};
 
 // [rows][columns], y = W x. Packed as DESIGN's numeric contract says: 16 outputs side by side, inputs in pairs
 // (16-bit weights: [rows/16][columns/2][16][2]; float32: [rows/16][columns][16]). Rows are padded to 16 and

@@ -17,9 +17,6 @@ namespace stet {
 // of these, "model". A group's digest covers name, dtype, shape and bytes of its tensors, sorted by name.
 using Fingerprints = std::vector<std::pair<std::string, Digest>>;
 
-std::string digest_text(const Digest& digest);  // "xxh3:32 hex digits"
-Digest digest_of(std::span<const std::byte> bytes);
-
 struct Workspace {
   Scratch scratch;
   std::vector<Memory> memory;

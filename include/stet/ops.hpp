@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/kernels.hpp"
+#include "stet/kernels.hpp"
 #include "stet/config.hpp"
 #include "stet/kv_cache.hpp"
 #include "stet/matrix.hpp"

@@ -1,10 +1,11 @@
-// Checkpoint directories and the safetensors format (https://github.com/huggingface/safetensors, "Format"):
+// Checkpoint directories and the safetensors format
+// (https://github.com/huggingface/safetensors, section "Format"):
 //
 //   u64 N, little-endian | N bytes of JSON | data
 //   JSON: {"NAME": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [begin, end]}, ...,
 //          "__metadata__": {"key": "text", ...}}
 //
-// Offsets count from the start of the data. The tensors cover the data exactly: no overlap, no hole.
+// Offsets count from the start of the data, which the tensors cover without overlap or hole.
 #pragma once
 
 #include <cstddef>
@@ -21,13 +22,15 @@
 
 namespace stet {
 
-// The tensors of one file. All of the header is checked, or a format Error says what is wrong with it.
+// The tensors of one file. All of the header is checked; a format Error says what is wrong.
 class SafeTensors {
  public:
   // The views point into `bytes`, which must outlive them. `file` names it in errors.
   static SafeTensors parse(std::span<const std::byte> bytes, const std::string& file);
 
-  const TensorView* find(const std::string& name) const;  // nullptr when there is none
+  // nullptr when there is none.
+  const TensorView* find(const std::string& name) const;
+
   const std::vector<TensorView>& tensors() const { return tensors_; }  // in the order of their data
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
@@ -37,13 +40,15 @@ class SafeTensors {
   std::map<std::string, std::string> metadata_;
 };
 
-// The weights of a checkpoint directory: model.safetensors, or the shards that model.safetensors.index.json
-// lists in its weight_map. Files are mapped, so opening costs the headers alone. Views live as long as it does.
+// The weights of a checkpoint directory: model.safetensors, or the shards that
+// model.safetensors.index.json lists in its weight_map. Files are mapped, so opening costs the
+// headers alone. Views live as long as it does.
 class Checkpoint {
  public:
   static Checkpoint open(const std::string& directory);
 
-  const TensorView* find(const std::string& name) const;  // nullptr when there is none
+  // nullptr when there is none.
+  const TensorView* find(const std::string& name) const;
 
   // The tensor, which must have this shape and be f32, bf16 or f16.
   const TensorView& require(const std::string& name, const std::vector<int64_t>& shape) const;
@@ -52,8 +57,12 @@ class Checkpoint {
   void drop(const TensorView& tensor) const;
 
   std::vector<std::string> names() const;  // sorted
-  const std::string& file_of(const std::string& name) const;  // path of the file that holds, or ought to
-  const std::string& source() const { return source_; }       // path of model.safetensors or of the index
+
+  // Path of model.safetensors or of the index.
+  const std::string& source() const { return source_; }
+
+  // Path of the file that holds the tensor; source() when there is none.
+  const std::string& file_of(const std::string& name) const;
 
  private:
   struct Shard {
@@ -79,16 +88,16 @@ struct TensorSpec {
   std::vector<int64_t> shape;
 };
 
-// Streams one file, in constant memory: everything is declared first, then the data follows in that order.
+// Streams one file, in constant memory: all tensors are declared, then their data follows in order.
 class SafeTensorsWriter {
  public:
-  // Starts a temporary beside `path` (see AtomicFile). Names must be unique UTF-8, dtypes known, sizes within
-  // 2^63 - 1 bytes; otherwise an argument Error.
+  // Starts a temporary beside `path` (see AtomicFile). Names must be unique UTF-8, dtypes known,
+  // sizes within 2^63 - 1 bytes; otherwise an argument Error.
   SafeTensorsWriter(const std::string& path, const std::vector<TensorSpec>& tensors,
                     const std::map<std::string, std::string>& metadata = {});
 
-  // The next bytes of the data; pieces need not end where tensors do. More than was declared is an argument
-  // Error.
+  // The next bytes of the data; pieces need not end where tensors do. More than was declared is an
+  // argument Error.
   void write(std::span<const std::byte> bytes);
 
   // Makes the file appear. An argument Error if less was written than declared.

@@ -37,6 +37,7 @@ struct SamplingSettings {
   // Throws an argument Error that names `source` (a file, or empty), the field, its range and what
   // was found.
   void validate(const std::string& source) const;
+  bool operator==(const SamplingSettings&) const = default;
 };
 
 // Holds scratch memory and nothing else: a token is a pure function of settings, logits, previous

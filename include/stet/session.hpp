@@ -10,8 +10,32 @@
 
 #include "stet/kv_cache.hpp"
 #include "stet/model.hpp"
+#include "stet/sampler.hpp"
 
 namespace stet {
+
+// One exchange: a prompt and the reply to it, as positions. A turn whose reply has not begun, or that had no
+// prompt, has an empty part.
+struct Turn {
+  int64_t prompt = 0;  // first token of the prompt
+  int64_t reply = 0;   // first token of the reply
+  int64_t end = 0;     // one past the last token of the reply so far
+  bool open = false;   // the reply was cut by a limit and may go on
+
+  bool operator==(const Turn&) const = default;
+};
+
+// How the next tokens are drawn, where the reply stops, and what a reply in progress holds back.
+struct GenerationState {
+  SamplingSettings sampling;              // with the seed; randomness is a function of seed and position
+  std::vector<int32_t> stop_ids;
+  std::vector<std::string> stop_strings;
+  std::vector<Turn> turns;
+  std::string stream;                     // TextStream::state of an open reply
+  std::string held;                       // StopMatcher::pending of an open reply
+
+  bool operator==(const GenerationState&) const = default;
+};
 
 // How to compute. No choice here changes a bit of the result, but for `blas`.
 struct ComputeOptions {
@@ -35,6 +59,8 @@ constexpr int kContractVersion = 1;
 using LogitSink = std::function<void(int64_t first, Rows logits)>;
 // Called for consecutive rows of hidden state `index` (0: embedding; i: after layer i; the last: after the norm).
 using HiddenSink = std::function<void(size_t index, int64_t first, Rows hidden)>;
+// Called after every chunk with the number of tokens of this call processed so far.
+using Progress = std::function<void(int64_t done)>;
 
 class Session {
  public:
@@ -44,11 +70,14 @@ class Session {
   // Tokens go through the model after those already there. Throws an argument Error for an id outside the
   // vocabulary and a capacity Error when they do not fit; either leaves the session as it was. With sinks, every
   // row is handed out; an exception that a sink throws leaves the session as it was, too.
-  void append(std::span<const int32_t> ids, const LogitSink& logits = nullptr, const HiddenSink& hidden = nullptr);
+  void append(std::span<const int32_t> ids, const LogitSink& logits = nullptr, const HiddenSink& hidden = nullptr,
+              const Progress& progress = nullptr);
   // Drops all tokens from position `size` on. Exact: what follows is as if they had never been.
   void rewind(int64_t size);
   // A second session that shares every full block with this one and goes its own way.
   Session fork() const { return *this; }
+  Session(Session&&) noexcept = default;
+  Session& operator=(Session&&) noexcept = default;
 
   const std::vector<int32_t>& tokens() const { return tokens_; }
   int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
@@ -57,6 +86,9 @@ class Session {
   // computed here, by processing the last token again.
   std::span<const float> logits();
 
+  GenerationState& generation() { return generation_; }
+  const GenerationState& generation() const { return generation_; }
+
   const Model& model() const { return *model_; }
   const std::shared_ptr<const Model>& shared_model() const { return model_; }
   const KvCache& kv() const { return kv_; }
@@ -64,9 +96,9 @@ class Session {
   void set_compute(const ComputeOptions& compute);
 
  private:
-  friend class SnapshotReader;
-  Session(const Session&) = default;
-  void run(std::span<const int32_t> ids, const LogitSink& logits, const HiddenSink& hidden, bool want_last);
+  friend class Snapshot;
+  Session(const Session&) = default;  // fork() is the only copy
+  void run(std::span<const int32_t> ids, const LogitSink& logits, const HiddenSink& hidden, const Progress& progress);
   void run_chunk(std::span<const int32_t> ids, Workspace& w, const LogitSink& logits, const HiddenSink& hidden,
                  bool want_last);
 
@@ -77,7 +109,7 @@ class Session {
   std::vector<int32_t> tokens_;   // position i holds tokens_[i]
   KvCache kv_;                    // keys, values and visibility of positions 0 .. tokens_.size()-1
   std::vector<float> logits_;     // after the last token; empty: not known (no tokens, or rewound)
-  // Sampling settings and seed are state of the caller (Generator): randomness is a function of seed and position.
+  GenerationState generation_;
 };
 
 }  // namespace stet

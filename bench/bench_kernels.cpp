@@ -1,0 +1,84 @@
+// Kernels one at a time, on one thread: the linear layers of a 1B model and attention over a long context.
+#include <benchmark/benchmark.h>
+
+#include <cstring>
+#include <vector>
+
+#include "stet/kernels.hpp"
+#include "stet/memory.hpp"
+
+namespace {
+
+using namespace stet;
+
+constexpr size_t kInputs = 2048, kOutputs = 8192;
+
+const Kernels& table(const benchmark::State& state) { return *find_kernels(kernel_names()[state.range(0)]); }
+
+Memory filled(size_t bytes, uint16_t pattern) {
+  Memory m(bytes);
+  for (size_t i = 0; i < bytes / 2; ++i) m.as<uint16_t>()[i] = static_cast<uint16_t>(pattern + i % 7);
+  return m;
+}
+
+void gemv_bf16(benchmark::State& state) {
+  const Kernels& k = table(state);
+  const Memory w = filled(kOutputs * kInputs * 2, 0x3C00), x = filled(kInputs * 4, 0x3C00), y(kOutputs * 4);
+  for (auto _ : state) k.gemv[1](w.data(), kOutputs / kLanes, kInputs, x.as<float>(), y.as<float>());
+  state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * w.size()));
+  state.SetLabel(k.name);
+}
+
+// One panel of 64 outputs, widened and multiplied with 510 rows.
+void panel_bf16(benchmark::State& state) {
+  const Kernels& k = table(state);
+  constexpr size_t kDepth = 512, kRows = 510;
+  const Memory w = filled(kPanel * kDepth * 2, 0x3C00), a = filled(kRows * kDepth * 4, 0x3C00), panel(kPanel * kDepth * 4), c(kRows * kPanel * 4);
+  for (auto _ : state) {
+    k.widen_panel[1](w.data(), 4, kDepth, 0, kDepth, panel.as<float>());
+    for (size_t r = 0; r < kRows; r += kTileRows) {
+      k.tile(a.as<float>() + r * kDepth, panel.as<float>(), kDepth, nullptr, 0, c.as<float>() + r * kPanel, kPanel, kTileRows, 4);
+    }
+  }
+  state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * kPanel * kDepth * kRows * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  state.SetLabel(k.name);
+}
+
+void attend_block(benchmark::State& state) {
+  const Kernels& k = table(state);
+  constexpr size_t kHeadDim = 128;
+  const int rows = static_cast<int>(state.range(1));
+  const Memory q = filled(kHeadDim * kTileRows * 4, 0x3C00), kv = filled(2 * kHeadDim * kPanel * 4, 0x3C00), o(kTileRows * kHeadDim * 4);
+  const uint64_t mask[kTileRows] = {~0ull, ~0ull, ~0ull, ~0ull, ~0ull, ~0ull};
+  float m[kTileRows], l[kTileRows];
+  const AttendBlock block{q.as<float>(), kv.as<float>(), kv.as<float>() + kHeadDim * kPanel, kHeadDim, kHeadDim, rows, mask, 0.1f, 0, m, l, o.as<float>()};
+  for (auto _ : state) k.attend(block);
+  state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * kv.size()));
+  state.SetLabel(k.name);
+}
+
+// A probe runs the same FMAs that bound panel_bf16.
+void fma_peak(benchmark::State& state) {
+  const Kernels& k = table(state);
+  for (auto _ : state) benchmark::DoNotOptimize(k.probe_fma(100000));
+  state.counters["GFLOP/s"] = benchmark::Counter(1e-9 * 100000 * 16 * 16 * 2 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  state.SetLabel(k.name);
+}
+
+int tables() {
+  int n = 0;
+  while (kernel_names()[n] != nullptr) ++n;
+  return n;
+}
+
+const int registered = [] {
+  for (int i = 0; i < tables(); ++i) {
+    benchmark::RegisterBenchmark("gemv_bf16", gemv_bf16)->Arg(i);
+    benchmark::RegisterBenchmark("panel_bf16", panel_bf16)->Arg(i);
+    benchmark::RegisterBenchmark("fma_peak", fma_peak)->Arg(i);
+    for (int rows : {1, 4, 6}) benchmark::RegisterBenchmark("attend_block", attend_block)->Args({i, rows});
+  }
+  return 0;
+}();
+
+}  // namespace

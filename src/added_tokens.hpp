@@ -1,0 +1,56 @@
+// Tokens that are found in text as they are written, before anything else looks at it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "src/pattern.hpp"
+
+namespace stet {
+
+struct AddedToken {
+  int32_t id = -1;
+  std::string text;
+  bool single_word = false;  // only where no letter, digit, mark or connector touches it
+  bool lstrip = false;       // takes the white space before it
+  bool rstrip = false;       // and after it
+  bool normalized = false;   // looked for in normalized text
+  bool special = false;
+  // Ordinary text to an encode() that is told so: special, or a word of the chat template.
+  bool reserved = false;
+};
+
+// Part of an input: a token found in it, or text between tokens (id -1).
+struct Segment {
+  std::string_view text;
+  int32_t id;
+  bool first;  // begins where the input begins
+};
+
+// Finds a set of tokens: of those that begin leftmost, the longest.
+class AddedTokenFinder {
+ public:
+  // `file` is named when a single_word token needs Unicode classes that this build lacks.
+  void add(const AddedToken& token, const std::string& looked_for, const std::string& file);
+  bool empty() const { return tokens_.empty(); }
+
+  // Appends the parts of a text segment. Reserved tokens are left in the text unless asked for.
+  void split(const Segment& text, bool reserved, std::vector<Segment>& out) const;
+
+ private:
+  // Length and token of the longest match at a place.
+  std::pair<size_t, const AddedToken*> longest_at(std::string_view text, size_t at) const;
+  bool stands_alone(std::string_view text, size_t begin, size_t end) const;
+
+  std::vector<AddedToken> tokens_;
+  std::unordered_map<uint64_t, uint32_t> edges_;  // a trie: node << 8 | byte -> node; 0 is the root
+  std::vector<int32_t> ends_{-1};                 // by node: index of the token that ends here
+  bool starts_[256] = {};                         // bytes that some token starts with
+  std::optional<Pattern> word_;                   // one character of a word
+};
+
+}  // namespace stet

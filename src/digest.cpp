@@ -1,0 +1,29 @@
+#include "stet/digest.hpp"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+namespace stet {
+
+struct RunningDigest::State {
+  alignas(64) XXH3_state_t hash;
+};
+
+Digest digest_of(std::span<const std::byte> bytes) {
+  const XXH128_hash_t h = XXH3_128bits(bytes.data(), bytes.size());
+  return {h.low64, h.high64};
+}
+
+std::string digest_text(const Digest& digest) { return fmt::format("xxh3:{:016x}{:016x}", digest.high, digest.low); }
+
+RunningDigest::RunningDigest() : state_(std::make_unique<State>()) { XXH3_128bits_reset(&state_->hash); }
+RunningDigest::~RunningDigest() = default;
+
+void RunningDigest::add(std::span<const std::byte> bytes) { XXH3_128bits_update(&state_->hash, bytes.data(), bytes.size()); }
+
+Digest RunningDigest::result() const {
+  const XXH128_hash_t h = XXH3_128bits_digest(&state_->hash);
+  return {h.low64, h.high64};
+}
+
+}  // namespace stet

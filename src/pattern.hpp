@@ -1,0 +1,49 @@
+// What normalizers and pre-tokenizers look for: a literal string, or a regular expression through
+// PCRE2.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace stet {
+
+class JsonNode;
+
+struct Match {
+  size_t begin, end;
+};
+
+class Pattern {
+ public:
+  static Pattern literal(std::string text);
+  // A pattern of this program. `what` names it in errors. Throws Error: unsupported without PCRE2.
+  static Pattern regex(const std::string& source, const std::string& file, const std::string& what);
+  // {"String": ...} or {"Regex": ...}, the latter in Oniguruma's syntax as far as it is PCRE2's
+  // too.
+  static Pattern parse(const JsonNode& node);
+
+  // Finds matches in one text, from left to right; empty ones are passed over.
+  class Finder {
+   public:
+    // The text is valid UTF-8 and outlives the finder, like the pattern.
+    Finder(const Pattern& pattern, std::string_view text);
+    ~Finder();
+    // Throws Error: capacity when PCRE2 gives up.
+    bool next(Match& match);
+
+   private:
+    struct Regex;
+    const Pattern& pattern_;
+    std::string_view text_;
+    size_t at_ = 0;
+    std::unique_ptr<Regex> regex_;
+  };
+
+ private:
+  struct Compiled;
+  std::string literal_;
+  std::shared_ptr<const Compiled> compiled_;  // none for a literal
+};
+
+}  // namespace stet

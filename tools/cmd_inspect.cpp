@@ -1,0 +1,110 @@
+// stet inspect: what is in a snapshot or a checkpoint.
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "stet/error.hpp"
+#include "tools/command.hpp"
+
+namespace stet::tool {
+namespace {
+
+struct Options {
+  std::string path;
+  bool json = false;
+  int threads = 0;
+};
+
+void print_table(const Json& j, const std::string& indent = "") {
+  for (const auto& [key, value] : j.items()) {
+    if (key == "tokens" && value.is_array()) continue;  // thousands of numbers: in the JSON form
+    if (value.is_object() || (value.is_array() && !value.empty() && value[0].is_object())) {
+      fmt::print("{}{}\n", indent, key);
+      for (const auto& [name, inner] : value.items()) {
+        if (inner.is_object()) fmt::print("{}  {}\n", indent, inner.dump());
+        else fmt::print("{}  {:<20}{}\n", indent, name, inner.is_string() ? inner.get<std::string>() : inner.dump());
+      }
+    } else {
+      fmt::print("{}{:<22}{}\n", indent, key, value.is_string() ? value.get<std::string>() : value.dump());
+    }
+  }
+}
+
+Json turns_json(const GenerationState& g) {
+  Json turns = Json::array();
+  for (const Turn& t : g.turns) {
+    turns.push_back({{"prompt", t.prompt}, {"reply", t.reply}, {"end", t.end}, {"open", t.open}});
+  }
+  return turns;
+}
+
+Json describe(const Snapshot& s) {
+  Json j;
+  j["snapshot"] = s.path();
+  j["format_version"] = s.version();
+  j["file_bytes"] = s.file_size();
+  j["contract"] = s.contract() + " version " + std::to_string(s.contract_version());
+  j["architecture"] = s.architecture();
+  j["config"] = Json::parse(s.config());
+  j["positions"] = s.tokens().size();
+  j["capacity"] = s.capacity();
+  const KvShape& kv = s.kv_shape();
+  j["kv"] = {{"type", kv_type_name(kv.type)}, {"layers", kv.layers}, {"heads", kv.kv_heads}, {"head_dim", kv.head_dim},
+             {"block_bytes", kv.block_bytes()}};
+  const SamplingSettings& p = s.generation().sampling;
+  j["sampling"] = {{"greedy", p.greedy}, {"temperature", p.temperature}, {"top_k", p.top_k}, {"top_p", p.top_p},
+                   {"min_p", p.min_p}, {"typical_p", p.typical_p}, {"repetition_penalty", p.repetition_penalty},
+                   {"seed", p.seed}};
+  j["stop_ids"] = s.generation().stop_ids;
+  j["stop_strings"] = s.generation().stop_strings;
+  j["turns"] = turns_json(s.generation());
+  j["fingerprints"] = Json::object();
+  for (const auto& [name, digest] : s.fingerprints()) j["fingerprints"][name] = digest;
+  j["fingerprints"]["tokenizer"] = s.tokenizer();
+  j["digests"] = digests_json(s.digests());
+  for (const Snapshot::Section& section : s.sections()) {
+    j["sections"].push_back({{"name", section.name}, {"offset", section.offset}, {"bytes", section.size},
+                             {"digest", digest_text(section.digest)}});
+  }
+  j["tokens"] = s.tokens();
+  return j;
+}
+
+Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokenizer) {
+  Json j;
+  j["checkpoint"] = model.directory();
+  j["architecture"] = model.config().architecture;
+  j["config"] = Json::parse(model.config().canonical());
+  j["packed_weight_bytes"] = model.weight_bytes();
+  j["stop_ids"] = model.generation().eos_ids;
+  if (tokenizer != nullptr) {
+    const auto id = [](std::optional<int32_t> v) { return v ? Json(*v) : Json(nullptr); };
+    j["tokenizer"] = {{"size", tokenizer->size()}, {"bos", id(tokenizer->bos())}, {"eos", id(tokenizer->eos())},
+                      {"bos_is_added", !tokenizer->encode("a").empty() && tokenizer->encode("a")[0] == tokenizer->bos().value_or(-1)},
+                      {"template_bytes", tokenizer->chat_template().size()}};
+  }
+  j["fingerprints"] = Json::object();
+  for (const auto& [name, digest] : model.fingerprints()) j["fingerprints"][name] = digest_text(digest);
+  if (tokenizer != nullptr) j["fingerprints"]["tokenizer"] = tokenizer->fingerprint();
+  return j;
+}
+
+void run(const Options& o) {
+  const bool directory = std::filesystem::is_directory(o.path);
+  const Json j = directory ? describe(*Model::load(o.path, o.threads), load_tokenizer(o.path)) : describe(Snapshot::open(o.path));
+  if (o.json) fmt::print("{}\n", j.dump(2, ' ', false, Json::error_handler_t::replace));
+  else print_table(j);
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app) {
+  const auto o = std::make_shared<Options>();
+  CLI::App* sub = app.add_subcommand("inspect", "what is in a snapshot or a checkpoint directory");
+  sub->add_option("path", o->path, "a snapshot, or a checkpoint directory")->required();
+  sub->add_option("--threads", o->threads, "threads (0: all processors)");
+  sub->add_flag("--json", o->json, "print JSON");
+  sub->callback([o] { run(*o); });
+}
+
+}  // namespace stet::tool

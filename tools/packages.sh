@@ -1,0 +1,42 @@
+# Sourced by tools/demo and tools/check: installs Debian or Ubuntu packages that are missing.
+
+BUILD_PACKAGES="g++ cmake ninja-build pkg-config nlohmann-json3-dev libxxhash-dev libfmt-dev libcli11-dev libsentencepiece-dev libpcre2-dev libutf8proc-dev libopenblas-dev"
+
+# need PACKAGE...
+need() {
+  local missing=() package
+  for package in "$@"; do
+    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+  done
+  [ ${#missing[@]} -eq 0 ] && return 0
+  echo "Installing: ${missing[*]}"
+  local root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || { echo "Not root, and there is no sudo: install these packages by hand." >&2; return 1; }
+    root=(sudo)
+  fi
+  local log
+  log=$(mktemp)
+  if ! { "${root[@]}" apt-get update -q && "${root[@]}" env DEBIAN_FRONTEND=noninteractive \
+         apt-get install -q -y --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 </dev/null; then
+    tail -n 20 "$log" >&2
+    rm -f "$log"
+    echo "apt-get could not install: ${missing[*]}" >&2
+    return 1
+  fi
+  rm -f "$log"
+}
+
+# build PRESET [TARGET...]: quiet, unless it fails.
+build() {
+  local preset=$1 log
+  shift
+  log=$(mktemp)
+  if ! { cmake --preset "$preset" && cmake --build --preset "$preset" ${*:+--target "$@"}; } >"$log" 2>&1; then
+    grep -E 'error|warning|FAILED' -A4 "$log" | head -n 60 >&2
+    tail -n 5 "$log" >&2
+    rm -f "$log"
+    return 1
+  fi
+  rm -f "$log"
+}
