@@ -8,6 +8,7 @@
 #include <limits>
 #include <numeric>
 
+#include "src/float_environment.hpp"
 #include "stet/error.hpp"
 #include "stet/math.hpp"
 #include "stet/philox.hpp"
@@ -252,6 +253,7 @@ void Sampler::probabilities(const SamplingSettings& settings, std::span<const fl
     throw Error(ErrorKind::argument, "", "out", fmt::format("{} values", scores_.size()),
                 std::to_string(out.size()));
   }
+  const FloatEnvironment contract;
   process(settings, logits, previous_ids);
   std::fill(out.begin(), out.end(), 0.0f);
   const double sum = total();
@@ -260,6 +262,7 @@ void Sampler::probabilities(const SamplingSettings& settings, std::span<const fl
 
 int32_t Sampler::sample(const SamplingSettings& settings, std::span<const float> logits,
                         std::span<const int32_t> previous_ids, uint64_t position) {
+  const FloatEnvironment contract;
   process(settings, logits, previous_ids);
   // u <= 1 - 2^-53, so u * total() rounds to less than total(), which the same sum reaches again:
   // the loop ends by its first condition, on a token with weight.

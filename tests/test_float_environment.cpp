@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "kernel_support.hpp"
+#include "stet/sampler.hpp"
 #include "support.hpp"
 
 namespace stet::test {
@@ -104,6 +105,33 @@ TEST_F(FloatEnvironmentTest, LoadingUnderOtherModesGivesTheSameModel) {
       EXPECT_EQ(loaded->fingerprints(), expected->fingerprints());
       EXPECT_TRUE(equal_bits(logits_of(loaded, ids, 1), logits)) << name << " " << mode.rounding;
     }
+  }
+}
+
+TEST_F(FloatEnvironmentTest, SamplingUnderOtherModesDrawsTheSameTokens) {
+  const std::vector<float> logits = numbers(500, 3);
+  SamplingSettings settings;
+  settings.greedy = false;
+  settings.temperature = 0.7;
+  settings.top_p = 0.9;
+  settings.typical_p = 0.95;
+  settings.repetition_penalty = 1.3;
+  Sampler sampler(500);
+  const auto draw = [&] {
+    std::vector<float> p(500);
+    sampler.probabilities(settings, logits, ids, p);
+    for (uint64_t at = 0; at < 50; ++at) p.push_back(static_cast<float>(sampler.sample(settings, logits, ids, at)));
+    return p;
+  };
+  const std::vector<float> expected = draw();
+  for (const Mode& mode : kModes) {
+    set_modes(mode.rounding, mode.flush);
+    const uint64_t before = modes();
+    const std::vector<float> got = draw();
+    const uint64_t after = modes();
+    set_modes(FE_TONEAREST, false);
+    EXPECT_EQ(after, before);
+    EXPECT_TRUE(equal_bits(got, expected)) << mode.rounding;
   }
 }
 
