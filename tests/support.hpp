@@ -44,6 +44,7 @@ class Golden {
     if (v == nullptr) throw std::runtime_error("no golden tensor " + name);
     return *v;
   }
+  const std::vector<TensorView>& all() const { return tensors_.tensors(); }
   bool has(const std::string& name) const { return tensors_.find(name) != nullptr; }
   std::vector<float> floats(const std::string& name) const {
     const TensorView& v = view(name);

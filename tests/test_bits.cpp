@@ -1,4 +1,6 @@
 // The promise: the same bits whatever the chunking, the threads, the instruction set, the history.
+#include <fmt/format.h>
+
 #include "stet/math.hpp"
 #include "support.hpp"
 
@@ -61,7 +63,7 @@ TEST_P(Bits, RandomChunkingDoesNotMatter) {
       const size_t n = std::min<size_t>(1 + random() % (i % 3 == 0 ? 9 : 130), ids.size() - at);
       const std::vector<float> logits = all_logits(parts.session, std::span(ids).subspan(at, n));
       parts.logits.insert(parts.logits.end(), logits.begin(), logits.end());
-      what += " " + std::to_string(n);
+      what += fmt::format(" {}", n);
       at += n;
     }
     what += ", chunk " + std::to_string(parts.session.compute().chunk);
