@@ -313,10 +313,11 @@ TEST(Session, CallsFromASinkAreRefused) {
       {"append", [&] { s.append(std::span(ids).first(1)); }}, {"rewind", [&] { s.rewind(3); }},
       {"fork", [&] { s.fork(); }},                            {"logits", [&] { s.logits(); }},
       {"set_compute", [&] { s.set_compute({}); }}};
-  for (const auto& [name, call] : calls) {
-    const auto append = [&] { s.append(std::span(ids).subspan(50), [&](int64_t, Rows) { call(); }); };
+  for (const auto& entry : calls) {
+    const std::string name = entry.first;
+    const auto append = [&] { s.append(std::span(ids).subspan(50), [&entry](int64_t, Rows) { entry.second(); }); };
     EXPECT_EQ(error_of(append, ErrorKind::argument),
-              std::string(name) + ": expected a call after append() has returned, found a call from its sink");
+              name + ": expected a call after append() has returned, found a call from its sink");
     EXPECT_TRUE(same_state(s, before)) << name;
   }
   int64_t seen = -1;
