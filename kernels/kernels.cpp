@@ -52,12 +52,21 @@ const Kernels& best_kernels() {
 }
 
 #if defined(__x86_64__)
+// The x87 control word computes nothing here, but the C library asks it for the rounding mode when it reads decimals.
 uint64_t enter_float_environment() {
+  uint16_t x87;
+  const uint16_t standard = 0x037F;
   const unsigned previous = __builtin_ia32_stmxcsr();
+  __asm__ volatile("fnstcw %0" : "=m"(x87));
+  __asm__ volatile("fldcw %0" : : "m"(standard));
   __builtin_ia32_ldmxcsr(0x1F80);
-  return previous;
+  return uint64_t{x87} << 32 | previous;
 }
-void leave_float_environment(uint64_t previous) { __builtin_ia32_ldmxcsr(static_cast<unsigned>(previous)); }
+void leave_float_environment(uint64_t previous) {
+  const uint16_t x87 = static_cast<uint16_t>(previous >> 32);
+  __asm__ volatile("fldcw %0" : : "m"(x87));
+  __builtin_ia32_ldmxcsr(static_cast<unsigned>(previous));
+}
 #elif defined(__aarch64__)
 uint64_t enter_float_environment() {
   uint64_t previous;

@@ -7,6 +7,6 @@ namespace {
 #include "kernels/kernels.inc"
 }  // namespace
 
-const Kernels kernels_avx2 = table("avx2");
+constinit const Kernels kernels_avx2 = table("avx2");
 
 }  // namespace stet

@@ -7,6 +7,6 @@ namespace {
 #include "kernels/kernels.inc"
 }  // namespace
 
-const Kernels kernels_avx512 = table("avx512");
+constinit const Kernels kernels_avx512 = table("avx512");
 
 }  // namespace stet

@@ -6,6 +6,6 @@ namespace {
 #include "kernels/kernels.inc"
 }  // namespace
 
-const Kernels kernels_portable = table("portable");
+constinit const Kernels kernels_portable = table("portable");
 
 }  // namespace stet

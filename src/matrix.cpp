@@ -27,9 +27,7 @@ void transpose_words(const std::byte* const rows[kLanes], size_t words, uint32_t
 // The last column of a 16-bit matrix with an odd number of columns has no partner.
 void last_half_word(const std::byte* const rows[kLanes], size_t columns, uint32_t* out) {
   for (int lane = 0; lane < kLanes; ++lane) {
-    uint16_t value = 0;
-    if (rows[lane] != nullptr) std::memcpy(&value, rows[lane] + (columns - 1) * 2, 2);
-    out[columns / 2 * kLanes + lane] = value;
+    if (rows[lane] != nullptr) std::memcpy(out + columns / 2 * kLanes + lane, rows[lane] + (columns - 1) * 2, 2);
   }
 }
 

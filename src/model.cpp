@@ -5,6 +5,7 @@
 #include <new>
 
 #include "models/family.hpp"
+#include "src/float_environment.hpp"
 #include "stet/error.hpp"
 #include "stet/file.hpp"
 
@@ -42,6 +43,7 @@ Rows make_rows(Workspace& w, size_t rows, int64_t width) {
 }  // namespace
 
 std::shared_ptr<const Model> Model::load(const std::string& directory, int threads) {
+  const FloatEnvironment contract;  // numbers of the config, rotary frequencies and norm weights are computed here
   const std::filesystem::path dir = directory;
   const std::string file = (dir / "config.json").string();
   const std::string text = read_text_file(file, kConfigLimit);

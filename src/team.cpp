@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "stet/kernels.hpp"
+#include "src/float_environment.hpp"
 
 #ifdef STET_HAVE_OPENMP
 #include <omp.h>
@@ -24,9 +24,8 @@ void pause() {
 }
 
 void run_member(Team team, const std::function<void(Team)>& work) {
-  const uint64_t previous = enter_float_environment();
+  const FloatEnvironment contract;
   work(team);
-  leave_float_environment(previous);
 }
 
 }  // namespace

@@ -2,6 +2,9 @@
 //
 // All tables compute the same bits (the numeric contract): a vector is 16 float32 lanes on every
 // instruction set, an FMA is one IEEE-754 rounding, and the order of every chain is written down here.
+// A NaN is a NaN on all of them; which one (sign, payload) is not promised, except that widening keeps them.
+// Memory outside the operands is neither written nor read.
+//
 // This header declares only; kernel files include nothing with inline code, so that no function exists
 // twice under different instruction sets.
 //
@@ -59,14 +62,20 @@ struct Kernels {
   void (*merge)(float* m, float* l, float* o, float mb, float lb, const float* ob, size_t n);
   void (*divide)(const float* x, float divisor, float* y, size_t n);  // y = x / divisor
 
-  // y = x / sqrt(mean(x^2) + eps) * w. Sum: 16 lanes, lane i takes x[i], x[i+16], ...; tree i+8, i+4, i+2, i+1.
+  // y = x (1 / sqrt(mean(x^2) + eps)) w. Sum: 16 lanes, lane i is a chain over x[i], x[i+16], ...; then a tree:
+  // lane i += lane i+8, i+4, i+2, i+1.
   void (*rms_norm)(const float* x, const float* w, float eps, float* y, size_t n);
   void (*add)(float* y, const float* x, size_t n);               // y += x
   void (*scale)(float* y, float factor, size_t n);               // y *= factor
+  // Largest errors before the multiplication by `up`, over the sweeps of tests/test_transcendentals.cpp.
+  // silu: 2.40 ULP of the result for gate >= -88; |error| < 2.61e-37 below, where it turns to -0.
+  // gelu: 1.57 ULP of gate (so of the result where it is not small beside it). Both: nan for -inf.
   void (*silu_mul)(const float* gate, const float* up, float* y, size_t n);
   void (*gelu_tanh_mul)(const float* gate, const float* up, float* y, size_t n);
   // (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin) for x1 = x[i], x2 = x[half + i].
   void (*rope)(float* x, const float* cos, const float* sin, size_t half);
+  // exp: 0.940 ULP (of the denormal spacing where the result is denormal). exp(-inf) = 0, exp(inf) = inf.
+  // tanh: 1.371 ULP. tanh(+-0) = +-0, tanh(+-inf) = +-1. nan for nan.
   void (*exp)(const float* x, float* y, size_t n);
   void (*tanh)(const float* x, float* y, size_t n);
   void (*widen[kWeightTypes])(const void* x, float* y, size_t n);  // exact

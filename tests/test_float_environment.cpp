@@ -1,0 +1,162 @@
+// A caller may have set another rounding mode or flush denormals (a program linked with -ffast-math does, from its
+// start): the bits must not change, and the caller must get its modes back.
+#include <cfenv>
+#include <thread>
+
+#include "kernel_support.hpp"
+#include "support.hpp"
+
+namespace stet::test {
+namespace {
+
+// Rounding and the flushing of denormals in this thread, as the machine keeps them.
+uint64_t modes() {
+#if defined(__x86_64__)
+  uint16_t x87;
+  __asm__ volatile("fnstcw %0" : "=m"(x87));
+  return uint64_t{x87} << 32 | (__builtin_ia32_stmxcsr() & 0xFFC0u);  // without the sticky exception flags
+#elif defined(__aarch64__)
+  uint64_t value;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(value));
+  return value;
+#else
+  return static_cast<uint64_t>(std::fegetround());
+#endif
+}
+
+void set_modes(int rounding, bool flush) {
+  std::fesetround(rounding);
+#if defined(__x86_64__)
+  __builtin_ia32_ldmxcsr((__builtin_ia32_stmxcsr() & ~0x8040u) | (flush ? 0x8040u : 0u));
+#elif defined(__aarch64__)
+  __asm__ volatile("msr fpcr, %0" : : "r"((modes() & ~(uint64_t{1} << 24)) | (uint64_t{flush} << 24)));
+#endif
+}
+
+bool honours_denormals() {
+  volatile float smallest = std::numeric_limits<float>::min();
+  volatile float half = smallest * 0.5f;
+  return half != 0;
+}
+bool rounds_to_nearest() {
+  volatile float one = 1.0f, little = 0x1p-30f;
+  volatile float up = one + little, down = one - little;
+  return up == 1.0f && down == 1.0f;
+}
+
+struct Mode {
+  int rounding;
+  bool flush;
+};
+constexpr Mode kModes[] = {{FE_TONEAREST, true}, {FE_UPWARD, false}, {FE_DOWNWARD, true}, {FE_TOWARDZERO, true}};
+
+// The modes of this thread are put back when a test ends, however it ends.
+class FloatEnvironmentTest : public testing::Test {
+ protected:
+  ~FloatEnvironmentTest() override { set_modes(FE_TONEAREST, false); }
+  const std::string directory = asset_path("pocket-llama3");
+  const std::vector<int32_t> ids = {1, 17, 300, 42, 5, 99, 256, 7, 64, 23, 11, 2, 400, 31};
+};
+
+std::vector<float> logits_of(const std::shared_ptr<const Model>& m, const std::vector<int32_t>& ids, int threads) {
+  Session s(m, options(threads, "", 5));
+  return all_logits(s, ids);
+}
+
+TEST_F(FloatEnvironmentTest, TheModesOfThisTestTake) {
+  EXPECT_TRUE(honours_denormals() && rounds_to_nearest());
+#if defined(__x86_64__) || defined(__aarch64__)
+  set_modes(FE_TONEAREST, true);
+  EXPECT_FALSE(honours_denormals());
+#endif
+  set_modes(FE_UPWARD, false);
+  EXPECT_FALSE(rounds_to_nearest());
+}
+
+TEST_F(FloatEnvironmentTest, ACallersModesChangeNoBitAndComeBack) {
+  const auto m = model(directory);
+  const std::vector<float> expected = logits_of(m, ids, 1);
+  for (const Mode& mode : kModes) {
+    for (int threads : {1, 3}) {
+      set_modes(mode.rounding, mode.flush);
+      const uint64_t before = modes();
+      const std::vector<float> got = logits_of(m, ids, threads);
+      const uint64_t after = modes();
+      set_modes(FE_TONEAREST, false);
+      EXPECT_EQ(after, before);
+      EXPECT_TRUE(equal_bits(got, expected)) << mode.rounding << ", " << threads << " threads";
+    }
+  }
+}
+
+// Loading computes too: rotary frequencies, norm weights, the numbers of config.json.
+TEST_F(FloatEnvironmentTest, LoadingUnderOtherModesGivesTheSameModel) {
+  for (const char* name : {"pocket-llama3", "pocket-gemma3"}) {
+    const auto expected = model(asset_path(name));
+    const std::vector<float> logits = logits_of(expected, ids, 1);
+    for (const Mode& mode : kModes) {
+      set_modes(mode.rounding, mode.flush);
+      const uint64_t before = modes();
+      const auto loaded = Model::load(asset_path(name), 1);
+      const uint64_t after = modes();
+      set_modes(FE_TONEAREST, false);
+      EXPECT_EQ(after, before);
+      EXPECT_EQ(loaded->fingerprints(), expected->fingerprints());
+      EXPECT_TRUE(equal_bits(logits_of(loaded, ids, 1), logits)) << name << " " << mode.rounding;
+    }
+  }
+}
+
+TEST_F(FloatEnvironmentTest, WorkOfATeamRunsUnderTheContract) {
+  set_modes(FE_UPWARD, true);
+  std::vector<int> good(4, -1);
+  run_team(4, [&](Team t) { good[static_cast<size_t>(t.rank)] = honours_denormals() && rounds_to_nearest(); });
+  const uint64_t after = modes();
+  EXPECT_NE(after, (set_modes(FE_TONEAREST, false), modes()));
+  for (int g : good) EXPECT_NE(g, 0);
+  EXPECT_EQ(good[0], 1);
+}
+
+#ifdef _OPENMP
+// Threads of the pool belong to the caller's program: they get their modes back like the caller.
+TEST_F(FloatEnvironmentTest, HelperThreadsGetTheirModesBack) {
+  const auto m = model(directory);
+  const std::vector<float> expected = logits_of(m, ids, 3);
+  std::vector<uint64_t> before(3), after(3);
+  std::vector<std::thread::id> member(3), later(3);
+  set_modes(FE_TOWARDZERO, true);  // one OpenMP runtime hands the caller's modes to its threads, the other does not
+#pragma omp parallel num_threads(3)
+  {
+#pragma omp critical
+    {
+      const size_t rank = member[0] == std::thread::id() ? 0 : member[1] == std::thread::id() ? 1 : 2;
+      set_modes(FE_TOWARDZERO, true);
+      before[rank] = modes();
+      member[rank] = std::this_thread::get_id();
+    }
+  }
+  const std::vector<float> got = logits_of(m, ids, 3);
+#pragma omp parallel num_threads(3)
+  {
+#pragma omp critical
+    {
+      const std::thread::id self = std::this_thread::get_id();
+      for (size_t i = 0; i < 3; ++i) {
+        if (member[i] == self) {
+          after[i] = modes();
+          later[i] = self;
+        }
+      }
+      set_modes(FE_TONEAREST, false);
+    }
+  }
+  set_modes(FE_TONEAREST, false);
+  EXPECT_TRUE(equal_bits(got, expected));
+  EXPECT_EQ(later, member) << "the pool changed its threads";
+  EXPECT_EQ(after, before);
+  EXPECT_NE(before[0], modes());
+}
+#endif
+
+}  // namespace
+}  // namespace stet::test

@@ -1,0 +1,555 @@
+// Every kernel of every instruction set: the bits of the contract, nothing touched outside the operands.
+#include <numeric>
+
+#include "kernel_support.hpp"
+
+namespace stet::test {
+namespace {
+
+constexpr size_t kLengths[] = {1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000};
+
+class EachIsa : public testing::TestWithParam<std::string> {
+ protected:
+  const Kernels& k = *find_kernels(GetParam().c_str());
+};
+INSTANTIATE_TEST_SUITE_P(Kernels, EachIsa, testing::ValuesIn(isa_names()), [](const auto& info) { return info.param; });
+
+// ---------------------------------------------------------------- choice of the table
+
+TEST(Isa, UnknownNamesGiveNothing) {
+  for (const char* name : {"", "AVX2", "avx", "avx2 ", "avx5120", "sse", "neon"}) EXPECT_EQ(find_kernels(name), nullptr) << name;
+}
+
+TEST(Isa, AForcedTableIsTheOneAskedFor) {
+  const std::vector<std::string> names = isa_names();
+  ASSERT_FALSE(names.empty());
+  EXPECT_EQ(names[0], "portable");
+  EXPECT_EQ(names.back(), best_kernels().name);
+  for (const std::string& name : names) {
+    const Kernels* k = find_kernels(name.c_str());
+    ASSERT_NE(k, nullptr) << name;
+    EXPECT_EQ(k->name, name);
+  }
+  for (const char* name : {"portable", "avx2", "avx512"}) {
+    EXPECT_EQ(find_kernels(name) != nullptr, std::count(names.begin(), names.end(), name) == 1) << name;
+  }
+}
+
+// Identical code folded by a linker, or a table filled from another one, would make the choice an empty one.
+TEST(Isa, TablesShareNoFunction) {
+  const std::vector<std::string> names = isa_names();
+  for (size_t i = 0; i < names.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      const Kernels &a = *find_kernels(names[i].c_str()), &b = *find_kernels(names[j].c_str());
+      for (int t = 0; t < kWeightTypes; ++t) {
+        EXPECT_NE(a.gemv[t], b.gemv[t]);
+        EXPECT_NE(a.widen_panel[t], b.widen_panel[t]);
+        EXPECT_NE(a.widen[t], b.widen[t]);
+      }
+      EXPECT_NE(a.pack_rows, b.pack_rows);
+      EXPECT_NE(a.tile, b.tile);
+      EXPECT_NE(a.attend, b.attend);
+      EXPECT_NE(a.merge, b.merge);
+      EXPECT_NE(a.divide, b.divide);
+      EXPECT_NE(a.rms_norm, b.rms_norm);
+      EXPECT_NE(a.add, b.add);
+      EXPECT_NE(a.scale, b.scale);
+      EXPECT_NE(a.silu_mul, b.silu_mul);
+      EXPECT_NE(a.gelu_tanh_mul, b.gelu_tanh_mul);
+      EXPECT_NE(a.rope, b.rope);
+      EXPECT_NE(a.exp, b.exp);
+      EXPECT_NE(a.tanh, b.tanh);
+      EXPECT_NE(a.probe_read, b.probe_read);
+      EXPECT_NE(a.probe_fma, b.probe_fma);
+    }
+  }
+}
+
+// ---------------------------------------------------------------- linear layers
+
+// Packed weights of a type, and what they are worth: worth[16 * blocks][k].
+struct Weights {
+  WeightType type;
+  size_t blocks, k;
+  Fenced<float> f32;
+  Fenced<uint16_t> half;
+  std::vector<float> worth;
+
+  const void* data() const { return type == WeightType::f32 ? static_cast<const void*>(f32.data()) : half.data(); }
+
+  Weights(WeightType t, size_t n, size_t columns, uint64_t seed, Fill fill)
+      : type(t), blocks(n), k(columns), f32(t == WeightType::f32 ? n * columns * 16 : 0),
+        half(t == WeightType::f32 ? 0 : n * columns * 16), worth(n * columns * 16) {
+    Stream s(seed);
+    for (size_t row = 0; row < 16 * blocks; ++row) {
+      for (size_t i = 0; i < k; ++i) {
+        const size_t block = row / 16 * 16 * k, lane = row % 16;
+        float& value = worth[row * k + i];
+        if (type == WeightType::f32) {
+          value = fill == Fill::special ? s.special() : s.wide();
+          f32[block + i * 16 + lane] = value;
+          continue;
+        }
+        uint16_t bits = static_cast<uint16_t>(s.next());
+        if (fill != Fill::special) {  // an exponent in the middle of the range
+          const uint32_t sign = bits & 0x8000u, fraction = bits & (type == WeightType::bf16 ? 0x7Fu : 0x3FFu);
+          const uint32_t exponent = static_cast<uint32_t>(s.next() % 20);
+          bits = static_cast<uint16_t>(sign | fraction |
+                                       (type == WeightType::bf16 ? (exponent + 117) << 7 : (exponent + 5) << 10));
+        }
+        value = static_cast<float>(type == WeightType::bf16 ? exact_bf16(bits) : exact_f16(bits));
+        half[block + i / 2 * 32 + lane * 2 + i % 2] = bits;
+      }
+    }
+  }
+
+  std::vector<float> times(const float* x) const {
+    std::vector<float> y(16 * blocks);
+    for (size_t row = 0; row < y.size(); ++row) y[row] = plain_dot(worth.data() + row * k, x, k);
+    return y;
+  }
+};
+
+constexpr WeightType kTypes[] = {WeightType::f32, WeightType::bf16, WeightType::f16};
+
+TEST_P(EachIsa, MatrixVectorIsOneChainPerOutput) {
+  for (WeightType type : kTypes) {
+    for (size_t blocks : {1, 2, 3, 4, 5, 7, 8, 9}) {
+      for (size_t depth : {2, 4, 14, 16, 18, 62, 64, 66, 128, 510, 514}) {
+        for (Fill fill : {Fill::wide, Fill::special}) {
+          const Weights w(type, blocks, depth, depth * 31 + blocks, fill);
+          // specials in x meet finite weights only at short depths: soon all sums would be NaN
+          const Fenced<float> x(numbers(depth, depth, depth <= 4 ? fill : Fill::wide));
+          const Fenced<float> y(16 * blocks);
+          k.gemv[static_cast<int>(type)](w.data(), blocks, depth, x.data(), y.data());
+          ASSERT_TRUE(equal_bits(y.span(), w.times(x.data())))
+              << "type " << static_cast<int>(type) << ", blocks " << blocks << ", k " << depth;
+          ASSERT_TRUE(y.untouched());
+        }
+      }
+    }
+  }
+}
+
+// Infinities, NaNs and denormals one at a time, in an otherwise ordinary vector.
+TEST_P(EachIsa, MatrixVectorWithOneSpecialInput) {
+  const size_t depth = 34;
+  const Weights w(WeightType::bf16, 3, depth, 5, Fill::wide);
+  for (float special : {kInf, -kInf, kNan, 0x1p-149f, -0x1.8p-140f, -0.0f, 0x1.fffffep127f}) {
+    for (size_t at = 0; at < depth; ++at) {
+      std::vector<float> values = numbers(depth, 77);
+      values[at] = special;
+      const Fenced<float> x(values), y(48);
+      k.gemv[1](w.data(), 3, depth, x.data(), y.data());
+      ASSERT_TRUE(equal_bits(y.span(), w.times(x.data()))) << special << " at " << at;
+    }
+  }
+}
+
+// Products and sums below the normal range keep every bit: nothing is flushed.
+TEST_P(EachIsa, MatrixVectorHonoursDenormals) {
+  const size_t depth = 16;
+  Weights w(WeightType::f32, 1, depth, 5, Fill::wide);
+  for (float& value : w.worth) value = 0x1p-75f;
+  for (size_t i = 0; i < w.f32.size(); ++i) w.f32[i] = 0x1p-75f;
+  std::vector<float> values(depth, 0x1p-74f);
+  values[3] = 0x1.8p-73f;
+  const Fenced<float> x(values), y(16);
+  k.gemv[0](w.data(), 1, depth, x.data(), y.data());
+  EXPECT_EQ(y[0], 18 * 0x1p-149f);
+  EXPECT_TRUE(equal_bits(y.span(), w.times(x.data())));
+}
+
+// Four products whose chain comes out differently in each of the other 23 orders; the kernels must know theirs.
+TEST_P(EachIsa, ChainOrderIsOddThenEven) {
+  const auto chain = [](const float* w, const float* x, const std::vector<int>& order) {
+    float acc = 0;
+    for (int i : order) acc = std::fma(w[i], x[i], acc);
+    return acc;
+  };
+  const std::vector<int> documented = {1, 0, 3, 2};
+  int cases = 0;
+  for (uint64_t seed = 0; seed < 20000 && cases < 5; ++seed) {
+    std::vector<float> w = numbers(4, 2 * seed), x = numbers(4, 2 * seed + 1);
+    const double rest = static_cast<double>(w[0]) * x[0] + static_cast<double>(w[1]) * x[1] + static_cast<double>(w[3]) * x[3];
+    x[2] = static_cast<float>(-rest / w[2]);  // the sum cancels: what is left is the rounding
+    const float expected = chain(w.data(), x.data(), documented);
+    std::vector<int> order = {0, 1, 2, 3};
+    bool unique = true;
+    do {
+      unique = unique && (order == documented || bits_of(chain(w.data(), x.data(), order)) != bits_of(expected));
+    } while (std::next_permutation(order.begin(), order.end()));
+    if (!unique) continue;
+    ++cases;
+    Fenced<float> packed(64), y(16), panel(4 * 64), rows(4 * kTileRows), tile(64);
+    for (size_t i = 0; i < 64; ++i) packed[i] = w[i / 16];
+    k.gemv[0](packed.data(), 1, 4, x.data(), y.data());
+    EXPECT_TRUE(equal_bits(y.span(), std::vector<float>(16, expected)));
+    k.widen_panel[0](packed.data(), 1, 4, 0, 4, panel.data());
+    k.pack_rows(x.data(), 4, 1, 4, rows.data());
+    k.tile(rows.data(), panel.data(), 4, nullptr, 0, tile.data(), 64, 1, 1);
+    EXPECT_TRUE(equal_bits(tile.span().first(16), std::vector<float>(16, expected)));
+  }
+  EXPECT_EQ(cases, 5);
+}
+
+TEST_P(EachIsa, ChainsStartAtPlusZero) {
+  const Fenced<float> w(std::vector<float>(32, -0.0f)), x(std::vector<float>(2, 1.0f)), y(16);
+  k.gemv[0](w.data(), 1, 2, x.data(), y.data());
+  EXPECT_TRUE(equal_bits(y.span(), std::vector<float>(16, 0.0f)));
+}
+
+TEST_P(EachIsa, MatrixVectorIsWithinTheDerivedBound) {
+  for (WeightType type : kTypes) {
+    for (size_t depth : {2, 64, 514, 4096}) {
+      const Weights w(type, 2, depth, depth, Fill::wide);
+      const Fenced<float> x(numbers(depth, 9, Fill::wide)), y(32);
+      k.gemv[static_cast<int>(type)](w.data(), 2, depth, x.data(), y.data());
+      for (size_t row = 0; row < 32; ++row) {
+        double sum = 0, size = 0;  // products are exact in float64, sums within depth * 2^-53 of size
+        for (size_t i = 0; i < depth; ++i) {
+          const double product = static_cast<double>(w.worth[row * depth + i]) * x[i];
+          sum += product;
+          size += std::fabs(product);
+        }
+        const double bound = (gamma(static_cast<double>(depth)) + static_cast<double>(depth) * 0x1p-53) * size;
+        ASSERT_LE(std::fabs(y[row] - sum), bound) << "row " << row << ", k " << depth;
+      }
+    }
+  }
+}
+
+// Panels and packed rows hold the chain order; what is past the last row is zero.
+TEST_P(EachIsa, PanelsAndPackedRowsAreInChainOrder) {
+  for (WeightType type : kTypes) {
+    for (size_t blocks : {1, 2, 3, 4}) {
+      const size_t depth = 20, k0 = 6, kc = 10;
+      const Weights w(type, blocks, depth, blocks, Fill::special);
+      const Fenced<float> panel((kc - 1) * 64 + 16 * blocks);
+      k.widen_panel[static_cast<int>(type)](w.data(), blocks, depth, k0, kc, panel.data());
+      for (size_t i = 0; i < panel.size(); ++i) {
+        const size_t column = i % 64;
+        const float expected = column < 16 * blocks ? w.worth[column * depth + k0 + ((i / 64) ^ 1)] : kNan;
+        ASSERT_TRUE(same_bits(panel[i], expected)) << i;
+      }
+      ASSERT_TRUE(panel.untouched());
+    }
+  }
+  for (int rows = 1; rows <= kTileRows; ++rows) {
+    const size_t ldx = 13, kc = 10;
+    const Fenced<float> x(numbers(static_cast<size_t>(rows - 1) * ldx + kc, 3));
+    const Fenced<float> packed(kc * kTileRows);
+    k.pack_rows(x.data(), ldx, rows, kc, packed.data());
+    for (size_t i = 0; i < packed.size(); ++i) {
+      const size_t row = i % kTileRows, at = (i / kTileRows) ^ 1;
+      ASSERT_EQ(bits_of(packed[i]), bits_of(row < static_cast<size_t>(rows) ? x[row * ldx + at] : 0.0f)) << i;
+    }
+    ASSERT_TRUE(packed.untouched());
+  }
+}
+
+// The matrix-matrix tile, in one go and continued in the middle of the chain, against the matrix-vector product.
+TEST_P(EachIsa, TileGivesTheBitsOfMatrixVector) {
+  for (WeightType type : kTypes) {
+    for (size_t depth : {2, 6, 16, 66, 130}) {
+      for (size_t blocks : {1, 2, 3, 4}) {
+        for (int rows = 1; rows <= kTileRows; ++rows) {
+          const Weights w(type, blocks, depth, depth + blocks, Fill::wide);
+          const Fenced<float> x(numbers(static_cast<size_t>(rows) * depth, 11, Fill::wide));
+          const size_t width = 16 * blocks, ld = width + 3, cut = depth / 4 * 2;
+          const Fenced<float> panel(depth * 64), packed(depth * kTileRows), y(static_cast<size_t>(rows) * ld),
+              halves(static_cast<size_t>(rows) * ld);
+          k.widen_panel[static_cast<int>(type)](w.data(), blocks, depth, 0, depth, panel.data());
+          k.pack_rows(x.data(), depth, rows, depth, packed.data());
+          k.tile(packed.data(), panel.data(), depth, nullptr, 0, y.data(), ld, rows, static_cast<int>(blocks));
+          k.tile(packed.data(), panel.data(), cut, nullptr, 0, halves.data(), ld, rows, static_cast<int>(blocks));
+          k.tile(packed.data() + cut * kTileRows, panel.data() + cut * 64, depth - cut, halves.data(), ld, halves.data(),
+                 ld, rows, static_cast<int>(blocks));
+          for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+            const Fenced<float> vector(width);
+            k.gemv[static_cast<int>(type)](w.data(), blocks, depth, x.data() + r * depth, vector.data());
+            ASSERT_TRUE(equal_bits(y.span().subspan(r * ld, width), vector.span()))
+                << "row " << r << " of " << rows << ", k " << depth << ", blocks " << blocks;
+            ASSERT_TRUE(equal_bits(vector.span(), w.times(x.data() + r * depth)));
+            for (size_t i = width; i < ld; ++i) ASSERT_EQ(bits_of(y[r * ld + i]), 0xFFFFFFFFu) << "written past the row";
+          }
+          ASSERT_TRUE(equal_bits(halves.span(), y.span()));
+          ASSERT_TRUE(y.untouched() && halves.untouched());
+        }
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------- elementwise
+
+// Runs `kernel(inputs…, y, n)` at every length on fenced memory, and checks each element against `plain`.
+template <class Run, class Plain>
+void check_elementwise(Run run, Plain plain) {
+  for (size_t n : kLengths) {
+    for (Fill fill : {Fill::wide, Fill::special}) {
+      const Fenced<float> a(numbers(n, n, fill)), b(numbers(n, n + 5000, fill)), y(n);
+      run(a.data(), b.data(), y.data(), n);
+      std::vector<float> expected(n);
+      for (size_t i = 0; i < n; ++i) expected[i] = plain(a[i], b[i]);
+      ASSERT_TRUE(equal_bits(y.span(), expected)) << "n = " << n;
+      ASSERT_TRUE(a.untouched() && b.untouched() && y.untouched()) << "n = " << n;
+    }
+  }
+}
+
+TEST_P(EachIsa, AddScaleDivide) {
+  check_elementwise(
+      [&](const float* a, const float* b, float* y, size_t n) {
+        std::copy(a, a + n, y);
+        k.add(y, b, n);
+      },
+      [](float a, float b) { return a + b; });
+  for (float factor : {3.1f, -0.0f, 0x1p-140f, kInf}) {
+    check_elementwise(
+        [&](const float* a, const float*, float* y, size_t n) {
+          std::copy(a, a + n, y);
+          k.scale(y, factor, n);
+        },
+        [&](float a, float) { return a * factor; });
+    check_elementwise([&](const float* a, const float*, float* y, size_t n) { k.divide(a, factor, y, n); },
+                      [&](float a, float) { return a / factor; });
+  }
+}
+
+TEST_P(EachIsa, ExpAndTanhDoNotDependOnTheLane) {
+  check_elementwise([&](const float* a, const float*, float* y, size_t n) { k.exp(a, y, n); },
+                    [](float a, float) { return contract_exp(a); });
+  check_elementwise([&](const float* a, const float*, float* y, size_t n) { k.tanh(a, y, n); },
+                    [](float a, float) { return contract_tanh(a); });
+}
+
+TEST_P(EachIsa, GatesAreTheirFormulas) {
+  check_elementwise([&](const float* a, const float* b, float* y, size_t n) { k.silu_mul(a, b, y, n); },
+                    [](float g, float u) { return g / (1.0f + contract_exp(0.0f - g)) * u; });
+  check_elementwise([&](const float* a, const float* b, float* y, size_t n) { k.gelu_tanh_mul(a, b, y, n); },
+                    [](float g, float u) {
+                      const float inner = 0.7978845608028654f * std::fma(0.044715f, g * g * g, g);
+                      return 0.5f * g * (1.0f + contract_tanh(inner)) * u;
+                    });
+}
+
+TEST_P(EachIsa, Rope) {
+  for (size_t half : {1, 4, 8, 12, 15, 16, 17, 32, 40, 64, 128}) {
+    for (Fill fill : {Fill::wide, Fill::special}) {
+      const std::vector<float> before = numbers(2 * half, half, fill);
+      const Fenced<float> x(before), cos(numbers(half, 1)), sin(numbers(half, 2));
+      k.rope(x.data(), cos.data(), sin.data(), half);
+      for (size_t i = 0; i < half; ++i) {
+        const float a = before[i], b = before[half + i];
+        ASSERT_TRUE(same_bits(x[i], std::fma(a, cos[i], 0.0f - b * sin[i]))) << half << ": " << i;
+        ASSERT_TRUE(same_bits(x[half + i], std::fma(b, cos[i], a * sin[i]))) << half << ": " << i;
+      }
+      ASSERT_TRUE(x.untouched());
+    }
+  }
+}
+
+TEST_P(EachIsa, RmsNormHasSixteenLanesAndATree) {
+  for (size_t n : kLengths) {
+    for (Fill fill : {Fill::real, Fill::wide, Fill::special}) {
+      const std::vector<float> values = numbers(n, n, fill), weights = numbers(n, n + 1);
+      const Fenced<float> x(values), w(weights), y(n);
+      k.rms_norm(x.data(), w.data(), 1e-6f, y.data(), n);
+      ASSERT_TRUE(equal_bits(y.span(), plain_rms_norm(values, weights, 1e-6f))) << n;
+      k.rms_norm(x.data(), w.data(), 1e-6f, x.data(), n);
+      ASSERT_TRUE(equal_bits(x.span(), y.span())) << "in place, n = " << n;
+      ASSERT_TRUE(y.untouched() && x.untouched());
+    }
+  }
+}
+
+// The lanes and the tree, by values that any other grouping would sum differently: 2^24 takes no 1.
+TEST_P(EachIsa, RmsNormSumOrder) {
+  std::vector<float> x(32, 1.0f);
+  x[0] = 4096.0f;   // lane 0: 2^24, then + 1 is lost
+  x[8] = 4096.0f;   // joins lane 0 first: 2^25, where lanes 4, 2, 1 and their 1s count from 4 up
+  const float sum = 0x1p25f + 28.0f;  // 2 (lane 4) + 2 (12) = 4; lanes 2, 6, 10, 14: 8; the odd ones: 16
+  const Fenced<float> in(x), w(std::vector<float>(32, 1.0f)), y(32);
+  k.rms_norm(in.data(), w.data(), 0.0f, y.data(), 32);
+  EXPECT_EQ(bits_of(y[1]), bits_of(1.0f / std::sqrt(sum / 32)));
+}
+
+// All 65536 patterns at every position in a vector; NaNs become quiet ones with their payload.
+TEST_P(EachIsa, WideningIsExact) {
+  std::vector<uint16_t> all(65536);
+  std::iota(all.begin(), all.end(), uint16_t{0});
+  for (size_t shift : {0, 1, 7}) {
+    const Fenced<uint16_t> x(std::vector<uint16_t>(all.begin() + static_cast<int64_t>(shift), all.end()));
+    const Fenced<float> bf16(x.size()), f16(x.size());
+    k.widen[1](x.data(), bf16.data(), x.size());
+    k.widen[2](x.data(), f16.data(), x.size());
+    for (size_t i = 0; i < x.size(); ++i) {
+      ASSERT_EQ(bits_of(bf16[i]), static_cast<uint32_t>(x[i]) << 16);
+      const bool nan = (x[i] & 0x7C00) == 0x7C00 && (x[i] & 0x3FF) != 0;
+      const uint32_t quiet = (static_cast<uint32_t>(x[i]) & 0x8000u) << 16 | 0x7FC00000u | (x[i] & 0x3FFu) << 13;
+      ASSERT_EQ(bits_of(f16[i]), nan ? quiet : bits_of(static_cast<float>(exact_f16(x[i])))) << i;
+    }
+    ASSERT_TRUE(bf16.untouched() && f16.untouched());
+  }
+  for (size_t n : kLengths) {
+    const Fenced<float> x(numbers(n, n, Fill::special)), y(n);
+    k.widen[0](x.data(), y.data(), n);
+    ASSERT_EQ(std::memcmp(x.data(), y.data(), n * 4), 0);
+    ASSERT_TRUE(y.untouched());
+  }
+}
+
+// ---------------------------------------------------------------- attention
+
+struct BlockCase {
+  size_t head_dim, ldv;
+  int rows;
+  std::vector<float> q, k, v;  // q[rows][head_dim], k[head_dim][64], v[64][ldv]
+
+  BlockCase(size_t dim, int count, uint64_t seed)
+      : head_dim(dim), ldv((dim + 15) / 16 * 16), rows(count), q(numbers(static_cast<size_t>(count) * dim, seed)),
+        k(numbers(dim * 64, seed + 1)), v(numbers(64 * ldv, seed + 2)) {}
+
+  // m[rows], l[rows], o[rows][ldv], one after another
+  std::vector<float> run(const Kernels& kernels, const std::vector<uint64_t>& mask, float scale, float softcap) const {
+    const size_t n = static_cast<size_t>(rows);
+    const Fenced<float> packed(head_dim * kTileRows), keys(k), values(v), m(n), l(n), o(n * ldv);
+    const Fenced<uint64_t> masks(mask);
+    for (size_t i = 0; i < packed.size(); ++i) {
+      const size_t row = i % kTileRows;
+      packed[i] = row < n ? q[row * head_dim + i / kTileRows] : 0.0f;
+    }
+    kernels.attend({packed.data(), keys.data(), values.data(), head_dim, ldv, rows, masks.data(), scale, softcap,
+                    m.data(), l.data(), o.data()});
+    EXPECT_TRUE(m.untouched() && l.untouched() && o.untouched());
+    std::vector<float> out(m.data(), m.data() + n);
+    out.insert(out.end(), l.data(), l.data() + n);
+    out.insert(out.end(), o.data(), o.data() + n * ldv);
+    return out;
+  }
+  std::vector<float> plain(const std::vector<uint64_t>& mask, float scale, float softcap) const {
+    const size_t n = static_cast<size_t>(rows);
+    std::vector<float> out(2 * n + n * ldv);
+    for (size_t r = 0; r < n; ++r) {
+      const PlainPart part = plain_attend(q.data() + r * head_dim, k.data(), v.data(), head_dim, ldv, mask[r], scale, softcap);
+      out[r] = part.m;
+      out[n + r] = part.l;
+      std::copy(part.o.begin(), part.o.end(), out.begin() + static_cast<int64_t>(2 * n + r * ldv));
+    }
+    return out;
+  }
+  // Columns past head_dim are padding: their values are of no consequence.
+  void drop_padding(std::vector<float>& out) const {
+    const size_t n = static_cast<size_t>(rows);
+    for (size_t i = 2 * n; i < out.size(); ++i) {
+      if ((i - 2 * n) % ldv >= head_dim) out[i] = 0.0f;
+    }
+  }
+};
+
+constexpr uint64_t kAll = ~uint64_t{0};
+// Runs from either end, single positions, holes, nothing at all.
+constexpr uint64_t kMasks[] = {kAll, 0, 1, uint64_t{1} << 63, 0xFFFF, 0x1FFFF, kAll << 1, kAll >> 1, kAll << 17, kAll >> 49,
+                               0x5555555555555555, 0xAAAAAAAAAAAAAAAA, 0xFFFF0000FFFF0000, 0x8000000000000001,
+                               0x7FFFFFFFFFFFFFFE, 0xF0F000000000F0F1, 0x0000000100000000};
+
+TEST_P(EachIsa, AttendIsTheContractRestated) {
+  uint64_t seed = 1;
+  for (size_t head_dim : {1, 8, 16, 24, 64, 80, 256}) {
+    for (int rows : {1, 2, 5, 6}) {
+      for (float softcap : {0.0f, 2.5f}) {
+        const BlockCase c(head_dim, rows, ++seed);
+        for (size_t first = 0; first < std::size(kMasks); first += 3) {
+          std::vector<uint64_t> mask;
+          for (size_t r = 0; r < static_cast<size_t>(rows); ++r) mask.push_back(kMasks[(first + r * 5) % std::size(kMasks)]);
+          std::vector<float> got = c.run(k, mask, 0.3f, softcap);
+          c.drop_padding(got);
+          ASSERT_TRUE(equal_bits(got, c.plain(mask, 0.3f, softcap)))
+              << "head_dim " << head_dim << ", rows " << rows << ", masks from " << first;
+        }
+      }
+    }
+  }
+}
+
+// Causal tiles: row r sees one position more than the row before; a window cuts the other end.
+TEST_P(EachIsa, AttendOnCausalAndWindowEdges) {
+  const BlockCase c(24, kTileRows, 900);
+  for (int last = 0; last < 64; ++last) {
+    for (int window : {1, 5, 16, 64}) {
+      std::vector<uint64_t> mask(kTileRows);
+      for (int r = 0; r < kTileRows; ++r) {
+        const int to = std::min(63, last + r), from = std::max(0, last + r - window + 1);
+        if (from <= to) mask[static_cast<size_t>(r)] = (kAll >> (63 - to)) & (kAll << from);
+      }
+      std::vector<float> got = c.run(k, mask, 1.0f, 0.0f);
+      c.drop_padding(got);
+      ASSERT_TRUE(equal_bits(got, c.plain(mask, 1.0f, 0.0f))) << "last " << last << ", window " << window;
+    }
+  }
+}
+
+// What is masked may be anything: it is selected away, never multiplied by zero.
+TEST_P(EachIsa, MaskedKeysAndValuesDoNotMatter) {
+  for (float poison : {kNan, kInf, -kInf, 0x1.fffffep127f}) {
+    for (uint64_t hole : kMasks) {
+      BlockCase c(24, 3, 40);
+      const std::vector<uint64_t> mask = {~hole, ~hole & 0xFFFFFFFFFFFF0000, ~hole & 0x0F0F0F0F0F0F0F0F};
+      const std::vector<float> clean = c.run(k, mask, 0.5f, 0.0f);
+      for (size_t t = 0; t < 64; ++t) {
+        if ((hole >> t & 1) == 0) continue;
+        for (size_t d = 0; d < c.head_dim; ++d) c.k[d * 64 + t] = poison;
+        for (size_t d = 0; d < c.ldv; ++d) c.v[t * c.ldv + d] = poison;
+      }
+      const std::vector<float> poisoned = c.run(k, mask, 0.5f, 0.0f);
+      ASSERT_EQ(std::memcmp(clean.data(), poisoned.data(), clean.size() * 4), 0) << poison << ", hole " << hole;
+    }
+  }
+}
+
+// A row gives the same bits whatever rows share its tile.
+TEST_P(EachIsa, AttendRowsAreIndependent) {
+  const BlockCase six(80, 6, 60);
+  const std::vector<uint64_t> mask = {kAll, 0xFF00FF, 0, kAll << 40, 0x8000000000000001, kAll >> 3};
+  const std::vector<float> together = six.run(k, mask, 0.2f, 0.0f);
+  for (size_t r = 0; r < 6; ++r) {
+    BlockCase one = six;
+    one.rows = 1;
+    one.q.assign(six.q.begin() + static_cast<int64_t>(r * 80), six.q.begin() + static_cast<int64_t>((r + 1) * 80));
+    const std::vector<float> alone = one.run(k, {mask[r]}, 0.2f, 0.0f);
+    EXPECT_TRUE(same_bits(alone[0], together[r]) && same_bits(alone[1], together[6 + r]));
+    EXPECT_TRUE(equal_bits(std::span(alone).subspan(2), std::span(together).subspan(12 + r * 80, 80))) << r;
+  }
+}
+
+TEST_P(EachIsa, RowsThatSeeNothing) {
+  const BlockCase c(16, 2, 70);
+  const std::vector<float> out = c.run(k, {0, 0}, 1.0f, 0.0f);
+  EXPECT_EQ(out[0], -kInf);
+  EXPECT_EQ(out[1], -kInf);
+  for (size_t i = 2; i < out.size(); ++i) EXPECT_EQ(bits_of(out[i]), 0u) << i;
+}
+
+TEST_P(EachIsa, MergeIsTheContractRestated) {
+  const float tops[] = {-kInf, -200.0f, -3.25f, 0.0f, 1e-3f, 95.0f, 3e38f};
+  for (float m : tops) {
+    for (float mb : tops) {
+      if (m == -kInf && mb == -kInf) continue;  // a block of which nothing was seen is not merged
+      for (size_t n : {1, 15, 16, 17, 80}) {
+        PlainPart sum{m, m == -kInf ? 0.0f : 2.5f, m == -kInf ? std::vector<float>(n) : numbers(n, 1)};
+        const PlainPart next{mb, mb == -kInf ? 0.0f : 1.75f, numbers(n, 2)};
+        const Fenced<float> o(sum.o), ob(next.o);
+        float top = sum.m, l = sum.l;
+        k.merge(&top, &l, o.data(), next.m, next.l, ob.data(), n);
+        plain_merge(sum, next);
+        ASSERT_TRUE(same_bits(top, sum.m) && same_bits(l, sum.l)) << m << " with " << mb;
+        ASSERT_TRUE(equal_bits(o.span(), sum.o)) << m << " with " << mb;
+        ASSERT_TRUE(o.untouched());
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace stet::test
