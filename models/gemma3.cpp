@@ -33,7 +33,7 @@ ModelConfig read_config(const JsonReader& top) {
   const std::optional<JsonReader> nested = top.object("text_config");
   const JsonReader& json = nested ? *nested : top;
   ModelConfig c = read_common(json, "gemma3");
-  if (nested) c.eos_ids = read_ids(top, "eos_token_id", c.vocab_size);
+  if (nested && top.has("eos_token_id")) c.eos_ids = read_ids(top, "eos_token_id", c.vocab_size);
   c.embedding_scale = static_cast<double>(__builtin_sqrtf(static_cast<float>(c.hidden_size)));
   c.attention_scale = 1.0 / __builtin_sqrt(json.number_or("query_pre_attn_scalar", 256, 1e-6, 1e6));
   c.tied_head = json.boolean_or("tie_word_embeddings", top.boolean_or("tie_word_embeddings", true));

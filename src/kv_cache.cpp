@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <new>
 
 #include "stet/error.hpp"
 #include "stet/memory.hpp"
@@ -27,17 +28,22 @@ KvType kv_type_of(const std::string& name) {
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   BlockPool(size_t block_bytes, size_t count) : block_bytes_(block_bytes), memory_(block_bytes * count, false) {
+    free_.reserve(count);
     for (size_t i = count; i > 0; --i) free_.push_back(i - 1);
   }
 
   // Zero-filled. Null when all slots are taken: forks still hold blocks that this cache has dropped.
   std::shared_ptr<std::byte> take() {
-    const std::lock_guard lock(mutex_);
-    if (free_.empty()) return nullptr;
-    const size_t slot = free_.back();
-    free_.pop_back();
-    std::byte* p = memory_.data() + slot * block_bytes_;
-    return {p, [pool = shared_from_this(), slot](std::byte* block) { pool->give_back(slot, block); }};
+    size_t slot;
+    {
+      const std::lock_guard lock(mutex_);
+      if (free_.empty()) return nullptr;
+      slot = free_.back();
+      free_.pop_back();
+    }
+    // Not under the lock: when this fails to allocate, it gives the slot back before it throws.
+    return {memory_.data() + slot * block_bytes_,
+            [pool = shared_from_this(), slot](std::byte* block) { pool->give_back(slot, block); }};
   }
 
  private:
@@ -55,13 +61,19 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
 
 KvCache::KvCache(const KvShape& shape, int64_t capacity) : shape_(shape), capacity_(capacity) {
   const size_t count = static_cast<size_t>((capacity + kBlockPositions - 1) / kBlockPositions);
-  pool_ = std::make_shared<BlockPool>(shape.block_bytes(), count);
+  const size_t bytes = shape.block_bytes() * count;
+  try {
+    pool_ = std::make_shared<BlockPool>(shape.block_bytes(), count);
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorKind::capacity, "", "ctx", "positions whose keys and values fit in the address space",
+                std::to_string(capacity) + " positions of " + std::to_string(bytes) + " bytes");
+  }
   blocks_.reserve(count);
   visible_.reserve(count);
 }
 
 KvCache::KvCache(const KvCache& other) : KvCache(other.shape_, other.capacity_) {
-  size_ = other.size_;
+  size_ = prepared_ = other.size_;
   blocks_.assign(other.blocks_.begin(), other.blocks_.end());
   visible_.assign(other.visible_.begin(), other.visible_.end());
 }
@@ -74,7 +86,10 @@ std::shared_ptr<std::byte> KvCache::fresh_block() {
 
 void KvCache::own_block(int64_t index) {
   std::shared_ptr<std::byte>& block = blocks_[static_cast<size_t>(index)];
-  if (block.use_count() == 1) return;
+  // Another thread may have dropped the last other reference just now. Taking one of our own orders its reads
+  // before our writes; looking at the count alone would not.
+  const std::shared_ptr<std::byte> held = block;
+  if (held.use_count() == 2) return;
   std::shared_ptr<std::byte> copy = fresh_block();
   std::memcpy(copy.get(), block.get(), shape_.block_bytes());
   block = std::move(copy);
@@ -87,14 +102,25 @@ void KvCache::prepare(int64_t count) {
   }
   const int64_t needed = (size_ + count + kBlockPositions - 1) / kBlockPositions;
   if (count > 0 && size_ % kBlockPositions != 0) own_block(size_ / kBlockPositions);
-  while (blocks() < needed) {
-    blocks_.push_back(fresh_block());
-    visible_.push_back(~uint64_t{0});
+  try {
+    while (blocks() < needed) {
+      blocks_.push_back(fresh_block());
+      visible_.push_back(~uint64_t{0});
+    }
+  } catch (...) {
+    drop_blocks((size_ + kBlockPositions - 1) / kBlockPositions);
+    throw;
   }
+  prepared_ = size_ + count;
+}
+
+void KvCache::drop_blocks(int64_t kept) {
+  blocks_.resize(static_cast<size_t>(kept));
+  visible_.resize(static_cast<size_t>(kept));
 }
 
 void KvCache::truncate(int64_t size) {
-  if (size >= size_) return;
+  if (size >= prepared_) return;
   const int64_t kept = (size + kBlockPositions - 1) / kBlockPositions;
   const size_t from = static_cast<size_t>(size % kBlockPositions);
   if (from != 0) {
@@ -108,10 +134,10 @@ void KvCache::truncate(int64_t size) {
       }
       std::memset(k + shape_.head_bytes() + from * row, 0, gone * row);
     }
+    visible_[static_cast<size_t>(kept - 1)] |= ~uint64_t{0} << from;
   }
-  blocks_.resize(static_cast<size_t>(kept));
-  visible_.resize(static_cast<size_t>(kept));
-  size_ = size;
+  drop_blocks(kept);
+  size_ = prepared_ = size;
 }
 
 }  // namespace stet

@@ -1,6 +1,8 @@
 #include "stet/model.hpp"
 
+#include <algorithm>
 #include <filesystem>
+#include <new>
 
 #include "models/family.hpp"
 #include "src/float_environment.hpp"
@@ -21,6 +23,17 @@ std::string find_prefix(const Checkpoint& checkpoint, const Family& family) {
               "none");
 }
 
+GenerationConfig read_generation(const std::filesystem::path& path, const ModelConfig& config) {
+  GenerationConfig g;
+  std::error_code unknown;  // whatever hinders looking will hinder reading, and be reported there
+  if (std::filesystem::symlink_status(path, unknown).type() != std::filesystem::file_type::not_found) {
+    const std::string file = path.string();
+    g = parse_generation_config(read_text_file(file, kConfigLimit), file, config.vocab_size);
+  }
+  if (g.eos_ids.empty()) g.eos_ids = config.eos_ids;
+  return g;
+}
+
 Rows make_rows(Workspace& w, size_t rows, int64_t width) {
   const size_t n = static_cast<size_t>(width), stride = (n + kLanes - 1) / kLanes * kLanes;
   w.memory.emplace_back(rows * stride * sizeof(float));
@@ -35,18 +48,14 @@ std::shared_ptr<const Model> Model::load(const std::string& directory, int threa
   const std::string file = (dir / "config.json").string();
   const std::string text = read_text_file(file, kConfigLimit);
   ModelConfig config = parse_model_config(text, file);
+  GenerationConfig generation = read_generation(dir / "generation_config.json", config);
   const Family& family = family_of(parse_json(text, file));
   const Checkpoint checkpoint = Checkpoint::open(directory);
   WeightLoader weights(checkpoint, find_prefix(checkpoint, family), threads > 0 ? threads : default_threads());
   std::unique_ptr<Model> model = family.load(std::move(config), weights);
   weights.finish(*model);
   model->directory_ = directory;
-  const std::filesystem::path generation = dir / "generation_config.json";
-  if (std::filesystem::exists(generation)) {
-    model->generation_ = parse_generation_config(read_text_file(generation.string(), kConfigLimit),
-                                                 generation.string(), model->config_.vocab_size);
-  }
-  if (model->generation_.eos_ids.empty()) model->generation_.eos_ids = model->config_.eos_ids;
+  model->generation_ = std::move(generation);
   return model;
 }
 
@@ -63,6 +72,11 @@ std::unique_ptr<Workspace> Model::take_workspace(size_t rows, int threads) const
       std::unique_ptr<Workspace> found = std::move(*it);
       workspaces_.erase(it);
       return found;
+    }
+    if (!workspaces_.empty()) {  // one that does for both replaces one that is too small
+      rows = std::max(rows, workspaces_.back()->rows);
+      threads = std::max(threads, workspaces_.back()->threads);
+      workspaces_.pop_back();
     }
   }
   auto w = std::make_unique<Workspace>();
@@ -81,9 +95,13 @@ std::unique_ptr<Workspace> Model::take_workspace(size_t rows, int threads) const
   return w;
 }
 
-void Model::give_workspace(std::unique_ptr<Workspace> workspace) const {
+void Model::give_workspace(std::unique_ptr<Workspace> workspace) const noexcept {
   const std::lock_guard lock(workspaces_mutex_);
-  workspaces_.push_back(std::move(workspace));
+  try {
+    workspaces_.push_back(std::move(workspace));
+  } catch (const std::bad_alloc&) {
+    // The next pass makes its own.
+  }
 }
 
 }  // namespace stet

@@ -1,6 +1,7 @@
 #include "stet/session.hpp"
 
 #include <algorithm>
+#include <functional>
 
 #include "src/gemm.hpp"
 #include "stet/error.hpp"
@@ -65,13 +66,39 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
   check(compute_);
 }
 
+// While append() runs, positions are prepared and not yet committed: that is how a call from a sink is told.
+void Session::refuse_in_sink(const char* call) const {
+  if (!kv_.pending()) return;
+  throw Error(ErrorKind::argument, "", call, "a call after append() has returned", "a call from its sink");
+}
+
 void Session::set_compute(const ComputeOptions& compute) {
+  refuse_in_sink("set_compute");
   check(compute);
   compute_ = compute;
 }
 
+void GenerationState::rewind(int64_t size) {
+  while (!turns.empty() && turns.back().prompt >= size) turns.pop_back();
+  if (turns.empty() || turns.back().end > size) {
+    stream.clear();
+    held.clear();
+  }
+  if (turns.empty() || turns.back().end <= size) return;
+  Turn& cut = turns.back();
+  cut.reply = std::min(cut.reply, size);
+  cut.end = size;
+  cut.open = false;
+}
+
+Session Session::fork() const {
+  refuse_in_sink("fork");
+  return *this;
+}
+
 void Session::append(std::span<const int32_t> ids, const LogitSink& logits, const HiddenSink& hidden,
                      const Progress& progress) {
+  refuse_in_sink("append");
   const int64_t vocab = model_->config().vocab_size;
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= vocab) {
@@ -80,16 +107,11 @@ void Session::append(std::span<const int32_t> ids, const LogitSink& logits, cons
     }
   }
   if (ids.empty()) return;
-  run(ids, logits, hidden, progress);
-}
-
-void Session::run(std::span<const int32_t> ids, const LogitSink& logits, const HiddenSink& hidden,
-                  const Progress& progress) {
   const int64_t before = size();
   kv_.prepare(static_cast<int64_t>(ids.size()));
-  std::vector<float> held = std::move(logits_);
-  logits_.clear();
   try {
+    tokens_.reserve(static_cast<size_t>(capacity()));  // once: later tokens allocate nothing
+    logits_.reserve(static_cast<size_t>(vocab));
     const size_t chunk = static_cast<size_t>(compute_.chunk);
     const Borrowed w(*model_, std::min(chunk, ids.size()), threads_of(compute_));
     for (size_t at = 0; at < ids.size(); at += chunk) {
@@ -100,11 +122,9 @@ void Session::run(std::span<const int32_t> ids, const LogitSink& logits, const H
       if (progress) progress(size() - before);
     }
   } catch (...) {
-    // Slots of a chunk that was not committed may be written: commit it, so that truncate clears them.
-    kv_.commit(std::min<int64_t>(before + static_cast<int64_t>(ids.size()), kv_.capacity()) - kv_.size());
+    if (size() == before + static_cast<int64_t>(ids.size())) logits_.clear();  // already those of the last token
     kv_.truncate(before);
     tokens_.resize(static_cast<size_t>(before));
-    logits_ = std::move(held);
     throw;
   }
 }
@@ -127,21 +147,25 @@ void Session::run_chunk(std::span<const int32_t> ids, Workspace& w, const LogitS
                   cut(w.gate_up),        cut(w.mlp),    cut(w.out)};
   const int threads = threads_of(compute_);
   const Rows last = w.logits.rows(0, 1);
-  run_team(threads, [&](Team t) {
+  const auto forward = [&](Team t) {
     model_->forward(t, pass);
     if (want_last && !logits) model_->head(t, pass, pass.out.rows(n - 1, 1), last);
-  });
+  };
+  run_team(threads, std::ref(forward));  // by reference: a copy of the closure would be allocated
+  const float* final_row = last.data;
   for (size_t i = 0; i < tap_rows.size(); ++i) hidden(i, size(), tap_rows[i]);
   for (size_t at = 0; logits && at < n; at += w.logits.count) {
     const Rows part = w.logits.rows(0, std::min(w.logits.count, n - at));
-    run_team(threads, [&](Team t) { model_->head(t, pass, pass.out.rows(at, part.count), part); });
+    const auto head = [&](Team t) { model_->head(t, pass, pass.out.rows(at, part.count), part); };
+    run_team(threads, std::ref(head));
     logits(size() + static_cast<int64_t>(at), part);
-    if (at + part.count == n && want_last) std::copy_n(part.row(part.count - 1), part.width, last.data);
+    final_row = part.row(part.count - 1);
   }
-  if (want_last) logits_.assign(last.data, last.data + last.width);
+  if (want_last) logits_.assign(final_row, final_row + last.width);
 }
 
 void Session::rewind(int64_t to) {
+  refuse_in_sink("rewind");
   if (to < 0 || to > size()) {
     throw Error(ErrorKind::argument, "", "rewind", "a position in 0.." + std::to_string(size()), std::to_string(to));
   }
@@ -149,14 +173,16 @@ void Session::rewind(int64_t to) {
   kv_.truncate(to);
   tokens_.resize(static_cast<size_t>(to));
   logits_.clear();
+  generation_.rewind(to);
 }
 
 std::span<const float> Session::logits() {
+  refuse_in_sink("logits");
   if (logits_.empty() && !tokens_.empty()) {
-    const int32_t last = tokens_.back();
-    kv_.truncate(size() - 1);
-    tokens_.pop_back();
-    run({&last, 1}, nullptr, nullptr, nullptr);
+    Session again = fork();
+    again.rewind(size() - 1);
+    again.append({&tokens_.back(), 1});
+    logits_ = std::move(again.logits_);
   }
   return logits_;
 }

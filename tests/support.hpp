@@ -3,14 +3,18 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
+#include "stet/error.hpp"
 #include "stet/file.hpp"
 #include "stet/model.hpp"
 #include "stet/safetensors.hpp"
@@ -40,6 +44,7 @@ class Golden {
     if (v == nullptr) throw std::runtime_error("no golden tensor " + name);
     return *v;
   }
+  const std::vector<TensorView>& all() const { return tensors_.tensors(); }
   bool has(const std::string& name) const { return tensors_.find(name) != nullptr; }
   std::vector<float> floats(const std::string& name) const {
     const TensorView& v = view(name);
@@ -93,5 +98,92 @@ inline std::vector<std::byte> kv_bytes(const KvCache& kv) {
   for (int64_t b = 0; b < blocks; ++b) out.insert(out.end(), kv.block(b), kv.block(b) + kv.shape().block_bytes());
   return out;
 }
+
+// The checkpoints that the promise about bits is tested on.
+struct Subject {
+  std::string name, directory;
+};
+inline void PrintTo(const Subject& s, std::ostream* out) { *out << s.name; }
+
+inline std::vector<Subject> subjects() {
+  std::vector<Subject> all;
+  for (const char* name : {"gemma3-tiny", "gemma3-tiny-bf16", "gemma3-vision-tiny", "llama31-tiny",
+                           "llama32-tiny-bf16", "llama2-tiny-f16"}) {
+    all.push_back({name, data_path(std::string("models/") + name)});
+  }
+  for (const char* name : {"pocket-gemma3", "pocket-llama3"}) all.push_back({name, asset_path(name)});
+  return all;
+}
+
+// GoogleTest's name of a subject.
+inline std::string subject_name(const testing::TestParamInfo<Subject>& info) {
+  std::string name = info.param.name;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+// A fixed pseudo-random sequence of token ids.
+inline std::vector<int32_t> random_tokens(const Model& m, size_t n, uint32_t seed = 1) {
+  std::mt19937 random(seed);
+  std::vector<int32_t> ids(n);
+  for (int32_t& id : ids) id = static_cast<int32_t>(random() % static_cast<uint32_t>(m.config().vocab_size));
+  return ids;
+}
+
+// A session's last logits and keys and values equal another's, byte for byte. The first difference is named.
+inline testing::AssertionResult same_state(Session& a, Session& b) {
+  if (a.tokens() != b.tokens()) return testing::AssertionFailure() << "tokens differ";
+  const std::span<const float> x = a.logits(), y = b.logits();
+  if (x.size() != y.size()) return testing::AssertionFailure() << x.size() << " and " << y.size() << " logits";
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (std::memcmp(&x[i], &y[i], sizeof x[i]) != 0) {
+      return testing::AssertionFailure() << "logit " << i << " is " << x[i] << " and " << y[i];
+    }
+  }
+  const KvShape& shape = a.kv().shape();
+  if (!(shape == b.kv().shape()) || a.kv().size() != b.kv().size()) {
+    return testing::AssertionFailure() << "caches of " << a.kv().size() << " and " << b.kv().size() << " positions";
+  }
+  for (int64_t block = 0; block * kBlockPositions < a.kv().size(); ++block) {
+    const std::byte* p = a.kv().block(block);
+    const std::byte* q = b.kv().block(block);
+    if (p == q || std::memcmp(p, q, shape.block_bytes()) == 0) continue;
+    const auto at = std::mismatch(p, p + shape.block_bytes(), q).first - p;
+    return testing::AssertionFailure() << "block " << block << " differs from byte " << at << " on";
+  }
+  return testing::AssertionSuccess();
+}
+
+// What a call throws, as a line of text; or that it throws nothing.
+template <class Call>
+std::string error_of(Call call, ErrorKind kind) {
+  try {
+    call();
+  } catch (const Error& e) {
+    if (e.kind != kind) return std::string("another kind of error: ") + e.what();
+    return e.what();
+  }
+  return "no error";
+}
+
+// An empty directory of its own, removed with all that is in it.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    std::string name = (std::filesystem::temp_directory_path() / "stet-test-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make " + name);
+    path_ = name;
+  }
+  ~TemporaryDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
 
 }  // namespace stet::test

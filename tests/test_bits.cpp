@@ -1,5 +1,5 @@
 // The promise: the same bits whatever the chunking, the threads, the instruction set, the history.
-#include <random>
+#include <fmt/format.h>
 
 #include "stet/math.hpp"
 #include "support.hpp"
@@ -7,94 +7,237 @@
 namespace stet::test {
 namespace {
 
-const char* const kModels[] = {"models/gemma3-tiny", "models/gemma3-tiny-bf16", "models/gemma3-vision-tiny",
-                               "models/llama31-tiny", "models/llama32-tiny-bf16", "models/llama2-tiny-f16"};
-const char* const kPocket[] = {"pocket-gemma3", "pocket-llama3"};
-
-struct Subject {
-  std::string name, directory;
-};
-
-std::vector<Subject> subjects() {
-  std::vector<Subject> all;
-  for (const char* name : kModels) all.push_back({name, data_path(name)});
-  for (const char* name : kPocket) all.push_back({name, asset_path(name)});
-  return all;
-}
-
-// Tokens of a fixed pseudo-random sequence, below the vocabulary's size.
-std::vector<int32_t> tokens(const Model& m, size_t n, uint32_t seed = 1) {
-  std::mt19937 random(seed);
-  std::vector<int32_t> ids(n);
-  for (int32_t& id : ids) id = static_cast<int32_t>(random() % static_cast<uint32_t>(m.config().vocab_size));
-  return ids;
-}
-
-struct Outcome {
-  std::vector<float> logits;
-  std::vector<std::byte> kv;
-};
-
-void expect_same(const Outcome& a, const Outcome& b, const std::string& what) {
-  ASSERT_EQ(a.logits.size(), b.logits.size()) << what;
-  for (size_t i = 0; i < a.logits.size(); ++i) {
-    ASSERT_EQ(std::memcmp(&a.logits[i], &b.logits[i], 4), 0) << what << ": logit " << i;
-  }
-  ASSERT_EQ(a.kv.size(), b.kv.size()) << what;
-  for (size_t i = 0; i < a.kv.size(); ++i) ASSERT_EQ(a.kv[i], b.kv[i]) << what << ": KV byte " << i;
-}
-
-Outcome run(const std::shared_ptr<const Model>& m, std::span<const int32_t> ids, const SessionOptions& options) {
-  Session s(m, options);
-  Outcome o;
-  o.logits = all_logits(s, ids);
-  o.kv = kv_bytes(s.kv());
-  return o;
-}
+// Three windows (or three blocks, where the window is wider or there is none) and two positions.
+constexpr size_t kLength = 3 * 64 + 2;
 
 class Bits : public testing::TestWithParam<Subject> {
  protected:
   std::shared_ptr<const Model> m = model(GetParam().directory);
-  size_t window() const {
-    int64_t widest = 8;
-    for (int64_t w : m->config().window) {
-      if (w < 512) widest = std::max(widest, w);
+  const std::vector<int32_t> ids = random_tokens(*m, kLength);
+
+  // Logits of every position, and the session that has processed them.
+  struct Run {
+    Session session;
+    std::vector<float> logits;
+  };
+  Run run(std::span<const int32_t> prompt, const SessionOptions& o) const {
+    Run r{Session(m, o), {}};
+    r.logits = all_logits(r.session, prompt);
+    return r;
+  }
+  static void expect_same(Run a, Run& b, const std::string& what) {
+    EXPECT_TRUE(same_bytes(a.logits, b.logits)) << what;
+    EXPECT_TRUE(same_state(a.session, b.session)) << what;
+  }
+
+  // Lengths on and around the boundaries of blocks and of this model's windows.
+  std::vector<int64_t> boundaries() const {
+    std::vector<int64_t> steps = {kBlockPositions};
+    for (int64_t window : m->config().window) {
+      if (window > 0 && window < kBlockPositions) steps.push_back(window);
     }
-    return static_cast<size_t>(widest);
+    std::vector<int64_t> all = {0};
+    for (int64_t step : steps) {
+      for (int64_t at = step; at <= 3 * step; at += step) all.insert(all.end(), {at - 1, at, at + 1});
+    }
+    std::sort(all.begin(), all.end(), std::greater<>());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    return all;
   }
 };
 
 TEST_P(Bits, ChunkingDoesNotMatter) {
-  const auto ids = tokens(*m, 200);
-  const Outcome whole = run(m, ids, options(1));
+  Run whole = run(ids, options(1));
   for (int64_t chunk : {1, 2, 7, 63, 64, 65}) {
-    expect_same(run(m, ids, options(1, "", chunk)), whole, "chunk " + std::to_string(chunk));
+    expect_same(run(ids, options(1, "", chunk)), whole, "chunk " + std::to_string(chunk));
   }
 }
 
+TEST_P(Bits, RandomChunkingDoesNotMatter) {
+  Run whole = run(ids, options(1));
+  std::mt19937 random(7);
+  for (int i = 0; i < 12; ++i) {
+    Run parts{Session(m, options(1 + i % 2, "", 1 + random() % 90)), {}};
+    std::string what = "appended";
+    for (size_t at = 0; at < ids.size();) {
+      const size_t n = std::min<size_t>(1 + random() % (i % 3 == 0 ? 9 : 130), ids.size() - at);
+      const std::vector<float> logits = all_logits(parts.session, std::span(ids).subspan(at, n));
+      parts.logits.insert(parts.logits.end(), logits.begin(), logits.end());
+      what += fmt::format(" {}", n);
+      at += n;
+    }
+    what += ", chunk " + std::to_string(parts.session.compute().chunk);
+    expect_same(std::move(parts), whole, what);
+  }
+}
+
+// More threads than processors are slow where every token waits for all of them: fewer tokens one by one.
 TEST_P(Bits, ThreadsDoNotMatter) {
-  const auto ids = tokens(*m, 150);
-  const Outcome one = run(m, ids, options(1));
+  Run one = run(ids, options(1));
+  const auto few = std::span(ids).first(20);
+  Run few_by_one = run(few, options(1, "", 1));
   for (int threads : {2, 3, 5}) {
-    expect_same(run(m, ids, options(threads)), one, std::to_string(threads) + " threads");
-    expect_same(run(m, ids, options(threads, "", 1)), one, std::to_string(threads) + " threads, token by token");
+    const std::string what = std::to_string(threads) + " threads";
+    expect_same(run(ids, options(threads)), one, what);
+    expect_same(run(ids, options(threads, "", 63)), one, what + ", chunk 63");
+    expect_same(run(few, options(threads, "", 1)), few_by_one, what + ", token by token");
+  }
+}
+
+// The split of a single query's blocks among threads, with several blocks to split.
+TEST_P(Bits, ThreadsDoNotMatterToADeepToken) {
+  Run one = run(ids, options(1));
+  for (int threads : {2, 3, 5}) {
+    Run r = run(std::span(ids).first(kLength - 4), options(threads));
+    ComputeOptions c = r.session.compute();
+    c.chunk = 1;
+    r.session.set_compute(c);
+    const std::vector<float> rest = all_logits(r.session, std::span(ids).last(4));
+    r.logits.insert(r.logits.end(), rest.begin(), rest.end());
+    expect_same(std::move(r), one, std::to_string(threads) + " threads");
   }
 }
 
 TEST_P(Bits, InstructionSetDoesNotMatter) {
-  const auto ids = tokens(*m, 100);
-  const Outcome portable = run(m, ids, options(2, "portable"));
+  const auto part = std::span(ids).first(100);
+  Run portable = run(part, options(2, "portable"));
   for (const char* const* isa = kernel_names(); *isa != nullptr; ++isa) {
-    expect_same(run(m, ids, options(2, *isa)), portable, *isa);
-    expect_same(run(m, ids, options(2, *isa, 1)), portable, std::string(*isa) + ", token by token");
+    expect_same(run(part, options(2, *isa)), portable, *isa);
+    expect_same(run(part, options(1, *isa, 1)), portable, std::string(*isa) + ", token by token");
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Bits, testing::ValuesIn(subjects()), [](const auto& info) {
-  std::string name = info.param.name.substr(info.param.name.find('/') + 1);
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-});
+// Every prompt length, against a session that takes one token at a time.
+TEST_P(Bits, EveryPromptLengthEqualsTokenByToken) {
+  Session stepping(m, options(1));
+  for (size_t n = 1; n <= kLength; ++n) {
+    stepping.append({&ids[n - 1], 1});
+    Session at_once(m, options(1));
+    at_once.append(std::span(ids).first(n));
+    ASSERT_TRUE(same_state(at_once, stepping)) << "prompt of " << n;
+  }
+}
+
+TEST_P(Bits, RewoundAndContinuedEqualsUnbroken) {
+  Session unbroken(m, options(1));
+  unbroken.append(ids);
+  Session wandering(m, options(1));
+  wandering.append(ids);
+  const std::vector<int32_t> others = random_tokens(*m, 70, 2);
+  for (int64_t to : boundaries()) {
+    wandering.rewind(to);
+    Session fresh(m, options(1));
+    fresh.append(std::span(ids).first(static_cast<size_t>(to)));
+    ASSERT_TRUE(same_state(wandering, fresh)) << "rewound to " << to;
+    wandering.append(others);  // another continuation leaves no trace
+    wandering.rewind(to);
+    wandering.append(std::span(ids).subspan(static_cast<size_t>(to)));
+    ASSERT_TRUE(same_state(wandering, unbroken)) << "continued from " << to;
+  }
+}
+
+// Asking for the logits after a rewind computes them and nothing else.
+TEST_P(Bits, LogitsAfterRewindLeaveKeysAndValuesAlone) {
+  Session s(m, options(1));
+  s.append(ids);
+  for (int64_t to : {int64_t{130}, int64_t{129}, int64_t{128}, int64_t{65}, int64_t{1}}) {
+    s.rewind(to);
+    const std::byte* before = s.kv().block((to - 1) / kBlockPositions);
+    const std::vector<std::byte> bytes = kv_bytes(s.kv());
+    ASSERT_EQ(s.logits().size(), static_cast<size_t>(m->config().vocab_size));
+    ASSERT_EQ(s.kv().block((to - 1) / kBlockPositions), before) << to;
+    ASSERT_EQ(kv_bytes(s.kv()), bytes) << to;
+  }
+  s.rewind(0);
+  EXPECT_TRUE(s.logits().empty());
+}
+
+TEST_P(Bits, ForkEqualsUnbrokenWhicheverSideGoesOn) {
+  Session unbroken(m, options(1));
+  unbroken.append(ids);
+  const std::vector<int32_t> others = random_tokens(*m, kLength, 3);
+  for (int64_t at : {int64_t{1}, int64_t{63}, int64_t{64}, int64_t{65}, int64_t{100}, int64_t{128}}) {
+    const auto head = std::span(ids).first(static_cast<size_t>(at)), tail = std::span(ids).subspan(head.size());
+    const auto other = std::span(others).subspan(head.size());
+    Session original(m, options(1));
+    original.append(head);
+    Session with_other(m, options(1));
+    with_other.append(head);
+    with_other.append(other);
+
+    Session changed = original.fork();  // the fork is changed, the original goes on
+    Session kept = original.fork();
+    changed.append(other);
+    changed.rewind(at / 2);
+    original.append(tail);
+    ASSERT_TRUE(same_state(original, unbroken)) << "fork at " << at;
+    original.rewind(at / 2);            // the original is changed, a fork goes on
+    original.append(other);
+    kept.append(other);
+    ASSERT_TRUE(same_state(kept, with_other)) << "fork at " << at;
+  }
+}
+
+class BitsOfKvType : public testing::TestWithParam<std::tuple<Subject, KvType>> {};
+
+// Chunks, threads, instruction sets and history under a narrower type of keys and values.
+TEST_P(BitsOfKvType, NothingMatters) {
+  const auto m = model(std::get<0>(GetParam()).directory);
+  const auto ids = random_tokens(*m, 150);
+  const auto with = [&](int threads, const std::string& isa, int64_t chunk) {
+    SessionOptions o = options(threads, isa, chunk);
+    o.kv_type = std::get<1>(GetParam());
+    return Session(m, o);
+  };
+  Session whole = with(1, "", 512);
+  const std::vector<float> logits = all_logits(whole, ids);
+  for (int64_t chunk : {1, 7, 64, 65}) {
+    Session s = with(1 + static_cast<int>(chunk % 2), "", chunk);
+    EXPECT_TRUE(same_bytes(all_logits(s, ids), logits)) << "chunk " << chunk;
+    EXPECT_TRUE(same_state(s, whole)) << "chunk " << chunk;
+    s.rewind(100);
+    Session other = s.fork();
+    other.append(ids);
+    s.append(std::span(ids).subspan(100));
+    EXPECT_TRUE(same_state(s, whole)) << "rewound and forked, chunk " << chunk;
+  }
+  for (const char* const* isa = kernel_names(); *isa != nullptr; ++isa) {
+    Session s = with(2, *isa, 70);
+    EXPECT_TRUE(same_bytes(all_logits(s, ids), logits)) << *isa;
+    EXPECT_TRUE(same_state(s, whole)) << *isa;
+  }
+}
+
+// Keys and values of the first layer do not depend on attention: they are those of the f32 cache, rounded once.
+TEST_P(BitsOfKvType, RoundedOnceWhenWritten) {
+  const auto m = model(std::get<0>(GetParam()).directory);
+  const KvType type = std::get<1>(GetParam());
+  const auto ids = random_tokens(*m, 70);
+  SessionOptions o = options(1);
+  Session wide(m, o);
+  o.kv_type = type;
+  Session narrow(m, o);
+  wide.append(ids);
+  narrow.append(ids);
+  const KvShape &from = wide.kv().shape(), &to = narrow.kv().shape();
+  for (int64_t block = 0; block < wide.kv().blocks(); ++block) {
+    const float* exact = reinterpret_cast<const float*>(wide.kv().block(block) + from.k_offset(0, 0));
+    const uint16_t* rounded = reinterpret_cast<const uint16_t*>(narrow.kv().block(block) + to.k_offset(0, 0));
+    const size_t layer = static_cast<size_t>(from.kv_heads * from.head_dim * kBlockPositions * 2);
+    for (size_t i = 0; i < layer; ++i) {
+      const uint16_t expected = type == KvType::bf16 ? round_bf16(exact[i]) : round_f16(exact[i]);
+      ASSERT_EQ(rounded[i], expected) << "block " << block << " element " << i;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Bits, testing::ValuesIn(subjects()), subject_name);
+INSTANTIATE_TEST_SUITE_P(Models, BitsOfKvType,
+                         testing::Combine(testing::ValuesIn(subjects()), testing::Values(KvType::bf16, KvType::f16)),
+                         [](const auto& info) {
+                           const testing::TestParamInfo<Subject> subject(std::get<0>(info.param), info.index);
+                           return subject_name(subject) + "_" + kv_type_name(std::get<1>(info.param));
+                         });
 
 }  // namespace
 }  // namespace stet::test

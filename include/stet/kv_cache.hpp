@@ -39,7 +39,8 @@ class BlockPool;
 
 class KvCache {
  public:
-  // Reserves address space for `capacity` positions at once; memory is taken as blocks are first written.
+  // Reserves address space for `capacity` positions at once; memory is taken as blocks are first written. Throws
+  // a capacity Error when there is not that much.
   KvCache(const KvShape& shape, int64_t capacity);
   // Shares all blocks with `other`; whoever writes first copies. The pool of memory is not shared.
   KvCache(const KvCache& other);
@@ -59,19 +60,22 @@ class KvCache {
   void set_visible(int64_t index, uint64_t bits) { visible_[static_cast<size_t>(index)] = bits; }
 
   // Makes room for `count` more positions: their blocks exist, belong to this cache alone and may be written
-  // through writable(). A capacity Error changes nothing. commit() then makes the positions part of the cache.
+  // through writable(). A capacity Error changes nothing. commit() then makes the positions part of the cache,
+  // some at a time; until all are, the cache may not be copied.
   void prepare(int64_t count);
   std::byte* writable(int64_t index) { return blocks_[static_cast<size_t>(index)].get(); }
   void commit(int64_t count) { size_ += count; }
-  // Drops positions size .. end and zeroes their slots.
+  bool pending() const { return prepared_ != size_; }  // positions were prepared and are not committed
+  // Drops positions size .. end, those prepared included, and zeroes their slots.
   void truncate(int64_t size);
 
  private:
   std::shared_ptr<std::byte> fresh_block();
   void own_block(int64_t index);
+  void drop_blocks(int64_t kept);
 
   KvShape shape_;
-  int64_t capacity_ = 0, size_ = 0;
+  int64_t capacity_ = 0, size_ = 0, prepared_ = 0;
   std::shared_ptr<BlockPool> pool_;
   std::vector<std::shared_ptr<std::byte>> blocks_;
   std::vector<uint64_t> visible_;

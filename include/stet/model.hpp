@@ -46,7 +46,7 @@ class Model {
   // Scratch memory for a pass of up to `rows` tokens on `threads` threads; give it back when done, so that the
   // next pass need not allocate. Nothing in it outlives a pass.
   std::unique_ptr<Workspace> take_workspace(size_t rows, int threads) const;
-  void give_workspace(std::unique_ptr<Workspace> workspace) const;
+  void give_workspace(std::unique_ptr<Workspace> workspace) const noexcept;
 
  protected:
   explicit Model(ModelConfig config) : config_(std::move(config)) {}

@@ -34,6 +34,8 @@ struct GenerationState {
   std::string stream;                     // TextStream::state of an open reply
   std::string held;                       // StopMatcher::pending of an open reply
 
+  // Forgets what lies at or after a position: later turns, the end of a turn that is cut, text held back by it.
+  void rewind(int64_t size);
   bool operator==(const GenerationState&) const = default;
 };
 
@@ -69,13 +71,14 @@ class Session {
 
   // Tokens go through the model after those already there. Throws an argument Error for an id outside the
   // vocabulary and a capacity Error when they do not fit; either leaves the session as it was. With sinks, every
-  // row is handed out; an exception that a sink throws leaves the session as it was, too.
+  // row is handed out; an exception that a sink throws leaves the session as it was, too. A sink may read tokens()
+  // and kv() (the chunks before its own); changing, copying or asking logits of the session is an argument Error.
   void append(std::span<const int32_t> ids, const LogitSink& logits = nullptr, const HiddenSink& hidden = nullptr,
               const Progress& progress = nullptr);
   // Drops all tokens from position `size` on. Exact: what follows is as if they had never been.
   void rewind(int64_t size);
   // A second session that shares every full block with this one and goes its own way.
-  Session fork() const { return *this; }
+  Session fork() const;
   Session(Session&&) noexcept = default;
   Session& operator=(Session&&) noexcept = default;
 
@@ -83,7 +86,7 @@ class Session {
   int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
   int64_t capacity() const { return kv_.capacity(); }
   // Logits that follow the last token, [vocab_size]; empty when there are no tokens. After a rewind they are
-  // computed here, by processing the last token again.
+  // computed here, by processing the last token again; keys and values stay as they are.
   std::span<const float> logits();
 
   GenerationState& generation() { return generation_; }
@@ -98,9 +101,9 @@ class Session {
  private:
   friend class Snapshot;
   Session(const Session&) = default;  // fork() is the only copy
-  void run(std::span<const int32_t> ids, const LogitSink& logits, const HiddenSink& hidden, const Progress& progress);
   void run_chunk(std::span<const int32_t> ids, Workspace& w, const LogitSink& logits, const HiddenSink& hidden,
                  bool want_last);
+  void refuse_in_sink(const char* call) const;
 
   std::shared_ptr<const Model> model_;
   ComputeOptions compute_;        // how, not what

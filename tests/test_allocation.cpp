@@ -1,0 +1,113 @@
+// What the token path takes from the heap, counted and made to fail through operator new.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "support.hpp"
+
+namespace {
+
+std::atomic<int64_t> allocations{0};
+std::atomic<int64_t> allocations_left{-1};  // the one after so many fails; negative: none does
+
+void* allocate(size_t bytes) {
+  ++allocations;
+  if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc();
+  if (void* p = std::malloc(bytes == 0 ? 1 : bytes)) return p;
+  throw std::bad_alloc();
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) { return allocate(bytes); }
+void* operator new[](size_t bytes) { return allocate(bytes); }
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete[](void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+void operator delete[](void* p, size_t) noexcept { std::free(p); }
+
+namespace stet::test {
+namespace {
+
+class Allocation : public testing::TestWithParam<int> {
+ protected:
+  std::shared_ptr<const Model> m = model(data_path("models/gemma3-tiny-bf16"));
+  const std::vector<int32_t> ids = random_tokens(*m, 300);
+};
+
+// After the first token of a session the only allocation is the bookkeeping of a new block, once in 64 tokens.
+TEST_P(Allocation, ATokenAllocatesNothing) {
+  Session s(m, options(GetParam()));
+  s.append(std::span(ids).first(60));
+  for (size_t i = 60; i < 200; ++i) {
+    const int64_t before = allocations;
+    s.append({&ids[i], 1});
+    s.logits();
+    EXPECT_EQ(allocations - before, i % 64 == 0 ? 1 : 0) << "token " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, Allocation, testing::Values(1, 2), testing::PrintToStringParamName());
+
+// Every allocation of every call is made to fail in turn: the session is what it was, and works afterwards.
+class FailingAllocation : public Allocation {
+ protected:
+  template <class Call>
+  void sweep(const Session& start, Session& expected, Call call) {
+    int failures = 0;
+    for (int64_t n = 0;; ++n) {
+      Session s = start.fork(), before = start.fork();
+      bool failed = false;
+      allocations_left = n;
+      try {
+        call(s);
+      } catch (const std::bad_alloc&) {
+        failed = true;
+      } catch (const Error&) {
+        failed = true;  // the arena of a fork, reported as what did not fit
+      }
+      allocations_left = -1;
+      if (!failed) {
+        ASSERT_TRUE(same_state(s, expected));
+        break;
+      }
+      ++failures;
+      ASSERT_TRUE(same_state(s, before)) << "allocation " << n;
+      call(s);
+      ASSERT_TRUE(same_state(s, expected)) << "after allocation " << n;
+    }
+    EXPECT_GT(failures, 0);
+  }
+};
+
+TEST_P(FailingAllocation, OfAppendChangesNothing) {
+  for (size_t size : {1u, 64u, 100u, 128u}) {
+    Session start(m, options(1, "", 50)), whole(m, options(1));
+    start.append(std::span(ids).first(size));
+    whole.append(ids);
+    sweep(start, whole, [&](Session& s) { s.append(std::span(ids).subspan(size)); });
+  }
+}
+
+TEST_P(FailingAllocation, OfRewindChangesNothing) {
+  Session start(m, options(1)), whole(m, options(1));
+  start.append(ids);
+  whole.append(std::span(ids).first(290));
+  sweep(start, whole, [&](Session& s) { s.rewind(290); });
+}
+
+// The last token is worked out again: a failure must not leave the session without it.
+TEST_P(FailingAllocation, OfLogitsChangesNothing) {
+  for (int64_t size : {64, 65, 130}) {
+    Session start(m, options(1)), whole(m, options(1));
+    start.append(ids);
+    start.rewind(size);
+    whole.append(std::span(ids).first(static_cast<size_t>(size)));
+    sweep(start, whole, [](Session& s) { s.logits(); });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sessions, FailingAllocation, testing::Values(1));
+
+}  // namespace
+}  // namespace stet::test

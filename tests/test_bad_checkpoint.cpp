@@ -1,0 +1,315 @@
+// Checkpoints with something wrong: each is one line of error that names file, field, what was expected and
+// what was found.
+#include <fmt/format.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "support.hpp"
+
+namespace stet::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+// A copy of a small checkpoint, to be damaged. In expected texts "@" stands for its directory.
+class BadCheckpoint : public testing::Test {
+ protected:
+  explicit BadCheckpoint(const std::string& name = "llama31-tiny") {
+    for (const char* file : {"config.json", "model.safetensors"}) {
+      fs::copy_file(data_path("models/" + name + "/" + file), path(file));
+      fs::permissions(path(file), fs::perms::owner_write, fs::perm_options::add);
+    }
+  }
+
+  std::string path(const std::string& file) const { return directory_.path() + "/" + file; }
+  void write(const std::string& file, const std::string& text) const { std::ofstream(path(file)) << text; }
+  void config(const std::function<void(Json&)>& change) const {
+    std::ifstream in(data_path("models/" + source() + "/config.json"));
+    Json json = Json::parse(in);
+    change(json);
+    write("config.json", json.dump());
+  }
+  virtual std::string source() const { return "llama31-tiny"; }
+
+  // Writes model.safetensors anew, each tensor as `change` leaves it; one that it names "" is left out.
+  struct Tensor {
+    TensorSpec spec;
+    std::vector<std::byte> bytes;
+  };
+  void tensors(const std::function<void(Tensor&)>& change) const {
+    const Golden original(data_path("models/" + source() + "/model.safetensors"));
+    std::vector<Tensor> all;
+    for (const TensorView& view : original.all()) {
+      Tensor t{{view.name, view.dtype, view.shape}, {view.bytes.begin(), view.bytes.end()}};
+      change(t);
+      if (!t.spec.name.empty()) all.push_back(std::move(t));
+    }
+    std::vector<TensorSpec> specs;
+    for (const Tensor& t : all) specs.push_back(t.spec);
+    SafeTensorsWriter writer(path("model.safetensors"), specs);
+    for (const Tensor& t : all) writer.write(t.bytes);
+    writer.commit();
+  }
+
+  std::string error(ErrorKind kind) const {
+    std::string text = error_of([&] { Model::load(directory_.path(), 1); }, kind);
+    EXPECT_EQ(text.find('\n'), std::string::npos);
+    const std::string& name = directory_.path();  // the path that errors begin with
+    return text.starts_with(name) ? fmt::format("@{}", text.substr(name.size())) : text;
+  }
+  std::string config_error(ErrorKind kind, const std::function<void(Json&)>& change) const {
+    config(change);
+    return error(kind);
+  }
+  // Sets one field of config.json.
+  std::string field_error(const char* field, const Json& value) const {
+    return config_error(ErrorKind::format, [&](Json& j) { j[field] = value; });
+  }
+
+  TemporaryDirectory directory_;
+};
+
+class BadGemma : public BadCheckpoint {
+ protected:
+  BadGemma() : BadCheckpoint("gemma3-tiny") {}
+  std::string source() const override { return "gemma3-tiny"; }
+};
+
+TEST_F(BadCheckpoint, TheCopyItselfLoads) {
+  tensors([](Tensor&) {});
+  config([](Json&) {});
+  EXPECT_EQ(error(ErrorKind::io), "no error");
+}
+
+// ---- files ----
+
+TEST_F(BadCheckpoint, MissingFiles) {
+  fs::remove(path("model.safetensors"));
+  EXPECT_EQ(error(ErrorKind::io), "@: expected model.safetensors or model.safetensors.index.json in it, found neither");
+  fs::remove(path("config.json"));
+  EXPECT_EQ(error(ErrorKind::io), "@/config.json: expected a readable file, found No such file or directory");
+  fs::remove(directory_.path());
+  EXPECT_EQ(error(ErrorKind::io), "@/config.json: expected a readable file, found No such file or directory");
+}
+
+TEST_F(BadCheckpoint, AFileInsteadOfADirectory) {
+  EXPECT_EQ(error_of([&] { Model::load(path("config.json"), 1); }, ErrorKind::io),
+            path("config.json") + "/config.json: expected a readable file, found Not a directory");
+}
+
+TEST_F(BadCheckpoint, TruncatedWeights) {
+  const size_t size = fs::file_size(path("model.safetensors"));
+  std::ifstream in(path("model.safetensors"), std::ios::binary);
+  uint64_t header = 0;
+  in.read(reinterpret_cast<char*>(&header), sizeof header);
+  const auto cut = [&](size_t bytes) {
+    fs::resize_file(path("model.safetensors"), bytes);
+    return error(ErrorKind::format);
+  };
+  const std::string short_data = cut(size - 1);
+  EXPECT_EQ(short_data.rfind("@/model.safetensors: ", 0), 0u) << short_data;
+  const std::string range = fmt::format("data_offsets: expected a range within {} bytes of data, found [", size - 9 - header);
+  EXPECT_NE(short_data.find(range), std::string::npos) << short_data;
+  EXPECT_EQ(cut(8 + header - 1),
+            fmt::format("@/model.safetensors: header: expected {} bytes at offset 8, found {} before the end", header,
+                        header - 1));
+  EXPECT_EQ(cut(7), "@/model.safetensors: header length: expected 8 bytes at offset 0, found 7 before the end");
+  EXPECT_EQ(cut(0), "@/model.safetensors: expected a file with content, found 0 bytes");
+}
+
+TEST_F(BadCheckpoint, EveryTruncationOfTheHeaderIsAnError) {
+  std::ifstream in(path("model.safetensors"), std::ios::binary);
+  uint64_t header = 0;
+  in.read(reinterpret_cast<char*>(&header), sizeof header);
+  for (size_t size = 8 + header + 4; size-- > 0;) {
+    fs::resize_file(path("model.safetensors"), size);
+    ASSERT_EQ(error(ErrorKind::format).rfind("@/model.safetensors: ", 0), 0u) << size;
+  }
+}
+
+// ---- config.json ----
+
+TEST_F(BadCheckpoint, ConfigIsNoJson) {
+  write("config.json", "{\"vocab_size\": ");
+  EXPECT_EQ(error(ErrorKind::format), "@/config.json: line 1, column 15: expected valid JSON, found the end of the text");
+  write("config.json", "[1, 2]");
+  EXPECT_EQ(error(ErrorKind::format), "@/config.json: expected a JSON object, found an array");
+  write("config.json", "");
+  EXPECT_EQ(error(ErrorKind::format), "@/config.json: line 1, column 1: expected valid JSON, found the end of the text");
+}
+
+TEST_F(BadCheckpoint, NotANumber) {
+  write("config.json", "{\"rms_norm_eps\": NaN}");
+  EXPECT_EQ(error(ErrorKind::format), "@/config.json: line 1, column 18: expected valid JSON, found '\"rms_norm_eps\": N'");
+  write("config.json", "{\"rms_norm_eps\": 1e999}");
+  EXPECT_EQ(error(ErrorKind::format),
+            "@/config.json: line 1, column 22: expected a number that fits a double, found '1e999'");
+}
+
+TEST_F(BadCheckpoint, UnknownArchitecture) {
+  EXPECT_EQ(config_error(ErrorKind::unsupported, [](Json& j) { j["architectures"] = {"BertModel"}; }),
+            "@/config.json: architectures: expected one of Gemma3ForCausalLM, Gemma3ForConditionalGeneration, "
+            "LlamaForCausalLM, found BertModel");
+  EXPECT_EQ(config_error(ErrorKind::unsupported, [](Json& j) { j.erase("architectures"); j["model_type"] = "bert"; }),
+            "@/config.json: model_type: expected one of Gemma3ForCausalLM, Gemma3ForConditionalGeneration, "
+            "LlamaForCausalLM, found bert");
+  EXPECT_EQ(config_error(ErrorKind::unsupported, [](Json& j) { j.erase("architectures"); j.erase("model_type"); }),
+            "@/config.json: model_type: expected one of Gemma3ForCausalLM, Gemma3ForConditionalGeneration, "
+            "LlamaForCausalLM, found nothing");
+}
+
+TEST_F(BadCheckpoint, AbsurdSizes) {
+  EXPECT_EQ(field_error("num_attention_heads", 0),
+            "@/config.json: num_attention_heads: expected an integer in 1..1024, found 0");
+  EXPECT_EQ(field_error("num_hidden_layers", int64_t{1} << 40),
+            "@/config.json: num_hidden_layers: expected an integer in 1..1024, found 1099511627776");
+  EXPECT_EQ(field_error("vocab_size", -1), "@/config.json: vocab_size: expected an integer in 1..1048576, found -1");
+  EXPECT_EQ(field_error("vocab_size", 1e300),
+            "@/config.json: vocab_size: expected an integer in 1..1048576, found 1e+300");
+  EXPECT_EQ(field_error("hidden_size", nullptr),
+            "@/config.json: hidden_size: expected an integer in 1..1048576, found nothing");
+  EXPECT_EQ(field_error("hidden_size", 64.5),
+            "@/config.json: hidden_size: expected an integer in 1..1048576, found 64.5");
+  EXPECT_EQ(field_error("intermediate_size", "176"),
+            "@/config.json: intermediate_size: expected an integer in 1..1048576, found \"176\"");
+  EXPECT_EQ(field_error("max_position_embeddings", 0),
+            "@/config.json: max_position_embeddings: expected an integer in 1..16777216, found 0");
+  EXPECT_EQ(field_error("head_dim", 7), "@/config.json: head_dim: expected an even number, found 7");
+  EXPECT_EQ(field_error("num_key_value_heads", 3),
+            "@/config.json: num_key_value_heads: expected a divisor of num_attention_heads 8, found 3");
+  EXPECT_EQ(field_error("num_key_value_heads", 9),
+            "@/config.json: num_key_value_heads: expected an integer in 1..8, found 9");
+  EXPECT_EQ(field_error("hidden_size", 63),
+            "@/config.json: hidden_size: expected a multiple of num_attention_heads 8, found 63");
+}
+
+TEST_F(BadCheckpoint, UnknownRopeType) {
+  const char* const expected = "@/config.json: rope_scaling.rope_type: expected default, linear or llama3, found yarn";
+  EXPECT_EQ(config_error(ErrorKind::unsupported, [](Json& j) { j["rope_scaling"]["rope_type"] = "yarn"; }), expected);
+  EXPECT_EQ(config_error(ErrorKind::format, [](Json& j) { j["rope_scaling"].erase("factor"); }),
+            "@/config.json: rope_scaling.factor: expected a number in 1e-06..1000000.0, found nothing");
+  EXPECT_EQ(config_error(ErrorKind::format, [](Json& j) { j["rope_scaling"]["high_freq_factor"] = 0.5; }),
+            "@/config.json: rope_scaling.high_freq_factor: expected a number above low_freq_factor, found 0.5");
+  EXPECT_EQ(field_error("rope_theta", 0), "@/config.json: rope_theta: expected a number in 1.0..1000000000000.0, found 0");
+}
+
+TEST_F(BadCheckpoint, UnknownActivation) {
+  EXPECT_EQ(config_error(ErrorKind::unsupported, [](Json& j) { j["hidden_act"] = "relu"; }),
+            "@/config.json: hidden_act: expected silu, found relu");
+}
+
+TEST_F(BadCheckpoint, StopTokensOutsideTheVocabulary) {
+  EXPECT_EQ(field_error("eos_token_id", 320), "@/config.json: eos_token_id: expected an integer in 0..319, found 320");
+  EXPECT_EQ(field_error("eos_token_id", {1, -1}),
+            "@/config.json: eos_token_id[1]: expected an integer in 0..319, found -1");
+}
+
+TEST_F(BadGemma, LayerTypes) {
+  EXPECT_EQ(field_error("layer_types", {"full_attention", "sliding_attention"}),
+            "@/config.json: layer_types: expected one entry for each of 7 layers, found an array");
+  EXPECT_EQ(config_error(ErrorKind::unsupported,
+                         [](Json& j) { j["layer_types"] = std::vector<std::string>(7, "chunked_attention"); }),
+            "@/config.json: layer_types: expected sliding_attention or full_attention, found chunked_attention");
+  EXPECT_EQ(field_error("sliding_window", 0),
+            "@/config.json: sliding_window: expected an integer in 1..4294967296, found 0");
+  EXPECT_EQ(field_error("sliding_window_pattern", 0),
+            "@/config.json: sliding_window_pattern: expected an integer in 1..1024, found 0");
+}
+
+// The multimodal layout names stop tokens at the top, or in the text part alone.
+TEST_F(BadGemma, StopTokensOfANestedConfig) {
+  const Json text = {{"model_type", "gemma3_text"}, {"eos_token_id", 3}};
+  Json whole = {{"architectures", {"Gemma3ForConditionalGeneration"}}, {"text_config", text}};
+  EXPECT_EQ(parse_model_config(whole.dump(), "config.json").eos_ids, std::vector<int32_t>{3});
+  whole["eos_token_id"] = {1, 106};
+  EXPECT_EQ(parse_model_config(whole.dump(), "config.json").eos_ids, (std::vector<int32_t>{1, 106}));
+}
+
+// ---- generation_config.json ----
+
+TEST_F(BadCheckpoint, GenerationConfig) {
+  const auto generation = [&](const std::string& text) {
+    write("generation_config.json", text);
+    return error(ErrorKind::format);
+  };
+  const std::string file = "@/generation_config.json: ";
+  EXPECT_EQ(generation("{\"temperature\": -1}"),
+            file + "temperature: expected a number in 0.0..1000000.0, found -1");
+  EXPECT_EQ(generation("{\"top_p\": 1.5}"), file + "top_p: expected a number in 0.0..1.0, found 1.5");
+  EXPECT_EQ(generation("{\"top_k\": -3}"), file + "top_k: expected an integer in 0..2147483648, found -3");
+  EXPECT_EQ(generation("{\"repetition_penalty\": 0}"),
+            file + "repetition_penalty: expected a number in 1e-06..1000000.0, found 0");
+  EXPECT_EQ(generation("{\"do_sample\": 1}"), file + "do_sample: expected true or false, found 1");
+  EXPECT_EQ(generation("{\"eos_token_id\": [2, 999]}"),
+            file + "eos_token_id[1]: expected an integer in 0..319, found 999");
+  EXPECT_EQ(generation("nonsense"), file + "line 1, column 2: expected valid JSON, found 'no'");
+}
+
+TEST_F(BadCheckpoint, GenerationConfigThatIsABrokenLink) {
+  fs::create_symlink("nowhere.json", path("generation_config.json"));
+  EXPECT_EQ(error(ErrorKind::io), "@/generation_config.json: expected a readable file, found No such file or directory");
+}
+
+// ---- tensors ----
+
+TEST_F(BadCheckpoint, MissingTensor) {
+  tensors([](Tensor& t) {
+    if (t.spec.name == "model.layers.2.mlp.up_proj.weight") t.spec.name.clear();
+  });
+  EXPECT_EQ(error(ErrorKind::format),
+            "@/model.safetensors: model.layers.2.mlp.up_proj.weight: expected F32, BF16 or F16 [176, 64], found nothing");
+}
+
+TEST_F(BadCheckpoint, MissingEmbeddingsAndHead) {
+  tensors([](Tensor& t) {
+    if (t.spec.name == "lm_head.weight") t.spec.name.clear();
+  });
+  EXPECT_EQ(error(ErrorKind::format),
+            "@/model.safetensors: lm_head.weight: expected F32, BF16 or F16 [320, 64], found nothing");
+  tensors([](Tensor& t) {
+    if (t.spec.name == "model.embed_tokens.weight") t.spec.name.clear();
+  });
+  EXPECT_EQ(error(ErrorKind::format),
+            "@/model.safetensors: model.embed_tokens.weight: expected a tensor of that name, found none");
+}
+
+TEST_F(BadCheckpoint, WrongShape) {
+  tensors([](Tensor& t) {
+    if (t.spec.name == "model.layers.0.self_attn.k_proj.weight") std::swap(t.spec.shape[0], t.spec.shape[1]);
+  });
+  EXPECT_EQ(error(ErrorKind::mismatch),
+            "@/model.safetensors: model.layers.0.self_attn.k_proj.weight: expected F32, BF16 or F16 [16, 64], "
+            "found F32 [64, 16]");
+}
+
+// More layers than there are tensors for: found at the first that is missing.
+TEST_F(BadCheckpoint, ConfigWithMoreLayersThanTheWeights) {
+  EXPECT_EQ(field_error("num_hidden_layers", 1024),
+            "@/model.safetensors: model.layers.4.input_layernorm.weight: expected F32, BF16 or F16 [64], found nothing");
+}
+
+TEST_F(BadCheckpoint, WrongDtype) {
+  tensors([](Tensor& t) {
+    if (t.spec.name != "model.norm.weight") return;
+    t.spec.dtype = DType::i64;
+    t.bytes.resize(64 * 8);
+  });
+  EXPECT_EQ(error(ErrorKind::unsupported),
+            "@/model.safetensors: model.norm.weight: expected F32, BF16 or F16 [64], found I64 [64]");
+}
+
+TEST_F(BadCheckpoint, MixedDtypesInOneMatrix) {
+  tensors([](Tensor& t) {
+    if (t.spec.name != "model.layers.1.self_attn.v_proj.weight") return;
+    t.spec.dtype = DType::bf16;
+    t.bytes.resize(t.bytes.size() / 2);
+  });
+  EXPECT_EQ(error(ErrorKind::unsupported),
+            "@/model.safetensors: model.layers.1.self_attn.v_proj.weight: expected dtype F32 like "
+            "model.layers.1.self_attn.q_proj.weight, found BF16");
+}
+
+}  // namespace
+}  // namespace stet::test
