@@ -133,7 +133,7 @@ TEST_F(BadCheckpoint, EveryTruncationOfTheHeaderIsAnError) {
 
 TEST_F(BadCheckpoint, ConfigIsNoJson) {
   write("config.json", "{\"vocab_size\": ");
-  EXPECT_EQ(error(ErrorKind::format), "@/config.json: line 1, column 15: expected valid JSON, found the end of the text");
+  EXPECT_EQ(error(ErrorKind::format), "@/config.json: line 1, column 16: expected valid JSON, found the end of the text");
   write("config.json", "[1, 2]");
   EXPECT_EQ(error(ErrorKind::format), "@/config.json: expected a JSON object, found an array");
   write("config.json", "");
