@@ -149,6 +149,18 @@ void Session::rewind(int64_t to) {
   kv_.truncate(to);
   tokens_.resize(static_cast<size_t>(to));
   logits_.clear();
+  rewind_turns(to);
+}
+
+// The turn that is cut may go on; what its reply held back is gone with its tokens.
+void Session::rewind_turns(int64_t to) {
+  std::vector<Turn>& turns = generation_.turns;
+  while (!turns.empty() && turns.back().prompt >= to) turns.pop_back();
+  generation_.stream.clear();
+  generation_.held.clear();
+  if (turns.empty() || turns.back().end <= to) return;
+  Turn& last = turns.back();
+  last = {last.prompt, std::min(last.reply, to), to, true};
 }
 
 std::span<const float> Session::logits() {

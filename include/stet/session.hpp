@@ -72,7 +72,8 @@ class Session {
   // row is handed out; an exception that a sink throws leaves the session as it was, too.
   void append(std::span<const int32_t> ids, const LogitSink& logits = nullptr, const HiddenSink& hidden = nullptr,
               const Progress& progress = nullptr);
-  // Drops all tokens from position `size` on. Exact: what follows is as if they had never been.
+  // Drops all tokens from position `size` on. Exact: what follows is as if they had never been. A turn that is cut
+  // is open again; text of its reply then begins at the next token.
   void rewind(int64_t size);
   // A second session that shares every full block with this one and goes its own way.
   Session fork() const { return *this; }
@@ -99,6 +100,7 @@ class Session {
   friend class Snapshot;
   Session(const Session&) = default;  // fork() is the only copy
   void run(std::span<const int32_t> ids, const LogitSink& logits, const HiddenSink& hidden, const Progress& progress);
+  void rewind_turns(int64_t to);
   void run_chunk(std::span<const int32_t> ids, Workspace& w, const LogitSink& logits, const HiddenSink& hidden,
                  bool want_last);
 
