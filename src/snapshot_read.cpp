@@ -44,18 +44,26 @@ void compare_config(Differences& differences, const std::string& there, const st
   for (const std::string& key : keys) differences.compare(printable(key, 40), value(a, key), value(b, key));
 }
 
-// Weights are told apart by group; one digest, of the whole model, is enough to see that they differ.
+// Weights that differ are named by group, with one digest over the whole model; a single group with its own.
 void compare_weights(Differences& differences, const SnapshotMeta& meta, const Model& model) {
-  std::string groups, whole;
-  for (const auto& [name, digest] : model.fingerprints()) {
-    if (name == "model") whole = digest_text(digest);
-    if (name == "model" || name == "config") continue;
-    const std::pair<std::string, std::string> entry(name, digest_text(digest));
-    const bool same = std::find(meta.fingerprints.begin(), meta.fingerprints.end(), entry) != meta.fingerprints.end();
-    if (!same) groups += (groups.empty() ? "" : "+") + name;
+  std::string groups;
+  const auto digest_there = [&](const std::string& name) {
+    for (const auto& [there, digest] : meta.fingerprints) {
+      if (there == name) return digest;
+    }
+    return std::string("none");
+  };
+  size_t count = 0;
+  std::string name, here;
+  for (const auto& [group, digest] : model.fingerprints()) {
+    if (group == "config" || group == "model" || digest_there(group) == digest_text(digest)) continue;
+    groups += (count++ == 0 ? "" : "+") + group;
+    name = group;
+    here = digest_text(digest);
   }
-  if (groups.empty() && meta.fingerprints.back().second != whole) groups = "model";
-  if (!groups.empty()) differences.compare(groups + " weights", meta.fingerprints.back().second, whole);
+  const std::string whole = digest_text(model.fingerprints().back().second);
+  if (count == 1) differences.compare(groups + " weights", digest_there(name), here);
+  else differences.compare((count == 0 ? "model" : groups + " weights"), digest_there("model"), whole);
 }
 
 template <class T>

@@ -15,7 +15,10 @@ struct Options {
 };
 
 // Nothing in it may drive a terminal: names come from the file.
-std::string cell(const Json& value) { return printable(value.is_string() ? value.get<std::string>() : dump(value), 400); }
+std::string cell(const Json& value) {
+  if (value.is_string()) return value.get<std::string>().empty() ? "none" : printable(value.get<std::string>(), 400);
+  return printable(dump(value), 400);
+}
 
 // "name value" of every field of one row.
 std::vector<std::string> columns(const Json& row) {
