@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "src/utf8.hpp"
 #include "stet/error.hpp"
 #include "stet/stop.hpp"
 
@@ -12,24 +13,28 @@ namespace {
 // Text of the reply, with stop strings taken out. Without a tokenizer, nothing.
 class ReplyText {
  public:
-  ReplyText(const Tokenizer* tokenizer, const GenerationState& state) : matcher_(state.stop_strings) {
-    if (tokenizer == nullptr) return;
-    stream_.emplace(*tokenizer, true);
-    if (!state.stream.empty()) stream_->restore(state.stream);
-    if (!state.held.empty()) matcher_.restore(state.held);
+  ReplyText(const Tokenizer* tokenizer, const std::vector<std::string>& stop_strings)
+      : tokenizer_(tokenizer), matcher_(stop_strings) {
+    if (tokenizer != nullptr) stream_.emplace(*tokenizer, true);
   }
 
-  // Text that is certain after this token; true when a stop string was completed.
-  bool push(int32_t id, std::string* certain) {
+  // Goes on with what the state holds back. As push(): stop strings may be others than those it was held back for.
+  bool restore(const GenerationState& state, std::string* certain) {
     if (!stream_) return false;
-    const StopMatcher::Result r = matcher_.push(stream_->push(id));
-    *certain = r.text;
-    return r.stop >= 0;
+    if (!state.stream.empty()) stream_->restore(state.stream);
+    return match(state.held, certain);
+  }
+  // Sets the text that is certain after this token; true when a stop string was completed.
+  bool push(int32_t id, std::string* certain) {
+    certain->clear();
+    if (!stream_ || id >= tokenizer_->size()) return false;  // a model may have more rows than its tokenizer
+    return match(stream_->push(id), certain);
   }
   // The reply is complete: nothing is held back any more.
   std::string finish() {
     if (!stream_) return "";
-    std::string rest = matcher_.push(stream_->finish()).text;
+    std::string rest;
+    match(stream_->finish(), &rest);
     return rest + matcher_.flush();
   }
   void save(GenerationState* state) const {
@@ -38,6 +43,13 @@ class ReplyText {
   }
 
  private:
+  bool match(const std::string& text, std::string* certain) {
+    StopMatcher::Result r = matcher_.push(text);
+    *certain = std::move(r.text);
+    return r.stop >= 0;
+  }
+
+  const Tokenizer* tokenizer_;
   std::optional<TextStream> stream_;
   StopMatcher matcher_;
 };
@@ -46,6 +58,7 @@ bool is_stop(const GenerationState& state, int32_t id) {
   return std::find(state.stop_ids.begin(), state.stop_ids.end(), id) != state.stop_ids.end();
 }
 
+// The turn that a token drawn now belongs to.
 Turn& open_turn(Session& session) {
   std::vector<Turn>& turns = session.generation().turns;
   const int64_t at = session.size();
@@ -77,6 +90,32 @@ GenerationState default_generation(const Model& model) {
   return state;
 }
 
+void check_generation(const GenerationState& state, int64_t vocab_size, int64_t positions, const std::string& source) {
+  const auto fail = [&](const std::string& field, size_t i, const std::string& expected, const std::string& found) {
+    throw Error(ErrorKind::argument, source, field + "[" + std::to_string(i) + "]", expected, found);
+  };
+  state.sampling.validate(source);
+  for (size_t i = 0; i < state.stop_ids.size(); ++i) {
+    const int32_t id = state.stop_ids[i];
+    if (id < 0 || id >= vocab_size) {
+      fail("stop_ids", i, "a token id in 0.." + std::to_string(vocab_size - 1), std::to_string(id));
+    }
+  }
+  const StopMatcher lengths_are_right(state.stop_strings);
+  for (size_t i = 0; i < state.stop_strings.size(); ++i) {
+    if (!utf8_valid(state.stop_strings[i])) fail("stop", i, "UTF-8", state.stop_strings[i]);
+  }
+  int64_t at = 0;
+  for (size_t i = 0; i < state.turns.size(); ++i) {
+    const Turn& t = state.turns[i];
+    if (t.prompt < at || t.reply < t.prompt || t.end < t.reply || t.end > positions) {
+      fail("turns", i, "positions in order, up to " + std::to_string(positions),
+           std::to_string(t.prompt) + ", " + std::to_string(t.reply) + ", " + std::to_string(t.end));
+    }
+    at = t.end;
+  }
+}
+
 void append_prompt(Session& session, std::span<const int32_t> ids, const Progress& progress) {
   const int64_t at = session.size();
   session.append(ids, nullptr, nullptr, progress);
@@ -86,40 +125,56 @@ void append_prompt(Session& session, std::span<const int32_t> ids, const Progres
 
 Reply generate(Session& session, const Tokenizer* tokenizer, const GenerateOptions& options, const TextSink& sink) {
   GenerationState& state = session.generation();
-  state.sampling.validate("");
+  const int64_t vocab_size = session.model().config().vocab_size;
+  check_generation(state, vocab_size, session.size(), "");
   if (session.size() == 0) throw Error(ErrorKind::argument, "", "prompt", "at least one token", "none");
   if (tokenizer == nullptr && !state.stop_strings.empty()) {
     throw Error(ErrorKind::argument, "", "stop strings", "a tokenizer to match them in text", "none");
   }
-  Sampler sampler(static_cast<int>(session.model().config().vocab_size));
-  ReplyText text(tokenizer, state);
+  Sampler sampler(static_cast<int>(vocab_size));
+  ReplyText text(tokenizer, state.stop_strings);
   Reply reply;
-  reply.stop = "length";
   std::string certain;
-  const auto emit = [&](const std::string& piece) {
-    reply.text += piece;
-    return !sink || piece.empty() || sink(piece);
+  const auto emit = [&] {
+    reply.text += certain;
+    return !sink || sink(certain);
   };
-  open_turn(session);
-  bool going = true;
-  while (going && static_cast<int64_t>(reply.ids.size()) < options.max_tokens && session.size() < session.capacity()) {
+  if (text.restore(state, &certain)) reply.stop = "stop";
+  if (!certain.empty()) {
+    text.save(&state);
+    if (!emit() && reply.stop.empty()) reply.stop = "interrupt";
+  }
+  while (reply.stop.empty()) {
+    if (static_cast<int64_t>(reply.ids.size()) >= options.max_tokens || session.size() == session.capacity()) {
+      reply.stop = "length";
+      break;
+    }
     const int32_t id = sampler.sample(state.sampling, session.logits(), session.tokens(),
                                       static_cast<uint64_t>(session.size()));
+    Turn& turn = open_turn(session);
     session.append({&id, 1});
+    turn.end = session.size();
     reply.ids.push_back(id);
-    state.turns.back().end = session.size();
-    const bool eos = !options.ignore_eos && is_stop(state, id);
-    certain.clear();
-    const bool stopped = !eos && text.push(id, &certain);  // a stop token is no part of the text
-    const bool wanted = emit(certain);
-    if (stopped || eos) reply.stop = stopped ? "stop" : "eos";
-    else if (!wanted) reply.stop = "interrupt";
-    going = !stopped && !eos && wanted;
+    if (!options.ignore_eos && is_stop(state, id)) {
+      reply.stop = "eos";
+      certain = text.finish();  // the stop token itself is no part of the text
+    } else if (text.push(id, &certain)) {
+      reply.stop = "stop";
+    }
     text.save(&state);
+    if (!emit() && reply.stop.empty()) reply.stop = "interrupt";
   }
-  if (reply.stop == "eos") emit(text.finish());
   if (reply.stop == "eos" || reply.stop == "stop") close_turn(session);
   return reply;
+}
+
+std::string end_reply(Session& session, const Tokenizer* tokenizer) {
+  GenerationState& state = session.generation();
+  ReplyText text(tokenizer, state.stop_strings);
+  std::string rest;
+  if (!text.restore(state, &rest)) rest += text.finish();
+  close_turn(session);
+  return rest;
 }
 
 }  // namespace stet

@@ -80,15 +80,11 @@ void Session::set_compute(const ComputeOptions& compute) {
 
 void GenerationState::rewind(int64_t size) {
   while (!turns.empty() && turns.back().prompt >= size) turns.pop_back();
-  if (turns.empty() || turns.back().end > size) {
-    stream.clear();
-    held.clear();
-  }
+  stream.clear();
+  held.clear();
   if (turns.empty() || turns.back().end <= size) return;
   Turn& cut = turns.back();
-  cut.reply = std::min(cut.reply, size);
-  cut.end = size;
-  cut.open = false;
+  cut = {cut.prompt, std::min(cut.reply, size), size, true};
 }
 
 Session Session::fork() const {

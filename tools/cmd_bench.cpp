@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
+#include <functional>
 
 #include "stet/kernels.hpp"
 #include "stet/error.hpp"
@@ -92,6 +92,76 @@ double time_of(F f) {
   return seconds() - start;
 }
 
+double as_double(int64_t x) { return static_cast<double>(x); }
+
+struct Speed {
+  double prefill, decode;  // s for the prompt, s for one token
+};
+
+Speed measure_speed(Session& session, const Options& o) {
+  const std::vector<int32_t> ids = some_tokens(session.model(), o.prompt), next = some_tokens(session.model(), 1);
+  session.append(next);  // touches the scratch memory
+  Speed s;
+  s.prefill = median_seconds(o.repeat, [&] {
+    session.rewind(0);
+    return time_of([&] { session.append(ids); });
+  });
+  s.decode = median_seconds(o.repeat, [&] {
+    session.rewind(o.prompt);
+    return time_of([&] { for (int64_t i = 0; i < o.decode; ++i) session.append(next); }) / as_double(o.decode);
+  });
+  return s;
+}
+
+Json state_json(Session& session, const std::shared_ptr<const Model>& model, const SessionOptions& options, int repeat) {
+  struct Scratch {
+    const std::string path = (std::filesystem::temp_directory_path() / fmt::format("stet-bench-{}.stet", getpid())).string();
+    ~Scratch() { std::remove(path.c_str()); }
+  } file;
+  const double save = median_seconds(repeat, [&] { return time_of([&] { Snapshot::save(session, "", file.path); }); });
+  const double restore = median_seconds(repeat, [&] {
+    return time_of([&] { Snapshot::open(file.path).restore(model, "", options); });
+  });
+  const double fork = median_seconds(101, [&] { return time_of([&] { session.fork(); }); });
+  return {{"positions", session.size()}, {"bytes", static_cast<double>(std::filesystem::file_size(file.path))},
+          {"save_s", save}, {"restore_s", restore}, {"fork_s", fork}};
+}
+
+// Everything but the machine's figures, which are measured before and after: the shares refer to the later ones.
+void measure_model(Json& j, Options& o, const SessionOptions& options, const std::function<Machine()>& machine) {
+  const double start = seconds();
+  const auto model = o.model.load_model();
+  j["model"] = model->directory();
+  j["contract"] = contract_name(options.compute);
+  j["load_s"] = seconds() - start;
+  j["weight_bytes"] = model->weight_bytes();
+  Session session(model, options);
+  const Speed s = measure_speed(session, o);
+  const Machine m = machine();
+  const double gflops = prefill_operations(*model, as_double(o.prompt)) / s.prefill / 1e9;
+  const double gb = static_cast<double>(decode_bytes(*model)) / s.decode / 1e9;
+  j["prefill"] = {{"tokens", o.prompt}, {"s", s.prefill}, {"tokens_per_s", as_double(o.prompt) / s.prefill},
+                  {"gflop_per_s", gflops}, {"share_of_fma_peak", gflops / m.fma_gflop_s}};
+  j["decode"] = {{"tokens", o.decode}, {"s_per_token", s.decode}, {"tokens_per_s", 1 / s.decode},
+                 {"weights_gb_per_s", gb}, {"share_of_read", gb / m.read_gb_s}};
+  j["state"] = state_json(session, model, options, o.repeat);
+}
+
+void print_table(const Json& j) {
+  const auto number = [](const Json& of, const char* name) { return of[name].get<double>(); };
+  out(fmt::format("machine   {} threads, {}: reads {:.1f} GB/s, FMA {:.1f} GFLOP/s (float32)\n", j["threads"].get<int>(),
+                  j["isa"].get<std::string>(), number(j, "read_gb_per_s"), number(j, "fma_gflop_per_s")));
+  if (!j.contains("model")) return;
+  const Json &p = j["prefill"], &d = j["decode"], &s = j["state"];
+  out(fmt::format("load      {:.2f} s, weights {}\n", number(j, "load_s"), bytes_text(number(j, "weight_bytes"))));
+  out(fmt::format("prefill   {} tokens: {:.1f} tokens/s, {:.1f} GFLOP/s, {:.0f} % of the FMA peak\n", p["tokens"].get<int64_t>(),
+                  number(p, "tokens_per_s"), number(p, "gflop_per_s"), 100 * number(p, "share_of_fma_peak")));
+  out(fmt::format("decode    {} tokens: {:.1f} tokens/s, {:.1f} GB/s, {:.0f} % of the read bandwidth\n", d["tokens"].get<int64_t>(),
+                  number(d, "tokens_per_s"), number(d, "weights_gb_per_s"), 100 * number(d, "share_of_read")));
+  out(fmt::format("state     {} positions, {}: save {:.1f} ms, restore {:.1f} ms, fork {:.1f} us\n", s["positions"].get<int64_t>(),
+                  bytes_text(number(s, "bytes")), 1e3 * number(s, "save_s"), 1e3 * number(s, "restore_s"), 1e6 * number(s, "fork_s")));
+}
+
 void run(Options& o) {
   const SessionOptions options = o.model.session_options();
   const int threads = options.compute.threads > 0 ? options.compute.threads : default_threads();
@@ -106,72 +176,23 @@ void run(Options& o) {
     j["fma_gflop_per_s"] = m.fma_gflop_s;
     return m;
   };
-  Machine m = machine();
-  if (!o.machine) {
-    const double load_start = seconds();
-    const auto model = o.model.load_model();
-    j["model"] = model->directory();
-    j["contract"] = contract_name(options.compute);
-    j["load_s"] = seconds() - load_start;
-    j["weight_bytes"] = model->weight_bytes();
-    Session session(model, options);
-    const std::vector<int32_t> ids = some_tokens(*model, o.prompt);
-    session.append(std::span(ids).first(1));  // touches the scratch memory
-    const double prefill = median_seconds(o.repeat, [&] {
-      session.rewind(0);
-      return time_of([&] { session.append(ids); });
-    });
-    const std::vector<int32_t> next = some_tokens(*model, 1);
-    const double decode = median_seconds(o.repeat, [&] {
-      session.rewind(o.prompt);
-      return time_of([&] { for (int64_t i = 0; i < o.decode; ++i) session.append(next); }) / static_cast<double>(o.decode);
-    });
-    m = machine();
-    const double tokens = static_cast<double>(o.prompt);
-    j["prefill"] = {{"tokens", o.prompt}, {"s", prefill}, {"tokens_per_s", tokens / prefill},
-                    {"gflop_per_s", prefill_operations(*model, tokens) / prefill / 1e9},
-                    {"share_of_fma_peak", prefill_operations(*model, tokens) / prefill / 1e9 / m.fma_gflop_s}};
-    const double bytes = static_cast<double>(decode_bytes(*model));
-    j["decode"] = {{"tokens", o.decode}, {"s_per_token", decode}, {"tokens_per_s", 1 / decode},
-                   {"weights_gb_per_s", bytes / decode / 1e9}, {"share_of_read", bytes / decode / 1e9 / m.read_gb_s}};
-    const std::string file = (std::filesystem::temp_directory_path() / fmt::format("stet-bench-{}.stet", getpid())).string();
-    const double save = median_seconds(o.repeat, [&] { return time_of([&] { Snapshot::save(session, "", file); }); });
-    const double restore = median_seconds(o.repeat, [&] {
-      return time_of([&] { Snapshot::open(file).restore(model, "", options); });
-    });
-    const double size = static_cast<double>(std::filesystem::file_size(file));
-    std::filesystem::remove(file);
-    const double fork = median_seconds(101, [&] { return time_of([&] { session.fork(); }); });
-    j["state"] = {{"positions", session.size()}, {"bytes", size}, {"save_s", save}, {"restore_s", restore}, {"fork_s", fork}};
-  }
-  if (o.json) {
-    fmt::print("{}\n", j.dump(2));
-    return;
-  }
-  fmt::print("machine   {} threads, {}: reads {:.1f} GB/s, FMA {:.1f} GFLOP/s (float32)\n", threads, kernels->name, m.read_gb_s, m.fma_gflop_s);
-  if (o.machine) return;
-  const Json &p = j["prefill"], &d = j["decode"], &s = j["state"];
-  fmt::print("load      {:.2f} s, weights {}\n", j["load_s"].get<double>(), bytes_text(j["weight_bytes"].get<double>()));
-  fmt::print("prefill   {} tokens: {:.1f} tokens/s, {:.1f} GFLOP/s, {:.0f} % of the FMA peak\n", o.prompt,
-             p["tokens_per_s"].get<double>(), p["gflop_per_s"].get<double>(), 100 * p["share_of_fma_peak"].get<double>());
-  fmt::print("decode    {} tokens: {:.1f} tokens/s, {:.1f} GB/s, {:.0f} % of the read bandwidth\n", o.decode,
-             d["tokens_per_s"].get<double>(), d["weights_gb_per_s"].get<double>(), 100 * d["share_of_read"].get<double>());
-  fmt::print("state     {} positions, {}: save {:.1f} ms, restore {:.1f} ms, fork {:.1f} us\n", s["positions"].get<int64_t>(),
-             bytes_text(s["bytes"].get<double>()), 1e3 * s["save_s"].get<double>(), 1e3 * s["restore_s"].get<double>(),
-             1e6 * s["fork_s"].get<double>());
+  machine();
+  if (!o.machine) measure_model(j, o, options, machine);
+  if (o.json) out(dump(j, 2) + "\n");
+  else print_table(j);
 }
 
 }  // namespace
 
 void add_bench(CLI::App& app) {
   const auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("bench", "speed of this machine and of stet on it");
-  o->model.add_to(*sub);
-  sub->add_option("-p,--prompt-tokens", o->prompt, "tokens of the prefill")->capture_default_str()->check(CLI::Range(1, 1 << 20));
-  sub->add_option("-n,--decode-tokens", o->decode, "tokens decoded after it")->capture_default_str()->check(CLI::Range(1, 1 << 20));
-  sub->add_option("--repeat", o->repeat, "runs; medians are printed")->capture_default_str()->check(CLI::Range(1, 1000));
+  CLI::App* sub = app.add_subcommand("bench", "Speed of this machine and of stet on it.");
+  sub->add_option("-p,--prompt-tokens", o->prompt, "tokens of the prefill")->capture_default_str()->type_name("N")->check(integer(1, 1 << 20));
+  sub->add_option("-n,--decode-tokens", o->decode, "tokens decoded after it")->capture_default_str()->type_name("N")->check(integer(1, 1 << 20));
+  sub->add_option("--repeat", o->repeat, "runs; medians are printed")->capture_default_str()->type_name("N")->check(integer(1, 1000));
   sub->add_flag("--machine", o->machine, "measure the machine alone");
   sub->add_flag("--json", o->json, "print JSON");
+  o->model.add_to(*sub);
   sub->callback([o] { run(*o); });
 }
 

@@ -1,7 +1,6 @@
 // stet generate, save, resume.
 #include <fmt/format.h>
 
-#include <atomic>
 #include <csignal>
 #include <cstdio>
 
@@ -11,14 +10,16 @@
 namespace stet::tool {
 namespace {
 
-std::atomic<bool> interrupted{false};
+volatile std::sig_atomic_t interrupt = 0;  // the signal that came
 
-// The first Ctrl-C ends the reply after the current token, so that the state can still be saved; the second
-// ends the process.
-void on_interrupt(int) {
-  interrupted = true;
-  std::signal(SIGINT, SIG_DFL);
+// The first Ctrl-C ends the reply after the current token, so that the state can still be saved; the second ends the
+// process.
+void on_interrupt(int signal) {
+  interrupt = signal;
+  std::signal(signal, SIG_DFL);
 }
+
+struct Interrupted {};  // thrown out of a prompt, which leaves the session as it was before
 
 struct Options {
   ModelOptions model;
@@ -29,11 +30,17 @@ struct Options {
   bool json = false;
 
   void add_generation_to(CLI::App& app) {
-    app.add_option("-n,--max-tokens", generate.max_tokens, "most tokens of a reply")->capture_default_str();
-    app.add_flag("--ignore-eos", generate.ignore_eos, "go on past stop tokens");
     sampling.add_to(app);
-    app.add_option("--save", save, "keep the state in this file afterwards");
-    app.add_flag("--json", json, "one JSON object per reply");
+    app.add_option("-n,--max-tokens", generate.max_tokens, "most tokens of a reply (default: 256)")
+        ->type_name("N")->check(integer(0, INT64_MAX))->group("Stopping");
+    app.add_flag("--ignore-eos", generate.ignore_eos, "go on past stop tokens")->group("Stopping");
+    app.add_option("--save", save, "keep the state in this file afterwards, for `stet resume`")->type_name("FILE")->group("Output");
+    app.add_flag("--json", json, "one JSON object per reply")->group("Output");
+  }
+  // What is wrong is said before a long computation.
+  void validate() const {
+    sampling.validate();
+    if (!save.empty()) check_writable(save);
   }
 };
 
@@ -41,19 +48,29 @@ struct Timing {
   double load = 0, restore = 0, prefill = 0, decode = 0;
 };
 
-void check(const Options& o) {
-  if (o.generate.max_tokens < 0) throw Error(ErrorKind::argument, "", "-n", "0 or more", std::to_string(o.generate.max_tokens));
+// Processes a prompt, with a progress line when that takes over a second and someone watches.
+void prefill(Session& session, std::span<const int32_t> ids) {
+  const double start = seconds();
+  bool shown = false;
+  append_prompt(session, ids, [&](int64_t done) {
+    if (interrupt != 0) throw Interrupted();
+    const double t = seconds() - start;
+    if (!watched() || (!shown && t < 1)) return;
+    fmt::print(stderr, "\rprefill {} / {} tokens, {:.0f} tokens/s", done, ids.size(), static_cast<double>(done) / t);
+    std::fflush(stderr);
+    shown = true;
+  });
+  if (shown) fmt::print(stderr, "\r\033[K");
 }
 
 Json reply_json(Session& session, const std::vector<int32_t>& prompt, const Reply& reply, const Timing& t, bool text) {
+  const auto rate = [](size_t n, double s) { return s > 0 ? static_cast<double>(n) / s : 0.0; };
   Json j;
   j["prompt_ids"] = prompt;
   j["ids"] = reply.ids;
   if (text) j["text"] = reply.text;
-  if (!session.generation().held.empty()) j["held"] = session.generation().held;
   j["stop"] = reply.stop;
   j["positions"] = session.size();
-  const auto rate = [](size_t n, double s) { return s > 0 ? static_cast<double>(n) / s : 0.0; };
   j["timings"] = {{"load_s", t.load}, {"restore_s", t.restore}, {"prefill_s", t.prefill},
                   {"prefill_tokens", prompt.size()}, {"prefill_tokens_per_s", rate(prompt.size(), t.prefill)},
                   {"decode_s", t.decode}, {"decode_tokens", reply.ids.size()},
@@ -62,136 +79,220 @@ Json reply_json(Session& session, const std::vector<int32_t>& prompt, const Repl
   return j;
 }
 
-// Streams the text; without a tokenizer, prints ids.
-Reply print_reply(Session& session, const Tokenizer* tokenizer, const Options& o) {
-  const TextSink sink = [&](std::string_view text) {
-    if (!o.json) {
-      std::fwrite(text.data(), 1, text.size(), stdout);
-      std::fflush(stdout);
-    }
-    return !interrupted;
-  };
-  Reply reply = generate(session, tokenizer, o.generate, sink);
-  if (o.json) return reply;
-  if (tokenizer == nullptr) {
-    for (size_t i = 0; i < reply.ids.size(); ++i) fmt::print("{}{}", i == 0 ? "" : ",", reply.ids[i]);
-  }
-  fmt::print("\n");
-  return reply;
-}
+std::string joined(const std::vector<int32_t>& ids) { return fmt::format("{}", fmt::join(ids, ",")); }
 
-// One turn after another, each with its reply. No turns: the open reply goes on.
-void converse(Session& session, const Tokenizer* tokenizer, const std::vector<std::vector<int32_t>>& turns, Options& o,
-              Timing timing) {
-  std::signal(SIGINT, on_interrupt);
-  const size_t count = std::max<size_t>(1, turns.size());
-  for (size_t i = 0; i < count && !interrupted; ++i) {
-    static const std::vector<int32_t> none;
-    const std::vector<int32_t>& prompt = turns.empty() ? none : turns[i];
-    double start = seconds();
-    if (!prompt.empty()) prefill(session, prompt);
-    timing.prefill = seconds() - start;
-    start = seconds();
-    const Reply reply = print_reply(session, tokenizer, o);
-    timing.decode = seconds() - start;
-    if (o.json) fmt::print("{}\n", reply_json(session, prompt, reply, timing, tokenizer != nullptr).dump(-1, ' ', false, Json::error_handler_t::replace));
-    timing.load = timing.restore = 0;
+// A session that replies, and where the replies go.
+class Conversation {
+ public:
+  Conversation(Session& session, const Tokenizer* tokenizer, const Options& options, const Timing& timing)
+      : session_(session), tokenizer_(tokenizer), options_(options), timing_(timing) {}
+
+  // One prompt after another, each with its reply. No prompt: the open reply goes on.
+  void run(const Turns& turns) {
+    const size_t count = std::max<size_t>(1, turns.size());
+    for (size_t i = 0; i < count && interrupt == 0 && out(""); ++i) {
+      turn(turns.empty() ? std::vector<int32_t>() : turns[i], i + 1 == count && !options_.save.empty());
+      timing_.load = timing_.restore = 0;
+    }
   }
-  std::signal(SIGINT, SIG_DFL);
-}
+
+ private:
+  // A reply that was cut `goes_on` only if the state is saved after it: else the text that it held back is shown.
+  void turn(const std::vector<int32_t>& prompt, bool goes_on) {
+    const double start = seconds();
+    if (!prompt.empty()) prefill(session_, prompt);
+    const double middle = seconds();
+    Reply reply = generate(session_, tokenizer_, options_.generate, [&](std::string_view text) {
+      return show(text) && interrupt == 0;
+    });
+    timing_.prefill = middle - start;
+    timing_.decode = seconds() - middle;
+    Json j;
+    if (options_.json) j = reply_json(session_, prompt, reply, timing_, tokenizer_ != nullptr);
+    if (!goes_on) {
+      const std::string rest = end_reply(session_, tokenizer_);
+      show(rest);
+      if (options_.json && tokenizer_ != nullptr) j["text"] = reply.text + rest;
+    }
+    if (!options_.json && tokenizer_ == nullptr) out(joined(reply.ids));
+    out(options_.json ? dump(j) + "\n" : "\n");
+    flush_output();
+    if (!options_.json && session_.size() == session_.capacity()) {
+      fmt::print(stderr, "the session is full: {} positions (--ctx)\n", session_.capacity());
+    }
+  }
+
+  bool show(std::string_view text) {
+    if (options_.json || text.empty()) return true;
+    const bool good = out(text);
+    flush_output();
+    return good && out("");
+  }
+
+  Session& session_;
+  const Tokenizer* tokenizer_;
+  const Options& options_;
+  Timing timing_;
+};
 
 std::string fingerprint(const std::shared_ptr<const Tokenizer>& tokenizer) {
   return tokenizer == nullptr ? "" : tokenizer->fingerprint();
 }
 
-void keep(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const Options& o, bool report) {
+void keep(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const Options& o) {
   const double start = seconds();
   const StateDigests d = Snapshot::save(session, fingerprint(tokenizer), o.save);
-  if (report) {
-    fmt::print(stderr, "saved {} tokens to {} in {:.1f} ms, state {}\n", session.size(), printable(o.save),
-               (seconds() - start) * 1e3, digest_text(d.state));
+  if (o.json) return;
+  fmt::print(stderr, "saved {} tokens to {} in {:.1f} ms, state {}\n", session.size(), printable(o.save),
+             (seconds() - start) * 1e3, digest_text(d.state));
+}
+
+// All that can be told before the first token is processed: settings, ids, room.
+void check(const Session& session, const Turns& turns) {
+  const int64_t vocab = session.model().config().vocab_size;
+  check_generation(session.generation(), vocab, session.size(), "");
+  size_t count = 0;
+  for (const auto& turn : turns) {
+    for (size_t i = 0; i < turn.size(); ++i) {
+      if (turn[i] < 0 || turn[i] >= vocab) {
+        throw Error(ErrorKind::argument, "", "ids[" + std::to_string(i) + "]", "a token id in 0.." + std::to_string(vocab - 1),
+                    std::to_string(turn[i]));
+      }
+    }
+    count += turn.size();
+  }
+  if (count > static_cast<size_t>(session.capacity() - session.size())) {
+    throw Error(ErrorKind::capacity, "", "tokens", "at most " + std::to_string(session.capacity()) + " positions (--ctx)",
+                std::to_string(session.size()) + " + " + std::to_string(count));
   }
 }
 
+// `work` ends early on Ctrl-C; the state is kept in any case, and then the process ends as Ctrl-C would have ended it.
+template <class Work>
+void with_interrupts(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const Options& o, Work work) {
+  for (int signal : {SIGINT, SIGTERM}) std::signal(signal, on_interrupt);
+  try {
+    work();
+  } catch (const Interrupted&) {
+  }
+  for (int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+  if (!o.save.empty() && session.size() > 0) keep(session, tokenizer, o);
+  if (interrupt == 0) return;
+  finish_output();
+  std::raise(interrupt);
+}
+
+void process_prompts(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const Turns& turns, const Options& o) {
+  with_interrupts(session, tokenizer, o, [&] {
+    for (const auto& turn : turns) prefill(session, turn);
+  });
+  if (!o.json) return;
+  out(dump({{"prompt_ids", session.tokens()}, {"positions", session.size()}, {"digests", digests_json(digests_of(session))}}) + "\n");
+}
+
 void run_generate(Options& o, bool reply) {
-  check(o);
+  o.validate();
   Timing timing;
-  const auto tokenizer = load_tokenizer(o.model.directory);
-  const auto turns = o.prompt.turns(tokenizer, true);
+  const auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
+  const Turns turns = o.prompt.turns(o.model.checkpoint, tokenizer, true);
   const double start = seconds();
   const auto model = o.model.load_model();
   timing.load = seconds() - start;
   Session session(model, o.model.session_options());
   session.generation() = default_generation(*model);
   o.sampling.apply(session.generation());
-  if (reply) {
-    converse(session, tokenizer.get(), turns, o, timing);
-  } else {
-    for (const auto& turn : turns) prefill(session, turn);
-    if (o.json) fmt::print("{}\n", Json{{"prompt_ids", session.tokens()}, {"positions", session.size()}, {"digests", digests_json(digests_of(session))}}.dump());
+  check(session, turns);
+  if (!reply) return process_prompts(session, tokenizer, turns, o);
+  with_interrupts(session, tokenizer, o, [&] { Conversation(session, tokenizer.get(), o, timing).run(turns); });
+}
+
+// What the snapshot cannot do, whatever the model.
+void check(const Snapshot& snapshot, const Options& o) {
+  const std::string type = kv_type_name(snapshot.meta().kv.type);
+  if (!o.model.kv.empty() && o.model.kv != type) {
+    throw Error(ErrorKind::mismatch, o.snapshot, "kv type", type, o.model.kv + " (--kv)");
   }
-  if (!o.save.empty()) keep(session, tokenizer, o, !o.json);
+  const std::vector<Turn>& turns = snapshot.generation().turns;
+  const bool ended = !turns.empty() && !turns.back().open;
+  if (ended && !o.prompt.given() && !o.generate.ignore_eos && o.generate.max_tokens > 0) {
+    throw Error(ErrorKind::argument, o.snapshot, "reply", "one to go on with (or --prompt, or --ignore-eos)", "one that has ended");
+  }
+}
+
+// Unless the user names a checkpoint, the bundled one of the name that the snapshot gives.
+void choose_checkpoint(CheckpointOption& checkpoint, const Snapshot& snapshot) {
+  const std::string bundled = bundled_checkpoint(snapshot.meta().checkpoint);
+  if (!checkpoint.named && !bundled.empty()) checkpoint.directory = bundled;
+}
+
+Session restore(const Snapshot& snapshot, const std::shared_ptr<const Model>& model, const std::string& tokenizer, const Options& o) {
+  try {
+    return snapshot.restore(model, tokenizer, o.model.session_options());
+  } catch (const Error& e) {
+    if (e.kind != ErrorKind::mismatch) throw;
+    throw Error(e.kind, e.file, e.field, e.expected, e.found + " in " + model->directory() + "; it was made with a checkpoint named " +
+                                                         snapshot.meta().checkpoint + (o.model.checkpoint.named ? "" : ", give it with -m"));
+  }
 }
 
 void run_resume(Options& o) {
-  check(o);
-  Timing timing;
+  o.validate();
   const Snapshot snapshot = Snapshot::open(o.snapshot);
-  if (!o.model.kv.empty() && kv_type_of(o.model.kv) != snapshot.kv_shape().type) {
-    throw Error(ErrorKind::mismatch, o.snapshot, "kv type", o.model.kv, kv_type_name(snapshot.kv_shape().type));
-  }
-  const auto tokenizer = load_tokenizer(o.model.directory);
+  check(snapshot, o);
+  choose_checkpoint(o.model.checkpoint, snapshot);
+  Timing timing;
+  const auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
+  const Turns turns = o.prompt.turns(o.model.checkpoint, tokenizer, snapshot.tokens().empty());
   double start = seconds();
   const auto model = o.model.load_model();
   timing.load = seconds() - start;
   start = seconds();
-  Session session = snapshot.restore(model, fingerprint(tokenizer), o.model.session_options());
+  Session session = restore(snapshot, model, fingerprint(tokenizer), o);
   timing.restore = seconds() - start;
   o.sampling.apply(session.generation());
-  const auto turns = o.prompt.turns(tokenizer, false);
+  check(session, turns);
   if (!o.json) {
     fmt::print(stderr, "resumed {} tokens in {:.1f} ms (0 recomputed), state {}\n", session.size(), timing.restore * 1e3,
                digest_text(snapshot.digests().state));
   }
-  converse(session, tokenizer.get(), turns, o, timing);
-  if (!o.save.empty()) keep(session, tokenizer, o, !o.json);
+  with_interrupts(session, tokenizer, o, [&] { Conversation(session, tokenizer.get(), o, timing).run(turns); });
 }
 
 }  // namespace
 
 void add_generate(CLI::App& app) {
   const auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("generate", "reply to a prompt");
-  o->model.add_to(*sub);
+  CLI::App* sub = app.add_subcommand("generate", "Reply to a prompt, or to several in turn.");
   o->prompt.add_to(*sub);
   o->add_generation_to(*sub);
+  o->model.add_to(*sub);
   sub->callback([o] {
-    if (!o->prompt.given()) throw CLI::RequiredError("--prompt, --prompt-file, --ids or --ids-file");
+    o->prompt.require();
     run_generate(*o, true);
   });
 }
 
 void add_save(CLI::App& app) {
   const auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("save", "process a prompt and keep the state in a file");
-  o->model.add_to(*sub);
+  CLI::App* sub = app.add_subcommand("save", "Process a prompt and keep the state in a file.");
   o->prompt.add_to(*sub);
   o->sampling.add_to(*sub);
-  sub->add_option("-o,--output", o->save, "the snapshot")->required();
-  sub->add_flag("--json", o->json, "print a JSON object");
+  sub->add_option("-o,--output", o->save, "the snapshot")->required()->type_name("FILE")->group("Output");
+  sub->add_flag("--json", o->json, "print a JSON object")->group("Output");
+  o->model.add_to(*sub);
   sub->callback([o] {
-    if (!o->prompt.given()) throw CLI::RequiredError("--prompt, --prompt-file, --ids or --ids-file");
+    o->prompt.require();
     run_generate(*o, false);
   });
 }
 
 void add_resume(CLI::App& app) {
   const auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("resume", "go on from a snapshot");
-  sub->add_option("snapshot", o->snapshot, "the snapshot")->required();
-  o->model.add_to(*sub);
+  CLI::App* sub = app.add_subcommand("resume", "Go on from a snapshot: with a prompt, or with a reply that was cut.");
+  sub->add_option("snapshot", o->snapshot, "the snapshot")->required()->type_name("FILE");
   o->prompt.add_to(*sub);
   o->add_generation_to(*sub);
+  o->model.add_to(*sub);
   sub->callback([o] { run_resume(*o); });
 }
 

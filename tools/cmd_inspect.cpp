@@ -12,20 +12,33 @@ namespace {
 struct Options {
   std::string path;
   bool json = false;
-  int threads = 0;
 };
 
-void print_table(const Json& j, const std::string& indent = "") {
+// Nothing in it may drive a terminal: names come from the file.
+std::string cell(const Json& value) {
+  if (value.is_string()) return value.get<std::string>().empty() ? "none" : printable(value.get<std::string>(), 400);
+  return printable(dump(value), 400);
+}
+
+// "name value" of every field of one row.
+std::vector<std::string> columns(const Json& row) {
+  std::vector<std::string> out;
+  for (const auto& [name, value] : row.items()) out.push_back(name + " " + cell(value));
+  return out;
+}
+
+void print_table(const Json& j) {
   for (const auto& [key, value] : j.items()) {
-    if (key == "tokens" && value.is_array()) continue;  // thousands of numbers: in the JSON form
-    if (value.is_object() || (value.is_array() && !value.empty() && value[0].is_object())) {
-      fmt::print("{}{}\n", indent, key);
-      for (const auto& [name, inner] : value.items()) {
-        if (inner.is_object()) fmt::print("{}  {}\n", indent, inner.dump());
-        else fmt::print("{}  {:<20}{}\n", indent, name, inner.is_string() ? inner.get<std::string>() : inner.dump());
-      }
-    } else {
-      fmt::print("{}{:<22}{}\n", indent, key, value.is_string() ? value.get<std::string>() : value.dump());
+    const bool list = value.is_array() && !value.empty() && value[0].is_object();
+    if (key == "tokens") continue;  // thousands of numbers: in the JSON form
+    if (!value.is_object() && !list) {
+      out(fmt::format("{:<22}{}\n", key, cell(value)));
+      continue;
+    }
+    out(key + "\n");
+    for (const auto& [name, inner] : value.items()) {
+      if (!list) out(fmt::format("  {:<20}{}\n", printable(name), cell(inner)));
+      else out(fmt::format("  {}\n", fmt::join(columns(inner), "  ")));
     }
   }
 }
@@ -41,14 +54,15 @@ Json turns_json(const GenerationState& g) {
 Json describe(const Snapshot& s) {
   Json j;
   j["snapshot"] = s.path();
-  j["format_version"] = s.version();
+  j["format_version"] = kSnapshotVersion;
   j["file_bytes"] = s.file_size();
-  j["contract"] = s.contract() + " version " + std::to_string(s.contract_version());
-  j["architecture"] = s.architecture();
-  j["config"] = Json::parse(s.config());
+  j["contract"] = s.meta().contract + " version " + std::to_string(s.meta().contract_version);
+  j["checkpoint"] = s.meta().checkpoint;
+  j["architecture"] = s.meta().architecture;
+  j["config"] = Json::parse(s.meta().config);
   j["positions"] = s.tokens().size();
-  j["capacity"] = s.capacity();
-  const KvShape& kv = s.kv_shape();
+  j["capacity"] = s.meta().capacity;
+  const KvShape& kv = s.meta().kv;
   j["kv"] = {{"type", kv_type_name(kv.type)}, {"layers", kv.layers}, {"heads", kv.kv_heads}, {"head_dim", kv.head_dim},
              {"block_bytes", kv.block_bytes()}};
   const SamplingSettings& p = s.generation().sampling;
@@ -59,8 +73,8 @@ Json describe(const Snapshot& s) {
   j["stop_strings"] = s.generation().stop_strings;
   j["turns"] = turns_json(s.generation());
   j["fingerprints"] = Json::object();
-  for (const auto& [name, digest] : s.fingerprints()) j["fingerprints"][name] = digest;
-  j["fingerprints"]["tokenizer"] = s.tokenizer();
+  for (const auto& [name, digest] : s.meta().fingerprints) j["fingerprints"][name] = digest;
+  j["fingerprints"]["tokenizer"] = s.meta().tokenizer;
   j["digests"] = digests_json(s.digests());
   for (const Snapshot::Section& section : s.sections()) {
     j["sections"].push_back({{"name", section.name}, {"offset", section.offset}, {"bytes", section.size},
@@ -90,9 +104,10 @@ Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokeni
 }
 
 void run(const Options& o) {
-  const bool directory = std::filesystem::is_directory(o.path);
-  const Json j = directory ? describe(*Model::load(o.path, o.threads), load_tokenizer(o.path)) : describe(Snapshot::open(o.path));
-  if (o.json) fmt::print("{}\n", j.dump(2, ' ', false, Json::error_handler_t::replace));
+  std::error_code ignored;
+  const bool directory = std::filesystem::is_directory(o.path, ignored);
+  const Json j = directory ? describe(*Model::load(o.path), load_tokenizer(o.path)) : describe(Snapshot::open(o.path));
+  if (o.json) out(dump(j, 2) + "\n");
   else print_table(j);
 }
 
@@ -100,9 +115,8 @@ void run(const Options& o) {
 
 void add_inspect(CLI::App& app) {
   const auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("inspect", "what is in a snapshot or a checkpoint directory");
-  sub->add_option("path", o->path, "a snapshot, or a checkpoint directory")->required();
-  sub->add_option("--threads", o->threads, "threads (0: all processors)");
+  CLI::App* sub = app.add_subcommand("inspect", "What is in a snapshot or a checkpoint directory.");
+  sub->add_option("path", o->path, "a snapshot, or a checkpoint directory")->required()->type_name("FILE|DIR");
   sub->add_flag("--json", o->json, "print JSON");
   sub->callback([o] { run(*o); });
 }

@@ -15,63 +15,81 @@ struct Options {
   std::string output;
 };
 
-void write_rows(SafeTensorsWriter& file, Rows rows) {
-  for (size_t i = 0; i < rows.count; ++i) file.write(std::as_bytes(std::span(rows.row(i), rows.width)));
+using Hidden = std::vector<std::vector<float>>;  // [layers + 1][T * hidden_size]
+
+void add_rows(std::vector<float>& to, Rows rows) {
+  for (size_t i = 0; i < rows.count; ++i) to.insert(to.end(), rows.row(i), rows.row(i) + rows.width);
 }
 
+// Where the rows go: a file, in the order of its tensors, and a digest.
+class Output {
+ public:
+  Output(const Options& o, const Session& session, const std::vector<int32_t>& ids) : ids_(ids) {
+    const ModelConfig& c = session.model().config();
+    const int64_t length = static_cast<int64_t>(ids.size());
+    std::vector<TensorSpec> specs = {{"logits", DType::f32, {length, c.vocab_size}}, {"input_ids", DType::i32, {length}}};
+    if (o.hidden) hidden_.resize(static_cast<size_t>(c.layers) + 1);
+    for (size_t i = 0; i < hidden_.size(); ++i) {
+      specs.push_back({"hidden." + std::to_string(i), DType::f32, {length, c.hidden_size}});
+    }
+    if (o.output.empty()) return;
+    const std::map<std::string, std::string> metadata = {{"contract", contract_name(session.compute())},
+                                                         {"model", digest_text(session.model().fingerprints().back().second)}};
+    file_.emplace(o.output, specs, metadata);
+  }
+
+  void logits(Rows rows) {
+    for (size_t i = 0; i < rows.count; ++i) {
+      const auto bytes = std::as_bytes(std::span(rows.row(i), rows.width));
+      if (file_) file_->write(bytes);
+      digest_.add(bytes);
+    }
+  }
+  void hidden(size_t index, Rows rows) { add_rows(hidden_[index], rows); }
+  void finish() {
+    if (!file_) return;
+    file_->write(std::as_bytes(std::span(ids_)));
+    for (const std::vector<float>& h : hidden_) file_->write(std::as_bytes(std::span(h)));
+    file_->commit();
+  }
+  Digest digest() const { return digest_.result(); }
+
+ private:
+  const std::vector<int32_t>& ids_;
+  std::optional<SafeTensorsWriter> file_;
+  Hidden hidden_;
+  RunningDigest digest_;
+};
+
 void run(Options& o) {
-  const auto tokenizer = load_tokenizer(o.model.directory);
+  if (!o.output.empty()) check_writable(o.output);
   std::vector<int32_t> ids;
-  for (const auto& turn : o.prompt.turns(tokenizer, true)) ids.insert(ids.end(), turn.begin(), turn.end());
-  if (ids.empty()) throw Error(ErrorKind::argument, "", "ids", "at least one token", "none");
+  for (const auto& turn : o.prompt.turns(o.model.checkpoint, load_tokenizer(o.model.checkpoint.directory), true)) {
+    ids.insert(ids.end(), turn.begin(), turn.end());
+  }
   const auto model = o.model.load_model();
   Session session(model, o.model.session_options());
-  const ModelConfig& c = model->config();
-  const int64_t length = static_cast<int64_t>(ids.size());
-  std::vector<TensorSpec> specs = {{"logits", DType::f32, {length, c.vocab_size}}, {"input_ids", DType::i32, {length}}};
-  std::vector<std::vector<float>> hidden(o.hidden ? static_cast<size_t>(c.layers) + 1 : 0);
-  for (size_t i = 0; i < hidden.size(); ++i) {
-    specs.push_back({"hidden." + std::to_string(i), DType::f32, {length, c.hidden_size}});
-  }
-  std::optional<SafeTensorsWriter> file;
-  if (!o.output.empty()) {
-    file.emplace(o.output, specs, std::map<std::string, std::string>{{"contract", contract_name(session.compute())},
-                 {"model", digest_text(model->fingerprints().back().second)}});
-  }
-  HiddenSink keep_hidden;
-  if (o.hidden) {
-    keep_hidden = [&](size_t index, int64_t, Rows rows) {
-      for (size_t i = 0; i < rows.count; ++i) hidden[index].insert(hidden[index].end(), rows.row(i), rows.row(i) + rows.width);
-    };
-  }
-  RunningDigest digest;
-  session.append(
-      ids,
-      [&](int64_t, Rows rows) {
-        if (file) write_rows(*file, rows);
-        for (size_t i = 0; i < rows.count; ++i) digest.add(std::as_bytes(std::span(rows.row(i), rows.width)));
-      },
-      keep_hidden);
-  if (file) {
-    file->write(std::as_bytes(std::span(ids)));
-    for (const std::vector<float>& h : hidden) file->write(std::as_bytes(std::span(h)));
-    file->commit();
-  }
-  if (o.digest) fmt::print("logits {}\nkv {}\n", digest_text(digest.result()), digest_text(digests_of(session).kv));
+  Output output(o, session, ids);
+  HiddenSink hidden;
+  if (o.hidden) hidden = [&](size_t index, int64_t, Rows rows) { output.hidden(index, rows); };
+  session.append(ids, [&](int64_t, Rows rows) { output.logits(rows); }, hidden);
+  output.finish();
+  if (o.digest) out(fmt::format("logits {}\nkv {}\n", digest_text(output.digest()), digest_text(digests_of(session).kv)));
 }
 
 }  // namespace
 
 void add_logits(CLI::App& app) {
   const auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("logits", "logits of every position, as safetensors");
-  o->model.add_to(*sub);
+  CLI::App* sub = app.add_subcommand("logits", "Logits of every position, and hidden states, as safetensors.");
   o->prompt.add_to(*sub);
-  sub->add_flag("--hidden", o->hidden, "hidden states too: after the embedding, after each layer, after the final norm");
-  sub->add_option("-o,--output", o->output, "file to write: logits [T, vocab], input_ids [T], hidden.i [T, hidden]");
-  sub->add_flag("--digest", o->digest, "print digests of all logits and of the KV cache");
+  sub->add_option("-o,--output", o->output, "file to write: logits [T, vocab], input_ids [T], hidden.i [T, hidden]")
+      ->type_name("FILE")->group("Output");
+  sub->add_flag("--hidden", o->hidden, "hidden states too: after the embedding, after each layer, after the final norm")->group("Output");
+  sub->add_flag("--digest", o->digest, "print digests of all logits and of the KV cache")->group("Output");
+  o->model.add_to(*sub);
   sub->callback([o] {
-    if (!o->prompt.given()) throw CLI::RequiredError("--prompt, --prompt-file, --ids or --ids-file");
+    o->prompt.require();
     if (o->output.empty() && !o->digest) throw CLI::RequiredError("-o or --digest");
     run(*o);
   });

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -15,16 +16,11 @@ namespace stet::tool {
 namespace {
 
 constexpr size_t kPromptLimit = size_t{1} << 30;
+constexpr char kDefaultCheckpoint[] = "pocket-gemma3";
 
-bool watched() { return isatty(STDERR_FILENO) != 0; }
-
-// The bundled checkpoint: beside an installed command, or in the source tree.
-std::string default_model() {
+bool is_there(const std::filesystem::path& path) {
   std::error_code ignored;
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", ignored);
-  const std::filesystem::path installed = self.parent_path().parent_path() / "share/stet/assets/pocket-gemma3";
-  if (std::filesystem::exists(installed, ignored)) return installed.string();
-  return STET_ASSETS "/pocket-gemma3";
+  return std::filesystem::exists(path, ignored);
 }
 
 }  // namespace
@@ -33,26 +29,55 @@ double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-void ModelOptions::add_compute_to(CLI::App& app) {
-  ComputeOptions& c = session.compute;
-  app.add_option("--threads", c.threads, "threads (0: all processors)")->capture_default_str();
-  app.add_option("--isa", c.isa, "portable, avx2 or avx512 (default: the best this CPU has)");
-  app.add_option("--compute", compute, "numeric contract: f32")->capture_default_str();
-  app.add_option("--gemm", gemm, "own, or blas: OpenBLAS for prompts; its bits depend on shape and threads")->capture_default_str();
-  app.add_option("--ctx", session.capacity, "capacity in tokens (0: all that the model allows)")->capture_default_str();
-  app.add_option("--chunk", c.chunk, "tokens of a prompt processed at once")->capture_default_str();
+bool watched() { return isatty(STDERR_FILENO) != 0; }
+
+void check_writable(const std::string& path) {
+  const AtomicFile probe(path);  // goes away again
+}
+
+// Beside an installed command, or in the source tree.
+std::string bundled_checkpoint(const std::string& name) {
+  if (name.empty() || name[0] == '.' || name.find('/') != std::string::npos) return "";
+  std::error_code ignored;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  const std::filesystem::path installed = self.parent_path().parent_path() / "share/stet/assets" / name;
+  const std::filesystem::path source = std::filesystem::path(STET_ASSETS) / name;
+  return is_there(installed) ? installed.string() : is_there(source) ? source.string() : "";
+}
+
+void CheckpointOption::add_to(CLI::App& app) {
+  directory = bundled_checkpoint(kDefaultCheckpoint);
+  app.add_option_function<std::string>(
+         "-m,--model",
+         [this](const std::string& given) {
+           directory = given;
+           named = true;
+         },
+         std::string("checkpoint directory (default: the bundled ") + kDefaultCheckpoint + ")")
+      ->type_name("DIR")
+      ->group("Model");
 }
 
 void ModelOptions::add_to(CLI::App& app) {
-  directory = default_model();
-  app.add_option("-m,--model", directory, "checkpoint directory (default: the bundled pocket-gemma3)");
-  add_compute_to(app);
-  app.add_option("--kv", kv, "type of keys and values: f32, bf16 or f16 (default: f32)");
+  checkpoint.add_to(app);
+  ComputeOptions& c = session.compute;
+  const auto grouped = [](CLI::Option* option, const char* type) {
+    return option->type_name(type)->group("Model");
+  };
+  grouped(app.add_option("--ctx", session.capacity, "capacity in tokens (default: all that the model allows)"), "N")
+      ->check(integer(0, 1 << 24));
+  grouped(app.add_option("--kv", kv, "keys and values are kept as f32 (default), bf16 or f16"), "TYPE")
+      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  grouped(app.add_option("--compute", compute, "numeric contract: f32"), "NAME")->check(CLI::IsMember({"f32"}));
+  grouped(app.add_option("--gemm", gemm, "own (default), or blas: OpenBLAS for prompts, whose bits depend on shape and threads"), "NAME")
+      ->check(CLI::IsMember({"own", "blas"}));
+  grouped(app.add_option("--threads", c.threads, "threads (default: all processors)"), "N")->check(integer(0, 1024));
+  grouped(app.add_option("--isa", c.isa, "portable, avx2 or avx512 (default: the best this CPU has)"), "NAME");
+  grouped(app.add_option("--chunk", c.chunk, "tokens of a prompt processed at once (default: 512)"), "N")
+      ->check(integer(1, 65536));
 }
 
 SessionOptions ModelOptions::session_options() const {
-  if (compute != "f32") throw Error(ErrorKind::unsupported, "", "--compute", "f32", compute);
-  if (gemm != "own" && gemm != "blas") throw Error(ErrorKind::argument, "", "--gemm", "own or blas", gemm);
   SessionOptions o = session;
   o.compute.blas = gemm == "blas";
   if (!kv.empty()) o.kv_type = kv_type_of(kv);
@@ -60,7 +85,7 @@ SessionOptions ModelOptions::session_options() const {
 }
 
 std::shared_ptr<const Model> ModelOptions::load_model() {
-  session_options();  // what is wrong with the options is said before a long load
+  const std::string& directory = checkpoint.directory;
   if (!watched()) return Model::load(directory, session.compute.threads);
   auto loading = std::async(std::launch::async, [&] { return Model::load(directory, session.compute.threads); });
   const double start = seconds();
@@ -76,77 +101,129 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& directory) {
   const std::filesystem::path dir = directory;
-  if (!std::filesystem::exists(dir / "tokenizer.json") && !std::filesystem::exists(dir / "tokenizer.model")) return nullptr;
-  return Tokenizer::load(directory);
+  if (is_there(dir / "tokenizer.json") || is_there(dir / "tokenizer.model")) return Tokenizer::load(directory);
+  read_text_file((dir / "config.json").string(), kPromptLimit);  // fails where this is no checkpoint at all
+  return nullptr;
 }
 
 std::shared_ptr<const Tokenizer> require_tokenizer(const std::string& directory) {
   if (auto tokenizer = load_tokenizer(directory)) return tokenizer;
-  throw Error(ErrorKind::io, directory, "tokenizer", "tokenizer.json or tokenizer.model (or use --ids)", "neither");
+  throw Error(ErrorKind::io, directory, "tokenizer", "tokenizer.json or tokenizer.model", "neither");
+}
+
+CLI::Validator integer(uint64_t min, uint64_t max) {
+  return CLI::Validator(
+      [min, max](std::string& text) {
+        uint64_t value = 0;
+        const char* const end = text.data() + text.size();
+        const auto [stop, error] = std::from_chars(text.data(), end, value);
+        if (error == std::errc() && stop == end && value >= min && value <= max) {
+          text = std::to_string(value);
+          return std::string();
+        }
+        return fmt::format("expected an integer in {}..{}, found {}", min, max, text);
+      },
+      "");
+}
+
+// An option of the library for lists takes all arguments that follow, and splits [a,b]; a text is one argument.
+CLI::Option* add_texts(CLI::App& app, const std::string& name, std::vector<std::string>& texts, const std::string& help) {
+  return app.add_option(name, texts, help)->type_size(1)->expected(1)->allow_extra_args(false)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->type_name("TEXT");
+}
+
+void add_bos_to(CLI::App& app, std::string& bos, const std::string& group) {
+  app.add_option("--bos", bos, "tokens around the text: auto (as the checkpoint says; default), on or off")
+      ->type_name("WHEN")->check(CLI::IsMember({"auto", "on", "off"}))->group(group);
 }
 
 void PromptOptions::add_to(CLI::App& app) {
-  app.add_option("-p,--prompt", prompts, "text; given again, it is said after the reply to the one before");
-  app.add_option("--prompt-file", prompt_file, "text from a file (- for standard input)");
-  app.add_option("--ids", ids, "token ids: 1,2,3");
-  app.add_option("--ids-file", ids_file, "token ids: a JSON array in a file");
-  app.add_option("--bos", bos, "begin-of-sequence token before the first text: auto, on or off")->capture_default_str();
+  sources_ = {add_texts(app, "-p,--prompt", prompts, "text; given again, it is said after the reply to the one before"),
+              app.add_option("--prompt-file", prompt_file, "text from a file (- for standard input)")->type_name("FILE"),
+              app.add_option("--ids", ids, "token ids: 1,2,3")->type_name("IDS"),
+              app.add_option("--ids-file", ids_file, "token ids: a JSON array in a file (- for standard input)")->type_name("FILE")};
+  for (CLI::Option* a : sources_) {
+    a->group("Prompt");
+    for (CLI::Option* b : sources_) {
+      if (a != b) a->excludes(b);
+    }
+  }
+  add_bos_to(app, bos, "Prompt");
 }
 
 bool PromptOptions::given() const {
-  return !prompts.empty() || !prompt_file.empty() || !ids.empty() || !ids_file.empty();
+  for (const CLI::Option* option : sources_) {
+    if (option->count() > 0) return true;
+  }
+  return false;
+}
+
+void PromptOptions::require() const {
+  if (!given()) throw CLI::RequiredError("--prompt, --prompt-file, --ids or --ids-file");
 }
 
 Tokenizer::Bos bos_of(const std::string& name) {
-  if (name == "auto") return Tokenizer::Bos::automatic;
-  if (name == "on") return Tokenizer::Bos::on;
-  if (name == "off") return Tokenizer::Bos::off;
-  throw Error(ErrorKind::argument, "", "--bos", "auto, on or off", name);
+  return name == "on" ? Tokenizer::Bos::on : name == "off" ? Tokenizer::Bos::off : Tokenizer::Bos::automatic;
 }
 
+std::string read_prompt(const std::string& path) { return read_text_file(path == "-" ? "/dev/stdin" : path, kPromptLimit); }
+
 std::vector<int32_t> parse_ids(const std::string& text, const std::string& where) {
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  const bool array = first != std::string::npos && text[first] == '[';
+  const nlohmann::json parsed = nlohmann::json::parse(array ? text : "[" + text + "]", nullptr, false);
+  if (!parsed.is_array()) throw Error(ErrorKind::argument, where, "", "token ids: 1,2,3 or [1,2,3]", text.substr(0, 60));
   std::vector<int32_t> ids;
-  const nlohmann::json parsed = nlohmann::json::parse(text, nullptr, false);
-  if (!parsed.is_array()) throw Error(ErrorKind::argument, where, "ids", "integers: 1,2,3", text.substr(0, 60));
   for (const nlohmann::json& value : parsed) {
-    const std::string field = "ids[" + std::to_string(ids.size()) + "]";
-    if (!value.is_number_integer() || value.get<int64_t>() < 0 || value.get<int64_t>() > INT32_MAX ||
-        (value.is_number_unsigned() && value.get<uint64_t>() > INT32_MAX)) {
-      throw Error(ErrorKind::argument, where, field, "a token id", value.dump());
+    const bool fits = value.is_number_integer() &&
+                      (value.is_number_unsigned() ? value.get<uint64_t>() <= INT32_MAX : value.get<int64_t>() >= 0);
+    if (!fits) {
+      throw Error(ErrorKind::argument, where, "[" + std::to_string(ids.size()) + "]", "a token id",
+                  printable(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), 60));
     }
     ids.push_back(static_cast<int32_t>(value.get<int64_t>()));
   }
   return ids;
 }
 
-std::vector<std::vector<int32_t>> PromptOptions::turns(const std::shared_ptr<const Tokenizer>& tokenizer, bool fresh) const {
-  std::vector<std::vector<int32_t>> turns;
-  if (!ids.empty()) turns.push_back(parse_ids("[" + ids + "]", "--ids"));
-  if (!ids_file.empty()) turns.push_back(parse_ids(read_text_file(ids_file, kPromptLimit), ids_file));
-  std::vector<std::string> texts = prompts;
-  if (!prompt_file.empty()) {
-    texts.insert(texts.begin(), read_text_file(prompt_file == "-" ? "/dev/stdin" : prompt_file, kPromptLimit));
-  }
-  for (const std::string& text : texts) {
-    if (tokenizer == nullptr) throw Error(ErrorKind::io, "", "tokenizer", "one in the checkpoint directory (or use --ids)", "none");
-    const bool first = fresh && turns.empty();
-    turns.push_back(tokenizer->encode(text, first ? bos_of(bos) : Tokenizer::Bos::off));
+Turns PromptOptions::turns(const CheckpointOption& checkpoint, const std::shared_ptr<const Tokenizer>& tokenizer,
+                           bool fresh) const {
+  Turns turns;
+  const auto take = [&](std::vector<int32_t> turn, const std::string& where) {
+    if (turn.empty()) throw Error(ErrorKind::argument, where, "", "at least one token", "none");
+    turns.push_back(std::move(turn));
+  };
+  const auto encode = [&](const std::string& text, const std::string& where) {
+    if (tokenizer == nullptr) {
+      throw Error(ErrorKind::io, checkpoint.directory, "tokenizer", "tokenizer.json or tokenizer.model (or use --ids)", "neither");
+    }
+    take(tokenizer->encode(text, fresh && turns.empty() ? bos_of(bos) : Tokenizer::Bos::off), where);
+  };
+  for (const CLI::Option* source : sources_) {
+    if (source->count() == 0) continue;
+    const std::string name = source->get_name();
+    if (name == "--ids") take(parse_ids(ids, name), name);
+    if (name == "--ids-file") take(parse_ids(read_prompt(ids_file), ids_file), ids_file);
+    if (name == "--prompt-file") encode(read_prompt(prompt_file), prompt_file);
+    for (size_t i = 0; name == "--prompt" && i < prompts.size(); ++i) encode(prompts[i], name);
   }
   return turns;
 }
 
 void SamplingOptions::add_to(CLI::App& app) {
-  app.add_option("--temperature", temperature, "draw with this temperature (0: greedy)");
-  app.add_option("--top-k", top_k, "draw from the k best (0: all)");
-  app.add_option("--top-p", top_p, "draw from the best that hold this probability");
-  app.add_option("--min-p", min_p, "draw from those at least this likely, relative to the best");
-  app.add_option("--typical", typical_p, "draw from the most typical that hold this probability");
-  app.add_option("--repetition-penalty", repetition_penalty, "divide the scores of tokens already there");
-  app.add_option("--seed", seed, "seed of the draws");
-  app.add_flag("--greedy", greedy, "always the best token");
-  app.add_flag("--sample", sample, "draw, with the checkpoint's settings where none are given");
-  app.add_option("--stop", stop_strings, "end a reply at this text (again for more)");
-  app.add_option("--stop-id", stop_ids, "end a reply at this token, in place of the checkpoint's")->delimiter(',');
+  const auto grouped = [](CLI::Option* option, const char* type) { option->type_name(type)->group("Sampling"); };
+  grouped(app.add_option("--temperature", temperature, "draw with this temperature (0: greedy)"), "T");
+  grouped(app.add_option("--top-k", top_k, "draw from the K best (0: all)")->check(integer(0, INT32_MAX)), "K");
+  grouped(app.add_option("--top-p", top_p, "draw from the best that hold this probability"), "P");
+  grouped(app.add_option("--min-p", min_p, "draw from those at least this likely, relative to the best"), "P");
+  grouped(app.add_option("--typical", typical_p, "draw from the most typical that hold this probability"), "P");
+  grouped(app.add_option("--repetition-penalty", repetition_penalty, "divide the scores of tokens already there"), "X");
+  grouped(app.add_option("--seed", seed, "seed of the draws: 0 .. 2^64-1")->check(integer(0, UINT64_MAX)), "N");
+  CLI::Option* best = app.add_flag("--greedy", greedy, "always the best token")->group("Sampling");
+  app.add_flag("--sample", sample, "draw, with the checkpoint's settings where none are given")->group("Sampling")->excludes(best);
+  add_texts(app, "--stop", stop_strings, "end a reply at this text (again for more)")->group("Stopping");
+  app.add_option("--stop-id", stop_ids, "end a reply at these tokens, in place of the checkpoint's")
+      ->delimiter(',')->allow_extra_args(false)->check(integer(0, INT32_MAX))->type_name("IDS")->group("Stopping");
 }
 
 void SamplingOptions::apply(GenerationState& state) const {
@@ -163,33 +240,12 @@ void SamplingOptions::apply(GenerationState& state) const {
   if (greedy) s.greedy = true;
   if (!stop_strings.empty()) state.stop_strings = stop_strings;
   if (!stop_ids.empty()) state.stop_ids = stop_ids;
-  s.validate("");
 }
 
-void prefill(Session& session, std::span<const int32_t> ids) {
-  const double start = seconds();
-  bool shown = false;
-  append_prompt(session, ids, [&](int64_t done) {
-    const double t = seconds() - start;
-    if (!watched() || (!shown && t < 1)) return;
-    const double rate = static_cast<double>(done) / t;
-    fmt::print(stderr, "\rprefill {} / {} tokens, {:.0f} tokens/s", done, ids.size(), rate);
-    std::fflush(stderr);
-    shown = true;
-  });
-  if (shown) fmt::print(stderr, "\r\033[K");
-}
-
-Json digests_json(const StateDigests& d) {
-  return {{"tokens", digest_text(d.tokens)}, {"logits", digest_text(d.logits)}, {"kv", digest_text(d.kv)},
-          {"state", digest_text(d.state)}};
-}
-
-std::string bytes_text(double bytes) {
-  const char* const units[] = {"bytes", "KB", "MB", "GB", "TB"};
-  size_t unit = 0;
-  for (; bytes >= 1000 && unit < 4; ++unit) bytes /= 1000;
-  return fmt::format("{:.{}f} {}", bytes, unit == 0 ? 0 : 1, units[unit]);
+void SamplingOptions::validate() const {
+  GenerationState state;
+  apply(state);
+  check_generation(state, int64_t{INT32_MAX} + 1, 0, "");
 }
 
 }  // namespace stet::tool

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "stet/generate.hpp"
@@ -16,6 +17,7 @@
 namespace stet::tool {
 
 using Json = nlohmann::ordered_json;
+using Turns = std::vector<std::vector<int32_t>>;  // token ids of one prompt after another
 
 // Every subcommand adds itself to the application and runs when it was named.
 void add_generate(CLI::App& app);
@@ -27,14 +29,24 @@ void add_detokenize(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_bench(CLI::App& app);
 
+// -m: the checkpoint's directory.
+struct CheckpointOption {
+  std::string directory;
+  bool named = false;  // by the user
+
+  void add_to(CLI::App& app);
+};
+
+// The directory of a bundled checkpoint, or "" where there is none of that name.
+std::string bundled_checkpoint(const std::string& name);
+
 // -m and how to compute.
 struct ModelOptions {
-  std::string directory;
+  CheckpointOption checkpoint;
   SessionOptions session;
   std::string compute = "f32", gemm = "own", kv;
 
   void add_to(CLI::App& app);
-  void add_compute_to(CLI::App& app);  // all but -m and --kv
   // Loads the model, with a line on stderr when that takes long and someone watches.
   std::shared_ptr<const Model> load_model();
   // Checked and complete session options.
@@ -52,10 +64,16 @@ struct PromptOptions {
 
   void add_to(CLI::App& app);
   bool given() const;
-  // The turns as token ids. A tokenizer is needed for text alone; bos stands only where `fresh` is set and first.
-  std::vector<std::vector<int32_t>> turns(const std::shared_ptr<const Tokenizer>& tokenizer, bool fresh) const;
+  void require() const;  // a wrong command line, where none was given
+  // The turns as token ids, none of them empty. The checkpoint's tokenizer is needed for text alone; bos stands only
+  // where `fresh` is set and first.
+  Turns turns(const CheckpointOption& checkpoint, const std::shared_ptr<const Tokenizer>& tokenizer, bool fresh) const;
+
+ private:
+  std::vector<CLI::Option*> sources_;
 };
 
+void add_bos_to(CLI::App& app, std::string& bos, const std::string& group);
 Tokenizer::Bos bos_of(const std::string& name);
 
 // Sampling and stop options; those that were given replace what `state` holds.
@@ -69,14 +87,30 @@ struct SamplingOptions {
 
   void add_to(CLI::App& app);
   void apply(GenerationState& state) const;
+  void validate() const;  // what can be told without a model
 };
 
+// The texts of an option that may be given again, each as it is.
+CLI::Option* add_texts(CLI::App& app, const std::string& name, std::vector<std::string>& texts, const std::string& help);
+
+// A decimal integer from min to max: what the library would otherwise take in any base, and wrap around.
+CLI::Validator integer(uint64_t min, uint64_t max);
+
+// Token ids: 1,2,3 or a JSON array. `where` names the source in errors.
 std::vector<int32_t> parse_ids(const std::string& text, const std::string& where);
-double seconds();  // monotonic
+std::string read_prompt(const std::string& path);  // - for standard input
+double seconds();                                  // monotonic
+bool watched();                                    // someone looks at stderr
 
-// Processes a prompt with a progress line on stderr when it takes over a second and stderr is a terminal.
-void prefill(Session& session, std::span<const int32_t> ids);
+// An unwritable path is an io Error now rather than after a long computation.
+void check_writable(const std::string& path);
 
+// Writes to standard output. False once that has failed; finish_output() then says why.
+bool out(std::string_view text);
+void flush_output();
+void finish_output();  // throws an io Error unless all of it was written
+
+std::string dump(const Json& json, int indent = -1);  // never throws for text that is not UTF-8
 Json digests_json(const StateDigests& digests);
 std::string bytes_text(double bytes);  // "1.5 MB"
 

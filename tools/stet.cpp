@@ -1,33 +1,85 @@
 // The `stet` command. Exit status: 0 done; 1 the input or the state is at fault; 2 the command line is.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <exception>
+#include <memory>
 #include <new>
 
 #include "stet/error.hpp"
 #include "tools/command.hpp"
 
-int main(int argc, char** argv) {
-  using namespace stet::tool;
-  std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is a write error like any other
-  CLI::App app{"stet: transformer state that can be saved, moved and proved, bit for bit", "stet"};
-  app.require_subcommand(1);
-  app.set_version_flag("--version", "stet " STET_VERSION);
-  for (auto add : {add_generate, add_save, add_resume, add_logits, add_tokenize, add_detokenize, add_inspect, add_bench}) {
-    add(app);
+namespace {
+
+constexpr char kExamples[] = R"(Examples:
+  stet generate -p "Once" -n 20 --save s.stet    reply, and keep the state
+  stet resume s.stet -n 20                       go on with that reply, in another process
+  stet resume s.stet -p "And then?"              or with another prompt
+  stet inspect s.stet                            what the state is
+Exit status: 0 done; 1 the input or the state is at fault; 2 the command line is.
+)";
+
+// A file opened later must not become standard output: writes to a closed one fail, and reads find nothing.
+void open_standard_streams() {
+  for (int fd = 0; fd < 3; ++fd) {
+    if (fcntl(fd, F_GETFD) == -1) (void)!open("/dev/null", O_RDONLY);
   }
+}
+
+// Names and types alone: the limits and exclusions that the library would list crowd out what an option is for.
+class Formatter : public CLI::Formatter {
+ public:
+  std::string make_option_opts(const CLI::Option* option) const override {
+    const std::string type = option->get_type_name();
+    return (type.empty() ? "" : " ") + type.substr(0, type.find(':')) + (option->get_required() ? " (required)" : "");
+  }
+  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
+    std::string help = CLI::Formatter::make_help(app, name, mode);
+    for (size_t at = 0; (at = help.find("\n\n\n", at)) != std::string::npos;) help.erase(at, 1);
+    return help;
+  }
+};
+
+int run(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);
-    return 0;
+    if (app.get_subcommands().empty()) throw CLI::RequiredError("a subcommand");
+  } catch (const CLI::CallForHelp&) {
+    stet::tool::out(app.help());
+  } catch (const CLI::CallForVersion&) {
+    stet::tool::out(app.version() + "\n");
   } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e);
     fmt::print(stderr, "stet: {} (stet --help)\n", stet::printable(e.what(), 400));
     return 2;
+  }
+  stet::tool::finish_output();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace stet::tool;
+  open_standard_streams();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is a write error like any other
+  std::signal(SIGPIPE, SIG_IGN);  // and so is a reader that has gone
+  try {
+    CLI::App app{"stet: transformer state that can be saved, moved and proved, bit for bit", "stet"};
+    app.require_subcommand(0, 1);
+    app.set_version_flag("--version", "stet " STET_VERSION);
+    app.formatter(std::make_shared<Formatter>());
+    app.get_formatter()->column_width(28);
+    for (auto add : {add_generate, add_save, add_resume, add_logits, add_tokenize, add_detokenize, add_inspect, add_bench}) {
+      add(app);
+    }
+    app.footer(kExamples);
+    return run(app, argc, argv);
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "stet: expected enough memory, found none left\n");
   } catch (const std::exception& e) {
-    fmt::print(stderr, "stet: {}\n", stet::printable(e.what(), 2000));
+    fmt::print(stderr, "stet: {}\n", stet::printable(e.what(), 3000));
   }
   return 1;
 }

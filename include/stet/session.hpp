@@ -34,7 +34,8 @@ struct GenerationState {
   std::string stream;                     // TextStream::state of an open reply
   std::string held;                       // StopMatcher::pending of an open reply
 
-  // Forgets what lies at or after a position: later turns, the end of a turn that is cut, text held back by it.
+  // Forgets what lies at or after a position: later turns, the end of a turn that is cut, which may then go on,
+  // and text held back by a reply.
   void rewind(int64_t size);
   bool operator==(const GenerationState&) const = default;
 };
@@ -75,7 +76,8 @@ class Session {
   // and kv() (the chunks before its own); changing, copying or asking logits of the session is an argument Error.
   void append(std::span<const int32_t> ids, const LogitSink& logits = nullptr, const HiddenSink& hidden = nullptr,
               const Progress& progress = nullptr);
-  // Drops all tokens from position `size` on. Exact: what follows is as if they had never been.
+  // Drops all tokens from position `size` on. Exact: what follows is as if they had never been. A turn that is cut
+  // is open again; text of its reply then begins at the next token.
   void rewind(int64_t size);
   // A second session that shares every full block with this one and goes its own way.
   Session fork() const;

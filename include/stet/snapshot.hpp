@@ -1,8 +1,9 @@
-// A session in a file. The format is specified at the head of src/snapshot.cpp.
+// A session in a file. The format is specified at the head of src/snapshot_format.hpp.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,20 @@ struct StateDigests {
 // Computes missing logits first (after a rewind), hence not const.
 StateDigests digests_of(Session& session);
 
+// What a snapshot says about itself.
+struct SnapshotMeta {
+  std::string contract;  // contract_name()
+  int contract_version = 0;
+  std::string checkpoint;    // name of the directory that the model came from: a hint, not part of the state
+  std::string architecture;
+  std::string config;        // ModelConfig::canonical()
+  std::vector<std::pair<std::string, std::string>> fingerprints;  // as Model::fingerprints(), texts of digests
+  std::string tokenizer;     // its fingerprint, or empty
+  KvShape kv;
+  int64_t capacity = 0, positions = 0;
+  GenerationState generation;
+};
+
 class Snapshot {
  public:
   struct Section {
@@ -35,6 +50,7 @@ class Snapshot {
 
   // Writes everything that `session` is to `path`, which afterwards is the whole new snapshot or, on an io Error,
   // what it was before. `tokenizer` is Tokenizer::fingerprint(), or empty when none is in use. Returns the digests.
+  // Throws an argument Error for a generation state that could not be read back (see check_generation).
   static StateDigests save(Session& session, const std::string& tokenizer, const std::string& path);
 
   // Reads and checks all but the keys and values, which stay in the file until restore(). Throws Error: io, or
@@ -47,43 +63,30 @@ class Snapshot {
   Session restore(std::shared_ptr<const Model> model, const std::string& tokenizer, const SessionOptions& options) const;
 
   const std::string& path() const { return path_; }
-  uint32_t version() const { return version_; }
   uint64_t file_size() const;
   const std::vector<Section>& sections() const { return sections_; }
-  const std::string& contract() const { return contract_; }
-  int contract_version() const { return contract_version_; }
-  const std::string& architecture() const { return architecture_; }
-  const std::string& config() const { return config_; }  // ModelConfig::canonical()
-  // As Model::fingerprints(), texts of digests.
-  const std::vector<std::pair<std::string, std::string>>& fingerprints() const { return fingerprints_; }
-  const std::string& tokenizer() const { return tokenizer_; }
-  const KvShape& kv_shape() const { return shape_; }
-  int64_t capacity() const { return capacity_; }
+  const SnapshotMeta& meta() const { return meta_; }
   const std::vector<int32_t>& tokens() const { return tokens_; }
-  const GenerationState& generation() const { return generation_; }
+  const GenerationState& generation() const { return meta_.generation; }
   const std::vector<float>& logits() const { return logits_; }
   const StateDigests& digests() const { return digests_; }
 
  private:
   Snapshot() = default;
-  void read_meta(std::span<const std::byte> bytes);
+  const Section& section(const std::string& name) const;
+  std::span<const std::byte> content(const std::string& name) const;
   void check_compatible(const Model& model, const std::string& tokenizer, const SessionOptions& options) const;
+  void check_consistent(const Session& session) const;
+  void read_blocks(KvCache& kv, int threads) const;
 
   std::shared_ptr<const MappedFile> file_;
   std::string path_;
-  uint32_t version_ = 0;
   std::vector<Section> sections_;
-  std::string contract_, architecture_, config_, tokenizer_;
-  int contract_version_ = 0;
-  std::vector<std::pair<std::string, std::string>> fingerprints_;
-  KvShape shape_;
-  int64_t capacity_ = 0;
+  SnapshotMeta meta_;
   std::vector<int32_t> tokens_;
   std::vector<uint64_t> visible_;
-  size_t positions_ = 0;
   std::vector<float> logits_;
   std::vector<Digest> blocks_;
-  GenerationState generation_;
   StateDigests digests_;
 };
 

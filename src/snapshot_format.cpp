@@ -1,0 +1,174 @@
+#include "src/snapshot_format.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+
+#include "stet/bytes.hpp"
+#include "stet/error.hpp"
+
+namespace stet {
+namespace {
+
+constexpr char kMagic[] = "\x93STET\r\n\x1a";
+constexpr uint64_t kHeaderBytes = 128, kEntryBytes = 64, kMaxSections = 256;
+constexpr uint64_t kAlignment = 64, kKvAlignment = 65536;
+constexpr size_t kDigestedHeaderBytes = 112;
+constexpr uint32_t kMustKnow = 1;
+
+struct Header {
+  uint64_t sections;
+  Digest table, state;
+};
+
+void put(ByteWriter& w, const Digest& d) {
+  w.u64(d.low);
+  w.u64(d.high);
+}
+
+Digest get(ByteReader& r, std::string_view field) {
+  Digest d;
+  d.low = r.u64(field);
+  d.high = r.u64(field);
+  return d;
+}
+
+void check_digest(const std::string& path, const std::string& field, const Digest& expected,
+                  std::span<const std::byte> bytes) {
+  const Digest found = digest_of(bytes);
+  if (!(found == expected)) snapshot_damaged(path, field, "digest " + digest_text(expected), digest_text(found));
+}
+
+void check_equal(const std::string& path, const std::string& field, uint64_t expected, uint64_t found) {
+  if (found != expected) snapshot_damaged(path, field, std::to_string(expected), std::to_string(found));
+}
+
+bool known(const std::string& name) {
+  return std::find(std::begin(kSectionNames), std::end(kSectionNames), name) != std::end(kSectionNames);
+}
+
+Header decode_header(std::span<const std::byte> file, const std::string& path) {
+  if (file.size() < 8 || std::memcmp(file.data(), kMagic, 8) != 0) {
+    snapshot_damaged(path, "magic", "a stet snapshot", "another file");
+  }
+  ByteReader r(file.first(std::min<size_t>(file.size(), kHeaderBytes)), path);
+  r.bytes(8, "magic");
+  const uint32_t version = r.u32("format version");
+  if (version != kSnapshotVersion) {
+    throw Error(ErrorKind::unsupported, path, "format version", std::to_string(kSnapshotVersion), std::to_string(version));
+  }
+  const uint32_t header_bytes = r.u32("header size");
+  const uint64_t required = r.u64("required features");
+  r.u64("optional features");
+  const uint64_t file_size = r.u64("file size");
+  Header h;
+  h.sections = r.u32("sections");
+  r.u32("reserved");
+  const uint64_t table = r.u64("section table");
+  h.table = get(r, "table digest");
+  h.state = get(r, "state digest");
+  r.bytes(24, "reserved");
+  check_digest(path, "header", get(r, "header digest"), file.first(kDigestedHeaderBytes));
+  if (required != 0) {
+    throw Error(ErrorKind::unsupported, path, "required features", "none", "bits " + std::to_string(required));
+  }
+  check_equal(path, "header size", kHeaderBytes, header_bytes);
+  check_equal(path, "section table", kHeaderBytes, table);
+  check_equal(path, "file size", file_size, file.size());
+  if (h.sections > kMaxSections || file.size() - kHeaderBytes < h.sections * kEntryBytes) {
+    snapshot_damaged(path, "sections", "a table inside the file", std::to_string(h.sections) + " entries");
+  }
+  return h;
+}
+
+// One entry of the table; the bytes between `end`, where the section before it ends, and its own must be zero.
+Snapshot::Section decode_entry(ByteReader& table, uint64_t end, std::span<const std::byte> file, const std::string& path) {
+  Snapshot::Section s;
+  const std::string name = table.text(8, "section name");
+  s.name = name.substr(0, name.find('\0'));
+  s.offset = table.u64("offset");
+  s.size = table.u64("size");
+  const uint32_t flags = table.u32("flags"), encoding = table.u32("encoding");
+  s.digest = get(table, "digest");
+  table.bytes(16, "reserved");
+  if (s.offset < end || s.offset > file.size() || s.size > file.size() - s.offset) {
+    snapshot_damaged(path, s.name, "a section after the one before it and inside the file",
+                     std::to_string(s.offset) + " + " + std::to_string(s.size));
+  }
+  for (const std::byte b : file.subspan(end, s.offset - end)) {
+    if (b != std::byte{0}) snapshot_damaged(path, "bytes before " + s.name, "zero bytes", std::to_string(static_cast<int>(b)));
+  }
+  if (!known(s.name) && (flags & kMustKnow) == 0) return s;
+  if (!known(s.name) || encoding != 0) {
+    throw Error(ErrorKind::unsupported, path, "section " + s.name, "one that this version knows",
+                "flags " + std::to_string(flags) + ", encoding " + std::to_string(encoding));
+  }
+  return s;
+}
+
+}  // namespace
+
+void snapshot_damaged(const std::string& path, const std::string& field, const std::string& expected,
+                      const std::string& found) {
+  throw Error(ErrorKind::format, path, field, expected, found);
+}
+
+uint64_t section_offset(const std::string& name, uint64_t end) {
+  const uint64_t front = kHeaderBytes + kEntryBytes * std::size(kSectionNames);
+  const uint64_t alignment = name == "KV" ? kKvAlignment : kAlignment;
+  return (std::max(end, front) + alignment - 1) / alignment * alignment;
+}
+
+std::vector<std::byte> encode_front(const std::vector<Snapshot::Section>& sections, const Digest& state) {
+  ByteWriter table;
+  for (const Snapshot::Section& s : sections) {
+    table.text(s.name);
+    table.zeros(8 - s.name.size());
+    table.u64(s.offset);
+    table.u64(s.size);
+    table.u32(kMustKnow);
+    table.u32(0);
+    put(table, s.digest);
+    table.zeros(16);
+  }
+  ByteWriter w;
+  w.text({kMagic, 8});
+  w.u32(kSnapshotVersion);
+  w.u32(kHeaderBytes);
+  w.u64(0);
+  w.u64(0);
+  w.u64(sections.back().offset + sections.back().size);
+  w.u32(static_cast<uint32_t>(sections.size()));
+  w.u32(0);
+  w.u64(kHeaderBytes);
+  put(w, digest_of(table.data()));
+  put(w, state);
+  w.zeros(kDigestedHeaderBytes - w.size());
+  put(w, digest_of(w.data()));
+  w.bytes(table.data());
+  return w.take();
+}
+
+Front decode_front(std::span<const std::byte> file, const std::string& path) {
+  const Header header = decode_header(file, path);
+  const std::span<const std::byte> table = file.subspan(kHeaderBytes, header.sections * kEntryBytes);
+  check_digest(path, "section table", header.table, table);
+  ByteReader entries(table, path);
+  Front front{{}, header.state};
+  uint64_t end = kHeaderBytes + table.size();
+  for (uint64_t i = 0; i < header.sections; ++i) {
+    Snapshot::Section s = decode_entry(entries, end, file, path);
+    end = s.offset + s.size;
+    for (const Snapshot::Section& other : front.sections) {
+      if (other.name == s.name) snapshot_damaged(path, "section " + s.name, "one", "two");
+    }
+    if (s.name != "KV") check_digest(path, s.name, s.digest, file.subspan(s.offset, s.size));
+    front.sections.push_back(std::move(s));
+  }
+  if (end != file.size()) {
+    snapshot_damaged(path, "file size", std::to_string(end) + " bytes of sections", std::to_string(file.size()));
+  }
+  return front;
+}
+
+}  // namespace stet

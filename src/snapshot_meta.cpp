@@ -1,0 +1,175 @@
+#include "src/snapshot_meta.hpp"
+
+#include <filesystem>
+#include <fmt/format.h>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "src/json_reader.hpp"
+#include "stet/digest.hpp"
+#include "stet/error.hpp"
+#include "stet/generate.hpp"
+
+namespace stet {
+namespace {
+
+using Json = nlohmann::json;
+
+std::string hex(std::string_view bytes) {
+  std::string out;
+  for (const char c : bytes) out += fmt::format("{:02x}", static_cast<unsigned char>(c));
+  return out;
+}
+
+std::string unhex(const JsonReader& json, const std::string& name) {
+  const std::string text = json.string(name);
+  if (text.size() % 2 != 0) json.fail(name, "an even number of hex digits");
+  const auto digit = [&](char c) {
+    const size_t at = std::string_view("0123456789abcdef").find(c);
+    if (at == std::string_view::npos) json.fail(name, "hex digits");
+    return static_cast<int>(at);
+  };
+  std::string out;
+  for (size_t i = 0; i < text.size(); i += 2) out += static_cast<char>(digit(text[i]) * 16 + digit(text[i + 1]));
+  return out;
+}
+
+uint64_t read_seed(const JsonReader& json) {
+  const std::string bytes = unhex(json, "seed");
+  if (bytes.size() != 8) json.fail("seed", "16 hex digits");
+  uint64_t seed = 0;
+  for (const char c : bytes) seed = seed << 8 | static_cast<unsigned char>(c);
+  return seed;
+}
+
+// The elements of an array of objects.
+std::vector<JsonReader> objects(const JsonReader& json, const std::string& name) {
+  const auto found = json.json().find(name);
+  if (found == json.json().end() || !found->is_array()) json.fail(name, "an array of objects");
+  std::vector<JsonReader> out;
+  for (const Json& element : *found) {
+    if (!element.is_object()) json.fail(name, "an array of objects");
+    out.emplace_back(std::make_shared<Json>(element), json.file(),
+                     json.path_of(name) + "[" + std::to_string(out.size()) + "]");
+  }
+  return out;
+}
+
+Json generation_json(const GenerationState& g) {
+  Json turns = Json::array();
+  for (const Turn& t : g.turns) {
+    turns.push_back({{"prompt", t.prompt}, {"reply", t.reply}, {"end", t.end}, {"open", t.open}});
+  }
+  const SamplingSettings& s = g.sampling;
+  return {{"greedy", s.greedy}, {"temperature", s.temperature}, {"top_k", s.top_k}, {"top_p", s.top_p},
+          {"min_p", s.min_p}, {"typical_p", s.typical_p}, {"repetition_penalty", s.repetition_penalty},
+          {"seed", fmt::format("{:016x}", s.seed)}, {"stop_ids", g.stop_ids}, {"stop_strings", g.stop_strings},
+          {"turns", turns}, {"stream", hex(g.stream)}, {"held", hex(g.held)}};
+}
+
+GenerationState read_generation(const JsonReader& json, int64_t vocab, int64_t positions) {
+  GenerationState g;
+  SamplingSettings& s = g.sampling;
+  s.greedy = json.boolean("greedy");
+  s.temperature = json.number("temperature");
+  s.top_k = static_cast<int>(json.integer("top_k", 0, std::numeric_limits<int>::max()));
+  s.top_p = json.number("top_p");
+  s.min_p = json.number("min_p");
+  s.typical_p = json.number("typical_p");
+  s.repetition_penalty = json.number("repetition_penalty");
+  s.seed = read_seed(json);
+  for (int64_t id : json.integers("stop_ids", 0, vocab - 1)) g.stop_ids.push_back(static_cast<int32_t>(id));
+  g.stop_strings = json.strings("stop_strings");
+  int64_t at = 0;
+  for (const JsonReader& t : objects(json, "turns")) {
+    Turn turn;
+    turn.prompt = t.integer("prompt", at, positions);
+    turn.reply = t.integer("reply", turn.prompt, positions);
+    turn.end = t.integer("end", turn.reply, positions);
+    turn.open = t.boolean("open");
+    at = turn.end;
+    g.turns.push_back(turn);
+  }
+  g.stream = unhex(json, "stream");
+  g.held = unhex(json, "held");
+  check_generation(g, vocab, positions, json.file());
+  return g;
+}
+
+KvShape read_kv(const JsonReader& kv) {
+  const std::string type = kv.string("type");
+  if (type != "f32" && type != "bf16" && type != "f16") kv.fail("type", "f32, bf16 or f16");
+  return {kv.integer("layers", 1, 1024), kv.integer("heads", 1, 1024), kv.integer("head_dim", 2, 1024), kv_type_of(type)};
+}
+
+// The last part of the checkpoint's path: enough to ask for it by name, and no path of this machine in the file.
+std::string name_of(const std::string& directory) {
+  std::error_code ignored;
+  std::filesystem::path path = std::filesystem::absolute(directory, ignored).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  return printable(path.filename().string());
+}
+
+}  // namespace
+
+SnapshotMeta meta_of(const Session& session, const std::string& tokenizer) {
+  SnapshotMeta m;
+  m.contract = contract_name(session.compute());
+  m.contract_version = kContractVersion;
+  m.checkpoint = name_of(session.model().directory());
+  m.architecture = session.model().config().architecture;
+  m.config = session.model().config().canonical();
+  for (const auto& [name, digest] : session.model().fingerprints()) m.fingerprints.emplace_back(name, digest_text(digest));
+  m.tokenizer = tokenizer;
+  m.kv = session.kv().shape();
+  m.capacity = session.capacity();
+  m.positions = session.size();
+  m.generation = session.generation();
+  return m;
+}
+
+std::string encode_generation(const GenerationState& generation) { return generation_json(generation).dump(); }
+
+std::string encode_meta(const SnapshotMeta& m) {
+  Json fingerprints = Json::array();
+  for (const auto& [name, digest] : m.fingerprints) fingerprints.push_back({{"name", name}, {"digest", digest}});
+  const Json meta = {
+      {"contract", m.contract},
+      {"contract_version", m.contract_version},
+      {"checkpoint", m.checkpoint},
+      {"architecture", m.architecture},
+      {"config", Json::parse(m.config)},
+      {"fingerprints", fingerprints},
+      {"tokenizer", m.tokenizer},
+      {"capacity", m.capacity},
+      {"positions", m.positions},
+      {"kv", {{"type", kv_type_name(m.kv.type)}, {"layers", m.kv.layers}, {"heads", m.kv.kv_heads}, {"head_dim", m.kv.head_dim}}},
+      {"generation", generation_json(m.generation)}};
+  return meta.dump();
+}
+
+SnapshotMeta decode_meta(std::string_view text, const std::string& file) {
+  const JsonReader json = parse_json(text, file);
+  SnapshotMeta m;
+  m.contract = json.string("contract");
+  m.contract_version = static_cast<int>(json.integer("contract_version", 1, 1 << 20));
+  m.checkpoint = json.string("checkpoint");
+  m.architecture = json.string("architecture");
+  const JsonReader config = json.required_object("config");
+  m.config = config.json().dump();
+  for (const JsonReader& entry : objects(json, "fingerprints")) {
+    m.fingerprints.emplace_back(entry.string("name"), entry.string("digest"));
+  }
+  if (m.fingerprints.empty() || m.fingerprints.back().first != "model") {
+    json.fail("fingerprints", "an array that ends with \"model\"");
+  }
+  m.tokenizer = json.string("tokenizer");
+  m.kv = read_kv(json.required_object("kv"));
+  m.capacity = json.integer("capacity", 1, int64_t{1} << 24);
+  m.positions = json.integer("positions", 0, m.capacity);
+  const int64_t vocab = config.integer("vocab_size", 1, int64_t{1} << 20);
+  m.generation = read_generation(json.required_object("generation"), vocab, m.positions);
+  return m;
+}
+
+}  // namespace stet

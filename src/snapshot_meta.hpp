@@ -1,0 +1,20 @@
+// The META section of a snapshot: JSON, with byte strings that need not be text in hex.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "stet/session.hpp"
+#include "stet/snapshot.hpp"
+
+namespace stet {
+
+SnapshotMeta meta_of(const Session& session, const std::string& tokenizer);
+std::string encode_meta(const SnapshotMeta& meta);
+// `file` names the source in errors. Throws Error: format.
+SnapshotMeta decode_meta(std::string_view json, const std::string& file);
+
+// Sorted keys, no spaces: part of what the state digest covers.
+std::string encode_generation(const GenerationState& generation);
+
+}  // namespace stet
