@@ -17,6 +17,14 @@ struct Options {
 
 using Hidden = std::vector<std::vector<float>>;  // [layers + 1][T * hidden_size]
 
+// All bytes of keys and values, block after block.
+Digest kv_digest(const KvCache& kv) {
+  RunningDigest digest;
+  const int64_t blocks = (kv.size() + kBlockPositions - 1) / kBlockPositions;
+  for (int64_t b = 0; b < blocks; ++b) digest.add({kv.block(b), kv.shape().block_bytes()});
+  return digest.result();
+}
+
 void add_rows(std::vector<float>& to, Rows rows) {
   for (size_t i = 0; i < rows.count; ++i) to.insert(to.end(), rows.row(i), rows.row(i) + rows.width);
 }
@@ -74,7 +82,7 @@ void run(Options& o) {
   if (o.hidden) hidden = [&](size_t index, int64_t, Rows rows) { output.hidden(index, rows); };
   session.append(ids, [&](int64_t, Rows rows) { output.logits(rows); }, hidden);
   output.finish();
-  if (o.digest) out(fmt::format("logits {}\nkv {}\n", digest_text(output.digest()), digest_text(digests_of(session).kv)));
+  if (o.digest) out(fmt::format("logits {}\nkv {}\n", digest_text(output.digest()), digest_text(kv_digest(session.kv()))));
 }
 
 }  // namespace

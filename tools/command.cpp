@@ -101,13 +101,22 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& directory) {
   const std::filesystem::path dir = directory;
-  if (is_there(dir / "tokenizer.json") || is_there(dir / "tokenizer.model")) return Tokenizer::load(directory);
-  read_text_file((dir / "config.json").string(), kPromptLimit);  // fails where this is no checkpoint at all
-  return nullptr;
+  if (!is_there(dir / "tokenizer.json") && !is_there(dir / "tokenizer.model")) {
+    read_text_file((dir / "config.json").string(), kPromptLimit);  // fails where this is no checkpoint at all
+    return nullptr;
+  }
+  try {
+    return Tokenizer::load(directory);
+  } catch (const Error& e) {
+    if (e.kind != ErrorKind::unsupported) throw;
+    return nullptr;  // a build without its library still runs by token ids
+  }
 }
 
 std::shared_ptr<const Tokenizer> require_tokenizer(const std::string& directory) {
   if (auto tokenizer = load_tokenizer(directory)) return tokenizer;
+  const std::filesystem::path dir = directory;
+  if (is_there(dir / "tokenizer.json") || is_there(dir / "tokenizer.model")) return Tokenizer::load(directory);
   throw Error(ErrorKind::io, directory, "tokenizer", "tokenizer.json or tokenizer.model", "neither");
 }
 
@@ -194,9 +203,7 @@ Turns PromptOptions::turns(const CheckpointOption& checkpoint, const std::shared
     turns.push_back(std::move(turn));
   };
   const auto encode = [&](const std::string& text, const std::string& where) {
-    if (tokenizer == nullptr) {
-      throw Error(ErrorKind::io, checkpoint.directory, "tokenizer", "tokenizer.json or tokenizer.model (or use --ids)", "neither");
-    }
+    if (tokenizer == nullptr) require_tokenizer(checkpoint.directory);  // says why there is none
     take(tokenizer->encode(text, fresh && turns.empty() ? bos_of(bos) : Tokenizer::Bos::off), where);
   };
   for (const CLI::Option* source : sources_) {
