@@ -232,7 +232,7 @@ TEST_F(Command, LogitsAreTheLibrarysWhateverTheSchedule) {
   for (size_t i = 0; i < hidden.size(); ++i) EXPECT_TRUE(same_bytes(written.floats("hidden." + std::to_string(i)), hidden[i])) << i;
   EXPECT_FALSE(written.has("hidden." + std::to_string(hidden.size())));
   const std::string digests = succeed({"logits", "-m", kLlama, "--ids-file", scratch / "ids.json", "--digest"}).out;
-  EXPECT_EQ(digests, "logits " + digest_text(digest_of(std::as_bytes(std::span(logits)))) + "\nkv " + digest_text(digests_of(session).kv) + "\n");
+  EXPECT_EQ(digests, "logits " + digest_text(digest_of(std::as_bytes(std::span(logits)))) + "\nkv " + digest_text(digest_of(kv_bytes(session.kv()))) + "\n");
 }
 
 TEST_F(Command, TokenizeAndDetokenizeLines) {

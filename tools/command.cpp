@@ -113,11 +113,11 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& directory) {
   }
 }
 
-std::shared_ptr<const Tokenizer> require_tokenizer(const std::string& directory) {
+std::shared_ptr<const Tokenizer> require_tokenizer(const std::string& directory, const std::string& hint) {
   if (auto tokenizer = load_tokenizer(directory)) return tokenizer;
   const std::filesystem::path dir = directory;
   if (is_there(dir / "tokenizer.json") || is_there(dir / "tokenizer.model")) return Tokenizer::load(directory);
-  throw Error(ErrorKind::io, directory, "tokenizer", "tokenizer.json or tokenizer.model", "neither");
+  throw Error(ErrorKind::io, directory, "tokenizer", "tokenizer.json or tokenizer.model" + hint, "neither");
 }
 
 CLI::Validator integer(uint64_t min, uint64_t max) {
@@ -203,7 +203,7 @@ Turns PromptOptions::turns(const CheckpointOption& checkpoint, const std::shared
     turns.push_back(std::move(turn));
   };
   const auto encode = [&](const std::string& text, const std::string& where) {
-    if (tokenizer == nullptr) require_tokenizer(checkpoint.directory);  // says why there is none
+    if (tokenizer == nullptr) require_tokenizer(checkpoint.directory, " (or use --ids)");  // says why there is none
     take(tokenizer->encode(text, fresh && turns.empty() ? bos_of(bos) : Tokenizer::Bos::off), where);
   };
   for (const CLI::Option* source : sources_) {

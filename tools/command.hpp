@@ -53,9 +53,10 @@ struct ModelOptions {
   SessionOptions session_options() const;
 };
 
-// The tokenizer of a checkpoint; null when the directory has none.
+// The tokenizer of a checkpoint; null when the directory has none, or one that this build cannot read. `hint` is added
+// to what was expected.
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& directory);
-std::shared_ptr<const Tokenizer> require_tokenizer(const std::string& directory);
+std::shared_ptr<const Tokenizer> require_tokenizer(const std::string& directory, const std::string& hint = "");
 
 // --prompt, --prompt-file, --ids, --ids-file: what is to be processed. Several prompts are several turns.
 struct PromptOptions {
