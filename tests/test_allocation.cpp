@@ -96,7 +96,7 @@ class FailingAllocation : public Allocation {
 
 TEST_P(FailingAllocation, OfAppendChangesNothing) {
   for (size_t size : {1u, 64u, 100u, 128u}) {
-    Session start(m, options(1, "", 50)), whole(m, options(1));
+    Session start(m, options(1, STET_DEFAULT_ISA, 50)), whole(m, options(1));
     start.append(std::span(ids).first(size));
     whole.append(ids);
     sweep(start, whole, [&](Session& s) { s.append(std::span(ids).subspan(size)); });

@@ -49,7 +49,7 @@ class Bits : public testing::TestWithParam<Subject> {
 TEST_P(Bits, ChunkingDoesNotMatter) {
   Run whole = run(ids, options(1));
   for (int64_t chunk : {1, 2, 7, 63, 64, 65}) {
-    expect_same(run(ids, options(1, "", chunk)), whole, "chunk " + std::to_string(chunk));
+    expect_same(run(ids, options(1, STET_DEFAULT_ISA, chunk)), whole, "chunk " + std::to_string(chunk));
   }
 }
 
@@ -57,7 +57,7 @@ TEST_P(Bits, RandomChunkingDoesNotMatter) {
   Run whole = run(ids, options(1));
   std::mt19937 random(7);
   for (int i = 0; i < 12; ++i) {
-    Run parts{Session(m, options(1 + i % 2, "", 1 + random() % 90)), {}};
+    Run parts{Session(m, options(1 + i % 2, STET_DEFAULT_ISA, 1 + random() % 90)), {}};
     std::string what = "appended";
     for (size_t at = 0; at < ids.size();) {
       const size_t n = std::min<size_t>(1 + random() % (i % 3 == 0 ? 9 : 130), ids.size() - at);
@@ -75,12 +75,12 @@ TEST_P(Bits, RandomChunkingDoesNotMatter) {
 TEST_P(Bits, ThreadsDoNotMatter) {
   Run one = run(ids, options(1));
   const auto few = std::span(ids).first(20);
-  Run few_by_one = run(few, options(1, "", 1));
+  Run few_by_one = run(few, options(1, STET_DEFAULT_ISA, 1));
   for (int threads : {2, 3, 5}) {
     const std::string what = std::to_string(threads) + " threads";
     expect_same(run(ids, options(threads)), one, what);
-    expect_same(run(ids, options(threads, "", 63)), one, what + ", chunk 63");
-    expect_same(run(few, options(threads, "", 1)), few_by_one, what + ", token by token");
+    expect_same(run(ids, options(threads, STET_DEFAULT_ISA, 63)), one, what + ", chunk 63");
+    expect_same(run(few, options(threads, STET_DEFAULT_ISA, 1)), few_by_one, what + ", token by token");
   }
 }
 
@@ -189,10 +189,10 @@ TEST_P(BitsOfKvType, NothingMatters) {
     o.kv_type = std::get<1>(GetParam());
     return Session(m, o);
   };
-  Session whole = with(1, "", 512);
+  Session whole = with(1, STET_DEFAULT_ISA, 512);
   const std::vector<float> logits = all_logits(whole, ids);
   for (int64_t chunk : {1, 7, 64, 65}) {
-    Session s = with(1 + static_cast<int>(chunk % 2), "", chunk);
+    Session s = with(1 + static_cast<int>(chunk % 2), STET_DEFAULT_ISA, chunk);
     EXPECT_TRUE(same_bytes(all_logits(s, ids), logits)) << "chunk " << chunk;
     EXPECT_TRUE(same_state(s, whole)) << "chunk " << chunk;
     s.rewind(100);

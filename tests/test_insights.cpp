@@ -32,7 +32,7 @@ TEST(Insights, Insight01_ASessionOwnsItsCache) {
 // Positions are counted by the session, from 0, over all appends; nobody passes one.
 TEST(Insights, Insight02_And15_PositionsAreNotArguments) {
   static_assert(!std::is_invocable_v<decltype(&Session::append), Session&, std::span<const int32_t>, int64_t>);
-  Session s(gemma(), options(1, "", 10));
+  Session s(gemma(), options(1, STET_DEFAULT_ISA, 10));
   std::vector<int64_t> positions;
   const auto ids = random_tokens(*gemma(), 75);
   for (const auto part : {std::span(ids).first(30), std::span(ids).subspan(30, 1), std::span(ids).subspan(31)}) {
@@ -282,7 +282,7 @@ TEST(Session, OptionsOutOfRangeAreNamed) {
 // A sink that throws, in any chunk and at any row: the session is what it was, byte for byte.
 TEST(Session, ExceptionOfASinkChangesNothing) {
   const auto ids = random_tokens(*gemma(), 200);
-  Session s(gemma(), options(1, "", 40));
+  Session s(gemma(), options(1, STET_DEFAULT_ISA, 40));
   s.append(std::span(ids).first(70));
   Session before = s.fork();
   for (int64_t stop : {70, 93, 109, 110, 128, 199}) {
@@ -376,7 +376,7 @@ TEST(Session, NothingIsCarriedThroughScratchMemory) {
     const auto m = Model::load(subject.directory, 1);
     const auto ids = random_tokens(*m, 80);
     const auto run = [&] {
-      Session s(m, options(2, "", 50));
+      Session s(m, options(2, STET_DEFAULT_ISA, 50));
       std::vector<float> logits = all_logits(s, std::span(ids).first(78));
       for (size_t i = 78; i < 80; ++i) {
         s.append(std::span(ids).subspan(i, 1));

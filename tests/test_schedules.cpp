@@ -60,7 +60,7 @@ class Schedule {
     ComputeOptions c;
     size_t sets = 0;
     while (kernel_names()[sets] != nullptr) ++sets;
-    c.isa = kernel_names()[draw(4) == 0 ? draw(sets) : sets - 1];
+    c.isa = draw(4) == 0 || *STET_DEFAULT_ISA ? kernel_names()[draw(sets)] : kernel_names()[sets - 1];
     const int threads[] = {1, 1, 1, 2, 3, 5};
     c.threads = threads[draw(6)];
     const int64_t chunks[] = {1, 2, 7, 63, 64, 65, 512};
@@ -152,7 +152,7 @@ class Schedule {
 
 TEST(Schedules, EqualTheSameTokensProcessedAtOnce) {
   const std::vector<Subject> all = subjects();
-  const uint64_t count = setting("STET_SCHEDULES", 240), first = setting("STET_SEED", 1);
+  const uint64_t count = setting("STET_SCHEDULES", 200), first = setting("STET_SEED", 1);
   for (uint64_t seed = first; seed < first + count; ++seed) {
     Schedule schedule(all[seed % all.size()], static_cast<uint32_t>(seed));
     ASSERT_TRUE(schedule.run()) << "repeat with STET_SCHEDULES=1 STET_SEED=" << seed << "\n" << schedule.log();
