@@ -60,7 +60,9 @@ class Schedule {
     ComputeOptions c;
     size_t sets = 0;
     while (kernel_names()[sets] != nullptr) ++sets;
-    c.isa = draw(4) == 0 || *STET_DEFAULT_ISA ? kernel_names()[draw(sets)] : kernel_names()[sets - 1];
+    // The portable kernels are slow: the small checkpoints alone.
+    const size_t first = sets > 1 && model_->weight_bytes() > size_t{4} << 20 ? 1 : 0;
+    c.isa = kernel_names()[draw(4) == 0 || *STET_DEFAULT_ISA ? first + draw(sets - first) : sets - 1];
     const int threads[] = {1, 1, 1, 2, 3, 5};
     c.threads = threads[draw(6)];
     const int64_t chunks[] = {1, 2, 7, 63, 64, 65, 512};
@@ -83,6 +85,7 @@ class Schedule {
     const int64_t lengths[] = {1, 1, 2, 3, 7, 31, 63, 64, 65};
     const size_t kind = draw(12);
     int64_t n = kind < 9 ? lengths[kind] : 1 + static_cast<int64_t>(draw(130));
+    if (b.session.compute().threads > 2) n = std::max<int64_t>(n, 31);
     n = std::min(n, kCapacity - b.session.size());
     const std::vector<int32_t> ids = draw_tokens(n);
     log_ << "append " << n;
