@@ -48,6 +48,13 @@ if(STET_OPENBLAS_LIBRARY AND STET_CBLAS_INCLUDE)
 endif()
 stet_have(STET_BLAS STET_HAVE_BLAS $<BUILD_INTERFACE:stet_openblas> have_blas)
 
+set(have_zlib OFF)
+if(NOT STET_ZLIB STREQUAL "OFF")
+  find_package(ZLIB QUIET)
+  set(have_zlib ${ZLIB_FOUND})
+endif()
+stet_have(STET_ZLIB STET_HAVE_ZLIB ZLIB::ZLIB have_zlib)
+
 find_package(PkgConfig QUIET)
 set(have_sentencepiece OFF)
 set(have_pcre2 OFF)

@@ -125,6 +125,39 @@ std::string ModelConfig::canonical() const {
   return j.dump();
 }
 
+ModelConfig ModelConfig::from_canonical(const std::string& text, const std::string& file) {
+  const JsonReader json = parse_json(text, file);
+  constexpr int64_t kMany = int64_t{1} << 40;
+  ModelConfig c;
+  c.family = json.string("family");
+  const std::pair<const char*, int64_t*> integers[] = {
+      {"vocab_size", &c.vocab_size}, {"hidden_size", &c.hidden_size}, {"intermediate_size", &c.intermediate_size},
+      {"layers", &c.layers},         {"heads", &c.heads},             {"kv_heads", &c.kv_heads},
+      {"head_dim", &c.head_dim},     {"max_positions", &c.max_positions}};
+  for (const auto& [name, value] : integers) *value = json.integer(name, 1, kMany);
+  const std::pair<const char*, double*> numbers[] = {
+      {"norm_eps", &c.norm_eps}, {"attention_scale", &c.attention_scale}, {"attention_softcap", &c.attention_softcap},
+      {"logit_softcap", &c.logit_softcap}, {"embedding_scale", &c.embedding_scale}};
+  for (const auto& [name, value] : numbers) *value = json.number(name);
+  c.tied_head = json.boolean("tied_head");
+  c.attention_bias = json.boolean("attention_bias");
+  c.mlp_bias = json.boolean("mlp_bias");
+  c.window = json.integers("window", 0, kMany);
+  const auto ropes = json.json().find("ropes");
+  if (ropes == json.json().end() || !ropes->is_array()) json.fail("ropes", "an array of objects");
+  for (const nlohmann::json& entry : *ropes) {
+    if (!entry.is_object()) json.fail("ropes", "an array of objects");
+    const JsonReader r(std::make_shared<nlohmann::json>(entry), file, json.path_of("ropes"));
+    c.ropes.push_back({r.number("theta"), static_cast<Rope::Scaling>(r.integer("scaling", 0, 2)), r.number("factor"),
+                       r.number("low_freq_factor"), r.number("high_freq_factor"), r.number("original_positions")});
+  }
+  for (const int64_t i : json.integers("rope_of", 0, std::max<int64_t>(0, static_cast<int64_t>(c.ropes.size()) - 1))) {
+    c.rope_of.push_back(static_cast<int>(i));
+  }
+  if (!c.ropes.empty() && static_cast<int64_t>(c.rope_of.size()) != c.layers) json.fail("rope_of", "one entry per layer");
+  return c;
+}
+
 ModelConfig parse_model_config(const std::string& text, const std::string& file) {
   const JsonReader json = parse_json(text, file);
   const Family& family = family_of(json);

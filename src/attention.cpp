@@ -85,6 +85,7 @@ struct BlockView {
 // The keys and values of a block as float32: in place when they are stored so and rows need no padding.
 BlockView view_block(const Queries& s, int64_t index, const Local& local) {
   const KvShape& shape = s.span.kv->shape();
+  s.span.kv->check(index, s.a.layer);
   const std::byte* block = s.span.kv->block(index);
   const int64_t head = static_cast<int64_t>(s.kv_head);
   const std::byte* k = block + shape.k_offset(s.a.layer, head);
@@ -138,6 +139,7 @@ void attend_queries(const Queries& s, size_t first, size_t count, const Local& l
   float* const values = local.block + kLanes;
   const auto [begin, end] = block_range(s, first, count);
   for (int64_t b = begin; b < end; ++b) {
+    if (s.span.kv->visible(b) == 0) continue;
     const BlockView view = view_block(s, b, local);
     for (size_t i = 0; i < count; i += kTileRows) {
       const size_t rows = std::min(size_t{kTileRows}, count - i);
@@ -166,6 +168,10 @@ void attend_split(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y
   for (size_t task = mine.begin; task < mine.end; ++task) {
     const Queries s{p, a, span, task / blocks, q, y};
     const size_t block = task % blocks;
+    if (span.kv->visible(begin + static_cast<int64_t>(block)) == 0) {
+      for (size_t i = 0; i < group; ++i) partial[(s.head(i) * blocks + block) * entry + 2] = 0;
+      continue;
+    }
     const BlockView view = view_block(s, begin + static_cast<int64_t>(block), local);
     for (size_t i = 0; i < group; i += kTileRows) {
       const size_t rows = std::min(size_t{kTileRows}, group - i);

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
+#include "kernels/xxh3.hpp"
+
 namespace stet {
 
 struct RunningDigest::State {
@@ -10,8 +12,8 @@ struct RunningDigest::State {
 };
 
 Digest digest_of(std::span<const std::byte> bytes) {
-  const XXH128_hash_t h = XXH3_128bits(bytes.data(), bytes.size());
-  return {h.low64, h.high64};
+  const Hash128 h = xxh3_128(bytes.data(), bytes.size());
+  return {h.low, h.high};
 }
 
 std::string digest_text(const Digest& digest) { return fmt::format("xxh3:{:016x}{:016x}", digest.high, digest.low); }

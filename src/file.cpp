@@ -37,6 +37,7 @@ class Descriptor {
     if (fd_ >= 0) ::close(fd_);
   }
   int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
 
  private:
   int fd_;
@@ -107,24 +108,42 @@ std::string random_digits() {
 
 }  // namespace
 
-MappedFile::MappedFile(std::string path, std::span<const std::byte> bytes)
-    : path_(std::move(path)), bytes_(bytes) {}
+namespace {
+
+int64_t modified(const struct stat& info) { return info.st_mtim.tv_sec * int64_t{1'000'000'000} + info.st_mtim.tv_nsec; }
+
+}  // namespace
 
 MappedFile::~MappedFile() {
   ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+  ::close(fd_);
+}
+
+void MappedFile::check_unchanged() const {
+  struct stat now = {};
+  if (::fstat(fd_, &now) != 0) throw_io(path_, "a readable file", errno);
+  if (static_cast<size_t>(now.st_size) != bytes_.size()) {
+    throw Error(ErrorKind::io, path_, "size", std::to_string(bytes_.size()) + " bytes, as when it was opened",
+                std::to_string(now.st_size));
+  }
+  if (modified(now) != modified_) throw Error(ErrorKind::io, path_, "", "the file as it was opened", "one written to since");
 }
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
   struct stat info = {};
-  const Descriptor file(open_for_reading(path, O_NONBLOCK, &info));  // a pipe must not make it wait
+  Descriptor file(open_for_reading(path, O_NONBLOCK, &info));  // a pipe must not make it wait
   if (!S_ISREG(info.st_mode))
     throw Error(ErrorKind::io, path, "", "a regular file", "a device or pipe");
   if (info.st_size == 0) throw Error(ErrorKind::format, path, "", "a file with content", "0 bytes");
   const auto size = static_cast<size_t>(info.st_size);
   void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
   if (address == MAP_FAILED) throw_io(path, "a file that can be mapped", errno);
-  const std::span bytes(static_cast<const std::byte*>(address), size);
-  return std::shared_ptr<const MappedFile>(new MappedFile(path, bytes));
+  std::shared_ptr<MappedFile> mapped(new MappedFile);
+  mapped->path_ = path;
+  mapped->bytes_ = {static_cast<const std::byte*>(address), size};
+  mapped->fd_ = file.release();
+  mapped->modified_ = modified(info);
+  return mapped;
 }
 
 void MappedFile::drop(size_t offset, size_t size) const {
@@ -222,6 +241,19 @@ void AtomicFile::write_through(std::span<const std::byte> bytes) {
     if (count == 0) errno = ENOSPC;
     if (count <= 0) fail("to write " + std::to_string(written_) + " bytes");
     bytes = bytes.subspan(static_cast<size_t>(count));
+  }
+}
+
+void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
+  write({});
+  flush();
+  while (!bytes.empty()) {
+    const ssize_t count = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = ENOSPC;
+    if (count <= 0) fail("to write " + std::to_string(written_) + " bytes");
+    bytes = bytes.subspan(static_cast<size_t>(count));
+    offset += static_cast<uint64_t>(count);
   }
 }
 

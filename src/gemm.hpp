@@ -6,8 +6,8 @@
 namespace stet {
 
 // Rows are taken in blocks that stay in the second-level cache beside a panel of weights.
-constexpr size_t kGemmRows = 510;   // a multiple of kTileRows
-constexpr size_t kGemmDepth = 256;  // inputs of a panel that are widened at once
+constexpr size_t kGemmRows = 516;   // a multiple of kTileRows; one block for the default chunk of 512
+constexpr size_t kGemmDepth = 640;  // inputs of a panel that are widened at once
 
 size_t gemm_local_floats();
 size_t attention_local_floats(size_t head_dim);

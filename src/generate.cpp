@@ -150,7 +150,7 @@ Reply generate(Session& session, const Tokenizer* tokenizer, const GenerateOptio
       break;
     }
     const int32_t id = sampler.sample(state.sampling, session.logits(), session.tokens(),
-                                      static_cast<uint64_t>(session.size()));
+                                      static_cast<uint64_t>(session.drawn()));
     Turn& turn = open_turn(session);
     session.append({&id, 1});
     turn.end = session.size();

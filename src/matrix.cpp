@@ -1,7 +1,5 @@
 #include "stet/matrix.hpp"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -62,16 +60,15 @@ Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int 
   for (const TensorView* part : parts) {
     const size_t slab_bytes = kLanes * row_bytes;
     const size_t slabs = (part->bytes.size() + slab_bytes - 1) / slab_bytes;
-    std::vector<XXH128_hash_t> hashes(slabs);
+    std::vector<Digest> hashes(slabs);
     run_team(threads, [&](Team team) {
       const Range mine = team.share(slabs);
       for (size_t s = mine.begin; s < mine.end; ++s) {
         const size_t begin = s * slab_bytes;
-        hashes[s] = XXH3_128bits(part->bytes.data() + begin, std::min(slab_bytes, part->bytes.size() - begin));
+        hashes[s] = digest_of({part->bytes.data() + begin, std::min(slab_bytes, part->bytes.size() - begin)});
       }
     });
-    const XXH128_hash_t all = XXH3_128bits(hashes.data(), hashes.size() * sizeof hashes[0]);
-    digests->push_back({all.low64, all.high64});
+    digests->push_back(digest_of(std::as_bytes(std::span(hashes))));
   }
 }
 

@@ -1,18 +1,17 @@
 #include "stet/model.hpp"
 
 #include <algorithm>
-#include <filesystem>
 #include <new>
 
 #include "models/family.hpp"
 #include "src/float_environment.hpp"
 #include "stet/error.hpp"
-#include "stet/file.hpp"
 
 namespace stet {
 namespace {
 
 constexpr size_t kConfigLimit = size_t{16} << 20;
+const std::string kConfigName = "config.json", kGenerationName = "generation_config.json";
 constexpr size_t kHeadRows = 24;  // rows of logits computed at a time: a vocabulary is wide
 
 std::string find_prefix(const Checkpoint& checkpoint, const Family& family) {
@@ -23,12 +22,11 @@ std::string find_prefix(const Checkpoint& checkpoint, const Family& family) {
               "none");
 }
 
-GenerationConfig read_generation(const std::filesystem::path& path, const ModelConfig& config) {
+GenerationConfig read_generation(const FileSource& source, const ModelConfig& config) {
   GenerationConfig g;
-  std::error_code unknown;  // whatever hinders looking will hinder reading, and be reported there
-  if (std::filesystem::symlink_status(path, unknown).type() != std::filesystem::file_type::not_found) {
-    const std::string file = path.string();
-    g = parse_generation_config(read_text_file(file, kConfigLimit), file, config.vocab_size);
+  if (source.has(kGenerationName)) {
+    g = parse_generation_config(source.read(kGenerationName, kConfigLimit), source.path_of(kGenerationName),
+                                config.vocab_size);
   }
   if (g.eos_ids.empty()) g.eos_ids = config.eos_ids;
   return g;
@@ -43,20 +41,31 @@ Rows make_rows(Workspace& w, size_t rows, int64_t width) {
 }  // namespace
 
 std::shared_ptr<const Model> Model::load(const std::string& directory, int threads) {
+  return load(directory_source(directory), threads);
+}
+
+std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> source, int threads) {
   const FloatEnvironment contract;  // numbers of the config, rotary frequencies and norm weights are computed here
-  const std::filesystem::path dir = directory;
-  const std::string file = (dir / "config.json").string();
-  const std::string text = read_text_file(file, kConfigLimit);
+  const std::string file = source->path_of(kConfigName);
+  const std::string text = source->read(kConfigName, kConfigLimit);
   ModelConfig config = parse_model_config(text, file);
-  GenerationConfig generation = read_generation(dir / "generation_config.json", config);
+  GenerationConfig generation = read_generation(*source, config);
   const Family& family = family_of(parse_json(text, file));
-  const Checkpoint checkpoint = Checkpoint::open(directory);
+  const Checkpoint checkpoint = Checkpoint::open(*source);
   WeightLoader weights(checkpoint, find_prefix(checkpoint, family), threads > 0 ? threads : default_threads());
   std::unique_ptr<Model> model = family.load(std::move(config), weights);
   weights.finish(*model);
-  model->directory_ = directory;
+  model->source_ = std::move(source);
   model->generation_ = std::move(generation);
   return model;
+}
+
+std::vector<std::string> Model::files_of(const FileSource& source) {
+  std::vector<std::string> names = {kConfigName};
+  if (source.has(kGenerationName)) names.push_back(kGenerationName);
+  const std::vector<std::string> weights = Checkpoint::files_of(source);
+  names.insert(names.end(), weights.begin(), weights.end());
+  return names;
 }
 
 void Model::head(Team t, const Pass& p, Rows hidden, Rows logits) const {

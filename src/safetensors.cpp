@@ -20,6 +20,7 @@ constexpr uint64_t kHeaderLimit = 100'000'000;  // the reference's limit
 constexpr size_t kIndexLimit = 100'000'000;
 constexpr int64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
 const std::string kMetadata = "__metadata__";
+const std::string kWeightsName = "model.safetensors", kIndexName = "model.safetensors.index.json";
 
 std::string range_text(uint64_t begin, uint64_t end) {
   return fmt::format("[{}, {}]", begin, end);
@@ -104,6 +105,29 @@ void order_tensors(std::vector<TensorView>* tensors, std::span<const std::byte> 
   }
 }
 
+// The one file of weights, or the index of several.
+std::string weights_name(const FileSource& source) {
+  for (const std::string& name : {kWeightsName, kIndexName}) {
+    if (source.has(name)) return name;
+  }
+  throw Error(ErrorKind::io, source.path(), "", kWeightsName + " or " + kIndexName + " in it",
+              "neither");
+}
+
+// The file of each tensor, as the index lists them.
+std::map<std::string, std::string> read_weight_map(const FileSource& source) {
+  const JsonReader index =
+      parse_json(source.read(kIndexName, kIndexLimit), source.path_of(kIndexName));
+  const JsonReader weight_map = index.required_object("weight_map");
+  std::map<std::string, std::string> files;
+  for (const std::string& name : weight_map.keys()) {
+    const std::string file = weight_map.string(name);
+    if (!is_plain_name(file)) weight_map.fail(name, "the plain name of a file beside the index");
+    files.emplace(name, file);
+  }
+  return files;
+}
+
 }  // namespace
 
 SafeTensors SafeTensors::parse(std::span<const std::byte> bytes, const std::string& file) {
@@ -133,49 +157,52 @@ const TensorView* SafeTensors::find(const std::string& name) const {
 
 Checkpoint Checkpoint::open(const std::string& directory) {
   struct stat info = {};
-  const auto exists = [&](const std::string& path) { return ::stat(path.c_str(), &info) == 0; };
-  if (!exists(directory))
+  if (::stat(directory.c_str(), &info) != 0)
     throw Error(ErrorKind::io, directory, "", "a checkpoint directory", "nothing");
   if (!S_ISDIR(info.st_mode))
     throw Error(ErrorKind::io, directory, "", "a checkpoint directory", "a file");
+  return open(*directory_source(directory));
+}
 
+Checkpoint Checkpoint::open(const FileSource& source) {
+  const std::string name = weights_name(source);
   Checkpoint checkpoint;
-  checkpoint.source_ = directory + "/model.safetensors";
-  if (exists(checkpoint.source_)) {
-    const Shard& shard = checkpoint.add_shard(checkpoint.source_);
-    for (const TensorView& tensor : shard.tensors.tensors()) {
-      checkpoint.places_.emplace(tensor.name, Place{&shard, &tensor});
-    }
+  checkpoint.source_ = source.path_of(name);
+  if (name == kIndexName) {
+    checkpoint.add_shards(source);
     return checkpoint;
   }
-  checkpoint.source_ = directory + "/model.safetensors.index.json";
-  if (!exists(checkpoint.source_)) {
-    throw Error(ErrorKind::io, directory, "",
-                "model.safetensors or model.safetensors.index.json in it", "neither");
+  const Shard& shard = checkpoint.add_shard(source, name);
+  for (const TensorView& tensor : shard.tensors.tensors()) {
+    checkpoint.places_.emplace(tensor.name, Place{&shard, &tensor});
   }
-  checkpoint.read_index(directory);
   return checkpoint;
 }
 
-const Checkpoint::Shard& Checkpoint::add_shard(const std::string& path) {
-  auto file = MappedFile::open(path);
-  SafeTensors tensors = SafeTensors::parse(file->bytes(), path);
+std::vector<std::string> Checkpoint::files_of(const FileSource& source) {
+  const std::string name = weights_name(source);
+  std::vector<std::string> names = {name};
+  if (name != kIndexName) return names;
+  std::set<std::string> shards;
+  for (const auto& place : read_weight_map(source)) shards.insert(place.second);
+  names.insert(names.end(), shards.begin(), shards.end());
+  return names;
+}
+
+const Checkpoint::Shard& Checkpoint::add_shard(const FileSource& source, const std::string& name) {
+  auto file = source.open(name);
+  if (file->bytes().empty())
+    throw Error(ErrorKind::format, file->path(), "", "a file with content", "0 bytes");
+  SafeTensors tensors = SafeTensors::parse(file->bytes(), file->path());
   shards_.push_back(std::make_unique<const Shard>(Shard{std::move(file), std::move(tensors)}));
   return *shards_.back();
 }
 
-void Checkpoint::read_index(const std::string& directory) {
-  const JsonReader index = parse_json(read_text_file(source_, kIndexLimit), source_);
-  const JsonReader weight_map = index.required_object("weight_map");
+void Checkpoint::add_shards(const FileSource& source) {
   std::map<std::string, const Shard*> opened;
-  for (const std::string& name : weight_map.keys()) {
-    const std::string file = weight_map.string(name);
-    if (file.empty() || file == "." || file == ".." ||
-        file.find_first_of(std::string("/\\\0", 3)) != file.npos) {
-      weight_map.fail(name, "the plain name of a file beside the index");
-    }
+  for (const auto& [name, file] : read_weight_map(source)) {
     auto [it, is_new] = opened.try_emplace(file, nullptr);
-    if (is_new) it->second = &add_shard(directory + "/" + file);
+    if (is_new) it->second = &add_shard(source, file);
     const TensorView* view = it->second->tensors.find(name);
     if (view == nullptr) {
       throw Error(ErrorKind::format, it->second->file->path(), name,
@@ -212,7 +239,7 @@ const TensorView& Checkpoint::require(const std::string& name,
 void Checkpoint::drop(const TensorView& tensor) const {
   const auto it = places_.find(tensor.name);
   if (it == places_.end() || it->second.view->bytes.data() != tensor.bytes.data()) return;
-  const MappedFile& file = *it->second.shard->file;
+  const FileBytes& file = *it->second.shard->file;
   file.drop(static_cast<size_t>(tensor.bytes.data() - file.bytes().data()), tensor.bytes.size());
 }
 

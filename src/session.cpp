@@ -41,6 +41,14 @@ int64_t checked_capacity(const ModelConfig& c, int64_t capacity) {
   return capacity;
 }
 
+void check_ids(std::span<const int32_t> ids, int64_t vocab) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= 0 && ids[i] < vocab) continue;
+    throw Error(ErrorKind::argument, "", "ids[" + std::to_string(i) + "]", "a token id in 0.." + std::to_string(vocab - 1),
+                std::to_string(ids[i]));
+  }
+}
+
 // Gives the workspace back however the pass ends.
 class Borrowed {
  public:
@@ -60,15 +68,25 @@ class Borrowed {
 std::string contract_name(const ComputeOptions& compute) { return compute.blas ? "f32-blas" : "f32"; }
 
 Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
-    : model_(std::move(model)),
-      compute_(options.compute),
-      kv_(kv_shape(model_->config(), options.kv_type), checked_capacity(model_->config(), options.capacity)) {
+    : model_(std::move(model)), compute_(options.compute) {
   check(compute_);
+  const ModelConfig& c = model_->config();
+  state_.kv = KvCache(kv_shape(c, options.kv_type), checked_capacity(c, options.capacity));
+}
+
+Session::Session(std::shared_ptr<const Model> model, State state, const SessionOptions& options)
+    : model_(std::move(model)), compute_(options.compute), state_(std::move(state)) {
+  check(compute_);
+  const KvShape& shape = state_.kv.shape();
+  if (!(shape == kv_shape(model_->config(), shape.type)) || state_.kv.size() != size()) {
+    throw Error(ErrorKind::argument, "", "state", "keys and values of this model", "others");
+  }
+  check_ids(state_.tokens, model_->config().vocab_size);
 }
 
 // While append() runs, positions are prepared and not yet committed: that is how a call from a sink is told.
 void Session::refuse_in_sink(const char* call) const {
-  if (!kv_.pending()) return;
+  if (!state_.kv.pending()) return;
   throw Error(ErrorKind::argument, "", call, "a call after append() has returned", "a call from its sink");
 }
 
@@ -76,15 +94,6 @@ void Session::set_compute(const ComputeOptions& compute) {
   refuse_in_sink("set_compute");
   check(compute);
   compute_ = compute;
-}
-
-void GenerationState::rewind(int64_t size) {
-  while (!turns.empty() && turns.back().prompt >= size) turns.pop_back();
-  stream.clear();
-  held.clear();
-  if (turns.empty() || turns.back().end <= size) return;
-  Turn& cut = turns.back();
-  cut = {cut.prompt, std::min(cut.reply, size), size, true};
 }
 
 Session Session::fork() const {
@@ -95,40 +104,38 @@ Session Session::fork() const {
 void Session::append(std::span<const int32_t> ids, const LogitSink& logits, const HiddenSink& hidden,
                      const Progress& progress) {
   refuse_in_sink("append");
-  const int64_t vocab = model_->config().vocab_size;
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= vocab) {
-      throw Error(ErrorKind::argument, "", "ids[" + std::to_string(i) + "]",
-                  "a token id in 0.." + std::to_string(vocab - 1), std::to_string(ids[i]));
-    }
-  }
+  check_ids(ids, model_->config().vocab_size);
   if (ids.empty()) return;
   const int64_t before = size();
-  kv_.prepare(static_cast<int64_t>(ids.size()));
+  state_.kv.check_files();
+  state_.kv.prepare(static_cast<int64_t>(ids.size()));
+  std::shared_ptr<std::vector<float>> next = state_.logits;
   try {
-    tokens_.reserve(static_cast<size_t>(capacity()));  // once: later tokens allocate nothing
-    logits_.reserve(static_cast<size_t>(vocab));
+    state_.tokens.reserve(static_cast<size_t>(capacity()));  // once: later tokens allocate nothing
+    if (state_.logits == nullptr || state_.logits.use_count() > 2) next = std::make_shared<std::vector<float>>();
+    next->reserve(static_cast<size_t>(model_->config().vocab_size));
     const size_t chunk = static_cast<size_t>(compute_.chunk);
     const Borrowed w(*model_, std::min(chunk, ids.size()), threads_of(compute_));
     for (size_t at = 0; at < ids.size(); at += chunk) {
       const std::span<const int32_t> part = ids.subspan(at, std::min(chunk, ids.size() - at));
-      run_chunk(part, *w, logits, hidden, at + part.size() == ids.size());
-      kv_.commit(static_cast<int64_t>(part.size()));
-      tokens_.insert(tokens_.end(), part.begin(), part.end());
+      run_chunk(part, *w, logits, hidden, at + part.size() == ids.size() ? next.get() : nullptr);
+      state_.kv.commit(static_cast<int64_t>(part.size()));
+      state_.tokens.insert(state_.tokens.end(), part.begin(), part.end());
       if (progress) progress(size() - before);
     }
+    state_.logits = std::move(next);
   } catch (...) {
-    if (size() == before + static_cast<int64_t>(ids.size())) logits_.clear();  // already those of the last token
-    kv_.truncate(before);
-    tokens_.resize(static_cast<size_t>(before));
+    if (size() == before + static_cast<int64_t>(ids.size()) && next == state_.logits) state_.logits.reset();  // overwritten
+    state_.kv.truncate(before);
+    state_.tokens.resize(static_cast<size_t>(before));
     throw;
   }
 }
 
 void Session::run_chunk(std::span<const int32_t> ids, Workspace& w, const LogitSink& logits, const HiddenSink& hidden,
-                        bool want_last) {
+                        std::vector<float>* last_logits) {
   const size_t n = ids.size();
-  const Span span{&kv_, size(), 0, n};
+  const Span span{&state_.kv, size(), 0, n};
   const auto cut = [n](const Rows& rows) { return rows.rows(0, n); };
   std::vector<Memory> taps;
   std::vector<Rows> tap_rows;
@@ -145,9 +152,10 @@ void Session::run_chunk(std::span<const int32_t> ids, Workspace& w, const LogitS
   const Rows last = w.logits.rows(0, 1);
   const auto forward = [&](Team t) {
     model_->forward(t, pass);
-    if (want_last && !logits) model_->head(t, pass, pass.out.rows(n - 1, 1), last);
+    if (last_logits != nullptr && !logits) model_->head(t, pass, pass.out.rows(n - 1, 1), last);
   };
   run_team(threads, std::ref(forward));  // by reference: a copy of the closure would be allocated
+  state_.kv.throw_damage();
   const float* final_row = last.data;
   for (size_t i = 0; i < tap_rows.size(); ++i) hidden(i, size(), tap_rows[i]);
   for (size_t at = 0; logits && at < n; at += w.logits.count) {
@@ -157,7 +165,7 @@ void Session::run_chunk(std::span<const int32_t> ids, Workspace& w, const LogitS
     logits(size() + static_cast<int64_t>(at), part);
     final_row = part.row(part.count - 1);
   }
-  if (want_last) logits_.assign(final_row, final_row + last.width);
+  if (last_logits != nullptr) last_logits->assign(final_row, final_row + last.width);
 }
 
 void Session::rewind(int64_t to) {
@@ -166,21 +174,47 @@ void Session::rewind(int64_t to) {
     throw Error(ErrorKind::argument, "", "rewind", "a position in 0.." + std::to_string(size()), std::to_string(to));
   }
   if (to == size()) return;
-  kv_.truncate(to);
-  tokens_.resize(static_cast<size_t>(to));
-  logits_.clear();
-  generation_.rewind(to);
+  if (!state_.prunes.empty() && to <= state_.floor()) {
+    throw Error(ErrorKind::argument, "", "rewind",
+                "a position after " + std::to_string(state_.floor()) + ", where the session was pruned", std::to_string(to));
+  }
+  cut(to);
+  state_.generation.rewind(to);
+}
+
+void Session::cut(int64_t to) {
+  state_.kv.truncate(to);
+  state_.tokens.resize(static_cast<size_t>(to));
+  state_.logits.reset();
+}
+
+int64_t Session::prune(const PruneOptions& options) {
+  refuse_in_sink("prune");
+  logits();  // a rewound session cannot compute them any more when keys are gone
+  return stet::prune(state_, model_->config(), options);
+}
+
+void Session::prune_range(int64_t begin, int64_t end, bool shift) {
+  refuse_in_sink("prune");
+  logits();
+  stet::prune_range(state_, model_->config(), begin, end, shift);
 }
 
 std::span<const float> Session::logits() {
   refuse_in_sink("logits");
-  if (logits_.empty() && !tokens_.empty()) {
+  if (state_.tokens.empty()) return {};
+  if (state_.logits == nullptr) {
     Session again = fork();
-    again.rewind(size() - 1);
-    again.append({&tokens_.back(), 1});
-    logits_ = std::move(again.logits_);
+    again.cut(size() - 1);
+    again.append({&state_.tokens.back(), 1});
+    state_.logits = std::move(again.state_.logits);
   }
-  return logits_;
+  return *state_.logits;
+}
+
+const State& Session::state() {
+  logits();
+  return state_;
 }
 
 }  // namespace stet

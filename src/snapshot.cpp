@@ -2,69 +2,55 @@
 #include "stet/snapshot.hpp"
 
 #include <algorithm>
+#include <filesystem>
 
+#include "src/planes.hpp"
 #include "src/snapshot_format.hpp"
 #include "src/snapshot_meta.hpp"
 #include "src/snapshot_state.hpp"
+#include "stet/archive.hpp"
 #include "stet/bytes.hpp"
 #include "stet/error.hpp"
 #include "stet/generate.hpp"
+#include "stet/tokenizer.hpp"
 
 namespace stet {
 namespace {
 
+int threads_or_all(int threads) { return threads > 0 ? threads : default_threads(); }
+
 std::vector<uint64_t> visibility(const KvCache& kv) {
   std::vector<uint64_t> bits;
-  for (int64_t b = 0; b < used_blocks(kv.size()); ++b) bits.push_back(kv.visible(b));
+  for (int64_t b = 0; b < blocks_of(kv.size()); ++b) bits.push_back(kv.visible(b));
   return bits;
 }
 
-std::vector<Digest> block_digests(const Session& session) {
-  const KvCache& kv = session.kv();
-  std::vector<Digest> digests(static_cast<size_t>(used_blocks(kv.size())));
-  run_team(session.compute().threads > 0 ? session.compute().threads : default_threads(), [&](Team team) {
-    const Range mine = team.share(digests.size());
+}  // namespace
+
+std::vector<Digest> all_block_digests(const KvCache& kv, int threads) {
+  const size_t blocks = static_cast<size_t>(blocks_of(kv.size())), layers = static_cast<size_t>(kv.shape().layers);
+  std::vector<Digest> digests(blocks * layers);
+  kv.check_all(threads_or_all(threads));
+  run_team(threads_or_all(threads), [&](Team team) {
+    const Range mine = team.share(blocks);
     for (size_t b = mine.begin; b < mine.end; ++b) {
-      digests[b] = digest_of({kv.block(static_cast<int64_t>(b)), kv.shape().block_bytes()});
+      const std::vector<Digest> of = kv.shared_block(static_cast<int64_t>(b))->digests(kv.shape());
+      std::copy(of.begin(), of.end(), digests.begin() + static_cast<std::ptrdiff_t>(b * layers));
     }
   });
   return digests;
 }
 
-struct Parts {
-  SnapshotMeta meta;
-  std::vector<uint64_t> visible;
-  std::vector<Digest> blocks;
-  std::span<const float> logits;
-  StateDigests digests;
-};
-
-Parts collect(Session& session, const std::string& tokenizer) {
-  Parts p;
-  p.logits = session.logits();  // may compute: before anything else is looked at
-  p.meta = meta_of(session, tokenizer);
-  p.visible = visibility(session.kv());
-  p.blocks = block_digests(session);
-  p.digests = combine_digests(p.meta, session.tokens(), p.visible, p.logits, p.blocks);
-  return p;
-}
-
-void write_zeros(AtomicFile& file, uint64_t to) {
-  static const std::byte zeros[4096] = {};
-  while (file.written() < to) file.write({zeros, static_cast<size_t>(std::min<uint64_t>(4096, to - file.written()))});
-}
-
-}  // namespace
-
-StateDigests combine_digests(const SnapshotMeta& meta, std::span<const int32_t> tokens, std::span<const uint64_t> visible,
-                             std::span<const float> logits, std::span<const Digest> blocks) {
+StateDigests combine_digests(const SnapshotMeta& meta, const Digest& tokens, std::span<const uint64_t> visible,
+                             const Digest& logits, std::span<const Digest> blocks) {
   StateDigests d;
-  d.tokens = digest_of(std::as_bytes(tokens));
-  d.logits = digest_of(std::as_bytes(logits));
+  d.tokens = tokens;
+  d.logits = logits;
   d.kv = digest_of(std::as_bytes(blocks));
   ByteWriter w;
   w.text(meta.contract + " " + std::to_string(meta.contract_version) + " " + kv_type_name(meta.kv.type) + " " +
          meta.fingerprints.back().second + " " + encode_generation(meta.generation));
+  if (!meta.prunes.empty()) w.text(" " + encode_prunes(meta.prunes));
   for (const Digest& part : {d.tokens, digest_of(std::as_bytes(visible)), d.logits, d.kv}) {
     w.u64(part.low);
     w.u64(part.high);
@@ -73,34 +59,240 @@ StateDigests combine_digests(const SnapshotMeta& meta, std::span<const int32_t> 
   return d;
 }
 
-StateDigests digests_of(Session& session) { return collect(session, "").digests; }
+// One snapshot on its way into a file.
+struct SnapshotWriter {
+  SnapshotWriter(const State& s, SnapshotMeta m, const SaveOptions& o) : state(s), meta(std::move(m)), options(o) {
+    static const std::vector<float> none;
+    const std::vector<float>& logits = state.logits != nullptr ? *state.logits : none;
+    visible = visibility(state.kv);
+    blocks = all_block_digests(state.kv, options.threads);
+    digests = combine_digests(meta, digest_of_all(state.tokens), visible, digest_of_all(logits), blocks);
+    meta.form = options.form;
+    meta.parent = meta.parent_file = meta.logits = "";
+    if (options.form == SnapshotForm::recipe) meta.logits = digest_text(digests.logits);
+    else logits_bytes = std::as_bytes(std::span(logits));
+    if (options.form == SnapshotForm::delta) {
+      meta.parent = digest_text(options.parent->digests().state);
+      meta.parent_file = std::filesystem::path(options.parent->path()).filename().string();
+    }
+    for (int64_t b = 0; b < state.kv.blocks(); ++b) {
+      if (is_stored(b)) stored.push_back(b);
+    }
+    if (options.weights != nullptr) weights.emplace(*options.weights, Model::files_of(*options.weights));
+    if (options.tokenizer != nullptr) tokenizer.emplace(*options.tokenizer, Tokenizer::files_of(*options.tokenizer));
+    // Without an index a reader expects every block, as it is.
+    indexed = options.compress != 0 || static_cast<int64_t>(stored.size()) != state.kv.blocks();
+  }
 
-StateDigests Snapshot::save(Session& session, const std::string& tokenizer, const std::string& path) {
-  check_generation(session.generation(), session.model().config().vocab_size, session.size(), "");
-  const Parts p = collect(session, tokenizer);
-  const KvCache& kv = session.kv();
-  const std::string meta = encode_meta(p.meta);
-  const std::span<const std::byte> contents[] = {
-      std::as_bytes(std::span(meta)), std::as_bytes(std::span(session.tokens())), std::as_bytes(std::span(p.visible)),
-      std::as_bytes(p.logits),        std::as_bytes(std::span(p.blocks)),         {}};
-  std::vector<Section> sections;
-  uint64_t end = 0;
-  for (size_t i = 0; i < std::size(kSectionNames); ++i) {
-    const std::string name = kSectionNames[i];
-    const bool is_kv = name == "KV";
-    const uint64_t size = is_kv ? kv.shape().block_bytes() * p.blocks.size() : contents[i].size();
-    sections.push_back({name, section_offset(name, end), size, is_kv ? p.digests.kv : digest_of(contents[i])});
-    end = sections.back().offset + size;
+  bool is_stored(int64_t block) const {
+    if (options.form == SnapshotForm::recipe) return false;
+    if (state.kv.visible(block) == 0) return false;  // zeros
+    if (options.form == SnapshotForm::full) return true;
+    const size_t layers = static_cast<size_t>(state.kv.shape().layers);
+    if (block >= blocks_of(options.parent->meta().positions)) return true;
+    const std::span<const Digest> theirs = options.parent->block_digests(block);
+    return !std::equal(theirs.begin(), theirs.end(), blocks.begin() + static_cast<std::ptrdiff_t>(block) * static_cast<std::ptrdiff_t>(layers),
+                       blocks.begin() + static_cast<std::ptrdiff_t>((static_cast<size_t>(block) + 1) * layers));
   }
-  AtomicFile file(path);
-  file.write(encode_front(sections, p.digests.state));
-  for (size_t i = 0; i < sections.size(); ++i) {
-    write_zeros(file, sections[i].offset);
-    file.write(contents[i]);
+
+  void write(const std::string& path, const Snapshot* like) {
+    AtomicFile file(path);
+    place_sections(like);
+    for (size_t i = 0; i + 1 < sections.size(); ++i) {
+      pad(file, sections[i].offset);
+      if (payloads[i].archive != nullptr) payloads[i].archive->write(file);
+      else file.write(payloads[i].bytes);
+    }
+    Snapshot::Section& kv = sections.back();
+    pad(file, kv.offset);
+    write_blocks(file);
+    kv.size = file.written() - kv.offset;
+    kv.digest = digests.kv;
+    if (indexed) {
+      Snapshot::Section& index = *find("KVINDEX");
+      index.digest = digest_of(index_bytes.data());
+      file.write_at(index.offset, index_bytes.data());
+    }
+    const uint64_t required = (options.form != SnapshotForm::full ? kElsewhere : 0) | (options.compress != 0 ? kCompressed : 0);
+    file.write_at(0, encode_front(sections, required, digests.state));
+    file.commit();
   }
-  for (size_t b = 0; b < p.blocks.size(); ++b) file.write({kv.block(static_cast<int64_t>(b)), kv.shape().block_bytes()});
-  file.commit();
-  return p.digests;
+
+ private:
+  Snapshot::Section* find(const std::string& name) {
+    return &*std::find_if(sections.begin(), sections.end(), [&](const auto& s) { return s.name == name; });
+  }
+
+  // Where everything will be; only the size of KV is not known yet. Sections of `like` that are not ours come along.
+  void place_sections(const Snapshot* like) {
+    meta_text = encode_meta(meta);
+    const auto add = [&](const std::string& name, std::span<const std::byte> bytes, bool must_know) {
+      sections.push_back({name, 0, bytes.size(), digest_of(bytes), must_know});
+      payloads.push_back({bytes, nullptr});
+    };
+    const auto add_archive = [&](const std::string& name, const std::optional<ArchiveWriter>& archive) {
+      if (!archive) return;
+      sections.push_back({name, 0, archive->size(), digest_of(archive->index()), false});
+      payloads.push_back({{}, &*archive});
+    };
+    add("META", std::as_bytes(std::span(meta_text)), true);
+    add("TOKENS", std::as_bytes(std::span(state.tokens)), true);
+    add("VISIBLE", std::as_bytes(std::span(visible)), true);
+    add("LOGITS", logits_bytes, true);
+    add("BLOCKS", std::as_bytes(std::span(blocks)), true);
+    index_room.resize(stored.size() * kIndexEntry);
+    if (indexed) add("KVINDEX", index_room, true);
+    add_archive("WEIGHTS", weights);
+    add_archive("TOKENIZR", tokenizer);
+    for (const Snapshot::Section& s : like != nullptr ? like->sections() : std::vector<Snapshot::Section>()) {
+      const bool replaced = (s.name == "WEIGHTS" && weights) || (s.name == "TOKENIZR" && tokenizer);
+      if (replaced || (is_known_section(s.name) && !is_archive_section(s.name))) continue;
+      sections.push_back({s.name, 0, s.size, s.digest, s.must_know});
+      payloads.push_back({like->bytes_.subspan(s.offset, s.size), nullptr});
+    }
+    add("KV", {}, true);
+    uint64_t end = front_bytes(sections.size());
+    for (size_t i = 0; i < sections.size(); ++i) {
+      const bool no_blocks = sections[i].name == "KV" && stored.empty();  // no page to align
+      sections[i].offset = no_blocks ? section_offset("META", end) : section_offset(sections[i].name, end);
+      end = sections[i].offset + sections[i].size;
+    }
+  }
+
+  static void pad(AtomicFile& file, uint64_t to) {
+    static const std::byte zeros[4096] = {};
+    while (file.written() < to) file.write({zeros, static_cast<size_t>(std::min<uint64_t>(4096, to - file.written()))});
+  }
+
+  void note(int64_t block, uint32_t encoding, uint64_t offset, uint64_t size) {
+    index_bytes.u32(static_cast<uint32_t>(block));
+    index_bytes.u32(encoding);
+    index_bytes.u64(offset);
+    index_bytes.u64(size);
+  }
+
+  void write_blocks(AtomicFile& file) {
+    const KvShape& shape = state.kv.shape();
+    if (options.compress == 0) {
+      uint64_t offset = 0;
+      for (const int64_t b : stored) {
+        file.write({state.kv.block(b), shape.block_bytes()});
+        note(b, kRaw, offset, shape.block_bytes());
+        offset += shape.block_bytes();
+      }
+      return;
+    }
+    // Some blocks at a time: compressed by all threads, written in order, in memory of constant size.
+    const int threads = threads_or_all(options.threads);
+    const size_t at_once = static_cast<size_t>(threads) * 4;
+    uint64_t offset = 0;
+    for (size_t begin = 0; begin < stored.size(); begin += at_once) {
+      const size_t count = std::min(at_once, stored.size() - begin);
+      const std::vector<std::vector<std::byte>> packed = compress(std::span(stored).subspan(begin, count), threads);
+      for (size_t i = 0; i < count; ++i) {
+        file.write(packed[i]);
+        note(stored[begin + i], kPlanes, offset, packed[i].size());
+        offset += packed[i].size();
+      }
+    }
+  }
+
+  std::vector<std::vector<std::byte>> compress(std::span<const int64_t> some, int threads) const {
+    const KvShape& shape = state.kv.shape();
+    std::vector<std::vector<std::byte>> packed(some.size());
+    std::vector<std::exception_ptr> failures(some.size());
+    run_team(threads, [&](Team team) {
+      const Range mine = team.share(some.size());
+      for (size_t i = mine.begin; i < mine.end; ++i) {
+        try {  // nothing may be thrown out of a team
+          packed[i] = compress_planes({state.kv.block(some[i]), shape.block_bytes()}, shape.element_size(), options.compress);
+        } catch (...) {
+          failures[i] = std::current_exception();
+        }
+      }
+    });
+    for (const std::exception_ptr& failure : failures) {
+      if (failure) std::rethrow_exception(failure);
+    }
+    return packed;
+  }
+
+ public:
+  static constexpr size_t kIndexEntry = 24;
+
+  const State& state;
+  SnapshotMeta meta;
+  const SaveOptions& options;
+  std::vector<uint64_t> visible;
+  std::vector<Digest> blocks;
+  StateDigests digests;
+  std::span<const std::byte> logits_bytes;
+  std::vector<int64_t> stored;
+  bool indexed = false;
+
+ private:
+  std::string meta_text;
+  std::vector<std::byte> index_room;
+  ByteWriter index_bytes;
+  std::vector<Snapshot::Section> sections;
+  struct Payload {
+    std::span<const std::byte> bytes;
+    const ArchiveWriter* archive;  // in place of the bytes
+  };
+  std::vector<Payload> payloads;
+  std::optional<ArchiveWriter> weights, tokenizer;
+};
+
+namespace {
+
+StateDigests write_state(const State& state, SnapshotMeta meta, const std::string& path, const SaveOptions& options,
+                         const Snapshot* like) {
+  if (options.compress < 0 || options.compress > 9) {
+    throw Error(ErrorKind::argument, "", "compress", "a level of 0 .. 9", std::to_string(options.compress));
+  }
+  if (options.compress != 0 && !have_zlib()) {
+    throw Error(ErrorKind::unsupported, "", "compress", "none (built without zlib)", "zlib");
+  }
+  if (options.form == SnapshotForm::delta) {
+    if (options.parent == nullptr) throw Error(ErrorKind::argument, path, "parent", "a snapshot", "none");
+    if (options.parent->meta().form == SnapshotForm::recipe) {
+      throw Error(ErrorKind::argument, options.parent->path(), "parent", "a snapshot with keys and values", "a recipe");
+    }
+    if (!(options.parent->meta().kv == meta.kv) || options.parent->version() != kSnapshotVersion) {
+      throw Error(ErrorKind::mismatch, options.parent->path(), "parent",
+                  "a snapshot of format version 2 with keys and values of the same shape", "another");
+    }
+  }
+  check_generation(state.generation, meta_vocab(meta), state.size(), "");
+  SnapshotWriter writer(state, std::move(meta), options);
+  writer.write(path, like);
+  return writer.digests;
+}
+
+}  // namespace
+
+StateDigests digests_of(Session& session) {
+  const State& state = session.state();
+  const std::span<const float> logits = session.logits();
+  return combine_digests(meta_of(session, ""), digest_of_all(state.tokens), visibility(state.kv),
+                         digest_of(std::as_bytes(logits)), all_block_digests(state.kv, session.compute().threads));
+}
+
+StateDigests Snapshot::save(Session& session, const std::string& tokenizer, const std::string& path, const SaveOptions& options) {
+  SaveOptions o = options;
+  if (o.threads == 0) o.threads = session.compute().threads;
+  const State& state = session.state();  // may compute: before anything else is looked at
+  return write_state(state, meta_of(session, tokenizer), path, o, nullptr);
+}
+
+StateDigests Snapshot::save(const State& state, const Snapshot& like, const std::string& path, const SaveOptions& options) {
+  SnapshotMeta meta = like.meta();
+  meta.kv = state.kv.shape();
+  meta.capacity = state.kv.capacity();
+  meta.positions = state.size();
+  meta.generation = state.generation;
+  meta.prunes = state.prunes;
+  return write_state(state, std::move(meta), path, options, &like);
 }
 
 }  // namespace stet

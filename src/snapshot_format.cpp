@@ -4,6 +4,8 @@
 #include <cstring>
 #include <iterator>
 
+#include "src/digest_bytes.hpp"
+#include "stet/archive.hpp"
 #include "stet/bytes.hpp"
 #include "stet/error.hpp"
 
@@ -12,26 +14,15 @@ namespace {
 
 constexpr char kMagic[] = "\x93STET\r\n\x1a";
 constexpr uint64_t kHeaderBytes = 128, kEntryBytes = 64, kMaxSections = 256;
-constexpr uint64_t kAlignment = 64, kKvAlignment = 65536;
+constexpr uint64_t kAlignment = 64, kPage = 4096, kKvAlignment = 65536;
 constexpr size_t kDigestedHeaderBytes = 112;
 constexpr uint32_t kMustKnow = 1;
 
 struct Header {
+  uint32_t version;
   uint64_t sections;
   Digest table, state;
 };
-
-void put(ByteWriter& w, const Digest& d) {
-  w.u64(d.low);
-  w.u64(d.high);
-}
-
-Digest get(ByteReader& r, std::string_view field) {
-  Digest d;
-  d.low = r.u64(field);
-  d.high = r.u64(field);
-  return d;
-}
 
 void check_digest(const std::string& path, const std::string& field, const Digest& expected,
                   std::span<const std::byte> bytes) {
@@ -43,25 +34,21 @@ void check_equal(const std::string& path, const std::string& field, uint64_t exp
   if (found != expected) snapshot_damaged(path, field, std::to_string(expected), std::to_string(found));
 }
 
-bool known(const std::string& name) {
-  return std::find(std::begin(kSectionNames), std::end(kSectionNames), name) != std::end(kSectionNames);
-}
-
 Header decode_header(std::span<const std::byte> file, const std::string& path) {
   if (file.size() < 8 || std::memcmp(file.data(), kMagic, 8) != 0) {
     snapshot_damaged(path, "magic", "a stet snapshot", "another file");
   }
   ByteReader r(file.first(std::min<size_t>(file.size(), kHeaderBytes)), path);
   r.bytes(8, "magic");
-  const uint32_t version = r.u32("format version");
-  if (version != kSnapshotVersion) {
-    throw Error(ErrorKind::unsupported, path, "format version", std::to_string(kSnapshotVersion), std::to_string(version));
+  Header h;
+  h.version = r.u32("format version");
+  if (h.version < 1 || h.version > kSnapshotVersion) {
+    throw Error(ErrorKind::unsupported, path, "format version", "1 .. " + std::to_string(kSnapshotVersion), std::to_string(h.version));
   }
   const uint32_t header_bytes = r.u32("header size");
   const uint64_t required = r.u64("required features");
   r.u64("optional features");
   const uint64_t file_size = r.u64("file size");
-  Header h;
   h.sections = r.u32("sections");
   r.u32("reserved");
   const uint64_t table = r.u64("section table");
@@ -69,8 +56,8 @@ Header decode_header(std::span<const std::byte> file, const std::string& path) {
   h.state = get(r, "state digest");
   r.bytes(24, "reserved");
   check_digest(path, "header", get(r, "header digest"), file.first(kDigestedHeaderBytes));
-  if (required != 0) {
-    throw Error(ErrorKind::unsupported, path, "required features", "none", "bits " + std::to_string(required));
+  if ((required & ~(kElsewhere | kCompressed)) != 0) {
+    throw Error(ErrorKind::unsupported, path, "required features", "bits 1 and 2 at most", std::to_string(required));
   }
   check_equal(path, "header size", kHeaderBytes, header_bytes);
   check_equal(path, "section table", kHeaderBytes, table);
@@ -98,8 +85,9 @@ Snapshot::Section decode_entry(ByteReader& table, uint64_t end, std::span<const 
   for (const std::byte b : file.subspan(end, s.offset - end)) {
     if (b != std::byte{0}) snapshot_damaged(path, "bytes before " + s.name, "zero bytes", std::to_string(static_cast<int>(b)));
   }
-  if (!known(s.name) && (flags & kMustKnow) == 0) return s;
-  if (!known(s.name) || encoding != 0) {
+  s.must_know = (flags & kMustKnow) != 0;
+  if (!is_known_section(s.name) && !s.must_know) return s;
+  if (!is_known_section(s.name) || encoding != 0) {
     throw Error(ErrorKind::unsupported, path, "section " + s.name, "one that this version knows",
                 "flags " + std::to_string(flags) + ", encoding " + std::to_string(encoding));
   }
@@ -113,20 +101,37 @@ void snapshot_damaged(const std::string& path, const std::string& field, const s
   throw Error(ErrorKind::format, path, field, expected, found);
 }
 
-uint64_t section_offset(const std::string& name, uint64_t end) {
-  const uint64_t front = kHeaderBytes + kEntryBytes * std::size(kSectionNames);
-  const uint64_t alignment = name == "KV" ? kKvAlignment : kAlignment;
-  return (std::max(end, front) + alignment - 1) / alignment * alignment;
+bool is_known_section(const std::string& name) {
+  return std::find(std::begin(kSectionNames), std::end(kSectionNames), name) != std::end(kSectionNames);
 }
 
-std::vector<std::byte> encode_front(const std::vector<Snapshot::Section>& sections, const Digest& state) {
+uint64_t front_bytes(size_t sections) { return kHeaderBytes + kEntryBytes * sections; }
+
+uint64_t section_offset(const std::string& name, uint64_t end) {
+  const bool page = is_archive_section(name) || !is_known_section(name);
+  const uint64_t alignment = name == "KV" ? kKvAlignment : page ? kPage : kAlignment;
+  return (end + alignment - 1) / alignment * alignment;
+}
+
+std::optional<Digest> state_of_header(std::span<const std::byte> header) {
+  try {
+    if (header.size() < kHeaderBytes || std::memcmp(header.data(), kMagic, 8) != 0) return std::nullopt;
+    ByteReader r(header.first(kHeaderBytes), "");
+    r.bytes(72, "");
+    return get(r, "");
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+std::vector<std::byte> encode_front(const std::vector<Snapshot::Section>& sections, uint64_t required, const Digest& state) {
   ByteWriter table;
   for (const Snapshot::Section& s : sections) {
     table.text(s.name);
     table.zeros(8 - s.name.size());
     table.u64(s.offset);
     table.u64(s.size);
-    table.u32(kMustKnow);
+    table.u32(s.must_know ? kMustKnow : 0);
     table.u32(0);
     put(table, s.digest);
     table.zeros(16);
@@ -135,7 +140,7 @@ std::vector<std::byte> encode_front(const std::vector<Snapshot::Section>& sectio
   w.text({kMagic, 8});
   w.u32(kSnapshotVersion);
   w.u32(kHeaderBytes);
-  w.u64(0);
+  w.u64(required);
   w.u64(0);
   w.u64(sections.back().offset + sections.back().size);
   w.u32(static_cast<uint32_t>(sections.size()));
@@ -154,7 +159,7 @@ Front decode_front(std::span<const std::byte> file, const std::string& path) {
   const std::span<const std::byte> table = file.subspan(kHeaderBytes, header.sections * kEntryBytes);
   check_digest(path, "section table", header.table, table);
   ByteReader entries(table, path);
-  Front front{{}, header.state};
+  Front front{header.version, {}, header.state};
   uint64_t end = kHeaderBytes + table.size();
   for (uint64_t i = 0; i < header.sections; ++i) {
     Snapshot::Section s = decode_entry(entries, end, file, path);
@@ -162,7 +167,13 @@ Front decode_front(std::span<const std::byte> file, const std::string& path) {
     for (const Snapshot::Section& other : front.sections) {
       if (other.name == s.name) snapshot_damaged(path, "section " + s.name, "one", "two");
     }
-    if (s.name != "KV") check_digest(path, s.name, s.digest, file.subspan(s.offset, s.size));
+    const std::span<const std::byte> content = file.subspan(s.offset, s.size);
+    if (is_archive_section(s.name)) {
+      if (s.offset % kArchiveAlignment != 0) snapshot_damaged(path, s.name, "a multiple of 4096", std::to_string(s.offset));
+      check_digest(path, s.name, s.digest, read_archive_index(content, path + ": " + s.name).bytes);
+    } else if (s.name != "KV") {
+      check_digest(path, s.name, s.digest, content);
+    }
     front.sections.push_back(std::move(s));
   }
   if (end != file.size()) {

@@ -96,6 +96,37 @@ GenerationState read_generation(const JsonReader& json, int64_t vocab, int64_t p
   return g;
 }
 
+Json prunes_json(const std::vector<Prune>& prunes) {
+  Json list = Json::array();
+  for (const Prune& p : prunes) {
+    list.push_back({{"at", p.at}, {"begin", p.begin}, {"end", p.end}, {"positions", p.shift ? "shift" : "keep"}, {"removed", p.removed}});
+  }
+  return list;
+}
+
+std::vector<Prune> read_prunes(const JsonReader& json, int64_t vocab, int64_t positions, int64_t capacity) {
+  std::vector<Prune> prunes;
+  if (!json.has("prunes")) return prunes;
+  int64_t before = 0;
+  for (const JsonReader& entry : objects(json, "prunes")) {
+    Prune p;
+    p.at = entry.integer("at", before, int64_t{1} << 24);
+    p.begin = entry.integer("begin", 0, p.at);
+    p.end = entry.integer("end", p.begin, p.at);
+    const std::string kind = entry.string("positions");
+    if (kind != "keep" && kind != "shift") entry.fail("positions", "keep or shift");
+    p.shift = kind == "shift";
+    for (int64_t id : entry.integers("removed", 0, vocab - 1)) p.removed.push_back(static_cast<int32_t>(id));
+    const int64_t removed = p.shift ? p.end - p.begin : 0;
+    if (static_cast<int64_t>(p.removed.size()) != removed) entry.fail("removed", std::to_string(removed) + " token ids");
+    if (p.at > capacity) entry.fail("at", "at most the capacity");
+    before = p.left();
+    prunes.push_back(std::move(p));
+  }
+  if (!prunes.empty() && prunes.back().left() > positions) json.fail("prunes", "no more positions than there are");
+  return prunes;
+}
+
 KvShape read_kv(const JsonReader& kv) {
   const std::string type = kv.string("type");
   if (type != "f32" && type != "bf16" && type != "f16") kv.fail("type", "f32, bf16 or f16");
@@ -112,6 +143,17 @@ std::string name_of(const std::string& directory) {
 
 }  // namespace
 
+const char* snapshot_form_name(SnapshotForm form) {
+  return form == SnapshotForm::full ? "full" : form == SnapshotForm::delta ? "delta" : "recipe";
+}
+
+SnapshotForm snapshot_form_of(const std::string& name) {
+  for (SnapshotForm form : {SnapshotForm::full, SnapshotForm::delta, SnapshotForm::recipe}) {
+    if (name == snapshot_form_name(form)) return form;
+  }
+  throw Error(ErrorKind::argument, "", "form", "full, delta or recipe", name);
+}
+
 SnapshotMeta meta_of(const Session& session, const std::string& tokenizer) {
   SnapshotMeta m;
   m.contract = contract_name(session.compute());
@@ -125,8 +167,13 @@ SnapshotMeta meta_of(const Session& session, const std::string& tokenizer) {
   m.capacity = session.capacity();
   m.positions = session.size();
   m.generation = session.generation();
+  m.prunes = session.prunes();
   return m;
 }
+
+int64_t meta_vocab(const SnapshotMeta& meta) { return parse_json(meta.config, "").integer("vocab_size", 1, int64_t{1} << 20); }
+
+std::string encode_prunes(const std::vector<Prune>& prunes) { return prunes_json(prunes).dump(); }
 
 std::string encode_generation(const GenerationState& generation) { return generation_json(generation).dump(); }
 
@@ -134,6 +181,11 @@ std::string encode_meta(const SnapshotMeta& m) {
   Json fingerprints = Json::array();
   for (const auto& [name, digest] : m.fingerprints) fingerprints.push_back({{"name", name}, {"digest", digest}});
   const Json meta = {
+      {"form", snapshot_form_name(m.form)},
+      {"parent", m.parent},
+      {"parent_file", m.parent_file},
+      {"logits", m.logits},
+      {"prunes", prunes_json(m.prunes)},
       {"contract", m.contract},
       {"contract_version", m.contract_version},
       {"checkpoint", m.checkpoint},
@@ -151,6 +203,12 @@ std::string encode_meta(const SnapshotMeta& m) {
 SnapshotMeta decode_meta(std::string_view text, const std::string& file) {
   const JsonReader json = parse_json(text, file);
   SnapshotMeta m;
+  const std::string form = json.string_or("form", "full");
+  if (form != "full" && form != "delta" && form != "recipe") json.fail("form", "full, delta or recipe");
+  m.form = snapshot_form_of(form);
+  m.parent = json.string_or("parent", "");
+  m.parent_file = json.string_or("parent_file", "");
+  m.logits = json.string_or("logits", "");
   m.contract = json.string("contract");
   m.contract_version = static_cast<int>(json.integer("contract_version", 1, 1 << 20));
   m.checkpoint = json.string("checkpoint");
@@ -169,6 +227,7 @@ SnapshotMeta decode_meta(std::string_view text, const std::string& file) {
   m.positions = json.integer("positions", 0, m.capacity);
   const int64_t vocab = config.integer("vocab_size", 1, int64_t{1} << 20);
   m.generation = read_generation(json.required_object("generation"), vocab, m.positions);
+  m.prunes = read_prunes(json, vocab, m.positions, m.capacity);
   return m;
 }
 

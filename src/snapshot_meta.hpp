@@ -14,7 +14,10 @@ std::string encode_meta(const SnapshotMeta& meta);
 // `file` names the source in errors. Throws Error: format.
 SnapshotMeta decode_meta(std::string_view json, const std::string& file);
 
+int64_t meta_vocab(const SnapshotMeta& meta);
+
 // Sorted keys, no spaces: part of what the state digest covers.
 std::string encode_generation(const GenerationState& generation);
+std::string encode_prunes(const std::vector<Prune>& prunes);
 
 }  // namespace stet

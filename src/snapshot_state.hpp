@@ -8,11 +8,17 @@
 
 namespace stet {
 
-inline int64_t used_blocks(int64_t positions) { return (positions + kBlockPositions - 1) / kBlockPositions; }
+// The state digest covers, as text: contract and its version, kv type, model fingerprint, generation state, and the log of
+// prunes where there is one; then the digests of tokens, visibility, logits and blocks.
+StateDigests combine_digests(const SnapshotMeta& meta, const Digest& tokens, std::span<const uint64_t> visible,
+                             const Digest& logits, std::span<const Digest> blocks);
 
-// The state digest covers, as text: contract and its version, kv type, model fingerprint, generation state; then the
-// digests of tokens, visibility, logits and blocks.
-StateDigests combine_digests(const SnapshotMeta& meta, std::span<const int32_t> tokens, std::span<const uint64_t> visible,
-                             std::span<const float> logits, std::span<const Digest> blocks);
+// The layer digests of all blocks, one block after the other. What is mapped is looked at first (format Error).
+std::vector<Digest> all_block_digests(const KvCache& kv, int threads);
+
+template <class T>
+Digest digest_of_all(const std::vector<T>& values) {
+  return digest_of(std::as_bytes(std::span(values)));
+}
 
 }  // namespace stet

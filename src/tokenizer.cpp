@@ -5,8 +5,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 
 #include "src/encoder.hpp"
 #include "src/tokenizer_json.hpp"
@@ -252,15 +250,14 @@ std::string fingerprint_of(const TokenizerParts& parts, const Tokenizer::Impl& i
   return fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
 }
 
-std::string read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::string bytes, part(1 << 20, '\0');
-  while (in.read(part.data(), static_cast<std::streamsize>(part.size())) || in.gcount() > 0) {
-    bytes.append(part, 0, static_cast<size_t>(in.gcount()));
+// Whatever hinders the reading, the vocabulary's file is named and called unreadable.
+std::string read_file(const FileSource& source, const std::string& name) {
+  try {
+    return source.read(name, SIZE_MAX);
+  } catch (const Error& e) {
+    if (e.kind != ErrorKind::io) throw;
+    throw Error(ErrorKind::io, e.file, "", "a readable file", "one that is not");
   }
-  if (!in.eof() || in.bad())
-    throw Error(ErrorKind::io, path, "", "a readable file", "one that is not");
-  return bytes;
 }
 
 const std::string* find_file(const Tokenizer::Files& files, std::string_view name) {
@@ -273,20 +270,27 @@ const std::string* find_file(const Tokenizer::Files& files, std::string_view nam
 }  // namespace
 
 std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& directory) {
-  namespace fs = std::filesystem;
+  return load(*directory_source(directory));
+}
+
+std::shared_ptr<const Tokenizer> Tokenizer::load(const FileSource& source) {
   Files files;
-  const std::string where =
-      directory.empty() || directory.ends_with('/') ? directory : directory + "/";
+  for (const std::string& name : files_of(source)) files.emplace_back(name, read_file(source, name));
+  return load_from_files(std::move(files), source.path_of(""));
+}
+
+std::vector<std::string> Tokenizer::files_of(const FileSource& source) {
+  std::vector<std::string> names;
   for (const char* name :
        {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja"}) {
-    if (name == std::string_view("tokenizer.model") && !files.empty()) continue;
-    std::error_code error;
-    if (fs::exists(where + name, error)) files.emplace_back(name, read_file(where + name));
+    if (name == std::string_view("tokenizer.model") && !names.empty()) continue;
+    if (source.has(name)) names.push_back(name);
   }
-  return load_from_files(std::move(files), where);
+  return names;
 }
 
 std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const std::string& where) {
+  const std::string whole = where.ends_with(": ") ? where.substr(0, where.size() - 2) : where;
   auto impl = std::make_unique<Impl>();
   Config config;
   if (const std::string* bytes = find_file(files, "tokenizer_config.json")) {
@@ -301,7 +305,7 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const s
     parts = parse_sentencepiece_tokenizer(*model, where + "tokenizer.model",
                                           config.legacy.value_or(true));
   } else {
-    throw Error(ErrorKind::io, where, "", "tokenizer.json or tokenizer.model", "neither");
+    throw Error(ErrorKind::io, whole, "", "tokenizer.json or tokenizer.model", "neither");
   }
   add_config_tokens(config, parts);
   mark_reserved(config.chat_template, parts.added);
@@ -312,7 +316,7 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const s
   impl->special.assign(static_cast<size_t>(parts.vocabulary.size()), false);
   for (const AddedToken& token : parts.added) {
     if (token.special) impl->special[static_cast<size_t>(token.id)] = true;
-    if (!token.normalized || parts.kind != "bpe") impl->finder.add(token, token.text, where);
+    if (!token.normalized || parts.kind != "bpe") impl->finder.add(token, token.text, whole);
   }
   parts.encoder->set_added(parts.added, parts.vocabulary.size());
   impl->vocabulary = std::move(parts.vocabulary);

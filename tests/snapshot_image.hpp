@@ -13,7 +13,7 @@ namespace stet::test {
 
 inline uint64_t get_le(std::string_view bytes, size_t at, size_t width) {
   uint64_t value = 0;
-  for (size_t i = width; i > 0; --i) value = value << 8 | static_cast<unsigned char>(bytes[at + i - 1]);
+  for (size_t i = width; i > 0; --i) value = value << 8 | static_cast<unsigned char>(bytes.at(at + i - 1));
   return value;
 }
 
@@ -32,7 +32,7 @@ struct SnapshotImage {
     std::string name, content;
     uint32_t flags = 1, encoding = 0;
   };
-  uint64_t version = 1, header_size = 128, required = 0, optional = 0;
+  uint64_t version = 2, header_size = 128, required = 0, optional = 0;
   std::string state;  // digest
   std::vector<Section> sections;
 

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "run_command.hpp"
+#include "src/planes.hpp"
 #include "stet/generate.hpp"
 #include "stet/snapshot.hpp"
 #include "support.hpp"
@@ -311,10 +312,10 @@ TEST_F(Command, ASnapshotFindsItsBundledCheckpoint) {
   succeed({"resume", snapshot, "-n", "1"});
   const std::string error = failure({"resume", snapshot, "-m", kTiny, "-n", "1"});
   EXPECT_TRUE(error.starts_with(snapshot + ": architecture, embeddings+norms+attention+mlp weights: expected LlamaForCausalLM, ")) << error;
-  EXPECT_TRUE(error.ends_with(" in " + kTiny + "; it was made with a checkpoint named pocket-llama3")) << error;
+  EXPECT_TRUE(error.ends_with(" in " + kTiny + "; it was made with a checkpoint named pocket-llama3; --replay computes it again")) << error;
   succeed({"save", "-m", kTiny, "--ids", "1,2,3", "-o", snapshot});
   const std::string unnamed = failure({"resume", snapshot, "-n", "1"});
-  EXPECT_TRUE(unnamed.ends_with("; it was made with a checkpoint named gemma3-tiny, give it with -m")) << unnamed;
+  EXPECT_TRUE(unnamed.ends_with("; it was made with a checkpoint named gemma3-tiny, give it with -m; --replay computes it again")) << unnamed;
 }
 
 TEST_F(Command, AWrongCommandLineIsStatus2) {
@@ -396,7 +397,7 @@ TEST_F(Command, BadInputIsStatus1AndNothingIsWritten) {
 TEST_F(Command, ResumeRefusesBeforeItSaysAnything) {
   succeed({"save", "-m", kTiny, "--ids", "1,2,3", "-o", snapshot, "--ctx", "10"});
   const Args resume = {"resume", snapshot, "-m", kTiny};
-  EXPECT_EQ(failure(resume + Args{"--kv", "f16"}), snapshot + ": kv type: expected f32, found f16 (--kv)");
+  EXPECT_EQ(failure(resume + Args{"--kv", "f16"}), snapshot + ": kv type: expected f32, found f16 (--kv; --replay computes it again)");
   EXPECT_EQ(failure(resume + Args{"--ids", "1,2,3,4,5,6,7,8"}), "tokens: expected at most 10 positions (--ctx), found 3 + 8");
   EXPECT_EQ(failure(resume + Args{"--ids", "1,-1"}), "--ids: [1]: expected a token id, found -1");
   EXPECT_EQ(failure(resume + Args{"--ids", "100000"}).substr(0, 32), "ids[0]: expected a token id in 0");
@@ -404,7 +405,54 @@ TEST_F(Command, ResumeRefusesBeforeItSaysAnything) {
   std::string bytes = text_of(snapshot);
   bytes[bytes.size() - 1] = static_cast<char>(bytes[bytes.size() - 1] ^ 1);
   stet_test::write_file(snapshot, bytes);
-  EXPECT_TRUE(failure(resume).starts_with(snapshot + ": KV block 0: expected digest xxh3:"));
+  EXPECT_TRUE(failure(resume).starts_with(snapshot + ": KV block 0, layer 6: expected the bytes that were saved"));
+}
+
+TEST_F(Command, FormsPruneVerifyAndDiff) {
+  const std::string longer = scratch / "longer.stet", other = scratch / "other.stet";
+  succeed({"save", "-m", kTiny, "--ids", "1,2,3,4,5,6,7,8", "-o", snapshot});
+  succeed({"resume", snapshot, "-m", kTiny, "--ids", "9,10", "-n", "5", "--greedy", "--save", longer});
+  const std::string state = Json::parse(succeed({"inspect", longer, "--json"}).out)["digests"]["state"];
+  for (const Args& form : {Args{"--form", "delta", "--against", snapshot}, Args{"--form", "recipe"}, Args{"--compress", "zlib:9"},
+                           Args{"--with-weights"}}) {
+    if (form[0] == "--compress" && !have_zlib()) continue;
+    const Args model = form[0] == "--with-weights" ? Args{"-m", kTiny} : Args{};
+    succeed(Args{"convert", longer, "-o", other} + form + model);
+    EXPECT_EQ(Json::parse(succeed({"inspect", other, "--json"}).out)["digests"]["state"], state);
+    EXPECT_TRUE(succeed({"verify", other, "-m", kTiny}).out.starts_with("verified: ")) << form[0];
+    EXPECT_EQ(succeed({"diff", longer, other}).out, "equal: state " + state + "\n");
+    const Args resume = {"resume", other, "-n", "3", "--greedy", "--ignore-eos", "--json"};
+    const Json j = Json::parse(succeed(form[0] == "--with-weights" ? resume : resume + Args{"-m", kTiny}).out);
+    EXPECT_EQ(j["restored"]["tokens_recomputed"], form[1 % form.size()] == "recipe" ? 15 : 0);
+  }
+  const Outcome diff = run_stet({"diff", snapshot, longer});
+  EXPECT_EQ(diff.status, 1);
+  EXPECT_EQ(diff.out, "different: number of tokens: expected 8, found 15\n");
+  for (const std::string positions : {"keep", "shift"}) {
+    succeed({"prune", longer, "-o", other, "--keep-last", "6", "--sinks", "2", "--positions", positions});
+    const Json j = Json::parse(succeed({"inspect", other, "--json"}).out);
+    EXPECT_EQ(j["prunes"][0]["begin"], 2);
+    EXPECT_EQ(j["prunes"][0]["end"], 9);
+    EXPECT_EQ(j["positions"], positions == "keep" ? 15 : 8);
+    succeed({"verify", other, "-m", kTiny});
+    succeed({"verify", other, "-m", kTiny, "--bisect"});
+  }
+  std::string bytes = text_of(longer);
+  bytes[65536 + 2] = static_cast<char>(bytes[65536 + 2] ^ 1);
+  stet_test::write_file(longer, bytes);
+  const Outcome found = run_stet({"verify", longer, "-m", kTiny, "--json"});
+  EXPECT_EQ(found.status, 1);
+  const Json j = Json::parse(found.out);
+  EXPECT_EQ(j["equal"], false);
+  EXPECT_EQ(j["difference"]["what"], "key");
+  EXPECT_EQ(j["difference"]["position"], 0);
+  EXPECT_EQ(j["difference"]["layer"], 0);
+  EXPECT_EQ(j["difference"]["head"], 0);
+  EXPECT_EQ(j["difference"]["element"], 0);
+  EXPECT_EQ(run_stet({"resume", longer, "-m", kTiny, "--check", "-n", "1"}).status, 1);
+  const Json healed = Json::parse(succeed({"resume", longer, "-m", kTiny, "--heal", "-n", "1", "--ignore-eos", "--json"}).out);
+  EXPECT_EQ(healed["restored"]["blocks_healed"], Json::parse("[0]"));
+  EXPECT_EQ(healed["restored"]["tokens_recomputed"], 15);
 }
 
 TEST_F(Command, AFullSessionSaysSo) {

@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include "kernel_support.hpp"
+#include "src/gemm.hpp"
 #include "stet/ops.hpp"
 
 namespace stet::test {
@@ -289,7 +290,8 @@ struct Layer {
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 // y = W x on `threads` threads; y is poisoned before and has a margin after the packed outputs.
-std::vector<float> run_linear(const std::string& isa, const Layer& layer, int threads, size_t rows, const Fenced<float>& x) {
+std::vector<float> run_linear(const std::string& isa, const Layer& layer, int threads, size_t rows, const Fenced<float>& x,
+                              bool blas = false) {
   ModelConfig config;
   config.hidden_size = config.intermediate_size = static_cast<int64_t>(layer.inputs);
   config.heads = config.kv_heads = 1;
@@ -301,6 +303,7 @@ std::vector<float> run_linear(const std::string& isa, const Layer& layer, int th
   Pass pass{};
   pass.kernels = find_kernels(isa.c_str());
   pass.scratch = &scratch;
+  pass.blas = blas;
   run_team(threads, [&](Team t) { linear(t, pass, layer.matrix, in, out); });
   EXPECT_TRUE(y.untouched());
   std::vector<float> result;
@@ -361,6 +364,34 @@ TEST_P(LinearOnEachIsa, BlockBoundaries) {
       for (size_t n = 0; n < outputs; ++n) {
         ASSERT_TRUE(same_bits(got[r * outputs + n], layer.plain(x.data() + r * ldx, n)))
             << rows << " rows, " << outputs << "x" << inputs << ": row " << r << ", output " << n;
+      }
+    }
+  }
+}
+
+// Through OpenBLAS the order of the sum is its own: within the error that any order can have. Depths around that of a
+// panel (640), outputs around what one call takes (256).
+TEST_P(LinearOnEachIsa, BlasAgreesWithinRounding) {
+  if (!have_blas()) GTEST_SKIP() << "built without OpenBLAS";
+  const std::vector<std::array<size_t, 3>> cases = {{2, 1, 1}, {3, 70, 639}, {13, 257, 640}, {4, 300, 641}, {7, 33, 1930}};
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const auto& [rows, outputs, inputs] : cases) {
+      const Layer layer(dtype, outputs, inputs);
+      const Fenced<float> x = make_input(rows, inputs);
+      const size_t ldx = x.size() / rows;
+      for (int threads : {1, 3}) {
+        const std::vector<float> got = run_linear(GetParam(), layer, threads, rows, x, true);
+        for (size_t i = 0; i < got.size(); ++i) {
+          const float* w = layer.worth.data() + i % outputs * inputs;
+          double sum = 0, magnitude = 0;
+          for (size_t k = 0; k < inputs; ++k) {
+            const double term = double{w[k]} * double{x.data()[i / outputs * ldx + k]};
+            sum += term;
+            magnitude += std::abs(term);
+          }
+          ASSERT_NEAR(got[i], sum, gamma(static_cast<double>(inputs)) * magnitude)
+              << dtype_name(dtype) << " " << outputs << "x" << inputs << ", " << threads << " threads: value " << i;
+        }
       }
     }
   }

@@ -1,11 +1,15 @@
-// Random schedules of appends, rewinds, forks and changes of how to compute, each compared byte for byte with
-// the same tokens processed at once. STET_SCHEDULES=N runs N of them, STET_SEED=S begins at seed S; a failure
+// Random schedules of appends, rewinds, forks, prunes, saves in every form with restores, and changes of how to compute;
+// each compared byte for byte with the same tokens processed at once, pruned where it was pruned. STET_SCHEDULES=N runs N of them, STET_SEED=S begins at seed S; a failure
 // prints the two that repeat it alone.
 #include <fmt/format.h>
 
 #include <list>
 #include <sstream>
 
+#include "scratch.hpp"
+#include "src/planes.hpp"
+#include "stet/snapshot.hpp"
+#include "stet/verify.hpp"
 #include "support.hpp"
 
 namespace stet::test {
@@ -27,19 +31,25 @@ class Schedule {
     options_.capacity = kCapacity;
     options_.compute = compute();
     log_ << ", kv " << kv_type_name(options_.kv_type) << ", " << compute_text(options_.compute);
-    branches_.push_back({Session(model_, options_), {}, branch_count_++});
+    branches_.push_back({Session(model_, options_), {{}}, branch_count_++});
   }
 
   // True if nothing differed. log() then tells what was done.
   testing::AssertionResult run() {
-    for (size_t steps = 4 + draw(12); steps > 0; --steps) step();
+    try {
+      for (size_t steps = 4 + draw(12); steps > 0; --steps) step();
+    } catch (const std::exception& e) {
+      return testing::AssertionFailure() << e.what();
+    }
     for (Branch& b : branches_) {
       SessionOptions plain = options_;
       plain.compute = {};
       plain.compute.threads = 1;
       Session straight(model_, plain);
-      straight.append(b.tokens);
-      if (b.session.tokens() != b.tokens) return testing::AssertionFailure() << "#" << b.number << ": wrong tokens";
+      for (const Stage& stage : b.stages) {
+        straight.append(stage.tokens);
+        if (stage.pruned()) straight.prune_range(stage.begin, stage.end, stage.shift);
+      }
       const testing::AssertionResult same = same_state(b.session, straight);
       if (!same) return testing::AssertionFailure() << "#" << b.number << ": " << same.message();
     }
@@ -48,9 +58,17 @@ class Schedule {
   std::string log() const { return log_.str(); }
 
  private:
+  // Tokens appended, and then a range taken out (none in the last stage).
+  struct Stage {
+    std::vector<int32_t> tokens;
+    int64_t begin = 0, end = 0;
+    bool shift = false;
+
+    bool pruned() const { return begin != end; }
+  };
   struct Branch {
     Session session;
-    std::vector<int32_t> tokens;  // what the session ought to hold
+    std::vector<Stage> stages;  // what the session ought to be
     int number;
   };
 
@@ -90,7 +108,8 @@ class Schedule {
     const std::vector<int32_t> ids = draw_tokens(n);
     log_ << "append " << n;
     b.session.append(ids);
-    b.tokens.insert(b.tokens.end(), ids.begin(), ids.end());
+    std::vector<int32_t>& tokens = b.stages.back().tokens;
+    tokens.insert(tokens.end(), ids.begin(), ids.end());
   }
 
   // Refused, and nothing may have changed.
@@ -108,31 +127,95 @@ class Schedule {
   }
 
   void rewind(Branch& b) {
-    const int64_t size = b.session.size();
+    const int64_t size = b.session.size(), last = static_cast<int64_t>(b.stages.back().tokens.size());
+    const int64_t floor = b.stages.size() == 1 ? 0 : size - last + 1;
+    if (floor > size) return;
     int64_t to = static_cast<int64_t>(draw(static_cast<size_t>(size) + 1));
     const size_t kind = draw(4);
     if (kind == 0) to = to / kBlockPositions * kBlockPositions;
     if (kind == 1) to = std::max<int64_t>(size - 1 - static_cast<int64_t>(draw(3)), 0);
+    if (floor > 0 && to < floor) {
+      log_ << "refused rewind " << to;
+      EXPECT_THROW(b.session.rewind(to), Error);
+      to = floor;
+    }
     log_ << "rewind " << to;
     b.session.rewind(to);
-    b.tokens.resize(static_cast<size_t>(to));
+    b.stages.back().tokens.resize(static_cast<size_t>(last - (size - to)));
   }
 
   void fork(const Branch& b) {
     log_ << "fork #" << branch_count_;
-    branches_.push_back({b.session.fork(), b.tokens, branch_count_++});
+    branches_.push_back({b.session.fork(), b.stages, branch_count_++});
     if (branches_.size() > 3) {
       log_ << ", drop #" << branches_.front().number;
       branches_.pop_front();
     }
   }
 
+  void prune(Branch& b) {
+    const int64_t size = b.session.size();
+    PruneOptions o{static_cast<int64_t>(draw(100)), static_cast<int64_t>(draw(20)), draw(2) == 0};
+    log_ << "prune last " << o.keep_last << " sinks " << o.sinks << (o.shift ? " shift" : " keep");
+    const int64_t begin = std::min(o.sinks, size), end = std::max(begin, size - std::min(o.keep_last, size));
+    EXPECT_EQ(b.session.prune(o), end - begin);
+    if (begin == end) return;
+    Stage& stage = b.stages.back();
+    stage.begin = begin;
+    stage.end = end;
+    stage.shift = o.shift;
+    b.stages.push_back({});
+  }
+
+  // Into a file in some form, and back from it in some way.
+  void save(Branch& b) {
+    const std::string path = scratch_ / fmt::format("{}.stet", saves_);
+    SaveOptions save;
+    save.compress = have_zlib() && draw(3) == 0 ? 1 + static_cast<int>(draw(9)) : 0;
+    std::optional<Snapshot> parent;
+    const size_t kind = draw(4);
+    if (kind == 1) save.form = SnapshotForm::recipe;
+    if (kind == 2 && saves_ > 0) {
+      parent = Snapshot::open(scratch_ / fmt::format("{}.stet", draw(saves_)));
+      const bool has_blocks = parent->meta().form != SnapshotForm::recipe;
+      save.form = has_blocks ? SnapshotForm::delta : SnapshotForm::full;
+      save.parent = has_blocks ? &*parent : nullptr;
+    }
+    RestoreOptions how;
+    how.map = draw(3) != 0;
+    how.check = draw(3) == 0;
+    how.heal = draw(3) == 0;
+    log_ << "save " << saves_ << " " << snapshot_form_name(save.form) << " zlib " << save.compress << (how.map ? " map" : "")
+         << (how.check ? " check" : "") << (how.heal ? " heal" : "");
+    const StateDigests saved = Snapshot::save(b.session, "", path, save);
+    if (how.heal) damage(path);
+    SessionOptions o = options_;
+    o.compute = b.session.compute();
+    RestoreReport report;
+    b.session = Snapshot::open(path).restore(model_, "", o, how, &report);
+    EXPECT_EQ(digests_of(b.session).state, saved.state);
+    EXPECT_EQ(report.reused + report.recomputed >= b.session.size(), true);
+    if (!how.heal) ++saves_;  // a damaged file cannot be a parent
+  }
+  // One byte of what KV holds.
+  void damage(const std::string& path) {
+    const Snapshot s = Snapshot::open(path);
+    const Snapshot::Section& kv = s.sections().back();
+    if (kv.size == 0) return;
+    std::string bytes = read_text_file(path, size_t{1} << 30);
+    bytes[kv.offset + draw(kv.size)] ^= static_cast<char>(1 << draw(8));
+    stet_test::write_file(path, bytes);
+  }
+
   void step() {
     auto it = branches_.begin();
     std::advance(it, draw(branches_.size()));
     log_ << "; #" << it->number << " ";
-    switch (draw(10)) {
+    switch (draw(13)) {
       default: return append(*it);
+      case 10: return prune(*it);
+      case 11:
+      case 12: return save(*it);
       case 5: return failing_append(*it);
       case 6: return rewind(*it);
       case 7: return fork(*it);
@@ -148,6 +231,8 @@ class Schedule {
   std::shared_ptr<const Model> model_;
   std::mt19937 random_;
   SessionOptions options_;
+  stet_test::ScratchDir scratch_;
+  size_t saves_ = 0;
   std::list<Branch> branches_;
   int branch_count_ = 0;
   std::ostringstream log_;

@@ -8,6 +8,7 @@
 
 #include "stet/kernels.hpp"
 #include "stet/error.hpp"
+#include "tools/bench_snapshot.hpp"
 #include "tools/command.hpp"
 
 namespace stet::tool {
@@ -17,7 +18,9 @@ struct Options {
   ModelOptions model;
   int64_t prompt = 512, decode = 64;
   int repeat = 3;
-  bool machine = false, json = false;
+  bool machine = false, snapshot = false, json = false;
+  std::vector<int64_t> lengths = {512, 4096, 16384};
+  std::string directory;
 };
 
 double median(std::vector<double> x) {
@@ -162,8 +165,23 @@ void print_table(const Json& j) {
                   bytes_text(number(s, "bytes")), 1e3 * number(s, "save_s"), 1e3 * number(s, "restore_s"), 1e6 * number(s, "fork_s")));
 }
 
+// Lengths beyond what the model allows are left out.
+void run_snapshot(Options& o, const SessionOptions& options) {
+  const auto model = o.model.load_model();
+  std::vector<int64_t> lengths;
+  for (const int64_t n : o.lengths) {
+    if (n + 64 <= model->config().max_positions) lengths.push_back(n);
+  }
+  if (lengths.empty()) throw Error(ErrorKind::argument, "", "--lengths", "one below the model's context", "none");
+  const std::string directory = o.directory.empty() ? std::filesystem::temp_directory_path().string() : o.directory;
+  const Json rows = snapshot_figures(model, options, lengths, o.repeat, directory);
+  if (o.json) out(dump(rows, 2) + "\n");
+  else print_snapshot_figures(rows);
+}
+
 void run(Options& o) {
   const SessionOptions options = o.model.session_options();
+  if (o.snapshot) return run_snapshot(o, options);
   const int threads = options.compute.threads > 0 ? options.compute.threads : default_threads();
   const Kernels* kernels = options.compute.isa.empty() ? &best_kernels() : find_kernels(options.compute.isa.c_str());
   if (kernels == nullptr) throw Error(ErrorKind::argument, "", "--isa", "one that this CPU has", options.compute.isa);
@@ -191,6 +209,10 @@ void add_bench(CLI::App& app) {
   sub->add_option("-n,--decode-tokens", o->decode, "tokens decoded after it")->capture_default_str()->type_name("N")->check(integer(1, 1 << 20));
   sub->add_option("--repeat", o->repeat, "runs; medians are printed")->capture_default_str()->type_name("N")->check(integer(1, 1000));
   sub->add_flag("--machine", o->machine, "measure the machine alone");
+  sub->add_flag("--snapshot", o->snapshot, "measure saving, restoring and forking, each beside its yardstick");
+  sub->add_option("--lengths", o->lengths, "tokens of the sessions for --snapshot (default: 512,4096,16384)")->delimiter(',')
+      ->type_name("N,N")->check(integer(1, 1 << 20));
+  sub->add_option("--directory", o->directory, "where --snapshot writes its files (default: the system's for temporary files)")->type_name("DIR");
   sub->add_flag("--json", o->json, "print JSON");
   o->model.add_to(*sub);
   sub->callback([o] { run(*o); });

@@ -26,6 +26,8 @@ struct Options {
   PromptOptions prompt;
   SamplingOptions sampling;
   GenerateOptions generate;
+  SaveFileOptions save_as;
+  RestoreFileOptions restore;
   std::string snapshot, save;
   bool json = false;
 
@@ -35,6 +37,7 @@ struct Options {
         ->type_name("N")->check(integer(0, INT64_MAX))->group("Stopping");
     app.add_flag("--ignore-eos", generate.ignore_eos, "go on past stop tokens")->group("Stopping");
     app.add_option("--save", save, "keep the state in this file afterwards, for `stet resume`")->type_name("FILE")->group("Output");
+    save_as.add_to(app);
     app.add_flag("--json", json, "one JSON object per reply")->group("Output");
   }
   // What is wrong is said before a long computation.
@@ -46,21 +49,16 @@ struct Options {
 
 struct Timing {
   double load = 0, restore = 0, prefill = 0, decode = 0;
+  std::optional<RestoreReport> report;  // of a session that was resumed
 };
 
 // Processes a prompt, with a progress line when that takes over a second and someone watches.
 void prefill(Session& session, std::span<const int32_t> ids) {
-  const double start = seconds();
-  bool shown = false;
+  const Progress line = prefill_progress(static_cast<int64_t>(ids.size()));
   append_prompt(session, ids, [&](int64_t done) {
     if (interrupt != 0) throw Interrupted();
-    const double t = seconds() - start;
-    if (!watched() || (!shown && t < 1)) return;
-    fmt::print(stderr, "\rprefill {} / {} tokens, {:.0f} tokens/s", done, ids.size(), static_cast<double>(done) / t);
-    std::fflush(stderr);
-    shown = true;
+    line(done);
   });
-  if (shown) fmt::print(stderr, "\r\033[K");
 }
 
 Json reply_json(Session& session, const std::vector<int32_t>& prompt, const Reply& reply, const Timing& t, bool text) {
@@ -75,6 +73,10 @@ Json reply_json(Session& session, const std::vector<int32_t>& prompt, const Repl
                   {"prefill_tokens", prompt.size()}, {"prefill_tokens_per_s", rate(prompt.size(), t.prefill)},
                   {"decode_s", t.decode}, {"decode_tokens", reply.ids.size()},
                   {"decode_tokens_per_s", rate(reply.ids.size(), t.decode)}};
+  if (t.report) {
+    j["restored"] = {{"tokens_reused", t.report->reused}, {"tokens_recomputed", t.report->recomputed},
+                     {"blocks_healed", t.report->healed}, {"all_digests_checked", t.report->checked}};
+  }
   j["digests"] = digests_json(digests_of(session));
   return j;
 }
@@ -84,8 +86,9 @@ std::string joined(const std::vector<int32_t>& ids) { return fmt::format("{}", f
 // A session that replies, and where the replies go.
 class Conversation {
  public:
-  Conversation(Session& session, const Tokenizer* tokenizer, const Options& options, const Timing& timing)
-      : session_(session), tokenizer_(tokenizer), options_(options), timing_(timing) {}
+  // `greeting` goes to stderr with the first token: by then the blocks that it reads have been checked.
+  Conversation(Session& session, const Tokenizer* tokenizer, const Options& options, const Timing& timing, std::string greeting = "")
+      : session_(session), tokenizer_(tokenizer), options_(options), timing_(timing), greeting_(std::move(greeting)) {}
 
   // One prompt after another, each with its reply. No prompt: the open reply goes on.
   void run(const Turns& turns) {
@@ -105,6 +108,7 @@ class Conversation {
     Reply reply = generate(session_, tokenizer_, options_.generate, [&](std::string_view text) {
       return show(text) && interrupt == 0;
     });
+    greet();
     timing_.prefill = middle - start;
     timing_.decode = seconds() - middle;
     Json j;
@@ -122,7 +126,12 @@ class Conversation {
     }
   }
 
+  void greet() {
+    if (!greeting_.empty()) fmt::print(stderr, "{}\n", std::exchange(greeting_, ""));
+  }
+
   bool show(std::string_view text) {
+    greet();
     if (options_.json || text.empty()) return true;
     const bool good = out(text);
     flush_output();
@@ -133,6 +142,7 @@ class Conversation {
   const Tokenizer* tokenizer_;
   const Options& options_;
   Timing timing_;
+  std::string greeting_;
 };
 
 std::string fingerprint(const std::shared_ptr<const Tokenizer>& tokenizer) {
@@ -141,7 +151,16 @@ std::string fingerprint(const std::shared_ptr<const Tokenizer>& tokenizer) {
 
 void keep(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const Options& o) {
   const double start = seconds();
-  const StateDigests d = Snapshot::save(session, fingerprint(tokenizer), o.save);
+  std::unique_ptr<Snapshot> parent;
+  SaveOptions as = o.save_as.options(parent);
+  std::shared_ptr<const FileSource> files;
+  if (o.save_as.with_weights) as.weights = &session.model().source();
+  if (o.save_as.with_tokenizer) {
+    if (tokenizer == nullptr) require_tokenizer(o.model.checkpoint.directory);  // says why there is none
+    files = memory_source(tokenizer->files(), "tokenizer");
+    as.tokenizer = files.get();
+  }
+  const StateDigests d = Snapshot::save(session, fingerprint(tokenizer), o.save, as);
   if (o.json) return;
   fmt::print(stderr, "saved {} tokens to {} in {:.1f} ms, state {}\n", session.size(), printable(o.save),
              (seconds() - start) * 1e3, digest_text(d.state));
@@ -209,8 +228,8 @@ void run_generate(Options& o, bool reply) {
 // What the snapshot cannot do, whatever the model.
 void check(const Snapshot& snapshot, const Options& o) {
   const std::string type = kv_type_name(snapshot.meta().kv.type);
-  if (!o.model.kv.empty() && o.model.kv != type) {
-    throw Error(ErrorKind::mismatch, o.snapshot, "kv type", type, o.model.kv + " (--kv)");
+  if (!o.restore.how.replay && !o.model.kv.empty() && o.model.kv != type) {
+    throw Error(ErrorKind::mismatch, o.snapshot, "kv type", type, o.model.kv + " (--kv; --replay computes it again)");
   }
   const std::vector<Turn>& turns = snapshot.generation().turns;
   const bool ended = !turns.empty() && !turns.back().open;
@@ -219,43 +238,41 @@ void check(const Snapshot& snapshot, const Options& o) {
   }
 }
 
-// Unless the user names a checkpoint, the bundled one of the name that the snapshot gives.
-void choose_checkpoint(CheckpointOption& checkpoint, const Snapshot& snapshot) {
-  const std::string bundled = bundled_checkpoint(snapshot.meta().checkpoint);
-  if (!checkpoint.named && !bundled.empty()) checkpoint.directory = bundled;
-}
-
-Session restore(const Snapshot& snapshot, const std::shared_ptr<const Model>& model, const std::string& tokenizer, const Options& o) {
-  try {
-    return snapshot.restore(model, tokenizer, o.model.session_options());
-  } catch (const Error& e) {
-    if (e.kind != ErrorKind::mismatch) throw;
-    throw Error(e.kind, e.file, e.field, e.expected, e.found + " in " + model->directory() + "; it was made with a checkpoint named " +
-                                                         snapshot.meta().checkpoint + (o.model.checkpoint.named ? "" : ", give it with -m"));
-  }
-}
-
 void run_resume(Options& o) {
   o.validate();
   const Snapshot snapshot = Snapshot::open(o.snapshot);
+  snapshot.find_parent(o.restore.parent);
   check(snapshot, o);
-  choose_checkpoint(o.model.checkpoint, snapshot);
+  if (o.model.kv.empty()) o.model.kv = kv_type_name(snapshot.meta().kv.type);
+  choose_checkpoint(o.model, snapshot);
   Timing timing;
-  const auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
+  const auto brought = o.model.checkpoint.named ? nullptr : snapshot.tokenizer_files();
+  const auto tokenizer = brought != nullptr           ? load_tokenizer(*brought)
+                         : o.model.weights != nullptr ? nullptr  // a snapshot without the tokenizer: by token ids
+                                                      : load_tokenizer(o.model.checkpoint.directory);
   const Turns turns = o.prompt.turns(o.model.checkpoint, tokenizer, snapshot.tokens().empty());
   double start = seconds();
   const auto model = o.model.load_model();
   timing.load = seconds() - start;
   start = seconds();
-  Session session = restore(snapshot, model, fingerprint(tokenizer), o);
+  RestoreReport report;
+  Session session = restore_session(snapshot, model, o.model, o.restore.how, &report, fingerprint(tokenizer));
   timing.restore = seconds() - start;
+  timing.report = report;
   o.sampling.apply(session.generation());
   check(session, turns);
+  std::string greeting;
   if (!o.json) {
-    fmt::print(stderr, "resumed {} tokens in {:.1f} ms (0 recomputed), state {}\n", session.size(), timing.restore * 1e3,
-               digest_text(snapshot.digests().state));
+    greeting = fmt::format("resumed {} tokens in {:.1f} ms ({} recomputed{}{}), state {}", session.size(), timing.restore * 1e3,
+                           report.recomputed, report.healed.empty() ? "" : fmt::format(", blocks {} healed", fmt::join(report.healed, ",")),
+                           report.checked ? ", all digests checked" : "", digest_text(snapshot.digests().state));
   }
-  with_interrupts(session, tokenizer, o, [&] { Conversation(session, tokenizer.get(), o, timing).run(turns); });
+  if (!o.json && o.restore.how.replay) {
+    greeting = fmt::format("migrated {} tokens in {:.1f} ms: computed again with {}, {}, kv {}; state {}", session.size(), timing.restore * 1e3,
+                           printable(model->directory()), contract_name(session.compute()), kv_type_name(session.kv().shape().type),
+                           digest_text(digests_of(session).state));
+  }
+  with_interrupts(session, tokenizer, o, [&] { Conversation(session, tokenizer.get(), o, timing, greeting).run(turns); });
 }
 
 }  // namespace
@@ -278,6 +295,7 @@ void add_save(CLI::App& app) {
   o->prompt.add_to(*sub);
   o->sampling.add_to(*sub);
   sub->add_option("-o,--output", o->save, "the snapshot")->required()->type_name("FILE")->group("Output");
+  o->save_as.add_to(*sub);
   sub->add_flag("--json", o->json, "print a JSON object")->group("Output");
   o->model.add_to(*sub);
   sub->callback([o] {
@@ -292,8 +310,12 @@ void add_resume(CLI::App& app) {
   sub->add_option("snapshot", o->snapshot, "the snapshot")->required()->type_name("FILE");
   o->prompt.add_to(*sub);
   o->add_generation_to(*sub);
+  o->restore.add_to(*sub);
   o->model.add_to(*sub);
-  sub->callback([o] { run_resume(*o); });
+  sub->callback([o] {
+    o->restore.how.map = !o->restore.read;
+    run_resume(*o);
+  });
 }
 
 }  // namespace stet::tool

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <map>
 
 #include "stet/error.hpp"
 #include "tools/command.hpp"
@@ -10,7 +11,7 @@ namespace stet::tool {
 namespace {
 
 struct Options {
-  std::string path;
+  std::string path, model;
   bool json = false;
 };
 
@@ -27,10 +28,26 @@ std::vector<std::string> columns(const Json& row) {
   return out;
 }
 
+void print_elements(const Json& rows) {
+  out(fmt::format("{:<28} {:<46} {:>12}  {:<37}  {}\n", "element", "stored", "bytes", "fingerprint", "matches -m"));
+  for (const Json& r : rows) {
+    const uint64_t bytes = r["bytes"].get<uint64_t>();
+    const std::string fingerprint = r["fingerprint"].get<std::string>(), matches = r["matches"].get<std::string>();
+    std::string line = fmt::format("{:<28} {:<46} {:>12}  {:<37}  {}", r["element"].get<std::string>(), printable(r["stored"].get<std::string>(), 100),
+                                   bytes == 0 ? "" : std::to_string(bytes), printable(fingerprint), matches);
+    line.erase(line.find_last_not_of(' ') + 1);
+    out(line + "\n");
+  }
+}
+
 void print_table(const Json& j) {
   for (const auto& [key, value] : j.items()) {
     const bool list = value.is_array() && !value.empty() && value[0].is_object();
     if (key == "tokens") continue;  // thousands of numbers: in the JSON form
+    if (key == "elements") {
+      print_elements(value);
+      continue;
+    }
     if (!value.is_object() && !list) {
       out(fmt::format("{:<22}{}\n", key, cell(value)));
       continue;
@@ -51,10 +68,75 @@ Json turns_json(const GenerationState& g) {
   return turns;
 }
 
-Json describe(const Snapshot& s) {
+// What the model at hand has for each fingerprint; empty without one.
+using Present = std::map<std::string, std::string>;
+
+// The elements of a state, one by one: what the snapshot has of each, and whether the model at hand is the one.
+Json elements_json(const Snapshot& s, const Present& present) {
+  const SnapshotMeta& m = s.meta();
+  Json rows = Json::array();
+  const auto add = [&](const std::string& element, const std::string& stored, uint64_t bytes, const std::string& fingerprint,
+                       const std::string& matches = "") {
+    rows.push_back({{"element", element}, {"stored", stored}, {"bytes", bytes}, {"fingerprint", fingerprint}, {"matches", matches}});
+  };
+  const auto size = [&](const std::string& name) {
+    for (const Snapshot::Section& section : s.sections()) {
+      if (section.name == name) return section.size;
+    }
+    return uint64_t{0};
+  };
+  const auto verdict = [&](const std::string& name, const std::string& digest) -> std::string {
+    if (present.empty()) return "";
+    const auto found = present.find(name);
+    return found == present.end() ? "missing" : found->second == digest ? "yes" : "NO";
+  };
+  const auto by = [&](const char* section) { return size(section) > 0 ? "by value" : "by fingerprint"; };
+  const GenerationState& g = s.generation();
+  const int64_t blocks = blocks_of(m.positions);
+  add("keys and values", m.form == SnapshotForm::recipe ? "digests: computed again from the tokens"
+                         : m.form == SnapshotForm::delta ? fmt::format("{} blocks of {}, the rest in {}", kv_type_name(m.kv.type), blocks, printable(m.parent_file))
+                                                         : fmt::format("{} blocks, {}", blocks, kv_type_name(m.kv.type)),
+      s.stored_kv_bytes(), digest_text(s.digests().kv));
+  for (const auto& [name, digest] : m.fingerprints) {
+    if (name == "config" || name == "model") continue;
+    add(name == "embeddings" ? "token embeddings" : name == "norms" ? "norm weights" : name + " weights", by("WEIGHTS"), 0, digest, verdict(name, digest));
+  }
+  add("positions", fmt::format("0 .. {} of {}", m.positions - 1, m.capacity), 0, "");
+  add("token ids", fmt::format("{}", m.positions), size("TOKENS"), digest_text(s.digests().tokens));
+  int64_t visible = 0;
+  for (int64_t p = 0; p < m.positions; ++p) visible += static_cast<int64_t>(s.visible(p / 64) >> (p % 64) & 1);
+  add("visibility mask", fmt::format("{} of {} positions", visible, m.positions), size("VISIBLE"), "");
+  for (const auto& [name, digest] : m.fingerprints) {
+    if (name == "config") add("model config", "by value", m.config.size(), digest, verdict(name, digest));
+  }
+  add("logits of the last position", m.form == SnapshotForm::recipe ? "digest" : fmt::format("{}", s.logits().size()), size("LOGITS"),
+      digest_text(s.digests().logits));
+  add("tokenizer", m.tokenizer.empty() ? "none in use" : by("TOKENIZR"), size("TOKENIZR"), m.tokenizer,
+      m.tokenizer.empty() ? "" : verdict("tokenizer", m.tokenizer));
+  add("format and contract", fmt::format("version {}, {} version {}", s.version(), m.contract, m.contract_version), 0, "");
+  add("turns", fmt::format("{}{}", g.turns.size(), !g.turns.empty() && g.turns.back().open ? ", the last reply is open" : ""), 0, "");
+  add("sampler and seed", g.sampling.greedy ? "greedy" : fmt::format("temperature {}, seed {}", g.sampling.temperature, g.sampling.seed), 0, "");
+  add("stop tokens and strings", fmt::format("{} and {}", g.stop_ids.size(), g.stop_strings.size()), 0, "");
+  add("text held back", fmt::format("{} bytes, decoder state {} bytes", g.held.size(), g.stream.size()), g.held.size() + g.stream.size(), "");
+  add("prunes", fmt::format("{}", m.prunes.size()), 0, "");
+  if (size("WEIGHTS") > 0) add("checkpoint files", "by value", size("WEIGHTS"), "");
+  return rows;
+}
+
+Json prunes_json(const std::vector<Prune>& prunes) {
+  Json list = Json::array();
+  for (const Prune& p : prunes) {
+    list.push_back({{"at", p.at}, {"begin", p.begin}, {"end", p.end}, {"positions", p.shift ? "shift" : "keep"}, {"removed", p.removed}});
+  }
+  return list;
+}
+
+Json describe(const Snapshot& s, const Present& present) {
   Json j;
   j["snapshot"] = s.path();
-  j["format_version"] = kSnapshotVersion;
+  j["format_version"] = s.version();
+  j["form"] = snapshot_form_name(s.meta().form);
+  if (s.meta().form == SnapshotForm::delta) j["parent"] = {{"state", s.meta().parent}, {"file", s.meta().parent_file}};
   j["file_bytes"] = s.file_size();
   j["contract"] = s.meta().contract + " version " + std::to_string(s.meta().contract_version);
   j["checkpoint"] = s.meta().checkpoint;
@@ -72,6 +154,7 @@ Json describe(const Snapshot& s) {
   j["stop_ids"] = s.generation().stop_ids;
   j["stop_strings"] = s.generation().stop_strings;
   j["turns"] = turns_json(s.generation());
+  j["prunes"] = prunes_json(s.meta().prunes);
   j["fingerprints"] = Json::object();
   for (const auto& [name, digest] : s.meta().fingerprints) j["fingerprints"][name] = digest;
   j["fingerprints"]["tokenizer"] = s.meta().tokenizer;
@@ -80,6 +163,7 @@ Json describe(const Snapshot& s) {
     j["sections"].push_back({{"name", section.name}, {"offset", section.offset}, {"bytes", section.size},
                              {"digest", digest_text(section.digest)}});
   }
+  j["elements"] = elements_json(s, present);
   j["tokens"] = s.tokens();
   return j;
 }
@@ -106,7 +190,19 @@ Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokeni
 void run(const Options& o) {
   std::error_code ignored;
   const bool directory = std::filesystem::is_directory(o.path, ignored);
-  const Json j = directory ? describe(*Model::load(o.path), load_tokenizer(o.path)) : describe(Snapshot::open(o.path));
+  Json j;
+  if (directory) {
+    j = describe(*Model::load(o.path), load_tokenizer(o.path));
+  } else {
+    const Snapshot snapshot = Snapshot::open(o.path);
+    Present present;
+    if (!o.model.empty()) {
+      const auto model = Model::load(o.model);
+      for (const auto& [name, digest] : model->fingerprints()) present[name] = digest_text(digest);
+      if (const auto tokenizer = load_tokenizer(o.model)) present["tokenizer"] = tokenizer->fingerprint();
+    }
+    j = describe(snapshot, present);
+  }
   if (o.json) out(dump(j, 2) + "\n");
   else print_table(j);
 }
@@ -117,6 +213,7 @@ void add_inspect(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("inspect", "What is in a snapshot or a checkpoint directory.");
   sub->add_option("path", o->path, "a snapshot, or a checkpoint directory")->required()->type_name("FILE|DIR");
+  sub->add_option("-m,--model", o->model, "a checkpoint directory: does the snapshot match it?")->type_name("DIR");
   sub->add_flag("--json", o->json, "print JSON");
   sub->callback([o] { run(*o); });
 }

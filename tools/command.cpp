@@ -85,9 +85,12 @@ SessionOptions ModelOptions::session_options() const {
 }
 
 std::shared_ptr<const Model> ModelOptions::load_model() {
-  const std::string& directory = checkpoint.directory;
-  if (!watched()) return Model::load(directory, session.compute.threads);
-  auto loading = std::async(std::launch::async, [&] { return Model::load(directory, session.compute.threads); });
+  const std::string directory = weights != nullptr ? weights->path() : checkpoint.directory;
+  const auto load = [&] {
+    return weights != nullptr ? Model::load(weights, session.compute.threads) : Model::load(directory, session.compute.threads);
+  };
+  if (!watched()) return load();
+  auto loading = std::async(std::launch::async, load);
   const double start = seconds();
   bool shown = false;
   while (loading.wait_for(std::chrono::milliseconds(shown ? 250 : 1000)) != std::future_status::ready) {
@@ -105,8 +108,12 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& directory) {
     read_text_file((dir / "config.json").string(), kPromptLimit);  // fails where this is no checkpoint at all
     return nullptr;
   }
+  return load_tokenizer(*directory_source(directory));
+}
+
+std::shared_ptr<const Tokenizer> load_tokenizer(const FileSource& source) {
   try {
-    return Tokenizer::load(directory);
+    return Tokenizer::load(source);
   } catch (const Error& e) {
     if (e.kind != ErrorKind::unsupported) throw;
     return nullptr;  // a build without its library still runs by token ids
@@ -253,6 +260,98 @@ void SamplingOptions::validate() const {
   GenerationState state;
   apply(state);
   check_generation(state, int64_t{INT32_MAX} + 1, 0, "");
+}
+
+void SaveFileOptions::add_to(CLI::App& app) {
+  app.add_option("--form", form, "full (default); delta: only what --against does not have; recipe: tokens and digests")
+      ->type_name("FORM")->check(CLI::IsMember({"full", "delta", "recipe"}))->group("Snapshot");
+  app.add_option("--against", against, "the snapshot that a delta is made against")->type_name("FILE")->group("Snapshot");
+  app.add_flag("--with-weights", with_weights, "put the checkpoint into the snapshot: it resumes without one")->group("Snapshot");
+  app.add_flag("--with-tokenizer", with_tokenizer, "put the tokenizer into the snapshot")->group("Snapshot");
+  app.add_option("--compress", compress, "zlib, or zlib:1 .. zlib:9 (such a file is read, not mapped)")->type_name("HOW")->group("Snapshot");
+}
+
+SaveOptions SaveFileOptions::options(std::unique_ptr<Snapshot>& parent) const {
+  SaveOptions o;
+  o.form = snapshot_form_of(form);
+  if (!compress.empty()) {
+    const bool level = compress.size() == 6 && compress.starts_with("zlib:") && compress[5] >= '1' && compress[5] <= '9';
+    if (compress != "zlib" && !level) throw Error(ErrorKind::argument, "", "--compress", "zlib or zlib:1 .. zlib:9", compress);
+    o.compress = level ? compress[5] - '0' : 1;
+  }
+  if (o.form == SnapshotForm::delta) {
+    if (against.empty()) throw Error(ErrorKind::argument, "", "--against", "a snapshot for --form delta", "none");
+    parent = std::make_unique<Snapshot>(Snapshot::open(against));
+    o.parent = parent.get();
+  }
+  return o;
+}
+
+StateDigests SaveFileOptions::write(const State& state, const Snapshot& like, const std::string& path,
+                                    const CheckpointOption& checkpoint) const {
+  std::unique_ptr<Snapshot> parent;
+  SaveOptions o = options(parent);
+  const auto source = directory_source(checkpoint.directory);
+  if (with_weights) {
+    // Only the checkpoint that the state was made with may come along.
+    const auto model = Model::load(checkpoint.directory);
+    SessionOptions compute;
+    compute.compute.blas = like.meta().contract == "f32-blas";
+    like.check_compatible(*model, "", compute);
+    o.weights = source.get();
+  }
+  if (with_tokenizer) {
+    const auto tokenizer = require_tokenizer(checkpoint.directory);
+    if (!like.meta().tokenizer.empty() && like.meta().tokenizer != tokenizer->fingerprint()) {
+      throw Error(ErrorKind::mismatch, like.path(), "tokenizer", like.meta().tokenizer, tokenizer->fingerprint() + " in " + checkpoint.directory);
+    }
+    o.tokenizer = source.get();
+  }
+  return Snapshot::save(state, like, path, o);
+}
+
+void RestoreFileOptions::add_to(CLI::App& app) {
+  app.add_flag("--no-mmap", read, "read keys and values instead of mapping the file")->group("Snapshot");
+  app.add_flag("--check", how.check, "check every digest now, not each block before its first use")->group("Snapshot");
+  app.add_flag("--heal", how.heal, "compute damaged blocks again from the tokens")->group("Snapshot");
+  app.add_flag("--replay", how.replay, "compute everything again: under another model, contract or kv type")->group("Snapshot");
+  app.add_option("--parent", parent, "the snapshot that a delta was made from")->type_name("FILE")->group("Snapshot");
+}
+
+void choose_checkpoint(ModelOptions& model, const Snapshot& snapshot) {
+  if (model.checkpoint.named) return;
+  model.weights = snapshot.weights();
+  const std::string bundled = bundled_checkpoint(snapshot.meta().checkpoint);
+  if (!bundled.empty()) model.checkpoint.directory = bundled;
+}
+
+Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how, RestoreReport* report,
+                        const std::string& tokenizer) {
+  return restore_session(snapshot, model.load_model(), model, how, report, tokenizer);
+}
+
+Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Model>& loaded, const ModelOptions& model,
+                        const RestoreOptions& how, RestoreReport* report, const std::string& tokenizer) {
+  try {
+    return snapshot.restore(loaded, tokenizer, model.session_options(), how, report);
+  } catch (const Error& e) {
+    if (e.kind != ErrorKind::mismatch) throw;
+    throw Error(e.kind, e.file, e.field, e.expected,
+                e.found + " in " + loaded->directory() + "; it was made with a checkpoint named " + snapshot.meta().checkpoint +
+                    (model.checkpoint.named ? "" : ", give it with -m") + "; --replay computes it again");
+  }
+}
+
+Progress prefill_progress(int64_t total) {
+  const double start = seconds();
+  return [start, total, shown = false](int64_t done) mutable {
+    const double t = seconds() - start;
+    if (!watched() || (!shown && t < 1)) return;
+    fmt::print(stderr, "\rprefill {} / {} tokens, {:.0f} tokens/s", done, total, static_cast<double>(done) / t);
+    if (done >= total) fmt::print(stderr, "\r\033[K");
+    std::fflush(stderr);
+    shown = true;
+  };
 }
 
 }  // namespace stet::tool

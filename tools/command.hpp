@@ -27,7 +27,16 @@ void add_logits(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_detokenize(CLI::App& app);
 void add_inspect(CLI::App& app);
+void add_prune(CLI::App& app);
+void add_convert(CLI::App& app);
+void add_verify(CLI::App& app);
+void add_diff(CLI::App& app);
 void add_bench(CLI::App& app);
+
+// Thrown by a subcommand that has said all it has to say.
+struct ExitStatus {
+  int status;
+};
 
 // -m: the checkpoint's directory.
 struct CheckpointOption {
@@ -44,6 +53,7 @@ std::string bundled_checkpoint(const std::string& name);
 struct ModelOptions {
   CheckpointOption checkpoint;
   SessionOptions session;
+  std::shared_ptr<const FileSource> weights;  // of a self-contained snapshot, in place of the directory
   std::string compute = "f32", gemm = "own", kv;
 
   void add_to(CLI::App& app);
@@ -56,6 +66,7 @@ struct ModelOptions {
 // The tokenizer of a checkpoint; null when the directory has none, or one that this build cannot read. `hint` is added
 // to what was expected.
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& directory);
+std::shared_ptr<const Tokenizer> load_tokenizer(const FileSource& source);
 std::shared_ptr<const Tokenizer> require_tokenizer(const std::string& directory, const std::string& hint = "");
 
 // --prompt, --prompt-file, --ids, --ids-file: what is to be processed. Several prompts are several turns.
@@ -90,6 +101,40 @@ struct SamplingOptions {
   void apply(GenerationState& state) const;
   void validate() const;  // what can be told without a model
 };
+
+// --form, --compress: how a state is written.
+struct SaveFileOptions {
+  std::string form = "full", compress;
+  bool with_weights = false, with_tokenizer = false;
+
+  void add_to(CLI::App& app);
+  // Options as the library takes them; `parent`, which must outlive them, is opened for a delta.
+  SaveOptions options(std::unique_ptr<Snapshot>& parent) const;
+  // Files of the model and the tokenizer come from `checkpoint`, where they are asked for.
+  StateDigests write(const State& state, const Snapshot& like, const std::string& path, const CheckpointOption& checkpoint) const;
+
+  std::string against;  // the parent of a delta
+};
+
+// --no-mmap, --check, --heal, --replay, --parent: how a snapshot is restored.
+struct RestoreFileOptions {
+  RestoreOptions how;
+  bool read = false;
+  std::string parent;
+
+  void add_to(CLI::App& app);
+};
+
+// Unless the user names a checkpoint: the one in the snapshot, or the bundled one of the name that the snapshot gives.
+void choose_checkpoint(ModelOptions& model, const Snapshot& snapshot);
+// Loads the model and restores; a refusal says which checkpoint was tried. `tokenizer` is its fingerprint, or empty.
+Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how, RestoreReport* report,
+                        const std::string& tokenizer = "");
+Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Model>& loaded, const ModelOptions& model,
+                        const RestoreOptions& how, RestoreReport* report, const std::string& tokenizer);
+
+// A progress line on stderr for `total` tokens, once that takes over a second and someone watches.
+Progress prefill_progress(int64_t total);
 
 // The texts of an option that may be given again, each as it is.
 CLI::Option* add_texts(CLI::App& app, const std::string& name, std::vector<std::string>& texts, const std::string& help);

@@ -18,6 +18,7 @@ constexpr char kExamples[] = R"(Examples:
   stet resume s.stet -n 20                       go on with that reply, in another process
   stet resume s.stet -p "And then?"              or with another prompt
   stet inspect s.stet                            what the state is
+  stet verify s.stet                             that it is what its tokens give, byte for byte
 Exit status: 0 done; 1 the input or the state is at fault; 2 the command line is.
 )";
 
@@ -42,6 +43,13 @@ class Formatter : public CLI::Formatter {
   }
 };
 
+// A mapped file that is cut off while it is read: the library looks before every call, which leaves a short time between.
+void on_sigbus(int) {
+  constexpr char kMessage[] = "stet: a file that is in use was truncated: expected it to stay as it was opened, found it shorter\n";
+  (void)!::write(STDERR_FILENO, kMessage, sizeof kMessage - 1);
+  _exit(1);
+}
+
 int run(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);
@@ -50,6 +58,8 @@ int run(CLI::App& app, int argc, char** argv) {
     stet::tool::out(app.help());
   } catch (const CLI::CallForVersion&) {
     stet::tool::out(app.version() + "\n");
+  } catch (const stet::tool::ExitStatus& e) {
+    return e.status;
   } catch (const CLI::ParseError& e) {
     fmt::print(stderr, "stet: {} (stet --help)\n", stet::printable(e.what(), 400));
     return 2;
@@ -64,6 +74,7 @@ int main(int argc, char** argv) {
   using namespace stet::tool;
   open_standard_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is a write error like any other
+  std::signal(SIGBUS, on_sigbus);
   std::signal(SIGPIPE, SIG_IGN);  // and so is a reader that has gone
   try {
     CLI::App app{"stet: transformer state that can be saved, moved and proved, bit for bit", "stet"};
@@ -71,7 +82,8 @@ int main(int argc, char** argv) {
     app.set_version_flag("--version", "stet " STET_VERSION);
     app.formatter(std::make_shared<Formatter>());
     app.get_formatter()->column_width(28);
-    for (auto add : {add_generate, add_save, add_resume, add_logits, add_tokenize, add_detokenize, add_inspect, add_bench}) {
+    for (auto add : {add_generate, add_save, add_resume, add_logits, add_tokenize, add_detokenize, add_inspect, add_prune,
+                     add_convert, add_verify, add_diff, add_bench}) {
       add(app);
     }
     app.footer(kExamples);

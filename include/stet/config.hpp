@@ -44,6 +44,8 @@ struct ModelConfig {
 
   // All of the above as one line of JSON with sorted keys: what fingerprints and snapshots hold.
   std::string canonical() const;
+  // The inverse, but for architecture and eos_ids, which canonical() leaves out. `file` names the source in errors.
+  static ModelConfig from_canonical(const std::string& text, const std::string& file);
 };
 
 // What generation_config.json recommends. A file that is missing leaves the defaults.

@@ -25,15 +25,20 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return bytes_; }  // page-aligned
   const std::string& path() const { return path_; }
 
+  // Throws an io Error when the file was truncated or written to since it was opened.
+  void check_unchanged() const;
+
   // Says that bytes [offset, offset + size) were consumed: their whole pages leave this process's
   // resident memory. They stay readable, from the page cache or from disk.
   void drop(size_t offset, size_t size) const;
 
  private:
-  MappedFile(std::string path, std::span<const std::byte> bytes);
+  MappedFile() = default;
 
   std::string path_;
   std::span<const std::byte> bytes_;
+  int fd_ = -1;
+  int64_t modified_ = 0;  // when the file was last written to, in ns
 };
 
 // The content of a file or a pipe; a format Error when that is more than `limit` bytes.
@@ -54,6 +59,9 @@ class AtomicFile {
 
   // Appends. Small pieces are gathered; large ones go to the system uncopied.
   void write(std::span<const std::byte> bytes);
+
+  // Overwrites bytes that were appended before.
+  void write_at(uint64_t offset, std::span<const std::byte> bytes);
 
   // fsync, rename, fsync of the directory. When the last of these alone fails, the new file is in
   // place but may not outlive a loss of power. Nothing may be written afterwards.

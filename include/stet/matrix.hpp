@@ -28,13 +28,13 @@ class Matrix {
   size_t blocks() const { return (rows_ + kLanes - 1) / kLanes; }
   WeightType type() const { return type_; }
   const void* block(size_t index) const { return memory_.data() + index * block_bytes(); }
+  size_t block_bytes() const { return even_columns() * kLanes * element_size(); }
   size_t bytes() const { return blocks() * block_bytes(); }
   // Row `row` widened to float32: out[columns].
   void gather(size_t row, float* out) const;
 
  private:
   size_t element_size() const { return type_ == WeightType::f32 ? 4 : 2; }
-  size_t block_bytes() const { return even_columns() * kLanes * element_size(); }
 
   size_t rows_ = 0, columns_ = 0;
   WeightType type_ = WeightType::f32;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "stet/config.hpp"
+#include "stet/files.hpp"
 #include "stet/ops.hpp"
 
 namespace stet {
@@ -30,12 +31,18 @@ class Model {
   // Reads a checkpoint directory in the published Hugging Face layout. `threads` (0: all processors) pack the
   // weights. Throws Error, naming file and field, for anything missing, malformed or unsupported.
   static std::shared_ptr<const Model> load(const std::string& directory, int threads = 0);
+  // The same from wherever the files are; the model keeps the source.
+  static std::shared_ptr<const Model> load(std::shared_ptr<const FileSource> source, int threads = 0);
+  // Names of the files that load() reads: config.json, generation_config.json where there is one, and the weights.
+  static std::vector<std::string> files_of(const FileSource& source);
   virtual ~Model() = default;
 
   const ModelConfig& config() const { return config_; }
   const GenerationConfig& generation() const { return generation_; }
   const Fingerprints& fingerprints() const { return fingerprints_; }
-  const std::string& directory() const { return directory_; }
+  // Where it was loaded from; as text: the directory, or what errors call the archive ("s.stet: WEIGHTS").
+  const FileSource& source() const { return *source_; }
+  const std::string& directory() const { return source_->path(); }
   size_t weight_bytes() const { return weight_bytes_; }
 
   // p.ids -> p.out, the hidden states after the final norm; keys and values go to the caches of p.spans.
@@ -59,7 +66,7 @@ class Model {
   friend class WeightLoader;
   GenerationConfig generation_;
   Fingerprints fingerprints_;
-  std::string directory_;
+  std::shared_ptr<const FileSource> source_;
   size_t weight_bytes_ = 0;
   mutable std::mutex workspaces_mutex_;
   mutable std::vector<std::unique_ptr<Workspace>> workspaces_;

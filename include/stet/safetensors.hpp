@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "stet/file.hpp"
+#include "stet/files.hpp"
 #include "stet/tensor.hpp"
 
 namespace stet {
@@ -40,12 +41,16 @@ class SafeTensors {
   std::map<std::string, std::string> metadata_;
 };
 
-// The weights of a checkpoint directory: model.safetensors, or the shards that
-// model.safetensors.index.json lists in its weight_map. Files are mapped, so opening costs the
-// headers alone. Views live as long as it does.
+// The weights of a checkpoint: model.safetensors, or the shards that model.safetensors.index.json
+// lists in its weight_map. Files of a directory are mapped, so opening costs the headers alone.
+// Views live as long as it does.
 class Checkpoint {
  public:
   static Checkpoint open(const std::string& directory);
+  static Checkpoint open(const FileSource& source);
+
+  // Names of the files that open() reads, in a fixed order.
+  static std::vector<std::string> files_of(const FileSource& source);
 
   // nullptr when there is none.
   const TensorView* find(const std::string& name) const;
@@ -66,7 +71,7 @@ class Checkpoint {
 
  private:
   struct Shard {
-    std::shared_ptr<const MappedFile> file;
+    std::shared_ptr<const FileBytes> file;
     SafeTensors tensors;
   };
   struct Place {
@@ -74,8 +79,8 @@ class Checkpoint {
     const TensorView* view;
   };
 
-  const Shard& add_shard(const std::string& path);
-  void read_index(const std::string& directory);
+  const Shard& add_shard(const FileSource& source, const std::string& name);
+  void add_shards(const FileSource& source);
 
   std::string source_;
   std::vector<std::unique_ptr<const Shard>> shards_;

@@ -3,32 +3,48 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "stet/file.hpp"
+#include "stet/files.hpp"
 #include "stet/session.hpp"
 
 namespace stet {
 
-constexpr uint32_t kSnapshotVersion = 1;
+constexpr uint32_t kSnapshotVersion = 2;  // written; versions 1 and 2 are read
 
 // What names the state and everything it depends on. Two sessions with equal digests continue alike.
 struct StateDigests {
   Digest tokens;  // token ids
   Digest logits;  // of the last position
-  Digest kv;      // all blocks
-  Digest state;   // all of it: contract, model, tokens, visibility, logits, keys, values, generation state
+  Digest kv;      // the digests of all layers of all blocks
+  Digest state;   // all of it: contract, model, tokens, visibility, logits, keys, values, generation state, prunes
 };
 
-// Computes missing logits first (after a rewind), hence not const.
+// Computes missing logits first (after a rewind), hence not const. Throws a format Error when a block that was mapped and
+// not looked at yet is damaged.
 StateDigests digests_of(Session& session);
+
+// Forms of one state; all restore to the same bytes.
+enum class SnapshotForm {
+  full,    // everything
+  delta,   // keys and values that its parent, another snapshot, does not have
+  recipe,  // no keys and values: they are computed again from the tokens, and proved by their digests
+};
+const char* snapshot_form_name(SnapshotForm form);
+SnapshotForm snapshot_form_of(const std::string& name);  // throws an argument Error for a name that is none
 
 // What a snapshot says about itself.
 struct SnapshotMeta {
-  std::string contract;  // contract_name()
+  SnapshotForm form = SnapshotForm::full;
+  std::string parent;        // delta: the parent's state digest
+  std::string parent_file;   // delta: the name its file had
+  std::string logits;        // recipe: their digest
+  std::string contract;      // contract_name()
   int contract_version = 0;
   std::string checkpoint;    // name of the directory that the model came from: a hint, not part of the state
   std::string architecture;
@@ -38,56 +54,128 @@ struct SnapshotMeta {
   KvShape kv;
   int64_t capacity = 0, positions = 0;
   GenerationState generation;
+  std::vector<Prune> prunes;
+};
+
+class Snapshot;
+
+struct SaveOptions {
+  SnapshotForm form = SnapshotForm::full;
+  int compress = 0;                    // zlib level 1 .. 9; 0: blocks as they are, which can be mapped
+  const Snapshot* parent = nullptr;    // delta: the parent
+  // Self-contained: the files of the model and of the tokenizer, put into the snapshot. They must outlive the call.
+  const FileSource* weights = nullptr;
+  const FileSource* tokenizer = nullptr;
+  int threads = 0;                     // 0: all processors
+};
+
+struct RestoreOptions {
+  bool map = true;      // use uncompressed blocks in place, in the mapped file
+  bool check = false;   // look at all blocks now, not when they are first used
+  bool heal = false;    // compute damaged blocks again
+  bool trust = false;   // take blocks as they are, damaged or not: to compare them
+  bool replay = false;  // compute everything again from the tokens, under a model or contract other than the saved one
+};
+
+// How a restored session came about.
+struct RestoreReport {
+  int64_t reused = 0;             // tokens whose keys and values were taken from the file
+  int64_t recomputed = 0;         // tokens that were processed again
+  std::vector<int64_t> healed;    // blocks
+  bool checked = false;           // every digest was compared; else this happens block by block before first use
 };
 
 class Snapshot {
  public:
   struct Section {
     std::string name;
-    uint64_t offset, size;
+    uint64_t offset = 0, size = 0;
     Digest digest;
+    bool must_know = true;  // a reader that does not know it must refuse the file
   };
 
   // Writes everything that `session` is to `path`, which afterwards is the whole new snapshot or, on an io Error,
   // what it was before. `tokenizer` is Tokenizer::fingerprint(), or empty when none is in use. Returns the digests.
   // Throws an argument Error for a generation state that could not be read back (see check_generation).
-  static StateDigests save(Session& session, const std::string& tokenizer, const std::string& path);
+  static StateDigests save(Session& session, const std::string& tokenizer, const std::string& path,
+                           const SaveOptions& options = {});
+  // The same for a state without a session, as of a snapshot that is converted or pruned: `like` tells of which model,
+  // and its sections that stet does not need for a state (self-contained weights, unknown optional ones) are kept.
+  static StateDigests save(const State& state, const Snapshot& like, const std::string& path, const SaveOptions& options);
 
-  // Reads and checks all but the keys and values, which stay in the file until restore(). Throws Error: io, or
+  // Reads and checks all but the keys and values, which stay in the file until they are used. Throws Error: io, or
   // format for anything that is not as it was written.
   static Snapshot open(const std::string& path);
+  // From bytes that outlive the snapshot and everything restored from it.
+  static Snapshot parse(std::span<const std::byte> bytes, const std::string& path);
 
   // A session equal to the one that was saved. Refuses (mismatch Error, all differences at once) a model, a
-  // tokenizer or a contract other than those of the snapshot; every block's digest is checked. `options` gives
-  // how to compute and, if not 0, a new capacity.
-  Session restore(std::shared_ptr<const Model> model, const std::string& tokenizer, const SessionOptions& options) const;
+  // tokenizer or a contract other than those of the snapshot. `options` gives how to compute and, if not 0, a new
+  // capacity. A mapped file that is truncated or written to later makes the session's next call an io Error.
+  Session restore(std::shared_ptr<const Model> model, const std::string& tokenizer, const SessionOptions& options,
+                  const RestoreOptions& how = {}, RestoreReport* report = nullptr) const;
+  // The refusal of restore() alone.
+  void check_compatible(const Model& model, const std::string& tokenizer, const SessionOptions& options) const;
+  // The state alone, without a model. Not of a recipe. `capacity` 0: as saved.
+  State state(int64_t capacity = 0, const RestoreOptions& how = {}) const;
+
+  // A delta needs its parent: `path`, or where this is empty the file that it was made from, or any file (*.stet) beside
+  // this one with that state. restore() and state() do this themselves where it was not done.
+  void find_parent(const std::string& path) const;
+
+  // The files of the model and of the tokenizer that the snapshot brings along; null when it does not.
+  std::shared_ptr<const FileSource> weights() const { return archive("WEIGHTS"); }
+  std::shared_ptr<const FileSource> tokenizer_files() const { return archive("TOKENIZR"); }
 
   const std::string& path() const { return path_; }
-  uint64_t file_size() const;
+  uint64_t file_size() const { return bytes_.size(); }
+  uint32_t version() const { return version_; }
   const std::vector<Section>& sections() const { return sections_; }
   const SnapshotMeta& meta() const { return meta_; }
   const std::vector<int32_t>& tokens() const { return tokens_; }
   const GenerationState& generation() const { return meta_.generation; }
-  const std::vector<float>& logits() const { return logits_; }
+  const std::vector<float>& logits() const { return logits_; }  // empty in a recipe
   const StateDigests& digests() const { return digests_; }
+  uint64_t visible(int64_t block) const { return visible_[static_cast<size_t>(block)]; }
+  // Of one block: one for each layer (version 1: one for the whole block).
+  std::span<const Digest> block_digests(int64_t block) const;
+  uint64_t stored_kv_bytes() const;
 
  private:
+  // Where a block's bytes are.
+  struct Place {
+    const Snapshot* file = nullptr;  // null: nowhere
+    uint64_t offset = 0, size = 0;   // in the file
+    uint32_t encoding = 0;           // kRaw or kPlanes
+  };
+
   Snapshot() = default;
   const Section& section(const std::string& name) const;
   std::span<const std::byte> content(const std::string& name) const;
-  void check_compatible(const Model& model, const std::string& tokenizer, const SessionOptions& options) const;
-  void check_consistent(const Session& session) const;
-  void read_blocks(KvCache& kv, int threads) const;
+  std::shared_ptr<const FileSource> archive(const std::string& name) const;
+  void read_places();
+  Place place(int64_t block, int depth = 0) const;
+  const Snapshot& parent() const;
+  State load(int64_t capacity, const RestoreOptions& how, std::vector<int64_t>* damaged) const;
+  std::shared_ptr<KvBlock> load_block(KvCache& kv, int64_t block, bool map, bool trust) const;
+  void heal(Session& session, const std::vector<int64_t>& damaged, RestoreReport* report) const;
+  void prove(const Session& session) const;
 
-  std::shared_ptr<const MappedFile> file_;
+  std::shared_ptr<const MappedFile> file_;  // null when parsed from bytes
+  std::span<const std::byte> bytes_;
   std::string path_;
+  uint32_t version_ = kSnapshotVersion;
   std::vector<Section> sections_;
   SnapshotMeta meta_;
   std::vector<int32_t> tokens_;
   std::vector<uint64_t> visible_;
   std::vector<float> logits_;
   std::vector<Digest> blocks_;
+  std::vector<Place> places_;  // of this file's own blocks
+  mutable std::shared_ptr<const Snapshot> parent_;
   StateDigests digests_;
+
+  friend struct SnapshotWriter;
 };
 
 }  // namespace stet

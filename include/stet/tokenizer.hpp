@@ -25,6 +25,8 @@
 #include <utility>
 #include <vector>
 
+#include "stet/files.hpp"
+
 namespace stet {
 
 // Immutable; any number of threads may use one at once.
@@ -43,8 +45,13 @@ class Tokenizer {
   // unreadable), format (says file, field, expected, found), unsupported (a part that this build
   // does not know, by name).
   static std::shared_ptr<const Tokenizer> load(const std::string& directory);
+  // The same from wherever the files are.
+  static std::shared_ptr<const Tokenizer> load(const FileSource& source);
+  // Names of the files that load() reads; none of tokenizer.json and tokenizer.model where there is
+  // no tokenizer.
+  static std::vector<std::string> files_of(const FileSource& source);
 
-  // The same from bytes, as files() gives them; `where` prefixes file names in errors ("DIR/").
+  // The same from bytes, as files() gives them; `where` prefixes file names in errors ("DIR/", "s.stet: TOKENIZER: ").
   static std::shared_ptr<const Tokenizer> load_from_files(Files files,
                                                           const std::string& where = "");
 

@@ -1,0 +1,91 @@
+// All that influences the next token and is not a weight: what a session carries, a snapshot keeps and a fork shares.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "stet/config.hpp"
+#include "stet/kv_cache.hpp"
+#include "stet/sampler.hpp"
+
+namespace stet {
+
+// One exchange: a prompt and the reply to it, as positions. A turn whose reply has not begun, or that had no
+// prompt, has an empty part.
+struct Turn {
+  int64_t prompt = 0;  // first token of the prompt
+  int64_t reply = 0;   // first token of the reply
+  int64_t end = 0;     // one past the last token of the reply so far
+  bool open = false;   // the reply was cut by a limit and may go on
+
+  bool operator==(const Turn&) const = default;
+};
+
+// How the next tokens are drawn, where the reply stops, and what a reply in progress holds back.
+struct GenerationState {
+  SamplingSettings sampling;              // with the seed; randomness is a function of seed and position
+  std::vector<int32_t> stop_ids;
+  std::vector<std::string> stop_strings;
+  std::vector<Turn> turns;
+  std::string stream;                     // TextStream::state of an open reply
+  std::string held;                       // StopMatcher::pending of an open reply
+
+  // Forgets what lies at or after a position: later turns, the end of a turn that is cut, which may then go on,
+  // and text held back by a reply.
+  void rewind(int64_t size);
+  bool operator==(const GenerationState&) const = default;
+};
+
+// Positions begin .. end-1 were taken out when `at` positions were there. Either they stay and are seen no more, or
+// (shift) those behind them moved up and their tokens went. An entry of the log by which the state can be replayed.
+struct Prune {
+  int64_t at = 0, begin = 0, end = 0;
+  bool shift = false;
+  std::vector<int32_t> removed;  // shift: the token ids that went
+
+  int64_t left() const { return shift ? at - (end - begin) : at; }  // positions there afterwards
+  bool operator==(const Prune&) const = default;
+};
+
+struct State {
+  std::vector<int32_t> tokens;  // position i holds tokens[i]
+  KvCache kv;                   // keys, values and visibility of positions 0 .. tokens.size()-1
+  // After the last token; null: not known (no tokens, or rewound). Forks share them: whoever goes on makes new ones.
+  std::shared_ptr<std::vector<float>> logits;
+  GenerationState generation;
+  std::vector<Prune> prunes;    // in the order they were made
+
+  int64_t size() const { return static_cast<int64_t>(tokens.size()); }
+  // Below this size the state cannot be rewound: keys that the earlier positions saw are gone.
+  int64_t floor() const { return prunes.empty() ? 0 : prunes.back().left(); }
+  // Tokens ever appended and not rewound: what randomness is keyed by, so that no draw is repeated after a shift.
+  int64_t drawn() const;
+};
+
+// What prune() keeps: the first `sinks` positions and the last `keep_last`.
+struct PruneOptions {
+  int64_t keep_last = 0, sinks = 0;
+  // false: positions stay, and the gap is masked. true: later positions move up to close it.
+  bool shift = false;
+};
+
+// Takes positions out of a state; needs no weights. Returns the number of positions that are seen no more (0: nothing to
+// do). The logits stay those of the last token, as it was computed.
+//
+// keep is exact: what follows equals a computation in which the pruned positions are masked from then on.
+// shift rotates stored keys by -d positions, d = end - begin: for each pair (a, b) of a head's dimensions and its angle
+// t = float32(d x frequency), with c = float32(cos t), s = float32(sin t):
+//   a' = fma(a, c, b s),  b' = fma(b, c, -(a s)),
+// in float32, rounded once to the cache's type; values move as they are. Beside keys computed at the new position, the error
+// is that of two angles rounded to float32 (relative 2^-24 of the position's angle, in radians) and some units in the last
+// place of the rotation itself; for float32 caches, it is below 1e-6 of a key's length per thousand positions of d.
+// Values and keys of deeper layers keep what they saw of the removed tokens; they are not recomputed.
+//
+// Throws an argument Error for negative numbers, and where keys of the model carry no rotary position (shift).
+int64_t prune(State& state, const ModelConfig& config, const PruneOptions& options);
+// The same with a range: what replaying a log needs.
+void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t end, bool shift);
+
+}  // namespace stet

@@ -1,0 +1,16 @@
+// XXH_INLINE_ALL makes every function of the header static: none of them, compiled for AVX2, can be linked elsewhere.
+#define XXH_PREFETCH_DIST 2048  // as the kernels do: see kAhead in kernels.inc
+#define XXH_VECTOR XXH_AVX2
+#include <xxhash.h>
+
+#include "kernels/xxh3.hpp"
+
+namespace stet {
+
+Hash128 xxh3_128_avx2(const void* data, size_t size);
+Hash128 xxh3_128_avx2(const void* data, size_t size) {
+  const XXH128_hash_t h = XXH3_128bits(data, size);
+  return {h.low64, h.high64};
+}
+
+}  // namespace stet

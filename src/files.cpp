@@ -1,0 +1,109 @@
+#include "stet/files.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "stet/error.hpp"
+
+namespace stet {
+namespace {
+
+constexpr size_t kPiece = size_t{1} << 20;
+
+class DirectorySource : public FileSource {
+ public:
+  explicit DirectorySource(const std::string& directory)
+      : FileSource(directory, directory.empty() || directory.ends_with('/') ? directory : directory + "/") {}
+
+  bool has(const std::string& name) const override {
+    std::error_code unknown;  // whatever hinders looking will hinder reading, and be reported there
+    return std::filesystem::symlink_status(path_of(name), unknown).type() != std::filesystem::file_type::not_found;
+  }
+
+  std::shared_ptr<const FileBytes> open(const std::string& name) const override {
+    const std::string path = path_of(name);
+    std::error_code unknown;
+    if (std::filesystem::file_size(path, unknown) == 0) {  // which cannot be mapped
+      return std::make_shared<const FileBytes>(path, std::span<const std::byte>(), nullptr);
+    }
+    const auto file = MappedFile::open(path);
+    return std::make_shared<const FileBytes>(path, file->bytes(), file, drop_pages(*file));
+  }
+
+  std::string read(const std::string& name, size_t limit) const override {
+    return read_text_file(path_of(name), limit);
+  }
+};
+
+class MemorySource : public FileSource {
+ public:
+  MemorySource(std::vector<std::pair<std::string, std::string>> files, const std::string& path)
+      : FileSource(path, path + ": ") {
+    for (auto& [name, text] : files) files_[name] = std::make_shared<const std::string>(std::move(text));
+  }
+
+  bool has(const std::string& name) const override { return files_.contains(name); }
+
+  std::shared_ptr<const FileBytes> open(const std::string& name) const override {
+    const std::shared_ptr<const std::string>& text = find(name);
+    return std::make_shared<const FileBytes>(path_of(name), std::as_bytes(std::span(*text)), text);
+  }
+
+  std::string read(const std::string& name, size_t limit) const override {
+    const std::string& text = *find(name);
+    if (text.size() <= limit) return text;
+    throw Error(ErrorKind::format, path_of(name), "", "at most " + std::to_string(limit) + " bytes",
+                std::to_string(text.size()));
+  }
+
+ private:
+  const std::shared_ptr<const std::string>& find(const std::string& name) const {
+    const auto it = files_.find(name);
+    if (it == files_.end()) throw Error(ErrorKind::format, path_of(name), "", "a file of that name", "none");
+    return it->second;
+  }
+
+  std::map<std::string, std::shared_ptr<const std::string>> files_;
+};
+
+}  // namespace
+
+FileBytes::FileBytes(std::string path, std::span<const std::byte> bytes, std::shared_ptr<const void> keeps_alive,
+                     Drop drop)
+    : path_(std::move(path)), bytes_(bytes), keeps_alive_(std::move(keeps_alive)), drop_(std::move(drop)) {}
+
+void FileBytes::drop(size_t offset, size_t size) const {
+  if (!drop_ || offset > bytes_.size() || size > bytes_.size() - offset) return;
+  drop_(bytes_.subspan(offset, size));
+}
+
+void FileBytes::stream(const std::function<void(std::span<const std::byte>)>& use) const {
+  for (size_t at = 0; at < bytes_.size(); at += kPiece) {
+    const size_t size = std::min(kPiece, bytes_.size() - at);
+    use(bytes_.subspan(at, size));
+    drop(at, size);
+  }
+}
+
+FileBytes::Drop drop_pages(const MappedFile& file) {
+  return [&file](std::span<const std::byte> part) {
+    file.drop(static_cast<size_t>(part.data() - file.bytes().data()), part.size());
+  };
+}
+
+std::shared_ptr<const FileSource> directory_source(const std::string& directory) {
+  return std::make_shared<const DirectorySource>(directory);
+}
+
+std::shared_ptr<const FileSource> memory_source(std::vector<std::pair<std::string, std::string>> files,
+                                                const std::string& path) {
+  return std::make_shared<const MemorySource>(std::move(files), path);
+}
+
+bool is_plain_name(std::string_view name) {
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
+}
+
+}  // namespace stet

@@ -1,0 +1,151 @@
+#include "stet/state.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "stet/error.hpp"
+#include "stet/math.hpp"
+#include "stet/matrix.hpp"
+
+namespace stet {
+
+void GenerationState::rewind(int64_t size) {
+  while (!turns.empty() && turns.back().prompt >= size) turns.pop_back();
+  stream.clear();
+  held.clear();
+  if (turns.empty() || turns.back().end <= size) return;
+  Turn& cut = turns.back();
+  cut = {cut.prompt, std::min(cut.reply, size), size, true};
+}
+
+int64_t State::drawn() const {
+  int64_t n = size();
+  for (const Prune& p : prunes) n += static_cast<int64_t>(p.removed.size());
+  return n;
+}
+
+namespace {
+
+// Elements of a cache, read and written as float32.
+float read_element(KvType type, const std::byte* at) {
+  if (type == KvType::f32) {
+    float x;
+    std::memcpy(&x, at, sizeof x);
+    return x;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, at, sizeof bits);
+  return type == KvType::bf16 ? widen_bf16(bits) : widen_f16(bits);
+}
+
+void write_element(KvType type, std::byte* at, float x) {
+  if (type == KvType::f32) {
+    std::memcpy(at, &x, sizeof x);
+    return;
+  }
+  const uint16_t bits = type == KvType::bf16 ? round_bf16(x) : round_f16(x);
+  std::memcpy(at, &bits, sizeof bits);
+}
+
+// The rotation by -distance positions, of every pair of dimensions.
+struct Rotation {
+  std::vector<float> cos, sin;
+
+  Rotation(const Rope& rope, int64_t head_dim, int64_t distance) {
+    for (const float frequency : inverse_frequencies(rope, head_dim)) {
+      double s, c;
+      math::sincos(static_cast<double>(static_cast<float>(distance) * frequency), &s, &c);
+      cos.push_back(static_cast<float>(c));
+      sin.push_back(static_cast<float>(s));
+    }
+  }
+};
+
+// Copies one position of one head, its key rotated.
+void move_position(const KvShape& shape, const Rotation& r, const std::byte* from, size_t slot, std::byte* to, size_t to_slot) {
+  const size_t element = shape.element_size(), half = r.cos.size(), row = static_cast<size_t>(shape.head_dim) * element;
+  const auto at = [&](size_t d, size_t s) { return (d * kBlockPositions + s) * element; };
+  for (size_t i = 0; i < half; ++i) {
+    const float a = read_element(shape.type, from + at(i, slot)), b = read_element(shape.type, from + at(half + i, slot));
+    write_element(shape.type, to + at(i, to_slot), std::fma(a, r.cos[i], b * r.sin[i]));
+    write_element(shape.type, to + at(half + i, to_slot), std::fma(b, r.cos[i], -(a * r.sin[i])));
+  }
+  std::memcpy(to + shape.head_bytes() + to_slot * row, from + shape.head_bytes() + slot * row, row);
+}
+
+// Positions end .. size-1 of `old` become begin .. of `kv`, which has been cut to `begin`.
+void close_gap(const KvCache& old, KvCache& kv, const ModelConfig& config, int64_t begin, int64_t end) {
+  const KvShape& shape = old.shape();
+  std::vector<Rotation> rotations;
+  for (const Rope& rope : config.ropes) rotations.emplace_back(rope, shape.head_dim, end - begin);
+  const int64_t moved = old.size() - end;
+  kv.prepare(moved);
+  for (int64_t i = 0; i < moved; ++i) {
+    const int64_t from = end + i, to = begin + i, from_block = from / kBlockPositions, to_block = to / kBlockPositions;
+    const size_t slot = static_cast<size_t>(from % kBlockPositions), to_slot = static_cast<size_t>(to % kBlockPositions);
+    const bool seen = (old.visible(from_block) >> slot & 1) != 0;
+    const uint64_t bit = uint64_t{1} << to_slot, bits = kv.visible(to_block);
+    kv.set_visible(to_block, seen ? bits | bit : bits & ~bit);
+    for (int64_t layer = 0; seen && layer < shape.layers; ++layer) {
+      const Rotation& r = rotations[static_cast<size_t>(config.rope_of[static_cast<size_t>(layer)])];
+      for (int64_t head = 0; head < shape.kv_heads; ++head) {
+        const size_t offset = shape.k_offset(layer, head);
+        move_position(shape, r, old.block(from_block) + offset, slot, kv.writable(to_block) + offset, to_slot);
+      }
+    }
+  }
+  kv.commit(moved);
+}
+
+// Turns after the gap move up; what lay in it is cut off.
+void shift_turns(GenerationState& g, int64_t begin, int64_t end) {
+  const auto moved = [&](int64_t at) { return at < begin ? at : std::max(begin, at - (end - begin)); };
+  std::vector<Turn> kept;
+  for (const Turn& t : g.turns) {
+    if (t.prompt >= begin && t.end <= end && t.end > t.prompt && !t.open) continue;
+    kept.push_back({moved(t.prompt), moved(t.reply), moved(t.end), t.open});
+  }
+  g.turns = std::move(kept);
+}
+
+}  // namespace
+
+void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t end, bool shift) {
+  const int64_t size = state.size();
+  if (begin < 0 || end < begin || end > size) {
+    throw Error(ErrorKind::argument, "", "prune", "positions in 0.." + std::to_string(size),
+                std::to_string(begin) + ".." + std::to_string(end));
+  }
+  if (begin == end) return;
+  if (shift && config.ropes.empty()) {
+    throw Error(ErrorKind::unsupported, "", "positions", "keep (keys of this model carry no rotary position)", "shift");
+  }
+  const KvCache before(state.kv);
+  before.check_all();
+  Prune entry{size, begin, end, shift, {}};
+  State after = state;
+  if (shift) {
+    entry.removed.assign(state.tokens.begin() + begin, state.tokens.begin() + end);
+    after.tokens.erase(after.tokens.begin() + begin, after.tokens.begin() + end);
+    after.kv.truncate(begin);
+    close_gap(before, after.kv, config, begin, end);
+    shift_turns(after.generation, begin, end);
+  } else {
+    after.kv.hide(begin, end);
+  }
+  after.prunes.push_back(std::move(entry));
+  state = std::move(after);
+}
+
+int64_t prune(State& state, const ModelConfig& config, const PruneOptions& options) {
+  for (const auto& [name, value] : {std::pair{"keep-last", options.keep_last}, std::pair{"sinks", options.sinks}}) {
+    if (value < 0) throw Error(ErrorKind::argument, "", name, "0 or more", std::to_string(value));
+  }
+  const int64_t size = state.size(), begin = std::min(options.sinks, size);
+  const int64_t end = std::max(begin, size - std::min(options.keep_last, size));
+  prune_range(state, config, begin, end, options.shift);
+  return end - begin;
+}
+
+}  // namespace stet
