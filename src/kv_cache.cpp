@@ -9,6 +9,7 @@
 
 #include "stet/error.hpp"
 #include "stet/file.hpp"
+#include "stet/matrix.hpp"
 #include "stet/memory.hpp"
 #include "stet/team.hpp"
 
@@ -23,6 +24,26 @@ KvType kv_type_of(const std::string& name) {
     if (name == kv_type_name(type)) return type;
   }
   throw Error(ErrorKind::argument, "", "kv type", "f32, bf16 or f16", name);
+}
+
+float read_element(KvType type, const std::byte* at) {
+  if (type == KvType::f32) {
+    float x;
+    std::memcpy(&x, at, sizeof x);
+    return x;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, at, sizeof bits);
+  return type == KvType::bf16 ? widen_bf16(bits) : widen_f16(bits);
+}
+
+void write_element(KvType type, std::byte* at, float x) {
+  if (type == KvType::f32) {
+    std::memcpy(at, &x, sizeof x);
+    return;
+  }
+  const uint16_t bits = type == KvType::bf16 ? round_bf16(x) : round_f16(x);
+  std::memcpy(at, &bits, sizeof bits);
 }
 
 std::vector<Digest> layer_digests(const KvShape& shape, const std::byte* block) {
@@ -293,11 +314,8 @@ void KvCache::check_all(int threads) const {
   }
   if (mapped.empty()) return;
   const size_t layers = static_cast<size_t>(shape_.layers);
-  run_team(threads, [&](Team team) {
-    const Range mine = team.share(mapped.size() * layers);
-    for (size_t i = mine.begin; i < mine.end; ++i) {
-      blocks_[static_cast<size_t>(mapped[i / layers])]->check(shape_, static_cast<int64_t>(i % layers));
-    }
+  run_each(threads, mapped.size() * layers, [&](size_t i) {
+    blocks_[static_cast<size_t>(mapped[i / layers])]->check(shape_, static_cast<int64_t>(i % layers));
   });
   for (const int64_t b : mapped) blocks_[static_cast<size_t>(b)]->check_all(shape_, b);
 }

@@ -31,12 +31,9 @@ std::vector<Digest> all_block_digests(const KvCache& kv, int threads) {
   const size_t blocks = static_cast<size_t>(blocks_of(kv.size())), layers = static_cast<size_t>(kv.shape().layers);
   std::vector<Digest> digests(blocks * layers);
   kv.check_all(threads_or_all(threads));
-  run_team(threads_or_all(threads), [&](Team team) {
-    const Range mine = team.share(blocks);
-    for (size_t b = mine.begin; b < mine.end; ++b) {
-      const std::vector<Digest> of = kv.shared_block(static_cast<int64_t>(b))->digests(kv.shape());
-      std::copy(of.begin(), of.end(), digests.begin() + static_cast<std::ptrdiff_t>(b * layers));
-    }
+  run_each(threads_or_all(threads), blocks, [&](size_t b) {
+    const std::vector<Digest> of = kv.shared_block(static_cast<int64_t>(b))->digests(kv.shape());
+    std::copy(of.begin(), of.end(), digests.begin() + static_cast<std::ptrdiff_t>(b * layers));
   });
   return digests;
 }
@@ -200,20 +197,9 @@ struct SnapshotWriter {
   std::vector<std::vector<std::byte>> compress(std::span<const int64_t> some, int threads) const {
     const KvShape& shape = state.kv.shape();
     std::vector<std::vector<std::byte>> packed(some.size());
-    std::vector<std::exception_ptr> failures(some.size());
-    run_team(threads, [&](Team team) {
-      const Range mine = team.share(some.size());
-      for (size_t i = mine.begin; i < mine.end; ++i) {
-        try {  // nothing may be thrown out of a team
-          packed[i] = compress_planes({state.kv.block(some[i]), shape.block_bytes()}, shape.element_size(), options.compress);
-        } catch (...) {
-          failures[i] = std::current_exception();
-        }
-      }
+    run_each(threads, some.size(), [&](size_t i) {
+      packed[i] = compress_planes({state.kv.block(some[i]), shape.block_bytes()}, shape.element_size(), options.compress);
     });
-    for (const std::exception_ptr& failure : failures) {
-      if (failure) std::rethrow_exception(failure);
-    }
     return packed;
   }
 

@@ -18,6 +18,5 @@ int64_t meta_vocab(const SnapshotMeta& meta);
 
 // Sorted keys, no spaces: part of what the state digest covers.
 std::string encode_generation(const GenerationState& generation);
-std::string encode_prunes(const std::vector<Prune>& prunes);
 
 }  // namespace stet

@@ -167,7 +167,7 @@ void Snapshot::read_places() {
     if (!none && kv.size != blocks * block_bytes) {
       snapshot_damaged(path_, "KV", std::to_string(blocks * block_bytes) + " bytes", std::to_string(kv.size));
     }
-    for (size_t b = 0; b < blocks && !none; ++b) places_[b] = {this, kv.offset + b * block_bytes, block_bytes, kRaw};
+    for (size_t b = 0; b < blocks && !none; ++b) places_[b] = {kv.offset + b * block_bytes, block_bytes, kRaw};
     return;
   }
   ByteReader r(content("KVINDEX"), path_);
@@ -180,7 +180,7 @@ void Snapshot::read_places() {
       snapshot_damaged(path_, "KVINDEX", "blocks in order, one behind the other",
                        "block " + std::to_string(block) + " at " + std::to_string(offset));
     }
-    places_[block] = {this, kv.offset + offset, size, encoding};
+    places_[block] = {kv.offset + offset, size, encoding};
     next = block + 1;
     end = offset + size;
   }
@@ -190,6 +190,15 @@ void Snapshot::read_places() {
 std::span<const Digest> Snapshot::block_digests(int64_t block) const {
   const size_t each = version_ == 1 ? 1 : static_cast<size_t>(meta_.kv.layers);
   return std::span(blocks_).subspan(static_cast<size_t>(block) * each, each);
+}
+
+std::vector<Digest> Snapshot::digests_like_saved(const std::byte* block) const {
+  if (version_ == 1) return {digest_of({block, meta_.kv.block_bytes()})};
+  return layer_digests(meta_.kv, block);
+}
+
+bool Snapshot::is_block(int64_t block, const std::byte* bytes) const {
+  return std::ranges::equal(digests_like_saved(bytes), block_digests(block));
 }
 
 uint64_t Snapshot::stored_kv_bytes() const { return section("KV").size; }
@@ -254,8 +263,8 @@ const Snapshot& Snapshot::parent() const {
 }
 
 Snapshot::Place Snapshot::place(int64_t block, int depth) const {
-  const Place& own = places_[static_cast<size_t>(block)];
-  if (own.file != nullptr) return {this, own.offset, own.size, own.encoding};
+  const Extent& own = places_[static_cast<size_t>(block)];
+  if (own.size > 0) return {this, own};
   if (meta_.form != SnapshotForm::delta || visible(block) == 0) return {};
   if (depth == kMaxParents) snapshot_damaged(path_, "parent", "at most 256 deltas in a chain", "more");
   const Snapshot& from = parent();
@@ -290,18 +299,16 @@ std::shared_ptr<KvBlock> Snapshot::load_block(KvCache& kv, int64_t block, bool m
   const Place at = place(block);
   if (at.file == nullptr) {
     std::shared_ptr<KvBlock> zeros = kv.fresh_block();
-    const std::span<const Digest> digests = block_digests(block);
-    const bool good = visible(block) == 0 || trust || std::ranges::equal(zeros->digests(shape), digests);
-    return good ? zeros : nullptr;
+    return visible(block) == 0 || trust || is_block(block, zeros->data()) ? zeros : nullptr;
   }
-  const std::span<const std::byte> stored = at.file->bytes_.subspan(at.offset, at.size);
-  const std::span<const Digest> digests = block_digests(block);
-  if (at.encoding == kRaw && map && !trust) {
+  const std::span<const std::byte> stored = at.file->bytes_.subspan(at.extent.offset, at.extent.size);
+  if (at.extent.encoding == kRaw && map && !trust) {
+    const std::span<const Digest> digests = block_digests(block);
     return std::make_shared<KvBlock>(stored.data(), at.file->file_, std::vector(digests.begin(), digests.end()), at.file->path_);
   }
   std::shared_ptr<KvBlock> own = kv.fresh_block();
   std::byte* to = const_cast<std::byte*>(own->data());
-  if (at.encoding == kRaw) {
+  if (at.extent.encoding == kRaw) {
     std::memcpy(to, stored.data(), stored.size());
   } else {
     try {
@@ -312,8 +319,7 @@ std::shared_ptr<KvBlock> Snapshot::load_block(KvCache& kv, int64_t block, bool m
     }
   }
   if (trust) return own;
-  const std::vector<Digest> found = version_ == 1 ? std::vector{digest_of({to, shape.block_bytes()})} : layer_digests(shape, to);
-  return std::equal(found.begin(), found.end(), digests.begin(), digests.end()) ? own : nullptr;
+  return is_block(block, to) ? own : nullptr;
 }
 
 // The state with its blocks; those that are damaged are zero, and listed.
@@ -325,26 +331,17 @@ State Snapshot::load(int64_t capacity, const RestoreOptions& how, std::vector<in
                 std::to_string(meta_.positions));
   }
   std::vector<std::shared_ptr<KvBlock>> blocks(visible_.size());
-  std::vector<std::exception_ptr> failures(blocks.size());
   const bool map = how.map && file_ != nullptr;
   if (meta_.form == SnapshotForm::delta) find_parent("");
-  run_team(map ? 1 : default_threads(), [&](Team team) {
-    const Range mine = team.share(blocks.size());
-    for (size_t b = mine.begin; b < mine.end; ++b) {
-      try {  // nothing may be thrown out of a team
-        blocks[b] = load_block(state.kv, static_cast<int64_t>(b), map, how.trust);
-        if (blocks[b] != nullptr && (how.check || how.heal)) blocks[b]->check_all(meta_.kv, static_cast<int64_t>(b));
-      } catch (const Error& e) {
-        if (e.kind == ErrorKind::format) blocks[b] = nullptr;
-        else failures[b] = std::current_exception();
-      } catch (...) {
-        failures[b] = std::current_exception();
-      }
+  run_each(map ? 1 : default_threads(), blocks.size(), [&](size_t b) {
+    try {
+      blocks[b] = load_block(state.kv, static_cast<int64_t>(b), map, how.trust);
+      if (blocks[b] != nullptr && (how.check || how.heal)) blocks[b]->check_all(meta_.kv, static_cast<int64_t>(b));
+    } catch (const Error& e) {
+      if (e.kind != ErrorKind::format) throw;
+      blocks[b] = nullptr;
     }
   });
-  for (const std::exception_ptr& failure : failures) {
-    if (failure) std::rethrow_exception(failure);
-  }
   for (size_t b = 0; b < blocks.size(); ++b) {
     if (blocks[b] != nullptr) continue;
     damaged->push_back(static_cast<int64_t>(b));
@@ -393,18 +390,14 @@ Session Snapshot::restore(std::shared_ptr<const Model> model, const std::string&
                 std::to_string(o.capacity));
   }
   if (!how.replay) o.kv_type = meta_.kv.type;
-  State recipe{tokens_, {}, nullptr, meta_.generation, meta_.prunes};
-  if (how.replay) {
-    Session session = stet::replay(model, recipe, o);
-    r = {0, session.size(), {}, true};
-    return session;
+  if (!how.replay) {
+    check_compatible(*model, tokenizer, o);
+    const KvShape shape{model->config().layers, model->config().kv_heads, model->config().head_dim, meta_.kv.type};
+    if (!(shape == meta_.kv)) snapshot_damaged(path_, "META: kv", "the shape of the model's config", "another");
   }
-  check_compatible(*model, tokenizer, o);
-  const KvShape shape{model->config().layers, model->config().kv_heads, model->config().head_dim, meta_.kv.type};
-  if (!(shape == meta_.kv)) snapshot_damaged(path_, "META: kv", "the shape of the model's config", "another");
-  if (meta_.form == SnapshotForm::recipe) {
-    Session session = stet::replay(model, recipe, o);
-    prove(session);
+  if (how.replay || meta_.form == SnapshotForm::recipe) {
+    Session session = stet::replay(model, recipe(), o);
+    if (!how.replay) prove(session);
     r = {0, session.size(), {}, true};
     return session;
   }
@@ -445,10 +438,7 @@ void Snapshot::heal(Session& session, const std::vector<int64_t>& damaged, Resto
     }
   }
   for (const int64_t b : damaged) {
-    const std::vector<Digest> found = version_ == 1 ? std::vector{digest_of({blocks[static_cast<size_t>(b)]->data(), meta_.kv.block_bytes()})}
-                                                    : blocks[static_cast<size_t>(b)]->digests(meta_.kv);
-    const std::span<const Digest> saved = block_digests(b);
-    if (!std::equal(found.begin(), found.end(), saved.begin(), saved.end())) {
+    if (!is_block(b, blocks[static_cast<size_t>(b)]->data())) {
       snapshot_damaged(path_, "KV block " + std::to_string(b), "a block that its tokens give", "another, after it was computed again");
     }
   }
@@ -462,7 +452,7 @@ void Snapshot::heal(Session& session, const std::vector<int64_t>& damaged, Resto
 }
 
 // What was computed again from a recipe is what was saved.
-void Snapshot::prove(const Session& session) const {
+void Snapshot::prove(Session& session) const {
   for (size_t b = 0; b < visible_.size(); ++b) {
     if (session.kv().visible(static_cast<int64_t>(b)) == visible_[b]) continue;
     snapshot_damaged(path_, "VISIBLE[" + std::to_string(b) + "]", "what the prunes leave", "another mask");
@@ -474,8 +464,7 @@ void Snapshot::prove(const Session& session) const {
     throw Error(ErrorKind::mismatch, path_, "KV block " + std::to_string(i / layers) + ", layer " + std::to_string(i % layers),
                 "digest " + digest_text(blocks_[i]), digest_text(found[i]));
   }
-  Session& s = const_cast<Session&>(session);  // its logits are known: it was replayed just now
-  const Digest logits = digest_of(std::as_bytes(s.logits()));
+  const Digest logits = digest_of(std::as_bytes(session.logits()));
   if (!(logits == digests_.logits)) {
     throw Error(ErrorKind::mismatch, path_, "logits", "digest " + digest_text(digests_.logits), digest_text(logits));
   }

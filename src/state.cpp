@@ -1,12 +1,12 @@
 #include "stet/state.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
+#include "src/float_environment.hpp"
 #include "stet/error.hpp"
+#include "stet/kernels.hpp"
 #include "stet/math.hpp"
-#include "stet/matrix.hpp"
 
 namespace stet {
 
@@ -27,28 +27,7 @@ int64_t State::drawn() const {
 
 namespace {
 
-// Elements of a cache, read and written as float32.
-float read_element(KvType type, const std::byte* at) {
-  if (type == KvType::f32) {
-    float x;
-    std::memcpy(&x, at, sizeof x);
-    return x;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, at, sizeof bits);
-  return type == KvType::bf16 ? widen_bf16(bits) : widen_f16(bits);
-}
-
-void write_element(KvType type, std::byte* at, float x) {
-  if (type == KvType::f32) {
-    std::memcpy(at, &x, sizeof x);
-    return;
-  }
-  const uint16_t bits = type == KvType::bf16 ? round_bf16(x) : round_f16(x);
-  std::memcpy(at, &bits, sizeof bits);
-}
-
-// The rotation by -distance positions, of every pair of dimensions.
+// The rotation by -distance positions, of every pair of dimensions: that of +distance with the sines negated.
 struct Rotation {
   std::vector<float> cos, sin;
 
@@ -57,20 +36,18 @@ struct Rotation {
       double s, c;
       math::sincos(static_cast<double>(static_cast<float>(distance) * frequency), &s, &c);
       cos.push_back(static_cast<float>(c));
-      sin.push_back(static_cast<float>(s));
+      sin.push_back(-static_cast<float>(s));
     }
   }
 };
 
-// Copies one position of one head, its key rotated.
-void move_position(const KvShape& shape, const Rotation& r, const std::byte* from, size_t slot, std::byte* to, size_t to_slot) {
-  const size_t element = shape.element_size(), half = r.cos.size(), row = static_cast<size_t>(shape.head_dim) * element;
-  const auto at = [&](size_t d, size_t s) { return (d * kBlockPositions + s) * element; };
-  for (size_t i = 0; i < half; ++i) {
-    const float a = read_element(shape.type, from + at(i, slot)), b = read_element(shape.type, from + at(half + i, slot));
-    write_element(shape.type, to + at(i, to_slot), std::fma(a, r.cos[i], b * r.sin[i]));
-    write_element(shape.type, to + at(half + i, to_slot), std::fma(b, r.cos[i], -(a * r.sin[i])));
-  }
+// Copies one position of one head, its key rotated in `key`, [head_dim].
+void move_position(const KvShape& shape, const Rotation& r, const std::byte* from, size_t slot, std::byte* to, size_t to_slot,
+                   std::vector<float>& key) {
+  const size_t element = shape.element_size(), row = static_cast<size_t>(shape.head_dim) * element;
+  for (size_t d = 0; d < key.size(); ++d) key[d] = read_element(shape.type, from + (d * kBlockPositions + slot) * element);
+  best_kernels().rope(key.data(), r.cos.data(), r.sin.data(), r.cos.size());
+  for (size_t d = 0; d < key.size(); ++d) write_element(shape.type, to + (d * kBlockPositions + to_slot) * element, key[d]);
   std::memcpy(to + shape.head_bytes() + to_slot * row, from + shape.head_bytes() + slot * row, row);
 }
 
@@ -79,6 +56,7 @@ void close_gap(const KvCache& old, KvCache& kv, const ModelConfig& config, int64
   const KvShape& shape = old.shape();
   std::vector<Rotation> rotations;
   for (const Rope& rope : config.ropes) rotations.emplace_back(rope, shape.head_dim, end - begin);
+  std::vector<float> key(static_cast<size_t>(shape.head_dim));
   const int64_t moved = old.size() - end;
   kv.prepare(moved);
   for (int64_t i = 0; i < moved; ++i) {
@@ -91,7 +69,7 @@ void close_gap(const KvCache& old, KvCache& kv, const ModelConfig& config, int64
       const Rotation& r = rotations[static_cast<size_t>(config.rope_of[static_cast<size_t>(layer)])];
       for (int64_t head = 0; head < shape.kv_heads; ++head) {
         const size_t offset = shape.k_offset(layer, head);
-        move_position(shape, r, old.block(from_block) + offset, slot, kv.writable(to_block) + offset, to_slot);
+        move_position(shape, r, old.block(from_block) + offset, slot, kv.writable(to_block) + offset, to_slot, key);
       }
     }
   }
@@ -121,6 +99,7 @@ void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t
   if (shift && config.ropes.empty()) {
     throw Error(ErrorKind::unsupported, "", "positions", "keep (keys of this model carry no rotary position)", "shift");
   }
+  const FloatEnvironment contract;
   const KvCache before(state.kv);
   before.check_all();
   Prune entry{size, begin, end, shift, {}};

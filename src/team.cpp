@@ -3,6 +3,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <exception>
+#include <mutex>
 
 #include "src/float_environment.hpp"
 
@@ -67,6 +69,26 @@ void run_team(int threads, const std::function<void(Team)>& work) {
 #endif
   (void)threads;
   run_member({}, work);
+}
+
+void run_each(int threads, size_t n, const std::function<void(size_t)>& work) {
+  std::mutex mutex;
+  size_t failed = n;
+  std::exception_ptr failure;
+  run_team(threads, [&](Team team) {
+    const Range mine = team.share(n);
+    for (size_t i = mine.begin; i < mine.end; ++i) {
+      try {
+        work(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (i < failed) failure = std::current_exception();
+        failed = std::min(failed, i);
+        return;
+      }
+    }
+  });
+  if (failure) std::rethrow_exception(failure);
 }
 
 int default_threads() {

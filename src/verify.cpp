@@ -56,15 +56,9 @@ struct Element {
 };
 
 Element element(KvType type, const std::byte* at) {
-  if (type == KvType::f32) {
-    Element e{};
-    std::memcpy(&e.value, at, 4);
-    std::memcpy(&e.bits, at, 4);
-    return e;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, at, 2);
-  return {type == KvType::bf16 ? widen_bf16(bits) : widen_f16(bits), bits};
+  Element e{read_element(type, at), 0};
+  std::memcpy(&e.bits, at, type == KvType::f32 ? 4 : 2);  // the lower half, on a little-endian machine
+  return e;
 }
 
 bool differ(Element a, Element b, double tolerance) {
@@ -162,10 +156,8 @@ std::optional<Difference> first_difference(const State& a, const State& b, doubl
 namespace {
 
 std::optional<Difference> first_digest_difference(const Snapshot& snapshot, Session& again) {
-  const KvShape& shape = snapshot.meta().kv;
   for (int64_t b = 0; b < again.kv().blocks(); ++b) {
-    const std::vector<Digest> found = snapshot.version() == 1
-        ? std::vector{digest_of({again.kv().block(b), shape.block_bytes()})} : again.kv().shared_block(b)->digests(shape);
+    const std::vector<Digest> found = snapshot.digests_like_saved(again.kv().block(b));
     const std::span<const Digest> saved = snapshot.block_digests(b);
     for (size_t layer = 0; layer < found.size(); ++layer) {
       if (found[layer] == saved[layer]) continue;
@@ -202,7 +194,7 @@ std::optional<Difference> different_origin(const Snapshot& a, const Snapshot& b)
 }
 
 std::optional<Difference> different_digests(const Snapshot& a, const Snapshot& b) {
-  State x{a.tokens(), {}, nullptr, a.generation(), a.meta().prunes}, y{b.tokens(), {}, nullptr, b.generation(), b.meta().prunes};
+  const State x = a.recipe(), y = b.recipe();
   if (auto d = in_text("prunes", encode_prunes(x.prunes), encode_prunes(y.prunes))) return d;
   if (auto d = in_tokens(x, y)) return d;
   for (int64_t block = 0; block < blocks_of(a.meta().positions); ++block) {
@@ -224,8 +216,7 @@ std::optional<Difference> verify(const Snapshot& snapshot, std::shared_ptr<const
   SessionOptions o = options;
   o.kv_type = snapshot.meta().kv.type;
   o.capacity = std::min(snapshot.meta().capacity, model->config().max_positions);
-  const State recipe{snapshot.tokens(), {}, nullptr, snapshot.generation(), snapshot.meta().prunes};
-  Session again = replay(std::move(model), recipe, o, progress);
+  Session again = replay(std::move(model), snapshot.recipe(), o, progress);
   if (bisect || snapshot.meta().form == SnapshotForm::recipe) return first_digest_difference(snapshot, again);
   const bool blas = o.compute.blas || snapshot.meta().contract == "f32-blas";
   return first_difference(again.state(), snapshot.state(0, {.trust = true}), blas ? kBlasTolerance : 0);

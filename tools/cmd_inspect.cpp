@@ -123,14 +123,6 @@ Json elements_json(const Snapshot& s, const Present& present) {
   return rows;
 }
 
-Json prunes_json(const std::vector<Prune>& prunes) {
-  Json list = Json::array();
-  for (const Prune& p : prunes) {
-    list.push_back({{"at", p.at}, {"begin", p.begin}, {"end", p.end}, {"positions", p.shift ? "shift" : "keep"}, {"removed", p.removed}});
-  }
-  return list;
-}
-
 Json describe(const Snapshot& s, const Present& present) {
   Json j;
   j["snapshot"] = s.path();
@@ -154,7 +146,7 @@ Json describe(const Snapshot& s, const Present& present) {
   j["stop_ids"] = s.generation().stop_ids;
   j["stop_strings"] = s.generation().stop_strings;
   j["turns"] = turns_json(s.generation());
-  j["prunes"] = prunes_json(s.meta().prunes);
+  j["prunes"] = Json::parse(encode_prunes(s.meta().prunes));
   j["fingerprints"] = Json::object();
   for (const auto& [name, digest] : s.meta().fingerprints) j["fingerprints"][name] = digest;
   j["fingerprints"]["tokenizer"] = s.meta().tokenizer;

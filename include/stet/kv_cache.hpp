@@ -22,6 +22,10 @@ enum class KvType : uint8_t { f32 = 0, bf16 = 1, f16 = 2 };
 const char* kv_type_name(KvType type);
 KvType kv_type_of(const std::string& name);  // throws an argument Error for a name that is none
 
+// One key or value element as float32, and back: rounded once, to nearest even.
+float read_element(KvType type, const std::byte* at);
+void write_element(KvType type, std::byte* at, float x);
+
 constexpr int64_t kBlockPositions = 64;
 
 struct KvShape {

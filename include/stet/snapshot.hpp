@@ -57,6 +57,9 @@ struct SnapshotMeta {
   std::vector<Prune> prunes;
 };
 
+// A log of prunes as JSON, as META holds it.
+std::string encode_prunes(const std::vector<Prune>& prunes);
+
 class Snapshot;
 
 struct SaveOptions {
@@ -139,14 +142,22 @@ class Snapshot {
   uint64_t visible(int64_t block) const { return visible_[static_cast<size_t>(block)]; }
   // Of one block: one for each layer (version 1: one for the whole block).
   std::span<const Digest> block_digests(int64_t block) const;
+  // Of a block in memory, as block_digests() gives them.
+  std::vector<Digest> digests_like_saved(const std::byte* block) const;
+  // What it takes to compute the state again: tokens, prunes and settings, without keys and values.
+  State recipe() const { return {tokens_, {}, nullptr, meta_.generation, meta_.prunes}; }
   uint64_t stored_kv_bytes() const;
 
  private:
-  // Where a block's bytes are.
+  // Bytes of a file that hold a block; none: size 0.
+  struct Extent {
+    uint64_t offset = 0, size = 0;
+    uint32_t encoding = 0;  // kRaw or kPlanes
+  };
+  // Where a block's bytes are: in this file or in a parent's; null: nowhere.
   struct Place {
-    const Snapshot* file = nullptr;  // null: nowhere
-    uint64_t offset = 0, size = 0;   // in the file
-    uint32_t encoding = 0;           // kRaw or kPlanes
+    const Snapshot* file = nullptr;
+    Extent extent;
   };
 
   Snapshot() = default;
@@ -159,7 +170,8 @@ class Snapshot {
   State load(int64_t capacity, const RestoreOptions& how, std::vector<int64_t>* damaged) const;
   std::shared_ptr<KvBlock> load_block(KvCache& kv, int64_t block, bool map, bool trust) const;
   void heal(Session& session, const std::vector<int64_t>& damaged, RestoreReport* report) const;
-  void prove(const Session& session) const;
+  void prove(Session& session) const;
+  bool is_block(int64_t block, const std::byte* bytes) const;
 
   std::shared_ptr<const MappedFile> file_;  // null when parsed from bytes
   std::span<const std::byte> bytes_;
@@ -171,7 +183,7 @@ class Snapshot {
   std::vector<uint64_t> visible_;
   std::vector<float> logits_;
   std::vector<Digest> blocks_;
-  std::vector<Place> places_;  // of this file's own blocks
+  std::vector<Extent> places_;  // of the blocks in this file
   mutable std::shared_ptr<const Snapshot> parent_;
   StateDigests digests_;
 

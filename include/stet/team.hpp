@@ -39,6 +39,10 @@ struct Team {
 // exception in `work` is not allowed: allocate and check before.
 void run_team(int threads, const std::function<void(Team)>& work);
 
+// Runs work(i) for every i below n, shared out among `threads` threads. What work throws is rethrown here, once all threads
+// have stopped: that of the lowest i.
+void run_each(int threads, size_t n, const std::function<void(size_t)>& work);
+
 // Threads to use when the caller does not say: the processors this process may run on.
 int default_threads();
 
