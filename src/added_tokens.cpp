@@ -48,13 +48,19 @@ bool AddedTokenFinder::stands_alone(std::string_view text, size_t begin, size_t 
   return end == text.size() || !is_word(text.substr(end, utf8_at(text, end).length));
 }
 
-void AddedTokenFinder::split(const Segment& segment, bool reserved,
+void AddedTokenFinder::split(const Segment& segment, std::span<const TextRange> plain,
                              std::vector<Segment>& out) const {
   const std::string_view text = segment.text;
   size_t done = 0;
+  const auto touches = [plain](size_t begin, size_t end) {
+    const auto first = std::upper_bound(plain.begin(), plain.end(), begin,
+                                        [](size_t at, const TextRange& range) { return at < range.end; });
+    return first != plain.end() && first->begin < end;
+  };
   const auto put = [&](size_t begin, size_t end, int32_t id) {
-    if (begin < end)
-      out.push_back({text.substr(begin, end - begin), id, segment.first && begin == 0});
+    if (begin == end) return;
+    out.push_back({text.substr(begin, end - begin), id, segment.first && begin == 0,
+                   id < 0 && touches(begin, end)});
   };
   for (size_t at = 0; at < text.size();) {
     if (!starts_[static_cast<unsigned char>(text[at])]) {
@@ -68,7 +74,7 @@ void AddedTokenFinder::split(const Segment& segment, bool reserved,
     }
     size_t begin = at, end = at + length;
     at = end;
-    if (begin < done || (token->reserved && !reserved)) continue;
+    if (begin < done || (token->reserved && touches(at - length, at))) continue;
     if (token->single_word && !stands_alone(text, begin, end)) continue;
     while (token->lstrip && begin > done) {
       const size_t last = utf8_last(text.substr(0, begin));

@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "src/pattern.hpp"
+#include "stet/tokenizer.hpp"
 
 namespace stet {
 
@@ -29,6 +31,7 @@ struct Segment {
   std::string_view text;
   int32_t id;
   bool first;  // begins where the input begins
+  bool plain;  // no id of a reserved token may come out of it
 };
 
 // Finds a set of tokens: of those that begin leftmost, the longest.
@@ -38,8 +41,9 @@ class AddedTokenFinder {
   void add(const AddedToken& token, const std::string& looked_for, const std::string& file);
   bool empty() const { return tokens_.empty(); }
 
-  // Appends the parts of a text segment. Reserved tokens are left in the text unless asked for.
-  void split(const Segment& text, bool reserved, std::vector<Segment>& out) const;
+  // Appends the parts of a text segment. Reserved tokens are left in the text where they would touch one of the `plain`
+  // ranges, which are in order and disjoint; text that touches one is plain.
+  void split(const Segment& text, std::span<const TextRange> plain, std::vector<Segment>& out) const;
 
  private:
   // Length and token of the longest match at a place.

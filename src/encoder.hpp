@@ -20,10 +20,8 @@ class Encoder {
   virtual ~Encoder() = default;
   // Told once, before encode: all added tokens, and the number of ids.
   virtual void set_added(const std::vector<AddedToken>& added, int32_t size) = 0;
-  // Appends the ids of an input given in segments. Without `reserved`, no id of a reserved token
-  // comes out of text. Text is valid UTF-8.
-  virtual void encode(const std::vector<Segment>& segments, bool reserved,
-                      std::vector<int32_t>& out) const = 0;
+  // Appends the ids of an input given in segments. Text is valid UTF-8.
+  virtual void encode(const std::vector<Segment>& segments, std::vector<int32_t>& out) const = 0;
 };
 
 // What a vocabulary file says.

@@ -364,10 +364,44 @@ bool Tokenizer::is_special(int32_t id) const {
   return id >= 0 && id < size() && impl_->special[static_cast<size_t>(id)];
 }
 
+namespace {
+
+// What is no UTF-8 is mended range by range, so that no range takes in bytes of its neighbour.
+std::string mend(std::string_view text, std::vector<TextRange>& plain) {
+  std::string mended;
+  size_t done = 0;
+  const auto take = [&](size_t end) {
+    mended += utf8_lossy(text.substr(done, end - done));
+    done = end;
+    return mended.size();
+  };
+  for (TextRange& range : plain) {
+    const size_t begin = take(range.begin);
+    range = {begin, take(range.end)};
+  }
+  take(text.size());
+  return mended;
+}
+
+}  // namespace
+
 std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos, bool special_in_text) const {
+  const TextRange whole{0, text.size()};
+  return encode(text, bos, std::span(&whole, special_in_text ? 0 : 1));
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos, std::span<const TextRange> plain_text) const {
+  std::vector<TextRange> plain(plain_text.begin(), plain_text.end());
+  size_t end = 0;
+  for (const TextRange& range : plain) {
+    if (range.begin < end || range.end < range.begin || range.end > text.size()) {
+      throw Error(ErrorKind::argument, "", "plain", "ranges of the text, in order", fmt::format("{}..{}", range.begin, range.end));
+    }
+    end = range.end;
+  }
   std::string mended;
   if (!utf8_valid(text)) {
-    mended = utf8_lossy(text);
+    mended = mend(text, plain);
     text = mended;
   }
   std::vector<int32_t> ids;
@@ -380,8 +414,8 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos, bool spec
     }
   }
   std::vector<Segment> segments;
-  impl_->finder.split({text, -1, true}, special_in_text, segments);
-  impl_->encoder->encode(segments, special_in_text, ids);
+  impl_->finder.split({text, -1, true, false}, plain, segments);
+  impl_->encoder->encode(segments, ids);
   if (bos != Bos::off) ids.insert(ids.end(), impl_->after.begin(), impl_->after.end());
   return ids;
 }

@@ -31,8 +31,7 @@ class BpeEncoder : public Encoder {
     }
   }
 
-  void encode(const std::vector<Segment>& segments, bool reserved,
-              std::vector<int32_t>& out) const override {
+  void encode(const std::vector<Segment>& segments, std::vector<int32_t>& out) const override {
     size_t size = 0;
     for (const Segment& segment : segments) size += segment.text.size();
     Bpe::Memory memory(size);
@@ -45,10 +44,11 @@ class BpeEncoder : public Encoder {
       } else {
         Segment text = segment;
         if (!normalizer_.empty()) text.text = made.emplace_back(normalizer_.apply(text.text));
+        const TextRange whole{0, text.text.size()};
         if (finder_.empty())
           parts.push_back(text);
         else
-          finder_.split(text, reserved, parts);
+          finder_.split(text, {&whole, text.plain ? size_t{1} : size_t{0}}, parts);
       }
       for (const Segment& part : parts) {
         if (part.id >= 0) {
@@ -56,7 +56,7 @@ class BpeEncoder : public Encoder {
           continue;
         }
         for (const Word& word : pre_tokenizer_.split({part.text, part.first}, made)) {
-          bpe_.encode(word.text, reserved ? nullptr : &barred_, memory, out);
+          bpe_.encode(word.text, part.plain ? &barred_ : nullptr, memory, out);
         }
       }
     }

@@ -330,8 +330,7 @@ class SpmEncoder : public Encoder {
     model_ = Model();
   }
 
-  void encode(const std::vector<Segment>& segments, bool,
-              std::vector<int32_t>& out) const override {
+  void encode(const std::vector<Segment>& segments, std::vector<int32_t>& out) const override {
     std::vector<int> ids;
     std::string prefixed;
     for (const Segment& segment : segments) {
