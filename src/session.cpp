@@ -180,6 +180,7 @@ void Session::rewind(int64_t to) {
   }
   cut(to);
   state_.generation.rewind(to);
+  state_.dialogue.rewind(to + shifted_out(state_.prunes));
 }
 
 void Session::cut(int64_t to) {

@@ -48,6 +48,7 @@ StateDigests combine_digests(const SnapshotMeta& meta, const Digest& tokens, std
   w.text(meta.contract + " " + std::to_string(meta.contract_version) + " " + kv_type_name(meta.kv.type) + " " +
          meta.fingerprints.back().second + " " + encode_generation(meta.generation));
   if (!meta.prunes.empty()) w.text(" " + encode_prunes(meta.prunes));
+  if (!meta.dialogue.empty()) w.text(" " + encode_dialogue(meta.dialogue));
   for (const Digest& part : {d.tokens, digest_of(std::as_bytes(visible)), d.logits, d.kv}) {
     w.u64(part.low);
     w.u64(part.high);
@@ -250,6 +251,7 @@ StateDigests write_state(const State& state, SnapshotMeta meta, const std::strin
     }
   }
   check_generation(state.generation, meta_vocab(meta), state.size(), "");
+  check_dialogue(state.dialogue, state.drawn(), "");
   SnapshotWriter writer(state, std::move(meta), options);
   writer.write(path, like);
   return writer.digests;
@@ -278,6 +280,7 @@ StateDigests Snapshot::save(const State& state, const Snapshot& like, const std:
   meta.positions = state.size();
   meta.generation = state.generation;
   meta.prunes = state.prunes;
+  meta.dialogue = state.dialogue;
   return write_state(state, std::move(meta), path, options, &like);
 }
 

@@ -25,7 +25,8 @@
 //    48  16  reserved
 //   sections, written in this order, each at a multiple of 64
 //     META     JSON: form, parent, contract, kv type, model config and fingerprints, tokenizer fingerprint, capacity,
-//              generation state (sampling, seed, stops, turns, what an open reply holds back), log of prunes
+//              generation state (sampling, seed, stops, turns, what an open reply holds back), log of prunes,
+//              messages
 //     TOKENS   i32 per position
 //     VISIBLE  u64 per block: bit t is set when position 64 b + t may be attended to
 //     LOGITS   f32 [vocab_size], of the last position; empty without positions, and in a recipe

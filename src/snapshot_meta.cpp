@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/json_reader.hpp"
+#include "src/utf8.hpp"
 #include "stet/digest.hpp"
 #include "stet/error.hpp"
 #include "stet/generate.hpp"
@@ -96,6 +97,39 @@ GenerationState read_generation(const JsonReader& json, int64_t vocab, int64_t p
   return g;
 }
 
+Json dialogue_json(const Dialogue& d) {
+  Json messages = Json::array();
+  for (const Message& m : d.messages) {
+    Json message = {{"role", m.role}, {"content", m.content}, {"begin", m.begin}, {"end", m.end}, {"drawn", m.drawn}};
+    if (!m.fields.empty()) message["fields"] = Json::parse(m.fields);
+    messages.push_back(std::move(message));
+  }
+  Json j = {{"messages", messages}, {"now", d.now}, {"special_in_text", d.special_in_text}};
+  if (!d.variables.empty()) j["variables"] = Json::parse(d.variables);
+  if (!d.chat_template.empty()) j["chat_template"] = d.chat_template;
+  return j;
+}
+
+// The text of an object that is a member, or "".
+std::string object_text(const JsonReader& json, const std::string& name) {
+  const std::optional<JsonReader> object = json.object(name);
+  return object ? object->json().dump() : "";
+}
+
+Dialogue read_dialogue(const JsonReader& json, int64_t positions) {
+  Dialogue d;
+  for (const JsonReader& entry : objects(json, "messages")) {
+    d.messages.push_back({entry.string("role"), entry.string("content"), object_text(entry, "fields"),
+                          entry.integer("begin", 0, positions), entry.integer("end", 0, positions), entry.boolean("drawn")});
+  }
+  d.variables = object_text(json, "variables");
+  d.chat_template = json.string_or("chat_template", "");
+  d.now = json.integer("now", 0, int64_t{1} << 40);
+  d.special_in_text = json.boolean("special_in_text");
+  check_dialogue(d, positions, json.file());
+  return d;
+}
+
 Json prunes_json(const std::vector<Prune>& prunes) {
   Json list = Json::array();
   for (const Prune& p : prunes) {
@@ -168,6 +202,7 @@ SnapshotMeta meta_of(const Session& session, const std::string& tokenizer) {
   m.positions = session.size();
   m.generation = session.generation();
   m.prunes = session.prunes();
+  m.dialogue = session.dialogue();
   return m;
 }
 
@@ -177,10 +212,38 @@ std::string encode_prunes(const std::vector<Prune>& prunes) { return prunes_json
 
 std::string encode_generation(const GenerationState& generation) { return generation_json(generation).dump(); }
 
+std::string encode_dialogue(const Dialogue& dialogue) { return dialogue_json(dialogue).dump(); }
+
+void check_dialogue(const Dialogue& dialogue, int64_t positions, const std::string& source) {
+  const auto check_text = [&](const std::string& field, const std::string& text) {
+    if (!utf8_valid(text)) throw Error(ErrorKind::argument, source, field, "UTF-8", printable(text, 60));
+  };
+  const auto check_object = [&](const std::string& field, const std::string& text) {
+    check_text(field, text);
+    if (text.empty()) return;
+    if (!parse_json_value(text, source + ": " + field).is_object()) throw Error(ErrorKind::argument, source, field, "a JSON object", printable(text, 60));
+  };
+  check_object("variables", dialogue.variables);
+  check_text("chat_template", dialogue.chat_template);
+  int64_t at = 0;  // messages that are not drawn may share a stretch
+  for (size_t i = 0; i < dialogue.messages.size(); ++i) {
+    const Message& m = dialogue.messages[i];
+    const std::string field = "messages[" + std::to_string(i) + "]";
+    check_text(field + ".role", m.role);
+    check_text(field + ".content", m.content);
+    check_object(field + ".fields", m.fields);
+    if (m.begin < at || m.end < m.begin || m.end > positions) {
+      throw Error(ErrorKind::argument, source, field, "positions in order, up to " + std::to_string(positions),
+                  std::to_string(m.begin) + ", " + std::to_string(m.end));
+    }
+    at = m.drawn ? m.end : m.begin;
+  }
+}
+
 std::string encode_meta(const SnapshotMeta& m) {
   Json fingerprints = Json::array();
   for (const auto& [name, digest] : m.fingerprints) fingerprints.push_back({{"name", name}, {"digest", digest}});
-  const Json meta = {
+  Json meta = {
       {"form", snapshot_form_name(m.form)},
       {"parent", m.parent},
       {"parent_file", m.parent_file},
@@ -197,6 +260,7 @@ std::string encode_meta(const SnapshotMeta& m) {
       {"positions", m.positions},
       {"kv", {{"type", kv_type_name(m.kv.type)}, {"layers", m.kv.layers}, {"heads", m.kv.kv_heads}, {"head_dim", m.kv.head_dim}}},
       {"generation", generation_json(m.generation)}};
+  if (!m.dialogue.empty()) meta["dialogue"] = dialogue_json(m.dialogue);
   return meta.dump();
 }
 
@@ -228,6 +292,8 @@ SnapshotMeta decode_meta(std::string_view text, const std::string& file) {
   const int64_t vocab = config.integer("vocab_size", 1, int64_t{1} << 20);
   m.generation = read_generation(json.required_object("generation"), vocab, m.positions);
   m.prunes = read_prunes(json, vocab, m.positions, m.capacity);
+  const auto dialogue = json.object("dialogue");
+  if (dialogue) m.dialogue = read_dialogue(*dialogue, m.positions + shifted_out(m.prunes));
   return m;
 }
 

@@ -353,6 +353,7 @@ State Snapshot::load(int64_t capacity, const RestoreOptions& how, std::vector<in
   if (!tokens_.empty() && !logits_.empty()) state.logits = std::make_shared<std::vector<float>>(logits_);
   state.generation = meta_.generation;
   state.prunes = meta_.prunes;
+  state.dialogue = meta_.dialogue;
   return state;
 }
 
@@ -429,7 +430,7 @@ void Snapshot::heal(Session& session, const std::vector<int64_t>& damaged, Resto
   } else {
     for (const int64_t b : damaged) {
       const int64_t begin = b * kBlockPositions, end = std::min(meta_.positions, begin + kBlockPositions);
-      State before{{tokens_.begin(), tokens_.begin() + begin}, KvCache(meta_.kv, broken.kv.capacity()), nullptr, {}, {}};
+      State before{{tokens_.begin(), tokens_.begin() + begin}, KvCache(meta_.kv, broken.kv.capacity()), nullptr, {}, {}, {}};
       before.kv.adopt({blocks.begin(), blocks.begin() + b}, {visible_.begin(), visible_.begin() + b}, begin);
       Session again(session.shared_model(), std::move(before), options);
       again.append(std::span(tokens_).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)));

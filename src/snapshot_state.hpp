@@ -8,8 +8,8 @@
 
 namespace stet {
 
-// The state digest covers, as text: contract and its version, kv type, model fingerprint, generation state, and the log of
-// prunes where there is one; then the digests of tokens, visibility, logits and blocks.
+// The state digest covers, as text: contract and its version, kv type, model fingerprint, generation state, the log of
+// prunes and the messages where there are any; then the digests of tokens, visibility, logits and blocks.
 StateDigests combine_digests(const SnapshotMeta& meta, const Digest& tokens, std::span<const uint64_t> visible,
                              const Digest& logits, std::span<const Digest> blocks);
 

@@ -19,10 +19,32 @@ void GenerationState::rewind(int64_t size) {
   cut = {cut.prompt, std::min(cut.reply, size), size, true};
 }
 
-int64_t State::drawn() const {
-  int64_t n = size();
+int64_t shifted_out(const std::vector<Prune>& prunes) {
+  int64_t n = 0;
   for (const Prune& p : prunes) n += static_cast<int64_t>(p.removed.size());
   return n;
+}
+
+std::vector<int32_t> State::transcript() const {
+  std::vector<int32_t> all = tokens;
+  for (size_t i = prunes.size(); i > 0; --i) {
+    const Prune& p = prunes[i - 1];
+    all.insert(all.begin() + p.begin, p.removed.begin(), p.removed.end());
+  }
+  return all;
+}
+
+void Dialogue::rewind(int64_t size) {
+  while (!messages.empty()) {
+    Message& last = messages.back();
+    if (last.end <= size) return;
+    if (last.drawn && last.begin < size) {
+      last.end = size;
+      last.content.clear();
+      return;
+    }
+    messages.pop_back();
+  }
 }
 
 namespace {

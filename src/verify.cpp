@@ -34,6 +34,7 @@ Session replay(std::shared_ptr<const Model> model, const State& state, const Ses
   }
   append_to(state.tokens, state.size());
   session.generation() = state.generation;
+  session.dialogue() = state.dialogue;
   return session;
 }
 
@@ -150,7 +151,8 @@ std::optional<Difference> first_difference(const State& a, const State& b, doubl
   }
   if (auto d = in_cache(a.kv, b.kv, tolerance)) return d;
   if (auto d = in_logits(logits_of(a), logits_of(b), tolerance)) return d;
-  return in_text("generation", encode_generation(a.generation), encode_generation(b.generation));
+  if (auto d = in_text("generation", encode_generation(a.generation), encode_generation(b.generation))) return d;
+  return in_text("messages", encode_dialogue(a.dialogue), encode_dialogue(b.dialogue));
 }
 
 namespace {
@@ -208,7 +210,8 @@ std::optional<Difference> different_digests(const Snapshot& a, const Snapshot& b
   if (!(a.digests().logits == b.digests().logits)) {
     return Difference{"logits", -1, -1, -1, -1, "digest " + digest_text(a.digests().logits), digest_text(b.digests().logits)};
   }
-  return in_text("generation", encode_generation(a.generation()), encode_generation(b.generation()));
+  if (auto d = in_text("generation", encode_generation(x.generation), encode_generation(y.generation))) return d;
+  return in_text("messages", encode_dialogue(x.dialogue), encode_dialogue(y.dialogue));
 }
 
 std::optional<Difference> verify(const Snapshot& snapshot, std::shared_ptr<const Model> model, const SessionOptions& options,

@@ -75,6 +75,9 @@ class Session {
   GenerationState& generation() { return state_.generation; }
   const GenerationState& generation() const { return state_.generation; }
   const std::vector<Prune>& prunes() const { return state_.prunes; }
+  Dialogue& dialogue() { return state_.dialogue; }
+  const Dialogue& dialogue() const { return state_.dialogue; }
+  std::vector<int32_t> transcript() const { return state_.transcript(); }
   // All of it, with logits() known.
   const State& state();
 

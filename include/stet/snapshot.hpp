@@ -22,7 +22,8 @@ struct StateDigests {
   Digest tokens;  // token ids
   Digest logits;  // of the last position
   Digest kv;      // the digests of all layers of all blocks
-  Digest state;   // all of it: contract, model, tokens, visibility, logits, keys, values, generation state, prunes
+  Digest state;   // all of it: contract, model, tokens, visibility, logits, keys, values, generation state, prunes,
+                  // messages
 };
 
 // Computes missing logits first (after a rewind), hence not const. Throws a format Error when a block that was mapped and
@@ -55,6 +56,7 @@ struct SnapshotMeta {
   int64_t capacity = 0, positions = 0;
   GenerationState generation;
   std::vector<Prune> prunes;
+  Dialogue dialogue;
 };
 
 // A log of prunes as JSON, as META holds it.
@@ -145,7 +147,7 @@ class Snapshot {
   // Of a block in memory, as block_digests() gives them.
   std::vector<Digest> digests_like_saved(const std::byte* block) const;
   // What it takes to compute the state again: tokens, prunes and settings, without keys and values.
-  State recipe() const { return {tokens_, {}, nullptr, meta_.generation, meta_.prunes}; }
+  State recipe() const { return {tokens_, {}, nullptr, meta_.generation, meta_.prunes, meta_.dialogue}; }
   uint64_t stored_kv_bytes() const;
 
  private:

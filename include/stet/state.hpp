@@ -38,6 +38,33 @@ struct GenerationState {
   bool operator==(const GenerationState&) const = default;
 };
 
+// What someone said. Positions count as if none had ever been shifted out (State::transcript).
+struct Message {
+  std::string role;     // as the template knows it: "system", "user", "assistant", "tool"
+  std::string content;  // UTF-8
+  std::string fields;   // further members for the template (tool_calls, content as a list, ...): a JSON object, or ""
+  // Where it is: the tokens of a drawn reply, its stop token left out; of other messages the stretch of tokens between two
+  // such replies that holds it.
+  int64_t begin = 0, end = 0;
+  bool drawn = false;   // a reply of the model: its tokens are what was said, and content is their text
+
+  bool operator==(const Message&) const = default;
+};
+
+// A conversation: what the chat template is given.
+struct Dialogue {
+  std::vector<Message> messages;
+  std::string variables;      // for the template (tools, ...): a JSON object, or ""
+  std::string chat_template;  // in place of the tokenizer's, or ""
+  int64_t now = 0;            // the time the template is told, so that it renders alike for ever; seconds since 1970
+  bool special_in_text = false;  // marks that a message contains are marks, not text
+
+  // Forgets messages of which a part lies at or after a position; of a drawn reply the front stays.
+  void rewind(int64_t size);
+  bool empty() const { return messages.empty() && variables.empty() && chat_template.empty(); }
+  bool operator==(const Dialogue&) const = default;
+};
+
 // Positions begin .. end-1 were taken out when `at` positions were there. Either they stay and are seen no more, or
 // (shift) those behind them moved up and their tokens went. An entry of the log by which the state can be replayed.
 struct Prune {
@@ -49,6 +76,9 @@ struct Prune {
   bool operator==(const Prune&) const = default;
 };
 
+// How many positions the shifts of a log took out.
+int64_t shifted_out(const std::vector<Prune>& prunes);
+
 struct State {
   std::vector<int32_t> tokens;  // position i holds tokens[i]
   KvCache kv;                   // keys, values and visibility of positions 0 .. tokens.size()-1
@@ -56,12 +86,15 @@ struct State {
   std::shared_ptr<std::vector<float>> logits;
   GenerationState generation;
   std::vector<Prune> prunes;    // in the order they were made
+  Dialogue dialogue;            // empty where there is no chat
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   // Below this size the state cannot be rewound: keys that the earlier positions saw are gone.
   int64_t floor() const { return prunes.empty() ? 0 : prunes.back().left(); }
   // Tokens ever appended and not rewound: what randomness is keyed by, so that no draw is repeated after a shift.
-  int64_t drawn() const;
+  int64_t drawn() const { return size() + shifted_out(prunes); }
+  // Those tokens: as if none had been shifted out.
+  std::vector<int32_t> transcript() const;
 };
 
 // What prune() keeps: the first `sinks` positions and the last `keep_last`.
