@@ -156,7 +156,9 @@ class Lexer {
       at_ = after_tag(end, control, true);
       return true;
     }
-    fail(tag, "{% endraw %}", "the end of the template");
+    if (begin < source_.size()) fail(tag, "{% endraw %}", "the end of the template");
+    at_ = begin;  // nothing to be left as it is
+    return true;
   }
 
   // ---- inside of a tag ----

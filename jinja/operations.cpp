@@ -346,7 +346,7 @@ Value slice(Context& c, const Value& v, const Value& start, const Value& stop, c
   const int64_t by = std::clamp(number(step).value_or(1), -INT64_MAX, INT64_MAX);
   if (by == 0) c.fail("a slice step other than 0", "0");
   const bool sequence = is_string(v) || v.is(Kind::list) || v.is(Kind::tuple) || v.is(Kind::range);
-  if (!sequence) return c.undefined(object_name(v) + " has no slices");
+  if (!sequence) c.fail("something that has slices", std::string("a value of type ") + type_name(v));
   const auto count = static_cast<int64_t>(*length(c, v));
   // Bounds of Python's slice.indices.
   const int64_t low = by < 0 ? -1 : 0, high = by < 0 ? count - 1 : count;

@@ -147,7 +147,7 @@ void add_upper(std::string& out, uint32_t code) {
 void add_title(std::string& out, uint32_t code) {
   const char* several = special_upper(code);
   const uint32_t title = simple_title(code);
-  if (several == nullptr || title != code) return utf8_append(out, title);
+  if (several == nullptr || (title != code && code != 0xDF)) return utf8_append(out, title);
   const std::string_view upper = several;
   const size_t first = utf8_at(upper, 0).length;
   out += upper.substr(0, first);
