@@ -179,6 +179,16 @@ ModelConfig ModelConfig::from_canonical(const std::string& text, const std::stri
   return c;
 }
 
+int64_t checked_capacity(const ModelConfig& c, int64_t capacity) {
+  if (capacity == 0) return c.max_positions;
+  if (capacity < 1 || capacity > c.max_positions) {
+    const char* field = c.ropes.empty() ? "n_positions" : "max_position_embeddings";
+    throw Error(ErrorKind::argument, "", "ctx", "1 .. " + std::to_string(c.max_positions) + " (" + field + ")",
+                std::to_string(capacity));
+  }
+  return capacity;
+}
+
 ModelConfig parse_model_config(const std::string& text, const std::string& file) {
   const JsonReader json = parse_json(text, file);
   const Family& family = family_of(json);
