@@ -193,6 +193,20 @@ TEST(Families, SizesOfGpt2) {
   EXPECT_EQ(parsed("gpt2-tiny", [](Json& j) { j["scale_attn_weights"] = false; }).attention_scale, 1);
 }
 
+// rope_parameters and layer_types, as newer transformers writes them.
+TEST(Families, NewerConfigsAreTheSameModels) {
+  for (const char* name : {"gemma-tiny", "gemma2-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny"}) {
+    const ModelConfig older = parsed(name);
+    const ModelConfig newer = parsed(name, [&](Json& j) {
+      j["rope_parameters"] = {{"rope_theta", j["rope_theta"]}, {"rope_type", "default"}};
+      j.erase("rope_theta");
+      j.erase("rope_scaling");
+      for (int64_t window : older.window) j["layer_types"].push_back(window > 0 ? "sliding_attention" : "full_attention");
+    });
+    EXPECT_EQ(newer.canonical(), older.canonical()) << name;
+  }
+}
+
 // What a snapshot holds of a config gives the config back.
 TEST(Families, CanonicalConfigsAreReadBack) {
   for (const Subject& subject : subjects()) {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "scratch.hpp"
+#include "stet/generate.hpp"
 #include "stet/safetensors.hpp"
 
 namespace {
@@ -153,6 +154,36 @@ TEST(MakeCheckpoint, WritesTheTensorsOfOtherLayouts) {
   nested.require("language_model.model.layers.0.self_attn.q_proj.weight", {8 * 256, 64});
   nested.require("language_model.model.layers.0.self_attn.k_proj.weight", {4 * 256, 64});
   EXPECT_EQ(nested.find("language_model.lm_head.weight"), nullptr);
+}
+
+TEST(MakeCheckpoint, WritesTheTensorsOfGpt2) {
+  const ScratchDir dir;
+  const Checkpoint gpt2 = Checkpoint::open(make(dir, R"({"model_type":"gpt2","n_embd":48,"n_layer":2,"n_head":4,
+      "n_positions":32,"vocab_size":50,"n_inner":null})",
+                                                "gpt2"));
+  EXPECT_EQ(gpt2.names().size(), 2u + 2 * 12 + 2);
+  gpt2.require("wpe.weight", {32, 48});
+  gpt2.require("h.1.attn.c_attn.weight", {48, 144});
+  gpt2.require("h.1.attn.c_attn.bias", {144});
+  gpt2.require("h.1.mlp.c_proj.weight", {192, 48});
+  gpt2.require("ln_f.bias", {48});
+}
+
+// What is made can be loaded, and tokens generated from it, whatever the family.
+TEST(MakeCheckpoint, EveryFamilyRuns) {
+  for (const char* name : {"gpt2-tiny", "gemma-tiny", "gemma2-tiny", "gemma3-tiny", "llama31-tiny", "mistral-tiny",
+                           "qwen2-tiny", "qwen3-tiny"}) {
+    const ScratchDir dir;
+    const std::string config = std::string(STET_ROOT "/tests/data/models/") + name + "/config.json";
+    const Result result = run(config + " --layers 2 -o " + dir / "m");
+    ASSERT_EQ(result.status, 0) << result.output;
+    const auto model = stet::Model::load(dir / "m", 1);
+    EXPECT_EQ(model->config().layers, 2) << name;
+    stet::Session session(model);
+    session.append(std::vector<int32_t>{2, 77, 31});
+    EXPECT_EQ(stet::generate(session, nullptr, {.max_tokens = 5, .ignore_eos = true}).ids.size(), 5u) << name;
+    for (const float logit : session.logits()) ASSERT_TRUE(std::isfinite(logit)) << name;
+  }
 }
 
 TEST(MakeCheckpoint, WeightsAreThisFunctionOfSeedNameAndIndex) {
