@@ -9,8 +9,6 @@
 namespace stet {
 namespace {
 
-constexpr int64_t kMaxSize = int64_t{1} << 20;  // of any dimension; the largest published is below 2^19
-
 Rope::Scaling scaling_of(const JsonReader& json, const std::string& type) {
   if (type == "default") return Rope::Scaling::none;
   if (type == "linear") return Rope::Scaling::linear;
@@ -45,7 +43,8 @@ Rope read_rope(const JsonReader& json, const std::string& layer_type, double def
   return rope;
 }
 
-std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_t window, int64_t pattern) {
+std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_t window,
+                                  const std::function<bool(int64_t)>& slides) {
   std::vector<int64_t> result;
   const std::vector<std::string> types = json.strings("layer_types");
   if (!types.empty() && static_cast<int64_t>(types.size()) != layers) {
@@ -53,7 +52,7 @@ std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_
   }
   for (int64_t i = 0; i < layers; ++i) {
     if (types.empty()) {
-      result.push_back((i + 1) % pattern == 0 ? 0 : window);
+      result.push_back(slides(i) ? window : 0);
       continue;
     }
     const std::string& type = types[static_cast<size_t>(i)];
@@ -72,37 +71,59 @@ std::vector<int32_t> read_ids(const JsonReader& json, const std::string& name, i
   return ids;
 }
 
-void require_activation(const JsonReader& json, const char* field, const char* expected) {
-  const std::string found = json.string_or(field, expected);
-  if (found != expected) throw Error(ErrorKind::unsupported, json.file(), json.path_of(field), expected, found);
+double read_optional(const JsonReader& json, const char* field, double absent, double min, double max) {
+  if (json.has(field)) return json.number(field, min, max);
+  return json.json().contains(field) ? 0 : absent;
 }
 
-ModelConfig read_common(const JsonReader& json, const char* family) {
-  // Gemma 3's multimodal configs leave out what equals the defaults of transformers' Gemma3TextConfig.
-  const bool gemma3 = std::string(family) == "gemma3";
-  const auto size = [&](const char* name, int64_t gemma3_default) {
-    return gemma3 ? json.integer_or(name, gemma3_default, 1, kMaxSize) : json.integer(name, 1, kMaxSize);
+int64_t read_sliding_window(const JsonReader& json) {
+  if (json.has("sliding_window")) return json.integer("sliding_window", 1, int64_t{1} << 32);
+  return json.json().contains("sliding_window") ? 0 : 4096;
+}
+
+void require_activation(const JsonReader& json, const char* field, const std::vector<std::string>& supported) {
+  const std::string found = json.string_or(field, supported[0]);
+  std::string expected;
+  for (const std::string& name : supported) {
+    if (found == name) return;
+    expected += (expected.empty() ? "" : " or ") + name;
+  }
+  throw Error(ErrorKind::unsupported, json.file(), json.path_of(field), expected, found);
+}
+
+void require_false(const JsonReader& json, std::initializer_list<const char*> fields) {
+  for (const char* field : fields) {
+    if (json.boolean_or(field, false)) throw Error(ErrorKind::unsupported, json.file(), json.path_of(field), "false", "true");
+  }
+}
+
+ModelConfig read_common(const JsonReader& json, const char* family, const Defaults& defaults) {
+  const auto size = [&](const char* name, int64_t fallback, int64_t max) {
+    return fallback > 0 ? json.integer_or(name, fallback, 1, max) : json.integer(name, 1, max);
   };
   ModelConfig c;
   c.family = family;
-  c.vocab_size = size("vocab_size", 262208);
-  c.hidden_size = size("hidden_size", 2304);
-  c.intermediate_size = size("intermediate_size", 9216);
-  c.layers = gemma3 ? json.integer_or("num_hidden_layers", 26, 1, 1024) : json.integer("num_hidden_layers", 1, 1024);
-  c.heads = gemma3 ? json.integer_or("num_attention_heads", 8, 1, 1024) : json.integer("num_attention_heads", 1, 1024);
-  c.kv_heads = json.integer_or("num_key_value_heads", gemma3 ? 4 : c.heads, 1, c.heads);
+  c.vocab_size = size("vocab_size", defaults.vocab_size, kMaxSize);
+  c.hidden_size = size("hidden_size", defaults.hidden_size, kMaxSize);
+  c.intermediate_size = size("intermediate_size", defaults.intermediate_size, kMaxSize);
+  c.layers = size("num_hidden_layers", defaults.layers, 1024);
+  c.heads = size("num_attention_heads", defaults.heads, 1024);
+  c.kv_heads = json.integer_or("num_key_value_heads", defaults.kv_heads > 0 ? defaults.kv_heads : c.heads, 1, c.heads);
   if (c.heads % c.kv_heads != 0) json.fail("num_key_value_heads", "a divisor of num_attention_heads " + std::to_string(c.heads));
-  if (!gemma3 && !json.has("head_dim") && c.hidden_size % c.heads != 0) {
+  const bool divided = defaults.head_dim == 0 && !json.has("head_dim");
+  if (divided && c.hidden_size % c.heads != 0) {
     json.fail("hidden_size", "a multiple of num_attention_heads " + std::to_string(c.heads));
   }
-  c.head_dim = json.integer_or("head_dim", gemma3 ? 256 : c.hidden_size / c.heads, 2, 1024);
+  c.head_dim = json.integer_or("head_dim", divided ? c.hidden_size / c.heads : defaults.head_dim, 2, 1024);
   if (c.head_dim % 2 != 0) json.fail("head_dim", "an even number");
-  c.max_positions = json.integer_or("max_position_embeddings", gemma3 ? 131072 : 2048, 1, int64_t{1} << 24);
+  c.max_positions = json.integer_or("max_position_embeddings", defaults.max_positions, 1, int64_t{1} << 24);
   c.norm_eps = json.number_or("rms_norm_eps", 1e-6, 0, 1);
-  c.attention_softcap = json.number_or("attn_logit_softcapping", 0, 0, 1e6);
-  c.logit_softcap = json.number_or("final_logit_softcapping", 0, 0, 1e6);
+  c.attention_scale = 1.0 / __builtin_sqrt(static_cast<double>(c.head_dim));
   c.attention_bias = json.boolean_or("attention_bias", false);
   c.mlp_bias = json.boolean_or("mlp_bias", false);
+  c.tied_head = json.boolean_or("tie_word_embeddings", defaults.tied_head);
+  c.window.assign(static_cast<size_t>(c.layers), 0);
+  c.rope_of.assign(static_cast<size_t>(c.layers), 0);
   c.eos_ids = read_ids(json, "eos_token_id", c.vocab_size);
   return c;
 }
@@ -156,6 +177,16 @@ ModelConfig ModelConfig::from_canonical(const std::string& text, const std::stri
   }
   if (!c.ropes.empty() && static_cast<int64_t>(c.rope_of.size()) != c.layers) json.fail("rope_of", "one entry per layer");
   return c;
+}
+
+int64_t checked_capacity(const ModelConfig& c, int64_t capacity) {
+  if (capacity == 0) return c.max_positions;
+  if (capacity < 1 || capacity > c.max_positions) {
+    const char* field = c.ropes.empty() ? "n_positions" : "max_position_embeddings";
+    throw Error(ErrorKind::argument, "", "ctx", "1 .. " + std::to_string(c.max_positions) + " (" + field + ")",
+                std::to_string(capacity));
+  }
+  return capacity;
 }
 
 ModelConfig parse_model_config(const std::string& text, const std::string& file) {

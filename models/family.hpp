@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <string>
@@ -30,8 +31,10 @@ class WeightLoader {
   Matrix head(int64_t vocab, int64_t hidden);
   // [n], widened to float32; `offset` is added to every element.
   Vector vector(const std::string& group, const std::string& name, int64_t n, float offset = 0);
-  // Several [n_i], one after the other; empty when `present` is false.
-  Vector biases(const std::string& group, bool present, const std::vector<Part>& parts);
+  // Layers NAME.weight [rows][columns] stacked into one, with their NAME.bias [rows] where `bias` says they have one.
+  Linear linear(const std::string& group, const std::vector<Part>& layers, int64_t columns, bool bias);
+  // One that is stored transposed, as GPT-2's Conv1D is: NAME.weight [columns][rows], NAME.bias [rows].
+  Linear transposed(const std::string& group, const Part& layer, int64_t columns);
 
   // Fills in what Model reports of its weights. Call once, after everything was loaded.
   void finish(Model& model) const;
@@ -62,20 +65,39 @@ struct Family {
   std::unique_ptr<Model> (*load)(ModelConfig config, WeightLoader& weights);
 };
 
-extern const Family gemma3_family;
-extern const Family llama_family;
+// `load` of a family whose class needs nothing but the config and the weights.
+template <class M>
+std::unique_ptr<Model> load_model(ModelConfig config, WeightLoader& weights) {
+  return std::make_unique<M>(std::move(config), weights);
+}
+
 // The family of a config.json; an unsupported Error names what was found.
 const Family& family_of(const JsonReader& json);
 
-// Fields that all families share, with the limits that keep absurd values out. Families fill in the rest.
-ModelConfig read_common(const JsonReader& json, const char* family);
+// Values that configs may leave out because transformers has them as the family's defaults. 0: must be given, or
+// for kv_heads as many as heads, for head_dim hidden_size / heads.
+struct Defaults {
+  int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t max_positions = 2048;
+  bool tied_head = false;
+};
+// Fields that the families after GPT-2 share, with the limits that keep absurd values out; every layer sees
+// everything, and scores are scaled by 1 / sqrt(head_dim). Families change that and fill in the rest.
+ModelConfig read_common(const JsonReader& json, const char* family, const Defaults& defaults = {});
+constexpr int64_t kMaxSize = int64_t{1} << 20;  // of any dimension; the largest published is below 2^19
 // config.json's rope_theta and rope_scaling, or the newer rope_parameters; `layer_type` names the entry of
 // rope_parameters where it has one per layer type.
 Rope read_rope(const JsonReader& json, const std::string& layer_type, double default_theta);
-// The windows of all layers: layer_types where given; otherwise every `pattern`-th layer sees everything.
-std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_t window, int64_t pattern);
+// The windows of all layers: `window` where layer_types says sliding, or where it is absent and slides(i) holds.
+std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_t window,
+                                  const std::function<bool(int64_t)>& slides);
+// A number that null switches off: 0 for null, `absent` where the field is missing.
+double read_optional(const JsonReader& json, const char* field, double absent, double min, double max);
+int64_t read_sliding_window(const JsonReader& json);  // sliding_window: 0 for null, 4096 where it is missing
 // A token id or a list of them, each below vocab_size.
 std::vector<int32_t> read_ids(const JsonReader& json, const std::string& name, int64_t vocab_size);
-void require_activation(const JsonReader& json, const char* field, const char* expected);
+// An unsupported Error unless the field is missing or one of `supported`.
+void require_activation(const JsonReader& json, const char* field, const std::vector<std::string>& supported);
+void require_false(const JsonReader& json, std::initializer_list<const char*> fields);
 
 }  // namespace stet

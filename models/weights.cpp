@@ -58,14 +58,27 @@ Vector WeightLoader::vector(const std::string& group, const std::string& name, i
   return result;
 }
 
-Vector WeightLoader::biases(const std::string& group, bool present, const std::vector<Part>& parts) {
-  Vector all;
-  for (const Part& part : parts) {
-    if (!present) break;
-    const Vector one = vector(group, part.name, part.rows);
-    all.insert(all.end(), one.begin(), one.end());
+Linear WeightLoader::linear(const std::string& group, const std::vector<Part>& layers, int64_t columns, bool bias) {
+  std::vector<Part> weights;
+  for (const Part& layer : layers) weights.push_back({layer.name + ".weight", layer.rows});
+  Linear result{matrix(group, weights, columns), {}};
+  for (const Part& layer : layers) {
+    if (!bias) break;
+    const Vector one = vector(group, layer.name + ".bias", layer.rows);
+    result.bias.insert(result.bias.end(), one.begin(), one.end());
   }
-  return all;
+  return result;
+}
+
+Linear WeightLoader::transposed(const std::string& group, const Part& layer, int64_t columns) {
+  const TensorView& view = checkpoint_.require(prefix_ + layer.name + ".weight", {columns, layer.rows});
+  Digest digest;
+  Linear result{Matrix::transposed(view, threads_, &digest), {}};
+  record(group, view, digest);
+  checkpoint_.drop(view);
+  bytes_ += result.weight.bytes();
+  result.bias = vector(group, layer.name + ".bias", layer.rows);
+  return result;
 }
 
 void WeightLoader::finish(Model& model) const {

@@ -33,10 +33,46 @@ WeightType weight_type(DType dtype) {
   return dtype == DType::bf16 ? WeightType::bf16 : dtype == DType::f16 ? WeightType::f16 : WeightType::f32;
 }
 
+// One block of `lanes` <= 16 outputs that stand side by side in each of the `columns` rows of a transposed tensor:
+// out[columns][16] of 32-bit elements, out[columns/2][16][2] of 16-bit ones.
+template <class Element>
+void pack_transposed(const std::byte* first, size_t row_bytes, size_t lanes, size_t columns, Element* out) {
+  constexpr size_t kGroup = sizeof(uint32_t) / sizeof(Element);  // consecutive inputs of one output
+  for (size_t k = 0; k < columns; ++k) {
+    const std::byte* from = first + k * row_bytes;
+    Element* to = out + k / kGroup * kGroup * kLanes + k % kGroup;
+    for (size_t lane = 0; lane < lanes; ++lane) std::memcpy(to + lane * kGroup, from + lane * sizeof(Element), sizeof(Element));
+  }
+}
+
+// XXH3-128 over the XXH3-128 of every 16 rows.
+Digest digest_of_rows(std::span<const std::byte> bytes, size_t row_bytes, int threads) {
+  const size_t slab_bytes = kLanes * row_bytes, slabs = (bytes.size() + slab_bytes - 1) / slab_bytes;
+  std::vector<Digest> hashes(slabs);
+  run_team(threads, [&](Team team) {
+    const Range mine = team.share(slabs);
+    for (size_t s = mine.begin; s < mine.end; ++s) {
+      const size_t begin = s * slab_bytes;
+      hashes[s] = digest_of(bytes.subspan(begin, std::min(slab_bytes, bytes.size() - begin)));
+    }
+  });
+  return digest_of(std::as_bytes(std::span(hashes)));
+}
+
+size_t rows_of(const std::vector<const TensorView*>& parts) {
+  size_t rows = 0;
+  for (const TensorView* part : parts) rows += static_cast<size_t>(part->shape.at(0));
+  return rows;
+}
+
 }  // namespace
 
+Matrix::Matrix(WeightType type, size_t rows, size_t columns) : rows_(rows), columns_(columns), type_(type) {
+  memory_ = Memory(bytes());
+}
+
 Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads, std::vector<Digest>* digests)
-    : columns_(columns), type_(weight_type(parts.at(0)->dtype)) {
+    : Matrix(weight_type(parts.at(0)->dtype), rows_of(parts), columns) {
   const size_t row_bytes = columns * element_size();
   std::vector<const std::byte*> source;  // one per row
   for (const TensorView* part : parts) {
@@ -44,9 +80,7 @@ Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int 
       source.push_back(part->bytes.data() + offset);
     }
   }
-  rows_ = source.size();
   source.resize(blocks() * kLanes, nullptr);
-  memory_ = Memory(bytes());
   const size_t words = row_bytes / 4;
   run_team(threads, [&](Team team) {
     const Range mine = team.share(blocks());
@@ -57,19 +91,27 @@ Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int 
       if (row_bytes % 4 != 0) last_half_word(rows, columns, out);
     }
   });
-  for (const TensorView* part : parts) {
-    const size_t slab_bytes = kLanes * row_bytes;
-    const size_t slabs = (part->bytes.size() + slab_bytes - 1) / slab_bytes;
-    std::vector<Digest> hashes(slabs);
-    run_team(threads, [&](Team team) {
-      const Range mine = team.share(slabs);
-      for (size_t s = mine.begin; s < mine.end; ++s) {
-        const size_t begin = s * slab_bytes;
-        hashes[s] = digest_of({part->bytes.data() + begin, std::min(slab_bytes, part->bytes.size() - begin)});
+  for (const TensorView* part : parts) digests->push_back(digest_of_rows(part->bytes, row_bytes, threads));
+}
+
+Matrix Matrix::transposed(const TensorView& tensor, int threads, Digest* digest) {
+  Matrix m(weight_type(tensor.dtype), static_cast<size_t>(tensor.shape.at(1)), static_cast<size_t>(tensor.shape.at(0)));
+  const size_t row_bytes = m.rows_ * m.element_size();
+  run_team(threads, [&](Team team) {
+    const Range mine = team.share(m.blocks());
+    for (size_t b = mine.begin; b < mine.end; ++b) {
+      const std::byte* first = tensor.bytes.data() + b * kLanes * m.element_size();
+      const size_t lanes = std::min(size_t{kLanes}, m.rows_ - b * kLanes);
+      std::byte* out = m.memory_.data() + b * m.block_bytes();
+      if (m.type_ == WeightType::f32) {
+        pack_transposed(first, row_bytes, lanes, m.columns_, reinterpret_cast<uint32_t*>(out));
+      } else {
+        pack_transposed(first, row_bytes, lanes, m.columns_, reinterpret_cast<uint16_t*>(out));
       }
-    });
-    digests->push_back(digest_of(std::as_bytes(std::span(hashes))));
-  }
+    }
+  });
+  *digest = digest_of_rows(tensor.bytes, row_bytes, threads);
+  return m;
 }
 
 void Matrix::gather(size_t row, float* out) const {

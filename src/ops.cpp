@@ -28,6 +28,12 @@ void embed(Team t, const Pass& p, const Matrix& table, float scale, Rows x) {
   });
 }
 
+void embed_positions(Team t, const Pass& p, const Matrix& table, Rows x) {
+  for (const Span& span : p.spans) {
+    each_row(t, span.count, [&](size_t i) { table.gather(static_cast<size_t>(span.first) + i, x.row(span.row + i)); });
+  }
+}
+
 void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   if (x.count == 1) {
     const Range mine = t.share(w.blocks());
@@ -41,9 +47,21 @@ void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   }
 }
 
+void linear(Team t, const Pass& p, const Linear& layer, Rows x, Rows y) {
+  linear(t, p, layer.weight, x, y);
+  if (layer.bias.empty()) return;
+  each_row(t, y.count, [&](size_t r) { p.kernels->add(y.row(r), layer.bias.data(), layer.bias.size()); });
+}
+
 void rms_norm(Team t, const Pass& p, const Vector& weight, double eps, Rows x, Rows y) {
   each_row(t, x.count, [&](size_t r) {
     p.kernels->rms_norm(x.row(r), weight.data(), static_cast<float>(eps), y.row(r), x.width);
+  });
+}
+
+void layer_norm(Team t, const Pass& p, const Vector& weight, const Vector& bias, double eps, Rows x, Rows y) {
+  each_row(t, x.count, [&](size_t r) {
+    p.kernels->layer_norm(x.row(r), weight.data(), bias.data(), static_cast<float>(eps), y.row(r), x.width);
   });
 }
 
@@ -59,31 +77,35 @@ void add(Team t, const Pass& p, Rows y, Rows x) {
   each_row(t, x.count, [&](size_t r) { p.kernels->add(y.row(r), x.row(r), x.width); });
 }
 
-void add_bias(Team t, const Pass& p, Rows y, const Vector& b) {
-  if (b.empty()) return;
-  each_row(t, y.count, [&](size_t r) { p.kernels->add(y.row(r), b.data(), y.width); });
-}
-
 namespace {
 
-using Gate = void (*)(const float* gate, const float* up, float* y, size_t n);
-
-// A single row is split by columns, at multiples of a cache line.
-void gated(Team t, Gate kernel, Rows gate, Rows up, Rows y) {
+// f(r, begin, n) for columns [begin, begin + n) of row r. A single row is split, at multiples of a cache line.
+template <class F>
+void each_part(Team t, Rows y, F f) {
   const size_t parts = y.count == 1 ? static_cast<size_t>(t.size) : 1;
   const size_t step = round_up((y.width + parts - 1) / parts, kLanes);
   each_row(t, y.count * parts, [&](size_t i) {
-    const size_t r = i / parts, begin = std::min(i % parts * step, y.width);
-    const size_t n = std::min(step, y.width - begin);
-    kernel(gate.row(r) + begin, up.row(r) + begin, y.row(r) + begin, n);
+    const size_t begin = std::min(i % parts * step, y.width);
+    f(i / parts, begin, std::min(step, y.width - begin));
   });
 }
 
 }  // namespace
 
-void silu_mul(Team t, const Pass& p, Rows gate, Rows up, Rows y) { gated(t, p.kernels->silu_mul, gate, up, y); }
+void silu_mul(Team t, const Pass& p, Rows gate, Rows up, Rows y) {
+  each_part(t, y, [&](size_t r, size_t begin, size_t n) {
+    p.kernels->silu_mul(gate.row(r) + begin, up.row(r) + begin, y.row(r) + begin, n);
+  });
+}
 void gelu_tanh_mul(Team t, const Pass& p, Rows gate, Rows up, Rows y) {
-  gated(t, p.kernels->gelu_tanh_mul, gate, up, y);
+  each_part(t, y, [&](size_t r, size_t begin, size_t n) {
+    p.kernels->gelu_tanh_mul(gate.row(r) + begin, up.row(r) + begin, y.row(r) + begin, n);
+  });
+}
+void gelu_tanh(Team t, const Pass& p, Rows x, Rows y) {
+  each_part(t, y, [&](size_t r, size_t begin, size_t n) {
+    p.kernels->gelu_tanh(x.row(r) + begin, y.row(r) + begin, n);
+  });
 }
 
 void rope_tables(Team t, const Pass& p, std::span<const Vector> inverse_frequencies) {

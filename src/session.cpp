@@ -32,15 +32,6 @@ void check(const ComputeOptions& compute) {
 
 KvShape kv_shape(const ModelConfig& c, KvType type) { return {c.layers, c.kv_heads, c.head_dim, type}; }
 
-int64_t checked_capacity(const ModelConfig& c, int64_t capacity) {
-  if (capacity == 0) return c.max_positions;
-  if (capacity < 1 || capacity > c.max_positions) {
-    throw Error(ErrorKind::argument, "", "ctx", "1 .. " + std::to_string(c.max_positions) + " (max_position_embeddings)",
-                std::to_string(capacity));
-  }
-  return capacity;
-}
-
 void check_ids(std::span<const int32_t> ids, int64_t vocab) {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] >= 0 && ids[i] < vocab) continue;

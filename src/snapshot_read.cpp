@@ -386,10 +386,7 @@ Session Snapshot::restore(std::shared_ptr<const Model> model, const std::string&
   RestoreReport& r = report != nullptr ? *report : ignored;
   SessionOptions o = options;
   if (o.capacity == 0) o.capacity = std::min(meta_.capacity, model->config().max_positions);
-  if (o.capacity > model->config().max_positions) {
-    throw Error(ErrorKind::argument, "", "ctx", "1 .. " + std::to_string(model->config().max_positions) + " (max_position_embeddings)",
-                std::to_string(o.capacity));
-  }
+  checked_capacity(model->config(), o.capacity);
   if (!how.replay) o.kv_type = meta_.kv.type;
   if (!how.replay) {
     check_compatible(*model, tokenizer, o);

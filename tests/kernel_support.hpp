@@ -182,6 +182,19 @@ inline std::vector<float> plain_rms_norm(const std::vector<float>& x, const std:
   return y;
 }
 
+inline std::vector<float> plain_layer_norm(const std::vector<float>& x, const std::vector<float>& w,
+                                           const std::vector<float>& b, float eps) {
+  const float n = static_cast<float>(x.size());
+  float sums[16] = {}, squares[16] = {};
+  for (size_t i = 0; i < x.size(); ++i) sums[i % 16] = x[i] + sums[i % 16];
+  const float mean = plain_tree(sums) / n;
+  for (size_t i = 0; i < x.size(); ++i) squares[i % 16] = std::fma(x[i] - mean, x[i] - mean, squares[i % 16]);
+  const float inverse = 1.0f / std::sqrt(plain_tree(squares) / n + eps);
+  std::vector<float> y(x.size());
+  for (size_t i = 0; i < x.size(); ++i) y[i] = (x[i] - mean) * inverse * w[i] + b[i];
+  return y;
+}
+
 // exp and tanh of the contract, one number at a time.
 inline float contract_exp(float x) {
   float y;

@@ -117,8 +117,9 @@ inline void PrintTo(const Subject& s, std::ostream* out) { *out << s.name; }
 
 inline std::vector<Subject> subjects() {
   std::vector<Subject> all;
-  for (const char* name : {"gemma3-tiny", "gemma3-tiny-bf16", "gemma3-vision-tiny", "llama31-tiny",
-                           "llama32-tiny-bf16", "llama2-tiny-f16"}) {
+  for (const char* name : {"gemma3-tiny", "gemma3-tiny-bf16", "gemma3-vision-tiny", "llama31-tiny", "llama32-tiny-bf16",
+                           "llama2-tiny-f16", "gpt2-tiny", "gemma-tiny", "gemma2-tiny", "mistral-tiny", "qwen2-tiny",
+                           "qwen3-tiny"}) {
     all.push_back({name, data_path(std::string("models/") + name)});
   }
   for (const char* name : {"pocket-gemma3", "pocket-llama3"}) all.push_back({name, asset_path(name)});

@@ -16,7 +16,7 @@ using Json = nlohmann::json;
 // A copy of a small checkpoint, to be damaged. In expected texts "@" stands for its directory.
 class BadCheckpoint : public testing::Test {
  protected:
-  explicit BadCheckpoint(const std::string& name = "llama31-tiny") {
+  explicit BadCheckpoint(const std::string& name = "llama31-tiny") : source_(name) {
     for (const char* file : {"config.json", "model.safetensors"}) {
       fs::copy_file(data_path("models/" + name + "/" + file), path(file));
       fs::permissions(path(file), fs::perms::owner_write, fs::perm_options::add);
@@ -26,12 +26,11 @@ class BadCheckpoint : public testing::Test {
   std::string path(const std::string& file) const { return directory_.path() + "/" + file; }
   void write(const std::string& file, const std::string& text) const { std::ofstream(path(file)) << text; }
   void config(const std::function<void(Json&)>& change) const {
-    std::ifstream in(data_path("models/" + source() + "/config.json"));
+    std::ifstream in(data_path("models/" + source_ + "/config.json"));
     Json json = Json::parse(in);
     change(json);
     write("config.json", json.dump());
   }
-  virtual std::string source() const { return "llama31-tiny"; }
 
   // Writes model.safetensors anew, each tensor as `change` leaves it; one that it names "" is left out.
   struct Tensor {
@@ -39,7 +38,7 @@ class BadCheckpoint : public testing::Test {
     std::vector<std::byte> bytes;
   };
   void tensors(const std::function<void(Tensor&)>& change) const {
-    const Golden original(data_path("models/" + source() + "/model.safetensors"));
+    const Golden original(data_path("models/" + source_ + "/model.safetensors"));
     std::vector<Tensor> all;
     for (const TensorView& view : original.all()) {
       Tensor t{{view.name, view.dtype, view.shape}, {view.bytes.begin(), view.bytes.end()}};
@@ -68,13 +67,18 @@ class BadCheckpoint : public testing::Test {
     return config_error(ErrorKind::format, [&](Json& j) { j[field] = value; });
   }
 
+  std::string source_;
   TemporaryDirectory directory_;
 };
 
 class BadGemma : public BadCheckpoint {
  protected:
   BadGemma() : BadCheckpoint("gemma3-tiny") {}
-  std::string source() const override { return "gemma3-tiny"; }
+};
+
+class BadGpt2 : public BadCheckpoint {
+ protected:
+  BadGpt2() : BadCheckpoint("gpt2-tiny") {}
 };
 
 TEST_F(BadCheckpoint, TheCopyItselfLoads) {
@@ -149,15 +153,15 @@ TEST_F(BadCheckpoint, NotANumber) {
 }
 
 TEST_F(BadCheckpoint, UnknownArchitecture) {
+  const std::string known =
+      "GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, GPT2LMHeadModel, "
+      "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM";
   EXPECT_EQ(config_error(ErrorKind::unsupported, [](Json& j) { j["architectures"] = {"BertModel"}; }),
-            "@/config.json: architectures: expected one of Gemma3ForCausalLM, Gemma3ForConditionalGeneration, "
-            "LlamaForCausalLM, found BertModel");
+            "@/config.json: architectures: expected one of " + known + ", found BertModel");
   EXPECT_EQ(config_error(ErrorKind::unsupported, [](Json& j) { j.erase("architectures"); j["model_type"] = "bert"; }),
-            "@/config.json: model_type: expected one of Gemma3ForCausalLM, Gemma3ForConditionalGeneration, "
-            "LlamaForCausalLM, found bert");
+            "@/config.json: model_type: expected one of " + known + ", found bert");
   EXPECT_EQ(config_error(ErrorKind::unsupported, [](Json& j) { j.erase("architectures"); j.erase("model_type"); }),
-            "@/config.json: model_type: expected one of Gemma3ForCausalLM, Gemma3ForConditionalGeneration, "
-            "LlamaForCausalLM, found nothing");
+            "@/config.json: model_type: expected one of " + known + ", found nothing");
 }
 
 TEST_F(BadCheckpoint, AbsurdSizes) {
@@ -287,7 +291,7 @@ TEST_F(BadCheckpoint, WrongShape) {
 // More layers than there are tensors for: found at the first that is missing.
 TEST_F(BadCheckpoint, ConfigWithMoreLayersThanTheWeights) {
   EXPECT_EQ(field_error("num_hidden_layers", 1024),
-            "@/model.safetensors: model.layers.4.input_layernorm.weight: expected F32, BF16 or F16 [64], found nothing");
+            "@/model.safetensors: model.layers.4.self_attn.q_proj.weight: expected F32, BF16 or F16 [64, 64], found nothing");
 }
 
 TEST_F(BadCheckpoint, WrongDtype) {
@@ -309,6 +313,84 @@ TEST_F(BadCheckpoint, MixedDtypesInOneMatrix) {
   EXPECT_EQ(error(ErrorKind::unsupported),
             "@/model.safetensors: model.layers.1.self_attn.v_proj.weight: expected dtype F32 like "
             "model.layers.1.self_attn.q_proj.weight, found BF16");
+}
+
+// ---- families ----
+
+// A field of the config and a tensor of each family: what is refused, and how.
+struct FamilyCase {
+  std::string name, field;
+  Json value;
+  std::string config_error;
+  std::string tensor, shape, swapped;  // left out, then with its dimensions swapped, or doubled where it has one
+};
+void PrintTo(const FamilyCase& c, std::ostream* out) { *out << c.name << " " << c.field; }
+
+class BadFamily : public BadCheckpoint, public testing::WithParamInterface<FamilyCase> {
+ protected:
+  BadFamily() : BadCheckpoint(GetParam().name) {}
+};
+
+TEST_P(BadFamily, ConfigAndTensorsAreChecked) {
+  const FamilyCase& c = GetParam();
+  EXPECT_EQ(config_error(ErrorKind::unsupported, [&](Json& j) { j[c.field] = c.value; }),
+            "@/config.json: " + c.field + ": expected " + c.config_error);
+  config([](Json&) {});
+  tensors([&](Tensor& t) {
+    if (t.spec.name == c.tensor) t.spec.name.clear();
+  });
+  const std::string expected = "@/model.safetensors: " + c.tensor + ": expected F32, BF16 or F16 " + c.shape + ", found ";
+  EXPECT_EQ(error(ErrorKind::format), expected + "nothing");
+  std::string dtype;
+  tensors([&](Tensor& t) {
+    if (t.spec.name != c.tensor) return;
+    dtype = dtype_name(t.spec.dtype);
+    if (t.spec.shape.size() == 1) {
+      t.spec.shape[0] *= 2;
+      t.bytes.resize(t.bytes.size() * 2);
+    } else {
+      std::swap(t.spec.shape[0], t.spec.shape[1]);
+    }
+  });
+  EXPECT_EQ(error(ErrorKind::mismatch), expected + dtype + " " + c.swapped);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Families, BadFamily,
+    testing::Values(
+        FamilyCase{"gpt2-tiny", "activation_function", "relu", "gelu_new or gelu_pytorch_tanh, found relu",
+                   "h.1.attn.c_attn.weight", "[64, 192]", "[192, 64]"},
+        FamilyCase{"gpt2-tiny", "scale_attn_by_inverse_layer_idx", true, "false, found true", "wpe.weight", "[128, 64]", "[64, 128]"},
+        FamilyCase{"gpt2-tiny", "reorder_and_upcast_attn", true, "false, found true", "h.2.mlp.c_proj.bias", "[64]", "[128]"},
+        FamilyCase{"gpt2-tiny", "add_cross_attention", true, "false, found true", "ln_f.bias", "[64]", "[128]"},
+        FamilyCase{"gemma-tiny", "hidden_activation", "gelu", "gelu_pytorch_tanh, found gelu",
+                   "model.layers.1.mlp.down_proj.weight", "[64, 160]", "[160, 64]"},
+        FamilyCase{"gemma-tiny", "hidden_act", "relu", "gelu_pytorch_tanh or gelu, found relu",
+                   "model.layers.2.post_attention_layernorm.weight", "[64]", "[128]"},
+        FamilyCase{"gemma2-tiny", "hidden_activation", "relu", "gelu_pytorch_tanh, found relu",
+                   "model.layers.3.pre_feedforward_layernorm.weight", "[64]", "[128]"},
+        FamilyCase{"gemma2-tiny", "attention_bias", true, "false, found true",
+                   "model.layers.0.self_attn.v_proj.weight", "[32, 64]", "[64, 32]"},
+        FamilyCase{"mistral-tiny", "hidden_act", "gelu", "silu, found gelu", "lm_head.weight", "[320, 64]", "[64, 320]"},
+        FamilyCase{"qwen2-tiny", "hidden_act", "gelu", "silu, found gelu", "model.layers.1.self_attn.k_proj.bias", "[32]", "[64]"},
+        FamilyCase{"qwen3-tiny", "hidden_act", "gelu", "silu, found gelu", "model.layers.0.self_attn.q_norm.weight", "[24]", "[48]"}),
+    [](const auto& info) { return fmt::format("{}", info.index); });
+
+TEST_F(BadGpt2, Sizes) {
+  EXPECT_EQ(field_error("n_head", 5), "@/config.json: n_embd: expected an even multiple of n_head 5, found 64");
+  EXPECT_EQ(field_error("n_head", 64), "@/config.json: n_embd: expected an even multiple of n_head 64, found 64");
+  EXPECT_EQ(field_error("n_positions", 0), "@/config.json: n_positions: expected an integer in 1..1048576, found 0");
+  EXPECT_EQ(field_error("n_inner", -1), "@/config.json: n_inner: expected an integer in 1..4194304, found -1");
+  EXPECT_EQ(field_error("n_layer", nullptr), "@/config.json: n_layer: expected an integer in 1..1024, found nothing");
+  EXPECT_EQ(field_error("eos_token_id", 320), "@/config.json: eos_token_id: expected an integer in 0..319, found 320");
+  EXPECT_EQ(field_error("layer_norm_epsilon", -1), "@/config.json: layer_norm_epsilon: expected a number in 0.0..1.0, found -1");
+}
+
+TEST_F(BadGpt2, NoEmbeddings) {
+  tensors([](Tensor& t) {
+    if (t.spec.name == "wte.weight") t.spec.name.clear();
+  });
+  EXPECT_EQ(error(ErrorKind::format), "@/model.safetensors: transformer.wte.weight: expected a tensor of that name, found none");
 }
 
 }  // namespace

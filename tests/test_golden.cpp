@@ -111,7 +111,8 @@ TEST_P(GoldenModel, NewerConfigIsTheSameModel) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenModel,
                          testing::Values("gemma3-tiny", "gemma3-tiny-bf16", "gemma3-vision-tiny", "llama31-tiny",
-                                         "llama32-tiny-bf16", "llama2-tiny-f16"),
+                                         "llama32-tiny-bf16", "llama2-tiny-f16", "gpt2-tiny", "gemma2-tiny", "mistral-tiny",
+                                         "qwen3-tiny"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

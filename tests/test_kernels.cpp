@@ -52,10 +52,12 @@ TEST(Isa, TablesShareNoFunction) {
       EXPECT_NE(a.merge, b.merge);
       EXPECT_NE(a.divide, b.divide);
       EXPECT_NE(a.rms_norm, b.rms_norm);
+      EXPECT_NE(a.layer_norm, b.layer_norm);
       EXPECT_NE(a.add, b.add);
       EXPECT_NE(a.scale, b.scale);
       EXPECT_NE(a.silu_mul, b.silu_mul);
       EXPECT_NE(a.gelu_tanh_mul, b.gelu_tanh_mul);
+      EXPECT_NE(a.gelu_tanh, b.gelu_tanh);
       EXPECT_NE(a.rope, b.rope);
       EXPECT_NE(a.exp, b.exp);
       EXPECT_NE(a.tanh, b.tanh);
@@ -327,11 +329,14 @@ TEST_P(EachIsa, ExpAndTanhDoNotDependOnTheLane) {
 TEST_P(EachIsa, GatesAreTheirFormulas) {
   check_elementwise([&](const float* a, const float* b, float* y, size_t n) { k.silu_mul(a, b, y, n); },
                     [](float g, float u) { return g / (1.0f + contract_exp(0.0f - g)) * u; });
+  const auto gelu = [](float g) {
+    const float inner = 0.7978845608028654f * std::fma(0.044715f, g * g * g, g);
+    return 0.5f * g * (1.0f + contract_tanh(inner));
+  };
   check_elementwise([&](const float* a, const float* b, float* y, size_t n) { k.gelu_tanh_mul(a, b, y, n); },
-                    [](float g, float u) {
-                      const float inner = 0.7978845608028654f * std::fma(0.044715f, g * g * g, g);
-                      return 0.5f * g * (1.0f + contract_tanh(inner)) * u;
-                    });
+                    [&](float g, float u) { return gelu(g) * u; });
+  check_elementwise([&](const float* a, const float*, float* y, size_t n) { k.gelu_tanh(a, y, n); },
+                    [&](float g, float) { return gelu(g); });
 }
 
 TEST_P(EachIsa, Rope) {
@@ -373,6 +378,52 @@ TEST_P(EachIsa, RmsNormSumOrder) {
   const Fenced<float> in(x), w(std::vector<float>(32, 1.0f)), y(32);
   k.rms_norm(in.data(), w.data(), 0.0f, y.data(), 32);
   EXPECT_EQ(bits_of(y[1]), bits_of(1.0f / std::sqrt(sum / 32)));
+}
+
+TEST_P(EachIsa, LayerNormHasSixteenLanesAndATree) {
+  for (size_t n : kLengths) {
+    for (Fill fill : {Fill::real, Fill::wide, Fill::special}) {
+      const std::vector<float> values = numbers(n, n, fill), weights = numbers(n, n + 1), biases = numbers(n, n + 2);
+      const Fenced<float> x(values), w(weights), b(biases), y(n);
+      k.layer_norm(x.data(), w.data(), b.data(), 1e-5f, y.data(), n);
+      ASSERT_TRUE(equal_bits(y.span(), plain_layer_norm(values, weights, biases, 1e-5f))) << n;
+      k.layer_norm(x.data(), w.data(), b.data(), 1e-5f, x.data(), n);
+      ASSERT_TRUE(equal_bits(x.span(), y.span())) << "in place, n = " << n;
+      ASSERT_TRUE(y.untouched() && x.untouched() && w.untouched() && b.untouched());
+    }
+  }
+}
+
+// The mean, by values that any other grouping would sum differently: 2^24 takes no 1. Beside so large an eps the
+// variance does not count, and 1 / sqrt(eps) is a power of two.
+TEST_P(EachIsa, LayerNormSumOrder) {
+  std::vector<float> x(32, 1.0f);
+  x[0] = x[8] = 0x1p24f;  // as in RmsNormSumOrder: 2^25, where the 1s of the other lanes count from 4 up
+  const float mean = (0x1p25f + 28.0f) / 32;
+  const Fenced<float> in(x), w(std::vector<float>(32, 1.0f)), b(std::vector<float>(32, 0.0f)), y(32);
+  k.layer_norm(in.data(), w.data(), b.data(), 0x1p100f, y.data(), 32);
+  for (size_t i = 0; i < 32; ++i) EXPECT_EQ(bits_of(y[i]), bits_of((x[i] - mean) * 0x1p-50f)) << i;
+}
+
+// Against float64. With `steps` additions in a row, the mean and with it each difference is off by gamma(steps) times
+// the largest |x|; the deviation relatively by as much again.
+TEST_P(EachIsa, LayerNormIsWithinTheDerivedBound) {
+  for (size_t n : {16, 17, 768, 1600}) {
+    std::vector<float> x = numbers(n, n);
+    for (float& value : x) value += 0.25f;
+    const Fenced<float> in(x), w(numbers(n, 1)), b(numbers(n, 2)), y(n);
+    k.layer_norm(in.data(), w.data(), b.data(), 1e-5f, y.data(), n);
+    double mean = 0, variance = 0;
+    for (float value : x) mean += value / static_cast<double>(n);
+    for (float value : x) variance += (value - mean) * (value - mean) / static_cast<double>(n);
+    const double deviation = std::sqrt(variance + static_cast<double>(1e-5f)), steps = static_cast<double>(n) / 16 + 8;
+    for (size_t i = 0; i < n; ++i) {
+      const double exact = (x[i] - mean) / deviation * w[i] + b[i];
+      const double relative = gamma(2 * steps) * 1.25 / deviation;  // |x| <= 1.25, |w| and |b| <= 1
+      const double bound = relative * (1 + 2 * std::fabs(x[i] - mean) / deviation) + gamma(8) * (std::fabs(exact) + 1);
+      ASSERT_LE(std::fabs(y[i] - exact), bound) << "n " << n << ", element " << i;
+    }
+  }
 }
 
 // All 65536 patterns at every position in a vector; NaNs become quiet ones with their payload.

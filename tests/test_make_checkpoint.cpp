@@ -8,6 +8,7 @@
 #include <string>
 
 #include "scratch.hpp"
+#include "stet/generate.hpp"
 #include "stet/safetensors.hpp"
 
 namespace {
@@ -85,16 +86,21 @@ std::vector<float> values_of(const Checkpoint& checkpoint, const std::string& na
 
 TEST(MakeCheckpoint, NamedShapesHaveThePublishedSizes) {
   const std::pair<const char*, const char*> expected[] = {
+      {"gemma2-2b", "2614341888 weights in 288 tensors, 5228683776 bytes of BF16, 2 files"},
       {"gemma3-270m", "268098176 weights in 236 tensors, 536196352 bytes of BF16, 1 file"},
       {"gemma3-1b", "999885952 weights in 340 tensors, 1999771904 bytes of BF16, 1 file"},
       {"gemma3-4b", "3880263168 weights in 444 tensors, 7760526336 bytes of BF16, 2 files"},
       {"gemma3-12b", "11766034176 weights in 626 tensors, 23532068352 bytes of BF16, 5 files"},
       {"gemma3-27b", "27009346304 weights in 808 tensors, 54018692608 bytes of BF16, 11 files"},
+      {"gpt2", "124439808 weights in 148 tensors, 497759232 bytes of F32, 1 file"},
       {"llama2-7b", "6738415616 weights in 291 tensors, 13476831232 bytes of F16, 3 files"},
       {"llama3.1-8b", "8030261248 weights in 291 tensors, 16060522496 bytes of BF16, 4 files"},
       {"llama3.2-1b", "1235814400 weights in 146 tensors, 2471628800 bytes of BF16, 1 file"},
       {"llama3.2-3b", "3212749824 weights in 254 tensors, 6425499648 bytes of BF16, 2 files"},
       {"llama3.3-70b", "70553706496 weights in 723 tensors, 141107412992 bytes of BF16, 30 files"},
+      {"mistral-7b", "7241732096 weights in 291 tensors, 14483464192 bytes of BF16, 3 files"},
+      {"qwen2.5-0.5b", "494032768 weights in 290 tensors, 988065536 bytes of BF16, 1 file"},
+      {"qwen3-0.6b", "596049920 weights in 310 tensors, 1192099840 bytes of BF16, 1 file"},
   };
   const std::string help = run("--help").output;
   for (const auto& [name, size] : expected) {
@@ -148,6 +154,36 @@ TEST(MakeCheckpoint, WritesTheTensorsOfOtherLayouts) {
   nested.require("language_model.model.layers.0.self_attn.q_proj.weight", {8 * 256, 64});
   nested.require("language_model.model.layers.0.self_attn.k_proj.weight", {4 * 256, 64});
   EXPECT_EQ(nested.find("language_model.lm_head.weight"), nullptr);
+}
+
+TEST(MakeCheckpoint, WritesTheTensorsOfGpt2) {
+  const ScratchDir dir;
+  const Checkpoint gpt2 = Checkpoint::open(make(dir, R"({"model_type":"gpt2","n_embd":48,"n_layer":2,"n_head":4,
+      "n_positions":32,"vocab_size":50,"n_inner":null})",
+                                                "gpt2"));
+  EXPECT_EQ(gpt2.names().size(), 2u + 2 * 12 + 2);
+  gpt2.require("wpe.weight", {32, 48});
+  gpt2.require("h.1.attn.c_attn.weight", {48, 144});
+  gpt2.require("h.1.attn.c_attn.bias", {144});
+  gpt2.require("h.1.mlp.c_proj.weight", {192, 48});
+  gpt2.require("ln_f.bias", {48});
+}
+
+// What is made can be loaded, and tokens generated from it, whatever the family.
+TEST(MakeCheckpoint, EveryFamilyRuns) {
+  for (const char* name : {"gpt2-tiny", "gemma-tiny", "gemma2-tiny", "gemma3-tiny", "llama31-tiny", "mistral-tiny",
+                           "qwen2-tiny", "qwen3-tiny"}) {
+    const ScratchDir dir;
+    const std::string config = std::string(STET_ROOT "/tests/data/models/") + name + "/config.json";
+    const Result result = run(config + " --layers 2 -o " + dir / "m");
+    ASSERT_EQ(result.status, 0) << result.output;
+    const auto model = stet::Model::load(dir / "m", 1);
+    EXPECT_EQ(model->config().layers, 2) << name;
+    stet::Session session(model);
+    session.append(std::vector<int32_t>{2, 77, 31});
+    EXPECT_EQ(stet::generate(session, nullptr, {.max_tokens = 5, .ignore_eos = true}).ids.size(), 5u) << name;
+    for (const float logit : session.logits()) ASSERT_TRUE(std::isfinite(logit)) << name;
+  }
 }
 
 TEST(MakeCheckpoint, WeightsAreThisFunctionOfSeedNameAndIndex) {
@@ -293,9 +329,9 @@ TEST(MakeCheckpoint, FailuresAreOneLineAndLeaveNothing) {
   };
   const std::string config = dir / "config.json", out = " -o " + dir / "m";
   expect("gemma9-1b" + out, 2,
-         "SHAPE: expected gemma3-270m, gemma3-1b, gemma3-4b, gemma3-12b, gemma3-27b, llama2-7b, "
-         "llama3.1-8b, "
-         "llama3.2-1b, llama3.2-3b, llama3.3-70b or the path of a config.json, found gemma9-1b");
+         "SHAPE: expected gemma2-2b, gemma3-270m, gemma3-1b, gemma3-4b, gemma3-12b, gemma3-27b, gpt2, llama2-7b, "
+         "llama3.1-8b, llama3.2-1b, llama3.2-3b, llama3.3-70b, mistral-7b, qwen2.5-0.5b, qwen3-0.6b or the path of "
+         "a config.json, found gemma9-1b");
   expect(dir / "none.json" + out, 1,
          dir / "none.json" + ": expected a readable file, found No such file or directory");
   write_file(config, "{\"model_type\":");
@@ -304,8 +340,8 @@ TEST(MakeCheckpoint, FailuresAreOneLineAndLeaveNothing) {
   write_file(config, "{\"model_type\":\"mamba\"}");
   expect(config + out, 1,
          config +
-             ": model_type: expected one of gemma2, gemma3, gemma3_text, llama, mistral, qwen3, "
-             "found mamba");
+             ": model_type: expected one of gemma, gemma2, gemma3, gemma3_text, gpt2, llama, mistral, qwen2, "
+             "qwen3, found mamba");
   write_file(config,
              "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":80,\"num_hidden_"
              "layers\":1099511627776}");

@@ -116,6 +116,37 @@ TEST(Packing, DoesNotDependOnThreads) {
   }
 }
 
+// A tensor stored as [columns][rows] packs to the bytes of its transpose; its digest is that of the bytes as they stand.
+TEST(Packing, TransposedTensors) {
+  const std::pair<size_t, size_t> shapes[] = {{1, 1}, {1, 5}, {16, 2}, {17, 3}, {48, 16}, {75, 130}};
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const auto& [rows, columns] : shapes) {
+      const size_t size = dtype_size(dtype);
+      Stream s(rows + columns);
+      std::vector<uint8_t> straight(rows * columns * size), turned(straight.size());
+      for (uint8_t& byte : straight) byte = static_cast<uint8_t>(s.next());
+      for (size_t n = 0; n < rows; ++n) {
+        for (size_t k = 0; k < columns; ++k) {
+          std::memcpy(turned.data() + (k * rows + n) * size, straight.data() + (n * columns + k) * size, size);
+        }
+      }
+      const Tensor plain(dtype, rows, columns, straight.data()), stored(dtype, columns, rows, turned.data());
+      std::vector<Digest> ignored, as_it_stands;
+      const Matrix expected({&plain.view}, columns, 1, &ignored), same_bytes({&stored.view}, rows, 1, &as_it_stands);
+      for (int threads : {1, 3}) {
+        Digest digest;
+        const Matrix m = Matrix::transposed(stored.view, threads, &digest);
+        EXPECT_EQ(m.rows(), rows);
+        EXPECT_EQ(m.columns(), columns);
+        EXPECT_EQ(m.type(), expected.type());
+        ASSERT_EQ(m.bytes(), expected.bytes());
+        EXPECT_EQ(std::memcmp(packed_bytes(m), packed_bytes(expected), m.bytes()), 0) << rows << " x " << columns;
+        EXPECT_EQ(digest, as_it_stands[0]);
+      }
+    }
+  }
+}
+
 // As documented: XXH3-128 over the XXH3-128, low half first, of every 16 rows.
 TEST(Packing, DigestIsOfTheTensorsBytes) {
   const std::vector<float> w = numbers(33 * 3, 4);

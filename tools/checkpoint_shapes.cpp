@@ -16,28 +16,39 @@ struct Shape {
   const char* name;
   int hidden, intermediate, layers, heads, kv_heads, head_dim, vocab;
   int context;         // max_position_embeddings
-  int window;          // sliding_window; 0 for a Llama
-  int query_scalar;    // query_pre_attn_scalar; 0 for a Llama
+  int window;          // sliding_window; 0 without
+  int query_scalar;    // query_pre_attn_scalar of a Gemma
   double rope_factor;  // of rope_scaling; 0 without
   bool tied;
+  Json (*config)(const Shape& shape);  // what the family's configs have beside the sizes
 };
+
+Json gemma2_config(const Shape& shape);
+Json gemma3_config(const Shape& shape);
+Json gpt2_config(const Shape& shape);
+Json llama_config(const Shape& shape);
+Json mistral_config(const Shape& shape);
+Json qwen2_config(const Shape& shape);
+Json qwen3_config(const Shape& shape);
 
 constexpr Shape kShapes[] = {
-    {"gemma3-270m", 640, 2048, 18, 4, 1, 256, 262144, 32768, 512, 256, 0, true},
-    {"gemma3-1b", 1152, 6912, 26, 4, 1, 256, 262144, 32768, 512, 256, 0, true},
-    {"gemma3-4b", 2560, 10240, 34, 8, 4, 256, 262208, 131072, 1024, 256, 8, true},
-    {"gemma3-12b", 3840, 15360, 48, 16, 8, 256, 262208, 131072, 1024, 256, 8, true},
-    {"gemma3-27b", 5376, 21504, 62, 32, 16, 128, 262208, 131072, 1024, 168, 8, true},
-    {"llama2-7b", 4096, 11008, 32, 32, 32, 128, 32000, 4096, 0, 0, 0, false},
-    {"llama3.1-8b", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 0, 0, 8, false},
-    {"llama3.2-1b", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 0, 0, 32, true},
-    {"llama3.2-3b", 3072, 8192, 28, 24, 8, 128, 128256, 131072, 0, 0, 32, true},
-    {"llama3.3-70b", 8192, 28672, 80, 64, 8, 128, 128256, 131072, 0, 0, 8, false},
+    {"gemma2-2b", 2304, 9216, 26, 8, 4, 256, 256000, 8192, 4096, 256, 0, true, gemma2_config},
+    {"gemma3-270m", 640, 2048, 18, 4, 1, 256, 262144, 32768, 512, 256, 0, true, gemma3_config},
+    {"gemma3-1b", 1152, 6912, 26, 4, 1, 256, 262144, 32768, 512, 256, 0, true, gemma3_config},
+    {"gemma3-4b", 2560, 10240, 34, 8, 4, 256, 262208, 131072, 1024, 256, 8, true, gemma3_config},
+    {"gemma3-12b", 3840, 15360, 48, 16, 8, 256, 262208, 131072, 1024, 256, 8, true, gemma3_config},
+    {"gemma3-27b", 5376, 21504, 62, 32, 16, 128, 262208, 131072, 1024, 168, 8, true, gemma3_config},
+    {"gpt2", 768, 3072, 12, 12, 12, 64, 50257, 1024, 0, 0, 0, true, gpt2_config},
+    {"llama2-7b", 4096, 11008, 32, 32, 32, 128, 32000, 4096, 0, 0, 0, false, llama_config},
+    {"llama3.1-8b", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 0, 0, 8, false, llama_config},
+    {"llama3.2-1b", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 0, 0, 32, true, llama_config},
+    {"llama3.2-3b", 3072, 8192, 28, 24, 8, 128, 128256, 131072, 0, 0, 32, true, llama_config},
+    {"llama3.3-70b", 8192, 28672, 80, 64, 8, 128, 128256, 131072, 0, 0, 8, false, llama_config},
+    {"mistral-7b", 4096, 14336, 32, 32, 8, 128, 32000, 32768, 4096, 0, 0, false, mistral_config},
+    {"qwen2.5-0.5b", 896, 4864, 24, 14, 2, 64, 151936, 32768, 0, 0, 0, true, qwen2_config},
+    {"qwen3-0.6b", 1024, 3072, 28, 16, 8, 128, 151936, 40960, 0, 0, 0, true, qwen3_config},
 };
 
-bool is_gemma(const Shape& shape) {
-  return shape.window > 0;
-}
 bool is_llama2(const Shape& shape) {
   return shape.vocab == 32000;
 }
@@ -48,10 +59,50 @@ const Shape* find_shape(const std::string& name) {
   return it == std::end(kShapes) ? nullptr : it;
 }
 
-Json gemma_config(const Shape& shape) {
+// The sizes, as all families after GPT-2 name them.
+Json sizes(const Shape& shape) {
+  return {{"attention_dropout", 0.0},
+          {"head_dim", shape.head_dim},
+          {"hidden_size", shape.hidden},
+          {"initializer_range", 0.02},
+          {"intermediate_size", shape.intermediate},
+          {"max_position_embeddings", shape.context},
+          {"num_attention_heads", shape.heads},
+          {"num_hidden_layers", shape.layers},
+          {"num_key_value_heads", shape.kv_heads},
+          {"use_cache", true},
+          {"vocab_size", shape.vocab}};
+}
+
+Json with_sizes(const Shape& shape, Json config) {
+  config.update(sizes(shape));
+  return config;
+}
+
+Json gemma2_config(const Shape& shape) {
+  return with_sizes(shape, {{"architectures", {"Gemma2ForCausalLM"}},
+                            {"model_type", "gemma2"},
+                            {"attention_bias", false},
+                            {"attn_logit_softcapping", 50.0},
+                            {"final_logit_softcapping", 30.0},
+                            {"cache_implementation", "hybrid"},
+                            {"hidden_act", "gelu_pytorch_tanh"},
+                            {"hidden_activation", "gelu_pytorch_tanh"},
+                            {"bos_token_id", 2},
+                            {"eos_token_id", 1},
+                            {"pad_token_id", 0},
+                            {"query_pre_attn_scalar", shape.query_scalar},
+                            {"rms_norm_eps", 1e-6},
+                            {"rope_theta", 10000.0},
+                            {"sliding_window", shape.window},
+                            {"torch_dtype", "bfloat16"}});
+}
+
+Json gemma3_config(const Shape& shape) {
   Json config = {
       {"architectures", {"Gemma3ForCausalLM"}},
       {"model_type", "gemma3_text"},
+      {"attention_bias", false},
       {"attn_logit_softcapping", nullptr},
       {"final_logit_softcapping", nullptr},
       {"cache_implementation", "hybrid"},
@@ -78,7 +129,24 @@ Json gemma_config(const Shape& shape) {
   } else {
     config["sliding_window_pattern"] = 6;
   }
-  return config;
+  return with_sizes(shape, config);
+}
+
+Json gpt2_config(const Shape& shape) {
+  return {{"architectures", {"GPT2LMHeadModel"}},
+          {"model_type", "gpt2"},
+          {"activation_function", "gelu_new"},
+          {"bos_token_id", 50256},
+          {"eos_token_id", 50256},
+          {"initializer_range", 0.02},
+          {"layer_norm_epsilon", 1e-5},
+          {"n_ctx", shape.context},
+          {"n_embd", shape.hidden},
+          {"n_head", shape.heads},
+          {"n_layer", shape.layers},
+          {"n_positions", shape.context},
+          {"torch_dtype", "float32"},
+          {"vocab_size", shape.vocab}};
 }
 
 Json llama_config(const Shape& shape) {
@@ -86,6 +154,7 @@ Json llama_config(const Shape& shape) {
   Json config = {
       {"architectures", {"LlamaForCausalLM"}},
       {"model_type", "llama"},
+      {"attention_bias", false},
       {"hidden_act", "silu"},
       {"mlp_bias", false},
       {"pretraining_tp", 1},
@@ -104,6 +173,45 @@ Json llama_config(const Shape& shape) {
                               {"original_max_position_embeddings", 8192},
                               {"rope_type", "llama3"}};
   }
+  return with_sizes(shape, config);
+}
+
+Json mistral_config(const Shape& shape) {
+  return with_sizes(shape, {{"architectures", {"MistralForCausalLM"}},
+                            {"model_type", "mistral"},
+                            {"bos_token_id", 1},
+                            {"eos_token_id", 2},
+                            {"hidden_act", "silu"},
+                            {"rms_norm_eps", 1e-5},
+                            {"rope_theta", 10000.0},
+                            {"sliding_window", shape.window},
+                            {"tie_word_embeddings", shape.tied},
+                            {"torch_dtype", "bfloat16"}});
+}
+
+Json qwen2_config(const Shape& shape) {
+  return with_sizes(shape, {{"architectures", {"Qwen2ForCausalLM"}},
+                            {"model_type", "qwen2"},
+                            {"bos_token_id", 151643},
+                            {"eos_token_id", 151643},
+                            {"hidden_act", "silu"},
+                            {"max_window_layers", shape.layers},
+                            {"rms_norm_eps", 1e-6},
+                            {"rope_theta", 1000000.0},
+                            {"sliding_window", shape.context},
+                            {"tie_word_embeddings", shape.tied},
+                            {"torch_dtype", "bfloat16"},
+                            {"use_sliding_window", false}});
+}
+
+Json qwen3_config(const Shape& shape) {
+  Json config = qwen2_config(shape);
+  config.update({{"architectures", {"Qwen3ForCausalLM"}},
+                 {"model_type", "qwen3"},
+                 {"attention_bias", false},
+                 {"eos_token_id", 151645},
+                 {"rope_scaling", nullptr},
+                 {"sliding_window", nullptr}});
   return config;
 }
 
@@ -114,6 +222,7 @@ struct Family {
   const char* prefix;  // of every tensor's name
   bool four_norms;     // around the MLP too, as Gemma 2 and 3 have them
   bool qk_norm;
+  bool qkv_bias;     // whatever attention_bias says
   float norm_mean;   // the weight at which a norm only normalizes: Gemma stores weight - 1
   bool tied;         // unless tie_word_embeddings says otherwise
   int64_t head_dim;  // 0: hidden_size / num_attention_heads
@@ -121,12 +230,15 @@ struct Family {
 };
 
 constexpr Family kFamilies[] = {
-    {"gemma2", "", true, false, 0, true, 256, 8, 4, 256000},
-    {"gemma3", "language_model.", true, true, 0, true, 256, 8, 4, 262208},
-    {"gemma3_text", "", true, true, 0, true, 256, 8, 4, 262208},
-    {"llama", "", false, false, 1, false, 0, 0, 0, 0},
-    {"mistral", "", false, false, 1, false, 0, 0, 0, 0},
-    {"qwen3", "", false, true, 1, false, 128, 0, 0, 0},
+    {"gemma", "", false, false, false, 0, true, 256, 0, 0, 0},
+    {"gemma2", "", true, false, false, 0, true, 256, 8, 4, 256000},
+    {"gemma3", "language_model.", true, true, false, 0, true, 256, 8, 4, 262208},
+    {"gemma3_text", "", true, true, false, 0, true, 256, 8, 4, 262208},
+    {"gpt2", "", false, false, true, 1, true, 0, 0, 0, 0},
+    {"llama", "", false, false, false, 1, false, 0, 0, 0, 0},
+    {"mistral", "", false, false, false, 1, false, 0, 0, 0, 0},
+    {"qwen2", "", false, false, true, 1, false, 0, 0, 0, 0},
+    {"qwen3", "", false, true, false, 1, false, 128, 0, 0, 0},
 };
 
 const Family& family_of(const stet::JsonReader& config) {
@@ -164,11 +276,20 @@ class WeightList {
     add(name + ".weight", {outputs, inputs}, {0, deviation});
     if (bias) add(name + ".bias", {outputs}, {0, 0.02f});
   }
+  // The same as GPT-2's Conv1D stores it: [inputs, outputs].
+  void transposed(const std::string& name, int64_t outputs, int64_t inputs) {
+    add(name + ".weight", {inputs, outputs}, {0, 1.0f / std::sqrt(static_cast<float>(inputs))});
+    add(name + ".bias", {outputs}, {0, 0.02f});
+  }
   void embedding(const std::string& name, int64_t vocab, int64_t hidden) {
     add(name + ".weight", {vocab, hidden}, {0, 0.02f});
   }
   void norm(const std::string& name, int64_t size) {
     add(name + ".weight", {size}, {family_.norm_mean, 0.1f});
+  }
+  void layer_norm(const std::string& name, int64_t size) {
+    norm(name, size);
+    add(name + ".bias", {size}, {0, 0.02f});
   }
 
   std::vector<Weight> take() { return std::move(weights_); }
@@ -182,6 +303,28 @@ class WeightList {
   std::vector<Weight> weights_;
 };
 
+constexpr int64_t kMaxSize = 1 << 20, kMaxLayers = 1024;
+
+std::vector<Weight> gpt2_weights(const stet::JsonReader& config, const Family& family) {
+  const int64_t hidden = config.integer("n_embd", 1, kMaxSize);
+  const int64_t inner = config.integer_or("n_inner", 4 * hidden, 1, 4 * kMaxSize);
+  const int64_t layers = config.integer("n_layer", 1, kMaxLayers);
+  WeightList list(family);
+  list.embedding("wte", config.integer("vocab_size", 1, 1 << 24), hidden);
+  list.embedding("wpe", config.integer_or("n_positions", 1024, 1, kMaxSize), hidden);
+  for (int64_t i = 0; i < layers; ++i) {
+    const std::string layer = "h." + std::to_string(i) + ".";
+    list.layer_norm(layer + "ln_1", hidden);
+    list.transposed(layer + "attn.c_attn", 3 * hidden, hidden);
+    list.transposed(layer + "attn.c_proj", hidden, hidden);
+    list.layer_norm(layer + "ln_2", hidden);
+    list.transposed(layer + "mlp.c_fc", inner, hidden);
+    list.transposed(layer + "mlp.c_proj", hidden, inner);
+  }
+  list.layer_norm("ln_f", hidden);
+  return list.take();
+}
+
 }  // namespace
 
 std::vector<std::string> shape_names() {
@@ -192,21 +335,7 @@ std::vector<std::string> shape_names() {
 
 Json named_config(const std::string& name) {
   const Shape* shape = find_shape(name);
-  if (shape == nullptr) return nullptr;
-  Json config = is_gemma(*shape) ? gemma_config(*shape) : llama_config(*shape);
-  config.update({{"attention_bias", false},
-                 {"attention_dropout", 0.0},
-                 {"head_dim", shape->head_dim},
-                 {"hidden_size", shape->hidden},
-                 {"initializer_range", 0.02},
-                 {"intermediate_size", shape->intermediate},
-                 {"max_position_embeddings", shape->context},
-                 {"num_attention_heads", shape->heads},
-                 {"num_hidden_layers", shape->layers},
-                 {"num_key_value_heads", shape->kv_heads},
-                 {"use_cache", true},
-                 {"vocab_size", shape->vocab}});
-  return config;
+  return shape == nullptr ? Json(nullptr) : shape->config(*shape);
 }
 
 Json generation_config(const std::string& name, const Json& config) {
@@ -216,18 +345,19 @@ Json generation_config(const std::string& name, const Json& config) {
   }
   const Shape* shape = find_shape(name);
   if (shape == nullptr) return result;
-  result["do_sample"] = true;
-  if (is_gemma(*shape)) {
-    result.update({{"cache_implementation", "hybrid"}, {"top_k", 64}, {"top_p", 0.95}});
-  } else {
-    result.update({{"temperature", 0.6}, {"top_p", 0.9}});
+  if (shape->config == gemma3_config) {
+    result.update({{"do_sample", true}, {"cache_implementation", "hybrid"}, {"top_k", 64}, {"top_p", 0.95}});
+  } else if (shape->config == llama_config) {
+    result.update({{"do_sample", true}, {"temperature", 0.6}, {"top_p", 0.9}});
+  } else if (shape->config == qwen3_config) {
+    result.update({{"do_sample", true}, {"temperature", 0.6}, {"top_k", 20}, {"top_p", 0.95}});
   }
   return result;
 }
 
 void set_layers(Json* config, int64_t layers, const std::string& file) {
   Json& text = text_part(*config);
-  text["num_hidden_layers"] = layers;
+  text[text.contains("n_layer") ? "n_layer" : "num_hidden_layers"] = layers;
   const auto types = text.find("layer_types");
   if (types == text.end() || !types->is_array()) return;
   if (types->size() < static_cast<size_t>(layers)) {
@@ -264,10 +394,10 @@ std::vector<Weight> weights_of(const Json& whole, const std::string& file) {
   const Family& family = family_of(top);
   const stet::JsonReader config = top.object("text_config").value_or(top);
 
-  constexpr int64_t kMaxSize = 1 << 20;
+  if (std::string(family.model_type) == "gpt2") return gpt2_weights(config, family);
   const int64_t hidden = integer(config, "hidden_size", 0, kMaxSize);
   const int64_t intermediate = integer(config, "intermediate_size", 0, kMaxSize);
-  const int64_t layers = integer(config, "num_hidden_layers", 0, 1024);
+  const int64_t layers = integer(config, "num_hidden_layers", 0, kMaxLayers);
   const int64_t vocab = integer(config, "vocab_size", family.vocab, 1 << 24);
   const int64_t heads = integer(config, "num_attention_heads", family.heads, 1024);
   const int64_t kv_heads =
@@ -277,6 +407,7 @@ std::vector<Weight> weights_of(const Json& whole, const std::string& file) {
   const int64_t head_dim =
       integer(config, "head_dim", family.head_dim > 0 ? family.head_dim : hidden / heads, 65536);
   const bool attention_bias = config.boolean_or("attention_bias", false);
+  const bool qkv_bias = family.qkv_bias || attention_bias;
   const bool mlp_bias = config.boolean_or("mlp_bias", false);
   const bool tied =
       top.boolean_or("tie_word_embeddings", config.boolean_or("tie_word_embeddings", family.tied));
@@ -286,9 +417,9 @@ std::vector<Weight> weights_of(const Json& whole, const std::string& file) {
   for (int64_t i = 0; i < layers; ++i) {
     const std::string layer = "model.layers." + std::to_string(i) + ".";
     list.norm(layer + "input_layernorm", hidden);
-    list.linear(layer + "self_attn.q_proj", heads * head_dim, hidden, attention_bias);
-    list.linear(layer + "self_attn.k_proj", kv_heads * head_dim, hidden, attention_bias);
-    list.linear(layer + "self_attn.v_proj", kv_heads * head_dim, hidden, attention_bias);
+    list.linear(layer + "self_attn.q_proj", heads * head_dim, hidden, qkv_bias);
+    list.linear(layer + "self_attn.k_proj", kv_heads * head_dim, hidden, qkv_bias);
+    list.linear(layer + "self_attn.v_proj", kv_heads * head_dim, hidden, qkv_bias);
     list.linear(layer + "self_attn.o_proj", hidden, heads * head_dim, attention_bias);
     if (family.qk_norm) {
       list.norm(layer + "self_attn.q_norm", head_dim);

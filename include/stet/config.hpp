@@ -26,11 +26,11 @@ struct Rope {
 std::vector<float> inverse_frequencies(const Rope& rope, int64_t head_dim);
 
 struct ModelConfig {
-  std::string family;        // "gemma3", "llama"
+  std::string family;        // "gemma3", "llama", ...
   std::string architecture;  // as config.json names it: "Gemma3ForCausalLM"
   int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0;
   int64_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
-  int64_t max_positions = 0;    // max_position_embeddings
+  int64_t max_positions = 0;    // max_position_embeddings; GPT-2: n_positions
   double norm_eps = 0;
   double attention_scale = 0;   // scores are q·k times this
   double attention_softcap = 0, logit_softcap = 0;  // 0: none
@@ -39,7 +39,7 @@ struct ModelConfig {
   bool attention_bias = false, mlp_bias = false;
   std::vector<int64_t> window;    // per layer: a query sees itself and window-1 positions before it; 0: all
   std::vector<int> rope_of;       // per layer: index into ropes
-  std::vector<Rope> ropes;
+  std::vector<Rope> ropes;        // both empty: learned positions
   std::vector<int32_t> eos_ids;   // from config.json; generation_config.json overrides
 
   // All of the above as one line of JSON with sorted keys: what fingerprints and snapshots hold.
@@ -56,6 +56,9 @@ struct GenerationConfig {
   int64_t top_k = 0;             // 0: all
   std::string source;            // path, for errors; empty when there was none
 };
+
+// `capacity` positions of a session, 0 being all that the model has. An argument Error for more, or fewer than one.
+int64_t checked_capacity(const ModelConfig& config, int64_t capacity);
 
 // Both parsers take the text of the file; `file` names it in errors.
 ModelConfig parse_model_config(const std::string& text, const std::string& file);

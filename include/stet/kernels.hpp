@@ -65,6 +65,9 @@ struct Kernels {
   // y = x (1 / sqrt(mean(x^2) + eps)) w. Sum: 16 lanes, lane i is a chain over x[i], x[i+16], ...; then a tree:
   // lane i += lane i+8, i+4, i+2, i+1.
   void (*rms_norm)(const float* x, const float* w, float eps, float* y, size_t n);
+  // y = (x - mean) (1 / sqrt(variance + eps)) w + b, each operation rounded; mean = sum(x) / n, then variance =
+  // sum((x - mean)^2) / n, by FMA. Both sums in the lanes and the tree of rms_norm.
+  void (*layer_norm)(const float* x, const float* w, const float* b, float eps, float* y, size_t n);
   void (*add)(float* y, const float* x, size_t n);               // y += x
   void (*scale)(float* y, float factor, size_t n);               // y *= factor
   // Largest errors before the multiplication by `up`, over the sweeps of tests/test_transcendentals.cpp.
@@ -72,6 +75,7 @@ struct Kernels {
   // gelu: 1.57 ULP of gate (so of the result where it is not small beside it). Both: nan for -inf.
   void (*silu_mul)(const float* gate, const float* up, float* y, size_t n);
   void (*gelu_tanh_mul)(const float* gate, const float* up, float* y, size_t n);
+  void (*gelu_tanh)(const float* x, float* y, size_t n);  // gelu_tanh_mul without the multiplication
   // (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin) for x1 = x[i], x2 = x[half + i].
   void (*rope)(float* x, const float* cos, const float* sin, size_t half);
   // exp: 0.940 ULP (of the denormal spacing where the result is denormal). exp(-inf) = 0, exp(inf) = inf.

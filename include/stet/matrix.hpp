@@ -21,6 +21,8 @@ class Matrix {
   // Stacks tensors of shape [n_i][columns], all of one dtype (checked by the caller), and digests each of them
   // while its bytes are at hand: digests[i] is XXH3-128 over the XXH3-128 of every 16 rows.
   Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads, std::vector<Digest>* digests);
+  // The matrix whose transpose, [columns][rows], is stored. The digest is that of the tensor as it stands, as above.
+  static Matrix transposed(const TensorView& tensor, int threads, Digest* digest);
 
   size_t rows() const { return rows_; }
   size_t columns() const { return columns_; }
@@ -34,6 +36,7 @@ class Matrix {
   void gather(size_t row, float* out) const;
 
  private:
+  Matrix(WeightType type, size_t rows, size_t columns);
   size_t element_size() const { return type_ == WeightType::f32 ? 4 : 2; }
 
   size_t rows_ = 0, columns_ = 0;

@@ -30,6 +30,12 @@ struct Rows {
 
 using Vector = std::vector<float>;  // norm weights, biases
 
+// A linear layer: y = W x + b. An empty bias adds nothing.
+struct Linear {
+  Matrix weight;
+  Vector bias;
+};
+
 // Consecutive tokens of one session inside a pass: rows [row, row + count), positions from `first`.
 struct Span {
   KvCache* kv;
@@ -64,14 +70,17 @@ struct Pass {
 Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads, int64_t capacity);
 
 void embed(Team t, const Pass& p, const Matrix& table, float scale, Rows x);
+void embed_positions(Team t, const Pass& p, const Matrix& table, Rows x);  // x = the table's row of each position
 void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
+void linear(Team t, const Pass& p, const Linear& layer, Rows x, Rows y);
 void rms_norm(Team t, const Pass& p, const Vector& weight, double eps, Rows x, Rows y);
+void layer_norm(Team t, const Pass& p, const Vector& weight, const Vector& bias, double eps, Rows x, Rows y);
 // Every head of x ([heads][head_dim] side by side) normalised by itself.
 void rms_norm_heads(Team t, const Pass& p, const Vector& weight, double eps, Rows x, size_t head_dim);
-void add(Team t, const Pass& p, Rows y, Rows x);                // y += x
-void add_bias(Team t, const Pass& p, Rows y, const Vector& b);  // y += b for every row; nothing when b is empty
+void add(Team t, const Pass& p, Rows y, Rows x);  // y += x
 void silu_mul(Team t, const Pass& p, Rows gate, Rows up, Rows y);
 void gelu_tanh_mul(Team t, const Pass& p, Rows gate, Rows up, Rows y);
+void gelu_tanh(Team t, const Pass& p, Rows x, Rows y);
 // The tables of this pass, from the positions of its spans; then rotates every head of x by table `index`.
 void rope_tables(Team t, const Pass& p, std::span<const Vector> inverse_frequencies);
 void rope(Team t, const Pass& p, int index, Rows x, size_t head_dim);

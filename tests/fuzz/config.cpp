@@ -8,7 +8,8 @@ using namespace stet;
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return fuzz::read_and_use([&] {
     const ModelConfig c = parse_model_config(std::string(fuzz::text_of(data, size)), "config.json");
-    fuzz::must(c.window.size() == static_cast<size_t>(c.layers) && c.rope_of.size() == c.window.size(), "a value per layer");
+    fuzz::must(c.window.size() == static_cast<size_t>(c.layers), "a window per layer");
+    fuzz::must(c.rope_of.size() == (c.ropes.empty() ? 0 : c.window.size()), "a rope per layer, or none at all");
     for (const int index : c.rope_of) fuzz::must(index >= 0 && index < static_cast<int>(c.ropes.size()), "a rope of the list");
     for (const Rope& rope : c.ropes) {
       fuzz::must(inverse_frequencies(rope, c.head_dim).size() == static_cast<size_t>(c.head_dim / 2), "an angle per pair");

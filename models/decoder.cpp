@@ -1,0 +1,46 @@
+#include "models/decoder.hpp"
+
+namespace stet {
+
+Views::Views(const ModelConfig& c, const Pass& p) {
+  const size_t queries = static_cast<size_t>(c.heads * c.head_dim), keys = static_cast<size_t>(c.kv_heads * c.head_dim);
+  const size_t inter = static_cast<size_t>(c.intermediate_size);
+  q = p.qkv.columns(0, queries);
+  k = p.qkv.columns(queries, keys);
+  v = p.qkv.columns(queries + keys, keys);
+  gate = p.gate_up.columns(0, inter);
+  up = p.gate_up.columns(inter, inter);
+}
+
+void rotate(Team t, const Pass& p, const ModelConfig& c, size_t index, const Views& v) {
+  rope(t, p, c.rope_of[index], v.q, static_cast<size_t>(c.head_dim));
+  rope(t, p, c.rope_of[index], v.k, static_cast<size_t>(c.head_dim));
+}
+
+void attend(Team t, const Pass& p, const ModelConfig& c, size_t index, const Views& v) {
+  const AttentionShape shape = {static_cast<int64_t>(index),     static_cast<size_t>(c.heads),
+                                static_cast<size_t>(c.kv_heads), static_cast<size_t>(c.head_dim),
+                                c.window[index],                 c.attention_scale,
+                                c.attention_softcap};
+  store_kv(t, p, shape.layer, v.k, v.v);
+  attention(t, p, shape, v.q, p.attention);
+}
+
+LinearLayers::LinearLayers(WeightLoader& w, const ModelConfig& c, const std::string& at, Biases biases) {
+  const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim, inter = c.intermediate_size;
+  const std::string self = at + "self_attn.", mlp = at + "mlp.";
+  qkv = w.linear("attention", {{self + "q_proj", q}, {self + "k_proj", kv}, {self + "v_proj", kv}}, c.hidden_size, biases.qkv);
+  o = w.linear("attention", {{self + "o_proj", c.hidden_size}}, q, biases.o);
+  gate_up = w.linear("mlp", {{mlp + "gate_proj", inter}, {mlp + "up_proj", inter}}, c.hidden_size, biases.mlp);
+  down = w.linear("mlp", {{mlp + "down_proj", c.hidden_size}}, inter, biases.mlp);
+}
+
+Decoder::Decoder(ModelConfig config, WeightLoader& w, float norm_offset) : Model(std::move(config)) {
+  const ModelConfig& c = config_;
+  embedding_ = w.matrix("embeddings", {{"embed_tokens.weight", c.vocab_size}}, c.hidden_size);
+  final_norm_ = w.vector("norms", "norm.weight", c.hidden_size, norm_offset);
+  if (!c.tied_head) head_ = w.head(c.vocab_size, c.hidden_size);
+  for (const Rope& rope : c.ropes) frequencies_.push_back(inverse_frequencies(rope, c.head_dim));
+}
+
+}  // namespace stet

@@ -1,0 +1,77 @@
+// Gemma 2: 2B, 9B, 27B.
+// Source: "Gemma 2: Improving Open Language Models at a Practical Size", arXiv 2408.00118, and transformers'
+// modeling_gemma2.py.
+#include "models/decoder.hpp"
+#include "models/gemma.hpp"
+
+namespace stet {
+namespace {
+
+class Gemma2 : public Decoder {
+ public:
+  Gemma2(ModelConfig config, WeightLoader& w);
+  void forward(Team t, const Pass& p) const override;
+
+ private:
+  struct Layer : LinearLayers {
+    Vector input_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm;  // [hidden]
+  };
+  std::vector<Layer> layers_;
+};
+
+ModelConfig read_config(const JsonReader& json) {
+  ModelConfig c = read_gemma(json, "gemma2", {.head_dim = 256, .max_positions = 8192, .tied_head = true});
+  c.ropes = {read_rope(json, "", 10000)};
+  c.attention_scale = 1.0 / __builtin_sqrt(json.number_or("query_pre_attn_scalar", 256, 1e-6, 1e6));
+  c.attention_softcap = read_optional(json, "attn_logit_softcapping", 50, 1e-6, 1e6);
+  c.logit_softcap = read_optional(json, "final_logit_softcapping", 30, 1e-6, 1e6);
+  const int64_t window = json.integer_or("sliding_window", 4096, 1, int64_t{1} << 32);
+  c.window = read_windows(json, c.layers, window, [](int64_t i) { return i % 2 == 0; });
+  require_activation(json, "hidden_activation", {"gelu_pytorch_tanh"});
+  return c;
+}
+
+Gemma2::Gemma2(ModelConfig config, WeightLoader& w) : Decoder(std::move(config), w, kGemmaNormOffset) {
+  each_layer([&](const std::string& at) {
+    const auto norm = [&](const char* name) {
+      return w.vector("norms", at + name + ".weight", config_.hidden_size, kGemmaNormOffset);
+    };
+    layers_.push_back({LinearLayers(w, config_, at), norm("input_layernorm"), norm("post_attention_layernorm"),
+                       norm("pre_feedforward_layernorm"), norm("post_feedforward_layernorm")});
+  });
+}
+
+void Gemma2::forward(Team t, const Pass& p) const {
+  const Views v(config_, p);
+  const double eps = config_.norm_eps;
+  rope_tables(t, p, frequencies_);
+  embed(t, p, embedding_, static_cast<float>(config_.embedding_scale), p.x);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& l = layers_[i];
+    tap(t, p, i, p.x);
+
+    rms_norm(t, p, l.input_norm, eps, p.x, p.normed);
+    linear(t, p, l.qkv, p.normed, p.qkv);
+    rotate(t, p, config_, i, v);
+    attend(t, p, config_, i, v);
+    linear(t, p, l.o, p.attention, p.out);
+    rms_norm(t, p, l.post_attention_norm, eps, p.out, p.out);
+    add(t, p, p.x, p.out);
+
+    rms_norm(t, p, l.pre_mlp_norm, eps, p.x, p.normed);
+    linear(t, p, l.gate_up, p.normed, p.gate_up);
+    gelu_tanh_mul(t, p, v.gate, v.up, p.mlp);
+    linear(t, p, l.down, p.mlp, p.out);
+    rms_norm(t, p, l.post_mlp_norm, eps, p.out, p.out);
+    add(t, p, p.x, p.out);
+  }
+  rms_norm(t, p, final_norm_, eps, p.x, p.out);
+  tap(t, p, layers_.size(), p.out);
+}
+
+}  // namespace
+
+extern const Family gemma2_family = {
+    {"Gemma2ForCausalLM"}, {"gemma2"}, read_config, "embed_tokens.weight", {"model."}, load_model<Gemma2>};
+
+}  // namespace stet

@@ -1,0 +1,24 @@
+// Mistral 7B v0.1 (every layer sees a window), v0.2, v0.3, and Mistral Nemo (a head_dim of its own): Llama's layers.
+// Source: "Mistral 7B", arXiv 2310.06825, and transformers' modeling_mistral.py.
+#include "models/llama.hpp"
+
+namespace stet {
+namespace {
+
+ModelConfig read_config(const JsonReader& json) {
+  ModelConfig c = read_common(json, "mistral");
+  require_false(json, {"attention_bias", "mlp_bias"});
+  require_activation(json, "hidden_act", {"silu"});
+  c.ropes = {read_rope(json, "", 10000)};
+  c.window.assign(c.window.size(), read_sliding_window(json));
+  return c;
+}
+
+std::unique_ptr<Model> load(ModelConfig c, WeightLoader& w) { return std::make_unique<Llama>(std::move(c), w); }
+
+}  // namespace
+
+extern const Family mistral_family = {
+    {"MistralForCausalLM"}, {"mistral"}, read_config, "embed_tokens.weight", {"model."}, load};
+
+}  // namespace stet

@@ -1,0 +1,68 @@
+// Qwen 3, dense: every head's queries and keys are normalised before they are rotated.
+// Source: "Qwen3 Technical Report", arXiv 2505.09388, and transformers' modeling_qwen3.py.
+#include "models/decoder.hpp"
+#include "models/qwen.hpp"
+
+namespace stet {
+namespace {
+
+class Qwen3 : public Decoder {
+ public:
+  Qwen3(ModelConfig config, WeightLoader& w);
+  void forward(Team t, const Pass& p) const override;
+
+ private:
+  struct Layer : LinearLayers {
+    Vector input_norm, post_attention_norm;  // [hidden]
+    Vector q_norm, k_norm;                   // [head_dim]
+  };
+  std::vector<Layer> layers_;
+};
+
+ModelConfig read_config(const JsonReader& json) { return read_qwen(json, "qwen3", {.head_dim = 128}); }
+
+Qwen3::Qwen3(ModelConfig config, WeightLoader& w) : Decoder(std::move(config), w, 0) {
+  const ModelConfig& c = config_;
+  each_layer([&](const std::string& at) {
+    const auto norm = [&](const char* name, int64_t n) { return w.vector("norms", at + name + ".weight", n); };
+    layers_.push_back({LinearLayers(w, c, at, {.qkv = c.attention_bias, .o = c.attention_bias}),
+                       norm("input_layernorm", c.hidden_size), norm("post_attention_layernorm", c.hidden_size),
+                       norm("self_attn.q_norm", c.head_dim), norm("self_attn.k_norm", c.head_dim)});
+  });
+}
+
+void Qwen3::forward(Team t, const Pass& p) const {
+  const Views v(config_, p);
+  const double eps = config_.norm_eps;
+  const size_t head_dim = static_cast<size_t>(config_.head_dim);
+  rope_tables(t, p, frequencies_);
+  embed(t, p, embedding_, 1.0f, p.x);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& l = layers_[i];
+    tap(t, p, i, p.x);
+
+    rms_norm(t, p, l.input_norm, eps, p.x, p.normed);
+    linear(t, p, l.qkv, p.normed, p.qkv);
+    rms_norm_heads(t, p, l.q_norm, eps, v.q, head_dim);
+    rms_norm_heads(t, p, l.k_norm, eps, v.k, head_dim);
+    rotate(t, p, config_, i, v);
+    attend(t, p, config_, i, v);
+    linear(t, p, l.o, p.attention, p.out);
+    add(t, p, p.x, p.out);
+
+    rms_norm(t, p, l.post_attention_norm, eps, p.x, p.normed);
+    linear(t, p, l.gate_up, p.normed, p.gate_up);
+    silu_mul(t, p, v.gate, v.up, p.mlp);
+    linear(t, p, l.down, p.mlp, p.out);
+    add(t, p, p.x, p.out);
+  }
+  rms_norm(t, p, final_norm_, eps, p.x, p.out);
+  tap(t, p, layers_.size(), p.out);
+}
+
+}  // namespace
+
+extern const Family qwen3_family = {
+    {"Qwen3ForCausalLM"}, {"qwen3"}, read_config, "embed_tokens.weight", {"model."}, load_model<Qwen3>};
+
+}  // namespace stet

@@ -1,0 +1,177 @@
+// The families with rotary positions in plain float64, written from the papers and from transformers' modeling files:
+// a position at a time, no cache, none of the library's configs or operations. Slow, and short enough to be checked
+// by eye. RoPE scaling is not in it.
+#pragma once
+
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "kernel_support.hpp"
+#include "support.hpp"
+
+namespace stet::test {
+
+class ReferenceModel {
+ public:
+  using Vec = std::vector<double>;
+  struct Result {
+    Vec logits;               // [T][vocab]
+    std::vector<Vec> hidden;  // as Pass::hidden: [layers + 1][T][hidden]
+    std::vector<Vec> k, v;    // per layer: [T][kv_heads][head_dim]
+  };
+
+  explicit ReferenceModel(const std::string& directory) {
+    config_ = nlohmann::json::parse(std::ifstream(directory + "/config.json"));
+    const Golden weights(directory + "/model.safetensors");
+    for (const TensorView& t : weights.all()) {
+      Vec& w = weights_[t.name.starts_with("model.") ? t.name.substr(6) : t.name];
+      for (size_t i = 0; i * dtype_size(t.dtype) < t.bytes.size(); ++i) {
+        uint32_t bits = 0;
+        std::memcpy(&bits, t.bytes.data() + i * dtype_size(t.dtype), dtype_size(t.dtype));
+        const uint16_t half = static_cast<uint16_t>(bits);
+        w.push_back(t.dtype == DType::f32 ? double{float_of(bits)} : t.dtype == DType::bf16 ? exact_bf16(half) : exact_f16(half));
+      }
+    }
+  }
+
+  Result run(const std::vector<int32_t>& ids) const {
+    const std::string family = config_.at("model_type");
+    const bool gemma = family.starts_with("gemma"), tied = config_.value("tie_word_embeddings", gemma);
+    const size_t hidden = config_.at("hidden_size"), heads = config_.at("num_attention_heads");
+    const size_t kv_heads = config_.at("num_key_value_heads"), dim = config_.value("head_dim", hidden / heads);
+    const double scale = 1 / std::sqrt(config_.value("query_pre_attn_scalar", static_cast<double>(dim)));
+    Result r;
+    std::vector<Vec> x;
+    for (int32_t id : ids) {
+      const auto row = weights_.at("embed_tokens.weight").begin() + static_cast<int64_t>(hidden) * id;
+      x.emplace_back(row, row + static_cast<int64_t>(hidden));
+      for (double& e : x.back()) e *= gemma ? std::sqrt(static_cast<double>(hidden)) : 1;
+    }
+    const auto record = [&](const std::vector<Vec>& rows) {
+      r.hidden.emplace_back();
+      for (const Vec& row : rows) r.hidden.back().insert(r.hidden.back().end(), row.begin(), row.end());
+    };
+    record(x);
+    const size_t layers = config_.at("num_hidden_layers");
+    for (size_t layer = 0; layer < layers; ++layer) {
+      const std::string at = "layers." + std::to_string(layer) + ".", self = at + "self_attn.", mlp = at + "mlp.";
+      const bool four_norms = weights_.contains(at + "pre_feedforward_layernorm.weight");
+      std::vector<Vec> q, k, v;
+      for (size_t t = 0; t < x.size(); ++t) {
+        const Vec n = norm(x[t], at + "input_layernorm");
+        q.push_back(turned(linear(n, self + "q_proj"), self + "q_norm", dim, t));
+        k.push_back(turned(linear(n, self + "k_proj"), self + "k_norm", dim, t));
+        v.push_back(linear(n, self + "v_proj"));
+      }
+      for (size_t t = 0; t < x.size(); ++t) {
+        Vec mixed(heads * dim);
+        const size_t window = window_of(family, layer), first = window > 0 && t + 1 > window ? t + 1 - window : 0;
+        for (size_t h = 0; h < heads; ++h) {
+          const size_t kv = h / (heads / kv_heads) * dim;
+          Vec p;
+          double sum = 0;
+          for (size_t s = first; s <= t; ++s) {
+            double score = 0;
+            for (size_t d = 0; d < dim; ++d) score += q[t][h * dim + d] * k[s][kv + d];
+            p.push_back(std::exp(capped(score * scale, "attn_logit_softcapping")));
+            sum += p.back();
+          }
+          for (size_t s = first; s <= t; ++s) {
+            for (size_t d = 0; d < dim; ++d) mixed[h * dim + d] += p[s - first] / sum * v[s][kv + d];
+          }
+        }
+        Vec out = linear(mixed, self + "o_proj");
+        if (four_norms) out = norm(out, at + "post_attention_layernorm");
+        for (size_t i = 0; i < hidden; ++i) x[t][i] += out[i];
+
+        const Vec n = norm(x[t], at + (four_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm"));
+        Vec gate = linear(n, mlp + "gate_proj");
+        const Vec up = linear(n, mlp + "up_proj");
+        for (size_t i = 0; i < gate.size(); ++i) gate[i] = (gemma ? gelu(gate[i]) : silu(gate[i])) * up[i];
+        out = linear(gate, mlp + "down_proj");
+        if (four_norms) out = norm(out, at + "post_feedforward_layernorm");
+        for (size_t i = 0; i < hidden; ++i) x[t][i] += out[i];
+        append(r.k, layer, k[t]);
+        append(r.v, layer, v[t]);
+      }
+      if (layer + 1 < layers) record(x);
+    }
+    for (Vec& row : x) row = norm(row, "norm");
+    record(x);
+    for (const Vec& row : x) {
+      for (double logit : times(row, tied ? "embed_tokens.weight" : "lm_head.weight")) {
+        r.logits.push_back(capped(logit, "final_logit_softcapping"));
+      }
+    }
+    return r;
+  }
+
+ private:
+  static void append(std::vector<Vec>& to, size_t layer, const Vec& values) {
+    to.resize(std::max(to.size(), layer + 1));
+    to[layer].insert(to[layer].end(), values.begin(), values.end());
+  }
+  static double silu(double g) { return g / (1 + std::exp(-g)); }
+  static double gelu(double g) { return 0.5 * g * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g))); }
+  double capped(double y, const char* field) const {
+    if (!config_.contains(field) || config_.at(field).is_null()) return y;
+    const double cap = config_.at(field);
+    return cap * std::tanh(y / cap);
+  }
+
+  // How many positions a query of that layer sees; 0: all.
+  size_t window_of(const std::string& family, size_t layer) const {
+    if (!config_.contains("sliding_window") || config_.at("sliding_window").is_null()) return 0;
+    const size_t window = config_.at("sliding_window");
+    if (family == "gemma2") return layer % 2 == 0 ? window : 0;
+    if (family == "mistral") return window;
+    const bool slides = config_.value("use_sliding_window", false) && layer >= config_.value("max_window_layers", size_t{28});
+    return slides ? window : 0;
+  }
+
+  Vec times(const Vec& x, const std::string& matrix) const {
+    const Vec& w = weights_.at(matrix);
+    Vec y(w.size() / x.size());
+    for (size_t i = 0; i < w.size(); ++i) y[i / x.size()] += w[i] * x[i % x.size()];
+    return y;
+  }
+  Vec linear(const Vec& x, const std::string& name) const {
+    Vec y = times(x, name + ".weight");
+    const auto bias = weights_.find(name + ".bias");
+    for (size_t i = 0; bias != weights_.end() && i < y.size(); ++i) y[i] += bias->second[i];
+    return y;
+  }
+  Vec norm(Vec x, const std::string& name) const {
+    const Vec& w = weights_.at(name + ".weight");
+    const double offset = config_.at("model_type").get<std::string>().starts_with("gemma") ? 1 : 0;
+    double squares = 0;
+    for (double e : x) squares += e * e;
+    const double size = std::sqrt(squares / static_cast<double>(x.size()) + config_.at("rms_norm_eps").get<double>());
+    for (size_t i = 0; i < x.size(); ++i) x[i] *= (w[i] + offset) / size;
+    return x;
+  }
+  // Each head normalised, where there is such a norm, and rotated to position t.
+  Vec turned(Vec x, const std::string& head_norm, size_t dim, size_t t) const {
+    for (size_t at = 0; at < x.size(); at += dim) {
+      const auto head = x.begin() + static_cast<int64_t>(at);
+      Vec h(head, head + static_cast<int64_t>(dim));
+      if (weights_.contains(head_norm + ".weight")) h = norm(h, head_norm);
+      for (size_t i = 0; i < dim / 2; ++i) {
+        const double exponent = 2 * static_cast<double>(i) / static_cast<double>(dim);
+        const double angle = static_cast<double>(t) / std::pow(config_.at("rope_theta").get<double>(), exponent);
+        const double a = h[i], b = h[dim / 2 + i];
+        h[i] = a * std::cos(angle) - b * std::sin(angle);
+        h[dim / 2 + i] = b * std::cos(angle) + a * std::sin(angle);
+      }
+      std::copy(h.begin(), h.end(), head);
+    }
+    return x;
+  }
+
+  nlohmann::json config_;
+  std::map<std::string, Vec> weights_;
+};
+
+}  // namespace stet::test
