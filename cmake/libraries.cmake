@@ -1,13 +1,16 @@
 # Finds the libraries of the README's list. Sets STET_LIBRARIES (to link) and STET_DEFINITIONS
-# (STET_HAVE_X=1 for each optional one found).
+# (STET_HAVE_X=1 for each optional one found); the command alone uses STET_COMMAND_LIBRARIES and STET_COMMAND_DEFINITIONS.
 
-set(STET_LIBRARIES "")
-set(STET_DEFINITIONS "")
+foreach(user STET STET_COMMAND)
+  set(${user}_LIBRARIES "")
+  set(${user}_DEFINITIONS "")
+endforeach()
+set(STET_USER STET)
 
 macro(stet_have option define target found)
   if(${found})
-    list(APPEND STET_LIBRARIES ${target})
-    list(APPEND STET_DEFINITIONS ${define}=1)
+    list(APPEND ${STET_USER}_LIBRARIES ${target})
+    list(APPEND ${STET_USER}_DEFINITIONS ${define}=1)
     message(STATUS "stet: ${option} on")
   elseif("${${option}}" STREQUAL "ON")
     message(FATAL_ERROR "${option}=ON but its library was not found")
@@ -76,3 +79,11 @@ endif()
 stet_have(STET_SENTENCEPIECE STET_HAVE_SENTENCEPIECE PkgConfig::STET_SPM have_sentencepiece)
 stet_have(STET_PCRE2 STET_HAVE_PCRE2 PkgConfig::STET_PCRE have_pcre2)
 stet_have(STET_UTF8PROC STET_HAVE_UTF8PROC PkgConfig::STET_UTF8P have_utf8proc)
+
+set(STET_USER STET_COMMAND)
+set(have_libedit OFF)
+if(PkgConfig_FOUND AND NOT STET_LIBEDIT STREQUAL "OFF")
+  pkg_check_modules(STET_EDIT QUIET IMPORTED_TARGET libedit)
+  set(have_libedit ${STET_EDIT_FOUND})
+endif()
+stet_have(STET_LIBEDIT STET_HAVE_LIBEDIT PkgConfig::STET_EDIT have_libedit)

@@ -4,6 +4,7 @@
 
 #include "stet/bytes.hpp"
 #include "stet/error.hpp"
+#include "stet/snapshot.hpp"
 
 #ifdef STET_HAVE_ZLIB
 #include <zlib.h>

@@ -9,8 +9,6 @@
 
 namespace stet {
 
-bool have_zlib();
-
 // `bytes` is a multiple of `element` bytes, which is 2 or 4. Throws an unsupported Error in a build without zlib.
 std::vector<std::byte> compress_planes(std::span<const std::byte> bytes, size_t element, int level);
 // Throws a format Error, naming `file` and `field`, unless `stored` gives exactly bytes.size() bytes.

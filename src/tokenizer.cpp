@@ -390,7 +390,8 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos, bool spec
   return encode(text, bos, std::span(&whole, special_in_text ? 0 : 1));
 }
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos, std::span<const TextRange> plain_text) const {
+std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos, std::span<const TextRange> plain_text,
+                                       bool continued) const {
   std::vector<TextRange> plain(plain_text.begin(), plain_text.end());
   size_t end = 0;
   for (const TextRange& range : plain) {
@@ -414,7 +415,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos, std::span
     }
   }
   std::vector<Segment> segments;
-  impl_->finder.split({text, -1, true, false}, plain, segments);
+  impl_->finder.split({text, -1, !continued, false}, plain, segments);
   impl_->encoder->encode(segments, ids);
   if (bos != Bos::off) ids.insert(ids.end(), impl_->after.begin(), impl_->after.end());
   return ids;

@@ -10,17 +10,6 @@
 namespace stet::tool {
 namespace {
 
-volatile std::sig_atomic_t interrupt = 0;  // the signal that came
-
-// The first Ctrl-C ends the reply after the current token, so that the state can still be saved; the second ends the
-// process.
-void on_interrupt(int signal) {
-  interrupt = signal;
-  std::signal(signal, SIG_DFL);
-}
-
-struct Interrupted {};  // thrown out of a prompt, which leaves the session as it was before
-
 struct Options {
   ModelOptions model;
   PromptOptions prompt;
@@ -56,7 +45,7 @@ struct Timing {
 void prefill(Session& session, std::span<const int32_t> ids) {
   const Progress line = prefill_progress(static_cast<int64_t>(ids.size()));
   append_prompt(session, ids, [&](int64_t done) {
-    if (interrupt != 0) throw Interrupted();
+    if (Interrupts::signal() != 0) throw Interrupted();
     line(done);
   });
 }
@@ -84,16 +73,16 @@ Json reply_json(Session& session, const std::vector<int32_t>& prompt, const Repl
 std::string joined(const std::vector<int32_t>& ids) { return fmt::format("{}", fmt::join(ids, ",")); }
 
 // A session that replies, and where the replies go.
-class Conversation {
+class Replies {
  public:
   // `greeting` goes to stderr with the first token: by then the blocks that it reads have been checked.
-  Conversation(Session& session, const Tokenizer* tokenizer, const Options& options, const Timing& timing, std::string greeting = "")
+  Replies(Session& session, const Tokenizer* tokenizer, const Options& options, const Timing& timing, std::string greeting = "")
       : session_(session), tokenizer_(tokenizer), options_(options), timing_(timing), greeting_(std::move(greeting)) {}
 
   // One prompt after another, each with its reply. No prompt: the open reply goes on.
   void run(const Turns& turns) {
     const size_t count = std::max<size_t>(1, turns.size());
-    for (size_t i = 0; i < count && interrupt == 0 && out(""); ++i) {
+    for (size_t i = 0; i < count && Interrupts::signal() == 0 && out(""); ++i) {
       turn(turns.empty() ? std::vector<int32_t>() : turns[i], i + 1 == count && !options_.save.empty());
       timing_.load = timing_.restore = 0;
     }
@@ -106,7 +95,7 @@ class Conversation {
     if (!prompt.empty()) prefill(session_, prompt);
     const double middle = seconds();
     Reply reply = generate(session_, tokenizer_, options_.generate, [&](std::string_view text) {
-      return show(text) && interrupt == 0;
+      return show(text) && Interrupts::signal() == 0;
     });
     greet();
     timing_.prefill = middle - start;
@@ -145,22 +134,9 @@ class Conversation {
   std::string greeting_;
 };
 
-std::string fingerprint(const std::shared_ptr<const Tokenizer>& tokenizer) {
-  return tokenizer == nullptr ? "" : tokenizer->fingerprint();
-}
-
 void keep(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const Options& o) {
   const double start = seconds();
-  std::unique_ptr<Snapshot> parent;
-  SaveOptions as = o.save_as.options(parent);
-  std::shared_ptr<const FileSource> files;
-  if (o.save_as.with_weights) as.weights = &session.model().source();
-  if (o.save_as.with_tokenizer) {
-    if (tokenizer == nullptr) require_tokenizer(o.model.checkpoint.directory);  // says why there is none
-    files = memory_source(tokenizer->files(), "tokenizer");
-    as.tokenizer = files.get();
-  }
-  const StateDigests d = Snapshot::save(session, fingerprint(tokenizer), o.save, as);
+  const StateDigests d = o.save_as.save(session, tokenizer, o.save, o.model.checkpoint);
   if (o.json) return;
   fmt::print(stderr, "saved {} tokens to {} in {:.1f} ms, state {}\n", session.size(), printable(o.save),
              (seconds() - start) * 1e3, digest_text(d.state));
@@ -189,16 +165,17 @@ void check(const Session& session, const Turns& turns) {
 // `work` ends early on Ctrl-C; the state is kept in any case, and then the process ends as Ctrl-C would have ended it.
 template <class Work>
 void with_interrupts(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const Options& o, Work work) {
-  for (int signal : {SIGINT, SIGTERM}) std::signal(signal, on_interrupt);
-  try {
-    work();
-  } catch (const Interrupted&) {
+  {
+    const Interrupts noted;
+    try {
+      work();
+    } catch (const Interrupted&) {
+    }
   }
-  for (int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
   if (!o.save.empty() && session.size() > 0) keep(session, tokenizer, o);
-  if (interrupt == 0) return;
+  if (Interrupts::signal() == 0) return;
   finish_output();
-  std::raise(interrupt);
+  std::raise(Interrupts::signal());
 }
 
 void process_prompts(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const Turns& turns, const Options& o) {
@@ -222,7 +199,7 @@ void run_generate(Options& o, bool reply) {
   o.sampling.apply(session.generation());
   check(session, turns);
   if (!reply) return process_prompts(session, tokenizer, turns, o);
-  with_interrupts(session, tokenizer, o, [&] { Conversation(session, tokenizer.get(), o, timing).run(turns); });
+  with_interrupts(session, tokenizer, o, [&] { Replies(session, tokenizer.get(), o, timing).run(turns); });
 }
 
 // What the snapshot cannot do, whatever the model.
@@ -246,10 +223,7 @@ void run_resume(Options& o) {
   if (o.model.kv.empty()) o.model.kv = kv_type_name(snapshot.meta().kv.type);
   choose_checkpoint(o.model, snapshot);
   Timing timing;
-  const auto brought = o.model.checkpoint.named ? nullptr : snapshot.tokenizer_files();
-  const auto tokenizer = brought != nullptr           ? load_tokenizer(*brought)
-                         : o.model.weights != nullptr ? nullptr  // a snapshot without the tokenizer: by token ids
-                                                      : load_tokenizer(o.model.checkpoint.directory);
+  const auto tokenizer = tokenizer_of(snapshot, o.model);
   const Turns turns = o.prompt.turns(o.model.checkpoint, tokenizer, snapshot.tokens().empty());
   double start = seconds();
   const auto model = o.model.load_model();
@@ -263,16 +237,14 @@ void run_resume(Options& o) {
   check(session, turns);
   std::string greeting;
   if (!o.json) {
-    greeting = fmt::format("resumed {} tokens in {:.1f} ms ({} recomputed{}{}), state {}", session.size(), timing.restore * 1e3,
-                           report.recomputed, report.healed.empty() ? "" : fmt::format(", blocks {} healed", fmt::join(report.healed, ",")),
-                           report.checked ? ", all digests checked" : "", digest_text(snapshot.digests().state));
+    greeting = restored_text(snapshot, report, timing.restore);
   }
   if (!o.json && o.restore.how.replay) {
     greeting = fmt::format("migrated {} tokens in {:.1f} ms: computed again with {}, {}, kv {}; state {}", session.size(), timing.restore * 1e3,
                            printable(model->directory()), contract_name(session.compute()), kv_type_name(session.kv().shape().type),
                            digest_text(digests_of(session).state));
   }
-  with_interrupts(session, tokenizer, o, [&] { Conversation(session, tokenizer.get(), o, timing, greeting).run(turns); });
+  with_interrupts(session, tokenizer, o, [&] { Replies(session, tokenizer.get(), o, timing, greeting).run(turns); });
 }
 
 }  // namespace

@@ -146,6 +146,10 @@ Json describe(const Snapshot& s, const Present& present) {
   j["stop_ids"] = s.generation().stop_ids;
   j["stop_strings"] = s.generation().stop_strings;
   j["turns"] = turns_json(s.generation());
+  j["messages"] = Json::array();
+  for (const Message& m : s.meta().dialogue.messages) {
+    j["messages"].push_back({{"role", m.role}, {"content", m.content}, {"begin", m.begin}, {"end", m.end}, {"drawn", m.drawn}});
+  }
   j["prunes"] = Json::parse(encode_prunes(s.meta().prunes));
   j["fingerprints"] = Json::object();
   for (const auto& [name, digest] : s.meta().fingerprints) j["fingerprints"][name] = digest;

@@ -5,6 +5,7 @@
 
 #include <charconv>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <future>
@@ -24,6 +25,29 @@ bool is_there(const std::filesystem::path& path) {
 }
 
 }  // namespace
+
+namespace {
+
+volatile std::sig_atomic_t noted = 0;  // the signal that came
+
+void note(int signal) { noted = signal; }
+void note_once(int signal) {
+  noted = signal;
+  std::signal(signal, SIG_DFL);
+}
+
+}  // namespace
+
+Interrupts::Interrupts(bool patient) {
+  noted = 0;
+  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, patient ? note : note_once);
+}
+
+Interrupts::~Interrupts() {
+  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+}
+
+int Interrupts::signal() { return noted; }
 
 double seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -287,6 +311,20 @@ SaveOptions SaveFileOptions::options(std::unique_ptr<Snapshot>& parent) const {
   return o;
 }
 
+StateDigests SaveFileOptions::save(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const std::string& path,
+                                   const CheckpointOption& checkpoint) const {
+  std::unique_ptr<Snapshot> parent;
+  SaveOptions o = options(parent);
+  std::shared_ptr<const FileSource> files;
+  if (with_weights) o.weights = &session.model().source();
+  if (with_tokenizer) {
+    if (tokenizer == nullptr) require_tokenizer(checkpoint.directory);  // says why there is none
+    files = memory_source(tokenizer->files(), "tokenizer");
+    o.tokenizer = files.get();
+  }
+  return Snapshot::save(session, fingerprint(tokenizer), path, o);
+}
+
 StateDigests SaveFileOptions::write(const State& state, const Snapshot& like, const std::string& path,
                                     const CheckpointOption& checkpoint) const {
   std::unique_ptr<Snapshot> parent;
@@ -323,6 +361,23 @@ void choose_checkpoint(ModelOptions& model, const Snapshot& snapshot) {
   model.weights = snapshot.weights();
   const std::string bundled = bundled_checkpoint(snapshot.meta().checkpoint);
   if (!bundled.empty()) model.checkpoint.directory = bundled;
+}
+
+std::shared_ptr<const Tokenizer> tokenizer_of(const Snapshot& snapshot, const ModelOptions& model) {
+  const auto brought = model.checkpoint.named ? nullptr : snapshot.tokenizer_files();
+  if (brought != nullptr) return load_tokenizer(*brought);
+  if (model.weights != nullptr) return nullptr;  // a snapshot without the tokenizer: by token ids
+  return load_tokenizer(model.checkpoint.directory);
+}
+
+std::string fingerprint(const std::shared_ptr<const Tokenizer>& tokenizer) {
+  return tokenizer == nullptr ? "" : tokenizer->fingerprint();
+}
+
+std::string restored_text(const Snapshot& snapshot, const RestoreReport& report, double seconds) {
+  return fmt::format("resumed {} tokens in {:.1f} ms ({} recomputed{}{}), state {}", snapshot.meta().positions, seconds * 1e3,
+                     report.recomputed, report.healed.empty() ? "" : fmt::format(", blocks {} healed", fmt::join(report.healed, ",")),
+                     report.checked ? ", all digests checked" : "", digest_text(snapshot.digests().state));
 }
 
 Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how, RestoreReport* report,

@@ -32,6 +32,9 @@ void add_convert(CLI::App& app);
 void add_verify(CLI::App& app);
 void add_diff(CLI::App& app);
 void add_bench(CLI::App& app);
+void add_chat(CLI::App& app);
+void add_experiment(CLI::App& app);
+void add_equivalence(CLI::App& app);
 
 // Thrown by a subcommand that has said all it has to say.
 struct ExitStatus {
@@ -111,6 +114,9 @@ struct SaveFileOptions {
   // Options as the library takes them; `parent`, which must outlive them, is opened for a delta.
   SaveOptions options(std::unique_ptr<Snapshot>& parent) const;
   // Files of the model and the tokenizer come from `checkpoint`, where they are asked for.
+  // A session, with the tokenizer that it was used with, if any.
+  StateDigests save(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const std::string& path,
+                    const CheckpointOption& checkpoint) const;
   StateDigests write(const State& state, const Snapshot& like, const std::string& path, const CheckpointOption& checkpoint) const;
 
   std::string against;  // the parent of a delta
@@ -127,11 +133,32 @@ struct RestoreFileOptions {
 
 // Unless the user names a checkpoint: the one in the snapshot, or the bundled one of the name that the snapshot gives.
 void choose_checkpoint(ModelOptions& model, const Snapshot& snapshot);
+// The one that the snapshot brings, or the checkpoint's; null where there is none.
+std::shared_ptr<const Tokenizer> tokenizer_of(const Snapshot& snapshot, const ModelOptions& model);
+// "", or what a snapshot holds of it.
+std::string fingerprint(const std::shared_ptr<const Tokenizer>& tokenizer);
+// What became of the tokens of a snapshot, for a line on stderr.
+std::string restored_text(const Snapshot& snapshot, const RestoreReport& report, double seconds);
 // Loads the model and restores; a refusal says which checkpoint was tried. `tokenizer` is its fingerprint, or empty.
 Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how, RestoreReport* report,
                         const std::string& tokenizer = "");
 Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Model>& loaded, const ModelOptions& model,
                         const RestoreOptions& how, RestoreReport* report, const std::string& tokenizer);
+
+// While an object of this class lives, the first SIGINT or SIGTERM is noted, so that work can end in good order. The second
+// acts as it otherwise would, unless `patient`.
+class Interrupts {
+ public:
+  explicit Interrupts(bool patient = false);
+  ~Interrupts();
+  Interrupts(const Interrupts&) = delete;
+  Interrupts& operator=(const Interrupts&) = delete;
+
+  static int signal();  // that came since the last object was made; 0: none
+};
+
+// Thrown out of a prompt that a signal interrupts, which leaves the session as it was before.
+struct Interrupted {};
 
 // A progress line on stderr for `total` tokens, once that takes over a second and someone watches.
 Progress prefill_progress(int64_t total);

@@ -64,6 +64,8 @@ std::string encode_prunes(const std::vector<Prune>& prunes);
 
 class Snapshot;
 
+bool have_zlib();  // whether this build can compress
+
 struct SaveOptions {
   SnapshotForm form = SnapshotForm::full;
   int compress = 0;                    // zlib level 1 .. 9; 0: blocks as they are, which can be mapped

@@ -61,7 +61,7 @@ struct Dialogue {
 
   // Forgets messages of which a part lies at or after a position; of a drawn reply the front stays.
   void rewind(int64_t size);
-  bool empty() const { return messages.empty() && variables.empty() && chat_template.empty(); }
+  bool empty() const { return *this == Dialogue(); }
   bool operator==(const Dialogue&) const = default;
 };
 

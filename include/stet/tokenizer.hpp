@@ -73,9 +73,11 @@ class Tokenizer {
   std::vector<int32_t> encode(std::string_view text, Bos bos = Bos::automatic,
                               bool special_in_text = true) const;
   // The same where parts of the text alone are of unknown origin, as in a rendered chat template: nothing that
-  // touches one of the `plain` ranges becomes a mark. Words go across the edges of ranges as if there were none. Throws
-  // Error: argument for ranges that overlap, are out of order, or beyond the text.
-  std::vector<int32_t> encode(std::string_view text, Bos bos, std::span<const TextRange> plain) const;
+  // touches one of the `plain` ranges becomes a mark. Words go across the edges of ranges as if there were none.
+  // `continued`: the text goes on from another, so that no space is put before it. Throws Error: argument for ranges that
+  // overlap, are out of order, or beyond the text.
+  std::vector<int32_t> encode(std::string_view text, Bos bos, std::span<const TextRange> plain,
+                              bool continued = false) const;
 
   // The text of ids, valid UTF-8, as transformers' decode(ids, skip_special_tokens=skip_special,
   // clean_up_tokenization_spaces=False). Bytes that form no character become U+FFFD; with byte

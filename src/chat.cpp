@@ -1,0 +1,298 @@
+#include "stet/chat.hpp"
+
+#include <algorithm>
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+#include "src/utf8.hpp"
+#include "stet/error.hpp"
+
+namespace stet {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string messages_json(const std::vector<Message>& messages) {
+  Json list = Json::array();
+  for (const Message& m : messages) {
+    Json message = {{"role", m.role}, {"content", m.content}};
+    if (!m.fields.empty()) message.update(Json::parse(m.fields));
+    list.push_back(std::move(message));
+  }
+  return list.dump();
+}
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n\v\f";
+  const size_t begin = text.find_first_not_of(kSpace);
+  return begin == std::string_view::npos ? "" : text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
+}
+
+// Where a rendering has the content of message `origin`, whole, at or after `from`; empty where it has not.
+TextRange find_content(const jinja::Text& text, const std::string& content, int origin, size_t from) {
+  for (size_t i = text.marks.size(); i > 0; --i) {  // its role may be printed too, before
+    const jinja::Mark& mark = text.marks[i - 1];
+    if (mark.origin != origin || mark.begin < from) continue;
+    const std::string_view there(text.bytes.data() + mark.begin, mark.end - mark.begin);
+    if (there == content || there == trimmed(content)) return {mark.begin, mark.end};
+  }
+  return {};
+}
+
+// Whether a message of the transcript is this one: positions aside.
+bool same_text(const Message& a, const Message& b) {
+  return a.role == b.role && a.content == b.content && a.fields == b.fields && a.drawn == b.drawn;
+}
+
+int64_t count_users(const std::vector<Message>& messages) {
+  return std::count_if(messages.begin(), messages.end(), [](const Message& m) { return m.role == "user"; });
+}
+
+size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+  const size_t n = std::min(a.size(), b.size());
+  return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(n), b.begin()).first - a.begin());
+}
+
+}  // namespace
+
+// The tokens of a rendering, and where the messages are in them.
+struct Conversation::Plan {
+  std::vector<int32_t> ids;
+  std::vector<Message> messages;
+  int64_t kept = 0;
+  PromptReport report;
+
+  // Messages first .. last-1, none of them drawn, are in the tokens that follow.
+  void add_text(const std::vector<int32_t>& tokens, size_t first, size_t last, bool fresh) {
+    const auto begin = static_cast<int64_t>(ids.size());
+    add(tokens, fresh);
+    for (size_t i = first; i < last; ++i) {
+      messages[i].begin = begin;
+      messages[i].end = static_cast<int64_t>(ids.size());
+      messages[i].drawn = false;
+    }
+  }
+  void add(const std::vector<int32_t>& tokens, bool fresh) {
+    ids.insert(ids.end(), tokens.begin(), tokens.end());
+    pieces.emplace_back(static_cast<int64_t>(ids.size()), fresh);
+  }
+  void compare(const std::vector<int32_t>& transcript) {
+    kept = report.kept = static_cast<int64_t>(common_prefix(ids, transcript));
+    int64_t begin = kept;
+    for (const auto& [end, fresh] : pieces) {
+      (fresh ? report.added : report.recomputed) += std::max<int64_t>(0, end - begin);
+      begin = std::max(begin, end);
+    }
+  }
+
+ private:
+  std::vector<std::pair<int64_t, bool>> pieces;  // where each ends, and whether a message in it is new
+};
+
+Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer)
+    : session_(std::move(session)), tokenizer_(std::move(tokenizer)) {
+  Dialogue& dialogue = session_.dialogue();
+  if (dialogue.now == 0) dialogue.now = static_cast<int64_t>(std::time(nullptr));
+  for (Message& m : dialogue.messages) {
+    if (m.drawn && m.content.empty()) m.content = text_of(m);  // the session was rewound into it
+  }
+  template_ = dialogue.chat_template.empty() ? ChatTemplate::of(*tokenizer_)
+                                             : ChatTemplate::parse(dialogue.chat_template, *tokenizer_, "chat template");
+}
+
+Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const ChatTemplate> chat_template)
+    : session_(std::move(session)), tokenizer_(std::move(tokenizer)), template_(std::move(chat_template)) {}
+
+Conversation Conversation::fork() const { return {session_.fork(), tokenizer_, template_}; }
+
+std::vector<int32_t> Conversation::tokens_at(const Message& m, const std::vector<int32_t>& transcript) {
+  if (m.begin < 0 || m.end < m.begin || m.end > static_cast<int64_t>(transcript.size())) {
+    throw Error(ErrorKind::argument, "", "messages", "drawn replies of this transcript", "one at " + std::to_string(m.begin));
+  }
+  return {transcript.begin() + m.begin, transcript.begin() + m.end};
+}
+
+// The tokens of a reply; behind them those of what its content says beyond their text, which is what a stop string in the
+// middle of a token leaves.
+std::vector<int32_t> Conversation::tokens_of(const Message& m, const std::vector<int32_t>& transcript) const {
+  std::vector<int32_t> ids = tokens_at(m, transcript);
+  const std::string text = tokenizer_->decode(ids, true);
+  if (m.content.size() > text.size() && m.content.starts_with(text)) {
+    const std::string rest = m.content.substr(text.size());
+    const TextRange whole{0, rest.size()};
+    const std::vector<int32_t> more = tokenizer_->encode(rest, Tokenizer::Bos::off, {&whole, 1}, true);
+    ids.insert(ids.end(), more.begin(), more.end());
+  }
+  return ids;
+}
+
+Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages) const {
+  const Dialogue& dialogue = session_.dialogue();
+  const std::vector<int32_t> transcript = session_.transcript();
+  const jinja::Text text = template_->render(messages_json(messages), true, dialogue.variables, static_cast<double>(dialogue.now));
+  Plan plan;
+  plan.messages = messages;
+  const auto is_new = [&](size_t i) {
+    return std::none_of(dialogue.messages.begin(), dialogue.messages.end(),
+                        [&](const Message& m) { return m.end > 0 && same_text(m, messages[i]); });
+  };
+  size_t at = 0, first = 0;  // what comes next of the text, and of the messages
+  const auto add_text = [&](size_t end, size_t last, bool fresh) {
+    std::vector<TextRange> plain;
+    for (const jinja::Mark& mark : text.marks) {
+      const TextRange part{std::max(mark.begin, at) - at, std::min(mark.end, end) - std::min(at, end)};
+      if (!dialogue.special_in_text && mark.end > at && mark.begin < end) plain.push_back(part);
+    }
+    for (size_t i = first; i < last; ++i) fresh = fresh || is_new(i);
+    plan.add_text(tokenizer_->encode(std::string_view(text.bytes).substr(at, end - at), Tokenizer::Bos::off, plain, at > 0), first, last, fresh);
+  };
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (!messages[i].drawn) continue;
+    const TextRange there = find_content(text, messages[i].content, static_cast<int>(i), at);
+    if (there.end == 0) continue;  // the template has written it anew, or it is empty
+    add_text(there.begin, i, false);
+    plan.messages[i].begin = static_cast<int64_t>(plan.ids.size());
+    plan.add(tokens_of(messages[i], transcript), is_new(i));
+    plan.messages[i].end = static_cast<int64_t>(plan.ids.size());
+    at = there.end;
+    first = i + 1;
+  }
+  add_text(text.bytes.size(), messages.size(), false);
+  plan.compare(transcript);
+  return plan;
+}
+
+PromptReport Conversation::plan(const std::vector<Message>& messages) const { return make_plan(messages).report; }
+
+PromptReport Conversation::prompt(std::vector<Message> messages, const Progress& progress) {
+  for (Message& m : messages) m.content = utf8_lossy(m.content);
+  const Plan plan = make_plan(messages);
+  const int64_t gone = shifted_out(session_.prunes()), size = static_cast<int64_t>(plan.ids.size()) - gone;
+  if (size > session_.capacity()) {
+    throw Error(ErrorKind::capacity, "", "tokens", "at most " + std::to_string(session_.capacity()) + " positions (--ctx)",
+                std::to_string(size));
+  }
+  Session before = session_.fork();
+  try {
+    close();
+    session_.rewind(std::max<int64_t>(0, plan.kept - gone));
+    append_prompt(session_, std::span(plan.ids).subspan(static_cast<size_t>(plan.kept)), progress);
+  } catch (...) {
+    session_ = std::move(before);
+    throw;
+  }
+  session_.dialogue().messages = plan.messages;
+  return plan.report;
+}
+
+PromptReport Conversation::say(const std::string& text, const Progress& progress) {
+  std::vector<Message> all = messages();
+  all.push_back({"user", text, "", 0, 0, false});
+  return prompt(std::move(all), progress);
+}
+
+// ---------------------------------------------------------------- replies
+
+bool Conversation::open() const {
+  const std::vector<Turn>& turns = session_.generation().turns;
+  return !turns.empty() && turns.back().open && turns.back().end > turns.back().reply && !messages().empty() && messages().back().drawn;
+}
+
+std::string Conversation::text_of(const Message& m) const { return tokenizer_->decode(tokens_at(m, session_.transcript()), true); }
+
+Reply Conversation::reply(const GenerateOptions& options, const TextSink& sink) {
+  std::vector<Message>& all = session_.dialogue().messages;
+  if (!open()) all.push_back({"assistant", "", "", session_.drawn(), session_.drawn(), true});
+  const std::string shown = shown_of(all.back());
+  Reply reply;
+  try {
+    reply = generate(session_, tokenizer_.get(), options, sink);
+  } catch (...) {
+    settle(reply);
+    throw;
+  }
+  settle(reply);
+  if (reply.stop == "stop") end_at(all.back(), shown + reply.text);
+  return reply;
+}
+
+// The text that a reply has given so far: all of its tokens' but for what is held back.
+std::string Conversation::shown_of(const Message& m) const {
+  TextStream stream(*tokenizer_, true);
+  std::string text;
+  for (const int32_t id : tokens_at(m, session_.transcript())) text += stream.push(id);
+  return text.substr(0, text.size() - std::min(text.size(), session_.generation().held.size()));
+}
+
+// The last message takes in what was drawn, but for the stop token at its end.
+void Conversation::settle(const Reply& reply) {
+  std::vector<Message>& all = session_.dialogue().messages;
+  Message& m = all.back();
+  m.end = session_.drawn() - (reply.stop == "eos" ? 1 : 0);
+  m.content = text_of(m);
+  if (session_.drawn() == m.begin) all.pop_back();  // nothing was drawn at all
+}
+
+// A stop string ends what was said; of the tokens those stay that lie before it. It may begin within a token.
+void Conversation::end_at(Message& m, const std::string& content) {
+  TextStream stream(*tokenizer_, true);
+  std::string text;
+  int64_t end = m.begin, at = m.begin;
+  for (const int32_t id : tokens_at(m, session_.transcript())) {
+    text += stream.push(id);
+    ++at;
+    if (text.size() > content.size()) break;
+    if (stream.pending().empty()) end = at;
+  }
+  m.end = end;
+  m.content = content;
+}
+
+std::string Conversation::close() { return open() ? end_reply(session_, tokenizer_.get()) : ""; }
+
+// ---------------------------------------------------------------- going back
+
+// `position` counts as messages do.
+void Conversation::cut(int64_t position, size_t messages) {
+  session_.rewind(std::max<int64_t>(0, position - shifted_out(session_.prunes())));
+  std::vector<Message>& all = session_.dialogue().messages;
+  all.resize(std::min(all.size(), messages));
+}
+
+void Conversation::rewind(int64_t turns) {
+  const std::vector<Message>& all = messages();
+  size_t first = all.size();
+  int64_t found = 0;
+  while (found < turns && first > 0) found += all[--first].role == "user" ? 1 : 0;
+  if (turns < 1 || found < turns) {
+    throw Error(ErrorKind::argument, "", "turns", "1 .. " + std::to_string(count_users(all)), std::to_string(turns));
+  }
+  const bool later = std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(first), [](const Message& m) { return m.drawn; });
+  int64_t position = later ? all[first].begin : 0;
+  // The prompt may begin one token later, where the reply before it had drawn its own stop token.
+  for (const Turn& turn : session_.generation().turns) {
+    const int64_t begin = turn.prompt + shifted_out(session_.prunes());
+    if (later && begin == position + 1) position = begin;
+  }
+  cut(position, first);
+}
+
+void Conversation::retry() {
+  const std::vector<Message>& all = messages();
+  if (all.empty() || !all.back().drawn) throw Error(ErrorKind::argument, "", "retry", "a reply to draw again", "none");
+  cut(all.back().begin, all.size() - 1);
+}
+
+void Conversation::set_system(const std::string& text) {
+  std::vector<Message>& all = session_.dialogue().messages;
+  const bool there = !all.empty() && all.front().role == "system";
+  if (text.empty()) {
+    if (there) all.erase(all.begin());
+    return;
+  }
+  if (!there) all.insert(all.begin(), Message{"system", "", "", 0, 0, false});
+  all.front().content = utf8_lossy(text);
+  all.front().begin = all.front().end = 0;  // not processed yet
+}
+
+}  // namespace stet

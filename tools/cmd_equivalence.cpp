@@ -1,0 +1,193 @@
+// stet equivalence: one generation, by every way that a state can take.
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "stet/chat.hpp"
+#include "stet/error.hpp"
+#include "stet/verify.hpp"
+#include "tools/command.hpp"
+
+namespace stet::tool {
+namespace {
+
+struct Options {
+  ModelOptions model;
+  PromptOptions prompt;
+  SamplingOptions sampling;
+  GenerateOptions generate{64, false};
+  std::string say;
+  bool json = false;
+};
+
+// A directory for the files of the run; goes away with it.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "stet-equivalence-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) throw Error(ErrorKind::io, name, "", "a directory that can be made", "none");
+    path_ = name;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string operator/(const char* name) const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+struct Way {
+  std::string name;
+  std::function<Session(const Session& prompted)> begin;  // the state from which the reply is drawn
+};
+
+struct Result {
+  std::string name;
+  Reply reply;
+  StateDigests digests;
+  double ready_s, reply_s;
+  std::optional<Difference> difference;
+};
+
+// Everything that tells of the way is in the closure: which file, which form, which kernels.
+std::vector<Way> ways(const Options& o, const std::shared_ptr<const Model>& model, const Tokenizer* tokenizer, const Folder& folder) {
+  const std::string key = tokenizer == nullptr ? "" : tokenizer->fingerprint();
+  const SessionOptions session_options = o.model.session_options();
+  const auto restored = [=](const std::string& file, const RestoreOptions& how) {
+    return Snapshot::open(file).restore(model, key, session_options, how);
+  };
+  const auto through_file = [=, &folder](const char* file, SaveOptions save, RestoreOptions how) {
+    return [=, path = folder / file](const Session& s) {
+      Session copy = s.fork();
+      Snapshot::save(copy, key, path, save);
+      return restored(path, how);
+    };
+  };
+  const auto computed_by = [=](ComputeOptions compute) {
+    return [=](const Session& s) {
+      SessionOptions other = session_options;
+      other.compute = compute;
+      Session again(model, other);
+      again.generation() = s.generation();
+      again.append(s.tokens());
+      return again;
+    };
+  };
+  std::vector<Way> all = {
+      {"cached state (fork)", [](const Session& s) { return s.fork(); }},
+      {"rewound after another reply",
+       [](const Session& s) {
+         Session other = s.fork();
+         const auto size = other.size();
+         other.generation().stop_strings.clear();
+         generate(other, nullptr, {8, true});
+         other.rewind(size);
+         other.generation() = s.generation();
+         return other;
+       }},
+      {"exported, loaded (mapped)", through_file("full.stet", {}, {})},
+      {"exported, loaded (read)", through_file("read.stet", {}, {.map = false, .check = true})},
+      {"exported as a recipe", through_file("recipe.stet", {.form = SnapshotForm::recipe}, {})}};
+  if (have_zlib()) all.push_back({"exported, compressed", through_file("zlib.stet", {.compress = 1}, {})});
+  ComputeOptions one = session_options.compute;
+  one.threads = 1;
+  all.push_back({"one thread", computed_by(one)});
+  ComputeOptions pieces = session_options.compute;
+  pieces.chunk = 7;
+  all.push_back({"prompt in chunks of 7", computed_by(pieces)});
+  ComputeOptions portable = session_options.compute;
+  portable.isa = "portable";
+  all.push_back({"portable kernels", computed_by(portable)});
+  return all;
+}
+
+Result take(const std::string& name, Session session, const Tokenizer* tokenizer, const Options& o, double start, std::optional<Session>* keep) {
+  Result r{name, {}, {}, seconds() - start, 0, std::nullopt};
+  const double middle = seconds();
+  r.reply = generate(session, tokenizer, o.generate);
+  r.reply.text += end_reply(session, tokenizer);
+  r.reply_s = seconds() - middle;
+  r.digests = digests_of(session);
+  keep->emplace(std::move(session));
+  return r;
+}
+
+void print(const std::vector<Result>& results, const Options& o) {
+  if (o.json) {
+    Json rows = Json::array();
+    for (const Result& r : results) {
+      Json row = {{"way", r.name}, {"equal", !r.difference}, {"ids", r.reply.ids}, {"digests", digests_json(r.digests)},
+                  {"ready_s", r.ready_s}, {"reply_s", r.reply_s}};
+      if (r.difference) row["difference"] = r.difference->text();
+      rows.push_back(std::move(row));
+    }
+    out(dump(rows, 1) + "\n");
+    return;
+  }
+  out(fmt::format("{:<28}  {:>10}  {:>6}  {:<37}  {}\n", "generation from", "ready", "tokens", "state", ""));
+  for (const Result& r : results) {
+    out(fmt::format("{:<28}  {:>7.1f} ms  {:>6}  {}  {}\n", r.name, r.ready_s * 1e3, r.reply.ids.size(), digest_text(r.digests.state),
+                    r.difference ? "DIFFERENT: " + r.difference->text() : "equal"));
+  }
+  out(fmt::format("{}\n", printable(results[0].reply.text, 400)));
+}
+
+void run_equivalence(Options& o) {
+  o.sampling.validate();
+  auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
+  const Turns turns = o.say.empty() ? o.prompt.turns(o.model.checkpoint, tokenizer, true) : Turns();
+  const auto model = o.model.load_model();
+  const Folder folder;
+  double start = seconds();
+  Session prompted(model, o.model.session_options());
+  prompted.generation() = default_generation(*model);
+  o.sampling.apply(prompted.generation());
+  if (!o.say.empty()) {
+    if (tokenizer == nullptr) tokenizer = require_tokenizer(o.model.checkpoint.directory);
+    Conversation conversation(std::move(prompted), tokenizer);
+    conversation.say(o.say);
+    prompted = std::move(conversation.session());
+    prompted.dialogue() = Dialogue();  // the tokens are compared, not who said them
+  }
+  for (const auto& turn : turns) append_prompt(prompted, turn);
+  std::vector<Result> results;
+  std::optional<Session> normal, other;
+  const auto cases = ways(o, model, tokenizer.get(), folder);
+  const Session state = prompted.fork();
+  results.push_back(take("normal generation", std::move(prompted), tokenizer.get(), o, start, &normal));
+  for (const Way& way : cases) {
+    start = seconds();
+    results.push_back(take(way.name, way.begin(state), tokenizer.get(), o, start, &other));
+    results.back().difference = first_difference(normal->state(), other->state(), o.model.session_options().compute.blas ? kBlasTolerance : 0);
+  }
+  print(results, o);
+  finish_output();
+  for (const Result& r : results) {
+    if (r.difference) throw ExitStatus{1};
+  }
+}
+
+}  // namespace
+
+void add_equivalence(CLI::App& app) {
+  const auto o = std::make_shared<Options>();
+  CLI::App* sub = app.add_subcommand("equivalence", "Compare one generation by every way a state can take: cached, saved, loaded, computed again.");
+  o->prompt.add_to(*sub);
+  sub->add_option("--say", o->say, "a message of the user, through the chat template")->type_name("TEXT")->group("Prompt");
+  o->sampling.add_to(*sub);
+  sub->add_option("-n,--max-tokens", o->generate.max_tokens, "most tokens of the reply (default: 64)")->type_name("N")->check(integer(1, INT64_MAX))->group("Stopping");
+  sub->add_flag("--ignore-eos", o->generate.ignore_eos, "go on past stop tokens")->group("Stopping");
+  sub->add_flag("--json", o->json, "print JSON")->group("Output");
+  o->model.add_to(*sub);
+  sub->callback([o] {
+    if (o->say.empty()) o->prompt.require();
+    else if (o->prompt.given()) throw CLI::ExcludesError("--say", "--prompt, --prompt-file, --ids, --ids-file");
+    run_equivalence(*o);
+  });
+}
+
+}  // namespace stet::tool
