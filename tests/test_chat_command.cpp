@@ -44,7 +44,7 @@ class ChatCommand : public testing::Test {
 };
 
 TEST_F(ChatCommand, TheScriptedConversationIsAsExpected) {
-  const Outcome o = run_stet({"chat", "--script", kScript, "--json", "--save", snapshot});
+  const Outcome o = run_stet({"chat", "--threads", "1", "--script", kScript, "--json", "--save", snapshot});
   EXPECT_EQ(o.status, 0) << o.err;
   const std::vector<Json> turns = lines_of(o.out);
   const Json expected = script();
@@ -61,11 +61,11 @@ TEST_F(ChatCommand, TheScriptedConversationIsAsExpected) {
   }
   EXPECT_EQ(Json(Snapshot::open(snapshot).tokens()), expected["ids"]);
   // And the transcript for people; an expectation that fails is the exit status.
-  const Outcome text = run_stet({"chat", "--script", kScript});
+  const Outcome text = run_stet({"chat", "--threads", "1", "--script", kScript});
   EXPECT_EQ(text.status, 0);
   EXPECT_NE(text.out.find("model  m was 66.\n"), std::string::npos) << text.out;
   stet_test::write_file(scratch / "wrong.json", R"([{"user": "Set k = 5.", "expect": "never"}, {"user": "What is k?", "contains": ["5"]}])");
-  const Outcome wrong = run_stet({"chat", "--script", scratch / "wrong.json"});
+  const Outcome wrong = run_stet({"chat", "--threads", "1", "--script", scratch / "wrong.json"});
   EXPECT_EQ(wrong.status, 1);
   EXPECT_NE(wrong.out.find("NOT AS EXPECTED: expected \"never\""), std::string::npos);
 }
@@ -75,12 +75,12 @@ TEST_F(ChatCommand, ScriptsAreCheckedBeforeTheyRun) {
                                     {"[3]", "turns[0]: expected a string, or an object with user or command, found 3"},
                                     {"[{\"command\": \"x\"}]", "turns[0].command: expected a command that begins with /"}}) {
     stet_test::write_file(scratch / "bad.json", text);
-    const Outcome o = run_stet({"chat", "--script", scratch / "bad.json"});
+    const Outcome o = run_stet({"chat", "--threads", "1", "--script", scratch / "bad.json"});
     EXPECT_EQ(o.status, 1);
     EXPECT_NE(o.err.find(error), std::string::npos) << o.err;
   }
-  EXPECT_EQ(run_stet({"chat", "--json"}).status, 2);
-  EXPECT_EQ(run_stet({"chat", "--script", lines({"/nonsense"})}).status, 1);
+  EXPECT_EQ(run_stet({"chat", "--threads", "1", "--json"}).status, 2);
+  EXPECT_EQ(run_stet({"chat", "--threads", "1", "--script", lines({"/nonsense"})}).status, 1);
 }
 
 // Each turn in a process of its own, which is killed as soon as the state is on disk.
@@ -90,7 +90,7 @@ TEST_F(ChatCommand, KilledAfterEverySaveAndResumed) {
     const std::string pipe = scratch / "pipe";
     ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
     const int writer = ::open(pipe.c_str(), O_RDWR);
-    Args args = {"chat", "--save", snapshot, "--autosave"};
+    Args args = {"chat", "--threads", "1", "--save", snapshot, "--autosave"};
     if (i > 0) args.insert(args.end(), {"--resume", snapshot});
     const CommandRun run(args, pipe, scratch / "out", scratch / "err");
     const std::string line = expected["turns"][i]["user"].get<std::string>() + "\n";
@@ -110,7 +110,7 @@ TEST_F(ChatCommand, KilledAfterEverySaveAndResumed) {
   }
   const Snapshot killed = Snapshot::open(snapshot);
   EXPECT_EQ(Json(killed.tokens()), expected["ids"]);
-  ASSERT_EQ(run_stet({"chat", "--script", kScript, "--save", scratch / "unbroken.stet"}).status, 0);
+  ASSERT_EQ(run_stet({"chat", "--threads", "1", "--script", kScript, "--save", scratch / "unbroken.stet"}).status, 0);
   const Snapshot unbroken = Snapshot::open(scratch / "unbroken.stet");
   EXPECT_EQ(killed.digests().kv, unbroken.digests().kv);
   EXPECT_EQ(killed.digests().logits, unbroken.digests().logits);
@@ -118,7 +118,7 @@ TEST_F(ChatCommand, KilledAfterEverySaveAndResumed) {
 }
 
 TEST_F(ChatCommand, CommandsInScripts) {
-  const Outcome o = run_stet({"chat", "--script",
+  const Outcome o = run_stet({"chat", "--threads", "1", "--script",
                               lines({"Set k = 5.", "/fork other", "Set k = 9.", "What is k?", "/switch main", "What is k?", "/branches",
                                      "/edit Set k = 3.", "/rewind", "/system Be terse.", "What is k?", "/messages", "/verify", "/state",
                                      "/set temperature 0.5", "/set", "/prune 20 2 shift", "What is k?", "/verify", "//quit is a word", "/quit", "never said"})});
@@ -136,19 +136,19 @@ TEST_F(ChatCommand, CommandsInScripts) {
 }
 
 TEST_F(ChatCommand, TheConversationIsInTheSnapshot) {
-  ASSERT_EQ(run_stet({"chat", "--system", "Be terse.", "--script", lines({"Set k = 5."}), "--save", snapshot}).status, 0);
+  ASSERT_EQ(run_stet({"chat", "--threads", "1", "--system", "Be terse.", "--script", lines({"Set k = 5."}), "--save", snapshot}).status, 0);
   const Snapshot s = Snapshot::open(snapshot);
   ASSERT_EQ(s.meta().dialogue.messages.size(), 3u);
   EXPECT_EQ(s.meta().dialogue.messages[0].content, "Be terse.");
   EXPECT_TRUE(s.meta().dialogue.messages[2].drawn);
-  EXPECT_EQ(run_stet({"chat", "--resume", snapshot, "--script", lines({"What is k?"}), "--json"}).status, 0);
+  EXPECT_EQ(run_stet({"chat", "--threads", "1", "--resume", snapshot, "--script", lines({"What is k?"}), "--json"}).status, 0);
   const Json inspected = Json::parse(run_stet({"inspect", snapshot, "--json"}).out);
   EXPECT_EQ(inspected["messages"].size(), 3u);
 }
 
 TEST_F(ChatCommand, ExperimentsBranchFromOneState) {
-  ASSERT_EQ(run_stet({"chat", "--script", lines({"Set k = 5."}), "--save", snapshot}).status, 0);
-  const Args args = {"experiment", snapshot, "--say", "What is k?", "--seeds", "1,2,1", "--temperature", "0,1.5", "--top-k", "5,50", "-n", "12", "--twice"};
+  ASSERT_EQ(run_stet({"chat", "--threads", "1", "--script", lines({"Set k = 5."}), "--save", snapshot}).status, 0);
+  const Args args = {"experiment", snapshot, "--threads", "1", "--say", "What is k?", "--seeds", "1,2,1", "--temperature", "0,20", "--top-k", "5,50", "-n", "12", "--twice"};
   Args json = args, csv = args;
   json.push_back("--json");
   csv.push_back("--csv");
@@ -172,7 +172,7 @@ TEST_F(ChatCommand, ExperimentsBranchFromOneState) {
 }
 
 TEST_F(ChatCommand, EquivalenceIsProvedWayByWay) {
-  const Outcome o = run_stet({"equivalence", "--say", "Set k = 5.", "--sample", "--temperature", "1.2", "--seed", "4", "-n", "24", "--json"});
+  const Outcome o = run_stet({"equivalence", "--threads", "1", "--say", "Set k = 5.", "--sample", "--temperature", "1.2", "--seed", "4", "-n", "24", "--json"});
   EXPECT_EQ(o.status, 0) << o.err;
   const Json rows = Json::parse(o.out);
   ASSERT_GE(rows.size(), 9u);
@@ -180,7 +180,7 @@ TEST_F(ChatCommand, EquivalenceIsProvedWayByWay) {
     EXPECT_EQ(row["equal"], true) << row;
     EXPECT_EQ(row["digests"]["state"], rows[0]["digests"]["state"]);
   }
-  EXPECT_EQ(run_stet({"equivalence", "-m", data_path("models/gemma3-tiny"), "--ids", "1,2,3,4,5,6,7,8,9,10,11,12"}).status, 0);
+  EXPECT_EQ(run_stet({"equivalence", "--threads", "1", "-m", data_path("models/gemma3-tiny"), "--ids", "1,2,3,4,5,6,7,8,9,10,11,12"}).status, 0);
 }
 
 // ---------------------------------------------------------------- a terminal
@@ -210,21 +210,20 @@ class Terminal {
     ::close(fd_);
   }
   void type(const std::string& keys) const { ASSERT_EQ(::write(fd_, keys.data(), keys.size()), static_cast<ssize_t>(keys.size())); }
-  // Reads until the screen has shown `text` since the last call; what was shown, escape sequences left out.
-  std::string until(const std::string& text, int milliseconds = 20000) {
-    std::string shown;
-    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
-    while (plain(shown).find(text) == std::string::npos && std::chrono::steady_clock::now() < end) {
+  // Reads until the screen has shown `text`, escape sequences left out, after what the last call waited for.
+  void until(const std::string& text) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    size_t found;
+    while ((found = plain(shown_).find(text, seen_)) == std::string::npos && std::chrono::steady_clock::now() < end) {
       pollfd p{fd_, POLLIN, 0};
       if (::poll(&p, 1, 100) <= 0) continue;
       char buffer[4096];
       const ssize_t n = ::read(fd_, buffer, sizeof buffer);
       if (n <= 0) break;
-      shown.append(buffer, static_cast<size_t>(n));
+      shown_.append(buffer, static_cast<size_t>(n));
     }
-    const std::string result = plain(shown);
-    EXPECT_NE(result.find(text), std::string::npos) << "waited for \"" << text << "\", saw: " << result;
-    return result;
+    ASSERT_NE(found, std::string::npos) << "waited for \"" << text << "\", saw: " << plain(shown_).substr(seen_);
+    seen_ = found + text.size();
   }
   int wait() {
     int status = 0;
@@ -251,11 +250,13 @@ class Terminal {
   }
   int fd_ = -1;
   pid_t pid_ = 0;
+  std::string shown_;
+  size_t seen_ = 0;  // of plain(shown_)
 };
 
 #ifdef STET_HAVE_LIBEDIT
 TEST_F(ChatCommand, OnATerminal) {
-  Terminal t({"chat", "-m", kGemma, "--stats"}, scratch.path());
+  Terminal t({"chat", "-m", kGemma, "--stats", "--threads", "1"}, scratch.path());
   t.until("you> ");
   t.type("Set k = 5.\r");
   t.until("new; first token after");
@@ -291,7 +292,7 @@ TEST_F(ChatCommand, OnATerminal) {
   // History outlives the process, and is its owner's alone.
   const std::string history = scratch / ".stet_history";
   EXPECT_EQ(std::filesystem::status(history).permissions() & std::filesystem::perms::others_read, std::filesystem::perms::none);
-  Terminal again({"chat", "-m", kGemma}, scratch.path());
+  Terminal again({"chat", "-m", kGemma, "--threads", "1"}, scratch.path());
   again.until("you> ");
   again.type("\033[A\033[A\r");
   again.until("two");

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 
@@ -174,9 +175,10 @@ void ChatShell::run() {
   const std::string history = given != nullptr ? given : home != nullptr ? std::string(home) + "/.stet_history" : "";
   LineEditor editor([this](const std::string& line) { return complete(line); }, history);
   if (editor.interactive()) fmt::print("{}  /help lists commands; a \\ at the end of a line goes on in the next.\n", printable(current().session().model().directory()));
+  const Interrupts noted(true);  // Ctrl-C between replies ends nothing
   std::string text;
   bool more = false;
-  while (out("")) {
+  while (out("") && Interrupts::signal() != SIGTERM) {
     flush_output();
     const std::optional<std::string> line = editor.read(more ? "... " : editor.interactive() ? prompt_text() : "");
     if (!line) break;

@@ -28,6 +28,7 @@ bool is_there(const std::filesystem::path& path) {
 
 namespace {
 
+constexpr int kInterrupts[] = {SIGINT, SIGTERM};
 volatile std::sig_atomic_t noted = 0;  // the signal that came
 
 void note(int signal) { noted = signal; }
@@ -40,11 +41,11 @@ void note_once(int signal) {
 
 Interrupts::Interrupts(bool patient) {
   noted = 0;
-  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, patient ? note : note_once);
+  for (int i = 0; i < 2; ++i) before_[i] = std::signal(kInterrupts[i], patient ? note : note_once);
 }
 
 Interrupts::~Interrupts() {
-  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+  for (int i = 0; i < 2; ++i) std::signal(kInterrupts[i], before_[i]);
 }
 
 int Interrupts::signal() { return noted; }

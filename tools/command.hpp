@@ -155,6 +155,9 @@ class Interrupts {
   Interrupts& operator=(const Interrupts&) = delete;
 
   static int signal();  // that came since the last object was made; 0: none
+
+ private:
+  void (*before_[2])(int);
 };
 
 // Thrown out of a prompt that a signal interrupts, which leaves the session as it was before.
