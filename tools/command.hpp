@@ -26,6 +26,7 @@ void add_resume(CLI::App& app);
 void add_logits(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_detokenize(CLI::App& app);
+void add_template(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_prune(CLI::App& app);
 void add_convert(CLI::App& app);
