@@ -109,7 +109,7 @@ struct Limits {
   uint64_t steps = 50'000'000;
   size_t memory = size_t{256} << 20;  // bytes of all values and unfinished output that live at once
   size_t output = size_t{64} << 20;   // bytes of the result
-  int depth = 400;                    // macros within macros, and values within values
+  int depth = 1000;                   // expressions, bodies and calls within one another, and values within values
 };
 
 struct RenderOptions {
