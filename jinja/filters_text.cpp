@@ -44,8 +44,7 @@ Value title(Context& c, const Value& v, const Bound&) {
 Value trim(Context& c, const Value& v, const Bound& a) {
   const Text text = str(c, v);
   const Text* chars = a.text_or_null(c, 0);
-  c.scan(text.bytes.size());
-  const Span span = stripped(text.bytes, chars != nullptr ? &chars->bytes : nullptr, true, true);
+  const Span span = stripped(c, text, chars, true, true);
   return c.string(slice(text, span.begin, span.end));
 }
 

@@ -103,8 +103,8 @@ class Value {
 
 using Variables = std::vector<std::pair<std::string, Value>>;
 
-// What one template may use. Time is bounded by steps: one for every node evaluated and every item
-// passed, and one for every 64 bytes copied.
+// What one rendering may use. Time is bounded by steps: one for every node evaluated and every item passed, more for
+// long strings: one for 512 bytes copied, for 2 bytes looked at as characters. All of the default take a few seconds.
 struct Limits {
   uint64_t steps = 50'000'000;
   size_t memory = size_t{256} << 20;  // bytes of all values and unfinished output that live at once
