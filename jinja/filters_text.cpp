@@ -117,7 +117,8 @@ Value escape(Context& c, const Value& v, const Bound&) {
   c.scan(text.bytes.size());
   Builder out(c);
   each_character(text, [&](uint32_t code, std::string_view bytes, int origin) {
-    const char* entity = code == '&' ? "&amp;" : code == '<' ? "&lt;" : code == '>' ? "&gt;" : code == '"' ? "&#34;" : code == '\'' ? "&#39;" : nullptr;
+    const char* entity = code == '&' ? "&amp;" : code == '<' ? "&lt;" : code == '>' ? "&gt;" : code == '"' ? "&#34;"
+                         : code == '\'' ? "&#39;" : nullptr;
     out.add(entity != nullptr ? std::string_view(entity) : bytes, origin);
   });
   return out.string();

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <chrono>
-#include <iostream>
 
 #include "stet/error.hpp"
 #include "stet/template.hpp"
@@ -18,22 +17,7 @@ struct Options {
   std::string messages, messages_file, prompt, system, tools, chat_template;
   std::vector<std::string> variables;
   bool add_generation_prompt = false, json = false, show_ids = false, jsonl = false;
-  std::vector<CLI::Option*> sources;
-
-  // Exactly one of them.
-  void add_source(CLI::Option* option) {
-    for (CLI::Option* other : sources) {
-      option->excludes(other);
-      other->excludes(option);
-    }
-    sources.push_back(option);
-  }
-  void require() const {
-    for (const CLI::Option* option : sources) {
-      if (option->count() > 0) return;
-    }
-    throw CLI::RequiredError("--messages, --messages-file, --prompt or --jsonl");
-  }
+  SourceOptions sources;
 };
 
 double epoch_seconds() {
@@ -111,17 +95,11 @@ Json answer_line(const Renderer& renderer, const std::string& line, const std::s
   }
 }
 
-void answer_lines(const Renderer& renderer) {
-  std::string line;
-  for (size_t number = 1; out("") && std::getline(std::cin, line); ++number) {
-    out(dump(answer_line(renderer, line, "standard input: line " + std::to_string(number))) + "\n");
-    flush_output();
-  }
-}
-
 void run(const Options& o) {
   const Renderer renderer(o);
-  if (o.jsonl) return answer_lines(renderer);
+  if (o.jsonl) {
+    return each_line([&](const std::string& line, const std::string& where) { return dump(answer_line(renderer, line, where)); });
+  }
   const std::string text = renderer.render(messages_of(o), o.add_generation_prompt, variables_of(o));
   if (o.json) {
     out(dump(renderer.answer(text)) + "\n");
@@ -137,13 +115,12 @@ void run(const Options& o) {
 void add_template(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("template", "Chat messages to the text of a prompt, by the checkpoint's chat template.");
-  o->add_source(sub->add_option("--messages", o->messages, "a JSON array of {\"role\": …, \"content\": …}")->type_name("JSON"));
-  o->add_source(sub->add_option("--messages-file", o->messages_file, "the same, from a file (- for standard input)")->type_name("FILE"));
-  o->add_source(sub->add_option("-p,--prompt", o->prompt, "one message of the user")->type_name("TEXT"));
-  o->add_source(sub->add_flag("--jsonl", o->jsonl, "per line of standard input {\"messages\": […], \"add_generation_prompt\": …, further "
+  o->sources.add(sub->add_option("--messages", o->messages, "a JSON array of {\"role\": …, \"content\": …}")->type_name("JSON"));
+  o->sources.add(sub->add_option("--messages-file", o->messages_file, "the same, from a file (- for standard input)")->type_name("FILE"));
+  CLI::Option* prompt = o->sources.add(sub->add_option("-p,--prompt", o->prompt, "one message of the user")->type_name("TEXT"));
+  o->sources.add(sub->add_flag("--jsonl", o->jsonl, "per line of standard input {\"messages\": […], \"add_generation_prompt\": …, further "
                                                    "variables}, per line out {\"text\": …, \"ids\": […]} or {\"error\": …}"));
-  CLI::Option* system = sub->add_option("--system", o->system, "a system message before --prompt")->type_name("TEXT");
-  system->needs(o->sources[2]);
+  sub->add_option("--system", o->system, "a system message before --prompt")->type_name("TEXT")->needs(prompt);
   sub->add_flag("--add-generation-prompt", o->add_generation_prompt, "end where the model's reply begins");
   sub->add_option("--tools", o->tools, "a JSON array of functions that the model may call")->type_name("FILE");
   add_texts(*sub, "--var", o->variables, "a variable of the template: name=JSON (may be given again)");
@@ -152,7 +129,7 @@ void add_template(CLI::App& app) {
   sub->add_flag("--show-ids", o->show_ids, "the tokens of the text, one per line");
   o->checkpoint.add_to(*sub);
   sub->callback([o] {
-    o->require();
+    o->sources.require("--messages, --messages-file, --prompt or --jsonl");
     run(*o);
   });
 }
