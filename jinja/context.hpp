@@ -24,8 +24,10 @@ class Context {
     if (count > steps_left_) fail(ErrorKind::capacity, "at most " + std::to_string(options.limits.steps) + " steps", "more");
     steps_left_ -= count;
   }
-  void copy(size_t bytes) { step(1 + bytes / 64); }
-  void scan(size_t bytes) { step(1 + bytes / 8); }  // character by character
+  void copy(size_t bytes) { step(1 + bytes / 512); }
+  void scan(size_t bytes) { step(1 + bytes / 2); }  // character by character
+  // For a string of so many bytes in another one: their product, at worst.
+  void search(size_t bytes, size_t wanted) { step(1 + bytes / 8 + bytes / 64 * (wanted / 64)); }
   // Memory is counted before it is taken, where its size is known before.
   void expect_memory(size_t bytes);
 
@@ -181,6 +183,7 @@ Value positive(Context& c, const Value& v);
 Text str(Context& c, const Value& v);
 Text repr(Context& c, const Value& v);
 Value as_string(Context& c, const Value& v);  // the value itself, if it is one
+Span stripped(Context& c, const Text& text, const Text* chars, bool left, bool right);  // white space, without chars
 Value replaced(Context& c, const Text& text, const Text& from, const Text& to, int64_t count);  // all, when count < 0
 
 Value attribute(Context& c, const Value& v, const std::string& name);

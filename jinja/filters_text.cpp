@@ -44,8 +44,7 @@ Value title(Context& c, const Value& v, const Bound&) {
 Value trim(Context& c, const Value& v, const Bound& a) {
   const Text text = str(c, v);
   const Text* chars = a.text_or_null(c, 0);
-  c.scan(text.bytes.size());
-  const Span span = stripped(text.bytes, chars != nullptr ? &chars->bytes : nullptr, true, true);
+  const Span span = stripped(c, text, chars, true, true);
   return c.string(slice(text, span.begin, span.end));
 }
 
@@ -118,7 +117,8 @@ Value escape(Context& c, const Value& v, const Bound&) {
   c.scan(text.bytes.size());
   Builder out(c);
   each_character(text, [&](uint32_t code, std::string_view bytes, int origin) {
-    const char* entity = code == '&' ? "&amp;" : code == '<' ? "&lt;" : code == '>' ? "&gt;" : code == '"' ? "&#34;" : code == '\'' ? "&#39;" : nullptr;
+    const char* entity = code == '&' ? "&amp;" : code == '<' ? "&lt;" : code == '>' ? "&gt;" : code == '"' ? "&#34;"
+                         : code == '\'' ? "&#39;" : nullptr;
     out.add(entity != nullptr ? std::string_view(entity) : bytes, origin);
   });
   return out.string();

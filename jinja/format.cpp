@@ -163,7 +163,9 @@ Spec parse_spec(Context& c, const Text& text) {
   } else if (is_align(0)) {
     spec.align = bytes[at++];
   }
-  const auto take = [&](std::string_view choices) { return at < bytes.size() && choices.find(bytes[at]) != std::string_view::npos ? bytes[at++] : '\0'; };
+  const auto take = [&](std::string_view choices) {
+    return at < bytes.size() && choices.find(bytes[at]) != std::string_view::npos ? bytes[at++] : '\0';
+  };
   if (const char sign = take("+- ")) spec.sign = sign;
   spec.alternate = take("#") != 0;
   if (take("0") != 0) {

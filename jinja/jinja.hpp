@@ -66,18 +66,17 @@ class Value {
   // Ill-formed UTF-8 becomes U+FFFD.
   static Value string(std::string_view bytes, int origin = kUnmarked);
   static Value list(std::vector<Value> items);
-  // Of two members of one name the later one stays.
   static Value dict(std::vector<std::pair<std::string, Value>> members);
 
-  // From JSON; all strings in it, keys too, have the given origin. Throws Error: format, with line
-  // and column, where it is not JSON, is nested more than 100 deep, or has a number that fits neither
-  // 64 bits nor a double.
-  static Value from_json(std::string_view json, const std::string& file, int origin = kUnmarked);
-  // From a JSON array whose element i, and all in it, has origin first + i.
-  static Value from_json_array(std::string_view json, const std::string& file, int first);
+  // Throws Error: format, with line and column, where it is not JSON, is nested more than 100 deep, or has a number
+  // that fits neither 64 bits nor a double. Of two members of one name the later one stays, as in Python.
+  static Value from_json(std::string_view json, const std::string& file);
+  // A copy with this origin on all strings in it, keys too. The value is one made by the functions above.
+  Value marked(int origin) const;
 
   Kind kind() const { return kind_; }
-  size_t size() const;  // of a list, else 0
+  std::vector<Value> items() const;                            // of a list, else none
+  std::vector<std::pair<std::string, Value>> members() const;  // of a dict whose keys are strings, else none
 
   // For the engine.
   Value(Kind kind, std::shared_ptr<Object> object) : kind_(kind), object_(std::move(object)) {}
@@ -104,13 +103,13 @@ class Value {
 
 using Variables = std::vector<std::pair<std::string, Value>>;
 
-// What one template may use. Time is bounded by steps: one for every node evaluated and every item
-// passed, and one for every 64 bytes copied.
+// What one rendering may use. Time is bounded by steps: one for every node evaluated and every item passed, more for
+// long strings: one for 512 bytes copied, for 2 bytes looked at as characters. All of the default take a few seconds.
 struct Limits {
   uint64_t steps = 50'000'000;
   size_t memory = size_t{256} << 20;  // bytes of all values and unfinished output that live at once
   size_t output = size_t{64} << 20;   // bytes of the result
-  int depth = 400;                    // macros within macros, and values within values
+  int depth = 1000;                   // expressions, bodies and calls within one another, and values within values
 };
 
 struct RenderOptions {

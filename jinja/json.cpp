@@ -14,9 +14,7 @@ constexpr size_t kDepthLimit = 100;
 // Builds values as the parser's events arrive.
 class Reader : public nlohmann::json_sax<Json> {
  public:
-  // With `first`, element i of the outermost array has that origin + i; otherwise all have `origin`.
-  Reader(std::string_view text, const std::string& file, int origin, bool by_element)
-      : text_(text), file_(file), origin_(origin), by_element_(by_element) {}
+  Reader(std::string_view text, const std::string& file) : text_(text), file_(file) {}
 
   Value take() { return std::move(root_); }
 
@@ -31,12 +29,12 @@ class Reader : public nlohmann::json_sax<Json> {
     if (digits.find_first_of(".eE") == string_t::npos) fail("", "integers of 64 bits", digits);
     return add(Value::number(value));
   }
-  bool string(string_t& value) override { return add(Value::string(value, origin())); }
+  bool string(string_t& value) override { return add(Value::string(value)); }
   bool binary(binary_t&) override { return false; }  // JSON text has none
   bool start_object(size_t) override { return open(true); }
   bool start_array(size_t) override { return open(false); }
   bool key(string_t& name) override {
-    open_.back().key = Value::string(name, origin());
+    open_.back().key = Value::string(name);
     return true;
   }
   bool end_object() override {
@@ -69,18 +67,13 @@ class Reader : public nlohmann::json_sax<Json> {
   [[noreturn]] void fail(const std::string& field, const std::string& expected, const std::string& found) const {
     throw Error(ErrorKind::format, file_, field, expected, found);
   }
-  int origin() const {
-    return by_element_ && !open_.empty() ? origin_ + static_cast<int>(open_.front().items.size()) : origin_;
-  }
   bool open(bool object) {
     if (open_.size() == kDepthLimit) fail("", "JSON at most " + std::to_string(kDepthLimit) + " levels deep", "more levels");
-    if (open_.empty() && by_element_ && object) fail("", "a JSON array", "an object");
     open_.push_back({object});
     return true;
   }
   bool add(const Value& value) {
     if (open_.empty()) {
-      if (by_element_ && !value.is(Kind::list)) fail("", "a JSON array", type_name(value));
       root_ = value;
     } else if (open_.back().object) {
       open_.back().members.set(open_.back().key, value);
@@ -92,17 +85,9 @@ class Reader : public nlohmann::json_sax<Json> {
 
   std::string_view text_;
   const std::string& file_;
-  int origin_;
-  bool by_element_;
   Value root_;
   std::vector<Container> open_;
 };
-
-Value read(std::string_view json, const std::string& file, int origin, bool by_element) {
-  Reader reader(json, file, origin, by_element);
-  Json::sax_parse(json.begin(), json.end(), &reader);
-  return reader.take();
-}
 
 // json.dumps.
 class Writer {
@@ -215,12 +200,10 @@ class Writer {
 
 }  // namespace
 
-Value Value::from_json(std::string_view json, const std::string& file, int origin) {
-  return read(json, file, origin, false);
-}
-
-Value Value::from_json_array(std::string_view json, const std::string& file, int first) {
-  return read(json, file, first, true);
+Value Value::from_json(std::string_view json, const std::string& file) {
+  Reader reader(json, file);
+  Json::sax_parse(json.begin(), json.end(), &reader);
+  return reader.take();
 }
 
 Text to_json(Context& c, const Value& v, const JsonStyle& style) {

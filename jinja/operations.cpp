@@ -55,6 +55,7 @@ bool truth(Context& c, const Value& v) {
     case Kind::boolean: return v.as_boolean();
     case Kind::integer: return v.as_integer() != 0;
     case Kind::number: return v.as_number() != 0;
+    case Kind::string: return !text_of(v).bytes.empty();
     case Kind::iterator:
     case Kind::space:
     case Kind::callable: return true;
@@ -65,7 +66,7 @@ bool truth(Context& c, const Value& v) {
 std::optional<size_t> length(Context& c, const Value& v) {
   switch (v.kind()) {
     case Kind::undefined: return 0;
-    case Kind::string: return characters(text_of(v).bytes);
+    case Kind::string: c.copy(text_of(v).bytes.size()); return characters(text_of(v).bytes);
     case Kind::list:
     case Kind::tuple:
     case Kind::view: return items_of(v).size();
@@ -170,7 +171,7 @@ bool compare(Context& c, Order order, const Value& a, const Value& b) {
 bool contains(Context& c, const Value& container, const Value& item) {
   if (is_string(container)) {
     if (!is_string(item)) c.fail("a string to be looked for in a string", type_name(item));
-    c.scan(text_of(container).bytes.size());
+    c.search(text_of(container).bytes.size(), text_of(item).bytes.size());
     return text_of(container).bytes.find(text_of(item).bytes) != std::string::npos;
   }
   if (container.is(Kind::dict)) {

@@ -93,7 +93,7 @@ class Parser {
         data->text = plain(token.text);
         body.push_back(std::move(data));
       } else if (token.type == Type::variable_begin) {
-        body.push_back(print(now().at, tuple({})));
+        body.push_back(print(tuple({})));
         if (now().type != Type::variable_end) fail("}} at the end of this expression");
         ++at_;
       } else {
@@ -122,8 +122,8 @@ class Parser {
     return body;
   }
 
-  std::unique_ptr<Statement> print(Position at, ExpressionPtr e) const {
-    auto node = placed(std::make_unique<Print>(), at);
+  std::unique_ptr<Statement> print(ExpressionPtr e) const {
+    auto node = placed(std::make_unique<Print>(), e->at);
     node->expression = std::move(e);
     return node;
   }
@@ -132,7 +132,7 @@ class Parser {
     if (now().type != Type::name) fail("the name of a tag");
     const Token tag = next();
     if (tag.text == "print") {
-      for (bool more = now().type != Type::block_end; more; more = skip_sign(",")) body.push_back(print(now().at, expression()));
+      for (bool more = now().type != Type::block_end; more; more = skip_sign(",")) body.push_back(print(expression()));
       return;
     }
     std::unique_ptr<Statement> node;
@@ -368,9 +368,9 @@ class Parser {
   }
 
   ExpressionPtr logic_not() {
-    const Level level(*this);
     const Token start = now();
     if (!skip_name("not")) return comparison();
+    const Level level(*this);
     return placed(std::make_unique<Unary>('!', logic_not()), start.at);
   }
 
@@ -432,10 +432,10 @@ class Parser {
 
   // Filters and tests bind looser than a sign before the operand, attributes and calls tighter.
   ExpressionPtr unary(bool filters) {
-    const Level level(*this);
     const Token start = now();
     ExpressionPtr e;
     if (is_one_of(start, Type::sign, {"+", "-"})) {
+      const Level level(*this);
       ++at_;
       e = placed(std::make_unique<Unary>(start.text[0], unary(false)), start.at);
     } else {
@@ -476,7 +476,6 @@ class Parser {
       default: break;
     }
     if (skip_sign("(")) {
-      const Level level(*this);
       ExpressionPtr inner = tuple({}, true, true);
       expect_sign(")");
       return inner;
@@ -589,7 +588,6 @@ class Parser {
   }
 
   ArgumentList arguments() {
-    const Level level(*this);
     ArgumentList all;
     expect_sign("(");
     while (!now().is_sign(")")) {

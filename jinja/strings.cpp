@@ -112,6 +112,12 @@ Value as_string(Context& c, const Value& v) {
   return is_string(v) ? v : c.string(str(c, v));
 }
 
+Span stripped(Context& c, const Text& text, const Text* chars, bool left, bool right) {
+  const size_t size = text.bytes.size();
+  chars == nullptr ? c.scan(size) : c.search(size * 8, chars->bytes.size() * 8);
+  return stripped(text.bytes, chars != nullptr ? &chars->bytes : nullptr, left, right);
+}
+
 Value replaced(Context& c, const Text& text, const Text& from, const Text& to, int64_t count) {
   Builder out(c);
   size_t done = 0;
@@ -123,7 +129,7 @@ Value replaced(Context& c, const Text& text, const Text& from, const Text& to, i
       at += at < text.bytes.size() ? utf8_at(text.bytes, at).length : 1;
     }
   } else {
-    c.scan(text.bytes.size());
+    c.search(text.bytes.size(), from.bytes.size());
     for (size_t at; count != 0 && (at = text.bytes.find(from.bytes, done)) != std::string::npos; --count) {
       out.add(text, done, at);
       out.add(to);
@@ -154,8 +160,7 @@ template <bool kLeft, bool kRight>
 Value strip(Context& c, const Value& self, const Bound& a) {
   const Text& text = self_text(self);
   const Text* chars = a.text_or_null(c, 0);
-  c.scan(text.bytes.size());
-  const Span span = stripped(text.bytes, chars != nullptr ? &chars->bytes : nullptr, kLeft, kRight);
+  const Span span = stripped(c, text, chars, kLeft, kRight);
   return part(c, text, span.begin, span.end);
 }
 
@@ -223,7 +228,7 @@ Value split(Context& c, const Value& self, const Bound& a) {
   const Text* separator = a.text_or_null(c, 0);
   const int64_t limit = a.integer(c, 1, -1);
   if (separator != nullptr && separator->bytes.empty()) c.fail("a separator", "an empty one");
-  c.scan(text.bytes.size());
+  separator != nullptr ? c.search(text.bytes.size(), separator->bytes.size()) : c.scan(text.bytes.size());
   Parts parts(c, text);
   if (separator == nullptr) {
     split_at_space(text.bytes, limit, kFromRight, parts);
@@ -245,7 +250,7 @@ Value partition(Context& c, const Value& self, const Bound& a) {
   const Text& text = self_text(self);
   const std::string& separator = a.text(c, 0).bytes;
   if (separator.empty()) c.fail("a separator", "an empty one");
-  c.scan(text.bytes.size());
+  c.search(text.bytes.size(), separator.size());
   const size_t at = kFromRight ? text.bytes.rfind(separator) : text.bytes.find(separator);
   const Value empty = c.string("");
   if (at == std::string::npos) {
@@ -257,7 +262,7 @@ Value partition(Context& c, const Value& self, const Bound& a) {
 // The part of a string that arguments `start` and `end` (in characters) of a search name. Nothing, where start lies
 // behind the end.
 std::optional<Span> searched(Context& c, const Text& text, const Bound& a) {
-  c.scan(text.bytes.size());
+  c.copy(text.bytes.size());
   const auto count = static_cast<int64_t>(characters(text.bytes));
   const auto bound = [&](size_t i, int64_t otherwise) {
     const int64_t given = a.has(i) && !a[i].is(Kind::none) ? a.integer(c, i, 0) : otherwise;
@@ -272,6 +277,7 @@ template <bool kFromRight, bool kMustBe>
 Value find(Context& c, const Value& self, const Bound& a) {
   const Text& text = self_text(self);
   const std::string& wanted = a.text(c, 0).bytes;
+  c.search(text.bytes.size(), wanted.size());
   if (const auto span = searched(c, text, a)) {
     const std::string_view part = std::string_view(text.bytes).substr(span->begin, span->end - span->begin);
     const size_t at = kFromRight ? part.rfind(wanted) : part.find(wanted);
@@ -286,6 +292,7 @@ Value find(Context& c, const Value& self, const Bound& a) {
 Value count(Context& c, const Value& self, const Bound& a) {
   const Text& text = self_text(self);
   const std::string& wanted = a.text(c, 0).bytes;
+  c.search(text.bytes.size(), wanted.size());
   const auto span = searched(c, text, a);
   if (!span) return Value::integer(0);
   const std::string_view part = std::string_view(text.bytes).substr(span->begin, span->end - span->begin);

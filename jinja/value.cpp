@@ -60,8 +60,30 @@ Value Value::dict(std::vector<std::pair<std::string, Value>> members) {
   return {Kind::dict, new_object<Dict>(std::move(m))};
 }
 
-size_t Value::size() const {
-  return is(Kind::list) ? items_of(*this).size() : 0;
+Value Value::marked(int origin) const {
+  if (is(Kind::string)) return string(text_of(*this).bytes, origin);
+  if (is(Kind::list)) {
+    std::vector<Value> copies;
+    for (const Value& item : items_of(*this)) copies.push_back(item.marked(origin));
+    return list(std::move(copies));
+  }
+  if (!is(Kind::dict)) return *this;
+  Members copies;
+  for (const auto& [key, value] : members_of(*this).all()) copies.set(key.marked(origin), value.marked(origin));
+  return {Kind::dict, new_object<Dict>(std::move(copies))};
+}
+
+std::vector<Value> Value::items() const {
+  return is(Kind::list) ? items_of(*this) : std::vector<Value>();
+}
+
+std::vector<std::pair<std::string, Value>> Value::members() const {
+  std::vector<std::pair<std::string, Value>> all;
+  if (!is(Kind::dict)) return all;
+  for (const auto& [key, value] : members_of(*this).all()) {
+    if (is_string(key)) all.emplace_back(text_of(key).bytes, value);
+  }
+  return all;
 }
 
 const Value* Frame::find(const std::string& name) const {

@@ -10,6 +10,7 @@
 namespace stet {
 namespace {
 
+using jinja::Value;
 using Json = nlohmann::ordered_json;
 
 std::string messages_json(const std::vector<Message>& messages) {
@@ -96,8 +97,8 @@ Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tok
   for (Message& m : dialogue.messages) {
     if (m.drawn && m.content.empty()) m.content = text_of(m);  // the session was rewound into it
   }
-  template_ = dialogue.chat_template.empty() ? ChatTemplate::of(*tokenizer_)
-                                             : ChatTemplate::parse(dialogue.chat_template, *tokenizer_, "chat template");
+  template_ = std::make_shared<const ChatTemplate>(dialogue.chat_template.empty() ? ChatTemplate(*tokenizer_)
+                                                                                  : ChatTemplate(dialogue.chat_template, "chat_template", *tokenizer_));
 }
 
 Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const ChatTemplate> chat_template)
@@ -129,7 +130,9 @@ std::vector<int32_t> Conversation::tokens_of(const Message& m, const std::vector
 Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages) const {
   const Dialogue& dialogue = session_.dialogue();
   const std::vector<int32_t> transcript = session_.transcript();
-  const jinja::Text text = template_->render(messages_json(messages), true, dialogue.variables, static_cast<double>(dialogue.now));
+  const jinja::Text text = template_->render(Value::from_json(messages_json(messages), "messages"), true,
+                                             Value::from_json(dialogue.variables.empty() ? "{}" : dialogue.variables, "variables"),
+                                             static_cast<double>(dialogue.now));
   Plan plan;
   plan.messages = messages;
   const auto is_new = [&](size_t i) {
@@ -138,11 +141,7 @@ Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages)
   };
   size_t at = 0, first = 0;  // what comes next of the text, and of the messages
   const auto add_text = [&](size_t end, size_t last, bool fresh) {
-    std::vector<TextRange> plain;
-    for (const jinja::Mark& mark : text.marks) {
-      const TextRange part{std::max(mark.begin, at) - at, std::min(mark.end, end) - std::min(at, end)};
-      if (!dialogue.special_in_text && mark.end > at && mark.begin < end) plain.push_back(part);
-    }
+    const std::vector<TextRange> plain = dialogue.special_in_text ? std::vector<TextRange>() : plain_ranges(text, at, end);
     for (size_t i = first; i < last; ++i) fresh = fresh || is_new(i);
     plan.add_text(tokenizer_->encode(std::string_view(text.bytes).substr(at, end - at), Tokenizer::Bos::off, plain, at > 0), first, last, fresh);
   };

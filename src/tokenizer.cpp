@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <map>
 
 #include "src/encoder.hpp"
 #include "src/tokenizer_json.hpp"
@@ -49,6 +50,8 @@ struct Tokenizer::Impl {
   std::vector<int32_t> before, after;
   std::optional<int32_t> bos, eos;
   std::string chat_template, fingerprint;
+  std::map<std::string, std::string, std::less<>> named_templates;
+  std::vector<std::pair<std::string, std::string>> special_tokens;
 
   // Throws Error: argument for an id outside the vocabulary.
   void check(int32_t id) const {
@@ -65,7 +68,8 @@ struct Config {
   bool present = false;
   std::string file, tokenizer_class, chat_template;
   std::string bos, eos;                                   // texts of tokens
-  std::vector<std::string> special;                       // texts of all named tokens
+  std::map<std::string, std::string, std::less<>> named_templates;
+  std::vector<std::pair<std::string, std::string>> special;  // names and texts of all named tokens
   std::vector<std::pair<std::string, AddedToken>> added;  // by field
   std::optional<bool> add_bos, add_eos, legacy;
 };
@@ -75,12 +79,18 @@ std::string token_text(const JsonNode& node) {
   return node.json().is_object() ? node.at("content").string() : node.string();
 }
 
-std::string read_chat_template(const JsonNode& node) {
-  if (!node.json().is_array()) return node.string();
-  for (const JsonNode& entry : node.elements()) {
-    if (entry.at("name").string() == "default") return entry.at("template").string();
+// One template, or several by name, of which one is the default.
+void read_chat_template(const JsonNode& node, Config& config) {
+  if (!node.json().is_array()) {
+    config.chat_template = node.string();
+    return;
   }
-  node.fail("a template named default");
+  for (const JsonNode& entry : node.elements()) {
+    config.named_templates.emplace(entry.at("name").string(), entry.at("template").string());
+  }
+  const auto standard = config.named_templates.find("default");
+  if (standard == config.named_templates.end()) node.fail("a template named default");
+  config.chat_template = standard->second;
 }
 
 void read_added_decoder(const JsonNode& node, Config& config) {
@@ -118,27 +128,28 @@ Config read_config(std::string_view bytes, const std::string& file) {
   config.add_bos = flag("add_bos_token");
   config.add_eos = flag("add_eos_token");
   config.legacy = flag("legacy");
-  if (const auto node = root.find("chat_template"))
-    config.chat_template = read_chat_template(*node);
+  if (const auto node = root.find("chat_template")) read_chat_template(*node, config);
   if (const auto node = root.find("added_tokens_decoder")) read_added_decoder(*node, config);
   for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
                            "cls_token", "mask_token"}) {
     const std::optional<JsonNode> node = root.find(name);
     if (!node) continue;
-    config.special.push_back(token_text(*node));
-    if (name == std::string_view("bos_token")) config.bos = config.special.back();
-    if (name == std::string_view("eos_token")) config.eos = config.special.back();
+    config.special.emplace_back(name, token_text(*node));
+    if (name == std::string_view("bos_token")) config.bos = config.special.back().second;
+    if (name == std::string_view("eos_token")) config.eos = config.special.back().second;
   }
   for (const char* name : {"additional_special_tokens", "extra_special_tokens"}) {
     const std::optional<JsonNode> node = root.find(name);
     if (!node) continue;
     if (node->json().is_object()) {
       for (const auto& item : node->json().items()) {
-        config.special.push_back(
-            token_text(JsonNode(item.value(), file, node->path() + "." + item.key())));
+        const JsonNode entry(item.value(), file, node->path() + "." + item.key());
+        config.special.emplace_back(item.key(), token_text(entry));
       }
     } else {
-      for (const JsonNode& entry : node->elements()) config.special.push_back(token_text(entry));
+      for (const JsonNode& entry : node->elements()) {
+        config.special.emplace_back("additional_special_tokens", token_text(entry));
+      }
     }
   }
   return config;
@@ -156,7 +167,7 @@ void add_config_tokens(const Config& config, TokenizerParts& parts) {
       add_token(parts, token, config.file, field);
     }
   }
-  for (const std::string& text : config.special) {
+  for (const auto& [name, text] : config.special) {
     AddedToken token;
     token.id = parts.vocabulary.find(text);
     token.text = text;
@@ -168,13 +179,13 @@ void add_config_tokens(const Config& config, TokenizerParts& parts) {
   }
 }
 
-// A token of the chat template is reserved like a special one, if it is more than white space: so
+// A token of a chat template is reserved like a special one, if it is more than white space: so
 // user text cannot open a turn even where the checkpoint does not call the token special.
-void mark_reserved(const std::string& chat_template, std::vector<AddedToken>& added) {
+void mark_reserved(const std::string& templates, std::vector<AddedToken>& added) {
   for (AddedToken& token : added) {
     const bool visible = token.text.find_first_not_of(" \t\r\n") != std::string::npos;
     token.reserved =
-        token.special || (visible && chat_template.find(token.text) != std::string::npos);
+        token.special || (visible && templates.find(token.text) != std::string::npos);
   }
 }
 
@@ -296,8 +307,10 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const s
   if (const std::string* bytes = find_file(files, "tokenizer_config.json")) {
     config = read_config(*bytes, where + "tokenizer_config.json");
   }
-  if (const std::string* bytes = find_file(files, "chat_template.jinja"))
+  if (const std::string* bytes = find_file(files, "chat_template.jinja")) {
     config.chat_template = *bytes;
+    config.named_templates.clear();
+  }
   TokenizerParts parts;
   if (const std::string* bytes = find_file(files, "tokenizer.json")) {
     parts = parse_bpe_tokenizer(*bytes, where + "tokenizer.json");
@@ -308,7 +321,9 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const s
     throw Error(ErrorKind::io, whole, "", "tokenizer.json or tokenizer.model", "neither");
   }
   add_config_tokens(config, parts);
-  mark_reserved(config.chat_template, parts.added);
+  std::string templates = config.chat_template;
+  for (const auto& [name, source] : config.named_templates) templates += source;
+  mark_reserved(templates, parts.added);
 
   impl->bos = named_token(config, config.bos, "bos_token", parts.bos, parts.vocabulary);
   impl->eos = named_token(config, config.eos, "eos_token", parts.eos, parts.vocabulary);
@@ -321,6 +336,12 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const s
   parts.encoder->set_added(parts.added, parts.vocabulary.size());
   impl->vocabulary = std::move(parts.vocabulary);
   impl->chat_template = std::move(config.chat_template);
+  impl->named_templates = std::move(config.named_templates);
+  impl->special_tokens = std::move(config.special);
+  if (!config.present) {
+    if (impl->bos) impl->special_tokens.emplace_back("bos_token", impl->vocabulary.piece(*impl->bos));
+    if (impl->eos) impl->special_tokens.emplace_back("eos_token", impl->vocabulary.piece(*impl->eos));
+  }
   impl->fingerprint = fingerprint_of(parts, *impl);
   impl->encoder = std::move(parts.encoder);
   impl->decoder = std::move(parts.decoder);
@@ -343,8 +364,13 @@ std::optional<int32_t> Tokenizer::bos() const {
 std::optional<int32_t> Tokenizer::eos() const {
   return impl_->eos;
 }
-std::string_view Tokenizer::chat_template() const {
-  return impl_->chat_template;
+std::string_view Tokenizer::chat_template(std::string_view name) const {
+  if (name.empty()) return impl_->chat_template;
+  const auto found = impl_->named_templates.find(name);
+  return found == impl_->named_templates.end() ? std::string_view() : found->second;
+}
+const std::vector<std::pair<std::string, std::string>>& Tokenizer::special_tokens() const {
+  return impl_->special_tokens;
 }
 std::string Tokenizer::fingerprint() const {
   return impl_->fingerprint;

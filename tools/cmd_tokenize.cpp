@@ -1,8 +1,6 @@
 // stet tokenize, detokenize.
 #include <fmt/format.h>
 
-#include <iostream>
-
 #include "stet/error.hpp"
 #include "tools/command.hpp"
 
@@ -13,33 +11,8 @@ struct Options {
   CheckpointOption checkpoint;
   std::string text, file, ids, bos = "auto";
   bool jsonl = false, json = false, skip_special = false, plain_special = false;
-  std::vector<CLI::Option*> sources;
-
-  // Exactly one of them.
-  void add_source(CLI::Option* option) {
-    for (CLI::Option* other : sources) {
-      option->excludes(other);
-      other->excludes(option);
-    }
-    sources.push_back(option);
-  }
-  void require(const std::string& names) const {
-    for (const CLI::Option* option : sources) {
-      if (option->count() > 0) return;
-    }
-    throw CLI::RequiredError(names);
-  }
+  SourceOptions sources;
 };
-
-// Writes f(line, name of the line) for every line of standard input, at once: whoever asks may wait for the answer.
-template <class F>
-void each_line(F f) {
-  std::string line;
-  for (size_t number = 1; out("") && std::getline(std::cin, line); ++number) {
-    out(f(line, "standard input: line " + std::to_string(number)) + "\n");
-    flush_output();
-  }
-}
 
 void run_tokenize(const Options& o) {
   const auto tokenizer = require_tokenizer(o.checkpoint.directory);
@@ -79,15 +52,15 @@ void run_detokenize(const Options& o) {
 void add_tokenize(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("tokenize", "Text to token ids.");
-  o->add_source(sub->add_option("text,-p,--prompt", o->text, "the text")->type_name("TEXT"));
-  o->add_source(sub->add_option("--prompt-file", o->file, "the text, from a file (- for standard input)")->type_name("FILE"));
-  o->add_source(sub->add_flag("--jsonl", o->jsonl, "one JSON string per line of standard input, one JSON array per line out"));
+  o->sources.add(sub->add_option("text,-p,--prompt", o->text, "the text")->type_name("TEXT"));
+  o->sources.add(sub->add_option("--prompt-file", o->file, "the text, from a file (- for standard input)")->type_name("FILE"));
+  o->sources.add(sub->add_flag("--jsonl", o->jsonl, "one JSON string per line of standard input, one JSON array per line out"));
   sub->add_flag("--json", o->json, "a JSON array of ids");
   add_bos_to(*sub, o->bos, "Options");
   sub->add_flag("--plain-special", o->plain_special, "special tokens in the text are ordinary text");
   o->checkpoint.add_to(*sub);
   sub->callback([o] {
-    o->require("text, --prompt-file or --jsonl");
+    o->sources.require("text, --prompt-file or --jsonl");
     run_tokenize(*o);
   });
 }
@@ -95,13 +68,13 @@ void add_tokenize(CLI::App& app) {
 void add_detokenize(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("detokenize", "Token ids to text.");
-  o->add_source(sub->add_option("ids,--ids", o->ids, "token ids: 1,2,3")->type_name("IDS"));
-  o->add_source(sub->add_flag("--jsonl", o->jsonl, "one JSON array per line of standard input, one JSON string per line out"));
+  o->sources.add(sub->add_option("ids,--ids", o->ids, "token ids: 1,2,3")->type_name("IDS"));
+  o->sources.add(sub->add_flag("--jsonl", o->jsonl, "one JSON array per line of standard input, one JSON string per line out"));
   sub->add_flag("--json", o->json, "a JSON string");
   sub->add_flag("--skip-special", o->skip_special, "leave special tokens out");
   o->checkpoint.add_to(*sub);
   sub->callback([o] {
-    o->require("ids or --jsonl");
+    o->sources.require("ids or --jsonl");
     run_detokenize(*o);
   });
 }

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <future>
+#include <iostream>
 
 #include "stet/error.hpp"
 #include "stet/file.hpp"
@@ -178,29 +180,41 @@ void add_bos_to(CLI::App& app, std::string& bos, const std::string& group) {
       ->type_name("WHEN")->check(CLI::IsMember({"auto", "on", "off"}))->group(group);
 }
 
+CLI::Option* SourceOptions::add(CLI::Option* option) {
+  for (CLI::Option* other : options_) {
+    option->excludes(other);
+    other->excludes(option);
+  }
+  options_.push_back(option);
+  return option;
+}
+
+const CLI::Option* SourceOptions::chosen() const {
+  const auto found = std::find_if(options_.begin(), options_.end(), [](const CLI::Option* option) { return option->count() > 0; });
+  return found == options_.end() ? nullptr : *found;
+}
+
+void SourceOptions::require(const std::string& names) const {
+  if (chosen() == nullptr) throw CLI::RequiredError(names);
+}
+
+void each_line(const std::function<std::string(const std::string&, const std::string&)>& f) {
+  std::string line;
+  for (size_t number = 1; out("") && std::getline(std::cin, line); ++number) {
+    out(f(line, "standard input: line " + std::to_string(number)) + "\n");
+    flush_output();
+  }
+}
+
 void PromptOptions::add_to(CLI::App& app) {
-  sources_ = {add_texts(app, "-p,--prompt", prompts, "text; given again, it is said after the reply to the one before"),
-              app.add_option("--prompt-file", prompt_file, "text from a file (- for standard input)")->type_name("FILE"),
-              app.add_option("--ids", ids, "token ids: 1,2,3")->type_name("IDS"),
-              app.add_option("--ids-file", ids_file, "token ids: a JSON array in a file (- for standard input)")->type_name("FILE")};
-  for (CLI::Option* a : sources_) {
-    a->group("Prompt");
-    for (CLI::Option* b : sources_) {
-      if (a != b) a->excludes(b);
-    }
+  for (CLI::Option* option :
+       {add_texts(app, "-p,--prompt", prompts, "text; given again, it is said after the reply to the one before"),
+        app.add_option("--prompt-file", prompt_file, "text from a file (- for standard input)")->type_name("FILE"),
+        app.add_option("--ids", ids, "token ids: 1,2,3")->type_name("IDS"),
+        app.add_option("--ids-file", ids_file, "token ids: a JSON array in a file (- for standard input)")->type_name("FILE")}) {
+    sources_.add(option)->group("Prompt");
   }
   add_bos_to(app, bos, "Prompt");
-}
-
-bool PromptOptions::given() const {
-  for (const CLI::Option* option : sources_) {
-    if (option->count() > 0) return true;
-  }
-  return false;
-}
-
-void PromptOptions::require() const {
-  if (!given()) throw CLI::RequiredError("--prompt, --prompt-file, --ids or --ids-file");
 }
 
 Tokenizer::Bos bos_of(const std::string& name) {
@@ -238,8 +252,7 @@ Turns PromptOptions::turns(const CheckpointOption& checkpoint, const std::shared
     if (tokenizer == nullptr) require_tokenizer(checkpoint.directory, " (or use --ids)");  // says why there is none
     take(tokenizer->encode(text, fresh && turns.empty() ? bos_of(bos) : Tokenizer::Bos::off), where);
   };
-  for (const CLI::Option* source : sources_) {
-    if (source->count() == 0) continue;
+  if (const CLI::Option* source = sources_.chosen()) {
     const std::string name = source->get_name();
     if (name == "--ids") take(parse_ids(ids, name), name);
     if (name == "--ids-file") take(parse_ids(read_prompt(ids_file), ids_file), ids_file);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -26,6 +27,7 @@ void add_resume(CLI::App& app);
 void add_logits(CLI::App& app);
 void add_tokenize(CLI::App& app);
 void add_detokenize(CLI::App& app);
+void add_template(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_prune(CLI::App& app);
 void add_convert(CLI::App& app);
@@ -72,20 +74,34 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& directory);
 std::shared_ptr<const Tokenizer> load_tokenizer(const FileSource& source);
 std::shared_ptr<const Tokenizer> require_tokenizer(const std::string& directory, const std::string& hint = "");
 
+// Options of which one is to be given, and no two.
+class SourceOptions {
+ public:
+  CLI::Option* add(CLI::Option* option);
+  const CLI::Option* chosen() const;             // null where none was given
+  void require(const std::string& names) const;  // a wrong command line, where none was given
+
+ private:
+  std::vector<CLI::Option*> options_;
+};
+
+// Writes f(line, name of the line) for every line of standard input, at once: whoever asks may wait for the answer.
+void each_line(const std::function<std::string(const std::string& line, const std::string& where)>& f);
+
 // --prompt, --prompt-file, --ids, --ids-file: what is to be processed. Several prompts are several turns.
 struct PromptOptions {
   std::vector<std::string> prompts;
   std::string prompt_file, ids, ids_file, bos = "auto";
 
   void add_to(CLI::App& app);
-  bool given() const;
-  void require() const;  // a wrong command line, where none was given
+  bool given() const { return sources_.chosen() != nullptr; }
+  void require() const { sources_.require("--prompt, --prompt-file, --ids or --ids-file"); }
   // The turns as token ids, none of them empty. The checkpoint's tokenizer is needed for text alone; bos stands only
   // where `fresh` is set and first.
   Turns turns(const CheckpointOption& checkpoint, const std::shared_ptr<const Tokenizer>& tokenizer, bool fresh) const;
 
  private:
-  std::vector<CLI::Option*> sources_;
+  SourceOptions sources_;
 };
 
 void add_bos_to(CLI::App& app, std::string& bos, const std::string& group);

@@ -98,8 +98,13 @@ class Tokenizer {
   // Left out by skip_special. False for ids out of range.
   bool is_special(int32_t id) const;
 
-  // The Jinja source, or "".
-  std::string_view chat_template() const;
+  // The Jinja source, or "". With `name`, that of the templates of this name which tokenizer_config.json lists
+  // ("tool_use"), or "".
+  std::string_view chat_template(std::string_view name = "") const;
+  // The named special tokens of tokenizer_config.json and their texts, as chat templates see them: bos_token,
+  // eos_token, unk_token, sep_token, pad_token, cls_token, mask_token, further ones of extra_special_tokens; and once
+  // for each of its tokens, additional_special_tokens. Without that file: bos_token and eos_token of the vocabulary.
+  const std::vector<std::pair<std::string, std::string>>& special_tokens() const;
 
   // "xxh3:" and 32 hex digits, XXH3-128 over everything that decides ids and text. Each part is
   // hashed as its length (8 bytes, little-endian) and its bytes, in this order: the kind ("bpe" or
