@@ -166,7 +166,7 @@ std::vector<std::string> ChatShell::complete(const std::string& line) const {
 
 std::string ChatShell::prompt_text() const {
   const std::string name = name_ == "main" ? "you" : "you (" + name_ + ")";
-  return colour_ ? "\1\033[1m\1" + name + "> \1\033[0m\1" : name + "> ";
+  return colour_ ? "\1\033[1m\1" + name + ">\1\033[0m\1 " : name + "> ";
 }
 
 void ChatShell::run() {

@@ -102,6 +102,7 @@ struct LineEditor::Impl {
     prompt = with_prompt;
     given_up = false;
     int count = 0;
+    el_set(editor, EL_PREP_TERM, 1);  // before the prompt shows: keys typed at once are edited, too
     const char* line = el_gets(editor, &count);
     if (given_up) {
       el_reset(editor);
