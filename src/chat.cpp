@@ -93,7 +93,10 @@ struct Conversation::Plan {
 Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer)
     : session_(std::move(session)), tokenizer_(std::move(tokenizer)) {
   Dialogue& dialogue = session_.dialogue();
-  if (dialogue.now == 0) dialogue.now = static_cast<int64_t>(std::time(nullptr));
+  const std::string_view source = dialogue.chat_template.empty() ? tokenizer_->chat_template() : std::string_view(dialogue.chat_template);
+  // A conversation that does not ask for the time is the same state at any time.
+  const bool asks = source.find("strftime_now") != std::string_view::npos;
+  if (asks && dialogue.now == 0) dialogue.now = static_cast<int64_t>(std::time(nullptr));
   for (Message& m : dialogue.messages) {
     if (m.drawn && m.content.empty()) m.content = text_of(m);  // the session was rewound into it
   }

@@ -43,7 +43,6 @@ class Chat : public testing::TestWithParam<std::string> {
     o.capacity = capacity;
     Session session(m, o);
     session.generation() = default_generation(*m);
-    session.dialogue().now = 1;
     return {std::move(session), tokenizer};
   }
   Conversation through_file(Conversation& c) const {
@@ -389,6 +388,20 @@ TEST_P(Chat, GivenConversationsHaveTheGoldenTokens) {
     EXPECT_EQ(c.session().tokens(), expected) << i;
     if (i == 8) break;
   }
+}
+
+// The time is told once, to templates that ask for it, and kept.
+TEST_P(Chat, ATemplateThatAsksForTheTimeRendersAlikeForEver) {
+  Session session(m, options(1));
+  session.dialogue().chat_template = "{{ strftime_now('%Y-%m-%d') }}{% for m in messages %}<{{ m.content }}>{% endfor %}";
+  session.dialogue().now = 86400 * 365;
+  Conversation c(std::move(session), tokenizer);
+  c.say("a");
+  EXPECT_NE(tokenizer->decode(c.session().tokens()).find("1971-01-01"), std::string::npos);
+  c = through_file(c);
+  EXPECT_EQ(c.plan(c.messages()).recomputed, 0);
+  EXPECT_EQ(c.plan(c.messages()).kept, c.session().size());
+  EXPECT_EQ(fresh().session().dialogue().now, 0);
 }
 
 TEST_P(Chat, ARewoundSessionGivesAConversationItsTextBack) {

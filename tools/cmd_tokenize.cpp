@@ -25,7 +25,9 @@ void run_tokenize(const Options& o) {
     });
   }
   const std::string text = o.file.empty() ? o.text : read_prompt(o.file);
+  const double start = seconds();
   const std::vector<int32_t> ids = tokenizer->encode(text, bos, !o.plain_special);
+  const double taken = seconds() - start;
   if (o.json) {
     out(dump(ids) + "\n");
     return;
@@ -33,7 +35,8 @@ void run_tokenize(const Options& o) {
   for (const int32_t id : ids) {
     out(fmt::format("{:>8}  {}{}\n", id, printable(tokenizer->piece(id)), tokenizer->is_special(id) ? "  (special)" : ""));
   }
-  fmt::print(stderr, "{} tokens\n", ids.size());
+  flush_output();
+  fmt::print(stderr, "{} tokens in {:.1f} ms, {:.1f} MB/s\n", ids.size(), taken * 1e3, static_cast<double>(text.size()) / taken / 1e6);
 }
 
 void run_detokenize(const Options& o) {

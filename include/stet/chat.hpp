@@ -31,7 +31,7 @@ struct PromptReport {
 
 class Conversation {
  public:
-  // Goes on with the messages that the session has (Session::dialogue), if any. A new conversation is told the time now.
+  // Goes on with the messages that the session has (Session::dialogue), if any.
   // Throws Error where the template is malformed, or there is none.
   Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer);
 

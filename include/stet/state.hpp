@@ -56,7 +56,8 @@ struct Dialogue {
   std::vector<Message> messages;
   std::string variables;      // for the template (tools, ...): a JSON object, or ""
   std::string chat_template;  // in place of the tokenizer's, or ""
-  int64_t now = 0;            // the time the template is told, so that it renders alike for ever; seconds since 1970
+  // The time that a template which asks for it (strftime_now) is told, so that it renders alike for ever; seconds since 1970.
+  int64_t now = 0;
   bool special_in_text = false;  // marks that a message contains are marks, not text
 
   // Forgets messages of which a part lies at or after a position; of a drawn reply the front stays.
