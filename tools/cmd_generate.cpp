@@ -245,6 +245,7 @@ void run_resume(Options& o) {
   check(snapshot, o);
   if (o.model.kv.empty()) o.model.kv = kv_type_name(snapshot.meta().kv.type);
   choose_checkpoint(o.model, snapshot);
+  choose_contract(o.model, snapshot);
   Timing timing;
   const auto brought = o.model.checkpoint.named ? nullptr : snapshot.tokenizer_files();
   const auto tokenizer = brought != nullptr           ? load_tokenizer(*brought)

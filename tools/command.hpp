@@ -54,7 +54,7 @@ struct ModelOptions {
   CheckpointOption checkpoint;
   SessionOptions session;
   std::shared_ptr<const FileSource> weights;  // of a self-contained snapshot, in place of the directory
-  std::string compute = "f32", gemm = "own", kv;
+  std::string compute, gemm, kv;
 
   void add_to(CLI::App& app);
   // Loads the model, with a line on stderr when that takes long and someone watches.
@@ -127,6 +127,8 @@ struct RestoreFileOptions {
 
 // Unless the user names a checkpoint: the one in the snapshot, or the bundled one of the name that the snapshot gives.
 void choose_checkpoint(ModelOptions& model, const Snapshot& snapshot);
+// Unless the user names --compute or --gemm: the snapshot's.
+void choose_contract(ModelOptions& model, const Snapshot& snapshot);
 // Loads the model and restores; a refusal says which checkpoint was tried. `tokenizer` is its fingerprint, or empty.
 Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how, RestoreReport* report,
                         const std::string& tokenizer = "");
