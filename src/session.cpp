@@ -102,6 +102,10 @@ void Session::refuse_in_sink(const char* call) const {
 void Session::set_compute(const ComputeOptions& compute) {
   refuse_in_sink("set_compute");
   check(compute, *model_);
+  if (compute.contract != compute_.contract && size() > 0) {
+    throw Error(ErrorKind::argument, "", "contract", contract_name(compute_) + ", under which the tokens were processed",
+                contract_name(compute));
+  }
   compute_ = compute;
 }
 

@@ -89,6 +89,7 @@ class Session {
   const std::shared_ptr<const Model>& shared_model() const { return model_; }
   const KvCache& kv() const { return state_.kv; }
   const ComputeOptions& compute() const { return compute_; }
+  // Throws what the constructor does, and an argument Error for another contract while there are tokens.
   void set_compute(const ComputeOptions& compute);
 
  private:
