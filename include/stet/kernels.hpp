@@ -100,8 +100,8 @@ struct Kernels {
   void (*tanh)(const float* x, float* y, size_t n);
   void (*widen[kWeightTypes])(const void* x, float* y, size_t n);  // exact
 
-  // Probes of the machine, for rooflines: read `bytes` once; run `steps` x 16 independent vector FMAs, or the like of
-  // what the contract bf16 takes two inputs with.
+  // Probes of the machine, for rooflines: read `bytes` once; run `steps` x 16 vector FMAs in registers, or as many of what
+  // the contract bf16 takes two inputs with.
   uint64_t (*probe_read)(const void* data, size_t bytes);
   float (*probe_fma)(size_t steps);  // operations: steps * 16 * 16 lanes * 2
   float (*probe_dot)(size_t steps);  // operations: steps * 16 * 16 lanes * 4
