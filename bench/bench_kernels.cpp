@@ -29,6 +29,18 @@ void gemv_bf16(benchmark::State& state) {
   state.SetLabel(k.name);
 }
 
+// The same weights under the contract bf16, the rounding of the inputs included.
+void gemv_pairs(benchmark::State& state) {
+  const Kernels& k = table(state);
+  const Memory w = filled(kOutputs * kInputs * 2, 0x3C00), x = filled(kInputs * 4, 0x3C00), pairs(kInputs * 2), y(kOutputs * 4);
+  for (auto _ : state) {
+    k.round_pairs(x.as<float>(), kInputs, pairs.as<uint32_t>());
+    k.gemv_pairs(w.data(), kOutputs / kLanes, kInputs, pairs.as<uint32_t>(), y.as<float>());
+  }
+  state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * w.size()));
+  state.SetLabel(k.name);
+}
+
 // One panel of 64 outputs, widened and multiplied with 510 rows.
 void panel_bf16(benchmark::State& state) {
   const Kernels& k = table(state);
@@ -40,7 +52,22 @@ void panel_bf16(benchmark::State& state) {
       k.tile(a.as<float>() + r * kDepth, panel.as<float>(), kDepth, nullptr, 0, c.as<float>() + r * kPanel, kPanel, kTileRows, 4);
     }
   }
-  state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * kPanel * kDepth * kRows * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * static_cast<double>(kPanel * kDepth * kRows) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  state.SetLabel(k.name);
+}
+
+// The same, of pairs and not widened.
+void panel_pairs(benchmark::State& state) {
+  const Kernels& k = table(state);
+  constexpr size_t kDepth = 512, kRows = 510;
+  const Memory w = filled(kPanel * kDepth * 2, 0x3C00), a = filled(kRows * kDepth * 2, 0x3C00), c(kRows * kPanel * 4);
+  for (auto _ : state) {
+    for (size_t r = 0; r < kRows; r += kTileRows) {
+      k.tile_pairs(a.as<uint32_t>() + r * kDepth / 2, w.data(), kDepth, kDepth, nullptr, 0, c.as<float>() + r * kPanel, kPanel,
+                   kTileRows, 4);
+    }
+  }
+  state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * static_cast<double>(kPanel * kDepth * kRows) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
   state.SetLabel(k.name);
 }
 
@@ -65,6 +92,14 @@ void fma_peak(benchmark::State& state) {
   state.SetLabel(k.name);
 }
 
+// And the same dot products that bound panel_pairs.
+void dot_peak(benchmark::State& state) {
+  const Kernels& k = table(state);
+  for (auto _ : state) benchmark::DoNotOptimize(k.probe_dot(100000));
+  state.counters["GFLOP/s"] = benchmark::Counter(1e-9 * 100000 * 16 * 16 * 4 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  state.SetLabel(k.name);
+}
+
 int tables() {
   int n = 0;
   while (kernel_names()[n] != nullptr) ++n;
@@ -76,6 +111,9 @@ const int registered = [] {
     benchmark::RegisterBenchmark("gemv_bf16", gemv_bf16)->Arg(i);
     benchmark::RegisterBenchmark("panel_bf16", panel_bf16)->Arg(i);
     benchmark::RegisterBenchmark("fma_peak", fma_peak)->Arg(i);
+    benchmark::RegisterBenchmark("gemv_pairs", gemv_pairs)->Arg(i);
+    benchmark::RegisterBenchmark("panel_pairs", panel_pairs)->Arg(i);
+    benchmark::RegisterBenchmark("dot_peak", dot_peak)->Arg(i);
     for (int rows : {1, 4, 6}) benchmark::RegisterBenchmark("attend_block", attend_block)->Args({i, rows});
   }
   return 0;

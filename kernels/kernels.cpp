@@ -27,6 +27,14 @@ bool have_avx512() {
 #endif
 }
 
+bool have_avx512bf16() {
+#if defined(__x86_64__)
+  return have_avx512() && __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 const Kernels* find_kernels(const char* name) {
@@ -34,15 +42,24 @@ const Kernels* find_kernels(const char* name) {
 #if defined(__x86_64__)
   if (strcmp(name, "avx2") == 0 && have_avx2()) return &kernels_avx2;
   if (strcmp(name, "avx512") == 0 && have_avx512()) return &kernels_avx512;
+  if (strcmp(name, "avx512bf16") == 0 && have_avx512bf16()) return &kernels_avx512bf16;
 #endif
   return nullptr;
 }
 
 const char* const* kernel_names() {
-  static const char* const all[] = {"portable", "avx2", "avx512", nullptr};
-  static const char* const two[] = {"portable", "avx2", nullptr};
-  static const char* const one[] = {"portable", nullptr};
-  return have_avx512() ? all : have_avx2() ? two : one;
+  static constexpr const char* kAll[] = {"portable", "avx2", "avx512", "avx512bf16"};
+  struct Found {
+    const char* names[sizeof kAll / sizeof *kAll + 1] = {};
+    Found() {
+      size_t n = 0;
+      for (const char* name : kAll) {
+        if (find_kernels(name) != nullptr) names[n++] = name;
+      }
+    }
+  };
+  static const Found found;
+  return found.names;
 }
 
 const Kernels& best_kernels() {

@@ -52,6 +52,7 @@ class WeightLoader {
   std::string prefix_;
   int threads_;
   size_t bytes_ = 0;
+  const TensorView* not_bf16_ = nullptr;  // the first matrix of another type
   std::map<std::string, std::map<std::string, Entry>> groups_;
 };
 

@@ -17,6 +17,7 @@ Matrix WeightLoader::stack(const std::string& group, const std::vector<const Ten
                   "dtype " + views[0]->dtype_text + " like " + views[0]->name, view->dtype_text);
     }
   }
+  if (not_bf16_ == nullptr && views[0]->dtype != DType::bf16) not_bf16_ = views[0];
   std::vector<Digest> digests;
   Matrix matrix(views, static_cast<size_t>(columns), threads_, &digests);
   for (size_t i = 0; i < views.size(); ++i) {
@@ -72,6 +73,7 @@ Linear WeightLoader::linear(const std::string& group, const std::vector<Part>& l
 
 Linear WeightLoader::transposed(const std::string& group, const Part& layer, int64_t columns) {
   const TensorView& view = checkpoint_.require(prefix_ + layer.name + ".weight", {columns, layer.rows});
+  if (not_bf16_ == nullptr && view.dtype != DType::bf16) not_bf16_ = &view;
   Digest digest;
   Linear result{Matrix::transposed(view, threads_, &digest), {}};
   record(group, view, digest);
@@ -104,6 +106,7 @@ void WeightLoader::finish(Model& model) const {
   add("config", digest_of(std::as_bytes(std::span(config))));
   model.fingerprints_.emplace_back("model", digest_of(whole.data()));
   model.weight_bytes_ = bytes_;
+  if (not_bf16_ != nullptr) model.not_bf16_ = {checkpoint_.file_of(not_bf16_->name), not_bf16_->name, not_bf16_->dtype_text};
 }
 
 }  // namespace stet

@@ -11,100 +11,158 @@ namespace stet {
 namespace {
 
 constexpr size_t kPanelBlocks = kPanel / kLanes;
-constexpr size_t kGroup = 3;  // panels widened together: a tile's rows, once in the first-level cache, serve all of them
-constexpr size_t kGroupBlocks = kGroup * kPanelBlocks;
-constexpr size_t kGroupFloats = kGroup * kGemmDepth * kPanel, kSumFloats = kGemmRows * kGroup * kPanel;
 
-// Inputs are taken in pieces of equal depth, none deeper than kGemmDepth.
-size_t piece_depth(size_t depth) {
-  const size_t pieces = (depth + kGemmDepth - 1) / kGemmDepth;
+// Inputs are taken in pieces of equal depth, none deeper than `most`.
+size_t piece_depth(size_t depth, size_t most) {
+  const size_t pieces = (depth + most - 1) / most;
   return (depth / 2 + pieces - 1) / pieces * 2;
 }
 
-// The weights of one widening: a run of bytes in each block of a panel.
-struct Piece {
-  const std::byte* first;
-  size_t stride, run, blocks;
+size_t tiles_of(size_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
-  Piece(const Matrix& w, size_t block, size_t count, size_t k0, size_t kc) : blocks(count) {
-    const size_t row = w.block_bytes() / w.even_columns();
-    first = static_cast<const std::byte*>(w.block(block)) + k0 * row;
-    stride = w.block_bytes();
-    run = kc * row;
+// Some blocks of a matrix, and of them the inputs k0 .. k0 + kc.
+struct Piece {
+  const Matrix* w;
+  size_t block, blocks, k0, kc;
+
+  size_t input_bytes() const { return w->block_bytes() / w->even_columns(); }
+  const std::byte* weights(size_t b) const {
+    return static_cast<const std::byte*>(w->block(block + b)) + k0 * input_bytes();
   }
   // Fetches part `i` of `parts` towards the second-level cache.
   void prefetch(size_t i, size_t parts) const {
     constexpr size_t kLine = 64;
-    const size_t lines = run / kLine, all = lines * blocks;
+    const size_t lines = kc * input_bytes() / kLine, all = lines * blocks;
     for (size_t line = all * i / parts; line < all * (i + 1) / parts; ++line) {
-      __builtin_prefetch(first + line / lines * stride + line % lines * kLine, 0, 2);
+      __builtin_prefetch(weights(line / lines) + line % lines * kLine, 0, 2);
     }
   }
 };
 
-// Some panels of up to 64 outputs for a block of rows. They are widened a piece at a time and reused for all rows;
-// between pieces the sums wait in `sums`, so that each output stays one chain. While the tiles compute, the weights of
-// the next piece come from memory. `end` is the last block of this thread, plus one.
-void group_product(const Pass& p, const Matrix& w, size_t block, size_t end, Rows x, Rows y, float* local) {
-  const Kernels& k = *p.kernels;
-  const float* packed = p.scratch->packed.as<float>();
-  float* const sums = local + kGroupFloats;
-  const size_t blocks = std::min(kGroupBlocks, end - block), after = block + blocks;
-  const size_t depth = w.even_columns(), step = piece_depth(depth), tiles = (x.count + kTileRows - 1) / kTileRows;
-  for (size_t k0 = 0; k0 < depth; k0 += step) {
-    const size_t kc = std::min(step, depth - k0);
-    const bool first = k0 == 0, last = k0 + kc == depth;
-    for (size_t b = 0; b < blocks; b += kPanelBlocks) {
-      k.widen_panel[static_cast<int>(w.type())](w.block(block + b), std::min(kPanelBlocks, blocks - b), depth, k0, kc,
-                                                local + b * kLanes * kGemmDepth);
-    }
-    const Piece next = last ? Piece(w, after, std::min(kGroupBlocks, end - after), 0, step)
-                            : Piece(w, block, blocks, k0 + kc, std::min(step, depth - k0 - kc));
-    for (size_t i = 0; i < tiles; ++i) {
-      const size_t row = i * kTileRows;
-      const int rows = static_cast<int>(std::min(size_t{kTileRows}, x.count - row));
-      next.prefetch(i, tiles);
-      for (size_t b = 0; b < blocks; b += kPanelBlocks) {
-        float* held = sums + row * kGroup * kPanel + b * kLanes;
-        k.tile(packed + (k0 * tiles + i * kc) * kTileRows, local + b * kLanes * kGemmDepth, kc, first ? nullptr : held,
-               kGroup * kPanel, last ? y.row(row) + (block + b) * kLanes : held, last ? y.stride : kGroup * kPanel, rows,
-               static_cast<int>(std::min(kPanelBlocks, blocks - b)));
-      }
+// A tile's rows, and where its sums come from and go to.
+struct Sums {
+  const float* from;
+  size_t ld_from;
+  float* to;
+  size_t ld_to;
+  int rows;
+};
+
+// What the contracts do with a piece. kGroup panels are multiplied together: a tile's rows, once in the first-level cache,
+// serve all of them. kInputs: inputs in one element of packed rows.
+
+struct Floats {  // panels are widened once and reused for all rows
+  using Packed = float;
+  static constexpr size_t kInputs = 1, kDepth = kGemmDepth, kGroup = 3;
+  static constexpr size_t kLocalFloats = kGroup * kDepth * kPanel;
+
+  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, float* packed) {
+    k.pack_rows(x, ldx, rows, kc, packed);
+  }
+  static void begin(const Kernels& k, const Piece& p, float* local) {
+    for (size_t b = 0; b < p.blocks; b += kPanelBlocks) {
+      k.widen_panel[static_cast<int>(p.w->type())](p.w->block(p.block + b), std::min(kPanelBlocks, p.blocks - b),
+                                                   p.w->even_columns(), p.k0, p.kc, local + b * kLanes * kDepth);
     }
   }
+  static void tile(const Kernels& k, const Piece& p, size_t b, const float* packed, const float* local, const Sums& s) {
+    k.tile(packed, local + b * kLanes * kDepth, p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
+           static_cast<int>(std::min(kPanelBlocks, p.blocks - b)));
+  }
+};
+
+struct Pairs {  // weights as they stand
+  using Packed = uint32_t;
+  static constexpr size_t kInputs = 2, kDepth = kGemmDepth, kGroup = 3;
+  static constexpr size_t kLocalFloats = 0;
+
+  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, uint32_t* packed) {
+    k.pack_pairs(x, ldx, rows, kc, packed);
+  }
+  static void begin(const Kernels&, const Piece&, float*) {}
+  static void tile(const Kernels& k, const Piece& p, size_t b, const uint32_t* packed, const float*, const Sums& s) {
+    k.tile_pairs(packed, p.weights(b), p.w->even_columns(), p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
+                 static_cast<int>(std::min(kPanelBlocks, p.blocks - b)));
+  }
+};
+
+template <class Arithmetic>
+constexpr size_t local_floats() {
+  return Arithmetic::kLocalFloats + kGemmRows * Arithmetic::kGroup * kPanel;
 }
 
-// x packed for the tile kernel: [pieces][tiles][piece depth][kTileRows].
+// Where the rows of a tile stand, packed: [pieces][tiles][kc / kInputs][kTileRows].
+template <class Arithmetic>
+typename Arithmetic::Packed* packed_rows(const Pass& p, size_t k0, size_t kc, size_t tile, size_t tiles) {
+  return p.scratch->packed.as<typename Arithmetic::Packed>() + (k0 * tiles + tile * kc) / Arithmetic::kInputs * kTileRows;
+}
+
+template <class Arithmetic>
 void pack(Team t, const Pass& p, size_t depth, Rows x) {
-  float* packed = p.scratch->packed.as<float>();
-  const size_t step = piece_depth(depth), tiles = (x.count + kTileRows - 1) / kTileRows;
+  const size_t step = piece_depth(depth, Arithmetic::kDepth), tiles = tiles_of(x.count);
   const Range mine = t.share(tiles);
   for (size_t k0 = 0; k0 < depth; k0 += step) {
     const size_t kc = std::min(step, depth - k0);
     for (size_t i = mine.begin; i < mine.end; ++i) {
       const size_t row = i * kTileRows;
-      p.kernels->pack_rows(x.row(row) + k0, x.stride, static_cast<int>(std::min(size_t{kTileRows}, x.count - row)),
-                           kc, packed + (k0 * tiles + i * kc) * kTileRows);
+      Arithmetic::pack(*p.kernels, x.row(row) + k0, x.stride, static_cast<int>(std::min(size_t{kTileRows}, x.count - row)), kc,
+                     packed_rows<Arithmetic>(p, k0, kc, i, tiles));
     }
   }
   t.barrier();
 }
 
-}  // namespace
+// Some panels of up to 64 outputs for a block of rows. They are taken a piece at a time, and each piece serves all rows;
+// between pieces the sums wait in `local`, so that each output stays one chain. While the tiles compute, the weights of
+// the next piece come from memory. `end` is the last block of this thread, plus one.
+template <class Arithmetic>
+void group_product(const Pass& p, const Matrix& w, size_t block, size_t end, Rows x, Rows y, float* local) {
+  constexpr size_t kBlocks = Arithmetic::kGroup * kPanelBlocks, kWidth = Arithmetic::kGroup * kPanel;
+  float* const sums = local + Arithmetic::kLocalFloats;
+  const size_t blocks = std::min(kBlocks, end - block), after = block + blocks;
+  const size_t depth = w.even_columns(), step = piece_depth(depth, Arithmetic::kDepth), tiles = tiles_of(x.count);
+  for (size_t k0 = 0; k0 < depth; k0 += step) {
+    const size_t kc = std::min(step, depth - k0);
+    const bool first = k0 == 0, last = k0 + kc == depth;
+    const Piece piece = {&w, block, blocks, k0, kc};
+    const Piece next = last ? Piece{&w, after, std::min(kBlocks, end - after), 0, step}
+                            : Piece{&w, block, blocks, k0 + kc, std::min(step, depth - k0 - kc)};
+    Arithmetic::begin(*p.kernels, piece, local);
+    for (size_t i = 0; i < tiles; ++i) {
+      const size_t row = i * kTileRows;
+      const int rows = static_cast<int>(std::min(size_t{kTileRows}, x.count - row));
+      next.prefetch(i, tiles);
+      for (size_t b = 0; b < blocks; b += kPanelBlocks) {
+        float* held = sums + row * kWidth + b * kLanes;
+        const Sums s = {first ? nullptr : held, kWidth, last ? y.row(row) + (block + b) * kLanes : held,
+                        last ? y.stride : kWidth, rows};
+        Arithmetic::tile(*p.kernels, piece, b, packed_rows<Arithmetic>(p, k0, kc, i, tiles), local, s);
+      }
+    }
+  }
+}
 
-size_t gemm_local_floats() { return kGroupFloats + kSumFloats; }
-
-void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
+template <class Arithmetic>
+void product(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   float* local = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
   for (size_t row = 0; row < x.count; row += kGemmRows) {
     const size_t count = std::min(kGemmRows, x.count - row);
-    pack(t, p, w.even_columns(), x.rows(row, count));
+    pack<Arithmetic>(t, p, w.even_columns(), x.rows(row, count));
     const Range mine = t.share(w.blocks());
-    for (size_t b = mine.begin; b < mine.end; b += kGroupBlocks) {
-      group_product(p, w, b, mine.end, x.rows(row, count), y.rows(row, count), local);
+    for (size_t b = mine.begin; b < mine.end; b += Arithmetic::kGroup * kPanelBlocks) {
+      group_product<Arithmetic>(p, w, b, mine.end, x.rows(row, count), y.rows(row, count), local);
     }
     t.barrier();
   }
+}
+
+}  // namespace
+
+size_t gemm_local_floats() { return std::max(local_floats<Floats>(), local_floats<Pairs>()); }
+
+void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
+  if (p.contract == Contract::bf16) product<Pairs>(t, p, w, x, y);
+  else product<Floats>(t, p, w, x, y);
 }
 
 #ifdef STET_HAVE_BLAS
@@ -115,10 +173,10 @@ bool have_blas() { return true; }
 // the team's. The shape of each call, and so its bits, depends on the number of threads.
 void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   constexpr size_t kBlocksAtOnce = 16, kWideFloats = kBlocksAtOnce * kLanes * kGemmDepth;
-  static_assert(kWideFloats + kPanel * kGemmDepth <= kGroupFloats + kSumFloats);
+  static_assert(kWideFloats + kPanel * kGemmDepth <= local_floats<Floats>());
   float* const wide = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
   float* const panel = wide + kWideFloats;
-  const size_t depth = w.even_columns(), step = piece_depth(depth);
+  const size_t depth = w.even_columns(), step = piece_depth(depth, kGemmDepth);
   const Range mine = t.share(w.blocks());
   for (size_t b = mine.begin; b < mine.end; b += kBlocksAtOnce) {
     const size_t blocks = std::min(kBlocksAtOnce, mine.end - b), outputs = blocks * kLanes;

@@ -68,6 +68,11 @@ std::vector<std::string> Model::files_of(const FileSource& source) {
   return names;
 }
 
+void Model::check_contract(Contract contract) const {
+  if (contract != Contract::bf16 || not_bf16_.name.empty()) return;
+  throw Error(ErrorKind::unsupported, not_bf16_.file, not_bf16_.name, "dtype BF16 for the contract bf16", not_bf16_.dtype);
+}
+
 void Model::head(Team t, const Pass& p, Rows hidden, Rows logits) const {
   linear(t, p, config_.tied_head ? embedding_ : head_, hidden, logits);
   softcap(t, p, config_.logit_softcap, logits);

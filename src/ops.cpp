@@ -37,8 +37,15 @@ void embed_positions(Team t, const Pass& p, const Matrix& table, Rows x) {
 void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   if (x.count == 1) {
     const Range mine = t.share(w.blocks());
-    p.kernels->gemv[static_cast<int>(w.type())](w.block(mine.begin), mine.end - mine.begin, w.even_columns(),
-                                                x.data, y.data + mine.begin * kLanes);
+    const size_t blocks = mine.end - mine.begin, k = w.even_columns();
+    float* out = y.data + mine.begin * kLanes;
+    if (p.contract == Contract::bf16) {  // every thread rounds for itself: shorter than waiting for each other
+      uint32_t* pairs = p.scratch->local[static_cast<size_t>(t.rank)].as<uint32_t>();
+      p.kernels->round_pairs(x.data, k, pairs);
+      p.kernels->gemv_pairs(w.block(mine.begin), blocks, k, pairs, out);
+    } else {
+      p.kernels->gemv[static_cast<int>(w.type())](w.block(mine.begin), blocks, k, x.data, out);
+    }
     t.barrier();
   } else if (p.blas) {
     gemm_blas(t, p, w, x, y);
@@ -159,7 +166,7 @@ Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads, in
   const size_t rows = round_up(std::min(max_rows, size_t{kGemmRows}), kTileRows);
   s.packed = Memory(rows * round_up(widest, kLanes) * sizeof(float));
   for (int i = 0; i < threads; ++i) {
-    s.local.emplace_back(std::max(gemm_local_floats(), attention_local_floats(head_dim)) * sizeof(float));
+    s.local.emplace_back(std::max({gemm_local_floats(), attention_local_floats(head_dim), round_up(widest, 2) / 2}) * sizeof(float));
   }
   const size_t blocks = static_cast<size_t>((capacity + kBlockPositions - 1) / kBlockPositions);
   s.partial = Memory(static_cast<size_t>(config.heads) * blocks * (ldv + kLanes) * sizeof(float), false);

@@ -19,13 +19,17 @@ const Kernels& kernels_of(const ComputeOptions& compute) {
 
 int threads_of(const ComputeOptions& compute) { return compute.threads > 0 ? compute.threads : default_threads(); }
 
-void check(const ComputeOptions& compute) {
+void check(const ComputeOptions& compute, const Model& model) {
   kernels_of(compute);
+  model.check_contract(compute.contract);
   if (compute.threads < 0 || compute.threads > 1024) {
     throw Error(ErrorKind::argument, "", "threads", "0 .. 1024", std::to_string(compute.threads));
   }
   if (compute.chunk < 1 || compute.chunk > 65536) {
     throw Error(ErrorKind::argument, "", "chunk", "1 .. 65536", std::to_string(compute.chunk));
+  }
+  if (compute.blas && compute.contract != Contract::f32) {
+    throw Error(ErrorKind::argument, "", "gemm", "own (blas computes the contract f32 alone)", "blas");
   }
   if (compute.blas && !have_blas()) throw Error(ErrorKind::unsupported, "", "gemm", "own (built without OpenBLAS)", "blas");
 }
@@ -56,18 +60,32 @@ class Borrowed {
 
 }  // namespace
 
-std::string contract_name(const ComputeOptions& compute) { return compute.blas ? "f32-blas" : "f32"; }
+std::string contract_name(const ComputeOptions& compute) {
+  return std::string(compute.contract == Contract::bf16 ? "bf16" : "f32") + (compute.blas ? "-blas" : "");
+}
+
+bool choose_contract(const std::string& name, ComputeOptions& compute) {
+  ComputeOptions chosen = compute;
+  for (const auto& [contract, blas] : {std::pair(Contract::f32, false), {Contract::f32, true}, {Contract::bf16, false}}) {
+    chosen.contract = contract;
+    chosen.blas = blas;
+    if (contract_name(chosen) != name) continue;
+    compute = chosen;
+    return true;
+  }
+  return false;
+}
 
 Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
     : model_(std::move(model)), compute_(options.compute) {
-  check(compute_);
+  check(compute_, *model_);
   const ModelConfig& c = model_->config();
   state_.kv = KvCache(kv_shape(c, options.kv_type), checked_capacity(c, options.capacity));
 }
 
 Session::Session(std::shared_ptr<const Model> model, State state, const SessionOptions& options)
     : model_(std::move(model)), compute_(options.compute), state_(std::move(state)) {
-  check(compute_);
+  check(compute_, *model_);
   const KvShape& shape = state_.kv.shape();
   if (!(shape == kv_shape(model_->config(), shape.type)) || state_.kv.size() != size()) {
     throw Error(ErrorKind::argument, "", "state", "keys and values of this model", "others");
@@ -83,7 +101,11 @@ void Session::refuse_in_sink(const char* call) const {
 
 void Session::set_compute(const ComputeOptions& compute) {
   refuse_in_sink("set_compute");
-  check(compute);
+  check(compute, *model_);
+  if (compute.contract != compute_.contract && size() > 0) {
+    throw Error(ErrorKind::argument, "", "contract", contract_name(compute_) + ", under which the tokens were processed",
+                contract_name(compute));
+  }
   compute_ = compute;
 }
 
@@ -136,9 +158,9 @@ void Session::run_chunk(std::span<const int32_t> ids, Workspace& w, const LogitS
       tap_rows.push_back({taps.back().as<float>(), w.x.stride, w.x.width, n});
     }
   }
-  const Pass pass{&kernels_of(compute_), compute_.blas, ids,           {&span, 1},       &w.scratch,
-                  tap_rows,              cut(w.x),      cut(w.normed), cut(w.qkv),       cut(w.attention),
-                  cut(w.gate_up),        cut(w.mlp),    cut(w.out)};
+  const Pass pass{&kernels_of(compute_), compute_.contract, compute_.blas, ids,        {&span, 1},       &w.scratch,
+                  tap_rows,              cut(w.x),          cut(w.normed), cut(w.qkv), cut(w.attention), cut(w.gate_up),
+                  cut(w.mlp),            cut(w.out)};
   const int threads = threads_of(compute_);
   const Rows last = w.logits.rows(0, 1);
   const auto forward = [&](Team t) {

@@ -163,6 +163,40 @@ inline float plain_dot(const float* w, const float* x, size_t k) {
   return acc;
 }
 
+// The nearest bfloat16 by distance, ties to even; denormals are zeros of their sign.
+inline uint16_t plain_bf16(float x) {
+  const uint16_t down = static_cast<uint16_t>(bits_of(x) >> 16), up = static_cast<uint16_t>(down + 1);
+  if (x != x) return static_cast<uint16_t>(down | 0x40u);
+  if (std::isinf(x)) return down;
+  if (std::fabs(x) < 0x1p-126f) return down & 0x8000u;
+  const auto magnitude = [](uint16_t bits) { return (bits & 0x7FFFu) == 0x7F80u ? 0x1p128 : std::fabs(exact_bf16(bits)); };
+  const double below = std::fabs(x) - magnitude(down), above = magnitude(up) - std::fabs(x);
+  return below < above || (below == above && down % 2 == 0) ? down : up;
+}
+
+// The FMA of the contract bf16, for factors that bfloat16 holds: their product is exact in float64. The sum is rounded to
+// odd there, so that rounding it again to float32 is as one rounding (Boldo and Melquiond, "Emulation of a FMA and
+// correctly rounded sums", 2008); 2^100 times as large, it is rounded without a lower end of exponents.
+inline float plain_flushed_fma(float w, float x, float acc) {
+  const auto zeroed = [](float v) { return std::fabs(v) < 0x1p-126f ? std::copysign(0.0f, v) : v; };
+  const double a = static_cast<double>(zeroed(acc)), product = static_cast<double>(zeroed(w)) * static_cast<double>(zeroed(x));
+  double sum = a + product;
+  if (!std::isfinite(sum)) return static_cast<float>(sum);
+  const double taken = sum - a, error = (a - (sum - taken)) + (product - taken);  // Knuth's exact sum: sum + error
+  if (error != 0 && std::bit_cast<uint64_t>(sum) % 2 == 0) sum = std::nextafter(sum, error > 0 ? HUGE_VAL : -HUGE_VAL);
+  if (std::fabs(static_cast<float>(sum * 0x1p100)) < 0x1p-26f) return static_cast<float>(std::copysign(0.0, sum));
+  return static_cast<float>(sum);
+}
+
+// One output of a linear layer of the contract bf16: w[k] that bfloat16 holds, x[k], k even.
+inline float plain_dot_pairs(const float* w, const float* x, size_t k) {
+  float acc = 0;
+  for (size_t i = 0; i < k; i += 2) {
+    for (size_t at : {i + 1, i}) acc = plain_flushed_fma(w[at], static_cast<float>(exact_bf16(plain_bf16(x[at]))), acc);
+  }
+  return acc;
+}
+
 // Sixteen lanes to one value.
 inline float plain_tree(const float (&lanes)[16]) {
   float a[16];

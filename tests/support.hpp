@@ -76,8 +76,10 @@ class Golden {
 #define STET_DEFAULT_ISA ""
 #endif
 
-inline SessionOptions options(int threads, const std::string& isa = STET_DEFAULT_ISA, int64_t chunk = 512) {
+inline SessionOptions options(int threads, const std::string& isa = STET_DEFAULT_ISA, int64_t chunk = 512,
+                              Contract contract = Contract::f32) {
   SessionOptions o;
+  o.compute.contract = contract;
   o.compute.threads = threads;
   o.compute.isa = isa;
   o.compute.chunk = chunk;
@@ -109,9 +111,10 @@ inline std::vector<std::byte> kv_bytes(const KvCache& kv) {
   return out;
 }
 
-// The checkpoints that the promise about bits is tested on.
+// The checkpoints that the promise about bits is tested on, and the contract.
 struct Subject {
   std::string name, directory;
+  Contract contract = Contract::f32;
 };
 inline void PrintTo(const Subject& s, std::ostream* out) { *out << s.name; }
 
@@ -126,10 +129,21 @@ inline std::vector<Subject> subjects() {
   return all;
 }
 
+// The same, and some of the bfloat16 checkpoints under the contract bf16: "NAME@bf16".
+inline std::vector<Subject> subjects_and_contracts() {
+  std::vector<Subject> all = subjects();
+  for (const Subject& subject : subjects()) {
+    for (const char* name : {"gemma3-tiny-bf16", "llama32-tiny-bf16", "qwen2-tiny", "pocket-gemma3", "pocket-llama3"}) {
+      if (subject.name == name) all.push_back({subject.name + "@bf16", subject.directory, Contract::bf16});
+    }
+  }
+  return all;
+}
+
 // GoogleTest's name of a subject.
 inline std::string subject_name(const testing::TestParamInfo<Subject>& info) {
   std::string name = info.param.name;
-  std::replace(name.begin(), name.end(), '-', '_');
+  std::replace_if(name.begin(), name.end(), [](char c) { return c == '-' || c == '@'; }, '_');
   return name;
 }
 

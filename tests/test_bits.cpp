@@ -19,6 +19,9 @@ class Bits : public testing::TestWithParam<Subject> {
   const size_t length = at_most(*m, kLength);
   const std::vector<int32_t> ids = random_tokens(*m, length);
 
+  SessionOptions options(int threads, const std::string& isa = STET_DEFAULT_ISA, int64_t chunk = 512) const {
+    return test::options(threads, isa, chunk, GetParam().contract);
+  }
   // Logits of every position, and the session that has processed them.
   struct Run {
     Session session;
@@ -238,7 +241,7 @@ TEST_P(BitsOfKvType, RoundedOnceWhenWritten) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Bits, testing::ValuesIn(subjects()), subject_name);
+INSTANTIATE_TEST_SUITE_P(Models, Bits, testing::ValuesIn(subjects_and_contracts()), subject_name);
 INSTANTIATE_TEST_SUITE_P(Models, BitsOfKvType,
                          testing::Combine(testing::ValuesIn(subjects()), testing::Values(KvType::bf16, KvType::f16)),
                          [](const auto& info) {

@@ -307,6 +307,34 @@ TEST_F(Command, InspectSaysWhatIsInIt) {
   EXPECT_NE(succeed({"inspect", kTiny}).out.find("\narchitecture          Gemma3ForCausalLM\n"), std::string::npos);
 }
 
+TEST_F(Command, TheContractGoesWithTheSnapshot) {
+  succeed({"save", "-m", kLlama, "--ids", "1,2,3", "--compute", "bf16", "-o", snapshot});
+  EXPECT_EQ(Json::parse(succeed({"inspect", snapshot, "--json"}).out)["contract"], "bf16 version 1");
+  const std::string refused = ": contract: expected bf16 version 1, found f32 version 1";
+  EXPECT_TRUE(failure({"resume", snapshot, "--compute", "f32", "-n", "1"}).starts_with(snapshot + refused));
+  EXPECT_TRUE(failure({"verify", snapshot, "--compute", "f32"}).starts_with(snapshot + refused));
+  EXPECT_TRUE(succeed({"verify", snapshot}).out.starts_with("verified: "));  // no option: as it was made
+
+  // Resumed, it goes on as one that was never cut; and, computed again, as one of the other contract.
+  const Args more = {"-n", "6", "--ignore-eos", "--json"};
+  const auto ids = [](const Outcome& o) { return Json::parse(o.out)["ids"]; };
+  EXPECT_EQ(ids(succeed(Args{"resume", snapshot} + more)),
+            ids(succeed(Args{"generate", "-m", kLlama, "--ids", "1,2,3", "--compute", "bf16"} + more)));
+  const std::string again = scratch / "again.stet", f32 = scratch / "f32.stet";
+  succeed({"resume", snapshot, "--compute", "f32", "--replay", "-n", "0", "--ignore-eos", "--save", again});
+  succeed({"save", "-m", kLlama, "--ids", "1,2,3", "-o", f32});
+  EXPECT_EQ(succeed({"inspect", again, "--json"}).out.find("bf16 version"), std::string::npos);
+  succeed({"diff", again, f32});
+  const Outcome other = run_stet({"diff", snapshot, f32});
+  EXPECT_EQ(other.status, 1);
+  EXPECT_EQ(other.out, "different: contract: expected bf16 version 1, found f32 version 1\n");
+}
+
+TEST_F(Command, WeightsThatBf16CannotTakeAreRefused) {
+  EXPECT_EQ(failure({"generate", "-m", kTiny, "--ids", "1,2", "--compute", "bf16"}),
+            kTiny + "/model.safetensors: model.embed_tokens.weight: expected dtype BF16 for the contract bf16, found F32");
+}
+
 TEST_F(Command, ASnapshotFindsItsBundledCheckpoint) {
   succeed({"save", "-m", kLlama, "--ids", "1,2,3", "-o", snapshot});
   succeed({"resume", snapshot, "-n", "1"});
@@ -332,7 +360,7 @@ TEST_F(Command, AWrongCommandLineIsStatus2) {
       {{"generate", "-p", "a", "--chunk", "0"}, "--chunk: expected an integer in 1..65536, found 0"},
       {{"generate", "-p", "a", "--stop-id", "4294967301"}, "--stop-id: expected an integer in 0..2147483647, found 4294967301"},
       {{"generate", "-p", "a", "--kv", "f8"}, "--kv: f8 not in {f32,bf16,f16}"},
-      {{"generate", "-p", "a", "--compute", "f64"}, "--compute: f64 not in {f32}"},
+      {{"generate", "-p", "a", "--compute", "f64"}, "--compute: f64 not in {f32,bf16}"},
       {{"generate", "-p", "a", "--gemm", "mkl"}, "--gemm: mkl not in {own,blas}"},
       {{"generate", "-p", "a", "--bos", "maybe"}, "--bos: maybe not in {auto,on,off}"},
       {{"save", "-p", "a"}, "--output is required"},

@@ -59,8 +59,9 @@ class FloatEnvironmentTest : public testing::Test {
   const std::vector<int32_t> ids = {1, 17, 300, 42, 5, 99, 256, 7, 64, 23, 11, 2, 400, 31};
 };
 
-std::vector<float> logits_of(const std::shared_ptr<const Model>& m, const std::vector<int32_t>& ids, int threads) {
-  Session s(m, options(threads, "", 5));
+std::vector<float> logits_of(const std::shared_ptr<const Model>& m, const std::vector<int32_t>& ids, int threads,
+                             Contract contract = Contract::f32) {
+  Session s(m, options(threads, "", 5, contract));
   return all_logits(s, ids);
 }
 
@@ -76,16 +77,18 @@ TEST_F(FloatEnvironmentTest, TheModesOfThisTestTake) {
 
 TEST_F(FloatEnvironmentTest, ACallersModesChangeNoBitAndComeBack) {
   const auto m = model(directory);
-  const std::vector<float> expected = logits_of(m, ids, 1);
-  for (const Mode& mode : kModes) {
-    for (int threads : {1, 3}) {
-      set_modes(mode.rounding, mode.flush);
-      const uint64_t before = modes();
-      const std::vector<float> got = logits_of(m, ids, threads);
-      const uint64_t after = modes();
-      set_modes(FE_TONEAREST, false);
-      EXPECT_EQ(after, before);
-      EXPECT_TRUE(equal_bits(got, expected)) << mode.rounding << ", " << threads << " threads";
+  for (Contract contract : {Contract::f32, Contract::bf16}) {
+    const std::vector<float> expected = logits_of(m, ids, 1, contract);
+    for (const Mode& mode : kModes) {
+      for (int threads : {1, 3}) {
+        set_modes(mode.rounding, mode.flush);
+        const uint64_t before = modes();
+        const std::vector<float> got = logits_of(m, ids, threads, contract);
+        const uint64_t after = modes();
+        set_modes(FE_TONEAREST, false);
+        EXPECT_EQ(after, before);
+        EXPECT_TRUE(equal_bits(got, expected)) << mode.rounding << ", " << threads << " threads";
+      }
     }
   }
 }

@@ -68,7 +68,7 @@ TEST_F(IsaLeaks, KernelFilesDefineTheirTableAlone) {
     seen.insert(isa);
   }
 #if defined(__x86_64__)
-  EXPECT_EQ(seen, (std::set<std::string>{"portable", "avx2", "avx512"}));
+  EXPECT_EQ(seen, (std::set<std::string>{"portable", "avx2", "avx512", "avx512bf16"}));
 #else
   EXPECT_EQ(seen, (std::set<std::string>{"portable"}));
 #endif
@@ -128,6 +128,16 @@ TEST_F(IsaLeaks, Avx2FileHoldsNoAvx512) {
       EXPECT_EQ(line.find("%zmm"), std::string::npos) << line;
       EXPECT_EQ(line.find("%k"), std::string::npos) << line;
     }));
+  }
+}
+
+// Nor does the AVX-512 file hold the instruction that the one with BF16 is there for.
+TEST_F(IsaLeaks, DotProductsAreInTheirFileAlone) {
+  for (const std::string& object : kernel_objects()) {
+    size_t dots = 0;
+    ASSERT_TRUE(each_line("objdump -d --no-show-raw-insn '" + object + "'",
+                          [&](const std::string& line) { dots += line.find("vdpbf16ps") != std::string::npos; }));
+    EXPECT_EQ(dots > 0, isa_of(object) == "avx512bf16") << object;
   }
 }
 

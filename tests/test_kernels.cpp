@@ -30,7 +30,7 @@ TEST(Isa, AForcedTableIsTheOneAskedFor) {
     ASSERT_NE(k, nullptr) << name;
     EXPECT_EQ(k->name, name);
   }
-  for (const char* name : {"portable", "avx2", "avx512"}) {
+  for (const char* name : {"portable", "avx2", "avx512", "avx512bf16"}) {
     EXPECT_EQ(find_kernels(name) != nullptr, std::count(names.begin(), names.end(), name) == 1) << name;
   }
 }
@@ -63,6 +63,11 @@ TEST(Isa, TablesShareNoFunction) {
       EXPECT_NE(a.tanh, b.tanh);
       EXPECT_NE(a.probe_read, b.probe_read);
       EXPECT_NE(a.probe_fma, b.probe_fma);
+      EXPECT_NE(a.round_pairs, b.round_pairs);
+      EXPECT_NE(a.gemv_pairs, b.gemv_pairs);
+      EXPECT_NE(a.pack_pairs, b.pack_pairs);
+      EXPECT_NE(a.tile_pairs, b.tile_pairs);
+      EXPECT_NE(a.probe_dot, b.probe_dot);
     }
   }
 }
@@ -278,6 +283,209 @@ TEST_P(EachIsa, TileGivesTheBitsOfMatrixVector) {
           ASSERT_TRUE(equal_bits(halves.span(), y.span()));
           ASSERT_TRUE(y.untouched() && halves.untouched());
         }
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------- linear layers of the contract bf16
+
+// Packed bfloat16 weights from their bits, [16 * blocks][k].
+struct PairWeights {
+  size_t blocks, k;
+  Fenced<uint16_t> packed;
+  std::vector<float> worth;
+
+  template <class Bits>
+  PairWeights(size_t n, size_t columns, Bits bits) : blocks(n), k(columns), packed(16 * n * columns), worth(16 * n * columns) {
+    for (size_t row = 0; row < 16 * blocks; ++row) {
+      for (size_t i = 0; i < k; ++i) {
+        const uint16_t b = bits();
+        packed[row / 16 * 16 * k + i / 2 * 32 + row % 16 * 2 + i % 2] = b;
+        worth[row * k + i] = float_of(static_cast<uint32_t>(b) << 16);
+      }
+    }
+  }
+  std::vector<float> times(const float* x) const {
+    std::vector<float> y(16 * blocks);
+    for (size_t row = 0; row < y.size(); ++row) y[row] = plain_dot_pairs(worth.data() + row * k, x, k);
+    return y;
+  }
+};
+
+// A float32 of random sign and fraction, its exponent within `spread` of 2^middle.
+float near(Stream& s, int middle, int spread) {
+  const uint64_t random = s.next();
+  const int exponent = middle + static_cast<int>(random % static_cast<uint64_t>(2 * spread + 1)) - spread;
+  const uint32_t biased = static_cast<uint32_t>(std::clamp(exponent + 127, 0, 254));  // 0: a denormal
+  return float_of(static_cast<uint32_t>(random >> 32 & 0x807FFFFFu) | biased << 23);
+}
+uint16_t high_half(float x) { return static_cast<uint16_t>(bits_of(x) >> 16); }
+
+std::vector<float> product_of_pairs(const Kernels& k, const PairWeights& w, const std::vector<float>& values) {
+  const Fenced<float> x(values), y(16 * w.blocks);
+  const Fenced<uint32_t> pairs(w.k / 2);
+  k.round_pairs(x.data(), w.k, pairs.data());
+  k.gemv_pairs(w.packed.data(), w.blocks, w.k, pairs.data(), y.data());
+  EXPECT_TRUE(y.untouched() && pairs.untouched());
+  return {y.data(), y.data() + y.size()};
+}
+
+// Every upper half with the lower halves at which rounding turns.
+TEST_P(EachIsa, PairsAreRoundedToNearestEven) {
+  std::vector<float> values;
+  for (uint32_t high = 0; high < 0x10000; ++high) {
+    for (uint32_t low : {0x0000u, 0x0001u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu}) values.push_back(float_of(high << 16 | low));
+  }
+  const Fenced<float> x(values);
+  const Fenced<uint32_t> pairs(values.size() / 2);
+  k.round_pairs(x.data(), values.size(), pairs.data());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint32_t got = (i % 2 == 0 ? pairs[i / 2] << 16 : pairs[i / 2] & 0xFFFF0000u);
+    ASSERT_TRUE(same_bits(float_of(got), float_of(static_cast<uint32_t>(plain_bf16(values[i])) << 16)))
+        << std::hex << bits_of(values[i]) << " gave " << got;
+  }
+  for (size_t n : {2, 6, 30, 34, 66}) {
+    const Fenced<float> some(numbers(n, n, Fill::special));
+    const Fenced<uint32_t> out(n / 2);
+    k.round_pairs(some.data(), n, out.data());
+    ASSERT_TRUE(out.untouched());
+    for (size_t i = 0; i < n; ++i) {
+      const uint32_t half = out[i / 2] >> (i % 2 * 16) & 0xFFFFu;
+      ASSERT_TRUE(same_bits(float_of(half << 16), float_of(static_cast<uint32_t>(plain_bf16(some[i])) << 16))) << i;
+    }
+  }
+}
+
+TEST_P(EachIsa, PairsMatrixVectorIsOneChainPerOutput) {
+  for (size_t blocks : {1, 2, 3, 4, 5, 7, 8, 9}) {
+    for (size_t depth : {2, 4, 14, 16, 18, 62, 64, 66, 128, 510}) {
+      Stream s(depth * 31 + blocks);
+      const PairWeights ordinary(blocks, depth, [&] { return high_half(s.wide()); });
+      const std::vector<float> x = numbers(depth, depth, Fill::wide);
+      ASSERT_TRUE(equal_bits(product_of_pairs(k, ordinary, x), ordinary.times(x.data()))) << blocks << " blocks, k " << depth;
+      const PairWeights any(blocks, depth, [&] { return static_cast<uint16_t>(s.next()); });
+      const std::vector<float> special = numbers(depth, depth, depth <= 4 ? Fill::special : Fill::wide);
+      ASSERT_TRUE(equal_bits(product_of_pairs(k, any, special), any.times(special.data()))) << blocks << " blocks, k " << depth;
+    }
+  }
+}
+
+TEST_P(EachIsa, PairsWithOneSpecialInput) {
+  Stream s(5);
+  const size_t depth = 34;
+  const PairWeights w(3, depth, [&] { return high_half(s.wide()); });
+  for (float special : {kInf, -kInf, kNan, 0x1p-149f, -0x1.fffffcp-127f, -0.0f, 0x1.fffffep127f, 0x1.fep127f}) {
+    for (size_t at = 0; at < depth; ++at) {
+      std::vector<float> x = numbers(depth, 77);
+      x[at] = special;
+      ASSERT_TRUE(equal_bits(product_of_pairs(k, w, x), w.times(x.data()))) << special << " at " << at;
+    }
+  }
+}
+
+// Chains that stay around 2^-126: sums that cancel, that are flushed, that round up to the least normal number. In many of
+// them flushing changes the result.
+TEST_P(EachIsa, PairsFlushDenormals) {
+  Stream s(1);
+  size_t changed = 0;
+  for (int round = 0; round < 400; ++round) {
+    const int middle = static_cast<int>(s.next() % 100) - 110, spread = 1 + static_cast<int>(s.next() % 8);
+    const PairWeights w(4, 6, [&] { return high_half(near(s, middle, spread)); });
+    std::vector<float> x(6);
+    for (float& value : x) value = near(s, -126 - middle, spread);
+    const std::vector<float> got = product_of_pairs(k, w, x);
+    ASSERT_TRUE(equal_bits(got, w.times(x.data()))) << "round " << round;
+    for (float& value : x) value = static_cast<float>(exact_bf16(plain_bf16(value)));
+    for (size_t row = 0; row < got.size(); ++row) changed += !same_bits(got[row], plain_dot(w.worth.data() + row * 6, x.data(), 6));
+  }
+  EXPECT_GT(changed, 5000u);  // of 25600
+}
+
+// The rules one by one: w and x of two steps, the odd one first.
+TEST_P(EachIsa, PairsAtTheEdges) {
+  struct Case {
+    float w1, x1, w0, x0, expected;
+  };
+  constexpr float kLeast = 0x1p-126f;
+  const Case cases[] = {
+      {0x1p-63f, 0x1p-63f, 0, 0, kLeast},
+      {0x1p-63f, 0x1p-64f, 0, 0, 0},                            // a result is flushed
+      {-0x1p-63f, 0x1p-64f, -0.0f, 1, -0.0f},                   // to a zero of its sign
+      {0x1p-63f, 0x1p-64f, 0x1p-63f, 0x1p-64f, 0},              // and stays lost
+      {0x1p-130f, 0x1p100f, 0, 0, 0},                           // a denormal weight is zero
+      {0x1p100f, 0x1p-130f, 0, 0, 0},                           // and so is a denormal input
+      {0x1p-130f, kInf, 0, 0, kNan},                            // 0 * inf
+      {0x1p-63f, 0x1p-63f, -0x1p-75f, 0x1p-76f, kLeast},        // 2^-126 - 2^-151: a tie, up to even
+      {0x1p-63f, 0x1p-63f, -0x1p-80f, 0x1p-120f, kLeast},       // tiny before rounding only
+      {0x1p-63f, 0x1p-63f, -0x1.02p-75f, 0x1p-76f, 0},          // tiny after rounding, though denormals would round it up
+      {-0x1p-63f, 0x1p-63f, 0x1.02p-75f, 0x1p-76f, -0.0f},
+      {-0x1p-63f, 0x1p-63f, 0x1p-75f, 0x1p-76f, -kLeast},
+      {1, kLeast, -0x1.02p-25f, kLeast, 0},                     // whichever factor is the small one
+      {1, kLeast, -kLeast, 0x1.02p-25f, 0},
+      {0x1p-50f, 0x1.8p-76f, -0x1p-63f, 0x1p-63f, 0},           // cancellation below the least normal number
+      {1, 1, -1, 1, 0},                                         // to +0
+      {0x1p100f, 0x1p100f, 1, 1, kInf},
+      {0x1p100f, 0x1p100f, -0x1p100f, 0x1p100f, kInf},          // the second product is finite: it is not rounded
+      {kInf, 1, -1, kInf, kNan},
+      {1, 1, 0x1p-12f, 0x1p-12f, 1},                            // a tie between 1 and its successor
+      {1.0078125f, 1.0078125f, 0x1p-12f, 0x1p-12f, 0x1.0404p+0f + 0x1p-24f},
+  };
+  for (const Case& c : cases) {
+    const uint16_t even = high_half(c.w0), odd = high_half(c.w1);
+    bool first = true;
+    const PairWeights w(1, 2, [&] {
+      first = !first;
+      return first ? odd : even;
+    });
+    const std::vector<float> got = product_of_pairs(k, w, {c.x0, c.x1});
+    EXPECT_TRUE(equal_bits(got, std::vector<float>(16, c.expected)))
+        << std::hexfloat << c.w1 << " * " << c.x1 << " + " << c.w0 << " * " << c.x0;
+  }
+}
+
+TEST_P(EachIsa, PairsLeaveTheFloatEnvironmentAlone) {
+  const PairWeights w(4, 4, [] { return uint16_t{0x3F80}; });
+  product_of_pairs(k, w, {1, 2, 3, 4});
+  k.probe_dot(1);
+  volatile float least = std::numeric_limits<float>::min();
+  volatile float half = least * 0.5f;
+  EXPECT_NE(half, 0.0f);
+}
+
+// The tile, on weights in place and rows packed, in one go and continued in the middle of the chain.
+TEST_P(EachIsa, PairsTileGivesTheBitsOfMatrixVector) {
+  for (size_t depth : {2, 6, 16, 66, 260, 514}) {
+    for (size_t blocks : {1, 2, 3, 4}) {
+      for (int rows = 1; rows <= kTileRows; ++rows) {
+        Stream s(depth + blocks);
+        const bool tiny = depth == 66;
+        const PairWeights w(blocks, depth, [&] { return high_half(tiny ? near(s, -63, 9) : s.wide()); });
+        const size_t ldx = depth + 3, width = 16 * blocks, ld = width + 3, cut = depth / 4 * 2;
+        const Fenced<float> x((static_cast<size_t>(rows) - 1) * ldx + depth), y(static_cast<size_t>(rows) * ld),
+            halves(static_cast<size_t>(rows) * ld);
+        for (size_t i = 0; i < x.size(); ++i) x[i] = tiny ? near(s, -63, 9) : s.wide();
+        const Fenced<uint32_t> packed(depth / 2 * kTileRows);
+        k.pack_pairs(x.data(), ldx, rows, depth, packed.data());
+        for (size_t i = 0; i < packed.size(); ++i) {
+          const size_t row = i % kTileRows, at = i / kTileRows * 2;
+          const float* from = x.data() + row * ldx + at;
+          const uint32_t expected = row < static_cast<size_t>(rows) ? plain_bf16(from[0]) | static_cast<uint32_t>(plain_bf16(from[1])) << 16 : 0;
+          ASSERT_EQ(packed[i], expected) << i;
+        }
+        const int vectors = static_cast<int>(blocks);
+        k.tile_pairs(packed.data(), w.packed.data(), depth, depth, nullptr, 0, y.data(), ld, rows, vectors);
+        k.tile_pairs(packed.data(), w.packed.data(), depth, cut, nullptr, 0, halves.data(), ld, rows, vectors);
+        k.tile_pairs(packed.data() + cut / 2 * kTileRows, w.packed.data() + cut * kLanes, depth, depth - cut, halves.data(), ld,
+                     halves.data(), ld, rows, vectors);
+        for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+          const std::vector<float> row(x.data() + r * ldx, x.data() + r * ldx + depth);
+          ASSERT_TRUE(equal_bits(y.span().subspan(r * ld, width), w.times(row.data()))) << "row " << r << ", k " << depth;
+          ASSERT_TRUE(equal_bits(y.span().subspan(r * ld, width), product_of_pairs(k, w, row)));
+          for (size_t i = width; i < ld; ++i) ASSERT_EQ(bits_of(y[r * ld + i]), 0xFFFFFFFFu) << "written past the row";
+        }
+        ASSERT_TRUE(equal_bits(halves.span(), y.span()));
+        ASSERT_TRUE(y.untouched() && halves.untouched() && packed.untouched());
       }
     }
   }

@@ -311,18 +311,24 @@ struct Layer {
     std::vector<Digest> digests;
     matrix = Matrix({&t.view}, k, 1, &digests);
   }
-  float plain(const float* x, size_t row) const {  // x padded with a zero
+  float plain(const float* x, size_t row, Contract contract = Contract::f32) const {  // x padded with a zero
     std::vector<float> w(worth.begin() + static_cast<int64_t>(row * inputs), worth.begin() + static_cast<int64_t>((row + 1) * inputs));
     w.resize((inputs + 1) / 2 * 2, 0.0f);
-    return plain_dot(w.data(), x, w.size());
+    return contract == Contract::bf16 ? plain_dot_pairs(w.data(), x, w.size()) : plain_dot(w.data(), x, w.size());
   }
 };
+
+// What a matrix of that type may be multiplied under.
+std::vector<Contract> contracts_of(DType dtype) {
+  if (dtype == DType::bf16) return {Contract::f32, Contract::bf16};
+  return {Contract::f32};
+}
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 // y = W x on `threads` threads; y is poisoned before and has a margin after the packed outputs.
 std::vector<float> run_linear(const std::string& isa, const Layer& layer, int threads, size_t rows, const Fenced<float>& x,
-                              bool blas = false) {
+                              Contract contract = Contract::f32, bool blas = false) {
   ModelConfig config;
   config.hidden_size = config.intermediate_size = static_cast<int64_t>(layer.inputs);
   config.heads = config.kv_heads = 1;
@@ -334,6 +340,7 @@ std::vector<float> run_linear(const std::string& isa, const Layer& layer, int th
   Pass pass{};
   pass.kernels = find_kernels(isa.c_str());
   pass.scratch = &scratch;
+  pass.contract = contract;
   pass.blas = blas;
   run_team(threads, [&](Team t) { linear(t, pass, layer.matrix, in, out); });
   EXPECT_TRUE(y.untouched());
@@ -367,15 +374,18 @@ TEST_P(LinearOnEachIsa, AnyNumberOfRowsGivesTheSameBits) {
       const Layer layer(dtype, outputs, inputs);
       const Fenced<float> x = make_input(13, inputs);
       const size_t ldx = x.size() / 13;
-      std::vector<float> expected;
-      for (size_t r = 0; r < 13; ++r) {
-        for (size_t n = 0; n < outputs; ++n) expected.push_back(layer.plain(x.data() + r * ldx, n));
-      }
-      for (size_t rows = 1; rows <= 13; ++rows) {
-        const Fenced<float> part(std::vector<float>(x.data(), x.data() + rows * ldx));
-        for (int threads : {1, 3}) {
-          ASSERT_TRUE(equal_bits(run_linear(GetParam(), layer, threads, rows, part), std::span(expected).first(rows * outputs)))
-              << dtype_name(dtype) << " " << outputs << "x" << inputs << ", " << rows << " rows, " << threads << " threads";
+      for (Contract contract : contracts_of(dtype)) {
+        std::vector<float> expected;
+        for (size_t r = 0; r < 13; ++r) {
+          for (size_t n = 0; n < outputs; ++n) expected.push_back(layer.plain(x.data() + r * ldx, n, contract));
+        }
+        for (size_t rows = 1; rows <= 13; ++rows) {
+          const Fenced<float> part(std::vector<float>(x.data(), x.data() + rows * ldx));
+          for (int threads : {1, 3}) {
+            const std::vector<float> got = run_linear(GetParam(), layer, threads, rows, part, contract);
+            ASSERT_TRUE(equal_bits(got, std::span(expected).first(rows * outputs)))
+                << dtype_name(dtype) << " " << outputs << "x" << inputs << ", " << rows << " rows, " << threads << " threads";
+          }
         }
       }
     }
@@ -389,12 +399,14 @@ TEST_P(LinearOnEachIsa, BlockBoundaries) {
   for (const auto& [rows, outputs, inputs] : cases) {
     const Layer layer(DType::bf16, outputs, inputs);
     const Fenced<float> x = make_input(rows, inputs);
-    const std::vector<float> got = run_linear(GetParam(), layer, 2, rows, x);
     const size_t ldx = x.size() / rows;
-    for (size_t r = 0; r < rows; r += rows > 100 ? 101 : 1) {
-      for (size_t n = 0; n < outputs; ++n) {
-        ASSERT_TRUE(same_bits(got[r * outputs + n], layer.plain(x.data() + r * ldx, n)))
-            << rows << " rows, " << outputs << "x" << inputs << ": row " << r << ", output " << n;
+    for (Contract contract : contracts_of(DType::bf16)) {
+      const std::vector<float> got = run_linear(GetParam(), layer, 2, rows, x, contract);
+      for (size_t r = 0; r < rows; r += rows > 100 ? 101 : 1) {
+        for (size_t n = 0; n < outputs; ++n) {
+          ASSERT_TRUE(same_bits(got[r * outputs + n], layer.plain(x.data() + r * ldx, n, contract)))
+              << rows << " rows, " << outputs << "x" << inputs << ": row " << r << ", output " << n;
+        }
       }
     }
   }
@@ -411,7 +423,7 @@ TEST_P(LinearOnEachIsa, BlasAgreesWithinRounding) {
       const Fenced<float> x = make_input(rows, inputs);
       const size_t ldx = x.size() / rows;
       for (int threads : {1, 3}) {
-        const std::vector<float> got = run_linear(GetParam(), layer, threads, rows, x, true);
+        const std::vector<float> got = run_linear(GetParam(), layer, threads, rows, x, Contract::f32, true);
         for (size_t i = 0; i < got.size(); ++i) {
           const float* w = layer.worth.data() + i % outputs * inputs;
           double sum = 0, magnitude = 0;

@@ -29,8 +29,9 @@ class Schedule {
     const KvType types[] = {KvType::f32, KvType::f32, KvType::bf16, KvType::f16};
     options_.kv_type = types[draw(4)];
     options_.capacity = std::min(kCapacity, model_->config().max_positions);
+    if (bf16_weights() && draw(2) == 0) contract_ = Contract::bf16;
     options_.compute = compute();
-    log_ << ", kv " << kv_type_name(options_.kv_type) << ", " << compute_text(options_.compute);
+    log_ << ", " << contract_name(options_.compute) << ", kv " << kv_type_name(options_.kv_type) << ", " << compute_text(options_.compute);
     branches_.push_back({Session(model_, options_), {{}}, branch_count_++});
   }
 
@@ -44,6 +45,7 @@ class Schedule {
     for (Branch& b : branches_) {
       SessionOptions plain = options_;
       plain.compute = {};
+      plain.compute.contract = contract_;
       plain.compute.threads = 1;
       Session straight(model_, plain);
       for (const Stage& stage : b.stages) {
@@ -74,8 +76,18 @@ class Schedule {
 
   size_t draw(size_t n) { return random_() % n; }
 
+  bool bf16_weights() const {
+    try {
+      model_->check_contract(Contract::bf16);
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
   ComputeOptions compute() {
     ComputeOptions c;
+    c.contract = contract_;
     size_t sets = 0;
     while (kernel_names()[sets] != nullptr) ++sets;
     // The portable kernels are slow: the small checkpoints alone.
@@ -232,6 +244,7 @@ class Schedule {
   std::shared_ptr<const Model> model_;
   std::mt19937 random_;
   SessionOptions options_;
+  Contract contract_ = Contract::f32;
   stet_test::ScratchDir scratch_;
   size_t saves_ = 0;
   std::list<Branch> branches_;

@@ -392,6 +392,9 @@ TEST_F(SnapshotTest, RefusesAnotherModelTokenizerContractAndRoom) {
   EXPECT_NE(config.find(", tied_head, "), std::string::npos) << config;
   EXPECT_EQ(error(m, "xxh3:other", options(1)), "mismatch: " + file + ": tokenizer: expected " + kTokenizer + ", found xxh3:other");
   EXPECT_EQ(error(m, "", options(1)), "no error");  // driven by ids
+  SessionOptions bf16 = options(1);
+  bf16.compute.contract = Contract::bf16;
+  EXPECT_EQ(error(m, kTokenizer, bf16), "mismatch: " + file + ": contract: expected f32 version 1, found bf16 version 1");
   if (have_blas()) {
     SessionOptions blas = options(1);
     blas.compute.blas = true;

@@ -29,19 +29,21 @@ double median(std::vector<double> x) {
 }
 
 struct Machine {
-  double read_gb_s;    // streaming reads of a buffer beyond all caches
-  double fma_gflop_s;  // independent float32 FMAs in registers
+  double read_gb_s;  // streaming reads of a buffer beyond all caches
+  double gflop_s;    // independent chains in registers, of what the contract computes linear layers with
 };
 
 // Medians of interleaved probes, so that a passing disturbance hits both alike.
-Machine measure_machine(const Kernels& kernels, int threads) {
+Machine measure_machine(const Kernels& kernels, Contract contract, int threads) {
+  const bool dot = contract == Contract::bf16;
+  const auto probe = dot ? kernels.probe_dot : kernels.probe_fma;
   const size_t bytes = size_t{1} << 30, steps = 4'000'000;
   const Memory buffer(bytes);
   run_team(threads, [&](Team t) {
     const Range mine = t.share(bytes / 64);
     std::fill(buffer.data() + mine.begin * 64, buffer.data() + mine.end * 64, std::byte{1});
   });
-  std::vector<double> read, fma;
+  std::vector<double> read, peak;
   for (int i = 0; i < 5; ++i) {
     double start = seconds();
     run_team(threads, [&](Team t) {
@@ -51,12 +53,12 @@ Machine measure_machine(const Kernels& kernels, int threads) {
     read.push_back(static_cast<double>(bytes) / (seconds() - start) / 1e9);
     start = seconds();
     run_team(threads, [&](Team) {
-      volatile float keep = kernels.probe_fma(steps);
+      volatile float keep = probe(steps);
       (void)keep;
     });
-    fma.push_back(static_cast<double>(steps) * 16 * 16 * 2 * threads / (seconds() - start) / 1e9);
+    peak.push_back(static_cast<double>(steps) * 16 * 16 * (dot ? 4 : 2) * threads / (seconds() - start) / 1e9);
   }
-  return {median(read), median(fma)};
+  return {median(read), median(peak)};
 }
 
 // Weights that one decode step reads: all but the embedding when the head has its own.
@@ -144,7 +146,7 @@ void measure_model(Json& j, Options& o, const SessionOptions& options, const std
   const double gflops = prefill_operations(*model, as_double(o.prompt)) / s.prefill / 1e9;
   const double gb = static_cast<double>(decode_bytes(*model)) / s.decode / 1e9;
   j["prefill"] = {{"tokens", o.prompt}, {"s", s.prefill}, {"tokens_per_s", as_double(o.prompt) / s.prefill},
-                  {"gflop_per_s", gflops}, {"share_of_fma_peak", gflops / m.fma_gflop_s}};
+                  {"gflop_per_s", gflops}, {"share_of_peak", gflops / m.gflop_s}};
   j["decode"] = {{"tokens", o.decode}, {"s_per_token", s.decode}, {"tokens_per_s", 1 / s.decode},
                  {"weights_gb_per_s", gb}, {"share_of_read", gb / m.read_gb_s}};
   j["state"] = state_json(session, model, options, o.repeat);
@@ -152,13 +154,13 @@ void measure_model(Json& j, Options& o, const SessionOptions& options, const std
 
 void print_table(const Json& j) {
   const auto number = [](const Json& of, const char* name) { return of[name].get<double>(); };
-  out(fmt::format("machine   {} threads, {}: reads {:.1f} GB/s, FMA {:.1f} GFLOP/s (float32)\n", j["threads"].get<int>(),
-                  j["isa"].get<std::string>(), number(j, "read_gb_per_s"), number(j, "fma_gflop_per_s")));
+  out(fmt::format("machine   {} threads, {}: reads {:.1f} GB/s, {} {:.1f} GFLOP/s\n", j["threads"].get<int>(),
+                  j["isa"].get<std::string>(), number(j, "read_gb_per_s"), j["peak_of"].get<std::string>(), number(j, "peak_gflop_per_s")));
   if (!j.contains("model")) return;
   const Json &p = j["prefill"], &d = j["decode"], &s = j["state"];
   out(fmt::format("load      {:.2f} s, weights {}\n", number(j, "load_s"), bytes_text(number(j, "weight_bytes"))));
-  out(fmt::format("prefill   {} tokens: {:.1f} tokens/s, {:.1f} GFLOP/s, {:.0f} % of the FMA peak\n", p["tokens"].get<int64_t>(),
-                  number(p, "tokens_per_s"), number(p, "gflop_per_s"), 100 * number(p, "share_of_fma_peak")));
+  out(fmt::format("prefill   {} tokens: {:.1f} tokens/s, {:.1f} GFLOP/s, {:.0f} % of the peak\n", p["tokens"].get<int64_t>(),
+                  number(p, "tokens_per_s"), number(p, "gflop_per_s"), 100 * number(p, "share_of_peak")));
   out(fmt::format("decode    {} tokens: {:.1f} tokens/s, {:.1f} GB/s, {:.0f} % of the read bandwidth\n", d["tokens"].get<int64_t>(),
                   number(d, "tokens_per_s"), number(d, "weights_gb_per_s"), 100 * number(d, "share_of_read")));
   out(fmt::format("state     {} positions, {}: save {:.1f} ms, restore {:.1f} ms, fork {:.1f} us\n", s["positions"].get<int64_t>(),
@@ -188,10 +190,11 @@ void run(Options& o) {
   Json j;
   j["isa"] = kernels->name;
   j["threads"] = threads;
+  j["peak_of"] = options.compute.contract == Contract::bf16 ? "dot products of bfloat16 pairs" : "float32 FMA";
   const auto machine = [&] {
-    const Machine m = measure_machine(*kernels, threads);
+    const Machine m = measure_machine(*kernels, options.compute.contract, threads);
     j["read_gb_per_s"] = m.read_gb_s;
-    j["fma_gflop_per_s"] = m.fma_gflop_s;
+    j["peak_gflop_per_s"] = m.gflop_s;
     return m;
   };
   machine();

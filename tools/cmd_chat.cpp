@@ -64,8 +64,7 @@ Conversation resume_chat(ChatOptions& o, const std::string& path, const std::sha
   const Snapshot snapshot = Snapshot::open(path);
   snapshot.find_parent(o.restore.parent);
   ModelOptions model = o.model;
-  if (model.kv.empty()) model.kv = kv_type_name(snapshot.meta().kv.type);
-  choose_checkpoint(model, snapshot);
+  follow(model, snapshot);
   auto tokenizer = tokenizer_of(snapshot, model);
   if (tokenizer == nullptr) tokenizer = require_tokenizer(model.checkpoint.directory);
   const auto weights = loaded != nullptr ? loaded : model.load_model();

@@ -192,8 +192,7 @@ Session open_state(Options& o, std::shared_ptr<const Tokenizer>& tokenizer) {
     o.restore.how.map = !o.restore.read;
     const Snapshot snapshot = Snapshot::open(o.snapshot);
     snapshot.find_parent(o.restore.parent);
-    if (o.model.kv.empty()) o.model.kv = kv_type_name(snapshot.meta().kv.type);
-    choose_checkpoint(o.model, snapshot);
+    follow(o.model, snapshot);
     tokenizer = tokenizer_of(snapshot, o.model);
     return restore_session(snapshot, o.model, o.restore.how, nullptr, fingerprint(tokenizer));
   }

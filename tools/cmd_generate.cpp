@@ -220,8 +220,7 @@ void run_resume(Options& o) {
   const Snapshot snapshot = Snapshot::open(o.snapshot);
   snapshot.find_parent(o.restore.parent);
   check(snapshot, o);
-  if (o.model.kv.empty()) o.model.kv = kv_type_name(snapshot.meta().kv.type);
-  choose_checkpoint(o.model, snapshot);
+  follow(o.model, snapshot);
   Timing timing;
   const auto tokenizer = tokenizer_of(snapshot, o.model);
   const Turns turns = o.prompt.turns(o.model.checkpoint, tokenizer, snapshot.tokens().empty());

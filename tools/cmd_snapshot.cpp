@@ -83,8 +83,8 @@ int run_verify(Options& o) {
   const Snapshot snapshot = Snapshot::open(o.snapshot);
   snapshot.find_parent(o.parent);
   choose_checkpoint(o.model, snapshot);
-  SessionOptions options = o.model.session_options();
-  options.compute.blas = options.compute.blas || snapshot.meta().contract == "f32-blas";
+  choose_contract(o.model, snapshot);
+  const SessionOptions options = o.model.session_options();
   const auto model = o.model.load_model();
   snapshot.check_compatible(*model, "", options);
   const double start = seconds();

@@ -95,18 +95,20 @@ void ModelOptions::add_to(CLI::App& app) {
       ->check(integer(0, 1 << 24));
   grouped(app.add_option("--kv", kv, "keys and values are kept as f32 (default), bf16 or f16"), "TYPE")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
-  grouped(app.add_option("--compute", compute, "numeric contract: f32"), "NAME")->check(CLI::IsMember({"f32"}));
+  grouped(app.add_option("--compute", compute, "numeric contract: f32 or bf16 (default: the snapshot's, or f32)"), "NAME")
+      ->check(CLI::IsMember({"f32", "bf16"}));
   grouped(app.add_option("--gemm", gemm, "own (default), or blas: OpenBLAS for prompts, whose bits depend on shape and threads"), "NAME")
       ->check(CLI::IsMember({"own", "blas"}));
   grouped(app.add_option("--threads", c.threads, "threads (default: all processors)"), "N")->check(integer(0, 1024));
-  grouped(app.add_option("--isa", c.isa, "portable, avx2 or avx512 (default: the best this CPU has)"), "NAME");
+  grouped(app.add_option("--isa", c.isa, "portable, avx2, avx512 or avx512bf16 (default: the best this CPU has)"), "NAME");
   grouped(app.add_option("--chunk", c.chunk, "tokens of a prompt processed at once (default: 512)"), "N")
       ->check(integer(1, 65536));
 }
 
 SessionOptions ModelOptions::session_options() const {
   SessionOptions o = session;
-  o.compute.blas = gemm == "blas";
+  if (!compute.empty()) choose_contract(compute, o.compute);
+  if (!gemm.empty()) o.compute.blas = gemm == "blas";
   if (!kv.empty()) o.kv_type = kv_type_of(kv);
   return o;
 }
@@ -348,7 +350,7 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like, co
     // Only the checkpoint that the state was made with may come along.
     const auto model = Model::load(checkpoint.directory);
     SessionOptions compute;
-    compute.compute.blas = like.meta().contract == "f32-blas";
+    choose_contract(like.meta().contract, compute.compute);
     like.check_compatible(*model, "", compute);
     o.weights = source.get();
   }
@@ -392,6 +394,16 @@ std::string restored_text(const Snapshot& snapshot, const RestoreReport& report,
   return fmt::format("resumed {} tokens in {:.1f} ms ({} recomputed{}{}), state {}", snapshot.meta().positions, seconds * 1e3,
                      report.recomputed, report.healed.empty() ? "" : fmt::format(", blocks {} healed", fmt::join(report.healed, ",")),
                      report.checked ? ", all digests checked" : "", digest_text(snapshot.digests().state));
+}
+
+void follow(ModelOptions& model, const Snapshot& snapshot) {
+  if (model.kv.empty()) model.kv = kv_type_name(snapshot.meta().kv.type);
+  choose_checkpoint(model, snapshot);
+  choose_contract(model, snapshot);
+}
+
+void choose_contract(ModelOptions& model, const Snapshot& snapshot) {
+  if (model.compute.empty() && model.gemm.empty()) choose_contract(snapshot.meta().contract, model.session.compute);
 }
 
 Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how, RestoreReport* report,

@@ -59,7 +59,7 @@ struct ModelOptions {
   CheckpointOption checkpoint;
   SessionOptions session;
   std::shared_ptr<const FileSource> weights;  // of a self-contained snapshot, in place of the directory
-  std::string compute = "f32", gemm = "own", kv;
+  std::string compute, gemm, kv;
 
   void add_to(CLI::App& app);
   // Loads the model, with a line on stderr when that takes long and someone watches.
@@ -155,6 +155,10 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const Snapshot& snapshot, const Mo
 std::string fingerprint(const std::shared_ptr<const Tokenizer>& tokenizer);
 // What became of the tokens of a snapshot, for a line on stderr.
 std::string restored_text(const Snapshot& snapshot, const RestoreReport& report, double seconds);
+// Unless the user names --compute or --gemm: the snapshot's.
+void choose_contract(ModelOptions& model, const Snapshot& snapshot);
+// Both, and the kv type, unless the user names another.
+void follow(ModelOptions& model, const Snapshot& snapshot);
 // Loads the model and restores; a refusal says which checkpoint was tried. `tokenizer` is its fingerprint, or empty.
 Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how, RestoreReport* report,
                         const std::string& tokenizer = "");

@@ -41,7 +41,7 @@ struct AttendBlock {
 };
 
 struct Kernels {
-  const char* name;  // "portable", "avx2", "avx512"
+  const char* name;  // "portable", "avx2", "avx512", "avx512bf16"
 
   // Linear layers. Packed weights: f32 [n/16][k][16]; 16-bit [n/16][k/2][16][2]; k even. Each output is one
   // chain over k in the order 1, 0, 3, 2, 5, 4, ...
@@ -55,6 +55,22 @@ struct Kernels {
   // to[rows][16 * vectors] = from (null: +0) + chain over kc of packed[kc][kTileRows] and panel[kc][64].
   void (*tile)(const float* packed, const float* panel, size_t kc, const float* from, size_t ld_from, float* to,
                size_t ld_to, int rows, int vectors);
+
+  // Linear layers of the contract bf16: bfloat16 weights, packed as above, and inputs rounded to bfloat16 in pairs: the even
+  // one in the low half of a word. Each output is one chain over k in the same order, of the FMA that VDPBF16PS (Intel
+  // 64 manual, volume 2) computes: rounded to nearest even; denormal operands read as zero, keeping their sign; results
+  // flushed to a zero of their sign where they are tiny after rounding (below 2^-126 when rounded without a lower end
+  // of exponents).
+
+  // y[k/2] = x[k], rounded to nearest even; denormals to zero, keeping their sign.
+  void (*round_pairs)(const float* x, size_t k, uint32_t* y);
+  // y[16 * blocks] = W x, for x[k/2].
+  void (*gemv_pairs)(const void* w, size_t blocks, size_t k, const uint32_t* x, float* y);
+  // Like pack_rows and tile: rows rounded -> [kc/2][kTileRows]; and a chain over kc of those and `vectors` (<= 4) packed
+  // blocks of k inputs each, in place: w is where the first one's column k0 stands.
+  void (*pack_pairs)(const float* x, size_t ldx, int rows, size_t kc, uint32_t* packed);
+  void (*tile_pairs)(const uint32_t* packed, const void* w, size_t k, size_t kc, const float* from, size_t ld_from,
+                     float* to, size_t ld_to, int rows, int vectors);
 
   // Attention over one block, and the combination of blocks in order of position:
   //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.
@@ -84,14 +100,17 @@ struct Kernels {
   void (*tanh)(const float* x, float* y, size_t n);
   void (*widen[kWeightTypes])(const void* x, float* y, size_t n);  // exact
 
-  // Probes of the machine, for rooflines: read `bytes` once; run `steps` x 16 independent vector FMAs.
+  // Probes of the machine, for rooflines: read `bytes` once; run `steps` x 16 vector FMAs in registers, or as many of what
+  // the contract bf16 takes two inputs with.
   uint64_t (*probe_read)(const void* data, size_t bytes);
   float (*probe_fma)(size_t steps);  // operations: steps * 16 * 16 lanes * 2
+  float (*probe_dot)(size_t steps);  // operations: steps * 16 * 16 lanes * 4
 };
 
 extern const Kernels kernels_portable;
 extern const Kernels kernels_avx2;
 extern const Kernels kernels_avx512;
+extern const Kernels kernels_avx512bf16;
 
 // The table of that name, or null when the name is unknown or this CPU lacks the instructions.
 const Kernels* find_kernels(const char* name);

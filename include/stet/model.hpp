@@ -44,6 +44,9 @@ class Model {
   const FileSource& source() const { return *source_; }
   const std::string& directory() const { return source_->path(); }
   size_t weight_bytes() const { return weight_bytes_; }
+  // Throws an unsupported Error, naming a tensor, when the weights cannot be multiplied under this contract: bf16 takes
+  // bfloat16 alone, for no bits of a checkpoint are rounded.
+  void check_contract(Contract contract) const;
 
   // p.ids -> p.out, the hidden states after the final norm; keys and values go to the caches of p.spans.
   virtual void forward(Team t, const Pass& p) const = 0;
@@ -68,6 +71,9 @@ class Model {
   Fingerprints fingerprints_;
   std::shared_ptr<const FileSource> source_;
   size_t weight_bytes_ = 0;
+  struct {
+    std::string file, name, dtype;
+  } not_bf16_;  // the first matrix of another type; no name when there is none
   mutable std::mutex workspaces_mutex_;
   mutable std::vector<std::unique_ptr<Workspace>> workspaces_;
 };

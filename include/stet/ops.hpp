@@ -46,15 +46,20 @@ struct Span {
 // Scratch memory of a pass, sized once for the largest pass, the number of threads and the capacity.
 struct Scratch {
   Memory packed;              // a block of rows, packed for the tile kernel
-  std::vector<Memory> local;  // per thread: a panel and its sums; queries, partial results of attention
+  std::vector<Memory> local;  // per thread: a panel and its sums; inputs in pairs; queries, partial results of attention
   Memory partial;             // attention over few rows: (max, sum, values) per head and block
   std::vector<Memory> tables;
   std::vector<Rows> cos, sin;  // per Rope: [rows][head_dim / 2], in `tables`
 };
 
+// How linear layers compute (kernels.hpp): f32, weights widened exactly and activations float32; bf16, activations rounded
+// to bfloat16 and denormals flushed. All else is the same in both.
+enum class Contract : uint8_t { f32, bf16 };
+
 // One trip of some tokens through the model.
 struct Pass {
   const Kernels* kernels;
+  Contract contract;
   bool blas;                      // linear layers of several rows through OpenBLAS
   std::span<const int32_t> ids;   // [rows]
   std::span<const Span> spans;

@@ -13,12 +13,13 @@
 
 namespace stet {
 
-// How to compute. No choice here changes a bit of the result, but for `blas`.
+// How to compute. No choice here changes a bit of the result, but for `contract` and `blas`.
 struct ComputeOptions {
+  Contract contract = Contract::f32;  // bf16: for checkpoints whose matrices are all bfloat16
   int threads = 0;        // 0: all processors this process may run on
-  std::string isa;        // "portable", "avx2", "avx512"; empty: the best this CPU has
+  std::string isa;        // a name of kernel_names(); empty: the best this CPU has
   int64_t chunk = 512;    // tokens of a prompt processed at once
-  bool blas = false;      // matrix-matrix products through OpenBLAS: the contract becomes f32-blas
+  bool blas = false;      // matrix-matrix products through OpenBLAS: the contract f32 becomes f32-blas
 };
 
 struct SessionOptions {
@@ -27,8 +28,10 @@ struct SessionOptions {
   ComputeOptions compute;
 };
 
-// "f32" or "f32-blas", and the version of that contract: together they name the bits.
+// "f32", "f32-blas" or "bf16", and the version of that contract: together they name the bits.
 std::string contract_name(const ComputeOptions& compute);
+// Its inverse: sets `contract` and `blas`. False, and nothing is set, for a name that is none of those.
+bool choose_contract(const std::string& name, ComputeOptions& compute);
 constexpr int kContractVersion = 1;
 
 // Called for consecutive rows: `logits` are those of positions first .. first + logits.count - 1.
@@ -40,7 +43,8 @@ using Progress = std::function<void(int64_t done)>;
 
 class Session {
  public:
-  // Throws an argument Error for options out of range, or an isa that this CPU lacks.
+  // Throws an argument Error for options out of range, or an isa that this CPU lacks; an unsupported Error for a contract
+  // that this model's weights are not for (Model::check_contract).
   explicit Session(std::shared_ptr<const Model> model, const SessionOptions& options = {});
   // Goes on from a state of this model; of the options, only `compute` counts. Throws an argument Error for a state whose
   // cache has another shape, or whose tokens are not of the model's vocabulary.
@@ -85,6 +89,7 @@ class Session {
   const std::shared_ptr<const Model>& shared_model() const { return model_; }
   const KvCache& kv() const { return state_.kv; }
   const ComputeOptions& compute() const { return compute_; }
+  // Throws what the constructor does, and an argument Error for another contract while there are tokens.
   void set_compute(const ComputeOptions& compute);
 
  private:
