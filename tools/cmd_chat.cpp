@@ -98,7 +98,7 @@ void add_chat(CLI::App& app) {
   o->save_as.add_to(*sub);
   o->restore.add_to(*sub);
   o->model.add_to(*sub);
-  sub->callback([o, sub] {
+  sub->callback([o] {
     if (o->json && o->script.empty()) throw CLI::RequiredError("--json: --script");
     run_chat(*o);
   });
