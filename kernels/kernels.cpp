@@ -27,9 +27,17 @@ bool have_avx512() {
 #endif
 }
 
+bool have_avx512vnni() {
+#if defined(__x86_64__)
+  return have_avx512() && __builtin_cpu_supports("avx512vnni");
+#else
+  return false;
+#endif
+}
+
 bool have_avx512bf16() {
 #if defined(__x86_64__)
-  return have_avx512() && __builtin_cpu_supports("avx512bf16");
+  return have_avx512vnni() && __builtin_cpu_supports("avx512bf16");
 #else
   return false;
 #endif
@@ -42,13 +50,14 @@ const Kernels* find_kernels(const char* name) {
 #if defined(__x86_64__)
   if (strcmp(name, "avx2") == 0 && have_avx2()) return &kernels_avx2;
   if (strcmp(name, "avx512") == 0 && have_avx512()) return &kernels_avx512;
+  if (strcmp(name, "avx512vnni") == 0 && have_avx512vnni()) return &kernels_avx512vnni;
   if (strcmp(name, "avx512bf16") == 0 && have_avx512bf16()) return &kernels_avx512bf16;
 #endif
   return nullptr;
 }
 
 const char* const* kernel_names() {
-  static constexpr const char* kAll[] = {"portable", "avx2", "avx512", "avx512bf16"};
+  static constexpr const char* kAll[] = {"portable", "avx2", "avx512", "avx512vnni", "avx512bf16"};
   struct Found {
     const char* names[sizeof kAll / sizeof *kAll + 1] = {};
     Found() {

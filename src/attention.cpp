@@ -155,53 +155,101 @@ void attend_queries(const Queries& s, size_t first, size_t count, const Local& l
   for (size_t i = 0; i < count; ++i) finish(s, first + i, local.l[i], local.o + i * ldv);
 }
 
-// A single position: blocks are shared out among the threads, their results wait in `partial`, and are then
-// merged in the same order as attend_queries does.
-void attend_split(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y, const Local& local) {
-  const Span& span = p.spans[0];
-  const size_t head_dim = a.head_dim, ldv = padded(head_dim), group = a.heads / a.kv_heads;
-  const auto [begin, end] = block_range({p, a, span, 0, q, y}, 0, 1);
-  const size_t blocks = static_cast<size_t>(end - begin);
-  const size_t entry = ldv + kLanes;  // max, sum, seen; then values
-  float* partial = p.scratch->partial.as<float>();
-  const Range mine = t.share(a.kv_heads * blocks);
-  for (size_t task = mine.begin; task < mine.end; ++task) {
-    const Queries s{p, a, span, task / blocks, q, y};
-    const size_t block = task % blocks;
-    if (span.kv->visible(begin + static_cast<int64_t>(block)) == 0) {
-      for (size_t i = 0; i < group; ++i) partial[(s.head(i) * blocks + block) * entry + 2] = 0;
-      continue;
+// Spans of a single position, as many as `partial` has room for: heads of blocks are shared out among the threads, in the
+// order they lie in memory; their results wait in `partial` and are then merged in the same order as attend_queries does.
+class Singles {
+ public:
+  Singles(const Pass& p, const AttentionShape& a, Rows q, Rows y, std::span<const Span> spans, const Local& local)
+      : p_(p), a_(a), q_(q), y_(y), spans_(spans), local_(local) {}
+
+  // How many of `spans`, from the first on, are taken at once.
+  static size_t fit(const Pass& p, const AttentionShape& a, std::span<const Span> spans) {
+    const size_t room = p.scratch->partial.size() / sizeof(float) / (a.heads * entry_floats(a));
+    size_t n = 0;
+    for (size_t blocks = 0; n < spans.size() && spans[n].count == 1; ++n) {
+      const auto [begin, end] = range({p, a, spans[n], 0, {}, {}});
+      blocks += static_cast<size_t>(end - begin);
+      if (blocks > room && n > 0) break;
     }
-    const BlockView view = view_block(s, begin + static_cast<int64_t>(block), local);
+    return n;
+  }
+
+  void run(Team t) const {
+    size_t blocks = 0;
+    for (const Span& span : spans_) blocks += count(span);
+    const Range mine = t.share(blocks * a_.kv_heads);
+    size_t before = 0;  // blocks of earlier spans
+    for (const Span& span : spans_) {
+      const size_t from = before * a_.kv_heads, to = (before + count(span)) * a_.kv_heads;
+      for (size_t i = std::max(from, mine.begin); i < std::min(to, mine.end); ++i) {
+        attend_head(queries(span, (i - from) % a_.kv_heads), (i - from) / a_.kv_heads, before);
+      }
+      before += count(span);
+    }
+    t.barrier();
+    const Range heads = t.share(spans_.size() * a_.heads);
+    before = 0;
+    for (size_t s = 0; s < spans_.size(); before += count(spans_[s++])) {
+      for (size_t h = 0; h < a_.heads; ++h) {
+        if (const size_t i = s * a_.heads + h; i >= heads.begin && i < heads.end) merge_head(spans_[s], h, before);
+      }
+    }
+  }
+
+ private:
+  static size_t entry_floats(const AttentionShape& a) { return padded(a.head_dim) + kLanes; }  // max, sum, seen; then values
+  static std::pair<int64_t, int64_t> range(const Queries& s) { return block_range(s, 0, 1); }
+  Queries queries(const Span& span, size_t kv_head) const { return {p_, a_, span, kv_head, q_, y_}; }
+  size_t count(const Span& span) const {
+    const auto [begin, end] = range(queries(span, 0));
+    return static_cast<size_t>(end - begin);
+  }
+  float* entry(size_t block, size_t head) const {
+    return p_.scratch->partial.as<float>() + (block * a_.heads + head) * entry_floats(a_);
+  }
+
+  // The queries of one kv head against the span's `block`-th block that they can see.
+  void attend_head(const Queries& s, size_t block, size_t before) const {
+    const int64_t index = range(s).first + static_cast<int64_t>(block);
+    const size_t group = s.group(), ldv = padded(a_.head_dim);
+    if (s.span.kv->visible(index) == 0) {
+      for (size_t i = 0; i < group; ++i) entry(before + block, s.head(i))[2] = 0;
+      return;
+    }
+    const BlockView view = view_block(s, index, local_);
     for (size_t i = 0; i < group; i += kTileRows) {
       const size_t rows = std::min(size_t{kTileRows}, group - i);
-      float* values = local.block + kLanes;
-      pack_queries(s, i, rows, local.q);
-      const unsigned seen = attend_tile(s, i, rows, local.q, begin + static_cast<int64_t>(block), view, local.block,
-                                        local.block + kTileRows, values);
+      float* values = local_.block + kLanes;
+      pack_queries(s, i, rows, local_.q);
+      const unsigned seen = attend_tile(s, i, rows, local_.q, index, view, local_.block, local_.block + kTileRows, values);
       for (size_t r = 0; r < rows; ++r) {
-        float* out = partial + (s.head(i + r) * blocks + block) * entry;
-        out[0] = local.block[r];
-        out[1] = local.block[kTileRows + r];
+        float* out = entry(before + block, s.head(i + r));
+        out[0] = local_.block[r];
+        out[1] = local_.block[kTileRows + r];
         out[2] = static_cast<float>(seen >> r & 1u);
         std::memcpy(out + kLanes, values + r * ldv, ldv * sizeof(float));
       }
     }
   }
-  t.barrier();
-  const Range heads = t.share(a.heads);
-  for (size_t h = heads.begin; h < heads.end; ++h) {
-    const Queries s{p, a, span, h / group, q, y};
+
+  void merge_head(const Span& span, size_t head, size_t before) const {
+    const Queries s = queries(span, head / (a_.heads / a_.kv_heads));
+    const size_t ldv = padded(a_.head_dim);
     float m = -std::numeric_limits<float>::infinity(), l = 0;
-    std::memset(local.o, 0, ldv * sizeof(float));
-    for (size_t b = 0; b < blocks; ++b) {
-      const float* in = partial + (h * blocks + b) * entry;
-      if (in[2] != 0) p.kernels->merge(&m, &l, local.o, in[0], in[1], in + kLanes, ldv);
+    std::memset(local_.o, 0, ldv * sizeof(float));
+    for (size_t b = 0; b < count(span); ++b) {
+      const float* in = entry(before + b, head);
+      if (in[2] != 0) p_.kernels->merge(&m, &l, local_.o, in[0], in[1], in + kLanes, ldv);
     }
-    finish(s, h % group, l, local.o);
+    finish(s, head % s.group(), l, local_.o);
   }
-  t.barrier();
-}
+
+  const Pass& p_;
+  const AttentionShape& a_;
+  Rows q_, y_;
+  std::span<const Span> spans_;
+  const Local& local_;
+};
 
 }  // namespace
 
@@ -209,21 +257,23 @@ size_t attention_local_floats(size_t head_dim) { return offsets(head_dim).back()
 
 void attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y) {
   const Local local = layout(p.scratch->local[static_cast<size_t>(t.rank)].as<float>(), a.head_dim);
-  const size_t threads = static_cast<size_t>(t.size);
-  // With one position and few kv heads, whole heads would leave threads idle.
-  if (p.spans.size() == 1 && p.spans[0].count == 1 && threads > 1 && a.kv_heads % threads != 0) {
-    return attend_split(t, p, a, q, y, local);
-  }
   size_t task = 0;
-  for (const Span& span : p.spans) {
+  for (std::span<const Span> spans = p.spans; !spans.empty();) {
+    if (const size_t singles = Singles::fit(p, a, spans); singles > 0) {
+      if (spans.data() != p.spans.data()) t.barrier();  // `partial` is still being read
+      Singles(p, a, q, y, spans.first(singles), local).run(t);
+      spans = spans.subspan(singles);
+      continue;
+    }
     for (size_t kv_head = 0; kv_head < a.kv_heads; ++kv_head) {
-      const Queries s{p, a, span, kv_head, q, y};
+      const Queries s{p, a, spans[0], kv_head, q, y};
       // Later queries see more: dealing tasks out in turn keeps the threads even.
       for (size_t first = 0; first < s.count(); first += kTaskRows, ++task) {
-        if (task % threads != static_cast<size_t>(t.rank)) continue;
+        if (task % static_cast<size_t>(t.size) != static_cast<size_t>(t.rank)) continue;
         attend_queries(s, first, std::min(kTaskRows, s.count() - first), local);
       }
     }
+    spans = spans.subspan(1);
   }
   t.barrier();
 }

@@ -129,7 +129,7 @@ std::vector<Digest> KvBlock::digests(const KvShape& shape) const {
 // keeps the pool alive, and returns its slot zeroed.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
-  BlockPool(size_t block_bytes, size_t count) : block_bytes_(block_bytes), memory_(block_bytes * count, false) {
+  BlockPool(size_t block_bytes, size_t count) : block_bytes_(block_bytes), memory_(block_bytes * count) {
     free_.reserve(count);
     for (size_t i = count; i > 0; --i) free_.push_back(i - 1);
   }

@@ -74,12 +74,14 @@ class AtomicFile {
   void create_temporary();
   void flush();
   void write_through(std::span<const std::byte> bytes);
+  void start_writeback() noexcept;
   void discard() noexcept;
   [[noreturn]] void fail(const std::string& expected);
 
   std::string path_, directory_, temporary_;  // temporary_ is empty when there is none
   int fd_ = -1;
   uint64_t written_ = 0;
+  uint64_t in_file_ = 0, on_its_way_ = 0;  // handed to the system; and of that, told to go to the disk
   std::vector<std::byte> buffer_;
 };
 

@@ -16,13 +16,34 @@
 
 namespace stet {
 
-enum class WeightType : uint8_t { f32 = 0, bf16 = 1, f16 = 2 };
-enum { kWeightTypes = 3 };
+enum class WeightType : uint8_t { f32 = 0, bf16 = 1, f16 = 2, q8 = 3, q4 = 4 };
+enum { kWeightTypes = 3 };  // those that are floating-point numbers
 
 enum {
   kLanes = 16,       // outputs in one packed block of weights; lanes of every reduction
   kPanel = 64,       // outputs in a panel of the matrix-matrix product; positions in a KV block
   kTileRows = 6,     // rows of the register tile
+};
+
+// Quantized weights and inputs are integers in blocks of 32 consecutive inputs, each with a scale.
+enum {
+  kQuantBlock = 32,
+  kQuantStrip = 64,      // weights are packed in strips of two blocks, so that scales and bytes fill whole cache lines
+  kStripBytesQ8 = 1088,  // of 16 outputs: 64 for scales, 64 for each 4 inputs
+  kStripBytesQ4 = 576,
+};
+
+// 32 inputs of one row.
+struct QuantBlock {
+  int32_t quads[kQuantBlock / 4];  // four int8 each, the first in the low byte
+  float scale;
+  int32_t sum;                     // of the int8
+};
+// The same of the rows of a tile.
+struct QuantTile {
+  int32_t quads[kQuantBlock / 4][kTileRows];
+  float scale[kTileRows];
+  int32_t sum[kTileRows];
 };
 
 // One KV block seen by up to kTileRows queries that share a kv head.
@@ -41,7 +62,7 @@ struct AttendBlock {
 };
 
 struct Kernels {
-  const char* name;  // "portable", "avx2", "avx512", "avx512bf16"
+  const char* name;  // "portable", "avx2", "avx512", "avx512vnni", "avx512bf16"
 
   // Linear layers. Packed weights: f32 [n/16][k][16]; 16-bit [n/16][k/2][16][2]; k even. Each output is one
   // chain over k in the order 1, 0, 3, 2, 5, 4, ...
@@ -72,6 +93,26 @@ struct Kernels {
   void (*tile_pairs)(const uint32_t* packed, const void* w, size_t k, size_t kc, const float* from, size_t ld_from,
                      float* to, size_t ld_to, int rows, int vectors);
 
+  // Linear layers of the contracts q8 and q4. Inputs are rounded to int8 in blocks of 32: with a the largest magnitude of a
+  // block, scale = a / 127 and q = x (127 / a), each operation rounded to float32, q then to the nearest integer, ties to
+  // even. A block whose a is below 2^-100 is zero, scale 0; one with a NaN or an infinity is zero, scale NaN.
+  // A weight is (u - 128) d in q8 and (u - 8) d in q4, with the float16 d of its block. Each output is one chain over the
+  // blocks: acc = fma(sum of (u - 128) q over the block, d scale, acc), the sum exact, d scale rounded to float32.
+  // Packed weights: [n/16][k/64] strips: d as [2][16]; then u. q8: [2][8][16][4], a line of 64 bytes for each four inputs.
+  // q4: [2][4][16][4], line i holding inputs 4i .. 4i+3 in the low halves of its bytes and 16 more on in the high ones.
+
+  // y[k/32] = x[k], for k a multiple of 32.
+  void (*quantize)(const float* x, size_t k, QuantBlock* y);
+  // y[16 * blocks] = W x, for x[k/32], k a multiple of 64.
+  void (*gemv_q8)(const void* w, size_t blocks, size_t k, const QuantBlock* x, float* y);
+  void (*gemv_q4)(const void* w, size_t blocks, size_t k, const QuantBlock* x, float* y);
+  // Like pack_rows and tile_pairs; kc a multiple of 64.
+  void (*pack_quants)(const float* x, size_t ldx, int rows, size_t kc, QuantTile* packed);
+  void (*tile_q8)(const QuantTile* packed, const void* w, size_t k, size_t kc, const float* from, size_t ld_from, float* to,
+                  size_t ld_to, int rows, int vectors);
+  // q4 strips as q8 strips of the same weights.
+  void (*expand_q4)(const void* w, size_t strips, void* y);
+
   // Attention over one block, and the combination of blocks in order of position:
   //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.
   void (*attend)(const AttendBlock& block);
@@ -101,15 +142,17 @@ struct Kernels {
   void (*widen[kWeightTypes])(const void* x, float* y, size_t n);  // exact
 
   // Probes of the machine, for rooflines: read `bytes` once; run `steps` x 16 vector FMAs in registers, or as many of what
-  // the contract bf16 takes two inputs with.
+  // the contract bf16 takes two inputs with, and q8 and q4 four.
   uint64_t (*probe_read)(const void* data, size_t bytes);
   float (*probe_fma)(size_t steps);  // operations: steps * 16 * 16 lanes * 2
   float (*probe_dot)(size_t steps);  // operations: steps * 16 * 16 lanes * 4
+  float (*probe_bytes)(size_t steps);  // operations: steps * 16 * 16 lanes * 8
 };
 
 extern const Kernels kernels_portable;
 extern const Kernels kernels_avx2;
 extern const Kernels kernels_avx512;
+extern const Kernels kernels_avx512vnni;
 extern const Kernels kernels_avx512bf16;
 
 // The table of that name, or null when the name is unknown or this CPU lacks the instructions.

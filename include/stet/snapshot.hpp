@@ -176,6 +176,7 @@ class Snapshot {
   void heal(Session& session, const std::vector<int64_t>& damaged, RestoreReport* report) const;
   void prove(Session& session) const;
   bool is_block(int64_t block, const std::byte* bytes) const;
+  bool copy_checked(int64_t block, std::span<const std::byte> stored, std::byte* to) const;
 
   std::shared_ptr<const MappedFile> file_;  // null when parsed from bytes
   std::span<const std::byte> bytes_;

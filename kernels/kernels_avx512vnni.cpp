@@ -1,0 +1,12 @@
+#include <immintrin.h>
+#include "stet/kernels.hpp"
+
+namespace stet {
+namespace {
+#include "kernels/simd_avx512.inc"
+#include "kernels/kernels.inc"
+}  // namespace
+
+constinit const Kernels kernels_avx512vnni = table("avx512vnni");
+
+}  // namespace stet
