@@ -15,11 +15,14 @@
 
 namespace stet {
 
-// Takes tensors out of a checkpoint by name, checks their shapes, packs them, and digests them on the way.
+class PackedWriter;
+
+// Takes tensors out of a checkpoint by name, checks their shapes, packs them, and digests them on the way; or finds them
+// packed. Matrices are rounded where the contract asks for it.
 class WeightLoader {
  public:
-  WeightLoader(const Checkpoint& checkpoint, std::string prefix, int threads)
-      : checkpoint_(checkpoint), prefix_(std::move(prefix)), threads_(threads) {}
+  // With a writer, what is loaded goes there instead of into the model, which can then only be thrown away.
+  WeightLoader(const Checkpoint& checkpoint, std::string prefix, Contract contract, int threads, PackedWriter* writer = nullptr);
 
   struct Part {
     std::string name;
@@ -27,6 +30,8 @@ class WeightLoader {
   };
   // Tensors [rows][columns] stacked into one matrix. All must share a dtype.
   Matrix matrix(const std::string& group, const std::vector<Part>& parts, int64_t columns);
+  // The same for one that is looked up and never multiplied: it keeps its numbers.
+  Matrix table(const std::string& group, const Part& part, int64_t columns);
   // lm_head.weight, which stands outside the prefix's last "model.": [vocab][hidden].
   Matrix head(int64_t vocab, int64_t hidden);
   // [n], widened to float32; `offset` is added to every element.
@@ -38,21 +43,27 @@ class WeightLoader {
 
   // Fills in what Model reports of its weights. Call once, after everything was loaded.
   void finish(Model& model) const;
-  int threads() const { return threads_; }
 
  private:
   struct Entry {
     std::string dtype, shape;
     Digest digest;
   };
-  Matrix stack(const std::string& group, const std::vector<const TensorView*>& views, int64_t columns);
+  // One matrix, of tensors with these full names. `rounded`: the contract may round it.
+  Matrix load(const std::string& group, const std::vector<Part>& parts, int64_t columns, bool transposed, bool rounded);
+  Matrix pack(const std::string& group, const std::vector<Part>& parts, int64_t columns, bool transposed);
+  std::vector<Part> prefixed(const std::vector<Part>& parts) const;
   void record(const std::string& group, const TensorView& tensor, const Digest& digest);
+  std::vector<std::pair<std::string, Digest>> group_digests() const;
 
   const Checkpoint& checkpoint_;
   std::string prefix_;
+  Contract contract_;
   int threads_;
+  PackedWriter* writer_;
   size_t bytes_ = 0;
-  const TensorView* not_bf16_ = nullptr;  // the first matrix of another type
+  std::string not_bf16_, its_type_;  // the first matrix of another type
+  WeightType rounded_to_ = WeightType::f32;  // of the layers, where they are rounded
   std::map<std::string, std::map<std::string, Entry>> groups_;
 };
 

@@ -58,7 +58,7 @@ Gpt2::Gpt2(ModelConfig config, WeightLoader& w) : Model(std::move(config)) {
     return Norm{w.vector("norms", name + ".weight", hidden), w.vector("norms", name + ".bias", hidden)};
   };
   embedding_ = w.matrix("embeddings", {{"wte.weight", c.vocab_size}}, hidden);
-  positions_ = w.matrix("embeddings", {{"wpe.weight", c.max_positions}}, hidden);
+  positions_ = w.table("embeddings", {"wpe.weight", c.max_positions}, hidden);
   for (int64_t i = 0; i < c.layers; ++i) {
     const std::string at = "h." + std::to_string(i) + ".";
     layers_.push_back({norm(at + "ln_1"), w.transposed("attention", {at + "attn.c_attn", 3 * hidden}, hidden),

@@ -1,44 +1,96 @@
 #include <cstring>
 
 #include "models/family.hpp"
+#include "src/packed.hpp"
 #include "stet/bytes.hpp"
 #include "stet/error.hpp"
 
 namespace stet {
+namespace {
+
+constexpr const char* kGroups[] = {"embeddings", "norms", "attention", "mlp", "head"};
+
+}  // namespace
+
+WeightLoader::WeightLoader(const Checkpoint& checkpoint, std::string prefix, Contract contract, int threads, PackedWriter* writer)
+    : checkpoint_(checkpoint), prefix_(std::move(prefix)), contract_(contract), threads_(threads), writer_(writer) {
+  if (checkpoint.packed()) check_packed_version(checkpoint);
+}
 
 void WeightLoader::record(const std::string& group, const TensorView& tensor, const Digest& digest) {
   groups_[group][tensor.name] = {tensor.dtype_text, shape_text(tensor.shape), digest};
 }
 
-Matrix WeightLoader::stack(const std::string& group, const std::vector<const TensorView*>& views, int64_t columns) {
-  for (const TensorView* view : views) {
-    if (view->dtype != views[0]->dtype) {
-      throw Error(ErrorKind::unsupported, checkpoint_.file_of(view->name), view->name,
-                  "dtype " + views[0]->dtype_text + " like " + views[0]->name, view->dtype_text);
+std::vector<WeightLoader::Part> WeightLoader::prefixed(const std::vector<Part>& parts) const {
+  std::vector<Part> full = parts;
+  for (Part& part : full) part.name = prefix_ + part.name;
+  return full;
+}
+
+// The packed matrix of tensors of the checkpoint.
+Matrix WeightLoader::pack(const std::string& group, const std::vector<Part>& parts, int64_t columns, bool transposed) {
+  std::vector<const TensorView*> views;
+  for (const Part& part : parts) {
+    views.push_back(transposed ? &checkpoint_.require(part.name, {columns, part.rows}) : &checkpoint_.require(part.name, {part.rows, columns}));
+    if (views.back()->dtype != views[0]->dtype) {
+      throw Error(ErrorKind::unsupported, checkpoint_.file_of(part.name), part.name, "dtype " + views[0]->dtype_text + " like " + views[0]->name,
+                  views.back()->dtype_text);
     }
   }
-  if (not_bf16_ == nullptr && views[0]->dtype != DType::bf16) not_bf16_ = views[0];
-  std::vector<Digest> digests;
-  Matrix matrix(views, static_cast<size_t>(columns), threads_, &digests);
+  std::vector<Digest> digests(transposed ? 1 : 0);
+  Matrix matrix = transposed ? Matrix::transposed(*views[0], threads_, digests.data())
+                             : Matrix(views, static_cast<size_t>(columns), threads_, &digests);
   for (size_t i = 0; i < views.size(); ++i) {
     record(group, *views[i], digests[i]);
     checkpoint_.drop(*views[i]);
   }
+  return matrix;
+}
+
+Matrix WeightLoader::load(const std::string& group, const std::vector<Part>& parts, int64_t columns, bool transposed, bool rounded) {
+  std::string name;
+  size_t rows = 0;
+  for (const Part& part : parts) {
+    name += (name.empty() ? "" : "+") + part.name;
+    rows += static_cast<size_t>(part.rows);
+  }
+  Matrix matrix = checkpoint_.packed() ? packed_matrix(checkpoint_, name, rows, static_cast<size_t>(columns)) : pack(group, parts, columns, transposed);
+  if (not_bf16_.empty() && rounded && matrix.type() != WeightType::bf16) {
+    not_bf16_ = parts[0].name;
+    its_type_ = checkpoint_.packed() ? weight_type_name(matrix.type()) : checkpoint_.find(parts[0].name)->dtype_text;
+  }
+  const bool asked = contract_ == Contract::q8 || contract_ == Contract::q4;
+  if (rounded && asked && !checkpoint_.packed()) {
+    // Embeddings and head decide the most, and are a small part of a large model.
+    const bool ends = group == "embeddings" || group == "head";
+    try {
+      matrix = matrix.quantized(contract_ == Contract::q8 || ends ? WeightType::q8 : WeightType::q4, threads_);
+    } catch (const Error& e) {
+      throw Error(e.kind, checkpoint_.file_of(parts[0].name), name + ", " + e.field, e.expected, e.found);
+    }
+  }
+  if (rounded && group != "embeddings" && group != "head" && is_quantized(matrix.type())) rounded_to_ = matrix.type();
   bytes_ += matrix.bytes();
+  if (writer_ != nullptr) {
+    writer_->add(name, matrix);
+    matrix = Matrix::packed(matrix.type(), matrix.rows(), matrix.columns(), nullptr, nullptr);
+  }
   return matrix;
 }
 
 Matrix WeightLoader::matrix(const std::string& group, const std::vector<Part>& parts, int64_t columns) {
-  std::vector<const TensorView*> views;
-  for (const Part& part : parts) views.push_back(&checkpoint_.require(prefix_ + part.name, {part.rows, columns}));
-  return stack(group, views, columns);
+  return load(group, prefixed(parts), columns, false, true);
+}
+
+Matrix WeightLoader::table(const std::string& group, const Part& part, int64_t columns) {
+  return load(group, prefixed({part}), columns, false, false);
 }
 
 Matrix WeightLoader::head(int64_t vocab, int64_t hidden) {
   const size_t model = prefix_.rfind("model.");
   std::string name = (model == std::string::npos ? "" : prefix_.substr(0, model)) + "lm_head.weight";
   if (checkpoint_.find(name) == nullptr) name = "lm_head.weight";
-  return stack("head", {&checkpoint_.require(name, {vocab, hidden})}, hidden);
+  return load("head", {{name, vocab}}, hidden, false, true);
 }
 
 Vector WeightLoader::vector(const std::string& group, const std::string& name, int64_t n, float offset) {
@@ -56,6 +108,7 @@ Vector WeightLoader::vector(const std::string& group, const std::string& name, i
   }
   record(group, view, digest_of(view.bytes));
   bytes_ += result.size() * sizeof(float);
+  if (writer_ != nullptr) writer_->add(view);
   return result;
 }
 
@@ -72,15 +125,31 @@ Linear WeightLoader::linear(const std::string& group, const std::vector<Part>& l
 }
 
 Linear WeightLoader::transposed(const std::string& group, const Part& layer, int64_t columns) {
-  const TensorView& view = checkpoint_.require(prefix_ + layer.name + ".weight", {columns, layer.rows});
-  if (not_bf16_ == nullptr && view.dtype != DType::bf16) not_bf16_ = &view;
-  Digest digest;
-  Linear result{Matrix::transposed(view, threads_, &digest), {}};
-  record(group, view, digest);
-  checkpoint_.drop(view);
-  bytes_ += result.weight.bytes();
+  Linear result{load(group, prefixed({{layer.name + ".weight", layer.rows}}), columns, true, true), {}};
   result.bias = vector(group, layer.name + ".bias", layer.rows);
   return result;
+}
+
+// Of the weights as they were before they were packed or rounded.
+std::vector<std::pair<std::string, Digest>> WeightLoader::group_digests() const {
+  std::vector<std::pair<std::string, Digest>> digests;
+  for (const char* group : kGroups) {
+    Digest digest;
+    if (checkpoint_.packed()) {
+      if (packed_fingerprint(checkpoint_, group, &digest)) digests.emplace_back(group, digest);
+      continue;
+    }
+    const auto found = groups_.find(group);
+    if (found == groups_.end()) continue;
+    ByteWriter w;
+    for (const auto& [name, entry] : found->second) {
+      w.text(name + " " + entry.dtype + " " + entry.shape + "\n");
+      w.u64(entry.digest.low);
+      w.u64(entry.digest.high);
+    }
+    digests.emplace_back(group, digest_of(w.data()));
+  }
+  return digests;
 }
 
 void WeightLoader::finish(Model& model) const {
@@ -91,22 +160,17 @@ void WeightLoader::finish(Model& model) const {
     whole.u64(digest.low);
     whole.u64(digest.high);
   };
-  for (const char* group : {"embeddings", "norms", "attention", "mlp", "head"}) {
-    const auto found = groups_.find(group);
-    if (found == groups_.end()) continue;
-    ByteWriter w;
-    for (const auto& [name, entry] : found->second) {
-      w.text(name + " " + entry.dtype + " " + entry.shape + "\n");
-      w.u64(entry.digest.low);
-      w.u64(entry.digest.high);
-    }
-    add(group, digest_of(w.data()));
+  for (const auto& [group, digest] : group_digests()) {
+    add(group, digest);
+    if (writer_ != nullptr) writer_->note_group(group, digest);
   }
   const std::string config = model.config().canonical();
   add("config", digest_of(std::as_bytes(std::span(config))));
   model.fingerprints_.emplace_back("model", digest_of(whole.data()));
   model.weight_bytes_ = bytes_;
-  if (not_bf16_ != nullptr) model.not_bf16_ = {checkpoint_.file_of(not_bf16_->name), not_bf16_->name, not_bf16_->dtype_text};
+  model.contract_ = rounded_to_ == WeightType::q8 ? Contract::q8 : rounded_to_ == WeightType::q4 ? Contract::q4 : Contract::f32;
+  if (writer_ != nullptr) writer_->note_contract(model.contract_);
+  if (!not_bf16_.empty()) model.not_bf16_ = {checkpoint_.file_of(not_bf16_), not_bf16_, its_type_};
 }
 
 }  // namespace stet

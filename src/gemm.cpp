@@ -12,10 +12,10 @@ namespace {
 
 constexpr size_t kPanelBlocks = kPanel / kLanes;
 
-// Inputs are taken in pieces of equal depth, none deeper than `most`.
-size_t piece_depth(size_t depth, size_t most) {
+// Inputs are taken in pieces of equal depth, multiples of `unit`, none deeper than `most`.
+size_t piece_depth(size_t depth, size_t most, size_t unit) {
   const size_t pieces = (depth + most - 1) / most;
-  return (depth / 2 + pieces - 1) / pieces * 2;
+  return (depth / unit + pieces - 1) / pieces * unit;
 }
 
 size_t tiles_of(size_t rows) { return (rows + kTileRows - 1) / kTileRows; }
@@ -25,14 +25,12 @@ struct Piece {
   const Matrix* w;
   size_t block, blocks, k0, kc;
 
-  size_t input_bytes() const { return w->block_bytes() / w->even_columns(); }
-  const std::byte* weights(size_t b) const {
-    return static_cast<const std::byte*>(w->block(block + b)) + k0 * input_bytes();
-  }
+  const std::byte* weights(size_t b) const { return static_cast<const std::byte*>(w->block(block + b)) + bytes_of(k0); }
+  size_t bytes_of(size_t inputs) const { return inputs * w->block_bytes() / w->depth(); }  // whole strips, or pairs
   // Fetches part `i` of `parts` towards the second-level cache.
   void prefetch(size_t i, size_t parts) const {
     constexpr size_t kLine = 64;
-    const size_t lines = kc * input_bytes() / kLine, all = lines * blocks;
+    const size_t lines = bytes_of(kc) / kLine, all = lines * blocks;
     for (size_t line = all * i / parts; line < all * (i + 1) / parts; ++line) {
       __builtin_prefetch(weights(line / lines) + line % lines * kLine, 0, 2);
     }
@@ -49,11 +47,11 @@ struct Sums {
 };
 
 // What the contracts do with a piece. kGroup panels are multiplied together: a tile's rows, once in the first-level cache,
-// serve all of them. kInputs: inputs in one element of packed rows.
+// serve all of them. Packed rows: kElements of Packed for each kInputs inputs. Pieces are multiples of kUnit deep.
 
 struct Floats {  // panels are widened once and reused for all rows
   using Packed = float;
-  static constexpr size_t kInputs = 1, kDepth = kGemmDepth, kGroup = 3;
+  static constexpr size_t kInputs = 1, kElements = kTileRows, kUnit = 2, kDepth = kGemmDepth, kGroup = 3;
   static constexpr size_t kLocalFloats = kGroup * kDepth * kPanel;
 
   static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, float* packed) {
@@ -62,7 +60,7 @@ struct Floats {  // panels are widened once and reused for all rows
   static void begin(const Kernels& k, const Piece& p, float* local) {
     for (size_t b = 0; b < p.blocks; b += kPanelBlocks) {
       k.widen_panel[static_cast<int>(p.w->type())](p.w->block(p.block + b), std::min(kPanelBlocks, p.blocks - b),
-                                                   p.w->even_columns(), p.k0, p.kc, local + b * kLanes * kDepth);
+                                                   p.w->depth(), p.k0, p.kc, local + b * kLanes * kDepth);
     }
   }
   static void tile(const Kernels& k, const Piece& p, size_t b, const float* packed, const float* local, const Sums& s) {
@@ -73,7 +71,7 @@ struct Floats {  // panels are widened once and reused for all rows
 
 struct Pairs {  // weights as they stand
   using Packed = uint32_t;
-  static constexpr size_t kInputs = 2, kDepth = kGemmDepth, kGroup = 3;
+  static constexpr size_t kInputs = 2, kElements = kTileRows, kUnit = 2, kDepth = kGemmDepth, kGroup = 3;
   static constexpr size_t kLocalFloats = 0;
 
   static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, uint32_t* packed) {
@@ -81,8 +79,41 @@ struct Pairs {  // weights as they stand
   }
   static void begin(const Kernels&, const Piece&, float*) {}
   static void tile(const Kernels& k, const Piece& p, size_t b, const uint32_t* packed, const float*, const Sums& s) {
-    k.tile_pairs(packed, p.weights(b), p.w->even_columns(), p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
+    k.tile_pairs(packed, p.weights(b), p.w->depth(), p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
                  static_cast<int>(std::min(kPanelBlocks, p.blocks - b)));
+  }
+};
+
+struct Quants8 {  // weights as they stand
+  using Packed = QuantTile;
+  static constexpr size_t kInputs = kQuantBlock, kElements = 1, kUnit = kQuantStrip, kDepth = 2048, kGroup = 3;
+  static constexpr size_t kLocalFloats = 0;
+
+  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, QuantTile* packed) {
+    k.pack_quants(x, ldx, rows, kc, packed);
+  }
+  static void begin(const Kernels&, const Piece&, float*) {}
+  static void tile(const Kernels& k, const Piece& p, size_t b, const QuantTile* packed, const float*, const Sums& s) {
+    k.tile_q8(packed, p.weights(b), p.w->depth(), p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
+              static_cast<int>(std::min(kPanelBlocks, p.blocks - b)));
+  }
+};
+
+struct Quants4 {  // made into q8 once and reused for all rows
+  using Packed = QuantTile;
+  static constexpr size_t kInputs = kQuantBlock, kElements = 1, kUnit = kQuantStrip, kDepth = 1024, kGroup = 3;
+  static constexpr size_t kBlockFloats = kDepth / kQuantStrip * kStripBytesQ8 / sizeof(float);
+  static constexpr size_t kLocalFloats = kGroup * kPanelBlocks * kBlockFloats;
+
+  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, QuantTile* packed) {
+    k.pack_quants(x, ldx, rows, kc, packed);
+  }
+  static void begin(const Kernels& k, const Piece& p, float* local) {
+    for (size_t b = 0; b < p.blocks; ++b) k.expand_q4(p.weights(b), p.kc / kQuantStrip, local + b * kBlockFloats);
+  }
+  static void tile(const Kernels& k, const Piece& p, size_t b, const QuantTile* packed, const float* local, const Sums& s) {
+    k.tile_q8(packed, local + b * kBlockFloats, kDepth, p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
+              static_cast<int>(std::min(kPanelBlocks, p.blocks - b)));
   }
 };
 
@@ -91,15 +122,15 @@ constexpr size_t local_floats() {
   return Arithmetic::kLocalFloats + kGemmRows * Arithmetic::kGroup * kPanel;
 }
 
-// Where the rows of a tile stand, packed: [pieces][tiles][kc / kInputs][kTileRows].
+// Where the rows of a tile stand, packed: [pieces][tiles][kc / kInputs][kElements].
 template <class Arithmetic>
 typename Arithmetic::Packed* packed_rows(const Pass& p, size_t k0, size_t kc, size_t tile, size_t tiles) {
-  return p.scratch->packed.as<typename Arithmetic::Packed>() + (k0 * tiles + tile * kc) / Arithmetic::kInputs * kTileRows;
+  return p.scratch->packed.as<typename Arithmetic::Packed>() + (k0 * tiles + tile * kc) / Arithmetic::kInputs * Arithmetic::kElements;
 }
 
 template <class Arithmetic>
 void pack(Team t, const Pass& p, size_t depth, Rows x) {
-  const size_t step = piece_depth(depth, Arithmetic::kDepth), tiles = tiles_of(x.count);
+  const size_t step = piece_depth(depth, Arithmetic::kDepth, Arithmetic::kUnit), tiles = tiles_of(x.count);
   const Range mine = t.share(tiles);
   for (size_t k0 = 0; k0 < depth; k0 += step) {
     const size_t kc = std::min(step, depth - k0);
@@ -120,7 +151,7 @@ void group_product(const Pass& p, const Matrix& w, size_t block, size_t end, Row
   constexpr size_t kBlocks = Arithmetic::kGroup * kPanelBlocks, kWidth = Arithmetic::kGroup * kPanel;
   float* const sums = local + Arithmetic::kLocalFloats;
   const size_t blocks = std::min(kBlocks, end - block), after = block + blocks;
-  const size_t depth = w.even_columns(), step = piece_depth(depth, Arithmetic::kDepth), tiles = tiles_of(x.count);
+  const size_t depth = w.depth(), step = piece_depth(depth, Arithmetic::kDepth, Arithmetic::kUnit), tiles = tiles_of(x.count);
   for (size_t k0 = 0; k0 < depth; k0 += step) {
     const size_t kc = std::min(step, depth - k0);
     const bool first = k0 == 0, last = k0 + kc == depth;
@@ -147,7 +178,7 @@ void product(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   float* local = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
   for (size_t row = 0; row < x.count; row += kGemmRows) {
     const size_t count = std::min(kGemmRows, x.count - row);
-    pack<Arithmetic>(t, p, w.even_columns(), x.rows(row, count));
+    pack<Arithmetic>(t, p, w.depth(), x.rows(row, count));
     const Range mine = t.share(w.blocks());
     for (size_t b = mine.begin; b < mine.end; b += Arithmetic::kGroup * kPanelBlocks) {
       group_product<Arithmetic>(p, w, b, mine.end, x.rows(row, count), y.rows(row, count), local);
@@ -158,10 +189,14 @@ void product(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
 
 }  // namespace
 
-size_t gemm_local_floats() { return std::max(local_floats<Floats>(), local_floats<Pairs>()); }
+size_t gemm_local_floats() {
+  return std::max({local_floats<Floats>(), local_floats<Pairs>(), local_floats<Quants8>(), local_floats<Quants4>()});
+}
 
 void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
-  if (p.contract == Contract::bf16) product<Pairs>(t, p, w, x, y);
+  if (w.type() == WeightType::q8) product<Quants8>(t, p, w, x, y);
+  else if (w.type() == WeightType::q4) product<Quants4>(t, p, w, x, y);
+  else if (p.contract == Contract::bf16) product<Pairs>(t, p, w, x, y);
   else product<Floats>(t, p, w, x, y);
 }
 
@@ -176,7 +211,7 @@ void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   static_assert(kWideFloats + kPanel * kGemmDepth <= local_floats<Floats>());
   float* const wide = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
   float* const panel = wide + kWideFloats;
-  const size_t depth = w.even_columns(), step = piece_depth(depth, kGemmDepth);
+  const size_t depth = w.depth(), step = piece_depth(depth, kGemmDepth, Floats::kUnit);
   const Range mine = t.share(w.blocks());
   for (size_t b = mine.begin; b < mine.end; b += kBlocksAtOnce) {
     const size_t blocks = std::min(kBlocksAtOnce, mine.end - b), outputs = blocks * kLanes;

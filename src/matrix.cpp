@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstring>
 
+#include "src/quantize.hpp"
+#include "stet/error.hpp"
 #include "stet/team.hpp"
 
 namespace stet {
@@ -69,6 +71,18 @@ size_t rows_of(const std::vector<const TensorView*>& parts) {
 
 Matrix::Matrix(WeightType type, size_t rows, size_t columns) : rows_(rows), columns_(columns), type_(type) {
   memory_ = Memory(bytes());
+  data_ = memory_.data();
+}
+
+size_t Matrix::depth() const {
+  const size_t unit = is_quantized(type_) ? kQuantStrip : 2;
+  return (columns_ + unit - 1) / unit * unit;
+}
+
+size_t Matrix::block_bytes() const {
+  if (type_ == WeightType::q8) return depth() / kQuantStrip * kStripBytesQ8;
+  if (type_ == WeightType::q4) return depth() / kQuantStrip * kStripBytesQ4;
+  return depth() * kLanes * element_size();
 }
 
 Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads, std::vector<Digest>* digests)
@@ -114,12 +128,96 @@ Matrix Matrix::transposed(const TensorView& tensor, int threads, Digest* digest)
   return m;
 }
 
+Matrix Matrix::packed(WeightType type, size_t rows, size_t columns, const std::byte* bytes, std::shared_ptr<const void> owner) {
+  Matrix m;
+  m.type_ = type;
+  m.rows_ = rows;
+  m.columns_ = columns;
+  m.data_ = bytes;
+  m.owner_ = std::move(owner);
+  return m;
+}
+
+size_t Matrix::packed_bytes(WeightType type, size_t rows, size_t columns) {
+  return packed(type, rows, columns, nullptr, nullptr).bytes();
+}
+
+namespace {
+
+// One row of a block of 16 in packed strips: where its scales and bytes stand (kernels.hpp).
+constexpr size_t kScaleBytes = 2 * kLanes * sizeof(uint16_t), kLine = kLanes * 4, kBlockQuads = kQuantBlock / 4;
+
+struct StripRow {
+  WeightType type;
+  size_t lane;
+
+  size_t strip_bytes() const { return type == WeightType::q8 ? kStripBytesQ8 : kStripBytesQ4; }
+  size_t block_bytes() const { return (strip_bytes() - kScaleBytes) / 2; }
+  size_t scale_at(size_t block) const { return block / 2 * strip_bytes() + (block % 2 * kLanes + lane) * sizeof(uint16_t); }
+  size_t quads_at(size_t block) const { return block / 2 * strip_bytes() + kScaleBytes + block % 2 * block_bytes() + lane * 4; }
+
+  void write(const QuantizedBlock& from, size_t block, std::byte* packed) const {
+    std::memcpy(packed + scale_at(block), &from.scale, sizeof from.scale);
+    std::byte* to = packed + quads_at(block);
+    for (size_t quad = 0; type == WeightType::q8 && quad < kBlockQuads; ++quad) std::memcpy(to + quad * kLine, from.u + 4 * quad, 4);
+    for (size_t i = 0; type == WeightType::q4 && i < kQuantBlock / 2; ++i) {
+      to[i / 4 * kLine + i % 4] = static_cast<std::byte>(from.u[i] | from.u[i + kQuantBlock / 2] << 4);
+    }
+  }
+  QuantizedBlock read(size_t block, const std::byte* packed) const {
+    QuantizedBlock to;
+    std::memcpy(&to.scale, packed + scale_at(block), sizeof to.scale);
+    const std::byte* from = packed + quads_at(block);
+    for (size_t quad = 0; type == WeightType::q8 && quad < kBlockQuads; ++quad) std::memcpy(to.u + 4 * quad, from + quad * kLine, 4);
+    for (size_t i = 0; type == WeightType::q4 && i < kQuantBlock / 2; ++i) {
+      const std::byte both = from[i / 4 * kLine + i % 4];
+      to.u[i] = static_cast<uint8_t>(both & std::byte{15});
+      to.u[i + kQuantBlock / 2] = static_cast<uint8_t>(both >> 4);
+    }
+    return to;
+  }
+};
+
+}  // namespace
+
+Matrix Matrix::quantized(WeightType to, int threads) const {
+  Matrix m(to, rows_, columns_);
+  const auto round = to == WeightType::q8 ? round_block_q8 : round_block_q4;
+  run_each(threads, blocks(), [&](size_t b) {
+    std::vector<float> row(m.depth());
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      const size_t n = b * kLanes + lane;
+      if (n < rows_) gather(n, row.data());
+      else std::fill(row.begin(), row.end(), 0.0f);
+      for (size_t block = 0; block < m.depth() / kQuantBlock; ++block) {
+        const QuantizedBlock rounded = round(std::span<const float, kQuantBlock>(row.data() + block * kQuantBlock, kQuantBlock));
+        if ((rounded.scale & 0x7C00u) == 0x7C00u) {
+          throw Error(ErrorKind::unsupported, "", "row " + std::to_string(n),
+                      "finite weights that " + std::string(weight_type_name(to)) + " can hold", "others");
+        }
+        StripRow{to, lane}.write(rounded, block, m.memory_.data() + b * m.block_bytes());
+      }
+    }
+  });
+  return m;
+}
+
 void Matrix::gather(size_t row, float* out) const {
-  const std::byte* base = memory_.data() + row / kLanes * block_bytes();
+  const std::byte* base = data_ + row / kLanes * block_bytes();
   const size_t lane = row % kLanes;
   if (type_ == WeightType::f32) {
     const float* w = reinterpret_cast<const float*>(base);
     for (size_t k = 0; k < columns_; ++k) out[k] = w[k * kLanes + lane];
+    return;
+  }
+  if (is_quantized(type_)) {
+    const int zero = type_ == WeightType::q8 ? 128 : 8;
+    for (size_t k = 0; k < columns_; k += kQuantBlock) {
+      const QuantizedBlock block = StripRow{type_, lane}.read(k / kQuantBlock, base);
+      const float scale = widen_f16(block.scale);
+      const size_t end = std::min(columns_ - k, size_t{kQuantBlock});
+      for (size_t i = 0; i < end; ++i) out[k + i] = static_cast<float>(block.u[i] - zero) * scale;
+    }
     return;
   }
   const uint16_t* w = reinterpret_cast<const uint16_t*>(base);
@@ -127,6 +225,13 @@ void Matrix::gather(size_t row, float* out) const {
     const uint16_t bits = w[k / 2 * 2 * kLanes + lane * 2 + k % 2];
     out[k] = type_ == WeightType::bf16 ? widen_bf16(bits) : widen_f16(bits);
   }
+}
+
+bool is_quantized(WeightType type) { return type == WeightType::q8 || type == WeightType::q4; }
+
+const char* weight_type_name(WeightType type) {
+  static constexpr const char* kNames[] = {"f32", "bf16", "f16", "q8", "q4"};
+  return kNames[static_cast<int>(type)];
 }
 
 float widen_bf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }

@@ -5,6 +5,7 @@
 
 #include "models/family.hpp"
 #include "src/float_environment.hpp"
+#include "src/packed.hpp"
 #include "stet/error.hpp"
 
 namespace stet {
@@ -33,7 +34,7 @@ GenerationConfig read_generation(const FileSource& source, const ModelConfig& co
 }
 
 Rows make_rows(Workspace& w, size_t rows, int64_t width) {
-  const size_t n = static_cast<size_t>(width), stride = (n + kLanes - 1) / kLanes * kLanes;
+  const size_t n = static_cast<size_t>(width), stride = (n + kQuantStrip - 1) / kQuantStrip * kQuantStrip;
   w.memory.emplace_back(rows * stride * sizeof(float));
   return {w.memory.back().as<float>(), stride, n, rows};
 }
@@ -44,20 +45,36 @@ std::shared_ptr<const Model> Model::load(const std::string& directory, int threa
   return load(directory_source(directory), threads);
 }
 
-std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> source, int threads) {
-  const FloatEnvironment contract;  // numbers of the config, rotary frequencies and norm weights are computed here
-  const std::string file = source->path_of(kConfigName);
-  const std::string text = source->read(kConfigName, kConfigLimit);
+namespace {
+
+std::unique_ptr<Model> build(const FileSource& source, const Checkpoint& checkpoint, Contract contract, int threads, PackedWriter* writer) {
+  const std::string file = source.path_of(kConfigName);
+  const std::string text = source.read(kConfigName, kConfigLimit);
   ModelConfig config = parse_model_config(text, file);
-  GenerationConfig generation = read_generation(*source, config);
   const Family& family = family_of(parse_json(text, file));
-  const Checkpoint checkpoint = Checkpoint::open(*source);
-  WeightLoader weights(checkpoint, find_prefix(checkpoint, family), threads > 0 ? threads : default_threads());
+  WeightLoader weights(checkpoint, find_prefix(checkpoint, family), contract, threads > 0 ? threads : default_threads(), writer);
   std::unique_ptr<Model> model = family.load(std::move(config), weights);
   weights.finish(*model);
-  model->source_ = std::move(source);
-  model->generation_ = std::move(generation);
   return model;
+}
+
+}  // namespace
+
+std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> source, int threads, Contract contract) {
+  const FloatEnvironment standard;  // numbers of the config, rotary frequencies and norm weights are computed here
+  std::unique_ptr<Model> model = build(*source, Checkpoint::open(*source), contract, threads, nullptr);
+  model->generation_ = read_generation(*source, model->config_);
+  model->source_ = std::move(source);
+  return model;
+}
+
+void Model::pack(const FileSource& source, Contract contract, const std::string& path, int threads) {
+  const FloatEnvironment standard;
+  const Checkpoint checkpoint = Checkpoint::open(source);
+  if (checkpoint.packed()) throw Error(ErrorKind::unsupported, checkpoint.source(), "", "weights that are not packed", "packed ones");
+  PackedWriter writer(path, checkpoint);
+  build(source, checkpoint, contract, threads, &writer);
+  writer.commit();
 }
 
 std::vector<std::string> Model::files_of(const FileSource& source) {
@@ -69,8 +86,13 @@ std::vector<std::string> Model::files_of(const FileSource& source) {
 }
 
 void Model::check_contract(Contract contract) const {
-  if (contract != Contract::bf16 || not_bf16_.name.empty()) return;
-  throw Error(ErrorKind::unsupported, not_bf16_.file, not_bf16_.name, "dtype BF16 for the contract bf16", not_bf16_.dtype);
+  const bool rounded = contract_ == Contract::q8 || contract_ == Contract::q4;
+  if (rounded ? contract == contract_ : contract == Contract::f32 || (contract == Contract::bf16 && not_bf16_.name.empty())) return;
+  if (contract == Contract::bf16) {
+    throw Error(ErrorKind::unsupported, not_bf16_.file, not_bf16_.name, "dtype BF16 for the contract bf16", not_bf16_.dtype);
+  }
+  throw Error(ErrorKind::unsupported, source_->path(), "weights", std::string("some for the contract ") + contract_name(contract),
+              std::string("some for ") + contract_name(contract_));
 }
 
 void Model::head(Team t, const Pass& p, Rows hidden, Rows logits) const {

@@ -34,18 +34,39 @@ void embed_positions(Team t, const Pass& p, const Matrix& table, Rows x) {
   }
 }
 
+const char* contract_name(Contract contract) {
+  static constexpr const char* kNames[] = {"f32", "bf16", "q8", "q4"};
+  return kNames[static_cast<int>(contract)];
+}
+
+namespace {
+
+// The matrix-vector product of this thread's blocks. Every thread rounds the inputs for itself: shorter than waiting for
+// each other.
+void multiply(Team t, const Pass& p, const Matrix& w, const float* x, Range blocks, float* y) {
+  const Kernels& k = *p.kernels;
+  std::byte* const rounded = p.scratch->local[static_cast<size_t>(t.rank)].data();
+  const void* const first = w.block(blocks.begin);
+  const size_t n = blocks.end - blocks.begin, depth = w.depth();
+  if (is_quantized(w.type())) {
+    QuantBlock* quants = reinterpret_cast<QuantBlock*>(rounded);
+    k.quantize(x, depth, quants);
+    (w.type() == WeightType::q8 ? k.gemv_q8 : k.gemv_q4)(first, n, depth, quants, y);
+  } else if (p.contract == Contract::bf16) {
+    uint32_t* pairs = reinterpret_cast<uint32_t*>(rounded);
+    k.round_pairs(x, depth, pairs);
+    k.gemv_pairs(first, n, depth, pairs, y);
+  } else {
+    k.gemv[static_cast<int>(w.type())](first, n, depth, x, y);
+  }
+}
+
+}  // namespace
+
 void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   if (x.count == 1) {
     const Range mine = t.share(w.blocks());
-    const size_t blocks = mine.end - mine.begin, k = w.even_columns();
-    float* out = y.data + mine.begin * kLanes;
-    if (p.contract == Contract::bf16) {  // every thread rounds for itself: shorter than waiting for each other
-      uint32_t* pairs = p.scratch->local[static_cast<size_t>(t.rank)].as<uint32_t>();
-      p.kernels->round_pairs(x.data, k, pairs);
-      p.kernels->gemv_pairs(w.block(mine.begin), blocks, k, pairs, out);
-    } else {
-      p.kernels->gemv[static_cast<int>(w.type())](w.block(mine.begin), blocks, k, x.data, out);
-    }
+    multiply(t, p, w, x.data, mine, y.data + mine.begin * kLanes);
     t.barrier();
   } else if (p.blas) {
     gemm_blas(t, p, w, x, y);
@@ -163,10 +184,11 @@ Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads, in
   const size_t head_dim = static_cast<size_t>(config.head_dim), ldv = round_up(head_dim, kLanes);
   const size_t widest = static_cast<size_t>(
       std::max({config.hidden_size, config.intermediate_size, config.heads * config.head_dim}));
-  const size_t rows = round_up(std::min(max_rows, size_t{kGemmRows}), kTileRows);
-  s.packed = Memory(rows * round_up(widest, kLanes) * sizeof(float));
+  const size_t rows = round_up(std::min(max_rows, size_t{kGemmRows}), kTileRows), depth = round_up(widest, kQuantStrip);
+  s.packed = Memory(rows * depth * sizeof(float));
+  const size_t inputs = depth / kQuantBlock * sizeof(QuantBlock) / sizeof(float);  // rounded; in pairs they are as many words or fewer
   for (int i = 0; i < threads; ++i) {
-    s.local.emplace_back(std::max({gemm_local_floats(), attention_local_floats(head_dim), round_up(widest, 2) / 2}) * sizeof(float));
+    s.local.emplace_back(std::max({gemm_local_floats(), attention_local_floats(head_dim), inputs, depth / 2}) * sizeof(float));
   }
   const size_t blocks = static_cast<size_t>((capacity + kBlockPositions - 1) / kBlockPositions);
   s.partial = Memory(static_cast<size_t>(config.heads) * blocks * (ldv + kLanes) * sizeof(float), false);

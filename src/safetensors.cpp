@@ -107,7 +107,7 @@ void order_tensors(std::vector<TensorView>* tensors, std::span<const std::byte> 
 
 // The one file of weights, or the index of several.
 std::string weights_name(const FileSource& source) {
-  for (const std::string& name : {kWeightsName, kIndexName}) {
+  for (const std::string& name : {std::string(kPackedName), kWeightsName, kIndexName}) {
     if (source.has(name)) return name;
   }
   throw Error(ErrorKind::io, source.path(), "", kWeightsName + " or " + kIndexName + " in it",
@@ -168,6 +168,7 @@ Checkpoint Checkpoint::open(const FileSource& source) {
   const std::string name = weights_name(source);
   Checkpoint checkpoint;
   checkpoint.source_ = source.path_of(name);
+  checkpoint.packed_ = name == kPackedName;
   if (name == kIndexName) {
     checkpoint.add_shards(source);
     return checkpoint;
@@ -220,6 +221,10 @@ const TensorView* Checkpoint::find(const std::string& name) const {
 const std::string& Checkpoint::file_of(const std::string& name) const {
   const auto it = places_.find(name);
   return it == places_.end() ? source_ : it->second.shard->file->path();
+}
+
+std::shared_ptr<const void> Checkpoint::owner_of(const std::string& name) const {
+  return places_.at(name).shard->file;
 }
 
 const TensorView& Checkpoint::require(const std::string& name,

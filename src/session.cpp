@@ -61,12 +61,12 @@ class Borrowed {
 }  // namespace
 
 std::string contract_name(const ComputeOptions& compute) {
-  return std::string(compute.contract == Contract::bf16 ? "bf16" : "f32") + (compute.blas ? "-blas" : "");
+  return std::string(contract_name(compute.contract)) + (compute.blas ? "-blas" : "");
 }
 
 bool choose_contract(const std::string& name, ComputeOptions& compute) {
   ComputeOptions chosen = compute;
-  for (const auto& [contract, blas] : {std::pair(Contract::f32, false), {Contract::f32, true}, {Contract::bf16, false}}) {
+  for (const auto& [contract, blas] : {std::pair(Contract::f32, false), {Contract::f32, true}, {Contract::bf16, false}, {Contract::q8, false}, {Contract::q4, false}}) {
     chosen.contract = contract;
     chosen.blas = blas;
     if (contract_name(chosen) != name) continue;

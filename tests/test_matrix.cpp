@@ -41,7 +41,7 @@ TEST(Packing, Float32Bytes) {
   const Matrix m({&t.view}, 3, 1, &digests);
   EXPECT_EQ(m.rows(), 18u);
   EXPECT_EQ(m.columns(), 3u);
-  EXPECT_EQ(m.even_columns(), 4u);
+  EXPECT_EQ(m.depth(), 4u);
   EXPECT_EQ(m.blocks(), 2u);
   EXPECT_EQ(m.type(), WeightType::f32);
   ASSERT_EQ(m.bytes(), 2u * 4 * 16 * 4);
@@ -65,7 +65,7 @@ TEST(Packing, SixteenBitBytes) {
     std::vector<Digest> digests;
     const Matrix m({&t.view}, 5, 1, &digests);
     EXPECT_EQ(m.type(), dtype == DType::bf16 ? WeightType::bf16 : WeightType::f16);
-    EXPECT_EQ(m.even_columns(), 6u);
+    EXPECT_EQ(m.depth(), 6u);
     ASSERT_EQ(m.bytes(), 2u * 3 * 16 * 2 * 2);
     std::vector<std::byte> expected(m.bytes(), std::byte{0});
     for (size_t n = 0; n < 17; ++n) {

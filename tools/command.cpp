@@ -95,12 +95,12 @@ void ModelOptions::add_to(CLI::App& app) {
       ->check(integer(0, 1 << 24));
   grouped(app.add_option("--kv", kv, "keys and values are kept as f32 (default), bf16 or f16"), "TYPE")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
-  grouped(app.add_option("--compute", compute, "numeric contract: f32 or bf16 (default: the snapshot's, or f32)"), "NAME")
-      ->check(CLI::IsMember({"f32", "bf16"}));
+  grouped(app.add_option("--compute", compute, "numeric contract: f32, bf16, q8 or q4 (default: the snapshot's, or what the weights are for)"), "NAME")
+      ->check(CLI::IsMember({"f32", "bf16", "q8", "q4"}));
   grouped(app.add_option("--gemm", gemm, "own (default), or blas: OpenBLAS for prompts, whose bits depend on shape and threads"), "NAME")
       ->check(CLI::IsMember({"own", "blas"}));
   grouped(app.add_option("--threads", c.threads, "threads (default: all processors)"), "N")->check(integer(0, 1024));
-  grouped(app.add_option("--isa", c.isa, "portable, avx2, avx512 or avx512bf16 (default: the best this CPU has)"), "NAME");
+  grouped(app.add_option("--isa", c.isa, "portable, avx2, avx512, avx512vnni or avx512bf16 (default: the best this CPU has)"), "NAME");
   grouped(app.add_option("--chunk", c.chunk, "tokens of a prompt processed at once (default: 512)"), "N")
       ->check(integer(1, 65536));
 }
@@ -108,16 +108,21 @@ void ModelOptions::add_to(CLI::App& app) {
 SessionOptions ModelOptions::session_options() const {
   SessionOptions o = session;
   if (!compute.empty()) choose_contract(compute, o.compute);
+  else if (!follows_snapshot) o.compute.contract = contract_of_weights(*source());
   if (!gemm.empty()) o.compute.blas = gemm == "blas";
   if (!kv.empty()) o.kv_type = kv_type_of(kv);
   return o;
 }
 
+std::shared_ptr<const FileSource> ModelOptions::source() const {
+  return weights != nullptr ? weights : directory_source(checkpoint.directory);
+}
+
 std::shared_ptr<const Model> ModelOptions::load_model() {
-  const std::string directory = weights != nullptr ? weights->path() : checkpoint.directory;
-  const auto load = [&] {
-    return weights != nullptr ? Model::load(weights, session.compute.threads) : Model::load(directory, session.compute.threads);
-  };
+  const auto from = source();
+  const std::string directory = from->path();
+  const Contract contract = session_options().compute.contract;
+  const auto load = [&] { return Model::load(from, session.compute.threads, contract); };
   if (!watched()) return load();
   auto loading = std::async(std::launch::async, load);
   const double start = seconds();
@@ -348,9 +353,9 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like, co
   const auto source = directory_source(checkpoint.directory);
   if (with_weights) {
     // Only the checkpoint that the state was made with may come along.
-    const auto model = Model::load(checkpoint.directory);
     SessionOptions compute;
     choose_contract(like.meta().contract, compute.compute);
+    const auto model = Model::load(source, 0, compute.compute.contract);
     like.check_compatible(*model, "", compute);
     o.weights = source.get();
   }
@@ -403,7 +408,8 @@ void follow(ModelOptions& model, const Snapshot& snapshot) {
 }
 
 void choose_contract(ModelOptions& model, const Snapshot& snapshot) {
-  if (model.compute.empty() && model.gemm.empty()) choose_contract(snapshot.meta().contract, model.session.compute);
+  if (!model.compute.empty() || !model.gemm.empty()) return;
+  model.follows_snapshot = choose_contract(snapshot.meta().contract, model.session.compute);
 }
 
 Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how, RestoreReport* report,

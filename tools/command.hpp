@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "stet/generate.hpp"
+#include "stet/packed.hpp"
 #include "stet/session.hpp"
 #include "stet/snapshot.hpp"
 #include "stet/tokenizer.hpp"
@@ -33,6 +34,8 @@ void add_prune(CLI::App& app);
 void add_convert(CLI::App& app);
 void add_verify(CLI::App& app);
 void add_diff(CLI::App& app);
+void add_quantize(CLI::App& app);
+void add_prepare(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_chat(CLI::App& app);
 void add_experiment(CLI::App& app);
@@ -60,8 +63,10 @@ struct ModelOptions {
   SessionOptions session;
   std::shared_ptr<const FileSource> weights;  // of a self-contained snapshot, in place of the directory
   std::string compute, gemm, kv;
+  bool follows_snapshot = false;  // its contract, which is in `session`
 
   void add_to(CLI::App& app);
+  std::shared_ptr<const FileSource> source() const;  // of the weights
   // Loads the model, with a line on stderr when that takes long and someone watches.
   std::shared_ptr<const Model> load_model();
   // Checked and complete session options.

@@ -31,8 +31,11 @@ class Model {
   // Reads a checkpoint directory in the published Hugging Face layout. `threads` (0: all processors) pack the
   // weights. Throws Error, naming file and field, for anything missing, malformed or unsupported.
   static std::shared_ptr<const Model> load(const std::string& directory, int threads = 0);
-  // The same from wherever the files are; the model keeps the source.
-  static std::shared_ptr<const Model> load(std::shared_ptr<const FileSource> source, int threads = 0);
+  // The same from wherever the files are; the model keeps the source. For `contract` q8 or q4, weights that are not packed
+  // already (packed.hpp) are rounded; for others they stay what they are.
+  static std::shared_ptr<const Model> load(std::shared_ptr<const FileSource> source, int threads = 0, Contract contract = Contract::f32);
+  // Writes the weights, packed and rounded as load() would, to a file (packed.hpp: pack_checkpoint).
+  static void pack(const FileSource& source, Contract contract, const std::string& path, int threads = 0);
   // Names of the files that load() reads: config.json, generation_config.json where there is one, and the weights.
   static std::vector<std::string> files_of(const FileSource& source);
   virtual ~Model() = default;
@@ -44,8 +47,10 @@ class Model {
   const FileSource& source() const { return *source_; }
   const std::string& directory() const { return source_->path(); }
   size_t weight_bytes() const { return weight_bytes_; }
+  // The contract that the weights are for: q8 or q4 when they are rounded, otherwise f32 (or bf16, where they are bfloat16).
+  Contract contract() const { return contract_; }
   // Throws an unsupported Error, naming a tensor, when the weights cannot be multiplied under this contract: bf16 takes
-  // bfloat16 alone, for no bits of a checkpoint are rounded.
+  // bfloat16 alone, q8 and q4 take weights that were rounded for them.
   void check_contract(Contract contract) const;
 
   // p.ids -> p.out, the hidden states after the final norm; keys and values go to the caches of p.spans.
@@ -71,6 +76,7 @@ class Model {
   Fingerprints fingerprints_;
   std::shared_ptr<const FileSource> source_;
   size_t weight_bytes_ = 0;
+  Contract contract_ = Contract::f32;
   struct {
     std::string file, name, dtype;
   } not_bf16_;  // the first matrix of another type; no name when there is none

@@ -14,8 +14,8 @@
 
 namespace stet {
 
-// Activations: `count` rows of `width` float32, `stride` apart. Rows start on 64 bytes; the padding up to the
-// next multiple of 16 is zero.
+// Activations: `count` rows of `width` float32, `stride` apart. Rows start on 64 bytes. In what linear layers read, the padding
+// up to the next multiple of 64 is zero.
 struct Rows {
   float* data = nullptr;
   size_t stride = 0;
@@ -46,15 +46,16 @@ struct Span {
 // Scratch memory of a pass, sized once for the largest pass, the number of threads and the capacity.
 struct Scratch {
   Memory packed;              // a block of rows, packed for the tile kernel
-  std::vector<Memory> local;  // per thread: a panel and its sums; inputs in pairs; queries, partial results of attention
+  std::vector<Memory> local;  // per thread: a panel and its sums; rounded inputs; queries, partial results of attention
   Memory partial;             // attention over few rows: (max, sum, values) per head and block
   std::vector<Memory> tables;
   std::vector<Rows> cos, sin;  // per Rope: [rows][head_dim / 2], in `tables`
 };
 
 // How linear layers compute (kernels.hpp): f32, weights widened exactly and activations float32; bf16, activations rounded
-// to bfloat16 and denormals flushed. All else is the same in both.
-enum class Contract : uint8_t { f32, bf16 };
+// to bfloat16 and denormals flushed; q8 and q4, weights and activations integers in blocks of 32. All else is the same.
+enum class Contract : uint8_t { f32, bf16, q8, q4 };
+const char* contract_name(Contract contract);
 
 // One trip of some tokens through the model.
 struct Pass {

@@ -41,8 +41,10 @@ class SafeTensors {
   std::map<std::string, std::string> metadata_;
 };
 
-// The weights of a checkpoint: model.safetensors, or the shards that model.safetensors.index.json
-// lists in its weight_map. Files of a directory are mapped, so opening costs the headers alone.
+inline constexpr const char* kPackedName = "packed.safetensors";
+
+// The weights of a checkpoint: packed.safetensors where there is one, else model.safetensors, or the shards that
+// model.safetensors.index.json lists in its weight_map. Files of a directory are mapped, so opening costs the headers alone.
 // Views live as long as it does.
 class Checkpoint {
  public:
@@ -62,6 +64,12 @@ class Checkpoint {
   void drop(const TensorView& tensor) const;
 
   std::vector<std::string> names() const;  // sorted
+
+  // Whether the weights are packed already (packed.hpp), and what the file says of them.
+  bool packed() const { return packed_; }
+  const std::map<std::string, std::string>& metadata() const { return shards_.front()->tensors.metadata(); }
+  // The owner of a tensor's bytes, for views that outlive the checkpoint.
+  std::shared_ptr<const void> owner_of(const std::string& name) const;
 
   // Path of model.safetensors or of the index.
   const std::string& source() const { return source_; }
@@ -83,6 +91,7 @@ class Checkpoint {
   void add_shards(const FileSource& source);
 
   std::string source_;
+  bool packed_ = false;
   std::vector<std::unique_ptr<const Shard>> shards_;
   std::unordered_map<std::string, Place> places_;
 };

@@ -28,7 +28,7 @@ struct SessionOptions {
   ComputeOptions compute;
 };
 
-// "f32", "f32-blas" or "bf16", and the version of that contract: together they name the bits.
+// "f32", "f32-blas", "bf16", "q8" or "q4", and the version of that contract: together they name the bits.
 std::string contract_name(const ComputeOptions& compute);
 // Its inverse: sets `contract` and `blas`. False, and nothing is set, for a name that is none of those.
 bool choose_contract(const std::string& name, ComputeOptions& compute);

@@ -1,0 +1,89 @@
+#include "src/quantize.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "stet/matrix.hpp"
+
+namespace stet {
+namespace {
+
+// The nearest integer of low .. high, ties to even.
+int nearest(float x, int low, int high) {
+  const float magic = 12582912.0f;  // 1.5 * 2^23
+  return static_cast<int>(std::clamp(x, static_cast<float>(low), static_cast<float>(high)) + magic - magic);
+}
+
+// The one of the largest magnitude, with its sign; not a number where one of them is not finite.
+float largest(std::span<const float, kQuantBlock> w) {
+  float top = 0, zero = 0;
+  for (const float x : w) {
+    if (std::fabs(x) > std::fabs(top)) top = x;
+    zero += x * 0;
+  }
+  return top + zero;
+}
+
+constexpr uint16_t kNotANumber = 0x7E00;
+
+// With this scale and the nearest integers: the block, and how far it is from w.
+struct Candidate {
+  QuantizedBlock block;
+  float error;
+};
+Candidate with_scale(std::span<const float, kQuantBlock> w, float scale) {
+  Candidate c;
+  c.block.scale = round_f16(scale);
+  const float d = widen_f16(c.block.scale), inverse = d == 0 ? 0 : 1 / d;
+  c.error = 0;
+  for (size_t i = 0; i < kQuantBlock; ++i) {
+    const int q = nearest(w[i] * inverse, -8, 7);
+    c.block.u[i] = static_cast<uint8_t>(q + 8);
+    const float miss = w[i] - static_cast<float>(q) * d;
+    c.error += miss * miss;
+  }
+  return c;
+}
+
+// The scale with the least error for the integers of a block.
+float best_scale(std::span<const float, kQuantBlock> w, const QuantizedBlock& block) {
+  float wq = 0, qq = 0;
+  for (size_t i = 0; i < kQuantBlock; ++i) {
+    const float q = static_cast<float>(block.u[i] - 8);
+    wq += w[i] * q;
+    qq += q * q;
+  }
+  return qq == 0 ? 0 : wq / qq;
+}
+
+}  // namespace
+
+QuantizedBlock round_block_q8(std::span<const float, kQuantBlock> w) {
+  const float top = largest(w);
+  if (top != top) return {kNotANumber, {}};
+  QuantizedBlock block;
+  block.scale = round_f16(std::fabs(top) / 127.0f);
+  const float d = widen_f16(block.scale), inverse = d == 0 ? 0 : 1 / d;
+  for (size_t i = 0; i < kQuantBlock; ++i) block.u[i] = static_cast<uint8_t>(128 + nearest(w[i] * inverse, -127, 127));
+  return block;
+}
+
+// The range -8 .. 7 has one step more on one side: the largest weight goes there, or to the other side's end, or is cut off
+// a little so that the others get finer steps.
+QuantizedBlock round_block_q4(std::span<const float, kQuantBlock> w) {
+  const float top = largest(w);
+  if (top != top) return {kNotANumber, {}};
+  Candidate best = with_scale(w, top / -8);
+  for (const float steps : {-8.7f, -7.4f, 7.0f, 7.7f}) {
+    const Candidate c = with_scale(w, top / steps);
+    if (c.error < best.error) best = c;
+  }
+  for (int i = 0; i < 2; ++i) {
+    const Candidate c = with_scale(w, best_scale(w, best.block));
+    if (!(c.error < best.error)) break;
+    best = c;
+  }
+  return best.block;
+}
+
+}  // namespace stet

@@ -1,0 +1,23 @@
+// Weights rounded to few bits, 32 at a time.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "stet/kernels.hpp"
+
+namespace stet {
+
+// Weight i is (u[i] - 128) d or (u[i] - 8) d, for the d whose float16 bits are `scale`.
+struct QuantizedBlock {
+  uint16_t scale;
+  uint8_t u[kQuantBlock];
+};
+
+// d = max |w| / 127, and the nearest integers: an error of at most d / 2. The scale of weights that are not finite, or too
+// large, is infinite or not a number.
+QuantizedBlock round_block_q8(std::span<const float, kQuantBlock> w);
+// Of several scales the one with the least sum of squared errors. u is 0 .. 15.
+QuantizedBlock round_block_q4(std::span<const float, kQuantBlock> w);
+
+}  // namespace stet
