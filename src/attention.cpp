@@ -175,25 +175,28 @@ class Singles {
   }
 
   void run(Team t) const {
+    constexpr size_t kPieceBytes = 128 << 10;
     size_t blocks = 0;
     for (const Span& span : spans_) blocks += count(span);
-    const Range mine = t.share(blocks * a_.kv_heads);
-    size_t before = 0;  // blocks of earlier spans
-    for (const Span& span : spans_) {
-      const size_t from = before * a_.kv_heads, to = (before + count(span)) * a_.kv_heads;
-      for (size_t i = std::max(from, mine.begin); i < std::min(to, mine.end); ++i) {
-        attend_head(queries(span, (i - from) % a_.kv_heads), (i - from) / a_.kv_heads, before);
+    const size_t least = std::max<size_t>(1, kPieceBytes / (2 * spans_[0].kv->shape().head_bytes()));
+    t.each_range(blocks * a_.kv_heads, least, [&](Range some) {
+      size_t before = 0;  // blocks of earlier spans
+      for (const Span& span : spans_) {
+        const size_t from = before * a_.kv_heads, to = (before + count(span)) * a_.kv_heads;
+        for (size_t i = std::max(from, some.begin); i < std::min(to, some.end); ++i) {
+          attend_head(queries(span, (i - from) % a_.kv_heads), (i - from) / a_.kv_heads, before);
+        }
+        before += count(span);
       }
-      before += count(span);
-    }
-    t.barrier();
-    const Range heads = t.share(spans_.size() * a_.heads);
-    before = 0;
-    for (size_t s = 0; s < spans_.size(); before += count(spans_[s++])) {
-      for (size_t h = 0; h < a_.heads; ++h) {
-        if (const size_t i = s * a_.heads + h; i >= heads.begin && i < heads.end) merge_head(spans_[s], h, before);
+    });
+    t.each_range(spans_.size() * a_.heads, 1, [&](Range some) {
+      size_t before = 0;
+      for (size_t s = 0; s < spans_.size(); before += count(spans_[s++])) {
+        for (size_t i = std::max(s * a_.heads, some.begin); i < std::min((s + 1) * a_.heads, some.end); ++i) {
+          merge_head(spans_[s], i - s * a_.heads, before);
+        }
       }
-    }
+    });
   }
 
  private:
@@ -257,43 +260,38 @@ size_t attention_local_floats(size_t head_dim) { return offsets(head_dim).back()
 
 void attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y) {
   const Local local = layout(p.scratch->local[static_cast<size_t>(t.rank)].as<float>(), a.head_dim);
-  size_t task = 0;
   for (std::span<const Span> spans = p.spans; !spans.empty();) {
     if (const size_t singles = Singles::fit(p, a, spans); singles > 0) {
-      if (spans.data() != p.spans.data()) t.barrier();  // `partial` is still being read
       Singles(p, a, q, y, spans.first(singles), local).run(t);
       spans = spans.subspan(singles);
       continue;
     }
-    for (size_t kv_head = 0; kv_head < a.kv_heads; ++kv_head) {
-      const Queries s{p, a, spans[0], kv_head, q, y};
-      // Later queries see more: dealing tasks out in turn keeps the threads even.
-      for (size_t first = 0; first < s.count(); first += kTaskRows, ++task) {
-        if (task % static_cast<size_t>(t.size) != static_cast<size_t>(t.rank)) continue;
-        attend_queries(s, first, std::min(kTaskRows, s.count() - first), local);
-      }
-    }
+    const size_t each = (Queries{p, a, spans[0], 0, q, y}.count() + kTaskRows - 1) / kTaskRows, tasks = each * a.kv_heads;
+    // The longest first: later queries see more.
+    t.each(tasks, [&](size_t i) {
+      const Queries s{p, a, spans[0], i % a.kv_heads, q, y};
+      const size_t first = (each - 1 - i / a.kv_heads) * kTaskRows;
+      attend_queries(s, first, std::min(kTaskRows, s.count() - first), local);
+    });
     spans = spans.subspan(1);
   }
-  t.barrier();
 }
 
 namespace {
 
 template <class To, class Convert>
-void store_span(const Span& span, size_t head, const KvShape& shape, int64_t layer, Rows k, Rows v, Range blocks,
-                Convert convert) {
+void store_block(const Span& span, size_t head, int64_t layer, Rows k, Rows v, size_t block, Convert convert) {
+  const KvShape& shape = span.kv->shape();
   const size_t head_dim = static_cast<size_t>(shape.head_dim);
-  for (size_t i = 0; i < span.count; ++i) {
-    const int64_t position = span.first + static_cast<int64_t>(i);
-    const size_t block = static_cast<size_t>(position / kBlockPositions);
-    if (block < blocks.begin || block >= blocks.end) continue;
-    std::byte* base = span.kv->writable(static_cast<int64_t>(block));
-    To* keys = reinterpret_cast<To*>(base + shape.k_offset(layer, static_cast<int64_t>(head)));
-    To* values = reinterpret_cast<To*>(base + shape.v_offset(layer, static_cast<int64_t>(head)));
-    const size_t slot = static_cast<size_t>(position % kBlockPositions);
-    const float* from_k = k.row(span.row + i) + head * head_dim;
-    const float* from_v = v.row(span.row + i) + head * head_dim;
+  std::byte* base = span.kv->writable(static_cast<int64_t>(block));
+  To* keys = reinterpret_cast<To*>(base + shape.k_offset(layer, static_cast<int64_t>(head)));
+  To* values = reinterpret_cast<To*>(base + shape.v_offset(layer, static_cast<int64_t>(head)));
+  const int64_t begin = static_cast<int64_t>(block) * kBlockPositions;
+  const int64_t from = std::max(begin, span.first), to = std::min(begin + kBlockPositions, span.first + static_cast<int64_t>(span.count));
+  for (int64_t position = from; position < to; ++position) {
+    const size_t slot = static_cast<size_t>(position - begin), row = span.row + static_cast<size_t>(position - span.first);
+    const float* from_k = k.row(row) + head * head_dim;
+    const float* from_v = v.row(row) + head * head_dim;
     for (size_t d = 0; d < head_dim; ++d) keys[d * kPanel + slot] = convert(from_k[d]);
     for (size_t d = 0; d < head_dim; ++d) values[slot * head_dim + d] = convert(from_v[d]);
   }
@@ -301,26 +299,29 @@ void store_span(const Span& span, size_t head, const KvShape& shape, int64_t lay
 
 }  // namespace
 
-// Threads take whole blocks of a head, so that no two write one cache line.
+// A piece is a whole block of a head, so that no two threads write one cache line.
 void store_kv(Team t, const Pass& p, int64_t layer, Rows k, Rows v) {
-  size_t task = 0;
-  for (const Span& span : p.spans) {
-    const KvShape& shape = span.kv->shape();
-    const size_t first = static_cast<size_t>(span.first / kBlockPositions);
-    const size_t last = static_cast<size_t>((span.first + static_cast<int64_t>(span.count) - 1) / kBlockPositions);
-    for (size_t head = 0; head < static_cast<size_t>(shape.kv_heads); ++head) {
-      for (size_t block = first; block <= last; ++block, ++task) {
-        if (task % static_cast<size_t>(t.size) != static_cast<size_t>(t.rank)) continue;
-        const Range blocks{block, block + 1};
-        switch (shape.type) {
-          case KvType::f32: store_span<float>(span, head, shape, layer, k, v, blocks, [](float x) { return x; }); break;
-          case KvType::bf16: store_span<uint16_t>(span, head, shape, layer, k, v, blocks, round_bf16); break;
-          case KvType::f16: store_span<uint16_t>(span, head, shape, layer, k, v, blocks, round_f16); break;
+  const size_t heads = static_cast<size_t>(p.spans[0].kv->shape().kv_heads);
+  const auto blocks = [](const Span& span) {
+    const int64_t last = span.first + static_cast<int64_t>(span.count) - 1;
+    return Range{static_cast<size_t>(span.first / kBlockPositions), static_cast<size_t>(last / kBlockPositions) + 1};
+  };
+  size_t tasks = 0;
+  for (const Span& span : p.spans) tasks += heads * blocks(span).size();
+  t.each_range(tasks, 1, [&](Range some) {
+    size_t task = 0;
+    for (const Span& span : p.spans) {
+      for (size_t i = 0; i < heads * blocks(span).size(); ++i, ++task) {
+        if (task < some.begin || task >= some.end) continue;
+        const size_t head = i % heads, block = blocks(span).begin + i / heads;
+        switch (span.kv->shape().type) {
+          case KvType::f32: store_block<float>(span, head, layer, k, v, block, [](float x) { return x; }); break;
+          case KvType::bf16: store_block<uint16_t>(span, head, layer, k, v, block, round_bf16); break;
+          case KvType::f16: store_block<uint16_t>(span, head, layer, k, v, block, round_f16); break;
         }
       }
     }
-  }
-  t.barrier();
+  });
 }
 
 }  // namespace stet

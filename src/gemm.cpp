@@ -131,41 +131,40 @@ typename Arithmetic::Packed* packed_rows(const Pass& p, size_t k0, size_t kc, si
 template <class Arithmetic>
 void pack(Team t, const Pass& p, size_t depth, Rows x) {
   const size_t step = piece_depth(depth, Arithmetic::kDepth, Arithmetic::kUnit), tiles = tiles_of(x.count);
-  const Range mine = t.share(tiles);
-  for (size_t k0 = 0; k0 < depth; k0 += step) {
-    const size_t kc = std::min(step, depth - k0);
-    for (size_t i = mine.begin; i < mine.end; ++i) {
-      const size_t row = i * kTileRows;
-      Arithmetic::pack(*p.kernels, x.row(row) + k0, x.stride, static_cast<int>(std::min(size_t{kTileRows}, x.count - row)), kc,
-                     packed_rows<Arithmetic>(p, k0, kc, i, tiles));
+  t.each_range(tiles, 1, [&](Range some) {
+    for (size_t k0 = 0; k0 < depth; k0 += step) {
+      const size_t kc = std::min(step, depth - k0);
+      for (size_t i = some.begin; i < some.end; ++i) {
+        const size_t row = i * kTileRows;
+        Arithmetic::pack(*p.kernels, x.row(row) + k0, x.stride, static_cast<int>(std::min(size_t{kTileRows}, x.count - row)), kc,
+                         packed_rows<Arithmetic>(p, k0, kc, i, tiles));
+      }
     }
-  }
-  t.barrier();
+  });
 }
 
-// Some panels of up to 64 outputs for a block of rows. They are taken a piece at a time, and each piece serves all rows;
-// between pieces the sums wait in `local`, so that each output stays one chain. While the tiles compute, the weights of
-// the next piece come from memory. `end` is the last block of this thread, plus one.
+// A group of panels of up to 64 outputs for a block of rows. They are taken a piece at a time, and each piece serves all
+// rows; between pieces the sums wait in `local`, so that each output stays one chain. While the tiles compute, the weights of
+// the next piece come from memory: at the end, those of the group `after`, which this thread probably takes next.
 template <class Arithmetic>
-void group_product(const Pass& p, const Matrix& w, size_t block, size_t end, Rows x, Rows y, float* local) {
-  constexpr size_t kBlocks = Arithmetic::kGroup * kPanelBlocks, kWidth = Arithmetic::kGroup * kPanel;
+void group_product(const Pass& p, const Matrix& w, Range group, Range after, Rows x, Rows y, float* local) {
+  constexpr size_t kWidth = Arithmetic::kGroup * kPanel;
   float* const sums = local + Arithmetic::kLocalFloats;
-  const size_t blocks = std::min(kBlocks, end - block), after = block + blocks;
   const size_t depth = w.depth(), step = piece_depth(depth, Arithmetic::kDepth, Arithmetic::kUnit), tiles = tiles_of(x.count);
   for (size_t k0 = 0; k0 < depth; k0 += step) {
     const size_t kc = std::min(step, depth - k0);
     const bool first = k0 == 0, last = k0 + kc == depth;
-    const Piece piece = {&w, block, blocks, k0, kc};
-    const Piece next = last ? Piece{&w, after, std::min(kBlocks, end - after), 0, step}
-                            : Piece{&w, block, blocks, k0 + kc, std::min(step, depth - k0 - kc)};
+    const Piece piece = {&w, group.begin, group.size(), k0, kc};
+    const Piece next = last ? Piece{&w, after.begin, after.size(), 0, step}
+                            : Piece{&w, group.begin, group.size(), k0 + kc, std::min(step, depth - k0 - kc)};
     Arithmetic::begin(*p.kernels, piece, local);
     for (size_t i = 0; i < tiles; ++i) {
       const size_t row = i * kTileRows;
       const int rows = static_cast<int>(std::min(size_t{kTileRows}, x.count - row));
       next.prefetch(i, tiles);
-      for (size_t b = 0; b < blocks; b += kPanelBlocks) {
+      for (size_t b = 0; b < group.size(); b += kPanelBlocks) {
         float* held = sums + row * kWidth + b * kLanes;
-        const Sums s = {first ? nullptr : held, kWidth, last ? y.row(row) + (block + b) * kLanes : held,
+        const Sums s = {first ? nullptr : held, kWidth, last ? y.row(row) + (group.begin + b) * kLanes : held,
                         last ? y.stride : kWidth, rows};
         Arithmetic::tile(*p.kernels, piece, b, packed_rows<Arithmetic>(p, k0, kc, i, tiles), local, s);
       }
@@ -175,15 +174,20 @@ void group_product(const Pass& p, const Matrix& w, size_t block, size_t end, Row
 
 template <class Arithmetic>
 void product(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
-  float* local = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
+  float* const local = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
+  const size_t panels = (w.blocks() + kPanelBlocks - 1) / kPanelBlocks, threads = static_cast<size_t>(t.size);
+  // As many groups for each thread.
+  const size_t groups = std::min(panels, (panels + Arithmetic::kGroup * threads - 1) / (Arithmetic::kGroup * threads) * threads);
+  const auto blocks = [&](size_t i) {
+    const Range some = i < groups ? part_of(panels, groups, i) : Range{0, 0};
+    return Range{some.begin * kPanelBlocks, std::min(some.end * kPanelBlocks, w.blocks())};
+  };
   for (size_t row = 0; row < x.count; row += kGemmRows) {
     const size_t count = std::min(kGemmRows, x.count - row);
     pack<Arithmetic>(t, p, w.depth(), x.rows(row, count));
-    const Range mine = t.share(w.blocks());
-    for (size_t b = mine.begin; b < mine.end; b += Arithmetic::kGroup * kPanelBlocks) {
-      group_product<Arithmetic>(p, w, b, mine.end, x.rows(row, count), y.rows(row, count), local);
-    }
-    t.barrier();
+    t.each(groups, [&](size_t i) {
+      group_product<Arithmetic>(p, w, blocks(i), blocks(i + threads), x.rows(row, count), y.rows(row, count), local);
+    });
   }
 }
 
@@ -205,16 +209,15 @@ void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
 bool have_blas() { return true; }
 
 // Each thread multiplies its own outputs with single-threaded calls: OpenBLAS's own threads would compete with
-// the team's. The shape of each call, and so its bits, depends on the number of threads.
+// the team's.
 void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   constexpr size_t kBlocksAtOnce = 16, kWideFloats = kBlocksAtOnce * kLanes * kGemmDepth;
   static_assert(kWideFloats + kPanel * kGemmDepth <= local_floats<Floats>());
   float* const wide = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
   float* const panel = wide + kWideFloats;
   const size_t depth = w.depth(), step = piece_depth(depth, kGemmDepth, Floats::kUnit);
-  const Range mine = t.share(w.blocks());
-  for (size_t b = mine.begin; b < mine.end; b += kBlocksAtOnce) {
-    const size_t blocks = std::min(kBlocksAtOnce, mine.end - b), outputs = blocks * kLanes;
+  t.each((w.blocks() + kBlocksAtOnce - 1) / kBlocksAtOnce, [&](size_t group) {
+    const size_t b = group * kBlocksAtOnce, blocks = std::min(kBlocksAtOnce, w.blocks() - b), outputs = blocks * kLanes;
     for (size_t k0 = 0; k0 < depth; k0 += step) {
       const size_t kc = std::min(step, depth - k0);
       for (size_t i = 0; i < blocks; i += kPanelBlocks) {
@@ -228,8 +231,7 @@ void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
                   static_cast<int>(kc), 1.0f, x.data + k0, static_cast<int>(x.stride), wide, static_cast<int>(outputs),
                   k0 == 0 ? 0.0f : 1.0f, y.data + b * kLanes, static_cast<int>(y.stride));
     }
-  }
-  t.barrier();
+  });
 }
 
 #else

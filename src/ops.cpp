@@ -11,12 +11,11 @@ namespace {
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// f(r) for this thread's share of 0 .. rows-1, and a barrier.
 template <class F>
 void each_row(Team t, size_t rows, F f) {
-  const Range mine = t.share(rows);
-  for (size_t r = mine.begin; r < mine.end; ++r) f(r);
-  t.barrier();
+  t.each_range(rows, 1, [&](Range some) {
+    for (size_t r = some.begin; r < some.end; ++r) f(r);
+  });
 }
 
 }  // namespace
@@ -41,33 +40,33 @@ const char* contract_name(Contract contract) {
 
 namespace {
 
-// The matrix-vector product of this thread's blocks. Every thread rounds the inputs for itself: shorter than waiting for
-// each other.
-void multiply(Team t, const Pass& p, const Matrix& w, const float* x, Range blocks, float* y) {
+// Every thread rounds the inputs for itself, with its first piece: shorter than waiting for each other.
+void matrix_vector(Team t, const Pass& p, const Matrix& w, const float* x, float* y) {
+  constexpr size_t kPieceBytes = 128 << 10;
   const Kernels& k = *p.kernels;
-  std::byte* const rounded = p.scratch->local[static_cast<size_t>(t.rank)].data();
-  const void* const first = w.block(blocks.begin);
-  const size_t n = blocks.end - blocks.begin, depth = w.depth();
-  if (is_quantized(w.type())) {
-    QuantBlock* quants = reinterpret_cast<QuantBlock*>(rounded);
-    k.quantize(x, depth, quants);
-    (w.type() == WeightType::q8 ? k.gemv_q8 : k.gemv_q4)(first, n, depth, quants, y);
-  } else if (p.contract == Contract::bf16) {
-    uint32_t* pairs = reinterpret_cast<uint32_t*>(rounded);
-    k.round_pairs(x, depth, pairs);
-    k.gemv_pairs(first, n, depth, pairs, y);
-  } else {
-    k.gemv[static_cast<int>(w.type())](first, n, depth, x, y);
-  }
+  std::byte* const local = p.scratch->local[static_cast<size_t>(t.rank)].data();
+  QuantBlock* const quants = reinterpret_cast<QuantBlock*>(local);
+  uint32_t* const pairs = reinterpret_cast<uint32_t*>(local);
+  const bool quantized = is_quantized(w.type()), paired = !quantized && p.contract == Contract::bf16;
+  const size_t depth = w.depth();
+  bool rounded = false;
+  t.each_range(w.blocks(), std::max<size_t>(1, kPieceBytes / w.block_bytes()), [&](Range blocks) {
+    if (quantized && !rounded) k.quantize(x, depth, quants);
+    if (paired && !rounded) k.round_pairs(x, depth, pairs);
+    rounded = true;
+    const void* const first = w.block(blocks.begin);
+    float* const out = y + blocks.begin * kLanes;
+    if (quantized) (w.type() == WeightType::q8 ? k.gemv_q8 : k.gemv_q4)(first, blocks.size(), depth, quants, out);
+    else if (paired) k.gemv_pairs(first, blocks.size(), depth, pairs, out);
+    else k.gemv[static_cast<int>(w.type())](first, blocks.size(), depth, x, out);
+  });
 }
 
 }  // namespace
 
 void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   if (x.count == 1) {
-    const Range mine = t.share(w.blocks());
-    multiply(t, p, w, x.data, mine, y.data + mine.begin * kLanes);
-    t.barrier();
+    matrix_vector(t, p, w, x.data, y.data);
   } else if (p.blas) {
     gemm_blas(t, p, w, x, y);
   } else {

@@ -32,37 +32,60 @@ void run_member(Team team, const std::function<void(Team)>& work) {
 
 }  // namespace
 
-void Barrier::wait(int members) {
-  const unsigned round = round_.load(std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == members) {
-    arrived_.store(0, std::memory_order_relaxed);
-    round_.store(round + 1, std::memory_order_release);
-    round_.notify_all();
-    return;
-  }
-  for (int i = 0; i < kSpins; ++i) {
-    if (round_.load(std::memory_order_acquire) != round) return;
-    pause();
-  }
-  round_.wait(round, std::memory_order_acquire);
+Range part_of(size_t n, size_t parts, size_t i) {
+  const size_t each = n / parts, more = n % parts, begin = i * each + std::min(i, more);
+  return {begin, begin + each + (i < more ? 1 : 0)};
 }
 
-Range Team::share(size_t n) const {
-  const size_t each = n / static_cast<size_t>(size), more = n % static_cast<size_t>(size);
-  const size_t r = static_cast<size_t>(rank);
-  const size_t begin = r * each + std::min(r, more);
-  return {begin, begin + each + (r < more ? 1 : 0)};
+uint32_t Work::take(uint32_t op, uint32_t n) {
+  uint64_t next = next_.load(std::memory_order_acquire);
+  while (static_cast<uint32_t>(next >> 32) == op) {
+    const uint32_t piece = static_cast<uint32_t>(next);
+    if (piece == n) {
+      wait(op);
+      return kNone;
+    }
+    if (next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) return piece;
+  }
+  return kNone;
+}
+
+bool Work::finish(uint32_t op, uint32_t n) {
+  if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 != n) return false;
+  done_.store(0, std::memory_order_relaxed);
+  op_.store(op + 1, std::memory_order_relaxed);
+  next_.store(static_cast<uint64_t>(op + 1) << 32, std::memory_order_release);
+  op_.notify_all();
+  return true;
+}
+
+// A short spin, because pieces are even, then a sleep, so that a busy machine loses no time to waiting threads.
+void Work::wait(uint32_t op) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (static_cast<uint32_t>(next_.load(std::memory_order_acquire) >> 32) != op) return;
+    pause();
+  }
+  while (static_cast<uint32_t>(next_.load(std::memory_order_acquire) >> 32) == op) op_.wait(op, std::memory_order_relaxed);
+}
+
+size_t Team::parts_of(size_t n, size_t least) const {
+  if (work == nullptr) return 1;
+  constexpr size_t kEach = 8;  // parts for each thread: what the slowest is behind by is a part at most
+  const size_t threads = static_cast<size_t>(size);
+  if (n < threads * least) return std::max<size_t>(1, std::min(n, threads));
+  return std::min(threads * kEach, n / least / threads * threads);
 }
 
 void run_team(int threads, const std::function<void(Team)>& work) {
 #ifdef STET_HAVE_OPENMP
   if (threads > 1) {
     // The runtime may grant fewer threads than asked for; shares follow what it granted.
-    Barrier barrier;
+    Work shared;
 #pragma omp parallel num_threads(threads)
     {
       const int size = omp_get_num_threads();
-      run_member({omp_get_thread_num(), size, size > 1 ? &barrier : nullptr}, work);
+      uint32_t op = 0;
+      run_member({omp_get_thread_num(), size, size > 1 ? &shared : nullptr, &op}, work);
     }
     return;
   }
@@ -76,17 +99,19 @@ void run_each(int threads, size_t n, const std::function<void(size_t)>& work) {
   size_t failed = n;
   std::exception_ptr failure;
   run_team(threads, [&](Team team) {
-    const Range mine = team.share(n);
-    for (size_t i = mine.begin; i < mine.end; ++i) {
+    team.each(n, [&](size_t i) {
+      {
+        const std::lock_guard lock(mutex);
+        if (i > failed) return;
+      }
       try {
         work(i);
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (i < failed) failure = std::current_exception();
         failed = std::min(failed, i);
-        return;
       }
-    }
+    });
   });
   if (failure) std::rethrow_exception(failure);
 }
