@@ -365,7 +365,7 @@ TEST_F(Command, AWrongCommandLineIsStatus2) {
       {{"generate", "-p", "a", "--bos", "maybe"}, "--bos: maybe not in {auto,on,off}"},
       {{"save", "-p", "a"}, "--output is required"},
       {{"resume"}, "snapshot is required"},
-      {{"logits", "--ids", "1"}, "-o or --digest is required"},
+      {{"logits", "--ids", "1"}, "-o, --digest or --nll is required"},
       {{"tokenize"}, "text, --prompt-file or --jsonl is required"},
       {{"detokenize"}, "ids or --jsonl is required"},
       {{"inspect"}, "path is required"}};
