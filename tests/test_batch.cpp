@@ -268,7 +268,7 @@ TEST_F(FailingBatch, OfAFileThatWasWrittenTo) {
   Session b = Snapshot::open(file).restore(m, "", options(1)), before = a.fork();
   std::filesystem::resize_file(file, 70000);
   const std::vector<BatchEntry> batch = {{&a, some}, {&b, one}};
-  EXPECT_EQ(error_of([&] { append(batch); }, ErrorKind::io).substr(0, file.size() + 16), file + ": batch[1]: size:");
+  EXPECT_TRUE(error_of([&] { append(batch); }, ErrorKind::io).starts_with(file + ": batch[1]: size: expected "));
   EXPECT_EQ(b.size(), 80);
   EXPECT_TRUE(same_state(a, before));
 }
@@ -332,7 +332,8 @@ class Crowd {
     Session alone(model_, o);
     const std::vector<std::string> sets = instruction_sets(*model_);
     const int64_t chunks[] = {1, 5, 64, 512};
-    o.compute = compute_of(alone, 1 + static_cast<int>(draw(2)), sets[draw(sets.size())], chunks[draw(4)]);
+    const int threads = draw(4) == 0 ? 2 : 1;  // with small passes two cost hundreds of barriers for a token
+    o.compute = compute_of(alone, threads, sets[draw(sets.size())], threads == 1 ? chunks[draw(4)] : 64);
     members_.push_back({Session(model_, o), std::move(alone)});
   }
   void fork() {
@@ -389,7 +390,7 @@ TEST(BatchSchedules, EqualSessionsThatRunAlone) {
                                     {"llama@bf16", data_path("models/llama32-tiny-bf16"), Contract::bf16},
                                     {"gemma", data_path("models/gemma3-tiny-bf16")},
                                     {"gpt2", data_path("models/gpt2-tiny")}};
-  for (uint32_t seed = 1; seed <= 40; ++seed) {
+  for (uint32_t seed = 1; seed <= 24; ++seed) {
     const Subject& subject = all[seed % all.size()];
     Crowd crowd(model(subject.directory), subject.contract, seed);
     for (int step = 0; step < 25; ++step) crowd.step();
