@@ -157,7 +157,7 @@ void Session::advance(std::span<const BatchEntry> batch, const Sinks& sinks) {
   size_t begun = 0, tokens = 0;
   try {
     for (; begun < batch.size(); ++begun) {
-      begin(batch, begun);
+      begin_entry(batch, begun);
       tokens += batch[begun].ids.size();
     }
     const size_t most = std::min(tokens, static_cast<size_t>(first.compute_.chunk));
@@ -170,7 +170,7 @@ void Session::advance(std::span<const BatchEntry> batch, const Sinks& sinks) {
   }
 }
 
-void Session::begin(std::span<const BatchEntry> batch, size_t index) {
+void Session::begin_entry(std::span<const BatchEntry> batch, size_t index) {
   const BatchEntry& entry = batch[index];
   try {
     for (const BatchEntry& other : batch.first(entry.session->growth_.before < 0 ? 0 : index)) {
@@ -228,11 +228,11 @@ void Session::run_pass(std::span<const BatchEntry> batch, size_t most, Workspace
   for (const Span& span : w.spans) span.kv->throw_damage();
   hand_out(first, pass, w, sinks);
   for (const Span& span : w.spans) {
-    const BatchEntry& e = batch[entry++];
+    const BatchEntry& e = batch[entry];
     const auto ids = w.ids.begin() + static_cast<std::ptrdiff_t>(span.row);
     span.kv->commit(static_cast<int64_t>(span.count));
     e.session->state_.tokens.insert(e.session->state_.tokens.end(), ids, ids + static_cast<std::ptrdiff_t>(span.count));
-    std::copy_n(pass.out.row(span.row + span.count - 1), pass.out.width, w.last.row(entry - 1));
+    std::copy_n(pass.out.row(span.row + span.count - 1), pass.out.width, w.last.row(entry++));
     if (sinks.progress) sinks.progress(static_cast<int64_t>(done(e)));
   }
 }

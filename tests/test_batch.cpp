@@ -237,8 +237,8 @@ TEST_F(FailingBatch, OfWrongEntries) {
   EXPECT_TRUE(same_state(b, d));
 }
 
-// Found in the second of two sessions, when the first is through; the third has not begun. A pruned session could not
-// compute its logits again.
+// In the second of three sessions; one token at a time, the first is through by then and the third has not begun. The first
+// is pruned: it could not compute its logits again.
 TEST_F(FailingBatch, OfADamagedBlock) {
   for (const int64_t chunk : {1, 512}) {
     Session a = session(150), b = damaged(130), c = session(63);

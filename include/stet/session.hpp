@@ -124,7 +124,7 @@ class Session {
 
   Session(const Session&) = default;  // fork() is the only copy
   static void advance(std::span<const BatchEntry> batch, const Sinks& sinks);
-  static void begin(std::span<const BatchEntry> batch, size_t index);
+  static void begin_entry(std::span<const BatchEntry> batch, size_t index);
   static void run_pass(std::span<const BatchEntry> batch, size_t most, Workspace& w, const Sinks& sinks);
   static void hand_out(const Session& session, const Pass& pass, const Workspace& w, const Sinks& sinks);
   static void finish(std::span<const BatchEntry> batch, Workspace& w);
