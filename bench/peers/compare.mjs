@@ -57,6 +57,8 @@ function parse() {
   return o;
 }
 
+const kBusy = 0.05; // of the machine, by others
+
 const median = (x) => {
   const s = x.toSorted((a, b) => a - b);
   return (s[s.length >> 1] + s[(s.length - 1) >> 1]) / 2;
@@ -88,7 +90,22 @@ function figures(runs) {
 
 const span = (x) => [Math.min(...x), Math.max(...x)];
 
-// Which of the peer's two kinds of attention is faster here; this also warms up both sides' files.
+// CPU time in ticks: of all processors, of that what was used, and by this process and those it has waited for.
+function ticks() {
+  const all = fs.readFileSync("/proc/stat", "utf8").split("\n", 1)[0].split(/ +/).slice(1, 9).map(Number);
+  const own = fs.readFileSync("/proc/self/stat", "utf8").replace(/.*\) /, "").split(" ").slice(11, 15).map(Number);
+  const sum = (x) => x.reduce((s, v) => s + v, 0);
+  return {all: sum(all), used: sum(all) - all[3] - all[4], own: sum(own)};
+}
+
+// The share of the machine's CPU time that others take while f runs is added to what f returns.
+function watched(f) {
+  const before = ticks(), result = f(), after = ticks();
+  const spent = (name) => after[name] - before[name];
+  return {...result, others: Math.max(0, (spent("used") - spent("own")) / spent("all"))};
+}
+
+// Which of the peer's two kinds of attention is faster here; this also brings its file into memory.
 function chooseFlash(job) {
   const cost = (flash) => {
     const {prefill, decode} = peer({...job, flash});
@@ -114,13 +131,14 @@ function measure(tools, o, directory, name) {
   return {
     measurements: lengths.map(({prompt, repeat}) => {
       say(`${name}, prompt of ${prompt}: is the peer faster with flash attention?`);
-      const flash = chooseFlash({...base, prompt, repeat: 1});
+      const flash = chooseFlash({...base, prompt, repeat});
       const runs = [];
       for (let i = 1; i <= o.runs; ++i) {
         say(`${name}, prompt of ${prompt}: run ${i} of ${o.runs}`);
-        runs.push({stet: stet({prompt, repeat}), peer: peer({...base, prompt, repeat, flash})});
+        runs.push({stet: watched(() => stet({prompt, repeat})), peer: watched(() => peer({...base, prompt, repeat, flash}))});
       }
-      return {prompt, decode: o.decode, flash_attention: flash, isa: runs[0].stet.isa, figures: figures(runs), runs};
+      const others = {stet: span(runs.map((r) => r.stet.others)), peer: span(runs.map((r) => r.peer.others))};
+      return {prompt, decode: o.decode, flash_attention: flash, isa: runs[0].stet.isa, others, figures: figures(runs), runs};
     }),
   };
 }
@@ -144,6 +162,9 @@ function print(result) {
         const cell = (side) => `${show(f[side])} (${f.range[side].map(show).join("–")})`.padStart(24);
         console.log(`${f.name}, ${f.unit}`.padEnd(41) + cell("stet") + cell("peer") + `${show(f.ratio)} x`.padStart(16));
       }
+      const share = (side) => `${m.others[side].map((x) => (100 * x).toFixed(0)).join("–")} %`.padStart(24);
+      console.log("CPU time taken by other processes".padEnd(41) + share("stet") + share("peer"));
+      if (Math.max(...m.others.stet, ...m.others.peer) > kBusy) console.log("BUSY: not a comparison; the peer's threads spin while one of them waits for a core");
     }
   }
   console.log(`

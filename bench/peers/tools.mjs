@@ -69,7 +69,11 @@ export function peer(job) {
   return JSON.parse(run(process.execPath, [path.join(root, "bench/peers/peer.mjs"), JSON.stringify(job)]));
 }
 
+export function configOf(directory) {
+  return JSON.parse(fs.readFileSync(path.join(directory, "config.json"), "utf8"));
+}
+
 export function vocabularyOf(directory) {
-  const config = JSON.parse(fs.readFileSync(path.join(directory, "config.json"), "utf8"));
+  const config = configOf(directory);
   return config.vocab_size ?? config.text_config.vocab_size;
 }
