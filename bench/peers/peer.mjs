@@ -16,27 +16,43 @@ async function time(f) {
   return seconds() - start;
 }
 
-const llama = await getLlama({gpu: false, build: "never", skipDownload: true, logLevel: LlamaLogLevel.error, maxThreads: job.threads});
+const log = [];
+const llama = await getLlama({
+  gpu: false, build: "never", skipDownload: true, maxThreads: job.threads,
+  logLevel: LlamaLogLevel.info, logger: (level, line) => log.push({level, line}),
+});
 
 async function open({contextSize, flashAttention, kv = "F16"}) {
   const model = await llama.loadModel({modelPath: job.gguf, gpuLayers: 0, useMmap: true, ignoreMemorySafetyChecks: true});
   const context = await model.createContext({
-    contextSize, batchSize: job.batch, threads: {ideal: job.threads, min: job.threads}, flashAttention, ignoreMemorySafetyChecks: true,
+    contextSize, batchSize: job.batch, threads: {ideal: job.threads, min: job.threads}, flashAttention, ignoreMemorySafetyChecks: true, performanceTracking: true,
     experimentalKvCacheKeyType: kv, experimentalKvCacheValueType: kv,
   });
   return {model, context, sequence: context.getSequence({checkpoints: {interval: false}})};
 }
 
-// Processes ids, then forced.length single tokens that are given, not drawn; s of both. Each step ends with the logits of
-// its last token and the greedy draw from them.
-async function speak(sequence, ids, forced) {
+// By llama.cpp's own clock: s in which it has processed tokens one by one since this was last asked, and how many.
+async function decoded(context) {
+  log.length = 0;
+  await context.printTimings();
+  const found = log.map(({line}) => /perf_context_print: +eval time = +([\d.]+) ms \/ +(\d+) runs/.exec(line)).find((m) => m);
+  if (!found) throw new Error("llama.cpp did not say how long it took");
+  return {s: Number(found[1]) / 1e3, tokens: Number(found[2])};
+}
+
+// Processes ids, then forced.length single tokens that are given, not drawn; s of both. The API draws a token after each
+// step, greedily here, which the time of the single tokens leaves out, and JavaScript too: `clock` has all.
+async function speak({context, sequence}, ids, forced) {
   const tokens = sequence.evaluate(ids, greedy);
   const prefill = await time(() => tokens.next());
-  const decode = await time(async () => {
+  await decoded(context);
+  const clock = await time(async () => {
     for (const id of forced) await tokens.next(id);
   });
+  const decode = await decoded(context);
   await tokens.return();
-  return {prefill, decode};
+  if (forced.length > 0 && decode.tokens !== forced.length) throw new Error(`${forced.length} tokens wanted, ${decode.tokens} processed`);
+  return {prefill, decode: decode.s, clock};
 }
 
 function peakBytes() {
@@ -58,11 +74,11 @@ async function measure() {
   const load_s = await time(async () => { run = await open({contextSize: job.prompt + job.decode + 8, flashAttention: job.flash}); });
   const {context, sequence} = run;
   if (context.currentThreads !== job.threads) throw new Error(`${job.threads} threads wanted, ${context.currentThreads} given`);
-  const first = await speak(sequence, ids.slice(0, 1), []);
+  const first = await speak(run, ids.slice(0, 1), []);
   const steps = [];
   for (let i = 0; i < job.repeat; ++i) {
     await sequence.clearHistory();
-    steps.push(await speak(sequence, ids, forced));
+    steps.push(await speak(run, ids, forced));
   }
   const peak_bytes = peakBytes();
   const positions = sequence.nextTokenIndex;
@@ -76,7 +92,7 @@ async function measure() {
       state.sync.push(await time(() => sync(file)));
       await sequence.clearHistory();
       state.restore.push(await time(() => sequence.loadStateFromFile(file, {acceptRisk: true})));
-      state.token.push((await speak(sequence, ids.slice(0, 1), [])).prefill);
+      state.token.push((await speak(run, ids.slice(0, 1), [])).prefill);
     }
     state.bytes = fs.statSync(file).size;
   } finally {
@@ -85,7 +101,8 @@ async function measure() {
   return {
     load_s, first_token_s: first.prefill, peak_bytes,
     prefill: {tokens: job.prompt, tokens_per_s: job.prompt / median(steps.map((s) => s.prefill))},
-    decode: {tokens: job.decode, tokens_per_s: job.decode / median(steps.map((s) => s.decode))},
+    decode: {tokens: job.decode, tokens_per_s: job.decode / median(steps.map((s) => s.decode)),
+             clock_tokens_per_s: job.decode / median(steps.map((s) => s.clock))},
     state: {
       positions, bytes: state.bytes, save_s: median(state.save), sync_s: median(state.sync),
       restore_s: median(state.restore), restored_token_s: median(state.token),
@@ -124,5 +141,11 @@ function about() {
 }
 
 const tasks = {measure, compute, about};
-console.log(JSON.stringify(await tasks[job.task]()));
+try {
+  console.log(JSON.stringify(await tasks[job.task]()));
+} catch (e) {
+  const said = log.filter(({level}) => level === "error" || level === "fatal").map(({line}) => line.trim());
+  console.error([e.stack, ...said, e.message].join("\n"));
+  process.exit(1);
+}
 process.exit(0);
