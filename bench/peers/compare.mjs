@@ -57,7 +57,8 @@ function parse() {
   return o;
 }
 
-const kBusy = 0.05; // of the machine, by others
+// A pair of runs is undisturbed when others take no more of the machine's CPU time than this during either.
+const kDisturbance = 0.05;
 
 const median = (x) => {
   const s = x.toSorted((a, b) => a - b);
@@ -137,8 +138,11 @@ function measure(tools, o, directory, name) {
         say(`${name}, prompt of ${prompt}: run ${i} of ${o.runs}`);
         runs.push({stet: watched(() => stet({prompt, repeat})), peer: watched(() => peer({...base, prompt, repeat, flash}))});
       }
-      const others = {stet: span(runs.map((r) => r.stet.others)), peer: span(runs.map((r) => r.peer.others))};
-      return {prompt, decode: o.decode, flash_attention: flash, isa: runs[0].stet.isa, others, figures: figures(runs), runs};
+      const quiet = runs.filter((r) => Math.max(r.stet.others, r.peer.others) <= kDisturbance);
+      const counted = quiet.length > 0 ? quiet : runs;
+      const others = {stet: span(counted.map((r) => r.stet.others)), peer: span(counted.map((r) => r.peer.others))};
+      return {prompt, decode: o.decode, flash_attention: flash, isa: runs[0].stet.isa, undisturbed: quiet.length, others,
+              figures: figures(counted), runs};
     }),
   };
 }
@@ -149,7 +153,7 @@ function show(x) {
 
 function print(result) {
   const {options: o, peer: p} = result;
-  console.log(`${result.checkpoint}, ${o.threads} threads; medians (and ranges) of ${o.runs} runs in turn`);
+  console.log(`${result.checkpoint}, ${o.threads} threads; medians (and ranges) of up to ${o.runs} runs in turn`);
   console.log(`peer: llama.cpp ${p.release} by node-llama-cpp ${p.version}, kernels ${p.kernels}, batch ${o.batch}, keys and values f16; ` +
               `stet: keys and values ${o.kv}`);
   for (const [name, {skipped, measurements}] of Object.entries(result.formats)) {
@@ -164,7 +168,8 @@ function print(result) {
       }
       const share = (side) => `${m.others[side].map((x) => (100 * x).toFixed(0)).join("–")} %`.padStart(24);
       console.log("CPU time taken by other processes".padEnd(41) + share("stet") + share("peer"));
-      if (Math.max(...m.others.stet, ...m.others.peer) > kBusy) console.log("BUSY: not a comparison; the peer's threads spin while one of them waits for a core");
+      console.log(m.undisturbed > 0 ? `${m.undisturbed} of ${o.runs} pairs of runs were undisturbed: only they count` :
+                  "BUSY: no pair of runs was undisturbed; this compares nothing (the peer's threads spin while one waits for a core)");
     }
   }
   console.log(`
