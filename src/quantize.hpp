@@ -17,7 +17,7 @@ struct QuantizedBlock {
 // d = max |w| / 127, and the nearest integers: an error of at most d / 2. The scale of weights that are not finite, or too
 // large, is infinite or not a number.
 QuantizedBlock round_block_q8(std::span<const float, kQuantBlock> w);
-// Of several scales the one with the least sum of squared errors. u is 0 .. 15.
+// The weight of the largest magnitude becomes -8 or 7, whichever leaves the lesser sum of squared errors. u is 0 .. 15.
 QuantizedBlock round_block_q4(std::span<const float, kQuantBlock> w);
 
 }  // namespace stet
