@@ -27,6 +27,8 @@ const std::string* find_metadata(const Checkpoint& checkpoint, const std::string
   return it == checkpoint.metadata().end() ? nullptr : &it->second;
 }
 
+std::string found_text(const std::string* found) { return found == nullptr || found->empty() ? "nothing" : *found; }
+
 struct MatrixEntry {
   WeightType type;
   size_t rows, columns;
@@ -59,7 +61,7 @@ MatrixEntry entry_of(const Checkpoint& checkpoint, const std::string& name) {
   const std::string* text = find_metadata(checkpoint, kMatrix + name);
   const auto entry = text == nullptr ? std::nullopt : parse_entry(*text);
   if (entry) return *entry;
-  throw Error(ErrorKind::format, checkpoint.source(), kMatrix + name, "TYPE ROWS COLUMNS DIGEST", text == nullptr ? "nothing" : *text);
+  throw Error(ErrorKind::format, checkpoint.source(), kMatrix + name, "TYPE ROWS COLUMNS DIGEST", found_text(text));
 }
 
 // The bytes of a matrix, without the padding.
@@ -80,13 +82,13 @@ Contract packed_contract(const Checkpoint& checkpoint) {
   for (const auto& [key, value] : {std::pair<const char*, const char*>("format", kPackedFormat), {"version", "1"}}) {
     const std::string* found = find_metadata(checkpoint, key);
     if (found != nullptr && *found == value) continue;
-    throw Error(ErrorKind::unsupported, checkpoint.source(), key, value, found == nullptr ? "nothing" : *found);
+    throw Error(ErrorKind::unsupported, checkpoint.source(), key, value, found_text(found));
   }
   const std::string* name = find_metadata(checkpoint, "contract");
   for (const Contract contract : {Contract::f32, Contract::q8, Contract::q4}) {
     if (name != nullptr && *name == contract_name(contract)) return contract;
   }
-  throw Error(ErrorKind::unsupported, checkpoint.source(), "contract", "f32, q8 or q4", name == nullptr ? "nothing" : *name);
+  throw Error(ErrorKind::unsupported, checkpoint.source(), "contract", "f32, q8 or q4", found_text(name));
 }
 
 Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, std::optional<WeightType> type, size_t rows, size_t columns) {
@@ -113,7 +115,7 @@ Digest packed_fingerprint(const Checkpoint& checkpoint, const std::string& group
   const std::string* text = find_metadata(checkpoint, kGroup + group);
   Digest digest;
   if (text != nullptr && parse_digest(*text, &digest)) return digest;
-  throw Error(ErrorKind::format, checkpoint.source(), kGroup + group, "a digest", text == nullptr ? "nothing" : *text);
+  throw Error(ErrorKind::format, checkpoint.source(), kGroup + group, "a digest", found_text(text));
 }
 
 namespace {
@@ -210,10 +212,10 @@ namespace fs = std::filesystem;
 bool make_empty_directory(const std::string& directory) {
   std::error_code error;
   const bool made = fs::create_directory(directory, error);
+  const bool is_file = error == std::errc::file_exists || error == std::errc::not_a_directory;
   const bool empty = !error && fs::is_empty(directory, error);
-  if (error) throw Error(ErrorKind::io, directory, "", "a directory to write to", error.message());
-  if (!empty) throw Error(ErrorKind::io, directory, "", "a new or empty directory", "one with files in it");
-  return made;
+  if (empty && !error) return made;
+  throw Error(ErrorKind::io, directory, "", "a new or empty directory", is_file ? "a file" : error ? error.message() : "one with files in it");
 }
 
 }  // namespace
