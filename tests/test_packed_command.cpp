@@ -151,14 +151,14 @@ TEST_F(PackedCommand, InspectSaysWhatTheWeightsAre) {
   const Json plain = json_of({"inspect", kLlama});
   EXPECT_EQ(plain["contract"], "f32");
   EXPECT_EQ(plain["weights"], "packed while loading");
-  EXPECT_FALSE(plain.contains("checked_bytes"));
+  EXPECT_FALSE(plain.contains("checked_file_bytes"));
   for (const auto& [directory, contract] : {std::pair(quantized("q8"), "q8"), std::pair(quantized("q4"), "q4"), std::pair(prepared(), "f32")}) {
     const Json j = json_of({"inspect", directory, "--check"});
     EXPECT_EQ(j["contract"], contract);
     EXPECT_EQ(j["weights"], "packed in the file, used in place");
     EXPECT_EQ(j["fingerprints"], plain["fingerprints"]);
-    EXPECT_EQ(j["checked_bytes"], check_packed(*directory_source(directory)));
-    EXPECT_NE(succeed({"inspect", directory, "--check"}).find(fmt::format("\nchecked_bytes         {}\n", j["checked_bytes"].get<size_t>())), std::string::npos);
+    EXPECT_EQ(j["checked_file_bytes"], check_packed(*directory_source(directory)));
+    EXPECT_NE(succeed({"inspect", directory, "--check"}).find(fmt::format("\nchecked_file_bytes    {}\n", j["checked_file_bytes"].get<size_t>())), std::string::npos);
   }
 }
 

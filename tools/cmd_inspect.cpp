@@ -193,7 +193,7 @@ void run(const Options& o) {
   if (directory) {
     const size_t checked = o.check ? check_packed(*directory_source(o.path)) : 0;
     j = describe(*Model::load(o.path), load_tokenizer(o.path));
-    if (o.check) j["checked_bytes"] = checked;
+    if (o.check) j["checked_file_bytes"] = checked;
   } else if (o.check) {
     throw Error(ErrorKind::argument, o.path, "--check", "a directory with packed weights (for a snapshot: stet verify)", "another file");
   } else {
