@@ -46,7 +46,7 @@ TEST(FormatDocument, EveryLineIsInThePackedFile) {
   stet_test::ScratchDir scratch;
   const std::string directory = scratch / "example";
   pack_checkpoint(*directory_source(data_path("models/llama2-tiny-f16")), Contract::q4, directory);
-  expect_lines("packed-format.md", read_text_file(directory + "/packed.safetensors", size_t{1} << 20), 200);
+  expect_lines("packed-format.md", read_text_file(directory + "/packed.safetensors", size_t{1} << 20), 140);
 }
 
 }  // namespace
