@@ -1,5 +1,6 @@
 #include "stet/math.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cfloat>
 #include <cstddef>
@@ -88,9 +89,15 @@ constexpr double kCosine[] = {
     1.0 / 24,        -1.0 / 720,         1.0 / 40320,         -1.0 / 3628800,
     1.0 / 479001600, -1.0 / 87178291200, 1.0 / 20922789888000};
 
+// y * 2^n
+struct Scaled {
+  double y;
+  int64_t n;
+};
+
 // e^(x + tail) for -746 < x < 710 and |tail| <= ulp(x): x + tail = k log 2 + r, |r| <= log(2) / 2;
 // e^r = 1 + r + r^2 q(r) by its Taylor series up to r^13 / 13!, the next term being below 2^-57.
-double exp_pair(double x, double tail) {
+Scaled exp_scaled(double x, double tail) {
   constexpr double kLog2e = 0x1.71547652b82fep+0;
   constexpr double kLn2Hi = 0x1.62e42fefa38p-1;  // 42 bits: k * kLn2Hi is exact
   constexpr double kLn2Lo = 0x1.ef35793c76730p-45;
@@ -112,8 +119,11 @@ double exp_pair(double x, double tail) {
   const double s = 1 + r;
   const double y = s + (((1 - s) + r) + (r_lo * s + r2 * q));
 
-  const int64_t n =
-      static_cast<int64_t>(std::bit_cast<uint64_t>(shifted) - std::bit_cast<uint64_t>(kRound));
+  return {y, static_cast<int64_t>(std::bit_cast<uint64_t>(shifted) - std::bit_cast<uint64_t>(kRound))};
+}
+
+double exp_pair(double x, double tail) {
+  const auto [y, n] = exp_scaled(x, tail);
   if (n > 1023) return y * 0x1p1023 * power_of_two(n - 1023);
   if (n < -1022)
     return y * power_of_two(n + 1022) * 0x1p-1022;  // rounds once, when it turns denormal
@@ -151,6 +161,20 @@ Pair log_pair(double x) {
 double exp(double x) {
   if (x > -746 && x < 710) return exp_pair(x, 0);
   return x >= 710 ? kInfinity : x <= -746 ? 0 : kNan;
+}
+
+void exp_all(double* x, size_t n) {
+  constexpr size_t kStrip = 64;
+  for (size_t at = 0; at < n; at += kStrip) {
+    const size_t end = std::min(at + kStrip, n);
+    bool normal = true;  // all results are: no branch is needed, and the loop works on vectors
+    for (size_t i = at; i < end; ++i) normal &= x[i] > -708 && x[i] < 709;
+    for (size_t i = at; normal && i < end; ++i) {
+      const Scaled e = exp_scaled(x[i], 0);
+      x[i] = e.y * power_of_two(e.n);
+    }
+    for (size_t i = at; !normal && i < end; ++i) x[i] = exp(x[i]);
+  }
 }
 
 double log(double x) {

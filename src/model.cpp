@@ -119,6 +119,8 @@ std::unique_ptr<Workspace> Model::take_workspace(size_t rows, int threads) const
   const ModelConfig& c = config_;
   w->rows = rows;
   w->threads = threads;
+  w->ids.reserve(rows);
+  w->spans.reserve(rows);
   w->scratch = make_scratch(c, rows, threads, c.max_positions);
   w->x = make_rows(*w, rows, c.hidden_size);
   w->normed = make_rows(*w, rows, c.hidden_size);
@@ -127,6 +129,7 @@ std::unique_ptr<Workspace> Model::take_workspace(size_t rows, int threads) const
   w->gate_up = make_rows(*w, rows, 2 * c.intermediate_size);
   w->mlp = make_rows(*w, rows, c.intermediate_size);
   w->out = make_rows(*w, rows, c.hidden_size);
+  w->last = make_rows(*w, rows, c.hidden_size);
   w->logits = make_rows(*w, std::min(rows, kHeadRows), c.vocab_size);
   return w;
 }

@@ -47,8 +47,8 @@ struct Crossing {
 // never is, by rounding, at the last key with mass. A radix search: bins by the upper 11 bits of
 // the key, then by the middle 11 within the bin where it happens, then by the lower 10. The sums
 // run in a fixed order.
-template <typename Key, typename Enough>
-Crossing find_crossing(size_t count, Key key, const double* mass, double* bins, Enough enough) {
+template <typename Key, typename Mass, typename Enough>
+Crossing find_crossing(size_t count, Key key, Mass mass, double* bins, Enough enough) {
   uint64_t prefix = 0;
   double below = 0;
   int shift = 32;
@@ -59,7 +59,7 @@ Crossing find_crossing(size_t count, Key key, const double* mass, double* bins, 
     std::fill_n(bins, bin_count, 0.0);
     for (size_t i = 0; i < count; ++i) {
       const uint64_t k = key(i);
-      if (k >> parent == prefix) bins[(k >> shift) & (bin_count - 1)] += mass[i];
+      if (k >> parent == prefix) bins[(k >> shift) & (bin_count - 1)] += mass(i);
     }
     size_t chosen = 0;
     double sum = below;
@@ -168,23 +168,30 @@ void Sampler::keep_best(float best) {
 // worse than that cannot be among the k best. This leaves few tokens to select from.
 void Sampler::keep_top_k(size_t k) {
   if (k >= count_) return;
-  const auto at_least = [this](float bound) {
-    keep_if([=, this](size_t i) { return scores_[i] >= bound; });
-  };
-  const auto kth = [k](auto first, auto last) {
-    const auto at = first + static_cast<std::ptrdiff_t>(k - 1);
-    std::nth_element(first, at, last, std::greater<float>());
-    return *at;
-  };
-  if (k < group_best_.size()) at_least(kth(group_best_.begin(), group_best_.end()));
-  const auto end = std::copy_n(scores_.begin(), count_, values_.begin());
-  at_least(kth(values_.begin(), end));
+  if (k < group_best_.size()) {
+    const auto kth = group_best_.begin() + static_cast<std::ptrdiff_t>(k - 1);
+    std::nth_element(group_best_.begin(), kth, group_best_.end(), std::greater<float>());
+    keep_if([this, bound = *kth](size_t i) { return scores_[i] >= bound; });
+  }
+  const auto key = [this](size_t i) { return key_of(scores_[i]); };
+  const double worse = static_cast<double>(count_ - k);
+  const Crossing at = find_crossing(count_, key, [](size_t) { return 1.0; }, bins_.data(),
+                                    [=](double sum) { return sum > worse; });
+  keep_if([&](size_t i) { return key(i) >= at.key; });
+}
+
+// Drops scores of which exp(score - best) < p is certain: a margin of 2 is beyond any rounding, and
+// what is dropped need not be weighed.
+void Sampler::keep_near(float best, double p) {
+  const double least = static_cast<double>(best) + math::log(p) - 2;
+  keep_if([=, this](size_t i) { return static_cast<double>(scores_[i]) >= least; });
 }
 
 void Sampler::weigh(float best) {
   for (size_t i = 0; i < count_; ++i) {
-    weights_[i] = math::exp(static_cast<double>(scores_[i]) - static_cast<double>(best));
+    weights_[i] = static_cast<double>(scores_[i]) - static_cast<double>(best);
   }
+  math::exp_all(weights_.data(), count_);
 }
 
 double Sampler::total() const {
@@ -194,7 +201,8 @@ double Sampler::total() const {
 void Sampler::keep_top_p(double p) {
   const double dropped = (1 - p) * total();
   const auto key = [this](size_t i) { return key_of(scores_[i]); };
-  const Crossing at = find_crossing(count_, key, weights_.data(), bins_.data(),
+  const auto mass = [this](size_t i) { return weights_[i]; };
+  const Crossing at = find_crossing(count_, key, mass, bins_.data(),
                                     [=](double sum) { return sum > dropped; });
   size_t last = count_ - 1;
   while (key(last) != at.key) --last;
@@ -210,7 +218,7 @@ void Sampler::keep_min_p(double p) {
   keep_if([=, this](size_t i) { return weights_[i] >= p; });  // the best has weight 1
 }
 
-void Sampler::keep_typical(double mass) {
+void Sampler::keep_typical(double p) {
   const double sum = total();
   const double best = *std::max_element(scores_.begin(), scores_.begin() + count_);
   const double log_sum = math::log(sum);
@@ -224,8 +232,9 @@ void Sampler::keep_typical(double mass) {
     values_[i] = static_cast<float>(distance < 0 ? -distance : distance);
   }
   const auto key = [this](size_t i) { return key_of(values_[i] + 0.0f); };
-  const Crossing at = find_crossing(count_, key, weights_.data(), bins_.data(),
-                                    [=](double reached) { return reached >= mass * sum; });
+  const auto mass = [this](size_t i) { return weights_[i]; };
+  const Crossing at = find_crossing(count_, key, mass, bins_.data(),
+                                    [=](double reached) { return reached >= p * sum; });
   keep_if([&](size_t i) { return key(i) <= at.key; });
 }
 
@@ -241,6 +250,7 @@ void Sampler::process(const SamplingSettings& settings, std::span<const float> l
   if (settings.greedy) return keep_best(best);
   std::iota(ids_.begin(), ids_.end(), 0);
   if (settings.top_k > 0) keep_top_k(static_cast<size_t>(settings.top_k));
+  if (settings.top_p == 1 && settings.min_p > 0) keep_near(best, settings.min_p);
   weigh(best);
   if (settings.top_p < 1) keep_top_p(settings.top_p);
   if (settings.min_p > 0) keep_min_p(settings.min_p);

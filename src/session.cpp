@@ -36,6 +36,8 @@ void check(const ComputeOptions& compute, const Model& model) {
 
 KvShape kv_shape(const ModelConfig& c, KvType type) { return {c.layers, c.kv_heads, c.head_dim, type}; }
 
+std::string place(size_t entry) { return "batch[" + std::to_string(entry) + "]: "; }
+
 void check_ids(std::span<const int32_t> ids, int64_t vocab) {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] >= 0 && ids[i] < vocab) continue;
@@ -57,6 +59,24 @@ class Borrowed {
   const Model& model_;
   std::unique_ptr<Workspace> w_;
 };
+
+// Where hidden states are copied to, as wide as the residual stream.
+struct Taps {
+  Taps(int64_t count, const Workspace& w) {
+    for (int64_t i = 0; i < count; ++i) {
+      memory.emplace_back(w.ids.size() * w.x.stride * sizeof(float));
+      rows.push_back({memory.back().as<float>(), w.x.stride, w.x.width, w.ids.size()});
+    }
+  }
+  std::vector<Memory> memory;
+  std::vector<Rows> rows;
+};
+
+Pass make_pass(const ComputeOptions& compute, Workspace& w, std::span<Rows> hidden) {
+  const auto cut = [&w](const Rows& rows) { return rows.rows(0, w.ids.size()); };
+  return {&kernels_of(compute), compute.contract, compute.blas, w.ids,         w.spans,        &w.scratch, hidden,
+          cut(w.x),             cut(w.normed),    cut(w.qkv),   cut(w.attention), cut(w.gate_up), cut(w.mlp), cut(w.out)};
+}
 
 }  // namespace
 
@@ -93,9 +113,8 @@ Session::Session(std::shared_ptr<const Model> model, State state, const SessionO
   check_ids(state_.tokens, model_->config().vocab_size);
 }
 
-// While append() runs, positions are prepared and not yet committed: that is how a call from a sink is told.
 void Session::refuse_in_sink(const char* call) const {
-  if (!state_.kv.pending()) return;
+  if (growth_.before < 0) return;
   throw Error(ErrorKind::argument, "", call, "a call after append() has returned", "a call from its sink");
 }
 
@@ -117,68 +136,136 @@ Session Session::fork() const {
 void Session::append(std::span<const int32_t> ids, const LogitSink& logits, const HiddenSink& hidden,
                      const Progress& progress) {
   refuse_in_sink("append");
-  check_ids(ids, model_->config().vocab_size);
   if (ids.empty()) return;
-  const int64_t before = size();
-  state_.kv.check_files();
-  state_.kv.prepare(static_cast<int64_t>(ids.size()));
-  std::shared_ptr<std::vector<float>> next = state_.logits;
+  const BatchEntry alone{this, ids};
+  advance({&alone, 1}, {logits, hidden, progress});
+}
+
+void append(std::span<const BatchEntry> batch) {
+  for (size_t i = 0; i < batch.size(); ++i) {
+    if (batch[i].session == nullptr) throw Error(ErrorKind::argument, "", place(i) + "session", "a session", "null");
+    if (batch[i].ids.empty()) throw Error(ErrorKind::argument, "", place(i) + "ids", "at least one token", "none");
+  }
+  const Session::Sinks none{nullptr, nullptr, nullptr};
+  if (!batch.empty()) Session::advance(batch, none);
+}
+
+// The tokens of all entries, one after the other, are cut into passes of `chunk` rows. Each session's last row is kept until
+// all are through: then one product gives the logits, and nothing can fail any more.
+void Session::advance(std::span<const BatchEntry> batch, const Sinks& sinks) {
+  const Session& first = *batch[0].session;
+  size_t begun = 0, tokens = 0;
   try {
-    state_.tokens.reserve(static_cast<size_t>(capacity()));  // once: later tokens allocate nothing
-    if (state_.logits == nullptr || state_.logits.use_count() > 2) next = std::make_shared<std::vector<float>>();
-    next->reserve(static_cast<size_t>(model_->config().vocab_size));
-    const size_t chunk = static_cast<size_t>(compute_.chunk);
-    const Borrowed w(*model_, std::min(chunk, ids.size()), threads_of(compute_));
-    for (size_t at = 0; at < ids.size(); at += chunk) {
-      const std::span<const int32_t> part = ids.subspan(at, std::min(chunk, ids.size() - at));
-      run_chunk(part, *w, logits, hidden, at + part.size() == ids.size() ? next.get() : nullptr);
-      state_.kv.commit(static_cast<int64_t>(part.size()));
-      state_.tokens.insert(state_.tokens.end(), part.begin(), part.end());
-      if (progress) progress(size() - before);
+    for (; begun < batch.size(); ++begun) {
+      begin_entry(batch, begun);
+      tokens += batch[begun].ids.size();
     }
-    state_.logits = std::move(next);
+    const size_t most = std::min(tokens, static_cast<size_t>(first.compute_.chunk));
+    const Borrowed w(*first.model_, std::max(most, batch.size()), threads_of(first.compute_));
+    for (size_t done = 0; done < tokens; done += most) run_pass(batch, most, *w, sinks);
+    finish(batch, *w);
   } catch (...) {
-    if (size() == before + static_cast<int64_t>(ids.size()) && next == state_.logits) state_.logits.reset();  // overwritten
-    state_.kv.truncate(before);
-    state_.tokens.resize(static_cast<size_t>(before));
+    for (const BatchEntry& entry : batch.first(begun)) entry.session->undo();
     throw;
   }
 }
 
-void Session::run_chunk(std::span<const int32_t> ids, Workspace& w, const LogitSink& logits, const HiddenSink& hidden,
-                        std::vector<float>* last_logits) {
-  const size_t n = ids.size();
-  const Span span{&state_.kv, size(), 0, n};
-  const auto cut = [n](const Rows& rows) { return rows.rows(0, n); };
-  std::vector<Memory> taps;
-  std::vector<Rows> tap_rows;
-  if (hidden) {
-    for (int64_t i = 0; i <= model_->config().layers; ++i) {
-      taps.emplace_back(n * w.x.stride * sizeof(float));
-      tap_rows.push_back({taps.back().as<float>(), w.x.stride, w.x.width, n});
+void Session::begin_entry(std::span<const BatchEntry> batch, size_t index) {
+  const BatchEntry& entry = batch[index];
+  try {
+    for (const BatchEntry& other : batch.first(entry.session->growth_.before < 0 ? 0 : index)) {
+      if (other.session == entry.session) throw Error(ErrorKind::argument, "", "session", "one that stands once", "one that stands twice");
+    }
+    entry.session->begin(*batch[0].session, entry.ids);
+  } catch (const Error& e) {
+    if (batch.size() == 1) throw;
+    throw Error(e.kind, e.file, place(index) + e.field, e.expected, e.found);
+  }
+}
+
+// What can fail before the first pass; preparing the cache comes last, so that a failure leaves nothing to undo.
+void Session::begin(const Session& first, std::span<const int32_t> ids) {
+  refuse_in_sink("append");
+  if (model_ != first.model_) throw Error(ErrorKind::argument, "", "model", "that of the first session", "another");
+  if (compute_.contract != first.compute_.contract || compute_.blas != first.compute_.blas) {
+    throw Error(ErrorKind::argument, "", "contract", contract_name(first.compute_) + ", as of the first session", contract_name(compute_));
+  }
+  check_ids(ids, model_->config().vocab_size);
+  state_.kv.check_files();
+  state_.tokens.reserve(static_cast<size_t>(capacity()));  // once: later tokens allocate nothing
+  std::shared_ptr<std::vector<float>> logits = state_.logits;
+  if (logits == nullptr || logits.use_count() > 2) logits = std::make_shared<std::vector<float>>();
+  logits->reserve(static_cast<size_t>(model_->config().vocab_size));
+  state_.kv.prepare(static_cast<int64_t>(ids.size()));
+  growth_ = {size(), std::move(logits)};
+}
+
+void Session::undo() {
+  state_.kv.truncate(growth_.before);
+  state_.tokens.resize(static_cast<size_t>(growth_.before));
+  growth_ = {};
+}
+
+// The next `most` tokens of the batch: a stretch of consecutive entries, of which the first may have begun already and the
+// last may go on in the next pass.
+void Session::run_pass(std::span<const BatchEntry> batch, size_t most, Workspace& w, const Sinks& sinks) {
+  const auto done = [](const BatchEntry& e) { return static_cast<size_t>(e.session->size() - e.session->growth_.before); };
+  size_t entry = 0;
+  while (done(batch[entry]) == batch[entry].ids.size()) ++entry;
+  w.ids.clear();
+  w.spans.clear();
+  for (const BatchEntry& e : batch.subspan(entry)) {
+    const std::span<const int32_t> part = e.ids.subspan(done(e)).first(std::min(e.ids.size() - done(e), most - w.ids.size()));
+    if (part.empty()) break;
+    w.spans.push_back({&e.session->state_.kv, e.session->size(), w.ids.size(), part.size()});
+    w.ids.insert(w.ids.end(), part.begin(), part.end());
+  }
+  const Session& first = *batch[0].session;
+  Taps taps(sinks.hidden ? first.model_->config().layers + 1 : 0, w);
+  const Pass pass = make_pass(first.compute_, w, taps.rows);
+  const auto forward = [&](Team t) { first.model_->forward(t, pass); };
+  run_team(threads_of(first.compute_), std::ref(forward));  // by reference: a copy of the closure would be allocated
+  for (const Span& span : w.spans) span.kv->throw_damage();
+  hand_out(first, pass, w, sinks);
+  for (const Span& span : w.spans) {
+    const BatchEntry& e = batch[entry];
+    const auto ids = w.ids.begin() + static_cast<std::ptrdiff_t>(span.row);
+    span.kv->commit(static_cast<int64_t>(span.count));
+    e.session->state_.tokens.insert(e.session->state_.tokens.end(), ids, ids + static_cast<std::ptrdiff_t>(span.count));
+    std::copy_n(pass.out.row(span.row + span.count - 1), pass.out.width, w.last.row(entry++));
+    if (sinks.progress) sinks.progress(static_cast<int64_t>(done(e)));
+  }
+}
+
+// To the sinks, of a batch of one: its rows.
+void Session::hand_out(const Session& session, const Pass& pass, const Workspace& w, const Sinks& sinks) {
+  for (size_t i = 0; i < pass.hidden.size(); ++i) sinks.hidden(i, session.size(), pass.hidden[i]);
+  for (size_t at = 0; sinks.logits && at < pass.out.count; at += w.logits.count) {
+    const Rows part = w.logits.rows(0, std::min(w.logits.count, pass.out.count - at));
+    session.run_head(pass, pass.out.rows(at, part.count), part);
+    sinks.logits(session.size() + static_cast<int64_t>(at), part);
+  }
+}
+
+void Session::run_head(const Pass& pass, Rows hidden, Rows logits) const {
+  const auto head = [&](Team t) { model_->head(t, pass, hidden, logits); };
+  run_team(threads_of(compute_), std::ref(head));
+}
+
+// Nothing here can fail: logits that no fork shares are overwritten.
+void Session::finish(std::span<const BatchEntry> batch, Workspace& w) {
+  const Session& first = *batch[0].session;
+  const Pass pass = make_pass(first.compute_, w, {});
+  for (size_t at = 0; at < batch.size(); at += w.logits.count) {
+    const Rows part = w.logits.rows(0, std::min(w.logits.count, batch.size() - at));
+    first.run_head(pass, w.last.rows(at, part.count), part);
+    for (size_t i = 0; i < part.count; ++i) {
+      Session& session = *batch[at + i].session;
+      session.growth_.logits->assign(part.row(i), part.row(i) + part.width);
+      session.state_.logits = std::move(session.growth_.logits);
+      session.growth_ = {};
     }
   }
-  const Pass pass{&kernels_of(compute_), compute_.contract, compute_.blas, ids,        {&span, 1},       &w.scratch,
-                  tap_rows,              cut(w.x),          cut(w.normed), cut(w.qkv), cut(w.attention), cut(w.gate_up),
-                  cut(w.mlp),            cut(w.out)};
-  const int threads = threads_of(compute_);
-  const Rows last = w.logits.rows(0, 1);
-  const auto forward = [&](Team t) {
-    model_->forward(t, pass);
-    if (last_logits != nullptr && !logits) model_->head(t, pass, pass.out.rows(n - 1, 1), last);
-  };
-  run_team(threads, std::ref(forward));  // by reference: a copy of the closure would be allocated
-  state_.kv.throw_damage();
-  const float* final_row = last.data;
-  for (size_t i = 0; i < tap_rows.size(); ++i) hidden(i, size(), tap_rows[i]);
-  for (size_t at = 0; logits && at < n; at += w.logits.count) {
-    const Rows part = w.logits.rows(0, std::min(w.logits.count, n - at));
-    const auto head = [&](Team t) { model_->head(t, pass, pass.out.rows(at, part.count), part); };
-    run_team(threads, std::ref(head));
-    logits(size() + static_cast<int64_t>(at), part);
-    final_row = part.row(part.count - 1);
-  }
-  if (last_logits != nullptr) last_logits->assign(final_row, final_row + last.width);
 }
 
 void Session::rewind(int64_t to) {

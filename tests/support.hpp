@@ -25,11 +25,12 @@ namespace stet::test {
 inline std::string data_path(const std::string& name) { return std::string(STET_ROOT) + "/tests/data/" + name; }
 inline std::string asset_path(const std::string& name) { return std::string(STET_ROOT) + "/assets/" + name; }
 
-// Loaded once per process: weights are immutable.
-inline std::shared_ptr<const Model> model(const std::string& directory) {
-  static std::map<std::string, std::shared_ptr<const Model>> loaded;
-  std::shared_ptr<const Model>& m = loaded[directory];
-  if (m == nullptr) m = Model::load(directory);
+// Loaded once per process: weights are immutable. q8 and q4 round them; other contracts take them as they are.
+inline std::shared_ptr<const Model> model(const std::string& directory, Contract contract = Contract::f32) {
+  static std::map<std::pair<std::string, Contract>, std::shared_ptr<const Model>> loaded;
+  if (contract == Contract::bf16) contract = Contract::f32;
+  std::shared_ptr<const Model>& m = loaded[{directory, contract}];
+  if (m == nullptr) m = Model::load(directory_source(directory), 0, contract);
   return m;
 }
 
@@ -129,12 +130,17 @@ inline std::vector<Subject> subjects() {
   return all;
 }
 
-// The same, and some of the bfloat16 checkpoints under the contract bf16: "NAME@bf16".
+// The same, and some of them under the other contracts: "NAME@bf16". Those of float32 and float16 weights are for q8 and q4.
 inline std::vector<Subject> subjects_and_contracts() {
+  const std::vector<std::pair<Contract, std::vector<std::string>>> others = {
+      {Contract::bf16, {"gemma3-tiny-bf16", "llama32-tiny-bf16", "qwen2-tiny", "pocket-gemma3", "pocket-llama3"}},
+      {Contract::q8, {"gemma3-tiny", "llama2-tiny-f16", "gpt2-tiny", "pocket-gemma3", "pocket-llama3"}},
+      {Contract::q4, {"gemma3-vision-tiny", "llama31-tiny", "gpt2-tiny", "pocket-gemma3", "pocket-llama3"}}};
   std::vector<Subject> all = subjects();
-  for (const Subject& subject : subjects()) {
-    for (const char* name : {"gemma3-tiny-bf16", "llama32-tiny-bf16", "qwen2-tiny", "pocket-gemma3", "pocket-llama3"}) {
-      if (subject.name == name) all.push_back({subject.name + "@bf16", subject.directory, Contract::bf16});
+  for (const auto& [contract, names] : others) {
+    for (const Subject& subject : subjects()) {
+      const bool named = std::find(names.begin(), names.end(), subject.name) != names.end();
+      if (named) all.push_back({subject.name + "@" + contract_name(contract), subject.directory, contract});
     }
   }
   return all;

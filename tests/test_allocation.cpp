@@ -62,6 +62,26 @@ TEST_P(Allocation, ATokenAllocatesNothing) {
   }
 }
 
+TEST_P(Allocation, ATokenOfABatchAllocatesNothing) {
+  std::vector<Session> sessions;
+  std::vector<BatchEntry> batch;
+  for (size_t i = 0; i < 3; ++i) {
+    sessions.emplace_back(m, options(GetParam()));
+    sessions.back().append(std::span(ids).first(20 + i));
+  }
+  for (Session& s : sessions) batch.push_back({&s, {}});
+  for (size_t step = 0; step < 100; ++step) {
+    int64_t blocks = 0;
+    for (BatchEntry& e : batch) {
+      e.ids = std::span(ids).subspan(step, 1);
+      blocks += e.session->size() % 64 == 0 ? 1 : 0;
+    }
+    const int64_t before = allocations;
+    append(batch);
+    EXPECT_TRUE(step == 0 || allocations - before == 2 * blocks) << "step " << step << ": " << allocations - before;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Threads, Allocation, testing::Values(1, 2), testing::PrintToStringParamName());
 
 // Every allocation of every call is made to fail in turn: the session is what it was, and works afterwards.
@@ -102,6 +122,24 @@ TEST_P(FailingAllocation, OfAppendChangesNothing) {
     whole.append(ids);
     sweep(start, whole, [&](Session& s) { s.append(std::span(ids).subspan(size)); });
   }
+}
+
+TEST_P(FailingAllocation, OfABatchChangesNoneOfIt) {
+  Session first(m, options(1, STET_DEFAULT_ISA, 50)), start(m, options(1)), whole(m, options(1));
+  first.append(std::span(ids).first(100));
+  start.append(std::span(ids).first(64));
+  whole.append(ids);
+  sweep(start, whole, [&](Session& s) {
+    Session other = first.fork();
+    const BatchEntry batch[] = {{&other, std::span(ids).first(30)}, {&s, std::span(ids).subspan(64)}};
+    try {
+      append(batch);
+    } catch (...) {
+      allocations_left = -1;
+      EXPECT_TRUE(same_state(other, first));
+      throw;
+    }
+  });
 }
 
 // Inside the team nothing may fail: there bad_alloc would end the process.

@@ -15,7 +15,7 @@ size_t at_most(const Model& m, size_t n) { return std::min(n, static_cast<size_t
 
 class Bits : public testing::TestWithParam<Subject> {
  protected:
-  std::shared_ptr<const Model> m = model(GetParam().directory);
+  std::shared_ptr<const Model> m = model(GetParam().directory, GetParam().contract);
   const size_t length = at_most(*m, kLength);
   const std::vector<int32_t> ids = random_tokens(*m, length);
 

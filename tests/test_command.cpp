@@ -365,7 +365,7 @@ TEST_F(Command, AWrongCommandLineIsStatus2) {
       {{"generate", "-p", "a", "--bos", "maybe"}, "--bos: maybe not in {auto,on,off}"},
       {{"save", "-p", "a"}, "--output is required"},
       {{"resume"}, "snapshot is required"},
-      {{"logits", "--ids", "1"}, "-o or --digest is required"},
+      {{"logits", "--ids", "1"}, "-o, --digest or --nll is required"},
       {{"tokenize"}, "text, --prompt-file or --jsonl is required"},
       {{"detokenize"}, "ids or --jsonl is required"},
       {{"inspect"}, "path is required"}};
@@ -563,7 +563,10 @@ TEST_F(Command, InterruptedWithoutTextToo) {
 }
 
 TEST_F(Command, BenchMeasures) {
-  const Json j = Json::parse(succeed({"bench", "-m", kTiny, "-p", "8", "-n", "2", "--repeat", "1", "--json"}).out);
+  const Json j = Json::parse(succeed({"bench", "-m", kTiny, "-p", "8", "-n", "2", "--repeat", "1", "--batch", "2,3", "--json"}).out);
+  ASSERT_EQ(j["batch"].size(), 2u);
+  EXPECT_EQ(j["batch"][1]["sessions"], 3);
+  for (const Json& b : j["batch"]) EXPECT_GT(b["tokens_per_s"].get<double>() * b["of_one_session"].get<double>(), 0);
   EXPECT_EQ(j["prefill"]["tokens"], 8);
   EXPECT_EQ(j["decode"]["tokens"], 2);
   EXPECT_EQ(j["state"]["positions"], 10);

@@ -2,7 +2,7 @@
 // threads and chunking must reproduce. For each checkpoint NAME, NAME.ids.json is an array of token ids, and
 // digests.txt has two lines, "NAME logits DIGEST" and "NAME kv DIGEST": XXH3-128 of the logits of all positions
 // ([T][vocab], little-endian float32) and of the bytes of all blocks of keys and values, in order. "NAME@bf16" is the
-// same under the contract bf16.
+// same under the contract bf16; "@q8" and "@q4" likewise.
 #include <fmt/format.h>
 
 #include <fstream>
@@ -34,7 +34,7 @@ TEST_P(GoldenBits, Reproduced) {
         // The larger checkpoints take their small chunks on one thread: a token costs the same, its barriers not.
         if (ids.size() > 100 && threads > 1 && chunk < 64) continue;
         const std::string how = fmt::format("{}, {} threads, chunk {}", *isa, threads, chunk);
-        Session session(model(GetParam().directory), options(threads, *isa, chunk, GetParam().contract));
+        Session session(model(GetParam().directory, GetParam().contract), options(threads, *isa, chunk, GetParam().contract));
         const std::vector<float> logits = all_logits(session, ids);
         EXPECT_EQ(digest_text(digest_of(std::as_bytes(std::span(logits)))), expected.at(name + " logits")) << how;
         EXPECT_EQ(digest_text(digest_of(kv_bytes(session.kv()))), expected.at(name + " kv")) << how;

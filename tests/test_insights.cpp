@@ -389,7 +389,7 @@ TEST(Session, NothingIsCarriedThroughScratchMemory) {
     const auto poison = [](const Memory& memory) { std::memset(memory.data(), 0xFF, memory.size()); };
     poison(w->scratch.packed);
     for (const Memory& memory : w->scratch.local) poison(memory);
-    for (Rows rows : {w->x, w->normed, w->qkv, w->attention, w->gate_up, w->mlp, w->out, w->logits}) {
+    for (Rows rows : {w->x, w->normed, w->qkv, w->attention, w->gate_up, w->mlp, w->out, w->last, w->logits}) {
       for (size_t r = 0; r < rows.count; ++r) std::fill_n(rows.row(r), rows.width, NAN);
     }
     m->give_workspace(std::move(w));

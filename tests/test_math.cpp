@@ -84,6 +84,22 @@ TEST(Math, ExpKeepsItsStatedError) {
   }
 }
 
+TEST(Math, ExpOfAllIsExpOfEach) {
+  Stream stream;
+  const double ranges[][2] = {{-30, 0}, {-708.1, 709.1}, {-800, 800}};
+  for (const auto& range : ranges) {
+    for (const size_t n : {0, 1, 63, 64, 65, 1000}) {
+      std::vector<double> x(n);
+      for (double& v : x) v = stream.between(range[0], range[1]);
+      if (n == 65) x[40] = -std::numeric_limits<double>::infinity();
+      if (n == 63) x[40] = std::numeric_limits<double>::quiet_NaN();
+      std::vector<double> all = x;
+      sm::exp_all(all.data(), n);
+      for (size_t i = 0; i < n; ++i) ASSERT_EQ(std::bit_cast<uint64_t>(all[i]), std::bit_cast<uint64_t>(sm::exp(x[i]))) << x[i];
+    }
+  }
+}
+
 TEST(Math, ExpUnderflowsGradually) {
   if (!kReference) GTEST_SKIP() << "long double is no wider than double";
   Stream stream;

@@ -279,6 +279,79 @@ TEST(Sampler, TopPEqualsSorting) {
   EXPECT_GT(compared, 90);
 }
 
+// What the header says, written down without regard to speed: everything is sorted, and every
+// exponential computed. Empty when rounding decides what top-p drops.
+Ids kept_by_sorting(const SamplingSettings& s, const Floats& scores, const std::vector<double>& weights) {
+  Ids order(scores.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return scores[a] < scores[b]; });
+  const size_t k = static_cast<size_t>(s.top_k);
+  if (k > 0 && k < order.size()) {
+    const float kth = scores[order[order.size() - k]];
+    std::erase_if(order, [&](int id) { return scores[id] < kth; });
+  }
+  if (s.top_p < 1) {
+    long double total = 0, sum = 0;
+    for (const int id : order) total += weights[id];
+    Ids rest;
+    for (const int id : order) {
+      sum += weights[id];
+      if (std::fabs(sum / total - (1.0L - s.top_p)) < 1e-12L) return {};
+      if (sum > (1.0L - s.top_p) * total || id == order.back()) rest.push_back(id);
+    }
+    order = rest;
+  }
+  std::erase_if(order, [&](int id) { return weights[id] < s.min_p; });
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+// Every probability's bits and every token, for vocabularies up to 262,144: noise with and without
+// ties, tokens at -inf, all equal, one that stands out.
+TEST(Sampler, EqualsSortingEverything) {
+  int compared = 0;
+  for (const size_t vocab : {1, 3, 2048, 2049, 6000, 262144}) {
+    for (const int kind : {0, 1, 2, 3, 4}) {
+      Floats logits = noise(vocab, kind == 3 ? 0 : 3, vocab + 7);
+      if (kind == 1) for (float& x : logits) x = std::round(x * 4) / 4 + 0.0f;
+      if (kind == 2) for (size_t i = 0; i + 1 < vocab; i += i % 3 + 1) logits[i] = -kInf;
+      if (kind == 4) logits[vocab / 2] = 40;
+      const float best = *std::max_element(logits.begin(), logits.end());
+      std::vector<double> weights;
+      for (const float x : logits) weights.push_back(stet::math::exp(static_cast<double>(x) - static_cast<double>(best)));
+      Sampler sampler(static_cast<int>(vocab));
+      for (const int top_k : {0, 1, 64, 2048, 5000}) {
+        for (const double top_p : {1.0, 0.95, 0.3}) {
+          for (const double min_p : {0.0, 0.05, 1.0, 1e-300}) {
+            if (vocab == 262144 && (top_k == 2048 || top_p == 0.3)) continue;  // takes long, and shows no more
+            SamplingSettings s = random_settings();
+            s.top_k = top_k;
+            s.top_p = top_p;
+            s.min_p = min_p;
+            const Ids want = kept_by_sorting(s, logits, weights);
+            if (want.empty()) continue;
+            ++compared;
+            double total = 0;
+            for (const int id : want) total += weights[id];
+            Floats expected(vocab), got(vocab);
+            for (const int id : want) expected[id] = static_cast<float>(weights[id] / total);
+            sampler.probabilities(s, logits, {}, got);
+            ASSERT_EQ(std::memcmp(got.data(), expected.data(), vocab * sizeof(float)), 0)
+                << vocab << " kind " << kind << " top_k " << top_k << " top_p " << top_p << " min_p " << min_p;
+            for (uint64_t position = 0; position < 3; ++position) {
+              const double target = stet::philox_uniform(s.seed, position) * total;
+              size_t i = 0;
+              for (double sum = weights[want[0]]; sum <= target; sum += weights[want[i]]) ++i;
+              ASSERT_EQ(sampler.sample(s, logits, {}, position), want[i]);
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(compared, 1400);
+}
+
 TEST(Sampler, MinPIsRelativeToTheBest) {
   SamplingSettings s = random_settings();
   s.min_p = 1;

@@ -20,6 +20,7 @@ struct Options {
   int repeat = 3;
   bool machine = false, snapshot = false, json = false;
   std::vector<int64_t> lengths = {512, 4096, 16384};
+  std::vector<int64_t> batch;  // sessions
   std::string directory;
 };
 
@@ -118,6 +119,35 @@ Speed measure_speed(Session& session, const Options& o) {
   return s;
 }
 
+// Decode steps of 1 and of `o.batch` sessions at once, in turn, each behind a prompt of its own.
+Json batch_json(const std::shared_ptr<const Model>& model, const SessionOptions& options, const Options& o) {
+  const std::vector<int32_t> ids = some_tokens(*model, o.prompt + 1);
+  const std::span<const int32_t> prompt(ids.data(), ids.size() - 1), next(&ids.back(), 1);
+  std::vector<Session> sessions;
+  for (int64_t i = *std::max_element(o.batch.begin(), o.batch.end()); i > 0; --i) sessions.emplace_back(model, options);
+  std::vector<BatchEntry> entries;
+  for (Session& s : sessions) entries.push_back({&s, prompt});
+  append(entries);
+  for (BatchEntry& e : entries) e.ids = next;
+  std::vector<int64_t> sizes = {1};
+  sizes.insert(sizes.end(), o.batch.begin(), o.batch.end());
+  std::vector<std::vector<double>> times(sizes.size());
+  for (int run = 0; run < o.repeat; ++run) {
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const std::span<const BatchEntry> batch(entries.data(), static_cast<size_t>(sizes[i]));
+      times[i].push_back(time_of([&] { for (int64_t step = 0; step < o.decode; ++step) append(batch); }));
+      for (const BatchEntry& e : batch) e.session->rewind(o.prompt);
+    }
+  }
+  Json rows = Json::array();
+  const double one = median(times[0]);
+  for (size_t i = 1; i < sizes.size(); ++i) {
+    const double seconds = median(times[i]), n = as_double(sizes[i]);
+    rows.push_back({{"sessions", sizes[i]}, {"tokens_per_s", n * as_double(o.decode) / seconds}, {"of_one_session", n * one / seconds}});
+  }
+  return rows;
+}
+
 Json state_json(Session& session, const std::shared_ptr<const Model>& model, const SessionOptions& options, int repeat) {
   struct Scratch {
     const std::string path = (std::filesystem::temp_directory_path() / fmt::format("stet-bench-{}.stet", getpid())).string();
@@ -149,6 +179,7 @@ void measure_model(Json& j, Options& o, const SessionOptions& options, const std
                   {"gflop_per_s", gflops}, {"share_of_peak", gflops / m.gflop_s}};
   j["decode"] = {{"tokens", o.decode}, {"s_per_token", s.decode}, {"tokens_per_s", 1 / s.decode},
                  {"weights_gb_per_s", gb}, {"share_of_read", gb / m.read_gb_s}};
+  if (!o.batch.empty()) j["batch"] = batch_json(model, options, o);
   j["state"] = state_json(session, model, options, o.repeat);
 }
 
@@ -163,6 +194,10 @@ void print_table(const Json& j) {
                   number(p, "tokens_per_s"), number(p, "gflop_per_s"), 100 * number(p, "share_of_peak")));
   out(fmt::format("decode    {} tokens: {:.1f} tokens/s, {:.1f} GB/s, {:.0f} % of the read bandwidth\n", d["tokens"].get<int64_t>(),
                   number(d, "tokens_per_s"), number(d, "weights_gb_per_s"), 100 * number(d, "share_of_read")));
+  for (const Json& b : j.value("batch", Json::array())) {
+    out(fmt::format("batch     {} sessions: {:.1f} tokens/s in all, {:.2f} x one session\n", b["sessions"].get<int64_t>(),
+                    number(b, "tokens_per_s"), number(b, "of_one_session")));
+  }
   out(fmt::format("state     {} positions, {}: save {:.1f} ms, restore {:.1f} ms, fork {:.1f} us\n", s["positions"].get<int64_t>(),
                   bytes_text(number(s, "bytes")), 1e3 * number(s, "save_s"), 1e3 * number(s, "restore_s"), 1e6 * number(s, "fork_s")));
 }
@@ -210,6 +245,7 @@ void add_bench(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("bench", "Speed of this machine and of stet on it.");
   sub->add_option("-p,--prompt-tokens", o->prompt, "tokens of the prefill")->capture_default_str()->type_name("N")->check(integer(1, 1 << 20));
   sub->add_option("-n,--decode-tokens", o->decode, "tokens decoded after it")->capture_default_str()->type_name("N")->check(integer(1, 1 << 20));
+  sub->add_option("--batch", o->batch, "also decode in so many sessions at once, beside one")->delimiter(',')->type_name("N,N")->check(integer(1, 256));
   sub->add_option("--repeat", o->repeat, "runs; medians are printed")->capture_default_str()->type_name("N")->check(integer(1, 1000));
   sub->add_flag("--machine", o->machine, "measure the machine alone");
   sub->add_flag("--snapshot", o->snapshot, "measure saving, restoring and forking, each beside its yardstick");

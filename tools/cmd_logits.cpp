@@ -1,6 +1,9 @@
 // stet logits: raw logits and hidden states, for research and for tests.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "stet/error.hpp"
 #include "stet/safetensors.hpp"
 #include "tools/command.hpp"
@@ -11,7 +14,7 @@ namespace {
 struct Options {
   ModelOptions model;
   PromptOptions prompt;
-  bool hidden = false, digest = false;
+  bool hidden = false, digest = false, nll = false;
   std::string output;
 };
 
@@ -69,19 +72,52 @@ class Output {
   RunningDigest digest_;
 };
 
+// How well the model foretells the tokens: the mean of -ln p(token | those before it), over all but the first.
+class Likelihood {
+ public:
+  explicit Likelihood(const std::vector<int32_t>& ids) : ids_(ids) {}
+
+  void logits(int64_t first, Rows rows) {
+    for (size_t i = 0; i < rows.count; ++i) {
+      const size_t next = static_cast<size_t>(first) + i + 1;
+      if (next >= ids_.size()) return;
+      const std::span<const float> row(rows.row(i), rows.width);
+      const double top = *std::max_element(row.begin(), row.end());
+      double sum = 0;
+      for (const float x : row) sum += std::exp(x - top);
+      total_ += top + std::log(sum) - row[static_cast<size_t>(ids_[next])];
+    }
+  }
+  std::string text() const {
+    const double n = static_cast<double>(ids_.size()) - 1;
+    return fmt::format("nll {:.5f} per token, perplexity {:.4f}, over {} tokens\n", total_ / n, std::exp(total_ / n), ids_.size() - 1);
+  }
+
+ private:
+  const std::vector<int32_t>& ids_;
+  double total_ = 0;
+};
+
 void run(Options& o) {
   if (!o.output.empty()) check_writable(o.output);
   std::vector<int32_t> ids;
   for (const auto& turn : o.prompt.turns(o.model.checkpoint, load_tokenizer(o.model.checkpoint.directory), true)) {
     ids.insert(ids.end(), turn.begin(), turn.end());
   }
+  if (o.nll && ids.size() < 2) throw Error(ErrorKind::argument, "", "--nll", "two tokens or more", std::to_string(ids.size()));
   const auto model = o.model.load_model();
   Session session(model, o.model.session_options());
   Output output(o, session, ids);
   HiddenSink hidden;
   if (o.hidden) hidden = [&](size_t index, int64_t, Rows rows) { output.hidden(index, rows); };
-  session.append(ids, [&](int64_t, Rows rows) { output.logits(rows); }, hidden);
+  Likelihood likelihood(ids);
+  const auto logits = [&](int64_t first, Rows rows) {
+    output.logits(rows);
+    if (o.nll) likelihood.logits(first, rows);
+  };
+  session.append(ids, logits, hidden);
   output.finish();
+  if (o.nll) out(likelihood.text());
   if (o.digest) out(fmt::format("logits {}\nkv {}\n", digest_text(output.digest()), digest_text(kv_digest(session.kv()))));
 }
 
@@ -95,10 +131,11 @@ void add_logits(CLI::App& app) {
       ->type_name("FILE")->group("Output");
   sub->add_flag("--hidden", o->hidden, "hidden states too: after the embedding, after each layer, after the final norm")->group("Output");
   sub->add_flag("--digest", o->digest, "print digests of all logits and of the KV cache")->group("Output");
+  sub->add_flag("--nll", o->nll, "print the mean negative log-likelihood of the tokens")->group("Output");
   o->model.add_to(*sub);
   sub->callback([o] {
     o->prompt.require();
-    if (o->output.empty() && !o->digest) throw CLI::RequiredError("-o or --digest");
+    if (o->output.empty() && !o->digest && !o->nll) throw CLI::RequiredError("-o, --digest or --nll");
     run(*o);
   });
 }

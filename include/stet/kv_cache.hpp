@@ -128,7 +128,6 @@ class KvCache {
   void prepare(int64_t count);
   std::byte* writable(int64_t index) { return blocks_[static_cast<size_t>(index)]->data_; }
   void commit(int64_t count) { size_ += count; }
-  bool pending() const { return prepared_ != size_; }  // positions were prepared and are not committed
   // Drops positions size .. end, those prepared included, and zeroes their slots.
   void truncate(int64_t size);
   // Positions begin .. end-1 are seen no more: their slots become zero.

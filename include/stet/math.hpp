@@ -7,12 +7,16 @@
 // place of the double result; the tests refuse more.
 #pragma once
 
+#include <cstddef>
+
 namespace stet::math {
 
 // e^x. Error < 0.66 ULP (0.51 within |x| < 0.01; 0.8 of the denormal spacing where the result is
 // denormal). Overflows to inf above 709.78, underflows gradually to 0 below -708.39. exp(nan) is
 // nan.
 double exp(double x);
+// x[i] = exp(x[i]), the same bits, several at a time.
+void exp_all(double* x, size_t n);
 
 // Natural logarithm. Error < 0.501 ULP, denormal arguments included. log(0) is -inf, log(inf) is
 // inf; nan for x < 0 and for nan.

@@ -21,7 +21,10 @@ using Fingerprints = std::vector<std::pair<std::string, Digest>>;
 struct Workspace {
   Scratch scratch;
   std::vector<Memory> memory;
+  std::vector<int32_t> ids;  // of the present pass
+  std::vector<Span> spans;
   Rows x, normed, qkv, attention, gate_up, mlp, out, logits;  // `rows` rows each; logits fewer
+  Rows last;  // of each session of a batch the last row of `out`
   size_t rows = 0;
   int threads = 0;
 };

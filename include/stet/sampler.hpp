@@ -70,10 +70,11 @@ class Sampler {
   float best_score();
   void keep_best(float best);
   void keep_top_k(size_t k);
+  void keep_near(float best, double p);
   void weigh(float best);
   void keep_top_p(double p);
   void keep_min_p(double p);
-  void keep_typical(double mass);
+  void keep_typical(double p);
   template <typename Kept>
   void keep_if(Kept kept);
   double total() const;
@@ -86,7 +87,7 @@ class Sampler {
   std::vector<double> weights_;  // exp(score - best score), once weigh() was called
 
   std::vector<float> group_best_;  // [groups] best score of the ids that are equal modulo groups
-  std::vector<float> values_;      // [vocab] scratch
+  std::vector<float> values_;      // [vocab] scratch of keep_typical
   std::vector<double> bins_;       // [2048] scratch
 };
 

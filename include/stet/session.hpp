@@ -18,7 +18,7 @@ struct ComputeOptions {
   Contract contract = Contract::f32;  // bf16: for checkpoints whose matrices are all bfloat16
   int threads = 0;        // 0: all processors this process may run on
   std::string isa;        // a name of kernel_names(); empty: the best this CPU has
-  int64_t chunk = 512;    // tokens of a prompt processed at once
+  int64_t chunk = 512;    // tokens processed at once, of all sessions of a batch together
   bool blas = false;      // matrix-matrix products through OpenBLAS: the contract f32 becomes f32-blas
 };
 
@@ -40,6 +40,23 @@ using LogitSink = std::function<void(int64_t first, Rows logits)>;
 using HiddenSink = std::function<void(size_t index, int64_t first, Rows hidden)>;
 // Called after every chunk with the number of tokens of this call processed so far.
 using Progress = std::function<void(int64_t done)>;
+
+class Session;
+
+// The tokens, one or more, that a batch adds to one of its sessions.
+struct BatchEntry {
+  Session* session;
+  std::span<const int32_t> ids;
+};
+
+// Every session goes on by its tokens, and all of them by the same passes over the weights: prompts and single tokens may be
+// mixed. Each session afterwards has the bits that an append() of its own would have given it (not under blas).
+// Sessions may differ in length, capacity and kv type, and may be forks of one another. How to compute (isa, threads, chunk)
+// is up to the first; nothing but the calling thread may use any of them meanwhile.
+// Throws an argument Error for sessions of different models or contracts, for one that stands twice and for an entry without
+// tokens, and what append() throws; where an entry is at fault, the field begins with its place ("batch[2]: tokens").
+// Whatever is thrown, all sessions are as they were.
+void append(std::span<const BatchEntry> batch);
 
 class Session {
  public:
@@ -93,15 +110,34 @@ class Session {
   void set_compute(const ComputeOptions& compute);
 
  private:
+  friend void append(std::span<const BatchEntry> batch);
+  struct Sinks {  // of a batch of one
+    const LogitSink& logits;
+    const HiddenSink& hidden;
+    const Progress& progress;
+  };
+  // Of an append that is running.
+  struct Growth {
+    int64_t before = -1;                         // the size it began with; -1: none is running
+    std::shared_ptr<std::vector<float>> logits;  // where the new ones will go
+  };
+
   Session(const Session&) = default;  // fork() is the only copy
-  void run_chunk(std::span<const int32_t> ids, Workspace& w, const LogitSink& logits, const HiddenSink& hidden,
-                 std::vector<float>* last_logits);
+  static void advance(std::span<const BatchEntry> batch, const Sinks& sinks);
+  static void begin_entry(std::span<const BatchEntry> batch, size_t index);
+  static void run_pass(std::span<const BatchEntry> batch, size_t most, Workspace& w, const Sinks& sinks);
+  static void hand_out(const Session& session, const Pass& pass, const Workspace& w, const Sinks& sinks);
+  static void finish(std::span<const BatchEntry> batch, Workspace& w);
+  void begin(const Session& first, std::span<const int32_t> ids);
+  void undo();
+  void run_head(const Pass& pass, Rows hidden, Rows logits) const;
   void refuse_in_sink(const char* call) const;
   void cut(int64_t to);
 
   std::shared_ptr<const Model> model_;
   ComputeOptions compute_;  // how, not what
   State state_;             // what
+  Growth growth_;
 };
 
 }  // namespace stet

@@ -1,0 +1,246 @@
+// Kernels of the contracts q8 and q4 against the contract restated in plain C++, bit for bit.
+#include "kernel_support.hpp"
+
+namespace stet::test {
+namespace {
+
+class EachIsa : public testing::TestWithParam<std::string> {
+ protected:
+  const Kernels& k = *find_kernels(GetParam().c_str());
+};
+
+// ---------------------------------------------------------------- the contract, restated
+
+struct PlainBlock {
+  int q[kQuantBlock] = {};
+  float scale = 0;
+};
+
+PlainBlock plain_quantize(const float* x) {
+  PlainBlock block;
+  float top = 0;
+  bool finite = true;
+  for (int i = 0; i < kQuantBlock; ++i) {
+    finite = finite && std::isfinite(x[i]);
+    if (std::fabs(x[i]) > top) top = std::fabs(x[i]);
+  }
+  if (!finite) block.scale = kNan;
+  if (!finite || top < 0x1p-100f) return block;
+  const float inverse = 127.0f / top;
+  for (int i = 0; i < kQuantBlock; ++i) {
+    const float product = x[i] * inverse;
+    block.q[i] = static_cast<int>(std::nearbyint(product));  // the environment rounds to nearest even
+  }
+  block.scale = top / 127.0f;
+  return block;
+}
+
+// Weights as numbers, and packed as the comment in kernels.hpp says.
+struct QuantWeights {
+  bool q8;
+  size_t blocks, k;
+  std::vector<int> u;           // [16 blocks][k]
+  std::vector<uint16_t> scale;  // [16 blocks][k / 32]
+  Fenced<uint8_t> packed;
+
+  QuantWeights(bool eight, size_t n, size_t columns, uint64_t seed)
+      : q8(eight), blocks(n), k(columns), u(16 * n * columns), scale(16 * n * columns / 32),
+        packed(n * columns / 64 * static_cast<size_t>(eight ? kStripBytesQ8 : kStripBytesQ4)) {
+    Stream s(seed);
+    std::memset(packed.data(), 0, packed.size());
+    for (int& x : u) x = static_cast<int>(s.next() % (q8 ? 256 : 16));
+    for (uint16_t& d : scale) d = static_cast<uint16_t>((s.next() & 0x83FF) | (10 + s.next() % 8) << 10);
+    for (size_t row = 0; row < 16 * blocks; ++row) {
+      for (size_t i = 0; i < k; ++i) place(row, i);
+    }
+  }
+  void place(size_t row, size_t i) {
+    const size_t strip_bytes = q8 ? 1088 : 576, lane = row % 16, half = i / 32 % 2, in = i % 32;
+    uint8_t* strip = packed.data() + (row / 16 * (k / 64) + i / 64) * strip_bytes;
+    std::memcpy(strip + (half * 16 + lane) * 2, &scale[(row * k + i) / 32], 2);
+    const int value = u[row * k + i];
+    if (q8) strip[64 + half * 512 + in / 4 * 64 + lane * 4 + in % 4] = static_cast<uint8_t>(value);
+    else strip[64 + half * 256 + in % 16 / 4 * 64 + lane * 4 + in % 4] |= static_cast<uint8_t>(in < 16 ? value : value << 4);
+  }
+
+  float times(size_t row, const float* x) const {
+    float acc = 0;
+    for (size_t b = 0; b < k / 32; ++b) {
+      const PlainBlock in = plain_quantize(x + b * 32);
+      int sum = 0;
+      for (size_t i = 0; i < 32; ++i) sum += (u[row * k + b * 32 + i] - (q8 ? 128 : 8)) * in.q[i];
+      const float d = static_cast<float>(exact_f16(scale[row * (k / 32) + b]));
+      const float factor = d * in.scale;
+      acc = std::fma(static_cast<float>(sum), factor, acc);
+    }
+    return acc;
+  }
+  std::vector<float> times(const float* x) const {
+    std::vector<float> y(16 * blocks);
+    for (size_t row = 0; row < y.size(); ++row) y[row] = times(row, x);
+    return y;
+  }
+};
+
+// ---------------------------------------------------------------- inputs
+
+std::vector<float> hard_inputs(size_t n, uint64_t seed) {
+  std::vector<float> x = numbers(n, seed, Fill::wide);
+  Stream s(seed + 1);
+  for (size_t b = 0; b + kQuantBlock <= n; b += kQuantBlock) {
+    float* block = x.data() + b;
+    switch (s.next() % 10) {
+      case 0: std::fill(block, block + kQuantBlock, 0.0f); break;
+      case 1: std::fill(block, block + kQuantBlock, -0.0f); break;
+      case 2: for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1p-126f; break;  // denormals: too small
+      case 3: for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1p-100f; break;  // around the limit
+      case 4: for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1.fffffep127f; break;
+      case 5: for (size_t i = 0; i < kQuantBlock; ++i) block[i] = static_cast<float>(static_cast<int>(i) - 16) * 0.5f * 127 / 16; break;  // ties
+      case 6: std::fill(block, block + kQuantBlock, -s.wide()); break;
+      default: break;
+    }
+  }
+  return x;
+}
+
+TEST_P(EachIsa, InputsAreRoundedAsTheContractSays) {
+  for (uint64_t seed = 0; seed < 400; ++seed) {
+    const size_t n = 32 * (1 + seed % 5);
+    std::vector<float> values = hard_inputs(n, seed);
+    if (seed % 4 == 0) values[seed % n] = seed % 8 == 0 ? kNan : seed % 16 == 4 ? kInf : -kInf;
+    const Fenced<float> x(values);
+    const Fenced<QuantBlock> y(n / 32);
+    k.quantize(x.data(), n, y.data());
+    for (size_t b = 0; b < n / 32; ++b) {
+      const PlainBlock expected = plain_quantize(values.data() + 32 * b);
+      ASSERT_TRUE(same_bits(y[b].scale, expected.scale)) << y[b].scale << " " << expected.scale;
+      int sum = 0;
+      for (int i = 0; i < kQuantBlock; ++i) {
+        const int q = static_cast<int8_t>(static_cast<uint32_t>(y[b].quads[i / 4]) >> (i % 4 * 8) & 0xFFu);
+        ASSERT_EQ(q, expected.q[i]) << "input " << i << ", " << values[32 * b + static_cast<size_t>(i)];
+        ASSERT_LE(std::abs(q), 127);
+        sum += q;
+      }
+      ASSERT_EQ(y[b].sum, sum);
+    }
+    ASSERT_TRUE(y.untouched());
+  }
+}
+
+TEST_P(EachIsa, PackedRowsAreTheBlocksOfEachRow) {
+  for (int rows = 1; rows <= kTileRows; ++rows) {
+    const size_t kc = 192, ldx = 200;
+    const Fenced<float> x(hard_inputs(static_cast<size_t>(rows - 1) * ldx + kc, 5));
+    const Fenced<QuantTile> packed(kc / 32);
+    k.pack_quants(x.data(), ldx, rows, kc, packed.data());
+    for (int r = 0; r < kTileRows; ++r) {
+      std::vector<QuantBlock> expected(kc / 32, QuantBlock{});
+      if (r < rows) k.quantize(x.data() + static_cast<size_t>(r) * ldx, kc, expected.data());
+      for (size_t b = 0; b < kc / 32; ++b) {
+        for (int q = 0; q < kQuantBlock / 4; ++q) ASSERT_EQ(packed[b].quads[q][r], expected[b].quads[q]);
+        ASSERT_TRUE(same_bits(packed[b].scale[r], expected[b].scale));
+        ASSERT_EQ(packed[b].sum[r], expected[b].sum);
+      }
+    }
+    ASSERT_TRUE(packed.untouched());
+  }
+}
+
+// ---------------------------------------------------------------- products
+
+TEST_P(EachIsa, MatrixVectorIsTheChainOverBlocks) {
+  for (const bool q8 : {true, false}) {
+    for (size_t depth : {64, 128, 320, 1088}) {
+      for (size_t blocks : {1, 2, 3, 5}) {
+        const QuantWeights w(q8, blocks, depth, depth + blocks);
+        const Fenced<float> x(hard_inputs(depth, depth));
+        const Fenced<QuantBlock> quants(depth / 32);
+        const Fenced<float> y(16 * blocks);
+        k.quantize(x.data(), depth, quants.data());
+        (q8 ? k.gemv_q8 : k.gemv_q4)(w.packed.data(), blocks, depth, quants.data(), y.data());
+        ASSERT_TRUE(equal_bits(y.span(), w.times(x.data()))) << (q8 ? "q8" : "q4") << ", depth " << depth << ", blocks " << blocks;
+        ASSERT_TRUE(y.untouched());
+      }
+    }
+  }
+}
+
+// The largest integers of both signs: no intermediate sum may saturate or overflow.
+TEST_P(EachIsa, ExtremeIntegersDoNotSaturate) {
+  for (const bool q8 : {true, false}) {
+    for (const int extreme : {0, q8 ? 255 : 15}) {
+      for (const float sign : {1.0f, -1.0f}) {
+        QuantWeights w(q8, 1, 64, 1);
+        std::memset(w.packed.data(), 0, w.packed.size());
+        std::fill(w.u.begin(), w.u.end(), extreme);
+        for (size_t row = 0; row < 16; ++row) {
+          for (size_t i = 0; i < 64; ++i) w.place(row, i);
+        }
+        const std::vector<float> x(64, sign * 3.0f);
+        std::vector<QuantBlock> quants(2);
+        std::vector<float> y(16);
+        k.quantize(x.data(), 64, quants.data());
+        ASSERT_EQ(quants[0].sum, static_cast<int>(sign) * 32 * 127);
+        (q8 ? k.gemv_q8 : k.gemv_q4)(w.packed.data(), 1, 64, quants.data(), y.data());
+        ASSERT_TRUE(equal_bits(y, w.times(x.data())));
+      }
+    }
+  }
+}
+
+TEST_P(EachIsa, ANanInputMakesTheOutputsNan) {
+  const QuantWeights w(true, 1, 64, 1);
+  std::vector<float> x = numbers(64, 3);
+  x[40] = kInf;
+  std::vector<QuantBlock> quants(2);
+  std::vector<float> y(16);
+  k.quantize(x.data(), 64, quants.data());
+  k.gemv_q8(w.packed.data(), 1, 64, quants.data(), y.data());
+  for (const float value : y) EXPECT_NE(value, value);
+}
+
+TEST_P(EachIsa, ExpandedWeightsAreTheSame) {
+  const QuantWeights w(false, 1, 256, 9);
+  const Fenced<uint8_t> q8(256 / 64 * static_cast<size_t>(kStripBytesQ8));
+  k.expand_q4(w.packed.data(), 256 / 64, q8.data());
+  QuantWeights expected(true, 1, 256, 9);
+  for (size_t i = 0; i < w.u.size(); ++i) expected.u[i] = w.u[i] - 8 + 128;
+  expected.scale = w.scale;
+  for (size_t row = 0; row < 16; ++row) {
+    for (size_t i = 0; i < 256; ++i) expected.place(row, i);
+  }
+  EXPECT_EQ(std::memcmp(q8.data(), expected.packed.data(), q8.size()), 0);
+  EXPECT_TRUE(q8.untouched());
+}
+
+// In one go and continued in the middle of the chain, against the matrix-vector product.
+TEST_P(EachIsa, TileGivesTheBitsOfMatrixVector) {
+  for (size_t depth : {64, 192, 640}) {
+    for (size_t blocks : {1, 2, 3, 4}) {
+      for (int rows = 1; rows <= kTileRows; ++rows) {
+        const QuantWeights w(true, blocks, depth, depth + blocks);
+        const Fenced<float> x(hard_inputs(static_cast<size_t>(rows) * depth, 11 + depth));
+        const size_t width = 16 * blocks, ld = width + 3, cut = depth / 128 * 64;
+        const Fenced<QuantTile> packed(depth / 32);
+        const Fenced<float> y(static_cast<size_t>(rows) * ld), halves(static_cast<size_t>(rows) * ld);
+        k.pack_quants(x.data(), depth, rows, depth, packed.data());
+        k.tile_q8(packed.data(), w.packed.data(), depth, depth, nullptr, 0, y.data(), ld, rows, static_cast<int>(blocks));
+        k.tile_q8(packed.data(), w.packed.data(), depth, cut, nullptr, 0, halves.data(), ld, rows, static_cast<int>(blocks));
+        k.tile_q8(packed.data() + cut / 32, w.packed.data() + cut / 64 * kStripBytesQ8, depth, depth - cut, halves.data(), ld,
+                  halves.data(), ld, rows, static_cast<int>(blocks));
+        for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+          ASSERT_TRUE(equal_bits(y.span().subspan(r * ld, width), w.times(x.data() + r * depth)))
+              << "row " << r << " of " << rows << ", depth " << depth << ", blocks " << blocks;
+          for (size_t i = width; i < ld; ++i) ASSERT_EQ(bits_of(y[r * ld + i]), 0xFFFFFFFFu) << "written past the row";
+        }
+        ASSERT_TRUE(equal_bits(halves.span(), y.span()));
+        ASSERT_TRUE(y.untouched() && halves.untouched());
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EachIsa, testing::ValuesIn(isa_names()), [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace stet::test
