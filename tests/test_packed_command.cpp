@@ -94,7 +94,7 @@ TEST_F(PackedCommand, BadInputIsStatus1AndNothingIsWritten) {
     EXPECT_EQ(failure(command + Args{"-o", used}), used + ": expected a new or empty directory, found one with files in it");
     EXPECT_EQ(failure(command + Args{"-o", used + "/notes"}), used + "/notes: expected a new or empty directory, found a file");
     EXPECT_EQ(failure(command + Args{"-o", none + "/d"}), none + "/d: expected a new or empty directory, found No such file or directory");
-    EXPECT_EQ(failure(command + Args{"-m", none, "-o", d}), none + ": expected model.safetensors or model.safetensors.index.json in it, found neither");
+    EXPECT_EQ(failure(command + Args{"-m", none, "-o", d}), none + "/config.json: expected a readable file, found No such file or directory");
     EXPECT_EQ(failure(command + Args{"-m", packed, "-o", d}),
               packed + "/packed.safetensors: expected weights that are not packed, found packed ones");
     EXPECT_FALSE(fs::exists(d));
