@@ -575,5 +575,17 @@ TEST_F(Command, BenchMeasures) {
   }
 }
 
+TEST_F(Command, BenchMeasuresTheModelAlone) {
+  const Json j = Json::parse(succeed({"bench", "-m", kTiny, "--no-probes", "-p", "8", "-n", "2", "--repeat", "1", "--json"}).out);
+  EXPECT_FALSE(j.contains("read_gb_per_s"));
+  EXPECT_FALSE(j["prefill"].contains("share_of_peak"));
+  EXPECT_GT(j["prefill"]["tokens_per_s"].get<double>(), 0);
+  EXPECT_GT(j["first_token_s"].get<double>(), 0);
+  EXPECT_GT(j["state"]["restored_token_s"].get<double>(), 0);
+  EXPECT_GT(j["peak_bytes"].get<double>(), 1e6);
+  EXPECT_LT(j["peak_bytes"].get<double>(), 1e9) << "the probes' buffer";
+  failure({"bench", "-m", kTiny, "--no-probes", "--machine"}, 2);
+}
+
 }  // namespace
 }  // namespace stet::test

@@ -18,7 +18,7 @@ struct Options {
   ModelOptions model;
   int64_t prompt = 512, decode = 64;
   int repeat = 3;
-  bool machine = false, snapshot = false, json = false;
+  bool machine = false, probes = true, snapshot = false, json = false;
   std::vector<int64_t> lengths = {512, 4096, 16384};
   std::vector<int64_t> batch;  // sessions
   std::string directory;
@@ -34,10 +34,21 @@ struct Machine {
   double gflop_s;    // independent chains in registers, of what the contract computes linear layers with
 };
 
+// What a contract multiplies with, and its operations in each lane.
+struct Peak {
+  float (*probe)(size_t steps);
+  int operations;
+  const char* name;
+};
+Peak peak(const Kernels& k, Contract contract) {
+  if (contract == Contract::f32) return {k.probe_fma, 2, "float32 FMA"};
+  if (contract == Contract::bf16) return {k.probe_dot, 4, "dot products of bfloat16 pairs"};
+  return {k.probe_bytes, 8, "dot products of four bytes"};
+}
+
 // Medians of interleaved probes, so that a passing disturbance hits both alike.
 Machine measure_machine(const Kernels& kernels, Contract contract, int threads) {
-  const bool dot = contract == Contract::bf16;
-  const auto probe = dot ? kernels.probe_dot : kernels.probe_fma;
+  const Peak peak_of = peak(kernels, contract);
   const size_t bytes = size_t{1} << 30, steps = 4'000'000;
   const Memory buffer(bytes);
   run_team(threads, [&](Team t) {
@@ -54,19 +65,12 @@ Machine measure_machine(const Kernels& kernels, Contract contract, int threads) 
     read.push_back(static_cast<double>(bytes) / (seconds() - start) / 1e9);
     start = seconds();
     run_team(threads, [&](Team) {
-      volatile float keep = probe(steps);
+      volatile float keep = peak_of.probe(steps);
       (void)keep;
     });
-    peak.push_back(static_cast<double>(steps) * 16 * 16 * (dot ? 4 : 2) * threads / (seconds() - start) / 1e9);
+    peak.push_back(static_cast<double>(steps) * 16 * 16 * peak_of.operations * threads / (seconds() - start) / 1e9);
   }
   return {median(read), median(peak)};
-}
-
-// Weights that one decode step reads: all but the embedding when the head has its own.
-size_t decode_bytes(const Model& model) {
-  const ModelConfig& c = model.config();
-  const size_t table = static_cast<size_t>(c.vocab_size * c.hidden_size) * 2;
-  return c.tied_head ? model.weight_bytes() : model.weight_bytes() - table;
 }
 
 // Multiply-adds of the linear layers for `tokens` tokens, the head once; twice that in operations.
@@ -101,13 +105,13 @@ double time_of(F f) {
 double as_double(int64_t x) { return static_cast<double>(x); }
 
 struct Speed {
-  double prefill, decode;  // s for the prompt, s for one token
+  double first, prefill, decode;  // s for the first token after loading, for the prompt, for one token
 };
 
 Speed measure_speed(Session& session, const Options& o) {
   const std::vector<int32_t> ids = some_tokens(session.model(), o.prompt), next = some_tokens(session.model(), 1);
-  session.append(next);  // touches the scratch memory
   Speed s;
+  s.first = time_of([&] { session.append(next); });  // touches the scratch memory
   s.prefill = median_seconds(o.repeat, [&] {
     session.rewind(0);
     return time_of([&] { session.append(ids); });
@@ -154,15 +158,29 @@ Json state_json(Session& session, const std::shared_ptr<const Model>& model, con
     ~Scratch() { std::remove(path.c_str()); }
   } file;
   const double save = median_seconds(repeat, [&] { return time_of([&] { Snapshot::save(session, "", file.path); }); });
-  const double restore = median_seconds(repeat, [&] {
-    return time_of([&] { Snapshot::open(file.path).restore(model, "", options); });
-  });
+  const std::vector<int32_t> next = some_tokens(*model, 1);
+  std::vector<double> restore, token;  // blocks are checked when the token uses them
+  for (int i = 0; i < repeat; ++i) {
+    const double start = seconds();
+    Session back = Snapshot::open(file.path).restore(model, "", options);
+    restore.push_back(seconds() - start);
+    token.push_back(time_of([&] { back.append(next); }));
+  }
   const double fork = median_seconds(101, [&] { return time_of([&] { session.fork(); }); });
   return {{"positions", session.size()}, {"bytes", static_cast<double>(std::filesystem::file_size(file.path))},
-          {"save_s", save}, {"restore_s", restore}, {"fork_s", fork}};
+          {"save_s", save}, {"restore_s", median(restore)}, {"restored_token_s", median(token)}, {"fork_s", fork}};
+}
+
+// The most memory that this process has had resident; 0 where the system does not say.
+size_t peak_bytes() {
+  if (!std::filesystem::exists("/proc/self/status")) return 0;
+  const std::string status = read_text_file("/proc/self/status", 1 << 20), field = "VmHWM:";
+  const size_t at = status.find(field);
+  return at == std::string::npos ? 0 : std::strtoull(status.c_str() + at + field.size(), nullptr, 10) * 1024;
 }
 
 // Everything but the machine's figures, which are measured before and after: the shares refer to the later ones.
+// Without probes (whose buffer would count) there are no shares, and the peak of memory is the model's.
 void measure_model(Json& j, Options& o, const SessionOptions& options, const std::function<Machine()>& machine) {
   const double start = seconds();
   const auto model = o.model.load_model();
@@ -172,28 +190,43 @@ void measure_model(Json& j, Options& o, const SessionOptions& options, const std
   j["weight_bytes"] = model->weight_bytes();
   Session session(model, options);
   const Speed s = measure_speed(session, o);
-  const Machine m = machine();
+  j["first_token_s"] = s.first;
+  if (!o.probes) j["peak_bytes"] = peak_bytes();
   const double gflops = prefill_operations(*model, as_double(o.prompt)) / s.prefill / 1e9;
-  const double gb = static_cast<double>(decode_bytes(*model)) / s.decode / 1e9;
+  const double gb = static_cast<double>(model->bytes_per_token()) / s.decode / 1e9;
   j["prefill"] = {{"tokens", o.prompt}, {"s", s.prefill}, {"tokens_per_s", as_double(o.prompt) / s.prefill},
-                  {"gflop_per_s", gflops}, {"share_of_peak", gflops / m.gflop_s}};
+                  {"gflop_per_s", gflops}};
   j["decode"] = {{"tokens", o.decode}, {"s_per_token", s.decode}, {"tokens_per_s", 1 / s.decode},
-                 {"weights_gb_per_s", gb}, {"share_of_read", gb / m.read_gb_s}};
+                 {"weights_gb_per_s", gb}};
+  if (o.probes) {
+    const Machine m = machine();
+    j["prefill"]["share_of_peak"] = gflops / m.gflop_s;
+    j["decode"]["share_of_read"] = gb / m.read_gb_s;
+  }
   if (!o.batch.empty()) j["batch"] = batch_json(model, options, o);
   j["state"] = state_json(session, model, options, o.repeat);
 }
 
 void print_table(const Json& j) {
   const auto number = [](const Json& of, const char* name) { return of[name].get<double>(); };
-  out(fmt::format("machine   {} threads, {}: reads {:.1f} GB/s, {} {:.1f} GFLOP/s\n", j["threads"].get<int>(),
-                  j["isa"].get<std::string>(), number(j, "read_gb_per_s"), j["peak_of"].get<std::string>(), number(j, "peak_gflop_per_s")));
+  const bool probes = j.contains("read_gb_per_s");
+  const auto share = [&](const Json& of, const char* name, const char* whole) {
+    return probes ? fmt::format(", {:.0f} % of the {}", 100 * number(of, name), whole) : "";
+  };
+  out(fmt::format("machine   {} threads, {}", j["threads"].get<int>(), j["isa"].get<std::string>()));
+  if (probes) {
+    out(fmt::format(": reads {:.1f} GB/s, {} {:.1f} GFLOP/s", number(j, "read_gb_per_s"), j["peak_of"].get<std::string>(),
+                    number(j, "peak_gflop_per_s")));
+  }
+  out("\n");
   if (!j.contains("model")) return;
   const Json &p = j["prefill"], &d = j["decode"], &s = j["state"];
-  out(fmt::format("load      {:.2f} s, weights {}\n", number(j, "load_s"), bytes_text(number(j, "weight_bytes"))));
-  out(fmt::format("prefill   {} tokens: {:.1f} tokens/s, {:.1f} GFLOP/s, {:.0f} % of the peak\n", p["tokens"].get<int64_t>(),
-                  number(p, "tokens_per_s"), number(p, "gflop_per_s"), 100 * number(p, "share_of_peak")));
-  out(fmt::format("decode    {} tokens: {:.1f} tokens/s, {:.1f} GB/s, {:.0f} % of the read bandwidth\n", d["tokens"].get<int64_t>(),
-                  number(d, "tokens_per_s"), number(d, "weights_gb_per_s"), 100 * number(d, "share_of_read")));
+  out(fmt::format("load      {:.2f} s, weights {}{}\n", number(j, "load_s"), bytes_text(number(j, "weight_bytes")),
+                  probes ? "" : ", peak memory " + bytes_text(number(j, "peak_bytes"))));
+  out(fmt::format("prefill   {} tokens: {:.1f} tokens/s, {:.1f} GFLOP/s{}\n", p["tokens"].get<int64_t>(),
+                  number(p, "tokens_per_s"), number(p, "gflop_per_s"), share(p, "share_of_peak", "peak")));
+  out(fmt::format("decode    {} tokens: {:.1f} tokens/s, {:.1f} GB/s{}\n", d["tokens"].get<int64_t>(),
+                  number(d, "tokens_per_s"), number(d, "weights_gb_per_s"), share(d, "share_of_read", "read bandwidth")));
   for (const Json& b : j.value("batch", Json::array())) {
     out(fmt::format("batch     {} sessions: {:.1f} tokens/s in all, {:.2f} x one session\n", b["sessions"].get<int64_t>(),
                     number(b, "tokens_per_s"), number(b, "of_one_session")));
@@ -225,14 +258,14 @@ void run(Options& o) {
   Json j;
   j["isa"] = kernels->name;
   j["threads"] = threads;
-  j["peak_of"] = options.compute.contract == Contract::bf16 ? "dot products of bfloat16 pairs" : "float32 FMA";
+  j["peak_of"] = peak(*kernels, options.compute.contract).name;
   const auto machine = [&] {
     const Machine m = measure_machine(*kernels, options.compute.contract, threads);
     j["read_gb_per_s"] = m.read_gb_s;
     j["peak_gflop_per_s"] = m.gflop_s;
     return m;
   };
-  machine();
+  if (o.probes) machine();
   if (!o.machine) measure_model(j, o, options, machine);
   if (o.json) out(dump(j, 2) + "\n");
   else print_table(j);
@@ -247,7 +280,8 @@ void add_bench(CLI::App& app) {
   sub->add_option("-n,--decode-tokens", o->decode, "tokens decoded after it")->capture_default_str()->type_name("N")->check(integer(1, 1 << 20));
   sub->add_option("--batch", o->batch, "also decode in so many sessions at once, beside one")->delimiter(',')->type_name("N,N")->check(integer(1, 256));
   sub->add_option("--repeat", o->repeat, "runs; medians are printed")->capture_default_str()->type_name("N")->check(integer(1, 1000));
-  sub->add_flag("--machine", o->machine, "measure the machine alone");
+  CLI::Option* alone = sub->add_flag("--machine", o->machine, "measure the machine alone");
+  sub->add_flag("!--no-probes", o->probes, "measure the model alone")->excludes(alone);
   sub->add_flag("--snapshot", o->snapshot, "measure saving, restoring and forking, each beside its yardstick");
   sub->add_option("--lengths", o->lengths, "tokens of the sessions for --snapshot (default: 512,4096,16384)")->delimiter(',')
       ->type_name("N,N")->check(integer(1, 1 << 20));
