@@ -78,13 +78,13 @@ TEST(RoundBlock, Q8HasTheScaleOfTheLargestWeight) {
   }
 }
 
-// d = max / -8, u = floor(w / d + 8.5): what everybody does.
-QuantizedBlock plain_q4(const Weights& w) {
+// d = max / -8, u = floor(w / d + 8.5): what Q4_0 is usually made with; or, with other `steps`, the same at the other end.
+QuantizedBlock plain_q4(const Weights& w, double steps = -8) {
   double top = 0;
   for (const float x : w) {
     if (std::abs(static_cast<double>(x)) > std::abs(top)) top = static_cast<double>(x);
   }
-  const double d = top / -8;
+  const double d = top / steps;
   QuantizedBlock b;
   b.scale = round_f16(static_cast<float>(d));
   for (size_t i = 0; i < 32; ++i) {
@@ -94,21 +94,22 @@ QuantizedBlock plain_q4(const Weights& w) {
   return b;
 }
 
-TEST(RoundBlock, Q4IsNeverWorseThanThePlainRounding) {
+TEST(RoundBlock, Q4HasTheLesserErrorOfBothEnds) {
   double ours = 0, plain = 0;
   for (const Weights& w : many_blocks()) {
     const QuantizedBlock b = round_block_q4(w), p = plain_q4(w);
     for (const uint8_t u : b.u) ASSERT_LE(u, 15);
     const double error = squared_error(WeightType::q4, w, b), other = squared_error(WeightType::q4, w, p);
+    const double high = squared_error(WeightType::q4, w, plain_q4(w, 7));
     // Sums of 32 squares of float32 are what is compared: 2^-24 of each, and of each sum.
-    ASSERT_LE(error, other * (1 + 0x1p-16));
+    ASSERT_LE(error, std::min(other, high) * (1 + 0x1p-16));
     double size = 0;
     for (const float x : w) size += static_cast<double>(x) * static_cast<double>(x);
     if (size < 1e-6) continue;
     ours += error / size;
     plain += other / size;
   }
-  EXPECT_LT(ours, 0.95 * plain);  // and better where there is something to choose
+  EXPECT_LT(ours, 0.98 * plain);  // half of the blocks gain
 }
 
 TEST(RoundBlock, ZerosAndConstantsAreExact) {
