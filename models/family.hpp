@@ -16,6 +16,7 @@
 namespace stet {
 
 class PackedWriter;
+struct WeightError;
 
 // Takes tensors out of a checkpoint by name, checks their shapes, packs them, and digests them on the way; or finds them
 // packed. Matrices are rounded where the contract asks for it.
@@ -52,18 +53,18 @@ class WeightLoader {
   // One matrix, of tensors with these full names. `rounded`: the contract may round it.
   Matrix load(const std::string& group, const std::vector<Part>& parts, int64_t columns, bool transposed, bool rounded);
   Matrix pack(const std::string& group, const std::vector<Part>& parts, int64_t columns, bool transposed);
+  [[noreturn]] void refuse(const WeightError& e, const std::vector<Part>& parts, bool transposed) const;
   std::vector<Part> prefixed(const std::vector<Part>& parts) const;
   void record(const std::string& group, const TensorView& tensor, const Digest& digest);
   std::vector<std::pair<std::string, Digest>> group_digests() const;
 
   const Checkpoint& checkpoint_;
   std::string prefix_;
-  Contract contract_;
+  Contract contract_;  // that of packed weights, whatever was asked for
   int threads_;
   PackedWriter* writer_;
   size_t bytes_ = 0;
   std::string not_bf16_, its_type_;  // the first matrix of another type
-  WeightType rounded_to_ = WeightType::f32;  // of the layers, where they are rounded
   std::map<std::string, std::map<std::string, Entry>> groups_;
 };
 

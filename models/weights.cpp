@@ -1,7 +1,9 @@
 #include <cstring>
+#include <optional>
 
 #include "models/family.hpp"
 #include "src/packed.hpp"
+#include "src/quantize.hpp"
 #include "stet/bytes.hpp"
 #include "stet/error.hpp"
 
@@ -10,12 +12,17 @@ namespace {
 
 constexpr const char* kGroups[] = {"embeddings", "norms", "attention", "mlp", "head"};
 
+// What the matrices of a group are rounded to. Embeddings and head decide the most, and are a small part of a large model.
+std::optional<WeightType> rounded_type(Contract contract, const std::string& group) {
+  if (contract != Contract::q8 && contract != Contract::q4) return std::nullopt;
+  return contract == Contract::q8 || group == "embeddings" || group == "head" ? WeightType::q8 : WeightType::q4;
+}
+
 }  // namespace
 
 WeightLoader::WeightLoader(const Checkpoint& checkpoint, std::string prefix, Contract contract, int threads, PackedWriter* writer)
-    : checkpoint_(checkpoint), prefix_(std::move(prefix)), contract_(contract), threads_(threads), writer_(writer) {
-  if (checkpoint.packed()) check_packed_version(checkpoint);
-}
+    : checkpoint_(checkpoint), prefix_(std::move(prefix)), contract_(checkpoint.packed() ? packed_contract(checkpoint) : contract),
+      threads_(threads), writer_(writer) {}
 
 void WeightLoader::record(const std::string& group, const TensorView& tensor, const Digest& digest) {
   groups_[group][tensor.name] = {tensor.dtype_text, shape_text(tensor.shape), digest};
@@ -54,28 +61,37 @@ Matrix WeightLoader::load(const std::string& group, const std::vector<Part>& par
     name += (name.empty() ? "" : "+") + part.name;
     rows += static_cast<size_t>(part.rows);
   }
-  Matrix matrix = checkpoint_.packed() ? packed_matrix(checkpoint_, name, rows, static_cast<size_t>(columns)) : pack(group, parts, columns, transposed);
+  groups_.try_emplace(group);
+  const std::optional<WeightType> type = rounded ? rounded_type(contract_, group) : std::nullopt;
+  Matrix matrix = checkpoint_.packed() ? packed_matrix(checkpoint_, name, type, rows, static_cast<size_t>(columns))
+                                       : pack(group, parts, columns, transposed);
   if (not_bf16_.empty() && rounded && matrix.type() != WeightType::bf16) {
     not_bf16_ = parts[0].name;
     its_type_ = checkpoint_.packed() ? weight_type_name(matrix.type()) : checkpoint_.find(parts[0].name)->dtype_text;
   }
-  const bool asked = contract_ == Contract::q8 || contract_ == Contract::q4;
-  if (rounded && asked && !checkpoint_.packed()) {
-    // Embeddings and head decide the most, and are a small part of a large model.
-    const bool ends = group == "embeddings" || group == "head";
+  if (type && !checkpoint_.packed()) {
     try {
-      matrix = matrix.quantized(contract_ == Contract::q8 || ends ? WeightType::q8 : WeightType::q4, threads_);
-    } catch (const Error& e) {
-      throw Error(e.kind, checkpoint_.file_of(parts[0].name), name + ", " + e.field, e.expected, e.found);
+      matrix = matrix.quantized(*type, threads_);
+    } catch (const WeightError& e) {
+      refuse(e, parts, transposed);
     }
   }
-  if (rounded && group != "embeddings" && group != "head" && is_quantized(matrix.type())) rounded_to_ = matrix.type();
   bytes_ += matrix.bytes();
   if (writer_ != nullptr) {
     writer_->add(name, matrix);
     matrix = Matrix::packed(matrix.type(), matrix.rows(), matrix.columns(), nullptr, nullptr);
   }
   return matrix;
+}
+
+// Of a matrix of all these parts: names the tensor, and where it is in there.
+void WeightLoader::refuse(const WeightError& e, const std::vector<Part>& parts, bool transposed) const {
+  size_t row = e.row;
+  auto part = parts.begin();
+  for (; row >= static_cast<size_t>(part->rows); ++part) row -= static_cast<size_t>(part->rows);
+  const size_t first = transposed ? e.column : row, second = transposed ? row : e.column;
+  throw Error(e.kind, checkpoint_.file_of(part->name), part->name + "[" + std::to_string(first) + ", " + std::to_string(second) + "]",
+              e.expected, e.found);
 }
 
 Matrix WeightLoader::matrix(const std::string& group, const std::vector<Part>& parts, int64_t columns) {
@@ -134,13 +150,12 @@ Linear WeightLoader::transposed(const std::string& group, const Part& layer, int
 std::vector<std::pair<std::string, Digest>> WeightLoader::group_digests() const {
   std::vector<std::pair<std::string, Digest>> digests;
   for (const char* group : kGroups) {
-    Digest digest;
-    if (checkpoint_.packed()) {
-      if (packed_fingerprint(checkpoint_, group, &digest)) digests.emplace_back(group, digest);
-      continue;
-    }
     const auto found = groups_.find(group);
     if (found == groups_.end()) continue;
+    if (checkpoint_.packed()) {
+      digests.emplace_back(group, packed_fingerprint(checkpoint_, group));
+      continue;
+    }
     ByteWriter w;
     for (const auto& [name, entry] : found->second) {
       w.text(name + " " + entry.dtype + " " + entry.shape + "\n");
@@ -168,7 +183,7 @@ void WeightLoader::finish(Model& model) const {
   add("config", digest_of(std::as_bytes(std::span(config))));
   model.fingerprints_.emplace_back("model", digest_of(whole.data()));
   model.weight_bytes_ = bytes_;
-  model.contract_ = rounded_to_ == WeightType::q8 ? Contract::q8 : rounded_to_ == WeightType::q4 ? Contract::q4 : Contract::f32;
+  model.contract_ = contract_ == Contract::q8 || contract_ == Contract::q4 ? contract_ : Contract::f32;
   if (writer_ != nullptr) writer_->note_contract(model.contract_);
   if (!not_bf16_.empty()) model.not_bf16_ = {checkpoint_.file_of(not_bf16_), not_bf16_, its_type_};
 }

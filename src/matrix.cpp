@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "src/quantize.hpp"
-#include "stet/error.hpp"
 #include "stet/team.hpp"
 
 namespace stet {
@@ -180,6 +180,13 @@ struct StripRow {
 
 }  // namespace
 
+namespace {
+
+// By magnitude, and NaN above all.
+bool less_fit(float a, float b) { return !std::isnan(a) && (std::isnan(b) || std::fabs(a) < std::fabs(b)); }
+
+}  // namespace
+
 Matrix Matrix::quantized(WeightType to, int threads) const {
   Matrix m(to, rows_, columns_);
   const auto round = to == WeightType::q8 ? round_block_q8 : round_block_q4;
@@ -192,8 +199,9 @@ Matrix Matrix::quantized(WeightType to, int threads) const {
       for (size_t block = 0; block < m.depth() / kQuantBlock; ++block) {
         const QuantizedBlock rounded = round(std::span<const float, kQuantBlock>(row.data() + block * kQuantBlock, kQuantBlock));
         if ((rounded.scale & 0x7C00u) == 0x7C00u) {
-          throw Error(ErrorKind::unsupported, "", "row " + std::to_string(n),
-                      "finite weights that " + std::string(weight_type_name(to)) + " can hold", "others");
+          const float* const w = row.data() + block * kQuantBlock;
+          const float* const bad = std::max_element(w, w + kQuantBlock, less_fit);
+          throw WeightError(to, n, static_cast<size_t>(bad - row.data()), *bad);
         }
         StripRow{to, lane}.write(rounded, block, m.memory_.data() + b * m.block_bytes());
       }

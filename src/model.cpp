@@ -47,13 +47,21 @@ std::shared_ptr<const Model> Model::load(const std::string& directory, int threa
 
 namespace {
 
-std::unique_ptr<Model> build(const FileSource& source, const Checkpoint& checkpoint, Contract contract, int threads, PackedWriter* writer) {
+// What config.json says.
+struct Plan {
+  ModelConfig config;
+  const Family* family;
+};
+
+Plan read_plan(const FileSource& source) {
   const std::string file = source.path_of(kConfigName);
   const std::string text = source.read(kConfigName, kConfigLimit);
-  ModelConfig config = parse_model_config(text, file);
-  const Family& family = family_of(parse_json(text, file));
-  WeightLoader weights(checkpoint, find_prefix(checkpoint, family), contract, threads > 0 ? threads : default_threads(), writer);
-  std::unique_ptr<Model> model = family.load(std::move(config), weights);
+  return {parse_model_config(text, file), &family_of(parse_json(text, file))};
+}
+
+std::unique_ptr<Model> build(Plan plan, const Checkpoint& checkpoint, Contract contract, int threads, PackedWriter* writer) {
+  WeightLoader weights(checkpoint, find_prefix(checkpoint, *plan.family), contract, threads > 0 ? threads : default_threads(), writer);
+  std::unique_ptr<Model> model = plan.family->load(std::move(plan.config), weights);
   weights.finish(*model);
   return model;
 }
@@ -62,7 +70,8 @@ std::unique_ptr<Model> build(const FileSource& source, const Checkpoint& checkpo
 
 std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> source, int threads, Contract contract) {
   const FloatEnvironment standard;  // numbers of the config, rotary frequencies and norm weights are computed here
-  std::unique_ptr<Model> model = build(*source, Checkpoint::open(*source), contract, threads, nullptr);
+  Plan plan = read_plan(*source);
+  std::unique_ptr<Model> model = build(std::move(plan), Checkpoint::open(*source), contract, threads, nullptr);
   model->generation_ = read_generation(*source, model->config_);
   model->source_ = std::move(source);
   return model;
@@ -70,10 +79,11 @@ std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> sourc
 
 void Model::pack(const FileSource& source, Contract contract, const std::string& path, int threads) {
   const FloatEnvironment standard;
+  Plan plan = read_plan(source);
   const Checkpoint checkpoint = Checkpoint::open(source);
   if (checkpoint.packed()) throw Error(ErrorKind::unsupported, checkpoint.source(), "", "weights that are not packed", "packed ones");
   PackedWriter writer(path, checkpoint);
-  build(source, checkpoint, contract, threads, &writer);
+  build(std::move(plan), checkpoint, contract, threads, &writer);
   writer.commit();
 }
 

@@ -18,7 +18,7 @@ namespace stet {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr const char *kMatrix = "matrix:", *kGroup = "weights:";
+constexpr const char *kMatrix = "matrix:", *kVector = "vector:", *kGroup = "weights:";
 
 size_t whole_pages(size_t n) { return (n + kPage - 1) / kPage * kPage; }
 
@@ -26,6 +26,8 @@ const std::string* find_metadata(const Checkpoint& checkpoint, const std::string
   const auto it = checkpoint.metadata().find(key);
   return it == checkpoint.metadata().end() ? nullptr : &it->second;
 }
+
+std::string found_text(const std::string* found) { return found == nullptr || found->empty() ? "nothing" : *found; }
 
 struct MatrixEntry {
   WeightType type;
@@ -45,7 +47,7 @@ std::optional<MatrixEntry> parse_entry(const std::string& text) {
   MatrixEntry entry{WeightType::f32, 0, 0, words[3]};
   const auto number = [](const std::string& s, size_t* n) {
     const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), *n);
-    return error == std::errc() && end == s.data() + s.size() && *n > 0 && *n <= size_t{1} << 32;
+    return error == std::errc() && end == s.data() + s.size() && *n > 0 && *n <= size_t{1} << 28;  // no product overflows
   };
   if (!number(words[1], &entry.rows) || !number(words[2], &entry.columns)) return std::nullopt;
   for (const WeightType type : {WeightType::f32, WeightType::bf16, WeightType::f16, WeightType::q8, WeightType::q4}) {
@@ -59,7 +61,7 @@ MatrixEntry entry_of(const Checkpoint& checkpoint, const std::string& name) {
   const std::string* text = find_metadata(checkpoint, kMatrix + name);
   const auto entry = text == nullptr ? std::nullopt : parse_entry(*text);
   if (entry) return *entry;
-  throw Error(ErrorKind::format, checkpoint.source(), kMatrix + name, "TYPE ROWS COLUMNS DIGEST", text == nullptr ? "nothing" : *text);
+  throw Error(ErrorKind::format, checkpoint.source(), kMatrix + name, "TYPE ROWS COLUMNS DIGEST", found_text(text));
 }
 
 // The bytes of a matrix, without the padding.
@@ -76,16 +78,26 @@ std::span<const std::byte> bytes_of(const Checkpoint& checkpoint, const std::str
 
 }  // namespace
 
-void check_packed_version(const Checkpoint& checkpoint) {
+Contract packed_contract(const Checkpoint& checkpoint) {
   for (const auto& [key, value] : {std::pair<const char*, const char*>("format", kPackedFormat), {"version", "1"}}) {
     const std::string* found = find_metadata(checkpoint, key);
     if (found != nullptr && *found == value) continue;
-    throw Error(ErrorKind::unsupported, checkpoint.source(), key, value, found == nullptr ? "nothing" : *found);
+    throw Error(ErrorKind::unsupported, checkpoint.source(), key, value, found_text(found));
   }
+  const std::string* name = find_metadata(checkpoint, "contract");
+  for (const Contract contract : {Contract::f32, Contract::q8, Contract::q4}) {
+    if (name != nullptr && *name == contract_name(contract)) return contract;
+  }
+  throw Error(ErrorKind::unsupported, checkpoint.source(), "contract", "f32, q8 or q4", found_text(name));
 }
 
-Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, size_t rows, size_t columns) {
+Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, std::optional<WeightType> type, size_t rows, size_t columns) {
   const MatrixEntry entry = entry_of(checkpoint, name);
+  if (type ? entry.type != *type : is_quantized(entry.type)) {
+    throw Error(ErrorKind::format, checkpoint.source(), kMatrix + name,
+                (type ? weight_type_name(*type) : "f32, bf16 or f16") + std::string(" for the contract ") + *find_metadata(checkpoint, "contract"),
+                weight_type_name(entry.type));
+  }
   if (entry.rows != rows || entry.columns != columns) {
     throw Error(ErrorKind::mismatch, checkpoint.source(), name, "[" + std::to_string(rows) + ", " + std::to_string(columns) + "]",
                 "[" + std::to_string(entry.rows) + ", " + std::to_string(entry.columns) + "]");
@@ -99,12 +111,27 @@ Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, size
   return Matrix::packed(entry.type, rows, columns, copy->data(), copy);
 }
 
-bool packed_fingerprint(const Checkpoint& checkpoint, const std::string& group, Digest* digest) {
+Digest packed_fingerprint(const Checkpoint& checkpoint, const std::string& group) {
   const std::string* text = find_metadata(checkpoint, kGroup + group);
-  if (text == nullptr) return false;
-  if (!parse_digest(*text, digest)) throw Error(ErrorKind::format, checkpoint.source(), kGroup + group, "a digest", *text);
-  return true;
+  Digest digest;
+  if (text != nullptr && parse_digest(*text, &digest)) return digest;
+  throw Error(ErrorKind::format, checkpoint.source(), kGroup + group, "a digest", found_text(text));
 }
+
+namespace {
+
+// The bytes of a tensor that a digest was made of, and that digest.
+std::pair<std::span<const std::byte>, std::string> digested(const Checkpoint& checkpoint, const TensorView& tensor) {
+  if (tensor.dtype == DType::u8) {
+    const MatrixEntry entry = entry_of(checkpoint, tensor.name);
+    return {bytes_of(checkpoint, tensor.name, entry), entry.digest};
+  }
+  const std::string* digest = find_metadata(checkpoint, kVector + tensor.name);
+  if (digest == nullptr) throw Error(ErrorKind::format, checkpoint.source(), kVector + tensor.name, "a digest", "nothing");
+  return {tensor.bytes, *digest};
+}
+
+}  // namespace
 
 // ---------------------------------------------------------------- writing
 
@@ -161,6 +188,7 @@ void PackedWriter::commit() {
     const uint64_t begin = file_.written() - header_bytes_;
     entries_ += header_entry(v->name, v->dtype_text, v->shape, begin, begin + v->bytes.size());
     file_.write(v->bytes);
+    metadata_[kVector + v->name] = digest_text(digest_of(v->bytes));
   }
   std::string header = "{" + entries_ + "\"__metadata__\":" + nlohmann::json(metadata_).dump() + "}";
   if (header.size() + sizeof(uint64_t) > header_bytes_) {
@@ -180,18 +208,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void make_empty_directory(const std::string& directory) {
+// Returns whether it was made.
+bool make_empty_directory(const std::string& directory) {
   std::error_code error;
-  fs::create_directories(directory, error);
+  const bool made = fs::create_directory(directory, error);
+  const bool is_file = error == std::errc::file_exists || error == std::errc::not_a_directory;
   const bool empty = !error && fs::is_empty(directory, error);
-  if (error) throw Error(ErrorKind::io, directory, "", "a directory to write to", error.message());
-  if (!empty) throw Error(ErrorKind::io, directory, "", "a new or empty directory", "one with files in it");
+  if (empty && !error) return made;
+  throw Error(ErrorKind::io, directory, "", "a new or empty directory", is_file ? "a file" : error ? error.message() : "one with files in it");
 }
 
 }  // namespace
 
 void pack_checkpoint(const FileSource& source, Contract contract, const std::string& directory, int threads) {
-  make_empty_directory(directory);
+  const bool made = make_empty_directory(directory);
   std::vector<std::string> written;
   const auto path_of = [&](const std::string& name) { return directory + "/" + name; };
   try {
@@ -209,34 +239,26 @@ void pack_checkpoint(const FileSource& source, Contract contract, const std::str
   } catch (...) {
     std::error_code ignored;
     for (const std::string& path : written) fs::remove(path, ignored);
+    if (made) fs::remove(directory, ignored);
     throw;
   }
 }
 
 Contract contract_of_weights(const FileSource& source) {
   if (!source.has(kPackedName)) return Contract::f32;
-  const Checkpoint checkpoint = Checkpoint::open(source);
-  check_packed_version(checkpoint);
-  const std::string* name = find_metadata(checkpoint, "contract");
-  for (const Contract contract : {Contract::f32, Contract::q8, Contract::q4}) {
-    if (name != nullptr && *name == contract_name(contract)) return contract;
-  }
-  throw Error(ErrorKind::unsupported, checkpoint.source(), "contract", "f32, q8 or q4", name == nullptr ? "nothing" : *name);
+  return packed_contract(Checkpoint::open(source));
 }
 
 size_t check_packed(const FileSource& source, int threads) {
   const Checkpoint checkpoint = Checkpoint::open(source);
-  check_packed_version(checkpoint);
-  std::vector<std::string> names;
-  for (const auto& [key, value] : checkpoint.metadata()) {
-    if (key.starts_with(kMatrix)) names.push_back(key.substr(std::strlen(kMatrix)));
-  }
+  if (!checkpoint.packed()) throw Error(ErrorKind::unsupported, source.path(), kPackedName, "a file of packed weights", "none");
+  packed_contract(checkpoint);
+  const std::vector<std::string> names = checkpoint.names();
   std::atomic<size_t> total{0};
   run_each(threads > 0 ? threads : default_threads(), names.size(), [&](size_t i) {
-    const MatrixEntry entry = entry_of(checkpoint, names[i]);
-    const std::span<const std::byte> bytes = bytes_of(checkpoint, names[i], entry);
+    const auto [bytes, digest] = digested(checkpoint, *checkpoint.find(names[i]));
     const std::string found = digest_text(digest_of(bytes));
-    if (found != entry.digest) throw Error(ErrorKind::format, checkpoint.source(), names[i], entry.digest, found);
+    if (found != digest) throw Error(ErrorKind::format, checkpoint.source(), names[i], digest, found);
     total += bytes.size();
   });
   return total;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 
 #include "stet/file.hpp"
@@ -13,12 +14,13 @@ namespace stet {
 
 inline constexpr const char* kPackedFormat = "stet packed weights";
 
-// Throws Error unless the file says that it is of the format and version that are read.
-void check_packed_version(const Checkpoint& checkpoint);
-// The matrix of that name, in place. Throws Error: format or mismatch.
-Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, size_t rows, size_t columns);
-// The digest that stands in the metadata under "weights:GROUP"; false when there is none.
-bool packed_fingerprint(const Checkpoint& checkpoint, const std::string& group, Digest* digest);
+// The contract that the weights are for: f32, q8 or q4. Throws Error unless the file says that it is of the format and version
+// that are read.
+Contract packed_contract(const Checkpoint& checkpoint);
+// The matrix of that name, in place. `type`: what it must be; null: not quantized. Throws Error: format or mismatch.
+Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, std::optional<WeightType> type, size_t rows, size_t columns);
+// The digest that stands in the metadata under "weights:GROUP". Throws a format Error when there is none.
+Digest packed_fingerprint(const Checkpoint& checkpoint, const std::string& group);
 
 // Streams the file: tensors in the order in which they come, the header, for which room is left, at the end.
 class PackedWriter {

@@ -1,5 +1,7 @@
 #include "src/quantize.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -52,6 +54,7 @@ QuantizedBlock round_block_q8(std::span<const float, kQuantBlock> w) {
   if (top != top) return {kNotANumber, {}};
   QuantizedBlock block;
   block.scale = round_f16(std::fabs(top) / 127.0f);
+  if (std::fabs(top) > 127.5f * widen_f16(block.scale)) ++block.scale;  // float16 is coarse below 2^-14
   const float d = widen_f16(block.scale), inverse = d == 0 ? 0 : 1 / d;
   for (size_t i = 0; i < kQuantBlock; ++i) block.u[i] = static_cast<uint8_t>(128 + nearest(w[i] * inverse, -127, 127));
   return block;
@@ -63,7 +66,14 @@ QuantizedBlock round_block_q4(std::span<const float, kQuantBlock> w) {
   const float top = largest(w);
   if (top != top) return {kNotANumber, {}};
   const Candidate low = with_scale(w, top / -8), high = with_scale(w, top / 7);
-  return low.error <= high.error ? low.block : high.block;
+  return high.error < low.error ? high.block : low.block;  // not a number where its scale is infinite
 }
+
+// The largest scale that rounds to a finite float16 is below 65520.
+WeightError::WeightError(WeightType to, size_t in_row, size_t in_column, float weight)
+    : Error(ErrorKind::unsupported, "", fmt::format("[{}, {}]", in_row, in_column),
+            fmt::format("less than {:g} in magnitude for {}", 65520.0 * (to == WeightType::q8 ? 127 : 8), weight_type_name(to)),
+            fmt::format("{:g}", weight)),
+      row(in_row), column(in_column) {}
 
 }  // namespace stet

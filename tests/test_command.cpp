@@ -360,7 +360,7 @@ TEST_F(Command, AWrongCommandLineIsStatus2) {
       {{"generate", "-p", "a", "--chunk", "0"}, "--chunk: expected an integer in 1..65536, found 0"},
       {{"generate", "-p", "a", "--stop-id", "4294967301"}, "--stop-id: expected an integer in 0..2147483647, found 4294967301"},
       {{"generate", "-p", "a", "--kv", "f8"}, "--kv: f8 not in {f32,bf16,f16}"},
-      {{"generate", "-p", "a", "--compute", "f64"}, "--compute: f64 not in {f32,bf16}"},
+      {{"generate", "-p", "a", "--compute", "f64"}, "--compute: f64 not in {f32,bf16,q8,q4}"},
       {{"generate", "-p", "a", "--gemm", "mkl"}, "--gemm: mkl not in {own,blas}"},
       {{"generate", "-p", "a", "--bos", "maybe"}, "--bos: maybe not in {auto,on,off}"},
       {{"save", "-p", "a"}, "--output is required"},

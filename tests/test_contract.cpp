@@ -12,13 +12,13 @@ SessionOptions under(Contract contract) { return options(1, STET_DEFAULT_ISA, 51
 using stet_test::error_of;
 
 TEST(Contract, NamesGoBothWays) {
-  for (const std::string name : {"f32", "f32-blas", "bf16"}) {
+  for (const std::string name : {"f32", "f32-blas", "bf16", "q8", "q4"}) {
     ComputeOptions c;
     c.threads = 3;
     ASSERT_TRUE(choose_contract(name, c));
     EXPECT_EQ(contract_name(c), name);
     EXPECT_EQ(c.threads, 3);
-    for (const char* none : {"", "F32", "bf16-blas", "bf1", "q8"}) {
+    for (const char* none : {"", "F32", "bf16-blas", "bf1", "q5", "q8-blas"}) {
       EXPECT_FALSE(choose_contract(none, c)) << none;
       EXPECT_EQ(contract_name(c), name);
     }

@@ -1,30 +1,22 @@
-// The worked example of docs/snapshot-format.md is what is written.
-#include <fstream>
+// The worked examples of docs/snapshot-format.md and docs/packed-format.md are what is written.
 #include <regex>
 
 #include "scratch.hpp"
 #include "stet/generate.hpp"
+#include "stet/packed.hpp"
 #include "stet/snapshot.hpp"
 #include "support.hpp"
 
 namespace stet::test {
 namespace {
 
-TEST(FormatDocument, EveryLineIsInTheFile) {
-  const auto m = model(data_path("models/llama2-tiny-f16"));
-  SessionOptions o = options(1);
-  o.capacity = 8;
-  Session s(m, o);
-  s.generation() = default_generation(*m);
-  append_prompt(s, std::vector<int32_t>{1, 2, 3});
-  stet_test::ScratchDir scratch;
-  Snapshot::save(s, "", scratch / "example.stet");
-  const std::string file = read_text_file(scratch / "example.stet", size_t{1} << 20);
-  std::ifstream document(std::string(STET_ROOT) + "/docs/snapshot-format.md");
+// The lines "OFFSET  BYTES  words" of a document, all in hexadecimal, against the file; and its size, which stands there too.
+void expect_lines(const std::string& document, const std::string& file, size_t at_least) {
+  const std::string text = read_text_file(std::string(STET_ROOT) + "/docs/" + document, size_t{1} << 20);
   const std::regex row("    ([0-9a-f]{5})  ((?:[0-9a-f]{2} ?)+?)(?:  .*)?");
-  std::string line;
+  std::istringstream lines(text);
   size_t bytes = 0;
-  while (std::getline(document, line)) {
+  for (std::string line; std::getline(lines, line);) {
     std::smatch match;
     if (!std::regex_match(line, match, row)) continue;
     size_t at = std::stoul(match[1], nullptr, 16);
@@ -34,10 +26,27 @@ TEST(FormatDocument, EveryLineIsInTheFile) {
       ASSERT_EQ(static_cast<unsigned char>(file[at]), std::stoul(hex.substr(i, 2), nullptr, 16)) << line;
     }
   }
-  EXPECT_GT(bytes, 500u);
-  std::ifstream again(std::string(STET_ROOT) + "/docs/snapshot-format.md");
-  const std::string all((std::istreambuf_iterator<char>(again)), {});
-  EXPECT_NE(all.find("(" + std::to_string(file.size()) + " bytes)"), std::string::npos);
+  EXPECT_GT(bytes, at_least);
+  EXPECT_NE(text.find("(" + std::to_string(file.size()) + " bytes)"), std::string::npos);
+}
+
+TEST(FormatDocument, EveryLineIsInTheSnapshot) {
+  const auto m = model(data_path("models/llama2-tiny-f16"));
+  SessionOptions o = options(1);
+  o.capacity = 8;
+  Session s(m, o);
+  s.generation() = default_generation(*m);
+  append_prompt(s, std::vector<int32_t>{1, 2, 3});
+  stet_test::ScratchDir scratch;
+  Snapshot::save(s, "", scratch / "example.stet");
+  expect_lines("snapshot-format.md", read_text_file(scratch / "example.stet", size_t{1} << 20), 500);
+}
+
+TEST(FormatDocument, EveryLineIsInThePackedFile) {
+  stet_test::ScratchDir scratch;
+  const std::string directory = scratch / "example";
+  pack_checkpoint(*directory_source(data_path("models/llama2-tiny-f16")), Contract::q4, directory);
+  expect_lines("packed-format.md", read_text_file(directory + "/packed.safetensors", size_t{1} << 20), 140);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "stet/error.hpp"
+#include "stet/safetensors.hpp"
 #include "tools/command.hpp"
 
 namespace stet::tool {
@@ -12,7 +13,7 @@ namespace {
 
 struct Options {
   std::string path, model;
-  bool json = false;
+  bool json = false, check = false;
 };
 
 // Nothing in it may drive a terminal: names come from the file.
@@ -169,6 +170,8 @@ Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokeni
   j["checkpoint"] = model.directory();
   j["architecture"] = model.config().architecture;
   j["config"] = Json::parse(model.config().canonical());
+  j["contract"] = contract_name(model.contract());
+  j["weights"] = model.source().has(kPackedName) ? "packed in the file, used in place" : "packed while loading";
   j["packed_weight_bytes"] = model.weight_bytes();
   j["stop_ids"] = model.generation().eos_ids;
   if (tokenizer != nullptr) {
@@ -188,7 +191,11 @@ void run(const Options& o) {
   const bool directory = std::filesystem::is_directory(o.path, ignored);
   Json j;
   if (directory) {
+    const size_t checked = o.check ? check_packed(*directory_source(o.path)) : 0;
     j = describe(*Model::load(o.path), load_tokenizer(o.path));
+    if (o.check) j["checked_file_bytes"] = checked;
+  } else if (o.check) {
+    throw Error(ErrorKind::argument, o.path, "--check", "a directory with packed weights (for a snapshot: stet verify)", "another file");
   } else {
     const Snapshot snapshot = Snapshot::open(o.path);
     Present present;
@@ -210,6 +217,7 @@ void add_inspect(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("inspect", "What is in a snapshot or a checkpoint directory.");
   sub->add_option("path", o->path, "a snapshot, or a checkpoint directory")->required()->type_name("FILE|DIR");
   sub->add_option("-m,--model", o->model, "a checkpoint directory: does the snapshot match it?")->type_name("DIR");
+  sub->add_flag("--check", o->check, "compare packed weights with their digests, every byte");
   sub->add_flag("--json", o->json, "print JSON");
   sub->callback([o] { run(*o); });
 }

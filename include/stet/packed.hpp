@@ -7,8 +7,8 @@
 //     theirs, joined by "+".
 //   - norm weights and biases are as in the checkpoint that was packed.
 //   - metadata: "format" "stet packed weights", "version" "1", "contract" (what it is for: "f32" for weights as they were,
-//     "q8", "q4"), "matrix:NAME" "TYPE ROWS COLUMNS DIGEST" for each matrix, the digest being that of the packed bytes, and
-//     "weights:GROUP" the digest of a group of the original weights (Model::fingerprints).
+//     "q8", "q4"), "matrix:NAME" "TYPE ROWS COLUMNS DIGEST" for each matrix, the digest being that of the packed bytes, "vector:NAME"
+//     the digest of each norm weight or bias, and "weights:GROUP" that of a group of the original weights (Model::fingerprints).
 #pragma once
 
 #include <string>
@@ -19,15 +19,15 @@
 namespace stet {
 
 // Packs the checkpoint of `source`: for `contract` q8 or q4 its weights are rounded, otherwise they stay what they are.
-// `directory` is made, or must be empty; it gets config.json last, so that one which has it is complete. Beside the matrix at
-// hand, nothing is held in memory. Throws Error, and takes away what it wrote, when something fails.
+// `directory` is made (its parent must be there), or must be empty; it gets config.json last, so that one which has it is
+// complete. Beside the matrix at hand, nothing is held in memory. Throws Error, and takes away what it made, when something fails.
 void pack_checkpoint(const FileSource& source, Contract contract, const std::string& directory, int threads = 0);
 
 // The contract that a checkpoint's weights are for: f32, unless they are packed for another. Reads no weights.
 Contract contract_of_weights(const FileSource& source);
 
-// Compares the matrices of a packed checkpoint with their digests. Throws a format Error that names the first that is not
-// what it was. Returns the bytes that were read.
+// Compares all matrices and vectors of a packed checkpoint with their digests. Throws a format Error that names the first that
+// is not what it was. Returns the bytes that were compared.
 size_t check_packed(const FileSource& source, int threads = 0);
 
 }  // namespace stet
