@@ -22,17 +22,23 @@ size_t tiles_of(size_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
 // Some blocks of a matrix, and of them the inputs k0 .. k0 + kc.
 struct Piece {
+  Piece(const Matrix& matrix, Range some, size_t first, size_t depth)
+      : w(&matrix), block(some.begin), blocks(some.size()), k0(first), kc(depth), block_bytes(matrix.block_bytes()),
+        offset(first * block_bytes / matrix.depth()), bytes(depth * block_bytes / matrix.depth()) {}
+
   const Matrix* w;
   size_t block, blocks, k0, kc;
+  size_t block_bytes, offset, bytes;  // of a whole block; of a block, where this piece begins and how long it is
 
-  const std::byte* weights(size_t b) const { return static_cast<const std::byte*>(w->block(block + b)) + bytes_of(k0); }
-  size_t bytes_of(size_t inputs) const { return inputs * w->block_bytes() / w->depth(); }  // whole strips, or pairs
+  const std::byte* weights(size_t b) const { return static_cast<const std::byte*>(w->block(0)) + (block + b) * block_bytes + offset; }
   // Fetches part `i` of `parts` towards the second-level cache.
   void prefetch(size_t i, size_t parts) const {
     constexpr size_t kLine = 64;
-    const size_t lines = bytes_of(kc) / kLine, all = lines * blocks;
-    for (size_t line = all * i / parts; line < all * (i + 1) / parts; ++line) {
-      __builtin_prefetch(weights(line / lines) + line % lines * kLine, 0, 2);
+    const size_t lines = bytes / kLine, end = lines * blocks * (i + 1) / parts;
+    for (size_t line = lines * blocks * i / parts; line < end;) {
+      const size_t b = line / lines, stop = std::min(end, (b + 1) * lines);
+      const std::byte* const first = weights(b) - b * lines * kLine;
+      for (; line < stop; ++line) __builtin_prefetch(first + line * kLine, 0, 2);
     }
   }
 };
@@ -154,9 +160,8 @@ void group_product(const Pass& p, const Matrix& w, Range group, Range after, Row
   for (size_t k0 = 0; k0 < depth; k0 += step) {
     const size_t kc = std::min(step, depth - k0);
     const bool first = k0 == 0, last = k0 + kc == depth;
-    const Piece piece = {&w, group.begin, group.size(), k0, kc};
-    const Piece next = last ? Piece{&w, after.begin, after.size(), 0, step}
-                            : Piece{&w, group.begin, group.size(), k0 + kc, std::min(step, depth - k0 - kc)};
+    const Piece piece(w, group, k0, kc);
+    const Piece next = last ? Piece(w, after, 0, step) : Piece(w, group, k0 + kc, std::min(step, depth - k0 - kc));
     Arithmetic::begin(*p.kernels, piece, local);
     for (size_t i = 0; i < tiles; ++i) {
       const size_t row = i * kTileRows;

@@ -40,35 +40,45 @@ const char* contract_name(Contract contract) {
 
 namespace {
 
-// Every thread rounds the inputs for itself, with its first piece: shorter than waiting for each other.
-void matrix_vector(Team t, const Pass& p, const Matrix& w, const float* x, float* y) {
-  constexpr size_t kPieceBytes = 128 << 10;
+// A few rows, one after the other over a piece of weights, which the first brings into the cache. Every thread rounds the inputs
+// for itself, with its first piece: shorter than waiting for each other.
+constexpr size_t kFewRows = 4;
+constexpr size_t kPieceBytes = 128 << 10;
+
+void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   const Kernels& k = *p.kernels;
-  std::byte* const local = p.scratch->local[static_cast<size_t>(t.rank)].data();
-  QuantBlock* const quants = reinterpret_cast<QuantBlock*>(local);
-  uint32_t* const pairs = reinterpret_cast<uint32_t*>(local);
-  const bool quantized = is_quantized(w.type()), paired = !quantized && p.contract == Contract::bf16;
   const size_t depth = w.depth();
+  std::byte* const local = p.scratch->local[static_cast<size_t>(t.rank)].data();
+  const auto quants = [&](size_t r) { return reinterpret_cast<QuantBlock*>(local) + r * (depth / kQuantBlock); };
+  const auto pairs = [&](size_t r) { return reinterpret_cast<uint32_t*>(local) + r * (depth / 2); };
+  const bool quantized = is_quantized(w.type()), paired = !quantized && p.contract == Contract::bf16;
   bool rounded = false;
   t.each_range(w.blocks(), std::max<size_t>(1, kPieceBytes / w.block_bytes()), [&](Range blocks) {
-    if (quantized && !rounded) k.quantize(x, depth, quants);
-    if (paired && !rounded) k.round_pairs(x, depth, pairs);
+    for (size_t r = 0; !rounded && r < x.count; ++r) {
+      if (quantized) k.quantize(x.row(r), depth, quants(r));
+      if (paired) k.round_pairs(x.row(r), depth, pairs(r));
+    }
     rounded = true;
-    const void* const first = w.block(blocks.begin);
-    float* const out = y + blocks.begin * kLanes;
-    if (quantized) (w.type() == WeightType::q8 ? k.gemv_q8 : k.gemv_q4)(first, blocks.size(), depth, quants, out);
-    else if (paired) k.gemv_pairs(first, blocks.size(), depth, pairs, out);
-    else k.gemv[static_cast<int>(w.type())](first, blocks.size(), depth, x, out);
+    for (size_t b = blocks.begin; b < blocks.end;) {
+      const size_t n = x.count == 1 ? blocks.size() : std::min(blocks.end - b, std::max<size_t>(1, kPieceBytes / w.block_bytes()));
+      for (size_t r = 0; r < x.count; ++r) {
+        float* const out = y.row(r) + b * kLanes;
+        if (quantized) (w.type() == WeightType::q8 ? k.gemv_q8 : k.gemv_q4)(w.block(b), n, depth, quants(r), out);
+        else if (paired) k.gemv_pairs(w.block(b), n, depth, pairs(r), out);
+        else k.gemv[static_cast<int>(w.type())](w.block(b), n, depth, x.row(r), out);
+      }
+      b += n;
+    }
   });
 }
 
 }  // namespace
 
 void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
-  if (x.count == 1) {
-    matrix_vector(t, p, w, x.data, y.data);
-  } else if (p.blas) {
+  if (p.blas && x.count > 1) {
     gemm_blas(t, p, w, x, y);
+  } else if (x.count <= kFewRows) {
+    matrix_vectors(t, p, w, x, y);
   } else {
     gemm(t, p, w, x, y);
   }
@@ -185,9 +195,9 @@ Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads, in
       std::max({config.hidden_size, config.intermediate_size, config.heads * config.head_dim}));
   const size_t rows = round_up(std::min(max_rows, size_t{kGemmRows}), kTileRows), depth = round_up(widest, kQuantStrip);
   s.packed = Memory(rows * depth * sizeof(float));
-  const size_t inputs = depth / kQuantBlock * sizeof(QuantBlock) / sizeof(float);  // rounded; in pairs they are as many words or fewer
+  const size_t inputs = kFewRows * std::max(depth / kQuantBlock * sizeof(QuantBlock) / sizeof(float), depth / 2);  // rounded
   for (int i = 0; i < threads; ++i) {
-    s.local.emplace_back(std::max({gemm_local_floats(), attention_local_floats(head_dim), inputs, depth / 2}) * sizeof(float));
+    s.local.emplace_back(std::max({gemm_local_floats(), attention_local_floats(head_dim), inputs}) * sizeof(float));
   }
   const size_t blocks = static_cast<size_t>((capacity + kBlockPositions - 1) / kBlockPositions);
   s.partial = Memory(static_cast<size_t>(config.heads) * blocks * (ldv + kLanes) * sizeof(float), false);
