@@ -68,7 +68,7 @@ TEST_F(IsaLeaks, KernelFilesDefineTheirTableAlone) {
     seen.insert(isa);
   }
 #if defined(__x86_64__)
-  EXPECT_EQ(seen, (std::set<std::string>{"portable", "avx2", "avx512", "avx512bf16"}));
+  EXPECT_EQ(seen, (std::set<std::string>{"portable", "avx2", "avx512", "avx512vnni", "avx512bf16"}));
 #else
   EXPECT_EQ(seen, (std::set<std::string>{"portable"}));
 #endif
@@ -131,13 +131,17 @@ TEST_F(IsaLeaks, Avx2FileHoldsNoAvx512) {
   }
 }
 
-// Nor does the AVX-512 file hold the instruction that the one with BF16 is there for.
-TEST_F(IsaLeaks, DotProductsAreInTheirFileAlone) {
+// Nor does the AVX-512 file hold the instructions that those with VNNI and BF16 are there for.
+TEST_F(IsaLeaks, DotProductsAreInTheirFilesAlone) {
   for (const std::string& object : kernel_objects()) {
-    size_t dots = 0;
-    ASSERT_TRUE(each_line("objdump -d --no-show-raw-insn '" + object + "'",
-                          [&](const std::string& line) { dots += line.find("vdpbf16ps") != std::string::npos; }));
-    EXPECT_EQ(dots > 0, isa_of(object) == "avx512bf16") << object;
+    size_t pairs = 0, bytes = 0;
+    ASSERT_TRUE(each_line("objdump -d --no-show-raw-insn '" + object + "'", [&](const std::string& line) {
+      pairs += line.find("vdpbf16ps") != std::string::npos;
+      bytes += line.find("vpdpbusd") != std::string::npos;
+    }));
+    const std::string isa = isa_of(object);
+    EXPECT_EQ(pairs > 0, isa == "avx512bf16") << object;
+    EXPECT_EQ(bytes > 0, isa == "avx512vnni" || isa == "avx512bf16") << object;
   }
 }
 
