@@ -90,14 +90,18 @@ struct Pairs {  // weights as they stand
   }
 };
 
-struct Quants8 {  // weights as they stand
+struct Quants {
   using Packed = QuantTile;
-  static constexpr size_t kInputs = kQuantBlock, kElements = 1, kUnit = kQuantStrip, kDepth = 2048, kGroup = 3;
-  static constexpr size_t kLocalFloats = 0;
+  static constexpr size_t kInputs = kQuantBlock, kElements = 1, kUnit = kQuantStrip, kGroup = 3;
 
   static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, QuantTile* packed) {
     k.pack_quants(x, ldx, rows, kc, packed);
   }
+};
+
+struct Quants8 : Quants {  // weights as they stand
+  static constexpr size_t kDepth = 2048, kLocalFloats = 0;
+
   static void begin(const Kernels&, const Piece&, float*) {}
   static void tile(const Kernels& k, const Piece& p, size_t b, const QuantTile* packed, const float*, const Sums& s) {
     k.tile_q8(packed, p.weights(b), p.w->depth(), p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
@@ -105,15 +109,11 @@ struct Quants8 {  // weights as they stand
   }
 };
 
-struct Quants4 {  // made into q8 once and reused for all rows
-  using Packed = QuantTile;
-  static constexpr size_t kInputs = kQuantBlock, kElements = 1, kUnit = kQuantStrip, kDepth = 1024, kGroup = 3;
+struct Quants4 : Quants {  // made into q8 once and reused for all rows
+  static constexpr size_t kDepth = 1024;
   static constexpr size_t kBlockFloats = kDepth / kQuantStrip * kStripBytesQ8 / sizeof(float);
   static constexpr size_t kLocalFloats = kGroup * kPanelBlocks * kBlockFloats;
 
-  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, QuantTile* packed) {
-    k.pack_quants(x, ldx, rows, kc, packed);
-  }
   static void begin(const Kernels& k, const Piece& p, float* local) {
     for (size_t b = 0; b < p.blocks; ++b) k.expand_q4(p.weights(b), p.kc / kQuantStrip, local + b * kBlockFloats);
   }

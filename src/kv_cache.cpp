@@ -129,7 +129,9 @@ std::vector<Digest> KvBlock::digests(const KvShape& shape) const {
 // keeps the pool alive, and returns its slot zeroed.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
-  BlockPool(size_t block_bytes, size_t count) : block_bytes_(block_bytes), memory_(block_bytes * count) {
+  // 2 MB pages for blocks that fill them: a small model's session would take a whole one for a few tokens.
+  BlockPool(size_t block_bytes, size_t count)
+      : block_bytes_(block_bytes), memory_(block_bytes * count, block_bytes >= (size_t{1} << 20)) {
     free_.reserve(count);
     for (size_t i = count; i > 0; --i) free_.push_back(i - 1);
   }

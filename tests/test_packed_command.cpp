@@ -137,6 +137,9 @@ TEST_F(PackedCommand, ASnapshotGoesOnUnderItsContract) {
   succeed({"resume", snapshot, "-m", q4, "--compute", "q4", "--replay", "-n", "0", "--ignore-eos", "--save", migrated});
   succeed({"save", "-m", q4, "--ids", "1,2,3", "-o", made});
   succeed({"diff", migrated, made});
+  fs::remove(migrated);
+  succeed({"resume", snapshot, "-m", q4, "--replay", "-n", "0", "--ignore-eos", "--save", migrated});  // weights for one contract
+  succeed({"diff", migrated, made});
 }
 
 TEST_F(PackedCommand, ASnapshotBringsPackedWeightsAlong) {
@@ -145,6 +148,11 @@ TEST_F(PackedCommand, ASnapshotBringsPackedWeightsAlong) {
   succeed({"save", "-m", q4, "--ids", "1,2,3", "-o", snapshot, "--with-weights"});
   fs::remove_all(q4);
   EXPECT_EQ(json_of({"resume", snapshot, "-n", "6", "--ignore-eos"})["ids"], straight["ids"]);
+  // It came without a tokenizer, and no other may stand in.
+  for (const Args& text : {Args{"resume", snapshot, "-p", "Hi"}, Args{"experiment", snapshot, "-p", "Hi"}}) {
+    EXPECT_EQ(failure(text), snapshot + ": WEIGHTS: tokenizer: expected a snapshot saved --with-tokenizer, or -m with a directory that has one "
+                                        "(or use --ids), found none");
+  }
 }
 
 TEST_F(PackedCommand, InspectSaysWhatTheWeightsAre) {

@@ -285,7 +285,7 @@ void ChatShell::list_branches() {
 void ChatShell::save(const std::string& given) {
   const std::string path = need(given.empty() ? options_.save : given, "/save", "a file");
   const double start = seconds();
-  const StateDigests d = options_.save_as.save(current().session(), current().tokenizer(), path, options_.model.checkpoint);
+  const StateDigests d = options_.save_as.save(current().session(), current().tokenizer(), path);
   if (!options_.json) {
     fmt::print(stderr, "saved {} tokens to {} in {:.1f} ms, state {}\n", current().session().size(), printable(path),
                (seconds() - start) * 1e3, digest_text(d.state));

@@ -64,9 +64,9 @@ Conversation resume_chat(ChatOptions& o, const std::string& path, const std::sha
   const Snapshot snapshot = Snapshot::open(path);
   snapshot.find_parent(o.restore.parent);
   ModelOptions model = o.model;
-  follow(model, snapshot);
+  follow(model, snapshot, o.restore.how.replay);
   auto tokenizer = tokenizer_of(snapshot, model);
-  if (tokenizer == nullptr) tokenizer = require_tokenizer(model.checkpoint.directory);
+  if (tokenizer == nullptr) no_tokenizer(model.source()->path());
   const auto weights = loaded != nullptr ? loaded : model.load_model();
   const double start = seconds();
   RestoreReport report;

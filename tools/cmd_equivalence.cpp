@@ -139,7 +139,7 @@ void print(const std::vector<Result>& results, const Options& o) {
 void run_equivalence(Options& o) {
   o.sampling.validate();
   auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
-  const Turns turns = o.say.empty() ? o.prompt.turns(o.model.checkpoint, tokenizer, true) : Turns();
+  const Turns turns = o.say.empty() ? o.prompt.turns(o.model.source()->path(), tokenizer, true) : Turns();
   const auto model = o.model.load_model();
   const Folder folder;
   double start = seconds();

@@ -192,7 +192,7 @@ Session open_state(Options& o, std::shared_ptr<const Tokenizer>& tokenizer) {
     o.restore.how.map = !o.restore.read;
     const Snapshot snapshot = Snapshot::open(o.snapshot);
     snapshot.find_parent(o.restore.parent);
-    follow(o.model, snapshot);
+    follow(o.model, snapshot, o.restore.how.replay);
     tokenizer = tokenizer_of(snapshot, o.model);
     return restore_session(snapshot, o.model, o.restore.how, nullptr, fingerprint(tokenizer));
   }
@@ -208,12 +208,12 @@ void run_experiment(Options& o) {
   Session session = open_state(o, tokenizer);
   const double start = seconds();
   if (!o.say.empty()) {
-    if (tokenizer == nullptr) tokenizer = require_tokenizer(o.model.checkpoint.directory);
+    if (tokenizer == nullptr) no_tokenizer(o.model.source()->path());
     Conversation conversation(std::move(session), tokenizer);
     conversation.say(o.say);
     session = std::move(conversation.session());
   } else if (o.prompt.given()) {
-    for (const auto& turn : o.prompt.turns(o.model.checkpoint, tokenizer, session.size() == 0)) append_prompt(session, turn);
+    for (const auto& turn : o.prompt.turns(o.model.source()->path(), tokenizer, session.size() == 0)) append_prompt(session, turn);
   }
   session.logits();
   const double prompt_seconds = seconds() - start;

@@ -136,7 +136,7 @@ class Replies {
 
 void keep(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const Options& o) {
   const double start = seconds();
-  const StateDigests d = o.save_as.save(session, tokenizer, o.save, o.model.checkpoint);
+  const StateDigests d = o.save_as.save(session, tokenizer, o.save);
   if (o.json) return;
   fmt::print(stderr, "saved {} tokens to {} in {:.1f} ms, state {}\n", session.size(), printable(o.save),
              (seconds() - start) * 1e3, digest_text(d.state));
@@ -190,7 +190,7 @@ void run_generate(Options& o, bool reply) {
   o.validate();
   Timing timing;
   const auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
-  const Turns turns = o.prompt.turns(o.model.checkpoint, tokenizer, true);
+  const Turns turns = o.prompt.turns(o.model.source()->path(), tokenizer, true);
   const double start = seconds();
   const auto model = o.model.load_model();
   timing.load = seconds() - start;
@@ -220,10 +220,10 @@ void run_resume(Options& o) {
   const Snapshot snapshot = Snapshot::open(o.snapshot);
   snapshot.find_parent(o.restore.parent);
   check(snapshot, o);
-  follow(o.model, snapshot);
+  follow(o.model, snapshot, o.restore.how.replay);
   Timing timing;
   const auto tokenizer = tokenizer_of(snapshot, o.model);
-  const Turns turns = o.prompt.turns(o.model.checkpoint, tokenizer, snapshot.tokens().empty());
+  const Turns turns = o.prompt.turns(o.model.source()->path(), tokenizer, snapshot.tokens().empty());
   double start = seconds();
   const auto model = o.model.load_model();
   timing.load = seconds() - start;

@@ -101,7 +101,7 @@ class Likelihood {
 void run(Options& o) {
   if (!o.output.empty()) check_writable(o.output);
   std::vector<int32_t> ids;
-  for (const auto& turn : o.prompt.turns(o.model.checkpoint, load_tokenizer(o.model.checkpoint.directory), true)) {
+  for (const auto& turn : o.prompt.turns(o.model.source()->path(), load_tokenizer(o.model.checkpoint.directory), true)) {
     ids.insert(ids.end(), turn.begin(), turn.end());
   }
   if (o.nll && ids.size() < 2) throw Error(ErrorKind::argument, "", "--nll", "two tokens or more", std::to_string(ids.size()));

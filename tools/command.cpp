@@ -161,6 +161,11 @@ std::shared_ptr<const Tokenizer> require_tokenizer(const std::string& directory,
   throw Error(ErrorKind::io, directory, "tokenizer", "tokenizer.json or tokenizer.model" + hint, "neither");
 }
 
+void no_tokenizer(const std::string& from, const std::string& hint) {
+  if (is_there(from)) require_tokenizer(from, hint);
+  throw Error(ErrorKind::io, from, "tokenizer", "a snapshot saved --with-tokenizer, or -m with a directory that has one" + hint, "none");
+}
+
 CLI::Validator integer(uint64_t min, uint64_t max) {
   return CLI::Validator(
       [min, max](std::string& text) {
@@ -248,15 +253,14 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& where
   return ids;
 }
 
-Turns PromptOptions::turns(const CheckpointOption& checkpoint, const std::shared_ptr<const Tokenizer>& tokenizer,
-                           bool fresh) const {
+Turns PromptOptions::turns(const std::string& from, const std::shared_ptr<const Tokenizer>& tokenizer, bool fresh) const {
   Turns turns;
   const auto take = [&](std::vector<int32_t> turn, const std::string& where) {
     if (turn.empty()) throw Error(ErrorKind::argument, where, "", "at least one token", "none");
     turns.push_back(std::move(turn));
   };
   const auto encode = [&](const std::string& text, const std::string& where) {
-    if (tokenizer == nullptr) require_tokenizer(checkpoint.directory, " (or use --ids)");  // says why there is none
+    if (tokenizer == nullptr) no_tokenizer(from, " (or use --ids)");
     take(tokenizer->encode(text, fresh && turns.empty() ? bos_of(bos) : Tokenizer::Bos::off), where);
   };
   if (const CLI::Option* source = sources_.chosen()) {
@@ -332,14 +336,13 @@ SaveOptions SaveFileOptions::options(std::unique_ptr<Snapshot>& parent) const {
   return o;
 }
 
-StateDigests SaveFileOptions::save(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const std::string& path,
-                                   const CheckpointOption& checkpoint) const {
+StateDigests SaveFileOptions::save(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const std::string& path) const {
   std::unique_ptr<Snapshot> parent;
   SaveOptions o = options(parent);
   std::shared_ptr<const FileSource> files;
   if (with_weights) o.weights = &session.model().source();
   if (with_tokenizer) {
-    if (tokenizer == nullptr) require_tokenizer(checkpoint.directory);  // says why there is none
+    if (tokenizer == nullptr) no_tokenizer(session.model().directory());
     files = memory_source(tokenizer->files(), "tokenizer");
     o.tokenizer = files.get();
   }
@@ -401,10 +404,10 @@ std::string restored_text(const Snapshot& snapshot, const RestoreReport& report,
                      report.checked ? ", all digests checked" : "", digest_text(snapshot.digests().state));
 }
 
-void follow(ModelOptions& model, const Snapshot& snapshot) {
+void follow(ModelOptions& model, const Snapshot& snapshot, bool replay) {
   if (model.kv.empty()) model.kv = kv_type_name(snapshot.meta().kv.type);
   choose_checkpoint(model, snapshot);
-  choose_contract(model, snapshot);
+  if (!replay || contract_of_weights(*model.source()) == Contract::f32) choose_contract(model, snapshot);
 }
 
 void choose_contract(ModelOptions& model, const Snapshot& snapshot) {

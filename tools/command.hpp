@@ -78,6 +78,8 @@ struct ModelOptions {
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& directory);
 std::shared_ptr<const Tokenizer> load_tokenizer(const FileSource& source);
 std::shared_ptr<const Tokenizer> require_tokenizer(const std::string& directory, const std::string& hint = "");
+// Throws what says why `from`, a directory or a snapshot's weights, came without a tokenizer.
+[[noreturn]] void no_tokenizer(const std::string& from, const std::string& hint = "");
 
 // Options of which one is to be given, and no two.
 class SourceOptions {
@@ -103,7 +105,7 @@ struct PromptOptions {
   void require() const { sources_.require("--prompt, --prompt-file, --ids or --ids-file"); }
   // The turns as token ids, none of them empty. The checkpoint's tokenizer is needed for text alone; bos stands only
   // where `fresh` is set and first.
-  Turns turns(const CheckpointOption& checkpoint, const std::shared_ptr<const Tokenizer>& tokenizer, bool fresh) const;
+  Turns turns(const std::string& from, const std::shared_ptr<const Tokenizer>& tokenizer, bool fresh) const;
 
  private:
   SourceOptions sources_;
@@ -136,8 +138,7 @@ struct SaveFileOptions {
   SaveOptions options(std::unique_ptr<Snapshot>& parent) const;
   // Files of the model and the tokenizer come from `checkpoint`, where they are asked for.
   // A session, with the tokenizer that it was used with, if any.
-  StateDigests save(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const std::string& path,
-                    const CheckpointOption& checkpoint) const;
+  StateDigests save(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const std::string& path) const;
   StateDigests write(const State& state, const Snapshot& like, const std::string& path, const CheckpointOption& checkpoint) const;
 
   std::string against;  // the parent of a delta
@@ -162,8 +163,9 @@ std::string fingerprint(const std::shared_ptr<const Tokenizer>& tokenizer);
 std::string restored_text(const Snapshot& snapshot, const RestoreReport& report, double seconds);
 // Unless the user names --compute or --gemm: the snapshot's.
 void choose_contract(ModelOptions& model, const Snapshot& snapshot);
-// Both, and the kv type, unless the user names another.
-void follow(ModelOptions& model, const Snapshot& snapshot);
+// Both, and the kv type, unless the user names another. Where all is computed again (`replay`), weights that are for one
+// contract alone go before the snapshot's.
+void follow(ModelOptions& model, const Snapshot& snapshot, bool replay);
 // Loads the model and restores; a refusal says which checkpoint was tried. `tokenizer` is its fingerprint, or empty.
 Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how, RestoreReport* report,
                         const std::string& tokenizer = "");
