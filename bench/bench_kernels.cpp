@@ -24,7 +24,7 @@ Memory filled(size_t bytes, uint16_t pattern) {
 void gemv_bf16(benchmark::State& state) {
   const Kernels& k = table(state);
   const Memory w = filled(kOutputs * kInputs * 2, 0x3C00), x = filled(kInputs * 4, 0x3C00), y(kOutputs * 4);
-  for (auto _ : state) k.gemv[1](w.data(), kOutputs / kLanes, kInputs, x.as<float>(), y.as<float>());
+  for (auto _ : state) k.gemv[1](w.data(), kOutputs / kLanes, kInputs, x.as<float>(), 0, y.as<float>(), 0, 1);
   state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * w.size()));
   state.SetLabel(k.name);
 }
@@ -35,7 +35,7 @@ void gemv_pairs(benchmark::State& state) {
   const Memory w = filled(kOutputs * kInputs * 2, 0x3C00), x = filled(kInputs * 4, 0x3C00), pairs(kInputs * 2), y(kOutputs * 4);
   for (auto _ : state) {
     k.round_pairs(x.as<float>(), kInputs, pairs.as<uint32_t>());
-    k.gemv_pairs(w.data(), kOutputs / kLanes, kInputs, pairs.as<uint32_t>(), y.as<float>());
+    k.gemv_pairs(w.data(), kOutputs / kLanes, kInputs, pairs.as<uint32_t>(), 0, y.as<float>(), 0, 1);
   }
   state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * w.size()));
   state.SetLabel(k.name);

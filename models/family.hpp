@@ -64,6 +64,7 @@ class WeightLoader {
   int threads_;
   PackedWriter* writer_;
   size_t bytes_ = 0;
+  std::vector<std::span<const std::byte>> matrices_;  // of linear layers
   std::string not_bf16_, its_type_;  // the first matrix of another type
   std::map<std::string, std::map<std::string, Entry>> groups_;
 };

@@ -77,6 +77,7 @@ Matrix WeightLoader::load(const std::string& group, const std::vector<Part>& par
     }
   }
   bytes_ += matrix.bytes();
+  if (rounded) matrices_.push_back(matrix.all());
   if (writer_ != nullptr) {
     writer_->add(name, matrix);
     matrix = Matrix::packed(matrix.type(), matrix.rows(), matrix.columns(), nullptr, nullptr);
@@ -183,6 +184,9 @@ void WeightLoader::finish(Model& model) const {
   add("config", digest_of(std::as_bytes(std::span(config))));
   model.fingerprints_.emplace_back("model", digest_of(whole.data()));
   model.weight_bytes_ = bytes_;
+  for (const std::span<const std::byte> matrix : matrices_) {
+    if (model.config().tied_head || matrix.data() != model.embedding_.all().data()) model.matrices_.push_back(matrix);
+  }
   model.contract_ = contract_ == Contract::q8 || contract_ == Contract::q4 ? contract_ : Contract::f32;
   if (writer_ != nullptr) writer_->note_contract(model.contract_);
   if (!not_bf16_.empty()) model.not_bf16_ = {checkpoint_.file_of(not_bf16_), not_bf16_, its_type_};

@@ -40,9 +40,9 @@ const char* contract_name(Contract contract) {
 
 namespace {
 
-// A few rows, one after the other over a piece of weights, which the first brings into the cache. Every thread rounds the inputs
+// A few rows, kGemvRows at a time over a piece of weights, which the first bring into the cache. Every thread rounds the inputs
 // for itself, with its first piece: shorter than waiting for each other.
-constexpr size_t kFewRows = 4;
+constexpr size_t kFewRows = 2 * kGemvRows;
 constexpr size_t kPieceBytes = 128 << 10;
 
 void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
@@ -60,16 +60,24 @@ void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
     }
     rounded = true;
     for (size_t b = blocks.begin; b < blocks.end;) {
-      const size_t n = x.count == 1 ? blocks.size() : std::min(blocks.end - b, std::max<size_t>(1, kPieceBytes / w.block_bytes()));
-      for (size_t r = 0; r < x.count; ++r) {
+      const size_t n = x.count <= kGemvRows ? blocks.size() : std::min(blocks.end - b, std::max<size_t>(1, kPieceBytes / w.block_bytes()));
+      for (size_t r = 0; r < x.count; r += kGemvRows) {
+        const int rows = static_cast<int>(std::min(size_t{kGemvRows}, x.count - r));
         float* const out = y.row(r) + b * kLanes;
-        if (quantized) (w.type() == WeightType::q8 ? k.gemv_q8 : k.gemv_q4)(w.block(b), n, depth, quants(r), out);
-        else if (paired) k.gemv_pairs(w.block(b), n, depth, pairs(r), out);
-        else k.gemv[static_cast<int>(w.type())](w.block(b), n, depth, x.row(r), out);
+        if (w.type() == WeightType::q8) k.gemv_q8(w.block(b), n, depth, quants(r), depth / kQuantBlock, out, y.stride, rows);
+        else if (w.type() == WeightType::q4) k.gemv_q4(w.block(b), n, depth, quants(r), depth / kQuantBlock, out, y.stride, rows);
+        else if (paired) k.gemv_pairs(w.block(b), n, depth, pairs(r), depth / 2, out, y.stride, rows);
+        else k.gemv[static_cast<int>(w.type())](w.block(b), n, depth, x.row(r), x.stride, out, y.stride, rows);
       }
       b += n;
     }
   });
+}
+
+// Up to where that is faster than gemm(), which multiplies pairs as they stand, but widens or expands other weights for each
+// pass over them (bench/README.md).
+size_t few_rows(const Pass& p, const Matrix& w) {
+  return p.contract == Contract::bf16 && !is_quantized(w.type()) ? size_t{kGemvRows} : kFewRows;
 }
 
 }  // namespace
@@ -77,7 +85,7 @@ void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
 void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   if (p.blas && x.count > 1) {
     gemm_blas(t, p, w, x, y);
-  } else if (x.count <= kFewRows) {
+  } else if (x.count <= few_rows(p, w)) {
     matrix_vectors(t, p, w, x, y);
   } else {
     gemm(t, p, w, x, y);

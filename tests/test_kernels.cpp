@@ -126,12 +126,18 @@ TEST_P(EachIsa, MatrixVectorIsOneChainPerOutput) {
         for (Fill fill : {Fill::wide, Fill::special}) {
           const Weights w(type, blocks, depth, depth * 31 + blocks, fill);
           // specials in x meet finite weights only at short depths: soon all sums would be NaN
-          const Fenced<float> x(numbers(depth, depth, depth <= 4 ? fill : Fill::wide));
-          const Fenced<float> y(16 * blocks);
-          k.gemv[static_cast<int>(type)](w.data(), blocks, depth, x.data(), y.data());
-          ASSERT_TRUE(equal_bits(y.span(), w.times(x.data())))
-              << "type " << static_cast<int>(type) << ", blocks " << blocks << ", k " << depth;
-          ASSERT_TRUE(y.untouched());
+          const size_t ldx = depth + 3, width = 16 * blocks, ldy = width + 16;
+          const Fenced<float> x(numbers(kGemvRows * ldx, depth, depth <= 4 ? fill : Fill::wide));
+          for (size_t rows = 1; rows <= kGemvRows; ++rows) {
+            const Fenced<float> y(rows * ldy);
+            k.gemv[static_cast<int>(type)](w.data(), blocks, depth, x.data(), ldx, y.data(), ldy, static_cast<int>(rows));
+            for (size_t r = 0; r < rows; ++r) {
+              ASSERT_TRUE(equal_bits(y.span().subspan(r * ldy, width), w.times(x.data() + r * ldx)))
+                  << "type " << static_cast<int>(type) << ", blocks " << blocks << ", k " << depth << ", row " << r << " of " << rows;
+              for (size_t i = width; i < ldy; ++i) ASSERT_EQ(bits_of(y[r * ldy + i]), 0xFFFFFFFFu) << "written past the row";
+            }
+            ASSERT_TRUE(y.untouched());
+          }
         }
       }
     }
@@ -147,7 +153,7 @@ TEST_P(EachIsa, MatrixVectorWithOneSpecialInput) {
       std::vector<float> values = numbers(depth, 77);
       values[at] = special;
       const Fenced<float> x(values), y(48);
-      k.gemv[1](w.data(), 3, depth, x.data(), y.data());
+      k.gemv[1](w.data(), 3, depth, x.data(), 0, y.data(), 0, 1);
       ASSERT_TRUE(equal_bits(y.span(), w.times(x.data()))) << special << " at " << at;
     }
   }
@@ -162,7 +168,7 @@ TEST_P(EachIsa, MatrixVectorHonoursDenormals) {
   std::vector<float> values(depth, 0x1p-74f);
   values[3] = 0x1.8p-73f;
   const Fenced<float> x(values), y(16);
-  k.gemv[0](w.data(), 1, depth, x.data(), y.data());
+  k.gemv[0](w.data(), 1, depth, x.data(), 0, y.data(), 0, 1);
   EXPECT_EQ(y[0], 18 * 0x1p-149f);
   EXPECT_TRUE(equal_bits(y.span(), w.times(x.data())));
 }
@@ -190,7 +196,7 @@ TEST_P(EachIsa, ChainOrderIsOddThenEven) {
     ++cases;
     Fenced<float> packed(64), y(16), panel(4 * 64), rows(4 * kTileRows), tile(64);
     for (size_t i = 0; i < 64; ++i) packed[i] = w[i / 16];
-    k.gemv[0](packed.data(), 1, 4, x.data(), y.data());
+    k.gemv[0](packed.data(), 1, 4, x.data(), 0, y.data(), 0, 1);
     EXPECT_TRUE(equal_bits(y.span(), std::vector<float>(16, expected)));
     k.widen_panel[0](packed.data(), 1, 4, 0, 4, panel.data());
     k.pack_rows(x.data(), 4, 1, 4, rows.data());
@@ -202,7 +208,7 @@ TEST_P(EachIsa, ChainOrderIsOddThenEven) {
 
 TEST_P(EachIsa, ChainsStartAtPlusZero) {
   const Fenced<float> w(std::vector<float>(32, -0.0f)), x(std::vector<float>(2, 1.0f)), y(16);
-  k.gemv[0](w.data(), 1, 2, x.data(), y.data());
+  k.gemv[0](w.data(), 1, 2, x.data(), 0, y.data(), 0, 1);
   EXPECT_TRUE(equal_bits(y.span(), std::vector<float>(16, 0.0f)));
 }
 
@@ -211,7 +217,7 @@ TEST_P(EachIsa, MatrixVectorIsWithinTheDerivedBound) {
     for (size_t depth : {2, 64, 514, 4096}) {
       const Weights w(type, 2, depth, depth, Fill::wide);
       const Fenced<float> x(numbers(depth, 9, Fill::wide)), y(32);
-      k.gemv[static_cast<int>(type)](w.data(), 2, depth, x.data(), y.data());
+      k.gemv[static_cast<int>(type)](w.data(), 2, depth, x.data(), 0, y.data(), 0, 1);
       for (size_t row = 0; row < 32; ++row) {
         double sum = 0, size = 0;  // products are exact in float64, sums within depth * 2^-53 of size
         for (size_t i = 0; i < depth; ++i) {
@@ -274,7 +280,7 @@ TEST_P(EachIsa, TileGivesTheBitsOfMatrixVector) {
                  ld, rows, static_cast<int>(blocks));
           for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
             const Fenced<float> vector(width);
-            k.gemv[static_cast<int>(type)](w.data(), blocks, depth, x.data() + r * depth, vector.data());
+            k.gemv[static_cast<int>(type)](w.data(), blocks, depth, x.data() + r * depth, 0, vector.data(), 0, 1);
             ASSERT_TRUE(equal_bits(y.span().subspan(r * ld, width), vector.span()))
                 << "row " << r << " of " << rows << ", k " << depth << ", blocks " << blocks;
             ASSERT_TRUE(equal_bits(vector.span(), w.times(x.data() + r * depth)));
@@ -322,13 +328,22 @@ float near(Stream& s, int middle, int spread) {
 }
 uint16_t high_half(float x) { return static_cast<uint16_t>(bits_of(x) >> 16); }
 
+// The same alone and as the last of several rows, behind others.
 std::vector<float> product_of_pairs(const Kernels& k, const PairWeights& w, const std::vector<float>& values) {
-  const Fenced<float> x(values), y(16 * w.blocks);
-  const Fenced<uint32_t> pairs(w.k / 2);
-  k.round_pairs(x.data(), w.k, pairs.data());
-  k.gemv_pairs(w.packed.data(), w.blocks, w.k, pairs.data(), y.data());
-  EXPECT_TRUE(y.untouched() && pairs.untouched());
-  return {y.data(), y.data() + y.size()};
+  const size_t ldx = w.k / 2 + 1, width = 16 * w.blocks, ldy = width + 16;
+  const std::vector<float> others(values.rbegin(), values.rend());
+  std::vector<float> alone;
+  for (size_t rows = 1; rows <= kGemvRows; ++rows) {
+    const Fenced<float> y(rows * ldy);
+    const Fenced<uint32_t> pairs(rows * ldx);
+    for (size_t r = 0; r < rows; ++r) k.round_pairs((r + 1 == rows ? values : others).data(), w.k, pairs.data() + r * ldx);
+    k.gemv_pairs(w.packed.data(), w.blocks, w.k, pairs.data(), ldx, y.data(), ldy, static_cast<int>(rows));
+    EXPECT_TRUE(y.untouched() && pairs.untouched());
+    const std::span<const float> last = y.span().subspan((rows - 1) * ldy, width);
+    if (rows == 1) alone.assign(last.begin(), last.end());
+    EXPECT_TRUE(equal_bits(last, alone)) << rows << " rows";
+  }
+  return alone;
 }
 
 // Every upper half with the lower halves at which rounding turns.

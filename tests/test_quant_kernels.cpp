@@ -153,13 +153,22 @@ TEST_P(EachIsa, MatrixVectorIsTheChainOverBlocks) {
     for (size_t depth : {64, 128, 320, 1088}) {
       for (size_t blocks : {1, 2, 3, 5}) {
         const QuantWeights w(q8, blocks, depth, depth + blocks);
-        const Fenced<float> x(hard_inputs(depth, depth));
-        const Fenced<QuantBlock> quants(depth / 32);
-        const Fenced<float> y(16 * blocks);
-        k.quantize(x.data(), depth, quants.data());
-        (q8 ? k.gemv_q8 : k.gemv_q4)(w.packed.data(), blocks, depth, quants.data(), y.data());
-        ASSERT_TRUE(equal_bits(y.span(), w.times(x.data()))) << (q8 ? "q8" : "q4") << ", depth " << depth << ", blocks " << blocks;
-        ASSERT_TRUE(y.untouched());
+        const size_t ldx = depth / 32 + 1, width = 16 * blocks, ldy = width + 16;
+        const Fenced<QuantBlock> quants(kGemvRows * ldx);
+        std::vector<std::vector<float>> x;
+        for (size_t r = 0; r < kGemvRows; ++r) {
+          x.push_back(hard_inputs(depth, depth + r));
+          k.quantize(x[r].data(), depth, quants.data() + r * ldx);
+        }
+        for (size_t rows = 1; rows <= kGemvRows; ++rows) {
+          const Fenced<float> y(rows * ldy);
+          (q8 ? k.gemv_q8 : k.gemv_q4)(w.packed.data(), blocks, depth, quants.data(), ldx, y.data(), ldy, static_cast<int>(rows));
+          for (size_t r = 0; r < rows; ++r) {
+            ASSERT_TRUE(equal_bits(y.span().subspan(r * ldy, width), w.times(x[r].data())))
+                << (q8 ? "q8" : "q4") << ", depth " << depth << ", blocks " << blocks << ", row " << r << " of " << rows;
+          }
+          ASSERT_TRUE(y.untouched());
+        }
       }
     }
   }
@@ -181,7 +190,7 @@ TEST_P(EachIsa, ExtremeIntegersDoNotSaturate) {
         std::vector<float> y(16);
         k.quantize(x.data(), 64, quants.data());
         ASSERT_EQ(quants[0].sum, static_cast<int>(sign) * 32 * 127);
-        (q8 ? k.gemv_q8 : k.gemv_q4)(w.packed.data(), 1, 64, quants.data(), y.data());
+        (q8 ? k.gemv_q8 : k.gemv_q4)(w.packed.data(), 1, 64, quants.data(), 0, y.data(), 0, 1);
         ASSERT_TRUE(equal_bits(y, w.times(x.data())));
       }
     }
@@ -195,7 +204,7 @@ TEST_P(EachIsa, ANanInputMakesTheOutputsNan) {
   std::vector<QuantBlock> quants(2);
   std::vector<float> y(16);
   k.quantize(x.data(), 64, quants.data());
-  k.gemv_q8(w.packed.data(), 1, 64, quants.data(), y.data());
+  k.gemv_q8(w.packed.data(), 1, 64, quants.data(), 0, y.data(), 0, 1);
   for (const float value : y) EXPECT_NE(value, value);
 }
 

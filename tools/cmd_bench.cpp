@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <functional>
 
 #include "stet/kernels.hpp"
 #include "stet/error.hpp"
@@ -29,11 +28,6 @@ double median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-struct Machine {
-  double read_gb_s;  // streaming reads of a buffer beyond all caches
-  double gflop_s;    // independent chains in registers, of what the contract computes linear layers with
-};
-
 // What a contract multiplies with, and its operations in each lane.
 struct Peak {
   float (*probe)(size_t steps);
@@ -46,29 +40,56 @@ Peak peak(const Kernels& k, Contract contract) {
   return {k.probe_bytes, 8, "dot products of four bytes"};
 }
 
-// Medians of interleaved probes, so that a passing disturbance hits both alike.
-Machine measure_machine(const Kernels& kernels, Contract contract, int threads) {
-  const Peak peak_of = peak(kernels, contract);
-  const size_t bytes = size_t{1} << 30, steps = 4'000'000;
+using Regions = std::vector<std::span<const std::byte>>;
+
+// The yardsticks. Each is measured in turn with what is held against it, so that a passing disturbance hits both.
+struct Probes {
+  const Kernels& kernels;
+  Contract contract;
+  int threads;
+
+  // Operations in 10^9 per s: independent chains in registers, of what the contract computes linear layers with.
+  double peak() const {
+    const Peak of = tool::peak(kernels, contract);
+    const size_t steps = 4'000'000;
+    const double start = seconds();
+    run_team(threads, [&](Team) {
+      volatile float keep = of.probe(steps);
+      (void)keep;
+    });
+    return static_cast<double>(steps) * 16 * 16 * of.operations * threads / (seconds() - start) / 1e9;
+  }
+  // 10^9 bytes per s: these regions once, in order.
+  double read(const Regions& regions) const {
+    double bytes = 0;
+    const double start = seconds();
+    run_team(threads, [&](Team t) {
+      for (const std::span<const std::byte> region : regions) {
+        const Range mine = t.share(region.size() / 64);
+        kernels.probe_read(region.data() + mine.begin * 64, mine.size() * 64);
+      }
+    });
+    for (const std::span<const std::byte> region : regions) bytes += static_cast<double>(region.size());
+    return bytes / (seconds() - start) / 1e9;
+  }
+};
+
+struct Machine {
+  double read_gb_s, gflop_s;
+};
+
+// Reads of a buffer beyond all caches.
+Machine measure_machine(const Probes& probes, int repeat) {
+  const size_t bytes = size_t{1} << 30;
   const Memory buffer(bytes);
-  run_team(threads, [&](Team t) {
+  run_team(probes.threads, [&](Team t) {
     const Range mine = t.share(bytes / 64);
     std::fill(buffer.data() + mine.begin * 64, buffer.data() + mine.end * 64, std::byte{1});
   });
   std::vector<double> read, peak;
-  for (int i = 0; i < 5; ++i) {
-    double start = seconds();
-    run_team(threads, [&](Team t) {
-      const Range mine = t.share(bytes / 4096);
-      kernels.probe_read(buffer.data() + mine.begin * 4096, (mine.end - mine.begin) * 4096);
-    });
-    read.push_back(static_cast<double>(bytes) / (seconds() - start) / 1e9);
-    start = seconds();
-    run_team(threads, [&](Team) {
-      volatile float keep = peak_of.probe(steps);
-      (void)keep;
-    });
-    peak.push_back(static_cast<double>(steps) * 16 * 16 * peak_of.operations * threads / (seconds() - start) / 1e9);
+  for (int i = 0; i < repeat; ++i) {
+    read.push_back(probes.read({{buffer.data(), bytes}}));
+    peak.push_back(probes.peak());
   }
   return {median(read), median(peak)};
 }
@@ -80,6 +101,12 @@ double prefill_operations(const Model& model, double tokens) {
   const double h = static_cast<double>(c.hidden_size), inter = static_cast<double>(c.intermediate_size);
   const double layer = h * (2 * q + 2 * kv + 3 * inter);
   return 2 * (tokens * static_cast<double>(c.layers) * layer + h * static_cast<double>(c.vocab_size));
+}
+
+double bytes_per_token(const Model& model) {
+  double bytes = 0;
+  for (const std::span<const std::byte> matrix : model.matrices()) bytes += static_cast<double>(matrix.size());
+  return bytes;
 }
 
 std::vector<int32_t> some_tokens(const Model& model, int64_t n) {
@@ -104,22 +131,45 @@ double time_of(F f) {
 
 double as_double(int64_t x) { return static_cast<double>(x); }
 
-struct Speed {
-  double first, prefill, decode;  // s for the first token after loading, for the prompt, for one token
+// Medians; the share is that of each run in the yardstick right before and after it, so that it holds on a machine whose memory
+// is shared.
+struct Measured {
+  double seconds, yardstick = 0, share = 0;
 };
 
-Speed measure_speed(Session& session, const Options& o) {
-  const std::vector<int32_t> ids = some_tokens(session.model(), o.prompt), next = some_tokens(session.model(), 1);
-  Speed s;
+// `amount`: what a run does, in 10^9 of what the yardstick counts per s.
+template <class Run, class Yardstick>
+Measured measure(const Options& o, double amount, Run run, Yardstick yardstick) {
+  std::vector<double> times, yardsticks, shares;
+  for (int i = 0; i < o.repeat; ++i) {
+    const double before = o.probes ? yardstick() : 0;
+    times.push_back(run());
+    if (!o.probes) continue;
+    yardsticks.push_back((before + yardstick()) / 2);
+    shares.push_back(amount / times.back() / yardsticks.back());
+  }
+  if (!o.probes) return {median(times)};
+  return {median(times), median(yardsticks), median(shares)};
+}
+
+struct Speed {
+  double first;  // s for the first token after loading
+  Measured prefill, decode;  // of the prompt, of one token
+};
+
+Speed measure_speed(Session& session, const Options& o, const Probes& probes) {
+  const Model& model = session.model();
+  const std::vector<int32_t> ids = some_tokens(model, o.prompt), next = some_tokens(model, 1);
+  Speed s{};
   s.first = time_of([&] { session.append(next); });  // touches the scratch memory
-  s.prefill = median_seconds(o.repeat, [&] {
+  s.prefill = measure(o, prefill_operations(model, as_double(o.prompt)) / 1e9, [&] {
     session.rewind(0);
     return time_of([&] { session.append(ids); });
-  });
-  s.decode = median_seconds(o.repeat, [&] {
+  }, [&] { return probes.peak(); });
+  s.decode = measure(o, bytes_per_token(model) / 1e9, [&] {
     session.rewind(o.prompt);
     return time_of([&] { for (int64_t i = 0; i < o.decode; ++i) session.append(next); }) / as_double(o.decode);
-  });
+  }, [&] { return probes.read(model.matrices()); });
   return s;
 }
 
@@ -179,9 +229,13 @@ size_t peak_bytes() {
   return at == std::string::npos ? 0 : std::strtoull(status.c_str() + at + field.size(), nullptr, 10) * 1024;
 }
 
-// Everything but the machine's figures, which are measured before and after: the shares refer to the later ones.
-// Without probes (whose buffer would count) there are no shares, and the peak of memory is the model's.
-void measure_model(Json& j, Options& o, const SessionOptions& options, const std::function<Machine()>& machine) {
+void note_machine(Json& j, const Machine& m) {
+  j["read_gb_per_s"] = m.read_gb_s;
+  j["peak_gflop_per_s"] = m.gflop_s;
+}
+
+// Without probes there are no shares, and the peak of memory is the model's.
+void measure_model(Json& j, Options& o, const SessionOptions& options, const Probes& probes) {
   const double start = seconds();
   const auto model = o.model.load_model();
   j["model"] = model->directory();
@@ -189,19 +243,17 @@ void measure_model(Json& j, Options& o, const SessionOptions& options, const std
   j["load_s"] = seconds() - start;
   j["weight_bytes"] = model->weight_bytes();
   Session session(model, options);
-  const Speed s = measure_speed(session, o);
+  const Speed s = measure_speed(session, o, probes);
   j["first_token_s"] = s.first;
   if (!o.probes) j["peak_bytes"] = peak_bytes();
-  const double gflops = prefill_operations(*model, as_double(o.prompt)) / s.prefill / 1e9;
-  const double gb = static_cast<double>(model->bytes_per_token()) / s.decode / 1e9;
-  j["prefill"] = {{"tokens", o.prompt}, {"s", s.prefill}, {"tokens_per_s", as_double(o.prompt) / s.prefill},
-                  {"gflop_per_s", gflops}};
-  j["decode"] = {{"tokens", o.decode}, {"s_per_token", s.decode}, {"tokens_per_s", 1 / s.decode},
-                 {"weights_gb_per_s", gb}};
+  j["prefill"] = {{"tokens", o.prompt}, {"s", s.prefill.seconds}, {"tokens_per_s", as_double(o.prompt) / s.prefill.seconds},
+                  {"gflop_per_s", prefill_operations(*model, as_double(o.prompt)) / s.prefill.seconds / 1e9}};
+  j["decode"] = {{"tokens", o.decode}, {"s_per_token", s.decode.seconds}, {"tokens_per_s", 1 / s.decode.seconds},
+                 {"weights_gb_per_s", bytes_per_token(*model) / s.decode.seconds / 1e9}};
   if (o.probes) {
-    const Machine m = machine();
-    j["prefill"]["share_of_peak"] = gflops / m.gflop_s;
-    j["decode"]["share_of_read"] = gb / m.read_gb_s;
+    note_machine(j, {s.decode.yardstick, s.prefill.yardstick});
+    j["prefill"]["share_of_peak"] = s.prefill.share;
+    j["decode"]["share_of_read"] = s.decode.share;
   }
   if (!o.batch.empty()) j["batch"] = batch_json(model, options, o);
   j["state"] = state_json(session, model, options, o.repeat);
@@ -215,7 +267,7 @@ void print_table(const Json& j) {
   };
   out(fmt::format("machine   {} threads, {}", j["threads"].get<int>(), j["isa"].get<std::string>()));
   if (probes) {
-    out(fmt::format(": reads {:.1f} GB/s, {} {:.1f} GFLOP/s", number(j, "read_gb_per_s"), j["peak_of"].get<std::string>(),
+    out(fmt::format(": reads {} at {:.1f} GB/s, {} {:.1f} GFLOP/s", j.contains("model") ? "these weights" : "memory", number(j, "read_gb_per_s"), j["peak_of"].get<std::string>(),
                     number(j, "peak_gflop_per_s")));
   }
   out("\n");
@@ -226,7 +278,7 @@ void print_table(const Json& j) {
   out(fmt::format("prefill   {} tokens: {:.1f} tokens/s, {:.1f} GFLOP/s{}\n", p["tokens"].get<int64_t>(),
                   number(p, "tokens_per_s"), number(p, "gflop_per_s"), share(p, "share_of_peak", "peak")));
   out(fmt::format("decode    {} tokens: {:.1f} tokens/s, {:.1f} GB/s{}\n", d["tokens"].get<int64_t>(),
-                  number(d, "tokens_per_s"), number(d, "weights_gb_per_s"), share(d, "share_of_read", "read bandwidth")));
+                  number(d, "tokens_per_s"), number(d, "weights_gb_per_s"), share(d, "share_of_read", "bandwidth")));
   for (const Json& b : j.value("batch", Json::array())) {
     out(fmt::format("batch     {} sessions: {:.1f} tokens/s in all, {:.2f} x one session\n", b["sessions"].get<int64_t>(),
                     number(b, "tokens_per_s"), number(b, "of_one_session")));
@@ -259,14 +311,9 @@ void run(Options& o) {
   j["isa"] = kernels->name;
   j["threads"] = threads;
   j["peak_of"] = peak(*kernels, options.compute.contract).name;
-  const auto machine = [&] {
-    const Machine m = measure_machine(*kernels, options.compute.contract, threads);
-    j["read_gb_per_s"] = m.read_gb_s;
-    j["peak_gflop_per_s"] = m.gflop_s;
-    return m;
-  };
-  if (o.probes) machine();
-  if (!o.machine) measure_model(j, o, options, machine);
+  const Probes probes{*kernels, options.compute.contract, threads};
+  if (o.machine) note_machine(j, measure_machine(probes, o.repeat));
+  else measure_model(j, o, options, probes);
   if (o.json) out(dump(j, 2) + "\n");
   else print_table(j);
 }

@@ -23,6 +23,7 @@ enum {
   kLanes = 16,       // outputs in one packed block of weights; lanes of every reduction
   kPanel = 64,       // outputs in a panel of the matrix-matrix product; positions in a KV block
   kTileRows = 6,     // rows of the register tile
+  kGemvRows = 4,     // rows of a matrix-vector product at once
 };
 
 // Quantized weights and inputs are integers in blocks of 32 consecutive inputs, each with a scale.
@@ -67,8 +68,8 @@ struct Kernels {
   // Linear layers. Packed weights: f32 [n/16][k][16]; 16-bit [n/16][k/2][16][2]; k even. Each output is one
   // chain over k in the order 1, 0, 3, 2, 5, 4, ...
 
-  // y[16 * blocks] = W x, for x[k].
-  void (*gemv[kWeightTypes])(const void* w, size_t blocks, size_t k, const float* x, float* y);
+  // y[rows][16 * blocks] = W x of each row, for x[rows][k]; rows 1..kGemvRows, `ldx` and `ldy` apart.
+  void (*gemv[kWeightTypes])(const void* w, size_t blocks, size_t k, const float* x, size_t ldx, float* y, size_t ldy, int rows);
   // Panel columns k0 .. k0+kc of `blocks` (<= 4) packed blocks, widened, in chain order: [kc][64].
   void (*widen_panel[kWeightTypes])(const void* w, size_t blocks, size_t k, size_t k0, size_t kc, float* panel);
   // x rows -> [kc][kTileRows] in chain order; rows past `rows` (1..kTileRows) are zero.
@@ -85,8 +86,8 @@ struct Kernels {
 
   // y[k/2] = x[k], rounded to nearest even; denormals to zero, keeping their sign.
   void (*round_pairs)(const float* x, size_t k, uint32_t* y);
-  // y[16 * blocks] = W x, for x[k/2].
-  void (*gemv_pairs)(const void* w, size_t blocks, size_t k, const uint32_t* x, float* y);
+  // Like gemv, for x[rows][k/2].
+  void (*gemv_pairs)(const void* w, size_t blocks, size_t k, const uint32_t* x, size_t ldx, float* y, size_t ldy, int rows);
   // Like pack_rows and tile: rows rounded -> [kc/2][kTileRows]; and a chain over kc of those and `vectors` (<= 4) packed
   // blocks of k inputs each, in place: w is where the first one's column k0 stands.
   void (*pack_pairs)(const float* x, size_t ldx, int rows, size_t kc, uint32_t* packed);
@@ -103,9 +104,9 @@ struct Kernels {
 
   // y[k/32] = x[k], for k a multiple of 32.
   void (*quantize)(const float* x, size_t k, QuantBlock* y);
-  // y[16 * blocks] = W x, for x[k/32], k a multiple of 64.
-  void (*gemv_q8)(const void* w, size_t blocks, size_t k, const QuantBlock* x, float* y);
-  void (*gemv_q4)(const void* w, size_t blocks, size_t k, const QuantBlock* x, float* y);
+  // Like gemv, for x[rows][k/32], k a multiple of 64.
+  void (*gemv_q8)(const void* w, size_t blocks, size_t k, const QuantBlock* x, size_t ldx, float* y, size_t ldy, int rows);
+  void (*gemv_q4)(const void* w, size_t blocks, size_t k, const QuantBlock* x, size_t ldx, float* y, size_t ldy, int rows);
   // Like pack_rows and tile_pairs; kc a multiple of 64.
   void (*pack_quants)(const float* x, size_t ldx, int rows, size_t kc, QuantTile* packed);
   void (*tile_q8)(const QuantTile* packed, const void* w, size_t k, size_t kc, const float* from, size_t ld_from, float* to,

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -50,8 +51,8 @@ class Model {
   const FileSource& source() const { return *source_; }
   const std::string& directory() const { return source_->path(); }
   size_t weight_bytes() const { return weight_bytes_; }
-  // Those that one token reads: without the embeddings, where the head has its own.
-  size_t bytes_per_token() const { return weight_bytes_ - (config_.tied_head ? 0 : embedding_.bytes()); }
+  // Where the matrices lie that every token multiplies with: all but the embeddings, where the head has its own.
+  const std::vector<std::span<const std::byte>>& matrices() const { return matrices_; }
   // The contract that the weights are for: q8 or q4 when they are rounded, otherwise f32 (or bf16, where they are bfloat16).
   Contract contract() const { return contract_; }
   // Throws an unsupported Error, naming a tensor, when the weights cannot be multiplied under this contract: bf16 takes
@@ -81,6 +82,7 @@ class Model {
   Fingerprints fingerprints_;
   std::shared_ptr<const FileSource> source_;
   size_t weight_bytes_ = 0;
+  std::vector<std::span<const std::byte>> matrices_;
   Contract contract_ = Contract::f32;
   struct {
     std::string file, name, dtype;
