@@ -45,6 +45,14 @@ bool have_avx512bf16() {
 
 }  // namespace
 
+bool streams_are_fetched() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("intel");
+#else
+  return false;
+#endif
+}
+
 const Kernels* find_kernels(const char* name) {
   if (strcmp(name, "portable") == 0) return &kernels_portable;
 #if defined(__x86_64__)

@@ -156,6 +156,10 @@ extern const Kernels kernels_avx512;
 extern const Kernels kernels_avx512vnni;
 extern const Kernels kernels_avx512bf16;
 
+// Whether streams of weights are fetched ahead of their loads: Intel's own prefetchers stop at the end of a 4 KB page and start
+// late; AMD's do better alone (bench/README.md).
+bool streams_are_fetched();
+
 // The table of that name, or null when the name is unknown or this CPU lacks the instructions.
 const Kernels* find_kernels(const char* name);
 const Kernels& best_kernels();
