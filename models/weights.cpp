@@ -77,10 +77,11 @@ Matrix WeightLoader::load(const std::string& group, const std::vector<Part>& par
     }
   }
   bytes_ += matrix.bytes();
-  if (rounded) matrices_.push_back(matrix.all());
   if (writer_ != nullptr) {
     writer_->add(name, matrix);
     matrix = Matrix::packed(matrix.type(), matrix.rows(), matrix.columns(), nullptr, nullptr);
+  } else if (rounded) {
+    matrices_.push_back(matrix.all());
   }
   return matrix;
 }

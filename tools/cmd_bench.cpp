@@ -267,8 +267,8 @@ void print_table(const Json& j) {
   };
   out(fmt::format("machine   {} threads, {}", j["threads"].get<int>(), j["isa"].get<std::string>()));
   if (probes) {
-    out(fmt::format(": reads {} at {:.1f} GB/s, {} {:.1f} GFLOP/s", j.contains("model") ? "these weights" : "memory", number(j, "read_gb_per_s"), j["peak_of"].get<std::string>(),
-                    number(j, "peak_gflop_per_s")));
+    out(fmt::format(": reads {} at {:.1f} GB/s, {} {:.1f} GFLOP/s", j.contains("model") ? "these weights" : "memory",
+                    number(j, "read_gb_per_s"), j["peak_of"].get<std::string>(), number(j, "peak_gflop_per_s")));
   }
   out("\n");
   if (!j.contains("model")) return;
@@ -328,7 +328,7 @@ void add_bench(CLI::App& app) {
   sub->add_option("--batch", o->batch, "also decode in so many sessions at once, beside one")->delimiter(',')->type_name("N,N")->check(integer(1, 256));
   sub->add_option("--repeat", o->repeat, "runs; medians are printed")->capture_default_str()->type_name("N")->check(integer(1, 1000));
   CLI::Option* alone = sub->add_flag("--machine", o->machine, "measure the machine alone");
-  sub->add_flag("!--no-probes", o->probes, "measure the model alone")->excludes(alone);
+  sub->add_flag_callback("--no-probes", [o] { o->probes = false; }, "measure the model alone")->excludes(alone);
   sub->add_flag("--snapshot", o->snapshot, "measure saving, restoring and forking, each beside its yardstick");
   sub->add_option("--lengths", o->lengths, "tokens of the sessions for --snapshot (default: 512,4096,16384)")->delimiter(',')
       ->type_name("N,N")->check(integer(1, 1 << 20));

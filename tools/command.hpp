@@ -104,7 +104,7 @@ struct PromptOptions {
   bool given() const { return sources_.chosen() != nullptr; }
   void require() const { sources_.require("--prompt, --prompt-file, --ids or --ids-file"); }
   // The turns as token ids, none of them empty. The checkpoint's tokenizer is needed for text alone; bos stands only
-  // where `fresh` is set and first.
+  // where `fresh` is set and first. `from` is where an error says that the tokenizer is missing.
   Turns turns(const std::string& from, const std::shared_ptr<const Tokenizer>& tokenizer, bool fresh) const;
 
  private:
@@ -136,9 +136,9 @@ struct SaveFileOptions {
   void add_to(CLI::App& app);
   // Options as the library takes them; `parent`, which must outlive them, is opened for a delta.
   SaveOptions options(std::unique_ptr<Snapshot>& parent) const;
-  // Files of the model and the tokenizer come from `checkpoint`, where they are asked for.
   // A session, with the tokenizer that it was used with, if any.
   StateDigests save(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const std::string& path) const;
+  // A state like that of a snapshot; files of the model and the tokenizer come from `checkpoint`, where they are asked for.
   StateDigests write(const State& state, const Snapshot& like, const std::string& path, const CheckpointOption& checkpoint) const;
 
   std::string against;  // the parent of a delta

@@ -51,7 +51,8 @@ class Model {
   const FileSource& source() const { return *source_; }
   const std::string& directory() const { return source_->path(); }
   size_t weight_bytes() const { return weight_bytes_; }
-  // Where the matrices lie that every token multiplies with: all but the embeddings, where the head has its own.
+  // Where the packed matrices lie that every token multiplies with: all but the embeddings, where the head has its own. They
+  // live as long as the model.
   const std::vector<std::span<const std::byte>>& matrices() const { return matrices_; }
   // The contract that the weights are for: q8 or q4 when they are rounded, otherwise f32 (or bf16, where they are bfloat16).
   Contract contract() const { return contract_; }
