@@ -16,30 +16,39 @@ constexpr size_t kTaskRows = kTilesPerTask * kTileRows;
 
 size_t padded(size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
+// What a tile of queries saw lies in one run of floats: maxima, sums, and which of the queries saw anything (as bits), in
+// kLanes; then their values [rows][ldv].
+size_t tile_floats(size_t rows, size_t ldv) { return kLanes + rows * ldv; }
+Attended tile_at(float* at) { return {at, at + kTileRows, at + kLanes}; }
+float& seen_at(float* at) { return at[2 * kTileRows]; }
+
+void begin(const Attended& sums, size_t rows, size_t ldv) {
+  std::fill(sums.m, sums.m + rows, -std::numeric_limits<float>::infinity());
+  std::fill(sums.l, sums.l + rows, 0.0f);
+  std::fill(sums.o, sums.o + rows * ldv, 0.0f);
+}
+
 // The part of a thread's scratch memory that attention uses.
 struct Local {
   float* q;      // [tiles][head_dim][kTileRows]
-  float* m;      // [kTaskRows] running maximum, sum and values
-  float* l;
-  float* o;      // [kTaskRows][ldv]
-  float* block;  // (max, sum) of kTileRows rows, then their values [kTileRows][ldv]
+  float* sums;   // [tiles] of all blocks so far
+  float* block;  // a tile, of one block
   float* k;      // a block widened to float32: [head_dim][64], [64][ldv]
   float* v;
 };
 
 // Where each of Local's parts begins, in floats; the last entry is the size of all.
-std::array<size_t, 8> offsets(size_t head_dim) {
-  const size_t ldv = padded(head_dim);
-  const size_t sizes[] = {padded(kTaskRows * head_dim), padded(kTaskRows), padded(kTaskRows), kTaskRows * ldv,
-                          kLanes + kTileRows * ldv,     head_dim * kPanel, kPanel * ldv};
-  std::array<size_t, 8> at{};
-  for (size_t i = 0; i < 7; ++i) at[i + 1] = at[i] + sizes[i];
+std::array<size_t, 6> offsets(size_t head_dim) {
+  const size_t ldv = padded(head_dim), tile = tile_floats(kTileRows, ldv);
+  const size_t sizes[] = {padded(kTaskRows * head_dim), kTilesPerTask * tile, tile, head_dim * kPanel, kPanel * ldv};
+  std::array<size_t, 6> at{};
+  for (size_t i = 0; i < 5; ++i) at[i + 1] = at[i] + sizes[i];
   return at;
 }
 
 Local layout(float* base, size_t head_dim) {
   const auto at = offsets(head_dim);
-  return {base + at[0], base + at[1], base + at[2], base + at[3], base + at[4], base + at[5], base + at[6]};
+  return {base + at[0], base + at[1], base + at[2], base + at[3], base + at[4]};
 }
 
 // The queries of one kv head in one span: query i is position i / group of the span and head i % group of the
@@ -59,6 +68,11 @@ struct Queries {
   float* output(size_t i) const { return y.row(span.row + i / group()) + head(i) * a.head_dim; }
   int64_t lowest(int64_t position) const {
     return a.window == 0 ? 0 : std::max<int64_t>(0, position - a.window + 1);
+  }
+  // Whether queries first .. first + rows - 1 see the whole block.
+  bool all_seen(size_t first, size_t rows, int64_t block) const {
+    const int64_t begin = block * kBlockPositions;
+    return begin + kBlockPositions - 1 <= position(first) && lowest(position(first + rows - 1)) <= begin && ~span.kv->visible(block) == 0;
   }
   // Which positions of a block query i sees: not after itself, inside the window, not pruned.
   uint64_t mask(size_t i, int64_t block) const {
@@ -102,19 +116,19 @@ BlockView view_block(const Queries& s, int64_t index, const Local& local) {
   return {local.k, local.v};
 }
 
-// One tile of queries against one block. Returns the rows that see any of it, as bits.
-unsigned attend_tile(const Queries& s, size_t first, size_t rows, const float* packed, int64_t block, BlockView view,
-                     float* m, float* l, float* o) {
+// One tile of queries against one block. Returns the rows that see any of it, as bits; only theirs are set in `out`.
+unsigned attend_tile(const Queries& s, size_t first, size_t rows, const float* packed, int64_t block, BlockView view, const Attended& out) {
   uint64_t mask[kTileRows];
   unsigned seen = 0;
+  const bool all = s.all_seen(first, rows, block);
   for (size_t r = 0; r < rows; ++r) {
-    mask[r] = s.mask(first + r, block);
+    mask[r] = all ? ~uint64_t{0} : s.mask(first + r, block);
     if (mask[r] != 0) seen |= 1u << r;
   }
   if (seen == 0) return 0;
   const size_t ldv = padded(s.a.head_dim);
   s.p.kernels->attend({packed, view.k, view.v, s.a.head_dim, ldv, static_cast<int>(rows), mask,
-                       static_cast<float>(s.a.scale), static_cast<float>(s.a.softcap), m, l, o});
+                       static_cast<float>(s.a.scale), static_cast<float>(s.a.softcap), out});
   return seen;
 }
 
@@ -123,48 +137,54 @@ std::pair<int64_t, int64_t> block_range(const Queries& s, size_t first, size_t c
   return {s.lowest(s.position(first)) / kBlockPositions, s.position(first + count - 1) / kBlockPositions + 1};
 }
 
-void finish(const Queries& s, size_t i, float l, const float* o) {
-  s.p.kernels->divide(o, l, s.output(i), s.a.head_dim);
+// Writes the output of queries first .. first + rows - 1.
+void finish(const Queries& s, size_t first, size_t rows, const Attended& sums) {
+  const size_t ldv = padded(s.a.head_dim);
+  for (size_t r = 0; r < rows; ++r) s.p.kernels->divide(sums.o + r * ldv, sums.l[r], s.output(first + r), s.a.head_dim);
 }
 
 // Queries [first, first + count), count <= kTaskRows, over all blocks in order.
 void attend_queries(const Queries& s, size_t first, size_t count, const Local& local) {
   const size_t head_dim = s.a.head_dim, ldv = padded(head_dim);
+  const auto rows = [count](size_t i) { return std::min(size_t{kTileRows}, count - i); };
+  const auto sums = [&](size_t i) { return tile_at(local.sums + i / kTileRows * tile_floats(kTileRows, ldv)); };
   for (size_t i = 0; i < count; i += kTileRows) {
-    pack_queries(s, first + i, std::min(size_t{kTileRows}, count - i), local.q + i * head_dim);
+    pack_queries(s, first + i, rows(i), local.q + i * head_dim);
+    begin(sums(i), rows(i), ldv);
   }
-  std::fill(local.m, local.m + count, -std::numeric_limits<float>::infinity());
-  std::fill(local.l, local.l + count, 0.0f);
-  std::memset(local.o, 0, count * ldv * sizeof(float));
-  float* const values = local.block + kLanes;
-  const auto [begin, end] = block_range(s, first, count);
-  for (int64_t b = begin; b < end; ++b) {
+  const Attended block = tile_at(local.block);
+  const auto [from, to] = block_range(s, first, count);
+  for (int64_t b = from; b < to; ++b) {
     if (s.span.kv->visible(b) == 0) continue;
     const BlockView view = view_block(s, b, local);
     for (size_t i = 0; i < count; i += kTileRows) {
-      const size_t rows = std::min(size_t{kTileRows}, count - i);
-      const unsigned seen = attend_tile(s, first + i, rows, local.q + i * head_dim, b, view, local.block,
-                                        local.block + kTileRows, values);
-      for (size_t r = 0; r < rows; ++r) {
-        if ((seen >> r & 1u) == 0) continue;
-        s.p.kernels->merge(local.m + i + r, local.l + i + r, local.o + (i + r) * ldv, local.block[r],
-                           local.block[kTileRows + r], values + r * ldv, ldv);
-      }
+      const unsigned seen = attend_tile(s, first + i, rows(i), local.q + i * head_dim, b, view, block);
+      s.p.kernels->merge(sums(i), block, ldv, seen);
     }
   }
-  for (size_t i = 0; i < count; ++i) finish(s, first + i, local.l[i], local.o + i * ldv);
+  for (size_t i = 0; i < count; i += kTileRows) finish(s, first + i, rows(i), sums(i));
 }
 
 // Spans of a single position, as many as `partial` has room for: heads of blocks are shared out among the threads, in the
-// order they lie in memory; their results wait in `partial` and are then merged in the same order as attend_queries does.
+// order they lie in memory; what their tiles saw waits in `partial` and is then merged in the same order as attend_queries does.
 class Singles {
  public:
   Singles(const Pass& p, const AttentionShape& a, Rows q, Rows y, std::span<const Span> spans, const Local& local)
-      : p_(p), a_(a), q_(q), y_(y), spans_(spans), local_(local) {}
+      : p_(p), a_(a), q_(q), y_(y), spans_(spans), local_(local), tiles_(a), ldv_(padded(a.head_dim)) {}
+
+  // The queries of a kv head's group in tiles of `rows`, as equal as can be.
+  struct Tiles {
+    size_t group, count, rows;
+    explicit Tiles(size_t queries)
+        : group(queries), count((queries + kTileRows - 1) / kTileRows), rows((queries + count - 1) / count) {}
+    explicit Tiles(const AttentionShape& a) : Tiles(a.heads / a.kv_heads) {}
+    // Of `partial`, for a block.
+    size_t floats(size_t kv_heads, size_t head_dim) const { return kv_heads * count * tile_floats(rows, padded(head_dim)); }
+  };
 
   // How many of `spans`, from the first on, are taken at once.
   static size_t fit(const Pass& p, const AttentionShape& a, std::span<const Span> spans) {
-    const size_t room = p.scratch->partial.size() / sizeof(float) / (a.heads * entry_floats(a));
+    const size_t room = p.scratch->partial.size() / sizeof(float) / Tiles(a).floats(a.kv_heads, a.head_dim);
     size_t n = 0;
     for (size_t blocks = 0; n < spans.size() && spans[n].count == 1; ++n) {
       const auto [begin, end] = range({p, a, spans[n], 0, {}, {}});
@@ -189,62 +209,54 @@ class Singles {
         before += count(span);
       }
     });
-    t.each_range(spans_.size() * a_.heads, 1, [&](Range some) {
+    const size_t tiles = a_.kv_heads * tiles_.count;
+    t.each_range(spans_.size() * tiles, 1, [&](Range some) {
       size_t before = 0;
       for (size_t s = 0; s < spans_.size(); before += count(spans_[s++])) {
-        for (size_t i = std::max(s * a_.heads, some.begin); i < std::min((s + 1) * a_.heads, some.end); ++i) {
-          merge_head(spans_[s], i - s * a_.heads, before);
+        for (size_t i = std::max(s * tiles, some.begin); i < std::min((s + 1) * tiles, some.end); ++i) {
+          merge_tile(queries(spans_[s], (i - s * tiles) / tiles_.count), i % tiles_.count, before);
         }
       }
     });
   }
 
  private:
-  static size_t entry_floats(const AttentionShape& a) { return padded(a.head_dim) + kLanes; }  // max, sum, seen; then values
   static std::pair<int64_t, int64_t> range(const Queries& s) { return block_range(s, 0, 1); }
   Queries queries(const Span& span, size_t kv_head) const { return {p_, a_, span, kv_head, q_, y_}; }
   size_t count(const Span& span) const {
     const auto [begin, end] = range(queries(span, 0));
     return static_cast<size_t>(end - begin);
   }
-  float* entry(size_t block, size_t head) const {
-    return p_.scratch->partial.as<float>() + (block * a_.heads + head) * entry_floats(a_);
+  size_t rows(size_t tile) const { return std::min(tiles_.rows, tiles_.group - tile * tiles_.rows); }
+  float* part(size_t block, size_t kv_head, size_t tile) const {
+    return p_.scratch->partial.as<float>() +
+           ((block * a_.kv_heads + kv_head) * tiles_.count + tile) * tile_floats(tiles_.rows, ldv_);
   }
 
   // The queries of one kv head against the span's `block`-th block that they can see.
   void attend_head(const Queries& s, size_t block, size_t before) const {
     const int64_t index = range(s).first + static_cast<int64_t>(block);
-    const size_t group = s.group(), ldv = padded(a_.head_dim);
-    if (s.span.kv->visible(index) == 0) {
-      for (size_t i = 0; i < group; ++i) entry(before + block, s.head(i))[2] = 0;
-      return;
-    }
-    const BlockView view = view_block(s, index, local_);
-    for (size_t i = 0; i < group; i += kTileRows) {
-      const size_t rows = std::min(size_t{kTileRows}, group - i);
-      float* values = local_.block + kLanes;
-      pack_queries(s, i, rows, local_.q);
-      const unsigned seen = attend_tile(s, i, rows, local_.q, index, view, local_.block, local_.block + kTileRows, values);
-      for (size_t r = 0; r < rows; ++r) {
-        float* out = entry(before + block, s.head(i + r));
-        out[0] = local_.block[r];
-        out[1] = local_.block[kTileRows + r];
-        out[2] = static_cast<float>(seen >> r & 1u);
-        std::memcpy(out + kLanes, values + r * ldv, ldv * sizeof(float));
+    const bool visible = s.span.kv->visible(index) != 0;
+    const BlockView view = visible ? view_block(s, index, local_) : BlockView{};
+    for (size_t i = 0; i < tiles_.count; ++i) {
+      float* out = part(before + block, s.kv_head, i);
+      unsigned seen = 0;
+      if (visible) {
+        pack_queries(s, i * tiles_.rows, rows(i), local_.q);
+        seen = attend_tile(s, i * tiles_.rows, rows(i), local_.q, index, view, tile_at(out));
       }
+      seen_at(out) = static_cast<float>(seen);
     }
   }
 
-  void merge_head(const Span& span, size_t head, size_t before) const {
-    const Queries s = queries(span, head / (a_.heads / a_.kv_heads));
-    const size_t ldv = padded(a_.head_dim);
-    float m = -std::numeric_limits<float>::infinity(), l = 0;
-    std::memset(local_.o, 0, ldv * sizeof(float));
-    for (size_t b = 0; b < count(span); ++b) {
-      const float* in = entry(before + b, head);
-      if (in[2] != 0) p_.kernels->merge(&m, &l, local_.o, in[0], in[1], in + kLanes, ldv);
+  void merge_tile(const Queries& s, size_t tile, size_t before) const {
+    const Attended sums = tile_at(local_.sums);
+    begin(sums, rows(tile), ldv_);
+    for (size_t b = 0; b < count(s.span); ++b) {
+      float* in = part(before + b, s.kv_head, tile);
+      p_.kernels->merge(sums, tile_at(in), ldv_, static_cast<unsigned>(seen_at(in)));
     }
-    finish(s, head % s.group(), l, local_.o);
+    finish(s, tile * tiles_.rows, rows(tile), sums);
   }
 
   const Pass& p_;
@@ -252,11 +264,16 @@ class Singles {
   Rows q_, y_;
   std::span<const Span> spans_;
   const Local& local_;
+  const Tiles tiles_;
+  const size_t ldv_;
 };
 
 }  // namespace
 
 size_t attention_local_floats(size_t head_dim) { return offsets(head_dim).back(); }
+size_t attention_partial_floats(size_t heads, size_t kv_heads, size_t head_dim) {
+  return Singles::Tiles(heads / kv_heads).floats(kv_heads, head_dim);
+}
 
 void attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y) {
   const Local local = layout(p.scratch->local[static_cast<size_t>(t.rank)].as<float>(), a.head_dim);

@@ -11,6 +11,7 @@ constexpr size_t kGemmDepth = 640;  // inputs of a panel that are widened at onc
 
 size_t gemm_local_floats();
 size_t attention_local_floats(size_t head_dim);
+size_t attention_partial_floats(size_t heads, size_t kv_heads, size_t head_dim);  // for each block of a cache
 
 void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
 // Widens panels to float32 and hands them to OpenBLAS; only where the build has it.

@@ -198,7 +198,7 @@ void tap(Team t, const Pass& p, size_t index, Rows x) {
 
 Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads, int64_t capacity) {
   Scratch s;
-  const size_t head_dim = static_cast<size_t>(config.head_dim), ldv = round_up(head_dim, kLanes);
+  const size_t head_dim = static_cast<size_t>(config.head_dim);
   const size_t widest = static_cast<size_t>(
       std::max({config.hidden_size, config.intermediate_size, config.heads * config.head_dim}));
   const size_t rows = round_up(std::min(max_rows, size_t{kGemmRows}), kTileRows), depth = round_up(widest, kQuantStrip);
@@ -208,7 +208,8 @@ Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads, in
     s.local.emplace_back(std::max({gemm_local_floats(), attention_local_floats(head_dim), inputs}) * sizeof(float));
   }
   const size_t blocks = static_cast<size_t>((capacity + kBlockPositions - 1) / kBlockPositions);
-  s.partial = Memory(static_cast<size_t>(config.heads) * blocks * (ldv + kLanes) * sizeof(float), false);
+  const size_t partial = attention_partial_floats(static_cast<size_t>(config.heads), static_cast<size_t>(config.kv_heads), head_dim);
+  s.partial = Memory(blocks * partial * sizeof(float), false);
   const size_t stride = round_up(head_dim / 2, kLanes);
   for (size_t i = 0; i < config.ropes.size(); ++i) {
     for (std::vector<Rows>* table : {&s.cos, &s.sin}) {

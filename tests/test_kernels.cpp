@@ -695,7 +695,7 @@ struct BlockCase {
       packed[i] = row < n ? q[row * head_dim + i / kTileRows] : 0.0f;
     }
     kernels.attend({packed.data(), keys.data(), values.data(), head_dim, ldv, rows, masks.data(), scale, softcap,
-                    m.data(), l.data(), o.data()});
+                    {m.data(), l.data(), o.data()}});
     EXPECT_TRUE(m.untouched() && l.untouched() && o.untouched());
     std::vector<float> out(m.data(), m.data() + n);
     out.insert(out.end(), l.data(), l.data() + n);
@@ -810,16 +810,27 @@ TEST_P(EachIsa, MergeIsTheContractRestated) {
   for (float m : tops) {
     for (float mb : tops) {
       if (m == -kInf && mb == -kInf) continue;  // a block of which nothing was seen is not merged
-      for (size_t n : {1, 15, 16, 17, 80}) {
-        PlainPart sum{m, m == -kInf ? 0.0f : 2.5f, m == -kInf ? std::vector<float>(n) : numbers(n, 1)};
-        const PlainPart next{mb, mb == -kInf ? 0.0f : 1.75f, numbers(n, 2)};
-        const Fenced<float> o(sum.o), ob(next.o);
-        float top = sum.m, l = sum.l;
-        k.merge(&top, &l, o.data(), next.m, next.l, ob.data(), n);
-        plain_merge(sum, next);
-        ASSERT_TRUE(same_bits(top, sum.m) && same_bits(l, sum.l)) << m << " with " << mb;
-        ASSERT_TRUE(equal_bits(o.span(), sum.o)) << m << " with " << mb;
-        ASSERT_TRUE(o.untouched());
+      for (size_t ldv : {16, 80}) {
+        for (unsigned seen : {0u, 1u, 0b100000u, 0b101010u, 0b111111u}) {
+          const auto rows = static_cast<size_t>(std::bit_width(seen));  // memory ends behind the last one seen
+          const Fenced<float> top(rows), l(rows), o(rows * ldv), next_top(rows), next_l(rows), next_o(rows * ldv);
+          std::vector<PlainPart> expected;
+          for (size_t r = 0; r < rows; ++r) {
+            PlainPart sum{m, m == -kInf ? 0.0f : 2.5f, m == -kInf ? std::vector<float>(ldv) : numbers(ldv, r)};
+            const PlainPart next{mb, mb == -kInf ? 0.0f : 1.75f, numbers(ldv, 10 + r)};
+            top[r] = sum.m, l[r] = sum.l, next_top[r] = next.m, next_l[r] = next.l;
+            std::copy(sum.o.begin(), sum.o.end(), o.data() + r * ldv);
+            std::copy(next.o.begin(), next.o.end(), next_o.data() + r * ldv);
+            if (seen >> r & 1) plain_merge(sum, next);
+            expected.push_back(sum);
+          }
+          k.merge({top.data(), l.data(), o.data()}, {next_top.data(), next_l.data(), next_o.data()}, ldv, seen);
+          for (size_t r = 0; r < rows; ++r) {
+            ASSERT_TRUE(same_bits(top[r], expected[r].m) && same_bits(l[r], expected[r].l)) << m << " with " << mb << ", row " << r;
+            ASSERT_TRUE(equal_bits(o.span().subspan(r * ldv, ldv), expected[r].o)) << m << " with " << mb << ", row " << r;
+          }
+          ASSERT_TRUE(top.untouched() && l.untouched() && o.untouched());
+        }
       }
     }
   }

@@ -69,10 +69,10 @@ void plain_write(const std::string& path, std::span<const std::byte> bytes) {
   if (::close(fd) != 0 || !good) throw Error(ErrorKind::io, path, "", "its bytes to reach the disk", "a failure");
 }
 
-// Copies into fresh memory, as a restore does that does not map.
+// Copies into fresh memory of the kind that a restore takes which does not map.
 double copy_time(std::span<const std::byte> bytes, int threads) {
   return time_of([&] {
-    const Memory to(bytes.size(), false);
+    const Memory to(bytes.size(), true);
     run_team(threads, [&](Team t) {
       const Range mine = t.share(bytes.size() / 4096);
       std::memcpy(to.data() + mine.begin * 4096, bytes.data() + mine.begin * 4096, (mine.end - mine.begin) * 4096);
@@ -91,66 +91,106 @@ double fault_time(const std::string& path) {
   });
 }
 
-Json at_length(const std::shared_ptr<const Model>& model, const SessionOptions& options, int64_t n, int repeat, const std::string& directory) {
-  struct Scratch {
-    std::string path, plain;
-    ~Scratch() {
-      std::remove(path.c_str());
-      std::remove(plain.c_str());
-    }
-  } file{fmt::format("{}/stet-bench-{}.stet", directory, getpid()), fmt::format("{}/stet-bench-{}.plain", directory, getpid())};
-  Session session = made_up(model, options, n);
-  const int threads = options.compute.threads > 0 ? options.compute.threads : default_threads();
-  const std::vector<int32_t> next = {1};
-  const auto decode = [&](Session& s) { return time_of([&] { s.append(next); }); };
-  std::vector<double> save, write, resume, first, step, fault, fork, read, copy;
-  Snapshot::save(session, "", file.path);
-  {
-    Session warm = session.fork();
-    decode(warm);
+// What is measured, each time beside a yardstick taken under the same conditions: a disk and a memory that others use too are
+// fast and slow in turn.
+struct Beside {
+  std::vector<double> run, yardstick, share;  // share: yardstick / run
+  void add(double r, double y) {
+    run.push_back(r);
+    yardstick.push_back(y);
+    share.push_back(y / r);
   }
-  for (int i = 0; i < repeat; ++i) {
-    Session fresh = made_up(model, options, n);  // digests of full blocks are kept: a first save computes them
-    const std::vector<std::byte> content = read_file(file.path, SIZE_MAX);
-    // Both make a new file, and take turns to be the first: whoever follows finds the memory of a file just deleted.
-    std::remove(file.path.c_str());
-    std::remove(file.plain.c_str());
-    const auto measure_save = [&] { save.push_back(time_of([&] { Snapshot::save(fresh, "", file.path); })); };
-    const auto measure_write = [&] { write.push_back(time_of([&] { plain_write(file.plain, content); })); };
-    if (i % 2 == 0) measure_save();
-    measure_write();
-    if (i % 2 != 0) measure_save();
-    const auto bytes = MappedFile::open(file.path);
-    double ready = 0, token = 0;
+};
+
+class Lengths {
+ public:
+  Lengths(std::shared_ptr<const Model> model, const SessionOptions& options, const std::string& directory)
+      : model_(std::move(model)), options_(options), threads_(options.compute.threads > 0 ? options.compute.threads : default_threads()),
+        path_(fmt::format("{}/stet-bench-{}.stet", directory, getpid())), plain_(fmt::format("{}/stet-bench-{}.plain", directory, getpid())) {}
+  ~Lengths() { remove_files(); }
+
+  Json measure(int64_t n, int repeat) {
+    Beside save, first, read;
+    std::vector<double> resume, fault, fork;
     {
-      const double start = seconds();
-      Session back = Snapshot::open(file.path).restore(model, "", options);
-      ready = seconds() - start;
-      token = decode(back);
+      Session session = made_up(model_, options_, n);
+      Snapshot::save(session, "", path_);
     }
-    resume.push_back(ready);
-    first.push_back(token);
-    fault.push_back(fault_time(file.path));
-    {
-      Session back = fresh.fork();
-      decode(back);  // takes the tail's copy
-      step.push_back(decode(back));
+    for (int i = 0; i < repeat; ++i) {
+      measure_save(n, save);
+      Session session = made_up(model_, options_, n);
+      fault.push_back(fault_time(plain_));  // as new to the system as the snapshot, which must not be touched before its restore
+      resume.push_back(measure_first(session, fault.back(), first));
+      fork.push_back(median({time_of([&] { session.fork(); }), time_of([&] { session.fork(); }), time_of([&] { session.fork(); })}));
+      measure_read(read);
     }
-    fork.push_back(median({time_of([&] { fresh.fork(); }), time_of([&] { fresh.fork(); }), time_of([&] { fresh.fork(); })}));
-    read.push_back(time_of([&] { Snapshot::open(file.path).restore(model, "", options, {.map = false}); }));
-    copy.push_back(copy_time(bytes->bytes(), threads));
+    return {{"tokens", n},
+            {"bytes", std::filesystem::file_size(path_)},
+            {"save_s", median(save.run)}, {"write_s", median(save.yardstick)}, {"save_of_write", median(save.share)},
+            {"resume_s", median(resume)},
+            {"first_token_s", median(first.run)}, {"decode_and_faults_s", median(first.yardstick)}, {"page_faults_s", median(fault)},
+            {"first_of_decode_and_faults", 1 / median(first.share)},
+            {"fork_s", median(fork)},
+            {"read_s", median(read.run)}, {"memcpy_s", median(read.yardstick)}, {"read_of_memcpy", median(read.share)}};
   }
-  return {{"tokens", n}, {"bytes", std::filesystem::file_size(file.path)}, {"save_s", median(save)}, {"write_s", median(write)},
-          {"resume_s", median(resume)}, {"first_token_s", median(first)}, {"decode_s", median(step)}, {"page_faults_s", median(fault)},
-          {"fork_s", median(fork)}, {"read_s", median(read)}, {"memcpy_s", median(copy)}};
-}
+
+ private:
+  void remove_files() const {
+    std::remove(path_.c_str());
+    std::remove(plain_.c_str());
+  }
+  double decode(Session& session) const {
+    return time_of([&] { session.append(std::vector<int32_t>{1}); });
+  }
+
+  // Both make a new file, twice: each is once the first, as whoever follows finds the memory of a file just deleted. A session
+  // keeps the digests of its full blocks, so each save is of a fresh one.
+  void measure_save(int64_t n, Beside& to) const {
+    const std::vector<std::byte> content = read_file(path_, SIZE_MAX);
+    Session sessions[2] = {made_up(model_, options_, n), made_up(model_, options_, n)};
+    const auto save = [&](Session& s) { return time_of([&] { Snapshot::save(s, "", path_); }); };
+    const auto write = [&] { return time_of([&] { plain_write(plain_, content); }); };
+    remove_files();
+    double saved = save(sessions[0]), written = write();
+    remove_files();
+    written += write();
+    saved += save(sessions[1]);
+    to.add(saved / 2, written / 2);
+  }
+
+  // The first token after a mapped restore, beside ordinary ones right before and after it. Returns the time to be ready.
+  double measure_first(Session& session, double faults, Beside& to) const {
+    Session other = session.fork();
+    decode(other);  // takes the tail's copy
+    const double before = decode(other), start = seconds();
+    Session back = Snapshot::open(path_).restore(model_, "", options_);
+    const double ready = seconds() - start, first = decode(back);
+    to.add(first, (before + decode(back)) / 2 + faults);
+    return ready;
+  }
+
+  // Copies before and after; the first of all is to have memory at hand, which a host may have to provide.
+  void measure_read(Beside& to) const {
+    const auto file = MappedFile::open(path_);
+    copy_time(file->bytes(), threads_);
+    const double before = copy_time(file->bytes(), threads_);
+    const double read = time_of([&] { Snapshot::open(path_).restore(model_, "", options_, {.map = false}); });
+    to.add(read, (before + copy_time(file->bytes(), threads_)) / 2);
+  }
+
+  const std::shared_ptr<const Model> model_;
+  const SessionOptions& options_;
+  const int threads_;
+  const std::string path_, plain_;
+};
 
 }  // namespace
 
 Json snapshot_figures(const std::shared_ptr<const Model>& model, const SessionOptions& options, const std::vector<int64_t>& lengths,
                       int repeat, const std::string& directory) {
   Json rows = Json::array();
-  for (const int64_t n : lengths) rows.push_back(at_length(model, options, n, repeat, directory));
+  Lengths measured(model, options, directory);
+  for (const int64_t n : lengths) rows.push_back(measured.measure(n, repeat));
   // Processing a prompt again, for scale: measured once, at the shortest length, and per token.
   Session session(model, options);
   std::vector<int32_t> ids;
@@ -165,9 +205,9 @@ void print_snapshot_figures(const Json& rows) {
   for (const Json& r : rows) {
     const auto s = [&](const char* name) { return r[name].get<double>(); };
     out(fmt::format("{:>8} {:>11} {:>5.0f} ms {:>6.0f} % {:>5.2f} ms {:>8.1f} ms {:>15.2f} {:>6.0f} us {:>4.0f} ms {:>7.0f} % {:>15.0f} x\n",
-                    r["tokens"].get<int64_t>(), bytes_text(s("bytes")), 1e3 * s("save_s"), 100 * s("write_s") / s("save_s"),
-                    1e3 * s("resume_s"), 1e3 * s("first_token_s"), s("first_token_s") / (s("decode_s") + s("page_faults_s")),
-                    1e6 * s("fork_s"), 1e3 * s("read_s"), 100 * s("memcpy_s") / s("read_s"),
+                    r["tokens"].get<int64_t>(), bytes_text(s("bytes")), 1e3 * s("save_s"), 100 * s("save_of_write"),
+                    1e3 * s("resume_s"), 1e3 * s("first_token_s"), s("first_of_decode_and_faults"),
+                    1e6 * s("fork_s"), 1e3 * s("read_s"), 100 * s("read_of_memcpy"),
                     s("prefill_again_s") / (s("resume_s") + s("first_token_s"))));
   }
 }

@@ -47,6 +47,13 @@ struct QuantTile {
   int32_t sum[kTileRows];
 };
 
+// What up to kTileRows queries saw of some positions.
+struct Attended {
+  float* m;  // [rows] maximum of the visible scores (-inf if none)
+  float* l;  // [rows] sum of exp(score - m)
+  float* o;  // [rows][ldv] sum of exp(score - m) * v, a chain over positions
+};
+
 // One KV block seen by up to kTileRows queries that share a kv head.
 struct AttendBlock {
   const float* q;         // [head_dim][kTileRows], queries packed; rows past `rows` are zero
@@ -57,9 +64,7 @@ struct AttendBlock {
   const uint64_t* mask;   // [rows], bit t: position t of the block is visible; bits off are never read from v
   float scale;            // scores are multiplied by it
   float softcap;          // 0, or s = softcap * tanh(s / softcap)
-  float* m;               // [rows] out: maximum of the visible scores (-inf if none)
-  float* l;               // [rows] out: sum of exp(score - m)
-  float* o;               // [rows][ldv] out: sum of exp(score - m) * v, a chain over positions
+  Attended out;
 };
 
 struct Kernels {
@@ -116,8 +121,9 @@ struct Kernels {
 
   // Attention over one block, and the combination of blocks in order of position:
   //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.
+  // Rows whose bit in `seen` is 0 stay as they are; those of `next` are not read.
   void (*attend)(const AttendBlock& block);
-  void (*merge)(float* m, float* l, float* o, float mb, float lb, const float* ob, size_t n);
+  void (*merge)(const Attended& sums, const Attended& next, size_t ldv, unsigned seen);
   void (*divide)(const float* x, float divisor, float* y, size_t n);  // y = x / divisor
 
   // y = x (1 / sqrt(mean(x^2) + eps)) w. Sum: 16 lanes, lane i is a chain over x[i], x[i+16], ...; then a tree:

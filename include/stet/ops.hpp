@@ -47,7 +47,7 @@ struct Span {
 struct Scratch {
   Memory packed;              // a block of rows, packed for the tile kernel
   std::vector<Memory> local;  // per thread: a panel and its sums; rounded inputs; queries, partial results of attention
-  Memory partial;             // attention over few rows: (max, sum, values) per head and block
+  Memory partial;             // attention over few rows: what tiles of queries saw of each block
   std::vector<Memory> tables;
   std::vector<Rows> cos, sin;  // per Rope: [rows][head_dim / 2], in `tables`
 };
