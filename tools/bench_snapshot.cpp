@@ -69,13 +69,16 @@ void plain_write(const std::string& path, std::span<const std::byte> bytes) {
   if (::close(fd) != 0 || !good) throw Error(ErrorKind::io, path, "", "its bytes to reach the disk", "a failure");
 }
 
-// Copies into fresh memory of the kind that a restore takes which does not map.
-double copy_time(std::span<const std::byte> bytes, int threads) {
+// Maps a file and copies it into new memory of the kind that sessions take: the least that a restore must do which does not use it
+// in place.
+double copy_time(const std::string& path, int threads) {
   return time_of([&] {
-    const Memory to(bytes.size(), true);
+    const auto file = MappedFile::open(path);
+    const std::span<const std::byte> bytes = file->bytes();
+    const Memory to(bytes.size());
     run_team(threads, [&](Team t) {
       const Range mine = t.share(bytes.size() / 4096);
-      std::memcpy(to.data() + mine.begin * 4096, bytes.data() + mine.begin * 4096, (mine.end - mine.begin) * 4096);
+      std::memcpy(to.data() + mine.begin * 4096, bytes.data() + mine.begin * 4096, mine.size() * 4096);
     });
   });
 }
@@ -173,8 +176,7 @@ class Lengths {
   }
 
   void measure_read(Beside& to) const {
-    const auto file = MappedFile::open(path_);
-    const auto copy = [&] { return copy_time(file->bytes(), threads_); };
+    const auto copy = [&] { return copy_time(path_, threads_); };
     const auto read = [&] {
       return time_of([&] { Snapshot::open(path_).restore(model_, "", options_, {.map = false}); });
     };
