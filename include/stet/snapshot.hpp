@@ -141,7 +141,7 @@ class Snapshot {
   const SnapshotMeta& meta() const { return meta_; }
   const std::vector<int32_t>& tokens() const { return tokens_; }
   const GenerationState& generation() const { return meta_.generation; }
-  const std::vector<float>& logits() const { return logits_; }  // empty in a recipe
+  const std::vector<float>& logits() const { return *logits_; }  // empty in a recipe
   const StateDigests& digests() const { return digests_; }
   uint64_t visible(int64_t block) const { return visible_[static_cast<size_t>(block)]; }
   // Of one block: one for each layer (version 1: one for the whole block).
@@ -176,7 +176,6 @@ class Snapshot {
   void heal(Session& session, const std::vector<int64_t>& damaged, RestoreReport* report) const;
   void prove(Session& session) const;
   bool is_block(int64_t block, const std::byte* bytes) const;
-  bool copy_checked(int64_t block, std::span<const std::byte> stored, std::byte* to) const;
 
   std::shared_ptr<const MappedFile> file_;  // null when parsed from bytes
   std::span<const std::byte> bytes_;
@@ -186,7 +185,7 @@ class Snapshot {
   SnapshotMeta meta_;
   std::vector<int32_t> tokens_;
   std::vector<uint64_t> visible_;
-  std::vector<float> logits_;
+  std::shared_ptr<std::vector<float>> logits_;  // shared with what is restored
   std::vector<Digest> blocks_;
   std::vector<Extent> places_;  // of the blocks in this file
   mutable std::shared_ptr<const Snapshot> parent_;
