@@ -75,6 +75,16 @@ struct Floats {  // panels are widened once and reused for all rows
   }
 };
 
+struct WidePairs : Floats {
+  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, float* packed) {
+    k.pack_rounded(x, ldx, rows, kc, packed);
+  }
+  static void tile(const Kernels& k, const Piece& p, size_t b, const float* packed, const float* local, const Sums& s) {
+    k.tile_flushed(packed, local + b * kLanes * kDepth, p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
+                   static_cast<int>(std::min(kPanelBlocks, p.blocks - b)));
+  }
+};
+
 struct Pairs {  // weights as they stand
   using Packed = uint32_t;
   static constexpr size_t kInputs = 2, kElements = kTileRows, kUnit = 2, kDepth = kGemmDepth, kGroup = 3;
@@ -109,7 +119,7 @@ struct Quants8 : Quants {  // weights as they stand
   }
 };
 
-struct Quants4 : Quants {  // made into q8 once and reused for all rows
+struct Quants4 : Quants {  // expanded to bytes once and reused for all rows
   static constexpr size_t kDepth = 1024;
   static constexpr size_t kBlockFloats = kDepth / kQuantStrip * kStripBytesQ8 / sizeof(float);
   static constexpr size_t kLocalFloats = kGroup * kPanelBlocks * kBlockFloats;
@@ -118,7 +128,7 @@ struct Quants4 : Quants {  // made into q8 once and reused for all rows
     for (size_t b = 0; b < p.blocks; ++b) k.expand_q4(p.weights(b), p.kc / kQuantStrip, local + b * kBlockFloats);
   }
   static void tile(const Kernels& k, const Piece& p, size_t b, const QuantTile* packed, const float* local, const Sums& s) {
-    k.tile_q8(packed, local + b * kBlockFloats, kDepth, p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
+    k.tile_q4(packed, local + b * kBlockFloats, kDepth, p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
               static_cast<int>(std::min(kPanelBlocks, p.blocks - b)));
   }
 };
@@ -205,6 +215,7 @@ size_t gemm_local_floats() {
 void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   if (w.type() == WeightType::q8) product<Quants8>(t, p, w, x, y);
   else if (w.type() == WeightType::q4) product<Quants4>(t, p, w, x, y);
+  else if (p.contract == Contract::bf16 && p.kernels->tile_flushed != nullptr) product<WidePairs>(t, p, w, x, y);
   else if (p.contract == Contract::bf16) product<Pairs>(t, p, w, x, y);
   else product<Floats>(t, p, w, x, y);
 }

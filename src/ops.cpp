@@ -77,7 +77,8 @@ void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
 // Up to where that is faster than gemm(), which multiplies pairs as they stand, but widens or expands other weights for each
 // pass over them (bench/README.md).
 size_t few_rows(const Pass& p, const Matrix& w) {
-  return p.contract == Contract::bf16 && !is_quantized(w.type()) ? size_t{kGemvRows} : kFewRows;
+  const bool as_they_stand = p.contract == Contract::bf16 && !is_quantized(w.type()) && p.kernels->tile_flushed == nullptr;
+  return as_they_stand ? size_t{kGemvRows} : kFewRows;
 }
 
 }  // namespace

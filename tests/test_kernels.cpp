@@ -67,6 +67,7 @@ TEST(Isa, TablesShareNoFunction) {
       EXPECT_NE(a.gemv_pairs, b.gemv_pairs);
       EXPECT_NE(a.pack_pairs, b.pack_pairs);
       EXPECT_NE(a.tile_pairs, b.tile_pairs);
+      EXPECT_TRUE(a.tile_flushed == nullptr || a.tile_flushed != b.tile_flushed);
       EXPECT_NE(a.probe_dot, b.probe_dot);
     }
   }
@@ -501,6 +502,14 @@ TEST_P(EachIsa, PairsTileGivesTheBitsOfMatrixVector) {
         }
         ASSERT_TRUE(equal_bits(halves.span(), y.span()));
         ASSERT_TRUE(y.untouched() && halves.untouched() && packed.untouched());
+        if (k.tile_flushed == nullptr) continue;
+        const Fenced<float> wide(depth * kTileRows), panel(depth * kPanel), again(static_cast<size_t>(rows) * ld);
+        k.pack_rounded(x.data(), ldx, rows, depth, wide.data());
+        k.widen_panel[static_cast<int>(WeightType::bf16)](w.packed.data(), blocks, depth, 0, depth, panel.data());
+        k.tile_flushed(wide.data(), panel.data(), cut, nullptr, 0, again.data(), ld, rows, vectors);
+        k.tile_flushed(wide.data() + cut * kTileRows, panel.data() + cut * kPanel, depth - cut, again.data(), ld, again.data(), ld, rows, vectors);
+        ASSERT_TRUE(equal_bits(again.span(), y.span()));
+        ASSERT_TRUE(wide.untouched() && again.untouched());
       }
     }
   }

@@ -213,7 +213,7 @@ TEST_P(EachIsa, ExpandedWeightsAreTheSame) {
   const Fenced<uint8_t> q8(256 / 64 * static_cast<size_t>(kStripBytesQ8));
   k.expand_q4(w.packed.data(), 256 / 64, q8.data());
   QuantWeights expected(true, 1, 256, 9);
-  for (size_t i = 0; i < w.u.size(); ++i) expected.u[i] = w.u[i] - 8 + 128;
+  for (size_t i = 0; i < w.u.size(); ++i) expected.u[i] = w.u[i];
   expected.scale = w.scale;
   for (size_t row = 0; row < 16; ++row) {
     for (size_t i = 0; i < 256; ++i) expected.place(row, i);
@@ -222,28 +222,55 @@ TEST_P(EachIsa, ExpandedWeightsAreTheSame) {
   EXPECT_TRUE(q8.untouched());
 }
 
-// In one go and continued in the middle of the chain, against the matrix-vector product.
-TEST_P(EachIsa, TileGivesTheBitsOfMatrixVector) {
-  for (size_t depth : {64, 192, 640}) {
-    for (size_t blocks : {1, 2, 3, 4}) {
-      for (int rows = 1; rows <= kTileRows; ++rows) {
-        const QuantWeights w(true, blocks, depth, depth + blocks);
-        const Fenced<float> x(hard_inputs(static_cast<size_t>(rows) * depth, 11 + depth));
-        const size_t width = 16 * blocks, ld = width + 3, cut = depth / 128 * 64;
-        const Fenced<QuantTile> packed(depth / 32);
-        const Fenced<float> y(static_cast<size_t>(rows) * ld), halves(static_cast<size_t>(rows) * ld);
-        k.pack_quants(x.data(), depth, rows, depth, packed.data());
-        k.tile_q8(packed.data(), w.packed.data(), depth, depth, nullptr, 0, y.data(), ld, rows, static_cast<int>(blocks));
-        k.tile_q8(packed.data(), w.packed.data(), depth, cut, nullptr, 0, halves.data(), ld, rows, static_cast<int>(blocks));
-        k.tile_q8(packed.data() + cut / 32, w.packed.data() + cut / 64 * kStripBytesQ8, depth, depth - cut, halves.data(), ld,
-                  halves.data(), ld, rows, static_cast<int>(blocks));
-        for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
-          ASSERT_TRUE(equal_bits(y.span().subspan(r * ld, width), w.times(x.data() + r * depth)))
-              << "row " << r << " of " << rows << ", depth " << depth << ", blocks " << blocks;
-          for (size_t i = width; i < ld; ++i) ASSERT_EQ(bits_of(y[r * ld + i]), 0xFFFFFFFFu) << "written past the row";
+// In one go and continued in the middle of the chain, against the chain of plain integers.
+void check_tile(const Kernels& k, const QuantWeights& w, const Fenced<float>& x, int rows) {
+  const size_t depth = w.k, width = 16 * w.blocks, ld = width + 3, cut = depth / 128 * 64;
+  const int vectors = static_cast<int>(w.blocks);
+  std::vector<uint8_t> bytes(w.blocks * depth / 64 * static_cast<size_t>(kStripBytesQ8));
+  if (w.q8) std::memcpy(bytes.data(), w.packed.data(), bytes.size());
+  else k.expand_q4(w.packed.data(), w.blocks * depth / 64, bytes.data());
+  const auto tile = w.q8 ? k.tile_q8 : k.tile_q4;
+  const Fenced<QuantTile> packed(depth / 32);
+  const Fenced<float> y(static_cast<size_t>(rows) * ld), halves(static_cast<size_t>(rows) * ld);
+  k.pack_quants(x.data(), depth, rows, depth, packed.data());
+  tile(packed.data(), bytes.data(), depth, depth, nullptr, 0, y.data(), ld, rows, vectors);
+  tile(packed.data(), bytes.data(), depth, cut, nullptr, 0, halves.data(), ld, rows, vectors);
+  tile(packed.data() + cut / 32, bytes.data() + cut / 64 * kStripBytesQ8, depth, depth - cut, halves.data(), ld, halves.data(), ld,
+       rows, vectors);
+  for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+    ASSERT_TRUE(equal_bits(y.span().subspan(r * ld, width), w.times(x.data() + r * depth)))
+        << (w.q8 ? "q8" : "q4") << ", row " << r << " of " << rows << ", depth " << depth << ", blocks " << w.blocks;
+    for (size_t i = width; i < ld; ++i) ASSERT_EQ(bits_of(y[r * ld + i]), 0xFFFFFFFFu) << "written past the row";
+  }
+  ASSERT_TRUE(equal_bits(halves.span(), y.span()));
+  ASSERT_TRUE(y.untouched() && halves.untouched());
+}
+
+TEST_P(EachIsa, TileGivesTheBitsOfPlainIntegers) {
+  for (const bool q8 : {true, false}) {
+    for (size_t depth : {64, 192, 640}) {
+      for (size_t blocks : {1, 2, 3, 4}) {
+        const QuantWeights w(q8, blocks, depth, depth + blocks);
+        for (int rows = 1; rows <= kTileRows; ++rows) {
+          check_tile(k, w, Fenced<float>(hard_inputs(static_cast<size_t>(rows) * depth, 11 + depth)), rows);
         }
-        ASSERT_TRUE(equal_bits(halves.span(), y.span()));
-        ASSERT_TRUE(y.untouched() && halves.untouched());
+      }
+    }
+  }
+}
+
+// The largest sums of a block, where integers of 16 bits would overflow if they could.
+TEST_P(EachIsa, TileTakesTheLargestSums) {
+  for (const bool q8 : {true, false}) {
+    for (const bool largest : {true, false}) {
+      for (const float x : {3.0f, -3.0f}) {
+        QuantWeights w(q8, 4, 128, 5);
+        std::memset(w.packed.data(), 0, w.packed.size());
+        for (int& u : w.u) u = !largest ? 0 : q8 ? 255 : 15;
+        for (size_t row = 0; row < 64; ++row) {
+          for (size_t i = 0; i < 128; ++i) w.place(row, i);
+        }
+        check_tile(k, w, Fenced<float>(std::vector<float>(kTileRows * 128, x)), kTileRows);
       }
     }
   }

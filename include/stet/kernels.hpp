@@ -98,6 +98,10 @@ struct Kernels {
   void (*pack_pairs)(const float* x, size_t ldx, int rows, size_t kc, uint32_t* packed);
   void (*tile_pairs)(const uint32_t* packed, const void* w, size_t k, size_t kc, const float* from, size_t ld_from,
                      float* to, size_t ld_to, int rows, int vectors);
+  // The same of panels widened once, as pack_rows and tile. Null where pack_pairs and tile_pairs are as fast.
+  void (*pack_rounded)(const float* x, size_t ldx, int rows, size_t kc, float* packed);
+  void (*tile_flushed)(const float* packed, const float* panel, size_t kc, const float* from, size_t ld_from, float* to,
+                       size_t ld_to, int rows, int vectors);
 
   // Linear layers of the contracts q8 and q4. Inputs are rounded to int8 in blocks of 32: with a the largest magnitude of a
   // block, scale = a / 127 and q = x (127 / a), each operation rounded to float32, q then to the nearest integer, ties to
@@ -116,8 +120,10 @@ struct Kernels {
   void (*pack_quants)(const float* x, size_t ldx, int rows, size_t kc, QuantTile* packed);
   void (*tile_q8)(const QuantTile* packed, const void* w, size_t k, size_t kc, const float* from, size_t ld_from, float* to,
                   size_t ld_to, int rows, int vectors);
-  // q4 strips as q8 strips of the same weights.
+  // q4 strips with a byte for each u, laid out as q8 strips are; and like tile_q8, of those.
   void (*expand_q4)(const void* w, size_t strips, void* y);
+  void (*tile_q4)(const QuantTile* packed, const void* w, size_t k, size_t kc, const float* from, size_t ld_from, float* to,
+                  size_t ld_to, int rows, int vectors);
 
   // Attention over one block, and the combination of blocks in order of position:
   //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.
