@@ -1,10 +1,11 @@
-// Measures stet and llama.cpp in turn, on the same weights, ids and threads, and prints medians and ratios: README.md.
+// Measures stet and a peer in turn, on the same weights and threads, and prints medians and ratios: README.md.
 import fs from "node:fs";
 import path from "node:path";
 import {parseArgs} from "node:util";
 
 import {check} from "./check.mjs";
-import {Failure, Tools, formats, peer, root, run, say, vocabularyOf} from "./tools.mjs";
+import {ikLlama, llama} from "./sides.mjs";
+import {Failure, Tools, formats, median, root, run, say, vocabularyOf} from "./tools.mjs";
 
 const usage = `bench/peers/run [SHAPE] [options]: stet beside llama.cpp, in turn.
   SHAPE             of a checkpoint of random weights (tools/make_checkpoint; default llama3.2-1b)
@@ -18,6 +19,8 @@ const usage = `bench/peers/run [SHAPE] [options]: stet beside llama.cpp, in turn
   --repeat N        repetitions in a process, whose medians count (default 3; once for --context)
   --batch N         most tokens that the peer processes at once (default 512)
   --kv TYPE         of stet's keys and values: f32 (default), bf16 or f16; the peer's are f16
+  --isa NAME        of stet's instruction sets (default: the best that this CPU has)
+  --ik FILE         llama-bench of an ik_llama.cpp that is there, in place of llama.cpp: prefill and decode alone
   --json            print JSON, with all runs
   --check           compare logits and greedy tokens of both instead (default: with the pocket checkpoints)
   --build DIR       of stet (default: build/release)`;
@@ -26,7 +29,8 @@ const options = {
   model: {type: "string", short: "m"}, formats: {type: "string", default: Object.keys(formats).join()},
   threads: {type: "string", default: "2"}, prompt: {type: "string", default: "512"}, decode: {type: "string", default: "64"},
   context: {type: "string", default: ""}, runs: {type: "string", default: "5"}, repeat: {type: "string", default: "3"},
-  batch: {type: "string", default: "512"}, kv: {type: "string", default: "f32"}, json: {type: "boolean", default: false},
+  batch: {type: "string", default: "512"}, kv: {type: "string", default: "f32"}, isa: {type: "string"}, ik: {type: "string"},
+  json: {type: "boolean", default: false},
   check: {type: "boolean", default: false}, build: {type: "string", default: path.join(root, "build/release")},
   help: {type: "boolean", short: "h", default: false},
 };
@@ -60,11 +64,6 @@ function parse() {
 // A pair of runs is undisturbed when others take no more of the machine's CPU time than this during either.
 const kDisturbance = 0.05;
 
-const median = (x) => {
-  const s = x.toSorted((a, b) => a - b);
-  return (s[s.length >> 1] + s[(s.length - 1) >> 1]) / 2;
-};
-
 // What is read from the figures of a process, both sides' alike. `better`: which way. The peer's save is followed by an
 // fsync, as stet's is.
 const rows = [
@@ -81,11 +80,12 @@ const rows = [
 ];
 
 // Ratios above 1 are in stet's favour: the median of those of the pairs of runs.
-function figures(runs) {
-  return rows.map(({name, unit, better, of}) => {
+function figures(runs, known) {
+  return rows.filter((row) => known.has(row.name)).map(({name, unit, better, of}) => {
     const stet = runs.map((r) => of(r.stet)), other = runs.map((r) => of(r.peer));
-    const ratio = median(stet.map((s, i) => (better === "more" ? s / other[i] : other[i] / s)));
-    return {name, unit, better, stet: median(stet), peer: median(other), ratio, range: {stet: span(stet), peer: span(other)}};
+    const ratios = stet.map((s, i) => (better === "more" ? s / other[i] : other[i] / s));
+    return {name, unit, better, stet: median(stet), peer: median(other), ratio: median(ratios),
+            range: {stet: span(stet), peer: span(other), ratio: span(ratios)}};
   });
 }
 
@@ -106,20 +106,11 @@ function watched(f) {
   return {...result, others: Math.max(0, (spent("used") - spent("own")) / spent("all"))};
 }
 
-// Which of the peer's two kinds of attention is faster here; this also brings its file into memory.
-function chooseFlash(job) {
-  const cost = (flash) => {
-    const {prefill, decode} = peer({...job, flash});
-    return prefill.tokens / prefill.tokens_per_s + decode.tokens / decode.tokens_per_s;
-  };
-  return cost(true) <= cost(false);
-}
-
-function measure(tools, o, directory, name) {
+function measure(tools, o, directory, name, side) {
   const {compute, type} = formats[name];
   const stet = ({prompt, repeat}) => JSON.parse(run(tools.stet, [
     "bench", "-m", directory, "--compute", compute, "--kv", o.kv, "--threads", o.threads, "-p", prompt, "-n", o.decode,
-    "--repeat", repeat, "--no-probes", "--json"]));
+    "--repeat", repeat, "--no-probes", "--json", ...(o.isa ? ["--isa", o.isa] : [])]));
   try {
     stet({prompt: 1, repeat: 1});
   } catch (e) {
@@ -131,18 +122,16 @@ function measure(tools, o, directory, name) {
   const lengths = [{prompt: o.prompt, repeat: o.repeat}, ...o.context.map((prompt) => ({prompt, repeat: 1}))];
   return {
     measurements: lengths.map(({prompt, repeat}) => {
-      say(`${name}, prompt of ${prompt}: is the peer faster with flash attention?`);
-      const flash = chooseFlash({...base, prompt, repeat});
-      const runs = [];
+      const job = side.prepare({...base, prompt, repeat}), runs = [];
       for (let i = 1; i <= o.runs; ++i) {
         say(`${name}, prompt of ${prompt}: run ${i} of ${o.runs}`);
-        runs.push({stet: watched(() => stet({prompt, repeat})), peer: watched(() => peer({...base, prompt, repeat, flash}))});
+        runs.push({stet: watched(() => stet({prompt, repeat})), peer: watched(() => side.measure(job))});
       }
       const quiet = runs.filter((r) => Math.max(r.stet.others, r.peer.others) <= kDisturbance);
       const counted = quiet.length > 0 ? quiet : runs;
       const others = {stet: span(counted.map((r) => r.stet.others)), peer: span(counted.map((r) => r.peer.others))};
-      return {prompt, decode: o.decode, flash_attention: flash, isa: runs[0].stet.isa, undisturbed: quiet.length, others,
-              figures: figures(counted), runs};
+      return {prompt, decode: o.decode, flash_attention: job.flash, isa: runs[0].stet.isa, undisturbed: quiet.length, others,
+              figures: figures(counted, new Set(side.rows ?? rows.map((row) => row.name))), runs};
     }),
   };
 }
@@ -154,17 +143,17 @@ function show(x) {
 function print(result) {
   const {options: o, peer: p} = result;
   console.log(`${result.checkpoint}, ${o.threads} threads; medians (and ranges) of up to ${o.runs} runs in turn`);
-  console.log(`peer: llama.cpp ${p.release} by node-llama-cpp ${p.version}, kernels ${p.kernels}, batch ${o.batch}, keys and values f16; ` +
-              `stet: keys and values ${o.kv}`);
+  console.log(`peer: ${p}, batch ${o.batch}, keys and values f16; stet: keys and values ${o.kv}`);
   for (const [name, {skipped, measurements}] of Object.entries(result.formats)) {
     if (skipped) console.log(`\n${name}: SKIPPED, stet refuses it: ${skipped}`);
     for (const m of measurements ?? []) {
       console.log(`\n${name}: prompt of ${m.prompt}, then ${m.decode} tokens; stet ${m.isa}, the peer's flash attention ` +
                   `${m.flash_attention ? "on" : "off"}`);
-      console.log("".padEnd(41) + "stet".padStart(24) + "llama.cpp".padStart(24) + "stet better by".padStart(16));
+      console.log("".padEnd(41) + "stet".padStart(24) + "peer".padStart(24) + "stet better by".padStart(28));
       for (const f of m.figures) {
-        const cell = (side) => `${show(f[side])} (${f.range[side].map(show).join("–")})`.padStart(24);
-        console.log(`${f.name}, ${f.unit}`.padEnd(41) + cell("stet") + cell("peer") + `${show(f.ratio)} x`.padStart(16));
+        const range = (of) => f.range[of].map(of === "ratio" ? (x) => x.toFixed(2) : show).join("–");
+        const cell = (of) => `${show(f[of])} (${range(of)})`.padStart(24);
+        console.log(`${f.name}, ${f.unit}`.padEnd(41) + cell("stet") + cell("peer") + `${f.ratio.toFixed(2)} (${range("ratio")})`.padStart(28));
       }
       const share = (side) => `${m.others[side].map((x) => (100 * x).toFixed(0)).join("–")} %`.padStart(24);
       console.log("CPU time taken by other processes".padEnd(41) + share("stet") + share("peer"));
@@ -179,9 +168,9 @@ token; the peer's includes node. Load: the file's pages are in memory; the peer 
 }
 
 function compare(tools, o) {
-  const directory = o.model ?? tools.checkpoint(o.shape);
-  const result = {checkpoint: path.basename(path.resolve(directory)), options: o, peer: peer({task: "about", threads: o.threads}), formats: {}};
-  for (const name of o.formats) result.formats[name] = measure(tools, o, directory, name);
+  const directory = o.model ?? tools.checkpoint(o.shape), side = o.ik ? ikLlama(o.ik) : llama;
+  const result = {checkpoint: path.basename(path.resolve(directory)), options: o, peer: side.about(o.threads), formats: {}};
+  for (const name of o.formats) result.formats[name] = measure(tools, o, directory, name, side);
   if (o.json) console.log(JSON.stringify(result, null, 2));
   else print(result);
 }

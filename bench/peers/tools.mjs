@@ -27,6 +27,11 @@ export function run(command, args) {
   return r.stdout;
 }
 
+export const median = (x) => {
+  const s = x.toSorted((a, b) => a - b);
+  return (s[s.length >> 1] + s[(s.length - 1) >> 1]) / 2;
+};
+
 export class Tools {
   constructor(build) {
     const at = (name) => {
