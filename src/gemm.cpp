@@ -55,13 +55,15 @@ struct Sums {
 // What the contracts do with a piece. kGroup panels are multiplied together: a tile's rows, once in the first-level cache,
 // serve all of them. Packed rows: kElements of Packed for each kInputs inputs. Pieces are multiples of kUnit deep.
 
-struct Floats {  // panels are widened once and reused for all rows
+// Panels are widened once and reused for all rows, by the kernels named.
+template <auto Kernels::*kPack, auto Kernels::*kTile>
+struct Panels {
   using Packed = float;
   static constexpr size_t kInputs = 1, kElements = kTileRows, kUnit = 2, kDepth = kGemmDepth, kGroup = 3;
   static constexpr size_t kLocalFloats = kGroup * kDepth * kPanel;
 
   static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, float* packed) {
-    k.pack_rows(x, ldx, rows, kc, packed);
+    (k.*kPack)(x, ldx, rows, kc, packed);
   }
   static void begin(const Kernels& k, const Piece& p, float* local) {
     for (size_t b = 0; b < p.blocks; b += kPanelBlocks) {
@@ -70,20 +72,12 @@ struct Floats {  // panels are widened once and reused for all rows
     }
   }
   static void tile(const Kernels& k, const Piece& p, size_t b, const float* packed, const float* local, const Sums& s) {
-    k.tile(packed, local + b * kLanes * kDepth, p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
-           static_cast<int>(std::min(kPanelBlocks, p.blocks - b)));
+    (k.*kTile)(packed, local + b * kLanes * kDepth, p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
+               static_cast<int>(std::min(kPanelBlocks, p.blocks - b)));
   }
 };
-
-struct WidePairs : Floats {
-  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, float* packed) {
-    k.pack_rounded(x, ldx, rows, kc, packed);
-  }
-  static void tile(const Kernels& k, const Piece& p, size_t b, const float* packed, const float* local, const Sums& s) {
-    k.tile_flushed(packed, local + b * kLanes * kDepth, p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
-                   static_cast<int>(std::min(kPanelBlocks, p.blocks - b)));
-  }
-};
+using Floats = Panels<&Kernels::pack_rows, &Kernels::tile>;
+using WidePairs = Panels<&Kernels::pack_rounded, &Kernels::tile_flushed>;
 
 struct Pairs {  // weights as they stand
   using Packed = uint32_t;

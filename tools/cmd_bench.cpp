@@ -137,40 +137,50 @@ struct Measured {
   double seconds, yardstick = 0, share = 0;
 };
 
-// `amount`: what a run does, in 10^9 of what the yardstick counts per s.
-template <class Run, class Yardstick>
-Measured measure(const Options& o, double amount, Run run, Yardstick yardstick) {
-  std::vector<double> times, yardsticks, shares;
-  for (int i = 0; i < o.repeat; ++i) {
-    const double before = o.probes ? yardstick() : 0;
-    times.push_back(run());
-    if (!o.probes) continue;
-    yardsticks.push_back((before + yardstick()) / 2);
-    shares.push_back(amount / times.back() / yardsticks.back());
+// Runs of one kind. `amount`: what each does, in 10^9 of what the yardstick counts per s.
+class Runs {
+ public:
+  Runs(const Options& o, double amount, std::function<double()> yardstick) : probes_(o.probes), amount_(amount), yardstick_(std::move(yardstick)) {}
+
+  // `times` pieces of work, counted one.
+  template <class F>
+  void run(int64_t times, F f) {
+    const double before = probes_ ? yardstick_() : 0;
+    times_.push_back(time_of([&] { for (int64_t i = 0; i < times; ++i) f(); }) / as_double(times));
+    if (!probes_) return;
+    yardsticks_.push_back((before + yardstick_()) / 2);
+    shares_.push_back(amount_ / times_.back() / yardsticks_.back());
   }
-  if (!o.probes) return {median(times)};
-  return {median(times), median(yardsticks), median(shares)};
-}
+  Measured medians() const {
+    if (!probes_) return {median(times_)};
+    return {median(times_), median(yardsticks_), median(shares_)};
+  }
+
+ private:
+  bool probes_;
+  double amount_;
+  std::function<double()> yardstick_;
+  std::vector<double> times_, yardsticks_, shares_;
+};
 
 struct Speed {
   double first;  // s for the first token after loading
   Measured prefill, decode;  // of the prompt, of one token
 };
 
+// Prompts and the tokens behind them in turn, as conversations have them.
 Speed measure_speed(Session& session, const Options& o, const Probes& probes) {
   const Model& model = session.model();
   const std::vector<int32_t> ids = some_tokens(model, o.prompt), next = some_tokens(model, 1);
-  Speed s{};
-  s.first = time_of([&] { session.append(next); });  // touches the scratch memory
-  s.prefill = measure(o, prefill_operations(model, as_double(o.prompt)) / 1e9, [&] {
+  const double first = time_of([&] { session.append(next); });  // touches the scratch memory
+  Runs prefill(o, prefill_operations(model, as_double(o.prompt)) / 1e9, [&] { return probes.peak(); });
+  Runs decode(o, bytes_per_token(model) / 1e9, [&] { return probes.read(model.matrices()); });
+  for (int i = 0; i < o.repeat; ++i) {
     session.rewind(0);
-    return time_of([&] { session.append(ids); });
-  }, [&] { return probes.peak(); });
-  s.decode = measure(o, bytes_per_token(model) / 1e9, [&] {
-    session.rewind(o.prompt);
-    return time_of([&] { for (int64_t i = 0; i < o.decode; ++i) session.append(next); }) / as_double(o.decode);
-  }, [&] { return probes.read(model.matrices()); });
-  return s;
+    prefill.run(1, [&] { session.append(ids); });
+    decode.run(o.decode, [&] { session.append(next); });
+  }
+  return {first, prefill.medians(), decode.medians()};
 }
 
 // Decode steps of 1 and of `o.batch` sessions at once, in turn, each behind a prompt of its own.

@@ -163,8 +163,10 @@ function print(result) {
   }
   console.log(`
 f32: bfloat16 weights that stet widens as it multiplies, against the same values as float32 in the peer's file: decoding reads
-half the bytes in stet. Other formats: the same bits per weight on both sides. Peak memory: of a process until the last decoded
-token; the peer's includes node. Load: the file's pages are in memory; the peer maps it, stet packs its weights.`);
+half the bytes in stet. Other formats: the same bits per weight on both sides.`);
+  if (o.ik) return;
+  console.log(`Peak memory: of a process until the last decoded token; the peer's includes node. Load: the file's pages are in memory; the
+peer maps it, stet packs its weights.`);
 }
 
 function compare(tools, o) {

@@ -1,5 +1,7 @@
 // The programs that stet is measured beside. Each: about(threads), a line; prepare(job), once before the runs of a job; measure(job),
 // figures of a process in the shape of those of `stet bench --json`; rows, the figures it has, where it lacks some.
+import fs from "node:fs";
+
 import {Failure, median, peer, run, say} from "./tools.mjs";
 
 // llama.cpp from npm, with flash attention or without, whichever is faster here; finding out also brings its file into memory.
@@ -21,6 +23,7 @@ export const llama = {
 
 // ik_llama.cpp by its llama-bench: weights repacked while loading, flash attention, decoding behind the prompt as stet does.
 export function ikLlama(bench) {
+  if (!fs.existsSync(bench)) throw new Failure(`${bench}: not there; expected ik_llama.cpp's llama-bench`);
   const tests = (job, ...which) => JSON.parse(run(bench, [
     "-m", job.gguf, "-t", job.threads, "-ub", job.batch, "-rtr", 1, "-fa", 1, "-r", job.repeat, "-o", "json", "-n", 0, ...which]));
   return {

@@ -98,7 +98,8 @@ struct Kernels {
   void (*pack_pairs)(const float* x, size_t ldx, int rows, size_t kc, uint32_t* packed);
   void (*tile_pairs)(const uint32_t* packed, const void* w, size_t k, size_t kc, const float* from, size_t ld_from,
                      float* to, size_t ld_to, int rows, int vectors);
-  // The same of panels widened once, as pack_rows and tile. Null where pack_pairs and tile_pairs are as fast.
+  // The same chain in float32, where that is faster than tile_pairs (AVX2); null elsewhere. pack_rounded: like pack_rows, of
+  // inputs rounded to bfloat16. tile_flushed: like tile, of those and a panel by widen_panel, denormals flushed.
   void (*pack_rounded)(const float* x, size_t ldx, int rows, size_t kc, float* packed);
   void (*tile_flushed)(const float* packed, const float* panel, size_t kc, const float* from, size_t ld_from, float* to,
                        size_t ld_to, int rows, int vectors);
