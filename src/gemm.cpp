@@ -53,15 +53,16 @@ struct Sums {
 };
 
 // What the contracts do with a piece. kGroup panels are multiplied together: a tile's rows, once in the first-level cache,
-// serve all of them. Packed rows: kElements of Packed for each kInputs inputs. Pieces are multiples of kUnit deep.
+// serve all of them. Packed rows of a tile: elements() of Packed for each kInputs inputs. Pieces are multiples of kUnit deep.
 
 // Panels are widened once and reused for all rows, by the kernels named.
 template <auto Kernels::*kPack, auto Kernels::*kTile>
 struct Panels {
   using Packed = float;
-  static constexpr size_t kInputs = 1, kElements = kTileRows, kUnit = 2, kDepth = kGemmDepth, kGroup = 3;
+  static constexpr size_t kInputs = 1, kUnit = 2, kDepth = kGemmDepth, kGroup = 3;
   static constexpr size_t kLocalFloats = kGroup * kDepth * kPanel;
 
+  static size_t elements(const Kernels&) { return kTileRows; }
   static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, float* packed) {
     (k.*kPack)(x, ldx, rows, kc, packed);
   }
@@ -81,9 +82,10 @@ using WidePairs = Panels<&Kernels::pack_rounded, &Kernels::tile_flushed>;
 
 struct Pairs {  // weights as they stand
   using Packed = uint32_t;
-  static constexpr size_t kInputs = 2, kElements = kTileRows, kUnit = 2, kDepth = kGemmDepth, kGroup = 3;
+  static constexpr size_t kInputs = 2, kUnit = 2, kDepth = kGemmDepth, kGroup = 3;
   static constexpr size_t kLocalFloats = 0;
 
+  static size_t elements(const Kernels&) { return kTileRows; }
   static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, uint32_t* packed) {
     k.pack_pairs(x, ldx, rows, kc, packed);
   }
@@ -95,19 +97,19 @@ struct Pairs {  // weights as they stand
 };
 
 struct Quants {
-  using Packed = QuantTile;
-  static constexpr size_t kInputs = kQuantBlock, kElements = 1, kUnit = kQuantStrip, kGroup = 3;
-
-  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, QuantTile* packed) {
-    k.pack_quants(x, ldx, rows, kc, packed);
-  }
+  using Packed = std::byte;
+  static constexpr size_t kInputs = kQuantBlock, kUnit = kQuantStrip, kGroup = 3;
 };
 
 struct Quants8 : Quants {  // weights as they stand
   static constexpr size_t kDepth = 2048, kLocalFloats = 0;
 
+  static size_t elements(const Kernels& k) { return k.packed_q8; }
+  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, std::byte* packed) {
+    k.pack_q8(x, ldx, rows, kc, packed);
+  }
   static void begin(const Kernels&, const Piece&, float*) {}
-  static void tile(const Kernels& k, const Piece& p, size_t b, const QuantTile* packed, const float*, const Sums& s) {
+  static void tile(const Kernels& k, const Piece& p, size_t b, const std::byte* packed, const float*, const Sums& s) {
     k.tile_q8(packed, p.weights(b), p.w->depth(), p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
               static_cast<int>(std::min(kPanelBlocks, p.blocks - b)));
   }
@@ -118,10 +120,14 @@ struct Quants4 : Quants {  // expanded to bytes once and reused for all rows
   static constexpr size_t kBlockFloats = kDepth / kQuantStrip * kStripBytesQ8 / sizeof(float);
   static constexpr size_t kLocalFloats = kGroup * kPanelBlocks * kBlockFloats;
 
+  static size_t elements(const Kernels& k) { return k.packed_q4; }
+  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, std::byte* packed) {
+    k.pack_q4(x, ldx, rows, kc, packed);
+  }
   static void begin(const Kernels& k, const Piece& p, float* local) {
     for (size_t b = 0; b < p.blocks; ++b) k.expand_q4(p.weights(b), p.kc / kQuantStrip, local + b * kBlockFloats);
   }
-  static void tile(const Kernels& k, const Piece& p, size_t b, const QuantTile* packed, const float* local, const Sums& s) {
+  static void tile(const Kernels& k, const Piece& p, size_t b, const std::byte* packed, const float* local, const Sums& s) {
     k.tile_q4(packed, local + b * kBlockFloats, kDepth, p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
               static_cast<int>(std::min(kPanelBlocks, p.blocks - b)));
   }
@@ -132,10 +138,10 @@ constexpr size_t local_floats() {
   return Arithmetic::kLocalFloats + kGemmRows * Arithmetic::kGroup * kPanel;
 }
 
-// Where the rows of a tile stand, packed: [pieces][tiles][kc / kInputs][kElements].
+// Where the rows of a tile stand, packed: [pieces][tiles][kc / kInputs][elements()].
 template <class Arithmetic>
 typename Arithmetic::Packed* packed_rows(const Pass& p, size_t k0, size_t kc, size_t tile, size_t tiles) {
-  return p.scratch->packed.as<typename Arithmetic::Packed>() + (k0 * tiles + tile * kc) / Arithmetic::kInputs * Arithmetic::kElements;
+  return p.scratch->packed.as<typename Arithmetic::Packed>() + (k0 * tiles + tile * kc) / Arithmetic::kInputs * Arithmetic::elements(*p.kernels);
 }
 
 template <class Arithmetic>

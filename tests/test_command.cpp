@@ -587,5 +587,27 @@ TEST_F(Command, BenchMeasuresTheModelAlone) {
   failure({"bench", "-m", kTiny, "--no-probes", "--machine"}, 2);
 }
 
+TEST_F(Command, BenchTakesTurns) {
+  const Args turns = {"bench", "-m", kTiny, "--turns", "-p", "8", "--repeat", "1"};
+  const auto lines = json_lines(succeed(turns, "prefill\ndecode 2\ndecode 3\nstate\nprefill\nstate\n").out);
+  ASSERT_EQ(lines.size(), 7u);
+  for (const char* name : {"load_s", "first_token_s"}) EXPECT_GT(lines[0][name].get<double>(), 0) << name;
+  for (const char* name : {"isa", "contract"}) EXPECT_NE(lines[0][name].get<std::string>(), "") << name;
+  for (const size_t i : {1, 2, 3, 5}) EXPECT_GT(lines[i]["s"].get<double>(), 0) << i;
+  EXPECT_EQ(lines[4]["positions"], 8 + 2 + 3);
+  EXPECT_EQ(lines[6]["positions"], 8) << "in place of what was there";
+  for (const char* name : {"peak_bytes", "bytes", "save_s", "restore_s", "restored_token_s"}) EXPECT_GT(lines[4][name].get<double>(), 0) << name;
+}
+
+TEST_F(Command, BenchRefusesAWrongTurn) {
+  for (const char* wrong : {"", "Prefill", "decode", "decode 0", "decode -1", "decode 1 ", "decode 1048577", "decode 99999999999999999999"}) {
+    const Outcome o = run_stet({"bench", "-m", kTiny, "--turns", "-p", "8"}, std::string("prefill\n") + wrong + "\nprefill\n");
+    EXPECT_EQ(o.status, 1) << wrong;
+    EXPECT_EQ(json_lines(o.out).size(), 2u) << wrong;
+    EXPECT_EQ(o.err, std::string("stet: standard input: line 2: expected prefill, decode N or state, found \"") + wrong + "\"\n");
+  }
+  for (const Args& other : {Args{"--machine"}, Args{"--snapshot"}, Args{"--batch", "2"}}) failure(Args{"bench", "--turns"} + other, 2);
+}
+
 }  // namespace
 }  // namespace stet::test

@@ -127,25 +127,6 @@ TEST_P(EachIsa, InputsAreRoundedAsTheContractSays) {
   }
 }
 
-TEST_P(EachIsa, PackedRowsAreTheBlocksOfEachRow) {
-  for (int rows = 1; rows <= kTileRows; ++rows) {
-    const size_t kc = 192, ldx = 200;
-    const Fenced<float> x(hard_inputs(static_cast<size_t>(rows - 1) * ldx + kc, 5));
-    const Fenced<QuantTile> packed(kc / 32);
-    k.pack_quants(x.data(), ldx, rows, kc, packed.data());
-    for (int r = 0; r < kTileRows; ++r) {
-      std::vector<QuantBlock> expected(kc / 32, QuantBlock{});
-      if (r < rows) k.quantize(x.data() + static_cast<size_t>(r) * ldx, kc, expected.data());
-      for (size_t b = 0; b < kc / 32; ++b) {
-        for (int q = 0; q < kQuantBlock / 4; ++q) ASSERT_EQ(packed[b].quads[q][r], expected[b].quads[q]);
-        ASSERT_TRUE(same_bits(packed[b].scale[r], expected[b].scale));
-        ASSERT_EQ(packed[b].sum[r], expected[b].sum);
-      }
-    }
-    ASSERT_TRUE(packed.untouched());
-  }
-}
-
 // ---------------------------------------------------------------- products
 
 TEST_P(EachIsa, MatrixVectorIsTheChainOverBlocks) {
@@ -229,13 +210,15 @@ void check_tile(const Kernels& k, const QuantWeights& w, const Fenced<float>& x,
   std::vector<uint8_t> bytes(w.blocks * depth / 64 * static_cast<size_t>(kStripBytesQ8));
   if (w.q8) std::memcpy(bytes.data(), w.packed.data(), bytes.size());
   else k.expand_q4(w.packed.data(), w.blocks * depth / 64, bytes.data());
+  const auto pack = w.q8 ? k.pack_q8 : k.pack_q4;
   const auto tile = w.q8 ? k.tile_q8 : k.tile_q4;
-  const Fenced<QuantTile> packed(depth / 32);
+  const size_t block = w.q8 ? k.packed_q8 : k.packed_q4;
+  const Fenced<uint8_t> packed(depth / 32 * block);
   const Fenced<float> y(static_cast<size_t>(rows) * ld), halves(static_cast<size_t>(rows) * ld);
-  k.pack_quants(x.data(), depth, rows, depth, packed.data());
+  pack(x.data(), depth, rows, depth, packed.data());
   tile(packed.data(), bytes.data(), depth, depth, nullptr, 0, y.data(), ld, rows, vectors);
   tile(packed.data(), bytes.data(), depth, cut, nullptr, 0, halves.data(), ld, rows, vectors);
-  tile(packed.data() + cut / 32, bytes.data() + cut / 64 * kStripBytesQ8, depth, depth - cut, halves.data(), ld, halves.data(), ld,
+  tile(packed.data() + cut / 32 * block, bytes.data() + cut / 64 * kStripBytesQ8, depth, depth - cut, halves.data(), ld, halves.data(), ld,
        rows, vectors);
   for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
     ASSERT_TRUE(equal_bits(y.span().subspan(r * ld, width), w.times(x.data() + r * depth)))
@@ -243,12 +226,12 @@ void check_tile(const Kernels& k, const QuantWeights& w, const Fenced<float>& x,
     for (size_t i = width; i < ld; ++i) ASSERT_EQ(bits_of(y[r * ld + i]), 0xFFFFFFFFu) << "written past the row";
   }
   ASSERT_TRUE(equal_bits(halves.span(), y.span()));
-  ASSERT_TRUE(y.untouched() && halves.untouched());
+  ASSERT_TRUE(packed.untouched() && y.untouched() && halves.untouched());
 }
 
 TEST_P(EachIsa, TileGivesTheBitsOfPlainIntegers) {
   for (const bool q8 : {true, false}) {
-    for (size_t depth : {64, 192, 640}) {
+    for (size_t depth : {64, 192, 640, 1088}) {
       for (size_t blocks : {1, 2, 3, 4}) {
         const QuantWeights w(q8, blocks, depth, depth + blocks);
         for (int rows = 1; rows <= kTileRows; ++rows) {

@@ -11,21 +11,10 @@
 
 #include "stet/error.hpp"
 #include "stet/memory.hpp"
+#include "tools/bench_figures.hpp"
 
 namespace stet::tool {
 namespace {
-
-template <class F>
-double time_of(F f) {
-  const double start = seconds();
-  f();
-  return seconds() - start;
-}
-
-double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x[x.size() / 2];
-}
 
 // A session of `n` tokens whose keys and values are noise: what is in them costs nothing to move.
 Session made_up(const std::shared_ptr<const Model>& model, const SessionOptions& options, int64_t n) {
@@ -49,7 +38,7 @@ Session made_up(const std::shared_ptr<const Model>& model, const SessionOptions&
     }
   });
   state.kv.commit(n);
-  for (int64_t i = 0; i < n; ++i) state.tokens.push_back(static_cast<int32_t>((i * 7919 + 13) % c.vocab_size));
+  state.tokens = some_tokens(*model, n);
   state.logits = std::make_shared<std::vector<float>>(static_cast<size_t>(c.vocab_size), 0.5f);
   return Session(model, std::move(state), options);
 }
@@ -199,8 +188,7 @@ Json snapshot_figures(const std::shared_ptr<const Model>& model, const SessionOp
   for (const int64_t n : lengths) rows.push_back(measured.measure(n, repeat));
   // Processing a prompt again, for scale: measured once, at the shortest length, and per token.
   Session session(model, options);
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < lengths[0]; ++i) ids.push_back(static_cast<int32_t>((i * 7919 + 13) % model->config().vocab_size));
+  const std::vector<int32_t> ids = some_tokens(*model, lengths[0]);
   const double prefill = time_of([&] { session.append(ids); });
   for (Json& row : rows) row["prefill_again_s"] = prefill * row["tokens"].get<double>() / static_cast<double>(lengths[0]);
   return rows;

@@ -7,7 +7,9 @@
 
 #include "stet/kernels.hpp"
 #include "stet/error.hpp"
+#include "tools/bench_figures.hpp"
 #include "tools/bench_snapshot.hpp"
+#include "tools/bench_turns.hpp"
 #include "tools/command.hpp"
 
 namespace stet::tool {
@@ -17,16 +19,11 @@ struct Options {
   ModelOptions model;
   int64_t prompt = 512, decode = 64;
   int repeat = 3;
-  bool machine = false, probes = true, snapshot = false, json = false;
+  bool machine = false, probes = true, snapshot = false, turns = false, json = false;
   std::vector<int64_t> lengths = {512, 4096, 16384};
   std::vector<int64_t> batch;  // sessions
   std::string directory;
 };
-
-double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x[x.size() / 2];
-}
 
 // What a contract multiplies with, and its operations in each lane.
 struct Peak {
@@ -107,26 +104,6 @@ double bytes_per_token(const Model& model) {
   double bytes = 0;
   for (const std::span<const std::byte> matrix : model.matrices()) bytes += static_cast<double>(matrix.size());
   return bytes;
-}
-
-std::vector<int32_t> some_tokens(const Model& model, int64_t n) {
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < n; ++i) ids.push_back(static_cast<int32_t>((i * 7919 + 13) % model.config().vocab_size));
-  return ids;
-}
-
-template <class F>
-double median_seconds(int repeat, F f) {
-  std::vector<double> times;
-  for (int i = 0; i < repeat; ++i) times.push_back(f());
-  return median(times);
-}
-
-template <class F>
-double time_of(F f) {
-  const double start = seconds();
-  f();
-  return seconds() - start;
 }
 
 double as_double(int64_t x) { return static_cast<double>(x); }
@@ -212,46 +189,24 @@ Json batch_json(const std::shared_ptr<const Model>& model, const SessionOptions&
   return rows;
 }
 
-Json state_json(Session& session, const std::shared_ptr<const Model>& model, const SessionOptions& options, int repeat) {
-  struct Scratch {
-    const std::string path = (std::filesystem::temp_directory_path() / fmt::format("stet-bench-{}.stet", getpid())).string();
-    ~Scratch() { std::remove(path.c_str()); }
-  } file;
-  const double save = median_seconds(repeat, [&] { return time_of([&] { Snapshot::save(session, "", file.path); }); });
-  const std::vector<int32_t> next = some_tokens(*model, 1);
-  std::vector<double> restore, token;  // blocks are checked when the token uses them
-  for (int i = 0; i < repeat; ++i) {
-    const double start = seconds();
-    Session back = Snapshot::open(file.path).restore(model, "", options);
-    restore.push_back(seconds() - start);
-    token.push_back(time_of([&] { back.append(next); }));
-  }
-  const double fork = median_seconds(101, [&] { return time_of([&] { session.fork(); }); });
-  return {{"positions", session.size()}, {"bytes", static_cast<double>(std::filesystem::file_size(file.path))},
-          {"save_s", save}, {"restore_s", median(restore)}, {"restored_token_s", median(token)}, {"fork_s", fork}};
-}
-
-// The most memory that this process has had resident; 0 where the system does not say.
-size_t peak_bytes() {
-  if (!std::filesystem::exists("/proc/self/status")) return 0;
-  const std::string status = read_text_file("/proc/self/status", 1 << 20), field = "VmHWM:";
-  const size_t at = status.find(field);
-  return at == std::string::npos ? 0 : std::strtoull(status.c_str() + at + field.size(), nullptr, 10) * 1024;
-}
-
 void note_machine(Json& j, const Machine& m) {
   j["read_gb_per_s"] = m.read_gb_s;
   j["peak_gflop_per_s"] = m.gflop_s;
 }
 
-// Without probes there are no shares, and the peak of memory is the model's.
-void measure_model(Json& j, Options& o, const SessionOptions& options, const Probes& probes) {
+std::shared_ptr<const Model> load(Json& j, Options& o, const SessionOptions& options) {
   const double start = seconds();
-  const auto model = o.model.load_model();
+  auto model = o.model.load_model();
   j["model"] = model->directory();
   j["contract"] = contract_name(options.compute);
   j["load_s"] = seconds() - start;
   j["weight_bytes"] = model->weight_bytes();
+  return model;
+}
+
+// Without probes there are no shares, and the peak of memory is the model's.
+void measure_model(Json& j, Options& o, const SessionOptions& options, const Probes& probes) {
+  const auto model = load(j, o, options);
   Session session(model, options);
   const Speed s = measure_speed(session, o, probes);
   j["first_token_s"] = s.first;
@@ -266,7 +221,7 @@ void measure_model(Json& j, Options& o, const SessionOptions& options, const Pro
     j["decode"]["share_of_read"] = s.decode.share;
   }
   if (!o.batch.empty()) j["batch"] = batch_json(model, options, o);
-  j["state"] = state_json(session, model, options, o.repeat);
+  j["state"] = state_figures(session, options, o.repeat);
 }
 
 void print_table(const Json& j) {
@@ -321,6 +276,10 @@ void run(Options& o) {
   j["isa"] = kernels->name;
   j["threads"] = threads;
   j["peak_of"] = peak(*kernels, options.compute.contract).name;
+  if (o.turns) {
+    Session session(load(j, o, options), options);
+    return answer_turns(session, options, std::move(j), o.prompt, o.repeat);
+  }
   const Probes probes{*kernels, options.compute.contract, threads};
   if (o.machine) note_machine(j, measure_machine(probes, o.repeat));
   else measure_model(j, o, options, probes);
@@ -335,11 +294,13 @@ void add_bench(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("bench", "Speed of this machine and of stet on it.");
   sub->add_option("-p,--prompt-tokens", o->prompt, "tokens of the prefill")->capture_default_str()->type_name("N")->check(integer(1, 1 << 20));
   sub->add_option("-n,--decode-tokens", o->decode, "tokens decoded after it")->capture_default_str()->type_name("N")->check(integer(1, 1 << 20));
-  sub->add_option("--batch", o->batch, "also decode in so many sessions at once, beside one")->delimiter(',')->type_name("N,N")->check(integer(1, 256));
+  CLI::Option* batch = sub->add_option("--batch", o->batch, "also decode in so many sessions at once, beside one")->delimiter(',')->type_name("N,N")->check(integer(1, 256));
   sub->add_option("--repeat", o->repeat, "runs; medians are printed")->capture_default_str()->type_name("N")->check(integer(1, 1000));
   CLI::Option* alone = sub->add_flag("--machine", o->machine, "measure the machine alone");
   sub->add_flag_callback("--no-probes", [o] { o->probes = false; }, "measure the model alone")->excludes(alone);
-  sub->add_flag("--snapshot", o->snapshot, "measure saving, restoring and forking, each beside its yardstick");
+  CLI::Option* snapshot = sub->add_flag("--snapshot", o->snapshot, "measure saving, restoring and forking, each beside its yardstick");
+  sub->add_flag("--turns", o->turns, "prefill and decode when standard input says so, for measuring in turn with another program")
+      ->excludes(alone)->excludes(snapshot)->excludes(batch);
   sub->add_option("--lengths", o->lengths, "tokens of the sessions for --snapshot (default: 512,4096,16384)")->delimiter(',')
       ->type_name("N,N")->check(integer(1, 1 << 20));
   sub->add_option("--directory", o->directory, "where --snapshot writes its files (default: the system's for temporary files)")->type_name("DIR");

@@ -2,7 +2,9 @@
 import fs from "node:fs";
 import path from "node:path";
 
-import {configOf, formats, peer, run, scratch, vocabularyOf} from "./tools.mjs";
+import {peer} from "./llama.mjs";
+import {run, scratch} from "./processes.mjs";
+import {configOf, formats, vocabularyOf} from "./tools.mjs";
 
 const kPrompt = 200, kTokens = 16; // beyond the window of sliding layers and the positions that scaled RoPE starts from
 
@@ -31,24 +33,25 @@ function difference(a, b) {
 }
 
 // One line for each format; returns whether all agree.
-export function check(tools, directory, names, {threads}) {
+export async function check(tools, directory, names, {threads, isa}) {
   const vocab = vocabularyOf(directory), gelu = configOf(directory).model_type.startsWith("gemma");
   const prompt = Array.from({length: kPrompt}, (_, i) => (i * 7919 + 13) % vocab);
   const file = (name) => path.join(scratch, `check-${process.pid}-${name}`);
   const files = {ids: file("ids.json"), stet: file("stet.safetensors"), peer: file("peer.f32")};
   const stet = (command, ids, ...args) => {
     fs.writeFileSync(files.ids, JSON.stringify(ids));
-    return run(tools.stet, [command, "-m", directory, "--threads", threads, "--ids-file", files.ids, ...args]);
+    return run(tools.stet, [command, "-m", directory, "--threads", threads, ...(isa ? ["--isa", isa] : []),
+                            "--ids-file", files.ids, ...args]);
   };
   try {
-    const reply = JSON.parse(stet("generate", prompt, "-n", kTokens, "--greedy", "--ignore-eos", "--json")).ids;
-    stet("logits", [...prompt, ...reply], "-o", files.stet);
+    const reply = JSON.parse(await stet("generate", prompt, "-n", kTokens, "--greedy", "--ignore-eos", "--json")).ids;
+    await stet("logits", [...prompt, ...reply], "-o", files.stet);
     const expected = readLogits(files.stet, kTokens, vocab);
     let passed = true;
     for (const name of names) {
-      const gguf = tools.gguf(directory, formats[name].type);
-      const {ids} = peer({task: "compute", gguf, threads, batch: 512, vocab, ids: prompt, tokens: kTokens, then: reply, rows: kTokens,
-                          logits: files.peer});
+      const gguf = await tools.gguf(directory, formats[name].type);
+      const {ids} = await peer({task: "compute", gguf, threads, batch: 512, vocab, ids: prompt, tokens: kTokens, then: reply,
+                                rows: kTokens, logits: files.peer});
       const logits = new Float32Array(Uint8Array.from(fs.readFileSync(files.peer)).buffer);
       const off = difference(expected, logits), same = reply.findIndex((id, i) => id !== ids[i]);
       const limit = limitOf(name, gelu), good = off <= limit && (name !== "f32" || same < 0);

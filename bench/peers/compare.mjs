@@ -1,11 +1,14 @@
 // Measures stet and a peer in turn, on the same weights and threads, and prints medians and ratios: README.md.
-import fs from "node:fs";
 import path from "node:path";
 import {parseArgs} from "node:util";
 
 import {check} from "./check.mjs";
-import {ikLlama, llama} from "./sides.mjs";
-import {Failure, Tools, formats, median, root, run, say, vocabularyOf} from "./tools.mjs";
+import {ikLlama} from "./ik.mjs";
+import {llama} from "./llama.mjs";
+import {Failure, Talker, say} from "./processes.mjs";
+import {figuresOf, printHeader, printNotes, printTable} from "./report.mjs";
+import {Tools, formats, root, vocabularyOf} from "./tools.mjs";
+import {inTurn} from "./turns.mjs";
 
 const usage = `bench/peers/run [SHAPE] [options]: stet beside llama.cpp, in turn.
   SHAPE             of a checkpoint of random weights (tools/make_checkpoint; default llama3.2-1b)
@@ -14,25 +17,24 @@ const usage = `bench/peers/run [SHAPE] [options]: stet beside llama.cpp, in turn
   --threads N       of both (default 2)
   --prompt N        tokens of the prefill (default 512)
   --decode N        tokens after it (default 64)
-  --context LIST    the same again with prompts of these lengths, such as 8192
-  --runs N          processes of each side, in turn; medians are printed (default 5)
-  --repeat N        repetitions in a process, whose medians count (default 3; once for --context)
+  --slice N         of them that one side decodes before it is the other's turn (default 8)
+  --runs N          rounds of a prefill and the decoding after it (default 5)
+  --repeat N        times that each side's state is saved and loaded, whose medians count (default 3)
   --batch N         most tokens that the peer processes at once (default 512)
   --kv TYPE         of stet's keys and values: f32 (default), bf16 or f16; the peer's are f16
   --isa NAME        of stet's instruction sets (default: the best that this CPU has)
-  --ik FILE         llama-bench of an ik_llama.cpp that is there, in place of llama.cpp: prefill and decode alone
-  --json            print JSON, with all runs
-  --check           compare logits and greedy tokens of both instead (default: with the pocket checkpoints)
+  --ik BUILD        beside the ik_llama.cpp that was built in this directory, in place of llama.cpp: prefill and decode alone
+  --json            print JSON, with all turns, once all is measured
+  --check           compare logits and greedy tokens of stet and llama.cpp instead (default: with the pocket checkpoints)
   --build DIR       of stet (default: build/release)`;
 
 const options = {
   model: {type: "string", short: "m"}, formats: {type: "string", default: Object.keys(formats).join()},
   threads: {type: "string", default: "2"}, prompt: {type: "string", default: "512"}, decode: {type: "string", default: "64"},
-  context: {type: "string", default: ""}, runs: {type: "string", default: "5"}, repeat: {type: "string", default: "3"},
+  slice: {type: "string", default: "8"}, runs: {type: "string", default: "5"}, repeat: {type: "string", default: "3"},
   batch: {type: "string", default: "512"}, kv: {type: "string", default: "f32"}, isa: {type: "string"}, ik: {type: "string"},
-  json: {type: "boolean", default: false},
-  check: {type: "boolean", default: false}, build: {type: "string", default: path.join(root, "build/release")},
-  help: {type: "boolean", short: "h", default: false},
+  json: {type: "boolean", default: false}, check: {type: "boolean", default: false},
+  build: {type: "string", default: path.join(root, "build/release")}, help: {type: "boolean", short: "h", default: false},
 };
 
 class WrongUsage extends Error {}
@@ -47,141 +49,63 @@ function parse() {
   try {
     parsed = parseArgs({options, allowPositionals: true});
   } catch (e) {
-    throw new WrongUsage(e.message);
+    throw new WrongUsage(e.message.split("\n")[0]);
   }
   const {values, positionals} = parsed;
   const o = {...values, shape: positionals[0] ?? "llama3.2-1b", named: positionals.length > 0};
   if (positionals.length > 1 || (o.named && o.model)) throw new WrongUsage("one SHAPE, or --model DIR");
-  for (const name of ["threads", "prompt", "decode", "runs", "repeat", "batch"]) o[name] = number(name, o[name]);
+  if (o.check && o.ik !== undefined) throw new WrongUsage("--check compares with llama.cpp, not with --ik");
+  for (const name of ["threads", "prompt", "decode", "slice", "runs", "repeat", "batch"]) o[name] = number(name, o[name]);
   o.formats = o.formats.split(",");
   for (const name of o.formats) {
     if (!Object.hasOwn(formats, name)) throw new WrongUsage(`--formats: expected some of ${Object.keys(formats)}, found ${name}`);
   }
-  o.context = o.context === "" ? [] : o.context.split(",").map((n) => number("context", n));
   return o;
 }
 
-// A pair of runs is undisturbed when others take no more of the machine's CPU time than this during either.
-const kDisturbance = 0.05;
-
-// What is read from the figures of a process, both sides' alike. `better`: which way. The peer's save is followed by an
-// fsync, as stet's is.
-const rows = [
-  {name: "prefill", unit: "tokens/s", better: "more", of: (f) => f.prefill.tokens_per_s},
-  {name: "decode", unit: "tokens/s", better: "more", of: (f) => f.decode.tokens_per_s},
-  {name: "load", unit: "s", better: "less", of: (f) => f.load_s},
-  {name: "load and first token", unit: "s", better: "less", of: (f) => f.load_s + f.first_token_s},
-  {name: "peak memory", unit: "MB", better: "less", of: (f) => f.peak_bytes / 1e6},
-  {name: "state: file", unit: "MB", better: "less", of: (f) => f.state.bytes / 1e6},
-  {name: "state: save, fsync", unit: "ms", better: "less", of: (f) => 1e3 * (f.state.save_s + (f.state.sync_s ?? 0))},
-  {name: "state: save, peer without fsync", unit: "ms", better: "less", of: (f) => 1e3 * f.state.save_s},
-  {name: "state: load", unit: "ms", better: "less", of: (f) => 1e3 * f.state.restore_s},
-  {name: "state: load and next token", unit: "ms", better: "less", of: (f) => 1e3 * (f.state.restore_s + f.state.restored_token_s)},
-];
-
-// Ratios above 1 are in stet's favour: the median of those of the pairs of runs.
-function figures(runs, known) {
-  return rows.filter((row) => known.has(row.name)).map(({name, unit, better, of}) => {
-    const stet = runs.map((r) => of(r.stet)), other = runs.map((r) => of(r.peer));
-    const ratios = stet.map((s, i) => (better === "more" ? s / other[i] : other[i] / s));
-    return {name, unit, better, stet: median(stet), peer: median(other), ratio: median(ratios),
-            range: {stet: span(stet), peer: span(other), ratio: span(ratios)}};
-  });
-}
-
-const span = (x) => [Math.min(...x), Math.max(...x)];
-
-// CPU time in ticks: of all processors, of that what was used, and by this process and those it has waited for.
-function ticks() {
-  const all = fs.readFileSync("/proc/stat", "utf8").split("\n", 1)[0].split(/ +/).slice(1, 9).map(Number);
-  const own = fs.readFileSync("/proc/self/stat", "utf8").replace(/.*\) /, "").split(" ").slice(11, 15).map(Number);
-  const sum = (x) => x.reduce((s, v) => s + v, 0);
-  return {all: sum(all), used: sum(all) - all[3] - all[4], own: sum(own)};
-}
-
-// The share of the machine's CPU time that others take while f runs is added to what f returns.
-function watched(f) {
-  const before = ticks(), result = f(), after = ticks();
-  const spent = (name) => after[name] - before[name];
-  return {...result, others: Math.max(0, (spent("used") - spent("own")) / spent("all"))};
-}
-
-function measure(tools, o, directory, name, side) {
-  const {compute, type} = formats[name];
-  const stet = ({prompt, repeat}) => JSON.parse(run(tools.stet, [
-    "bench", "-m", directory, "--compute", compute, "--kv", o.kv, "--threads", o.threads, "-p", prompt, "-n", o.decode,
-    "--repeat", repeat, "--no-probes", "--json", ...(o.isa ? ["--isa", o.isa] : [])]));
+async function measure(tools, o, directory, name, side) {
+  const vocab = vocabularyOf(directory), {compute, type} = formats[name];
+  const stet = () => Talker.start(tools.stet, [
+    "bench", "--turns", "-m", directory, "--compute", compute, "--kv", o.kv, "--threads", o.threads, "-p", o.prompt,
+    "--repeat", o.repeat, ...(o.isa ? ["--isa", o.isa] : [])]);
   try {
-    stet({prompt: 1, repeat: 1});
+    await (await stet()).end();  // which also brings its file into memory
   } catch (e) {
     if (!(e instanceof Failure)) throw e;
     return {skipped: e.message};
   }
-  const base = {task: "measure", gguf: tools.gguf(directory, type), threads: o.threads, batch: o.batch, decode: o.decode,
-                vocab: vocabularyOf(directory)};
-  const lengths = [{prompt: o.prompt, repeat: o.repeat}, ...o.context.map((prompt) => ({prompt, repeat: 1}))];
-  return {
-    measurements: lengths.map(({prompt, repeat}) => {
-      const job = side.prepare({...base, prompt, repeat}), runs = [];
-      for (let i = 1; i <= o.runs; ++i) {
-        say(`${name}, prompt of ${prompt}: run ${i} of ${o.runs}`);
-        runs.push({stet: watched(() => stet({prompt, repeat})), peer: watched(() => side.measure(job))});
-      }
-      const quiet = runs.filter((r) => Math.max(r.stet.others, r.peer.others) <= kDisturbance);
-      const counted = quiet.length > 0 ? quiet : runs;
-      const others = {stet: span(counted.map((r) => r.stet.others)), peer: span(counted.map((r) => r.peer.others))};
-      return {prompt, decode: o.decode, flash_attention: job.flash, isa: runs[0].stet.isa, undisturbed: quiet.length, others,
-              figures: figures(counted, new Set(side.rows ?? rows.map((row) => row.name))), runs};
-    }),
-  };
-}
-
-function show(x) {
-  return x >= 100 ? x.toFixed(0) : x >= 10 ? x.toFixed(1) : x.toPrecision(2);
-}
-
-function print(result) {
-  const {options: o, peer: p} = result;
-  console.log(`${result.checkpoint}, ${o.threads} threads; medians (and ranges) of up to ${o.runs} runs in turn`);
-  console.log(`peer: ${p}, batch ${o.batch}, keys and values f16; stet: keys and values ${o.kv}`);
-  for (const [name, {skipped, measurements}] of Object.entries(result.formats)) {
-    if (skipped) console.log(`\n${name}: SKIPPED, stet refuses it: ${skipped}`);
-    for (const m of measurements ?? []) {
-      console.log(`\n${name}: prompt of ${m.prompt}, then ${m.decode} tokens; stet ${m.isa}, the peer's flash attention ` +
-                  `${m.flash_attention ? "on" : "off"}`);
-      console.log("".padEnd(41) + "stet".padStart(24) + "peer".padStart(24) + "stet better by".padStart(28));
-      for (const f of m.figures) {
-        const range = (of) => f.range[of].map(of === "ratio" ? (x) => x.toFixed(2) : show).join("–");
-        const cell = (of) => `${show(f[of])} (${range(of)})`.padStart(24);
-        console.log(`${f.name}, ${f.unit}`.padEnd(41) + cell("stet") + cell("peer") + `${f.ratio.toFixed(2)} (${range("ratio")})`.padStart(28));
-      }
-      const share = (side) => `${m.others[side].map((x) => (100 * x).toFixed(0)).join("–")} %`.padStart(24);
-      console.log("CPU time taken by other processes".padEnd(41) + share("stet") + share("peer"));
-      console.log(m.undisturbed > 0 ? `${m.undisturbed} of ${o.runs} pairs of runs were undisturbed: only they count` :
-                  "BUSY: no pair of runs was undisturbed; this compares nothing (the peer's threads spin while one waits for a core)");
-    }
+  const {threads, prompt, decode, slice, repeat, batch} = o;
+  const job = await side.prepare({gguf: await tools.gguf(directory, type), vocab, threads, prompt, decode, slice, repeat, batch});
+  const talkers = {stet: await stet(), peer: await side.start(job)}, processes = {};
+  const rounds = await inTurn(talkers, o, name);
+  for (const [who, talker] of Object.entries(talkers)) {
+    processes[who] = {...talker.about, ...(side.hasState ? await talker.ask("state") : {})};
+    await talker.end();
   }
-  console.log(`
-f32: bfloat16 weights that stet widens as it multiplies, against the same values as float32 in the peer's file: decoding reads
-half the bytes in stet. Other formats: the same bits per weight on both sides.`);
-  if (o.ik) return;
-  console.log(`Peak memory: of a process until the last decoded token; the peer's includes node. Load: the file's pages are in memory; the
-peer maps it, stet packs its weights.`);
+  if (processes.stet.positions !== processes.peer.positions) {
+    throw new Failure(`${name}: expected ${processes.stet.positions} positions, found ${processes.peer.positions} in the peer`);
+  }
+  return {isa: talkers.stet.about.isa, flash_attention: job.flash, ...figuresOf(rounds, processes), rounds, processes};
 }
 
-function compare(tools, o) {
-  const directory = o.model ?? tools.checkpoint(o.shape), side = o.ik ? ikLlama(o.ik) : llama;
-  const result = {checkpoint: path.basename(path.resolve(directory)), options: o, peer: side.about(o.threads), formats: {}};
-  for (const name of o.formats) result.formats[name] = measure(tools, o, directory, name, side);
+async function compare(tools, o) {
+  const side = o.ik === undefined ? llama : await ikLlama(o.ik), directory = o.model ?? await tools.checkpoint(o.shape);
+  const result = {checkpoint: path.basename(path.resolve(directory)), options: o, peer: await side.about(o), formats: {}};
+  if (!o.json) printHeader(result.checkpoint, result.peer, o);
+  for (const name of o.formats) {
+    result.formats[name] = await measure(tools, o, directory, name, side);
+    if (!o.json) printTable(name, result.formats[name], o);
+  }
   if (o.json) console.log(JSON.stringify(result, null, 2));
-  else print(result);
+  else printNotes(side);
 }
 
-function checkAll(tools, o) {
+async function checkAll(tools, o) {
   const pocket = ["pocket-gemma3", "pocket-llama3"].map((name) => path.join(root, "assets", name));
-  const directories = o.model ? [o.model] : o.named ? [tools.checkpoint(o.shape)] : pocket;
-  const results = directories.map((directory) => check(tools, directory, o.formats, o));
-  if (results.includes(false)) process.exitCode = 1;
+  const directories = o.model ? [o.model] : o.named ? [await tools.checkpoint(o.shape)] : pocket;
+  for (const directory of directories) {
+    if (!await check(tools, directory, o.formats, o)) process.exitCode = 1;
+  }
 }
 
 try {
@@ -190,10 +114,10 @@ try {
     console.log(usage);
   } else {
     const tools = new Tools(o.build);
-    o.check ? checkAll(tools, o) : compare(tools, o);
+    await (o.check ? checkAll(tools, o) : compare(tools, o));
   }
 } catch (e) {
   if (!(e instanceof Failure || e instanceof WrongUsage)) throw e;
   say(`bench/peers/run: ${e.message}`);
-  process.exitCode = e instanceof WrongUsage ? 2 : 1;
+  process.exit(e instanceof WrongUsage ? 2 : 1);  // programs that are still running end with this one
 }

@@ -1,6 +1,7 @@
-// One process of the peer, llama.cpp through node-llama-cpp: `node peer.mjs '{"task": ..., ...}'` prints one JSON object.
+// One process of the peer, llama.cpp through node-llama-cpp: `node peer.mjs '{"task": ..., ...}'` prints lines of JSON.
 import fs from "node:fs";
 import path from "node:path";
+import readline from "node:readline";
 import {pathToFileURL} from "node:url";
 
 const job = JSON.parse(process.argv[2]);
@@ -9,6 +10,7 @@ const {getLlama, LlamaLogLevel} = await import(pathToFileURL(path.join(package_,
 
 const greedy = {temperature: 0, yieldEogToken: true};
 const seconds = () => performance.now() / 1e3;
+const print = (answer) => console.log(JSON.stringify(answer));
 const median = (x) => x.toSorted((a, b) => a - b)[x.length >> 1];
 async function time(f) {
   const start = seconds();
@@ -40,21 +42,6 @@ async function decoded(context) {
   return {s: Number(found[1]) / 1e3, tokens: Number(found[2])};
 }
 
-// Processes ids, then forced.length single tokens that are given, not drawn; s of both. The API draws a token after each
-// step, greedily here, which the time of the single tokens leaves out, and JavaScript too: `clock` has all.
-async function speak({context, sequence}, ids, forced) {
-  const tokens = sequence.evaluate(ids, greedy);
-  const prefill = await time(() => tokens.next());
-  await decoded(context);
-  const clock = await time(async () => {
-    for (const id of forced) await tokens.next(id);
-  });
-  const decode = await decoded(context);
-  await tokens.return();
-  if (forced.length > 0 && decode.tokens !== forced.length) throw new Error(`${forced.length} tokens wanted, ${decode.tokens} processed`);
-  return {prefill, decode: decode.s, clock};
-}
-
 function peakBytes() {
   const line = /VmHWM:\s+(\d+) kB/.exec(fs.readFileSync("/proc/self/status", "utf8"));
   return Number(line[1]) * 1024;
@@ -66,48 +53,64 @@ function sync(file) {
   fs.closeSync(fd);
 }
 
-// The figures of `stet bench --json`, under the same names.
-async function measure() {
-  const ids = Array.from({length: job.prompt}, (_, i) => (i * 7919 + 13) % job.vocab);
-  const forced = Array(job.decode).fill(ids[0]);
-  let run;
-  const load_s = await time(async () => { run = await open({contextSize: job.prompt + job.decode + 8, flashAttention: job.flash}); });
-  const {context, sequence} = run;
-  if (context.currentThreads !== job.threads) throw new Error(`${job.threads} threads wanted, ${context.currentThreads} given`);
-  const first = await speak(run, ids.slice(0, 1), []);
-  const steps = [];
-  for (let i = 0; i < job.repeat; ++i) {
-    await sequence.clearHistory();
-    steps.push(await speak(run, ids, forced));
-  }
-  const peak_bytes = peakBytes();
-  const positions = sequence.nextTokenIndex;
-  if (positions !== job.prompt + job.decode) throw new Error(`${job.prompt + job.decode} positions wanted, ${positions} found`);
-
+// Saving, with an fsync after it, and loading in place of what is there, with a next token.
+async function state(sequence, append) {
+  const peak_bytes = peakBytes(), positions = sequence.nextTokenIndex;
   const file = path.join(process.env.STET_PEERS_DIR, `peer-${process.pid}.state`);
-  const state = {save: [], sync: [], restore: [], token: []};
+  const times = {save: [], sync: [], restore: [], token: []};
   try {
     for (let i = 0; i < job.repeat; ++i) {
-      state.save.push(await time(() => sequence.saveStateToFile(file)));
-      state.sync.push(await time(() => sync(file)));
+      times.save.push(await time(() => sequence.saveStateToFile(file)));
+      times.sync.push(await time(() => sync(file)));
       await sequence.clearHistory();
-      state.restore.push(await time(() => sequence.loadStateFromFile(file, {acceptRisk: true})));
-      state.token.push((await speak(run, ids.slice(0, 1), [])).prefill);
+      times.restore.push(await time(() => sequence.loadStateFromFile(file, {acceptRisk: true})));
+      times.token.push(await append());
     }
-    state.bytes = fs.statSync(file).size;
+    return {
+      positions, bytes: fs.statSync(file).size, save_s: median(times.save), sync_s: median(times.sync),
+      restore_s: median(times.restore), restored_token_s: median(times.token), peak_bytes,
+    };
   } finally {
     fs.rmSync(file, {force: true});
   }
-  return {
-    load_s, first_token_s: first.prefill, peak_bytes,
-    prefill: {tokens: job.prompt, tokens_per_s: job.prompt / median(steps.map((s) => s.prefill))},
-    decode: {tokens: job.decode, tokens_per_s: job.decode / median(steps.map((s) => s.decode)),
-             clock_tokens_per_s: job.decode / median(steps.map((s) => s.clock))},
-    state: {
-      positions, bytes: state.bytes, save_s: median(state.save), sync_s: median(state.sync),
-      restore_s: median(state.restore), restored_token_s: median(state.token),
-    },
+}
+
+// Answers as `stet bench --turns` does, with the figures of that under the same names. The API draws a token after each step,
+// greedily here, which the time of single tokens leaves out, and JavaScript too: `clock_s` has all.
+async function turns() {
+  const ids = Array.from({length: job.prompt}, (_, i) => (i * 7919 + 13) % job.vocab);
+  const contextSize = job.prompt + job.decode + 8;
+  let run, tokens;  // the generator of a prompt, which goes on by tokens that are given in place of those it has drawn
+  const load_s = await time(async () => { run = await open({contextSize, flashAttention: job.flash}); });
+  const {context, sequence} = run;
+  if (context.currentThreads !== job.threads) throw new Error(`${job.threads} threads wanted, ${context.currentThreads} given`);
+  const append = async (prompt) => {
+    await tokens?.return();
+    tokens = sequence.evaluate(prompt, greedy);
+    return time(() => tokens.next());
   };
+  const prefill = async () => {
+    await sequence.clearHistory();
+    const s = await append(ids);
+    await decoded(context);
+    return {s};
+  };
+  const decode = async (n) => {
+    const clock_s = await time(async () => {
+      for (let i = 0; i < n; ++i) await tokens.next(ids[0]);
+    });
+    const {s, tokens: found} = await decoded(context);
+    if (found !== n) throw new Error(`${n} tokens wanted, ${found} processed`);
+    return {s, clock_s};
+  };
+  print({load_s, first_token_s: await append(ids.slice(0, 1))});
+  for await (const line of readline.createInterface({input: process.stdin})) {
+    const n = /^decode ([1-9][0-9]*)$/.exec(line)?.[1];
+    if (line === "prefill") print(await prefill());
+    else if (n) print(await decode(Number(n)));
+    else if (line === "state") print(await tokens.return().then(() => state(sequence, () => append(ids.slice(0, 1)))));
+    else throw new Error(`expected prefill, decode N or state, found ${line}`);
+  }
 }
 
 // A greedy continuation of job.ids, and in job.logits, as float32, the logits of the last job.rows positions of both.
@@ -127,22 +130,22 @@ async function compute() {
     for (const [id, logit] of outputs[all.length - job.rows + row].next.logits) logits[row * job.vocab + id] = logit;
   }
   fs.writeFileSync(job.logits, logits);
-  return {ids};
+  print({ids});
 }
 
 function about() {
   const maps = fs.readFileSync("/proc/self/maps", "utf8");
-  return {
+  print({
     version: JSON.parse(fs.readFileSync(path.join(package_, "package.json"))).version,
     release: llama.llamaCppRelease.release,
     kernels: /libggml-cpu-(\w+)\.so/.exec(maps)?.[1] ?? "unknown",
     system: llama.systemInfo,
-  };
+  });
 }
 
-const tasks = {measure, compute, about};
+const tasks = {turns, compute, about};
 try {
-  console.log(JSON.stringify(await tasks[job.task]()));
+  await tasks[job.task]();
 } catch (e) {
   const said = log.filter(({level}) => level === "error" || level === "fatal").map(({line}) => line.trim());
   console.error([e.stack, ...said, e.message].join("\n"));

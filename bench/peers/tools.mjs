@@ -1,11 +1,11 @@
-// What comparing and checking share: running both sides, and files for the peer.
-import {spawnSync} from "node:child_process";
+// What comparing and checking share: the programs of this build, checkpoints, and their weights for the peer.
 import fs from "node:fs";
 import path from "node:path";
 import {fileURLToPath} from "node:url";
 
+import {Failure, run, say, scratch} from "./processes.mjs";
+
 export const root = path.resolve(path.dirname(fileURLToPath(import.meta.url)), "../..");
-export const scratch = process.env.STET_PEERS_DIR;
 
 // What a format is called on each side.
 export const formats = {
@@ -15,22 +15,11 @@ export const formats = {
   q4: {compute: "q4", type: "q4_0"},
 };
 
-export class Failure extends Error {}
-
-export const say = (line) => process.stderr.write(line + "\n");
-
-// Standard output of a command; a Failure with its last line of complaint unless it succeeds.
-export function run(command, args) {
-  const r = spawnSync(command, args, {encoding: "utf8", maxBuffer: 1 << 28, env: {...process.env, TMPDIR: scratch}});
-  if (r.error) throw new Failure(`${command}: ${r.error.message}`);
-  if (r.status !== 0) throw new Failure(r.stderr.trim().split("\n").at(-1) || `${command}: ended by ${r.signal ?? r.status}`);
-  return r.stdout;
+// Is this file missing, or older than what it was made from?
+export function outdated(file, sources) {
+  const age = (f) => fs.statSync(f).mtimeMs;
+  return !fs.existsSync(file) || age(file) < Math.max(...sources.map(age));
 }
-
-export const median = (x) => {
-  const s = x.toSorted((a, b) => a - b);
-  return (s[s.length >> 1] + s[(s.length - 1) >> 1]) / 2;
-};
 
 export class Tools {
   constructor(build) {
@@ -48,34 +37,33 @@ export class Tools {
   }
 
   // The directory of a checkpoint of random weights.
-  checkpoint(shape) {
+  async checkpoint(shape) {
     const directory = path.join(scratch, "checkpoint-" + path.basename(shape, ".json"));
     if (!fs.existsSync(path.join(directory, "config.json"))) {
       say(`writing ${directory}`);
-      run(this.makeCheckpoint, [shape, "-o", directory]);
+      await run(this.makeCheckpoint, [shape, "-o", directory]);
     }
     return directory;
   }
 
-  // The weights of a checkpoint for the peer; written anew when the checkpoint or the writer is younger.
-  gguf(directory, type) {
+  // The weights of a checkpoint for the peer.
+  async gguf(directory, type) {
     const file = path.join(scratch, `${path.basename(path.resolve(directory))}-${type}.gguf`);
-    const age = (f) => fs.statSync(f).mtimeMs;
-    const sources = fs.readdirSync(directory).map((name) => path.join(directory, name));
-    if (!fs.existsSync(file) || age(file) < Math.max(age(this.writeGguf), ...sources.map(age))) {
+    if (outdated(file, [this.writeGguf, ...fs.readdirSync(directory).map((name) => path.join(directory, name))])) {
       say(`writing ${file}`);
-      run(this.writeGguf, [directory, "-o", file, "--type", type]);
+      await run(this.writeGguf, [directory, "-o", file, "--type", type]);
     }
     return file;
   }
 }
 
-export function peer(job) {
-  return JSON.parse(run(process.execPath, [path.join(root, "bench/peers/peer.mjs"), JSON.stringify(job)]));
-}
-
 export function configOf(directory) {
-  return JSON.parse(fs.readFileSync(path.join(directory, "config.json"), "utf8"));
+  const file = path.join(directory, "config.json");
+  try {
+    return JSON.parse(fs.readFileSync(file, "utf8"));
+  } catch (e) {
+    throw new Failure(`${file}: ${e.code ?? e.message}`);
+  }
 }
 
 export function vocabularyOf(directory) {

@@ -1,0 +1,48 @@
+// Two programs that take turns of seconds or less: on a machine whose memory is fast and slow for seconds or minutes, what one of
+// them meets the other meets too.
+import fs from "node:fs";
+import {setTimeout as sleep} from "node:timers/promises";
+
+import {say} from "./processes.mjs";
+
+// ms before each turn: threads of the program that has just answered spin for up to 12 before they sleep.
+const kPause = 20;
+
+// CPU time in ticks: of all processors, of that what was used, and by these processes and this one.
+function ticks(pids) {
+  const sum = (x) => x.reduce((s, v) => s + Number(v), 0);
+  const all = fs.readFileSync("/proc/stat", "utf8").split("\n", 1)[0].split(/ +/).slice(1, 9);
+  const times = (pid) => fs.readFileSync(`/proc/${pid}/stat`, "utf8").replace(/.*\) /, "").split(" ").slice(11, 15);
+  return {all: sum(all), used: sum(all) - all[3] - all[4], own: sum(["self", ...pids].map((pid) => sum(times(pid))))};
+}
+
+// Both answer to `line`, in this order.
+async function pair(talkers, line, order) {
+  const answers = {};
+  for (const name of order) {
+    await sleep(kPause);
+    answers[name] = await talkers[name].ask(line);
+  }
+  return answers;
+}
+
+// Rounds of a prefill and of slices of decoding, each by one of two talkers and then by the other, which of them goes first
+// changing from turn to turn: [{prefill: {tokens, NAME: {s}, ...}, decode: [the same for each slice], others}]. `others`: the share
+// of the machine's CPU time that other processes took; of a round, because ticks of 10 ms are too coarse for a slice.
+export async function inTurn(talkers, {prompt, decode, slice, runs}, what) {
+  const names = Object.keys(talkers), orders = [names, names.toReversed()];
+  const pids = names.map((name) => talkers[name].pid), rounds = [];
+  for (let round = 0; round < runs; ++round) {
+    say(`${what}: round ${round + 1} of ${runs}`);
+    let turn = round;
+    const before = ticks(pids), next = () => orders[turn++ % 2];
+    const prefill = {tokens: prompt, ...await pair(talkers, "prefill", next())}, slices = [];
+    for (let left = decode; left > 0; left -= slice) {
+      const tokens = Math.min(slice, left);
+      slices.push({tokens, ...await pair(talkers, `decode ${tokens}`, next())});
+    }
+    const after = ticks(pids), spent = (name) => after[name] - before[name];
+    rounds.push({prefill, decode: slices, others: Math.max(0, (spent("used") - spent("own")) / spent("all"))});
+  }
+  return rounds;
+}
