@@ -4,12 +4,9 @@ namespace stet {
 
 Views::Views(const ModelConfig& c, const Pass& p) {
   const size_t queries = static_cast<size_t>(c.heads * c.head_dim), keys = static_cast<size_t>(c.kv_heads * c.head_dim);
-  const size_t inter = static_cast<size_t>(c.intermediate_size);
   q = p.qkv.columns(0, queries);
   k = p.qkv.columns(queries, keys);
   v = p.qkv.columns(queries + keys, keys);
-  gate = p.gate_up.columns(0, inter);
-  up = p.gate_up.columns(inter, inter);
 }
 
 void rotate(Team t, const Pass& p, const ModelConfig& c, size_t index, const Views& v) {

@@ -9,12 +9,11 @@
 
 namespace stet {
 
-// Where a pass keeps what a layer works on: columns of p.qkv and of p.gate_up.
+// Where a pass keeps what attention works on: columns of p.qkv.
 struct Views {
   Views(const ModelConfig& c, const Pass& p);
 
-  Rows q, k, v;   // [heads head_dim], [kv_heads head_dim] twice
-  Rows gate, up;  // [intermediate] each
+  Rows q, k, v;  // [heads head_dim], [kv_heads head_dim] twice
 };
 
 // Rotary positions for the queries and keys of layer `index`.

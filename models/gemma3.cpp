@@ -76,8 +76,7 @@ void Gemma3::forward(Team t, const Pass& p) const {
     add(t, p, p.x, p.out);
 
     rms_norm(t, p, l.pre_mlp_norm, eps, p.x, p.normed);
-    linear(t, p, l.gate_up, p.normed, p.gate_up);
-    gelu_tanh_mul(t, p, v.gate, v.up, p.mlp);
+    linear_gated(t, p, l.gate_up, Gate::gelu_tanh, p.normed, p.mlp);
     linear(t, p, l.down, p.mlp, p.out);
     rms_norm(t, p, l.post_mlp_norm, eps, p.out, p.out);
     add(t, p, p.x, p.out);

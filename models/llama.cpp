@@ -43,8 +43,7 @@ void Llama::forward(Team t, const Pass& p) const {
     add(t, p, p.x, p.out);
 
     rms_norm(t, p, l.post_attention_norm, eps, p.x, p.normed);
-    linear(t, p, l.gate_up, p.normed, p.gate_up);
-    silu_mul(t, p, v.gate, v.up, p.mlp);
+    linear_gated(t, p, l.gate_up, Gate::silu, p.normed, p.mlp);
     linear(t, p, l.down, p.mlp, p.out);
     add(t, p, p.x, p.out);
   }

@@ -86,8 +86,9 @@ struct Queries {
 };
 
 void pack_queries(const Queries& s, size_t first, size_t rows, float* packed) {
-  for (size_t d = 0; d < s.a.head_dim; ++d) {
-    for (size_t r = 0; r < kTileRows; ++r) packed[d * kTileRows + r] = r < rows ? s.query(first + r)[d] : 0.0f;
+  for (size_t r = 0; r < kTileRows; ++r) {
+    const float* const query = r < rows ? s.query(first + r) : nullptr;
+    for (size_t d = 0; d < s.a.head_dim; ++d) packed[d * kTileRows + r] = r < rows ? query[d] : 0.0f;
   }
 }
 

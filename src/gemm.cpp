@@ -20,25 +20,42 @@ size_t piece_depth(size_t depth, size_t most, size_t unit) {
 
 size_t tiles_of(size_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
-// Some blocks of a matrix, and of them the inputs k0 .. k0 + kc.
+// Panels that are multiplied together: a tile's rows, once in the first-level cache, serve all of them.
+struct Panel {
+  size_t block, blocks;  // up to kPanelBlocks packed blocks, from this one on
+};
+struct Group {
+  static constexpr size_t kMost = 3;
+  Panel panels[kMost];
+  size_t count = 0;
+};
+
+// The inputs k0 .. k0 + kc of a group of panels.
 struct Piece {
-  Piece(const Matrix& matrix, Range some, size_t first, size_t depth)
-      : w(&matrix), block(some.begin), blocks(some.size()), k0(first), kc(depth), block_bytes(matrix.block_bytes()),
-        offset(first * block_bytes / matrix.depth()), bytes(depth * block_bytes / matrix.depth()) {}
+  Piece(const Matrix& matrix, const Group& some, size_t first, size_t depth)
+      : w(&matrix), group(&some), k0(first), kc(depth), offset(first * matrix.block_bytes() / matrix.depth()),
+        bytes(depth * matrix.block_bytes() / matrix.depth()) {}
 
   const Matrix* w;
-  size_t block, blocks, k0, kc;
-  size_t block_bytes, offset, bytes;  // of a whole block; of a block, where this piece begins and how long it is
+  const Group* group;
+  size_t k0, kc;
+  size_t offset, bytes;  // of a block, where this piece begins and how long it is
 
-  const std::byte* weights(size_t b) const { return static_cast<const std::byte*>(w->block(0)) + (block + b) * block_bytes + offset; }
+  const Panel& panel(size_t i) const { return group->panels[i]; }
+  const std::byte* weights(size_t i, size_t b = 0) const {
+    return static_cast<const std::byte*>(w->block(panel(i).block + b)) + offset;
+  }
   // Fetches part `i` of `parts` towards the second-level cache.
   void prefetch(size_t i, size_t parts) const {
     constexpr size_t kLine = 64;
-    const size_t lines = bytes / kLine, end = lines * blocks * (i + 1) / parts;
-    for (size_t line = lines * blocks * i / parts; line < end;) {
+    const size_t lines = bytes / kLine, end = lines * kPanelBlocks * group->count * (i + 1) / parts;
+    for (size_t line = lines * kPanelBlocks * group->count * i / parts; line < end;) {
       const size_t b = line / lines, stop = std::min(end, (b + 1) * lines);
-      const std::byte* const first = weights(b) - b * lines * kLine;
-      for (; line < stop; ++line) __builtin_prefetch(first + line * kLine, 0, 2);
+      if (b % kPanelBlocks < panel(b / kPanelBlocks).blocks) {
+        const std::byte* const first = weights(b / kPanelBlocks, b % kPanelBlocks);
+        for (size_t at = line - b * lines; at < stop - b * lines; ++at) __builtin_prefetch(first + at * kLine, 0, 2);
+      }
+      line = stop;
     }
   }
 };
@@ -52,29 +69,28 @@ struct Sums {
   int rows;
 };
 
-// What the contracts do with a piece. kGroup panels are multiplied together: a tile's rows, once in the first-level cache,
-// serve all of them. Packed rows of a tile: elements() of Packed for each kInputs inputs. Pieces are multiples of kUnit deep.
+// What the contracts do with a piece: of kGroup panels or a pair of them, a multiple of kUnit and at most kDepth inputs deep, so that
+// it stays in the second-level cache beside the next one and the sums (bench/README.md). Packed rows of a tile: kElements of
+// Packed for each kInputs inputs. `local`: what begin() makes of the weights, panel after panel.
 
 // Panels are widened once and reused for all rows, by the kernels named.
 template <auto Kernels::*kPack, auto Kernels::*kTile>
 struct Panels {
   using Packed = float;
-  static constexpr size_t kInputs = 1, kUnit = 2, kDepth = kGemmDepth, kGroup = 3;
-  static constexpr size_t kLocalFloats = kGroup * kDepth * kPanel;
+  static constexpr size_t kInputs = 1, kElements = kTileRows, kUnit = 2, kDepth = kGemmDepth, kGroup = 3;
+  static constexpr size_t kPanelFloats = kDepth * kPanel;
 
-  static size_t elements(const Kernels&) { return kTileRows; }
   static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, float* packed) {
     (k.*kPack)(x, ldx, rows, kc, packed);
   }
   static void begin(const Kernels& k, const Piece& p, float* local) {
-    for (size_t b = 0; b < p.blocks; b += kPanelBlocks) {
-      k.widen_panel[static_cast<int>(p.w->type())](p.w->block(p.block + b), std::min(kPanelBlocks, p.blocks - b),
-                                                   p.w->depth(), p.k0, p.kc, local + b * kLanes * kDepth);
+    for (size_t i = 0; i < p.group->count; ++i) {
+      k.widen_panel[static_cast<int>(p.w->type())](p.w->block(p.panel(i).block), p.panel(i).blocks, p.w->depth(), p.k0, p.kc,
+                                                   local + i * kPanelFloats);
     }
   }
-  static void tile(const Kernels& k, const Piece& p, size_t b, const float* packed, const float* local, const Sums& s) {
-    (k.*kTile)(packed, local + b * kLanes * kDepth, p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
-               static_cast<int>(std::min(kPanelBlocks, p.blocks - b)));
+  static void tile(const Kernels& k, const Piece& p, size_t i, const float* packed, const float* local, const Sums& s) {
+    (k.*kTile)(packed, local + i * kPanelFloats, p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows, static_cast<int>(p.panel(i).blocks));
   }
 };
 using Floats = Panels<&Kernels::pack_rows, &Kernels::tile>;
@@ -82,66 +98,103 @@ using WidePairs = Panels<&Kernels::pack_rounded, &Kernels::tile_flushed>;
 
 struct Pairs {  // weights as they stand
   using Packed = uint32_t;
-  static constexpr size_t kInputs = 2, kUnit = 2, kDepth = kGemmDepth, kGroup = 3;
-  static constexpr size_t kLocalFloats = 0;
+  static constexpr size_t kInputs = 2, kElements = kTileRows, kUnit = 2, kDepth = 2048, kGroup = 1;
+  static constexpr size_t kPanelFloats = 0;
 
-  static size_t elements(const Kernels&) { return kTileRows; }
   static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, uint32_t* packed) {
     k.pack_pairs(x, ldx, rows, kc, packed);
   }
   static void begin(const Kernels&, const Piece&, float*) {}
-  static void tile(const Kernels& k, const Piece& p, size_t b, const uint32_t* packed, const float*, const Sums& s) {
-    k.tile_pairs(packed, p.weights(b), p.w->depth(), p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
-                 static_cast<int>(std::min(kPanelBlocks, p.blocks - b)));
+  static void tile(const Kernels& k, const Piece& p, size_t i, const uint32_t* packed, const float*, const Sums& s) {
+    k.tile_pairs(packed, p.weights(i), p.w->depth(), p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows, static_cast<int>(p.panel(i).blocks));
   }
 };
 
 struct Quants {
-  using Packed = std::byte;
-  static constexpr size_t kInputs = kQuantBlock, kUnit = kQuantStrip, kGroup = 3;
+  using Packed = QuantTile;
+  static constexpr size_t kInputs = kQuantBlock, kElements = 1, kUnit = kQuantStrip, kGroup = 1;
+
+  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, QuantTile* packed) {
+    k.pack_quants(x, ldx, rows, kc, packed);
+  }
 };
 
 struct Quants8 : Quants {  // weights as they stand
-  static constexpr size_t kDepth = 2048, kLocalFloats = 0;
+  static constexpr size_t kDepth = 2048, kPanelFloats = 0;
 
-  static size_t elements(const Kernels& k) { return k.packed_q8; }
-  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, std::byte* packed) {
-    k.pack_q8(x, ldx, rows, kc, packed);
-  }
   static void begin(const Kernels&, const Piece&, float*) {}
-  static void tile(const Kernels& k, const Piece& p, size_t b, const std::byte* packed, const float*, const Sums& s) {
-    k.tile_q8(packed, p.weights(b), p.w->depth(), p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
-              static_cast<int>(std::min(kPanelBlocks, p.blocks - b)));
+  static void tile(const Kernels& k, const Piece& p, size_t i, const QuantTile* packed, const float*, const Sums& s) {
+    k.tile_q8(packed, p.weights(i), p.w->depth(), p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows, static_cast<int>(p.panel(i).blocks));
   }
 };
 
 struct Quants4 : Quants {  // expanded to bytes once and reused for all rows
   static constexpr size_t kDepth = 1024;
   static constexpr size_t kBlockFloats = kDepth / kQuantStrip * kStripBytesQ8 / sizeof(float);
-  static constexpr size_t kLocalFloats = kGroup * kPanelBlocks * kBlockFloats;
+  static constexpr size_t kPanelFloats = kPanelBlocks * kBlockFloats;
 
-  static size_t elements(const Kernels& k) { return k.packed_q4; }
-  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, std::byte* packed) {
-    k.pack_q4(x, ldx, rows, kc, packed);
-  }
   static void begin(const Kernels& k, const Piece& p, float* local) {
-    for (size_t b = 0; b < p.blocks; ++b) k.expand_q4(p.weights(b), p.kc / kQuantStrip, local + b * kBlockFloats);
+    for (size_t i = 0; i < p.group->count; ++i) {
+      for (size_t b = 0; b < p.panel(i).blocks; ++b) {
+        k.expand_q4(p.weights(i, b), p.kc / kQuantStrip, local + i * kPanelFloats + b * kBlockFloats);
+      }
+    }
   }
-  static void tile(const Kernels& k, const Piece& p, size_t b, const std::byte* packed, const float* local, const Sums& s) {
-    k.tile_q4(packed, local + b * kBlockFloats, kDepth, p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows,
-              static_cast<int>(std::min(kPanelBlocks, p.blocks - b)));
+  static void tile(const Kernels& k, const Piece& p, size_t i, const QuantTile* packed, const float* local, const Sums& s) {
+    k.tile_q4(packed, local + i * kPanelFloats, kDepth, p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows, static_cast<int>(p.panel(i).blocks));
   }
 };
 
+// What begin() makes of the weights; then the sums of all rows between the pieces of a group, and a tile's at the end.
 template <class Arithmetic>
 constexpr size_t local_floats() {
-  return Arithmetic::kLocalFloats + kGemmRows * Arithmetic::kGroup * kPanel;
+  return Group::kMost * (Arithmetic::kPanelFloats + (kGemmRows + kTileRows) * kPanel);
 }
 
-// Where the rows of a tile stand, packed: [pieces][tiles][kc / kInputs][elements()].
+struct Place {
+  float* at;
+  size_t ld;
+};
+
+// What becomes of the products: they come in units of kPanels panels. last_sums(): where those of the group's i-th panel end, for
+// the rows of a tile from `row` on; `tile` is room for all of the group. finish() takes them from there.
+
+// y = W x
+struct Plain {
+  static constexpr size_t kPanels = 1;
+  const Matrix& w;
+  Rows y;
+
+  size_t outputs() const { return w.blocks(); }
+  Panel panel(size_t first, size_t blocks, size_t) const { return {first, blocks}; }
+  Place last_sums(const Group& g, size_t i, size_t row, Rows) const { return {y.row(row) + g.panels[i].block * kLanes, y.stride}; }
+  void finish(const Kernels&, const Group&, size_t, Rows) const {}
+};
+
+// y = f(W x), of the first half of the outputs, gates, and those as far into the second one
+struct Gated {
+  static constexpr size_t kPanels = 2;
+  const Matrix& w;
+  Rows y;
+  Gate gate;
+
+  size_t outputs() const { return w.blocks() / 2; }
+  Panel panel(size_t first, size_t blocks, size_t half) const { return {half * outputs() + first, blocks}; }
+  Place last_sums(const Group&, size_t i, size_t, Rows tile) const { return {tile.data + i * kPanel, tile.stride}; }
+  void finish(const Kernels& k, const Group& g, size_t row, Rows tile) const {
+    for (size_t i = 0; i < g.count; i += kPanels) {
+      for (size_t r = 0; r < tile.count; ++r) {
+        const float* const sums = tile.row(r) + i * kPanel;
+        gate_kernel(k, gate)(sums, sums + kPanel, y.row(row + r) + g.panels[i].block * kLanes, g.panels[i].blocks * kLanes);
+      }
+    }
+  }
+};
+
+// Where the rows of a tile stand, packed: [pieces][tiles][kc / kInputs][kElements].
 template <class Arithmetic>
 typename Arithmetic::Packed* packed_rows(const Pass& p, size_t k0, size_t kc, size_t tile, size_t tiles) {
-  return p.scratch->packed.as<typename Arithmetic::Packed>() + (k0 * tiles + tile * kc) / Arithmetic::kInputs * Arithmetic::elements(*p.kernels);
+  return p.scratch->packed.as<typename Arithmetic::Packed>() + (k0 * tiles + tile * kc) / Arithmetic::kInputs * Arithmetic::kElements;
 }
 
 template <class Arithmetic>
@@ -159,51 +212,70 @@ void pack(Team t, const Pass& p, size_t depth, Rows x) {
   });
 }
 
-// A group of panels of up to 64 outputs for a block of rows. They are taken a piece at a time, and each piece serves all
-// rows; between pieces the sums wait in `local`, so that each output stays one chain. While the tiles compute, the weights of
-// the next piece come from memory: at the end, those of the group `after`, which this thread probably takes next.
-template <class Arithmetic>
-void group_product(const Pass& p, const Matrix& w, Range group, Range after, Rows x, Rows y, float* local) {
-  constexpr size_t kWidth = Arithmetic::kGroup * kPanel;
-  float* const sums = local + Arithmetic::kLocalFloats;
-  const size_t depth = w.depth(), step = piece_depth(depth, Arithmetic::kDepth, Arithmetic::kUnit), tiles = tiles_of(x.count);
+// Units in a group.
+template <class Arithmetic, class Output>
+constexpr size_t kUnits = std::max(size_t{1}, Arithmetic::kGroup / Output::kPanels);
+
+// The products of a group for a block of rows. Its panels are taken a piece at a time, and each piece serves all rows; between
+// pieces the sums wait in `local`, so that each output stays one chain. While the tiles compute, the weights of the next piece
+// come from memory: at the end, those of the group `after`, which this thread probably takes next.
+template <class Arithmetic, class Output>
+void group_product(const Pass& p, const Output& out, const Group& group, const Group& after, Rows x, size_t first_row, float* local) {
+  constexpr size_t kPanels = kUnits<Arithmetic, Output> * Output::kPanels, kWidth = kPanels * kPanel;
+  static_assert(kPanels <= Group::kMost);
+  float* const held = local + Group::kMost * Arithmetic::kPanelFloats;
+  const size_t depth = out.w.depth(), step = piece_depth(depth, Arithmetic::kDepth, Arithmetic::kUnit), tiles = tiles_of(x.count);
   for (size_t k0 = 0; k0 < depth; k0 += step) {
     const size_t kc = std::min(step, depth - k0);
     const bool first = k0 == 0, last = k0 + kc == depth;
-    const Piece piece(w, group, k0, kc);
-    const Piece next = last ? Piece(w, after, 0, step) : Piece(w, group, k0 + kc, std::min(step, depth - k0 - kc));
+    const Piece piece(out.w, group, k0, kc);
+    const Piece next = last ? Piece(out.w, after, 0, step) : Piece(out.w, group, k0 + kc, std::min(step, depth - k0 - kc));
     Arithmetic::begin(*p.kernels, piece, local);
     for (size_t i = 0; i < tiles; ++i) {
-      const size_t row = i * kTileRows;
-      const int rows = static_cast<int>(std::min(size_t{kTileRows}, x.count - row));
-      next.prefetch(i, tiles);
-      for (size_t b = 0; b < group.size(); b += kPanelBlocks) {
-        float* held = sums + row * kWidth + b * kLanes;
-        const Sums s = {first ? nullptr : held, kWidth, last ? y.row(row) + (group.begin + b) * kLanes : held,
-                        last ? y.stride : kWidth, rows};
-        Arithmetic::tile(*p.kernels, piece, b, packed_rows<Arithmetic>(p, k0, kc, i, tiles), local, s);
+      const size_t row = i * kTileRows, rows = std::min(size_t{kTileRows}, x.count - row);
+      const Rows tile = {held + kGemmRows * kWidth, kWidth, kWidth, rows};
+      for (size_t panel = 0; panel < group.count; ++panel) {
+        next.prefetch(i * group.count + panel, tiles * group.count);
+        float* const sums = held + row * kWidth + panel * kPanel;
+        const Place to = last ? out.last_sums(group, panel, first_row + row, tile) : Place{sums, kWidth};
+        Arithmetic::tile(*p.kernels, piece, panel, packed_rows<Arithmetic>(p, k0, kc, i, tiles), local,
+                         {first ? nullptr : sums, kWidth, to.at, to.ld, static_cast<int>(rows)});
       }
+      if (last) out.finish(*p.kernels, group, first_row + row, tile);
     }
   }
 }
 
-template <class Arithmetic>
-void product(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
+template <class Arithmetic, class Output>
+void product(Team t, const Pass& p, const Output& out, Rows x) {
   float* const local = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
-  const size_t panels = (w.blocks() + kPanelBlocks - 1) / kPanelBlocks, threads = static_cast<size_t>(t.size);
+  const size_t units = (out.outputs() + kPanelBlocks - 1) / kPanelBlocks, threads = static_cast<size_t>(t.size);
   // As many groups for each thread.
-  const size_t groups = std::min(panels, (panels + Arithmetic::kGroup * threads - 1) / (Arithmetic::kGroup * threads) * threads);
-  const auto blocks = [&](size_t i) {
-    const Range some = i < groups ? part_of(panels, groups, i) : Range{0, 0};
-    return Range{some.begin * kPanelBlocks, std::min(some.end * kPanelBlocks, w.blocks())};
+  const size_t at_once = kUnits<Arithmetic, Output> * threads, groups = std::min(units, (units + at_once - 1) / at_once * threads);
+  const auto group = [&](size_t i) {
+    Group g;
+    const Range some = i < groups ? part_of(units, groups, i) : Range{0, 0};
+    for (size_t unit = some.begin; unit < some.end; ++unit) {
+      const size_t first = unit * kPanelBlocks, blocks = std::min(kPanelBlocks, out.outputs() - first);
+      for (size_t n = 0; n < Output::kPanels; ++n) g.panels[g.count++] = out.panel(first, blocks, n);
+    }
+    return g;
   };
   for (size_t row = 0; row < x.count; row += kGemmRows) {
     const size_t count = std::min(kGemmRows, x.count - row);
-    pack<Arithmetic>(t, p, w.depth(), x.rows(row, count));
-    t.each(groups, [&](size_t i) {
-      group_product<Arithmetic>(p, w, blocks(i), blocks(i + threads), x.rows(row, count), y.rows(row, count), local);
-    });
+    pack<Arithmetic>(t, p, out.w.depth(), x.rows(row, count));
+    t.each(groups, [&](size_t i) { group_product<Arithmetic>(p, out, group(i), group(i + threads), x.rows(row, count), row, local); });
   }
+}
+
+template <class Output>
+void multiply(Team t, const Pass& p, const Output& out, Rows x) {
+  const WeightType type = out.w.type();
+  if (type == WeightType::q8) product<Quants8>(t, p, out, x);
+  else if (type == WeightType::q4) product<Quants4>(t, p, out, x);
+  else if (p.contract == Contract::bf16 && p.kernels->tile_flushed != nullptr) product<WidePairs>(t, p, out, x);
+  else if (p.contract == Contract::bf16) product<Pairs>(t, p, out, x);
+  else product<Floats>(t, p, out, x);
 }
 
 }  // namespace
@@ -212,13 +284,8 @@ size_t gemm_local_floats() {
   return std::max({local_floats<Floats>(), local_floats<Pairs>(), local_floats<Quants8>(), local_floats<Quants4>()});
 }
 
-void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
-  if (w.type() == WeightType::q8) product<Quants8>(t, p, w, x, y);
-  else if (w.type() == WeightType::q4) product<Quants4>(t, p, w, x, y);
-  else if (p.contract == Contract::bf16 && p.kernels->tile_flushed != nullptr) product<WidePairs>(t, p, w, x, y);
-  else if (p.contract == Contract::bf16) product<Pairs>(t, p, w, x, y);
-  else product<Floats>(t, p, w, x, y);
-}
+void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) { multiply(t, p, Plain{w, y}, x); }
+void gemm_gated(Team t, const Pass& p, const Matrix& w, Gate gate, Rows x, Rows y) { multiply(t, p, Gated{w, y, gate}, x); }
 
 #ifdef STET_HAVE_BLAS
 

@@ -81,10 +81,12 @@ size_t few_rows(const Pass& p, const Matrix& w) {
   return as_they_stand ? size_t{kGemvRows} : kFewRows;
 }
 
+bool by_blas(const Pass& p, Rows x) { return p.blas && x.count > 1; }
+
 }  // namespace
 
 void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
-  if (p.blas && x.count > 1) {
+  if (by_blas(p, x)) {
     gemm_blas(t, p, w, x, y);
   } else if (x.count <= few_rows(p, w)) {
     matrix_vectors(t, p, w, x, y);
@@ -138,16 +140,16 @@ void each_part(Team t, Rows y, F f) {
 
 }  // namespace
 
-void silu_mul(Team t, const Pass& p, Rows gate, Rows up, Rows y) {
+void linear_gated(Team t, const Pass& p, const Linear& layer, Gate gate, Rows x, Rows y) {
+  const Matrix& w = layer.weight;
+  if (!by_blas(p, x) && x.count > few_rows(p, w) && layer.bias.empty() && y.width % kLanes == 0) return gemm_gated(t, p, w, gate, x, y);
+  linear(t, p, layer, x, p.gate_up);
   each_part(t, y, [&](size_t r, size_t begin, size_t n) {
-    p.kernels->silu_mul(gate.row(r) + begin, up.row(r) + begin, y.row(r) + begin, n);
+    const float* const gates = p.gate_up.row(r) + begin;
+    gate_kernel(*p.kernels, gate)(gates, gates + y.width, y.row(r) + begin, n);
   });
 }
-void gelu_tanh_mul(Team t, const Pass& p, Rows gate, Rows up, Rows y) {
-  each_part(t, y, [&](size_t r, size_t begin, size_t n) {
-    p.kernels->gelu_tanh_mul(gate.row(r) + begin, up.row(r) + begin, y.row(r) + begin, n);
-  });
-}
+
 void gelu_tanh(Team t, const Pass& p, Rows x, Rows y) {
   each_part(t, y, [&](size_t r, size_t begin, size_t n) {
     p.kernels->gelu_tanh(x.row(r) + begin, y.row(r) + begin, n);

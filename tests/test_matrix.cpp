@@ -326,23 +326,32 @@ std::vector<Contract> contracts_of(DType dtype) {
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
+// A pass of so many rows, of inputs no wider than `widest`.
+struct OnePass {
+  Scratch scratch;
+  Pass pass{};
+
+  OnePass(const std::string& isa, size_t widest, size_t rows, int threads, Contract contract) {
+    ModelConfig config;
+    config.hidden_size = config.intermediate_size = static_cast<int64_t>(widest);
+    config.heads = config.kv_heads = 1;
+    config.head_dim = 16;
+    scratch = make_scratch(config, rows, threads, 64);
+    pass.kernels = find_kernels(isa.c_str());
+    pass.scratch = &scratch;
+    pass.contract = contract;
+  }
+};
+
 // y = W x on `threads` threads; y is poisoned before and has a margin after the packed outputs.
 std::vector<float> run_linear(const std::string& isa, const Layer& layer, int threads, size_t rows, const Fenced<float>& x,
                               Contract contract = Contract::f32, bool blas = false) {
-  ModelConfig config;
-  config.hidden_size = config.intermediate_size = static_cast<int64_t>(layer.inputs);
-  config.heads = config.kv_heads = 1;
-  config.head_dim = 16;
-  Scratch scratch = make_scratch(config, rows, threads, 64);
+  OnePass one(isa, layer.inputs, rows, threads, contract);
+  one.pass.blas = blas;
   const size_t ldx = x.size() / rows, width = round_up(layer.outputs, 16), ldy = width + 5;
   const Fenced<float> y(rows * ldy);
   const Rows in = fenced_rows(x, rows, layer.inputs, ldx), out = fenced_rows(y, rows, layer.outputs, ldy);
-  Pass pass{};
-  pass.kernels = find_kernels(isa.c_str());
-  pass.scratch = &scratch;
-  pass.contract = contract;
-  pass.blas = blas;
-  run_team(threads, [&](Team t) { linear(t, pass, layer.matrix, in, out); });
+  run_team(threads, [&](Team t) { linear(t, one.pass, layer.matrix, in, out); });
   EXPECT_TRUE(y.untouched());
   std::vector<float> result;
   for (size_t r = 0; r < rows; ++r) {
@@ -392,10 +401,10 @@ TEST_P(LinearOnEachIsa, AnyNumberOfRowsGivesTheSameBits) {
   }
 }
 
-// Around the depth of a panel (512), the rows of a block (510) and the width of a panel (64).
+// Around the depths of a piece (640, and 2048 in pairs), the rows of a block (516) and the width of a panel (64).
 TEST_P(LinearOnEachIsa, BlockBoundaries) {
-  const std::vector<std::array<size_t, 3>> cases = {{2, 17, 511}, {2, 17, 512}, {7, 70, 513}, {3, 66, 1027}, {509, 17, 5},
-                                                    {510, 17, 6}, {511, 17, 7}, {1021, 33, 514}};
+  const std::vector<std::array<size_t, 3>> cases = {{9, 17, 639}, {10, 17, 640}, {13, 70, 641}, {9, 66, 1283}, {9, 17, 2048}, {11, 66, 2049},
+                                                    {515, 17, 5}, {516, 17, 6}, {517, 17, 7}, {1033, 33, 642}};
   for (const auto& [rows, outputs, inputs] : cases) {
     const Layer layer(DType::bf16, outputs, inputs);
     const Fenced<float> x = make_input(rows, inputs);
@@ -408,6 +417,47 @@ TEST_P(LinearOnEachIsa, BlockBoundaries) {
               << rows << " rows, " << outputs << "x" << inputs << ": row " << r << ", output " << n;
         }
       }
+    }
+  }
+}
+
+// f(gate) up of the two halves of the outputs is what the activation's kernel makes of the product, whether it is taken whole (few
+// rows, halves that are no multiple of 16, biases) or panel by panel.
+void check_gated(const std::string& isa, const Linear& layer, Contract contract, size_t rows, int threads, Gate gate) {
+  const size_t inputs = layer.weight.columns(), half = layer.weight.rows() / 2, ld = round_up(2 * half, 16), ldy = round_up(half, 64) + 5;
+  const Fenced<float> x = make_input(rows, inputs), products(rows * ld), scratch(rows * ld), y(rows * ldy);
+  const Rows in = fenced_rows(x, rows, inputs, x.size() / rows), both = fenced_rows(products, rows, 2 * half, ld);
+  const Rows out = fenced_rows(y, rows, half, ldy);
+  OnePass one(isa, inputs, rows, threads, contract);
+  one.pass.gate_up = fenced_rows(scratch, rows, 2 * half, ld);
+  run_team(threads, [&](Team t) {
+    linear(t, one.pass, layer, in, both);
+    linear_gated(t, one.pass, layer, gate, in, out);
+  });
+  std::vector<float> expected(half);
+  const auto f = gate == Gate::silu ? one.pass.kernels->silu_mul : one.pass.kernels->gelu_tanh_mul;
+  for (size_t r = 0; r < rows; ++r) {
+    f(both.row(r), both.row(r) + half, expected.data(), half);
+    ASSERT_TRUE(equal_bits(std::span(out.row(r), half), expected)) << "row " << r << " of " << rows << ", " << half << " gates";
+    for (size_t i = half; i < ldy; ++i) ASSERT_EQ(bits_of(out.row(r)[i]), 0xFFFFFFFFu) << "row " << r << ": written past the row";
+  }
+  ASSERT_TRUE(y.untouched() && products.untouched() && scratch.untouched());
+}
+
+TEST_P(LinearOnEachIsa, GatesAreThoseOfTheProduct) {
+  for (size_t half : {5, 16, 48, 64, 80, 208, 336}) {
+    const Layer layer(DType::bf16, 2 * half, 128);
+    for (const auto& [type, contract] : {std::pair{WeightType::bf16, Contract::f32}, {WeightType::bf16, Contract::bf16},
+                                         {WeightType::q8, Contract::q8}, {WeightType::q4, Contract::q4}}) {
+      SCOPED_TRACE(contract_name(contract));
+      Linear linear = {Matrix::packed(WeightType::bf16, 2 * half, 128, layer.matrix.all().data(), nullptr), {}};
+      if (is_quantized(type)) linear.weight = layer.matrix.quantized(type, 1);
+      for (size_t rows : {1, 2, 9, 13, 523}) {
+        ASSERT_NO_FATAL_FAILURE(check_gated(GetParam(), linear, contract, rows, 1 + static_cast<int>(rows % 3), Gate::silu));
+      }
+      ASSERT_NO_FATAL_FAILURE(check_gated(GetParam(), linear, contract, 14, 2, Gate::gelu_tanh));
+      linear.bias = numbers(2 * half, 3, Fill::wide);
+      ASSERT_NO_FATAL_FAILURE(check_gated(GetParam(), linear, contract, 14, 2, Gate::silu));
     }
   }
 }

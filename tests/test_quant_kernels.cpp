@@ -210,15 +210,13 @@ void check_tile(const Kernels& k, const QuantWeights& w, const Fenced<float>& x,
   std::vector<uint8_t> bytes(w.blocks * depth / 64 * static_cast<size_t>(kStripBytesQ8));
   if (w.q8) std::memcpy(bytes.data(), w.packed.data(), bytes.size());
   else k.expand_q4(w.packed.data(), w.blocks * depth / 64, bytes.data());
-  const auto pack = w.q8 ? k.pack_q8 : k.pack_q4;
   const auto tile = w.q8 ? k.tile_q8 : k.tile_q4;
-  const size_t block = w.q8 ? k.packed_q8 : k.packed_q4;
-  const Fenced<uint8_t> packed(depth / 32 * block);
+  const Fenced<QuantTile> packed(depth / 32);
   const Fenced<float> y(static_cast<size_t>(rows) * ld), halves(static_cast<size_t>(rows) * ld);
-  pack(x.data(), depth, rows, depth, packed.data());
+  k.pack_quants(x.data(), depth, rows, depth, packed.data());
   tile(packed.data(), bytes.data(), depth, depth, nullptr, 0, y.data(), ld, rows, vectors);
   tile(packed.data(), bytes.data(), depth, cut, nullptr, 0, halves.data(), ld, rows, vectors);
-  tile(packed.data() + cut / 32 * block, bytes.data() + cut / 64 * kStripBytesQ8, depth, depth - cut, halves.data(), ld, halves.data(), ld,
+  tile(packed.data() + cut / 32, bytes.data() + cut / 64 * kStripBytesQ8, depth, depth - cut, halves.data(), ld, halves.data(), ld,
        rows, vectors);
   for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
     ASSERT_TRUE(equal_bits(y.span().subspan(r * ld, width), w.times(x.data() + r * depth)))

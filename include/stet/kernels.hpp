@@ -40,6 +40,12 @@ struct QuantBlock {
   float scale;
   int32_t sum;                     // of the int8
 };
+// The same of the rows of a tile.
+struct QuantTile {
+  int32_t quads[kQuantBlock / 4][kTileRows];
+  float scale[kTileRows];
+  int32_t sum[kTileRows];
+};
 
 // What up to kTileRows queries saw of some positions.
 struct Attended {
@@ -111,16 +117,13 @@ struct Kernels {
   // Like gemv, for x[rows][k/32], k a multiple of 64.
   void (*gemv_q8)(const void* w, size_t blocks, size_t k, const QuantBlock* x, size_t ldx, float* y, size_t ldy, int rows);
   void (*gemv_q4)(const void* w, size_t blocks, size_t k, const QuantBlock* x, size_t ldx, float* y, size_t ldy, int rows);
-  // Like pack_rows and tile_pairs; kc a multiple of 64. Packed rows are laid out as the instruction set multiplies them:
-  // packed_q8 bytes for each 32 inputs, at an address that is a multiple of 4.
-  size_t packed_q8, packed_q4;
-  void (*pack_q8)(const float* x, size_t ldx, int rows, size_t kc, void* packed);
-  void (*tile_q8)(const void* packed, const void* w, size_t k, size_t kc, const float* from, size_t ld_from, float* to,
+  // Like pack_rows and tile_pairs; kc a multiple of 64, packed[kc/32].
+  void (*pack_quants)(const float* x, size_t ldx, int rows, size_t kc, QuantTile* packed);
+  void (*tile_q8)(const QuantTile* packed, const void* w, size_t k, size_t kc, const float* from, size_t ld_from, float* to,
                   size_t ld_to, int rows, int vectors);
   // q4 strips with a byte for each u, laid out as q8 strips are; and like tile_q8, of those.
   void (*expand_q4)(const void* w, size_t strips, void* y);
-  void (*pack_q4)(const float* x, size_t ldx, int rows, size_t kc, void* packed);
-  void (*tile_q4)(const void* packed, const void* w, size_t k, size_t kc, const float* from, size_t ld_from, float* to,
+  void (*tile_q4)(const QuantTile* packed, const void* w, size_t k, size_t kc, const float* from, size_t ld_from, float* to,
                   size_t ld_to, int rows, int vectors);
 
   // Attention over one block, and the combination of blocks in order of position:

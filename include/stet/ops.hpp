@@ -69,7 +69,7 @@ struct Pass {
   // copied out when hidden is not empty.
   std::span<Rows> hidden;
 
-  // Activations. q, k and v are columns of qkv; gate and up are columns of gate_up.
+  // Activations. q, k and v are columns of qkv; gate and up are those of gate_up.
   Rows x, normed, qkv, attention, gate_up, mlp, out;
 };
 
@@ -79,13 +79,14 @@ void embed(Team t, const Pass& p, const Matrix& table, float scale, Rows x);
 void embed_positions(Team t, const Pass& p, const Matrix& table, Rows x);  // x = the table's row of each position
 void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
 void linear(Team t, const Pass& p, const Linear& layer, Rows x, Rows y);
+// y = f(gate) up, element by element: the first half of W x + b are gates. p.gate_up is written, or not.
+enum class Gate : uint8_t { silu, gelu_tanh };
+void linear_gated(Team t, const Pass& p, const Linear& layer, Gate gate, Rows x, Rows y);
 void rms_norm(Team t, const Pass& p, const Vector& weight, double eps, Rows x, Rows y);
 void layer_norm(Team t, const Pass& p, const Vector& weight, const Vector& bias, double eps, Rows x, Rows y);
 // Every head of x ([heads][head_dim] side by side) normalised by itself.
 void rms_norm_heads(Team t, const Pass& p, const Vector& weight, double eps, Rows x, size_t head_dim);
 void add(Team t, const Pass& p, Rows y, Rows x);  // y += x
-void silu_mul(Team t, const Pass& p, Rows gate, Rows up, Rows y);
-void gelu_tanh_mul(Team t, const Pass& p, Rows gate, Rows up, Rows y);
 void gelu_tanh(Team t, const Pass& p, Rows x, Rows y);
 // The tables of this pass, from the positions of its spans; then rotates every head of x by table `index`.
 void rope_tables(Team t, const Pass& p, std::span<const Vector> inverse_frequencies);
