@@ -78,8 +78,9 @@ void attend_block(benchmark::State& state) {
   const Memory q = filled(kHeadDim * kTileRows * 4, 0x3C00), kv = filled(2 * kHeadDim * kPanel * 4, 0x3C00), o(kTileRows * kHeadDim * 4);
   const uint64_t mask[kTileRows] = {~0ull, ~0ull, ~0ull, ~0ull, ~0ull, ~0ull};
   float m[kTileRows], l[kTileRows];
-  const AttendBlock block{q.as<float>(), kv.as<float>(), kv.as<float>() + kHeadDim * kPanel, kHeadDim, kHeadDim, rows, mask, 0.1f, 0, {m, l, o.as<float>()}};
-  for (auto _ : state) k.attend(block);
+  const AttendBlock block{kv.as<float>(), kv.as<float>() + kHeadDim * kPanel, kHeadDim, kHeadDim, 0.1f, 0};
+  const AttendTile tile{q.as<float>(), rows, mask, {m, l, o.as<float>()}};
+  for (auto _ : state) k.attend(block, &tile, 1);
   state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * kv.size()));
   state.SetLabel(k.name);
 }

@@ -32,7 +32,7 @@ void begin(const Attended& sums, size_t rows, size_t ldv) {
 struct Local {
   float* q;      // [tiles][head_dim][kTileRows]
   float* sums;   // [tiles] of all blocks so far
-  float* block;  // a tile, of one block
+  float* block;  // [tiles] of one block
   float* k;      // a block widened to float32: [head_dim][64], [64][ldv]
   float* v;
 };
@@ -40,7 +40,7 @@ struct Local {
 // Where each of Local's parts begins, in floats; the last entry is the size of all.
 std::array<size_t, 6> offsets(size_t head_dim) {
   const size_t ldv = padded(head_dim), tile = tile_floats(kTileRows, ldv);
-  const size_t sizes[] = {padded(kTaskRows * head_dim), kTilesPerTask * tile, tile, head_dim * kPanel, kPanel * ldv};
+  const size_t sizes[] = {padded(kTaskRows * head_dim), kTilesPerTask * tile, kTilesPerTask * tile, head_dim * kPanel, kPanel * ldv};
   std::array<size_t, 6> at{};
   for (size_t i = 0; i < 5; ++i) at[i + 1] = at[i] + sizes[i];
   return at;
@@ -117,21 +117,36 @@ BlockView view_block(const Queries& s, int64_t index, const Local& local) {
   return {local.k, local.v};
 }
 
-// One tile of queries against one block. Returns the rows that see any of it, as bits; only theirs are set in `out`.
-unsigned attend_tile(const Queries& s, size_t first, size_t rows, const float* packed, int64_t block, BlockView view, const Attended& out) {
-  uint64_t mask[kTileRows];
-  unsigned seen = 0;
-  const bool all = s.all_seen(first, rows, block);
-  for (size_t r = 0; r < rows; ++r) {
-    mask[r] = all ? ~uint64_t{0} : s.mask(first + r, block);
-    if (mask[r] != 0) seen |= 1u << r;
+// Tiles of queries that see any of one block.
+class Seeing {
+ public:
+  Seeing(const Queries& s, int64_t block) : s_(s), block_(block) {}
+
+  // Queries first .. first + rows - 1. Returns which of them see any, as bits; only theirs are set in `out` by attend().
+  unsigned add(size_t first, size_t rows, const float* packed, const Attended& out) {
+    uint64_t* const mask = masks_[count_];
+    unsigned seen = 0;
+    const bool all = s_.all_seen(first, rows, block_);
+    for (size_t r = 0; r < rows; ++r) {
+      mask[r] = all ? ~uint64_t{0} : s_.mask(first + r, block_);
+      if (mask[r] != 0) seen |= 1u << r;
+    }
+    if (seen != 0) tiles_[count_++] = {packed, static_cast<int>(rows), mask, out};
+    return seen;
   }
-  if (seen == 0) return 0;
-  const size_t ldv = padded(s.a.head_dim);
-  s.p.kernels->attend({packed, view.k, view.v, s.a.head_dim, ldv, static_cast<int>(rows), mask,
-                       static_cast<float>(s.a.scale), static_cast<float>(s.a.softcap), out});
-  return seen;
-}
+  void attend(BlockView view) const {
+    if (count_ == 0) return;
+    const AttentionShape& a = s_.a;
+    s_.p.kernels->attend({view.k, view.v, a.head_dim, padded(a.head_dim), static_cast<float>(a.scale), static_cast<float>(a.softcap)}, tiles_, count_);
+  }
+
+ private:
+  const Queries& s_;
+  int64_t block_;
+  size_t count_ = 0;
+  AttendTile tiles_[kTilesPerTask];
+  uint64_t masks_[kTilesPerTask][kTileRows];
+};
 
 // First and last+1 block that queries [first, first + count) can see.
 std::pair<int64_t, int64_t> block_range(const Queries& s, size_t first, size_t count) {
@@ -148,22 +163,23 @@ void finish(const Queries& s, size_t first, size_t rows, const Attended& sums) {
 void attend_queries(const Queries& s, size_t first, size_t count, const Local& local) {
   const size_t head_dim = s.a.head_dim, ldv = padded(head_dim);
   const auto rows = [count](size_t i) { return std::min(size_t{kTileRows}, count - i); };
-  const auto sums = [&](size_t i) { return tile_at(local.sums + i / kTileRows * tile_floats(kTileRows, ldv)); };
+  const auto part = [&](float* tiles, size_t i) { return tile_at(tiles + i / kTileRows * tile_floats(kTileRows, ldv)); };
   for (size_t i = 0; i < count; i += kTileRows) {
     pack_queries(s, first + i, rows(i), local.q + i * head_dim);
-    begin(sums(i), rows(i), ldv);
+    begin(part(local.sums, i), rows(i), ldv);
   }
-  const Attended block = tile_at(local.block);
   const auto [from, to] = block_range(s, first, count);
   for (int64_t b = from; b < to; ++b) {
     if (s.span.kv->visible(b) == 0) continue;
-    const BlockView view = view_block(s, b, local);
+    Seeing seeing(s, b);
+    unsigned seen[kTilesPerTask];
     for (size_t i = 0; i < count; i += kTileRows) {
-      const unsigned seen = attend_tile(s, first + i, rows(i), local.q + i * head_dim, b, view, block);
-      s.p.kernels->merge(sums(i), block, ldv, seen);
+      seen[i / kTileRows] = seeing.add(first + i, rows(i), local.q + i * head_dim, part(local.block, i));
     }
+    seeing.attend(view_block(s, b, local));
+    for (size_t i = 0; i < count; i += kTileRows) s.p.kernels->merge(part(local.sums, i), part(local.block, i), ldv, seen[i / kTileRows]);
   }
-  for (size_t i = 0; i < count; i += kTileRows) finish(s, first + i, rows(i), sums(i));
+  for (size_t i = 0; i < count; i += kTileRows) finish(s, first + i, rows(i), part(local.sums, i));
 }
 
 // Spans of a single position, as many as `partial` has room for: heads of blocks are shared out among the threads, in the
@@ -244,7 +260,9 @@ class Singles {
       unsigned seen = 0;
       if (visible) {
         pack_queries(s, i * tiles_.rows, rows(i), local_.q);
-        seen = attend_tile(s, i * tiles_.rows, rows(i), local_.q, index, view, tile_at(out));
+        Seeing seeing(s, index);
+        seen = seeing.add(i * tiles_.rows, rows(i), local_.q, tile_at(out));
+        seeing.attend(view);
       }
       seen_at(out) = static_cast<float>(seen);
     }

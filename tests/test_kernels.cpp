@@ -694,22 +694,34 @@ struct BlockCase {
       : head_dim(dim), ldv((dim + 15) / 16 * 16), rows(count), q(numbers(static_cast<size_t>(count) * dim, seed)),
         k(numbers(dim * 64, seed + 1)), v(numbers(64 * ldv, seed + 2)) {}
 
-  // m[rows], l[rows], o[rows][ldv], one after another
+  // m[rows], l[rows], o[rows][ldv], one after another; as one of three tiles, whose neighbours are the same rows with other masks.
   std::vector<float> run(const Kernels& kernels, const std::vector<uint64_t>& mask, float scale, float softcap) const {
     const size_t n = static_cast<size_t>(rows);
-    const Fenced<float> packed(head_dim * kTileRows), keys(k), values(v), m(n), l(n), o(n * ldv);
-    const Fenced<uint64_t> masks(mask);
+    const Fenced<float> packed(head_dim * kTileRows), keys(k), values(v);
     for (size_t i = 0; i < packed.size(); ++i) {
       const size_t row = i % kTileRows;
       packed[i] = row < n ? q[row * head_dim + i / kTileRows] : 0.0f;
     }
-    kernels.attend({packed.data(), keys.data(), values.data(), head_dim, ldv, rows, masks.data(), scale, softcap,
-                    {m.data(), l.data(), o.data()}});
-    EXPECT_TRUE(m.untouched() && l.untouched() && o.untouched());
-    std::vector<float> out(m.data(), m.data() + n);
-    out.insert(out.end(), l.data(), l.data() + n);
-    out.insert(out.end(), o.data(), o.data() + n * ldv);
-    return out;
+    const AttendBlock block = {keys.data(), values.data(), head_dim, ldv, scale, softcap};
+    std::vector<uint64_t> turned(mask.rbegin(), mask.rend());
+    const Fenced<uint64_t> masks(mask), others(turned);
+    std::vector<float> alone;
+    for (const size_t count : {1, 3}) {
+      std::vector<Fenced<float>> m, l, o;
+      std::vector<AttendTile> tiles;
+      for (size_t i = 0; i < count; ++i) {
+        m.emplace_back(n), l.emplace_back(n), o.emplace_back(n * ldv);
+        tiles.push_back({packed.data(), rows, i == count / 2 ? masks.data() : others.data(), {m[i].data(), l[i].data(), o[i].data()}});
+      }
+      kernels.attend(block, tiles.data(), count);
+      for (size_t i = 0; i < count; ++i) EXPECT_TRUE(m[i].untouched() && l[i].untouched() && o[i].untouched());
+      std::vector<float> out(m[count / 2].data(), m[count / 2].data() + n);
+      out.insert(out.end(), l[count / 2].data(), l[count / 2].data() + n);
+      out.insert(out.end(), o[count / 2].data(), o[count / 2].data() + n * ldv);
+      if (count == 1) alone = out;
+      EXPECT_TRUE(equal_bits(alone, out)) << "beside other tiles";
+    }
+    return alone;
   }
   std::vector<float> plain(const std::vector<uint64_t>& mask, float scale, float softcap) const {
     const size_t n = static_cast<size_t>(rows);

@@ -54,16 +54,19 @@ struct Attended {
   float* o;  // [rows][ldv] sum of exp(score - m) * v, a chain over positions
 };
 
-// One KV block seen by up to kTileRows queries that share a kv head.
+// One KV block of one head.
 struct AttendBlock {
-  const float* q;         // [head_dim][kTileRows], queries packed; rows past `rows` are zero
-  const float* k;         // [head_dim][64]
-  const float* v;         // [64][ldv]
-  size_t head_dim, ldv;   // ldv: head_dim rounded up to kLanes
+  const float* k;        // [head_dim][64]
+  const float* v;        // [64][ldv]
+  size_t head_dim, ldv;  // ldv: head_dim rounded up to kLanes
+  float scale;           // scores are multiplied by it
+  float softcap;         // 0, or s = softcap * tanh(s / softcap)
+};
+// Up to kTileRows queries of that head.
+struct AttendTile {
+  const float* q;        // [head_dim][kTileRows], packed; rows past `rows` are zero
   int rows;
-  const uint64_t* mask;   // [rows], bit t: position t of the block is visible; bits off are never read from v
-  float scale;            // scores are multiplied by it
-  float softcap;          // 0, or s = softcap * tanh(s / softcap)
+  const uint64_t* mask;  // [rows], bit t: position t of the block is visible; bits off are never read from v
   Attended out;
 };
 
@@ -126,10 +129,10 @@ struct Kernels {
   void (*tile_q4)(const QuantTile* packed, const void* w, size_t k, size_t kc, const float* from, size_t ld_from, float* to,
                   size_t ld_to, int rows, int vectors);
 
-  // Attention over one block, and the combination of blocks in order of position:
+  // Attention of some tiles over one block, and the combination of blocks in order of position:
   //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.
   // Rows whose bit in `seen` is 0 stay as they are; those of `next` are not read.
-  void (*attend)(const AttendBlock& block);
+  void (*attend)(const AttendBlock& block, const AttendTile* tiles, size_t n);  // n > 0
   void (*merge)(const Attended& sums, const Attended& next, size_t ldv, unsigned seen);
   void (*divide)(const float* x, float divisor, float* y, size_t n);  // y = x / divisor
 
