@@ -92,6 +92,12 @@ void pack_queries(const Queries& s, size_t first, size_t rows, float* packed) {
   }
 }
 
+// Of a block, as they are stored: keys, then values.
+std::span<const std::byte> keys_and_values(const Queries& s, int64_t index) {
+  const KvShape& shape = s.span.kv->shape();
+  return {s.span.kv->block(index) + shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head)), 2 * shape.head_bytes()};
+}
+
 struct BlockView {
   const float* k;  // [head_dim][64]
   const float* v;  // [64][ldv]
@@ -134,10 +140,12 @@ class Seeing {
     if (seen != 0) tiles_[count_++] = {packed, static_cast<int>(rows), mask, out};
     return seen;
   }
-  void attend(BlockView view) const {
+  void attend(BlockView view, std::span<const std::byte> next = {}) const {
     if (count_ == 0) return;
     const AttentionShape& a = s_.a;
-    s_.p.kernels->attend({view.k, view.v, a.head_dim, padded(a.head_dim), static_cast<float>(a.scale), static_cast<float>(a.softcap)}, tiles_, count_);
+    const size_t ldv = padded(a.head_dim);
+    s_.p.kernels->attend({view.k, view.v, a.head_dim, ldv, static_cast<float>(a.scale), static_cast<float>(a.softcap), next.data(), next.size()},
+                         tiles_, count_);
   }
 
  private:
@@ -176,7 +184,7 @@ void attend_queries(const Queries& s, size_t first, size_t count, const Local& l
     for (size_t i = 0; i < count; i += kTileRows) {
       seen[i / kTileRows] = seeing.add(first + i, rows(i), local.q + i * head_dim, part(local.block, i));
     }
-    seeing.attend(view_block(s, b, local));
+    seeing.attend(view_block(s, b, local), b + 1 < to ? keys_and_values(s, b + 1) : std::span<const std::byte>());
     for (size_t i = 0; i < count; i += kTileRows) s.p.kernels->merge(part(local.sums, i), part(local.block, i), ldv, seen[i / kTileRows]);
   }
   for (size_t i = 0; i < count; i += kTileRows) finish(s, first + i, rows(i), part(local.sums, i));

@@ -61,6 +61,9 @@ struct AttendBlock {
   size_t head_dim, ldv;  // ldv: head_dim rounded up to kLanes
   float scale;           // scores are multiplied by it
   float softcap;         // 0, or s = softcap * tanh(s / softcap)
+  // What is read next: fetched towards the second-level cache meanwhile. Nothing depends on it.
+  const void* next = nullptr;
+  size_t next_bytes = 0;
 };
 // Up to kTileRows queries of that head.
 struct AttendTile {
