@@ -49,7 +49,7 @@ void panel_bf16(benchmark::State& state) {
   for (auto _ : state) {
     k.widen_panel[1](w.data(), 4, kDepth, 0, kDepth, panel.as<float>());
     for (size_t r = 0; r < kRows; r += kTileRows) {
-      k.tile(a.as<float>() + r * kDepth, panel.as<float>(), kDepth, nullptr, 0, c.as<float>() + r * kPanel, kPanel, kTileRows, 4);
+      k.tile(a.as<float>() + r * kDepth, panel.as<float>(), kDepth, {nullptr, 0, c.as<float>() + r * kPanel, kPanel, kTileRows, 4});
     }
   }
   state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * static_cast<double>(kPanel * kDepth * kRows) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
@@ -63,8 +63,7 @@ void panel_pairs(benchmark::State& state) {
   const Memory w = filled(kPanel * kDepth * 2, 0x3C00), a = filled(kRows * kDepth * 2, 0x3C00), c(kRows * kPanel * 4);
   for (auto _ : state) {
     for (size_t r = 0; r < kRows; r += kTileRows) {
-      k.tile_pairs(a.as<uint32_t>() + r * kDepth / 2, w.data(), kDepth, kDepth, nullptr, 0, c.as<float>() + r * kPanel, kPanel,
-                   kTileRows, 4);
+      k.tile_pairs(a.as<uint32_t>() + r * kDepth / 2, w.data(), kDepth, kDepth, {nullptr, 0, c.as<float>() + r * kPanel, kPanel, kTileRows, 4});
     }
   }
   state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * static_cast<double>(kPanel * kDepth * kRows) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);

@@ -86,14 +86,14 @@ struct Queries {
 };
 
 void pack_queries(const Queries& s, size_t first, size_t rows, float* packed) {
-  for (size_t r = 0; r < kTileRows; ++r) {
-    const float* const query = r < rows ? s.query(first + r) : nullptr;
-    for (size_t d = 0; d < s.a.head_dim; ++d) packed[d * kTileRows + r] = r < rows ? query[d] : 0.0f;
+  for (size_t r = 0; r < rows; ++r) {
+    const float* const query = s.query(first + r);
+    for (size_t d = 0; d < s.a.head_dim; ++d) packed[d * kTileRows + r] = query[d];
   }
 }
 
 // Of a block, as they are stored: keys, then values.
-std::span<const std::byte> keys_and_values(const Queries& s, int64_t index) {
+Fetch keys_and_values(const Queries& s, int64_t index) {
   const KvShape& shape = s.span.kv->shape();
   return {s.span.kv->block(index) + shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head)), 2 * shape.head_bytes()};
 }
@@ -140,11 +140,11 @@ class Seeing {
     if (seen != 0) tiles_[count_++] = {packed, static_cast<int>(rows), mask, out};
     return seen;
   }
-  void attend(BlockView view, std::span<const std::byte> next = {}) const {
+  void attend(BlockView view, const Fetch& next) const {
     if (count_ == 0) return;
     const AttentionShape& a = s_.a;
     const size_t ldv = padded(a.head_dim);
-    s_.p.kernels->attend({view.k, view.v, a.head_dim, ldv, static_cast<float>(a.scale), static_cast<float>(a.softcap), next.data(), next.size()},
+    s_.p.kernels->attend({view.k, view.v, a.head_dim, ldv, static_cast<float>(a.scale), static_cast<float>(a.softcap), next},
                          tiles_, count_);
   }
 
@@ -184,7 +184,7 @@ void attend_queries(const Queries& s, size_t first, size_t count, const Local& l
     for (size_t i = 0; i < count; i += kTileRows) {
       seen[i / kTileRows] = seeing.add(first + i, rows(i), local.q + i * head_dim, part(local.block, i));
     }
-    seeing.attend(view_block(s, b, local), b + 1 < to ? keys_and_values(s, b + 1) : std::span<const std::byte>());
+    seeing.attend(view_block(s, b, local), b + 1 < to ? keys_and_values(s, b + 1) : Fetch{});
     for (size_t i = 0; i < count; i += kTileRows) s.p.kernels->merge(part(local.sums, i), part(local.block, i), ldv, seen[i / kTileRows]);
   }
   for (size_t i = 0; i < count; i += kTileRows) finish(s, first + i, rows(i), part(local.sums, i));
@@ -224,14 +224,18 @@ class Singles {
     size_t blocks = 0;
     for (const Span& span : spans_) blocks += count(span);
     const size_t least = std::max<size_t>(1, kPieceBytes / (2 * spans_[0].kv->shape().head_bytes()));
-    t.each_range(blocks * a_.kv_heads, least, [&](Range some) {
-      size_t before = 0;  // blocks of earlier spans
-      for (const Span& span : spans_) {
-        const size_t from = before * a_.kv_heads, to = (before + count(span)) * a_.kv_heads;
-        for (size_t i = std::max(from, some.begin); i < std::min(to, some.end); ++i) {
-          attend_head(queries(span, (i - from) % a_.kv_heads), (i - from) / a_.kv_heads, before);
-        }
-        before += count(span);
+    const size_t heads = blocks * a_.kv_heads, pieces = t.parts_of(heads, least);
+    t.each(pieces, [&](size_t piece) {
+      const Range some = part_of(heads, pieces, piece);
+      Cursor at(*this, some.begin);
+      for (size_t i = some.begin; i < some.end; ++i) {
+        // Behind the last one, where this thread probably goes on.
+        const size_t other = piece + static_cast<size_t>(t.size);
+        Cursor next = at;
+        if (i + 1 < some.end) next.advance();
+        else if (other < pieces) next = Cursor(*this, part_of(heads, pieces, other).begin);
+        attend_head(at.queries(), at.block, at.before, keys_and_values(next.queries(), next.index()));
+        at = next;
       }
     });
     const size_t tiles = a_.kv_heads * tiles_.count;
@@ -246,6 +250,29 @@ class Singles {
   }
 
  private:
+  // Goes over the heads of blocks in the order in which they lie in memory.
+  struct Cursor {
+    const Singles* all;
+    size_t span = 0, before = 0, block = 0, kv_head = 0;  // before: blocks of earlier spans
+
+    Cursor(const Singles& s, size_t i) : all(&s) {
+      for (; i >= blocks() * s.a_.kv_heads; ++span) i -= blocks() * s.a_.kv_heads, before += blocks();
+      block = i / s.a_.kv_heads;
+      kv_head = i % s.a_.kv_heads;
+    }
+    size_t blocks() const { return all->count(all->spans_[span]); }
+    Queries queries() const { return all->queries(all->spans_[span], kv_head); }
+    int64_t index() const { return range(queries()).first + static_cast<int64_t>(block); }
+    void advance() {
+      if (++kv_head < all->a_.kv_heads) return;
+      kv_head = 0;
+      if (++block < blocks()) return;
+      before += block;
+      block = 0;
+      ++span;
+    }
+  };
+
   static std::pair<int64_t, int64_t> range(const Queries& s) { return block_range(s, 0, 1); }
   Queries queries(const Span& span, size_t kv_head) const { return {p_, a_, span, kv_head, q_, y_}; }
   size_t count(const Span& span) const {
@@ -259,7 +286,7 @@ class Singles {
   }
 
   // The queries of one kv head against the span's `block`-th block that they can see.
-  void attend_head(const Queries& s, size_t block, size_t before) const {
+  void attend_head(const Queries& s, size_t block, size_t before, const Fetch& next) const {
     const int64_t index = range(s).first + static_cast<int64_t>(block);
     const bool visible = s.span.kv->visible(index) != 0;
     const BlockView view = visible ? view_block(s, index, local_) : BlockView{};
@@ -270,7 +297,7 @@ class Singles {
         pack_queries(s, i * tiles_.rows, rows(i), local_.q);
         Seeing seeing(s, index);
         seen = seeing.add(i * tiles_.rows, rows(i), local_.q, tile_at(out));
-        seeing.attend(view);
+        seeing.attend(view, i == 0 ? next : Fetch{});
       }
       seen_at(out) = static_cast<float>(seen);
     }

@@ -20,12 +20,12 @@ size_t piece_depth(size_t depth, size_t most, size_t unit) {
 
 size_t tiles_of(size_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
-// Panels that are multiplied together: a tile's rows, once in the first-level cache, serve all of them.
 struct Panel {
   size_t block, blocks;  // up to kPanelBlocks packed blocks, from this one on
 };
+// Panels that are multiplied together: one, or a pair of gates and what they are for.
 struct Group {
-  static constexpr size_t kMost = 3;
+  static constexpr size_t kMost = 2;
   Panel panels[kMost];
   size_t count = 0;
 };
@@ -45,39 +45,24 @@ struct Piece {
   const std::byte* weights(size_t i, size_t b = 0) const {
     return static_cast<const std::byte*>(w->block(panel(i).block + b)) + offset;
   }
-  // Fetches part `i` of `parts` towards the second-level cache.
-  void prefetch(size_t i, size_t parts) const {
+  // Part `part` of `parts` of the i-th panel, if there is one.
+  Fetch fetch(size_t i, size_t part, size_t parts) const {
+    if (i >= group->count) return {};
     constexpr size_t kLine = 64;
-    const size_t lines = bytes / kLine, end = lines * kPanelBlocks * group->count * (i + 1) / parts;
-    for (size_t line = lines * kPanelBlocks * group->count * i / parts; line < end;) {
-      const size_t b = line / lines, stop = std::min(end, (b + 1) * lines);
-      if (b % kPanelBlocks < panel(b / kPanelBlocks).blocks) {
-        const std::byte* const first = weights(b / kPanelBlocks, b % kPanelBlocks);
-        for (size_t at = line - b * lines; at < stop - b * lines; ++at) __builtin_prefetch(first + at * kLine, 0, 2);
-      }
-      line = stop;
-    }
+    const size_t lines = bytes / kLine, first = lines * part / parts;
+    return {weights(i) + first * kLine, (lines * (part + 1) / parts - first) * kLine, w->block_bytes(), panel(i).blocks};
   }
 };
 
-// A tile's rows, and where its sums come from and go to.
-struct Sums {
-  const float* from;
-  size_t ld_from;
-  float* to;
-  size_t ld_to;
-  int rows;
-};
-
-// What the contracts do with a piece: of kGroup panels or a pair of them, a multiple of kUnit and at most kDepth inputs deep, so that
-// it stays in the second-level cache beside the next one and the sums (bench/README.md). Packed rows of a tile: kElements of
-// Packed for each kInputs inputs. `local`: what begin() makes of the weights, panel after panel.
+// What the contracts do with a piece: a multiple of kUnit and at most kDepth inputs deep, so that it stays in the second-level cache
+// beside the next one and the sums (bench/README.md). Packed rows of a tile: kElements of Packed for each kInputs inputs. `local`: what
+// begin() makes of the weights, panel after panel.
 
 // Panels are widened once and reused for all rows, by the kernels named.
 template <auto Kernels::*kPack, auto Kernels::*kTile>
 struct Panels {
   using Packed = float;
-  static constexpr size_t kInputs = 1, kElements = kTileRows, kUnit = 2, kDepth = kGemmDepth, kGroup = 3;
+  static constexpr size_t kInputs = 1, kElements = kTileRows, kUnit = 2, kDepth = kGemmDepth;
   static constexpr size_t kPanelFloats = kDepth * kPanel;
 
   static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, float* packed) {
@@ -89,8 +74,8 @@ struct Panels {
                                                    local + i * kPanelFloats);
     }
   }
-  static void tile(const Kernels& k, const Piece& p, size_t i, const float* packed, const float* local, const Sums& s) {
-    (k.*kTile)(packed, local + i * kPanelFloats, p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows, static_cast<int>(p.panel(i).blocks));
+  static void tile(const Kernels& k, const Piece& p, size_t i, const float* packed, const float* local, const Tile& sums) {
+    (k.*kTile)(packed, local + i * kPanelFloats, p.kc, sums);
   }
 };
 using Floats = Panels<&Kernels::pack_rows, &Kernels::tile>;
@@ -98,21 +83,21 @@ using WidePairs = Panels<&Kernels::pack_rounded, &Kernels::tile_flushed>;
 
 struct Pairs {  // weights as they stand
   using Packed = uint32_t;
-  static constexpr size_t kInputs = 2, kElements = kTileRows, kUnit = 2, kDepth = 2048, kGroup = 1;
+  static constexpr size_t kInputs = 2, kElements = kTileRows, kUnit = 2, kDepth = 2048;
   static constexpr size_t kPanelFloats = 0;
 
   static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, uint32_t* packed) {
     k.pack_pairs(x, ldx, rows, kc, packed);
   }
   static void begin(const Kernels&, const Piece&, float*) {}
-  static void tile(const Kernels& k, const Piece& p, size_t i, const uint32_t* packed, const float*, const Sums& s) {
-    k.tile_pairs(packed, p.weights(i), p.w->depth(), p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows, static_cast<int>(p.panel(i).blocks));
+  static void tile(const Kernels& k, const Piece& p, size_t i, const uint32_t* packed, const float*, const Tile& sums) {
+    k.tile_pairs(packed, p.weights(i), p.w->depth(), p.kc, sums);
   }
 };
 
 struct Quants {
   using Packed = QuantTile;
-  static constexpr size_t kInputs = kQuantBlock, kElements = 1, kUnit = kQuantStrip, kGroup = 1;
+  static constexpr size_t kInputs = kQuantBlock, kElements = 1, kUnit = kQuantStrip;
 
   static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, QuantTile* packed) {
     k.pack_quants(x, ldx, rows, kc, packed);
@@ -123,8 +108,8 @@ struct Quants8 : Quants {  // weights as they stand
   static constexpr size_t kDepth = 2048, kPanelFloats = 0;
 
   static void begin(const Kernels&, const Piece&, float*) {}
-  static void tile(const Kernels& k, const Piece& p, size_t i, const QuantTile* packed, const float*, const Sums& s) {
-    k.tile_q8(packed, p.weights(i), p.w->depth(), p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows, static_cast<int>(p.panel(i).blocks));
+  static void tile(const Kernels& k, const Piece& p, size_t i, const QuantTile* packed, const float*, const Tile& sums) {
+    k.tile_q8(packed, p.weights(i), p.w->depth(), p.kc, sums);
   }
 };
 
@@ -140,8 +125,8 @@ struct Quants4 : Quants {  // expanded to bytes once and reused for all rows
       }
     }
   }
-  static void tile(const Kernels& k, const Piece& p, size_t i, const QuantTile* packed, const float* local, const Sums& s) {
-    k.tile_q4(packed, local + i * kPanelFloats, kDepth, p.kc, s.from, s.ld_from, s.to, s.ld_to, s.rows, static_cast<int>(p.panel(i).blocks));
+  static void tile(const Kernels& k, const Piece& p, size_t i, const QuantTile* packed, const float* local, const Tile& sums) {
+    k.tile_q4(packed, local + i * kPanelFloats, kDepth, p.kc, sums);
   }
 };
 
@@ -156,8 +141,8 @@ struct Place {
   size_t ld;
 };
 
-// What becomes of the products: they come in units of kPanels panels. last_sums(): where those of the group's i-th panel end, for
-// the rows of a tile from `row` on; `tile` is room for all of the group. finish() takes them from there.
+// What becomes of the products of a group of kPanels panels. last_sums(): where those of its i-th panel end, for the rows of a tile
+// from `row` on; `tile` is room for all of the group. finish() takes them from there.
 
 // y = W x
 struct Plain {
@@ -166,7 +151,7 @@ struct Plain {
   Rows y;
 
   size_t outputs() const { return w.blocks(); }
-  Panel panel(size_t first, size_t blocks, size_t) const { return {first, blocks}; }
+  Group group(Panel some) const { return {{some}, kPanels}; }
   Place last_sums(const Group& g, size_t i, size_t row, Rows) const { return {y.row(row) + g.panels[i].block * kLanes, y.stride}; }
   void finish(const Kernels&, const Group&, size_t, Rows) const {}
 };
@@ -179,14 +164,12 @@ struct Gated {
   Gate gate;
 
   size_t outputs() const { return w.blocks() / 2; }
-  Panel panel(size_t first, size_t blocks, size_t half) const { return {half * outputs() + first, blocks}; }
+  Group group(Panel some) const { return {{some, {outputs() + some.block, some.blocks}}, kPanels}; }
   Place last_sums(const Group&, size_t i, size_t, Rows tile) const { return {tile.data + i * kPanel, tile.stride}; }
   void finish(const Kernels& k, const Group& g, size_t row, Rows tile) const {
-    for (size_t i = 0; i < g.count; i += kPanels) {
-      for (size_t r = 0; r < tile.count; ++r) {
-        const float* const sums = tile.row(r) + i * kPanel;
-        gate_kernel(k, gate)(sums, sums + kPanel, y.row(row + r) + g.panels[i].block * kLanes, g.panels[i].blocks * kLanes);
-      }
+    for (size_t r = 0; r < tile.count; ++r) {
+      const float* const sums = tile.row(r);
+      gate_kernel(k, gate)(sums, sums + kPanel, y.row(row + r) + g.panels[0].block * kLanes, g.panels[0].blocks * kLanes);
     }
   }
 };
@@ -212,17 +195,13 @@ void pack(Team t, const Pass& p, size_t depth, Rows x) {
   });
 }
 
-// Units in a group.
-template <class Arithmetic, class Output>
-constexpr size_t kUnits = std::max(size_t{1}, Arithmetic::kGroup / Output::kPanels);
-
 // The products of a group for a block of rows. Its panels are taken a piece at a time, and each piece serves all rows; between
 // pieces the sums wait in `local`, so that each output stays one chain. While the tiles compute, the weights of the next piece
 // come from memory: at the end, those of the group `after`, which this thread probably takes next.
 template <class Arithmetic, class Output>
 void group_product(const Pass& p, const Output& out, const Group& group, const Group& after, Rows x, size_t first_row, float* local) {
-  constexpr size_t kPanels = kUnits<Arithmetic, Output> * Output::kPanels, kWidth = kPanels * kPanel;
-  static_assert(kPanels <= Group::kMost);
+  constexpr size_t kWidth = Output::kPanels * kPanel;
+  static_assert(Output::kPanels <= Group::kMost);
   float* const held = local + Group::kMost * Arithmetic::kPanelFloats;
   const size_t depth = out.w.depth(), step = piece_depth(depth, Arithmetic::kDepth, Arithmetic::kUnit), tiles = tiles_of(x.count);
   for (size_t k0 = 0; k0 < depth; k0 += step) {
@@ -235,11 +214,11 @@ void group_product(const Pass& p, const Output& out, const Group& group, const G
       const size_t row = i * kTileRows, rows = std::min(size_t{kTileRows}, x.count - row);
       const Rows tile = {held + kGemmRows * kWidth, kWidth, kWidth, rows};
       for (size_t panel = 0; panel < group.count; ++panel) {
-        next.prefetch(i * group.count + panel, tiles * group.count);
         float* const sums = held + row * kWidth + panel * kPanel;
         const Place to = last ? out.last_sums(group, panel, first_row + row, tile) : Place{sums, kWidth};
         Arithmetic::tile(*p.kernels, piece, panel, packed_rows<Arithmetic>(p, k0, kc, i, tiles), local,
-                         {first ? nullptr : sums, kWidth, to.at, to.ld, static_cast<int>(rows)});
+                         {first ? nullptr : sums, kWidth, to.at, to.ld, static_cast<int>(rows), static_cast<int>(group.panels[panel].blocks),
+                          next.fetch(panel, i, tiles)});
       }
       if (last) out.finish(*p.kernels, group, first_row + row, tile);
     }
@@ -249,17 +228,10 @@ void group_product(const Pass& p, const Output& out, const Group& group, const G
 template <class Arithmetic, class Output>
 void product(Team t, const Pass& p, const Output& out, Rows x) {
   float* const local = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
-  const size_t units = (out.outputs() + kPanelBlocks - 1) / kPanelBlocks, threads = static_cast<size_t>(t.size);
-  // As many groups for each thread.
-  const size_t at_once = kUnits<Arithmetic, Output> * threads, groups = std::min(units, (units + at_once - 1) / at_once * threads);
+  const size_t groups = (out.outputs() + kPanelBlocks - 1) / kPanelBlocks, threads = static_cast<size_t>(t.size);
   const auto group = [&](size_t i) {
-    Group g;
-    const Range some = i < groups ? part_of(units, groups, i) : Range{0, 0};
-    for (size_t unit = some.begin; unit < some.end; ++unit) {
-      const size_t first = unit * kPanelBlocks, blocks = std::min(kPanelBlocks, out.outputs() - first);
-      for (size_t n = 0; n < Output::kPanels; ++n) g.panels[g.count++] = out.panel(first, blocks, n);
-    }
-    return g;
+    const size_t first = i * kPanelBlocks;
+    return i < groups ? out.group({first, std::min(kPanelBlocks, out.outputs() - first)}) : Group{};
   };
   for (size_t row = 0; row < x.count; row += kGemmRows) {
     const size_t count = std::min(kGemmRows, x.count - row);
@@ -278,10 +250,14 @@ void multiply(Team t, const Pass& p, const Output& out, Rows x) {
   else product<Floats>(t, p, out, x);
 }
 
+// OpenBLAS is given so many packed blocks at once: widened in the order of their inputs, beside one panel in that of the chain.
+constexpr size_t kBlasBlocks = 16, kBlasFloats = kBlasBlocks * kLanes * kGemmDepth;
+
 }  // namespace
 
 size_t gemm_local_floats() {
-  return std::max({local_floats<Floats>(), local_floats<Pairs>(), local_floats<Quants8>(), local_floats<Quants4>()});
+  return std::max({local_floats<Floats>(), local_floats<Pairs>(), local_floats<Quants8>(), local_floats<Quants4>(),
+                   have_blas() ? kBlasFloats + kPanel * kGemmDepth : 0});
 }
 
 void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) { multiply(t, p, Plain{w, y}, x); }
@@ -294,13 +270,11 @@ bool have_blas() { return true; }
 // Each thread multiplies its own outputs with single-threaded calls: OpenBLAS's own threads would compete with
 // the team's.
 void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
-  constexpr size_t kBlocksAtOnce = 16, kWideFloats = kBlocksAtOnce * kLanes * kGemmDepth;
-  static_assert(kWideFloats + kPanel * kGemmDepth <= local_floats<Floats>());
   float* const wide = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
-  float* const panel = wide + kWideFloats;
+  float* const panel = wide + kBlasFloats;
   const size_t depth = w.depth(), step = piece_depth(depth, kGemmDepth, Floats::kUnit);
-  t.each((w.blocks() + kBlocksAtOnce - 1) / kBlocksAtOnce, [&](size_t group) {
-    const size_t b = group * kBlocksAtOnce, blocks = std::min(kBlocksAtOnce, w.blocks() - b), outputs = blocks * kLanes;
+  t.each((w.blocks() + kBlasBlocks - 1) / kBlasBlocks, [&](size_t group) {
+    const size_t b = group * kBlasBlocks, blocks = std::min(kBlasBlocks, w.blocks() - b), outputs = blocks * kLanes;
     for (size_t k0 = 0; k0 < depth; k0 += step) {
       const size_t kc = std::min(step, depth - k0);
       for (size_t i = 0; i < blocks; i += kPanelBlocks) {

@@ -38,6 +38,12 @@ inline std::vector<std::string> isa_names() {
   return names;
 }
 
+// A test for each table that this CPU can run; a file instantiates it with isa_names().
+class EachIsa : public testing::TestWithParam<std::string> {
+ protected:
+  const Kernels& k = *find_kernels(GetParam().c_str());
+};
+
 // n elements that end where an inaccessible page begins: to read or write one too many is a fault. The elements
 // before them hold a pattern that untouched() checks. A new one holds NaN in every float.
 template <class T>

@@ -4,11 +4,6 @@
 namespace stet::test {
 namespace {
 
-class EachIsa : public testing::TestWithParam<std::string> {
- protected:
-  const Kernels& k = *find_kernels(GetParam().c_str());
-};
-
 // ---------------------------------------------------------------- the contract, restated
 
 struct PlainBlock {
@@ -214,10 +209,11 @@ void check_tile(const Kernels& k, const QuantWeights& w, const Fenced<float>& x,
   const Fenced<QuantTile> packed(depth / 32);
   const Fenced<float> y(static_cast<size_t>(rows) * ld), halves(static_cast<size_t>(rows) * ld);
   k.pack_quants(x.data(), depth, rows, depth, packed.data());
-  tile(packed.data(), bytes.data(), depth, depth, nullptr, 0, y.data(), ld, rows, vectors);
-  tile(packed.data(), bytes.data(), depth, cut, nullptr, 0, halves.data(), ld, rows, vectors);
-  tile(packed.data() + cut / 32, bytes.data() + cut / 64 * kStripBytesQ8, depth, depth - cut, halves.data(), ld, halves.data(), ld,
-       rows, vectors);
+  tile(packed.data(), bytes.data(), depth, depth, {nullptr, 0, y.data(), ld, rows, vectors});
+  const Fetch next = {packed.data(), depth * 40, size_t{1} << 40, w.blocks};  // memory or not: it changes nothing
+  tile(packed.data(), bytes.data(), depth, cut, {nullptr, 0, halves.data(), ld, rows, vectors, next});
+  tile(packed.data() + cut / 32, bytes.data() + cut / 64 * kStripBytesQ8, depth, depth - cut,
+       {halves.data(), ld, halves.data(), ld, rows, vectors});
   for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
     ASSERT_TRUE(equal_bits(y.span().subspan(r * ld, width), w.times(x.data() + r * depth)))
         << (w.q8 ? "q8" : "q4") << ", row " << r << " of " << rows << ", depth " << depth << ", blocks " << w.blocks;

@@ -47,6 +47,23 @@ struct QuantTile {
   int32_t sum[kTileRows];
 };
 
+// What is read next: as many bytes in each of some runs, `stride` apart. They are fetched towards the second-level cache while a
+// kernel computes, a few lines at a time. No result depends on it.
+struct Fetch {
+  const void* at = nullptr;
+  size_t bytes = 0, stride = 0, runs = 1;
+};
+
+// Sums of a register tile: [rows][16 * vectors].
+struct Tile {
+  const float* from;  // where the chains go on; null: they start at +0
+  size_t ld_from;
+  float* to;
+  size_t ld_to;
+  int rows, vectors;  // 1..kTileRows, 1..4
+  Fetch next = {};
+};
+
 // What up to kTileRows queries saw of some positions.
 struct Attended {
   float* m;  // [rows] maximum of the visible scores (-inf if none)
@@ -61,13 +78,11 @@ struct AttendBlock {
   size_t head_dim, ldv;  // ldv: head_dim rounded up to kLanes
   float scale;           // scores are multiplied by it
   float softcap;         // 0, or s = softcap * tanh(s / softcap)
-  // What is read next: fetched towards the second-level cache meanwhile. Nothing depends on it.
-  const void* next = nullptr;
-  size_t next_bytes = 0;
+  Fetch next = {};
 };
 // Up to kTileRows queries of that head.
 struct AttendTile {
-  const float* q;        // [head_dim][kTileRows], packed; rows past `rows` are zero
+  const float* q;        // [head_dim][kTileRows], packed; those past `rows` are not read
   int rows;
   const uint64_t* mask;  // [rows], bit t: position t of the block is visible; bits off are never read from v
   Attended out;
@@ -85,9 +100,8 @@ struct Kernels {
   void (*widen_panel[kWeightTypes])(const void* w, size_t blocks, size_t k, size_t k0, size_t kc, float* panel);
   // x rows -> [kc][kTileRows] in chain order; rows past `rows` (1..kTileRows) are zero.
   void (*pack_rows)(const float* x, size_t ldx, int rows, size_t kc, float* packed);
-  // to[rows][16 * vectors] = from (null: +0) + chain over kc of packed[kc][kTileRows] and panel[kc][64].
-  void (*tile)(const float* packed, const float* panel, size_t kc, const float* from, size_t ld_from, float* to,
-               size_t ld_to, int rows, int vectors);
+  // sums += chain over kc of packed[kc][kTileRows] and panel[kc][64].
+  void (*tile)(const float* packed, const float* panel, size_t kc, const Tile& sums);
 
   // Linear layers of the contract bf16: bfloat16 weights, packed as above, and inputs rounded to bfloat16 in pairs: the even
   // one in the low half of a word. Each output is one chain over k in the same order, of the FMA that VDPBF16PS (Intel
@@ -99,16 +113,14 @@ struct Kernels {
   void (*round_pairs)(const float* x, size_t k, uint32_t* y);
   // Like gemv, for x[rows][k/2].
   void (*gemv_pairs)(const void* w, size_t blocks, size_t k, const uint32_t* x, size_t ldx, float* y, size_t ldy, int rows);
-  // Like pack_rows and tile: rows rounded -> [kc/2][kTileRows]; and a chain over kc of those and `vectors` (<= 4) packed
-  // blocks of k inputs each, in place: w is where the first one's column k0 stands.
+  // Like pack_rows and tile: rows rounded -> [kc/2][kTileRows]; and a chain over kc of those and as many packed
+  // blocks of k inputs as there are vectors, in place: w is where the first one's column k0 stands.
   void (*pack_pairs)(const float* x, size_t ldx, int rows, size_t kc, uint32_t* packed);
-  void (*tile_pairs)(const uint32_t* packed, const void* w, size_t k, size_t kc, const float* from, size_t ld_from,
-                     float* to, size_t ld_to, int rows, int vectors);
+  void (*tile_pairs)(const uint32_t* packed, const void* w, size_t k, size_t kc, const Tile& sums);
   // The same chain in float32, where that is faster than tile_pairs (AVX2); null elsewhere. pack_rounded: like pack_rows, of
   // inputs rounded to bfloat16. tile_flushed: like tile, of those and a panel by widen_panel, denormals flushed.
   void (*pack_rounded)(const float* x, size_t ldx, int rows, size_t kc, float* packed);
-  void (*tile_flushed)(const float* packed, const float* panel, size_t kc, const float* from, size_t ld_from, float* to,
-                       size_t ld_to, int rows, int vectors);
+  void (*tile_flushed)(const float* packed, const float* panel, size_t kc, const Tile& sums);
 
   // Linear layers of the contracts q8 and q4. Inputs are rounded to int8 in blocks of 32: with a the largest magnitude of a
   // block, scale = a / 127 and q = x (127 / a), each operation rounded to float32, q then to the nearest integer, ties to
@@ -125,12 +137,10 @@ struct Kernels {
   void (*gemv_q4)(const void* w, size_t blocks, size_t k, const QuantBlock* x, size_t ldx, float* y, size_t ldy, int rows);
   // Like pack_rows and tile_pairs; kc a multiple of 64, packed[kc/32].
   void (*pack_quants)(const float* x, size_t ldx, int rows, size_t kc, QuantTile* packed);
-  void (*tile_q8)(const QuantTile* packed, const void* w, size_t k, size_t kc, const float* from, size_t ld_from, float* to,
-                  size_t ld_to, int rows, int vectors);
+  void (*tile_q8)(const QuantTile* packed, const void* w, size_t k, size_t kc, const Tile& sums);
   // q4 strips with a byte for each u, laid out as q8 strips are; and like tile_q8, of those.
   void (*expand_q4)(const void* w, size_t strips, void* y);
-  void (*tile_q4)(const QuantTile* packed, const void* w, size_t k, size_t kc, const float* from, size_t ld_from, float* to,
-                  size_t ld_to, int rows, int vectors);
+  void (*tile_q4)(const QuantTile* packed, const void* w, size_t k, size_t kc, const Tile& sums);
 
   // Attention of some tiles over one block, and the combination of blocks in order of position:
   //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.
