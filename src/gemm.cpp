@@ -196,8 +196,10 @@ void pack(Team t, const Pass& p, size_t depth, Rows x) {
 }
 
 // The products of a group for a block of rows. Its panels are taken a piece at a time, and each piece serves all rows; between
-// pieces the sums wait in `local`, so that each output stays one chain. While the tiles compute, the weights of the next piece
-// come from memory: at the end, those of the group `after`, which this thread probably takes next.
+// pieces the sums wait in `local`, so that each output stays one chain. While the last kFetching tiles compute, the weights of the next
+// piece come from memory (at the end, those of the group `after`, which this thread probably takes next): the rows of a tile pass through
+// the second-level cache, and more of them would push the weights out again.
+constexpr size_t kFetching = 24;
 template <class Arithmetic, class Output>
 void group_product(const Pass& p, const Output& out, const Group& group, const Group& after, Rows x, size_t first_row, float* local) {
   constexpr size_t kWidth = Output::kPanels * kPanel;
@@ -209,6 +211,7 @@ void group_product(const Pass& p, const Output& out, const Group& group, const G
     const bool first = k0 == 0, last = k0 + kc == depth;
     const Piece piece(out.w, group, k0, kc);
     const Piece next = last ? Piece(out.w, after, 0, step) : Piece(out.w, group, k0 + kc, std::min(step, depth - k0 - kc));
+    const size_t late = tiles - std::min(tiles, kFetching);
     Arithmetic::begin(*p.kernels, piece, local);
     for (size_t i = 0; i < tiles; ++i) {
       const size_t row = i * kTileRows, rows = std::min(size_t{kTileRows}, x.count - row);
@@ -218,7 +221,7 @@ void group_product(const Pass& p, const Output& out, const Group& group, const G
         const Place to = last ? out.last_sums(group, panel, first_row + row, tile) : Place{sums, kWidth};
         Arithmetic::tile(*p.kernels, piece, panel, packed_rows<Arithmetic>(p, k0, kc, i, tiles), local,
                          {first ? nullptr : sums, kWidth, to.at, to.ld, static_cast<int>(rows), static_cast<int>(group.panels[panel].blocks),
-                          next.fetch(panel, i, tiles)});
+                          i < late ? Fetch{} : next.fetch(panel, i - late, tiles - late)});
       }
       if (last) out.finish(*p.kernels, group, first_row + row, tile);
     }
