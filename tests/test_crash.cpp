@@ -217,9 +217,10 @@ TEST_P(Crash, KilledAtRandomMoments) {
   const char* given = std::getenv("STET_KILLS");
   const int kills = given != nullptr ? std::atoi(given) : 150;
   std::mt19937 random(7);
-  std::optional<Clock::duration> whole;  // from the first call to the end
-  int killed = 0;
-  for (int i = 0; i <= kills; ++i) {
+  std::optional<Clock::duration> latest;  // moments are drawn up to here, from the first call on
+  for (int runs = 0, killed = 0; killed < kills; ++runs) {
+    SCOPED_TRACE("run " + std::to_string(runs));
+    ASSERT_LT(runs, 20 * kills + 20) << "only " << killed << " killed";
     put_old();
     std::filesystem::remove(log);
     const Environment environment(shim("none@0", 500));
@@ -227,20 +228,21 @@ TEST_P(Crash, KilledAtRandomMoments) {
     const Clock::time_point start = Clock::now();
     while (!std::filesystem::exists(log) && Clock::now() - start < std::chrono::seconds(60)) ::usleep(100);
     const Clock::time_point first = Clock::now();
-    if (whole) {
-      ::usleep(static_cast<unsigned>(random() % static_cast<unsigned>(*whole / std::chrono::microseconds(1))));
+    if (latest) {
+      ::usleep(static_cast<unsigned>(random() % static_cast<unsigned>(1 + *latest / std::chrono::microseconds(1))));
       process.send(SIGKILL);
     }
     const int status = process.wait();
-    if (!whole) whole = Clock::now() - first;
-    SCOPED_TRACE("run " + std::to_string(i));
     ASSERT_TRUE(status == 0 || status == -SIGKILL) << status;
     killed += status != 0;
+    // On a machine with other work a moment comes late or the command is quick: what got away narrows the range, and
+    // what was caught widens it, so that its end stays about where the command ends.
+    if (!latest) latest = Clock::now() - first;
+    else latest = status == 0 ? *latest * 9 / 10 : *latest * 21 / 20;
     const std::string found = bytes_of(target);
     ASSERT_TRUE(found == after || (found == before && status != 0)) << found.size() << " bytes";
     ASSERT_LE(names().size(), 2u);  // what the last one left goes before the next one begins
   }
-  EXPECT_GT(killed, kills / 2);
   bool is_new = false;
   expect_recovery(&is_new);
 }
