@@ -2,6 +2,7 @@
 #include <benchmark/benchmark.h>
 
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "stet/kernels.hpp"
@@ -77,10 +78,42 @@ void attend_block(benchmark::State& state) {
   const Memory q = filled(kHeadDim * kTileRows * 4, 0x3C00), kv = filled(2 * kHeadDim * kPanel * 4, 0x3C00), o(kTileRows * kHeadDim * 4);
   const uint64_t mask[kTileRows] = {~0ull, ~0ull, ~0ull, ~0ull, ~0ull, ~0ull};
   float m[kTileRows], l[kTileRows];
-  const AttendBlock block{kv.as<float>(), kv.as<float>() + kHeadDim * kPanel, kHeadDim, kHeadDim, 0.1f, 0};
+  const AttendBlock block{kv.data(), kv.as<float>() + kHeadDim * kPanel, kHeadDim, kHeadDim, 0.1f, 0};
   const AttendTile tile{q.as<float>(), rows, mask, {m, l, o.as<float>()}};
-  for (auto _ : state) k.attend(block, &tile, 1);
+  for (auto _ : state) k.attend[0](block, &tile, 1);
   state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * kv.size()));
+  state.SetLabel(k.name);
+}
+
+// Memory far larger than the caches, for each thread its own.
+constexpr size_t kFar = size_t{256} << 20;
+
+// One token's attention over all of it: four queries for each head of a block, which lies behind the one before, the next one
+// fetched meanwhile. Take it in turn with read_memory (--benchmark_enable_random_interleaving=true).
+void attend_memory(benchmark::State& state) {
+  const Kernels& k = table(state);
+  const auto type = static_cast<size_t>(state.range(1)), head_dim = static_cast<size_t>(state.range(2));
+  const size_t half = head_dim * kPanel * (type == 0 ? 4 : 2), head = 2 * half;
+  const Memory kv = filled(kFar, 0x3C00), q = filled(head_dim * kTileRows * 4, 0x3C00), o(kTileRows * head_dim * 4);
+  const uint64_t mask[kTileRows] = {~0ull, ~0ull, ~0ull, ~0ull, ~0ull, ~0ull};
+  float m[kTileRows], l[kTileRows];
+  const AttendTile tile{q.as<float>(), 4, mask, {m, l, o.as<float>()}};
+  for (auto _ : state) {
+    for (size_t at = 0; at + head <= kFar; at += head) {
+      const std::byte* const keys = kv.as<std::byte>() + at;
+      const Fetch next = at + 2 * head <= kFar ? Fetch{keys + head, head} : Fetch{};
+      k.attend[type]({keys, keys + half, head_dim, head_dim, 0.1f, 0, next}, &tile, 1);
+    }
+  }
+  state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * kFar));
+  state.SetLabel(std::string(k.name) + (type == 0 ? ", f32" : type == 1 ? ", bf16" : ", f16"));
+}
+
+void read_memory(benchmark::State& state) {
+  const Kernels& k = table(state);
+  const Memory data = filled(kFar, 0x3C00);
+  for (auto _ : state) benchmark::DoNotOptimize(k.probe_read(data.data(), kFar));
+  state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * kFar));
   state.SetLabel(k.name);
 }
 
@@ -115,6 +148,12 @@ const int registered = [] {
     benchmark::RegisterBenchmark("panel_pairs", panel_pairs)->Arg(i);
     benchmark::RegisterBenchmark("dot_peak", dot_peak)->Arg(i);
     for (int rows : {1, 4, 6}) benchmark::RegisterBenchmark("attend_block", attend_block)->Args({i, rows});
+    benchmark::RegisterBenchmark("read_memory", read_memory)->Arg(i)->Threads(2)->UseRealTime();
+    for (int type : {0, 1, 2}) {
+      for (int head_dim : {64, 128, 256}) {
+        benchmark::RegisterBenchmark("attend_memory", attend_memory)->Args({i, type, head_dim})->Threads(2)->UseRealTime();
+      }
+    }
   }
   return 0;
 }();

@@ -33,7 +33,7 @@ struct Local {
   float* q;      // [tiles][head_dim][kTileRows]
   float* sums;   // [tiles] of all blocks so far
   float* block;  // [tiles] of one block
-  float* k;      // a block widened to float32: [head_dim][64], [64][ldv]
+  float* k;      // a block with padding, as float32: [head_dim][64], [64][ldv]
   float* v;
 };
 
@@ -99,11 +99,12 @@ Fetch keys_and_values(const Queries& s, int64_t index) {
 }
 
 struct BlockView {
-  const float* k;  // [head_dim][64]
-  const float* v;  // [64][ldv]
+  const void* k;  // [head_dim][64]
+  const void* v;  // [64][ldv]
+  KvType type;
 };
 
-// The keys and values of a block as float32: in place when they are stored so and rows need no padding.
+// The keys and values of a block: in place, or widened to float32 where rows need padding.
 BlockView view_block(const Queries& s, int64_t index, const Local& local) {
   const KvShape& shape = s.span.kv->shape();
   s.span.kv->check(index, s.a.layer);
@@ -112,15 +113,13 @@ BlockView view_block(const Queries& s, int64_t index, const Local& local) {
   const std::byte* k = block + shape.k_offset(s.a.layer, head);
   const std::byte* v = block + shape.v_offset(s.a.layer, head);
   const size_t head_dim = s.a.head_dim, ldv = padded(head_dim);
-  if (shape.type == KvType::f32 && ldv == head_dim) {
-    return {reinterpret_cast<const float*>(k), reinterpret_cast<const float*>(v)};
-  }
+  if (ldv == head_dim) return {k, v, shape.type};
   const auto widen = s.p.kernels->widen[static_cast<int>(shape.type)];
   widen(k, local.k, head_dim * kPanel);
   for (size_t t = 0; t < kPanel; ++t) {
     widen(v + t * head_dim * shape.element_size(), local.v + t * ldv, head_dim);
   }
-  return {local.k, local.v};
+  return {local.k, local.v, KvType::f32};
 }
 
 // Tiles of queries that see any of one block.
@@ -140,12 +139,12 @@ class Seeing {
     if (seen != 0) tiles_[count_++] = {packed, static_cast<int>(rows), mask, out};
     return seen;
   }
-  void attend(BlockView view, const Fetch& next) const {
+  void attend(const BlockView& view, const Fetch& next) const {
     if (count_ == 0) return;
     const AttentionShape& a = s_.a;
     const size_t ldv = padded(a.head_dim);
-    s_.p.kernels->attend({view.k, view.v, a.head_dim, ldv, static_cast<float>(a.scale), static_cast<float>(a.softcap), next},
-                         tiles_, count_);
+    const AttendBlock block = {view.k, view.v, a.head_dim, ldv, static_cast<float>(a.scale), static_cast<float>(a.softcap), next};
+    s_.p.kernels->attend[static_cast<int>(view.type)](block, tiles_, count_);
   }
 
  private:

@@ -48,9 +48,8 @@ struct Piece {
   // Part `part` of `parts` of the i-th panel, if there is one.
   Fetch fetch(size_t i, size_t part, size_t parts) const {
     if (i >= group->count) return {};
-    constexpr size_t kLine = 64;
-    const size_t lines = bytes / kLine, first = lines * part / parts;
-    return {weights(i) + first * kLine, (lines * (part + 1) / parts - first) * kLine, w->block_bytes(), panel(i).blocks};
+    const size_t lines = bytes / kCacheLine, first = lines * part / parts;
+    return {weights(i) + first * kCacheLine, (lines * (part + 1) / parts - first) * kCacheLine, w->block_bytes(), panel(i).blocks};
   }
 };
 

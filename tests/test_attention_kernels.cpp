@@ -1,5 +1,6 @@
 // The kernels of attention, on every instruction set: the bits of the contract, nothing touched outside the operands.
 #include "kernel_support.hpp"
+#include "stet/matrix.hpp"
 
 namespace stet::test {
 namespace {
@@ -15,10 +16,28 @@ struct BlockCase {
       : head_dim(dim), ldv((dim + 15) / 16 * 16), rows(count), q(numbers(static_cast<size_t>(count) * dim, seed)),
         k(numbers(dim * 64, seed + 1)), v(numbers(64 * ldv, seed + 2)) {}
 
+  // Keys and values become numbers that `type` holds.
+  void round_to(WeightType type) {
+    for (std::vector<float>* x : {&k, &v}) {
+      for (float& f : *x) f = type == WeightType::f32 ? f : type == WeightType::bf16 ? widen_bf16(round_bf16(f)) : widen_f16(round_f16(f));
+    }
+  }
+  static Fenced<std::byte> stored(const std::vector<float>& x, WeightType type) {
+    Fenced<std::byte> out(x.size() * (type == WeightType::f32 ? 4 : 2));
+    for (size_t i = 0; i < x.size(); ++i) {
+      const uint16_t half = type == WeightType::bf16 ? round_bf16(x[i]) : round_f16(x[i]);
+      if (type == WeightType::f32) std::memcpy(out.data() + 4 * i, &x[i], 4);
+      else std::memcpy(out.data() + 2 * i, &half, 2);
+    }
+    return out;
+  }
+
   // m[rows], l[rows], o[rows][ldv], one after another; as one of three tiles, whose neighbours are the same rows with other masks.
-  std::vector<float> run(const Kernels& kernels, const std::vector<uint64_t>& mask, float scale, float softcap) const {
+  std::vector<float> run(const Kernels& kernels, const std::vector<uint64_t>& mask, float scale, float softcap,
+                         WeightType type = WeightType::f32) const {
     const size_t n = static_cast<size_t>(rows);
-    const Fenced<float> packed(head_dim * kTileRows), keys(k), values(v);
+    const Fenced<float> packed(head_dim * kTileRows);
+    const Fenced<std::byte> keys = stored(k, type), values = stored(v, type);
     for (size_t i = 0; i < packed.size(); ++i) {
       const size_t row = i % kTileRows;
       packed[i] = row < n ? q[row * head_dim + i / kTileRows] : kNan;
@@ -35,7 +54,7 @@ struct BlockCase {
         tiles.push_back({packed.data(), rows, i == count / 2 ? masks.data() : others.data(), {m[i].data(), l[i].data(), o[i].data()}});
       }
       if (count > 1) block.next = {keys.data(), head_dim * 1000};  // memory or not: fetching changes nothing
-      kernels.attend(block, tiles.data(), count);
+      kernels.attend[static_cast<int>(type)](block, tiles.data(), count);
       for (size_t i = 0; i < count; ++i) EXPECT_TRUE(m[i].untouched() && l[i].untouched() && o[i].untouched());
       std::vector<float> out(m[count / 2].data(), m[count / 2].data() + n);
       out.insert(out.end(), l[count / 2].data(), l[count / 2].data() + n);
@@ -73,17 +92,23 @@ constexpr uint64_t kMasks[] = {kAll, 0, 1, uint64_t{1} << 63, 0xFFFF, 0x1FFFF, k
 
 TEST_P(EachIsa, AttendIsTheContractRestated) {
   uint64_t seed = 1;
+  const auto check = [&](size_t head_dim, int rows, float softcap, WeightType type) {
+    BlockCase c(head_dim, rows, ++seed);
+    c.round_to(type);
+    for (size_t first = 0; first < std::size(kMasks); first += 3) {
+      std::vector<uint64_t> mask;
+      for (size_t r = 0; r < static_cast<size_t>(rows); ++r) mask.push_back(kMasks[(first + r * 5) % std::size(kMasks)]);
+      std::vector<float> got = c.run(k, mask, 0.3f, softcap, type);
+      c.drop_padding(got);
+      ASSERT_TRUE(equal_bits(got, c.plain(mask, 0.3f, softcap)))
+          << "head_dim " << head_dim << ", rows " << rows << ", masks from " << first << ", type " << static_cast<int>(type);
+    }
+  };
   for (size_t head_dim : {1, 8, 16, 24, 64, 80, 256}) {
     for (int rows : {1, 2, 5, 6}) {
       for (float softcap : {0.0f, 2.5f}) {
-        const BlockCase c(head_dim, rows, ++seed);
-        for (size_t first = 0; first < std::size(kMasks); first += 3) {
-          std::vector<uint64_t> mask;
-          for (size_t r = 0; r < static_cast<size_t>(rows); ++r) mask.push_back(kMasks[(first + r * 5) % std::size(kMasks)]);
-          std::vector<float> got = c.run(k, mask, 0.3f, softcap);
-          c.drop_padding(got);
-          ASSERT_TRUE(equal_bits(got, c.plain(mask, 0.3f, softcap)))
-              << "head_dim " << head_dim << ", rows " << rows << ", masks from " << first;
+        for (WeightType type : {WeightType::f32, WeightType::bf16, WeightType::f16}) {
+          ASSERT_NO_FATAL_FAILURE(check(head_dim, rows, softcap, type));
         }
       }
     }

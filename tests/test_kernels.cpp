@@ -41,10 +41,10 @@ TEST(Isa, TablesShareNoFunction) {
         EXPECT_NE(a.gemv[t], b.gemv[t]);
         EXPECT_NE(a.widen_panel[t], b.widen_panel[t]);
         EXPECT_NE(a.widen[t], b.widen[t]);
+        EXPECT_NE(a.attend[t], b.attend[t]);
       }
       EXPECT_NE(a.pack_rows, b.pack_rows);
       EXPECT_NE(a.tile, b.tile);
-      EXPECT_NE(a.attend, b.attend);
       EXPECT_NE(a.merge, b.merge);
       EXPECT_NE(a.divide, b.divide);
       EXPECT_NE(a.rms_norm, b.rms_norm);

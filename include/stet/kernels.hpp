@@ -24,6 +24,7 @@ enum {
   kPanel = 64,       // outputs in a panel of the matrix-matrix product; positions in a KV block
   kTileRows = 6,     // rows of the register tile
   kGemvRows = 4,     // rows of a matrix-vector product at once
+  kCacheLine = 64,   // bytes
 };
 
 // Quantized weights and inputs are integers in blocks of 32 consecutive inputs, each with a scale.
@@ -47,8 +48,8 @@ struct QuantTile {
   int32_t sum[kTileRows];
 };
 
-// What is read next: as many bytes in each of some runs, `stride` apart. They are fetched towards the second-level cache while a
-// kernel computes, a few lines at a time. No result depends on it.
+// What is read next: as many bytes in each of some runs, `stride` apart. They are fetched into a cache while a kernel computes, a
+// few lines at a time. No result depends on it.
 struct Fetch {
   const void* at = nullptr;
   size_t bytes = 0, stride = 0, runs = 1;
@@ -71,10 +72,10 @@ struct Attended {
   float* o;  // [rows][ldv] sum of exp(score - m) * v, a chain over positions
 };
 
-// One KV block of one head.
+// One KV block of one head, of the type that attend() is for: float32, or bfloat16 or float16, which are widened.
 struct AttendBlock {
-  const float* k;        // [head_dim][64]
-  const float* v;        // [64][ldv]
+  const void* k;         // [head_dim][64]
+  const void* v;         // [64][ldv]
   size_t head_dim, ldv;  // ldv: head_dim rounded up to kLanes
   float scale;           // scores are multiplied by it
   float softcap;         // 0, or s = softcap * tanh(s / softcap)
@@ -145,7 +146,7 @@ struct Kernels {
   // Attention of some tiles over one block, and the combination of blocks in order of position:
   //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.
   // Rows whose bit in `seen` is 0 stay as they are; those of `next` are not read.
-  void (*attend)(const AttendBlock& block, const AttendTile* tiles, size_t n);  // n > 0
+  void (*attend[kWeightTypes])(const AttendBlock& block, const AttendTile* tiles, size_t n);  // n > 0
   void (*merge)(const Attended& sums, const Attended& next, size_t ldv, unsigned seen);
   void (*divide)(const float* x, float divisor, float* y, size_t n);  // y = x / divisor
 
