@@ -1,9 +1,9 @@
-// Kernels one at a time, on one thread: the linear layers of a 1B model and attention over a long context.
+// Kernels one at a time, each beside its limit. Products of a 1B model's linear layers and attention on one thread, beside the peak of
+// the instruction that multiplies; decoding over memory far larger than the caches on two, beside a plain read. The host's memory and
+// clock change with time: --benchmark_enable_random_interleaving=true --benchmark_repetitions=15 takes the rows of a filter in turn.
 #include <benchmark/benchmark.h>
 
-#include <cstring>
 #include <string>
-#include <vector>
 
 #include "stet/kernels.hpp"
 #include "stet/memory.hpp"
@@ -12,146 +12,181 @@ namespace {
 
 using namespace stet;
 
-constexpr size_t kInputs = 2048, kOutputs = 8192;
+constexpr size_t kInputs = 2048;           // of a linear layer
+constexpr size_t kFar = size_t{256} << 20;  // bytes that a thread reads of its own
 
-const Kernels& table(const benchmark::State& state) { return *find_kernels(kernel_names()[state.range(0)]); }
-
-Memory filled(size_t bytes, uint16_t pattern) {
+// Every float, bfloat16, float16, scale and byte of it is an ordinary number.
+Memory filled(size_t bytes) {
   Memory m(bytes);
-  for (size_t i = 0; i < bytes / 2; ++i) m.as<uint16_t>()[i] = static_cast<uint16_t>(pattern + i % 7);
+  for (size_t i = 0; i < bytes / 2; ++i) m.as<uint16_t>()[i] = static_cast<uint16_t>(0x3C00 + i % 7);
   return m;
 }
 
-void gemv_bf16(benchmark::State& state) {
-  const Kernels& k = table(state);
-  const Memory w = filled(kOutputs * kInputs * 2, 0x3C00), x = filled(kInputs * 4, 0x3C00), y(kOutputs * 4);
-  for (auto _ : state) k.gemv[1](w.data(), kOutputs / kLanes, kInputs, x.as<float>(), 0, y.as<float>(), 0, 1);
-  state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * w.size()));
-  state.SetLabel(k.name);
+void count_operations(benchmark::State& state, size_t each) {
+  state.counters["GFLOP/s"] = benchmark::Counter(1e-9 * static_cast<double>(each) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+}
+void count_bytes(benchmark::State& state, size_t each) {
+  state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(each));
 }
 
-// The same weights under the contract bf16, the rounding of the inputs included.
-void gemv_pairs(benchmark::State& state) {
-  const Kernels& k = table(state);
-  const Memory w = filled(kOutputs * kInputs * 2, 0x3C00), x = filled(kInputs * 4, 0x3C00), pairs(kInputs * 2), y(kOutputs * 4);
-  for (auto _ : state) {
-    k.round_pairs(x.as<float>(), kInputs, pairs.as<uint32_t>());
-    k.gemv_pairs(w.data(), kOutputs / kLanes, kInputs, pairs.as<uint32_t>(), 0, y.as<float>(), 0, 1);
+// A linear layer's weights, and what a contract does with them.
+struct Linear {
+  const char* name;
+  size_t block_bytes;  // of kInputs inputs and 16 outputs
+  // y[16 * blocks] = W x, the inputs rounded as the contract says.
+  void (*gemv)(const Kernels& k, const void* w, size_t blocks, const float* x, float* y);
+  // y[rows][64] = W x of packed rows, the weights widened or expanded into `local` where the contract does that.
+  void (*panel)(const Kernels& k, const std::byte* w, size_t rows, const void* packed, std::byte* local, float* y);
+  size_t row_bytes;  // of a packed row, at most
+};
+
+template <class Packed, class Multiply>
+void each_tile(size_t rows, const void* packed, size_t tile_elements, float* y, Multiply multiply) {
+  for (size_t r = 0; r < rows; r += kTileRows) {
+    multiply(static_cast<const Packed*>(packed) + r / kTileRows * tile_elements, Tile{nullptr, 0, y + r * kPanel, kPanel, kTileRows, 4});
   }
-  state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * w.size()));
-  state.SetLabel(k.name);
 }
 
-// One panel of 64 outputs, widened and multiplied with 510 rows.
-void panel_bf16(benchmark::State& state) {
-  const Kernels& k = table(state);
-  constexpr size_t kDepth = 512, kRows = 510;
-  const Memory w = filled(kPanel * kDepth * 2, 0x3C00), a = filled(kRows * kDepth * 4, 0x3C00), panel(kPanel * kDepth * 4), c(kRows * kPanel * 4);
-  for (auto _ : state) {
-    k.widen_panel[1](w.data(), 4, kDepth, 0, kDepth, panel.as<float>());
-    for (size_t r = 0; r < kRows; r += kTileRows) {
-      k.tile(a.as<float>() + r * kDepth, panel.as<float>(), kDepth, {nullptr, 0, c.as<float>() + r * kPanel, kPanel, kTileRows, 4});
+template <int kType>
+void widened_gemv(const Kernels& k, const void* w, size_t blocks, const float* x, float* y) {
+  k.gemv[kType](w, blocks, kInputs, x, 0, y, 0, 1);
+}
+template <int kType, auto Kernels::*kTile = &Kernels::tile>
+void widened_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed, std::byte* local, float* y) {
+  constexpr size_t kDepth = 512;  // as much as stays in the second-level cache beside the rows
+  float* const panel = reinterpret_cast<float*>(local);
+  for (size_t k0 = 0; k0 < kInputs; k0 += kDepth) {
+    k.widen_panel[kType](w, 4, kInputs, k0, kDepth, panel);
+    each_tile<float>(rows, packed, kTileRows * kDepth, y, [&](const float* a, const Tile& sums) { (k.*kTile)(a, panel, kDepth, sums); });
+  }
+}
+void pairs_gemv(const Kernels& k, const void* w, size_t blocks, const float* x, float* y) {
+  uint32_t pairs[kInputs / 2];
+  k.round_pairs(x, kInputs, pairs);
+  k.gemv_pairs(w, blocks, kInputs, pairs, 0, y, 0, 1);
+}
+void pairs_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed, std::byte* local, float* y) {
+  if (k.tile_flushed != nullptr) return widened_panel<1, &Kernels::tile_flushed>(k, w, rows, packed, local, y);
+  each_tile<uint32_t>(rows, packed, kTileRows * kInputs / 2, y,
+                      [&](const uint32_t* a, const Tile& sums) { k.tile_pairs(a, w, kInputs, kInputs, sums); });
+}
+template <auto Kernels::*kGemv>
+void quant_gemv(const Kernels& k, const void* w, size_t blocks, const float* x, float* y) {
+  QuantBlock quants[kInputs / kQuantBlock];
+  k.quantize(x, kInputs, quants);
+  (k.*kGemv)(w, blocks, kInputs, quants, 0, y, 0, 1);
+}
+template <auto Kernels::*kTile>
+void quant_panel(const Kernels& k, const void* w, size_t rows, const void* packed, float* y) {
+  each_tile<QuantTile>(rows, packed, kInputs / kQuantBlock,
+                       y, [&](const QuantTile* a, const Tile& sums) { (k.*kTile)(a, w, kInputs, kInputs, sums); });
+}
+void q8_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed, std::byte*, float* y) {
+  quant_panel<&Kernels::tile_q8>(k, w, rows, packed, y);
+}
+void q4_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed, std::byte* local, float* y) {
+  k.expand_q4(w, 4 * kInputs / kQuantStrip, local);
+  quant_panel<&Kernels::tile_q4>(k, local, rows, packed, y);
+}
+
+constexpr size_t kStrips = kInputs / kQuantStrip, kQuantRow = kInputs / kQuantBlock * sizeof(QuantTile) / kTileRows;
+constexpr Linear kLinears[] = {
+    {"f32", kLanes * kInputs * 4, widened_gemv<0>, widened_panel<0>, kInputs * 4},
+    {"f32_of_bf16", kLanes * kInputs * 2, widened_gemv<1>, widened_panel<1>, kInputs * 4},
+    {"bf16", kLanes * kInputs * 2, pairs_gemv, pairs_panel, kInputs * 4},
+    {"q8", kStrips * kStripBytesQ8, quant_gemv<&Kernels::gemv_q8>, q8_panel, kQuantRow},
+    {"q4", kStrips * kStripBytesQ4, quant_gemv<&Kernels::gemv_q4>, q4_panel, kQuantRow},
+};
+
+// A matrix-vector product of a layer that the caches do not hold.
+void gemv(benchmark::State& state, const Kernels& k, const Linear& linear) {
+  const size_t blocks = kFar / linear.block_bytes;
+  const Memory w = filled(kFar), x = filled(kInputs * 4), y(blocks * kLanes * 4);
+  for (auto _ : state) linear.gemv(k, w.data(), blocks, x.as<float>(), y.as<float>());
+  count_bytes(state, blocks * linear.block_bytes);
+}
+
+// One panel of 64 outputs for the rows of a prompt.
+void panel(benchmark::State& state, const Kernels& k, const Linear& linear) {
+  constexpr size_t kRows = 510;
+  const Memory w = filled(4 * linear.block_bytes), packed = filled(kRows * linear.row_bytes), local(kPanel * kInputs * 4), y(kRows * kPanel * 4);
+  for (auto _ : state) linear.panel(k, w.as<std::byte>(), kRows, packed.data(), local.as<std::byte>(), y.as<float>());
+  count_operations(state, 2 * kRows * kPanel * kInputs);
+}
+
+// Keys and values of some heads, one behind the other, for the queries of a tile.
+class Attention {
+ public:
+  Attention(size_t bytes, size_t type, size_t head_dim, int rows)
+      : type_(type), head_dim_(head_dim), half_(head_dim * kPanel * (type == 0 ? 4 : 2)), kv_(filled(bytes)),
+        q_(filled(head_dim * kTileRows * 4)), o_(kTileRows * head_dim * 4), tile_{q_.as<float>(), rows, kAll, {m_, l_, o_.as<float>()}} {}
+  Attention(const Attention&) = delete;
+  Attention& operator=(const Attention&) = delete;
+
+  // One token's: each head is fetched while the one before it is multiplied.
+  void run(const Kernels& k) const {
+    const size_t head = 2 * half_;
+    for (size_t at = 0; at + head <= kv_.size(); at += head) {
+      const std::byte* const keys = kv_.as<std::byte>() + at;
+      const Fetch next = at + 2 * head <= kv_.size() ? Fetch{keys + head, head} : Fetch{};
+      k.attend[type_]({keys, keys + half_, head_dim_, head_dim_, 0.1f, 0, next}, &tile_, 1);
     }
   }
-  state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * static_cast<double>(kPanel * kDepth * kRows) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
-  state.SetLabel(k.name);
+
+ private:
+  static constexpr uint64_t kAll[kTileRows] = {~0ull, ~0ull, ~0ull, ~0ull, ~0ull, ~0ull};
+  size_t type_, head_dim_, half_;
+  Memory kv_, q_, o_;
+  float m_[kTileRows], l_[kTileRows];
+  AttendTile tile_;
+};
+
+// Of one head's block, from the first-level cache as far as it fits.
+void attend_block(benchmark::State& state, const Kernels& k, int rows) {
+  constexpr size_t kHeadDim = 128, kBytes = 2 * kHeadDim * kPanel * 4;
+  const Attention attention(kBytes, 0, kHeadDim, rows);
+  for (auto _ : state) attention.run(k);
+  count_operations(state, 4 * static_cast<size_t>(rows) * kHeadDim * kPanel);
 }
 
-// The same, of pairs and not widened.
-void panel_pairs(benchmark::State& state) {
-  const Kernels& k = table(state);
-  constexpr size_t kDepth = 512, kRows = 510;
-  const Memory w = filled(kPanel * kDepth * 2, 0x3C00), a = filled(kRows * kDepth * 2, 0x3C00), c(kRows * kPanel * 4);
-  for (auto _ : state) {
-    for (size_t r = 0; r < kRows; r += kTileRows) {
-      k.tile_pairs(a.as<uint32_t>() + r * kDepth / 2, w.data(), kDepth, kDepth, {nullptr, 0, c.as<float>() + r * kPanel, kPanel, kTileRows, 4});
-    }
-  }
-  state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * static_cast<double>(kPanel * kDepth * kRows) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
-  state.SetLabel(k.name);
+// Four queries a head, over memory.
+void attend(benchmark::State& state, const Kernels& k, size_t type, size_t head_dim) {
+  const Attention attention(kFar, type, head_dim, 4);
+  for (auto _ : state) attention.run(k);
+  count_bytes(state, kFar);
 }
 
-void attend_block(benchmark::State& state) {
-  const Kernels& k = table(state);
-  constexpr size_t kHeadDim = 128;
-  const int rows = static_cast<int>(state.range(1));
-  const Memory q = filled(kHeadDim * kTileRows * 4, 0x3C00), kv = filled(2 * kHeadDim * kPanel * 4, 0x3C00), o(kTileRows * kHeadDim * 4);
-  const uint64_t mask[kTileRows] = {~0ull, ~0ull, ~0ull, ~0ull, ~0ull, ~0ull};
-  float m[kTileRows], l[kTileRows];
-  const AttendBlock block{kv.data(), kv.as<float>() + kHeadDim * kPanel, kHeadDim, kHeadDim, 0.1f, 0};
-  const AttendTile tile{q.as<float>(), rows, mask, {m, l, o.as<float>()}};
-  for (auto _ : state) k.attend[0](block, &tile, 1);
-  state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * kv.size()));
-  state.SetLabel(k.name);
-}
-
-// Memory far larger than the caches, for each thread its own.
-constexpr size_t kFar = size_t{256} << 20;
-
-// One token's attention over all of it: four queries for each head of a block, which lies behind the one before, the next one
-// fetched meanwhile. Take it in turn with read_memory (--benchmark_enable_random_interleaving=true).
-void attend_memory(benchmark::State& state) {
-  const Kernels& k = table(state);
-  const auto type = static_cast<size_t>(state.range(1)), head_dim = static_cast<size_t>(state.range(2));
-  const size_t half = head_dim * kPanel * (type == 0 ? 4 : 2), head = 2 * half;
-  const Memory kv = filled(kFar, 0x3C00), q = filled(head_dim * kTileRows * 4, 0x3C00), o(kTileRows * head_dim * 4);
-  const uint64_t mask[kTileRows] = {~0ull, ~0ull, ~0ull, ~0ull, ~0ull, ~0ull};
-  float m[kTileRows], l[kTileRows];
-  const AttendTile tile{q.as<float>(), 4, mask, {m, l, o.as<float>()}};
-  for (auto _ : state) {
-    for (size_t at = 0; at + head <= kFar; at += head) {
-      const std::byte* const keys = kv.as<std::byte>() + at;
-      const Fetch next = at + 2 * head <= kFar ? Fetch{keys + head, head} : Fetch{};
-      k.attend[type]({keys, keys + half, head_dim, head_dim, 0.1f, 0, next}, &tile, 1);
-    }
-  }
-  state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * kFar));
-  state.SetLabel(std::string(k.name) + (type == 0 ? ", f32" : type == 1 ? ", bf16" : ", f16"));
-}
-
-void read_memory(benchmark::State& state) {
-  const Kernels& k = table(state);
-  const Memory data = filled(kFar, 0x3C00);
+void read(benchmark::State& state, const Kernels& k) {
+  const Memory data = filled(kFar);
   for (auto _ : state) benchmark::DoNotOptimize(k.probe_read(data.data(), kFar));
-  state.SetBytesProcessed(static_cast<int64_t>(state.iterations() * kFar));
-  state.SetLabel(k.name);
+  count_bytes(state, kFar);
 }
 
-// A probe runs the same FMAs that bound panel_bf16.
-void fma_peak(benchmark::State& state) {
-  const Kernels& k = table(state);
-  for (auto _ : state) benchmark::DoNotOptimize(k.probe_fma(100000));
-  state.counters["GFLOP/s"] = benchmark::Counter(1e-9 * 100000 * 16 * 16 * 2 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
-  state.SetLabel(k.name);
-}
-
-// And the same dot products that bound panel_pairs.
-void dot_peak(benchmark::State& state) {
-  const Kernels& k = table(state);
-  for (auto _ : state) benchmark::DoNotOptimize(k.probe_dot(100000));
-  state.counters["GFLOP/s"] = benchmark::Counter(1e-9 * 100000 * 16 * 16 * 4 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
-  state.SetLabel(k.name);
-}
-
-int tables() {
-  int n = 0;
-  while (kernel_names()[n] != nullptr) ++n;
-  return n;
+// The instructions that bound the panels of f32, bf16, and q8 and q4.
+void peak(benchmark::State& state, const Kernels& k, float (*Kernels::*probe)(size_t), size_t operations) {
+  constexpr size_t kSteps = 100000;
+  for (auto _ : state) benchmark::DoNotOptimize((k.*probe)(kSteps));
+  count_operations(state, kSteps * 16 * kLanes * operations);
 }
 
 const int registered = [] {
-  for (int i = 0; i < tables(); ++i) {
-    benchmark::RegisterBenchmark("gemv_bf16", gemv_bf16)->Arg(i);
-    benchmark::RegisterBenchmark("panel_bf16", panel_bf16)->Arg(i);
-    benchmark::RegisterBenchmark("fma_peak", fma_peak)->Arg(i);
-    benchmark::RegisterBenchmark("gemv_pairs", gemv_pairs)->Arg(i);
-    benchmark::RegisterBenchmark("panel_pairs", panel_pairs)->Arg(i);
-    benchmark::RegisterBenchmark("dot_peak", dot_peak)->Arg(i);
-    for (int rows : {1, 4, 6}) benchmark::RegisterBenchmark("attend_block", attend_block)->Args({i, rows});
-    benchmark::RegisterBenchmark("read_memory", read_memory)->Arg(i)->Threads(2)->UseRealTime();
-    for (int type : {0, 1, 2}) {
-      for (int head_dim : {64, 128, 256}) {
-        benchmark::RegisterBenchmark("attend_memory", attend_memory)->Args({i, type, head_dim})->Threads(2)->UseRealTime();
+  for (const char* const* isa = kernel_names(); *isa != nullptr; ++isa) {
+    const Kernels* const k = find_kernels(*isa);
+    const auto add = [&](const std::string& what, auto run, auto... more) {
+      return benchmark::RegisterBenchmark((*isa + ("/" + what)).c_str(), [=](benchmark::State& state) { run(state, *k, more...); });
+    };
+    add("peak/fma", peak, &Kernels::probe_fma, size_t{2});
+    add("peak/dot", peak, &Kernels::probe_dot, size_t{4});
+    add("peak/bytes", peak, &Kernels::probe_bytes, size_t{8});
+    for (const Linear& linear : kLinears) add(std::string("panel/") + linear.name, panel, linear);
+    for (const int rows : {1, 4, 6}) add("attend_block/rows:" + std::to_string(rows), attend_block, rows);
+    add("far/read", read)->Threads(2)->UseRealTime();
+    for (const Linear& linear : kLinears) add(std::string("far/gemv/") + linear.name, gemv, linear)->Threads(2)->UseRealTime();
+    for (const size_t head_dim : {64, 128, 256}) {
+      for (const size_t type : {0, 1, 2}) {
+        static const char* const kTypes[] = {"f32", "bf16", "f16"};
+        add(std::string("far/attend/") + kTypes[type] + "/head_dim:" + std::to_string(head_dim), attend, type, head_dim)
+            ->Threads(2)->UseRealTime();
       }
     }
   }

@@ -98,6 +98,7 @@ async function compare(tools, o) {
   }
   if (o.json) console.log(JSON.stringify(result, null, 2));
   else printNotes(side);
+  if (Object.values(result.formats).every((m) => m.skipped)) throw new Failure(`nothing was compared: ${result.formats[o.formats[0]].skipped}`);
 }
 
 async function checkAll(tools, o) {
