@@ -14,8 +14,6 @@
 
 #include "stet/ops.hpp"
 
-extern "C" void openblas_set_num_threads(int);
-
 namespace {
 
 using namespace stet;
@@ -106,6 +104,7 @@ int main(int argc, char** argv) {
     std::fputs("openblas [REPEAT]: stet's f32 matrix product beside OpenBLAS, medians of REPEAT pairs (default 15)\n", stderr);
     return 2;
   }
+  std::printf("%s (OPENBLAS_CORETYPE chooses other kernels)\n", openblas_get_config());
   constexpr Shape kShapes[] = {{"llama3.2-1b qkv", 2048, 3072}, {"llama3.2-1b out", 2048, 2048}, {"llama3.2-1b gate, up", 2048, 16384},
                                {"llama3.2-1b down", 8192, 2048}, {"gemma3-1b qkv", 1152, 1536}, {"gemma3-1b out", 1024, 1152},
                                {"gemma3-1b gate, up", 1152, 13824}, {"gemma3-1b down", 6912, 1152}};
