@@ -33,13 +33,15 @@ void count_bytes(benchmark::State& state, size_t each) {
 struct Linear {
   const char* name;
   size_t block_bytes;  // of kInputs inputs and 16 outputs
-  // y[16 * blocks] = W x, the inputs rounded as the contract says.
-  void (*gemv)(const Kernels& k, const void* w, size_t blocks, const float* x, float* y);
+  // y[rows][16 * blocks] = W x of each row, the inputs rounded as the contract says.
+  void (*gemv)(const Kernels& k, const void* w, size_t blocks, const float* x, float* y, int rows);
   // y[rows][64] = W x of packed rows, the weights widened or expanded into `local` where the contract does that.
   void (*panel)(const Kernels& k, const std::byte* w, size_t rows, const void* packed, std::byte* local, float* y);
   size_t row_bytes;  // of a packed row, at most
 };
 
+// The kernel table alone is measured, so that a panel is walked here as src/gemm.cpp walks it, but without what it does between
+// panels; where it takes its inputs in pieces, the sums of each start at zero, which costs as much as going on.
 template <class Packed, class Multiply>
 void each_tile(size_t rows, const void* packed, size_t tile_elements, float* y, Multiply multiply) {
   for (size_t r = 0; r < rows; r += kTileRows) {
@@ -48,8 +50,8 @@ void each_tile(size_t rows, const void* packed, size_t tile_elements, float* y, 
 }
 
 template <int kType>
-void widened_gemv(const Kernels& k, const void* w, size_t blocks, const float* x, float* y) {
-  k.gemv[kType](w, blocks, kInputs, x, 0, y, 0, 1);
+void widened_gemv(const Kernels& k, const void* w, size_t blocks, const float* x, float* y, int rows) {
+  k.gemv[kType](w, blocks, kInputs, x, kInputs, y, blocks * kLanes, rows);
 }
 template <int kType, auto Kernels::*kTile = &Kernels::tile>
 void widened_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed, std::byte* local, float* y) {
@@ -60,10 +62,10 @@ void widened_panel(const Kernels& k, const std::byte* w, size_t rows, const void
     each_tile<float>(rows, packed, kTileRows * kDepth, y, [&](const float* a, const Tile& sums) { (k.*kTile)(a, panel, kDepth, sums); });
   }
 }
-void pairs_gemv(const Kernels& k, const void* w, size_t blocks, const float* x, float* y) {
-  uint32_t pairs[kInputs / 2];
-  k.round_pairs(x, kInputs, pairs);
-  k.gemv_pairs(w, blocks, kInputs, pairs, 0, y, 0, 1);
+void pairs_gemv(const Kernels& k, const void* w, size_t blocks, const float* x, float* y, int rows) {
+  uint32_t pairs[kGemvRows * kInputs / 2];
+  k.round_pairs(x, static_cast<size_t>(rows) * kInputs, pairs);
+  k.gemv_pairs(w, blocks, kInputs, pairs, kInputs / 2, y, blocks * kLanes, rows);
 }
 void pairs_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed, std::byte* local, float* y) {
   if (k.tile_flushed != nullptr) return widened_panel<1, &Kernels::tile_flushed>(k, w, rows, packed, local, y);
@@ -71,10 +73,10 @@ void pairs_panel(const Kernels& k, const std::byte* w, size_t rows, const void* 
                       [&](const uint32_t* a, const Tile& sums) { k.tile_pairs(a, w, kInputs, kInputs, sums); });
 }
 template <auto Kernels::*kGemv>
-void quant_gemv(const Kernels& k, const void* w, size_t blocks, const float* x, float* y) {
-  QuantBlock quants[kInputs / kQuantBlock];
-  k.quantize(x, kInputs, quants);
-  (k.*kGemv)(w, blocks, kInputs, quants, 0, y, 0, 1);
+void quant_gemv(const Kernels& k, const void* w, size_t blocks, const float* x, float* y, int rows) {
+  QuantBlock quants[kGemvRows * kInputs / kQuantBlock];
+  k.quantize(x, static_cast<size_t>(rows) * kInputs, quants);
+  (k.*kGemv)(w, blocks, kInputs, quants, kInputs / kQuantBlock, y, blocks * kLanes, rows);
 }
 template <auto Kernels::*kTile>
 void quant_panel(const Kernels& k, const void* w, size_t rows, const void* packed, float* y) {
@@ -98,11 +100,11 @@ constexpr Linear kLinears[] = {
     {"q4", kStrips * kStripBytesQ4, quant_gemv<&Kernels::gemv_q4>, q4_panel, kQuantRow},
 };
 
-// A matrix-vector product of a layer that the caches do not hold.
-void gemv(benchmark::State& state, const Kernels& k, const Linear& linear) {
-  const size_t blocks = kFar / linear.block_bytes;
-  const Memory w = filled(kFar), x = filled(kInputs * 4), y(blocks * kLanes * 4);
-  for (auto _ : state) linear.gemv(k, w.data(), blocks, x.as<float>(), y.as<float>());
+// Matrix-vector products, one for each row, of a layer that the caches do not hold.
+void gemv(benchmark::State& state, const Kernels& k, const Linear& linear, int rows) {
+  const size_t blocks = kFar / linear.block_bytes, n = static_cast<size_t>(rows);
+  const Memory w = filled(kFar), x = filled(n * kInputs * 4), y(n * blocks * kLanes * 4);
+  for (auto _ : state) linear.gemv(k, w.data(), blocks, x.as<float>(), y.as<float>(), rows);
   count_bytes(state, blocks * linear.block_bytes);
 }
 
@@ -181,7 +183,11 @@ const int registered = [] {
     for (const Linear& linear : kLinears) add(std::string("panel/") + linear.name, panel, linear);
     for (const int rows : {1, 4, 6}) add("attend_block/rows:" + std::to_string(rows), attend_block, rows);
     add("far/read", read)->Threads(2)->UseRealTime();
-    for (const Linear& linear : kLinears) add(std::string("far/gemv/") + linear.name, gemv, linear)->Threads(2)->UseRealTime();
+    for (const Linear& linear : kLinears) {
+      for (const int rows : {1, 4, 8, 16}) {
+        add(std::string("far/gemv/") + linear.name + "/rows:" + std::to_string(rows), gemv, linear, rows)->Threads(2)->UseRealTime();
+      }
+    }
     for (const size_t head_dim : {64, 128, 256}) {
       for (const size_t type : {0, 1, 2}) {
         static const char* const kTypes[] = {"f32", "bf16", "f16"};

@@ -40,9 +40,7 @@ const char* contract_name(Contract contract) {
 
 namespace {
 
-// A few rows, kGemvRows at a time over a piece of weights, which the first bring into the cache. Every thread rounds the inputs
-// for itself, with its first piece: shorter than waiting for each other.
-constexpr size_t kFewRows = 2 * kGemvRows;
+// Up to kGemvRows rows. Every thread rounds the inputs for itself, with its first piece: shorter than waiting for each other.
 constexpr size_t kPieceBytes = 128 << 10;
 
 void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
@@ -59,26 +57,14 @@ void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
       if (paired) k.round_pairs(x.row(r), depth, pairs(r));
     }
     rounded = true;
-    for (size_t b = blocks.begin; b < blocks.end;) {
-      const size_t n = x.count <= kGemvRows ? blocks.size() : std::min(blocks.end - b, std::max<size_t>(1, kPieceBytes / w.block_bytes()));
-      for (size_t r = 0; r < x.count; r += kGemvRows) {
-        const int rows = static_cast<int>(std::min(size_t{kGemvRows}, x.count - r));
-        float* const out = y.row(r) + b * kLanes;
-        if (w.type() == WeightType::q8) k.gemv_q8(w.block(b), n, depth, quants(r), depth / kQuantBlock, out, y.stride, rows);
-        else if (w.type() == WeightType::q4) k.gemv_q4(w.block(b), n, depth, quants(r), depth / kQuantBlock, out, y.stride, rows);
-        else if (paired) k.gemv_pairs(w.block(b), n, depth, pairs(r), depth / 2, out, y.stride, rows);
-        else k.gemv[static_cast<int>(w.type())](w.block(b), n, depth, x.row(r), x.stride, out, y.stride, rows);
-      }
-      b += n;
-    }
+    const void* const from = w.block(blocks.begin);
+    float* const to = y.data + blocks.begin * kLanes;
+    const int rows = static_cast<int>(x.count);
+    if (w.type() == WeightType::q8) k.gemv_q8(from, blocks.size(), depth, quants(0), depth / kQuantBlock, to, y.stride, rows);
+    else if (w.type() == WeightType::q4) k.gemv_q4(from, blocks.size(), depth, quants(0), depth / kQuantBlock, to, y.stride, rows);
+    else if (paired) k.gemv_pairs(from, blocks.size(), depth, pairs(0), depth / 2, to, y.stride, rows);
+    else k.gemv[static_cast<int>(w.type())](from, blocks.size(), depth, x.data, x.stride, to, y.stride, rows);
   });
-}
-
-// Up to where that is faster than gemm(), which multiplies pairs as they stand, but widens or expands other weights for each
-// pass over them (bench/README.md).
-size_t few_rows(const Pass& p, const Matrix& w) {
-  const bool as_they_stand = p.contract == Contract::bf16 && !is_quantized(w.type()) && p.kernels->tile_flushed == nullptr;
-  return as_they_stand ? size_t{kGemvRows} : kFewRows;
 }
 
 bool by_blas(const Pass& p, Rows x) { return p.blas && x.count > 1; }
@@ -88,7 +74,7 @@ bool by_blas(const Pass& p, Rows x) { return p.blas && x.count > 1; }
 void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   if (by_blas(p, x)) {
     gemm_blas(t, p, w, x, y);
-  } else if (x.count <= few_rows(p, w)) {
+  } else if (x.count <= kGemvRows) {
     matrix_vectors(t, p, w, x, y);
   } else {
     gemm(t, p, w, x, y);
@@ -142,7 +128,7 @@ void each_part(Team t, Rows y, F f) {
 
 void linear_gated(Team t, const Pass& p, const Linear& layer, Gate gate, Rows x, Rows y) {
   const Matrix& w = layer.weight;
-  if (!by_blas(p, x) && x.count > few_rows(p, w) && layer.bias.empty() && y.width % kLanes == 0) return gemm_gated(t, p, w, gate, x, y);
+  if (!by_blas(p, x) && x.count > kGemvRows && layer.bias.empty() && y.width % kLanes == 0) return gemm_gated(t, p, w, gate, x, y);
   linear(t, p, layer, x, p.gate_up);
   each_part(t, y, [&](size_t r, size_t begin, size_t n) {
     const float* const gates = p.gate_up.row(r) + begin;
@@ -206,7 +192,7 @@ Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads, in
       std::max({config.hidden_size, config.intermediate_size, config.heads * config.head_dim}));
   const size_t rows = round_up(std::min(max_rows, size_t{kGemmRows}), kTileRows), depth = round_up(widest, kQuantStrip);
   s.packed = Memory(rows * depth * sizeof(float));
-  const size_t inputs = kFewRows * std::max(depth / kQuantBlock * sizeof(QuantBlock) / sizeof(float), depth / 2);  // rounded
+  const size_t inputs = kGemvRows * std::max(depth / kQuantBlock * sizeof(QuantBlock) / sizeof(float), depth / 2);  // rounded
   for (int i = 0; i < threads; ++i) {
     s.local.emplace_back(std::max({gemm_local_floats(), attention_local_floats(head_dim), inputs}) * sizeof(float));
   }
