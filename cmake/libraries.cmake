@@ -33,11 +33,6 @@ endforeach()
 target_compile_definitions(stet_headers INTERFACE FMT_HEADER_ONLY=1 XXH_INLINE_ALL=1)
 list(APPEND STET_LIBRARIES $<BUILD_INTERFACE:stet_headers>)
 
-if(NOT STET_OPENMP STREQUAL "OFF")
-  find_package(OpenMP COMPONENTS CXX)
-endif()
-stet_have(STET_OPENMP STET_HAVE_OPENMP OpenMP::OpenMP_CXX OpenMP_CXX_FOUND)
-
 if(NOT STET_BLAS STREQUAL "OFF")
   find_library(STET_OPENBLAS_LIBRARY openblas)
   find_path(STET_CBLAS_INCLUDE cblas.h PATH_SUFFIXES openblas)

@@ -224,7 +224,7 @@ void Session::run_pass(std::span<const BatchEntry> batch, size_t most, Workspace
   Taps taps(sinks.hidden ? first.model_->config().layers + 1 : 0, w);
   const Pass pass = make_pass(first.compute_, w, taps.rows);
   const auto forward = [&](Team t) { first.model_->forward(t, pass); };
-  run_team(threads_of(first.compute_), std::ref(forward));  // by reference: a copy of the closure would be allocated
+  run_operations(threads_of(first.compute_), std::ref(forward));  // by reference: a copy of the closure would be allocated
   for (const Span& span : w.spans) span.kv->throw_damage();
   hand_out(first, pass, w, sinks);
   for (const Span& span : w.spans) {
@@ -249,7 +249,7 @@ void Session::hand_out(const Session& session, const Pass& pass, const Workspace
 
 void Session::run_head(const Pass& pass, Rows hidden, Rows logits) const {
   const auto head = [&](Team t) { model_->head(t, pass, hidden, logits); };
-  run_team(threads_of(compute_), std::ref(head));
+  run_operations(threads_of(compute_), std::ref(head));
 }
 
 // Nothing here can fail: logits that no fork shares are overwritten.

@@ -20,6 +20,26 @@ struct Range {
 // Part `i` of 0 .. n-1 cut into `parts`: contiguous, sizes differ by one at most.
 Range part_of(size_t n, size_t parts, size_t i);
 
+// A number that threads wait to see changed. A waiter spins for some tens of microseconds, because what a team waits for is
+// mostly nearer than that, and then sleeps, so that a busy machine loses no time to it. A change costs a system call only
+// while somebody sleeps.
+class Watched {
+ public:
+  uint32_t load() const { return value_.load(std::memory_order_acquire); }
+  // Every change is to be followed by wake(). Both are sequentially consistent, as is going to sleep: either the sleeper sees
+  // the value, or wake() sees the sleeper.
+  void set(uint32_t value) { value_.store(value); }
+  void add_one() { value_.fetch_add(1); }
+  void wake() {
+    if (sleepers_.load() > 0) value_.notify_all();
+  }
+  // The value, once it is not `seen`.
+  uint32_t changed_from(uint32_t seen);
+
+ private:
+  std::atomic<uint32_t> value_{0}, sleepers_{0};
+};
+
 // The work of a team: operations one after the other, each of so many pieces.
 class Work {
  public:
@@ -31,11 +51,9 @@ class Work {
   bool finish(uint32_t op, uint32_t n);
 
  private:
-  void wait(uint32_t op);
-
   alignas(64) std::atomic<uint64_t> next_{0};  // operation << 32 | piece
+  Watched op_;                                 // the operation alone, never behind next_
   alignas(64) std::atomic<uint32_t> done_{0};  // pieces of it
-  alignas(64) std::atomic<uint32_t> op_{0};    // what sleepers watch: the operation, and nothing of its pieces
 };
 
 struct Team {
@@ -69,9 +87,14 @@ struct Team {
   Range share(size_t n) const { return part_of(n, static_cast<size_t>(size), static_cast<size_t>(rank)); }
 };
 
-// Runs `work` on `threads` threads, this one included, under the contract's floating-point environment. An
-// exception in `work` is not allowed: allocate and check before.
+// Runs `work` on `threads` threads, this one included, under the contract's floating-point environment. An exception in `work`
+// is not allowed: allocate and check before. The other threads belong to the calling thread: made when first needed, kept
+// asleep between runs, ended with it. Where the system refuses them, or `work` itself runs a team, the team is smaller.
 void run_team(int threads, const std::function<void(Team)>& work);
+
+// The same, for work that is nothing but operations (Team::each): threads that have not come by the time it is done are not
+// waited for. On a busy machine a pass of a small model is done before the system lets them.
+void run_operations(int threads, const std::function<void(Team)>& work);
 
 // Runs work(i) for every i below n, shared out among `threads` threads. What work throws is rethrown here, once all threads
 // have stopped: that of the lowest i.

@@ -1,0 +1,50 @@
+// The threads that help one calling thread with its runs.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "stet/team.hpp"
+
+namespace stet {
+
+// Threads of our own instead of OpenMP's: its runtime makes threads spin for milliseconds at the end of a parallel region and
+// between two of them, and lets none end before all have come. Beside other programs that costs a small model most of its
+// speed: every pass waits for threads that the system has put aside.
+class Helpers {
+ public:
+  enum class Wait { for_all, for_comers };
+
+  Helpers() = default;
+  ~Helpers();
+  Helpers(const Helpers&) = delete;
+  Helpers& operator=(const Helpers&) = delete;
+
+  // work(Team) on this thread, rank 0, and on size - 1 helpers, or as many as could be made.
+  void run(int size, Wait wait, const std::function<void(Team)>& work);
+
+ private:
+  void forget_those_of_the_parent();
+  int grow(int count);
+  void open(int size, const std::function<void(Team)>& work);
+  void serve(int rank);
+  int enter(uint32_t run, int rank);
+
+  std::vector<std::thread> threads_;
+  pid_t process_ = 0;     // whose threads they are: a child that was forked has none
+  bool running_ = false;
+  Work operations_;       // of all runs, one after the other
+  std::atomic<uint64_t> gate_{0};  // of the run that may be entered: its number << 32 | size << 16 | helpers that came; or 0
+  alignas(64) Watched run_;        // the number of the latest run
+  const std::function<void(Team)>* work_ = nullptr;
+  uint32_t first_op_ = 0;
+  std::atomic<bool> ending_{false};
+  alignas(64) Watched left_;  // helpers that came and are through
+};
+
+}  // namespace stet
