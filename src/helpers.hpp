@@ -30,21 +30,23 @@ class Helpers {
 
  private:
   void forget_those_of_the_parent();
-  int grow(int count);
+  int grow(int count);  // to `count` helpers, or as many as could be made: how many there are
   void open(int size, const std::function<void(Team)>& work);
   void serve(int rank);
   int enter(uint32_t run, int rank);
 
   std::vector<std::thread> threads_;
-  pid_t process_ = 0;     // whose threads they are: a child that was forked has none
+  pid_t process_ = 0;  // whose threads they are
   bool running_ = false;
-  Work operations_;       // of all runs, one after the other
-  std::atomic<uint64_t> gate_{0};  // of the run that may be entered: its number << 32 | size << 16 | helpers that came; or 0
-  alignas(64) Watched run_;        // the number of the latest run
+  Work operations_;  // of all runs, one after the other
+  // The run that may be entered: its number << 32 | size << 16 | helpers that have entered; 0 for none. What it is, helpers
+  // read once they are in; the caller changes it when they have left.
+  alignas(64) std::atomic<uint64_t> gate_{0};
+  Watched run_;  // the number of the latest run
   const std::function<void(Team)>* work_ = nullptr;
   uint32_t first_op_ = 0;
   std::atomic<bool> ending_{false};
-  alignas(64) Watched left_;  // helpers that came and are through
+  alignas(64) Watched left_;  // helpers that entered and are through
 };
 
 }  // namespace stet

@@ -1,7 +1,6 @@
 // A caller may have set another rounding mode or flush denormals (a program linked with -ffast-math does, from its
 // start): the bits must not change, and the caller must get its modes back.
 #include <cfenv>
-#include <thread>
 
 #include "kernel_support.hpp"
 #include "stet/sampler.hpp"

@@ -23,7 +23,7 @@ enum {
   kLanes = 16,       // outputs in one packed block of weights; lanes of every reduction
   kPanel = 64,       // outputs in a panel of the matrix-matrix product; positions in a KV block
   kTileRows = 6,     // rows of the register tile
-  kGemvRows = 16,     // rows of a matrix-vector product, at most
+  kGemvRows = 16,    // rows of a matrix-vector product, at most
   kCacheLine = 64,   // bytes
 };
 
