@@ -1,7 +1,5 @@
-// `stet chat`, `experiment` and `equivalence` as a user meets them: scripts, processes that are killed, a terminal.
+// `stet chat`, `experiment` and `equivalence` as programs meet them: scripts, pipes, processes that are killed.
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <pty.h>
 
 #include <chrono>
 #include <nlohmann/json.hpp>
@@ -18,7 +16,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-const std::string kGemma = asset_path("pocket-gemma3");
 const std::string kScript = data_path("pocket/golden-gemma3/script.json");
 
 Json script() { return Json::parse(read_text_file(kScript, size_t{1} << 20)); }
@@ -104,6 +101,7 @@ TEST_F(ChatCommand, KilledAfterEverySaveAndResumed) {
     EXPECT_EQ(run.wait(), -SIGKILL);
     ::close(writer);
     std::filesystem::remove(pipe);
+    std::filesystem::remove(scratch / "err");  // what the next process waits for is not there yet
     EXPECT_EQ(read_text_file(scratch / "out", 1 << 20), expected["turns"][i]["model"].get<std::string>() + "\n");
     const Snapshot saved = Snapshot::open(snapshot);
     EXPECT_EQ(static_cast<int64_t>(saved.tokens().size()), expected["turns"][i]["reply_ends"].get<int64_t>());
@@ -185,155 +183,147 @@ TEST_F(ChatCommand, EquivalenceIsProvedWayByWay) {
   EXPECT_EQ(run_stet({"equivalence", "--threads", "1", "-m", data_path("models/gemma3-tiny"), "--ids", "1,2,3,4,5,6,7,8,9,10,11,12"}).status, 0);
 }
 
-// ---------------------------------------------------------------- a terminal
+// ---------------------------------------------------------------- what is kept
 
-class Terminal {
- public:
-  explicit Terminal(const Args& args, const std::string& home) {
-    std::vector<std::string> words = {STET_BUILD "/tools/stet"};
-    words.insert(words.end(), args.begin(), args.end());
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    winsize size{};
-    size.ws_col = 200;
-    size.ws_row = 50;
-    pid_ = ::forkpty(&fd_, nullptr, nullptr, &size);
-    if (pid_ != 0) return;
-    ::setenv("HOME", home.c_str(), 1);
-    ::setenv("TERM", "xterm", 1);
-    ::unsetenv("STET_HISTORY");
-    ::execv(argv[0], argv.data());
-    ::_exit(127);
-  }
-  ~Terminal() {
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-    ::close(fd_);
-  }
-  void type(const std::string& keys) const { ASSERT_EQ(::write(fd_, keys.data(), keys.size()), static_cast<ssize_t>(keys.size())); }
-  // Reads until the screen has shown `text`, escape sequences left out, after what the last call waited for.
-  void until(const std::string& text) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    size_t found;
-    while ((found = plain(shown_).find(text, seen_)) == std::string::npos && std::chrono::steady_clock::now() < end) {
-      pollfd p{fd_, POLLIN, 0};
-      if (::poll(&p, 1, 100) <= 0) continue;
-      char buffer[4096];
-      const ssize_t n = ::read(fd_, buffer, sizeof buffer);
-      if (n <= 0) break;
-      shown_.append(buffer, static_cast<size_t>(n));
-    }
-    ASSERT_NE(found, std::string::npos) << "waited for \"" << text << "\", saw: " << plain(shown_).substr(seen_);
-    seen_ = found + text.size();
-  }
-  // The exit status; minus a signal's number; -1000 when it does not end.
-  int wait() {
-    int status = 0;
-    for (int i = 0; ::waitpid(pid_, &status, WNOHANG) == 0; ++i) {
-      if (i == 6000) return -1000;
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
-  }
-
- private:
-  static std::string plain(const std::string& text) {
-    std::string out;
-    for (size_t i = 0; i < text.size(); ++i) {
-      if (text[i] != '\033') {
-        out += text[i];
-        continue;
-      }
-      if (i + 1 < text.size() && text[i + 1] == '[') {
-        i += 2;
-        while (i < text.size() && (text[i] < '@' || text[i] > '~')) ++i;
-      } else {
-        ++i;
-      }
-    }
-    return out;
-  }
-  int fd_ = -1;
-  pid_t pid_ = 0;
-  std::string shown_;
-  size_t seen_ = 0;  // of plain(shown_)
-};
-
-#ifdef STET_HAVE_LIBEDIT
-TEST_F(ChatCommand, OnATerminal) {
-  Terminal t({"chat", "-m", kGemma, "--stats", "--threads", "1"}, scratch.path());
-  t.until("you> ");
-  t.type("Set k = 5.\r");
-  t.until("new; first token after");
-  t.until("you> ");
-  // The line before the last comes back, is edited (5 becomes 7) and sent.
-  t.type("What is k?\r");
-  t.until("k is 5.");
-  t.until("you> ");
-  t.type("\033[A\033[A\x7f\x7f" "7.\r");
-  t.until("OK, k = 7.");
-  t.until("you> ");
-  // Completion of a command, of a branch; a line that is given up.
-  t.type("/ver\t\r");
-  t.until("equal: ");
-  t.until("you> ");
-  t.type("/fork side\r");
-  t.until("you (side)> ");
-  t.type("/switch ma\t\r");
-  t.until("you> ");
-  t.type("/no such thing\x03");
-  t.until("you> ");
-  t.type("/nonsense\r");
-  t.until("expected one that /help lists, found /nonsense");
-  t.until("you> ");
-  t.type("one\\\r");
-  t.until("... ");
-  t.type("two\r");
-  t.until("you> ");
-  t.type("/messages\r");
-  t.until("one\\ntwo");
-  t.until("you> ");
-  t.type("\x04");
-  EXPECT_EQ(t.wait(), 0);
-  // History outlives the process, and is its owner's alone.
-  const std::string history = scratch / ".stet_history";
-  EXPECT_EQ(std::filesystem::status(history).permissions() & std::filesystem::perms::others_read, std::filesystem::perms::none);
-  Terminal again({"chat", "-m", kGemma, "--threads", "1"}, scratch.path());
-  again.until("you> ");
-  again.type("\033[A\033[A\r");
-  again.until("two");
-  again.until("you> ");
-  again.type("/quit\r");
-  EXPECT_EQ(again.wait(), 0);
+TEST_F(ChatCommand, OnlyTheTargetIsWrittenAtTheEnd) {
+  const std::string copy = scratch / "copy.stet";
+  ASSERT_EQ(run_stet({"chat", "--threads", "1", "--script", lines({"Set k = 5."}), "--save", snapshot}).status, 0);
+  const std::string before = read_text_file(snapshot, 1 << 24);
+  // A copy is what the conversation was then; the file that was resumed stays as it is.
+  const Outcome o = run_stet({"chat", "--threads", "1", "--resume", snapshot, "--script", lines({"What is k?", "/save " + copy, "Set k = 9."})});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(read_text_file(snapshot, 1 << 24), before);
+  EXPECT_EQ(Snapshot::open(copy).meta().dialogue.messages.size(), 4u);
+  EXPECT_NE(o.err.find("this conversation has 2 messages that no file holds: /save FILE or --save FILE would have kept them\n"), std::string::npos) << o.err;
+  // Where all is in a file, there is nothing to say.
+  EXPECT_EQ(run_stet({"chat", "--threads", "1", "--resume", copy, "--script", lines({"/messages"})}).err.find("holds"), std::string::npos);
+  EXPECT_NE(run_stet({"chat", "--threads", "1", "--script", lines({"/save"})}).err.find("/save: expected a file (there is no --save), found nothing"), std::string::npos);
 }
-#endif
 
-TEST_F(ChatCommand, CtrlCStopsAReplyAndTheStateStaysWhole) {
-  // No stop token: the reply goes on until it is stopped.
-  Terminal t({"chat", "-m", kGemma, "--stop-id", "3", "-n", "1900", "--threads", "1", "--isa", "portable"}, scratch.path());
-  t.until("you> ");
-  t.type("Set k = 5.\r");
-  t.until("OK");
-  t.type("\x03");
-  t.until("(stopped; /continue goes on)");
-  t.until("you> ");
-  t.type("/verify\r");
-  t.until("equal: ");
-  t.until("you> ");
-  t.type("/continue\r");
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  t.type("\x03");
-  t.until("you> ");
-  t.type("/verify\r");
-  t.until("equal: ");
-  t.type("/save " + snapshot + "\r");
-  t.until("saved ");
-  t.until("you> ");
-  t.type("/quit\r");
-  EXPECT_EQ(t.wait(), 0);
-  EXPECT_EQ(run_stet({"verify", snapshot}).status, 0);
-  EXPECT_TRUE(Snapshot::open(snapshot).generation().turns.back().open);
+TEST_F(ChatCommand, BranchesThatWouldBeLostAreNamed) {
+  const Args args = {"chat", "--threads", "1", "--save", snapshot, "--script"};
+  const auto run = [&](const std::vector<std::string>& messages) {
+    Args all = args;
+    all.push_back(lines(messages));
+    return run_stet(all);
+  };
+  const Outcome lost = run({"Set k = 5.", "/fork side", "Set k = 9.", "/switch main"});
+  EXPECT_NE(lost.err.find("branch side has 2 messages that no file holds: /switch side, /save FILE would have kept them\n"), std::string::npos) << lost.err;
+  EXPECT_EQ(lost.err.find("branch main"), std::string::npos) << lost.err;
+  EXPECT_EQ(Snapshot::open(snapshot).meta().dialogue.messages.size(), 2u);
+  EXPECT_EQ(run({"Set k = 5.", "/fork side", "Set k = 9."}).err.find("branch"), std::string::npos);  // main is a part of side
+  EXPECT_EQ(run({"Set k = 5.", "/fork side", "Set k = 9.", "/save " + scratch / "side.stet", "/switch main"}).err.find("branch"), std::string::npos);
+  // A file that another state takes holds the first no more.
+  const Outcome over = run({"Set k = 5.", "/save " + scratch / "one.stet", "/fork side", "/rewind", "Set k = 9.", "/save " + scratch / "./one.stet"});
+  EXPECT_NE(over.err.find("branch main has 2 messages"), std::string::npos) << over.err;
+  // What is loaded comes beside what is not in a file yet.
+  const Outcome loaded = run({"Set k = 5.", "/load " + scratch / "one.stet", "/messages", "/switch main-1", "/messages"});
+  EXPECT_NE(loaded.err.find("(2 messages that no file holds are in branch main-1 from here on)"), std::string::npos) << loaded.err;
+  EXPECT_NE(loaded.out.find("user: Set k = 9."), std::string::npos) << loaded.out;
+  EXPECT_NE(loaded.out.find("user: Set k = 5."), std::string::npos) << loaded.out;
+}
+
+TEST_F(ChatCommand, AScriptThatFailsKeepsWhatWasSaid) {
+  const Outcome o = run_stet({"chat", "--threads", "1", "--script", lines({"Set k = 5.", "/nonsense", "never said"}), "--save", snapshot});
+  EXPECT_EQ(o.status, 1);
+  EXPECT_NE(o.err.find("stet: command: expected one that /help lists, found /nonsense"), std::string::npos) << o.err;
+  EXPECT_EQ(Snapshot::open(snapshot).meta().dialogue.messages.size(), 2u);
+  // Through a pipe, the other lines are said; the exit status tells.
+  const Outcome piped = run_stet({"chat", "--threads", "1", "--save", snapshot}, "/nonsense\nSet k = 5.\n");
+  EXPECT_EQ(piped.status, 1);
+  EXPECT_EQ(piped.out, "OK, k = 5.\n");
+  EXPECT_EQ(Snapshot::open(snapshot).meta().dialogue.messages.size(), 2u);
+}
+
+// A signal while a process waits for its next line, whose only sign is that it has replied to the one before.
+TEST_F(ChatCommand, SignalsEndAChatInGoodOrder) {
+  for (const int signal : {SIGTERM, SIGHUP, SIGINT}) {
+    const std::string pipe = scratch / "pipe";
+    ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+    const int writer = ::open(pipe.c_str(), O_RDWR);
+    const std::string replies = scratch / "replies";
+    ASSERT_EQ(::mkfifo(replies.c_str(), 0600), 0);
+    const int reader = ::open(replies.c_str(), O_RDWR);
+    const CommandRun run({"chat", "--threads", "1", "--save", snapshot}, pipe, replies, scratch / "err");
+    ASSERT_EQ(::write(writer, "Set k = 5.\n", 11), 11);
+    std::string reply;
+    for (char c = 0; c != '\n' && ::read(reader, &c, 1) == 1;) reply += c;
+    EXPECT_EQ(reply, "OK, k = 5.\n");
+    run.send(signal);
+    EXPECT_EQ(run.wait(), -signal);
+    ::close(reader);
+    ::close(writer);
+    const Snapshot saved = Snapshot::open(snapshot);
+    EXPECT_EQ(saved.meta().dialogue.messages.size(), 2u);
+    for (const std::string& file : {pipe, replies, snapshot}) std::filesystem::remove(file);
+  }
+}
+
+TEST_F(ChatCommand, AutosaveNeedsATarget) {
+  const Outcome o = run_stet({"chat", "--autosave", "--script", lines({"Set k = 5."})});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_EQ(o.err, "stet: --autosave requires --save (stet --help)\n");
+}
+
+TEST_F(ChatCommand, RawTextIsNoConversation) {
+  ASSERT_EQ(run_stet({"generate", "--threads", "1", "-p", "Once", "-n", "4", "--save", snapshot}).status, 0);
+  const size_t tokens = Snapshot::open(snapshot).tokens().size();
+  const std::string expected = snapshot + ": messages: expected a conversation (stet resume " + snapshot + " -p TEXT goes on with raw text), found " +
+                               std::to_string(tokens) + " tokens of raw text, and no messages\n";
+  for (const Args& args : {Args{"chat", "--resume", snapshot, "--script", lines({"Hello"})}, Args{"chat", "--script", lines({"/load " + snapshot})}}) {
+    const Outcome o = run_stet(args);
+    EXPECT_EQ(o.status, 1);
+    EXPECT_EQ(o.err, "stet: " + expected);
+  }
+}
+
+// ---------------------------------------------------------------- what is typed
+
+TEST_F(ChatCommand, SettingsNameWhatWasTyped) {
+  const auto run = [&](const std::vector<std::string>& commands) { return run_stet({"chat", "--threads", "1", "--script", lines(commands)}); };
+  for (const auto& [command, error] : {std::pair{"/set temperature -1", "temperature: expected 0 (greedy) or a number in 1e-30..1e30, found -1"},
+                                       {"/set temperature nan", "temperature: expected 0 (greedy) or a number in 1e-30..1e30, found nan"},
+                                       {"/set top-k -1", "top-k: expected an integer in 0..2147483647 (0: all), found -1"},
+                                       {"/set top-p 1.5", "top-p: expected a number in 0..1 (1: all), found 1.5"},
+                                       {"/set typical 0", "typical: expected a number above 0, up to 1 (1: all), found 0"},
+                                       {"/set repetition-penalty 0", "repetition-penalty: expected a number in 1e-30..1e30 (1: none), found 0"},
+                                       {"/set seed 18446744073709551616", "seed: expected an integer in 0..18446744073709551615, found 18446744073709551616"},
+                                       {"/set max-tokens 0", "max-tokens: expected an integer in 1..9223372036854775807, found 0"},
+                                       {"/set greedy perhaps", "greedy: expected on or off, found perhaps"}}) {
+    const Outcome o = run({command});
+    EXPECT_EQ(o.status, 1);
+    EXPECT_EQ(o.err, "stet: " + std::string(error) + "\n");
+  }
+  const Outcome o = run({"/set top-k 7", "/set temperature 0.7", "/set seed 18446744073709551615", "/set", "/set temperature 0", "/set"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(o.err, "(top-k has no effect while greedy: /set temperature T draws)\n(not greedy: tokens are drawn at temperature 0.7)\n"
+                   "(greedy: always the best token)\n");
+  EXPECT_NE(o.out.find("temperature 0.7\ntop-k 7\n"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("seed 18446744073709551615\ngreedy off\n"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("temperature 0.7 (no effect while greedy)\ntop-k 7 (no effect while greedy)\n"), std::string::npos) << o.out;
+}
+
+TEST_F(ChatCommand, MessagesOfSeveralLines) {
+  const std::vector<std::string> typed = {"\"\"\"", "one", "two\\", "\"\"\"", "three\\", "four", "\"\"\"/five", "six\"\"\"",
+                                          "/system \"\"\"Be terse.", "Always.\"\"\"", "exit", "/edit 4 \"\"\"", "quit", "\"\"\"", "/messages"};
+  const Outcome o = run_stet({"chat", "--threads", "1", "--script", lines(typed)});
+  EXPECT_EQ(o.status, 0) << o.err;
+  std::string text;
+  for (const std::string& line : typed) text += line + "\n";
+  for (const std::string& out : {o.out, run_stet({"chat", "--threads", "1"}, text).out}) {
+    EXPECT_NE(out.find("system: Be terse.\\nAlways.\n"), std::string::npos) << out;
+    EXPECT_NE(out.find("user: one\\ntwo\\\n"), std::string::npos) << out;
+    EXPECT_NE(out.find("user: three\\nfour\n"), std::string::npos) << out;
+    EXPECT_NE(out.find("user: /five\\nsix\n"), std::string::npos) << out;
+    EXPECT_NE(out.find("user: quit\n"), std::string::npos) << out;  // a word that ends a chat on a terminal alone
+  }
+  const Outcome open = run_stet({"chat", "--threads", "1", "--script", lines({"\"\"\"", "never closed"})});
+  EXPECT_EQ(open.status, 1);
+  EXPECT_NE(open.err.find("expected a line that ends in \"\"\", found the end"), std::string::npos) << open.err;
+  EXPECT_EQ(run_stet({"chat", "--threads", "1"}, "begun\\\n").status, 1);
+  for (const char* word : {"/quit", "/bye", "/exit"}) {
+    EXPECT_EQ(run_stet({"chat", "--threads", "1", "--script", lines({word, "/nonsense"})}).status, 0);
+  }
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 #include "stet/error.hpp"
 #include "tools/chat.hpp"
+#include "tools/chat_input.hpp"
+#include "tools/chat_signals.hpp"
 
 namespace stet::tool {
 namespace {
@@ -64,6 +66,22 @@ Script read_json(const Json& j, const std::string& where) {
   return script;
 }
 
+// The lines of a script are those of a person who types.
+Script read_lines(const std::string& text, const std::string& where) {
+  Script script;
+  InputLines lines;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    std::string line = text.substr(at, end - at);
+    if (line.ends_with('\r')) line.pop_back();
+    const std::optional<std::string> turn = lines.add(line);
+    if (turn && turn->find_first_not_of(" \t\n") != std::string::npos) script.turns.push_back({*turn, std::nullopt, {}});
+    at = end + 1;
+  }
+  if (lines.open()) throw Error(ErrorKind::format, where, "", lines.expected(), "the end");
+  return script;
+}
+
 Script read_script(const std::string& path) {
   const std::string text = read_prompt(path);
   const size_t first = text.find_first_not_of(" \t\r\n");
@@ -72,15 +90,7 @@ Script read_script(const std::string& path) {
     if (j.is_discarded()) throw Error(ErrorKind::format, path, "", "JSON, or lines of text", printable(text.substr(first), 60));
     return read_json(j, path);
   }
-  Script script;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    std::string line = text.substr(at, end - at);
-    if (line.ends_with('\r')) line.pop_back();
-    if (line.find_first_not_of(" \t") != std::string::npos) script.turns.push_back({line, std::nullopt, {}});
-    at = end + 1;
-  }
-  return script;
+  return read_lines(text, path);
 }
 
 // What is wrong with a reply, or "".
@@ -99,6 +109,7 @@ bool run_chat_script(ChatShell& shell, const ChatOptions& options) {
   if (script.system) shell.current().set_system(*script.system);
   bool good = true;
   for (const ScriptTurn& turn : script.turns) {
+    if (ChatSignals::ending() != 0) break;
     const bool is_command = turn.input.starts_with("/") && !turn.input.starts_with("//");
     const std::string shown = turn.input.substr(turn.input.starts_with("//") ? 1 : 0);
     if (!options.json) out(fmt::format("{:<7}{}\n", is_command ? "" : "user", printable(shown, 4000)));
@@ -125,7 +136,7 @@ bool run_chat_script(ChatShell& shell, const ChatOptions& options) {
       if (options.stats) out(fmt::format("       ({})\n", shell.last()->text()));
     }
     flush_output();
-    if (shell.last()->reply.stop == "interrupt") throw ExitStatus{130};
+    if (shell.last()->reply.stop == "interrupt") break;
   }
   return good;
 }

@@ -1,15 +1,17 @@
+// The shell of a chat: what is typed goes to a branch, as a message or a command.
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
-#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 
 #include "stet/error.hpp"
-#include "stet/verify.hpp"
 #include "tools/chat.hpp"
+#include "tools/chat_input.hpp"
+#include "tools/chat_signals.hpp"
+#include "tools/chat_terminal.hpp"
 #include "tools/line_editor.hpp"
 
 namespace stet::tool {
@@ -19,8 +21,8 @@ namespace {
 std::pair<std::string, std::string> split_word(const std::string& text) {
   const size_t begin = text.find_first_not_of(' ');
   if (begin == std::string::npos) return {"", ""};
-  const size_t end = std::min(text.find(' ', begin), text.size());
-  const size_t rest = std::min(text.find_first_not_of(' ', end), text.size());
+  const size_t end = std::min(text.find_first_of(" \n", begin), text.size());
+  const size_t rest = std::min(text.find_first_not_of(" \n", end), text.size());
   std::string tail = text.substr(rest);
   tail.erase(tail.find_last_not_of(' ') + 1);
   return {text.substr(begin, end - begin), tail};
@@ -40,13 +42,6 @@ int64_t number(const std::string& text, const char* command, int64_t min, int64_
   return value;
 }
 
-double real(const std::string& text, const std::string& name) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end != '\0') throw Error(ErrorKind::argument, "", name, "a number", text);
-  return value;
-}
-
 // Files and directories that a word may become.
 std::vector<std::string> paths_like(const std::string& word) {
   namespace fs = std::filesystem;
@@ -62,18 +57,15 @@ std::vector<std::string> paths_like(const std::string& word) {
   return paths;
 }
 
-struct Setting {
-  const char* name;
-  const char* help;
-};
-constexpr Setting kSettings[] = {
-    {"temperature", "0 is greedy"}, {"top-k", "0: all"},         {"top-p", ""},          {"min-p", ""},
-    {"typical", ""},                {"repetition-penalty", ""},  {"seed", "0 .. 2^64-1"}, {"greedy", "on or off"},
-    {"max-tokens", "of a reply"},   {"stop", "a text, or nothing"}, {"stats", "on or off"}};
+// Other words for a command.
+std::string command_of(const std::string& word) {
+  return word == "/bye" || word == "/exit" ? "/quit" : word == "/?" ? "/help" : word;
+}
 
-bool on_off(const std::string& value, const std::string& name) {
-  if (value != "on" && value != "off") throw Error(ErrorKind::argument, "", name, "on or off", value.empty() ? "nothing" : value);
-  return value == "on";
+// What many type at a terminal to leave. Of a script or a pipe, it is a message.
+bool is_farewell(const std::string& line) {
+  const auto [word, rest] = split_word(line);
+  return (word == "exit" || word == "quit") && rest.empty();
 }
 
 }  // namespace
@@ -106,24 +98,27 @@ const std::vector<ChatShell::Command>& ChatShell::commands() {
       {"/fork", "NAME", "a branch from here, and go there", [](ChatShell& s, const std::string& r) { s.fork(r); }},
       {"/switch", "NAME", "go to a branch", [](ChatShell& s, const std::string& r) { s.switch_to(r); }},
       {"/branches", "", "list them", [](ChatShell& s, const std::string&) { s.list_branches(); }},
-      {"/save", "[FILE]", "keep the state of this branch", [](ChatShell& s, const std::string& r) { s.save(r); }},
-      {"/load", "FILE", "go on from a saved state", [](ChatShell& s, const std::string& r) { s.load(r); }},
+      {"/save", "[FILE]", "a copy of this branch as it is (no FILE: the one of --save)", [](ChatShell& s, const std::string& r) { s.save(r); }},
+      {"/load", "FILE", "go on from a saved state in this branch", [](ChatShell& s, const std::string& r) { s.load(r); }},
       {"/prune", "KEEP [SINKS] [shift]", "see only the last KEEP positions and the first SINKS",
        [](ChatShell& s, const std::string& r) { s.prune(r); }},
       {"/set", "[NAME VALUE]", "sampling and limits", [](ChatShell& s, const std::string& r) { s.set(r); }},
-      {"/messages", "", "the conversation so far", [](ChatShell& s, const std::string&) { s.show_messages(); }},
-      {"/state", "", "tokens, cache, digests", [](ChatShell& s, const std::string&) { s.show_state(); }},
-      {"/verify", "", "compute everything again and compare every byte", [](ChatShell& s, const std::string&) { s.verify_state(); }},
+      {"/messages", "", "the conversation so far", [](ChatShell& s, const std::string&) { out(messages_text(s.current().messages())); }},
+      {"/state", "", "tokens, cache, digests", [](ChatShell& s, const std::string&) { out(state_text(s.current().session(), s.options_.model)); }},
+      {"/verify", "", "compute everything again and compare every byte", [](ChatShell& s, const std::string&) { s.verify(); }},
       {"/stats", "on|off", "a line after each reply: tokens, time",
-       [](ChatShell& s, const std::string& r) { s.options_.stats = r.empty() ? !s.options_.stats : on_off(r, "/stats"); }},
-      {"/quit", "", "end (so does Ctrl-D)", nullptr}};
+       [](ChatShell& s, const std::string& r) { s.set("stats " + (r.empty() ? s.options_.stats ? "off" : "on" : r)); }},
+      {"/quit", "", "end (so do /bye, exit and Ctrl-D)", nullptr}};
   return all;
 }
 
 ChatShell::ChatShell(Conversation first, ChatOptions& options) : options_(options) {
   branches_.emplace(name_, std::move(first));
-  colour_ = isatty(STDOUT_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr;
+  if (!options.resume.empty()) saved_.add(options.resume, current());
+  colour_ = colours_on(STDOUT_FILENO);
 }
+
+bool ChatShell::interactive() { return isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0; }
 
 bool ChatShell::input(const std::string& line) {
   if (line.starts_with("//")) converse(line.substr(1), Then::reply);
@@ -136,7 +131,7 @@ bool ChatShell::command(const std::string& line) {
   const auto [word, rest] = split_word(line);
   const Command* found = nullptr;
   for (const Command& c : commands()) {
-    if (word == c.name) found = &c;
+    if (command_of(word) == c.name) found = &c;
   }
   if (found == nullptr) throw Error(ErrorKind::argument, "", "command", "one that /help lists", printable(word, 40));
   if (found->run == nullptr) return false;
@@ -157,7 +152,7 @@ std::vector<std::string> ChatShell::complete(const std::string& line) const {
   } else if (first == "/switch") {
     for (const auto& [name, unused] : branches_) offer(word, name);
   } else if (first == "/set") {
-    for (const Setting& s : kSettings) offer(word, s.name);
+    for (const std::string& name : setting_names()) offer(word, name);
   } else if (first == "/load" || first == "/save") {
     for (const std::string& path : paths_like(word)) candidates.push_back(path);
   }
@@ -169,60 +164,114 @@ std::string ChatShell::prompt_text() const {
   return colour_ ? "\1\033[1m\1" + name + ">\1\033[0m\1 " : name + "> ";
 }
 
-void ChatShell::run() {
+std::string ChatShell::greeting() const {
+  const Session& session = branches_.at(name_).session();
+  const ModelConfig& config = session.model().config();
+  const size_t messages = session.dialogue().messages.size();
+  return fmt::format("{}: {}, {} layers, {} tokens of context{}\n/help lists commands; a \\ at the end of a line goes on in the next, \"\"\" begins several lines\n",
+                     printable(checkpoint_name(session.model().directory())), config.architecture, config.layers, session.capacity(),
+                     messages == 0 ? "" : fmt::format("; {} messages so far, /messages shows them", messages));
+}
+
+bool ChatShell::run() {
   const char* home = std::getenv("HOME");
   const char* given = std::getenv("STET_HISTORY");
   const std::string history = given != nullptr ? given : home != nullptr ? std::string(home) + "/.stet_history" : "";
-  LineEditor editor([this](const std::string& line) { return complete(line); }, history);
-  if (editor.interactive()) fmt::print("{}  /help lists commands; a \\ at the end of a line goes on in the next.\n", printable(current().session().model().directory()));
-  const Interrupts noted(true);  // Ctrl-C between replies ends nothing
-  std::string text;
-  bool more = false;
-  while (out("") && Interrupts::signal() != SIGTERM) {
+  LineEditor editor([this](const std::string& line) { return complete(line); }, history, ChatSignals::wake_fd());
+  if (interactive()) out(greeting());
+  InputLines lines;
+  std::string line;
+  for (bool more = true; more && ChatSignals::ending() == 0 && out("");) {
     flush_output();
-    const std::optional<std::string> line = editor.read(more ? "... " : editor.interactive() ? prompt_text() : "");
-    if (!line) break;
-    text += *line;
-    more = !line->empty() && line->back() == '\\';
-    if (more) {
-      text.back() = '\n';
-      continue;
-    }
-    try {
-      if (!input(std::exchange(text, ""))) return;
-    } catch (const Error& e) {
-      flush_output();
-      fmt::print(stderr, "{}\n", printable(e.what(), 3000));
+    ChatSignals::forget_interrupt();
+    const LineEditor::Got got = editor.read(lines.open() ? "... " : interactive() ? prompt_text() : "", &line);
+    if (interactive() && got == LineEditor::Got::end) out("\n");
+    if (ChatSignals::ending() != 0) break;
+    if (got == LineEditor::Got::line) {
+      const std::optional<std::string> text = interactive() && !lines.open() && is_farewell(line) ? "/quit" : lines.add(line);
+      more = !text || try_input(*text);
+    } else if (lines.open()) {
+      if (got == LineEditor::Got::end) complain(fmt::format("nothing was said: expected {}, found the end", lines.expected()));
+      lines.drop();
+      failed_ = true;
+      more = interactive();
+    } else {
+      more = got == LineEditor::Got::given_up || (interactive() && !try_leave());
     }
   }
-  if (editor.interactive()) out("\n");
+  return interactive() || !failed_;
+}
+
+// False when the chat is to end.
+bool ChatShell::try_input(const std::string& text) {
+  try {
+    if (!input(text)) return interactive() && !try_leave();
+  } catch (const std::exception& e) {  // memory may run out, too, and is there for the next try
+    complain(printable(e.what(), 3000));
+    failed_ = true;
+  }
+  leaving_ = false;
+  return true;
+}
+
+bool ChatShell::try_leave() {
+  const bool again = leaving_;
+  try {
+    return leave(true);
+  } catch (const Error& e) {
+    if (again) throw;
+    complain(printable(e.what(), 3000));
+    note("(/save FILE keeps it elsewhere; /quit or Ctrl-D again leaves all the same)");
+    return false;
+  }
 }
 
 // ---------------------------------------------------------------- talking
 
 bool ChatShell::converse(const std::optional<std::string>& user, Then then) {
+  int64_t to_process = 0;
+  if (user && interactive() && animations_on()) {
+    std::vector<Message> all = current().messages();
+    all.push_back({"user", *user, "", 0, 0, false});
+    const PromptReport planned = current().plan(all);
+    to_process = planned.recomputed + planned.added;
+  }
+  std::optional<ProgressLine> reading;
+  if (to_process > 0) reading.emplace("reading", to_process);
   bool at_start = true;
   const auto show = [&](std::string_view text) {
     if (quiet || text.empty()) return;
+    reading.reset();
     if (std::exchange(at_start, false) && colour_) out("\033[36m");
     out(text);
     flush_output();
   };
   try {
-    last_ = take_turn(current(), user, then, options_.generate, show);
+    last_ = take_turn(current(), user, then, options_.generate, show, [&](int64_t done) {
+      if (reading) reading->progress(done);
+    });
   } catch (const Interrupted&) {
-    fmt::print(stderr, "(stopped before the reply: nothing has changed)\n");
+    reading.reset();
+    note("(stopped before the reply: nothing has changed)");
     return false;
   }
+  reading.reset();
   if (!quiet) out(colour_ && !at_start ? "\033[0m\n" : "\n");
-  if (options_.stats && !quiet) {
-    flush_output();
-    fmt::print(stderr, "({})\n", last_->text());
-  }
-  if (!quiet && last_->reply.stop == "interrupt") fmt::print(stderr, "(stopped; /continue goes on)\n");
-  if (!quiet && last_->reply.stop == "length") fmt::print(stderr, "(the limit of {} tokens is reached; /continue goes on)\n", options_.generate.max_tokens);
-  if (options_.autosave && !options_.save.empty()) save(options_.save);
+  tell_end();
   return true;
+}
+
+// What there is to say of the turn just taken, and the copy of it that --autosave asks for.
+void ChatShell::tell_end() {
+  if (!quiet && options_.stats) note(fmt::format("({})", last_->text()));
+  if (!quiet && last_->reply.stop == "interrupt" && ChatSignals::ending() == 0) note("(stopped; /continue goes on)");
+  if (!quiet && last_->reply.stop == "length") {
+    const Session& session = current().session();
+    note(session.size() == session.capacity()
+             ? fmt::format("(the context of {} tokens is full; /prune makes room, /rewind goes back)", session.capacity())
+             : fmt::format("(the limit of {} tokens is reached; /continue goes on)", options_.generate.max_tokens));
+  }
+  if (options_.autosave) save(options_.save);
 }
 
 void ChatShell::edit(const std::string& rest) {
@@ -251,17 +300,17 @@ void ChatShell::edit(const std::string& rest) {
 void ChatShell::rewind(const std::string& turns) {
   const int64_t before = current().session().size();
   current().rewind(turns.empty() ? 1 : number(turns, "/rewind", 1, INT32_MAX));
-  fmt::print(stderr, "({} tokens forgotten, {} left)\n", before - current().session().size(), current().session().size());
+  note(fmt::format("({} tokens forgotten, {} left)", before - current().session().size(), current().session().size()));
 }
 
 void ChatShell::system(const std::string& text) {
   current().set_system(text);
   const PromptReport p = current().messages().empty() || current().session().size() == 0 ? PromptReport() : current().plan(current().messages());
-  fmt::print(stderr, "(from the next message on{})\n",
-             p.kept + p.recomputed + p.added == 0 ? "" : fmt::format(": {} tokens will be processed again", p.recomputed));
+  note(fmt::format("(from the next message on{})",
+                   p.kept + p.recomputed + p.added == 0 ? "" : fmt::format(": {} tokens will be processed again", p.recomputed)));
 }
 
-// ---------------------------------------------------------------- branches and files
+// ---------------------------------------------------------------- branches
 
 void ChatShell::fork(const std::string& rest) {
   const std::string name = need(rest, "/fork", "a name");
@@ -282,24 +331,6 @@ void ChatShell::list_branches() {
   }
 }
 
-void ChatShell::save(const std::string& given) {
-  const std::string path = need(given.empty() ? options_.save : given, "/save", "a file");
-  const double start = seconds();
-  const StateDigests d = options_.save_as.save(current().session(), current().tokenizer(), path);
-  if (!options_.json) {
-    fmt::print(stderr, "saved {} tokens to {} in {:.1f} ms, state {}\n", current().session().size(), printable(path),
-               (seconds() - start) * 1e3, digest_text(d.state));
-  }
-  if (options_.save.empty()) options_.save = path;
-}
-
-void ChatShell::load(const std::string& path) {
-  std::string greeting;
-  Conversation loaded = resume_chat(options_, need(path, "/load", "a file"), current().session().shared_model(), &greeting);
-  current() = std::move(loaded);
-  fmt::print(stderr, "{}\n", greeting);
-}
-
 void ChatShell::prune(const std::string& rest) {
   const auto [keep, more] = split_word(rest);
   const auto [sinks, how] = split_word(more == "shift" ? "0 shift" : more);
@@ -309,47 +340,37 @@ void ChatShell::prune(const std::string& rest) {
   p.sinks = sinks.empty() ? 0 : number(sinks, "/prune", 0, INT32_MAX);
   p.shift = how == "shift";
   const int64_t gone = current().session().prune(p);
-  fmt::print(stderr, "({} positions are seen no more)\n", gone);
+  note(fmt::format("({} positions are seen no more)", gone));
 }
 
-// ---------------------------------------------------------------- settings and state
+// ---------------------------------------------------------------- settings and proof
 
 void ChatShell::set(const std::string& rest) {
   const auto [name, value] = split_word(rest);
-  GenerationState state = current().session().generation();
-  SamplingSettings& s = state.sampling;
+  Session& session = current().session();
   if (name.empty()) {
-    out(fmt::format("temperature {}\ntop-k {}\ntop-p {}\nmin-p {}\ntypical {}\nrepetition-penalty {}\nseed {}\ngreedy {}\nmax-tokens {}\n"
-                    "stop {}\nstats {}\n",
-                    s.temperature, s.top_k, s.top_p, s.min_p, s.typical_p, s.repetition_penalty, s.seed, s.greedy ? "on" : "off",
-                    options_.generate.max_tokens, printable(fmt::format("{}", fmt::join(state.stop_strings, " | ")), 200), options_.stats ? "on" : "off"));
+    out(settings_text(session.generation(), options_));
     return;
   }
-  if (name == "temperature") {
-    s.greedy = real(value, name) == 0;
-    if (!s.greedy) s.temperature = real(value, name);
-  } else if (name == "top-k") s.top_k = static_cast<int>(number(value, "top-k", 0, INT32_MAX));
-  else if (name == "top-p") s.top_p = real(value, name);
-  else if (name == "min-p") s.min_p = real(value, name);
-  else if (name == "typical") s.typical_p = real(value, name);
-  else if (name == "repetition-penalty") s.repetition_penalty = real(value, name);
-  else if (name == "seed") s.seed = static_cast<uint64_t>(number(value, "seed", 0, INT64_MAX));
-  else if (name == "greedy") s.greedy = on_off(value, name);
-  else if (name == "stop") state.stop_strings = value.empty() ? std::vector<std::string>() : std::vector{value};
-  else if (name == "max-tokens") {
-    options_.generate.max_tokens = number(value, "max-tokens", 1, INT64_MAX);
-    return;
-  } else if (name == "stats") {
-    options_.stats = on_off(value, name);
-    return;
-  } else {
-    std::string known;
-    for (const Setting& setting : kSettings) known += (known.empty() ? "" : ", ") + std::string(setting.name);
-    throw Error(ErrorKind::argument, "", "/set", "one of " + known, printable(name, 40));
+  const std::string said = change_setting(session.generation(), options_, session.model().config().vocab_size, name, value);
+  if (!said.empty()) note("(" + said + ")");
+}
+
+void ChatShell::verify() {
+  Session& session = current().session();
+  std::optional<ProgressLine> line;
+  if (interactive()) line.emplace("computing", session.size());
+  try {
+    const std::string result = verify_live_state(session, [&](int64_t done) {
+      if (ChatSignals::stopping()) throw Interrupted();
+      if (line) line->progress(done);
+    });
+    line.reset();
+    out(result);
+  } catch (const Interrupted&) {
+    line.reset();
+    note("(stopped: nothing has changed, nothing is proved)");
   }
-  const Session& session = current().session();
-  check_generation(state, session.model().config().vocab_size, session.size(), "");
-  current().session().generation() = std::move(state);
 }
 
 void ChatShell::help(const std::string& about) {
@@ -359,51 +380,8 @@ void ChatShell::help(const std::string& about) {
   }
   if (!about.empty()) return;
   out("Ctrl-C stops a reply; the state stays whole, and /continue goes on with it.\n"
-      "A line that ends in \\ goes on in the next; // begins a message with a slash.\n");
-}
-
-void ChatShell::show_messages() {
-  for (const Message& m : current().messages()) {
-    out(fmt::format("{}: {}\n", m.role, printable(m.content, 4000)));
-  }
-}
-
-void ChatShell::show_state() {
-  Session& session = current().session();
-  const ModelConfig& config = session.model().config();
-  const KvShape& kv = session.kv().shape();
-  int64_t window = 0;
-  for (const int64_t w : config.window) window = std::max(window, w);
-  out(fmt::format("model        {}, {} layers, {} kv heads of {}\n", config.architecture, kv.layers, kv.kv_heads, kv.head_dim));
-  out(fmt::format("tokens       {} of {}, {} messages\n", session.size(), session.capacity(), current().messages().size()));
-  out(fmt::format("cache        {} in {}, {} of {} positions visible\n", kv_type_name(kv.type),
-                  bytes_text(static_cast<double>(kv.block_bytes()) * static_cast<double>(session.kv().blocks())),
-                  visible_positions(session.kv()), session.size()));
-  if (window > 0) {
-    const auto sliding = std::count_if(config.window.begin(), config.window.end(), [](int64_t w) { return w > 0; });
-    out(fmt::format("window       {} positions in {} of {} layers{}\n", window, sliding, config.layers,
-                    session.size() > window ? fmt::format("; positions before {} are out of their sight", session.size() - window) : ""));
-  }
-  if (!session.prunes().empty()) out(fmt::format("pruned       {} times; rewinding is possible down to {}\n", session.prunes().size(), session.prunes().back().left()));
-  const StateDigests d = digests_of(session);
-  out(fmt::format("contract     {} version {}\n", contract_name(session.compute()), kContractVersion));
-  for (const auto& [name, digest] : {std::pair{"tokens", d.tokens}, {"logits", d.logits}, {"kv", d.kv}, {"state", d.state}}) {
-    out(fmt::format("{:<12} {}\n", name, digest_text(digest)));
-  }
-}
-
-void ChatShell::verify_state() {
-  Session& session = current().session();
-  const double start = seconds();
-  SessionOptions o;
-  o.capacity = session.capacity();
-  o.kv_type = session.kv().shape().type;
-  o.compute = session.compute();
-  Session again = replay(session.shared_model(), session.state(), o);
-  const auto difference = first_difference(again.state(), session.state(), o.compute.blas ? kBlasTolerance : 0);
-  if (difference) throw Error(ErrorKind::mismatch, "", "verify", difference->text(), "the live state");
-  out(fmt::format("equal{}: {} tokens computed again in {:.0f} ms, every byte of keys, values and logits compared\n",
-                  o.compute.blas ? " within the tolerance of f32-blas" : "", session.size(), (seconds() - start) * 1e3));
+      "A line that ends in \\ goes on in the next. \"\"\" begins a message of several lines, and ends it. A pasted block is one\n"
+      "message. // begins a message with a slash.\n");
 }
 
 }  // namespace stet::tool

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "tools/chat.hpp"
+#include "tools/chat_signals.hpp"
 
 namespace stet::tool {
 namespace {
@@ -10,13 +11,13 @@ double rate(int64_t n, double s) { return s > 0 ? static_cast<double>(n) / s : 0
 }  // namespace
 
 TurnReport take_turn(Conversation& conversation, const std::optional<std::string>& user, Then then, const GenerateOptions& options,
-                     const std::function<void(std::string_view)>& show) {
-  const Interrupts noted(true);
+                     const std::function<void(std::string_view)>& show, const Progress& progress) {
   TurnReport report;
   const double start = seconds();
   if (then == Then::reply && user) {
-    report.prompt = conversation.say(*user, [](int64_t) {
-      if (Interrupts::signal() != 0) throw Interrupted();
+    report.prompt = conversation.say(*user, [&](int64_t done) {
+      if (ChatSignals::stopping()) throw Interrupted();
+      if (progress) progress(done);
     });
     const std::vector<int32_t> transcript = conversation.session().transcript();
     report.prompt_ids.assign(transcript.begin() + report.prompt.kept, transcript.end());
@@ -28,7 +29,7 @@ TurnReport take_turn(Conversation& conversation, const std::optional<std::string
   report.reply = conversation.reply(options, [&](std::string_view text) {
     if (report.first_token_s == 0) report.first_token_s = seconds() - start;
     show(text);
-    return Interrupts::signal() == 0 && out("");
+    return !ChatSignals::stopping() && out("");
   });
   report.decode_s = seconds() - middle;
   return report;

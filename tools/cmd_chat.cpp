@@ -3,6 +3,8 @@
 
 #include "stet/error.hpp"
 #include "tools/chat.hpp"
+#include "tools/chat_signals.hpp"
+#include "tools/chat_terminal.hpp"
 
 namespace stet::tool {
 namespace {
@@ -28,23 +30,47 @@ void apply(const ChatOptions& o, Dialogue& dialogue) {
   if (o.special_in_user_text) dialogue.special_in_text = true;
 }
 
+// Runs until the conversation ends, however it ends; what was said until then is written to --save. Whether all went well.
+bool converse(ChatShell& shell, const ChatOptions& o) {
+  bool good = true;
+  try {
+    good = o.script.empty() ? shell.run() : run_chat_script(shell, o);
+  } catch (const std::exception& e) {
+    complain(fmt::format("stet: {}", printable(e.what(), 3000)));
+    good = false;
+  }
+  shell.leave(false);
+  return good;
+}
+
 void run_chat(ChatOptions& o) {
   o.sampling.validate();
   o.restore.how.map = !o.restore.read;
   if (!o.save.empty()) check_writable(o.save);
   std::string greeting;
   Conversation first = o.resume.empty() ? open_chat(o, &greeting) : resume_chat(o, o.resume, nullptr, &greeting);
-  if (!greeting.empty() && !o.json) fmt::print(stderr, "{}\n", greeting);
+  if (!greeting.empty() && !o.json) note(greeting);
   if (!o.system.empty()) first.set_system(o.system);
   ChatShell shell(std::move(first), o);
   bool good = true;
-  if (o.script.empty()) shell.run();
-  else good = run_chat_script(shell, o);
-  if (!o.save.empty() && shell.current().session().size() > 0) shell.input("/save " + o.save);
-  if (!good) {
-    finish_output();
-    throw ExitStatus{1};
+  {
+    const bool typed = o.script.empty() && ChatShell::interactive();
+    const ChatSignals noted(typed ? ChatSignals::Interrupt::stops : ChatSignals::Interrupt::ends);
+    good = converse(shell, o);
   }
+  flush_output();
+  if (ChatSignals::ending() != 0) std::raise(ChatSignals::ending());  // the process ends as it would have without a chat to keep
+  finish_output();
+  if (!good) throw ExitStatus{1};
+}
+
+// A state without messages is no beginning of a conversation: its tokens would be dropped at the first turn.
+void require_conversation(const Snapshot& snapshot) {
+  const size_t tokens = snapshot.tokens().size();
+  if (tokens == 0 || !snapshot.meta().dialogue.messages.empty()) return;
+  throw Error(ErrorKind::argument, snapshot.path(), "messages",
+              "a conversation (stet resume " + printable(snapshot.path()) + " -p TEXT goes on with raw text)",
+              fmt::format("{} tokens of raw text, and no messages", tokens));
 }
 
 }  // namespace
@@ -62,6 +88,7 @@ Conversation open_chat(ChatOptions& o, std::string*) {
 
 Conversation resume_chat(ChatOptions& o, const std::string& path, const std::shared_ptr<const Model>& loaded, std::string* greeting) {
   const Snapshot snapshot = Snapshot::open(path);
+  require_conversation(snapshot);
   snapshot.find_parent(o.restore.parent);
   ModelOptions model = o.model;
   follow(model, snapshot, o.restore.how.replay);
@@ -84,9 +111,9 @@ void add_chat(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("chat", "Talk with a model, or run a scripted conversation.");
   sub->add_option("--system", o->system, "the system message")->type_name("TEXT")->group("Conversation");
   sub->add_option("--script", o->script, "one message per line, or JSON with expectations (- for standard input)")->type_name("FILE")->group("Conversation");
-  sub->add_option("--resume", o->resume, "go on from a snapshot")->type_name("FILE")->group("Conversation");
-  sub->add_option("--save", o->save, "keep the state in this file at the end")->type_name("FILE")->group("Conversation");
-  sub->add_flag("--autosave", o->autosave, "and after every reply")->group("Conversation");
+  sub->add_option("--resume", o->resume, "go on from a snapshot (which is not written to: that is --save)")->type_name("FILE")->group("Conversation");
+  sub->add_option("--save", o->save, "write the state to this file at the end, and to no other")->type_name("FILE")->group("Conversation");
+  sub->add_flag("--autosave", o->autosave, "with --save: write it after every reply, too")->group("Conversation")->needs("--save");
   sub->add_option("--chat-template", o->template_file, "a Jinja template in place of the checkpoint's")->type_name("FILE")->group("Conversation");
   add_texts(*sub, "--var", o->variables, "a variable for the template: NAME=JSON (again for more)")->group("Conversation");
   sub->add_flag("--special-in-user-text", o->special_in_user_text, "marks in messages are marks, not text")->group("Conversation");

@@ -72,6 +72,11 @@ std::string bundled_checkpoint(const std::string& name) {
   return is_there(installed) ? installed.string() : is_there(source) ? source.string() : "";
 }
 
+std::string checkpoint_name(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::weakly_canonical(path, ignored).filename().string();
+}
+
 void CheckpointOption::add_to(CLI::App& app) {
   directory = bundled_checkpoint(kDefaultCheckpoint);
   app.add_option_function<std::string>(
@@ -120,7 +125,7 @@ std::shared_ptr<const FileSource> ModelOptions::source() const {
 
 std::shared_ptr<const Model> ModelOptions::load_model() {
   const auto from = source();
-  const std::string directory = from->path();
+  const std::string name = checkpoint_name(from->path());
   const Contract contract = session_options().compute.contract;
   const auto load = [&] { return Model::load(from, session.compute.threads, contract); };
   if (!watched()) return load();
@@ -128,7 +133,7 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
   const double start = seconds();
   bool shown = false;
   while (loading.wait_for(std::chrono::milliseconds(shown ? 250 : 1000)) != std::future_status::ready) {
-    fmt::print(stderr, "\rloading {} … {:.0f} s", printable(directory), seconds() - start);
+    fmt::print(stderr, "\rloading {} … {:.0f} s", printable(name), seconds() - start);
     std::fflush(stderr);
     shown = true;
   }

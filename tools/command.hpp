@@ -57,6 +57,9 @@ struct CheckpointOption {
 // The directory of a bundled checkpoint, or "" where there is none of that name.
 std::string bundled_checkpoint(const std::string& name);
 
+// What a checkpoint is called: the last part of its path.
+std::string checkpoint_name(const std::string& path);
+
 // -m and how to compute.
 struct ModelOptions {
   CheckpointOption checkpoint;

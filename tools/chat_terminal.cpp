@@ -1,0 +1,79 @@
+#include "tools/chat_terminal.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "tools/command.hpp"
+
+namespace stet::tool {
+namespace {
+
+constexpr auto kFirstFrame = std::chrono::milliseconds(500), kNextFrame = std::chrono::milliseconds(120);
+constexpr int64_t kLongPrompt = 256;  // tokens
+
+bool terminal(int fd) {
+  const char* term = std::getenv("TERM");
+  return isatty(fd) != 0 && term != nullptr && *term != '\0' && std::strcmp(term, "dumb") != 0;
+}
+
+void write_error(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
+}
+
+void write_line(const char* colour, const std::string& text) {
+  flush_output();
+  write_error(colours_on(STDERR_FILENO) ? fmt::format("\033[{}m{}\033[0m\n", colour, text) : text + "\n");
+}
+
+}  // namespace
+
+bool colours_on(int fd) {
+  const char* refused = std::getenv("NO_COLOR");
+  return terminal(fd) && (refused == nullptr || *refused == '\0');
+}
+
+bool animations_on() { return terminal(STDERR_FILENO); }
+
+void note(const std::string& text) { write_line("2", text); }
+void complain(const std::string& text) { write_line("31", text); }
+
+ProgressLine::ProgressLine(std::string what, int64_t total) : what_(std::move(what)), total_(total) {
+  if (!animations_on()) return;
+  stopped_ = false;
+  thread_ = std::thread([this] { turn(); });
+}
+
+void ProgressLine::turn() {
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, shown_ ? kNextFrame : kFirstFrame, [this] { return stopped_; })) draw();
+}
+
+void ProgressLine::draw() {
+  const bool dim = colours_on(STDERR_FILENO);
+  write_error(fmt::format("\r\033[K{}{} {} {} / {} tokens{}", dim ? "\033[2m" : "", "|/-\\"[frame_++ % 4], what_, done_, total_, dim ? "\033[0m" : ""));
+  shown_ = true;
+}
+
+void ProgressLine::progress(int64_t done) {
+  const std::lock_guard lock(mutex_);
+  done_ = done;
+  if (!stopped_ && (shown_ || total_ >= kLongPrompt)) draw();
+}
+
+void ProgressLine::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(stopped_, true)) return;
+  }
+  changed_.notify_all();
+  thread_.join();
+  if (shown_) write_error("\r\033[K");
+}
+
+}  // namespace stet::tool
