@@ -83,8 +83,8 @@ class ChatShell {
   // cannot be done; all is then as it was before.
   bool input(const std::string& line);
   std::vector<std::string> complete(const std::string& line) const;
-  // Reads from standard input until it ends, or /quit, or a signal that ends the chat. False where something could not be done
-  // and nobody was there to see it.
+  // Reads from standard input until it ends, or /quit, or a signal that ends the chat. False where something could not be done that
+  // nobody was there to mend.
   bool run();
   // Writes the current branch to its target (--save), and names on stderr what no file holds. False where that was said for the
   // first time to someone who `may_stay`. Nothing happens when the chat was left already.
@@ -127,7 +127,7 @@ class ChatShell {
   std::optional<TurnReport> last_;
   bool colour_;
   bool leaving_ = false, left_ = false;  // leave() was called since the last input; for good
-  bool failed_ = false;                  // an input could not be done
+  bool failed_ = false;                  // what run() returns
 };
 
 // A conversation to begin with, as the options say; `greeting` is for stderr. `again`: the model that is loaded already.

@@ -168,7 +168,8 @@ std::string ChatShell::greeting() const {
   const Session& session = branches_.at(name_).session();
   const ModelConfig& config = session.model().config();
   const size_t messages = session.dialogue().messages.size();
-  return fmt::format("{}: {}, {} layers, {} tokens of context{}\n/help lists commands; a \\ at the end of a line goes on in the next, \"\"\" begins several lines\n",
+  return fmt::format("{}: {}, {} layers, {} tokens of context{}\n"
+                     "/help lists commands; \\ at the end of a line goes on in the next, \"\"\" begins several lines\n",
                      printable(checkpoint_name(session.model().directory())), config.architecture, config.layers, session.capacity(),
                      messages == 0 ? "" : fmt::format("; {} messages so far, /messages shows them", messages));
 }
@@ -193,13 +194,13 @@ bool ChatShell::run() {
     } else if (lines.open()) {
       if (got == LineEditor::Got::end) complain(fmt::format("nothing was said: expected {}, found the end", lines.expected()));
       lines.drop();
-      failed_ = true;
       more = interactive();
+      failed_ = !more;
     } else {
       more = got == LineEditor::Got::given_up || (interactive() && !try_leave());
     }
   }
-  return interactive() || !failed_;
+  return !failed_;
 }
 
 // False when the chat is to end.
@@ -208,7 +209,7 @@ bool ChatShell::try_input(const std::string& text) {
     if (!input(text)) return interactive() && !try_leave();
   } catch (const std::exception& e) {  // memory may run out, too, and is there for the next try
     complain(printable(e.what(), 3000));
-    failed_ = true;
+    failed_ = failed_ || !interactive();  // who types has seen it, and may do it in another way
   }
   leaving_ = false;
   return true;
@@ -219,10 +220,10 @@ bool ChatShell::try_leave() {
   try {
     return leave(true);
   } catch (const Error& e) {
-    if (again) throw;
     complain(printable(e.what(), 3000));
-    note("(/save FILE keeps it elsewhere; /quit or Ctrl-D again leaves all the same)");
-    return false;
+    if (!again) note("(/save FILE keeps it elsewhere; /quit or Ctrl-D again leaves all the same)");
+    failed_ = left_ = again;
+    return again;
   }
 }
 

@@ -56,7 +56,8 @@ void ProgressLine::turn() {
 
 void ProgressLine::draw() {
   const bool dim = colours_on(STDERR_FILENO);
-  write_error(fmt::format("\r\033[K{}{} {} {} / {} tokens{}", dim ? "\033[2m" : "", "|/-\\"[frame_++ % 4], what_, done_, total_, dim ? "\033[0m" : ""));
+  const std::string text = fmt::format("{} {} {} / {} tokens", "|/-\\"[frame_++ % 4], what_, done_, total_);
+  write_error(fmt::format("\r\033[K{}{}{}", dim ? "\033[2m" : "", text, dim ? "\033[0m" : ""));
   shown_ = true;
 }
 
