@@ -220,7 +220,7 @@ TEST_F(ChatTerminal, ATargetThatCannotBeWrittenKeepsTheChat) {
   EXPECT_EQ(t.wait(), 1);
   size_t errors = 0;
   for (size_t at = 0; (at = t.shown().find("there/s.stet: expected ", at)) != std::string::npos; ++at) ++errors;
-  EXPECT_EQ(errors, 2u);  // one for each Ctrl-D
+  EXPECT_EQ(errors, 3u);  // one for each Ctrl-D
   EXPECT_EQ(Snapshot::open(snapshot).meta().dialogue.messages.size(), 2u);
 }
 
