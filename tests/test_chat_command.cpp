@@ -1,10 +1,9 @@
 // `stet chat`, `experiment` and `equivalence` as programs meet them: scripts, pipes, processes that are killed.
 #include <gtest/gtest.h>
+#include <poll.h>
 
-#include <chrono>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <thread>
 
 #include "run_command.hpp"
 #include "stet/snapshot.hpp"
@@ -26,6 +25,35 @@ std::vector<Json> lines_of(const std::string& text) {
   for (std::string line; std::getline(in, line);) all.push_back(Json::parse(line));
   return all;
 }
+
+// A pipe with a name, to talk with a process that goes on.
+class Pipe {
+ public:
+  explicit Pipe(std::string path) : path(std::move(path)) {
+    if (::mkfifo(this->path.c_str(), 0600) != 0) std::abort();
+    fd_ = ::open(this->path.c_str(), O_RDWR);
+  }
+  ~Pipe() {
+    ::close(fd_);
+    std::filesystem::remove(path);
+  }
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+
+  void write(const std::string& text) const { ASSERT_EQ(::write(fd_, text.data(), text.size()), static_cast<ssize_t>(text.size())); }
+  // The next line without its end; what came of it, where the rest does not come for a minute.
+  std::string read_line() const {
+    std::string line;
+    pollfd ready{fd_, POLLIN, 0};
+    for (char c = 0; ::poll(&ready, 1, 60000) == 1 && ::read(fd_, &c, 1) == 1 && c != '\n';) line += c;
+    return line;
+  }
+
+  const std::string path;
+
+ private:
+  int fd_ = -1;
+};
 
 class ChatCommand : public testing::Test {
  protected:
@@ -84,24 +112,17 @@ TEST_F(ChatCommand, ScriptsAreCheckedBeforeTheyRun) {
 TEST_F(ChatCommand, KilledAfterEverySaveAndResumed) {
   const Json expected = script();
   for (size_t i = 0; i < 8; ++i) {
-    const std::string pipe = scratch / "pipe";
-    ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-    const int writer = ::open(pipe.c_str(), O_RDWR);
+    const Pipe in(scratch / "in"), err(scratch / "err");
     Args args = {"chat", "--threads", "1", "--save", snapshot, "--autosave"};
     if (i > 0) args.insert(args.end(), {"--resume", snapshot});
-    const CommandRun run(args, pipe, scratch / "out", scratch / "err");
-    const std::string line = expected["turns"][i]["user"].get<std::string>() + "\n";
-    ASSERT_EQ(::write(writer, line.data(), line.size()), static_cast<ssize_t>(line.size()));
-    std::string err;
-    for (int wait = 0; wait < 2000 && err.find("saved ") == std::string::npos; ++wait) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      err = std::filesystem::exists(scratch / "err") ? read_text_file(scratch / "err", 1 << 20) : "";
+    const CommandRun run(args, in.path, scratch / "out", err.path);
+    if (i > 0) {
+      EXPECT_TRUE(err.read_line().starts_with("resumed "));
     }
+    in.write(expected["turns"][i]["user"].get<std::string>() + "\n");
+    EXPECT_TRUE(err.read_line().starts_with("saved "));
     run.send(SIGKILL);
     EXPECT_EQ(run.wait(), -SIGKILL);
-    ::close(writer);
-    std::filesystem::remove(pipe);
-    std::filesystem::remove(scratch / "err");  // what the next process waits for is not there yet
     EXPECT_EQ(read_text_file(scratch / "out", 1 << 20), expected["turns"][i]["model"].get<std::string>() + "\n");
     const Snapshot saved = Snapshot::open(snapshot);
     EXPECT_EQ(static_cast<int64_t>(saved.tokens().size()), expected["turns"][i]["reply_ends"].get<int64_t>());
@@ -235,27 +256,17 @@ TEST_F(ChatCommand, AScriptThatFailsKeepsWhatWasSaid) {
   EXPECT_EQ(Snapshot::open(snapshot).meta().dialogue.messages.size(), 2u);
 }
 
-// A signal while a process waits for its next line, whose only sign is that it has replied to the one before.
 TEST_F(ChatCommand, SignalsEndAChatInGoodOrder) {
   for (const int signal : {SIGTERM, SIGHUP, SIGINT}) {
-    const std::string pipe = scratch / "pipe";
-    ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-    const int writer = ::open(pipe.c_str(), O_RDWR);
-    const std::string replies = scratch / "replies";
-    ASSERT_EQ(::mkfifo(replies.c_str(), 0600), 0);
-    const int reader = ::open(replies.c_str(), O_RDWR);
-    const CommandRun run({"chat", "--threads", "1", "--save", snapshot}, pipe, replies, scratch / "err");
-    ASSERT_EQ(::write(writer, "Set k = 5.\n", 11), 11);
-    std::string reply;
-    for (char c = 0; c != '\n' && ::read(reader, &c, 1) == 1;) reply += c;
-    EXPECT_EQ(reply, "OK, k = 5.\n");
-    run.send(signal);
+    const Pipe in(scratch / "in"), out(scratch / "out"), err(scratch / "err");
+    const CommandRun run({"chat", "--threads", "1", "--save", snapshot}, in.path, out.path, err.path);
+    in.write("Set k = 5.\n");
+    EXPECT_EQ(out.read_line(), "OK, k = 5.");
+    run.send(signal);  // while the process waits for the next line
     EXPECT_EQ(run.wait(), -signal);
-    ::close(reader);
-    ::close(writer);
-    const Snapshot saved = Snapshot::open(snapshot);
-    EXPECT_EQ(saved.meta().dialogue.messages.size(), 2u);
-    for (const std::string& file : {pipe, replies, snapshot}) std::filesystem::remove(file);
+    EXPECT_TRUE(err.read_line().starts_with("saved 25 tokens to " + snapshot));
+    EXPECT_EQ(Snapshot::open(snapshot).meta().dialogue.messages.size(), 2u);
+    std::filesystem::remove(snapshot);
   }
 }
 
