@@ -88,8 +88,8 @@ Entry read_entry(ByteReader& index, uint64_t end, std::span<const std::byte> arc
 class ArchiveSource : public FileSource {
  public:
   ArchiveSource(std::span<const std::byte> archive, std::shared_ptr<const void> keeps_alive, const std::string& path,
-                FileBytes::Drop drop)
-      : FileSource(path, path + ": "), archive_(archive), keeps_alive_(std::move(keeps_alive)), drop_(std::move(drop)) {
+                std::shared_ptr<const MappedFile> mapping)
+      : FileSource(path, path + ": "), archive_(archive), keeps_alive_(std::move(keeps_alive)), mapping_(std::move(mapping)) {
     for (Entry& e : read_archive_index(archive, path).entries) entries_[e.name] = std::move(e);
   }
 
@@ -98,7 +98,7 @@ class ArchiveSource : public FileSource {
   std::shared_ptr<const FileBytes> open(const std::string& name) const override {
     const Entry& e = find(name);
     const auto bytes = archive_.subspan(e.offset, e.size);
-    auto file = std::make_shared<const FileBytes>(path_of(name), bytes, keeps_alive_, drop_);
+    auto file = std::make_shared<const FileBytes>(path_of(name), bytes, keeps_alive_, mapping_);
     check_digest(file->path(), "content", e.digest, digest_of_file(*file));
     return file;
   }
@@ -123,7 +123,7 @@ class ArchiveSource : public FileSource {
 
   std::span<const std::byte> archive_;
   std::shared_ptr<const void> keeps_alive_;
-  FileBytes::Drop drop_;
+  std::shared_ptr<const MappedFile> mapping_;
   std::map<std::string, Entry> entries_;
 };
 
@@ -155,10 +155,9 @@ ArchiveIndex read_archive_index(std::span<const std::byte> archive, const std::s
   return index;
 }
 
-std::shared_ptr<const FileSource> archive_source(std::span<const std::byte> archive,
-                                                 std::shared_ptr<const void> keeps_alive, const std::string& path,
-                                                 FileBytes::Drop drop) {
-  return std::make_shared<const ArchiveSource>(archive, std::move(keeps_alive), path, std::move(drop));
+std::shared_ptr<const FileSource> archive_source(std::span<const std::byte> archive, std::shared_ptr<const void> keeps_alive,
+                                                 const std::string& path, std::shared_ptr<const MappedFile> mapping) {
+  return std::make_shared<const ArchiveSource>(archive, std::move(keeps_alive), path, std::move(mapping));
 }
 
 ArchiveWriter::ArchiveWriter(const FileSource& source, const std::vector<std::string>& names) {

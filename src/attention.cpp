@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "src/gemm.hpp"
+#include "src/kv_writer.hpp"
 #include "stet/ops.hpp"
 
 namespace stet {
@@ -95,7 +96,7 @@ void pack_queries(const Queries& s, size_t first, size_t rows, float* packed) {
 // Of a block, as they are stored: keys, then values.
 Fetch keys_and_values(const Queries& s, int64_t index) {
   const KvShape& shape = s.span.kv->shape();
-  return {s.span.kv->block(index) + shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head)), 2 * shape.head_bytes()};
+  return {s.span.kv->unchecked_block(index) + shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head)), 2 * shape.head_bytes()};
 }
 
 struct BlockView {
@@ -108,7 +109,7 @@ struct BlockView {
 BlockView view_block(const Queries& s, int64_t index, const Local& local) {
   const KvShape& shape = s.span.kv->shape();
   s.span.kv->check(index, s.a.layer);
-  const std::byte* block = s.span.kv->block(index);
+  const std::byte* block = s.span.kv->unchecked_block(index);
   const int64_t head = static_cast<int64_t>(s.kv_head);
   const std::byte* k = block + shape.k_offset(s.a.layer, head);
   const std::byte* v = block + shape.v_offset(s.a.layer, head);
@@ -353,7 +354,7 @@ template <class To, class Convert>
 void store_block(const Span& span, size_t head, int64_t layer, Rows k, Rows v, size_t block, Convert convert) {
   const KvShape& shape = span.kv->shape();
   const size_t head_dim = static_cast<size_t>(shape.head_dim);
-  std::byte* base = span.kv->writable(static_cast<int64_t>(block));
+  std::byte* base = KvWriter(*span.kv).writable(static_cast<int64_t>(block));
   To* keys = reinterpret_cast<To*>(base + shape.k_offset(layer, static_cast<int64_t>(head)));
   To* values = reinterpret_cast<To*>(base + shape.v_offset(layer, static_cast<int64_t>(head)));
   const int64_t begin = static_cast<int64_t>(block) * kBlockPositions;

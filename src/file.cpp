@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -108,59 +107,28 @@ std::string random_digits() {
 
 }  // namespace
 
-namespace {
-
-int64_t modified(const struct stat& info) { return info.st_mtim.tv_sec * int64_t{1'000'000'000} + info.st_mtim.tv_nsec; }
-
-}  // namespace
-
-MappedFile::~MappedFile() {
-  ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
-  ::close(fd_);
-}
-
-void MappedFile::check_unchanged() const {
-  struct stat now = {};
-  if (::fstat(fd_, &now) != 0) throw_io(path_, "a readable file", errno);
-  if (static_cast<size_t>(now.st_size) != bytes_.size()) {
-    throw Error(ErrorKind::io, path_, "size", std::to_string(bytes_.size()) + " bytes, as when it was opened",
-                std::to_string(now.st_size));
-  }
-  if (modified(now) != modified_) throw Error(ErrorKind::io, path_, "", "the file as it was opened", "one written to since");
-}
-
-std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
-  struct stat info = {};
-  Descriptor file(open_for_reading(path, O_NONBLOCK, &info));  // a pipe must not make it wait
-  if (!S_ISREG(info.st_mode))
-    throw Error(ErrorKind::io, path, "", "a regular file", "a device or pipe");
-  if (info.st_size == 0) throw Error(ErrorKind::format, path, "", "a file with content", "0 bytes");
-  const auto size = static_cast<size_t>(info.st_size);
-  void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (address == MAP_FAILED) throw_io(path, "a file that can be mapped", errno);
-  std::shared_ptr<MappedFile> mapped(new MappedFile);
-  mapped->path_ = path;
-  mapped->bytes_ = {static_cast<const std::byte*>(address), size};
-  mapped->fd_ = file.release();
-  mapped->modified_ = modified(info);
-  return mapped;
-}
-
-void MappedFile::drop(size_t offset, size_t size) const {
-  static const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  if (offset > bytes_.size() || size > bytes_.size() - offset) return;
-  const size_t begin = (offset + page - 1) / page * page;
-  const size_t end = (offset + size) / page * page;
-  if (begin >= end) return;
-  ::madvise(const_cast<std::byte*>(bytes_.data()) + begin, end - begin, MADV_DONTNEED);
-}
-
 std::vector<std::byte> read_file(const std::string& path, size_t limit) {
   return read_whole<std::vector<std::byte>>(path, limit);
 }
 
 std::string read_text_file(const std::string& path, size_t limit) {
   return read_whole<std::string>(path, limit);
+}
+
+FileContent read_file_to_memory(const std::string& path) {
+  struct stat info = {};
+  const Descriptor file(open_for_reading(path, O_NONBLOCK, &info));  // a pipe must not make it wait
+  if (!S_ISREG(info.st_mode)) throw Error(ErrorKind::io, path, "", "a regular file", "a device or pipe");
+  const auto size = static_cast<size_t>(info.st_size);
+  FileContent content{Memory(size), size};
+  for (size_t at = 0; at < size;) {
+    const ssize_t count = ::read(file.get(), content.memory.data() + at, size - at);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw_io(path, "a readable file", errno);
+    if (count == 0) throw Error(ErrorKind::io, path, "size", std::to_string(size) + " bytes", std::to_string(at));
+    at += static_cast<size_t>(count);
+  }
+  return content;
 }
 
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {

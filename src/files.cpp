@@ -5,16 +5,22 @@
 #include <map>
 
 #include "stet/error.hpp"
+#include "stet/memory.hpp"
 
 namespace stet {
 namespace {
 
 constexpr size_t kPiece = size_t{1} << 20;
 
+std::shared_ptr<const FileBytes> read_into_memory(const std::string& path) {
+  const auto content = std::make_shared<const FileContent>(read_file_to_memory(path));
+  return std::make_shared<const FileBytes>(path, content->bytes(), content);
+}
+
 class DirectorySource : public FileSource {
  public:
-  explicit DirectorySource(const std::string& directory)
-      : FileSource(directory, directory.empty() || directory.ends_with('/') ? directory : directory + "/") {}
+  DirectorySource(const std::string& directory, bool map)
+      : FileSource(directory, directory.empty() || directory.ends_with('/') ? directory : directory + "/"), map_(map) {}
 
   bool has(const std::string& name) const override {
     std::error_code unknown;  // whatever hinders looking will hinder reading, and be reported there
@@ -27,13 +33,17 @@ class DirectorySource : public FileSource {
     if (std::filesystem::file_size(path, unknown) == 0) {  // which cannot be mapped
       return std::make_shared<const FileBytes>(path, std::span<const std::byte>(), nullptr);
     }
+    if (!map_) return read_into_memory(path);
     const auto file = MappedFile::open(path);
-    return std::make_shared<const FileBytes>(path, file->bytes(), file, drop_pages(*file));
+    return std::make_shared<const FileBytes>(path, file->bytes(), nullptr, file);
   }
 
   std::string read(const std::string& name, size_t limit) const override {
     return read_text_file(path_of(name), limit);
   }
+
+ private:
+  bool map_;
 };
 
 class MemorySource : public FileSource {
@@ -70,12 +80,12 @@ class MemorySource : public FileSource {
 }  // namespace
 
 FileBytes::FileBytes(std::string path, std::span<const std::byte> bytes, std::shared_ptr<const void> keeps_alive,
-                     Drop drop)
-    : path_(std::move(path)), bytes_(bytes), keeps_alive_(std::move(keeps_alive)), drop_(std::move(drop)) {}
+                     std::shared_ptr<const MappedFile> mapping)
+    : path_(std::move(path)), bytes_(bytes), keeps_alive_(std::move(keeps_alive)), mapping_(std::move(mapping)) {}
 
 void FileBytes::drop(size_t offset, size_t size) const {
-  if (!drop_ || offset > bytes_.size() || size > bytes_.size() - offset) return;
-  drop_(bytes_.subspan(offset, size));
+  if (mapping_ == nullptr || offset > bytes_.size() || size > bytes_.size() - offset) return;
+  mapping_->drop(static_cast<size_t>(bytes_.data() - mapping_->bytes().data()) + offset, size);
 }
 
 void FileBytes::stream(const std::function<void(std::span<const std::byte>)>& use) const {
@@ -86,14 +96,8 @@ void FileBytes::stream(const std::function<void(std::span<const std::byte>)>& us
   }
 }
 
-FileBytes::Drop drop_pages(const MappedFile& file) {
-  return [&file](std::span<const std::byte> part) {
-    file.drop(static_cast<size_t>(part.data() - file.bytes().data()), part.size());
-  };
-}
-
-std::shared_ptr<const FileSource> directory_source(const std::string& directory) {
-  return std::make_shared<const DirectorySource>(directory);
+std::shared_ptr<const FileSource> directory_source(const std::string& directory, bool map) {
+  return std::make_shared<const DirectorySource>(directory, map);
 }
 
 std::shared_ptr<const FileSource> memory_source(std::vector<std::pair<std::string, std::string>> files,

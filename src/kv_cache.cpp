@@ -7,121 +7,12 @@
 #include <mutex>
 #include <new>
 
+#include "src/kv_writer.hpp"
 #include "stet/error.hpp"
-#include "stet/file.hpp"
-#include "stet/matrix.hpp"
 #include "stet/memory.hpp"
 #include "stet/team.hpp"
 
 namespace stet {
-
-const char* kv_type_name(KvType type) {
-  return type == KvType::f32 ? "f32" : type == KvType::bf16 ? "bf16" : "f16";
-}
-
-KvType kv_type_of(const std::string& name) {
-  for (KvType type : {KvType::f32, KvType::bf16, KvType::f16}) {
-    if (name == kv_type_name(type)) return type;
-  }
-  throw Error(ErrorKind::argument, "", "kv type", "f32, bf16 or f16", name);
-}
-
-float read_element(KvType type, const std::byte* at) {
-  if (type == KvType::f32) {
-    float x;
-    std::memcpy(&x, at, sizeof x);
-    return x;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, at, sizeof bits);
-  return type == KvType::bf16 ? widen_bf16(bits) : widen_f16(bits);
-}
-
-void write_element(KvType type, std::byte* at, float x) {
-  if (type == KvType::f32) {
-    std::memcpy(at, &x, sizeof x);
-    return;
-  }
-  const uint16_t bits = type == KvType::bf16 ? round_bf16(x) : round_f16(x);
-  std::memcpy(at, &bits, sizeof bits);
-}
-
-std::vector<Digest> layer_digests(const KvShape& shape, const std::byte* block) {
-  std::vector<Digest> digests(static_cast<size_t>(shape.layers));
-  const size_t part = shape.layer_bytes(), rest = shape.block_bytes() - shape.content_bytes();
-  for (size_t i = 0; i < digests.size(); ++i) {
-    digests[i] = digest_of({block + i * part, part + (i + 1 == digests.size() ? rest : 0)});
-  }
-  return digests;
-}
-
-// ---------------------------------------------------------------- a block
-
-namespace {
-constexpr uint8_t kUnknown = 0, kGood = 1, kBad = 2, kBusy = 3;
-}
-
-KvBlock::KvBlock(const std::byte* data, std::shared_ptr<const void> owner, std::vector<Digest> digests, std::string file)
-    : data_(const_cast<std::byte*>(data)),  // never written: writable() is false
-      owner_(std::move(owner)),
-      file_(std::move(file)),
-      digests_(std::move(digests)),
-      checked_(new std::atomic<uint8_t>[digests_.size()]) {
-  for (size_t i = 0; i < digests_.size(); ++i) checked_[i].store(kUnknown, std::memory_order_relaxed);
-}
-
-size_t KvBlock::part_of(const KvShape& shape, int64_t layer) const {
-  const bool whole = digests_.size() != static_cast<size_t>(shape.layers);  // a file of format version 1
-  return whole ? 0 : static_cast<size_t>(layer);
-}
-
-uint8_t KvBlock::look(const KvShape& shape, size_t part) const {
-  const size_t from = part * shape.layer_bytes();
-  const size_t to = part + 1 == digests_.size() ? shape.block_bytes() : from + shape.layer_bytes();
-  const uint8_t found = digest_of({data_ + from, to - from}) == digests_[part] ? kGood : kBad;
-  checked_[part].store(found, std::memory_order_release);
-  return found;
-}
-
-bool KvBlock::check(const KvShape& shape, int64_t layer) const {
-  if (!checked_) return true;
-  const size_t part = part_of(shape, layer);
-  uint8_t state = checked_[part].load(std::memory_order_acquire);
-  if (state != kGood && state != kBad) state = look(shape, part);
-  return state == kGood;
-}
-
-bool KvBlock::known_good(const KvShape& shape, int64_t layer) const {
-  if (!checked_) return true;
-  const size_t part = part_of(shape, layer);
-  uint8_t state = kUnknown;
-  if (checked_[part].compare_exchange_strong(state, kBusy, std::memory_order_acquire)) state = look(shape, part);
-  return state == kGood;
-}
-
-bool KvBlock::looked_at(const KvShape& shape, int64_t layer) const {
-  return checked_ && checked_[part_of(shape, layer)].load(std::memory_order_acquire) != kUnknown;
-}
-
-std::string KvBlock::damage(int64_t index, int64_t layer) const {
-  return "KV block " + std::to_string(index) + ", layer " + std::to_string(layer);
-}
-
-void KvBlock::check_all(const KvShape& shape, int64_t index) const {
-  for (int64_t layer = 0; checked_ && layer < shape.layers; ++layer) {
-    if (!check(shape, layer)) throw Error(ErrorKind::format, file_, damage(index, layer), "the bytes that were saved", "others");
-  }
-}
-
-std::vector<Digest> KvBlock::digests(const KvShape& shape) const {
-  const std::lock_guard lock(mutex_);
-  if (digests_.size() != static_cast<size_t>(shape.layers)) {
-    std::vector<Digest> found = layer_digests(shape, data_);
-    if (checked_) return found;
-    digests_ = std::move(found);
-  }
-  return digests_;
-}
 
 // ---------------------------------------------------------------- memory
 
@@ -186,8 +77,16 @@ KvCache::KvCache(const KvCache& other)
       prepared_(other.size_),
       blocks_(other.blocks_),
       visible_(other.visible_),
-      files_(other.files_),
-      doubt_(std::make_shared<std::atomic<bool>>(false)) {}
+      mappings_(other.mappings_),
+      doubt_(std::make_shared<std::atomic<bool>>(false)) {
+  for (const std::shared_ptr<KvBlock>& block : blocks_) block->mark_shared();
+}
+
+const std::byte* KvCache::block(int64_t index) const {
+  const KvBlock& block = block_info(index);
+  block.check_all(shape_, index);
+  return block.data();
+}
 
 std::shared_ptr<KvBlock> KvCache::fresh_block() {
   if (pool_ != nullptr) {
@@ -197,39 +96,22 @@ std::shared_ptr<KvBlock> KvCache::fresh_block() {
   return std::make_shared<KvBlock>(memory->data(), memory);
 }
 
-// Before a write: the block becomes this cache's alone, and forgets what is known of its bytes.
+// Before a write: the block becomes this cache's alone, and forgets what is known of its bytes. What comes from a file is
+// judged by the copy, which nobody else can change.
 void KvCache::own_block(int64_t index) {
   std::shared_ptr<KvBlock>& block = blocks_[static_cast<size_t>(index)];
-  // Another thread may have dropped the last other reference just now. Taking one of our own orders its reads
-  // before our writes; looking at the count alone would not.
-  const std::shared_ptr<KvBlock> held = block;
-  if (held.use_count() == 2 && held->writable()) {
-    held->digests_.clear();
+  if (block->saved() == nullptr && !block->shared()) {
+    block->digests_.clear();
     return;
   }
-  held->check_all(shape_, index);
   std::shared_ptr<KvBlock> copy = fresh_block();
-  std::memcpy(copy->data_, held->data_, shape_.block_bytes());
+  std::memcpy(copy->data_, block->data_, shape_.block_bytes());
+  if (block->saved() != nullptr && !block->saved_as(shape_, copy->data_)) {
+    block = block->unlooked();
+    block->check_all(shape_, index);  // names the layer
+    throw DamagedBlock(block->saved()->file, index, 0);
+  }
   block = std::move(copy);
-}
-
-void KvCache::prepare(int64_t count) {
-  if (count > capacity_ - size_) {
-    throw Error(ErrorKind::capacity, "", "tokens", "at most " + std::to_string(capacity_) + " positions (--ctx)",
-                std::to_string(size_) + " + " + std::to_string(count));
-  }
-  const int64_t needed = blocks_of(size_ + count);
-  if (count > 0 && size_ % kBlockPositions != 0) own_block(size_ / kBlockPositions);
-  try {
-    while (blocks() < needed) {
-      blocks_.push_back(fresh_block());
-      visible_.push_back(~uint64_t{0});
-    }
-  } catch (...) {
-    drop_blocks(blocks_of(size_));
-    throw;
-  }
-  prepared_ = size_ + count;
 }
 
 void KvCache::drop_blocks(int64_t kept) {
@@ -240,48 +122,12 @@ void KvCache::drop_blocks(int64_t kept) {
 void KvCache::zero_slots(int64_t index, size_t from, size_t to) {
   const size_t element = shape_.element_size(), row = static_cast<size_t>(shape_.head_dim) * element;
   for (int64_t i = 0; i < shape_.layers * shape_.kv_heads; ++i) {
-    std::byte* k = writable(index) + static_cast<size_t>(i) * 2 * shape_.head_bytes();
+    std::byte* k = blocks_[static_cast<size_t>(index)]->data_ + static_cast<size_t>(i) * 2 * shape_.head_bytes();
     for (int64_t d = 0; d < shape_.head_dim; ++d) {
       std::memset(k + (static_cast<size_t>(d) * kBlockPositions + from) * element, 0, (to - from) * element);
     }
     std::memset(k + shape_.head_bytes() + from * row, 0, (to - from) * row);
   }
-}
-
-void KvCache::truncate(int64_t size) {
-  if (size >= prepared_) return;
-  const int64_t kept = blocks_of(size);
-  const size_t from = static_cast<size_t>(size % kBlockPositions);
-  if (from != 0) {
-    own_block(kept - 1);
-    zero_slots(kept - 1, from, kBlockPositions);
-    visible_[static_cast<size_t>(kept - 1)] |= ~uint64_t{0} << from;
-  }
-  drop_blocks(kept);
-  size_ = prepared_ = size;
-}
-
-void KvCache::hide(int64_t begin, int64_t end) {
-  for (int64_t at = begin; at < end;) {
-    const int64_t index = at / kBlockPositions, stop = std::min(end, (index + 1) * kBlockPositions);
-    const size_t from = static_cast<size_t>(at % kBlockPositions), count = static_cast<size_t>(stop - at);
-    const uint64_t bits = (count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << from;
-    uint64_t& visible = visible_[static_cast<size_t>(index)];
-    visible &= ~bits;
-    if (visible == 0) {
-      blocks_[static_cast<size_t>(index)] = fresh_block();
-    } else {
-      own_block(index);
-      zero_slots(index, from, from + count);
-    }
-    at = stop;
-  }
-}
-
-void KvCache::adopt(std::vector<std::shared_ptr<KvBlock>> blocks, std::vector<uint64_t> visible, int64_t size) {
-  blocks_ = std::move(blocks);
-  visible_ = std::move(visible);
-  size_ = prepared_ = size;
 }
 
 int64_t visible_positions(const KvCache& kv) {
@@ -290,36 +136,132 @@ int64_t visible_positions(const KvCache& kv) {
   return n;
 }
 
-void KvCache::check_mapped(int64_t index, int64_t layer) const {
-  if (!blocks_[static_cast<size_t>(index)]->known_good(shape_, layer)) doubt_->store(true, std::memory_order_relaxed);
+void KvCache::check_saved(int64_t index, int64_t layer) const {
+  if (!block_info(index).known_good(shape_, layer)) doubt_->store(true, std::memory_order_relaxed);
 }
 
-void KvCache::throw_damage() const {
-  if (!doubt_->exchange(false)) return;
+// A file that changed before or during the pass is seen by its stamp afterwards.
+bool KvCache::pass_was_sound() const {
+  if (doubt_->exchange(false)) return false;
+  return std::ranges::all_of(mappings_, [](const Mapping& m) { return m.file->stamp() == m.stamp; });
+}
+
+std::vector<int64_t> KvCache::saved_blocks() const {
+  std::vector<int64_t> found;
   for (int64_t b = 0; b < blocks(); ++b) {
-    const KvBlock& block = *blocks_[static_cast<size_t>(b)];
-    for (int64_t layer = 0; layer < shape_.layers; ++layer) {
-      if (block.looked_at(shape_, layer) && !block.check(shape_, layer)) block.check_all(shape_, b);
+    if (block_info(b).saved() != nullptr) found.push_back(b);
+  }
+  return found;
+}
+
+// What is known of blocks of files that have changed is forgotten, by this cache alone: another's pass may be looking at them.
+// Returns which blocks that was.
+std::vector<bool> KvCache::forget_changed_files() {
+  std::vector<bool> forgotten(blocks_.size());
+  for (Mapping& m : mappings_) {
+    const FileStamp now = m.file->stamp();
+    if (now == m.stamp) continue;
+    m.stamp = now;
+    for (const int64_t b : saved_blocks()) {
+      std::shared_ptr<KvBlock>& block = blocks_[static_cast<size_t>(b)];
+      if (block->saved()->mapping != m.file) continue;
+      block = block->unlooked();
+      forgotten[static_cast<size_t>(b)] = true;
     }
   }
+  return forgotten;
 }
 
-void KvCache::check_files() const {
-  for (const auto& file : files_) file->check_unchanged();
+std::vector<int64_t> KvCache::find_damage(Look look, int threads) {
+  const std::vector<bool> forgotten = forget_changed_files();
+  const std::vector<int64_t> saved = saved_blocks();
+  const size_t layers = static_cast<size_t>(shape_.layers);
+  std::vector<uint8_t> good(saved.size() * layers, 1);
+  if (saved.empty()) return {};
+  run_each(threads, good.size(), [&](size_t i) {
+    const int64_t b = saved[i / layers], layer = static_cast<int64_t>(i % layers);
+    const KvBlock& block = block_info(b);
+    if (look == Look::again && !forgotten[static_cast<size_t>(b)] && !block.looked_at(shape_, layer)) return;
+    good[i] = block.check(shape_, layer);
+  });
+  std::vector<int64_t> damaged;
+  for (size_t i = 0; i < saved.size(); ++i) {
+    const auto begin = good.begin() + static_cast<std::ptrdiff_t>(i * layers);
+    if (std::count(begin, begin + static_cast<std::ptrdiff_t>(layers), 0) > 0) damaged.push_back(saved[i]);
+  }
+  return damaged;
 }
 
 void KvCache::check_all(int threads) const {
-  check_files();
-  std::vector<int64_t> mapped;
-  for (int64_t b = 0; b < blocks(); ++b) {
-    if (!blocks_[static_cast<size_t>(b)]->writable()) mapped.push_back(b);
-  }
-  if (mapped.empty()) return;
+  const std::vector<int64_t> saved = saved_blocks();
+  if (saved.empty()) return;
   const size_t layers = static_cast<size_t>(shape_.layers);
-  run_each(threads, mapped.size() * layers, [&](size_t i) {
-    blocks_[static_cast<size_t>(mapped[i / layers])]->check(shape_, static_cast<int64_t>(i % layers));
-  });
-  for (const int64_t b : mapped) blocks_[static_cast<size_t>(b)]->check_all(shape_, b);
+  run_each(threads, saved.size() * layers, [&](size_t i) { block_info(saved[i / layers]).check(shape_, static_cast<int64_t>(i % layers)); });
+  for (const int64_t b : saved) block_info(b).check_all(shape_, b);
+}
+
+// ---------------------------------------------------------------- changes
+
+void KvWriter::prepare(int64_t count) {
+  if (count > kv_.capacity_ - kv_.size_) {
+    throw Error(ErrorKind::capacity, "", "tokens", "at most " + std::to_string(kv_.capacity_) + " positions (--ctx)",
+                std::to_string(kv_.size_) + " + " + std::to_string(count));
+  }
+  const int64_t needed = blocks_of(kv_.size_ + count);
+  if (count > 0 && kv_.size_ % kBlockPositions != 0) kv_.own_block(kv_.size_ / kBlockPositions);
+  try {
+    while (kv_.blocks() < needed) {
+      kv_.blocks_.push_back(kv_.fresh_block());
+      kv_.visible_.push_back(~uint64_t{0});
+    }
+  } catch (...) {
+    kv_.drop_blocks(blocks_of(kv_.size_));
+    throw;
+  }
+  kv_.prepared_ = kv_.size_ + count;
+}
+
+void KvWriter::truncate(int64_t size) {
+  if (size >= kv_.prepared_) return;
+  const int64_t kept = blocks_of(size);
+  const size_t from = static_cast<size_t>(size % kBlockPositions);
+  if (from != 0) {
+    kv_.own_block(kept - 1);
+    kv_.zero_slots(kept - 1, from, kBlockPositions);
+    kv_.visible_[static_cast<size_t>(kept - 1)] |= ~uint64_t{0} << from;
+  }
+  kv_.drop_blocks(kept);
+  kv_.size_ = kv_.prepared_ = size;
+}
+
+void KvWriter::hide(int64_t begin, int64_t end) {
+  for (int64_t at = begin; at < end;) {
+    const int64_t index = at / kBlockPositions, stop = std::min(end, (index + 1) * kBlockPositions);
+    const size_t from = static_cast<size_t>(at % kBlockPositions), count = static_cast<size_t>(stop - at);
+    const uint64_t bits = (count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << from;
+    uint64_t& visible = kv_.visible_[static_cast<size_t>(index)];
+    visible &= ~bits;
+    if (visible == 0) {
+      kv_.blocks_[static_cast<size_t>(index)] = kv_.fresh_block();
+    } else {
+      kv_.own_block(index);
+      kv_.zero_slots(index, from, from + count);
+    }
+    at = stop;
+  }
+}
+
+void KvWriter::adopt(std::vector<std::shared_ptr<KvBlock>> blocks, std::vector<uint64_t> visible, int64_t size) {
+  kv_.mappings_.clear();
+  for (const std::shared_ptr<KvBlock>& block : blocks) {
+    if (block->saved() == nullptr || block->saved()->mapping == nullptr) continue;
+    const std::shared_ptr<const MappedFile>& file = block->saved()->mapping;
+    const bool known = std::ranges::any_of(kv_.mappings_, [&](const KvCache::Mapping& m) { return m.file == file; });
+    if (!known) kv_.mappings_.push_back({file, file->opened()});
+  }
+  kv_.blocks_ = std::move(blocks);
+  kv_.visible_ = std::move(visible);
+  kv_.size_ = kv_.prepared_ = size;
 }
 
 }  // namespace stet

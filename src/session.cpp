@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "src/gemm.hpp"
+#include "src/kv_writer.hpp"
 #include "stet/error.hpp"
 
 namespace stet {
@@ -78,6 +79,9 @@ Pass make_pass(const ComputeOptions& compute, Workspace& w, std::span<Rows> hidd
           cut(w.x),             cut(w.normed),    cut(w.qkv),   cut(w.attention), cut(w.gate_up), cut(w.mlp), cut(w.out)};
 }
 
+// How often a call begins anew because a file has changed meanwhile.
+constexpr int kMostMends = 8;
+
 }  // namespace
 
 std::string contract_name(const ComputeOptions& compute) {
@@ -105,6 +109,7 @@ Session::Session(std::shared_ptr<const Model> model, const SessionOptions& optio
 
 Session::Session(std::shared_ptr<const Model> model, State state, const SessionOptions& options)
     : model_(std::move(model)), compute_(options.compute), state_(std::move(state)) {
+  logits_shared_.set();
   check(compute_, *model_);
   const KvShape& shape = state_.kv.shape();
   if (!(shape == kv_shape(model_->config(), shape.type)) || state_.kv.size() != size()) {
@@ -126,6 +131,11 @@ void Session::set_compute(const ComputeOptions& compute) {
                 contract_name(compute));
   }
   compute_ = compute;
+}
+
+Session::Session(const Session& other) : model_(other.model_), compute_(other.compute_), state_(other.state_) {
+  other.logits_shared_.set();
+  logits_shared_.set();
 }
 
 Session Session::fork() const {
@@ -170,17 +180,29 @@ void Session::advance(std::span<const BatchEntry> batch, const Sinks& sinks) {
   }
 }
 
+namespace {
+
+// What `step` does for one entry of a batch; an Error names the entry.
+template <class Step>
+void for_entry(size_t entries, size_t index, Step step) {
+  try {
+    step();
+  } catch (const Error& e) {
+    if (entries == 1) throw;
+    throw Error(e.kind, e.file, place(index) + e.field, e.expected, e.found);
+  }
+}
+
+}  // namespace
+
 void Session::begin_entry(std::span<const BatchEntry> batch, size_t index) {
   const BatchEntry& entry = batch[index];
-  try {
+  for_entry(batch.size(), index, [&] {
     for (const BatchEntry& other : batch.first(entry.session->growth_.before < 0 ? 0 : index)) {
       if (other.session == entry.session) throw Error(ErrorKind::argument, "", "session", "one that stands once", "one that stands twice");
     }
     entry.session->begin(*batch[0].session, entry.ids);
-  } catch (const Error& e) {
-    if (batch.size() == 1) throw;
-    throw Error(e.kind, e.file, place(index) + e.field, e.expected, e.found);
-  }
+  });
 }
 
 // What can fail before the first pass; preparing the cache comes last, so that a failure leaves nothing to undo.
@@ -191,19 +213,56 @@ void Session::begin(const Session& first, std::span<const int32_t> ids) {
     throw Error(ErrorKind::argument, "", "contract", contract_name(first.compute_) + ", as of the first session", contract_name(compute_));
   }
   check_ids(ids, model_->config().vocab_size);
-  state_.kv.check_files();
   state_.tokens.reserve(static_cast<size_t>(capacity()));  // once: later tokens allocate nothing
-  std::shared_ptr<std::vector<float>> logits = state_.logits;
-  if (logits == nullptr || logits.use_count() > 2) logits = std::make_shared<std::vector<float>>();
-  logits->reserve(static_cast<size_t>(model_->config().vocab_size));
-  state_.kv.prepare(static_cast<int64_t>(ids.size()));
+  std::shared_ptr<std::vector<float>> logits = spare_ != nullptr ? std::move(spare_) : logits_room();
+  // Those of the token before become the next spare ones, unless there are none or others have them.
+  if (state_.logits == nullptr || logits_shared_.is_set()) spare_ = logits_room();
+  with_mending([&] { KvWriter(state_.kv).prepare(static_cast<int64_t>(ids.size())); });
   growth_ = {size(), std::move(logits)};
 }
 
+std::shared_ptr<std::vector<float>> Session::logits_room() const {
+  auto room = std::make_shared<std::vector<float>>();
+  room->reserve(static_cast<size_t>(model_->config().vocab_size));
+  return room;
+}
+
 void Session::undo() {
-  state_.kv.truncate(growth_.before);
+  KvWriter(state_.kv).truncate(growth_.before);
   state_.tokens.resize(static_cast<size_t>(growth_.before));
+  spare_ = std::move(growth_.logits);
   growth_ = {};
+}
+
+// Runs what reads blocks, and changes nothing when it throws, until none of them was damaged.
+template <class Reads>
+void Session::with_mending(Reads reads) {
+  for (int tries = 0;; ++tries) {
+    try {
+      return reads();
+    } catch (const DamagedBlock&) {
+      if (tries == kMostMends) throw;
+    }
+    mend(KvCache::Look::at_all);
+  }
+}
+
+// Runs a pass until all that it read of files was what was saved there. Its spans are those of the entries from `first_entry` on.
+void Session::run_until_sound(std::span<const BatchEntry> batch, size_t first_entry, const Pass& pass, const Workspace& w) {
+  const Session& first = *batch[0].session;
+  const auto forward = [&](Team t) { first.model_->forward(t, pass); };
+  for (int tries = 0; tries <= kMostMends; ++tries) {
+    run_operations(threads_of(first.compute_), std::ref(forward));  // by reference: a copy of the closure would be allocated
+    bool sound = true;
+    for (size_t i = first_entry; i < first_entry + w.spans.size(); ++i) {
+      Session& session = *batch[i].session;
+      if (session.state_.kv.pass_was_sound()) continue;
+      sound = false;
+      for_entry(batch.size(), i, [&] { session.mend(KvCache::Look::again); });
+    }
+    if (sound) return;
+  }
+  throw Error(ErrorKind::io, "", "state", "files that keep still while a pass reads them", "one that changed every time");
 }
 
 // The next `most` tokens of the batch: a stretch of consecutive entries, of which the first may have begun already and the
@@ -223,14 +282,12 @@ void Session::run_pass(std::span<const BatchEntry> batch, size_t most, Workspace
   const Session& first = *batch[0].session;
   Taps taps(sinks.hidden ? first.model_->config().layers + 1 : 0, w);
   const Pass pass = make_pass(first.compute_, w, taps.rows);
-  const auto forward = [&](Team t) { first.model_->forward(t, pass); };
-  run_operations(threads_of(first.compute_), std::ref(forward));  // by reference: a copy of the closure would be allocated
-  for (const Span& span : w.spans) span.kv->throw_damage();
+  run_until_sound(batch, entry, pass, w);
   hand_out(first, pass, w, sinks);
   for (const Span& span : w.spans) {
     const BatchEntry& e = batch[entry];
     const auto ids = w.ids.begin() + static_cast<std::ptrdiff_t>(span.row);
-    span.kv->commit(static_cast<int64_t>(span.count));
+    KvWriter(*span.kv).commit(static_cast<int64_t>(span.count));
     e.session->state_.tokens.insert(e.session->state_.tokens.end(), ids, ids + static_cast<std::ptrdiff_t>(span.count));
     std::copy_n(pass.out.row(span.row + span.count - 1), pass.out.width, w.last.row(entry++));
     if (sinks.progress) sinks.progress(static_cast<int64_t>(done(e)));
@@ -252,7 +309,7 @@ void Session::run_head(const Pass& pass, Rows hidden, Rows logits) const {
   run_operations(threads_of(compute_), std::ref(head));
 }
 
-// Nothing here can fail: logits that no fork shares are overwritten.
+// Nothing here can fail. Logits of the token before are written to again at the next, unless others have them.
 void Session::finish(std::span<const BatchEntry> batch, Workspace& w) {
   const Session& first = *batch[0].session;
   const Pass pass = make_pass(first.compute_, w, {});
@@ -262,7 +319,9 @@ void Session::finish(std::span<const BatchEntry> batch, Workspace& w) {
     for (size_t i = 0; i < part.count; ++i) {
       Session& session = *batch[at + i].session;
       session.growth_.logits->assign(part.row(i), part.row(i) + part.width);
+      if (session.spare_ == nullptr) session.spare_ = std::move(session.state_.logits);
       session.state_.logits = std::move(session.growth_.logits);
+      session.logits_shared_.clear();
       session.growth_ = {};
     }
   }
@@ -279,12 +338,13 @@ void Session::rewind(int64_t to) {
                 "a position after " + std::to_string(state_.floor()) + ", where the session was pruned", std::to_string(to));
   }
   cut(to);
+  forget_edits(state_, to);
   state_.generation.rewind(to);
   state_.dialogue.rewind(to + shifted_out(state_.prunes));
 }
 
 void Session::cut(int64_t to) {
-  state_.kv.truncate(to);
+  with_mending([&] { KvWriter(state_.kv).truncate(to); });
   state_.tokens.resize(static_cast<size_t>(to));
   state_.logits.reset();
 }
@@ -292,13 +352,27 @@ void Session::cut(int64_t to) {
 int64_t Session::prune(const PruneOptions& options) {
   refuse_in_sink("prune");
   logits();  // a rewound session cannot compute them any more when keys are gone
-  return stet::prune(state_, model_->config(), options);
+  int64_t gone = 0;
+  with_mending([&] { gone = stet::prune(state_, model_->config(), options); });
+  return gone;
 }
 
 void Session::prune_range(int64_t begin, int64_t end, bool shift) {
   refuse_in_sink("prune");
   logits();
-  stet::prune_range(state_, model_->config(), begin, end, shift);
+  with_mending([&] { stet::prune_range(state_, model_->config(), begin, end, shift); });
+}
+
+void Session::set_key(int64_t layer, int64_t head, int64_t position, std::span<const float> x) {
+  refuse_in_sink("set_key");
+  logits();
+  with_mending([&] { stet::set_key(state_, layer, head, position, x); });
+}
+
+void Session::set_value(int64_t layer, int64_t head, int64_t position, std::span<const float> x) {
+  refuse_in_sink("set_value");
+  logits();
+  with_mending([&] { stet::set_value(state_, layer, head, position, x); });
 }
 
 std::span<const float> Session::logits() {
@@ -309,12 +383,15 @@ std::span<const float> Session::logits() {
     again.cut(size() - 1);
     again.append({&state_.tokens.back(), 1});
     state_.logits = std::move(again.state_.logits);
+    logits_shared_.clear();
   }
   return *state_.logits;
 }
 
 const State& Session::state() {
   logits();
+  mend(KvCache::Look::at_all);
+  logits_shared_.set();  // whoever copies the state shares them
   return state_;
 }
 

@@ -32,7 +32,7 @@ std::vector<Digest> all_block_digests(const KvCache& kv, int threads) {
   std::vector<Digest> digests(blocks * layers);
   kv.check_all(threads_or_all(threads));
   run_each(threads_or_all(threads), blocks, [&](size_t b) {
-    const std::vector<Digest> of = kv.shared_block(static_cast<int64_t>(b))->digests(kv.shape());
+    const std::vector<Digest> of = kv.block_info(static_cast<int64_t>(b)).digests(kv.shape());
     std::copy(of.begin(), of.end(), digests.begin() + static_cast<std::ptrdiff_t>(b * layers));
   });
   return digests;
@@ -48,6 +48,7 @@ StateDigests combine_digests(const SnapshotMeta& meta, const Digest& tokens, std
   w.text(meta.contract + " " + std::to_string(meta.contract_version) + " " + kv_type_name(meta.kv.type) + " " +
          meta.fingerprints.back().second + " " + encode_generation(meta.generation));
   if (!meta.prunes.empty()) w.text(" " + encode_prunes(meta.prunes));
+  if (!meta.edits.empty()) w.text(" edits " + encode_edits(meta.edits));
   if (!meta.dialogue.empty()) w.text(" " + encode_dialogue(meta.dialogue));
   for (const Digest& part : {d.tokens, digest_of(std::as_bytes(visible)), d.logits, d.kv}) {
     w.u64(part.low);
@@ -111,7 +112,8 @@ struct SnapshotWriter {
       index.digest = digest_of(index_bytes.data());
       file.write_at(index.offset, index_bytes.data());
     }
-    const uint64_t required = (options.form != SnapshotForm::full ? kElsewhere : 0) | (options.compress != 0 ? kCompressed : 0);
+    const uint64_t required = (options.form != SnapshotForm::full ? kElsewhere : 0) | (options.compress != 0 ? kCompressed : 0) |
+                              (meta.edits.empty() ? 0 : kEdited);
     file.write_at(0, encode_front(sections, required, digests.state));
     file.commit();
   }
@@ -173,8 +175,9 @@ struct SnapshotWriter {
     const KvShape& shape = state.kv.shape();
     if (options.compress == 0) {
       uint64_t offset = 0;
+      std::vector<std::byte> copy;
       for (const int64_t b : stored) {
-        file.write({state.kv.block(b), shape.block_bytes()});
+        file.write(bytes_to_write(b, copy));
         note(b, kRaw, offset, shape.block_bytes());
         offset += shape.block_bytes();
       }
@@ -195,11 +198,22 @@ struct SnapshotWriter {
     }
   }
 
+  // Of a block. What lies in a mapped file is judged by a copy, which nobody else can change.
+  std::span<const std::byte> bytes_to_write(int64_t block, std::vector<std::byte>& copy) const {
+    const KvBlock& info = state.kv.block_info(block);
+    const size_t size = state.kv.shape().block_bytes();
+    if (info.saved() == nullptr) return {info.data(), size};
+    copy.assign(info.data(), info.data() + size);
+    if (!info.saved_as(state.kv.shape(), copy.data())) throw DamagedBlock(info.saved()->file, block, 0);
+    return copy;
+  }
+
   std::vector<std::vector<std::byte>> compress(std::span<const int64_t> some, int threads) const {
     const KvShape& shape = state.kv.shape();
     std::vector<std::vector<std::byte>> packed(some.size());
     run_each(threads, some.size(), [&](size_t i) {
-      packed[i] = compress_planes({state.kv.block(some[i]), shape.block_bytes()}, shape.element_size(), options.compress);
+      std::vector<std::byte> copy;
+      packed[i] = compress_planes(bytes_to_write(some[i], copy), shape.element_size(), options.compress);
     });
     return packed;
   }
@@ -250,6 +264,9 @@ StateDigests write_state(const State& state, SnapshotMeta meta, const std::strin
                   "a snapshot of format version 2 with keys and values of the same shape", "another");
     }
   }
+  if (options.form == SnapshotForm::recipe && !state.edits.empty()) {
+    throw Error(ErrorKind::argument, path, "form", "full or delta (keys or values were edited: they cannot be computed again)", "recipe");
+  }
   check_generation(state.generation, meta_vocab(meta), state.size(), "");
   check_dialogue(state.dialogue, state.drawn(), "");
   SnapshotWriter writer(state, std::move(meta), options);
@@ -259,18 +276,35 @@ StateDigests write_state(const State& state, SnapshotMeta meta, const std::strin
 
 }  // namespace
 
+namespace {
+
+// What reads all blocks of a session, again where a mapped file has changed since the session looked at it.
+template <class Reads>
+StateDigests with_whole_state(Session& session, Reads reads) {
+  constexpr int kMostTries = 8;
+  for (int tries = 0;; ++tries) {
+    const State& state = session.state();  // computes what is missing or damaged
+    try {
+      return reads(state);
+    } catch (const DamagedBlock&) {
+      if (tries == kMostTries) throw;
+    }
+  }
+}
+
+}  // namespace
+
 StateDigests digests_of(Session& session) {
-  const State& state = session.state();
-  const std::span<const float> logits = session.logits();
-  return combine_digests(meta_of(session, ""), digest_of_all(state.tokens), visibility(state.kv),
-                         digest_of(std::as_bytes(logits)), all_block_digests(state.kv, session.compute().threads));
+  return with_whole_state(session, [&](const State& state) {
+    return combine_digests(meta_of(session, ""), digest_of_all(state.tokens), visibility(state.kv),
+                           digest_of(std::as_bytes(session.logits())), all_block_digests(state.kv, session.compute().threads));
+  });
 }
 
 StateDigests Snapshot::save(Session& session, const std::string& tokenizer, const std::string& path, const SaveOptions& options) {
   SaveOptions o = options;
   if (o.threads == 0) o.threads = session.compute().threads;
-  const State& state = session.state();  // may compute: before anything else is looked at
-  return write_state(state, meta_of(session, tokenizer), path, o, nullptr);
+  return with_whole_state(session, [&](const State& state) { return write_state(state, meta_of(session, tokenizer), path, o, nullptr); });
 }
 
 StateDigests Snapshot::save(const State& state, const Snapshot& like, const std::string& path, const SaveOptions& options) {
@@ -280,6 +314,7 @@ StateDigests Snapshot::save(const State& state, const Snapshot& like, const std:
   meta.positions = state.size();
   meta.generation = state.generation;
   meta.prunes = state.prunes;
+  meta.edits = state.edits;
   meta.dialogue = state.dialogue;
   return write_state(state, std::move(meta), path, options, &like);
 }

@@ -56,8 +56,8 @@ Header decode_header(std::span<const std::byte> file, const std::string& path) {
   h.state = get(r, "state digest");
   r.bytes(24, "reserved");
   check_digest(path, "header", get(r, "header digest"), file.first(kDigestedHeaderBytes));
-  if ((required & ~(kElsewhere | kCompressed)) != 0) {
-    throw Error(ErrorKind::unsupported, path, "required features", "bits 1 and 2 at most", std::to_string(required));
+  if ((required & ~(kElsewhere | kCompressed | kEdited)) != 0) {
+    throw Error(ErrorKind::unsupported, path, "required features", "bits 1, 2 and 4 at most", std::to_string(required));
   }
   check_equal(path, "header size", kHeaderBytes, header_bytes);
   check_equal(path, "section table", kHeaderBytes, table);

@@ -5,7 +5,7 @@
 //     8   4  format version: 2
 //    12   4  bytes of this header: 128
 //    16   8  required features: bits that a reader must know. 1: not all keys and values are in this file (delta, recipe);
-//            2: blocks are compressed
+//            2: blocks are compressed; 4: keys or values were edited, META says which (edits)
 //    24   8  optional features: bits that a reader may ignore; none is defined
 //    32   8  size of the file
 //    40   4  number of sections, at most 256
@@ -25,8 +25,8 @@
 //    48  16  reserved
 //   sections, written in this order, each at a multiple of 64
 //     META     JSON: form, parent, contract, kv type, model config and fingerprints, tokenizer fingerprint, capacity,
-//              generation state (sampling, seed, stops, turns, what an open reply holds back), log of prunes,
-//              messages
+//              generation state (sampling, seed, stops, turns, what an open reply holds back), logs of prunes
+//              and edits, messages
 //     TOKENS   i32 per position
 //     VISIBLE  u64 per block: bit t is set when position 64 b + t may be attended to
 //     LOGITS   f32 [vocab_size], of the last position; empty without positions, and in a recipe
@@ -66,7 +66,7 @@ inline constexpr const char* kSectionNames[] = {"META", "TOKENS", "VISIBLE", "LO
 inline bool is_archive_section(const std::string& name) { return name == "WEIGHTS" || name == "TOKENIZR"; }
 bool is_known_section(const std::string& name);
 
-constexpr uint64_t kElsewhere = 1, kCompressed = 2;  // required features
+constexpr uint64_t kElsewhere = 1, kCompressed = 2, kEdited = 4;  // required features
 constexpr uint32_t kRaw = 0, kPlanes = 1;            // encodings of a block
 
 // Where a section begins that follows byte `end` of the file.

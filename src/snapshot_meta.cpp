@@ -1,5 +1,6 @@
 #include "src/snapshot_meta.hpp"
 
+#include <algorithm>
 #include <filesystem>
 #include <fmt/format.h>
 #include <limits>
@@ -161,6 +162,35 @@ std::vector<Prune> read_prunes(const JsonReader& json, int64_t vocab, int64_t po
   return prunes;
 }
 
+constexpr KvEdit::What kEdits[] = {KvEdit::What::key, KvEdit::What::value, KvEdit::What::kv_type};
+
+Json edits_json(const std::vector<KvEdit>& edits) {
+  Json list = Json::array();
+  for (const KvEdit& e : edits) {
+    list.push_back({{"what", kv_edit_name(e.what)}, {"at", e.at}, {"prunes", e.prunes}, {"position", e.position}, {"layer", e.layer}, {"head", e.head}});
+  }
+  return list;
+}
+
+std::vector<KvEdit> read_edits(const JsonReader& json, const SnapshotMeta& m) {
+  std::vector<KvEdit> edits;
+  if (!json.has("edits")) return edits;
+  for (const JsonReader& entry : objects(json, "edits")) {
+    KvEdit e;
+    const std::string what = entry.string("what");
+    const auto found = std::find_if(std::begin(kEdits), std::end(kEdits), [&](KvEdit::What w) { return what == kv_edit_name(w); });
+    if (found == std::end(kEdits)) entry.fail("what", "key, value or kv type");
+    e.what = *found;
+    e.at = entry.integer("at", 0, m.capacity);
+    e.prunes = entry.integer("prunes", 0, static_cast<int64_t>(m.prunes.size()));
+    e.position = entry.integer("position", -1, m.capacity - 1);
+    e.layer = entry.integer("layer", -1, m.kv.layers - 1);
+    e.head = entry.integer("head", -1, m.kv.kv_heads - 1);
+    edits.push_back(e);
+  }
+  return edits;
+}
+
 KvShape read_kv(const JsonReader& kv) {
   const std::string type = kv.string("type");
   if (type != "f32" && type != "bf16" && type != "f16") kv.fail("type", "f32, bf16 or f16");
@@ -202,6 +232,7 @@ SnapshotMeta meta_of(const Session& session, const std::string& tokenizer) {
   m.positions = session.size();
   m.generation = session.generation();
   m.prunes = session.prunes();
+  m.edits = session.edits();
   m.dialogue = session.dialogue();
   return m;
 }
@@ -209,6 +240,8 @@ SnapshotMeta meta_of(const Session& session, const std::string& tokenizer) {
 int64_t meta_vocab(const SnapshotMeta& meta) { return parse_json(meta.config, "").integer("vocab_size", 1, int64_t{1} << 20); }
 
 std::string encode_prunes(const std::vector<Prune>& prunes) { return prunes_json(prunes).dump(); }
+
+std::string encode_edits(const std::vector<KvEdit>& edits) { return edits_json(edits).dump(); }
 
 std::string encode_generation(const GenerationState& generation) { return generation_json(generation).dump(); }
 
@@ -260,6 +293,7 @@ std::string encode_meta(const SnapshotMeta& m) {
       {"positions", m.positions},
       {"kv", {{"type", kv_type_name(m.kv.type)}, {"layers", m.kv.layers}, {"heads", m.kv.kv_heads}, {"head_dim", m.kv.head_dim}}},
       {"generation", generation_json(m.generation)}};
+  if (!m.edits.empty()) meta["edits"] = edits_json(m.edits);
   if (!m.dialogue.empty()) meta["dialogue"] = dialogue_json(m.dialogue);
   return meta.dump();
 }
@@ -292,6 +326,7 @@ SnapshotMeta decode_meta(std::string_view text, const std::string& file) {
   const int64_t vocab = config.integer("vocab_size", 1, int64_t{1} << 20);
   m.generation = read_generation(json.required_object("generation"), vocab, m.positions);
   m.prunes = read_prunes(json, vocab, m.positions, m.capacity);
+  m.edits = read_edits(json, m);
   const auto dialogue = json.object("dialogue");
   if (dialogue) m.dialogue = read_dialogue(*dialogue, m.positions + shifted_out(m.prunes));
   return m;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "src/float_environment.hpp"
+#include "src/kv_writer.hpp"
 #include "stet/error.hpp"
 #include "stet/kernels.hpp"
 #include "stet/math.hpp"
@@ -80,22 +81,23 @@ void close_gap(const KvCache& old, KvCache& kv, const ModelConfig& config, int64
   for (const Rope& rope : config.ropes) rotations.emplace_back(rope, shape.head_dim, end - begin);
   std::vector<float> key(static_cast<size_t>(shape.head_dim));
   const int64_t moved = old.size() - end;
-  kv.prepare(moved);
+  KvWriter writer(kv);
+  writer.prepare(moved);
   for (int64_t i = 0; i < moved; ++i) {
     const int64_t from = end + i, to = begin + i, from_block = from / kBlockPositions, to_block = to / kBlockPositions;
     const size_t slot = static_cast<size_t>(from % kBlockPositions), to_slot = static_cast<size_t>(to % kBlockPositions);
     const bool seen = (old.visible(from_block) >> slot & 1) != 0;
     const uint64_t bit = uint64_t{1} << to_slot, bits = kv.visible(to_block);
-    kv.set_visible(to_block, seen ? bits | bit : bits & ~bit);
+    writer.set_visible(to_block, seen ? bits | bit : bits & ~bit);
     for (int64_t layer = 0; seen && layer < shape.layers; ++layer) {
       const Rotation& r = rotations[static_cast<size_t>(config.rope_of[static_cast<size_t>(layer)])];
       for (int64_t head = 0; head < shape.kv_heads; ++head) {
         const size_t offset = shape.k_offset(layer, head);
-        move_position(shape, r, old.block(from_block) + offset, slot, kv.writable(to_block) + offset, to_slot, key);
+        move_position(shape, r, old.unchecked_block(from_block) + offset, slot, writer.writable(to_block) + offset, to_slot, key);
       }
     }
   }
-  kv.commit(moved);
+  writer.commit(moved);
 }
 
 // Turns after the gap move up; what lay in it is cut off.
@@ -122,18 +124,18 @@ void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t
     throw Error(ErrorKind::unsupported, "", "positions", "keep (keys of this model carry no rotary position)", "shift");
   }
   const FloatEnvironment contract;
-  const KvCache before(state.kv);
-  before.check_all();
   Prune entry{size, begin, end, shift, {}};
   State after = state;
   if (shift) {
     entry.removed.assign(state.tokens.begin() + begin, state.tokens.begin() + end);
     after.tokens.erase(after.tokens.begin() + begin, after.tokens.begin() + end);
-    after.kv.truncate(begin);
+    KvCache before(state.kv);
+    for (int64_t b = end / kBlockPositions; b < before.blocks(); ++b) KvWriter(before).load(b);
+    KvWriter(after.kv).truncate(begin);
     close_gap(before, after.kv, config, begin, end);
     shift_turns(after.generation, begin, end);
   } else {
-    after.kv.hide(begin, end);
+    KvWriter(after.kv).hide(begin, end);
   }
   after.prunes.push_back(std::move(entry));
   state = std::move(after);

@@ -8,12 +8,17 @@
 
 #include "src/snapshot_meta.hpp"
 #include "src/snapshot_state.hpp"
+#include "stet/error.hpp"
 #include "stet/matrix.hpp"
 
 namespace stet {
 
 // Undoing the prunes from the last to the first gives the tokens that there were before each.
 Session replay(std::shared_ptr<const Model> model, const State& state, const SessionOptions& options, const Progress& progress) {
+  if (!state.edits.empty()) {
+    throw Error(ErrorKind::argument, "", "edits", "none: a state whose keys or values were edited cannot be computed again",
+                std::to_string(state.edits.size()));
+  }
   std::vector<std::vector<int32_t>> before(state.prunes.size() + 1);
   before.back() = state.tokens;
   for (size_t i = state.prunes.size(); i > 0; --i) {
@@ -107,7 +112,7 @@ std::optional<Difference> in_cache(const KvCache& a, const KvCache& b, double to
       const auto seen = [&](const KvCache& kv) { return (kv.visible(block) >> (at % kBlockPositions) & 1) != 0 ? "visible" : "pruned"; };
       return Difference{"visibility", at, -1, -1, -1, seen(a), seen(b)};
     }
-    if (a.block(block) == b.block(block) || std::memcmp(a.block(block), b.block(block), shape.block_bytes()) == 0) continue;
+    if (a.unchecked_block(block) == b.unchecked_block(block) || std::memcmp(a.block(block), b.block(block), shape.block_bytes()) == 0) continue;
     for (int64_t i = 0; i < kBlockPositions; ++i) {
       if (auto d = in_slot(shape, a.block(block), b.block(block), block * kBlockPositions + i, tolerance)) return d;
     }
@@ -144,6 +149,7 @@ std::optional<Difference> first_difference(const State& a, const State& b, doubl
   a.kv.check_all();
   b.kv.check_all();
   if (auto d = in_text("prunes", encode_prunes(a.prunes), encode_prunes(b.prunes))) return d;
+  if (auto d = in_text("edits", encode_edits(a.edits), encode_edits(b.edits))) return d;
   if (auto d = in_tokens(a, b)) return d;
   if (!(a.kv.shape() == b.kv.shape())) {
     const auto text = [](const KvShape& s) { return fmt::format("{} {} x {} x {}", kv_type_name(s.type), s.layers, s.kv_heads, s.head_dim); };
@@ -198,6 +204,7 @@ std::optional<Difference> different_origin(const Snapshot& a, const Snapshot& b)
 std::optional<Difference> different_digests(const Snapshot& a, const Snapshot& b) {
   const State x = a.recipe(), y = b.recipe();
   if (auto d = in_text("prunes", encode_prunes(x.prunes), encode_prunes(y.prunes))) return d;
+  if (auto d = in_text("edits", encode_edits(x.edits), encode_edits(y.edits))) return d;
   if (auto d = in_tokens(x, y)) return d;
   for (int64_t block = 0; block < blocks_of(a.meta().positions); ++block) {
     const std::span<const Digest> mine = a.block_digests(block), theirs = b.block_digests(block);

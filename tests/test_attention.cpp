@@ -1,6 +1,7 @@
 // attention() over a small hand-made pass: the contract restated, float64 within a derived bound, and the promise
 // that threads, companions and what is masked do not matter.
 #include "kernel_support.hpp"
+#include "src/kv_writer.hpp"
 #include "stet/ops.hpp"
 
 namespace stet::test {
@@ -51,9 +52,9 @@ struct Sequence {
     const Span span{&cache, 0, 0, static_cast<size_t>(s.positions)};
     Pass pass{};
     pass.spans = {&span, 1};
-    cache.prepare(s.positions);
+    KvWriter(cache).prepare(s.positions);
     run_team(1, [&](Team t) { store_kv(t, pass, 1, rows_of(k, s.kv_width()), rows_of(v, s.kv_width())); });
-    cache.commit(s.positions);
+    KvWriter(cache).commit(s.positions);
     for (float& x : k) x = stored(s.type, x);
     for (float& x : v) x = stored(s.type, x);
   }
@@ -281,7 +282,7 @@ TEST_P(AttentionOnEachIsa, WhatIsNotSeenDoesNotMatter) {
         const std::vector<float> clean = run({&a}, GetParam());
         for (int64_t position = 0; position < 192; ++position) {
           if (a.s.sees(170, position)) continue;
-          std::byte* block = a.cache.writable(position / 64);
+          std::byte* block = KvWriter(a.cache).writable(position / 64);
           for (int64_t head = 0; head < 2; ++head) {
             for (size_t d = 0; d < head_dim; ++d) {
               const size_t size = a.cache.shape().element_size(), slot = static_cast<size_t>(position % 64);

@@ -19,6 +19,7 @@
 #include "stet/bytes.hpp"
 #include "stet/error.hpp"
 #include "stet/file.hpp"
+#include "stet/mapped_file.hpp"
 
 namespace {
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "src/kv_writer.hpp"
 #include "stet/error.hpp"
 #include "stet/memory.hpp"
 #include "tools/bench_figures.hpp"
@@ -22,13 +23,14 @@ Session made_up(const std::shared_ptr<const Model>& model, const SessionOptions&
   const KvShape shape{c.layers, c.kv_heads, c.head_dim, options.kv_type};
   State state;
   state.kv = KvCache(shape, n + 64);
-  state.kv.prepare(n);
+  KvWriter writer(state.kv);
+  writer.prepare(n);
   const int threads = options.compute.threads > 0 ? options.compute.threads : default_threads();
   run_team(threads, [&](Team t) {
     const Range mine = t.share(static_cast<size_t>(state.kv.blocks()));
     for (size_t b = mine.begin; b < mine.end; ++b) {
       uint64_t x = b * 0x9E3779B97F4A7C15u + 1;
-      std::byte* block = state.kv.writable(static_cast<int64_t>(b));
+      std::byte* block = writer.writable(static_cast<int64_t>(b));
       for (size_t i = 0; i < shape.content_bytes() / 2; ++i) {
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;
         // The upper half of a float32, or a 16-bit float: sign, an exponent near 0, some of the mantissa.
@@ -37,7 +39,7 @@ Session made_up(const std::shared_ptr<const Model>& model, const SessionOptions&
       }
     }
   });
-  state.kv.commit(n);
+  writer.commit(n);
   state.tokens = some_tokens(*model, n);
   state.logits = std::make_shared<std::vector<float>>(static_cast<size_t>(c.vocab_size), 0.5f);
   return Session(model, std::move(state), options);

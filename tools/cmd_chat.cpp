@@ -87,9 +87,9 @@ Conversation open_chat(ChatOptions& o, std::string*) {
 }
 
 Conversation resume_chat(ChatOptions& o, const std::string& path, const std::shared_ptr<const Model>& loaded, std::string* greeting) {
-  const Snapshot snapshot = Snapshot::open(path);
+  Snapshot snapshot = Snapshot::open(path);
   require_conversation(snapshot);
-  snapshot.find_parent(o.restore.parent);
+  snapshot.find_parents(o.restore.parent);
   ModelOptions model = o.model;
   follow(model, snapshot, o.restore.how.replay);
   auto tokenizer = tokenizer_of(snapshot, model);

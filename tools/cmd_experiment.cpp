@@ -190,8 +190,7 @@ void print_table(const std::vector<Run>& runs, const Summary& s, const Options& 
 Session open_state(Options& o, std::shared_ptr<const Tokenizer>& tokenizer) {
   if (!o.snapshot.empty()) {
     o.restore.how.map = !o.restore.read;
-    const Snapshot snapshot = Snapshot::open(o.snapshot);
-    snapshot.find_parent(o.restore.parent);
+    const Snapshot snapshot = Snapshot::open(o.snapshot, o.restore.parent);
     follow(o.model, snapshot, o.restore.how.replay);
     tokenizer = tokenizer_of(snapshot, o.model);
     return restore_session(snapshot, o.model, o.restore.how, nullptr, fingerprint(tokenizer));

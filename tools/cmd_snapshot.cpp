@@ -28,8 +28,7 @@ Json saved_json(const std::string& path, const StateDigests& digests, int64_t po
 }
 
 void run_prune(const Options& o) {
-  const Snapshot snapshot = Snapshot::open(o.snapshot);
-  snapshot.find_parent(o.parent);
+  const Snapshot snapshot = Snapshot::open(o.snapshot, o.parent);
   State state = snapshot.state();
   PruneOptions options = o.prune;
   options.shift = o.positions == "shift";
@@ -46,8 +45,7 @@ void run_prune(const Options& o) {
 }
 
 void run_convert(Options& o) {
-  const Snapshot snapshot = Snapshot::open(o.snapshot);
-  snapshot.find_parent(o.parent);
+  const Snapshot snapshot = Snapshot::open(o.snapshot, o.parent);
   StateDigests digests;
   if (snapshot.meta().form == SnapshotForm::recipe) {
     choose_checkpoint(o.model, snapshot);
@@ -80,8 +78,7 @@ int report(const std::optional<Difference>& difference, bool json, const std::st
 }
 
 int run_verify(Options& o) {
-  const Snapshot snapshot = Snapshot::open(o.snapshot);
-  snapshot.find_parent(o.parent);
+  const Snapshot snapshot = Snapshot::open(o.snapshot, o.parent);
   choose_checkpoint(o.model, snapshot);
   choose_contract(o.model, snapshot);
   const SessionOptions options = o.model.session_options();

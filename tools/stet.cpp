@@ -43,13 +43,6 @@ class Formatter : public CLI::Formatter {
   }
 };
 
-// A mapped file that is cut off while it is read: the library looks before every call, which leaves a short time between.
-void on_sigbus(int) {
-  constexpr char kMessage[] = "stet: a file that is in use was truncated: expected it to stay as it was opened, found it shorter\n";
-  (void)!::write(STDERR_FILENO, kMessage, sizeof kMessage - 1);
-  _exit(1);
-}
-
 int run(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);
@@ -74,7 +67,6 @@ int main(int argc, char** argv) {
   using namespace stet::tool;
   open_standard_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is a write error like any other
-  std::signal(SIGBUS, on_sigbus);
   std::signal(SIGPIPE, SIG_IGN);  // and so is a reader that has gone
   try {
     CLI::App app{"stet: transformer state that can be saved, moved and proved, bit for bit", "stet"};

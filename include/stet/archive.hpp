@@ -49,12 +49,10 @@ struct ArchiveIndex {
 // format.
 ArchiveIndex read_archive_index(std::span<const std::byte> archive, const std::string& path);
 
-// The files of an archive; `archive` is all of it and no more. Index and gaps are checked at once, the bytes of a file
-// against its digest each time it is opened or read. `keeps_alive` owns the bytes; `drop` is told of consumed ones
-// (drop_pages where they are part of a MappedFile). Throws Error: format.
-std::shared_ptr<const FileSource> archive_source(std::span<const std::byte> archive,
-                                                 std::shared_ptr<const void> keeps_alive, const std::string& path,
-                                                 FileBytes::Drop drop = {});
+// The files of an archive; `archive` is all of it and no more. Index and gaps are checked at once, the bytes of a file against
+// its digest each time it is opened or read. `keeps_alive` and `mapping` are as for FileBytes. Throws Error: format.
+std::shared_ptr<const FileSource> archive_source(std::span<const std::byte> archive, std::shared_ptr<const void> keeps_alive,
+                                                 const std::string& path, std::shared_ptr<const MappedFile> mapping = nullptr);
 
 // Writes an archive without holding a file of it in memory.
 class ArchiveWriter {

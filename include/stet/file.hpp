@@ -1,5 +1,5 @@
-// Files read whole, files mapped into memory, and files that appear only when complete. Every
-// failure of the operating system is an io Error with the path and the system's reason.
+// Files read whole, and files that appear only when complete. Every failure of the operating system is an io Error with the
+// path and the system's reason.
 #pragma once
 
 #include <cstddef>
@@ -9,41 +9,21 @@
 #include <string>
 #include <vector>
 
+#include "stet/memory.hpp"
+
 namespace stet {
-
-// A regular, non-empty file mapped read-only. The mapping lasts as long as the object. Whoever
-// truncates the file meanwhile makes reads beyond its new end fault (SIGBUS); replacing it by
-// rename does no harm.
-class MappedFile {
- public:
-  static std::shared_ptr<const MappedFile> open(const std::string& path);
-
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  ~MappedFile();
-
-  std::span<const std::byte> bytes() const { return bytes_; }  // page-aligned
-  const std::string& path() const { return path_; }
-
-  // Throws an io Error when the file was truncated or written to since it was opened.
-  void check_unchanged() const;
-
-  // Says that bytes [offset, offset + size) were consumed: their whole pages leave this process's
-  // resident memory. They stay readable, from the page cache or from disk.
-  void drop(size_t offset, size_t size) const;
-
- private:
-  MappedFile() = default;
-
-  std::string path_;
-  std::span<const std::byte> bytes_;
-  int fd_ = -1;
-  int64_t modified_ = 0;  // when the file was last written to, in ns
-};
 
 // The content of a file or a pipe; a format Error when that is more than `limit` bytes.
 std::vector<std::byte> read_file(const std::string& path, size_t limit);
 std::string read_text_file(const std::string& path, size_t limit);
+
+struct FileContent {
+  Memory memory;
+  size_t size;
+  std::span<const std::byte> bytes() const { return {memory.data(), size}; }  // page-aligned
+};
+// The content of a regular file; an io Error when it is cut off meanwhile.
+FileContent read_file_to_memory(const std::string& path);
 
 // Writes a file that nobody sees half: the bytes go to a temporary beside `path`, which commit()
 // makes durable and then renames. Without commit, or when anything fails, the temporary goes and an

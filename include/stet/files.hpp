@@ -12,23 +12,26 @@
 #include <vector>
 
 #include "stet/file.hpp"
+#include "stet/mapped_file.hpp"
 
 namespace stet {
 
 // The content of one file, readable as long as the object lives.
 class FileBytes {
  public:
-  // Is told of bytes that were consumed, so that they need not stay in resident memory; they must stay readable.
-  using Drop = std::function<void(std::span<const std::byte>)>;
-
-  // `path` names the file in errors; `keeps_alive` owns the bytes.
+  // `path` names the file in errors; `keeps_alive` owns the bytes. Where they are those of a mapped file, or a part of them,
+  // that is `mapping`, which then keeps them alive as well.
   FileBytes(std::string path, std::span<const std::byte> bytes, std::shared_ptr<const void> keeps_alive,
-            Drop drop = {});
+            std::shared_ptr<const MappedFile> mapping = nullptr);
 
   std::span<const std::byte> bytes() const { return bytes_; }
   const std::string& path() const { return path_; }
 
-  // Says that bytes [offset, offset + size) were consumed. Out of range: nothing happens.
+  // The mapped file that the bytes are of; null where they are in memory.
+  const std::shared_ptr<const MappedFile>& mapping() const { return mapping_; }
+
+  // Says that bytes [offset, offset + size) were consumed, so that they need not stay in resident memory. Out of range: nothing
+  // happens.
   void drop(size_t offset, size_t size) const;
 
   // Hands over all bytes, piece by piece in order, and drops each piece afterwards.
@@ -38,11 +41,8 @@ class FileBytes {
   std::string path_;
   std::span<const std::byte> bytes_;
   std::shared_ptr<const void> keeps_alive_;
-  Drop drop_;
+  std::shared_ptr<const MappedFile> mapping_;
 };
-
-// Passes consumed bytes of a mapped file on to MappedFile::drop. The file must outlive it.
-FileBytes::Drop drop_pages(const MappedFile& file);
 
 // Immutable; any number of threads may use one at once.
 class FileSource {
@@ -67,9 +67,9 @@ class FileSource {
   std::string path_, prefix_;
 };
 
-// The files of a directory. open() maps them (see MappedFile), read() reads; a link that leads nowhere counts as a
-// file, which cannot be read.
-std::shared_ptr<const FileSource> directory_source(const std::string& directory);
+// The files of a directory. open() maps them (see MappedFile), or, without `map`, reads them into memory, where nothing that
+// happens to the file can reach them; read() reads. A link that leads nowhere counts as a file, which cannot be read.
+std::shared_ptr<const FileSource> directory_source(const std::string& directory, bool map = true);
 
 // Files by name, with their bytes, as Tokenizer::files() gives them.
 std::shared_ptr<const FileSource> memory_source(std::vector<std::pair<std::string, std::string>> files,

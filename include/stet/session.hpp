@@ -1,11 +1,13 @@
 // A conversation with a model: everything that changes while it runs, and nothing else.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "stet/model.hpp"
@@ -41,6 +43,23 @@ using HiddenSink = std::function<void(size_t index, int64_t first, Rows hidden)>
 // Called after every chunk with the number of tokens of this call processed so far.
 using Progress = std::function<void(int64_t done)>;
 
+// That something was given to others, who may keep it. Copies are told of it from any thread.
+class SharedMark {
+ public:
+  SharedMark() = default;
+  SharedMark(SharedMark&& other) noexcept : set_(other.is_set()) {}
+  SharedMark& operator=(SharedMark&& other) noexcept {
+    set_.store(other.is_set(), std::memory_order_relaxed);
+    return *this;
+  }
+  void set() const { set_.store(true, std::memory_order_relaxed); }
+  void clear() { set_.store(false, std::memory_order_relaxed); }
+  bool is_set() const { return set_.load(std::memory_order_relaxed); }
+
+ private:
+  mutable std::atomic<bool> set_{false};
+};
+
 class Session;
 
 // The tokens, one or more, that a batch adds to one of its sessions.
@@ -58,6 +77,19 @@ struct BatchEntry {
 // Whatever is thrown, all sessions are as they were.
 void append(std::span<const BatchEntry> batch);
 
+// Blocks of one file that were no longer what was saved there, and that a session has computed again.
+struct HealedBlocks {
+  std::string file;
+  std::vector<int64_t> blocks;
+  int64_t tokens = 0;  // that were processed for it
+
+  std::string text() const;  // "s.stet: KV blocks 0, 3 were not what was saved: computed again from 128 tokens"
+};
+
+// A session whose blocks lie in a mapped file heals itself: where that file is cut off, overwritten or unreadable, the blocks
+// that are no longer what was saved are computed again from the session's own tokens, exactly, within the call that finds out.
+// The bytes decide: a file that is merely touched changes nothing. Calls that can find out throw a format Error, and leave the
+// session as it was, where that is impossible: keys or values were edited (State::edits), or come from BLAS.
 class Session {
  public:
   // Throws an argument Error for options out of range, or an isa that this CPU lacks; an unsupported Error for a contract
@@ -82,6 +114,8 @@ class Session {
   // See state.hpp. Returns the number of positions that are seen no more.
   int64_t prune(const PruneOptions& options);
   void prune_range(int64_t begin, int64_t end, bool shift);
+  void set_key(int64_t layer, int64_t head, int64_t position, std::span<const float> x);
+  void set_value(int64_t layer, int64_t head, int64_t position, std::span<const float> x);
   Session(Session&&) noexcept = default;
   Session& operator=(Session&&) noexcept = default;
 
@@ -96,11 +130,14 @@ class Session {
   GenerationState& generation() { return state_.generation; }
   const GenerationState& generation() const { return state_.generation; }
   const std::vector<Prune>& prunes() const { return state_.prunes; }
+  const std::vector<KvEdit>& edits() const { return state_.edits; }
   Dialogue& dialogue() { return state_.dialogue; }
   const Dialogue& dialogue() const { return state_.dialogue; }
   std::vector<int32_t> transcript() const { return state_.transcript(); }
-  // All of it, with logits() known.
+  // All of it, with logits() known and every block looked at.
   const State& state();
+  // What was healed since the last call.
+  std::vector<HealedBlocks> take_healed() { return std::exchange(healed_, {}); }
 
   const Model& model() const { return *model_; }
   const std::shared_ptr<const Model>& shared_model() const { return model_; }
@@ -121,23 +158,35 @@ class Session {
     int64_t before = -1;                         // the size it began with; -1: none is running
     std::shared_ptr<std::vector<float>> logits;  // where the new ones will go
   };
+  friend class Snapshot;
 
-  Session(const Session&) = default;  // fork() is the only copy
+  Session(const Session& other);  // fork() is the only copy
   static void advance(std::span<const BatchEntry> batch, const Sinks& sinks);
   static void begin_entry(std::span<const BatchEntry> batch, size_t index);
   static void run_pass(std::span<const BatchEntry> batch, size_t most, Workspace& w, const Sinks& sinks);
   static void hand_out(const Session& session, const Pass& pass, const Workspace& w, const Sinks& sinks);
   static void finish(std::span<const BatchEntry> batch, Workspace& w);
   void begin(const Session& first, std::span<const int32_t> ids);
+  std::shared_ptr<std::vector<float>> logits_room() const;
   void undo();
+  static void run_until_sound(std::span<const BatchEntry> batch, size_t first_entry, const Pass& pass, const Workspace& w);
   void run_head(const Pass& pass, Rows hidden, Rows logits) const;
   void refuse_in_sink(const char* call) const;
   void cut(int64_t to);
+  template <class Reads>
+  void with_mending(Reads reads);
+  void mend(KvCache::Look look);
+  void heal(const std::vector<int64_t>& damaged);
+  void take_blocks(Session& from, std::span<const int64_t> damaged, int64_t tokens);
+  Session front(int64_t size);
 
   std::shared_ptr<const Model> model_;
   ComputeOptions compute_;  // how, not what
   State state_;             // what
   Growth growth_;
+  SharedMark logits_shared_;                   // somebody else may hold state_.logits
+  std::shared_ptr<std::vector<float>> spare_;  // logits of the token before, which nobody else holds
+  std::vector<HealedBlocks> healed_;
 };
 
 }  // namespace stet

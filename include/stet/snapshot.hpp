@@ -56,11 +56,13 @@ struct SnapshotMeta {
   int64_t capacity = 0, positions = 0;
   GenerationState generation;
   std::vector<Prune> prunes;
+  std::vector<KvEdit> edits;
   Dialogue dialogue;
 };
 
-// A log of prunes as JSON, as META holds it.
+// A log of prunes, or of edits, as JSON, as META holds it.
 std::string encode_prunes(const std::vector<Prune>& prunes);
+std::string encode_edits(const std::vector<KvEdit>& edits);
 
 class Snapshot;
 
@@ -82,6 +84,7 @@ struct RestoreOptions {
   bool heal = false;    // compute damaged blocks again
   bool trust = false;   // take blocks as they are, damaged or not: to compare them
   bool replay = false;  // compute everything again from the tokens, under a model or contract other than the saved one
+  int threads = 0;      // of state(); restore() uses those of its session. 0: all processors
 };
 
 // How a restored session came about.
@@ -113,12 +116,15 @@ class Snapshot {
   // Reads and checks all but the keys and values, which stay in the file until they are used. Throws Error: io, or
   // format for anything that is not as it was written.
   static Snapshot open(const std::string& path);
+  // The same, with the parents of a delta (find_parents).
+  static Snapshot open(const std::string& path, const std::string& parent);
   // From bytes that outlive the snapshot and everything restored from it.
   static Snapshot parse(std::span<const std::byte> bytes, const std::string& path);
 
   // A session equal to the one that was saved. Refuses (mismatch Error, all differences at once) a model, a
   // tokenizer or a contract other than those of the snapshot. `options` gives how to compute and, if not 0, a new
-  // capacity. A mapped file that is truncated or written to later makes the session's next call an io Error.
+  // capacity. Any number of threads may restore from one snapshot at once. What happens to a mapped file later, the session
+  // heals (see Session); with `map` false nothing that happens to it can reach the session.
   Session restore(std::shared_ptr<const Model> model, const std::string& tokenizer, const SessionOptions& options,
                   const RestoreOptions& how = {}, RestoreReport* report = nullptr) const;
   // The refusal of restore() alone.
@@ -126,9 +132,11 @@ class Snapshot {
   // The state alone, without a model. Not of a recipe. `capacity` 0: as saved.
   State state(int64_t capacity = 0, const RestoreOptions& how = {}) const;
 
-  // A delta needs its parent: `path`, or where this is empty the file that it was made from, or any file (*.stet) beside
-  // this one with that state. restore() and state() do this themselves where it was not done.
-  void find_parent(const std::string& path) const;
+  // A delta needs its parent, and all of that one's parents: `path`, or where this is empty the file that it was made from, or any
+  // file (*.stet) beside this one with that state. Without this call, restore() and state() find them each time; after it, they
+  // never change. Throws an io Error where one is missing, a format Error where one does not fit.
+  void find_parents(const std::string& path = "");
+  const std::vector<std::shared_ptr<const Snapshot>>& parents() const { return parents_; }  // found; the nearest first
 
   // The files of the model and of the tokenizer that the snapshot brings along; null when it does not.
   std::shared_ptr<const FileSource> weights() const { return archive("WEIGHTS"); }
@@ -149,7 +157,7 @@ class Snapshot {
   // Of a block in memory, as block_digests() gives them.
   std::vector<Digest> digests_like_saved(const std::byte* block) const;
   // What it takes to compute the state again: tokens, prunes and settings, without keys and values.
-  State recipe() const { return {tokens_, {}, nullptr, meta_.generation, meta_.prunes, meta_.dialogue}; }
+  State recipe() const { return {tokens_, {}, nullptr, meta_.generation, meta_.prunes, meta_.edits, meta_.dialogue}; }
   uint64_t stored_kv_bytes() const;
 
  private:
@@ -164,16 +172,23 @@ class Snapshot {
     Extent extent;
   };
 
+  using Parents = std::vector<std::shared_ptr<const Snapshot>>;
+
   Snapshot() = default;
   const Section& section(const std::string& name) const;
   std::span<const std::byte> content(const std::string& name) const;
   std::shared_ptr<const FileSource> archive(const std::string& name) const;
   void read_places();
-  Place place(int64_t block, int depth = 0) const;
-  const Snapshot& parent() const;
+  bool is_file_of(const Snapshot& other) const;
+  Parents parents_or_find() const;
+  Parents resolve_parents(const std::string& path) const;
+  std::shared_ptr<const Snapshot> find_parent(const std::string& path) const;
+  Place place(int64_t block, const Parents& parents) const;
   State load(int64_t capacity, const RestoreOptions& how, std::vector<int64_t>* damaged) const;
-  std::shared_ptr<KvBlock> load_block(KvCache& kv, int64_t block, bool map, bool trust) const;
-  void heal(Session& session, const std::vector<int64_t>& damaged, RestoreReport* report) const;
+  void refuse_damage(const std::vector<int64_t>& damaged) const;
+  std::shared_ptr<KvBlock> load_block(KvCache& kv, const Parents& parents, int64_t block, const RestoreOptions& how) const;
+  std::shared_ptr<KvBlock> read_block(KvCache& kv, const Place& at, int64_t block, bool trust) const;
+  SavedBlock saved_block(int64_t block, const Place& at) const;
   void prove(Session& session) const;
   bool is_block(int64_t block, const std::byte* bytes) const;
 
@@ -188,7 +203,7 @@ class Snapshot {
   std::shared_ptr<std::vector<float>> logits_;  // shared with what is restored
   std::vector<Digest> blocks_;
   std::vector<Extent> places_;  // of the blocks in this file
-  mutable std::shared_ptr<const Snapshot> parent_;
+  Parents parents_;
   StateDigests digests_;
 
   friend struct SnapshotWriter;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -77,6 +78,23 @@ struct Prune {
   bool operator==(const Prune&) const = default;
 };
 
+// Keys or values were changed from outside, when `at` positions were there: an entry of the log by which a state says that its
+// tokens do not give it any more.
+struct KvEdit {
+  enum class What : uint8_t {
+    key,      // of one position, layer and head
+    value,
+    kv_type,  // all, rounded to another type once they were there
+  };
+  What what = What::key;
+  int64_t at = 0;
+  int64_t prunes = 0;  // that were made before: `position` counts as after them
+  int64_t position = -1, layer = -1, head = -1;  // -1: all
+
+  bool operator==(const KvEdit&) const = default;
+};
+const char* kv_edit_name(KvEdit::What what);  // "key", "value", "kv type"
+
 // How many positions the shifts of a log took out.
 int64_t shifted_out(const std::vector<Prune>& prunes);
 
@@ -87,6 +105,7 @@ struct State {
   std::shared_ptr<std::vector<float>> logits;
   GenerationState generation;
   std::vector<Prune> prunes;    // in the order they were made
+  std::vector<KvEdit> edits;    // likewise; empty for a state that its tokens give
   Dialogue dialogue;            // empty where there is no chat
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
@@ -121,5 +140,19 @@ struct PruneOptions {
 int64_t prune(State& state, const ModelConfig& config, const PruneOptions& options);
 // The same with a range: what replaying a log needs.
 void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t end, bool shift);
+
+// Edits of positions from `size` on are forgotten, as their positions are by a rewind.
+void forget_edits(State& state, int64_t size);
+
+// Replaces the key (as it is stored: after its norm and rotation) or the value of one position by `x`, [head_dim], rounded once to
+// the cache's type. Blocks that others share stay as they are. The logits stay those of the last token, as it was computed. Throws
+// an argument Error for what is not there: a position, layer or head, a position that was pruned, another number of elements,
+// numbers that are not finite.
+void set_key(State& state, int64_t layer, int64_t head, int64_t position, std::span<const float> x);
+void set_value(State& state, int64_t layer, int64_t head, int64_t position, std::span<const float> x);
+// The same state with keys and values of another type, each rounded once, to nearest even; widening is exact. What a session of
+// that type computes from the tokens is not the same, since its later layers see rounded keys and values: so this is an edit.
+// `capacity` 0: as it was.
+State with_kv_type(const State& state, KvType type, int64_t capacity = 0);
 
 }  // namespace stet

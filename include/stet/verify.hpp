@@ -9,7 +9,8 @@
 namespace stet {
 
 // A session in which the tokens of a state were processed again from nothing, with its prunes where they were made.
-// `state` need not have keys, values or logits; its generation state is taken over.
+// `state` need not have keys, values or logits; its generation state is taken over. Throws an argument Error for a state with
+// edits.
 Session replay(std::shared_ptr<const Model> model, const State& state, const SessionOptions& options,
                const Progress& progress = nullptr);
 

@@ -1,0 +1,109 @@
+// The parents of a delta: which files they are, and where each block is.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <utility>
+
+#include "src/snapshot_format.hpp"
+#include "stet/error.hpp"
+#include "stet/snapshot.hpp"
+
+namespace stet {
+namespace {
+
+constexpr size_t kMaxParents = 256;
+
+// A file beside `path` that holds this state.
+std::string file_with_state(const std::filesystem::path& path, const std::string& state) {
+  std::error_code error;
+  const std::filesystem::path directory = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+    if (entry.path().extension() != ".stet" || !entry.is_regular_file(error)) continue;
+    if (std::filesystem::equivalent(entry.path(), path, error)) continue;
+    std::byte header[128];
+    std::ifstream in(entry.path(), std::ios::binary);
+    if (!in.read(reinterpret_cast<char*>(header), sizeof header)) continue;
+    const std::optional<Digest> found = state_of_header(header);
+    if (found && digest_text(*found) == state) return entry.path().string();
+  }
+  return "";
+}
+
+}  // namespace
+
+// The direct parent: the file of that name, or where that is not the one, any file beside it with that state.
+std::shared_ptr<const Snapshot> Snapshot::find_parent(const std::string& path) const {
+  std::string found = path;
+  if (found.empty()) {
+    const std::filesystem::path name = std::filesystem::path(meta_.parent_file).filename();
+    const std::filesystem::path beside = std::filesystem::path(path_).replace_filename(name);
+    std::error_code error;
+    if (!name.empty() && std::filesystem::is_regular_file(beside, error)) found = beside.string();
+  }
+  std::shared_ptr<const Snapshot> parent;
+  if (!found.empty()) {
+    try {
+      parent = std::make_shared<const Snapshot>(open(found));
+    } catch (const Error&) {
+      if (!path.empty()) throw;
+    }
+  }
+  const auto fits = [&] { return parent != nullptr && digest_text(parent->digests().state) == meta_.parent; };
+  if (!fits() && path.empty()) {
+    found = file_with_state(path_, meta_.parent);
+    if (!found.empty()) parent = std::make_shared<const Snapshot>(open(found));
+  }
+  if (!fits()) {
+    throw Error(ErrorKind::io, path_, "parent", "a snapshot of state " + meta_.parent + " beside it, or by --parent",
+                parent == nullptr ? "none" : "one of " + digest_text(parent->digests().state));
+  }
+  if (!(parent->meta().kv == meta_.kv)) snapshot_damaged(path_, "parent", "keys and values of the same shape", "others");
+  return parent;
+}
+
+Snapshot::Parents Snapshot::resolve_parents(const std::string& path) const {
+  Parents parents;
+  std::string given = path;
+  for (const Snapshot* s = this; s->meta().form == SnapshotForm::delta; s = parents.back().get()) {
+    if (parents.size() == kMaxParents) snapshot_damaged(path_, "parent", "at most 256 deltas in a chain", "more");
+    std::shared_ptr<const Snapshot> parent = s->find_parent(std::exchange(given, ""));
+    const auto same = [&](const std::shared_ptr<const Snapshot>& p) { return p->is_file_of(*parent); };
+    if (is_file_of(*parent) || std::any_of(parents.begin(), parents.end(), same)) {
+      snapshot_damaged(s->path(), "parent", "a file that is no delta of this one", printable(parent->path()));
+    }
+    parents.push_back(std::move(parent));
+  }
+  return parents;
+}
+
+bool Snapshot::is_file_of(const Snapshot& other) const {
+  if (file_ == nullptr || other.file_ == nullptr) return false;
+  return file_->opened().device == other.file_->opened().device && file_->opened().inode == other.file_->opened().inode;
+}
+
+void Snapshot::find_parents(const std::string& path) {
+  if (parents_.empty()) parents_ = resolve_parents(path);
+}
+
+Snapshot::Parents Snapshot::parents_or_find() const { return parents_.empty() ? resolve_parents("") : parents_; }
+
+// From file to file, each of which must know the block by the same digests.
+Snapshot::Place Snapshot::place(int64_t block, const Parents& parents) const {
+  const Snapshot* at = this;
+  for (size_t i = 0;; ++i) {
+    const Extent& own = at->places_[static_cast<size_t>(block)];
+    if (own.size > 0) return {at, own};
+    if (at->meta_.form != SnapshotForm::delta || at->visible(block) == 0) return {};
+    const Snapshot& from = *parents[i];
+    const std::span<const Digest> mine = block_digests(block);
+    const bool there = block < blocks_of(from.meta().positions);
+    const std::span<const Digest> theirs = there ? from.block_digests(block) : std::span<const Digest>();
+    if (!std::ranges::equal(mine, theirs)) {
+      snapshot_damaged(at->path_, "KV block " + std::to_string(block), "one that the parent has", "none");
+    }
+    at = &from;
+  }
+}
+
+}  // namespace stet

@@ -1,0 +1,95 @@
+// Deltas of deltas: their files are found once, before anything is read, and one snapshot serves any number of threads.
+#include <thread>
+
+#include "scratch.hpp"
+#include "stet/snapshot.hpp"
+#include "support.hpp"
+
+namespace stet::test {
+namespace {
+
+using stet_test::error_of;
+
+class Chains : public testing::TestWithParam<int> {
+ protected:
+  std::string name(int i) const { return scratch / (std::to_string(i) + ".stet"); }
+
+  // Files 0 .. length-1, each but the first a delta of the one before, `step` tokens longer; every third is compressed.
+  Session make(int length, size_t step) const {
+    SessionOptions o = options(1);
+    o.capacity = 2048;
+    Session s(m, o);
+    std::unique_ptr<const Snapshot> parent;
+    for (int i = 0; i < length; ++i) {
+      s.append(std::span(ids).subspan(static_cast<size_t>(i) * step, step));
+      SaveOptions how;
+      how.compress = have_zlib() && i % 3 == 1 ? 1 : 0;
+      if (i > 0) how.form = SnapshotForm::delta, how.parent = parent.get();
+      Snapshot::save(s, "", name(i), how);
+      parent = std::make_unique<const Snapshot>(Snapshot::open(name(i)));
+    }
+    return s;
+  }
+
+  std::shared_ptr<const Model> m = model(data_path("models/gemma3-tiny-bf16"));
+  const std::vector<int32_t> ids = random_tokens(*m, 2048);
+  stet_test::ScratchDir scratch;
+};
+
+TEST_P(Chains, AreRestoredByManyThreadsAtOnce) {
+  const int length = GetParam();
+  Session whole = make(length, length > 100 ? 7 : 90);
+  const StateDigests digests = digests_of(whole);
+  for (const bool found_before : {false, true}) {
+    Snapshot opened = Snapshot::open(name(length - 1));
+    if (found_before) opened.find_parents();
+    EXPECT_EQ(opened.parents().size(), found_before ? static_cast<size_t>(length - 1) : 0);
+    const Snapshot& snapshot = opened;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        const RestoreOptions how = {.map = t % 2 == 0, .check = t == 2};
+        Session back = snapshot.restore(m, "", options(2), how);
+        EXPECT_TRUE(digests_of(back).state == digests.state);
+        const State state = snapshot.state(0, {.map = t % 2 != 0, .threads = 2});
+        EXPECT_EQ(state.tokens, back.tokens());
+      });
+    }
+    for (std::thread& t : threads) t.join();
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Lengths, Chains, testing::Values(2, 3, 257), [](const auto& info) { return std::to_string(info.param); });
+
+TEST_F(Chains, ALongerOneIsRefused) {
+  make(258, 7);
+  EXPECT_EQ(error_of([&] { Snapshot::open(name(257), ""); }),
+            "format: " + name(257) + ": parent: expected at most 256 deltas in a chain, found more");
+}
+
+// The parent's file lost, and a delta of that state put in its place: a circle.
+TEST_F(Chains, ACircleIsRefused) {
+  Session s = make(2, 90);
+  const Snapshot last = Snapshot::open(name(1), "");
+  Snapshot::save(s, "", scratch / "same.stet", {.form = SnapshotForm::delta, .parent = &last});
+  std::filesystem::rename(scratch / "same.stet", name(1));
+  EXPECT_EQ(error_of([&] { Snapshot::open(name(1), ""); }),
+            "io: " + name(1) + ": parent: expected a snapshot of state " + digest_text(last.digests().state) + " beside it, or by --parent, found none");
+  EXPECT_EQ(error_of([&] { Snapshot::open(name(1), name(1)); }),
+            "format: " + name(1) + ": parent: expected a file that is no delta of this one, found " + name(1));
+}
+
+TEST_F(Chains, ParentsNeverChangeOnceFound) {
+  make(3, 90);
+  Snapshot snapshot = Snapshot::open(name(2), name(1));
+  const auto parents = snapshot.parents();
+  ASSERT_EQ(parents.size(), 2u);
+  EXPECT_EQ(parents[0]->path(), name(1));
+  EXPECT_EQ(parents[1]->path(), name(0));
+  std::filesystem::copy_file(name(1), scratch / "copy.stet");
+  snapshot.find_parents(scratch / "copy.stet");
+  snapshot.restore(m, "", options(1));
+  EXPECT_EQ(snapshot.parents(), parents);
+}
+
+}  // namespace
+}  // namespace stet::test
