@@ -17,7 +17,7 @@ class Chains : public testing::TestWithParam<int> {
   // Files 0 .. length-1, each but the first a delta of the one before, `step` tokens longer; every third is compressed.
   Session make(int length, size_t step) const {
     SessionOptions o = options(1);
-    o.capacity = 2048;
+    o.capacity = 512;
     Session s(m, o);
     std::unique_ptr<const Snapshot> parent;
     for (int i = 0; i < length; ++i) {
@@ -32,13 +32,13 @@ class Chains : public testing::TestWithParam<int> {
   }
 
   std::shared_ptr<const Model> m = model(data_path("models/gemma3-tiny-bf16"));
-  const std::vector<int32_t> ids = random_tokens(*m, 2048);
+  const std::vector<int32_t> ids = random_tokens(*m, 512);
   stet_test::ScratchDir scratch;
 };
 
 TEST_P(Chains, AreRestoredByManyThreadsAtOnce) {
   const int length = GetParam();
-  Session whole = make(length, length > 100 ? 7 : 90);
+  Session whole = make(length, length > 100 ? 1 : 90);
   const StateDigests digests = digests_of(whole);
   for (const bool found_before : {false, true}) {
     Snapshot opened = Snapshot::open(name(length - 1));
@@ -61,7 +61,7 @@ TEST_P(Chains, AreRestoredByManyThreadsAtOnce) {
 INSTANTIATE_TEST_SUITE_P(Lengths, Chains, testing::Values(2, 3, 257), [](const auto& info) { return std::to_string(info.param); });
 
 TEST_F(Chains, ALongerOneIsRefused) {
-  make(258, 7);
+  make(258, 1);
   EXPECT_EQ(error_of([&] { Snapshot::open(name(257), ""); }),
             "format: " + name(257) + ": parent: expected at most 256 deltas in a chain, found more");
 }
@@ -72,10 +72,10 @@ TEST_F(Chains, ACircleIsRefused) {
   const Snapshot last = Snapshot::open(name(1), "");
   Snapshot::save(s, "", scratch / "same.stet", {.form = SnapshotForm::delta, .parent = &last});
   std::filesystem::rename(scratch / "same.stet", name(1));
-  EXPECT_EQ(error_of([&] { Snapshot::open(name(1), ""); }),
-            "io: " + name(1) + ": parent: expected a snapshot of state " + digest_text(last.digests().state) + " beside it, or by --parent, found none");
-  EXPECT_EQ(error_of([&] { Snapshot::open(name(1), name(1)); }),
-            "format: " + name(1) + ": parent: expected a file that is no delta of this one, found " + name(1));
+  for (const std::string& parent : {std::string(), name(1)}) {
+    EXPECT_EQ(error_of([&] { Snapshot::open(name(1), parent); }),
+              "format: " + name(1) + ": parent: expected a file that is no delta of this one, found " + name(1));
+  }
 }
 
 TEST_F(Chains, ParentsNeverChangeOnceFound) {
