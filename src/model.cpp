@@ -6,6 +6,7 @@
 #include "models/family.hpp"
 #include "src/float_environment.hpp"
 #include "src/packed.hpp"
+#include "src/weight_guard.hpp"
 #include "stet/error.hpp"
 
 namespace stet {
@@ -41,6 +42,12 @@ Rows make_rows(Workspace& w, size_t rows, int64_t width) {
 
 }  // namespace
 
+Model::Model(ModelConfig config) : config_(std::move(config)) {}
+Model::~Model() = default;
+
+uint64_t Model::weights_version() const { return guard_ != nullptr ? guard_->version() : 0; }
+bool Model::weights_held_since(uint64_t version) const { return guard_ == nullptr || guard_->held_since(version); }
+
 std::shared_ptr<const Model> Model::load(const std::string& directory, int threads) {
   return load(directory_source(directory), threads);
 }
@@ -71,7 +78,11 @@ std::unique_ptr<Model> build(Plan plan, const Checkpoint& checkpoint, Contract c
 std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> source, int threads, Contract contract) {
   const FloatEnvironment standard;  // numbers of the config, rotary frequencies and norm weights are computed here
   Plan plan = read_plan(*source);
-  std::unique_ptr<Model> model = build(std::move(plan), Checkpoint::open(*source), contract, threads, nullptr);
+  Checkpoint checkpoint = Checkpoint::open(*source);
+  std::unique_ptr<Model> model = build(std::move(plan), checkpoint, contract, threads, nullptr);
+  for (const auto& file : checkpoint.files()) file->check_unchanged();
+  const bool in_place = checkpoint.packed() && checkpoint.files().front()->mapping() != nullptr;
+  if (in_place) model->guard_ = std::make_unique<const WeightGuard>(std::move(checkpoint));
   model->generation_ = read_generation(*source, model->config_);
   model->source_ = std::move(source);
   return model;

@@ -253,6 +253,10 @@ size_t check_packed(const FileSource& source, int threads) {
   const Checkpoint checkpoint = Checkpoint::open(source);
   if (!checkpoint.packed()) throw Error(ErrorKind::unsupported, source.path(), kPackedName, "a file of packed weights", "none");
   packed_contract(checkpoint);
+  return check_packed(checkpoint, threads);
+}
+
+size_t check_packed(const Checkpoint& checkpoint, int threads) {
   const std::vector<std::string> names = checkpoint.names();
   std::atomic<size_t> total{0};
   run_each(threads > 0 ? threads : default_threads(), names.size(), [&](size_t i) {

@@ -22,6 +22,9 @@ Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, std:
 // The digest that stands in the metadata under "weights:GROUP". Throws a format Error when there is none.
 Digest packed_fingerprint(const Checkpoint& checkpoint, const std::string& group);
 
+// Compares all matrices and vectors with their digests; see packed.hpp.
+size_t check_packed(const Checkpoint& checkpoint, int threads);
+
 // Streams the file: tensors in the order in which they come, the header, for which room is left, at the end.
 class PackedWriter {
  public:

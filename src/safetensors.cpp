@@ -227,6 +227,12 @@ std::shared_ptr<const void> Checkpoint::owner_of(const std::string& name) const 
   return places_.at(name).shard->file;
 }
 
+std::vector<std::shared_ptr<const FileBytes>> Checkpoint::files() const {
+  std::vector<std::shared_ptr<const FileBytes>> files;
+  for (const auto& shard : shards_) files.push_back(shard->file);
+  return files;
+}
+
 const TensorView& Checkpoint::require(const std::string& name,
                                       const std::vector<int64_t>& shape) const {
   const TensorView* tensor = find(name);

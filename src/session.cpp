@@ -82,6 +82,10 @@ Pass make_pass(const ComputeOptions& compute, Workspace& w, std::span<Rows> hidd
 // How often a call begins anew because a file has changed meanwhile.
 constexpr int kMostMends = 8;
 
+[[noreturn]] void throw_restless() {
+  throw Error(ErrorKind::io, "", "files", "some that keep still while a pass reads them", "one that changed every time");
+}
+
 }  // namespace
 
 std::string contract_name(const ComputeOptions& compute) {
@@ -252,8 +256,9 @@ void Session::run_until_sound(std::span<const BatchEntry> batch, size_t first_en
   const Session& first = *batch[0].session;
   const auto forward = [&](Team t) { first.model_->forward(t, pass); };
   for (int tries = 0; tries <= kMostMends; ++tries) {
+    const uint64_t weights = first.model_->weights_version();
     run_operations(threads_of(first.compute_), std::ref(forward));  // by reference: a copy of the closure would be allocated
-    bool sound = true;
+    bool sound = first.model_->weights_held_since(weights);
     for (size_t i = first_entry; i < first_entry + w.spans.size(); ++i) {
       Session& session = *batch[i].session;
       if (session.state_.kv.pass_was_sound()) continue;
@@ -262,7 +267,7 @@ void Session::run_until_sound(std::span<const BatchEntry> batch, size_t first_en
     }
     if (sound) return;
   }
-  throw Error(ErrorKind::io, "", "state", "files that keep still while a pass reads them", "one that changed every time");
+  throw_restless();
 }
 
 // The next `most` tokens of the batch: a stretch of consecutive entries, of which the first may have begun already and the
@@ -309,21 +314,30 @@ void Session::run_head(const Pass& pass, Rows hidden, Rows logits) const {
   run_operations(threads_of(compute_), std::ref(head));
 }
 
-// Nothing here can fail. Logits of the token before are written to again at the next, unless others have them.
-void Session::finish(std::span<const BatchEntry> batch, Workspace& w) {
+// The logits of every entry, from weights that were the model's all the while.
+void Session::compute_logits(std::span<const BatchEntry> batch, const Pass& pass, Workspace& w) {
   const Session& first = *batch[0].session;
-  const Pass pass = make_pass(first.compute_, w, {});
-  for (size_t at = 0; at < batch.size(); at += w.logits.count) {
-    const Rows part = w.logits.rows(0, std::min(w.logits.count, batch.size() - at));
-    first.run_head(pass, w.last.rows(at, part.count), part);
-    for (size_t i = 0; i < part.count; ++i) {
-      Session& session = *batch[at + i].session;
-      session.growth_.logits->assign(part.row(i), part.row(i) + part.width);
-      if (session.spare_ == nullptr) session.spare_ = std::move(session.state_.logits);
-      session.state_.logits = std::move(session.growth_.logits);
-      session.logits_shared_.clear();
-      session.growth_ = {};
+  for (int tries = 0; tries <= kMostMends; ++tries) {
+    const uint64_t weights = first.model_->weights_version();
+    for (size_t at = 0; at < batch.size(); at += w.logits.count) {
+      const Rows part = w.logits.rows(0, std::min(w.logits.count, batch.size() - at));
+      first.run_head(pass, w.last.rows(at, part.count), part);
+      for (size_t i = 0; i < part.count; ++i) batch[at + i].session->growth_.logits->assign(part.row(i), part.row(i) + part.width);
     }
+    if (first.model_->weights_held_since(weights)) return;
+  }
+  throw_restless();
+}
+
+// Once there are logits nothing can fail. Those of the token before are written to again at the next, unless others have them.
+void Session::finish(std::span<const BatchEntry> batch, Workspace& w) {
+  compute_logits(batch, make_pass(batch[0].session->compute_, w, {}), w);
+  for (const BatchEntry& entry : batch) {
+    Session& session = *entry.session;
+    if (session.spare_ == nullptr) session.spare_ = std::move(session.state_.logits);
+    session.state_.logits = std::move(session.growth_.logits);
+    session.logits_shared_.clear();
+    session.growth_ = {};
   }
 }
 

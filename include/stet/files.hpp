@@ -30,6 +30,11 @@ class FileBytes {
   // The mapped file that the bytes are of; null where they are in memory.
   const std::shared_ptr<const MappedFile>& mapping() const { return mapping_; }
 
+  // Throws an io Error when the mapped file was written to since it was opened.
+  void check_unchanged() const {
+    if (mapping_ != nullptr) mapping_->check_unchanged();
+  }
+
   // Says that bytes [offset, offset + size) were consumed, so that they need not stay in resident memory. Out of range: nothing
   // happens.
   void drop(size_t offset, size_t size) const;

@@ -30,6 +30,12 @@ struct Workspace {
   int threads = 0;
 };
 
+class WeightGuard;
+
+// Packed weights (packed.hpp) are used where they stand in the mapped file. After every pass the file's stamp is looked at; when
+// it has changed, all weights are compared with their digests: the pass is done again where they are what they were, and is a
+// format Error where not, which leaves sessions as they were. A model out of directory_source(directory, false) is in memory,
+// beyond the reach of whatever happens to its file.
 class Model {
  public:
   // Reads a checkpoint directory in the published Hugging Face layout. `threads` (0: all processors) pack the
@@ -42,7 +48,7 @@ class Model {
   static void pack(const FileSource& source, Contract contract, const std::string& path, int threads = 0);
   // Names of the files that load() reads: config.json, generation_config.json where there is one, and the weights.
   static std::vector<std::string> files_of(const FileSource& source);
-  virtual ~Model() = default;
+  virtual ~Model();
 
   const ModelConfig& config() const { return config_; }
   const GenerationConfig& generation() const { return generation_; }
@@ -65,13 +71,18 @@ class Model {
   // Hidden states after the final norm [rows] -> logits [rows][vocab_size].
   void head(Team t, const Pass& p, Rows hidden, Rows logits) const;
 
+  // What a pass asks before it reads weights and after it, to know whether they were the model's all the while. Throws what
+  // check_packed() does.
+  uint64_t weights_version() const;
+  bool weights_held_since(uint64_t version) const;
+
   // Scratch memory for a pass of up to `rows` tokens on `threads` threads; give it back when done, so that the
   // next pass need not allocate. Nothing in it outlives a pass.
   std::unique_ptr<Workspace> take_workspace(size_t rows, int threads) const;
   void give_workspace(std::unique_ptr<Workspace> workspace) const noexcept;
 
  protected:
-  explicit Model(ModelConfig config) : config_(std::move(config)) {}
+  explicit Model(ModelConfig config);
 
   ModelConfig config_;
   Matrix embedding_;
@@ -82,6 +93,7 @@ class Model {
   GenerationConfig generation_;
   Fingerprints fingerprints_;
   std::shared_ptr<const FileSource> source_;
+  std::unique_ptr<const WeightGuard> guard_;  // of packed weights in a mapped file
   size_t weight_bytes_ = 0;
   std::vector<std::span<const std::byte>> matrices_;
   Contract contract_ = Contract::f32;

@@ -71,6 +71,9 @@ class Checkpoint {
   // The owner of a tensor's bytes, for views that outlive the checkpoint.
   std::shared_ptr<const void> owner_of(const std::string& name) const;
 
+  // The files that the tensors are in.
+  std::vector<std::shared_ptr<const FileBytes>> files() const;
+
   // Path of model.safetensors or of the index.
   const std::string& source() const { return source_; }
 

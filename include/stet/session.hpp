@@ -165,6 +165,7 @@ class Session {
   static void begin_entry(std::span<const BatchEntry> batch, size_t index);
   static void run_pass(std::span<const BatchEntry> batch, size_t most, Workspace& w, const Sinks& sinks);
   static void hand_out(const Session& session, const Pass& pass, const Workspace& w, const Sinks& sinks);
+  static void compute_logits(std::span<const BatchEntry> batch, const Pass& pass, Workspace& w);
   static void finish(std::span<const BatchEntry> batch, Workspace& w);
   void begin(const Session& first, std::span<const int32_t> ids);
   std::shared_ptr<std::vector<float>> logits_room() const;
