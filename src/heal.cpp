@@ -62,6 +62,7 @@ void Session::take_blocks(Session& from, std::span<const int64_t> damaged, int64
 // A session of the tokens before `size`, a multiple of 64, that shares this one's blocks.
 Session Session::front(int64_t size) {
   State state;
+  state.origin = state_.origin;
   state.tokens.assign(state_.tokens.begin(), state_.tokens.begin() + size);
   std::vector<std::shared_ptr<KvBlock>> blocks;
   std::vector<uint64_t> visible;

@@ -108,7 +108,8 @@ std::vector<std::string> Model::files_of(const FileSource& source) {
 
 void Model::check_contract(Contract contract) const {
   const bool rounded = contract_ == Contract::q8 || contract_ == Contract::q4;
-  if (rounded ? contract == contract_ : contract == Contract::f32 || (contract == Contract::bf16 && not_bf16_.name.empty())) return;
+  const bool float32 = contract == Contract::f32 || contract == Contract::f32_blas;
+  if (rounded ? contract == contract_ : float32 || (contract == Contract::bf16 && not_bf16_.name.empty())) return;
   if (contract == Contract::bf16) {
     throw Error(ErrorKind::unsupported, not_bf16_.file, not_bf16_.name, "dtype BF16 for the contract bf16", not_bf16_.dtype);
   }

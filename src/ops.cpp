@@ -34,8 +34,21 @@ void embed_positions(Team t, const Pass& p, const Matrix& table, Rows x) {
 }
 
 const char* contract_name(Contract contract) {
-  static constexpr const char* kNames[] = {"f32", "bf16", "q8", "q4"};
-  return kNames[static_cast<int>(contract)];
+  switch (contract) {
+    case Contract::f32: return "f32";
+    case Contract::f32_blas: return "f32-blas";
+    case Contract::bf16: return "bf16";
+    case Contract::q8: return "q8";
+    case Contract::q4: return "q4";
+  }
+  return "";
+}
+
+std::optional<Contract> contract_of(const std::string& name) {
+  for (const Contract contract : kContracts) {
+    if (name == contract_name(contract)) return contract;
+  }
+  return std::nullopt;
 }
 
 namespace {
@@ -67,7 +80,7 @@ void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   });
 }
 
-bool by_blas(const Pass& p, Rows x) { return p.blas && x.count > 1; }
+bool by_blas(const Pass& p, Rows x) { return p.contract == Contract::f32_blas && x.count > 1; }
 
 }  // namespace
 

@@ -29,10 +29,7 @@ void check(const ComputeOptions& compute, const Model& model) {
   if (compute.chunk < 1 || compute.chunk > 65536) {
     throw Error(ErrorKind::argument, "", "chunk", "1 .. 65536", std::to_string(compute.chunk));
   }
-  if (compute.blas && compute.contract != Contract::f32) {
-    throw Error(ErrorKind::argument, "", "gemm", "own (blas computes the contract f32 alone)", "blas");
-  }
-  if (compute.blas && !have_blas()) throw Error(ErrorKind::unsupported, "", "gemm", "own (built without OpenBLAS)", "blas");
+  if (compute.contract == Contract::f32_blas && !have_blas()) throw Error(ErrorKind::unsupported, "", "gemm", "own (built without OpenBLAS)", "blas");
 }
 
 KvShape kv_shape(const ModelConfig& c, KvType type) { return {c.layers, c.kv_heads, c.head_dim, type}; }
@@ -75,7 +72,7 @@ struct Taps {
 
 Pass make_pass(const ComputeOptions& compute, Workspace& w, std::span<Rows> hidden) {
   const auto cut = [&w](const Rows& rows) { return rows.rows(0, w.ids.size()); };
-  return {&kernels_of(compute), compute.contract, compute.blas, w.ids,         w.spans,        &w.scratch, hidden,
+  return {&kernels_of(compute), compute.contract, w.ids,         w.spans,          &w.scratch,     hidden,
           cut(w.x),             cut(w.normed),    cut(w.qkv),   cut(w.attention), cut(w.gate_up), cut(w.mlp), cut(w.out)};
 }
 
@@ -88,26 +85,30 @@ constexpr int kMostMends = 8;
 
 }  // namespace
 
-std::string contract_name(const ComputeOptions& compute) {
-  return std::string(contract_name(compute.contract)) + (compute.blas ? "-blas" : "");
+StateOrigin origin_of(const Model& model, Contract contract) {
+  return {contract_name(contract), kContractVersion, digest_text(model.fingerprints().back().second)};
 }
 
-bool choose_contract(const std::string& name, ComputeOptions& compute) {
-  ComputeOptions chosen = compute;
-  for (const auto& [contract, blas] : {std::pair(Contract::f32, false), {Contract::f32, true}, {Contract::bf16, false}, {Contract::q8, false}, {Contract::q4, false}}) {
-    chosen.contract = contract;
-    chosen.blas = blas;
-    if (contract_name(chosen) != name) continue;
-    compute = chosen;
-    return true;
+namespace {
+
+std::string contract_text(const StateOrigin& origin) { return origin.contract + " version " + std::to_string(origin.version); }
+
+void check_origin(const StateOrigin& state, const StateOrigin& session) {
+  if (contract_text(state) != contract_text(session)) {
+    throw Error(ErrorKind::mismatch, "", "contract", contract_text(state) + ", under which the tokens were processed", contract_text(session));
   }
-  return false;
+  if (state.model != session.model) {
+    throw Error(ErrorKind::mismatch, "", "model", state.model + ", by which the tokens were processed", session.model);
+  }
 }
+
+}  // namespace
 
 Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
     : model_(std::move(model)), compute_(options.compute) {
   check(compute_, *model_);
   const ModelConfig& c = model_->config();
+  state_.origin = origin_of(*model_, compute_.contract);
   state_.kv = KvCache(kv_shape(c, options.kv_type), checked_capacity(c, options.capacity));
 }
 
@@ -119,6 +120,7 @@ Session::Session(std::shared_ptr<const Model> model, State state, const SessionO
   if (!(shape == kv_shape(model_->config(), shape.type)) || state_.kv.size() != size()) {
     throw Error(ErrorKind::argument, "", "state", "keys and values of this model", "others");
   }
+  check_origin(state_.origin, origin_of(*model_, compute_.contract));
   check_ids(state_.tokens, model_->config().vocab_size);
 }
 
@@ -130,10 +132,9 @@ void Session::refuse_in_sink(const char* call) const {
 void Session::set_compute(const ComputeOptions& compute) {
   refuse_in_sink("set_compute");
   check(compute, *model_);
-  if (compute.contract != compute_.contract && size() > 0) {
-    throw Error(ErrorKind::argument, "", "contract", contract_name(compute_) + ", under which the tokens were processed",
-                contract_name(compute));
-  }
+  const StateOrigin origin = origin_of(*model_, compute.contract);
+  if (size() > 0) check_origin(state_.origin, origin);
+  state_.origin = origin;
   compute_ = compute;
 }
 
@@ -213,8 +214,9 @@ void Session::begin_entry(std::span<const BatchEntry> batch, size_t index) {
 void Session::begin(const Session& first, std::span<const int32_t> ids) {
   refuse_in_sink("append");
   if (model_ != first.model_) throw Error(ErrorKind::argument, "", "model", "that of the first session", "another");
-  if (compute_.contract != first.compute_.contract || compute_.blas != first.compute_.blas) {
-    throw Error(ErrorKind::argument, "", "contract", contract_name(first.compute_) + ", as of the first session", contract_name(compute_));
+  if (compute_.contract != first.compute_.contract) {
+    throw Error(ErrorKind::argument, "", "contract", contract_name(first.compute_.contract) + std::string(", as of the first session"),
+                contract_name(compute_.contract));
   }
   check_ids(ids, model_->config().vocab_size);
   state_.tokens.reserve(static_cast<size_t>(capacity()));  // once: later tokens allocate nothing

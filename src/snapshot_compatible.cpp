@@ -68,7 +68,7 @@ void Snapshot::check_compatible(const Model& model, const std::string& tokenizer
   const auto contract = [](const std::string& name, int version) { return name + " version " + std::to_string(version); };
   Differences differences;
   differences.compare("contract", contract(meta_.contract, meta_.contract_version),
-                      contract(contract_name(options.compute), kContractVersion));
+                      contract(contract_name(options.compute.contract), kContractVersion));
   differences.compare("architecture", meta_.architecture, model.config().architecture);
   if (meta_.architecture == model.config().architecture) {
     compare_config(differences, meta_.config, model.config().canonical());

@@ -220,7 +220,7 @@ SnapshotForm snapshot_form_of(const std::string& name) {
 
 SnapshotMeta meta_of(const Session& session, const std::string& tokenizer) {
   SnapshotMeta m;
-  m.contract = contract_name(session.compute());
+  m.contract = contract_name(session.compute().contract);
   m.contract_version = kContractVersion;
   m.checkpoint = name_of(session.model().directory());
   m.architecture = session.model().config().architecture;

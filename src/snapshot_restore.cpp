@@ -54,6 +54,7 @@ std::shared_ptr<KvBlock> Snapshot::load_block(KvCache& kv, const Parents& parent
 // The state with its blocks. Those that are damaged are listed, and stand in the cache as such.
 State Snapshot::load(int64_t capacity, const RestoreOptions& how, std::vector<int64_t>* damaged) const {
   State state;
+  state.origin = origin();
   state.kv = KvCache(meta_.kv, capacity == 0 ? meta_.capacity : capacity);
   if (meta_.positions > state.kv.capacity()) {
     throw Error(ErrorKind::capacity, path_, "tokens", "at most " + std::to_string(state.kv.capacity()) + " positions (--ctx)",

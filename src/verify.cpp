@@ -228,7 +228,7 @@ std::optional<Difference> verify(const Snapshot& snapshot, std::shared_ptr<const
   o.capacity = std::min(snapshot.meta().capacity, model->config().max_positions);
   Session again = replay(std::move(model), snapshot.recipe(), o, progress);
   if (bisect || snapshot.meta().form == SnapshotForm::recipe) return first_digest_difference(snapshot, again);
-  const bool blas = o.compute.blas || snapshot.meta().contract == "f32-blas";
+  const bool blas = o.compute.contract == Contract::f32_blas || snapshot.meta().contract == "f32-blas";
   return first_difference(again.state(), snapshot.state(0, {.trust = true}), blas ? kBlasTolerance : 0);
 }
 

@@ -145,7 +145,7 @@ TEST_P(FailingAllocation, OfABatchChangesNoneOfIt) {
 // Inside the team nothing may fail: there bad_alloc would end the process.
 TEST_P(FailingAllocation, OfAppendThroughBlasChangesNothing) {
   SessionOptions blas = options(2, STET_DEFAULT_ISA, 50);
-  blas.compute.blas = have_blas();
+  if (have_blas()) blas.compute.contract = Contract::f32_blas;
   Session start(m, blas);
   start.append(std::span(ids).first(100));
   Session whole = start.fork();

@@ -12,17 +12,13 @@ SessionOptions under(Contract contract) { return options(1, STET_DEFAULT_ISA, 51
 using stet_test::error_of;
 
 TEST(Contract, NamesGoBothWays) {
-  for (const std::string name : {"f32", "f32-blas", "bf16", "q8", "q4"}) {
-    ComputeOptions c;
-    c.threads = 3;
-    ASSERT_TRUE(choose_contract(name, c));
-    EXPECT_EQ(contract_name(c), name);
-    EXPECT_EQ(c.threads, 3);
-    for (const char* none : {"", "F32", "bf16-blas", "bf1", "q5", "q8-blas"}) {
-      EXPECT_FALSE(choose_contract(none, c)) << none;
-      EXPECT_EQ(contract_name(c), name);
-    }
+  const std::vector<std::string> names = {"f32", "f32-blas", "bf16", "q8", "q4"};
+  ASSERT_EQ(std::size(kContracts), names.size());
+  for (size_t i = 0; i < names.size(); ++i) {
+    EXPECT_EQ(contract_name(kContracts[i]), names[i]);
+    EXPECT_EQ(contract_of(names[i]), kContracts[i]);
   }
+  for (const char* none : {"", "F32", "bf16-blas", "bf1", "q5", "q8-blas", "f32_blas"}) EXPECT_EQ(contract_of(none), std::nullopt) << none;
 }
 
 TEST(Contract, Bf16TakesBfloat16WeightsAlone) {
@@ -37,20 +33,53 @@ TEST(Contract, Bf16TakesBfloat16WeightsAlone) {
     ComputeOptions c = s.compute();
     c.contract = Contract::bf16;
     EXPECT_EQ(error_of([&] { s.set_compute(c); }), error);
-    EXPECT_EQ(contract_name(s.compute()), "f32");
+    EXPECT_EQ(s.compute().contract, Contract::f32);
   }
   for (const char* name : {"gemma3-tiny-bf16", "gemma3-vision-tiny", "llama32-tiny-bf16", "gemma-tiny", "qwen2-tiny"}) {
     Session s(model(data_path(std::string("models/") + name)), under(Contract::bf16));
     s.append(std::vector<int32_t>{1, 2, 3});
-    EXPECT_EQ(contract_name(s.compute()), "bf16");
+    EXPECT_EQ(s.compute().contract, Contract::bf16);
   }
 }
 
-TEST(Contract, BlasIsForF32) {
-  SessionOptions o = under(Contract::bf16);
-  o.compute.blas = true;
-  EXPECT_EQ(error_of([&] { Session(model(asset_path("pocket-llama3")), o); }),
-            "argument: gemm: expected own (blas computes the contract f32 alone), found blas");
+// Tokens that BLAS has processed are of another contract: its name goes with them wherever they go.
+TEST(Contract, BlasIsAContractOfItsOwn) {
+  if (!have_blas()) GTEST_SKIP() << "built without OpenBLAS";
+  const auto m = model(asset_path("pocket-llama3"));
+  Session own(m, under(Contract::f32)), blas(m, under(Contract::f32_blas));
+  for (Session* s : {&own, &blas}) s->append(std::vector<int32_t>{1, 2, 3});
+  EXPECT_EQ(error_of([&] { own.set_compute(blas.compute()); }),
+            "mismatch: contract: expected f32 version 1, under which the tokens were processed, found f32-blas version 1");
+  EXPECT_EQ(error_of([&] { blas.set_compute(own.compute()); }),
+            "mismatch: contract: expected f32-blas version 1, under which the tokens were processed, found f32 version 1");
+  EXPECT_EQ(error_of([&] { Session(m, blas.state(), under(Contract::f32)); }),
+            "mismatch: contract: expected f32-blas version 1, under which the tokens were processed, found f32 version 1");
+  Session goes_on(m, blas.state(), under(Contract::f32_blas));
+  EXPECT_EQ(goes_on.state().origin.contract, "f32-blas");
+  const stet_test::ScratchDir scratch;
+  Snapshot::save(goes_on, "", scratch / "s.stet");
+  EXPECT_EQ(Snapshot::open(scratch / "s.stet").meta().contract, "f32-blas");
+  const BatchEntry batch[] = {{&own, std::span(own.tokens())}, {&blas, std::span(blas.tokens())}};
+  EXPECT_EQ(error_of([&] { append(batch); }), "argument: batch[1]: contract: expected f32, as of the first session, found f32-blas");
+}
+
+// The same shape, one weight other.
+TEST(Contract, AStateKnowsItsModel) {
+  const stet_test::ScratchDir scratch;
+  std::filesystem::copy(data_path("models/llama31-tiny"), scratch / "other");
+  std::string weights = read_text_file(scratch / "other/model.safetensors", SIZE_MAX);
+  weights.back() = static_cast<char>(weights.back() ^ 1);
+  stet_test::write_file(scratch / "other/model.safetensors", weights);
+  const auto m = model(data_path("models/llama31-tiny")), same = Model::load(data_path("models/llama31-tiny")), other = Model::load(scratch / "other");
+  Session s(m, under(Contract::f32));
+  s.append(std::vector<int32_t>{1, 2, 3});
+  const auto fingerprint = [](const Model& of) { return digest_text(of.fingerprints().back().second); };
+  EXPECT_EQ(error_of([&] { Session(other, s.state(), under(Contract::f32)); }),
+            "mismatch: model: expected " + fingerprint(*m) + ", by which the tokens were processed, found " + fingerprint(*other));
+  Session goes_on(same, s.state(), under(Contract::f32));
+  EXPECT_TRUE(same_state(goes_on, s));
+  Snapshot::save(s, "", scratch / "s.stet");
+  EXPECT_EQ(Snapshot::open(scratch / "s.stet").state().origin, s.state().origin);
 }
 
 TEST(Contract, TokensKeepToTheOneTheyWereProcessedUnder) {
@@ -59,8 +88,8 @@ TEST(Contract, TokensKeepToTheOneTheyWereProcessedUnder) {
   ComputeOptions c = s.compute();
   c.contract = Contract::bf16;
   EXPECT_EQ(error_of([&] { s.set_compute(c); }),
-            "argument: contract: expected f32, under which the tokens were processed, found bf16");
-  EXPECT_EQ(contract_name(s.compute()), "f32");
+            "mismatch: contract: expected f32 version 1, under which the tokens were processed, found bf16 version 1");
+  EXPECT_EQ(s.compute().contract, Contract::f32);
   s.rewind(0);
   s.set_compute(c);
   s.append(std::vector<int32_t>{1, 2, 3});

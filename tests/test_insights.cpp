@@ -123,7 +123,7 @@ TEST(Insights, Insight10_And16_OneContractOneType) {
     Session s(model(subject.directory), options(1));
     s.append(random_tokens(s.model(), 3));
     EXPECT_EQ(s.kv().shape().type, KvType::f32) << subject.name;
-    EXPECT_EQ(contract_name(s.compute()), "f32") << subject.name;
+    EXPECT_EQ(contract_name(s.compute().contract), std::string("f32")) << subject.name;
   }
 }
 

@@ -345,9 +345,8 @@ struct OnePass {
 
 // y = W x on `threads` threads; y is poisoned before and has a margin after the packed outputs.
 std::vector<float> run_linear(const std::string& isa, const Layer& layer, int threads, size_t rows, const Fenced<float>& x,
-                              Contract contract = Contract::f32, bool blas = false) {
+                              Contract contract = Contract::f32) {
   OnePass one(isa, layer.inputs, rows, threads, contract);
-  one.pass.blas = blas;
   const size_t ldx = x.size() / rows, width = round_up(layer.outputs, 16), ldy = width + 5;
   const Fenced<float> y(rows * ldy);
   const Rows in = fenced_rows(x, rows, layer.inputs, ldx), out = fenced_rows(y, rows, layer.outputs, ldy);
@@ -473,7 +472,7 @@ TEST_P(LinearOnEachIsa, BlasAgreesWithinRounding) {
       const Fenced<float> x = make_input(rows, inputs);
       const size_t ldx = x.size() / rows;
       for (int threads : {1, 3}) {
-        const std::vector<float> got = run_linear(GetParam(), layer, threads, rows, x, Contract::f32, true);
+        const std::vector<float> got = run_linear(GetParam(), layer, threads, rows, x, Contract::f32_blas);
         for (size_t i = 0; i < got.size(); ++i) {
           const float* w = layer.worth.data() + i % outputs * inputs;
           double sum = 0, magnitude = 0;

@@ -31,7 +31,7 @@ class Schedule {
     options_.capacity = std::min(kCapacity, model_->config().max_positions);
     if (bf16_weights() && draw(2) == 0) contract_ = Contract::bf16;
     options_.compute = compute();
-    log_ << ", " << contract_name(options_.compute) << ", kv " << kv_type_name(options_.kv_type) << ", " << compute_text(options_.compute);
+    log_ << ", " << contract_name(options_.compute.contract) << ", kv " << kv_type_name(options_.kv_type) << ", " << compute_text(options_.compute);
     branches_.push_back({Session(model_, options_), {{}}, branch_count_++});
   }
 

@@ -397,7 +397,7 @@ TEST_F(SnapshotTest, RefusesAnotherModelTokenizerContractAndRoom) {
   EXPECT_EQ(error(m, kTokenizer, bf16), "mismatch: " + file + ": contract: expected f32 version 1, found bf16 version 1");
   if (have_blas()) {
     SessionOptions blas = options(1);
-    blas.compute.blas = true;
+    blas.compute.contract = Contract::f32_blas;
     EXPECT_EQ(error(m, kTokenizer, blas), "mismatch: " + file + ": contract: expected f32 version 1, found f32-blas version 1");
   }
   SessionOptions small = options(1);

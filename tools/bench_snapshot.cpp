@@ -22,6 +22,7 @@ Session made_up(const std::shared_ptr<const Model>& model, const SessionOptions&
   const ModelConfig& c = model->config();
   const KvShape shape{c.layers, c.kv_heads, c.head_dim, options.kv_type};
   State state;
+  state.origin = origin_of(*model, options.compute.contract);
   state.kv = KvCache(shape, n + 64);
   KvWriter writer(state.kv);
   writer.prepare(n);

@@ -29,7 +29,7 @@ std::string state_text(Session& session, const ModelOptions& model) {
     text += fmt::format("pruned       {} times; rewinding is possible down to {}\n", session.prunes().size(), session.prunes().back().left());
   }
   const StateDigests d = digests_of(session);
-  text += fmt::format("contract     {} version {}\n", contract_name(session.compute()), kContractVersion);
+  text += fmt::format("contract     {} version {}\n", contract_name(session.compute().contract), kContractVersion);
   for (const auto& [name, digest] : {std::pair{"tokens", d.tokens}, {"logits", d.logits}, {"kv", d.kv}, {"state", d.state}}) {
     text += fmt::format("{:<12} {}\n", name, digest_text(digest));
   }
@@ -49,10 +49,10 @@ std::string verify_live_state(Session& session, const Progress& progress) {
   o.kv_type = session.kv().shape().type;
   o.compute = session.compute();
   Session again = replay(session.shared_model(), session.state(), o, progress);
-  const auto difference = first_difference(again.state(), session.state(), o.compute.blas ? kBlasTolerance : 0);
+  const auto difference = first_difference(again.state(), session.state(), o.compute.contract == Contract::f32_blas ? kBlasTolerance : 0);
   if (difference) throw Error(ErrorKind::mismatch, "", "verify", difference->text(), "the live state");
   return fmt::format("equal{}: {} tokens computed again in {:.0f} ms, every byte of keys, values and logits compared\n",
-                     o.compute.blas ? " within the tolerance of f32-blas" : "", session.size(), (seconds() - start) * 1e3);
+                     o.compute.contract == Contract::f32_blas ? " within the tolerance of f32-blas" : "", session.size(), (seconds() - start) * 1e3);
 }
 
 }  // namespace stet::tool

@@ -32,7 +32,7 @@ struct Peak {
   const char* name;
 };
 Peak peak(const Kernels& k, Contract contract) {
-  if (contract == Contract::f32) return {k.probe_fma, 2, "float32 FMA"};
+  if (contract == Contract::f32 || contract == Contract::f32_blas) return {k.probe_fma, 2, "float32 FMA"};
   if (contract == Contract::bf16) return {k.probe_dot, 4, "dot products of bfloat16 pairs"};
   return {k.probe_bytes, 8, "dot products of four bytes"};
 }
@@ -198,7 +198,7 @@ std::shared_ptr<const Model> load(Json& j, Options& o, const SessionOptions& opt
   const double start = seconds();
   auto model = o.model.load_model();
   j["model"] = model->directory();
-  j["contract"] = contract_name(options.compute);
+  j["contract"] = contract_name(options.compute.contract);
   j["load_s"] = seconds() - start;
   j["weight_bytes"] = model->weight_bytes();
   return model;

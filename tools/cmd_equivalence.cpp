@@ -162,7 +162,7 @@ void run_equivalence(Options& o) {
   for (const Way& way : cases) {
     start = seconds();
     results.push_back(take(way.name, way.begin(state), tokenizer.get(), o, start, &other));
-    results.back().difference = first_difference(normal->state(), other->state(), o.model.session_options().compute.blas ? kBlasTolerance : 0);
+    results.back().difference = first_difference(normal->state(), other->state(), o.model.session_options().compute.contract == Contract::f32_blas ? kBlasTolerance : 0);
   }
   print(results, o);
   finish_output();

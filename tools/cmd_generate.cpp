@@ -239,7 +239,7 @@ void run_resume(Options& o) {
   }
   if (!o.json && o.restore.how.replay) {
     greeting = fmt::format("migrated {} tokens in {:.1f} ms: computed again with {}, {}, kv {}; state {}", session.size(), timing.restore * 1e3,
-                           printable(model->directory()), contract_name(session.compute()), kv_type_name(session.kv().shape().type),
+                           printable(model->directory()), contract_name(session.compute().contract), kv_type_name(session.kv().shape().type),
                            digest_text(digests_of(session).state));
   }
   with_interrupts(session, tokenizer, o, [&] { Replies(session, tokenizer.get(), o, timing, greeting).run(turns); });

@@ -44,7 +44,7 @@ class Output {
       specs.push_back({"hidden." + std::to_string(i), DType::f32, {length, c.hidden_size}});
     }
     if (o.output.empty()) return;
-    const std::map<std::string, std::string> metadata = {{"contract", contract_name(session.compute())},
+    const std::map<std::string, std::string> metadata = {{"contract", contract_name(session.compute().contract)},
                                                          {"model", digest_text(session.model().fingerprints().back().second)}};
     file_.emplace(o.output, specs, metadata);
   }

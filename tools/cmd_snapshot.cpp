@@ -87,7 +87,7 @@ int run_verify(Options& o) {
   const double start = seconds();
   const bool digests = o.bisect || snapshot.meta().form == SnapshotForm::recipe;
   const auto difference = verify(snapshot, model, options, o.bisect, prefill_progress(snapshot.meta().positions));
-  const std::string how = options.compute.blas ? fmt::format("within {} (BLAS)", kBlasTolerance)
+  const std::string how = options.compute.contract == Contract::f32_blas ? fmt::format("within {} (BLAS)", kBlasTolerance)
                           : digests            ? "by digests of every layer of every block"
                                                : "byte for byte";
   return report(difference, o.json,

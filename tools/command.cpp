@@ -112,9 +112,14 @@ void ModelOptions::add_to(CLI::App& app) {
 
 SessionOptions ModelOptions::session_options() const {
   SessionOptions o = session;
-  if (!compute.empty()) choose_contract(compute, o.compute);
+  if (!compute.empty()) o.compute.contract = *contract_of(compute);
   else if (!follows_snapshot) o.compute.contract = contract_of_weights(*source());
-  if (!gemm.empty()) o.compute.blas = gemm == "blas";
+  if (gemm == "blas") {
+    if (o.compute.contract != Contract::f32 && o.compute.contract != Contract::f32_blas) {
+      throw Error(ErrorKind::argument, "", "--gemm", "own (blas computes the contract f32 alone)", "blas");
+    }
+    o.compute.contract = Contract::f32_blas;
+  }
   if (!kv.empty()) o.kv_type = kv_type_of(kv);
   return o;
 }
@@ -362,7 +367,7 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like, co
   if (with_weights) {
     // Only the checkpoint that the state was made with may come along.
     SessionOptions compute;
-    choose_contract(like.meta().contract, compute.compute);
+    compute.compute.contract = contract_of(like.meta().contract).value_or(Contract::f32);
     const auto model = Model::load(source, 0, compute.compute.contract);
     like.check_compatible(*model, "", compute);
     o.weights = source.get();
@@ -417,7 +422,9 @@ void follow(ModelOptions& model, const Snapshot& snapshot, bool replay) {
 
 void choose_contract(ModelOptions& model, const Snapshot& snapshot) {
   if (!model.compute.empty() || !model.gemm.empty()) return;
-  model.follows_snapshot = choose_contract(snapshot.meta().contract, model.session.compute);
+  const std::optional<Contract> contract = contract_of(snapshot.meta().contract);
+  model.follows_snapshot = contract.has_value();
+  if (contract) model.session.compute.contract = *contract;
 }
 
 Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how, RestoreReport* report,

@@ -15,13 +15,12 @@
 
 namespace stet {
 
-// How to compute. No choice here changes a bit of the result, but for `contract` and `blas`.
+// How to compute. No choice here changes a bit of the result, but for `contract`.
 struct ComputeOptions {
   Contract contract = Contract::f32;  // bf16: for checkpoints whose matrices are all bfloat16
   int threads = 0;        // 0: all processors this process may run on
   std::string isa;        // a name of kernel_names(); empty: the best this CPU has
   int64_t chunk = 512;    // tokens processed at once, of all sessions of a batch together
-  bool blas = false;      // matrix-matrix products through OpenBLAS: the contract f32 becomes f32-blas
 };
 
 struct SessionOptions {
@@ -30,11 +29,8 @@ struct SessionOptions {
   ComputeOptions compute;
 };
 
-// "f32", "f32-blas", "bf16", "q8" or "q4", and the version of that contract: together they name the bits.
-std::string contract_name(const ComputeOptions& compute);
-// Its inverse: sets `contract` and `blas`. False, and nothing is set, for a name that is none of those.
-bool choose_contract(const std::string& name, ComputeOptions& compute);
-constexpr int kContractVersion = 1;
+// Of what a session of this model computes under this contract.
+StateOrigin origin_of(const Model& model, Contract contract);
 
 // Called for consecutive rows: `logits` are those of positions first .. first + logits.count - 1.
 using LogitSink = std::function<void(int64_t first, Rows logits)>;
@@ -69,7 +65,7 @@ struct BatchEntry {
 };
 
 // Every session goes on by its tokens, and all of them by the same passes over the weights: prompts and single tokens may be
-// mixed. Each session afterwards has the bits that an append() of its own would have given it (not under blas).
+// mixed. Each session afterwards has the bits that an append() of its own would have given it (not under f32_blas).
 // Sessions may differ in length, capacity and kv type, and may be forks of one another. How to compute (isa, threads, chunk)
 // is up to the first; nothing but the calling thread may use any of them meanwhile.
 // Throws an argument Error for sessions of different models or contracts, for one that stands twice and for an entry without
@@ -95,8 +91,9 @@ class Session {
   // Throws an argument Error for options out of range, or an isa that this CPU lacks; an unsupported Error for a contract
   // that this model's weights are not for (Model::check_contract).
   explicit Session(std::shared_ptr<const Model> model, const SessionOptions& options = {});
-  // Goes on from a state of this model; of the options, only `compute` counts. Throws an argument Error for a state whose
-  // cache has another shape, or whose tokens are not of the model's vocabulary.
+  // Goes on from a state of this model; of the options, only `compute` counts. Throws a mismatch Error for a state of another
+  // contract or model (State::origin), an argument Error for one whose cache has another shape, or whose tokens are not of the
+  // model's vocabulary.
   Session(std::shared_ptr<const Model> model, State state, const SessionOptions& options);
 
   // Tokens go through the model after those already there. Throws an argument Error for an id outside the
@@ -143,7 +140,7 @@ class Session {
   const std::shared_ptr<const Model>& shared_model() const { return model_; }
   const KvCache& kv() const { return state_.kv; }
   const ComputeOptions& compute() const { return compute_; }
-  // Throws what the constructor does, and an argument Error for another contract while there are tokens.
+  // Throws what the constructor does, and a mismatch Error for another contract while there are tokens.
   void set_compute(const ComputeOptions& compute);
 
  private:

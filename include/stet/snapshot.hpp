@@ -157,7 +157,8 @@ class Snapshot {
   // Of a block in memory, as block_digests() gives them.
   std::vector<Digest> digests_like_saved(const std::byte* block) const;
   // What it takes to compute the state again: tokens, prunes and settings, without keys and values.
-  State recipe() const { return {tokens_, {}, nullptr, meta_.generation, meta_.prunes, meta_.edits, meta_.dialogue}; }
+  State recipe() const { return {origin(), tokens_, {}, nullptr, meta_.generation, meta_.prunes, meta_.edits, meta_.dialogue}; }
+  StateOrigin origin() const { return {meta_.contract, meta_.contract_version, meta_.fingerprints.back().second}; }
   uint64_t stored_kv_bytes() const;
 
  private:

@@ -98,7 +98,17 @@ const char* kv_edit_name(KvEdit::What what);  // "key", "value", "kv type"
 // How many positions the shifts of a log took out.
 int64_t shifted_out(const std::vector<Prune>& prunes);
 
+// What computed a state, beside its tokens. Whoever goes on with it must be the same.
+struct StateOrigin {
+  std::string contract;  // contract_name()
+  int version = 0;       // of the contract
+  std::string model;     // its fingerprint, as text
+
+  bool operator==(const StateOrigin&) const = default;
+};
+
 struct State {
+  StateOrigin origin;
   std::vector<int32_t> tokens;  // position i holds tokens[i]
   KvCache kv;                   // keys, values and visibility of positions 0 .. tokens.size()-1
   // After the last token; null: not known (no tokens, or rewound). Forks share them: whoever goes on makes new ones.
