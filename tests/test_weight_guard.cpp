@@ -55,12 +55,12 @@ INSTANTIATE_TEST_SUITE_P(Contracts, Weights, testing::Values(Contract::f32, Cont
 TEST_P(Weights, BytesDecideNotTimes) {
   Session s = session(load()), plain = session(load(false));
   const std::string all = read_text_file(file, SIZE_MAX);
-  for (int i = 0; i < 4; ++i) {
-    if (i == 0) ASSERT_EQ(::utimensat(AT_FDCWD, file.c_str(), nullptr, 0), 0);
-    if (i == 1) ASSERT_EQ(::chmod(file.c_str(), 0400), 0);
-    if (i == 2) overwrite(0, all);
-    if (i == 3) ASSERT_TRUE(fs::remove(file));
-    for (Session* one : {&s, &plain}) one->append({&ids[static_cast<size_t>(70 + i)], 1});
+  const std::function<void()> changes[] = {
+      [&] { ASSERT_EQ(::utimensat(AT_FDCWD, file.c_str(), nullptr, 0), 0); }, [&] { ASSERT_EQ(::chmod(file.c_str(), 0400), 0); },
+      [&] { overwrite(0, all); }, [&] { ASSERT_TRUE(fs::remove(file)); }};
+  for (size_t i = 0; i < std::size(changes); ++i) {
+    changes[i]();
+    for (Session* one : {&s, &plain}) one->append({&ids[70 + i], 1});
     EXPECT_TRUE(same_state(s, plain)) << i;
   }
 }
