@@ -21,11 +21,6 @@ bool terminal(int fd) {
   return isatty(fd) != 0 && term != nullptr && *term != '\0' && std::strcmp(term, "dumb") != 0;
 }
 
-void write_error(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stderr);
-  std::fflush(stderr);
-}
-
 void write_line(const char* colour, const std::string& text) {
   flush_output();
   write_error(colours_on(STDERR_FILENO) ? fmt::format("\033[{}m{}\033[0m\n", colour, text) : text + "\n");

@@ -111,12 +111,12 @@ class Replies {
     out(options_.json ? dump(j) + "\n" : "\n");
     flush_output();
     if (!options_.json && session_.size() == session_.capacity()) {
-      fmt::print(stderr, "the session is full: {} positions (--ctx)\n", session_.capacity());
+      say("the session is full: {} positions (--ctx)\n", session_.capacity());
     }
   }
 
   void greet() {
-    if (!greeting_.empty()) fmt::print(stderr, "{}\n", std::exchange(greeting_, ""));
+    if (!greeting_.empty()) say("{}\n", std::exchange(greeting_, ""));
   }
 
   bool show(std::string_view text) {
@@ -138,7 +138,7 @@ void keep(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, c
   const double start = seconds();
   const StateDigests d = o.save_as.save(session, tokenizer, o.save);
   if (o.json) return;
-  fmt::print(stderr, "saved {} tokens to {} in {:.1f} ms, state {}\n", session.size(), printable(o.save),
+  say("saved {} tokens to {} in {:.1f} ms, state {}\n", session.size(), printable(o.save),
              (seconds() - start) * 1e3, digest_text(d.state));
 }
 

@@ -39,7 +39,7 @@ void run_prune(const Options& o) {
     j["pruned"] = gone;
     out(dump(j) + "\n");
   } else {
-    fmt::print(stderr, "pruned {} of {} positions ({}), {} left visible, state {}\n", gone, snapshot.tokens().size(), o.positions,
+    say("pruned {} of {} positions ({}), {} left visible, state {}\n", gone, snapshot.tokens().size(), o.positions,
                visible_positions(state.kv), digest_text(digests.state));
   }
 }
@@ -58,7 +58,7 @@ void run_convert(Options& o) {
   if (o.json) {
     out(dump(saved_json(o.output, digests, snapshot.meta().positions)) + "\n");
   } else {
-    fmt::print(stderr, "{}: {} -> {}: {}, state {}\n", o.output, snapshot.file_size(), std::filesystem::file_size(o.output), o.save.form,
+    say("{}: {} -> {}: {}, state {}\n", o.output, snapshot.file_size(), std::filesystem::file_size(o.output), o.save.form,
                digest_text(digests.state));
   }
 }

@@ -36,7 +36,7 @@ void run_tokenize(const Options& o) {
     out(fmt::format("{:>8}  {}{}\n", id, printable(tokenizer->piece(id)), tokenizer->is_special(id) ? "  (special)" : ""));
   }
   flush_output();
-  fmt::print(stderr, "{} tokens in {:.1f} ms, {:.1f} MB/s\n", ids.size(), taken * 1e3, static_cast<double>(text.size()) / taken / 1e6);
+  say("{} tokens in {:.1f} ms, {:.1f} MB/s\n", ids.size(), taken * 1e3, static_cast<double>(text.size()) / taken / 1e6);
 }
 
 void run_detokenize(const Options& o) {

@@ -138,11 +138,10 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
   const double start = seconds();
   bool shown = false;
   while (loading.wait_for(std::chrono::milliseconds(shown ? 250 : 1000)) != std::future_status::ready) {
-    fmt::print(stderr, "\rloading {} … {:.0f} s", printable(name), seconds() - start);
-    std::fflush(stderr);
+    say("\rloading {} … {:.0f} s", printable(name), seconds() - start);
     shown = true;
   }
-  if (shown) fmt::print(stderr, "\r\033[K");
+  if (shown) say("\r\033[K");
   return loading.get();
 }
 
@@ -449,9 +448,8 @@ Progress prefill_progress(int64_t total) {
   return [start, total, shown = false](int64_t done) mutable {
     const double t = seconds() - start;
     if (!watched() || (!shown && t < 1)) return;
-    fmt::print(stderr, "\rprefill {} / {} tokens, {:.0f} tokens/s", done, total, static_cast<double>(done) / t);
-    if (done >= total) fmt::print(stderr, "\r\033[K");
-    std::fflush(stderr);
+    say("\rprefill {} / {} tokens, {:.0f} tokens/s", done, total, static_cast<double>(done) / t);
+    if (done >= total) say("\r\033[K");
     shown = true;
   };
 }

@@ -15,6 +15,7 @@
 #include "stet/session.hpp"
 #include "stet/snapshot.hpp"
 #include "stet/tokenizer.hpp"
+#include "tools/streams.hpp"
 
 namespace stet::tool {
 

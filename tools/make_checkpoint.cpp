@@ -19,6 +19,7 @@
 #include "stet/safetensors.hpp"
 #include "tools/checkpoint_shapes.hpp"
 #include "tools/random_weights.hpp"
+#include "tools/streams.hpp"
 
 namespace {
 
@@ -192,8 +193,8 @@ class CheckpointWriter {
       done_ += buffer_.size();
     }
     if (::isatty(STDERR_FILENO)) {
-      fmt::print(stderr, "\r{} %", 100 * done_ / plan_.bytes);
-      if (done_ == plan_.bytes) fmt::print(stderr, "\r     \r");
+      stet::tool::say("\r{} %", 100 * done_ / plan_.bytes);
+      if (done_ == plan_.bytes) stet::tool::say("\r     \r");
     }
   }
 
@@ -232,6 +233,7 @@ void run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  stet::tool::open_standard_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is then an error like a full disk
   Options options;
   CLI::App app(
@@ -269,10 +271,10 @@ int main(int argc, char** argv) {
     run(options);
     return 0;
   } catch (const stet::Error& error) {
-    fmt::print(stderr, "make_checkpoint: {}\n", error.what());
+    stet::tool::say("make_checkpoint: {}\n", error.what());
     return error.kind == stet::ErrorKind::argument ? 2 : 1;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "make_checkpoint: {}\n", stet::printable(error.what()));
+    stet::tool::say("make_checkpoint: {}\n", stet::printable(error.what()));
     return 1;
   }
 }

@@ -1,8 +1,4 @@
 // The `stet` command. Exit status: 0 done; 1 the input or the state is at fault; 2 the command line is.
-#include <fcntl.h>
-#include <fmt/format.h>
-#include <unistd.h>
-
 #include <csignal>
 #include <exception>
 #include <memory>
@@ -21,13 +17,6 @@ constexpr char kExamples[] = R"(Examples:
   stet verify s.stet                             that it is what its tokens give, byte for byte
 Exit status: 0 done; 1 the input or the state is at fault; 2 the command line is.
 )";
-
-// A file opened later must not become standard output: writes to a closed one fail, and reads find nothing.
-void open_standard_streams() {
-  for (int fd = 0; fd < 3; ++fd) {
-    if (fcntl(fd, F_GETFD) == -1) (void)!open("/dev/null", O_RDONLY);
-  }
-}
 
 // Names and types alone: the limits and exclusions that the library would list crowd out what an option is for.
 class Formatter : public CLI::Formatter {
@@ -54,7 +43,7 @@ int run(CLI::App& app, int argc, char** argv) {
   } catch (const stet::tool::ExitStatus& e) {
     return e.status;
   } catch (const CLI::ParseError& e) {
-    fmt::print(stderr, "stet: {} (stet --help)\n", stet::printable(e.what(), 400));
+    stet::tool::say("stet: {} (stet --help)\n", stet::printable(e.what(), 400));
     return 2;
   }
   stet::tool::finish_output();
@@ -81,9 +70,9 @@ int main(int argc, char** argv) {
     app.footer(kExamples);
     return run(app, argc, argv);
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "stet: expected enough memory, found none left\n");
+    write_error("stet: expected enough memory, found none left\n");
   } catch (const std::exception& e) {
-    fmt::print(stderr, "stet: {}\n", stet::printable(e.what(), 3000));
+    say("stet: {}\n", stet::printable(e.what(), 3000));
   }
   return 1;
 }

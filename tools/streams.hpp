@@ -1,0 +1,23 @@
+// The standard streams of a program: what it says beside its output goes to stderr and is never a reason to fail.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string_view>
+#include <utility>
+
+namespace stet::tool {
+
+// A file opened later must not become standard output or stderr: writes to a closed one fail, and reads find nothing.
+void open_standard_streams();
+
+// Writes to stderr, at once. Where stderr is closed or full, nothing happens.
+void write_error(std::string_view text);
+
+// The same, formatted. A line ends with "\n".
+template <typename... T>
+void say(fmt::format_string<T...> format, T&&... values) {
+  write_error(fmt::format(format, std::forward<T>(values)...));
+}
+
+}  // namespace stet::tool
