@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <random>
 #include <string_view>
 #include <system_error>
@@ -42,8 +43,16 @@ class Descriptor {
   int fd_;
 };
 
+// A call that a signal has interrupted is made again.
+template <class SystemCall>
+auto retried(SystemCall call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
 int open_for_reading(const std::string& path, int flags, struct stat* info) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags);
+  const int fd = retried([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags); });
   if (fd < 0) throw_io(path, "a readable file", errno);
   if (::fstat(fd, info) == 0 && !S_ISDIR(info->st_mode)) return fd;
   const int error = S_ISDIR(info->st_mode) ? EISDIR : errno;
@@ -61,8 +70,7 @@ Buffer read_whole(const std::string& path, size_t limit) {
   Buffer content(std::min(expected, limit) + 1, {});
   size_t size = 0;
   while (true) {
-    const ssize_t count = ::read(file.get(), content.data() + size, content.size() - size);
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = retried([&] { return ::read(file.get(), content.data() + size, content.size() - size); });
     if (count < 0) throw_io(path, "a readable file", errno);
     if (count == 0) break;
     size += static_cast<size_t>(count);
@@ -98,6 +106,20 @@ void remove_abandoned(const std::string& directory, const std::string& target) {
   ::closedir(stream);
 }
 
+// The file that a path means, through links; it need not be there.
+std::string resolve_links(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as many as the system follows
+  std::filesystem::path at = path;
+  std::error_code error;
+  for (int links = 0; std::filesystem::is_symlink(std::filesystem::symlink_status(at, error)); ++links) {
+    if (links == kMostLinks) throw_io(path, "a file to write", ELOOP);
+    const std::filesystem::path target = std::filesystem::read_symlink(at, error);
+    if (error) throw_io(path, "a link that can be read", error.value());
+    at = target.is_absolute() ? target : at.parent_path() / target;
+  }
+  return at.string();
+}
+
 std::string random_digits() {
   std::random_device device;
   char digits[kTemporaryDigits + 1];
@@ -122,8 +144,7 @@ FileContent read_file_to_memory(const std::string& path) {
   const auto size = static_cast<size_t>(info.st_size);
   FileContent content{Memory(size), size};
   for (size_t at = 0; at < size;) {
-    const ssize_t count = ::read(file.get(), content.memory.data() + at, size - at);
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = retried([&] { return ::read(file.get(), content.memory.data() + at, size - at); });
     if (count < 0) throw_io(path, "a readable file", errno);
     if (count == 0) throw Error(ErrorKind::io, path, "size", std::to_string(size) + " bytes", std::to_string(at));
     at += static_cast<size_t>(count);
@@ -131,15 +152,15 @@ FileContent read_file_to_memory(const std::string& path) {
   return content;
 }
 
-AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
-  const size_t slash = path_.rfind('/');
-  directory_ = slash == std::string::npos ? "." : slash == 0 ? "/" : path_.substr(0, slash);
-  const std::string name = path_.substr(slash == std::string::npos ? 0 : slash + 1);
+AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), target_(resolve_links(path_)) {
+  const size_t slash = target_.rfind('/');
+  directory_ = slash == std::string::npos ? "." : slash == 0 ? "/" : target_.substr(0, slash);
+  const std::string name = target_.substr(slash == std::string::npos ? 0 : slash + 1);
   if (name.empty())
     throw Error(ErrorKind::io, path_, "", "the name of a file", "the name of a directory");
 
   struct stat old = {};
-  const bool exists = ::stat(path_.c_str(), &old) == 0;
+  const bool exists = ::stat(target_.c_str(), &old) == 0;
   if (exists && !S_ISREG(old.st_mode)) {
     throw Error(ErrorKind::io, path_, "", "a regular file to write",
                 S_ISDIR(old.st_mode) ? "a directory" : "a device or pipe");
@@ -152,8 +173,8 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
 
 void AtomicFile::create_temporary() {
   while (true) {
-    temporary_ = path_ + std::string(kTemporaryMark) + random_digits();
-    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    temporary_ = target_ + std::string(kTemporaryMark) + random_digits();
+    fd_ = retried([&] { return ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
     if (fd_ < 0 && errno == EEXIST) continue;
     if (fd_ < 0) {
       const int error = errno;
@@ -204,8 +225,7 @@ void AtomicFile::flush() {
 
 void AtomicFile::write_through(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t count = ::write(fd_, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = retried([&] { return ::write(fd_, bytes.data(), bytes.size()); });
     if (count == 0) errno = ENOSPC;
     if (count <= 0) fail("to write " + std::to_string(written_) + " bytes");
     bytes = bytes.subspan(static_cast<size_t>(count));
@@ -229,8 +249,7 @@ void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
   write({});
   flush();
   while (!bytes.empty()) {
-    const ssize_t count = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = retried([&] { return ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset)); });
     if (count == 0) errno = ENOSPC;
     if (count <= 0) fail("to write " + std::to_string(written_) + " bytes");
     bytes = bytes.subspan(static_cast<size_t>(count));
@@ -238,19 +257,23 @@ void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
   }
 }
 
+// All but the last step comes before the rename, so that where it fails the older file is still there.
 void AtomicFile::commit() {
   write({});
   flush();
-  if (::fsync(fd_) != 0) fail("its bytes to reach the disk");
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("to rename the finished file to it");
+  // A directory that may be written but not read has no descriptor: then the whole file system is synced.
+  const Descriptor directory(retried([&] { return ::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+  if (directory.get() < 0 && errno != EACCES) fail("to open its directory");
+  if (retried([&] { return ::fsync(fd_); }) != 0) fail("its bytes to reach the disk");
+  if (retried([&] { return ::rename(temporary_.c_str(), target_.c_str()); }) != 0) fail("to rename the finished file to it");
   temporary_.clear();
-  const int closed = ::close(std::exchange(fd_, -1));
-  if (closed != 0 && errno != EINTR) throw_io(path_, "its bytes to reach the disk", errno);
-
-  const Descriptor directory(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (directory.get() < 0) return;  // a directory one may write but not read: nothing to sync by
-  if (::fsync(directory.get()) != 0 && errno != EINVAL)
-    throw_io(path_, "its name to reach the disk", errno);
+  int synced = directory.get() >= 0 ? retried([&] { return ::fsync(directory.get()); }) : -1;
+  if (directory.get() < 0 || (synced != 0 && errno == EINVAL)) synced = retried([&] { return ::syncfs(fd_); });
+  const int error = errno;
+  ::close(std::exchange(fd_, -1));  // says nothing that fsync has not said
+  if (synced == 0) return;
+  throw Error(ErrorKind::io, path_, "durability", "its name on the disk (the new file is in place, whole, but a loss of power may undo that)",
+              std::generic_category().message(error));
 }
 
 }  // namespace stet

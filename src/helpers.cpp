@@ -20,6 +20,9 @@ constexpr int kMostHelpers = 0xFFFE;
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::microseconds kGivesWay(2500);
 
+// Whether this thread is a member of a team: then a run of its own is this thread's alone.
+thread_local bool in_team = false;
+
 int size_of(uint64_t gate) { return static_cast<int>(gate >> 16 & 0xFFFF); }
 
 void run_member(Team team, const std::function<void(Team)>& work) {
@@ -57,9 +60,9 @@ int Helpers::grow(int count) try {
 }
 
 void Helpers::run(int size, Wait wait, const std::function<void(Team)>& work) {
-  const int helpers = size > 1 && !running_ ? grow(std::min(size - 1, kMostHelpers)) : 0;
+  const int helpers = size > 1 && !in_team ? grow(std::min(size - 1, kMostHelpers)) : 0;
   if (helpers == 0) return run_member({}, work);
-  running_ = true;
+  in_team = true;
   open(helpers + 1, work);
   uint32_t op = first_op_;
   run_member({0, helpers + 1, &operations_, &op}, work);
@@ -69,7 +72,7 @@ void Helpers::run(int size, Wait wait, const std::function<void(Team)>& work) {
   if (wait == Wait::for_all) wait_until_left(static_cast<uint32_t>(helpers));
   wait_until_left(static_cast<uint32_t>(gate_.exchange(0) & kCame));
   first_op_ = op;
-  running_ = false;
+  in_team = false;
 }
 
 void Helpers::open(int size, const std::function<void(Team)>& work) {
@@ -91,6 +94,7 @@ int Helpers::enter(uint32_t run, int rank) {
 }
 
 void Helpers::serve(int rank) {
+  in_team = true;
   Clock::time_point gave_way = Clock::now();
   for (uint32_t run = 0;;) {
     if (Clock::now() - gave_way > kGivesWay) {

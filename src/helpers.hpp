@@ -1,6 +1,7 @@
 // The threads that help one calling thread with its runs.
 #pragma once
 
+#include <sched.h>
 #include <sys/types.h>
 
 #include <atomic>
@@ -12,6 +13,9 @@
 #include "stet/team.hpp"
 
 namespace stet {
+
+// The processors of an affinity mask, which get_affinity(bytes, set) writes, or refuses with EINVAL while it has no room.
+int count_processors(const std::function<int(size_t, cpu_set_t*)>& get_affinity);
 
 // Threads of our own instead of OpenMP's: its runtime makes threads spin for milliseconds at the end of a parallel region and
 // between two of them, and lets none end before all have come. Beside other programs that costs a small model most of its
@@ -37,7 +41,6 @@ class Helpers {
 
   std::vector<std::thread> threads_;
   pid_t process_ = 0;  // whose threads they are
-  bool running_ = false;
   Work operations_;  // of all runs, one after the other
   // The run that may be entered: its number << 32 | size << 16 | helpers that have entered; 0 for none. What it is, helpers
   // read once they are in; the caller changes it when they have left.

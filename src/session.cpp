@@ -23,8 +23,8 @@ int threads_of(const ComputeOptions& compute) { return compute.threads > 0 ? com
 void check(const ComputeOptions& compute, const Model& model) {
   kernels_of(compute);
   model.check_contract(compute.contract);
-  if (compute.threads < 0 || compute.threads > 1024) {
-    throw Error(ErrorKind::argument, "", "threads", "0 .. 1024", std::to_string(compute.threads));
+  if (compute.threads < 0 || compute.threads > kMostThreads) {
+    throw Error(ErrorKind::argument, "", "threads", "0 .. " + std::to_string(kMostThreads), std::to_string(compute.threads));
   }
   if (compute.chunk < 1 || compute.chunk > 65536) {
     throw Error(ErrorKind::argument, "", "chunk", "1 .. 65536", std::to_string(compute.chunk));

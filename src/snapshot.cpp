@@ -263,6 +263,7 @@ StateDigests write_state(const State& state, SnapshotMeta meta, const std::strin
       throw Error(ErrorKind::mismatch, options.parent->path(), "parent",
                   "a snapshot of format version 2 with keys and values of the same shape", "another");
     }
+    options.parent->check_not_needed(path);
   }
   if (options.form == SnapshotForm::recipe && !state.edits.empty()) {
     throw Error(ErrorKind::argument, path, "form", "full or delta (keys or values were edited: they cannot be computed again)", "recipe");

@@ -1,4 +1,6 @@
 // The parents of a delta: which files they are, and where each block is.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -80,6 +82,28 @@ Snapshot::Parents Snapshot::resolve_parents(const std::string& path) const {
 bool Snapshot::is_file_of(const Snapshot& other) const {
   if (file_ == nullptr || other.file_ == nullptr) return false;
   return file_->opened().device == other.file_->opened().device && file_->opened().inode == other.file_->opened().inode;
+}
+
+bool Snapshot::is_file_at(const std::string& path) const {
+  struct stat info = {};
+  if (file_ == nullptr || ::stat(path.c_str(), &info) != 0) return false;
+  return file_->opened().device == info.st_dev && file_->opened().inode == info.st_ino;
+}
+
+void Snapshot::check_not_needed(const std::string& path) const {
+  const auto refuse = [&](const Snapshot& needed) {
+    throw Error(ErrorKind::argument, path, "", "a file that the delta does not need", "its parent " + printable(needed.path()));
+  };
+  if (is_file_at(path)) refuse(*this);
+  Parents parents;
+  try {
+    parents = parents_or_find();
+  } catch (const Error&) {
+    return;  // what cannot be found is not at `path` either
+  }
+  for (const auto& parent : parents) {
+    if (parent->is_file_at(path)) refuse(*parent);
+  }
 }
 
 void Snapshot::find_parents(const std::string& path) {

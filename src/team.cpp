@@ -3,7 +3,9 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <exception>
+#include <memory>
 #include <mutex>
 
 #include "src/helpers.hpp"
@@ -101,9 +103,18 @@ void run_each(int threads, size_t n, const std::function<void(size_t)>& work) {
   if (failure) std::rethrow_exception(failure);
 }
 
+int count_processors(const std::function<int(size_t, cpu_set_t*)>& get_affinity) {
+  for (size_t most = 1024; most <= size_t{1} << 20; most *= 2) {
+    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(most), [](cpu_set_t* s) { CPU_FREE(s); });
+    const size_t bytes = CPU_ALLOC_SIZE(most);
+    if (get_affinity(bytes, set.get()) == 0) return std::clamp(CPU_COUNT_S(bytes, set.get()), 1, kMostThreads);
+    if (errno != EINVAL) break;  // EINVAL: the system has more processors than the set has room for
+  }
+  return 1;
+}
+
 int default_threads() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+  return count_processors([](size_t bytes, cpu_set_t* set) { return sched_getaffinity(0, bytes, set); });
 }
 
 }  // namespace stet

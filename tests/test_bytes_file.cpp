@@ -331,7 +331,8 @@ TEST(AtomicFile, SaysWhyItFailed) {
   expect({.rename_error = EACCES}, "to rename the finished file to it, found Permission denied");
 
   with({.fsync_error = EIO, .fsyncs_before = 1}, [&] {  // that of the directory
-    EXPECT_EQ(error_of(save), prefix + "its name to reach the disk, found Input/output error");
+    EXPECT_EQ(error_of(save), "io: " + dir / "a" + ": durability: expected its name on the disk (the new file is in place, whole, but a loss of power may undo that), "
+            "found Input/output error");
   });
   EXPECT_EQ(slurp(dir / "a"), "new");
 }
@@ -358,6 +359,44 @@ TEST(AtomicFile, RefusesWhatIsNoPlaceForAFile) {
       open("/proc/x"),
       "io: /proc/x: expected to create a file in its directory, found No such file or directory");
   EXPECT_EQ(dir.names(), std::vector<std::string>{"a"});
+}
+
+// The link stays, and what it leads to is replaced at once, by a temporary beside it.
+TEST(AtomicFile, WritesThroughLinks) {
+  const ScratchDir dir;
+  namespace fs = std::filesystem;
+  ASSERT_TRUE(fs::create_directory(dir / "elsewhere"));
+  write_file(dir / "elsewhere/file", "old");
+  fs::create_symlink("elsewhere/file", dir / "relative");
+  fs::create_symlink(dir / "relative", dir / "link");
+  fs::create_symlink("elsewhere/new", dir / "dangling");
+  {
+    stet::AtomicFile file(dir / "link");
+    file.write(as_bytes("new"));
+    EXPECT_EQ(std::distance(fs::directory_iterator(dir / "elsewhere"), fs::directory_iterator()), 2);  // its temporary
+    EXPECT_EQ(stet::read_text_file(dir / "link", 10), "old");
+    file.commit();
+    EXPECT_EQ(file.path(), dir / "link");
+  }
+  write_file(dir / "dangling", "made");
+  EXPECT_EQ(stet::read_text_file(dir / "elsewhere/file", 10), "new");
+  EXPECT_EQ(stet::read_text_file(dir / "elsewhere/new", 10), "made");
+  for (const char* link : {"relative", "link", "dangling"}) EXPECT_TRUE(fs::is_symlink(dir / link)) << link;
+  EXPECT_EQ(dir.names(), (std::vector<std::string>{"dangling", "elsewhere", "link", "relative"}));
+}
+
+TEST(AtomicFile, RefusesLinksThatLeadNowhere) {
+  const ScratchDir dir;
+  namespace fs = std::filesystem;
+  fs::create_symlink("b", dir / "a");
+  fs::create_symlink("a", dir / "b");
+  fs::create_symlink("none/file", dir / "c");
+  fs::create_symlink(".", dir / "d");
+  const auto refusal = [](const std::string& path) { return error_of([&] { stet::AtomicFile file(path); }); };
+  EXPECT_EQ(refusal(dir / "a"), "io: " + dir / "a" + ": expected a file to write, found Too many levels of symbolic links");
+  EXPECT_EQ(refusal(dir / "c"), "io: " + dir / "c" + ": expected to create a file in its directory, found No such file or directory");
+  EXPECT_EQ(refusal(dir / "d"), "io: " + dir / "d" + ": expected a regular file to write, found a directory");
+  EXPECT_EQ(dir.names(), (std::vector<std::string>{"a", "b", "c", "d"}));
 }
 
 TEST(AtomicFile, NextWriterRemovesWhatAKilledOneLeft) {

@@ -78,6 +78,32 @@ TEST_F(Chains, ACircleIsRefused) {
   }
 }
 
+// By any name: its own, a link's, another hard link's.
+TEST_F(Chains, ADeltaIsNotWrittenOverWhatItNeeds) {
+  Session s = make(3, 90);
+  const Snapshot parent = Snapshot::open(name(2));
+  std::filesystem::create_symlink(name(1), scratch / "link.stet");
+  std::filesystem::create_hard_link(name(0), scratch / "hard.stet");
+  s.append({&ids[300], 1});
+  const SaveOptions delta = {.form = SnapshotForm::delta, .parent = &parent};
+  const std::vector<std::pair<std::string, std::string>> needed = {
+      {name(2), name(2)}, {name(1), name(1)}, {name(0), name(0)}, {scratch / "link.stet", name(1)}, {scratch / "hard.stet", name(0)}};
+  for (const auto& [path, file] : needed) {
+    EXPECT_EQ(error_of([&] { Snapshot::save(s, "", path, delta); }),
+              "argument: " + path + ": expected a file that the delta does not need, found its parent " + file);
+    EXPECT_EQ(error_of([&] { Snapshot::save(s.state(), parent, path, delta); }),
+              "argument: " + path + ": expected a file that the delta does not need, found its parent " + file);
+  }
+  Session back = Snapshot::open(name(2), "").restore(m, "", options(1), {.check = true});
+  EXPECT_EQ(back.size(), 270);
+  Snapshot::save(s, "", scratch / "next.stet", delta);
+  Session next = Snapshot::open(scratch / "next.stet", "").restore(m, "", options(1));
+  EXPECT_TRUE(same_state(next, s));
+  Snapshot::save(s, "", name(2));  // whole: it needs nothing
+  Session whole = Snapshot::open(name(2)).restore(m, "", options(1));
+  EXPECT_TRUE(same_state(whole, s));
+}
+
 TEST_F(Chains, ParentsNeverChangeOnceFound) {
   make(3, 90);
   Snapshot snapshot = Snapshot::open(name(2), name(1));

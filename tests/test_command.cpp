@@ -356,7 +356,7 @@ TEST_F(Command, AWrongCommandLineIsStatus2) {
       {{"generate", "-p", "a", "-n", "-1"}, "--max-tokens: expected an integer in 0..9223372036854775807, found -1"},
       {{"generate", "-p", "a", "--seed", "-1"}, "--seed: expected an integer in 0..18446744073709551615, found -1"},
       {{"generate", "-p", "a", "--seed", "18446744073709551616"}, "--seed: expected an integer in 0..18446744073709551615, found 18446744073709551616"},
-      {{"generate", "-p", "a", "--threads", "0x2"}, "--threads: expected an integer in 0..1024, found 0x2"},
+      {{"generate", "-p", "a", "--threads", "0x2"}, "--threads: expected an integer in 0..8192, found 0x2"},
       {{"generate", "-p", "a", "--chunk", "0"}, "--chunk: expected an integer in 1..65536, found 0"},
       {{"generate", "-p", "a", "--stop-id", "4294967301"}, "--stop-id: expected an integer in 0..2147483647, found 4294967301"},
       {{"generate", "-p", "a", "--kv", "f8"}, "--kv: f8 not in {f32,bf16,f16}"},

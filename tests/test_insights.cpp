@@ -261,8 +261,8 @@ TEST(Session, OptionsOutOfRangeAreNamed) {
   };
   const auto argument = [&](auto change) { return error_of(make(change), ErrorKind::argument); };
   EXPECT_EQ(argument([](SessionOptions& o) { o.compute.isa = "avx9"; }).rfind("isa: expected one that this CPU has: portable", 0), 0u);
-  EXPECT_EQ(argument([](SessionOptions& o) { o.compute.threads = -1; }), "threads: expected 0 .. 1024, found -1");
-  EXPECT_EQ(argument([](SessionOptions& o) { o.compute.threads = 1025; }), "threads: expected 0 .. 1024, found 1025");
+  EXPECT_EQ(argument([](SessionOptions& o) { o.compute.threads = -1; }), "threads: expected 0 .. 8192, found -1");
+  EXPECT_EQ(argument([](SessionOptions& o) { o.compute.threads = 8193; }), "threads: expected 0 .. 8192, found 8193");
   EXPECT_EQ(argument([](SessionOptions& o) { o.compute.chunk = 0; }), "chunk: expected 1 .. 65536, found 0");
   EXPECT_EQ(argument([](SessionOptions& o) { o.compute.chunk = int64_t{1} << 40; }),
             "chunk: expected 1 .. 65536, found 1099511627776");

@@ -77,7 +77,7 @@ TEST_F(PackedCommand, AWrongCommandLineIsStatus2) {
       {{"quantize", "--to", "q8"}, "--output is required"},
       {{"quantize", "-o", d}, "--to is required"},
       {{"quantize", "--to", "q5", "-o", d}, "--to: q5 not in {q8,q4}"},
-      {{"quantize", "--to", "q8", "-o", d, "--threads", "-1"}, "--threads: expected an integer in 0..1024, found -1"},
+      {{"quantize", "--to", "q8", "-o", d, "--threads", "-1"}, "--threads: expected an integer in 0..8192, found -1"},
       {{"quantize", "--to", "q8", "-o", d, "more"}, "The following argument was not expected: more"},
       {{"prepare"}, "--output is required"},
       {{"prepare", "-o", d, "--to=q8"}, "The following argument was not expected: --to=q8"}};

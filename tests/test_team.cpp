@@ -3,11 +3,14 @@
 #include "stet/team.hpp"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <numeric>
@@ -15,6 +18,8 @@
 #include <stdexcept>
 #include <thread>
 #include <vector>
+
+#include "src/helpers.hpp"
 
 namespace stet::test {
 namespace {
@@ -91,6 +96,75 @@ TEST(Team, ARunInsideOfARunIsRight) {
   std::vector<std::vector<uint64_t>> results(8);
   run_each(3, results.size(), [&](size_t i) { results[i] = chain.run(2); });
   for (const std::vector<uint64_t>& result : results) EXPECT_EQ(result, expected);
+}
+
+size_t threads_of_this_process() {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator()));
+}
+
+// Neither the caller nor a helper makes threads for it.
+TEST(Team, ARunInsideOfARunMakesNoThreads) {
+  run_team(3, [](Team) {});
+  const size_t before = threads_of_this_process();
+  std::vector<int> inner(3, 0);
+  run_team(3, [&](Team outer) {
+    run_team(4, [&](Team t) { inner[static_cast<size_t>(outer.rank)] = t.size; });
+  });
+  EXPECT_EQ(inner, (std::vector<int>{1, 1, 1}));
+  EXPECT_EQ(threads_of_this_process(), before);
+}
+
+// A helper that is put aside before it comes to a run: it stands in a signal handler, which reads a pipe.
+int put_aside[2], standing[2];
+void stand_aside(int) {
+  char byte = 0;
+  (void)!write(standing[1], &byte, 1);
+  (void)!read(put_aside[0], &byte, 1);
+}
+
+// Waiting for it would last until the alarm ends the process.
+TEST(Team, APassDoesNotWaitForAHelperThatHasNotCome) {
+  ASSERT_EQ(pipe(put_aside), 0);
+  ASSERT_EQ(pipe(standing), 0);
+  pthread_t helper{};
+  run_team(2, [&](Team t) {
+    if (t.rank == 1) helper = pthread_self();
+  });
+  struct sigaction action = {}, before = {};
+  action.sa_handler = stand_aside;
+  ASSERT_EQ(sigaction(SIGUSR1, &action, &before), 0);
+  ASSERT_EQ(pthread_kill(helper, SIGUSR1), 0);
+  char byte = 0;
+  ASSERT_EQ(read(standing[0], &byte, 1), 1);  // it stands
+  alarm(60);
+  std::vector<int> ranks;
+  run_operations(2, [&](Team t) {
+    for (int op = 0; op < 50; ++op) t.each(5, [&](size_t) { ranks.push_back(t.rank); });
+  });
+  alarm(0);
+  EXPECT_EQ(ranks, std::vector<int>(250, 0));
+  ASSERT_EQ(write(put_aside[1], &byte, 1), 1);
+  std::vector<int> came(2, 0);
+  run_team(2, [&](Team t) { came[static_cast<size_t>(t.rank)] = 1; });  // and it comes again
+  EXPECT_EQ(came, (std::vector<int>{1, 1}));
+  ASSERT_EQ(sigaction(SIGUSR1, &before, nullptr), 0);
+}
+
+TEST(Team, MoreThanAThousandProcessorsAreCounted) {
+  const auto machine = [](size_t processors, size_t allowed) {
+    return [=](size_t bytes, cpu_set_t* set) {
+      if (bytes * 8 < processors) return errno = EINVAL, -1;
+      CPU_ZERO_S(bytes, set);
+      for (size_t i = processors - allowed; i < processors; ++i) CPU_SET_S(i, bytes, set);
+      return 0;
+    };
+  };
+  EXPECT_EQ(count_processors(machine(2, 2)), 2);
+  EXPECT_EQ(count_processors(machine(1024, 1024)), 1024);
+  EXPECT_EQ(count_processors(machine(1025, 1025)), 1025);
+  EXPECT_EQ(count_processors(machine(4096, 3)), 3);
+  EXPECT_EQ(count_processors(machine(8192, 8192)), 8192);
+  EXPECT_EQ(count_processors([](size_t, cpu_set_t*) { return errno = EPERM, -1; }), 1);
 }
 
 TEST(Team, TheFirstExceptionIsThrown) {

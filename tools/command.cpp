@@ -104,7 +104,7 @@ void ModelOptions::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"f32", "bf16", "q8", "q4"}));
   grouped(app.add_option("--gemm", gemm, "own (default), or blas: OpenBLAS for prompts, whose bits depend on shape and threads"), "NAME")
       ->check(CLI::IsMember({"own", "blas"}));
-  grouped(app.add_option("--threads", c.threads, "threads (default: all processors)"), "N")->check(integer(0, 1024));
+  grouped(app.add_option("--threads", c.threads, "threads (default: all processors)"), "N")->check(integer(0, kMostThreads));
   grouped(app.add_option("--isa", c.isa, "portable, avx2, avx512, avx512vnni or avx512bf16 (default: the best this CPU has)"), "NAME");
   grouped(app.add_option("--chunk", c.chunk, "tokens of a prompt processed at once (default: 512)"), "N")
       ->check(integer(1, 65536));

@@ -28,7 +28,8 @@ FileContent read_file_to_memory(const std::string& path);
 // Writes a file that nobody sees half: the bytes go to a temporary beside `path`, which commit()
 // makes durable and then renames. Without commit, or when anything fails, the temporary goes and an
 // older file at `path` stays as it was. A temporary left by a killed process is removed by the next
-// AtomicFile for the same path.
+// AtomicFile for the same path. Where `path` is a link, all this happens to the file that it leads to,
+// which need not be there yet; the link stays.
 class AtomicFile {
  public:
   // Creates the temporary. `path` must be new or a regular file, its directory writable.
@@ -43,8 +44,9 @@ class AtomicFile {
   // Overwrites bytes that were appended before.
   void write_at(uint64_t offset, std::span<const std::byte> bytes);
 
-  // fsync, rename, fsync of the directory. When the last of these alone fails, the new file is in
-  // place but may not outlive a loss of power. Nothing may be written afterwards.
+  // fsync, rename, fsync of the directory. When the last of these alone fails, the Error's field is
+  // "durability": the new file is in place, whole, but a loss of power may undo that. Nothing may be
+  // written afterwards.
   void commit();
 
   uint64_t written() const { return written_; }  // bytes appended so far
@@ -58,7 +60,8 @@ class AtomicFile {
   void discard() noexcept;
   [[noreturn]] void fail(const std::string& expected);
 
-  std::string path_, directory_, temporary_;  // temporary_ is empty when there is none
+  std::string path_, target_;  // as it was given; the file that it leads to
+  std::string directory_, temporary_;  // temporary_ is empty when there is none
   int fd_ = -1;
   uint64_t written_ = 0;
   uint64_t in_file_ = 0, on_its_way_ = 0;  // handed to the system; and of that, told to go to the disk

@@ -104,9 +104,10 @@ class Snapshot {
     bool must_know = true;  // a reader that does not know it must refuse the file
   };
 
-  // Writes everything that `session` is to `path`, which afterwards is the whole new snapshot or, on an io Error,
-  // what it was before. `tokenizer` is Tokenizer::fingerprint(), or empty when none is in use. Returns the digests.
-  // Throws an argument Error for a generation state that could not be read back (see check_generation).
+  // Writes everything that `session` is to `path`, which afterwards is the whole new snapshot or, on an io Error, what it was
+  // before; but for an Error whose field is "durability": then it is the new one, which a loss of power may undo. `tokenizer` is
+  // Tokenizer::fingerprint(), or empty when none is in use. Returns the digests. Throws an argument Error for a generation state
+  // that could not be read back (see check_generation), and for a delta over a file that it needs.
   static StateDigests save(Session& session, const std::string& tokenizer, const std::string& path,
                            const SaveOptions& options = {});
   // The same for a state without a session, as of a snapshot that is converted or pruned: `like` tells of which model,
@@ -143,6 +144,11 @@ class Snapshot {
   std::shared_ptr<const FileSource> tokenizer_files() const { return archive("TOKENIZR"); }
 
   const std::string& path() const { return path_; }
+  // Whether a path leads to the file that this snapshot was opened from, by whatever name.
+  bool is_file_at(const std::string& path) const;
+  // Throws an argument Error for a path that leads to this snapshot's file or to one of its parents': a delta that is made from
+  // it must not take their place.
+  void check_not_needed(const std::string& path) const;
   uint64_t file_size() const { return bytes_.size(); }
   uint32_t version() const { return version_; }
   const std::vector<Section>& sections() const { return sections_; }

@@ -102,5 +102,6 @@ void run_each(int threads, size_t n, const std::function<void(size_t)>& work);
 
 // Threads to use when the caller does not say: the processors this process may run on.
 int default_threads();
+constexpr int kMostThreads = 8192;  // as many processors as Linux can have
 
 }  // namespace stet
