@@ -87,10 +87,11 @@ struct LineEditor::Impl {
     el_set(editor, EL_PROMPT_ESC, &Impl::show_prompt, '\1');
     el_set(editor, EL_EDITOR, "emacs");
     el_set(editor, EL_HIST, ::history, history);
-    el_set(editor, EL_ADDFN, "stet-complete", "complete the word", &Impl::complete);
-    el_set(editor, EL_ADDFN, "stet-give-up", "give the line up", &Impl::give_up);
-    el_set(editor, EL_ADDFN, "stet-stop", "suspend the process", &Impl::stop);
-    el_set(editor, EL_ADDFN, "stet-paste", "insert a pasted text", &Impl::paste);
+    // el_set would copy these names, and never free the copies.
+    el_wset(editor, EL_ADDFN, L"stet-complete", L"complete the word", &Impl::complete);
+    el_wset(editor, EL_ADDFN, L"stet-give-up", L"give the line up", &Impl::give_up);
+    el_wset(editor, EL_ADDFN, L"stet-stop", L"suspend the process", &Impl::stop);
+    el_wset(editor, EL_ADDFN, L"stet-paste", L"insert a pasted text", &Impl::paste);
     el_wset(editor, EL_GETCFN, &Impl::next_character);
     el_source(editor, nullptr);  // the user's ~/.editrc
     // These keys are read as characters, so that no signal comes in the middle of an edit.
