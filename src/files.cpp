@@ -77,6 +77,26 @@ class MemorySource : public FileSource {
   std::map<std::string, std::shared_ptr<const std::string>> files_;
 };
 
+class CopyingSource : public FileSource {
+ public:
+  explicit CopyingSource(std::shared_ptr<const FileSource> source)
+      : FileSource(source->path(), source->path_of("")), source_(std::move(source)) {}
+
+  bool has(const std::string& name) const override { return source_->has(name); }
+  std::string read(const std::string& name, size_t limit) const override { return source_->read(name, limit); }
+
+  std::shared_ptr<const FileBytes> open(const std::string& name) const override {
+    const std::shared_ptr<const FileBytes> file = source_->open(name);
+    const auto copy = std::make_shared<Memory>(file->bytes().size());
+    std::ranges::copy(file->bytes(), copy->data());
+    file->check_unchanged();
+    return std::make_shared<const FileBytes>(file->path(), std::span<const std::byte>(copy->data(), file->bytes().size()), copy);
+  }
+
+ private:
+  std::shared_ptr<const FileSource> source_;
+};
+
 }  // namespace
 
 FileBytes::FileBytes(std::string path, std::span<const std::byte> bytes, std::shared_ptr<const void> keeps_alive,
@@ -98,6 +118,10 @@ void FileBytes::stream(const std::function<void(std::span<const std::byte>)>& us
 
 std::shared_ptr<const FileSource> directory_source(const std::string& directory, bool map) {
   return std::make_shared<const DirectorySource>(directory, map);
+}
+
+std::shared_ptr<const FileSource> in_memory(std::shared_ptr<const FileSource> source) {
+  return std::make_shared<const CopyingSource>(std::move(source));
 }
 
 std::shared_ptr<const FileSource> memory_source(std::vector<std::pair<std::string, std::string>> files,

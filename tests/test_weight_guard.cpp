@@ -104,12 +104,14 @@ TEST_P(Weights, AFileThatIsCutOffEndsNobody) {
 }
 
 TEST_P(Weights, InMemoryNothingReachesThem) {
-  Session s = session(load(false)), plain = session(load());
+  Session s = session(load(false)), copied = session(Model::load(in_memory(directory_source(directory)), 2, GetParam())), plain = session(load());
   plain.append(std::span(ids).subspan(70, 9));
   fs::resize_file(file, 100);
-  s.append(std::span(ids).subspan(70, 9));
-  EXPECT_EQ(s.tokens(), plain.tokens());
-  EXPECT_TRUE(same_bytes(s.logits(), plain.logits()));
+  for (Session* one : {&s, &copied}) {
+    one->append(std::span(ids).subspan(70, 9));
+    EXPECT_EQ(one->tokens(), plain.tokens());
+    EXPECT_TRUE(same_bytes(one->logits(), plain.logits()));
+  }
 }
 
 // A file that is written to while a model is loaded from it.

@@ -76,6 +76,9 @@ class FileSource {
 // happens to the file can reach them; read() reads. A link that leads nowhere counts as a file, which cannot be read.
 std::shared_ptr<const FileSource> directory_source(const std::string& directory, bool map = true);
 
+// The files of another source, copied into memory when they are opened.
+std::shared_ptr<const FileSource> in_memory(std::shared_ptr<const FileSource> source);
+
 // Files by name, with their bytes, as Tokenizer::files() gives them.
 std::shared_ptr<const FileSource> memory_source(std::vector<std::pair<std::string, std::string>> files,
                                                 const std::string& path);
