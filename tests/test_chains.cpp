@@ -60,6 +60,26 @@ TEST_P(Chains, AreRestoredByManyThreadsAtOnce) {
 }
 INSTANTIATE_TEST_SUITE_P(Lengths, Chains, testing::Values(2, 3, 257), [](const auto& info) { return std::to_string(info.param); });
 
+size_t threads_of_this_process() {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator()));
+}
+
+// Of the session that is restored, no more and no fewer; a thread of its own has no helpers yet.
+TEST_F(Chains, RestoringUsesTheThreadsOfItsSession) {
+  if (!have_zlib()) GTEST_SKIP() << "built without zlib";
+  make(2, 200);  // the second is compressed
+  const Snapshot snapshot = Snapshot::open(name(1), "");
+  for (const int threads : {1, 2, 4}) {
+    for (const bool map : {true, false}) {
+      std::thread([&] {
+        const size_t before = threads_of_this_process();
+        const Session back = snapshot.restore(m, "", options(threads), {.map = map});
+        EXPECT_EQ(threads_of_this_process(), before + static_cast<size_t>(threads) - 1) << threads << map;
+      }).join();
+    }
+  }
+}
+
 TEST_F(Chains, ALongerOneIsRefused) {
   make(258, 1);
   EXPECT_EQ(error_of([&] { Snapshot::open(name(257), ""); }),
