@@ -327,7 +327,7 @@ TEST_F(Command, TheContractGoesWithTheSnapshot) {
   succeed({"diff", again, f32});
   const Outcome other = run_stet({"diff", snapshot, f32});
   EXPECT_EQ(other.status, 1);
-  EXPECT_EQ(other.out, "different: contract: expected bf16 version 1, found f32 version 1\n");
+  EXPECT_NE(other.out.find("\nmodel             different     contract: bf16 version 1 in a, f32 version 1 in b\n"), std::string::npos) << other.out;
 }
 
 TEST_F(Command, WeightsThatBf16CannotTakeAreRefused) {
@@ -451,14 +451,14 @@ TEST_F(Command, FormsPruneVerifyAndDiff) {
     succeed(Args{"convert", longer, "-o", other} + form + model);
     EXPECT_EQ(Json::parse(succeed({"inspect", other, "--json"}).out)["digests"]["state"], state);
     EXPECT_TRUE(succeed({"verify", other, "-m", kTiny}).out.starts_with("verified: ")) << form[0];
-    EXPECT_EQ(succeed({"diff", longer, other}).out, "equal: state " + state + "\n");
+    EXPECT_TRUE(succeed({"diff", longer, other}).out.ends_with("\nequal: state " + state + "\n"));
     const Args resume = {"resume", other, "-n", "3", "--greedy", "--ignore-eos", "--json"};
     const Json j = Json::parse(succeed(form[0] == "--with-weights" ? resume : resume + Args{"-m", kTiny}).out);
     EXPECT_EQ(j["restored"]["tokens_recomputed"], form[1 % form.size()] == "recipe" ? 15 : 0);
   }
   const Outcome diff = run_stet({"diff", snapshot, longer});
   EXPECT_EQ(diff.status, 1);
-  EXPECT_EQ(diff.out, "different: number of tokens: expected 8, found 15\n");
+  EXPECT_NE(diff.out.find("\ntokens            different     number of tokens: 8 in a, 15 in b\n"), std::string::npos) << diff.out;
   for (const std::string positions : {"keep", "shift"}) {
     succeed({"prune", longer, "-o", other, "--keep-last", "6", "--sinks", "2", "--positions", positions});
     const Json j = Json::parse(succeed({"inspect", other, "--json"}).out);

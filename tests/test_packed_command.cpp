@@ -179,7 +179,7 @@ TEST_F(PackedCommand, CheckNamesWhatIsDamaged) {
   EXPECT_TRUE(error.starts_with(path + ": model.layers.")) << error;
   EXPECT_NE(error.find(".weight: expected xxh3:"), error.npos) << error;
   EXPECT_EQ(failure({"inspect", kLlama, "--check"}), kLlama + ": packed.safetensors: expected a file of packed weights, found none");
-  EXPECT_EQ(failure({"inspect", path, "--check"}), path + ": --check: expected a directory with packed weights (for a snapshot: stet verify), found another file");
+  EXPECT_EQ(failure({"inspect", path, "--check"}), path + ": --check: expected a directory with packed weights (for a snapshot: stet check), found another file");
 }
 
 }  // namespace

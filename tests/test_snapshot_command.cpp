@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "run_command.hpp"
+#include "stet/snapshot.hpp"
 #include "support.hpp"
 
 namespace stet::test {
@@ -25,6 +26,13 @@ struct SnapshotCommand : testing::Test {
     const Outcome o = run_stet(Args{"save", "-m", kGemma, "--ids", ids, "-o", path} + more);
     EXPECT_EQ(o.status, 0) << o.err;
     return path;
+  }
+
+  // As many token ids.
+  static std::string ids_of(int count) {
+    std::string ids;
+    for (int i = 0; i < count; ++i) ids += (i == 0 ? "" : ",") + std::to_string(i % 50 + 1);
+    return ids;
   }
 
   stet_test::ScratchDir scratch;
@@ -53,6 +61,130 @@ TEST_F(SnapshotCommand, StderrIsNoReasonToFail) {
       EXPECT_EQ(status, seen.status) << args[0] << " with stderr to \"" << err << '"';
       EXPECT_EQ(text_of(scratch / "out"), seen.out) << args[0] << " with stderr to \"" << err << '"';
     }
+  }
+}
+
+// One bit anywhere is one fault, named; nothing that was written is one.
+TEST_F(SnapshotCommand, CheckProvesEveryByte) {
+  std::vector<std::string> files = {saved("full.stet", ids_of(100)), saved("recipe.stet", ids_of(100), {"--form", "recipe"}),
+                                    saved("whole.stet", "1,2,3", {"--with-weights"})};
+  if (have_zlib()) files.push_back(saved("zlib.stet", ids_of(100), {"--compress", "zlib"}));
+  Args all = Args{"check"} + files;
+  const Outcome sound = run_stet(all);
+  EXPECT_EQ(sound.status, 0) << sound.out;
+  EXPECT_EQ(std::count(sound.out.begin(), sound.out.end(), '\n'), static_cast<int64_t>(files.size()));
+  for (const std::string& file : files) {
+    const std::string bytes = text_of(file), broken = scratch / "broken.stet";
+    for (size_t at = 7; at < bytes.size(); at += bytes.size() / 8) {
+      std::string damaged = bytes;
+      damaged[at] = static_cast<char>(damaged[at] ^ 1);
+      stet_test::write_file(broken, damaged);
+      const Outcome o = run_stet({"check", broken, file});
+      EXPECT_EQ(o.status, 1) << file << " at " << at << ": " << o.out;
+      EXPECT_TRUE(o.out.starts_with(broken + ": ")) << o.out;
+      EXPECT_EQ(std::count(o.out.begin(), o.out.end(), '\n'), 2) << o.out;  // the other one is looked at all the same
+    }
+  }
+}
+
+TEST_F(SnapshotCommand, CheckNamesTheFault) {
+  const std::string s = saved("s.stet", ids_of(100));
+  std::string bytes = text_of(s);
+  bytes[bytes.size() - 1] = static_cast<char>(bytes[bytes.size() - 1] ^ 1);  // of the last layer of the last block
+  stet_test::write_file(s, bytes);
+  const Outcome o = run_stet({"check", s, "--json"});
+  EXPECT_EQ(o.status, 1);
+  const Json j = Json::parse(o.out);
+  EXPECT_EQ(j["sound"], false);
+  EXPECT_EQ(j["file"], s);
+  EXPECT_TRUE(j["field"].get<std::string>().starts_with("KV block 1, layer ")) << j;
+  EXPECT_TRUE(j["expected"].get<std::string>().starts_with("digest xxh3:")) << j;
+}
+
+TEST_F(SnapshotCommand, CheckFollowsTheChainOfADelta) {
+  const std::string parent = saved("parent.stet", ids_of(70)), full = scratch / "full.stet", delta = scratch / "delta.stet";
+  ASSERT_EQ(run_stet({"resume", parent, "-m", kGemma, "--ids", ids_of(70), "-n", "0", "--save", full}).status, 0);
+  ASSERT_EQ(run_stet({"convert", full, "--form", "delta", "--against", parent, "-o", delta}).status, 0);
+  EXPECT_EQ(run_stet({"check", delta, full}).status, 0);
+  std::string bytes = text_of(parent);
+  bytes[65536] = static_cast<char>(bytes[65536] ^ 1);
+  stet_test::write_file(parent, bytes);
+  const Outcome o = run_stet({"check", delta});
+  EXPECT_EQ(o.status, 1);
+  EXPECT_TRUE(o.out.starts_with(parent + ": KV block 0, layer 0: expected digest xxh3:")) << o.out;
+}
+
+TEST_F(SnapshotCommand, AnotherKvTypeIsAnEdit) {
+  const std::string s = saved("s.stet"), rounded = scratch / "rounded.stet";
+  const Outcome converted = run_stet({"convert", s, "--kv", "bf16", "-o", rounded});
+  EXPECT_EQ(converted.status, 0) << converted.err;
+  EXPECT_NE(converted.err.find("keys and values: f32 -> bf16, an edit"), std::string::npos) << converted.err;
+  const Json j = Json::parse(run_stet({"inspect", rounded, "--json"}).out);
+  EXPECT_EQ(j["kv"]["type"], "bf16");
+  EXPECT_EQ(j["edits"], Json::parse(R"([{"what":"kv type","at":3,"position":null,"layer":null,"head":null}])"));
+  EXPECT_NE(run_stet({"inspect", rounded}).out.find("what kv type"), std::string::npos);
+  const Outcome verified = run_stet({"verify", rounded, "-m", kGemma});
+  EXPECT_EQ(verified.status, 1);
+  EXPECT_EQ(verified.err, "stet: " + rounded + ": edits: expected none: what was edited cannot be computed again (stet check proves its bytes), found 1\n");
+  EXPECT_EQ(run_stet({"check", rounded}).status, 0);
+  EXPECT_EQ(run_stet({"convert", rounded, "--form", "recipe", "-o", scratch / "r.stet"}).status, 1);
+}
+
+TEST_F(SnapshotCommand, AnotherCapacityIsTheSameState) {
+  const std::string s = saved("s.stet"), small = scratch / "small.stet", recipe = saved("recipe.stet", "1,2,3", {"--form", "recipe"});
+  for (const std::string& from : {s, recipe}) {
+    const Outcome o = run_stet({"convert", from, "--ctx", "50", "-o", small, "--json"});
+    EXPECT_EQ(o.status, 0) << o.err;
+    const Json j = Json::parse(o.out);
+    EXPECT_EQ(j["capacity"], 50);
+    EXPECT_EQ(Json::parse(run_stet({"inspect", small, "--json"}).out)["capacity"], 50);
+    EXPECT_EQ(run_stet({"diff", s, small}).status, 0);
+  }
+  EXPECT_EQ(run_stet({"convert", s, "--ctx", "2", "-o", small}).status, 1);
+}
+
+// Each option has an effect, or is refused with the reason before anything is written.
+TEST_F(SnapshotCommand, OptionsWithoutAnEffectAreRefused) {
+  const std::string s = saved("s.stet"), to = scratch / "to.stet";
+  const Args convert = {"convert", s, "-o", to}, prune = {"prune", s, "--keep-last", "1", "-o", to};
+  const std::vector<Args> refused = {
+      convert + Args{"--compute", "f32"}, convert + Args{"--gemm", "own"}, convert + Args{"--threads", "1"}, convert + Args{"--isa", "portable"},
+      convert + Args{"--chunk", "4"}, convert + Args{"-m", kGemma}, convert + Args{"--parent", s}, convert + Args{"--against", s},
+      convert + Args{"--form", "delta"}, convert + Args{"--form", "recipe", "--compress", "zlib"}, prune + Args{"-m", kGemma},
+      prune + Args{"--parent", s}, prune + Args{"--against", s}, {"verify", s, "--kv", "f32"}, {"verify", s, "--ctx", "9"},
+      {"verify", s, "--parent", s}, {"diff", s, s, "--parent", s}, {"diff", s, s, "--other-parent", s}, {"check", s, "--parent", s},
+      {"inspect", kGemma, "-m", kGemma}};
+  for (const Args& args : refused) {
+    const Outcome o = run_stet(args);
+    EXPECT_EQ(o.status, 2) << args[0] << ' ' << args[args.size() - 2] << ": " << o.err;
+    EXPECT_EQ(o.out, "");
+    EXPECT_FALSE(std::filesystem::exists(to)) << args[0] << ' ' << args[args.size() - 2];
+  }
+  EXPECT_EQ(run_stet(convert + Args{"-m", kGemma, "--with-tokenizer"}).status, 0);
+  const std::string recipe = saved("recipe.stet", "1,2,3", {"--form", "recipe"});
+  EXPECT_EQ(run_stet({"convert", recipe, "-o", to, "-m", kGemma, "--threads", "1", "--isa", "portable", "--chunk", "2", "--compute", "f32", "--gemm", "own"}).status, 0);
+  EXPECT_EQ(run_stet({"diff", s, to}).status, 0);
+}
+
+// A name that is empty, or cannot be written, is found before there is anything to lose.
+TEST_F(SnapshotCommand, OutputsAreTriedFirst) {
+  const std::string s = saved("s.stet"), nowhere = scratch / "no/such/file";
+  const std::vector<Args> writes = {{"generate", "-m", kGemma, "--ids", "1,2"}, {"resume", s, "-n", "1"}, {"save", "-m", kGemma, "--ids", "1,2"},
+                                    {"convert", s}, {"prune", s, "--keep-last", "1"}, {"chat", "-m", kGemma}};
+  for (const Args& args : writes) {
+    for (const char* option : {"-o", "--output", "--save"}) {
+      const Outcome empty = run_stet(args + Args{option, ""});
+      EXPECT_EQ(empty.status, 2) << args[0] << ' ' << option << ": " << empty.err;
+      EXPECT_EQ(empty.out, "");
+    }
+    const Outcome o = run_stet(args + Args{"--save", nowhere});
+    EXPECT_EQ(o.status, 1) << args[0];
+    EXPECT_EQ(o.out, "") << args[0];
+    EXPECT_NE(o.err.find(nowhere), std::string::npos) << args[0] << ": " << o.err;
+  }
+  for (const Args& args : {Args{"logits", "-m", kGemma, "--ids", "1,2", "-o", ""}, Args{"quantize", "-m", kGemma, "--to", "q8", "-o", ""},
+                           Args{"prepare", "-m", kGemma, "-o", ""}}) {
+    EXPECT_EQ(run_stet(args).status, 2) << args[0];
   }
 }
 

@@ -25,7 +25,7 @@ struct Options {
     app.add_option("-n,--max-tokens", generate.max_tokens, "most tokens of a reply (default: 256)")
         ->type_name("N")->check(integer(0, INT64_MAX))->group("Stopping");
     app.add_flag("--ignore-eos", generate.ignore_eos, "go on past stop tokens")->group("Stopping");
-    app.add_option("--save", save, "keep the state in this file afterwards, for `stet resume`")->type_name("FILE")->group("Output");
+    add_output(app, save, "keep the state in this file afterwards, for `stet resume`")->group("Output");
     save_as.add_to(app);
     app.add_flag("--json", json, "one JSON object per reply")->group("Output");
   }
@@ -264,7 +264,7 @@ void add_save(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("save", "Process a prompt and keep the state in a file.");
   o->prompt.add_to(*sub);
   o->sampling.add_to(*sub);
-  sub->add_option("-o,--output", o->save, "the snapshot")->required()->type_name("FILE")->group("Output");
+  add_output(*sub, o->save, "the snapshot")->required()->group("Output");
   o->save_as.add_to(*sub);
   sub->add_flag("--json", o->json, "print a JSON object")->group("Output");
   o->model.add_to(*sub);

@@ -18,8 +18,8 @@ struct Options {
 
 // Nothing in it may drive a terminal: names come from the file.
 std::string cell(const Json& value) {
-  if (value.is_string()) return value.get<std::string>().empty() ? "none" : printable(value.get<std::string>(), 400);
-  return printable(dump(value), 400);
+  if (value.is_string()) return value.get<std::string>().empty() ? "none" : printable(value.get<std::string>(), SIZE_MAX);
+  return printable(dump(value), SIZE_MAX);
 }
 
 // "name value" of every field of one row.
@@ -67,6 +67,16 @@ Json turns_json(const GenerationState& g) {
     turns.push_back({{"prompt", t.prompt}, {"reply", t.reply}, {"end", t.end}, {"open", t.open}});
   }
   return turns;
+}
+
+// Where keys or values were changed; null: everywhere.
+Json edits_json(const std::vector<KvEdit>& edits) {
+  const auto index = [](int64_t i) { return i < 0 ? Json(nullptr) : Json(i); };
+  Json list = Json::array();
+  for (const KvEdit& e : edits) {
+    list.push_back({{"what", kv_edit_name(e.what)}, {"at", e.at}, {"position", index(e.position)}, {"layer", index(e.layer)}, {"head", index(e.head)}});
+  }
+  return list;
 }
 
 // What the model at hand has for each fingerprint; empty without one.
@@ -120,6 +130,7 @@ Json elements_json(const Snapshot& s, const Present& present) {
   add("stop tokens and strings", fmt::format("{} and {}", g.stop_ids.size(), g.stop_strings.size()), 0, "");
   add("text held back", fmt::format("{} bytes, decoder state {} bytes", g.held.size(), g.stream.size()), g.held.size() + g.stream.size(), "");
   add("prunes", fmt::format("{}", m.prunes.size()), 0, "");
+  add("edits", fmt::format("{}{}", m.edits.size(), m.edits.empty() ? "" : ": the tokens do not give this state"), 0, "");
   if (size("WEIGHTS") > 0) add("checkpoint files", "by value", size("WEIGHTS"), "");
   return rows;
 }
@@ -152,6 +163,7 @@ Json describe(const Snapshot& s, const Present& present) {
     j["messages"].push_back({{"role", m.role}, {"content", m.content}, {"begin", m.begin}, {"end", m.end}, {"drawn", m.drawn}});
   }
   j["prunes"] = Json::parse(encode_prunes(s.meta().prunes));
+  j["edits"] = edits_json(s.meta().edits);
   j["fingerprints"] = Json::object();
   for (const auto& [name, digest] : s.meta().fingerprints) j["fingerprints"][name] = digest;
   j["fingerprints"]["tokenizer"] = s.meta().tokenizer;
@@ -191,11 +203,12 @@ void run(const Options& o) {
   const bool directory = std::filesystem::is_directory(o.path, ignored);
   Json j;
   if (directory) {
+    if (!o.model.empty()) throw CLI::ValidationError("--model: of no use: " + o.path + " is a checkpoint itself");
     const size_t checked = o.check ? check_packed(*directory_source(o.path)) : 0;
     j = describe(*Model::load(o.path), load_tokenizer(o.path));
     if (o.check) j["checked_file_bytes"] = checked;
   } else if (o.check) {
-    throw Error(ErrorKind::argument, o.path, "--check", "a directory with packed weights (for a snapshot: stet verify)", "another file");
+    throw Error(ErrorKind::argument, o.path, "--check", "a directory with packed weights (for a snapshot: stet check)", "another file");
   } else {
     const Snapshot snapshot = Snapshot::open(o.path);
     Present present;

@@ -128,7 +128,7 @@ void add_logits(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("logits", "Logits of every position, and hidden states, as safetensors.");
   o->prompt.add_to(*sub);
   sub->add_option("-o,--output", o->output, "file to write: logits [T, vocab], input_ids [T], hidden.i [T, hidden]")
-      ->type_name("FILE")->group("Output");
+      ->type_name("FILE")->check(named())->group("Output");
   sub->add_flag("--hidden", o->hidden, "hidden states too: after the embedding, after each layer, after the final norm")->group("Output");
   sub->add_flag("--digest", o->digest, "print digests of all logits and of the KV cache")->group("Output");
   sub->add_flag("--nll", o->nll, "print the mean negative log-likelihood of the tokens")->group("Output");

@@ -30,7 +30,7 @@ void run(const Options& o) {
 void add(CLI::App& app, const std::string& name, const std::string& help, const std::shared_ptr<Options>& o) {
   CLI::App* sub = app.add_subcommand(name, help);
   o->checkpoint.add_to(*sub);
-  sub->add_option("-o,--output", o->directory, "directory to make, or an empty one")->type_name("DIR")->required();
+  sub->add_option("-o,--output", o->directory, "directory to make, or an empty one")->type_name("DIR")->required()->check(named());
   if (name == "quantize") {
     sub->add_option("--to", o->to, "q8 or q4: integers of 8 or 4 bits in blocks of 32")->type_name("FORMAT")->required()
         ->check(CLI::IsMember({"q8", "q4"}));

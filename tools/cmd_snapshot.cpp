@@ -1,17 +1,17 @@
-// stet prune, convert, verify, diff: what is done with snapshots beside resuming them.
+// stet prune, convert, verify: what is done with a snapshot beside resuming it.
 #include <fmt/format.h>
 
 #include <filesystem>
 
 #include "stet/error.hpp"
 #include "stet/verify.hpp"
-#include "tools/command.hpp"
+#include "tools/difference.hpp"
 
 namespace stet::tool {
 namespace {
 
 struct Options {
-  std::string snapshot, other, output, parent;
+  std::string snapshot, output, parent;
   SaveFileOptions save;
   PruneOptions prune;
   std::string positions = "keep";
@@ -19,66 +19,123 @@ struct Options {
   bool bisect = false, json = false;
 };
 
-CLI::Option* add_snapshot(CLI::App& app, std::string& path, const char* name = "snapshot") {
-  return app.add_option(name, path, "a snapshot")->required()->type_name("FILE");
+void add_snapshot(CLI::App& app, Options& o) {
+  app.add_option("snapshot", o.snapshot, "a snapshot")->required()->type_name("FILE");
+  app.add_option("--parent", o.parent, "the snapshot that a delta was made from")->type_name("FILE");
+  app.add_flag("--json", o.json, "print a JSON object");
+}
+
+// Options that would do nothing are a wrong command line.
+void refuse(const CLI::App& app, const std::vector<std::string>& names, const std::string& reason) {
+  for (const std::string& name : names) {
+    if (app.count(name) > 0) throw CLI::ValidationError(name + ": " + reason);
+  }
+}
+
+Snapshot open_snapshot(const CLI::App& app, const Options& o) {
+  const Snapshot snapshot = Snapshot::open(o.snapshot);
+  if (snapshot.meta().form == SnapshotForm::delta) return Snapshot::open(o.snapshot, o.parent);
+  refuse(app, {"--parent"}, "of no use: " + o.snapshot + " is no delta");
+  return snapshot;
+}
+
+void refuse_save_options(const CLI::App& app, const Options& o) {
+  if (o.save.form == "delta" && o.save.against.empty()) throw CLI::RequiredError("--against, a snapshot for --form delta");
+  if (o.save.form != "delta") refuse(app, {"--against"}, "of no use without --form delta");
+  if (o.save.form == "recipe") refuse(app, {"--compress"}, "of no use with --form recipe, which holds no keys and values");
 }
 
 Json saved_json(const std::string& path, const StateDigests& digests, int64_t positions) {
   return {{"snapshot", path}, {"positions", positions}, {"bytes", std::filesystem::file_size(path)}, {"digests", digests_json(digests)}};
 }
 
-void run_prune(const Options& o) {
-  const Snapshot snapshot = Snapshot::open(o.snapshot, o.parent);
+void run_prune(const CLI::App& app, Options& o) {
+  refuse_save_options(app, o);
+  check_writable(o.output);
+  const Snapshot snapshot = open_snapshot(app, o);
+  if (!o.save.with_weights && !o.save.with_tokenizer) refuse(app, {"--model"}, "of no use without --with-weights or --with-tokenizer");
+  choose_checkpoint(o.model, snapshot);
   State state = snapshot.state();
   PruneOptions options = o.prune;
   options.shift = o.positions == "shift";
   const int64_t gone = prune(state, ModelConfig::from_canonical(snapshot.meta().config, o.snapshot), options);
-  const StateDigests digests = o.save.write(state, snapshot, o.output, {});
+  const StateDigests digests = o.save.write(state, snapshot, o.output, o.model.checkpoint);
   if (o.json) {
     Json j = saved_json(o.output, digests, state.size());
     j["pruned"] = gone;
     out(dump(j) + "\n");
   } else {
     say("pruned {} of {} positions ({}), {} left visible, state {}\n", gone, snapshot.tokens().size(), o.positions,
-               visible_positions(state.kv), digest_text(digests.state));
+        visible_positions(state.kv), digest_text(digests.state));
   }
 }
 
-void run_convert(Options& o) {
-  const Snapshot snapshot = Snapshot::open(o.snapshot, o.parent);
-  StateDigests digests;
-  if (snapshot.meta().form == SnapshotForm::recipe) {
-    choose_checkpoint(o.model, snapshot);
-    Session session = restore_session(snapshot, o.model, {}, nullptr);
-    digests = o.save.write(session.state(), snapshot, o.output, o.model.checkpoint);
-  } else {
-    choose_checkpoint(o.model, snapshot);
-    digests = o.save.write(snapshot.state(0, {.check = true}), snapshot, o.output, o.model.checkpoint);
+const std::vector<std::string> kComputing = {"--compute", "--gemm", "--threads", "--isa", "--chunk"};
+
+// A model is loaded to compute a recipe, or to be put into the snapshot; a checkpoint may bring its tokenizer alone.
+void refuse_model_options(const CLI::App& app, const Options& o, const Snapshot& snapshot) {
+  if (snapshot.meta().form == SnapshotForm::recipe) return;
+  refuse(app, kComputing, "of no use: nothing is computed, since " + o.snapshot + " has its keys and values");
+  if (!o.save.with_weights && !o.save.with_tokenizer) {
+    refuse(app, {"--model"}, "of no use: " + o.snapshot + " has its keys and values (for --with-weights or --with-tokenizer)");
   }
+}
+
+// Computed again from a recipe, or as it is in the file.
+State state_of(Options& o, const Snapshot& snapshot) {
+  if (snapshot.meta().form != SnapshotForm::recipe) {
+    const int64_t capacity = o.model.session.capacity;
+    if (capacity != 0) checked_capacity(ModelConfig::from_canonical(snapshot.meta().config, o.snapshot), capacity);
+    return snapshot.state(capacity, {.check = true});
+  }
+  choose_contract(o.model, snapshot);
+  ModelOptions model = o.model;
+  model.kv = "";  // of the recipe; another type is made of the state
+  Session session = restore_session(snapshot, model, {}, nullptr);
+  return session.state();
+}
+
+void run_convert(const CLI::App& app, Options& o) {
+  refuse_save_options(app, o);
+  check_writable(o.output);
+  const Snapshot snapshot = open_snapshot(app, o);
+  refuse_model_options(app, o, snapshot);
+  choose_checkpoint(o.model, snapshot);
+  State state = state_of(o, snapshot);
+  const KvType from = state.kv.shape().type, to = o.model.kv.empty() ? from : kv_type_of(o.model.kv);
+  if (to != from) state = with_kv_type(state, to);
+  const StateDigests digests = o.save.write(state, snapshot, o.output, o.model.checkpoint);
+  if (to != from) say("keys and values: {} -> {}, an edit: the tokens do not give this state any more\n", kv_type_name(from), kv_type_name(to));
   if (o.json) {
-    out(dump(saved_json(o.output, digests, snapshot.meta().positions)) + "\n");
+    Json j = saved_json(o.output, digests, state.size());
+    j["capacity"] = state.kv.capacity();
+    j["kv_type"] = kv_type_name(to);
+    out(dump(j) + "\n");
   } else {
-    say("{}: {} -> {}: {}, state {}\n", o.output, snapshot.file_size(), std::filesystem::file_size(o.output), o.save.form,
-               digest_text(digests.state));
+    say("{}: {} -> {}: {}, state {}\n", printable(o.output), snapshot.file_size(), std::filesystem::file_size(o.output), o.save.form,
+        digest_text(digests.state));
   }
 }
 
 // 1 when something differs.
 int report(const std::optional<Difference>& difference, bool json, const std::string& good, Json j) {
   j["equal"] = !difference.has_value();
-  if (difference) {
-    const auto number = [](int64_t x) { return x < 0 ? Json(nullptr) : Json(x); };
-    j["difference"] = {{"what", difference->what}, {"position", number(difference->position)}, {"layer", number(difference->layer)},
-                       {"head", number(difference->head)}, {"element", number(difference->element)},
-                       {"expected", difference->expected}, {"found", difference->found}};
-  }
+  if (difference) j["difference"] = difference_json(*difference);
   if (json) out(dump(j) + "\n");
-  else out((difference ? "different: " + printable(difference->text(), 400) : good) + "\n");
+  else out((difference ? "different: " + printable(difference->text(), SIZE_MAX) : good) + "\n");
   return difference ? 1 : 0;
 }
 
-int run_verify(Options& o) {
-  const Snapshot snapshot = Snapshot::open(o.snapshot, o.parent);
+void refuse_edits(const Snapshot& snapshot) {
+  const size_t edits = snapshot.meta().edits.size();
+  if (edits == 0) return;
+  throw Error(ErrorKind::argument, snapshot.path(), "edits", "none: what was edited cannot be computed again (stet check proves its bytes)",
+              std::to_string(edits));
+}
+
+int run_verify(const CLI::App& app, Options& o) {
+  const Snapshot snapshot = open_snapshot(app, o);
+  refuse_edits(snapshot);
   choose_checkpoint(o.model, snapshot);
   choose_contract(o.model, snapshot);
   const SessionOptions options = o.model.session_options();
@@ -97,16 +154,6 @@ int run_verify(Options& o) {
                  {"prunes", snapshot.meta().prunes.size()}});
 }
 
-int run_diff(const Options& o) {
-  const Snapshot a = Snapshot::open(o.snapshot), b = Snapshot::open(o.other);
-  std::optional<Difference> difference = different_origin(a, b);
-  if (!difference) {
-    const bool bytes = a.meta().form != SnapshotForm::recipe && b.meta().form != SnapshotForm::recipe;
-    difference = bytes ? first_difference(a.state(0, {.trust = true}), b.state(0, {.trust = true})) : different_digests(a, b);
-  }
-  return report(difference, o.json, "equal: state " + digest_text(a.digests().state), {{"a", o.snapshot}, {"b", o.other}});
-}
-
 void exit_with(int status) {
   finish_output();
   if (status != 0) throw ExitStatus{status};
@@ -117,49 +164,36 @@ void exit_with(int status) {
 void add_prune(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("prune", "Take positions out of a snapshot: needs no model.");
-  add_snapshot(*sub, o->snapshot);
-  sub->add_option("-o,--output", o->output, "the pruned snapshot")->required()->type_name("FILE");
+  add_snapshot(*sub, *o);
+  add_output(*sub, o->output, "the pruned snapshot")->required();
   sub->add_option("--keep-last", o->prune.keep_last, "positions kept at the end")->required()->type_name("N")->check(integer(0, INT64_MAX));
   sub->add_option("--sinks", o->prune.sinks, "positions kept at the beginning (default: 0)")->type_name("K")->check(integer(0, INT64_MAX));
   sub->add_option("--positions", o->positions, "keep: the gap is masked (default); shift: later positions move up")
       ->type_name("HOW")->check(CLI::IsMember({"keep", "shift"}));
-  sub->add_option("--parent", o->parent, "the snapshot that a delta was made from")->type_name("FILE");
   o->save.add_to(*sub);
-  sub->add_flag("--json", o->json, "print a JSON object");
-  sub->callback([o] { run_prune(*o); });
+  o->model.checkpoint.add_to(*sub);
+  sub->callback([o, sub] { run_prune(*sub, *o); });
 }
 
 void add_convert(CLI::App& app) {
   const auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("convert", "Another form of the same state.");
-  add_snapshot(*sub, o->snapshot);
-  sub->add_option("-o,--output", o->output, "the converted snapshot")->required()->type_name("FILE");
-  sub->add_option("--parent", o->parent, "the snapshot that a delta was made from")->type_name("FILE");
+  CLI::App* sub = app.add_subcommand("convert", "The same state in another form, with another capacity (--ctx), or rounded to another type (--kv).");
+  add_snapshot(*sub, *o);
+  add_output(*sub, o->output, "the converted snapshot")->required();
   o->save.add_to(*sub);
-  sub->add_flag("--json", o->json, "print a JSON object");
   o->model.add_to(*sub);
-  sub->callback([o] { run_convert(*o); });
+  sub->callback([o, sub] { run_convert(*sub, *o); });
 }
 
 void add_verify(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("verify", "Process the tokens of a snapshot again and compare every byte.");
-  add_snapshot(*sub, o->snapshot);
+  add_snapshot(*sub, *o);
   sub->add_flag("--bisect", o->bisect, "compare digests of each layer of each block: names the first that differs, and needs no "
                                        "keys and values in the file");
-  sub->add_option("--parent", o->parent, "the snapshot that a delta was made from")->type_name("FILE");
-  sub->add_flag("--json", o->json, "print a JSON object");
   o->model.add_to(*sub);
-  sub->callback([o] { exit_with(run_verify(*o)); });
-}
-
-void add_diff(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("diff", "The first difference between two snapshots.");
-  add_snapshot(*sub, o->snapshot);
-  add_snapshot(*sub, o->other, "other");
-  sub->add_flag("--json", o->json, "print a JSON object");
-  sub->callback([o] { exit_with(run_diff(*o)); });
+  for (const char* fixed : {"--ctx", "--kv"}) sub->remove_option(sub->get_option(fixed));  // as the snapshot has them
+  sub->callback([o, sub] { exit_with(run_verify(*sub, *o)); });
 }
 
 }  // namespace stet::tool

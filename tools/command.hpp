@@ -15,6 +15,7 @@
 #include "stet/session.hpp"
 #include "stet/snapshot.hpp"
 #include "stet/tokenizer.hpp"
+#include "tools/outputs.hpp"
 #include "tools/streams.hpp"
 
 namespace stet::tool {
@@ -31,6 +32,7 @@ void add_tokenize(CLI::App& app);
 void add_detokenize(CLI::App& app);
 void add_template(CLI::App& app);
 void add_inspect(CLI::App& app);
+void add_check(CLI::App& app);
 void add_prune(CLI::App& app);
 void add_convert(CLI::App& app);
 void add_verify(CLI::App& app);

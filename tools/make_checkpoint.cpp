@@ -18,6 +18,7 @@
 #include "stet/file.hpp"
 #include "stet/safetensors.hpp"
 #include "tools/checkpoint_shapes.hpp"
+#include "tools/outputs.hpp"
 #include "tools/random_weights.hpp"
 #include "tools/streams.hpp"
 
@@ -245,7 +246,7 @@ int main(int argc, char** argv) {
                              fmt::join(stet_tools::shape_names(), ", ")))
       ->required();
   CLI::Option* output =
-      app.add_option("-o,--output", options.directory, "directory to make; must be empty");
+      app.add_option("-o,--output", options.directory, "directory to make; must be empty")->check(stet::tool::named());
   app.add_option("--seed", options.seed, "seed of the weights")->capture_default_str();
   app.add_option("--dtype", options.dtype, "bf16, f16 or f32; otherwise as the config says")
       ->check(CLI::IsMember({"bf16", "f16", "f32"}));

@@ -63,7 +63,7 @@ int main(int argc, char** argv) {
     app.set_version_flag("--version", "stet " STET_VERSION);
     app.formatter(std::make_shared<Formatter>());
     app.get_formatter()->column_width(28);
-    for (auto add : {add_generate, add_chat, add_save, add_resume, add_inspect, add_verify, add_diff, add_prune, add_convert,
+    for (auto add : {add_generate, add_chat, add_save, add_resume, add_inspect, add_check, add_verify, add_diff, add_prune, add_convert,
                      add_experiment, add_equivalence, add_logits, add_tokenize, add_detokenize, add_template, add_quantize, add_prepare, add_bench}) {
       add(app);
     }

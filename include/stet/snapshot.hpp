@@ -95,6 +95,12 @@ struct RestoreReport {
   bool checked = false;           // every digest was compared; else this happens block by block before first use
 };
 
+// What Snapshot::check() looked at.
+struct SnapshotCheck {
+  size_t blocks = 0;  // of keys and values, those of parents among them
+  size_t files = 0;   // of a self-contained snapshot
+};
+
 class Snapshot {
  public:
   struct Section {
@@ -132,6 +138,11 @@ class Snapshot {
   void check_compatible(const Model& model, const std::string& tokenizer, const SessionOptions& options) const;
   // The state alone, without a model. Not of a recipe. `capacity` 0: as saved.
   State state(int64_t capacity = 0, const RestoreOptions& how = {}) const;
+
+  // Proves, without a model, that every byte is what was written, and that tokens, logits, keys and values fit its config. Opening
+  // has proved the rest of the file. Of a recipe's keys, values and logits there are digests alone. Throws the first fault: a format
+  // Error, an io Error for a parent that is missing. `threads` 0: all processors.
+  SnapshotCheck check(int threads = 0) const;
 
   // A delta needs its parent, and all of that one's parents: `path`, or where this is empty the file that it was made from, or any
   // file (*.stet) beside this one with that state. Without this call, restore() and state() find them each time; after it, they
@@ -197,6 +208,8 @@ class Snapshot {
   std::shared_ptr<KvBlock> read_block(KvCache& kv, const Place& at, int64_t block, bool trust) const;
   SavedBlock saved_block(int64_t block, const Place& at) const;
   void prove(Session& session) const;
+  void check_config() const;
+  void check_block(int64_t block, const Parents& parents) const;
   bool is_block(int64_t block, const std::byte* bytes) const;
 
   std::shared_ptr<const MappedFile> file_;  // null when parsed from bytes
