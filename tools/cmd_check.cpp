@@ -92,7 +92,7 @@ void add_check(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("check", "Prove without a model that every byte of a snapshot, or of packed weights, is what was written.");
   sub->add_option("path", o->paths, "snapshots, or directories with packed weights")->required()->type_name("FILE|DIR ...");
   sub->add_option("--parent", o->parent, "the snapshot that a delta was made from")->type_name("FILE");
-  sub->add_option("--threads", o->threads, "threads (default: all processors)")->type_name("N")->check(integer(0, 1024));
+  sub->add_option("--threads", o->threads, "threads (default: all processors)")->type_name("N")->check(integer(0, kMostThreads));
   sub->add_flag("--json", o->json, "one JSON object on each line");
   sub->callback([o] { run(*o); });
 }
