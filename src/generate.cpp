@@ -151,6 +151,7 @@ Reply generate(Session& session, const Tokenizer* tokenizer, const GenerateOptio
     }
     const int32_t id = sampler.sample(state.sampling, session.logits(), session.tokens(),
                                       static_cast<uint64_t>(session.drawn()));
+    if (options.observe) options.observe(id, session.logits());
     Turn& turn = open_turn(session);
     session.append({&id, 1});
     turn.end = session.size();

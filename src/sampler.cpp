@@ -89,6 +89,13 @@ void SamplingSettings::validate(const std::string& source) const {
           scale, repetition_penalty);
 }
 
+double log_probability(std::span<const float> logits, int32_t id) {
+  const double best = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float x : logits) sum += math::exp(x - best);
+  return logits[static_cast<size_t>(id)] - best - math::log(sum);
+}
+
 Sampler::Sampler(int vocab_size) {
   require(vocab_size >= 1, "", "vocab_size", "a positive integer", vocab_size);
   const size_t size = static_cast<size_t>(vocab_size);

@@ -188,7 +188,7 @@ TEST_F(ChatCommand, ExperimentsBranchFromOneState) {
   EXPECT_EQ(rows, 12u);
   EXPECT_TRUE(table.starts_with("run,seed,temperature,top-k,"));
   EXPECT_NE(run_stet(args).out.find("each drawn twice with the same state"), std::string::npos);
-  EXPECT_EQ(run_stet({"experiment", snapshot, "--top-p", "7"}).status, 1);
+  EXPECT_EQ(run_stet({"experiment", snapshot, "--top-p", "7"}).status, 2);
   EXPECT_EQ(run_stet({"experiment"}).status, 2);
 }
 

@@ -278,7 +278,7 @@ TEST_F(Command, TextsAreTakenAsTheyAre) {
   }
   succeed({"save", "-p", "x", "-o", snapshot});
   succeed({"resume", "-p", "more", snapshot, "-n", "1"});  // the option takes one text, and no more
-  EXPECT_EQ(failure({"resume", snapshot, "-p", ""}), "--prompt: expected at least one token, found none");
+  EXPECT_EQ(failure({"resume", snapshot, "-p", ""}, 2), "--prompt: expected at least one token, found none (stet --help)");
 }
 
 TEST_F(Command, InspectSaysWhatIsInIt) {
@@ -349,20 +349,20 @@ TEST_F(Command, ASnapshotFindsItsBundledCheckpoint) {
 TEST_F(Command, AWrongCommandLineIsStatus2) {
   const std::vector<std::pair<Args, std::string>> wrong = {
       {{}, "a subcommand is required"},
-      {{"frobnicate"}, "The following argument was not expected: frobnicate"},
-      {{"generate"}, "--prompt, --prompt-file, --ids or --ids-file is required"},
+      {{"frobnicate"}, "unknown subcommand frobnicate"},
+      {{"generate"}, "--prompt, --prompt-file, --ids, --ids-file or --say is required"},
       {{"generate", "-p", "a", "--ids", "1"}, "--prompt excludes --ids"},
-      {{"generate", "-p", "a", "--temperature", "warm"}, "Could not convert: --temperature = warm"},
+      {{"generate", "-p", "a", "--temperature", "warm"}, "--temperature: expected 0 (greedy) or a number in 1e-30..1e30, found warm"},
       {{"generate", "-p", "a", "-n", "-1"}, "--max-tokens: expected an integer in 0..9223372036854775807, found -1"},
       {{"generate", "-p", "a", "--seed", "-1"}, "--seed: expected an integer in 0..18446744073709551615, found -1"},
       {{"generate", "-p", "a", "--seed", "18446744073709551616"}, "--seed: expected an integer in 0..18446744073709551615, found 18446744073709551616"},
       {{"generate", "-p", "a", "--threads", "0x2"}, "--threads: expected an integer in 0..8192, found 0x2"},
       {{"generate", "-p", "a", "--chunk", "0"}, "--chunk: expected an integer in 1..65536, found 0"},
       {{"generate", "-p", "a", "--stop-id", "4294967301"}, "--stop-id: expected an integer in 0..2147483647, found 4294967301"},
-      {{"generate", "-p", "a", "--kv", "f8"}, "--kv: f8 not in {f32,bf16,f16}"},
-      {{"generate", "-p", "a", "--compute", "f64"}, "--compute: f64 not in {f32,bf16,q8,q4}"},
-      {{"generate", "-p", "a", "--gemm", "mkl"}, "--gemm: mkl not in {own,blas}"},
-      {{"generate", "-p", "a", "--bos", "maybe"}, "--bos: maybe not in {auto,on,off}"},
+      {{"generate", "-p", "a", "--kv", "f8"}, "--kv: expected f32, bf16 or f16, found f8"},
+      {{"generate", "-p", "a", "--compute", "f64"}, "--compute: expected f32, bf16, q8 or q4, found f64"},
+      {{"generate", "-p", "a", "--gemm", "mkl"}, "--gemm: expected own or blas, found mkl"},
+      {{"generate", "-p", "a", "--bos", "maybe"}, "--bos: expected auto, on or off, found maybe"},
       {{"save", "-p", "a"}, "--output is required"},
       {{"resume"}, "snapshot is required"},
       {{"logits", "--ids", "1"}, "-o, --digest or --nll is required"},
@@ -372,36 +372,53 @@ TEST_F(Command, AWrongCommandLineIsStatus2) {
   for (const auto& [args, error] : wrong) EXPECT_EQ(failure(args, 2), error + " (stet --help)");
 }
 
+TEST_F(Command, OptionsOutOfRangeAreStatus2AndNothingIsWritten) {
+  const Args ids = {"generate", "--ids", "1,2,3", "--save", snapshot};
+  const std::string scale = "1e-30..1e30", temperature = "--temperature: expected 0 (greedy) or a number in " + scale + ", found ";
+  const std::vector<std::pair<Args, std::string>> bad = {
+      {ids + Args{"--temperature", "nan"}, temperature + "nan"},
+      {ids + Args{"--temperature", "inf"}, temperature + "inf"},
+      {ids + Args{"--temperature", "-1"}, temperature + "-1"},
+      {ids + Args{"--temperature", "1e31"}, temperature + "1e31"},
+      {ids + Args{"--temperature", ""}, temperature + "nothing"},
+      {ids + Args{"--repetition-penalty", "nan"}, "--repetition-penalty: expected a number in " + scale + " (1: none), found nan"},
+      {ids + Args{"--top-k", "1.5"}, "--top-k: expected an integer in 0..2147483647 (0: all), found 1.5"},
+      {ids + Args{"--top-p", "nan"}, "--top-p: expected a number in 0..1 (1: all), found nan"},
+      {ids + Args{"--min-p", "inf"}, "--min-p: expected a number in 0..1 (0: all), found inf"},
+      {ids + Args{"--typical", "0"}, "--typical: expected a number above 0, up to 1 (1: all), found 0"},
+      {ids + Args{"--stop", ""}, "--stop: expected 1 to 65536 bytes, found 0"},
+      {ids + Args{"--stop", "\xff"}, "--stop: expected UTF-8, found \\xff"},
+      {ids + Args{"--stop-id", "1,1620"}, "--stop-id: expected token ids in 0..1619, found 1620"},
+      {ids + Args{"--compress", "lz4"}, "--compress: expected zlib or zlib:1 .. zlib:9, found lz4"},
+      {ids + Args{"--form", "delta"}, "--against: expected a snapshot for --form delta, found none"},
+      {ids + Args{"--against", snapshot}, "--against: expected --form delta, found full"},
+      {ids + Args{"--sample", "--temperature", "0"}, "--sample: expected a temperature above 0, found --temperature 0, which is greedy"},
+      {ids + Args{"--bos", "on"}, "--bos: expected --prompt or --prompt-file, found --ids"},
+      {{"generate", "--ids", "1,-2", "--save", snapshot}, "--ids: [1]: expected a token id, found -2"},
+      {{"generate", "--ids", "1;2", "--save", snapshot}, "--ids: expected token ids: 1,2,3 or [1,2,3], found 1;2"},
+      {{"generate", "--ids", "1,2.5", "--save", snapshot}, "--ids: [1]: expected a token id, found 2.5"},
+      {{"generate", "--ids", "99999999999", "--save", snapshot}, "--ids: [0]: expected a token id, found 99999999999"},
+      {{"generate", "--ids", "", "--save", snapshot}, "--ids: expected at least one token, found none"},
+      {{"generate", "--say", "", "--save", snapshot}, "--say: expected a message, found nothing"},
+      {{"chat", "--var", "x", "--script", "/dev/null"}, "--var: expected NAME=JSON, found x"}};
+  for (const auto& [args, error] : bad) EXPECT_EQ(failure(args, 2), error + " (stet --help)");
+  EXPECT_TRUE(failure(ids + Args{"--isa", "sse9"}, 2).starts_with("--isa: expected portable"));
+  EXPECT_FALSE(std::filesystem::exists(snapshot));
+}
+
 TEST_F(Command, BadInputIsStatus1AndNothingIsWritten) {
   const std::string out = scratch / "out.stet", none = scratch / "none", empty = scratch / "empty";
   stet_test::write_file(empty, "");
   stet_test::write_file(scratch / "bad.json", "[1, 2");
   std::filesystem::create_directory(scratch / "dir");
   const Args ids = {"generate", "--ids", "1,2,3", "--save", out};
-  const std::string nan_range = "expected a number in [1e-30, 1e30], found ";
   const std::vector<std::pair<Args, std::string>> bad = {
       {ids + Args{"-m", none}, none + "/config.json: expected a readable file, found No such file or directory"},
       {ids + Args{"-m", empty}, empty + "/config.json: expected a readable file, found Not a directory"},
       {ids + Args{"-m", scratch / "dir"}, scratch / "dir/config.json: expected a readable file, found No such file or directory"},
-      {ids + Args{"--temperature", "nan"}, "temperature: " + nan_range + "nan"},
-      {ids + Args{"--temperature", "inf"}, "temperature: " + nan_range + "inf"},
-      {ids + Args{"--temperature", "-1"}, "temperature: " + nan_range + "-1"},
-      {ids + Args{"--repetition-penalty", "nan"}, "repetition_penalty: " + nan_range + "nan"},
-      {ids + Args{"--top-p", "nan"}, "top_p: expected a number in [0, 1], found nan"},
-      {ids + Args{"--min-p", "inf"}, "min_p: expected a number in [0, 1], found inf"},
-      {ids + Args{"--typical", "nan"}, "typical_p: expected a number in (0, 1], found nan"},
-      {ids + Args{"--stop", ""}, "stop[0]: expected 1 to 65536 bytes, found 0"},
-      {ids + Args{"--stop", "\xff"}, "stop[0]: expected UTF-8, found \\xff"},
-      {ids + Args{"--stop-id", "1,1620"}, "stop_ids[1]: expected a token id in 0..1619, found 1620"},
-      {ids + Args{"--isa", "sse9"}, "isa: expected one that this CPU has: "},
       {ids + Args{"--ctx", "2049"}, "ctx: expected 1 .. 2048 (max_position_embeddings), found 2049"},
       {ids + Args{"--ctx", "2"}, "tokens: expected at most 2 positions (--ctx), found 0 + 3"},
       {{"generate", "--ids", "1,1620", "--save", out}, "ids[1]: expected a token id in 0..1619, found 1620"},
-      {{"generate", "--ids", "1,-2", "--save", out}, "--ids: [1]: expected a token id, found -2"},
-      {{"generate", "--ids", "1;2", "--save", out}, "--ids: expected token ids: 1,2,3 or [1,2,3], found 1;2"},
-      {{"generate", "--ids", "1,2.5", "--save", out}, "--ids: [1]: expected a token id, found 2.5"},
-      {{"generate", "--ids", "99999999999", "--save", out}, "--ids: [0]: expected a token id, found 99999999999"},
-      {{"generate", "--ids", "", "--save", out}, "--ids: expected at least one token, found none"},
       {{"generate", "--ids-file", none, "--save", out}, none + ": expected a readable file, found No such file or directory"},
       {{"generate", "--ids-file", scratch / "bad.json", "--save", out}, scratch / "bad.json: expected token ids: 1,2,3 or [1,2,3], found [1, 2"},
       {{"generate", "--prompt-file", scratch / "dir", "--save", out}, scratch / "dir: expected a readable file, found Is a directory"},
@@ -427,9 +444,9 @@ TEST_F(Command, ResumeRefusesBeforeItSaysAnything) {
   const Args resume = {"resume", snapshot, "-m", kTiny};
   EXPECT_EQ(failure(resume + Args{"--kv", "f16"}), snapshot + ": kv type: expected f32, found f16 (--kv; --replay computes it again)");
   EXPECT_EQ(failure(resume + Args{"--ids", "1,2,3,4,5,6,7,8"}), "tokens: expected at most 10 positions (--ctx), found 3 + 8");
-  EXPECT_EQ(failure(resume + Args{"--ids", "1,-1"}), "--ids: [1]: expected a token id, found -1");
+  EXPECT_EQ(failure(resume + Args{"--ids", "1,-1"}, 2), "--ids: [1]: expected a token id, found -1 (stet --help)");
   EXPECT_EQ(failure(resume + Args{"--ids", "100000"}).substr(0, 32), "ids[0]: expected a token id in 0");
-  EXPECT_EQ(failure(resume + Args{"--temperature", "nan"}), "temperature: expected a number in [1e-30, 1e30], found nan");
+  EXPECT_EQ(failure(resume + Args{"--temperature", "nan"}, 2), "--temperature: expected 0 (greedy) or a number in 1e-30..1e30, found nan (stet --help)");
   const std::string reply = succeed(resume).out;
   std::string bytes = text_of(snapshot);
   bytes[bytes.size() - 1] = static_cast<char>(bytes[bytes.size() - 1] ^ 1);

@@ -258,6 +258,7 @@ bool ChatShell::converse(const std::optional<std::string>& user, Then then) {
   }
   reading.reset();
   if (!quiet) out(colour_ && !at_start ? "\033[0m\n" : "\n");
+  tell_healed(current().session());
   tell_end();
   return true;
 }

@@ -259,7 +259,7 @@ void run_snapshot(Options& o, const SessionOptions& options) {
   for (const int64_t n : o.lengths) {
     if (n + 64 <= model->config().max_positions) lengths.push_back(n);
   }
-  if (lengths.empty()) throw Error(ErrorKind::argument, "", "--lengths", "one below the model's context", "none");
+  if (lengths.empty()) usage_error("--lengths", "one below the model's context", "none");
   const std::string directory = o.directory.empty() ? std::filesystem::temp_directory_path().string() : o.directory;
   const Json rows = snapshot_figures(model, options, lengths, o.repeat, directory);
   if (o.json) out(dump(rows, 2) + "\n");
@@ -271,7 +271,6 @@ void run(Options& o) {
   if (o.snapshot) return run_snapshot(o, options);
   const int threads = options.compute.threads > 0 ? options.compute.threads : default_threads();
   const Kernels* kernels = options.compute.isa.empty() ? &best_kernels() : find_kernels(options.compute.isa.c_str());
-  if (kernels == nullptr) throw Error(ErrorKind::argument, "", "--isa", "one that this CPU has", options.compute.isa);
   Json j;
   j["isa"] = kernels->name;
   j["threads"] = threads;
@@ -292,19 +291,23 @@ void run(Options& o) {
 void add_bench(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("bench", "Speed of this machine and of stet on it.");
-  sub->add_option("-p,--prompt-tokens", o->prompt, "tokens of the prefill")->capture_default_str()->type_name("N")->check(integer(1, 1 << 20));
-  sub->add_option("-n,--decode-tokens", o->decode, "tokens decoded after it")->capture_default_str()->type_name("N")->check(integer(1, 1 << 20));
-  CLI::Option* batch = sub->add_option("--batch", o->batch, "also decode in so many sessions at once, beside one")->delimiter(',')->type_name("N,N")->check(integer(1, 256));
-  sub->add_option("--repeat", o->repeat, "runs; medians are printed")->capture_default_str()->type_name("N")->check(integer(1, 1000));
   CLI::Option* alone = sub->add_flag("--machine", o->machine, "measure the machine alone");
-  sub->add_flag_callback("--no-probes", [o] { o->probes = false; }, "measure the model alone")->excludes(alone);
-  CLI::Option* snapshot = sub->add_flag("--snapshot", o->snapshot, "measure saving, restoring and forking, each beside its yardstick");
-  sub->add_flag("--turns", o->turns, "prefill and decode when standard input says so, for measuring in turn with another program")
-      ->excludes(alone)->excludes(snapshot)->excludes(batch);
+  CLI::Option* snapshot = sub->add_flag("--snapshot", o->snapshot, "measure saving, restoring and forking, each beside its yardstick")->excludes(alone);
+  CLI::Option* turns = sub->add_flag("--turns", o->turns, "prefill and decode when standard input says so, for measuring in turn with another program");
+  turns->excludes(alone)->excludes(snapshot);
+  const auto of_model = [&](CLI::Option* option) { return option->excludes(alone)->excludes(snapshot); };
+  of_model(sub->add_option("-p,--prompt-tokens", o->prompt, "tokens of the prefill"))->capture_default_str()->type_name("N")->check(integer(1, 1 << 20));
+  of_model(sub->add_option("-n,--decode-tokens", o->decode, "tokens decoded after it"))->capture_default_str()->type_name("N")
+      ->check(integer(1, 1 << 20))->excludes(turns);
+  of_model(sub->add_option("--batch", o->batch, "also decode in so many sessions at once, beside one"))->delimiter(',')->type_name("N,N")
+      ->check(integer(1, 256))->excludes(turns);
+  sub->add_option("--repeat", o->repeat, "runs; medians are printed")->capture_default_str()->type_name("N")->check(integer(1, 1000));
+  sub->add_flag_callback("--no-probes", [o] { o->probes = false; }, "measure the model alone")->excludes(alone)->excludes(snapshot);
   sub->add_option("--lengths", o->lengths, "tokens of the sessions for --snapshot (default: 512,4096,16384)")->delimiter(',')
-      ->type_name("N,N")->check(integer(1, 1 << 20));
-  sub->add_option("--directory", o->directory, "where --snapshot writes its files (default: the system's for temporary files)")->type_name("DIR");
-  sub->add_flag("--json", o->json, "print JSON");
+      ->type_name("N,N")->check(integer(1, 1 << 20))->needs(snapshot);
+  sub->add_option("--directory", o->directory, "where --snapshot writes its files (default: the system's for temporary files)")->type_name("DIR")
+      ->needs(snapshot);
+  sub->add_flag("--json", o->json, "print JSON (--turns always does)");
   o->model.add_to(*sub);
   sub->callback([o] { run(*o); });
 }

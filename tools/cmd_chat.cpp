@@ -16,7 +16,7 @@ std::string variables_json(const std::vector<std::string>& given) {
     const size_t equals = entry.find('=');
     const Json value = equals == std::string::npos || equals == 0 ? Json() : Json::parse(entry.substr(equals + 1), nullptr, false);
     if (equals == std::string::npos || equals == 0 || value.is_discarded()) {
-      throw Error(ErrorKind::argument, "", "--var", "NAME=JSON", printable(entry, 60));
+      usage_error("--var", "NAME=JSON", printable(entry, 60));
     }
     all[entry.substr(0, equals)] = value;
   }
@@ -51,6 +51,7 @@ void run_chat(ChatOptions& o) {
   Conversation first = o.resume.empty() ? open_chat(o, &greeting) : resume_chat(o, o.resume, nullptr, &greeting);
   if (!greeting.empty() && !o.json) note(greeting);
   if (!o.system.empty()) first.set_system(o.system);
+  o.sampling.tell_idle(first.session().generation());
   ChatShell shell(std::move(first), o);
   bool good = true;
   {
@@ -80,7 +81,7 @@ Conversation open_chat(ChatOptions& o, std::string*) {
   const auto model = o.model.load_model();
   Session session(model, o.model.session_options());
   session.generation() = default_generation(*model);
-  o.sampling.apply(session.generation());
+  o.sampling.apply(session.generation(), model->config().vocab_size);
   check_generation(session.generation(), model->config().vocab_size, 0, "");
   apply(o, session.dialogue());
   return Conversation(std::move(session), tokenizer);
@@ -99,7 +100,7 @@ Conversation resume_chat(ChatOptions& o, const std::string& path, const std::sha
   RestoreReport report;
   Session session = restore_session(snapshot, weights, model, o.restore.how, &report, fingerprint(tokenizer));
   *greeting = restored_text(snapshot, report, seconds() - start);
-  o.sampling.apply(session.generation());
+  o.sampling.apply(session.generation(), weights->config().vocab_size);
   check_generation(session.generation(), weights->config().vocab_size, session.size(), "");
   apply(o, session.dialogue());
   if (loaded == nullptr) o.model = model;
@@ -127,6 +128,7 @@ void add_chat(CLI::App& app) {
   o->model.add_to(*sub);
   sub->callback([o] {
     if (o->json && o->script.empty()) throw CLI::RequiredError("--json: --script");
+    variables_json(o->variables);  // refused before anything is loaded
     run_chat(*o);
   });
 }

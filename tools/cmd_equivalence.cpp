@@ -3,10 +3,9 @@
 
 #include <filesystem>
 
-#include "stet/chat.hpp"
 #include "stet/error.hpp"
 #include "stet/verify.hpp"
-#include "tools/command.hpp"
+#include "tools/exchange.hpp"
 
 namespace stet::tool {
 namespace {
@@ -16,7 +15,6 @@ struct Options {
   PromptOptions prompt;
   SamplingOptions sampling;
   GenerateOptions generate{64, false};
-  std::string say;
   bool json = false;
 };
 
@@ -112,6 +110,7 @@ Result take(const std::string& name, Session session, const Tokenizer* tokenizer
   r.reply.text += end_reply(session, tokenizer);
   r.reply_s = seconds() - middle;
   r.digests = digests_of(session);
+  tell_healed(session);
   keep->emplace(std::move(session));
   return r;
 }
@@ -138,22 +137,21 @@ void print(const std::vector<Result>& results, const Options& o) {
 
 void run_equivalence(Options& o) {
   o.sampling.validate();
-  auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
-  const Turns turns = o.say.empty() ? o.prompt.turns(o.model.source()->path(), tokenizer, true) : Turns();
+  const auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
+  const Prompts prompts = o.prompt.read(o.model.source()->path(), tokenizer, true);
   const auto model = o.model.load_model();
   const Folder folder;
   double start = seconds();
-  Session prompted(model, o.model.session_options());
-  prompted.generation() = default_generation(*model);
-  o.sampling.apply(prompted.generation());
-  if (!o.say.empty()) {
-    if (tokenizer == nullptr) tokenizer = require_tokenizer(o.model.checkpoint.directory);
-    Conversation conversation(std::move(prompted), tokenizer);
-    conversation.say(o.say);
-    prompted = std::move(conversation.session());
-    prompted.dialogue() = Dialogue();  // the tokens are compared, not who said them
-  }
-  for (const auto& turn : turns) append_prompt(prompted, turn);
+  Session session(model, o.model.session_options());
+  session.generation() = default_generation(*model);
+  o.sampling.apply(session.generation(), model->config().vocab_size);
+  o.sampling.tell_idle(session.generation());
+  const Exchange::Kind kind = kind_of(o.prompt, session, tokenizer);
+  Exchange exchange(std::move(session), tokenizer, kind);
+  exchange.set_system(o.prompt.system);
+  for (const Prompt& prompt : prompts) exchange.prompt(prompt);
+  Session prompted = std::move(exchange.session());
+  prompted.dialogue() = Dialogue();  // the tokens are compared, not who said them
   std::vector<Result> results;
   std::optional<Session> normal, other;
   const auto cases = ways(o, model, tokenizer.get(), folder);
@@ -177,15 +175,14 @@ void add_equivalence(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("equivalence", "Compare one generation by every way a state can take: cached, saved, loaded, computed again.");
   o->prompt.add_to(*sub);
-  sub->add_option("--say", o->say, "a message of the user, through the chat template")->type_name("TEXT")->group("Prompt");
+  o->prompt.add_messages_to(*sub);
   o->sampling.add_to(*sub);
   sub->add_option("-n,--max-tokens", o->generate.max_tokens, "most tokens of the reply (default: 64)")->type_name("N")->check(integer(1, INT64_MAX))->group("Stopping");
   sub->add_flag("--ignore-eos", o->generate.ignore_eos, "go on past stop tokens")->group("Stopping");
   sub->add_flag("--json", o->json, "print JSON")->group("Output");
   o->model.add_to(*sub);
   sub->callback([o] {
-    if (o->say.empty()) o->prompt.require();
-    else if (o->prompt.given()) throw CLI::ExcludesError("--say", "--prompt, --prompt-file, --ids, --ids-file");
+    o->prompt.require();
     run_equivalence(*o);
   });
 }

@@ -1,11 +1,14 @@
 // stet experiment: many continuations of one state.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
 #include <map>
 
-#include "stet/chat.hpp"
 #include "stet/error.hpp"
-#include "tools/command.hpp"
+#include "stet/sampler.hpp"
+#include "tools/exchange.hpp"
 
 namespace stet::tool {
 namespace {
@@ -14,6 +17,7 @@ namespace {
 struct Axis {
   const char* option;
   const char* help;
+  bool draws;  // a state that is greedy draws where this is given
   double (*get)(const SamplingSettings&);
   void (*set)(SamplingSettings&, double);
   std::vector<double> values;
@@ -22,14 +26,14 @@ struct Axis {
 std::vector<Axis> all_axes() {
   using S = SamplingSettings;
   return {
-      {"temperature", "temperatures (0: greedy)", [](const S& s) { return s.greedy ? 0 : s.temperature; },
+      {"temperature", "temperatures (0: greedy)", true, [](const S& s) { return s.greedy ? 0 : s.temperature; },
        [](S& s, double v) { s.greedy = v == 0; s.temperature = v == 0 ? s.temperature : v; }, {}},
-      {"top-k", "numbers of candidates (0: all)", [](const S& s) { return static_cast<double>(s.top_k); },
+      {"top-k", "numbers of candidates (0: all)", true, [](const S& s) { return static_cast<double>(s.top_k); },
        [](S& s, double v) { s.top_k = static_cast<int>(v); }, {}},
-      {"top-p", "", [](const S& s) { return s.top_p; }, [](S& s, double v) { s.top_p = v; }, {}},
-      {"min-p", "", [](const S& s) { return s.min_p; }, [](S& s, double v) { s.min_p = v; }, {}},
-      {"typical", "", [](const S& s) { return s.typical_p; }, [](S& s, double v) { s.typical_p = v; }, {}},
-      {"repetition-penalty", "", [](const S& s) { return s.repetition_penalty; },
+      {"top-p", "probabilities that the best are to hold", true, [](const S& s) { return s.top_p; }, [](S& s, double v) { s.top_p = v; }, {}},
+      {"min-p", "least probabilities, relative to the best", true, [](const S& s) { return s.min_p; }, [](S& s, double v) { s.min_p = v; }, {}},
+      {"typical", "probabilities that the most typical are to hold", true, [](const S& s) { return s.typical_p; }, [](S& s, double v) { s.typical_p = v; }, {}},
+      {"repetition-penalty", "divisors of the scores of tokens already there", false, [](const S& s) { return s.repetition_penalty; },
        [](S& s, double v) { s.repetition_penalty = v; }, {}}};
 }
 
@@ -38,8 +42,9 @@ struct Options {
   PromptOptions prompt;
   RestoreFileOptions restore;
   GenerateOptions generate{64, false};
-  std::string snapshot, say;
-  std::vector<uint64_t> seeds;
+  SaveFileOptions save_as;
+  std::string snapshot, save_dir;
+  std::vector<std::string> seeds;  // N or N..M
   std::vector<Axis> axes = all_axes();
   bool twice = false, json = false, csv = false;
 };
@@ -48,16 +53,58 @@ struct Run {
   uint64_t seed;
   std::vector<double> values;  // of every axis
   Reply reply;
-  StateDigests digests;
+  double log_probability;      // of all its tokens, by log_probability() before each
+  StateDigests digests;        // of the state that a reply which was cut can go on from
   double seconds;
+  std::string file;            // the snapshot of that state, if any
   size_t same_as;              // the first run with these tokens: itself, where they are new
 };
+
+// ---------------------------------------------------------------- seeds
+
+constexpr uint64_t kMostSeeds = 1'000'000;
+
+struct SeedRange {
+  uint64_t first, last;
+};
+
+std::optional<SeedRange> parse_seeds(const std::string& text) {
+  const auto number = [](std::string_view digits, uint64_t* value) {
+    const char* const end = digits.data() + digits.size();
+    const auto [stop, error] = std::from_chars(digits.data(), end, *value);
+    return error == std::errc() && stop == end;
+  };
+  const size_t dots = text.find("..");
+  SeedRange range{};
+  if (!number(std::string_view(text).substr(0, dots), &range.first)) return std::nullopt;
+  range.last = range.first;
+  if (dots != std::string::npos && !number(std::string_view(text).substr(dots + 2), &range.last)) return std::nullopt;
+  if (range.last < range.first || range.last - range.first >= kMostSeeds) return std::nullopt;
+  return range;
+}
+
+std::string seeds_fault(std::string& text) {
+  if (parse_seeds(text)) return "";
+  return fmt::format("expected seeds in 0..2^64-1: 1,2,3 or 1..20 (up to {}), found {}", kMostSeeds, text.empty() ? "nothing" : text);
+}
+
+std::vector<uint64_t> seeds_of(const Options& o) {
+  std::vector<uint64_t> all;
+  for (const std::string& text : o.seeds) {
+    const SeedRange range = *parse_seeds(text);
+    for (uint64_t i = 0; i <= range.last - range.first; ++i) all.push_back(range.first + i);
+  }
+  return all.empty() ? std::vector<uint64_t>{1} : all;
+}
 
 // ---------------------------------------------------------------- running
 
 // Every combination of the axes' values, and every seed for each.
 std::vector<std::pair<SamplingSettings, std::vector<double>>> combinations(const Options& o, const SamplingSettings& base) {
   std::vector<SamplingSettings> all{base};
+  for (const Axis& axis : o.axes) {
+    if (axis.draws && !axis.values.empty()) all[0].greedy = false;  // as in `stet generate`
+  }
   for (const Axis& axis : o.axes) {
     if (axis.values.empty()) continue;
     std::vector<SamplingSettings> next;
@@ -73,7 +120,7 @@ std::vector<std::pair<SamplingSettings, std::vector<double>>> combinations(const
   for (const SamplingSettings& s : all) {
     std::vector<double> values;
     for (const Axis& axis : o.axes) values.push_back(axis.get(s));
-    for (const uint64_t seed : o.seeds) {
+    for (const uint64_t seed : seeds_of(o)) {
       result.emplace_back(s, values);
       result.back().first.seed = seed;
     }
@@ -81,30 +128,54 @@ std::vector<std::pair<SamplingSettings, std::vector<double>>> combinations(const
   return result;
 }
 
-Run run_one(const Session& state, const Tokenizer* tokenizer, const SamplingSettings& settings, const Options& o) {
-  Session session = state.fork();
-  session.generation().sampling = settings;
-  Run run{settings.seed, {}, {}, {}, 0, 0};
+// The file of run i of `count`: names sort as the runs do.
+std::string file_of(const Options& o, size_t i, size_t count) {
+  const size_t digits = std::max<size_t>(2, std::to_string(count).size());
+  return (std::filesystem::path(o.save_dir) / fmt::format("run-{:0{}}.stet", i + 1, digits)).string();
+}
+
+// Makes the directory. A file that is there is not written over.
+void prepare_files(const Options& o, size_t count) {
+  if (o.save_dir.empty()) return;
+  std::error_code error;
+  std::filesystem::create_directories(o.save_dir, error);
+  if (error) throw Error(ErrorKind::io, o.save_dir, "--save-dir", "a directory that can be made", error.message());
+  for (size_t i = 0; i < count; ++i) {
+    const std::string file = file_of(o, i, count);
+    if (std::filesystem::exists(std::filesystem::symlink_status(file, error))) {
+      throw Error(ErrorKind::io, file, "--save-dir", "a name that is free", "a file");
+    }
+  }
+  check_writable(file_of(o, 0, count));
+}
+
+Run run_one(const Exchange& state, const SamplingSettings& settings, const Options& o, const std::string& file) {
+  Exchange exchange = state.fork();
+  exchange.session().generation().sampling = settings;
+  Run run{settings.seed, {}, {}, 0, {}, 0, file, 0};
+  GenerateOptions how = o.generate;
+  how.observe = [&](int32_t id, std::span<const float> logits) { run.log_probability += log_probability(logits, id); };
   const double start = seconds();
-  run.reply = generate(session, tokenizer, o.generate, [](std::string_view) { return Interrupts::signal() == 0; });
-  run.reply.text += end_reply(session, tokenizer);
+  run.reply = exchange.reply(how, [](std::string_view) { return Interrupts::signal() == 0; });
   run.seconds = seconds() - start;
-  run.digests = digests_of(session);
+  run.digests = digests_of(exchange.session());
+  tell_healed(exchange.session());
+  if (!file.empty() && Interrupts::signal() == 0) o.save_as.save(exchange.session(), exchange.tokenizer(), file);
+  run.reply.text += exchange.close();
   return run;
 }
 
-std::vector<Run> run_all(const Session& state, const Tokenizer* tokenizer, const Options& o) {
-  const auto grid = combinations(o, state.generation().sampling);
-  for (const auto& [settings, unused] : grid) settings.validate("");  // all of it before the first run
+std::vector<Run> run_all(Exchange& state, const Options& o) {
+  const auto grid = combinations(o, state.session().generation().sampling);
   std::vector<Run> runs;
   std::map<std::vector<int32_t>, size_t> first;
   const Interrupts noted;
   for (const auto& [settings, values] : grid) {
-    Run run = run_one(state, tokenizer, settings, o);
+    Run run = run_one(state, settings, o, o.save_dir.empty() ? "" : file_of(o, runs.size(), grid.size()));
     if (Interrupts::signal() != 0) break;  // what was cut is no result
     run.values = values;
     run.same_as = first.try_emplace(run.reply.ids, runs.size()).first->second;
-    if (o.twice && !(run_one(state, tokenizer, settings, o).digests.state == run.digests.state)) {
+    if (o.twice && !(run_one(state, settings, o, "").digests.state == run.digests.state)) {
       throw Error(ErrorKind::mismatch, "", fmt::format("run {}", runs.size() + 1), "the same state from the same seed", "another");
     }
     runs.push_back(std::move(run));
@@ -134,10 +205,11 @@ Summary summary_of(const std::vector<Run>& runs, int64_t prompt, double prompt_s
 void print_json(const std::vector<Run>& runs, const Summary& s, const Options& o) {
   Json list = Json::array();
   for (const Run& run : runs) {
-    Json j = {{"seed", run.seed}};
+    Json j = {{"run", list.size() + 1}, {"seed", run.seed}};
     for (size_t a = 0; a < o.axes.size(); ++a) j[o.axes[a].option] = run.values[a];
-    j.update(Json{{"ids", run.reply.ids}, {"text", run.reply.text}, {"stop", run.reply.stop}, {"same_as", run.same_as},
-                  {"seconds", run.seconds}, {"state", digest_text(run.digests.state)}});
+    j.update(Json{{"ids", run.reply.ids}, {"text", run.reply.text}, {"stop", run.reply.stop}, {"same_as", run.same_as + 1},
+                  {"log_probability", run.log_probability}, {"seconds", run.seconds}, {"state", digest_text(run.digests.state)}});
+    if (!run.file.empty()) j["file"] = run.file;
     list.push_back(std::move(j));
   }
   out(dump({{"runs", list}, {"distinct", s.distinct}, {"tokens_reused", s.reused}, {"tokens_drawn", s.drawn}, {"seconds", s.seconds},
@@ -153,13 +225,13 @@ std::string quoted(const std::string& text) {
 void print_csv(const std::vector<Run>& runs, const Options& o) {
   std::string header = "run,seed";
   for (const Axis& axis : o.axes) header += std::string(",") + axis.option;
-  out(header + ",tokens,stop,same_as,seconds,state,text\r\n");
+  out(header + ",tokens,stop,same_as,log_probability,seconds,state,file,text\r\n");
   for (size_t i = 0; i < runs.size(); ++i) {
     const Run& run = runs[i];
     std::string line = fmt::format("{},{}", i + 1, run.seed);
     for (const double value : run.values) line += fmt::format(",{}", value);
-    out(line + fmt::format(",{},{},{},{:.4f},{},{}\r\n", run.reply.ids.size(), run.reply.stop, run.same_as + 1, run.seconds,
-                           digest_text(run.digests.state), quoted(run.reply.text)));
+    out(line + fmt::format(",{},{},{},{},{:.4f},{},{},{}\r\n", run.reply.ids.size(), run.reply.stop, run.same_as + 1, run.log_probability,
+                           run.seconds, digest_text(run.digests.state), quoted(run.file), quoted(run.reply.text)));
   }
 }
 
@@ -172,14 +244,14 @@ void print_table(const std::vector<Run>& runs, const Summary& s, const Options& 
     varied.push_back(a);
     header += fmt::format("  {:>{}}", o.axes[a].option, std::max<size_t>(5, std::string(o.axes[a].option).size()));
   }
-  out(header + "  tokens  stop    continuation\n");
+  out(header + "  tokens  stop      log p  continuation\n");
   for (size_t i = 0; i < runs.size(); ++i) {
     const Run& run = runs[i];
     std::string line = fmt::format("{:>4}  {:>4}", i + 1, run.seed);
     for (const size_t a : varied) line += fmt::format("  {:>{}}", run.values[a], std::max<size_t>(5, std::string(o.axes[a].option).size()));
     const std::string text = run.same_as != i ? fmt::format("(as run {})", run.same_as + 1)
                              : run.reply.text.empty() ? fmt::format("{}", fmt::join(run.reply.ids, ",")) : printable(run.reply.text, 160);
-    out(line + fmt::format("  {:>6}  {:<6}  {}\n", run.reply.ids.size(), run.reply.stop, text));
+    out(line + fmt::format("  {:>6}  {:<6}  {:>7.2f}  {}\n", run.reply.ids.size(), run.reply.stop, run.log_probability, text));
   }
   out(fmt::format("{} continuations, {} distinct{}; {} tokens drawn in {:.2f} s; the prompt took {:.3f} s once, {} tokens were not processed again\n",
                   s.runs, s.distinct, o.twice ? ", each drawn twice with the same state" : "", s.drawn, s.seconds, s.prompt_seconds, s.reused));
@@ -191,6 +263,7 @@ Session open_state(Options& o, std::shared_ptr<const Tokenizer>& tokenizer) {
   if (!o.snapshot.empty()) {
     o.restore.how.map = !o.restore.read;
     const Snapshot snapshot = Snapshot::open(o.snapshot, o.restore.parent);
+    o.prompt.require_fit(snapshot);
     follow(o.model, snapshot, o.restore.how.replay);
     tokenizer = tokenizer_of(snapshot, o.model);
     return restore_session(snapshot, o.model, o.restore.how, nullptr, fingerprint(tokenizer));
@@ -202,22 +275,29 @@ Session open_state(Options& o, std::shared_ptr<const Tokenizer>& tokenizer) {
   return session;
 }
 
+void tell_idle(const Session& session, const Options& o) {
+  const auto grid = combinations(o, session.generation().sampling);
+  const bool all_greedy = std::all_of(grid.begin(), grid.end(), [](const auto& run) { return run.first.greedy; });
+  if (!all_greedy || o.seeds.empty()) return;
+  say("no effect while greedy, where the best token is taken: --seeds (--temperature T draws)\n");
+}
+
 void run_experiment(Options& o) {
   std::shared_ptr<const Tokenizer> tokenizer;
   Session session = open_state(o, tokenizer);
   const double start = seconds();
-  if (!o.say.empty()) {
-    if (tokenizer == nullptr) no_tokenizer(o.model.source()->path());
-    Conversation conversation(std::move(session), tokenizer);
-    conversation.say(o.say);
-    session = std::move(conversation.session());
-  } else if (o.prompt.given()) {
-    for (const auto& turn : o.prompt.turns(o.model.source()->path(), tokenizer, session.size() == 0)) append_prompt(session, turn);
-  }
-  session.logits();
+  const Prompts prompts = o.prompt.read(o.model.source()->path(), tokenizer, session.size() == 0);
+  prepare_files(o, combinations(o, session.generation().sampling).size());
+  const Exchange::Kind kind = kind_of(o.prompt, session, tokenizer);
+  Exchange state(std::move(session), tokenizer, kind);
+  state.set_system(o.prompt.system);
+  for (const Prompt& prompt : prompts) state.prompt(prompt);
+  state.session().state();  // every block is looked at once, before it is shared
+  tell_healed(state.session());
   const double prompt_seconds = seconds() - start;
-  const std::vector<Run> runs = run_all(session, tokenizer.get(), o);
-  const Summary s = summary_of(runs, session.size(), prompt_seconds);
+  tell_idle(state.session(), o);
+  const std::vector<Run> runs = run_all(state, o);
+  const Summary s = summary_of(runs, state.session().size(), prompt_seconds);
   if (o.json) print_json(runs, s, o);
   else if (o.csv) print_csv(runs, o);
   else print_table(runs, s, o);
@@ -231,25 +311,27 @@ void run_experiment(Options& o) {
 void add_experiment(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("experiment", "Many continuations of one state: every seed with every combination of settings.");
-  sub->add_option("snapshot", o->snapshot, "the state to branch from (or give a prompt)")->type_name("FILE");
+  CLI::Option* snapshot = sub->add_option("snapshot", o->snapshot, "the state to branch from (or give a prompt)")->type_name("FILE");
   o->prompt.add_to(*sub);
-  sub->add_option("--say", o->say, "a message of the user, through the chat template")->type_name("TEXT")->group("Prompt");
-  sub->add_option("--seeds", o->seeds, "seeds: 1,2,3 (default: 1)")->delimiter(',')->allow_extra_args(false)->check(integer(0, UINT64_MAX))
-      ->type_name("LIST")->group("Settings");
+  o->prompt.add_messages_to(*sub);
+  sub->add_option("--seeds", o->seeds, "seeds: 1,2,3 or 1..20, or both: 1,2,10..12 (default: 1)")->delimiter(',')->allow_extra_args(false)
+      ->check(CLI::Validator(seeds_fault, ""))->type_name("LIST")->group("Settings");
   for (Axis& axis : o->axes) {
-    sub->add_option(std::string("--") + axis.option, axis.values, axis.help)->delimiter(',')->allow_extra_args(false)->type_name("LIST")->group("Settings");
+    const std::string name = std::string("--") + axis.option;
+    sub->add_option(name, axis.values, axis.help)->delimiter(',')->allow_extra_args(false)->check(sampling_range(name))->type_name("LIST")->group("Settings");
   }
   sub->add_option("-n,--max-tokens", o->generate.max_tokens, "most tokens of a continuation (default: 64)")->type_name("N")->check(integer(1, INT64_MAX));
   sub->add_flag("--ignore-eos", o->generate.ignore_eos, "go on past stop tokens");
   sub->add_flag("--twice", o->twice, "draw each twice; the states must be equal");
   CLI::Option* json = sub->add_flag("--json", o->json, "print JSON");
   sub->add_flag("--csv", o->csv, "print CSV")->excludes(json);
-  o->restore.add_to(*sub);
+  CLI::Option* save_dir = sub->add_option("--save-dir", o->save_dir, "keep each continuation in this directory: run-01.stet ...")->type_name("DIR");
+  save_dir->check([](const std::string& name) { return name.empty() ? "expected a directory, found nothing" : ""; }, "");
+  o->save_as.add_to(*sub, save_dir);
+  o->restore.add_to(*sub, snapshot);
   o->model.add_to(*sub);
   sub->callback([o] {
-    if (o->snapshot.empty() && o->say.empty()) o->prompt.require();
-    if (!o->say.empty() && o->prompt.given()) throw CLI::ExcludesError("--say", "--prompt, --prompt-file, --ids, --ids-file");
-    if (o->seeds.empty()) o->seeds = {1};
+    if (o->snapshot.empty()) o->prompt.require();
     run_experiment(*o);
   });
 }

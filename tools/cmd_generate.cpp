@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include "stet/error.hpp"
-#include "tools/command.hpp"
+#include "tools/exchange.hpp"
 
 namespace stet::tool {
 namespace {
@@ -25,8 +25,7 @@ struct Options {
     app.add_option("-n,--max-tokens", generate.max_tokens, "most tokens of a reply (default: 256)")
         ->type_name("N")->check(integer(0, INT64_MAX))->group("Stopping");
     app.add_flag("--ignore-eos", generate.ignore_eos, "go on past stop tokens")->group("Stopping");
-    add_output(app, save, "keep the state in this file afterwards, for `stet resume`")->group("Output");
-    save_as.add_to(app);
+    save_as.add_to(app, add_output(app, save, "keep the state in this file afterwards, for `stet resume`")->group("Output"));
     app.add_flag("--json", json, "one JSON object per reply")->group("Output");
   }
   // What is wrong is said before a long computation.
@@ -42,22 +41,27 @@ struct Timing {
 };
 
 // Processes a prompt, with a progress line when that takes over a second and someone watches.
-void prefill(Session& session, std::span<const int32_t> ids) {
-  const Progress line = prefill_progress(static_cast<int64_t>(ids.size()));
-  append_prompt(session, ids, [&](int64_t done) {
+PromptReport prefill(Exchange& exchange, const Prompt& prompt) {
+  const Progress line = prefill_progress(static_cast<int64_t>(prompt.ids.size()));
+  return exchange.prompt(prompt, [&](int64_t done) {
     if (Interrupts::signal() != 0) throw Interrupted();
     line(done);
   });
 }
 
-Json reply_json(Session& session, const std::vector<int32_t>& prompt, const Reply& reply, const Timing& t, bool text) {
+// `prompt`: what was processed before the reply.
+Json reply_json(Exchange& exchange, const std::vector<int32_t>& prompt, const PromptReport& report, const Reply& reply, const Timing& t) {
+  Session& session = exchange.session();
   const auto rate = [](size_t n, double s) { return s > 0 ? static_cast<double>(n) / s : 0.0; };
   Json j;
   j["prompt_ids"] = prompt;
   j["ids"] = reply.ids;
-  if (text) j["text"] = reply.text;
+  if (exchange.tokenizer() != nullptr) j["text"] = reply.text;
   j["stop"] = reply.stop;
   j["positions"] = session.size();
+  if (exchange.kind() == Exchange::Kind::conversation) {
+    j["tokens"] = {{"kept", report.kept}, {"recomputed", report.recomputed}, {"added", report.added}};
+  }
   j["timings"] = {{"load_s", t.load}, {"restore_s", t.restore}, {"prefill_s", t.prefill},
                   {"prefill_tokens", prompt.size()}, {"prefill_tokens_per_s", rate(prompt.size(), t.prefill)},
                   {"decode_s", t.decode}, {"decode_tokens", reply.ids.size()},
@@ -67,51 +71,59 @@ Json reply_json(Session& session, const std::vector<int32_t>& prompt, const Repl
                      {"blocks_healed", t.report->healed}, {"all_digests_checked", t.report->checked}};
   }
   j["digests"] = digests_json(digests_of(session));
+  j["healed"] = tell_healed(session);
   return j;
 }
-
-std::string joined(const std::vector<int32_t>& ids) { return fmt::format("{}", fmt::join(ids, ",")); }
 
 // A session that replies, and where the replies go.
 class Replies {
  public:
   // `greeting` goes to stderr with the first token: by then the blocks that it reads have been checked.
-  Replies(Session& session, const Tokenizer* tokenizer, const Options& options, const Timing& timing, std::string greeting = "")
-      : session_(session), tokenizer_(tokenizer), options_(options), timing_(timing), greeting_(std::move(greeting)) {}
+  Replies(Exchange& exchange, const Options& options, const Timing& timing, std::string greeting = "")
+      : exchange_(exchange), options_(options), timing_(timing), greeting_(std::move(greeting)) {}
 
   // One prompt after another, each with its reply. No prompt: the open reply goes on.
-  void run(const Turns& turns) {
-    const size_t count = std::max<size_t>(1, turns.size());
+  void run(const Prompts& prompts) {
+    const size_t count = std::max<size_t>(1, prompts.size());
     for (size_t i = 0; i < count && Interrupts::signal() == 0 && out(""); ++i) {
-      turn(turns.empty() ? std::vector<int32_t>() : turns[i], i + 1 == count && !options_.save.empty());
+      turn(prompts.empty() ? nullptr : &prompts[i], i + 1 == count && !options_.save.empty());
       timing_.load = timing_.restore = 0;
     }
   }
 
  private:
   // A reply that was cut `goes_on` only if the state is saved after it: else the text that it held back is shown.
-  void turn(const std::vector<int32_t>& prompt, bool goes_on) {
+  void turn(const Prompt* prompt, bool goes_on) {
+    Session& session = exchange_.session();
     const double start = seconds();
-    if (!prompt.empty()) prefill(session_, prompt);
+    PromptReport report{session.drawn(), 0, 0};
+    if (prompt != nullptr) report = prefill(exchange_, *prompt);
+    const std::vector<int32_t> transcript = session.transcript();
     const double middle = seconds();
-    Reply reply = generate(session_, tokenizer_, options_.generate, [&](std::string_view text) {
+    Reply reply = exchange_.reply(options_.generate, [&](std::string_view text) {
       return show(text) && Interrupts::signal() == 0;
     });
     greet();
     timing_.prefill = middle - start;
     timing_.decode = seconds() - middle;
     Json j;
-    if (options_.json) j = reply_json(session_, prompt, reply, timing_, tokenizer_ != nullptr);
+    if (options_.json) j = reply_json(exchange_, {transcript.begin() + report.kept, transcript.end()}, report, reply, timing_);
     if (!goes_on) {
-      const std::string rest = end_reply(session_, tokenizer_);
+      const std::string rest = exchange_.close();
       show(rest);
-      if (options_.json && tokenizer_ != nullptr) j["text"] = reply.text + rest;
+      if (options_.json && exchange_.tokenizer() != nullptr) j["text"] = reply.text + rest;
     }
-    if (!options_.json && tokenizer_ == nullptr) out(joined(reply.ids));
+    print(reply, j);
+  }
+
+  void print(const Reply& reply, const Json& j) {
+    if (!options_.json && exchange_.tokenizer() == nullptr) out(fmt::format("{}", fmt::join(reply.ids, ",")));
     out(options_.json ? dump(j) + "\n" : "\n");
     flush_output();
-    if (!options_.json && session_.size() == session_.capacity()) {
-      say("the session is full: {} positions (--ctx)\n", session_.capacity());
+    Session& session = exchange_.session();
+    tell_healed(session);
+    if (!options_.json && session.size() == session.capacity()) {
+      say("the session is full: {} positions (--ctx)\n", session.capacity());
     }
   }
 
@@ -127,34 +139,35 @@ class Replies {
     return good && out("");
   }
 
-  Session& session_;
-  const Tokenizer* tokenizer_;
+  Exchange& exchange_;
   const Options& options_;
   Timing timing_;
   std::string greeting_;
 };
 
-void keep(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const Options& o) {
+void keep(Exchange& exchange, const Options& o) {
+  Session& session = exchange.session();
   const double start = seconds();
-  const StateDigests d = o.save_as.save(session, tokenizer, o.save);
+  const StateDigests d = o.save_as.save(session, exchange.tokenizer(), o.save);
+  tell_healed(session);
   if (o.json) return;
   say("saved {} tokens to {} in {:.1f} ms, state {}\n", session.size(), printable(o.save),
              (seconds() - start) * 1e3, digest_text(d.state));
 }
 
 // All that can be told before the first token is processed: settings, ids, room.
-void check(const Session& session, const Turns& turns) {
+void check(const Session& session, const Prompts& prompts) {
   const int64_t vocab = session.model().config().vocab_size;
   check_generation(session.generation(), vocab, session.size(), "");
   size_t count = 0;
-  for (const auto& turn : turns) {
-    for (size_t i = 0; i < turn.size(); ++i) {
-      if (turn[i] < 0 || turn[i] >= vocab) {
+  for (const auto& [ids, message] : prompts) {
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] < 0 || ids[i] >= vocab) {
         throw Error(ErrorKind::argument, "", "ids[" + std::to_string(i) + "]", "a token id in 0.." + std::to_string(vocab - 1),
-                    std::to_string(turn[i]));
+                    std::to_string(ids[i]));
       }
     }
-    count += turn.size();
+    count += ids.size();
   }
   if (count > static_cast<size_t>(session.capacity() - session.size())) {
     throw Error(ErrorKind::capacity, "", "tokens", "at most " + std::to_string(session.capacity()) + " positions (--ctx)",
@@ -164,7 +177,7 @@ void check(const Session& session, const Turns& turns) {
 
 // `work` ends early on Ctrl-C; the state is kept in any case, and then the process ends as Ctrl-C would have ended it.
 template <class Work>
-void with_interrupts(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const Options& o, Work work) {
+void with_interrupts(Exchange& exchange, const Options& o, Work work) {
   {
     const Interrupts noted;
     try {
@@ -172,34 +185,45 @@ void with_interrupts(Session& session, const std::shared_ptr<const Tokenizer>& t
     } catch (const Interrupted&) {
     }
   }
-  if (!o.save.empty() && session.size() > 0) keep(session, tokenizer, o);
+  if (!o.save.empty() && exchange.session().size() > 0) keep(exchange, o);
   if (Interrupts::signal() == 0) return;
   finish_output();
   std::raise(Interrupts::signal());
 }
 
-void process_prompts(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const Turns& turns, const Options& o) {
-  with_interrupts(session, tokenizer, o, [&] {
-    for (const auto& turn : turns) prefill(session, turn);
+void process_prompts(Exchange& exchange, const Prompts& prompts, const Options& o) {
+  with_interrupts(exchange, o, [&] {
+    for (const Prompt& prompt : prompts) prefill(exchange, prompt);
   });
   if (!o.json) return;
+  Session& session = exchange.session();
   out(dump({{"prompt_ids", session.tokens()}, {"positions", session.size()}, {"digests", digests_json(digests_of(session))}}) + "\n");
+}
+
+// With the settings of the command line, and all checked that can be.
+Exchange begin(Session session, const std::shared_ptr<const Tokenizer>& tokenizer, const Prompts& prompts, const Options& o) {
+  o.sampling.apply(session.generation(), session.model().config().vocab_size);
+  o.sampling.tell_idle(session.generation());
+  check(session, prompts);
+  const Exchange::Kind kind = kind_of(o.prompt, session, tokenizer);
+  Exchange exchange(std::move(session), tokenizer, kind);
+  exchange.set_system(o.prompt.system);
+  return exchange;
 }
 
 void run_generate(Options& o, bool reply) {
   o.validate();
   Timing timing;
   const auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
-  const Turns turns = o.prompt.turns(o.model.source()->path(), tokenizer, true);
+  const Prompts prompts = o.prompt.read(o.model.source()->path(), tokenizer, true);
   const double start = seconds();
   const auto model = o.model.load_model();
   timing.load = seconds() - start;
   Session session(model, o.model.session_options());
   session.generation() = default_generation(*model);
-  o.sampling.apply(session.generation());
-  check(session, turns);
-  if (!reply) return process_prompts(session, tokenizer, turns, o);
-  with_interrupts(session, tokenizer, o, [&] { Replies(session, tokenizer.get(), o, timing).run(turns); });
+  Exchange exchange = begin(std::move(session), tokenizer, prompts, o);
+  if (!reply) return process_prompts(exchange, prompts, o);
+  with_interrupts(exchange, o, [&] { Replies(exchange, o, timing).run(prompts); });
 }
 
 // What the snapshot cannot do, whatever the model.
@@ -208,10 +232,12 @@ void check(const Snapshot& snapshot, const Options& o) {
   if (!o.restore.how.replay && !o.model.kv.empty() && o.model.kv != type) {
     throw Error(ErrorKind::mismatch, o.snapshot, "kv type", type, o.model.kv + " (--kv; --replay computes it again)");
   }
+  o.prompt.require_fit(snapshot);
   const std::vector<Turn>& turns = snapshot.generation().turns;
-  const bool ended = !turns.empty() && !turns.back().open;
-  if (ended && !o.prompt.given() && !o.generate.ignore_eos && o.generate.max_tokens > 0) {
-    throw Error(ErrorKind::argument, o.snapshot, "reply", "one to go on with (or --prompt, or --ignore-eos)", "one that has ended");
+  const bool ended = !turns.empty() && !turns.back().open, conversation = !snapshot.meta().dialogue.messages.empty();
+  if (ended && !o.prompt.given() && (conversation || !o.generate.ignore_eos) && o.generate.max_tokens > 0) {
+    throw Error(ErrorKind::argument, o.snapshot, "reply", conversation ? "one to go on with (or --say)" : "one to go on with (or --prompt, or --ignore-eos)",
+                "one that has ended");
   }
 }
 
@@ -222,7 +248,7 @@ void run_resume(Options& o) {
   follow(o.model, snapshot, o.restore.how.replay);
   Timing timing;
   const auto tokenizer = tokenizer_of(snapshot, o.model);
-  const Turns turns = o.prompt.turns(o.model.source()->path(), tokenizer, snapshot.tokens().empty());
+  const Prompts prompts = o.prompt.read(o.model.source()->path(), tokenizer, snapshot.tokens().empty());
   double start = seconds();
   const auto model = o.model.load_model();
   timing.load = seconds() - start;
@@ -231,18 +257,15 @@ void run_resume(Options& o) {
   Session session = restore_session(snapshot, model, o.model, o.restore.how, &report, fingerprint(tokenizer));
   timing.restore = seconds() - start;
   timing.report = report;
-  o.sampling.apply(session.generation());
-  check(session, turns);
   std::string greeting;
-  if (!o.json) {
-    greeting = restored_text(snapshot, report, timing.restore);
-  }
+  if (!o.json) greeting = restored_text(snapshot, report, timing.restore);
   if (!o.json && o.restore.how.replay) {
     greeting = fmt::format("migrated {} tokens in {:.1f} ms: computed again with {}, {}, kv {}; state {}", session.size(), timing.restore * 1e3,
                            printable(model->directory()), contract_name(session.compute().contract), kv_type_name(session.kv().shape().type),
                            digest_text(digests_of(session).state));
   }
-  with_interrupts(session, tokenizer, o, [&] { Replies(session, tokenizer.get(), o, timing, greeting).run(turns); });
+  Exchange exchange = begin(std::move(session), tokenizer, prompts, o);
+  with_interrupts(exchange, o, [&] { Replies(exchange, o, timing, greeting).run(prompts); });
 }
 
 }  // namespace
@@ -251,6 +274,7 @@ void add_generate(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("generate", "Reply to a prompt, or to several in turn.");
   o->prompt.add_to(*sub);
+  o->prompt.add_messages_to(*sub);
   o->add_generation_to(*sub);
   o->model.add_to(*sub);
   sub->callback([o] {
@@ -263,6 +287,7 @@ void add_save(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("save", "Process a prompt and keep the state in a file.");
   o->prompt.add_to(*sub);
+  o->prompt.add_messages_to(*sub);
   o->sampling.add_to(*sub);
   add_output(*sub, o->save, "the snapshot")->required()->group("Output");
   o->save_as.add_to(*sub);
@@ -279,6 +304,7 @@ void add_resume(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("resume", "Go on from a snapshot: with a prompt, or with a reply that was cut.");
   sub->add_option("snapshot", o->snapshot, "the snapshot")->required()->type_name("FILE");
   o->prompt.add_to(*sub);
+  o->prompt.add_messages_to(*sub);
   o->add_generation_to(*sub);
   o->restore.add_to(*sub);
   o->model.add_to(*sub);

@@ -101,10 +101,10 @@ class Likelihood {
 void run(Options& o) {
   if (!o.output.empty()) check_writable(o.output);
   std::vector<int32_t> ids;
-  for (const auto& turn : o.prompt.turns(o.model.source()->path(), load_tokenizer(o.model.checkpoint.directory), true)) {
-    ids.insert(ids.end(), turn.begin(), turn.end());
+  for (const Prompt& prompt : o.prompt.read(o.model.source()->path(), load_tokenizer(o.model.checkpoint.directory), true)) {
+    ids.insert(ids.end(), prompt.ids.begin(), prompt.ids.end());
   }
-  if (o.nll && ids.size() < 2) throw Error(ErrorKind::argument, "", "--nll", "two tokens or more", std::to_string(ids.size()));
+  if (o.nll && ids.size() < 2) usage_error("--nll", "two tokens or more", std::to_string(ids.size()));
   const auto model = o.model.load_model();
   Session session(model, o.model.session_options());
   Output output(o, session, ids);
@@ -127,9 +127,9 @@ void add_logits(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("logits", "Logits of every position, and hidden states, as safetensors.");
   o->prompt.add_to(*sub);
-  sub->add_option("-o,--output", o->output, "file to write: logits [T, vocab], input_ids [T], hidden.i [T, hidden]")
+  CLI::Option* output = sub->add_option("-o,--output", o->output, "file to write: logits [T, vocab], input_ids [T], hidden.i [T, hidden]")
       ->type_name("FILE")->check(named())->group("Output");
-  sub->add_flag("--hidden", o->hidden, "hidden states too: after the embedding, after each layer, after the final norm")->group("Output");
+  sub->add_flag("--hidden", o->hidden, "hidden states too: after the embedding, after each layer, after the final norm")->needs(output)->group("Output");
   sub->add_flag("--digest", o->digest, "print digests of all logits and of the KV cache")->group("Output");
   sub->add_flag("--nll", o->nll, "print the mean negative log-likelihood of the tokens")->group("Output");
   o->model.add_to(*sub);

@@ -33,7 +33,7 @@ void add(CLI::App& app, const std::string& name, const std::string& help, const 
   sub->add_option("-o,--output", o->directory, "directory to make, or an empty one")->type_name("DIR")->required()->check(named());
   if (name == "quantize") {
     sub->add_option("--to", o->to, "q8 or q4: integers of 8 or 4 bits in blocks of 32")->type_name("FORMAT")->required()
-        ->check(CLI::IsMember({"q8", "q4"}));
+        ->check(one_of({"q8", "q4"}));
   }
   sub->add_option("--threads", o->threads, "threads (default: all processors)")->type_name("N")->check(integer(0, kMostThreads));
   sub->callback([o] { run(*o); });

@@ -169,7 +169,7 @@ void add_prune(CLI::App& app) {
   sub->add_option("--keep-last", o->prune.keep_last, "positions kept at the end")->required()->type_name("N")->check(integer(0, INT64_MAX));
   sub->add_option("--sinks", o->prune.sinks, "positions kept at the beginning (default: 0)")->type_name("K")->check(integer(0, INT64_MAX));
   sub->add_option("--positions", o->positions, "keep: the gap is masked (default); shift: later positions move up")
-      ->type_name("HOW")->check(CLI::IsMember({"keep", "shift"}));
+      ->type_name("HOW")->check(one_of({"keep", "shift"}));
   o->save.add_to(*sub);
   o->model.checkpoint.add_to(*sub);
   sub->callback([o, sub] { run_prune(*sub, *o); });

@@ -42,7 +42,7 @@ Value variables_of(const Options& o) {
   if (!o.tools.empty()) all.emplace_back("tools", Value::from_json(read_prompt(o.tools), o.tools));
   for (const std::string& text : o.variables) {
     const size_t equals = text.find('=');
-    if (equals == std::string::npos || equals == 0) throw CLI::ValidationError("--var", "expected name=JSON, found " + printable(text, 60));
+    if (equals == std::string::npos || equals == 0) usage_error("--var", "name=JSON", printable(text, 60));
     const std::string name = text.substr(0, equals);
     all.emplace_back(name, Value::from_json(std::string_view(text).substr(equals + 1), "--var " + name));
   }
@@ -122,19 +122,20 @@ void add_template(CLI::App& app) {
   o->sources.add(sub->add_option("--messages", o->messages, "a JSON array of {\"role\": …, \"content\": …}")->type_name("JSON"));
   o->sources.add(sub->add_option("--messages-file", o->messages_file, "the same, from a file (- for standard input)")->type_name("FILE"));
   CLI::Option* prompt = o->sources.add(sub->add_option("-p,--prompt", o->prompt, "one message of the user")->type_name("TEXT"));
-  o->sources.add(sub->add_flag("--jsonl", o->jsonl, "per line of standard input {\"messages\": […], \"add_generation_prompt\": …, further "
+  CLI::Option* lines = o->sources.add(sub->add_flag("--jsonl", o->jsonl, "per line of standard input {\"messages\": […], \"add_generation_prompt\": …, further "
                                                    "variables}, per line out {\"text\": …, \"ids\": […]} or {\"error\": …}"));
   sub->add_option("--system", o->system, "a system message before --prompt")->type_name("TEXT")->needs(prompt);
-  sub->add_flag("--add-generation-prompt", o->add_generation_prompt, "end where the model's reply begins");
-  sub->add_option("--tools", o->tools, "a JSON array of functions that the model may call")->type_name("FILE");
-  add_texts(*sub, "--var", o->variables, "a variable of the template: name=JSON (may be given again)");
+  sub->add_flag("--add-generation-prompt", o->add_generation_prompt, "end where the model's reply begins")->excludes(lines);
+  sub->add_option("--tools", o->tools, "a JSON array of functions that the model may call")->type_name("FILE")->excludes(lines);
+  add_texts(*sub, "--var", o->variables, "a variable of the template: name=JSON (may be given again)")->excludes(lines);
   sub->add_option("--chat-template", o->chat_template, "another template than the checkpoint's")->type_name("FILE");
-  sub->add_flag("--json", o->json, "{\"text\": …, \"ids\": […]}");
-  sub->add_flag("--show-ids", o->show_ids, "the tokens of the text, one per line");
+  CLI::Option* json = sub->add_flag("--json", o->json, "{\"text\": …, \"ids\": […]}")->excludes(lines);
+  sub->add_flag("--show-ids", o->show_ids, "the tokens of the text, one per line")->excludes(lines)->excludes(json);
   sub->add_flag("--plain-special", o->plain_special, "special tokens in messages are ordinary text, as in stet chat");
   o->checkpoint.add_to(*sub);
   sub->callback([o] {
     o->sources.require("--messages, --messages-file, --prompt or --jsonl");
+    if (o->plain_special && !o->json && !o->show_ids && !o->jsonl) throw CLI::RequiredError("--plain-special: --json, --show-ids or --jsonl");
     run(*o);
   });
 }

@@ -57,9 +57,9 @@ void add_tokenize(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("tokenize", "Text to token ids.");
   o->sources.add(sub->add_option("text,-p,--prompt", o->text, "the text")->type_name("TEXT"));
   o->sources.add(sub->add_option("--prompt-file", o->file, "the text, from a file (- for standard input)")->type_name("FILE"));
-  o->sources.add(sub->add_flag("--jsonl", o->jsonl, "one JSON string per line of standard input, one JSON array per line out"));
-  sub->add_flag("--json", o->json, "a JSON array of ids");
-  add_bos_to(*sub, o->bos, "Options");
+  CLI::Option* lines = o->sources.add(sub->add_flag("--jsonl", o->jsonl, "one JSON string per line of standard input, one JSON array per line out"));
+  sub->add_flag("--json", o->json, "a JSON array of ids")->excludes(lines);
+  add_bos_to(*sub, o->bos, "as the checkpoint says", "Options");
   sub->add_flag("--plain-special", o->plain_special, "special tokens in the text are ordinary text");
   o->checkpoint.add_to(*sub);
   sub->callback([o] {
@@ -72,8 +72,8 @@ void add_detokenize(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("detokenize", "Token ids to text.");
   o->sources.add(sub->add_option("ids,--ids", o->ids, "token ids: 1,2,3")->type_name("IDS"));
-  o->sources.add(sub->add_flag("--jsonl", o->jsonl, "one JSON array per line of standard input, one JSON string per line out"));
-  sub->add_flag("--json", o->json, "a JSON string");
+  CLI::Option* lines = o->sources.add(sub->add_flag("--jsonl", o->jsonl, "one JSON array per line of standard input, one JSON string per line out"));
+  sub->add_flag("--json", o->json, "a JSON string")->excludes(lines);
   sub->add_flag("--skip-special", o->skip_special, "leave special tokens out");
   o->checkpoint.add_to(*sub);
   sub->callback([o] {

@@ -14,11 +14,13 @@
 
 #include "stet/error.hpp"
 #include "stet/file.hpp"
+#include "stet/kernels.hpp"
+#include "tools/words.hpp"
 
 namespace stet::tool {
 namespace {
 
-constexpr size_t kPromptLimit = size_t{1} << 30;
+constexpr size_t kConfigLimit = size_t{1} << 30;
 constexpr char kDefaultCheckpoint[] = "pocket-gemma3";
 
 bool is_there(const std::filesystem::path& path) {
@@ -90,6 +92,16 @@ void CheckpointOption::add_to(CLI::App& app) {
       ->group("Model");
 }
 
+namespace {
+
+std::vector<std::string> kernels_here() {
+  std::vector<std::string> names;
+  for (const char* const* name = kernel_names(); *name != nullptr; ++name) names.push_back(*name);
+  return names;
+}
+
+}  // namespace
+
 void ModelOptions::add_to(CLI::App& app) {
   checkpoint.add_to(app);
   ComputeOptions& c = session.compute;
@@ -99,13 +111,14 @@ void ModelOptions::add_to(CLI::App& app) {
   grouped(app.add_option("--ctx", session.capacity, "capacity in tokens (default: all that the model allows)"), "N")
       ->check(integer(0, 1 << 24));
   grouped(app.add_option("--kv", kv, "keys and values are kept as f32 (default), bf16 or f16"), "TYPE")
-      ->check(CLI::IsMember({"f32", "bf16", "f16"}));
+      ->check(one_of({"f32", "bf16", "f16"}));
   grouped(app.add_option("--compute", compute, "numeric contract: f32, bf16, q8 or q4 (default: the snapshot's, or what the weights are for)"), "NAME")
-      ->check(CLI::IsMember({"f32", "bf16", "q8", "q4"}));
+      ->check(one_of({"f32", "bf16", "q8", "q4"}));
   grouped(app.add_option("--gemm", gemm, "own (default), or blas: OpenBLAS for prompts, whose bits depend on shape and threads"), "NAME")
-      ->check(CLI::IsMember({"own", "blas"}));
+      ->check(one_of({"own", "blas"}));
   grouped(app.add_option("--threads", c.threads, "threads (default: all processors)"), "N")->check(integer(0, kMostThreads));
-  grouped(app.add_option("--isa", c.isa, "portable, avx2, avx512, avx512vnni or avx512bf16 (default: the best this CPU has)"), "NAME");
+  grouped(app.add_option("--isa", c.isa, "portable, avx2, avx512, avx512vnni or avx512bf16 (default: the best this CPU has)"), "NAME")
+      ->check(one_of(kernels_here()).description(""));  // no part of what completes: other CPUs have others
   grouped(app.add_option("--chunk", c.chunk, "tokens of a prompt processed at once (default: 512)"), "N")
       ->check(integer(1, 65536));
 }
@@ -148,7 +161,7 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& directory) {
   const std::filesystem::path dir = directory;
   if (!is_there(dir / "tokenizer.json") && !is_there(dir / "tokenizer.model")) {
-    read_text_file((dir / "config.json").string(), kPromptLimit);  // fails where this is no checkpoint at all
+    read_text_file((dir / "config.json").string(), kConfigLimit);  // fails where this is no checkpoint at all
     return nullptr;
   }
   return load_tokenizer(*directory_source(directory));
@@ -175,6 +188,20 @@ void no_tokenizer(const std::string& from, const std::string& hint) {
   throw Error(ErrorKind::io, from, "tokenizer", "a snapshot saved --with-tokenizer, or -m with a directory that has one" + hint, "none");
 }
 
+void usage_error(const std::string& option, const std::string& expected, const std::string& found) {
+  throw CLI::ValidationError(option, "expected " + expected + ", found " + found);
+}
+
+CLI::Validator one_of(std::vector<std::string> words) {
+  const std::string known = fmt::format("{}", fmt::join(words, "|"));
+  return CLI::Validator(
+      [words = std::move(words)](std::string& text) {
+        if (std::find(words.begin(), words.end(), text) != words.end()) return std::string();
+        return fmt::format("expected {}, found {}{}", listed(words), text.empty() ? "nothing" : text, did_you_mean(text, words));
+      },
+      known);
+}
+
 CLI::Validator integer(uint64_t min, uint64_t max) {
   return CLI::Validator(
       [min, max](std::string& text) {
@@ -194,11 +221,6 @@ CLI::Validator integer(uint64_t min, uint64_t max) {
 CLI::Option* add_texts(CLI::App& app, const std::string& name, std::vector<std::string>& texts, const std::string& help) {
   return app.add_option(name, texts, help)->type_size(1)->expected(1)->allow_extra_args(false)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->type_name("TEXT");
-}
-
-void add_bos_to(CLI::App& app, std::string& bos, const std::string& group) {
-  app.add_option("--bos", bos, "tokens around the text: auto (as the checkpoint says; default), on or off")
-      ->type_name("WHEN")->check(CLI::IsMember({"auto", "on", "off"}))->group(group);
 }
 
 CLI::Option* SourceOptions::add(CLI::Option* option) {
@@ -227,118 +249,38 @@ void each_line(const std::function<std::string(const std::string&, const std::st
   }
 }
 
-void PromptOptions::add_to(CLI::App& app) {
+namespace {
+
+std::string compress_fault(std::string& how) {
+  const bool level = how.size() == 6 && how.starts_with("zlib:") && how[5] >= '1' && how[5] <= '9';
+  return how == "zlib" || level ? "" : "expected zlib or zlib:1 .. zlib:9, found " + (how.empty() ? "nothing" : how);
+}
+
+}  // namespace
+
+void SaveFileOptions::add_to(CLI::App& app, CLI::Option* target) {
   for (CLI::Option* option :
-       {add_texts(app, "-p,--prompt", prompts, "text; given again, it is said after the reply to the one before"),
-        app.add_option("--prompt-file", prompt_file, "text from a file (- for standard input)")->type_name("FILE"),
-        app.add_option("--ids", ids, "token ids: 1,2,3")->type_name("IDS"),
-        app.add_option("--ids-file", ids_file, "token ids: a JSON array in a file (- for standard input)")->type_name("FILE")}) {
-    sources_.add(option)->group("Prompt");
+       {app.add_option("--form", form, "full (default); delta: only what --against does not have; recipe: tokens and digests")
+            ->type_name("FORM")->check(one_of({"full", "delta", "recipe"})),
+        app.add_option("--against", against, "the snapshot that a delta is made against")->type_name("FILE"),
+        app.add_flag("--with-weights", with_weights, "put the checkpoint into the snapshot: it resumes without one"),
+        app.add_flag("--with-tokenizer", with_tokenizer, "put the tokenizer into the snapshot"),
+        app.add_option("--compress", compress, "zlib, or zlib:1 .. zlib:9 (such a file is read, not mapped)")
+            ->type_name("HOW")->check(CLI::Validator(compress_fault, ""))}) {
+    option->group("Snapshot");
+    if (target != nullptr) option->needs(target);
   }
-  add_bos_to(app, bos, "Prompt");
-}
-
-Tokenizer::Bos bos_of(const std::string& name) {
-  return name == "on" ? Tokenizer::Bos::on : name == "off" ? Tokenizer::Bos::off : Tokenizer::Bos::automatic;
-}
-
-std::string read_prompt(const std::string& path) { return read_text_file(path == "-" ? "/dev/stdin" : path, kPromptLimit); }
-
-std::vector<int32_t> parse_ids(const std::string& text, const std::string& where) {
-  const size_t first = text.find_first_not_of(" \t\r\n");
-  const bool array = first != std::string::npos && text[first] == '[';
-  const nlohmann::json parsed = nlohmann::json::parse(array ? text : "[" + text + "]", nullptr, false);
-  if (!parsed.is_array()) throw Error(ErrorKind::argument, where, "", "token ids: 1,2,3 or [1,2,3]", text.substr(0, 60));
-  std::vector<int32_t> ids;
-  for (const nlohmann::json& value : parsed) {
-    const bool fits = value.is_number_integer() &&
-                      (value.is_number_unsigned() ? value.get<uint64_t>() <= INT32_MAX : value.get<int64_t>() >= 0);
-    if (!fits) {
-      throw Error(ErrorKind::argument, where, "[" + std::to_string(ids.size()) + "]", "a token id",
-                  printable(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), 60));
-    }
-    ids.push_back(static_cast<int32_t>(value.get<int64_t>()));
-  }
-  return ids;
-}
-
-Turns PromptOptions::turns(const std::string& from, const std::shared_ptr<const Tokenizer>& tokenizer, bool fresh) const {
-  Turns turns;
-  const auto take = [&](std::vector<int32_t> turn, const std::string& where) {
-    if (turn.empty()) throw Error(ErrorKind::argument, where, "", "at least one token", "none");
-    turns.push_back(std::move(turn));
-  };
-  const auto encode = [&](const std::string& text, const std::string& where) {
-    if (tokenizer == nullptr) no_tokenizer(from, " (or use --ids)");
-    take(tokenizer->encode(text, fresh && turns.empty() ? bos_of(bos) : Tokenizer::Bos::off), where);
-  };
-  if (const CLI::Option* source = sources_.chosen()) {
-    const std::string name = source->get_name();
-    if (name == "--ids") take(parse_ids(ids, name), name);
-    if (name == "--ids-file") take(parse_ids(read_prompt(ids_file), ids_file), ids_file);
-    if (name == "--prompt-file") encode(read_prompt(prompt_file), prompt_file);
-    for (size_t i = 0; name == "--prompt" && i < prompts.size(); ++i) encode(prompts[i], name);
-  }
-  return turns;
-}
-
-void SamplingOptions::add_to(CLI::App& app) {
-  const auto grouped = [](CLI::Option* option, const char* type) { option->type_name(type)->group("Sampling"); };
-  grouped(app.add_option("--temperature", temperature, "draw with this temperature (0: greedy)"), "T");
-  grouped(app.add_option("--top-k", top_k, "draw from the K best (0: all)")->check(integer(0, INT32_MAX)), "K");
-  grouped(app.add_option("--top-p", top_p, "draw from the best that hold this probability"), "P");
-  grouped(app.add_option("--min-p", min_p, "draw from those at least this likely, relative to the best"), "P");
-  grouped(app.add_option("--typical", typical_p, "draw from the most typical that hold this probability"), "P");
-  grouped(app.add_option("--repetition-penalty", repetition_penalty, "divide the scores of tokens already there"), "X");
-  grouped(app.add_option("--seed", seed, "seed of the draws: 0 .. 2^64-1")->check(integer(0, UINT64_MAX)), "N");
-  CLI::Option* best = app.add_flag("--greedy", greedy, "always the best token")->group("Sampling");
-  app.add_flag("--sample", sample, "draw, with the checkpoint's settings where none are given")->group("Sampling")->excludes(best);
-  add_texts(app, "--stop", stop_strings, "end a reply at this text (again for more)")->group("Stopping");
-  app.add_option("--stop-id", stop_ids, "end a reply at these tokens, in place of the checkpoint's")
-      ->delimiter(',')->allow_extra_args(false)->check(integer(0, INT32_MAX))->type_name("IDS")->group("Stopping");
-}
-
-void SamplingOptions::apply(GenerationState& state) const {
-  SamplingSettings& s = state.sampling;
-  if (temperature || top_k || top_p || min_p || typical_p || sample) s.greedy = false;
-  if (temperature && *temperature == 0) s.greedy = true;
-  else if (temperature) s.temperature = *temperature;
-  if (top_k) s.top_k = *top_k;
-  if (top_p) s.top_p = *top_p;
-  if (min_p) s.min_p = *min_p;
-  if (typical_p) s.typical_p = *typical_p;
-  if (repetition_penalty) s.repetition_penalty = *repetition_penalty;
-  if (seed) s.seed = *seed;
-  if (greedy) s.greedy = true;
-  if (!stop_strings.empty()) state.stop_strings = stop_strings;
-  if (!stop_ids.empty()) state.stop_ids = stop_ids;
-}
-
-void SamplingOptions::validate() const {
-  GenerationState state;
-  apply(state);
-  check_generation(state, int64_t{INT32_MAX} + 1, 0, "");
-}
-
-void SaveFileOptions::add_to(CLI::App& app) {
-  app.add_option("--form", form, "full (default); delta: only what --against does not have; recipe: tokens and digests")
-      ->type_name("FORM")->check(CLI::IsMember({"full", "delta", "recipe"}))->group("Snapshot");
-  app.add_option("--against", against, "the snapshot that a delta is made against")->type_name("FILE")->group("Snapshot");
-  app.add_flag("--with-weights", with_weights, "put the checkpoint into the snapshot: it resumes without one")->group("Snapshot");
-  app.add_flag("--with-tokenizer", with_tokenizer, "put the tokenizer into the snapshot")->group("Snapshot");
-  app.add_option("--compress", compress, "zlib, or zlib:1 .. zlib:9 (such a file is read, not mapped)")->type_name("HOW")->group("Snapshot");
+  app.parse_complete_callback([this] {
+    if (form == "delta" && against.empty()) usage_error("--against", "a snapshot for --form delta", "none");
+    if (form != "delta" && !against.empty()) usage_error("--against", "--form delta", form);
+  });
 }
 
 SaveOptions SaveFileOptions::options(std::unique_ptr<Snapshot>& parent) const {
   SaveOptions o;
   o.form = snapshot_form_of(form);
-  if (!compress.empty()) {
-    const bool level = compress.size() == 6 && compress.starts_with("zlib:") && compress[5] >= '1' && compress[5] <= '9';
-    if (compress != "zlib" && !level) throw Error(ErrorKind::argument, "", "--compress", "zlib or zlib:1 .. zlib:9", compress);
-    o.compress = level ? compress[5] - '0' : 1;
-  }
+  if (!compress.empty()) o.compress = compress == "zlib" ? 1 : compress.back() - '0';
   if (o.form == SnapshotForm::delta) {
-    if (against.empty()) throw Error(ErrorKind::argument, "", "--against", "a snapshot for --form delta", "none");
     parent = std::make_unique<Snapshot>(Snapshot::open(against));
     o.parent = parent.get();
   }
@@ -381,12 +323,16 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like, co
   return Snapshot::save(state, like, path, o);
 }
 
-void RestoreFileOptions::add_to(CLI::App& app) {
-  app.add_flag("--no-mmap", read, "read keys and values instead of mapping the file")->group("Snapshot");
-  app.add_flag("--check", how.check, "check every digest now, not each block before its first use")->group("Snapshot");
-  app.add_flag("--heal", how.heal, "compute damaged blocks again from the tokens")->group("Snapshot");
-  app.add_flag("--replay", how.replay, "compute everything again: under another model, contract or kv type")->group("Snapshot");
-  app.add_option("--parent", parent, "the snapshot that a delta was made from")->type_name("FILE")->group("Snapshot");
+void RestoreFileOptions::add_to(CLI::App& app, CLI::Option* snapshot) {
+  for (CLI::Option* option :
+       {app.add_flag("--no-mmap", read, "read keys and values instead of mapping the file"),
+        app.add_flag("--check", how.check, "check every digest now, not each block before its first use"),
+        app.add_flag("--heal", how.heal, "compute damaged blocks again from the tokens"),
+        app.add_flag("--replay", how.replay, "compute everything again: under another model, contract or kv type"),
+        app.add_option("--parent", parent, "the snapshot that a delta was made from")->type_name("FILE")}) {
+    option->group("Snapshot");
+    if (snapshot != nullptr) option->needs(snapshot);
+  }
 }
 
 void choose_checkpoint(ModelOptions& model, const Snapshot& snapshot) {
@@ -441,6 +387,15 @@ Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Mo
                 e.found + " in " + loaded->directory() + "; it was made with a checkpoint named " + snapshot.meta().checkpoint +
                     (model.checkpoint.named ? "" : ", give it with -m") + "; --replay computes it again");
   }
+}
+
+Json tell_healed(Session& session) {
+  Json all = Json::array();
+  for (const HealedBlocks& healed : session.take_healed()) {
+    say("{}\n", printable(healed.text(), 3000));
+    all.push_back({{"file", healed.file}, {"blocks", healed.blocks}, {"tokens", healed.tokens}});
+  }
+  return all;
 }
 
 Progress prefill_progress(int64_t total) {

@@ -21,7 +21,6 @@
 namespace stet::tool {
 
 using Json = nlohmann::ordered_json;
-using Turns = std::vector<std::vector<int32_t>>;  // token ids of one prompt after another
 
 // Every subcommand adds itself to the application and runs when it was named.
 void add_generate(CLI::App& app);
@@ -43,11 +42,16 @@ void add_bench(CLI::App& app);
 void add_chat(CLI::App& app);
 void add_experiment(CLI::App& app);
 void add_equivalence(CLI::App& app);
+void add_completion(CLI::App& app);
+void add_help(CLI::App& app);
 
 // Thrown by a subcommand that has said all it has to say.
 struct ExitStatus {
   int status;
 };
+
+// The command line is at fault: exit status 2. `option` as it is typed.
+[[noreturn]] void usage_error(const std::string& option, const std::string& expected, const std::string& found);
 
 // -m: the checkpoint's directory.
 struct CheckpointOption {
@@ -93,6 +97,7 @@ class SourceOptions {
   CLI::Option* add(CLI::Option* option);
   const CLI::Option* chosen() const;             // null where none was given
   void require(const std::string& names) const;  // a wrong command line, where none was given
+  const std::vector<CLI::Option*>& options() const { return options_; }
 
  private:
   std::vector<CLI::Option*> options_;
@@ -101,23 +106,36 @@ class SourceOptions {
 // Writes f(line, name of the line) for every line of standard input, at once: whoever asks may wait for the answer.
 void each_line(const std::function<std::string(const std::string& line, const std::string& where)>& f);
 
-// --prompt, --prompt-file, --ids, --ids-file: what is to be processed. Several prompts are several turns.
+// What a session is to process next: token ids, or (where there are none) a message of the user.
+struct Prompt {
+  std::vector<int32_t> ids;
+  std::string message;
+};
+using Prompts = std::vector<Prompt>;  // all of one kind
+
+// --prompt, --prompt-file, --ids, --ids-file, --say: what is to be processed. Several are several turns.
 struct PromptOptions {
-  std::vector<std::string> prompts;
-  std::string prompt_file, ids, ids_file, bos = "auto";
+  std::vector<std::string> prompts, messages;
+  std::string prompt_file, ids, ids_file, system, bos = "auto";
 
   void add_to(CLI::App& app);
+  void add_messages_to(CLI::App& app);  // --say and --system
   bool given() const { return sources_.chosen() != nullptr; }
-  void require() const { sources_.require("--prompt, --prompt-file, --ids or --ids-file"); }
-  // The turns as token ids, none of them empty. The checkpoint's tokenizer is needed for text alone; bos stands only
-  // where `fresh` is set and first. `from` is where an error says that the tokenizer is missing.
-  Turns turns(const std::string& from, const std::shared_ptr<const Tokenizer>& tokenizer, bool fresh) const;
+  bool conversation() const { return !messages.empty(); }
+  void require() const;  // one of them
+  // None of them empty. The checkpoint's tokenizer is needed for text alone; bos stands only first, and where `fresh` is
+  // set or --bos on was given. `from` is where an error says that the tokenizer is missing.
+  Prompts read(const std::string& from, const std::shared_ptr<const Tokenizer>& tokenizer, bool fresh) const;
+  // Throws an argument Error where a snapshot holds raw text and messages were given, or the other way round.
+  void require_fit(const Snapshot& snapshot) const;
 
  private:
   SourceOptions sources_;
+  CLI::Option* bos_ = nullptr;
 };
 
-void add_bos_to(CLI::App& app, std::string& bos, const std::string& group);
+// `automatic` says what auto means.
+CLI::Option* add_bos_to(CLI::App& app, std::string& bos, const std::string& automatic, const std::string& group);
 Tokenizer::Bos bos_of(const std::string& name);
 
 // Sampling and stop options; those that were given replace what `state` holds.
@@ -130,16 +148,25 @@ struct SamplingOptions {
   std::vector<int32_t> stop_ids;
 
   void add_to(CLI::App& app);
-  void apply(GenerationState& state) const;
   void validate() const;  // what can be told without a model
+  void apply(GenerationState& state, int64_t vocab_size) const;
+  // A line on stderr for options that were given and change nothing, since `state`, to which all was applied, is greedy.
+  void tell_idle(const GenerationState& state) const;
+
+ private:
+  std::vector<CLI::Option*> for_draws_;
 };
+
+// What the sampling option of this name ("--top-p") accepts.
+CLI::Validator sampling_range(std::string_view option);
 
 // --form, --compress: how a state is written.
 struct SaveFileOptions {
   std::string form = "full", compress;
   bool with_weights = false, with_tokenizer = false;
 
-  void add_to(CLI::App& app);
+  // `target`: the option that names the file, without which none of these does anything; null where there is always one.
+  void add_to(CLI::App& app, CLI::Option* target = nullptr);
   // Options as the library takes them; `parent`, which must outlive them, is opened for a delta.
   SaveOptions options(std::unique_ptr<Snapshot>& parent) const;
   // A session, with the tokenizer that it was used with, if any.
@@ -156,7 +183,7 @@ struct RestoreFileOptions {
   bool read = false;
   std::string parent;
 
-  void add_to(CLI::App& app);
+  void add_to(CLI::App& app, CLI::Option* snapshot = nullptr);  // which may be left out; null where it may not
 };
 
 // Unless the user names a checkpoint: the one in the snapshot, or the bundled one of the name that the snapshot gives.
@@ -196,11 +223,17 @@ class Interrupts {
 // Thrown out of a prompt that a signal interrupts, which leaves the session as it was before.
 struct Interrupted {};
 
+// A line on stderr for each file of which blocks were computed again since the last call. Returns them, for JSON.
+Json tell_healed(Session& session);
+
 // A progress line on stderr for `total` tokens, once that takes over a second and someone watches.
 Progress prefill_progress(int64_t total);
 
 // The texts of an option that may be given again, each as it is.
 CLI::Option* add_texts(CLI::App& app, const std::string& name, std::vector<std::string>& texts, const std::string& help);
+
+// One of these words; another is told which of them it resembles.
+CLI::Validator one_of(std::vector<std::string> words);
 
 // A decimal integer from min to max: what the library would otherwise take in any base, and wrap around.
 CLI::Validator integer(uint64_t min, uint64_t max);

@@ -6,6 +6,7 @@
 
 #include "stet/error.hpp"
 #include "tools/command.hpp"
+#include "tools/help.hpp"
 
 namespace {
 
@@ -18,20 +19,6 @@ constexpr char kExamples[] = R"(Examples:
 Exit status: 0 done; 1 the input or the state is at fault; 2 the command line is.
 )";
 
-// Names and types alone: the limits and exclusions that the library would list crowd out what an option is for.
-class Formatter : public CLI::Formatter {
- public:
-  std::string make_option_opts(const CLI::Option* option) const override {
-    const std::string type = option->get_type_name();
-    return (type.empty() ? "" : " ") + type.substr(0, type.find(':')) + (option->get_required() ? " (required)" : "");
-  }
-  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
-    std::string help = CLI::Formatter::make_help(app, name, mode);
-    for (size_t at = 0; (at = help.find("\n\n\n", at)) != std::string::npos;) help.erase(at, 1);
-    return help;
-  }
-};
-
 int run(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);
@@ -43,7 +30,7 @@ int run(CLI::App& app, int argc, char** argv) {
   } catch (const stet::tool::ExitStatus& e) {
     return e.status;
   } catch (const CLI::ParseError& e) {
-    stet::tool::say("stet: {} (stet --help)\n", stet::printable(e.what(), 400));
+    stet::tool::say("stet: {}\n", stet::tool::usage_text(app, e.what()));
     return 2;
   }
   stet::tool::finish_output();
@@ -61,10 +48,11 @@ int main(int argc, char** argv) {
     CLI::App app{"stet: transformer state that can be saved, moved and proved, bit for bit", "stet"};
     app.require_subcommand(0, 1);
     app.set_version_flag("--version", "stet " STET_VERSION);
-    app.formatter(std::make_shared<Formatter>());
+    app.formatter(std::make_shared<HelpFormatter>());
     app.get_formatter()->column_width(28);
     for (auto add : {add_generate, add_chat, add_save, add_resume, add_inspect, add_check, add_verify, add_diff, add_prune, add_convert,
-                     add_experiment, add_equivalence, add_logits, add_tokenize, add_detokenize, add_template, add_quantize, add_prepare, add_bench}) {
+                     add_experiment, add_equivalence, add_logits, add_tokenize, add_detokenize, add_template, add_quantize, add_prepare, add_bench,
+                     add_completion, add_help}) {
       add(app);
     }
     app.footer(kExamples);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,9 +22,14 @@ struct Reply {
 // Called after every token with the text that is certain now, often none; false ends the reply after this token.
 using TextSink = std::function<bool(std::string_view)>;
 
+// Called for every token that is drawn, before it is processed, with the logits it was drawn from, [vocab_size]. It sees them
+// as the model gave them, and changes nothing of the draw.
+using TokenObserver = std::function<void(int32_t id, std::span<const float> logits)>;
+
 struct GenerateOptions {
   int64_t max_tokens = 256;
   bool ignore_eos = false;
+  TokenObserver observe = nullptr;
 };
 
 // The sampling settings and stop tokens that the checkpoint recommends.
