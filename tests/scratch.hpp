@@ -1,5 +1,4 @@
-// What tests of files share: a directory that goes away, and the text of the Error that a call
-// throws.
+// What tests of files share: a directory that goes away, and the text of the Error that a call throws.
 #pragma once
 
 #include <unistd.h>
@@ -13,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "stet/error.hpp"
+#include "error_of.hpp"
 #include "stet/file.hpp"
 
 namespace stet_test {
@@ -54,19 +53,6 @@ inline void write_file(const std::string& path, std::string_view content) {
   stet::AtomicFile file(path);
   file.write(as_bytes(content));
   file.commit();
-}
-
-// "kind: text" of the stet::Error that `call` throws; any other exception passes through.
-template <typename Call>
-std::string error_of(const Call& call) {
-  static constexpr const char* kKinds[] = {"io",       "format",   "unsupported",
-                                           "mismatch", "capacity", "argument"};
-  try {
-    call();
-  } catch (const stet::Error& error) {
-    return std::string(kKinds[static_cast<size_t>(error.kind)]) + ": " + error.what();
-  }
-  return "no error";
 }
 
 }  // namespace stet_test

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "error_of.hpp"
 #include "stet/error.hpp"
 #include "stet/file.hpp"
 #include "stet/model.hpp"
@@ -186,17 +187,7 @@ inline testing::AssertionResult same_state(Session& a, Session& b) {
   return testing::AssertionSuccess();
 }
 
-// What a call throws, as a line of text; or that it throws nothing.
-template <class Call>
-std::string error_of(Call call, ErrorKind kind) {
-  try {
-    call();
-  } catch (const Error& e) {
-    if (e.kind != kind) return std::string("another kind of error: ") + e.what();
-    return e.what();
-  }
-  return "no error";
-}
+using stet_test::error_of;
 
 // An empty directory of its own, removed with all that is in it.
 class TemporaryDirectory {

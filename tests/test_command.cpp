@@ -1,6 +1,5 @@
 // The `stet` command, run as a program.
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "run_command.hpp"
 #include "src/planes.hpp"
@@ -568,18 +567,24 @@ TEST_F(Command, AnInterruptedReplyIsKeptAndGoesOnExactly) {
 }
 
 TEST_F(Command, InterruptedWithoutTextToo) {
-  const CommandRun run({"generate", "-m", kTiny, "--ids", "1,2,3", "-n", "1000000", "--ignore-eos", "--ctx", "0", "--save", snapshot, "--json",
-                        "--stop-id", "0", "--threads", "1", "--isa", "portable"},
+  // Hours of work, so that no machine is done before the signal.
+  const std::string endless = scratch / "endless";
+  std::filesystem::copy(data_path("models/llama31-tiny"), endless);
+  Json config = Json::parse(text_of(endless + "/config.json"));
+  config["max_position_embeddings"] = 2'000'000;
+  stet_test::write_file(endless + "/config.json", config.dump());
+  const CommandRun run({"generate", "-m", endless, "--ids", "1,2,3", "-n", "1000000", "--ignore-eos", "--ctx", "0", "--save", snapshot, "--json",
+                        "--threads", "1", "--isa", "portable"},
                        "/dev/null", scratch / "out", scratch / "err");
-  std::this_thread::sleep_for(std::chrono::milliseconds(150));
+  ASSERT_TRUE(run.until_it_catches(SIGINT));
   run.send(SIGINT);
-  const int status = run.wait();
-  // It may have been loading, or already done: then there is nothing to keep, or all of it.
-  EXPECT_TRUE(status == -SIGINT || status == 0) << status;
-  if (std::filesystem::exists(snapshot)) {
-    EXPECT_GT(Snapshot::open(snapshot).tokens().size(), 3u);
-    EXPECT_EQ(Json::parse(text_of(scratch / "out"))["stop"], status == 0 ? "length" : "interrupt");
-  }
+  EXPECT_EQ(run.wait(), -SIGINT);
+  const Json reply = Json::parse(text_of(scratch / "out"));
+  EXPECT_EQ(reply["stop"], "interrupt");
+  Ids expected = {1, 2, 3};
+  for (const Json& id : reply["ids"]) expected.push_back(id);
+  EXPECT_GT(expected.size(), 3u);
+  EXPECT_EQ(Snapshot::open(snapshot).tokens(), expected);
 }
 
 TEST_F(Command, BenchMeasures) {

@@ -29,9 +29,15 @@ TEST(Insights, Insight01_ASessionOwnsItsCache) {
   EXPECT_TRUE(same_state(second, alone_b));
 }
 
+template <class S>
+concept TakesAPosition = requires(S& s, std::span<const int32_t> ids, int64_t position) { s.append(ids, position); };
+
 // Positions are counted by the session, from 0, over all appends; nobody passes one.
 TEST(Insights, Insight02_And15_PositionsAreNotArguments) {
-  static_assert(!std::is_invocable_v<decltype(&Session::append), Session&, std::span<const int32_t>, int64_t>);
+  struct WithPositions {
+    void append(std::span<const int32_t> ids, int64_t first);
+  };
+  static_assert(TakesAPosition<WithPositions> && !TakesAPosition<Session>);
   Session s(gemma(), options(1, STET_DEFAULT_ISA, 10));
   std::vector<int64_t> positions;
   const auto ids = random_tokens(*gemma(), 75);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "nlohmann/json.hpp"
+#include "error_of.hpp"
 #include "stet/error.hpp"
 #include "stet/file.hpp"
 #include "stet/math.hpp"
@@ -86,15 +87,10 @@ Ids kept(const Floats& p) {
   return ids;
 }
 
-template <typename Act>
-std::string error_of(Act act) {
-  try {
-    act();
-  } catch (const stet::Error& e) {
-    EXPECT_EQ(e.kind, stet::ErrorKind::argument);
-    return e.what();
-  }
-  return "no error";
+// The text of the argument Error that a call throws.
+template <class Call>
+std::string refusal(const Call& call) {
+  return stet_test::error_of(call, stet::ErrorKind::argument);
 }
 
 // Logits with the spread of a real model's: normal by the sum of twelve uniforms, times `scale`.
@@ -409,38 +405,38 @@ TEST(Sampler, RefusesLogitsThatAreNoDistribution) {
   for (const bool greedy : {true, false}) {
     SamplingSettings s;
     s.greedy = greedy;
-    EXPECT_EQ(error_of([&] {
+    EXPECT_EQ(refusal([&] {
                 sample(s, {0, kNan, 1});
               }),
               "logits[1]: expected a finite number or -inf, found nan");
-    EXPECT_EQ(error_of([&] { sample(s, {0, 1, -kNan}); }).substr(0, 9), "logits[2]");
-    EXPECT_EQ(error_of([&] {
+    EXPECT_EQ(refusal([&] { sample(s, {0, 1, -kNan}); }).substr(0, 9), "logits[2]");
+    EXPECT_EQ(refusal([&] {
                 sample(s, {kInf, 1});
               }),
               "logits[0]: expected a finite number or -inf, found inf");
-    EXPECT_EQ(error_of([&] {
+    EXPECT_EQ(refusal([&] {
                 sample(s, {-kInf, -kInf});
               }),
               "logits: expected at least one finite value, found -inf alone");
-    EXPECT_EQ(error_of([&] {
+    EXPECT_EQ(refusal([&] {
                 Sampler(3).sample(s, Floats{1, 2}, {}, 0);
               }),
               "logits: expected 3 values, found 2");
-    EXPECT_EQ(error_of([&] {
+    EXPECT_EQ(refusal([&] {
                 sample(s, {1, 2}, {0, 2});
               }),
               "previous_ids: expected ids in 0..1, found 2");
-    EXPECT_EQ(error_of([&] {
+    EXPECT_EQ(refusal([&] {
                 sample(s, {1, 2}, {-1});
               }),
               "previous_ids: expected ids in 0..1, found -1");
     Floats out(1);
-    EXPECT_EQ(error_of([&] {
+    EXPECT_EQ(refusal([&] {
                 Sampler(2).probabilities(s, Floats{1, 2}, {}, out);
               }),
               "out: expected 2 values, found 1");
   }
-  EXPECT_EQ(error_of([] { Sampler(0); }), "vocab_size: expected a positive integer, found 0");
+  EXPECT_EQ(refusal([] { Sampler(0); }), "vocab_size: expected a positive integer, found 0");
 }
 
 TEST(Sampler, RefusesSettingsOutOfRange) {
@@ -448,11 +444,11 @@ TEST(Sampler, RefusesSettingsOutOfRange) {
   const auto message = [](auto change) {
     SamplingSettings s;
     change(s);
-    const std::string error = error_of([&] { s.validate("generation_config.json"); });
-    EXPECT_EQ(error_of([&] { sample(s, {1, 2}); }), error.substr(error.find(": ") + 2));
+    const std::string error = refusal([&] { s.validate("generation_config.json"); });
+    EXPECT_EQ(refusal([&] { sample(s, {1, 2}); }), error.substr(error.find(": ") + 2));
     return error;
   };
-  EXPECT_EQ(error_of([] { SamplingSettings().validate(""); }), "no error");
+  EXPECT_EQ(refusal([] { SamplingSettings().validate(""); }), "no error");
   EXPECT_EQ(message([&](auto& s) { s.temperature = nan; }),
             "generation_config.json: temperature: expected a number in [1e-30, 1e30], found nan");
   EXPECT_EQ(message([&](auto& s) { s.temperature = 0; }),

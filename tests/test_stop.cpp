@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
+#include "error_of.hpp"
 #include "stet/error.hpp"
 #include "stet/stop.hpp"
 
@@ -13,14 +13,10 @@ namespace {
 
 using stet::StopMatcher;
 
-std::string error_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const stet::Error& e) {
-    EXPECT_EQ(e.kind, stet::ErrorKind::argument);
-    return e.what();
-  }
-  return "no error";
+// The text of the argument Error that a call throws.
+template <class Call>
+std::string refusal(const Call& call) {
+  return stet_test::error_of(call, stet::ErrorKind::argument);
 }
 
 TEST(Stop, WithoutStringsEverythingPasses) {
@@ -98,20 +94,20 @@ TEST(Stop, TreatsEveryByteAlike) {
 }
 
 TEST(Stop, RefusesEmptyAndEndlessStrings) {
-  EXPECT_EQ(error_of([] {
+  EXPECT_EQ(refusal([] {
               StopMatcher m({"a", ""});
             }),
             "stop[1]: expected 1 to 65536 bytes, found 0");
-  EXPECT_EQ(error_of([] { StopMatcher m({std::string(65537, 'a')}); }),
+  EXPECT_EQ(refusal([] { StopMatcher m({std::string(65537, 'a')}); }),
             "stop[0]: expected 1 to 65536 bytes, found 65537");
 }
 
 TEST(Stop, RestoreRefusesTextThatWasNotHeldBack) {
   StopMatcher m({"abab!"});
   m.push("xab");
-  EXPECT_EQ(error_of([&] { m.restore("ba"); }),
+  EXPECT_EQ(refusal([&] { m.restore("ba"); }),
             "pending stop text: expected the beginning of a stop string, found \"ba\"");
-  EXPECT_EQ(error_of([&] { m.restore("abab!"); }),
+  EXPECT_EQ(refusal([&] { m.restore("abab!"); }),
             "pending stop text: expected the beginning of a stop string, found \"abab!\"");
   EXPECT_EQ(m.pending(), "ab");  // unchanged, and still matching
   EXPECT_EQ(m.push("ab!").stop, 0);

@@ -127,14 +127,14 @@ TEST(Template, OneOfSeveralNamedTemplates) {
 }
 
 TEST(Template, WhatIsNoConversationIsAnError) {
-  const auto error = [](const ordered_json& messages, const ordered_json& variables) { return error_of([&] { render("x", messages, variables); }); };
+  const auto error = [](const ordered_json& messages, const ordered_json& variables) { return message_of([&] { render("x", messages, variables); }); };
   EXPECT_EQ(error("a", ordered_json::object()), "messages: expected a list of objects, found another value");
   EXPECT_EQ(error({1}, ordered_json::object()), "messages: expected a list of objects, found a list of other values");
   EXPECT_EQ(error(ordered_json::array(), {1}), "variables: expected an object, found another value");
   EXPECT_EQ(error(ordered_json::array(), {{"messages", 1}}), "variables: expected names beside messages and add_generation_prompt, found messages");
-  EXPECT_EQ(error_of([] { ChatTemplate{*tokenizer_with(ordered_json::object())}; }),
+  EXPECT_EQ(message_of([] { ChatTemplate{*tokenizer_with(ordered_json::object())}; }),
             "chat_template: expected a tokenizer with a chat template, found one without");
-  EXPECT_EQ(error_of([] { ChatTemplate{*tokenizer_with({{"chat_template", "\n{{"}})}; }),
+  EXPECT_EQ(message_of([] { ChatTemplate{*tokenizer_with({{"chat_template", "\n{{"}})}; }),
             "chat_template: line 2 column 1: expected }} at the end of this tag, found the end of the template");
 }
 

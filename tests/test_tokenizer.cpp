@@ -131,7 +131,7 @@ TEST(Tokenizer, PutsBosAsAskedFor) {
   EXPECT_EQ(llama->bos(), 930);
   const std::string json = small_json().dump();
   const auto plain = Tokenizer::load_from_files({{"tokenizer.json", json}});
-  EXPECT_EQ(error_of([&] { plain->encode("a", Bos::on); }),
+  EXPECT_EQ(message_of([&] { plain->encode("a", Bos::on); }),
             "bos: expected a tokenizer with a bos token, found none");
   const auto with_bos = from_json(small_json(), R"({"bos_token": "c"})");
   EXPECT_EQ(with_bos->encode("a", Bos::automatic), (Ids{1}));
@@ -201,7 +201,7 @@ TEST(Tokenizer, MarksAreTextWhereTheyTouchAPlainRange) {
   const auto tokenizer = Tokenizer::load(kGemma);
   const std::vector<stet::TextRange> disorder{{2, 3}, {1, 2}}, beyond{{1, 9}};
   for (const auto& ranges : {disorder, beyond}) {
-    EXPECT_NE(error_of([&] { tokenizer->encode("abcd", Bos::off, ranges); }).find("plain: expected ranges of the text"), std::string::npos);
+    EXPECT_NE(message_of([&] { tokenizer->encode("abcd", Bos::off, ranges); }).find("plain: expected ranges of the text"), std::string::npos);
   }
 }
 
@@ -305,25 +305,25 @@ TEST(Tokenizer, AStreamHoldsBytesUntilTheyAreACharacter) {
   EXPECT_EQ(stream.push(*llama->id("a")), "\uFFFDa");
   stream.restore(state);
   EXPECT_EQ(stream.finish(), "\uFFFD");
-  EXPECT_EQ(error_of([&] { stream.restore(state.substr(1)); }),
+  EXPECT_EQ(message_of([&] { stream.restore(state.substr(1)); }),
             "text stream: expected the state of one with this decoder, found too few bytes");
-  EXPECT_EQ(error_of([&] { stream.restore(state + "x"); }),
+  EXPECT_EQ(message_of([&] { stream.restore(state + "x"); }),
             "text stream: expected the state of one with this decoder, found too many bytes");
 }
 
 TEST(Tokenizer, IdsOutOfRangeAreErrors) {
   NEEDS(Sentencepiece);
   const auto gemma = Tokenizer::load(kGemma);
-  EXPECT_EQ(error_of([&] {
+  EXPECT_EQ(message_of([&] {
               gemma->decode(Ids{5, 1620});
             }),
             "token id: expected 0..1619, found 1620");
-  EXPECT_EQ(error_of([&] { gemma->decode(Ids{-1}); }), "token id: expected 0..1619, found -1");
-  EXPECT_EQ(error_of([&] { gemma->piece(INT32_MAX); }),
+  EXPECT_EQ(message_of([&] { gemma->decode(Ids{-1}); }), "token id: expected 0..1619, found -1");
+  EXPECT_EQ(message_of([&] { gemma->piece(INT32_MAX); }),
             "token id: expected 0..1619, found 2147483647");
   stet::TextStream stream(*gemma, false);
   EXPECT_EQ(stream.push(18 + 0xE2), "");
-  EXPECT_EQ(error_of([&] { stream.push(4000); }), "token id: expected 0..1619, found 4000");
+  EXPECT_EQ(message_of([&] { stream.push(4000); }), "token id: expected 0..1619, found 4000");
   EXPECT_EQ(stream.pending(), "\xE2");
 }
 
@@ -346,11 +346,11 @@ TEST(Tokenizer, FingerprintsArePinned) {
 }
 
 TEST(Tokenizer, MissingFilesAreNamed) {
-  EXPECT_EQ(error_of([] { Tokenizer::load("/no/such/place"); }),
+  EXPECT_EQ(message_of([] { Tokenizer::load("/no/such/place"); }),
             "/no/such/place/: expected tokenizer.json or tokenizer.model, found neither");
   const std::string directory = testing::TempDir() + "stet_tokenizer_test";
   std::filesystem::create_directories(directory + "/tokenizer.json");
-  EXPECT_EQ(error_of([&] { Tokenizer::load(directory); }),
+  EXPECT_EQ(message_of([&] { Tokenizer::load(directory); }),
             directory + "/tokenizer.json: expected a readable file, found one that is not");
   std::filesystem::remove_all(directory);
 }
@@ -379,7 +379,7 @@ TEST(Tokenizer, FingerprintsFollowWhatDecidesIdsAndText) {
 
 TEST(Tokenizer, TheConfigsFieldsAreChecked) {
   const auto error = [](const char* config) {
-    return error_of([&] { from_json(small_json(), config); });
+    return message_of([&] { from_json(small_json(), config); });
   };
   EXPECT_EQ(error(R"({"bos_token": "x"})"),
             "tokenizer_config.json: bos_token: expected a token of the vocabulary, found x");

@@ -133,7 +133,7 @@ TEST(TokenizerDamage, EveryByteOfTheCharacterMap) {
 TEST(TokenizerDamage, ErrorsOfModelsSayWhere) {
   NEEDS(Sentencepiece);
   const auto error = [](const std::string& bytes) {
-    return error_of([&] { Tokenizer::load_from_files({{"tokenizer.model", bytes}}); });
+    return message_of([&] { Tokenizer::load_from_files({{"tokenizer.model", bytes}}); });
   };
   EXPECT_EQ(error(""), "tokenizer.model: pieces: expected at least one, found none");
   EXPECT_EQ(error("\x0A\x05"), "tokenizer.model: byte 2: expected 5 more bytes, found 0");
@@ -156,7 +156,7 @@ TEST(TokenizerDamage, ErrorsOfModelsSayWhere) {
 
 TEST(TokenizerDamage, WithoutSentencepieceModelsAreRefused) {
   if (kHaveSentencepiece) GTEST_SKIP() << "built with sentencepiece";
-  EXPECT_EQ(error_of([] { Tokenizer::load(kGemma); }),
+  EXPECT_EQ(message_of([] { Tokenizer::load(kGemma); }),
             kGemma +
                 "/tokenizer.model: expected a build with sentencepiece, found one without it: only "
                 "tokenizer.json can be read");

@@ -70,7 +70,7 @@ Ids ids_of(const json& changes, const std::string& text, bool special_in_text = 
 std::string error_with(const json& changes) {
   json document = small_json();
   if (!changes.is_null()) document.merge_patch(changes);
-  return error_of([&] { from_json(document); });
+  return message_of([&] { from_json(document); });
 }
 
 // The words that a pre-tokenizer makes of a text: every string that could be one is a piece, and
@@ -439,7 +439,7 @@ TEST(TokenizerJson, UnknownPartsAreNamed) {
 
 TEST(TokenizerJson, WithoutPcre2PatternsAreRefused) {
   if (kHavePcre2) GTEST_SKIP() << "built with PCRE2";
-  const std::string error = error_of([] {
+  const std::string error = message_of([] {
     Tokenizer::load_from_files({{"tokenizer.json", read_bytes(kLlama + "/tokenizer.json")}});
   });
   const std::string expected =
@@ -497,7 +497,7 @@ TEST(TokenizerJson, AddedTokensThatContradictAreErrors) {
 
 TEST(TokenizerJson, WhatIsNotJsonIsAnError) {
   const auto error = [](const std::string& bytes) {
-    return error_of([&] { Tokenizer::load_from_files({{"tokenizer.json", bytes}}); });
+    return message_of([&] { Tokenizer::load_from_files({{"tokenizer.json", bytes}}); });
   };
   EXPECT_EQ(error("[]"), "tokenizer.json: expected a JSON object, found array");
   EXPECT_EQ(error("{}"), "tokenizer.json: model: expected a value, found none");
@@ -540,7 +540,7 @@ TEST(TokenizerJson, APatternThatBacktracksWithoutEndIsAnError) {
   document["pre_tokenizer"] = {
       {"type", "Split"}, {"pattern", {{"Regex", "(a+)+$"}}}, {"behavior", "Isolated"}};
   const auto tokenizer = from_json(document);
-  EXPECT_EQ(error_of([&] { tokenizer->encode(std::string(100, 'a') + "b"); }),
+  EXPECT_EQ(message_of([&] { tokenizer->encode(std::string(100, 'a') + "b"); }),
             "tokenizer.json: pre_tokenizer.pattern.Regex: expected a match within PCRE2's limits, "
             "found match limit exceeded");
   EXPECT_EQ(tokenizer->encode("ab", Bos::off), (Ids{4}));

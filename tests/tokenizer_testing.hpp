@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "error_of.hpp"
 #include "src/utf8.hpp"
 #include "stet/error.hpp"
 #include "stet/tokenizer.hpp"
@@ -110,17 +111,6 @@ inline std::string streamed(const Tokenizer& tokenizer, std::span<const int32_t>
   const std::string rest = stream.finish();
   EXPECT_TRUE(stet::utf8_valid(rest));
   return text + rest;
-}
-
-// The text of the Error that a call throws.
-template <class Call>
-std::string error_of(const Call& call) {
-  try {
-    call();
-  } catch (const stet::Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 // A tokenizer.json from its parts; `changes` is merged into a byte-level-free BPE model of a few

@@ -1,0 +1,38 @@
+// A schedule: a list of steps, each of which means something whatever came before it, so that any part of a schedule is one.
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+#include <random>
+#include <vector>
+
+namespace stet::test {
+
+enum class Action {
+  append, append_refused, rewind, fork, prune, batch, batch_refused, logits, set_compute, save, restore, restore_by_threads, convert,
+  damage, cut_off, touch, overwrite, replace,
+};
+
+// The numbers choose among what there is when the step is taken: session `who` modulo the number of sessions, and so on.
+struct Step {
+  Action action = Action::append;
+  uint32_t who = 0, x = 0, y = 0;
+};
+using Steps = std::vector<Step>;
+
+// Appends, rewinds, saves and restores are the likeliest.
+inline Steps draw_steps(uint32_t seed, size_t count) {
+  static constexpr Action kActions[] = {
+      Action::append, Action::append, Action::append, Action::append_refused, Action::rewind, Action::rewind, Action::fork, Action::prune,
+      Action::batch, Action::batch_refused, Action::logits, Action::set_compute, Action::save, Action::save, Action::restore, Action::restore,
+      Action::restore_by_threads, Action::convert, Action::damage, Action::cut_off, Action::touch, Action::overwrite, Action::replace};
+  std::mt19937 random(seed);
+  Steps steps(count);
+  for (Step& s : steps) {
+    s.action = kActions[random() % std::size(kActions)];
+    s.who = random() % 64, s.x = random() % 4096, s.y = random() % 4096;
+  }
+  return steps;
+}
+
+}  // namespace stet::test
