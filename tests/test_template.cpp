@@ -23,7 +23,7 @@ class GoldenChat : public testing::TestWithParam<const char*> {};
 
 TEST_P(GoldenChat, RendersAndTokenizesAsTransformersDoes) {
   const std::string directory = fixtures() + "/tokenizers/" + GetParam();
-  if (!std::filesystem::exists(directory)) GTEST_SKIP() << "no " << directory;
+  NEEDS_FIXTURE(directory);
   if (std::string("gemma3") != GetParam()) NEEDS(Pcre2);
   const auto tokenizer = Tokenizer::load(directory);
   const ChatTemplate chat(*tokenizer);
@@ -46,8 +46,7 @@ INSTANTIATE_TEST_SUITE_P(Real, GoldenChat, testing::Values("gemma3", "llama3_1")
 // The conversation that the pocket checkpoint was tried with: its ids are those of the rendered turns.
 TEST(Template, PocketConversation) {
   NEEDS(Sentencepiece);
-  const std::string path = fixtures() + "/pocket/golden-gemma3/script.json";
-  if (!std::filesystem::exists(path)) GTEST_SKIP() << "no " << path;
+  const std::string path = kGoldens + "gemma3/script.json";
   const auto script = ordered_json::parse(read_bytes(path));
   const auto tokenizer = Tokenizer::load(kGemma);
   ordered_json messages = ordered_json::array();
