@@ -573,8 +573,10 @@ TEST_F(Command, InterruptedWithoutTextToo) {
   Json config = Json::parse(text_of(endless + "/config.json"));
   config["max_position_embeddings"] = 2'000'000;
   stet_test::write_file(endless + "/config.json", config.dump());
-  const CommandRun run({"generate", "-m", endless, "--ids", "1,2,3", "-n", "1000000", "--ignore-eos", "--ctx", "0", "--save", snapshot, "--json",
-                        "--threads", "1", "--isa", "portable"},
+  // Without a prompt there is always a reply to interrupt.
+  succeed({"save", "-m", endless, "--ids", "1,2,3", "--ctx", "0", "-o", snapshot});
+  const CommandRun run({"resume", snapshot, "-m", endless, "-n", "1000000", "--ignore-eos", "--save", snapshot, "--json", "--threads", "1",
+                        "--isa", "portable"},
                        "/dev/null", scratch / "out", scratch / "err");
   ASSERT_TRUE(run.until_it_catches(SIGINT));
   run.send(SIGINT);
