@@ -2,7 +2,6 @@
 #pragma once
 
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,7 +9,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -44,19 +42,6 @@ class CommandRun {
     ::_exit(127);
   }
   void send(int signal) const { ::kill(pid_, signal); }
-  // Waits until the process has a handler for the signal; false when it ends without one.
-  bool until_it_catches(int signal) const {
-    const uint64_t bit = uint64_t{1} << (signal - 1);
-    siginfo_t ended{};
-    while (::waitid(P_PID, static_cast<id_t>(pid_), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid == 0) {
-      std::ifstream status("/proc/" + std::to_string(pid_) + "/status");
-      for (std::string line; std::getline(status, line);) {
-        if (line.starts_with("SigCgt:") && (std::stoull(line.substr(7), nullptr, 16) & bit) != 0) return true;
-      }
-      ::sched_yield();
-    }
-    return false;
-  }
   int wait() const {
     int status = 0;
     ::waitpid(pid_, &status, 0);

@@ -573,19 +573,22 @@ TEST_F(Command, InterruptedWithoutTextToo) {
   Json config = Json::parse(text_of(endless + "/config.json"));
   config["max_position_embeddings"] = 2'000'000;
   stet_test::write_file(endless + "/config.json", config.dump());
-  // Without a prompt there is always a reply to interrupt.
   succeed({"save", "-m", endless, "--ids", "1,2,3", "--ctx", "0", "-o", snapshot});
-  const CommandRun run({"resume", snapshot, "-m", endless, "-n", "1000000", "--ignore-eos", "--save", snapshot, "--json", "--threads", "1",
-                        "--isa", "portable"},
-                       "/dev/null", scratch / "out", scratch / "err");
-  ASSERT_TRUE(run.until_it_catches(SIGINT));
+  ASSERT_EQ(::mkfifo((scratch / "pipe").c_str(), 0600), 0);
+  const CommandRun run({"resume", snapshot, "-m", endless, "-n", "1000000", "--ignore-eos", "--save", snapshot, "--threads", "1", "--isa", "portable"},
+                       "/dev/null", scratch / "out", scratch / "pipe");
+  const int reader = ::open((scratch / "pipe").c_str(), O_RDONLY);
+  char byte = 0;
+  ASSERT_EQ(::read(reader, &byte, 1), 1);  // what is said of the restored state comes with the first token
   run.send(SIGINT);
+  char rest[4096];
+  while (::read(reader, rest, sizeof rest) > 0) {}
+  ::close(reader);
   EXPECT_EQ(run.wait(), -SIGINT);
-  const Json reply = Json::parse(text_of(scratch / "out"));
-  EXPECT_EQ(reply["stop"], "interrupt");
+  const Json ids = Json::parse("[" + text_of(scratch / "out") + "]");
+  EXPECT_GT(ids.size(), 0u);
   Ids expected = {1, 2, 3};
-  for (const Json& id : reply["ids"]) expected.push_back(id);
-  EXPECT_GT(expected.size(), 3u);
+  for (const Json& id : ids) expected.push_back(id);
   EXPECT_EQ(Snapshot::open(snapshot).tokens(), expected);
 }
 
