@@ -197,7 +197,7 @@ TEST_F(GenerateCommand, WhatASubcommandCannotHonourIsRefused) {
       {"generate", "-p", "a", "--with-weights"},         {"resume", s, "--with-tokenizer"},
       {"generate", "--ids", "1", "--bos", "off"},        {"generate", "--say", "a", "--bos", "on"},
       {"logits", "--ids", "1", "--digest", "--hidden"},  {"experiment", "-p", "a", "--check"},
-      {"experiment", "-p", "a", "--no-mmap"},            {"experiment", "-p", "a", "--form", "recipe"},
+      {"generate", "-p", "a", "--check"},                {"experiment", "-p", "a", "--form", "recipe"},
       {"experiment", "-p", "a", "--parent", s},          {"experiment", "-p", "a", "--json", "--csv"}};
   for (const Args& args : wrong) refused(args, 2);
   const std::vector<Args> without_threads = {

@@ -182,5 +182,22 @@ TEST_F(PackedCommand, CheckNamesWhatIsDamaged) {
   EXPECT_EQ(failure({"inspect", path, "--check"}), path + ": --check: expected a directory with packed weights (for a snapshot: stet check), found another file");
 }
 
+// --check looks at all weights before the first token; --no-mmap has them in memory.
+TEST_F(PackedCommand, WeightsAreCheckedOrReadOnRequest) {
+  const std::string directory = quantized("q8"), file = directory + "/packed.safetensors";
+  const Json expected = generated({"-m", directory});
+  EXPECT_EQ(generated({"-m", directory, "--check"}), expected);
+  EXPECT_EQ(generated({"-m", directory, "--no-mmap"}), expected);
+  std::string bytes = read_text_file(file, SIZE_MAX);
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+  stet_test::write_file(file, bytes);
+  for (const Args& how : {Args{"--check"}, Args{"--check", "--no-mmap"}}) {
+    const std::string error = failure(Args{"generate", "-m", directory, "--ids", "1"} + how);
+    EXPECT_TRUE(error.starts_with(file + ": ") && error.find(": expected xxh3:") != std::string::npos) << error;
+  }
+  EXPECT_EQ(failure({"generate", "-m", kLlama, "--ids", "1", "--check"}, 2),
+            "--check: of no use: " + kLlama + " has no digests (stet prepare gives it some) (stet --help)");
+}
+
 }  // namespace
 }  // namespace stet::test

@@ -45,7 +45,8 @@ bool converse(ChatShell& shell, const ChatOptions& o) {
 
 void run_chat(ChatOptions& o) {
   o.sampling.validate();
-  o.restore.how.map = !o.restore.read;
+  o.restore.take(o.model);
+  o.model.of_snapshot = !o.resume.empty();
   if (!o.save.empty()) check_writable(o.save);
   std::string greeting;
   Conversation first = o.resume.empty() ? open_chat(o, &greeting) : resume_chat(o, o.resume, nullptr, &greeting);

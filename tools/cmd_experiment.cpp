@@ -261,7 +261,7 @@ void print_table(const std::vector<Run>& runs, const Summary& s, const Options& 
 
 Session open_state(Options& o, std::shared_ptr<const Tokenizer>& tokenizer) {
   if (!o.snapshot.empty()) {
-    o.restore.how.map = !o.restore.read;
+    o.restore.take(o.model);
     const Snapshot snapshot = Snapshot::open(o.snapshot, o.restore.parent);
     o.prompt.require_fit(snapshot);
     follow(o.model, snapshot, o.restore.how.replay);

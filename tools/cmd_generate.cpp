@@ -309,7 +309,7 @@ void add_resume(CLI::App& app) {
   o->restore.add_to(*sub);
   o->model.add_to(*sub);
   sub->callback([o] {
-    o->restore.how.map = !o->restore.read;
+    o->restore.take(o->model);
     run_resume(*o);
   });
 }

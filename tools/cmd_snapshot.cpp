@@ -70,7 +70,7 @@ void run_prune(const CLI::App& app, Options& o) {
   }
 }
 
-const std::vector<std::string> kComputing = {"--compute", "--gemm", "--threads", "--isa", "--chunk"};
+const std::vector<std::string> kComputing = {"--compute", "--gemm", "--threads", "--isa", "--chunk", "--check", "--no-mmap"};
 
 // A model is loaded to compute a recipe, or to be put into the snapshot; a checkpoint may bring its tokenizer alone.
 void refuse_model_options(const CLI::App& app, const Options& o, const Snapshot& snapshot) {

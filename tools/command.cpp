@@ -13,6 +13,7 @@
 #include <iostream>
 
 #include "stet/error.hpp"
+#include "stet/safetensors.hpp"
 #include "stet/file.hpp"
 #include "stet/kernels.hpp"
 #include "tools/words.hpp"
@@ -121,6 +122,8 @@ void ModelOptions::add_to(CLI::App& app) {
       ->check(one_of(kernels_here()).description(""));  // no part of what completes: other CPUs have others
   grouped(app.add_option("--chunk", c.chunk, "tokens of a prompt processed at once (default: 512)"), "N")
       ->check(integer(1, 65536));
+  app.add_flag("--no-mmap", in_memory, "read files into memory instead of mapping them")->group("Model");
+  app.add_flag("--check", check, "compare all digests now, not each part before its first use")->group("Model");
 }
 
 SessionOptions ModelOptions::session_options() const {
@@ -138,13 +141,24 @@ SessionOptions ModelOptions::session_options() const {
 }
 
 std::shared_ptr<const FileSource> ModelOptions::source() const {
-  return weights != nullptr ? weights : directory_source(checkpoint.directory);
+  if (weights != nullptr) return in_memory ? stet::in_memory(weights) : weights;
+  return directory_source(checkpoint.directory, !in_memory);
+}
+
+// Of weights; a snapshot's are checked when it is restored.
+void ModelOptions::check_digests(const FileSource& from) const {
+  if (from.has(kPackedName)) {
+    check_packed(from, session.compute.threads);
+  } else if (!of_snapshot) {
+    throw CLI::ValidationError("--check: of no use: " + printable(from.path()) + " has no digests (stet prepare gives it some)");
+  }
 }
 
 std::shared_ptr<const Model> ModelOptions::load_model() {
   const auto from = source();
   const std::string name = checkpoint_name(from->path());
   const Contract contract = session_options().compute.contract;
+  if (check) check_digests(*from);
   const auto load = [&] { return Model::load(from, session.compute.threads, contract); };
   if (!watched()) return load();
   auto loading = std::async(std::launch::async, load);
@@ -325,14 +339,18 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like, co
 
 void RestoreFileOptions::add_to(CLI::App& app, CLI::Option* snapshot) {
   for (CLI::Option* option :
-       {app.add_flag("--no-mmap", read, "read keys and values instead of mapping the file"),
-        app.add_flag("--check", how.check, "check every digest now, not each block before its first use"),
-        app.add_flag("--heal", how.heal, "compute damaged blocks again from the tokens"),
+       {app.add_flag("--heal", how.heal, "compute damaged blocks again from the tokens"),
         app.add_flag("--replay", how.replay, "compute everything again: under another model, contract or kv type"),
         app.add_option("--parent", parent, "the snapshot that a delta was made from")->type_name("FILE")}) {
     option->group("Snapshot");
     if (snapshot != nullptr) option->needs(snapshot);
   }
+}
+
+void RestoreFileOptions::take(ModelOptions& model) {
+  how.map = !model.in_memory;
+  how.check = model.check;
+  model.of_snapshot = true;
 }
 
 void choose_checkpoint(ModelOptions& model, const Snapshot& snapshot) {

@@ -73,6 +73,8 @@ struct ModelOptions {
   SessionOptions session;
   std::shared_ptr<const FileSource> weights;  // of a self-contained snapshot, in place of the directory
   std::string compute, gemm, kv;
+  bool in_memory = false, check = false;
+  bool of_snapshot = false;       // `check` is for one as well
   bool follows_snapshot = false;  // its contract, which is in `session`
 
   void add_to(CLI::App& app);
@@ -81,6 +83,9 @@ struct ModelOptions {
   std::shared_ptr<const Model> load_model();
   // Checked and complete session options.
   SessionOptions session_options() const;
+
+ private:
+  void check_digests(const FileSource& from) const;
 };
 
 // The tokenizer of a checkpoint; null when the directory has none, or one that this build cannot read. `hint` is added
@@ -177,13 +182,13 @@ struct SaveFileOptions {
   std::string against;  // the parent of a delta
 };
 
-// --no-mmap, --check, --heal, --replay, --parent: how a snapshot is restored.
+// --heal, --replay, --parent: how a snapshot is restored.
 struct RestoreFileOptions {
   RestoreOptions how;
-  bool read = false;
   std::string parent;
 
   void add_to(CLI::App& app, CLI::Option* snapshot = nullptr);  // which may be left out; null where it may not
+  void take(ModelOptions& model);                               // --no-mmap and --check, which are for its weights, too
 };
 
 // Unless the user names a checkpoint: the one in the snapshot, or the bundled one of the name that the snapshot gives.
