@@ -114,7 +114,7 @@ void add_chat(CLI::App& app) {
   sub->add_option("--system", o->system, "the system message")->type_name("TEXT")->group("Conversation");
   sub->add_option("--script", o->script, "one message per line, or JSON with expectations (- for standard input)")->type_name("FILE")->group("Conversation");
   sub->add_option("--resume", o->resume, "go on from a snapshot (which is not written to: that is --save)")->type_name("FILE")->group("Conversation");
-  add_output(*sub, o->save, "write the state to this file at the end, and to no other")->group("Conversation");
+  add_save_output(*sub, o->save, "write the state to this file at the end, and to no other")->group("Conversation");
   sub->add_flag("--autosave", o->autosave, "with --save: write it after every reply, too")->group("Conversation")->needs("--save");
   sub->add_option("--chat-template", o->template_file, "a Jinja template in place of the checkpoint's")->type_name("FILE")->group("Conversation");
   add_texts(*sub, "--var", o->variables, "a variable for the template: NAME=JSON (again for more)")->group("Conversation");

@@ -25,7 +25,7 @@ struct Options {
     app.add_option("-n,--max-tokens", generate.max_tokens, "most tokens of a reply (default: 256)")
         ->type_name("N")->check(integer(0, INT64_MAX))->group("Stopping");
     app.add_flag("--ignore-eos", generate.ignore_eos, "go on past stop tokens")->group("Stopping");
-    save_as.add_to(app, add_output(app, save, "keep the state in this file afterwards, for `stet resume`")->group("Output"));
+    save_as.add_to(app, add_save_output(app, save, "keep the state in this file afterwards, for `stet resume`")->group("Output"));
     app.add_flag("--json", json, "one JSON object per reply")->group("Output");
   }
   // What is wrong is said before a long computation.

@@ -15,5 +15,9 @@ inline CLI::Validator named() {
 inline CLI::Option* add_output(CLI::App& app, std::string& path, const std::string& help) {
   return app.add_option("-o,--output,--save", path, help)->type_name("FILE")->check(named());
 }
+// The same where it is not what the subcommand is for: help and errors call it --save.
+inline CLI::Option* add_save_output(CLI::App& app, std::string& path, const std::string& help) {
+  return app.add_option("--save,-o,--output", path, help)->type_name("FILE")->check(named());
+}
 
 }  // namespace stet::tool
