@@ -33,8 +33,8 @@ build() {
   shift
   log=$(mktemp)
   if ! { cmake --preset "$preset" && cmake --build --preset "$preset" ${*:+--target "$@"}; } >"$log" 2>&1; then
-    grep -E 'error|warning|FAILED' -A4 "$log" | head -n 60 >&2
-    tail -n 5 "$log" >&2
+    grep -E 'error|warning|FAILED' -A4 "$log" | head -n 60 >&2 || true  # none where cmake itself failed
+    tail -n 20 "$log" >&2
     rm -f "$log"
     return 1
   fi
