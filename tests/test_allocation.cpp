@@ -1,43 +1,13 @@
 // What the token path takes from the heap, counted and made to fail through operator new.
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
+#include "heap.hpp"
 #include "src/gemm.hpp"
 #include "support.hpp"
 
-namespace {
-
-std::atomic<int64_t> allocations{0};
-std::atomic<int64_t> allocations_left{-1};  // the one after so many fails; negative: none does
-
-[[maybe_unused]] void* allocate(size_t bytes) {
-  ++allocations;
-  if (allocations_left >= 0 && allocations_left-- == 0) throw std::bad_alloc();
-  if (void* p = std::malloc(bytes == 0 ? 1 : bytes)) return p;
-  throw std::bad_alloc();
-}
-
-}  // namespace
-
-// Clang's sanitizers define these operators themselves, and suffer no others.
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-#define STET_OPERATOR_NEW_IS_TAKEN 1
-#endif
-#endif
-
-#ifndef STET_OPERATOR_NEW_IS_TAKEN
-void* operator new(size_t bytes) { return allocate(bytes); }
-void* operator new[](size_t bytes) { return allocate(bytes); }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete[](void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
-void operator delete[](void* p, size_t) noexcept { std::free(p); }
-#endif
-
 namespace stet::test {
 namespace {
+
+using heap::allocations;
+using heap::allocations_left;
 
 class Allocation : public testing::TestWithParam<int> {
  protected:

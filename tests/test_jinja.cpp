@@ -4,45 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
-#include <new>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
 
 #include "error_of.hpp"
+#include "heap.hpp"
 #include "jinja/text.hpp"
-
-// What a rendering takes from the heap tells how much it works, on any machine.
-namespace {
-
-thread_local uint64_t heap_bytes = 0;
-
-[[maybe_unused]] void* allocate(size_t bytes) {
-  heap_bytes += bytes;
-  if (void* p = std::malloc(bytes == 0 ? 1 : bytes)) return p;
-  throw std::bad_alloc();
-}
-
-}  // namespace
-
-// Clang's sanitizers define these operators themselves, and suffer no others: there the bytes stay 0.
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-#define STET_OPERATOR_NEW_IS_TAKEN 1
-#endif
-#endif
-
-#ifndef STET_OPERATOR_NEW_IS_TAKEN
-void* operator new(size_t bytes) { return allocate(bytes); }
-void* operator new[](size_t bytes) { return allocate(bytes); }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete[](void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
-void operator delete[](void* p, size_t) noexcept { std::free(p); }
-#endif
 
 namespace {
 
@@ -300,10 +270,10 @@ TEST_P(Bounded, EndsWithAnErrorAfterWorkThatItsLimitsAllow) {
   options.limits.steps = 2'000'000;
   options.limits.memory = size_t{32} << 20;
   options.limits.output = size_t{8} << 20;
-  heap_bytes = 0;
+  heap::bytes = 0;
   const std::string error = error_in(GetParam(), R"({"s": "abcdefghij", "l": [1, 2, 3]})", options);
   EXPECT_TRUE(error.starts_with("capacity: ")) << error;
-  EXPECT_LT(heap_bytes, kBytesOfAStep * options.limits.steps);
+  EXPECT_LT(heap::bytes, kBytesOfAStep * options.limits.steps);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -14,6 +13,7 @@
 
 #include "nlohmann/json.hpp"
 #include "error_of.hpp"
+#include "heap.hpp"
 #include "stet/error.hpp"
 #include "stet/file.hpp"
 #include "stet/math.hpp"
@@ -21,36 +21,6 @@
 #include "stet/safetensors.hpp"
 #include "stet/sampler.hpp"
 #include "xxhash.h"
-
-namespace {
-size_t allocations = 0;
-}
-
-// Clang's sanitizers define these operators themselves, and suffer no others.
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-#define STET_OPERATOR_NEW_IS_TAKEN 1
-#endif
-#endif
-
-#ifndef STET_OPERATOR_NEW_IS_TAKEN
-// Not inlined: g++ 12 takes free() next to an inlined new for a mismatch.
-[[gnu::noinline]] void* operator new(size_t size) {
-  ++allocations;
-  if (void* p = std::malloc(size)) return p;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept {
-  ++allocations;
-  return std::malloc(size);
-}
-[[gnu::noinline]] void operator delete(void* p) noexcept {
-  std::free(p);
-}
-[[gnu::noinline]] void operator delete(void* p, size_t) noexcept {
-  std::free(p);
-}
-#endif
 
 namespace {
 
@@ -593,13 +563,13 @@ TEST(Sampler, AllocatesNothingPerToken) {
 #ifdef STET_OPERATOR_NEW_IS_TAKEN
   GTEST_SKIP() << "operator new is the sanitizer's";
 #endif
-  const size_t before = allocations;
+  const int64_t before = heap::allocations;
   sampler.sample(s, logits, previous, 1);
   s.top_k = 0;
   sampler.sample(s, logits, previous, 2);
   s.greedy = true;
   sampler.sample(s, logits, previous, 3);
-  EXPECT_EQ(allocations, before);
+  EXPECT_EQ(heap::allocations, before);
 }
 
 }  // namespace
