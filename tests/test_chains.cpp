@@ -109,10 +109,9 @@ TEST_F(Chains, ADeltaIsNotWrittenOverWhatItNeeds) {
   const std::vector<std::pair<std::string, std::string>> needed = {
       {name(2), name(2)}, {name(1), name(1)}, {name(0), name(0)}, {scratch / "link.stet", name(1)}, {scratch / "hard.stet", name(0)}};
   for (const auto& [path, file] : needed) {
-    EXPECT_EQ(error_of([&] { Snapshot::save(s, "", path, delta); }),
-              "argument: " + path + ": expected a file that the delta does not need, found its parent " + file);
-    EXPECT_EQ(error_of([&] { Snapshot::save(s.state(), parent, path, delta); }),
-              "argument: " + path + ": expected a file that the delta does not need, found its parent " + file);
+    const std::string refused = "argument: " + path + ": expected a file that the delta does not need, found its parent " + file;
+    EXPECT_EQ(error_of([&, &path = path] { Snapshot::save(s, "", path, delta); }), refused);
+    EXPECT_EQ(error_of([&, &path = path] { Snapshot::save(s.state(), parent, path, delta); }), refused);
   }
   Session back = Snapshot::open(name(2), "").restore(m, "", options(1), {.check = true});
   EXPECT_EQ(back.size(), 270);
