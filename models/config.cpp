@@ -106,17 +106,17 @@ ModelConfig read_common(const JsonReader& json, const char* family, const Defaul
   c.vocab_size = size("vocab_size", defaults.vocab_size, kMaxSize);
   c.hidden_size = size("hidden_size", defaults.hidden_size, kMaxSize);
   c.intermediate_size = size("intermediate_size", defaults.intermediate_size, kMaxSize);
-  c.layers = size("num_hidden_layers", defaults.layers, 1024);
-  c.heads = size("num_attention_heads", defaults.heads, 1024);
+  c.layers = size("num_hidden_layers", defaults.layers, kMaxLayers);
+  c.heads = size("num_attention_heads", defaults.heads, kMaxHeads);
   c.kv_heads = json.integer_or("num_key_value_heads", defaults.kv_heads > 0 ? defaults.kv_heads : c.heads, 1, c.heads);
   if (c.heads % c.kv_heads != 0) json.fail("num_key_value_heads", "a divisor of num_attention_heads " + std::to_string(c.heads));
   const bool divided = defaults.head_dim == 0 && !json.has("head_dim");
   if (divided && c.hidden_size % c.heads != 0) {
     json.fail("hidden_size", "a multiple of num_attention_heads " + std::to_string(c.heads));
   }
-  c.head_dim = json.integer_or("head_dim", divided ? c.hidden_size / c.heads : defaults.head_dim, 2, 1024);
+  c.head_dim = json.integer_or("head_dim", divided ? c.hidden_size / c.heads : defaults.head_dim, 2, kMaxHeadDim);
   if (c.head_dim % 2 != 0) json.fail("head_dim", "an even number");
-  c.max_positions = json.integer_or("max_position_embeddings", defaults.max_positions, 1, int64_t{1} << 24);
+  c.max_positions = json.integer_or("max_position_embeddings", defaults.max_positions, 1, kMaxPositions);
   c.norm_eps = json.number_or("rms_norm_eps", 1e-6, 0, 1);
   c.attention_scale = 1.0 / __builtin_sqrt(static_cast<double>(c.head_dim));
   c.attention_bias = json.boolean_or("attention_bias", false);
@@ -151,11 +151,14 @@ ModelConfig ModelConfig::from_canonical(const std::string& text, const std::stri
   constexpr int64_t kMany = int64_t{1} << 40;
   ModelConfig c;
   c.family = json.string("family");
-  const std::pair<const char*, int64_t*> integers[] = {
-      {"vocab_size", &c.vocab_size}, {"hidden_size", &c.hidden_size}, {"intermediate_size", &c.intermediate_size},
-      {"layers", &c.layers},         {"heads", &c.heads},             {"kv_heads", &c.kv_heads},
-      {"head_dim", &c.head_dim},     {"max_positions", &c.max_positions}};
-  for (const auto& [name, value] : integers) *value = json.integer(name, 1, kMany);
+  c.vocab_size = json.integer("vocab_size", 1, kMaxSize);
+  c.hidden_size = json.integer("hidden_size", 1, kMaxSize);
+  c.intermediate_size = json.integer("intermediate_size", 1, kMaxSize);
+  c.layers = json.integer("layers", 1, kMaxLayers);
+  c.heads = json.integer("heads", 1, kMaxHeads);
+  c.kv_heads = json.integer("kv_heads", 1, c.heads);
+  c.head_dim = json.integer("head_dim", 2, kMaxHeadDim);
+  c.max_positions = json.integer("max_positions", 1, kMaxPositions);
   const std::pair<const char*, double*> numbers[] = {
       {"norm_eps", &c.norm_eps}, {"attention_scale", &c.attention_scale}, {"attention_softcap", &c.attention_softcap},
       {"logit_softcap", &c.logit_softcap}, {"embedding_scale", &c.embedding_scale}};
@@ -164,11 +167,8 @@ ModelConfig ModelConfig::from_canonical(const std::string& text, const std::stri
   c.attention_bias = json.boolean("attention_bias");
   c.mlp_bias = json.boolean("mlp_bias");
   c.window = json.integers("window", 0, kMany);
-  const auto ropes = json.json().find("ropes");
-  if (ropes == json.json().end() || !ropes->is_array()) json.fail("ropes", "an array of objects");
-  for (const nlohmann::json& entry : *ropes) {
-    if (!entry.is_object()) json.fail("ropes", "an array of objects");
-    const JsonReader r(std::make_shared<nlohmann::json>(entry), file, json.path_of("ropes"));
+  if (static_cast<int64_t>(c.window.size()) != c.layers) json.fail("window", "one entry per layer");
+  for (const JsonReader& r : json.objects("ropes")) {
     c.ropes.push_back({r.number("theta"), static_cast<Rope::Scaling>(r.integer("scaling", 0, 2)), r.number("factor"),
                        r.number("low_freq_factor"), r.number("high_freq_factor"), r.number("original_positions")});
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "src/json_reader.hpp"
+#include "stet/limits.hpp"
 #include "stet/model.hpp"
 #include "stet/safetensors.hpp"
 
@@ -98,7 +99,6 @@ struct Defaults {
 // Fields that the families after GPT-2 share, with the limits that keep absurd values out; every layer sees
 // everything, and scores are scaled by 1 / sqrt(head_dim). Families change that and fill in the rest.
 ModelConfig read_common(const JsonReader& json, const char* family, const Defaults& defaults = {});
-constexpr int64_t kMaxSize = int64_t{1} << 20;  // of any dimension; the largest published is below 2^19
 // config.json's rope_theta and rope_scaling, or the newer rope_parameters; `layer_type` names the entry of
 // rope_parameters where it has one per layer type.
 Rope read_rope(const JsonReader& json, const std::string& layer_type, double default_theta);

@@ -251,6 +251,18 @@ std::optional<JsonReader> JsonReader::object(const std::string& name) const {
   return required_object(name);
 }
 
+std::vector<JsonReader> JsonReader::objects(const std::string& name) const {
+  const Json* array = find(name);
+  if (array == nullptr || !array->is_array()) fail(name, "an array of objects");
+  std::vector<JsonReader> elements;
+  elements.reserve(array->size());
+  for (const Json& element : *array) {
+    if (!element.is_object()) fail(name, "an array of objects");
+    elements.emplace_back(std::shared_ptr<const Json>(object_, &element), file_, path_of(name) + "[" + std::to_string(elements.size()) + "]");
+  }
+  return elements;
+}
+
 std::vector<int64_t> JsonReader::integers(const std::string& name, int64_t min, int64_t max) const {
   std::vector<int64_t> numbers;
   const Json* value = find(name);

@@ -40,6 +40,8 @@ class JsonReader {
 
   JsonReader required_object(const std::string& name) const;
   std::optional<JsonReader> object(const std::string& name) const;
+  // The elements of an array of objects, which must be there.
+  std::vector<JsonReader> objects(const std::string& name) const;
 
   // Arrays; an absent one is empty.
   std::vector<int64_t> integers(const std::string& name, int64_t min, int64_t max) const;

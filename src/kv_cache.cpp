@@ -240,6 +240,8 @@ void KvWriter::hide(int64_t begin, int64_t end) {
     const size_t from = static_cast<size_t>(at % kBlockPositions), count = static_cast<size_t>(stop - at);
     const uint64_t bits = (count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << from;
     uint64_t& visible = kv_.visible_[static_cast<size_t>(index)];
+    at = stop;
+    if ((visible & bits) == 0) continue;  // zero already
     visible &= ~bits;
     if (visible == 0) {
       kv_.blocks_[static_cast<size_t>(index)] = kv_.fresh_block();
@@ -247,7 +249,6 @@ void KvWriter::hide(int64_t begin, int64_t end) {
       kv_.own_block(index);
       kv_.zero_slots(index, from, from + count);
     }
-    at = stop;
   }
 }
 

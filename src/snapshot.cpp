@@ -12,6 +12,7 @@
 #include "stet/bytes.hpp"
 #include "stet/error.hpp"
 #include "stet/generate.hpp"
+#include "stet/limits.hpp"
 #include "stet/tokenizer.hpp"
 
 namespace stet {
@@ -126,6 +127,9 @@ struct SnapshotWriter {
   // Where everything will be; only the size of KV is not known yet. Sections of `like` that are not ours come along.
   void place_sections(const Snapshot* like) {
     meta_text = encode_meta(meta);
+    if (meta_text.size() > kMaxMetaBytes) {
+      throw Error(ErrorKind::capacity, "", "META", "messages, turns and logs of at most " + std::to_string(kMaxMetaBytes) + " bytes", std::to_string(meta_text.size()));
+    }
     const auto add = [&](const std::string& name, std::span<const std::byte> bytes, bool must_know) {
       sections.push_back({name, 0, bytes.size(), digest_of(bytes), must_know});
       payloads.push_back({bytes, nullptr});
@@ -189,13 +193,21 @@ struct SnapshotWriter {
     uint64_t offset = 0;
     for (size_t begin = 0; begin < stored.size(); begin += at_once) {
       const size_t count = std::min(at_once, stored.size() - begin);
-      const std::vector<std::vector<std::byte>> packed = compress(std::span(stored).subspan(begin, count), threads);
-      for (size_t i = 0; i < count; ++i) {
-        file.write(packed[i]);
-        note(stored[begin + i], kPlanes, offset, packed[i].size());
-        offset += packed[i].size();
-      }
+      std::vector<std::vector<std::byte>> packed = compress(std::span(stored).subspan(begin, count), threads);
+      for (size_t i = 0; i < count; ++i) offset = write_packed(file, stored[begin + i], std::move(packed[i]), offset);
     }
+  }
+
+  // With planes as they are where a reader would take the block for a bomb (limits.hpp). Returns where the next one begins.
+  uint64_t write_packed(AtomicFile& file, int64_t block, std::vector<std::byte> packed, uint64_t offset) {
+    expanded += state.kv.shape().block_bytes();
+    if (expanded > kExpandedBytes + kExpandedRatio * (offset + packed.size())) {
+      std::vector<std::byte> copy;
+      packed = compress_planes(bytes_to_write(block, copy), state.kv.shape().element_size(), 0);
+    }
+    file.write(packed);
+    note(block, kPlanes, offset, packed.size());
+    return offset + packed.size();
   }
 
   // Of a block. What lies in a mapped file is judged by a copy, which nobody else can change.
@@ -235,6 +247,7 @@ struct SnapshotWriter {
   std::string meta_text;
   std::vector<std::byte> index_room;
   ByteWriter index_bytes;
+  uint64_t expanded = 0;  // what the compressed blocks become
   std::vector<Snapshot::Section> sections;
   struct Payload {
     std::span<const std::byte> bytes;

@@ -4,18 +4,14 @@
 
 #include "src/planes.hpp"
 #include "src/snapshot_format.hpp"
-#include "src/snapshot_meta.hpp"
 #include "stet/archive.hpp"
 #include "stet/error.hpp"
+#include "stet/memory.hpp"
 #include "stet/snapshot.hpp"
 #include "stet/team.hpp"
 
 namespace stet {
 namespace {
-
-void check_count(const std::string& path, const std::string& field, int64_t expected, int64_t found) {
-  if (expected != found) snapshot_damaged(path, field, std::to_string(expected), std::to_string(found));
-}
 
 // A file of an archive is compared with its digest when it is opened.
 size_t check_files(const FileSource& files, const ArchiveIndex& index) {
@@ -27,17 +23,18 @@ size_t check_files(const FileSource& files, const ArchiveIndex& index) {
 
 // Opening has proved all but the blocks and the files of archives.
 SnapshotCheck Snapshot::check(int threads) const {
-  check_config();
   SnapshotCheck done;
   for (const auto& [name, files] : {std::pair("WEIGHTS", weights()), std::pair("TOKENIZR", tokenizer_files())}) {
     if (files != nullptr) done.files += check_files(*files, read_archive_index(content(name), path_ + ": " + name));
   }
   if (meta_.form == SnapshotForm::recipe) return done;
   const Parents parents = parents_or_find();
+  const Memory zeros(meta_.kv.block_bytes(), false);  // never written, so that it stays one page of the system's
+  const std::vector<Digest> of_zeros = std::ranges::count(visible_, uint64_t{0}) > 0 ? digests_like_saved(zeros.data()) : std::vector<Digest>();
   std::vector<std::optional<Error>> faults(visible_.size());
   run_each(threads > 0 ? threads : default_threads(), faults.size(), [&](size_t block) {
     try {
-      check_block(static_cast<int64_t>(block), parents);
+      check_block(static_cast<int64_t>(block), parents, of_zeros);
     } catch (const Error& e) {
       faults[block] = e;
     }
@@ -49,35 +46,23 @@ SnapshotCheck Snapshot::check(int threads) const {
   return done;
 }
 
-// Tokens, logits, keys and values are as many as its config says.
-void Snapshot::check_config() const {
-  const ModelConfig config = ModelConfig::from_canonical(meta_.config, path_);
-  for (size_t i = 0; i < tokens_.size(); ++i) {
-    if (tokens_[i] >= 0 && tokens_[i] < config.vocab_size) continue;
-    snapshot_damaged(path_, "TOKENS[" + std::to_string(i) + "]", "a token id in 0.." + std::to_string(config.vocab_size - 1), std::to_string(tokens_[i]));
-  }
-  const bool logits = !tokens_.empty() && meta_.form != SnapshotForm::recipe;
-  check_count(path_, "LOGITS: values", logits ? config.vocab_size : 0, static_cast<int64_t>(logits_->size()));
-  check_count(path_, "META: kv.layers", config.layers, meta_.kv.layers);
-  check_count(path_, "META: kv.heads", config.kv_heads, meta_.kv.kv_heads);
-  check_count(path_, "META: kv.head_dim", config.head_dim, meta_.kv.head_dim);
-}
-
-void Snapshot::check_block(int64_t block, const Parents& parents) const {
+// What is stored as it is, is looked at in place.
+void Snapshot::check_block(int64_t block, const Parents& parents, std::span<const Digest> of_zeros) const {
   const Place at = place(block, parents);
-  std::vector<std::byte> bytes(meta_.kv.block_bytes());
+  const Snapshot& file = at.file != nullptr ? *at.file : *this;
   const std::string field = "KV block " + std::to_string(block);
+  std::vector<Digest> found(of_zeros.begin(), of_zeros.end());
   if (at.file != nullptr) {
-    const std::span<const std::byte> stored = at.file->bytes_.subspan(at.extent.offset, at.extent.size);
-    if (at.extent.encoding == kRaw) std::ranges::copy(stored, bytes.begin());
-    else expand_planes(stored, meta_.kv.element_size(), bytes, at.file->path_, field);
+    const std::span<const std::byte> stored = file.bytes_.subspan(at.extent.offset, at.extent.size);
+    std::vector<std::byte> expanded(at.extent.encoding == kRaw ? 0 : meta_.kv.block_bytes());
+    if (!expanded.empty()) expand_planes(stored, meta_.kv.element_size(), expanded, file.path_, field);
+    found = digests_like_saved(expanded.empty() ? stored.data() : expanded.data());
   }
-  const std::vector<Digest> found = digests_like_saved(bytes.data());
   const std::span<const Digest> expected = block_digests(block);
   const auto parted = std::ranges::mismatch(expected, found);
   if (parted.in1 == expected.end()) return;
   const std::string layer = version_ == 1 ? "" : ", layer " + std::to_string(parted.in1 - expected.begin());
-  snapshot_damaged((at.file != nullptr ? *at.file : *this).path_, field + layer, "digest " + digest_text(*parted.in1), digest_text(*parted.in2));
+  snapshot_damaged(file.path_, field + layer, "digest " + digest_text(*parted.in1), digest_text(*parted.in2));
 }
 
 }  // namespace stet

@@ -32,8 +32,9 @@
 //     LOGITS   f32 [vocab_size], of the last position; empty without positions, and in a recipe
 //     BLOCKS   [blocks][layers] digests: of the layer's bytes in the block, the last one with the padding behind them
 //     KVINDEX  for each block that KV holds, in order: u32 block, u32 encoding (0: as it is; 1: planes, see below), u64 offset
-//              in KV, u64 bytes. Without this section KV holds all blocks, one after the other, as they are. A block that is
-//              not in a full snapshot's index is zero; one that is not in a delta's is the parent's.
+//              in KV, u64 bytes. Without this section KV holds all blocks, one after the other, as they are. A block of which
+//              nothing is visible need not be there: it is zero. All others are in a full snapshot's index; one that is
+//              not in a delta's is the parent's.
 //     WEIGHTS  optional: the checkpoint's files, and
 //     TOKENIZR optional: the tokenizer's: archives (archive.hpp) at multiples of 4096; their digests are those of the archives'
 //              indexes, which hold a digest of each file

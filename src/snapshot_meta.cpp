@@ -11,6 +11,7 @@
 #include "stet/digest.hpp"
 #include "stet/error.hpp"
 #include "stet/generate.hpp"
+#include "stet/limits.hpp"
 
 namespace stet {
 namespace {
@@ -44,19 +45,6 @@ uint64_t read_seed(const JsonReader& json) {
   return seed;
 }
 
-// The elements of an array of objects.
-std::vector<JsonReader> objects(const JsonReader& json, const std::string& name) {
-  const auto found = json.json().find(name);
-  if (found == json.json().end() || !found->is_array()) json.fail(name, "an array of objects");
-  std::vector<JsonReader> out;
-  for (const Json& element : *found) {
-    if (!element.is_object()) json.fail(name, "an array of objects");
-    out.emplace_back(std::make_shared<Json>(element), json.file(),
-                     json.path_of(name) + "[" + std::to_string(out.size()) + "]");
-  }
-  return out;
-}
-
 Json generation_json(const GenerationState& g) {
   Json turns = Json::array();
   for (const Turn& t : g.turns) {
@@ -83,7 +71,7 @@ GenerationState read_generation(const JsonReader& json, int64_t vocab, int64_t p
   for (int64_t id : json.integers("stop_ids", 0, vocab - 1)) g.stop_ids.push_back(static_cast<int32_t>(id));
   g.stop_strings = json.strings("stop_strings");
   int64_t at = 0;
-  for (const JsonReader& t : objects(json, "turns")) {
+  for (const JsonReader& t : json.objects("turns")) {
     Turn turn;
     turn.prompt = t.integer("prompt", at, positions);
     turn.reply = t.integer("reply", turn.prompt, positions);
@@ -119,7 +107,7 @@ std::string object_text(const JsonReader& json, const std::string& name) {
 
 Dialogue read_dialogue(const JsonReader& json, int64_t positions) {
   Dialogue d;
-  for (const JsonReader& entry : objects(json, "messages")) {
+  for (const JsonReader& entry : json.objects("messages")) {
     d.messages.push_back({entry.string("role"), entry.string("content"), object_text(entry, "fields"),
                           entry.integer("begin", 0, positions), entry.integer("end", 0, positions), entry.boolean("drawn")});
   }
@@ -143,9 +131,9 @@ std::vector<Prune> read_prunes(const JsonReader& json, int64_t vocab, int64_t po
   std::vector<Prune> prunes;
   if (!json.has("prunes")) return prunes;
   int64_t before = 0;
-  for (const JsonReader& entry : objects(json, "prunes")) {
+  for (const JsonReader& entry : json.objects("prunes")) {
     Prune p;
-    p.at = entry.integer("at", before, int64_t{1} << 24);
+    p.at = entry.integer("at", before, kMaxPositions);
     p.begin = entry.integer("begin", 0, p.at);
     p.end = entry.integer("end", p.begin, p.at);
     const std::string kind = entry.string("positions");
@@ -175,7 +163,7 @@ Json edits_json(const std::vector<KvEdit>& edits) {
 std::vector<KvEdit> read_edits(const JsonReader& json, const SnapshotMeta& m) {
   std::vector<KvEdit> edits;
   if (!json.has("edits")) return edits;
-  for (const JsonReader& entry : objects(json, "edits")) {
+  for (const JsonReader& entry : json.objects("edits")) {
     KvEdit e;
     const std::string what = entry.string("what");
     const auto found = std::find_if(std::begin(kEdits), std::end(kEdits), [&](KvEdit::What w) { return what == kv_edit_name(w); });
@@ -191,10 +179,19 @@ std::vector<KvEdit> read_edits(const JsonReader& json, const SnapshotMeta& m) {
   return edits;
 }
 
-KvShape read_kv(const JsonReader& kv) {
+// The shape of keys and values is the model's, whatever is done with them later.
+KvShape read_kv(const JsonReader& kv, const ModelConfig& config) {
   const std::string type = kv.string("type");
   if (type != "f32" && type != "bf16" && type != "f16") kv.fail("type", "f32, bf16 or f16");
-  return {kv.integer("layers", 1, 1024), kv.integer("heads", 1, 1024), kv.integer("head_dim", 2, 1024), kv_type_of(type)};
+  for (const auto& [name, expected] : {std::pair("layers", config.layers), std::pair("heads", config.kv_heads), std::pair("head_dim", config.head_dim)}) {
+    if (kv.integer(name, 1, kMaxSize) != expected) kv.fail(name, std::to_string(expected) + ", as in config");
+  }
+  const KvShape shape{config.layers, config.kv_heads, config.head_dim, kv_type_of(type)};
+  if (shape.block_bytes() > kMaxBlockBytes) {
+    throw Error(ErrorKind::unsupported, kv.file(), kv.path_of("layers"), "blocks of at most " + std::to_string(kMaxBlockBytes) + " bytes",
+                std::to_string(shape.block_bytes()));
+  }
+  return shape;
 }
 
 // The last part of the checkpoint's path: enough to ask for it by name, and no path of this machine in the file.
@@ -237,7 +234,7 @@ SnapshotMeta meta_of(const Session& session, const std::string& tokenizer) {
   return m;
 }
 
-int64_t meta_vocab(const SnapshotMeta& meta) { return parse_json(meta.config, "").integer("vocab_size", 1, int64_t{1} << 20); }
+int64_t meta_vocab(const SnapshotMeta& meta) { return parse_json(meta.config, "").integer("vocab_size", 1, kMaxSize); }
 
 std::string encode_prunes(const std::vector<Prune>& prunes) { return prunes_json(prunes).dump(); }
 
@@ -311,19 +308,19 @@ SnapshotMeta decode_meta(std::string_view text, const std::string& file) {
   m.contract_version = static_cast<int>(json.integer("contract_version", 1, 1 << 20));
   m.checkpoint = json.string("checkpoint");
   m.architecture = json.string("architecture");
-  const JsonReader config = json.required_object("config");
-  m.config = config.json().dump();
-  for (const JsonReader& entry : objects(json, "fingerprints")) {
+  m.config = json.required_object("config").json().dump();
+  const ModelConfig config = ModelConfig::from_canonical(m.config, file + ": config");
+  for (const JsonReader& entry : json.objects("fingerprints")) {
     m.fingerprints.emplace_back(entry.string("name"), entry.string("digest"));
   }
   if (m.fingerprints.empty() || m.fingerprints.back().first != "model") {
     json.fail("fingerprints", "an array that ends with \"model\"");
   }
   m.tokenizer = json.string("tokenizer");
-  m.kv = read_kv(json.required_object("kv"));
-  m.capacity = json.integer("capacity", 1, int64_t{1} << 24);
+  m.kv = read_kv(json.required_object("kv"), config);
+  m.capacity = json.integer("capacity", 1, kMaxPositions);
   m.positions = json.integer("positions", 0, m.capacity);
-  const int64_t vocab = config.integer("vocab_size", 1, int64_t{1} << 20);
+  const int64_t vocab = config.vocab_size;
   m.generation = read_generation(json.required_object("generation"), vocab, m.positions);
   m.prunes = read_prunes(json, vocab, m.positions, m.capacity);
   m.edits = read_edits(json, m);

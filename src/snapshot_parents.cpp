@@ -9,12 +9,11 @@
 
 #include "src/snapshot_format.hpp"
 #include "stet/error.hpp"
+#include "stet/limits.hpp"
 #include "stet/snapshot.hpp"
 
 namespace stet {
 namespace {
-
-constexpr size_t kMaxParents = 256;
 
 // A file beside `path` that holds this state.
 std::string file_with_state(const std::filesystem::path& path, const std::string& state) {
@@ -66,13 +65,18 @@ std::shared_ptr<const Snapshot> Snapshot::find_parent(const std::string& path) c
 
 Snapshot::Parents Snapshot::resolve_parents(const std::string& path) const {
   Parents parents;
+  size_t meta_bytes = 0;
   std::string given = path;
   for (const Snapshot* s = this; s->meta().form == SnapshotForm::delta; s = parents.back().get()) {
-    if (parents.size() == kMaxParents) snapshot_damaged(path_, "parent", "at most 256 deltas in a chain", "more");
+    if (parents.size() == kMaxParents) snapshot_damaged(path_, "parent", "at most " + std::to_string(kMaxParents) + " deltas in a chain", "more");
     std::shared_ptr<const Snapshot> parent = s->find_parent(std::exchange(given, ""));
     const auto same = [&](const std::shared_ptr<const Snapshot>& p) { return p->is_file_of(*parent); };
     if (is_file_of(*parent) || std::any_of(parents.begin(), parents.end(), same)) {
       snapshot_damaged(s->path(), "parent", "a file that is no delta of this one", printable(parent->path()));
+    }
+    meta_bytes += parent->content("META").size();
+    if (meta_bytes > kMaxParentsMetaBytes) {
+      snapshot_damaged(path_, "parent", "a chain with META sections of at most " + std::to_string(kMaxParentsMetaBytes) + " bytes", "more");
     }
     parents.push_back(std::move(parent));
   }
@@ -118,7 +122,10 @@ Snapshot::Place Snapshot::place(int64_t block, const Parents& parents) const {
   for (size_t i = 0;; ++i) {
     const Extent& own = at->places_[static_cast<size_t>(block)];
     if (own.size > 0) return {at, own};
-    if (at->meta_.form != SnapshotForm::delta || at->visible(block) == 0) return {};
+    if (visible(block) == 0) return {};
+    if (at->meta_.form != SnapshotForm::delta || at->visible(block) == 0) {
+      snapshot_damaged(at->path_, "KV block " + std::to_string(block), "one that is visible, as in " + printable(path_), "none");
+    }
     const Snapshot& from = *parents[i];
     const std::span<const Digest> mine = block_digests(block);
     const bool there = block < blocks_of(from.meta().positions);

@@ -8,6 +8,7 @@
 #include "stet/archive.hpp"
 #include "stet/bytes.hpp"
 #include "stet/error.hpp"
+#include "stet/limits.hpp"
 
 namespace stet {
 namespace {
@@ -73,6 +74,7 @@ Snapshot Snapshot::parse(std::span<const std::byte> bytes, const std::string& pa
   s.version_ = front.version;
   s.sections_ = std::move(front.sections);
   const std::span<const std::byte> meta = s.content("META");
+  if (meta.size() > kMaxMetaBytes) snapshot_damaged(path, "META", "at most " + std::to_string(kMaxMetaBytes) + " bytes", std::to_string(meta.size()));
   s.meta_ = decode_meta({reinterpret_cast<const char*>(meta.data()), meta.size()}, path + ": META");
   const size_t positions = static_cast<size_t>(s.meta_.positions), blocks = static_cast<size_t>(blocks_of(s.meta_.positions));
   const size_t digests = s.version_ == 1 ? 1 : static_cast<size_t>(s.meta_.kv.layers);
@@ -85,6 +87,7 @@ Snapshot Snapshot::parse(std::span<const std::byte> bytes, const std::string& pa
   s.logits_ = std::make_shared<std::vector<float>>(
       read_array<float>(s.content("LOGITS"), s.content("LOGITS").size() / sizeof(float), path, "LOGITS"));
   s.blocks_ = read_array<Digest>(s.content("BLOCKS"), blocks * digests, path, "BLOCKS");
+  s.check_vocabulary();
   s.read_places();
   const bool recipe = s.meta_.form == SnapshotForm::recipe;
   const Digest logits = recipe ? digest_in(s.meta_.logits, path, "META: logits") : digest_of_all(*s.logits_);
@@ -98,6 +101,17 @@ Snapshot Snapshot::parse(std::span<const std::byte> bytes, const std::string& pa
   return s;
 }
 
+// Tokens and logits are those of the config's vocabulary.
+void Snapshot::check_vocabulary() const {
+  const int64_t vocab = meta_vocab(meta_);
+  for (size_t i = 0; i < tokens_.size(); ++i) {
+    if (tokens_[i] >= 0 && tokens_[i] < vocab) continue;
+    snapshot_damaged(path_, "TOKENS[" + std::to_string(i) + "]", "a token id in 0.." + std::to_string(vocab - 1), std::to_string(tokens_[i]));
+  }
+  const int64_t expected = tokens_.empty() || meta_.form == SnapshotForm::recipe ? 0 : vocab, found = static_cast<int64_t>(logits_->size());
+  if (found != expected) snapshot_damaged(path_, "LOGITS", std::to_string(expected) + " values", std::to_string(found));
+}
+
 // Where this file has each block, from KVINDEX or by counting.
 void Snapshot::read_places() {
   const size_t blocks = visible_.size();
@@ -105,29 +119,44 @@ void Snapshot::read_places() {
   const uint64_t block_bytes = meta_.kv.block_bytes();
   places_.resize(blocks);
   const bool indexed = std::any_of(sections_.begin(), sections_.end(), [](const Section& s) { return s.name == "KVINDEX"; });
-  if (!indexed) {
-    const bool none = meta_.form != SnapshotForm::full && kv.size == 0;
-    if (!none && kv.size != blocks * block_bytes) {
-      snapshot_damaged(path_, "KV", std::to_string(blocks * block_bytes) + " bytes", std::to_string(kv.size));
-    }
-    for (size_t b = 0; b < blocks && !none; ++b) places_[b] = {kv.offset + b * block_bytes, block_bytes, kRaw};
-    return;
+  if (indexed) return read_index();
+  const bool none = meta_.form != SnapshotForm::full && kv.size == 0;
+  if (!none && kv.size != blocks * block_bytes) {
+    snapshot_damaged(path_, "KV", std::to_string(blocks * block_bytes) + " bytes", std::to_string(kv.size));
   }
+  for (size_t b = 0; b < blocks && !none; ++b) places_[b] = {kv.offset + b * block_bytes, block_bytes, kRaw};
+}
+
+void Snapshot::read_index() {
+  const Section& kv = section("KV");
+  const uint64_t block_bytes = meta_.kv.block_bytes();
   ByteReader r(content("KVINDEX"), path_);
-  uint64_t end = 0, next = 0;
+  uint64_t end = 0, next = 0, expanded = 0;
   while (r.remaining() > 0) {
     const uint32_t block = r.u32("KVINDEX: block"), encoding = r.u32("KVINDEX: encoding");
     const uint64_t offset = r.u64("KVINDEX: offset"), size = r.u64("KVINDEX: bytes");
     const bool raw_fits = encoding == kRaw && size == block_bytes && offset % 4096 == 0;
-    if (block < next || block >= blocks || offset != end || size > kv.size - offset || !(raw_fits || encoding == kPlanes)) {
+    if (block < next || block >= places_.size() || offset != end || size > kv.size - offset || !(raw_fits || encoding == kPlanes)) {
       snapshot_damaged(path_, "KVINDEX", "blocks in order, one behind the other",
                        "block " + std::to_string(block) + " at " + std::to_string(offset));
     }
+    if (encoding == kPlanes) check_expanded(size, expanded += block_bytes);
     places_[block] = {kv.offset + offset, size, encoding};
     next = block + 1;
     end = offset + size;
   }
   if (end != kv.size) snapshot_damaged(path_, "KV", std::to_string(end) + " bytes", std::to_string(kv.size));
+  for (size_t b = 0; b < places_.size() && meta_.form == SnapshotForm::full; ++b) {
+    if (places_[b].size == 0 && visible_[b] != 0) snapshot_damaged(path_, "KVINDEX", "block " + std::to_string(b) + ", which is visible", "none");
+  }
+}
+
+// A compressed block of `size` bytes may be what it says, and so may all of them up to it, `expanded` bytes.
+void Snapshot::check_expanded(uint64_t size, uint64_t expanded) const {
+  const uint64_t least = meta_.kv.block_bytes() / kMaxDeflateRatio, most = kExpandedBytes + kExpandedRatio * bytes_.size();
+  if (size < least) snapshot_damaged(path_, "KVINDEX", "at least " + std::to_string(least) + " bytes of a compressed block", std::to_string(size));
+  if (expanded <= most) return;
+  snapshot_damaged(path_, "KVINDEX", "compressed blocks that become at most " + std::to_string(most) + " bytes", "more");
 }
 
 std::span<const Digest> Snapshot::block_digests(int64_t block) const {

@@ -39,12 +39,7 @@ std::shared_ptr<KvBlock> Snapshot::read_block(KvCache& kv, const Place& at, int6
 }
 
 // In place, or read and looked at: null when damaged.
-std::shared_ptr<KvBlock> Snapshot::load_block(KvCache& kv, const Parents& parents, int64_t block, const RestoreOptions& how) const {
-  const Place at = place(block, parents);
-  if (at.file == nullptr) {
-    std::shared_ptr<KvBlock> zeros = KvWriter(kv).fresh_block();
-    return visible(block) == 0 || how.trust || is_block(block, zeros->data()) ? zeros : nullptr;
-  }
+std::shared_ptr<KvBlock> Snapshot::load_block(KvCache& kv, const Place& at, int64_t block, const RestoreOptions& how) const {
   if (at.extent.encoding != kRaw || !how.map || how.trust || at.file->file_ == nullptr) return read_block(kv, at, block, how.trust);
   SavedBlock saved = saved_block(block, at);
   saved.mapping = at.file->file_;
@@ -62,10 +57,13 @@ State Snapshot::load(int64_t capacity, const RestoreOptions& how, std::vector<in
   }
   const Parents parents = parents_or_find();
   const int threads = how.threads > 0 ? how.threads : default_threads();
+  const std::shared_ptr<KvBlock> zeros = KvWriter(state.kv).fresh_block();  // of all that was pruned as a whole
+  zeros->mark_shared();
   std::vector<std::shared_ptr<KvBlock>> blocks(visible_.size());
   run_each(threads, blocks.size(), [&](size_t b) {
     try {
-      blocks[b] = load_block(state.kv, parents, static_cast<int64_t>(b), how);
+      const Place at = place(static_cast<int64_t>(b), parents);
+      blocks[b] = at.file == nullptr ? zeros : load_block(state.kv, at, static_cast<int64_t>(b), how);
       if (blocks[b] != nullptr && (how.check || how.heal)) blocks[b]->check_all(meta_.kv, static_cast<int64_t>(b));
     } catch (const Error& e) {
       if (e.kind != ErrorKind::format) throw;
@@ -75,7 +73,6 @@ State Snapshot::load(int64_t capacity, const RestoreOptions& how, std::vector<in
   for (size_t b = 0; b < blocks.size(); ++b) {
     if (blocks[b] != nullptr) continue;
     damaged->push_back(static_cast<int64_t>(b));
-    const std::shared_ptr<KvBlock> zeros = KvWriter(state.kv).fresh_block();
     blocks[b] = std::make_shared<KvBlock>(zeros->data(), zeros, saved_block(static_cast<int64_t>(b), {}));
   }
   KvWriter(state.kv).adopt(std::move(blocks), visible_, meta_.positions);
@@ -132,10 +129,6 @@ Session Snapshot::restore(std::shared_ptr<const Model> model, const std::string&
     if (!how.replay) prove(session);
     r = {0, session.size(), {}, true};
     return session;
-  }
-  const size_t logits = tokens_.empty() ? 0 : static_cast<size_t>(model->config().vocab_size);
-  if (logits_->size() != logits) {
-    snapshot_damaged(path_, "LOGITS", std::to_string(logits) + " values", std::to_string(logits_->size()));
   }
   RestoreOptions by = how;
   by.threads = o.compute.threads;

@@ -1,6 +1,7 @@
 #include "stet/state.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "src/float_environment.hpp"
@@ -26,11 +27,52 @@ int64_t shifted_out(const std::vector<Prune>& prunes) {
   return n;
 }
 
+namespace {
+
+// The slots of a row that are still free, found by their rank among the free ones in logarithmic time (a Fenwick tree).
+class FreeSlots {
+ public:
+  explicit FreeSlots(size_t count) : counts_(count + 1) {
+    for (size_t i = 1; i <= count; ++i) counts_[i] = static_cast<uint32_t>(i & (~i + 1));
+    top_ = std::bit_floor(count);
+  }
+
+  size_t take(size_t rank) {
+    size_t at = 0;
+    for (size_t step = top_; step > 0; step /= 2) {
+      if (at + step >= counts_.size() || counts_[at + step] > rank) continue;
+      at += step;
+      rank -= counts_[at];
+    }
+    for (size_t i = at + 1; i < counts_.size(); i += i & (~i + 1)) --counts_[i];
+    return at;
+  }
+
+ private:
+  std::vector<uint32_t> counts_;
+  size_t top_;
+};
+
+}  // namespace
+
+// What the first prune removed stands where it says; what the second removed where it says among the rest; and so on. What
+// remains is what is still there.
 std::vector<int32_t> State::transcript() const {
-  std::vector<int32_t> all = tokens;
-  for (size_t i = prunes.size(); i > 0; --i) {
-    const Prune& p = prunes[i - 1];
-    all.insert(all.begin() + p.begin, p.removed.begin(), p.removed.end());
+  if (shifted_out(prunes) == 0) return tokens;
+  std::vector<int32_t> all(static_cast<size_t>(drawn()));
+  std::vector<bool> taken(all.size());
+  FreeSlots slots(all.size());
+  for (const Prune& p : prunes) {
+    for (const int32_t id : p.removed) {
+      const size_t slot = slots.take(static_cast<size_t>(p.begin));
+      if (slot == all.size()) throw Error(ErrorKind::argument, "", "prunes", "positions of the tokens before each", std::to_string(p.begin));
+      all[slot] = id;
+      taken[slot] = true;
+    }
+  }
+  auto next = tokens.begin();
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (!taken[i]) all[i] = *next++;
   }
   return all;
 }
@@ -125,20 +167,27 @@ void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t
   }
   const FloatEnvironment contract;
   Prune entry{size, begin, end, shift, {}};
-  State after = state;
+  KvCache kv = state.kv;
+  std::vector<int32_t> tokens;
+  GenerationState generation;
   if (shift) {
-    entry.removed.assign(state.tokens.begin() + begin, state.tokens.begin() + end);
-    after.tokens.erase(after.tokens.begin() + begin, after.tokens.begin() + end);
+    tokens = state.tokens;
+    generation = state.generation;
+    entry.removed.assign(tokens.begin() + begin, tokens.begin() + end);
+    tokens.erase(tokens.begin() + begin, tokens.begin() + end);
     KvCache before(state.kv);
     for (int64_t b = end / kBlockPositions; b < before.blocks(); ++b) KvWriter(before).load(b);
-    KvWriter(after.kv).truncate(begin);
-    close_gap(before, after.kv, config, begin, end);
-    shift_turns(after.generation, begin, end);
+    KvWriter(kv).truncate(begin);
+    close_gap(before, kv, config, begin, end);
+    shift_turns(generation, begin, end);
   } else {
-    KvWriter(after.kv).hide(begin, end);
+    KvWriter(kv).hide(begin, end);
   }
-  after.prunes.push_back(std::move(entry));
-  state = std::move(after);
+  state.prunes.push_back(std::move(entry));  // the last that can fail
+  state.kv = std::move(kv);
+  if (!shift) return;
+  state.tokens = std::move(tokens);
+  state.generation = std::move(generation);
 }
 
 int64_t prune(State& state, const ModelConfig& config, const PruneOptions& options) {

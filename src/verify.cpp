@@ -8,31 +8,29 @@
 
 namespace stet {
 
-// Undoing the prunes from the last to the first gives the tokens that there were before each.
+// Tokens were only ever appended, so the transcript is what was appended, in order.
 Session replay(std::shared_ptr<const Model> model, const State& state, const SessionOptions& options, const Progress& progress) {
   if (!state.edits.empty()) {
     throw Error(ErrorKind::argument, "", "edits", "none: a state whose keys or values were edited cannot be computed again",
                 std::to_string(state.edits.size()));
   }
-  std::vector<std::vector<int32_t>> before(state.prunes.size() + 1);
-  before.back() = state.tokens;
-  for (size_t i = state.prunes.size(); i > 0; --i) {
-    const Prune& p = state.prunes[i - 1];
-    before[i - 1] = before[i];
-    before[i - 1].insert(before[i - 1].begin() + p.begin, p.removed.begin(), p.removed.end());
-  }
+  const std::vector<int32_t> all = state.transcript();
+  std::span<const int32_t> rest = all;
   Session session(model, options);
-  const auto append_to = [&](const std::vector<int32_t>& tokens, int64_t end) {
+  const auto append_to = [&](int64_t end) {
     const int64_t from = session.size();
-    session.append(std::span(tokens).subspan(static_cast<size_t>(from), static_cast<size_t>(end - from)), nullptr, nullptr,
-                   progress ? [&](int64_t done) { progress(from + done); } : Progress());
+    if (end < from || static_cast<size_t>(end - from) > rest.size()) {
+      throw Error(ErrorKind::argument, "", "prunes", "positions of the tokens before each", std::to_string(end));
+    }
+    const std::span<const int32_t> next = rest.first(static_cast<size_t>(end - from));
+    session.append(next, nullptr, nullptr, progress ? [&](int64_t done) { progress(from + done); } : Progress());
+    rest = rest.subspan(next.size());
   };
-  for (size_t i = 0; i < state.prunes.size(); ++i) {
-    const Prune& p = state.prunes[i];
-    append_to(before[i], p.at);
+  for (const Prune& p : state.prunes) {
+    append_to(p.at);
     session.prune_range(p.begin, p.end, p.shift);
   }
-  append_to(state.tokens, state.size());
+  append_to(state.size());
   session.generation() = state.generation;
   session.dialogue() = state.dialogue;
   return session;
@@ -64,6 +62,10 @@ std::optional<Difference> verify(const Snapshot& snapshot, std::shared_ptr<const
   SessionOptions o = options;
   o.kv_type = snapshot.meta().kv.type;
   o.capacity = std::min(snapshot.meta().capacity, model->config().max_positions);
+  const ModelConfig& c = model->config();
+  if (!(KvShape{c.layers, c.kv_heads, c.head_dim, o.kv_type} == snapshot.meta().kv)) {
+    throw Error(ErrorKind::mismatch, snapshot.path(), "META: kv", "keys and values of the model's shape", "others");
+  }
   Session again = replay(std::move(model), snapshot.recipe(), o, progress);
   if (bisect || snapshot.meta().form == SnapshotForm::recipe) return first_digest_difference(snapshot, again);
   const bool blas = o.compute.contract == Contract::f32_blas || snapshot.meta().contract == "f32-blas";

@@ -355,7 +355,7 @@ TEST_F(SnapshotTest, MetaThatDoesNotHold) {
   EXPECT_EQ(error([](Json& j) { j["fingerprints"] = {1}; }), "format: FILE: META: fingerprints: expected an array of objects, found an array");
   EXPECT_EQ(error([](Json& j) { j["kv"]["type"] = "f64"; }), "format: FILE: META: kv.type: expected f32, bf16 or f16, found \"f64\"");
   EXPECT_EQ(error([](Json& j) { j["kv"]["layers"] = int64_t{1} << 40; }),
-            "format: FILE: META: kv.layers: expected an integer in 1..1024, found 1099511627776");
+            "format: FILE: META: kv.layers: expected an integer in 1..1048576, found 1099511627776");
   EXPECT_EQ(error([](Json& j) { j["positions"] = 201; }), "format: FILE: META: positions: expected an integer in 0..200, found 201");
   EXPECT_EQ(error([](Json& j) { j["positions"] = 4, j["generation"]["turns"].clear(); }), "format: FILE: TOKENS: expected 16 bytes, found 20");
   EXPECT_EQ(error([](Json& j) { j["capacity"] = int64_t{1} << 50; }),

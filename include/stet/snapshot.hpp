@@ -120,8 +120,9 @@ class Snapshot {
   // and its sections that stet does not need for a state (self-contained weights, unknown optional ones) are kept.
   static StateDigests save(const State& state, const Snapshot& like, const std::string& path, const SaveOptions& options);
 
-  // Reads and checks all but the keys and values, which stay in the file until they are used. Throws Error: io, or
-  // format for anything that is not as it was written.
+  // Reads and checks all but the keys and values, which stay in the file until they are used: tokens, logits, and the shape of
+  // keys and values fit the config; what is claimed stays within limits.hpp. Throws Error: io, or format for anything that is
+  // not as it was written.
   static Snapshot open(const std::string& path);
   // The same, with the parents of a delta (find_parents).
   static Snapshot open(const std::string& path, const std::string& parent);
@@ -139,8 +140,8 @@ class Snapshot {
   // The state alone, without a model. Not of a recipe. `capacity` 0: as saved.
   State state(int64_t capacity = 0, const RestoreOptions& how = {}) const;
 
-  // Proves, without a model, that every byte is what was written, and that tokens, logits, keys and values fit its config. Opening
-  // has proved the rest of the file. Of a recipe's keys, values and logits there are digests alone. Throws the first fault: a format
+  // Proves, without a model, that every byte is what was written. Opening has proved all but keys, values and the files that the
+  // snapshot brings along. Of a recipe's keys, values and logits there are digests alone. Throws the first fault: a format
   // Error, an io Error for a parent that is missing. `threads` 0: all processors.
   SnapshotCheck check(int threads = 0) const;
 
@@ -196,7 +197,10 @@ class Snapshot {
   const Section& section(const std::string& name) const;
   std::span<const std::byte> content(const std::string& name) const;
   std::shared_ptr<const FileSource> archive(const std::string& name) const;
+  void check_vocabulary() const;
   void read_places();
+  void read_index();
+  void check_expanded(uint64_t size, uint64_t expanded) const;
   bool is_file_of(const Snapshot& other) const;
   Parents parents_or_find() const;
   Parents resolve_parents(const std::string& path) const;
@@ -204,12 +208,11 @@ class Snapshot {
   Place place(int64_t block, const Parents& parents) const;
   State load(int64_t capacity, const RestoreOptions& how, std::vector<int64_t>* damaged) const;
   void refuse_damage(const std::vector<int64_t>& damaged) const;
-  std::shared_ptr<KvBlock> load_block(KvCache& kv, const Parents& parents, int64_t block, const RestoreOptions& how) const;
+  std::shared_ptr<KvBlock> load_block(KvCache& kv, const Place& at, int64_t block, const RestoreOptions& how) const;
   std::shared_ptr<KvBlock> read_block(KvCache& kv, const Place& at, int64_t block, bool trust) const;
   SavedBlock saved_block(int64_t block, const Place& at) const;
   void prove(Session& session) const;
-  void check_config() const;
-  void check_block(int64_t block, const Parents& parents) const;
+  void check_block(int64_t block, const Parents& parents, std::span<const Digest> of_zeros) const;
   bool is_block(int64_t block, const std::byte* bytes) const;
 
   std::shared_ptr<const MappedFile> file_;  // null when parsed from bytes

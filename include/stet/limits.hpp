@@ -1,0 +1,25 @@
+// What a file from a stranger may ask for. Readers hold the numbers they find against these before they use them as a count, a
+// size, an index or a shape, so that neither memory nor time is spent on a lie. docs/security.md explains them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace stet {
+
+// The shape of a model, in config.json and in a snapshot. Products of two of these fit 64 bits.
+constexpr int64_t kMaxSize = int64_t{1} << 20;  // of any dimension; the largest published is below 2^19
+constexpr int64_t kMaxLayers = 1024, kMaxHeads = 1024, kMaxHeadDim = 1024;
+constexpr int64_t kMaxPositions = int64_t{1} << 24;
+
+// Of a snapshot.
+constexpr size_t kMaxMetaBytes = size_t{16} << 20;   // its META section
+constexpr size_t kMaxBlockBytes = size_t{1} << 30;   // keys and values of 64 positions; 0.6 GB for the largest published shape
+constexpr uint64_t kMaxDeflateRatio = 1100;          // of a compressed block; deflate reaches 1032
+constexpr size_t kMaxParents = 256;                  // deltas in a chain
+constexpr size_t kMaxParentsMetaBytes = size_t{64} << 20;  // META sections of a chain
+// What the compressed blocks of one file may become: this many bytes, and this many times the file's size. A writer stores
+// blocks as they are where they would go beyond that.
+constexpr uint64_t kExpandedBytes = uint64_t{32} << 20, kExpandedRatio = 2;
+
+}  // namespace stet
