@@ -29,6 +29,11 @@ inline std::string le(const Digest& d) { return le(d.low, 8) + le(d.high, 8); }
 
 inline std::string digest_bytes(std::string_view text) { return le(digest_of(std::as_bytes(std::span(text)))); }
 
+// An archive's section is known by the digest of its index, which says how long it is.
+inline std::string_view archive_index(std::string_view archive) {
+  return archive.size() < 12 ? archive : archive.substr(0, get_le(archive, 8, 4));
+}
+
 struct SnapshotImage {
   struct Section {
     std::string name, content;
@@ -64,12 +69,13 @@ struct SnapshotImage {
     const uint64_t front = end;
     std::string blocks;
     for (const Section& s : sections) {
-      const uint64_t alignment = s.name == "KV" ? 65536 : 64, offset = (end + alignment - 1) / alignment * alignment;
+      const bool archive = s.name == "WEIGHTS" || s.name == "TOKENIZR";
+      const uint64_t alignment = s.name == "KV" ? 65536 : archive ? 4096 : 64, offset = (end + alignment - 1) / alignment * alignment;
       body += std::string(offset - end, '\0') + s.content;
       end = offset + s.content.size();
       if (s.name == "BLOCKS") blocks = digest_bytes(s.content);
       table += s.name + std::string(8 - s.name.size(), '\0') + le(offset, 8) + le(s.content.size(), 8) + le(s.flags, 4) +
-               le(s.encoding, 4) + (s.name == "KV" ? blocks : digest_bytes(s.content)) + std::string(16, '\0');
+               le(s.encoding, 4) + (s.name == "KV" ? blocks : digest_bytes(archive ? archive_index(s.content) : s.content)) + std::string(16, '\0');
     }
     std::string header = std::string("\x93STET\r\n\x1a", 8) + le(version, 4) + le(header_size, 4) + le(required, 8) +
                          le(optional, 8) + le(front + body.size(), 8) + le(sections.size(), 4) + le(0, 4) + le(128, 8) +

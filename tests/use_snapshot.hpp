@@ -20,7 +20,8 @@ namespace stet::test {
 // What came of each way: its name, and its Error or "".
 using Uses = std::vector<std::pair<std::string, std::string>>;
 
-inline Uses use_in_every_way(const std::string& path, const std::string& output, const std::shared_ptr<const Model>& model) {
+inline Uses use_in_every_way(const std::string& path, const std::string& output, const std::shared_ptr<const Model>& model,
+                             const std::string& parent = "") {
   Uses uses;
   const auto use = [&](const std::string& name, const std::function<void()>& way) {
     uses.emplace_back(name, "");
@@ -32,7 +33,7 @@ inline Uses use_in_every_way(const std::string& path, const std::string& output,
   };
   SessionOptions one;
   one.compute.threads = 1;
-  const auto open = [&] { return Snapshot::open(path, ""); };
+  const auto open = [&] { return Snapshot::open(path, parent); };
   const auto write = [&](const State& state, const SaveOptions& form) { Snapshot::save(state, open(), output, form); };
   const auto pruned = [&](bool shift) {
     const Snapshot s = open();

@@ -7,6 +7,7 @@
 #include "stet/error.hpp"
 #include "tools/command.hpp"
 #include "tools/help.hpp"
+#include "tools/run.hpp"
 
 namespace {
 
@@ -39,8 +40,7 @@ int run(CLI::App& app, int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  using namespace stet::tool;
+int stet::tool::run_command(int argc, char** argv) {
   open_standard_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is a write error like any other
   std::signal(SIGPIPE, SIG_IGN);  // and so is a reader that has gone
