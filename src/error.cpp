@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "src/utf8.hpp"
+
 namespace stet {
 namespace {
 
@@ -16,41 +18,41 @@ std::string compose(const std::string& file, const std::string& field, const std
   return line;
 }
 
-// Length of the well-formed UTF-8 sequence at `at`, or 0.
-size_t utf8_length(const std::string& s, size_t at) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(s[i]); };
-  const unsigned char lead = byte(at);
-  const size_t length = lead < 0x80 ? 1 : lead >= 0xC2 && lead < 0xE0 ? 2 : lead >= 0xE0 && lead < 0xF0 ? 3
-                        : lead >= 0xF0 && lead < 0xF5 ? 4 : 0;
-  if (length == 0 || at + length > s.size()) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(at + i) & 0xC0) != 0x80) return 0;
+// What stands at one place of a text, as it may be shown; returns its length.
+size_t append_shown(std::string& out, std::string_view text, size_t at) {
+  static const char* hex = "0123456789abcdef";
+  const Utf8 c = utf8_at(text, at);
+  if (c.valid && !is_control(c.code)) {
+    out += text.substr(at, c.length);
+  } else if (c.valid && c.code >= 0x80) {
+    out += "\\u";
+    for (int shift = 12; shift >= 0; shift -= 4) out += hex[c.code >> shift & 15];
+  } else {
+    for (size_t i = at; i < at + c.length; ++i) {
+      const unsigned char byte = static_cast<unsigned char>(text[i]);
+      out += std::string("\\x") + hex[byte >> 4] + hex[byte & 15];
+    }
   }
-  if ((lead == 0xE0 && byte(at + 1) < 0xA0) || (lead == 0xED && byte(at + 1) > 0x9F) ||
-      (lead == 0xF0 && byte(at + 1) < 0x90) || (lead == 0xF4 && byte(at + 1) > 0x8F)) {
-    return 0;
-  }
-  return length;
+  return c.length;
 }
 
 }  // namespace
 
 std::string printable(const std::string& text, size_t limit) {
-  static const char* hex = "0123456789abcdef";
   std::string out;
   for (size_t i = 0; i < text.size();) {
     if (out.size() >= limit) return out + "...";
-    const unsigned char c = static_cast<unsigned char>(text[i]);
-    const size_t length = utf8_length(text, i);
-    if (length == 0 || c < 0x20 || c == 0x7F) {
-      if (c == '\n') out += "\\n";
-      else if (c == '\t') out += "\\t";
-      else out += std::string("\\x") + hex[c >> 4] + hex[c & 15];
-      i += 1;
-    } else {
-      out.append(text, i, length);
-      i += length;
-    }
+    if (text[i] == '\n' || text[i] == '\t') out += text[i++] == '\n' ? "\\n" : "\\t";
+    else i += append_shown(out, text, i);
+  }
+  return out;
+}
+
+std::string for_terminal(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    if (text[i] == '\n' || text[i] == '\t') out += text[i++];
+    else i += append_shown(out, text, i);
   }
   return out;
 }

@@ -160,7 +160,7 @@ std::vector<std::string> ChatShell::complete(const std::string& line) const {
 }
 
 std::string ChatShell::prompt_text() const {
-  const std::string name = name_ == "main" ? "you" : "you (" + name_ + ")";
+  const std::string name = name_ == "main" ? "you" : "you (" + printable(name_) + ")";
   return colour_ ? "\1\033[1m\1" + name + ">\1\033[0m\1 " : name + "> ";
 }
 
@@ -243,8 +243,8 @@ bool ChatShell::converse(const std::optional<std::string>& user, Then then) {
   const auto show = [&](std::string_view text) {
     if (quiet || text.empty()) return;
     reading.reset();
-    if (std::exchange(at_start, false) && colour_) out("\033[36m");
-    out(text);
+    if (std::exchange(at_start, false) && colour_) out_style("\033[36m");
+    out_text(text);
     flush_output();
   };
   try {
@@ -257,7 +257,7 @@ bool ChatShell::converse(const std::optional<std::string>& user, Then then) {
     return false;
   }
   reading.reset();
-  if (!quiet) out(colour_ && !at_start ? "\033[0m\n" : "\n");
+  if (!quiet) out_style(colour_ && !at_start ? "\033[0m\n" : "\n");
   tell_healed(current().session());
   tell_end();
   return true;

@@ -23,7 +23,10 @@ bool terminal(int fd) {
 
 void write_line(const char* colour, const std::string& text) {
   flush_output();
-  write_error(colours_on(STDERR_FILENO) ? fmt::format("\033[{}m{}\033[0m\n", colour, text) : text + "\n");
+  const bool coloured = colours_on(STDERR_FILENO);
+  if (coloured) write_error_style(fmt::format("\033[{}m", colour));
+  write_error(text);
+  write_error_style(coloured ? "\033[0m\n" : "\n");
 }
 
 }  // namespace
@@ -52,7 +55,9 @@ void ProgressLine::turn() {
 void ProgressLine::draw() {
   const bool dim = colours_on(STDERR_FILENO);
   const std::string text = fmt::format("{} {} {} / {} tokens", "|/-\\"[frame_++ % 4], what_, done_, total_);
-  write_error(fmt::format("\r\033[K{}{}{}", dim ? "\033[2m" : "", text, dim ? "\033[0m" : ""));
+  if (dim) write_error_style("\033[2m");
+  rewrite_line(text);
+  if (dim) write_error_style("\033[0m");
   shown_ = true;
 }
 
@@ -69,7 +74,7 @@ void ProgressLine::stop() {
   }
   changed_.notify_all();
   thread_.join();
-  if (shown_) write_error("\r\033[K");
+  if (shown_) rewrite_line("");
 }
 
 }  // namespace stet::tool

@@ -119,6 +119,7 @@ void add_chat(CLI::App& app) {
   sub->add_option("--chat-template", o->template_file, "a Jinja template in place of the checkpoint's")->type_name("FILE")->group("Conversation");
   add_texts(*sub, "--var", o->variables, "a variable for the template: NAME=JSON (again for more)")->group("Conversation");
   sub->add_flag("--special-in-user-text", o->special_in_user_text, "marks in messages are marks, not text")->group("Conversation");
+  add_raw_output(*sub);
   sub->add_flag("--stats", o->stats, "a line after each reply: tokens, time")->group("Output");
   sub->add_flag("--json", o->json, "with --script: one JSON object per turn")->group("Output");
   sub->add_option("-n,--max-tokens", o->generate.max_tokens, "most tokens of a reply (default: 512)")

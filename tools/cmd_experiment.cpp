@@ -225,12 +225,12 @@ std::string quoted(const std::string& text) {
 void print_csv(const std::vector<Run>& runs, const Options& o) {
   std::string header = "run,seed";
   for (const Axis& axis : o.axes) header += std::string(",") + axis.option;
-  out(header + ",tokens,stop,same_as,log_probability,seconds,state,file,text\r\n");
+  out_text(header + ",tokens,stop,same_as,log_probability,seconds,state,file,text\r\n");
   for (size_t i = 0; i < runs.size(); ++i) {
     const Run& run = runs[i];
     std::string line = fmt::format("{},{}", i + 1, run.seed);
     for (const double value : run.values) line += fmt::format(",{}", value);
-    out(line + fmt::format(",{},{},{},{},{:.4f},{},{},{}\r\n", run.reply.ids.size(), run.reply.stop, run.same_as + 1, run.log_probability,
+    out_text(line + fmt::format(",{},{},{},{},{:.4f},{},{},{}\r\n", run.reply.ids.size(), run.reply.stop, run.same_as + 1, run.log_probability,
                            run.seconds, digest_text(run.digests.state), quoted(run.file), quoted(run.reply.text)));
   }
 }

@@ -27,6 +27,7 @@ struct Options {
     app.add_flag("--ignore-eos", generate.ignore_eos, "go on past stop tokens")->group("Stopping");
     save_as.add_to(app, add_save_output(app, save, "keep the state in this file afterwards, for `stet resume`")->group("Output"));
     app.add_flag("--json", json, "one JSON object per reply")->group("Output");
+    add_raw_output(app);
   }
   // What is wrong is said before a long computation.
   void validate() const {
@@ -134,7 +135,7 @@ class Replies {
   bool show(std::string_view text) {
     greet();
     if (options_.json || text.empty()) return true;
-    const bool good = out(text);
+    const bool good = out_text(text);
     flush_output();
     return good && out("");
   }

@@ -110,7 +110,7 @@ void run(const Options& o) {
   } else if (o.show_ids) {
     for (const int32_t id : renderer.ids(text)) out(fmt::format("{:>8}  {}\n", id, printable(renderer.tokenizer().piece(id))));
   } else {
-    out(text.bytes);
+    out_text(text.bytes);
   }
 }
 
@@ -130,6 +130,7 @@ void add_template(CLI::App& app) {
   add_texts(*sub, "--var", o->variables, "a variable of the template: name=JSON (may be given again)")->excludes(lines);
   sub->add_option("--chat-template", o->chat_template, "another template than the checkpoint's")->type_name("FILE");
   CLI::Option* json = sub->add_flag("--json", o->json, "{\"text\": …, \"ids\": […]}")->excludes(lines);
+  add_raw_output(*sub);
   sub->add_flag("--show-ids", o->show_ids, "the tokens of the text, one per line")->excludes(lines)->excludes(json);
   sub->add_flag("--plain-special", o->plain_special, "special tokens in messages are ordinary text, as in stet chat");
   o->checkpoint.add_to(*sub);

@@ -47,7 +47,7 @@ void run_detokenize(const Options& o) {
     });
   }
   const std::string text = tokenizer->decode(parse_ids(o.ids, "--ids"), o.skip_special);
-  out((o.json ? dump(text) : text) + "\n");
+  out_text((o.json ? dump(text) : text) + "\n");
 }
 
 }  // namespace
@@ -74,6 +74,7 @@ void add_detokenize(CLI::App& app) {
   o->sources.add(sub->add_option("ids,--ids", o->ids, "token ids: 1,2,3")->type_name("IDS"));
   CLI::Option* lines = o->sources.add(sub->add_flag("--jsonl", o->jsonl, "one JSON array per line of standard input, one JSON string per line out"));
   sub->add_flag("--json", o->json, "a JSON string")->excludes(lines);
+  add_raw_output(*sub);
   sub->add_flag("--skip-special", o->skip_special, "leave special tokens out");
   o->checkpoint.add_to(*sub);
   sub->callback([o] {

@@ -165,10 +165,10 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
   const double start = seconds();
   bool shown = false;
   while (loading.wait_for(std::chrono::milliseconds(shown ? 250 : 1000)) != std::future_status::ready) {
-    say("\rloading {} … {:.0f} s", printable(name), seconds() - start);
+    rewrite_line(fmt::format("loading {} … {:.0f} s", printable(name), seconds() - start));
     shown = true;
   }
-  if (shown) say("\r\033[K");
+  if (shown) rewrite_line("");
   return loading.get();
 }
 
@@ -421,8 +421,7 @@ Progress prefill_progress(int64_t total) {
   return [start, total, shown = false](int64_t done) mutable {
     const double t = seconds() - start;
     if (!watched() || (!shown && t < 1)) return;
-    say("\rprefill {} / {} tokens, {:.0f} tokens/s", done, total, static_cast<double>(done) / t);
-    if (done >= total) say("\r\033[K");
+    rewrite_line(done < total ? fmt::format("prefill {} / {} tokens, {:.0f} tokens/s", done, total, static_cast<double>(done) / t) : "");
     shown = true;
   };
 }

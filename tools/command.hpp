@@ -253,7 +253,14 @@ bool watched();                                    // someone looks at stderr
 void check_writable(const std::string& path);
 
 // Writes to standard output. False once that has failed; finish_output() then says why.
+// Control characters are escaped, tabs and newlines stay.
 bool out(std::string_view text);
+// The same for a text that is the result itself, as a reply is: escaped on a terminal, unless --raw-output asks for the bytes, and
+// as it is where a program reads it.
+bool out_text(std::string_view text);
+// Our own sequences, as they are.
+bool out_style(std::string_view sequence);
+void add_raw_output(CLI::App& app);
 void flush_output();
 void finish_output();  // throws an io Error unless all of it was written
 

@@ -15,6 +15,8 @@
 #include <csignal>
 #include <cstring>
 #include <cwchar>
+
+#include "stet/error.hpp"
 #endif
 
 namespace stet::tool {
@@ -186,7 +188,7 @@ struct LineEditor::Impl {
       return CC_REFRESH;
     }
     std::fputc('\n', stdout);
-    for (const std::string& candidate : candidates) std::fprintf(stdout, "%s  ", candidate.c_str());
+    for (const std::string& candidate : candidates) std::fprintf(stdout, "%s  ", printable(candidate).c_str());
     std::fputc('\n', stdout);
     return CC_REDISPLAY;
   }

@@ -194,8 +194,7 @@ class CheckpointWriter {
       done_ += buffer_.size();
     }
     if (::isatty(STDERR_FILENO)) {
-      stet::tool::say("\r{} %", 100 * done_ / plan_.bytes);
-      if (done_ == plan_.bytes) stet::tool::say("\r     \r");
+      stet::tool::rewrite_line(done_ < plan_.bytes ? std::to_string(100 * done_ / plan_.bytes) + " %" : "");
     }
   }
 

@@ -1,10 +1,13 @@
 // Standard output, and texts for it.
 #include <fmt/format.h>
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <system_error>
 
+#include "src/utf8.hpp"
 #include "stet/error.hpp"
 #include "tools/command.hpp"
 
@@ -12,12 +15,25 @@ namespace stet::tool {
 namespace {
 
 int output_error = 0;  // errno of the first failure
+bool raw_output = false;
 
 }  // namespace
 
-bool out(std::string_view text) {
-  if (output_error == 0 && std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) output_error = errno;
+bool out_style(std::string_view sequence) {
+  if (output_error == 0 && std::fwrite(sequence.data(), 1, sequence.size(), stdout) != sequence.size()) output_error = errno;
   return output_error == 0;
+}
+
+bool out(std::string_view text) { return out_style(for_terminal(text)); }
+
+bool out_text(std::string_view text) {
+  static const bool terminal = isatty(STDOUT_FILENO) != 0;
+  return terminal && !raw_output ? out(text) : out_style(text);
+}
+
+void add_raw_output(CLI::App& app) {
+  raw_output = false;
+  app.add_flag("--raw-output", raw_output, "on a terminal, write control characters of the text as they are")->group("Output");
 }
 
 void flush_output() {
@@ -30,7 +46,18 @@ void finish_output() {
   throw Error(ErrorKind::io, "standard output", "", "to be writable", std::generic_category().message(output_error));
 }
 
-std::string dump(const Json& json, int indent) { return json.dump(indent, ' ', false, Json::error_handler_t::replace); }
+// Beyond what JSON demands, what could drive a terminal is escaped, which changes no value: it only stands in strings.
+std::string dump(const Json& json, int indent) {
+  const std::string text = json.dump(indent, ' ', false, Json::error_handler_t::replace);
+  std::string escaped;
+  for (size_t i = 0; i < text.size();) {
+    const Utf8 c = utf8_at(text, i);
+    if (c.code > 0x20 && is_control(c.code)) escaped += fmt::format("\\u{:04x}", c.code);
+    else escaped += std::string_view(text).substr(i, c.length);
+    i += c.length;
+  }
+  return escaped;
+}
 
 Json digests_json(const StateDigests& d) {
   return {{"tokens", digest_text(d.tokens)}, {"logits", digest_text(d.logits)}, {"kv", digest_text(d.kv)},

@@ -4,6 +4,8 @@
 
 #include <cstdio>
 
+#include "stet/error.hpp"
+
 namespace stet::tool {
 
 void open_standard_streams() {
@@ -12,9 +14,13 @@ void open_standard_streams() {
   }
 }
 
-void write_error(std::string_view text) {
-  (void)!std::fwrite(text.data(), 1, text.size(), stderr);
+void write_error_style(std::string_view sequence) {
+  (void)!std::fwrite(sequence.data(), 1, sequence.size(), stderr);
   std::fflush(stderr);
 }
+
+void write_error(std::string_view text) { write_error_style(for_terminal(text)); }
+
+void rewrite_line(std::string_view text) { write_error_style("\r\033[K" + for_terminal(text)); }
 
 }  // namespace stet::tool

@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace stet {
 
@@ -26,7 +27,10 @@ class Error : public std::runtime_error {
   std::string file, field, expected, found;
 };
 
-// The given text with control characters and broken UTF-8 escaped, cut to `limit` bytes: fit for one line.
+// The given text with control characters and broken UTF-8 escaped, cut to `limit` bytes: fit for one line. Control characters are
+// those of Unicode's category Cc (C0, DEL, C1), line and paragraph separators, and what changes the direction of text.
 std::string printable(const std::string& text, size_t limit = 200);
+// The same for any number of lines, uncut: tabs and newlines stay. What a stranger wrote cannot drive a terminal then.
+std::string for_terminal(std::string_view text);
 
 }  // namespace stet
