@@ -177,6 +177,7 @@ ArchiveWriter::ArchiveWriter(const FileSource& source, const std::vector<std::st
   ByteWriter entries;
   size_ = index_size;
   for (const std::string& name : names) {
+    source.check_own(name);
     files_.push_back(source.open(name));
     Entry e{name, aligned(size_), files_.back()->bytes().size(), digest_of_file(*files_.back())};
     entries.u64(e.offset);

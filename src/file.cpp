@@ -60,11 +60,17 @@ int open_for_reading(const std::string& path, int flags, struct stat* info) {
   throw_io(path, "a readable file", error);
 }
 
+void check_regular(const std::string& path, const struct stat& info) {
+  if (!S_ISREG(info.st_mode)) throw Error(ErrorKind::io, path, "", "a regular file", "a device or pipe");
+}
+
+// A stream that this process was given is waited for; nothing else can make it wait.
 template <typename Buffer>
-Buffer read_whole(const std::string& path, size_t limit) {
+Buffer read_whole(const std::string& path, size_t limit, bool stream = false) {
   limit = std::min(limit, SIZE_MAX / 4);  // so that the sums below cannot wrap
   struct stat info = {};
-  const Descriptor file(open_for_reading(path, 0, &info));
+  const Descriptor file(open_for_reading(path, stream ? 0 : O_NONBLOCK, &info));
+  if (!stream) check_regular(path, info);
   // One byte more than the size, so that a regular file's end is seen without growing the buffer.
   const size_t expected = info.st_size > 0 ? static_cast<size_t>(info.st_size) : kBufferSize;
   Buffer content(std::min(expected, limit) + 1, {});
@@ -91,7 +97,7 @@ bool is_temporary_of(std::string_view name, std::string_view target) {
              std::string_view::npos;
 }
 
-// Every writer holds a lock on its temporary, so one that can be locked has lost its writer.
+// Every writer holds a lock on its temporary, so one that can be locked has lost its writer. Those of other users are theirs.
 void remove_abandoned(const std::string& directory, const std::string& target) {
   DIR* stream = ::opendir(directory.c_str());
   if (stream == nullptr) return;
@@ -99,7 +105,9 @@ void remove_abandoned(const std::string& directory, const std::string& target) {
     if (!is_temporary_of(entry->d_name, target)) continue;
     const Descriptor file(
         ::openat(::dirfd(stream), entry->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-    if (file.get() >= 0 && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
+    struct stat info = {};
+    if (file.get() < 0 || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) continue;
+    if (::flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
       ::unlinkat(::dirfd(stream), entry->d_name, 0);
     }
   }
@@ -137,10 +145,15 @@ std::string read_text_file(const std::string& path, size_t limit) {
   return read_whole<std::string>(path, limit);
 }
 
+std::string read_text_input(const std::string& path, size_t limit) {
+  const bool given = path == "/dev/stdin" || path.starts_with("/dev/fd/") || path.starts_with("/proc/self/fd/");
+  return read_whole<std::string>(path, limit, given);
+}
+
 FileContent read_file_to_memory(const std::string& path) {
   struct stat info = {};
   const Descriptor file(open_for_reading(path, O_NONBLOCK, &info));  // a pipe must not make it wait
-  if (!S_ISREG(info.st_mode)) throw Error(ErrorKind::io, path, "", "a regular file", "a device or pipe");
+  check_regular(path, info);
   const auto size = static_cast<size_t>(info.st_size);
   FileContent content{Memory(size), size};
   for (size_t at = 0; at < size;) {
@@ -152,7 +165,7 @@ FileContent read_file_to_memory(const std::string& path) {
   return content;
 }
 
-AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), target_(resolve_links(path_)) {
+AtomicFile::AtomicFile(std::string path, unsigned mode) : path_(std::move(path)), target_(resolve_links(path_)) {
   const size_t slash = target_.rfind('/');
   directory_ = slash == std::string::npos ? "." : slash == 0 ? "/" : target_.substr(0, slash);
   const std::string name = target_.substr(slash == std::string::npos ? 0 : slash + 1);
@@ -167,24 +180,26 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)), target_(resol
   }
   buffer_.reserve(kBufferSize);
   remove_abandoned(directory_, name);
-  create_temporary();
+  create_temporary(exists ? 0600 : mode & 0666);
   if (exists) (void)!::fchmod(fd_, old.st_mode & 0777);
 }
 
-void AtomicFile::create_temporary() {
+void AtomicFile::create_temporary(unsigned mode) {
   while (true) {
     temporary_ = target_ + std::string(kTemporaryMark) + random_digits();
-    fd_ = retried([&] { return ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
+    fd_ = retried([&] { return ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, static_cast<mode_t>(mode)); });
     if (fd_ < 0 && errno == EEXIST) continue;
     if (fd_ < 0) {
       const int error = errno;
       temporary_.clear();
       throw_io(path_, "to create a file in its directory", error);
     }
-    // Between open and flock another writer may have taken it for abandoned and removed it.
+    // Between open and flock another writer may have taken it for abandoned and removed it, or may be about to. Nobody's lock is
+    // waited for.
     struct stat info = {};
-    ::flock(fd_, LOCK_EX);
-    if (::fstat(fd_, &info) == 0 && info.st_nlink > 0) return;
+    const bool locked = ::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;  // some file systems know no locks
+    if (locked && ::fstat(fd_, &info) == 0 && info.st_nlink > 0) return;
+    ::unlink(temporary_.c_str());
     ::close(fd_);
   }
 }

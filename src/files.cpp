@@ -42,6 +42,18 @@ class DirectorySource : public FileSource {
     return read_text_file(path_of(name), limit);
   }
 
+  void check_own(const std::string& name) const override {
+    namespace fs = std::filesystem;
+    std::error_code error;
+    const fs::path home = fs::canonical(path().empty() ? "." : path(), error);
+    const fs::path file = error ? fs::path() : fs::canonical(path_of(name), error);
+    if (error) throw Error(ErrorKind::io, path_of(name), "", "a readable file", error.message());
+    const bool inside = *file.lexically_relative(home).begin() != "..";
+    const bool blob = home.parent_path().filename() == "snapshots" && file.parent_path() == home.parent_path().parent_path() / "blobs";
+    if ((inside || blob) && fs::is_regular_file(file, error)) return;
+    throw Error(ErrorKind::io, path_of(name), "", "a regular file of its directory, to put into a snapshot", "a link to " + file.string());
+  }
+
  private:
   bool map_;
 };
@@ -83,6 +95,7 @@ class CopyingSource : public FileSource {
       : FileSource(source->path(), source->path_of("")), source_(std::move(source)) {}
 
   bool has(const std::string& name) const override { return source_->has(name); }
+  void check_own(const std::string& name) const override { source_->check_own(name); }
   std::string read(const std::string& name, size_t limit) const override { return source_->read(name, limit); }
 
   std::shared_ptr<const FileBytes> open(const std::string& name) const override {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "stet/error.hpp"
+#include "stet/limits.hpp"
 
 namespace stet {
 namespace {
@@ -25,6 +26,8 @@ std::string line_and_column(std::string_view text, size_t count) {
   const size_t line_start = before.rfind('\n') + 1;  // 0 when there is no newline
   return fmt::format("line {}, column {}", line, before.size() - line_start + 1);
 }
+
+size_t json_memory(size_t text) { return kJsonBytes + kJsonRatio * text; }
 
 // Builds the document as the parser's events arrive, refusing what the library would let pass.
 class Builder : public nlohmann::json_sax<Json> {
@@ -63,7 +66,21 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
  private:
+  // What the tree takes for a value, roughly: an element of an array that has just doubled, or a node of a map with its key.
+  void charge(const Json& value) {
+    size_t cost = 2 * sizeof(Json);
+    if (!open_.empty() && open_.back()->is_object()) cost = 96 + keys_.back().capacity();
+    if (value.is_string()) cost += 48 + value.get_ref<const std::string&>().capacity();
+    if (value.is_structured()) cost += 64;
+    if (cost <= left_) {
+      left_ -= cost;
+      return;
+    }
+    throw Error(ErrorKind::format, file_, "", "JSON whose values take at most " + std::to_string(json_memory(text_.size())) + " bytes", "more");
+  }
+
   Json* add(Json&& value, bool) {
+    charge(value);
     if (open_.empty()) {
       root_ = std::move(value);
       return &root_;
@@ -108,6 +125,7 @@ class Builder : public nlohmann::json_sax<Json> {
 
   std::string_view text_;
   const std::string& file_;
+  size_t left_ = json_memory(text_.size());
   Json root_;
   std::vector<Json*>
       open_;  // the containers around the next value; stable, being last in their parents

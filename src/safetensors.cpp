@@ -1,3 +1,4 @@
+#include "stet/limits.hpp"
 #include "stet/safetensors.hpp"
 
 #include <fmt/format.h>
@@ -120,8 +121,12 @@ std::map<std::string, std::string> read_weight_map(const FileSource& source) {
       parse_json(source.read(kIndexName, kIndexLimit), source.path_of(kIndexName));
   const JsonReader weight_map = index.required_object("weight_map");
   std::map<std::string, std::string> files;
+  std::set<std::string> shards;
   for (const std::string& name : weight_map.keys()) {
     const std::string file = weight_map.string(name);
+    if (shards.insert(file).second && shards.size() > kMaxShards) {
+      weight_map.fail(name, "one of at most " + std::to_string(kMaxShards) + " files");
+    }
     if (!is_plain_name(file)) weight_map.fail(name, "the plain name of a file beside the index");
     files.emplace(name, file);
   }

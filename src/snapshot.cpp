@@ -96,7 +96,7 @@ struct SnapshotWriter {
   }
 
   void write(const std::string& path, const Snapshot* like) {
-    AtomicFile file(path);
+    AtomicFile file(path, options.mode);
     place_sections(like);
     for (size_t i = 0; i + 1 < sections.size(); ++i) {
       pad(file, sections[i].offset);

@@ -1,10 +1,13 @@
 // The parents of a delta: which files they are, and where each block is.
+#include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "src/snapshot_format.hpp"
@@ -15,47 +18,65 @@
 namespace stet {
 namespace {
 
-// A file beside `path` that holds this state.
+constexpr int kMostLookedAt = 4096;  // files beside a delta, when its parent has another name
+
+class Directory {
+ public:
+  explicit Directory(const std::string& path) : stream_(::opendir(path.c_str())) {}
+  Directory(const Directory&) = delete;
+  Directory& operator=(const Directory&) = delete;
+  ~Directory() {
+    if (stream_ != nullptr) ::closedir(stream_);
+  }
+  const dirent* next() { return stream_ == nullptr ? nullptr : ::readdir(stream_); }
+  int descriptor() const { return ::dirfd(stream_); }
+
+ private:
+  DIR* stream_;
+};
+
+// The state digest in the header of a regular file; "" where there is none.
+std::string state_of_file(int directory, const char* name) {
+  struct stat info = {};
+  if (::fstatat(directory, name, &info, 0) != 0 || !S_ISREG(info.st_mode)) return "";
+  const int fd = ::openat(directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (fd < 0) return "";
+  std::byte header[128];
+  const ssize_t size = ::pread(fd, header, sizeof header, 0);
+  ::close(fd);
+  const auto found = state_of_header({header, size < 0 ? 0 : static_cast<size_t>(size)});
+  return found ? digest_text(*found) : "";
+}
+
+// A snapshot beside a delta that holds this state: a regular file, no link, of the delta's owner. Of others nothing is opened.
 std::string file_with_state(const std::filesystem::path& path, const std::string& state) {
-  std::error_code error;
-  const std::filesystem::path directory = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
-  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
-    if (entry.path().extension() != ".stet" || !entry.is_regular_file(error)) continue;
-    if (std::filesystem::equivalent(entry.path(), path, error)) continue;
-    std::byte header[128];
-    std::ifstream in(entry.path(), std::ios::binary);
-    if (!in.read(reinterpret_cast<char*>(header), sizeof header)) continue;
-    const std::optional<Digest> found = state_of_header(header);
-    if (found && digest_text(*found) == state) return entry.path().string();
+  struct stat delta = {}, info = {};
+  if (::stat(path.c_str(), &delta) != 0) return "";
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  Directory directory(folder.string());
+  int looked_at = 0;
+  while (const dirent* entry = directory.next()) {
+    if (!std::string_view(entry->d_name).ends_with(".stet")) continue;
+    if (::fstatat(directory.descriptor(), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (!S_ISREG(info.st_mode) || info.st_uid != delta.st_uid || info.st_ino == delta.st_ino) continue;
+    if (++looked_at > kMostLookedAt) return "";
+    if (state_of_file(directory.descriptor(), entry->d_name) == state) return (folder / entry->d_name).string();
   }
   return "";
 }
 
 }  // namespace
 
-// The direct parent: the file of that name, or where that is not the one, any file beside it with that state.
+// The direct parent: the file that is named, or the one of the name that it had, or any file beside it with that state.
 std::shared_ptr<const Snapshot> Snapshot::find_parent(const std::string& path) const {
   std::string found = path;
   if (found.empty()) {
     const std::filesystem::path name = std::filesystem::path(meta_.parent_file).filename();
-    const std::filesystem::path beside = std::filesystem::path(path_).replace_filename(name);
-    std::error_code error;
-    if (!name.empty() && std::filesystem::is_regular_file(beside, error)) found = beside.string();
+    const std::string beside = std::filesystem::path(path_).replace_filename(name).string();
+    found = !name.empty() && state_of_file(AT_FDCWD, beside.c_str()) == meta_.parent ? beside : file_with_state(path_, meta_.parent);
   }
-  std::shared_ptr<const Snapshot> parent;
-  if (!found.empty()) {
-    try {
-      parent = std::make_shared<const Snapshot>(open(found));
-    } catch (const Error&) {
-      if (!path.empty()) throw;
-    }
-  }
-  const auto fits = [&] { return parent != nullptr && digest_text(parent->digests().state) == meta_.parent; };
-  if (!fits() && path.empty()) {
-    found = file_with_state(path_, meta_.parent);
-    if (!found.empty()) parent = std::make_shared<const Snapshot>(open(found));
-  }
-  if (!fits()) {
+  const std::shared_ptr<const Snapshot> parent = found.empty() ? nullptr : std::make_shared<const Snapshot>(open(found));
+  if (parent == nullptr || digest_text(parent->digests().state) != meta_.parent) {
     throw Error(ErrorKind::io, path_, "parent", "a snapshot of state " + meta_.parent + " beside it, or by --parent",
                 parent == nullptr ? "none" : "one of " + digest_text(parent->digests().state));
   }

@@ -1,4 +1,5 @@
 // The Tokenizer: files, tokenizer_config.json, added tokens, what is put around a text.
+#include "stet/limits.hpp"
 #include "stet/tokenizer.hpp"
 
 #include <fmt/format.h>
@@ -42,6 +43,7 @@ void add_token(TokenizerParts& parts, const AddedToken& token, const std::string
 
 struct Tokenizer::Impl {
   Files files;
+  std::optional<Error> foreign;  // why they may not be put into a snapshot
   Vocabulary vocabulary;
   std::vector<bool> special;  // by id
   AddedTokenFinder finder;    // tokens looked for in the text as it is
@@ -264,7 +266,7 @@ std::string fingerprint_of(const TokenizerParts& parts, const Tokenizer::Impl& i
 // Whatever hinders the reading, the vocabulary's file is named and called unreadable.
 std::string read_file(const FileSource& source, const std::string& name) {
   try {
-    return source.read(name, SIZE_MAX);
+    return source.read(name, name == "tokenizer.json" ? kMaxTokenizerJson : name == "tokenizer.model" ? kMaxTokenizerModel : kMaxTokenizerConfig);
   } catch (const Error& e) {
     if (e.kind != ErrorKind::io) throw;
     throw Error(ErrorKind::io, e.file, "", "a readable file", "one that is not");
@@ -287,7 +289,17 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& directory) {
 std::shared_ptr<const Tokenizer> Tokenizer::load(const FileSource& source) {
   Files files;
   for (const std::string& name : files_of(source)) files.emplace_back(name, read_file(source, name));
-  return load_from_files(std::move(files), source.path_of(""));
+  std::shared_ptr<const Tokenizer> tokenizer = load_from_files(std::move(files), source.path_of(""));
+  try {
+    for (const std::string& name : files_of(source)) source.check_own(name);
+  } catch (const Error& e) {
+    tokenizer->impl_->foreign = e;
+  }
+  return tokenizer;
+}
+
+void Tokenizer::check_own_files() const {
+  if (impl_->foreign) throw *impl_->foreign;
 }
 
 std::vector<std::string> Tokenizer::files_of(const FileSource& source) {

@@ -270,6 +270,12 @@ std::string compress_fault(std::string& how) {
   return how == "zlib" || level ? "" : "expected zlib or zlib:1 .. zlib:9, found " + (how.empty() ? "nothing" : how);
 }
 
+std::string mode_fault(std::string& mode) {
+  const bool octal = !mode.empty() && mode.size() <= 4 && mode.find_first_not_of("01234567") == std::string::npos;
+  if (octal && (std::stoul(mode, nullptr, 8) & ~0666ul) == 0) return "";
+  return "expected read and write permissions in octal, as 600 or 0640, found " + (mode.empty() ? "nothing" : mode);
+}
+
 }  // namespace
 
 void SaveFileOptions::add_to(CLI::App& app, CLI::Option* target) {
@@ -280,7 +286,9 @@ void SaveFileOptions::add_to(CLI::App& app, CLI::Option* target) {
         app.add_flag("--with-weights", with_weights, "put the checkpoint into the snapshot: it resumes without one"),
         app.add_flag("--with-tokenizer", with_tokenizer, "put the tokenizer into the snapshot"),
         app.add_option("--compress", compress, "zlib, or zlib:1 .. zlib:9 (such a file is read, not mapped)")
-            ->type_name("HOW")->check(CLI::Validator(compress_fault, ""))}) {
+            ->type_name("HOW")->check(CLI::Validator(compress_fault, "")),
+        app.add_option("--mode", mode, "permissions of a new file, in octal, less the umask (default: 600, yours alone)")
+            ->type_name("MODE")->check(CLI::Validator(mode_fault, ""))}) {
     option->group("Snapshot");
     if (target != nullptr) option->needs(target);
   }
@@ -293,6 +301,7 @@ void SaveFileOptions::add_to(CLI::App& app, CLI::Option* target) {
 SaveOptions SaveFileOptions::options(std::unique_ptr<Snapshot>& parent) const {
   SaveOptions o;
   o.form = snapshot_form_of(form);
+  if (!mode.empty()) o.mode = static_cast<unsigned>(std::stoul(mode, nullptr, 8));
   if (!compress.empty()) o.compress = compress == "zlib" ? 1 : compress.back() - '0';
   if (o.form == SnapshotForm::delta) {
     parent = std::make_unique<Snapshot>(Snapshot::open(against));
@@ -308,6 +317,7 @@ StateDigests SaveFileOptions::save(Session& session, const std::shared_ptr<const
   if (with_weights) o.weights = &session.model().source();
   if (with_tokenizer) {
     if (tokenizer == nullptr) no_tokenizer(session.model().directory());
+    tokenizer->check_own_files();
     files = memory_source(tokenizer->files(), "tokenizer");
     o.tokenizer = files.get();
   }

@@ -167,7 +167,7 @@ CLI::Validator sampling_range(std::string_view option);
 
 // --form, --compress: how a state is written.
 struct SaveFileOptions {
-  std::string form = "full", compress;
+  std::string form = "full", compress, mode;
   bool with_weights = false, with_tokenizer = false;
 
   // `target`: the option that names the file, without which none of these does anything; null where there is always one.

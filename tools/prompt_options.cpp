@@ -36,7 +36,7 @@ CLI::Option* add_bos_to(CLI::App& app, std::string& bos, const std::string& auto
       ->type_name("WHEN")->check(one_of({"auto", "on", "off"}))->group(group);
 }
 
-std::string read_prompt(const std::string& path) { return read_text_file(path == "-" ? "/dev/stdin" : path, kPromptLimit); }
+std::string read_prompt(const std::string& path) { return read_text_input(path == "-" ? "/dev/stdin" : path, kPromptLimit); }
 
 std::vector<int32_t> parse_ids(const std::string& text, const std::string& where) {
   const size_t first = text.find_first_not_of(" \t\r\n");

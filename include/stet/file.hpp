@@ -13,9 +13,12 @@
 
 namespace stet {
 
-// The content of a file or a pipe; a format Error when that is more than `limit` bytes.
+// The content of a regular file; a format Error when that is more than `limit` bytes. Anything else, a pipe or a device, is
+// refused at once.
 std::vector<std::byte> read_file(const std::string& path, size_t limit);
 std::string read_text_file(const std::string& path, size_t limit);
+// The same of what somebody named as input: the streams that this process was given, "/dev/stdin" and "/dev/fd/N", may be pipes.
+std::string read_text_input(const std::string& path, size_t limit);
 
 struct FileContent {
   Memory memory;
@@ -32,8 +35,9 @@ FileContent read_file_to_memory(const std::string& path);
 // which need not be there yet; the link stays.
 class AtomicFile {
  public:
-  // Creates the temporary. `path` must be new or a regular file, its directory writable.
-  explicit AtomicFile(std::string path);
+  // Creates the temporary. `path` must be new or a regular file, its directory writable. A file that is replaced keeps its mode;
+  // a new one has `mode`, from its first byte, less what the umask takes: what holds somebody's conversation asks for 0600.
+  explicit AtomicFile(std::string path, unsigned mode = 0666);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile();
@@ -53,7 +57,7 @@ class AtomicFile {
   const std::string& path() const { return path_; }
 
  private:
-  void create_temporary();
+  void create_temporary(unsigned mode);
   void flush();
   void write_through(std::span<const std::byte> bytes);
   void start_writeback() noexcept;

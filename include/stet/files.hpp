@@ -60,6 +60,11 @@ class FileSource {
   // A copy of the whole content; a format Error when that is more than `limit` bytes.
   virtual std::string read(const std::string& name, size_t limit) const = 0;
 
+  // Throws an io Error for a file that is not the source's own: what is put into a snapshot must not come from elsewhere. Of a
+  // directory those are its own that are regular files in it, also behind links, and those of the store beside it that Hugging
+  // Face's cache links to (snapshots/REVISION/NAME -> ../../blobs/HASH).
+  virtual void check_own(const std::string& name) const { (void)name; }
+
   // What errors call the source, and a file of it: "DIR" and "DIR/config.json", "s.stet: WEIGHTS" and
   // "s.stet: WEIGHTS: config.json".
   const std::string& path() const { return path_; }

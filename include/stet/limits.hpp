@@ -22,4 +22,13 @@ constexpr size_t kMaxParentsMetaBytes = size_t{64} << 20;  // META sections of a
 // blocks as they are where they would go beyond that.
 constexpr uint64_t kExpandedBytes = uint64_t{32} << 20, kExpandedRatio = 2;
 
+// The values of a JSON text in memory may take this many bytes, and this many times the text's size.
+constexpr size_t kJsonBytes = size_t{24} << 20, kJsonRatio = 3;
+
+// Of a checkpoint.
+constexpr size_t kMaxShards = 4096;
+constexpr size_t kMaxTokenizerJson = size_t{256} << 20;   // tokenizer.json; Gemma 3's has 33 MB
+constexpr size_t kMaxTokenizerModel = size_t{64} << 20;   // tokenizer.model; Gemma 3's has 4.7 MB
+constexpr size_t kMaxTokenizerConfig = size_t{16} << 20;  // tokenizer_config.json, chat_template.jinja
+
 }  // namespace stet

@@ -76,6 +76,7 @@ struct SaveOptions {
   const FileSource* weights = nullptr;
   const FileSource* tokenizer = nullptr;
   int threads = 0;                     // 0: all processors
+  unsigned mode = 0600;                // of a new file, less the umask: it holds a conversation
 };
 
 struct RestoreOptions {

@@ -62,6 +62,8 @@ class Tokenizer {
 
   // What load_from_files needs to build this tokenizer again.
   const Files& files() const;
+  // Throws an io Error where one of them is not the own file of the source it was loaded from (FileSource::check_own).
+  void check_own_files() const;
 
   // The token ids of a text. Added tokens found in it ("<start_of_turn>") become their ids. With
   // special_in_text false, those that could pass for the checkpoint's own marks stay ordinary text,
