@@ -43,7 +43,7 @@ Value Context::list(std::vector<Value> items, Kind kind, const char* type) {
 }
 
 Value Context::dict(Members members) {
-  const size_t bytes = members.all().size() * 2 * sizeof(std::pair<Value, Value>);
+  const size_t bytes = members.all().size() * Members::kBytes;
   step(1 + members.all().size());
   return {Kind::dict, make<Dict>(bytes, std::move(members))};
 }

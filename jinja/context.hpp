@@ -24,8 +24,10 @@ class Context {
     if (count > steps_left_) fail(ErrorKind::capacity, "at most " + std::to_string(options.limits.steps) + " steps", "more");
     steps_left_ -= count;
   }
-  void copy(size_t bytes) { step(1 + bytes / 512); }
+  void copy(size_t bytes) { step(1 + bytes / 128); }
   void scan(size_t bytes) { step(1 + bytes / 2); }  // character by character
+  // One after the other of so many names, for one of so many bytes.
+  void names(size_t count, size_t bytes) { step(count / 16 + bytes / 512); }
   // For a string of so many bytes in another one: their product, at worst.
   void search(size_t bytes, size_t wanted) { step(1 + bytes / 8 + bytes / 64 * (wanted / 64)); }
   // Memory is counted before it is taken, where its size is known before.
@@ -132,7 +134,7 @@ class Builder {
  private:
   void grow(size_t bytes) {
     context_.copy(bytes);
-    context_.expect_memory(text.bytes.size() + bytes + text.marks.size() * sizeof(Mark));
+    context_.expect_memory(2 * (text.bytes.size() + bytes + text.marks.size() * sizeof(Mark)));  // what grows, doubles
   }
   Context& context_;
 };
@@ -168,6 +170,9 @@ double as_double(const Value& v);               // of a number
 std::optional<int64_t> as_index(const Value& v);  // of an integer or a boolean
 bool hashable(Context& c, const Value& v);
 void require_hashable(Context& c, const Value& v);
+// The member of a key that is hashable, and a member more; both charged for the comparisons that they make.
+const Value* find_member(Context& c, const Members& members, const Value& key);
+void set_member(Context& c, Members& members, const Value& key, const Value& value);
 Iteration iterate(Context& c, const Value& v);
 std::vector<Value> items(Context& c, const Value& v);
 template <class F>

@@ -16,6 +16,7 @@ Value Expression::evaluate(Context& c) const {
 // Scopes, the variables of the rendering, global functions.
 Value Name::value(Context& c) const {
   for (const Frame* frame = c.frame.get(); frame != nullptr; frame = frame->parent.get()) {
+    c.names(frame->names.size(), name.size());
     if (const Value* found = frame->find(name)) return *found;
   }
   for (const auto& [key, value] : c.variables) {
@@ -36,7 +37,7 @@ Value DictLiteral::value(Context& c) const {
   for (const auto& [key, value] : members) {
     const Value name = key->evaluate(c);
     require_hashable(c, name);
-    all.set(name, value->evaluate(c));
+    set_member(c, all, name, value->evaluate(c));
   }
   return c.dict(std::move(all));
 }

@@ -153,9 +153,8 @@ Value unique(Context& c, const Value& v, const Bound& a) {
     while (from->next(context, item)) {
       const Value key = ignore_case(context, get(item), case_sensitive);
       require_hashable(context, key);
-      if (seen.find(key) != nullptr) continue;
-      context.expect_memory(seen.all().size() * 4 * sizeof(Value));
-      seen.set(key, Value());
+      if (find_member(context, seen, key) != nullptr) continue;
+      set_member(context, seen, key, Value());
       return true;
     }
     return false;

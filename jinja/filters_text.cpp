@@ -172,7 +172,7 @@ Value format(Context& c, const Value& v, const Bound& a) {
   if (!a.more.named.empty() && !a.more.positional.empty()) c.fail("arguments by position or by name", "both");
   if (a.more.named.empty()) return percent_format(c, str(c, v), c.list(a.more.positional, Kind::tuple));
   Members members;
-  for (const auto& [name, value] : a.more.named) members.set(c.string(name), value);
+  for (const auto& [name, value] : a.more.named) set_member(c, members, c.string(name), value);
   return percent_format(c, str(c, v), c.dict(std::move(members)));
 }
 

@@ -348,7 +348,7 @@ class PercentFormat {
       const size_t end = format_.bytes.find(')', at);
       if (end == std::string::npos || !values_.is(Kind::dict)) c_.fail("a dict and %(name)", format_.bytes);
       const std::string name = format_.bytes.substr(at + 1, end - at - 1);
-      const Value* found = members_of(values_).find(c_.string(name));
+      const Value* found = find_member(c_, members_of(values_), c_.string(name));
       if (found == nullptr) c_.fail("a member for every %(name)", name);
       keyed = *found;
       at = end + 1;

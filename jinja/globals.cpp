@@ -90,18 +90,18 @@ Value range(Context& c, const Value&, const Bound& a) {
 Members members_from(Context& c, const Bound& a) {
   Members members;
   if (a.has(0) && a[0].is(Kind::dict)) {
+    c.step(members_of(a[0]).all().size());
+    c.expect_memory(members_of(a[0]).all().size() * Members::kBytes);
     members = members_of(a[0]);
-    c.step(members.all().size());
   } else if (a.has(0)) {
     each(c, a[0], [&](const Value& pair) {
       const std::vector<Value> both = items(c, pair);
       if (both.size() != 2) c.fail("pairs of a key and a value", std::to_string(both.size()) + " items");
       require_hashable(c, both[0]);
-      c.expect_memory(members.all().size() * 4 * sizeof(Value));
-      members.set(both[0], both[1]);
+      set_member(c, members, both[0], both[1]);
     });
   }
-  for (const auto& [name, value] : a.more.named) members.set(c.string(name), value);
+  for (const auto& [name, value] : a.more.named) set_member(c, members, c.string(name), value);
   return members;
 }
 

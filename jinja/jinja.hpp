@@ -104,11 +104,11 @@ class Value {
 using Variables = std::vector<std::pair<std::string, Value>>;
 
 // What one rendering may use. Time is bounded by steps: one for every node evaluated and every item passed, more for
-// long strings: one for 512 bytes copied, for 2 bytes looked at as characters. All of the default take a few seconds.
+// long strings: one for 128 bytes copied, for 2 bytes looked at as characters. All of the default take a few seconds.
 struct Limits {
   uint64_t steps = 50'000'000;
-  size_t memory = size_t{256} << 20;  // bytes of all values and unfinished output that live at once
-  size_t output = size_t{64} << 20;   // bytes of the result
+  size_t memory = size_t{24} << 20;   // bytes of all values and unfinished output that live at once
+  size_t output = size_t{16} << 20;   // bytes of the result
   int depth = 1000;                   // expressions, bodies and calls within one another, and values within values
 };
 
@@ -126,7 +126,7 @@ class Refused : public Error {
 // A parsed template. Immutable; any number of threads may render it at once.
 class Program {
  public:
-  // `name` is the file of errors. Source is UTF-8 of at most 16 MiB, nested at most 200 deep.
+  // `name` is the file of errors. Source is UTF-8 of at most 512 KiB, nested at most 200 deep.
   static Program parse(std::string_view source, const std::string& name);
 
   Text render(const Variables& variables, const RenderOptions& options = {}) const;

@@ -1,4 +1,5 @@
 // Operators, comparison, iteration and access, as Python's types and jinja2's sandbox have them.
+#include <bit>
 #include <algorithm>
 #include <cmath>
 #include <compare>
@@ -91,6 +92,37 @@ void require_hashable(Context& c, const Value& v) {
 
 namespace {
 
+// What a comparison with a key may look at, beyond its first bytes.
+uint64_t key_steps(Context& c, const Value& key) {
+  if (is_string(key)) return text_of(key).bytes.size() / 512;
+  if (!key.is(Kind::tuple)) return 0;
+  const Context::Level level(c);
+  c.step(items_of(key).size());
+  uint64_t steps = items_of(key).size();
+  for (const Value& item : items_of(key)) steps += key_steps(c, item);
+  return steps;
+}
+
+void charge_search(Context& c, const Members& members, const Value& key) {
+  const uint64_t count = members.all().size(), comparisons = count < 16 ? count : std::bit_width(count) + 1;
+  c.step(key_steps(c, key) * comparisons + comparisons / 16);
+}
+
+}  // namespace
+
+const Value* find_member(Context& c, const Members& members, const Value& key) {
+  charge_search(c, members, key);
+  return members.find(key);
+}
+
+void set_member(Context& c, Members& members, const Value& key, const Value& value) {
+  charge_search(c, members, key);
+  c.expect_memory(members.all().size() * Members::kBytes);
+  members.set(key, value);
+}
+
+namespace {
+
 // a <=> b of numbers, exact also between integers and floats.
 std::partial_ordering number_order(const Value& a, const Value& b) {
   const auto x = as_index(a), y = as_index(b);
@@ -102,7 +134,7 @@ std::partial_ordering number_order(const Value& a, const Value& b) {
 bool equal_members(Context& c, const Members& a, const Members& b) {
   if (a.all().size() != b.all().size()) return false;
   for (const auto& [key, value] : a.all()) {
-    const Value* other = b.find(key);
+    const Value* other = find_member(c, b, key);
     if (other == nullptr || !equal(c, value, *other)) return false;
   }
   return true;
@@ -176,7 +208,7 @@ bool contains(Context& c, const Value& container, const Value& item) {
   }
   if (container.is(Kind::dict)) {
     require_hashable(c, item);
-    return members_of(container).find(item) != nullptr;
+    return find_member(c, members_of(container), item) != nullptr;
   }
   const Iteration iteration = iterate(c, container);
   for (Value element; iteration->next(c, element);) {
@@ -281,6 +313,7 @@ std::optional<Value> own_attribute(Context& c, const Value& v, const std::string
     return c.undefined("access to attribute " + quoted_name(name) + " of " + quoted_name(type_name(v)) + " object is unsafe", true);
   }
   if (v.is(Kind::space)) {
+    c.names(v.as<Space>().attributes.size(), name.size());
     for (const auto& [key, value] : v.as<Space>().attributes) {
       if (key == name) return value;
     }
@@ -299,7 +332,7 @@ std::optional<Value> own_attribute(Context& c, const Value& v, const std::string
 std::optional<Value> own_item(Context& c, const Value& v, const Value& index) {
   if (v.is(Kind::dict)) {
     if (!hashable(c, index)) return std::nullopt;
-    const Value* found = members_of(v).find(index);
+    const Value* found = find_member(c, members_of(v), index);
     return found != nullptr ? std::optional(*found) : std::nullopt;
   }
   const std::optional<int64_t> number = as_index(index);
@@ -377,6 +410,7 @@ Value slice(Context& c, const Value& v, const Value& start, const Value& stop, c
     const auto byte = [&](int64_t i) { return one_byte_each ? static_cast<size_t>(i) : byte_of(text.bytes, static_cast<size_t>(i)); };
     return many == 0 ? c.string("") : c.string(slice(text, byte(from), byte(from + many)));
   }
+  c.expect_memory(2 * sizeof(size_t) * static_cast<size_t>(count));
   std::vector<size_t> begins;
   for (size_t at = 0; at < text.bytes.size(); at += utf8_at(text.bytes, at).length) begins.push_back(at);
   begins.push_back(text.bytes.size());

@@ -8,7 +8,7 @@
 namespace stet::jinja {
 namespace {
 
-constexpr size_t kSourceLimit = size_t{16} << 20;
+constexpr size_t kSourceLimit = size_t{1} << 19;
 constexpr int kDepthLimit = 200;
 
 using Type = Token::Type;

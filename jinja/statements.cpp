@@ -22,6 +22,7 @@ void Target::assign(Context& c, const Value& value) const {
     }
     for (size_t i = 0; i < parts.size(); ++i) parts[i].assign(c, values[i]);
   } else if (attribute.empty()) {
+    c.names(c.frame->names.size(), name.size());
     c.frame->set(name, value);
   } else {
     Name object(name);
@@ -29,6 +30,7 @@ void Target::assign(Context& c, const Value& value) const {
     const Value space = object.evaluate(c);
     if (!space.is(Kind::space)) c.fail("a namespace to set an attribute of", std::string("a value of type ") + type_name(space));
     auto& attributes = space.as<Space>().attributes;
+    c.names(attributes.size(), attribute.size());
     for (auto& [key, old] : attributes) {
       if (key == attribute) {
         old = value;
@@ -260,9 +262,11 @@ void Macro::bind(Context& c, const Arguments& given) const {
     const std::string& name = parameters[i].first;
     has_caller = has_caller || name == "caller";
     const std::optional<Value> v = i < given.positional.size() ? std::optional(given.positional[i]) : take(name);
+    c.names(c.frame->names.size(), name.size());
     if (v) c.frame->set(name, *v);
   }
   for (const auto& [name, otherwise] : parameters) {
+    c.names(2 * c.frame->names.size(), name.size());
     if (c.frame->find(name) != nullptr) continue;
     c.frame->set(name, otherwise != nullptr ? otherwise->evaluate(c) : c.undefined("parameter '" + name + "' was not provided"));
   }
@@ -272,7 +276,8 @@ void Macro::bind(Context& c, const Arguments& given) const {
   }
   if (definition.uses_kwargs) {
     Members members;
-    for (const auto& [name, value] : named) members.set(c.string(name), value);
+    c.step(4 * named.size());
+    for (const auto& [name, value] : named) set_member(c, members, c.string(name), value);
     c.frame->set("kwargs", c.dict(std::move(members)));
   } else if (!named.empty()) {
     c.fail("arguments that macro " + definition.name + " takes, each once", named[0].first);
@@ -305,6 +310,7 @@ Value macro_value(Context& c, const MacroDefinition& definition) {
 }  // namespace
 
 Flow MacroStatement::execute(Context& c) const {
+  c.names(c.frame->names.size(), macro.name.size());
   c.frame->set(macro.name, macro_value(c, macro));
   return Flow::normal;
 }

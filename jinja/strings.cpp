@@ -506,7 +506,7 @@ constexpr Builtin kListMethods[] = {
 
 Value get(Context& c, const Value& self, const Bound& a) {
   require_hashable(c, a[0]);
-  const Value* found = members_of(self).find(a[0]);
+  const Value* found = find_member(c, members_of(self), a[0]);
   return found != nullptr ? *found : a.value_or(1, Value());
 }
 

@@ -1,7 +1,9 @@
 #include "src/added_tokens.hpp"
 
 #include <algorithm>
+#include <numeric>
 
+#include "src/text_budget.hpp"
 #include "src/utf8.hpp"
 
 namespace stet {
@@ -12,34 +14,56 @@ void AddedTokenFinder::add(const AddedToken& token, const std::string& looked_fo
   if (token.single_word && !word_)
     word_ = Pattern::regex("\\A\\w", file, "single_word of " + token.text);
   uint32_t node = 0;
-  for (const char c : looked_for) {
-    const uint64_t edge = uint64_t{node} << 8 | static_cast<unsigned char>(c);
-    const auto [it, fresh] = edges_.try_emplace(edge, static_cast<uint32_t>(ends_.size()));
-    if (fresh) ends_.push_back(-1);
+  for (auto c = looked_for.rbegin(); c != looked_for.rend(); ++c) {
+    const auto byte = static_cast<unsigned char>(*c);
+    const auto [it, fresh] = edges_.try_emplace(uint64_t{node} << 8 | byte, static_cast<uint32_t>(nodes_.size()));
+    if (fresh) nodes_.push_back({.parent = node, .depth = nodes_[node].depth + 1, .byte = byte});
     node = it->second;
   }
-  if (ends_[node] < 0) ends_[node] = static_cast<int32_t>(tokens_.size());
-  starts_[static_cast<unsigned char>(looked_for[0])] = true;
+  if (nodes_[node].token < 0) nodes_[node].token = static_cast<int32_t>(tokens_.size());
+  last_[static_cast<unsigned char>(looked_for.back())] = true;
   tokens_.push_back(token);
+  lengths_.push_back(looked_for.size());
 }
 
-std::pair<size_t, const AddedToken*> AddedTokenFinder::longest_at(std::string_view text,
-                                                                  size_t at) const {
-  std::pair<size_t, const AddedToken*> best{0, nullptr};
-  uint32_t node = 0;
-  for (size_t i = at; i < text.size(); ++i) {
-    const auto it = edges_.find(uint64_t{node} << 8 | static_cast<unsigned char>(text[i]));
-    if (it == edges_.end()) break;
-    node = it->second;
-    if (ends_[node] >= 0) best = {i + 1 - at, &tokens_[static_cast<size_t>(ends_[node])]};
+// From the shortest strings to the longest, so that what a node falls back to is finished before it.
+void AddedTokenFinder::build() {
+  std::vector<uint32_t> order(nodes_.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, {}, [&](uint32_t node) { return nodes_[node].depth; });
+  for (const uint32_t i : order) {
+    Node& node = nodes_[i];
+    if (node.depth > 1) node.fallback = step(nodes_[node.parent].fallback, node.byte);
+    if (node.token < 0) node.token = nodes_[node.fallback].token;
   }
-  return best;
+}
+
+uint32_t AddedTokenFinder::step(uint32_t node, unsigned char byte) const {
+  while (true) {
+    const auto it = edges_.find(uint64_t{node} << 8 | byte);
+    if (it != edges_.end()) return it->second;
+    if (node == 0) return 0;
+    node = nodes_[node].fallback;
+  }
+}
+
+std::vector<AddedTokenFinder::Found> AddedTokenFinder::find(std::string_view text) const {
+  std::vector<Found> found;
+  uint32_t node = 0;
+  for (size_t at = text.size(); at-- > 0;) {
+    const auto byte = static_cast<unsigned char>(text[at]);
+    if (node == 0 && !last_[byte]) continue;
+    node = step(node, byte);
+    if (nodes_[node].token >= 0) found.push_back({at, nodes_[node].token});
+  }
+  return found;
 }
 
 bool AddedTokenFinder::stands_alone(std::string_view text, size_t begin, size_t end) const {
   const auto is_word = [&](std::string_view character) {
     Match match;
-    return Pattern::Finder(*word_, character).next(match);
+    TextBudget budget(character.size());
+    return Pattern::Finder(*word_, character, budget).next(match);
   };
   if (begin > 0) {
     const size_t length = utf8_last(text.substr(0, begin));
@@ -62,17 +86,13 @@ void AddedTokenFinder::split(const Segment& segment, std::span<const TextRange> 
     out.push_back({text.substr(begin, end - begin), id, segment.first && begin == 0,
                    id < 0 && touches(begin, end)});
   };
-  for (size_t at = 0; at < text.size();) {
-    if (!starts_[static_cast<unsigned char>(text[at])]) {
-      ++at;
-      continue;
-    }
-    const auto [length, token] = longest_at(text, at);
-    if (!token) {
-      ++at;
-      continue;
-    }
-    size_t begin = at, end = at + length;
+  const std::vector<Found> found = find(text);
+  size_t at = 0;
+  for (auto next = found.rbegin(); next != found.rend(); ++next) {
+    if (next->at < at) continue;
+    const AddedToken* token = &tokens_[static_cast<size_t>(next->token)];
+    const size_t length = lengths_[static_cast<size_t>(next->token)];
+    size_t begin = next->at, end = begin + length;
     at = end;
     if (begin < done || (token->reserved && touches(at - length, at))) continue;
     if (token->single_word && !stands_alone(text, begin, end)) continue;

@@ -34,11 +34,13 @@ struct Segment {
   bool plain;  // no id of a reserved token may come out of it
 };
 
-// Finds a set of tokens: of those that begin leftmost, the longest.
+// Finds a set of tokens: of those that begin leftmost, the longest. The time is linear in the text, whatever the tokens: one pass
+// from its end to its beginning through the automaton of the tokens read backwards (Aho and Corasick 1975).
 class AddedTokenFinder {
  public:
   // `file` is named when a single_word token needs Unicode classes that this build lacks.
   void add(const AddedToken& token, const std::string& looked_for, const std::string& file);
+  void build();  // once, after the last one
   bool empty() const { return tokens_.empty(); }
 
   // Appends the parts of a text segment. Reserved tokens are left in the text where they would touch one of the `plain`
@@ -46,14 +48,25 @@ class AddedTokenFinder {
   void split(const Segment& text, std::span<const TextRange> plain, std::vector<Segment>& out) const;
 
  private:
-  // Length and token of the longest match at a place.
-  std::pair<size_t, const AddedToken*> longest_at(std::string_view text, size_t at) const;
+  struct Node {
+    uint32_t parent = 0, depth = 0;
+    uint32_t fallback = 0;  // the longest proper suffix of the node's string that is a node
+    int32_t token = -1;     // the longest token that is a suffix of it
+    unsigned char byte = 0;
+  };
+  struct Found {
+    size_t at;
+    int32_t token;
+  };
+  uint32_t step(uint32_t node, unsigned char byte) const;
+  std::vector<Found> find(std::string_view text) const;  // the longest at each place, the last place first
   bool stands_alone(std::string_view text, size_t begin, size_t end) const;
 
   std::vector<AddedToken> tokens_;
-  std::unordered_map<uint64_t, uint32_t> edges_;  // a trie: node << 8 | byte -> node; 0 is the root
-  std::vector<int32_t> ends_{-1};                 // by node: index of the token that ends here
-  bool starts_[256] = {};                         // bytes that some token starts with
+  std::vector<size_t> lengths_;                   // of what is looked for
+  std::vector<Node> nodes_{Node()};               // 0 is the root
+  std::unordered_map<uint64_t, uint32_t> edges_;  // node << 8 | byte -> node
+  bool last_[256] = {};                           // bytes that some token ends with
   std::optional<Pattern> word_;                   // one character of a word
 };
 

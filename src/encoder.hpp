@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 #include "src/added_tokens.hpp"
@@ -29,7 +29,8 @@ struct TokenizerParts {
   std::string kind;       // "bpe", "sentencepiece"
   Vocabulary vocabulary;  // added tokens included
   std::vector<AddedToken> added;
-  std::unordered_set<int32_t> added_ids;
+  std::unordered_map<int32_t, size_t> added_index;  // by id
+  size_t added_bytes = 0;                           // of all their texts
   std::unique_ptr<Encoder> encoder;
   TokenDecoder decoder;
   std::vector<int32_t> before, after;  // put around a text

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "src/json_memory.hpp"
 #include "stet/error.hpp"
-#include "stet/limits.hpp"
 
 namespace stet {
 namespace {
@@ -26,8 +26,6 @@ std::string line_and_column(std::string_view text, size_t count) {
   const size_t line_start = before.rfind('\n') + 1;  // 0 when there is no newline
   return fmt::format("line {}, column {}", line, before.size() - line_start + 1);
 }
-
-size_t json_memory(size_t text) { return kJsonBytes + kJsonRatio * text; }
 
 // Builds the document as the parser's events arrive, refusing what the library would let pass.
 class Builder : public nlohmann::json_sax<Json> {
@@ -66,21 +64,8 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
  private:
-  // What the tree takes for a value, roughly: an element of an array that has just doubled, or a node of a map with its key.
-  void charge(const Json& value) {
-    size_t cost = 2 * sizeof(Json);
-    if (!open_.empty() && open_.back()->is_object()) cost = 96 + keys_.back().capacity();
-    if (value.is_string()) cost += 48 + value.get_ref<const std::string&>().capacity();
-    if (value.is_structured()) cost += 64;
-    if (cost <= left_) {
-      left_ -= cost;
-      return;
-    }
-    throw Error(ErrorKind::format, file_, "", "JSON whose values take at most " + std::to_string(json_memory(text_.size())) + " bytes", "more");
-  }
-
   Json* add(Json&& value, bool) {
-    charge(value);
+    memory_.charge(value, !open_.empty() && open_.back()->is_object() ? &keys_.back() : nullptr);
     if (open_.empty()) {
       root_ = std::move(value);
       return &root_;
@@ -125,7 +110,7 @@ class Builder : public nlohmann::json_sax<Json> {
 
   std::string_view text_;
   const std::string& file_;
-  size_t left_ = json_memory(text_.size());
+  JsonMemory memory_{text_.size(), file_};
   Json root_;
   std::vector<Json*>
       open_;  // the containers around the next value; stable, being last in their parents

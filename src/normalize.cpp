@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/text_budget.hpp"
 #include "src/tokenizer_json.hpp"
 #include "src/utf8.hpp"
 #include "stet/error.hpp"
@@ -111,14 +112,15 @@ void need_tables(const JsonNode& node) {
 }  // namespace
 
 std::string replace_all(std::string_view text, const Pattern& pattern,
-                        std::string_view replacement) {
+                        std::string_view replacement, TextBudget& budget) {
   std::string out;
   out.reserve(text.size());
-  Pattern::Finder finder(pattern, text);
+  Pattern::Finder finder(pattern, text, budget);
   size_t done = 0;
   for (Match m; finder.next(m); done = m.end) {
     out += text.substr(done, m.begin - done);
     out += replacement;
+    budget.check_size(out.size());
   }
   out += text.substr(done);
   return out;
@@ -133,6 +135,7 @@ Normalizer Normalizer::parse(const JsonNode& node) {
 void Normalizer::add(const JsonNode& node) {
   const JsonNode type_node = node.at("type");
   const std::string type = type_node.string();
+  if (steps_.size() == kMaxSteps) node.fail("at most " + std::to_string(kMaxSteps) + " normalizers");
   const auto form = [&](bool compose, bool compat) {
     need_tables(type_node);
     steps_.push_back({.kind = Kind::form, .compose = compose, .compat = compat});
@@ -162,12 +165,12 @@ void Normalizer::add(const JsonNode& node) {
   }
 }
 
-std::string Normalizer::apply(std::string_view text) const {
+std::string Normalizer::apply(std::string_view text, TextBudget& budget) const {
   std::string out(text);
   for (const Step& step : steps_) {
     switch (step.kind) {
       case Kind::replace:
-        out = replace_all(out, *step.pattern, step.text);
+        out = replace_all(out, *step.pattern, step.text, budget);
         break;
       case Kind::prepend:
         if (!out.empty()) out = step.text + out;
@@ -182,6 +185,7 @@ std::string Normalizer::apply(std::string_view text) const {
         out = std::string(strip(out, step.left, step.right));
         break;
     }
+    budget.check_size(out.size());
   }
   return out;
 }

@@ -11,6 +11,7 @@
 namespace stet {
 
 class JsonNode;
+class TextBudget;
 
 class Normalizer {
  public:
@@ -20,8 +21,8 @@ class Normalizer {
   static Normalizer parse(const JsonNode& node);
 
   bool empty() const { return steps_.empty(); }
-  // Text is valid UTF-8, and so is the result.
-  std::string apply(std::string_view text) const;
+  // Text is valid UTF-8, and so is the result. Throws Error: capacity when the budget is spent.
+  std::string apply(std::string_view text, TextBudget& budget) const;
 
  private:
   enum class Kind { replace, prepend, form, lowercase, strip };
@@ -40,6 +41,6 @@ class Normalizer {
 
 // The string with each match replaced.
 std::string replace_all(std::string_view text, const Pattern& pattern,
-                        std::string_view replacement);
+                        std::string_view replacement, TextBudget& budget);
 
 }  // namespace stet

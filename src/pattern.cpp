@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "src/text_budget.hpp"
 #include "src/tokenizer_json.hpp"
 #include "src/utf8.hpp"
 #include "stet/error.hpp"
@@ -114,6 +115,8 @@ std::string translate(const std::string& source, const std::string& file, const 
   return out;
 }
 
+size_t places_at_once(size_t text) { return std::clamp<size_t>((size_t{1} << 22) / (text + 1), 64, 4096); }
+
 std::string message_of(int code) {
   PCRE2_UCHAR8 text[200];
   pcre2_get_error_message(code, text, sizeof text);
@@ -135,7 +138,7 @@ Pattern Pattern::regex(const std::string& source, const std::string& file,
   if (!context) throw std::bad_alloc();
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   compiled->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                                 PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
+                                 PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT,
                                  &code, &at, context.get());
   if (!compiled->code) {
     throw Error(ErrorKind::format, file, what, "a regular expression",
@@ -147,18 +150,38 @@ Pattern Pattern::regex(const std::string& source, const std::string& file,
   return pattern;
 }
 
-Pattern::Finder::Finder(const Pattern& pattern, std::string_view text)
-    : pattern_(pattern), text_(text) {
+Pattern::Finder::Finder(const Pattern& pattern, std::string_view text, TextBudget& budget)
+    : pattern_(pattern), text_(text), budget_(budget) {
   if (!pattern.compiled_) return;
   regex_.reset(new Regex{pcre2_match_data_create_from_pattern(pattern.compiled_->code, nullptr),
                          pcre2_match_context_create(nullptr)});
   if (!regex_->data || !regex_->context) throw std::bad_alloc();
-  // Backtracking grows with the text at most by a small factor, so that a bad pattern is an error,
-  // not a hang.
+  // Backtracking from one place grows with the text at most by a small factor, so that a bad pattern is an error, not a hang.
   const size_t limit = 1'000'000 + 16 * text.size();
   pcre2_set_match_limit(regex_->context,
                         static_cast<uint32_t>(std::min<size_t>(limit, UINT32_MAX)));
-  pcre2_set_heap_limit(regex_->context, 256 * 1024);  // KiB, of the interpreter
+  pcre2_set_heap_limit(regex_->context, 32 * 1024);  // KiB, of the interpreter
+}
+
+// A match that begins in one of the next places. They are so few that the budget is asked often enough, also where each of them
+// looks at all of the text.
+int Pattern::Finder::match_from(size_t at) {
+  pcre2_set_offset_limit(regex_->context, at + places_at_once(text_.size()) - 1);
+  const auto run = [&] {
+    return pcre2_match(pattern_.compiled_->code, reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(), at,
+                       PCRE2_NO_UTF_CHECK, regex_->data, regex_->context);
+  };
+  int result = run();
+  if (result == PCRE2_ERROR_JIT_STACKLIMIT && !regex_->stack) {
+    regex_->stack = pcre2_jit_stack_create(64 * 1024, 16 * 1024 * 1024, nullptr);
+    if (!regex_->stack) throw std::bad_alloc();
+    pcre2_jit_stack_assign(regex_->context, nullptr, regex_->stack);
+    result = run();
+  }
+  budget_.check_time(result < 0, pattern_.compiled_->file, pattern_.compiled_->what);
+  if (result >= 0 || result == PCRE2_ERROR_NOMATCH) return result;
+  throw Error(ErrorKind::capacity, pattern_.compiled_->file, pattern_.compiled_->what,
+              "a match within PCRE2's limits", message_of(result));
 }
 
 bool Pattern::Finder::next(Match& match) {
@@ -170,21 +193,10 @@ bool Pattern::Finder::next(Match& match) {
     return true;
   }
   while (at_ <= text_.size()) {
-    const auto run = [&] {
-      return pcre2_match(pattern_.compiled_->code, reinterpret_cast<PCRE2_SPTR>(text_.data()),
-                         text_.size(), at_, PCRE2_NO_UTF_CHECK, regex_->data, regex_->context);
-    };
-    int result = run();
-    if (result == PCRE2_ERROR_JIT_STACKLIMIT && !regex_->stack) {
-      regex_->stack = pcre2_jit_stack_create(64 * 1024, 64 * 1024 * 1024, nullptr);
-      if (!regex_->stack) throw std::bad_alloc();
-      pcre2_jit_stack_assign(regex_->context, nullptr, regex_->stack);
-      result = run();
-    }
-    if (result == PCRE2_ERROR_NOMATCH) return false;
-    if (result < 0) {
-      throw Error(ErrorKind::capacity, pattern_.compiled_->file, pattern_.compiled_->what,
-                  "a match within PCRE2's limits", message_of(result));
+    if (match_from(at_) < 0) {
+      at_ += places_at_once(text_.size());
+      while (at_ < text_.size() && (static_cast<unsigned char>(text_[at_]) & 0xC0) == 0x80) ++at_;
+      continue;
     }
     const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(regex_->data);
     match = {ends[0], ends[1]};
@@ -209,8 +221,8 @@ Pattern Pattern::regex(const std::string& source, const std::string& file,
               source);
 }
 
-Pattern::Finder::Finder(const Pattern& pattern, std::string_view text)
-    : pattern_(pattern), text_(text) {}
+Pattern::Finder::Finder(const Pattern& pattern, std::string_view text, TextBudget& budget)
+    : pattern_(pattern), text_(text), budget_(budget) {}
 
 bool Pattern::Finder::next(Match& match) {
   const size_t begin = text_.find(pattern_.literal_, at_);

@@ -9,6 +9,7 @@
 namespace stet {
 
 class JsonNode;
+class TextBudget;
 
 struct Match {
   size_t begin, end;
@@ -26,16 +27,18 @@ class Pattern {
   // Finds matches in one text, from left to right; empty ones are passed over.
   class Finder {
    public:
-    // The text is valid UTF-8 and outlives the finder, like the pattern.
-    Finder(const Pattern& pattern, std::string_view text);
+    // The text is valid UTF-8 and outlives the finder, like the pattern and the budget.
+    Finder(const Pattern& pattern, std::string_view text, TextBudget& budget);
     ~Finder();
-    // Throws Error: capacity when PCRE2 gives up.
+    // Throws Error: capacity when PCRE2 gives up, or the budget is spent.
     bool next(Match& match);
 
    private:
     struct Regex;
+    int match_from(size_t at);
     const Pattern& pattern_;
     std::string_view text_;
+    TextBudget& budget_;
     size_t at_ = 0;
     std::unique_ptr<Regex> regex_;
   };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/normalize.hpp"
+#include "src/text_budget.hpp"
 #include "src/tokenizer_json.hpp"
 #include "src/utf8.hpp"
 #include "stet/error.hpp"
@@ -40,6 +41,7 @@ void PreTokenizer::add(const JsonNode& node) {
   const JsonNode type_node = node.at("type");
   const std::string type = type_node.string();
   if (byte_level_) type_node.unsupported("nothing after ByteLevel");
+  if (steps_.size() == kMaxSteps) node.fail("at most " + std::to_string(kMaxSteps) + " pre-tokenizers");
   const auto regex = [&](const char* source) {
     return Pattern::regex(source, node.file(), type_node.path());
   };
@@ -98,7 +100,7 @@ void PreTokenizer::add(const JsonNode& node) {
 
 // The text is a row of parts, matches and what lies between; the behavior says which of them become
 // one word.
-void PreTokenizer::split_word(const Step& step, Word word, std::vector<Word>& out) {
+void PreTokenizer::split_word(const Step& step, Word word, std::vector<Word>& out, TextBudget& budget) {
   const size_t start = out.size();
   bool after_match = false;
   const auto put = [&](size_t begin, size_t end, bool matched) {
@@ -128,7 +130,7 @@ void PreTokenizer::split_word(const Step& step, Word word, std::vector<Word>& ou
       out.push_back({word.text.substr(begin, end - begin), word.first && begin == 0});
     }
   };
-  Pattern::Finder finder(*step.pattern, word.text);
+  Pattern::Finder finder(*step.pattern, word.text, budget);
   size_t done = 0;
   for (Match m; finder.next(m); done = m.end) {
     put(done, m.begin, step.invert);
@@ -137,22 +139,24 @@ void PreTokenizer::split_word(const Step& step, Word word, std::vector<Word>& ou
   put(done, word.text.size(), step.invert);
 }
 
-std::vector<Word> PreTokenizer::split(Word text, std::deque<std::string>& made) const {
+std::vector<Word> PreTokenizer::split(Word text, std::deque<std::string>& made, TextBudget& budget) const {
   std::vector<Word> words{text}, next;
   for (const Step& step : steps_) {
     for (Word& word : words) {
       if (!step.space.empty() && word.text.find(' ') != std::string_view::npos) {
-        word.text = made.emplace_back(replace_all(word.text, Pattern::literal(" "), step.space));
+        word.text = made.emplace_back(replace_all(word.text, Pattern::literal(" "), step.space, budget));
+        budget.keep(word.text.size());
       }
       const bool wanted =
           step.prefix == Prefix::always || (step.prefix == Prefix::first && word.first);
       if (wanted && !word.text.empty() && !word.text.starts_with(step.prefix_text)) {
         word.text = made.emplace_back(step.prefix_text + std::string(word.text));
+        budget.keep(word.text.size());
       }
     }
     if (!step.pattern) continue;
     next.clear();
-    for (const Word& word : words) split_word(step, word, next);
+    for (const Word& word : words) split_word(step, word, next, budget);
     std::swap(words, next);
   }
   return words;

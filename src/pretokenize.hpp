@@ -12,6 +12,7 @@
 namespace stet {
 
 class JsonNode;
+class TextBudget;
 
 // Part of a text. `first`: it begins where the whole input begins.
 struct Word {
@@ -31,7 +32,7 @@ class PreTokenizer {
   bool byte_level() const { return byte_level_; }
 
   // Words that had to be made (a space put before them) are kept alive in `made`.
-  std::vector<Word> split(Word text, std::deque<std::string>& made) const;
+  std::vector<Word> split(Word text, std::deque<std::string>& made, TextBudget& budget) const;
 
  private:
   enum class Behavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
@@ -48,7 +49,7 @@ class PreTokenizer {
   void add(const JsonNode& node);
   void add_split(Pattern pattern, Behavior behavior, bool invert = false);
   static Behavior parse_behavior(const JsonNode& node);
-  static void split_word(const Step& step, Word word, std::vector<Word>& out);
+  static void split_word(const Step& step, Word word, std::vector<Word>& out, TextBudget& budget);
 
   std::vector<Step> steps_;
   bool byte_level_ = false;

@@ -6,6 +6,7 @@
 #include "src/tokenizer_json.hpp"
 #include "src/utf8.hpp"
 #include "stet/error.hpp"
+#include "stet/limits.hpp"
 
 namespace stet {
 namespace {
@@ -13,9 +14,14 @@ namespace {
 constexpr uint32_t kPastStart = UINT32_MAX;
 
 void replace_in(std::string& text, std::string_view from, std::string_view to) {
-  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) {
-    text.replace(at, from.size(), to);
+  size_t found = text.find(from), done = 0;
+  if (found == std::string::npos) return;
+  std::string out;
+  for (; found != std::string::npos; found = text.find(from, done)) {
+    out.append(text, done, found - done).append(to);
+    done = found + from.size();
   }
+  text = out.append(text, done);
 }
 
 // The byte of "<0xE2>", or -1.
@@ -59,6 +65,7 @@ TokenDecoder TokenDecoder::sentencepiece(bool strip_first_space) {
 void TokenDecoder::add(const JsonNode& node) {
   const JsonNode type_node = node.at("type");
   const std::string type = type_node.string();
+  if (stages_.size() == kMaxSteps) node.fail("at most " + std::to_string(kMaxSteps) + " decoders");
   const auto needs_pieces = [&] {
     if (fused_) type_node.unsupported("after Fuse or ByteLevel: Strip or nothing");
   };
@@ -79,15 +86,19 @@ void TokenDecoder::add(const JsonNode& node) {
     const std::optional<JsonNode> from = pattern.find("String");
     if (!from) pattern.unsupported("{\"String\": ...}");
     if (from->string().empty()) from->fail("a string that is not empty");
-    stages_.push_back(
-        {.kind = Kind::replace, .from = from->string(), .to = node.at("content").string()});
+    const std::string to = node.at("content").string();
+    growth_ *= std::max(1.0, static_cast<double>(to.size()) / static_cast<double>(from->string().size()));
+    if (growth_ > static_cast<double>(kMaxDecoderGrowth)) {
+      node.fail("decoders that make a text at most " + std::to_string(kMaxDecoderGrowth) + " times as long");
+    }
+    stages_.push_back({.kind = Kind::replace, .from = from->string(), .to = to});
   } else if (type == "Strip") {
     std::string character;
     utf8_append(character, node.at("content").character());
     stages_.push_back({.kind = fused_ ? Kind::strip_fused : Kind::strip,
                        .from = character,
-                       .start = static_cast<uint32_t>(node.at("start").integer(0, 1 << 20)),
-                       .stop = static_cast<uint32_t>(node.at("stop").integer(0, 1 << 20))});
+                       .start = static_cast<uint32_t>(node.at("start").integer(0, 255)),
+                       .stop = static_cast<uint32_t>(node.at("stop").integer(0, 255))});
   } else if (type == "Metaspace") {
     needs_pieces();
     std::string character;

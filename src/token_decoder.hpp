@@ -59,6 +59,7 @@ class TokenDecoder {
 
   std::vector<Stage> stages_;
   bool fused_ = false;
+  double growth_ = 1;  // by all Replace, at the most
 };
 
 }  // namespace stet

@@ -36,9 +36,13 @@ void add_token(TokenizerParts& parts, const AddedToken& token, const std::string
     fail("an id of its own",
          fmt::format("{}, that of {}", token.id, parts.vocabulary.piece(token.id)));
   }
-  if (!parts.added_ids.insert(token.id).second)
+  if (!parts.added_index.try_emplace(token.id, parts.added.size()).second)
     fail("each added token once", token.text + " twice");
   parts.added.push_back(token);
+  parts.added_bytes += token.text.size();
+  if (parts.added.size() > kMaxAddedTokens || parts.added_bytes > kMaxAddedBytes) {
+    fail(fmt::format("at most {} added tokens of {} bytes", kMaxAddedTokens, kMaxAddedBytes), "more");
+  }
 }
 
 struct Tokenizer::Impl {
@@ -161,10 +165,10 @@ Config read_config(std::string_view bytes, const std::string& file) {
 void add_config_tokens(const Config& config, TokenizerParts& parts) {
   for (const auto& [field, token] : config.added) {
     const int32_t known = parts.vocabulary.find(token.text);
-    if (known == token.id && parts.added_ids.contains(known)) {
-      for (AddedToken& other : parts.added) {
-        if (other.id == known) other.special = other.special || token.special;
-      }
+    const auto it = known == token.id ? parts.added_index.find(known) : parts.added_index.end();
+    if (it != parts.added_index.end()) {
+      AddedToken& other = parts.added[it->second];
+      other.special = other.special || token.special;
     } else {
       add_token(parts, token, config.file, field);
     }
@@ -174,10 +178,8 @@ void add_config_tokens(const Config& config, TokenizerParts& parts) {
     token.id = parts.vocabulary.find(text);
     token.text = text;
     if (token.id < 0) continue;
-    if (!parts.added_ids.contains(token.id)) add_token(parts, token, config.file, "special tokens");
-    for (AddedToken& other : parts.added) {
-      if (other.id == token.id) other.special = true;
-    }
+    if (!parts.added_index.contains(token.id)) add_token(parts, token, config.file, "special tokens");
+    parts.added[parts.added_index.at(token.id)].special = true;
   }
 }
 
@@ -335,16 +337,24 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const s
   add_config_tokens(config, parts);
   std::string templates = config.chat_template;
   for (const auto& [name, source] : config.named_templates) templates += source;
+  if (templates.size() > kMaxTemplates) {
+    throw Error(ErrorKind::format, config.file.empty() ? whole : config.file, "chat_template", fmt::format("at most {} bytes", kMaxTemplates),
+                fmt::format("{}", templates.size()));
+  }
   mark_reserved(templates, parts.added);
 
   impl->bos = named_token(config, config.bos, "bos_token", parts.bos, parts.vocabulary);
   impl->eos = named_token(config, config.eos, "eos_token", parts.eos, parts.vocabulary);
   apply_bos_and_eos(config, parts, *impl);
+  if (std::max(impl->before.size(), impl->after.size()) > kMaxSurrounding) {
+    throw Error(ErrorKind::format, whole, "post_processor", fmt::format("at most {} tokens around a text", kMaxSurrounding), "more");
+  }
   impl->special.assign(static_cast<size_t>(parts.vocabulary.size()), false);
   for (const AddedToken& token : parts.added) {
     if (token.special) impl->special[static_cast<size_t>(token.id)] = true;
     if (!token.normalized || parts.kind != "bpe") impl->finder.add(token, token.text, whole);
   }
+  impl->finder.build();
   parts.encoder->set_added(parts.added, parts.vocabulary.size());
   impl->vocabulary = std::move(parts.vocabulary);
   impl->chat_template = std::move(config.chat_template);

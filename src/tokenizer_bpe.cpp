@@ -8,6 +8,7 @@
 #include "src/encoder.hpp"
 #include "src/normalize.hpp"
 #include "src/pretokenize.hpp"
+#include "src/text_budget.hpp"
 #include "src/tokenizer_json.hpp"
 #include "src/utf8.hpp"
 #include "stet/error.hpp"
@@ -25,16 +26,19 @@ class BpeEncoder : public Encoder {
 
   void set_added(const std::vector<AddedToken>& added, int32_t size) override {
     barred_.assign(static_cast<size_t>(size), false);
+    TextBudget budget(0);
     for (const AddedToken& token : added) {
-      if (token.normalized) finder_.add(token, normalizer_.apply(token.text), file_);
+      if (token.normalized) finder_.add(token, normalizer_.apply(token.text, budget), file_);
       if (token.reserved) barred_[static_cast<size_t>(token.id)] = true;
     }
+    finder_.build();
   }
 
   void encode(const std::vector<Segment>& segments, std::vector<int32_t>& out) const override {
     size_t size = 0;
     for (const Segment& segment : segments) size += segment.text.size();
     Bpe::Memory memory(size);
+    TextBudget budget(size);
     std::deque<std::string> made;  // text that differs from the input; words point into it
     std::vector<Segment> parts;
     for (const Segment& segment : segments) {
@@ -43,7 +47,7 @@ class BpeEncoder : public Encoder {
         parts.push_back(segment);
       } else {
         Segment text = segment;
-        if (!normalizer_.empty()) text.text = made.emplace_back(normalizer_.apply(text.text));
+        if (!normalizer_.empty()) text.text = keep(made, normalizer_.apply(text.text, budget), budget);
         const TextRange whole{0, text.text.size()};
         if (finder_.empty())
           parts.push_back(text);
@@ -55,7 +59,7 @@ class BpeEncoder : public Encoder {
           out.push_back(part.id);
           continue;
         }
-        for (const Word& word : pre_tokenizer_.split({part.text, part.first}, made)) {
+        for (const Word& word : pre_tokenizer_.split({part.text, part.first}, made, budget)) {
           bpe_.encode(word.text, part.plain ? &barred_ : nullptr, memory, out);
         }
       }
@@ -63,6 +67,11 @@ class BpeEncoder : public Encoder {
   }
 
  private:
+  static std::string_view keep(std::deque<std::string>& made, std::string text, TextBudget& budget) {
+    budget.keep(text.size());
+    return made.emplace_back(std::move(text));
+  }
+
   Normalizer normalizer_;
   AddedTokenFinder finder_;  // tokens looked for in normalized text
   PreTokenizer pre_tokenizer_;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "src/json_memory.hpp"
 #include "src/utf8.hpp"
 #include "stet/error.hpp"
 
@@ -17,8 +18,8 @@ constexpr size_t kMaxDepth = 64;
 // take seconds and 200 MB.
 class Builder : public nlohmann::json_sax<json> {
  public:
-  Builder(TokenizerJson& out, const std::string& file, bool tables)
-      : out_(out), file_(file), tables_(tables) {}
+  Builder(TokenizerJson& out, size_t text, const std::string& file, bool tables)
+      : out_(out), file_(file), tables_(tables), memory_(text, file) {}
 
   bool null() override { return value(nullptr, "null"); }
   bool boolean(bool v) override { return value(v, "a boolean"); }
@@ -27,6 +28,7 @@ class Builder : public nlohmann::json_sax<json> {
 
   bool number_integer(int64_t v) override {
     if (mode_ == Mode::vocab) {
+      if (out_.vocab.size() == kMaxPieces) fail("at most " + std::to_string(kMaxPieces) + " pieces", "more");
       out_.vocab.emplace_back(std::move(key_), v);
       return true;
     }
@@ -136,7 +138,9 @@ class Builder : public nlohmann::json_sax<json> {
     if (mode_ == Mode::vocab) fail("an id for each piece", what);
     if (mode_ == Mode::merges) fail("strings or pairs of strings", what);
     if (mode_ == Mode::pair) fail("two strings", what);
-    place() = std::forward<T>(v);
+    json element = std::forward<T>(v);
+    charge(element);
+    place() = std::move(element);
     return true;
   }
 
@@ -144,6 +148,7 @@ class Builder : public nlohmann::json_sax<json> {
     if (mode_ == Mode::vocab) fail("an id for each piece", "an object or array");
     if (mode_ != Mode::document) fail("strings or pairs of strings", "an object or array");
     if (open_.size() == kMaxDepth) fail(fmt::format("nesting of at most {}", kMaxDepth), "more");
+    charge(container);
     json& at = place();
     at = std::move(container);
     names_.push_back(name_of_next());
@@ -157,6 +162,8 @@ class Builder : public nlohmann::json_sax<json> {
     return true;
   }
 
+  void charge(const json& element) { memory_.charge(element, !open_.empty() && open_.back()->is_object() ? &key_ : nullptr); }
+
   // The older way to write a merge: both sides with a space between.
   void merge_line(const std::string& line) {
     if (line.starts_with("#version")) return;
@@ -169,6 +176,7 @@ class Builder : public nlohmann::json_sax<json> {
   }
 
   void add_merge(size_t left, size_t right) {
+    if (out_.merges.size() == kMaxMerges) fail("at most " + std::to_string(kMaxMerges) + " merges", "more");
     out_.merges.emplace_back(static_cast<uint32_t>(left), static_cast<uint32_t>(right));
   }
 
@@ -195,6 +203,7 @@ class Builder : public nlohmann::json_sax<json> {
   TokenizerJson& out_;
   const std::string& file_;
   bool tables_;
+  JsonMemory memory_;
   Mode mode_ = Mode::document;
   std::vector<json*> open_;         // containers around the value that comes next
   std::vector<std::string> names_;  // the key under which each of them stands
@@ -205,7 +214,7 @@ class Builder : public nlohmann::json_sax<json> {
 
 TokenizerJson parse(std::string_view text, const std::string& file, bool tables) {
   TokenizerJson out;
-  Builder builder(out, file, tables);
+  Builder builder(out, text.size(), file, tables);
   json::sax_parse(text.begin(), text.end(), &builder);
   if (!out.document.is_object()) {
     throw Error(ErrorKind::format, file, "", "a JSON object", out.document.type_name());

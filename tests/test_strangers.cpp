@@ -13,6 +13,7 @@
 #include "error_of.hpp"
 #include "run_command.hpp"
 #include "scratch.hpp"
+#include "snapshot_image.hpp"
 #include "spent.hpp"
 #include "src/json_reader.hpp"
 #include "stet/archive.hpp"
@@ -198,6 +199,22 @@ TEST(JsonOfStrangers, TakesMemoryInProportion) {
     EXPECT_EQ(error_of([&] { parse_json_value(text, "FILE"); }).substr(0, 54), "format: FILE: expected JSON whose values take at most ") << text.substr(0, 20);
   }
   EXPECT_EQ(parse_json_value(many("[", "1", "]", 1 << 20), "FILE").size(), (size_t{1} << 19));
+}
+
+// ---------------------------------------------------------------- templates
+
+// A template that a snapshot brings is held to the same limits as that of a checkpoint.
+TEST_F(Strangers, ATemplateInASnapshotHasTheLimitsOfAnyOther) {
+  ASSERT_EQ(run_stet({"save", "--say", "hello", "-o", file}).status, 0);
+  SnapshotImage image = SnapshotImage::parse(read_text_file(file, SIZE_MAX));
+  nlohmann::json meta = nlohmann::json::parse(image.section("META").content);
+  ASSERT_TRUE(meta.contains("dialogue"));
+  meta["dialogue"]["chat_template"] = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
+  image.section("META").content = meta.dump();
+  stet_test::write_file(file, forged(image));
+  const Outcome o = run_stet({"resume", file, "--say", "again", "-n", "1"});
+  EXPECT_EQ(o.status, 1);
+  EXPECT_NE(o.err.find("expected at most 50000000 steps, found more"), std::string::npos) << o.err;
 }
 
 // ---------------------------------------------------------------- what comes along in a snapshot

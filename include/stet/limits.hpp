@@ -30,5 +30,18 @@ constexpr size_t kMaxShards = 4096;
 constexpr size_t kMaxTokenizerJson = size_t{256} << 20;   // tokenizer.json; Gemma 3's has 33 MB
 constexpr size_t kMaxTokenizerModel = size_t{64} << 20;   // tokenizer.model; Gemma 3's has 4.7 MB
 constexpr size_t kMaxTokenizerConfig = size_t{16} << 20;  // tokenizer_config.json, chat_template.jinja
+constexpr size_t kMaxPieces = size_t{1} << 19, kMaxMerges = size_t{1} << 20;  // of tokenizer.json
+constexpr size_t kMaxAddedTokens = 16384, kMaxAddedBytes = size_t{1} << 19;   // and the bytes of all their texts
+constexpr size_t kMaxTemplates = size_t{1} << 20;       // bytes of all chat templates of a tokenizer
+constexpr size_t kMaxSteps = 64;                        // of a normalizer, a pre-tokenizer, a decoder
+constexpr size_t kMaxSurrounding = 1024;                // tokens put before a text, and after it
+constexpr size_t kMaxCharacterMap = size_t{2} << 20;    // precompiled_charsmap; sentencepiece's own have 0.3 MB
+constexpr size_t kMaxReplacement = 128;                 // bytes that one match of it may become
+constexpr size_t kMaxDecoderGrowth = 64;                // times that a decoder may make a piece longer
+
+// Of a text that is tokenized: what its normalizer makes of it may take this many bytes, and this many times its size; words that
+// are made anew may take that many times its size; and matching may take so much processor time, and so much for each byte.
+constexpr size_t kTextBytes = size_t{16} << 20, kTextRatio = 8, kKeptRatio = 48;
+constexpr double kMatchSeconds = 5, kMatchSecondsPerByte = 1e-6;
 
 }  // namespace stet
