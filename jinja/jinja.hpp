@@ -69,7 +69,8 @@ class Value {
   static Value dict(std::vector<std::pair<std::string, Value>> members);
 
   // Throws Error: format, with line and column, where it is not JSON, is nested more than 100 deep, or has a number
-  // that fits neither 64 bits nor a double. Of two members of one name the later one stays, as in Python.
+  // that fits neither 64 bits nor a double, or where its values take more than 24 MiB and three times the text. Of two members of
+  // one name the later one stays, as in Python.
   static Value from_json(std::string_view json, const std::string& file);
   // A copy with this origin on all strings in it, keys too. The value is one made by the functions above.
   Value marked(int origin) const;

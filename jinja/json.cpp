@@ -72,7 +72,17 @@ class Reader : public nlohmann::json_sax<Json> {
     open_.push_back({object});
     return true;
   }
+  // What a value takes with the object behind it, roughly.
+  void charge(size_t bytes) {
+    if (bytes > left_) fail("", "JSON whose values take at most " + std::to_string(memory_for(text_.size())) + " bytes", "more");
+    left_ -= bytes;
+  }
+  static size_t memory_for(size_t text) { return (size_t{24} << 20) + 3 * text; }
+
   bool add(const Value& value) {
+    const bool member = !open_.empty() && open_.back().object;
+    charge(2 * sizeof(Value) + (value.object() != nullptr ? 176 : 0) + (member ? Members::kBytes + 176 : 0) +
+           (is_string(value) ? text_of(value).bytes.capacity() : 0));
     if (open_.empty()) {
       root_ = value;
     } else if (open_.back().object) {
@@ -85,6 +95,7 @@ class Reader : public nlohmann::json_sax<Json> {
 
   std::string_view text_;
   const std::string& file_;
+  size_t left_ = memory_for(text_.size());
   Value root_;
   std::vector<Container> open_;
 };

@@ -115,5 +115,26 @@ TEST(HostileTemplate, EndsInTimeAndInMemory) {
   }
 }
 
+TEST(HostileTemplate, VariablesTakeMemoryInProportion) {
+  for (const char* unit : {"1,", "[],", "{},", "\"\",", "{\"\":0},"}) {
+    const std::string text = "[" + times(unit, (size_t{8} << 20) / std::string_view(unit).size()) + "0]";
+    std::string said = "nothing";
+    const auto read = [&] {
+      try {
+        Value::from_json(text, "FILE");
+      } catch (const Error& e) {
+        said = e.what();
+      }
+    };
+    const test::Spent spent = test::spent_by(read);
+    EXPECT_EQ(spent.status, 0);
+#ifndef STET_SANITIZED
+    EXPECT_LE(spent.memory, (size_t{64} << 20) + 4 * text.size()) << unit;
+#endif
+    read();
+    EXPECT_EQ(said, "FILE: expected JSON whose values take at most " + std::to_string((size_t{24} << 20) + 3 * text.size()) + " bytes, found more") << unit;
+  }
+}
+
 }  // namespace
 }  // namespace stet::jinja
