@@ -39,18 +39,11 @@ Snapshot open_snapshot(const CLI::App& app, const Options& o) {
   return snapshot;
 }
 
-void refuse_save_options(const CLI::App& app, const Options& o) {
-  if (o.save.form == "delta" && o.save.against.empty()) throw CLI::RequiredError("--against, a snapshot for --form delta");
-  if (o.save.form != "delta") refuse(app, {"--against"}, "of no use without --form delta");
-  if (o.save.form == "recipe") refuse(app, {"--compress"}, "of no use with --form recipe, which holds no keys and values");
-}
-
 Json saved_json(const std::string& path, const StateDigests& digests, int64_t positions) {
   return {{"snapshot", path}, {"positions", positions}, {"bytes", std::filesystem::file_size(path)}, {"digests", digests_json(digests)}};
 }
 
 void run_prune(const CLI::App& app, Options& o) {
-  refuse_save_options(app, o);
   check_writable(o.output);
   const Snapshot snapshot = open_snapshot(app, o);
   if (!o.save.with_weights && !o.save.with_tokenizer) refuse(app, {"--model"}, "of no use without --with-weights or --with-tokenizer");
@@ -96,7 +89,6 @@ State state_of(Options& o, const Snapshot& snapshot) {
 }
 
 void run_convert(const CLI::App& app, Options& o) {
-  refuse_save_options(app, o);
   check_writable(o.output);
   const Snapshot snapshot = open_snapshot(app, o);
   refuse_model_options(app, o, snapshot);

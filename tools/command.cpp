@@ -295,6 +295,7 @@ void SaveFileOptions::add_to(CLI::App& app, CLI::Option* target) {
   app.parse_complete_callback([this] {
     if (form == "delta" && against.empty()) usage_error("--against", "a snapshot for --form delta", "none");
     if (form != "delta" && !against.empty()) usage_error("--against", "--form delta", form);
+    if (form == "recipe" && !compress.empty()) usage_error("--compress", "a form that holds keys and values", form);
   });
 }
 
