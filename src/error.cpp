@@ -49,10 +49,14 @@ std::string printable(const std::string& text, size_t limit) {
 }
 
 std::string for_terminal(std::string_view text) {
+  const auto harmless = [](char c) { return (c >= ' ' && c < '\x7F') || c == '\n' || c == '\t'; };
   std::string out;
+  out.reserve(text.size());
   for (size_t i = 0; i < text.size();) {
-    if (text[i] == '\n' || text[i] == '\t') out += text[i++];
-    else i += append_shown(out, text, i);
+    const size_t from = i;
+    while (i < text.size() && harmless(text[i])) ++i;
+    out += text.substr(from, i - from);
+    if (i < text.size()) i += append_shown(out, text, i);
   }
   return out;
 }

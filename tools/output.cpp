@@ -50,7 +50,12 @@ void finish_output() {
 std::string dump(const Json& json, int indent) {
   const std::string text = json.dump(indent, ' ', false, Json::error_handler_t::replace);
   std::string escaped;
+  escaped.reserve(text.size());
   for (size_t i = 0; i < text.size();) {
+    const size_t from = i;
+    while (i < text.size() && text[i] >= 0 && text[i] < '\x7F') ++i;
+    escaped.append(text, from, i - from);
+    if (i == text.size()) break;
     const Utf8 c = utf8_at(text, i);
     if (c.code > 0x20 && is_control(c.code)) escaped += fmt::format("\\u{:04x}", c.code);
     else escaped += std::string_view(text).substr(i, c.length);
