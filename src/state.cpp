@@ -188,6 +188,7 @@ void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t
   if (!shift) return;
   state.tokens = std::move(tokens);
   state.generation = std::move(generation);
+  if (state.tokens.empty()) state.logits.reset();  // there is no last token
 }
 
 int64_t prune(State& state, const ModelConfig& config, const PruneOptions& options) {

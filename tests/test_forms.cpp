@@ -372,6 +372,18 @@ TEST_F(Forms, APrunedStateIsReplayedAndCannotBeRewoundBehindThePrune) {
 
 // ---------------------------------------------------------------- proofs and healing
 
+TEST_F(Forms, AStateOfWhichEveryTokenWasShiftedOutIsSavedAndRestored) {
+  for (const SnapshotForm form : {SnapshotForm::full, SnapshotForm::recipe}) {
+    Session s = session(70);
+    s.prune({.keep_last = 0, .sinks = 0, .shift = true});
+    EXPECT_TRUE(s.logits().empty());
+    EXPECT_EQ(Snapshot::save(s, "", file, {.form = form}).state, digests_of(s).state);
+    Session again = restore(file);
+    for (Session* each : {&s, &again}) each->append(std::span(ids).subspan(70, 3));
+    EXPECT_EQ(digests_of(again).state, digests_of(s).state);
+  }
+}
+
 TEST_F(Forms, VerifyNamesTheFirstDifference) {
   Session s = session(200);
   Snapshot::save(s, "", file);

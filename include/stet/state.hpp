@@ -135,7 +135,7 @@ struct PruneOptions {
 };
 
 // Takes positions out of a state; needs no weights. Returns the number of positions that are seen no more (0: nothing to
-// do). The logits stay those of the last token, as it was computed.
+// do). The logits stay those of the last token, as it was computed; where no token is left, there are none.
 //
 // keep is exact: what follows equals a computation in which the pruned positions are masked from then on.
 // shift rotates stored keys by -d positions, d = end - begin: for each pair (a, b) of a head's dimensions and its angle
