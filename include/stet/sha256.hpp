@@ -1,0 +1,39 @@
+// SHA-256 (FIPS 180-4): what states, blocks of keys and values, and models are named by.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace stet {
+
+struct Sha256 {
+  std::array<std::byte, 32> bytes{};
+  auto operator<=>(const Sha256&) const = default;
+};
+
+Sha256 sha256_of(std::span<const std::byte> bytes);
+std::string sha256_text(const Sha256& hash);                 // "sha256:" and 64 hex digits
+bool parse_sha256(const std::string& text, Sha256* hash);    // its inverse; false for another text
+
+// The hash of bytes that come in pieces; equal to sha256_of all of them.
+class RunningSha256 {
+ public:
+  RunningSha256();
+  ~RunningSha256();
+  RunningSha256(const RunningSha256&) = delete;
+  RunningSha256& operator=(const RunningSha256&) = delete;
+
+  void add(std::span<const std::byte> bytes);
+  Sha256 result();  // the last call but for the destructor's
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace stet
