@@ -4,11 +4,11 @@
 
 #include <functional>
 #include <initializer_list>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "src/fingerprint.hpp"
 #include "src/json_reader.hpp"
 #include "stet/limits.hpp"
 #include "stet/model.hpp"
@@ -47,17 +47,13 @@ class WeightLoader {
   void finish(Model& model) const;
 
  private:
-  struct Entry {
-    std::string dtype, shape;
-    Digest digest;
-  };
   // One matrix, of tensors with these full names. `rounded`: the contract may round it.
   Matrix load(const std::string& group, const std::vector<Part>& parts, int64_t columns, bool transposed, bool rounded);
   Matrix pack(const std::string& group, const std::vector<Part>& parts, int64_t columns, bool transposed);
   [[noreturn]] void refuse(const WeightError& e, const std::vector<Part>& parts, bool transposed) const;
   std::vector<Part> prefixed(const std::vector<Part>& parts) const;
-  void record(const std::string& group, const TensorView& tensor, const Digest& digest);
-  std::vector<std::pair<std::string, Digest>> group_digests() const;
+  std::string canonical(const std::string& name) const;
+  void name(Model& model) const;
 
   const Checkpoint& checkpoint_;
   std::string prefix_;
@@ -67,7 +63,7 @@ class WeightLoader {
   size_t bytes_ = 0;
   std::vector<std::span<const std::byte>> matrices_;  // of linear layers
   std::string not_bf16_, its_type_;  // the first matrix of another type
-  std::map<std::string, std::map<std::string, Entry>> groups_;
+  WeightNames names_;
 };
 
 struct Family {

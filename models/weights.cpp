@@ -1,16 +1,14 @@
+#include <algorithm>
 #include <cstring>
 #include <optional>
 
 #include "models/family.hpp"
 #include "src/packed.hpp"
 #include "src/quantize.hpp"
-#include "stet/bytes.hpp"
 #include "stet/error.hpp"
 
 namespace stet {
 namespace {
-
-constexpr const char* kGroups[] = {"embeddings", "norms", "attention", "mlp", "head"};
 
 // What the matrices of a group are rounded to. Embeddings and head decide the most, and are a small part of a large model.
 std::optional<WeightType> rounded_type(Contract contract, const std::string& group) {
@@ -24,8 +22,11 @@ WeightLoader::WeightLoader(const Checkpoint& checkpoint, std::string prefix, Con
     : checkpoint_(checkpoint), prefix_(std::move(prefix)), contract_(checkpoint.packed() ? packed_contract(checkpoint) : contract),
       threads_(threads), writer_(writer) {}
 
-void WeightLoader::record(const std::string& group, const TensorView& tensor, const Digest& digest) {
-  groups_[group][tensor.name] = {tensor.dtype_text, shape_text(tensor.shape), digest};
+// The name without what differs between checkpoints of a family.
+std::string WeightLoader::canonical(const std::string& name) const {
+  constexpr const char* kHead = "lm_head.weight";
+  if (name.ends_with(kHead)) return kHead;
+  return name.substr(prefix_.size());
 }
 
 std::vector<WeightLoader::Part> WeightLoader::prefixed(const std::vector<Part>& parts) const {
@@ -44,12 +45,10 @@ Matrix WeightLoader::pack(const std::string& group, const std::vector<Part>& par
                   views.back()->dtype_text);
     }
   }
-  std::vector<Digest> digests(transposed ? 1 : 0);
-  Matrix matrix = transposed ? Matrix::transposed(*views[0], threads_, digests.data())
-                             : Matrix(views, static_cast<size_t>(columns), threads_, &digests);
-  for (size_t i = 0; i < views.size(); ++i) {
-    record(group, *views[i], digests[i]);
-    checkpoint_.drop(*views[i]);
+  Matrix matrix = transposed ? Matrix::transposed(*views[0], threads_) : Matrix(views, static_cast<size_t>(columns), threads_);
+  for (const TensorView* view : views) {
+    names_.add(group, canonical(view->name), *view, digest_matrix(*view, threads_));
+    checkpoint_.drop(*view);
   }
   return matrix;
 }
@@ -61,7 +60,7 @@ Matrix WeightLoader::load(const std::string& group, const std::vector<Part>& par
     name += (name.empty() ? "" : "+") + part.name;
     rows += static_cast<size_t>(part.rows);
   }
-  groups_.try_emplace(group);
+  names_.add_group(group);
   const std::optional<WeightType> type = rounded ? rounded_type(contract_, group) : std::nullopt;
   Matrix matrix = checkpoint_.packed() ? packed_matrix(checkpoint_, name, type, rows, static_cast<size_t>(columns))
                                        : pack(group, parts, columns, transposed);
@@ -124,7 +123,7 @@ Vector WeightLoader::vector(const std::string& group, const std::string& name, i
     }
     if (offset != 0) result[i] += offset;
   }
-  record(group, view, digest_of(view.bytes));
+  names_.add(group, canonical(view.name), view, digest_vector(view));
   bytes_ += result.size() * sizeof(float);
   if (writer_ != nullptr) writer_->add(view);
   return result;
@@ -148,42 +147,26 @@ Linear WeightLoader::transposed(const std::string& group, const Part& layer, int
   return result;
 }
 
-// Of the weights as they were before they were packed or rounded.
-std::vector<std::pair<std::string, Digest>> WeightLoader::group_digests() const {
-  std::vector<std::pair<std::string, Digest>> digests;
-  for (const char* group : kGroups) {
-    const auto found = groups_.find(group);
-    if (found == groups_.end()) continue;
-    if (checkpoint_.packed()) {
-      digests.emplace_back(group, packed_fingerprint(checkpoint_, group));
-      continue;
-    }
-    ByteWriter w;
-    for (const auto& [name, entry] : found->second) {
-      w.text(name + " " + entry.dtype + " " + entry.shape + "\n");
-      w.u64(entry.digest.low);
-      w.u64(entry.digest.high);
-    }
-    digests.emplace_back(group, digest_of(w.data()));
+// By the weights as they were before they were packed or rounded. A file that was packed before there were names of values has the
+// others alone.
+void WeightLoader::name(Model& model) const {
+  const std::string config = model.config().canonical();
+  WeightNames::Names values = names_.values(), stored = names_.stored();
+  if (checkpoint_.packed()) {
+    for (auto& [group, text] : stored) text = packed_stored_name(checkpoint_, group);
+    for (auto& [group, text] : values) text = packed_values_name(checkpoint_, group);
   }
-  return digests;
+  if (writer_ != nullptr) {
+    for (const auto& [group, text] : stored) writer_->note_stored_name(group, text);
+    for (const auto& [group, text] : values) writer_->note_values_name(group, text);
+  }
+  model.stored_fingerprints_ = stored_name(std::move(stored), config);
+  const bool named = std::ranges::none_of(values, [](const auto& n) { return n.second.empty(); });
+  model.fingerprints_ = named ? values_name(std::move(values), config) : model.stored_fingerprints_;
 }
 
 void WeightLoader::finish(Model& model) const {
-  ByteWriter whole;
-  const auto add = [&](const std::string& name, const Digest& digest) {
-    model.fingerprints_.emplace_back(name, digest);
-    whole.text(name);
-    whole.u64(digest.low);
-    whole.u64(digest.high);
-  };
-  for (const auto& [group, digest] : group_digests()) {
-    add(group, digest);
-    if (writer_ != nullptr) writer_->note_group(group, digest);
-  }
-  const std::string config = model.config().canonical();
-  add("config", digest_of(std::as_bytes(std::span(config))));
-  model.fingerprints_.emplace_back("model", digest_of(whole.data()));
+  name(model);
   model.weight_bytes_ = bytes_;
   for (const std::span<const std::byte> matrix : matrices_) {
     if (model.config().tied_head || matrix.data() != model.embedding_.all().data()) model.matrices_.push_back(matrix);

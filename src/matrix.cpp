@@ -47,20 +47,6 @@ void pack_transposed(const std::byte* first, size_t row_bytes, size_t lanes, siz
   }
 }
 
-// XXH3-128 over the XXH3-128 of every 16 rows.
-Digest digest_of_rows(std::span<const std::byte> bytes, size_t row_bytes, int threads) {
-  const size_t slab_bytes = kLanes * row_bytes, slabs = (bytes.size() + slab_bytes - 1) / slab_bytes;
-  std::vector<Digest> hashes(slabs);
-  run_team(threads, [&](Team team) {
-    const Range mine = team.share(slabs);
-    for (size_t s = mine.begin; s < mine.end; ++s) {
-      const size_t begin = s * slab_bytes;
-      hashes[s] = digest_of(bytes.subspan(begin, std::min(slab_bytes, bytes.size() - begin)));
-    }
-  });
-  return digest_of(std::as_bytes(std::span(hashes)));
-}
-
 size_t rows_of(const std::vector<const TensorView*>& parts) {
   size_t rows = 0;
   for (const TensorView* part : parts) rows += static_cast<size_t>(part->shape.at(0));
@@ -85,7 +71,7 @@ size_t Matrix::block_bytes() const {
   return depth() * kLanes * element_size();
 }
 
-Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads, std::vector<Digest>* digests)
+Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads)
     : Matrix(weight_type(parts.at(0)->dtype), rows_of(parts), columns) {
   const size_t row_bytes = columns * element_size();
   std::vector<const std::byte*> source;  // one per row
@@ -105,10 +91,9 @@ Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int 
       if (row_bytes % 4 != 0) last_half_word(rows, columns, out);
     }
   });
-  for (const TensorView* part : parts) digests->push_back(digest_of_rows(part->bytes, row_bytes, threads));
 }
 
-Matrix Matrix::transposed(const TensorView& tensor, int threads, Digest* digest) {
+Matrix Matrix::transposed(const TensorView& tensor, int threads) {
   Matrix m(weight_type(tensor.dtype), static_cast<size_t>(tensor.shape.at(1)), static_cast<size_t>(tensor.shape.at(0)));
   const size_t row_bytes = m.rows_ * m.element_size();
   run_team(threads, [&](Team team) {
@@ -124,7 +109,6 @@ Matrix Matrix::transposed(const TensorView& tensor, int threads, Digest* digest)
       }
     }
   });
-  *digest = digest_of_rows(tensor.bytes, row_bytes, threads);
   return m;
 }
 

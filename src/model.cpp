@@ -45,6 +45,10 @@ Rows make_rows(Workspace& w, size_t rows, int64_t width) {
 Model::Model(ModelConfig config) : config_(std::move(config)) {}
 Model::~Model() = default;
 
+const Fingerprints& Model::fingerprints_like(const std::string& fingerprint) const {
+  return fingerprint.starts_with("xxh3:") ? stored_fingerprints_ : fingerprints_;
+}
+
 uint64_t Model::weights_version() const { return guard_ != nullptr ? guard_->version() : 0; }
 bool Model::weights_held_since(uint64_t version) const { return guard_ == nullptr || guard_->held_since(version); }
 

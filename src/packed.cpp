@@ -8,9 +8,11 @@
 #include <optional>
 
 #include "stet/bytes.hpp"
+#include "stet/digest.hpp"
 #include "stet/error.hpp"
 #include "stet/packed.hpp"
 #include "stet/session.hpp"
+#include "stet/sha256.hpp"
 #include "stet/team.hpp"
 #include "stet/tokenizer.hpp"
 
@@ -18,7 +20,7 @@ namespace stet {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr const char *kMatrix = "matrix:", *kVector = "vector:", *kGroup = "weights:";
+constexpr const char *kMatrix = "matrix:", *kVector = "vector:", *kStoredName = "weights:", *kValuesName = "fingerprint:";
 
 size_t whole_pages(size_t n) { return (n + kPage - 1) / kPage * kPage; }
 
@@ -111,11 +113,19 @@ Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, std:
   return Matrix::packed(entry.type, rows, columns, copy->data(), copy);
 }
 
-Digest packed_fingerprint(const Checkpoint& checkpoint, const std::string& group) {
-  const std::string* text = find_metadata(checkpoint, kGroup + group);
+std::string packed_stored_name(const Checkpoint& checkpoint, const std::string& group) {
+  const std::string* text = find_metadata(checkpoint, kStoredName + group);
   Digest digest;
-  if (text != nullptr && parse_digest(*text, &digest)) return digest;
-  throw Error(ErrorKind::format, checkpoint.source(), kGroup + group, "a digest", found_text(text));
+  if (text != nullptr && parse_digest(*text, &digest)) return *text;
+  throw Error(ErrorKind::format, checkpoint.source(), kStoredName + group, "a digest", found_text(text));
+}
+
+std::string packed_values_name(const Checkpoint& checkpoint, const std::string& group) {
+  const std::string* text = find_metadata(checkpoint, kValuesName + group);
+  Sha256 hash;
+  if (text == nullptr) return "";
+  if (parse_sha256(*text, &hash)) return *text;
+  throw Error(ErrorKind::format, checkpoint.source(), kValuesName + group, "a SHA-256", found_text(text));
 }
 
 namespace {
@@ -155,7 +165,8 @@ PackedWriter::PackedWriter(const std::string& path, const Checkpoint& checkpoint
   metadata_ = {{"format", kPackedFormat}, {"version", "1"}};
 }
 
-void PackedWriter::note_group(const std::string& group, const Digest& digest) { metadata_[kGroup + group] = digest_text(digest); }
+void PackedWriter::note_stored_name(const std::string& group, const std::string& name) { metadata_[kStoredName + group] = name; }
+void PackedWriter::note_values_name(const std::string& group, const std::string& name) { metadata_[kValuesName + group] = name; }
 void PackedWriter::note_contract(Contract contract) { metadata_["contract"] = contract_name(contract); }
 
 void PackedWriter::pad() {

@@ -86,18 +86,19 @@ constexpr int kMostMends = 8;
 }  // namespace
 
 StateOrigin origin_of(const Model& model, Contract contract) {
-  return {contract_name(contract), kContractVersion, digest_text(model.fingerprints().back().second)};
+  return {contract_name(contract), kContractVersion, model.fingerprint()};
 }
 
 namespace {
 
 std::string contract_text(const StateOrigin& origin) { return origin.contract + " version " + std::to_string(origin.version); }
 
-void check_origin(const StateOrigin& state, const StateOrigin& session) {
+// Of a state that a session of `model` is to go on from.
+void check_origin(const StateOrigin& state, const StateOrigin& session, const Model& model) {
   if (contract_text(state) != contract_text(session)) {
     throw Error(ErrorKind::mismatch, "", "contract", contract_text(state) + ", under which the tokens were processed", contract_text(session));
   }
-  if (state.model != session.model) {
+  if (!model.is_named(state.model)) {
     throw Error(ErrorKind::mismatch, "", "model", state.model + ", by which the tokens were processed", session.model);
   }
 }
@@ -120,7 +121,9 @@ Session::Session(std::shared_ptr<const Model> model, State state, const SessionO
   if (!(shape == kv_shape(model_->config(), shape.type)) || state_.kv.size() != size()) {
     throw Error(ErrorKind::argument, "", "state", "keys and values of this model", "others");
   }
-  check_origin(state_.origin, origin_of(*model_, compute_.contract));
+  const StateOrigin origin = origin_of(*model_, compute_.contract);
+  check_origin(state_.origin, origin, *model_);
+  state_.origin = origin;
   check_ids(state_.tokens, model_->config().vocab_size);
 }
 
@@ -133,7 +136,7 @@ void Session::set_compute(const ComputeOptions& compute) {
   refuse_in_sink("set_compute");
   check(compute, *model_);
   const StateOrigin origin = origin_of(*model_, compute.contract);
-  if (size() > 0) check_origin(state_.origin, origin);
+  if (size() > 0) check_origin(state_.origin, origin, *model_);
   state_.origin = origin;
   compute_ = compute;
 }

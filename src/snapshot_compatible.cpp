@@ -51,13 +51,14 @@ void compare_weights(Differences& differences, const SnapshotMeta& meta, const M
   };
   size_t count = 0;
   std::string name, here;
-  for (const auto& [group, digest] : model.fingerprints()) {
-    if (group == "config" || group == "model" || digest_there(group) == digest_text(digest)) continue;
+  const Fingerprints& fingerprints = model.fingerprints_like(digest_there("model"));
+  for (const auto& [group, digest] : fingerprints) {
+    if (group == "config" || group == "model" || digest_there(group) == digest) continue;
     groups += (count++ == 0 ? "" : "+") + group;
     name = group;
-    here = digest_text(digest);
+    here = digest;
   }
-  const std::string whole = digest_text(model.fingerprints().back().second);
+  const std::string& whole = fingerprints.back().second;
   if (count == 1) differences.compare(groups + " weights", digest_there(name), here);
   else differences.compare((count == 0 ? "model" : groups + " weights"), digest_there("model"), whole);
 }

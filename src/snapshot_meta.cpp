@@ -222,7 +222,7 @@ SnapshotMeta meta_of(const Session& session, const std::string& tokenizer) {
   m.checkpoint = name_of(session.model().directory());
   m.architecture = session.model().config().architecture;
   m.config = session.model().config().canonical();
-  for (const auto& [name, digest] : session.model().fingerprints()) m.fingerprints.emplace_back(name, digest_text(digest));
+  m.fingerprints = session.model().fingerprints();
   m.tokenizer = tokenizer;
   m.kv = session.kv().shape();
   m.capacity = session.capacity();

@@ -160,8 +160,7 @@ struct Tensor {
     view.dtype_text = "F32";
     view.shape = {static_cast<int64_t>(rows), static_cast<int64_t>(columns)};
     view.bytes = std::as_bytes(std::span(w));
-    std::vector<Digest> digests;
-    return Matrix({&view}, columns, 1, &digests);
+    return Matrix({&view}, columns, 1);
   }
 };
 

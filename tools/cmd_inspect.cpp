@@ -193,7 +193,7 @@ Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokeni
                       {"template_bytes", tokenizer->chat_template().size()}};
   }
   j["fingerprints"] = Json::object();
-  for (const auto& [name, digest] : model.fingerprints()) j["fingerprints"][name] = digest_text(digest);
+  for (const auto& [name, digest] : model.fingerprints()) j["fingerprints"][name] = digest;
   if (tokenizer != nullptr) j["fingerprints"]["tokenizer"] = tokenizer->fingerprint();
   return j;
 }
@@ -214,7 +214,7 @@ void run(const Options& o) {
     Present present;
     if (!o.model.empty()) {
       const auto model = Model::load(o.model);
-      for (const auto& [name, digest] : model->fingerprints()) present[name] = digest_text(digest);
+      for (const auto& [name, digest] : model->fingerprints_like(snapshot.origin().model)) present[name] = digest;
       if (const auto tokenizer = load_tokenizer(o.model)) present["tokenizer"] = tokenizer->fingerprint();
     }
     j = describe(snapshot, present);

@@ -45,7 +45,7 @@ class Output {
     }
     if (o.output.empty()) return;
     const std::map<std::string, std::string> metadata = {{"contract", contract_name(session.compute().contract)},
-                                                         {"model", digest_text(session.model().fingerprints().back().second)}};
+                                                         {"model", session.model().fingerprint()}};
     file_.emplace(o.output, specs, metadata);
   }
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "stet/kernels.hpp"
-#include "stet/digest.hpp"
 #include "stet/memory.hpp"
 #include "stet/tensor.hpp"
 
@@ -20,11 +19,10 @@ namespace stet {
 class Matrix {
  public:
   Matrix() = default;
-  // Stacks tensors of shape [n_i][columns], all of one dtype (checked by the caller), and digests each of them
-  // while its bytes are at hand: digests[i] is XXH3-128 over the XXH3-128 of every 16 rows.
-  Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads, std::vector<Digest>* digests);
-  // The matrix whose transpose, [columns][rows], is stored. The digest is that of the tensor as it stands, as above.
-  static Matrix transposed(const TensorView& tensor, int threads, Digest* digest);
+  // Stacks tensors of shape [n_i][columns], all of one dtype (checked by the caller).
+  Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads);
+  // The matrix whose transpose, [columns][rows], is stored.
+  static Matrix transposed(const TensorView& tensor, int threads);
   // Packed bytes that someone else owns, at an address that is a multiple of 64: packed_bytes(type, rows, columns) of them.
   static Matrix packed(WeightType type, size_t rows, size_t columns, const std::byte* bytes, std::shared_ptr<const void> owner);
   static size_t packed_bytes(WeightType type, size_t rows, size_t columns);

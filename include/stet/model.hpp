@@ -14,10 +14,10 @@
 
 namespace stet {
 
-// What the weights are, without keeping them twice: a digest per group of tensors, in this order:
-// "embeddings", "norms", "attention", "mlp", "head" (absent when the head is tied), then "config" and, over all
-// of these, "model". A group's digest covers name, dtype, shape and bytes of its tensors, sorted by name.
-using Fingerprints = std::vector<std::pair<std::string, Digest>>;
+// What the weights are, without keeping them twice: the text of a hash for each group of tensors, in this order: "embeddings",
+// "norms", "attention", "mlp", "head" (absent when the head is tied), then "config" and, over all of these, "model". A group's covers
+// names, shapes and exact values of its tensors, not the type or the file that they are stored in (src/fingerprint.hpp).
+using Fingerprints = std::vector<std::pair<std::string, std::string>>;
 
 struct Workspace {
   Scratch scratch;
@@ -53,6 +53,15 @@ class Model {
   const ModelConfig& config() const { return config_; }
   const GenerationConfig& generation() const { return generation_; }
   const Fingerprints& fingerprints() const { return fingerprints_; }
+  // The last of them: what the model is called.
+  const std::string& fingerprint() const { return fingerprints_.back().second; }
+  // What snapshots of format versions 1 and 2 call the same weights, as they are stored here. A packed file that is older than
+  // format version 3 has these alone, for fingerprints() too.
+  const Fingerprints& stored_fingerprints() const { return stored_fingerprints_; }
+  // Whichever of both are of the kind that `fingerprint`, a text, is of.
+  const Fingerprints& fingerprints_like(const std::string& fingerprint) const;
+  // Whether a state's model, whatever its format version, is this one.
+  bool is_named(const std::string& fingerprint) const { return fingerprints_like(fingerprint).back().second == fingerprint; }
   // Where it was loaded from; as text: the directory, or what errors call the archive ("s.stet: WEIGHTS").
   const FileSource& source() const { return *source_; }
   const std::string& directory() const { return source_->path(); }
@@ -91,7 +100,7 @@ class Model {
  private:
   friend class WeightLoader;
   GenerationConfig generation_;
-  Fingerprints fingerprints_;
+  Fingerprints fingerprints_, stored_fingerprints_;
   std::shared_ptr<const FileSource> source_;
   std::unique_ptr<const WeightGuard> guard_;  // of packed weights in a mapped file
   size_t weight_bytes_ = 0;
