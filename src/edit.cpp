@@ -14,7 +14,7 @@ const char* kv_edit_name(KvEdit::What what) {
 
 void forget_edits(State& state, int64_t size) {
   std::erase_if(state.edits, [&](const KvEdit& e) {
-    return e.position >= size && e.prunes == static_cast<int64_t>(state.prunes.size());
+    return (e.position >= size || size == 0) && e.prunes == static_cast<int64_t>(state.prunes.size());
   });
   for (KvEdit& e : state.edits) {
     if (e.prunes == static_cast<int64_t>(state.prunes.size())) e.at = std::min(e.at, size);

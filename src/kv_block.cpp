@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/identity.hpp"
 #include "stet/mapped_file.hpp"
 #include "stet/matrix.hpp"
 
@@ -113,6 +114,12 @@ std::vector<Digest> KvBlock::digests(const KvShape& shape) const {
   const std::lock_guard lock(mutex_);
   if (digests_.empty()) digests_ = layer_digests(shape, data_);
   return digests_;
+}
+
+Sha256 KvBlock::content(const KvShape& shape) const {
+  const std::lock_guard lock(mutex_);
+  if (!content_) content_ = block_content(shape, data_);
+  return *content_;
 }
 
 }  // namespace stet

@@ -102,6 +102,7 @@ void KvCache::own_block(int64_t index) {
   std::shared_ptr<KvBlock>& block = blocks_[static_cast<size_t>(index)];
   if (block->saved() == nullptr && !block->shared()) {
     block->digests_.clear();
+    block->content_.reset();
     return;
   }
   std::shared_ptr<KvBlock> copy = fresh_block();

@@ -33,24 +33,6 @@ void embed_positions(Team t, const Pass& p, const Matrix& table, Rows x) {
   }
 }
 
-const char* contract_name(Contract contract) {
-  switch (contract) {
-    case Contract::f32: return "f32";
-    case Contract::f32_blas: return "f32-blas";
-    case Contract::bf16: return "bf16";
-    case Contract::q8: return "q8";
-    case Contract::q4: return "q4";
-  }
-  return "";
-}
-
-std::optional<Contract> contract_of(const std::string& name) {
-  for (const Contract contract : kContracts) {
-    if (name == contract_name(contract)) return contract;
-  }
-  return std::nullopt;
-}
-
 namespace {
 
 // Up to kGemvRows rows. Every thread rounds the inputs for itself, with its first piece: shorter than waiting for each other.

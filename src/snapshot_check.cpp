@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "src/identity.hpp"
 #include "src/planes.hpp"
 #include "src/snapshot_format.hpp"
 #include "stet/archive.hpp"
@@ -27,14 +28,19 @@ SnapshotCheck Snapshot::check(int threads) const {
   for (const auto& [name, files] : {std::pair("WEIGHTS", weights()), std::pair("TOKENIZR", tokenizer_files())}) {
     if (files != nullptr) done.files += check_files(*files, read_archive_index(content(name), path_ + ": " + name));
   }
+  check_id();
   if (meta_.form == SnapshotForm::recipe) return done;
   const Parents parents = parents_or_find();
   const Memory zeros(meta_.kv.block_bytes(), false);  // never written, so that it stays one page of the system's
   const std::vector<Digest> of_zeros = std::ranges::count(visible_, uint64_t{0}) > 0 ? digests_like_saved(zeros.data()) : std::vector<Digest>();
   std::vector<std::optional<Error>> faults(visible_.size());
+  std::vector<const Sha256*> contents(visible_.size());
+  const State recipe = this->recipe();
+  const std::vector<int64_t> named = contents_.empty() ? std::vector<int64_t>() : Lineage{recipe, meta_.kv}.blocks_by_content();
+  for (size_t i = 0; i < named.size(); ++i) contents[static_cast<size_t>(named[i])] = &contents_[i];
   run_each(threads > 0 ? threads : default_threads(), faults.size(), [&](size_t block) {
     try {
-      check_block(static_cast<int64_t>(block), parents, of_zeros);
+      check_block(static_cast<int64_t>(block), parents, of_zeros, contents[block]);
     } catch (const Error& e) {
       faults[block] = e;
     }
@@ -46,8 +52,17 @@ SnapshotCheck Snapshot::check(int threads) const {
   return done;
 }
 
-// What is stored as it is, is looked at in place.
-void Snapshot::check_block(int64_t block, const Parents& parents, std::span<const Digest> of_zeros) const {
+// That the id in the header is the one of what stands in the file.
+void Snapshot::check_id() const {
+  if (version_ < 3) return;
+  const State recipe = this->recipe();
+  const Lineage lineage{recipe, meta_.kv};
+  const Sha256 found = lineage.id(contents_, lineage.replayable() ? Sha256() : sha256_of(std::as_bytes(std::span(*logits_))));
+  if (found != digests_.id) snapshot_damaged(path_, "id", sha256_text(digests_.id), sha256_text(found));
+}
+
+// What is stored as it is, is looked at in place. `content`: its hash, where the block is named by it.
+void Snapshot::check_block(int64_t block, const Parents& parents, std::span<const Digest> of_zeros, const Sha256* content) const {
   const Place at = place(block, parents);
   const Snapshot& file = at.file != nullptr ? *at.file : *this;
   const std::string field = "KV block " + std::to_string(block);
@@ -56,7 +71,10 @@ void Snapshot::check_block(int64_t block, const Parents& parents, std::span<cons
     const std::span<const std::byte> stored = file.bytes_.subspan(at.extent.offset, at.extent.size);
     std::vector<std::byte> expanded(at.extent.encoding == kRaw ? 0 : meta_.kv.block_bytes());
     if (!expanded.empty()) expand_planes(stored, meta_.kv.element_size(), expanded, file.path_, field);
-    found = digests_like_saved(expanded.empty() ? stored.data() : expanded.data());
+    const std::byte* const bytes = expanded.empty() ? stored.data() : expanded.data();
+    found = digests_like_saved(bytes);
+    const Sha256 hash = content == nullptr ? Sha256() : block_content(meta_.kv, bytes);
+    if (content != nullptr && hash != *content) snapshot_damaged(file.path_, field, sha256_text(*content), sha256_text(hash));
   }
   const std::span<const Digest> expected = block_digests(block);
   const auto parted = std::ranges::mismatch(expected, found);

@@ -13,15 +13,19 @@ namespace stet {
 namespace {
 
 constexpr char kMagic[] = "\x93STET\r\n\x1a";
-constexpr uint64_t kHeaderBytes = 128, kEntryBytes = 64, kMaxSections = 256;
+constexpr uint64_t kEntryBytes = 64, kMaxSections = 256;
 constexpr uint64_t kAlignment = 64, kPage = 4096, kKvAlignment = 65536;
-constexpr size_t kDigestedHeaderBytes = 112;
+constexpr size_t kOldHeaderBytes = 128, kDigestBytes = 16;
 constexpr uint32_t kMustKnow = 1;
+
+// The digest of all that comes before it ends it.
+constexpr size_t header_bytes(uint32_t version) { return version < 3 ? kOldHeaderBytes : kMaxHeaderBytes; }
 
 struct Header {
   uint32_t version;
-  uint64_t sections;
-  Digest table, state;
+  uint64_t bytes, sections;
+  Digest table;
+  StateNames names;
 };
 
 void check_digest(const std::string& path, const std::string& field, const Digest& expected,
@@ -34,18 +38,27 @@ void check_equal(const std::string& path, const std::string& field, uint64_t exp
   if (found != expected) snapshot_damaged(path, field, std::to_string(expected), std::to_string(found));
 }
 
+StateNames get_names(ByteReader& r, uint32_t version) {
+  StateNames names{get(r, "state digest"), std::nullopt};
+  if (version < 3) return names;
+  const std::span<const std::byte> id = r.bytes(sizeof(Sha256), "state id");
+  std::copy(id.begin(), id.end(), names.id.emplace().bytes.begin());
+  return names;
+}
+
 Header decode_header(std::span<const std::byte> file, const std::string& path) {
   if (file.size() < 8 || std::memcmp(file.data(), kMagic, 8) != 0) {
     snapshot_damaged(path, "magic", "a stet snapshot", "another file");
   }
-  ByteReader r(file.first(std::min<size_t>(file.size(), kHeaderBytes)), path);
+  ByteReader r(file, path);
   r.bytes(8, "magic");
   Header h;
   h.version = r.u32("format version");
   if (h.version < 1 || h.version > kSnapshotVersion) {
     throw Error(ErrorKind::unsupported, path, "format version", "1 .. " + std::to_string(kSnapshotVersion), std::to_string(h.version));
   }
-  const uint32_t header_bytes = r.u32("header size");
+  h.bytes = header_bytes(h.version);
+  const uint32_t bytes = r.u32("header size");
   const uint64_t required = r.u64("required features");
   r.u64("optional features");
   const uint64_t file_size = r.u64("file size");
@@ -53,16 +66,16 @@ Header decode_header(std::span<const std::byte> file, const std::string& path) {
   r.u32("reserved");
   const uint64_t table = r.u64("section table");
   h.table = get(r, "table digest");
-  h.state = get(r, "state digest");
-  r.bytes(24, "reserved");
-  check_digest(path, "header", get(r, "header digest"), file.first(kDigestedHeaderBytes));
+  h.names = get_names(r, h.version);
+  r.bytes(h.bytes - kDigestBytes - r.position(), "reserved");
+  check_digest(path, "header", get(r, "header digest"), file.first(h.bytes - kDigestBytes));
   if ((required & ~(kElsewhere | kCompressed | kEdited)) != 0) {
     throw Error(ErrorKind::unsupported, path, "required features", "bits 1, 2 and 4 at most", std::to_string(required));
   }
-  check_equal(path, "header size", kHeaderBytes, header_bytes);
-  check_equal(path, "section table", kHeaderBytes, table);
+  check_equal(path, "header size", h.bytes, bytes);
+  check_equal(path, "section table", h.bytes, table);
   check_equal(path, "file size", file_size, file.size());
-  if (h.sections > kMaxSections || file.size() - kHeaderBytes < h.sections * kEntryBytes) {
+  if (h.sections > kMaxSections || file.size() - h.bytes < h.sections * kEntryBytes) {
     snapshot_damaged(path, "sections", "a table inside the file", std::to_string(h.sections) + " entries");
   }
   return h;
@@ -105,7 +118,7 @@ bool is_known_section(const std::string& name) {
   return std::find(std::begin(kSectionNames), std::end(kSectionNames), name) != std::end(kSectionNames);
 }
 
-uint64_t front_bytes(size_t sections) { return kHeaderBytes + kEntryBytes * sections; }
+uint64_t front_bytes(size_t sections) { return kMaxHeaderBytes + kEntryBytes * sections; }
 
 uint64_t section_offset(const std::string& name, uint64_t end) {
   const bool page = is_archive_section(name) || !is_known_section(name);
@@ -113,18 +126,20 @@ uint64_t section_offset(const std::string& name, uint64_t end) {
   return (end + alignment - 1) / alignment * alignment;
 }
 
-std::optional<Digest> state_of_header(std::span<const std::byte> header) {
+std::optional<StateNames> names_in_header(std::span<const std::byte> header) {
   try {
-    if (header.size() < kHeaderBytes || std::memcmp(header.data(), kMagic, 8) != 0) return std::nullopt;
-    ByteReader r(header.first(kHeaderBytes), "");
-    r.bytes(72, "");
-    return get(r, "");
+    if (header.size() < kOldHeaderBytes || std::memcmp(header.data(), kMagic, 8) != 0) return std::nullopt;
+    ByteReader r(header, "");
+    r.bytes(8, "");
+    const uint32_t version = r.u32("");
+    r.bytes(60, "");
+    return get_names(r, version);
   } catch (const Error&) {
     return std::nullopt;
   }
 }
 
-std::vector<std::byte> encode_front(const std::vector<Snapshot::Section>& sections, uint64_t required, const Digest& state) {
+std::vector<std::byte> encode_front(const std::vector<Snapshot::Section>& sections, uint64_t required, const Digest& state, const Sha256& id) {
   ByteWriter table;
   for (const Snapshot::Section& s : sections) {
     table.text(s.name);
@@ -139,16 +154,17 @@ std::vector<std::byte> encode_front(const std::vector<Snapshot::Section>& sectio
   ByteWriter w;
   w.text({kMagic, 8});
   w.u32(kSnapshotVersion);
-  w.u32(kHeaderBytes);
+  w.u32(kMaxHeaderBytes);
   w.u64(required);
   w.u64(0);
   w.u64(sections.back().offset + sections.back().size);
   w.u32(static_cast<uint32_t>(sections.size()));
   w.u32(0);
-  w.u64(kHeaderBytes);
+  w.u64(kMaxHeaderBytes);
   put(w, digest_of(table.data()));
   put(w, state);
-  w.zeros(kDigestedHeaderBytes - w.size());
+  w.bytes(id.bytes);
+  w.zeros(kMaxHeaderBytes - kDigestBytes - w.size());
   put(w, digest_of(w.data()));
   w.bytes(table.data());
   return w.take();
@@ -156,11 +172,11 @@ std::vector<std::byte> encode_front(const std::vector<Snapshot::Section>& sectio
 
 Front decode_front(std::span<const std::byte> file, const std::string& path) {
   const Header header = decode_header(file, path);
-  const std::span<const std::byte> table = file.subspan(kHeaderBytes, header.sections * kEntryBytes);
+  const std::span<const std::byte> table = file.subspan(header.bytes, header.sections * kEntryBytes);
   check_digest(path, "section table", header.table, table);
   ByteReader entries(table, path);
-  Front front{header.version, {}, header.state};
-  uint64_t end = kHeaderBytes + table.size();
+  Front front{header.version, {}, header.names};
+  uint64_t end = header.bytes + table.size();
   for (uint64_t i = 0; i < header.sections; ++i) {
     Snapshot::Section s = decode_entry(entries, end, file, path);
     end = s.offset + s.size;

@@ -1,13 +1,16 @@
 #include "src/snapshot_meta.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fmt/format.h>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "src/json_reader.hpp"
 #include "src/utf8.hpp"
+#include "stet/contract.hpp"
 #include "stet/digest.hpp"
 #include "stet/error.hpp"
 #include "stet/generate.hpp"
@@ -127,26 +130,56 @@ Json prunes_json(const std::vector<Prune>& prunes) {
   return list;
 }
 
-std::vector<Prune> read_prunes(const JsonReader& json, int64_t vocab, int64_t positions, int64_t capacity) {
+// Whether each prune is of positions that were there after the one before, and takes out that many tokens of the vocabulary.
+void check_prunes(const std::vector<Prune>& prunes, int64_t vocab, int64_t positions, int64_t capacity, const std::string& file) {
+  int64_t before = 0;
+  for (size_t i = 0; i < prunes.size(); ++i) {
+    const Prune& p = prunes[i];
+    const auto check = [&](const char* field, int64_t x, int64_t min, int64_t max) {
+      if (x >= min && x <= max) return;
+      throw Error(ErrorKind::format, file, fmt::format("prunes[{}].{}", i, field), fmt::format("{}..{}", min, max), std::to_string(x));
+    };
+    check("at", p.at, before, capacity);
+    check("end", p.end, 0, p.at);
+    check("begin", p.begin, 0, p.end);
+    const int64_t removed = p.shift ? p.end - p.begin : 0;
+    check("removed", static_cast<int64_t>(p.removed.size()), removed, removed);
+    for (const int32_t id : p.removed) check("removed", id, 0, vocab - 1);
+    before = p.left();
+  }
+  if (before > positions) throw Error(ErrorKind::format, file, "prunes", fmt::format("at most {} positions left", positions), std::to_string(before));
+}
+
+std::vector<Prune> read_prunes(const JsonReader& json) {
   std::vector<Prune> prunes;
   if (!json.has("prunes")) return prunes;
-  int64_t before = 0;
   for (const JsonReader& entry : json.objects("prunes")) {
-    Prune p;
-    p.at = entry.integer("at", before, kMaxPositions);
-    p.begin = entry.integer("begin", 0, p.at);
-    p.end = entry.integer("end", p.begin, p.at);
     const std::string kind = entry.string("positions");
     if (kind != "keep" && kind != "shift") entry.fail("positions", "keep or shift");
-    p.shift = kind == "shift";
-    for (int64_t id : entry.integers("removed", 0, vocab - 1)) p.removed.push_back(static_cast<int32_t>(id));
-    const int64_t removed = p.shift ? p.end - p.begin : 0;
-    if (static_cast<int64_t>(p.removed.size()) != removed) entry.fail("removed", std::to_string(removed) + " token ids");
-    if (p.at > capacity) entry.fail("at", "at most the capacity");
-    before = p.left();
+    Prune p{entry.integer("at", 0, kMaxPositions), entry.integer("begin", 0, kMaxPositions), entry.integer("end", 0, kMaxPositions), kind == "shift", {}};
+    for (int64_t id : entry.integers("removed", 0, kMaxSize)) p.removed.push_back(static_cast<int32_t>(id));
     prunes.push_back(std::move(p));
   }
-  if (!prunes.empty() && prunes.back().left() > positions) json.fail("prunes", "no more positions than there are");
+  return prunes;
+}
+
+std::vector<Prune> read_prunes(std::span<const std::byte> log, std::span<const std::byte> removed, const std::string& file) {
+  std::vector<Prune> prunes;
+  ByteReader r(log, file), ids(removed, file);
+  const auto position = [&](const char* field) { return static_cast<int64_t>(std::min<uint64_t>(r.u64(field), kMaxPositions + 1)); };
+  while (r.remaining() > 0) {
+    Prune p{position("PRUNES: at"), position("PRUNES: begin"), position("PRUNES: end"), false, {}};
+    const uint32_t kind = r.u32("PRUNES: positions");
+    r.u32("PRUNES: reserved");
+    if (kind > 1) throw Error(ErrorKind::format, file, "PRUNES: positions", "0 or 1", std::to_string(kind));
+    p.shift = kind == 1;
+    const int64_t count = p.shift && p.end > p.begin ? p.end - p.begin : 0;
+    const std::span<const std::byte> bytes = ids.bytes(static_cast<uint64_t>(count) * sizeof(int32_t), "REMOVED");
+    p.removed.resize(static_cast<size_t>(count));
+    if (count > 0) std::memcpy(p.removed.data(), bytes.data(), bytes.size());
+    prunes.push_back(std::move(p));
+  }
+  ids.end("REMOVED");
   return prunes;
 }
 
@@ -276,9 +309,9 @@ std::string encode_meta(const SnapshotMeta& m) {
   Json meta = {
       {"form", snapshot_form_name(m.form)},
       {"parent", m.parent},
+      {"parent_state", m.parent_state},
       {"parent_file", m.parent_file},
       {"logits", m.logits},
-      {"prunes", prunes_json(m.prunes)},
       {"contract", m.contract},
       {"contract_version", m.contract_version},
       {"checkpoint", m.checkpoint},
@@ -288,23 +321,46 @@ std::string encode_meta(const SnapshotMeta& m) {
       {"tokenizer", m.tokenizer},
       {"capacity", m.capacity},
       {"positions", m.positions},
-      {"kv", {{"type", kv_type_name(m.kv.type)}, {"layers", m.kv.layers}, {"heads", m.kv.kv_heads}, {"head_dim", m.kv.head_dim}}},
+      {"kv", {{"type", kv_type_name(m.kv.type)}, {"version", kKvVersion}, {"layers", m.kv.layers}, {"heads", m.kv.kv_heads}, {"head_dim", m.kv.head_dim}}},
       {"generation", generation_json(m.generation)}};
   if (!m.edits.empty()) meta["edits"] = edits_json(m.edits);
   if (!m.dialogue.empty()) meta["dialogue"] = dialogue_json(m.dialogue);
   return meta.dump();
 }
 
-SnapshotMeta decode_meta(std::string_view text, const std::string& file) {
-  const JsonReader json = parse_json(text, file);
+void encode_prunes(const std::vector<Prune>& prunes, ByteWriter& log, ByteWriter& removed) {
+  for (const Prune& p : prunes) {
+    for (const int64_t x : {p.at, p.begin, p.end}) log.u64(static_cast<uint64_t>(x));
+    log.u32(p.shift ? 1 : 0);
+    log.u32(0);
+    removed.bytes(std::as_bytes(std::span(p.removed)));
+  }
+}
+
+namespace {
+
+// Keys and values of another version are rounded, or lie, otherwise.
+void check_kv_version(const JsonReader& kv) {
+  const int64_t version = kv.integer("version", 1, 1 << 20);
+  if (version == kKvVersion) return;
+  throw Error(ErrorKind::unsupported, kv.file(), kv.path_of("version"), std::to_string(kKvVersion), std::to_string(version));
+}
+
+}  // namespace
+
+SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file) {
+  const JsonReader json = parse_json(sections.json, file);
   SnapshotMeta m;
   const std::string form = json.string_or("form", "full");
   if (form != "full" && form != "delta" && form != "recipe") json.fail("form", "full, delta or recipe");
   m.form = snapshot_form_of(form);
   m.parent = json.string_or("parent", "");
+  m.parent_state = json.string_or("parent_state", "");
+  if (sections.version < 3) m.parent_state = std::exchange(m.parent, "");
   m.parent_file = json.string_or("parent_file", "");
   m.logits = json.string_or("logits", "");
   m.contract = json.string("contract");
+  if (!parse_contract_name(m.contract)) json.fail("contract", "the name of a contract");
   m.contract_version = static_cast<int>(json.integer("contract_version", 1, 1 << 20));
   m.checkpoint = json.string("checkpoint");
   m.architecture = json.string("architecture");
@@ -318,11 +374,13 @@ SnapshotMeta decode_meta(std::string_view text, const std::string& file) {
   }
   m.tokenizer = json.string("tokenizer");
   m.kv = read_kv(json.required_object("kv"), config);
+  if (sections.version >= 3) check_kv_version(json.required_object("kv"));
   m.capacity = json.integer("capacity", 1, kMaxPositions);
   m.positions = json.integer("positions", 0, m.capacity);
   const int64_t vocab = config.vocab_size;
   m.generation = read_generation(json.required_object("generation"), vocab, m.positions);
-  m.prunes = read_prunes(json, vocab, m.positions, m.capacity);
+  m.prunes = sections.version < 3 ? read_prunes(json) : read_prunes(sections.prunes, sections.removed, file);
+  check_prunes(m.prunes, vocab, m.positions, m.capacity, file);
   m.edits = read_edits(json, m);
   const auto dialogue = json.object("dialogue");
   if (dialogue) m.dialogue = read_dialogue(*dialogue, m.positions + shifted_out(m.prunes));

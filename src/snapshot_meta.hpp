@@ -1,9 +1,11 @@
 // The META section of a snapshot: JSON, with byte strings that need not be text in hex.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 
+#include "stet/bytes.hpp"
 #include "stet/session.hpp"
 #include "stet/snapshot.hpp"
 
@@ -11,8 +13,16 @@ namespace stet {
 
 SnapshotMeta meta_of(const Session& session, const std::string& tokenizer);
 std::string encode_meta(const SnapshotMeta& meta);
-// `file` names the source in errors. Throws Error: format.
-SnapshotMeta decode_meta(std::string_view json, const std::string& file);
+// What META and, from format version 3 on, the sections of the log of prunes say.
+struct MetaSections {
+  uint32_t version;
+  std::string_view json;
+  std::span<const std::byte> prunes, removed;
+};
+// `file` names the source in errors. Throws Error: format, or unsupported.
+SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file);
+// PRUNES and REMOVED.
+void encode_prunes(const std::vector<Prune>& prunes, ByteWriter& log, ByteWriter& removed);
 
 int64_t meta_vocab(const SnapshotMeta& meta);
 

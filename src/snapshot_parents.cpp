@@ -35,21 +35,21 @@ class Directory {
   DIR* stream_;
 };
 
-// The state digest in the header of a regular file; "" where there is none.
-std::string state_of_file(int directory, const char* name) {
+// What the header of a regular file says; nothing where it is no snapshot.
+std::optional<StateNames> names_of_file(int directory, const char* name) {
   struct stat info = {};
-  if (::fstatat(directory, name, &info, 0) != 0 || !S_ISREG(info.st_mode)) return "";
+  if (::fstatat(directory, name, &info, 0) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
   const int fd = ::openat(directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (fd < 0) return "";
-  std::byte header[128];
+  if (fd < 0) return std::nullopt;
+  std::byte header[kMaxHeaderBytes];
   const ssize_t size = ::pread(fd, header, sizeof header, 0);
   ::close(fd);
-  const auto found = state_of_header({header, size < 0 ? 0 : static_cast<size_t>(size)});
-  return found ? digest_text(*found) : "";
+  return names_in_header({header, size < 0 ? 0 : static_cast<size_t>(size)});
 }
 
-// A snapshot beside a delta that holds this state: a regular file, no link, of the delta's owner. Of others nothing is opened.
-std::string file_with_state(const std::filesystem::path& path, const std::string& state) {
+// A snapshot beside a delta that is its parent: a regular file, no link, of the delta's owner. Of others nothing is opened.
+template <class IsParent>
+std::string parent_beside(const std::filesystem::path& path, IsParent is_parent) {
   struct stat delta = {}, info = {};
   if (::stat(path.c_str(), &delta) != 0) return "";
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
@@ -60,12 +60,19 @@ std::string file_with_state(const std::filesystem::path& path, const std::string
     if (::fstatat(directory.descriptor(), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
     if (!S_ISREG(info.st_mode) || info.st_uid != delta.st_uid || info.st_ino == delta.st_ino) continue;
     if (++looked_at > kMostLookedAt) return "";
-    if (state_of_file(directory.descriptor(), entry->d_name) == state) return (folder / entry->d_name).string();
+    const auto names = names_of_file(directory.descriptor(), entry->d_name);
+    if (names && is_parent(*names)) return (folder / entry->d_name).string();
   }
   return "";
 }
 
 }  // namespace
+
+// By its id; where a file of either is of an older version, by the state digest.
+bool Snapshot::is_parent(const StateNames& names) const {
+  if (!names.id || meta_.parent.empty()) return digest_text(names.state) == meta_.parent_state;
+  return sha256_text(*names.id) == meta_.parent;
+}
 
 // The direct parent: the file that is named, or the one of the name that it had, or any file beside it with that state.
 std::shared_ptr<const Snapshot> Snapshot::find_parent(const std::string& path) const {
@@ -73,12 +80,16 @@ std::shared_ptr<const Snapshot> Snapshot::find_parent(const std::string& path) c
   if (found.empty()) {
     const std::filesystem::path name = std::filesystem::path(meta_.parent_file).filename();
     const std::string beside = std::filesystem::path(path_).replace_filename(name).string();
-    found = !name.empty() && state_of_file(AT_FDCWD, beside.c_str()) == meta_.parent ? beside : file_with_state(path_, meta_.parent);
+    const auto names = name.empty() ? std::nullopt : names_of_file(AT_FDCWD, beside.c_str());
+    found = names && is_parent(*names) ? beside : parent_beside(path_, [&](const StateNames& n) { return is_parent(n); });
   }
   const std::shared_ptr<const Snapshot> parent = found.empty() ? nullptr : std::make_shared<const Snapshot>(open(found));
-  if (parent == nullptr || digest_text(parent->digests().state) != meta_.parent) {
-    throw Error(ErrorKind::io, path_, "parent", "a snapshot of state " + meta_.parent + " beside it, or by --parent",
-                parent == nullptr ? "none" : "one of " + digest_text(parent->digests().state));
+  const auto names_of = [](const Snapshot& s) {
+    return StateNames{s.digests().state, s.digests().id == Sha256() ? std::nullopt : std::optional(s.digests().id)};
+  };
+  if (parent == nullptr || !is_parent(names_of(*parent))) {
+    throw Error(ErrorKind::io, path_, "parent", "a snapshot of state " + printable(meta_.parent.empty() ? meta_.parent_state : meta_.parent) + " beside it, or by --parent",
+                parent == nullptr ? "none" : "one of " + parent->state_name());
   }
   if (!(parent->meta().kv == meta_.kv)) snapshot_damaged(path_, "parent", "keys and values of the same shape", "others");
   return parent;

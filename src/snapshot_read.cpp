@@ -2,11 +2,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/identity.hpp"
 #include "src/snapshot_format.hpp"
 #include "src/snapshot_meta.hpp"
 #include "src/snapshot_state.hpp"
 #include "stet/archive.hpp"
 #include "stet/bytes.hpp"
+#include "stet/contract.hpp"
 #include "stet/error.hpp"
 #include "stet/limits.hpp"
 
@@ -43,6 +45,14 @@ std::span<const std::byte> Snapshot::content(const std::string& name) const {
   return bytes_.subspan(s.offset, s.size);
 }
 
+bool Snapshot::has_section(const std::string& name) const {
+  return std::any_of(sections_.begin(), sections_.end(), [&](const Section& s) { return s.name == name; });
+}
+
+std::span<const std::byte> Snapshot::optional_content(const std::string& name) const {
+  return has_section(name) ? content(name) : std::span<const std::byte>();
+}
+
 std::shared_ptr<const FileSource> Snapshot::archive(const std::string& name) const {
   for (const Section& s : sections_) {
     if (s.name != name) continue;
@@ -75,7 +85,8 @@ Snapshot Snapshot::parse(std::span<const std::byte> bytes, const std::string& pa
   s.sections_ = std::move(front.sections);
   const std::span<const std::byte> meta = s.content("META");
   if (meta.size() > kMaxMetaBytes) snapshot_damaged(path, "META", "at most " + std::to_string(kMaxMetaBytes) + " bytes", std::to_string(meta.size()));
-  s.meta_ = decode_meta({reinterpret_cast<const char*>(meta.data()), meta.size()}, path + ": META");
+  s.meta_ = decode_meta({s.version_, {reinterpret_cast<const char*>(meta.data()), meta.size()}, s.optional_content("PRUNES"), s.optional_content("REMOVED")},
+                        path + ": META");
   const size_t positions = static_cast<size_t>(s.meta_.positions), blocks = static_cast<size_t>(blocks_of(s.meta_.positions));
   const size_t digests = s.version_ == 1 ? 1 : static_cast<size_t>(s.meta_.kv.layers);
   s.tokens_ = read_array<int32_t>(s.content("TOKENS"), positions, path, "TOKENS");
@@ -95,10 +106,21 @@ Snapshot Snapshot::parse(std::span<const std::byte> bytes, const std::string& pa
   if (!(s.section("KV").digest == s.digests_.kv)) {
     snapshot_damaged(path, "KV", "digest " + digest_text(s.digests_.kv), digest_text(s.section("KV").digest));
   }
-  if (!(s.digests_.state == front.state)) {
-    snapshot_damaged(path, "state", "digest " + digest_text(front.state), digest_text(s.digests_.state));
+  if (!(s.digests_.state == front.names.state)) {
+    snapshot_damaged(path, "state", "digest " + digest_text(front.names.state), digest_text(s.digests_.state));
   }
+  s.read_identity(front.names.id);
   return s;
+}
+
+// The id that stands in the header; of older versions it is computed, where the tokens give all.
+void Snapshot::read_identity(const std::optional<Sha256>& id) {
+  const bool replayable = meta_.edits.empty() && (tokens_.empty() || is_replayable(meta_.contract));
+  if (id) digests_.id = *id;
+  if (!id && replayable) digests_.id = Lineage{recipe(), meta_.kv}.id({}, Sha256());
+  const size_t named = id && !replayable ? Lineage{recipe(), meta_.kv}.blocks_by_content().size() : 0;
+  contents_ = read_array<Sha256>(optional_content("CONTENT"), named, path_, "CONTENT");
+  state_name_ = digests_.id == Sha256() ? digest_text(digests_.state) : sha256_text(digests_.id);
 }
 
 // Tokens and logits are those of the config's vocabulary.
@@ -118,8 +140,7 @@ void Snapshot::read_places() {
   const Section& kv = section("KV");
   const uint64_t block_bytes = meta_.kv.block_bytes();
   places_.resize(blocks);
-  const bool indexed = std::any_of(sections_.begin(), sections_.end(), [](const Section& s) { return s.name == "KVINDEX"; });
-  if (indexed) return read_index();
+  if (has_section("KVINDEX")) return read_index();
   const bool none = meta_.form != SnapshotForm::full && kv.size == 0;
   if (!none && kv.size != blocks * block_bytes) {
     snapshot_damaged(path_, "KV", std::to_string(blocks * block_bytes) + " bytes", std::to_string(kv.size));
@@ -157,6 +178,13 @@ void Snapshot::check_expanded(uint64_t size, uint64_t expanded) const {
   if (size < least) snapshot_damaged(path_, "KVINDEX", "at least " + std::to_string(least) + " bytes of a compressed block", std::to_string(size));
   if (expanded <= most) return;
   snapshot_damaged(path_, "KVINDEX", "compressed blocks that become at most " + std::to_string(most) + " bytes", "more");
+}
+
+std::vector<BlockIdentity> Snapshot::block_identities() const {
+  const State recipe = this->recipe();
+  const Lineage lineage{recipe, meta_.kv};
+  if (version_ < 3 && !lineage.replayable()) return {};
+  return lineage.identities(contents_);
 }
 
 std::span<const Digest> Snapshot::block_digests(int64_t block) const {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "src/identity.hpp"
 #include "stet/error.hpp"
 
 namespace stet {
@@ -38,8 +39,11 @@ Session replay(std::shared_ptr<const Model> model, const State& state, const Ses
 
 namespace {
 
+// Of blocks that tokens give, and logits if they give all.
 std::optional<Difference> first_digest_difference(const Snapshot& snapshot, Session& again) {
+  const std::vector<bool> given = replayable_blocks(snapshot);
   for (int64_t b = 0; b < again.kv().blocks(); ++b) {
+    if (!given[static_cast<size_t>(b)]) continue;
     const std::vector<Digest> found = snapshot.digests_like_saved(again.kv().block(b));
     const std::span<const Digest> saved = snapshot.block_digests(b);
     for (size_t layer = 0; layer < found.size(); ++layer) {
@@ -51,11 +55,19 @@ std::optional<Difference> first_digest_difference(const Snapshot& snapshot, Sess
     }
   }
   const Digest logits = digest_of(std::as_bytes(again.logits()));
-  if (logits == snapshot.digests().logits) return std::nullopt;
+  if (logits == snapshot.digests().logits || !snapshot.meta().edits.empty()) return std::nullopt;
   return Difference{"logits", -1, -1, -1, -1, "digest " + digest_text(logits), digest_text(snapshot.digests().logits)};
 }
 
 }  // namespace
+
+std::vector<bool> replayable_blocks(const Snapshot& snapshot) {
+  const State recipe = snapshot.recipe();
+  std::vector<bool> given(static_cast<size_t>(blocks_of(recipe.size())), true);
+  if (recipe.edits.empty()) return given;
+  for (const int64_t b : Lineage{recipe, snapshot.meta().kv}.blocks_by_content()) given[static_cast<size_t>(b)] = false;
+  return given;
+}
 
 std::optional<Difference> verify(const Snapshot& snapshot, std::shared_ptr<const Model> model, const SessionOptions& options,
                                  bool bisect, const Progress& progress) {
@@ -66,8 +78,10 @@ std::optional<Difference> verify(const Snapshot& snapshot, std::shared_ptr<const
   if (!(KvShape{c.layers, c.kv_heads, c.head_dim, o.kv_type} == snapshot.meta().kv)) {
     throw Error(ErrorKind::mismatch, snapshot.path(), "META: kv", "keys and values of the model's shape", "others");
   }
-  Session again = replay(std::move(model), snapshot.recipe(), o, progress);
-  if (bisect || snapshot.meta().form == SnapshotForm::recipe) return first_digest_difference(snapshot, again);
+  State recipe = snapshot.recipe();
+  recipe.edits.clear();
+  Session again = replay(std::move(model), recipe, o, progress);
+  if (bisect || snapshot.meta().form == SnapshotForm::recipe || !snapshot.meta().edits.empty()) return first_digest_difference(snapshot, again);
   const bool blas = o.compute.contract == Contract::f32_blas || snapshot.meta().contract == "f32-blas";
   return first_difference(again.state(), snapshot.state(0, {.trust = true}), blas ? kBlasTolerance : 0);
 }

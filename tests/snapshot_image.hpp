@@ -39,15 +39,20 @@ struct SnapshotImage {
     std::string name, content;
     uint32_t flags = 1, encoding = 0;
   };
-  uint64_t version = 2, header_size = 128, required = 0, optional = 0;
+  static uint64_t header_bytes(uint64_t version) { return version < 3 ? 128 : 192; }
+  uint64_t version = 3, header_size = 192, required = 0, optional = 0;
   std::string state;  // digest
+  std::string id;     // SHA-256; not in versions 1 and 2
   std::vector<Section> sections;
 
   static SnapshotImage parse(std::string_view file) {
     SnapshotImage image;
+    image.version = get_le(file, 8, 4);
+    image.header_size = header_bytes(image.version);
     image.state = file.substr(72, 16);
+    if (image.version >= 3) image.id = file.substr(88, 32);
     for (size_t i = 0; i < get_le(file, 40, 4); ++i) {
-      const size_t at = 128 + 64 * i;
+      const size_t at = image.header_size + 64 * i;
       const std::string name(file.substr(at, 8));
       image.sections.push_back({name.substr(0, name.find('\0')),
                                 std::string(file.substr(get_le(file, at + 8, 8), get_le(file, at + 16, 8)))});
@@ -65,7 +70,8 @@ struct SnapshotImage {
   // A section named KV carries the digest of BLOCKS.
   std::string build() const {
     std::string table, body;
-    uint64_t end = 128 + 64 * sections.size();
+    const uint64_t header_end = header_bytes(version);
+    uint64_t end = header_end + 64 * sections.size();
     const uint64_t front = end;
     std::string blocks;
     for (const Section& s : sections) {
@@ -78,8 +84,9 @@ struct SnapshotImage {
                le(s.encoding, 4) + (s.name == "KV" ? blocks : digest_bytes(archive ? archive_index(s.content) : s.content)) + std::string(16, '\0');
     }
     std::string header = std::string("\x93STET\r\n\x1a", 8) + le(version, 4) + le(header_size, 4) + le(required, 8) +
-                         le(optional, 8) + le(front + body.size(), 8) + le(sections.size(), 4) + le(0, 4) + le(128, 8) +
-                         digest_bytes(table) + state + std::string(24, '\0');
+                         le(optional, 8) + le(front + body.size(), 8) + le(sections.size(), 4) + le(0, 4) + le(header_end, 8) +
+                         digest_bytes(table) + state + id;
+    header.resize(header_end - 16);
     return header + digest_bytes(header) + table + body;
   }
 };

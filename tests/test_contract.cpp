@@ -22,6 +22,21 @@ TEST(Contract, NamesGoBothWays) {
   for (const char* none : {"", "F32", "bf16-blas", "bf1", "q5", "q8-blas", "f32_blas"}) EXPECT_EQ(contract_of(none), std::nullopt) << none;
 }
 
+TEST(ContractName, ListsTypesOfTensors) {
+  for (const char* text : {"f32", "f32-blas", "ggml(*=q4_k)", "ggml(*=q4_k,blk.0.attn_v=q6_k,token_embd=q8_0)"}) {
+    const auto name = parse_contract_name(text);
+    ASSERT_TRUE(name) << text;
+    EXPECT_EQ(name->text(), text);
+    EXPECT_EQ(name->rule, std::string(text).substr(0, std::string(text).find('(')));
+  }
+  EXPECT_EQ(parse_contract_name("ggml(a=q8,b=f32)")->types, (std::vector<std::pair<std::string, std::string>>{{"a", "q8"}, {"b", "f32"}}));
+  for (const std::string& none : {std::string(), std::string("F32"), std::string("f32 "), std::string("ggml("), std::string("ggml()"), std::string("ggml(a)"),
+                                  std::string("ggml(a=)"), std::string("ggml(a=b,)"), std::string("ggml(b=x,a=y)"), std::string("ggml(a=x,a=y)"),
+                                  std::string("ggml(a=x)z"), std::string("(a=x)"), std::string("f32\n"), std::string(kMaxContractName + 1, 'f')}) {
+    EXPECT_FALSE(parse_contract_name(none)) << none;
+  }
+}
+
 TEST(Contract, Bf16TakesBfloat16WeightsAlone) {
   const std::map<std::string, std::string> refused = {{"gemma3-tiny", "model.embed_tokens.weight: expected dtype BF16 for the contract bf16, found F32"},
                                                       {"llama2-tiny-f16", "model.embed_tokens.weight: expected dtype BF16 for the contract bf16, found F16"},

@@ -68,7 +68,7 @@ TEST_F(ExperimentCommand, RunsCountFromOneInJsonAndCsv) {
   EXPECT_EQ(runs[0]["same_as"], 1);
   EXPECT_EQ(runs[2]["same_as"], 1);
   for (const auto& [name, value] : runs[1].items()) {
-    const bool text = name == "text" || name == "stop" || name == "state";
+    const bool text = name == "text" || name == "stop" || name == "state" || name == "id";
     EXPECT_TRUE(name == "ids" ? value.is_array() : text ? value.is_string() : value.is_number()) << name;
   }
 }

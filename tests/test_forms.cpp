@@ -136,7 +136,7 @@ TEST_F(Forms, ADeltaFindsItsParentByContentAndRefusesAnother) {
   Snapshot::save(other, "", scratch / "other.stet");
   EXPECT_EQ(error_of([&] { Snapshot::open(file, scratch / "other.stet"); }),
             "io: " + file + ": parent: expected a snapshot of state " + wanted + " beside it, or by --parent, found one of " +
-                digest_text(digests_of(other).state));
+                sha256_text(digests_of(other).id));
 }
 
 TEST_F(Forms, ChainsOfDeltas) {

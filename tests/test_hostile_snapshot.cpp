@@ -88,9 +88,9 @@ class HostileSnapshot : public testing::Test {
     config["head_dim"] = head_dim;
     config["window"] = config["rope_of"] = std::vector<int>(static_cast<size_t>(layers));
     config["max_positions"] = meta["capacity"] = kMaxPositions;
-    meta["kv"] = {{"type", "f32"}, {"layers", layers}, {"heads", kv_heads}, {"head_dim", head_dim}};
+    meta["kv"] = {{"type", "f32"}, {"version", 1}, {"layers", layers}, {"heads", kv_heads}, {"head_dim", head_dim}};
     meta["positions"] = positions;
-    meta["prunes"] = Json::array();
+    std::erase_if(made.sections, [](const SnapshotImage::Section& s) { return s.name == "PRUNES" || s.name == "REMOVED"; });
     meta["generation"]["turns"] = Json::array();
     meta.erase("dialogue");
     const size_t blocks = static_cast<size_t>(positions / kBlockPositions);
@@ -145,8 +145,7 @@ TEST_F(HostileSnapshot, KeysAndValuesHaveTheShapeOfTheConfig) {
   EXPECT_EQ(config("rope_of", Json::array()), "format: FILE: META: config: rope_of: expected one entry per layer, found an array");
   EXPECT_EQ(config("rope_of", Json(std::vector<int>(static_cast<size_t>(c.layers), 1))),
             "format: FILE: META: config: rope_of[0]: expected an integer in 0..0, found 1");
-  EXPECT_EQ(changed_meta([](Json& j) { j["config"]["vocab_size"] = 100, j["prunes"][1]["removed"] = {1, 2, 3, 4, 5}; }),
-            "format: FILE: TOKENS[3]: expected a token id in 0..99, found 122");
+  EXPECT_EQ(changed_meta([](Json& j) { j["config"]["vocab_size"] = 100; }), "format: FILE: META: prunes[1].removed: expected 0..99, found 241");
   EXPECT_EQ(config("vocab_size", c.vocab_size + 1),
             "format: FILE: LOGITS: expected " + std::to_string(c.vocab_size + 1) + " values, found " + std::to_string(c.vocab_size));
 }
@@ -166,6 +165,41 @@ TEST_F(HostileSnapshot, AnyNumberOfMetaMayLie) {
       if (open_error() == stet_test::kNoError) expect_harmless(path + " = " + std::to_string(lie));
     }
   }
+}
+
+TEST_F(HostileSnapshot, AnyNumberOfTheLogOfPrunesMayLie) {
+  const uint64_t lies[] = {0, 1, 3, 5, 9, 40, 45, 46, 300, 1 << 24, uint64_t{1} << 31, uint64_t{1} << 40, uint64_t{1} << 63, ~uint64_t{0}};
+  const auto put = [&](const char* section, size_t at, uint64_t lie, size_t width) {
+    save();
+    SnapshotImage changed = image();
+    changed.section(section).content.replace(at, width, le(lie, width));
+    write(changed);
+    if (open_error() == stet_test::kNoError) expect_harmless(section + std::string(" at ") + std::to_string(at) + ": " + std::to_string(lie));
+  };
+  for (const uint64_t lie : lies) {
+    for (size_t prune = 0; prune < 2; ++prune) {
+      for (size_t number = 0; number < 3; ++number) put("PRUNES", prune * 32 + number * 8, lie, 8);
+      put("PRUNES", prune * 32 + 24, lie, 4);
+    }
+    put("REMOVED", 8, lie, 4);
+  }
+  for (const char* section : {"PRUNES", "REMOVED"}) {
+    save();
+    SnapshotImage changed = image();
+    changed.section(section).content.pop_back();
+    write(changed);
+    EXPECT_TRUE(open_error().starts_with("format: FILE: META: " + std::string(section))) << open_error();
+  }
+}
+
+TEST_F(HostileSnapshot, AnIdThatIsClaimedIsProvedByCheck) {
+  save();
+  SnapshotImage changed = image();
+  changed.id[5] ^= 1;
+  write(changed);
+  EXPECT_EQ(open_error(), stet_test::kNoError);
+  const std::string error = error_of([&] { Snapshot::open(file).check(1); });
+  EXPECT_TRUE(error.starts_with("format: " + file + ": id: expected sha256:")) << error;
 }
 
 TEST_F(HostileSnapshot, BlocksThatCouldNotComeOfTheirBytes) {
@@ -214,7 +248,7 @@ TEST_F(HostileSnapshot, MetaHasALimit) {
   s.append(some_ids(3));
   s.dialogue().messages = {{"user", std::string(kMaxMetaBytes, 'x'), "", 0, 3, false}};
   const std::string error = error_of([&] { Snapshot::save(s, "", scratch / "large.stet"); });
-  EXPECT_EQ(error.substr(0, 80), "capacity: META: expected messages, turns and logs of at most 16777216 bytes, fou");
+  EXPECT_EQ(error.substr(0, 80), "capacity: META: expected messages, turns and edits of at most 16777216 bytes, fo");
   EXPECT_FALSE(std::filesystem::exists(scratch / "large.stet"));
 }
 

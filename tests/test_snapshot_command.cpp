@@ -125,7 +125,7 @@ TEST_F(SnapshotCommand, AnotherKvTypeIsAnEdit) {
   EXPECT_NE(run_stet({"inspect", rounded}).out.find("what kv type"), std::string::npos);
   const Outcome verified = run_stet({"verify", rounded, "-m", kGemma});
   EXPECT_EQ(verified.status, 1);
-  EXPECT_EQ(verified.err, "stet: " + rounded + ": edits: expected none: what was edited cannot be computed again (stet check proves its bytes), found 1\n");
+  EXPECT_EQ(verified.err, "stet: " + rounded + ": edits: expected a block that the tokens give (stet check proves the bytes of all), found none: keys and values were rounded to another type\n");
   EXPECT_EQ(run_stet({"check", rounded}).status, 0);
   EXPECT_EQ(run_stet({"convert", rounded, "--form", "recipe", "-o", scratch / "r.stet"}).status, 1);
 }

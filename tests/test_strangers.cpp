@@ -268,7 +268,7 @@ TEST_F(Strangers, AParentIsLookedForAmongFilesOfTheSameOwnerAlone) {
   fs::create_symlink("/dev/zero", scratch / "zero.stet");
   fs::rename(file, moved);
   EXPECT_EQ(error_of([&] { Snapshot::open(delta, ""); }), stet_test::kNoError);
-  const std::string none = "io: " + delta + ": parent: expected a snapshot of state " + digest_text(parent.digests().state) + " beside it, or by --parent, found none";
+  const std::string none = "io: " + delta + ": parent: expected a snapshot of state " + parent.state_name() + " beside it, or by --parent, found none";
   if (::chown(moved.c_str(), 65534, 65534) == 0) {  // only root may give files away
     EXPECT_EQ(error_of([&] { Snapshot::open(delta, ""); }), none);
     EXPECT_EQ(error_of([&] { Snapshot::open(delta, moved); }), stet_test::kNoError);

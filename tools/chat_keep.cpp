@@ -51,7 +51,7 @@ void ChatShell::save(const std::string& given) {
   saved_.add(path, current());
   if (options_.json) return;
   note(fmt::format("saved {} tokens to {} in {:.1f} ms, state {}", current().session().size(), printable(path), (seconds() - start) * 1e3,
-                   digest_text(d.state)));
+                   sha256_text(d.id)));
 }
 
 void ChatShell::load(const std::string& path) {

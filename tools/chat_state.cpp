@@ -33,6 +33,7 @@ std::string state_text(Session& session, const ModelOptions& model) {
   for (const auto& [name, digest] : {std::pair{"tokens", d.tokens}, {"logits", d.logits}, {"kv", d.kv}, {"state", d.state}}) {
     text += fmt::format("{:<12} {}\n", name, digest_text(digest));
   }
+  text += "id           " + sha256_text(d.id) + "\n";
   return text;
 }
 

@@ -21,7 +21,7 @@ std::string count_text(size_t count, const char* thing) { return fmt::format("{}
 // What only a computation can tell.
 std::string unproved(const Snapshot& s) {
   if (s.meta().form == SnapshotForm::recipe) return "keys, values and logits, of which a recipe has digests alone (stet verify)";
-  if (!s.meta().edits.empty()) return "that keys, values and logits are what its tokens give: they were edited, and nothing can tell";
+  if (!s.meta().edits.empty()) return "that keys and values before the first edit are what its tokens give (stet verify); of the rest nothing can tell";
   return "that keys, values and logits are what its tokens give (stet verify)";
 }
 
@@ -30,7 +30,7 @@ Json check_snapshot(const std::string& path, const Options& o) {
   // Several files may be deltas of one parent, beside others that need none.
   const SnapshotCheck done = s.meta().form == SnapshotForm::delta ? Snapshot::open(path, o.parent).check(o.threads) : s.check(o.threads);
   return {{"path", path}, {"sound", true}, {"form", snapshot_form_name(s.meta().form)}, {"bytes", s.file_size()}, {"tokens", s.tokens().size()},
-          {"sections", s.sections().size()}, {"blocks", done.blocks}, {"files", done.files}, {"state", digest_text(s.digests().state)},
+          {"sections", s.sections().size()}, {"blocks", done.blocks}, {"files", done.files}, {"state", digest_text(s.digests().state)}, {"id", s.state_name()},
           {"not_proved", unproved(s)}};
 }
 
@@ -49,7 +49,7 @@ std::string sound_text(const Json& j) {
     text += fmt::format(" ({}), {}, {}, {}", j["form"].get<std::string>(), count_text(j["tokens"].get<size_t>(), "token"),
                         count_text(j["sections"].get<size_t>(), "section"), count_text(j["blocks"].get<size_t>(), "block"));
     if (j["files"] != 0) text += ", " + count_text(j["files"].get<size_t>(), "file");
-    text += ", state " + j["state"].get<std::string>();
+    text += ", state " + j["id"].get<std::string>();
   }
   return text + "; not proved: " + j["not_proved"].get<std::string>();
 }

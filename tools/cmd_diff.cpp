@@ -27,7 +27,7 @@ std::string prefix_of(const Comparison& c, const Snapshot& a, const Snapshot& b)
 
 Json side_json(const std::string& path, const Snapshot& s) {
   return {{"path", path}, {"form", snapshot_form_name(s.meta().form)}, {"tokens", s.meta().positions}, {"capacity", s.meta().capacity},
-          {"state", digest_text(s.digests().state)}};
+          {"state", digest_text(s.digests().state)}, {"id", s.state_name()}};
 }
 
 Json layers_json(const Comparison& c) {
@@ -90,7 +90,7 @@ std::string verdict(const Comparison& c, const Snapshot& a, const Snapshot& b) {
     else if (!part.compared) skipped.push_back(part.name);
   }
   const std::string rest = skipped.empty() ? "" : fmt::format(" (not compared: {})", fmt::join(skipped, ", "));
-  if (different.empty()) return "equal: state " + digest_text(a.digests().state) + rest + "\n";
+  if (different.empty()) return "equal: state " + a.state_name() + rest + "\n";
   std::string text;
   const std::string prefix = prefix_of(c, a, b);
   if (!prefix.empty()) text = fmt::format("{} is a prefix of {}: ", prefix, prefix == "a" ? "b" : "a");

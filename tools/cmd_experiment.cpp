@@ -208,7 +208,7 @@ void print_json(const std::vector<Run>& runs, const Summary& s, const Options& o
     Json j = {{"run", list.size() + 1}, {"seed", run.seed}};
     for (size_t a = 0; a < o.axes.size(); ++a) j[o.axes[a].option] = run.values[a];
     j.update(Json{{"ids", run.reply.ids}, {"text", run.reply.text}, {"stop", run.reply.stop}, {"same_as", run.same_as + 1},
-                  {"log_probability", run.log_probability}, {"seconds", run.seconds}, {"state", digest_text(run.digests.state)}});
+                  {"log_probability", run.log_probability}, {"seconds", run.seconds}, {"state", digest_text(run.digests.state)}, {"id", sha256_text(run.digests.id)}});
     if (!run.file.empty()) j["file"] = run.file;
     list.push_back(std::move(j));
   }

@@ -153,7 +153,7 @@ void keep(Exchange& exchange, const Options& o) {
   tell_healed(session);
   if (o.json) return;
   say("saved {} tokens to {} in {:.1f} ms, state {}\n", session.size(), printable(o.save),
-             (seconds() - start) * 1e3, digest_text(d.state));
+             (seconds() - start) * 1e3, sha256_text(d.id));
 }
 
 // All that can be told before the first token is processed: settings, ids, room.
@@ -263,7 +263,7 @@ void run_resume(Options& o) {
   if (!o.json && o.restore.how.replay) {
     greeting = fmt::format("migrated {} tokens in {:.1f} ms: computed again with {}, {}, kv {}; state {}", session.size(), timing.restore * 1e3,
                            printable(model->directory()), contract_name(session.compute().contract), kv_type_name(session.kv().shape().type),
-                           digest_text(digests_of(session).state));
+                           sha256_text(digests_of(session).id));
   }
   Exchange exchange = begin(std::move(session), tokenizer, prompts, o);
   with_interrupts(exchange, o, [&] { Replies(exchange, o, timing, greeting).run(prompts); });

@@ -130,7 +130,8 @@ Json elements_json(const Snapshot& s, const Present& present) {
   add("stop tokens and strings", fmt::format("{} and {}", g.stop_ids.size(), g.stop_strings.size()), 0, "");
   add("text held back", fmt::format("{} bytes, decoder state {} bytes", g.held.size(), g.stream.size()), g.held.size() + g.stream.size(), "");
   add("prunes", fmt::format("{}", m.prunes.size()), 0, "");
-  add("edits", fmt::format("{}{}", m.edits.size(), m.edits.empty() ? "" : ": the tokens do not give this state"), 0, "");
+  const auto limit = replay_limit(s.recipe());
+  add("edits", fmt::format("{}{}", m.edits.size(), limit ? fmt::format(": not what the tokens give, from position {} on", limit->position) : ""), 0, "");
   if (size("WEIGHTS") > 0) add("checkpoint files", "by value", size("WEIGHTS"), "");
   return rows;
 }
@@ -139,8 +140,9 @@ Json describe(const Snapshot& s, const Present& present) {
   Json j;
   j["snapshot"] = s.path();
   j["format_version"] = s.version();
+  j["id"] = s.state_name();
   j["form"] = snapshot_form_name(s.meta().form);
-  if (s.meta().form == SnapshotForm::delta) j["parent"] = {{"state", s.meta().parent}, {"file", s.meta().parent_file}};
+  if (s.meta().form == SnapshotForm::delta) j["parent"] = {{"id", s.meta().parent}, {"state", s.meta().parent_state}, {"file", s.meta().parent_file}};
   j["file_bytes"] = s.file_size();
   j["contract"] = s.meta().contract + " version " + std::to_string(s.meta().contract_version);
   j["checkpoint"] = s.meta().checkpoint;
@@ -164,6 +166,10 @@ Json describe(const Snapshot& s, const Present& present) {
   }
   j["prunes"] = Json::parse(encode_prunes(s.meta().prunes));
   j["edits"] = edits_json(s.meta().edits);
+  const auto limit = replay_limit(s.recipe());
+  j["replayable"] = limit ? Json{{"before", limit->position}, {"reason", limit->reason}} : Json(true);
+  j["blocks"] = Json::array();
+  for (const BlockIdentity& block : s.block_identities()) j["blocks"].push_back({{"id", sha256_text(block.id)}, {"replayable", block.replayable}});
   j["fingerprints"] = Json::object();
   for (const auto& [name, digest] : s.meta().fingerprints) j["fingerprints"][name] = digest;
   j["fingerprints"]["tokenizer"] = s.meta().tokenizer;

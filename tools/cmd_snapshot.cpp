@@ -1,6 +1,7 @@
 // stet prune, convert, verify: what is done with a snapshot beside resuming it.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "stet/error.hpp"
@@ -59,7 +60,7 @@ void run_prune(const CLI::App& app, Options& o) {
     out(dump(j) + "\n");
   } else {
     say("pruned {} of {} positions ({}), {} left visible, state {}\n", gone, snapshot.tokens().size(), o.positions,
-        visible_positions(state.kv), digest_text(digests.state));
+        visible_positions(state.kv), sha256_text(digests.id));
   }
 }
 
@@ -105,7 +106,7 @@ void run_convert(const CLI::App& app, Options& o) {
     out(dump(j) + "\n");
   } else {
     say("{}: {} -> {}: {}, state {}\n", printable(o.output), snapshot.file_size(), std::filesystem::file_size(o.output), o.save.form,
-        digest_text(digests.state));
+        sha256_text(digests.id));
   }
 }
 
@@ -118,32 +119,42 @@ int report(const std::optional<Difference>& difference, bool json, const std::st
   return difference ? 1 : 0;
 }
 
-void refuse_edits(const Snapshot& snapshot) {
-  const size_t edits = snapshot.meta().edits.size();
-  if (edits == 0) return;
-  throw Error(ErrorKind::argument, snapshot.path(), "edits", "none: what was edited cannot be computed again (stet check proves its bytes)",
-              std::to_string(edits));
+// What was compared of a state that its tokens give up to a position; nothing where they give all of it.
+Json proved_json(const Snapshot& snapshot) {
+  const auto limit = snapshot.meta().edits.empty() ? std::nullopt : replay_limit(snapshot.recipe());
+  if (!limit) return nullptr;
+  const std::vector<bool> blocks = replayable_blocks(snapshot);
+  if (std::count(blocks.begin(), blocks.end(), true) == 0) {
+    throw Error(ErrorKind::argument, snapshot.path(), "edits", "a block that the tokens give (stet check proves the bytes of all)", "none: " + limit->reason);
+  }
+  return {{"blocks", std::count(blocks.begin(), blocks.end(), true)}, {"of", blocks.size()}, {"from", limit->position}, {"reason", limit->reason}};
+}
+
+std::string verified_text(const Snapshot& snapshot, double seconds, const std::string& how, const Json& proved) {
+  const std::string what = proved.is_null() ? "keys, values and logits are equal"
+                                            : fmt::format("{} of {} blocks are what the tokens give, and equal", proved["blocks"].get<size_t>(), proved["of"].get<size_t>());
+  const std::string rest = proved.is_null() ? "" : fmt::format("; not proved, from position {} on: {}", proved["from"].get<int64_t>(), proved["reason"].get<std::string>());
+  return fmt::format("verified: {} tokens replayed in {:.2f} s; {}, {}{}; state {}", snapshot.meta().positions, seconds, what, how, rest, snapshot.state_name());
 }
 
 int run_verify(const CLI::App& app, Options& o) {
   const Snapshot snapshot = open_snapshot(app, o);
-  refuse_edits(snapshot);
+  const Json proved = proved_json(snapshot);
   choose_checkpoint(o.model, snapshot);
   choose_contract(o.model, snapshot);
   const SessionOptions options = o.model.session_options();
   const auto model = o.model.load_model();
   snapshot.check_compatible(*model, "", options);
   const double start = seconds();
-  const bool digests = o.bisect || snapshot.meta().form == SnapshotForm::recipe;
+  const bool digests = o.bisect || snapshot.meta().form == SnapshotForm::recipe || !proved.is_null();
   const auto difference = verify(snapshot, model, options, o.bisect, prefill_progress(snapshot.meta().positions));
   const std::string how = options.compute.contract == Contract::f32_blas ? fmt::format("within {} (BLAS)", kBlasTolerance)
                           : digests            ? "by digests of every layer of every block"
                                                : "byte for byte";
-  return report(difference, o.json,
-                fmt::format("verified: {} tokens replayed in {:.2f} s; keys, values and logits are equal, {}; state {}",
-                            snapshot.meta().positions, seconds() - start, how, digest_text(snapshot.digests().state)),
-                {{"snapshot", o.snapshot}, {"tokens", snapshot.meta().positions}, {"seconds", seconds() - start}, {"compared", how},
-                 {"prunes", snapshot.meta().prunes.size()}});
+  Json j = {{"snapshot", o.snapshot}, {"tokens", snapshot.meta().positions}, {"seconds", seconds() - start}, {"compared", how},
+            {"prunes", snapshot.meta().prunes.size()}, {"id", snapshot.state_name()}};
+  if (!proved.is_null()) j["proved"] = proved;
+  return report(difference, o.json, verified_text(snapshot, seconds() - start, how, proved), j);
 }
 
 void exit_with(int status) {

@@ -385,7 +385,7 @@ std::string fingerprint(const std::shared_ptr<const Tokenizer>& tokenizer) {
 std::string restored_text(const Snapshot& snapshot, const RestoreReport& report, double seconds) {
   return fmt::format("resumed {} tokens in {:.1f} ms ({} recomputed{}{}), state {}", snapshot.meta().positions, seconds * 1e3,
                      report.recomputed, report.healed.empty() ? "" : fmt::format(", blocks {} healed", fmt::join(report.healed, ",")),
-                     report.checked ? ", all digests checked" : "", digest_text(snapshot.digests().state));
+                     report.checked ? ", all digests checked" : "", snapshot.state_name());
 }
 
 void follow(ModelOptions& model, const Snapshot& snapshot, bool replay) {

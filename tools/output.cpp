@@ -66,7 +66,7 @@ std::string dump(const Json& json, int indent) {
 
 Json digests_json(const StateDigests& d) {
   return {{"tokens", digest_text(d.tokens)}, {"logits", digest_text(d.logits)}, {"kv", digest_text(d.kv)},
-          {"state", digest_text(d.state)}};
+          {"state", digest_text(d.state)}, {"id", sha256_text(d.id)}};
 }
 
 std::string bytes_text(double bytes) {

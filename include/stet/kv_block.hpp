@@ -10,11 +10,13 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "stet/digest.hpp"
 #include "stet/error.hpp"
+#include "stet/sha256.hpp"
 
 namespace stet {
 
@@ -22,6 +24,7 @@ class MappedFile;
 
 enum class KvType : uint8_t { f32 = 0, bf16 = 1, f16 = 2 };
 const char* kv_type_name(KvType type);
+constexpr int kKvVersion = 1;  // of how keys and values are rounded and laid out; a state carries it
 KvType kv_type_of(const std::string& name);  // throws an argument Error for a name that is none
 
 // One key or value element as float32, and back: rounded once, to nearest even.
@@ -95,6 +98,8 @@ class KvBlock {
   bool saved_as(const KvShape& shape, const std::byte* bytes) const;
   // Of a block that does not change any more; of one of a file, after check_all().
   std::vector<Digest> digests(const KvShape& shape) const;
+  // Likewise: what names a block that its tokens do not give (identity.hpp).
+  Sha256 content(const KvShape& shape) const;
 
  private:
   friend class KvCache;
@@ -107,6 +112,7 @@ class KvBlock {
   mutable std::atomic<bool> shared_{false};
   mutable std::mutex mutex_;
   mutable std::vector<Digest> digests_;  // empty: not known yet
+  mutable std::optional<Sha256> content_;
   std::unique_ptr<const SavedBlock> saved_;
   std::unique_ptr<std::atomic<uint8_t>[]> looked_;  // for each digest of saved_
 };

@@ -3,13 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "stet/kernels.hpp"
 #include "stet/config.hpp"
+#include "stet/contract.hpp"
 #include "stet/kv_cache.hpp"
 #include "stet/matrix.hpp"
 #include "stet/team.hpp"
@@ -53,16 +52,6 @@ struct Scratch {
   std::vector<Memory> tables;
   std::vector<Rows> cos, sin;  // per Rope: [rows][head_dim / 2], in `tables`
 };
-
-// How linear layers compute (kernels.hpp): f32, weights widened exactly and activations float32; f32_blas, the same with products
-// of several rows by OpenBLAS, whose bits depend on shapes and threads; bf16, activations rounded to bfloat16 and denormals
-// flushed; q8 and q4, weights and activations integers in blocks of 32. All else is the same.
-enum class Contract : uint8_t { f32, f32_blas, bf16, q8, q4 };
-constexpr Contract kContracts[] = {Contract::f32, Contract::f32_blas, Contract::bf16, Contract::q8, Contract::q4};
-// "f32", "f32-blas", "bf16", "q8", "q4": with the version, it names the bits.
-const char* contract_name(Contract contract);
-std::optional<Contract> contract_of(const std::string& name);  // its inverse
-constexpr int kContractVersion = 1;
 
 // One trip of some tokens through the model.
 struct Pass {

@@ -1,4 +1,4 @@
-// A session in a file. The format is specified at the head of src/snapshot_format.hpp.
+// A session in a file. The format is specified at the head of src/snapshot_write.cpp.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,23 @@
 
 #include "stet/file.hpp"
 #include "stet/files.hpp"
+#include "stet/identity.hpp"
 #include "stet/session.hpp"
+#include "stet/sha256.hpp"
 
 namespace stet {
 
-constexpr uint32_t kSnapshotVersion = 2;  // written; versions 1 and 2 are read
+constexpr uint32_t kSnapshotVersion = 3;  // written; versions 1 to 3 are read
 
-// What names the state and everything it depends on. Two sessions with equal digests continue alike.
+// What tells a state from others. XXH3 finds damage quickly; the id is its name.
 struct StateDigests {
   Digest tokens;  // token ids
   Digest logits;  // of the last position
   Digest kv;      // the digests of all layers of all blocks
   Digest state;   // all of it: contract, model, tokens, visibility, logits, keys, values, generation state, prunes,
                   // messages
+  // identity.hpp. All zero for a file of format version 1 or 2 whose state its tokens do not give.
+  Sha256 id;
 };
 
 // Computes missing logits first (after a rewind), hence not const. Throws a format Error when a block that was mapped and
@@ -42,7 +46,8 @@ SnapshotForm snapshot_form_of(const std::string& name);  // throws an argument E
 // What a snapshot says about itself.
 struct SnapshotMeta {
   SnapshotForm form = SnapshotForm::full;
-  std::string parent;        // delta: the parent's state digest
+  std::string parent;        // delta: the parent's id; "" where that is not known (format versions 1 and 2)
+  std::string parent_state;  // delta: the parent's state digest
   std::string parent_file;   // delta: the name its file had
   std::string logits;        // recipe: their digest
   std::string contract;      // contract_name()
@@ -60,11 +65,12 @@ struct SnapshotMeta {
   Dialogue dialogue;
 };
 
-// A log of prunes, or of edits, as JSON, as META holds it.
+// A log of prunes, or of edits, as JSON.
 std::string encode_prunes(const std::vector<Prune>& prunes);
 std::string encode_edits(const std::vector<KvEdit>& edits);
 
 class Snapshot;
+struct StateNames;
 
 bool have_zlib();  // whether this build can compress
 
@@ -141,8 +147,8 @@ class Snapshot {
   // The state alone, without a model. Not of a recipe. `capacity` 0: as saved.
   State state(int64_t capacity = 0, const RestoreOptions& how = {}) const;
 
-  // Proves, without a model, that every byte is what was written. Opening has proved all but keys, values and the files that the
-  // snapshot brings along. Of a recipe's keys, values and logits there are digests alone. Throws the first fault: a format
+  // Proves, without a model, that every byte is what was written, and that its id is that of its state. Opening has proved all but the
+  // id, keys, values and the files that the snapshot brings along. Of a recipe's keys, values and logits there are digests alone. Throws the first fault: a format
   // Error, an io Error for a parent that is missing. `threads` 0: all processors.
   SnapshotCheck check(int threads = 0) const;
 
@@ -169,7 +175,11 @@ class Snapshot {
   const std::vector<int32_t>& tokens() const { return tokens_; }
   const GenerationState& generation() const { return meta_.generation; }
   const std::vector<float>& logits() const { return *logits_; }  // empty in a recipe
+  // The id as the file gives it: check() proves it.
   const StateDigests& digests() const { return digests_; }
+  // Of every full block (identity.hpp). None for a file of format version 1 or 2 whose state its tokens do not give.
+  std::vector<BlockIdentity> block_identities() const;
+  const std::string& state_name() const { return state_name_; }  // the id; where there is none, the state digest
   uint64_t visible(int64_t block) const { return visible_[static_cast<size_t>(block)]; }
   // Of one block: one for each layer (version 1: one for the whole block).
   std::span<const Digest> block_digests(int64_t block) const;
@@ -198,7 +208,10 @@ class Snapshot {
   const Section& section(const std::string& name) const;
   std::span<const std::byte> content(const std::string& name) const;
   std::shared_ptr<const FileSource> archive(const std::string& name) const;
+  bool has_section(const std::string& name) const;
+  std::span<const std::byte> optional_content(const std::string& name) const;
   void check_vocabulary() const;
+  void read_identity(const std::optional<Sha256>& id);
   void read_places();
   void read_index();
   void check_expanded(uint64_t size, uint64_t expanded) const;
@@ -213,7 +226,9 @@ class Snapshot {
   std::shared_ptr<KvBlock> read_block(KvCache& kv, const Place& at, int64_t block, bool trust) const;
   SavedBlock saved_block(int64_t block, const Place& at) const;
   void prove(Session& session) const;
-  void check_block(int64_t block, const Parents& parents, std::span<const Digest> of_zeros) const;
+  void check_block(int64_t block, const Parents& parents, std::span<const Digest> of_zeros, const Sha256* content) const;
+  void check_id() const;
+  bool is_parent(const StateNames& names) const;
   bool is_block(int64_t block, const std::byte* bytes) const;
 
   std::shared_ptr<const MappedFile> file_;  // null when parsed from bytes
@@ -226,9 +241,11 @@ class Snapshot {
   std::vector<uint64_t> visible_;
   std::shared_ptr<std::vector<float>> logits_;  // shared with what is restored
   std::vector<Digest> blocks_;
+  std::vector<Sha256> contents_;  // of blocks that are named by it
   std::vector<Extent> places_;  // of the blocks in this file
   Parents parents_;
   StateDigests digests_;
+  std::string state_name_;
 
   friend struct SnapshotWriter;
 };

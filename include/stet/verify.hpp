@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "stet/compare.hpp"
 
@@ -16,7 +17,10 @@ Session replay(std::shared_ptr<const Model> model, const State& state, const Ses
 // Replay under OpenBLAS does not give the same bits; verify compares within this.
 constexpr double kBlasTolerance = 1e-3;
 
-// Replays a snapshot and compares. Returns what differs first in the file. With `bisect`, only digests are compared, of one
+// Which blocks, the last one perhaps partial, the tokens of a snapshot give: all, unless keys or values were edited (identity.hpp).
+std::vector<bool> replayable_blocks(const Snapshot& snapshot);
+
+// Replays a snapshot and compares what its tokens give. Returns what differs first in the file. With `bisect`, only digests are compared, of one
 // layer of one block each: the file's keys and values need not be there (recipe, delta), and the difference is named by
 // block and layer.
 std::optional<Difference> verify(const Snapshot& snapshot, std::shared_ptr<const Model> model, const SessionOptions& options,

@@ -45,7 +45,7 @@ std::string MemoryFile::content() const { return read_text_file(path(), size_t{1
 
 namespace {
 
-constexpr size_t kHeader = 128, kEntry = 64, kStateAt = 72, kTableDigestAt = 56, kHeaderDigestAt = 112;
+constexpr size_t kEntry = 64, kStateAt = 72, kTableDigestAt = 56;
 
 // Removed when the program ends.
 const std::string& folder() {
@@ -103,6 +103,9 @@ class Seeds {
     const std::vector<float> key(static_cast<size_t>(blocks.kv().shape().head_dim), 0.5f);
     blocks.set_key(0, 0, 3, key);
     keep(blocks);
+    for (const char* old : {"v1", "v2-full", "v2-compressed", "v2-shifted", "v2-edited"}) {
+      files_.push_back(read_text_file(std::string(STET_ROOT "/tests/data/snapshots/") + old + ".stet", size_t{1} << 20));
+    }
   }
   const std::string& at(size_t i) const { return files_[i % files_.size()]; }
 
@@ -124,12 +127,13 @@ void put_digest(std::string& file, size_t at, const Digest& d) { file.replace(at
 
 // Digests of the sections, of the table and of the header, wherever the table says that they are.
 void sign(std::string& file) {
-  if (file.size() < kHeader) return;
   const std::string_view view = file;
-  const size_t entries = std::min<size_t>(get_le(view, 40, 4), (file.size() - kHeader) / kEntry);
+  const size_t header = view.size() < 12 ? SIZE_MAX : SnapshotImage::header_bytes(get_le(view, 8, 4)), digest_at = header - 16;
+  if (view.size() < header) return;
+  const size_t entries = std::min<size_t>(get_le(view, 40, 4), (file.size() - header) / kEntry);
   Digest blocks;
   for (size_t i = 0; i < entries; ++i) {
-    const size_t at = kHeader + i * kEntry, offset = get_le(view, at + 8, 8), size = get_le(view, at + 16, 8);
+    const size_t at = header + i * kEntry, offset = get_le(view, at + 8, 8), size = get_le(view, at + 16, 8);
     if (offset > file.size() || size > file.size() - offset) continue;
     const std::string_view content = view.substr(offset, size), name = view.substr(at, 8);
     const bool archive = name == "TOKENIZR" || name.starts_with("WEIGHTS");
@@ -137,8 +141,8 @@ void sign(std::string& file) {
     if (view.substr(at, 7) == std::string_view("BLOCKS\0", 7)) blocks = d;
     put_digest(file, at + 32, view.substr(at, 3) == std::string_view("KV\0", 3) ? blocks : d);
   }
-  put_digest(file, kTableDigestAt, digest_of(std::as_bytes(std::span(view.substr(kHeader, entries * kEntry)))));
-  put_digest(file, kHeaderDigestAt, digest_of(std::as_bytes(std::span(view.substr(0, kHeaderDigestAt)))));
+  put_digest(file, kTableDigestAt, digest_of(std::as_bytes(std::span(view.substr(header, entries * kEntry)))));
+  put_digest(file, digest_at, digest_of(std::as_bytes(std::span(view.substr(0, digest_at)))));
 }
 
 // The state digest is over what the sections mean: the reader's own refusal tells it.
@@ -164,7 +168,6 @@ std::string mutated(std::string bytes) {
 std::string with_other_section(std::string_view file, std::minstd_rand& random) {
   SnapshotImage image = SnapshotImage::parse(file);
   if (image.sections.empty()) return seed_file(random());
-  image.version = get_le(file, 8, 4);
   image.required = get_le(file, 16, 8);
   const size_t i = random() % image.sections.size(), j = random() % image.sections.size();
   SnapshotImage::Section& section = image.sections[i];
@@ -193,7 +196,7 @@ std::string with_other_section(std::string_view file, std::minstd_rand& random) 
 
 // Header and table with bytes changed where they are.
 std::string with_other_front(std::string file) {
-  const size_t size = std::min(file.size(), kHeader + 6 * kEntry);
+  const size_t size = std::min(file.size(), 192 + 6 * kEntry);
   const std::string front = mutated(file.substr(0, size)).substr(0, size);
   return file.replace(0, front.size(), front);
 }

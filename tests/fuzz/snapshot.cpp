@@ -14,7 +14,9 @@ void use_restored(const Snapshot& snapshot) {
   SessionOptions one_thread;
   one_thread.compute.threads = 1;
   Session session = snapshot.restore(fuzz::model(), snapshot.meta().tokenizer, one_thread);
-  fuzz::must(digests_of(session).state == snapshot.digests().state, "the state that was saved");
+  const StateDigests found = digests_of(session), saved = snapshot.digests();
+  const bool renamed = snapshot.origin().model.starts_with("xxh3:");  // by a model that format version 2 called otherwise
+  fuzz::must(found.kv == saved.kv && found.logits == saved.logits && (renamed || found.state == saved.state), "the state that was saved");
   GenerateOptions two;
   two.max_tokens = 2;
   two.ignore_eos = true;

@@ -1,9 +1,62 @@
-// Digests of a session's state, and writing it. The format: src/snapshot_format.hpp.
+// Writing a snapshot: format version 3. Integers are little-endian; digests are XXH3-128 as two u64, low half first; hashes are SHA-256.
+//
+//   file     = header table { gap section }       a gap is zeros up to where the next section begins
+//   header   = 93 'S' 'T' 'E' 'T' 0D 0A 1A
+//              u32 format version                 3
+//              u32 bytes of this header           192
+//              u64 required features              bits that a reader must know
+//              u64 optional features              bits that a reader may ignore; none is defined
+//              u64 bytes of the file
+//              u32 number of sections             at most 256
+//              u32 0                              not looked at
+//              u64 offset of the table            192
+//              digest of the table
+//              digest of the state                StateDigests::state
+//              hash   id of the state             identity.hpp
+//              u64[7] 0                           not looked at, but for the next digest
+//              digest of the bytes before it
+//   required = 1 not all keys and values are in this file (delta, recipe) | 2 blocks are compressed
+//              | 4 keys or values were edited, META says which | 8 kept for interventions
+//   table    = { entry }                          in the order of their offsets
+//   entry    = char[8] name                       padded with zero bytes; each name once
+//              u64 offset, u64 bytes
+//              u32 flags                          bit 0: a reader that does not know the section must refuse the file
+//              u32 encoding                       0: bytes as they are
+//              digest                             of the section's bytes; for KV: of BLOCKS; for an archive: of its index
+//              u64[2] 0                           not looked at
+//
+//   section  written in this order, each at a multiple of 64 if nothing else is said; those marked ? may be missing
+//     META     JSON: form, parent, contract, kv type, model config and fingerprints, tokenizer fingerprint, capacity, generation state
+//              (sampling, seed, stops, turns, what an open reply holds back), log of edits, messages
+//     TOKENS   i32 per position
+//     VISIBLE  u64 per block: bit t is set when position 64 b + t may be attended to
+//     PRUNES   ? { u64 at, u64 begin, u64 end, u32 positions (0: keep, 1: shift), u32 0 }   the log of prunes
+//     REMOVED  ? i32 per token that shifts took out, in the order of PRUNES
+//     LOGITS   f32 [vocab_size], of the last position; empty without positions, and in a recipe
+//     BLOCKS   digest [blocks][layers]: of the layer's bytes in the block, the last one with the padding behind them
+//     CONTENT  ? hash for each block that tokens do not give, and of the partial one behind them (identity.hpp)
+//     KVINDEX  ? { u32 block, u32 encoding, u64 offset in KV, u64 bytes } for each block that KV holds, in order. Without it KV holds
+//              all blocks, one after the other, as they are. A block of which nothing is visible need not be there: it is zero. All others are in a
+//              full snapshot's index; one that is not in a delta's is the parent's.
+//     WEIGHTS  ? the checkpoint's files, and
+//     TOKENIZR ? the tokenizer's: archives (archive.hpp) at multiples of 4096
+//     others   ? that this writer does not know, at multiples of 4096, taken over from a file that was converted
+//     KV       at a multiple of 65536 (of 64 when it is empty): { block }
+//   block    = encoding 0: as in memory (kv_block.hpp), whole 4096-byte pages; slots of positions that do not exist are zero
+//            | encoding 1: byte i of every element is put into plane i (elements of 4 or 2 bytes: as many planes of equal size);
+//              u32 per plane: its bytes in this file; then the planes, each a zlib stream (RFC 1950), or as it is where that is shorter
+//
+// Every byte is covered: header by its own digest, table by the header's, sections by the table's, blocks by BLOCKS, and gaps
+// must be zero. The id proves nothing about keys and values that tokens give; a reader that needs it proved computes it.
+//
+// Version 2 differs in: a header of 128 bytes, without the id; META holds the log of prunes; no CONTENT; fingerprints are those of
+// Model::stored_fingerprints(). Version 1 also: BLOCKS holds one digest per block; no KVINDEX; no form and no prunes in META.
 #include "stet/snapshot.hpp"
 
 #include <algorithm>
 #include <filesystem>
 
+#include "src/identity.hpp"
 #include "src/planes.hpp"
 #include "src/snapshot_format.hpp"
 #include "src/snapshot_meta.hpp"
@@ -16,48 +69,6 @@
 #include "stet/tokenizer.hpp"
 
 namespace stet {
-namespace {
-
-int threads_or_all(int threads) { return threads > 0 ? threads : default_threads(); }
-
-std::vector<uint64_t> visibility(const KvCache& kv) {
-  std::vector<uint64_t> bits;
-  for (int64_t b = 0; b < blocks_of(kv.size()); ++b) bits.push_back(kv.visible(b));
-  return bits;
-}
-
-}  // namespace
-
-std::vector<Digest> all_block_digests(const KvCache& kv, int threads) {
-  const size_t blocks = static_cast<size_t>(blocks_of(kv.size())), layers = static_cast<size_t>(kv.shape().layers);
-  std::vector<Digest> digests(blocks * layers);
-  kv.check_all(threads_or_all(threads));
-  run_each(threads_or_all(threads), blocks, [&](size_t b) {
-    const std::vector<Digest> of = kv.block_info(static_cast<int64_t>(b)).digests(kv.shape());
-    std::copy(of.begin(), of.end(), digests.begin() + static_cast<std::ptrdiff_t>(b * layers));
-  });
-  return digests;
-}
-
-StateDigests combine_digests(const SnapshotMeta& meta, const Digest& tokens, std::span<const uint64_t> visible,
-                             const Digest& logits, std::span<const Digest> blocks) {
-  StateDigests d;
-  d.tokens = tokens;
-  d.logits = logits;
-  d.kv = digest_of(std::as_bytes(blocks));
-  ByteWriter w;
-  w.text(meta.contract + " " + std::to_string(meta.contract_version) + " " + kv_type_name(meta.kv.type) + " " +
-         meta.fingerprints.back().second + " " + encode_generation(meta.generation));
-  if (!meta.prunes.empty()) w.text(" " + encode_prunes(meta.prunes));
-  if (!meta.edits.empty()) w.text(" edits " + encode_edits(meta.edits));
-  if (!meta.dialogue.empty()) w.text(" " + encode_dialogue(meta.dialogue));
-  for (const Digest& part : {d.tokens, digest_of(std::as_bytes(visible)), d.logits, d.kv}) {
-    w.u64(part.low);
-    w.u64(part.high);
-  }
-  d.state = digest_of(w.data());
-  return d;
-}
 
 // One snapshot on its way into a file.
 struct SnapshotWriter {
@@ -67,12 +78,17 @@ struct SnapshotWriter {
     visible = visibility(state.kv);
     blocks = all_block_digests(state.kv, options.threads);
     digests = combine_digests(meta, digest_of_all(state.tokens), visible, digest_of_all(logits), blocks);
+    const Lineage lineage{state, state.kv.shape()};
+    contents = contents_of(state, lineage.blocks_by_content(), options.threads);
+    digests.id = lineage.id(contents, lineage.replayable() ? Sha256() : logits_hash(state));
     meta.form = options.form;
-    meta.parent = meta.parent_file = meta.logits = "";
+    meta.parent = meta.parent_state = meta.parent_file = meta.logits = "";
     if (options.form == SnapshotForm::recipe) meta.logits = digest_text(digests.logits);
     else logits_bytes = std::as_bytes(std::span(logits));
     if (options.form == SnapshotForm::delta) {
-      meta.parent = digest_text(options.parent->digests().state);
+      const StateDigests& parent = options.parent->digests();
+      meta.parent = parent.id == Sha256() ? "" : sha256_text(parent.id);
+      meta.parent_state = digest_text(parent.state);
       meta.parent_file = std::filesystem::path(options.parent->path()).filename().string();
     }
     for (int64_t b = 0; b < state.kv.blocks(); ++b) {
@@ -115,7 +131,7 @@ struct SnapshotWriter {
     }
     const uint64_t required = (options.form != SnapshotForm::full ? kElsewhere : 0) | (options.compress != 0 ? kCompressed : 0) |
                               (meta.edits.empty() ? 0 : kEdited);
-    file.write_at(0, encode_front(sections, required, digests.state));
+    file.write_at(0, encode_front(sections, required, digests.state, digests.id));
     file.commit();
   }
 
@@ -128,7 +144,7 @@ struct SnapshotWriter {
   void place_sections(const Snapshot* like) {
     meta_text = encode_meta(meta);
     if (meta_text.size() > kMaxMetaBytes) {
-      throw Error(ErrorKind::capacity, "", "META", "messages, turns and logs of at most " + std::to_string(kMaxMetaBytes) + " bytes", std::to_string(meta_text.size()));
+      throw Error(ErrorKind::capacity, "", "META", "messages, turns and edits of at most " + std::to_string(kMaxMetaBytes) + " bytes", std::to_string(meta_text.size()));
     }
     const auto add = [&](const std::string& name, std::span<const std::byte> bytes, bool must_know) {
       sections.push_back({name, 0, bytes.size(), digest_of(bytes), must_know});
@@ -142,8 +158,12 @@ struct SnapshotWriter {
     add("META", std::as_bytes(std::span(meta_text)), true);
     add("TOKENS", std::as_bytes(std::span(state.tokens)), true);
     add("VISIBLE", std::as_bytes(std::span(visible)), true);
+    encode_prunes(state.prunes, prune_bytes, removed_bytes);
+    if (prune_bytes.size() > 0) add("PRUNES", prune_bytes.data(), true);
+    if (removed_bytes.size() > 0) add("REMOVED", removed_bytes.data(), true);
     add("LOGITS", logits_bytes, true);
     add("BLOCKS", std::as_bytes(std::span(blocks)), true);
+    if (!contents.empty()) add("CONTENT", std::as_bytes(std::span(contents)), true);
     index_room.resize(stored.size() * kIndexEntry);
     if (indexed) add("KVINDEX", index_room, true);
     add_archive("WEIGHTS", weights);
@@ -238,6 +258,7 @@ struct SnapshotWriter {
   const SaveOptions& options;
   std::vector<uint64_t> visible;
   std::vector<Digest> blocks;
+  std::vector<Sha256> contents;  // of what tokens do not give
   StateDigests digests;
   std::span<const std::byte> logits_bytes;
   std::vector<int64_t> stored;
@@ -246,7 +267,7 @@ struct SnapshotWriter {
  private:
   std::string meta_text;
   std::vector<std::byte> index_room;
-  ByteWriter index_bytes;
+  ByteWriter index_bytes, prune_bytes, removed_bytes;
   uint64_t expanded = 0;  // what the compressed blocks become
   std::vector<Snapshot::Section> sections;
   struct Payload {
@@ -272,14 +293,14 @@ StateDigests write_state(const State& state, SnapshotMeta meta, const std::strin
     if (options.parent->meta().form == SnapshotForm::recipe) {
       throw Error(ErrorKind::argument, options.parent->path(), "parent", "a snapshot with keys and values", "a recipe");
     }
-    if (!(options.parent->meta().kv == meta.kv) || options.parent->version() != kSnapshotVersion) {
+    if (!(options.parent->meta().kv == meta.kv) || options.parent->version() < 2) {
       throw Error(ErrorKind::mismatch, options.parent->path(), "parent",
-                  "a snapshot of format version 2 with keys and values of the same shape", "another");
+                  "a snapshot of format version 2 or later with keys and values of the same shape", "another");
     }
     options.parent->check_not_needed(path);
   }
-  if (options.form == SnapshotForm::recipe && !state.edits.empty()) {
-    throw Error(ErrorKind::argument, path, "form", "full or delta (keys or values were edited: they cannot be computed again)", "recipe");
+  if (const auto limit = options.form == SnapshotForm::recipe ? replay_limit(state) : std::nullopt) {
+    throw Error(ErrorKind::argument, path, "form", "full or delta (its tokens do not give this state: " + limit->reason + ")", "recipe");
   }
   check_generation(state.generation, meta_vocab(meta), state.size(), "");
   check_dialogue(state.dialogue, state.drawn(), "");
@@ -289,31 +310,6 @@ StateDigests write_state(const State& state, SnapshotMeta meta, const std::strin
 }
 
 }  // namespace
-
-namespace {
-
-// What reads all blocks of a session, again where a mapped file has changed since the session looked at it.
-template <class Reads>
-StateDigests with_whole_state(Session& session, Reads reads) {
-  constexpr int kMostTries = 8;
-  for (int tries = 0;; ++tries) {
-    const State& state = session.state();  // computes what is missing or damaged
-    try {
-      return reads(state);
-    } catch (const DamagedBlock&) {
-      if (tries == kMostTries) throw;
-    }
-  }
-}
-
-}  // namespace
-
-StateDigests digests_of(Session& session) {
-  return with_whole_state(session, [&](const State& state) {
-    return combine_digests(meta_of(session, ""), digest_of_all(state.tokens), visibility(state.kv),
-                           digest_of(std::as_bytes(session.logits())), all_block_digests(state.kv, session.compute().threads));
-  });
-}
 
 StateDigests Snapshot::save(Session& session, const std::string& tokenizer, const std::string& path, const SaveOptions& options) {
   SaveOptions o = options;
