@@ -57,9 +57,34 @@ std::string Timeline::name() const {
 }
 
 Truth truth_of(Session& session) {
-  const Digest state = digests_of(session).state;
-  return {session.tokens(), digest_of(std::as_bytes(session.logits())), digest_of(kv_bytes(session.kv())), state};
+  const StateDigests digests = digests_of(session);
+  return {session.tokens(), digest_of(std::as_bytes(session.logits())), digest_of(kv_bytes(session.kv())), digests.state, digests.id,
+          block_identities(session.state(), 1)};
 }
+
+bool Names::blocks_agree(const KvCache& kv, const std::vector<BlockIdentity>& blocks) {
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    const auto i = static_cast<int64_t>(b);
+    const Digest bytes = digest_of({kv.block(i), kv.shape().block_bytes()});
+    const uint64_t meaning[] = {bytes.low, bytes.high, kv.visible(i), static_cast<uint64_t>(kv.shape().type)};
+    if (!is_of(blocks[b].id, digest_of(std::as_bytes(std::span(meaning))))) return false;
+  }
+  return true;
+}
+
+namespace {
+
+// Of a state and of the logits after two more tokens.
+Digest continuation(Session& session, const Truth& truth) {
+  const std::vector<int32_t> two = {5, 6};
+  Session on = session.fork();
+  if (on.size() + 2 <= on.capacity()) on.append(two);
+  const Digest logits = digest_of(std::as_bytes(on.logits()));
+  const uint64_t all[] = {truth.state.low, truth.state.high, logits.low, logits.high};
+  return digest_of(std::as_bytes(std::span(all)));
+}
+
+}  // namespace
 
 const Truth& Oracle::truth(const Timeline& timeline) {
   const auto [it, is_new] = known_.try_emplace(timeline.name());
@@ -67,6 +92,7 @@ const Truth& Oracle::truth(const Timeline& timeline) {
     Session plain(model_, plain_);
     timeline.replay(plain);
     it->second = truth_of(plain);
+    if (!names_.is_of(it->second.id, continuation(plain, it->second))) throw std::runtime_error("one id of two states:\n" + timeline.text());
   }
   return it->second;
 }

@@ -39,6 +39,8 @@ class Timeline {
 struct Truth {
   std::vector<int32_t> tokens;
   Digest logits, kv, state;
+  Sha256 id;
+  std::vector<BlockIdentity> blocks;
 
   friend bool operator==(const Truth&, const Truth&) = default;
 };
@@ -46,15 +48,28 @@ struct Truth {
 // Looks at every block.
 Truth truth_of(Session& session);
 
-// Of one model, contract and kv type. Remembers.
+// What every name that was ever met is the name of, whatever the model, the contract and the type of keys and values.
+class Names {
+ public:
+  // Whether it is the name of nothing else.
+  bool is_of(const Sha256& name, const Digest& meaning) { return known_.try_emplace(name, meaning).first->second == meaning; }
+  // Whether each block's identity is the name of its bytes alone, with what is visible of them.
+  bool blocks_agree(const KvCache& kv, const std::vector<BlockIdentity>& blocks);
+
+ private:
+  std::map<Sha256, Digest> known_;
+};
+
+// Of one model, contract and kv type. Remembers. Throws std::runtime_error where two states of one id go on in different ways.
 class Oracle {
  public:
-  Oracle(std::shared_ptr<const Model> model, const SessionOptions& plain) : model_(std::move(model)), plain_(plain) {}
+  Oracle(std::shared_ptr<const Model> model, const SessionOptions& plain, Names& names) : model_(std::move(model)), plain_(plain), names_(names) {}
   const Truth& truth(const Timeline& timeline);
 
  private:
   std::shared_ptr<const Model> model_;
   SessionOptions plain_;
+  Names& names_;
   std::map<std::string, Truth> known_;
 };
 

@@ -18,7 +18,9 @@ struct Subjects {
   SessionOptions options;
   Oracle oracle;
 
-  Subjects(const Subject& s, KvType kv_type);
+  Names& names;
+
+  Subjects(const Subject& s, KvType kv_type, Names& all_names);
 };
 
 // A fault of the timeline, not of the library: to test that faults are found and shrunk.
