@@ -394,6 +394,13 @@ void Session::set_value(int64_t layer, int64_t head, int64_t position, std::span
   with_mending([&] { stet::set_value(state_, layer, head, position, x); });
 }
 
+std::vector<BlockIdentity> Session::block_identities() {
+  refuse_in_sink("block_identities");
+  std::vector<BlockIdentity> all;
+  with_mending([&] { all = stet::block_identities(state_, compute_.threads); });
+  return all;
+}
+
 std::span<const float> Session::logits() {
   refuse_in_sink("logits");
   if (state_.tokens.empty()) return {};

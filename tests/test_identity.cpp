@@ -24,7 +24,7 @@ class Identity : public testing::Test {
     if (tokens > 0) s.append(std::span(ids).first(static_cast<size_t>(tokens)));
     return s;
   }
-  static std::vector<BlockIdentity> names(Session& s) { return block_identities(s.state(), 1); }
+  static std::vector<BlockIdentity> names(Session& s) { return s.block_identities(); }
   static Sha256 id(Session& s) { return state_id(s.state(), 1); }
   static std::vector<bool> given(Session& s) {
     std::vector<bool> all;

@@ -114,6 +114,17 @@ TEST_F(SnapshotCommand, CheckFollowsTheChainOfADelta) {
   EXPECT_TRUE(o.out.starts_with(parent + ": KV block 0, layer 0: expected digest xxh3:")) << o.out;
 }
 
+TEST_F(SnapshotCommand, ADeltaWhoseParentIsLostIsComputedAgain) {
+  const std::string parent = saved("parent.stet"), delta = scratch / "delta.stet", again = scratch / "again.stet";
+  ASSERT_EQ(run_stet({"resume", parent, "-m", kGemma, "--ids", "4,5", "-n", "3", "--greedy", "--ignore-eos", "--save", delta, "--form", "delta", "--against", parent}).status, 0);
+  const Json id = Json::parse(run_stet({"inspect", delta, "--json"}).out)["id"];
+  std::filesystem::remove(parent);
+  EXPECT_EQ(run_stet({"resume", delta, "-m", kGemma, "-n", "0", "--save", again}).status, 1);
+  const Outcome o = run_stet({"resume", delta, "-m", kGemma, "--replay", "-n", "0", "--save", again});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(Json::parse(run_stet({"inspect", again, "--json"}).out)["id"], id);
+}
+
 TEST_F(SnapshotCommand, AnotherKvTypeIsAnEdit) {
   const std::string s = saved("s.stet"), rounded = scratch / "rounded.stet";
   const Outcome converted = run_stet({"convert", s, "--kv", "bf16", "-o", rounded});

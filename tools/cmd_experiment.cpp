@@ -262,7 +262,7 @@ void print_table(const std::vector<Run>& runs, const Summary& s, const Options& 
 Session open_state(Options& o, std::shared_ptr<const Tokenizer>& tokenizer) {
   if (!o.snapshot.empty()) {
     o.restore.take(o.model);
-    const Snapshot snapshot = Snapshot::open(o.snapshot, o.restore.parent);
+    const Snapshot snapshot = o.restore.open(o.snapshot);
     o.prompt.require_fit(snapshot);
     follow(o.model, snapshot, o.restore.how.replay);
     tokenizer = tokenizer_of(snapshot, o.model);

@@ -244,7 +244,7 @@ void check(const Snapshot& snapshot, const Options& o) {
 
 void run_resume(Options& o) {
   o.validate();
-  const Snapshot snapshot = Snapshot::open(o.snapshot, o.restore.parent);
+  const Snapshot snapshot = o.restore.open(o.snapshot);
   check(snapshot, o);
   follow(o.model, snapshot, o.restore.how.replay);
   Timing timing;

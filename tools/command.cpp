@@ -358,6 +358,10 @@ void RestoreFileOptions::add_to(CLI::App& app, CLI::Option* snapshot) {
   }
 }
 
+Snapshot RestoreFileOptions::open(const std::string& path) const {
+  return how.replay && parent.empty() ? Snapshot::open(path) : Snapshot::open(path, parent);
+}
+
 void RestoreFileOptions::take(ModelOptions& model) {
   how.map = !model.in_memory;
   how.check = model.check;

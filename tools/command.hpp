@@ -189,6 +189,8 @@ struct RestoreFileOptions {
 
   void add_to(CLI::App& app, CLI::Option* snapshot = nullptr);  // which may be left out; null where it may not
   void take(ModelOptions& model);                               // --no-mmap and --check, which are for its weights, too
+  // With its parents; --replay needs none.
+  Snapshot open(const std::string& path) const;
 };
 
 // Unless the user names a checkpoint: the one in the snapshot, or the bundled one of the name that the snapshot gives.

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "stet/identity.hpp"
 #include "stet/model.hpp"
 #include "stet/state.hpp"
 
@@ -120,6 +121,8 @@ class Session {
   int64_t size() const { return state_.size(); }
   int64_t drawn() const { return state_.drawn(); }
   int64_t capacity() const { return state_.kv.capacity(); }
+  // What every full block is called (identity.hpp): of a state that its tokens give, nothing is looked at but those.
+  std::vector<BlockIdentity> block_identities();
   // Logits that follow the last token, [vocab_size]; empty when there are no tokens. After a rewind they are
   // computed here, by processing the last token again; keys and values stay as they are.
   std::span<const float> logits();

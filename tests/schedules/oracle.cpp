@@ -59,7 +59,7 @@ std::string Timeline::name() const {
 Truth truth_of(Session& session) {
   const StateDigests digests = digests_of(session);
   return {session.tokens(), digest_of(std::as_bytes(session.logits())), digest_of(kv_bytes(session.kv())), digests.state, digests.id,
-          block_identities(session.state(), 1)};
+          session.block_identities()};
 }
 
 bool Names::blocks_agree(const KvCache& kv, const std::vector<BlockIdentity>& blocks) {
