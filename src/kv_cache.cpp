@@ -57,7 +57,7 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
 // ---------------------------------------------------------------- the cache
 
 KvCache::KvCache(const KvShape& shape, int64_t capacity)
-    : shape_(shape), capacity_(capacity), doubt_(std::make_shared<std::atomic<bool>>(false)) {
+    : shape_(shape), capacity_(capacity) {
   const size_t count = static_cast<size_t>(blocks_of(capacity));
   const size_t bytes = shape.block_bytes() * count;
   try {
@@ -78,7 +78,7 @@ KvCache::KvCache(const KvCache& other)
       blocks_(other.blocks_),
       visible_(other.visible_),
       mappings_(other.mappings_),
-      doubt_(std::make_shared<std::atomic<bool>>(false)) {
+      doubt_(other.doubt_ == nullptr ? nullptr : std::make_shared<std::atomic<bool>>(false)) {
   for (const std::shared_ptr<KvBlock>& block : blocks_) block->mark_shared();
 }
 
@@ -143,7 +143,7 @@ void KvCache::check_saved(int64_t index, int64_t layer) const {
 
 // A file that changed before or during the pass is seen by its stamp afterwards.
 bool KvCache::pass_was_sound() const {
-  if (doubt_->exchange(false)) return false;
+  if (doubt_ != nullptr && doubt_->exchange(false)) return false;
   return std::ranges::all_of(mappings_, [](const Mapping& m) { return m.file->stamp() == m.stamp; });
 }
 
@@ -255,6 +255,7 @@ void KvWriter::hide(int64_t begin, int64_t end) {
 
 void KvWriter::adopt(std::vector<std::shared_ptr<KvBlock>> blocks, std::vector<uint64_t> visible, int64_t size) {
   kv_.mappings_.clear();
+  kv_.doubt_ = std::make_shared<std::atomic<bool>>(false);
   for (const std::shared_ptr<KvBlock>& block : blocks) {
     if (block->saved() == nullptr || block->saved()->mapping == nullptr) continue;
     const std::shared_ptr<const MappedFile>& file = block->saved()->mapping;

@@ -14,10 +14,20 @@ namespace stet {
 
 #ifdef STET_HAVE_LIBCRYPTO
 
+namespace {
+
+// Looked up once: EVP_sha256() is looked up at each use, which takes longer than hashing a block's tokens.
+const EVP_MD* algorithm() {
+  static EVP_MD* const found = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+  return found;
+}
+
+}  // namespace
+
 // libcrypto fails where there is no memory, and nowhere else.
 struct RunningSha256::State {
   State() : context(EVP_MD_CTX_new()) {
-    if (context == nullptr || EVP_DigestInit_ex(context, EVP_sha256(), nullptr) != 1) throw std::bad_alloc();
+    if (context == nullptr || EVP_DigestInit_ex2(context, algorithm(), nullptr) != 1) throw std::bad_alloc();
   }
   ~State() { EVP_MD_CTX_free(context); }
   State(const State&) = delete;

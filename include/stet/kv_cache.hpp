@@ -82,7 +82,7 @@ class KvCache {
   std::vector<std::shared_ptr<KvBlock>> blocks_;
   std::vector<uint64_t> visible_;
   std::vector<Mapping> mappings_;
-  // Some check() of a pass was not known to be good. Shared, so that the cache can be moved.
+  // Some check() of a pass was not known to be good. Null where no block can be of a file; shared, so that the cache can be moved.
   std::shared_ptr<std::atomic<bool>> doubt_;
 };
 
