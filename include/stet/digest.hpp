@@ -1,5 +1,4 @@
-// XXH3-128 digests: they name weights, states and files. Not cryptographic: they guard against damage and mix-ups,
-// not against forgery.
+// XXH3-128 digests: they find damage and mix-ups, quickly, and are no protection against forgery. What names things: sha256.hpp.
 #pragma once
 
 #include <cstddef>
