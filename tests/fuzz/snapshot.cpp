@@ -16,7 +16,8 @@ void use_restored(const Snapshot& snapshot) {
   Session session = snapshot.restore(fuzz::model(), snapshot.meta().tokenizer, one_thread);
   const StateDigests found = digests_of(session), saved = snapshot.digests();
   const bool renamed = snapshot.origin().model.starts_with("xxh3:");  // by a model that format version 2 called otherwise
-  fuzz::must(found.kv == saved.kv && found.logits == saved.logits && (renamed || found.state == saved.state), "the state that was saved");
+  const bool kv = found.kv == saved.kv || snapshot.version() == 1;  // which had digests of whole blocks
+  fuzz::must(kv && found.logits == saved.logits && (renamed || found.state == saved.state), "the state that was saved");
   GenerateOptions two;
   two.max_tokens = 2;
   two.ignore_eos = true;
