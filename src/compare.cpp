@@ -192,9 +192,12 @@ void add_state(Comparison& c, const State& a, const State& b) {
 
 std::string contract_text(const std::string& name, int version) { return name + " version " + std::to_string(version); }
 
+// Format versions 1 and 2 have other names for weights than version 3.
+bool are_comparable(const std::string& fingerprint, const std::string& other) { return fingerprint.substr(0, 5) == other.substr(0, 5); }
+
 std::optional<Difference> in_model(const StateOrigin& a, const StateOrigin& b) {
   if (auto d = in_text("contract", contract_text(a.contract, a.version), contract_text(b.contract, b.version))) return d;
-  return in_text("model", a.model, b.model);
+  return are_comparable(a.model, b.model) ? in_text("model", a.model, b.model) : std::nullopt;
 }
 
 std::optional<Difference> in_model(const SnapshotMeta& a, const SnapshotMeta& b) {
@@ -203,7 +206,7 @@ std::optional<Difference> in_model(const SnapshotMeta& a, const SnapshotMeta& b)
   if (auto d = in_json("config", a.config, b.config)) return d;
   for (const auto& [name, digest] : a.fingerprints) {
     for (const auto& [other, theirs] : b.fingerprints) {
-      if (name != other) continue;
+      if (name != other || !are_comparable(digest, theirs)) continue;
       if (auto d = in_text(name + " weights", digest, theirs)) return d;
     }
   }
@@ -211,13 +214,18 @@ std::optional<Difference> in_model(const SnapshotMeta& a, const SnapshotMeta& b)
   return in_text("tokenizer", a.tokenizer, b.tokenizer);
 }
 
+Part model_part(std::optional<Difference> difference, const std::string& a, const std::string& b) {
+  const bool compared = difference.has_value() || are_comparable(a, b);
+  return {"model", std::move(difference), compared, compared ? "" : "one has the weights' name of format versions 1 and 2"};
+}
+
 std::string digest_or(const Digest& d) { return "digest " + digest_text(d); }
 
 // A digest is of a whole block: it says nothing where one has other positions of it than the other.
 Part kv_by_digests(const Snapshot& a, const Snapshot& b, int64_t* equal_positions) {
   Part part{"keys and values", std::nullopt, true, "by digests, which do not tell how far they are apart"};
-  if (!(a.meta().kv == b.meta().kv) || a.version() != b.version()) {
-    return {part.name, std::nullopt, false, "digests of different types or format versions tell nothing"};
+  if (!(a.meta().kv == b.meta().kv) || (a.version() == 1) != (b.version() == 1)) {
+    return {part.name, std::nullopt, false, "digests of different types, or of format version 1 and a later one, tell nothing"};
   }
   const int64_t both = std::min(a.meta().positions, b.meta().positions);
   std::vector<int64_t> skipped;
@@ -261,7 +269,7 @@ Comparison compare_by_digests(const Snapshot& a, const Snapshot& b) {
 Comparison compare(const State& a, const State& b) {
   const FloatEnvironment contract;
   Comparison c;
-  c.parts.push_back({"model", in_model(a.origin, b.origin)});
+  c.parts.push_back(model_part(in_model(a.origin, b.origin), a.origin.model, b.origin.model));
   add_state(c, a, b);
   return c;
 }
@@ -272,7 +280,7 @@ Comparison compare(const Snapshot& a, const Snapshot& b) {
   Comparison c;
   if (bytes) add_state(c, a.state(0, {.trust = true}), b.state(0, {.trust = true}));
   else c = compare_by_digests(a, b);
-  c.parts.insert(c.parts.begin(), {"model", in_model(a.meta(), b.meta())});
+  c.parts.insert(c.parts.begin(), model_part(in_model(a.meta(), b.meta()), a.origin().model, b.origin().model));
   return c;
 }
 

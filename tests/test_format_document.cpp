@@ -1,7 +1,9 @@
 // The worked examples of docs/snapshot-format.md and docs/packed-format.md are what is written.
+#include <nlohmann/json.hpp>
 #include <regex>
 
 #include "scratch.hpp"
+#include "snapshot_image.hpp"
 #include "stet/generate.hpp"
 #include "stet/packed.hpp"
 #include "stet/snapshot.hpp"
@@ -40,6 +42,35 @@ TEST(FormatDocument, EveryLineIsInTheSnapshot) {
   stet_test::ScratchDir scratch;
   Snapshot::save(s, "", scratch / "example.stet");
   expect_lines("snapshot-format.md", read_text_file(scratch / "example.stet", size_t{1} << 20), 500);
+}
+
+// As that page says, written a second time.
+TEST(FormatDocument, TheStateDigestIsCombinedAsItSays) {
+  using Json = nlohmann::json;
+  for (const char* name : {"v3-full", "v3-recipe", "v3-conversation", "v3-shifted", "v3-kept", "v3-edited", "v2-shifted"}) {
+    SnapshotImage image = SnapshotImage::parse(read_text_file(data_path(std::string("snapshots/") + name + ".stet"), SIZE_MAX));
+    const Json meta = Json::parse(image.section("META").content);
+    std::string text = meta["contract"].get<std::string>() + " " + std::to_string(meta["contract_version"].get<int>()) + " " +
+                       meta["kv"]["type"].get<std::string>() + " " + meta["fingerprints"].back()["digest"].get<std::string>() + " " + meta["generation"].dump();
+    Json prunes = meta.value("prunes", Json::array());
+    const bool sections = std::any_of(image.sections.begin(), image.sections.end(), [](const auto& s) { return s.name == "PRUNES"; });
+    const std::string log = sections ? image.section("PRUNES").content : "";
+    for (size_t at = 0, removed = 0; at < log.size(); at += 32) {
+      const uint64_t begin = get_le(log, at + 8, 8), end = get_le(log, at + 16, 8);
+      const bool shift = get_le(log, at + 24, 4) == 1;
+      Json ids = Json::array();
+      for (uint64_t i = begin; shift && i < end; ++i, removed += 4) ids.push_back(get_le(image.section("REMOVED").content, removed, 4));
+      prunes.push_back({{"at", get_le(log, at, 8)}, {"begin", begin}, {"end", end}, {"positions", shift ? "shift" : "keep"}, {"removed", ids}});
+    }
+    if (!prunes.empty()) text += " " + prunes.dump();
+    if (meta.contains("edits")) text += " edits " + meta["edits"].dump();
+    if (meta.contains("dialogue")) text += " " + meta["dialogue"].dump();
+    Digest logits = digest_of(std::as_bytes(std::span(image.section("LOGITS").content)));
+    if (meta["form"] == "recipe") ASSERT_TRUE(parse_digest(meta["logits"], &logits));
+    for (const char* section : {"TOKENS", "VISIBLE"}) text += digest_bytes(image.section(section).content);
+    text += le(logits) + digest_bytes(image.section("BLOCKS").content);
+    EXPECT_EQ(image.state, digest_bytes(text)) << name;
+  }
 }
 
 TEST(FormatDocument, EveryLineIsInThePackedFile) {

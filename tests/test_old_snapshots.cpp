@@ -2,6 +2,7 @@
 #include <fstream>
 
 #include "scratch.hpp"
+#include "stet/compare.hpp"
 #include "support.hpp"
 #include "tools/open_snapshots.hpp"
 
@@ -59,6 +60,16 @@ TEST(OldSnapshots, OfOneStateHaveOneNameWhateverTheVersion) {
   for (const auto& [name, lines] : found) {
     ASSERT_EQ(lines.size(), 2u) << name;
     EXPECT_EQ(lines[0], lines[1]) << name;
+  }
+}
+
+TEST(OldSnapshots, AreComparedWithNewOnes) {
+  for (const char* form : {"full", "recipe", "shifted", "edited"}) {
+    const Snapshot old = Snapshot::open(path_of(std::string("v2-") + form)), now = Snapshot::open(path_of(std::string("v3-") + form));
+    const Comparison c = compare(old, now);
+    EXPECT_TRUE(c.equal()) << form << ": " << (c.first_difference() == nullptr ? "" : c.first_difference()->name);
+    EXPECT_FALSE(c.parts[0].compared) << form;
+    EXPECT_EQ(c.equal_positions, old.meta().positions) << form;
   }
 }
 
