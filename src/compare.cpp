@@ -89,7 +89,19 @@ std::optional<Difference> in_json(const std::string& what, const std::string& a,
                     step.contains("value") ? shown(step.at("value")) : "none"};
 }
 
-std::optional<Difference> in_prunes(const State& a, const State& b) { return in_json("prunes", encode_prunes(a.prunes), encode_prunes(b.prunes)); }
+// Of a log of prunes, from an entry on: that entry.
+std::string first_prune(std::span<const Prune> log) {
+  if (log.empty()) return "none";
+  std::string text;
+  encode_prunes({log[0]}, [&](std::string_view piece) { text += piece; });
+  return printable(text, 200);
+}
+
+std::optional<Difference> in_prunes(const State& a, const State& b) {
+  const size_t same = static_cast<size_t>(std::ranges::mismatch(a.prunes, b.prunes).in1 - a.prunes.begin());
+  if (same == a.prunes.size() && same == b.prunes.size()) return std::nullopt;
+  return in_text(fmt::format("prunes[{}]", same), first_prune(std::span(a.prunes).subspan(same)), first_prune(std::span(b.prunes).subspan(same)));
+}
 std::optional<Difference> in_edits(const State& a, const State& b) { return in_json("edits", encode_edits(a.edits), encode_edits(b.edits)); }
 std::optional<Difference> in_generation(const State& a, const State& b) {
   return in_json("generation", encode_generation(a.generation), encode_generation(b.generation));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "src/snapshot_meta.hpp"
 #include "stet/bytes.hpp"
@@ -185,13 +186,19 @@ std::vector<BlockIdentity> Lineage::identities(std::span<const Sha256> content) 
 }
 
 Sha256 Lineage::id(std::span<const Sha256> content, const Sha256& logits) const {
+  RunningSha256 hash;
   ByteWriter w;
+  const auto flush = [&] { hash.add(std::exchange(w, ByteWriter()).data()); };
   w.text("stet state 1\n");
   w.bytes(start_of(*this).bytes);
   w.u64(recipe.tokens.size());
-  put_ids(w, recipe.tokens);
+  flush();
+  hash.add(std::as_bytes(std::span(recipe.tokens)));
   w.u64(recipe.prunes.size());
-  for (const Prune& p : recipe.prunes) put_prune(w, p);
+  for (const Prune& p : recipe.prunes) {
+    put_prune(w, p);
+    flush();
+  }
   put_text(w, recipe.edits.empty() ? "" : encode_edits(recipe.edits));
   put_text(w, encode_generation(recipe.generation));
   put_text(w, recipe.dialogue.empty() ? "" : encode_dialogue(recipe.dialogue));
@@ -200,7 +207,8 @@ Sha256 Lineage::id(std::span<const Sha256> content, const Sha256& logits) const 
     w.bytes(recipe.size() % kBlockPositions == 0 ? Sha256().bytes : content.back().bytes);
     w.bytes(logits.bytes);
   }
-  return sha256_of(w.data());
+  flush();
+  return hash.result();
 }
 
 Sha256 block_content(const KvShape& shape, const std::byte* block) {

@@ -34,17 +34,22 @@ StateDigests combine_digests(const SnapshotMeta& meta, const Digest& tokens, std
   d.tokens = tokens;
   d.logits = logits;
   d.kv = digest_of(std::as_bytes(blocks));
-  ByteWriter w;
-  w.text(meta.contract + " " + std::to_string(meta.contract_version) + " " + kv_type_name(meta.kv.type) + " " +
+  RunningDigest all;
+  const auto text = [&](std::string_view piece) { all.add(std::as_bytes(std::span(piece))); };
+  text(meta.contract + " " + std::to_string(meta.contract_version) + " " + kv_type_name(meta.kv.type) + " " +
          meta.fingerprints.back().second + " " + encode_generation(meta.generation));
-  if (!meta.prunes.empty()) w.text(" " + encode_prunes(meta.prunes));
-  if (!meta.edits.empty()) w.text(" edits " + encode_edits(meta.edits));
-  if (!meta.dialogue.empty()) w.text(" " + encode_dialogue(meta.dialogue));
-  for (const Digest& part : {d.tokens, digest_of(std::as_bytes(visible)), d.logits, d.kv}) {
-    w.u64(part.low);
-    w.u64(part.high);
+  if (!meta.prunes.empty()) {
+    text(" ");
+    encode_prunes(meta.prunes, text);
   }
-  d.state = digest_of(w.data());
+  if (!meta.edits.empty()) text(" edits " + encode_edits(meta.edits));
+  if (!meta.dialogue.empty()) text(" " + encode_dialogue(meta.dialogue));
+  for (const Digest& part : {d.tokens, digest_of(std::as_bytes(visible)), d.logits, d.kv}) {
+    ByteWriter w;
+    put(w, part);
+    all.add(w.data());
+  }
+  d.state = all.result();
   return d;
 }
 

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <utility>
 
 #include "src/json_reader.hpp"
@@ -122,14 +123,6 @@ Dialogue read_dialogue(const JsonReader& json, int64_t positions) {
   return d;
 }
 
-Json prunes_json(const std::vector<Prune>& prunes) {
-  Json list = Json::array();
-  for (const Prune& p : prunes) {
-    list.push_back({{"at", p.at}, {"begin", p.begin}, {"end", p.end}, {"positions", p.shift ? "shift" : "keep"}, {"removed", p.removed}});
-  }
-  return list;
-}
-
 // Whether each prune is of positions that were there after the one before, and takes out that many tokens of the vocabulary.
 void check_prunes(const std::vector<Prune>& prunes, int64_t vocab, int64_t positions, int64_t capacity, const std::string& file) {
   int64_t before = 0;
@@ -163,8 +156,14 @@ std::vector<Prune> read_prunes(const JsonReader& json) {
   return prunes;
 }
 
+constexpr size_t kPruneBytes = 32;  // in PRUNES
+
 std::vector<Prune> read_prunes(std::span<const std::byte> log, std::span<const std::byte> removed, const std::string& file) {
+  for (const auto& [name, found, most] : {std::tuple("PRUNES", log.size(), kMaxPrunes * kPruneBytes), std::tuple("REMOVED", removed.size(), kMaxRemoved * 4)}) {
+    if (found > most) throw Error(ErrorKind::format, file, name, fmt::format("at most {} bytes", most), std::to_string(found));
+  }
   std::vector<Prune> prunes;
+  prunes.reserve(log.size() / kPruneBytes);
   ByteReader r(log, file), ids(removed, file);
   const auto position = [&](const char* field) { return static_cast<int64_t>(std::min<uint64_t>(r.u64(field), kMaxPositions + 1)); };
   while (r.remaining() > 0) {
@@ -269,7 +268,19 @@ SnapshotMeta meta_of(const Session& session, const std::string& tokenizer) {
 
 int64_t meta_vocab(const SnapshotMeta& meta) { return parse_json(meta.config, "").integer("vocab_size", 1, kMaxSize); }
 
-std::string encode_prunes(const std::vector<Prune>& prunes) { return prunes_json(prunes).dump(); }
+void encode_prunes(const std::vector<Prune>& prunes, const std::function<void(std::string_view)>& piece) {
+  std::string text = "[";
+  for (size_t i = 0; i < prunes.size(); ++i) {
+    const Prune& p = prunes[i];
+    text += fmt::format(R"({}{{"at":{},"begin":{},"end":{},"positions":"{}","removed":[)", i == 0 ? "" : ",", p.at, p.begin, p.end, p.shift ? "shift" : "keep");
+    for (size_t k = 0; k < p.removed.size(); ++k) {
+      text += (k == 0 ? "" : ",") + std::to_string(p.removed[k]);
+      if (text.size() > 4096) piece(std::exchange(text, ""));
+    }
+    text += "]}";
+  }
+  piece(text + "]");
+}
 
 std::string encode_edits(const std::vector<KvEdit>& edits) { return edits_json(edits).dump(); }
 

@@ -303,6 +303,7 @@ StateDigests write_state(const State& state, SnapshotMeta meta, const std::strin
     throw Error(ErrorKind::argument, path, "form", "full or delta (its tokens do not give this state: " + limit->reason + ")", "recipe");
   }
   check_generation(state.generation, meta_vocab(meta), state.size(), "");
+  check_prune_log(state.prunes.size(), shifted_out(state.prunes));
   check_dialogue(state.dialogue, state.drawn(), "");
   SnapshotWriter writer(state, std::move(meta), options);
   writer.write(path, like);

@@ -8,6 +8,7 @@
 #include "src/kv_writer.hpp"
 #include "stet/error.hpp"
 #include "stet/kernels.hpp"
+#include "stet/limits.hpp"
 #include "stet/math.hpp"
 
 namespace stet {
@@ -155,6 +156,14 @@ void shift_turns(GenerationState& g, int64_t begin, int64_t end) {
 
 }  // namespace
 
+void check_prune_log(size_t prunes, int64_t removed) {
+  const auto check = [](const char* field, size_t most, size_t found) {
+    if (found > most) throw Error(ErrorKind::capacity, "", field, "at most " + std::to_string(most) + " in a state's log", std::to_string(found));
+  };
+  check("prunes", kMaxPrunes, prunes);
+  check("tokens shifted out", kMaxRemoved, static_cast<size_t>(removed));
+}
+
 void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t end, bool shift) {
   const int64_t size = state.size();
   if (begin < 0 || end < begin || end > size) {
@@ -165,6 +174,7 @@ void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t
   if (shift && config.ropes.empty()) {
     throw Error(ErrorKind::unsupported, "", "positions", "keep (keys of this model carry no rotary position)", "shift");
   }
+  check_prune_log(state.prunes.size() + 1, 0);
   const FloatEnvironment contract;
   Prune entry{size, begin, end, shift, {}};
   KvCache kv = state.kv;
@@ -197,6 +207,7 @@ int64_t prune(State& state, const ModelConfig& config, const PruneOptions& optio
   }
   const int64_t size = state.size(), begin = std::min(options.sinks, size);
   const int64_t end = std::max(begin, size - std::min(options.keep_last, size));
+  if (options.shift) check_prune_log(0, shifted_out(state.prunes) + end - begin);
   prune_range(state, config, begin, end, options.shift);
   return end - begin;
 }

@@ -192,6 +192,33 @@ TEST_F(HostileSnapshot, AnyNumberOfTheLogOfPrunesMayLie) {
   }
 }
 
+// As long a log as a snapshot may hold is used within the promised memory; a longer one is refused when it would come about.
+TEST_F(HostileSnapshot, ALogOfPrunesHasALimit) {
+  Session s(m, options(1));
+  s.append(some_ids(3));
+  Snapshot::save(s, "", file);
+  const Snapshot like = Snapshot::open(file);
+  const std::string out = scratch / "log.stet";
+  State shifted = like.state(), kept = like.state();
+  const auto removed = static_cast<int64_t>(kMaxRemoved);
+  shifted.kv = KvCache(shifted.kv.shape(), removed + 3);
+  shifted.tokens = {};
+  shifted.logits.reset();
+  shifted.prunes = {{removed, 0, removed, true, std::vector<int32_t>(kMaxRemoved, 7)}};
+  kept.prunes.assign(kMaxPrunes, {3, 0, 1, false, {}});
+  for (State* state : {&shifted, &kept}) {
+    Snapshot::save(*state, like, out, {});
+    EXPECT_EQ(Snapshot::open(out).meta().prunes, state->prunes);
+    Snapshot::open(out).check(1);
+    std::filesystem::rename(out, file);
+    expect_harmless("a long log");
+  }
+  EXPECT_EQ(error_of([&] { prune_range(kept, m->config(), 1, 2, false); }), "capacity: prunes: expected at most 131072 in a state's log, found 131073");
+  EXPECT_EQ(kept.prunes.size(), kMaxPrunes);
+  shifted.prunes[0].removed.push_back(7);
+  EXPECT_EQ(error_of([&] { Snapshot::save(shifted, like, out, {}); }), "capacity: tokens shifted out: expected at most 2097152 in a state's log, found 2097153");
+}
+
 TEST_F(HostileSnapshot, AnIdThatIsClaimedIsProvedByCheck) {
   save();
   SnapshotImage changed = image();

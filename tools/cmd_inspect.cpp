@@ -3,6 +3,9 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
+#include <span>
+#include <utility>
 
 #include "stet/error.hpp"
 #include "stet/safetensors.hpp"
@@ -44,7 +47,6 @@ void print_elements(const Json& rows) {
 void print_table(const Json& j) {
   for (const auto& [key, value] : j.items()) {
     const bool list = value.is_array() && !value.empty() && value[0].is_object();
-    if (key == "tokens") continue;  // thousands of numbers: in the JSON form
     if (key == "elements") {
       print_elements(value);
       continue;
@@ -79,8 +81,32 @@ Json edits_json(const std::vector<KvEdit>& edits) {
   return list;
 }
 
+// The object, with the lists of a snapshot that may be long behind the rest, which take no memory on their way out.
+void print_json(Json j, const Snapshot* s) {
+  if (s != nullptr) j.erase("prunes");
+  std::string text = dump(j, 2);
+  if (s != nullptr) {
+    text.resize(text.size() - 2);  // "\n}"
+    out(text + ",\n  \"prunes\": ");
+    encode_prunes(s->meta().prunes, [](std::string_view piece) { out(piece); });
+    text = ",\n  \"tokens\": [";
+    for (size_t i = 0; i < s->tokens().size(); ++i) {
+      text += (i == 0 ? "" : ",") + std::to_string(s->tokens()[i]);
+      if (text.size() > 4096) out(std::exchange(text, ""));
+    }
+    text += "]\n}";
+  }
+  out(text + "\n");
+}
+
 // What the model at hand has for each fingerprint; empty without one.
 using Present = std::map<std::string, std::string>;
+
+// Nothing is copied of a state that its tokens give.
+std::optional<ReplayLimit> limit_of(const Snapshot& s) {
+  if (s.meta().edits.empty() && is_replayable(s.meta().contract)) return std::nullopt;
+  return replay_limit(s.recipe());
+}
 
 // The elements of a state, one by one: what the snapshot has of each, and whether the model at hand is the one.
 Json elements_json(const Snapshot& s, const Present& present) {
@@ -130,10 +156,20 @@ Json elements_json(const Snapshot& s, const Present& present) {
   add("stop tokens and strings", fmt::format("{} and {}", g.stop_ids.size(), g.stop_strings.size()), 0, "");
   add("text held back", fmt::format("{} bytes, decoder state {} bytes", g.held.size(), g.stream.size()), g.held.size() + g.stream.size(), "");
   add("prunes", fmt::format("{}", m.prunes.size()), 0, "");
-  const auto limit = replay_limit(s.recipe());
+  const auto limit = limit_of(s);
   add("edits", fmt::format("{}{}", m.edits.size(), limit ? fmt::format(": not what the tokens give, from position {} on", limit->position) : ""), 0, "");
   if (size("WEIGHTS") > 0) add("checkpoint files", "by value", size("WEIGHTS"), "");
   return rows;
+}
+
+// For the table: no more than a person reads, and how many tokens went.
+Json first_prunes_json(const std::vector<Prune>& prunes) {
+  constexpr size_t kShown = 100;
+  Json list = Json::array();
+  for (const Prune& p : std::span(prunes).first(std::min(prunes.size(), kShown))) {
+    list.push_back({{"at", p.at}, {"begin", p.begin}, {"end", p.end}, {"positions", p.shift ? "shift" : "keep"}, {"removed", p.removed.size()}});
+  }
+  return list;
 }
 
 Json describe(const Snapshot& s, const Present& present) {
@@ -164,9 +200,9 @@ Json describe(const Snapshot& s, const Present& present) {
   for (const Message& m : s.meta().dialogue.messages) {
     j["messages"].push_back({{"role", m.role}, {"content", m.content}, {"begin", m.begin}, {"end", m.end}, {"drawn", m.drawn}});
   }
-  j["prunes"] = Json::parse(encode_prunes(s.meta().prunes));
+  j["prunes"] = first_prunes_json(s.meta().prunes);
   j["edits"] = edits_json(s.meta().edits);
-  const auto limit = replay_limit(s.recipe());
+  const auto limit = limit_of(s);
   j["replayable"] = limit ? Json{{"before", limit->position}, {"reason", limit->reason}} : Json(true);
   j["blocks"] = Json::array();
   for (const BlockIdentity& block : s.block_identities()) j["blocks"].push_back({{"id", sha256_text(block.id)}, {"replayable", block.replayable}});
@@ -179,7 +215,6 @@ Json describe(const Snapshot& s, const Present& present) {
                              {"digest", digest_text(section.digest)}});
   }
   j["elements"] = elements_json(s, present);
-  j["tokens"] = s.tokens();
   return j;
 }
 
@@ -208,6 +243,7 @@ void run(const Options& o) {
   std::error_code ignored;
   const bool directory = std::filesystem::is_directory(o.path, ignored);
   Json j;
+  std::optional<Snapshot> snapshot;
   if (directory) {
     if (!o.model.empty()) throw CLI::ValidationError("--model: of no use: " + o.path + " is a checkpoint itself");
     const size_t checked = o.check ? check_packed(*directory_source(o.path)) : 0;
@@ -216,16 +252,16 @@ void run(const Options& o) {
   } else if (o.check) {
     throw Error(ErrorKind::argument, o.path, "--check", "a directory with packed weights (for a snapshot: stet check)", "another file");
   } else {
-    const Snapshot snapshot = Snapshot::open(o.path);
+    snapshot.emplace(Snapshot::open(o.path));
     Present present;
     if (!o.model.empty()) {
       const auto model = Model::load(o.model);
-      for (const auto& [name, digest] : model->fingerprints_like(snapshot.origin().model)) present[name] = digest;
+      for (const auto& [name, digest] : model->fingerprints_like(snapshot->origin().model)) present[name] = digest;
       if (const auto tokenizer = load_tokenizer(o.model)) present["tokenizer"] = tokenizer->fingerprint();
     }
-    j = describe(snapshot, present);
+    j = describe(*snapshot, present);
   }
-  if (o.json) out(dump(j, 2) + "\n");
+  if (o.json) print_json(j, snapshot ? &*snapshot : nullptr);
   else print_table(j);
 }
 

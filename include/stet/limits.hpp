@@ -16,6 +16,7 @@ constexpr int64_t kMaxPositions = int64_t{1} << 24;
 constexpr size_t kMaxMetaBytes = size_t{16} << 20;   // its META section
 constexpr size_t kMaxBlockBytes = size_t{1} << 30;   // keys and values of 64 positions; 0.6 GB for the largest published shape
 constexpr uint64_t kMaxDeflateRatio = 1100;          // of a compressed block; deflate reaches 1032
+constexpr size_t kMaxPrunes = size_t{1} << 17, kMaxRemoved = size_t{1} << 21;  // in the log of a state: prunes, and tokens that shifts took out
 constexpr size_t kMaxParents = 256;                  // deltas in a chain
 constexpr size_t kMaxParentsMetaBytes = size_t{64} << 20;  // META sections of a chain
 // What the compressed blocks of one file may become: this many bytes, and this many times the file's size. A writer stores

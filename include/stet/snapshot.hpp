@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -65,8 +67,8 @@ struct SnapshotMeta {
   Dialogue dialogue;
 };
 
-// A log of prunes, or of edits, as JSON.
-std::string encode_prunes(const std::vector<Prune>& prunes);
+// A log of prunes, or of edits, as JSON; the first, which may be long, in pieces.
+void encode_prunes(const std::vector<Prune>& prunes, const std::function<void(std::string_view)>& piece);
 std::string encode_edits(const std::vector<KvEdit>& edits);
 
 class Snapshot;

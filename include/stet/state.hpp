@@ -146,10 +146,13 @@ struct PruneOptions {
 // place of the rotation itself; for float32 caches, it is below 1e-6 of a key's length per thousand positions of d.
 // Values and keys of deeper layers keep what they saw of the removed tokens; they are not recomputed.
 //
-// Throws an argument Error for negative numbers, and where keys of the model carry no rotary position (shift).
+// Throws an argument Error for negative numbers, and where keys of the model carry no rotary position (shift); a capacity Error where the
+// log would become longer than a snapshot can hold (limits.hpp).
 int64_t prune(State& state, const ModelConfig& config, const PruneOptions& options);
-// The same with a range: what replaying a log needs.
+// The same with a range: what replaying a log needs. Of the log's limits, that of tokens shifted out is left to saving.
 void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t end, bool shift);
+// Throws a capacity Error for a log of so many prunes, and tokens that shifts took out, as no snapshot can hold.
+void check_prune_log(size_t prunes, int64_t removed);
 
 // Edits of positions from `size` on are forgotten, as their positions are by a rewind.
 void forget_edits(State& state, int64_t size);
