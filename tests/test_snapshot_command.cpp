@@ -132,6 +132,8 @@ TEST_F(SnapshotCommand, AnotherKvTypeIsAnEdit) {
   EXPECT_NE(converted.err.find("keys and values: f32 -> bf16, an edit"), std::string::npos) << converted.err;
   const Json j = Json::parse(run_stet({"inspect", rounded, "--json"}).out);
   EXPECT_EQ(j["kv"]["type"], "bf16");
+  EXPECT_EQ(j["replayable"], false);
+  EXPECT_EQ(j["replay_limit"], Json::parse(R"({"position":0,"reason":"keys and values were rounded to another type"})"));
   EXPECT_EQ(j["edits"], Json::parse(R"([{"what":"kv type","at":3,"position":null,"layer":null,"head":null}])"));
   EXPECT_NE(run_stet({"inspect", rounded}).out.find("what kv type"), std::string::npos);
   const Outcome verified = run_stet({"verify", rounded, "-m", kGemma});

@@ -33,11 +33,11 @@ std::vector<std::string> columns(const Json& row) {
 }
 
 void print_elements(const Json& rows) {
-  out(fmt::format("{:<28} {:<46} {:>12}  {:<37}  {}\n", "element", "stored", "bytes", "fingerprint", "matches -m"));
+  out(fmt::format("{:<28} {:<46} {:>12}  {:<71}  {}\n", "element", "stored", "bytes", "fingerprint", "matches -m"));
   for (const Json& r : rows) {
     const uint64_t bytes = r["bytes"].get<uint64_t>();
     const std::string fingerprint = r["fingerprint"].get<std::string>(), matches = r["matches"].get<std::string>();
-    std::string line = fmt::format("{:<28} {:<46} {:>12}  {:<37}  {}", r["element"].get<std::string>(), printable(r["stored"].get<std::string>(), 100),
+    std::string line = fmt::format("{:<28} {:<46} {:>12}  {:<71}  {}", r["element"].get<std::string>(), printable(r["stored"].get<std::string>(), 100),
                                    bytes == 0 ? "" : std::to_string(bytes), printable(fingerprint), matches);
     line.erase(line.find_last_not_of(' ') + 1);
     out(line + "\n");
@@ -47,6 +47,7 @@ void print_elements(const Json& rows) {
 void print_table(const Json& j) {
   for (const auto& [key, value] : j.items()) {
     const bool list = value.is_array() && !value.empty() && value[0].is_object();
+    if (key == "blocks") continue;  // thousands of names: in the JSON form
     if (key == "elements") {
       print_elements(value);
       continue;
@@ -150,7 +151,7 @@ Json elements_json(const Snapshot& s, const Present& present) {
       digest_text(s.digests().logits));
   add("tokenizer", m.tokenizer.empty() ? "none in use" : by("TOKENIZR"), size("TOKENIZR"), m.tokenizer,
       m.tokenizer.empty() ? "" : verdict("tokenizer", m.tokenizer));
-  add("format and contract", fmt::format("version {}, {} version {}", s.version(), m.contract, m.contract_version), 0, "");
+  add("format and contract", fmt::format("version {}, {} version {}, {} version {}", s.version(), m.contract, m.contract_version, kv_type_name(m.kv.type), kKvVersion), 0, "");
   add("turns", fmt::format("{}{}", g.turns.size(), !g.turns.empty() && g.turns.back().open ? ", the last reply is open" : ""), 0, "");
   add("sampler and seed", g.sampling.greedy ? "greedy" : fmt::format("temperature {}, seed {}", g.sampling.temperature, g.sampling.seed), 0, "");
   add("stop tokens and strings", fmt::format("{} and {}", g.stop_ids.size(), g.stop_strings.size()), 0, "");
@@ -187,7 +188,7 @@ Json describe(const Snapshot& s, const Present& present) {
   j["positions"] = s.tokens().size();
   j["capacity"] = s.meta().capacity;
   const KvShape& kv = s.meta().kv;
-  j["kv"] = {{"type", kv_type_name(kv.type)}, {"layers", kv.layers}, {"heads", kv.kv_heads}, {"head_dim", kv.head_dim},
+  j["kv"] = {{"type", kv_type_name(kv.type)}, {"version", kKvVersion}, {"layers", kv.layers}, {"heads", kv.kv_heads}, {"head_dim", kv.head_dim},
              {"block_bytes", kv.block_bytes()}};
   const SamplingSettings& p = s.generation().sampling;
   j["sampling"] = {{"greedy", p.greedy}, {"temperature", p.temperature}, {"top_k", p.top_k}, {"top_p", p.top_p},
@@ -203,7 +204,8 @@ Json describe(const Snapshot& s, const Present& present) {
   j["prunes"] = first_prunes_json(s.meta().prunes);
   j["edits"] = edits_json(s.meta().edits);
   const auto limit = limit_of(s);
-  j["replayable"] = limit ? Json{{"before", limit->position}, {"reason", limit->reason}} : Json(true);
+  j["replayable"] = !limit;
+  j["replay_limit"] = limit ? Json{{"position", limit->position}, {"reason", limit->reason}} : Json(nullptr);
   j["blocks"] = Json::array();
   for (const BlockIdentity& block : s.block_identities()) j["blocks"].push_back({{"id", sha256_text(block.id)}, {"replayable", block.replayable}});
   j["fingerprints"] = Json::object();
