@@ -175,7 +175,7 @@ TEST_P(Fingerprint, IsAnotherAfterOneChangedConfigValue) {
       const Json::json_pointer at(prefix + path);
       if (!config.contains(at) || !config.at(at).is_number()) continue;
       // A window that no layer has changes nothing.
-      const auto m = Model::load(written(tensors, 1, [&](Json& j) { change(j[at]); }));
+      const auto m = Model::load(written(tensors, 1, [&, &f = change](Json& j) { f(j[at]); }));
       if (m->config().canonical() == model(directory)->config().canonical()) continue;
       EXPECT_NE(m->fingerprint(), published) << path;
       ++changed;

@@ -161,7 +161,7 @@ TEST_F(HostileSnapshot, AnyNumberOfMetaMayLie) {
     for (int i = 0; i < 3; ++i) {
       save(i == 0 ? SaveOptions{} : SaveOptions{.form = SnapshotForm::recipe});
       const int64_t lie = lies[random() % std::size(lies)];
-      change_meta([&](Json& j) { j[Json::json_pointer(path)] = lie; });
+      change_meta([&, &at = path](Json& j) { j[Json::json_pointer(at)] = lie; });
       if (open_error() == stet_test::kNoError) expect_harmless(path + " = " + std::to_string(lie));
     }
   }
