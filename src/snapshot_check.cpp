@@ -32,12 +32,18 @@ SnapshotCheck Snapshot::check(int threads) const {
   if (meta_.form == SnapshotForm::recipe) return done;
   const Parents parents = parents_or_find();
   const Memory zeros(meta_.kv.block_bytes(), false);  // never written, so that it stays one page of the system's
-  const std::vector<Digest> of_zeros = std::ranges::count(visible_, uint64_t{0}) > 0 ? digests_like_saved(zeros.data()) : std::vector<Digest>();
   std::vector<std::optional<Error>> faults(visible_.size());
   std::vector<const Sha256*> contents(visible_.size());
   const State recipe = this->recipe();
   const std::vector<int64_t> named = contents_.empty() ? std::vector<int64_t>() : Lineage{recipe, meta_.kv}.blocks_by_content();
-  for (size_t i = 0; i < named.size(); ++i) contents[static_cast<size_t>(named[i])] = &contents_[i];
+  bool zeros_named = false;
+  for (size_t i = 0; i < named.size(); ++i) {
+    contents[static_cast<size_t>(named[i])] = &contents_[i];
+    zeros_named = zeros_named || visible(named[i]) == 0;
+  }
+  // Once for all of them, which may be large and many.
+  const bool has_zeros = std::ranges::count(visible_, uint64_t{0}) > 0;
+  const BlockNames of_zeros = has_zeros ? names_of_block(zeros.data(), zeros_named) : BlockNames();
   run_each(threads > 0 ? threads : default_threads(), faults.size(), [&](size_t block) {
     try {
       check_block(static_cast<int64_t>(block), parents, of_zeros, contents[block]);
@@ -61,23 +67,25 @@ void Snapshot::check_id() const {
   if (found != digests_.id) snapshot_damaged(path_, "id", sha256_text(digests_.id), sha256_text(found));
 }
 
+Snapshot::BlockNames Snapshot::names_of_block(const std::byte* bytes, bool with_content) const {
+  return {digests_like_saved(bytes), with_content ? block_content(meta_.kv, bytes) : Sha256()};
+}
+
 // What is stored as it is, is looked at in place. `content`: its hash, where the block is named by it.
-void Snapshot::check_block(int64_t block, const Parents& parents, std::span<const Digest> of_zeros, const Sha256* content) const {
+void Snapshot::check_block(int64_t block, const Parents& parents, const BlockNames& of_zeros, const Sha256* content) const {
   const Place at = place(block, parents);
   const Snapshot& file = at.file != nullptr ? *at.file : *this;
   const std::string field = "KV block " + std::to_string(block);
-  std::vector<Digest> found(of_zeros.begin(), of_zeros.end());
+  BlockNames found = of_zeros;
   if (at.file != nullptr) {
     const std::span<const std::byte> stored = file.bytes_.subspan(at.extent.offset, at.extent.size);
     std::vector<std::byte> expanded(at.extent.encoding == kRaw ? 0 : meta_.kv.block_bytes());
     if (!expanded.empty()) expand_planes(stored, meta_.kv.element_size(), expanded, file.path_, field);
-    const std::byte* const bytes = expanded.empty() ? stored.data() : expanded.data();
-    found = digests_like_saved(bytes);
-    const Sha256 hash = content == nullptr ? Sha256() : block_content(meta_.kv, bytes);
-    if (content != nullptr && hash != *content) snapshot_damaged(file.path_, field, sha256_text(*content), sha256_text(hash));
+    found = names_of_block(expanded.empty() ? stored.data() : expanded.data(), content != nullptr);
   }
+  if (content != nullptr && found.content != *content) snapshot_damaged(file.path_, field, sha256_text(*content), sha256_text(found.content));
   const std::span<const Digest> expected = block_digests(block);
-  const auto parted = std::ranges::mismatch(expected, found);
+  const auto parted = std::ranges::mismatch(expected, found.digests);
   if (parted.in1 == expected.end()) return;
   const std::string layer = version_ == 1 ? "" : ", layer " + std::to_string(parted.in1 - expected.begin());
   snapshot_damaged(file.path_, field + layer, "digest " + digest_text(*parted.in1), digest_text(*parted.in2));

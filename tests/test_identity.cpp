@@ -244,6 +244,26 @@ TEST_F(Identity, SurvivesSnapshotsWhereTokensDoNotGiveIt) {
   }
 }
 
+// A block of which nothing is visible is in no file, and is proved all the same.
+TEST_F(Identity, OfPrunedBlocksThatTokensDoNotGiveIsProved) {
+  Session s = session(200);
+  s.set_key(0, 1, 70, std::vector<float>(static_cast<size_t>(s.kv().shape().head_dim), 0.5f));
+  s.prune_range(64, 128, false);
+  Snapshot::save(s, "", file);
+  Snapshot::open(file).check(1);
+  SnapshotImage image = SnapshotImage::parse(read_text_file(file, SIZE_MAX));
+  image.required = 4;
+  image.section("CONTENT").content[3] ^= 1;
+  stet_test::write_file(file, forged(image));
+  image.id = std::string(32, '\0');
+  const std::string error = error_of([&] { Snapshot::open(file).check(1); }), claimed = error.substr(error.find("found ") + 6);
+  Sha256 id;
+  ASSERT_TRUE(parse_sha256(claimed, &id)) << error;
+  image.id.assign(reinterpret_cast<const char*>(id.bytes.data()), 32);
+  stet_test::write_file(file, forged(image));
+  EXPECT_TRUE(error_of([&] { Snapshot::open(file).check(1); }).starts_with("format: " + file + ": KV block 1: expected sha256:"));
+}
+
 TEST_F(Identity, WhatBlasComputedIsNamedByItsBytes) {
   if (!have_blas()) GTEST_SKIP() << "built without OpenBLAS";
   Session s = session(130, KvType::f32, Contract::f32_blas);

@@ -56,7 +56,7 @@ TEST(OldSnapshots, OfOneStateHaveOneNameWhateverTheVersion) {
     const size_t name = line.find('-'), version = line.find(' ');
     found[line.substr(name, version - name)].push_back(line.substr(version + 2));
   }
-  EXPECT_EQ(found.size(), 8u);
+  EXPECT_EQ(found.size(), 10u);
   for (const auto& [name, lines] : found) {
     ASSERT_EQ(lines.size(), 2u) << name;
     EXPECT_EQ(lines[0], lines[1]) << name;

@@ -114,6 +114,27 @@ TEST_F(SnapshotCommand, CheckFollowsTheChainOfADelta) {
   EXPECT_TRUE(o.out.starts_with(parent + ": KV block 0, layer 0: expected digest xxh3:")) << o.out;
 }
 
+TEST_F(SnapshotCommand, VerifyProvesWhatTokensGiveOfAnEditedState) {
+  const std::string file = scratch / "edited.stet";
+  const auto m = model(kGemma);
+  Session s(m, options(1));
+  s.append(random_tokens(*m, 200));
+  s.set_key(1, 0, 70, std::vector<float>(static_cast<size_t>(s.kv().shape().head_dim), 0.5f));
+  Snapshot::save(s, "", file);
+  const Outcome verified = run_stet({"verify", file, "-m", kGemma});
+  EXPECT_EQ(verified.status, 0) << verified.err;
+  EXPECT_NE(verified.out.find("2 of 4 blocks are what the tokens give, and equal, by digests of every layer of every block; not proved, from position 70 on: "
+                              "the key of position 70, layer 1, head 0 was set; state sha256:"), std::string::npos) << verified.out;
+  const Json j = Json::parse(run_stet({"verify", file, "-m", kGemma, "--json"}).out);
+  EXPECT_EQ(j["equal"], true);
+  EXPECT_EQ(j["proved"], Json::parse(R"({"blocks":2,"of":4,"from":70,"reason":"the key of position 70, layer 1, head 0 was set"})"));
+  const Json blocks = Json::parse(run_stet({"inspect", file, "--json"}).out)["blocks"];
+  ASSERT_EQ(blocks.size(), 3u);
+  EXPECT_EQ(blocks[0]["replayable"], true);
+  EXPECT_EQ(blocks[1]["replayable"], false);
+  EXPECT_EQ(blocks[1]["id"], sha256_text(s.block_identities()[1].id));
+}
+
 TEST_F(SnapshotCommand, ADeltaWhoseParentIsLostIsComputedAgain) {
   const std::string parent = saved("parent.stet"), delta = scratch / "delta.stet", again = scratch / "again.stet";
   ASSERT_EQ(run_stet({"resume", parent, "-m", kGemma, "--ids", "4,5", "-n", "3", "--greedy", "--ignore-eos", "--save", delta, "--form", "delta", "--against", parent}).status, 0);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "stet/snapshot.hpp"
+#include "stet/tokenizer.hpp"
 #include "stet/verify.hpp"
 
 namespace stet::tool {
@@ -23,15 +24,19 @@ inline std::vector<std::string> snapshots_in(const std::string& directory) {
   return names;
 }
 
-// Opens a snapshot, checks every byte, restores it mapped and in memory, continues both, and verifies it. Returns "NAME VERSION FORM ID", and
+// Opens a snapshot, checks every byte, restores it mapped and in memory, continues both, and verifies it: with the checkpoint that it brings, or
+// else the one of its name. Returns "NAME VERSION FORM ID", and
 // digests of keys, values and logits two tokens later. `root`: the repository. Throws Error where something is not as it was written.
 inline std::string opened(const std::string& root, const std::string& name) {
   static std::map<std::string, std::shared_ptr<const Model>> models;
   const Snapshot snapshot = Snapshot::open(root + "/tests/data/snapshots/" + name + ".stet");
   snapshot.check();
   const std::string& checkpoint = snapshot.meta().checkpoint;
-  std::shared_ptr<const Model>& model = models[checkpoint];
-  if (model == nullptr) model = Model::load(root + (checkpoint.starts_with("pocket") ? "/assets/" : "/tests/data/models/") + checkpoint);
+  std::shared_ptr<const Model> model = snapshot.weights() == nullptr ? models[checkpoint] : Model::load(snapshot.weights());
+  if (model == nullptr) model = models[checkpoint] = Model::load(root + (checkpoint.starts_with("pocket") ? "/assets/" : "/tests/data/models/") + checkpoint);
+  if (const auto tokenizer = snapshot.tokenizer_files()) {
+    for (const std::string& file : Tokenizer::files_of(*tokenizer)) tokenizer->read(file, size_t{1} << 20);
+  }
   std::string text = name + " " + std::to_string(snapshot.version()) + " " + snapshot_form_name(snapshot.meta().form);
   std::string first;
   for (const bool map : {true, false}) {

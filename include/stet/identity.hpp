@@ -12,7 +12,8 @@
 //
 // Tokens are i32 and integers little-endian. A prune changes the blocks of its range and, where positions moved, all behind it. 'I' is kept for
 // interventions. So a name is known before anything is computed, does not depend on how tokens were chunked, batched, forked, rewound
-// or restored, and can be looked up by whoever has the tokens. docs/identity.md says what for.
+// or restored, and can be looked up by whoever has the tokens: a running state's by Session::block_identities(), a file's by
+// Snapshot::block_identities(). docs/identity.md says what for.
 #pragma once
 
 #include <cstdint>

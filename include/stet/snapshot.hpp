@@ -204,6 +204,12 @@ class Snapshot {
     Extent extent;
   };
 
+  // Of the bytes of a block.
+  struct BlockNames {
+    std::vector<Digest> digests;
+    Sha256 content;
+  };
+
   using Parents = std::vector<std::shared_ptr<const Snapshot>>;
 
   Snapshot() = default;
@@ -228,7 +234,8 @@ class Snapshot {
   std::shared_ptr<KvBlock> read_block(KvCache& kv, const Place& at, int64_t block, bool trust) const;
   SavedBlock saved_block(int64_t block, const Place& at) const;
   void prove(Session& session) const;
-  void check_block(int64_t block, const Parents& parents, std::span<const Digest> of_zeros, const Sha256* content) const;
+  BlockNames names_of_block(const std::byte* bytes, bool with_content) const;
+  void check_block(int64_t block, const Parents& parents, const BlockNames& of_zeros, const Sha256* content) const;
   void check_id() const;
   bool is_parent(const StateNames& names) const;
   bool is_block(int64_t block, const std::byte* bytes) const;
