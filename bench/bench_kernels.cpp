@@ -1,6 +1,8 @@
-// Kernels one at a time, each beside its limit. Products of a 1B model's linear layers and attention on one thread, beside the peak of
-// the instruction that multiplies; decoding over memory far larger than the caches on two, beside a plain read. The host's memory and
-// clock change with time: --benchmark_enable_random_interleaving=true --benchmark_repetitions=15 takes the rows of a filter in turn.
+// Kernels one at a time, each beside its limit. Products of a 1B model's linear layers and
+// attention on one thread, beside the peak of the instruction that multiplies; decoding over memory
+// far larger than the caches on two, beside a plain read. The host's memory and clock change with
+// time: --benchmark_enable_random_interleaving=true --benchmark_repetitions=15 takes the rows of a
+// filter in turn.
 #include <benchmark/benchmark.h>
 
 #include <string>
@@ -12,18 +14,21 @@ namespace {
 
 using namespace stet;
 
-constexpr size_t kInputs = 2048;           // of a linear layer
+constexpr size_t kInputs = 2048;            // of a linear layer
 constexpr size_t kFar = size_t{256} << 20;  // bytes that a thread reads of its own
 
 // Every float, bfloat16, float16, scale and byte of it is an ordinary number.
 Memory filled(size_t bytes) {
   Memory m(bytes);
-  for (size_t i = 0; i < bytes / 2; ++i) m.as<uint16_t>()[i] = static_cast<uint16_t>(0x3C00 + i % 7);
+  for (size_t i = 0; i < bytes / 2; ++i)
+    m.as<uint16_t>()[i] = static_cast<uint16_t>(0x3C00 + i % 7);
   return m;
 }
 
 void count_operations(benchmark::State& state, size_t each) {
-  state.counters["GFLOP/s"] = benchmark::Counter(1e-9 * static_cast<double>(each) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  state.counters["GFLOP/s"] =
+      benchmark::Counter(1e-9 * static_cast<double>(each) * static_cast<double>(state.iterations()),
+                         benchmark::Counter::kIsRate);
 }
 void count_bytes(benchmark::State& state, size_t each) {
   state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(each));
@@ -35,69 +40,85 @@ struct Linear {
   size_t block_bytes;  // of kInputs inputs and 16 outputs
   // y[rows][16 * blocks] = W x of each row, the inputs rounded as the contract says.
   void (*gemv)(const Kernels& k, const void* w, size_t blocks, const float* x, float* y, int rows);
-  // y[rows][64] = W x of packed rows, the weights widened or expanded into `local` where the contract does that.
-  void (*panel)(const Kernels& k, const std::byte* w, size_t rows, const void* packed, std::byte* local, float* y);
+  // y[rows][64] = W x of packed rows, the weights widened or expanded into `local` where the
+  // contract does that.
+  void (*panel)(const Kernels& k, const std::byte* w, size_t rows, const void* packed,
+                std::byte* local, float* y);
   size_t row_bytes;  // of a packed row, at most
 };
 
-// The kernel table alone is measured, so that a panel is walked here as src/gemm.cpp walks it, but without what it does between
-// panels; where it takes its inputs in pieces, the sums of each start at zero, which costs as much as going on.
+// The kernel table alone is measured, so that a panel is walked here as src/gemm.cpp walks it, but
+// without what it does between panels; where it takes its inputs in pieces, the sums of each start
+// at zero, which costs as much as going on.
 template <class Packed, class Multiply>
 void each_tile(size_t rows, const void* packed, size_t tile_elements, float* y, Multiply multiply) {
   for (size_t r = 0; r < rows; r += kTileRows) {
-    multiply(static_cast<const Packed*>(packed) + r / kTileRows * tile_elements, Tile{nullptr, 0, y + r * kPanel, kPanel, kTileRows, 4});
+    multiply(static_cast<const Packed*>(packed) + r / kTileRows * tile_elements,
+             Tile{nullptr, 0, y + r * kPanel, kPanel, kTileRows, 4});
   }
 }
 
 template <int kType>
-void widened_gemv(const Kernels& k, const void* w, size_t blocks, const float* x, float* y, int rows) {
+void widened_gemv(const Kernels& k, const void* w, size_t blocks, const float* x, float* y,
+                  int rows) {
   k.gemv[kType](w, blocks, kInputs, x, kInputs, y, blocks * kLanes, rows);
 }
 template <int kType, auto Kernels::*kTile = &Kernels::tile>
-void widened_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed, std::byte* local, float* y) {
+void widened_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed,
+                   std::byte* local, float* y) {
   constexpr size_t kDepth = 512;  // as much as stays in the second-level cache beside the rows
   float* const panel = reinterpret_cast<float*>(local);
   for (size_t k0 = 0; k0 < kInputs; k0 += kDepth) {
     k.widen_panel[kType](w, 4, kInputs, k0, kDepth, panel);
-    each_tile<float>(rows, packed, kTileRows * kDepth, y, [&](const float* a, const Tile& sums) { (k.*kTile)(a, panel, kDepth, sums); });
+    each_tile<float>(rows, packed, kTileRows * kDepth, y,
+                     [&](const float* a, const Tile& sums) { (k.*kTile)(a, panel, kDepth, sums); });
   }
 }
-void pairs_gemv(const Kernels& k, const void* w, size_t blocks, const float* x, float* y, int rows) {
+void pairs_gemv(const Kernels& k, const void* w, size_t blocks, const float* x, float* y,
+                int rows) {
   uint32_t pairs[kGemvRows * kInputs / 2];
   k.round_pairs(x, static_cast<size_t>(rows) * kInputs, pairs);
   k.gemv_pairs(w, blocks, kInputs, pairs, kInputs / 2, y, blocks * kLanes, rows);
 }
-void pairs_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed, std::byte* local, float* y) {
-  if (k.tile_flushed != nullptr) return widened_panel<1, &Kernels::tile_flushed>(k, w, rows, packed, local, y);
-  each_tile<uint32_t>(rows, packed, kTileRows * kInputs / 2, y,
-                      [&](const uint32_t* a, const Tile& sums) { k.tile_pairs(a, w, kInputs, kInputs, sums); });
+void pairs_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed,
+                 std::byte* local, float* y) {
+  if (k.tile_flushed != nullptr)
+    return widened_panel<1, &Kernels::tile_flushed>(k, w, rows, packed, local, y);
+  each_tile<uint32_t>(
+      rows, packed, kTileRows * kInputs / 2, y,
+      [&](const uint32_t* a, const Tile& sums) { k.tile_pairs(a, w, kInputs, kInputs, sums); });
 }
 template <auto Kernels::*kGemv>
-void quant_gemv(const Kernels& k, const void* w, size_t blocks, const float* x, float* y, int rows) {
+void quant_gemv(const Kernels& k, const void* w, size_t blocks, const float* x, float* y,
+                int rows) {
   QuantBlock quants[kGemvRows * kInputs / kQuantBlock];
   k.quantize(x, static_cast<size_t>(rows) * kInputs, quants);
   (k.*kGemv)(w, blocks, kInputs, quants, kInputs / kQuantBlock, y, blocks * kLanes, rows);
 }
 template <auto Kernels::*kTile>
 void quant_panel(const Kernels& k, const void* w, size_t rows, const void* packed, float* y) {
-  each_tile<QuantTile>(rows, packed, kInputs / kQuantBlock,
-                       y, [&](const QuantTile* a, const Tile& sums) { (k.*kTile)(a, w, kInputs, kInputs, sums); });
+  each_tile<QuantTile>(
+      rows, packed, kInputs / kQuantBlock, y,
+      [&](const QuantTile* a, const Tile& sums) { (k.*kTile)(a, w, kInputs, kInputs, sums); });
 }
-void q8_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed, std::byte*, float* y) {
+void q8_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed, std::byte*,
+              float* y) {
   quant_panel<&Kernels::tile_q8>(k, w, rows, packed, y);
 }
-void q4_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed, std::byte* local, float* y) {
+void q4_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed,
+              std::byte* local, float* y) {
   k.expand_q4(w, 4 * kInputs / kQuantStrip, local);
   quant_panel<&Kernels::tile_q4>(k, local, rows, packed, y);
 }
 
-constexpr size_t kStrips = kInputs / kQuantStrip, kQuantRow = kInputs / kQuantBlock * sizeof(QuantTile) / kTileRows;
+constexpr size_t kStrips = kInputs / kQuantStrip,
+                 kQuantRow = kInputs / kQuantBlock * sizeof(QuantTile) / kTileRows;
 constexpr Linear kLinears[] = {
-    {"f32", kLanes * kInputs * 4, widened_gemv<0>, widened_panel<0>, kInputs * 4},
-    {"f32_of_bf16", kLanes * kInputs * 2, widened_gemv<1>, widened_panel<1>, kInputs * 4},
-    {"bf16", kLanes * kInputs * 2, pairs_gemv, pairs_panel, kInputs * 4},
-    {"q8", kStrips * kStripBytesQ8, quant_gemv<&Kernels::gemv_q8>, q8_panel, kQuantRow},
-    {"q4", kStrips * kStripBytesQ4, quant_gemv<&Kernels::gemv_q4>, q4_panel, kQuantRow},
+    {"f32", kLanes* kInputs * 4, widened_gemv<0>, widened_panel<0>, kInputs * 4},
+    {"f32_of_bf16", kLanes* kInputs * 2, widened_gemv<1>, widened_panel<1>, kInputs * 4},
+    {"bf16", kLanes* kInputs * 2, pairs_gemv, pairs_panel, kInputs * 4},
+    {"q8", kStrips* kStripBytesQ8, quant_gemv<&Kernels::gemv_q8>, q8_panel, kQuantRow},
+    {"q4", kStrips* kStripBytesQ4, quant_gemv<&Kernels::gemv_q4>, q4_panel, kQuantRow},
 };
 
 // Matrix-vector products, one for each row, of a layer that the caches do not hold.
@@ -111,8 +132,10 @@ void gemv(benchmark::State& state, const Kernels& k, const Linear& linear, int r
 // One panel of 64 outputs for the rows of a prompt.
 void panel(benchmark::State& state, const Kernels& k, const Linear& linear) {
   constexpr size_t kRows = 510;
-  const Memory w = filled(4 * linear.block_bytes), packed = filled(kRows * linear.row_bytes), local(kPanel * kInputs * 4), y(kRows * kPanel * 4);
-  for (auto _ : state) linear.panel(k, w.as<std::byte>(), kRows, packed.data(), local.as<std::byte>(), y.as<float>());
+  const Memory w = filled(4 * linear.block_bytes), packed = filled(kRows * linear.row_bytes),
+               local(kPanel * kInputs * 4), y(kRows * kPanel * 4);
+  for (auto _ : state)
+    linear.panel(k, w.as<std::byte>(), kRows, packed.data(), local.as<std::byte>(), y.as<float>());
   count_operations(state, 2 * kRows * kPanel * kInputs);
 }
 
@@ -120,8 +143,13 @@ void panel(benchmark::State& state, const Kernels& k, const Linear& linear) {
 class Attention {
  public:
   Attention(size_t bytes, size_t type, size_t head_dim, int rows)
-      : type_(type), head_dim_(head_dim), half_(head_dim * kPanel * (type == 0 ? 4 : 2)), kv_(filled(bytes)),
-        q_(filled(head_dim * kTileRows * 4)), o_(kTileRows * head_dim * 4), tile_{q_.as<float>(), rows, kAll, {m_, l_, o_.as<float>()}} {}
+      : type_(type),
+        head_dim_(head_dim),
+        half_(head_dim * kPanel * (type == 0 ? 4 : 2)),
+        kv_(filled(bytes)),
+        q_(filled(head_dim * kTileRows * 4)),
+        o_(kTileRows * head_dim * 4),
+        tile_{q_.as<float>(), rows, kAll, {m_, l_, o_.as<float>()}} {}
   Attention(const Attention&) = delete;
   Attention& operator=(const Attention&) = delete;
 
@@ -165,7 +193,8 @@ void read(benchmark::State& state, const Kernels& k) {
 }
 
 // The instructions that bound the panels of f32, bf16, and q8 and q4.
-void peak(benchmark::State& state, const Kernels& k, float (*Kernels::*probe)(size_t), size_t operations) {
+void peak(benchmark::State& state, const Kernels& k, float (*Kernels::*probe)(size_t),
+          size_t operations) {
   constexpr size_t kSteps = 100000;
   for (auto _ : state) benchmark::DoNotOptimize((k.*probe)(kSteps));
   count_operations(state, kSteps * 16 * kLanes * operations);
@@ -175,24 +204,31 @@ const int registered = [] {
   for (const char* const* isa = kernel_names(); *isa != nullptr; ++isa) {
     const Kernels* const k = find_kernels(*isa);
     const auto add = [&](const std::string& what, auto run, auto... more) {
-      return benchmark::RegisterBenchmark((*isa + ("/" + what)).c_str(), [=](benchmark::State& state) { run(state, *k, more...); });
+      return benchmark::RegisterBenchmark(
+          (*isa + ("/" + what)).c_str(), [=](benchmark::State& state) { run(state, *k, more...); });
     };
     add("peak/fma", peak, &Kernels::probe_fma, size_t{2});
     add("peak/dot", peak, &Kernels::probe_dot, size_t{4});
     add("peak/bytes", peak, &Kernels::probe_bytes, size_t{8});
     for (const Linear& linear : kLinears) add(std::string("panel/") + linear.name, panel, linear);
-    for (const int rows : {1, 4, 6}) add("attend_block/rows:" + std::to_string(rows), attend_block, rows);
+    for (const int rows : {1, 4, 6})
+      add("attend_block/rows:" + std::to_string(rows), attend_block, rows);
     add("far/read", read)->Threads(2)->UseRealTime();
     for (const Linear& linear : kLinears) {
       for (const int rows : {1, 4, 8, 16}) {
-        add(std::string("far/gemv/") + linear.name + "/rows:" + std::to_string(rows), gemv, linear, rows)->Threads(2)->UseRealTime();
+        add(std::string("far/gemv/") + linear.name + "/rows:" + std::to_string(rows), gemv, linear,
+            rows)
+            ->Threads(2)
+            ->UseRealTime();
       }
     }
     for (const size_t head_dim : {64, 128, 256}) {
       for (const size_t type : {0, 1, 2}) {
         static const char* const kTypes[] = {"f32", "bf16", "f16"};
-        add(std::string("far/attend/") + kTypes[type] + "/head_dim:" + std::to_string(head_dim), attend, type, head_dim)
-            ->Threads(2)->UseRealTime();
+        add(std::string("far/attend/") + kTypes[type] + "/head_dim:" + std::to_string(head_dim),
+            attend, type, head_dim)
+            ->Threads(2)
+            ->UseRealTime();
       }
     }
   }

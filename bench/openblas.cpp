@@ -1,6 +1,7 @@
-// The matrix-matrix product of the contract f32 beside OpenBLAS's sgemm, in turn, on the linear layers of a llama3.2-1b and a
-// gemma3-1b with a prompt of 512: y[512][outputs] = x W^T. Both get the weights as float32 and do their packing of the rows within
-// the time; stet's weights are packed when a model is loaded, OpenBLAS packs in every call.
+// The matrix-matrix product of the contract f32 beside OpenBLAS's sgemm, in turn, on the linear
+// layers of a llama3.2-1b and a gemma3-1b with a prompt of 512: y[512][outputs] = x W^T. Both get
+// the weights as float32 and do their packing of the rows within the time; stet's weights are
+// packed when a model is loaded, OpenBLAS packs in every call.
 #include <cblas.h>
 #include <fmt/format.h>
 
@@ -20,8 +21,8 @@ using namespace stet;
 
 constexpr size_t kRows = 512;
 
-// Seconds that `work` takes, on average over 50 ms or more. Threads of the other side spin for a while after their last work, and
-// would hold a core; and those that sleep take their time to wake.
+// Seconds that `work` takes, on average over 50 ms or more. Threads of the other side spin for a
+// while after their last work, and would hold a core; and those that sleep take their time to wake.
 double seconds_of(const std::function<void()>& work) {
   using Clock = std::chrono::steady_clock;
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -58,7 +59,11 @@ void compare(const Shape& shape, int threads, int repeat) {
   Memory y(kRows * shape.outputs * sizeof(float)), z(kRows * shape.outputs * sizeof(float));
   fill(w.as<float>(), shape.inputs * shape.outputs, 1);
   fill(x.as<float>(), kRows * shape.inputs, 2);
-  const TensorView view{"w", DType::f32, "F32", {static_cast<int64_t>(shape.outputs), static_cast<int64_t>(shape.inputs)}, {w.data(), w.size()}};
+  const TensorView view{"w",
+                        DType::f32,
+                        "F32",
+                        {static_cast<int64_t>(shape.outputs), static_cast<int64_t>(shape.inputs)},
+                        {w.data(), w.size()}};
   std::vector<Digest> digests;
   const Matrix matrix({&view}, shape.inputs, threads, &digests);
   ModelConfig config;
@@ -70,11 +75,14 @@ void compare(const Shape& shape, int threads, int repeat) {
   pass.kernels = &best_kernels();
   pass.contract = Contract::f32;
   pass.scratch = &scratch;
-  const Rows in{x.as<float>(), shape.inputs, shape.inputs, kRows}, out{y.as<float>(), shape.outputs, shape.outputs, kRows};
+  const Rows in{x.as<float>(), shape.inputs, shape.inputs, kRows},
+      out{y.as<float>(), shape.outputs, shape.outputs, kRows};
   const auto own = [&] { run_team(threads, [&](Team t) { linear(t, pass, matrix, in, out); }); };
-  const int rows = kRows, outputs = static_cast<int>(shape.outputs), inputs = static_cast<int>(shape.inputs);
+  const int rows = kRows, outputs = static_cast<int>(shape.outputs),
+            inputs = static_cast<int>(shape.inputs);
   const auto blas = [&] {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, outputs, inputs, 1, in.data, inputs, w.as<float>(), inputs, 0, z.as<float>(), outputs);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, outputs, inputs, 1, in.data, inputs,
+                w.as<float>(), inputs, 0, z.as<float>(), outputs);
   };
   openblas_set_num_threads(threads);
   own();
@@ -85,15 +93,20 @@ void compare(const Shape& shape, int threads, int repeat) {
     mine.push_back(seconds_of(own));
     theirs.push_back(seconds_of(blas));
     ratio.push_back(theirs.back() / mine.back());
-    peak.push_back(seconds_of([&] { run_team(threads, [&](Team) { pass.kernels->probe_fma(kSteps); }); }));
+    peak.push_back(
+        seconds_of([&] { run_team(threads, [&](Team) { pass.kernels->probe_fma(kSteps); }); }));
   }
   float difference = 0;
-  for (size_t i = 0; i < kRows * shape.outputs; ++i) difference = std::max(difference, std::abs(y.as<float>()[i] - z.as<float>()[i]));
+  for (size_t i = 0; i < kRows * shape.outputs; ++i)
+    difference = std::max(difference, std::abs(y.as<float>()[i] - z.as<float>()[i]));
   const double operations = 2.0 * kRows * static_cast<double>(shape.inputs * shape.outputs) / 1e9;
   const double most = kSteps * 16.0 * size_t{kLanes} * 2 * threads / median(peak) / 1e9;
-  std::puts(fmt::format("{:<24} {:>5} x {:<5} {:>8} {:>12.1f} {:>5.0f} % {:>12.1f} {:>8.2f} {:>14.1e}", shape.name, shape.inputs, shape.outputs,
-                        threads, operations / median(mine), 100 * operations / median(mine) / most, operations / median(theirs), median(ratio),
-                        difference).c_str());
+  std::puts(
+      fmt::format("{:<24} {:>5} x {:<5} {:>8} {:>12.1f} {:>5.0f} % {:>12.1f} {:>8.2f} {:>14.1e}",
+                  shape.name, shape.inputs, shape.outputs, threads, operations / median(mine),
+                  100 * operations / median(mine) / most, operations / median(theirs),
+                  median(ratio), difference)
+          .c_str());
 }
 
 }  // namespace
@@ -101,15 +114,22 @@ void compare(const Shape& shape, int threads, int repeat) {
 int main(int argc, char** argv) {
   const int repeat = argc > 1 ? std::atoi(argv[1]) : 15;
   if (argc > 2 || repeat < 1) {
-    std::fputs("openblas [REPEAT]: stet's f32 matrix product beside OpenBLAS, medians of REPEAT pairs (default 15)\n", stderr);
+    std::fputs(
+        "openblas [REPEAT]: stet's f32 matrix product beside OpenBLAS, medians of REPEAT pairs "
+        "(default 15)\n",
+        stderr);
     return 2;
   }
   std::printf("%s (OPENBLAS_CORETYPE chooses other kernels)\n", openblas_get_config());
-  constexpr Shape kShapes[] = {{"llama3.2-1b qkv", 2048, 3072}, {"llama3.2-1b out", 2048, 2048}, {"llama3.2-1b gate, up", 2048, 16384},
-                               {"llama3.2-1b down", 8192, 2048}, {"gemma3-1b qkv", 1152, 1536}, {"gemma3-1b out", 1024, 1152},
-                               {"gemma3-1b gate, up", 1152, 13824}, {"gemma3-1b down", 6912, 1152}};
-  std::puts(fmt::format("{:<24} {:>13} {:>8} {:>12} {:>7} {:>12} {:>8} {:>14}", "512 rows", "in x out", "threads", "stet GFLOP/s", "of peak", "OpenBLAS",
-                        "ratio", "difference").c_str());
+  constexpr Shape kShapes[] = {
+      {"llama3.2-1b qkv", 2048, 3072},       {"llama3.2-1b out", 2048, 2048},
+      {"llama3.2-1b gate, up", 2048, 16384}, {"llama3.2-1b down", 8192, 2048},
+      {"gemma3-1b qkv", 1152, 1536},         {"gemma3-1b out", 1024, 1152},
+      {"gemma3-1b gate, up", 1152, 13824},   {"gemma3-1b down", 6912, 1152}};
+  std::puts(fmt::format("{:<24} {:>13} {:>8} {:>12} {:>7} {:>12} {:>8} {:>14}", "512 rows",
+                        "in x out", "threads", "stet GFLOP/s", "of peak", "OpenBLAS", "ratio",
+                        "difference")
+                .c_str());
   for (const int threads : {1, 2}) {
     for (const Shape& shape : kShapes) compare(shape, threads, repeat);
   }

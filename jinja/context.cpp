@@ -2,8 +2,11 @@
 
 namespace stet::jinja {
 
-void fail_at(ErrorKind kind, const std::string& name, Position at, const std::string& expected, const std::string& found) {
-  throw Error(kind, name, "line " + std::to_string(at.line) + " column " + std::to_string(at.column), expected, found);
+void fail_at(ErrorKind kind, const std::string& name, Position at, const std::string& expected,
+             const std::string& found) {
+  throw Error(kind, name,
+              "line " + std::to_string(at.line) + " column " + std::to_string(at.column), expected,
+              found);
 }
 
 Context::Context(const std::string& n, const Variables& v, const RenderOptions& o)
@@ -74,7 +77,8 @@ void Context::write(const Text& text) {
   copy(bytes);
   expect_memory(bytes);
   if (bytes > options.limits.output || output_->bytes.size() > options.limits.output - bytes) {
-    fail(ErrorKind::capacity, "at most " + std::to_string(options.limits.output) + " bytes of output", "more");
+    fail(ErrorKind::capacity,
+         "at most " + std::to_string(options.limits.output) + " bytes of output", "more");
   }
   append(*output_, text);
   memory_.used += bytes;

@@ -9,8 +9,8 @@ struct Position {
   uint32_t line = 1, column = 1;
 };
 
-[[noreturn]] void fail_at(ErrorKind kind, const std::string& name, Position at, const std::string& expected,
-                          const std::string& found);
+[[noreturn]] void fail_at(ErrorKind kind, const std::string& name, Position at,
+                          const std::string& expected, const std::string& found);
 
 class Context {
  public:
@@ -21,7 +21,9 @@ class Context {
 
   // Counts work; a capacity Error when there was too much.
   void step(uint64_t count = 1) {
-    if (count > steps_left_) fail(ErrorKind::capacity, "at most " + std::to_string(options.limits.steps) + " steps", "more");
+    if (count > steps_left_)
+      fail(ErrorKind::capacity, "at most " + std::to_string(options.limits.steps) + " steps",
+           "more");
     steps_left_ -= count;
   }
   void copy(size_t bytes) { step(1 + bytes / 128); }
@@ -36,7 +38,8 @@ class Context {
   [[noreturn]] void fail(const std::string& expected, const std::string& found) const {
     fail(ErrorKind::format, expected, found);
   }
-  [[noreturn]] void fail(ErrorKind kind, const std::string& expected, const std::string& found) const {
+  [[noreturn]] void fail(ErrorKind kind, const std::string& expected,
+                         const std::string& found) const {
     fail_at(kind, name, at, expected, found);
   }
 
@@ -61,7 +64,8 @@ class Context {
     explicit Level(Context& context) : context_(context) {
       if (++context_.depth_ <= context_.options.limits.depth) return;
       --context_.depth_;
-      context_.fail(ErrorKind::capacity, "at most " + std::to_string(context_.options.limits.depth) + " levels", "more");
+      context_.fail(ErrorKind::capacity,
+                    "at most " + std::to_string(context_.options.limits.depth) + " levels", "more");
     }
     ~Level() { --context_.depth_; }
     Level(const Level&) = delete;
@@ -134,7 +138,8 @@ class Builder {
  private:
   void grow(size_t bytes) {
     context_.copy(bytes);
-    context_.expect_memory(2 * (text.bytes.size() + bytes + text.marks.size() * sizeof(Mark)));  // what grows, doubles
+    context_.expect_memory(
+        2 * (text.bytes.size() + bytes + text.marks.size() * sizeof(Mark)));  // what grows, doubles
   }
   Context& context_;
 };
@@ -165,12 +170,13 @@ bool compare(Context& c, Order order, const Value& a, const Value& b);
 bool contains(Context& c, const Value& container, const Value& item);
 std::optional<size_t> length(Context& c, const Value& v);
 bool is_iterable(const Value& v);
-bool is_number(const Value& v);                 // booleans are
-double as_double(const Value& v);               // of a number
+bool is_number(const Value& v);                   // booleans are
+double as_double(const Value& v);                 // of a number
 std::optional<int64_t> as_index(const Value& v);  // of an integer or a boolean
 bool hashable(Context& c, const Value& v);
 void require_hashable(Context& c, const Value& v);
-// The member of a key that is hashable, and a member more; both charged for the comparisons that they make.
+// The member of a key that is hashable, and a member more; both charged for the comparisons that
+// they make.
 const Value* find_member(Context& c, const Members& members, const Value& key);
 void set_member(Context& c, Members& members, const Value& key, const Value& value);
 Iteration iterate(Context& c, const Value& v);
@@ -181,15 +187,18 @@ void each(Context& c, const Value& v, F f) {
   for (Value item; iteration->next(c, item);) f(item);
 }
 
-Value binary(Context& c, char op, const Value& a, const Value& b);  // + - * / % and f for //, p for **
+Value binary(Context& c, char op, const Value& a,
+             const Value& b);  // + - * / % and f for //, p for **
 Value negative(Context& c, const Value& v);
 Value positive(Context& c, const Value& v);
 
 Text str(Context& c, const Value& v);
 Text repr(Context& c, const Value& v);
 Value as_string(Context& c, const Value& v);  // the value itself, if it is one
-Span stripped(Context& c, const Text& text, const Text* chars, bool left, bool right);  // white space, without chars
-Value replaced(Context& c, const Text& text, const Text& from, const Text& to, int64_t count);  // all, when count < 0
+Span stripped(Context& c, const Text& text, const Text* chars, bool left,
+              bool right);  // white space, without chars
+Value replaced(Context& c, const Text& text, const Text& from, const Text& to,
+               int64_t count);  // all, when count < 0
 
 Value attribute(Context& c, const Value& v, const std::string& name);
 Value item(Context& c, const Value& v, const Value& index);

@@ -74,7 +74,12 @@ Value Comparison::value(Context& c) const {
     if (op == "!=") return !equal(c, a, b);
     if (op == "in") return contains(c, b, a);
     if (op == "not in") return !contains(c, b, a);
-    return compare(c, op == "<" ? Order::less : op == "<=" ? Order::less_equal : op == ">" ? Order::greater : Order::greater_equal, a, b);
+    return compare(c,
+                   op == "<"    ? Order::less
+                   : op == "<=" ? Order::less_equal
+                   : op == ">"  ? Order::greater
+                                : Order::greater_equal,
+                   a, b);
   };
   Value left = first->evaluate(c);
   for (const auto& [op, operand] : rest) {
@@ -87,7 +92,8 @@ Value Comparison::value(Context& c) const {
 
 Value Conditional::value(Context& c) const {
   if (truth(c, test->evaluate(c))) return then->evaluate(c);
-  return otherwise != nullptr ? otherwise->evaluate(c) : c.undefined("the condition is false, and there is no else");
+  return otherwise != nullptr ? otherwise->evaluate(c)
+                              : c.undefined("the condition is false, and there is no else");
 }
 
 Arguments ArgumentList::evaluate(Context& c) const {
@@ -99,8 +105,10 @@ Arguments ArgumentList::evaluate(Context& c) const {
   for (const auto& [name, e] : named) all.named.emplace_back(name, e->evaluate(c));
   if (more_named != nullptr) {
     const Value members = more_named->evaluate(c);
-    if (!members.is(Kind::dict)) c.fail("a mapping after **", std::string("a value of type ") + type_name(members));
-    for (const auto& [key, value] : members_of(members).all()) all.named.emplace_back(str(c, key).bytes, value);
+    if (!members.is(Kind::dict))
+      c.fail("a mapping after **", std::string("a value of type ") + type_name(members));
+    for (const auto& [key, value] : members_of(members).all())
+      all.named.emplace_back(str(c, key).bytes, value);
   }
   return all;
 }
@@ -115,7 +123,9 @@ Value apply(Context& c, const Steps& steps, Value v) {
 }
 
 Value SliceStep::apply(Context& c, const Value& v) const {
-  const auto bound = [&](const ExpressionPtr& e) { return e != nullptr ? e->evaluate(c) : Value(); };
+  const auto bound = [&](const ExpressionPtr& e) {
+    return e != nullptr ? e->evaluate(c) : Value();
+  };
   const Value from = bound(start), to = bound(stop);
   return slice(c, v, from, to, bound(step));
 }

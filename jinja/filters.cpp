@@ -17,7 +17,8 @@ AttributeOf::AttributeOf(Context& context, const Value& attribute, std::optional
   for (size_t at = 0; at <= path.bytes.size();) {
     const size_t dot = std::min(path.bytes.find('.', at), path.bytes.size());
     const std::string part = path.bytes.substr(at, dot - at);
-    const bool number = !part.empty() && part.size() < 18 && part.find_first_not_of("0123456789") == std::string::npos;
+    const bool number = !part.empty() && part.size() < 18 &&
+                        part.find_first_not_of("0123456789") == std::string::npos;
     parts_.push_back(number ? Value::integer(std::stoll(part)) : context.string(part));
     at = dot + 1;
   }
@@ -52,8 +53,8 @@ Value first(Context& c, const Value& v, const Bound&) {
 }
 
 bool reversible(const Value& v) {
-  return is_string(v) || v.is(Kind::list) || v.is(Kind::tuple) || v.is(Kind::dict) || v.is(Kind::view) || v.is(Kind::range) ||
-         v.is(Kind::undefined);
+  return is_string(v) || v.is(Kind::list) || v.is(Kind::tuple) || v.is(Kind::dict) ||
+         v.is(Kind::view) || v.is(Kind::range) || v.is(Kind::undefined);
 }
 
 Value last(Context& c, const Value& v, const Bound&) {
@@ -62,9 +63,7 @@ Value last(Context& c, const Value& v, const Bound&) {
   return all.empty() ? c.undefined("no last item, the sequence was empty") : all.back();
 }
 
-Value list(Context& c, const Value& v, const Bound&) {
-  return c.list(items(c, v));
-}
+Value list(Context& c, const Value& v, const Bound&) { return c.list(items(c, v)); }
 
 // An iterator over a vector.
 Value generated(Context& c, std::vector<Value> all) {
@@ -97,7 +96,8 @@ void sort_by_keys(Context& c, std::vector<Keyed>& all, bool reverse) {
     }
     return false;
   };
-  std::ranges::stable_sort(all, [&](const Keyed& a, const Keyed& b) { return reverse ? before(b, a) : before(a, b); });
+  std::ranges::stable_sort(
+      all, [&](const Keyed& a, const Keyed& b) { return reverse ? before(b, a) : before(a, b); });
 }
 
 Value items_in_order(Context& c, std::vector<Keyed>& all, bool reverse) {
@@ -126,7 +126,8 @@ Value sort(Context& c, const Value& v, const Bound& a) {
   std::vector<Keyed> all;
   each(c, v, [&](const Value& item) {
     Keyed one{{}, item};
-    for (const AttributeOf& get : attributes) one.keys.push_back(ignore_case(c, get(item), case_sensitive));
+    for (const AttributeOf& get : attributes)
+      one.keys.push_back(ignore_case(c, get(item), case_sensitive));
     c.expect_memory(all.size() * sizeof(Keyed));
     all.push_back(std::move(one));
   });
@@ -140,7 +141,8 @@ Value dictsort(Context& c, const Value& v, const Bound& a) {
   if (by != "key" && by != "value") c.fail("by to be key or value", by);
   std::vector<Keyed> all;
   for (const auto& [key, value] : members_of(v).all()) {
-    all.push_back({{ignore_case(c, by == "key" ? key : value, a.truth(c, 0, false))}, c.pair(key, value)});
+    all.push_back(
+        {{ignore_case(c, by == "key" ? key : value, a.truth(c, 0, false))}, c.pair(key, value)});
   }
   return items_in_order(c, all, a.truth(c, 2, false));
 }
@@ -149,16 +151,17 @@ Value unique(Context& c, const Value& v, const Bound& a) {
   const AttributeOf get(c, a.value_or(1, Value()));
   const bool case_sensitive = a.truth(c, 0, false);
   const Iteration from = iterate(c, v);
-  return c.iterator([from, get, case_sensitive, seen = Members()](Context& context, Value& item) mutable {
-    while (from->next(context, item)) {
-      const Value key = ignore_case(context, get(item), case_sensitive);
-      require_hashable(context, key);
-      if (find_member(context, seen, key) != nullptr) continue;
-      set_member(context, seen, key, Value());
-      return true;
-    }
-    return false;
-  });
+  return c.iterator(
+      [from, get, case_sensitive, seen = Members()](Context& context, Value& item) mutable {
+        while (from->next(context, item)) {
+          const Value key = ignore_case(context, get(item), case_sensitive);
+          require_hashable(context, key);
+          if (find_member(context, seen, key) != nullptr) continue;
+          set_member(context, seen, key, Value());
+          return true;
+        }
+        return false;
+      });
 }
 
 template <Order kBetter>
@@ -184,7 +187,8 @@ Value sum(Context& c, const Value& v, const Bound& a) {
 }
 
 Value groupby(Context& c, const Value& v, const Bound& a) {
-  const std::optional<Value> otherwise = a.has(1) && !a[1].is(Kind::none) ? std::optional(a[1]) : std::nullopt;
+  const std::optional<Value> otherwise =
+      a.has(1) && !a[1].is(Kind::none) ? std::optional(a[1]) : std::nullopt;
   const AttributeOf get(c, a[0], otherwise);
   const bool case_sensitive = a.truth(c, 2, false);
   std::vector<Keyed> all;
@@ -197,7 +201,8 @@ Value groupby(Context& c, const Value& v, const Bound& a) {
   for (size_t begin = 0; begin < all.size();) {
     std::vector<Value> members;
     size_t end = begin;
-    while (end < all.size() && equal(c, all[end].keys[0], all[begin].keys[0])) members.push_back(all[end++].item);
+    while (end < all.size() && equal(c, all[end].keys[0], all[begin].keys[0]))
+      members.push_back(all[end++].item);
     const Value key = get(members[0]);
     groups.push_back(c.list({key, c.list(std::move(members))}, Kind::tuple, "group"));
     begin = end;
@@ -212,7 +217,8 @@ Value batch(Context& c, const Value& v, const Bound& a) {
   return c.iterator([from, count, fill](Context& context, Value& item) {
     std::vector<Value> some;
     Value next;
-    while ((some.empty() || static_cast<int64_t>(some.size()) != count) && from->next(context, next)) {
+    while ((some.empty() || static_cast<int64_t>(some.size()) != count) &&
+           from->next(context, next)) {
       context.expect_memory(some.size() * sizeof(Value));
       some.push_back(next);
     }
@@ -266,7 +272,8 @@ Value attr(Context& c, const Value& v, const Bound& a) {
 }
 
 // A filter by name, with the arguments that follow its name.
-Value apply_filter(Context& c, const std::string& name, const Value& v, const Arguments& arguments) {
+Value apply_filter(Context& c, const std::string& name, const Value& v,
+                   const Arguments& arguments) {
   const Builtin* filter = find_filter(name);
   if (filter == nullptr) c.fail("a filter of Jinja", name);
   return call(c, *filter, v, arguments);
@@ -295,9 +302,12 @@ Value map(Context& c, const Value& v, const Bound& a) {
   if (rest.positional.empty()) {
     std::optional<Value> attribute, otherwise;
     for (const auto& [name, value] : rest.named) {
-      if (name == "attribute") attribute = value;
-      else if (name == "default") otherwise = value;
-      else c.fail("attribute and default as arguments of map", name);
+      if (name == "attribute")
+        attribute = value;
+      else if (name == "default")
+        otherwise = value;
+      else
+        c.fail("attribute and default as arguments of map", name);
     }
     if (!attribute) c.fail("a filter or an attribute to map with", "none");
     if (otherwise && otherwise->is(Kind::none)) otherwise.reset();
@@ -330,11 +340,14 @@ Value filtered(Context& c, const Value& v, const Bound& a) {
   const AttributeOf get(c, *attribute);
   const std::optional<Value> test = take();
   const std::string name = test ? str(c, *test).bytes : "";
-  return lazily(c, v, [get, named = test.has_value(), name, rest](Context& context, const Value& next, Value& item) {
-    const Value tested = get(next);
-    item = next;
-    return kKeep == (named ? apply_test(context, name, tested, rest) : truth(context, tested));
-  });
+  return lazily(c, v,
+                [get, named = test.has_value(), name, rest](Context& context, const Value& next,
+                                                            Value& item) {
+                  const Value tested = get(next);
+                  item = next;
+                  return kKeep ==
+                         (named ? apply_test(context, name, tested, rest) : truth(context, tested));
+                });
 }
 
 Value absolute(Context& c, const Value& v, const Bound&) {
@@ -355,9 +368,11 @@ Value to_integer(Context& c, const Value& v, const Bound& a) {
   if (is_string(v)) {
     const int64_t base = a.integer(c, 1, 10);
     if (base != 0 && (base < 2 || base > 36)) return a.value_or(0, Value::integer(0));
-    if (const auto whole = parse_integer(c, text_of(v).bytes, static_cast<int>(base))) return Value::integer(*whole);
+    if (const auto whole = parse_integer(c, text_of(v).bytes, static_cast<int>(base)))
+      return Value::integer(*whole);
     const auto number = parse_float(text_of(v).bytes);
-    if (number && std::isfinite(*number)) return Value::integer(checked_integer(c, std::trunc(*number)));
+    if (number && std::isfinite(*number))
+      return Value::integer(checked_integer(c, std::trunc(*number)));
   }
   return a.value_or(0, Value::integer(0));
 }
@@ -381,8 +396,10 @@ Value rounded(Context& c, const Value& v, const Bound& a) {
   if (!is_number(v)) c.fail("a number to round", std::string("a value of type ") + type_name(v));
   const int64_t precision = a.integer(c, 0, 0);
   const std::string method = a.has(1) ? str(c, a[1]).bytes : "common";
-  if (method != "common" && method != "ceil" && method != "floor") c.fail("common, ceil or floor", method);
-  if (precision < -400 || precision > 400) c.fail("a precision in -400..400", std::to_string(precision));
+  if (method != "common" && method != "ceil" && method != "floor")
+    c.fail("common, ceil or floor", method);
+  if (precision < -400 || precision > 400)
+    c.fail("a precision in -400..400", std::to_string(precision));
   const double scale = std::pow(10.0, static_cast<double>(precision < 0 ? -precision : precision));
   const double value = as_double(v);
   if (method != "common") {

@@ -5,10 +5,12 @@
 
 namespace stet::jinja {
 
-// The argument `attribute` of filters: "a.b" or a number, followed from an item; none gives the item itself.
+// The argument `attribute` of filters: "a.b" or a number, followed from an item; none gives the
+// item itself.
 class AttributeOf {
  public:
-  AttributeOf(Context& context, const Value& attribute, std::optional<Value> otherwise = std::nullopt);
+  AttributeOf(Context& context, const Value& attribute,
+              std::optional<Value> otherwise = std::nullopt);
   Value operator()(const Value& item) const;
 
  private:

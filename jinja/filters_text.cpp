@@ -14,7 +14,8 @@ Value change(Context& c, const Value& v, const Bound&) {
   return c.string(change_case(text, kCase));
 }
 
-// Words begin after white space and -({[<; unlike str.title, which begins them after any other character than a letter.
+// Words begin after white space and -({[<; unlike str.title, which begins them after any other
+// character than a letter.
 Value title(Context& c, const Value& v, const Bound&) {
   const Text text = str(c, v);
   c.scan(text.bytes.size());
@@ -29,7 +30,8 @@ Value title(Context& c, const Value& v, const Bound&) {
   };
   size_t begin = 0;
   each_character(text, [&](uint32_t code, std::string_view bytes, int) {
-    const bool between = is_space(code) || code == '-' || code == '(' || code == '{' || code == '[' || code == '<';
+    const bool between =
+        is_space(code) || code == '-' || code == '(' || code == '{' || code == '[' || code == '<';
     if (between != start) {
       flush(begin, at);
       begin = at;
@@ -58,7 +60,9 @@ Value indent(Context& c, const Value& v, const Bound& a) {
   const bool text_width = a.has(0) && is_string(a[0]);
   const int64_t width = text_width ? 0 : a.integer(c, 0, 4);
   c.expect_memory(static_cast<size_t>(std::max<int64_t>(width, 0)));
-  const Text indention = text_width ? text_of(a[0]) : plain(std::string(static_cast<size_t>(std::max<int64_t>(width, 0)), ' '));
+  const Text indention =
+      text_width ? text_of(a[0])
+                 : plain(std::string(static_cast<size_t>(std::max<int64_t>(width, 0)), ' '));
   const bool first = a.truth(c, 1, false), blank = a.truth(c, 2, false);
   Text text = text_of(v);
   append(text, "\n");
@@ -82,10 +86,12 @@ Value center(Context& c, const Value& v, const Bound& a) {
 Value truncate(Context& c, const Value& v, const Bound& a) {
   if (!is_string(v)) c.fail("a string to truncate", type_name(v));
   const Text& text = text_of(v);
-  const int64_t length = a.integer(c, 0, 255), leeway = a.has(3) && !a[3].is(Kind::none) ? a.integer(c, 3, 0) : 5;
+  const int64_t length = a.integer(c, 0, 255),
+                leeway = a.has(3) && !a[3].is(Kind::none) ? a.integer(c, 3, 0) : 5;
   const Text end = a.has(2) ? a.text(c, 2) : plain("...");
   const auto end_length = static_cast<int64_t>(characters(end.bytes));
-  if (length < end_length) c.fail("a length of at least " + std::to_string(end_length), std::to_string(length));
+  if (length < end_length)
+    c.fail("a length of at least " + std::to_string(end_length), std::to_string(length));
   if (leeway < 0) c.fail("a leeway of at least 0", std::to_string(leeway));
   c.scan(text.bytes.size());
   if (static_cast<int64_t>(characters(text.bytes)) - leeway <= length) return v;
@@ -117,8 +123,12 @@ Value escape(Context& c, const Value& v, const Bound&) {
   c.scan(text.bytes.size());
   Builder out(c);
   each_character(text, [&](uint32_t code, std::string_view bytes, int origin) {
-    const char* entity = code == '&' ? "&amp;" : code == '<' ? "&lt;" : code == '>' ? "&gt;" : code == '"' ? "&#34;"
-                         : code == '\'' ? "&#39;" : nullptr;
+    const char* entity = code == '&'    ? "&amp;"
+                         : code == '<'  ? "&lt;"
+                         : code == '>'  ? "&gt;"
+                         : code == '"'  ? "&#34;"
+                         : code == '\'' ? "&#39;"
+                                        : nullptr;
     out.add(entity != nullptr ? std::string_view(entity) : bytes, origin);
   });
   return out.string();
@@ -128,7 +138,8 @@ void add_quoted(Builder& out, const Text& text, std::string_view safe) {
   for (size_t i = 0; i < text.bytes.size(); ++i) {
     static constexpr char kHex[] = "0123456789ABCDEF";
     const char byte = text.bytes[i];
-    const bool plain_byte = (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') || (byte >= '0' && byte <= '9') ||
+    const bool plain_byte = (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') ||
+                            (byte >= '0' && byte <= '9') ||
                             safe.find(byte) != std::string_view::npos;
     if (plain_byte) {
       out.add(text, i, i + 1);
@@ -136,7 +147,8 @@ void add_quoted(Builder& out, const Text& text, std::string_view safe) {
     }
     const auto code = static_cast<unsigned char>(byte);
     const Text one = slice(text, i, i + 1);
-    out.add(std::string{'%', kHex[code >> 4], kHex[code & 15]}, one.marks.empty() ? kUnmarked : one.marks[0].origin);
+    out.add(std::string{'%', kHex[code >> 4], kHex[code & 15]},
+            one.marks.empty() ? kUnmarked : one.marks[0].origin);
   }
 }
 
@@ -151,7 +163,8 @@ Value urlencode(Context& c, const Value& v, const Bound&) {
   bool first = true;
   each(c, pairs, [&](const Value& pair) {
     const std::vector<Value> both = items(c, pair);
-    if (both.size() != 2) c.fail("pairs of a name and a value", std::to_string(both.size()) + " items");
+    if (both.size() != 2)
+      c.fail("pairs of a name and a value", std::to_string(both.size()) + " items");
     if (!first) out.add("&");
     first = false;
     for (const size_t i : {0, 1}) {
@@ -164,13 +177,13 @@ Value urlencode(Context& c, const Value& v, const Bound&) {
   return out.string();
 }
 
-Value string(Context& c, const Value& v, const Bound&) {
-  return as_string(c, v);
-}
+Value string(Context& c, const Value& v, const Bound&) { return as_string(c, v); }
 
 Value format(Context& c, const Value& v, const Bound& a) {
-  if (!a.more.named.empty() && !a.more.positional.empty()) c.fail("arguments by position or by name", "both");
-  if (a.more.named.empty()) return percent_format(c, str(c, v), c.list(a.more.positional, Kind::tuple));
+  if (!a.more.named.empty() && !a.more.positional.empty())
+    c.fail("arguments by position or by name", "both");
+  if (a.more.named.empty())
+    return percent_format(c, str(c, v), c.list(a.more.positional, Kind::tuple));
   Members members;
   for (const auto& [name, value] : a.more.named) set_member(c, members, c.string(name), value);
   return percent_format(c, str(c, v), c.dict(std::move(members)));
@@ -189,7 +202,8 @@ Value tojson(Context& c, const Value& v, const Bound& a) {
   }
   if (a.has(2) && !a[2].is(Kind::none)) {
     const std::vector<Value> both = items(c, a[2]);
-    if (both.size() != 2 || !is_string(both[0]) || !is_string(both[1])) c.fail("separators of two strings", repr(c, a[2]).bytes);
+    if (both.size() != 2 || !is_string(both[0]) || !is_string(both[1]))
+      c.fail("separators of two strings", repr(c, a[2]).bytes);
     style.item_separator = text_of(both[0]).bytes;
     style.key_separator = text_of(both[1]).bytes;
   }
@@ -210,7 +224,9 @@ Value join(Context& c, const Value& v, const Bound& a) {
 }
 
 Value filesizeformat(Context& c, const Value& v, const Bound& a) {
-  const std::optional<double> parsed = is_string(v) ? parse_float(text_of(v).bytes) : is_number(v) ? std::optional(as_double(v)) : std::nullopt;
+  const std::optional<double> parsed = is_string(v)   ? parse_float(text_of(v).bytes)
+                                       : is_number(v) ? std::optional(as_double(v))
+                                                      : std::nullopt;
   if (!parsed) c.fail("a number of bytes", type_name(v));
   const bool binary = a.truth(c, 0, false);
   const double base = binary ? 1024 : 1000;
@@ -248,8 +264,6 @@ constexpr Builtin kFilters[] = {
 
 }  // namespace
 
-const Builtin* find_text_filter(const std::string& name) {
-  return find_in(kFilters, name);
-}
+const Builtin* find_text_filter(const std::string& name) { return find_in(kFilters, name); }
 
 }  // namespace stet::jinja

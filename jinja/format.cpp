@@ -46,7 +46,8 @@ std::string grouped(const std::string& digits, char separator, size_t group) {
 
 std::string with_exponent(double value, int64_t precision) {
   char buffer[1100];
-  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::scientific, static_cast<int>(precision));
+  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value,
+                                 std::chars_format::scientific, static_cast<int>(precision));
   return std::string(buffer, end.ptr);
 }
 
@@ -57,7 +58,8 @@ std::string general(double value, int64_t precision, bool keep_zeros) {
   const size_t e = scientific.find('e');
   const int exponent = std::stoi(scientific.substr(e + 1));
   const bool small = exponent >= -4 && exponent < precision;
-  std::string digits = small ? fixed(value, static_cast<int>(precision - 1 - exponent)) : scientific.substr(0, e);
+  std::string digits =
+      small ? fixed(value, static_cast<int>(precision - 1 - exponent)) : scientific.substr(0, e);
   if (!keep_zeros && digits.find('.') != std::string::npos) {
     digits.erase(digits.find_last_not_of('0') + 1);
     if (digits.ends_with('.')) digits.pop_back();
@@ -70,14 +72,18 @@ std::string float_digits(double magnitude, char type, int64_t precision, bool al
   if (std::isnan(magnitude)) return "nan";
   if (std::isinf(magnitude)) return "inf";
   switch (type | 0x20) {
-    case 'e': return with_exponent(magnitude, precision);
-    case 'g': return general(magnitude, precision, alternate);
-    default: return fixed(magnitude, static_cast<int>(precision));
+    case 'e':
+      return with_exponent(magnitude, precision);
+    case 'g':
+      return general(magnitude, precision, alternate);
+    default:
+      return fixed(magnitude, static_cast<int>(precision));
   }
 }
 
 // Text to its width: `head` (a sign, a prefix) before the fill where the alignment is =.
-void lay_out(Context& c, Builder& out, const Text& head, const Text& body, const Spec& spec, char default_align) {
+void lay_out(Context& c, Builder& out, const Text& head, const Text& body, const Spec& spec,
+             char default_align) {
   const auto size = static_cast<int64_t>(characters(head.bytes) + characters(body.bytes));
   const int64_t missing = std::max<int64_t>(spec.width - size, 0);
   c.expect_memory(static_cast<size_t>(missing));
@@ -97,15 +103,18 @@ void lay_out(Context& c, Builder& out, const Text& head, const Text& body, const
   fill(missing - left);
 }
 
-void add_number(Context& c, Builder& out, const std::string& digits, bool minus, std::string prefix, const Spec& spec) {
-  const size_t group = spec.type == 'x' || spec.type == 'X' || spec.type == 'o' || spec.type == 'b' ? 4 : 3;
+void add_number(Context& c, Builder& out, const std::string& digits, bool minus, std::string prefix,
+                const Spec& spec) {
+  const size_t group =
+      spec.type == 'x' || spec.type == 'X' || spec.type == 'o' || spec.type == 'b' ? 4 : 3;
   const std::string body = spec.grouping != 0 ? grouped(digits, spec.grouping, group) : digits;
   prefix = (minus ? "-" : spec.sign == '-' ? "" : std::string(1, spec.sign)) + prefix;
   lay_out(c, out, plain(prefix), plain(body), spec, '>');
 }
 
 void add_integer(Context& c, Builder& out, int64_t value, const Spec& spec) {
-  const uint64_t magnitude = value < 0 ? 0 - static_cast<uint64_t>(value) : static_cast<uint64_t>(value);
+  const uint64_t magnitude =
+      value < 0 ? 0 - static_cast<uint64_t>(value) : static_cast<uint64_t>(value);
   const char type = static_cast<char>(spec.type | 0x20);
   const int base = type == 'x' ? 16 : type == 'o' ? 8 : type == 'b' ? 2 : 10;
   std::string digits = in_base(magnitude, base), prefix;
@@ -130,11 +139,13 @@ void add_float(Context& c, Builder& out, double value, const Spec& spec) {
     if (plain_digits && (spec.alternate || spec.type == 0)) digits += spec.alternate ? "." : ".0";
   }
   if (upper) digits = uppercase(digits);
-  add_number(c, out, digits + (percent ? "%" : ""), std::signbit(value) && !std::isnan(value), "", spec);
+  add_number(c, out, digits + (percent ? "%" : ""), std::signbit(value) && !std::isnan(value), "",
+             spec);
 }
 
 void add_text(Context& c, Builder& out, const Text& text, const Spec& spec) {
-  const size_t end = spec.precision < 0 ? text.bytes.size() : byte_of(text.bytes, static_cast<size_t>(spec.precision));
+  const size_t end = spec.precision < 0 ? text.bytes.size()
+                                        : byte_of(text.bytes, static_cast<size_t>(spec.precision));
   lay_out(c, out, {}, slice(text, 0, end), spec, '<');
 }
 
@@ -143,7 +154,8 @@ int64_t read_number(Context& c, std::string_view text, size_t& at, int64_t limit
   int64_t value = 0;
   for (; at < text.size() && text[at] >= '0' && text[at] <= '9'; ++at) {
     value = value * 10 + (text[at] - '0');
-    if (value > limit) c.fail("a width or precision of at most " + std::to_string(limit), "a larger one");
+    if (value > limit)
+      c.fail("a width or precision of at most " + std::to_string(limit), "a larger one");
   }
   return value;
 }
@@ -153,7 +165,9 @@ int64_t read_number(Context& c, std::string_view text, size_t& at, int64_t limit
 Spec parse_spec(Context& c, const Text& text) {
   Spec spec;
   const std::string_view bytes = text.bytes;
-  const auto is_align = [&](size_t i) { return i < bytes.size() && std::string_view("<>^=").find(bytes[i]) != std::string_view::npos; };
+  const auto is_align = [&](size_t i) {
+    return i < bytes.size() && std::string_view("<>^=").find(bytes[i]) != std::string_view::npos;
+  };
   size_t at = 0;
   const size_t first = bytes.empty() ? 0 : utf8_at(bytes, 0).length;
   if (is_align(first)) {
@@ -164,7 +178,8 @@ Spec parse_spec(Context& c, const Text& text) {
     spec.align = bytes[at++];
   }
   const auto take = [&](std::string_view choices) {
-    return at < bytes.size() && choices.find(bytes[at]) != std::string_view::npos ? bytes[at++] : '\0';
+    return at < bytes.size() && choices.find(bytes[at]) != std::string_view::npos ? bytes[at++]
+                                                                                  : '\0';
   };
   if (const char sign = take("+- ")) spec.sign = sign;
   spec.alternate = take("#") != 0;
@@ -186,13 +201,18 @@ void add_formatted(Context& c, Builder& out, const Value& v, const Text& spec_te
   if (spec_text.bytes.empty()) return out.add(str(c, v));
   const Spec spec = parse_spec(c, spec_text);
   const std::string_view floats = "eEfFgG%", integers = "bdoxX";
-  const auto of = [&](std::string_view types) { return types.find(spec.type) != std::string_view::npos; };
-  if (is_string(v) && (spec.type == 0 || spec.type == 's')) return add_text(c, out, text_of(v), spec);
-  if (v.is(Kind::number) && (spec.type == 0 || of(floats))) return add_float(c, out, v.as_number(), spec);
+  const auto of = [&](std::string_view types) {
+    return types.find(spec.type) != std::string_view::npos;
+  };
+  if (is_string(v) && (spec.type == 0 || spec.type == 's'))
+    return add_text(c, out, text_of(v), spec);
+  if (v.is(Kind::number) && (spec.type == 0 || of(floats)))
+    return add_float(c, out, v.as_number(), spec);
   if (const auto whole = as_index(v)) {
     if (of(floats) && spec.type != 0) return add_float(c, out, static_cast<double>(*whole), spec);
     if (spec.type == 0 || of(integers)) {
-      if (spec.precision >= 0) c.fail("no precision for an integer", text_of(c.string(spec_text)).bytes);
+      if (spec.precision >= 0)
+        c.fail("no precision for an integer", text_of(c.string(spec_text)).bytes);
       return add_integer(c, out, *whole, spec);
     }
   }
@@ -269,10 +289,14 @@ class BraceFormat {
       }
       c_.fail("an argument for every field", name);
     }
-    if ((name.empty() && next_ < 0) || (!name.empty() && next_ > 0)) c_.fail("fields all with a number, or all without", name);
-    const size_t index = name.empty() ? static_cast<size_t>(next_++) : name.size() > 6 ? SIZE_MAX : std::stoul(name);
+    if ((name.empty() && next_ < 0) || (!name.empty() && next_ > 0))
+      c_.fail("fields all with a number, or all without", name);
+    const size_t index = name.empty()      ? static_cast<size_t>(next_++)
+                         : name.size() > 6 ? SIZE_MAX
+                                           : std::stoul(name);
     if (!name.empty()) next_ = -1;
-    if (index >= arguments_.positional.size()) c_.fail("an argument for every field", "field " + name);
+    if (index >= arguments_.positional.size())
+      c_.fail("an argument for every field", "field " + name);
     return arguments_.positional[index];
   }
 
@@ -282,11 +306,15 @@ class BraceFormat {
     Value value = argument(path.substr(0, at));
     while (at < path.size()) {
       const bool bracket = path[at] == '[';
-      const size_t end = std::min(bracket ? path.find(']', at) : path.find_first_of(".[", at + 1), path.size());
+      const size_t end =
+          std::min(bracket ? path.find(']', at) : path.find_first_of(".[", at + 1), path.size());
       const std::string name = path.substr(at + 1, end - at - 1);
       if (name.empty() || (bracket && end == path.size())) c_.fail("a name in a field", path);
-      const bool number = name.size() < 10 && name.find_first_not_of("0123456789") == std::string::npos;
-      value = !bracket ? attribute(c_, value, name) : item(c_, value, number ? Value::integer(std::stoi(name)) : c_.string(name));
+      const bool number =
+          name.size() < 10 && name.find_first_not_of("0123456789") == std::string::npos;
+      value = !bracket
+                  ? attribute(c_, value, name)
+                  : item(c_, value, number ? Value::integer(std::stoi(name)) : c_.string(name));
       at = bracket ? end + 1 : end;
     }
     return value;
@@ -302,7 +330,8 @@ class BraceFormat {
 
 class PercentFormat {
  public:
-  PercentFormat(Context& c, const Text& format, const Value& values) : c_(c), format_(format), values_(values), out_(c) {}
+  PercentFormat(Context& c, const Text& format, const Value& values)
+      : c_(c), format_(format), values_(values), out_(c) {}
 
   Value run() {
     const std::string_view bytes = format_.bytes;
@@ -314,7 +343,8 @@ class PercentFormat {
     }
     const bool single = !values_.is(Kind::tuple);
     const bool keyed = values_.is(Kind::dict) || (single && values_.is(Kind::list));
-    if (!keyed && used_ < (single ? 1 : items_of(values_).size())) c_.fail("a conversion for every value", format_.bytes);
+    if (!keyed && used_ < (single ? 1 : items_of(values_).size()))
+      c_.fail("a conversion for every value", format_.bytes);
     return out_.string();
   }
 
@@ -337,7 +367,8 @@ class PercentFormat {
     if (peek(at) != '*') return read_number(c_, format_.bytes, at, limit);
     ++at;
     const auto given = as_index(next());
-    if (!given || *given < -limit || *given > limit) c_.fail("a width or precision of at most " + std::to_string(limit), "another");
+    if (!given || *given < -limit || *given > limit)
+      c_.fail("a width or precision of at most " + std::to_string(limit), "another");
     return *given;
   }
 
@@ -346,7 +377,8 @@ class PercentFormat {
     std::optional<Value> keyed;
     if (peek(at) == '(') {
       const size_t end = format_.bytes.find(')', at);
-      if (end == std::string::npos || !values_.is(Kind::dict)) c_.fail("a dict and %(name)", format_.bytes);
+      if (end == std::string::npos || !values_.is(Kind::dict))
+        c_.fail("a dict and %(name)", format_.bytes);
       const std::string name = format_.bytes.substr(at + 1, end - at - 1);
       const Value* found = find_member(c_, members_of(values_), c_.string(name));
       if (found == nullptr) c_.fail("a member for every %(name)", name);
@@ -356,12 +388,18 @@ class PercentFormat {
     bool zero = false;
     for (;; ++at) {
       const char flag = peek(at);
-      if (flag == '-') spec.align = '<';
-      else if (flag == '+') spec.sign = '+';
-      else if (flag == ' ') spec.sign = spec.sign == '+' ? '+' : ' ';
-      else if (flag == '#') spec.alternate = true;
-      else if (flag == '0') zero = true;
-      else break;
+      if (flag == '-')
+        spec.align = '<';
+      else if (flag == '+')
+        spec.sign = '+';
+      else if (flag == ' ')
+        spec.sign = spec.sign == '+' ? '+' : ' ';
+      else if (flag == '#')
+        spec.alternate = true;
+      else if (flag == '0')
+        zero = true;
+      else
+        break;
     }
     spec.width = number(at, kWidthLimit);
     if (spec.width < 0) {
@@ -390,22 +428,27 @@ class PercentFormat {
     if (type == 's') return add_text(c_, out_, str(c_, v), spec);
     if (type == 'r' || type == 'a') return add_text(c_, out_, repr(c_, v), spec);
     if (type == 'c') {
-      if (is_string(v) && characters(text_of(v).bytes) == 1) return add_text(c_, out_, text_of(v), spec);
+      if (is_string(v) && characters(text_of(v).bytes) == 1)
+        return add_text(c_, out_, text_of(v), spec);
       const auto code = as_index(v);
-      if (!code || *code < 0 || *code > 0x10FFFF || (*code >= 0xD800 && *code < 0xE000)) c_.fail("a character for %c", type_name(v));
+      if (!code || *code < 0 || *code > 0x10FFFF || (*code >= 0xD800 && *code < 0xE000))
+        c_.fail("a character for %c", type_name(v));
       std::string bytes;
       utf8_append(bytes, static_cast<uint32_t>(*code));
       return add_text(c_, out_, plain(bytes), spec);
     }
-    if (std::string_view("diuxXo").find(type) == std::string_view::npos && std::string_view("eEfFgG").find(type) == std::string_view::npos) {
+    if (std::string_view("diuxXo").find(type) == std::string_view::npos &&
+        std::string_view("eEfFgG").find(type) == std::string_view::npos) {
       c_.fail("a conversion of Python's %", std::string("%") + type);
     }
     require_defined(c_, v);
     if (!is_number(v)) c_.fail(std::string("a number for %") + type, type_name(v));
-    if (std::string_view("eEfFgG").find(type) != std::string_view::npos) return add_float(c_, out_, as_double(v), spec);
+    if (std::string_view("eEfFgG").find(type) != std::string_view::npos)
+      return add_float(c_, out_, as_double(v), spec);
     const bool decimal = type == 'd' || type == 'i' || type == 'u';
     if (!decimal && !as_index(v)) c_.fail(std::string("an integer for %") + type, type_name(v));
-    add_integer(c_, out_, as_index(v) ? *as_index(v) : checked_integer(c_, std::trunc(v.as_number())), spec);
+    add_integer(c_, out_,
+                as_index(v) ? *as_index(v) : checked_integer(c_, std::trunc(v.as_number())), spec);
   }
 
   Context& c_;

@@ -13,13 +13,15 @@ int64_t Bound::integer(Context& context, size_t i, int64_t otherwise) const {
   if (!has(i)) return otherwise;
   require_defined(context, (*this)[i]);
   const auto whole = as_index((*this)[i]);
-  if (!whole) context.fail("an integer as argument", std::string("a value of type ") + type_name((*this)[i]));
+  if (!whole)
+    context.fail("an integer as argument", std::string("a value of type ") + type_name((*this)[i]));
   return *whole;
 }
 
 const Text& Bound::text(Context& context, size_t i) const {
   require_defined(context, (*this)[i]);
-  if (!is_string((*this)[i])) context.fail("a string as argument", std::string("a value of type ") + type_name((*this)[i]));
+  if (!is_string((*this)[i]))
+    context.fail("a string as argument", std::string("a value of type ") + type_name((*this)[i]));
   return text_of((*this)[i]);
 }
 
@@ -36,23 +38,33 @@ Bound bind(Context& c, const Builtin& builtin, const Arguments& arguments) {
     const size_t space = std::min(rest.find(' '), rest.size());
     const std::string_view word = rest.substr(0, space);
     rest.remove_prefix(std::min(space + 1, rest.size()));
-    if (word == "*") any = true;
-    else if (word == "**") any_named = true;
-    else names.push_back(word);
+    if (word == "*")
+      any = true;
+    else if (word == "**")
+      any_named = true;
+    else
+      names.push_back(word);
   }
   Bound bound;
   bound.values.resize(names.size());
   const std::string title = builtin.name;
   for (size_t i = 0; i < arguments.positional.size(); ++i) {
-    if (i < names.size()) bound.values[i] = arguments.positional[i];
-    else if (any) bound.more.positional.push_back(arguments.positional[i]);
-    else c.fail("at most " + std::to_string(names.size()) + " arguments of " + title, std::to_string(arguments.positional.size()));
+    if (i < names.size())
+      bound.values[i] = arguments.positional[i];
+    else if (any)
+      bound.more.positional.push_back(arguments.positional[i]);
+    else
+      c.fail("at most " + std::to_string(names.size()) + " arguments of " + title,
+             std::to_string(arguments.positional.size()));
   }
   for (const auto& [name, value] : arguments.named) {
     const auto i = static_cast<size_t>(std::ranges::find(names, name) - names.begin());
-    if (i < names.size() && !bound.values[i]) bound.values[i] = value;
-    else if (i == names.size() && any_named) bound.more.named.emplace_back(name, value);
-    else c.fail("arguments that " + title + " takes, each once", name);
+    if (i < names.size() && !bound.values[i])
+      bound.values[i] = value;
+    else if (i == names.size() && any_named)
+      bound.more.named.emplace_back(name, value);
+    else
+      c.fail("arguments that " + title + " takes, each once", name);
   }
   for (size_t i = 0; i < builtin.required; ++i) {
     if (!bound.values[i]) c.fail("argument " + std::string(names[i]) + " of " + title, "none");
@@ -73,7 +85,8 @@ constexpr int64_t kRangeLimit = 100'000;  // of jinja2's sandbox
 
 Value range(Context& c, const Value&, const Bound& a) {
   const bool one = !a.has(1);
-  const int64_t start = one ? 0 : a.integer(c, 0, 0), stop = a.integer(c, one ? 0 : 1, 0), step = a.integer(c, 2, 1);
+  const int64_t start = one ? 0 : a.integer(c, 0, 0), stop = a.integer(c, one ? 0 : 1, 0),
+                step = a.integer(c, 2, 1);
   if (step == 0) c.fail("a step other than 0", "0");
   const bool runs = step > 0 ? start < stop : start > stop;
   const uint64_t distance = step > 0 ? static_cast<uint64_t>(stop) - static_cast<uint64_t>(start)
@@ -81,7 +94,8 @@ Value range(Context& c, const Value&, const Bound& a) {
   const uint64_t stride = step > 0 ? static_cast<uint64_t>(step) : 0 - static_cast<uint64_t>(step);
   const uint64_t count = runs ? (distance - 1) / stride + 1 : 0;
   if (count > static_cast<uint64_t>(kRangeLimit)) {
-    c.fail(ErrorKind::capacity, "a range of at most " + std::to_string(kRangeLimit) + " items", std::to_string(count));
+    c.fail(ErrorKind::capacity, "a range of at most " + std::to_string(kRangeLimit) + " items",
+           std::to_string(count));
   }
   return {Kind::range, c.make<Range>(0, start, stop, step, static_cast<int64_t>(count))};
 }
@@ -96,7 +110,8 @@ Members members_from(Context& c, const Bound& a) {
   } else if (a.has(0)) {
     each(c, a[0], [&](const Value& pair) {
       const std::vector<Value> both = items(c, pair);
-      if (both.size() != 2) c.fail("pairs of a key and a value", std::to_string(both.size()) + " items");
+      if (both.size() != 2)
+        c.fail("pairs of a key and a value", std::to_string(both.size()) + " items");
       require_hashable(c, both[0]);
       set_member(c, members, both[0], both[1]);
     });
@@ -105,20 +120,20 @@ Members members_from(Context& c, const Bound& a) {
   return members;
 }
 
-Value dict(Context& c, const Value&, const Bound& a) {
-  return c.dict(members_from(c, a));
-}
+Value dict(Context& c, const Value&, const Bound& a) { return c.dict(members_from(c, a)); }
 
 Value space(Context& c, const Value&, const Bound& a) {
   const Members members = members_from(c, a);
   const auto object = c.make<Space>(members.all().size() * 4 * sizeof(Value));
-  for (const auto& [key, value] : members.all()) object->attributes.emplace_back(str(c, key).bytes, value);
+  for (const auto& [key, value] : members.all())
+    object->attributes.emplace_back(str(c, key).bytes, value);
   c.keep(object);
   return {Kind::space, object};
 }
 
 Value raise_exception(Context& c, const Value&, const Bound& a) {
-  throw Refused(ErrorKind::format, c.name, "line " + std::to_string(c.at.line) + " column " + std::to_string(c.at.column),
+  throw Refused(ErrorKind::format, c.name,
+                "line " + std::to_string(c.at.line) + " column " + std::to_string(c.at.column),
                 "what the template accepts", str(c, a[0]).bytes);
 }
 
@@ -126,13 +141,16 @@ Value raise_exception(Context& c, const Value&, const Bound& a) {
 Value strftime_now(Context& c, const Value&, const Bound& a) {
   const Text& format = a.text(c, 0);
   Text out;
-  append(out, utf8_lossy(format_time(c, c.options.now, format.bytes)), format.marks.empty() ? kUnmarked : format.marks[0].origin);
+  append(out, utf8_lossy(format_time(c, c.options.now, format.bytes)),
+         format.marks.empty() ? kUnmarked : format.marks[0].origin);
   return c.string(std::move(out));
 }
 
 struct Cycler : Callable {
   explicit Cycler(std::vector<Value> i) : items(std::move(i)) {}
-  Value call(Context& c, const Arguments&) override { c.fail("something that can be called", "a cycler"); }
+  Value call(Context& c, const Arguments&) override {
+    c.fail("something that can be called", "a cycler");
+  }
   std::string shown() const override { return "<Cycler>"; }
   std::optional<Value> attribute(Context& c, const Value& self, const std::string& name) override;
   void clear() override { items.clear(); }

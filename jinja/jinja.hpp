@@ -55,8 +55,21 @@ struct Object;
 class Value {
  public:
   enum class Kind : uint8_t {
-    undefined, none, boolean, integer, number, string, list, tuple, dict, view, range, iterator,
-    space, loop, callable
+    undefined,
+    none,
+    boolean,
+    integer,
+    number,
+    string,
+    list,
+    tuple,
+    dict,
+    view,
+    range,
+    iterator,
+    space,
+    loop,
+    callable
   };
 
   Value() = default;  // None
@@ -68,16 +81,18 @@ class Value {
   static Value list(std::vector<Value> items);
   static Value dict(std::vector<std::pair<std::string, Value>> members);
 
-  // Throws Error: format, with line and column, where it is not JSON, is nested more than 100 deep, or has a number
-  // that fits neither 64 bits nor a double, or where its values take more than 24 MiB and three times the text. Of two members of
-  // one name the later one stays, as in Python.
+  // Throws Error: format, with line and column, where it is not JSON, is nested more than 100 deep,
+  // or has a number that fits neither 64 bits nor a double, or where its values take more than 24
+  // MiB and three times the text. Of two members of one name the later one stays, as in Python.
   static Value from_json(std::string_view json, const std::string& file);
-  // A copy with this origin on all strings in it, keys too. The value is one made by the functions above.
+  // A copy with this origin on all strings in it, keys too. The value is one made by the functions
+  // above.
   Value marked(int origin) const;
 
   Kind kind() const { return kind_; }
-  std::vector<Value> items() const;                            // of a list, else none
-  std::vector<std::pair<std::string, Value>> members() const;  // of a dict whose keys are strings, else none
+  std::vector<Value> items() const;  // of a list, else none
+  std::vector<std::pair<std::string, Value>> members()
+      const;  // of a dict whose keys are strings, else none
 
   // For the engine.
   Value(Kind kind, std::shared_ptr<Object> object) : kind_(kind), object_(std::move(object)) {}
@@ -104,13 +119,14 @@ class Value {
 
 using Variables = std::vector<std::pair<std::string, Value>>;
 
-// What one rendering may use. Time is bounded by steps: one for every node evaluated and every item passed, more for
-// long strings: one for 128 bytes copied, for 2 bytes looked at as characters. All of the default take a few seconds.
+// What one rendering may use. Time is bounded by steps: one for every node evaluated and every item
+// passed, more for long strings: one for 128 bytes copied, for 2 bytes looked at as characters. All
+// of the default take a few seconds.
 struct Limits {
   uint64_t steps = 50'000'000;
-  size_t memory = size_t{24} << 20;   // bytes of all values and unfinished output that live at once
-  size_t output = size_t{16} << 20;   // bytes of the result
-  int depth = 1000;                   // expressions, bodies and calls within one another, and values within values
+  size_t memory = size_t{24} << 20;  // bytes of all values and unfinished output that live at once
+  size_t output = size_t{16} << 20;  // bytes of the result
+  int depth = 1000;  // expressions, bodies and calls within one another, and values within values
 };
 
 struct RenderOptions {

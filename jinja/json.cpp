@@ -47,8 +47,10 @@ class Reader : public nlohmann::json_sax<Json> {
     open_.pop_back();
     return add(done);
   }
-  bool parse_error(size_t position, const std::string& token, const nlohmann::detail::exception&) override {
-    const std::string_view before = text_.substr(0, std::min(position, text_.size() + 1) - (position > 0));
+  bool parse_error(size_t position, const std::string& token,
+                   const nlohmann::detail::exception&) override {
+    const std::string_view before =
+        text_.substr(0, std::min(position, text_.size() + 1) - (position > 0));
     const auto line = 1 + std::ranges::count(before, '\n');
     const size_t column = before.size() - (before.rfind('\n') + 1) + 1;
     const std::string tail = token.substr(token.size() - std::min<size_t>(token.size(), 40));
@@ -64,24 +66,30 @@ class Reader : public nlohmann::json_sax<Json> {
     Value key{};
   };
 
-  [[noreturn]] void fail(const std::string& field, const std::string& expected, const std::string& found) const {
+  [[noreturn]] void fail(const std::string& field, const std::string& expected,
+                         const std::string& found) const {
     throw Error(ErrorKind::format, file_, field, expected, found);
   }
   bool open(bool object) {
-    if (open_.size() == kDepthLimit) fail("", "JSON at most " + std::to_string(kDepthLimit) + " levels deep", "more levels");
+    if (open_.size() == kDepthLimit)
+      fail("", "JSON at most " + std::to_string(kDepthLimit) + " levels deep", "more levels");
     open_.push_back({object});
     return true;
   }
   // What a value takes with the object behind it, roughly.
   void charge(size_t bytes) {
-    if (bytes > left_) fail("", "JSON whose values take at most " + std::to_string(memory_for(text_.size())) + " bytes", "more");
+    if (bytes > left_)
+      fail("",
+           "JSON whose values take at most " + std::to_string(memory_for(text_.size())) + " bytes",
+           "more");
     left_ -= bytes;
   }
   static size_t memory_for(size_t text) { return (size_t{24} << 20) + 3 * text; }
 
   bool add(const Value& value) {
     const bool member = !open_.empty() && open_.back().object;
-    charge(2 * sizeof(Value) + (value.object() != nullptr ? 176 : 0) + (member ? Members::kBytes + 176 : 0) +
+    charge(2 * sizeof(Value) + (value.object() != nullptr ? 176 : 0) +
+           (member ? Members::kBytes + 176 : 0) +
            (is_string(value) ? text_of(value).bytes.capacity() : 0));
     if (open_.empty()) {
       root_ = value;
@@ -108,14 +116,21 @@ class Writer {
   void write(const Value& v) {
     const Context::Level level(c_);
     switch (v.kind()) {
-      case Kind::none: return out_.add("null");
-      case Kind::boolean: return out_.add(v.as_boolean() ? "true" : "false");
-      case Kind::integer: return out_.add(std::to_string(v.as_integer()));
-      case Kind::number: return out_.add(number(v.as_number()));
-      case Kind::string: return quoted(text_of(v));
+      case Kind::none:
+        return out_.add("null");
+      case Kind::boolean:
+        return out_.add(v.as_boolean() ? "true" : "false");
+      case Kind::integer:
+        return out_.add(std::to_string(v.as_integer()));
+      case Kind::number:
+        return out_.add(number(v.as_number()));
+      case Kind::string:
+        return quoted(text_of(v));
       case Kind::list:
-      case Kind::tuple: return array(items_of(v));
-      case Kind::dict: return object(members_of(v));
+      case Kind::tuple:
+        return array(items_of(v));
+      case Kind::dict:
+        return object(members_of(v));
       default:
         require_defined(c_, v);
         c_.fail("a value that JSON has", std::string("one of type ") + type_name(v));
@@ -133,14 +148,22 @@ class Writer {
     out_.add("\"");
     each_character(text, [&](uint32_t code, std::string_view bytes, int origin) {
       switch (code) {
-        case '"': return out_.add("\\\"", origin);
-        case '\\': return out_.add("\\\\", origin);
-        case '\n': return out_.add("\\n", origin);
-        case '\r': return out_.add("\\r", origin);
-        case '\t': return out_.add("\\t", origin);
-        case '\f': return out_.add("\\f", origin);
-        case '\b': return out_.add("\\b", origin);
-        default: break;
+        case '"':
+          return out_.add("\\\"", origin);
+        case '\\':
+          return out_.add("\\\\", origin);
+        case '\n':
+          return out_.add("\\n", origin);
+        case '\r':
+          return out_.add("\\r", origin);
+        case '\t':
+          return out_.add("\\t", origin);
+        case '\f':
+          return out_.add("\\f", origin);
+        case '\b':
+          return out_.add("\\b", origin);
+        default:
+          break;
       }
       if (code >= 0x20 && (!style_.ensure_ascii || code < 0x7F)) return out_.add(bytes, origin);
       if (code < 0x10000) return escaped(code, origin);
@@ -185,7 +208,8 @@ class Writer {
 
   Value key(const Value& v) {
     if (is_string(v)) return v;
-    if (!is_number(v) && !v.is(Kind::none)) c_.fail("keys that JSON has", std::string("one of type ") + type_name(v));
+    if (!is_number(v) && !v.is(Kind::none))
+      c_.fail("keys that JSON has", std::string("one of type ") + type_name(v));
     Writer name(c_, style_);
     name.write(v);
     return c_.string(name.take());
@@ -194,7 +218,9 @@ class Writer {
   void object(const Members& members) {
     auto all = members.all();
     if (style_.sort_keys) {
-      std::ranges::stable_sort(all, [&](const auto& a, const auto& b) { return compare(c_, Order::less, a.first, b.first); });
+      std::ranges::stable_sort(all, [&](const auto& a, const auto& b) {
+        return compare(c_, Order::less, a.first, b.first);
+      });
     }
     enclosed("{", "}", all, [&](const auto& member) {
       quoted(text_of(key(member.first)));

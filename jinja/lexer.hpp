@@ -10,7 +10,19 @@
 namespace stet::jinja {
 
 struct Token {
-  enum class Type { data, variable_begin, variable_end, block_begin, block_end, name, string, integer, number, sign, end };
+  enum class Type {
+    data,
+    variable_begin,
+    variable_end,
+    block_begin,
+    block_end,
+    name,
+    string,
+    integer,
+    number,
+    sign,
+    end
+  };
   Type type;
   std::string text;  // of a string: unescaped
   Position at;

@@ -1,5 +1,5 @@
-// The parsed template. What a chain of operators makes is one node, so that the depth of the tree is
-// that of the source's nesting.
+// The parsed template. What a chain of operators makes is one node, so that the depth of the tree
+// is that of the source's nesting.
 #pragma once
 
 #include "jinja/context.hpp"
@@ -139,14 +139,17 @@ struct SliceStep : Step {
 };
 
 struct CallStep : Step {
-  Value apply(Context& c, const Value& v) const override { return call(c, v, arguments.evaluate(c)); }
+  Value apply(Context& c, const Value& v) const override {
+    return call(c, v, arguments.evaluate(c));
+  }
   ArgumentList arguments;
 };
 
 struct FilterStep : Step {
   Value apply(Context& c, const Value& v) const override;
   std::string name;
-  const Builtin* builtin = nullptr;  // null where there is none of that name: an error when it is reached
+  const Builtin* builtin =
+      nullptr;  // null where there is none of that name: an error when it is reached
   ArgumentList arguments;
 };
 
@@ -179,7 +182,8 @@ struct If : Statement {
 struct For : Statement {
   Flow execute(Context& c) const override;
   // Runs over a value, in scopes within `parent`.
-  Flow run(Context& c, const Value& over, int64_t depth, const std::shared_ptr<Frame>& parent) const;
+  Flow run(Context& c, const Value& over, int64_t depth,
+           const std::shared_ptr<Frame>& parent) const;
 
   Target target;
   ExpressionPtr over, test;  // the test may be absent
@@ -216,7 +220,8 @@ struct ScopedBlock : Statement {
 struct MacroDefinition {
   Position at;
   std::string name;
-  std::vector<std::pair<std::string, ExpressionPtr>> parameters;  // with defaults, which may be absent
+  std::vector<std::pair<std::string, ExpressionPtr>>
+      parameters;  // with defaults, which may be absent
   bool uses_varargs = false, uses_kwargs = false, uses_caller = false;
   Body body;
 };

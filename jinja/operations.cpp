@@ -1,6 +1,6 @@
 // Operators, comparison, iteration and access, as Python's types and jinja2's sandbox have them.
-#include <bit>
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <compare>
 
@@ -10,21 +10,36 @@ namespace stet::jinja {
 
 const char* type_name(const Value& v) {
   switch (v.kind()) {
-    case Kind::undefined: return "Undefined";
-    case Kind::none: return "None";
-    case Kind::boolean: return "bool";
-    case Kind::integer: return "int";
-    case Kind::number: return "float";
-    case Kind::string: return "str";
-    case Kind::list: return "list";
-    case Kind::tuple: return "tuple";
-    case Kind::dict: return "dict";
-    case Kind::view: return v.as<List>().name;
-    case Kind::range: return "range";
-    case Kind::iterator: return "generator";
-    case Kind::space: return "Namespace";
-    case Kind::loop: return "LoopContext";
-    case Kind::callable: return "function";
+    case Kind::undefined:
+      return "Undefined";
+    case Kind::none:
+      return "None";
+    case Kind::boolean:
+      return "bool";
+    case Kind::integer:
+      return "int";
+    case Kind::number:
+      return "float";
+    case Kind::string:
+      return "str";
+    case Kind::list:
+      return "list";
+    case Kind::tuple:
+      return "tuple";
+    case Kind::dict:
+      return "dict";
+    case Kind::view:
+      return v.as<List>().name;
+    case Kind::range:
+      return "range";
+    case Kind::iterator:
+      return "generator";
+    case Kind::space:
+      return "Namespace";
+    case Kind::loop:
+      return "LoopContext";
+    case Kind::callable:
+      return "function";
   }
   return "";
 }
@@ -52,29 +67,44 @@ double as_double(const Value& v) {
 bool truth(Context& c, const Value& v) {
   switch (v.kind()) {
     case Kind::undefined:
-    case Kind::none: return false;
-    case Kind::boolean: return v.as_boolean();
-    case Kind::integer: return v.as_integer() != 0;
-    case Kind::number: return v.as_number() != 0;
-    case Kind::string: return !text_of(v).bytes.empty();
+    case Kind::none:
+      return false;
+    case Kind::boolean:
+      return v.as_boolean();
+    case Kind::integer:
+      return v.as_integer() != 0;
+    case Kind::number:
+      return v.as_number() != 0;
+    case Kind::string:
+      return !text_of(v).bytes.empty();
     case Kind::iterator:
     case Kind::space:
-    case Kind::callable: return true;
-    default: return *length(c, v) > 0;
+    case Kind::callable:
+      return true;
+    default:
+      return *length(c, v) > 0;
   }
 }
 
 std::optional<size_t> length(Context& c, const Value& v) {
   switch (v.kind()) {
-    case Kind::undefined: return 0;
-    case Kind::string: c.copy(text_of(v).bytes.size()); return characters(text_of(v).bytes);
+    case Kind::undefined:
+      return 0;
+    case Kind::string:
+      c.copy(text_of(v).bytes.size());
+      return characters(text_of(v).bytes);
     case Kind::list:
     case Kind::tuple:
-    case Kind::view: return items_of(v).size();
-    case Kind::dict: return members_of(v).all().size();
-    case Kind::range: return static_cast<size_t>(v.as<Range>().count);
-    case Kind::loop: return static_cast<size_t>(attribute(c, v, "length").as_integer());
-    default: return std::nullopt;
+    case Kind::view:
+      return items_of(v).size();
+    case Kind::dict:
+      return members_of(v).all().size();
+    case Kind::range:
+      return static_cast<size_t>(v.as<Range>().count);
+    case Kind::loop:
+      return static_cast<size_t>(attribute(c, v, "length").as_integer());
+    default:
+      return std::nullopt;
   }
 }
 
@@ -104,7 +134,8 @@ uint64_t key_steps(Context& c, const Value& key) {
 }
 
 void charge_search(Context& c, const Members& members, const Value& key) {
-  const uint64_t count = members.all().size(), comparisons = count < 16 ? count : std::bit_width(count) + 1;
+  const uint64_t count = members.all().size(),
+                 comparisons = count < 16 ? count : std::bit_width(count) + 1;
   c.step(key_steps(c, key) * comparisons + comparisons / 16);
 }
 
@@ -127,7 +158,9 @@ namespace {
 std::partial_ordering number_order(const Value& a, const Value& b) {
   const auto x = as_index(a), y = as_index(b);
   if (x && y) return *x <=> *y;
-  const auto wide = [](const Value& v) { return as_index(v) ? static_cast<long double>(*as_index(v)) : as_double(v); };
+  const auto wide = [](const Value& v) {
+    return as_index(v) ? static_cast<long double>(*as_index(v)) : as_double(v);
+  };
   return wide(a) <=> wide(b);
 }
 
@@ -158,16 +191,20 @@ bool equal(Context& c, const Value& a, const Value& b) {
   const Context::Level level(c);
   switch (a.kind()) {
     case Kind::undefined:
-    case Kind::none: return true;
+    case Kind::none:
+      return true;
     case Kind::string:
       c.copy(text_of(a).bytes.size());
       return text_of(a).bytes == text_of(b).bytes;
     case Kind::list:
     case Kind::tuple:
     case Kind::view:
-    case Kind::range: return equal_items(c, a, b);
-    case Kind::dict: return equal_members(c, members_of(a), members_of(b));
-    default: return a.object() == b.object();
+    case Kind::range:
+      return equal_items(c, a, b);
+    case Kind::dict:
+      return equal_members(c, members_of(a), members_of(b));
+    default:
+      return a.object() == b.object();
   }
 }
 
@@ -179,7 +216,8 @@ bool compare(Context& c, Order order, const Value& a, const Value& b) {
     result = number_order(a, b);
   } else if (is_string(a) && is_string(b)) {
     c.copy(text_of(a).bytes.size());
-    result = text_of(a).bytes.compare(text_of(b).bytes) <=> 0;  // bytes of UTF-8 sort as its characters do
+    result = text_of(a).bytes.compare(text_of(b).bytes) <=>
+             0;  // bytes of UTF-8 sort as its characters do
   } else if (a.kind() == b.kind() && (a.is(Kind::list) || a.is(Kind::tuple))) {
     const auto &x = items_of(a), &y = items_of(b);
     for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) {
@@ -192,10 +230,14 @@ bool compare(Context& c, Order order, const Value& a, const Value& b) {
     c.fail("two values that can be ordered", std::string(type_name(a)) + " and " + type_name(b));
   }
   switch (order) {
-    case Order::less: return result < 0;
-    case Order::less_equal: return result <= 0;
-    case Order::greater: return result > 0;
-    case Order::greater_equal: return result >= 0;
+    case Order::less:
+      return result < 0;
+    case Order::less_equal:
+      return result <= 0;
+    case Order::greater:
+      return result > 0;
+    case Order::greater_equal:
+      return result >= 0;
   }
   return false;
 }
@@ -224,8 +266,10 @@ bool is_iterable(const Value& v) {
     case Kind::integer:
     case Kind::number:
     case Kind::space:
-    case Kind::callable: return false;
-    default: return true;
+    case Kind::callable:
+      return false;
+    default:
+      return true;
   }
 }
 
@@ -238,8 +282,10 @@ Iteration iterate(Context& c, const Value& v) {
     return c.make<Iterator>(64, std::move(next));
   };
   switch (v.kind()) {
-    case Kind::iterator: return std::static_pointer_cast<Iterator>(v.shared());
-    case Kind::undefined: return counted([](Context&, const Value&, size_t, Value&) { return false; });
+    case Kind::iterator:
+      return std::static_pointer_cast<Iterator>(v.shared());
+    case Kind::undefined:
+      return counted([](Context&, const Value&, size_t, Value&) { return false; });
     case Kind::list:
     case Kind::tuple:
     case Kind::view:
@@ -262,15 +308,17 @@ Iteration iterate(Context& c, const Value& v) {
         return true;
       });
     case Kind::string:
-      return counted([byte = size_t{0}](Context& context, const Value& of, size_t, Value& item) mutable {
-        const Text& text = text_of(of);
-        if (byte >= text.bytes.size()) return false;
-        const size_t end = byte + utf8_at(text.bytes, byte).length;
-        item = context.string(slice(text, byte, end));
-        byte = end;
-        return true;
-      });
-    default: c.fail("something to iterate over", std::string("a value of type ") + type_name(v));
+      return counted(
+          [byte = size_t{0}](Context& context, const Value& of, size_t, Value& item) mutable {
+            const Text& text = text_of(of);
+            if (byte >= text.bytes.size()) return false;
+            const size_t end = byte + utf8_at(text.bytes, byte).length;
+            item = context.string(slice(text, byte, end));
+            byte = end;
+            return true;
+          });
+    default:
+      c.fail("something to iterate over", std::string("a value of type ") + type_name(v));
   }
 }
 
@@ -285,9 +333,7 @@ std::vector<Value> items(Context& c, const Value& v) {
 
 namespace {
 
-std::string quoted_name(const std::string& name) {
-  return "'" + name + "'";
-}
+std::string quoted_name(const std::string& name) { return "'" + name + "'"; }
 
 std::string object_name(const Value& v) {
   return v.is(Kind::none) ? "None" : quoted_name(std::string(type_name(v)) + " object");
@@ -300,17 +346,21 @@ bool is_one_of(const std::string& name, std::initializer_list<const char*> names
 // What the sandbox hides: methods that change what they are of, and Python's inner workings.
 bool is_unsafe(const Value& v, const std::string& name) {
   if (v.is(Kind::list)) {
-    return is_one_of(name, {"append", "clear", "pop", "reverse", "insert", "sort", "extend", "remove"}) ||
+    return is_one_of(name,
+                     {"append", "clear", "pop", "reverse", "insert", "sort", "extend", "remove"}) ||
            (name.starts_with("__") && name.ends_with("__"));
   }
-  if (v.is(Kind::dict) && is_one_of(name, {"clear", "pop", "popitem", "setdefault", "update"})) return true;
+  if (v.is(Kind::dict) && is_one_of(name, {"clear", "pop", "popitem", "setdefault", "update"}))
+    return true;
   return name.size() > 4 && name.starts_with("__") && name.ends_with("__");
 }
 
 // What getattr finds.
 std::optional<Value> own_attribute(Context& c, const Value& v, const std::string& name) {
   if (is_unsafe(v, name)) {
-    return c.undefined("access to attribute " + quoted_name(name) + " of " + quoted_name(type_name(v)) + " object is unsafe", true);
+    return c.undefined("access to attribute " + quoted_name(name) + " of " +
+                           quoted_name(type_name(v)) + " object is unsafe",
+                       true);
   }
   if (v.is(Kind::space)) {
     c.names(v.as<Space>().attributes.size(), name.size());
@@ -363,7 +413,8 @@ Value attribute(Context& c, const Value& v, const std::string& name) {
 Value item(Context& c, const Value& v, const Value& index) {
   require_defined(c, v);
   if (auto found = own_item(c, v, index)) return *found;
-  if (!is_string(index)) return c.undefined(object_name(v) + " has no element " + repr(c, index).bytes);
+  if (!is_string(index))
+    return c.undefined(object_name(v) + " has no element " + repr(c, index).bytes);
   const std::string& name = text_of(index).bytes;
   if (auto found = own_attribute(c, v, name)) return *found;
   return c.undefined(object_name(v) + " has no attribute " + quoted_name(name));
@@ -380,14 +431,16 @@ Value slice(Context& c, const Value& v, const Value& start, const Value& stop, c
   const int64_t by = std::clamp(number(step).value_or(1), -INT64_MAX, INT64_MAX);
   if (by == 0) c.fail("a slice step other than 0", "0");
   const bool sequence = is_string(v) || v.is(Kind::list) || v.is(Kind::tuple) || v.is(Kind::range);
-  if (!sequence) c.fail("something that has slices", std::string("a value of type ") + type_name(v));
+  if (!sequence)
+    c.fail("something that has slices", std::string("a value of type ") + type_name(v));
   const auto count = static_cast<int64_t>(*length(c, v));
   // Bounds of Python's slice.indices.
   const int64_t low = by < 0 ? -1 : 0, high = by < 0 ? count - 1 : count;
   const auto clamped = [&](const Value& bound, int64_t otherwise) {
     const std::optional<int64_t> given = number(bound);
     if (!given) return otherwise;
-    return *given < 0 ? std::max(*given < -count ? low : *given + count, low) : std::min(*given, high);
+    return *given < 0 ? std::max(*given < -count ? low : *given + count, low)
+                      : std::min(*given, high);
   };
   const int64_t from = clamped(start, by < 0 ? high : low), to = clamped(stop, by < 0 ? low : high);
   const int64_t many = by < 0 ? (from > to ? (from - to - 1) / -by + 1 : 0)
@@ -400,19 +453,23 @@ Value slice(Context& c, const Value& v, const Value& start, const Value& stop, c
   if (!is_string(v)) {
     c.expect_memory(static_cast<size_t>(many) * sizeof(Value));
     std::vector<Value> taken;
-    for (int64_t i = 0; i < many; ++i) taken.push_back(items_of(v)[static_cast<size_t>(from + i * by)]);
+    for (int64_t i = 0; i < many; ++i)
+      taken.push_back(items_of(v)[static_cast<size_t>(from + i * by)]);
     return c.list(std::move(taken), v.kind());
   }
   const Text& text = text_of(v);
   c.scan(text.bytes.size());
   const bool one_byte_each = static_cast<size_t>(count) == text.bytes.size();
   if (by == 1) {
-    const auto byte = [&](int64_t i) { return one_byte_each ? static_cast<size_t>(i) : byte_of(text.bytes, static_cast<size_t>(i)); };
+    const auto byte = [&](int64_t i) {
+      return one_byte_each ? static_cast<size_t>(i) : byte_of(text.bytes, static_cast<size_t>(i));
+    };
     return many == 0 ? c.string("") : c.string(slice(text, byte(from), byte(from + many)));
   }
   c.expect_memory(2 * sizeof(size_t) * static_cast<size_t>(count));
   std::vector<size_t> begins;
-  for (size_t at = 0; at < text.bytes.size(); at += utf8_at(text.bytes, at).length) begins.push_back(at);
+  for (size_t at = 0; at < text.bytes.size(); at += utf8_at(text.bytes, at).length)
+    begins.push_back(at);
   begins.push_back(text.bytes.size());
   Builder out(c);
   for (int64_t i = 0; i < many; ++i) {
@@ -439,9 +496,7 @@ namespace {
   c.fail(expected, std::string("a value of type ") + type_name(v));
 }
 
-Value overflow(Context& c) {
-  c.fail("an integer of 64 bits", "a larger one");
-}
+Value overflow(Context& c) { c.fail("an integer of 64 bits", "a larger one"); }
 
 Value integer_power(Context& c, int64_t base, int64_t exponent) {
   int64_t result = 1;
@@ -456,14 +511,21 @@ Value integer_power(Context& c, int64_t base, int64_t exponent) {
 Value integer_arithmetic(Context& c, char op, int64_t a, int64_t b) {
   int64_t result = 0;
   switch (op) {
-    case '+': return __builtin_add_overflow(a, b, &result) ? overflow(c) : Value::integer(result);
-    case '-': return __builtin_sub_overflow(a, b, &result) ? overflow(c) : Value::integer(result);
-    case '*': return __builtin_mul_overflow(a, b, &result) ? overflow(c) : Value::integer(result);
-    case 'p': return integer_power(c, a, b);
-    default: break;
+    case '+':
+      return __builtin_add_overflow(a, b, &result) ? overflow(c) : Value::integer(result);
+    case '-':
+      return __builtin_sub_overflow(a, b, &result) ? overflow(c) : Value::integer(result);
+    case '*':
+      return __builtin_mul_overflow(a, b, &result) ? overflow(c) : Value::integer(result);
+    case 'p':
+      return integer_power(c, a, b);
+    default:
+      break;
   }
   if (b == 0) c.fail("a divisor other than 0", "0");
-  if (op == '/') return Value::number(static_cast<double>(static_cast<long double>(a) / static_cast<long double>(b)));
+  if (op == '/')
+    return Value::number(
+        static_cast<double>(static_cast<long double>(a) / static_cast<long double>(b)));
   if (b == -1) return op == '%' ? Value::integer(0) : integer_arithmetic(c, '-', 0, a);
   const bool down = a % b != 0 && (a < 0) != (b < 0);  // towards minus infinity
   return Value::integer(op == '%' ? a % b + (down ? b : 0) : a / b - (down ? 1 : 0));
@@ -486,19 +548,28 @@ std::pair<double, double> floor_division(double a, double b) {
 }
 
 Value float_arithmetic(Context& c, char op, double a, double b) {
-  if ((op == '/' || op == 'f' || op == '%') && b == 0) c.fail("a divisor other than 0", float_repr(b));
+  if ((op == '/' || op == 'f' || op == '%') && b == 0)
+    c.fail("a divisor other than 0", float_repr(b));
   switch (op) {
-    case '+': return Value::number(a + b);
-    case '-': return Value::number(a - b);
-    case '*': return Value::number(a * b);
-    case '/': return Value::number(a / b);
-    case 'f': return Value::number(floor_division(a, b).first);
-    case '%': return Value::number(floor_division(a, b).second);
-    default: break;
+    case '+':
+      return Value::number(a + b);
+    case '-':
+      return Value::number(a - b);
+    case '*':
+      return Value::number(a * b);
+    case '/':
+      return Value::number(a / b);
+    case 'f':
+      return Value::number(floor_division(a, b).first);
+    case '%':
+      return Value::number(floor_division(a, b).second);
+    default:
+      break;
   }
   if (a == 0 && b < 0) c.fail("a base other than 0 for a negative exponent", "0");
   const double power = std::pow(a, b);
-  if ((std::isnan(power) && !std::isnan(a) && !std::isnan(b)) || (std::isinf(power) && !std::isinf(a) && !std::isinf(b))) {
+  if ((std::isnan(power) && !std::isnan(a) && !std::isnan(b)) ||
+      (std::isinf(power) && !std::isinf(a) && !std::isinf(b))) {
     c.fail("a power that is a float", float_repr(a) + " ** " + float_repr(b));
   }
   return Value::number(power);
@@ -512,7 +583,8 @@ Value repeated(Context& c, const Value& v, int64_t count) {
   c.copy(times * size);
   if (!is_string(v)) {
     std::vector<Value> all;
-    for (size_t i = 0; size > 0 && i < times; ++i) all.insert(all.end(), items_of(v).begin(), items_of(v).end());
+    for (size_t i = 0; size > 0 && i < times; ++i)
+      all.insert(all.end(), items_of(v).begin(), items_of(v).end());
     return c.list(std::move(all), v.kind());
   }
   Builder out(c);
@@ -544,7 +616,9 @@ Value binary(Context& c, char op, const Value& a, const Value& b) {
   const auto x = as_index(a), y = as_index(b);
   if (x && y && !(op == 'p' && *y < 0)) return integer_arithmetic(c, op, *x, *y);
   if (is_number(a) && is_number(b)) return float_arithmetic(c, op, as_double(a), as_double(b));
-  const auto sequence = [](const Value& v) { return is_string(v) || v.is(Kind::list) || v.is(Kind::tuple); };
+  const auto sequence = [](const Value& v) {
+    return is_string(v) || v.is(Kind::list) || v.is(Kind::tuple);
+  };
   if (op == '+' && a.kind() == b.kind() && sequence(a)) return joined(c, a, b);
   if (op == '*' && sequence(a) && y) return repeated(c, a, *y);
   if (op == '*' && sequence(b) && x) return repeated(c, b, *x);

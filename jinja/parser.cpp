@@ -1,4 +1,5 @@
-// Tokens to nodes. The grammar is that of jinja2's parser; precedence grows from one method to the next.
+// Tokens to nodes. The grammar is that of jinja2's parser; precedence grows from one method to the
+// next.
 #include <algorithm>
 #include <charconv>
 
@@ -20,7 +21,8 @@ bool is_one_of(const Token& token, Type type, Words words) {
 
 class Parser {
  public:
-  Parser(std::vector<Token> tokens, const std::string& name) : tokens_(std::move(tokens)), name_(name) {}
+  Parser(std::vector<Token> tokens, const std::string& name)
+      : tokens_(std::move(tokens)), name_(name) {}
 
   Body run() { return statements({}); }
 
@@ -33,7 +35,8 @@ class Parser {
 
   [[noreturn]] void fail(const std::string& expected) const { fail(now(), expected); }
   [[noreturn]] void fail(const Token& token, const std::string& expected) const {
-    static constexpr const char* kNames[] = {"text", "{{", "}}", "{%", "%}", "", "a string", "", "", "", "the end of the template"};
+    static constexpr const char* kNames[] = {
+        "text", "{{", "}}", "{%", "%}", "", "a string", "", "", "", "the end of the template"};
     const std::string kind = kNames[static_cast<size_t>(token.type)];
     fail_at(ErrorKind::format, name_, token.at, expected, kind.empty() ? token.text : kind);
   }
@@ -65,7 +68,8 @@ class Parser {
    public:
     explicit Level(Parser& parser) : parser_(parser) {
       if (++parser.depth_ <= kDepthLimit) return;
-      fail_at(ErrorKind::capacity, parser.name_, parser.now().at, "at most " + std::to_string(kDepthLimit) + " levels of nesting", "more");
+      fail_at(ErrorKind::capacity, parser.name_, parser.now().at,
+              "at most " + std::to_string(kDepthLimit) + " levels of nesting", "more");
     }
     ~Level() { --parser_.depth_; }
     Level(const Level&) = delete;
@@ -77,7 +81,8 @@ class Parser {
 
   // ---- statements ----
 
-  // Up to a tag that is one of `ends`, whose name is then the next token; to the end of the template where none is given.
+  // Up to a tag that is one of `ends`, whose name is then the next token; to the end of the
+  // template where none is given.
   Body statements(Words ends) {
     const Level level(*this);
     Body body;
@@ -106,7 +111,8 @@ class Parser {
 
   static std::string words(Words all) {
     std::string text;
-    for (const std::string_view word : all) text += (text.empty() ? "{% " : " or {% ") + std::string(word) + " %}";
+    for (const std::string_view word : all)
+      text += (text.empty() ? "{% " : " or {% ") + std::string(word) + " %}";
     return text;
   }
 
@@ -132,21 +138,33 @@ class Parser {
     if (now().type != Type::name) fail("the name of a tag");
     const Token tag = next();
     if (tag.text == "print") {
-      for (bool more = now().type != Type::block_end; more; more = skip_sign(",")) body.push_back(print(expression()));
+      for (bool more = now().type != Type::block_end; more; more = skip_sign(","))
+        body.push_back(print(expression()));
       return;
     }
     std::unique_ptr<Statement> node;
-    if (tag.text == "if") node = if_statement();
-    else if (tag.text == "for") node = for_statement();
-    else if (tag.text == "set") node = set_statement();
-    else if (tag.text == "macro") node = macro_statement(tag);
-    else if (tag.text == "call") node = call_block(tag);
-    else if (tag.text == "filter") node = filter_block();
-    else if (tag.text == "with") node = with_statement();
-    else if (tag.text == "generation") node = generation();
-    else if (tag.text == "break" || tag.text == "continue") node = jump(tag);
-    else if (is_one_of(tag, Type::name, {"include", "import", "from", "extends", "block", "autoescape"})) {
-      fail_at(ErrorKind::unsupported, name_, tag.at, "a template of one file, without inheritance or escaping", tag.text);
+    if (tag.text == "if")
+      node = if_statement();
+    else if (tag.text == "for")
+      node = for_statement();
+    else if (tag.text == "set")
+      node = set_statement();
+    else if (tag.text == "macro")
+      node = macro_statement(tag);
+    else if (tag.text == "call")
+      node = call_block(tag);
+    else if (tag.text == "filter")
+      node = filter_block();
+    else if (tag.text == "with")
+      node = with_statement();
+    else if (tag.text == "generation")
+      node = generation();
+    else if (tag.text == "break" || tag.text == "continue")
+      node = jump(tag);
+    else if (is_one_of(tag, Type::name,
+                       {"include", "import", "from", "extends", "block", "autoescape"})) {
+      fail_at(ErrorKind::unsupported, name_, tag.at,
+              "a template of one file, without inheritance or escaping", tag.text);
     } else {
       fail(tag, ends.size() > 0 ? "a tag of Jinja, or " + words(ends) : "a tag of Jinja");
     }
@@ -234,7 +252,8 @@ class Parser {
       const Token parameter = now();
       std::string title = name();
       ExpressionPtr otherwise = skip_sign("=") ? expression() : nullptr;
-      if (otherwise == nullptr && !macro.parameters.empty() && macro.parameters.back().second != nullptr) {
+      if (otherwise == nullptr && !macro.parameters.empty() &&
+          macro.parameters.back().second != nullptr) {
         fail(parameter, "a default, as the parameter before has one");
       }
       macro.parameters.emplace_back(std::move(title), std::move(otherwise));
@@ -304,7 +323,8 @@ class Parser {
     }
     Target one;
     one.at = now().at;
-    if (is_one_of(now(), Type::name, {"true", "false", "none", "True", "False", "None", "loop"})) fail("a name that can be assigned to");
+    if (is_one_of(now(), Type::name, {"true", "false", "none", "True", "False", "None", "loop"}))
+      fail("a name that can be assigned to");
     one.name = name();
     if (spaces && skip_sign(".")) one.attribute = name();
     return one;
@@ -313,8 +333,8 @@ class Parser {
   // ---- expressions ----
 
   bool at_tuple_end(Words ends) const {
-    return now().type == Type::variable_end || now().type == Type::block_end || now().is_sign(")") || now().is_sign("=") ||
-           is_one_of(now(), Type::name, ends);
+    return now().type == Type::variable_end || now().type == Type::block_end ||
+           now().is_sign(")") || now().is_sign("=") || is_one_of(now(), Type::name, ends);
   }
 
   // One expression, or several with commas between: a tuple.
@@ -380,8 +400,10 @@ class Parser {
     std::unique_ptr<Comparison> node;
     while (true) {
       std::string op;
-      if (is_one_of(now(), Type::sign, {"==", "!=", "<", "<=", ">", ">="})) op = next().text;
-      else if (skip_name("in")) op = "in";
+      if (is_one_of(now(), Type::sign, {"==", "!=", "<", "<=", ">", ">="}))
+        op = next().text;
+      else if (skip_name("in"))
+        op = "in";
       else if (now().is_name("not") && look().is_name("in")) {
         at_ += 2;
         op = "not in";
@@ -444,10 +466,14 @@ class Parser {
     Steps steps;
     postfix(steps);
     while (filters) {
-      if (skip_sign("|")) steps.push_back(filter());
-      else if (now().is_name("is")) steps.push_back(test());
-      else if (now().is_sign("(")) steps.push_back(call_step());
-      else break;
+      if (skip_sign("|"))
+        steps.push_back(filter());
+      else if (now().is_name("is"))
+        steps.push_back(test());
+      else if (now().is_sign("("))
+        steps.push_back(call_step());
+      else
+        break;
     }
     return chained(std::move(e), std::move(steps), start.at);
   }
@@ -460,20 +486,29 @@ class Parser {
     return node;
   }
 
-  ExpressionPtr literal(Value v, Position at) const { return placed(std::make_unique<Literal>(std::move(v)), at); }
+  ExpressionPtr literal(Value v, Position at) const {
+    return placed(std::make_unique<Literal>(std::move(v)), at);
+  }
 
   ExpressionPtr primary() {
     const Token token = now();
     switch (token.type) {
-      case Type::name: ++at_; return named(token);
+      case Type::name:
+        ++at_;
+        return named(token);
       case Type::string: {
         std::string text;
         while (now().type == Type::string) text += next().text;
         return literal(Value::string(text), token.at);
       }
-      case Type::integer: ++at_; return literal(Value::integer(integer(token)), token.at);
-      case Type::number: ++at_; return literal(Value::number(*parse_float(token.text)), token.at);
-      default: break;
+      case Type::integer:
+        ++at_;
+        return literal(Value::integer(integer(token)), token.at);
+      case Type::number:
+        ++at_;
+        return literal(Value::number(*parse_float(token.text)), token.at);
+      default:
+        break;
     }
     if (skip_sign("(")) {
       ExpressionPtr inner = tuple({}, true, true);
@@ -504,7 +539,8 @@ class Parser {
     const int base = kind == 'x' ? 16 : kind == 'o' ? 8 : kind == 'b' ? 2 : 10;
     int64_t value = 0;
     const char* const first = text.data() + (base == 10 ? 0 : 2);
-    if (std::from_chars(first, text.data() + text.size(), value, base).ec != std::errc()) fail(token, "an integer of 64 bits");
+    if (std::from_chars(first, text.data() + text.size(), value, base).ec != std::errc())
+      fail(token, "an integer of 64 bits");
     return value;
   }
 
@@ -534,10 +570,14 @@ class Parser {
 
   void postfix(Steps& steps) {
     while (true) {
-      if (now().is_sign(".")) steps.push_back(dotted());
-      else if (now().is_sign("[")) steps.push_back(subscript());
-      else if (now().is_sign("(")) steps.push_back(call_step());
-      else return;
+      if (now().is_sign("."))
+        steps.push_back(dotted());
+      else if (now().is_sign("["))
+        steps.push_back(subscript());
+      else if (now().is_sign("("))
+        steps.push_back(call_step());
+      else
+        return;
     }
   }
 
@@ -603,7 +643,8 @@ class Parser {
         at_ += 2;
         all.named.emplace_back(start.text, expression());
       } else {
-        if (all.more != nullptr || all.more_named != nullptr || !all.named.empty()) fail(start, "arguments by position before the others");
+        if (all.more != nullptr || all.more_named != nullptr || !all.named.empty())
+          fail(start, "arguments by position before the others");
         all.positional.push_back(expression());
       }
       if (!skip_sign(",")) break;
@@ -633,8 +674,10 @@ class Parser {
     step->name = dotted_name();
     step->builtin = find_test(step->name);
     const Type type = now().type;
-    const bool operand = type == Type::string || type == Type::integer || type == Type::number || now().is_sign("[") || now().is_sign("{") ||
-                         (type == Type::name && !is_one_of(now(), Type::name, {"else", "or", "and"}));
+    const bool operand =
+        type == Type::string || type == Type::integer || type == Type::number ||
+        now().is_sign("[") || now().is_sign("{") ||
+        (type == Type::name && !is_one_of(now(), Type::name, {"else", "or", "and"}));
     if (now().is_sign("(")) {
       step->arguments = arguments();
     } else if (operand) {
@@ -660,7 +703,9 @@ class Parser {
 
 Body parse_template(std::string_view source, const std::string& name) {
   if (source.size() > kSourceLimit) {
-    throw Error(ErrorKind::capacity, name, "", "a template of at most " + std::to_string(kSourceLimit) + " bytes", std::to_string(source.size()));
+    throw Error(ErrorKind::capacity, name, "",
+                "a template of at most " + std::to_string(kSourceLimit) + " bytes",
+                std::to_string(source.size()));
   }
   if (!utf8_valid(source)) throw Error(ErrorKind::format, name, "", "UTF-8", "other bytes");
   return Parser(tokenize(source, name), name).run();

@@ -43,14 +43,12 @@ Value in(Context& c, const Value& v, const Bound& a) {
   return Value::boolean(contains(c, a[0], v));
 }
 
-Value iterable(Context&, const Value& v, const Bound&) {
-  return Value::boolean(is_iterable(v));
-}
+Value iterable(Context&, const Value& v, const Bound&) { return Value::boolean(is_iterable(v)); }
 
 // What has a length and items by index or key.
 Value sequence(Context&, const Value& v, const Bound&) {
-  return Value::boolean(is_string(v) || v.is(Kind::list) || v.is(Kind::tuple) || v.is(Kind::dict) || v.is(Kind::range) ||
-                        v.is(Kind::undefined));
+  return Value::boolean(is_string(v) || v.is(Kind::list) || v.is(Kind::tuple) || v.is(Kind::dict) ||
+                        v.is(Kind::range) || v.is(Kind::undefined));
 }
 
 Value callable(Context&, const Value& v, const Bound&) {
@@ -79,9 +77,7 @@ Value is_test(Context& c, const Value& v, const Bound&) {
   return Value::boolean(find_test(str(c, v).bytes) != nullptr);
 }
 
-Value never(Context&, const Value&, const Bound&) {
-  return Value::boolean(false);
-}
+Value never(Context&, const Value&, const Bound&) { return Value::boolean(false); }
 
 constexpr Builtin kTests[] = {
     {"!=", "other", 1, equal_to<false>},
@@ -127,8 +123,6 @@ constexpr Builtin kTests[] = {
 
 }  // namespace
 
-const Builtin* find_test(const std::string& name) {
-  return find_in(kTests, name);
-}
+const Builtin* find_test(const std::string& name) { return find_in(kTests, name); }
 
 }  // namespace stet::jinja

@@ -28,7 +28,9 @@ void Target::assign(Context& c, const Value& value) const {
     Name object(name);
     object.at = at;
     const Value space = object.evaluate(c);
-    if (!space.is(Kind::space)) c.fail("a namespace to set an attribute of", std::string("a value of type ") + type_name(space));
+    if (!space.is(Kind::space))
+      c.fail("a namespace to set an attribute of",
+             std::string("a value of type ") + type_name(space));
     auto& attributes = space.as<Space>().attributes;
     c.names(attributes.size(), attribute.size());
     for (auto& [key, old] : attributes) {
@@ -48,8 +50,10 @@ Flow Data::execute(Context& c) const {
 
 Flow Print::execute(Context& c) const {
   const Value v = expression->evaluate(c);
-  if (is_string(v)) c.write(text_of(v));
-  else c.write(str(c, v));
+  if (is_string(v))
+    c.write(text_of(v));
+  else
+    c.write(str(c, v));
   return Flow::normal;
 }
 
@@ -76,8 +80,10 @@ Flow CapturedBlock::execute(Context& c) const {
   if (flow != Flow::normal) return flow;
   text = apply(c, filters, std::move(text));
   c.at = at;
-  if (target) target->assign(c, text);
-  else c.write(str(c, text));
+  if (target)
+    target->assign(c, text);
+  else
+    c.write(str(c, text));
   return Flow::normal;
 }
 
@@ -96,7 +102,8 @@ Flow ScopedBlock::execute(Context& c) const {
 
 namespace {
 
-// The variable `loop`. Items are drawn when they are asked for, at most one ahead unless a length is wanted.
+// The variable `loop`. Items are drawn when they are asked for, at most one ahead unless a length
+// is wanted.
 struct Loop : Callable {
   Loop(const For& n, const Value& o, Iteration f, int64_t d, std::shared_ptr<Frame> p)
       : node(n), over(o), from(std::move(f)), depth(d), parent(std::move(p)) {}
@@ -130,7 +137,8 @@ struct Loop : Callable {
 
   Value call(Context& c, const Arguments& arguments) override {
     if (!node.recursive) c.fail("a loop marked recursive", "another");
-    if (arguments.positional.size() != 1 || !arguments.named.empty()) c.fail("one argument of loop", "another number");
+    if (arguments.positional.size() != 1 || !arguments.named.empty())
+      c.fail("one argument of loop", "another number");
     return c.captured([&] { node.run(c, arguments.positional[0], depth + 1, parent); });
   }
   std::string shown() const override { return "<LoopContext " + std::to_string(index + 1) + ">"; }
@@ -184,7 +192,8 @@ std::optional<Value> Loop::attribute(Context& c, const Value& self, const std::s
 }
 
 // The items of `from` for which the loop's test holds, tried when they are asked for.
-Iteration tested(Context& c, const For& node, const Iteration& from, const std::shared_ptr<Frame>& parent) {
+Iteration tested(Context& c, const For& node, const Iteration& from,
+                 const std::shared_ptr<Frame>& parent) {
   Iterator::Next next = [&node, from, parent](Context& context, Value& item) {
     while (from->next(context, item)) {
       const Scope scope(context, parent);
@@ -204,12 +213,14 @@ Flow For::execute(Context& c) const {
   return run(c, v, 0, c.frame);
 }
 
-Flow For::run(Context& c, const Value& value, int64_t depth, const std::shared_ptr<Frame>& parent) const {
+Flow For::run(Context& c, const Value& value, int64_t depth,
+              const std::shared_ptr<Frame>& parent) const {
   Iteration from = iterate(c, value);
   if (test != nullptr) from = tested(c, *this, from, parent);
   const auto loop = c.make<Loop>(0, *this, value, from, depth, parent);
   const Value loop_value(Kind::loop, loop);
-  bool completed = false;  // an iteration that reached its end: a jump out of all of them lets else run, as in jinja2
+  bool completed = false;  // an iteration that reached its end: a jump out of all of them lets else
+                           // run, as in jinja2
   while (loop->advance(c)) {
     c.step();
     const Scope scope(c, parent);
@@ -229,14 +240,17 @@ Flow For::run(Context& c, const Value& value, int64_t depth, const std::shared_p
 namespace {
 
 struct Macro : Callable {
-  Macro(const MacroDefinition& d, std::shared_ptr<Frame> f) : definition(d), closure(std::move(f)) {}
+  Macro(const MacroDefinition& d, std::shared_ptr<Frame> f)
+      : definition(d), closure(std::move(f)) {}
 
   Value call(Context& c, const Arguments& given) override {
     const Scope scope(c, closure);
     bind(c, given);
     return c.captured([&] { execute(c, definition.body); });
   }
-  std::string shown() const override { return definition.name.empty() ? "<Macro anonymous>" : "<Macro '" + definition.name + "'>"; }
+  std::string shown() const override {
+    return definition.name.empty() ? "<Macro anonymous>" : "<Macro '" + definition.name + "'>";
+  }
   std::optional<Value> attribute(Context& c, const Value&, const std::string& name) override;
 
   const MacroDefinition& definition;
@@ -251,7 +265,8 @@ void Macro::bind(Context& c, const Arguments& given) const {
   const auto& parameters = definition.parameters;
   auto named = given.named;
   const auto take = [&](const std::string& name) -> std::optional<Value> {
-    const auto found = std::find_if(named.begin(), named.end(), [&](const auto& n) { return n.first == name; });
+    const auto found =
+        std::find_if(named.begin(), named.end(), [&](const auto& n) { return n.first == name; });
     if (found == named.end()) return std::nullopt;
     const Value v = found->second;
     named.erase(found);
@@ -261,14 +276,17 @@ void Macro::bind(Context& c, const Arguments& given) const {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const std::string& name = parameters[i].first;
     has_caller = has_caller || name == "caller";
-    const std::optional<Value> v = i < given.positional.size() ? std::optional(given.positional[i]) : take(name);
+    const std::optional<Value> v =
+        i < given.positional.size() ? std::optional(given.positional[i]) : take(name);
     c.names(c.frame->names.size(), name.size());
     if (v) c.frame->set(name, *v);
   }
   for (const auto& [name, otherwise] : parameters) {
     c.names(2 * c.frame->names.size(), name.size());
     if (c.frame->find(name) != nullptr) continue;
-    c.frame->set(name, otherwise != nullptr ? otherwise->evaluate(c) : c.undefined("parameter '" + name + "' was not provided"));
+    c.frame->set(name, otherwise != nullptr
+                           ? otherwise->evaluate(c)
+                           : c.undefined("parameter '" + name + "' was not provided"));
   }
   if (definition.uses_caller && !has_caller) {
     const std::optional<Value> caller = take("caller");
@@ -284,10 +302,13 @@ void Macro::bind(Context& c, const Arguments& given) const {
   }
   const size_t taken = std::min(given.positional.size(), parameters.size());
   if (definition.uses_varargs) {
-    c.frame->set("varargs", c.list({given.positional.begin() + static_cast<long>(taken), given.positional.end()}, Kind::tuple));
+    c.frame->set("varargs", c.list({given.positional.begin() + static_cast<long>(taken),
+                                    given.positional.end()},
+                                   Kind::tuple));
   } else if (taken < given.positional.size()) {
-    c.fail("at most " + std::to_string(parameters.size()) + " arguments of macro " + definition.name,
-           std::to_string(given.positional.size()));
+    c.fail(
+        "at most " + std::to_string(parameters.size()) + " arguments of macro " + definition.name,
+        std::to_string(given.positional.size()));
   }
 }
 

@@ -58,12 +58,18 @@ void add_members(Context& c, Builder& out, const Members& members, Key key) {
 void add_repr(Context& c, Builder& out, const Value& v) {
   const Context::Level level(c);
   switch (v.kind()) {
-    case Kind::undefined: return out.add("Undefined");
-    case Kind::none: return out.add("None");
-    case Kind::boolean: return out.add(v.as_boolean() ? "True" : "False");
-    case Kind::integer: return out.add(std::to_string(v.as_integer()));
-    case Kind::number: return out.add(float_repr(v.as_number()));
-    case Kind::string: return add_quoted(out, text_of(v));
+    case Kind::undefined:
+      return out.add("Undefined");
+    case Kind::none:
+      return out.add("None");
+    case Kind::boolean:
+      return out.add(v.as_boolean() ? "True" : "False");
+    case Kind::integer:
+      return out.add(std::to_string(v.as_integer()));
+    case Kind::number:
+      return out.add(float_repr(v.as_number()));
+    case Kind::string:
+      return add_quoted(out, text_of(v));
     case Kind::list:
       out.add("[");
       add_items(c, out, items_of(v));
@@ -78,19 +84,23 @@ void add_repr(Context& c, Builder& out, const Value& v) {
       add_items(c, out, items_of(v));
       return out.add("])");
     case Kind::dict:
-      return add_members(c, out, members_of(v).all(), [&](const Value& key) { add_repr(c, out, key); });
+      return add_members(c, out, members_of(v).all(),
+                         [&](const Value& key) { add_repr(c, out, key); });
     case Kind::space:
       out.add("<Namespace ");
-      add_members(c, out, v.as<Space>().attributes, [&](const std::string& key) { out.add("'" + key + "'"); });
+      add_members(c, out, v.as<Space>().attributes,
+                  [&](const std::string& key) { out.add("'" + key + "'"); });
       return out.add(">");
     case Kind::range: {
       const auto& range = v.as<Range>();
       out.add("range(" + std::to_string(range.start) + ", " + std::to_string(range.stop));
       return out.add(range.step == 1 ? ")" : ", " + std::to_string(range.step) + ")");
     }
-    case Kind::iterator: return out.add("<generator object>");
+    case Kind::iterator:
+      return out.add("<generator object>");
     case Kind::loop:
-    case Kind::callable: return out.add(v.as<Callable>().shown());
+    case Kind::callable:
+      return out.add(v.as<Callable>().shown());
   }
 }
 
@@ -108,9 +118,7 @@ Text str(Context& c, const Value& v) {
   return repr(c, v);
 }
 
-Value as_string(Context& c, const Value& v) {
-  return is_string(v) ? v : c.string(str(c, v));
-}
+Value as_string(Context& c, const Value& v) { return is_string(v) ? v : c.string(str(c, v)); }
 
 Span stripped(Context& c, const Text& text, const Text* chars, bool left, bool right) {
   const size_t size = text.bytes.size();
@@ -130,7 +138,8 @@ Value replaced(Context& c, const Text& text, const Text& from, const Text& to, i
     }
   } else {
     c.search(text.bytes.size(), from.bytes.size());
-    for (size_t at; count != 0 && (at = text.bytes.find(from.bytes, done)) != std::string::npos; --count) {
+    for (size_t at; count != 0 && (at = text.bytes.find(from.bytes, done)) != std::string::npos;
+         --count) {
       out.add(text, done, at);
       out.add(to);
       done = at + from.bytes.size();
@@ -142,9 +151,7 @@ Value replaced(Context& c, const Text& text, const Text& from, const Text& to, i
 
 namespace {
 
-const Text& self_text(const Value& self) {
-  return text_of(self);
-}
+const Text& self_text(const Value& self) { return text_of(self); }
 
 Value part(Context& c, const Text& text, size_t begin, size_t end) {
   return c.string(slice(text, begin, end));
@@ -187,17 +194,20 @@ class Parts {
 size_t word_edge(std::string_view bytes, Span span, bool from_right) {
   size_t edge = from_right ? span.end : span.begin;
   while (edge != (from_right ? span.begin : span.end)) {
-    const size_t length = from_right ? utf8_last(bytes.substr(0, edge)) : utf8_at(bytes, edge).length;
+    const size_t length =
+        from_right ? utf8_last(bytes.substr(0, edge)) : utf8_at(bytes, edge).length;
     if (is_space(utf8_at(bytes, from_right ? edge - length : edge).code)) break;
     edge = from_right ? edge - length : edge + length;
   }
   return edge;
 }
 
-// At most `limit` splits, where that is not negative; what is left then keeps the white space at its far end.
+// At most `limit` splits, where that is not negative; what is left then keeps the white space at
+// its far end.
 void split_at_space(std::string_view bytes, int64_t limit, bool from_right, Parts& parts) {
   for (Span rest{0, bytes.size()};; --limit) {
-    const Span inner = stripped(bytes.substr(rest.begin, rest.end - rest.begin), nullptr, !from_right, from_right);
+    const Span inner =
+        stripped(bytes.substr(rest.begin, rest.end - rest.begin), nullptr, !from_right, from_right);
     rest = {rest.begin + inner.begin, rest.begin + inner.end};
     if (rest.begin == rest.end) return;
     const size_t far_end = from_right ? rest.begin : rest.end;
@@ -207,10 +217,12 @@ void split_at_space(std::string_view bytes, int64_t limit, bool from_right, Part
   }
 }
 
-void split_at(std::string_view bytes, const std::string& separator, int64_t limit, bool from_right, Parts& parts) {
+void split_at(std::string_view bytes, const std::string& separator, int64_t limit, bool from_right,
+              Parts& parts) {
   Span rest{0, bytes.size()};
   for (; limit != 0; --limit) {
-    const size_t at = from_right ? bytes.substr(0, rest.end).rfind(separator) : bytes.find(separator, rest.begin);
+    const size_t at =
+        from_right ? bytes.substr(0, rest.end).rfind(separator) : bytes.find(separator, rest.begin);
     if (at == std::string_view::npos) break;
     parts.add(from_right ? Span{at + separator.size(), rest.end} : Span{rest.begin, at});
     if (from_right) {
@@ -228,7 +240,8 @@ Value split(Context& c, const Value& self, const Bound& a) {
   const Text* separator = a.text_or_null(c, 0);
   const int64_t limit = a.integer(c, 1, -1);
   if (separator != nullptr && separator->bytes.empty()) c.fail("a separator", "an empty one");
-  separator != nullptr ? c.search(text.bytes.size(), separator->bytes.size()) : c.scan(text.bytes.size());
+  separator != nullptr ? c.search(text.bytes.size(), separator->bytes.size())
+                       : c.scan(text.bytes.size());
   Parts parts(c, text);
   if (separator == nullptr) {
     split_at_space(text.bytes, limit, kFromRight, parts);
@@ -254,13 +267,16 @@ Value partition(Context& c, const Value& self, const Bound& a) {
   const size_t at = kFromRight ? text.bytes.rfind(separator) : text.bytes.find(separator);
   const Value empty = c.string("");
   if (at == std::string::npos) {
-    return c.list(kFromRight ? std::vector{empty, empty, self} : std::vector{self, empty, empty}, Kind::tuple);
+    return c.list(kFromRight ? std::vector{empty, empty, self} : std::vector{self, empty, empty},
+                  Kind::tuple);
   }
-  return c.list({part(c, text, 0, at), a[0], part(c, text, at + separator.size(), text.bytes.size())}, Kind::tuple);
+  return c.list(
+      {part(c, text, 0, at), a[0], part(c, text, at + separator.size(), text.bytes.size())},
+      Kind::tuple);
 }
 
-// The part of a string that arguments `start` and `end` (in characters) of a search name. Nothing, where start lies
-// behind the end.
+// The part of a string that arguments `start` and `end` (in characters) of a search name. Nothing,
+// where start lies behind the end.
 std::optional<Span> searched(Context& c, const Text& text, const Bound& a) {
   c.copy(text.bytes.size());
   const auto count = static_cast<int64_t>(characters(text.bytes));
@@ -270,7 +286,8 @@ std::optional<Span> searched(Context& c, const Text& text, const Bound& a) {
   };
   const int64_t start = bound(1, 0), end = std::min(bound(2, count), count);
   if (start > count || start > end) return std::nullopt;
-  return Span{byte_of(text.bytes, static_cast<size_t>(start)), byte_of(text.bytes, static_cast<size_t>(end))};
+  return Span{byte_of(text.bytes, static_cast<size_t>(start)),
+              byte_of(text.bytes, static_cast<size_t>(end))};
 }
 
 template <bool kFromRight, bool kMustBe>
@@ -279,10 +296,12 @@ Value find(Context& c, const Value& self, const Bound& a) {
   const std::string& wanted = a.text(c, 0).bytes;
   c.search(text.bytes.size(), wanted.size());
   if (const auto span = searched(c, text, a)) {
-    const std::string_view part = std::string_view(text.bytes).substr(span->begin, span->end - span->begin);
+    const std::string_view part =
+        std::string_view(text.bytes).substr(span->begin, span->end - span->begin);
     const size_t at = kFromRight ? part.rfind(wanted) : part.find(wanted);
     if (at != std::string_view::npos) {
-      return Value::integer(static_cast<int64_t>(characters(std::string_view(text.bytes).substr(0, span->begin + at))));
+      return Value::integer(static_cast<int64_t>(
+          characters(std::string_view(text.bytes).substr(0, span->begin + at))));
     }
   }
   if (kMustBe) c.fail("a part of the string", wanted);
@@ -295,10 +314,12 @@ Value count(Context& c, const Value& self, const Bound& a) {
   c.search(text.bytes.size(), wanted.size());
   const auto span = searched(c, text, a);
   if (!span) return Value::integer(0);
-  const std::string_view part = std::string_view(text.bytes).substr(span->begin, span->end - span->begin);
+  const std::string_view part =
+      std::string_view(text.bytes).substr(span->begin, span->end - span->begin);
   if (wanted.empty()) return Value::integer(static_cast<int64_t>(characters(part)) + 1);
   int64_t found = 0;
-  for (size_t at = 0; (at = part.find(wanted, at)) != std::string_view::npos; at += wanted.size()) ++found;
+  for (size_t at = 0; (at = part.find(wanted, at)) != std::string_view::npos; at += wanted.size())
+    ++found;
   return Value::integer(found);
 }
 
@@ -308,7 +329,8 @@ Value begins(Context& c, const Value& self, const Bound& a) {
   const auto fits = [&](const Value& wanted) {
     if (!is_string(wanted)) c.fail("a string or a tuple of strings", type_name(wanted));
     if (!span) return false;
-    const std::string_view part = std::string_view(self_text(self).bytes).substr(span->begin, span->end - span->begin);
+    const std::string_view part =
+        std::string_view(self_text(self).bytes).substr(span->begin, span->end - span->begin);
     c.copy(text_of(wanted).bytes.size());
     return kAtEnd ? part.ends_with(text_of(wanted).bytes) : part.starts_with(text_of(wanted).bytes);
   };
@@ -333,7 +355,8 @@ Value join(Context& c, const Value& self, const Bound& a) {
   Builder out(c);
   bool first = true;
   each(c, a[0], [&](const Value& item) {
-    if (!is_string(item)) c.fail("strings to join", std::string("a value of type ") + type_name(item));
+    if (!is_string(item))
+      c.fail("strings to join", std::string("a value of type ") + type_name(item));
     if (!first) out.add(self_text(self));
     first = false;
     out.add(text_of(item));
@@ -351,7 +374,9 @@ Value justify(Context& c, const Value& self, const Bound& a) {
   if (characters(fill.bytes) != 1) c.fail("one character to fill with", fill.bytes);
   const auto size = static_cast<int64_t>(characters(text.bytes));
   const int64_t missing = std::max<int64_t>(width, size) - size;
-  const int64_t left = kSide == Side::left ? 0 : kSide == Side::right ? missing : missing / 2 + (missing & width & 1);
+  const int64_t left = kSide == Side::left    ? 0
+                       : kSide == Side::right ? missing
+                                              : missing / 2 + (missing & width & 1);
   c.expect_memory(static_cast<size_t>(missing));
   Builder out(c);
   for (int64_t i = 0; i < left; ++i) out.add(fill);
@@ -392,16 +417,13 @@ template <auto kClass>
 Value all_are(Context& c, const Value& self, const Bound&) {
   c.scan(self_text(self).bytes.size());
   bool all = !self_text(self).bytes.empty();
-  each_character(self_text(self), [&](uint32_t code, std::string_view, int) { all = all && kClass(code); });
+  each_character(self_text(self),
+                 [&](uint32_t code, std::string_view, int) { all = all && kClass(code); });
   return Value::boolean(all);
 }
 
-bool is_ascii(uint32_t code) {
-  return code < 0x80;
-}
-bool is_alphanumeric(uint32_t code) {
-  return is_alpha(code) || is_digit(code);
-}
+bool is_ascii(uint32_t code) { return code < 0x80; }
+bool is_alphanumeric(uint32_t code) { return is_alpha(code) || is_digit(code); }
 
 Value isascii(Context& c, const Value& self, const Bound& a) {
   return self_text(self).bytes.empty() ? Value::boolean(true) : all_are<is_ascii>(c, self, a);
@@ -434,7 +456,9 @@ Value istitle(Context& c, const Value& self, const Bound&) {
 
 struct FormatMethod : Callable {
   explicit FormatMethod(Value s) : self(std::move(s)) {}
-  Value call(Context& c, const Arguments& arguments) override { return brace_format(c, text_of(self), arguments); }
+  Value call(Context& c, const Arguments& arguments) override {
+    return brace_format(c, text_of(self), arguments);
+  }
   std::string shown() const override { return "<built-in method format>"; }
   const Value self;
 };
@@ -491,12 +515,11 @@ Value list_index(Context& c, const Value& self, const Bound& a) {
 }
 
 Value list_count(Context& c, const Value& self, const Bound& a) {
-  return Value::integer(std::ranges::count_if(items_of(self), [&](const Value& item) { return equal(c, item, a[0]); }));
+  return Value::integer(std::ranges::count_if(
+      items_of(self), [&](const Value& item) { return equal(c, item, a[0]); }));
 }
 
-Value same(Context&, const Value& self, const Bound&) {
-  return self;
-}
+Value same(Context&, const Value& self, const Bound&) { return self; }
 
 constexpr Builtin kListMethods[] = {
     {"copy", "", 0, same},
@@ -518,7 +541,8 @@ Value view(Context& c, const Value& self, const char* name, F f) {
 }
 
 Value dict_items(Context& c, const Value& self, const Bound&) {
-  return view(c, self, "dict_items", [&](const Value& key, const Value& value) { return c.pair(key, value); });
+  return view(c, self, "dict_items",
+              [&](const Value& key, const Value& value) { return c.pair(key, value); });
 }
 Value keys(Context& c, const Value& self, const Bound&) {
   return view(c, self, "dict_keys", [](const Value& key, const Value&) { return key; });
@@ -528,22 +552,24 @@ Value values(Context& c, const Value& self, const Bound&) {
 }
 
 constexpr Builtin kDictMethods[] = {
-    {"copy", "", 0, same},
-    {"get", "key default", 1, get},
-    {"items", "", 0, dict_items},
-    {"keys", "", 0, keys},
-    {"values", "", 0, values},
+    {"copy", "", 0, same}, {"get", "key default", 1, get}, {"items", "", 0, dict_items},
+    {"keys", "", 0, keys}, {"values", "", 0, values},
 };
 
 }  // namespace
 
 const Builtin* find_method(const Value& self, const std::string& name) {
   switch (self.kind()) {
-    case Kind::string: return find_in(kStringMethods, name);
-    case Kind::dict: return find_in(kDictMethods, name);
-    case Kind::list: return find_in(kListMethods, name);
-    case Kind::tuple: return name == "copy" ? nullptr : find_in(kListMethods, name);
-    default: return nullptr;
+    case Kind::string:
+      return find_in(kStringMethods, name);
+    case Kind::dict:
+      return find_in(kDictMethods, name);
+    case Kind::list:
+      return find_in(kListMethods, name);
+    case Kind::tuple:
+      return name == "copy" ? nullptr : find_in(kListMethods, name);
+    default:
+      return nullptr;
   }
 }
 
@@ -551,8 +577,12 @@ namespace {
 
 struct Method : Callable {
   Method(const Builtin& b, Value s) : builtin(b), self(std::move(s)) {}
-  Value call(Context& c, const Arguments& arguments) override { return jinja::call(c, builtin, self, arguments); }
-  std::string shown() const override { return std::string("<built-in method ") + builtin.name + ">"; }
+  Value call(Context& c, const Arguments& arguments) override {
+    return jinja::call(c, builtin, self, arguments);
+  }
+  std::string shown() const override {
+    return std::string("<built-in method ") + builtin.name + ">";
+  }
   const Builtin& builtin;
   const Value self;
 };

@@ -15,9 +15,7 @@ void append(Text& to, std::string_view bytes, int origin) {
   }
 }
 
-void append(Text& to, const Text& from) {
-  append(to, from, 0, from.bytes.size());
-}
+void append(Text& to, const Text& from) { append(to, from, 0, from.bytes.size()); }
 
 void append(Text& to, const Text& from, size_t begin, size_t end) {
   const std::string_view bytes = from.bytes;
@@ -40,8 +38,9 @@ Text slice(const Text& text, size_t begin, size_t end) {
 }
 
 size_t characters(std::string_view bytes) {
-  return static_cast<size_t>(std::count_if(bytes.begin(), bytes.end(),
-                                           [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+  return static_cast<size_t>(std::count_if(bytes.begin(), bytes.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  }));
 }
 
 size_t byte_of(std::string_view bytes, size_t index) {
@@ -54,7 +53,8 @@ Span stripped(std::string_view bytes, const std::string* chars, bool left, bool 
   const auto goes = [&](size_t at, size_t length) {
     if (chars == nullptr) return is_space(utf8_at(bytes, at).code);
     for (size_t i = 0; i < chars->size(); i += utf8_at(*chars, i).length) {
-      if (utf8_at(*chars, i).length == length && chars->compare(i, length, bytes, at, length) == 0) return true;
+      if (utf8_at(*chars, i).length == length && chars->compare(i, length, bytes, at, length) == 0)
+        return true;
     }
     return false;
   };

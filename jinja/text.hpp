@@ -25,7 +25,8 @@ void each_character(const Text& text, F f) {
     const Utf8 c = utf8_at(text.bytes, at);
     while (mark < text.marks.size() && text.marks[mark].end <= at) ++mark;
     const bool marked = mark < text.marks.size() && text.marks[mark].begin <= at;
-    f(c.code, std::string_view(text.bytes).substr(at, c.length), marked ? text.marks[mark].origin : kUnmarked);
+    f(c.code, std::string_view(text.bytes).substr(at, c.length),
+      marked ? text.marks[mark].origin : kUnmarked);
     at += c.length;
   }
 }

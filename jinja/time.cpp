@@ -18,11 +18,13 @@ std::string convert(const std::string& conversion, const std::tm& local) {
 }  // namespace
 
 std::string format_time(Context& c, double seconds, const std::string& format) {
-  if (!(std::abs(seconds) < 1e11)) c.fail(ErrorKind::argument, "a time within a few thousand years", float_repr(seconds));
+  if (!(std::abs(seconds) < 1e11))
+    c.fail(ErrorKind::argument, "a time within a few thousand years", float_repr(seconds));
   const double whole = std::floor(seconds);
   const auto time = static_cast<std::time_t>(whole);
   std::tm local{};
-  if (localtime_r(&time, &local) == nullptr) c.fail("a time that can be shown", float_repr(seconds));
+  if (localtime_r(&time, &local) == nullptr)
+    c.fail("a time that can be shown", float_repr(seconds));
   std::string out;
   for (size_t i = 0; i < format.size(); ++i) {
     if (format[i] != '%' || i + 1 == format.size()) {
@@ -38,8 +40,10 @@ std::string format_time(Context& c, double seconds, const std::string& format) {
         break;
       }
       case 'z':
-      case 'Z': break;  // a time without a zone has none
-      default: out += convert(format.substr(begin, i + 1 - begin), local);
+      case 'Z':
+        break;  // a time without a zone has none
+      default:
+        out += convert(format.substr(begin, i + 1 - begin), local);
     }
     c.expect_memory(out.size());
   }

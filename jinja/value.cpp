@@ -69,7 +69,8 @@ Value Value::marked(int origin) const {
   }
   if (!is(Kind::dict)) return *this;
   Members copies;
-  for (const auto& [key, value] : members_of(*this).all()) copies.set(key.marked(origin), value.marked(origin));
+  for (const auto& [key, value] : members_of(*this).all())
+    copies.set(key.marked(origin), value.marked(origin));
   return {Kind::dict, new_object<Dict>(std::move(copies))};
 }
 
@@ -114,10 +115,14 @@ int rank_of(const Value& v) {
 std::strong_ordering number_order(const Value& a, const Value& b) {
   const auto x = as_index(a), y = as_index(b);
   if (x && y) return *x <=> *y;
-  const auto wide = [](const Value& v) { return as_index(v) ? static_cast<long double>(*as_index(v)) : as_double(v); };
+  const auto wide = [](const Value& v) {
+    return as_index(v) ? static_cast<long double>(*as_index(v)) : as_double(v);
+  };
   const long double p = wide(a), q = wide(b);
   if (std::isnan(p) || std::isnan(q)) return std::isnan(q) <=> std::isnan(p);
-  return p < q ? std::strong_ordering::less : p > q ? std::strong_ordering::greater : std::strong_ordering::equal;
+  return p < q   ? std::strong_ordering::less
+         : p > q ? std::strong_ordering::greater
+                 : std::strong_ordering::equal;
 }
 
 // An order of hashable values under which those are equal that are one key.
@@ -125,9 +130,12 @@ std::strong_ordering key_order(const Value& a, const Value& b) {
   const int rank = rank_of(a);
   if (rank != rank_of(b)) return rank <=> rank_of(b);
   switch (rank) {
-    case 0: return std::strong_ordering::equal;
-    case 1: return number_order(a, b);
-    case 2: return text_of(a).bytes.compare(text_of(b).bytes) <=> 0;
+    case 0:
+      return std::strong_ordering::equal;
+    case 1:
+      return number_order(a, b);
+    case 2:
+      return text_of(a).bytes.compare(text_of(b).bytes) <=> 0;
     case 3: {
       const auto &x = items_of(a), &y = items_of(b);
       for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) {
@@ -135,15 +143,14 @@ std::strong_ordering key_order(const Value& a, const Value& b) {
       }
       return x.size() <=> y.size();
     }
-    default: return std::compare_three_way()(a.object(), b.object());
+    default:
+      return std::compare_three_way()(a.object(), b.object());
   }
 }
 
 }  // namespace
 
-bool Members::Less::operator()(const Value& a, const Value& b) const {
-  return key_order(a, b) < 0;
-}
+bool Members::Less::operator()(const Value& a, const Value& b) const { return key_order(a, b) < 0; }
 
 std::optional<size_t> Members::index_of(const Value& key) const {
   if (members_.size() >= kIndexed) {

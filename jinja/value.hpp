@@ -1,5 +1,5 @@
-// What values are made of. Everything but a space, a frame, a loop and an iterator is immutable once
-// it is made.
+// What values are made of. Everything but a space, a frame, a loop and an iterator is immutable
+// once it is made.
 #pragma once
 
 #include <functional>
@@ -40,7 +40,8 @@ void release(Object* object) noexcept;
 
 template <class T, class... A>
 std::shared_ptr<T> new_object(A&&... arguments) {
-  return std::shared_ptr<T>(new T(std::forward<A>(arguments)...), [](T* object) { release(object); });
+  return std::shared_ptr<T>(new T(std::forward<A>(arguments)...),
+                            [](T* object) { release(object); });
 }
 
 struct String : Object {
@@ -59,7 +60,8 @@ struct List : Object {
 // hashable is not a key.
 class Members {
  public:
-  static constexpr size_t kBytes = 160;  // of a member, with its place in the index and room to grow
+  static constexpr size_t kBytes =
+      160;  // of a member, with its place in the index and room to grow
   const Value* find(const Value& key) const;
   void set(const Value& key, const Value& value);
   const std::vector<std::pair<Value, Value>>& all() const { return members_; }
@@ -118,7 +120,9 @@ struct Callable : Object {
   virtual Value call(Context& context, const Arguments& arguments) = 0;
   virtual std::string shown() const = 0;  // str() of it
   // An attribute of it; `self` is the value that refers to it.
-  virtual std::optional<Value> attribute(Context&, const Value& /*self*/, const std::string&) { return std::nullopt; }
+  virtual std::optional<Value> attribute(Context&, const Value& /*self*/, const std::string&) {
+    return std::nullopt;
+  }
 };
 
 // A scope: its names, and the scope around it.

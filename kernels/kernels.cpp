@@ -86,7 +86,8 @@ const Kernels& best_kernels() {
 }
 
 #if defined(__x86_64__)
-// The x87 control word computes nothing here, but the C library asks it for the rounding mode when it reads decimals.
+// The x87 control word computes nothing here, but the C library asks it for the rounding mode when
+// it reads decimals.
 uint64_t enter_float_environment() {
   uint16_t x87;
   const uint16_t standard = 0x037F;
@@ -108,7 +109,9 @@ uint64_t enter_float_environment() {
   __asm__ volatile("msr fpcr, %0" : : "r"(uint64_t{0}));
   return previous;
 }
-void leave_float_environment(uint64_t previous) { __asm__ volatile("msr fpcr, %0" : : "r"(previous)); }
+void leave_float_environment(uint64_t previous) {
+  __asm__ volatile("msr fpcr, %0" : : "r"(previous));
+}
 #else
 uint64_t enter_float_environment() { return 0; }
 void leave_float_environment(uint64_t) {}

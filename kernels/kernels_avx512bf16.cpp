@@ -4,6 +4,7 @@
 namespace stet {
 namespace {
 #include "kernels/simd_avx512.inc"
+
 #include "kernels/kernels.inc"
 }  // namespace
 

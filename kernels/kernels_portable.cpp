@@ -3,6 +3,7 @@
 namespace stet {
 namespace {
 #include "kernels/simd_portable.inc"
+
 #include "kernels/kernels.inc"
 }  // namespace
 

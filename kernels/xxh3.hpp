@@ -1,4 +1,5 @@
-// XXH3-128 of long inputs in wider vectors than the baseline's: the same digests, two to three times as fast.
+// XXH3-128 of long inputs in wider vectors than the baseline's: the same digests, two to three
+// times as fast.
 #pragma once
 
 #include <cstddef>

@@ -13,7 +13,8 @@ Rope::Scaling scaling_of(const JsonReader& json, const std::string& type) {
   if (type == "default") return Rope::Scaling::none;
   if (type == "linear") return Rope::Scaling::linear;
   if (type == "llama3") return Rope::Scaling::llama3;
-  throw Error(ErrorKind::unsupported, json.file(), json.path_of("rope_type"), "default, linear or llama3", type);
+  throw Error(ErrorKind::unsupported, json.file(), json.path_of("rope_type"),
+              "default, linear or llama3", type);
 }
 
 void read_scaling(const JsonReader& json, Rope* rope) {
@@ -24,7 +25,8 @@ void read_scaling(const JsonReader& json, Rope* rope) {
   rope->low_freq_factor = json.number("low_freq_factor", 1e-6, 1e6);
   rope->high_freq_factor = json.number("high_freq_factor", 1e-6, 1e6);
   rope->original_positions = json.number("original_max_position_embeddings", 1, 1e9);
-  if (rope->high_freq_factor <= rope->low_freq_factor) json.fail("high_freq_factor", "a number above low_freq_factor");
+  if (rope->high_freq_factor <= rope->low_freq_factor)
+    json.fail("high_freq_factor", "a number above low_freq_factor");
 }
 
 }  // namespace
@@ -67,11 +69,13 @@ std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_
 
 std::vector<int32_t> read_ids(const JsonReader& json, const std::string& name, int64_t vocab_size) {
   std::vector<int32_t> ids;
-  for (int64_t id : json.integer_or_integers(name, 0, vocab_size - 1)) ids.push_back(static_cast<int32_t>(id));
+  for (int64_t id : json.integer_or_integers(name, 0, vocab_size - 1))
+    ids.push_back(static_cast<int32_t>(id));
   return ids;
 }
 
-double read_optional(const JsonReader& json, const char* field, double absent, double min, double max) {
+double read_optional(const JsonReader& json, const char* field, double absent, double min,
+                     double max) {
   if (json.has(field)) return json.number(field, min, max);
   return json.json().contains(field) ? 0 : absent;
 }
@@ -81,7 +85,8 @@ int64_t read_sliding_window(const JsonReader& json) {
   return json.json().contains("sliding_window") ? 0 : 4096;
 }
 
-void require_activation(const JsonReader& json, const char* field, const std::vector<std::string>& supported) {
+void require_activation(const JsonReader& json, const char* field,
+                        const std::vector<std::string>& supported) {
   const std::string found = json.string_or(field, supported[0]);
   std::string expected;
   for (const std::string& name : supported) {
@@ -93,7 +98,8 @@ void require_activation(const JsonReader& json, const char* field, const std::ve
 
 void require_false(const JsonReader& json, std::initializer_list<const char*> fields) {
   for (const char* field : fields) {
-    if (json.boolean_or(field, false)) throw Error(ErrorKind::unsupported, json.file(), json.path_of(field), "false", "true");
+    if (json.boolean_or(field, false))
+      throw Error(ErrorKind::unsupported, json.file(), json.path_of(field), "false", "true");
   }
 }
 
@@ -108,15 +114,19 @@ ModelConfig read_common(const JsonReader& json, const char* family, const Defaul
   c.intermediate_size = size("intermediate_size", defaults.intermediate_size, kMaxSize);
   c.layers = size("num_hidden_layers", defaults.layers, kMaxLayers);
   c.heads = size("num_attention_heads", defaults.heads, kMaxHeads);
-  c.kv_heads = json.integer_or("num_key_value_heads", defaults.kv_heads > 0 ? defaults.kv_heads : c.heads, 1, c.heads);
-  if (c.heads % c.kv_heads != 0) json.fail("num_key_value_heads", "a divisor of num_attention_heads " + std::to_string(c.heads));
+  c.kv_heads = json.integer_or("num_key_value_heads",
+                               defaults.kv_heads > 0 ? defaults.kv_heads : c.heads, 1, c.heads);
+  if (c.heads % c.kv_heads != 0)
+    json.fail("num_key_value_heads", "a divisor of num_attention_heads " + std::to_string(c.heads));
   const bool divided = defaults.head_dim == 0 && !json.has("head_dim");
   if (divided && c.hidden_size % c.heads != 0) {
     json.fail("hidden_size", "a multiple of num_attention_heads " + std::to_string(c.heads));
   }
-  c.head_dim = json.integer_or("head_dim", divided ? c.hidden_size / c.heads : defaults.head_dim, 2, kMaxHeadDim);
+  c.head_dim = json.integer_or("head_dim", divided ? c.hidden_size / c.heads : defaults.head_dim, 2,
+                               kMaxHeadDim);
   if (c.head_dim % 2 != 0) json.fail("head_dim", "an even number");
-  c.max_positions = json.integer_or("max_position_embeddings", defaults.max_positions, 1, kMaxPositions);
+  c.max_positions =
+      json.integer_or("max_position_embeddings", defaults.max_positions, 1, kMaxPositions);
   c.norm_eps = json.number_or("rms_norm_eps", 1e-6, 0, 1);
   c.attention_scale = 1.0 / __builtin_sqrt(static_cast<double>(c.head_dim));
   c.attention_bias = json.boolean_or("attention_bias", false);
@@ -131,18 +141,33 @@ ModelConfig read_common(const JsonReader& json, const char* family, const Defaul
 std::string ModelConfig::canonical() const {
   nlohmann::json ropes_json = nlohmann::json::array();
   for (const Rope& r : ropes) {
-    ropes_json.push_back({{"theta", r.theta}, {"scaling", static_cast<int>(r.scaling)}, {"factor", r.factor},
-                          {"low_freq_factor", r.low_freq_factor}, {"high_freq_factor", r.high_freq_factor},
+    ropes_json.push_back({{"theta", r.theta},
+                          {"scaling", static_cast<int>(r.scaling)},
+                          {"factor", r.factor},
+                          {"low_freq_factor", r.low_freq_factor},
+                          {"high_freq_factor", r.high_freq_factor},
                           {"original_positions", r.original_positions}});
   }
-  const nlohmann::json j = {
-      {"family", family}, {"vocab_size", vocab_size}, {"hidden_size", hidden_size},
-      {"intermediate_size", intermediate_size}, {"layers", layers}, {"heads", heads}, {"kv_heads", kv_heads},
-      {"head_dim", head_dim}, {"max_positions", max_positions}, {"norm_eps", norm_eps},
-      {"attention_scale", attention_scale}, {"attention_softcap", attention_softcap},
-      {"logit_softcap", logit_softcap}, {"embedding_scale", embedding_scale}, {"tied_head", tied_head},
-      {"attention_bias", attention_bias}, {"mlp_bias", mlp_bias}, {"window", window}, {"rope_of", rope_of},
-      {"ropes", ropes_json}};
+  const nlohmann::json j = {{"family", family},
+                            {"vocab_size", vocab_size},
+                            {"hidden_size", hidden_size},
+                            {"intermediate_size", intermediate_size},
+                            {"layers", layers},
+                            {"heads", heads},
+                            {"kv_heads", kv_heads},
+                            {"head_dim", head_dim},
+                            {"max_positions", max_positions},
+                            {"norm_eps", norm_eps},
+                            {"attention_scale", attention_scale},
+                            {"attention_softcap", attention_softcap},
+                            {"logit_softcap", logit_softcap},
+                            {"embedding_scale", embedding_scale},
+                            {"tied_head", tied_head},
+                            {"attention_bias", attention_bias},
+                            {"mlp_bias", mlp_bias},
+                            {"window", window},
+                            {"rope_of", rope_of},
+                            {"ropes", ropes_json}};
   return j.dump();
 }
 
@@ -159,9 +184,11 @@ ModelConfig ModelConfig::from_canonical(const std::string& text, const std::stri
   c.kv_heads = json.integer("kv_heads", 1, c.heads);
   c.head_dim = json.integer("head_dim", 2, kMaxHeadDim);
   c.max_positions = json.integer("max_positions", 1, kMaxPositions);
-  const std::pair<const char*, double*> numbers[] = {
-      {"norm_eps", &c.norm_eps}, {"attention_scale", &c.attention_scale}, {"attention_softcap", &c.attention_softcap},
-      {"logit_softcap", &c.logit_softcap}, {"embedding_scale", &c.embedding_scale}};
+  const std::pair<const char*, double*> numbers[] = {{"norm_eps", &c.norm_eps},
+                                                     {"attention_scale", &c.attention_scale},
+                                                     {"attention_softcap", &c.attention_softcap},
+                                                     {"logit_softcap", &c.logit_softcap},
+                                                     {"embedding_scale", &c.embedding_scale}};
   for (const auto& [name, value] : numbers) *value = json.number(name);
   c.tied_head = json.boolean("tied_head");
   c.attention_bias = json.boolean("attention_bias");
@@ -169,13 +196,16 @@ ModelConfig ModelConfig::from_canonical(const std::string& text, const std::stri
   c.window = json.integers("window", 0, kMany);
   if (static_cast<int64_t>(c.window.size()) != c.layers) json.fail("window", "one entry per layer");
   for (const JsonReader& r : json.objects("ropes")) {
-    c.ropes.push_back({r.number("theta"), static_cast<Rope::Scaling>(r.integer("scaling", 0, 2)), r.number("factor"),
-                       r.number("low_freq_factor"), r.number("high_freq_factor"), r.number("original_positions")});
+    c.ropes.push_back({r.number("theta"), static_cast<Rope::Scaling>(r.integer("scaling", 0, 2)),
+                       r.number("factor"), r.number("low_freq_factor"),
+                       r.number("high_freq_factor"), r.number("original_positions")});
   }
-  for (const int64_t i : json.integers("rope_of", 0, std::max<int64_t>(0, static_cast<int64_t>(c.ropes.size()) - 1))) {
+  for (const int64_t i : json.integers(
+           "rope_of", 0, std::max<int64_t>(0, static_cast<int64_t>(c.ropes.size()) - 1))) {
     c.rope_of.push_back(static_cast<int>(i));
   }
-  if (!c.ropes.empty() && static_cast<int64_t>(c.rope_of.size()) != c.layers) json.fail("rope_of", "one entry per layer");
+  if (!c.ropes.empty() && static_cast<int64_t>(c.rope_of.size()) != c.layers)
+    json.fail("rope_of", "one entry per layer");
   return c;
 }
 
@@ -183,7 +213,8 @@ int64_t checked_capacity(const ModelConfig& c, int64_t capacity) {
   if (capacity == 0) return c.max_positions;
   if (capacity < 1 || capacity > c.max_positions) {
     const char* field = c.ropes.empty() ? "n_positions" : "max_position_embeddings";
-    throw Error(ErrorKind::argument, "", "ctx", "1 .. " + std::to_string(c.max_positions) + " (" + field + ")",
+    throw Error(ErrorKind::argument, "", "ctx",
+                "1 .. " + std::to_string(c.max_positions) + " (" + field + ")",
                 std::to_string(capacity));
   }
   return capacity;
@@ -198,7 +229,8 @@ ModelConfig parse_model_config(const std::string& text, const std::string& file)
   return config;
 }
 
-GenerationConfig parse_generation_config(const std::string& text, const std::string& file, int64_t vocab_size) {
+GenerationConfig parse_generation_config(const std::string& text, const std::string& file,
+                                         int64_t vocab_size) {
   const JsonReader json = parse_json(text, file);
   GenerationConfig g;
   g.source = file;

@@ -3,7 +3,8 @@
 namespace stet {
 
 Views::Views(const ModelConfig& c, const Pass& p) {
-  const size_t queries = static_cast<size_t>(c.heads * c.head_dim), keys = static_cast<size_t>(c.kv_heads * c.head_dim);
+  const size_t queries = static_cast<size_t>(c.heads * c.head_dim),
+               keys = static_cast<size_t>(c.kv_heads * c.head_dim);
   q = p.qkv.columns(0, queries);
   k = p.qkv.columns(queries, keys);
   v = p.qkv.columns(queries + keys, keys);
@@ -15,24 +16,31 @@ void rotate(Team t, const Pass& p, const ModelConfig& c, size_t index, const Vie
 }
 
 void attend(Team t, const Pass& p, const ModelConfig& c, size_t index, const Views& v) {
-  const AttentionShape shape = {static_cast<int64_t>(index),     static_cast<size_t>(c.heads),
-                                static_cast<size_t>(c.kv_heads), static_cast<size_t>(c.head_dim),
-                                c.window[index],                 c.attention_scale,
+  const AttentionShape shape = {static_cast<int64_t>(index),
+                                static_cast<size_t>(c.heads),
+                                static_cast<size_t>(c.kv_heads),
+                                static_cast<size_t>(c.head_dim),
+                                c.window[index],
+                                c.attention_scale,
                                 c.attention_softcap};
   store_kv(t, p, shape.layer, v.k, v.v);
   attention(t, p, shape, v.q, p.attention);
 }
 
-LinearLayers::LinearLayers(WeightLoader& w, const ModelConfig& c, const std::string& at, Biases biases) {
+LinearLayers::LinearLayers(WeightLoader& w, const ModelConfig& c, const std::string& at,
+                           Biases biases) {
   const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim, inter = c.intermediate_size;
   const std::string self = at + "self_attn.", mlp = at + "mlp.";
-  qkv = w.linear("attention", {{self + "q_proj", q}, {self + "k_proj", kv}, {self + "v_proj", kv}}, c.hidden_size, biases.qkv);
+  qkv = w.linear("attention", {{self + "q_proj", q}, {self + "k_proj", kv}, {self + "v_proj", kv}},
+                 c.hidden_size, biases.qkv);
   o = w.linear("attention", {{self + "o_proj", c.hidden_size}}, q, biases.o);
-  gate_up = w.linear("mlp", {{mlp + "gate_proj", inter}, {mlp + "up_proj", inter}}, c.hidden_size, biases.mlp);
+  gate_up = w.linear("mlp", {{mlp + "gate_proj", inter}, {mlp + "up_proj", inter}}, c.hidden_size,
+                     biases.mlp);
   down = w.linear("mlp", {{mlp + "down_proj", c.hidden_size}}, inter, biases.mlp);
 }
 
-Decoder::Decoder(ModelConfig config, WeightLoader& w, float norm_offset) : Model(std::move(config)) {
+Decoder::Decoder(ModelConfig config, WeightLoader& w, float norm_offset)
+    : Model(std::move(config)) {
   const ModelConfig& c = config_;
   embedding_ = w.matrix("embeddings", {{"embed_tokens.weight", c.vocab_size}}, c.hidden_size);
   final_norm_ = w.vector("norms", "norm.weight", c.hidden_size, norm_offset);

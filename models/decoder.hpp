@@ -1,5 +1,6 @@
-// What the decoders after GPT-2 share: the ends of the model, the linear layers of a layer and their names, and the
-// attention between them. The forward pass itself stands in each family's file.
+// What the decoders after GPT-2 share: the ends of the model, the linear layers of a layer and
+// their names, and the attention between them. The forward pass itself stands in each family's
+// file.
 #pragma once
 
 #include <string>
@@ -36,7 +37,8 @@ struct LinearLayers {
   Linear down;     // [hidden][intermediate]
 };
 
-// Embeddings, final norm, head and rotary frequencies; a family adds its layers and its forward pass.
+// Embeddings, final norm, head and rotary frequencies; a family adds its layers and its forward
+// pass.
 class Decoder : public Model {
  protected:
   // Norm weights are stored less `norm_offset`.

@@ -1,5 +1,5 @@
-// What a family of models is made of, and the registry of families. A family is one file: how it reads its
-// config.json, the names of its tensors, and its forward pass.
+// What a family of models is made of, and the registry of families. A family is one file: how it
+// reads its config.json, the names of its tensors, and its forward pass.
 #pragma once
 
 #include <functional>
@@ -19,12 +19,14 @@ namespace stet {
 class PackedWriter;
 struct WeightError;
 
-// Takes tensors out of a checkpoint by name, checks their shapes, packs them, and digests them on the way; or finds them
-// packed. Matrices are rounded where the contract asks for it.
+// Takes tensors out of a checkpoint by name, checks their shapes, packs them, and digests them on
+// the way; or finds them packed. Matrices are rounded where the contract asks for it.
 class WeightLoader {
  public:
-  // With a writer, what is loaded goes there instead of into the model, which can then only be thrown away.
-  WeightLoader(const Checkpoint& checkpoint, std::string prefix, Contract contract, int threads, PackedWriter* writer = nullptr);
+  // With a writer, what is loaded goes there instead of into the model, which can then only be
+  // thrown away.
+  WeightLoader(const Checkpoint& checkpoint, std::string prefix, Contract contract, int threads,
+               PackedWriter* writer = nullptr);
 
   struct Part {
     std::string name;
@@ -38,9 +40,12 @@ class WeightLoader {
   Matrix head(int64_t vocab, int64_t hidden);
   // [n], widened to float32; `offset` is added to every element.
   Vector vector(const std::string& group, const std::string& name, int64_t n, float offset = 0);
-  // Layers NAME.weight [rows][columns] stacked into one, with their NAME.bias [rows] where `bias` says they have one.
-  Linear linear(const std::string& group, const std::vector<Part>& layers, int64_t columns, bool bias);
-  // One that is stored transposed, as GPT-2's Conv1D is: NAME.weight [columns][rows], NAME.bias [rows].
+  // Layers NAME.weight [rows][columns] stacked into one, with their NAME.bias [rows] where `bias`
+  // says they have one.
+  Linear linear(const std::string& group, const std::vector<Part>& layers, int64_t columns,
+                bool bias);
+  // One that is stored transposed, as GPT-2's Conv1D is: NAME.weight [columns][rows], NAME.bias
+  // [rows].
   Linear transposed(const std::string& group, const Part& layer, int64_t columns);
 
   // Fills in what Model reports of its weights. Call once, after everything was loaded.
@@ -48,9 +53,12 @@ class WeightLoader {
 
  private:
   // One matrix, of tensors with these full names. `rounded`: the contract may round it.
-  Matrix load(const std::string& group, const std::vector<Part>& parts, int64_t columns, bool transposed, bool rounded);
-  Matrix pack(const std::string& group, const std::vector<Part>& parts, int64_t columns, bool transposed);
-  [[noreturn]] void refuse(const WeightError& e, const std::vector<Part>& parts, bool transposed) const;
+  Matrix load(const std::string& group, const std::vector<Part>& parts, int64_t columns,
+              bool transposed, bool rounded);
+  Matrix pack(const std::string& group, const std::vector<Part>& parts, int64_t columns,
+              bool transposed);
+  [[noreturn]] void refuse(const WeightError& e, const std::vector<Part>& parts,
+                           bool transposed) const;
   std::vector<Part> prefixed(const std::vector<Part>& parts) const;
   std::string canonical(const std::string& name) const;
   void name(Model& model) const;
@@ -62,7 +70,7 @@ class WeightLoader {
   PackedWriter* writer_;
   size_t bytes_ = 0;
   std::vector<std::span<const std::byte>> matrices_;  // of linear layers
-  std::string not_bf16_, its_type_;  // the first matrix of another type
+  std::string not_bf16_, its_type_;                   // the first matrix of another type
   WeightNames names_;
 };
 
@@ -70,7 +78,8 @@ struct Family {
   std::vector<std::string> architectures;  // values of config.json's "architectures"
   std::vector<std::string> model_types;    // values of "model_type", where architectures is absent
   ModelConfig (*read_config)(const JsonReader& json);
-  // The name that embeddings bear, without the prefix; and the prefixes under which checkpoints store the family.
+  // The name that embeddings bear, without the prefix; and the prefixes under which checkpoints
+  // store the family.
   std::string embedding;
   std::vector<std::string> prefixes;
   std::unique_ptr<Model> (*load)(ModelConfig config, WeightLoader& weights);
@@ -85,29 +94,35 @@ std::unique_ptr<Model> load_model(ModelConfig config, WeightLoader& weights) {
 // The family of a config.json; an unsupported Error names what was found.
 const Family& family_of(const JsonReader& json);
 
-// Values that configs may leave out because transformers has them as the family's defaults. 0: must be given, or
-// for kv_heads as many as heads, for head_dim hidden_size / heads.
+// Values that configs may leave out because transformers has them as the family's defaults. 0: must
+// be given, or for kv_heads as many as heads, for head_dim hidden_size / heads.
 struct Defaults {
-  int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0, layers = 0, heads = 0,
+          kv_heads = 0, head_dim = 0;
   int64_t max_positions = 2048;
   bool tied_head = false;
 };
-// Fields that the families after GPT-2 share, with the limits that keep absurd values out; every layer sees
-// everything, and scores are scaled by 1 / sqrt(head_dim). Families change that and fill in the rest.
+// Fields that the families after GPT-2 share, with the limits that keep absurd values out; every
+// layer sees everything, and scores are scaled by 1 / sqrt(head_dim). Families change that and fill
+// in the rest.
 ModelConfig read_common(const JsonReader& json, const char* family, const Defaults& defaults = {});
-// config.json's rope_theta and rope_scaling, or the newer rope_parameters; `layer_type` names the entry of
-// rope_parameters where it has one per layer type.
+// config.json's rope_theta and rope_scaling, or the newer rope_parameters; `layer_type` names the
+// entry of rope_parameters where it has one per layer type.
 Rope read_rope(const JsonReader& json, const std::string& layer_type, double default_theta);
-// The windows of all layers: `window` where layer_types says sliding, or where it is absent and slides(i) holds.
+// The windows of all layers: `window` where layer_types says sliding, or where it is absent and
+// slides(i) holds.
 std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_t window,
                                   const std::function<bool(int64_t)>& slides);
 // A number that null switches off: 0 for null, `absent` where the field is missing.
-double read_optional(const JsonReader& json, const char* field, double absent, double min, double max);
-int64_t read_sliding_window(const JsonReader& json);  // sliding_window: 0 for null, 4096 where it is missing
+double read_optional(const JsonReader& json, const char* field, double absent, double min,
+                     double max);
+int64_t read_sliding_window(
+    const JsonReader& json);  // sliding_window: 0 for null, 4096 where it is missing
 // A token id or a list of them, each below vocab_size.
 std::vector<int32_t> read_ids(const JsonReader& json, const std::string& name, int64_t vocab_size);
 // An unsupported Error unless the field is missing or one of `supported`.
-void require_activation(const JsonReader& json, const char* field, const std::vector<std::string>& supported);
+void require_activation(const JsonReader& json, const char* field,
+                        const std::vector<std::string>& supported);
 void require_false(const JsonReader& json, std::initializer_list<const char*> fields);
 
 }  // namespace stet

@@ -1,6 +1,5 @@
-// Gemma 1: 2B and 7B, CodeGemma.
-// Source: "Gemma: Open Models Based on Gemini Research and Technology", arXiv 2403.08295, and transformers'
-// modeling_gemma.py.
+// Gemma 1: 2B and 7B, CodeGemma. Source: "Gemma: Open Models Based on Gemini Research and
+// Technology", arXiv 2403.08295, and transformers' modeling_gemma.py.
 #include "models/gemma.hpp"
 
 #include "models/decoder.hpp"
@@ -29,20 +28,25 @@ class Gemma : public Decoder {
 };
 
 ModelConfig read_config(const JsonReader& json) {
-  ModelConfig c = read_gemma(json, "gemma", {.head_dim = 256, .max_positions = 8192, .tied_head = true});
+  ModelConfig c =
+      read_gemma(json, "gemma", {.head_dim = 256, .max_positions = 8192, .tied_head = true});
   c.ropes = {read_rope(json, "", 10000)};
-  // The first configs say "gelu" in hidden_act and mean the tanh form: hidden_activation, where given, is the one.
-  if (!json.has("hidden_activation")) require_activation(json, "hidden_act", {"gelu_pytorch_tanh", "gelu"});
+  // The first configs say "gelu" in hidden_act and mean the tanh form: hidden_activation, where
+  // given, is the one.
+  if (!json.has("hidden_activation"))
+    require_activation(json, "hidden_act", {"gelu_pytorch_tanh", "gelu"});
   require_activation(json, "hidden_activation", {"gelu_pytorch_tanh"});
   return c;
 }
 
-Gemma::Gemma(ModelConfig config, WeightLoader& w) : Decoder(std::move(config), w, kGemmaNormOffset) {
+Gemma::Gemma(ModelConfig config, WeightLoader& w)
+    : Decoder(std::move(config), w, kGemmaNormOffset) {
   each_layer([&](const std::string& at) {
     const auto norm = [&](const char* name) {
       return w.vector("norms", at + name + ".weight", config_.hidden_size, kGemmaNormOffset);
     };
-    layers_.push_back({LinearLayers(w, config_, at), norm("input_layernorm"), norm("post_attention_layernorm")});
+    layers_.push_back(
+        {LinearLayers(w, config_, at), norm("input_layernorm"), norm("post_attention_layernorm")});
   });
 }
 
@@ -73,7 +77,7 @@ void Gemma::forward(Team t, const Pass& p) const {
 
 }  // namespace
 
-extern const Family gemma_family = {
-    {"GemmaForCausalLM"}, {"gemma"}, read_config, "embed_tokens.weight", {"model."}, load_model<Gemma>};
+extern const Family gemma_family = {{"GemmaForCausalLM"},  {"gemma"},  read_config,
+                                    "embed_tokens.weight", {"model."}, load_model<Gemma>};
 
 }  // namespace stet

@@ -1,4 +1,5 @@
-// What the configs of Gemma 1, 2 and 3 share: scaled embeddings, tied to the head; no biases; causal attention.
+// What the configs of Gemma 1, 2 and 3 share: scaled embeddings, tied to the head; no biases;
+// causal attention.
 #pragma once
 
 #include "models/family.hpp"

@@ -1,6 +1,5 @@
-// Gemma 2: 2B, 9B, 27B.
-// Source: "Gemma 2: Improving Open Language Models at a Practical Size", arXiv 2408.00118, and transformers'
-// modeling_gemma2.py.
+// Gemma 2: 2B, 9B, 27B. Source: "Gemma 2: Improving Open Language Models at a Practical Size",
+// arXiv 2408.00118, and transformers' modeling_gemma2.py.
 #include "models/decoder.hpp"
 #include "models/gemma.hpp"
 
@@ -20,7 +19,8 @@ class Gemma2 : public Decoder {
 };
 
 ModelConfig read_config(const JsonReader& json) {
-  ModelConfig c = read_gemma(json, "gemma2", {.head_dim = 256, .max_positions = 8192, .tied_head = true});
+  ModelConfig c =
+      read_gemma(json, "gemma2", {.head_dim = 256, .max_positions = 8192, .tied_head = true});
   c.ropes = {read_rope(json, "", 10000)};
   c.attention_scale = 1.0 / __builtin_sqrt(json.number_or("query_pre_attn_scalar", 256, 1e-6, 1e6));
   c.attention_softcap = read_optional(json, "attn_logit_softcapping", 50, 1e-6, 1e6);
@@ -31,13 +31,15 @@ ModelConfig read_config(const JsonReader& json) {
   return c;
 }
 
-Gemma2::Gemma2(ModelConfig config, WeightLoader& w) : Decoder(std::move(config), w, kGemmaNormOffset) {
+Gemma2::Gemma2(ModelConfig config, WeightLoader& w)
+    : Decoder(std::move(config), w, kGemmaNormOffset) {
   each_layer([&](const std::string& at) {
     const auto norm = [&](const char* name) {
       return w.vector("norms", at + name + ".weight", config_.hidden_size, kGemmaNormOffset);
     };
-    layers_.push_back({LinearLayers(w, config_, at), norm("input_layernorm"), norm("post_attention_layernorm"),
-                       norm("pre_feedforward_layernorm"), norm("post_feedforward_layernorm")});
+    layers_.push_back({LinearLayers(w, config_, at), norm("input_layernorm"),
+                       norm("post_attention_layernorm"), norm("pre_feedforward_layernorm"),
+                       norm("post_feedforward_layernorm")});
   });
 }
 
@@ -70,7 +72,7 @@ void Gemma2::forward(Team t, const Pass& p) const {
 
 }  // namespace
 
-extern const Family gemma2_family = {
-    {"Gemma2ForCausalLM"}, {"gemma2"}, read_config, "embed_tokens.weight", {"model."}, load_model<Gemma2>};
+extern const Family gemma2_family = {{"Gemma2ForCausalLM"}, {"gemma2"}, read_config,
+                                     "embed_tokens.weight", {"model."}, load_model<Gemma2>};
 
 }  // namespace stet

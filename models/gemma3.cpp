@@ -20,8 +20,15 @@ class Gemma3 : public Decoder {
 };
 
 // What multimodal configs leave out: the defaults of transformers' Gemma3TextConfig.
-constexpr Defaults kDefaults = {.vocab_size = 262208, .hidden_size = 2304, .intermediate_size = 9216, .layers = 26, .heads = 8,
-                                .kv_heads = 4, .head_dim = 256, .max_positions = 131072, .tied_head = true};
+constexpr Defaults kDefaults = {.vocab_size = 262208,
+                                .hidden_size = 2304,
+                                .intermediate_size = 9216,
+                                .layers = 26,
+                                .heads = 8,
+                                .kv_heads = 4,
+                                .head_dim = 256,
+                                .max_positions = 131072,
+                                .tied_head = true};
 
 ModelConfig read_config(const JsonReader& top) {
   const std::optional<JsonReader> nested = top.object("text_config");
@@ -33,25 +40,32 @@ ModelConfig read_config(const JsonReader& top) {
   c.attention_softcap = json.number_or("attn_logit_softcapping", 0, 0, 1e6);
   c.logit_softcap = json.number_or("final_logit_softcapping", 0, 0, 1e6);
   const int64_t window = json.integer_or("sliding_window", 4096, 1, int64_t{1} << 32);
-  const int64_t pattern = json.integer_or("sliding_window_pattern", json.integer_or("_sliding_window_pattern", 6, 1, 1024), 1, 1024);
-  c.window = read_windows(json, c.layers, window, [&](int64_t i) { return (i + 1) % pattern != 0; });
+  const int64_t pattern = json.integer_or(
+      "sliding_window_pattern", json.integer_or("_sliding_window_pattern", 6, 1, 1024), 1, 1024);
+  c.window =
+      read_windows(json, c.layers, window, [&](int64_t i) { return (i + 1) % pattern != 0; });
   Rope local;
   local.theta = json.number_or("rope_local_base_freq", 10000, 1, 1e12);
   const bool per_type = json.has("rope_parameters");
-  c.ropes = {read_rope(json, "full_attention", 1e6), per_type ? read_rope(json, "sliding_attention", 10000) : local};
+  c.ropes = {read_rope(json, "full_attention", 1e6),
+             per_type ? read_rope(json, "sliding_attention", 10000) : local};
   for (size_t i = 0; i < c.window.size(); ++i) c.rope_of[i] = c.window[i] == 0 ? 0 : 1;
   require_activation(json, "hidden_activation", {"gelu_pytorch_tanh"});
   return c;
 }
 
-Gemma3::Gemma3(ModelConfig config, WeightLoader& w) : Decoder(std::move(config), w, kGemmaNormOffset) {
+Gemma3::Gemma3(ModelConfig config, WeightLoader& w)
+    : Decoder(std::move(config), w, kGemmaNormOffset) {
   const ModelConfig& c = config_;
   each_layer([&](const std::string& at) {
-    const auto norm = [&](const char* name, int64_t n) { return w.vector("norms", at + name + ".weight", n, kGemmaNormOffset); };
+    const auto norm = [&](const char* name, int64_t n) {
+      return w.vector("norms", at + name + ".weight", n, kGemmaNormOffset);
+    };
     layers_.push_back({LinearLayers(w, c, at), norm("input_layernorm", c.hidden_size),
-                       norm("post_attention_layernorm", c.hidden_size), norm("pre_feedforward_layernorm", c.hidden_size),
-                       norm("post_feedforward_layernorm", c.hidden_size), norm("self_attn.q_norm", c.head_dim),
-                       norm("self_attn.k_norm", c.head_dim)});
+                       norm("post_attention_layernorm", c.hidden_size),
+                       norm("pre_feedforward_layernorm", c.hidden_size),
+                       norm("post_feedforward_layernorm", c.hidden_size),
+                       norm("self_attn.q_norm", c.head_dim), norm("self_attn.k_norm", c.head_dim)});
   });
 }
 
@@ -87,8 +101,11 @@ void Gemma3::forward(Team t, const Pass& p) const {
 
 }  // namespace
 
-extern const Family gemma3_family = {
-    {"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"}, {"gemma3_text", "gemma3"}, read_config,
-    "embed_tokens.weight", {"model.", "language_model.model.", "model.language_model."}, load_model<Gemma3>};
+extern const Family gemma3_family = {{"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"},
+                                     {"gemma3_text", "gemma3"},
+                                     read_config,
+                                     "embed_tokens.weight",
+                                     {"model.", "language_model.model.", "model.language_model."},
+                                     load_model<Gemma3>};
 
 }  // namespace stet

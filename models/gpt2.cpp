@@ -1,6 +1,5 @@
-// GPT-2: 124M to 1.5B, and DistilGPT2.
-// Source: "Language Models are Unsupervised Multitask Learners" (Radford et al., 2019), and transformers'
-// modeling_gpt2.py.
+// GPT-2: 124M to 1.5B, and DistilGPT2. Source: "Language Models are Unsupervised Multitask
+// Learners" (Radford et al., 2019), and transformers' modeling_gpt2.py.
 #include "models/decoder.hpp"
 
 namespace stet {
@@ -37,17 +36,23 @@ ModelConfig read_config(const JsonReader& json) {
   c.intermediate_size = json.integer_or("n_inner", 4 * c.hidden_size, 1, 4 * kMaxSize);
   c.layers = json.integer("n_layer", 1, 1024);
   c.heads = c.kv_heads = json.integer("n_head", 1, 1024);
-  if (c.hidden_size % (2 * c.heads) != 0) json.fail("n_embd", "an even multiple of n_head " + std::to_string(c.heads));
+  if (c.hidden_size % (2 * c.heads) != 0)
+    json.fail("n_embd", "an even multiple of n_head " + std::to_string(c.heads));
   c.head_dim = c.hidden_size / c.heads;
-  c.max_positions = json.integer_or("n_positions", json.integer_or("n_ctx", 1024, 1, kMaxSize), 1, kMaxSize);
+  c.max_positions =
+      json.integer_or("n_positions", json.integer_or("n_ctx", 1024, 1, kMaxSize), 1, kMaxSize);
   c.norm_eps = json.number_or("layer_norm_epsilon", 1e-5, 0, 1);
-  c.attention_scale = json.boolean_or("scale_attn_weights", true) ? 1.0 / __builtin_sqrt(static_cast<double>(c.head_dim)) : 1.0;
+  c.attention_scale = json.boolean_or("scale_attn_weights", true)
+                          ? 1.0 / __builtin_sqrt(static_cast<double>(c.head_dim))
+                          : 1.0;
   c.attention_bias = c.mlp_bias = true;
   c.tied_head = json.boolean_or("tie_word_embeddings", true);
   c.window.assign(static_cast<size_t>(c.layers), 0);
   c.eos_ids = read_ids(json, "eos_token_id", c.vocab_size);
-  require_activation(json, "activation_function", {"gelu_new", "gelu_pytorch_tanh"});  // two names of one function
-  require_false(json, {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"});
+  require_activation(json, "activation_function",
+                     {"gelu_new", "gelu_pytorch_tanh"});  // two names of one function
+  require_false(
+      json, {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"});
   return c;
 }
 
@@ -55,15 +60,17 @@ Gpt2::Gpt2(ModelConfig config, WeightLoader& w) : Model(std::move(config)) {
   const ModelConfig& c = config_;
   const int64_t hidden = c.hidden_size, inter = c.intermediate_size;
   const auto norm = [&](const std::string& name) {
-    return Norm{w.vector("norms", name + ".weight", hidden), w.vector("norms", name + ".bias", hidden)};
+    return Norm{w.vector("norms", name + ".weight", hidden),
+                w.vector("norms", name + ".bias", hidden)};
   };
   embedding_ = w.matrix("embeddings", {{"wte.weight", c.vocab_size}}, hidden);
   positions_ = w.table("embeddings", {"wpe.weight", c.max_positions}, hidden);
   for (int64_t i = 0; i < c.layers; ++i) {
     const std::string at = "h." + std::to_string(i) + ".";
-    layers_.push_back({norm(at + "ln_1"), w.transposed("attention", {at + "attn.c_attn", 3 * hidden}, hidden),
-                       w.transposed("attention", {at + "attn.c_proj", hidden}, hidden), norm(at + "ln_2"),
-                       w.transposed("mlp", {at + "mlp.c_fc", inter}, hidden),
+    layers_.push_back({norm(at + "ln_1"),
+                       w.transposed("attention", {at + "attn.c_attn", 3 * hidden}, hidden),
+                       w.transposed("attention", {at + "attn.c_proj", hidden}, hidden),
+                       norm(at + "ln_2"), w.transposed("mlp", {at + "mlp.c_fc", inter}, hidden),
                        w.transposed("mlp", {at + "mlp.c_proj", hidden}, inter)});
   }
   final_norm_ = norm("ln_f");
@@ -98,7 +105,7 @@ void Gpt2::forward(Team t, const Pass& p) const {
 
 }  // namespace
 
-extern const Family gpt2_family = {
-    {"GPT2LMHeadModel"}, {"gpt2"}, read_config, "wte.weight", {"transformer.", ""}, load_model<Gpt2>};
+extern const Family gpt2_family = {{"GPT2LMHeadModel"},  {"gpt2"},        read_config, "wte.weight",
+                                   {"transformer.", ""}, load_model<Gpt2>};
 
 }  // namespace stet

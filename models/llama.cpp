@@ -19,10 +19,14 @@ std::unique_ptr<Model> load(ModelConfig c, WeightLoader& w) {
 
 }  // namespace
 
-Llama::Llama(ModelConfig config, WeightLoader& w, Biases biases) : Decoder(std::move(config), w, 0) {
+Llama::Llama(ModelConfig config, WeightLoader& w, Biases biases)
+    : Decoder(std::move(config), w, 0) {
   each_layer([&](const std::string& at) {
-    const auto norm = [&](const char* name) { return w.vector("norms", at + name + ".weight", config_.hidden_size); };
-    layers_.push_back({LinearLayers(w, config_, at, biases), norm("input_layernorm"), norm("post_attention_layernorm")});
+    const auto norm = [&](const char* name) {
+      return w.vector("norms", at + name + ".weight", config_.hidden_size);
+    };
+    layers_.push_back({LinearLayers(w, config_, at, biases), norm("input_layernorm"),
+                       norm("post_attention_layernorm")});
   });
 }
 
@@ -51,7 +55,11 @@ void Llama::forward(Team t, const Pass& p) const {
   tap(t, p, layers_.size(), p.out);
 }
 
-extern const Family llama_family = {
-    {"LlamaForCausalLM"}, {"llama"}, read_config, "embed_tokens.weight", {"model.", "language_model.model."}, load};
+extern const Family llama_family = {{"LlamaForCausalLM"},
+                                    {"llama"},
+                                    read_config,
+                                    "embed_tokens.weight",
+                                    {"model.", "language_model.model."},
+                                    load};
 
 }  // namespace stet

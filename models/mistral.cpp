@@ -1,5 +1,6 @@
-// Mistral 7B v0.1 (every layer sees a window), v0.2, v0.3, and Mistral Nemo (a head_dim of its own): Llama's layers.
-// Source: "Mistral 7B", arXiv 2310.06825, and transformers' modeling_mistral.py.
+// Mistral 7B v0.1 (every layer sees a window), v0.2, v0.3, and Mistral Nemo (a head_dim of its
+// own): Llama's layers. Source: "Mistral 7B", arXiv 2310.06825, and transformers'
+// modeling_mistral.py.
 #include "models/llama.hpp"
 
 namespace stet {
@@ -14,11 +15,13 @@ ModelConfig read_config(const JsonReader& json) {
   return c;
 }
 
-std::unique_ptr<Model> load(ModelConfig c, WeightLoader& w) { return std::make_unique<Llama>(std::move(c), w); }
+std::unique_ptr<Model> load(ModelConfig c, WeightLoader& w) {
+  return std::make_unique<Llama>(std::move(c), w);
+}
 
 }  // namespace
 
-extern const Family mistral_family = {
-    {"MistralForCausalLM"}, {"mistral"}, read_config, "embed_tokens.weight", {"model."}, load};
+extern const Family mistral_family = {{"MistralForCausalLM"}, {"mistral"}, read_config,
+                                      "embed_tokens.weight",  {"model."},  load};
 
 }  // namespace stet

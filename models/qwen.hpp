@@ -1,4 +1,5 @@
-// What the configs of Qwen 2 and Qwen 3 share: windows that begin at a layer, where they are asked for.
+// What the configs of Qwen 2 and Qwen 3 share: windows that begin at a layer, where they are asked
+// for.
 #pragma once
 
 #include "models/family.hpp"

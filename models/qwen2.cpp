@@ -1,5 +1,5 @@
-// Qwen 2 and 2.5, dense: Llama's layers, with biases on queries, keys and values alone.
-// Source: "Qwen2 Technical Report", arXiv 2407.10671, 2412.15115, and transformers' modeling_qwen2.py.
+// Qwen 2 and 2.5, dense: Llama's layers, with biases on queries, keys and values alone. Source:
+// "Qwen2 Technical Report", arXiv 2407.10671, 2412.15115, and transformers' modeling_qwen2.py.
 #include "models/llama.hpp"
 #include "models/qwen.hpp"
 
@@ -10,7 +10,8 @@ ModelConfig read_qwen(const JsonReader& json, const char* family, const Defaults
   require_false(json, {"mlp_bias"});
   require_activation(json, "hidden_act", {"silu"});
   c.ropes = {read_rope(json, "", 10000)};
-  const int64_t window = json.boolean_or("use_sliding_window", false) ? read_sliding_window(json) : 0;
+  const int64_t window =
+      json.boolean_or("use_sliding_window", false) ? read_sliding_window(json) : 0;
   const int64_t first = json.integer_or("max_window_layers", 28, 0, kMaxSize);
   c.window = read_windows(json, c.layers, window, [&](int64_t i) { return i >= first; });
   return c;
@@ -30,7 +31,7 @@ std::unique_ptr<Model> load(ModelConfig c, WeightLoader& w) {
 
 }  // namespace
 
-extern const Family qwen2_family = {
-    {"Qwen2ForCausalLM"}, {"qwen2"}, read_config, "embed_tokens.weight", {"model."}, load};
+extern const Family qwen2_family = {{"Qwen2ForCausalLM"},  {"qwen2"},  read_config,
+                                    "embed_tokens.weight", {"model."}, load};
 
 }  // namespace stet

@@ -19,14 +19,19 @@ class Qwen3 : public Decoder {
   std::vector<Layer> layers_;
 };
 
-ModelConfig read_config(const JsonReader& json) { return read_qwen(json, "qwen3", {.head_dim = 128}); }
+ModelConfig read_config(const JsonReader& json) {
+  return read_qwen(json, "qwen3", {.head_dim = 128});
+}
 
 Qwen3::Qwen3(ModelConfig config, WeightLoader& w) : Decoder(std::move(config), w, 0) {
   const ModelConfig& c = config_;
   each_layer([&](const std::string& at) {
-    const auto norm = [&](const char* name, int64_t n) { return w.vector("norms", at + name + ".weight", n); };
+    const auto norm = [&](const char* name, int64_t n) {
+      return w.vector("norms", at + name + ".weight", n);
+    };
     layers_.push_back({LinearLayers(w, c, at, {.qkv = c.attention_bias, .o = c.attention_bias}),
-                       norm("input_layernorm", c.hidden_size), norm("post_attention_layernorm", c.hidden_size),
+                       norm("input_layernorm", c.hidden_size),
+                       norm("post_attention_layernorm", c.hidden_size),
                        norm("self_attn.q_norm", c.head_dim), norm("self_attn.k_norm", c.head_dim)});
   });
 }
@@ -61,7 +66,7 @@ void Qwen3::forward(Team t, const Pass& p) const {
 
 }  // namespace
 
-extern const Family qwen3_family = {
-    {"Qwen3ForCausalLM"}, {"qwen3"}, read_config, "embed_tokens.weight", {"model."}, load_model<Qwen3>};
+extern const Family qwen3_family = {{"Qwen3ForCausalLM"},  {"qwen3"},  read_config,
+                                    "embed_tokens.weight", {"model."}, load_model<Qwen3>};
 
 }  // namespace stet

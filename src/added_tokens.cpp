@@ -16,7 +16,8 @@ void AddedTokenFinder::add(const AddedToken& token, const std::string& looked_fo
   uint32_t node = 0;
   for (auto c = looked_for.rbegin(); c != looked_for.rend(); ++c) {
     const auto byte = static_cast<unsigned char>(*c);
-    const auto [it, fresh] = edges_.try_emplace(uint64_t{node} << 8 | byte, static_cast<uint32_t>(nodes_.size()));
+    const auto [it, fresh] =
+        edges_.try_emplace(uint64_t{node} << 8 | byte, static_cast<uint32_t>(nodes_.size()));
     if (fresh) nodes_.push_back({.parent = node, .depth = nodes_[node].depth + 1, .byte = byte});
     node = it->second;
   }
@@ -26,7 +27,8 @@ void AddedTokenFinder::add(const AddedToken& token, const std::string& looked_fo
   lengths_.push_back(looked_for.size());
 }
 
-// From the shortest strings to the longest, so that what a node falls back to is finished before it.
+// From the shortest strings to the longest, so that what a node falls back to is finished before
+// it.
 void AddedTokenFinder::build() {
   std::vector<uint32_t> order(nodes_.size());
   std::iota(order.begin(), order.end(), 0);
@@ -77,8 +79,9 @@ void AddedTokenFinder::split(const Segment& segment, std::span<const TextRange> 
   const std::string_view text = segment.text;
   size_t done = 0;
   const auto touches = [plain](size_t begin, size_t end) {
-    const auto first = std::upper_bound(plain.begin(), plain.end(), begin,
-                                        [](size_t at, const TextRange& range) { return at < range.end; });
+    const auto first =
+        std::upper_bound(plain.begin(), plain.end(), begin,
+                         [](size_t at, const TextRange& range) { return at < range.end; });
     return first != plain.end() && first->begin < end;
   };
   const auto put = [&](size_t begin, size_t end, int32_t id) {

@@ -34,8 +34,9 @@ struct Segment {
   bool plain;  // no id of a reserved token may come out of it
 };
 
-// Finds a set of tokens: of those that begin leftmost, the longest. The time is linear in the text, whatever the tokens: one pass
-// from its end to its beginning through the automaton of the tokens read backwards (Aho and Corasick 1975).
+// Finds a set of tokens: of those that begin leftmost, the longest. The time is linear in the text,
+// whatever the tokens: one pass from its end to its beginning through the automaton of the tokens
+// read backwards (Aho and Corasick 1975).
 class AddedTokenFinder {
  public:
   // `file` is named when a single_word token needs Unicode classes that this build lacks.
@@ -43,9 +44,11 @@ class AddedTokenFinder {
   void build();  // once, after the last one
   bool empty() const { return tokens_.empty(); }
 
-  // Appends the parts of a text segment. Reserved tokens are left in the text where they would touch one of the `plain`
-  // ranges, which are in order and disjoint; text that touches one is plain.
-  void split(const Segment& text, std::span<const TextRange> plain, std::vector<Segment>& out) const;
+  // Appends the parts of a text segment. Reserved tokens are left in the text where they would
+  // touch one of the `plain` ranges, which are in order and disjoint; text that touches one is
+  // plain.
+  void split(const Segment& text, std::span<const TextRange> plain,
+             std::vector<Segment>& out) const;
 
  private:
   struct Node {
@@ -59,7 +62,8 @@ class AddedTokenFinder {
     int32_t token;
   };
   uint32_t step(uint32_t node, unsigned char byte) const;
-  std::vector<Found> find(std::string_view text) const;  // the longest at each place, the last place first
+  std::vector<Found> find(
+      std::string_view text) const;  // the longest at each place, the last place first
   bool stands_alone(std::string_view text, size_t begin, size_t end) const;
 
   std::vector<AddedToken> tokens_;

@@ -15,20 +15,25 @@ namespace stet {
 namespace {
 
 constexpr char kMagic[] = "\x93STAR\r\n\x1a";
-constexpr uint64_t kFrontBytes = 24, kEntryBytes = 34, kDigestBytes = 16;  // of an entry: without the name
+constexpr uint64_t kFrontBytes = 24, kEntryBytes = 34,
+                   kDigestBytes = 16;  // of an entry: without the name
 constexpr size_t kMaxFiles = 4096, kMaxName = 255;
 constexpr const char* kNameRule = "the plain name of a file, 1 to 255 bytes";
 
 using Entry = ArchiveIndex::Entry;
 
-[[noreturn]] void damaged(const std::string& path, const std::string& field, const std::string& expected,
-                          const std::string& found) {
+[[noreturn]] void damaged(const std::string& path, const std::string& field,
+                          const std::string& expected, const std::string& found) {
   throw Error(ErrorKind::format, path, field, expected, found);
 }
 
-uint64_t aligned(uint64_t end) { return (end + kArchiveAlignment - 1) / kArchiveAlignment * kArchiveAlignment; }
+uint64_t aligned(uint64_t end) {
+  return (end + kArchiveAlignment - 1) / kArchiveAlignment * kArchiveAlignment;
+}
 
-bool allowed_name(const std::string& name) { return name.size() <= kMaxName && is_plain_name(name); }
+bool allowed_name(const std::string& name) {
+  return name.size() <= kMaxName && is_plain_name(name);
+}
 
 Digest digest_of_file(const FileBytes& file) {
   RunningDigest digest;
@@ -36,8 +41,10 @@ Digest digest_of_file(const FileBytes& file) {
   return digest.result();
 }
 
-void check_digest(const std::string& path, const std::string& field, const Digest& expected, const Digest& found) {
-  if (!(found == expected)) damaged(path, field, "digest " + digest_text(expected), digest_text(found));
+void check_digest(const std::string& path, const std::string& field, const Digest& expected,
+                  const Digest& found) {
+  if (!(found == expected))
+    damaged(path, field, "digest " + digest_text(expected), digest_text(found));
 }
 
 // The index without its digest, which is checked; `path` names the archive.
@@ -51,8 +58,8 @@ ByteReader index_reader(std::span<const std::byte> archive, const std::string& p
   const uint64_t size = front.u32("index size");
   if (size < kFrontBytes + kDigestBytes || size > archive.size()) {
     damaged(path, "index size",
-            std::to_string(kFrontBytes + kDigestBytes) + " up to the archive's " + std::to_string(archive.size()) +
-                " bytes",
+            std::to_string(kFrontBytes + kDigestBytes) + " up to the archive's " +
+                std::to_string(archive.size()) + " bytes",
             std::to_string(size));
   }
   const auto index = archive.first(size - kDigestBytes);
@@ -71,25 +78,31 @@ Entry read_entry(ByteReader& index, uint64_t end, std::span<const std::byte> arc
   e.digest = get(index, "digest of a file");
   e.name = index.text(index.u16("length of a name"), "name of a file");
   const std::string& path = index.file();
-  if (!allowed_name(e.name)) damaged(path, "name of a file", kNameRule, e.name.empty() ? "nothing" : e.name);
+  if (!allowed_name(e.name))
+    damaged(path, "name of a file", kNameRule, e.name.empty() ? "nothing" : e.name);
   if (e.offset != aligned(end)) {
     damaged(path, e.name, "to begin at " + std::to_string(aligned(end)), std::to_string(e.offset));
   }
   if (e.offset > archive.size() || e.size > archive.size() - e.offset) {
-    damaged(path, e.name, "a file within the archive's " + std::to_string(archive.size()) + " bytes",
+    damaged(path, e.name,
+            "a file within the archive's " + std::to_string(archive.size()) + " bytes",
             std::to_string(e.size) + " at " + std::to_string(e.offset));
   }
   for (const std::byte b : archive.subspan(end, e.offset - end)) {
-    if (b != std::byte{0}) damaged(path, "bytes before " + e.name, "zero bytes", std::to_string(static_cast<int>(b)));
+    if (b != std::byte{0})
+      damaged(path, "bytes before " + e.name, "zero bytes", std::to_string(static_cast<int>(b)));
   }
   return e;
 }
 
 class ArchiveSource : public FileSource {
  public:
-  ArchiveSource(std::span<const std::byte> archive, std::shared_ptr<const void> keeps_alive, const std::string& path,
-                std::shared_ptr<const MappedFile> mapping)
-      : FileSource(path, path + ": "), archive_(archive), keeps_alive_(std::move(keeps_alive)), mapping_(std::move(mapping)) {
+  ArchiveSource(std::span<const std::byte> archive, std::shared_ptr<const void> keeps_alive,
+                const std::string& path, std::shared_ptr<const MappedFile> mapping)
+      : FileSource(path, path + ": "),
+        archive_(archive),
+        keeps_alive_(std::move(keeps_alive)),
+        mapping_(std::move(mapping)) {
     for (Entry& e : read_archive_index(archive, path).entries) entries_[e.name] = std::move(e);
   }
 
@@ -106,7 +119,8 @@ class ArchiveSource : public FileSource {
   std::string read(const std::string& name, size_t limit) const override {
     const Entry& e = find(name);
     if (e.size > limit) {
-      damaged(path_of(name), "", "at most " + std::to_string(limit) + " bytes", std::to_string(e.size));
+      damaged(path_of(name), "", "at most " + std::to_string(limit) + " bytes",
+              std::to_string(e.size));
     }
     const auto bytes = archive_.subspan(e.offset, e.size);
     std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -136,7 +150,8 @@ ArchiveIndex read_archive_index(std::span<const std::byte> archive, const std::s
     damaged(path, "number of files", "1 to " + std::to_string(kMaxFiles), std::to_string(count));
   }
   const uint64_t size = reader.u64("archive size");
-  if (size != archive.size()) damaged(path, "archive size", std::to_string(size), std::to_string(archive.size()));
+  if (size != archive.size())
+    damaged(path, "archive size", std::to_string(size), std::to_string(archive.size()));
 
   ArchiveIndex index;
   index.bytes = archive.first(reader.position() + reader.remaining() + kDigestBytes);
@@ -150,25 +165,30 @@ ArchiveIndex read_archive_index(std::span<const std::byte> archive, const std::s
   }
   reader.end("index");
   if (end != size) {
-    damaged(path, "archive size", std::to_string(end) + ", the end of the last file", std::to_string(size));
+    damaged(path, "archive size", std::to_string(end) + ", the end of the last file",
+            std::to_string(size));
   }
   return index;
 }
 
-std::shared_ptr<const FileSource> archive_source(std::span<const std::byte> archive, std::shared_ptr<const void> keeps_alive,
-                                                 const std::string& path, std::shared_ptr<const MappedFile> mapping) {
-  return std::make_shared<const ArchiveSource>(archive, std::move(keeps_alive), path, std::move(mapping));
+std::shared_ptr<const FileSource> archive_source(std::span<const std::byte> archive,
+                                                 std::shared_ptr<const void> keeps_alive,
+                                                 const std::string& path,
+                                                 std::shared_ptr<const MappedFile> mapping) {
+  return std::make_shared<const ArchiveSource>(archive, std::move(keeps_alive), path,
+                                               std::move(mapping));
 }
 
 ArchiveWriter::ArchiveWriter(const FileSource& source, const std::vector<std::string>& names) {
   if (names.empty() || names.size() > kMaxFiles) {
-    throw Error(ErrorKind::argument, source.path(), "number of files", "1 to " + std::to_string(kMaxFiles),
-                std::to_string(names.size()));
+    throw Error(ErrorKind::argument, source.path(), "number of files",
+                "1 to " + std::to_string(kMaxFiles), std::to_string(names.size()));
   }
   uint64_t index_size = kFrontBytes + kDigestBytes;
   std::set<std::string> seen;
   for (const std::string& name : names) {
-    if (!allowed_name(name)) throw Error(ErrorKind::argument, source.path(), "name of a file", kNameRule, name);
+    if (!allowed_name(name))
+      throw Error(ErrorKind::argument, source.path(), "name of a file", kNameRule, name);
     if (!seen.insert(name).second) {
       throw Error(ErrorKind::argument, source.path(), name, "each name once", "a second file");
     }
@@ -202,7 +222,8 @@ void ArchiveWriter::write(AtomicFile& file) const {
   static constexpr std::array<std::byte, kArchiveAlignment> kZeros = {};
   const uint64_t start = file.written();
   if (start % kArchiveAlignment != 0) {
-    throw Error(ErrorKind::argument, file.path(), "archive", "a start at a multiple of 4096", std::to_string(start));
+    throw Error(ErrorKind::argument, file.path(), "archive", "a start at a multiple of 4096",
+                std::to_string(start));
   }
   file.write(index_);
   for (size_t i = 0; i < files_.size(); ++i) {
@@ -214,8 +235,8 @@ void ArchiveWriter::write(AtomicFile& file) const {
       file.write(piece);
     });
     if (!(digest.result() == e.digest)) {
-      throw Error(ErrorKind::mismatch, files_[i]->path(), "content", "digest " + digest_text(e.digest) + " as before",
-                  digest_text(digest.result()));
+      throw Error(ErrorKind::mismatch, files_[i]->path(), "content",
+                  "digest " + digest_text(e.digest) + " as before", digest_text(digest.result()));
     }
   }
 }

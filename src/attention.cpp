@@ -10,15 +10,15 @@
 namespace stet {
 namespace {
 
-// A task is one kv head and up to kTilesPerTask tiles of its queries: each block of keys and values is read
-// once for all of them.
+// A task is one kv head and up to kTilesPerTask tiles of its queries: each block of keys and values
+// is read once for all of them.
 constexpr size_t kTilesPerTask = 8;
 constexpr size_t kTaskRows = kTilesPerTask * kTileRows;
 
 size_t padded(size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// What a tile of queries saw lies in one run of floats: maxima, sums, and which of the queries saw anything (as bits), in
-// kLanes; then their values [rows][ldv].
+// What a tile of queries saw lies in one run of floats: maxima, sums, and which of the queries saw
+// anything (as bits), in kLanes; then their values [rows][ldv].
 size_t tile_floats(size_t rows, size_t ldv) { return kLanes + rows * ldv; }
 Attended tile_at(float* at) { return {at, at + kTileRows, at + kLanes}; }
 float& seen_at(float* at) { return at[2 * kTileRows]; }
@@ -41,7 +41,8 @@ struct Local {
 // Where each of Local's parts begins, in floats; the last entry is the size of all.
 std::array<size_t, 6> offsets(size_t head_dim) {
   const size_t ldv = padded(head_dim), tile = tile_floats(kTileRows, ldv);
-  const size_t sizes[] = {padded(kTaskRows * head_dim), kTilesPerTask * tile, kTilesPerTask * tile, head_dim * kPanel, kPanel * ldv};
+  const size_t sizes[] = {padded(kTaskRows * head_dim), kTilesPerTask * tile, kTilesPerTask * tile,
+                          head_dim * kPanel, kPanel * ldv};
   std::array<size_t, 6> at{};
   for (size_t i = 0; i < 5; ++i) at[i + 1] = at[i] + sizes[i];
   return at;
@@ -52,8 +53,8 @@ Local layout(float* base, size_t head_dim) {
   return {base + at[0], base + at[1], base + at[2], base + at[3], base + at[4]};
 }
 
-// The queries of one kv head in one span: query i is position i / group of the span and head i % group of the
-// kv head's group.
+// The queries of one kv head in one span: query i is position i / group of the span and head i %
+// group of the kv head's group.
 struct Queries {
   const Pass& p;
   const AttentionShape& a;
@@ -65,7 +66,9 @@ struct Queries {
   size_t count() const { return span.count * group(); }
   int64_t position(size_t i) const { return span.first + static_cast<int64_t>(i / group()); }
   size_t head(size_t i) const { return kv_head * group() + i % group(); }
-  const float* query(size_t i) const { return q.row(span.row + i / group()) + head(i) * a.head_dim; }
+  const float* query(size_t i) const {
+    return q.row(span.row + i / group()) + head(i) * a.head_dim;
+  }
   float* output(size_t i) const { return y.row(span.row + i / group()) + head(i) * a.head_dim; }
   int64_t lowest(int64_t position) const {
     return a.window == 0 ? 0 : std::max<int64_t>(0, position - a.window + 1);
@@ -73,7 +76,8 @@ struct Queries {
   // Whether queries first .. first + rows - 1 see the whole block.
   bool all_seen(size_t first, size_t rows, int64_t block) const {
     const int64_t begin = block * kBlockPositions;
-    return begin + kBlockPositions - 1 <= position(first) && lowest(position(first + rows - 1)) <= begin && ~span.kv->visible(block) == 0;
+    return begin + kBlockPositions - 1 <= position(first) &&
+           lowest(position(first + rows - 1)) <= begin && ~span.kv->visible(block) == 0;
   }
   // Which positions of a block query i sees: not after itself, inside the window, not pruned.
   uint64_t mask(size_t i, int64_t block) const {
@@ -96,7 +100,9 @@ void pack_queries(const Queries& s, size_t first, size_t rows, float* packed) {
 // Of a block, as they are stored: keys, then values.
 Fetch keys_and_values(const Queries& s, int64_t index) {
   const KvShape& shape = s.span.kv->shape();
-  return {s.span.kv->unchecked_block(index) + shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head)), 2 * shape.head_bytes()};
+  return {s.span.kv->unchecked_block(index) +
+              shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head)),
+          2 * shape.head_bytes()};
 }
 
 struct BlockView {
@@ -128,7 +134,8 @@ class Seeing {
  public:
   Seeing(const Queries& s, int64_t block) : s_(s), block_(block) {}
 
-  // Queries first .. first + rows - 1. Returns which of them see any, as bits; only theirs are set in `out` by attend().
+  // Queries first .. first + rows - 1. Returns which of them see any, as bits; only theirs are set
+  // in `out` by attend().
   unsigned add(size_t first, size_t rows, const float* packed, const Attended& out) {
     uint64_t* const mask = masks_[count_];
     unsigned seen = 0;
@@ -144,7 +151,9 @@ class Seeing {
     if (count_ == 0) return;
     const AttentionShape& a = s_.a;
     const size_t ldv = padded(a.head_dim);
-    const AttendBlock block = {view.k, view.v, a.head_dim, ldv, static_cast<float>(a.scale), static_cast<float>(a.softcap), next};
+    const AttendBlock block = {
+        view.k, view.v, a.head_dim, ldv, static_cast<float>(a.scale), static_cast<float>(a.softcap),
+        next};
     s_.p.kernels->attend[static_cast<int>(view.type)](block, tiles_, count_);
   }
 
@@ -158,20 +167,24 @@ class Seeing {
 
 // First and last+1 block that queries [first, first + count) can see.
 std::pair<int64_t, int64_t> block_range(const Queries& s, size_t first, size_t count) {
-  return {s.lowest(s.position(first)) / kBlockPositions, s.position(first + count - 1) / kBlockPositions + 1};
+  return {s.lowest(s.position(first)) / kBlockPositions,
+          s.position(first + count - 1) / kBlockPositions + 1};
 }
 
 // Writes the output of queries first .. first + rows - 1.
 void finish(const Queries& s, size_t first, size_t rows, const Attended& sums) {
   const size_t ldv = padded(s.a.head_dim);
-  for (size_t r = 0; r < rows; ++r) s.p.kernels->divide(sums.o + r * ldv, sums.l[r], s.output(first + r), s.a.head_dim);
+  for (size_t r = 0; r < rows; ++r)
+    s.p.kernels->divide(sums.o + r * ldv, sums.l[r], s.output(first + r), s.a.head_dim);
 }
 
 // Queries [first, first + count), count <= kTaskRows, over all blocks in order.
 void attend_queries(const Queries& s, size_t first, size_t count, const Local& local) {
   const size_t head_dim = s.a.head_dim, ldv = padded(head_dim);
   const auto rows = [count](size_t i) { return std::min(size_t{kTileRows}, count - i); };
-  const auto part = [&](float* tiles, size_t i) { return tile_at(tiles + i / kTileRows * tile_floats(kTileRows, ldv)); };
+  const auto part = [&](float* tiles, size_t i) {
+    return tile_at(tiles + i / kTileRows * tile_floats(kTileRows, ldv));
+  };
   for (size_t i = 0; i < count; i += kTileRows) {
     pack_queries(s, first + i, rows(i), local.q + i * head_dim);
     begin(part(local.sums, i), rows(i), ldv);
@@ -182,34 +195,50 @@ void attend_queries(const Queries& s, size_t first, size_t count, const Local& l
     Seeing seeing(s, b);
     unsigned seen[kTilesPerTask];
     for (size_t i = 0; i < count; i += kTileRows) {
-      seen[i / kTileRows] = seeing.add(first + i, rows(i), local.q + i * head_dim, part(local.block, i));
+      seen[i / kTileRows] =
+          seeing.add(first + i, rows(i), local.q + i * head_dim, part(local.block, i));
     }
     seeing.attend(view_block(s, b, local), b + 1 < to ? keys_and_values(s, b + 1) : Fetch{});
-    for (size_t i = 0; i < count; i += kTileRows) s.p.kernels->merge(part(local.sums, i), part(local.block, i), ldv, seen[i / kTileRows]);
+    for (size_t i = 0; i < count; i += kTileRows)
+      s.p.kernels->merge(part(local.sums, i), part(local.block, i), ldv, seen[i / kTileRows]);
   }
   for (size_t i = 0; i < count; i += kTileRows) finish(s, first + i, rows(i), part(local.sums, i));
 }
 
-// Spans of a single position, as many as `partial` has room for: heads of blocks are shared out among the threads, in the
-// order they lie in memory; what their tiles saw waits in `partial` and is then merged in the same order as attend_queries does.
+// Spans of a single position, as many as `partial` has room for: heads of blocks are shared out
+// among the threads, in the order they lie in memory; what their tiles saw waits in `partial` and
+// is then merged in the same order as attend_queries does.
 class Singles {
  public:
-  Singles(const Pass& p, const AttentionShape& a, Rows q, Rows y, std::span<const Span> spans, const Local& local)
-      : p_(p), a_(a), q_(q), y_(y), spans_(spans), local_(local), tiles_(a), ldv_(padded(a.head_dim)) {}
+  Singles(const Pass& p, const AttentionShape& a, Rows q, Rows y, std::span<const Span> spans,
+          const Local& local)
+      : p_(p),
+        a_(a),
+        q_(q),
+        y_(y),
+        spans_(spans),
+        local_(local),
+        tiles_(a),
+        ldv_(padded(a.head_dim)) {}
 
   // The queries of a kv head's group in tiles of `rows`, as equal as can be.
   struct Tiles {
     size_t group, count, rows;
     explicit Tiles(size_t queries)
-        : group(queries), count((queries + kTileRows - 1) / kTileRows), rows((queries + count - 1) / count) {}
+        : group(queries),
+          count((queries + kTileRows - 1) / kTileRows),
+          rows((queries + count - 1) / count) {}
     explicit Tiles(const AttentionShape& a) : Tiles(a.heads / a.kv_heads) {}
     // Of `partial`, for a block.
-    size_t floats(size_t kv_heads, size_t head_dim) const { return kv_heads * count * tile_floats(rows, padded(head_dim)); }
+    size_t floats(size_t kv_heads, size_t head_dim) const {
+      return kv_heads * count * tile_floats(rows, padded(head_dim));
+    }
   };
 
   // How many of `spans`, from the first on, are taken at once.
   static size_t fit(const Pass& p, const AttentionShape& a, std::span<const Span> spans) {
-    const size_t room = p.scratch->partial.size() / sizeof(float) / Tiles(a).floats(a.kv_heads, a.head_dim);
+    const size_t room =
+        p.scratch->partial.size() / sizeof(float) / Tiles(a).floats(a.kv_heads, a.head_dim);
     size_t n = 0;
     for (size_t blocks = 0; n < spans.size() && spans[n].count == 1; ++n) {
       const auto [begin, end] = range({p, a, spans[n], 0, {}, {}});
@@ -223,7 +252,8 @@ class Singles {
     constexpr size_t kPieceBytes = 128 << 10;
     size_t blocks = 0;
     for (const Span& span : spans_) blocks += count(span);
-    const size_t least = std::max<size_t>(1, kPieceBytes / (2 * spans_[0].kv->shape().head_bytes()));
+    const size_t least =
+        std::max<size_t>(1, kPieceBytes / (2 * spans_[0].kv->shape().head_bytes()));
     const size_t heads = blocks * a_.kv_heads, pieces = t.parts_of(heads, least);
     t.each(pieces, [&](size_t piece) {
       const Range some = part_of(heads, pieces, piece);
@@ -232,9 +262,12 @@ class Singles {
         // Behind the last one, where this thread probably goes on.
         const size_t other = piece + static_cast<size_t>(t.size);
         Cursor next = at;
-        if (i + 1 < some.end) next.advance();
-        else if (other < pieces) next = Cursor(*this, part_of(heads, pieces, other).begin);
-        attend_head(at.queries(), at.block, at.before, keys_and_values(next.queries(), next.index()));
+        if (i + 1 < some.end)
+          next.advance();
+        else if (other < pieces)
+          next = Cursor(*this, part_of(heads, pieces, other).begin);
+        attend_head(at.queries(), at.block, at.before,
+                    keys_and_values(next.queries(), next.index()));
         at = next;
       }
     });
@@ -242,7 +275,8 @@ class Singles {
     t.each_range(spans_.size() * tiles, 1, [&](Range some) {
       size_t before = 0;
       for (size_t s = 0; s < spans_.size(); before += count(spans_[s++])) {
-        for (size_t i = std::max(s * tiles, some.begin); i < std::min((s + 1) * tiles, some.end); ++i) {
+        for (size_t i = std::max(s * tiles, some.begin); i < std::min((s + 1) * tiles, some.end);
+             ++i) {
           merge_tile(queries(spans_[s], (i - s * tiles) / tiles_.count), i % tiles_.count, before);
         }
       }
@@ -256,7 +290,8 @@ class Singles {
     size_t span = 0, before = 0, block = 0, kv_head = 0;  // before: blocks of earlier spans
 
     Cursor(const Singles& s, size_t i) : all(&s) {
-      for (; i >= blocks() * s.a_.kv_heads; ++span) i -= blocks() * s.a_.kv_heads, before += blocks();
+      for (; i >= blocks() * s.a_.kv_heads; ++span)
+        i -= blocks() * s.a_.kv_heads, before += blocks();
       block = i / s.a_.kv_heads;
       kv_head = i % s.a_.kv_heads;
     }
@@ -274,12 +309,16 @@ class Singles {
   };
 
   static std::pair<int64_t, int64_t> range(const Queries& s) { return block_range(s, 0, 1); }
-  Queries queries(const Span& span, size_t kv_head) const { return {p_, a_, span, kv_head, q_, y_}; }
+  Queries queries(const Span& span, size_t kv_head) const {
+    return {p_, a_, span, kv_head, q_, y_};
+  }
   size_t count(const Span& span) const {
     const auto [begin, end] = range(queries(span, 0));
     return static_cast<size_t>(end - begin);
   }
-  size_t rows(size_t tile) const { return std::min(tiles_.rows, tiles_.group - tile * tiles_.rows); }
+  size_t rows(size_t tile) const {
+    return std::min(tiles_.rows, tiles_.group - tile * tiles_.rows);
+  }
   float* part(size_t block, size_t kv_head, size_t tile) const {
     return p_.scratch->partial.as<float>() +
            ((block * a_.kv_heads + kv_head) * tiles_.count + tile) * tile_floats(tiles_.rows, ldv_);
@@ -337,7 +376,8 @@ void attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y) {
       spans = spans.subspan(singles);
       continue;
     }
-    const size_t each = (Queries{p, a, spans[0], 0, q, y}.count() + kTaskRows - 1) / kTaskRows, tasks = each * a.kv_heads;
+    const size_t each = (Queries{p, a, spans[0], 0, q, y}.count() + kTaskRows - 1) / kTaskRows,
+                 tasks = each * a.kv_heads;
     // The longest first: later queries see more.
     t.each(tasks, [&](size_t i) {
       const Queries s{p, a, spans[0], i % a.kv_heads, q, y};
@@ -351,16 +391,20 @@ void attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y) {
 namespace {
 
 template <class To, class Convert>
-void store_block(const Span& span, size_t head, int64_t layer, Rows k, Rows v, size_t block, Convert convert) {
+void store_block(const Span& span, size_t head, int64_t layer, Rows k, Rows v, size_t block,
+                 Convert convert) {
   const KvShape& shape = span.kv->shape();
   const size_t head_dim = static_cast<size_t>(shape.head_dim);
   std::byte* base = KvWriter(*span.kv).writable(static_cast<int64_t>(block));
   To* keys = reinterpret_cast<To*>(base + shape.k_offset(layer, static_cast<int64_t>(head)));
   To* values = reinterpret_cast<To*>(base + shape.v_offset(layer, static_cast<int64_t>(head)));
   const int64_t begin = static_cast<int64_t>(block) * kBlockPositions;
-  const int64_t from = std::max(begin, span.first), to = std::min(begin + kBlockPositions, span.first + static_cast<int64_t>(span.count));
+  const int64_t from = std::max(begin, span.first),
+                to = std::min(begin + kBlockPositions,
+                              span.first + static_cast<int64_t>(span.count));
   for (int64_t position = from; position < to; ++position) {
-    const size_t slot = static_cast<size_t>(position - begin), row = span.row + static_cast<size_t>(position - span.first);
+    const size_t slot = static_cast<size_t>(position - begin),
+                 row = span.row + static_cast<size_t>(position - span.first);
     const float* from_k = k.row(row) + head * head_dim;
     const float* from_v = v.row(row) + head * head_dim;
     for (size_t d = 0; d < head_dim; ++d) keys[d * kPanel + slot] = convert(from_k[d]);
@@ -375,7 +419,8 @@ void store_kv(Team t, const Pass& p, int64_t layer, Rows k, Rows v) {
   const size_t heads = static_cast<size_t>(p.spans[0].kv->shape().kv_heads);
   const auto blocks = [](const Span& span) {
     const int64_t last = span.first + static_cast<int64_t>(span.count) - 1;
-    return Range{static_cast<size_t>(span.first / kBlockPositions), static_cast<size_t>(last / kBlockPositions) + 1};
+    return Range{static_cast<size_t>(span.first / kBlockPositions),
+                 static_cast<size_t>(last / kBlockPositions) + 1};
   };
   size_t tasks = 0;
   for (const Span& span : p.spans) tasks += heads * blocks(span).size();
@@ -386,9 +431,15 @@ void store_kv(Team t, const Pass& p, int64_t layer, Rows k, Rows v) {
         if (task < some.begin || task >= some.end) continue;
         const size_t head = i % heads, block = blocks(span).begin + i / heads;
         switch (span.kv->shape().type) {
-          case KvType::f32: store_block<float>(span, head, layer, k, v, block, [](float x) { return x; }); break;
-          case KvType::bf16: store_block<uint16_t>(span, head, layer, k, v, block, round_bf16); break;
-          case KvType::f16: store_block<uint16_t>(span, head, layer, k, v, block, round_f16); break;
+          case KvType::f32:
+            store_block<float>(span, head, layer, k, v, block, [](float x) { return x; });
+            break;
+          case KvType::bf16:
+            store_block<uint16_t>(span, head, layer, k, v, block, round_bf16);
+            break;
+          case KvType::f16:
+            store_block<uint16_t>(span, head, layer, k, v, block, round_f16);
+            break;
         }
       }
     }

@@ -26,11 +26,15 @@ std::string messages_json(const std::vector<Message>& messages) {
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kSpace = " \t\r\n\v\f";
   const size_t begin = text.find_first_not_of(kSpace);
-  return begin == std::string_view::npos ? "" : text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
+  return begin == std::string_view::npos
+             ? ""
+             : text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
 }
 
-// Where a rendering has the content of message `origin`, whole, at or after `from`; empty where it has not.
-TextRange find_content(const jinja::Text& text, const std::string& content, int origin, size_t from) {
+// Where a rendering has the content of message `origin`, whole, at or after `from`; empty where it
+// has not.
+TextRange find_content(const jinja::Text& text, const std::string& content, int origin,
+                       size_t from) {
   for (size_t i = text.marks.size(); i > 0; --i) {  // its role may be printed too, before
     const jinja::Mark& mark = text.marks[i - 1];
     if (mark.origin != origin || mark.begin < from) continue;
@@ -46,12 +50,15 @@ bool same_text(const Message& a, const Message& b) {
 }
 
 int64_t count_users(const std::vector<Message>& messages) {
-  return std::count_if(messages.begin(), messages.end(), [](const Message& m) { return m.role == "user"; });
+  return std::count_if(messages.begin(), messages.end(),
+                       [](const Message& m) { return m.role == "user"; });
 }
 
 size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
   const size_t n = std::min(a.size(), b.size());
-  return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(n), b.begin()).first - a.begin());
+  return static_cast<size_t>(
+      std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(n), b.begin()).first -
+      a.begin());
 }
 
 }  // namespace
@@ -87,44 +94,56 @@ struct Conversation::Plan {
   }
 
  private:
-  std::vector<std::pair<int64_t, bool>> pieces;  // where each ends, and whether a message in it is new
+  std::vector<std::pair<int64_t, bool>>
+      pieces;  // where each ends, and whether a message in it is new
 };
 
 Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer)
     : session_(std::move(session)), tokenizer_(std::move(tokenizer)) {
   Dialogue& dialogue = session_.dialogue();
-  const std::string_view source = dialogue.chat_template.empty() ? tokenizer_->chat_template() : std::string_view(dialogue.chat_template);
+  const std::string_view source = dialogue.chat_template.empty()
+                                      ? tokenizer_->chat_template()
+                                      : std::string_view(dialogue.chat_template);
   // A conversation that does not ask for the time is the same state at any time.
   const bool asks = source.find("strftime_now") != std::string_view::npos;
   if (asks && dialogue.now == 0) dialogue.now = static_cast<int64_t>(std::time(nullptr));
   for (Message& m : dialogue.messages) {
     if (m.drawn && m.content.empty()) m.content = text_of(m);  // the session was rewound into it
   }
-  template_ = std::make_shared<const ChatTemplate>(dialogue.chat_template.empty() ? ChatTemplate(*tokenizer_)
-                                                                                  : ChatTemplate(dialogue.chat_template, "chat_template", *tokenizer_));
+  template_ = std::make_shared<const ChatTemplate>(
+      dialogue.chat_template.empty()
+          ? ChatTemplate(*tokenizer_)
+          : ChatTemplate(dialogue.chat_template, "chat_template", *tokenizer_));
 }
 
-Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const ChatTemplate> chat_template)
-    : session_(std::move(session)), tokenizer_(std::move(tokenizer)), template_(std::move(chat_template)) {}
+Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer,
+                           std::shared_ptr<const ChatTemplate> chat_template)
+    : session_(std::move(session)),
+      tokenizer_(std::move(tokenizer)),
+      template_(std::move(chat_template)) {}
 
 Conversation Conversation::fork() const { return {session_.fork(), tokenizer_, template_}; }
 
-std::vector<int32_t> Conversation::tokens_at(const Message& m, const std::vector<int32_t>& transcript) {
+std::vector<int32_t> Conversation::tokens_at(const Message& m,
+                                             const std::vector<int32_t>& transcript) {
   if (m.begin < 0 || m.end < m.begin || m.end > static_cast<int64_t>(transcript.size())) {
-    throw Error(ErrorKind::argument, "", "messages", "drawn replies of this transcript", "one at " + std::to_string(m.begin));
+    throw Error(ErrorKind::argument, "", "messages", "drawn replies of this transcript",
+                "one at " + std::to_string(m.begin));
   }
   return {transcript.begin() + m.begin, transcript.begin() + m.end};
 }
 
-// The tokens of a reply; behind them those of what its content says beyond their text, which is what a stop string in the
-// middle of a token leaves.
-std::vector<int32_t> Conversation::tokens_of(const Message& m, const std::vector<int32_t>& transcript) const {
+// The tokens of a reply; behind them those of what its content says beyond their text, which is
+// what a stop string in the middle of a token leaves.
+std::vector<int32_t> Conversation::tokens_of(const Message& m,
+                                             const std::vector<int32_t>& transcript) const {
   std::vector<int32_t> ids = tokens_at(m, transcript);
   const std::string text = tokenizer_->decode(ids, true);
   if (m.content.size() > text.size() && m.content.starts_with(text)) {
     const std::string rest = m.content.substr(text.size());
     const TextRange whole{0, rest.size()};
-    const std::vector<int32_t> more = tokenizer_->encode(rest, Tokenizer::Bos::off, {&whole, 1}, true);
+    const std::vector<int32_t> more =
+        tokenizer_->encode(rest, Tokenizer::Bos::off, {&whole, 1}, true);
     ids.insert(ids.end(), more.begin(), more.end());
   }
   return ids;
@@ -133,9 +152,10 @@ std::vector<int32_t> Conversation::tokens_of(const Message& m, const std::vector
 Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages) const {
   const Dialogue& dialogue = session_.dialogue();
   const std::vector<int32_t> transcript = session_.transcript();
-  const jinja::Text text = template_->render(Value::from_json(messages_json(messages), "messages"), true,
-                                             Value::from_json(dialogue.variables.empty() ? "{}" : dialogue.variables, "variables"),
-                                             static_cast<double>(dialogue.now));
+  const jinja::Text text = template_->render(
+      Value::from_json(messages_json(messages), "messages"), true,
+      Value::from_json(dialogue.variables.empty() ? "{}" : dialogue.variables, "variables"),
+      static_cast<double>(dialogue.now));
   Plan plan;
   plan.messages = messages;
   const auto is_new = [&](size_t i) {
@@ -144,9 +164,12 @@ Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages)
   };
   size_t at = 0, first = 0;  // what comes next of the text, and of the messages
   const auto add_text = [&](size_t end, size_t last, bool fresh) {
-    const std::vector<TextRange> plain = dialogue.special_in_text ? std::vector<TextRange>() : plain_ranges(text, at, end);
+    const std::vector<TextRange> plain =
+        dialogue.special_in_text ? std::vector<TextRange>() : plain_ranges(text, at, end);
     for (size_t i = first; i < last; ++i) fresh = fresh || is_new(i);
-    plan.add_text(tokenizer_->encode(std::string_view(text.bytes).substr(at, end - at), Tokenizer::Bos::off, plain, at > 0), first, last, fresh);
+    plan.add_text(tokenizer_->encode(std::string_view(text.bytes).substr(at, end - at),
+                                     Tokenizer::Bos::off, plain, at > 0),
+                  first, last, fresh);
   };
   for (size_t i = 0; i < messages.size(); ++i) {
     if (!messages[i].drawn) continue;
@@ -164,14 +187,18 @@ Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages)
   return plan;
 }
 
-PromptReport Conversation::plan(const std::vector<Message>& messages) const { return make_plan(messages).report; }
+PromptReport Conversation::plan(const std::vector<Message>& messages) const {
+  return make_plan(messages).report;
+}
 
 PromptReport Conversation::prompt(std::vector<Message> messages, const Progress& progress) {
   for (Message& m : messages) m.content = utf8_lossy(m.content);
   const Plan plan = make_plan(messages);
-  const int64_t gone = shifted_out(session_.prunes()), size = static_cast<int64_t>(plan.ids.size()) - gone;
+  const int64_t gone = shifted_out(session_.prunes()),
+                size = static_cast<int64_t>(plan.ids.size()) - gone;
   if (size > session_.capacity()) {
-    throw Error(ErrorKind::capacity, "", "tokens", "at most " + std::to_string(session_.capacity()) + " positions (--ctx)",
+    throw Error(ErrorKind::capacity, "", "tokens",
+                "at most " + std::to_string(session_.capacity()) + " positions (--ctx)",
                 std::to_string(size));
   }
   Session before = session_.fork();
@@ -197,10 +224,13 @@ PromptReport Conversation::say(const std::string& text, const Progress& progress
 
 bool Conversation::open() const {
   const std::vector<Turn>& turns = session_.generation().turns;
-  return !turns.empty() && turns.back().open && turns.back().end > turns.back().reply && !messages().empty() && messages().back().drawn;
+  return !turns.empty() && turns.back().open && turns.back().end > turns.back().reply &&
+         !messages().empty() && messages().back().drawn;
 }
 
-std::string Conversation::text_of(const Message& m) const { return tokenizer_->decode(tokens_at(m, session_.transcript()), true); }
+std::string Conversation::text_of(const Message& m) const {
+  return tokenizer_->decode(tokens_at(m, session_.transcript()), true);
+}
 
 Reply Conversation::reply(const GenerateOptions& options, const TextSink& sink) {
   std::vector<Message>& all = session_.dialogue().messages;
@@ -235,7 +265,8 @@ void Conversation::settle(const Reply& reply) {
   if (session_.drawn() == m.begin) all.pop_back();  // nothing was drawn at all
 }
 
-// A stop string ends what was said; of the tokens those stay that lie before it. It may begin within a token.
+// A stop string ends what was said; of the tokens those stay that lie before it. It may begin
+// within a token.
 void Conversation::end_at(Message& m, const std::string& content) {
   TextStream stream(*tokenizer_, true);
   std::string text;
@@ -267,9 +298,11 @@ void Conversation::rewind(int64_t turns) {
   int64_t found = 0;
   while (found < turns && first > 0) found += all[--first].role == "user" ? 1 : 0;
   if (turns < 1 || found < turns) {
-    throw Error(ErrorKind::argument, "", "turns", "1 .. " + std::to_string(count_users(all)), std::to_string(turns));
+    throw Error(ErrorKind::argument, "", "turns", "1 .. " + std::to_string(count_users(all)),
+                std::to_string(turns));
   }
-  const bool later = std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(first), [](const Message& m) { return m.drawn; });
+  const bool later = std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(first),
+                                 [](const Message& m) { return m.drawn; });
   int64_t position = later ? all[first].begin : 0;
   // The prompt may begin one token later, where the reply before it had drawn its own stop token.
   for (const Turn& turn : session_.generation().turns) {
@@ -281,7 +314,8 @@ void Conversation::rewind(int64_t turns) {
 
 void Conversation::retry() {
   const std::vector<Message>& all = messages();
-  if (all.empty() || !all.back().drawn) throw Error(ErrorKind::argument, "", "retry", "a reply to draw again", "none");
+  if (all.empty() || !all.back().drawn)
+    throw Error(ErrorKind::argument, "", "retry", "a reply to draw again", "none");
   cut(all.back().begin, all.size() - 1);
 }
 

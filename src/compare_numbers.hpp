@@ -20,12 +20,13 @@ struct KvDifferences {
   std::vector<Comparison::Layer> layers;
 };
 
-// Of positions that both have and none has pruned; the caches may differ in type alone. Differences within `tolerance` (see
-// first_difference) count for the deviations only.
+// Of positions that both have and none has pruned; the caches may differ in type alone. Differences
+// within `tolerance` (see first_difference) count for the deviations only.
 KvDifferences compare_kv(const KvCache& a, const KvCache& b, double tolerance);
 
 // Of as many logits.
-std::optional<Difference> first_logit(std::span<const float> a, std::span<const float> b, double tolerance);
+std::optional<Difference> first_logit(std::span<const float> a, std::span<const float> b,
+                                      double tolerance);
 
 // Sum over p log(p / q), p and q being the softmax of `a` and of `b`, which are as many.
 double divergence(std::span<const float> a, std::span<const float> b);

@@ -7,11 +7,16 @@ namespace stet {
 
 const char* contract_name(Contract contract) {
   switch (contract) {
-    case Contract::f32: return "f32";
-    case Contract::f32_blas: return "f32-blas";
-    case Contract::bf16: return "bf16";
-    case Contract::q8: return "q8";
-    case Contract::q4: return "q4";
+    case Contract::f32:
+      return "f32";
+    case Contract::f32_blas:
+      return "f32-blas";
+    case Contract::bf16:
+      return "bf16";
+    case Contract::q8:
+      return "q8";
+    case Contract::q4:
+      return "q4";
   }
   return "";
 }
@@ -23,11 +28,14 @@ std::optional<Contract> contract_of(const std::string& name) {
   return std::nullopt;
 }
 
-bool is_replayable(const std::string& contract) { return contract != contract_name(Contract::f32_blas); }
+bool is_replayable(const std::string& contract) {
+  return contract != contract_name(Contract::f32_blas);
+}
 
 std::string ContractName::text() const {
   std::string text = rule;
-  for (size_t i = 0; i < types.size(); ++i) text += (i == 0 ? "(" : ",") + types[i].first + "=" + types[i].second;
+  for (size_t i = 0; i < types.size(); ++i)
+    text += (i == 0 ? "(" : ",") + types[i].first + "=" + types[i].second;
   return types.empty() ? text : text + ")";
 }
 
@@ -35,7 +43,8 @@ namespace {
 
 // Takes a word from the front.
 std::string take_word(std::string_view& rest) {
-  const size_t end = std::min(rest.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-.*"), rest.size());
+  const size_t end =
+      std::min(rest.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-.*"), rest.size());
   const std::string word(rest.substr(0, end));
   rest.remove_prefix(end);
   return word;
@@ -57,7 +66,9 @@ std::optional<ContractName> parse_contract_name(const std::string& text) {
   if (rest.empty()) return name;
   for (char before = '('; take(rest, before); before = ',') {
     const std::string tensors = take_word(rest), type = take(rest, '=') ? take_word(rest) : "";
-    if (tensors.empty() || type.empty() || (!name.types.empty() && tensors <= name.types.back().first)) return std::nullopt;
+    if (tensors.empty() || type.empty() ||
+        (!name.types.empty() && tensors <= name.types.back().first))
+      return std::nullopt;
     name.types.emplace_back(tensors, type);
   }
   if (rest != ")") return std::nullopt;

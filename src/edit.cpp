@@ -14,7 +14,8 @@ const char* kv_edit_name(KvEdit::What what) {
 
 void forget_edits(State& state, int64_t size) {
   std::erase_if(state.edits, [&](const KvEdit& e) {
-    return (e.position >= size || size == 0) && e.prunes == static_cast<int64_t>(state.prunes.size());
+    return (e.position >= size || size == 0) &&
+           e.prunes == static_cast<int64_t>(state.prunes.size());
   });
   for (KvEdit& e : state.edits) {
     if (e.prunes == static_cast<int64_t>(state.prunes.size())) e.at = std::min(e.at, size);
@@ -34,13 +35,17 @@ void check_edit(const State& state, const KvEdit& e, std::span<const float> x) {
   check_index("head", e.head, shape.kv_heads);
   check_index("position", e.position, state.size());
   if ((state.kv.visible(e.position / kBlockPositions) >> (e.position % kBlockPositions) & 1) == 0) {
-    throw Error(ErrorKind::argument, "", "position", "one that is visible", std::to_string(e.position) + ", which was pruned");
+    throw Error(ErrorKind::argument, "", "position", "one that is visible",
+                std::to_string(e.position) + ", which was pruned");
   }
   if (x.size() != static_cast<size_t>(shape.head_dim)) {
-    throw Error(ErrorKind::argument, "", kv_edit_name(e.what), std::to_string(shape.head_dim) + " numbers", std::to_string(x.size()));
+    throw Error(ErrorKind::argument, "", kv_edit_name(e.what),
+                std::to_string(shape.head_dim) + " numbers", std::to_string(x.size()));
   }
   for (const float f : x) {
-    if (!std::isfinite(f)) throw Error(ErrorKind::argument, "", kv_edit_name(e.what), "finite numbers", std::to_string(f));
+    if (!std::isfinite(f))
+      throw Error(ErrorKind::argument, "", kv_edit_name(e.what), "finite numbers",
+                  std::to_string(f));
   }
 }
 
@@ -53,10 +58,12 @@ void edit(State& state, const KvEdit& e, std::span<const float> x) {
   KvWriter writer(state.kv);
   writer.own(block);
   const bool key = e.what == KvEdit::What::key;
-  std::byte* const base = writer.writable(block) + (key ? shape.k_offset(e.layer, e.head) : shape.v_offset(e.layer, e.head));
+  std::byte* const base = writer.writable(block) +
+                          (key ? shape.k_offset(e.layer, e.head) : shape.v_offset(e.layer, e.head));
   for (int64_t d = 0; d < shape.head_dim; ++d) {
     const int64_t at = key ? d * kBlockPositions + slot : slot * shape.head_dim + d;
-    write_element(shape.type, base + static_cast<size_t>(at) * shape.element_size(), x[static_cast<size_t>(d)]);
+    write_element(shape.type, base + static_cast<size_t>(at) * shape.element_size(),
+                  x[static_cast<size_t>(d)]);
   }
   state.edits.push_back(e);
 }
@@ -67,13 +74,15 @@ KvEdit entry(const State& state, KvEdit::What what) {
 
 }  // namespace
 
-void set_key(State& state, int64_t layer, int64_t head, int64_t position, std::span<const float> x) {
+void set_key(State& state, int64_t layer, int64_t head, int64_t position,
+             std::span<const float> x) {
   KvEdit e = entry(state, KvEdit::What::key);
   e.layer = layer, e.head = head, e.position = position;
   edit(state, e, x);
 }
 
-void set_value(State& state, int64_t layer, int64_t head, int64_t position, std::span<const float> x) {
+void set_value(State& state, int64_t layer, int64_t head, int64_t position,
+               std::span<const float> x) {
   KvEdit e = entry(state, KvEdit::What::value);
   e.layer = layer, e.head = head, e.position = position;
   edit(state, e, x);
@@ -85,7 +94,8 @@ State with_kv_type(const State& state, KvType type, int64_t capacity) {
   KvShape to = from;
   to.type = type;
   State changed = state;
-  if (from.type != type && state.size() > 0) changed.edits.push_back(entry(state, KvEdit::What::kv_type));
+  if (from.type != type && state.size() > 0)
+    changed.edits.push_back(entry(state, KvEdit::What::kv_type));
   changed.kv = KvCache(to, capacity == 0 ? state.kv.capacity() : capacity);
   KvCache source(state.kv);
   KvWriter writer(changed.kv);
@@ -95,7 +105,9 @@ State with_kv_type(const State& state, KvType type, int64_t capacity) {
     const std::byte* const in = source.block(b);
     std::byte* const out = writer.writable(b);
     const size_t elements = from.content_bytes() / from.element_size();
-    for (size_t i = 0; i < elements; ++i) write_element(type, out + i * to.element_size(), read_element(from.type, in + i * from.element_size()));
+    for (size_t i = 0; i < elements; ++i)
+      write_element(type, out + i * to.element_size(),
+                    read_element(from.type, in + i * from.element_size()));
     writer.set_visible(b, state.kv.visible(b));
   }
   writer.commit(state.kv.size());

@@ -42,8 +42,10 @@ std::string printable(const std::string& text, size_t limit) {
   std::string out;
   for (size_t i = 0; i < text.size();) {
     if (out.size() >= limit) return out + "...";
-    if (text[i] == '\n' || text[i] == '\t') out += text[i++] == '\n' ? "\\n" : "\\t";
-    else i += append_shown(out, text, i);
+    if (text[i] == '\n' || text[i] == '\t')
+      out += text[i++] == '\n' ? "\\n" : "\\t";
+    else
+      i += append_shown(out, text, i);
   }
   return out;
 }
@@ -61,7 +63,8 @@ std::string for_terminal(std::string_view text) {
   return out;
 }
 
-Error::Error(ErrorKind kind_, std::string file_, std::string field_, std::string expected_, std::string found_)
+Error::Error(ErrorKind kind_, std::string file_, std::string field_, std::string expected_,
+             std::string found_)
     : std::runtime_error(compose(file_, field_, expected_, found_)),
       kind(kind_),
       file(std::move(file_)),

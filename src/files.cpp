@@ -20,11 +20,14 @@ std::shared_ptr<const FileBytes> read_into_memory(const std::string& path) {
 class DirectorySource : public FileSource {
  public:
   DirectorySource(const std::string& directory, bool map)
-      : FileSource(directory, directory.empty() || directory.ends_with('/') ? directory : directory + "/"), map_(map) {}
+      : FileSource(directory,
+                   directory.empty() || directory.ends_with('/') ? directory : directory + "/"),
+        map_(map) {}
 
   bool has(const std::string& name) const override {
     std::error_code unknown;  // whatever hinders looking will hinder reading, and be reported there
-    return std::filesystem::symlink_status(path_of(name), unknown).type() != std::filesystem::file_type::not_found;
+    return std::filesystem::symlink_status(path_of(name), unknown).type() !=
+           std::filesystem::file_type::not_found;
   }
 
   std::shared_ptr<const FileBytes> open(const std::string& name) const override {
@@ -49,9 +52,12 @@ class DirectorySource : public FileSource {
     const fs::path file = error ? fs::path() : fs::canonical(path_of(name), error);
     if (error) throw Error(ErrorKind::io, path_of(name), "", "a readable file", error.message());
     const bool inside = *file.lexically_relative(home).begin() != "..";
-    const bool blob = home.parent_path().filename() == "snapshots" && file.parent_path() == home.parent_path().parent_path() / "blobs";
+    const bool blob = home.parent_path().filename() == "snapshots" &&
+                      file.parent_path() == home.parent_path().parent_path() / "blobs";
     if ((inside || blob) && fs::is_regular_file(file, error)) return;
-    throw Error(ErrorKind::io, path_of(name), "", "a regular file of its directory, to put into a snapshot", "a link to " + file.string());
+    throw Error(ErrorKind::io, path_of(name), "",
+                "a regular file of its directory, to put into a snapshot",
+                "a link to " + file.string());
   }
 
  private:
@@ -62,7 +68,8 @@ class MemorySource : public FileSource {
  public:
   MemorySource(std::vector<std::pair<std::string, std::string>> files, const std::string& path)
       : FileSource(path, path + ": ") {
-    for (auto& [name, text] : files) files_[name] = std::make_shared<const std::string>(std::move(text));
+    for (auto& [name, text] : files)
+      files_[name] = std::make_shared<const std::string>(std::move(text));
   }
 
   bool has(const std::string& name) const override { return files_.contains(name); }
@@ -82,7 +89,8 @@ class MemorySource : public FileSource {
  private:
   const std::shared_ptr<const std::string>& find(const std::string& name) const {
     const auto it = files_.find(name);
-    if (it == files_.end()) throw Error(ErrorKind::format, path_of(name), "", "a file of that name", "none");
+    if (it == files_.end())
+      throw Error(ErrorKind::format, path_of(name), "", "a file of that name", "none");
     return it->second;
   }
 
@@ -96,14 +104,17 @@ class CopyingSource : public FileSource {
 
   bool has(const std::string& name) const override { return source_->has(name); }
   void check_own(const std::string& name) const override { source_->check_own(name); }
-  std::string read(const std::string& name, size_t limit) const override { return source_->read(name, limit); }
+  std::string read(const std::string& name, size_t limit) const override {
+    return source_->read(name, limit);
+  }
 
   std::shared_ptr<const FileBytes> open(const std::string& name) const override {
     const std::shared_ptr<const FileBytes> file = source_->open(name);
     const auto copy = std::make_shared<Memory>(file->bytes().size());
     std::ranges::copy(file->bytes(), copy->data());
     file->check_unchanged();
-    return std::make_shared<const FileBytes>(file->path(), std::span<const std::byte>(copy->data(), file->bytes().size()), copy);
+    return std::make_shared<const FileBytes>(
+        file->path(), std::span<const std::byte>(copy->data(), file->bytes().size()), copy);
   }
 
  private:
@@ -112,9 +123,13 @@ class CopyingSource : public FileSource {
 
 }  // namespace
 
-FileBytes::FileBytes(std::string path, std::span<const std::byte> bytes, std::shared_ptr<const void> keeps_alive,
+FileBytes::FileBytes(std::string path, std::span<const std::byte> bytes,
+                     std::shared_ptr<const void> keeps_alive,
                      std::shared_ptr<const MappedFile> mapping)
-    : path_(std::move(path)), bytes_(bytes), keeps_alive_(std::move(keeps_alive)), mapping_(std::move(mapping)) {}
+    : path_(std::move(path)),
+      bytes_(bytes),
+      keeps_alive_(std::move(keeps_alive)),
+      mapping_(std::move(mapping)) {}
 
 void FileBytes::drop(size_t offset, size_t size) const {
   if (mapping_ == nullptr || offset > bytes_.size() || size > bytes_.size() - offset) return;
@@ -137,8 +152,8 @@ std::shared_ptr<const FileSource> in_memory(std::shared_ptr<const FileSource> so
   return std::make_shared<const CopyingSource>(std::move(source));
 }
 
-std::shared_ptr<const FileSource> memory_source(std::vector<std::pair<std::string, std::string>> files,
-                                                const std::string& path) {
+std::shared_ptr<const FileSource> memory_source(
+    std::vector<std::pair<std::string, std::string>> files, const std::string& path) {
   return std::make_shared<const MemorySource>(std::move(files), path);
 }
 

@@ -22,7 +22,8 @@ T element(std::span<const std::byte> bytes, size_t i) {
 
 uint32_t bits_of(float x) { return element<uint32_t>(std::as_bytes(std::span(&x, 1)), 0); }
 
-// What `to` makes of each element; nothing when it says of one, as a rule the first, that it cannot.
+// What `to` makes of each element; nothing when it says of one, as a rule the first, that it
+// cannot.
 template <class From, class To>
 std::vector<uint16_t> converted(std::span<const std::byte> bytes, To to) {
   uint16_t first;
@@ -56,7 +57,9 @@ struct Leaf {
 
 // Of rows whose bytes have the digest `stored`.
 Leaf leaf_of(std::span<const std::byte> rows, DType dtype, const Digest& stored) {
-  const auto narrow = [](uint8_t type, const std::vector<uint16_t>& values) { return Leaf{type, digest_of(std::as_bytes(std::span(values)))}; };
+  const auto narrow = [](uint8_t type, const std::vector<uint16_t>& values) {
+    return Leaf{type, digest_of(std::as_bytes(std::span(values)))};
+  };
   if (dtype == DType::bf16 || rows.empty()) return {0, stored};
   if (dtype == DType::f16) {
     const std::vector<uint16_t> bf16 = converted<uint16_t>(rows, f16_to_bf16);
@@ -81,7 +84,8 @@ Sha256 hash_of(const std::vector<Leaf>& leaves) {
 }  // namespace
 
 TensorDigests digest_matrix(const TensorView& tensor, int threads) {
-  const size_t rows = static_cast<size_t>(tensor.shape.at(0)), slab_bytes = rows == 0 ? 1 : tensor.bytes.size() / rows * kRows;
+  const size_t rows = static_cast<size_t>(tensor.shape.at(0)),
+               slab_bytes = rows == 0 ? 1 : tensor.bytes.size() / rows * kRows;
   const size_t slabs = (tensor.bytes.size() + slab_bytes - 1) / slab_bytes;
   std::vector<Digest> stored(slabs);
   std::vector<Leaf> leaves(slabs);
@@ -89,7 +93,8 @@ TensorDigests digest_matrix(const TensorView& tensor, int threads) {
     const Range mine = team.share(slabs);
     for (size_t s = mine.begin; s < mine.end; ++s) {
       const size_t begin = s * slab_bytes;
-      const std::span<const std::byte> slab = tensor.bytes.subspan(begin, std::min(slab_bytes, tensor.bytes.size() - begin));
+      const std::span<const std::byte> slab =
+          tensor.bytes.subspan(begin, std::min(slab_bytes, tensor.bytes.size() - begin));
       stored[s] = digest_of(slab);
       leaves[s] = leaf_of(slab, tensor.dtype, stored[s]);
     }
@@ -102,7 +107,8 @@ TensorDigests digest_vector(const TensorView& tensor) {
   return {stored, hash_of({leaf_of(tensor.bytes, tensor.dtype, stored)})};
 }
 
-void WeightNames::add(const std::string& group, const std::string& name, const TensorView& tensor, const TensorDigests& digests) {
+void WeightNames::add(const std::string& group, const std::string& name, const TensorView& tensor,
+                      const TensorDigests& digests) {
   groups_[group][name] = {tensor.name, tensor.dtype_text, shape_text(tensor.shape), digests};
 }
 

@@ -1,15 +1,18 @@
 // What a model's weights are named by, whatever file they came from:
 //
-//   leaf    of 16 rows of a tensor, as the published checkpoint has it (a vector is one row): u8 type and XXH3-128 of the values
-//           in that type, the first of bfloat16 (0), float16 (1) and float32 (2) that holds all of them exactly
+//   leaf    of 16 rows of a tensor, as the published checkpoint has it (a vector is one row): u8
+//           type and XXH3-128 of the values in that type, the first of bfloat16 (0), float16 (1)
+//           and float32 (2) that holds all of them exactly
 //   tensor  SHA-256 of its leaves in order
-//   group   SHA-256 of "stet tensors 1\n" and of each tensor's line "NAME SHAPE\n" and hash, by name: the name that
-//           Hugging Face's checkpoints use, without the prefix that differs between them ("model.", ...)
+//   group   SHA-256 of "stet tensors 1\n" and of each tensor's line "NAME SHAPE\n" and hash, by
+//           name: the name that Hugging Face's checkpoints use, without the prefix that differs
+//           between them ("model.", ...)
 //   config  SHA-256 of ModelConfig::canonical()
-//   model   SHA-256 of "stet model 1\n" and of each group's line "GROUP\n" and hash, in the order of Model::fingerprints(), config
+//   model   SHA-256 of "stet model 1\n" and of each group's line "GROUP\n" and hash, in the order
+//           of Model::fingerprints(), config
 //
-// Leaves are not cryptographic, since SHA-256 of all weights would take longer than loading them: whoever can forge weights can
-// forge their name (docs/security.md).
+// Leaves are not cryptographic, since SHA-256 of all weights would take longer than loading them:
+// whoever can forge weights can forge their name (docs/security.md).
 //
 // Format versions 1 and 2 of snapshots have another name for the same weights: see stored_name().
 #pragma once
@@ -26,7 +29,8 @@
 namespace stet {
 
 struct TensorDigests {
-  Digest stored;  // of the bytes as they stand: XXH3-128 over that of every 16 rows; of a vector, of all at once
+  Digest stored;  // of the bytes as they stand: XXH3-128 over that of every 16 rows; of a vector,
+                  // of all at once
   Sha256 values;
 };
 
@@ -42,7 +46,8 @@ class WeightNames {
   // A group without a tensor has a name, too.
   void add_group(const std::string& group) { groups_[group]; }
   // `name` is the tensor's name without the checkpoint's prefix.
-  void add(const std::string& group, const std::string& name, const TensorView& tensor, const TensorDigests& digests);
+  void add(const std::string& group, const std::string& name, const TensorView& tensor,
+           const TensorDigests& digests);
 
   // Of each group that was added.
   Names values() const;
@@ -56,8 +61,8 @@ class WeightNames {
   std::map<std::string, std::map<std::string, Entry>> groups_;
 };
 
-// `groups` with the names of the config and of the model put behind them. The second form is that of snapshots of format version 1 and
-// 2: XXH3-128, over the tensors' full names, types and bytes.
+// `groups` with the names of the config and of the model put behind them. The second form is that
+// of snapshots of format version 1 and 2: XXH3-128, over the tensors' full names, types and bytes.
 WeightNames::Names values_name(WeightNames::Names groups, const std::string& config);
 WeightNames::Names stored_name(WeightNames::Names groups, const std::string& config);
 

@@ -33,7 +33,11 @@ struct Group {
 // The inputs k0 .. k0 + kc of a group of panels.
 struct Piece {
   Piece(const Matrix& matrix, const Group& some, size_t first, size_t depth)
-      : w(&matrix), group(&some), k0(first), kc(depth), offset(first * matrix.block_bytes() / matrix.depth()),
+      : w(&matrix),
+        group(&some),
+        k0(first),
+        kc(depth),
+        offset(first * matrix.block_bytes() / matrix.depth()),
         bytes(depth * matrix.block_bytes() / matrix.depth()) {}
 
   const Matrix* w;
@@ -49,13 +53,15 @@ struct Piece {
   Fetch fetch(size_t i, size_t part, size_t parts) const {
     if (i >= group->count) return {};
     const size_t lines = bytes / kCacheLine, first = lines * part / parts;
-    return {weights(i) + first * kCacheLine, (lines * (part + 1) / parts - first) * kCacheLine, w->block_bytes(), panel(i).blocks};
+    return {weights(i) + first * kCacheLine, (lines * (part + 1) / parts - first) * kCacheLine,
+            w->block_bytes(), panel(i).blocks};
   }
 };
 
-// What the contracts do with a piece: a multiple of kUnit and at most kDepth inputs deep, so that it stays in the second-level cache
-// beside the next one and the sums (bench/README.md). Packed rows of a tile: kElements of Packed for each kInputs inputs. `local`: what
-// begin() makes of the weights, panel after panel.
+// What the contracts do with a piece: a multiple of kUnit and at most kDepth inputs deep, so that
+// it stays in the second-level cache beside the next one and the sums (bench/README.md). Packed
+// rows of a tile: kElements of Packed for each kInputs inputs. `local`: what begin() makes of the
+// weights, panel after panel.
 
 // Panels are widened once and reused for all rows, by the kernels named.
 template <auto Kernels::*kPack, auto Kernels::*kTile>
@@ -64,16 +70,19 @@ struct Panels {
   static constexpr size_t kInputs = 1, kElements = kTileRows, kUnit = 2, kDepth = kGemmDepth;
   static constexpr size_t kPanelFloats = kDepth * kPanel;
 
-  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, float* packed) {
+  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc,
+                   float* packed) {
     (k.*kPack)(x, ldx, rows, kc, packed);
   }
   static void begin(const Kernels& k, const Piece& p, float* local) {
     for (size_t i = 0; i < p.group->count; ++i) {
-      k.widen_panel[static_cast<int>(p.w->type())](p.w->block(p.panel(i).block), p.panel(i).blocks, p.w->depth(), p.k0, p.kc,
+      k.widen_panel[static_cast<int>(p.w->type())](p.w->block(p.panel(i).block), p.panel(i).blocks,
+                                                   p.w->depth(), p.k0, p.kc,
                                                    local + i * kPanelFloats);
     }
   }
-  static void tile(const Kernels& k, const Piece& p, size_t i, const float* packed, const float* local, const Tile& sums) {
+  static void tile(const Kernels& k, const Piece& p, size_t i, const float* packed,
+                   const float* local, const Tile& sums) {
     (k.*kTile)(packed, local + i * kPanelFloats, p.kc, sums);
   }
 };
@@ -85,11 +94,13 @@ struct Pairs {  // weights as they stand
   static constexpr size_t kInputs = 2, kElements = kTileRows, kUnit = 2, kDepth = 2048;
   static constexpr size_t kPanelFloats = 0;
 
-  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, uint32_t* packed) {
+  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc,
+                   uint32_t* packed) {
     k.pack_pairs(x, ldx, rows, kc, packed);
   }
   static void begin(const Kernels&, const Piece&, float*) {}
-  static void tile(const Kernels& k, const Piece& p, size_t i, const uint32_t* packed, const float*, const Tile& sums) {
+  static void tile(const Kernels& k, const Piece& p, size_t i, const uint32_t* packed, const float*,
+                   const Tile& sums) {
     k.tile_pairs(packed, p.weights(i), p.w->depth(), p.kc, sums);
   }
 };
@@ -98,7 +109,8 @@ struct Quants {
   using Packed = QuantTile;
   static constexpr size_t kInputs = kQuantBlock, kElements = 1, kUnit = kQuantStrip;
 
-  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc, QuantTile* packed) {
+  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc,
+                   QuantTile* packed) {
     k.pack_quants(x, ldx, rows, kc, packed);
   }
 };
@@ -107,7 +119,8 @@ struct Quants8 : Quants {  // weights as they stand
   static constexpr size_t kDepth = 2048, kPanelFloats = 0;
 
   static void begin(const Kernels&, const Piece&, float*) {}
-  static void tile(const Kernels& k, const Piece& p, size_t i, const QuantTile* packed, const float*, const Tile& sums) {
+  static void tile(const Kernels& k, const Piece& p, size_t i, const QuantTile* packed,
+                   const float*, const Tile& sums) {
     k.tile_q8(packed, p.weights(i), p.w->depth(), p.kc, sums);
   }
 };
@@ -120,16 +133,19 @@ struct Quants4 : Quants {  // expanded to bytes once and reused for all rows
   static void begin(const Kernels& k, const Piece& p, float* local) {
     for (size_t i = 0; i < p.group->count; ++i) {
       for (size_t b = 0; b < p.panel(i).blocks; ++b) {
-        k.expand_q4(p.weights(i, b), p.kc / kQuantStrip, local + i * kPanelFloats + b * kBlockFloats);
+        k.expand_q4(p.weights(i, b), p.kc / kQuantStrip,
+                    local + i * kPanelFloats + b * kBlockFloats);
       }
     }
   }
-  static void tile(const Kernels& k, const Piece& p, size_t i, const QuantTile* packed, const float* local, const Tile& sums) {
+  static void tile(const Kernels& k, const Piece& p, size_t i, const QuantTile* packed,
+                   const float* local, const Tile& sums) {
     k.tile_q4(packed, local + i * kPanelFloats, kDepth, p.kc, sums);
   }
 };
 
-// What begin() makes of the weights; then the sums of all rows between the pieces of a group, and a tile's at the end.
+// What begin() makes of the weights; then the sums of all rows between the pieces of a group, and a
+// tile's at the end.
 template <class Arithmetic>
 constexpr size_t local_floats() {
   return Group::kMost * (Arithmetic::kPanelFloats + (kGemmRows + kTileRows) * kPanel);
@@ -140,8 +156,9 @@ struct Place {
   size_t ld;
 };
 
-// What becomes of the products of a group of kPanels panels. last_sums(): where those of its i-th panel end, for the rows of a tile
-// from `row` on; `tile` is room for all of the group. finish() takes them from there.
+// What becomes of the products of a group of kPanels panels. last_sums(): where those of its i-th
+// panel end, for the rows of a tile from `row` on; `tile` is room for all of the group. finish()
+// takes them from there.
 
 // y = W x
 struct Plain {
@@ -151,7 +168,9 @@ struct Plain {
 
   size_t outputs() const { return w.blocks(); }
   Group group(Panel some) const { return {{some}, kPanels}; }
-  Place last_sums(const Group& g, size_t i, size_t row, Rows) const { return {y.row(row) + g.panels[i].block * kLanes, y.stride}; }
+  Place last_sums(const Group& g, size_t i, size_t row, Rows) const {
+    return {y.row(row) + g.panels[i].block * kLanes, y.stride};
+  }
   void finish(const Kernels&, const Group&, size_t, Rows) const {}
 };
 
@@ -164,52 +183,64 @@ struct Gated {
 
   size_t outputs() const { return w.blocks() / 2; }
   Group group(Panel some) const { return {{some, {outputs() + some.block, some.blocks}}, kPanels}; }
-  Place last_sums(const Group&, size_t i, size_t, Rows tile) const { return {tile.data + i * kPanel, tile.stride}; }
+  Place last_sums(const Group&, size_t i, size_t, Rows tile) const {
+    return {tile.data + i * kPanel, tile.stride};
+  }
   void finish(const Kernels& k, const Group& g, size_t row, Rows tile) const {
     for (size_t r = 0; r < tile.count; ++r) {
       const float* const sums = tile.row(r);
-      gate_kernel(k, gate)(sums, sums + kPanel, y.row(row + r) + g.panels[0].block * kLanes, g.panels[0].blocks * kLanes);
+      gate_kernel(k, gate)(sums, sums + kPanel, y.row(row + r) + g.panels[0].block * kLanes,
+                           g.panels[0].blocks * kLanes);
     }
   }
 };
 
 // Where the rows of a tile stand, packed: [pieces][tiles][kc / kInputs][kElements].
 template <class Arithmetic>
-typename Arithmetic::Packed* packed_rows(const Pass& p, size_t k0, size_t kc, size_t tile, size_t tiles) {
-  return p.scratch->packed.as<typename Arithmetic::Packed>() + (k0 * tiles + tile * kc) / Arithmetic::kInputs * Arithmetic::kElements;
+typename Arithmetic::Packed* packed_rows(const Pass& p, size_t k0, size_t kc, size_t tile,
+                                         size_t tiles) {
+  return p.scratch->packed.as<typename Arithmetic::Packed>() +
+         (k0 * tiles + tile * kc) / Arithmetic::kInputs * Arithmetic::kElements;
 }
 
 template <class Arithmetic>
 void pack(Team t, const Pass& p, size_t depth, Rows x) {
-  const size_t step = piece_depth(depth, Arithmetic::kDepth, Arithmetic::kUnit), tiles = tiles_of(x.count);
+  const size_t step = piece_depth(depth, Arithmetic::kDepth, Arithmetic::kUnit),
+               tiles = tiles_of(x.count);
   t.each_range(tiles, 1, [&](Range some) {
     for (size_t k0 = 0; k0 < depth; k0 += step) {
       const size_t kc = std::min(step, depth - k0);
       for (size_t i = some.begin; i < some.end; ++i) {
         const size_t row = i * kTileRows;
-        Arithmetic::pack(*p.kernels, x.row(row) + k0, x.stride, static_cast<int>(std::min(size_t{kTileRows}, x.count - row)), kc,
+        Arithmetic::pack(*p.kernels, x.row(row) + k0, x.stride,
+                         static_cast<int>(std::min(size_t{kTileRows}, x.count - row)), kc,
                          packed_rows<Arithmetic>(p, k0, kc, i, tiles));
       }
     }
   });
 }
 
-// The products of a group for a block of rows. Its panels are taken a piece at a time, and each piece serves all rows; between
-// pieces the sums wait in `local`, so that each output stays one chain. While the last kFetching tiles compute, the weights of the next
-// piece come from memory (at the end, those of the group `after`, which this thread probably takes next): the rows of a tile pass through
-// the second-level cache, and more of them would push the weights out again.
+// The products of a group for a block of rows. Its panels are taken a piece at a time, and each
+// piece serves all rows; between pieces the sums wait in `local`, so that each output stays one
+// chain. While the last kFetching tiles compute, the weights of the next piece come from memory (at
+// the end, those of the group `after`, which this thread probably takes next): the rows of a tile
+// pass through the second-level cache, and more of them would push the weights out again.
 constexpr size_t kFetching = 24;
 template <class Arithmetic, class Output>
-void group_product(const Pass& p, const Output& out, const Group& group, const Group& after, Rows x, size_t first_row, float* local) {
+void group_product(const Pass& p, const Output& out, const Group& group, const Group& after, Rows x,
+                   size_t first_row, float* local) {
   constexpr size_t kWidth = Output::kPanels * kPanel;
   static_assert(Output::kPanels <= Group::kMost);
   float* const held = local + Group::kMost * Arithmetic::kPanelFloats;
-  const size_t depth = out.w.depth(), step = piece_depth(depth, Arithmetic::kDepth, Arithmetic::kUnit), tiles = tiles_of(x.count);
+  const size_t depth = out.w.depth(),
+               step = piece_depth(depth, Arithmetic::kDepth, Arithmetic::kUnit),
+               tiles = tiles_of(x.count);
   for (size_t k0 = 0; k0 < depth; k0 += step) {
     const size_t kc = std::min(step, depth - k0);
     const bool first = k0 == 0, last = k0 + kc == depth;
     const Piece piece(out.w, group, k0, kc);
-    const Piece next = last ? Piece(out.w, after, 0, step) : Piece(out.w, group, k0 + kc, std::min(step, depth - k0 - kc));
+    const Piece next = last ? Piece(out.w, after, 0, step)
+                            : Piece(out.w, group, k0 + kc, std::min(step, depth - k0 - kc));
     const size_t late = tiles - std::min(tiles, kFetching);
     Arithmetic::begin(*p.kernels, piece, local);
     for (size_t i = 0; i < tiles; ++i) {
@@ -217,9 +248,12 @@ void group_product(const Pass& p, const Output& out, const Group& group, const G
       const Rows tile = {held + kGemmRows * kWidth, kWidth, kWidth, rows};
       for (size_t panel = 0; panel < group.count; ++panel) {
         float* const sums = held + row * kWidth + panel * kPanel;
-        const Place to = last ? out.last_sums(group, panel, first_row + row, tile) : Place{sums, kWidth};
-        Arithmetic::tile(*p.kernels, piece, panel, packed_rows<Arithmetic>(p, k0, kc, i, tiles), local,
-                         {first ? nullptr : sums, kWidth, to.at, to.ld, static_cast<int>(rows), static_cast<int>(group.panels[panel].blocks),
+        const Place to =
+            last ? out.last_sums(group, panel, first_row + row, tile) : Place{sums, kWidth};
+        Arithmetic::tile(*p.kernels, piece, panel, packed_rows<Arithmetic>(p, k0, kc, i, tiles),
+                         local,
+                         {first ? nullptr : sums, kWidth, to.at, to.ld, static_cast<int>(rows),
+                          static_cast<int>(group.panels[panel].blocks),
                           i < late ? Fetch{} : next.fetch(panel, i - late, tiles - late)});
       }
       if (last) out.finish(*p.kernels, group, first_row + row, tile);
@@ -230,7 +264,8 @@ void group_product(const Pass& p, const Output& out, const Group& group, const G
 template <class Arithmetic, class Output>
 void product(Team t, const Pass& p, const Output& out, Rows x) {
   float* const local = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
-  const size_t groups = (out.outputs() + kPanelBlocks - 1) / kPanelBlocks, threads = static_cast<size_t>(t.size);
+  const size_t groups = (out.outputs() + kPanelBlocks - 1) / kPanelBlocks,
+               threads = static_cast<size_t>(t.size);
   const auto group = [&](size_t i) {
     const size_t first = i * kPanelBlocks;
     return i < groups ? out.group({first, std::min(kPanelBlocks, out.outputs() - first)}) : Group{};
@@ -238,56 +273,73 @@ void product(Team t, const Pass& p, const Output& out, Rows x) {
   for (size_t row = 0; row < x.count; row += kGemmRows) {
     const size_t count = std::min(kGemmRows, x.count - row);
     pack<Arithmetic>(t, p, out.w.depth(), x.rows(row, count));
-    t.each(groups, [&](size_t i) { group_product<Arithmetic>(p, out, group(i), group(i + threads), x.rows(row, count), row, local); });
+    t.each(groups, [&](size_t i) {
+      group_product<Arithmetic>(p, out, group(i), group(i + threads), x.rows(row, count), row,
+                                local);
+    });
   }
 }
 
 template <class Output>
 void multiply(Team t, const Pass& p, const Output& out, Rows x) {
   const WeightType type = out.w.type();
-  if (type == WeightType::q8) product<Quants8>(t, p, out, x);
-  else if (type == WeightType::q4) product<Quants4>(t, p, out, x);
-  else if (p.contract == Contract::bf16 && p.kernels->tile_flushed != nullptr) product<WidePairs>(t, p, out, x);
-  else if (p.contract == Contract::bf16) product<Pairs>(t, p, out, x);
-  else product<Floats>(t, p, out, x);
+  if (type == WeightType::q8)
+    product<Quants8>(t, p, out, x);
+  else if (type == WeightType::q4)
+    product<Quants4>(t, p, out, x);
+  else if (p.contract == Contract::bf16 && p.kernels->tile_flushed != nullptr)
+    product<WidePairs>(t, p, out, x);
+  else if (p.contract == Contract::bf16)
+    product<Pairs>(t, p, out, x);
+  else
+    product<Floats>(t, p, out, x);
 }
 
-// OpenBLAS is given so many packed blocks at once: widened in the order of their inputs, beside one panel in that of the chain.
+// OpenBLAS is given so many packed blocks at once: widened in the order of their inputs, beside one
+// panel in that of the chain.
 constexpr size_t kBlasBlocks = 16, kBlasFloats = kBlasBlocks * kLanes * kGemmDepth;
 
 }  // namespace
 
 size_t gemm_local_floats() {
-  return std::max({local_floats<Floats>(), local_floats<Pairs>(), local_floats<Quants8>(), local_floats<Quants4>(),
-                   have_blas() ? kBlasFloats + kPanel * kGemmDepth : 0});
+  return std::max({local_floats<Floats>(), local_floats<Pairs>(), local_floats<Quants8>(),
+                   local_floats<Quants4>(), have_blas() ? kBlasFloats + kPanel * kGemmDepth : 0});
 }
 
-void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) { multiply(t, p, Plain{w, y}, x); }
-void gemm_gated(Team t, const Pass& p, const Matrix& w, Gate gate, Rows x, Rows y) { multiply(t, p, Gated{w, y, gate}, x); }
+void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
+  multiply(t, p, Plain{w, y}, x);
+}
+void gemm_gated(Team t, const Pass& p, const Matrix& w, Gate gate, Rows x, Rows y) {
+  multiply(t, p, Gated{w, y, gate}, x);
+}
 
 #ifdef STET_HAVE_BLAS
 
 bool have_blas() { return true; }
 
-// Each thread multiplies its own outputs with single-threaded calls: OpenBLAS's own threads would compete with
-// the team's.
+// Each thread multiplies its own outputs with single-threaded calls: OpenBLAS's own threads would
+// compete with the team's.
 void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   float* const wide = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
   float* const panel = wide + kBlasFloats;
   const size_t depth = w.depth(), step = piece_depth(depth, kGemmDepth, Floats::kUnit);
   t.each((w.blocks() + kBlasBlocks - 1) / kBlasBlocks, [&](size_t group) {
-    const size_t b = group * kBlasBlocks, blocks = std::min(kBlasBlocks, w.blocks() - b), outputs = blocks * kLanes;
+    const size_t b = group * kBlasBlocks, blocks = std::min(kBlasBlocks, w.blocks() - b),
+                 outputs = blocks * kLanes;
     for (size_t k0 = 0; k0 < depth; k0 += step) {
       const size_t kc = std::min(step, depth - k0);
       for (size_t i = 0; i < blocks; i += kPanelBlocks) {
         const size_t n = std::min(kPanelBlocks, blocks - i);
         p.kernels->widen_panel[static_cast<int>(w.type())](w.block(b + i), n, depth, k0, kc, panel);
-        for (size_t k = 0; k < kc; ++k) {  // out of chain order: (1, 0, 3, 2, ...) -> (0, 1, 2, 3, ...)
-          std::memcpy(wide + k * outputs + i * kLanes, panel + (k ^ 1) * kPanel, n * kLanes * sizeof(float));
+        for (size_t k = 0; k < kc;
+             ++k) {  // out of chain order: (1, 0, 3, 2, ...) -> (0, 1, 2, 3, ...)
+          std::memcpy(wide + k * outputs + i * kLanes, panel + (k ^ 1) * kPanel,
+                      n * kLanes * sizeof(float));
         }
       }
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<int>(x.count), static_cast<int>(outputs),
-                  static_cast<int>(kc), 1.0f, x.data + k0, static_cast<int>(x.stride), wide, static_cast<int>(outputs),
+      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<int>(x.count),
+                  static_cast<int>(outputs), static_cast<int>(kc), 1.0f, x.data + k0,
+                  static_cast<int>(x.stride), wide, static_cast<int>(outputs),
                   k0 == 0 ? 0.0f : 1.0f, y.data + b * kLanes, static_cast<int>(y.stride));
     }
   });

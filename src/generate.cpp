@@ -18,7 +18,8 @@ class ReplyText {
     if (tokenizer != nullptr) stream_.emplace(*tokenizer, true);
   }
 
-  // Goes on with what the state holds back. As push(): stop strings may be others than those it was held back for.
+  // Goes on with what the state holds back. As push(): stop strings may be others than those it was
+  // held back for.
   bool restore(const GenerationState& state, std::string* certain) {
     if (!stream_) return false;
     if (!state.stream.empty()) stream_->restore(state.stream);
@@ -27,7 +28,8 @@ class ReplyText {
   // Sets the text that is certain after this token; true when a stop string was completed.
   bool push(int32_t id, std::string* certain) {
     certain->clear();
-    if (!stream_ || id >= tokenizer_->size()) return false;  // a model may have more rows than its tokenizer
+    if (!stream_ || id >= tokenizer_->size())
+      return false;  // a model may have more rows than its tokenizer
     return match(stream_->push(id), certain);
   }
   // The reply is complete: nothing is held back any more.
@@ -90,9 +92,12 @@ GenerationState default_generation(const Model& model) {
   return state;
 }
 
-void check_generation(const GenerationState& state, int64_t vocab_size, int64_t positions, const std::string& source) {
-  const auto fail = [&](const std::string& field, size_t i, const std::string& expected, const std::string& found) {
-    throw Error(ErrorKind::argument, source, field + "[" + std::to_string(i) + "]", expected, found);
+void check_generation(const GenerationState& state, int64_t vocab_size, int64_t positions,
+                      const std::string& source) {
+  const auto fail = [&](const std::string& field, size_t i, const std::string& expected,
+                        const std::string& found) {
+    throw Error(ErrorKind::argument, source, field + "[" + std::to_string(i) + "]", expected,
+                found);
   };
   state.sampling.validate(source);
   for (size_t i = 0; i < state.stop_ids.size(); ++i) {
@@ -109,8 +114,9 @@ void check_generation(const GenerationState& state, int64_t vocab_size, int64_t 
   for (size_t i = 0; i < state.turns.size(); ++i) {
     const Turn& t = state.turns[i];
     if (t.prompt < at || t.reply < t.prompt || t.end < t.reply || t.end > positions) {
-      fail("turns", i, "positions in order, up to " + std::to_string(positions),
-           std::to_string(t.prompt) + ", " + std::to_string(t.reply) + ", " + std::to_string(t.end));
+      fail(
+          "turns", i, "positions in order, up to " + std::to_string(positions),
+          std::to_string(t.prompt) + ", " + std::to_string(t.reply) + ", " + std::to_string(t.end));
     }
     at = t.end;
   }
@@ -123,13 +129,16 @@ void append_prompt(Session& session, std::span<const int32_t> ids, const Progres
   session.generation().turns.push_back({at, session.size(), session.size(), true});
 }
 
-Reply generate(Session& session, const Tokenizer* tokenizer, const GenerateOptions& options, const TextSink& sink) {
+Reply generate(Session& session, const Tokenizer* tokenizer, const GenerateOptions& options,
+               const TextSink& sink) {
   GenerationState& state = session.generation();
   const int64_t vocab_size = session.model().config().vocab_size;
   check_generation(state, vocab_size, session.size(), "");
-  if (session.size() == 0) throw Error(ErrorKind::argument, "", "prompt", "at least one token", "none");
+  if (session.size() == 0)
+    throw Error(ErrorKind::argument, "", "prompt", "at least one token", "none");
   if (tokenizer == nullptr && !state.stop_strings.empty()) {
-    throw Error(ErrorKind::argument, "", "stop strings", "a tokenizer to match them in text", "none");
+    throw Error(ErrorKind::argument, "", "stop strings", "a tokenizer to match them in text",
+                "none");
   }
   Sampler sampler(static_cast<int>(vocab_size));
   ReplyText text(tokenizer, state.stop_strings);
@@ -145,7 +154,8 @@ Reply generate(Session& session, const Tokenizer* tokenizer, const GenerateOptio
     if (!emit() && reply.stop.empty()) reply.stop = "interrupt";
   }
   while (reply.stop.empty()) {
-    if (static_cast<int64_t>(reply.ids.size()) >= options.max_tokens || session.size() == session.capacity()) {
+    if (static_cast<int64_t>(reply.ids.size()) >= options.max_tokens ||
+        session.size() == session.capacity()) {
       reply.stop = "length";
       break;
     }

@@ -12,8 +12,9 @@
 namespace stet {
 
 std::string HealedBlocks::text() const {
-  return fmt::format("{}: KV block{} {} {} not what was saved: computed again from {} tokens", file, blocks.size() == 1 ? "" : "s",
-                     fmt::join(blocks, ", "), blocks.size() == 1 ? "was" : "were", tokens);
+  return fmt::format("{}: KV block{} {} {} not what was saved: computed again from {} tokens", file,
+                     blocks.size() == 1 ? "" : "s", fmt::join(blocks, ", "),
+                     blocks.size() == 1 ? "was" : "were", tokens);
 }
 
 void Session::mend(KvCache::Look look) {
@@ -22,12 +23,15 @@ void Session::mend(KvCache::Look look) {
   if (!damaged.empty()) heal(damaged);
 }
 
-// Run by run, so that each is computed over whole blocks. Where a prune came later than a block, what its tokens saw is gone, and
-// everything is computed again.
+// Run by run, so that each is computed over whole blocks. Where a prune came later than a block,
+// what its tokens saw is gone, and everything is computed again.
 void Session::heal(const std::vector<int64_t>& damaged) {
   if (!state_.edits.empty()) {
-    throw Error(ErrorKind::format, state_.kv.block_info(damaged[0]).saved()->file, "KV block " + std::to_string(damaged[0]),
-                "the bytes that were saved (keys or values were edited: they cannot be computed again)", "others");
+    throw Error(
+        ErrorKind::format, state_.kv.block_info(damaged[0]).saved()->file,
+        "KV block " + std::to_string(damaged[0]),
+        "the bytes that were saved (keys or values were edited: they cannot be computed again)",
+        "others");
   }
   if (damaged[0] * kBlockPositions < state_.floor()) {
     Session again = replay(model_, state_, {capacity(), state_.kv.shape().type, compute_});
@@ -35,20 +39,23 @@ void Session::heal(const std::vector<int64_t>& damaged) {
   }
   for (size_t i = 0, next = 0; i < damaged.size(); i = next) {
     for (next = i + 1; next < damaged.size() && damaged[next] == damaged[next - 1] + 1;) ++next;
-    const int64_t begin = damaged[i] * kBlockPositions, end = std::min(size(), (damaged[next - 1] + 1) * kBlockPositions);
+    const int64_t begin = damaged[i] * kBlockPositions,
+                  end = std::min(size(), (damaged[next - 1] + 1) * kBlockPositions);
     Session again = front(begin);
-    again.append(std::span(state_.tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)));
+    again.append(std::span(state_.tokens)
+                     .subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)));
     take_blocks(again, std::span(damaged).subspan(i, next - i), end - begin);
   }
 }
 
-// Blocks of another session take the place of damaged ones, once all of them have proved to be what was saved.
+// Blocks of another session take the place of damaged ones, once all of them have proved to be what
+// was saved.
 void Session::take_blocks(Session& from, std::span<const int64_t> damaged, int64_t tokens) {
   for (const int64_t b : damaged) {
     const KvBlock& lost = state_.kv.block_info(b);
     if (lost.saved_as(state_.kv.shape(), from.state_.kv.block(b))) continue;
-    throw Error(ErrorKind::format, lost.saved()->file, "KV block " + std::to_string(b), "a block that its tokens give",
-                "another, after it was computed again");
+    throw Error(ErrorKind::format, lost.saved()->file, "KV block " + std::to_string(b),
+                "a block that its tokens give", "another, after it was computed again");
   }
   for (const int64_t b : damaged) {
     const std::string file = state_.kv.block_info(b).saved()->file;

@@ -15,8 +15,9 @@ namespace {
 constexpr uint64_t kCame = 0xFFFF;  // of the gate
 constexpr int kMostHelpers = 0xFFFE;
 
-// Beside other programs a thread may run for 3 to 4 ms at a time. One that is then put aside in the middle of a piece holds up
-// its team for as long; so a helper gives way shortly before, between two runs, where nobody waits for it.
+// Beside other programs a thread may run for 3 to 4 ms at a time. One that is then put aside in the
+// middle of a piece holds up its team for as long; so a helper gives way shortly before, between
+// two runs, where nobody waits for it.
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::microseconds kGivesWay(2500);
 
@@ -40,7 +41,8 @@ Helpers::~Helpers() {
   for (std::thread& t : threads_) t.join();
 }
 
-// A process that was forked has none of the threads that it knows of: they can be neither used nor joined.
+// A process that was forked has none of the threads that it knows of: they can be neither used nor
+// joined.
 void Helpers::forget_those_of_the_parent() {
   if (threads_.empty() || process_ == getpid()) return;
   new std::vector<std::thread>(std::move(threads_));

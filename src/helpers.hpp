@@ -14,12 +14,14 @@
 
 namespace stet {
 
-// The processors of an affinity mask, which get_affinity(bytes, set) writes, or refuses with EINVAL while it has no room.
+// The processors of an affinity mask, which get_affinity(bytes, set) writes, or refuses with EINVAL
+// while it has no room.
 int count_processors(const std::function<int(size_t, cpu_set_t*)>& get_affinity);
 
-// Threads of our own instead of OpenMP's: its runtime makes threads spin for milliseconds at the end of a parallel region and
-// between two of them, and lets none end before all have come. Beside other programs that costs a small model most of its
-// speed: every pass waits for threads that the system has put aside.
+// Threads of our own instead of OpenMP's: its runtime makes threads spin for milliseconds at the
+// end of a parallel region and between two of them, and lets none end before all have come. Beside
+// other programs that costs a small model most of its speed: every pass waits for threads that the
+// system has put aside.
 class Helpers {
  public:
   enum class Wait { for_all, for_comers };
@@ -41,9 +43,9 @@ class Helpers {
 
   std::vector<std::thread> threads_;
   pid_t process_ = 0;  // whose threads they are
-  Work operations_;  // of all runs, one after the other
-  // The run that may be entered: its number << 32 | size << 16 | helpers that have entered; 0 for none. What it is, helpers
-  // read once they are in; the caller changes it when they have left.
+  Work operations_;    // of all runs, one after the other
+  // The run that may be entered: its number << 32 | size << 16 | helpers that have entered; 0 for
+  // none. What it is, helpers read once they are in; the caller changes it when they have left.
   alignas(64) std::atomic<uint64_t> gate_{0};
   Watched run_;  // the number of the latest run
   const std::function<void(Team)>* work_ = nullptr;

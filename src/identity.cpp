@@ -76,8 +76,10 @@ class Chain {
     };
     for (size_t k = prunes.size(); k > 0; --k) {
       const Prune& p = prunes[k - 1];
-      const size_t end = p.shift ? all.size() : std::min(all.size(), static_cast<size_t>(blocks_of(p.end)));
-      for (size_t b = unchanged(std::min(static_cast<size_t>(p.begin / kBlockPositions), end)); b < end; b = unchanged(b)) {
+      const size_t end =
+          p.shift ? all.size() : std::min(all.size(), static_cast<size_t>(blocks_of(p.end)));
+      for (size_t b = unchanged(std::min(static_cast<size_t>(p.begin / kBlockPositions), end));
+           b < end; b = unchanged(b)) {
         if (all[b].changed.prunes < static_cast<int64_t>(k)) all[b] = pruned(k, b, p);
         next[b] = b + 1;
       }
@@ -88,12 +90,15 @@ class Chain {
  private:
   void append_to(int64_t end) {
     if (end < size_ || static_cast<size_t>(end - size_) > rest_.size()) {
-      throw Error(ErrorKind::argument, "", "prunes", "positions of the tokens before each", std::to_string(end));
+      throw Error(ErrorKind::argument, "", "prunes", "positions of the tokens before each",
+                  std::to_string(end));
     }
     while (size_ < end) {
-      const int64_t border = (size_ / kBlockPositions + 1) * kBlockPositions, to = std::min(border, end);
+      const int64_t border = (size_ / kBlockPositions + 1) * kBlockPositions,
+                    to = std::min(border, end);
       const auto count = static_cast<size_t>(to - size_);
-      pending_.insert(pending_.end(), rest_.begin(), rest_.begin() + static_cast<std::ptrdiff_t>(count));
+      pending_.insert(pending_.end(), rest_.begin(),
+                      rest_.begin() + static_cast<std::ptrdiff_t>(count));
       rest_ = rest_.subspan(count);
       size_ = to;
       if (to == border) fill();
@@ -134,10 +139,10 @@ class Chain {
 
   Sha256 link_;
   int64_t size_ = 0;
-  std::span<const int32_t> rest_;   // of the transcript
-  std::vector<int32_t> pending_;    // since link_
-  std::vector<Block> filled_;       // in order
-  std::vector<Sha256> pruned_;      // the link of each prune
+  std::span<const int32_t> rest_;  // of the transcript
+  std::vector<int32_t> pending_;   // since link_
+  std::vector<Block> filled_;      // in order
+  std::vector<Sha256> pruned_;     // the link of each prune
 };
 
 // The first edit; nothing computed before it can have seen it.
@@ -150,15 +155,19 @@ std::optional<Time> first_edit(const State& recipe) {
   return first;
 }
 
-// Which of these blocks, all full ones, tokens do not give: those that changed after an edit, and those that were edited.
+// Which of these blocks, all full ones, tokens do not give: those that changed after an edit, and
+// those that were edited.
 std::vector<bool> by_content(const State& recipe, const std::vector<Chain::Block>& blocks) {
   std::vector<bool> found(blocks.size(), !is_replayable(recipe.origin.contract));
   const std::optional<Time> edited = first_edit(recipe);
-  for (size_t b = 0; edited && b < blocks.size(); ++b) found[b] = found[b] || blocks[b].changed > *edited;
+  for (size_t b = 0; edited && b < blocks.size(); ++b)
+    found[b] = found[b] || blocks[b].changed > *edited;
   for (const KvEdit& e : recipe.edits) {
     const auto b = static_cast<size_t>(e.position / kBlockPositions);
-    if (e.position < 0) found.assign(blocks.size(), true);
-    else if (b < found.size()) found[b] = true;
+    if (e.position < 0)
+      found.assign(blocks.size(), true);
+    else if (b < found.size())
+      found[b] = true;
   }
   return found;
 }
@@ -179,9 +188,11 @@ std::vector<int64_t> Lineage::blocks_by_content() const {
 std::vector<BlockIdentity> Lineage::identities(std::span<const Sha256> content) const {
   std::vector<BlockIdentity> all;
   const std::vector<Chain::Block> blocks = Chain(*this).blocks(recipe.prunes);
-  const std::vector<bool> named_by_content = replayable() ? std::vector<bool>(blocks.size()) : by_content(recipe, blocks);
+  const std::vector<bool> named_by_content =
+      replayable() ? std::vector<bool>(blocks.size()) : by_content(recipe, blocks);
   auto next = content.begin();
-  for (size_t b = 0; b < blocks.size(); ++b) all.push_back({named_by_content[b] ? *next++ : blocks[b].id, !named_by_content[b]});
+  for (size_t b = 0; b < blocks.size(); ++b)
+    all.push_back({named_by_content[b] ? *next++ : blocks[b].id, !named_by_content[b]});
   return all;
 }
 
@@ -215,7 +226,8 @@ Sha256 block_content(const KvShape& shape, const std::byte* block) {
   ByteWriter w;
   w.text("stet block content 1\n");
   put_text(w, kv_type_name(shape.type));
-  for (const int64_t x : {shape.layers, shape.kv_heads, shape.head_dim}) w.u64(static_cast<uint64_t>(x));
+  for (const int64_t x : {shape.layers, shape.kv_heads, shape.head_dim})
+    w.u64(static_cast<uint64_t>(x));
   RunningSha256 hash;
   hash.add(w.data());
   hash.add({block, shape.content_bytes()});
@@ -243,19 +255,26 @@ std::vector<BlockIdentity> block_identities(const State& state, int threads) {
 
 Sha256 state_id(const State& state, int threads) {
   const Lineage lineage{state, state.kv.shape()};
-  return lineage.id(contents_of(state, lineage.blocks_by_content(), threads), lineage.replayable() ? Sha256() : logits_hash(state));
+  return lineage.id(contents_of(state, lineage.blocks_by_content(), threads),
+                    lineage.replayable() ? Sha256() : logits_hash(state));
 }
 
 std::optional<ReplayLimit> replay_limit(const State& state) {
-  if (state.size() > 0 && !is_replayable(state.origin.contract)) return ReplayLimit{0, "OpenBLAS computed it (contract " + state.origin.contract + ")"};
+  if (state.size() > 0 && !is_replayable(state.origin.contract))
+    return ReplayLimit{0, "OpenBLAS computed it (contract " + state.origin.contract + ")"};
   if (state.edits.empty()) return std::nullopt;
   const KvEdit& first = state.edits.front();
-  ReplayLimit limit{first.at, first.position < 0 ? "keys and values were rounded to another type"
-                                                 : fmt::format("the {} of position {}, layer {}, head {} was set", kv_edit_name(first.what),
-                                                               first.position, first.layer, first.head)};
-  for (const KvEdit& e : state.edits) limit.position = std::min({limit.position, e.at, std::max<int64_t>(e.position, 0)});
-  for (size_t k = static_cast<size_t>(first.prunes); k < state.prunes.size(); ++k) limit.position = std::min(limit.position, state.prunes[k].begin);
-  if (state.edits.size() > 1) limit.reason += fmt::format(", and {} more edits", state.edits.size() - 1);
+  ReplayLimit limit{first.at, first.position < 0
+                                  ? "keys and values were rounded to another type"
+                                  : fmt::format("the {} of position {}, layer {}, head {} was set",
+                                                kv_edit_name(first.what), first.position,
+                                                first.layer, first.head)};
+  for (const KvEdit& e : state.edits)
+    limit.position = std::min({limit.position, e.at, std::max<int64_t>(e.position, 0)});
+  for (size_t k = static_cast<size_t>(first.prunes); k < state.prunes.size(); ++k)
+    limit.position = std::min(limit.position, state.prunes[k].begin);
+  if (state.edits.size() > 1)
+    limit.reason += fmt::format(", and {} more edits", state.edits.size() - 1);
   return limit;
 }
 

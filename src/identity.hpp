@@ -17,8 +17,11 @@ struct Lineage {
   const KvShape& shape;
 
   int64_t full_blocks() const { return recipe.size() / kBlockPositions; }
-  bool replayable() const { return recipe.edits.empty() && (recipe.size() == 0 || is_replayable(recipe.origin.contract)); }
-  // Blocks that are named by their bytes, and, last, the partial one of a state that cannot be replayed.
+  bool replayable() const {
+    return recipe.edits.empty() && (recipe.size() == 0 || is_replayable(recipe.origin.contract));
+  }
+  // Blocks that are named by their bytes, and, last, the partial one of a state that cannot be
+  // replayed.
   std::vector<int64_t> blocks_by_content() const;
   // `content`: the hash of each of those.
   std::vector<BlockIdentity> identities(std::span<const Sha256> content) const;

@@ -11,14 +11,18 @@ namespace stet {
 
 class JsonMemory {
  public:
-  JsonMemory(size_t text, const std::string& file) : most_(kJsonBytes + kJsonRatio * text), left_(most_), file_(file) {}
+  JsonMemory(size_t text, const std::string& file)
+      : most_(kJsonBytes + kJsonRatio * text), left_(most_), file_(file) {}
 
-  // Roughly: an element of an array that has just doubled, or a node of a map with its key. Throws a format Error.
+  // Roughly: an element of an array that has just doubled, or a node of a map with its key. Throws
+  // a format Error.
   void charge(const nlohmann::json& value, const std::string* key) {
     size_t cost = key != nullptr ? 96 + key->capacity() : 2 * sizeof value;
     if (value.is_string()) cost += 48 + value.get_ref<const std::string&>().capacity();
     if (value.is_structured()) cost += 64;
-    if (cost > left_) throw Error(ErrorKind::format, file_, "", "JSON whose values take at most " + std::to_string(most_) + " bytes", "more");
+    if (cost > left_)
+      throw Error(ErrorKind::format, file_, "",
+                  "JSON whose values take at most " + std::to_string(most_) + " bytes", "more");
     left_ -= cost;
   }
 

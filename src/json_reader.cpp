@@ -124,9 +124,7 @@ std::string describe(const Json* value) {
   return value->dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-std::string number_text(double value) {
-  return Json(value).dump();
-}
+std::string number_text(double value) { return Json(value).dump(); }
 
 // The value as an integer, if it is one.
 std::optional<int64_t> as_integer(const Json& value) {
@@ -173,9 +171,7 @@ void JsonReader::fail(const std::string& name, const std::string& expected) cons
   throw Error(ErrorKind::format, file_, path_of(name), expected, describe(find(name)));
 }
 
-bool JsonReader::has(const std::string& name) const {
-  return find(name) != nullptr;
-}
+bool JsonReader::has(const std::string& name) const { return find(name) != nullptr; }
 
 std::vector<std::string> JsonReader::keys() const {
   std::vector<std::string> keys;
@@ -261,7 +257,8 @@ std::vector<JsonReader> JsonReader::objects(const std::string& name) const {
   elements.reserve(array->size());
   for (const Json& element : *array) {
     if (!element.is_object()) fail(name, "an array of objects");
-    elements.emplace_back(std::shared_ptr<const Json>(object_, &element), file_, path_of(name) + "[" + std::to_string(elements.size()) + "]");
+    elements.emplace_back(std::shared_ptr<const Json>(object_, &element), file_,
+                          path_of(name) + "[" + std::to_string(elements.size()) + "]");
   }
   return elements;
 }

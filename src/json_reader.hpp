@@ -14,7 +14,8 @@
 namespace stet {
 
 // A JSON value. A format Error tells line and column of what is not JSON; duplicate keys, numbers
-// that do not fit a double, nesting deeper than 64, and more values than limits.hpp allows are errors too.
+// that do not fit a double, nesting deeper than 64, and more values than limits.hpp allows are
+// errors too.
 nlohmann::json parse_json_value(std::string_view text, const std::string& file);
 
 // One object of a JSON file. Each accessor checks type and range and throws a format Error with the

@@ -50,30 +50,36 @@ std::vector<Digest> layer_digests(const KvShape& shape, const std::byte* block) 
 }
 
 DamagedBlock::DamagedBlock(const std::string& file, int64_t index, int64_t layer)
-    : Error(ErrorKind::format, file, "KV block " + std::to_string(index) + ", layer " + std::to_string(layer), "the bytes that were saved",
-            "others") {}
+    : Error(ErrorKind::format, file,
+            "KV block " + std::to_string(index) + ", layer " + std::to_string(layer),
+            "the bytes that were saved", "others") {}
 
 namespace {
 constexpr uint8_t kUnknown = 0, kGood = 1, kBad = 2, kBusy = 3;
 }
 
 KvBlock::KvBlock(const std::byte* data, std::shared_ptr<const void> owner, SavedBlock saved)
-    : data_(const_cast<std::byte*>(data)),  // never written: caches copy what is saved() before a write
+    : data_(const_cast<std::byte*>(
+          data)),  // never written: caches copy what is saved() before a write
       owner_(std::move(owner)),
       saved_(new SavedBlock(std::move(saved))),
       looked_(new std::atomic<uint8_t>[saved_->digests.size()]) {
-  for (size_t i = 0; i < saved_->digests.size(); ++i) looked_[i].store(kUnknown, std::memory_order_relaxed);
+  for (size_t i = 0; i < saved_->digests.size(); ++i)
+    looked_[i].store(kUnknown, std::memory_order_relaxed);
 }
 
 size_t KvBlock::part_of(const KvShape& shape, int64_t layer) const {
-  const bool whole = saved_->digests.size() != static_cast<size_t>(shape.layers);  // a file of format version 1
+  const bool whole =
+      saved_->digests.size() != static_cast<size_t>(shape.layers);  // a file of format version 1
   return whole ? 0 : static_cast<size_t>(layer);
 }
 
 uint8_t KvBlock::look(const KvShape& shape, size_t part) const {
   const size_t from = part * shape.layer_bytes();
-  const size_t to = part + 1 == saved_->digests.size() ? shape.block_bytes() : from + shape.layer_bytes();
-  const uint8_t found = digest_of({data_ + from, to - from}) == saved_->digests[part] ? kGood : kBad;
+  const size_t to =
+      part + 1 == saved_->digests.size() ? shape.block_bytes() : from + shape.layer_bytes();
+  const uint8_t found =
+      digest_of({data_ + from, to - from}) == saved_->digests[part] ? kGood : kBad;
   looked_[part].store(found, std::memory_order_release);
   return found;
 }
@@ -90,12 +96,14 @@ bool KvBlock::known_good(const KvShape& shape, int64_t layer) const {
   if (saved_ == nullptr) return true;
   const size_t part = part_of(shape, layer);
   uint8_t state = kUnknown;
-  if (looked_[part].compare_exchange_strong(state, kBusy, std::memory_order_acquire)) state = look(shape, part);
+  if (looked_[part].compare_exchange_strong(state, kBusy, std::memory_order_acquire))
+    state = look(shape, part);
   return state == kGood;
 }
 
 bool KvBlock::looked_at(const KvShape& shape, int64_t layer) const {
-  return saved_ != nullptr && looked_[part_of(shape, layer)].load(std::memory_order_acquire) != kUnknown;
+  return saved_ != nullptr &&
+         looked_[part_of(shape, layer)].load(std::memory_order_acquire) != kUnknown;
 }
 
 void KvBlock::check_all(const KvShape& shape, int64_t index) const {
@@ -105,12 +113,14 @@ void KvBlock::check_all(const KvShape& shape, int64_t index) const {
 }
 
 bool KvBlock::saved_as(const KvShape& shape, const std::byte* bytes) const {
-  if (saved_->digests.size() == static_cast<size_t>(shape.layers)) return layer_digests(shape, bytes) == saved_->digests;
+  if (saved_->digests.size() == static_cast<size_t>(shape.layers))
+    return layer_digests(shape, bytes) == saved_->digests;
   return digest_of({bytes, shape.block_bytes()}) == saved_->digests[0];
 }
 
 std::vector<Digest> KvBlock::digests(const KvShape& shape) const {
-  if (saved_ != nullptr && saved_->digests.size() == static_cast<size_t>(shape.layers)) return saved_->digests;
+  if (saved_ != nullptr && saved_->digests.size() == static_cast<size_t>(shape.layers))
+    return saved_->digests;
   const std::lock_guard lock(mutex_);
   if (digests_.empty()) digests_ = layer_digests(shape, data_);
   return digests_;

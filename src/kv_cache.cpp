@@ -16,18 +16,20 @@ namespace stet {
 
 // ---------------------------------------------------------------- memory
 
-// Memory for the blocks of one cache, reserved once. Blocks may outlive the cache (a fork holds them), so each
-// keeps the pool alive, and returns its slot zeroed.
+// Memory for the blocks of one cache, reserved once. Blocks may outlive the cache (a fork holds
+// them), so each keeps the pool alive, and returns its slot zeroed.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
-  // 2 MB pages for blocks that fill them: a small model's session would take a whole one for a few tokens.
+  // 2 MB pages for blocks that fill them: a small model's session would take a whole one for a few
+  // tokens.
   BlockPool(size_t block_bytes, size_t count)
       : block_bytes_(block_bytes), memory_(block_bytes * count, block_bytes >= (size_t{1} << 20)) {
     free_.reserve(count);
     for (size_t i = count; i > 0; --i) free_.push_back(i - 1);
   }
 
-  // Zero-filled. Null when all slots are taken: forks still hold blocks that this cache has dropped.
+  // Zero-filled. Null when all slots are taken: forks still hold blocks that this cache has
+  // dropped.
   std::shared_ptr<std::byte> take() {
     size_t slot;
     {
@@ -43,7 +45,8 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
 
  private:
   void give_back(size_t slot, std::byte* block) {
-    madvise(block, block_bytes_, MADV_DONTNEED);  // private anonymous pages read as zeros afterwards
+    madvise(block, block_bytes_,
+            MADV_DONTNEED);  // private anonymous pages read as zeros afterwards
     const std::lock_guard lock(mutex_);
     free_.push_back(slot);
   }
@@ -56,14 +59,14 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
 
 // ---------------------------------------------------------------- the cache
 
-KvCache::KvCache(const KvShape& shape, int64_t capacity)
-    : shape_(shape), capacity_(capacity) {
+KvCache::KvCache(const KvShape& shape, int64_t capacity) : shape_(shape), capacity_(capacity) {
   const size_t count = static_cast<size_t>(blocks_of(capacity));
   const size_t bytes = shape.block_bytes() * count;
   try {
     pool_ = std::make_shared<BlockPool>(shape.block_bytes(), count);
   } catch (const std::bad_alloc&) {
-    throw Error(ErrorKind::capacity, "", "ctx", "positions whose keys and values fit in the address space",
+    throw Error(ErrorKind::capacity, "", "ctx",
+                "positions whose keys and values fit in the address space",
                 std::to_string(capacity) + " positions of " + std::to_string(bytes) + " bytes");
   }
   blocks_.reserve(count);
@@ -96,8 +99,8 @@ std::shared_ptr<KvBlock> KvCache::fresh_block() {
   return std::make_shared<KvBlock>(memory->data(), memory);
 }
 
-// Before a write: the block becomes this cache's alone, and forgets what is known of its bytes. What comes from a file is
-// judged by the copy, which nobody else can change.
+// Before a write: the block becomes this cache's alone, and forgets what is known of its bytes.
+// What comes from a file is judged by the copy, which nobody else can change.
 void KvCache::own_block(int64_t index) {
   std::shared_ptr<KvBlock>& block = blocks_[static_cast<size_t>(index)];
   if (block->saved() == nullptr && !block->shared()) {
@@ -121,11 +124,14 @@ void KvCache::drop_blocks(int64_t kept) {
 }
 
 void KvCache::zero_slots(int64_t index, size_t from, size_t to) {
-  const size_t element = shape_.element_size(), row = static_cast<size_t>(shape_.head_dim) * element;
+  const size_t element = shape_.element_size(),
+               row = static_cast<size_t>(shape_.head_dim) * element;
   for (int64_t i = 0; i < shape_.layers * shape_.kv_heads; ++i) {
-    std::byte* k = blocks_[static_cast<size_t>(index)]->data_ + static_cast<size_t>(i) * 2 * shape_.head_bytes();
+    std::byte* k = blocks_[static_cast<size_t>(index)]->data_ +
+                   static_cast<size_t>(i) * 2 * shape_.head_bytes();
     for (int64_t d = 0; d < shape_.head_dim; ++d) {
-      std::memset(k + (static_cast<size_t>(d) * kBlockPositions + from) * element, 0, (to - from) * element);
+      std::memset(k + (static_cast<size_t>(d) * kBlockPositions + from) * element, 0,
+                  (to - from) * element);
     }
     std::memset(k + shape_.head_bytes() + from * row, 0, (to - from) * row);
   }
@@ -133,7 +139,8 @@ void KvCache::zero_slots(int64_t index, size_t from, size_t to) {
 
 int64_t visible_positions(const KvCache& kv) {
   int64_t n = 0;
-  for (int64_t at = 0; at < kv.size(); ++at) n += static_cast<int64_t>(kv.visible(at / kBlockPositions) >> (at % kBlockPositions) & 1);
+  for (int64_t at = 0; at < kv.size(); ++at)
+    n += static_cast<int64_t>(kv.visible(at / kBlockPositions) >> (at % kBlockPositions) & 1);
   return n;
 }
 
@@ -144,7 +151,8 @@ void KvCache::check_saved(int64_t index, int64_t layer) const {
 // A file that changed before or during the pass is seen by its stamp afterwards.
 bool KvCache::pass_was_sound() const {
   if (doubt_ != nullptr && doubt_->exchange(false)) return false;
-  return std::ranges::all_of(mappings_, [](const Mapping& m) { return m.file->stamp() == m.stamp; });
+  return std::ranges::all_of(mappings_,
+                             [](const Mapping& m) { return m.file->stamp() == m.stamp; });
 }
 
 std::vector<int64_t> KvCache::saved_blocks() const {
@@ -155,8 +163,8 @@ std::vector<int64_t> KvCache::saved_blocks() const {
   return found;
 }
 
-// What is known of blocks of files that have changed is forgotten, by this cache alone: another's pass may be looking at them.
-// Returns which blocks that was.
+// What is known of blocks of files that have changed is forgotten, by this cache alone: another's
+// pass may be looking at them. Returns which blocks that was.
 std::vector<bool> KvCache::forget_changed_files() {
   std::vector<bool> forgotten(blocks_.size());
   for (Mapping& m : mappings_) {
@@ -182,13 +190,16 @@ std::vector<int64_t> KvCache::find_damage(Look look, int threads) {
   run_each(threads, good.size(), [&](size_t i) {
     const int64_t b = saved[i / layers], layer = static_cast<int64_t>(i % layers);
     const KvBlock& block = block_info(b);
-    if (look == Look::again && !forgotten[static_cast<size_t>(b)] && !block.looked_at(shape_, layer)) return;
+    if (look == Look::again && !forgotten[static_cast<size_t>(b)] &&
+        !block.looked_at(shape_, layer))
+      return;
     good[i] = block.check(shape_, layer);
   });
   std::vector<int64_t> damaged;
   for (size_t i = 0; i < saved.size(); ++i) {
     const auto begin = good.begin() + static_cast<std::ptrdiff_t>(i * layers);
-    if (std::count(begin, begin + static_cast<std::ptrdiff_t>(layers), 0) > 0) damaged.push_back(saved[i]);
+    if (std::count(begin, begin + static_cast<std::ptrdiff_t>(layers), 0) > 0)
+      damaged.push_back(saved[i]);
   }
   return damaged;
 }
@@ -197,7 +208,9 @@ void KvCache::check_all(int threads) const {
   const std::vector<int64_t> saved = saved_blocks();
   if (saved.empty()) return;
   const size_t layers = static_cast<size_t>(shape_.layers);
-  run_each(threads, saved.size() * layers, [&](size_t i) { block_info(saved[i / layers]).check(shape_, static_cast<int64_t>(i % layers)); });
+  run_each(threads, saved.size() * layers, [&](size_t i) {
+    block_info(saved[i / layers]).check(shape_, static_cast<int64_t>(i % layers));
+  });
   for (const int64_t b : saved) block_info(b).check_all(shape_, b);
 }
 
@@ -205,7 +218,8 @@ void KvCache::check_all(int threads) const {
 
 void KvWriter::prepare(int64_t count) {
   if (count > kv_.capacity_ - kv_.size_) {
-    throw Error(ErrorKind::capacity, "", "tokens", "at most " + std::to_string(kv_.capacity_) + " positions (--ctx)",
+    throw Error(ErrorKind::capacity, "", "tokens",
+                "at most " + std::to_string(kv_.capacity_) + " positions (--ctx)",
                 std::to_string(kv_.size_) + " + " + std::to_string(count));
   }
   const int64_t needed = blocks_of(kv_.size_ + count);
@@ -238,7 +252,8 @@ void KvWriter::truncate(int64_t size) {
 void KvWriter::hide(int64_t begin, int64_t end) {
   for (int64_t at = begin; at < end;) {
     const int64_t index = at / kBlockPositions, stop = std::min(end, (index + 1) * kBlockPositions);
-    const size_t from = static_cast<size_t>(at % kBlockPositions), count = static_cast<size_t>(stop - at);
+    const size_t from = static_cast<size_t>(at % kBlockPositions),
+                 count = static_cast<size_t>(stop - at);
     const uint64_t bits = (count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << from;
     uint64_t& visible = kv_.visible_[static_cast<size_t>(index)];
     at = stop;
@@ -253,13 +268,15 @@ void KvWriter::hide(int64_t begin, int64_t end) {
   }
 }
 
-void KvWriter::adopt(std::vector<std::shared_ptr<KvBlock>> blocks, std::vector<uint64_t> visible, int64_t size) {
+void KvWriter::adopt(std::vector<std::shared_ptr<KvBlock>> blocks, std::vector<uint64_t> visible,
+                     int64_t size) {
   kv_.mappings_.clear();
   kv_.doubt_ = std::make_shared<std::atomic<bool>>(false);
   for (const std::shared_ptr<KvBlock>& block : blocks) {
     if (block->saved() == nullptr || block->saved()->mapping == nullptr) continue;
     const std::shared_ptr<const MappedFile>& file = block->saved()->mapping;
-    const bool known = std::ranges::any_of(kv_.mappings_, [&](const KvCache::Mapping& m) { return m.file == file; });
+    const bool known = std::ranges::any_of(
+        kv_.mappings_, [&](const KvCache::Mapping& m) { return m.file == file; });
     if (!known) kv_.mappings_.push_back({file, file->opened()});
   }
   kv_.blocks_ = std::move(blocks);

@@ -23,10 +23,17 @@ namespace {
   throw Error(ErrorKind::io, path, "", expected, std::generic_category().message(error));
 }
 
-int64_t nanoseconds(const struct timespec& time) { return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec; }
+int64_t nanoseconds(const struct timespec& time) {
+  return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
+}
 
 FileStamp stamp_of(const struct stat& info) {
-  return {info.st_dev, info.st_ino, info.st_size, nanoseconds(info.st_mtim), nanoseconds(info.st_ctim), 0};
+  return {info.st_dev,
+          info.st_ino,
+          info.st_size,
+          nanoseconds(info.st_mtim),
+          nanoseconds(info.st_ctim),
+          0};
 }
 
 int open_retrying(const std::string& path) {
@@ -56,10 +63,14 @@ FileStamp MappedFile::stamp() const {
 void MappedFile::check_unchanged() const {
   const FileStamp now = stamp();
   if (now.size != opened_.size) {
-    throw Error(ErrorKind::io, path_, "size", std::to_string(opened_.size) + " bytes, as when it was opened", std::to_string(now.size));
+    throw Error(ErrorKind::io, path_, "size",
+                std::to_string(opened_.size) + " bytes, as when it was opened",
+                std::to_string(now.size));
   }
-  if (now.torn != opened_.torn) throw Error(ErrorKind::io, path_, "", "a file that can be read", "pages that could not");
-  if (now != opened_) throw Error(ErrorKind::io, path_, "", "the file as it was opened", "one written to since");
+  if (now.torn != opened_.torn)
+    throw Error(ErrorKind::io, path_, "", "a file that can be read", "pages that could not");
+  if (now != opened_)
+    throw Error(ErrorKind::io, path_, "", "the file as it was opened", "one written to since");
 }
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
@@ -69,7 +80,8 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
   struct stat info = {};
   if (mapped->fd_ < 0 || ::fstat(mapped->fd_, &info) != 0) throw_io(path, "a readable file", errno);
   if (S_ISDIR(info.st_mode)) throw_io(path, "a readable file", EISDIR);
-  if (!S_ISREG(info.st_mode)) throw Error(ErrorKind::io, path, "", "a regular file", "a device or pipe");
+  if (!S_ISREG(info.st_mode))
+    throw Error(ErrorKind::io, path, "", "a regular file", "a device or pipe");
   if (info.st_size == 0) throw Error(ErrorKind::format, path, "", "a file with content", "0 bytes");
   const auto size = static_cast<size_t>(info.st_size);
   void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, mapped->fd_, 0);

@@ -6,8 +6,9 @@
 
 namespace stet {
 
-// While an object of this class lives, a read of the given memory that raises SIGBUS finds zeros instead: the handler puts
-// empty pages in the place of the one that cannot be read and of all behind it.
+// While an object of this class lives, a read of the given memory that raises SIGBUS finds zeros
+// instead: the handler puts empty pages in the place of the one that cannot be read and of all
+// behind it.
 class MappingGuard {
  public:
   MappingGuard(const void* begin, size_t size);

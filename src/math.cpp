@@ -20,14 +20,10 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 // integer stands in the low bits of the sum.
 constexpr double kRound = 0x1.8p52;
 
-double magnitude(double x) {
-  return x < 0 ? -x : x;
-}
+double magnitude(double x) { return x < 0 ? -x : x; }
 
 // 2^n for -1022 <= n <= 1023.
-double power_of_two(int64_t n) {
-  return std::bit_cast<double>((n + 1023) << 52);
-}
+double power_of_two(int64_t n) { return std::bit_cast<double>((n + 1023) << 52); }
 
 // An unevaluated sum hi + lo of about 106 bits, |lo| <= ulp(hi) / 2. The operations below are the
 // error-free transformations of Dekker (1971) and Knuth; errors are below 2^-100 of the operands.
@@ -119,7 +115,8 @@ Scaled exp_scaled(double x, double tail) {
   const double s = 1 + r;
   const double y = s + (((1 - s) + r) + (r_lo * s + r2 * q));
 
-  return {y, static_cast<int64_t>(std::bit_cast<uint64_t>(shifted) - std::bit_cast<uint64_t>(kRound))};
+  return {y,
+          static_cast<int64_t>(std::bit_cast<uint64_t>(shifted) - std::bit_cast<uint64_t>(kRound))};
 }
 
 double exp_pair(double x, double tail) {

@@ -11,15 +11,17 @@
 namespace stet {
 namespace {
 
-// One block of 16 rows, given as pointers to rows of `words` 32-bit words (a float32, or a pair of 16-bit
-// weights): out[words][16]. A null row is zeros.
+// One block of 16 rows, given as pointers to rows of `words` 32-bit words (a float32, or a pair of
+// 16-bit weights): out[words][16]. A null row is zeros.
 void transpose_words(const std::byte* const rows[kLanes], size_t words, uint32_t* out) {
-  constexpr size_t kStrip = 128;  // 8 KB of output: it stays in the first-level cache while 16 rows fill it
+  constexpr size_t kStrip =
+      128;  // 8 KB of output: it stays in the first-level cache while 16 rows fill it
   for (size_t begin = 0; begin < words; begin += kStrip) {
     const size_t end = std::min(words, begin + kStrip);
     for (int lane = 0; lane < kLanes; ++lane) {
       if (rows[lane] == nullptr) continue;  // the memory is zero already
-      for (size_t w = begin; w < end; ++w) std::memcpy(out + w * kLanes + lane, rows[lane] + w * 4, 4);
+      for (size_t w = begin; w < end; ++w)
+        std::memcpy(out + w * kLanes + lane, rows[lane] + w * 4, 4);
     }
   }
 }
@@ -27,23 +29,28 @@ void transpose_words(const std::byte* const rows[kLanes], size_t words, uint32_t
 // The last column of a 16-bit matrix with an odd number of columns has no partner.
 void last_half_word(const std::byte* const rows[kLanes], size_t columns, uint32_t* out) {
   for (int lane = 0; lane < kLanes; ++lane) {
-    if (rows[lane] != nullptr) std::memcpy(out + columns / 2 * kLanes + lane, rows[lane] + (columns - 1) * 2, 2);
+    if (rows[lane] != nullptr)
+      std::memcpy(out + columns / 2 * kLanes + lane, rows[lane] + (columns - 1) * 2, 2);
   }
 }
 
 WeightType weight_type(DType dtype) {
-  return dtype == DType::bf16 ? WeightType::bf16 : dtype == DType::f16 ? WeightType::f16 : WeightType::f32;
+  return dtype == DType::bf16  ? WeightType::bf16
+         : dtype == DType::f16 ? WeightType::f16
+                               : WeightType::f32;
 }
 
-// One block of `lanes` <= 16 outputs that stand side by side in each of the `columns` rows of a transposed tensor:
-// out[columns][16] of 32-bit elements, out[columns/2][16][2] of 16-bit ones.
+// One block of `lanes` <= 16 outputs that stand side by side in each of the `columns` rows of a
+// transposed tensor: out[columns][16] of 32-bit elements, out[columns/2][16][2] of 16-bit ones.
 template <class Element>
-void pack_transposed(const std::byte* first, size_t row_bytes, size_t lanes, size_t columns, Element* out) {
+void pack_transposed(const std::byte* first, size_t row_bytes, size_t lanes, size_t columns,
+                     Element* out) {
   constexpr size_t kGroup = sizeof(uint32_t) / sizeof(Element);  // consecutive inputs of one output
   for (size_t k = 0; k < columns; ++k) {
     const std::byte* from = first + k * row_bytes;
     Element* to = out + k / kGroup * kGroup * kLanes + k % kGroup;
-    for (size_t lane = 0; lane < lanes; ++lane) std::memcpy(to + lane * kGroup, from + lane * sizeof(Element), sizeof(Element));
+    for (size_t lane = 0; lane < lanes; ++lane)
+      std::memcpy(to + lane * kGroup, from + lane * sizeof(Element), sizeof(Element));
   }
 }
 
@@ -55,7 +62,8 @@ size_t rows_of(const std::vector<const TensorView*>& parts) {
 
 }  // namespace
 
-Matrix::Matrix(WeightType type, size_t rows, size_t columns) : rows_(rows), columns_(columns), type_(type) {
+Matrix::Matrix(WeightType type, size_t rows, size_t columns)
+    : rows_(rows), columns_(columns), type_(type) {
   memory_ = Memory(bytes());
   data_ = memory_.data();
 }
@@ -94,7 +102,8 @@ Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int 
 }
 
 Matrix Matrix::transposed(const TensorView& tensor, int threads) {
-  Matrix m(weight_type(tensor.dtype), static_cast<size_t>(tensor.shape.at(1)), static_cast<size_t>(tensor.shape.at(0)));
+  Matrix m(weight_type(tensor.dtype), static_cast<size_t>(tensor.shape.at(1)),
+           static_cast<size_t>(tensor.shape.at(0)));
   const size_t row_bytes = m.rows_ * m.element_size();
   run_team(threads, [&](Team team) {
     const Range mine = team.share(m.blocks());
@@ -112,7 +121,8 @@ Matrix Matrix::transposed(const TensorView& tensor, int threads) {
   return m;
 }
 
-Matrix Matrix::packed(WeightType type, size_t rows, size_t columns, const std::byte* bytes, std::shared_ptr<const void> owner) {
+Matrix Matrix::packed(WeightType type, size_t rows, size_t columns, const std::byte* bytes,
+                      std::shared_ptr<const void> owner) {
   Matrix m;
   m.type_ = type;
   m.rows_ = rows;
@@ -129,7 +139,8 @@ size_t Matrix::packed_bytes(WeightType type, size_t rows, size_t columns) {
 namespace {
 
 // One row of a block of 16 in packed strips: where its scales and bytes stand (kernels.hpp).
-constexpr size_t kScaleBytes = 2 * kLanes * sizeof(uint16_t), kLine = kLanes * 4, kBlockQuads = kQuantBlock / 4;
+constexpr size_t kScaleBytes = 2 * kLanes * sizeof(uint16_t), kLine = kLanes * 4,
+                 kBlockQuads = kQuantBlock / 4;
 
 struct StripRow {
   WeightType type;
@@ -137,22 +148,29 @@ struct StripRow {
 
   size_t strip_bytes() const { return type == WeightType::q8 ? kStripBytesQ8 : kStripBytesQ4; }
   size_t block_bytes() const { return (strip_bytes() - kScaleBytes) / 2; }
-  size_t scale_at(size_t block) const { return block / 2 * strip_bytes() + (block % 2 * kLanes + lane) * sizeof(uint16_t); }
-  size_t quads_at(size_t block) const { return block / 2 * strip_bytes() + kScaleBytes + block % 2 * block_bytes() + lane * 4; }
+  size_t scale_at(size_t block) const {
+    return block / 2 * strip_bytes() + (block % 2 * kLanes + lane) * sizeof(uint16_t);
+  }
+  size_t quads_at(size_t block) const {
+    return block / 2 * strip_bytes() + kScaleBytes + block % 2 * block_bytes() + lane * 4;
+  }
 
   void write(const QuantizedBlock& from, size_t block, std::byte* packed) const {
     std::memcpy(packed + scale_at(block), &from.scale, sizeof from.scale);
     std::byte* to = packed + quads_at(block);
-    for (size_t quad = 0; type == WeightType::q8 && quad < kBlockQuads; ++quad) std::memcpy(to + quad * kLine, from.u + 4 * quad, 4);
+    for (size_t quad = 0; type == WeightType::q8 && quad < kBlockQuads; ++quad)
+      std::memcpy(to + quad * kLine, from.u + 4 * quad, 4);
     for (size_t i = 0; type == WeightType::q4 && i < kQuantBlock / 2; ++i) {
-      to[i / 4 * kLine + i % 4] = static_cast<std::byte>(from.u[i] | from.u[i + kQuantBlock / 2] << 4);
+      to[i / 4 * kLine + i % 4] =
+          static_cast<std::byte>(from.u[i] | from.u[i + kQuantBlock / 2] << 4);
     }
   }
   QuantizedBlock read(size_t block, const std::byte* packed) const {
     QuantizedBlock to;
     std::memcpy(&to.scale, packed + scale_at(block), sizeof to.scale);
     const std::byte* from = packed + quads_at(block);
-    for (size_t quad = 0; type == WeightType::q8 && quad < kBlockQuads; ++quad) std::memcpy(to.u + 4 * quad, from + quad * kLine, 4);
+    for (size_t quad = 0; type == WeightType::q8 && quad < kBlockQuads; ++quad)
+      std::memcpy(to.u + 4 * quad, from + quad * kLine, 4);
     for (size_t i = 0; type == WeightType::q4 && i < kQuantBlock / 2; ++i) {
       const std::byte both = from[i / 4 * kLine + i % 4];
       to.u[i] = static_cast<uint8_t>(both & std::byte{15});
@@ -167,7 +185,9 @@ struct StripRow {
 namespace {
 
 // By magnitude, and NaN above all.
-bool less_fit(float a, float b) { return !std::isnan(a) && (std::isnan(b) || std::fabs(a) < std::fabs(b)); }
+bool less_fit(float a, float b) {
+  return !std::isnan(a) && (std::isnan(b) || std::fabs(a) < std::fabs(b));
+}
 
 }  // namespace
 
@@ -178,10 +198,13 @@ Matrix Matrix::quantized(WeightType to, int threads) const {
     std::vector<float> row(m.depth());
     for (size_t lane = 0; lane < kLanes; ++lane) {
       const size_t n = b * kLanes + lane;
-      if (n < rows_) gather(n, row.data());
-      else std::fill(row.begin(), row.end(), 0.0f);
+      if (n < rows_)
+        gather(n, row.data());
+      else
+        std::fill(row.begin(), row.end(), 0.0f);
       for (size_t block = 0; block < m.depth() / kQuantBlock; ++block) {
-        const QuantizedBlock rounded = round(std::span<const float, kQuantBlock>(row.data() + block * kQuantBlock, kQuantBlock));
+        const QuantizedBlock rounded = round(
+            std::span<const float, kQuantBlock>(row.data() + block * kQuantBlock, kQuantBlock));
         if ((rounded.scale & 0x7C00u) == 0x7C00u) {
           const float* const w = row.data() + block * kQuantBlock;
           const float* const bad = std::max_element(w, w + kQuantBlock, less_fit);
@@ -230,9 +253,11 @@ float widen_bf16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32
 
 float widen_f16(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, magnitude = bits & 0x7FFFu;
-  if (magnitude > 0x7C00u) return std::bit_cast<float>(sign | 0x7FC00000u | (magnitude & 0x3FFu) << 13);
+  if (magnitude > 0x7C00u)
+    return std::bit_cast<float>(sign | 0x7FC00000u | (magnitude & 0x3FFu) << 13);
   if (magnitude == 0x7C00u) return std::bit_cast<float>(sign | 0x7F800000u);
-  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude << 13) * 0x1p112f));
+  return std::bit_cast<float>(
+      sign | std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude << 13) * 0x1p112f));
 }
 
 uint16_t round_bf16(float x) {
@@ -244,7 +269,8 @@ uint16_t round_bf16(float x) {
 uint16_t round_f16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
-  if (magnitude > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7E00u | (magnitude >> 13 & 0x3FFu));
+  if (magnitude > 0x7F800000u)
+    return static_cast<uint16_t>(sign | 0x7E00u | (magnitude >> 13 & 0x3FFu));
   if (magnitude >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);  // 65520 and above
   if (magnitude < 0x38800000u) {
     // Below the smallest normal: adding 0.5 aligns the value so that the addition itself rounds it.

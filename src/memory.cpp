@@ -17,7 +17,8 @@ Memory::Memory(size_t bytes, bool huge) : size_((bytes + kPage - 1) / kPage * kP
   if (size_ == 0) return;
   // Reserving one huge page more than needed lets the block start on a huge-page boundary.
   const size_t slack = huge && size_ >= kHugePage ? kHugePage : 0;
-  void* p = mmap(nullptr, size_ + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* p = mmap(nullptr, size_ + slack, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) throw std::bad_alloc();
   data_ = static_cast<std::byte*>(p);
   if (slack != 0) {

@@ -20,22 +20,23 @@ std::string find_prefix(const Checkpoint& checkpoint, const Family& family) {
   for (const std::string& prefix : family.prefixes) {
     if (checkpoint.find(prefix + family.embedding) != nullptr) return prefix;
   }
-  throw Error(ErrorKind::format, checkpoint.source(), family.prefixes[0] + family.embedding, "a tensor of that name",
-              "none");
+  throw Error(ErrorKind::format, checkpoint.source(), family.prefixes[0] + family.embedding,
+              "a tensor of that name", "none");
 }
 
 GenerationConfig read_generation(const FileSource& source, const ModelConfig& config) {
   GenerationConfig g;
   if (source.has(kGenerationName)) {
-    g = parse_generation_config(source.read(kGenerationName, kConfigLimit), source.path_of(kGenerationName),
-                                config.vocab_size);
+    g = parse_generation_config(source.read(kGenerationName, kConfigLimit),
+                                source.path_of(kGenerationName), config.vocab_size);
   }
   if (g.eos_ids.empty()) g.eos_ids = config.eos_ids;
   return g;
 }
 
 Rows make_rows(Workspace& w, size_t rows, int64_t width) {
-  const size_t n = static_cast<size_t>(width), stride = (n + kQuantStrip - 1) / kQuantStrip * kQuantStrip;
+  const size_t n = static_cast<size_t>(width),
+               stride = (n + kQuantStrip - 1) / kQuantStrip * kQuantStrip;
   w.memory.emplace_back(rows * stride * sizeof(float));
   return {w.memory.back().as<float>(), stride, n, rows};
 }
@@ -50,7 +51,9 @@ const Fingerprints& Model::fingerprints_like(const std::string& fingerprint) con
 }
 
 uint64_t Model::weights_version() const { return guard_ != nullptr ? guard_->version() : 0; }
-bool Model::weights_held_since(uint64_t version) const { return guard_ == nullptr || guard_->held_since(version); }
+bool Model::weights_held_since(uint64_t version) const {
+  return guard_ == nullptr || guard_->held_since(version);
+}
 
 std::shared_ptr<const Model> Model::load(const std::string& directory, int threads) {
   return load(directory_source(directory), threads);
@@ -70,8 +73,10 @@ Plan read_plan(const FileSource& source) {
   return {parse_model_config(text, file), &family_of(parse_json(text, file))};
 }
 
-std::unique_ptr<Model> build(Plan plan, const Checkpoint& checkpoint, Contract contract, int threads, PackedWriter* writer) {
-  WeightLoader weights(checkpoint, find_prefix(checkpoint, *plan.family), contract, threads > 0 ? threads : default_threads(), writer);
+std::unique_ptr<Model> build(Plan plan, const Checkpoint& checkpoint, Contract contract,
+                             int threads, PackedWriter* writer) {
+  WeightLoader weights(checkpoint, find_prefix(checkpoint, *plan.family), contract,
+                       threads > 0 ? threads : default_threads(), writer);
   std::unique_ptr<Model> model = plan.family->load(std::move(plan.config), weights);
   weights.finish(*model);
   return model;
@@ -79,8 +84,10 @@ std::unique_ptr<Model> build(Plan plan, const Checkpoint& checkpoint, Contract c
 
 }  // namespace
 
-std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> source, int threads, Contract contract) {
-  const FloatEnvironment standard;  // numbers of the config, rotary frequencies and norm weights are computed here
+std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> source, int threads,
+                                         Contract contract) {
+  const FloatEnvironment
+      standard;  // numbers of the config, rotary frequencies and norm weights are computed here
   Plan plan = read_plan(*source);
   Checkpoint checkpoint = Checkpoint::open(*source);
   std::unique_ptr<Model> model = build(std::move(plan), checkpoint, contract, threads, nullptr);
@@ -92,11 +99,14 @@ std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> sourc
   return model;
 }
 
-void Model::pack(const FileSource& source, Contract contract, const std::string& path, int threads) {
+void Model::pack(const FileSource& source, Contract contract, const std::string& path,
+                 int threads) {
   const FloatEnvironment standard;
   Plan plan = read_plan(source);
   const Checkpoint checkpoint = Checkpoint::open(source);
-  if (checkpoint.packed()) throw Error(ErrorKind::unsupported, checkpoint.source(), "", "weights that are not packed", "packed ones");
+  if (checkpoint.packed())
+    throw Error(ErrorKind::unsupported, checkpoint.source(), "", "weights that are not packed",
+                "packed ones");
   PackedWriter writer(path, checkpoint);
   build(std::move(plan), checkpoint, contract, threads, &writer);
   writer.commit();
@@ -113,11 +123,15 @@ std::vector<std::string> Model::files_of(const FileSource& source) {
 void Model::check_contract(Contract contract) const {
   const bool rounded = contract_ == Contract::q8 || contract_ == Contract::q4;
   const bool float32 = contract == Contract::f32 || contract == Contract::f32_blas;
-  if (rounded ? contract == contract_ : float32 || (contract == Contract::bf16 && not_bf16_.name.empty())) return;
+  if (rounded ? contract == contract_
+              : float32 || (contract == Contract::bf16 && not_bf16_.name.empty()))
+    return;
   if (contract == Contract::bf16) {
-    throw Error(ErrorKind::unsupported, not_bf16_.file, not_bf16_.name, "dtype BF16 for the contract bf16", not_bf16_.dtype);
+    throw Error(ErrorKind::unsupported, not_bf16_.file, not_bf16_.name,
+                "dtype BF16 for the contract bf16", not_bf16_.dtype);
   }
-  throw Error(ErrorKind::unsupported, source_->path(), "weights", std::string("some for the contract ") + contract_name(contract),
+  throw Error(ErrorKind::unsupported, source_->path(), "weights",
+              std::string("some for the contract ") + contract_name(contract),
               std::string("some for ") + contract_name(contract_));
 }
 

@@ -96,12 +96,8 @@ void need_tables(const JsonNode&) {}
 
 #else
 
-std::string lowercase(std::string_view text) {
-  return std::string(text);
-}
-std::string normal_form(std::string_view text, bool, bool) {
-  return std::string(text);
-}
+std::string lowercase(std::string_view text) { return std::string(text); }
+std::string normal_form(std::string_view text, bool, bool) { return std::string(text); }
 
 void need_tables(const JsonNode& node) {
   node.unsupported("no Unicode normalizer: this build has no utf8proc");
@@ -111,8 +107,8 @@ void need_tables(const JsonNode& node) {
 
 }  // namespace
 
-std::string replace_all(std::string_view text, const Pattern& pattern,
-                        std::string_view replacement, TextBudget& budget) {
+std::string replace_all(std::string_view text, const Pattern& pattern, std::string_view replacement,
+                        TextBudget& budget) {
   std::string out;
   out.reserve(text.size());
   Pattern::Finder finder(pattern, text, budget);
@@ -135,7 +131,8 @@ Normalizer Normalizer::parse(const JsonNode& node) {
 void Normalizer::add(const JsonNode& node) {
   const JsonNode type_node = node.at("type");
   const std::string type = type_node.string();
-  if (steps_.size() == kMaxSteps) node.fail("at most " + std::to_string(kMaxSteps) + " normalizers");
+  if (steps_.size() == kMaxSteps)
+    node.fail("at most " + std::to_string(kMaxSteps) + " normalizers");
   const auto form = [&](bool compose, bool compat) {
     need_tables(type_node);
     steps_.push_back({.kind = Kind::form, .compose = compose, .compat = compat});

@@ -40,7 +40,7 @@ class Normalizer {
 };
 
 // The string with each match replaced.
-std::string replace_all(std::string_view text, const Pattern& pattern,
-                        std::string_view replacement, TextBudget& budget);
+std::string replace_all(std::string_view text, const Pattern& pattern, std::string_view replacement,
+                        TextBudget& budget);
 
 }  // namespace stet

@@ -29,22 +29,28 @@ void embed(Team t, const Pass& p, const Matrix& table, float scale, Rows x) {
 
 void embed_positions(Team t, const Pass& p, const Matrix& table, Rows x) {
   for (const Span& span : p.spans) {
-    each_row(t, span.count, [&](size_t i) { table.gather(static_cast<size_t>(span.first) + i, x.row(span.row + i)); });
+    each_row(t, span.count, [&](size_t i) {
+      table.gather(static_cast<size_t>(span.first) + i, x.row(span.row + i));
+    });
   }
 }
 
 namespace {
 
-// Up to kGemvRows rows. Every thread rounds the inputs for itself, with its first piece: shorter than waiting for each other.
+// Up to kGemvRows rows. Every thread rounds the inputs for itself, with its first piece: shorter
+// than waiting for each other.
 constexpr size_t kPieceBytes = 128 << 10;
 
 void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   const Kernels& k = *p.kernels;
   const size_t depth = w.depth();
   std::byte* const local = p.scratch->local[static_cast<size_t>(t.rank)].data();
-  const auto quants = [&](size_t r) { return reinterpret_cast<QuantBlock*>(local) + r * (depth / kQuantBlock); };
+  const auto quants = [&](size_t r) {
+    return reinterpret_cast<QuantBlock*>(local) + r * (depth / kQuantBlock);
+  };
   const auto pairs = [&](size_t r) { return reinterpret_cast<uint32_t*>(local) + r * (depth / 2); };
-  const bool quantized = is_quantized(w.type()), paired = !quantized && p.contract == Contract::bf16;
+  const bool quantized = is_quantized(w.type()),
+             paired = !quantized && p.contract == Contract::bf16;
   bool rounded = false;
   t.each_range(w.blocks(), std::max<size_t>(1, kPieceBytes / w.block_bytes()), [&](Range blocks) {
     for (size_t r = 0; !rounded && r < x.count; ++r) {
@@ -55,10 +61,15 @@ void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
     const void* const from = w.block(blocks.begin);
     float* const to = y.data + blocks.begin * kLanes;
     const int rows = static_cast<int>(x.count);
-    if (w.type() == WeightType::q8) k.gemv_q8(from, blocks.size(), depth, quants(0), depth / kQuantBlock, to, y.stride, rows);
-    else if (w.type() == WeightType::q4) k.gemv_q4(from, blocks.size(), depth, quants(0), depth / kQuantBlock, to, y.stride, rows);
-    else if (paired) k.gemv_pairs(from, blocks.size(), depth, pairs(0), depth / 2, to, y.stride, rows);
-    else k.gemv[static_cast<int>(w.type())](from, blocks.size(), depth, x.data, x.stride, to, y.stride, rows);
+    if (w.type() == WeightType::q8)
+      k.gemv_q8(from, blocks.size(), depth, quants(0), depth / kQuantBlock, to, y.stride, rows);
+    else if (w.type() == WeightType::q4)
+      k.gemv_q4(from, blocks.size(), depth, quants(0), depth / kQuantBlock, to, y.stride, rows);
+    else if (paired)
+      k.gemv_pairs(from, blocks.size(), depth, pairs(0), depth / 2, to, y.stride, rows);
+    else
+      k.gemv[static_cast<int>(w.type())](from, blocks.size(), depth, x.data, x.stride, to, y.stride,
+                                         rows);
   });
 }
 
@@ -79,7 +90,8 @@ void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
 void linear(Team t, const Pass& p, const Linear& layer, Rows x, Rows y) {
   linear(t, p, layer.weight, x, y);
   if (layer.bias.empty()) return;
-  each_row(t, y.count, [&](size_t r) { p.kernels->add(y.row(r), layer.bias.data(), layer.bias.size()); });
+  each_row(t, y.count,
+           [&](size_t r) { p.kernels->add(y.row(r), layer.bias.data(), layer.bias.size()); });
 }
 
 void rms_norm(Team t, const Pass& p, const Vector& weight, double eps, Rows x, Rows y) {
@@ -88,13 +100,16 @@ void rms_norm(Team t, const Pass& p, const Vector& weight, double eps, Rows x, R
   });
 }
 
-void layer_norm(Team t, const Pass& p, const Vector& weight, const Vector& bias, double eps, Rows x, Rows y) {
+void layer_norm(Team t, const Pass& p, const Vector& weight, const Vector& bias, double eps, Rows x,
+                Rows y) {
   each_row(t, x.count, [&](size_t r) {
-    p.kernels->layer_norm(x.row(r), weight.data(), bias.data(), static_cast<float>(eps), y.row(r), x.width);
+    p.kernels->layer_norm(x.row(r), weight.data(), bias.data(), static_cast<float>(eps), y.row(r),
+                          x.width);
   });
 }
 
-void rms_norm_heads(Team t, const Pass& p, const Vector& weight, double eps, Rows x, size_t head_dim) {
+void rms_norm_heads(Team t, const Pass& p, const Vector& weight, double eps, Rows x,
+                    size_t head_dim) {
   const size_t heads = x.width / head_dim;
   each_row(t, x.count * heads, [&](size_t i) {
     float* head = x.row(i / heads) + i % heads * head_dim;
@@ -108,7 +123,8 @@ void add(Team t, const Pass& p, Rows y, Rows x) {
 
 namespace {
 
-// f(r, begin, n) for columns [begin, begin + n) of row r. A single row is split, at multiples of a cache line.
+// f(r, begin, n) for columns [begin, begin + n) of row r. A single row is split, at multiples of a
+// cache line.
 template <class F>
 void each_part(Team t, Rows y, F f) {
   const size_t parts = y.count == 1 ? static_cast<size_t>(t.size) : 1;
@@ -123,7 +139,8 @@ void each_part(Team t, Rows y, F f) {
 
 void linear_gated(Team t, const Pass& p, const Linear& layer, Gate gate, Rows x, Rows y) {
   const Matrix& w = layer.weight;
-  if (!by_blas(p, x) && x.count > kGemvRows && layer.bias.empty() && y.width % kLanes == 0) return gemm_gated(t, p, w, gate, x, y);
+  if (!by_blas(p, x) && x.count > kGemvRows && layer.bias.empty() && y.width % kLanes == 0)
+    return gemm_gated(t, p, w, gate, x, y);
   linear(t, p, layer, x, p.gate_up);
   each_part(t, y, [&](size_t r, size_t begin, size_t n) {
     const float* const gates = p.gate_up.row(r) + begin;
@@ -177,7 +194,8 @@ void softcap(Team t, const Pass& p, double cap, Rows y) {
 void tap(Team t, const Pass& p, size_t index, Rows x) {
   if (p.hidden.empty()) return;
   const Rows& out = p.hidden[index];
-  each_row(t, x.count, [&](size_t r) { std::memcpy(out.row(r), x.row(r), x.width * sizeof(float)); });
+  each_row(t, x.count,
+           [&](size_t r) { std::memcpy(out.row(r), x.row(r), x.width * sizeof(float)); });
 }
 
 Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads, int64_t capacity) {
@@ -185,14 +203,19 @@ Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads, in
   const size_t head_dim = static_cast<size_t>(config.head_dim);
   const size_t widest = static_cast<size_t>(
       std::max({config.hidden_size, config.intermediate_size, config.heads * config.head_dim}));
-  const size_t rows = round_up(std::min(max_rows, size_t{kGemmRows}), kTileRows), depth = round_up(widest, kQuantStrip);
+  const size_t rows = round_up(std::min(max_rows, size_t{kGemmRows}), kTileRows),
+               depth = round_up(widest, kQuantStrip);
   s.packed = Memory(rows * depth * sizeof(float));
-  const size_t inputs = kGemvRows * std::max(depth / kQuantBlock * sizeof(QuantBlock) / sizeof(float), depth / 2);  // rounded
+  const size_t inputs =
+      kGemvRows *
+      std::max(depth / kQuantBlock * sizeof(QuantBlock) / sizeof(float), depth / 2);  // rounded
   for (int i = 0; i < threads; ++i) {
-    s.local.emplace_back(std::max({gemm_local_floats(), attention_local_floats(head_dim), inputs}) * sizeof(float));
+    s.local.emplace_back(std::max({gemm_local_floats(), attention_local_floats(head_dim), inputs}) *
+                         sizeof(float));
   }
   const size_t blocks = static_cast<size_t>((capacity + kBlockPositions - 1) / kBlockPositions);
-  const size_t partial = attention_partial_floats(static_cast<size_t>(config.heads), static_cast<size_t>(config.kv_heads), head_dim);
+  const size_t partial = attention_partial_floats(static_cast<size_t>(config.heads),
+                                                  static_cast<size_t>(config.kv_heads), head_dim);
   s.partial = Memory(blocks * partial * sizeof(float), false);
   const size_t stride = round_up(head_dim / 2, kLanes);
   for (size_t i = 0; i < config.ropes.size(); ++i) {

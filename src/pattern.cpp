@@ -115,7 +115,9 @@ std::string translate(const std::string& source, const std::string& file, const 
   return out;
 }
 
-size_t places_at_once(size_t text) { return std::clamp<size_t>((size_t{1} << 22) / (text + 1), 64, 4096); }
+size_t places_at_once(size_t text) {
+  return std::clamp<size_t>((size_t{1} << 22) / (text + 1), 64, 4096);
+}
 
 std::string message_of(int code) {
   PCRE2_UCHAR8 text[200];
@@ -137,9 +139,10 @@ Pattern Pattern::regex(const std::string& source, const std::string& file,
       pcre2_compile_context_create(nullptr), pcre2_compile_context_free);
   if (!context) throw std::bad_alloc();
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
-  compiled->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                                 PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT,
-                                 &code, &at, context.get());
+  compiled->code = pcre2_compile(
+      reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+      PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_USE_OFFSET_LIMIT,
+      &code, &at, context.get());
   if (!compiled->code) {
     throw Error(ErrorKind::format, file, what, "a regular expression",
                 fmt::format("{} at byte {} of {}", message_of(code), at, translated));
@@ -156,20 +159,21 @@ Pattern::Finder::Finder(const Pattern& pattern, std::string_view text, TextBudge
   regex_.reset(new Regex{pcre2_match_data_create_from_pattern(pattern.compiled_->code, nullptr),
                          pcre2_match_context_create(nullptr)});
   if (!regex_->data || !regex_->context) throw std::bad_alloc();
-  // Backtracking from one place grows with the text at most by a small factor, so that a bad pattern is an error, not a hang.
+  // Backtracking from one place grows with the text at most by a small factor, so that a bad
+  // pattern is an error, not a hang.
   const size_t limit = 1'000'000 + 16 * text.size();
   pcre2_set_match_limit(regex_->context,
                         static_cast<uint32_t>(std::min<size_t>(limit, UINT32_MAX)));
   pcre2_set_heap_limit(regex_->context, 32 * 1024);  // KiB, of the interpreter
 }
 
-// A match that begins in one of the next places. They are so few that the budget is asked often enough, also where each of them
-// looks at all of the text.
+// A match that begins in one of the next places. They are so few that the budget is asked often
+// enough, also where each of them looks at all of the text.
 int Pattern::Finder::match_from(size_t at) {
   pcre2_set_offset_limit(regex_->context, at + places_at_once(text_.size()) - 1);
   const auto run = [&] {
-    return pcre2_match(pattern_.compiled_->code, reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(), at,
-                       PCRE2_NO_UTF_CHECK, regex_->data, regex_->context);
+    return pcre2_match(pattern_.compiled_->code, reinterpret_cast<PCRE2_SPTR>(text_.data()),
+                       text_.size(), at, PCRE2_NO_UTF_CHECK, regex_->data, regex_->context);
   };
   int result = run();
   if (result == PCRE2_ERROR_JIT_STACKLIMIT && !regex_->stack) {

@@ -1,5 +1,6 @@
-// Compression of a block of keys and values: bytes of equal significance together, each plane through zlib. Exponents
-// repeat, mantissas hardly: only planes that become shorter are compressed. The layout is in snapshot_format.hpp.
+// Compression of a block of keys and values: bytes of equal significance together, each plane
+// through zlib. Exponents repeat, mantissas hardly: only planes that become shorter are compressed.
+// The layout is in snapshot_format.hpp.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +10,12 @@
 
 namespace stet {
 
-// `bytes` is a multiple of `element` bytes, which is 2 or 4. Throws an unsupported Error in a build without zlib.
+// `bytes` is a multiple of `element` bytes, which is 2 or 4. Throws an unsupported Error in a build
+// without zlib.
 std::vector<std::byte> compress_planes(std::span<const std::byte> bytes, size_t element, int level);
-// Throws a format Error, naming `file` and `field`, unless `stored` gives exactly bytes.size() bytes.
-void expand_planes(std::span<const std::byte> stored, size_t element, std::span<std::byte> bytes, const std::string& file,
-                   const std::string& field);
+// Throws a format Error, naming `file` and `field`, unless `stored` gives exactly bytes.size()
+// bytes.
+void expand_planes(std::span<const std::byte> stored, size_t element, std::span<std::byte> bytes,
+                   const std::string& file, const std::string& field);
 
 }  // namespace stet

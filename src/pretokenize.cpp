@@ -41,7 +41,8 @@ void PreTokenizer::add(const JsonNode& node) {
   const JsonNode type_node = node.at("type");
   const std::string type = type_node.string();
   if (byte_level_) type_node.unsupported("nothing after ByteLevel");
-  if (steps_.size() == kMaxSteps) node.fail("at most " + std::to_string(kMaxSteps) + " pre-tokenizers");
+  if (steps_.size() == kMaxSteps)
+    node.fail("at most " + std::to_string(kMaxSteps) + " pre-tokenizers");
   const auto regex = [&](const char* source) {
     return Pattern::regex(source, node.file(), type_node.path());
   };
@@ -100,7 +101,8 @@ void PreTokenizer::add(const JsonNode& node) {
 
 // The text is a row of parts, matches and what lies between; the behavior says which of them become
 // one word.
-void PreTokenizer::split_word(const Step& step, Word word, std::vector<Word>& out, TextBudget& budget) {
+void PreTokenizer::split_word(const Step& step, Word word, std::vector<Word>& out,
+                              TextBudget& budget) {
   const size_t start = out.size();
   bool after_match = false;
   const auto put = [&](size_t begin, size_t end, bool matched) {
@@ -139,12 +141,14 @@ void PreTokenizer::split_word(const Step& step, Word word, std::vector<Word>& ou
   put(done, word.text.size(), step.invert);
 }
 
-std::vector<Word> PreTokenizer::split(Word text, std::deque<std::string>& made, TextBudget& budget) const {
+std::vector<Word> PreTokenizer::split(Word text, std::deque<std::string>& made,
+                                      TextBudget& budget) const {
   std::vector<Word> words{text}, next;
   for (const Step& step : steps_) {
     for (Word& word : words) {
       if (!step.space.empty() && word.text.find(' ') != std::string_view::npos) {
-        word.text = made.emplace_back(replace_all(word.text, Pattern::literal(" "), step.space, budget));
+        word.text =
+            made.emplace_back(replace_all(word.text, Pattern::literal(" "), step.space, budget));
         budget.keep(word.text.size());
       }
       const bool wanted =

@@ -1,5 +1,5 @@
-#include "stet/limits.hpp"
 #include "stet/safetensors.hpp"
+#include "stet/limits.hpp"
 
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -23,9 +23,7 @@ constexpr int64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
 const std::string kMetadata = "__metadata__";
 const std::string kWeightsName = "model.safetensors", kIndexName = "model.safetensors.index.json";
 
-std::string range_text(uint64_t begin, uint64_t end) {
-  return fmt::format("[{}, {}]", begin, end);
-}
+std::string range_text(uint64_t begin, uint64_t end) { return fmt::format("[{}, {}]", begin, end); }
 
 std::string_view header_text(ByteReader* reader) {
   const uint64_t length = reader->u64("header length");

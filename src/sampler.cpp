@@ -34,9 +34,7 @@ uint32_t key_of(float x) {
 }
 
 // Overflow saturates, so that no finite logit becomes infinite; -0 becomes 0.
-float saturate(float x) {
-  return (x > kLargest ? kLargest : x < -kLargest ? -kLargest : x) + 0.0f;
-}
+float saturate(float x) { return (x > kLargest ? kLargest : x < -kLargest ? -kLargest : x) + 0.0f; }
 
 struct Crossing {
   uint32_t key;  // the first key, in ascending order, at which the cumulated mass is enough
@@ -182,8 +180,9 @@ void Sampler::keep_top_k(size_t k) {
   }
   const auto key = [this](size_t i) { return key_of(scores_[i]); };
   const double worse = static_cast<double>(count_ - k);
-  const Crossing at = find_crossing(count_, key, [](size_t) { return 1.0; }, bins_.data(),
-                                    [=](double sum) { return sum > worse; });
+  const Crossing at = find_crossing(
+      count_, key, [](size_t) { return 1.0; }, bins_.data(),
+      [=](double sum) { return sum > worse; });
   keep_if([&](size_t i) { return key(i) >= at.key; });
 }
 
@@ -209,8 +208,8 @@ void Sampler::keep_top_p(double p) {
   const double dropped = (1 - p) * total();
   const auto key = [this](size_t i) { return key_of(scores_[i]); };
   const auto mass = [this](size_t i) { return weights_[i]; };
-  const Crossing at = find_crossing(count_, key, mass, bins_.data(),
-                                    [=](double sum) { return sum > dropped; });
+  const Crossing at =
+      find_crossing(count_, key, mass, bins_.data(), [=](double sum) { return sum > dropped; });
   size_t last = count_ - 1;
   while (key(last) != at.key) --last;
   double sum = at.below;

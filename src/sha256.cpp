@@ -16,7 +16,8 @@ namespace stet {
 
 namespace {
 
-// Looked up once: EVP_sha256() is looked up at each use, which takes longer than hashing a block's tokens.
+// Looked up once: EVP_sha256() is looked up at each use, which takes longer than hashing a block's
+// tokens.
 const EVP_MD* algorithm() {
   static EVP_MD* const found = EVP_MD_fetch(nullptr, "SHA256", nullptr);
   return found;
@@ -27,7 +28,8 @@ const EVP_MD* algorithm() {
 // libcrypto fails where there is no memory, and nowhere else.
 struct RunningSha256::State {
   State() : context(EVP_MD_CTX_new()) {
-    if (context == nullptr || EVP_DigestInit_ex2(context, algorithm(), nullptr) != 1) throw std::bad_alloc();
+    if (context == nullptr || EVP_DigestInit_ex2(context, algorithm(), nullptr) != 1)
+      throw std::bad_alloc();
   }
   ~State() { EVP_MD_CTX_free(context); }
   State(const State&) = delete;
@@ -38,7 +40,9 @@ struct RunningSha256::State {
   }
   Sha256 result() {
     Sha256 hash;
-    if (EVP_DigestFinal_ex(context, reinterpret_cast<unsigned char*>(hash.bytes.data()), nullptr) != 1) throw std::bad_alloc();
+    if (EVP_DigestFinal_ex(context, reinterpret_cast<unsigned char*>(hash.bytes.data()), nullptr) !=
+        1)
+      throw std::bad_alloc();
     return hash;
   }
 
@@ -75,7 +79,9 @@ std::string sha256_text(const Sha256& hash) {
 bool parse_sha256(const std::string& text, Sha256* hash) {
   if (text.size() != kPrefix + 64 || !text.starts_with("sha256:")) return false;
   if (text.find_first_not_of("0123456789abcdef", kPrefix) != std::string::npos) return false;
-  for (size_t i = 0; i < hash->bytes.size(); ++i) hash->bytes[i] = static_cast<std::byte>(std::stoul(text.substr(kPrefix + 2 * i, 2), nullptr, 16));
+  for (size_t i = 0; i < hash->bytes.size(); ++i)
+    hash->bytes[i] =
+        static_cast<std::byte>(std::stoul(text.substr(kPrefix + 2 * i, 2), nullptr, 16));
   return true;
 }
 

@@ -1,4 +1,5 @@
-// Whether a snapshot can be restored with a model, a tokenizer and a contract; if not, all that differs.
+// Whether a snapshot can be restored with a model, a tokenizer and a contract; if not, all that
+// differs.
 #include <nlohmann/json.hpp>
 
 #include "stet/error.hpp"
@@ -37,10 +38,12 @@ void compare_config(Differences& differences, const std::string& there, const st
   for (const auto& [key, unused] : b.items()) {
     if (!a.contains(key)) keys.push_back(key);
   }
-  for (const std::string& key : keys) differences.compare(printable(key, 40), value(a, key), value(b, key));
+  for (const std::string& key : keys)
+    differences.compare(printable(key, 40), value(a, key), value(b, key));
 }
 
-// Weights that differ are named by group, with one digest over the whole model; a single group with its own.
+// Weights that differ are named by group, with one digest over the whole model; a single group with
+// its own.
 void compare_weights(Differences& differences, const SnapshotMeta& meta, const Model& model) {
   std::string groups;
   const auto digest_there = [&](const std::string& name) {
@@ -59,14 +62,19 @@ void compare_weights(Differences& differences, const SnapshotMeta& meta, const M
     here = digest;
   }
   const std::string& whole = fingerprints.back().second;
-  if (count == 1) differences.compare(groups + " weights", digest_there(name), here);
-  else differences.compare((count == 0 ? "model" : groups + " weights"), digest_there("model"), whole);
+  if (count == 1)
+    differences.compare(groups + " weights", digest_there(name), here);
+  else
+    differences.compare((count == 0 ? "model" : groups + " weights"), digest_there("model"), whole);
 }
 
 }  // namespace
 
-void Snapshot::check_compatible(const Model& model, const std::string& tokenizer, const SessionOptions& options) const {
-  const auto contract = [](const std::string& name, int version) { return name + " version " + std::to_string(version); };
+void Snapshot::check_compatible(const Model& model, const std::string& tokenizer,
+                                const SessionOptions& options) const {
+  const auto contract = [](const std::string& name, int version) {
+    return name + " version " + std::to_string(version);
+  };
   Differences differences;
   differences.compare("contract", contract(meta_.contract, meta_.contract_version),
                       contract(contract_name(options.compute.contract), kContractVersion));
@@ -75,7 +83,8 @@ void Snapshot::check_compatible(const Model& model, const std::string& tokenizer
     compare_config(differences, meta_.config, model.config().canonical());
   }
   compare_weights(differences, meta_, model);
-  if (!tokenizer.empty() && !meta_.tokenizer.empty()) differences.compare("tokenizer", meta_.tokenizer, tokenizer);
+  if (!tokenizer.empty() && !meta_.tokenizer.empty())
+    differences.compare("tokenizer", meta_.tokenizer, tokenizer);
   differences.check(path_);
 }
 

@@ -18,7 +18,8 @@ std::vector<uint64_t> visibility(const KvCache& kv) {
 }
 
 std::vector<Digest> all_block_digests(const KvCache& kv, int threads) {
-  const size_t blocks = static_cast<size_t>(blocks_of(kv.size())), layers = static_cast<size_t>(kv.shape().layers);
+  const size_t blocks = static_cast<size_t>(blocks_of(kv.size())),
+               layers = static_cast<size_t>(kv.shape().layers);
   std::vector<Digest> digests(blocks * layers);
   kv.check_all(threads_or_all(threads));
   run_each(threads_or_all(threads), blocks, [&](size_t b) {
@@ -28,16 +29,18 @@ std::vector<Digest> all_block_digests(const KvCache& kv, int threads) {
   return digests;
 }
 
-StateDigests combine_digests(const SnapshotMeta& meta, const Digest& tokens, std::span<const uint64_t> visible,
-                             const Digest& logits, std::span<const Digest> blocks) {
+StateDigests combine_digests(const SnapshotMeta& meta, const Digest& tokens,
+                             std::span<const uint64_t> visible, const Digest& logits,
+                             std::span<const Digest> blocks) {
   StateDigests d;
   d.tokens = tokens;
   d.logits = logits;
   d.kv = digest_of(std::as_bytes(blocks));
   RunningDigest all;
   const auto text = [&](std::string_view piece) { all.add(std::as_bytes(std::span(piece))); };
-  text(meta.contract + " " + std::to_string(meta.contract_version) + " " + kv_type_name(meta.kv.type) + " " +
-         meta.fingerprints.back().second + " " + encode_generation(meta.generation));
+  text(meta.contract + " " + std::to_string(meta.contract_version) + " " +
+       kv_type_name(meta.kv.type) + " " + meta.fingerprints.back().second + " " +
+       encode_generation(meta.generation));
   if (!meta.prunes.empty()) {
     text(" ");
     encode_prunes(meta.prunes, text);
@@ -56,8 +59,9 @@ StateDigests combine_digests(const SnapshotMeta& meta, const Digest& tokens, std
 StateDigests digests_of(Session& session) {
   return with_whole_state(session, [&](const State& state) {
     const int threads = session.compute().threads;
-    StateDigests d = combine_digests(meta_of(session, ""), digest_of_all(state.tokens), visibility(state.kv), digest_of(std::as_bytes(session.logits())),
-                                     all_block_digests(state.kv, threads));
+    StateDigests d = combine_digests(
+        meta_of(session, ""), digest_of_all(state.tokens), visibility(state.kv),
+        digest_of(std::as_bytes(session.logits())), all_block_digests(state.kv, threads));
     d.id = state_id(state, threads);
     return d;
   });

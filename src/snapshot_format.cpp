@@ -19,7 +19,9 @@ constexpr size_t kOldHeaderBytes = 128, kDigestBytes = 16;
 constexpr uint32_t kMustKnow = 1;
 
 // The digest of all that comes before it ends it.
-constexpr size_t header_bytes(uint32_t version) { return version < 3 ? kOldHeaderBytes : kMaxHeaderBytes; }
+constexpr size_t header_bytes(uint32_t version) {
+  return version < 3 ? kOldHeaderBytes : kMaxHeaderBytes;
+}
 
 struct Header {
   uint32_t version;
@@ -31,11 +33,14 @@ struct Header {
 void check_digest(const std::string& path, const std::string& field, const Digest& expected,
                   std::span<const std::byte> bytes) {
   const Digest found = digest_of(bytes);
-  if (!(found == expected)) snapshot_damaged(path, field, "digest " + digest_text(expected), digest_text(found));
+  if (!(found == expected))
+    snapshot_damaged(path, field, "digest " + digest_text(expected), digest_text(found));
 }
 
-void check_equal(const std::string& path, const std::string& field, uint64_t expected, uint64_t found) {
-  if (found != expected) snapshot_damaged(path, field, std::to_string(expected), std::to_string(found));
+void check_equal(const std::string& path, const std::string& field, uint64_t expected,
+                 uint64_t found) {
+  if (found != expected)
+    snapshot_damaged(path, field, std::to_string(expected), std::to_string(found));
 }
 
 StateNames get_names(ByteReader& r, uint32_t version) {
@@ -55,7 +60,8 @@ Header decode_header(std::span<const std::byte> file, const std::string& path) {
   Header h;
   h.version = r.u32("format version");
   if (h.version < 1 || h.version > kSnapshotVersion) {
-    throw Error(ErrorKind::unsupported, path, "format version", "1 .. " + std::to_string(kSnapshotVersion), std::to_string(h.version));
+    throw Error(ErrorKind::unsupported, path, "format version",
+                "1 .. " + std::to_string(kSnapshotVersion), std::to_string(h.version));
   }
   h.bytes = header_bytes(h.version);
   const uint32_t bytes = r.u32("header size");
@@ -70,19 +76,23 @@ Header decode_header(std::span<const std::byte> file, const std::string& path) {
   r.bytes(h.bytes - kDigestBytes - r.position(), "reserved");
   check_digest(path, "header", get(r, "header digest"), file.first(h.bytes - kDigestBytes));
   if ((required & ~(kElsewhere | kCompressed | kEdited)) != 0) {
-    throw Error(ErrorKind::unsupported, path, "required features", "bits 1, 2 and 4 at most", std::to_string(required));
+    throw Error(ErrorKind::unsupported, path, "required features", "bits 1, 2 and 4 at most",
+                std::to_string(required));
   }
   check_equal(path, "header size", h.bytes, bytes);
   check_equal(path, "section table", h.bytes, table);
   check_equal(path, "file size", file_size, file.size());
   if (h.sections > kMaxSections || file.size() - h.bytes < h.sections * kEntryBytes) {
-    snapshot_damaged(path, "sections", "a table inside the file", std::to_string(h.sections) + " entries");
+    snapshot_damaged(path, "sections", "a table inside the file",
+                     std::to_string(h.sections) + " entries");
   }
   return h;
 }
 
-// One entry of the table; the bytes between `end`, where the section before it ends, and its own must be zero.
-Snapshot::Section decode_entry(ByteReader& table, uint64_t end, std::span<const std::byte> file, const std::string& path) {
+// One entry of the table; the bytes between `end`, where the section before it ends, and its own
+// must be zero.
+Snapshot::Section decode_entry(ByteReader& table, uint64_t end, std::span<const std::byte> file,
+                               const std::string& path) {
   Snapshot::Section s;
   const std::string name = table.text(8, "section name");
   s.name = name.substr(0, name.find('\0'));
@@ -96,7 +106,9 @@ Snapshot::Section decode_entry(ByteReader& table, uint64_t end, std::span<const 
                      std::to_string(s.offset) + " + " + std::to_string(s.size));
   }
   for (const std::byte b : file.subspan(end, s.offset - end)) {
-    if (b != std::byte{0}) snapshot_damaged(path, "bytes before " + s.name, "zero bytes", std::to_string(static_cast<int>(b)));
+    if (b != std::byte{0})
+      snapshot_damaged(path, "bytes before " + s.name, "zero bytes",
+                       std::to_string(static_cast<int>(b)));
   }
   s.must_know = (flags & kMustKnow) != 0;
   if (!is_known_section(s.name) && !s.must_know) return s;
@@ -109,13 +121,14 @@ Snapshot::Section decode_entry(ByteReader& table, uint64_t end, std::span<const 
 
 }  // namespace
 
-void snapshot_damaged(const std::string& path, const std::string& field, const std::string& expected,
-                      const std::string& found) {
+void snapshot_damaged(const std::string& path, const std::string& field,
+                      const std::string& expected, const std::string& found) {
   throw Error(ErrorKind::format, path, field, expected, found);
 }
 
 bool is_known_section(const std::string& name) {
-  return std::find(std::begin(kSectionNames), std::end(kSectionNames), name) != std::end(kSectionNames);
+  return std::find(std::begin(kSectionNames), std::end(kSectionNames), name) !=
+         std::end(kSectionNames);
 }
 
 uint64_t front_bytes(size_t sections) { return kMaxHeaderBytes + kEntryBytes * sections; }
@@ -128,7 +141,8 @@ uint64_t section_offset(const std::string& name, uint64_t end) {
 
 std::optional<StateNames> names_in_header(std::span<const std::byte> header) {
   try {
-    if (header.size() < kOldHeaderBytes || std::memcmp(header.data(), kMagic, 8) != 0) return std::nullopt;
+    if (header.size() < kOldHeaderBytes || std::memcmp(header.data(), kMagic, 8) != 0)
+      return std::nullopt;
     ByteReader r(header, "");
     r.bytes(8, "");
     const uint32_t version = r.u32("");
@@ -139,7 +153,8 @@ std::optional<StateNames> names_in_header(std::span<const std::byte> header) {
   }
 }
 
-std::vector<std::byte> encode_front(const std::vector<Snapshot::Section>& sections, uint64_t required, const Digest& state, const Sha256& id) {
+std::vector<std::byte> encode_front(const std::vector<Snapshot::Section>& sections,
+                                    uint64_t required, const Digest& state, const Sha256& id) {
   ByteWriter table;
   for (const Snapshot::Section& s : sections) {
     table.text(s.name);
@@ -172,7 +187,8 @@ std::vector<std::byte> encode_front(const std::vector<Snapshot::Section>& sectio
 
 Front decode_front(std::span<const std::byte> file, const std::string& path) {
   const Header header = decode_header(file, path);
-  const std::span<const std::byte> table = file.subspan(header.bytes, header.sections * kEntryBytes);
+  const std::span<const std::byte> table =
+      file.subspan(header.bytes, header.sections * kEntryBytes);
   check_digest(path, "section table", header.table, table);
   ByteReader entries(table, path);
   Front front{header.version, {}, header.names};
@@ -185,7 +201,8 @@ Front decode_front(std::span<const std::byte> file, const std::string& path) {
     }
     const std::span<const std::byte> content = file.subspan(s.offset, s.size);
     if (is_archive_section(s.name)) {
-      if (s.offset % kArchiveAlignment != 0) snapshot_damaged(path, s.name, "a multiple of 4096", std::to_string(s.offset));
+      if (s.offset % kArchiveAlignment != 0)
+        snapshot_damaged(path, s.name, "a multiple of 4096", std::to_string(s.offset));
       check_digest(path, s.name, s.digest, read_archive_index(content, path + ": " + s.name).bytes);
     } else if (s.name != "KV") {
       check_digest(path, s.name, s.digest, content);
@@ -193,7 +210,8 @@ Front decode_front(std::span<const std::byte> file, const std::string& path) {
     front.sections.push_back(std::move(s));
   }
   if (end != file.size()) {
-    snapshot_damaged(path, "file size", std::to_string(end) + " bytes of sections", std::to_string(file.size()));
+    snapshot_damaged(path, "file size", std::to_string(end) + " bytes of sections",
+                     std::to_string(file.size()));
   }
   return front;
 }

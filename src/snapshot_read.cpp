@@ -22,9 +22,11 @@ Digest digest_in(const std::string& text, const std::string& path, const std::st
 }
 
 template <class T>
-std::vector<T> read_array(std::span<const std::byte> bytes, size_t count, const std::string& path, const std::string& name) {
+std::vector<T> read_array(std::span<const std::byte> bytes, size_t count, const std::string& path,
+                          const std::string& name) {
   if (bytes.size() != count * sizeof(T)) {
-    snapshot_damaged(path, name, std::to_string(count * sizeof(T)) + " bytes", std::to_string(bytes.size()));
+    snapshot_damaged(path, name, std::to_string(count * sizeof(T)) + " bytes",
+                     std::to_string(bytes.size()));
   }
   std::vector<T> out(count);
   if (count > 0) std::memcpy(out.data(), bytes.data(), bytes.size());
@@ -46,7 +48,8 @@ std::span<const std::byte> Snapshot::content(const std::string& name) const {
 }
 
 bool Snapshot::has_section(const std::string& name) const {
-  return std::any_of(sections_.begin(), sections_.end(), [&](const Section& s) { return s.name == name; });
+  return std::any_of(sections_.begin(), sections_.end(),
+                     [&](const Section& s) { return s.name == name; });
 }
 
 std::span<const std::byte> Snapshot::optional_content(const std::string& name) const {
@@ -84,10 +87,16 @@ Snapshot Snapshot::parse(std::span<const std::byte> bytes, const std::string& pa
   s.version_ = front.version;
   s.sections_ = std::move(front.sections);
   const std::span<const std::byte> meta = s.content("META");
-  if (meta.size() > kMaxMetaBytes) snapshot_damaged(path, "META", "at most " + std::to_string(kMaxMetaBytes) + " bytes", std::to_string(meta.size()));
-  s.meta_ = decode_meta({s.version_, {reinterpret_cast<const char*>(meta.data()), meta.size()}, s.optional_content("PRUNES"), s.optional_content("REMOVED")},
+  if (meta.size() > kMaxMetaBytes)
+    snapshot_damaged(path, "META", "at most " + std::to_string(kMaxMetaBytes) + " bytes",
+                     std::to_string(meta.size()));
+  s.meta_ = decode_meta({s.version_,
+                         {reinterpret_cast<const char*>(meta.data()), meta.size()},
+                         s.optional_content("PRUNES"),
+                         s.optional_content("REMOVED")},
                         path + ": META");
-  const size_t positions = static_cast<size_t>(s.meta_.positions), blocks = static_cast<size_t>(blocks_of(s.meta_.positions));
+  const size_t positions = static_cast<size_t>(s.meta_.positions),
+               blocks = static_cast<size_t>(blocks_of(s.meta_.positions));
   const size_t digests = s.version_ == 1 ? 1 : static_cast<size_t>(s.meta_.kv.layers);
   s.tokens_ = read_array<int32_t>(s.content("TOKENS"), positions, path, "TOKENS");
   s.visible_ = read_array<uint64_t>(s.content("VISIBLE"), blocks, path, "VISIBLE");
@@ -95,19 +104,22 @@ Snapshot Snapshot::parse(std::span<const std::byte> bytes, const std::string& pa
   if (rest != 0 && ~s.visible_.back() >> rest != 0) {
     snapshot_damaged(path, "VISIBLE", "set bits where there are no positions", "others");
   }
-  s.logits_ = std::make_shared<std::vector<float>>(
-      read_array<float>(s.content("LOGITS"), s.content("LOGITS").size() / sizeof(float), path, "LOGITS"));
+  s.logits_ = std::make_shared<std::vector<float>>(read_array<float>(
+      s.content("LOGITS"), s.content("LOGITS").size() / sizeof(float), path, "LOGITS"));
   s.blocks_ = read_array<Digest>(s.content("BLOCKS"), blocks * digests, path, "BLOCKS");
   s.check_vocabulary();
   s.read_places();
   const bool recipe = s.meta_.form == SnapshotForm::recipe;
-  const Digest logits = recipe ? digest_in(s.meta_.logits, path, "META: logits") : digest_of_all(*s.logits_);
+  const Digest logits =
+      recipe ? digest_in(s.meta_.logits, path, "META: logits") : digest_of_all(*s.logits_);
   s.digests_ = combine_digests(s.meta_, digest_of_all(s.tokens_), s.visible_, logits, s.blocks_);
   if (!(s.section("KV").digest == s.digests_.kv)) {
-    snapshot_damaged(path, "KV", "digest " + digest_text(s.digests_.kv), digest_text(s.section("KV").digest));
+    snapshot_damaged(path, "KV", "digest " + digest_text(s.digests_.kv),
+                     digest_text(s.section("KV").digest));
   }
   if (!(s.digests_.state == front.names.state)) {
-    snapshot_damaged(path, "state", "digest " + digest_text(front.names.state), digest_text(s.digests_.state));
+    snapshot_damaged(path, "state", "digest " + digest_text(front.names.state),
+                     digest_text(s.digests_.state));
   }
   s.read_identity(front.names.id);
   return s;
@@ -118,7 +130,8 @@ void Snapshot::read_identity(const std::optional<Sha256>& id) {
   const bool replayable = meta_.edits.empty() && (tokens_.empty() || is_replayable(meta_.contract));
   if (id) digests_.id = *id;
   if (!id && replayable) digests_.id = Lineage{recipe(), meta_.kv}.id({}, Sha256());
-  const size_t named = id && !replayable ? Lineage{recipe(), meta_.kv}.blocks_by_content().size() : 0;
+  const size_t named =
+      id && !replayable ? Lineage{recipe(), meta_.kv}.blocks_by_content().size() : 0;
   contents_ = read_array<Sha256>(optional_content("CONTENT"), named, path_, "CONTENT");
   state_name_ = digests_.id == Sha256() ? digest_text(digests_.state) : sha256_text(digests_.id);
 }
@@ -128,10 +141,13 @@ void Snapshot::check_vocabulary() const {
   const int64_t vocab = meta_vocab(meta_);
   for (size_t i = 0; i < tokens_.size(); ++i) {
     if (tokens_[i] >= 0 && tokens_[i] < vocab) continue;
-    snapshot_damaged(path_, "TOKENS[" + std::to_string(i) + "]", "a token id in 0.." + std::to_string(vocab - 1), std::to_string(tokens_[i]));
+    snapshot_damaged(path_, "TOKENS[" + std::to_string(i) + "]",
+                     "a token id in 0.." + std::to_string(vocab - 1), std::to_string(tokens_[i]));
   }
-  const int64_t expected = tokens_.empty() || meta_.form == SnapshotForm::recipe ? 0 : vocab, found = static_cast<int64_t>(logits_->size());
-  if (found != expected) snapshot_damaged(path_, "LOGITS", std::to_string(expected) + " values", std::to_string(found));
+  const int64_t expected = tokens_.empty() || meta_.form == SnapshotForm::recipe ? 0 : vocab,
+                found = static_cast<int64_t>(logits_->size());
+  if (found != expected)
+    snapshot_damaged(path_, "LOGITS", std::to_string(expected) + " values", std::to_string(found));
 }
 
 // Where this file has each block, from KVINDEX or by counting.
@@ -143,9 +159,11 @@ void Snapshot::read_places() {
   if (has_section("KVINDEX")) return read_index();
   const bool none = meta_.form != SnapshotForm::full && kv.size == 0;
   if (!none && kv.size != blocks * block_bytes) {
-    snapshot_damaged(path_, "KV", std::to_string(blocks * block_bytes) + " bytes", std::to_string(kv.size));
+    snapshot_damaged(path_, "KV", std::to_string(blocks * block_bytes) + " bytes",
+                     std::to_string(kv.size));
   }
-  for (size_t b = 0; b < blocks && !none; ++b) places_[b] = {kv.offset + b * block_bytes, block_bytes, kRaw};
+  for (size_t b = 0; b < blocks && !none; ++b)
+    places_[b] = {kv.offset + b * block_bytes, block_bytes, kRaw};
 }
 
 void Snapshot::read_index() {
@@ -157,7 +175,8 @@ void Snapshot::read_index() {
     const uint32_t block = r.u32("KVINDEX: block"), encoding = r.u32("KVINDEX: encoding");
     const uint64_t offset = r.u64("KVINDEX: offset"), size = r.u64("KVINDEX: bytes");
     const bool raw_fits = encoding == kRaw && size == block_bytes && offset % 4096 == 0;
-    if (block < next || block >= places_.size() || offset != end || size > kv.size - offset || !(raw_fits || encoding == kPlanes)) {
+    if (block < next || block >= places_.size() || offset != end || size > kv.size - offset ||
+        !(raw_fits || encoding == kPlanes)) {
       snapshot_damaged(path_, "KVINDEX", "blocks in order, one behind the other",
                        "block " + std::to_string(block) + " at " + std::to_string(offset));
     }
@@ -166,18 +185,28 @@ void Snapshot::read_index() {
     next = block + 1;
     end = offset + size;
   }
-  if (end != kv.size) snapshot_damaged(path_, "KV", std::to_string(end) + " bytes", std::to_string(kv.size));
+  if (end != kv.size)
+    snapshot_damaged(path_, "KV", std::to_string(end) + " bytes", std::to_string(kv.size));
   for (size_t b = 0; b < places_.size() && meta_.form == SnapshotForm::full; ++b) {
-    if (places_[b].size == 0 && visible_[b] != 0) snapshot_damaged(path_, "KVINDEX", "block " + std::to_string(b) + ", which is visible", "none");
+    if (places_[b].size == 0 && visible_[b] != 0)
+      snapshot_damaged(path_, "KVINDEX", "block " + std::to_string(b) + ", which is visible",
+                       "none");
   }
 }
 
-// A compressed block of `size` bytes may be what it says, and so may all of them up to it, `expanded` bytes.
+// A compressed block of `size` bytes may be what it says, and so may all of them up to it,
+// `expanded` bytes.
 void Snapshot::check_expanded(uint64_t size, uint64_t expanded) const {
-  const uint64_t least = meta_.kv.block_bytes() / kMaxDeflateRatio, most = kExpandedBytes + kExpandedRatio * bytes_.size();
-  if (size < least) snapshot_damaged(path_, "KVINDEX", "at least " + std::to_string(least) + " bytes of a compressed block", std::to_string(size));
+  const uint64_t least = meta_.kv.block_bytes() / kMaxDeflateRatio,
+                 most = kExpandedBytes + kExpandedRatio * bytes_.size();
+  if (size < least)
+    snapshot_damaged(path_, "KVINDEX",
+                     "at least " + std::to_string(least) + " bytes of a compressed block",
+                     std::to_string(size));
   if (expanded <= most) return;
-  snapshot_damaged(path_, "KVINDEX", "compressed blocks that become at most " + std::to_string(most) + " bytes", "more");
+  snapshot_damaged(path_, "KVINDEX",
+                   "compressed blocks that become at most " + std::to_string(most) + " bytes",
+                   "more");
 }
 
 std::vector<BlockIdentity> Snapshot::block_identities() const {

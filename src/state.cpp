@@ -30,7 +30,8 @@ int64_t shifted_out(const std::vector<Prune>& prunes) {
 
 namespace {
 
-// The slots of a row that are still free, found by their rank among the free ones in logarithmic time (a Fenwick tree).
+// The slots of a row that are still free, found by their rank among the free ones in logarithmic
+// time (a Fenwick tree).
 class FreeSlots {
  public:
   explicit FreeSlots(size_t count) : counts_(count + 1) {
@@ -56,8 +57,8 @@ class FreeSlots {
 
 }  // namespace
 
-// What the first prune removed stands where it says; what the second removed where it says among the rest; and so on. What
-// remains is what is still there.
+// What the first prune removed stands where it says; what the second removed where it says among
+// the rest; and so on. What remains is what is still there.
 std::vector<int32_t> State::transcript() const {
   if (shifted_out(prunes) == 0) return tokens;
   std::vector<int32_t> all(static_cast<size_t>(drawn()));
@@ -66,7 +67,9 @@ std::vector<int32_t> State::transcript() const {
   for (const Prune& p : prunes) {
     for (const int32_t id : p.removed) {
       const size_t slot = slots.take(static_cast<size_t>(p.begin));
-      if (slot == all.size()) throw Error(ErrorKind::argument, "", "prunes", "positions of the tokens before each", std::to_string(p.begin));
+      if (slot == all.size())
+        throw Error(ErrorKind::argument, "", "prunes", "positions of the tokens before each",
+                    std::to_string(p.begin));
       all[slot] = id;
       taken[slot] = true;
     }
@@ -93,7 +96,8 @@ void Dialogue::rewind(int64_t size) {
 
 namespace {
 
-// The rotation by -distance positions, of every pair of dimensions: that of +distance with the sines negated.
+// The rotation by -distance positions, of every pair of dimensions: that of +distance with the
+// sines negated.
 struct Rotation {
   std::vector<float> cos, sin;
 
@@ -108,17 +112,20 @@ struct Rotation {
 };
 
 // Copies one position of one head, its key rotated in `key`, [head_dim].
-void move_position(const KvShape& shape, const Rotation& r, const std::byte* from, size_t slot, std::byte* to, size_t to_slot,
-                   std::vector<float>& key) {
+void move_position(const KvShape& shape, const Rotation& r, const std::byte* from, size_t slot,
+                   std::byte* to, size_t to_slot, std::vector<float>& key) {
   const size_t element = shape.element_size(), row = static_cast<size_t>(shape.head_dim) * element;
-  for (size_t d = 0; d < key.size(); ++d) key[d] = read_element(shape.type, from + (d * kBlockPositions + slot) * element);
+  for (size_t d = 0; d < key.size(); ++d)
+    key[d] = read_element(shape.type, from + (d * kBlockPositions + slot) * element);
   best_kernels().rope(key.data(), r.cos.data(), r.sin.data(), r.cos.size());
-  for (size_t d = 0; d < key.size(); ++d) write_element(shape.type, to + (d * kBlockPositions + to_slot) * element, key[d]);
+  for (size_t d = 0; d < key.size(); ++d)
+    write_element(shape.type, to + (d * kBlockPositions + to_slot) * element, key[d]);
   std::memcpy(to + shape.head_bytes() + to_slot * row, from + shape.head_bytes() + slot * row, row);
 }
 
 // Positions end .. size-1 of `old` become begin .. of `kv`, which has been cut to `begin`.
-void close_gap(const KvCache& old, KvCache& kv, const ModelConfig& config, int64_t begin, int64_t end) {
+void close_gap(const KvCache& old, KvCache& kv, const ModelConfig& config, int64_t begin,
+               int64_t end) {
   const KvShape& shape = old.shape();
   std::vector<Rotation> rotations;
   for (const Rope& rope : config.ropes) rotations.emplace_back(rope, shape.head_dim, end - begin);
@@ -127,16 +134,20 @@ void close_gap(const KvCache& old, KvCache& kv, const ModelConfig& config, int64
   KvWriter writer(kv);
   writer.prepare(moved);
   for (int64_t i = 0; i < moved; ++i) {
-    const int64_t from = end + i, to = begin + i, from_block = from / kBlockPositions, to_block = to / kBlockPositions;
-    const size_t slot = static_cast<size_t>(from % kBlockPositions), to_slot = static_cast<size_t>(to % kBlockPositions);
+    const int64_t from = end + i, to = begin + i, from_block = from / kBlockPositions,
+                  to_block = to / kBlockPositions;
+    const size_t slot = static_cast<size_t>(from % kBlockPositions),
+                 to_slot = static_cast<size_t>(to % kBlockPositions);
     const bool seen = (old.visible(from_block) >> slot & 1) != 0;
     const uint64_t bit = uint64_t{1} << to_slot, bits = kv.visible(to_block);
     writer.set_visible(to_block, seen ? bits | bit : bits & ~bit);
     for (int64_t layer = 0; seen && layer < shape.layers; ++layer) {
-      const Rotation& r = rotations[static_cast<size_t>(config.rope_of[static_cast<size_t>(layer)])];
+      const Rotation& r =
+          rotations[static_cast<size_t>(config.rope_of[static_cast<size_t>(layer)])];
       for (int64_t head = 0; head < shape.kv_heads; ++head) {
         const size_t offset = shape.k_offset(layer, head);
-        move_position(shape, r, old.unchecked_block(from_block) + offset, slot, writer.writable(to_block) + offset, to_slot, key);
+        move_position(shape, r, old.unchecked_block(from_block) + offset, slot,
+                      writer.writable(to_block) + offset, to_slot, key);
       }
     }
   }
@@ -145,7 +156,9 @@ void close_gap(const KvCache& old, KvCache& kv, const ModelConfig& config, int64
 
 // Turns after the gap move up; what lay in it is cut off.
 void shift_turns(GenerationState& g, int64_t begin, int64_t end) {
-  const auto moved = [&](int64_t at) { return at < begin ? at : std::max(begin, at - (end - begin)); };
+  const auto moved = [&](int64_t at) {
+    return at < begin ? at : std::max(begin, at - (end - begin));
+  };
   std::vector<Turn> kept;
   for (const Turn& t : g.turns) {
     if (t.prompt >= begin && t.end <= end && t.end > t.prompt && !t.open) continue;
@@ -158,7 +171,9 @@ void shift_turns(GenerationState& g, int64_t begin, int64_t end) {
 
 void check_prune_log(size_t prunes, int64_t removed) {
   const auto check = [](const char* field, size_t most, size_t found) {
-    if (found > most) throw Error(ErrorKind::capacity, "", field, "at most " + std::to_string(most) + " in a state's log", std::to_string(found));
+    if (found > most)
+      throw Error(ErrorKind::capacity, "", field,
+                  "at most " + std::to_string(most) + " in a state's log", std::to_string(found));
   };
   check("prunes", kMaxPrunes, prunes);
   check("tokens shifted out", kMaxRemoved, static_cast<size_t>(removed));
@@ -172,7 +187,8 @@ void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t
   }
   if (begin == end) return;
   if (shift && config.ropes.empty()) {
-    throw Error(ErrorKind::unsupported, "", "positions", "keep (keys of this model carry no rotary position)", "shift");
+    throw Error(ErrorKind::unsupported, "", "positions",
+                "keep (keys of this model carry no rotary position)", "shift");
   }
   check_prune_log(state.prunes.size() + 1, 0);
   const FloatEnvironment contract;
@@ -202,7 +218,8 @@ void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t
 }
 
 int64_t prune(State& state, const ModelConfig& config, const PruneOptions& options) {
-  for (const auto& [name, value] : {std::pair{"keep-last", options.keep_last}, std::pair{"sinks", options.sinks}}) {
+  for (const auto& [name, value] :
+       {std::pair{"keep-last", options.keep_last}, std::pair{"sinks", options.sinks}}) {
     if (value < 0) throw Error(ErrorKind::argument, "", name, "0 or more", std::to_string(value));
   }
   const int64_t size = state.size(), begin = std::min(options.sinks, size);

@@ -71,15 +71,20 @@ bool Work::finish(uint32_t op, uint32_t n) {
 
 size_t Team::parts_of(size_t n, size_t least) const {
   if (work == nullptr) return 1;
-  constexpr size_t kEach = 8;  // parts for each thread: what the slowest is behind by is a part at most
+  constexpr size_t kEach =
+      8;  // parts for each thread: what the slowest is behind by is a part at most
   const size_t threads = static_cast<size_t>(size);
   if (n < threads * least) return std::max<size_t>(1, std::min(n, threads));
   return std::min(threads * kEach, n / least / threads * threads);
 }
 
-void run_team(int threads, const std::function<void(Team)>& work) { helpers().run(threads, Helpers::Wait::for_all, work); }
+void run_team(int threads, const std::function<void(Team)>& work) {
+  helpers().run(threads, Helpers::Wait::for_all, work);
+}
 
-void run_operations(int threads, const std::function<void(Team)>& work) { helpers().run(threads, Helpers::Wait::for_comers, work); }
+void run_operations(int threads, const std::function<void(Team)>& work) {
+  helpers().run(threads, Helpers::Wait::for_comers, work);
+}
 
 void run_each(int threads, size_t n, const std::function<void(size_t)>& work) {
   std::mutex mutex;
@@ -105,16 +110,19 @@ void run_each(int threads, size_t n, const std::function<void(size_t)>& work) {
 
 int count_processors(const std::function<int(size_t, cpu_set_t*)>& get_affinity) {
   for (size_t most = 1024; most <= size_t{1} << 20; most *= 2) {
-    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(most), [](cpu_set_t* s) { CPU_FREE(s); });
+    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(most),
+                                                               [](cpu_set_t* s) { CPU_FREE(s); });
     const size_t bytes = CPU_ALLOC_SIZE(most);
-    if (get_affinity(bytes, set.get()) == 0) return std::clamp(CPU_COUNT_S(bytes, set.get()), 1, kMostThreads);
+    if (get_affinity(bytes, set.get()) == 0)
+      return std::clamp(CPU_COUNT_S(bytes, set.get()), 1, kMostThreads);
     if (errno != EINVAL) break;  // EINVAL: the system has more processors than the set has room for
   }
   return 1;
 }
 
 int default_threads() {
-  return count_processors([](size_t bytes, cpu_set_t* set) { return sched_getaffinity(0, bytes, set); });
+  return count_processors(
+      [](size_t bytes, cpu_set_t* set) { return sched_getaffinity(0, bytes, set); });
 }
 
 }  // namespace stet

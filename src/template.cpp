@@ -17,7 +17,8 @@ constexpr std::string_view kTools = "tool_use";  // the name that transformers l
 Program parse_own(const Tokenizer& tokenizer, std::string_view name) {
   const std::string_view named = tokenizer.chat_template(name);
   const std::string_view source = named.empty() ? tokenizer.chat_template() : named;
-  if (source.empty()) throw Error(ErrorKind::argument, "", kName, "a tokenizer with a chat template", "one without");
+  if (source.empty())
+    throw Error(ErrorKind::argument, "", kName, "a tokenizer with a chat template", "one without");
   return Program::parse(source, kName);
 }
 
@@ -26,10 +27,13 @@ jinja::Variables special_tokens_of(const Tokenizer& tokenizer) {
   jinja::Variables variables;
   std::vector<Value> additional;
   for (const auto& [name, text] : tokenizer.special_tokens()) {
-    if (name == "additional_special_tokens") additional.push_back(Value::string(text));
-    else variables.emplace_back(name, Value::string(text));
+    if (name == "additional_special_tokens")
+      additional.push_back(Value::string(text));
+    else
+      variables.emplace_back(name, Value::string(text));
   }
-  if (!additional.empty()) variables.emplace_back("additional_special_tokens", Value::list(std::move(additional)));
+  if (!additional.empty())
+    variables.emplace_back("additional_special_tokens", Value::list(std::move(additional)));
   return variables;
 }
 
@@ -42,18 +46,25 @@ jinja::Variables special_tokens_of(const Tokenizer& tokenizer) {
 std::vector<TextRange> plain_ranges(const jinja::Text& text, size_t begin, size_t end) {
   std::vector<TextRange> ranges;
   for (const jinja::Mark& mark : text.marks) {
-    if (mark.end > begin && mark.begin < end) ranges.push_back({std::max(mark.begin, begin) - begin, std::min(mark.end, end) - begin});
+    if (mark.end > begin && mark.begin < end)
+      ranges.push_back({std::max(mark.begin, begin) - begin, std::min(mark.end, end) - begin});
   }
   return ranges;
 }
 
 ChatTemplate::ChatTemplate(const Tokenizer& tokenizer)
-    : standard_(parse_own(tokenizer, "")), with_tools_(parse_own(tokenizer, kTools)), special_tokens_(special_tokens_of(tokenizer)) {}
+    : standard_(parse_own(tokenizer, "")),
+      with_tools_(parse_own(tokenizer, kTools)),
+      special_tokens_(special_tokens_of(tokenizer)) {}
 
-ChatTemplate::ChatTemplate(std::string_view source, const std::string& name, const Tokenizer& tokenizer)
-    : standard_(Program::parse(source, name)), with_tools_(standard_), special_tokens_(special_tokens_of(tokenizer)) {}
+ChatTemplate::ChatTemplate(std::string_view source, const std::string& name,
+                           const Tokenizer& tokenizer)
+    : standard_(Program::parse(source, name)),
+      with_tools_(standard_),
+      special_tokens_(special_tokens_of(tokenizer)) {}
 
-jinja::Text ChatTemplate::render(const Value& messages, bool add_generation_prompt, const Value& variables, double now) const {
+jinja::Text ChatTemplate::render(const Value& messages, bool add_generation_prompt,
+                                 const Value& variables, double now) const {
   if (!messages.is(Kind::list)) fail("messages", "a list of objects", "another value");
   if (!variables.is(Kind::dict)) fail("variables", "an object", "another value");
   std::vector<Value> marked;
@@ -67,7 +78,8 @@ jinja::Text ChatTemplate::render(const Value& messages, bool add_generation_prom
                           {"add_generation_prompt", Value::boolean(add_generation_prompt)}};
   bool tools = false;
   for (const auto& [name, value] : variables.members()) {
-    if (name == "messages" || name == "add_generation_prompt") fail("variables", "names beside messages and add_generation_prompt", name.c_str());
+    if (name == "messages" || name == "add_generation_prompt")
+      fail("variables", "names beside messages and add_generation_prompt", name.c_str());
     tools = tools || (name == "tools" && !value.is(Kind::none));
     all.emplace_back(name, value.marked(further));
   }

@@ -19,13 +19,9 @@ static_assert(std::size(kDTypes) == static_cast<size_t>(DType::other) + 1);
 
 }  // namespace
 
-size_t dtype_size(DType dtype) {
-  return kDTypes[static_cast<size_t>(dtype)].size;
-}
+size_t dtype_size(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].size; }
 
-const char* dtype_name(DType dtype) {
-  return kDTypes[static_cast<size_t>(dtype)].name;
-}
+const char* dtype_name(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
 
 DType dtype_of(const std::string& name) {
   size_t i = 0;

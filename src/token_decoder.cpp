@@ -87,9 +87,11 @@ void TokenDecoder::add(const JsonNode& node) {
     if (!from) pattern.unsupported("{\"String\": ...}");
     if (from->string().empty()) from->fail("a string that is not empty");
     const std::string to = node.at("content").string();
-    growth_ *= std::max(1.0, static_cast<double>(to.size()) / static_cast<double>(from->string().size()));
+    growth_ *=
+        std::max(1.0, static_cast<double>(to.size()) / static_cast<double>(from->string().size()));
     if (growth_ > static_cast<double>(kMaxDecoderGrowth)) {
-      node.fail("decoders that make a text at most " + std::to_string(kMaxDecoderGrowth) + " times as long");
+      node.fail("decoders that make a text at most " + std::to_string(kMaxDecoderGrowth) +
+                " times as long");
     }
     stages_.push_back({.kind = Kind::replace, .from = from->string(), .to = to});
   } else if (type == "Strip") {

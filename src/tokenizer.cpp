@@ -1,6 +1,6 @@
 // The Tokenizer: files, tokenizer_config.json, added tokens, what is put around a text.
-#include "stet/limits.hpp"
 #include "stet/tokenizer.hpp"
+#include "stet/limits.hpp"
 
 #include <fmt/format.h>
 #include <xxhash.h>
@@ -41,7 +41,8 @@ void add_token(TokenizerParts& parts, const AddedToken& token, const std::string
   parts.added.push_back(token);
   parts.added_bytes += token.text.size();
   if (parts.added.size() > kMaxAddedTokens || parts.added_bytes > kMaxAddedBytes) {
-    fail(fmt::format("at most {} added tokens of {} bytes", kMaxAddedTokens, kMaxAddedBytes), "more");
+    fail(fmt::format("at most {} added tokens of {} bytes", kMaxAddedTokens, kMaxAddedBytes),
+         "more");
   }
 }
 
@@ -73,10 +74,10 @@ namespace {
 struct Config {
   bool present = false;
   std::string file, tokenizer_class, chat_template;
-  std::string bos, eos;                                   // texts of tokens
+  std::string bos, eos;  // texts of tokens
   std::map<std::string, std::string, std::less<>> named_templates;
   std::vector<std::pair<std::string, std::string>> special;  // names and texts of all named tokens
-  std::vector<std::pair<std::string, AddedToken>> added;  // by field
+  std::vector<std::pair<std::string, AddedToken>> added;     // by field
   std::optional<bool> add_bos, add_eos, legacy;
 };
 
@@ -178,7 +179,8 @@ void add_config_tokens(const Config& config, TokenizerParts& parts) {
     token.id = parts.vocabulary.find(text);
     token.text = text;
     if (token.id < 0) continue;
-    if (!parts.added_index.contains(token.id)) add_token(parts, token, config.file, "special tokens");
+    if (!parts.added_index.contains(token.id))
+      add_token(parts, token, config.file, "special tokens");
     parts.added[parts.added_index.at(token.id)].special = true;
   }
 }
@@ -188,8 +190,7 @@ void add_config_tokens(const Config& config, TokenizerParts& parts) {
 void mark_reserved(const std::string& templates, std::vector<AddedToken>& added) {
   for (AddedToken& token : added) {
     const bool visible = token.text.find_first_not_of(" \t\r\n") != std::string::npos;
-    token.reserved =
-        token.special || (visible && templates.find(token.text) != std::string::npos);
+    token.reserved = token.special || (visible && templates.find(token.text) != std::string::npos);
   }
 }
 
@@ -268,7 +269,9 @@ std::string fingerprint_of(const TokenizerParts& parts, const Tokenizer::Impl& i
 // Whatever hinders the reading, the vocabulary's file is named and called unreadable.
 std::string read_file(const FileSource& source, const std::string& name) {
   try {
-    return source.read(name, name == "tokenizer.json" ? kMaxTokenizerJson : name == "tokenizer.model" ? kMaxTokenizerModel : kMaxTokenizerConfig);
+    return source.read(name, name == "tokenizer.json"    ? kMaxTokenizerJson
+                             : name == "tokenizer.model" ? kMaxTokenizerModel
+                                                         : kMaxTokenizerConfig);
   } catch (const Error& e) {
     if (e.kind != ErrorKind::io) throw;
     throw Error(ErrorKind::io, e.file, "", "a readable file", "one that is not");
@@ -290,8 +293,10 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& directory) {
 
 std::shared_ptr<const Tokenizer> Tokenizer::load(const FileSource& source) {
   Files files;
-  for (const std::string& name : files_of(source)) files.emplace_back(name, read_file(source, name));
-  std::shared_ptr<const Tokenizer> tokenizer = load_from_files(std::move(files), source.path_of(""));
+  for (const std::string& name : files_of(source))
+    files.emplace_back(name, read_file(source, name));
+  std::shared_ptr<const Tokenizer> tokenizer =
+      load_from_files(std::move(files), source.path_of(""));
   try {
     for (const std::string& name : files_of(source)) source.check_own(name);
   } catch (const Error& e) {
@@ -338,7 +343,8 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const s
   std::string templates = config.chat_template;
   for (const auto& [name, source] : config.named_templates) templates += source;
   if (templates.size() > kMaxTemplates) {
-    throw Error(ErrorKind::format, config.file.empty() ? whole : config.file, "chat_template", fmt::format("at most {} bytes", kMaxTemplates),
+    throw Error(ErrorKind::format, config.file.empty() ? whole : config.file, "chat_template",
+                fmt::format("at most {} bytes", kMaxTemplates),
                 fmt::format("{}", templates.size()));
   }
   mark_reserved(templates, parts.added);
@@ -347,7 +353,8 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const s
   impl->eos = named_token(config, config.eos, "eos_token", parts.eos, parts.vocabulary);
   apply_bos_and_eos(config, parts, *impl);
   if (std::max(impl->before.size(), impl->after.size()) > kMaxSurrounding) {
-    throw Error(ErrorKind::format, whole, "post_processor", fmt::format("at most {} tokens around a text", kMaxSurrounding), "more");
+    throw Error(ErrorKind::format, whole, "post_processor",
+                fmt::format("at most {} tokens around a text", kMaxSurrounding), "more");
   }
   impl->special.assign(static_cast<size_t>(parts.vocabulary.size()), false);
   for (const AddedToken& token : parts.added) {
@@ -361,8 +368,10 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const s
   impl->named_templates = std::move(config.named_templates);
   impl->special_tokens = std::move(config.special);
   if (!config.present) {
-    if (impl->bos) impl->special_tokens.emplace_back("bos_token", impl->vocabulary.piece(*impl->bos));
-    if (impl->eos) impl->special_tokens.emplace_back("eos_token", impl->vocabulary.piece(*impl->eos));
+    if (impl->bos)
+      impl->special_tokens.emplace_back("bos_token", impl->vocabulary.piece(*impl->bos));
+    if (impl->eos)
+      impl->special_tokens.emplace_back("eos_token", impl->vocabulary.piece(*impl->eos));
   }
   impl->fingerprint = fingerprint_of(parts, *impl);
   impl->encoder = std::move(parts.encoder);
@@ -374,18 +383,10 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const s
 Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Tokenizer::~Tokenizer() = default;
 
-const Tokenizer::Files& Tokenizer::files() const {
-  return impl_->files;
-}
-int32_t Tokenizer::size() const {
-  return impl_->vocabulary.size();
-}
-std::optional<int32_t> Tokenizer::bos() const {
-  return impl_->bos;
-}
-std::optional<int32_t> Tokenizer::eos() const {
-  return impl_->eos;
-}
+const Tokenizer::Files& Tokenizer::files() const { return impl_->files; }
+int32_t Tokenizer::size() const { return impl_->vocabulary.size(); }
+std::optional<int32_t> Tokenizer::bos() const { return impl_->bos; }
+std::optional<int32_t> Tokenizer::eos() const { return impl_->eos; }
 std::string_view Tokenizer::chat_template(std::string_view name) const {
   if (name.empty()) return impl_->chat_template;
   const auto found = impl_->named_templates.find(name);
@@ -394,9 +395,7 @@ std::string_view Tokenizer::chat_template(std::string_view name) const {
 const std::vector<std::pair<std::string, std::string>>& Tokenizer::special_tokens() const {
   return impl_->special_tokens;
 }
-std::string Tokenizer::fingerprint() const {
-  return impl_->fingerprint;
-}
+std::string Tokenizer::fingerprint() const { return impl_->fingerprint; }
 
 std::optional<int32_t> Tokenizer::id(std::string_view piece) const {
   const int32_t id = impl_->vocabulary.find(piece);
@@ -438,13 +437,15 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos, bool spec
   return encode(text, bos, std::span(&whole, special_in_text ? 0 : 1));
 }
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos, std::span<const TextRange> plain_text,
+std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos,
+                                       std::span<const TextRange> plain_text,
                                        bool continued) const {
   std::vector<TextRange> plain(plain_text.begin(), plain_text.end());
   size_t end = 0;
   for (const TextRange& range : plain) {
     if (range.begin < end || range.end < range.begin || range.end > text.size()) {
-      throw Error(ErrorKind::argument, "", "plain", "ranges of the text, in order", fmt::format("{}..{}", range.begin, range.end));
+      throw Error(ErrorKind::argument, "", "plain", "ranges of the text, in order",
+                  fmt::format("{}..{}", range.begin, range.end));
     }
     end = range.end;
   }

@@ -47,7 +47,8 @@ class BpeEncoder : public Encoder {
         parts.push_back(segment);
       } else {
         Segment text = segment;
-        if (!normalizer_.empty()) text.text = keep(made, normalizer_.apply(text.text, budget), budget);
+        if (!normalizer_.empty())
+          text.text = keep(made, normalizer_.apply(text.text, budget), budget);
         const TextRange whole{0, text.text.size()};
         if (finder_.empty())
           parts.push_back(text);
@@ -67,7 +68,8 @@ class BpeEncoder : public Encoder {
   }
 
  private:
-  static std::string_view keep(std::deque<std::string>& made, std::string text, TextBudget& budget) {
+  static std::string_view keep(std::deque<std::string>& made, std::string text,
+                               TextBudget& budget) {
     budget.keep(text.size());
     return made.emplace_back(std::move(text));
   }

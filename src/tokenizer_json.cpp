@@ -28,7 +28,8 @@ class Builder : public nlohmann::json_sax<json> {
 
   bool number_integer(int64_t v) override {
     if (mode_ == Mode::vocab) {
-      if (out_.vocab.size() == kMaxPieces) fail("at most " + std::to_string(kMaxPieces) + " pieces", "more");
+      if (out_.vocab.size() == kMaxPieces)
+        fail("at most " + std::to_string(kMaxPieces) + " pieces", "more");
       out_.vocab.emplace_back(std::move(key_), v);
       return true;
     }
@@ -162,7 +163,9 @@ class Builder : public nlohmann::json_sax<json> {
     return true;
   }
 
-  void charge(const json& element) { memory_.charge(element, !open_.empty() && open_.back()->is_object() ? &key_ : nullptr); }
+  void charge(const json& element) {
+    memory_.charge(element, !open_.empty() && open_.back()->is_object() ? &key_ : nullptr);
+  }
 
   // The older way to write a merge: both sides with a space between.
   void merge_line(const std::string& line) {
@@ -176,7 +179,8 @@ class Builder : public nlohmann::json_sax<json> {
   }
 
   void add_merge(size_t left, size_t right) {
-    if (out_.merges.size() == kMaxMerges) fail("at most " + std::to_string(kMaxMerges) + " merges", "more");
+    if (out_.merges.size() == kMaxMerges)
+      fail("at most " + std::to_string(kMaxMerges) + " merges", "more");
     out_.merges.emplace_back(static_cast<uint32_t>(left), static_cast<uint32_t>(right));
   }
 
@@ -289,9 +293,7 @@ bool JsonNode::boolean_or(const std::string& name, bool fallback) const {
   return node ? node->boolean() : fallback;
 }
 
-std::string JsonNode::shown() const {
-  return printable(value_->dump(), 80);
-}
+std::string JsonNode::shown() const { return printable(value_->dump(), 80); }
 
 void JsonNode::fail(const std::string& expected) const {
   throw Error(ErrorKind::format, file_, path_, expected, shown());

@@ -222,7 +222,9 @@ bool character_map_is_sound(std::string_view map) {
   if (map.empty()) return true;
   if (map.size() < 4) return false;
   const size_t trie_size = word_at(map, 0);
-  if (map.size() > kMaxCharacterMap || trie_size == 0 || trie_size % 1024 != 0 || trie_size >= map.size() - 4) return false;
+  if (map.size() > kMaxCharacterMap || trie_size == 0 || trie_size % 1024 != 0 ||
+      trie_size >= map.size() - 4)
+    return false;
   const std::string_view trie = map.substr(4, trie_size), strings = map.substr(4 + trie_size);
   const size_t units = trie_size / 4;
   if (strings.back() != '\0' || !utf8_valid(strings)) return false;
@@ -282,8 +284,8 @@ void check_model(const Model& model, const std::string& file) {
     fail("normalizer_spec.escape_whitespaces", "true", "false", ErrorKind::unsupported);
   }
   if (!character_map_is_sound(model.character_map)) {
-    fail("normalizer_spec.precompiled_charsmap", "a trie within its bounds, and replacements within limits",
-         "one that leaves them");
+    fail("normalizer_spec.precompiled_charsmap",
+         "a trie within its bounds, and replacements within limits", "one that leaves them");
   }
 }
 

@@ -51,8 +51,8 @@ std::string utf8_lossy(std::string_view text);
 // Length of the last character of a valid, non-empty text.
 size_t utf8_last(std::string_view text);
 
-// Whether a character could act on a terminal, or make a line look like another: category Cc, line and paragraph separators,
-// bidirectional controls.
+// Whether a character could act on a terminal, or make a line look like another: category Cc, line
+// and paragraph separators, bidirectional controls.
 bool is_control(uint32_t code);
 
 // Unicode's White_Space property.

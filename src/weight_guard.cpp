@@ -7,7 +7,9 @@
 namespace stet {
 
 WeightGuard::WeightGuard(Checkpoint checkpoint)
-    : checkpoint_(std::move(checkpoint)), file_(checkpoint_.files().front()->mapping()), stamp_(file_->opened()) {}
+    : checkpoint_(std::move(checkpoint)),
+      file_(checkpoint_.files().front()->mapping()),
+      stamp_(file_->opened()) {}
 
 uint64_t WeightGuard::version() const {
   const std::lock_guard lock(mutex_);

@@ -12,7 +12,8 @@ inline constexpr const char* kNoError = "no error";
 // "kind: text".
 template <class Call>
 std::string error_of(const Call& call) {
-  static constexpr const char* kKinds[] = {"io", "format", "unsupported", "mismatch", "capacity", "argument"};
+  static constexpr const char* kKinds[] = {"io",       "format",   "unsupported",
+                                           "mismatch", "capacity", "argument"};
   try {
     call();
   } catch (const stet::Error& error) {

@@ -1,11 +1,13 @@
-// A library for LD_PRELOAD that makes calls on files fail, or ends the process at them. It knows the calls that make or
-// change files below one directory: open (of a new file), write and its kin, fsync, fdatasync, rename, close. They are
-// numbered from 1 in the order in which they come.
+// A library for LD_PRELOAD that makes calls on files fail, or ends the process at them. It knows
+// the calls that make or change files below one directory: open (of a new file), write and its kin,
+// fsync, fdatasync, rename, close. They are numbered from 1 in the order in which they come.
 //
 //   STET_FAULT_DIR    the directory, without links in its path
 //   STET_FAULT_LOG    a file that gets a line "NUMBER CALL SIZE PATH" before each call
-//   STET_FAULT        KIND@N: at call N; KIND%S: at about every third call, as seed S has it. KIND is one of
-//                       short   a write takes the first half of its bytes (other calls are not changed)
+//   STET_FAULT        KIND@N: at call N; KIND%S: at about every third call, as seed S has it. KIND
+//                     is one of
+//                       short   a write takes the first half of its bytes (other calls are not
+//                               changed)
 //                       eintr, enospc, eio   the call does nothing and fails so; close does close
 //                       kill    SIGKILL before the call
 //                       killed  SIGKILL after it
@@ -87,8 +89,10 @@ class Call {
     const Settings& s = settings();
     const unsigned long number = ++calls;
     char line[PATH_MAX + 64];
-    const int length = std::snprintf(line, sizeof line, "%lu %s %zu %s\n", number, name, size, path);
-    const long log = ::syscall(SYS_openat, AT_FDCWD, s.log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    const int length =
+        std::snprintf(line, sizeof line, "%lu %s %zu %s\n", number, name, size, path);
+    const long log =
+        ::syscall(SYS_openat, AT_FDCWD, s.log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     ::syscall(SYS_write, log, line, length);
     ::syscall(SYS_close, log);
     if (s.delay > 0) ::usleep(static_cast<unsigned>(s.delay));
@@ -107,7 +111,9 @@ class Call {
   }
 
  private:
-  bool is(const char* kind) const { return watched_ && chosen_ && std::strcmp(settings().kind, kind) == 0; }
+  bool is(const char* kind) const {
+    return watched_ && chosen_ && std::strcmp(settings().kind, kind) == 0;
+  }
 
   bool watched_, chosen_ = false;
 };
@@ -144,21 +150,29 @@ int open_with(const char* name, const char* path, int flags, mode_t mode) {
   return call.fails() ? -1 : real(path, flags, mode);
 }
 
-mode_t mode_of(int flags, va_list list) { return (flags & O_CREAT) != 0 ? va_arg(list, mode_t) : 0; }
+mode_t mode_of(int flags, va_list list) {
+  return (flags & O_CREAT) != 0 ? va_arg(list, mode_t) : 0;
+}
 
 }  // namespace
 
 extern "C" {
 
 ssize_t write(int fd, const void* bytes, size_t size) {
-  return write_some("write", fd, size, [&](size_t n) { return next<ssize_t(int, const void*, size_t)>("write")(fd, bytes, n); });
+  return write_some("write", fd, size, [&](size_t n) {
+    return next<ssize_t(int, const void*, size_t)>("write")(fd, bytes, n);
+  });
 }
 
 ssize_t pwrite(int fd, const void* bytes, size_t size, off_t at) {
-  return write_some("write", fd, size, [&](size_t n) { return next<ssize_t(int, const void*, size_t, off_t)>("pwrite")(fd, bytes, n, at); });
+  return write_some("write", fd, size, [&](size_t n) {
+    return next<ssize_t(int, const void*, size_t, off_t)>("pwrite")(fd, bytes, n, at);
+  });
 }
 
-ssize_t pwrite64(int fd, const void* bytes, size_t size, off64_t at) { return pwrite(fd, bytes, size, at); }
+ssize_t pwrite64(int fd, const void* bytes, size_t size, off64_t at) {
+  return pwrite(fd, bytes, size, at);
+}
 
 // Vectors are shortened to what their first piece holds.
 ssize_t writev(int fd, const iovec* pieces, int count) {
@@ -171,11 +185,14 @@ ssize_t writev(int fd, const iovec* pieces, int count) {
 ssize_t pwritev(int fd, const iovec* pieces, int count, off_t at) {
   return write_some("write", fd, total(pieces, count), [&](size_t n) {
     const bool whole = n == total(pieces, count);
-    return next<ssize_t(int, const iovec*, int, off_t)>("pwritev")(fd, pieces, whole ? count : 1, at);
+    return next<ssize_t(int, const iovec*, int, off_t)>("pwritev")(fd, pieces, whole ? count : 1,
+                                                                   at);
   });
 }
 
-ssize_t pwritev64(int fd, const iovec* pieces, int count, off64_t at) { return pwritev(fd, pieces, count, at); }
+ssize_t pwritev64(int fd, const iovec* pieces, int count, off64_t at) {
+  return pwritev(fd, pieces, count, at);
+}
 
 int fsync(int fd) { return sync_with("fsync", fd); }
 int fdatasync(int fd) { return sync_with("fdatasync", fd); }

@@ -1,5 +1,5 @@
-// What a test program takes from the heap, counted and made to fail through operator new. To be included by one file of a
-// program, because it defines these operators.
+// What a test program takes from the heap, counted and made to fail through operator new. To be
+// included by one file of a program, because it defines these operators.
 #pragma once
 
 #include <atomic>
@@ -10,8 +10,9 @@
 namespace heap {
 
 inline std::atomic<int64_t> allocations{0};
-inline std::atomic<int64_t> allocations_left{-1};  // the one after so many fails; negative: none does
-inline thread_local uint64_t bytes = 0;            // ever taken by this thread
+inline std::atomic<int64_t> allocations_left{
+    -1};                                 // the one after so many fails; negative: none does
+inline thread_local uint64_t bytes = 0;  // ever taken by this thread
 
 [[maybe_unused]] inline void* allocate(size_t size) {
   ++allocations;
@@ -23,7 +24,8 @@ inline thread_local uint64_t bytes = 0;            // ever taken by this thread
 
 }  // namespace heap
 
-// Clang's sanitizers define these operators themselves, and suffer no others: there nothing is counted.
+// Clang's sanitizers define these operators themselves, and suffer no others: there nothing is
+// counted.
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
 #define STET_OPERATOR_NEW_IS_TAKEN 1

@@ -1,5 +1,5 @@
-// What the tests of kernels share: memory with a fence behind it, fill patterns, comparison of bits, and the
-// numeric contract restated in plain C++.
+// What the tests of kernels share: memory with a fence behind it, fill patterns, comparison of
+// bits, and the numeric contract restated in plain C++.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,7 +25,8 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kUnit = 0x1p-24;  // unit roundoff of float32
 
-// gamma_n = n u / (1 - n u): the relative error of n roundings (Higham, Accuracy and Stability, section 3.1).
+// gamma_n = n u / (1 - n u): the relative error of n roundings (Higham, Accuracy and Stability,
+// section 3.1).
 inline double gamma(double n) { return n * kUnit / (1 - n * kUnit); }
 
 inline uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
@@ -44,21 +45,26 @@ class EachIsa : public testing::TestWithParam<std::string> {
   const Kernels& k = *find_kernels(GetParam().c_str());
 };
 
-// n elements that end where an inaccessible page begins: to read or write one too many is a fault. The elements
-// before them hold a pattern that untouched() checks. A new one holds NaN in every float.
+// n elements that end where an inaccessible page begins: to read or write one too many is a fault.
+// The elements before them hold a pattern that untouched() checks. A new one holds NaN in every
+// float.
 template <class T>
 class Fenced {
  public:
   explicit Fenced(size_t n) : n_(n), bytes_((n * sizeof(T) + kBefore + kPage - 1) / kPage * kPage) {
-    void* p = mmap(nullptr, bytes_ + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* p =
+        mmap(nullptr, bytes_ + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     base_ = static_cast<std::byte*>(p);
     if (mprotect(base_ + bytes_, kPage, PROT_NONE) != 0) throw std::bad_alloc();
     std::memset(base_, 0xFF, bytes_);
     std::memset(base_ + bytes_ - n * sizeof(T) - kBefore, kPattern, kBefore);
   }
-  Fenced(const std::vector<T>& values) : Fenced(values.size()) { std::copy(values.begin(), values.end(), data()); }
-  Fenced(Fenced&& other) noexcept : n_(other.n_), bytes_(other.bytes_), base_(std::exchange(other.base_, nullptr)) {}
+  Fenced(const std::vector<T>& values) : Fenced(values.size()) {
+    std::copy(values.begin(), values.end(), data());
+  }
+  Fenced(Fenced&& other) noexcept
+      : n_(other.n_), bytes_(other.bytes_), base_(std::exchange(other.base_, nullptr)) {}
   Fenced& operator=(Fenced&&) = delete;
   ~Fenced() {
     if (base_ != nullptr) munmap(base_, bytes_ + kPage);
@@ -70,7 +76,8 @@ class Fenced {
   std::span<const T> span() const { return {data(), n_}; }
   bool untouched() const {
     const std::byte* before = reinterpret_cast<const std::byte*>(data()) - kBefore;
-    return std::all_of(before, before + kBefore, [](std::byte b) { return b == std::byte{kPattern}; });
+    return std::all_of(before, before + kBefore,
+                       [](std::byte b) { return b == std::byte{kPattern}; });
   }
 
  private:
@@ -100,8 +107,10 @@ class Stream {
   }
   // One in four is a zero, a denormal, an infinity, a NaN, or at the edge of the range.
   float special() {
-    static const float kEdges[] = {0.0f, -0.0f, 0x1p-149f, -0x1p-149f, 0x1.fffffcp-127f, -0x1.23456p-130f, 0x1p-126f,
-                                   kInf, -kInf, kNan,     0x1.fffffep127f, -0x1.fffffep127f, 1.0f, -1.0f};
+    static const float kEdges[] = {
+        0.0f,      -0.0f, 0x1p-149f, -0x1p-149f, 0x1.fffffcp-127f, -0x1.23456p-130f,
+        0x1p-126f, kInf,  -kInf,     kNan,       0x1.fffffep127f,  -0x1.fffffep127f,
+        1.0f,      -1.0f};
     return next() % 4 == 0 ? kEdges[next() % std::size(kEdges)] : wide();
   }
 
@@ -114,7 +123,8 @@ enum class Fill { real, wide, special };
 inline std::vector<float> numbers(size_t n, uint64_t seed, Fill fill = Fill::real) {
   Stream s(seed);
   std::vector<float> out(n);
-  for (float& x : out) x = fill == Fill::real ? s.real() : fill == Fill::wide ? s.wide() : s.special();
+  for (float& x : out)
+    x = fill == Fill::real ? s.real() : fill == Fill::wide ? s.wide() : s.special();
   return out;
 }
 
@@ -130,17 +140,21 @@ inline int64_t ulps_apart(float a, float b) {
   return std::abs(ordered(a) - ordered(b));
 }
 
-inline testing::AssertionResult equal_bits(std::span<const float> got, std::span<const float> expected) {
-  if (got.size() != expected.size()) return testing::AssertionFailure() << got.size() << " values, " << expected.size();
+inline testing::AssertionResult equal_bits(std::span<const float> got,
+                                           std::span<const float> expected) {
+  if (got.size() != expected.size())
+    return testing::AssertionFailure() << got.size() << " values, " << expected.size();
   for (size_t i = 0; i < got.size(); ++i) {
     if (same_bits(got[i], expected[i])) continue;
-    return testing::AssertionFailure() << "[" << i << "] is " << std::hexfloat << got[i] << ", not " << expected[i]
-                                       << std::defaultfloat << " (" << ulps_apart(got[i], expected[i]) << " ULP)";
+    return testing::AssertionFailure()
+           << "[" << i << "] is " << std::hexfloat << got[i] << ", not " << expected[i]
+           << std::defaultfloat << " (" << ulps_apart(got[i], expected[i]) << " ULP)";
   }
   return testing::AssertionSuccess();
 }
 
-// ---------------------------------------------------------------- 16-bit numbers, from their fields
+// ---------------------------------------------------------------- 16-bit numbers, from their
+// fields
 
 inline double exact_bf16(uint16_t bits) {
   const int exponent = bits >> 7 & 0xFF, fraction = bits & 0x7F;
@@ -171,26 +185,34 @@ inline float plain_dot(const float* w, const float* x, size_t k) {
 
 // The nearest bfloat16 by distance, ties to even; denormals are zeros of their sign.
 inline uint16_t plain_bf16(float x) {
-  const uint16_t down = static_cast<uint16_t>(bits_of(x) >> 16), up = static_cast<uint16_t>(down + 1);
+  const uint16_t down = static_cast<uint16_t>(bits_of(x) >> 16),
+                 up = static_cast<uint16_t>(down + 1);
   if (x != x) return static_cast<uint16_t>(down | 0x40u);
   if (std::isinf(x)) return down;
   if (std::fabs(x) < 0x1p-126f) return down & 0x8000u;
-  const auto magnitude = [](uint16_t bits) { return (bits & 0x7FFFu) == 0x7F80u ? 0x1p128 : std::fabs(exact_bf16(bits)); };
+  const auto magnitude = [](uint16_t bits) {
+    return (bits & 0x7FFFu) == 0x7F80u ? 0x1p128 : std::fabs(exact_bf16(bits));
+  };
   const double below = std::fabs(x) - magnitude(down), above = magnitude(up) - std::fabs(x);
   return below < above || (below == above && down % 2 == 0) ? down : up;
 }
 
-// The FMA of the contract bf16, for factors that bfloat16 holds: their product is exact in float64. The sum is rounded to
-// odd there, so that rounding it again to float32 is as one rounding (Boldo and Melquiond, "Emulation of a FMA and
-// correctly rounded sums", 2008); 2^100 times as large, it is rounded without a lower end of exponents.
+// The FMA of the contract bf16, for factors that bfloat16 holds: their product is exact in float64.
+// The sum is rounded to odd there, so that rounding it again to float32 is as one rounding (Boldo
+// and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008); 2^100 times as large, it
+// is rounded without a lower end of exponents.
 inline float plain_flushed_fma(float w, float x, float acc) {
   const auto zeroed = [](float v) { return std::fabs(v) < 0x1p-126f ? std::copysign(0.0f, v) : v; };
-  const double a = static_cast<double>(zeroed(acc)), product = static_cast<double>(zeroed(w)) * static_cast<double>(zeroed(x));
+  const double a = static_cast<double>(zeroed(acc)),
+               product = static_cast<double>(zeroed(w)) * static_cast<double>(zeroed(x));
   double sum = a + product;
   if (!std::isfinite(sum)) return static_cast<float>(sum);
-  const double taken = sum - a, error = (a - (sum - taken)) + (product - taken);  // Knuth's exact sum: sum + error
-  if (error != 0 && std::bit_cast<uint64_t>(sum) % 2 == 0) sum = std::nextafter(sum, error > 0 ? HUGE_VAL : -HUGE_VAL);
-  if (std::fabs(static_cast<float>(sum * 0x1p100)) < 0x1p-26f) return static_cast<float>(std::copysign(0.0, sum));
+  const double taken = sum - a,
+               error = (a - (sum - taken)) + (product - taken);  // Knuth's exact sum: sum + error
+  if (error != 0 && std::bit_cast<uint64_t>(sum) % 2 == 0)
+    sum = std::nextafter(sum, error > 0 ? HUGE_VAL : -HUGE_VAL);
+  if (std::fabs(static_cast<float>(sum * 0x1p100)) < 0x1p-26f)
+    return static_cast<float>(std::copysign(0.0, sum));
   return static_cast<float>(sum);
 }
 
@@ -198,7 +220,8 @@ inline float plain_flushed_fma(float w, float x, float acc) {
 inline float plain_dot_pairs(const float* w, const float* x, size_t k) {
   float acc = 0;
   for (size_t i = 0; i < k; i += 2) {
-    for (size_t at : {i + 1, i}) acc = plain_flushed_fma(w[at], static_cast<float>(exact_bf16(plain_bf16(x[at]))), acc);
+    for (size_t at : {i + 1, i})
+      acc = plain_flushed_fma(w[at], static_cast<float>(exact_bf16(plain_bf16(x[at]))), acc);
   }
   return acc;
 }
@@ -213,7 +236,8 @@ inline float plain_tree(const float (&lanes)[16]) {
   return a[0];
 }
 
-inline std::vector<float> plain_rms_norm(const std::vector<float>& x, const std::vector<float>& w, float eps) {
+inline std::vector<float> plain_rms_norm(const std::vector<float>& x, const std::vector<float>& w,
+                                         float eps) {
   float lanes[16] = {};
   for (size_t i = 0; i < x.size(); ++i) lanes[i % 16] = std::fma(x[i], x[i], lanes[i % 16]);
   const float inverse = 1.0f / std::sqrt(plain_tree(lanes) / static_cast<float>(x.size()) + eps);
@@ -228,7 +252,8 @@ inline std::vector<float> plain_layer_norm(const std::vector<float>& x, const st
   float sums[16] = {}, squares[16] = {};
   for (size_t i = 0; i < x.size(); ++i) sums[i % 16] = x[i] + sums[i % 16];
   const float mean = plain_tree(sums) / n;
-  for (size_t i = 0; i < x.size(); ++i) squares[i % 16] = std::fma(x[i] - mean, x[i] - mean, squares[i % 16]);
+  for (size_t i = 0; i < x.size(); ++i)
+    squares[i % 16] = std::fma(x[i] - mean, x[i] - mean, squares[i % 16]);
   const float inverse = 1.0f / std::sqrt(plain_tree(squares) / n + eps);
   std::vector<float> y(x.size());
   for (size_t i = 0; i < x.size(); ++i) y[i] = (x[i] - mean) * inverse * w[i] + b[i];
@@ -252,8 +277,8 @@ struct PlainPart {
   float m, l;
   std::vector<float> o;  // [head_dim]
 };
-inline PlainPart plain_attend(const float* q, const float* k, const float* v, size_t head_dim, size_t ldv, uint64_t mask,
-                              float scale, float softcap) {
+inline PlainPart plain_attend(const float* q, const float* k, const float* v, size_t head_dim,
+                              size_t ldv, uint64_t mask, float scale, float softcap) {
   float score[64], lanes[16] = {}, p[64] = {};
   PlainPart part{-kInf, 0, std::vector<float>(head_dim, 0.0f)};
   for (size_t t = 0; t < 64; ++t) {

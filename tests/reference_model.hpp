@@ -1,6 +1,6 @@
-// The families with rotary positions in plain float64, written from the papers and from transformers' modeling files:
-// a position at a time, no cache, none of the library's configs or operations. Slow, and short enough to be checked
-// by eye. RoPE scaling is not in it.
+// The families with rotary positions in plain float64, written from the papers and from
+// transformers' modeling files: a position at a time, no cache, none of the library's configs or
+// operations. Slow, and short enough to be checked by eye. RoPE scaling is not in it.
 #pragma once
 
 #include <cmath>
@@ -31,32 +31,40 @@ class ReferenceModel {
         uint32_t bits = 0;
         std::memcpy(&bits, t.bytes.data() + i * dtype_size(t.dtype), dtype_size(t.dtype));
         const uint16_t half = static_cast<uint16_t>(bits);
-        w.push_back(t.dtype == DType::f32 ? double{float_of(bits)} : t.dtype == DType::bf16 ? exact_bf16(half) : exact_f16(half));
+        w.push_back(t.dtype == DType::f32    ? double{float_of(bits)}
+                    : t.dtype == DType::bf16 ? exact_bf16(half)
+                                             : exact_f16(half));
       }
     }
   }
 
   Result run(const std::vector<int32_t>& ids) const {
     const std::string family = config_.at("model_type");
-    const bool gemma = family.starts_with("gemma"), tied = config_.value("tie_word_embeddings", gemma);
+    const bool gemma = family.starts_with("gemma"),
+               tied = config_.value("tie_word_embeddings", gemma);
     const size_t hidden = config_.at("hidden_size"), heads = config_.at("num_attention_heads");
-    const size_t kv_heads = config_.at("num_key_value_heads"), dim = config_.value("head_dim", hidden / heads);
-    const double scale = 1 / std::sqrt(config_.value("query_pre_attn_scalar", static_cast<double>(dim)));
+    const size_t kv_heads = config_.at("num_key_value_heads"),
+                 dim = config_.value("head_dim", hidden / heads);
+    const double scale =
+        1 / std::sqrt(config_.value("query_pre_attn_scalar", static_cast<double>(dim)));
     Result r;
     std::vector<Vec> x;
     for (int32_t id : ids) {
-      const auto row = weights_.at("embed_tokens.weight").begin() + static_cast<int64_t>(hidden) * id;
+      const auto row =
+          weights_.at("embed_tokens.weight").begin() + static_cast<int64_t>(hidden) * id;
       x.emplace_back(row, row + static_cast<int64_t>(hidden));
       for (double& e : x.back()) e *= gemma ? std::sqrt(static_cast<double>(hidden)) : 1;
     }
     const auto record = [&](const std::vector<Vec>& rows) {
       r.hidden.emplace_back();
-      for (const Vec& row : rows) r.hidden.back().insert(r.hidden.back().end(), row.begin(), row.end());
+      for (const Vec& row : rows)
+        r.hidden.back().insert(r.hidden.back().end(), row.begin(), row.end());
     };
     record(x);
     const size_t layers = config_.at("num_hidden_layers");
     for (size_t layer = 0; layer < layers; ++layer) {
-      const std::string at = "layers." + std::to_string(layer) + ".", self = at + "self_attn.", mlp = at + "mlp.";
+      const std::string at = "layers." + std::to_string(layer) + ".", self = at + "self_attn.",
+                        mlp = at + "mlp.";
       const bool four_norms = weights_.contains(at + "pre_feedforward_layernorm.weight");
       std::vector<Vec> q, k, v;
       for (size_t t = 0; t < x.size(); ++t) {
@@ -67,7 +75,8 @@ class ReferenceModel {
       }
       for (size_t t = 0; t < x.size(); ++t) {
         Vec mixed(heads * dim);
-        const size_t window = window_of(family, layer), first = window > 0 && t + 1 > window ? t + 1 - window : 0;
+        const size_t window = window_of(family, layer),
+                     first = window > 0 && t + 1 > window ? t + 1 - window : 0;
         for (size_t h = 0; h < heads; ++h) {
           const size_t kv = h / (heads / kv_heads) * dim;
           Vec p;
@@ -79,17 +88,20 @@ class ReferenceModel {
             sum += p.back();
           }
           for (size_t s = first; s <= t; ++s) {
-            for (size_t d = 0; d < dim; ++d) mixed[h * dim + d] += p[s - first] / sum * v[s][kv + d];
+            for (size_t d = 0; d < dim; ++d)
+              mixed[h * dim + d] += p[s - first] / sum * v[s][kv + d];
           }
         }
         Vec out = linear(mixed, self + "o_proj");
         if (four_norms) out = norm(out, at + "post_attention_layernorm");
         for (size_t i = 0; i < hidden; ++i) x[t][i] += out[i];
 
-        const Vec n = norm(x[t], at + (four_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm"));
+        const Vec n = norm(
+            x[t], at + (four_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm"));
         Vec gate = linear(n, mlp + "gate_proj");
         const Vec up = linear(n, mlp + "up_proj");
-        for (size_t i = 0; i < gate.size(); ++i) gate[i] = (gemma ? gelu(gate[i]) : silu(gate[i])) * up[i];
+        for (size_t i = 0; i < gate.size(); ++i)
+          gate[i] = (gemma ? gelu(gate[i]) : silu(gate[i])) * up[i];
         out = linear(gate, mlp + "down_proj");
         if (four_norms) out = norm(out, at + "post_feedforward_layernorm");
         for (size_t i = 0; i < hidden; ++i) x[t][i] += out[i];
@@ -114,7 +126,9 @@ class ReferenceModel {
     to[layer].insert(to[layer].end(), values.begin(), values.end());
   }
   static double silu(double g) { return g / (1 + std::exp(-g)); }
-  static double gelu(double g) { return 0.5 * g * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g))); }
+  static double gelu(double g) {
+    return 0.5 * g * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g)));
+  }
   double capped(double y, const char* field) const {
     if (!config_.contains(field) || config_.at(field).is_null()) return y;
     const double cap = config_.at(field);
@@ -127,7 +141,8 @@ class ReferenceModel {
     const size_t window = config_.at("sliding_window");
     if (family == "gemma2") return layer % 2 == 0 ? window : 0;
     if (family == "mistral") return window;
-    const bool slides = config_.value("use_sliding_window", false) && layer >= config_.value("max_window_layers", size_t{28});
+    const bool slides = config_.value("use_sliding_window", false) &&
+                        layer >= config_.value("max_window_layers", size_t{28});
     return slides ? window : 0;
   }
 
@@ -148,7 +163,8 @@ class ReferenceModel {
     const double offset = config_.at("model_type").get<std::string>().starts_with("gemma") ? 1 : 0;
     double squares = 0;
     for (double e : x) squares += e * e;
-    const double size = std::sqrt(squares / static_cast<double>(x.size()) + config_.at("rms_norm_eps").get<double>());
+    const double size = std::sqrt(squares / static_cast<double>(x.size()) +
+                                  config_.at("rms_norm_eps").get<double>());
     for (size_t i = 0; i < x.size(); ++i) x[i] *= (w[i] + offset) / size;
     return x;
   }
@@ -160,7 +176,8 @@ class ReferenceModel {
       if (weights_.contains(head_norm + ".weight")) h = norm(h, head_norm);
       for (size_t i = 0; i < dim / 2; ++i) {
         const double exponent = 2 * static_cast<double>(i) / static_cast<double>(dim);
-        const double angle = static_cast<double>(t) / std::pow(config_.at("rope_theta").get<double>(), exponent);
+        const double angle =
+            static_cast<double>(t) / std::pow(config_.at("rope_theta").get<double>(), exponent);
         const double a = h[i], b = h[dim / 2 + i];
         h[i] = a * std::cos(angle) - b * std::sin(angle);
         h[dim / 2 + i] = b * std::cos(angle) + a * std::sin(angle);

@@ -27,7 +27,8 @@ struct Outcome {
 class CommandRun {
  public:
   // `out` names where standard output goes; "" closes it.
-  CommandRun(const Args& args, const std::string& in, const std::string& out, const std::string& err) {
+  CommandRun(const Args& args, const std::string& in, const std::string& out,
+             const std::string& err) {
     std::vector<std::string> words = {STET_BUILD "/tools/stet"};
     words.insert(words.end(), args.begin(), args.end());
     std::vector<char*> argv;

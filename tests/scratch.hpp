@@ -1,4 +1,5 @@
-// What tests of files share: a directory that goes away, and the text of the Error that a call throws.
+// What tests of files share: a directory that goes away, and the text of the Error that a call
+// throws.
 #pragma once
 
 #include <unistd.h>

@@ -1,5 +1,6 @@
-// A snapshot file taken apart, changed, and put together again with digests that are right: what a later version, or
-// someone who means harm, could write. Written from the specification, not with the library's code.
+// A snapshot file taken apart, changed, and put together again with digests that are right: what a
+// later version, or someone who means harm, could write. Written from the specification, not with
+// the library's code.
 #pragma once
 
 #include <cstring>
@@ -15,7 +16,8 @@ namespace stet::test {
 
 inline uint64_t get_le(std::string_view bytes, size_t at, size_t width) {
   uint64_t value = 0;
-  for (size_t i = width; i > 0; --i) value = value << 8 | static_cast<unsigned char>(bytes.at(at + i - 1));
+  for (size_t i = width; i > 0; --i)
+    value = value << 8 | static_cast<unsigned char>(bytes.at(at + i - 1));
   return value;
 }
 
@@ -27,7 +29,9 @@ inline std::string le(uint64_t value, size_t width) {
 
 inline std::string le(const Digest& d) { return le(d.low, 8) + le(d.high, 8); }
 
-inline std::string digest_bytes(std::string_view text) { return le(digest_of(std::as_bytes(std::span(text)))); }
+inline std::string digest_bytes(std::string_view text) {
+  return le(digest_of(std::as_bytes(std::span(text))));
+}
 
 // An archive's section is known by the digest of its index, which says how long it is.
 inline std::string_view archive_index(std::string_view archive) {
@@ -54,8 +58,9 @@ struct SnapshotImage {
     for (size_t i = 0; i < get_le(file, 40, 4); ++i) {
       const size_t at = image.header_size + 64 * i;
       const std::string name(file.substr(at, 8));
-      image.sections.push_back({name.substr(0, name.find('\0')),
-                                std::string(file.substr(get_le(file, at + 8, 8), get_le(file, at + 16, 8)))});
+      image.sections.push_back(
+          {name.substr(0, name.find('\0')),
+           std::string(file.substr(get_le(file, at + 8, 8), get_le(file, at + 16, 8)))});
     }
     return image;
   }
@@ -76,22 +81,30 @@ struct SnapshotImage {
     std::string blocks;
     for (const Section& s : sections) {
       const bool archive = s.name == "WEIGHTS" || s.name == "TOKENIZR";
-      const uint64_t alignment = s.name == "KV" ? 65536 : archive ? 4096 : 64, offset = (end + alignment - 1) / alignment * alignment;
+      const uint64_t alignment = s.name == "KV" ? 65536
+                                 : archive      ? 4096
+                                                : 64,
+                     offset = (end + alignment - 1) / alignment * alignment;
       body += std::string(offset - end, '\0') + s.content;
       end = offset + s.content.size();
       if (s.name == "BLOCKS") blocks = digest_bytes(s.content);
-      table += s.name + std::string(8 - s.name.size(), '\0') + le(offset, 8) + le(s.content.size(), 8) + le(s.flags, 4) +
-               le(s.encoding, 4) + (s.name == "KV" ? blocks : digest_bytes(archive ? archive_index(s.content) : s.content)) + std::string(16, '\0');
+      table +=
+          s.name + std::string(8 - s.name.size(), '\0') + le(offset, 8) + le(s.content.size(), 8) +
+          le(s.flags, 4) + le(s.encoding, 4) +
+          (s.name == "KV" ? blocks : digest_bytes(archive ? archive_index(s.content) : s.content)) +
+          std::string(16, '\0');
     }
-    std::string header = std::string("\x93STET\r\n\x1a", 8) + le(version, 4) + le(header_size, 4) + le(required, 8) +
-                         le(optional, 8) + le(front + body.size(), 8) + le(sections.size(), 4) + le(0, 4) + le(header_end, 8) +
+    std::string header = std::string("\x93STET\r\n\x1a", 8) + le(version, 4) + le(header_size, 4) +
+                         le(required, 8) + le(optional, 8) + le(front + body.size(), 8) +
+                         le(sections.size(), 4) + le(0, 4) + le(header_end, 8) +
                          digest_bytes(table) + state + id;
     header.resize(header_end - 16);
     return header + digest_bytes(header) + table + body;
   }
 };
 
-// The file with the state digest that its reader asks for: every digest right, whatever it says. XXH3 is no signature.
+// The file with the state digest that its reader asks for: every digest right, whatever it says.
+// XXH3 is no signature.
 inline std::string forged(SnapshotImage image) {
   const std::string file = image.build();
   try {

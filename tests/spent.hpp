@@ -1,4 +1,5 @@
-// What a piece of work costs, measured in a process of its own: for promises about memory and time that hold for any input.
+// What a piece of work costs, measured in a process of its own: for promises about memory and time
+// that hold for any input.
 #pragma once
 
 #include <sys/resource.h>
@@ -12,8 +13,8 @@
 namespace stet::test {
 
 struct Spent {
-  int status = 0;     // 0: it returned; minus the signal that ended it; 1: it threw
-  size_t memory = 0;  // bytes resident at the most, beyond what this process had
+  int status = 0;      // 0: it returned; minus the signal that ended it; 1: it threw
+  size_t memory = 0;   // bytes resident at the most, beyond what this process had
   double seconds = 0;  // of processor time
 };
 
@@ -43,9 +44,11 @@ Spent spent_by(const Work& work) {
   struct rusage usage = {};
   ::wait4(child, &status, 0, &usage);
   const size_t most = static_cast<size_t>(usage.ru_maxrss) * 1024;
-  const auto seconds = [](const struct timeval& t) { return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6; };
-  return {WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status), most > before ? most - before : 0,
-          seconds(usage.ru_utime) + seconds(usage.ru_stime)};
+  const auto seconds = [](const struct timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return {WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status),
+          most > before ? most - before : 0, seconds(usage.ru_utime) + seconds(usage.ru_stime)};
 }
 
 }  // namespace stet::test

@@ -23,11 +23,17 @@
 
 namespace stet::test {
 
-inline std::string data_path(const std::string& name) { return std::string(STET_ROOT) + "/tests/data/" + name; }
-inline std::string asset_path(const std::string& name) { return std::string(STET_ROOT) + "/assets/" + name; }
+inline std::string data_path(const std::string& name) {
+  return std::string(STET_ROOT) + "/tests/data/" + name;
+}
+inline std::string asset_path(const std::string& name) {
+  return std::string(STET_ROOT) + "/assets/" + name;
+}
 
-// Loaded once per process: weights are immutable. q8 and q4 round them; other contracts take them as they are.
-inline std::shared_ptr<const Model> model(const std::string& directory, Contract contract = Contract::f32) {
+// Loaded once per process: weights are immutable. q8 and q4 round them; other contracts take them
+// as they are.
+inline std::shared_ptr<const Model> model(const std::string& directory,
+                                          Contract contract = Contract::f32) {
   static std::map<std::pair<std::string, Contract>, std::shared_ptr<const Model>> loaded;
   if (contract == Contract::bf16) contract = Contract::f32;
   std::shared_ptr<const Model>& m = loaded[{directory, contract}];
@@ -68,7 +74,8 @@ class Golden {
   SafeTensors tensors_;
 };
 
-// The thread sanitizer does not watch loads and stores of 32 and 64 bytes: only the portable kernels show it races.
+// The thread sanitizer does not watch loads and stores of 32 and 64 bytes: only the portable
+// kernels show it races.
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
 #define STET_DEFAULT_ISA "portable"
@@ -78,8 +85,8 @@ class Golden {
 #define STET_DEFAULT_ISA ""
 #endif
 
-inline SessionOptions options(int threads, const std::string& isa = STET_DEFAULT_ISA, int64_t chunk = 512,
-                              Contract contract = Contract::f32) {
+inline SessionOptions options(int threads, const std::string& isa = STET_DEFAULT_ISA,
+                              int64_t chunk = 512, Contract contract = Contract::f32) {
   SessionOptions o;
   o.compute.contract = contract;
   o.compute.threads = threads;
@@ -92,7 +99,8 @@ inline SessionOptions options(int threads, const std::string& isa = STET_DEFAULT
 inline std::vector<float> all_logits(Session& session, std::span<const int32_t> ids) {
   std::vector<float> out;
   session.append(ids, [&](int64_t, Rows rows) {
-    for (size_t i = 0; i < rows.count; ++i) out.insert(out.end(), rows.row(i), rows.row(i) + rows.width);
+    for (size_t i = 0; i < rows.count; ++i)
+      out.insert(out.end(), rows.row(i), rows.row(i) + rows.width);
   });
   return out;
 }
@@ -109,7 +117,8 @@ inline bool same_bytes(std::span<const float> a, std::span<const float> b) {
 inline std::vector<std::byte> kv_bytes(const KvCache& kv) {
   std::vector<std::byte> out;
   const int64_t blocks = (kv.size() + kBlockPositions - 1) / kBlockPositions;
-  for (int64_t b = 0; b < blocks; ++b) out.insert(out.end(), kv.block(b), kv.block(b) + kv.shape().block_bytes());
+  for (int64_t b = 0; b < blocks; ++b)
+    out.insert(out.end(), kv.block(b), kv.block(b) + kv.shape().block_bytes());
   return out;
 }
 
@@ -122,26 +131,32 @@ inline void PrintTo(const Subject& s, std::ostream* out) { *out << s.name; }
 
 inline std::vector<Subject> subjects() {
   std::vector<Subject> all;
-  for (const char* name : {"gemma3-tiny", "gemma3-tiny-bf16", "gemma3-vision-tiny", "llama31-tiny", "llama32-tiny-bf16",
-                           "llama2-tiny-f16", "gpt2-tiny", "gemma-tiny", "gemma2-tiny", "mistral-tiny", "qwen2-tiny",
-                           "qwen3-tiny"}) {
+  for (const char* name : {"gemma3-tiny", "gemma3-tiny-bf16", "gemma3-vision-tiny", "llama31-tiny",
+                           "llama32-tiny-bf16", "llama2-tiny-f16", "gpt2-tiny", "gemma-tiny",
+                           "gemma2-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny"}) {
     all.push_back({name, data_path(std::string("models/") + name)});
   }
-  for (const char* name : {"pocket-gemma3", "pocket-llama3"}) all.push_back({name, asset_path(name)});
+  for (const char* name : {"pocket-gemma3", "pocket-llama3"})
+    all.push_back({name, asset_path(name)});
   return all;
 }
 
-// The same, and some of them under the other contracts: "NAME@bf16". Those of float32 and float16 weights are for q8 and q4.
+// The same, and some of them under the other contracts: "NAME@bf16". Those of float32 and float16
+// weights are for q8 and q4.
 inline std::vector<Subject> subjects_and_contracts() {
   const std::vector<std::pair<Contract, std::vector<std::string>>> others = {
-      {Contract::bf16, {"gemma3-tiny-bf16", "llama32-tiny-bf16", "qwen2-tiny", "pocket-gemma3", "pocket-llama3"}},
-      {Contract::q8, {"gemma3-tiny", "llama2-tiny-f16", "gpt2-tiny", "pocket-gemma3", "pocket-llama3"}},
-      {Contract::q4, {"gemma3-vision-tiny", "llama31-tiny", "gpt2-tiny", "pocket-gemma3", "pocket-llama3"}}};
+      {Contract::bf16,
+       {"gemma3-tiny-bf16", "llama32-tiny-bf16", "qwen2-tiny", "pocket-gemma3", "pocket-llama3"}},
+      {Contract::q8,
+       {"gemma3-tiny", "llama2-tiny-f16", "gpt2-tiny", "pocket-gemma3", "pocket-llama3"}},
+      {Contract::q4,
+       {"gemma3-vision-tiny", "llama31-tiny", "gpt2-tiny", "pocket-gemma3", "pocket-llama3"}}};
   std::vector<Subject> all = subjects();
   for (const auto& [contract, names] : others) {
     for (const Subject& subject : subjects()) {
       const bool named = std::find(names.begin(), names.end(), subject.name) != names.end();
-      if (named) all.push_back({subject.name + "@" + contract_name(contract), subject.directory, contract});
+      if (named)
+        all.push_back({subject.name + "@" + contract_name(contract), subject.directory, contract});
     }
   }
   return all;
@@ -150,7 +165,8 @@ inline std::vector<Subject> subjects_and_contracts() {
 // GoogleTest's name of a subject.
 inline std::string subject_name(const testing::TestParamInfo<Subject>& info) {
   std::string name = info.param.name;
-  std::replace_if(name.begin(), name.end(), [](char c) { return c == '-' || c == '@'; }, '_');
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '-' || c == '@'; }, '_');
   return name;
 }
 
@@ -158,16 +174,19 @@ inline std::string subject_name(const testing::TestParamInfo<Subject>& info) {
 inline std::vector<int32_t> random_tokens(const Model& m, size_t n, uint32_t seed = 1) {
   std::mt19937 random(seed);
   std::vector<int32_t> ids(n);
-  for (int32_t& id : ids) id = static_cast<int32_t>(random() % static_cast<uint32_t>(m.config().vocab_size));
+  for (int32_t& id : ids)
+    id = static_cast<int32_t>(random() % static_cast<uint32_t>(m.config().vocab_size));
   return ids;
 }
 
-// A session's last logits and keys and values equal another's, byte for byte. The first difference is named.
+// A session's last logits and keys and values equal another's, byte for byte. The first difference
+// is named.
 inline testing::AssertionResult same_state(Session& a, Session& b) {
   if (a.tokens() != b.tokens()) return testing::AssertionFailure() << "tokens differ";
   a.state(), b.state();  // every block of a mapped file is looked at
   const std::span<const float> x = a.logits(), y = b.logits();
-  if (x.size() != y.size()) return testing::AssertionFailure() << x.size() << " and " << y.size() << " logits";
+  if (x.size() != y.size())
+    return testing::AssertionFailure() << x.size() << " and " << y.size() << " logits";
   for (size_t i = 0; i < x.size(); ++i) {
     if (std::memcmp(&x[i], &y[i], sizeof x[i]) != 0) {
       return testing::AssertionFailure() << "logit " << i << " is " << x[i] << " and " << y[i];
@@ -175,7 +194,8 @@ inline testing::AssertionResult same_state(Session& a, Session& b) {
   }
   const KvShape& shape = a.kv().shape();
   if (!(shape == b.kv().shape()) || a.kv().size() != b.kv().size()) {
-    return testing::AssertionFailure() << "caches of " << a.kv().size() << " and " << b.kv().size() << " positions";
+    return testing::AssertionFailure()
+           << "caches of " << a.kv().size() << " and " << b.kv().size() << " positions";
   }
   for (int64_t block = 0; block * kBlockPositions < a.kv().size(); ++block) {
     const std::byte* p = a.kv().block(block);

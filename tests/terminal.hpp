@@ -21,7 +21,8 @@ class Terminal {
   using Environment = std::vector<std::pair<std::string, std::string>>;
 
   // `home` is where the command keeps its history.
-  Terminal(const std::vector<std::string>& args, const std::string& home, const Environment& environment = {}) {
+  Terminal(const std::vector<std::string>& args, const std::string& home,
+           const Environment& environment = {}) {
     std::vector<std::string> words = {STET_BUILD "/tools/stet"};
     words.insert(words.end(), args.begin(), args.end());
     std::vector<char*> argv;
@@ -40,7 +41,8 @@ class Terminal {
       ::execv(argv[0], argv.data());
       ::_exit(127);
     }
-    process_ = static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0));  // some C libraries declare pidfd_open for C alone
+    process_ = static_cast<int>(
+        ::syscall(SYS_pidfd_open, pid_, 0));  // some C libraries declare pidfd_open for C alone
   }
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;
@@ -53,18 +55,24 @@ class Terminal {
     if (fd_ >= 0) ::close(fd_);
   }
 
-  void type(const std::string& keys) const { ASSERT_EQ(::write(fd_, keys.data(), keys.size()), static_cast<ssize_t>(keys.size())); }
-  // Reads until the screen has shown `text`, escape sequences left out, after what the last call waited for.
+  void type(const std::string& keys) const {
+    ASSERT_EQ(::write(fd_, keys.data(), keys.size()), static_cast<ssize_t>(keys.size()));
+  }
+  // Reads until the screen has shown `text`, escape sequences left out, after what the last call
+  // waited for.
   void until(const std::string& text) {
     size_t found;
-    while ((found = plain(shown_).find(text, seen_)) == std::string::npos && read_more()) {}
-    ASSERT_NE(found, std::string::npos) << "waited for \"" << text << "\", saw: " << plain(shown_).substr(seen_);
+    while ((found = plain(shown_).find(text, seen_)) == std::string::npos && read_more()) {
+    }
+    ASSERT_NE(found, std::string::npos)
+        << "waited for \"" << text << "\", saw: " << plain(shown_).substr(seen_);
     seen_ = found + text.size();
   }
   // Reads until there is more on the screen than white space.
   void until_anything() {
     const auto there = [&] { return plain(shown_).find_first_not_of(" \r\n", seen_); };
-    while (there() == std::string::npos && read_more()) {}
+    while (there() == std::string::npos && read_more()) {
+    }
     ASSERT_NE(there(), std::string::npos) << "waited for anything";
   }
   void send(int signal) const { ::kill(pid_, signal); }
@@ -78,7 +86,8 @@ class Terminal {
 
   // The exit status; minus a signal's number; -1000 when it does not end.
   int wait() {
-    while (read_more()) {}
+    while (read_more()) {
+    }
     pollfd ends{process_, POLLIN, 0};
     if (::poll(&ends, 1, kPatience) != 1) return -1000;
     int status = 0;

@@ -20,7 +20,8 @@ class Allocation : public testing::TestWithParam<int> {
   const std::vector<int32_t> ids = random_tokens(*m, 300);
 };
 
-// After the first token of a session the only allocations are the bookkeeping of a new block, once in 64 tokens.
+// After the first token of a session the only allocations are the bookkeeping of a new block, once
+// in 64 tokens.
 TEST_P(Allocation, ATokenAllocatesNothing) {
   Session s(m, options(GetParam()));
   s.append(std::span(ids).first(60));
@@ -48,13 +49,16 @@ TEST_P(Allocation, ATokenOfABatchAllocatesNothing) {
     }
     const int64_t before = allocations;
     append(batch);
-    EXPECT_TRUE(step == 0 || allocations - before == 2 * blocks) << "step " << step << ": " << allocations - before;
+    EXPECT_TRUE(step == 0 || allocations - before == 2 * blocks)
+        << "step " << step << ": " << allocations - before;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, Allocation, testing::Values(1, 2), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Threads, Allocation, testing::Values(1, 2),
+                         testing::PrintToStringParamName());
 
-// Every allocation of every call is made to fail in turn: the session is what it was, and works afterwards.
+// Every allocation of every call is made to fail in turn: the session is what it was, and works
+// afterwards.
 class FailingAllocation : public Allocation {
  protected:
   template <class Call>
@@ -101,7 +105,8 @@ TEST_P(FailingAllocation, OfABatchChangesNoneOfIt) {
   whole.append(ids);
   sweep(start, whole, [&](Session& s) {
     Session other = first.fork();
-    const BatchEntry batch[] = {{&other, std::span(ids).first(30)}, {&s, std::span(ids).subspan(64)}};
+    const BatchEntry batch[] = {{&other, std::span(ids).first(30)},
+                                {&s, std::span(ids).subspan(64)}};
     try {
       append(batch);
     } catch (...) {

@@ -1,5 +1,5 @@
-// attention() over a small hand-made pass: the contract restated, float64 within a derived bound, and the promise
-// that threads, companions and what is masked do not matter.
+// attention() over a small hand-made pass: the contract restated, float64 within a derived bound,
+// and the promise that threads, companions and what is masked do not matter.
 #include "kernel_support.hpp"
 #include "src/kv_writer.hpp"
 #include "stet/ops.hpp"
@@ -21,21 +21,29 @@ struct Scene {
   size_t q_width() const { return heads() * head_dim; }
   size_t kv_width() const { return kv_heads * head_dim; }
   double scale() const { return 0.9 / std::sqrt(static_cast<double>(head_dim)); }
-  AttentionShape shape() const { return {1, heads(), kv_heads, head_dim, window, scale(), softcap}; }
+  AttentionShape shape() const {
+    return {1, heads(), kv_heads, head_dim, window, scale(), softcap};
+  }
   bool sees(int64_t query, int64_t position) const {
     return position <= query && (window == 0 || position > query - window);
   }
   std::string text() const {
-    return std::to_string(kv_heads) + " kv heads x " + std::to_string(group) + ", head_dim " + std::to_string(head_dim) + ", queries " +
-           std::to_string(first) + ".." + std::to_string(positions) + ", window " + std::to_string(window) + ", " + kv_type_name(type);
+    return std::to_string(kv_heads) + " kv heads x " + std::to_string(group) + ", head_dim " +
+           std::to_string(head_dim) + ", queries " + std::to_string(first) + ".." +
+           std::to_string(positions) + ", window " + std::to_string(window) + ", " +
+           kv_type_name(type);
   }
 };
 
 float stored(KvType type, float x) {
-  return type == KvType::f32 ? x : type == KvType::bf16 ? widen_bf16(round_bf16(x)) : widen_f16(round_f16(x));
+  return type == KvType::f32    ? x
+         : type == KvType::bf16 ? widen_bf16(round_bf16(x))
+                                : widen_f16(round_f16(x));
 }
 
-Rows rows_of(std::vector<float>& memory, size_t width) { return {memory.data(), width, width, memory.size() / width}; }
+Rows rows_of(std::vector<float>& memory, size_t width) {
+  return {memory.data(), width, width, memory.size() / width};
+}
 
 // One session's queries, keys and values, and its cache of two layers, of which the second is used.
 struct Sequence {
@@ -44,16 +52,20 @@ struct Sequence {
   KvCache cache;
 
   explicit Sequence(const Scene& setup)
-      : s(setup), q(numbers(s.count() * s.q_width(), s.seed)),
+      : s(setup),
+        q(numbers(s.count() * s.q_width(), s.seed)),
         k(numbers(static_cast<size_t>(s.positions) * s.kv_width(), s.seed + 1)),
         v(numbers(static_cast<size_t>(s.positions) * s.kv_width(), s.seed + 2)),
-        cache({2, static_cast<int64_t>(s.kv_heads), static_cast<int64_t>(s.head_dim), s.type}, s.positions + 70) {
+        cache({2, static_cast<int64_t>(s.kv_heads), static_cast<int64_t>(s.head_dim), s.type},
+              s.positions + 70) {
     for (float& x : q) x *= 4;
     const Span span{&cache, 0, 0, static_cast<size_t>(s.positions)};
     Pass pass{};
     pass.spans = {&span, 1};
     KvWriter(cache).prepare(s.positions);
-    run_team(1, [&](Team t) { store_kv(t, pass, 1, rows_of(k, s.kv_width()), rows_of(v, s.kv_width())); });
+    run_team(1, [&](Team t) {
+      store_kv(t, pass, 1, rows_of(k, s.kv_width()), rows_of(v, s.kv_width()));
+    });
     KvWriter(cache).commit(s.positions);
     for (float& x : k) x = stored(s.type, x);
     for (float& x : v) x = stored(s.type, x);
@@ -67,7 +79,8 @@ struct Sequence {
 };
 
 // Output [queries][heads * head_dim] of `sequences`, side by side in one pass.
-std::vector<float> run(std::vector<Sequence*> sequences, const std::string& isa = "", int threads = 1) {
+std::vector<float> run(std::vector<Sequence*> sequences, const std::string& isa = "",
+                       int threads = 1) {
   const Scene& s = sequences[0]->s;
   std::vector<float> q;
   std::vector<Span> spans;
@@ -91,7 +104,9 @@ std::vector<float> run(std::vector<Sequence*> sequences, const std::string& isa 
   pass.kernels = isa.empty() ? &best_kernels() : find_kernels(isa.c_str());
   pass.spans = spans;
   pass.scratch = &scratch;
-  run_team(threads, [&](Team t) { attention(t, pass, s.shape(), rows_of(q, s.q_width()), rows_of(y, s.q_width())); });
+  run_team(threads, [&](Team t) {
+    attention(t, pass, s.shape(), rows_of(q, s.q_width()), rows_of(y, s.q_width()));
+  });
   return y;
 }
 
@@ -102,7 +117,8 @@ std::vector<float> plain(const Sequence& a) {
   const float scale = static_cast<float>(s.scale()), cap = static_cast<float>(s.softcap);
   for (int64_t query = s.first; query < s.positions; ++query) {
     for (size_t h = 0; h < s.heads(); ++h) {
-      const float* q = a.q.data() + (static_cast<size_t>(query - s.first) * s.heads() + h) * s.head_dim;
+      const float* q =
+          a.q.data() + (static_cast<size_t>(query - s.first) * s.heads() + h) * s.head_dim;
       PlainPart sum{-kInf, 0, std::vector<float>(s.head_dim, 0.0f)};
       for (int64_t begin = 0; begin < s.positions; begin += 64) {
         std::vector<float> k(s.head_dim * 64), v(64 * s.head_dim);
@@ -114,7 +130,9 @@ std::vector<float> plain(const Sequence& a) {
           }
           if (s.sees(query, begin + t)) mask |= uint64_t{1} << t;
         }
-        if (mask != 0) plain_merge(sum, plain_attend(q, k.data(), v.data(), s.head_dim, s.head_dim, mask, scale, cap));
+        if (mask != 0)
+          plain_merge(
+              sum, plain_attend(q, k.data(), v.data(), s.head_dim, s.head_dim, mask, scale, cap));
       }
       for (float o : sum.o) y.push_back(o / sum.l);
     }
@@ -122,22 +140,25 @@ std::vector<float> plain(const Sequence& a) {
   return y;
 }
 
-// Softmax in float64, and a bound on the error of each output, derived step by step (u = 2^-24, first order made
-// rigorous by gamma and expm1):
+// Softmax in float64, and a bound on the error of each output, derived step by step (u = 2^-24,
+// first order made rigorous by gamma and expm1):
 //   score:   chain over d and the scale: E = gamma(d + 1) * scale * sum |q k|
-//            soft cap c tanh(s / c): slope <= 1, two roundings and tanh's 1.371 ULP (<= 2 * 1.371 u): + 5 u |s'|
-//   weight:  exp(score - m), then one factor exp(m - m') for each of B blocks merged. Each has an argument rounded by
-//            u R (R: the largest distance of scores) and exp's 0.94 ULP (<= 2 u), and is multiplied on: 2 u more.
-//            eta = expm1(E + (B + 1) (u R + 4 u))
+//            soft cap c tanh(s / c): slope <= 1, two roundings and tanh's 1.371 ULP (<= 2 * 1.371
+//            u): + 5 u |s'|
+//   weight:  exp(score - m), then one factor exp(m - m') for each of B blocks merged. Each has an
+//            argument rounded by u R (R: the largest distance of scores) and exp's 0.94 ULP (<= 2
+//            u), and is multiplied on: 2 u more. eta = expm1(E + (B + 1) (u R + 4 u))
 //   sums:    n weights, in any order: gamma(n + B)
-// The quotient of two sums of positive weights, each term off by at most those factors, and its rounding:
+// The quotient of two sums of positive weights, each term off by at most those factors, and its
+// rounding:
 //   ((1 + eta)(1 + gamma)(1 + u) / ((1 - eta)(1 - gamma)) - 1) * sum w |v|
 void check_against_float64(const Sequence& a, const std::vector<float>& y) {
   const Scene& s = a.s;
   size_t at = 0;
   for (int64_t query = s.first; query < s.positions; ++query) {
     for (size_t h = 0; h < s.heads(); ++h) {
-      const float* q = a.q.data() + (static_cast<size_t>(query - s.first) * s.heads() + h) * s.head_dim;
+      const float* q =
+          a.q.data() + (static_cast<size_t>(query - s.first) * s.heads() + h) * s.head_dim;
       std::vector<double> score, weight;
       std::vector<int64_t> seen;
       double error = 0;
@@ -150,7 +171,8 @@ void check_against_float64(const Sequence& a, const std::vector<float>& y) {
           sum += product;
           size += std::fabs(product);
         }
-        const double raw = sum * scale, capped = s.softcap == 0 ? raw : s.softcap * std::tanh(raw / s.softcap);
+        const double raw = sum * scale,
+                     capped = s.softcap == 0 ? raw : s.softcap * std::tanh(raw / s.softcap);
         error = std::max(error, gamma(static_cast<double>(s.head_dim) + 1) * scale * size +
                                     (s.softcap == 0 ? 0 : 5 * kUnit * std::fabs(capped)));
         score.push_back(capped);
@@ -160,7 +182,8 @@ void check_against_float64(const Sequence& a, const std::vector<float>& y) {
       const double range = *high - *low + 2 * error, n = static_cast<double>(score.size());
       ASSERT_LT(range, 80) << "weights must stay normal for the bound to hold";
       const double blocks = static_cast<double>(seen.back() / 64 - seen.front() / 64 + 1);
-      const double eta = std::expm1(error + (blocks + 1) * kUnit * (range + 4)), g = gamma(n + blocks);
+      const double eta = std::expm1(error + (blocks + 1) * kUnit * (range + 4)),
+                   g = gamma(n + blocks);
       const double factor = (1 + eta) * (1 + g) * (1 + kUnit) / ((1 - eta) * (1 - g)) - 1;
       double total = 0;
       for (double x : score) total += weight.emplace_back(std::exp(x - *high));
@@ -171,14 +194,16 @@ void check_against_float64(const Sequence& a, const std::vector<float>& y) {
           expected += term;
           size += std::fabs(term);
         }
-        ASSERT_LE(std::fabs(y[at] - expected), factor * size + 0x1p-45) << s.text() << ": query " << query << ", head " << h << ", " << d;
+        ASSERT_LE(std::fabs(y[at] - expected), factor * size + 0x1p-45)
+            << s.text() << ": query " << query << ", head " << h << ", " << d;
       }
     }
   }
 }
 
 class AttentionOnEachIsa : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Attention, AttentionOnEachIsa, testing::ValuesIn(isa_names()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Attention, AttentionOnEachIsa, testing::ValuesIn(isa_names()),
+                         [](const auto& info) { return info.param; });
 
 void check(const Scene& s, const std::string& isa) {
   Sequence a(s);
@@ -189,14 +214,22 @@ void check(const Scene& s, const std::string& isa) {
 
 TEST_P(AttentionOnEachIsa, Groups) {
   for (size_t group : {1, 2, 3, 4, 8, 12}) {
-    check({.kv_heads = 2, .group = group, .head_dim = 16, .positions = 70, .first = 55}, GetParam());
+    check({.kv_heads = 2, .group = group, .head_dim = 16, .positions = 70, .first = 55},
+          GetParam());
   }
 }
 
 TEST_P(AttentionOnEachIsa, HeadDimensions) {
   for (size_t head_dim : {8, 16, 24, 64, 80, 256}) {
     for (KvType type : {KvType::f32, KvType::bf16, KvType::f16}) {
-      check({.kv_heads = 2, .group = 2, .head_dim = head_dim, .positions = 131, .first = 124, .type = type, .seed = head_dim}, GetParam());
+      check({.kv_heads = 2,
+             .group = 2,
+             .head_dim = head_dim,
+             .positions = 131,
+             .first = 124,
+             .type = type,
+             .seed = head_dim},
+            GetParam());
     }
   }
 }
@@ -205,31 +238,49 @@ TEST_P(AttentionOnEachIsa, HeadDimensions) {
 TEST_P(AttentionOnEachIsa, SlidingWindows) {
   for (int64_t window : {1, 2, 8, 63, 64, 65, 127, 128, 129, 200}) {
     for (int64_t last : {62, 63, 64, 65, 127, 128, 129, 191, 192}) {
-      check({.kv_heads = 1, .group = 2, .head_dim = 8, .positions = last + 1, .first = std::max<int64_t>(0, last - 4), .window = window,
-             .seed = static_cast<uint64_t>(last)}, GetParam());
+      check({.kv_heads = 1,
+             .group = 2,
+             .head_dim = 8,
+             .positions = last + 1,
+             .first = std::max<int64_t>(0, last - 4),
+             .window = window,
+             .seed = static_cast<uint64_t>(last)},
+            GetParam());
     }
   }
 }
 
 // A long prompt at once: several tasks of 48 queries each, tiles that straddle blocks.
 TEST_P(AttentionOnEachIsa, WholePrompts) {
-  for (int64_t window : {0, 40}) check({.kv_heads = 1, .group = 3, .head_dim = 8, .positions = 150, .window = window}, GetParam());
+  for (int64_t window : {0, 40})
+    check({.kv_heads = 1, .group = 3, .head_dim = 8, .positions = 150, .window = window},
+          GetParam());
 }
 
 TEST_P(AttentionOnEachIsa, Softcap) {
-  check({.kv_heads = 2, .group = 2, .head_dim = 24, .positions = 90, .first = 80, .softcap = 3.0}, GetParam());
+  check({.kv_heads = 2, .group = 2, .head_dim = 24, .positions = 90, .first = 80, .softcap = 3.0},
+        GetParam());
 }
 
-// One query and few heads: threads take blocks of positions; their results are merged as one thread would.
+// One query and few heads: threads take blocks of positions; their results are merged as one thread
+// would.
 TEST_P(AttentionOnEachIsa, SplitOverThreadsGivesTheSameBits) {
   for (size_t kv_heads : {1, 2, 3}) {
     for (size_t group : {1, 4, 8}) {
       for (int64_t position : {0, 63, 64, 400}) {
         for (int64_t window : {0, 1, 70}) {
-          Sequence a({.kv_heads = kv_heads, .group = group, .head_dim = 24, .positions = position + 1, .first = position, .window = window,
-                      .type = KvType::bf16, .seed = group});
+          Sequence a({.kv_heads = kv_heads,
+                      .group = group,
+                      .head_dim = 24,
+                      .positions = position + 1,
+                      .first = position,
+                      .window = window,
+                      .type = KvType::bf16,
+                      .seed = group});
           const std::vector<float> one = run({&a}, GetParam(), 1);
-          for (int threads : {2, 5}) ASSERT_TRUE(equal_bits(run({&a}, GetParam(), threads), one)) << a.s.text() << ", " << threads << " threads";
+          for (int threads : {2, 5})
+            ASSERT_TRUE(equal_bits(run({&a}, GetParam(), threads), one))
+                << a.s.text() << ", " << threads << " threads";
           if (position <= 64) {
             ASSERT_TRUE(equal_bits(one, plain(a))) << a.s.text();
           }
@@ -240,7 +291,8 @@ TEST_P(AttentionOnEachIsa, SplitOverThreadsGivesTheSameBits) {
 }
 
 TEST(Attention, ThreadsDoNotMatter) {
-  Sequence a({.kv_heads = 2, .group = 3, .head_dim = 24, .positions = 140, .first = 20, .window = 50});
+  Sequence a(
+      {.kv_heads = 2, .group = 3, .head_dim = 24, .positions = 140, .first = 20, .window = 50});
   const std::vector<float> one = run({&a});
   for (int threads : {2, 3, 5}) EXPECT_TRUE(equal_bits(run({&a}, "", threads), one)) << threads;
 }
@@ -255,9 +307,11 @@ TEST(Attention, QueriesDoNotDependOnTheirCompanions) {
       Sequence part(whole);
       part.s.first = 100 + from;
       part.s.positions = 100 + from + count;  // later keys are in the cache, and must not be seen
-      const auto begin = static_cast<int64_t>(whole.q_width()) * from, size = static_cast<int64_t>(whole.q_width()) * count;
+      const auto begin = static_cast<int64_t>(whole.q_width()) * from,
+                 size = static_cast<int64_t>(whole.q_width()) * count;
       part.q.assign(a.q.begin() + begin, a.q.begin() + begin + size);
-      ASSERT_TRUE(equal_bits(run({&part}), std::span(together).subspan(static_cast<size_t>(begin), static_cast<size_t>(size))))
+      ASSERT_TRUE(equal_bits(run({&part}), std::span(together).subspan(static_cast<size_t>(begin),
+                                                                       static_cast<size_t>(size))))
           << from << " + " << count;
     }
   }
@@ -270,7 +324,8 @@ TEST(Attention, SpansOfOnePassAreIndependent) {
   std::vector<float> apart = run({&a});
   const std::vector<float> second = run({&b});
   apart.insert(apart.end(), second.begin(), second.end());
-  for (int threads : {1, 2, 3}) EXPECT_TRUE(equal_bits(run({&a, &b}, "", threads), apart)) << threads;
+  for (int threads : {1, 2, 3})
+    EXPECT_TRUE(equal_bits(run({&a, &b}, "", threads), apart)) << threads;
 }
 
 // Slots outside the window and after the query hold NaN or infinity: not a bit may change.
@@ -278,18 +333,27 @@ TEST_P(AttentionOnEachIsa, WhatIsNotSeenDoesNotMatter) {
   for (KvType type : {KvType::f32, KvType::bf16}) {
     for (size_t head_dim : {16, 24}) {
       for (float poison : {kNan, kInf, -kInf}) {
-        Sequence a({.kv_heads = 2, .group = 2, .head_dim = head_dim, .positions = 171, .first = 170, .window = 70, .type = type});
+        Sequence a({.kv_heads = 2,
+                    .group = 2,
+                    .head_dim = head_dim,
+                    .positions = 171,
+                    .first = 170,
+                    .window = 70,
+                    .type = type});
         const std::vector<float> clean = run({&a}, GetParam());
         for (int64_t position = 0; position < 192; ++position) {
           if (a.s.sees(170, position)) continue;
           std::byte* block = KvWriter(a.cache).writable(position / 64);
           for (int64_t head = 0; head < 2; ++head) {
             for (size_t d = 0; d < head_dim; ++d) {
-              const size_t size = a.cache.shape().element_size(), slot = static_cast<size_t>(position % 64);
+              const size_t size = a.cache.shape().element_size(),
+                           slot = static_cast<size_t>(position % 64);
               const uint16_t half = round_bf16(poison);
               const void* from = type == KvType::f32 ? static_cast<const void*>(&poison) : &half;
-              std::memcpy(block + a.cache.shape().k_offset(1, head) + (d * 64 + slot) * size, from, size);
-              std::memcpy(block + a.cache.shape().v_offset(1, head) + (slot * head_dim + d) * size, from, size);
+              std::memcpy(block + a.cache.shape().k_offset(1, head) + (d * 64 + slot) * size, from,
+                          size);
+              std::memcpy(block + a.cache.shape().v_offset(1, head) + (slot * head_dim + d) * size,
+                          from, size);
             }
           }
         }
@@ -301,7 +365,8 @@ TEST_P(AttentionOnEachIsa, WhatIsNotSeenDoesNotMatter) {
   }
 }
 
-// Keys and values are rounded once, when written, to the slot of their position; every other byte stays zero.
+// Keys and values are rounded once, when written, to the slot of their position; every other byte
+// stays zero.
 TEST(Attention, StoredBytes) {
   for (KvType type : {KvType::f32, KvType::bf16, KvType::f16}) {
     Sequence a({.kv_heads = 2, .group = 1, .head_dim = 8, .positions = 70, .type = type});
@@ -312,16 +377,22 @@ TEST(Attention, StoredBytes) {
         for (size_t head = 0; head < 2; ++head) {
           for (size_t d = 0; d < 8; ++d) {
             const size_t slot = static_cast<size_t>(position % 64), size = shape.element_size();
-            const auto put = [&](size_t at, float x) {  // x is what the type stored: its upper bytes, or its pattern
-              const uint16_t half = type == KvType::bf16 ? round_bf16(x) : round_f16(x);
-              std::memcpy(expected.data() + at, type == KvType::f32 ? static_cast<const void*>(&x) : &half, size);
-            };
-            put(shape.k_offset(1, static_cast<int64_t>(head)) + (d * 64 + slot) * size, a.key(position, head)[d]);
-            put(shape.v_offset(1, static_cast<int64_t>(head)) + (slot * 8 + d) * size, a.value(position, head)[d]);
+            const auto put =
+                [&](size_t at,
+                    float x) {  // x is what the type stored: its upper bytes, or its pattern
+                  const uint16_t half = type == KvType::bf16 ? round_bf16(x) : round_f16(x);
+                  std::memcpy(expected.data() + at,
+                              type == KvType::f32 ? static_cast<const void*>(&x) : &half, size);
+                };
+            put(shape.k_offset(1, static_cast<int64_t>(head)) + (d * 64 + slot) * size,
+                a.key(position, head)[d]);
+            put(shape.v_offset(1, static_cast<int64_t>(head)) + (slot * 8 + d) * size,
+                a.value(position, head)[d]);
           }
         }
       }
-      EXPECT_EQ(std::memcmp(a.cache.block(b), expected.data(), expected.size()), 0) << kv_type_name(type) << ", block " << b;
+      EXPECT_EQ(std::memcmp(a.cache.block(b), expected.data(), expected.size()), 0)
+          << kv_type_name(type) << ", block " << b;
     }
   }
 }

@@ -1,11 +1,13 @@
-// The kernels of attention, on every instruction set: the bits of the contract, nothing touched outside the operands.
+// The kernels of attention, on every instruction set: the bits of the contract, nothing touched
+// outside the operands.
 #include "kernel_support.hpp"
 #include "stet/matrix.hpp"
 
 namespace stet::test {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(AttentionKernels, EachIsa, testing::ValuesIn(isa_names()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(AttentionKernels, EachIsa, testing::ValuesIn(isa_names()),
+                         [](const auto& info) { return info.param; });
 
 struct BlockCase {
   size_t head_dim, ldv;
@@ -13,28 +15,38 @@ struct BlockCase {
   std::vector<float> q, k, v;  // q[rows][head_dim], k[head_dim][64], v[64][ldv]
 
   BlockCase(size_t dim, int count, uint64_t seed)
-      : head_dim(dim), ldv((dim + 15) / 16 * 16), rows(count), q(numbers(static_cast<size_t>(count) * dim, seed)),
-        k(numbers(dim * 64, seed + 1)), v(numbers(64 * ldv, seed + 2)) {}
+      : head_dim(dim),
+        ldv((dim + 15) / 16 * 16),
+        rows(count),
+        q(numbers(static_cast<size_t>(count) * dim, seed)),
+        k(numbers(dim * 64, seed + 1)),
+        v(numbers(64 * ldv, seed + 2)) {}
 
   // Keys and values become numbers that `type` holds.
   void round_to(WeightType type) {
     for (std::vector<float>* x : {&k, &v}) {
-      for (float& f : *x) f = type == WeightType::f32 ? f : type == WeightType::bf16 ? widen_bf16(round_bf16(f)) : widen_f16(round_f16(f));
+      for (float& f : *x)
+        f = type == WeightType::f32    ? f
+            : type == WeightType::bf16 ? widen_bf16(round_bf16(f))
+                                       : widen_f16(round_f16(f));
     }
   }
   static Fenced<std::byte> stored(const std::vector<float>& x, WeightType type) {
     Fenced<std::byte> out(x.size() * (type == WeightType::f32 ? 4 : 2));
     for (size_t i = 0; i < x.size(); ++i) {
       const uint16_t half = type == WeightType::bf16 ? round_bf16(x[i]) : round_f16(x[i]);
-      if (type == WeightType::f32) std::memcpy(out.data() + 4 * i, &x[i], 4);
-      else std::memcpy(out.data() + 2 * i, &half, 2);
+      if (type == WeightType::f32)
+        std::memcpy(out.data() + 4 * i, &x[i], 4);
+      else
+        std::memcpy(out.data() + 2 * i, &half, 2);
     }
     return out;
   }
 
-  // m[rows], l[rows], o[rows][ldv], one after another; as one of three tiles, whose neighbours are the same rows with other masks.
-  std::vector<float> run(const Kernels& kernels, const std::vector<uint64_t>& mask, float scale, float softcap,
-                         WeightType type = WeightType::f32) const {
+  // m[rows], l[rows], o[rows][ldv], one after another; as one of three tiles, whose neighbours are
+  // the same rows with other masks.
+  std::vector<float> run(const Kernels& kernels, const std::vector<uint64_t>& mask, float scale,
+                         float softcap, WeightType type = WeightType::f32) const {
     const size_t n = static_cast<size_t>(rows);
     const Fenced<float> packed(head_dim * kTileRows);
     const Fenced<std::byte> keys = stored(k, type), values = stored(v, type);
@@ -51,11 +63,16 @@ struct BlockCase {
       std::vector<AttendTile> tiles;
       for (size_t i = 0; i < count; ++i) {
         m.emplace_back(n), l.emplace_back(n), o.emplace_back(n * ldv);
-        tiles.push_back({packed.data(), rows, i == count / 2 ? masks.data() : others.data(), {m[i].data(), l[i].data(), o[i].data()}});
+        tiles.push_back({packed.data(),
+                         rows,
+                         i == count / 2 ? masks.data() : others.data(),
+                         {m[i].data(), l[i].data(), o[i].data()}});
       }
-      if (count > 1) block.next = {keys.data(), head_dim * 1000};  // memory or not: fetching changes nothing
+      if (count > 1)
+        block.next = {keys.data(), head_dim * 1000};  // memory or not: fetching changes nothing
       kernels.attend[static_cast<int>(type)](block, tiles.data(), count);
-      for (size_t i = 0; i < count; ++i) EXPECT_TRUE(m[i].untouched() && l[i].untouched() && o[i].untouched());
+      for (size_t i = 0; i < count; ++i)
+        EXPECT_TRUE(m[i].untouched() && l[i].untouched() && o[i].untouched());
       std::vector<float> out(m[count / 2].data(), m[count / 2].data() + n);
       out.insert(out.end(), l[count / 2].data(), l[count / 2].data() + n);
       out.insert(out.end(), o[count / 2].data(), o[count / 2].data() + n * ldv);
@@ -68,7 +85,8 @@ struct BlockCase {
     const size_t n = static_cast<size_t>(rows);
     std::vector<float> out(2 * n + n * ldv);
     for (size_t r = 0; r < n; ++r) {
-      const PlainPart part = plain_attend(q.data() + r * head_dim, k.data(), v.data(), head_dim, ldv, mask[r], scale, softcap);
+      const PlainPart part = plain_attend(q.data() + r * head_dim, k.data(), v.data(), head_dim,
+                                          ldv, mask[r], scale, softcap);
       out[r] = part.m;
       out[n + r] = part.l;
       std::copy(part.o.begin(), part.o.end(), out.begin() + static_cast<int64_t>(2 * n + r * ldv));
@@ -86,9 +104,23 @@ struct BlockCase {
 
 constexpr uint64_t kAll = ~uint64_t{0};
 // Runs from either end, single positions, holes, nothing at all.
-constexpr uint64_t kMasks[] = {kAll, 0, 1, uint64_t{1} << 63, 0xFFFF, 0x1FFFF, kAll << 1, kAll >> 1, kAll << 17, kAll >> 49,
-                               0x5555555555555555, 0xAAAAAAAAAAAAAAAA, 0xFFFF0000FFFF0000, 0x8000000000000001,
-                               0x7FFFFFFFFFFFFFFE, 0xF0F000000000F0F1, 0x0000000100000000};
+constexpr uint64_t kMasks[] = {kAll,
+                               0,
+                               1,
+                               uint64_t{1} << 63,
+                               0xFFFF,
+                               0x1FFFF,
+                               kAll << 1,
+                               kAll >> 1,
+                               kAll << 17,
+                               kAll >> 49,
+                               0x5555555555555555,
+                               0xAAAAAAAAAAAAAAAA,
+                               0xFFFF0000FFFF0000,
+                               0x8000000000000001,
+                               0x7FFFFFFFFFFFFFFE,
+                               0xF0F000000000F0F1,
+                               0x0000000100000000};
 
 TEST_P(EachIsa, AttendIsTheContractRestated) {
   uint64_t seed = 1;
@@ -97,11 +129,13 @@ TEST_P(EachIsa, AttendIsTheContractRestated) {
     c.round_to(type);
     for (size_t first = 0; first < std::size(kMasks); first += 3) {
       std::vector<uint64_t> mask;
-      for (size_t r = 0; r < static_cast<size_t>(rows); ++r) mask.push_back(kMasks[(first + r * 5) % std::size(kMasks)]);
+      for (size_t r = 0; r < static_cast<size_t>(rows); ++r)
+        mask.push_back(kMasks[(first + r * 5) % std::size(kMasks)]);
       std::vector<float> got = c.run(k, mask, 0.3f, softcap, type);
       c.drop_padding(got);
       ASSERT_TRUE(equal_bits(got, c.plain(mask, 0.3f, softcap)))
-          << "head_dim " << head_dim << ", rows " << rows << ", masks from " << first << ", type " << static_cast<int>(type);
+          << "head_dim " << head_dim << ", rows " << rows << ", masks from " << first << ", type "
+          << static_cast<int>(type);
     }
   };
   for (size_t head_dim : {1, 8, 16, 24, 64, 80, 256}) {
@@ -127,7 +161,8 @@ TEST_P(EachIsa, AttendOnCausalAndWindowEdges) {
       }
       std::vector<float> got = c.run(k, mask, 1.0f, 0.0f);
       c.drop_padding(got);
-      ASSERT_TRUE(equal_bits(got, c.plain(mask, 1.0f, 0.0f))) << "last " << last << ", window " << window;
+      ASSERT_TRUE(equal_bits(got, c.plain(mask, 1.0f, 0.0f)))
+          << "last " << last << ", window " << window;
     }
   }
 }
@@ -137,7 +172,8 @@ TEST_P(EachIsa, MaskedKeysAndValuesDoNotMatter) {
   for (float poison : {kNan, kInf, -kInf, 0x1.fffffep127f}) {
     for (uint64_t hole : kMasks) {
       BlockCase c(24, 3, 40);
-      const std::vector<uint64_t> mask = {~hole, ~hole & 0xFFFFFFFFFFFF0000, ~hole & 0x0F0F0F0F0F0F0F0F};
+      const std::vector<uint64_t> mask = {~hole, ~hole & 0xFFFFFFFFFFFF0000,
+                                          ~hole & 0x0F0F0F0F0F0F0F0F};
       const std::vector<float> clean = c.run(k, mask, 0.5f, 0.0f);
       for (size_t t = 0; t < 64; ++t) {
         if ((hole >> t & 1) == 0) continue;
@@ -145,7 +181,8 @@ TEST_P(EachIsa, MaskedKeysAndValuesDoNotMatter) {
         for (size_t d = 0; d < c.ldv; ++d) c.v[t * c.ldv + d] = poison;
       }
       const std::vector<float> poisoned = c.run(k, mask, 0.5f, 0.0f);
-      ASSERT_EQ(std::memcmp(clean.data(), poisoned.data(), clean.size() * 4), 0) << poison << ", hole " << hole;
+      ASSERT_EQ(std::memcmp(clean.data(), poisoned.data(), clean.size() * 4), 0)
+          << poison << ", hole " << hole;
     }
   }
 }
@@ -158,10 +195,13 @@ TEST_P(EachIsa, AttendRowsAreIndependent) {
   for (size_t r = 0; r < 6; ++r) {
     BlockCase one = six;
     one.rows = 1;
-    one.q.assign(six.q.begin() + static_cast<int64_t>(r * 80), six.q.begin() + static_cast<int64_t>((r + 1) * 80));
+    one.q.assign(six.q.begin() + static_cast<int64_t>(r * 80),
+                 six.q.begin() + static_cast<int64_t>((r + 1) * 80));
     const std::vector<float> alone = one.run(k, {mask[r]}, 0.2f, 0.0f);
     EXPECT_TRUE(same_bits(alone[0], together[r]) && same_bits(alone[1], together[6 + r]));
-    EXPECT_TRUE(equal_bits(std::span(alone).subspan(2), std::span(together).subspan(12 + r * 80, 80))) << r;
+    EXPECT_TRUE(
+        equal_bits(std::span(alone).subspan(2), std::span(together).subspan(12 + r * 80, 80)))
+        << r;
   }
 }
 
@@ -180,11 +220,14 @@ TEST_P(EachIsa, MergeIsTheContractRestated) {
       if (m == -kInf && mb == -kInf) continue;  // a block of which nothing was seen is not merged
       for (size_t ldv : {16, 80}) {
         for (unsigned seen : {0u, 1u, 0b100000u, 0b101010u, 0b111111u}) {
-          const auto rows = static_cast<size_t>(std::bit_width(seen));  // memory ends behind the last one seen
-          const Fenced<float> top(rows), l(rows), o(rows * ldv), next_top(rows), next_l(rows), next_o(rows * ldv);
+          const auto rows =
+              static_cast<size_t>(std::bit_width(seen));  // memory ends behind the last one seen
+          const Fenced<float> top(rows), l(rows), o(rows * ldv), next_top(rows), next_l(rows),
+              next_o(rows * ldv);
           std::vector<PlainPart> expected;
           for (size_t r = 0; r < rows; ++r) {
-            PlainPart sum{m, m == -kInf ? 0.0f : 2.5f, m == -kInf ? std::vector<float>(ldv) : numbers(ldv, r)};
+            PlainPart sum{m, m == -kInf ? 0.0f : 2.5f,
+                          m == -kInf ? std::vector<float>(ldv) : numbers(ldv, r)};
             const PlainPart next{mb, mb == -kInf ? 0.0f : 1.75f, numbers(ldv, 10 + r)};
             top[r] = sum.m, l[r] = sum.l, next_top[r] = next.m, next_l[r] = next.l;
             std::copy(sum.o.begin(), sum.o.end(), o.data() + r * ldv);
@@ -192,10 +235,13 @@ TEST_P(EachIsa, MergeIsTheContractRestated) {
             if (seen >> r & 1) plain_merge(sum, next);
             expected.push_back(sum);
           }
-          k.merge({top.data(), l.data(), o.data()}, {next_top.data(), next_l.data(), next_o.data()}, ldv, seen);
+          k.merge({top.data(), l.data(), o.data()}, {next_top.data(), next_l.data(), next_o.data()},
+                  ldv, seen);
           for (size_t r = 0; r < rows; ++r) {
-            ASSERT_TRUE(same_bits(top[r], expected[r].m) && same_bits(l[r], expected[r].l)) << m << " with " << mb << ", row " << r;
-            ASSERT_TRUE(equal_bits(o.span().subspan(r * ldv, ldv), expected[r].o)) << m << " with " << mb << ", row " << r;
+            ASSERT_TRUE(same_bits(top[r], expected[r].m) && same_bits(l[r], expected[r].l))
+                << m << " with " << mb << ", row " << r;
+            ASSERT_TRUE(equal_bits(o.span().subspan(r * ldv, ldv), expected[r].o))
+                << m << " with " << mb << ", row " << r;
           }
           ASSERT_TRUE(top.untouched() && l.untouched() && o.untouched());
         }

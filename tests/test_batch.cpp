@@ -1,4 +1,5 @@
-// Batches: every session of a batch ends with the bytes it would have had alone, and an error changes none of them.
+// Batches: every session of a batch ends with the bytes it would have had alone, and an error
+// changes none of them.
 #include <list>
 
 #include "scratch.hpp"
@@ -44,7 +45,8 @@ testing::AssertionResult same_sessions(std::vector<Session>& a, std::vector<Sess
   for (size_t i = 0; i < a.size(); ++i) {
     const testing::AssertionResult same = same_state(a[i], b[i]);
     if (!same) return testing::AssertionFailure() << "session " << i << ": " << same.message();
-    if (digests_of(a[i]).state != digests_of(b[i]).state) return testing::AssertionFailure() << "session " << i << ": digests differ";
+    if (digests_of(a[i]).state != digests_of(b[i]).state)
+      return testing::AssertionFailure() << "session " << i << ": digests differ";
   }
   return testing::AssertionSuccess();
 }
@@ -59,7 +61,8 @@ struct Group {
     for (size_t i = 0; i < count; ++i) {
       const uint32_t seed = static_cast<uint32_t>(10 * i + 1);
       start.emplace_back(m, session_options(*m, contract, kTypes[i % 3]));
-      start.back().append(random_tokens(*m, std::min(lengths[i % 7], static_cast<size_t>(start.back().capacity()) - 75), seed));
+      start.back().append(random_tokens(
+          *m, std::min(lengths[i % 7], static_cast<size_t>(start.back().capacity()) - 75), seed));
       single.push_back(random_tokens(*m, 1, seed + 1));
       mixed.push_back(random_tokens(*m, more[(i + count) % 5], seed + 2));
     }
@@ -99,7 +102,8 @@ TEST_P(Batch, EverySessionIsAsIfAlone) {
         together[0].set_compute(compute_of(together[0], threads, isa, 512));
         append_all(together, group.single);
         append_all(together, group.mixed);
-        ASSERT_TRUE(same_sessions(together, expected)) << count << " sessions, " << isa << ", threads " << threads;
+        ASSERT_TRUE(same_sessions(together, expected))
+            << count << " sessions, " << isa << ", threads " << threads;
       }
     }
   }
@@ -121,7 +125,8 @@ TEST_P(Batch, PassesMayEndAnywhere) {
 std::vector<Subject> batch_subjects() {
   std::vector<Subject> chosen;
   for (const Subject& s : subjects_and_contracts()) {
-    for (const char* name : {"pocket-gemma3", "pocket-llama3", "llama32-tiny-bf16", "gpt2-tiny", "gemma2-tiny", "qwen3-tiny"}) {
+    for (const char* name : {"pocket-gemma3", "pocket-llama3", "llama32-tiny-bf16", "gpt2-tiny",
+                             "gemma2-tiny", "qwen3-tiny"}) {
       if (s.name == name || s.name == std::string(name) + "@bf16") chosen.push_back(s);
     }
   }
@@ -186,7 +191,8 @@ TEST_F(LlamaBatch, OfPrunedSessions) {
 class FailingBatch : public LlamaBatch {
  protected:
   // The batch fails with this text, and every one of its sessions is as it was.
-  void expect_error(const std::vector<BatchEntry>& batch, ErrorKind kind, const std::string& text) const {
+  void expect_error(const std::vector<BatchEntry>& batch, ErrorKind kind,
+                    const std::string& text) const {
     std::vector<Session> before;
     for (const BatchEntry& e : batch) {
       if (e.session != nullptr) before.push_back(e.session->fork());
@@ -198,38 +204,47 @@ class FailingBatch : public LlamaBatch {
       EXPECT_TRUE(same_state(*e.session, before[i++])) << "after: " << text;
     }
   }
-  // A session mapped from a file whose block 0 is damaged, in the layer that a pass reads last. It cannot heal: its tokens do
-  // not give its block 1.
+  // A session mapped from a file whose block 0 is damaged, in the layer that a pass reads last. It
+  // cannot heal: its tokens do not give its block 1.
   Session damaged(size_t tokens) {
     Session s = session(tokens);
     s.set_value(0, 0, 70, std::vector<float>(static_cast<size_t>(m->config().head_dim), 0.5f));
     Snapshot::save(s, "", file);
     std::string bytes = read_text_file(file, size_t{1} << 30);
-    const size_t at = Snapshot::open(file).sections().back().offset + s.kv().shape().content_bytes() - 1;
+    const size_t at =
+        Snapshot::open(file).sections().back().offset + s.kv().shape().content_bytes() - 1;
     bytes[at] = static_cast<char>(bytes[at] ^ 1);
     stet_test::write_file(file, bytes);
     return Snapshot::open(file).restore(m, "", options(1));
   }
   const std::string file = scratch / "s.stet";
-  const Ids one = {7}, some = random_tokens(*m, 20, 9), outside = {3, static_cast<int32_t>(m->config().vocab_size)};
+  const Ids one = {7}, some = random_tokens(*m, 20, 9),
+            outside = {3, static_cast<int32_t>(m->config().vocab_size)};
 };
 
 TEST_F(FailingBatch, OfWrongEntries) {
-  Session a = session(100), b = session(30), full = session(290), bf16(m, session_options(*m, Contract::bf16, KvType::f32));
+  Session a = session(100), b = session(30), full = session(290),
+          bf16(m, session_options(*m, Contract::bf16, KvType::f32));
   Session other(model(data_path("models/gemma3-tiny")), options(1));
   const std::string vocab = std::to_string(m->config().vocab_size);
   const auto argument = ErrorKind::argument;
   expect_error({{&a, some}, {&b, outside}}, argument,
-               "batch[1]: ids[1]: expected a token id in 0.." + std::to_string(m->config().vocab_size - 1) + ", found " + vocab);
+               "batch[1]: ids[1]: expected a token id in 0.." +
+                   std::to_string(m->config().vocab_size - 1) + ", found " + vocab);
   expect_error({{&a, some}, {&b, one}, {&a, one}}, argument,
                "batch[2]: session: expected one that stands once, found one that stands twice");
-  expect_error({{&a, some}, {nullptr, one}}, argument, "batch[1]: session: expected a session, found null");
-  expect_error({{&a, some}, {&b, {}}}, argument, "batch[1]: ids: expected at least one token, found none");
-  expect_error({{&a, some}, {&other, one}}, argument, "batch[1]: model: expected that of the first session, found another");
-  expect_error({{&a, some}, {&bf16, one}}, argument, "batch[1]: contract: expected f32, as of the first session, found bf16");
+  expect_error({{&a, some}, {nullptr, one}}, argument,
+               "batch[1]: session: expected a session, found null");
+  expect_error({{&a, some}, {&b, {}}}, argument,
+               "batch[1]: ids: expected at least one token, found none");
+  expect_error({{&a, some}, {&other, one}}, argument,
+               "batch[1]: model: expected that of the first session, found another");
+  expect_error({{&a, some}, {&bf16, one}}, argument,
+               "batch[1]: contract: expected f32, as of the first session, found bf16");
   expect_error({{&a, one}, {&full, some}}, ErrorKind::capacity,
                "batch[1]: tokens: expected at most 300 positions (--ctx), found 290 + 20");
-  expect_error({{&full, some}}, ErrorKind::capacity, "tokens: expected at most 300 positions (--ctx), found 290 + 20");
+  expect_error({{&full, some}}, ErrorKind::capacity,
+               "tokens: expected at most 300 positions (--ctx), found 290 + 20");
   append({});
   append(std::vector<BatchEntry>{{&a, some}, {&b, one}});
   Session c = session(100), d = session(30);
@@ -239,8 +254,8 @@ TEST_F(FailingBatch, OfWrongEntries) {
   EXPECT_TRUE(same_state(b, d));
 }
 
-// In the second of three sessions; one token at a time, the first is through by then and the third has not begun. The first
-// is pruned: it could not compute its logits again.
+// In the second of three sessions; one token at a time, the first is through by then and the third
+// has not begun. The first is pruned: it could not compute its logits again.
 TEST_F(FailingBatch, OfADamagedBlock) {
   for (const int64_t chunk : {1, 512}) {
     Session a = session(150), b = damaged(130), c = session(63);
@@ -251,8 +266,10 @@ TEST_F(FailingBatch, OfADamagedBlock) {
     for (const Session* s : {&a, &c}) kept.push_back(s->fork());
     const std::vector<BatchEntry> batch = {{&a, one}, {&b, one}, {&c, some}};
     EXPECT_EQ(error_of([&] { append(batch); }, ErrorKind::format),
-              file + ": batch[1]: KV block 0: expected the bytes that were saved (keys or values were edited: they cannot be computed again), "
-                     "found others");
+              file +
+                  ": batch[1]: KV block 0: expected the bytes that were saved (keys or values were "
+                  "edited: they cannot be computed again), "
+                  "found others");
     EXPECT_EQ(b.tokens(), before);
     EXPECT_EQ(b.kv().size(), 130);
     EXPECT_TRUE(same_state(a, kept[0])) << "chunk " << chunk;
@@ -283,44 +300,61 @@ TEST_F(FailingBatch, NotOfAFileThatWasCutOff) {
 TEST_F(FailingBatch, OfASessionThatIsAppending) {
   Session a = session(100), b = session(30), before = a.fork(), b_before = b.fork();
   const std::vector<BatchEntry> batch = {{&b, one}, {&a, one}};
-  const std::string refusal = "batch[1]: append: expected a call after append() has returned, found a call from its sink";
-  EXPECT_EQ(error_of([&] { a.append(some, [&](int64_t, Rows) { append(batch); }); }, ErrorKind::argument), refusal);
-  EXPECT_EQ(error_of([&] { a.append(some, nullptr, nullptr, [&](int64_t) { append(batch); }); }, ErrorKind::argument), refusal);
+  const std::string refusal =
+      "batch[1]: append: expected a call after append() has returned, found a call from its sink";
+  EXPECT_EQ(
+      error_of([&] { a.append(some, [&](int64_t, Rows) { append(batch); }); }, ErrorKind::argument),
+      refusal);
+  EXPECT_EQ(error_of([&] { a.append(some, nullptr, nullptr, [&](int64_t) { append(batch); }); },
+                     ErrorKind::argument),
+            refusal);
   EXPECT_TRUE(same_state(a, before));
   EXPECT_TRUE(same_state(b, b_before));
 }
 
-// The last thing that may throw: a pruned session still has the logits that it cannot compute again.
+// The last thing that may throw: a pruned session still has the logits that it cannot compute
+// again.
 TEST_F(FailingBatch, OfOnePrunedSessionInItsProgress) {
   Session a = session(150), b = session(150);
   for (Session* s : {&a, &b}) s->prune({.keep_last = 60, .sinks = 2, .shift = false});
-  EXPECT_THROW(a.append(some, nullptr, nullptr, [](int64_t) { throw std::runtime_error("progress"); }), std::runtime_error);
+  EXPECT_THROW(
+      a.append(some, nullptr, nullptr, [](int64_t) { throw std::runtime_error("progress"); }),
+      std::runtime_error);
   EXPECT_TRUE(same_state(a, b));
 }
 
 // ---------------------------------------------------------------- schedules
 
-// Random batches of random sessions, which are forked, rewound and pruned in between; each beside one that runs alone.
+// Random batches of random sessions, which are forked, rewound and pruned in between; each beside
+// one that runs alone.
 class Crowd {
  public:
-  Crowd(std::shared_ptr<const Model> m, Contract contract, uint32_t seed) : model_(std::move(m)), contract_(contract), random_(seed) {
+  Crowd(std::shared_ptr<const Model> m, Contract contract, uint32_t seed)
+      : model_(std::move(m)), contract_(contract), random_(seed) {
     while (members_.size() < 3) add();
   }
   void step() {
     switch (draw(8)) {
-      case 0: return add();
-      case 1: return fork();
-      case 2: return rewind(pick());
-      case 3: return prune(pick());
-      case 4: return advance(true);
-      default: return advance(false);
+      case 0:
+        return add();
+      case 1:
+        return fork();
+      case 2:
+        return rewind(pick());
+      case 3:
+        return prune(pick());
+      case 4:
+        return advance(true);
+      default:
+        return advance(false);
     }
   }
   testing::AssertionResult same() {
     for (auto& [together, alone] : members_) {
       const testing::AssertionResult same = same_state(together, alone);
       if (!same) return same;
-      if (digests_of(together).state != digests_of(alone).state) return testing::AssertionFailure() << "digests differ";
+      if (digests_of(together).state != digests_of(alone).state)
+        return testing::AssertionFailure() << "digests differ";
     }
     return testing::AssertionSuccess();
   }
@@ -338,8 +372,10 @@ class Crowd {
     Session alone(model_, o);
     const std::vector<std::string> sets = instruction_sets(*model_);
     const int64_t chunks[] = {1, 5, 64, 512};
-    const int threads = draw(4) == 0 ? 2 : 1;  // with small passes two cost hundreds of barriers for a token
-    o.compute = compute_of(alone, threads, sets[draw(sets.size())], threads == 1 ? chunks[draw(4)] : 64);
+    const int threads =
+        draw(4) == 0 ? 2 : 1;  // with small passes two cost hundreds of barriers for a token
+    o.compute =
+        compute_of(alone, threads, sets[draw(sets.size())], threads == 1 ? chunks[draw(4)] : 64);
     members_.push_back({Session(model_, o), std::move(alone)});
   }
   void fork() {
@@ -350,12 +386,14 @@ class Crowd {
   void rewind(Member& m) {
     const int64_t floor = m.alone.prunes().empty() ? 0 : m.alone.prunes().back().left() + 1;
     if (floor > m.alone.size()) return;
-    const int64_t to = floor + static_cast<int64_t>(draw(static_cast<size_t>(m.alone.size() - floor + 1)));
+    const int64_t to =
+        floor + static_cast<int64_t>(draw(static_cast<size_t>(m.alone.size() - floor + 1)));
     m.together.rewind(to);
     m.alone.rewind(to);
   }
   void prune(Member& m) {
-    const PruneOptions o{static_cast<int64_t>(10 + draw(60)), static_cast<int64_t>(draw(10)), draw(2) == 0 && !model_->config().ropes.empty()};
+    const PruneOptions o{static_cast<int64_t>(10 + draw(60)), static_cast<int64_t>(draw(10)),
+                         draw(2) == 0 && !model_->config().ropes.empty()};
     m.together.prune(o);
     m.alone.prune(o);
   }
@@ -371,9 +409,12 @@ class Crowd {
     const size_t wrong = failing ? draw(order.size()) : order.size();
     for (size_t i = 0; i < order.size(); ++i) {
       Session& s = order[i]->together;
-      const int64_t room = s.capacity() - s.size(), n = draw(3) == 0 ? 1 + static_cast<int64_t>(draw(70)) : 1;
+      const int64_t room = s.capacity() - s.size(),
+                    n = draw(3) == 0 ? 1 + static_cast<int64_t>(draw(70)) : 1;
       if (room == 0 && i != wrong) continue;
-      ids.push_back(random_tokens(*model_, static_cast<size_t>(i == wrong ? room + 1 : std::min(n, room)), static_cast<uint32_t>(random_())));
+      ids.push_back(random_tokens(*model_,
+                                  static_cast<size_t>(i == wrong ? room + 1 : std::min(n, room)),
+                                  static_cast<uint32_t>(random_())));
       batch.push_back({&s, ids.back()});
       alone.emplace_back(&order[i]->alone, &ids.back());
     }
@@ -392,10 +433,11 @@ class Crowd {
 };
 
 TEST(BatchSchedules, EqualSessionsThatRunAlone) {
-  const std::vector<Subject> all = {{"llama", data_path("models/llama32-tiny-bf16")},
-                                    {"llama@bf16", data_path("models/llama32-tiny-bf16"), Contract::bf16},
-                                    {"gemma", data_path("models/gemma3-tiny-bf16")},
-                                    {"gpt2", data_path("models/gpt2-tiny")}};
+  const std::vector<Subject> all = {
+      {"llama", data_path("models/llama32-tiny-bf16")},
+      {"llama@bf16", data_path("models/llama32-tiny-bf16"), Contract::bf16},
+      {"gemma", data_path("models/gemma3-tiny-bf16")},
+      {"gpt2", data_path("models/gpt2-tiny")}};
   for (uint32_t seed = 1; seed <= 24; ++seed) {
     const Subject& subject = all[seed % all.size()];
     Crowd crowd(model(subject.directory), subject.contract, seed);

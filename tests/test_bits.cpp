@@ -11,7 +11,9 @@ namespace {
 constexpr size_t kLength = 3 * 64 + 2;
 
 // As many as a session of `m` can hold, up to n.
-size_t at_most(const Model& m, size_t n) { return std::min(n, static_cast<size_t>(m.config().max_positions)); }
+size_t at_most(const Model& m, size_t n) {
+  return std::min(n, static_cast<size_t>(m.config().max_positions));
+}
 
 class Bits : public testing::TestWithParam<Subject> {
  protected:
@@ -19,7 +21,8 @@ class Bits : public testing::TestWithParam<Subject> {
   const size_t length = at_most(*m, kLength);
   const std::vector<int32_t> ids = random_tokens(*m, length);
 
-  SessionOptions options(int threads, const std::string& isa = STET_DEFAULT_ISA, int64_t chunk = 512) const {
+  SessionOptions options(int threads, const std::string& isa = STET_DEFAULT_ISA,
+                         int64_t chunk = 512) const {
     return test::options(threads, isa, chunk, GetParam().contract);
   }
   // Logits of every position, and the session that has processed them.
@@ -45,7 +48,8 @@ class Bits : public testing::TestWithParam<Subject> {
     }
     std::vector<int64_t> all = {0};
     for (int64_t step : steps) {
-      for (int64_t at = step; at <= 3 * step; at += step) all.insert(all.end(), {at - 1, at, at + 1});
+      for (int64_t at = step; at <= 3 * step; at += step)
+        all.insert(all.end(), {at - 1, at, at + 1});
     }
     std::erase_if(all, [&](int64_t at) { return at > static_cast<int64_t>(length); });
     std::sort(all.begin(), all.end(), std::greater<>());
@@ -57,7 +61,8 @@ class Bits : public testing::TestWithParam<Subject> {
 TEST_P(Bits, ChunkingDoesNotMatter) {
   Run whole = run(ids, options(1));
   for (int64_t chunk : {1, 2, 7, 63, 64, 65}) {
-    expect_same(run(ids, options(1, STET_DEFAULT_ISA, chunk)), whole, "chunk " + std::to_string(chunk));
+    expect_same(run(ids, options(1, STET_DEFAULT_ISA, chunk)), whole,
+                "chunk " + std::to_string(chunk));
   }
 }
 
@@ -79,7 +84,8 @@ TEST_P(Bits, RandomChunkingDoesNotMatter) {
   }
 }
 
-// More threads than processors are slow where every token waits for all of them: fewer tokens one by one.
+// More threads than processors are slow where every token waits for all of them: fewer tokens one
+// by one.
 TEST_P(Bits, ThreadsDoNotMatter) {
   Run one = run(ids, options(1));
   const auto few = std::span(ids).first(20);
@@ -88,7 +94,8 @@ TEST_P(Bits, ThreadsDoNotMatter) {
     const std::string what = std::to_string(threads) + " threads";
     expect_same(run(ids, options(threads)), one, what);
     expect_same(run(ids, options(threads, STET_DEFAULT_ISA, 63)), one, what + ", chunk 63");
-    expect_same(run(few, options(threads, STET_DEFAULT_ISA, 1)), few_by_one, what + ", token by token");
+    expect_same(run(few, options(threads, STET_DEFAULT_ISA, 1)), few_by_one,
+                what + ", token by token");
   }
 }
 
@@ -137,7 +144,8 @@ TEST_P(Bits, RewoundAndContinuedEqualsUnbroken) {
     Session fresh(m, options(1));
     fresh.append(std::span(ids).first(static_cast<size_t>(to)));
     ASSERT_TRUE(same_state(wandering, fresh)) << "rewound to " << to;
-    const size_t room = at_most(*m, others.size() + static_cast<size_t>(to)) - static_cast<size_t>(to);
+    const size_t room =
+        at_most(*m, others.size() + static_cast<size_t>(to)) - static_cast<size_t>(to);
     wandering.append(std::span(others).first(room));  // another continuation leaves no trace
     wandering.rewind(to);
     wandering.append(std::span(ids).subspan(static_cast<size_t>(to)));
@@ -166,8 +174,10 @@ TEST_P(Bits, ForkEqualsUnbrokenWhicheverSideGoesOn) {
   Session unbroken(m, options(1));
   unbroken.append(ids);
   const std::vector<int32_t> others = random_tokens(*m, length, 3);
-  for (int64_t at : {int64_t{1}, int64_t{63}, int64_t{64}, int64_t{65}, int64_t{100}, int64_t{128}}) {
-    const auto head = std::span(ids).first(static_cast<size_t>(at)), tail = std::span(ids).subspan(head.size());
+  for (int64_t at :
+       {int64_t{1}, int64_t{63}, int64_t{64}, int64_t{65}, int64_t{100}, int64_t{128}}) {
+    const auto head = std::span(ids).first(static_cast<size_t>(at)),
+               tail = std::span(ids).subspan(head.size());
     const auto other = std::span(others).subspan(head.size());
     Session original(m, options(1));
     original.append(head);
@@ -181,7 +191,7 @@ TEST_P(Bits, ForkEqualsUnbrokenWhicheverSideGoesOn) {
     changed.rewind(at / 2);
     original.append(tail);
     ASSERT_TRUE(same_state(original, unbroken)) << "fork at " << at;
-    original.rewind(at / 2);            // the original is changed, a fork goes on
+    original.rewind(at / 2);  // the original is changed, a fork goes on
     original.append(other);
     kept.append(other);
     ASSERT_TRUE(same_state(kept, with_other)) << "fork at " << at;
@@ -218,7 +228,8 @@ TEST_P(BitsOfKvType, NothingMatters) {
   }
 }
 
-// Keys and values of the first layer do not depend on attention: they are those of the f32 cache, rounded once.
+// Keys and values of the first layer do not depend on attention: they are those of the f32 cache,
+// rounded once.
 TEST_P(BitsOfKvType, RoundedOnceWhenWritten) {
   const auto m = model(std::get<0>(GetParam()).directory);
   const KvType type = std::get<1>(GetParam());
@@ -231,8 +242,10 @@ TEST_P(BitsOfKvType, RoundedOnceWhenWritten) {
   narrow.append(ids);
   const KvShape &from = wide.kv().shape(), &to = narrow.kv().shape();
   for (int64_t block = 0; block < wide.kv().blocks(); ++block) {
-    const float* exact = reinterpret_cast<const float*>(wide.kv().block(block) + from.k_offset(0, 0));
-    const uint16_t* rounded = reinterpret_cast<const uint16_t*>(narrow.kv().block(block) + to.k_offset(0, 0));
+    const float* exact =
+        reinterpret_cast<const float*>(wide.kv().block(block) + from.k_offset(0, 0));
+    const uint16_t* rounded =
+        reinterpret_cast<const uint16_t*>(narrow.kv().block(block) + to.k_offset(0, 0));
     const size_t layer = static_cast<size_t>(from.kv_heads * from.head_dim * kBlockPositions * 2);
     for (size_t i = 0; i < layer; ++i) {
       const uint16_t expected = type == KvType::bf16 ? round_bf16(exact[i]) : round_f16(exact[i]);
@@ -242,12 +255,13 @@ TEST_P(BitsOfKvType, RoundedOnceWhenWritten) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Bits, testing::ValuesIn(subjects_and_contracts()), subject_name);
-INSTANTIATE_TEST_SUITE_P(Models, BitsOfKvType,
-                         testing::Combine(testing::ValuesIn(subjects()), testing::Values(KvType::bf16, KvType::f16)),
-                         [](const auto& info) {
-                           const testing::TestParamInfo<Subject> subject(std::get<0>(info.param), info.index);
-                           return subject_name(subject) + "_" + kv_type_name(std::get<1>(info.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Models, BitsOfKvType,
+    testing::Combine(testing::ValuesIn(subjects()), testing::Values(KvType::bf16, KvType::f16)),
+    [](const auto& info) {
+      const testing::TestParamInfo<Subject> subject(std::get<0>(info.param), info.index);
+      return subject_name(subject) + "_" + kv_type_name(std::get<1>(info.param));
+    });
 
 }  // namespace
 }  // namespace stet::test

@@ -95,9 +95,7 @@ std::string pattern(size_t size) {
   return text;
 }
 
-std::string slurp(const std::string& path) {
-  return stet::read_text_file(path, 1 << 30);
-}
+std::string slurp(const std::string& path) { return stet::read_text_file(path, 1 << 30); }
 
 TEST(ByteWriter, WritesLittleEndian) {
   stet::ByteWriter writer;
@@ -191,7 +189,8 @@ TEST(ReadFile, ReadsAPipeThatItWasGiven) {
     ::close(ends[1]);
   });
   const std::string path = "/dev/fd/" + std::to_string(ends[0]);
-  EXPECT_EQ(error_of([&] { stet::read_text_file(path, SIZE_MAX); }), "io: " + path + ": expected a regular file, found a device or pipe");
+  EXPECT_EQ(error_of([&] { stet::read_text_file(path, SIZE_MAX); }),
+            "io: " + path + ": expected a regular file, found a device or pipe");
   EXPECT_EQ(stet::read_text_input(path, SIZE_MAX), content);
   feeder.join();
   ::close(ends[0]);
@@ -342,8 +341,10 @@ TEST(AtomicFile, SaysWhyItFailed) {
   expect({.rename_error = EACCES}, "to rename the finished file to it, found Permission denied");
 
   with({.fsync_error = EIO, .fsyncs_before = 1}, [&] {  // that of the directory
-    EXPECT_EQ(error_of(save), "io: " + dir / "a" + ": durability: expected its name on the disk (the new file is in place, whole, but a loss of power may undo that), "
-            "found Input/output error");
+    EXPECT_EQ(error_of(save), "io: " + dir / "a" +
+                                  ": durability: expected its name on the disk (the new file is in "
+                                  "place, whole, but a loss of power may undo that), "
+                                  "found Input/output error");
   });
   EXPECT_EQ(slurp(dir / "a"), "new");
 }
@@ -384,7 +385,8 @@ TEST(AtomicFile, WritesThroughLinks) {
   {
     stet::AtomicFile file(dir / "link");
     file.write(as_bytes("new"));
-    EXPECT_EQ(std::distance(fs::directory_iterator(dir / "elsewhere"), fs::directory_iterator()), 2);  // its temporary
+    EXPECT_EQ(std::distance(fs::directory_iterator(dir / "elsewhere"), fs::directory_iterator()),
+              2);  // its temporary
     EXPECT_EQ(stet::read_text_file(dir / "link", 10), "old");
     file.commit();
     EXPECT_EQ(file.path(), dir / "link");
@@ -392,7 +394,8 @@ TEST(AtomicFile, WritesThroughLinks) {
   write_file(dir / "dangling", "made");
   EXPECT_EQ(stet::read_text_file(dir / "elsewhere/file", 10), "new");
   EXPECT_EQ(stet::read_text_file(dir / "elsewhere/new", 10), "made");
-  for (const char* link : {"relative", "link", "dangling"}) EXPECT_TRUE(fs::is_symlink(dir / link)) << link;
+  for (const char* link : {"relative", "link", "dangling"})
+    EXPECT_TRUE(fs::is_symlink(dir / link)) << link;
   EXPECT_EQ(dir.names(), (std::vector<std::string>{"dangling", "elsewhere", "link", "relative"}));
 }
 
@@ -403,10 +406,17 @@ TEST(AtomicFile, RefusesLinksThatLeadNowhere) {
   fs::create_symlink("a", dir / "b");
   fs::create_symlink("none/file", dir / "c");
   fs::create_symlink(".", dir / "d");
-  const auto refusal = [](const std::string& path) { return error_of([&] { stet::AtomicFile file(path); }); };
-  EXPECT_EQ(refusal(dir / "a"), "io: " + dir / "a" + ": expected a file to write, found Too many levels of symbolic links");
-  EXPECT_EQ(refusal(dir / "c"), "io: " + dir / "c" + ": expected to create a file in its directory, found No such file or directory");
-  EXPECT_EQ(refusal(dir / "d"), "io: " + dir / "d" + ": expected a regular file to write, found a directory");
+  const auto refusal = [](const std::string& path) {
+    return error_of([&] { stet::AtomicFile file(path); });
+  };
+  EXPECT_EQ(
+      refusal(dir / "a"),
+      "io: " + dir / "a" + ": expected a file to write, found Too many levels of symbolic links");
+  EXPECT_EQ(refusal(dir / "c"),
+            "io: " + dir / "c" +
+                ": expected to create a file in its directory, found No such file or directory");
+  EXPECT_EQ(refusal(dir / "d"),
+            "io: " + dir / "d" + ": expected a regular file to write, found a directory");
   EXPECT_EQ(dir.names(), (std::vector<std::string>{"a", "b", "c", "d"}));
 }
 

@@ -1,4 +1,5 @@
-// Deltas of deltas: their files are found once, before anything is read, and one snapshot serves any number of threads.
+// Deltas of deltas: their files are found once, before anything is read, and one snapshot serves
+// any number of threads.
 #include <thread>
 
 #include "scratch.hpp"
@@ -14,7 +15,8 @@ class Chains : public testing::TestWithParam<int> {
  protected:
   std::string name(int i) const { return scratch / (std::to_string(i) + ".stet"); }
 
-  // Files 0 .. length-1, each but the first a delta of the one before, `step` tokens longer; every third is compressed.
+  // Files 0 .. length-1, each but the first a delta of the one before, `step` tokens longer; every
+  // third is compressed.
   Session make(int length, size_t step) const {
     SessionOptions o = options(1);
     o.capacity = 512;
@@ -58,10 +60,12 @@ TEST_P(Chains, AreRestoredByManyThreadsAtOnce) {
     for (std::thread& t : threads) t.join();
   }
 }
-INSTANTIATE_TEST_SUITE_P(Lengths, Chains, testing::Values(2, 3, 257), [](const auto& info) { return std::to_string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Lengths, Chains, testing::Values(2, 3, 257),
+                         [](const auto& info) { return std::to_string(info.param); });
 
 size_t threads_of_this_process() {
-  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator()));
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/task"),
+                                           std::filesystem::directory_iterator()));
 }
 
 // Of the session that is restored, no more and no fewer; a thread of its own has no helpers yet.
@@ -74,7 +78,8 @@ TEST_F(Chains, RestoringUsesTheThreadsOfItsSession) {
       std::thread([&] {
         const size_t before = threads_of_this_process();
         const Session back = snapshot.restore(m, "", options(threads), {.map = map});
-        EXPECT_EQ(threads_of_this_process(), before + static_cast<size_t>(threads) - 1) << threads << map;
+        EXPECT_EQ(threads_of_this_process(), before + static_cast<size_t>(threads) - 1)
+            << threads << map;
       }).join();
     }
   }
@@ -82,8 +87,9 @@ TEST_F(Chains, RestoringUsesTheThreadsOfItsSession) {
 
 TEST_F(Chains, ALongerOneIsRefused) {
   make(258, 1);
-  EXPECT_EQ(error_of([&] { Snapshot::open(name(257), ""); }),
-            "format: " + name(257) + ": parent: expected at most 256 deltas in a chain, found more");
+  EXPECT_EQ(
+      error_of([&] { Snapshot::open(name(257), ""); }),
+      "format: " + name(257) + ": parent: expected at most 256 deltas in a chain, found more");
 }
 
 // The parent's file lost, and a delta of that state put in its place: a circle.
@@ -94,7 +100,8 @@ TEST_F(Chains, ACircleIsRefused) {
   std::filesystem::rename(scratch / "same.stet", name(1));
   for (const std::string& parent : {std::string(), name(1)}) {
     EXPECT_EQ(error_of([&] { Snapshot::open(name(1), parent); }),
-              "format: " + name(1) + ": parent: expected a file that is no delta of this one, found " + name(1));
+              "format: " + name(1) +
+                  ": parent: expected a file that is no delta of this one, found " + name(1));
   }
 }
 
@@ -107,11 +114,18 @@ TEST_F(Chains, ADeltaIsNotWrittenOverWhatItNeeds) {
   s.append({&ids[300], 1});
   const SaveOptions delta = {.form = SnapshotForm::delta, .parent = &parent};
   const std::vector<std::pair<std::string, std::string>> needed = {
-      {name(2), name(2)}, {name(1), name(1)}, {name(0), name(0)}, {scratch / "link.stet", name(1)}, {scratch / "hard.stet", name(0)}};
+      {name(2), name(2)},
+      {name(1), name(1)},
+      {name(0), name(0)},
+      {scratch / "link.stet", name(1)},
+      {scratch / "hard.stet", name(0)}};
   for (const auto& [path, file] : needed) {
-    const std::string refused = "argument: " + path + ": expected a file that the delta does not need, found its parent " + file;
+    const std::string refused =
+        "argument: " + path + ": expected a file that the delta does not need, found its parent " +
+        file;
     EXPECT_EQ(error_of([&, &path = path] { Snapshot::save(s, "", path, delta); }), refused);
-    EXPECT_EQ(error_of([&, &path = path] { Snapshot::save(s.state(), parent, path, delta); }), refused);
+    EXPECT_EQ(error_of([&, &path = path] { Snapshot::save(s.state(), parent, path, delta); }),
+              refused);
   }
   Session back = Snapshot::open(name(2), "").restore(m, "", options(1), {.check = true});
   EXPECT_EQ(back.size(), 270);

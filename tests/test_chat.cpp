@@ -151,7 +151,9 @@ TEST_P(ChatGemma, AnEditedTurnRecomputesFromTheFirstDifferenceOn) {
   Conversation c = fresh();
   say(c, 0, 8);
   std::vector<Message> messages = c.messages();
-  messages[4].content = "If we increment k by 2, what is the new value of m?";  // the third turn; replies stay as drawn
+  messages[4].content =
+      "If we increment k by 2, what is the new value of m?";  // the third turn; replies stay as
+                                                              // drawn
   const std::vector<int32_t> old = c.session().tokens();
   const PromptReport p = c.prompt(messages);
   // "If we increment k by " is common to both.
@@ -161,7 +163,8 @@ TEST_P(ChatGemma, AnEditedTurnRecomputesFromTheFirstDifferenceOn) {
   EXPECT_GT(p.kept, script().reply_ends[1]);
   EXPECT_LT(p.kept, script().reply_starts[2]);
   EXPECT_EQ(p.kept + p.recomputed + p.added, c.session().size());
-  EXPECT_LE(p.added, script().reply_starts[2] - script().reply_ends[1]);  // the edited turn; the rest was there before
+  EXPECT_LE(p.added, script().reply_starts[2] -
+                         script().reply_ends[1]);  // the edited turn; the rest was there before
   for (size_t i = 0; i < 8; ++i) EXPECT_EQ(c.messages()[2 * i + 1].content, script().model[i]);
   expect_whole(c);
   // The same again: nothing to do.
@@ -234,7 +237,8 @@ TEST_P(Chat, MarksThatAUserTypesAreText) {
 
 TEST_P(Chat, AReplyThatWasCutIsClosedOrGoesOn) {
   Conversation whole = fresh(), cut = fresh(), closed = fresh();
-  for (Conversation* c : {&whole, &cut, &closed}) c->say("Let's start by defining a variable k equal to 5. What is k?");
+  for (Conversation* c : {&whole, &cut, &closed})
+    c->say("Let's start by defining a variable k equal to 5. What is k?");
   const Reply r = whole.reply({64, false});
   ASSERT_EQ(r.stop, "eos");
   ASSERT_GT(r.ids.size(), 3u);
@@ -250,11 +254,13 @@ TEST_P(Chat, AReplyThatWasCutIsClosedOrGoesOn) {
   const PromptReport p = closed.say("What is k?");
   EXPECT_EQ(p.kept, before);
   EXPECT_EQ(closed.session().tokens()[static_cast<size_t>(before)], *tokenizer->id(mark));
-  EXPECT_EQ(closed.messages()[1].content, tokenizer->decode(std::vector<int32_t>(r.ids.begin(), r.ids.begin() + 2)));
+  EXPECT_EQ(closed.messages()[1].content,
+            tokenizer->decode(std::vector<int32_t>(r.ids.begin(), r.ids.begin() + 2)));
   expect_whole(closed);
 }
 
-// The reply is "k is 5." in some tokenization: what lies before the stop string stays, be it a part of a token.
+// The reply is "k is 5." in some tokenization: what lies before the stop string stays, be it a part
+// of a token.
 TEST_P(Chat, AStopStringEndsWhatWasSaid) {
   for (const std::string stop : {"5", "is", "s 5", "k"}) {
     Conversation c = fresh();
@@ -297,7 +303,8 @@ TEST_P(Chat, ARetriedReplyIsDrawnFromTheSameState) {
   EXPECT_NE(error_of([&] { c.retry(); }).find("a reply to draw again"), std::string::npos);
 }
 
-// Nothing that fails leaves a trace: too long a message, a template that refuses, an interrupt in the prompt.
+// Nothing that fails leaves a trace: too long a message, a template that refuses, an interrupt in
+// the prompt.
 TEST_P(Chat, WhatFailsLeavesTheConversationAsItWas) {
   Conversation c = fresh(100);
   c.say("Set k = 5.");
@@ -305,7 +312,8 @@ TEST_P(Chat, WhatFailsLeavesTheConversationAsItWas) {
   ASSERT_TRUE(c.open());
   const Digest state = digests_of(c.session()).state;
   const std::string error = error_of([&] { c.say(std::string(1000, 'q')); });
-  EXPECT_TRUE(error.starts_with("capacity: tokens: expected at most 100 positions (--ctx), found ")) << error;
+  EXPECT_TRUE(error.starts_with("capacity: tokens: expected at most 100 positions (--ctx), found "))
+      << error;
   EXPECT_GT(std::stoi(error.substr(error.rfind(' '))), 100);
   struct Stop {};
   EXPECT_THROW(c.say("What is k?", [](int64_t) { throw Stop(); }), Stop);
@@ -323,13 +331,16 @@ TEST_P(Chat, WhatFailsLeavesTheConversationAsItWas) {
 // As templates of thinking models do: what was thought in earlier turns is left out of later ones.
 TEST_P(Chat, ATemplateThatRewritesHistoryRewindsToWhereItDiffers) {
   const std::string rewriting =
-      "{% for m in messages %}<{{ m.role }}>{{ m.content.split('=')[-1] if m.role == 'assistant' and not loop.last else m.content }}</>\n"
+      "{% for m in messages %}<{{ m.role }}>{{ m.content.split('=')[-1] if m.role == 'assistant' "
+      "and not loop.last else m.content }}</>\n"
       "{% endfor %}<assistant>";
   Session session(m, options(1));
   session.generation() = default_generation(*m);
   session.dialogue().chat_template = rewriting;
   Conversation c(std::move(session), tokenizer);
-  std::vector<Message> messages = {{"user", "Add 2 and 3.", "", 0, 0, false}, {"assistant", "think=5", "", 0, 0, false}, {"user", "And 4?", "", 0, 0, false}};
+  std::vector<Message> messages = {{"user", "Add 2 and 3.", "", 0, 0, false},
+                                   {"assistant", "think=5", "", 0, 0, false},
+                                   {"user", "And 4?", "", 0, 0, false}};
   c.prompt(messages);
   const std::string text = tokenizer->decode(c.session().tokens());
   EXPECT_NE(text.find("<assistant>5</>"), std::string::npos) << text;
@@ -362,13 +373,15 @@ TEST_P(Chat, APrunedConversationGoesOnAndKnowsHowFarItCanGoBack) {
     c.reply({64, false});
     std::vector<Message> edited = c.messages();
     edited[0].content = "Set k = 1.";
-    EXPECT_NE(error_of([&] { c.prompt(edited); }).find("where the session was pruned"), std::string::npos);
+    EXPECT_NE(error_of([&] { c.prompt(edited); }).find("where the session was pruned"),
+              std::string::npos);
     c.retry();
     EXPECT_EQ(digests_of(c.session()).state, asked);
   }
 }
 
-// Messages that were given, not drawn, are text like any other: the whole of it as transformers renders and tokenizes it.
+// Messages that were given, not drawn, are text like any other: the whole of it as transformers
+// renders and tokenizes it.
 TEST_P(Chat, GivenConversationsHaveTheGoldenTokens) {
   const std::string folder = GetParam() == "pocket-gemma3" ? "gemma3" : "llama3";
   std::ifstream in(data_path("pocket/golden-" + folder + "/conversations.json"));
@@ -393,7 +406,8 @@ TEST_P(Chat, GivenConversationsHaveTheGoldenTokens) {
 // The time is told once, to templates that ask for it, and kept.
 TEST_P(Chat, ATemplateThatAsksForTheTimeRendersAlikeForEver) {
   Session session(m, options(1));
-  session.dialogue().chat_template = "{{ strftime_now('%Y-%m-%d') }}{% for m in messages %}<{{ m.content }}>{% endfor %}";
+  session.dialogue().chat_template =
+      "{{ strftime_now('%Y-%m-%d') }}{% for m in messages %}<{{ m.content }}>{% endfor %}";
   session.dialogue().now = 86400 * 365;
   Conversation c(std::move(session), tokenizer);
   c.say("a");
@@ -413,14 +427,18 @@ TEST_P(Chat, ARewoundSessionGivesAConversationItsTextBack) {
   s.rewind(reply.begin + 2);
   Conversation cut(std::move(s), tokenizer);
   EXPECT_TRUE(cut.open());
-  const std::vector<int32_t> two(c.session().tokens().begin() + reply.begin, c.session().tokens().begin() + reply.begin + 2);
+  const std::vector<int32_t> two(c.session().tokens().begin() + reply.begin,
+                                 c.session().tokens().begin() + reply.begin + 2);
   EXPECT_EQ(cut.messages().back().content, tokenizer->decode(two, true));
   cut.reply({4, true});
   EXPECT_EQ(digests_of(cut.session()).state, digests_of(c.session()).state);
 }
 
-const auto name_of_model = [](const auto& info) { return info.param == "pocket-gemma3" ? "Gemma3" : "Llama3"; };
-INSTANTIATE_TEST_SUITE_P(Pocket, Chat, testing::Values("pocket-gemma3", "pocket-llama3"), name_of_model);
+const auto name_of_model = [](const auto& info) {
+  return info.param == "pocket-gemma3" ? "Gemma3" : "Llama3";
+};
+INSTANTIATE_TEST_SUITE_P(Pocket, Chat, testing::Values("pocket-gemma3", "pocket-llama3"),
+                         name_of_model);
 INSTANTIATE_TEST_SUITE_P(Pocket, ChatGemma, testing::Values("pocket-gemma3"), name_of_model);
 
 }  // namespace

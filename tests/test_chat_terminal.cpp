@@ -30,7 +30,9 @@ TEST_F(ChatTerminal, OnATerminal) {
   t.type("What is k?\r");
   t.until("k is 5.");
   t.until("you> ");
-  t.type("\033[A\033[A\x7f\x7f" "7.\r");
+  t.type(
+      "\033[A\033[A\x7f\x7f"
+      "7.\r");
   t.until("OK, k = 7.");
   t.until("you> ");
   // Completion of a command, of a branch; a line that is given up.
@@ -60,7 +62,8 @@ TEST_F(ChatTerminal, OnATerminal) {
   EXPECT_EQ(t.wait(), 0);
   // History outlives the process, and is its owner's alone.
   const std::string history = scratch / ".stet_history";
-  EXPECT_EQ(std::filesystem::status(history).permissions() & std::filesystem::perms::others_read, std::filesystem::perms::none);
+  EXPECT_EQ(std::filesystem::status(history).permissions() & std::filesystem::perms::others_read,
+            std::filesystem::perms::none);
   Terminal again({"chat", "-m", kGemma, "--threads", "1"}, scratch.path());
   again.until("you> ");
   again.type("\033[A\033[A\r");
@@ -76,7 +79,9 @@ TEST_F(ChatTerminal, OnATerminal) {
 
 TEST_F(ChatTerminal, CtrlCStopsAReplyAndTheStateStaysWhole) {
   // No stop token: the reply goes on until it is stopped.
-  Terminal t({"chat", "-m", kGemma, "--stop-id", "3", "-n", "1900", "--threads", "1", "--isa", "portable"}, scratch.path());
+  Terminal t(
+      {"chat", "-m", kGemma, "--stop-id", "3", "-n", "1900", "--threads", "1", "--isa", "portable"},
+      scratch.path());
   t.until("you> ");
   t.type("Set k = 5.\r");
   t.until("OK");
@@ -219,7 +224,9 @@ TEST_F(ChatTerminal, ATargetThatCannotBeWrittenKeepsTheChat) {
   t.type("\x04");
   EXPECT_EQ(t.wait(), 1);
   size_t errors = 0;
-  for (size_t at = 0; (at = t.shown().find("there/s.stet: expected ", at)) != std::string::npos; ++at) ++errors;
+  for (size_t at = 0; (at = t.shown().find("there/s.stet: expected ", at)) != std::string::npos;
+       ++at)
+    ++errors;
   EXPECT_EQ(errors, 3u);  // one for each Ctrl-D
   EXPECT_EQ(Snapshot::open(snapshot).meta().dialogue.messages.size(), 2u);
 }
@@ -235,12 +242,16 @@ TEST_F(ChatTerminal, AClosedWindowSavesTheConversation) {
 
   for (const int signal : {SIGHUP, SIGTERM}) {
     const std::string cut = scratch / "cut.stet";
-    Terminal t({"chat", "--stop-id", "3", "-n", "1900", "--threads", "1", "--isa", "portable", "--save", cut}, scratch.path());
+    Terminal t({"chat", "--stop-id", "3", "-n", "1900", "--threads", "1", "--isa", "portable",
+                "--save", cut},
+               scratch.path());
     t.until("you> ");
     t.type("Set k = 5.\r");
     t.until("OK");
-    if (signal == SIGHUP) t.hang_up();
-    else t.send(signal);
+    if (signal == SIGHUP)
+      t.hang_up();
+    else
+      t.send(signal);
     EXPECT_EQ(t.wait(), -signal);
     EXPECT_TRUE(Snapshot::open(cut).generation().turns.back().open);
     EXPECT_EQ(run_stet({"verify", cut}).status, 0);
@@ -251,7 +262,9 @@ TEST_F(ChatTerminal, AClosedWindowSavesTheConversation) {
   lost.type("Set k = 5.\r");
   lost.until("you> ");
   lost.send(SIGTERM);
-  lost.until("this conversation has 2 messages that no file holds: /save FILE or --save FILE would have kept them");
+  lost.until(
+      "this conversation has 2 messages that no file holds: /save FILE or --save FILE would have "
+      "kept them");
   EXPECT_EQ(lost.wait(), -SIGTERM);
 }
 

@@ -1,4 +1,5 @@
-// Comparing states: the first difference of each part, deviations of keys and values, and divergence, against plain arithmetic.
+// Comparing states: the first difference of each part, deviations of keys and values, and
+// divergence, against plain arithmetic.
 #include "stet/compare.hpp"
 
 #include <cmath>
@@ -90,7 +91,8 @@ TEST_F(Compare, EditedNumbersAreFoundAndMeasured) {
     squares += apart * apart;
   }
   EXPECT_EQ(c.layers[1].keys.largest, largest);
-  EXPECT_DOUBLE_EQ(c.layers[1].keys.rms, std::sqrt(squares / static_cast<double>(70 * shape.kv_heads * shape.head_dim)));
+  EXPECT_DOUBLE_EQ(c.layers[1].keys.rms,
+                   std::sqrt(squares / static_cast<double>(70 * shape.kv_heads * shape.head_dim)));
   EXPECT_EQ(c.layers[0].keys.largest, 0);
   EXPECT_EQ(c.layers[1].values.largest, 0);
   EXPECT_GT(c.layers[0].values.largest, 0);
@@ -147,7 +149,8 @@ TEST_F(Compare, DivergenceIsThatOfTheDistributions) {
 
 TEST_F(Compare, RecipesCompareByDigestsAndSayWhatTheyLeaveOut) {
   Session a = session(150), longer = session(160), other = session(150);
-  const Snapshot full = Snapshot::open(saved(a, "full.stet")), recipe = Snapshot::open(saved(a, "recipe.stet", {.form = SnapshotForm::recipe})),
+  const Snapshot full = Snapshot::open(saved(a, "full.stet")),
+                 recipe = Snapshot::open(saved(a, "recipe.stet", {.form = SnapshotForm::recipe})),
                  more = Snapshot::open(saved(longer, "longer.stet"));
   const Comparison same = compare(full, recipe);
   EXPECT_TRUE(same.equal());
@@ -155,7 +158,8 @@ TEST_F(Compare, RecipesCompareByDigestsAndSayWhatTheyLeaveOut) {
   EXPECT_EQ(same.equal_positions, 150);
   EXPECT_FALSE(same.a_from_b);
   const Comparison prefix = compare(recipe, more);
-  EXPECT_FALSE(part(prefix, "keys and values").compared);  // the third block holds 22 positions of one, 32 of the other
+  EXPECT_FALSE(part(prefix, "keys and values")
+                   .compared);  // the third block holds 22 positions of one, 32 of the other
   EXPECT_FALSE(part(prefix, "keys and values").difference);
   EXPECT_EQ(prefix.equal_positions, 128);
   EXPECT_EQ(prefix.common_tokens, 150);

@@ -1,4 +1,5 @@
-// Saving while others save and read: from threads, with sessions of one model, and from processes, under one name.
+// Saving while others save and read: from threads, with sessions of one model, and from processes,
+// under one name.
 #include <atomic>
 #include <map>
 #include <thread>
@@ -24,8 +25,11 @@ class Concurrency : public testing::Test {
     Session s = Snapshot::open(path).restore(m, "", options(1));  // checks every block
     return digest_text(digests_of(s).state);
   }
-  // Reads the file until `done`, and counts which states it held. Any other state, or a damaged file, is a failure.
-  std::map<std::string, int> watch(const std::string& path, const std::map<std::string, int>& states, std::atomic<int>& savers) const {
+  // Reads the file until `done`, and counts which states it held. Any other state, or a damaged
+  // file, is a failure.
+  std::map<std::string, int> watch(const std::string& path,
+                                   const std::map<std::string, int>& states,
+                                   std::atomic<int>& savers) const {
     std::map<std::string, int> seen;
     do {
       const std::string found = digest_of_file(path);
@@ -40,7 +44,8 @@ class Concurrency : public testing::Test {
   stet_test::ScratchDir scratch;
 };
 
-// Each session computes and saves as if it were alone: also two threads each, which makes teams run side by side.
+// Each session computes and saves as if it were alone: also two threads each, which makes teams run
+// side by side.
 TEST_F(Concurrency, SessionsOfOneModelSaveInParallel) {
   for (const int threads : {1, 2}) {
     std::vector<std::thread> savers;
@@ -59,7 +64,8 @@ TEST_F(Concurrency, SessionsOfOneModelSaveInParallel) {
       Session expected = session(i);
       for (int round = 0; round < 10; ++round) {
         expected.append(random_tokens(*m, 7, static_cast<uint32_t>(100 * i + round)));
-        const Snapshot saved = Snapshot::open(scratch / std::to_string(i) + "." + std::to_string(round));
+        const Snapshot saved =
+            Snapshot::open(scratch / std::to_string(i) + "." + std::to_string(round));
         Session found = saved.restore(m, "", options(1));
         ASSERT_TRUE(same_state(found, expected)) << "session " << i << ", round " << round;
       }
@@ -83,7 +89,8 @@ TEST_F(Concurrency, ForksSaveInParallel) {
   }
   for (std::thread& t : savers) t.join();
   for (int i = 0; i < kSavers; ++i) {
-    Session expected = session(4), found = Snapshot::open(scratch / std::to_string(i)).restore(m, "", options(1));
+    Session expected = session(4),
+            found = Snapshot::open(scratch / std::to_string(i)).restore(m, "", options(1));
     for (int round = 0; round < 10; ++round) expected.append({{i, round}});
     EXPECT_TRUE(same_state(found, expected)) << "fork " << i;
   }

@@ -1,4 +1,5 @@
-// The contract of a session: its name, which weights and options it takes, and that a state keeps to one.
+// The contract of a session: its name, which weights and options it takes, and that a state keeps
+// to one.
 #include "scratch.hpp"
 #include "src/gemm.hpp"
 #include "stet/snapshot.hpp"
@@ -19,39 +20,51 @@ TEST(Contract, NamesGoBothWays) {
     EXPECT_EQ(contract_name(kContracts[i]), names[i]);
     EXPECT_EQ(contract_of(names[i]), kContracts[i]);
   }
-  for (const char* none : {"", "F32", "bf16-blas", "bf1", "q5", "q8-blas", "f32_blas"}) EXPECT_EQ(contract_of(none), std::nullopt) << none;
+  for (const char* none : {"", "F32", "bf16-blas", "bf1", "q5", "q8-blas", "f32_blas"})
+    EXPECT_EQ(contract_of(none), std::nullopt) << none;
 }
 
 TEST(ContractName, ListsTypesOfTensors) {
-  for (const char* text : {"f32", "f32-blas", "ggml(*=q4_k)", "ggml(*=q4_k,blk.0.attn_v=q6_k,token_embd=q8_0)"}) {
+  for (const char* text :
+       {"f32", "f32-blas", "ggml(*=q4_k)", "ggml(*=q4_k,blk.0.attn_v=q6_k,token_embd=q8_0)"}) {
     const auto name = parse_contract_name(text);
     ASSERT_TRUE(name) << text;
     EXPECT_EQ(name->text(), text);
     EXPECT_EQ(name->rule, std::string(text).substr(0, std::string(text).find('(')));
   }
-  EXPECT_EQ(parse_contract_name("ggml(a=q8,b=f32)")->types, (std::vector<std::pair<std::string, std::string>>{{"a", "q8"}, {"b", "f32"}}));
-  for (const std::string& none : {std::string(), std::string("F32"), std::string("f32 "), std::string("ggml("), std::string("ggml()"), std::string("ggml(a)"),
-                                  std::string("ggml(a=)"), std::string("ggml(a=b,)"), std::string("ggml(b=x,a=y)"), std::string("ggml(a=x,a=y)"),
-                                  std::string("ggml(a=x)z"), std::string("(a=x)"), std::string("f32\n"), std::string(kMaxContractName + 1, 'f')}) {
+  EXPECT_EQ(parse_contract_name("ggml(a=q8,b=f32)")->types,
+            (std::vector<std::pair<std::string, std::string>>{{"a", "q8"}, {"b", "f32"}}));
+  for (const std::string& none :
+       {std::string(), std::string("F32"), std::string("f32 "), std::string("ggml("),
+        std::string("ggml()"), std::string("ggml(a)"), std::string("ggml(a=)"),
+        std::string("ggml(a=b,)"), std::string("ggml(b=x,a=y)"), std::string("ggml(a=x,a=y)"),
+        std::string("ggml(a=x)z"), std::string("(a=x)"), std::string("f32\n"),
+        std::string(kMaxContractName + 1, 'f')}) {
     EXPECT_FALSE(parse_contract_name(none)) << none;
   }
 }
 
 TEST(Contract, Bf16TakesBfloat16WeightsAlone) {
-  const std::map<std::string, std::string> refused = {{"gemma3-tiny", "model.embed_tokens.weight: expected dtype BF16 for the contract bf16, found F32"},
-                                                      {"llama2-tiny-f16", "model.embed_tokens.weight: expected dtype BF16 for the contract bf16, found F16"},
-                                                      {"gpt2-tiny", "expected dtype BF16 for the contract bf16, found F32"}};
+  const std::map<std::string, std::string> refused = {
+      {"gemma3-tiny",
+       "model.embed_tokens.weight: expected dtype BF16 for the contract bf16, found F32"},
+      {"llama2-tiny-f16",
+       "model.embed_tokens.weight: expected dtype BF16 for the contract bf16, found F16"},
+      {"gpt2-tiny", "expected dtype BF16 for the contract bf16, found F32"}};
   for (const auto& [name, text] : refused) {
     const std::string directory = data_path("models/" + name);
     const std::string error = error_of([&] { Session(model(directory), under(Contract::bf16)); });
-    EXPECT_TRUE(error.starts_with("unsupported: " + directory + "/model.safetensors: ") && error.ends_with(text)) << error;
+    EXPECT_TRUE(error.starts_with("unsupported: " + directory + "/model.safetensors: ") &&
+                error.ends_with(text))
+        << error;
     Session s(model(directory), under(Contract::f32));
     ComputeOptions c = s.compute();
     c.contract = Contract::bf16;
     EXPECT_EQ(error_of([&] { s.set_compute(c); }), error);
     EXPECT_EQ(s.compute().contract, Contract::f32);
   }
-  for (const char* name : {"gemma3-tiny-bf16", "gemma3-vision-tiny", "llama32-tiny-bf16", "gemma-tiny", "qwen2-tiny"}) {
+  for (const char* name : {"gemma3-tiny-bf16", "gemma3-vision-tiny", "llama32-tiny-bf16",
+                           "gemma-tiny", "qwen2-tiny"}) {
     Session s(model(data_path(std::string("models/") + name)), under(Contract::bf16));
     s.append(std::vector<int32_t>{1, 2, 3});
     EXPECT_EQ(s.compute().contract, Contract::bf16);
@@ -65,18 +78,22 @@ TEST(Contract, BlasIsAContractOfItsOwn) {
   Session own(m, under(Contract::f32)), blas(m, under(Contract::f32_blas));
   for (Session* s : {&own, &blas}) s->append(std::vector<int32_t>{1, 2, 3});
   EXPECT_EQ(error_of([&] { own.set_compute(blas.compute()); }),
-            "mismatch: contract: expected f32 version 1, under which the tokens were processed, found f32-blas version 1");
+            "mismatch: contract: expected f32 version 1, under which the tokens were processed, "
+            "found f32-blas version 1");
   EXPECT_EQ(error_of([&] { blas.set_compute(own.compute()); }),
-            "mismatch: contract: expected f32-blas version 1, under which the tokens were processed, found f32 version 1");
+            "mismatch: contract: expected f32-blas version 1, under which the tokens were "
+            "processed, found f32 version 1");
   EXPECT_EQ(error_of([&] { Session(m, blas.state(), under(Contract::f32)); }),
-            "mismatch: contract: expected f32-blas version 1, under which the tokens were processed, found f32 version 1");
+            "mismatch: contract: expected f32-blas version 1, under which the tokens were "
+            "processed, found f32 version 1");
   Session goes_on(m, blas.state(), under(Contract::f32_blas));
   EXPECT_EQ(goes_on.state().origin.contract, "f32-blas");
   const stet_test::ScratchDir scratch;
   Snapshot::save(goes_on, "", scratch / "s.stet");
   EXPECT_EQ(Snapshot::open(scratch / "s.stet").meta().contract, "f32-blas");
   const BatchEntry batch[] = {{&own, std::span(own.tokens())}, {&blas, std::span(blas.tokens())}};
-  EXPECT_EQ(error_of([&] { append(batch); }), "argument: batch[1]: contract: expected f32, as of the first session, found f32-blas");
+  EXPECT_EQ(error_of([&] { append(batch); }),
+            "argument: batch[1]: contract: expected f32, as of the first session, found f32-blas");
 }
 
 // The same shape, one weight other.
@@ -86,12 +103,15 @@ TEST(Contract, AStateKnowsItsModel) {
   std::string weights = read_text_file(scratch / "other/model.safetensors", SIZE_MAX);
   weights.back() = static_cast<char>(weights.back() ^ 1);
   stet_test::write_file(scratch / "other/model.safetensors", weights);
-  const auto m = model(data_path("models/llama31-tiny")), same = Model::load(data_path("models/llama31-tiny")), other = Model::load(scratch / "other");
+  const auto m = model(data_path("models/llama31-tiny")),
+             same = Model::load(data_path("models/llama31-tiny")),
+             other = Model::load(scratch / "other");
   Session s(m, under(Contract::f32));
   s.append(std::vector<int32_t>{1, 2, 3});
   const auto fingerprint = [](const Model& of) { return of.fingerprint(); };
   EXPECT_EQ(error_of([&] { Session(other, s.state(), under(Contract::f32)); }),
-            "mismatch: model: expected " + fingerprint(*m) + ", by which the tokens were processed, found " + fingerprint(*other));
+            "mismatch: model: expected " + fingerprint(*m) +
+                ", by which the tokens were processed, found " + fingerprint(*other));
   Session goes_on(same, s.state(), under(Contract::f32));
   EXPECT_TRUE(same_state(goes_on, s));
   Snapshot::save(s, "", scratch / "s.stet");
@@ -104,7 +124,8 @@ TEST(Contract, TokensKeepToTheOneTheyWereProcessedUnder) {
   ComputeOptions c = s.compute();
   c.contract = Contract::bf16;
   EXPECT_EQ(error_of([&] { s.set_compute(c); }),
-            "mismatch: contract: expected f32 version 1, under which the tokens were processed, found bf16 version 1");
+            "mismatch: contract: expected f32 version 1, under which the tokens were processed, "
+            "found bf16 version 1");
   EXPECT_EQ(s.compute().contract, Contract::f32);
   s.rewind(0);
   s.set_compute(c);
@@ -135,12 +156,15 @@ TEST_F(ContractSnapshot, StatesDifferAndSaySo) {
   EXPECT_EQ(Snapshot::open(scratch / "b.stet").meta().contract, "bf16");
   EXPECT_EQ(error_of([&] { Snapshot::open(file).restore(m, "", under(Contract::bf16)); }),
             "mismatch: " + file + ": contract: expected f32 version 1, found bf16 version 1");
-  EXPECT_EQ(error_of([&] { Snapshot::open(scratch / "b.stet").restore(m, "", under(Contract::f32)); }),
-            "mismatch: " + scratch / "b.stet" + ": contract: expected bf16 version 1, found f32 version 1");
+  EXPECT_EQ(
+      error_of([&] { Snapshot::open(scratch / "b.stet").restore(m, "", under(Contract::f32)); }),
+      "mismatch: " + scratch / "b.stet" +
+          ": contract: expected bf16 version 1, found f32 version 1");
 }
 
 TEST_F(ContractSnapshot, ReplayMigratesBothWays) {
-  for (const auto& [from, to] : {std::pair(Contract::f32, Contract::bf16), std::pair(Contract::bf16, Contract::f32)}) {
+  for (const auto& [from, to] :
+       {std::pair(Contract::f32, Contract::bf16), std::pair(Contract::bf16, Contract::f32)}) {
     Session s = session(from), straight = session(to);
     Snapshot::save(s, "", file);
     RestoreReport report;
@@ -167,7 +191,8 @@ TEST_F(ContractSnapshot, EveryFormComesBackVerifiesAndHeals) {
   bytes[kv.offset + 100] = static_cast<char>(bytes[kv.offset + 100] ^ 1);
   stet_test::write_file(file, bytes);
   RestoreReport report;
-  Session healed = Snapshot::open(file).restore(m, "", under(Contract::bf16), {.heal = true}, &report);
+  Session healed =
+      Snapshot::open(file).restore(m, "", under(Contract::bf16), {.heal = true}, &report);
   EXPECT_EQ(report.healed, std::vector<int64_t>{0});
   EXPECT_TRUE(same_state(healed, s));
 }

@@ -1,5 +1,6 @@
-// A snapshot that is saved over another while calls fail or the process dies: afterwards the name holds the old one or
-// the new one, whole. The faults come from fault_shim.cpp, loaded into the built command.
+// A snapshot that is saved over another while calls fail or the process dies: afterwards the name
+// holds the old one or the new one, whole. The faults come from fault_shim.cpp, loaded into the
+// built command.
 #include <fcntl.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
@@ -23,7 +24,8 @@ using Clock = std::chrono::steady_clock;
 // Variables of the environment, for the commands that are started meanwhile.
 class Environment {
  public:
-  explicit Environment(std::map<std::string, std::string> variables) : variables_(std::move(variables)) {
+  explicit Environment(std::map<std::string, std::string> variables)
+      : variables_(std::move(variables)) {
     for (const auto& [name, value] : variables_) ::setenv(name.c_str(), value.c_str(), 1);
   }
   Environment(const Environment&) = delete;
@@ -46,7 +48,9 @@ struct LoggedCall {
 std::vector<LoggedCall> read_log(const std::string& path) {
   std::istringstream lines(read_text_file(path, size_t{1} << 20));
   std::vector<LoggedCall> calls;
-  for (LoggedCall c; lines >> c.number >> c.name >> c.size && std::getline(lines >> std::ws, c.path);) calls.push_back(c);
+  for (LoggedCall c;
+       lines >> c.number >> c.name >> c.size && std::getline(lines >> std::ws, c.path);)
+    calls.push_back(c);
   return calls;
 }
 
@@ -78,27 +82,37 @@ class Crash : public testing::TestWithParam<std::string> {
 
   static std::string ids_text(size_t count) {
     std::string text;
-    for (const int32_t id : random_tokens(*model(kModel), count)) text += (text.empty() ? "[" : ",") + std::to_string(id);
+    for (const int32_t id : random_tokens(*model(kModel), count))
+      text += (text.empty() ? "[" : ",") + std::to_string(id);
     return text + "]";
   }
-  static std::string bytes_of(const std::string& path) { return read_text_file(path, size_t{1} << 30); }
+  static std::string bytes_of(const std::string& path) {
+    return read_text_file(path, size_t{1} << 30);
+  }
   Args command(const std::string& ids, const std::string& to) const {
     Args args = {GetParam(), "-m", kModel, "--threads", "1", "--ids-file", ids};
-    if (GetParam() == "save") args.insert(args.end(), {"-o", to});
-    else args.insert(args.end(), {"-n", "3", "--ignore-eos", "--save", to});
+    if (GetParam() == "save")
+      args.insert(args.end(), {"-o", to});
+    else
+      args.insert(args.end(), {"-n", "3", "--ignore-eos", "--save", to});
     return args;
   }
   Outcome save(const std::string& ids) const { return run_stet(command(ids, target)); }
   void put_old() const { stet_test::write_file(target, before); }
   std::vector<std::string> names() const {
     std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(directory)) names.push_back(entry.path().filename());
+    for (const auto& entry : std::filesystem::directory_iterator(directory))
+      names.push_back(entry.path().filename());
     return names;
   }
   std::map<std::string, std::string> shim(const std::string& fault, int delay = 0) const {
-    return {{"LD_PRELOAD", STET_FAULT_SHIM}, {"STET_FAULT_DIR", directory}, {"STET_FAULT_LOG", log},
-            {"STET_FAULT", fault}, {"STET_FAULT_DELAY", std::to_string(delay)},
-            {"ASAN_OPTIONS", "verify_asan_link_order=0"}};  // a sanitizer wants to be the first library
+    return {
+        {"LD_PRELOAD", STET_FAULT_SHIM},
+        {"STET_FAULT_DIR", directory},
+        {"STET_FAULT_LOG", log},
+        {"STET_FAULT", fault},
+        {"STET_FAULT_DELAY", std::to_string(delay)},
+        {"ASAN_OPTIONS", "verify_asan_link_order=0"}};  // a sanitizer wants to be the first library
   }
   // Saves the new snapshot over the old one, with a fault.
   Outcome run(const std::string& fault) const {
@@ -113,7 +127,8 @@ class Crash : public testing::TestWithParam<std::string> {
     EXPECT_EQ(o.status, 0) << o.err;
     return read_log(log);
   }
-  // After a death: the name holds a whole snapshot; the next save works and clears away what was left.
+  // After a death: the name holds a whole snapshot; the next save works and clears away what was
+  // left.
   void expect_recovery(bool* is_new) const {
     const std::string found = bytes_of(target);
     ASSERT_TRUE(found == before || found == after) << found.size() << " bytes";
@@ -135,9 +150,11 @@ class Crash : public testing::TestWithParam<std::string> {
   std::string before, after;
 };
 
-INSTANTIATE_TEST_SUITE_P(Command, Crash, testing::Values("save", "generate"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Command, Crash, testing::Values("save", "generate"),
+                         [](const auto& info) { return info.param; });
 
-// For a loss of power: data is on the disk before the name is, and the name before the command says that it is done.
+// For a loss of power: data is on the disk before the name is, and the name before the command says
+// that it is done.
 TEST_P(Crash, DataThenNameThenDirectory) {
   const std::vector<LoggedCall> all = calls();
   ASSERT_EQ(bytes_of(target), after);
@@ -152,11 +169,15 @@ TEST_P(Crash, DataThenNameThenDirectory) {
       EXPECT_NE(c.path, target);
     }
     if (c.name == "fsync" || c.name == "fdatasync") {
-      if (c.path == directory) directory_synced = c.number;
-      else data_synced = c.number;
+      if (c.path == directory)
+        directory_synced = c.number;
+      else
+        data_synced = c.number;
       EXPECT_TRUE(c.path == directory || c.path == temporary) << c.path;
     }
-    if (c.name == "rename") { EXPECT_EQ(c.path, target); }
+    if (c.name == "rename") {
+      EXPECT_EQ(c.path, target);
+    }
   }
   EXPECT_GE(written, after.size());  // no byte went past the shim
   EXPECT_GT(data_synced, 0u);
@@ -172,7 +193,8 @@ TEST_P(Crash, EveryCallFailsInTurn) {
     for (const LoggedCall& c : all) {
       SCOPED_TRACE(std::string(kind) + " at call " + std::to_string(c.number) + ", " + c.name);
       const Outcome o = run(std::string(kind) + "@" + std::to_string(c.number));
-      const bool harmless = kind == std::string("short") || kind == std::string("eintr") || c.name == "close";
+      const bool harmless =
+          kind == std::string("short") || kind == std::string("eintr") || c.name == "close";
       ASSERT_EQ(o.status, harmless ? 0 : 1) << o.err;
       ASSERT_TRUE(bytes_of(target) == (o.status == 0 || c.number > renamed ? after : before));
       ASSERT_EQ(names(), std::vector<std::string>{"s.stet"});
@@ -180,10 +202,15 @@ TEST_P(Crash, EveryCallFailsInTurn) {
       ++failures;
       ASSERT_EQ(o.err.find(target), 6u) << o.err;  // "stet: TARGET: ..."
       ASSERT_EQ(o.err.find('\n'), o.err.size() - 1) << o.err;
-      const std::string reason = std::generic_category().message(kind == std::string("eio") ? EIO : ENOSPC);
+      const std::string reason =
+          std::generic_category().message(kind == std::string("eio") ? EIO : ENOSPC);
       ASSERT_NE(o.err.find("found " + reason), std::string::npos) << o.err;
       // What came after the rename says that the new file is there.
-      ASSERT_EQ(o.err.find("durability: expected its name on the disk (the new file is in place, whole,") != std::string::npos, c.number > renamed)
+      ASSERT_EQ(
+          o.err.find(
+              "durability: expected its name on the disk (the new file is in place, whole,") !=
+              std::string::npos,
+          c.number > renamed)
           << o.err;
     }
   }
@@ -205,7 +232,8 @@ TEST_P(Crash, KilledBeforeAndAfterEveryCall) {
   const size_t renamed = only(all, "rename");
   for (const LoggedCall& c : all) {
     for (const bool done : {false, true}) {
-      SCOPED_TRACE((done ? "killed after call " : "killed before call ") + std::to_string(c.number) + ", " + c.name);
+      SCOPED_TRACE((done ? "killed after call " : "killed before call ") +
+                   std::to_string(c.number) + ", " + c.name);
       const Outcome o = run((done ? "killed@" : "kill@") + std::to_string(c.number));
       ASSERT_EQ(o.status, -SIGKILL) << o.err;
       bool is_new = false;
@@ -226,21 +254,27 @@ TEST_P(Crash, KilledAtRandomMoments) {
     put_old();
     std::filesystem::remove(log);
     const Environment environment(shim("none@0", 500));
-    const CommandRun process(command(scratch / "new.ids", target), "/dev/null", "/dev/null", scratch / "err");
+    const CommandRun process(command(scratch / "new.ids", target), "/dev/null", "/dev/null",
+                             scratch / "err");
     const Clock::time_point start = Clock::now();
-    while (!std::filesystem::exists(log) && Clock::now() - start < std::chrono::seconds(60)) ::usleep(100);
+    while (!std::filesystem::exists(log) && Clock::now() - start < std::chrono::seconds(60))
+      ::usleep(100);
     const Clock::time_point first = Clock::now();
     if (latest) {
-      ::usleep(static_cast<unsigned>(random() % static_cast<unsigned>(1 + *latest / std::chrono::microseconds(1))));
+      ::usleep(static_cast<unsigned>(
+          random() % static_cast<unsigned>(1 + *latest / std::chrono::microseconds(1))));
       process.send(SIGKILL);
     }
     const int status = process.wait();
     ASSERT_TRUE(status == 0 || status == -SIGKILL) << status;
     killed += status != 0;
-    // On a machine with other work a moment comes late or the command is quick: what got away narrows the range, and
-    // what was caught widens it, so that its end stays about where the command ends.
-    if (!latest) latest = Clock::now() - first;
-    else latest = status == 0 ? *latest * 9 / 10 : *latest * 21 / 20;
+    // On a machine with other work a moment comes late or the command is quick: what got away
+    // narrows the range, and what was caught widens it, so that its end stays about where the
+    // command ends.
+    if (!latest)
+      latest = Clock::now() - first;
+    else
+      latest = status == 0 ? *latest * 9 / 10 : *latest * 21 / 20;
     const std::string found = bytes_of(target);
     ASSERT_TRUE(found == after || (found == before && status != 0)) << found.size() << " bytes";
     ASSERT_LE(names().size(), 2u);  // what the last one left goes before the next one begins
@@ -252,7 +286,8 @@ TEST_P(Crash, KilledAtRandomMoments) {
 // A file system that is really full.
 TEST_P(Crash, AFullFileSystem) {
   const std::string small = scratch / "small", path = small + "/s.stet";
-  const std::string size = "size=" + std::to_string((before.size() + after.size() / 2) / 4096 * 4096);
+  const std::string size =
+      "size=" + std::to_string((before.size() + after.size() / 2) / 4096 * 4096);
   ASSERT_EQ(::mkdir(small.c_str(), 0755), 0);
   if (::mount("stet-test", small.c_str(), "tmpfs", 0, size.c_str()) != 0) {
     GTEST_SKIP() << "cannot mount a small file system: " << std::generic_category().message(errno);
@@ -260,7 +295,8 @@ TEST_P(Crash, AFullFileSystem) {
   stet_test::write_file(path, before);
   const Outcome full = run_stet(command(scratch / "new.ids", path));
   const std::string found = bytes_of(path);
-  const auto left = std::distance(std::filesystem::directory_iterator(small), std::filesystem::directory_iterator());
+  const auto left = std::distance(std::filesystem::directory_iterator(small),
+                                  std::filesystem::directory_iterator());
   std::filesystem::remove(path);
   const Outcome empty = run_stet(command(scratch / "new.ids", path));
   const std::string whole = bytes_of(path);

@@ -1,4 +1,5 @@
-// Keys and values that are set from outside: shared and mapped blocks stay as they are, and the state says what was done.
+// Keys and values that are set from outside: shared and mapped blocks stay as they are, and the
+// state says what was done.
 #include <cstring>
 
 #include "scratch.hpp"
@@ -26,11 +27,14 @@ class Edits : public testing::TestWithParam<KvType> {
     for (size_t i = 0; i < x.size(); ++i) x[i] = 0.25f * static_cast<float>(i) - 1;
     return x;
   }
-  float element(const KvCache& kv, bool key, int64_t layer, int64_t head, int64_t position, int64_t d) const {
+  float element(const KvCache& kv, bool key, int64_t layer, int64_t head, int64_t position,
+                int64_t d) const {
     const KvShape& s = kv.shape();
     const int64_t slot = position % kBlockPositions;
-    const size_t at = key ? s.k_offset(layer, head) + static_cast<size_t>(d * kBlockPositions + slot) * s.element_size()
-                          : s.v_offset(layer, head) + static_cast<size_t>(slot * s.head_dim + d) * s.element_size();
+    const size_t at = key ? s.k_offset(layer, head) +
+                                static_cast<size_t>(d * kBlockPositions + slot) * s.element_size()
+                          : s.v_offset(layer, head) +
+                                static_cast<size_t>(slot * s.head_dim + d) * s.element_size();
     return read_element(s.type, kv.block(position / kBlockPositions) + at);
   }
 
@@ -48,7 +52,8 @@ TEST_P(Edits, CopyFirstAndAreLogged) {
   edited.set_value(0, 0, 149, numbers());
   EXPECT_EQ(kv_bytes(original.kv()), before);
   EXPECT_TRUE(original.edits().empty());
-  EXPECT_EQ(edited.edits(), (std::vector<KvEdit>{{KvEdit::What::key, 150, 0, 70, 1, 0}, {KvEdit::What::value, 150, 0, 149, 0, 0}}));
+  EXPECT_EQ(edited.edits(), (std::vector<KvEdit>{{KvEdit::What::key, 150, 0, 70, 1, 0},
+                                                 {KvEdit::What::value, 150, 0, 149, 0, 0}}));
   for (int64_t d = 0; d < m->config().head_dim; ++d) {
     EXPECT_EQ(element(edited.kv(), true, 1, 0, 70, d), numbers()[static_cast<size_t>(d)]);
     EXPECT_EQ(element(edited.kv(), false, 0, 0, 149, d), numbers()[static_cast<size_t>(d)]);
@@ -82,10 +87,16 @@ TEST_F(Edits, AreKeptInSnapshotsAndCannotBeReplayed) {
   EXPECT_EQ(back.edits(), mapped.edits());
   EXPECT_EQ(digests_of(back).state, digests.state);
   EXPECT_TRUE(same_state(back, mapped));
-  const std::string refusal = "argument: edits: expected none: a state whose keys or values were edited cannot be computed again, found 1";
+  const std::string refusal =
+      "argument: edits: expected none: a state whose keys or values were edited cannot be computed "
+      "again, found 1";
   EXPECT_EQ(error_of([&] { snapshot.restore(m, "", options(1), {.replay = true}); }), refusal);
-  EXPECT_EQ(error_of([&] { Snapshot::save(mapped, "", scratch / "r.stet", {.form = SnapshotForm::recipe}); }),
-            "argument: " + scratch / "r.stet" + ": form: expected full or delta (its tokens do not give this state: the key of position 3, layer 1, head 0 was set), found recipe");
+  EXPECT_EQ(error_of([&] {
+              Snapshot::save(mapped, "", scratch / "r.stet", {.form = SnapshotForm::recipe});
+            }),
+            "argument: " + scratch / "r.stet" +
+                ": form: expected full or delta (its tokens do not give this state: the key of "
+                "position 3, layer 1, head 0 was set), found recipe");
   EXPECT_EQ(first_difference(s.state(), mapped.state())->what, "edits");
 }
 
@@ -107,15 +118,21 @@ TEST_F(Edits, RefuseWhatIsNotThere) {
   s.prune_range(10, 20, false);
   const auto x = numbers();
   const StateDigests before = digests_of(s);
-  EXPECT_EQ(error_of([&] { s.set_key(9, 0, 1, x); }), "argument: layer: expected 0.." + std::to_string(m->config().layers - 1) + ", found 9");
-  EXPECT_EQ(error_of([&] { s.set_key(0, -1, 1, x); }), "argument: head: expected 0.." + std::to_string(m->config().kv_heads - 1) + ", found -1");
-  EXPECT_EQ(error_of([&] { s.set_value(0, 0, 150, x); }), "argument: position: expected 0..149, found 150");
-  EXPECT_EQ(error_of([&] { s.set_value(0, 0, 15, x); }), "argument: position: expected one that is visible, found 15, which was pruned");
+  EXPECT_EQ(error_of([&] { s.set_key(9, 0, 1, x); }),
+            "argument: layer: expected 0.." + std::to_string(m->config().layers - 1) + ", found 9");
+  EXPECT_EQ(
+      error_of([&] { s.set_key(0, -1, 1, x); }),
+      "argument: head: expected 0.." + std::to_string(m->config().kv_heads - 1) + ", found -1");
+  EXPECT_EQ(error_of([&] { s.set_value(0, 0, 150, x); }),
+            "argument: position: expected 0..149, found 150");
+  EXPECT_EQ(error_of([&] { s.set_value(0, 0, 15, x); }),
+            "argument: position: expected one that is visible, found 15, which was pruned");
   EXPECT_EQ(error_of([&] { s.set_key(0, 0, 1, std::span(x).first(3)); }),
             "argument: key: expected " + std::to_string(x.size()) + " numbers, found 3");
   std::vector<float> nan = x;
   nan[1] = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_EQ(error_of([&] { s.set_value(0, 0, 1, nan); }), "argument: value: expected finite numbers, found nan");
+  EXPECT_EQ(error_of([&] { s.set_value(0, 0, 1, nan); }),
+            "argument: value: expected finite numbers, found nan");
   EXPECT_EQ(digests_of(s).state, before.state);
 }
 

@@ -27,9 +27,12 @@ class ExperimentCommand : public testing::Test {
     EXPECT_EQ(o.status, 0) << o.err;
     return o;
   }
-  Json json(const Args& more) const { return Json::parse(succeed(base + more + Args{"--json"}).out); }
+  Json json(const Args& more) const {
+    return Json::parse(succeed(base + more + Args{"--json"}).out);
+  }
 
-  const Args base = {"experiment", "-m", kTiny, "--ids", "1,2,3", "--threads", "1", "-n", "6", "--ignore-eos"};
+  const Args base = {"experiment", "-m", kTiny, "--ids", "1,2,3",
+                     "--threads",  "1",  "-n",  "6",     "--ignore-eos"};
   stet_test::ScratchDir scratch;
 };
 
@@ -38,9 +41,11 @@ TEST_F(ExperimentCommand, SeedsAreRangesAndLists) {
   std::vector<uint64_t> seeds;
   for (const Json& run : j["runs"]) seeds.push_back(run["seed"]);
   EXPECT_EQ(seeds, (std::vector<uint64_t>{1, 2, 10, 11, 12}));
-  const Json top = json({"--seeds", "18446744073709551614..18446744073709551615", "--temperature", "1"});
+  const Json top =
+      json({"--seeds", "18446744073709551614..18446744073709551615", "--temperature", "1"});
   EXPECT_EQ(top["runs"][1]["seed"], UINT64_MAX);
-  for (const char* wrong : {"3..1", "1..", "..2", "a", "-1", "1...2", "0..1000000", "18446744073709551616", "1.5"}) {
+  for (const char* wrong :
+       {"3..1", "1..", "..2", "a", "-1", "1...2", "0..1000000", "18446744073709551616", "1.5"}) {
     const Outcome o = run_stet(base + Args{"--seeds", wrong});
     EXPECT_EQ(o.status, 2) << wrong;
     EXPECT_TRUE(o.err.starts_with("stet: --seeds: expected seeds in 0..2^64-1: ")) << o.err;
@@ -53,7 +58,9 @@ TEST_F(ExperimentCommand, RunsCountFromOneInJsonAndCsv) {
   std::istringstream csv(succeed(base + twice + Args{"--csv"}).out);
   std::string line;
   std::getline(csv, line);
-  ASSERT_EQ(line, "run,seed,temperature,top-k,top-p,min-p,typical,repetition-penalty,tokens,stop,same_as,log_probability,seconds,state,file,text\r");
+  ASSERT_EQ(line,
+            "run,seed,temperature,top-k,top-p,min-p,typical,repetition-penalty,tokens,stop,same_as,"
+            "log_probability,seconds,state,file,text\r");
   for (const Json& run : runs) {
     ASSERT_TRUE(std::getline(csv, line));
     std::vector<std::string> cells;
@@ -69,7 +76,10 @@ TEST_F(ExperimentCommand, RunsCountFromOneInJsonAndCsv) {
   EXPECT_EQ(runs[2]["same_as"], 1);
   for (const auto& [name, value] : runs[1].items()) {
     const bool text = name == "text" || name == "stop" || name == "state" || name == "id";
-    EXPECT_TRUE(name == "ids" ? value.is_array() : text ? value.is_string() : value.is_number()) << name;
+    EXPECT_TRUE(name == "ids" ? value.is_array()
+                : text        ? value.is_string()
+                              : value.is_number())
+        << name;
   }
 }
 
@@ -82,24 +92,31 @@ TEST_F(ExperimentCommand, EachContinuationIsASnapshotThatGoesOn) {
     const std::string file = directory + "/run-0" + std::to_string(i + 1) + ".stet";
     EXPECT_EQ(runs[i]["file"], file);
     EXPECT_EQ(runs[i]["state"], plain[i]["state"]);
-    EXPECT_EQ(digest_text(Snapshot::open(file).digests().state), runs[i]["state"].get<std::string>());
+    EXPECT_EQ(digest_text(Snapshot::open(file).digests().state),
+              runs[i]["state"].get<std::string>());
     const auto continued = [&](const Args& from) {
-      return Json::parse(succeed(from + Args{"-m", kTiny, "--threads", "1", "--ignore-eos", "--json"}).out);
+      return Json::parse(
+          succeed(from + Args{"-m", kTiny, "--threads", "1", "--ignore-eos", "--json"}).out);
     };
     const Json rest = continued({"resume", file, "-n", "4"});
-    const Json whole = continued({"generate", "--ids", "1,2,3", "-n", "10", "--temperature", "2", "--seed", std::to_string(i + 1)});
+    const Json whole = continued({"generate", "--ids", "1,2,3", "-n", "10", "--temperature", "2",
+                                  "--seed", std::to_string(i + 1)});
     EXPECT_EQ(rest["digests"], whole["digests"]) << i;
   }
   const Outcome again = run_stet(base + seeds + Args{"--save-dir", directory});
   EXPECT_EQ(again.status, 1);
   EXPECT_EQ(again.out, "");
-  EXPECT_EQ(again.err, "stet: " + directory + "/run-01.stet: --save-dir: expected a name that is free, found a file\n");
+  EXPECT_EQ(again.err,
+            "stet: " + directory +
+                "/run-01.stet: --save-dir: expected a name that is free, found a file\n");
   EXPECT_EQ(run_stet(base + Args{"--save-dir", ""}).status, 2);
 }
 
-// Each token's probability before penalty, temperature and filters, computed here in another order and with libm.
+// Each token's probability before penalty, temperature and filters, computed here in another order
+// and with libm.
 TEST_F(ExperimentCommand, LogProbabilityIsTheModels) {
-  const Json run = json({"--seeds", "7", "--temperature", "5", "--top-k", "900", "--repetition-penalty", "1.7"})["runs"][0];
+  const Json run = json({"--seeds", "7", "--temperature", "5", "--top-k", "900",
+                         "--repetition-penalty", "1.7"})["runs"][0];
   Session session(model(kTiny), {});
   session.append(std::vector<int32_t>{1, 2, 3});
   double expected = 0;
@@ -135,8 +152,12 @@ TEST_F(ExperimentCommand, AnObserverChangesNoDraw) {
 }
 
 TEST_F(ExperimentCommand, SeedsWithoutSamplingAreTold) {
-  EXPECT_EQ(succeed(base + Args{"--seeds", "1..2"}).err, "no effect while greedy, where the best token is taken: --seeds (--temperature T draws)\n");
-  EXPECT_EQ(succeed(base + Args{"--seeds", "1..2", "--temperature", "0"}).err, "no effect while greedy, where the best token is taken: --seeds (--temperature T draws)\n");
+  EXPECT_EQ(
+      succeed(base + Args{"--seeds", "1..2"}).err,
+      "no effect while greedy, where the best token is taken: --seeds (--temperature T draws)\n");
+  EXPECT_EQ(
+      succeed(base + Args{"--seeds", "1..2", "--temperature", "0"}).err,
+      "no effect while greedy, where the best token is taken: --seeds (--temperature T draws)\n");
   EXPECT_EQ(succeed(base).err, "");
   const Outcome drawn = succeed(base + Args{"--seeds", "1..2", "--top-k", "500"});
   EXPECT_EQ(drawn.err, "");

@@ -1,5 +1,5 @@
-// What each family's config means; Gemma 1 and Qwen 2 against an independent float64 implementation, which the goldens
-// of transformers vouch for.
+// What each family's config means; Gemma 1 and Qwen 2 against an independent float64
+// implementation, which the goldens of transformers vouch for.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -18,17 +18,22 @@ using Json = nlohmann::json;
 
 std::string tiny(const std::string& name) { return data_path("models/" + name); }
 
-Json config_of(const std::string& name) { return Json::parse(std::ifstream(tiny(name) + "/config.json")); }
+Json config_of(const std::string& name) {
+  return Json::parse(std::ifstream(tiny(name) + "/config.json"));
+}
 
-ModelConfig parsed(const std::string& name, const std::function<void(Json&)>& change = [](Json&) {}) {
+ModelConfig parsed(
+    const std::string& name, const std::function<void(Json&)>& change = [](Json&) {}) {
   Json json = config_of(name);
   change(json);
   return parse_model_config(json.dump(), "config.json");
 }
 
 // A checkpoint that is a copy of another but for its config.
-std::string changed_copy(const stet_test::ScratchDir& dir, const std::string& name, const std::function<void(Json&)>& config) {
-  fs::copy(tiny(name), dir.path(), fs::copy_options::recursive | fs::copy_options::overwrite_existing);
+std::string changed_copy(const stet_test::ScratchDir& dir, const std::string& name,
+                         const std::function<void(Json&)>& config) {
+  fs::copy(tiny(name), dir.path(),
+           fs::copy_options::recursive | fs::copy_options::overwrite_existing);
   Json json = config_of(name);
   config(json);
   fs::remove(dir / "config.json");
@@ -40,13 +45,15 @@ std::string changed_copy(const stet_test::ScratchDir& dir, const std::string& na
 
 // As tests/test_golden.cpp bounds it.
 template <class A, class B>
-void expect_close(const std::vector<A>& got, const std::vector<B>& expected, const std::string& what) {
+void expect_close(const std::vector<A>& got, const std::vector<B>& expected,
+                  const std::string& what) {
   ASSERT_EQ(got.size(), expected.size()) << what;
   double mean = 0, variance = 0, worst = 0;
   for (B e : expected) mean += static_cast<double>(e) / static_cast<double>(expected.size());
   for (B e : expected) variance += (e - mean) * (e - mean) / static_cast<double>(expected.size());
   for (size_t i = 0; i < got.size(); ++i) {
-    const double difference = std::abs(static_cast<double>(got[i]) - static_cast<double>(expected[i]));
+    const double difference =
+        std::abs(static_cast<double>(got[i]) - static_cast<double>(expected[i]));
     ASSERT_TRUE(std::isfinite(difference)) << what << " element " << i;
     worst = std::max(worst, difference);
   }
@@ -61,11 +68,14 @@ TEST_P(Reference, AgreesWithTransformers) {
   const ReferenceModel::Result r = ReferenceModel(tiny(GetParam())).run(golden.ids("input_ids"));
   expect_close(r.logits, golden.floats("logits"), "logits");
   for (size_t i = 0; i < r.hidden.size(); ++i) {
-    expect_close(r.hidden[i], golden.floats("hidden." + std::to_string(i)), "hidden." + std::to_string(i));
+    expect_close(r.hidden[i], golden.floats("hidden." + std::to_string(i)),
+                 "hidden." + std::to_string(i));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, Reference, testing::Values("llama2-tiny-f16", "gemma2-tiny", "mistral-tiny", "qwen3-tiny"),
+INSTANTIATE_TEST_SUITE_P(Families, Reference,
+                         testing::Values("llama2-tiny-f16", "gemma2-tiny", "mistral-tiny",
+                                         "qwen3-tiny"),
                          [](const auto& info) { return fmt::format("{}", info.index); });
 
 // Logits, hidden states, keys and values of `directory` after 60 tokens.
@@ -77,18 +87,24 @@ void expect_reference(const std::string& directory) {
   std::vector<float> logits;
   std::vector<std::vector<float>> hidden(r.hidden.size());
   const auto append = [](std::vector<float>& to, Rows rows) {
-    for (size_t i = 0; i < rows.count; ++i) to.insert(to.end(), rows.row(i), rows.row(i) + rows.width);
+    for (size_t i = 0; i < rows.count; ++i)
+      to.insert(to.end(), rows.row(i), rows.row(i) + rows.width);
   };
-  s.append(ids, [&](int64_t, Rows rows) { append(logits, rows); }, [&](size_t i, int64_t, Rows rows) { append(hidden[i], rows); });
+  s.append(
+      ids, [&](int64_t, Rows rows) { append(logits, rows); },
+      [&](size_t i, int64_t, Rows rows) { append(hidden[i], rows); });
   expect_close(logits, r.logits, "logits");
-  for (size_t i = 0; i < hidden.size(); ++i) expect_close(hidden[i], r.hidden[i], "hidden." + std::to_string(i));
+  for (size_t i = 0; i < hidden.size(); ++i)
+    expect_close(hidden[i], r.hidden[i], "hidden." + std::to_string(i));
   const KvShape& shape = s.kv().shape();
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     std::vector<float> keys, values;
     for (int64_t t = 0; t < s.size(); ++t) {
       for (int64_t head = 0; head < shape.kv_heads; ++head) {
-        const float* k = reinterpret_cast<const float*>(s.kv().block(0) + shape.k_offset(layer, head));
-        const float* v = reinterpret_cast<const float*>(s.kv().block(0) + shape.v_offset(layer, head));
+        const float* k =
+            reinterpret_cast<const float*>(s.kv().block(0) + shape.k_offset(layer, head));
+        const float* v =
+            reinterpret_cast<const float*>(s.kv().block(0) + shape.v_offset(layer, head));
         for (int64_t d = 0; d < shape.head_dim; ++d) {
           keys.push_back(k[d * kBlockPositions + t]);
           values.push_back(v[t * shape.head_dim + d]);
@@ -105,7 +121,8 @@ TEST(Families, Gemma1AgreesWithTheReference) { expect_reference(tiny("gemma-tiny
 TEST(Families, Qwen2AgreesWithTheReference) {
   expect_reference(tiny("qwen2-tiny"));  // windows on the last two of three layers
   const stet_test::ScratchDir dir;
-  expect_reference(changed_copy(dir, "qwen2-tiny", [](Json& j) { j["use_sliding_window"] = false; }));
+  expect_reference(
+      changed_copy(dir, "qwen2-tiny", [](Json& j) { j["use_sliding_window"] = false; }));
 }
 
 // Goldens have none of these: Qwen 3 with windows, Mistral without, Gemma 2 without caps.
@@ -116,13 +133,16 @@ TEST(Families, OtherSettingsAgreeWithTheReference) {
     j["sliding_window"] = 8;
     j["max_window_layers"] = 1;
   }));
-  expect_reference(changed_copy(dir, "mistral-tiny", [](Json& j) { j["sliding_window"] = nullptr; }));
+  expect_reference(
+      changed_copy(dir, "mistral-tiny", [](Json& j) { j["sliding_window"] = nullptr; }));
   expect_reference(changed_copy(dir, "gemma2-tiny", [](Json& j) {
     j["attn_logit_softcapping"] = nullptr;
     j["final_logit_softcapping"] = nullptr;
     j["query_pre_attn_scalar"] = 40;
   }));
-  expect_reference(changed_copy(dir, "gemma2-tiny", [](Json& j) { j["attn_logit_softcapping"] = 0.5; }));  // which bends scores much
+  expect_reference(changed_copy(dir, "gemma2-tiny", [](Json& j) {
+    j["attn_logit_softcapping"] = 0.5;
+  }));  // which bends scores much
 }
 
 // ---------------------------------------------------------------- configs
@@ -131,16 +151,23 @@ using Windows = std::vector<int64_t>;
 
 TEST(Families, WindowsOfMistral) {
   EXPECT_EQ(parsed("mistral-tiny").window, (Windows{8, 8, 8}));
-  EXPECT_EQ(parsed("mistral-tiny", [](Json& j) { j["sliding_window"] = nullptr; }).window, (Windows{0, 0, 0}));
-  EXPECT_EQ(parsed("mistral-tiny", [](Json& j) { j.erase("sliding_window"); }).window, (Windows{4096, 4096, 4096}));
+  EXPECT_EQ(parsed("mistral-tiny", [](Json& j) { j["sliding_window"] = nullptr; }).window,
+            (Windows{0, 0, 0}));
+  EXPECT_EQ(parsed("mistral-tiny", [](Json& j) { j.erase("sliding_window"); }).window,
+            (Windows{4096, 4096, 4096}));
 }
 
 TEST(Families, WindowsOfQwen) {
   EXPECT_EQ(parsed("qwen2-tiny").window, (Windows{0, 8, 8}));
-  EXPECT_EQ(parsed("qwen2-tiny", [](Json& j) { j["use_sliding_window"] = false; }).window, (Windows{0, 0, 0}));
-  EXPECT_EQ(parsed("qwen2-tiny", [](Json& j) { j.erase("max_window_layers"); }).window, (Windows{0, 0, 0}));
-  EXPECT_EQ(parsed("qwen2-tiny", [](Json& j) { j["sliding_window"] = nullptr; }).window, (Windows{0, 0, 0}));
-  const auto types = [](Json& j) { j["layer_types"] = {"full_attention", "full_attention", "sliding_attention"}; };
+  EXPECT_EQ(parsed("qwen2-tiny", [](Json& j) { j["use_sliding_window"] = false; }).window,
+            (Windows{0, 0, 0}));
+  EXPECT_EQ(parsed("qwen2-tiny", [](Json& j) { j.erase("max_window_layers"); }).window,
+            (Windows{0, 0, 0}));
+  EXPECT_EQ(parsed("qwen2-tiny", [](Json& j) { j["sliding_window"] = nullptr; }).window,
+            (Windows{0, 0, 0}));
+  const auto types = [](Json& j) {
+    j["layer_types"] = {"full_attention", "full_attention", "sliding_attention"};
+  };
   EXPECT_EQ(parsed("qwen2-tiny", types).window, (Windows{0, 0, 8}));
   EXPECT_EQ(parsed("qwen3-tiny").window, (Windows{0, 0, 0}));
 }
@@ -154,25 +181,31 @@ TEST(Families, WindowsAndCapsOfGemma2) {
   EXPECT_EQ(c.embedding_scale, 8);
   EXPECT_TRUE(c.tied_head);
   const ModelConfig left_out = parsed("gemma2-tiny", [](Json& j) {
-    for (const char* field : {"attn_logit_softcapping", "final_logit_softcapping", "sliding_window", "query_pre_attn_scalar"}) j.erase(field);
+    for (const char* field : {"attn_logit_softcapping", "final_logit_softcapping", "sliding_window",
+                              "query_pre_attn_scalar"})
+      j.erase(field);
   });
   EXPECT_EQ(left_out.attention_softcap, 50);
   EXPECT_EQ(left_out.logit_softcap, 30);
   EXPECT_EQ(left_out.window, (Windows{4096, 0, 4096, 0}));
   EXPECT_EQ(left_out.attention_scale, 0.0625);
-  EXPECT_EQ(parsed("gemma2-tiny", [](Json& j) { j["attn_logit_softcapping"] = nullptr; }).attention_softcap, 0);
+  EXPECT_EQ(parsed("gemma2-tiny", [](Json& j) { j["attn_logit_softcapping"] = nullptr; })
+                .attention_softcap,
+            0);
 }
 
 TEST(Families, ActivationsOfGemma1) {
   for (const char* name : {"gelu", "gelu_pytorch_tanh"}) {
     EXPECT_NO_THROW(parsed("gemma-tiny", [&](Json& j) { j["hidden_act"] = name; }));
   }
-  EXPECT_NO_THROW(parsed("gemma-tiny", [](Json& j) { j["hidden_activation"] = "gelu_pytorch_tanh"; }));
+  EXPECT_NO_THROW(
+      parsed("gemma-tiny", [](Json& j) { j["hidden_activation"] = "gelu_pytorch_tanh"; }));
   EXPECT_NO_THROW(parsed("gemma-tiny", [](Json& j) { j.erase("hidden_act"); }));
 }
 
 TEST(Families, HeadDimOfItsOwn) {
-  EXPECT_EQ(parsed("mistral-tiny", [](Json& j) { j["head_dim"] = 40; }).head_dim, 40);  // Nemo: unlike hidden / heads
+  EXPECT_EQ(parsed("mistral-tiny", [](Json& j) { j["head_dim"] = 40; }).head_dim,
+            40);  // Nemo: unlike hidden / heads
   EXPECT_EQ(parsed("mistral-tiny", [](Json& j) { j.erase("head_dim"); }).head_dim, 16);
   EXPECT_EQ(parsed("qwen3-tiny", [](Json& j) { j.erase("head_dim"); }).head_dim, 128);
   EXPECT_EQ(parsed("gemma-tiny", [](Json& j) { j.erase("head_dim"); }).head_dim, 256);
@@ -189,19 +222,23 @@ TEST(Families, SizesOfGpt2) {
   EXPECT_EQ(c.eos_ids, std::vector<int32_t>{0});
   EXPECT_EQ(parsed("gpt2-tiny", [](Json& j) { j["n_inner"] = nullptr; }).intermediate_size, 256);
   EXPECT_EQ(parsed("gpt2-tiny", [](Json& j) { j["n_inner"] = 100; }).intermediate_size, 100);
-  EXPECT_EQ(parsed("gpt2-tiny", [](Json& j) { j.erase("n_positions"); }).max_positions, 128);  // n_ctx
-  EXPECT_EQ(parsed("gpt2-tiny", [](Json& j) { j["scale_attn_weights"] = false; }).attention_scale, 1);
+  EXPECT_EQ(parsed("gpt2-tiny", [](Json& j) { j.erase("n_positions"); }).max_positions,
+            128);  // n_ctx
+  EXPECT_EQ(parsed("gpt2-tiny", [](Json& j) { j["scale_attn_weights"] = false; }).attention_scale,
+            1);
 }
 
 // rope_parameters and layer_types, as newer transformers writes them.
 TEST(Families, NewerConfigsAreTheSameModels) {
-  for (const char* name : {"gemma-tiny", "gemma2-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny"}) {
+  for (const char* name :
+       {"gemma-tiny", "gemma2-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny"}) {
     const ModelConfig older = parsed(name);
     const ModelConfig newer = parsed(name, [&](Json& j) {
       j["rope_parameters"] = {{"rope_theta", j["rope_theta"]}, {"rope_type", "default"}};
       j.erase("rope_theta");
       j.erase("rope_scaling");
-      for (int64_t window : older.window) j["layer_types"].push_back(window > 0 ? "sliding_attention" : "full_attention");
+      for (int64_t window : older.window)
+        j["layer_types"].push_back(window > 0 ? "sliding_attention" : "full_attention");
     });
     EXPECT_EQ(newer.canonical(), older.canonical()) << name;
   }
@@ -211,20 +248,23 @@ TEST(Families, NewerConfigsAreTheSameModels) {
 TEST(Families, CanonicalConfigsAreReadBack) {
   for (const Subject& subject : subjects()) {
     const std::string canonical = model(subject.directory)->config().canonical();
-    EXPECT_EQ(ModelConfig::from_canonical(canonical, "CONFIG").canonical(), canonical) << subject.name;
+    EXPECT_EQ(ModelConfig::from_canonical(canonical, "CONFIG").canonical(), canonical)
+        << subject.name;
   }
 }
 
 // ---------------------------------------------------------------- GPT-2
 
-// transformers writes "transformer." before the names, the published checkpoints do not. Some hold the causal mask.
+// transformers writes "transformer." before the names, the published checkpoints do not. Some hold
+// the causal mask.
 TEST(Gpt2, NamesWithAndWithoutPrefixAreOneModel) {
   const stet_test::ScratchDir dir;
   changed_copy(dir, "gpt2-tiny", [](Json&) {});
   const Golden original(tiny("gpt2-tiny") + "/model.safetensors");
   const std::vector<std::byte> mask(128 * 128);
   std::vector<TensorSpec> specs = {{"transformer.h.0.attn.bias", DType::u8, {1, 1, 128, 128}}};
-  for (const TensorView& t : original.all()) specs.push_back({"transformer." + t.name, t.dtype, t.shape});
+  for (const TensorView& t : original.all())
+    specs.push_back({"transformer." + t.name, t.dtype, t.shape});
   SafeTensorsWriter writer(dir / "model.safetensors", specs);
   writer.write(mask);
   for (const TensorView& t : original.all()) writer.write(t.bytes);
@@ -238,19 +278,25 @@ TEST(Gpt2, NamesWithAndWithoutPrefixAreOneModel) {
 
 TEST(Gpt2, AHeadOfItsOwn) {
   const stet_test::ScratchDir dir;
-  const std::string path = changed_copy(dir, "gpt2-tiny", [](Json& j) { j["tie_word_embeddings"] = false; });
-  EXPECT_EQ(error_of([&] { Model::load(path); }, ErrorKind::format),
-            path + "/model.safetensors: lm_head.weight: expected F32, BF16 or F16 [320, 64], found nothing");
+  const std::string path =
+      changed_copy(dir, "gpt2-tiny", [](Json& j) { j["tie_word_embeddings"] = false; });
+  EXPECT_EQ(
+      error_of([&] { Model::load(path); }, ErrorKind::format),
+      path +
+          "/model.safetensors: lm_head.weight: expected F32, BF16 or F16 [320, 64], found nothing");
 }
 
 TEST(Gpt2, EndsWhereItsPositionsEnd) {
   const auto m = model(tiny("gpt2-tiny"));
   SessionOptions o = options(1);
   o.capacity = 129;
-  EXPECT_EQ(error_of([&] { Session(m, o); }, ErrorKind::argument), "ctx: expected 1 .. 128 (n_positions), found 129");
+  EXPECT_EQ(error_of([&] { Session(m, o); }, ErrorKind::argument),
+            "ctx: expected 1 .. 128 (n_positions), found 129");
   Session s(m, options(1));
   const std::vector<int32_t> ids = random_tokens(*m, 129);
-  EXPECT_EQ(error_of([&] { s.append(ids); }, ErrorKind::capacity).rfind("tokens: expected at most 128 positions", 0), 0u);
+  EXPECT_EQ(error_of([&] { s.append(ids); }, ErrorKind::capacity)
+                .rfind("tokens: expected at most 128 positions", 0),
+            0u);
   EXPECT_EQ(s.size(), 0);
   s.append(std::span(ids).first(128));
   Session again = s.fork();
@@ -264,7 +310,8 @@ TEST(Gpt2, PruneKeepsPositionsAndCannotShiftThem) {
   const std::vector<int32_t> ids = random_tokens(*m, 110);
   Session s(m, options(1));
   s.append(std::span(ids).first(100));
-  const PruneOptions shift{.keep_last = 30, .sinks = 4, .shift = true}, keep{.keep_last = 30, .sinks = 4, .shift = false};
+  const PruneOptions shift{.keep_last = 30, .sinks = 4, .shift = true},
+      keep{.keep_last = 30, .sinks = 4, .shift = false};
   EXPECT_EQ(error_of([&] { s.prune(shift); }, ErrorKind::unsupported),
             "positions: expected keep (keys of this model carry no rotary position), found shift");
   EXPECT_EQ(s.size(), 100);

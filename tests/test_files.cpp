@@ -1,5 +1,6 @@
-// Models and tokenizers out of archives (stet/archive.hpp) are those of the directories the archives were written
-// from; an archive that is damaged, or wrong with digests that are right, is refused.
+// Models and tokenizers out of archives (stet/archive.hpp) are those of the directories the
+// archives were written from; an archive that is damaged, or wrong with digests that are right, is
+// refused.
 #include "stet/files.hpp"
 
 #include <fmt/format.h>
@@ -29,9 +30,10 @@ std::shared_ptr<const FileSource> open_archive(std::string_view bytes) {
   return archive_source(as_bytes(bytes), nullptr, kPath);
 }
 
-// The archive of files that `source` has, in a file that begins with `before` bytes of something else.
-void write_archive(const FileSource& source, const std::vector<std::string>& names, const std::string& path,
-                   size_t before = 0) {
+// The archive of files that `source` has, in a file that begins with `before` bytes of something
+// else.
+void write_archive(const FileSource& source, const std::vector<std::string>& names,
+                   const std::string& path, size_t before = 0) {
   const ArchiveWriter archive(source, names);
   AtomicFile file(path);
   file.write(as_bytes(std::string(before, 'x')));
@@ -60,7 +62,8 @@ Digest logits_digest(const std::shared_ptr<const Model>& m) {
   return digest_of(std::as_bytes(std::span(logits)));
 }
 
-// An archive built from the specification, not with the library's code; fields that are set replace what is right.
+// An archive built from the specification, not with the library's code; fields that are set replace
+// what is right.
 struct Image {
   struct Entry {
     std::string name, content;
@@ -80,12 +83,13 @@ struct Image {
       const uint64_t offset = (end + 4095) / 4096 * 4096;
       body += std::string(offset - end, gap) + e.content;
       end = offset + e.content.size();
-      list += le(e.offset < 0 ? offset : e.offset, 8) + le(e.size < 0 ? e.content.size() : e.size, 8) +
-              digest_bytes(e.content) + le(e.name.size(), 2) + e.name;
+      list += le(e.offset < 0 ? offset : e.offset, 8) +
+              le(e.size < 0 ? e.content.size() : e.size, 8) + digest_bytes(e.content) +
+              le(e.name.size(), 2) + e.name;
     }
     const std::string index = magic + le(index_size < 0 ? right_index_size : index_size, 4) +
-                              le(count < 0 ? entries.size() : count, 4) + le(size < 0 ? end : size, 8) + list +
-                              extra_index;
+                              le(count < 0 ? entries.size() : count, 4) +
+                              le(size < 0 ? end : size, 8) + list + extra_index;
     return index + digest_bytes(index) + body;
   }
 };
@@ -100,7 +104,8 @@ TEST_P(ArchivedModel, IsTheModelOfTheDirectory) {
   const auto source = directory_source(GetParam().directory);
   const std::vector<std::string> names = Model::files_of(*source);
   EXPECT_EQ(names, GetParam().name.starts_with("pocket")
-                       ? (std::vector<std::string>{"config.json", "generation_config.json", "model.safetensors"})
+                       ? (std::vector<std::string>{"config.json", "generation_config.json",
+                                                   "model.safetensors"})
                        : (std::vector<std::string>{"config.json", "model.safetensors"}));
   write_archive(*source, names, path, 8192);
 
@@ -150,11 +155,16 @@ TEST(ArchivedTokenizer, IsTheTokenizerOfTheDirectory) {
 }
 
 TEST(Archive, ListsWhatATokenizerReads) {
-  const Files all = {{"chat_template.jinja", "t"}, {"tokenizer.json", "{}"}, {"tokenizer.model", "m"},
-                     {"tokenizer_config.json", "{}"}, {"config.json", "{}"}};
-  EXPECT_EQ(Tokenizer::files_of(*memory_source(all, "memory")),
-            (std::vector<std::string>{"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}));
-  EXPECT_EQ(Tokenizer::files_of(*memory_source({all[2]}, "memory")), std::vector<std::string>{"tokenizer.model"});
+  const Files all = {{"chat_template.jinja", "t"},
+                     {"tokenizer.json", "{}"},
+                     {"tokenizer.model", "m"},
+                     {"tokenizer_config.json", "{}"},
+                     {"config.json", "{}"}};
+  EXPECT_EQ(
+      Tokenizer::files_of(*memory_source(all, "memory")),
+      (std::vector<std::string>{"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}));
+  EXPECT_EQ(Tokenizer::files_of(*memory_source({all[2]}, "memory")),
+            std::vector<std::string>{"tokenizer.model"});
   EXPECT_EQ(Tokenizer::files_of(*memory_source({}, "memory")), std::vector<std::string>{});
 }
 
@@ -171,10 +181,12 @@ void write_shards(const std::string& from, const ScratchDir& to, size_t shards) 
       weight_map[t.name] = name;
     }
     SafeTensorsWriter writer(to / name, specs);
-    for (size_t i = s; i < original.all().size(); i += shards) writer.write(original.all()[i].bytes);
+    for (size_t i = s; i < original.all().size(); i += shards)
+      writer.write(original.all()[i].bytes);
     writer.commit();
   }
-  write_file(to / "model.safetensors.index.json", nlohmann::json{{"weight_map", weight_map}}.dump());
+  write_file(to / "model.safetensors.index.json",
+             nlohmann::json{{"weight_map", weight_map}}.dump());
   write_file(to / "config.json", read_text_file(from + "/config.json", SIZE_MAX));
 }
 
@@ -184,9 +196,10 @@ TEST(Archive, HoldsAShardedModel) {
   write_shards(directory, shards, 3);
   const auto source = directory_source(shards.path());
   const std::vector<std::string> names = Model::files_of(*source);
-  EXPECT_EQ(names, (std::vector<std::string>{"config.json", "model.safetensors.index.json",
-                                             "model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
-                                             "model-00003-of-00003.safetensors"}));
+  EXPECT_EQ(names,
+            (std::vector<std::string>{
+                "config.json", "model.safetensors.index.json", "model-00001-of-00003.safetensors",
+                "model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"}));
   write_archive(*source, names, dir / "archive");
   const auto m = Model::load(map_archive(dir / "archive", 0), 2);
   EXPECT_EQ(m->fingerprints(), model(directory)->fingerprints());
@@ -195,22 +208,35 @@ TEST(Archive, HoldsAShardedModel) {
   // Without one of its shards.
   write_archive(*source, {names[0], names[1], names[2], names[4]}, dir / "archive");
   EXPECT_EQ(error_of([&] { Model::load(map_archive(dir / "archive", 0), 1); }),
-            "format: " + dir / "archive" + ": WEIGHTS: " + names[3] + ": expected a file of that name, found none");
+            "format: " + dir / "archive" + ": WEIGHTS: " + names[3] +
+                ": expected a file of that name, found none");
 }
 
 TEST(Archive, SaysWhatAModelLacks) {
-  EXPECT_EQ(error_of([] { Model::load(open_archive(archive_of({{"a", "b"}})), 1); }),
+  EXPECT_EQ(error_of([] {
+              Model::load(open_archive(archive_of({{"a", "b"}})), 1);
+            }),
             "format: s.stet: WEIGHTS: config.json: expected a file of that name, found none");
   const std::string config = read_text_file(data_path("models/llama31-tiny/config.json"), SIZE_MAX);
-  EXPECT_EQ(error_of([&] { Model::load(open_archive(archive_of({{"config.json", config}})), 1); }),
-            "io: s.stet: WEIGHTS: expected model.safetensors or model.safetensors.index.json in it, found neither");
   EXPECT_EQ(error_of([&] {
-              Model::load(open_archive(archive_of({{"config.json", config}, {"model.safetensors", ""}})), 1);
+              Model::load(open_archive(archive_of({{"config.json", config}})), 1);
             }),
-            "format: s.stet: WEIGHTS: model.safetensors: expected a file with content, found 0 bytes");
-  EXPECT_EQ(error_of([] { Model::load(open_archive(archive_of({{"config.json", "{"}})), 1); }),
-            "format: s.stet: WEIGHTS: config.json: line 1, column 2: expected valid JSON, found the end of the text");
-  EXPECT_EQ(error_of([] { Tokenizer::load(*open_archive(archive_of({{"tokenizer_config.json", "{}"}}))); }),
+            "io: s.stet: WEIGHTS: expected model.safetensors or model.safetensors.index.json in "
+            "it, found neither");
+  EXPECT_EQ(
+      error_of([&] {
+        Model::load(open_archive(archive_of({{"config.json", config}, {"model.safetensors", ""}})),
+                    1);
+      }),
+      "format: s.stet: WEIGHTS: model.safetensors: expected a file with content, found 0 bytes");
+  EXPECT_EQ(error_of([] {
+              Model::load(open_archive(archive_of({{"config.json", "{"}})), 1);
+            }),
+            "format: s.stet: WEIGHTS: config.json: line 1, column 2: expected valid JSON, found "
+            "the end of the text");
+  EXPECT_EQ(error_of([] {
+              Tokenizer::load(*open_archive(archive_of({{"tokenizer_config.json", "{}"}})));
+            }),
             "io: s.stet: WEIGHTS: expected tokenizer.json or tokenizer.model, found neither");
 }
 
@@ -232,7 +258,8 @@ TEST(Archive, IsAsSpecified) {
   EXPECT_EQ(index.entries[2].size, 5000u);
   EXPECT_EQ(index.entries[2].digest, digest_of(as_bytes(files[2].second)));
   const ArchiveWriter writer(*open_archive(bytes), {"config.json", "empty", "weights"});
-  EXPECT_TRUE(std::equal(writer.index().begin(), writer.index().end(), index.bytes.begin(), index.bytes.end()));
+  EXPECT_TRUE(std::equal(writer.index().begin(), writer.index().end(), index.bytes.begin(),
+                         index.bytes.end()));
 
   const auto source = open_archive(bytes);
   for (const auto& [name, text] : files) {
@@ -240,7 +267,9 @@ TEST(Archive, IsAsSpecified) {
     EXPECT_EQ(source->read(name, text.size()), text);
     const auto opened = source->open(name);
     EXPECT_EQ(opened->path(), "s.stet: WEIGHTS: " + name);
-    EXPECT_EQ(std::string(reinterpret_cast<const char*>(opened->bytes().data()), opened->bytes().size()), text);
+    EXPECT_EQ(
+        std::string(reinterpret_cast<const char*>(opened->bytes().data()), opened->bytes().size()),
+        text);
   }
   EXPECT_FALSE(source->has("weight"));
   EXPECT_EQ(error_of([&] { source->open("weight"); }),
@@ -280,7 +309,8 @@ size_t resident_pages(std::span<const std::byte> bytes) {
 
 TEST(Archive, DropsWhatWasConsumedOfAMappedFile) {
   const ScratchDir dir;
-  write_archive(*memory_source({{"a", std::string(3 << 20, 'a')}}, "memory"), {"a"}, dir / "archive");
+  write_archive(*memory_source({{"a", std::string(3 << 20, 'a')}}, "memory"), {"a"},
+                dir / "archive");
   const auto mapped = MappedFile::open(dir / "archive");
   const auto source = archive_source(mapped->bytes(), nullptr, kPath, mapped);
   const auto file = source->open("a");  // digested in pieces, each dropped after it
@@ -299,7 +329,8 @@ TEST(ArchiveWriter, RefusesNamesThatTheFormatHasNot) {
   const auto refusal = [](const std::string& name) {
     return error_of([&] { ArchiveWriter(*memory_source({{name, "x"}}, "memory"), {name}); });
   };
-  const std::string rule = "argument: memory: name of a file: expected the plain name of a file, 1 to 255 bytes";
+  const std::string rule =
+      "argument: memory: name of a file: expected the plain name of a file, 1 to 255 bytes";
   EXPECT_EQ(refusal(""), rule);
   EXPECT_EQ(refusal("."), rule + ", found .");
   EXPECT_EQ(refusal(".."), rule + ", found ..");
@@ -309,7 +340,9 @@ TEST(ArchiveWriter, RefusesNamesThatTheFormatHasNot) {
   EXPECT_EQ(refusal(std::string(256, 'a')), rule + ", found " + std::string(256, 'a'));
   EXPECT_EQ(refusal(std::string(255, 'a')), "no error");
   const auto source = memory_source({{"a", "x"}}, "memory");
-  EXPECT_EQ(error_of([&] { ArchiveWriter(*source, {"a", "a"}); }),
+  EXPECT_EQ(error_of([&] {
+              ArchiveWriter(*source, {"a", "a"});
+            }),
             "argument: memory: a: expected each name once, found a second file");
   EXPECT_EQ(error_of([&] { ArchiveWriter(*source, {}); }),
             "argument: memory: number of files: expected 1 to 4096, found 0");
@@ -320,8 +353,9 @@ TEST(ArchiveWriter, RefusesNamesThatTheFormatHasNot) {
 TEST(ArchiveWriter, StartsAtAMultipleOf4096Only) {
   const ScratchDir dir;
   const auto source = memory_source({{"a", "x"}}, "memory");
-  EXPECT_EQ(error_of([&] { write_archive(*source, {"a"}, dir / "f", 64); }),
-            "argument: " + dir / "f" + ": archive: expected a start at a multiple of 4096, found 64");
+  EXPECT_EQ(
+      error_of([&] { write_archive(*source, {"a"}, dir / "f", 64); }),
+      "argument: " + dir / "f" + ": archive: expected a start at a multiple of 4096, found 64");
   EXPECT_EQ(dir.names(), std::vector<std::string>{});
 }
 
@@ -332,11 +366,13 @@ TEST(ArchiveWriter, NoticesAFileThatChangedMeanwhile) {
   { std::fstream(dir / "a", std::ios::in | std::ios::out) << "behind"; }
   AtomicFile file(dir / "out");
   EXPECT_EQ(error_of([&] { archive.write(file); }),
-            "mismatch: " + dir / "a" + ": content: expected digest " + digest_text(digest_of(as_bytes("before"))) +
-                " as before, found " + digest_text(digest_of(as_bytes("behind"))));
+            "mismatch: " + dir / "a" + ": content: expected digest " +
+                digest_text(digest_of(as_bytes("before"))) + " as before, found " +
+                digest_text(digest_of(as_bytes("behind"))));
 }
 
-// A large file is digested, written, and digested again when read, in pieces that leave resident memory.
+// A large file is digested, written, and digested again when read, in pieces that leave resident
+// memory.
 TEST(ArchiveWriter, HoldsNoFileInMemory) {
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
@@ -361,12 +397,14 @@ TEST(ArchiveWriter, HoldsNoFileInMemory) {
 
 // ---- damage ----
 
-const Files kSmall = {{"config.json", "{}"}, {"generation_config.json", "[]"}, {"weights", "0123456789"}};
+const Files kSmall = {
+    {"config.json", "{}"}, {"generation_config.json", "[]"}, {"weights", "0123456789"}};
 
 // Opens an archive and every file of kSmall in it; what fails first.
 std::string reading(std::string_view bytes) {
   return error_of([&] {
-    const std::vector<std::byte> copy(as_bytes(bytes).begin(), as_bytes(bytes).end());  // its end is watched by ASan
+    const std::vector<std::byte> copy(as_bytes(bytes).begin(),
+                                      as_bytes(bytes).end());  // its end is watched by ASan
     const auto source = archive_source(copy, nullptr, kPath);
     for (const auto& [name, text] : kSmall) {
       source->read(name, 100);
@@ -378,12 +416,14 @@ std::string reading(std::string_view bytes) {
 TEST(DamagedArchive, EveryTruncationIsAnError) {
   const std::string bytes = archive_of(kSmall);
   ASSERT_EQ(reading(bytes), "no error");
-  EXPECT_EQ(reading(""), "format: s.stet: WEIGHTS: magic: expected an archive of files, found 0 bytes");
+  EXPECT_EQ(reading(""),
+            "format: s.stet: WEIGHTS: magic: expected an archive of files, found 0 bytes");
   for (size_t size = 0; size < bytes.size(); ++size) {
     const std::string error = reading(std::string_view(bytes).substr(0, size));
     ASSERT_TRUE(error.starts_with("format: s.stet: WEIGHTS: ")) << size << ": " << error;
   }
-  const std::string size = fmt::format("format: s.stet: WEIGHTS: archive size: expected {}, found ", bytes.size());
+  const std::string size =
+      fmt::format("format: s.stet: WEIGHTS: archive size: expected {}, found ", bytes.size());
   EXPECT_EQ(reading(bytes.substr(0, bytes.size() - 1)), size + std::to_string(bytes.size() - 1));
   EXPECT_EQ(reading(bytes + "x"), size + std::to_string(bytes.size() + 1));
 }
@@ -391,7 +431,8 @@ TEST(DamagedArchive, EveryTruncationIsAnError) {
 TEST(DamagedArchive, EveryFlippedBitIsAnError) {
   const std::string bytes = archive_of(kSmall);
   const size_t index = read_archive_index(as_bytes(bytes), kPath).bytes.size();
-  for (size_t bit = 0; bit < 8 * bytes.size(); bit += bit < 8 * index ? 1 : 7) {  // in gaps and files, samples
+  for (size_t bit = 0; bit < 8 * bytes.size();
+       bit += bit < 8 * index ? 1 : 7) {  // in gaps and files, samples
     std::string damaged = bytes;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << bit % 8);
     const std::string error = reading(damaged);
@@ -404,9 +445,10 @@ TEST(DamagedArchive, NamesTheFileThatIsDamaged) {
   bytes.back() = '8';
   const auto source = open_archive(bytes);  // the index is whole
   EXPECT_EQ(source->read("config.json", 100), "{}");
-  const std::string error = fmt::format("format: s.stet: WEIGHTS: weights: content: expected digest {}, found {}",
-                                        digest_text(digest_of(as_bytes("0123456789"))),
-                                        digest_text(digest_of(as_bytes("0123456788"))));
+  const std::string error =
+      fmt::format("format: s.stet: WEIGHTS: weights: content: expected digest {}, found {}",
+                  digest_text(digest_of(as_bytes("0123456789"))),
+                  digest_text(digest_of(as_bytes("0123456788"))));
   EXPECT_EQ(error_of([&] { source->open("weights"); }), error);
   EXPECT_EQ(error_of([&] { source->read("weights", 100); }), error);
 }
@@ -422,36 +464,48 @@ TEST(DamagedArchive, WrongFieldsUnderARightDigest) {
     return error.starts_with(prefix) ? error.substr(prefix.size()) : error;
   };
   EXPECT_EQ(refusal([](Image&) {}), "no error");
-  EXPECT_EQ(refusal([](Image& i) { i.magic = "SAFETENS"; }), "magic: expected an archive of files, found other bytes");
+  EXPECT_EQ(refusal([](Image& i) { i.magic = "SAFETENS"; }),
+            "magic: expected an archive of files, found other bytes");
   EXPECT_EQ(refusal([](Image& i) { i.index_size = 39; }),
             "index size: expected 40 up to the archive's 8194 bytes, found 39");
   EXPECT_EQ(refusal([](Image& i) { i.index_size = 0xFFFFFFFF; }),
             "index size: expected 40 up to the archive's 8194 bytes, found 4294967295");
   EXPECT_EQ(refusal([](Image& i) { i.count = 0; }), "number of files: expected 1 to 4096, found 0");
-  EXPECT_EQ(refusal([](Image& i) { i.count = 0xFFFFFFFF; }), "number of files: expected 1 to 4096, found 4294967295");
-  EXPECT_EQ(refusal([](Image& i) { i.count = 1; }), "index: expected the end at offset 59, found 35 more bytes");
+  EXPECT_EQ(refusal([](Image& i) { i.count = 0xFFFFFFFF; }),
+            "number of files: expected 1 to 4096, found 4294967295");
+  EXPECT_EQ(refusal([](Image& i) { i.count = 1; }),
+            "index: expected the end at offset 59, found 35 more bytes");
   EXPECT_EQ(refusal([](Image& i) { i.count = 3; }),
             "offset of a file: expected 8 bytes at offset 94, found 0 before the end");
-  EXPECT_EQ(refusal([](Image& i) { i.extra_index = "x"; }), "index: expected the end at offset 94, found 1 more byte");
-  EXPECT_EQ(refusal([](Image& i) { i.size = INT64_MAX; }), "archive size: expected 9223372036854775807, found 8194");
-  EXPECT_EQ(refusal([](Image& i) { i.entries[1].offset = 4096; }), "b: expected to begin at 8192, found 4096");
+  EXPECT_EQ(refusal([](Image& i) { i.extra_index = "x"; }),
+            "index: expected the end at offset 94, found 1 more byte");
+  EXPECT_EQ(refusal([](Image& i) { i.size = INT64_MAX; }),
+            "archive size: expected 9223372036854775807, found 8194");
+  EXPECT_EQ(refusal([](Image& i) { i.entries[1].offset = 4096; }),
+            "b: expected to begin at 8192, found 4096");
   EXPECT_EQ(refusal([](Image& i) { i.entries[1].offset = INT64_MAX; }),
             "b: expected to begin at 8192, found 9223372036854775807");
   EXPECT_EQ(refusal([](Image& i) { i.entries[1].size = 3; }),
             "b: expected a file within the archive's 8194 bytes, found 3 at 8192");
-  EXPECT_EQ(refusal([](Image& i) { i.entries[0].size = INT64_MAX; }),
-            "a: expected a file within the archive's 8194 bytes, found 9223372036854775807 at 4096");
-  EXPECT_EQ(refusal([](Image& i) { i.entries[0].size = 4097; }), "b: expected to begin at 12288, found 8192");
+  EXPECT_EQ(
+      refusal([](Image& i) { i.entries[0].size = INT64_MAX; }),
+      "a: expected a file within the archive's 8194 bytes, found 9223372036854775807 at 4096");
+  EXPECT_EQ(refusal([](Image& i) { i.entries[0].size = 4097; }),
+            "b: expected to begin at 12288, found 8192");
   EXPECT_EQ(refusal([](Image& i) { i.entries[1].size = 1; }),
             "archive size: expected 8193, the end of the last file, found 8194");
-  EXPECT_EQ(refusal([](Image& i) { i.gap = 'z'; }), "bytes before a: expected zero bytes, found 122");
-  EXPECT_EQ(refusal([](Image& i) { i.entries[1].name = "a"; }), "a: expected each name once, found a second file");
-  const std::string rule = "name of a file: expected the plain name of a file, 1 to 255 bytes, found ";
+  EXPECT_EQ(refusal([](Image& i) { i.gap = 'z'; }),
+            "bytes before a: expected zero bytes, found 122");
+  EXPECT_EQ(refusal([](Image& i) { i.entries[1].name = "a"; }),
+            "a: expected each name once, found a second file");
+  const std::string rule =
+      "name of a file: expected the plain name of a file, 1 to 255 bytes, found ";
   EXPECT_EQ(refusal([](Image& i) { i.entries[1].name = ""; }), rule + "nothing");
   EXPECT_EQ(refusal([](Image& i) { i.entries[1].name = ".."; }), rule + "..");
   EXPECT_EQ(refusal([](Image& i) { i.entries[1].name = "../b"; }), rule + "../b");
   EXPECT_EQ(refusal([](Image& i) { i.entries[1].name = std::string("b\0", 2); }), rule + "b\\x00");
-  EXPECT_EQ(refusal([](Image& i) { i.entries[1].name = std::string(256, 'b'); }), rule + std::string(256, 'b'));
+  EXPECT_EQ(refusal([](Image& i) { i.entries[1].name = std::string(256, 'b'); }),
+            rule + std::string(256, 'b'));
 }
 
 }  // namespace

@@ -47,7 +47,8 @@ void write_shard(const std::string& path, std::span<const Tensors::One> tensors)
 class Fingerprint : public testing::TestWithParam<std::string> {
  protected:
   // The checkpoint's other files beside these weights, in so many shards.
-  std::string written(const Tensors& tensors, size_t shards = 1, const std::function<void(Json&)>& change_config = nullptr) {
+  std::string written(const Tensors& tensors, size_t shards = 1,
+                      const std::function<void(Json&)>& change_config = nullptr) {
     const std::string to = scratch / std::to_string(++made_);
     fs::create_directory(to);
     Json config = Json::parse(read_text_file(directory + "/config.json", SIZE_MAX));
@@ -61,7 +62,8 @@ class Fingerprint : public testing::TestWithParam<std::string> {
       write_shard(to + "/" + name, std::span(tensors.all).subspan(from, end - from));
       for (; from < end; ++from) map[tensors.all[from].spec.name] = name;
     }
-    if (shards > 1) stet_test::write_file(to + "/model.safetensors.index.json", Json{{"weight_map", map}}.dump());
+    if (shards > 1)
+      stet_test::write_file(to + "/model.safetensors.index.json", Json{{"weight_map", map}}.dump());
     return to;
   }
   std::string name_of(const std::string& at) const { return Model::load(at, 2)->fingerprint(); }
@@ -83,11 +85,12 @@ std::vector<std::string> checkpoints() {
   return names;
 }
 
-INSTANTIATE_TEST_SUITE_P(Checkpoints, Fingerprint, testing::ValuesIn(checkpoints()), [](const auto& info) {
-  std::string name = info.param;
-  std::replace(name.begin(), name.end(), '-', '_');
-  return name;
-});
+INSTANTIATE_TEST_SUITE_P(Checkpoints, Fingerprint, testing::ValuesIn(checkpoints()),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 TEST_P(Fingerprint, IsThatOfThePackedAndReshardedForms) {
   const Tensors tensors(directory);
@@ -131,7 +134,8 @@ TEST_P(Fingerprint, IsAnotherAfterOneFlippedBit) {
   std::set<std::string> seen = {published};
   for (size_t i = 0; i < tensors.all.size(); ++i) {
     const std::string& name = tensors.all[i].spec.name;
-    if (name.find("vision") != std::string::npos || name.find("multi_modal") != std::string::npos) continue;
+    if (name.find("vision") != std::string::npos || name.find("multi_modal") != std::string::npos)
+      continue;
     Tensors changed = tensors;
     std::vector<std::byte>& bytes = changed.all[i].bytes;
     bytes[random() % bytes.size()] ^= static_cast<std::byte>(1 << random() % 8);
@@ -145,8 +149,12 @@ TEST_P(Fingerprint, IsAnotherWhereTwoTensorsAreSwapped) {
     std::vector<size_t> same;
     for (size_t i = 0; i < tensors.all.size(); ++i) {
       const TensorSpec& spec = tensors.all[i].spec;
-      if (spec.name.find("vision") != std::string::npos || spec.name.find(what) == std::string::npos) continue;
-      if (!same.empty() && (spec.shape != tensors.all[same[0]].spec.shape || tensors.all[i].bytes == tensors.all[same[0]].bytes)) continue;
+      if (spec.name.find("vision") != std::string::npos ||
+          spec.name.find(what) == std::string::npos)
+        continue;
+      if (!same.empty() && (spec.shape != tensors.all[same[0]].spec.shape ||
+                            tensors.all[i].bytes == tensors.all[same[0]].bytes))
+        continue;
       same.push_back(i);
     }
     if (same.size() < 2) continue;
@@ -190,7 +198,8 @@ struct Tensor {
   TensorView view;
   std::vector<std::byte> bytes;
 
-  Tensor(DType dtype, std::vector<int64_t> shape, std::span<const std::byte> of) : bytes(of.begin(), of.end()) {
+  Tensor(DType dtype, std::vector<int64_t> shape, std::span<const std::byte> of)
+      : bytes(of.begin(), of.end()) {
     view.name = "t";
     view.dtype = dtype;
     view.dtype_text = dtype == DType::f32 ? "F32" : dtype == DType::f16 ? "F16" : "BF16";
@@ -200,7 +209,9 @@ struct Tensor {
 };
 
 template <class T>
-std::span<const std::byte> bytes_of(const std::vector<T>& values) { return std::as_bytes(std::span(values)); }
+std::span<const std::byte> bytes_of(const std::vector<T>& values) {
+  return std::as_bytes(std::span(values));
+}
 
 Sha256 leaves(const std::vector<std::pair<uint8_t, Digest>>& all) {
   PortableSha256 hash;
@@ -213,18 +224,31 @@ Sha256 leaves(const std::vector<std::pair<uint8_t, Digest>>& all) {
 
 TEST(FingerprintLeaves, AreOf16RowsInTheNarrowestTypeThatHoldsThem) {
   std::vector<float> w(33 * 3);
-  for (size_t i = 0; i < w.size(); ++i) w[i] = i < 48 ? 0.5f + static_cast<float>(i) / 128 : i < 96 ? 1 + static_cast<float>(i) / 1024 : 1 + static_cast<float>(i) / 65536;
+  for (size_t i = 0; i < w.size(); ++i)
+    w[i] = i < 48   ? 0.5f + static_cast<float>(i) / 128
+           : i < 96 ? 1 + static_cast<float>(i) / 1024
+                    : 1 + static_cast<float>(i) / 65536;
   std::vector<uint16_t> bf16(48), f16(48);
   for (size_t i = 0; i < 48; ++i) bf16[i] = round_bf16(w[i]), f16[i] = round_f16(w[48 + i]);
   const std::vector<float> f32(w.begin() + 96, w.end());
-  const Sha256 expected = leaves({{0, digest_of(bytes_of(bf16))}, {1, digest_of(bytes_of(f16))}, {2, digest_of(bytes_of(f32))}});
-  for (const int threads : {1, 3}) EXPECT_EQ(digest_matrix(Tensor(DType::f32, {33, 3}, bytes_of(w)).view, threads).values, expected);
+  const Sha256 expected = leaves({{0, digest_of(bytes_of(bf16))},
+                                  {1, digest_of(bytes_of(f16))},
+                                  {2, digest_of(bytes_of(f32))}});
+  for (const int threads : {1, 3})
+    EXPECT_EQ(digest_matrix(Tensor(DType::f32, {33, 3}, bytes_of(w)).view, threads).values,
+              expected);
 
-  const std::vector<Digest> stored = {digest_of(bytes_of(w).first(192)), digest_of(bytes_of(w).subspan(192, 192)), digest_of(bytes_of(w).subspan(384))};
-  EXPECT_EQ(digest_matrix(Tensor(DType::f32, {33, 3}, bytes_of(w)).view, 2).stored, digest_of(bytes_of(stored)));
-  EXPECT_EQ(digest_vector(Tensor(DType::f32, {99}, bytes_of(w)).view).values, leaves({{2, digest_of(bytes_of(w))}}));
-  EXPECT_EQ(digest_vector(Tensor(DType::f32, {99}, bytes_of(w)).view).stored, digest_of(bytes_of(w)));
-  EXPECT_EQ(digest_vector(Tensor(DType::bf16, {48}, bytes_of(bf16)).view).values, leaves({{0, digest_of(bytes_of(bf16))}}));
+  const std::vector<Digest> stored = {digest_of(bytes_of(w).first(192)),
+                                      digest_of(bytes_of(w).subspan(192, 192)),
+                                      digest_of(bytes_of(w).subspan(384))};
+  EXPECT_EQ(digest_matrix(Tensor(DType::f32, {33, 3}, bytes_of(w)).view, 2).stored,
+            digest_of(bytes_of(stored)));
+  EXPECT_EQ(digest_vector(Tensor(DType::f32, {99}, bytes_of(w)).view).values,
+            leaves({{2, digest_of(bytes_of(w))}}));
+  EXPECT_EQ(digest_vector(Tensor(DType::f32, {99}, bytes_of(w)).view).stored,
+            digest_of(bytes_of(w)));
+  EXPECT_EQ(digest_vector(Tensor(DType::bf16, {48}, bytes_of(bf16)).view).values,
+            leaves({{0, digest_of(bytes_of(bf16))}}));
 }
 
 // Every float16 is found in the type that holds it, from whichever it comes.
@@ -234,7 +258,9 @@ TEST(FingerprintLeaves, AreOneForEveryFloat16) {
     const float x = widen_f16(half[0]);
     if (std::isnan(x)) continue;
     const std::vector<float> wide = {x};
-    ASSERT_EQ(digest_vector(Tensor(DType::f16, {1}, bytes_of(half)).view).values, digest_vector(Tensor(DType::f32, {1}, bytes_of(wide)).view).values) << bits;
+    ASSERT_EQ(digest_vector(Tensor(DType::f16, {1}, bytes_of(half)).view).values,
+              digest_vector(Tensor(DType::f32, {1}, bytes_of(wide)).view).values)
+        << bits;
   }
 }
 
@@ -243,7 +269,8 @@ TEST(FingerprintOfOldFiles, IsTheNameThatTheyHave) {
   const std::string published = data_path("models/llama32-tiny-bf16"), packed = scratch / "packed";
   pack_checkpoint(*directory_source(published), Contract::f32, packed);
   std::string file = read_text_file(packed + "/packed.safetensors", SIZE_MAX);
-  for (size_t at = 0; (at = file.find("\"fingerprint:", at)) != std::string::npos;) file.replace(at, 13, "\"fingerprin_:");  // as before there were any
+  for (size_t at = 0; (at = file.find("\"fingerprint:", at)) != std::string::npos;)
+    file.replace(at, 13, "\"fingerprin_:");  // as before there were any
   stet_test::write_file(packed + "/packed.safetensors", file);
   const auto old = Model::load(packed), now = Model::load(published);
   EXPECT_EQ(old->fingerprints(), now->stored_fingerprints());

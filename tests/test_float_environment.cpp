@@ -1,5 +1,5 @@
-// A caller may have set another rounding mode or flush denormals (a program linked with -ffast-math does, from its
-// start): the bits must not change, and the caller must get its modes back.
+// A caller may have set another rounding mode or flush denormals (a program linked with -ffast-math
+// does, from its start): the bits must not change, and the caller must get its modes back.
 #include <cfenv>
 
 #include "kernel_support.hpp"
@@ -14,7 +14,8 @@ uint64_t modes() {
 #if defined(__x86_64__)
   uint16_t x87;
   __asm__ volatile("fnstcw %0" : "=m"(x87));
-  return uint64_t{x87} << 32 | (__builtin_ia32_stmxcsr() & 0xFFC0u);  // without the sticky exception flags
+  return uint64_t{x87} << 32 |
+         (__builtin_ia32_stmxcsr() & 0xFFC0u);  // without the sticky exception flags
 #elif defined(__aarch64__)
   uint64_t value;
   __asm__ volatile("mrs %0, fpcr" : "=r"(value));
@@ -29,7 +30,9 @@ void set_modes(int rounding, bool flush) {
 #if defined(__x86_64__)
   __builtin_ia32_ldmxcsr((__builtin_ia32_stmxcsr() & ~0x8040u) | (flush ? 0x8040u : 0u));
 #elif defined(__aarch64__)
-  __asm__ volatile("msr fpcr, %0" : : "r"((modes() & ~(uint64_t{1} << 24)) | (uint64_t{flush} << 24)));
+  __asm__ volatile("msr fpcr, %0"
+                   :
+                   : "r"((modes() & ~(uint64_t{1} << 24)) | (uint64_t{flush} << 24)));
 #endif
 }
 
@@ -48,7 +51,8 @@ struct Mode {
   int rounding;
   bool flush;
 };
-constexpr Mode kModes[] = {{FE_TONEAREST, true}, {FE_UPWARD, false}, {FE_DOWNWARD, true}, {FE_TOWARDZERO, true}};
+constexpr Mode kModes[] = {
+    {FE_TONEAREST, true}, {FE_UPWARD, false}, {FE_DOWNWARD, true}, {FE_TOWARDZERO, true}};
 
 // The modes of this thread are put back when a test ends, however it ends.
 class FloatEnvironmentTest : public testing::Test {
@@ -58,8 +62,8 @@ class FloatEnvironmentTest : public testing::Test {
   const std::vector<int32_t> ids = {1, 17, 300, 42, 5, 99, 256, 7, 64, 23, 11, 2, 400, 31};
 };
 
-std::vector<float> logits_of(const std::shared_ptr<const Model>& m, const std::vector<int32_t>& ids, int threads,
-                             Contract contract = Contract::f32) {
+std::vector<float> logits_of(const std::shared_ptr<const Model>& m, const std::vector<int32_t>& ids,
+                             int threads, Contract contract = Contract::f32) {
   Session s(m, options(threads, "", 5, contract));
   return all_logits(s, ids);
 }
@@ -122,7 +126,8 @@ TEST_F(FloatEnvironmentTest, SamplingUnderOtherModesDrawsTheSameTokens) {
   const auto draw = [&] {
     std::vector<float> p(500);
     sampler.probabilities(settings, logits, ids, p);
-    for (uint64_t at = 0; at < 50; ++at) p.push_back(static_cast<float>(sampler.sample(settings, logits, ids, at)));
+    for (uint64_t at = 0; at < 50; ++at)
+      p.push_back(static_cast<float>(sampler.sample(settings, logits, ids, at)));
     return p;
   };
   const std::vector<float> expected = draw();
@@ -140,7 +145,9 @@ TEST_F(FloatEnvironmentTest, SamplingUnderOtherModesDrawsTheSameTokens) {
 TEST_F(FloatEnvironmentTest, WorkOfATeamRunsUnderTheContract) {
   set_modes(FE_UPWARD, true);
   std::vector<int> good(4, -1);
-  run_team(4, [&](Team t) { good[static_cast<size_t>(t.rank)] = honours_denormals() && rounds_to_nearest(); });
+  run_team(4, [&](Team t) {
+    good[static_cast<size_t>(t.rank)] = honours_denormals() && rounds_to_nearest();
+  });
   const uint64_t after = modes();
   EXPECT_NE(after, (set_modes(FE_TONEAREST, false), modes()));
   EXPECT_EQ(good, std::vector<int>(4, 1));

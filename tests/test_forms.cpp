@@ -1,4 +1,5 @@
-// Forms of one state, restores of every kind, pruning and proofs: each against the same state computed straight.
+// Forms of one state, restores of every kind, pruning and proofs: each against the same state
+// computed straight.
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -32,7 +33,8 @@ class Forms : public testing::Test {
     s.append(std::span(ids).first(static_cast<size_t>(tokens)));
     return s;
   }
-  Session restore(const std::string& path, const RestoreOptions& how = {}, RestoreReport* report = nullptr) const {
+  Session restore(const std::string& path, const RestoreOptions& how = {},
+                  RestoreReport* report = nullptr) const {
     return Snapshot::open(path).restore(m, "", options(1), how, report);
   }
 
@@ -42,7 +44,8 @@ class Forms : public testing::Test {
   const std::string file = scratch / "s.stet";
 };
 
-// Sampling, penalties, stop strings and half characters in flight: cut after every token, saved, restored, continued.
+// Sampling, penalties, stop strings and half characters in flight: cut after every token, saved,
+// restored, continued.
 class ResumeAnywhere : public testing::TestWithParam<std::string> {};
 
 TEST_P(ResumeAnywhere, ASampledReplyEqualsTheUnbrokenOne) {
@@ -51,7 +54,8 @@ TEST_P(ResumeAnywhere, ASampledReplyEqualsTheUnbrokenOne) {
   const auto tokenizer = Tokenizer::load(directory);
   stet_test::ScratchDir scratch;
   GenerationState g = default_generation(*m);
-  g.sampling = {false, 3.0, 0, 0.999, 0, 1, 1.2, 99};  // hot: bytes of broken characters come up, too
+  g.sampling = {false, 3.0, 0,   0.999,
+                0,     1,   1.2, 99};  // hot: bytes of broken characters come up, too
   g.stop_strings = {"qqqqqq", "\n\n\n"};
   const auto start = [&] {
     Session s(m, options(1));
@@ -61,14 +65,18 @@ TEST_P(ResumeAnywhere, ASampledReplyEqualsTheUnbrokenOne) {
   };
   constexpr int64_t kTokens = 48;
   Session unbroken = start();
-  const Reply whole = generate(unbroken, tokenizer.get(), {.max_tokens = kTokens, .ignore_eos = true});
+  const Reply whole =
+      generate(unbroken, tokenizer.get(), {.max_tokens = kTokens, .ignore_eos = true});
   for (int64_t cut = 0; cut < static_cast<int64_t>(whole.ids.size()); ++cut) {
     Session s = start();
     Reply reply = generate(s, tokenizer.get(), {.max_tokens = cut, .ignore_eos = true});
     const std::string path = scratch / "s.stet";
-    Snapshot::save(s, tokenizer->fingerprint(), path, {.compress = cut % 3 == 0 && have_zlib() ? 1 : 0});
-    Session back = Snapshot::open(path).restore(m, tokenizer->fingerprint(), options(1), {.map = cut % 2 == 0});
-    const Reply rest = generate(back, tokenizer.get(), {.max_tokens = kTokens - cut, .ignore_eos = true});
+    Snapshot::save(s, tokenizer->fingerprint(), path,
+                   {.compress = cut % 3 == 0 && have_zlib() ? 1 : 0});
+    Session back = Snapshot::open(path).restore(m, tokenizer->fingerprint(), options(1),
+                                                {.map = cut % 2 == 0});
+    const Reply rest =
+        generate(back, tokenizer.get(), {.max_tokens = kTokens - cut, .ignore_eos = true});
     reply.ids.insert(reply.ids.end(), rest.ids.begin(), rest.ids.end());
     ASSERT_EQ(reply.ids, whole.ids) << "cut after " << cut;
     ASSERT_EQ(reply.text + rest.text, whole.text) << "cut after " << cut;
@@ -77,7 +85,9 @@ TEST_P(ResumeAnywhere, ASampledReplyEqualsTheUnbrokenOne) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Pocket, ResumeAnywhere, testing::Values("pocket-gemma3", "pocket-llama3"),
-                         [](const auto& info) { return info.param == "pocket-gemma3" ? "Gemma3" : "Llama3"; });
+                         [](const auto& info) {
+                           return info.param == "pocket-gemma3" ? "Gemma3" : "Llama3";
+                         });
 
 TEST_F(Forms, AreOneState) {
   for (const KvType type : {KvType::f32, KvType::bf16, KvType::f16}) {
@@ -85,12 +95,14 @@ TEST_F(Forms, AreOneState) {
     const StateDigests digests = Snapshot::save(longer, "", scratch / "full.stet");
     Snapshot::save(s, "", scratch / "parent.stet");
     const Snapshot parent = Snapshot::open(scratch / "parent.stet");
-    Snapshot::save(longer, "", scratch / "delta.stet", {.form = SnapshotForm::delta, .parent = &parent});
+    Snapshot::save(longer, "", scratch / "delta.stet",
+                   {.form = SnapshotForm::delta, .parent = &parent});
     Snapshot::save(longer, "", scratch / "recipe.stet", {.form = SnapshotForm::recipe});
     std::vector<std::string> names = {"full", "delta", "recipe"};
     if (have_zlib()) {
       Snapshot::save(longer, "", scratch / "zlib.stet", {.compress = 9});
-      Snapshot::save(longer, "", scratch / "zlib-delta.stet", {.form = SnapshotForm::delta, .compress = 1, .parent = &parent});
+      Snapshot::save(longer, "", scratch / "zlib-delta.stet",
+                     {.form = SnapshotForm::delta, .compress = 1, .parent = &parent});
       names.insert(names.end(), {"zlib", "zlib-delta"});
     }
     for (const std::string& name : names) {
@@ -108,7 +120,8 @@ TEST_F(Forms, AreOneState) {
       }
     }
     const size_t block = s.kv().shape().block_bytes();
-    EXPECT_EQ(Snapshot::open(scratch / "delta.stet").stored_kv_bytes(), 2 * block);  // 150 = 2 x 64 + 22: two blocks are new
+    EXPECT_EQ(Snapshot::open(scratch / "delta.stet").stored_kv_bytes(),
+              2 * block);  // 150 = 2 x 64 + 22: two blocks are new
     EXPECT_EQ(Snapshot::open(scratch / "recipe.stet").stored_kv_bytes(), 0u);
   }
 }
@@ -128,15 +141,16 @@ TEST_F(Forms, ADeltaFindsItsParentByContentAndRefusesAnother) {
   std::filesystem::create_directory(scratch / "elsewhere");
   std::filesystem::rename(scratch / "renamed.stet", scratch / "elsewhere/p.stet");
   EXPECT_EQ(error_of([&] { restore(file); }),
-            "io: " + file + ": parent: expected a snapshot of state " + wanted + " beside it, or by --parent, found none");
+            "io: " + file + ": parent: expected a snapshot of state " + wanted +
+                " beside it, or by --parent, found none");
   const Snapshot delta = Snapshot::open(file, scratch / "elsewhere/p.stet");
   Session found = delta.restore(m, "", options(1));
   EXPECT_TRUE(same_state(found, longer));
   Session other = session(70);
   Snapshot::save(other, "", scratch / "other.stet");
   EXPECT_EQ(error_of([&] { Snapshot::open(file, scratch / "other.stet"); }),
-            "io: " + file + ": parent: expected a snapshot of state " + wanted + " beside it, or by --parent, found one of " +
-                sha256_text(digests_of(other).id));
+            "io: " + file + ": parent: expected a snapshot of state " + wanted +
+                " beside it, or by --parent, found one of " + sha256_text(digests_of(other).id));
 }
 
 TEST_F(Forms, ChainsOfDeltas) {
@@ -145,7 +159,8 @@ TEST_F(Forms, ChainsOfDeltas) {
   for (int i = 1; i <= 8; ++i) {
     s.append(std::span(ids).subspan(static_cast<size_t>(s.size()), 37));
     const Snapshot parent = Snapshot::open(scratch / (std::to_string(i - 1) + ".stet"));
-    Snapshot::save(s, "", scratch / (std::to_string(i) + ".stet"), {.form = SnapshotForm::delta, .parent = &parent});
+    Snapshot::save(s, "", scratch / (std::to_string(i) + ".stet"),
+                   {.form = SnapshotForm::delta, .parent = &parent});
   }
   Session back = restore(scratch / "8.stet");
   EXPECT_TRUE(same_state(back, s));
@@ -190,7 +205,8 @@ TEST_F(Forms, AFileOfVersion1Loads) {
 
 // ---------------------------------------------------------------- mapped files
 
-// Whichever byte of the file is wrong, the session finds out before it uses it, and computes it again.
+// Whichever byte of the file is wrong, the session finds out before it uses it, and computes it
+// again.
 TEST_F(Forms, AMappedBlockIsCheckedBeforeItsFirstUse) {
   Session s = session(200);
   Snapshot::save(s, "", file);
@@ -204,12 +220,14 @@ TEST_F(Forms, AMappedBlockIsCheckedBeforeItsFirstUse) {
     bad[at] = static_cast<char>(bad[at] ^ (1 << random() % 8));
     stet_test::write_file(file, bad);
     EXPECT_EQ(error_of([&] { Snapshot::open(file).state().kv.check_all(); }),
-              "format: " + file + ": KV block " + std::to_string((at - 65536) / block) + ", layer " + std::to_string(layer) +
+              "format: " + file + ": KV block " + std::to_string((at - 65536) / block) +
+                  ", layer " + std::to_string(layer) +
                   ": expected the bytes that were saved, found others");
     Session back = restore(file), plain = session(200);
     for (Session* one : {&back, &plain}) {
       one->append({&ids[200], 1});
-      one->rewind(10);  // windows hide early blocks from a token; what is written to is checked, too
+      one->rewind(
+          10);  // windows hide early blocks from a token; what is written to is checked, too
       one->append(std::span(ids).subspan(10, 3));
     }
     EXPECT_TRUE(same_state(back, plain));
@@ -237,7 +255,8 @@ TEST_F(Forms, SessionsFromOneMappingAreIndependent) {
   Snapshot::save(s, "", file);
   const std::string before = bytes_of_file(file);
   const Snapshot snapshot = Snapshot::open(file);
-  Session a = snapshot.restore(m, "", options(1)), b = snapshot.restore(m, "", options(1)), c = b.fork();
+  Session a = snapshot.restore(m, "", options(1)), b = snapshot.restore(m, "", options(1)),
+          c = b.fork();
   EXPECT_EQ(a.kv().block(0), b.kv().block(0));  // one copy in memory
   a.rewind(80);
   a.append(std::span(ids).subspan(300, 40));
@@ -257,7 +276,8 @@ TEST_F(Forms, ThousandsOfForksCostTheirTailsOnly) {
     if (i % 100 == 0) forks.back().append({&ids[static_cast<size_t>(i % 390)], 1});
   }
   for (int i = 0; i < 5000; i += 100) {
-    for (int64_t b = 0; b < 6; ++b) ASSERT_EQ(forks[static_cast<size_t>(i)].kv().block(b), s.kv().block(b));
+    for (int64_t b = 0; b < 6; ++b)
+      ASSERT_EQ(forks[static_cast<size_t>(i)].kv().block(b), s.kv().block(b));
     ASSERT_NE(forks[static_cast<size_t>(i)].kv().block(6), s.kv().block(6));
   }
   Session straight = session(390);
@@ -269,7 +289,8 @@ TEST_F(Forms, ThousandsOfForksCostTheirTailsOnly) {
 
 // What is masked is never read: keys and values that are NaN in its place change nothing.
 TEST_F(Forms, APrunedSessionEqualsOneWithTheSameVisibility) {
-  for (const auto& [begin, end] : std::vector<std::pair<int64_t, int64_t>>{{4, 90}, {0, 64}, {64, 128}, {1, 199}, {70, 71}}) {
+  for (const auto& [begin, end] :
+       std::vector<std::pair<int64_t, int64_t>>{{4, 90}, {0, 64}, {64, 128}, {1, 199}, {70, 71}}) {
     Session pruned = session(200);
     pruned.prune_range(begin, end, false);
     EXPECT_EQ(visible_positions(pruned.kv()), 200 - (end - begin));
@@ -288,24 +309,29 @@ TEST_F(Forms, APrunedSessionEqualsOneWithTheSameVisibility) {
           float* k = values + static_cast<size_t>(i) * 2 * kv.shape().head_bytes() / 4;
           float* v = k + kv.shape().head_bytes() / 4;
           for (int64_t d = 0; d < kv.shape().head_dim; ++d) {
-            k[d * 64 + p % 64] = v[p % 64 * kv.shape().head_dim + d] = std::numeric_limits<float>::quiet_NaN();
+            k[d * 64 + p % 64] = v[p % 64 * kv.shape().head_dim + d] =
+                std::numeric_limits<float>::quiet_NaN();
           }
         }
       }
       writer.set_visible(b, visible);
     }
     writer.commit(200);
-    Session masked(m, State{state.origin, state.tokens, std::move(kv), state.logits, {}, {}, {}, {}}, options(1));
+    Session masked(m,
+                   State{state.origin, state.tokens, std::move(kv), state.logits, {}, {}, {}, {}},
+                   options(1));
     for (int i = 0; i < 40; ++i) {
       pruned.append({&ids[static_cast<size_t>(200 + i)], 1});
       masked.append({&ids[static_cast<size_t>(200 + i)], 1});
-      ASSERT_TRUE(same_bytes(pruned.logits(), masked.logits())) << begin << " " << end << " token " << i;
+      ASSERT_TRUE(same_bytes(pruned.logits(), masked.logits()))
+          << begin << " " << end << " token " << i;
     }
     EXPECT_FALSE(std::isnan(pruned.logits()[0]));
   }
 }
 
-// Keys of the first layer are a function of token and position alone: shifted ones must be close to those computed there.
+// Keys of the first layer are a function of token and position alone: shifted ones must be close to
+// those computed there.
 TEST_F(Forms, ShiftedKeysAreThoseOfTheirNewPositions) {
   for (const std::string name : {"models/gemma3-tiny", "models/llama31-tiny"}) {
     const auto model_of = model(data_path(name));
@@ -324,19 +350,24 @@ TEST_F(Forms, ShiftedKeysAreThoseOfTheirNewPositions) {
     for (int64_t p = 0; p < 105; ++p) {
       for (int64_t head = 0; head < shape.kv_heads; ++head) {
         const auto key = [&](const Session& of) {
-          return reinterpret_cast<const float*>(of.kv().block(p / 64) + shape.k_offset(0, head)) + p % 64;
+          return reinterpret_cast<const float*>(of.kv().block(p / 64) + shape.k_offset(0, head)) +
+                 p % 64;
         };
         double length = 0, error = 0;
         for (int64_t d = 0; d < shape.head_dim; ++d) {
           length += std::pow(key(straight)[d * 64], 2);
           error += std::pow(static_cast<double>(key(straight)[d * 64]) - key(s)[d * 64], 2);
-          EXPECT_EQ(reinterpret_cast<const float*>(s.kv().block(p / 64) + shape.v_offset(0, head))[p % 64 * shape.head_dim + d],
-                    reinterpret_cast<const float*>(straight.kv().block(p / 64) + shape.v_offset(0, head))[p % 64 * shape.head_dim + d]);
+          EXPECT_EQ(
+              reinterpret_cast<const float*>(s.kv().block(p / 64) +
+                                             shape.v_offset(0, head))[p % 64 * shape.head_dim + d],
+              reinterpret_cast<const float*>(straight.kv().block(p / 64) +
+                                             shape.v_offset(0, head))[p % 64 * shape.head_dim + d]);
         }
         worst = std::max(worst, std::sqrt(error / length));
       }
     }
-    // Angles of up to 300 radians, rounded to float32: 2^-24 x 300 twice, and some units in the last place.
+    // Angles of up to 300 radians, rounded to float32: 2^-24 x 300 twice, and some units in the
+    // last place.
     EXPECT_LT(worst, 5e-5) << name;
     EXPECT_GT(worst, 0) << name;
   }
@@ -350,10 +381,16 @@ TEST_F(Forms, APrunedStateIsReplayedAndCannotBeRewoundBehindThePrune) {
   s.append(std::span(ids).subspan(230, 30));
   EXPECT_EQ(s.size(), 82);
   EXPECT_EQ(s.drawn(), 260);
-  Session again = replay(m, s.state(), [] { SessionOptions o = options(2); o.capacity = 400; return o; }());
+  Session again = replay(m, s.state(), [] {
+    SessionOptions o = options(2);
+    o.capacity = 400;
+    return o;
+  }());
   EXPECT_TRUE(same_state(s, again));
   EXPECT_EQ(digests_of(s).state, digests_of(again).state);
-  EXPECT_EQ(error_of([&] { s.rewind(52); }), "argument: rewind: expected a position after 52, where the session was pruned, found 52");
+  EXPECT_EQ(
+      error_of([&] { s.rewind(52); }),
+      "argument: rewind: expected a position after 52, where the session was pruned, found 52");
   s.rewind(53);
   s.logits();
   s.append(std::span(ids).subspan(231, 29));
@@ -363,7 +400,8 @@ TEST_F(Forms, APrunedStateIsReplayedAndCannotBeRewoundBehindThePrune) {
   Snapshot::save(unpruned, "", file);
   const Snapshot snapshot = Snapshot::open(file);
   State state = snapshot.state();
-  prune(state, ModelConfig::from_canonical(snapshot.meta().config, file), {.keep_last = 64, .sinks = 4, .shift = true});
+  prune(state, ModelConfig::from_canonical(snapshot.meta().config, file),
+        {.keep_last = 64, .sinks = 4, .shift = true});
   live.prune({.keep_last = 64, .sinks = 4, .shift = true});
   const StateDigests digests = Snapshot::save(state, snapshot, scratch / "p.stet", {});
   EXPECT_EQ(digests.state, digests_of(live).state);
@@ -393,7 +431,8 @@ TEST_F(Forms, VerifyNamesTheFirstDifference) {
   // Value of position 70, layer 1, last head, element 3; and a later one, which is not the first.
   const int64_t head = shape.kv_heads - 1;
   for (const auto& [position, layer] : {std::pair<int64_t, int64_t>{70, 1}, {90, 0}}) {
-    const size_t at = shape.block_bytes() + shape.v_offset(layer, head) + static_cast<size_t>((position % 64) * shape.head_dim + 3) * 4;
+    const size_t at = shape.block_bytes() + shape.v_offset(layer, head) +
+                      static_cast<size_t>((position % 64) * shape.head_dim + 3) * 4;
     image.section("KV").content[at + 3] ^= 1;
   }
   stet_test::write_file(file, image.build());
@@ -404,7 +443,8 @@ TEST_F(Forms, VerifyNamesTheFirstDifference) {
   EXPECT_EQ(difference->layer, 1);
   EXPECT_EQ(difference->head, head);
   EXPECT_EQ(difference->element, 3);
-  EXPECT_FALSE(verify(Snapshot::open(file), m, options(1), true));  // digests are still those of the good bytes
+  EXPECT_FALSE(verify(Snapshot::open(file), m, options(1),
+                      true));  // digests are still those of the good bytes
   // One changed bit, but with digests that are right: a state that its tokens do not give.
   State forged = Snapshot::open(file).state(0, {.trust = true});
   Snapshot::save(forged, Snapshot::open(file), scratch / "forged.stet", {});
@@ -471,7 +511,8 @@ TEST_F(Forms, DamageOfAnyFormIsNoticedOrHarmless) {
   Session s = session(150), longer = session(230);
   Snapshot::save(s, "", scratch / "parent.stet");
   const Snapshot parent = Snapshot::open(scratch / "parent.stet");
-  std::vector<SaveOptions> forms = {{}, {.form = SnapshotForm::delta, .parent = &parent}, {.form = SnapshotForm::recipe}};
+  std::vector<SaveOptions> forms = {
+      {}, {.form = SnapshotForm::delta, .parent = &parent}, {.form = SnapshotForm::recipe}};
   if (have_zlib()) forms.push_back({.compress = 6});
   const char* given = std::getenv("STET_DAMAGES");
   const int damages = given != nullptr ? std::atoi(given) : 300;
@@ -482,12 +523,20 @@ TEST_F(Forms, DamageOfAnyFormIsNoticedOrHarmless) {
     int refused = 0;
     for (int i = 0; i < damages; ++i) {
       std::string bad = good;
-      const size_t at = random() % good.size(), other = random() % good.size(), n = 1 + random() % 300;
+      const size_t at = random() % good.size(), other = random() % good.size(),
+                   n = 1 + random() % 300;
       switch (random() % 4) {
-        case 0: bad[at] = static_cast<char>(bad[at] ^ (1 << random() % 8)); break;
-        case 1: bad.resize(at); break;
-        case 2: bad.replace(other, std::min(n, good.size() - other), good, at, n); break;  // a splice of its own bytes
-        default: std::swap(bad[at], bad[other]);
+        case 0:
+          bad[at] = static_cast<char>(bad[at] ^ (1 << random() % 8));
+          break;
+        case 1:
+          bad.resize(at);
+          break;
+        case 2:
+          bad.replace(other, std::min(n, good.size() - other), good, at, n);
+          break;  // a splice of its own bytes
+        default:
+          std::swap(bad[at], bad[other]);
       }
       if (bad == good) continue;
       try {

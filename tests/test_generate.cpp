@@ -12,8 +12,11 @@ struct Pocket {
   std::string name, prompt;
 };
 
-const Pocket kGemma = {"pocket-gemma3", "<start_of_turn>user\nSet g = 12.<end_of_turn>\n<start_of_turn>model\n"};
-const Pocket kLlama = {"pocket-llama3", "<|start_header_id|>user<|end_header_id|>\n\nSet g = 12.<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"};
+const Pocket kGemma = {"pocket-gemma3",
+                       "<start_of_turn>user\nSet g = 12.<end_of_turn>\n<start_of_turn>model\n"};
+const Pocket kLlama = {"pocket-llama3",
+                       "<|start_header_id|>user<|end_header_id|>\n\nSet g = "
+                       "12.<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"};
 
 bool can_read(const Pocket& pocket) {
 #ifndef STET_HAVE_SENTENCEPIECE
@@ -41,7 +44,8 @@ class Generate : public testing::TestWithParam<Pocket> {
     append_prompt(s, tokenizer->encode(GetParam().prompt));
     return s;
   }
-  Reply reply(Session& s, int64_t n, bool ignore_eos = false, const TextSink& sink = nullptr) const {
+  Reply reply(Session& s, int64_t n, bool ignore_eos = false,
+              const TextSink& sink = nullptr) const {
     return generate(s, tokenizer.get(), {n, ignore_eos}, sink);
   }
   Session through_file(Session& s) const {
@@ -56,7 +60,8 @@ class Generate : public testing::TestWithParam<Pocket> {
     EXPECT_EQ(digests_of(a).state, digests_of(b).state) << what;
   }
   // Cuts a reply of n tokens everywhere. Returns how many cuts left text waiting.
-  int expect_cuts_do_not_matter(const SamplingSettings& sampling, int64_t n, const std::vector<std::string>& stops) const {
+  int expect_cuts_do_not_matter(const SamplingSettings& sampling, int64_t n,
+                                const std::vector<std::string>& stops) const {
     Session whole = asked();
     whole.generation().sampling = sampling;
     whole.generation().stop_strings = stops;
@@ -69,7 +74,8 @@ class Generate : public testing::TestWithParam<Pocket> {
       Reply first = reply(s, cut, true);
       Session t = cut % 2 == 0 ? through_file(s) : s.fork();
       waiting += end_of(s).empty() ? 0 : 1;
-      const Reply second = first.stop == "length" ? reply(t, n - cut, true) : Reply{{}, "", first.stop};
+      const Reply second =
+          first.stop == "length" ? reply(t, n - cut, true) : Reply{{}, "", first.stop};
       first.ids.insert(first.ids.end(), second.ids.begin(), second.ids.end());
       EXPECT_EQ(first.ids, unbroken.ids) << cut;
       EXPECT_EQ(first.text + second.text, unbroken.text) << cut;
@@ -92,7 +98,8 @@ class Generate : public testing::TestWithParam<Pocket> {
   stet_test::ScratchDir scratch;
 };
 
-SamplingSettings sampled(double temperature, int top_k, double top_p, double penalty, uint64_t seed) {
+SamplingSettings sampled(double temperature, int top_k, double top_p, double penalty,
+                         uint64_t seed) {
   SamplingSettings s;
   s.greedy = false;
   s.temperature = temperature;
@@ -139,7 +146,8 @@ TEST_P(Generate, StopsAtAStringThatSpansTokens) {
   Session s = asked();
   s.generation().stop_strings = {"= 13", "g = 1"};
   std::string streamed;
-  const Reply r = reply(s, 64, false, [&](std::string_view text) { return streamed += text, true; });
+  const Reply r =
+      reply(s, 64, false, [&](std::string_view text) { return streamed += text, true; });
   EXPECT_EQ(r.text, "OK, ");
   EXPECT_EQ(streamed, r.text);
   EXPECT_EQ(r.stop, "stop");
@@ -167,7 +175,8 @@ TEST_P(Generate, AnOpenReplyHoldsBackPartOfAStopString) {
   EXPECT_EQ(second.text, "");
   EXPECT_EQ(second.stop, "stop");
 
-  Session other = s.fork();  // judged by other stop strings, the held text may be shown after all ...
+  Session other =
+      s.fork();  // judged by other stop strings, the held text may be shown after all ...
   other.generation().stop_strings = {"never"};
   EXPECT_EQ(reply(other, 64).text, "= 12.");
   other = s.fork();  // ... or be at its stop already
@@ -212,7 +221,9 @@ TEST_P(Generate, TheSinkIsAskedAfterEveryTokenAndCanEndTheReply) {
   EXPECT_EQ(same.text, r.text);
   expect_same(s, t, "interrupted");
   calls = 0;  // without text, too
-  EXPECT_EQ(generate(s, nullptr, {64, true}, [&](std::string_view) { return ++calls < 5; }).ids.size(), 5u);
+  EXPECT_EQ(
+      generate(s, nullptr, {64, true}, [&](std::string_view) { return ++calls < 5; }).ids.size(),
+      5u);
 }
 
 TEST_P(Generate, ACutSampledReplyGoesOnAsIfItHadNotBeenCut) {
@@ -239,12 +250,22 @@ TEST_P(Generate, RefusesWhatItCannotDoBeforeItDraws) {
     EXPECT_EQ(s.size(), size);
     return error;
   };
-  const std::string last = std::to_string(m->config().vocab_size - 1), over = std::to_string(m->config().vocab_size);
-  EXPECT_EQ(refused([](GenerationState& g) { g.sampling.temperature = std::nan(""); }, tokenizer.get()),
-            "argument: temperature: expected a number in [1e-30, 1e30], found nan");
-  EXPECT_EQ(refused([&](GenerationState& g) { g.stop_ids.push_back(static_cast<int32_t>(m->config().vocab_size)); }, tokenizer.get()),
+  const std::string last = std::to_string(m->config().vocab_size - 1),
+                    over = std::to_string(m->config().vocab_size);
+  EXPECT_EQ(
+      refused([](GenerationState& g) { g.sampling.temperature = std::nan(""); }, tokenizer.get()),
+      "argument: temperature: expected a number in [1e-30, 1e30], found nan");
+  EXPECT_EQ(refused(
+                [&](GenerationState& g) {
+                  g.stop_ids.push_back(static_cast<int32_t>(m->config().vocab_size));
+                },
+                tokenizer.get()),
             "argument: stop_ids[2]: expected a token id in 0.." + last + ", found " + over);
-  EXPECT_EQ(refused([](GenerationState& g) { g.stop_strings = {"a", ""}; }, tokenizer.get()),
+  EXPECT_EQ(refused(
+                [](GenerationState& g) {
+                  g.stop_strings = {"a", ""};
+                },
+                tokenizer.get()),
             "argument: stop[1]: expected 1 to 65536 bytes, found 0");
   EXPECT_EQ(refused([](GenerationState& g) { g.stop_strings = {"\xff"}; }, tokenizer.get()),
             "argument: stop[0]: expected UTF-8, found \\xff");

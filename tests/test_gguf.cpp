@@ -1,4 +1,5 @@
-// The files that bench/peers writes for llama.cpp: every field where its format has it, blocks as that defines them.
+// The files that bench/peers writes for llama.cpp: every field where its format has it, blocks as
+// that defines them.
 #include "bench/peers/gguf.hpp"
 
 #include <gtest/gtest.h>
@@ -21,12 +22,14 @@ std::vector<int> bytes_of(const std::vector<std::byte>& data) {
 
 TEST(Gguf, BlocksOfEightBits) {
   std::vector<float> x(kBlock, 0.0f);
-  x[0] = -63.5f, x[1] = 0.25f, x[2] = -0.25f, x[3] = 31.75f;  // over d = 0.5: -127, 0.5, -0.5, 63.5; halves go away from 0
+  x[0] = -63.5f, x[1] = 0.25f, x[2] = -0.25f,
+  x[3] = 31.75f;  // over d = 0.5: -127, 0.5, -0.5, 63.5; halves go away from 0
   std::vector<int> expected(34, 0);
   expected[1] = 0x38;  // 0.5 as float16
   expected[2] = 0x81, expected[3] = 0x01, expected[4] = 0xFF, expected[5] = 0x40;
   EXPECT_EQ(bytes_of(encode(Type::q8_0, x)), expected);
-  EXPECT_EQ(bytes_of(encode(Type::q8_0, std::vector<float>(kBlock, 0.0f))), std::vector<int>(34, 0));
+  EXPECT_EQ(bytes_of(encode(Type::q8_0, std::vector<float>(kBlock, 0.0f))),
+            std::vector<int>(34, 0));
 }
 
 TEST(Gguf, BlocksOfFourBits) {
@@ -44,9 +47,12 @@ TEST(Gguf, BlocksOfFourBits) {
 }
 
 TEST(Gguf, Floats) {
-  const std::vector<float> x = {1.0f, -2.5f, 1.00390625f};  // the last is between two bfloat16 and goes to the even one
-  EXPECT_EQ(bytes_of(encode(Type::bf16, x)), (std::vector<int>{0x80, 0x3F, 0x20, 0xC0, 0x80, 0x3F}));
-  EXPECT_EQ(bytes_of(encode(Type::f32, {x.data(), 2})), (std::vector<int>{0, 0, 0x80, 0x3F, 0, 0, 0x20, 0xC0}));
+  const std::vector<float> x = {
+      1.0f, -2.5f, 1.00390625f};  // the last is between two bfloat16 and goes to the even one
+  EXPECT_EQ(bytes_of(encode(Type::bf16, x)),
+            (std::vector<int>{0x80, 0x3F, 0x20, 0xC0, 0x80, 0x3F}));
+  EXPECT_EQ(bytes_of(encode(Type::f32, {x.data(), 2})),
+            (std::vector<int>{0, 0, 0x80, 0x3F, 0, 0, 0x20, 0xC0}));
 }
 
 TEST(Gguf, File) {

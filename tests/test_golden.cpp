@@ -1,4 +1,5 @@
-// Logits, hidden states, keys, values and greedy continuations against transformers (tests/data/models).
+// Logits, hidden states, keys, values and greedy continuations against transformers
+// (tests/data/models).
 #include <algorithm>
 
 #include "support.hpp"
@@ -14,7 +15,8 @@ double deviation(const std::vector<float>& x) {
   return std::sqrt(squares / static_cast<double>(x.size()));
 }
 
-void expect_close(const std::vector<float>& got, const std::vector<float>& golden, const std::string& what) {
+void expect_close(const std::vector<float>& got, const std::vector<float>& golden,
+                  const std::string& what) {
   ASSERT_EQ(got.size(), golden.size()) << what;
   const double bound = 1e-4 * std::max(1.0, deviation(golden));
   double worst = 0;
@@ -39,14 +41,17 @@ TEST_P(GoldenModel, LogitsAndHiddenStates) {
   session.append(
       ids,
       [&](int64_t, Rows r) {
-        for (size_t i = 0; i < r.count; ++i) logits.insert(logits.end(), r.row(i), r.row(i) + r.width);
+        for (size_t i = 0; i < r.count; ++i)
+          logits.insert(logits.end(), r.row(i), r.row(i) + r.width);
       },
       [&](size_t index, int64_t, Rows r) {
-        for (size_t i = 0; i < r.count; ++i) hidden[index].insert(hidden[index].end(), r.row(i), r.row(i) + r.width);
+        for (size_t i = 0; i < r.count; ++i)
+          hidden[index].insert(hidden[index].end(), r.row(i), r.row(i) + r.width);
       });
   expect_close(logits, golden.floats("logits"), "logits");
   for (size_t i = 0; i < hidden.size(); ++i) {
-    expect_close(hidden[i], golden.floats("hidden." + std::to_string(i)), "hidden." + std::to_string(i));
+    expect_close(hidden[i], golden.floats("hidden." + std::to_string(i)),
+                 "hidden." + std::to_string(i));
   }
 }
 
@@ -59,7 +64,8 @@ TEST_P(GoldenModel, KeysAndValues) {
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     for (const bool keys : {true, false}) {
       const std::string name = (keys ? "k." : "v.") + std::to_string(layer);
-      const int64_t held = golden.view(name).shape[1];  // a sliding layer may hold only its last positions
+      const int64_t held =
+          golden.view(name).shape[1];  // a sliding layer may hold only its last positions
       std::vector<float> got;
       for (int64_t head = 0; head < shape.kv_heads; ++head) {
         for (int64_t t = kv.size() - held; t < kv.size(); ++t) {
@@ -68,7 +74,8 @@ TEST_P(GoldenModel, KeysAndValues) {
               block + (keys ? shape.k_offset(layer, head) : shape.v_offset(layer, head)));
           const int64_t slot = t % kBlockPositions;
           for (int64_t d = 0; d < shape.head_dim; ++d) {
-            got.push_back(keys ? base[d * kBlockPositions + slot] : base[slot * shape.head_dim + d]);
+            got.push_back(keys ? base[d * kBlockPositions + slot]
+                               : base[slot * shape.head_dim + d]);
           }
         }
       }
@@ -89,8 +96,8 @@ TEST_P(GoldenModel, GreedyContinuation) {
   EXPECT_EQ(greedy, golden.ids("greedy"));
 }
 
-// Left padding moves the same tokens to later positions, where RoPE gives the same relative angles: the logits
-// of the real tokens are those of the unpadded run up to rounding.
+// Left padding moves the same tokens to later positions, where RoPE gives the same relative angles:
+// the logits of the real tokens are those of the unpadded run up to rounding.
 TEST_P(GoldenModel, PaddedReferenceAgrees) {
   const Golden golden(directory() + "/golden.safetensors");
   if (!golden.has("padded.logits")) GTEST_SKIP() << "no padded reference";
@@ -110,9 +117,9 @@ TEST_P(GoldenModel, NewerConfigIsTheSameModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GoldenModel,
-                         testing::Values("gemma3-tiny", "gemma3-tiny-bf16", "gemma3-vision-tiny", "llama31-tiny",
-                                         "llama32-tiny-bf16", "llama2-tiny-f16", "gpt2-tiny", "gemma2-tiny", "mistral-tiny",
-                                         "qwen3-tiny"),
+                         testing::Values("gemma3-tiny", "gemma3-tiny-bf16", "gemma3-vision-tiny",
+                                         "llama31-tiny", "llama32-tiny-bf16", "llama2-tiny-f16",
+                                         "gpt2-tiny", "gemma2-tiny", "mistral-tiny", "qwen3-tiny"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -1,8 +1,9 @@
-// Golden bits: digests, committed in tests/data/golden_bits, that every compiler, instruction set, number of
-// threads and chunking must reproduce. For each checkpoint NAME, NAME.ids.json is an array of token ids, and
-// digests.txt has two lines, "NAME logits DIGEST" and "NAME kv DIGEST": XXH3-128 of the logits of all positions
-// ([T][vocab], little-endian float32) and of the bytes of all blocks of keys and values, in order. "NAME@bf16" is the
-// same under the contract bf16; "@q8" and "@q4" likewise.
+// Golden bits: digests, committed in tests/data/golden_bits, that every compiler, instruction set,
+// number of threads and chunking must reproduce. For each checkpoint NAME, NAME.ids.json is an
+// array of token ids, and digests.txt has two lines, "NAME logits DIGEST" and "NAME kv DIGEST":
+// XXH3-128 of the logits of all positions ([T][vocab], little-endian float32) and of the bytes of
+// all blocks of keys and values, in order. "NAME@bf16" is the same under the contract bf16; "@q8"
+// and "@q4" likewise.
 #include <fmt/format.h>
 
 #include <fstream>
@@ -31,19 +32,24 @@ TEST_P(GoldenBits, Reproduced) {
   for (const char* const* isa = kernel_names(); *isa != nullptr; ++isa) {
     for (int threads : {1, 2, 3}) {
       for (int64_t chunk : {1, 7, 64, 512}) {
-        // The larger checkpoints take their small chunks on one thread: a token costs the same, its barriers not.
+        // The larger checkpoints take their small chunks on one thread: a token costs the same, its
+        // barriers not.
         if (ids.size() > 100 && threads > 1 && chunk < 64) continue;
         const std::string how = fmt::format("{}, {} threads, chunk {}", *isa, threads, chunk);
-        Session session(model(GetParam().directory, GetParam().contract), options(threads, *isa, chunk, GetParam().contract));
+        Session session(model(GetParam().directory, GetParam().contract),
+                        options(threads, *isa, chunk, GetParam().contract));
         const std::vector<float> logits = all_logits(session, ids);
-        EXPECT_EQ(digest_text(digest_of(std::as_bytes(std::span(logits)))), expected.at(name + " logits")) << how;
+        EXPECT_EQ(digest_text(digest_of(std::as_bytes(std::span(logits)))),
+                  expected.at(name + " logits"))
+            << how;
         EXPECT_EQ(digest_text(digest_of(kv_bytes(session.kv()))), expected.at(name + " kv")) << how;
       }
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GoldenBits, testing::ValuesIn(subjects_and_contracts()), subject_name);
+INSTANTIATE_TEST_SUITE_P(Models, GoldenBits, testing::ValuesIn(subjects_and_contracts()),
+                         subject_name);
 
 }  // namespace
 }  // namespace stet::test

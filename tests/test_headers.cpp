@@ -1,6 +1,6 @@
-// Every public header, in alphabetical order here and in reverse in headers_again.cpp, linked into one program: a
-// header that needs another first does not compile, one that defines something twice does not link. all_headers.inc
-// and all_headers_reversed.inc are written by the build.
+// Every public header, in alphabetical order here and in reverse in headers_again.cpp, linked into
+// one program: a header that needs another first does not compile, one that defines something twice
+// does not link. all_headers.inc and all_headers_reversed.inc are written by the build.
 #include "all_headers.inc"
 #include "all_headers.inc"  // and once more: guards
 

@@ -1,5 +1,5 @@
-// Mapped files that are cut off, overwritten, touched or replaced under sessions that run: nothing is lost, every bit is that of
-// a session that never saw a file, and nobody dies of SIGBUS.
+// Mapped files that are cut off, overwritten, touched or replaced under sessions that run: nothing
+// is lost, every bit is that of a session that never saw a file, and nobody dies of SIGBUS.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -30,7 +30,9 @@ void overwrite(const std::string& path, off_t at, const std::string& bytes) {
   ::close(fd);
 }
 
-void touch(const std::string& path) { ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), nullptr, 0), 0); }
+void touch(const std::string& path) {
+  ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), nullptr, 0), 0);
+}
 
 class Healing : public testing::Test {
  protected:
@@ -46,11 +48,17 @@ class Healing : public testing::Test {
     Snapshot::save(s, "", file, options);
     block = s.kv().shape().block_bytes();
   }
-  Session restore(const RestoreOptions& how = {}) const { return Snapshot::open(file).restore(m, "", options(1), how); }
+  Session restore(const RestoreOptions& how = {}) const {
+    return Snapshot::open(file).restore(m, "", options(1), how);
+  }
   // Cut off in the middle of block `b`.
-  void cut_off(int64_t b) const { std::filesystem::resize_file(file, static_cast<size_t>(kKv) + block * static_cast<size_t>(b) + 100); }
+  void cut_off(int64_t b) const {
+    std::filesystem::resize_file(file,
+                                 static_cast<size_t>(kKv) + block * static_cast<size_t>(b) + 100);
+  }
 
-  std::shared_ptr<const Model> m = model(data_path("models/llama31-tiny"));  // every token sees every block
+  std::shared_ptr<const Model> m =
+      model(data_path("models/llama31-tiny"));  // every token sees every block
   const std::vector<int32_t> ids = random_tokens(*m, 600);
   stet_test::ScratchDir scratch;
   const std::string file = scratch / "s.stet";
@@ -74,15 +82,30 @@ std::vector<Damage> damages() {
   const auto at = [](size_t block, int64_t b) { return kKv + static_cast<off_t>(block) * b; };
   return {
       {"touched", [](const std::string& f, size_t) { touch(f); }, {}},
-      {"made read-only", [](const std::string& f, size_t) { ASSERT_EQ(::chmod(f.c_str(), 0400), 0); }, {}},
-      {"replaced", [](const std::string& f, size_t) { stet_test::write_file(f, "something else"); }, {}},
+      {"made read-only",
+       [](const std::string& f, size_t) { ASSERT_EQ(::chmod(f.c_str(), 0400), 0); },
+       {}},
+      {"replaced",
+       [](const std::string& f, size_t) { stet_test::write_file(f, "something else"); },
+       {}},
       {"removed", [](const std::string& f, size_t) { ASSERT_EQ(::unlink(f.c_str()), 0); }, {}},
       {"rewritten as it was",
-       [](const std::string& f, size_t) { overwrite(f, 0, read_text_file(f, SIZE_MAX)); }, {}},
+       [](const std::string& f, size_t) { overwrite(f, 0, read_text_file(f, SIZE_MAX)); },
+       {}},
       {"one byte", [at](const std::string& f, size_t b) { overwrite(f, at(b, 2) + 77, "x"); }, {2}},
-      {"two blocks", [at](const std::string& f, size_t b) { overwrite(f, at(b, 1), "xx"), overwrite(f, at(b, 3), "yy"); }, {1, 3}},
-      {"cut off in a block", [at](const std::string& f, size_t b) { std::filesystem::resize_file(f, static_cast<size_t>(at(b, 3)) + 5); }, {3, 4}},
-      {"cut off to nothing", [](const std::string& f, size_t) { std::filesystem::resize_file(f, 0); }, {0, 1, 2, 3, 4}},
+      {"two blocks",
+       [at](const std::string& f, size_t b) {
+         overwrite(f, at(b, 1), "xx"), overwrite(f, at(b, 3), "yy");
+       },
+       {1, 3}},
+      {"cut off in a block",
+       [at](const std::string& f, size_t b) {
+         std::filesystem::resize_file(f, static_cast<size_t>(at(b, 3)) + 5);
+       },
+       {3, 4}},
+      {"cut off to nothing",
+       [](const std::string& f, size_t) { std::filesystem::resize_file(f, 0); },
+       {0, 1, 2, 3, 4}},
       {"cut off and grown again",
        [](const std::string& f, size_t) {
          const auto size = std::filesystem::file_size(f);
@@ -99,12 +122,22 @@ const std::vector<std::pair<const char*, Use>>& uses() {
   static const std::vector<std::pair<const char*, Use>> all = {
       {"append", [](Session& s, std::span<const int32_t> more) { s.append(more.first(1)); }},
       {"append many", [](Session& s, std::span<const int32_t> more) { s.append(more); }},
-      {"rewind into a block", [](Session& s, std::span<const int32_t> more) { s.rewind(200), s.append(more.first(3)); }},
-      {"rewind and logits", [](Session& s, std::span<const int32_t>) { s.rewind(129), s.logits(); }},
-      {"rewind to a border", [](Session& s, std::span<const int32_t> more) { s.rewind(128), s.append(more.first(70)); }},
-      {"fork", [](Session& s, std::span<const int32_t> more) { s = s.fork(), s.append(more.first(2)); }},
-      {"prune", [](Session& s, std::span<const int32_t> more) { s.prune_range(70, 140, false), s.append(more.first(2)); }},
-      {"shift", [](Session& s, std::span<const int32_t> more) { s.prune_range(70, 140, true), s.append(more.first(2)); }},
+      {"rewind into a block",
+       [](Session& s, std::span<const int32_t> more) { s.rewind(200), s.append(more.first(3)); }},
+      {"rewind and logits",
+       [](Session& s, std::span<const int32_t>) { s.rewind(129), s.logits(); }},
+      {"rewind to a border",
+       [](Session& s, std::span<const int32_t> more) { s.rewind(128), s.append(more.first(70)); }},
+      {"fork",
+       [](Session& s, std::span<const int32_t> more) { s = s.fork(), s.append(more.first(2)); }},
+      {"prune",
+       [](Session& s, std::span<const int32_t> more) {
+         s.prune_range(70, 140, false), s.append(more.first(2));
+       }},
+      {"shift",
+       [](Session& s, std::span<const int32_t> more) {
+         s.prune_range(70, 140, true), s.append(more.first(2));
+       }},
       {"batch",
        [](Session& s, std::span<const int32_t> more) {
          Session other = s.fork();
@@ -120,7 +153,8 @@ TEST_F(Healing, WhateverHappensToTheFileTheSessionGoesOn) {
   for (const Damage& damage : damages()) {
     for (const auto& [use_name, use] : uses()) {
       for (const bool used_before : {false, true}) {
-        SCOPED_TRACE(std::string(damage.name) + ", " + use_name + (used_before ? ", used before" : ""));
+        SCOPED_TRACE(std::string(damage.name) + ", " + use_name +
+                     (used_before ? ", used before" : ""));
         save(300);
         Session s = restore(), plain = straight(300);
         if (used_before) s.append(more.first(10)), plain.append(more.first(10));
@@ -156,7 +190,8 @@ TEST_F(Healing, SaysWhichBlocksWereLostOnce) {
   }
 }
 
-// Size and time of modification are as before: only the time of change, which no program can set, tells.
+// Size and time of modification are as before: only the time of change, which no program can set,
+// tells.
 TEST_F(Healing, AFileRewrittenWithItsSizeAndTimeIsNoticed) {
   save(300);
   Session s = restore(), plain = straight(300);
@@ -168,7 +203,8 @@ TEST_F(Healing, AFileRewrittenWithItsSizeAndTimeIsNoticed) {
   ASSERT_EQ(::utimensat(AT_FDCWD, file.c_str(), times, 0), 0);
   s.append({&ids[301], 1}), plain.append({&ids[301], 1});
   EXPECT_TRUE(same_state(s, plain));
-  EXPECT_EQ(healed_text(s), file + ": KV block 0 was not what was saved: computed again from 64 tokens\n");
+  EXPECT_EQ(healed_text(s),
+            file + ": KV block 0 was not what was saved: computed again from 64 tokens\n");
 }
 
 TEST_F(Healing, SavingWorksAsLongAsTheTokensAreThere) {
@@ -179,9 +215,11 @@ TEST_F(Healing, SavingWorksAsLongAsTheTokensAreThere) {
         save(300);
         Session s = restore(), plain = straight(300);
         damage.act(file, block);
-        const StateDigests digests = Snapshot::save(s, "", scratch / "t.stet", {.form = form, .compress = compress});
+        const StateDigests digests =
+            Snapshot::save(s, "", scratch / "t.stet", {.form = form, .compress = compress});
         EXPECT_EQ(digests.state, digests_of(plain).state);
-        Session back = Snapshot::open(scratch / "t.stet").restore(m, "", options(1), {.check = true});
+        Session back =
+            Snapshot::open(scratch / "t.stet").restore(m, "", options(1), {.check = true});
         EXPECT_TRUE(same_state(back, plain));
         std::filesystem::remove(file);
       }
@@ -204,7 +242,8 @@ TEST_F(Healing, APrunedSessionHealsByReplay) {
   EXPECT_NE(healed_text(s), "");
 }
 
-// Sessions restored from one file, some of which looked at their blocks before, on threads of their own.
+// Sessions restored from one file, some of which looked at their blocks before, on threads of their
+// own.
 TEST_F(Healing, SessionsOfOneFileHealApart) {
   save(300);
   const Snapshot snapshot = Snapshot::open(file);
@@ -215,7 +254,10 @@ TEST_F(Healing, SessionsOfOneFileHealApart) {
   cut_off(1);
   std::vector<std::thread> threads;
   for (Session& s : sessions) {
-    threads.emplace_back([this, &s] { s.append(std::span(ids).subspan(static_cast<size_t>(s.size()), 310 - static_cast<size_t>(s.size()))); });
+    threads.emplace_back([this, &s] {
+      s.append(std::span(ids).subspan(static_cast<size_t>(s.size()),
+                                      310 - static_cast<size_t>(s.size())));
+    });
   }
   for (std::thread& t : threads) t.join();
   Session plain = straight(310);
@@ -232,14 +274,18 @@ TEST_F(Healing, DamageBetweenOpeningAndRestoringIsHealedOrRefused) {
         std::filesystem::resize_file(file, kKv + 100);
         Session plain = straight(300);
         if (!map || check || compress != 0) {
-          EXPECT_EQ(error_of([&] { snapshot.restore(m, "", options(1), {.map = map, .check = check}); }),
-                    "format: " + file + ": KV block 0: expected the bytes that were saved (--heal computes them again), found others");
+          EXPECT_EQ(
+              error_of([&] { snapshot.restore(m, "", options(1), {.map = map, .check = check}); }),
+              "format: " + file +
+                  ": KV block 0: expected the bytes that were saved (--heal computes them again), "
+                  "found others");
         } else {
           Session s = snapshot.restore(m, "", options(1), {.map = map, .check = check});
           EXPECT_TRUE(same_state(s, plain));
         }
         RestoreReport report;
-        Session healed = snapshot.restore(m, "", options(1), {.map = map, .check = check, .heal = true}, &report);
+        Session healed = snapshot.restore(m, "", options(1),
+                                          {.map = map, .check = check, .heal = true}, &report);
         EXPECT_EQ(report.healed.size(), 5u);
         EXPECT_EQ(report.recomputed, 300);
         EXPECT_TRUE(same_state(healed, plain));
@@ -271,7 +317,8 @@ TEST_F(Healing, AChainOfFilesHeals) {
   std::filesystem::resize_file(file, 0);
   s.append({&ids[300], 1}), plain.append({&ids[300], 1});
   EXPECT_TRUE(same_state(s, plain));
-  EXPECT_EQ(healed_text(s), file + ": KV blocks 0, 1 were not what was saved: computed again from 128 tokens\n");
+  EXPECT_EQ(healed_text(s),
+            file + ": KV blocks 0, 1 were not what was saved: computed again from 128 tokens\n");
   std::filesystem::resize_file(scratch / "d.stet", 70000);
   s.append({&ids[301], 1}), plain.append({&ids[301], 1});
   EXPECT_TRUE(same_state(s, plain));
@@ -286,9 +333,13 @@ TEST_F(Healing, WhatItsTokensDoNotGiveIsAnError) {
   Snapshot::save(s, "", file);
   Session back = restore();
   overwrite(file, kKv + 3, "damage");
-  EXPECT_EQ(error_of([&] { back.append({&ids[300], 1}); }),
-            "format: " + file + ": KV block 0: expected the bytes that were saved (keys or values were edited: they cannot be computed again), "
-            "found others");
+  EXPECT_EQ(error_of([&] {
+              back.append({&ids[300], 1});
+            }),
+            "format: " + file +
+                ": KV block 0: expected the bytes that were saved (keys or values were edited: "
+                "they cannot be computed again), "
+                "found others");
   EXPECT_EQ(back.size(), 300);
   EXPECT_EQ(back.tokens(), s.tokens());
 }
@@ -305,18 +356,25 @@ TEST(MappedFile, ReadsBehindACutAreZerosAndCounted) {
   std::filesystem::resize_file(scratch / "a", 4096 + 10);
   EXPECT_EQ(mapped->bytes()[4096 + 9], std::byte{'a'});
   EXPECT_EQ(mapped->stamp().torn, 0u);
-  for (const size_t at : {3 * 4096 + 1, 2 * 4096, 5 * 4096 - 1}) EXPECT_EQ(mapped->bytes()[at], std::byte{0});
+  for (const size_t at : {3 * 4096 + 1, 2 * 4096, 5 * 4096 - 1})
+    EXPECT_EQ(mapped->bytes()[at], std::byte{0});
   EXPECT_EQ(mapped->bytes()[0], std::byte{'a'});
   EXPECT_EQ(mapped->stamp().torn, 2u);  // the second cut begins before the first
   EXPECT_EQ(other->stamp().torn, 0u);
-  EXPECT_EQ(error_of([&] { mapped->check_unchanged(); }),
-            "io: " + scratch / "a" + ": size: expected 20480 bytes, as when it was opened, found 4106");
+  EXPECT_EQ(
+      error_of([&] { mapped->check_unchanged(); }),
+      "io: " + scratch / "a" + ": size: expected 20480 bytes, as when it was opened, found 4106");
   std::filesystem::resize_file(scratch / "a", 5 * 4096);
-  EXPECT_EQ(error_of([&] { mapped->check_unchanged(); }), "io: " + scratch / "a" + ": expected a file that can be read, found pages that could not");
-  EXPECT_EQ(error_of([&] { other->check_unchanged(); }), "io: " + scratch / "a" + ": expected the file as it was opened, found one written to since");
+  EXPECT_EQ(
+      error_of([&] { mapped->check_unchanged(); }),
+      "io: " + scratch / "a" + ": expected a file that can be read, found pages that could not");
+  EXPECT_EQ(
+      error_of([&] { other->check_unchanged(); }),
+      "io: " + scratch / "a" + ": expected the file as it was opened, found one written to since");
 }
 
-// A handler of the program's own, from before the first mapping, gets what is not about our mappings.
+// A handler of the program's own, from before the first mapping, gets what is not about our
+// mappings.
 void program_handler(int) { _exit(77); }
 
 int fault_of_another(bool handler) {
@@ -327,7 +385,8 @@ int fault_of_another(bool handler) {
     if (handler) std::signal(SIGBUS, program_handler);
     const auto ours = MappedFile::open(scratch / "a");
     const int fd = ::open((scratch / "a").c_str(), O_RDONLY);
-    const auto* theirs = static_cast<const volatile char*>(::mmap(nullptr, 8192, PROT_READ, MAP_PRIVATE, fd, 0));
+    const auto* theirs =
+        static_cast<const volatile char*>(::mmap(nullptr, 8192, PROT_READ, MAP_PRIVATE, fd, 0));
     std::filesystem::resize_file(scratch / "a", 0);
     if (ours->bytes()[5000] != std::byte{0}) _exit(1);
     std::filesystem::remove_all(scratch.path());

@@ -12,7 +12,8 @@ namespace {
 // What a program of this machine makes of a file; status 127: it is not there.
 Outcome run_shell(const std::string& command) {
   const stet_test::ScratchDir scratch;
-  const int status = std::system((command + " >" + scratch / "out" + " 2>" + scratch / "err").c_str());
+  const int status =
+      std::system((command + " >" + scratch / "out" + " 2>" + scratch / "err").c_str());
   Outcome o;
   o.status = WEXITSTATUS(status);
   o.out = read_text_file(scratch / "out", size_t{1} << 30);
@@ -25,9 +26,12 @@ std::vector<std::string> subcommands() {
   std::istringstream help(run_stet({"--help"}).out);
   bool listed = false;
   for (std::string line; std::getline(help, line);) {
-    if (line == "Subcommands:") listed = true;
-    else if (listed && line.starts_with("  ") && line[2] != ' ') names.push_back(line.substr(2, line.find(' ', 2) - 2));
-    else if (listed && line.empty()) break;
+    if (line == "Subcommands:")
+      listed = true;
+    else if (listed && line.starts_with("  ") && line[2] != ' ')
+      names.push_back(line.substr(2, line.find(' ', 2) - 2));
+    else if (listed && line.empty())
+      break;
   }
   EXPECT_GT(names.size(), 15u);
   return names;
@@ -39,7 +43,8 @@ std::set<std::string> options_of(const std::string& subcommand) {
   std::istringstream help(run_stet({"help", subcommand}).out);
   for (std::string line; std::getline(help, line);) {
     const size_t at = line.find("--");
-    if (line.starts_with("  -") && at < 8) names.insert(line.substr(at, line.find_first_of(" ,", at) - at));
+    if (line.starts_with("  -") && at < 8)
+      names.insert(line.substr(at, line.find_first_of(" ,", at) - at));
   }
   EXPECT_GE(names.size(), 1u) << subcommand;
   return names;
@@ -61,11 +66,13 @@ TEST(HelpCommand, NearWordsAreNamed) {
       {{"xyzzy"}, "unknown subcommand xyzzy"},
       {{"help", "sav"}, "unknown subcommand sav: did you mean save?"},
       {{"generate", "--promt", "hi"}, "unknown option --promt: did you mean --prompt?"},
-      {{"generate", "-p", "hi", "--temprature=1"}, "unknown option --temprature: did you mean --temperature?"},
+      {{"generate", "-p", "hi", "--temprature=1"},
+       "unknown option --temprature: did you mean --temperature?"},
       {{"generate", "-p", "hi", "--sav", "x"}, "unknown option --sav: did you mean --save?"},
       {{"save", "-p", "hi", "--ouptut", "x"}, "unknown option --ouptut: did you mean --output?"},
       {{"generate", "--zzz"}, "unknown option --zzz"},
-      {{"generate", "-p", "hi", "--save", "x", "--form", "dleta"}, "--form: expected full, delta or recipe, found dleta: did you mean delta?"},
+      {{"generate", "-p", "hi", "--save", "x", "--form", "dleta"},
+       "--form: expected full, delta or recipe, found dleta: did you mean delta?"},
       {{"completion", "bsh"}, "form: expected bash, zsh or man, found bsh: did you mean bash?"}};
   for (const auto& [args, text] : cases) {
     const Outcome o = run_stet(args);
@@ -87,8 +94,9 @@ TEST(HelpCommand, BashCompletes) {
   stet_test::write_file(scratch / "stet.bash", run_stet({"completion", "bash"}).out);
   ASSERT_EQ(run_shell("bash -n " + scratch / "stet.bash").status, 0);
   const auto complete = [&](const std::string& words, int at) {
-    return run_shell("bash -c 'source " + scratch / "stet.bash" + "; COMP_WORDS=(" + words + "); COMP_CWORD=" + std::to_string(at) +
-                     "; _stet; echo \"${COMPREPLY[*]}\"'").out;
+    return run_shell("bash -c 'source " + scratch / "stet.bash" + "; COMP_WORDS=(" + words +
+                     "); COMP_CWORD=" + std::to_string(at) + "; _stet; echo \"${COMPREPLY[*]}\"'")
+        .out;
   };
   EXPECT_EQ(complete("stet ver", 1), "verify\n");
   EXPECT_EQ(complete("stet help ver", 2), "verify\n");
@@ -102,8 +110,12 @@ TEST(HelpCommand, ZshTakesItsScript) {
   const stet_test::ScratchDir scratch;
   const std::string script = run_stet({"completion", "zsh"}).out;
   EXPECT_TRUE(script.starts_with("#compdef stet\n"));
-  for (const std::string& name : subcommands()) EXPECT_NE(script.find("    '" + name + ":"), std::string::npos) << name;
-  EXPECT_NE(script.find("'--kv[keys and values are kept as f32 (default), bf16 or f16]:TYPE:(f32 bf16 f16)'"), std::string::npos);
+  for (const std::string& name : subcommands())
+    EXPECT_NE(script.find("    '" + name + ":"), std::string::npos) << name;
+  EXPECT_NE(
+      script.find(
+          "'--kv[keys and values are kept as f32 (default), bf16 or f16]:TYPE:(f32 bf16 f16)'"),
+      std::string::npos);
   stet_test::write_file(scratch / "_stet", script);
   const Outcome o = run_shell("zsh -n " + scratch / "_stet");
   if (o.status == 127) GTEST_SKIP() << "no zsh here";
@@ -119,7 +131,8 @@ TEST(HelpCommand, TheManualHasEveryOption) {
     ASSERT_NE(begin, std::string::npos) << name;
     const std::string section = page.substr(begin, page.find("\n.S", begin + 1) - begin);
     for (std::string option : options_of(name)) {
-      for (size_t at = 0; (at = option.find('-', at)) != std::string::npos; at += 2) option.insert(at, "\\");
+      for (size_t at = 0; (at = option.find('-', at)) != std::string::npos; at += 2)
+        option.insert(at, "\\");
       EXPECT_NE(section.find(option + "\\fR"), std::string::npos) << name << " " << option;
     }
   }

@@ -1,5 +1,5 @@
-// Snapshots of which every digest is right and something else is not: whatever is done with them, nothing breaks, and memory and
-// time stay within what docs/security.md promises.
+// Snapshots of which every digest is right and something else is not: whatever is done with them,
+// nothing breaks, and memory and time stay within what docs/security.md promises.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -37,7 +37,8 @@ class HostileSnapshot : public testing::Test {
     s.append(some_ids(tokens));
     s.generation().stop_strings = {"end"};
     s.generation().turns = {{0, 10, 20, false}, {20, 30, 40, false}};
-    s.dialogue().messages = {{"user", "hello", "", 0, 10, false}, {"assistant", "yes", "", 10, 20, true}};
+    s.dialogue().messages = {{"user", "hello", "", 0, 10, false},
+                             {"assistant", "yes", "", 10, 20, true}};
     s.prune_range(4, 8, false);
     s.prune_range(40, 45, true);
     Snapshot::save(s, "", file, form);
@@ -67,7 +68,8 @@ class HostileSnapshot : public testing::Test {
   void expect_harmless(const std::string& what) const {
     const Spent spent = spent_by([&] {
       for (const auto& [way, error] : use_in_every_way(file, scratch / "out.stet", m)) {
-        if (error.find('\n') != std::string::npos) throw std::runtime_error(what + ": " + way + ": " + error);
+        if (error.find('\n') != std::string::npos)
+          throw std::runtime_error(what + ": " + way + ": " + error);
       }
     });
     EXPECT_EQ(spent.status, 0) << what;
@@ -78,7 +80,8 @@ class HostileSnapshot : public testing::Test {
   }
 
   // A file of so many positions in blocks of this shape, none of which is stored.
-  SnapshotImage with_shape(int64_t layers, int64_t kv_heads, int64_t head_dim, int64_t positions, uint64_t visible) const {
+  SnapshotImage with_shape(int64_t layers, int64_t kv_heads, int64_t head_dim, int64_t positions,
+                           uint64_t visible) const {
     save();
     SnapshotImage made = image();
     Json meta = Json::parse(made.section("META").content);
@@ -88,9 +91,15 @@ class HostileSnapshot : public testing::Test {
     config["head_dim"] = head_dim;
     config["window"] = config["rope_of"] = std::vector<int>(static_cast<size_t>(layers));
     config["max_positions"] = meta["capacity"] = kMaxPositions;
-    meta["kv"] = {{"type", "f32"}, {"version", 1}, {"layers", layers}, {"heads", kv_heads}, {"head_dim", head_dim}};
+    meta["kv"] = {{"type", "f32"},
+                  {"version", 1},
+                  {"layers", layers},
+                  {"heads", kv_heads},
+                  {"head_dim", head_dim}};
     meta["positions"] = positions;
-    std::erase_if(made.sections, [](const SnapshotImage::Section& s) { return s.name == "PRUNES" || s.name == "REMOVED"; });
+    std::erase_if(made.sections, [](const SnapshotImage::Section& s) {
+      return s.name == "PRUNES" || s.name == "REMOVED";
+    });
     meta["generation"]["turns"] = Json::array();
     meta.erase("dialogue");
     const size_t blocks = static_cast<size_t>(positions / kBlockPositions);
@@ -112,7 +121,8 @@ class HostileSnapshot : public testing::Test {
     made.required = 2;
     return made;
   }
-  static std::string index_entry(uint64_t block, uint64_t encoding, uint64_t offset, uint64_t size) {
+  static std::string index_entry(uint64_t block, uint64_t encoding, uint64_t offset,
+                                 uint64_t size) {
     return le(block, 4) + le(encoding, 4) + le(offset, 8) + le(size, 8);
   }
 
@@ -126,28 +136,45 @@ TEST_F(HostileSnapshot, AnHonestOneIsUsedInEveryWay) {
     save(form);
     const bool recipe = form.form == SnapshotForm::recipe;
     for (const auto& [way, error] : use_in_every_way(file, scratch / "out.stet", m)) {
-      const bool needs_kv = way == "convert" || way == "compress" || way == "convert --kv" || way.starts_with("prune");
-      if (recipe && needs_kv) EXPECT_NE(error.find("this needs keys and values"), std::string::npos) << way << error;
-      else EXPECT_EQ(error, "") << way;
+      const bool needs_kv = way == "convert" || way == "compress" || way == "convert --kv" ||
+                            way.starts_with("prune");
+      if (recipe && needs_kv)
+        EXPECT_NE(error.find("this needs keys and values"), std::string::npos) << way << error;
+      else
+        EXPECT_EQ(error, "") << way;
     }
     expect_harmless("honest");
   }
 }
 
 TEST_F(HostileSnapshot, KeysAndValuesHaveTheShapeOfTheConfig) {
-  const auto error = [&](const char* name, int64_t value) { return changed_meta([&](Json& j) { j["kv"][name] = value; }); };
+  const auto error = [&](const char* name, int64_t value) {
+    return changed_meta([&](Json& j) { j["kv"][name] = value; });
+  };
   const ModelConfig& c = m->config();
-  EXPECT_EQ(error("layers", c.layers + 1), "format: FILE: META: kv.layers: expected " + std::to_string(c.layers) + ", as in config, found " + std::to_string(c.layers + 1));
-  EXPECT_EQ(error("heads", c.kv_heads * 2), "format: FILE: META: kv.heads: expected " + std::to_string(c.kv_heads) + ", as in config, found " + std::to_string(c.kv_heads * 2));
-  EXPECT_EQ(error("head_dim", c.head_dim * 2), "format: FILE: META: kv.head_dim: expected " + std::to_string(c.head_dim) + ", as in config, found " + std::to_string(c.head_dim * 2));
-  const auto config = [&](const char* name, const Json& value) { return changed_meta([&](Json& j) { j["config"][name] = value; }); };
-  EXPECT_EQ(config("layers", c.layers + 1), "format: FILE: META: config: window: expected one entry per layer, found an array");
-  EXPECT_EQ(config("rope_of", Json::array()), "format: FILE: META: config: rope_of: expected one entry per layer, found an array");
+  EXPECT_EQ(error("layers", c.layers + 1), "format: FILE: META: kv.layers: expected " +
+                                               std::to_string(c.layers) + ", as in config, found " +
+                                               std::to_string(c.layers + 1));
+  EXPECT_EQ(error("heads", c.kv_heads * 2),
+            "format: FILE: META: kv.heads: expected " + std::to_string(c.kv_heads) +
+                ", as in config, found " + std::to_string(c.kv_heads * 2));
+  EXPECT_EQ(error("head_dim", c.head_dim * 2),
+            "format: FILE: META: kv.head_dim: expected " + std::to_string(c.head_dim) +
+                ", as in config, found " + std::to_string(c.head_dim * 2));
+  const auto config = [&](const char* name, const Json& value) {
+    return changed_meta([&](Json& j) { j["config"][name] = value; });
+  };
+  EXPECT_EQ(config("layers", c.layers + 1),
+            "format: FILE: META: config: window: expected one entry per layer, found an array");
+  EXPECT_EQ(config("rope_of", Json::array()),
+            "format: FILE: META: config: rope_of: expected one entry per layer, found an array");
   EXPECT_EQ(config("rope_of", Json(std::vector<int>(static_cast<size_t>(c.layers), 1))),
             "format: FILE: META: config: rope_of[0]: expected an integer in 0..0, found 1");
-  EXPECT_EQ(changed_meta([](Json& j) { j["config"]["vocab_size"] = 100; }), "format: FILE: META: prunes[1].removed: expected 0..99, found 241");
+  EXPECT_EQ(changed_meta([](Json& j) { j["config"]["vocab_size"] = 100; }),
+            "format: FILE: META: prunes[1].removed: expected 0..99, found 241");
   EXPECT_EQ(config("vocab_size", c.vocab_size + 1),
-            "format: FILE: LOGITS: expected " + std::to_string(c.vocab_size + 1) + " values, found " + std::to_string(c.vocab_size));
+            "format: FILE: LOGITS: expected " + std::to_string(c.vocab_size + 1) +
+                " values, found " + std::to_string(c.vocab_size));
 }
 
 // Each number of META in turn, at any depth, becomes one that no honest file has.
@@ -155,7 +182,20 @@ TEST_F(HostileSnapshot, AnyNumberOfMetaMayLie) {
   save();
   const Json honest = Json::parse(image().section("META").content).flatten();
   std::mt19937 random(1);
-  const int64_t lies[] = {-1, 0, 1, 63, 64, 65, 301, 1 << 20, (1 << 24) - 1, int64_t{1} << 31, int64_t{1} << 32, int64_t{1} << 62, INT64_MIN, INT64_MAX};
+  const int64_t lies[] = {-1,
+                          0,
+                          1,
+                          63,
+                          64,
+                          65,
+                          301,
+                          1 << 20,
+                          (1 << 24) - 1,
+                          int64_t{1} << 31,
+                          int64_t{1} << 32,
+                          int64_t{1} << 62,
+                          INT64_MIN,
+                          INT64_MAX};
   for (const auto& [path, value] : honest.items()) {
     if (!value.is_number()) continue;
     for (int i = 0; i < 3; ++i) {
@@ -168,13 +208,28 @@ TEST_F(HostileSnapshot, AnyNumberOfMetaMayLie) {
 }
 
 TEST_F(HostileSnapshot, AnyNumberOfTheLogOfPrunesMayLie) {
-  const uint64_t lies[] = {0, 1, 3, 5, 9, 40, 45, 46, 300, 1 << 24, uint64_t{1} << 31, uint64_t{1} << 40, uint64_t{1} << 63, ~uint64_t{0}};
+  const uint64_t lies[] = {0,
+                           1,
+                           3,
+                           5,
+                           9,
+                           40,
+                           45,
+                           46,
+                           300,
+                           1 << 24,
+                           uint64_t{1} << 31,
+                           uint64_t{1} << 40,
+                           uint64_t{1} << 63,
+                           ~uint64_t{0}};
   const auto put = [&](const char* section, size_t at, uint64_t lie, size_t width) {
     save();
     SnapshotImage changed = image();
     changed.section(section).content.replace(at, width, le(lie, width));
     write(changed);
-    if (open_error() == stet_test::kNoError) expect_harmless(section + std::string(" at ") + std::to_string(at) + ": " + std::to_string(lie));
+    if (open_error() == stet_test::kNoError)
+      expect_harmless(section + std::string(" at ") + std::to_string(at) + ": " +
+                      std::to_string(lie));
   };
   for (const uint64_t lie : lies) {
     for (size_t prune = 0; prune < 2; ++prune) {
@@ -188,11 +243,13 @@ TEST_F(HostileSnapshot, AnyNumberOfTheLogOfPrunesMayLie) {
     SnapshotImage changed = image();
     changed.section(section).content.pop_back();
     write(changed);
-    EXPECT_TRUE(open_error().starts_with("format: FILE: META: " + std::string(section))) << open_error();
+    EXPECT_TRUE(open_error().starts_with("format: FILE: META: " + std::string(section)))
+        << open_error();
   }
 }
 
-// As long a log as a snapshot may hold is used within the promised memory; a longer one is refused when it would come about.
+// As long a log as a snapshot may hold is used within the promised memory; a longer one is refused
+// when it would come about.
 TEST_F(HostileSnapshot, ALogOfPrunesHasALimit) {
   Session s(m, options(1));
   s.append(some_ids(3));
@@ -213,10 +270,13 @@ TEST_F(HostileSnapshot, ALogOfPrunesHasALimit) {
     std::filesystem::rename(out, file);
     expect_harmless("a long log");
   }
-  EXPECT_EQ(error_of([&] { prune_range(kept, m->config(), 1, 2, false); }), "capacity: prunes: expected at most 131072 in a state's log, found 131073");
+  EXPECT_EQ(error_of([&] { prune_range(kept, m->config(), 1, 2, false); }),
+            "capacity: prunes: expected at most 131072 in a state's log, found 131073");
   EXPECT_EQ(kept.prunes.size(), kMaxPrunes);
   shifted.prunes[0].removed.push_back(7);
-  EXPECT_EQ(error_of([&] { Snapshot::save(shifted, like, out, {}); }), "capacity: tokens shifted out: expected at most 2097152 in a state's log, found 2097153");
+  EXPECT_EQ(
+      error_of([&] { Snapshot::save(shifted, like, out, {}); }),
+      "capacity: tokens shifted out: expected at most 2097152 in a state's log, found 2097153");
 }
 
 TEST_F(HostileSnapshot, AnIdThatIsClaimedIsProvedByCheck) {
@@ -232,16 +292,22 @@ TEST_F(HostileSnapshot, AnIdThatIsClaimedIsProvedByCheck) {
 TEST_F(HostileSnapshot, BlocksThatCouldNotComeOfTheirBytes) {
   SnapshotImage big = with_shape(1024, 32, 128, 64, ~uint64_t{0});
   write(big);
-  EXPECT_EQ(open_error(), "unsupported: FILE: META: kv.layers: expected blocks of at most 1073741824 bytes, found 2147483648");
+  EXPECT_EQ(open_error(),
+            "unsupported: FILE: META: kv.layers: expected blocks of at most 1073741824 bytes, "
+            "found 2147483648");
 
   big = with_shape(1024, 16, 128, 64, ~uint64_t{0});
   big.section("KV").content = std::string(65536, 'x');
   big.section("KVINDEX").content = index_entry(0, 1, 0, 65536);
   write(big);
-  EXPECT_EQ(open_error(), "format: FILE: KVINDEX: expected at least 976128 bytes of a compressed block, found 65536");
+  EXPECT_EQ(
+      open_error(),
+      "format: FILE: KVINDEX: expected at least 976128 bytes of a compressed block, found 65536");
   big.section("KVINDEX").content = index_entry(0, 0, 0, 65536);
   write(big);
-  EXPECT_EQ(open_error(), "format: FILE: KVINDEX: expected blocks in order, one behind the other, found block 0 at 0");
+  EXPECT_EQ(
+      open_error(),
+      "format: FILE: KVINDEX: expected blocks in order, one behind the other, found block 0 at 0");
   big.section("KVINDEX").content.clear();
   big.section("KV").content.clear();
   write(big);
@@ -251,13 +317,16 @@ TEST_F(HostileSnapshot, BlocksThatCouldNotComeOfTheirBytes) {
   SnapshotImage many = with_shape(2, 8, 128, 64 * 100, ~uint64_t{0});
   const uint64_t least = 2 * 8 * 128 * 64 * 8 / kMaxDeflateRatio;
   many.section("KVINDEX").content.clear();
-  for (uint64_t b = 0; b < 100; ++b) many.section("KVINDEX").content += index_entry(b, 1, b * least, least);
+  for (uint64_t b = 0; b < 100; ++b)
+    many.section("KVINDEX").content += index_entry(b, 1, b * least, least);
   many.section("KV").content = std::string(100 * least, 'x');
   write(many);
-  EXPECT_EQ(open_error().substr(0, 72), "format: FILE: KVINDEX: expected compressed blocks that become at most 33");
+  EXPECT_EQ(open_error().substr(0, 72),
+            "format: FILE: KVINDEX: expected compressed blocks that become at most 33");
 }
 
-// A gigabyte for each of a thousand blocks, of which nothing is visible: they are one block of zeros that nobody touches.
+// A gigabyte for each of a thousand blocks, of which nothing is visible: they are one block of
+// zeros that nobody touches.
 TEST_F(HostileSnapshot, BlocksOfWhichNothingIsVisibleCostNothing) {
   write(with_shape(1024, 16, 128, 64 * 100, 0));
   EXPECT_EQ(open_error(), stet_test::kNoError);
@@ -267,21 +336,26 @@ TEST_F(HostileSnapshot, BlocksOfWhichNothingIsVisibleCostNothing) {
 TEST_F(HostileSnapshot, MetaHasALimit) {
   save();
   change_meta([](Json& j) { j["checkpoint"] = std::string(kMaxMetaBytes, 'x'); });
-  EXPECT_EQ(open_error().substr(0, 59), "format: FILE: META: expected at most 16777216 bytes, found ");
+  EXPECT_EQ(open_error().substr(0, 59),
+            "format: FILE: META: expected at most 16777216 bytes, found ");
   // As many values as fit.
-  change_meta([](Json& j) { j["generation"]["stop_ids"] = std::vector<int>(kMaxMetaBytes / 2 - 10000, 1); });
+  change_meta([](Json& j) {
+    j["generation"]["stop_ids"] = std::vector<int>(kMaxMetaBytes / 2 - 10000, 1);
+  });
   expect_harmless("stop ids");
   Session s(m, options(1));
   s.append(some_ids(3));
   s.dialogue().messages = {{"user", std::string(kMaxMetaBytes, 'x'), "", 0, 3, false}};
   const std::string error = error_of([&] { Snapshot::save(s, "", scratch / "large.stet"); });
-  EXPECT_EQ(error.substr(0, 80), "capacity: META: expected messages, turns and edits of at most 16777216 bytes, fo");
+  EXPECT_EQ(error.substr(0, 80),
+            "capacity: META: expected messages, turns and edits of at most 16777216 bytes, fo");
   EXPECT_FALSE(std::filesystem::exists(scratch / "large.stet"));
 }
 
 TEST_F(HostileSnapshot, AWriterMakesNothingThatAReaderTakesForABomb) {
   if (!have_zlib()) GTEST_SKIP() << "built without zlib";
-  SnapshotImage sparse = with_shape(64, 8, 128, 128, 1);  // two blocks of 32 MB, one position in each, all zero
+  SnapshotImage sparse =
+      with_shape(64, 8, 128, 128, 1);  // two blocks of 32 MB, one position in each, all zero
   sparse.section("KV").content = std::string(size_t{64} << 20, '\0');
   sparse.sections.erase(sparse.sections.end() - 2);
   sparse.required = 0;
@@ -308,16 +382,21 @@ TEST_F(HostileSnapshot, AChainHasALimitOfWhatMustBeParsed) {
     Snapshot::save(s, "", name(i), {.form = SnapshotForm::delta, .parent = &parent});
   }
   EXPECT_EQ(error_of([&] { Snapshot::open(name(7), ""); }), stet_test::kNoError);
-  EXPECT_EQ(error_of([&] { Snapshot::open(name(9), ""); }),
-            "format: " + name(9) + ": parent: expected a chain with META sections of at most 67108864 bytes, found more");
+  EXPECT_EQ(
+      error_of([&] { Snapshot::open(name(9), ""); }),
+      "format: " + name(9) +
+          ": parent: expected a chain with META sections of at most 67108864 bytes, found more");
 }
 
-// What was shifted out is put back in time that grows with it, not with every prune times all tokens.
+// What was shifted out is put back in time that grows with it, not with every prune times all
+// tokens.
 TEST_F(HostileSnapshot, ManyPrunesOfManyTokens) {
   std::mt19937 random(3);
   const auto naive = [](const State& s) {
     std::vector<int32_t> all = s.tokens;
-    for (size_t i = s.prunes.size(); i-- > 0;) all.insert(all.begin() + s.prunes[i].begin, s.prunes[i].removed.begin(), s.prunes[i].removed.end());
+    for (size_t i = s.prunes.size(); i-- > 0;)
+      all.insert(all.begin() + s.prunes[i].begin, s.prunes[i].removed.begin(),
+                 s.prunes[i].removed.end());
     return all;
   };
   for (int round = 0; round < 200; ++round) {
@@ -325,9 +404,12 @@ TEST_F(HostileSnapshot, ManyPrunesOfManyTokens) {
     int32_t id = 0;
     for (int step = 0; step < 20; ++step) {
       for (auto n = random() % 9; n > 0; --n) s.tokens.push_back(id++);
-      const int64_t size = s.size(), begin = static_cast<int64_t>(random() % static_cast<uint32_t>(size + 1));
-      const int64_t end = begin + static_cast<int64_t>(random() % static_cast<uint32_t>(size - begin + 1));
-      s.prunes.push_back({size, begin, end, true, {s.tokens.begin() + begin, s.tokens.begin() + end}});
+      const int64_t size = s.size(),
+                    begin = static_cast<int64_t>(random() % static_cast<uint32_t>(size + 1));
+      const int64_t end =
+          begin + static_cast<int64_t>(random() % static_cast<uint32_t>(size - begin + 1));
+      s.prunes.push_back(
+          {size, begin, end, true, {s.tokens.begin() + begin, s.tokens.begin() + end}});
       s.tokens.erase(s.tokens.begin() + begin, s.tokens.begin() + end);
     }
     std::vector<int32_t> drawn(static_cast<size_t>(id));
@@ -339,12 +421,14 @@ TEST_F(HostileSnapshot, ManyPrunesOfManyTokens) {
   s.tokens.resize(size_t{1} << 22);
   for (int i = 0; i < 200'000; ++i) s.prunes.push_back({s.size() + 1, 4, 5, true, {7}});
   const Spent spent = spent_by([&] {
-    if (s.transcript().size() != (size_t{1} << 22) + 200'000) throw std::runtime_error("another size");
+    if (s.transcript().size() != (size_t{1} << 22) + 200'000)
+      throw std::runtime_error("another size");
   });
   EXPECT_EQ(spent.status, 0);
   EXPECT_LE(spent.seconds, 10);  // 1.7 TB would be moved otherwise
   s.prunes[0].begin = int64_t{1} << 40;
-  EXPECT_EQ(error_of([&] { s.transcript(); }), "argument: prunes: expected positions of the tokens before each, found 1099511627776");
+  EXPECT_EQ(error_of([&] { s.transcript(); }),
+            "argument: prunes: expected positions of the tokens before each, found 1099511627776");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Tokenizers that mean harm: what they ask for is refused, or done within the time and the memory that limits.hpp gives.
+// Tokenizers that mean harm: what they ask for is refused, or done within the time and the memory
+// that limits.hpp gives.
 #include <gtest/gtest.h>
 
 #include "spent.hpp"
@@ -16,7 +17,10 @@ using stet::test::spent_by;
 // A tokenizer of single letters, changed.
 template <class Change>
 Tokenizer::Files files_with(const Change& change) {
-  Json j = {{"model", {{"type", "BPE"}, {"vocab", {{"a", 0}, {"b", 1}, {"c", 2}}}, {"merges", Json::array()}}}, {"added_tokens", Json::array()}};
+  Json j = {
+      {"model",
+       {{"type", "BPE"}, {"vocab", {{"a", 0}, {"b", 1}, {"c", 2}}}, {"merges", Json::array()}}},
+      {"added_tokens", Json::array()}};
   change(j);
   return {{"tokenizer.json", j.dump()}};
 }
@@ -25,7 +29,9 @@ Tokenizer::Files files_with(const Change& change) {
 std::string said_within_limits(const Tokenizer::Files& files, const std::string& text) {
   size_t bytes = text.size();
   for (const auto& file : files) bytes += file.second.size();
-  const auto work = [&] { return message_of([&] { Tokenizer::load_from_files(files)->encode(text); }); };
+  const auto work = [&] {
+    return message_of([&] { Tokenizer::load_from_files(files)->encode(text); });
+  };
   const Spent spent = spent_by(work);
   EXPECT_EQ(spent.status, 0);
 #ifndef STET_SANITIZED
@@ -37,60 +43,96 @@ std::string said_within_limits(const Tokenizer::Files& files, const std::string&
 
 Json multiply(const std::string& type, int times) {
   Json parts = Json::array();
-  for (int i = 0; i < times; ++i) parts.push_back({{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aaaaaaaaaa"}});
+  for (int i = 0; i < times; ++i)
+    parts.push_back(
+        {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aaaaaaaaaa"}});
   return {{"type", "Sequence"}, {type, parts}};
 }
 
-const std::string kReplace = R"({"content":"aaaaaaaaaa","pattern":{"String":"a"},"type":"Replace"})";
+const std::string kReplace =
+    R"({"content":"aaaaaaaaaa","pattern":{"String":"a"},"type":"Replace"})";
 
 TEST(HostileTokenizer, NormalizersThatMultiply) {
   const auto files = files_with([](Json& j) { j["normalizer"] = multiply("normalizers", 11); });
-  EXPECT_EQ(said_within_limits(files, "a"), "text: expected normalizers that make it at most 16777224 bytes, found more");
-  EXPECT_EQ(said_within_limits(files_with([](Json& j) { j["normalizer"] = multiply("normalizers", 3); }), "aaa"), kNoError);
-  EXPECT_EQ(message_of([&] { Tokenizer::load_from_files(files_with([](Json& j) { j["normalizer"] = multiply("normalizers", 65); })); }),
-            "tokenizer.json: normalizer.normalizers[64]: expected at most 64 normalizers, found " + kReplace);
+  EXPECT_EQ(said_within_limits(files, "a"),
+            "text: expected normalizers that make it at most 16777224 bytes, found more");
+  EXPECT_EQ(said_within_limits(
+                files_with([](Json& j) { j["normalizer"] = multiply("normalizers", 3); }), "aaa"),
+            kNoError);
+  EXPECT_EQ(message_of([&] {
+              Tokenizer::load_from_files(
+                  files_with([](Json& j) { j["normalizer"] = multiply("normalizers", 65); }));
+            }),
+            "tokenizer.json: normalizer.normalizers[64]: expected at most 64 normalizers, found " +
+                kReplace);
 }
 
 TEST(HostileTokenizer, DecodersThatMultiply) {
   const auto load = [](int times) {
-    return message_of([&] { Tokenizer::load_from_files(files_with([&](Json& j) { j["decoder"] = multiply("decoders", times); })); });
+    return message_of([&] {
+      Tokenizer::load_from_files(
+          files_with([&](Json& j) { j["decoder"] = multiply("decoders", times); }));
+    });
   };
   EXPECT_EQ(load(1), kNoError);
-  EXPECT_EQ(load(2), "tokenizer.json: decoder.decoders[1]: expected decoders that make a text at most 64 times as long, found " + kReplace);
+  EXPECT_EQ(load(2),
+            "tokenizer.json: decoder.decoders[1]: expected decoders that make a text at most 64 "
+            "times as long, found " +
+                kReplace);
 }
 
 TEST(HostileTokenizer, PreTokenizersThatMultiply) {
   Json parts = Json::array();
   for (int i = 0; i < 60; ++i) {
     parts.push_back({{"type", "Split"}, {"pattern", {{"String", "a"}}}, {"behavior", "Isolated"}});
-    parts.push_back({{"type", "Metaspace"}, {"replacement", i % 2 == 0 ? "x" : "y"}, {"prepend_scheme", "always"}, {"split", false}});
+    parts.push_back({{"type", "Metaspace"},
+                     {"replacement", i % 2 == 0 ? "x" : "y"},
+                     {"prepend_scheme", "always"},
+                     {"split", false}});
   }
   const auto with = [&](size_t count) {
-    return files_with([&](Json& j) { j["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", Json(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(count))}}; });
+    return files_with([&](Json& j) {
+      j["pre_tokenizer"] = {
+          {"type", "Sequence"},
+          {"pretokenizers",
+           Json(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(count))}};
+    });
   };
   EXPECT_EQ(message_of([&] { Tokenizer::load_from_files(with(120)); }),
-            "tokenizer.json: pre_tokenizer.pretokenizers[64]: expected at most 64 pre-tokenizers, found {\"behavior\":\"Isolated\",\"pattern\":{\"String\":\"a\"},\"type\":\"Split\"}");
-  EXPECT_EQ(said_within_limits(with(64), std::string(1 << 17, 'a')), "text: expected pre-tokenizers that make fewer words anew, found more");
+            "tokenizer.json: pre_tokenizer.pretokenizers[64]: expected at most 64 pre-tokenizers, "
+            "found {\"behavior\":\"Isolated\",\"pattern\":{\"String\":\"a\"},\"type\":\"Split\"}");
+  EXPECT_EQ(said_within_limits(with(64), std::string(1 << 17, 'a')),
+            "text: expected pre-tokenizers that make fewer words anew, found more");
 }
 
 // Patterns that look at all of the text from each of its places, or go back and forth in it.
 TEST(HostileTokenizer, OneBudgetForAllMatchesOfAText) {
   NEEDS(Pcre2);
-  for (const char* pattern : {"a++b", "a*b", "(a|aa)+c", "(?=(a+))a*b:\\1", "(a+)+c", "[^c]*+c", "(?<=b)a*+c|a(?=.*c)"}) {
+  for (const char* pattern :
+       {"a++b", "a*b", "(a|aa)+c", "(?=(a+))a*b:\\1", "(a+)+c", "[^c]*+c", "(?<=b)a*+c|a(?=.*c)"}) {
     const auto files = files_with([&](Json& j) {
-      j["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
+      j["pre_tokenizer"] = {{"type", "Split"},
+                            {"pattern", {{"Regex", pattern}}},
+                            {"behavior", "Isolated"},
+                            {"invert", false}};
     });
     const std::string said = said_within_limits(files, std::string(105'000, 'a'));
-    EXPECT_TRUE(said == kNoError || said.find("a pattern that can be matched in some seconds") != std::string::npos ||
-                said.find("a match within PCRE2's limits") != std::string::npos) << pattern << ": " << said;
+    EXPECT_TRUE(said == kNoError ||
+                said.find("a pattern that can be matched in some seconds") != std::string::npos ||
+                said.find("a match within PCRE2's limits") != std::string::npos)
+        << pattern << ": " << said;
   }
 }
 
-// The windows that a text is searched in change nothing: matches far behind their beginnings, at edges, inside of characters.
+// The windows that a text is searched in change nothing: matches far behind their beginnings, at
+// edges, inside of characters.
 TEST(HostileTokenizer, MatchesAreFoundWhereverTheyBegin) {
   NEEDS(Pcre2);
   const auto files = files_with([](Json& j) {
-    j["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"Regex", "b|(?<=c)a"}}}, {"behavior", "Removed"}, {"invert", true}};
+    j["pre_tokenizer"] = {{"type", "Split"},
+                          {"pattern", {{"Regex", "b|(?<=c)a"}}},
+                          {"behavior", "Removed"},
+                          {"invert", true}};
     j["model"]["unk_token"] = nullptr;
   });
   const auto tokenizer = Tokenizer::load_from_files(files);
@@ -107,15 +149,28 @@ TEST(HostileTokenizer, MatchesAreFoundWhereverTheyBegin) {
 TEST(HostileTokenizer, AddedTokensAreLookedForInLinearTime) {
   const auto files = files_with([](Json& j) {
     for (int i = 0; i < 100; ++i) {
-      j["added_tokens"].push_back({{"id", 3 + i}, {"content", std::string(4000 - static_cast<size_t>(i), 'a') + "b"}, {"special", false}, {"normalized", false}});
-      if (i < 30) j["added_tokens"].push_back({{"id", 200 + i}, {"content", "b" + std::string(4000 - static_cast<size_t>(i), 'a')}, {"special", false}, {"normalized", true}});
+      j["added_tokens"].push_back(
+          {{"id", 3 + i},
+           {"content", std::string(4000 - static_cast<size_t>(i), 'a') + "b"},
+           {"special", false},
+           {"normalized", false}});
+      if (i < 30)
+        j["added_tokens"].push_back(
+            {{"id", 200 + i},
+             {"content", "b" + std::string(4000 - static_cast<size_t>(i), 'a')},
+             {"special", false},
+             {"normalized", true}});
     }
   });
   EXPECT_EQ(said_within_limits(files, std::string(1 << 20, 'a')), kNoError);
   const auto many = files_with([](Json& j) {
-    for (int i = 0; i < 200; ++i) j["added_tokens"].push_back({{"id", 3 + i}, {"content", std::string(4000, 'a') + std::to_string(i)}});
+    for (int i = 0; i < 200; ++i)
+      j["added_tokens"].push_back(
+          {{"id", 3 + i}, {"content", std::string(4000, 'a') + std::to_string(i)}});
   });
-  EXPECT_EQ(said_within_limits(many, "a").substr(0, 85), "tokenizer.json: added_tokens[131]: expected at most 16384 added tokens of 524288 byte");
+  EXPECT_EQ(
+      said_within_limits(many, "a").substr(0, 85),
+      "tokenizer.json: added_tokens[131]: expected at most 16384 added tokens of 524288 byte");
 }
 
 // Against what the definition says: of the tokens that begin leftmost, the longest.
@@ -148,7 +203,8 @@ TEST(HostileTokenizer, AddedTokensAreThoseOfTheDefinition) {
     for (size_t at = 0; at < text.size();) {
       std::string longest;
       for (const std::string& token : tokens) {
-        if (token.size() > longest.size() && text.compare(at, token.size(), token) == 0) longest = token;
+        if (token.size() > longest.size() && text.compare(at, token.size(), token) == 0)
+          longest = token;
       }
       if (longest.empty()) {
         between += text[at++];
@@ -170,7 +226,9 @@ TEST(HostileTokenizer, AddedTokensAreThoseOfTheDefinition) {
 }
 
 TEST(HostileTokenizer, FilesAndTablesHaveLimits) {
-  const auto load = [](const Tokenizer::Files& files) { return message_of([&] { Tokenizer::load_from_files(files); }); };
+  const auto load = [](const Tokenizer::Files& files) {
+    return message_of([&] { Tokenizer::load_from_files(files); });
+  };
   const auto with_config = [](const Json& config) {
     auto files = files_with([](Json&) {});
     files.emplace_back("tokenizer_config.json", config.dump());
@@ -180,11 +238,17 @@ TEST(HostileTokenizer, FilesAndTablesHaveLimits) {
             "tokenizer_config.json: chat_template: expected at most 1048576 bytes, found 1048577");
   Json lists = Json::array();
   for (int i = 0; i < 2'000'000; ++i) lists.push_back(Json::array());
-  EXPECT_EQ(said_within_limits(with_config({{"x", lists}}), ""),
-            "tokenizer_config.json: expected JSON whose values take at most " + std::to_string(stet::kJsonBytes + stet::kJsonRatio * Json{{"x", lists}}.dump().size()) + " bytes, found more");
+  EXPECT_EQ(
+      said_within_limits(with_config({{"x", lists}}), ""),
+      "tokenizer_config.json: expected JSON whose values take at most " +
+          std::to_string(stet::kJsonBytes + stet::kJsonRatio * Json{{"x", lists}}.dump().size()) +
+          " bytes, found more");
   std::string vocab = R"({"model":{"type":"BPE","vocab":{"a":0)";
-  for (size_t i = 1; i <= stet::kMaxPieces; ++i) vocab += ",\"" + std::to_string(i) + "\":" + std::to_string(i);
-  EXPECT_EQ(said_within_limits({{"tokenizer.json", vocab + R"(},"merges":[]}})"}}, "").substr(0, 40), "tokenizer.json: model.vocab.524288: expe");
+  for (size_t i = 1; i <= stet::kMaxPieces; ++i)
+    vocab += ",\"" + std::to_string(i) + "\":" + std::to_string(i);
+  EXPECT_EQ(
+      said_within_limits({{"tokenizer.json", vocab + R"(},"merges":[]}})"}}, "").substr(0, 40),
+      "tokenizer.json: model.vocab.524288: expe");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// What blocks and states are called: equal names mean equal bytes, and names do not depend on how a state came about.
+// What blocks and states are called: equal names mean equal bytes, and names do not depend on how a
+// state came about.
 #include "stet/identity.hpp"
 
 #include "scratch.hpp"
@@ -16,7 +17,8 @@ using stet_test::error_of;
 
 class Identity : public testing::Test {
  protected:
-  Session session(int64_t tokens, KvType type = KvType::f32, Contract contract = Contract::f32, int64_t chunk = 512) const {
+  Session session(int64_t tokens, KvType type = KvType::f32, Contract contract = Contract::f32,
+                  int64_t chunk = 512) const {
     SessionOptions o = options(1, STET_DEFAULT_ISA, chunk, contract);
     o.capacity = 400;
     o.kv_type = type;
@@ -41,9 +43,16 @@ class Identity : public testing::Test {
 // The specification, written a second time.
 struct Bytes {
   std::string text;
-  Bytes& put(std::string_view s) { text += s; return *this; }
-  Bytes& put(const Sha256& h) { return put(std::string_view(reinterpret_cast<const char*>(h.bytes.data()), 32)); }
-  Bytes& put(std::span<const int32_t> ids) { return put(std::string_view(reinterpret_cast<const char*>(ids.data()), ids.size_bytes())); }
+  Bytes& put(std::string_view s) {
+    text += s;
+    return *this;
+  }
+  Bytes& put(const Sha256& h) {
+    return put(std::string_view(reinterpret_cast<const char*>(h.bytes.data()), 32));
+  }
+  Bytes& put(std::span<const int32_t> ids) {
+    return put(std::string_view(reinterpret_cast<const char*>(ids.data()), ids.size_bytes()));
+  }
   Bytes& number(uint64_t n, size_t width = 8) { return put(le(n, width)); }
   Bytes& string(const std::string& s) { return number(s.size()).put(s); }
   Sha256 hash() const {
@@ -55,21 +64,50 @@ struct Bytes {
 
 TEST_F(Identity, IsWhatTheHeaderSays) {
   Session s = session(150);
-  const Sha256 start = Bytes().put("stet blocks 1\n").string("f32").number(1, 4).string("f32").number(1, 4).string(m->fingerprint()).hash();
-  const auto fill = [&](const Sha256& link, size_t from, size_t to) { return Bytes().put("B").put(link).put(std::span(ids).subspan(from, to - from)).hash(); };
+  const Sha256 start = Bytes()
+                           .put("stet blocks 1\n")
+                           .string("f32")
+                           .number(1, 4)
+                           .string("f32")
+                           .number(1, 4)
+                           .string(m->fingerprint())
+                           .hash();
+  const auto fill = [&](const Sha256& link, size_t from, size_t to) {
+    return Bytes().put("B").put(link).put(std::span(ids).subspan(from, to - from)).hash();
+  };
   const Sha256 first = fill(start, 0, 64), second = fill(first, 64, 128);
   EXPECT_EQ(names(s), (std::vector<BlockIdentity>{{first, true}, {second, true}}));
 
   s.prune_range(70, 75, true);
   const std::span<const int32_t> removed = std::span(ids).subspan(70, 5);
-  const Sha256 pruned = Bytes().put("P").put(second).number(22).put(std::span(ids).subspan(128, 22)).number(150).number(70).number(75).number(1, 1).put(removed).hash();
-  EXPECT_EQ(names(s), (std::vector<BlockIdentity>{{first, true}, {Bytes().put("T").put(pruned).number(1).hash(), true}}));
+  const Sha256 pruned = Bytes()
+                            .put("P")
+                            .put(second)
+                            .number(22)
+                            .put(std::span(ids).subspan(128, 22))
+                            .number(150)
+                            .number(70)
+                            .number(75)
+                            .number(1, 1)
+                            .put(removed)
+                            .hash();
+  EXPECT_EQ(names(s), (std::vector<BlockIdentity>{
+                          {first, true}, {Bytes().put("T").put(pruned).number(1).hash(), true}}));
   s.append(std::span(ids).subspan(150, 50));
   const Sha256 third = fill(pruned, 150, 197);
   EXPECT_EQ(names(s).back(), (BlockIdentity{third, true}));
 
   s.prune_range(10, 20, false);
-  const Sha256 again = Bytes().put("P").put(third).number(3).put(std::span(ids).subspan(197, 3)).number(195).number(10).number(20).number(0, 1).hash();
+  const Sha256 again = Bytes()
+                           .put("P")
+                           .put(third)
+                           .number(3)
+                           .put(std::span(ids).subspan(197, 3))
+                           .number(195)
+                           .number(10)
+                           .number(20)
+                           .number(0, 1)
+                           .hash();
   EXPECT_EQ(names(s)[0].id, Bytes().put("T").put(again).number(0).hash());
   EXPECT_EQ(names(s)[1].id, Bytes().put("T").put(pruned).number(1).hash());
   EXPECT_EQ(names(s)[2].id, third);
@@ -77,21 +115,31 @@ TEST_F(Identity, IsWhatTheHeaderSays) {
   const KvShape& shape = s.kv().shape();
   Session edited = session(70);
   edited.set_key(0, 0, 3, std::vector<float>(static_cast<size_t>(shape.head_dim), 0.5f));
-  const std::string content(reinterpret_cast<const char*>(edited.kv().block(0)), shape.content_bytes());
+  const std::string content(reinterpret_cast<const char*>(edited.kv().block(0)),
+                            shape.content_bytes());
   const auto number = [](int64_t n) { return static_cast<uint64_t>(n); };
-  EXPECT_EQ(names(edited), (std::vector<BlockIdentity>{{Bytes().put("stet block content 1\n").string("f32").number(number(shape.layers))
-      .number(number(shape.kv_heads)).number(number(shape.head_dim)).put(content).hash(), false}}));
+  EXPECT_EQ(names(edited), (std::vector<BlockIdentity>{{Bytes()
+                                                            .put("stet block content 1\n")
+                                                            .string("f32")
+                                                            .number(number(shape.layers))
+                                                            .number(number(shape.kv_heads))
+                                                            .number(number(shape.head_dim))
+                                                            .put(content)
+                                                            .hash(),
+                                                        false}}));
 }
 
 TEST_F(Identity, DoesNotDependOnHowTheStateCameAbout) {
   Session whole = session(300);
   const std::vector<BlockIdentity> expected = names(whole);
   ASSERT_EQ(expected.size(), 4u);
-  Session small_chunks = session(300, KvType::f32, Contract::f32, 7), rewound = session(380), forked = session(200);
+  Session small_chunks = session(300, KvType::f32, Contract::f32, 7), rewound = session(380),
+          forked = session(200);
   rewound.rewind(300);
   EXPECT_EQ(names(rewound), expected);
   Session fork = forked.fork(), other = session(10);
-  const BatchEntry batch[] = {{&fork, std::span(ids).subspan(200, 100)}, {&other, std::span(ids).subspan(10, 90)}};
+  const BatchEntry batch[] = {{&fork, std::span(ids).subspan(200, 100)},
+                              {&other, std::span(ids).subspan(10, 90)}};
   append(batch);
   Snapshot::save(whole, "", file);
   Session restored = Snapshot::open(file).restore(m, "", options(1));
@@ -144,7 +192,8 @@ TEST_F(Identity, IsOfContractKvTypeAndModel) {
   add(session(70, KvType::f16));
   add(session(70, KvType::f32, Contract::bf16));
   if (have_blas()) add(session(70, KvType::f32, Contract::f32_blas));
-  Session q8(model(data_path("models/llama32-tiny-bf16"), Contract::q8), options(1, STET_DEFAULT_ISA, 512, Contract::q8));
+  Session q8(model(data_path("models/llama32-tiny-bf16"), Contract::q8),
+             options(1, STET_DEFAULT_ISA, 512, Contract::q8));
   q8.append(std::span(ids).first(70));
   add(std::move(q8));
   const auto other = model(data_path("models/llama31-tiny"));
@@ -171,8 +220,12 @@ TEST_F(Identity, OfAStateIsAllThatWillInfluenceIt) {
   changed([](Session& o) { o.dialogue().messages = {{"user", "hello", "", 0, 4, false}}; });
   changed([](Session& o) { o.prune_range(2, 3, false); });
   changed([](Session& o) { o.prune_range(2, 3, true); });
-  changed([](Session& o) { o.set_key(0, 0, 69, std::vector<float>(static_cast<size_t>(o.kv().shape().head_dim), 0.5f)); });
-  changed([](Session& o) { o.set_key(0, 0, 69, std::vector<float>(static_cast<size_t>(o.kv().shape().head_dim), 0.25f)); });
+  changed([](Session& o) {
+    o.set_key(0, 0, 69, std::vector<float>(static_cast<size_t>(o.kv().shape().head_dim), 0.5f));
+  });
+  changed([](Session& o) {
+    o.set_key(0, 0, 69, std::vector<float>(static_cast<size_t>(o.kv().shape().head_dim), 0.25f));
+  });
   std::sort(found.begin(), found.end());
   EXPECT_EQ(std::adjacent_find(found.begin(), found.end()), found.end());
   Session same = s.fork();
@@ -223,19 +276,26 @@ TEST_F(Identity, SurvivesSnapshotsWhereTokensDoNotGiveIt) {
   EXPECT_EQ(replayable_blocks(snapshot), (std::vector<bool>{true, false, true, false}));
   EXPECT_FALSE(verify(snapshot, m, options(1), false));
 
-  // Every digest right, other bytes: of a block that is named by them, and of one that its tokens give.
-  const size_t block = s.kv().shape().block_bytes(), layers = static_cast<size_t>(s.kv().shape().layers);
+  // Every digest right, other bytes: of a block that is named by them, and of one that its tokens
+  // give.
+  const size_t block = s.kv().shape().block_bytes(),
+               layers = static_cast<size_t>(s.kv().shape().layers);
   for (const size_t b : {size_t{1}, size_t{2}}) {
     SnapshotImage image = SnapshotImage::parse(read_text_file(file, SIZE_MAX));
     std::string& kv = image.section("KV").content;
     kv[b * block] = static_cast<char>(kv[b * block] ^ 1);
     std::string digests;
-    for (const Digest& d : layer_digests(s.kv().shape(), reinterpret_cast<const std::byte*>(kv.data() + b * block))) digests += le(d);
+    for (const Digest& d :
+         layer_digests(s.kv().shape(), reinterpret_cast<const std::byte*>(kv.data() + b * block)))
+      digests += le(d);
     image.section("BLOCKS").content.replace(b * layers * 16, digests.size(), digests);
     stet_test::write_file(scratch / "other.stet", forged(image));
     const Snapshot other = Snapshot::open(scratch / "other.stet");
     if (b == 1) {
-      EXPECT_TRUE(error_of([&] { other.check(1); }).starts_with("format: " + scratch / "other.stet" + ": KV block 1: expected sha256:"));
+      EXPECT_TRUE(
+          error_of([&] {
+            other.check(1);
+          }).starts_with("format: " + scratch / "other.stet" + ": KV block 1: expected sha256:"));
     } else {
       const auto difference = verify(other, m, options(1), false);
       ASSERT_TRUE(difference);
@@ -256,12 +316,15 @@ TEST_F(Identity, OfPrunedBlocksThatTokensDoNotGiveIsProved) {
   image.section("CONTENT").content[3] ^= 1;
   stet_test::write_file(file, forged(image));
   image.id = std::string(32, '\0');
-  const std::string error = error_of([&] { Snapshot::open(file).check(1); }), claimed = error.substr(error.find("found ") + 6);
+  const std::string error = error_of([&] { Snapshot::open(file).check(1); }),
+                    claimed = error.substr(error.find("found ") + 6);
   Sha256 id;
   ASSERT_TRUE(parse_sha256(claimed, &id)) << error;
   image.id.assign(reinterpret_cast<const char*>(id.bytes.data()), 32);
   stet_test::write_file(file, forged(image));
-  EXPECT_TRUE(error_of([&] { Snapshot::open(file).check(1); }).starts_with("format: " + file + ": KV block 1: expected sha256:"));
+  EXPECT_TRUE(error_of([&] {
+                Snapshot::open(file).check(1);
+              }).starts_with("format: " + file + ": KV block 1: expected sha256:"));
 }
 
 TEST_F(Identity, WhatBlasComputedIsNamedByItsBytes) {
@@ -270,7 +333,9 @@ TEST_F(Identity, WhatBlasComputedIsNamedByItsBytes) {
   EXPECT_EQ(given(s), (std::vector<bool>{false, false}));
   EXPECT_EQ(replay_limit(s.state())->position, 0);
   EXPECT_EQ(error_of([&] { Snapshot::save(s, "", file, {.form = SnapshotForm::recipe}); }),
-            "argument: " + file + ": form: expected full or delta (its tokens do not give this state: OpenBLAS computed it (contract f32-blas)), found recipe");
+            "argument: " + file +
+                ": form: expected full or delta (its tokens do not give this state: OpenBLAS "
+                "computed it (contract f32-blas)), found recipe");
   Snapshot::save(s, "", file);
   EXPECT_EQ(Snapshot::open(file).block_identities(), names(s));
   Snapshot::open(file).check(1);

@@ -1,5 +1,6 @@
-// One test for each failure mode of saved key/value caches that a session alone can show; the number and the
-// name tell which. Those of snapshots, templates and tokenizers are tested where those live.
+// One test for each failure mode of saved key/value caches that a session alone can show; the
+// number and the name tell which. Those of snapshots, templates and tokenizers are tested where
+// those live.
 #include <thread>
 #include <type_traits>
 
@@ -30,7 +31,9 @@ TEST(Insights, Insight01_ASessionOwnsItsCache) {
 }
 
 template <class S>
-concept TakesAPosition = requires(S& s, std::span<const int32_t> ids, int64_t position) { s.append(ids, position); };
+concept TakesAPosition = requires(S& s, std::span<const int32_t> ids, int64_t position) {
+  s.append(ids, position);
+};
 
 // Positions are counted by the session, from 0, over all appends; nobody passes one.
 TEST(Insights, Insight02_And15_PositionsAreNotArguments) {
@@ -41,7 +44,8 @@ TEST(Insights, Insight02_And15_PositionsAreNotArguments) {
   Session s(gemma(), options(1, STET_DEFAULT_ISA, 10));
   std::vector<int64_t> positions;
   const auto ids = random_tokens(*gemma(), 75);
-  for (const auto part : {std::span(ids).first(30), std::span(ids).subspan(30, 1), std::span(ids).subspan(31)}) {
+  for (const auto part :
+       {std::span(ids).first(30), std::span(ids).subspan(30, 1), std::span(ids).subspan(31)}) {
     s.append(part, [&](int64_t first, Rows rows) {
       for (size_t i = 0; i < rows.count; ++i) positions.push_back(first + static_cast<int64_t>(i));
     });
@@ -123,7 +127,8 @@ TEST(Insights, Insight07_NothingIsPrimed) {
   }
 }
 
-// Whatever dtype the weights have, keys and values are of the type that was asked for and the contract is named.
+// Whatever dtype the weights have, keys and values are of the type that was asked for and the
+// contract is named.
 TEST(Insights, Insight10_And16_OneContractOneType) {
   for (const Subject& subject : subjects()) {
     Session s(model(subject.directory), options(1));
@@ -174,7 +179,8 @@ TEST(Insights, Insight13_OnlyTheTokensAskedForAreFed) {
   }
 }
 
-// Sliding layers keep every position: a rewind past the window brings back what had fallen out of it.
+// Sliding layers keep every position: a rewind past the window brings back what had fallen out of
+// it.
 TEST(Insights, Insight17_OlderEntriesAreKeptAndTheWindowIsStated) {
   EXPECT_EQ(gemma()->config().window, (std::vector<int64_t>{8, 8, 8, 8, 8, 0, 8}));
   const auto ids = random_tokens(*gemma(), 60);
@@ -188,8 +194,10 @@ TEST(Insights, Insight17_OlderEntriesAreKeptAndTheWindowIsStated) {
 TEST(Insights, Insight18_RewindIsExact) {
   const auto ids = random_tokens(*gemma(), 70), others = random_tokens(*gemma(), 30, 2);
   Session s = fresh(ids);
-  EXPECT_EQ(error_of([&] { s.rewind(71); }, ErrorKind::argument), "rewind: expected a position in 0..70, found 71");
-  EXPECT_EQ(error_of([&] { s.rewind(-1); }, ErrorKind::argument), "rewind: expected a position in 0..70, found -1");
+  EXPECT_EQ(error_of([&] { s.rewind(71); }, ErrorKind::argument),
+            "rewind: expected a position in 0..70, found 71");
+  EXPECT_EQ(error_of([&] { s.rewind(-1); }, ErrorKind::argument),
+            "rewind: expected a position in 0..70, found -1");
   s.rewind(0);
   EXPECT_EQ(s.size(), 0);
   EXPECT_EQ(s.kv().blocks(), 0);
@@ -217,7 +225,8 @@ TEST(Insights, Insight22_WeightsAreReadOnly) {
   const auto loaded = Model::load(data_path("models/gemma3-tiny"), 1);
   Session s(loaded, options(1));
   s.append(random_tokens(*loaded, 80));
-  EXPECT_EQ(Model::load(data_path("models/gemma3-tiny"), 2)->fingerprints(), loaded->fingerprints());
+  EXPECT_EQ(Model::load(data_path("models/gemma3-tiny"), 2)->fingerprints(),
+            loaded->fingerprints());
 }
 
 TEST(Insights, Insight25_TheLastLogitsAreKept) {
@@ -253,7 +262,8 @@ TEST(Session, BadTokenIdChangesNothing) {
   const std::vector<int32_t> high = {3, 320}, low = {-1};
   EXPECT_EQ(error_of([&] { s.append(high); }, ErrorKind::argument),
             "ids[1]: expected a token id in 0..319, found 320");
-  EXPECT_EQ(error_of([&] { s.append(low); }, ErrorKind::argument), "ids[0]: expected a token id in 0..319, found -1");
+  EXPECT_EQ(error_of([&] { s.append(low); }, ErrorKind::argument),
+            "ids[0]: expected a token id in 0..319, found -1");
   EXPECT_TRUE(same_state(s, before));
 }
 
@@ -266,22 +276,30 @@ TEST(Session, OptionsOutOfRangeAreNamed) {
     };
   };
   const auto argument = [&](auto change) { return error_of(make(change), ErrorKind::argument); };
-  EXPECT_EQ(argument([](SessionOptions& o) { o.compute.isa = "avx9"; }).rfind("isa: expected one that this CPU has: portable", 0), 0u);
-  EXPECT_EQ(argument([](SessionOptions& o) { o.compute.threads = -1; }), "threads: expected 0 .. 8192, found -1");
-  EXPECT_EQ(argument([](SessionOptions& o) { o.compute.threads = 8193; }), "threads: expected 0 .. 8192, found 8193");
-  EXPECT_EQ(argument([](SessionOptions& o) { o.compute.chunk = 0; }), "chunk: expected 1 .. 65536, found 0");
+  EXPECT_EQ(argument([](SessionOptions& o) {
+              o.compute.isa = "avx9";
+            }).rfind("isa: expected one that this CPU has: portable", 0),
+            0u);
+  EXPECT_EQ(argument([](SessionOptions& o) { o.compute.threads = -1; }),
+            "threads: expected 0 .. 8192, found -1");
+  EXPECT_EQ(argument([](SessionOptions& o) { o.compute.threads = 8193; }),
+            "threads: expected 0 .. 8192, found 8193");
+  EXPECT_EQ(argument([](SessionOptions& o) { o.compute.chunk = 0; }),
+            "chunk: expected 1 .. 65536, found 0");
   EXPECT_EQ(argument([](SessionOptions& o) { o.compute.chunk = int64_t{1} << 40; }),
             "chunk: expected 1 .. 65536, found 1099511627776");
   EXPECT_EQ(argument([](SessionOptions& o) { o.capacity = -5; }),
             "ctx: expected 1 .. 512 (max_position_embeddings), found -5");
   EXPECT_EQ(argument([](SessionOptions& o) { o.capacity = 513; }),
             "ctx: expected 1 .. 512 (max_position_embeddings), found 513");
-  EXPECT_EQ(error_of([] { kv_type_of("f64"); }, ErrorKind::argument), "kv type: expected f32, bf16 or f16, found f64");
+  EXPECT_EQ(error_of([] { kv_type_of("f64"); }, ErrorKind::argument),
+            "kv type: expected f32, bf16 or f16, found f64");
 
   Session s(gemma(), options(1));
   ComputeOptions bad;
   bad.chunk = -1;
-  EXPECT_EQ(error_of([&] { s.set_compute(bad); }, ErrorKind::argument), "chunk: expected 1 .. 65536, found -1");
+  EXPECT_EQ(error_of([&] { s.set_compute(bad); }, ErrorKind::argument),
+            "chunk: expected 1 .. 65536, found -1");
   EXPECT_EQ(s.compute().chunk, 512);
 }
 
@@ -316,18 +334,23 @@ TEST(Session, CallsFromASinkAreRefused) {
   Session s = fresh(std::span(ids).first(50));
   Session before = s.fork();
   const std::pair<const char*, std::function<void()>> calls[] = {
-      {"append", [&] { s.append(std::span(ids).first(1)); }}, {"rewind", [&] { s.rewind(3); }},
-      {"fork", [&] { s.fork(); }},                            {"logits", [&] { s.logits(); }},
+      {"append", [&] { s.append(std::span(ids).first(1)); }},
+      {"rewind", [&] { s.rewind(3); }},
+      {"fork", [&] { s.fork(); }},
+      {"logits", [&] { s.logits(); }},
       {"set_compute", [&] { s.set_compute({}); }}};
   for (const auto& entry : calls) {
     const std::string name = entry.first;
-    const auto append = [&] { s.append(std::span(ids).subspan(50), [&entry](int64_t, Rows) { entry.second(); }); };
+    const auto append = [&] {
+      s.append(std::span(ids).subspan(50), [&entry](int64_t, Rows) { entry.second(); });
+    };
     EXPECT_EQ(error_of(append, ErrorKind::argument),
               name + ": expected a call after append() has returned, found a call from its sink");
     EXPECT_TRUE(same_state(s, before)) << name;
   }
   int64_t seen = -1;
-  s.append(std::span(ids).subspan(50), [&](int64_t, Rows) { seen = s.size(); });  // reading is no harm
+  s.append(std::span(ids).subspan(50),
+           [&](int64_t, Rows) { seen = s.size(); });  // reading is no harm
   EXPECT_EQ(seen, 50);
 }
 
@@ -347,7 +370,8 @@ TEST(Session, CanBeMoved) {
 TEST(Session, ContextThatFitsNowhereIsNamed) {
   const KvShape shape{1024, 1024, 1024, KvType::f32};
   EXPECT_EQ(error_of([&] { KvCache(shape, int64_t{1} << 24); }, ErrorKind::capacity),
-            "ctx: expected positions whose keys and values fit in the address space, found 16777216 positions of "
+            "ctx: expected positions whose keys and values fit in the address space, found "
+            "16777216 positions of "
             "144115188075855872 bytes");
 }
 
@@ -376,7 +400,8 @@ TEST(Session, SessionsOfOneModelRunAtOnce) {
   for (Session& s : sessions) EXPECT_TRUE(same_state(s, whole));
 }
 
-// Scratch memory handed from pass to pass carries nothing: filled with NaN, the next pass gives the same bits.
+// Scratch memory handed from pass to pass carries nothing: filled with NaN, the next pass gives the
+// same bits.
 TEST(Session, NothingIsCarriedThroughScratchMemory) {
   for (const Subject& subject : subjects()) {
     const auto m = Model::load(subject.directory, 1);
@@ -392,10 +417,13 @@ TEST(Session, NothingIsCarriedThroughScratchMemory) {
     };
     const std::vector<float> clean = run();
     auto w = m->take_workspace(50, 2);
-    const auto poison = [](const Memory& memory) { std::memset(memory.data(), 0xFF, memory.size()); };
+    const auto poison = [](const Memory& memory) {
+      std::memset(memory.data(), 0xFF, memory.size());
+    };
     poison(w->scratch.packed);
     for (const Memory& memory : w->scratch.local) poison(memory);
-    for (Rows rows : {w->x, w->normed, w->qkv, w->attention, w->gate_up, w->mlp, w->out, w->last, w->logits}) {
+    for (Rows rows :
+         {w->x, w->normed, w->qkv, w->attention, w->gate_up, w->mlp, w->out, w->last, w->logits}) {
       for (size_t r = 0; r < rows.count; ++r) std::fill_n(rows.row(r), rows.width, NAN);
     }
     m->give_workspace(std::move(w));

@@ -12,9 +12,7 @@ namespace {
 
 using stet_test::error_of;
 
-stet::JsonReader parse(const std::string& text) {
-  return stet::parse_json(text, "config.json");
-}
+stet::JsonReader parse(const std::string& text) { return stet::parse_json(text, "config.json"); }
 
 std::string refusal(const std::string& text) {
   const std::string error = error_of([&] { parse(text); });

@@ -1,4 +1,5 @@
-// Every kernel of every instruction set: the bits of the contract, nothing touched outside the operands.
+// Every kernel of every instruction set: the bits of the contract, nothing touched outside the
+// operands.
 #include <numeric>
 
 #include "kernel_support.hpp"
@@ -6,14 +7,17 @@
 namespace stet::test {
 namespace {
 
-constexpr size_t kLengths[] = {1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000};
+constexpr size_t kLengths[] = {1,  2,  7,  15, 16,  17,  31,  32,  33,  47,  48,
+                               49, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000};
 
-INSTANTIATE_TEST_SUITE_P(Kernels, EachIsa, testing::ValuesIn(isa_names()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Kernels, EachIsa, testing::ValuesIn(isa_names()),
+                         [](const auto& info) { return info.param; });
 
 // ---------------------------------------------------------------- choice of the table
 
 TEST(Isa, UnknownNamesGiveNothing) {
-  for (const char* name : {"", "AVX2", "avx", "avx2 ", "avx5120", "sse", "neon"}) EXPECT_EQ(find_kernels(name), nullptr) << name;
+  for (const char* name : {"", "AVX2", "avx", "avx2 ", "avx5120", "sse", "neon"})
+    EXPECT_EQ(find_kernels(name), nullptr) << name;
 }
 
 TEST(Isa, AForcedTableIsTheOneAskedFor) {
@@ -27,11 +31,13 @@ TEST(Isa, AForcedTableIsTheOneAskedFor) {
     EXPECT_EQ(k->name, name);
   }
   for (const char* name : {"portable", "avx2", "avx512", "avx512bf16"}) {
-    EXPECT_EQ(find_kernels(name) != nullptr, std::count(names.begin(), names.end(), name) == 1) << name;
+    EXPECT_EQ(find_kernels(name) != nullptr, std::count(names.begin(), names.end(), name) == 1)
+        << name;
   }
 }
 
-// Identical code folded by a linker, or a table filled from another one, would make the choice an empty one.
+// Identical code folded by a linker, or a table filled from another one, would make the choice an
+// empty one.
 TEST(Isa, TablesShareNoFunction) {
   const std::vector<std::string> names = isa_names();
   for (size_t i = 0; i < names.size(); ++i) {
@@ -79,11 +85,17 @@ struct Weights {
   Fenced<uint16_t> half;
   std::vector<float> worth;
 
-  const void* data() const { return type == WeightType::f32 ? static_cast<const void*>(f32.data()) : half.data(); }
+  const void* data() const {
+    return type == WeightType::f32 ? static_cast<const void*>(f32.data()) : half.data();
+  }
 
   Weights(WeightType t, size_t n, size_t columns, uint64_t seed, Fill fill)
-      : type(t), blocks(n), k(columns), f32(t == WeightType::f32 ? n * columns * 16 : 0),
-        half(t == WeightType::f32 ? 0 : n * columns * 16), worth(n * columns * 16) {
+      : type(t),
+        blocks(n),
+        k(columns),
+        f32(t == WeightType::f32 ? n * columns * 16 : 0),
+        half(t == WeightType::f32 ? 0 : n * columns * 16),
+        worth(n * columns * 16) {
     Stream s(seed);
     for (size_t row = 0; row < 16 * blocks; ++row) {
       for (size_t i = 0; i < k; ++i) {
@@ -96,10 +108,12 @@ struct Weights {
         }
         uint16_t bits = static_cast<uint16_t>(s.next());
         if (fill != Fill::special) {  // an exponent in the middle of the range
-          const uint32_t sign = bits & 0x8000u, fraction = bits & (type == WeightType::bf16 ? 0x7Fu : 0x3FFu);
+          const uint32_t sign = bits & 0x8000u,
+                         fraction = bits & (type == WeightType::bf16 ? 0x7Fu : 0x3FFu);
           const uint32_t exponent = static_cast<uint32_t>(s.next() % 20);
-          bits = static_cast<uint16_t>(sign | fraction |
-                                       (type == WeightType::bf16 ? (exponent + 117) << 7 : (exponent + 5) << 10));
+          bits = static_cast<uint16_t>(
+              sign | fraction |
+              (type == WeightType::bf16 ? (exponent + 117) << 7 : (exponent + 5) << 10));
         }
         value = static_cast<float>(type == WeightType::bf16 ? exact_bf16(bits) : exact_f16(bits));
         half[block + i / 2 * 32 + lane * 2 + i % 2] = bits;
@@ -127,11 +141,14 @@ TEST_P(EachIsa, MatrixVectorIsOneChainPerOutput) {
           const Fenced<float> x(numbers(kGemvRows * ldx, depth, depth <= 4 ? fill : Fill::wide));
           for (size_t rows = 1; rows <= kGemvRows; ++rows) {
             const Fenced<float> y(rows * ldy);
-            k.gemv[static_cast<int>(type)](w.data(), blocks, depth, x.data(), ldx, y.data(), ldy, static_cast<int>(rows));
+            k.gemv[static_cast<int>(type)](w.data(), blocks, depth, x.data(), ldx, y.data(), ldy,
+                                           static_cast<int>(rows));
             for (size_t r = 0; r < rows; ++r) {
               ASSERT_TRUE(equal_bits(y.span().subspan(r * ldy, width), w.times(x.data() + r * ldx)))
-                  << "type " << static_cast<int>(type) << ", blocks " << blocks << ", k " << depth << ", row " << r << " of " << rows;
-              for (size_t i = width; i < ldy; ++i) ASSERT_EQ(bits_of(y[r * ldy + i]), 0xFFFFFFFFu) << "written past the row";
+                  << "type " << static_cast<int>(type) << ", blocks " << blocks << ", k " << depth
+                  << ", row " << r << " of " << rows;
+              for (size_t i = width; i < ldy; ++i)
+                ASSERT_EQ(bits_of(y[r * ldy + i]), 0xFFFFFFFFu) << "written past the row";
             }
             ASSERT_TRUE(y.untouched());
           }
@@ -170,7 +187,8 @@ TEST_P(EachIsa, MatrixVectorHonoursDenormals) {
   EXPECT_TRUE(equal_bits(y.span(), w.times(x.data())));
 }
 
-// Four products whose chain comes out differently in each of the other 23 orders; the kernels must know theirs.
+// Four products whose chain comes out differently in each of the other 23 orders; the kernels must
+// know theirs.
 TEST_P(EachIsa, ChainOrderIsOddThenEven) {
   const auto chain = [](const float* w, const float* x, const std::vector<int>& order) {
     float acc = 0;
@@ -181,13 +199,15 @@ TEST_P(EachIsa, ChainOrderIsOddThenEven) {
   int cases = 0;
   for (uint64_t seed = 0; seed < 20000 && cases < 5; ++seed) {
     std::vector<float> w = numbers(4, 2 * seed), x = numbers(4, 2 * seed + 1);
-    const double rest = static_cast<double>(w[0]) * x[0] + static_cast<double>(w[1]) * x[1] + static_cast<double>(w[3]) * x[3];
+    const double rest = static_cast<double>(w[0]) * x[0] + static_cast<double>(w[1]) * x[1] +
+                        static_cast<double>(w[3]) * x[3];
     x[2] = static_cast<float>(-rest / w[2]);  // the sum cancels: what is left is the rounding
     const float expected = chain(w.data(), x.data(), documented);
     std::vector<int> order = {0, 1, 2, 3};
     bool unique = true;
     do {
-      unique = unique && (order == documented || bits_of(chain(w.data(), x.data(), order)) != bits_of(expected));
+      unique = unique && (order == documented ||
+                          bits_of(chain(w.data(), x.data(), order)) != bits_of(expected));
     } while (std::next_permutation(order.begin(), order.end()));
     if (!unique) continue;
     ++cases;
@@ -216,13 +236,15 @@ TEST_P(EachIsa, MatrixVectorIsWithinTheDerivedBound) {
       const Fenced<float> x(numbers(depth, 9, Fill::wide)), y(32);
       k.gemv[static_cast<int>(type)](w.data(), 2, depth, x.data(), 0, y.data(), 0, 1);
       for (size_t row = 0; row < 32; ++row) {
-        double sum = 0, size = 0;  // products are exact in float64, sums within depth * 2^-53 of size
+        double sum = 0,
+               size = 0;  // products are exact in float64, sums within depth * 2^-53 of size
         for (size_t i = 0; i < depth; ++i) {
           const double product = static_cast<double>(w.worth[row * depth + i]) * x[i];
           sum += product;
           size += std::fabs(product);
         }
-        const double bound = (gamma(static_cast<double>(depth)) + static_cast<double>(depth) * 0x1p-53) * size;
+        const double bound =
+            (gamma(static_cast<double>(depth)) + static_cast<double>(depth) * 0x1p-53) * size;
         ASSERT_LE(std::fabs(y[row] - sum), bound) << "row " << row << ", k " << depth;
       }
     }
@@ -239,7 +261,8 @@ TEST_P(EachIsa, PanelsAndPackedRowsAreInChainOrder) {
       k.widen_panel[static_cast<int>(type)](w.data(), blocks, depth, k0, kc, panel.data());
       for (size_t i = 0; i < panel.size(); ++i) {
         const size_t column = i % 64;
-        const float expected = column < 16 * blocks ? w.worth[column * depth + k0 + ((i / 64) ^ 1)] : kNan;
+        const float expected =
+            column < 16 * blocks ? w.worth[column * depth + k0 + ((i / 64) ^ 1)] : kNan;
         ASSERT_TRUE(same_bits(panel[i], expected)) << i;
       }
       ASSERT_TRUE(panel.untouched());
@@ -252,14 +275,16 @@ TEST_P(EachIsa, PanelsAndPackedRowsAreInChainOrder) {
     k.pack_rows(x.data(), ldx, rows, kc, packed.data());
     for (size_t i = 0; i < packed.size(); ++i) {
       const size_t row = i % kTileRows, at = (i / kTileRows) ^ 1;
-      ASSERT_EQ(bits_of(packed[i]), bits_of(row < static_cast<size_t>(rows) ? x[row * ldx + at] : 0.0f)) << i;
+      ASSERT_EQ(bits_of(packed[i]),
+                bits_of(row < static_cast<size_t>(rows) ? x[row * ldx + at] : 0.0f))
+          << i;
     }
     ASSERT_TRUE(packed.untouched());
   }
 }
 
-// The matrix-matrix tile, in one go and continued in the middle of the chain, against the matrix-vector product. What it is told to
-// fetch meanwhile, memory or not, changes nothing.
+// The matrix-matrix tile, in one go and continued in the middle of the chain, against the
+// matrix-vector product. What it is told to fetch meanwhile, memory or not, changes nothing.
 TEST_P(EachIsa, TileGivesTheBitsOfMatrixVector) {
   for (WeightType type : kTypes) {
     for (size_t depth : {2, 6, 16, 66, 130}) {
@@ -268,22 +293,26 @@ TEST_P(EachIsa, TileGivesTheBitsOfMatrixVector) {
           const Weights w(type, blocks, depth, depth + blocks, Fill::wide);
           const Fenced<float> x(numbers(static_cast<size_t>(rows) * depth, 11, Fill::wide));
           const size_t width = 16 * blocks, ld = width + 3, cut = depth / 4 * 2;
-          const Fenced<float> panel(depth * 64), packed(depth * kTileRows), y(static_cast<size_t>(rows) * ld),
-              halves(static_cast<size_t>(rows) * ld);
+          const Fenced<float> panel(depth * 64), packed(depth * kTileRows),
+              y(static_cast<size_t>(rows) * ld), halves(static_cast<size_t>(rows) * ld);
           k.widen_panel[static_cast<int>(type)](w.data(), blocks, depth, 0, depth, panel.data());
           k.pack_rows(x.data(), depth, rows, depth, packed.data());
-          k.tile(packed.data(), panel.data(), depth, {nullptr, 0, y.data(), ld, rows, static_cast<int>(blocks)});
+          k.tile(packed.data(), panel.data(), depth,
+                 {nullptr, 0, y.data(), ld, rows, static_cast<int>(blocks)});
           const Fetch next = {packed.data(), depth * 40, size_t{1} << 40, blocks};
-          k.tile(packed.data(), panel.data(), cut, {nullptr, 0, halves.data(), ld, rows, static_cast<int>(blocks), next});
+          k.tile(packed.data(), panel.data(), cut,
+                 {nullptr, 0, halves.data(), ld, rows, static_cast<int>(blocks), next});
           k.tile(packed.data() + cut * kTileRows, panel.data() + cut * 64, depth - cut,
                  {halves.data(), ld, halves.data(), ld, rows, static_cast<int>(blocks)});
           for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
             const Fenced<float> vector(width);
-            k.gemv[static_cast<int>(type)](w.data(), blocks, depth, x.data() + r * depth, 0, vector.data(), 0, 1);
+            k.gemv[static_cast<int>(type)](w.data(), blocks, depth, x.data() + r * depth, 0,
+                                           vector.data(), 0, 1);
             ASSERT_TRUE(equal_bits(y.span().subspan(r * ld, width), vector.span()))
                 << "row " << r << " of " << rows << ", k " << depth << ", blocks " << blocks;
             ASSERT_TRUE(equal_bits(vector.span(), w.times(x.data() + r * depth)));
-            for (size_t i = width; i < ld; ++i) ASSERT_EQ(bits_of(y[r * ld + i]), 0xFFFFFFFFu) << "written past the row";
+            for (size_t i = width; i < ld; ++i)
+              ASSERT_EQ(bits_of(y[r * ld + i]), 0xFFFFFFFFu) << "written past the row";
           }
           ASSERT_TRUE(equal_bits(halves.span(), y.span()));
           ASSERT_TRUE(y.untouched() && halves.untouched());
@@ -293,7 +322,8 @@ TEST_P(EachIsa, TileGivesTheBitsOfMatrixVector) {
   }
 }
 
-// ---------------------------------------------------------------- linear layers of the contract bf16
+// ---------------------------------------------------------------- linear layers of the contract
+// bf16
 
 // Packed bfloat16 weights from their bits, [16 * blocks][k].
 struct PairWeights {
@@ -302,7 +332,8 @@ struct PairWeights {
   std::vector<float> worth;
 
   template <class Bits>
-  PairWeights(size_t n, size_t columns, Bits bits) : blocks(n), k(columns), packed(16 * n * columns), worth(16 * n * columns) {
+  PairWeights(size_t n, size_t columns, Bits bits)
+      : blocks(n), k(columns), packed(16 * n * columns), worth(16 * n * columns) {
     for (size_t row = 0; row < 16 * blocks; ++row) {
       for (size_t i = 0; i < k; ++i) {
         const uint16_t b = bits();
@@ -313,7 +344,8 @@ struct PairWeights {
   }
   std::vector<float> times(const float* x) const {
     std::vector<float> y(16 * blocks);
-    for (size_t row = 0; row < y.size(); ++row) y[row] = plain_dot_pairs(worth.data() + row * k, x, k);
+    for (size_t row = 0; row < y.size(); ++row)
+      y[row] = plain_dot_pairs(worth.data() + row * k, x, k);
     return y;
   }
 };
@@ -321,22 +353,27 @@ struct PairWeights {
 // A float32 of random sign and fraction, its exponent within `spread` of 2^middle.
 float near(Stream& s, int middle, int spread) {
   const uint64_t random = s.next();
-  const int exponent = middle + static_cast<int>(random % static_cast<uint64_t>(2 * spread + 1)) - spread;
-  const uint32_t biased = static_cast<uint32_t>(std::clamp(exponent + 127, 0, 254));  // 0: a denormal
+  const int exponent =
+      middle + static_cast<int>(random % static_cast<uint64_t>(2 * spread + 1)) - spread;
+  const uint32_t biased =
+      static_cast<uint32_t>(std::clamp(exponent + 127, 0, 254));  // 0: a denormal
   return float_of(static_cast<uint32_t>(random >> 32 & 0x807FFFFFu) | biased << 23);
 }
 uint16_t high_half(float x) { return static_cast<uint16_t>(bits_of(x) >> 16); }
 
 // The same alone and as the last of several rows, behind others.
-std::vector<float> product_of_pairs(const Kernels& k, const PairWeights& w, const std::vector<float>& values) {
+std::vector<float> product_of_pairs(const Kernels& k, const PairWeights& w,
+                                    const std::vector<float>& values) {
   const size_t ldx = w.k / 2 + 1, width = 16 * w.blocks, ldy = width + 16;
   const std::vector<float> others(values.rbegin(), values.rend());
   std::vector<float> alone;
   for (size_t rows = 1; rows <= kGemvRows; ++rows) {
     const Fenced<float> y(rows * ldy);
     const Fenced<uint32_t> pairs(rows * ldx);
-    for (size_t r = 0; r < rows; ++r) k.round_pairs((r + 1 == rows ? values : others).data(), w.k, pairs.data() + r * ldx);
-    k.gemv_pairs(w.packed.data(), w.blocks, w.k, pairs.data(), ldx, y.data(), ldy, static_cast<int>(rows));
+    for (size_t r = 0; r < rows; ++r)
+      k.round_pairs((r + 1 == rows ? values : others).data(), w.k, pairs.data() + r * ldx);
+    k.gemv_pairs(w.packed.data(), w.blocks, w.k, pairs.data(), ldx, y.data(), ldy,
+                 static_cast<int>(rows));
     EXPECT_TRUE(y.untouched() && pairs.untouched());
     const std::span<const float> last = y.span().subspan((rows - 1) * ldy, width);
     if (rows == 1) alone.assign(last.begin(), last.end());
@@ -349,14 +386,16 @@ std::vector<float> product_of_pairs(const Kernels& k, const PairWeights& w, cons
 TEST_P(EachIsa, PairsAreRoundedToNearestEven) {
   std::vector<float> values;
   for (uint32_t high = 0; high < 0x10000; ++high) {
-    for (uint32_t low : {0x0000u, 0x0001u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu}) values.push_back(float_of(high << 16 | low));
+    for (uint32_t low : {0x0000u, 0x0001u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu})
+      values.push_back(float_of(high << 16 | low));
   }
   const Fenced<float> x(values);
   const Fenced<uint32_t> pairs(values.size() / 2);
   k.round_pairs(x.data(), values.size(), pairs.data());
   for (size_t i = 0; i < values.size(); ++i) {
     const uint32_t got = (i % 2 == 0 ? pairs[i / 2] << 16 : pairs[i / 2] & 0xFFFF0000u);
-    ASSERT_TRUE(same_bits(float_of(got), float_of(static_cast<uint32_t>(plain_bf16(values[i])) << 16)))
+    ASSERT_TRUE(
+        same_bits(float_of(got), float_of(static_cast<uint32_t>(plain_bf16(values[i])) << 16)))
         << std::hex << bits_of(values[i]) << " gave " << got;
   }
   for (size_t n : {2, 6, 30, 34, 66}) {
@@ -366,7 +405,9 @@ TEST_P(EachIsa, PairsAreRoundedToNearestEven) {
     ASSERT_TRUE(out.untouched());
     for (size_t i = 0; i < n; ++i) {
       const uint32_t half = out[i / 2] >> (i % 2 * 16) & 0xFFFFu;
-      ASSERT_TRUE(same_bits(float_of(half << 16), float_of(static_cast<uint32_t>(plain_bf16(some[i])) << 16))) << i;
+      ASSERT_TRUE(same_bits(float_of(half << 16),
+                            float_of(static_cast<uint32_t>(plain_bf16(some[i])) << 16)))
+          << i;
     }
   }
 }
@@ -377,10 +418,13 @@ TEST_P(EachIsa, PairsMatrixVectorIsOneChainPerOutput) {
       Stream s(depth * 31 + blocks);
       const PairWeights ordinary(blocks, depth, [&] { return high_half(s.wide()); });
       const std::vector<float> x = numbers(depth, depth, Fill::wide);
-      ASSERT_TRUE(equal_bits(product_of_pairs(k, ordinary, x), ordinary.times(x.data()))) << blocks << " blocks, k " << depth;
+      ASSERT_TRUE(equal_bits(product_of_pairs(k, ordinary, x), ordinary.times(x.data())))
+          << blocks << " blocks, k " << depth;
       const PairWeights any(blocks, depth, [&] { return static_cast<uint16_t>(s.next()); });
-      const std::vector<float> special = numbers(depth, depth, depth <= 4 ? Fill::special : Fill::wide);
-      ASSERT_TRUE(equal_bits(product_of_pairs(k, any, special), any.times(special.data()))) << blocks << " blocks, k " << depth;
+      const std::vector<float> special =
+          numbers(depth, depth, depth <= 4 ? Fill::special : Fill::wide);
+      ASSERT_TRUE(equal_bits(product_of_pairs(k, any, special), any.times(special.data())))
+          << blocks << " blocks, k " << depth;
     }
   }
 }
@@ -389,29 +433,33 @@ TEST_P(EachIsa, PairsWithOneSpecialInput) {
   Stream s(5);
   const size_t depth = 34;
   const PairWeights w(3, depth, [&] { return high_half(s.wide()); });
-  for (float special : {kInf, -kInf, kNan, 0x1p-149f, -0x1.fffffcp-127f, -0.0f, 0x1.fffffep127f, 0x1.fep127f}) {
+  for (float special :
+       {kInf, -kInf, kNan, 0x1p-149f, -0x1.fffffcp-127f, -0.0f, 0x1.fffffep127f, 0x1.fep127f}) {
     for (size_t at = 0; at < depth; ++at) {
       std::vector<float> x = numbers(depth, 77);
       x[at] = special;
-      ASSERT_TRUE(equal_bits(product_of_pairs(k, w, x), w.times(x.data()))) << special << " at " << at;
+      ASSERT_TRUE(equal_bits(product_of_pairs(k, w, x), w.times(x.data())))
+          << special << " at " << at;
     }
   }
 }
 
-// Chains that stay around 2^-126: sums that cancel, that are flushed, that round up to the least normal number. In many of
-// them flushing changes the result.
+// Chains that stay around 2^-126: sums that cancel, that are flushed, that round up to the least
+// normal number. In many of them flushing changes the result.
 TEST_P(EachIsa, PairsFlushDenormals) {
   Stream s(1);
   size_t changed = 0;
   for (int round = 0; round < 400; ++round) {
-    const int middle = static_cast<int>(s.next() % 100) - 110, spread = 1 + static_cast<int>(s.next() % 8);
+    const int middle = static_cast<int>(s.next() % 100) - 110,
+              spread = 1 + static_cast<int>(s.next() % 8);
     const PairWeights w(4, 6, [&] { return high_half(near(s, middle, spread)); });
     std::vector<float> x(6);
     for (float& value : x) value = near(s, -126 - middle, spread);
     const std::vector<float> got = product_of_pairs(k, w, x);
     ASSERT_TRUE(equal_bits(got, w.times(x.data()))) << "round " << round;
     for (float& value : x) value = static_cast<float>(exact_bf16(plain_bf16(value)));
-    for (size_t row = 0; row < got.size(); ++row) changed += !same_bits(got[row], plain_dot(w.worth.data() + row * 6, x.data(), 6));
+    for (size_t row = 0; row < got.size(); ++row)
+      changed += !same_bits(got[row], plain_dot(w.worth.data() + row * 6, x.data(), 6));
   }
   EXPECT_GT(changed, 5000u);  // of 25600
 }
@@ -424,25 +472,27 @@ TEST_P(EachIsa, PairsAtTheEdges) {
   constexpr float kLeast = 0x1p-126f;
   const Case cases[] = {
       {0x1p-63f, 0x1p-63f, 0, 0, kLeast},
-      {0x1p-63f, 0x1p-64f, 0, 0, 0},                            // a result is flushed
-      {-0x1p-63f, 0x1p-64f, -0.0f, 1, -0.0f},                   // to a zero of its sign
-      {0x1p-63f, 0x1p-64f, 0x1p-63f, 0x1p-64f, 0},              // and stays lost
-      {0x1p-130f, 0x1p100f, 0, 0, 0},                           // a denormal weight is zero
-      {0x1p100f, 0x1p-130f, 0, 0, 0},                           // and so is a denormal input
-      {0x1p-130f, kInf, 0, 0, kNan},                            // 0 * inf
-      {0x1p-63f, 0x1p-63f, -0x1p-75f, 0x1p-76f, kLeast},        // 2^-126 - 2^-151: a tie, up to even
-      {0x1p-63f, 0x1p-63f, -0x1p-80f, 0x1p-120f, kLeast},       // tiny before rounding only
-      {0x1p-63f, 0x1p-63f, -0x1.02p-75f, 0x1p-76f, 0},          // tiny after rounding, though denormals would round it up
+      {0x1p-63f, 0x1p-64f, 0, 0, 0},                       // a result is flushed
+      {-0x1p-63f, 0x1p-64f, -0.0f, 1, -0.0f},              // to a zero of its sign
+      {0x1p-63f, 0x1p-64f, 0x1p-63f, 0x1p-64f, 0},         // and stays lost
+      {0x1p-130f, 0x1p100f, 0, 0, 0},                      // a denormal weight is zero
+      {0x1p100f, 0x1p-130f, 0, 0, 0},                      // and so is a denormal input
+      {0x1p-130f, kInf, 0, 0, kNan},                       // 0 * inf
+      {0x1p-63f, 0x1p-63f, -0x1p-75f, 0x1p-76f, kLeast},   // 2^-126 - 2^-151: a tie, up to even
+      {0x1p-63f, 0x1p-63f, -0x1p-80f, 0x1p-120f, kLeast},  // tiny before rounding only
+      {0x1p-63f, 0x1p-63f, -0x1.02p-75f, 0x1p-76f,
+       0},  // tiny after rounding, though denormals would round it up
       {-0x1p-63f, 0x1p-63f, 0x1.02p-75f, 0x1p-76f, -0.0f},
       {-0x1p-63f, 0x1p-63f, 0x1p-75f, 0x1p-76f, -kLeast},
-      {1, kLeast, -0x1.02p-25f, kLeast, 0},                     // whichever factor is the small one
+      {1, kLeast, -0x1.02p-25f, kLeast, 0},  // whichever factor is the small one
       {1, kLeast, -kLeast, 0x1.02p-25f, 0},
-      {0x1p-50f, 0x1.8p-76f, -0x1p-63f, 0x1p-63f, 0},           // cancellation below the least normal number
-      {1, 1, -1, 1, 0},                                         // to +0
+      {0x1p-50f, 0x1.8p-76f, -0x1p-63f, 0x1p-63f, 0},  // cancellation below the least normal number
+      {1, 1, -1, 1, 0},                                // to +0
       {0x1p100f, 0x1p100f, 1, 1, kInf},
-      {0x1p100f, 0x1p100f, -0x1p100f, 0x1p100f, kInf},          // the second product is finite: it is not rounded
+      {0x1p100f, 0x1p100f, -0x1p100f, 0x1p100f,
+       kInf},  // the second product is finite: it is not rounded
       {kInf, 1, -1, kInf, kNan},
-      {1, 1, 0x1p-12f, 0x1p-12f, 1},                            // a tie between 1 and its successor
+      {1, 1, 0x1p-12f, 0x1p-12f, 1},  // a tie between 1 and its successor
       {1.0078125f, 1.0078125f, 0x1p-12f, 0x1p-12f, 0x1.0404p+0f + 0x1p-24f},
   };
   for (const Case& c : cases) {
@@ -467,45 +517,57 @@ TEST_P(EachIsa, PairsLeaveTheFloatEnvironmentAlone) {
   EXPECT_NE(half, 0.0f);
 }
 
-// The tile, on weights in place and rows packed, in one go and continued in the middle of the chain.
+// The tile, on weights in place and rows packed, in one go and continued in the middle of the
+// chain.
 TEST_P(EachIsa, PairsTileGivesTheBitsOfMatrixVector) {
   for (size_t depth : {2, 6, 16, 66, 260, 514}) {
     for (size_t blocks : {1, 2, 3, 4}) {
       for (int rows = 1; rows <= kTileRows; ++rows) {
         Stream s(depth + blocks);
         const bool tiny = depth == 66;
-        const PairWeights w(blocks, depth, [&] { return high_half(tiny ? near(s, -63, 9) : s.wide()); });
+        const PairWeights w(blocks, depth,
+                            [&] { return high_half(tiny ? near(s, -63, 9) : s.wide()); });
         const size_t ldx = depth + 3, width = 16 * blocks, ld = width + 3, cut = depth / 4 * 2;
-        const Fenced<float> x((static_cast<size_t>(rows) - 1) * ldx + depth), y(static_cast<size_t>(rows) * ld),
-            halves(static_cast<size_t>(rows) * ld);
+        const Fenced<float> x((static_cast<size_t>(rows) - 1) * ldx + depth),
+            y(static_cast<size_t>(rows) * ld), halves(static_cast<size_t>(rows) * ld);
         for (size_t i = 0; i < x.size(); ++i) x[i] = tiny ? near(s, -63, 9) : s.wide();
         const Fenced<uint32_t> packed(depth / 2 * kTileRows);
         k.pack_pairs(x.data(), ldx, rows, depth, packed.data());
         for (size_t i = 0; i < packed.size(); ++i) {
           const size_t row = i % kTileRows, at = i / kTileRows * 2;
           const float* from = x.data() + row * ldx + at;
-          const uint32_t expected = row < static_cast<size_t>(rows) ? plain_bf16(from[0]) | static_cast<uint32_t>(plain_bf16(from[1])) << 16 : 0;
+          const uint32_t expected =
+              row < static_cast<size_t>(rows)
+                  ? plain_bf16(from[0]) | static_cast<uint32_t>(plain_bf16(from[1])) << 16
+                  : 0;
           ASSERT_EQ(packed[i], expected) << i;
         }
         const int vectors = static_cast<int>(blocks);
-        k.tile_pairs(packed.data(), w.packed.data(), depth, depth, {nullptr, 0, y.data(), ld, rows, vectors});
+        k.tile_pairs(packed.data(), w.packed.data(), depth, depth,
+                     {nullptr, 0, y.data(), ld, rows, vectors});
         const Fetch next = {packed.data(), depth * 40, size_t{1} << 40, blocks};
-        k.tile_pairs(packed.data(), w.packed.data(), depth, cut, {nullptr, 0, halves.data(), ld, rows, vectors, next});
-        k.tile_pairs(packed.data() + cut / 2 * kTileRows, w.packed.data() + cut * kLanes, depth, depth - cut,
-                     {halves.data(), ld, halves.data(), ld, rows, vectors});
+        k.tile_pairs(packed.data(), w.packed.data(), depth, cut,
+                     {nullptr, 0, halves.data(), ld, rows, vectors, next});
+        k.tile_pairs(packed.data() + cut / 2 * kTileRows, w.packed.data() + cut * kLanes, depth,
+                     depth - cut, {halves.data(), ld, halves.data(), ld, rows, vectors});
         for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
           const std::vector<float> row(x.data() + r * ldx, x.data() + r * ldx + depth);
-          ASSERT_TRUE(equal_bits(y.span().subspan(r * ld, width), w.times(row.data()))) << "row " << r << ", k " << depth;
+          ASSERT_TRUE(equal_bits(y.span().subspan(r * ld, width), w.times(row.data())))
+              << "row " << r << ", k " << depth;
           ASSERT_TRUE(equal_bits(y.span().subspan(r * ld, width), product_of_pairs(k, w, row)));
-          for (size_t i = width; i < ld; ++i) ASSERT_EQ(bits_of(y[r * ld + i]), 0xFFFFFFFFu) << "written past the row";
+          for (size_t i = width; i < ld; ++i)
+            ASSERT_EQ(bits_of(y[r * ld + i]), 0xFFFFFFFFu) << "written past the row";
         }
         ASSERT_TRUE(equal_bits(halves.span(), y.span()));
         ASSERT_TRUE(y.untouched() && halves.untouched() && packed.untouched());
         if (k.tile_flushed == nullptr) continue;
-        const Fenced<float> wide(depth * kTileRows), panel(depth * kPanel), again(static_cast<size_t>(rows) * ld);
+        const Fenced<float> wide(depth * kTileRows), panel(depth * kPanel),
+            again(static_cast<size_t>(rows) * ld);
         k.pack_rounded(x.data(), ldx, rows, depth, wide.data());
-        k.widen_panel[static_cast<int>(WeightType::bf16)](w.packed.data(), blocks, depth, 0, depth, panel.data());
-        k.tile_flushed(wide.data(), panel.data(), cut, {nullptr, 0, again.data(), ld, rows, vectors});
+        k.widen_panel[static_cast<int>(WeightType::bf16)](w.packed.data(), blocks, depth, 0, depth,
+                                                          panel.data());
+        k.tile_flushed(wide.data(), panel.data(), cut,
+                       {nullptr, 0, again.data(), ld, rows, vectors});
         k.tile_flushed(wide.data() + cut * kTileRows, panel.data() + cut * kPanel, depth - cut,
                        {again.data(), ld, again.data(), ld, rows, vectors});
         ASSERT_TRUE(equal_bits(again.span(), y.span()));
@@ -517,7 +579,8 @@ TEST_P(EachIsa, PairsTileGivesTheBitsOfMatrixVector) {
 
 // ---------------------------------------------------------------- elementwise
 
-// Runs `kernel(inputs…, y, n)` at every length on fenced memory, and checks each element against `plain`.
+// Runs `kernel(inputs…, y, n)` at every length on fenced memory, and checks each element against
+// `plain`.
 template <class Run, class Plain>
 void check_elementwise(Run run, Plain plain) {
   for (size_t n : kLengths) {
@@ -546,8 +609,9 @@ TEST_P(EachIsa, AddScaleDivide) {
           k.scale(y, factor, n);
         },
         [&](float a, float) { return a * factor; });
-    check_elementwise([&](const float* a, const float*, float* y, size_t n) { k.divide(a, factor, y, n); },
-                      [&](float a, float) { return a / factor; });
+    check_elementwise(
+        [&](const float* a, const float*, float* y, size_t n) { k.divide(a, factor, y, n); },
+        [&](float a, float) { return a / factor; });
   }
 }
 
@@ -559,14 +623,16 @@ TEST_P(EachIsa, ExpAndTanhDoNotDependOnTheLane) {
 }
 
 TEST_P(EachIsa, GatesAreTheirFormulas) {
-  check_elementwise([&](const float* a, const float* b, float* y, size_t n) { k.silu_mul(a, b, y, n); },
-                    [](float g, float u) { return g / (1.0f + contract_exp(0.0f - g)) * u; });
+  check_elementwise(
+      [&](const float* a, const float* b, float* y, size_t n) { k.silu_mul(a, b, y, n); },
+      [](float g, float u) { return g / (1.0f + contract_exp(0.0f - g)) * u; });
   const auto gelu = [](float g) {
     const float inner = 0.7978845608028654f * std::fma(0.044715f, g * g * g, g);
     return 0.5f * g * (1.0f + contract_tanh(inner));
   };
-  check_elementwise([&](const float* a, const float* b, float* y, size_t n) { k.gelu_tanh_mul(a, b, y, n); },
-                    [&](float g, float u) { return gelu(g) * u; });
+  check_elementwise(
+      [&](const float* a, const float* b, float* y, size_t n) { k.gelu_tanh_mul(a, b, y, n); },
+      [&](float g, float u) { return gelu(g) * u; });
   check_elementwise([&](const float* a, const float*, float* y, size_t n) { k.gelu_tanh(a, y, n); },
                     [&](float g, float) { return gelu(g); });
 }
@@ -604,9 +670,10 @@ TEST_P(EachIsa, RmsNormHasSixteenLanesAndATree) {
 // The lanes and the tree, by values that any other grouping would sum differently: 2^24 takes no 1.
 TEST_P(EachIsa, RmsNormSumOrder) {
   std::vector<float> x(32, 1.0f);
-  x[0] = 4096.0f;   // lane 0: 2^24, then + 1 is lost
-  x[8] = 4096.0f;   // joins lane 0 first: 2^25, where lanes 4, 2, 1 and their 1s count from 4 up
-  const float sum = 0x1p25f + 28.0f;  // 2 (lane 4) + 2 (12) = 4; lanes 2, 6, 10, 14: 8; the odd ones: 16
+  x[0] = 4096.0f;  // lane 0: 2^24, then + 1 is lost
+  x[8] = 4096.0f;  // joins lane 0 first: 2^25, where lanes 4, 2, 1 and their 1s count from 4 up
+  const float sum =
+      0x1p25f + 28.0f;  // 2 (lane 4) + 2 (12) = 4; lanes 2, 6, 10, 14: 8; the odd ones: 16
   const Fenced<float> in(x), w(std::vector<float>(32, 1.0f)), y(32);
   k.rms_norm(in.data(), w.data(), 0.0f, y.data(), 32);
   EXPECT_EQ(bits_of(y[1]), bits_of(1.0f / std::sqrt(sum / 32)));
@@ -615,7 +682,8 @@ TEST_P(EachIsa, RmsNormSumOrder) {
 TEST_P(EachIsa, LayerNormHasSixteenLanesAndATree) {
   for (size_t n : kLengths) {
     for (Fill fill : {Fill::real, Fill::wide, Fill::special}) {
-      const std::vector<float> values = numbers(n, n, fill), weights = numbers(n, n + 1), biases = numbers(n, n + 2);
+      const std::vector<float> values = numbers(n, n, fill), weights = numbers(n, n + 1),
+                               biases = numbers(n, n + 2);
       const Fenced<float> x(values), w(weights), b(biases), y(n);
       k.layer_norm(x.data(), w.data(), b.data(), 1e-5f, y.data(), n);
       ASSERT_TRUE(equal_bits(y.span(), plain_layer_norm(values, weights, biases, 1e-5f))) << n;
@@ -626,19 +694,21 @@ TEST_P(EachIsa, LayerNormHasSixteenLanesAndATree) {
   }
 }
 
-// The mean, by values that any other grouping would sum differently: 2^24 takes no 1. Beside so large an eps the
-// variance does not count, and 1 / sqrt(eps) is a power of two.
+// The mean, by values that any other grouping would sum differently: 2^24 takes no 1. Beside so
+// large an eps the variance does not count, and 1 / sqrt(eps) is a power of two.
 TEST_P(EachIsa, LayerNormSumOrder) {
   std::vector<float> x(32, 1.0f);
-  x[0] = x[8] = 0x1p24f;  // as in RmsNormSumOrder: 2^25, where the 1s of the other lanes count from 4 up
+  x[0] = x[8] =
+      0x1p24f;  // as in RmsNormSumOrder: 2^25, where the 1s of the other lanes count from 4 up
   const float mean = (0x1p25f + 28.0f) / 32;
-  const Fenced<float> in(x), w(std::vector<float>(32, 1.0f)), b(std::vector<float>(32, 0.0f)), y(32);
+  const Fenced<float> in(x), w(std::vector<float>(32, 1.0f)), b(std::vector<float>(32, 0.0f)),
+      y(32);
   k.layer_norm(in.data(), w.data(), b.data(), 0x1p100f, y.data(), 32);
   for (size_t i = 0; i < 32; ++i) EXPECT_EQ(bits_of(y[i]), bits_of((x[i] - mean) * 0x1p-50f)) << i;
 }
 
-// Against float64. With `steps` additions in a row, the mean and with it each difference is off by gamma(steps) times
-// the largest |x|; the deviation relatively by as much again.
+// Against float64. With `steps` additions in a row, the mean and with it each difference is off by
+// gamma(steps) times the largest |x|; the deviation relatively by as much again.
 TEST_P(EachIsa, LayerNormIsWithinTheDerivedBound) {
   for (size_t n : {16, 17, 768, 1600}) {
     std::vector<float> x = numbers(n, n);
@@ -648,11 +718,13 @@ TEST_P(EachIsa, LayerNormIsWithinTheDerivedBound) {
     double mean = 0, variance = 0;
     for (float value : x) mean += value / static_cast<double>(n);
     for (float value : x) variance += (value - mean) * (value - mean) / static_cast<double>(n);
-    const double deviation = std::sqrt(variance + static_cast<double>(1e-5f)), steps = static_cast<double>(n) / 16 + 8;
+    const double deviation = std::sqrt(variance + static_cast<double>(1e-5f)),
+                 steps = static_cast<double>(n) / 16 + 8;
     for (size_t i = 0; i < n; ++i) {
       const double exact = (x[i] - mean) / deviation * w[i] + b[i];
       const double relative = gamma(2 * steps) * 1.25 / deviation;  // |x| <= 1.25, |w| and |b| <= 1
-      const double bound = relative * (1 + 2 * std::fabs(x[i] - mean) / deviation) + gamma(8) * (std::fabs(exact) + 1);
+      const double bound = relative * (1 + 2 * std::fabs(x[i] - mean) / deviation) +
+                           gamma(8) * (std::fabs(exact) + 1);
       ASSERT_LE(std::fabs(y[i] - exact), bound) << "n " << n << ", element " << i;
     }
   }
@@ -663,14 +735,16 @@ TEST_P(EachIsa, WideningIsExact) {
   std::vector<uint16_t> all(65536);
   std::iota(all.begin(), all.end(), uint16_t{0});
   for (size_t shift : {0, 1, 7}) {
-    const Fenced<uint16_t> x(std::vector<uint16_t>(all.begin() + static_cast<int64_t>(shift), all.end()));
+    const Fenced<uint16_t> x(
+        std::vector<uint16_t>(all.begin() + static_cast<int64_t>(shift), all.end()));
     const Fenced<float> bf16(x.size()), f16(x.size());
     k.widen[1](x.data(), bf16.data(), x.size());
     k.widen[2](x.data(), f16.data(), x.size());
     for (size_t i = 0; i < x.size(); ++i) {
       ASSERT_EQ(bits_of(bf16[i]), static_cast<uint32_t>(x[i]) << 16);
       const bool nan = (x[i] & 0x7C00) == 0x7C00 && (x[i] & 0x3FF) != 0;
-      const uint32_t quiet = (static_cast<uint32_t>(x[i]) & 0x8000u) << 16 | 0x7FC00000u | (x[i] & 0x3FFu) << 13;
+      const uint32_t quiet =
+          (static_cast<uint32_t>(x[i]) & 0x8000u) << 16 | 0x7FC00000u | (x[i] & 0x3FFu) << 13;
       ASSERT_EQ(bits_of(f16[i]), nan ? quiet : bits_of(static_cast<float>(exact_f16(x[i])))) << i;
     }
     ASSERT_TRUE(bf16.untouched() && f16.untouched());

@@ -158,9 +158,10 @@ TEST(MakeCheckpoint, WritesTheTensorsOfOtherLayouts) {
 
 TEST(MakeCheckpoint, WritesTheTensorsOfGpt2) {
   const ScratchDir dir;
-  const Checkpoint gpt2 = Checkpoint::open(make(dir, R"({"model_type":"gpt2","n_embd":48,"n_layer":2,"n_head":4,
+  const Checkpoint gpt2 =
+      Checkpoint::open(make(dir, R"({"model_type":"gpt2","n_embd":48,"n_layer":2,"n_head":4,
       "n_positions":32,"vocab_size":50,"n_inner":null})",
-                                                "gpt2"));
+                            "gpt2"));
   EXPECT_EQ(gpt2.names().size(), 2u + 2 * 12 + 2);
   gpt2.require("wpe.weight", {32, 48});
   gpt2.require("h.1.attn.c_attn.weight", {48, 144});
@@ -171,8 +172,8 @@ TEST(MakeCheckpoint, WritesTheTensorsOfGpt2) {
 
 // What is made can be loaded, and tokens generated from it, whatever the family.
 TEST(MakeCheckpoint, EveryFamilyRuns) {
-  for (const char* name : {"gpt2-tiny", "gemma-tiny", "gemma2-tiny", "gemma3-tiny", "llama31-tiny", "mistral-tiny",
-                           "qwen2-tiny", "qwen3-tiny"}) {
+  for (const char* name : {"gpt2-tiny", "gemma-tiny", "gemma2-tiny", "gemma3-tiny", "llama31-tiny",
+                           "mistral-tiny", "qwen2-tiny", "qwen3-tiny"}) {
     const ScratchDir dir;
     const std::string config = std::string(STET_ROOT "/tests/data/models/") + name + "/config.json";
     const Result result = run(config + " --layers 2 -o " + dir / "m");
@@ -181,7 +182,9 @@ TEST(MakeCheckpoint, EveryFamilyRuns) {
     EXPECT_EQ(model->config().layers, 2) << name;
     stet::Session session(model);
     session.append(std::vector<int32_t>{2, 77, 31});
-    EXPECT_EQ(stet::generate(session, nullptr, {.max_tokens = 5, .ignore_eos = true}).ids.size(), 5u) << name;
+    EXPECT_EQ(stet::generate(session, nullptr, {.max_tokens = 5, .ignore_eos = true}).ids.size(),
+              5u)
+        << name;
     for (const float logit : session.logits()) ASSERT_TRUE(std::isfinite(logit)) << name;
   }
 }
@@ -329,8 +332,10 @@ TEST(MakeCheckpoint, FailuresAreOneLineAndLeaveNothing) {
   };
   const std::string config = dir / "config.json", out = " -o " + dir / "m";
   expect("gemma9-1b" + out, 2,
-         "SHAPE: expected gemma2-2b, gemma3-270m, gemma3-1b, gemma3-4b, gemma3-12b, gemma3-27b, gpt2, llama2-7b, "
-         "llama3.1-8b, llama3.2-1b, llama3.2-3b, llama3.3-70b, mistral-7b, qwen2.5-0.5b, qwen3-0.6b or the path of "
+         "SHAPE: expected gemma2-2b, gemma3-270m, gemma3-1b, gemma3-4b, gemma3-12b, gemma3-27b, "
+         "gpt2, llama2-7b, "
+         "llama3.1-8b, llama3.2-1b, llama3.2-3b, llama3.3-70b, mistral-7b, qwen2.5-0.5b, "
+         "qwen3-0.6b or the path of "
          "a config.json, found gemma9-1b");
   expect(dir / "none.json" + out, 1,
          dir / "none.json" + ": expected a readable file, found No such file or directory");
@@ -340,7 +345,8 @@ TEST(MakeCheckpoint, FailuresAreOneLineAndLeaveNothing) {
   write_file(config, "{\"model_type\":\"mamba\"}");
   expect(config + out, 1,
          config +
-             ": model_type: expected one of gemma, gemma2, gemma3, gemma3_text, gpt2, llama, mistral, qwen2, "
+             ": model_type: expected one of gemma, gemma2, gemma3, gemma3_text, gpt2, llama, "
+             "mistral, qwen2, "
              "qwen3, found mamba");
   write_file(config,
              "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":80,\"num_hidden_"

@@ -95,7 +95,8 @@ TEST(Math, ExpOfAllIsExpOfEach) {
       if (n == 63) x[40] = std::numeric_limits<double>::quiet_NaN();
       std::vector<double> all = x;
       sm::exp_all(all.data(), n);
-      for (size_t i = 0; i < n; ++i) ASSERT_EQ(std::bit_cast<uint64_t>(all[i]), std::bit_cast<uint64_t>(sm::exp(x[i]))) << x[i];
+      for (size_t i = 0; i < n; ++i)
+        ASSERT_EQ(std::bit_cast<uint64_t>(all[i]), std::bit_cast<uint64_t>(sm::exp(x[i]))) << x[i];
     }
   }
 }

@@ -1,4 +1,5 @@
-// Packed weights byte for byte, conversions over all 16-bit numbers, and linear(): any number of rows, the same bits.
+// Packed weights byte for byte, conversions over all 16-bit numbers, and linear(): any number of
+// rows, the same bits.
 #include "stet/matrix.hpp"
 
 #include <xxhash.h>
@@ -49,8 +50,8 @@ TEST(Packing, Float32Bytes) {
     for (size_t k = 0; k < 3; ++k) expected[(n / 16 * 4 + k) * 16 + n % 16] = w[n * 3 + k];
   }
   EXPECT_EQ(expected[0], 1.0f);
-  EXPECT_EQ(expected[1], 4.0f);       // row 1, column 0
-  EXPECT_EQ(expected[16], 2.0f);      // row 0, column 1
+  EXPECT_EQ(expected[1], 4.0f);        // row 1, column 0
+  EXPECT_EQ(expected[16], 2.0f);       // row 0, column 1
   EXPECT_EQ(expected[64 + 1], 52.0f);  // row 17, column 0
   EXPECT_EQ(std::memcmp(packed_bytes(m), expected.data(), m.bytes()), 0);
 }
@@ -87,8 +88,8 @@ TEST(Packing, SixteenBitBytes) {
 // Parts are stacked without a gap: a block may hold the end of one and the beginning of the next.
 TEST(Packing, PartsAreStacked) {
   const std::vector<float> w = numbers(40 * 7, 1);
-  const Tensor whole(DType::f32, 40, 7, w.data()), a(DType::f32, 5, 7, w.data()), b(DType::f32, 30, 7, w.data() + 35),
-      c(DType::f32, 5, 7, w.data() + 245);
+  const Tensor whole(DType::f32, 40, 7, w.data()), a(DType::f32, 5, 7, w.data()),
+      b(DType::f32, 30, 7, w.data() + 35), c(DType::f32, 5, 7, w.data() + 245);
   const Matrix m({&whole.view}, 7, 1), stacked({&a.view, &b.view, &c.view}, 7, 1);
   ASSERT_EQ(m.bytes(), stacked.bytes());
   EXPECT_EQ(std::memcmp(packed_bytes(m), packed_bytes(stacked), m.bytes()), 0);
@@ -110,7 +111,8 @@ TEST(Packing, DoesNotDependOnThreads) {
 
 // A tensor stored as [columns][rows] packs to the bytes of its transpose.
 TEST(Packing, TransposedTensors) {
-  const std::pair<size_t, size_t> shapes[] = {{1, 1}, {1, 5}, {16, 2}, {17, 3}, {48, 16}, {75, 130}};
+  const std::pair<size_t, size_t> shapes[] = {{1, 1},  {1, 5},   {16, 2},
+                                              {17, 3}, {48, 16}, {75, 130}};
   for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const auto& [rows, columns] : shapes) {
       const size_t size = dtype_size(dtype);
@@ -119,10 +121,12 @@ TEST(Packing, TransposedTensors) {
       for (uint8_t& byte : straight) byte = static_cast<uint8_t>(s.next());
       for (size_t n = 0; n < rows; ++n) {
         for (size_t k = 0; k < columns; ++k) {
-          std::memcpy(turned.data() + (k * rows + n) * size, straight.data() + (n * columns + k) * size, size);
+          std::memcpy(turned.data() + (k * rows + n) * size,
+                      straight.data() + (n * columns + k) * size, size);
         }
       }
-      const Tensor plain(dtype, rows, columns, straight.data()), stored(dtype, columns, rows, turned.data());
+      const Tensor plain(dtype, rows, columns, straight.data()),
+          stored(dtype, columns, rows, turned.data());
       const Matrix expected({&plain.view}, columns, 1);
       for (int threads : {1, 3}) {
         const Matrix m = Matrix::transposed(stored.view, threads);
@@ -130,7 +134,8 @@ TEST(Packing, TransposedTensors) {
         EXPECT_EQ(m.columns(), columns);
         EXPECT_EQ(m.type(), expected.type());
         ASSERT_EQ(m.bytes(), expected.bytes());
-        EXPECT_EQ(std::memcmp(packed_bytes(m), packed_bytes(expected), m.bytes()), 0) << rows << " x " << columns;
+        EXPECT_EQ(std::memcmp(packed_bytes(m), packed_bytes(expected), m.bytes()), 0)
+            << rows << " x " << columns;
       }
     }
   }
@@ -142,8 +147,8 @@ TEST(Packing, GatherReadsRowsBack) {
     std::vector<uint16_t> half(20 * columns);
     for (uint16_t& x : half) x = static_cast<uint16_t>(s.next());
     const std::vector<float> wide = numbers(20 * columns, 3, Fill::special);
-    const Tensor bf16(DType::bf16, 20, columns, half.data()), f16(DType::f16, 20, columns, half.data()),
-        f32(DType::f32, 20, columns, wide.data());
+    const Tensor bf16(DType::bf16, 20, columns, half.data()),
+        f16(DType::f16, 20, columns, half.data()), f32(DType::f32, 20, columns, wide.data());
     const Matrix mb({&bf16.view}, columns, 1), mh({&f16.view}, columns, 1),
         mf({&f32.view}, columns, 1);
     for (size_t row = 0; row < 20; ++row) {
@@ -151,9 +156,11 @@ TEST(Packing, GatherReadsRowsBack) {
       mf.gather(row, out.data());
       ASSERT_EQ(std::memcmp(out.data(), wide.data() + row * columns, columns * 4), 0);
       mb.gather(row, out.data());
-      for (size_t k = 0; k < columns; ++k) ASSERT_TRUE(same_bits(out[k], static_cast<float>(exact_bf16(half[row * columns + k]))));
+      for (size_t k = 0; k < columns; ++k)
+        ASSERT_TRUE(same_bits(out[k], static_cast<float>(exact_bf16(half[row * columns + k]))));
       mh.gather(row, out.data());
-      for (size_t k = 0; k < columns; ++k) ASSERT_TRUE(same_bits(out[k], static_cast<float>(exact_f16(half[row * columns + k]))));
+      for (size_t k = 0; k < columns; ++k)
+        ASSERT_TRUE(same_bits(out[k], static_cast<float>(exact_f16(half[row * columns + k]))));
       ASSERT_TRUE(out.untouched());
     }
   }
@@ -177,7 +184,8 @@ uint16_t nearest(const Format& f, const std::vector<double>& values, float x) {
   const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
   const double magnitude = std::fabs(x);
   if (magnitude >= f.beyond) return static_cast<uint16_t>(sign | f.infinity);
-  const size_t above = static_cast<size_t>(std::upper_bound(values.begin(), values.end(), magnitude) - values.begin());
+  const size_t above = static_cast<size_t>(
+      std::upper_bound(values.begin(), values.end(), magnitude) - values.begin());
   const size_t below = above - 1;
   const double down = magnitude - values[below], up = values[above] - magnitude;
   const bool take_above = up < down || (up == down && above % 2 == 0);
@@ -229,7 +237,9 @@ TEST(Conversions, TiesOfAllNeighbours) {
       ASSERT_EQ(static_cast<double>(middle), (values[i] + values[i + 1]) / 2);
       const uint16_t low = static_cast<uint16_t>(i), high = static_cast<uint16_t>(i + 1);
       for (uint32_t sign : {0u, 0x80000000u}) {
-        const auto rounded = [&](float x) { return f.round(float_of(bits_of(x) | sign)) ^ sign >> 16; };
+        const auto rounded = [&](float x) {
+          return f.round(float_of(bits_of(x) | sign)) ^ sign >> 16;
+        };
         ASSERT_EQ(rounded(middle), i % 2 == 0 ? low : high) << f.name << " " << i;
         ASSERT_EQ(rounded(std::nextafter(middle, 0.0f)), low) << f.name << " " << i;
         ASSERT_EQ(rounded(std::nextafter(middle, kInf)), high) << f.name << " " << i;
@@ -272,19 +282,24 @@ struct Layer {
   std::vector<float> worth;
   Matrix matrix;
 
-  Layer(DType dtype, size_t n, size_t k) : outputs(n), inputs(k), worth(numbers(n * k, n + k, Fill::wide)) {
+  Layer(DType dtype, size_t n, size_t k)
+      : outputs(n), inputs(k), worth(numbers(n * k, n + k, Fill::wide)) {
     std::vector<uint16_t> half(n * k);
     for (size_t i = 0; i < half.size() && dtype != DType::f32; ++i) {
       half[i] = dtype == DType::bf16 ? round_bf16(worth[i]) : round_f16(worth[i]);
       worth[i] = dtype == DType::bf16 ? widen_bf16(half[i]) : widen_f16(half[i]);
     }
-    const Tensor t(dtype, n, k, dtype == DType::f32 ? static_cast<const void*>(worth.data()) : half.data());
+    const Tensor t(dtype, n, k,
+                   dtype == DType::f32 ? static_cast<const void*>(worth.data()) : half.data());
     matrix = Matrix({&t.view}, k, 1);
   }
-  float plain(const float* x, size_t row, Contract contract = Contract::f32) const {  // x padded with a zero
-    std::vector<float> w(worth.begin() + static_cast<int64_t>(row * inputs), worth.begin() + static_cast<int64_t>((row + 1) * inputs));
+  float plain(const float* x, size_t row,
+              Contract contract = Contract::f32) const {  // x padded with a zero
+    std::vector<float> w(worth.begin() + static_cast<int64_t>(row * inputs),
+                         worth.begin() + static_cast<int64_t>((row + 1) * inputs));
     w.resize((inputs + 1) / 2 * 2, 0.0f);
-    return contract == Contract::bf16 ? plain_dot_pairs(w.data(), x, w.size()) : plain_dot(w.data(), x, w.size());
+    return contract == Contract::bf16 ? plain_dot_pairs(w.data(), x, w.size())
+                                      : plain_dot(w.data(), x, w.size());
   }
 };
 
@@ -314,19 +329,22 @@ struct OnePass {
 };
 
 // y = W x on `threads` threads; y is poisoned before and has a margin after the packed outputs.
-std::vector<float> run_linear(const std::string& isa, const Layer& layer, int threads, size_t rows, const Fenced<float>& x,
-                              Contract contract = Contract::f32) {
+std::vector<float> run_linear(const std::string& isa, const Layer& layer, int threads, size_t rows,
+                              const Fenced<float>& x, Contract contract = Contract::f32) {
   OnePass one(isa, layer.inputs, rows, threads, contract);
   const size_t ldx = x.size() / rows, width = round_up(layer.outputs, 16), ldy = width + 5;
   const Fenced<float> y(rows * ldy);
-  const Rows in = fenced_rows(x, rows, layer.inputs, ldx), out = fenced_rows(y, rows, layer.outputs, ldy);
+  const Rows in = fenced_rows(x, rows, layer.inputs, ldx),
+             out = fenced_rows(y, rows, layer.outputs, ldy);
   run_team(threads, [&](Team t) { linear(t, one.pass, layer.matrix, in, out); });
   EXPECT_TRUE(y.untouched());
   std::vector<float> result;
   for (size_t r = 0; r < rows; ++r) {
     result.insert(result.end(), out.row(r), out.row(r) + layer.outputs);
-    for (size_t i = layer.outputs; i < ldy; ++i) {  // padding outputs are zero, what follows is left alone
-      EXPECT_EQ(bits_of(out.row(r)[i]), i < width ? 0u : 0xFFFFFFFFu) << "row " << r << ", column " << i;
+    for (size_t i = layer.outputs; i < ldy;
+         ++i) {  // padding outputs are zero, what follows is left alone
+      EXPECT_EQ(bits_of(out.row(r)[i]), i < width ? 0u : 0xFFFFFFFFu)
+          << "row " << r << ", column " << i;
     }
   }
   return result;
@@ -342,11 +360,13 @@ Fenced<float> make_input(size_t rows, size_t inputs) {
 }
 
 class LinearOnEachIsa : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Matrix, LinearOnEachIsa, testing::ValuesIn(isa_names()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Matrix, LinearOnEachIsa, testing::ValuesIn(isa_names()),
+                         [](const auto& info) { return info.param; });
 
 // One row goes through the matrix-vector kernel, more through the matrix-matrix kernel.
 TEST_P(LinearOnEachIsa, AnyNumberOfRowsGivesTheSameBits) {
-  const std::pair<size_t, size_t> shapes[] = {{1, 1}, {15, 3}, {16, 16}, {17, 31}, {63, 33}, {64, 64}, {65, 65}, {130, 97}};
+  const std::pair<size_t, size_t> shapes[] = {{1, 1},   {15, 3},  {16, 16}, {17, 31},
+                                              {63, 33}, {64, 64}, {65, 65}, {130, 97}};
   for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const auto& [outputs, inputs] : shapes) {
       const Layer layer(dtype, outputs, inputs);
@@ -355,14 +375,17 @@ TEST_P(LinearOnEachIsa, AnyNumberOfRowsGivesTheSameBits) {
       for (Contract contract : contracts_of(dtype)) {
         std::vector<float> expected;
         for (size_t r = 0; r < 13; ++r) {
-          for (size_t n = 0; n < outputs; ++n) expected.push_back(layer.plain(x.data() + r * ldx, n, contract));
+          for (size_t n = 0; n < outputs; ++n)
+            expected.push_back(layer.plain(x.data() + r * ldx, n, contract));
         }
         for (size_t rows = 1; rows <= 13; ++rows) {
           const Fenced<float> part(std::vector<float>(x.data(), x.data() + rows * ldx));
           for (int threads : {1, 3}) {
-            const std::vector<float> got = run_linear(GetParam(), layer, threads, rows, part, contract);
+            const std::vector<float> got =
+                run_linear(GetParam(), layer, threads, rows, part, contract);
             ASSERT_TRUE(equal_bits(got, std::span(expected).first(rows * outputs)))
-                << dtype_name(dtype) << " " << outputs << "x" << inputs << ", " << rows << " rows, " << threads << " threads";
+                << dtype_name(dtype) << " " << outputs << "x" << inputs << ", " << rows << " rows, "
+                << threads << " threads";
           }
         }
       }
@@ -370,17 +393,19 @@ TEST_P(LinearOnEachIsa, AnyNumberOfRowsGivesTheSameBits) {
   }
 }
 
-// Around the depths of a piece (640, and 2048 in pairs), the rows of a block (516) and the width of a panel (64).
+// Around the depths of a piece (640, and 2048 in pairs), the rows of a block (516) and the width of
+// a panel (64).
 TEST_P(LinearOnEachIsa, BlockBoundaries) {
-  const std::vector<std::array<size_t, 3>> cases = {{2, 17, 511}, {7, 17, 1027}, {9, 17, 639}, {10, 17, 640}, {13, 70, 641}, {9, 66, 1283},
-                                                    {9, 17, 2048}, {11, 66, 2049}, {515, 17, 5}, {516, 17, 6}, {517, 17, 7}, {1033, 33, 642}};
+  const std::vector<std::array<size_t, 3>> cases = {
+      {2, 17, 511},  {7, 17, 1027},  {9, 17, 639}, {10, 17, 640}, {13, 70, 641}, {9, 66, 1283},
+      {9, 17, 2048}, {11, 66, 2049}, {515, 17, 5}, {516, 17, 6},  {517, 17, 7},  {1033, 33, 642}};
   for (const auto& [rows, outputs, inputs] : cases) {
     const Layer layer(DType::bf16, outputs, inputs);
     const Fenced<float> x = make_input(rows, inputs);
     const size_t ldx = x.size() / rows;
     for (Contract contract : contracts_of(DType::bf16)) {
       const std::vector<float> got = run_linear(GetParam(), layer, 2, rows, x, contract);
-      for (size_t r = 0; r < rows; r += rows > 100 ? 101 : 1) {
+      for (size_t r = 0; r<rows; r += rows> 100 ? 101 : 1) {
         for (size_t n = 0; n < outputs; ++n) {
           ASSERT_TRUE(same_bits(got[r * outputs + n], layer.plain(x.data() + r * ldx, n, contract)))
               << rows << " rows, " << outputs << "x" << inputs << ": row " << r << ", output " << n;
@@ -390,12 +415,17 @@ TEST_P(LinearOnEachIsa, BlockBoundaries) {
   }
 }
 
-// f(gate) up of the two halves of the outputs is what the activation's kernel makes of the product, whether it is taken whole (few
-// rows, halves that are no multiple of 16, biases) or panel by panel.
-void check_gated(const std::string& isa, const Linear& layer, Contract contract, size_t rows, int threads, Gate gate) {
-  const size_t inputs = layer.weight.columns(), half = layer.weight.rows() / 2, ld = round_up(2 * half, 16), ldy = round_up(half, 64) + 5;
-  const Fenced<float> x = make_input(rows, inputs), products(rows * ld), scratch(rows * ld), y(rows * ldy);
-  const Rows in = fenced_rows(x, rows, inputs, x.size() / rows), both = fenced_rows(products, rows, 2 * half, ld);
+// f(gate) up of the two halves of the outputs is what the activation's kernel makes of the product,
+// whether it is taken whole (few rows, halves that are no multiple of 16, biases) or panel by
+// panel.
+void check_gated(const std::string& isa, const Linear& layer, Contract contract, size_t rows,
+                 int threads, Gate gate) {
+  const size_t inputs = layer.weight.columns(), half = layer.weight.rows() / 2,
+               ld = round_up(2 * half, 16), ldy = round_up(half, 64) + 5;
+  const Fenced<float> x = make_input(rows, inputs), products(rows * ld), scratch(rows * ld),
+                      y(rows * ldy);
+  const Rows in = fenced_rows(x, rows, inputs, x.size() / rows),
+             both = fenced_rows(products, rows, 2 * half, ld);
   const Rows out = fenced_rows(y, rows, half, ldy);
   OnePass one(isa, inputs, rows, threads, contract);
   one.pass.gate_up = fenced_rows(scratch, rows, 2 * half, ld);
@@ -407,8 +437,10 @@ void check_gated(const std::string& isa, const Linear& layer, Contract contract,
   const auto f = gate == Gate::silu ? one.pass.kernels->silu_mul : one.pass.kernels->gelu_tanh_mul;
   for (size_t r = 0; r < rows; ++r) {
     f(both.row(r), both.row(r) + half, expected.data(), half);
-    ASSERT_TRUE(equal_bits(std::span(out.row(r), half), expected)) << "row " << r << " of " << rows << ", " << half << " gates";
-    for (size_t i = half; i < ldy; ++i) ASSERT_EQ(bits_of(out.row(r)[i]), 0xFFFFFFFFu) << "row " << r << ": written past the row";
+    ASSERT_TRUE(equal_bits(std::span(out.row(r), half), expected))
+        << "row " << r << " of " << rows << ", " << half << " gates";
+    for (size_t i = half; i < ldy; ++i)
+      ASSERT_EQ(bits_of(out.row(r)[i]), 0xFFFFFFFFu) << "row " << r << ": written past the row";
   }
   ASSERT_TRUE(y.untouched() && products.untouched() && scratch.untouched());
 }
@@ -416,13 +448,17 @@ void check_gated(const std::string& isa, const Linear& layer, Contract contract,
 TEST_P(LinearOnEachIsa, GatesAreThoseOfTheProduct) {
   for (size_t half : {5, 16, 48, 64, 80, 208, 336}) {
     const Layer layer(DType::bf16, 2 * half, 128);
-    for (const auto& [type, contract] : {std::pair{WeightType::bf16, Contract::f32}, {WeightType::bf16, Contract::bf16},
-                                         {WeightType::q8, Contract::q8}, {WeightType::q4, Contract::q4}}) {
+    for (const auto& [type, contract] : {std::pair{WeightType::bf16, Contract::f32},
+                                         {WeightType::bf16, Contract::bf16},
+                                         {WeightType::q8, Contract::q8},
+                                         {WeightType::q4, Contract::q4}}) {
       SCOPED_TRACE(contract_name(contract));
-      Linear linear = {Matrix::packed(WeightType::bf16, 2 * half, 128, layer.matrix.all().data(), nullptr), {}};
+      Linear linear = {
+          Matrix::packed(WeightType::bf16, 2 * half, 128, layer.matrix.all().data(), nullptr), {}};
       if (is_quantized(type)) linear.weight = layer.matrix.quantized(type, 1);
       for (size_t rows : {1, 2, 9, 13, 523}) {
-        ASSERT_NO_FATAL_FAILURE(check_gated(GetParam(), linear, contract, rows, 1 + static_cast<int>(rows % 3), Gate::silu));
+        ASSERT_NO_FATAL_FAILURE(check_gated(GetParam(), linear, contract, rows,
+                                            1 + static_cast<int>(rows % 3), Gate::silu));
       }
       ASSERT_NO_FATAL_FAILURE(check_gated(GetParam(), linear, contract, 14, 2, Gate::gelu_tanh));
       linear.bias = numbers(2 * half, 3, Fill::wide);
@@ -431,18 +467,20 @@ TEST_P(LinearOnEachIsa, GatesAreThoseOfTheProduct) {
   }
 }
 
-// Through OpenBLAS the order of the sum is its own: within the error that any order can have. Depths around that of a
-// panel (640), outputs around what one call takes (256).
+// Through OpenBLAS the order of the sum is its own: within the error that any order can have.
+// Depths around that of a panel (640), outputs around what one call takes (256).
 TEST_P(LinearOnEachIsa, BlasAgreesWithinRounding) {
   if (!have_blas()) GTEST_SKIP() << "built without OpenBLAS";
-  const std::vector<std::array<size_t, 3>> cases = {{2, 1, 1}, {3, 70, 639}, {13, 257, 640}, {4, 300, 641}, {7, 33, 1930}};
+  const std::vector<std::array<size_t, 3>> cases = {
+      {2, 1, 1}, {3, 70, 639}, {13, 257, 640}, {4, 300, 641}, {7, 33, 1930}};
   for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const auto& [rows, outputs, inputs] : cases) {
       const Layer layer(dtype, outputs, inputs);
       const Fenced<float> x = make_input(rows, inputs);
       const size_t ldx = x.size() / rows;
       for (int threads : {1, 3}) {
-        const std::vector<float> got = run_linear(GetParam(), layer, threads, rows, x, Contract::f32_blas);
+        const std::vector<float> got =
+            run_linear(GetParam(), layer, threads, rows, x, Contract::f32_blas);
         for (size_t i = 0; i < got.size(); ++i) {
           const float* w = layer.worth.data() + i % outputs * inputs;
           double sum = 0, magnitude = 0;
@@ -452,7 +490,8 @@ TEST_P(LinearOnEachIsa, BlasAgreesWithinRounding) {
             magnitude += std::abs(term);
           }
           ASSERT_NEAR(got[i], sum, gamma(static_cast<double>(inputs)) * magnitude)
-              << dtype_name(dtype) << " " << outputs << "x" << inputs << ", " << threads << " threads: value " << i;
+              << dtype_name(dtype) << " " << outputs << "x" << inputs << ", " << threads
+              << " threads: value " << i;
         }
       }
     }

@@ -32,14 +32,18 @@ TEST_P(OldSnapshot, IsWhatItWasAndGoesOn) {
 // Converted, which needs no model, it is the same state of the present version.
 TEST_P(OldSnapshot, IsConverted) {
   const Snapshot old = Snapshot::open(path_of(GetParam()));
-  if (old.meta().form == SnapshotForm::recipe || (GetParam().ends_with("compressed") && !have_zlib())) GTEST_SKIP() << "without keys and values";
+  if (old.meta().form == SnapshotForm::recipe ||
+      (GetParam().ends_with("compressed") && !have_zlib()))
+    GTEST_SKIP() << "without keys and values";
   const stet_test::ScratchDir scratch;
   const StateDigests saved = Snapshot::save(old.state(), old, scratch / "new.stet", {});
   const Snapshot converted = Snapshot::open(scratch / "new.stet");
   EXPECT_EQ(converted.version(), kSnapshotVersion);
   EXPECT_EQ(converted.digests().id, saved.id);
   EXPECT_EQ(saved.id, old.digests().id == Sha256() ? saved.id : old.digests().id);
-  EXPECT_EQ(saved.state, old.version() == 1 ? saved.state : old.digests().state);  // version 1 had digests of whole blocks
+  EXPECT_EQ(saved.state, old.version() == 1
+                             ? saved.state
+                             : old.digests().state);  // version 1 had digests of whole blocks
   converted.check(1);
   const auto m = model(data_path("models/" + old.meta().checkpoint));
   Session a = old.restore(m, "", options(1)), b = converted.restore(m, "", options(1));
@@ -47,7 +51,8 @@ TEST_P(OldSnapshot, IsConverted) {
   EXPECT_EQ(digests_of(a).id, digests_of(b).id);
 }
 
-// A file of version 3 was made by the same commands as one of version 2: their states have one name.
+// A file of version 3 was made by the same commands as one of version 2: their states have one
+// name.
 TEST(OldSnapshots, OfOneStateHaveOneNameWhateverTheVersion) {
   std::map<std::string, std::vector<std::string>> found;  // by what follows the version
   std::ifstream file(data_path("snapshots/expected.txt"));
@@ -65,9 +70,11 @@ TEST(OldSnapshots, OfOneStateHaveOneNameWhateverTheVersion) {
 
 TEST(OldSnapshots, AreComparedWithNewOnes) {
   for (const char* form : {"full", "recipe", "shifted", "edited"}) {
-    const Snapshot old = Snapshot::open(path_of(std::string("v2-") + form)), now = Snapshot::open(path_of(std::string("v3-") + form));
+    const Snapshot old = Snapshot::open(path_of(std::string("v2-") + form)),
+                   now = Snapshot::open(path_of(std::string("v3-") + form));
     const Comparison c = compare(old, now);
-    EXPECT_TRUE(c.equal()) << form << ": " << (c.first_difference() == nullptr ? "" : c.first_difference()->name);
+    EXPECT_TRUE(c.equal()) << form << ": "
+                           << (c.first_difference() == nullptr ? "" : c.first_difference()->name);
     EXPECT_FALSE(c.parts[0].compared) << form;
     EXPECT_EQ(c.equal_positions, old.meta().positions) << form;
   }
@@ -86,13 +93,17 @@ TEST(OldSnapshots, AreParentsOfDeltas) {
   Session back = Snapshot::open(scratch / "delta.stet", "").restore(m, "", options(1));
   EXPECT_TRUE(same_state(back, s));
   EXPECT_LT(Snapshot::open(scratch / "delta.stet").stored_kv_bytes(), parent.stored_kv_bytes() + 1);
-  // The parent becomes a file of the present version: it is still the parent, of deltas of either version.
+  // The parent becomes a file of the present version: it is still the parent, of deltas of either
+  // version.
   for (const char* delta : {"delta.stet", "v2-delta.stet"}) {
-    std::filesystem::copy(path_of("v2-delta"), scratch / "v2-delta.stet", std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::copy(path_of("v2-delta"), scratch / "v2-delta.stet",
+                          std::filesystem::copy_options::overwrite_existing);
     const Snapshot old = Snapshot::open(path_of("v2-full"));
     std::filesystem::remove(scratch / "renamed.stet");
     Snapshot::save(old.state(), old, scratch / "v2-full.stet", {});
-    EXPECT_EQ(stet_test::error_of([&] { Snapshot::open(scratch / delta, "").check(1); }), stet_test::kNoError) << delta;
+    EXPECT_EQ(stet_test::error_of([&] { Snapshot::open(scratch / delta, "").check(1); }),
+              stet_test::kNoError)
+        << delta;
   }
 }
 

@@ -1,5 +1,5 @@
-// Packed checkpoints: the same bits as the checkpoints they were packed from, used in place, written the same every time;
-// and what is refused, and how.
+// Packed checkpoints: the same bits as the checkpoints they were packed from, used in place,
+// written the same every time; and what is refused, and how.
 #include "stet/packed.hpp"
 
 #include <fmt/format.h>
@@ -24,7 +24,8 @@ constexpr Contract kContracts[] = {Contract::f32, Contract::q8, Contract::q4};
 SessionOptions under(Contract contract) { return options(1, STET_DEFAULT_ISA, 512, contract); }
 std::string text_of(const std::string& path) { return read_text_file(path, size_t{1} << 30); }
 
-std::string pack(const std::string& directory, Contract contract, const std::string& to, int threads = 2) {
+std::string pack(const std::string& directory, Contract contract, const std::string& to,
+                 int threads = 2) {
   pack_checkpoint(*directory_source(directory), contract, to, threads);
   return to;
 }
@@ -32,7 +33,8 @@ std::string pack(const std::string& directory, Contract contract, const std::str
 // Files of a directory, in memory of its own, that begin `offset` bytes after a multiple of 4096.
 class OwnedFiles : public FileSource {
  public:
-  explicit OwnedFiles(const std::string& directory, size_t offset = 0) : FileSource("owned", "owned: ") {
+  explicit OwnedFiles(const std::string& directory, size_t offset = 0)
+      : FileSource("owned", "owned: ") {
     for (const auto& entry : fs::directory_iterator(directory)) {
       const std::string content = text_of(entry.path());
       File& file = files_[entry.path().filename()];
@@ -62,14 +64,16 @@ class OwnedFiles : public FileSource {
 
 // ---------------------------------------------------------------- the same bits
 
-// Every checkpoint in every contract that packs it; and "@bf16", which works on packed weights that stayed as they were.
+// Every checkpoint in every contract that packs it; and "@bf16", which works on packed weights that
+// stayed as they were.
 std::vector<Subject> packed_subjects() {
   std::vector<Subject> all;
   for (const Subject& s : subjects_and_contracts()) {
     if (s.contract == Contract::f32 || s.contract == Contract::bf16) all.push_back(s);
   }
   for (const Subject& s : subjects()) {
-    for (const Contract c : {Contract::q8, Contract::q4}) all.push_back({s.name + "@" + contract_name(c), s.directory, c});
+    for (const Contract c : {Contract::q8, Contract::q4})
+      all.push_back({s.name + "@" + contract_name(c), s.directory, c});
   }
   return all;
 }
@@ -89,7 +93,8 @@ TEST_P(Packed, IsTheSameModel) {
   EXPECT_EQ(packed->contract(), plain->contract());
   EXPECT_EQ(contract_of_weights(*directory_source(directory)), packed->contract());
   EXPECT_EQ(packed->fingerprints(), plain->fingerprints());
-  EXPECT_EQ(packed->fingerprints(), model(GetParam().directory)->fingerprints());  // those of the weights as they were
+  EXPECT_EQ(packed->fingerprints(),
+            model(GetParam().directory)->fingerprints());  // those of the weights as they were
   EXPECT_EQ(packed->weight_bytes(), plain->weight_bytes());
   EXPECT_EQ(packed->generation().eos_ids, plain->generation().eos_ids);
 
@@ -129,7 +134,8 @@ TEST(PackedFile, IsWrittenTheSameEveryTime) {
       }
       ++files;
     }
-    EXPECT_EQ(files, 5u);  // config, generation_config, tokenizer, tokenizer_config, and the weights
+    EXPECT_EQ(files,
+              5u);  // config, generation_config, tokenizer, tokenizer_config, and the weights
   }
 }
 
@@ -142,18 +148,22 @@ class InPlace : public testing::TestWithParam<std::tuple<std::string, Contract>>
     return all_logits(s, random_tokens(*m, 5));
   }
   stet_test::ScratchDir scratch;
-  const std::string directory = pack(data_path("models/" + std::get<0>(GetParam())), std::get<1>(GetParam()), scratch / "packed");
+  const std::string directory = pack(data_path("models/" + std::get<0>(GetParam())),
+                                     std::get<1>(GetParam()), scratch / "packed");
 };
 INSTANTIATE_TEST_SUITE_P(Checkpoints, InPlace,
-                         testing::Combine(testing::Values("llama31-tiny", "gpt2-tiny", "gemma3-tiny-bf16", "llama2-tiny-f16"),
+                         testing::Combine(testing::Values("llama31-tiny", "gpt2-tiny",
+                                                          "gemma3-tiny-bf16", "llama2-tiny-f16"),
                                           testing::ValuesIn(kContracts)),
                          [](const auto& info) {
-                           std::string name = std::get<0>(info.param) + "_" + contract_name(std::get<1>(info.param));
+                           std::string name = std::get<0>(info.param) + "_" +
+                                              contract_name(std::get<1>(info.param));
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
 
-// A tensor of U8 is a matrix: it begins at a page of the file, and what follows it is zero up to the next.
+// A tensor of U8 is a matrix: it begins at a page of the file, and what follows it is zero up to
+// the next.
 TEST_P(InPlace, MatricesBeginAtPages) {
   const std::string path = directory + "/" + kPackedName;
   const std::vector<std::byte> file = read_file(path, size_t{1} << 30);
@@ -172,11 +182,13 @@ TEST_P(InPlace, MatricesBeginAtPages) {
   }
   const auto m = Model::load(directory);
   const ModelConfig& c = m->config();
-  EXPECT_EQ(matrices, static_cast<size_t>(4 * c.layers) + 1 + (c.tied_head ? 0 : 1) + (c.family == "gpt2" ? 1 : 0));
+  EXPECT_EQ(matrices, static_cast<size_t>(4 * c.layers) + 1 + (c.tied_head ? 0 : 1) +
+                          (c.family == "gpt2" ? 1 : 0));
   EXPECT_GT(vectors, static_cast<size_t>(2 * c.layers));
 }
 
-// What changes in the file's bytes after the model was loaded, changes its logits: they are where it reads its weights.
+// What changes in the file's bytes after the model was loaded, changes its logits: they are where
+// it reads its weights.
 TEST_P(InPlace, EveryMatrixIsReadWhereItStands) {
   const auto files = std::make_shared<OwnedFiles>(directory);
   const auto m = Model::load(files);
@@ -186,7 +198,8 @@ TEST_P(InPlace, EveryMatrixIsReadWhereItStands) {
   size_t matrices = 0;
   for (const TensorView& t : parsed.tensors()) {
     if (t.dtype != DType::u8) continue;
-    const std::span<std::byte> matrix = file.subspan(static_cast<size_t>(t.bytes.data() - file.data()), t.bytes.size());
+    const std::span<std::byte> matrix =
+        file.subspan(static_cast<size_t>(t.bytes.data() - file.data()), t.bytes.size());
     const std::vector<std::byte> saved(matrix.begin(), matrix.end());
     std::fill(matrix.begin(), matrix.end(), std::byte{0});
     EXPECT_FALSE(same_bytes(logits(m), before)) << t.name;
@@ -245,8 +258,10 @@ TEST_F(PackedSnapshot, ContractsAreKeptApartAndMigrate) {
       if (to == from) continue;
       const auto m = Model::load(directory_source(llama), 1, to);
       EXPECT_EQ(error_of([&] { Snapshot::open(file).restore(m, "", under(to)); }),
-                fmt::format("mismatch: {}: contract: expected {} version 1, found {} version 1", file, contract_name(from), contract_name(to)));
-      Session back = Snapshot::open(file).restore(m, "", under(to), {.replay = true}), straight = session(llama, to);
+                fmt::format("mismatch: {}: contract: expected {} version 1, found {} version 1",
+                            file, contract_name(from), contract_name(to)));
+      Session back = Snapshot::open(file).restore(m, "", under(to), {.replay = true}),
+              straight = session(llama, to);
       EXPECT_TRUE(same_state(back, straight));
       EXPECT_EQ(digests_of(back).state, digests_of(straight).state);
       EXPECT_NE(digests_of(back).state, digests_of(s).state);
@@ -261,12 +276,16 @@ TEST_F(PackedSnapshot, ASessionTakesTheContractOfItsWeights) {
       const auto m = Model::load(directory_source(from), 1, weights);
       for (const Contract contract : kContracts) {
         EXPECT_EQ(error_of([&] { Session(m, under(contract)); }),
-                  contract == weights ? "no error"
-                                      : fmt::format("unsupported: {}: weights: expected some for the contract {}, found some for {}", from,
-                                                    contract_name(contract), contract_name(weights)));
+                  contract == weights
+                      ? "no error"
+                      : fmt::format("unsupported: {}: weights: expected some for the contract {}, "
+                                    "found some for {}",
+                                    from, contract_name(contract), contract_name(weights)));
       }
       const std::string bf16 = error_of([&] { Session(m, under(Contract::bf16)); });
-      EXPECT_TRUE(bf16.starts_with("unsupported: " + from + "/") && bf16.find(": model.embed_tokens.weight: expected ") != bf16.npos) << bf16;
+      EXPECT_TRUE(bf16.starts_with("unsupported: " + from + "/") &&
+                  bf16.find(": model.embed_tokens.weight: expected ") != bf16.npos)
+          << bf16;
     }
   }
 }
@@ -295,7 +314,8 @@ class PackedDamage : public testing::Test {
   using Change = std::function<void(Image&)>;
 
   std::shared_ptr<const FileSource> source(const std::string& file) const {
-    return memory_source({{"config.json", text_of(directory + "/config.json")}, {kPackedName, file}}, "m");
+    return memory_source(
+        {{"config.json", text_of(directory + "/config.json")}, {kPackedName, file}}, "m");
   }
   std::shared_ptr<const FileSource> changed(const Change& change) const {
     Image image(original);
@@ -315,11 +335,13 @@ class PackedDamage : public testing::Test {
   }
 
   stet_test::ScratchDir scratch;
-  const std::string directory = pack(data_path("models/llama31-tiny"), Contract::q4, scratch / "packed");
+  const std::string directory =
+      pack(data_path("models/llama31-tiny"), Contract::q4, scratch / "packed");
   const std::string original = text_of(directory + "/" + kPackedName);
   const std::string at = "model.layers.0.self_attn.";
-  const std::string qkv = at + "q_proj.weight+" + at + "k_proj.weight+" + at + "v_proj.weight", o = at + "o_proj.weight",
-                    embeddings = "model.embed_tokens.weight", norm = "model.norm.weight";
+  const std::string qkv = at + "q_proj.weight+" + at + "k_proj.weight+" + at + "v_proj.weight",
+                    o = at + "o_proj.weight", embeddings = "model.embed_tokens.weight",
+                    norm = "model.norm.weight";
 };
 
 TEST_F(PackedDamage, TheImageItselfLoads) {
@@ -328,40 +350,65 @@ TEST_F(PackedDamage, TheImageItselfLoads) {
 }
 
 TEST_F(PackedDamage, WrongMetadata) {
-  EXPECT_EQ(error([](Image& i) { i.header.erase("__metadata__"); }), "unsupported: format: expected stet packed weights, found nothing");
-  EXPECT_EQ(metadata_error("format", "pt"), "unsupported: format: expected stet packed weights, found pt");
+  EXPECT_EQ(error([](Image& i) { i.header.erase("__metadata__"); }),
+            "unsupported: format: expected stet packed weights, found nothing");
+  EXPECT_EQ(metadata_error("format", "pt"),
+            "unsupported: format: expected stet packed weights, found pt");
   EXPECT_EQ(metadata_error("version", "2"), "unsupported: version: expected 1, found 2");
-  EXPECT_EQ(error([](Image& i) { i.metadata().erase("version"); }), "unsupported: version: expected 1, found nothing");
-  EXPECT_EQ(metadata_error("contract", "bf16"), "unsupported: contract: expected f32, q8 or q4, found bf16");
-  EXPECT_EQ(error([](Image& i) { i.metadata().erase("contract"); }), "unsupported: contract: expected f32, q8 or q4, found nothing");
+  EXPECT_EQ(error([](Image& i) { i.metadata().erase("version"); }),
+            "unsupported: version: expected 1, found nothing");
+  EXPECT_EQ(metadata_error("contract", "bf16"),
+            "unsupported: contract: expected f32, q8 or q4, found bf16");
+  EXPECT_EQ(error([](Image& i) { i.metadata().erase("contract"); }),
+            "unsupported: contract: expected f32, q8 or q4, found nothing");
   EXPECT_EQ(metadata_error("contract", "f32"),
-            "format: matrix:" + embeddings + ": expected f32, bf16 or f16 for the contract f32, found q8");
-  EXPECT_EQ(metadata_error("contract", "q8"), "format: matrix:" + qkv + ": expected q8 for the contract q8, found q4");
-  EXPECT_EQ(error([](Image& i) { i.metadata().erase("weights:mlp"); }), "format: weights:mlp: expected a digest, found nothing");
-  EXPECT_EQ(metadata_error("weights:mlp", "xxh3:12"), "format: weights:mlp: expected a digest, found xxh3:12");
+            "format: matrix:" + embeddings +
+                ": expected f32, bf16 or f16 for the contract f32, found q8");
+  EXPECT_EQ(metadata_error("contract", "q8"),
+            "format: matrix:" + qkv + ": expected q8 for the contract q8, found q4");
+  EXPECT_EQ(error([](Image& i) { i.metadata().erase("weights:mlp"); }),
+            "format: weights:mlp: expected a digest, found nothing");
+  EXPECT_EQ(metadata_error("weights:mlp", "xxh3:12"),
+            "format: weights:mlp: expected a digest, found xxh3:12");
   EXPECT_EQ(contract_of_weights(*changed([](Image&) {})), Contract::q4);
-  EXPECT_EQ(error_of([&] { contract_of_weights(*changed([](Image& i) { i.metadata()["version"] = "0"; })); }),
+  EXPECT_EQ(error_of([&] {
+              contract_of_weights(*changed([](Image& i) { i.metadata()["version"] = "0"; }));
+            }),
             "unsupported: m: packed.safetensors: version: expected 1, found 0");
 }
 
 TEST_F(PackedDamage, WrongMatrixEntries) {
   const std::string d = " xxh3:00000000000000000000000000000000";
-  const std::vector<std::string> wrong = {
-      "q4", "q4 64" + d, "q4 64 64", "q9 96 64" + d, "Q4 96 64" + d, "q4 0 64" + d, "q4 96 -64" + d, "q4 96 64.0" + d, "q4 96  64" + d,
-      "q4 96 64" + d + " more", "q4 96 64" + d + " ", " q4 96 64" + d, "q4 268435457 64" + d, "q4 96 18446744073709551680" + d};
+  const std::vector<std::string> wrong = {"q4",
+                                          "q4 64" + d,
+                                          "q4 64 64",
+                                          "q9 96 64" + d,
+                                          "Q4 96 64" + d,
+                                          "q4 0 64" + d,
+                                          "q4 96 -64" + d,
+                                          "q4 96 64.0" + d,
+                                          "q4 96  64" + d,
+                                          "q4 96 64" + d + " more",
+                                          "q4 96 64" + d + " ",
+                                          " q4 96 64" + d,
+                                          "q4 268435457 64" + d,
+                                          "q4 96 18446744073709551680" + d};
   for (const std::string& entry : wrong) {
     EXPECT_EQ(metadata_error("matrix:" + qkv, entry),
               "format: matrix:" + qkv + ": expected TYPE ROWS COLUMNS DIGEST, found " + entry);
   }
-  EXPECT_EQ(metadata_error("matrix:" + qkv, ""), "format: matrix:" + qkv + ": expected TYPE ROWS COLUMNS DIGEST, found nothing");
+  EXPECT_EQ(metadata_error("matrix:" + qkv, ""),
+            "format: matrix:" + qkv + ": expected TYPE ROWS COLUMNS DIGEST, found nothing");
   EXPECT_EQ(error([&](Image& i) { i.metadata().erase("matrix:" + qkv); }),
             "format: matrix:" + qkv + ": expected TYPE ROWS COLUMNS DIGEST, found nothing");
   for (const char* type : {"f32", "bf16", "f16", "q8"}) {
     EXPECT_EQ(metadata_error("matrix:" + qkv, type + (" 96 64" + d)),
               "format: matrix:" + qkv + ": expected q4 for the contract q4, found " + type);
   }
-  EXPECT_EQ(metadata_error("matrix:" + qkv, "q4 97 64" + d), "mismatch: " + qkv + ": expected [96, 64], found [97, 64]");
-  EXPECT_EQ(metadata_error("matrix:" + qkv, "q4 96 65" + d), "mismatch: " + qkv + ": expected [96, 64], found [96, 65]");
+  EXPECT_EQ(metadata_error("matrix:" + qkv, "q4 97 64" + d),
+            "mismatch: " + qkv + ": expected [96, 64], found [97, 64]");
+  EXPECT_EQ(metadata_error("matrix:" + qkv, "q4 96 65" + d),
+            "mismatch: " + qkv + ": expected [96, 64], found [96, 65]");
 }
 
 TEST_F(PackedDamage, WrongTensors) {
@@ -376,14 +423,15 @@ TEST_F(PackedDamage, WrongTensors) {
   EXPECT_EQ(tensor_error("I8", {4096}), "format: " + qkv + expected + "I8 [4096]");
   EXPECT_EQ(tensor_error("F32", {1024}), "format: " + qkv + expected + "F32 [1024]");
   EXPECT_EQ(tensor_error("U8", {64, 64}), "format: " + qkv + expected + "U8 [64, 64]");
-  EXPECT_EQ(error([&](Image& i) {  // its end belongs to another
-              Json& t = i.header[qkv];
-              const int begin = t["data_offsets"][0], end = t["data_offsets"][1];
-              t["shape"] = {4000};
-              t["data_offsets"] = {begin, begin + 4000};
-              i.header["z"] = {{"dtype", "U8"}, {"shape", {96}}, {"data_offsets", {begin + 4000, end}}};
-            }),
-            "format: " + qkv + expected + "U8 [4000]");
+  EXPECT_EQ(
+      error([&](Image& i) {  // its end belongs to another
+        Json& t = i.header[qkv];
+        const int begin = t["data_offsets"][0], end = t["data_offsets"][1];
+        t["shape"] = {4000};
+        t["data_offsets"] = {begin, begin + 4000};
+        i.header["z"] = {{"dtype", "U8"}, {"shape", {96}}, {"data_offsets", {begin + 4000, end}}};
+      }),
+      "format: " + qkv + expected + "U8 [4000]");
   const auto renamed = [&](const std::string& name) {
     return error([&](Image& i) {
       i.header["other"] = i.header[name];
@@ -391,16 +439,20 @@ TEST_F(PackedDamage, WrongTensors) {
     });
   };
   EXPECT_EQ(renamed(qkv), "format: " + qkv + expected + "nothing");
-  EXPECT_EQ(renamed(embeddings), "format: " + embeddings + ": expected a tensor of that name, found none");
+  EXPECT_EQ(renamed(embeddings),
+            "format: " + embeddings + ": expected a tensor of that name, found none");
   EXPECT_EQ(renamed(norm), "format: " + norm + ": expected F32, BF16 or F16 [64], found nothing");
-  EXPECT_EQ(error([&](Image& i) { i.header[norm]["shape"] = {8, 8}; }),
+  EXPECT_EQ(error([&](Image& i) {
+              i.header[norm]["shape"] = {8, 8};
+            }),
             "mismatch: " + norm + ": expected F32, BF16 or F16 [64], found F32 [8, 8]");
 }
 
 TEST_F(PackedDamage, ATruncatedFileIsRefused) {
   for (size_t size = 0; size < original.size(); size += size < 64 ? 1 : original.size() / 97) {
     const std::string text = load_error(source(original.substr(0, size)));
-    EXPECT_TRUE(text.starts_with("format: ") && text.find(": expected ") != text.npos) << size << ": " << text;
+    EXPECT_TRUE(text.starts_with("format: ") && text.find(": expected ") != text.npos)
+        << size << ": " << text;
   }
   EXPECT_NE(load_error(source(original.substr(0, original.size() - 1))), "no error");
   EXPECT_NE(load_error(source(original + "x")), "no error");
@@ -450,7 +502,8 @@ TEST_F(PackedDamage, CheckFindsAFlippedBitOfEveryTensor) {
       std::string file = original;
       file[front + where] = static_cast<char>(file[front + where] ^ 16);
       const std::string text = error_of([&] { check_packed(*source(file), 2); });
-      EXPECT_TRUE(text.starts_with("format: m: packed.safetensors: " + name + ": expected xxh3:")) << text;
+      EXPECT_TRUE(text.starts_with("format: m: packed.safetensors: " + name + ": expected xxh3:"))
+          << text;
     }
   }
   EXPECT_EQ(check_packed(*source(original)), bytes);
@@ -458,14 +511,20 @@ TEST_F(PackedDamage, CheckFindsAFlippedBitOfEveryTensor) {
 }
 
 TEST_F(PackedDamage, CheckRefusesWhatItCannotCompare) {
-  const auto check = [&](const Change& change) { return error_of([&] { check_packed(*changed(change), 1); }); };
-  const std::string in = "format: m: packed.safetensors: ", d = " xxh3:00000000000000000000000000000000";
-  EXPECT_EQ(check([&](Image& i) { i.metadata().erase("matrix:" + o); }), in + "matrix:" + o + ": expected TYPE ROWS COLUMNS DIGEST, found nothing");
-  EXPECT_EQ(check([&](Image& i) { i.metadata().erase("vector:" + norm); }), in + "vector:" + norm + ": expected a digest, found nothing");
+  const auto check = [&](const Change& change) {
+    return error_of([&] { check_packed(*changed(change), 1); });
+  };
+  const std::string in = "format: m: packed.safetensors: ",
+                    d = " xxh3:00000000000000000000000000000000";
+  EXPECT_EQ(check([&](Image& i) { i.metadata().erase("matrix:" + o); }),
+            in + "matrix:" + o + ": expected TYPE ROWS COLUMNS DIGEST, found nothing");
+  EXPECT_EQ(check([&](Image& i) { i.metadata().erase("vector:" + norm); }),
+            in + "vector:" + norm + ": expected a digest, found nothing");
   EXPECT_EQ(check([&](Image& i) { i.metadata()["matrix:" + o] = "f32 268435456 268435456" + d; }),
             in + o + ": expected U8 [288230376151711744], found U8 [4096]");
   EXPECT_EQ(error_of([&] { check_packed(*directory_source(data_path("models/llama31-tiny"))); }),
-            "unsupported: " + data_path("models/llama31-tiny") + ": packed.safetensors: expected a file of packed weights, found none");
+            "unsupported: " + data_path("models/llama31-tiny") +
+                ": packed.safetensors: expected a file of packed weights, found none");
 }
 
 // ---------------------------------------------------------------- packing that fails
@@ -474,11 +533,16 @@ TEST_F(PackedDamage, CheckRefusesWhatItCannotCompare) {
 class BrokenFiles : public FileSource {
  public:
   BrokenFiles(const std::string& directory, std::string broken)
-      : FileSource(directory, directory + "/"), files_(directory_source(directory)), broken_(std::move(broken)) {}
+      : FileSource(directory, directory + "/"),
+        files_(directory_source(directory)),
+        broken_(std::move(broken)) {}
   bool has(const std::string& name) const override { return files_->has(name); }
-  std::string read(const std::string& name, size_t limit) const override { return files_->read(name, limit); }
+  std::string read(const std::string& name, size_t limit) const override {
+    return files_->read(name, limit);
+  }
   std::shared_ptr<const FileBytes> open(const std::string& name) const override {
-    if (name == broken_) throw Error(ErrorKind::io, path_of(name), "", "a readable file", "an error of the disk");
+    if (name == broken_)
+      throw Error(ErrorKind::io, path_of(name), "", "a readable file", "an error of the disk");
     return files_->open(name);
   }
 
@@ -489,7 +553,8 @@ class BrokenFiles : public FileSource {
 
 class PackingFails : public testing::Test {
  protected:
-  // Into a directory that is not there, and into one that is there and empty: both are so afterwards.
+  // Into a directory that is not there, and into one that is there and empty: both are so
+  // afterwards.
   void leaves_nothing(const FileSource& source, Contract contract, const std::string& error) const {
     const std::string fresh = scratch / "fresh", empty = scratch / "empty";
     EXPECT_EQ(error_of([&] { pack_checkpoint(source, contract, fresh, 2); }), error);
@@ -505,7 +570,9 @@ class PackingFails : public testing::Test {
 TEST_F(PackingFails, InTheMiddle) {
   const std::string pocket = asset_path("pocket-llama3");
   for (const char* name : {"tokenizer.json", "generation_config.json", "config.json"}) {
-    leaves_nothing(BrokenFiles(pocket, name), Contract::q8, "io: " + pocket + "/" + name + ": expected a readable file, found an error of the disk");
+    leaves_nothing(
+        BrokenFiles(pocket, name), Contract::q8,
+        "io: " + pocket + "/" + name + ": expected a readable file, found an error of the disk");
   }
   // A tensor less than the config asks for; a weight that is none.
   std::string config = text_of(llama + "/config.json");
@@ -513,32 +580,44 @@ TEST_F(PackingFails, InTheMiddle) {
   ASSERT_NE(layers, config.npos);
   config.replace(layers, 22, "\"num_hidden_layers\": 5");
   std::string weights = text_of(llama + "/model.safetensors");
-  leaves_nothing(*memory_source({{"config.json", config}, {"model.safetensors", weights}}, "m"), Contract::q4,
-                 "format: m: model.safetensors: model.layers.4.self_attn.q_proj.weight: expected F32, BF16 or F16 [64, 64], found nothing");
+  leaves_nothing(*memory_source({{"config.json", config}, {"model.safetensors", weights}}, "m"),
+                 Contract::q4,
+                 "format: m: model.safetensors: model.layers.4.self_attn.q_proj.weight: expected "
+                 "F32, BF16 or F16 [64, 64], found nothing");
   const Golden golden(llama + "/model.safetensors");
-  const auto head = static_cast<size_t>(golden.view("lm_head.weight").bytes.data() - golden.all()[0].bytes.data());
+  const auto head = static_cast<size_t>(golden.view("lm_head.weight").bytes.data() -
+                                        golden.all()[0].bytes.data());
   const float nan = std::nanf("");
   std::memcpy(weights.data() + 8 + get_le(weights, 0, 8) + head, &nan, sizeof nan);
-  leaves_nothing(*memory_source({{"config.json", text_of(llama + "/config.json")}, {"model.safetensors", weights}}, "m"), Contract::q4,
-                 "unsupported: m: model.safetensors: lm_head.weight[0, 0]: expected less than 8.32104e+06 in magnitude for q8, found nan");
+  leaves_nothing(
+      *memory_source(
+          {{"config.json", text_of(llama + "/config.json")}, {"model.safetensors", weights}}, "m"),
+      Contract::q4,
+      "unsupported: m: model.safetensors: lm_head.weight[0, 0]: expected less than 8.32104e+06 in "
+      "magnitude for q8, found nan");
 }
 
 TEST_F(PackingFails, WhereThereIsSomethingAlready) {
   const std::string used = scratch / "used";
   fs::create_directory(used);
   stet_test::write_file(used + "/notes", "mine");
-  EXPECT_EQ(error_of([&] { pack(llama, Contract::q8, used); }), "io: " + used + ": expected a new or empty directory, found one with files in it");
-  EXPECT_EQ(error_of([&] { pack(llama, Contract::q8, used + "/notes"); }), "io: " + used + "/notes: expected a new or empty directory, found a file");
+  EXPECT_EQ(error_of([&] { pack(llama, Contract::q8, used); }),
+            "io: " + used + ": expected a new or empty directory, found one with files in it");
+  EXPECT_EQ(error_of([&] { pack(llama, Contract::q8, used + "/notes"); }),
+            "io: " + used + "/notes: expected a new or empty directory, found a file");
   EXPECT_EQ(error_of([&] { pack(llama, Contract::q8, scratch / "no/where"); }),
-            "io: " + scratch / "no/where" + ": expected a new or empty directory, found No such file or directory");
+            "io: " + scratch / "no/where" +
+                ": expected a new or empty directory, found No such file or directory");
   EXPECT_EQ(text_of(used + "/notes"), "mine");
   EXPECT_EQ(scratch.names(), std::vector<std::string>{"used"});
 }
 
 TEST_F(PackingFails, OfWhatIsPacked) {
   const std::string packed = pack(llama, Contract::f32, scratch / "packed");
-  leaves_nothing(*directory_source(packed), Contract::q8,
-                 "unsupported: " + packed + "/packed.safetensors: expected weights that are not packed, found packed ones");
+  leaves_nothing(
+      *directory_source(packed), Contract::q8,
+      "unsupported: " + packed +
+          "/packed.safetensors: expected weights that are not packed, found packed ones");
 }
 
 }  // namespace

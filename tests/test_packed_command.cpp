@@ -49,22 +49,32 @@ struct PackedCommand : testing::Test {
   }
   // What is generated, and the digests of the state after it.
   Json generated(const Args& more) const {
-    Json j = json_of(Args{"generate", "--ids", "1,2,3", "-n", "8", "--ignore-eos", "--save", scratch / "g.stet"} + more);
+    Json j = json_of(Args{"generate", "--ids", "1,2,3", "-n", "8", "--ignore-eos", "--save",
+                          scratch / "g.stet"} +
+                     more);
     j.erase("timings");
     return j;
   }
-  std::string contract_of(const std::string& snapshot) const { return json_of({"inspect", snapshot})["contract"]; }
+  std::string contract_of(const std::string& snapshot) const {
+    return json_of({"inspect", snapshot})["contract"];
+  }
 
   stet_test::ScratchDir scratch;
   std::string snapshot = scratch / "s.stet";
 };
 
 TEST_F(PackedCommand, SaysWhatItWrote) {
-  for (const auto& [args, what] : {std::pair(Args{"quantize", "--to", "q8"}, " rounded to q8"), std::pair(Args{"quantize", "--to", "q4"}, " rounded to q4"),
+  for (const auto& [args, what] : {std::pair(Args{"quantize", "--to", "q8"}, " rounded to q8"),
+                                   std::pair(Args{"quantize", "--to", "q4"}, " rounded to q4"),
                                    std::pair(Args{"prepare"}, "")}) {
-    const std::string directory = scratch / "d", out = succeed(args + Args{"-m", kLlama, "-o", directory, "--threads", "1"});
-    EXPECT_TRUE(out.starts_with(directory + ": ") && out.find(std::string(" MB of weights") + what + " in ") != out.npos && out.ends_with(" s\n")) << out;
-    for (const char* file : {kPackedName, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}) {
+    const std::string directory = scratch / "d",
+                      out = succeed(args + Args{"-m", kLlama, "-o", directory, "--threads", "1"});
+    EXPECT_TRUE(out.starts_with(directory + ": ") &&
+                out.find(std::string(" MB of weights") + what + " in ") != out.npos &&
+                out.ends_with(" s\n"))
+        << out;
+    for (const char* file : {kPackedName, "config.json", "generation_config.json", "tokenizer.json",
+                             "tokenizer_config.json"}) {
       EXPECT_TRUE(fs::exists(directory + "/" + file)) << file;
     }
     fs::remove_all(directory);
@@ -77,8 +87,10 @@ TEST_F(PackedCommand, AWrongCommandLineIsStatus2) {
       {{"quantize", "--to", "q8"}, "--output is required"},
       {{"quantize", "-o", d}, "--to is required"},
       {{"quantize", "--to", "q5", "-o", d}, "--to: expected q8 or q4, found q5"},
-      {{"quantize", "--to", "q8", "-o", d, "--threads", "-1"}, "--threads: expected an integer in 0..8192, found -1"},
-      {{"quantize", "--to", "q8", "-o", d, "more"}, "The following argument was not expected: more"},
+      {{"quantize", "--to", "q8", "-o", d, "--threads", "-1"},
+       "--threads: expected an integer in 0..8192, found -1"},
+      {{"quantize", "--to", "q8", "-o", d, "more"},
+       "The following argument was not expected: more"},
       {{"prepare"}, "--output is required"},
       {{"prepare", "-o", d, "--to=q8"}, "unknown option --to"}};
   for (const auto& [args, error] : wrong) EXPECT_EQ(failure(args, 2), error + " (stet --help)");
@@ -91,12 +103,17 @@ TEST_F(PackedCommand, BadInputIsStatus1AndNothingIsWritten) {
   stet_test::write_file(used + "/notes", "mine");
   const std::string packed = prepared();
   for (const Args& command : {Args{"quantize", "--to", "q4"}, Args{"prepare"}}) {
-    EXPECT_EQ(failure(command + Args{"-o", used}), used + ": expected a new or empty directory, found one with files in it");
-    EXPECT_EQ(failure(command + Args{"-o", used + "/notes"}), used + "/notes: expected a new or empty directory, found a file");
-    EXPECT_EQ(failure(command + Args{"-o", none + "/d"}), none + "/d: expected a new or empty directory, found No such file or directory");
-    EXPECT_EQ(failure(command + Args{"-m", none, "-o", d}), none + "/config.json: expected a readable file, found No such file or directory");
-    EXPECT_EQ(failure(command + Args{"-m", packed, "-o", d}),
-              packed + "/packed.safetensors: expected weights that are not packed, found packed ones");
+    EXPECT_EQ(failure(command + Args{"-o", used}),
+              used + ": expected a new or empty directory, found one with files in it");
+    EXPECT_EQ(failure(command + Args{"-o", used + "/notes"}),
+              used + "/notes: expected a new or empty directory, found a file");
+    EXPECT_EQ(failure(command + Args{"-o", none + "/d"}),
+              none + "/d: expected a new or empty directory, found No such file or directory");
+    EXPECT_EQ(failure(command + Args{"-m", none, "-o", d}),
+              none + "/config.json: expected a readable file, found No such file or directory");
+    EXPECT_EQ(
+        failure(command + Args{"-m", packed, "-o", d}),
+        packed + "/packed.safetensors: expected weights that are not packed, found packed ones");
     EXPECT_FALSE(fs::exists(d));
   }
 }
@@ -108,13 +125,15 @@ TEST_F(PackedCommand, APackedDirectoryHasItsOwnContract) {
     EXPECT_EQ(contract_of(scratch / "g.stet"), std::string(contract) + " version 1");
     EXPECT_EQ(generated({"-m", directory, "--compute", contract}), packed);
     EXPECT_EQ(generated({"-m", kLlama, "--compute", contract}), packed);
-    EXPECT_EQ(failure({"generate", "-m", directory, "--ids", "1", "--compute", "f32"}),
-              directory + ": weights: expected some for the contract f32, found some for " + contract);
+    EXPECT_EQ(
+        failure({"generate", "-m", directory, "--ids", "1", "--compute", "f32"}),
+        directory + ": weights: expected some for the contract f32, found some for " + contract);
   }
   const std::string directory = prepared();
   EXPECT_EQ(generated({"-m", directory}), generated({"-m", kLlama}));
   EXPECT_EQ(contract_of(scratch / "g.stet"), "f32 version 1");
-  EXPECT_EQ(generated({"-m", directory, "--compute", "bf16"}), generated({"-m", kLlama, "--compute", "bf16"}));
+  EXPECT_EQ(generated({"-m", directory, "--compute", "bf16"}),
+            generated({"-m", kLlama, "--compute", "bf16"}));
   EXPECT_EQ(failure({"generate", "-m", directory, "--ids", "1", "--compute", "q8"}),
             directory + ": weights: expected some for the contract q8, found some for f32");
 }
@@ -131,27 +150,35 @@ TEST_F(PackedCommand, ASnapshotGoesOnUnderItsContract) {
   }
   const std::string refused = failure({"resume", snapshot, "-m", q4, "-n", "1"});
   EXPECT_EQ(refused, q4 + ": weights: expected some for the contract q8, found some for q4");
-  const std::string other = failure({"resume", snapshot, "-m", kLlama, "--compute", "q4", "-n", "1"});
-  EXPECT_TRUE(other.starts_with(snapshot + ": contract: expected q8 version 1, found q4 version 1")) << other;
+  const std::string other =
+      failure({"resume", snapshot, "-m", kLlama, "--compute", "q4", "-n", "1"});
+  EXPECT_TRUE(other.starts_with(snapshot + ": contract: expected q8 version 1, found q4 version 1"))
+      << other;
   const std::string migrated = scratch / "m.stet", made = scratch / "q4.stet";
-  succeed({"resume", snapshot, "-m", q4, "--compute", "q4", "--replay", "-n", "0", "--ignore-eos", "--save", migrated});
+  succeed({"resume", snapshot, "-m", q4, "--compute", "q4", "--replay", "-n", "0", "--ignore-eos",
+           "--save", migrated});
   succeed({"save", "-m", q4, "--ids", "1,2,3", "-o", made});
   succeed({"diff", migrated, made});
   fs::remove(migrated);
-  succeed({"resume", snapshot, "-m", q4, "--replay", "-n", "0", "--ignore-eos", "--save", migrated});  // weights for one contract
+  succeed({"resume", snapshot, "-m", q4, "--replay", "-n", "0", "--ignore-eos", "--save",
+           migrated});  // weights for one contract
   succeed({"diff", migrated, made});
 }
 
 TEST_F(PackedCommand, ASnapshotBringsPackedWeightsAlong) {
   const std::string q4 = quantized("q4");
-  const Json straight = json_of({"generate", "-m", q4, "--ids", "1,2,3", "-n", "6", "--ignore-eos"});
+  const Json straight =
+      json_of({"generate", "-m", q4, "--ids", "1,2,3", "-n", "6", "--ignore-eos"});
   succeed({"save", "-m", q4, "--ids", "1,2,3", "-o", snapshot, "--with-weights"});
   fs::remove_all(q4);
   EXPECT_EQ(json_of({"resume", snapshot, "-n", "6", "--ignore-eos"})["ids"], straight["ids"]);
   // It came without a tokenizer, and no other may stand in.
-  for (const Args& text : {Args{"resume", snapshot, "-p", "Hi"}, Args{"experiment", snapshot, "-p", "Hi"}}) {
-    EXPECT_EQ(failure(text), snapshot + ": WEIGHTS: tokenizer: expected a snapshot saved --with-tokenizer, or -m with a directory that has one "
-                                        "(or use --ids), found none");
+  for (const Args& text :
+       {Args{"resume", snapshot, "-p", "Hi"}, Args{"experiment", snapshot, "-p", "Hi"}}) {
+    EXPECT_EQ(failure(text), snapshot +
+                                 ": WEIGHTS: tokenizer: expected a snapshot saved "
+                                 "--with-tokenizer, or -m with a directory that has one "
+                                 "(or use --ids), found none");
   }
 }
 
@@ -160,13 +187,18 @@ TEST_F(PackedCommand, InspectSaysWhatTheWeightsAre) {
   EXPECT_EQ(plain["contract"], "f32");
   EXPECT_EQ(plain["weights"], "packed while loading");
   EXPECT_FALSE(plain.contains("checked_file_bytes"));
-  for (const auto& [directory, contract] : {std::pair(quantized("q8"), "q8"), std::pair(quantized("q4"), "q4"), std::pair(prepared(), "f32")}) {
+  for (const auto& [directory, contract] :
+       {std::pair(quantized("q8"), "q8"), std::pair(quantized("q4"), "q4"),
+        std::pair(prepared(), "f32")}) {
     const Json j = json_of({"inspect", directory, "--check"});
     EXPECT_EQ(j["contract"], contract);
     EXPECT_EQ(j["weights"], "packed in the file, used in place");
     EXPECT_EQ(j["fingerprints"], plain["fingerprints"]);
     EXPECT_EQ(j["checked_file_bytes"], check_packed(*directory_source(directory)));
-    EXPECT_NE(succeed({"inspect", directory, "--check"}).find(fmt::format("\nchecked_file_bytes    {}\n", j["checked_file_bytes"].get<size_t>())), std::string::npos);
+    EXPECT_NE(succeed({"inspect", directory, "--check"})
+                  .find(fmt::format("\nchecked_file_bytes    {}\n",
+                                    j["checked_file_bytes"].get<size_t>())),
+              std::string::npos);
   }
 }
 
@@ -178,8 +210,12 @@ TEST_F(PackedCommand, CheckNamesWhatIsDamaged) {
   const std::string error = failure({"inspect", directory, "--check"});
   EXPECT_TRUE(error.starts_with(path + ": model.layers.")) << error;
   EXPECT_NE(error.find(".weight: expected xxh3:"), error.npos) << error;
-  EXPECT_EQ(failure({"inspect", kLlama, "--check"}), kLlama + ": packed.safetensors: expected a file of packed weights, found none");
-  EXPECT_EQ(failure({"inspect", path, "--check"}), path + ": --check: expected a directory with packed weights (for a snapshot: stet check), found another file");
+  EXPECT_EQ(failure({"inspect", kLlama, "--check"}),
+            kLlama + ": packed.safetensors: expected a file of packed weights, found none");
+  EXPECT_EQ(failure({"inspect", path, "--check"}),
+            path +
+                ": --check: expected a directory with packed weights (for a snapshot: stet check), "
+                "found another file");
 }
 
 // --check looks at all weights before the first token; --no-mmap has them in memory.
@@ -193,10 +229,13 @@ TEST_F(PackedCommand, WeightsAreCheckedOrReadOnRequest) {
   stet_test::write_file(file, bytes);
   for (const Args& how : {Args{"--check"}, Args{"--check", "--no-mmap"}}) {
     const std::string error = failure(Args{"generate", "-m", directory, "--ids", "1"} + how);
-    EXPECT_TRUE(error.starts_with(file + ": ") && error.find(": expected xxh3:") != std::string::npos) << error;
+    EXPECT_TRUE(error.starts_with(file + ": ") &&
+                error.find(": expected xxh3:") != std::string::npos)
+        << error;
   }
   EXPECT_EQ(failure({"generate", "-m", kLlama, "--ids", "1", "--check"}, 2),
-            "--check: of no use: " + kLlama + " has no digests (stet prepare gives it some) (stet --help)");
+            "--check: of no use: " + kLlama +
+                " has no digests (stet prepare gives it some) (stet --help)");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The bundled trained checkpoints against transformers: whole conversations, greedy replies, the scripted
-// conversation (tests/data/pocket).
+// The bundled trained checkpoints against transformers: whole conversations, greedy replies, the
+// scripted conversation (tests/data/pocket).
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -69,7 +69,8 @@ TEST_P(Pocket, GreedyRepliesAreEqual) {
     ComputeOptions one = session.compute();
     one.threads = 1;
     session.set_compute(one);
-    EXPECT_EQ(reply(session), conversations[i]["greedy"].get<std::vector<int32_t>>()) << "conversation " << i;
+    EXPECT_EQ(reply(session), conversations[i]["greedy"].get<std::vector<int32_t>>())
+        << "conversation " << i;
   }
 }
 
@@ -88,7 +89,9 @@ TEST_P(Pocket, LikelihoodsOfWholeConversations) {
         if (at + 24 >= ids.size()) last.insert(last.end(), row.begin(), row.end());
       }
     });
-    EXPECT_NEAR(nll, conversations[i]["nll"].get<double>(), 1e-4 * static_cast<double>(ids.size() - 1)) << i;
+    EXPECT_NEAR(nll, conversations[i]["nll"].get<double>(),
+                1e-4 * static_cast<double>(ids.size() - 1))
+        << i;
     const std::string name = "logits." + std::to_string(i);
     ASSERT_EQ(golden->has(name), i < 3);
     if (i >= 3) continue;
@@ -97,27 +100,30 @@ TEST_P(Pocket, LikelihoodsOfWholeConversations) {
     double worst = 0;
     for (size_t e = 0; e < last.size(); ++e) {
       ASSERT_TRUE(std::isfinite(last[e]));
-      worst = std::max(worst, std::abs(static_cast<double>(last[e]) - static_cast<double>(expected[e])));
+      worst = std::max(worst,
+                       std::abs(static_cast<double>(last[e]) - static_cast<double>(expected[e])));
     }
     EXPECT_LE(worst, 1e-4 * std::max(1.0, deviation(expected))) << name;
   }
 }
 
-// The other contracts beside f32, over 40 conversations. What rounding costs for a token, up or down, in nats: over all
-// conversations, and in any one of them.
+// The other contracts beside f32, over 40 conversations. What rounding costs for a token, up or
+// down, in nats: over all conversations, and in any one of them.
 TEST_P(Pocket, LikelihoodsUnderTheOtherContracts) {
   struct Case {
     Contract contract;
     double all, one;
   };
-  for (const auto& [contract, all, one] : {Case{Contract::bf16, 1e-3, 1e-2}, {Contract::q8, 1e-3, 1e-2}, {Contract::q4, 5e-3, 5e-2}}) {
+  for (const auto& [contract, all, one] :
+       {Case{Contract::bf16, 1e-3, 1e-2}, {Contract::q8, 1e-3, 1e-2}, {Contract::q4, 5e-3, 5e-2}}) {
     const std::string name = contract_name(contract);
     double sum = 0, sum_f32 = 0;
     size_t tokens = 0;
     for (size_t i = 0; i < conversations.size(); ++i) {
       const auto ids = conversations[i]["ids"].get<std::vector<int32_t>>();
       Session session(model(m->directory(), contract), options(2, STET_DEFAULT_ISA, 512, contract));
-      const double nll = negative_log_likelihood(session, ids), f32 = conversations[i]["nll"].get<double>();
+      const double nll = negative_log_likelihood(session, ids),
+                   f32 = conversations[i]["nll"].get<double>();
       EXPECT_NEAR(nll, f32, one * static_cast<double>(ids.size() - 1)) << name << " " << i;
       sum += nll;
       sum_f32 += f32;
@@ -130,7 +136,8 @@ TEST_P(Pocket, LikelihoodsUnderTheOtherContracts) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Pocket, testing::Values("gemma3", "llama3"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Models, Pocket, testing::Values("gemma3", "llama3"),
+                         [](const auto& info) { return info.param; });
 
 struct Script {
   std::vector<int32_t> ids;
@@ -152,13 +159,16 @@ Script read_script() {
 
 class PocketScript : public testing::TestWithParam<Contract> {};
 INSTANTIATE_TEST_SUITE_P(Contracts, PocketScript, testing::Values(Contract::f32, Contract::bf16),
-                         [](const auto& info) { return info.param == Contract::bf16 ? "bf16" : "f32"; });
+                         [](const auto& info) {
+                           return info.param == Contract::bf16 ? "bf16" : "f32";
+                         });
 
 // One session through all eight turns: only what is new is processed.
 TEST_P(PocketScript, EveryReplyIsExpected) {
   const Script script = read_script();
   ASSERT_EQ(script.turns.size(), 8u);
-  Session session(model(asset_path("pocket-gemma3")), options(1, STET_DEFAULT_ISA, 512, GetParam()));
+  Session session(model(asset_path("pocket-gemma3")),
+                  options(1, STET_DEFAULT_ISA, 512, GetParam()));
   for (const auto& [begin, end] : script.turns) {
     const auto at = static_cast<size_t>(session.size());
     session.append(std::span(script.ids).subspan(at, begin - at));
@@ -169,8 +179,8 @@ TEST_P(PocketScript, EveryReplyIsExpected) {
   EXPECT_EQ(session.tokens(), script.ids);
 }
 
-// The checkpoint is trained so that lost state is seen: without the turns before it, no later question that
-// depends on them is answered as in the script.
+// The checkpoint is trained so that lost state is seen: without the turns before it, no later
+// question that depends on them is answered as in the script.
 TEST(PocketScriptCut, Insight08_LostStateGivesVisiblyWrongAnswers) {
   const Script script = read_script();
   const auto bos = std::span(script.ids).first(1);
@@ -181,7 +191,8 @@ TEST(PocketScriptCut, Insight08_LostStateGivesVisiblyWrongAnswers) {
     alone.append(bos);
     const size_t from = script.turns[turn - 1].end + 1;  // after the stop token's newline
     alone.append(ids.subspan(from, begin - from));
-    const std::vector<int32_t> expected(ids.begin() + static_cast<long>(begin), ids.begin() + static_cast<long>(end));
+    const std::vector<int32_t> expected(ids.begin() + static_cast<long>(begin),
+                                        ids.begin() + static_cast<long>(end));
     EXPECT_NE(reply(alone), expected) << "turn " << turn;
   }
 }

@@ -24,7 +24,8 @@ PlainBlock plain_quantize(const float* x) {
   const float inverse = 127.0f / top;
   for (int i = 0; i < kQuantBlock; ++i) {
     const float product = x[i] * inverse;
-    block.q[i] = static_cast<int>(std::nearbyint(product));  // the environment rounds to nearest even
+    block.q[i] =
+        static_cast<int>(std::nearbyint(product));  // the environment rounds to nearest even
   }
   block.scale = top / 127.0f;
   return block;
@@ -39,12 +40,17 @@ struct QuantWeights {
   Fenced<uint8_t> packed;
 
   QuantWeights(bool eight, size_t n, size_t columns, uint64_t seed)
-      : q8(eight), blocks(n), k(columns), u(16 * n * columns), scale(16 * n * columns / 32),
+      : q8(eight),
+        blocks(n),
+        k(columns),
+        u(16 * n * columns),
+        scale(16 * n * columns / 32),
         packed(n * columns / 64 * static_cast<size_t>(eight ? kStripBytesQ8 : kStripBytesQ4)) {
     Stream s(seed);
     std::memset(packed.data(), 0, packed.size());
     for (int& x : u) x = static_cast<int>(s.next() % (q8 ? 256 : 16));
-    for (uint16_t& d : scale) d = static_cast<uint16_t>((s.next() & 0x83FF) | (10 + s.next() % 8) << 10);
+    for (uint16_t& d : scale)
+      d = static_cast<uint16_t>((s.next() & 0x83FF) | (10 + s.next() % 8) << 10);
     for (size_t row = 0; row < 16 * blocks; ++row) {
       for (size_t i = 0; i < k; ++i) place(row, i);
     }
@@ -54,8 +60,11 @@ struct QuantWeights {
     uint8_t* strip = packed.data() + (row / 16 * (k / 64) + i / 64) * strip_bytes;
     std::memcpy(strip + (half * 16 + lane) * 2, &scale[(row * k + i) / 32], 2);
     const int value = u[row * k + i];
-    if (q8) strip[64 + half * 512 + in / 4 * 64 + lane * 4 + in % 4] = static_cast<uint8_t>(value);
-    else strip[64 + half * 256 + in % 16 / 4 * 64 + lane * 4 + in % 4] |= static_cast<uint8_t>(in < 16 ? value : value << 4);
+    if (q8)
+      strip[64 + half * 512 + in / 4 * 64 + lane * 4 + in % 4] = static_cast<uint8_t>(value);
+    else
+      strip[64 + half * 256 + in % 16 / 4 * 64 + lane * 4 + in % 4] |=
+          static_cast<uint8_t>(in < 16 ? value : value << 4);
   }
 
   float times(size_t row, const float* x) const {
@@ -85,14 +94,30 @@ std::vector<float> hard_inputs(size_t n, uint64_t seed) {
   for (size_t b = 0; b + kQuantBlock <= n; b += kQuantBlock) {
     float* block = x.data() + b;
     switch (s.next() % 10) {
-      case 0: std::fill(block, block + kQuantBlock, 0.0f); break;
-      case 1: std::fill(block, block + kQuantBlock, -0.0f); break;
-      case 2: for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1p-126f; break;  // denormals: too small
-      case 3: for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1p-100f; break;  // around the limit
-      case 4: for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1.fffffep127f; break;
-      case 5: for (size_t i = 0; i < kQuantBlock; ++i) block[i] = static_cast<float>(static_cast<int>(i) - 16) * 0.5f * 127 / 16; break;  // ties
-      case 6: std::fill(block, block + kQuantBlock, -s.wide()); break;
-      default: break;
+      case 0:
+        std::fill(block, block + kQuantBlock, 0.0f);
+        break;
+      case 1:
+        std::fill(block, block + kQuantBlock, -0.0f);
+        break;
+      case 2:
+        for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1p-126f;
+        break;  // denormals: too small
+      case 3:
+        for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1p-100f;
+        break;  // around the limit
+      case 4:
+        for (size_t i = 0; i < kQuantBlock; ++i) block[i] = s.real() * 0x1.fffffep127f;
+        break;
+      case 5:
+        for (size_t i = 0; i < kQuantBlock; ++i)
+          block[i] = static_cast<float>(static_cast<int>(i) - 16) * 0.5f * 127 / 16;
+        break;  // ties
+      case 6:
+        std::fill(block, block + kQuantBlock, -s.wide());
+        break;
+      default:
+        break;
     }
   }
   return x;
@@ -111,8 +136,10 @@ TEST_P(EachIsa, InputsAreRoundedAsTheContractSays) {
       ASSERT_TRUE(same_bits(y[b].scale, expected.scale)) << y[b].scale << " " << expected.scale;
       int sum = 0;
       for (int i = 0; i < kQuantBlock; ++i) {
-        const int q = static_cast<int8_t>(static_cast<uint32_t>(y[b].quads[i / 4]) >> (i % 4 * 8) & 0xFFu);
-        ASSERT_EQ(q, expected.q[i]) << "input " << i << ", " << values[32 * b + static_cast<size_t>(i)];
+        const int q =
+            static_cast<int8_t>(static_cast<uint32_t>(y[b].quads[i / 4]) >> (i % 4 * 8) & 0xFFu);
+        ASSERT_EQ(q, expected.q[i])
+            << "input " << i << ", " << values[32 * b + static_cast<size_t>(i)];
         ASSERT_LE(std::abs(q), 127);
         sum += q;
       }
@@ -138,10 +165,12 @@ TEST_P(EachIsa, MatrixVectorIsTheChainOverBlocks) {
         }
         for (size_t rows = 1; rows <= kGemvRows; ++rows) {
           const Fenced<float> y(rows * ldy);
-          (q8 ? k.gemv_q8 : k.gemv_q4)(w.packed.data(), blocks, depth, quants.data(), ldx, y.data(), ldy, static_cast<int>(rows));
+          (q8 ? k.gemv_q8 : k.gemv_q4)(w.packed.data(), blocks, depth, quants.data(), ldx, y.data(),
+                                       ldy, static_cast<int>(rows));
           for (size_t r = 0; r < rows; ++r) {
             ASSERT_TRUE(equal_bits(y.span().subspan(r * ldy, width), w.times(x[r].data())))
-                << (q8 ? "q8" : "q4") << ", depth " << depth << ", blocks " << blocks << ", row " << r << " of " << rows;
+                << (q8 ? "q8" : "q4") << ", depth " << depth << ", blocks " << blocks << ", row "
+                << r << " of " << rows;
           }
           ASSERT_TRUE(y.untouched());
         }
@@ -203,21 +232,27 @@ void check_tile(const Kernels& k, const QuantWeights& w, const Fenced<float>& x,
   const size_t depth = w.k, width = 16 * w.blocks, ld = width + 3, cut = depth / 128 * 64;
   const int vectors = static_cast<int>(w.blocks);
   std::vector<uint8_t> bytes(w.blocks * depth / 64 * static_cast<size_t>(kStripBytesQ8));
-  if (w.q8) std::memcpy(bytes.data(), w.packed.data(), bytes.size());
-  else k.expand_q4(w.packed.data(), w.blocks * depth / 64, bytes.data());
+  if (w.q8)
+    std::memcpy(bytes.data(), w.packed.data(), bytes.size());
+  else
+    k.expand_q4(w.packed.data(), w.blocks * depth / 64, bytes.data());
   const auto tile = w.q8 ? k.tile_q8 : k.tile_q4;
   const Fenced<QuantTile> packed(depth / 32);
   const Fenced<float> y(static_cast<size_t>(rows) * ld), halves(static_cast<size_t>(rows) * ld);
   k.pack_quants(x.data(), depth, rows, depth, packed.data());
   tile(packed.data(), bytes.data(), depth, depth, {nullptr, 0, y.data(), ld, rows, vectors});
-  const Fetch next = {packed.data(), depth * 40, size_t{1} << 40, w.blocks};  // memory or not: it changes nothing
-  tile(packed.data(), bytes.data(), depth, cut, {nullptr, 0, halves.data(), ld, rows, vectors, next});
+  const Fetch next = {packed.data(), depth * 40, size_t{1} << 40,
+                      w.blocks};  // memory or not: it changes nothing
+  tile(packed.data(), bytes.data(), depth, cut,
+       {nullptr, 0, halves.data(), ld, rows, vectors, next});
   tile(packed.data() + cut / 32, bytes.data() + cut / 64 * kStripBytesQ8, depth, depth - cut,
        {halves.data(), ld, halves.data(), ld, rows, vectors});
   for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
     ASSERT_TRUE(equal_bits(y.span().subspan(r * ld, width), w.times(x.data() + r * depth)))
-        << (w.q8 ? "q8" : "q4") << ", row " << r << " of " << rows << ", depth " << depth << ", blocks " << w.blocks;
-    for (size_t i = width; i < ld; ++i) ASSERT_EQ(bits_of(y[r * ld + i]), 0xFFFFFFFFu) << "written past the row";
+        << (w.q8 ? "q8" : "q4") << ", row " << r << " of " << rows << ", depth " << depth
+        << ", blocks " << w.blocks;
+    for (size_t i = width; i < ld; ++i)
+      ASSERT_EQ(bits_of(y[r * ld + i]), 0xFFFFFFFFu) << "written past the row";
   }
   ASSERT_TRUE(equal_bits(halves.span(), y.span()));
   ASSERT_TRUE(packed.untouched() && y.untouched() && halves.untouched());
@@ -229,7 +264,9 @@ TEST_P(EachIsa, TileGivesTheBitsOfPlainIntegers) {
       for (size_t blocks : {1, 2, 3, 4}) {
         const QuantWeights w(q8, blocks, depth, depth + blocks);
         for (int rows = 1; rows <= kTileRows; ++rows) {
-          check_tile(k, w, Fenced<float>(hard_inputs(static_cast<size_t>(rows) * depth, 11 + depth)), rows);
+          check_tile(k, w,
+                     Fenced<float>(hard_inputs(static_cast<size_t>(rows) * depth, 11 + depth)),
+                     rows);
         }
       }
     }
@@ -253,7 +290,8 @@ TEST_P(EachIsa, TileTakesTheLargestSums) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EachIsa, testing::ValuesIn(isa_names()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(All, EachIsa, testing::ValuesIn(isa_names()),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace stet::test

@@ -1,4 +1,5 @@
-// Weights rounded to q8 and q4: how far they are off, and the packed bytes, with the layout restated from kernels.hpp.
+// Weights rounded to q8 and q4: how far they are off, and the packed bytes, with the layout
+// restated from kernels.hpp.
 #include "src/quantize.hpp"
 
 #include <cmath>
@@ -16,7 +17,9 @@ using stet_test::error_of;
 
 constexpr WeightType kTypes[] = {WeightType::q8, WeightType::q4};
 
-QuantizedBlock round_block(WeightType type, const Weights& w) { return type == WeightType::q8 ? round_block_q8(w) : round_block_q4(w); }
+QuantizedBlock round_block(WeightType type, const Weights& w) {
+  return type == WeightType::q8 ? round_block_q8(w) : round_block_q4(w);
+}
 
 int zero_of(WeightType type) { return type == WeightType::q8 ? 128 : 8; }
 double value(WeightType type, const QuantizedBlock& b, size_t i) {
@@ -28,7 +31,8 @@ double squared_error(WeightType type, const Weights& w, const QuantizedBlock& b)
   return sum;
 }
 
-// Blocks of every kind: normal weights of many magnitudes, outliers, constants, few values, denormals, one weight alone.
+// Blocks of every kind: normal weights of many magnitudes, outliers, constants, few values,
+// denormals, one weight alone.
 std::vector<Weights> many_blocks() {
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
@@ -41,7 +45,8 @@ std::vector<Weights> many_blocks() {
   for (int exponent = -40; exponent <= 13; ++exponent) {
     const float size = std::ldexp(1.0f, exponent);
     for (int i = 0; i < 40; ++i) add([&](size_t) { return size * normal(random); });
-    for (size_t at = 0; at < 32; at += 5) add([&](size_t i) { return size * (i == at ? -9.0f : 0.1f * normal(random)); });
+    for (size_t at = 0; at < 32; at += 5)
+      add([&](size_t i) { return size * (i == at ? -9.0f : 0.1f * normal(random)); });
     for (size_t at = 0; at < 32; at += 7) add([&](size_t i) { return i == at ? size : 0.0f; });
     add([&](size_t) { return size; });
     add([&](size_t) { return -size; });
@@ -62,7 +67,8 @@ TEST(RoundBlock, Q8IsOffByHalfAStepAtMost) {
     for (size_t i = 0; i < 32; ++i) {
       // w times the inverse of d is rounded twice.
       const double x = static_cast<double>(w[i]), rounding = std::abs(x) * 0x1p-22;
-      ASSERT_LE(std::abs(x - value(WeightType::q8, b, i)), d / 2 + rounding) << x << " in steps of " << d;
+      ASSERT_LE(std::abs(x - value(WeightType::q8, b, i)), d / 2 + rounding)
+          << x << " in steps of " << d;
       ASSERT_GE(b.u[i], 1);
     }
   }
@@ -78,7 +84,8 @@ TEST(RoundBlock, Q8HasTheScaleOfTheLargestWeight) {
   }
 }
 
-// d = max / -8, u = floor(w / d + 8.5): what Q4_0 is usually made with; or, with other `steps`, the same at the other end.
+// d = max / -8, u = floor(w / d + 8.5): what Q4_0 is usually made with; or, with other `steps`, the
+// same at the other end.
 QuantizedBlock plain_q4(const Weights& w, double steps = -8) {
   double top = 0;
   for (const float x : w) {
@@ -99,7 +106,8 @@ TEST(RoundBlock, Q4HasTheLesserErrorOfBothEnds) {
   for (const Weights& w : many_blocks()) {
     const QuantizedBlock b = round_block_q4(w), p = plain_q4(w);
     for (const uint8_t u : b.u) ASSERT_LE(u, 15);
-    const double error = squared_error(WeightType::q4, w, b), other = squared_error(WeightType::q4, w, p);
+    const double error = squared_error(WeightType::q4, w, b),
+                 other = squared_error(WeightType::q4, w, p);
     const double high = squared_error(WeightType::q4, w, plain_q4(w, 7));
     // Sums of 32 squares of float32 are what is compared: 2^-24 of each, and of each sum.
     ASSERT_LE(error, std::min(other, high) * (1 + 0x1p-16));
@@ -117,7 +125,8 @@ TEST(RoundBlock, ZerosAndConstantsAreExact) {
     const QuantizedBlock zeros = round_block(type, Weights{});
     for (size_t i = 0; i < 32; ++i) EXPECT_EQ(zeros.u[i], zero_of(type));
     EXPECT_EQ(widen_f16(zeros.scale), 0.0f);
-    for (const float c : {127.0f, -127.0f, 0x1p-10f * 127, 56.0f * 127, -65504.0f * 127}) {  // the scale is a float16
+    for (const float c : {127.0f, -127.0f, 0x1p-10f * 127, 56.0f * 127,
+                          -65504.0f * 127}) {  // the scale is a float16
       Weights w;
       w.fill(type == WeightType::q8 ? c : c / 127 * 8);
       const QuantizedBlock b = round_block(type, w);
@@ -127,7 +136,8 @@ TEST(RoundBlock, ZerosAndConstantsAreExact) {
 }
 
 TEST(RoundBlock, WhatHasNoScaleIsNotFinite) {
-  constexpr float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float inf = std::numeric_limits<float>::infinity(),
+                  nan = std::numeric_limits<float>::quiet_NaN();
   for (const WeightType type : kTypes) {
     const float limit = 65520.0f * (type == WeightType::q8 ? 127 : 8);
     for (const float bad : {nan, inf, -inf, limit, -limit, std::numeric_limits<float>::max()}) {
@@ -174,9 +184,9 @@ Tensor random_tensor(size_t rows, size_t columns, uint32_t seed = 1) {
 
 std::vector<std::byte> bytes_of(const Matrix& m) { return {m.all().begin(), m.all().end()}; }
 
-// Strips of 64 columns of 16 rows. First the scales: [2][16] of 2 bytes. Then u. q8: [2][8][16][4]: byte 4c + i of a row's
-// part of a line is column 4 line + i. q4: [2][4][16][4]: the same of the first 16 columns of 32 in the low halves, and of
-// the others in the high ones.
+// Strips of 64 columns of 16 rows. First the scales: [2][16] of 2 bytes. Then u. q8: [2][8][16][4]:
+// byte 4c + i of a row's part of a line is column 4 line + i. q4: [2][4][16][4]: the same of the
+// first 16 columns of 32 in the low halves, and of the others in the high ones.
 struct Layout {
   WeightType type;
   size_t columns;
@@ -184,8 +194,12 @@ struct Layout {
   size_t strips() const { return (columns + 63) / 64; }
   size_t strip_bytes() const { return 64 + 64 * (type == WeightType::q8 ? 16 : 8); }
   size_t size(size_t rows) const { return (rows + 15) / 16 * strips() * strip_bytes(); }
-  size_t strip(size_t row, size_t column) const { return (row / 16 * strips() + column / 64) * strip_bytes(); }
-  size_t scale(size_t row, size_t column) const { return strip(row, column) + column % 64 / 32 * 32 + row % 16 * 2; }
+  size_t strip(size_t row, size_t column) const {
+    return (row / 16 * strips() + column / 64) * strip_bytes();
+  }
+  size_t scale(size_t row, size_t column) const {
+    return strip(row, column) + column % 64 / 32 * 32 + row % 16 * 2;
+  }
   size_t byte(size_t row, size_t column) const {
     const size_t half = column % 64 / 32, lines = type == WeightType::q8 ? 8 : 4;
     const size_t inner = column % 32 % (lines * 4);
@@ -219,13 +233,15 @@ TEST(Quantized, BytesAreThoseOfTheLayout) {
         for (size_t row = 0; row < (rows + 15) / 16 * 16; ++row) {
           for (size_t column = 0; column < m.depth(); column += 32) {
             Weights w{};
-            for (size_t i = 0; i < 32 && row < rows && column + i < columns; ++i) w[i] = t.w[row * columns + column + i];
+            for (size_t i = 0; i < 32 && row < rows && column + i < columns; ++i)
+              w[i] = t.w[row * columns + column + i];
             const QuantizedBlock b = round_block(type, w);
             layout.put_scale(expected, row, column, b.scale);
             for (size_t i = 0; i < 32; ++i) layout.put(expected, row, column + i, b.u[i]);
           }
         }
-        ASSERT_EQ(bytes_of(m), expected) << weight_type_name(type) << " " << rows << " x " << columns;
+        ASSERT_EQ(bytes_of(m), expected)
+            << weight_type_name(type) << " " << rows << " x " << columns;
       }
     }
   }
@@ -246,7 +262,9 @@ TEST(Quantized, GatherGivesWhatTheBytesSay) {
             const size_t n = std::min<size_t>(32, columns - begin);
             std::copy_n(t.w.begin() + static_cast<long>(row * columns + begin), n, w.begin());
             const QuantizedBlock b = round_block(type, w);
-            for (size_t i = 0; i < n; ++i) ASSERT_EQ(static_cast<double>(out[begin + i]), value(type, b, i)) << row << " " << begin + i;
+            for (size_t i = 0; i < n; ++i)
+              ASSERT_EQ(static_cast<double>(out[begin + i]), value(type, b, i))
+                  << row << " " << begin + i;
           }
         }
       }
@@ -258,7 +276,8 @@ TEST(Quantized, AnyNumberOfThreadsGivesTheSameBytes) {
   const Tensor t = random_tensor(77, 200);
   for (const WeightType type : kTypes) {
     const Matrix one = t.matrix().quantized(type, 1);
-    for (const int threads : {2, 3, 8}) EXPECT_EQ(bytes_of(t.matrix().quantized(type, threads)), bytes_of(one));
+    for (const int threads : {2, 3, 8})
+      EXPECT_EQ(bytes_of(t.matrix().quantized(type, threads)), bytes_of(one));
   }
 }
 
@@ -268,8 +287,9 @@ TEST(Quantized, ABadWeightIsNamedWhateverTheThreads) {
   t.w[40 * 70 + 69] = std::nanf("");
   t.w[39 * 70 + 69] = 1e30f;
   for (const int threads : {1, 2, 5}) {
-    EXPECT_EQ(error_of([&] { t.matrix().quantized(WeightType::q8, threads); }),
-              "unsupported: [39, 69]: expected less than 8.32104e+06 in magnitude for q8, found 1e+30");
+    EXPECT_EQ(
+        error_of([&] { t.matrix().quantized(WeightType::q8, threads); }),
+        "unsupported: [39, 69]: expected less than 8.32104e+06 in magnitude for q8, found 1e+30");
   }
   t.w[39 * 70 + 69] = 524159.0f;  // below 8 times 65520
   for (const int threads : {1, 2, 5}) {
@@ -278,8 +298,9 @@ TEST(Quantized, ABadWeightIsNamedWhateverTheThreads) {
   }
 }
 
-// GGUF's blocks, of a float16 d and 32 integers, each a weight q d: Q8_0 has q of -128 .. 127, Q4_0 of -8 .. 7.
-// Both have a place here, bit for bit, so that files of that format could be taken over without rounding again.
+// GGUF's blocks, of a float16 d and 32 integers, each a weight q d: Q8_0 has q of -128 .. 127, Q4_0
+// of -8 .. 7. Both have a place here, bit for bit, so that files of that format could be taken over
+// without rounding again.
 TEST(Quantized, BlocksOfGgufHaveAnExactPlace) {
   std::mt19937 random(3);
   for (const WeightType type : kTypes) {
@@ -295,7 +316,8 @@ TEST(Quantized, BlocksOfGgufHaveAnExactPlace) {
       uint16_t d = 0;
       for (size_t column = 0; column < columns; ++column) {
         if (column % 32 == 0) {
-          do d = static_cast<uint16_t>(random()); while ((d & 0x7C00) == 0x7C00);  // any finite one, of both signs
+          do d = static_cast<uint16_t>(random());
+          while ((d & 0x7C00) == 0x7C00);  // any finite one, of both signs
           layout.put_scale(packed, row, column, d);
         }
         const int q = low + next++ % count;
@@ -308,7 +330,8 @@ TEST(Quantized, BlocksOfGgufHaveAnExactPlace) {
     std::vector<float> out(columns);
     for (size_t row = 0; row < rows; ++row) {
       m.gather(row, out.data());
-      for (size_t k = 0; k < columns; ++k) ASSERT_EQ(static_cast<double>(out[k]), expected[row * columns + k]) << row << " " << k;
+      for (size_t k = 0; k < columns; ++k)
+        ASSERT_EQ(static_cast<double>(out[k]), expected[row * columns + k]) << row << " " << k;
     }
   }
 }
@@ -316,7 +339,8 @@ TEST(Quantized, BlocksOfGgufHaveAnExactPlace) {
 // ---------------------------------------------------------------- checkpoints
 
 // A copy of a checkpoint in which one weight is another.
-std::shared_ptr<const FileSource> with_weight(const std::string& name, const std::string& tensor, size_t row, size_t column, float weight) {
+std::shared_ptr<const FileSource> with_weight(const std::string& name, const std::string& tensor,
+                                              size_t row, size_t column, float weight) {
   const std::string directory = data_path("models/" + name);
   std::string file = read_text_file(directory + "/model.safetensors", size_t{1} << 30);
   const std::vector<std::byte> bytes = read_file(directory + "/model.safetensors", size_t{1} << 30);
@@ -325,7 +349,10 @@ std::shared_ptr<const FileSource> with_weight(const std::string& name, const std
   const size_t at = row * static_cast<size_t>(view->shape.at(1)) + column;
   const size_t begin = static_cast<size_t>(view->bytes.data() - bytes.data());
   std::memcpy(file.data() + begin + at * sizeof weight, &weight, sizeof weight);
-  return memory_source({{"config.json", read_text_file(directory + "/config.json", size_t{1} << 20)}, {"model.safetensors", file}}, "m");
+  return memory_source(
+      {{"config.json", read_text_file(directory + "/config.json", size_t{1} << 20)},
+       {"model.safetensors", file}},
+      "m");
 }
 
 std::string load_error(const std::shared_ptr<const FileSource>& source, Contract contract) {
@@ -334,22 +361,28 @@ std::string load_error(const std::shared_ptr<const FileSource>& source, Contract
 
 TEST(QuantizedModel, ABadWeightIsNamed) {
   const float nan = std::nanf(""), inf = std::numeric_limits<float>::infinity();
-  const std::string in = "unsupported: m: model.safetensors: ", q8 = ": expected less than 8.32104e+06 in magnitude for q8, found ",
+  const std::string in = "unsupported: m: model.safetensors: ",
+                    q8 = ": expected less than 8.32104e+06 in magnitude for q8, found ",
                     q4 = ": expected less than 524160 in magnitude for q4, found ";
-  const std::string k = "model.layers.1.self_attn.k_proj.weight", embeddings = "model.embed_tokens.weight", mlp = "h.2.mlp.c_fc.weight";
+  const std::string k = "model.layers.1.self_attn.k_proj.weight",
+                    embeddings = "model.embed_tokens.weight", mlp = "h.2.mlp.c_fc.weight";
   const auto k_nan = with_weight("llama31-tiny", k, 3, 5, nan);  // it is stacked below q_proj
   EXPECT_EQ(load_error(k_nan, Contract::q8), in + k + "[3, 5]" + q8 + "nan");
   EXPECT_EQ(load_error(k_nan, Contract::q4), in + k + "[3, 5]" + q4 + "nan");
   EXPECT_EQ(load_error(k_nan, Contract::f32), "no error");  // which takes weights as they are
   EXPECT_EQ(load_error(with_weight("llama31-tiny", k, 0, 0, 1e6f), Contract::q8), "no error");
-  EXPECT_EQ(load_error(with_weight("llama31-tiny", k, 0, 0, 1e6f), Contract::q4), in + k + "[0, 0]" + q4 + "1e+06");
-  EXPECT_EQ(load_error(with_weight("llama31-tiny", embeddings, 319, 63, -inf), Contract::q4), in + embeddings + "[319, 63]" + q8 + "-inf");
+  EXPECT_EQ(load_error(with_weight("llama31-tiny", k, 0, 0, 1e6f), Contract::q4),
+            in + k + "[0, 0]" + q4 + "1e+06");
+  EXPECT_EQ(load_error(with_weight("llama31-tiny", embeddings, 319, 63, -inf), Contract::q4),
+            in + embeddings + "[319, 63]" + q8 + "-inf");
   const std::string head = "lm_head.weight";
-  EXPECT_EQ(load_error(with_weight("llama31-tiny", head, 16, 0, inf), Contract::q4), in + head + "[16, 0]" + q8 + "inf");
+  EXPECT_EQ(load_error(with_weight("llama31-tiny", head, 16, 0, inf), Contract::q4),
+            in + head + "[16, 0]" + q8 + "inf");
   // GPT-2 stores the transpose: the place is that in the file.
   const Golden gpt2(data_path("models/gpt2-tiny/model.safetensors"));
   const std::string name = gpt2.has(mlp) ? mlp : "transformer." + mlp;
-  EXPECT_EQ(load_error(with_weight("gpt2-tiny", name, 7, 200, nan), Contract::q8), in + name + "[7, 200]" + q8 + "nan");
+  EXPECT_EQ(load_error(with_weight("gpt2-tiny", name, 7, 200, nan), Contract::q8),
+            in + name + "[7, 200]" + q8 + "nan");
 }
 
 }  // namespace

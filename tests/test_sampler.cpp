@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "nlohmann/json.hpp"
 #include "error_of.hpp"
 #include "heap.hpp"
+#include "nlohmann/json.hpp"
 #include "stet/error.hpp"
 #include "stet/file.hpp"
 #include "stet/math.hpp"
@@ -247,7 +247,8 @@ TEST(Sampler, TopPEqualsSorting) {
 
 // What the header says, written down without regard to speed: everything is sorted, and every
 // exponential computed. Empty when rounding decides what top-p drops.
-Ids kept_by_sorting(const SamplingSettings& s, const Floats& scores, const std::vector<double>& weights) {
+Ids kept_by_sorting(const SamplingSettings& s, const Floats& scores,
+                    const std::vector<double>& weights) {
   Ids order(scores.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return scores[a] < scores[b]; });
@@ -279,17 +280,21 @@ TEST(Sampler, EqualsSortingEverything) {
   for (const size_t vocab : {1, 3, 2048, 2049, 6000, 262144}) {
     for (const int kind : {0, 1, 2, 3, 4}) {
       Floats logits = noise(vocab, kind == 3 ? 0 : 3, vocab + 7);
-      if (kind == 1) for (float& x : logits) x = std::round(x * 4) / 4 + 0.0f;
-      if (kind == 2) for (size_t i = 0; i + 1 < vocab; i += i % 3 + 1) logits[i] = -kInf;
+      if (kind == 1)
+        for (float& x : logits) x = std::round(x * 4) / 4 + 0.0f;
+      if (kind == 2)
+        for (size_t i = 0; i + 1 < vocab; i += i % 3 + 1) logits[i] = -kInf;
       if (kind == 4) logits[vocab / 2] = 40;
       const float best = *std::max_element(logits.begin(), logits.end());
       std::vector<double> weights;
-      for (const float x : logits) weights.push_back(stet::math::exp(static_cast<double>(x) - static_cast<double>(best)));
+      for (const float x : logits)
+        weights.push_back(stet::math::exp(static_cast<double>(x) - static_cast<double>(best)));
       Sampler sampler(static_cast<int>(vocab));
       for (const int top_k : {0, 1, 64, 2048, 5000}) {
         for (const double top_p : {1.0, 0.95, 0.3}) {
           for (const double min_p : {0.0, 0.05, 1.0, 1e-300}) {
-            if (vocab == 262144 && (top_k == 2048 || top_p == 0.3)) continue;  // takes long, and shows no more
+            if (vocab == 262144 && (top_k == 2048 || top_p == 0.3))
+              continue;  // takes long, and shows no more
             SamplingSettings s = random_settings();
             s.top_k = top_k;
             s.top_p = top_p;
@@ -303,7 +308,8 @@ TEST(Sampler, EqualsSortingEverything) {
             for (const int id : want) expected[id] = static_cast<float>(weights[id] / total);
             sampler.probabilities(s, logits, {}, got);
             ASSERT_EQ(std::memcmp(got.data(), expected.data(), vocab * sizeof(float)), 0)
-                << vocab << " kind " << kind << " top_k " << top_k << " top_p " << top_p << " min_p " << min_p;
+                << vocab << " kind " << kind << " top_k " << top_k << " top_p " << top_p
+                << " min_p " << min_p;
             for (uint64_t position = 0; position < 3; ++position) {
               const double target = stet::philox_uniform(s.seed, position) * total;
               size_t i = 0;

@@ -1,6 +1,7 @@
-// Random schedules on several sessions and files, each step compared with a plain list of tokens replayed from scratch; and over all of
-// them, no name of a block or of a state is that of two. What
-// fails is made short and printed as a program. STET_SCHEDULES=N runs N of them, STET_SEED=S begins with the one of seed S.
+// Random schedules on several sessions and files, each step compared with a plain list of tokens
+// replayed from scratch; and over all of them, no name of a block or of a state is that of two.
+// What fails is made short and printed as a program. STET_SCHEDULES=N runs N of them, STET_SEED=S
+// begins with the one of seed S.
 #include "schedules/shrink.hpp"
 #include "schedules/world.hpp"
 
@@ -14,7 +15,8 @@ uint64_t setting(const char* name, uint64_t fallback) {
   return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
 }
 
-// The small checkpoints under every contract that they are for, each with every type of keys and values.
+// The small checkpoints under every contract that they are for, each with every type of keys and
+// values.
 class AllSubjects {
  public:
   Subjects& of(uint64_t seed) {
@@ -38,8 +40,10 @@ class AllSubjects {
 };
 
 // The failure, its steps made few, as a program.
-std::string report(Subjects& subjects, const Steps& steps, PlantedFault planted = PlantedFault::none) {
-  const Steps few = shrunk(steps, [&](const Steps& tried) { return !World(subjects, planted).run(tried).empty(); });
+std::string report(Subjects& subjects, const Steps& steps,
+                   PlantedFault planted = PlantedFault::none) {
+  const Steps few = shrunk(
+      steps, [&](const Steps& tried) { return !World(subjects, planted).run(tried).empty(); });
   World world(subjects, planted);
   const std::string failure = world.run(few);
   return failure + "\n" + world.program();
@@ -52,7 +56,8 @@ TEST(Schedules, EqualTheSameTokensProcessedAtOnce) {
     Subjects& subjects = all.of(seed);
     const Steps steps = draw_steps(static_cast<uint32_t>(seed), kSteps);
     const std::string failure = World(subjects).run(steps);
-    ASSERT_EQ(failure, "") << "repeat with STET_SCHEDULES=1 STET_SEED=" << seed << "\n" << report(subjects, steps);
+    ASSERT_EQ(failure, "") << "repeat with STET_SCHEDULES=1 STET_SEED=" << seed << "\n"
+                           << report(subjects, steps);
   }
 }
 
@@ -66,7 +71,8 @@ TEST(Shrinking, LeavesTheStepsThatMatterWithSmallNumbers) {
     ++runs;
     size_t at = 0;
     while (at < tried.size() && !(tried[at].action == Action::convert && tried[at].x >= 77)) ++at;
-    return std::any_of(tried.begin() + static_cast<long>(at), tried.end(), [](const Step& s) { return s.action == Action::touch; });
+    return std::any_of(tried.begin() + static_cast<long>(at), tried.end(),
+                       [](const Step& s) { return s.action == Action::touch; });
   });
   ASSERT_EQ(few.size(), 2u);
   EXPECT_EQ(few[0].action, Action::convert);
@@ -88,7 +94,10 @@ TEST(Shrinking, FindsAPlantedFaultAndPrintsAShortProgram) {
   }
   const std::string text = report(subjects, steps, fault);
   EXPECT_TRUE(text.starts_with("s0 has 0 positions, not 1\n")) << text;
-  EXPECT_NE(text.find("  Session s0(m, o);\n  s0.append(std::vector<int32_t>{3});\n  s0.rewind(0);\n  // s0 ought to be:\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("  Session s0(m, o);\n  s0.append(std::vector<int32_t>{3});\n  "
+                      "s0.rewind(0);\n  // s0 ought to be:\n"),
+            std::string::npos)
+      << text;
   EXPECT_EQ(World(subjects).run(steps), "");
 }
 

@@ -1,4 +1,5 @@
-// Snapshots: everything comes back, the bytes are those of the specification, and no damage goes unnoticed.
+// Snapshots: everything comes back, the bytes are those of the specification, and no damage goes
+// unnoticed.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -56,7 +57,8 @@ class SnapshotTest : public testing::Test {
   }
   std::string restore_error(const std::string& bytes) const {
     stet_test::write_file(file + ".bad", bytes);
-    return error_of([&] { Snapshot::open(file + ".bad").restore(m, kTokenizer, options(1), {.check = true}); });
+    return error_of(
+        [&] { Snapshot::open(file + ".bad").restore(m, kTokenizer, options(1), {.check = true}); });
   }
   // The image of session(5), changed by f, and what opening it says.
   template <class F>
@@ -161,13 +163,15 @@ TEST_F(SnapshotTest, BytesAreThoseOfTheSpecification) {
   Session s = session();
   const StateDigests d = Snapshot::save(s, kTokenizer, file);
   const std::string bytes = bytes_of_file(file);
-  const size_t block = 32768;  // 4 layers x 2 heads x (K, V) x 8 dimensions x 64 positions x 4 bytes
+  const size_t block =
+      32768;  // 4 layers x 2 heads x (K, V) x 8 dimensions x 64 positions x 4 bytes
   ASSERT_EQ(s.kv().shape().block_bytes(), block);
   EXPECT_EQ(bytes.size(), 65536 + block);
 
   const SnapshotImage image = SnapshotImage::parse(bytes);
   EXPECT_EQ(image.state, le(d.state));
-  EXPECT_EQ(image.id, std::string(reinterpret_cast<const char*>(d.id.bytes.data()), d.id.bytes.size()));
+  EXPECT_EQ(image.id,
+            std::string(reinterpret_cast<const char*>(d.id.bytes.data()), d.id.bytes.size()));
   EXPECT_EQ(image.build(), bytes);  // header, table, offsets, digests, gaps
 
   ASSERT_EQ(image.sections.size(), 6u);
@@ -185,7 +189,8 @@ TEST_F(SnapshotTest, BytesAreThoseOfTheSpecification) {
   EXPECT_EQ(image.sections[3].content, text(s.logits()));
   EXPECT_EQ(image.sections[4].name, "BLOCKS");
   std::string digests;  // of each layer
-  for (size_t layer = 0; layer < 4; ++layer) digests += digest_bytes(image.sections[5].content.substr(layer * block / 4, block / 4));
+  for (size_t layer = 0; layer < 4; ++layer)
+    digests += digest_bytes(image.sections[5].content.substr(layer * block / 4, block / 4));
   EXPECT_EQ(image.sections[4].content, digests);
   EXPECT_EQ(image.sections[5].name, "KV");
   const std::vector<std::byte> kv = kv_bytes(s.kv());
@@ -196,18 +201,23 @@ TEST_F(SnapshotTest, BytesAreThoseOfTheSpecification) {
   EXPECT_EQ(meta["generation"]["temperature"], 0.1 + 0.2);
   EXPECT_EQ(meta["generation"]["stream"], "00ff80207374617465");
   EXPECT_EQ(meta["generation"]["held"], "0a");
-  EXPECT_EQ(meta["generation"]["turns"], nlohmann::json::parse(R"([{"prompt":0,"reply":3,"end":4,"open":false},
+  EXPECT_EQ(meta["generation"]["turns"],
+            nlohmann::json::parse(R"([{"prompt":0,"reply":3,"end":4,"open":false},
                                                                    {"prompt":4,"reply":5,"end":5,"open":true}])"));
-  EXPECT_EQ(meta["kv"], nlohmann::json::parse(R"({"type":"f32","version":1,"layers":4,"heads":2,"head_dim":8})"));
+  EXPECT_EQ(meta["kv"], nlohmann::json::parse(
+                            R"({"type":"f32","version":1,"layers":4,"heads":2,"head_dim":8})"));
   EXPECT_EQ(meta["checkpoint"], "llama31-tiny");
 }
 
 // Keeps a file open and spoils it in place: thousands of times.
 class Spoiled {
  public:
-  explicit Spoiled(const std::string& path) : path_(path), fd_(::open(path.c_str(), O_RDWR | O_CLOEXEC)) {}
+  explicit Spoiled(const std::string& path)
+      : path_(path), fd_(::open(path.c_str(), O_RDWR | O_CLOEXEC)) {}
   ~Spoiled() { ::close(fd_); }
-  void put(size_t at, char byte) const { ASSERT_EQ(::pwrite(fd_, &byte, 1, static_cast<off_t>(at)), 1); }
+  void put(size_t at, char byte) const {
+    ASSERT_EQ(::pwrite(fd_, &byte, 1, static_cast<off_t>(at)), 1);
+  }
   void truncate(size_t size) const { ASSERT_EQ(::ftruncate(fd_, static_cast<off_t>(size)), 0); }
 
  private:
@@ -231,7 +241,8 @@ TEST_F(SnapshotTest, EveryTruncationIsAnError) {
     const std::string error = error_of([&] { Snapshot::open(file); });
     expect_one_line(error, file, std::to_string(length));
     if (length >= 192) {
-      ASSERT_EQ(error, "format: " + file + ": file size: expected " + std::to_string(size) + ", found " + std::to_string(length));
+      ASSERT_EQ(error, "format: " + file + ": file size: expected " + std::to_string(size) +
+                           ", found " + std::to_string(length));
     }
     if (HasFatalFailure()) return;
   }
@@ -241,13 +252,15 @@ TEST_F(SnapshotTest, EveryFlippedBitBeforeTheKeysIsAnError) {
   Session s = session();
   Snapshot::save(s, kTokenizer, file);
   const std::string bytes = bytes_of_file(file);
-  const size_t blocks = 128 + 4 * 64, end = get_le(bytes, blocks + 8, 8) + get_le(bytes, blocks + 16, 8);
+  const size_t blocks = 128 + 4 * 64,
+               end = get_le(bytes, blocks + 8, 8) + get_le(bytes, blocks + 16, 8);
   ASSERT_LT(end, 8192u);
   const Spoiled spoiled(file);
   for (size_t at = 0; at < end; ++at) {
     for (int bit = 0; bit < 8; ++bit) {
       spoiled.put(at, static_cast<char>(bytes[at] ^ (1 << bit)));
-      expect_one_line(error_of([&] { Snapshot::open(file); }), file, "byte " + std::to_string(at) + " bit " + std::to_string(bit));
+      expect_one_line(error_of([&] { Snapshot::open(file); }), file,
+                      "byte " + std::to_string(at) + " bit " + std::to_string(bit));
       if (HasFatalFailure()) return;
     }
     spoiled.put(at, bytes[at]);
@@ -268,9 +281,13 @@ TEST_F(SnapshotTest, DamagedKeysAndValuesAreNamedByBlock) {
   for (int i = 0; i < 2000; ++i) {
     const size_t at = 65536 + random() % (3 * block);
     spoiled.put(at, static_cast<char>(bytes[at] ^ (1 << random() % 8)));
-    const std::string error = error_of([&] { live = snapshot.restore(m, kTokenizer, options(1), {.map = i % 2 == 0, .check = true}); });
-    ASSERT_EQ(error, "format: " + file + ": KV block " + std::to_string((at - 65536) / block) +
-                         ": expected the bytes that were saved (--heal computes them again), found others");
+    const std::string error = error_of([&] {
+      live = snapshot.restore(m, kTokenizer, options(1), {.map = i % 2 == 0, .check = true});
+    });
+    ASSERT_EQ(
+        error,
+        "format: " + file + ": KV block " + std::to_string((at - 65536) / block) +
+            ": expected the bytes that were saved (--heal computes them again), found others");
     spoiled.put(at, bytes[at]);
   }
   EXPECT_EQ(live.tokens(), some_ids(7));  // a failed load leaves what is there
@@ -288,7 +305,8 @@ TEST_F(SnapshotTest, SplicedFilesAreRefused) {
   for (int i = 0; i < 500; ++i) {
     // Half of the cuts fall into what stands before the keys.
     const size_t range = i % 2 == 0 ? 4096 : std::min(one.size(), other.size());
-    const size_t at = 1 + random() % (range - 1), from = i % 3 == 0 ? at : 1 + random() % (range - 1);
+    const size_t at = 1 + random() % (range - 1),
+                 from = i % 3 == 0 ? at : 1 + random() % (range - 1);
     const std::string spliced = one.substr(0, at) + other.substr(from);
     if (spliced == one || spliced == other) continue;
     const std::string error = restore_error(spliced);
@@ -297,7 +315,8 @@ TEST_F(SnapshotTest, SplicedFilesAreRefused) {
   }
   for (int i = 0; i < 300; ++i) {  // and pieces moved about in one file
     std::string moved = one;
-    const size_t n = 1 + random() % 3000, from = random() % (one.size() - n), to = random() % (i % 2 ? 4096 : one.size() - n);
+    const size_t n = 1 + random() % 3000, from = random() % (one.size() - n),
+                 to = random() % (i % 2 ? 4096 : one.size() - n);
     moved.replace(to, n, one, from, n);
     if (moved == one) continue;
     expect_one_line(restore_error(moved), file + ".bad", "moved " + std::to_string(i));
@@ -307,17 +326,27 @@ TEST_F(SnapshotTest, SplicedFilesAreRefused) {
 
 TEST_F(SnapshotTest, WhatOtherVersionsMayWrite) {
   EXPECT_EQ(changed([](SnapshotImage&) {}), "no error");
-  EXPECT_EQ(changed([](SnapshotImage& i) { i.version = 4; }), "unsupported: FILE: format version: expected 1 .. 3, found 4");
-  EXPECT_EQ(changed([](SnapshotImage& i) { i.required = 9; }), "unsupported: FILE: required features: expected bits 1, 2 and 4 at most, found 9");
+  EXPECT_EQ(changed([](SnapshotImage& i) { i.version = 4; }),
+            "unsupported: FILE: format version: expected 1 .. 3, found 4");
+  EXPECT_EQ(changed([](SnapshotImage& i) { i.required = 9; }),
+            "unsupported: FILE: required features: expected bits 1, 2 and 4 at most, found 9");
   EXPECT_EQ(changed([](SnapshotImage& i) { i.optional = ~uint64_t{0}; }), "no error");
-  EXPECT_EQ(changed([](SnapshotImage& i) { i.header_size = 128; }), "format: FILE: header size: expected 192, found 128");
+  EXPECT_EQ(changed([](SnapshotImage& i) { i.header_size = 128; }),
+            "format: FILE: header size: expected 192, found 128");
   for (const size_t at : {0, 3, 6}) {  // first, between, last
-    EXPECT_EQ(changed([&](SnapshotImage& i) { i.sections.insert(i.sections.begin() + at, {"NEWS", "anything", 0, 9}); }), "no error");
-    EXPECT_EQ(changed([&](SnapshotImage& i) { i.sections.insert(i.sections.begin() + at, {"NEWS", "anything", 1, 0}); }),
-              "unsupported: FILE: section NEWS: expected one that this version knows, found flags 1, encoding 0");
+    EXPECT_EQ(changed([&](SnapshotImage& i) {
+                i.sections.insert(i.sections.begin() + at, {"NEWS", "anything", 0, 9});
+              }),
+              "no error");
+    EXPECT_EQ(changed([&](SnapshotImage& i) {
+                i.sections.insert(i.sections.begin() + at, {"NEWS", "anything", 1, 0});
+              }),
+              "unsupported: FILE: section NEWS: expected one that this version knows, found flags "
+              "1, encoding 0");
   }
   EXPECT_EQ(changed([](SnapshotImage& i) { i.section("LOGITS").encoding = 1; }),
-            "unsupported: FILE: section LOGITS: expected one that this version knows, found flags 1, encoding 1");
+            "unsupported: FILE: section LOGITS: expected one that this version knows, found flags "
+            "1, encoding 1");
 }
 
 TEST_F(SnapshotTest, AnOptionalSectionIsSkippedAndTheStateIsTheSame) {
@@ -332,15 +361,22 @@ TEST_F(SnapshotTest, AnOptionalSectionIsSkippedAndTheStateIsTheSame) {
 }
 
 TEST_F(SnapshotTest, SectionsThatDoNotFit) {
-  EXPECT_EQ(changed([](SnapshotImage& i) { i.sections.erase(i.sections.begin()); }), "format: FILE: section META: expected one, found none");
-  EXPECT_EQ(changed([](SnapshotImage& i) { i.sections.push_back(i.sections[1]); }), "format: FILE: section TOKENS: expected one, found two");
-  EXPECT_EQ(changed([](SnapshotImage& i) { i.section("TOKENS").content.resize(16); }), "format: FILE: TOKENS: expected 20 bytes, found 16");
-  EXPECT_EQ(changed([](SnapshotImage& i) { i.section("VISIBLE").content.clear(); }), "format: FILE: VISIBLE: expected 8 bytes, found 0");
+  EXPECT_EQ(changed([](SnapshotImage& i) { i.sections.erase(i.sections.begin()); }),
+            "format: FILE: section META: expected one, found none");
+  EXPECT_EQ(changed([](SnapshotImage& i) { i.sections.push_back(i.sections[1]); }),
+            "format: FILE: section TOKENS: expected one, found two");
+  EXPECT_EQ(changed([](SnapshotImage& i) { i.section("TOKENS").content.resize(16); }),
+            "format: FILE: TOKENS: expected 20 bytes, found 16");
+  EXPECT_EQ(changed([](SnapshotImage& i) { i.section("VISIBLE").content.clear(); }),
+            "format: FILE: VISIBLE: expected 8 bytes, found 0");
   EXPECT_EQ(changed([](SnapshotImage& i) { i.section("VISIBLE").content[7] = 0x7F; }),
             "format: FILE: VISIBLE: expected set bits where there are no positions, found others");
-  EXPECT_EQ(changed([](SnapshotImage& i) { i.section("BLOCKS").content.clear(); }), "format: FILE: BLOCKS: expected 64 bytes, found 0");
-  EXPECT_EQ(changed([](SnapshotImage& i) { i.section("KV").content.resize(4096); }), "format: FILE: KV: expected 32768 bytes, found 4096");
-  EXPECT_EQ(changed([](SnapshotImage& i) { i.section("LOGITS").content.resize(6); }), "format: FILE: LOGITS: expected 4 bytes, found 6");
+  EXPECT_EQ(changed([](SnapshotImage& i) { i.section("BLOCKS").content.clear(); }),
+            "format: FILE: BLOCKS: expected 64 bytes, found 0");
+  EXPECT_EQ(changed([](SnapshotImage& i) { i.section("KV").content.resize(4096); }),
+            "format: FILE: KV: expected 32768 bytes, found 4096");
+  EXPECT_EQ(changed([](SnapshotImage& i) { i.section("LOGITS").content.resize(6); }),
+            "format: FILE: LOGITS: expected 4 bytes, found 6");
   const std::string state = changed([](SnapshotImage& i) { i.section("TOKENS").content[0] ^= 1; });
   EXPECT_TRUE(state.starts_with("format: FILE: state: expected digest xxh3:")) << state;
 }
@@ -349,30 +385,48 @@ TEST_F(SnapshotTest, SectionsThatDoNotFit) {
 TEST_F(SnapshotTest, MetaThatDoesNotHold) {
   using Json = nlohmann::json;
   const auto error = [&](auto f) { return changed_meta(f); };
-  EXPECT_EQ(error([](Json& j) { j.erase("contract"); }), "format: FILE: META: contract: expected a string, found nothing");
-  EXPECT_EQ(error([](Json& j) { j["config"] = 1; }), "format: FILE: META: config: expected an object, found 1");
+  EXPECT_EQ(error([](Json& j) { j.erase("contract"); }),
+            "format: FILE: META: contract: expected a string, found nothing");
+  EXPECT_EQ(error([](Json& j) { j["config"] = 1; }),
+            "format: FILE: META: config: expected an object, found 1");
   EXPECT_EQ(error([](Json& j) { j["fingerprints"] = Json::array(); }),
-            "format: FILE: META: fingerprints: expected an array that ends with \"model\", found an array");
-  EXPECT_EQ(error([](Json& j) { j["fingerprints"] = {1}; }), "format: FILE: META: fingerprints: expected an array of objects, found an array");
-  EXPECT_EQ(error([](Json& j) { j["kv"]["type"] = "f64"; }), "format: FILE: META: kv.type: expected f32, bf16 or f16, found \"f64\"");
-  EXPECT_EQ(error([](Json& j) { j["kv"]["layers"] = int64_t{1} << 40; }),
-            "format: FILE: META: kv.layers: expected an integer in 1..1048576, found 1099511627776");
-  EXPECT_EQ(error([](Json& j) { j["kv"]["version"] = 2; }), "unsupported: FILE: META: kv.version: expected 1, found 2");
-  EXPECT_EQ(error([](Json& j) { j["contract"] = "F32"; }), "format: FILE: META: contract: expected the name of a contract, found \"F32\"");
-  EXPECT_EQ(error([](Json& j) { j["positions"] = 201; }), "format: FILE: META: positions: expected an integer in 0..200, found 201");
-  EXPECT_EQ(error([](Json& j) { j["positions"] = 4, j["generation"]["turns"].clear(); }), "format: FILE: TOKENS: expected 16 bytes, found 20");
-  EXPECT_EQ(error([](Json& j) { j["capacity"] = int64_t{1} << 50; }),
-            "format: FILE: META: capacity: expected an integer in 1..16777216, found 1125899906842624");
-  EXPECT_EQ(error([](Json& j) { j["capacity"] = 1 << 24, j["positions"] = 1 << 24; }), "format: FILE: TOKENS: expected 67108864 bytes, found 20");
-  EXPECT_EQ(error([](Json& j) { j["generation"].erase("turns"); }), "format: FILE: META: generation.turns: expected an array of objects, found nothing");
+            "format: FILE: META: fingerprints: expected an array that ends with \"model\", found "
+            "an array");
+  EXPECT_EQ(error([](Json& j) { j["fingerprints"] = {1}; }),
+            "format: FILE: META: fingerprints: expected an array of objects, found an array");
+  EXPECT_EQ(error([](Json& j) { j["kv"]["type"] = "f64"; }),
+            "format: FILE: META: kv.type: expected f32, bf16 or f16, found \"f64\"");
+  EXPECT_EQ(
+      error([](Json& j) { j["kv"]["layers"] = int64_t{1} << 40; }),
+      "format: FILE: META: kv.layers: expected an integer in 1..1048576, found 1099511627776");
+  EXPECT_EQ(error([](Json& j) { j["kv"]["version"] = 2; }),
+            "unsupported: FILE: META: kv.version: expected 1, found 2");
+  EXPECT_EQ(error([](Json& j) { j["contract"] = "F32"; }),
+            "format: FILE: META: contract: expected the name of a contract, found \"F32\"");
+  EXPECT_EQ(error([](Json& j) { j["positions"] = 201; }),
+            "format: FILE: META: positions: expected an integer in 0..200, found 201");
+  EXPECT_EQ(error([](Json& j) { j["positions"] = 4, j["generation"]["turns"].clear(); }),
+            "format: FILE: TOKENS: expected 16 bytes, found 20");
+  EXPECT_EQ(
+      error([](Json& j) { j["capacity"] = int64_t{1} << 50; }),
+      "format: FILE: META: capacity: expected an integer in 1..16777216, found 1125899906842624");
+  EXPECT_EQ(error([](Json& j) { j["capacity"] = 1 << 24, j["positions"] = 1 << 24; }),
+            "format: FILE: TOKENS: expected 67108864 bytes, found 20");
+  EXPECT_EQ(error([](Json& j) { j["generation"].erase("turns"); }),
+            "format: FILE: META: generation.turns: expected an array of objects, found nothing");
   EXPECT_EQ(error([](Json& j) { j["generation"]["turns"][1]["end"] = 6; }),
             "format: FILE: META: generation.turns[1].end: expected an integer in 5..5, found 6");
-  EXPECT_EQ(error([](Json& j) { j["generation"]["seed"] = "12"; }), "format: FILE: META: generation.seed: expected 16 hex digits, found \"12\"");
-  EXPECT_EQ(error([](Json& j) { j["generation"]["held"] = "0g"; }), "format: FILE: META: generation.held: expected hex digits, found \"0g\"");
+  EXPECT_EQ(error([](Json& j) { j["generation"]["seed"] = "12"; }),
+            "format: FILE: META: generation.seed: expected 16 hex digits, found \"12\"");
+  EXPECT_EQ(error([](Json& j) { j["generation"]["held"] = "0g"; }),
+            "format: FILE: META: generation.held: expected hex digits, found \"0g\"");
   EXPECT_EQ(error([](Json& j) { j["generation"]["temperature"] = -1; }),
             "argument: FILE: META: temperature: expected a number in [1e-30, 1e30], found -1");
-  EXPECT_EQ(error([](Json& j) { j["generation"]["stop_ids"][0] = 1 << 30; })
-                .starts_with("format: FILE: META: generation.stop_ids[0]: expected an integer in 0.."), true);
+  EXPECT_EQ(
+      error([](Json& j) {
+        j["generation"]["stop_ids"][0] = 1 << 30;
+      }).starts_with("format: FILE: META: generation.stop_ids[0]: expected an integer in 0.."),
+      true);
   EXPECT_EQ(changed([](SnapshotImage& i) { i.section("META").content = std::string(100000, '['); }),
             "format: FILE: META: expected JSON at most 64 levels deep, found more levels");
 }
@@ -382,30 +436,37 @@ TEST_F(SnapshotTest, RefusesAnotherModelTokenizerContractAndRoom) {
   Snapshot::save(s, kTokenizer, file);
   const Snapshot snapshot = Snapshot::open(file);
   const auto model_digest = [](const Model& of) { return of.fingerprint(); };
-  const auto error = [&](const std::shared_ptr<const Model>& with, const std::string& tokenizer, const SessionOptions& o) {
+  const auto error = [&](const std::shared_ptr<const Model>& with, const std::string& tokenizer,
+                         const SessionOptions& o) {
     return error_of([&] { snapshot.restore(with, tokenizer, o); });
   };
   const auto gemma = model(data_path("models/gemma3-tiny"));
-  EXPECT_EQ(error(gemma, kTokenizer, options(1)),
-            "mismatch: " + file + ": architecture, embeddings+norms+attention+mlp weights: expected LlamaForCausalLM, " +
-                model_digest(*m) + ", found Gemma3ForCausalLM, " + model_digest(*gemma));
+  EXPECT_EQ(
+      error(gemma, kTokenizer, options(1)),
+      "mismatch: " + file +
+          ": architecture, embeddings+norms+attention+mlp weights: expected LlamaForCausalLM, " +
+          model_digest(*m) + ", found Gemma3ForCausalLM, " + model_digest(*gemma));
   const auto other = model(data_path("models/llama32-tiny-bf16"));
   const std::string config = error(other, kTokenizer, options(1));
   EXPECT_TRUE(config.starts_with("mismatch: " + file + ": attention_scale, head_dim, ")) << config;
   EXPECT_NE(config.find(", tied_head, "), std::string::npos) << config;
-  EXPECT_EQ(error(m, "xxh3:other", options(1)), "mismatch: " + file + ": tokenizer: expected " + kTokenizer + ", found xxh3:other");
+  EXPECT_EQ(error(m, "xxh3:other", options(1)),
+            "mismatch: " + file + ": tokenizer: expected " + kTokenizer + ", found xxh3:other");
   EXPECT_EQ(error(m, "", options(1)), "no error");  // driven by ids
   SessionOptions bf16 = options(1);
   bf16.compute.contract = Contract::bf16;
-  EXPECT_EQ(error(m, kTokenizer, bf16), "mismatch: " + file + ": contract: expected f32 version 1, found bf16 version 1");
+  EXPECT_EQ(error(m, kTokenizer, bf16),
+            "mismatch: " + file + ": contract: expected f32 version 1, found bf16 version 1");
   if (have_blas()) {
     SessionOptions blas = options(1);
     blas.compute.contract = Contract::f32_blas;
-    EXPECT_EQ(error(m, kTokenizer, blas), "mismatch: " + file + ": contract: expected f32 version 1, found f32-blas version 1");
+    EXPECT_EQ(error(m, kTokenizer, blas),
+              "mismatch: " + file + ": contract: expected f32 version 1, found f32-blas version 1");
   }
   SessionOptions small = options(1);
   small.capacity = 4;
-  EXPECT_EQ(error(m, kTokenizer, small), "capacity: " + file + ": tokens: expected at most 4 positions (--ctx), found 5");
+  EXPECT_EQ(error(m, kTokenizer, small),
+            "capacity: " + file + ": tokens: expected at most 4 positions (--ctx), found 5");
   small.capacity = 5;
   EXPECT_EQ(snapshot.restore(m, kTokenizer, small).capacity(), 5);
 }
@@ -420,17 +481,24 @@ TEST_F(SnapshotTest, WeightsThatDifferInOneGroupAreNamed) {
   image.section("META").content = meta.dump();
   stet_test::write_file(file, image.build());
   EXPECT_EQ(error_of([&] { Snapshot::open(file).restore(m, kTokenizer, options(1)); }),
-            "mismatch: " + file + ": norms weights: expected xxh3:0, found " + m->fingerprints()[1].second);
+            "mismatch: " + file + ": norms weights: expected xxh3:0, found " +
+                m->fingerprints()[1].second);
 }
 
 TEST_F(SnapshotTest, FilesThatAreNone) {
-  EXPECT_EQ(error_of([&] { Snapshot::open(scratch / "none"); }),
-            "io: " + (scratch / "none") + ": expected a readable file, found No such file or directory");
-  EXPECT_EQ(error_of([&] { Snapshot::open(scratch.path()); }), "io: " + scratch.path() + ": expected a readable file, found Is a directory");
-  EXPECT_EQ(open_error(""), "format: " + file + ".bad: expected a file with content, found 0 bytes");
-  EXPECT_EQ(open_error("{\"a\": 1}, and some more"), "format: " + file + ".bad: magic: expected a stet snapshot, found another file");
-  EXPECT_EQ(open_error("\x93STET\r\n"), "format: " + file + ".bad: magic: expected a stet snapshot, found another file");
-  EXPECT_EQ(open_error("\x93STET\n\n\x1a and what follows"), "format: " + file + ".bad: magic: expected a stet snapshot, found another file");
+  EXPECT_EQ(
+      error_of([&] { Snapshot::open(scratch / "none"); }),
+      "io: " + (scratch / "none") + ": expected a readable file, found No such file or directory");
+  EXPECT_EQ(error_of([&] { Snapshot::open(scratch.path()); }),
+            "io: " + scratch.path() + ": expected a readable file, found Is a directory");
+  EXPECT_EQ(open_error(""),
+            "format: " + file + ".bad: expected a file with content, found 0 bytes");
+  EXPECT_EQ(open_error("{\"a\": 1}, and some more"),
+            "format: " + file + ".bad: magic: expected a stet snapshot, found another file");
+  EXPECT_EQ(open_error("\x93STET\r\n"),
+            "format: " + file + ".bad: magic: expected a stet snapshot, found another file");
+  EXPECT_EQ(open_error("\x93STET\n\n\x1a and what follows"),
+            "format: " + file + ".bad: magic: expected a stet snapshot, found another file");
 }
 
 TEST_F(SnapshotTest, WhatCannotBeWrittenLeavesTheOldFile) {
@@ -440,9 +508,12 @@ TEST_F(SnapshotTest, WhatCannotBeWrittenLeavesTheOldFile) {
   EXPECT_EQ(error_of([&] { Snapshot::save(s, kTokenizer, scratch.path()); }),
             "io: " + scratch.path() + ": expected a regular file to write, found a directory");
   EXPECT_EQ(error_of([&] { Snapshot::save(s, kTokenizer, scratch / "no/s.stet"); }),
-            "io: " + (scratch / "no/s.stet") + ": expected to create a file in its directory, found No such file or directory");
+            "io: " + (scratch / "no/s.stet") +
+                ": expected to create a file in its directory, found No such file or directory");
   t.generation().stop_ids = {-1};
-  EXPECT_TRUE(error_of([&] { Snapshot::save(t, kTokenizer, file); }).starts_with("argument: stop_ids[0]: "));
+  EXPECT_TRUE(error_of([&] {
+                Snapshot::save(t, kTokenizer, file);
+              }).starts_with("argument: stop_ids[0]: "));
   t.generation() = {};
   t.generation().turns = {{0, 3, 71, false}};
   EXPECT_EQ(error_of([&] { Snapshot::save(t, kTokenizer, file); }),

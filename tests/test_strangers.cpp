@@ -1,4 +1,5 @@
-// Files and folders that other people made or can look into: what is refused, what is not opened, who may read what is written.
+// Files and folders that other people made or can look into: what is refused, what is not opened,
+// who may read what is written.
 #include <gtest/gtest.h>
 
 #include <fcntl.h>
@@ -51,7 +52,8 @@ class Strangers : public testing::Test {
  protected:
   Session session(int64_t tokens = 3) const {
     Session s(m, options(1));
-    for (int64_t i = 0; i < tokens; ++i) s.append(std::vector<int32_t>{static_cast<int32_t>(i % 250)});
+    for (int64_t i = 0; i < tokens; ++i)
+      s.append(std::vector<int32_t>{static_cast<int32_t>(i % 250)});
     return s;
   }
   std::string only_file(const std::string& folder) const {
@@ -111,12 +113,16 @@ TEST_F(Strangers, TheCommandAsksForModes) {
   for (const char* wrong : {"rw", "1777", "755", "", "06000"}) {
     const Outcome o = run_stet({"convert", file, "-o", scratch / "c.stet", "--mode", wrong});
     EXPECT_EQ(o.status, 2) << wrong;
-    EXPECT_NE(o.err.find("--mode: expected read and write permissions in octal, as 600 or 0640, found "), std::string::npos) << o.err;
+    EXPECT_NE(
+        o.err.find("--mode: expected read and write permissions in octal, as 600 or 0640, found "),
+        std::string::npos)
+        << o.err;
   }
 }
 
 TEST_F(Strangers, NobodysTemporaryIsWaitedForOrTaken) {
-  const std::string temporary = file + ".tmp-0123456789abcdef", pipe = file + ".tmp-fedcba9876543210";
+  const std::string temporary = file + ".tmp-0123456789abcdef",
+                    pipe = file + ".tmp-fedcba9876543210";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0666), 0);
   stet_test::write_file(temporary, "of somebody who writes");
   const int held = ::open(temporary.c_str(), O_RDONLY | O_CLOEXEC);
@@ -150,7 +156,8 @@ TEST_F(Strangers, WhatIsNoRegularFileIsRefusedAtOnce) {
     EXPECT_EQ(error_of([&] { Snapshot::open(path); }), refused);
   }
   fs::create_directory(folder);
-  for (const char* name : {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}) {
+  for (const char* name :
+       {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}) {
     fs::remove_all(folder);
     fs::copy(STET_ROOT "/assets/pocket-llama3", folder);
     fs::remove(folder + "/" + name);
@@ -159,8 +166,12 @@ TEST_F(Strangers, WhatIsNoRegularFileIsRefusedAtOnce) {
     EXPECT_EQ(o.status, 1) << name;
     EXPECT_NE(o.err.find(name), std::string::npos) << o.err;
   }
-  for (const Args& args : std::vector<Args>{{"inspect", pipe}, {"generate", "-p", "x", "--save", pipe}, {"generate", "--prompt-file", pipe},
-                                            {"chat", "--script", pipe}, {"logits", "--ids-file", pipe, "--digest"}, {"template", "-p", "x", "--chat-template", pipe}}) {
+  for (const Args& args : std::vector<Args>{{"inspect", pipe},
+                                            {"generate", "-p", "x", "--save", pipe},
+                                            {"generate", "--prompt-file", pipe},
+                                            {"chat", "--script", pipe},
+                                            {"logits", "--ids-file", pipe, "--digest"},
+                                            {"template", "-p", "x", "--chat-template", pipe}}) {
     const Outcome o = run_stet(args);
     EXPECT_NE(o.status, 0) << args[0];
     EXPECT_NE(o.err.find("a device or pipe"), std::string::npos) << args[0] << o.err;
@@ -172,7 +183,8 @@ TEST_F(Strangers, WhatIsNoRegularFileIsRefusedAtOnce) {
 TEST_F(Strangers, AnIndexOfMillionsOfFilesIsRefused) {
   nlohmann::json map;
   for (size_t i = 0; i <= kMaxShards; ++i) map["t" + std::to_string(i)] = "f" + std::to_string(i);
-  stet_test::write_file(scratch / "model.safetensors.index.json", nlohmann::json{{"weight_map", map}}.dump());
+  stet_test::write_file(scratch / "model.safetensors.index.json",
+                        nlohmann::json{{"weight_map", map}}.dump());
   const std::string error = error_of([&] { Checkpoint::open(scratch.path()); });
   EXPECT_NE(error.find("expected one of at most 4096 files, found "), std::string::npos) << error;
 }
@@ -180,7 +192,8 @@ TEST_F(Strangers, AnIndexOfMillionsOfFilesIsRefused) {
 // ---------------------------------------------------------------- JSON
 
 TEST(JsonOfStrangers, TakesMemoryInProportion) {
-  const auto many = [](const std::string& open, const std::string& one, const std::string& close, size_t bytes) {
+  const auto many = [](const std::string& open, const std::string& one, const std::string& close,
+                       size_t bytes) {
     std::string text = open + one;
     while (text.size() + one.size() < bytes) text += "," + one;
     return text + close;
@@ -189,14 +202,17 @@ TEST(JsonOfStrangers, TakesMemoryInProportion) {
   std::string members = "{";
   while (members.size() < (size_t{8} << 20)) members += fmt::format("\"{:x}\":0,", key++);
   members.back() = '}';
-  for (const std::string& text : {many("[", "1", "]", 16 << 20), many("[", "[]", "]", 16 << 20), many("[", "{}", "]", 16 << 20),
-                                  many("[", "\"\"", "]", 16 << 20), many("[", "{\"\":1}", "]", 16 << 20), members}) {
+  for (const std::string& text : {many("[", "1", "]", 16 << 20), many("[", "[]", "]", 16 << 20),
+                                  many("[", "{}", "]", 16 << 20), many("[", "\"\"", "]", 16 << 20),
+                                  many("[", "{\"\":1}", "]", 16 << 20), members}) {
     const Spent spent = spent_by([&] { error_of([&] { parse_json_value(text, "FILE"); }); });
     EXPECT_EQ(spent.status, 0);
 #ifndef STET_SANITIZED
     EXPECT_LE(spent.memory, (size_t{64} << 20) + 4 * text.size()) << text.substr(0, 20);
 #endif
-    EXPECT_EQ(error_of([&] { parse_json_value(text, "FILE"); }).substr(0, 54), "format: FILE: expected JSON whose values take at most ") << text.substr(0, 20);
+    EXPECT_EQ(error_of([&] { parse_json_value(text, "FILE"); }).substr(0, 54),
+              "format: FILE: expected JSON whose values take at most ")
+        << text.substr(0, 20);
   }
   EXPECT_EQ(parse_json_value(many("[", "1", "]", 1 << 20), "FILE").size(), (size_t{1} << 19));
 }
@@ -209,7 +225,8 @@ TEST_F(Strangers, ATemplateInASnapshotHasTheLimitsOfAnyOther) {
   SnapshotImage image = SnapshotImage::parse(read_text_file(file, SIZE_MAX));
   nlohmann::json meta = nlohmann::json::parse(image.section("META").content);
   ASSERT_TRUE(meta.contains("dialogue"));
-  meta["dialogue"]["chat_template"] = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
+  meta["dialogue"]["chat_template"] =
+      "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}";
   image.section("META").content = meta.dump();
   stet_test::write_file(file, forged(image));
   const Outcome o = run_stet({"resume", file, "--say", "again", "-n", "1"});
@@ -225,9 +242,13 @@ TEST_F(Strangers, OnlyFilesOfTheCheckpointComeAlong) {
   stet_test::write_file(secret, read_text_file(folder + "/tokenizer_config.json", SIZE_MAX));
   fs::remove(folder + "/tokenizer_config.json");
   fs::create_symlink(secret, folder + "/tokenizer_config.json");
-  const std::string refused = folder + "/tokenizer_config.json: expected a regular file of its directory, to put into a snapshot, found a link to " + secret;
+  const std::string refused = folder +
+                              "/tokenizer_config.json: expected a regular file of its directory, "
+                              "to put into a snapshot, found a link to " +
+                              secret;
   const auto source = directory_source(folder);
-  EXPECT_EQ(error_of([&] { ArchiveWriter(*source, Tokenizer::files_of(*source)); }), "io: " + refused);
+  EXPECT_EQ(error_of([&] { ArchiveWriter(*source, Tokenizer::files_of(*source)); }),
+            "io: " + refused);
   const Outcome o = run_stet({"save", "-m", folder, "-p", "x", "-o", file, "--with-tokenizer"});
   EXPECT_EQ(o.status, 1);
   EXPECT_NE(o.err.find(refused), std::string::npos) << o.err;
@@ -237,7 +258,8 @@ TEST_F(Strangers, OnlyFilesOfTheCheckpointComeAlong) {
   fs::remove(folder + "/tokenizer_config.json");  // a link inside the folder
   fs::copy_file(secret, folder + "/other.json");
   fs::create_symlink("other.json", folder + "/tokenizer_config.json");
-  EXPECT_EQ(error_of([&] { ArchiveWriter(*source, Tokenizer::files_of(*source)); }), stet_test::kNoError);
+  EXPECT_EQ(error_of([&] { ArchiveWriter(*source, Tokenizer::files_of(*source)); }),
+            stet_test::kNoError);
 }
 
 // models--x--y/snapshots/REVISION/NAME -> ../../blobs/HASH
@@ -250,7 +272,8 @@ TEST_F(Strangers, FilesOfTheCacheOfHuggingFaceComeAlong) {
     fs::copy_file(entry.path(), cache + "/blobs/" + name + "-hash");
     fs::create_symlink("../../blobs/" + name + "-hash", revision + "/" + name);
   }
-  const Outcome o = run_stet({"save", "-m", revision, "-p", "x", "-o", file, "--with-tokenizer", "--with-weights"});
+  const Outcome o = run_stet(
+      {"save", "-m", revision, "-p", "x", "-o", file, "--with-tokenizer", "--with-weights"});
   EXPECT_EQ(o.status, 0) << o.err;
   EXPECT_EQ(run_stet({"check", file}).status, 0);
 }
@@ -268,13 +291,15 @@ TEST_F(Strangers, AParentIsLookedForAmongFilesOfTheSameOwnerAlone) {
   fs::create_symlink("/dev/zero", scratch / "zero.stet");
   fs::rename(file, moved);
   EXPECT_EQ(error_of([&] { Snapshot::open(delta, ""); }), stet_test::kNoError);
-  const std::string none = "io: " + delta + ": parent: expected a snapshot of state " + parent.state_name() + " beside it, or by --parent, found none";
+  const std::string none = "io: " + delta + ": parent: expected a snapshot of state " +
+                           parent.state_name() + " beside it, or by --parent, found none";
   if (::chown(moved.c_str(), 65534, 65534) == 0) {  // only root may give files away
     EXPECT_EQ(error_of([&] { Snapshot::open(delta, ""); }), none);
     EXPECT_EQ(error_of([&] { Snapshot::open(delta, moved); }), stet_test::kNoError);
     ASSERT_EQ(::chown(moved.c_str(), ::geteuid(), ::getegid()), 0);
   }
-  fs::rename(moved, scratch / "elsewhere");  // found through a link by the name it had, not by any other
+  fs::rename(moved,
+             scratch / "elsewhere");  // found through a link by the name it had, not by any other
   fs::create_symlink("elsewhere", moved);
   EXPECT_EQ(error_of([&] { Snapshot::open(delta, ""); }), none);
   fs::create_symlink("elsewhere", file);

@@ -1,5 +1,5 @@
-// Teams: every piece once, in every order in which the system lets threads come, and no thread that a run could wait for in
-// vain.
+// Teams: every piece once, in every order in which the system lets threads come, and no thread that
+// a run could wait for in vain.
 #include "stet/team.hpp"
 
 #include <gtest/gtest.h>
@@ -24,11 +24,12 @@
 namespace stet::test {
 namespace {
 
-// Operations that each need all of the one before: `rows` numbers, of which each becomes the sum of its neighbours. Members
-// sleep between pieces now and then, as if put aside.
+// Operations that each need all of the one before: `rows` numbers, of which each becomes the sum of
+// its neighbours. Members sleep between pieces now and then, as if put aside.
 class Chain {
  public:
-  Chain(size_t rows, size_t operations, unsigned one_in) : first_(rows), operations_(operations), one_in_(one_in) {
+  Chain(size_t rows, size_t operations, unsigned one_in)
+      : first_(rows), operations_(operations), one_in_(one_in) {
     std::iota(first_.begin(), first_.end(), 1);
   }
 
@@ -40,7 +41,8 @@ class Chain {
       for (size_t op = 0; op < operations_; ++op, std::swap(a, b)) {
         t.each_range(from.size(), 1, [&](Range r) {
           for (size_t i = r.begin; i < r.end; ++i) b[i] = a[i] + 3 * a[(i + 1) % from.size()];
-          if (one_in_ > 0 && random() % one_in_ == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+          if (one_in_ > 0 && random() % one_in_ == 0)
+            std::this_thread::sleep_for(std::chrono::microseconds(200));
         });
       }
     });
@@ -59,18 +61,21 @@ TEST(Team, OperationsFollowEachOtherWhoeverComes) {
       const Chain chain(rows, 101, one_in);
       const std::vector<uint64_t> expected = Chain(rows, 101, 0).run(1);
       for (const int threads : {2, 3, 8}) {
-        for (int i = 0; i < 20; ++i) ASSERT_EQ(chain.run(threads), expected) << rows << " rows, " << threads << " threads";
+        for (int i = 0; i < 20; ++i)
+          ASSERT_EQ(chain.run(threads), expected) << rows << " rows, " << threads << " threads";
       }
     }
   }
 }
 
-// Runs so short that helpers often come when they are over, beside runs that all must join, on teams of changing size.
+// Runs so short that helpers often come when they are over, beside runs that all must join, on
+// teams of changing size.
 TEST(Team, ShortRunsOneAfterTheOther) {
   for (int i = 0; i < 3000; ++i) {
     const int threads = 1 + i % 5;
     std::vector<int> done(static_cast<size_t>(1 + i % 3), 0), came(static_cast<size_t>(threads), 0);
-    run_operations(threads, [&](Team t) { t.each(done.size(), [&](size_t piece) { ++done[piece]; }); });
+    run_operations(threads,
+                   [&](Team t) { t.each(done.size(), [&](size_t piece) { ++done[piece]; }); });
     ASSERT_EQ(done, std::vector<int>(done.size(), 1));
     run_team(threads, [&](Team t) {
       ASSERT_EQ(t.size, threads);
@@ -85,7 +90,8 @@ TEST(Team, CallersHaveTeamsOfTheirOwn) {
   const std::vector<uint64_t> expected = Chain(40, 200, 0).run(1);
   std::vector<std::vector<uint64_t>> results(6);
   std::vector<std::thread> callers;
-  for (std::vector<uint64_t>& result : results) callers.emplace_back([&] { result = chain.run(3); });
+  for (std::vector<uint64_t>& result : results)
+    callers.emplace_back([&] { result = chain.run(3); });
   for (std::thread& t : callers) t.join();
   for (const std::vector<uint64_t>& result : results) EXPECT_EQ(result, expected);
 }
@@ -99,7 +105,8 @@ TEST(Team, ARunInsideOfARunIsRight) {
 }
 
 size_t threads_of_this_process() {
-  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator()));
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/task"),
+                                           std::filesystem::directory_iterator()));
 }
 
 // Neither the caller nor a helper makes threads for it.
@@ -114,7 +121,8 @@ TEST(Team, ARunInsideOfARunMakesNoThreads) {
   EXPECT_EQ(threads_of_this_process(), before);
 }
 
-// A helper that is put aside before it comes to a run: it stands in a signal handler, which reads a pipe.
+// A helper that is put aside before it comes to a run: it stands in a signal handler, which reads a
+// pipe.
 int put_aside[2], standing[2];
 void stand_aside(int) {
   char byte = 0;
@@ -201,8 +209,10 @@ TEST(Team, AForkedProcessMakesItsOwn) {
               std::thread([&] { came += chain.run(3) == expected; }).join();
               std::vector<int> members(4, 0);
               run_team(4, [&](Team t) { members[static_cast<size_t>(t.rank)] = t.size; });
-              return came == 1 && chain.run(3) == expected && members == std::vector<int>(4, 4) ? 0 : 1;
-            }), 0);
+              return came == 1 && chain.run(3) == expected && members == std::vector<int>(4, 4) ? 0
+                                                                                                : 1;
+            }),
+            0);
   EXPECT_EQ(chain.run(3), expected);
 }
 
@@ -215,7 +225,8 @@ TEST(Team, ThreadsThatTheSystemRefusesAreDoneWithout) {
               std::ifstream statm("/proc/self/statm");
               size_t pages = 0;
               statm >> pages;
-              const rlim_t most = pages * static_cast<size_t>(sysconf(_SC_PAGESIZE)) + (size_t{64} << 20);
+              const rlim_t most =
+                  pages * static_cast<size_t>(sysconf(_SC_PAGESIZE)) + (size_t{64} << 20);
               const rlimit limit{most, most};
               if (setrlimit(RLIMIT_AS, &limit) != 0) return 2;
               std::vector<int> members(64, 0);
@@ -226,7 +237,8 @@ TEST(Team, ThreadsThatTheSystemRefusesAreDoneWithout) {
                 if (members[static_cast<size_t>(i)] != (i < size ? size : 0)) return 4;
               }
               return 0;
-            }), 0);
+            }),
+            0);
 }
 
 }  // namespace

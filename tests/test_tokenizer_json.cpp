@@ -28,7 +28,8 @@ size_t expect_golden_texts(const std::string& directory) {
 // A part of the tokenizers and of their texts, which reduce_tokenizer.py made: it is always there.
 TEST_P(Golden, ShortTextsEncodeAndDecodeAsTransformersDoes) {
   if (std::string("gemma3") != GetParam()) NEEDS(Pcre2);
-  EXPECT_EQ(expect_golden_texts(STET_ROOT "/tests/data/tokenizer/" + std::string(GetParam())), 166u);
+  EXPECT_EQ(expect_golden_texts(STET_ROOT "/tests/data/tokenizer/" + std::string(GetParam())),
+            166u);
 }
 
 TEST_P(Golden, EveryTextEncodesAndDecodesAsTransformersDoes) {

@@ -1,5 +1,5 @@
-// The error of exp, tanh, silu and gelu in units in the last place, and their special values. The figures asserted
-// here are those that stet/kernels.hpp states.
+// The error of exp, tanh, silu and gelu in units in the last place, and their special values. The
+// figures asserted here are those that stet/kernels.hpp states.
 #include "kernel_support.hpp"
 
 namespace stet::test {
@@ -37,15 +37,16 @@ double of_result(double exact, double) { return spacing(exact); }
 double of_argument(double, double x) { return spacing(x); }
 double absolute(double, double) { return 1; }
 
-// The largest error over every `stride`-th float from `first` to `last`, both of one sign, |first| < |last|.
-// A result that should overflow and does not is an infinite error.
-double worst(Function f, double (*exact)(double), double (*unit)(double, double), float first, float last,
-             uint32_t stride) {
+// The largest error over every `stride`-th float from `first` to `last`, both of one sign, |first|
+// < |last|. A result that should overflow and does not is an infinite error.
+double worst(Function f, double (*exact)(double), double (*unit)(double, double), float first,
+             float last, uint32_t stride) {
   std::vector<float> x(kStep), y(kStep);
   double largest = 0;
   for (uint64_t at = bits_of(first); at <= bits_of(last);) {
     size_t n = 0;
-    for (; n < kStep && at <= bits_of(last); at += stride) x[n++] = float_of(static_cast<uint32_t>(at));
+    for (; n < kStep && at <= bits_of(last); at += stride)
+      x[n++] = float_of(static_cast<uint32_t>(at));
     f(x.data(), y.data(), n);
     for (size_t i = 0; i < n; ++i) {
       const double expected = exact(x[i]);
@@ -104,22 +105,26 @@ TEST(Transcendentals, EveryInstructionSetGivesTheSameBits) {
   std::vector<float> x(kStep), expected(kStep), y(kStep);
   for (uint64_t at = 0; at < uint64_t{1} << 32;) {
     size_t n = 0;
-    for (; n < kStep && at < uint64_t{1} << 32; at += 4099) x[n++] = float_of(static_cast<uint32_t>(at));
+    for (; n < kStep && at < uint64_t{1} << 32; at += 4099)
+      x[n++] = float_of(static_cast<uint32_t>(at));
     for (Member f : {&Kernels::exp, &Kernels::tanh}) {
       (kernels_portable.*f)(x.data(), expected.data(), n);
       for (const std::string& isa : isa_names()) {
         (find_kernels(isa.c_str())->*f)(x.data(), y.data(), n);
-        ASSERT_TRUE(equal_bits(std::span(y).first(n), std::span(expected).first(n))) << isa << ", from " << x[0];
+        ASSERT_TRUE(equal_bits(std::span(y).first(n), std::span(expected).first(n)))
+            << isa << ", from " << x[0];
       }
     }
   }
 }
 
-// Where one formula takes over from another: the clamps of exp, tanh's 0.625, and the numbers beside them.
+// Where one formula takes over from another: the clamps of exp, tanh's 0.625, and the numbers
+// beside them.
 TEST(Transcendentals, SeamsAreTheSameOnEveryInstructionSet) {
   for (float seam : {0.625f, 89.0f, 104.0f, 0x1.62e42ep+6f, 0x1p-126f}) {
     for (float sign : {1.0f, -1.0f}) {
-      const float x[3] = {sign * std::nextafter(seam, 0.0f), sign * seam, sign * std::nextafter(seam, kInf)};
+      const float x[3] = {sign * std::nextafter(seam, 0.0f), sign * seam,
+                          sign * std::nextafter(seam, kInf)};
       float e[3], t[3], y[3];
       kernels_portable.exp(x, e, 3);
       kernels_portable.tanh(x, t, 3);

@@ -1,5 +1,5 @@
-// Packed weights in a mapped file that is written to, cut off or touched under a model that runs: right bits or an error, never
-// others, and nobody dies of SIGBUS.
+// Packed weights in a mapped file that is written to, cut off or touched under a model that runs:
+// right bits or an error, never others, and nobody dies of SIGBUS.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -24,7 +24,9 @@ class Weights : public testing::TestWithParam<Contract> {
     s.append(std::span(ids).first(tokens));
     return s;
   }
-  std::shared_ptr<const Model> load(bool map = true) const { return Model::load(directory_source(directory, map), 2, GetParam()); }
+  std::shared_ptr<const Model> load(bool map = true) const {
+    return Model::load(directory_source(directory, map), 2, GetParam());
+  }
   // The first byte of the last matrix of the file.
   off_t in_a_matrix(std::string* name) const {
     const Checkpoint checkpoint = Checkpoint::open(directory);
@@ -49,15 +51,17 @@ class Weights : public testing::TestWithParam<Contract> {
   const std::string directory = scratch / "packed", file = directory + "/" + kPackedName;
   const std::vector<int32_t> ids = random_tokens(*model(source), 200);
 };
-INSTANTIATE_TEST_SUITE_P(Contracts, Weights, testing::Values(Contract::f32, Contract::q8, Contract::q4),
+INSTANTIATE_TEST_SUITE_P(Contracts, Weights,
+                         testing::Values(Contract::f32, Contract::q8, Contract::q4),
                          [](const auto& info) { return contract_name(info.param); });
 
 TEST_P(Weights, BytesDecideNotTimes) {
   Session s = session(load()), plain = session(load(false));
   const std::string all = read_text_file(file, SIZE_MAX);
   const std::function<void()> changes[] = {
-      [&] { ASSERT_EQ(::utimensat(AT_FDCWD, file.c_str(), nullptr, 0), 0); }, [&] { ASSERT_EQ(::chmod(file.c_str(), 0400), 0); },
-      [&] { overwrite(0, all); }, [&] { ASSERT_TRUE(fs::remove(file)); }};
+      [&] { ASSERT_EQ(::utimensat(AT_FDCWD, file.c_str(), nullptr, 0), 0); },
+      [&] { ASSERT_EQ(::chmod(file.c_str(), 0400), 0); }, [&] { overwrite(0, all); },
+      [&] { ASSERT_TRUE(fs::remove(file)); }};
   for (size_t i = 0; i < std::size(changes); ++i) {
     changes[i]();
     for (Session* one : {&s, &plain}) one->append({&ids[70 + i], 1});
@@ -104,7 +108,9 @@ TEST_P(Weights, AFileThatIsCutOffEndsNobody) {
 }
 
 TEST_P(Weights, InMemoryNothingReachesThem) {
-  Session s = session(load(false)), copied = session(Model::load(in_memory(directory_source(directory)), 2, GetParam())), plain = session(load());
+  Session s = session(load(false)),
+          copied = session(Model::load(in_memory(directory_source(directory)), 2, GetParam())),
+          plain = session(load());
   plain.append(std::span(ids).subspan(70, 9));
   fs::resize_file(file, 100);
   for (Session* one : {&s, &copied}) {
@@ -117,9 +123,12 @@ TEST_P(Weights, InMemoryNothingReachesThem) {
 // A file that is written to while a model is loaded from it.
 class Restless : public FileSource {
  public:
-  explicit Restless(const std::string& directory) : FileSource(directory, directory + "/"), files_(directory_source(directory)) {}
+  explicit Restless(const std::string& directory)
+      : FileSource(directory, directory + "/"), files_(directory_source(directory)) {}
   bool has(const std::string& name) const override { return files_->has(name); }
-  std::string read(const std::string& name, size_t limit) const override { return files_->read(name, limit); }
+  std::string read(const std::string& name, size_t limit) const override {
+    return files_->read(name, limit);
+  }
   std::shared_ptr<const FileBytes> open(const std::string& name) const override {
     auto opened = files_->open(name);
     const int fd = ::open(path_of(name).c_str(), O_WRONLY | O_CLOEXEC);
@@ -137,7 +146,8 @@ TEST(Loading, AFileWrittenToMeanwhileIsAnError) {
   const stet_test::ScratchDir scratch;
   fs::copy(data_path("models/llama31-tiny"), scratch / "m");
   EXPECT_EQ(error_of([&] { Model::load(std::make_shared<const Restless>(scratch / "m")); }),
-            "io: " + scratch / "m/model.safetensors" + ": expected the file as it was opened, found one written to since");
+            "io: " + scratch / "m/model.safetensors" +
+                ": expected the file as it was opened, found one written to since");
 }
 
 }  // namespace

@@ -35,15 +35,16 @@ inline std::string fixtures() {
   return given ? given : STET_ROOT "/../shared/fixtures";
 }
 
-// A person who has no fixtures sees the test skipped; a machine that checks for others must have them.
+// A person who has no fixtures sees the test skipped; a machine that checks for others must have
+// them.
 inline bool is_ci() {
   const char* ci = std::getenv("CI");
   return ci != nullptr && std::string(ci) == "true";
 }
-#define NEEDS_FIXTURE(path)                                                                 \
-  if (!std::filesystem::exists(path)) {                                                     \
-    if (is_ci()) FAIL() << "no " << (path) << ": STET_FIXTURES names where they are";        \
-    GTEST_SKIP() << "no " << (path) << ": STET_FIXTURES names where they are";               \
+#define NEEDS_FIXTURE(path)                                                           \
+  if (!std::filesystem::exists(path)) {                                               \
+    if (is_ci()) FAIL() << "no " << (path) << ": STET_FIXTURES names where they are"; \
+    GTEST_SKIP() << "no " << (path) << ": STET_FIXTURES names where they are";        \
   }
 
 #ifdef STET_HAVE_SENTENCEPIECE

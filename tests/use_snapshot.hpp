@@ -1,5 +1,6 @@
-// A snapshot file used in every way that needs no more than the file, a model and a folder to write to: for files that mean harm.
-// Each way may refuse with an Error of one line; anything else is a find.
+// A snapshot file used in every way that needs no more than the file, a model and a folder to write
+// to: for files that mean harm. Each way may refuse with an Error of one line; anything else is a
+// find.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,8 @@ namespace stet::test {
 // What came of each way: its name, and its Error or "".
 using Uses = std::vector<std::pair<std::string, std::string>>;
 
-inline Uses use_in_every_way(const std::string& path, const std::string& output, const std::shared_ptr<const Model>& model,
+inline Uses use_in_every_way(const std::string& path, const std::string& output,
+                             const std::shared_ptr<const Model>& model,
                              const std::string& parent = "") {
   Uses uses;
   const auto use = [&](const std::string& name, const std::function<void()>& way) {
@@ -34,18 +36,22 @@ inline Uses use_in_every_way(const std::string& path, const std::string& output,
   SessionOptions one;
   one.compute.threads = 1;
   const auto open = [&] { return Snapshot::open(path, parent); };
-  const auto write = [&](const State& state, const SaveOptions& form) { Snapshot::save(state, open(), output, form); };
+  const auto write = [&](const State& state, const SaveOptions& form) {
+    Snapshot::save(state, open(), output, form);
+  };
   const auto pruned = [&](bool shift) {
     const Snapshot s = open();
     State state = s.state();
-    prune(state, ModelConfig::from_canonical(s.meta().config, path), {.keep_last = state.size() / 2, .sinks = 1, .shift = shift});
+    prune(state, ModelConfig::from_canonical(s.meta().config, path),
+          {.keep_last = state.size() / 2, .sinks = 1, .shift = shift});
     return state;
   };
   use("open", [&] { Snapshot::open(path); });
   use("check", [&] { open().check(1); });
   use("diff", [&] { compare(open(), open()); });
   use("convert", [&] { write(open().state(), {.threads = 1}); });
-  if (have_zlib()) use("compress", [&] { write(open().state(0, {.map = false}), {.compress = 1, .threads = 1}); });
+  if (have_zlib())
+    use("compress", [&] { write(open().state(0, {.map = false}), {.compress = 1, .threads = 1}); });
   use("convert --kv", [&] { write(with_kv_type(open().state(), KvType::bf16), {.threads = 1}); });
   use("recipe", [&] { write(open().recipe(), {.form = SnapshotForm::recipe, .threads = 1}); });
   use("prune", [&] { write(pruned(false), {.threads = 1}); });
@@ -53,7 +59,8 @@ inline Uses use_in_every_way(const std::string& path, const std::string& output,
   use("transcript", [&] { open().recipe().transcript(); });
   use("verify", [&] { verify(open(), model, one, false); });
   use("verify --bisect", [&] { verify(open(), model, one, true); });
-  for (const RestoreOptions how : {RestoreOptions{}, RestoreOptions{.map = false}, RestoreOptions{.heal = true}, RestoreOptions{.replay = true}}) {
+  for (const RestoreOptions how : {RestoreOptions{}, RestoreOptions{.map = false},
+                                   RestoreOptions{.heal = true}, RestoreOptions{.replay = true}}) {
     use("resume", [&] {
       Session session = open().restore(model, "", one, how);
       if (session.size() > 0) session.append(std::vector<int32_t>{0});

@@ -1,4 +1,5 @@
-// stet bench --snapshot: what saving, restoring and forking cost, each beside its yardstick in the same run.
+// stet bench --snapshot: what saving, restoring and forking cost, each beside its yardstick in the
+// same run.
 #include "tools/bench_snapshot.hpp"
 
 #include <fcntl.h>
@@ -18,7 +19,8 @@ namespace stet::tool {
 namespace {
 
 // A session of `n` tokens whose keys and values are noise: what is in them costs nothing to move.
-Session made_up(const std::shared_ptr<const Model>& model, const SessionOptions& options, int64_t n) {
+Session made_up(const std::shared_ptr<const Model>& model, const SessionOptions& options,
+                int64_t n) {
   const ModelConfig& c = model->config();
   const KvShape shape{c.layers, c.kv_heads, c.head_dim, options.kv_type};
   State state;
@@ -34,8 +36,10 @@ Session made_up(const std::shared_ptr<const Model>& model, const SessionOptions&
       std::byte* block = writer.writable(static_cast<int64_t>(b));
       for (size_t i = 0; i < shape.content_bytes() / 2; ++i) {
         x ^= x << 13, x ^= x >> 7, x ^= x << 17;
-        // The upper half of a float32, or a 16-bit float: sign, an exponent near 0, some of the mantissa.
-        const auto half = static_cast<uint16_t>((x & 0x8000u) | (shape.type == KvType::f16 ? 0x3800u : 0x3F00u) | (x >> 20 & 0xFFu));
+        // The upper half of a float32, or a 16-bit float: sign, an exponent near 0, some of the
+        // mantissa.
+        const auto half = static_cast<uint16_t>(
+            (x & 0x8000u) | (shape.type == KvType::f16 ? 0x3800u : 0x3F00u) | (x >> 20 & 0xFFu));
         std::memcpy(block + 2 * i, &half, 2);
       }
     }
@@ -58,11 +62,12 @@ void plain_write(const std::string& path, std::span<const std::byte> bytes) {
     bytes = bytes.subspan(static_cast<size_t>(n));
   }
   const bool good = ::fsync(fd) == 0;
-  if (::close(fd) != 0 || !good) throw Error(ErrorKind::io, path, "", "its bytes to reach the disk", "a failure");
+  if (::close(fd) != 0 || !good)
+    throw Error(ErrorKind::io, path, "", "its bytes to reach the disk", "a failure");
 }
 
-// Maps a file and copies it into new memory of the kind that sessions take: the least that a restore must do which does not use it
-// in place.
+// Maps a file and copies it into new memory of the kind that sessions take: the least that a
+// restore must do which does not use it in place.
 double copy_time(const std::string& path, int threads) {
   return time_of([&] {
     const auto file = MappedFile::open(path);
@@ -70,7 +75,8 @@ double copy_time(const std::string& path, int threads) {
     const Memory to(bytes.size());
     run_team(threads, [&](Team t) {
       const Range mine = t.share(bytes.size() / 4096);
-      std::memcpy(to.data() + mine.begin * 4096, bytes.data() + mine.begin * 4096, mine.size() * 4096);
+      std::memcpy(to.data() + mine.begin * 4096, bytes.data() + mine.begin * 4096,
+                  mine.size() * 4096);
     });
   });
 }
@@ -80,15 +86,17 @@ double fault_time(const std::string& path) {
   const auto file = MappedFile::open(path);
   return time_of([&] {
     unsigned sum = 0;
-    for (size_t at = 0; at < file->bytes().size(); at += 4096) sum += static_cast<unsigned>(file->bytes()[at]);
+    for (size_t at = 0; at < file->bytes().size(); at += 4096)
+      sum += static_cast<unsigned>(file->bytes()[at]);
     volatile unsigned keep = sum;
     (void)keep;
   });
 }
 
-// What is measured, each time beside a yardstick taken right before and after: a disk and a memory that others use too are fast and
-// slow in turn. Of what takes much new memory the better of two counts: memory that the host of a virtual machine has taken back,
-// and must provide again, adds seconds to one or the other.
+// What is measured, each time beside a yardstick taken right before and after: a disk and a memory
+// that others use too are fast and slow in turn. Of what takes much new memory the better of two
+// counts: memory that the host of a virtual machine has taken back, and must provide again, adds
+// seconds to one or the other.
 struct Beside {
   std::vector<double> run, yardstick, share;  // share: yardstick / run
   void add(double r, double y) {
@@ -100,9 +108,13 @@ struct Beside {
 
 class Lengths {
  public:
-  Lengths(std::shared_ptr<const Model> model, const SessionOptions& options, const std::string& directory)
-      : model_(std::move(model)), options_(options), threads_(options.compute.threads > 0 ? options.compute.threads : default_threads()),
-        path_(fmt::format("{}/stet-bench-{}.stet", directory, getpid())), plain_(fmt::format("{}/stet-bench-{}.plain", directory, getpid())) {}
+  Lengths(std::shared_ptr<const Model> model, const SessionOptions& options,
+          const std::string& directory)
+      : model_(std::move(model)),
+        options_(options),
+        threads_(options.compute.threads > 0 ? options.compute.threads : default_threads()),
+        path_(fmt::format("{}/stet-bench-{}.stet", directory, getpid())),
+        plain_(fmt::format("{}/stet-bench-{}.plain", directory, getpid())) {}
   ~Lengths() { remove_files(); }
 
   Json measure(int64_t n, int repeat) {
@@ -115,19 +127,27 @@ class Lengths {
     for (int i = 0; i < repeat; ++i) {
       measure_save(n, save);
       Session session = made_up(model_, options_, n);
-      fault.push_back(fault_time(plain_));  // as new to the system as the snapshot, which must not be touched before its restore
+      fault.push_back(fault_time(plain_));  // as new to the system as the snapshot, which must not
+                                            // be touched before its restore
       resume.push_back(measure_first(session, fault.back(), first));
-      fork.push_back(median({time_of([&] { session.fork(); }), time_of([&] { session.fork(); }), time_of([&] { session.fork(); })}));
+      fork.push_back(median({time_of([&] { session.fork(); }), time_of([&] { session.fork(); }),
+                             time_of([&] { session.fork(); })}));
       for (int k = 0; k < 3; ++k) measure_read(read);  // cheap, and the noisiest
     }
     return {{"tokens", n},
             {"bytes", std::filesystem::file_size(path_)},
-            {"save_s", median(save.run)}, {"write_s", median(save.yardstick)}, {"save_of_write", median(save.share)},
+            {"save_s", median(save.run)},
+            {"write_s", median(save.yardstick)},
+            {"save_of_write", median(save.share)},
             {"resume_s", median(resume)},
-            {"first_token_s", median(first.run)}, {"decode_and_faults_s", median(first.yardstick)}, {"page_faults_s", median(fault)},
+            {"first_token_s", median(first.run)},
+            {"decode_and_faults_s", median(first.yardstick)},
+            {"page_faults_s", median(fault)},
             {"first_of_decode_and_faults", 1 / median(first.share)},
             {"fork_s", median(fork)},
-            {"read_s", median(read.run)}, {"memcpy_s", median(read.yardstick)}, {"read_of_memcpy", median(read.share)}};
+            {"read_s", median(read.run)},
+            {"memcpy_s", median(read.yardstick)},
+            {"read_of_memcpy", median(read.share)}};
   }
 
  private:
@@ -139,7 +159,8 @@ class Lengths {
     return time_of([&] { session.append(std::vector<int32_t>{1}); });
   }
 
-  // A session keeps the digests of its full blocks, so each save is of a fresh one. Leaves a file of each.
+  // A session keeps the digests of its full blocks, so each save is of a fresh one. Leaves a file
+  // of each.
   void measure_save(int64_t n, Beside& to) const {
     const std::vector<std::byte> content = read_file(path_, SIZE_MAX);
     Session sessions[2] = {made_up(model_, options_, n), made_up(model_, options_, n)};
@@ -156,7 +177,8 @@ class Lengths {
     plain_write(plain_, content);
   }
 
-  // The first token after a mapped restore, beside ordinary ones right before and after it. Returns the time to be ready.
+  // The first token after a mapped restore, beside ordinary ones right before and after it. Returns
+  // the time to be ready.
   double measure_first(Session& session, double faults, Beside& to) const {
     Session other = session.fork();
     decode(other);  // takes the tail's copy
@@ -184,8 +206,9 @@ class Lengths {
 
 }  // namespace
 
-Json snapshot_figures(const std::shared_ptr<const Model>& model, const SessionOptions& options, const std::vector<int64_t>& lengths,
-                      int repeat, const std::string& directory) {
+Json snapshot_figures(const std::shared_ptr<const Model>& model, const SessionOptions& options,
+                      const std::vector<int64_t>& lengths, int repeat,
+                      const std::string& directory) {
   Json rows = Json::array();
   Lengths measured(model, options, directory);
   for (const int64_t n : lengths) rows.push_back(measured.measure(n, repeat));
@@ -193,19 +216,24 @@ Json snapshot_figures(const std::shared_ptr<const Model>& model, const SessionOp
   Session session(model, options);
   const std::vector<int32_t> ids = some_tokens(*model, lengths[0]);
   const double prefill = time_of([&] { session.append(ids); });
-  for (Json& row : rows) row["prefill_again_s"] = prefill * row["tokens"].get<double>() / static_cast<double>(lengths[0]);
+  for (Json& row : rows)
+    row["prefill_again_s"] =
+        prefill * row["tokens"].get<double>() / static_cast<double>(lengths[0]);
   return rows;
 }
 
 void print_snapshot_figures(const Json& rows) {
-  out("  tokens        size   save  of write   resume   1st token  of decode+faults    fork   read  of memcpy  1st token sooner\n");
+  out("  tokens        size   save  of write   resume   1st token  of decode+faults    fork   read "
+      " of memcpy  1st token sooner\n");
   for (const Json& r : rows) {
     const auto s = [&](const char* name) { return r[name].get<double>(); };
-    out(fmt::format("{:>8} {:>11} {:>5.0f} ms {:>6.0f} % {:>5.2f} ms {:>8.1f} ms {:>15.2f} {:>6.0f} us {:>4.0f} ms {:>7.0f} % {:>15.0f} x\n",
-                    r["tokens"].get<int64_t>(), bytes_text(s("bytes")), 1e3 * s("save_s"), 100 * s("save_of_write"),
-                    1e3 * s("resume_s"), 1e3 * s("first_token_s"), s("first_of_decode_and_faults"),
-                    1e6 * s("fork_s"), 1e3 * s("read_s"), 100 * s("read_of_memcpy"),
-                    s("prefill_again_s") / (s("resume_s") + s("first_token_s"))));
+    out(fmt::format(
+        "{:>8} {:>11} {:>5.0f} ms {:>6.0f} % {:>5.2f} ms {:>8.1f} ms {:>15.2f} {:>6.0f} us "
+        "{:>4.0f} ms {:>7.0f} % {:>15.0f} x\n",
+        r["tokens"].get<int64_t>(), bytes_text(s("bytes")), 1e3 * s("save_s"),
+        100 * s("save_of_write"), 1e3 * s("resume_s"), 1e3 * s("first_token_s"),
+        s("first_of_decode_and_faults"), 1e6 * s("fork_s"), 1e3 * s("read_s"),
+        100 * s("read_of_memcpy"), s("prefill_again_s") / (s("resume_s") + s("first_token_s"))));
   }
 }
 

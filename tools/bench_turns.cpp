@@ -1,4 +1,5 @@
-// stet bench --turns: speed beside another program's, which runs in turn with this one, on a machine that is fast and slow in turn.
+// stet bench --turns: speed beside another program's, which runs in turn with this one, on a
+// machine that is fast and slow in turn.
 #include "tools/bench_turns.hpp"
 
 #include <charconv>
@@ -23,8 +24,10 @@ int64_t decoded_tokens(std::string_view line) {
 
 }  // namespace
 
-void answer_turns(Session& session, const SessionOptions& options, Json loaded, int64_t prompt, int repeat) {
-  const std::vector<int32_t> ids = some_tokens(session.model(), prompt), next = some_tokens(session.model(), 1);
+void answer_turns(Session& session, const SessionOptions& options, Json loaded, int64_t prompt,
+                  int repeat) {
+  const std::vector<int32_t> ids = some_tokens(session.model(), prompt),
+                             next = some_tokens(session.model(), 1);
   const auto decode = [&] { session.append(next); };
   loaded["first_token_s"] = time_of(decode);  // touches the scratch memory
   out(dump(loaded) + "\n");
@@ -35,7 +38,9 @@ void answer_turns(Session& session, const SessionOptions& options, Json loaded, 
       session.rewind(0);
       answer["s"] = time_of([&] { session.append(ids); });
     } else if (const int64_t n = decoded_tokens(line)) {
-      answer["s"] = time_of([&] { for (int64_t i = 0; i < n; ++i) decode(); });
+      answer["s"] = time_of([&] {
+        for (int64_t i = 0; i < n; ++i) decode();
+      });
     } else if (line == "state") {
       const size_t peak = peak_bytes();
       answer = state_figures(session, options, repeat);

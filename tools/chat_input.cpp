@@ -7,7 +7,8 @@ namespace {
 
 constexpr std::string_view kQuotes = "\"\"\"";
 
-// Where a line opens a block: at its beginning; of a command behind its name, or at the end ("/edit 2 """"). npos: it does not.
+// Where a line opens a block: at its beginning; of a command behind its name, or at the end ("/edit
+// 2 """"). npos: it does not.
 size_t block_at(const std::string& line) {
   if (line.starts_with(kQuotes)) return 0;
   if (!line.starts_with('/') || line.starts_with("//")) return std::string::npos;
@@ -22,7 +23,8 @@ size_t block_at(const std::string& line) {
 std::optional<std::string> InputLines::add(const std::string& line) {
   if (state_ == State::block) return add_to_block(line);
   const bool single = line.find('\n') == std::string::npos;
-  if (const size_t at = block_at(line); state_ == State::none && single && at != std::string::npos) {
+  if (const size_t at = block_at(line);
+      state_ == State::none && single && at != std::string::npos) {
     state_ = State::block;
     message_ = at == 0;
     text_ = line.substr(0, at);
@@ -45,7 +47,8 @@ std::optional<std::string> InputLines::add_to_block(const std::string& line) {
     return std::nullopt;
   }
   text_ += line.substr(0, size - kQuotes.size());
-  if (size == kQuotes.size() && text_.ends_with('\n')) text_.pop_back();  // the quotes had a line to themselves
+  if (size == kQuotes.size() && text_.ends_with('\n'))
+    text_.pop_back();  // the quotes had a line to themselves
   if (message_ && text_.starts_with('/')) text_.insert(0, "/");
   return take();
 }
@@ -58,7 +61,8 @@ std::string InputLines::take() {
 }
 
 std::string InputLines::expected() const {
-  return state_ == State::block ? "a line that ends in \"\"\"" : "a line to go on with after the \\";
+  return state_ == State::block ? "a line that ends in \"\"\""
+                                : "a line to go on with after the \\";
 }
 
 }  // namespace stet::tool

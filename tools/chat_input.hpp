@@ -6,16 +6,19 @@
 
 namespace stet::tool {
 
-// A line that ends in \ goes on in the next. A line that begins with """ opens a message of several lines, which ends with the
-// first line that ends in """; behind a command ("/system """) it opens a text of several lines for that. Lines that come as one
-// (a pasted block) are taken as they are. What begins with one / is a command; a message that begins with / has // there.
+// A line that ends in \ goes on in the next. A line that begins with """ opens a message of several
+// lines, which ends with the first line that ends in """; behind a command ("/system """) it opens
+// a text of several lines for that. Lines that come as one (a pasted block) are taken as they are.
+// What begins with one / is a command; a message that begins with / has // there.
 class InputLines {
  public:
   // What is complete with this line, if anything.
   std::optional<std::string> add(const std::string& line);
-  bool open() const { return state_ != State::none; }  // something has begun and goes on in the next line
-  void drop();                                         // forgets it
-  std::string expected() const;                        // how it would end, for an error
+  bool open() const {
+    return state_ != State::none;
+  }                              // something has begun and goes on in the next line
+  void drop();                   // forgets it
+  std::string expected() const;  // how it would end, for an error
 
  private:
   enum class State { none, continued, block };

@@ -17,7 +17,9 @@ std::string canonical(const std::string& path) {
   return full.empty() ? path : full.string();
 }
 
-std::string count_text(size_t messages) { return fmt::format("{} message{}", messages, messages == 1 ? "" : "s"); }
+std::string count_text(size_t messages) {
+  return fmt::format("{} message{}", messages, messages == 1 ? "" : "s");
+}
 
 }  // namespace
 
@@ -25,33 +27,43 @@ SavedStates::Saved SavedStates::content(const Conversation& conversation) {
   return {conversation.session().transcript(), conversation.messages()};
 }
 
-void SavedStates::add(const std::string& path, const Conversation& conversation) { files_[canonical(path)] = content(conversation); }
+void SavedStates::add(const std::string& path, const Conversation& conversation) {
+  files_[canonical(path)] = content(conversation);
+}
 
-bool SavedStates::holds(const Saved& saved, const std::vector<int32_t>& transcript, const Message& message) {
+bool SavedStates::holds(const Saved& saved, const std::vector<int32_t>& transcript,
+                        const Message& message) {
   const auto end = static_cast<size_t>(message.end);
-  return std::find(saved.messages.begin(), saved.messages.end(), message) != saved.messages.end() && end <= saved.transcript.size() &&
+  return std::find(saved.messages.begin(), saved.messages.end(), message) != saved.messages.end() &&
+         end <= saved.transcript.size() &&
          std::equal(transcript.begin(), transcript.begin() + message.end, saved.transcript.begin());
 }
 
-size_t SavedStates::missing(const Conversation& conversation, const std::string& target, const Conversation* last) const {
+size_t SavedStates::missing(const Conversation& conversation, const std::string& target,
+                            const Conversation* last) const {
   std::map<std::string, Saved> files = files_;
   if (last != nullptr) files[canonical(target)] = content(*last);
   const std::vector<int32_t> transcript = conversation.session().transcript();
-  return static_cast<size_t>(std::count_if(conversation.messages().begin(), conversation.messages().end(), [&](const Message& m) {
-    // A message that no token stands for yet (a system message before the next turn) is a setting.
-    return m.end > 0 && std::none_of(files.begin(), files.end(), [&](const auto& file) { return holds(file.second, transcript, m); });
-  }));
+  return static_cast<size_t>(std::count_if(
+      conversation.messages().begin(), conversation.messages().end(), [&](const Message& m) {
+        // A message that no token stands for yet (a system message before the next turn) is a
+        // setting.
+        return m.end > 0 && std::none_of(files.begin(), files.end(), [&](const auto& file) {
+                 return holds(file.second, transcript, m);
+               });
+      }));
 }
 
 void ChatShell::save(const std::string& given) {
   const std::string path = given.empty() ? options_.save : given;
-  if (path.empty()) throw Error(ErrorKind::argument, "", "/save", "a file (there is no --save)", "nothing");
+  if (path.empty())
+    throw Error(ErrorKind::argument, "", "/save", "a file (there is no --save)", "nothing");
   const double start = seconds();
   const StateDigests d = options_.save_as.save(current().session(), current().tokenizer(), path);
   saved_.add(path, current());
   if (options_.json) return;
-  note(fmt::format("saved {} tokens to {} in {:.1f} ms, state {}", current().session().size(), printable(path), (seconds() - start) * 1e3,
-                   sha256_text(d.id)));
+  note(fmt::format("saved {} tokens to {} in {:.1f} ms, state {}", current().session().size(),
+                   printable(path), (seconds() - start) * 1e3, sha256_text(d.id)));
 }
 
 void ChatShell::load(const std::string& path) {
@@ -60,8 +72,10 @@ void ChatShell::load(const std::string& path) {
   Conversation loaded = resume_chat(options_, path, current().session().shared_model(), &greeting);
   if (const size_t missing = saved_.missing(current()); missing > 0) {
     std::string name;
-    for (int i = 1; name.empty() || branches_.contains(name); ++i) name = fmt::format("{}-{}", name_, i);
-    note(fmt::format("({} that no file holds are in branch {} from here on)", count_text(missing), name));
+    for (int i = 1; name.empty() || branches_.contains(name); ++i)
+      name = fmt::format("{}-{}", name_, i);
+    note(fmt::format("({} that no file holds are in branch {} from here on)", count_text(missing),
+                     name));
     branches_.emplace(name, std::move(current()));
   }
   current() = std::move(loaded);
@@ -77,10 +91,15 @@ std::vector<std::string> ChatShell::losses(bool may_stay) const {
   for (const auto& [name, conversation] : branches_) {
     const size_t missing = saved_.missing(conversation, options_.save, last);
     if (missing == 0) continue;
-    const std::string who = branches_.size() == 1 ? "this conversation has" : fmt::format("branch {} has", printable(name, 40));
+    const std::string who = branches_.size() == 1
+                                ? "this conversation has"
+                                : fmt::format("branch {} has", printable(name, 40));
     const std::string there = name == name_ ? "" : fmt::format("/switch {}, ", printable(name, 40));
-    lines.push_back(fmt::format("{} {} that no file holds: {}{}{}", who, count_text(missing), there, "/save FILE",
-                                may_stay ? " keeps them" : branches_.size() == 1 ? " or --save FILE would have kept them" : " would have kept them"));
+    lines.push_back(fmt::format("{} {} that no file holds: {}{}{}", who, count_text(missing), there,
+                                "/save FILE",
+                                may_stay                ? " keeps them"
+                                : branches_.size() == 1 ? " or --save FILE would have kept them"
+                                                        : " would have kept them"));
   }
   return lines;
 }

@@ -20,7 +20,8 @@ struct Script {
   std::vector<ScriptTurn> turns;
 };
 
-[[noreturn]] void fail(const std::string& where, const std::string& field, const std::string& expected, const Json& found) {
+[[noreturn]] void fail(const std::string& where, const std::string& field,
+                       const std::string& expected, const Json& found) {
   throw Error(ErrorKind::format, where, field, expected, printable(dump(found), 60));
 }
 
@@ -35,7 +36,8 @@ ScriptTurn read_turn(const Json& j, const std::string& where, const std::string&
     turn.input = j.get<std::string>();
     return turn;
   }
-  if (!j.is_object() || !(j.contains("user") || j.contains("command"))) fail(where, field, "a string, or an object with user or command", j);
+  if (!j.is_object() || !(j.contains("user") || j.contains("command")))
+    fail(where, field, "a string, or an object with user or command", j);
   for (const auto& [name, value] : j.items()) {
     const std::string at = field + "." + name;
     if (name == "user") {
@@ -47,7 +49,8 @@ ScriptTurn read_turn(const Json& j, const std::string& where, const std::string&
     } else if (name == "expect" || name == "model" || name == "assistant") {
       turn.expected = text_of(value, where, at);
     } else if (name == "contains") {
-      for (const Json& part : value.is_array() ? value : Json::array({value})) turn.contains.push_back(text_of(part, where, at));
+      for (const Json& part : value.is_array() ? value : Json::array({value}))
+        turn.contains.push_back(text_of(part, where, at));
     }
   }
   return turn;
@@ -62,7 +65,9 @@ Script read_json(const Json& j, const std::string& where) {
     turns = &j["turns"];
   }
   if (!turns->is_array()) fail(where, "turns", "an array", *turns);
-  for (const Json& turn : *turns) script.turns.push_back(read_turn(turn, where, "turns[" + std::to_string(script.turns.size()) + "]"));
+  for (const Json& turn : *turns)
+    script.turns.push_back(
+        read_turn(turn, where, "turns[" + std::to_string(script.turns.size()) + "]"));
   return script;
 }
 
@@ -75,7 +80,8 @@ Script read_lines(const std::string& text, const std::string& where) {
     std::string line = text.substr(at, end - at);
     if (line.ends_with('\r')) line.pop_back();
     const std::optional<std::string> turn = lines.add(line);
-    if (turn && turn->find_first_not_of(" \t\n") != std::string::npos) script.turns.push_back({*turn, std::nullopt, {}});
+    if (turn && turn->find_first_not_of(" \t\n") != std::string::npos)
+      script.turns.push_back({*turn, std::nullopt, {}});
     at = end + 1;
   }
   if (lines.open()) throw Error(ErrorKind::format, where, "", lines.expected(), "the end");
@@ -87,7 +93,9 @@ Script read_script(const std::string& path) {
   const size_t first = text.find_first_not_of(" \t\r\n");
   if (first != std::string::npos && (text[first] == '{' || text[first] == '[')) {
     const Json j = Json::parse(text, nullptr, false);
-    if (j.is_discarded()) throw Error(ErrorKind::format, path, "", "JSON, or lines of text", printable(text.substr(first), 60));
+    if (j.is_discarded())
+      throw Error(ErrorKind::format, path, "", "JSON, or lines of text",
+                  printable(text.substr(first), 60));
     return read_json(j, path);
   }
   return read_lines(text, path);
@@ -95,9 +103,11 @@ Script read_script(const std::string& path) {
 
 // What is wrong with a reply, or "".
 std::string complaint(const ScriptTurn& turn, const std::string& reply) {
-  if (turn.expected && *turn.expected != reply) return fmt::format("expected \"{}\"", printable(*turn.expected, 400));
+  if (turn.expected && *turn.expected != reply)
+    return fmt::format("expected \"{}\"", printable(*turn.expected, 400));
   for (const std::string& part : turn.contains) {
-    if (reply.find(part) == std::string::npos) return fmt::format("expected it to contain \"{}\"", printable(part, 400));
+    if (reply.find(part) == std::string::npos)
+      return fmt::format("expected it to contain \"{}\"", printable(part, 400));
   }
   return "";
 }
@@ -112,15 +122,19 @@ bool run_chat_script(ChatShell& shell, const ChatOptions& options) {
     if (ChatSignals::ending() != 0) break;
     const bool is_command = turn.input.starts_with("/") && !turn.input.starts_with("//");
     const std::string shown = turn.input.substr(turn.input.starts_with("//") ? 1 : 0);
-    if (!options.json) out(fmt::format("{:<7}{}\n", is_command ? "" : "user", printable(shown, 4000)));
+    if (!options.json)
+      out(fmt::format("{:<7}{}\n", is_command ? "" : "user", printable(shown, 4000)));
     shell.quiet = options.json || !is_command;
     shell.forget_last();
     if (!shell.input(turn.input)) break;
     if (!shell.last()) {
-      if (turn.expected || !turn.contains.empty()) throw Error(ErrorKind::argument, options.script, "expect", "a turn with a reply", printable(shown, 60));
+      if (turn.expected || !turn.contains.empty())
+        throw Error(ErrorKind::argument, options.script, "expect", "a turn with a reply",
+                    printable(shown, 60));
       continue;
     }
-    const std::string reply = shell.current().messages().empty() ? "" : shell.current().messages().back().content;
+    const std::string reply =
+        shell.current().messages().empty() ? "" : shell.current().messages().back().content;
     const std::string wrong = complaint(turn, reply);
     good = good && wrong.empty();
     if (options.json) {

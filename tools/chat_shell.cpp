@@ -37,7 +37,8 @@ int64_t number(const std::string& text, const char* command, int64_t min, int64_
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < min || value > max) {
-    throw Error(ErrorKind::argument, "", command, fmt::format("an integer in {}..{}", min, max), text);
+    throw Error(ErrorKind::argument, "", command, fmt::format("an integer in {}..{}", min, max),
+                text);
   }
   return value;
 }
@@ -79,7 +80,8 @@ struct ChatShell::Command {
 
 const std::vector<ChatShell::Command>& ChatShell::commands() {
   static const std::vector<Command> all = {
-      {"/help", "[COMMAND]", "what can be typed", [](ChatShell& s, const std::string& r) { s.help(r); }},
+      {"/help", "[COMMAND]", "what can be typed",
+       [](ChatShell& s, const std::string& r) { s.help(r); }},
       {"/retry", "", "draw the last reply again (with another seed, unless greedy)",
        [](ChatShell& s, const std::string&) {
          s.current().retry();
@@ -88,26 +90,41 @@ const std::vector<ChatShell::Command>& ChatShell::commands() {
        }},
       {"/continue", "", "go on with a reply that was cut",
        [](ChatShell& s, const std::string&) {
-         if (!s.current().open()) throw Error(ErrorKind::argument, "", "/continue", "a reply that was cut", "none");
+         if (!s.current().open())
+           throw Error(ErrorKind::argument, "", "/continue", "a reply that was cut", "none");
          s.converse(std::nullopt, Then::go_on);
        }},
-      {"/rewind", "[TURNS]", "forget the last turn, or several", [](ChatShell& s, const std::string& r) { s.rewind(r); }},
+      {"/rewind", "[TURNS]", "forget the last turn, or several",
+       [](ChatShell& s, const std::string& r) { s.rewind(r); }},
       {"/edit", "[N] TEXT", "say something else in your last message, or in your N-th",
        [](ChatShell& s, const std::string& r) { s.edit(r); }},
-      {"/system", "[TEXT]", "set the system message, or remove it", [](ChatShell& s, const std::string& r) { s.system(r); }},
-      {"/fork", "NAME", "a branch from here, and go there", [](ChatShell& s, const std::string& r) { s.fork(r); }},
-      {"/switch", "NAME", "go to a branch", [](ChatShell& s, const std::string& r) { s.switch_to(r); }},
+      {"/system", "[TEXT]", "set the system message, or remove it",
+       [](ChatShell& s, const std::string& r) { s.system(r); }},
+      {"/fork", "NAME", "a branch from here, and go there",
+       [](ChatShell& s, const std::string& r) { s.fork(r); }},
+      {"/switch", "NAME", "go to a branch",
+       [](ChatShell& s, const std::string& r) { s.switch_to(r); }},
       {"/branches", "", "list them", [](ChatShell& s, const std::string&) { s.list_branches(); }},
-      {"/save", "[FILE]", "a copy of this branch as it is (no FILE: the one of --save)", [](ChatShell& s, const std::string& r) { s.save(r); }},
-      {"/load", "FILE", "go on from a saved state in this branch", [](ChatShell& s, const std::string& r) { s.load(r); }},
+      {"/save", "[FILE]", "a copy of this branch as it is (no FILE: the one of --save)",
+       [](ChatShell& s, const std::string& r) { s.save(r); }},
+      {"/load", "FILE", "go on from a saved state in this branch",
+       [](ChatShell& s, const std::string& r) { s.load(r); }},
       {"/prune", "KEEP [SINKS] [shift]", "see only the last KEEP positions and the first SINKS",
        [](ChatShell& s, const std::string& r) { s.prune(r); }},
-      {"/set", "[NAME VALUE]", "sampling and limits", [](ChatShell& s, const std::string& r) { s.set(r); }},
-      {"/messages", "", "the conversation so far", [](ChatShell& s, const std::string&) { out(messages_text(s.current().messages())); }},
-      {"/state", "", "tokens, cache, digests", [](ChatShell& s, const std::string&) { out(state_text(s.current().session(), s.options_.model)); }},
-      {"/verify", "", "compute everything again and compare every byte", [](ChatShell& s, const std::string&) { s.verify(); }},
+      {"/set", "[NAME VALUE]", "sampling and limits",
+       [](ChatShell& s, const std::string& r) { s.set(r); }},
+      {"/messages", "", "the conversation so far",
+       [](ChatShell& s, const std::string&) { out(messages_text(s.current().messages())); }},
+      {"/state", "", "tokens, cache, digests",
+       [](ChatShell& s, const std::string&) {
+         out(state_text(s.current().session(), s.options_.model));
+       }},
+      {"/verify", "", "compute everything again and compare every byte",
+       [](ChatShell& s, const std::string&) { s.verify(); }},
       {"/stats", "on|off", "a line after each reply: tokens, time",
-       [](ChatShell& s, const std::string& r) { s.set("stats " + (r.empty() ? s.options_.stats ? "off" : "on" : r)); }},
+       [](ChatShell& s, const std::string& r) {
+         s.set("stats " + (r.empty() ? s.options_.stats ? "off" : "on" : r));
+       }},
       {"/quit", "", "end (so do /bye, exit and Ctrl-D)", nullptr}};
   return all;
 }
@@ -121,9 +138,12 @@ ChatShell::ChatShell(Conversation first, ChatOptions& options) : options_(option
 bool ChatShell::interactive() { return isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0; }
 
 bool ChatShell::input(const std::string& line) {
-  if (line.starts_with("//")) converse(line.substr(1), Then::reply);
-  else if (line.starts_with("/")) return command(line);
-  else if (line.find_first_not_of(" \t\n") != std::string::npos) converse(line, Then::reply);
+  if (line.starts_with("//"))
+    converse(line.substr(1), Then::reply);
+  else if (line.starts_with("/"))
+    return command(line);
+  else if (line.find_first_not_of(" \t\n") != std::string::npos)
+    converse(line, Then::reply);
   return true;
 }
 
@@ -133,7 +153,8 @@ bool ChatShell::command(const std::string& line) {
   for (const Command& c : commands()) {
     if (command_of(word) == c.name) found = &c;
   }
-  if (found == nullptr) throw Error(ErrorKind::argument, "", "command", "one that /help lists", printable(word, 40));
+  if (found == nullptr)
+    throw Error(ErrorKind::argument, "", "command", "one that /help lists", printable(word, 40));
   if (found->run == nullptr) return false;
   found->run(*this, rest);
   return true;
@@ -168,31 +189,42 @@ std::string ChatShell::greeting() const {
   const Session& session = branches_.at(name_).session();
   const ModelConfig& config = session.model().config();
   const size_t messages = session.dialogue().messages.size();
-  return fmt::format("{}: {}, {} layers, {} tokens of context{}\n"
-                     "/help lists commands; \\ at the end of a line goes on in the next, \"\"\" begins several lines\n",
-                     printable(checkpoint_name(session.model().directory())), config.architecture, config.layers, session.capacity(),
-                     messages == 0 ? "" : fmt::format("; {} messages so far, /messages shows them", messages));
+  return fmt::format(
+      "{}: {}, {} layers, {} tokens of context{}\n"
+      "/help lists commands; \\ at the end of a line goes on in the next, \"\"\" begins several "
+      "lines\n",
+      printable(checkpoint_name(session.model().directory())), config.architecture, config.layers,
+      session.capacity(),
+      messages == 0 ? "" : fmt::format("; {} messages so far, /messages shows them", messages));
 }
 
 bool ChatShell::run() {
   const char* home = std::getenv("HOME");
   const char* given = std::getenv("STET_HISTORY");
-  const std::string history = given != nullptr ? given : home != nullptr ? std::string(home) + "/.stet_history" : "";
-  LineEditor editor([this](const std::string& line) { return complete(line); }, history, ChatSignals::wake_fd());
+  const std::string history = given != nullptr  ? given
+                              : home != nullptr ? std::string(home) + "/.stet_history"
+                                                : "";
+  LineEditor editor([this](const std::string& line) { return complete(line); }, history,
+                    ChatSignals::wake_fd());
   if (interactive()) out(greeting());
   InputLines lines;
   std::string line;
   for (bool more = true; more && ChatSignals::ending() == 0 && out("");) {
     flush_output();
     ChatSignals::forget_interrupt();
-    const LineEditor::Got got = editor.read(lines.open() ? "... " : interactive() ? prompt_text() : "", &line);
+    const LineEditor::Got got = editor.read(lines.open()    ? "... "
+                                            : interactive() ? prompt_text()
+                                                            : "",
+                                            &line);
     if (interactive() && got == LineEditor::Got::end) out("\n");
     if (ChatSignals::ending() != 0) break;
     if (got == LineEditor::Got::line) {
-      const std::optional<std::string> text = interactive() && !lines.open() && is_farewell(line) ? "/quit" : lines.add(line);
+      const std::optional<std::string> text =
+          interactive() && !lines.open() && is_farewell(line) ? "/quit" : lines.add(line);
       more = !text || try_input(*text);
     } else if (lines.open()) {
-      if (got == LineEditor::Got::end) complain(fmt::format("nothing was said: expected {}, found the end", lines.expected()));
+      if (got == LineEditor::Got::end)
+        complain(fmt::format("nothing was said: expected {}, found the end", lines.expected()));
       lines.drop();
       more = interactive();
       failed_ = !more;
@@ -266,12 +298,16 @@ bool ChatShell::converse(const std::optional<std::string>& user, Then then) {
 // What there is to say of the turn just taken, and the copy of it that --autosave asks for.
 void ChatShell::tell_end() {
   if (!quiet && options_.stats) note(fmt::format("({})", last_->text()));
-  if (!quiet && last_->reply.stop == "interrupt" && ChatSignals::ending() == 0) note("(stopped; /continue goes on)");
+  if (!quiet && last_->reply.stop == "interrupt" && ChatSignals::ending() == 0)
+    note("(stopped; /continue goes on)");
   if (!quiet && last_->reply.stop == "length") {
     const Session& session = current().session();
     note(session.size() == session.capacity()
-             ? fmt::format("(the context of {} tokens is full; /prune makes room, /rewind goes back)", session.capacity())
-             : fmt::format("(the limit of {} tokens is reached; /continue goes on)", options_.generate.max_tokens));
+             ? fmt::format(
+                   "(the context of {} tokens is full; /prune makes room, /rewind goes back)",
+                   session.capacity())
+             : fmt::format("(the limit of {} tokens is reached; /continue goes on)",
+                           options_.generate.max_tokens));
   }
   if (options_.autosave) save(options_.save);
 }
@@ -284,11 +320,14 @@ void ChatShell::edit(const std::string& rest) {
   }
   if (users.empty()) throw Error(ErrorKind::argument, "", "/edit", "a message of yours", "none");
   const bool numbered = !tail.empty() && first.find_first_not_of("0123456789") == std::string::npos;
-  const int64_t n = numbered ? number(first, "/edit", 1, static_cast<int64_t>(users.size())) : static_cast<int64_t>(users.size());
+  const int64_t n = numbered ? number(first, "/edit", 1, static_cast<int64_t>(users.size()))
+                             : static_cast<int64_t>(users.size());
   const std::string text = need(numbered ? tail : rest, "/edit", "the new text");
   const size_t at = users[static_cast<size_t>(n - 1)];
-  // What is kept of the tokens shows only when the new text is compared: the conversation is cut there, not the session.
-  std::vector<Message> messages(current().messages().begin(), current().messages().begin() + static_cast<std::ptrdiff_t>(at));
+  // What is kept of the tokens shows only when the new text is compared: the conversation is cut
+  // there, not the session.
+  std::vector<Message> messages(current().messages().begin(),
+                                current().messages().begin() + static_cast<std::ptrdiff_t>(at));
   Conversation before = current().fork();
   current().session().dialogue().messages = std::move(messages);
   try {
@@ -302,14 +341,19 @@ void ChatShell::edit(const std::string& rest) {
 void ChatShell::rewind(const std::string& turns) {
   const int64_t before = current().session().size();
   current().rewind(turns.empty() ? 1 : number(turns, "/rewind", 1, INT32_MAX));
-  note(fmt::format("({} tokens forgotten, {} left)", before - current().session().size(), current().session().size()));
+  note(fmt::format("({} tokens forgotten, {} left)", before - current().session().size(),
+                   current().session().size()));
 }
 
 void ChatShell::system(const std::string& text) {
   current().set_system(text);
-  const PromptReport p = current().messages().empty() || current().session().size() == 0 ? PromptReport() : current().plan(current().messages());
+  const PromptReport p = current().messages().empty() || current().session().size() == 0
+                             ? PromptReport()
+                             : current().plan(current().messages());
   note(fmt::format("(from the next message on{})",
-                   p.kept + p.recomputed + p.added == 0 ? "" : fmt::format(": {} tokens will be processed again", p.recomputed)));
+                   p.kept + p.recomputed + p.added == 0
+                       ? ""
+                       : fmt::format(": {} tokens will be processed again", p.recomputed)));
 }
 
 // ---------------------------------------------------------------- branches
@@ -322,23 +366,27 @@ void ChatShell::fork(const std::string& rest) {
 }
 
 void ChatShell::switch_to(const std::string& name) {
-  if (!branches_.contains(name)) throw Error(ErrorKind::argument, "", "/switch", "a branch that /branches lists", printable(name, 40));
+  if (!branches_.contains(name))
+    throw Error(ErrorKind::argument, "", "/switch", "a branch that /branches lists",
+                printable(name, 40));
   name_ = name;
 }
 
 void ChatShell::list_branches() {
   for (const auto& [name, conversation] : branches_) {
-    out(fmt::format("{} {:<16} {:>6} messages {:>8} tokens\n", name == name_ ? '*' : ' ', name, conversation.messages().size(),
-                    conversation.session().size()));
+    out(fmt::format("{} {:<16} {:>6} messages {:>8} tokens\n", name == name_ ? '*' : ' ', name,
+                    conversation.messages().size(), conversation.session().size()));
   }
 }
 
 void ChatShell::prune(const std::string& rest) {
   const auto [keep, more] = split_word(rest);
   const auto [sinks, how] = split_word(more == "shift" ? "0 shift" : more);
-  if (!how.empty() && how != "shift") throw Error(ErrorKind::argument, "", "/prune", "KEEP [SINKS] [shift]", rest);
+  if (!how.empty() && how != "shift")
+    throw Error(ErrorKind::argument, "", "/prune", "KEEP [SINKS] [shift]", rest);
   PruneOptions p;
-  p.keep_last = number(need(keep, "/prune", "the number of positions to keep"), "/prune", 0, INT32_MAX);
+  p.keep_last =
+      number(need(keep, "/prune", "the number of positions to keep"), "/prune", 0, INT32_MAX);
   p.sinks = sinks.empty() ? 0 : number(sinks, "/prune", 0, INT32_MAX);
   p.shift = how == "shift";
   const int64_t gone = current().session().prune(p);
@@ -354,7 +402,8 @@ void ChatShell::set(const std::string& rest) {
     out(settings_text(session.generation(), options_));
     return;
   }
-  const std::string said = change_setting(session.generation(), options_, session.model().config().vocab_size, name, value);
+  const std::string said = change_setting(session.generation(), options_,
+                                          session.model().config().vocab_size, name, value);
   if (!said.empty()) note("(" + said + ")");
 }
 
@@ -382,7 +431,8 @@ void ChatShell::help(const std::string& about) {
   }
   if (!about.empty()) return;
   out("Ctrl-C stops a reply; the state stays whole, and /continue goes on with it.\n"
-      "A line that ends in \\ goes on in the next. \"\"\" begins a message of several lines, and ends it. A pasted block is one\n"
+      "A line that ends in \\ goes on in the next. \"\"\" begins a message of several lines, and "
+      "ends it. A pasted block is one\n"
       "message. // begins a message with a slash.\n");
 }
 

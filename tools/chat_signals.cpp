@@ -26,7 +26,8 @@ void note_signal(int signal) {
 }  // namespace
 
 ChatSignals::ChatSignals(Interrupt interrupt) {
-  if (::pipe2(wake_pipe, O_CLOEXEC | O_NONBLOCK) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
+  if (::pipe2(wake_pipe, O_CLOEXEC | O_NONBLOCK) != 0)
+    throw std::system_error(errno, std::generic_category(), "pipe");
   ending_signal = 0;
   interrupted = 0;
   interrupt_ends = interrupt == Interrupt::ends ? 1 : 0;

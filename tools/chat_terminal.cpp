@@ -13,7 +13,8 @@
 namespace stet::tool {
 namespace {
 
-constexpr auto kFirstFrame = std::chrono::milliseconds(500), kNextFrame = std::chrono::milliseconds(120);
+constexpr auto kFirstFrame = std::chrono::milliseconds(500),
+               kNextFrame = std::chrono::milliseconds(120);
 constexpr int64_t kLongPrompt = 256;  // tokens
 
 bool terminal(int fd) {
@@ -41,7 +42,8 @@ bool animations_on() { return terminal(STDERR_FILENO); }
 void note(const std::string& text) { write_line("2", text); }
 void complain(const std::string& text) { write_line("31", text); }
 
-ProgressLine::ProgressLine(std::string what, int64_t total) : what_(std::move(what)), total_(total) {
+ProgressLine::ProgressLine(std::string what, int64_t total)
+    : what_(std::move(what)), total_(total) {
   if (!animations_on()) return;
   stopped_ = false;
   thread_ = std::thread([this] { turn(); });
@@ -49,12 +51,14 @@ ProgressLine::ProgressLine(std::string what, int64_t total) : what_(std::move(wh
 
 void ProgressLine::turn() {
   std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, shown_ ? kNextFrame : kFirstFrame, [this] { return stopped_; })) draw();
+  while (!changed_.wait_for(lock, shown_ ? kNextFrame : kFirstFrame, [this] { return stopped_; }))
+    draw();
 }
 
 void ProgressLine::draw() {
   const bool dim = colours_on(STDERR_FILENO);
-  const std::string text = fmt::format("{} {} {} / {} tokens", "|/-\\"[frame_++ % 4], what_, done_, total_);
+  const std::string text =
+      fmt::format("{} {} {} / {} tokens", "|/-\\"[frame_++ % 4], what_, done_, total_);
   if (dim) write_error_style("\033[2m");
   rewrite_line(text);
   if (dim) write_error_style("\033[0m");

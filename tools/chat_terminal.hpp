@@ -9,7 +9,8 @@
 
 namespace stet::tool {
 
-// Whether text written to this descriptor is coloured: a terminal that is not dumb, and no NO_COLOR in the environment.
+// Whether text written to this descriptor is coloured: a terminal that is not dumb, and no NO_COLOR
+// in the environment.
 bool colours_on(int fd);
 // Whether lines on stderr may be written over.
 bool animations_on();
@@ -19,8 +20,9 @@ void note(const std::string& text);
 // The same for what could not be done.
 void complain(const std::string& text);
 
-// While tokens are processed, a line on the terminal that turns and counts them; it appears after a moment, or with the first
-// progress of a prompt that is long. Without animations_on() it does nothing. Not to be moved.
+// While tokens are processed, a line on the terminal that turns and counts them; it appears after a
+// moment, or with the first progress of a prompt that is long. Without animations_on() it does
+// nothing. Not to be moved.
 class ProgressLine {
  public:
   // "what done / total tokens", say "reading 512 / 4096 tokens".

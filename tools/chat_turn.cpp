@@ -10,7 +10,8 @@ double rate(int64_t n, double s) { return s > 0 ? static_cast<double>(n) / s : 0
 
 }  // namespace
 
-TurnReport take_turn(Conversation& conversation, const std::optional<std::string>& user, Then then, const GenerateOptions& options,
+TurnReport take_turn(Conversation& conversation, const std::optional<std::string>& user, Then then,
+                     const GenerateOptions& options,
                      const std::function<void(std::string_view)>& show, const Progress& progress) {
   TurnReport report;
   const double start = seconds();
@@ -36,23 +37,30 @@ TurnReport take_turn(Conversation& conversation, const std::optional<std::string
 }
 
 Json TurnReport::json() const {
-  const int64_t processed = prompt.recomputed + prompt.added, drawn = static_cast<int64_t>(reply.ids.size());
+  const int64_t processed = prompt.recomputed + prompt.added,
+                drawn = static_cast<int64_t>(reply.ids.size());
   Json j;
   j["prompt_ids"] = prompt_ids;
   j["ids"] = reply.ids;
   j["text"] = reply.text;
   j["stop"] = reply.stop;
   j["tokens"] = {{"kept", prompt.kept}, {"recomputed", prompt.recomputed}, {"added", prompt.added}};
-  j["timings"] = {{"prefill_s", prefill_s},           {"prefill_tokens", processed}, {"prefill_tokens_per_s", rate(processed, prefill_s)},
-                  {"first_token_s", first_token_s},   {"decode_s", decode_s},        {"decode_tokens", drawn},
+  j["timings"] = {{"prefill_s", prefill_s},
+                  {"prefill_tokens", processed},
+                  {"prefill_tokens_per_s", rate(processed, prefill_s)},
+                  {"first_token_s", first_token_s},
+                  {"decode_s", decode_s},
+                  {"decode_tokens", drawn},
                   {"decode_tokens_per_s", rate(drawn, decode_s)}};
   return j;
 }
 
 std::string TurnReport::text() const {
-  return fmt::format("{} tokens kept, {}{} new; first token after {:.0f} ms, then {} at {:.1f} tokens/s", prompt.kept,
-                     prompt.recomputed > 0 ? fmt::format("{} recomputed, ", prompt.recomputed) : "", prompt.added, first_token_s * 1e3,
-                     reply.ids.size(), rate(static_cast<int64_t>(reply.ids.size()), decode_s));
+  return fmt::format(
+      "{} tokens kept, {}{} new; first token after {:.0f} ms, then {} at {:.1f} tokens/s",
+      prompt.kept, prompt.recomputed > 0 ? fmt::format("{} recomputed, ", prompt.recomputed) : "",
+      prompt.added, first_token_s * 1e3, reply.ids.size(),
+      rate(static_cast<int64_t>(reply.ids.size()), decode_s));
 }
 
 }  // namespace stet::tool

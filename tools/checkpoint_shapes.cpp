@@ -49,9 +49,7 @@ constexpr Shape kShapes[] = {
     {"qwen3-0.6b", 1024, 3072, 28, 16, 8, 128, 151936, 40960, 0, 0, 0, true, qwen3_config},
 };
 
-bool is_llama2(const Shape& shape) {
-  return shape.vocab == 32000;
-}
+bool is_llama2(const Shape& shape) { return shape.vocab == 32000; }
 
 const Shape* find_shape(const std::string& name) {
   const auto it = std::find_if(std::begin(kShapes), std::end(kShapes),
@@ -346,7 +344,8 @@ Json generation_config(const std::string& name, const Json& config) {
   const Shape* shape = find_shape(name);
   if (shape == nullptr) return result;
   if (shape->config == gemma3_config) {
-    result.update({{"do_sample", true}, {"cache_implementation", "hybrid"}, {"top_k", 64}, {"top_p", 0.95}});
+    result.update(
+        {{"do_sample", true}, {"cache_implementation", "hybrid"}, {"top_k", 64}, {"top_p", 0.95}});
   } else if (shape->config == llama_config) {
     result.update({{"do_sample", true}, {"temperature", 0.6}, {"top_p", 0.9}});
   } else if (shape->config == qwen3_config) {

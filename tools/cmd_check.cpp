@@ -16,38 +16,60 @@ struct Options {
   bool json = false;
 };
 
-std::string count_text(size_t count, const char* thing) { return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s"); }
+std::string count_text(size_t count, const char* thing) {
+  return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s");
+}
 
 // What only a computation can tell.
 std::string unproved(const Snapshot& s) {
-  if (s.meta().form == SnapshotForm::recipe) return "keys, values and logits, of which a recipe has digests alone (stet verify)";
-  if (!s.meta().edits.empty()) return "that keys and values before the first edit are what its tokens give (stet verify); of the rest nothing can tell";
+  if (s.meta().form == SnapshotForm::recipe)
+    return "keys, values and logits, of which a recipe has digests alone (stet verify)";
+  if (!s.meta().edits.empty())
+    return "that keys and values before the first edit are what its tokens give (stet verify); of "
+           "the rest nothing can tell";
   return "that keys, values and logits are what its tokens give (stet verify)";
 }
 
 Json check_snapshot(const std::string& path, const Options& o) {
   const Snapshot s = Snapshot::open(path);
   // Several files may be deltas of one parent, beside others that need none.
-  const SnapshotCheck done = s.meta().form == SnapshotForm::delta ? Snapshot::open(path, o.parent).check(o.threads) : s.check(o.threads);
-  return {{"path", path}, {"sound", true}, {"form", snapshot_form_name(s.meta().form)}, {"bytes", s.file_size()}, {"tokens", s.tokens().size()},
-          {"sections", s.sections().size()}, {"blocks", done.blocks}, {"files", done.files}, {"state", digest_text(s.digests().state)}, {"id", s.state_name()},
+  const SnapshotCheck done = s.meta().form == SnapshotForm::delta
+                                 ? Snapshot::open(path, o.parent).check(o.threads)
+                                 : s.check(o.threads);
+  return {{"path", path},
+          {"sound", true},
+          {"form", snapshot_form_name(s.meta().form)},
+          {"bytes", s.file_size()},
+          {"tokens", s.tokens().size()},
+          {"sections", s.sections().size()},
+          {"blocks", done.blocks},
+          {"files", done.files},
+          {"state", digest_text(s.digests().state)},
+          {"id", s.state_name()},
           {"not_proved", unproved(s)}};
 }
 
 Json check_directory(const std::string& path, const Options& o) {
-  return {{"path", path}, {"sound", true}, {"bytes", check_packed(*directory_source(path), o.threads)},
+  return {{"path", path},
+          {"sound", true},
+          {"bytes", check_packed(*directory_source(path), o.threads)},
           {"not_proved", "that the weights are those of the checkpoint that was packed"}};
 }
 
 Json fault_json(const std::string& path, const Error& e) {
-  return {{"path", path}, {"sound", false}, {"file", e.file}, {"field", e.field}, {"expected", e.expected}, {"found", e.found}};
+  return {{"path", path},     {"sound", false},         {"file", e.file},
+          {"field", e.field}, {"expected", e.expected}, {"found", e.found}};
 }
 
 std::string sound_text(const Json& j) {
-  std::string text = fmt::format("{}: sound: {} bytes", printable(j["path"].get<std::string>(), SIZE_MAX), j["bytes"].get<size_t>());
+  std::string text =
+      fmt::format("{}: sound: {} bytes", printable(j["path"].get<std::string>(), SIZE_MAX),
+                  j["bytes"].get<size_t>());
   if (j.contains("form")) {
-    text += fmt::format(" ({}), {}, {}, {}", j["form"].get<std::string>(), count_text(j["tokens"].get<size_t>(), "token"),
-                        count_text(j["sections"].get<size_t>(), "section"), count_text(j["blocks"].get<size_t>(), "block"));
+    text += fmt::format(" ({}), {}, {}, {}", j["form"].get<std::string>(),
+                        count_text(j["tokens"].get<size_t>(), "token"),
+                        count_text(j["sections"].get<size_t>(), "section"),
+                        count_text(j["blocks"].get<size_t>(), "block"));
     if (j["files"] != 0) text += ", " + count_text(j["files"].get<size_t>(), "file");
     text += ", state " + j["id"].get<std::string>();
   }
@@ -71,7 +93,8 @@ void run(const Options& o) {
     std::string text;
     try {
       std::error_code ignored;
-      found = std::filesystem::is_directory(path, ignored) ? check_directory(path, o) : check_snapshot(path, o);
+      found = std::filesystem::is_directory(path, ignored) ? check_directory(path, o)
+                                                           : check_snapshot(path, o);
       text = sound_text(found);
     } catch (const Error& e) {
       sound = false;
@@ -89,10 +112,17 @@ void run(const Options& o) {
 
 void add_check(CLI::App& app) {
   const auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("check", "Prove without a model that every byte of a snapshot, or of packed weights, is what was written.");
-  sub->add_option("path", o->paths, "snapshots, or directories with packed weights")->required()->type_name("FILE|DIR ...");
-  sub->add_option("--parent", o->parent, "the snapshot that a delta was made from")->type_name("FILE");
-  sub->add_option("--threads", o->threads, "threads (default: all processors)")->type_name("N")->check(integer(0, kMostThreads));
+  CLI::App* sub = app.add_subcommand("check",
+                                     "Prove without a model that every byte of a snapshot, or of "
+                                     "packed weights, is what was written.");
+  sub->add_option("path", o->paths, "snapshots, or directories with packed weights")
+      ->required()
+      ->type_name("FILE|DIR ...");
+  sub->add_option("--parent", o->parent, "the snapshot that a delta was made from")
+      ->type_name("FILE");
+  sub->add_option("--threads", o->threads, "threads (default: all processors)")
+      ->type_name("N")
+      ->check(integer(0, kMostThreads));
   sub->add_flag("--json", o->json, "one JSON object on each line");
   sub->callback([o] { run(*o); });
 }

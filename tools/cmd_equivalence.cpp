@@ -22,8 +22,10 @@ struct Options {
 class Folder {
  public:
   Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "stet-equivalence-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw Error(ErrorKind::io, name, "", "a directory that can be made", "none");
+    std::string name =
+        (std::filesystem::temp_directory_path() / "stet-equivalence-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr)
+      throw Error(ErrorKind::io, name, "", "a directory that can be made", "none");
     path_ = name;
   }
   ~Folder() {
@@ -52,7 +54,8 @@ struct Result {
 };
 
 // Everything that tells of the way is in the closure: which file, which form, which kernels.
-std::vector<Way> ways(const Options& o, const std::shared_ptr<const Model>& model, const Tokenizer* tokenizer, const Folder& folder) {
+std::vector<Way> ways(const Options& o, const std::shared_ptr<const Model>& model,
+                      const Tokenizer* tokenizer, const Folder& folder) {
   const std::string key = tokenizer == nullptr ? "" : tokenizer->fingerprint();
   const SessionOptions session_options = o.model.session_options();
   const auto restored = [=](const std::string& file, const RestoreOptions& how) {
@@ -90,7 +93,8 @@ std::vector<Way> ways(const Options& o, const std::shared_ptr<const Model>& mode
       {"exported, loaded (mapped)", through_file("full.stet", {}, {})},
       {"exported, loaded (read)", through_file("read.stet", {}, {.map = false, .check = true})},
       {"exported as a recipe", through_file("recipe.stet", {.form = SnapshotForm::recipe}, {})}};
-  if (have_zlib()) all.push_back({"exported, compressed", through_file("zlib.stet", {.compress = 1}, {})});
+  if (have_zlib())
+    all.push_back({"exported, compressed", through_file("zlib.stet", {.compress = 1}, {})});
   ComputeOptions one = session_options.compute;
   one.threads = 1;
   all.push_back({"one thread", computed_by(one)});
@@ -103,7 +107,8 @@ std::vector<Way> ways(const Options& o, const std::shared_ptr<const Model>& mode
   return all;
 }
 
-Result take(const std::string& name, Session session, const Tokenizer* tokenizer, const Options& o, double start, std::optional<Session>* keep) {
+Result take(const std::string& name, Session session, const Tokenizer* tokenizer, const Options& o,
+            double start, std::optional<Session>* keep) {
   Result r{name, {}, {}, seconds() - start, 0, std::nullopt};
   const double middle = seconds();
   r.reply = generate(session, tokenizer, o.generate);
@@ -119,7 +124,8 @@ void print(const std::vector<Result>& results, const Options& o) {
   if (o.json) {
     Json rows = Json::array();
     for (const Result& r : results) {
-      Json row = {{"way", r.name}, {"equal", !r.difference}, {"ids", r.reply.ids}, {"digests", digests_json(r.digests)},
+      Json row = {{"way", r.name},        {"equal", !r.difference},
+                  {"ids", r.reply.ids},   {"digests", digests_json(r.digests)},
                   {"ready_s", r.ready_s}, {"reply_s", r.reply_s}};
       if (r.difference) row["difference"] = r.difference->text();
       rows.push_back(std::move(row));
@@ -127,9 +133,11 @@ void print(const std::vector<Result>& results, const Options& o) {
     out(dump(rows, 1) + "\n");
     return;
   }
-  out(fmt::format("{:<28}  {:>10}  {:>6}  {:<37}  {}\n", "generation from", "ready", "tokens", "state", ""));
+  out(fmt::format("{:<28}  {:>10}  {:>6}  {:<37}  {}\n", "generation from", "ready", "tokens",
+                  "state", ""));
   for (const Result& r : results) {
-    out(fmt::format("{:<28}  {:>7.1f} ms  {:>6}  {}  {}\n", r.name, r.ready_s * 1e3, r.reply.ids.size(), digest_text(r.digests.state),
+    out(fmt::format("{:<28}  {:>7.1f} ms  {:>6}  {}  {}\n", r.name, r.ready_s * 1e3,
+                    r.reply.ids.size(), digest_text(r.digests.state),
                     r.difference ? "DIFFERENT: " + r.difference->text() : "equal"));
   }
   out(fmt::format("{}\n", printable(results[0].reply.text, 400)));
@@ -156,11 +164,14 @@ void run_equivalence(Options& o) {
   std::optional<Session> normal, other;
   const auto cases = ways(o, model, tokenizer.get(), folder);
   const Session state = prompted.fork();
-  results.push_back(take("normal generation", std::move(prompted), tokenizer.get(), o, start, &normal));
+  results.push_back(
+      take("normal generation", std::move(prompted), tokenizer.get(), o, start, &normal));
   for (const Way& way : cases) {
     start = seconds();
     results.push_back(take(way.name, way.begin(state), tokenizer.get(), o, start, &other));
-    results.back().difference = first_difference(normal->state(), other->state(), o.model.session_options().compute.contract == Contract::f32_blas ? kBlasTolerance : 0);
+    results.back().difference = first_difference(
+        normal->state(), other->state(),
+        o.model.session_options().compute.contract == Contract::f32_blas ? kBlasTolerance : 0);
   }
   print(results, o);
   finish_output();
@@ -173,12 +184,19 @@ void run_equivalence(Options& o) {
 
 void add_equivalence(CLI::App& app) {
   const auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("equivalence", "Compare one generation by every way a state can take: cached, saved, loaded, computed again.");
+  CLI::App* sub = app.add_subcommand("equivalence",
+                                     "Compare one generation by every way a state can take: "
+                                     "cached, saved, loaded, computed again.");
   o->prompt.add_to(*sub);
   o->prompt.add_messages_to(*sub);
   o->sampling.add_to(*sub);
-  sub->add_option("-n,--max-tokens", o->generate.max_tokens, "most tokens of the reply (default: 64)")->type_name("N")->check(integer(1, INT64_MAX))->group("Stopping");
-  sub->add_flag("--ignore-eos", o->generate.ignore_eos, "go on past stop tokens")->group("Stopping");
+  sub->add_option("-n,--max-tokens", o->generate.max_tokens,
+                  "most tokens of the reply (default: 64)")
+      ->type_name("N")
+      ->check(integer(1, INT64_MAX))
+      ->group("Stopping");
+  sub->add_flag("--ignore-eos", o->generate.ignore_eos, "go on past stop tokens")
+      ->group("Stopping");
   sub->add_flag("--json", o->json, "print JSON")->group("Output");
   o->model.add_to(*sub);
   sub->callback([o] {

@@ -25,16 +25,45 @@ struct Axis {
 
 std::vector<Axis> all_axes() {
   using S = SamplingSettings;
-  return {
-      {"temperature", "temperatures (0: greedy)", true, [](const S& s) { return s.greedy ? 0 : s.temperature; },
-       [](S& s, double v) { s.greedy = v == 0; s.temperature = v == 0 ? s.temperature : v; }, {}},
-      {"top-k", "numbers of candidates (0: all)", true, [](const S& s) { return static_cast<double>(s.top_k); },
-       [](S& s, double v) { s.top_k = static_cast<int>(v); }, {}},
-      {"top-p", "probabilities that the best are to hold", true, [](const S& s) { return s.top_p; }, [](S& s, double v) { s.top_p = v; }, {}},
-      {"min-p", "least probabilities, relative to the best", true, [](const S& s) { return s.min_p; }, [](S& s, double v) { s.min_p = v; }, {}},
-      {"typical", "probabilities that the most typical are to hold", true, [](const S& s) { return s.typical_p; }, [](S& s, double v) { s.typical_p = v; }, {}},
-      {"repetition-penalty", "divisors of the scores of tokens already there", false, [](const S& s) { return s.repetition_penalty; },
-       [](S& s, double v) { s.repetition_penalty = v; }, {}}};
+  return {{"temperature",
+           "temperatures (0: greedy)",
+           true,
+           [](const S& s) { return s.greedy ? 0 : s.temperature; },
+           [](S& s, double v) {
+             s.greedy = v == 0;
+             s.temperature = v == 0 ? s.temperature : v;
+           },
+           {}},
+          {"top-k",
+           "numbers of candidates (0: all)",
+           true,
+           [](const S& s) { return static_cast<double>(s.top_k); },
+           [](S& s, double v) { s.top_k = static_cast<int>(v); },
+           {}},
+          {"top-p",
+           "probabilities that the best are to hold",
+           true,
+           [](const S& s) { return s.top_p; },
+           [](S& s, double v) { s.top_p = v; },
+           {}},
+          {"min-p",
+           "least probabilities, relative to the best",
+           true,
+           [](const S& s) { return s.min_p; },
+           [](S& s, double v) { s.min_p = v; },
+           {}},
+          {"typical",
+           "probabilities that the most typical are to hold",
+           true,
+           [](const S& s) { return s.typical_p; },
+           [](S& s, double v) { s.typical_p = v; },
+           {}},
+          {"repetition-penalty",
+           "divisors of the scores of tokens already there",
+           false,
+           [](const S& s) { return s.repetition_penalty; },
+           [](S& s, double v) { s.repetition_penalty = v; },
+           {}}};
 }
 
 struct Options {
@@ -53,11 +82,11 @@ struct Run {
   uint64_t seed;
   std::vector<double> values;  // of every axis
   Reply reply;
-  double log_probability;      // of all its tokens, by log_probability() before each
-  StateDigests digests;        // of the state that a reply which was cut can go on from
+  double log_probability;  // of all its tokens, by log_probability() before each
+  StateDigests digests;    // of the state that a reply which was cut can go on from
   double seconds;
-  std::string file;            // the snapshot of that state, if any
-  size_t same_as;              // the first run with these tokens: itself, where they are new
+  std::string file;  // the snapshot of that state, if any
+  size_t same_as;    // the first run with these tokens: itself, where they are new
 };
 
 // ---------------------------------------------------------------- seeds
@@ -78,14 +107,16 @@ std::optional<SeedRange> parse_seeds(const std::string& text) {
   SeedRange range{};
   if (!number(std::string_view(text).substr(0, dots), &range.first)) return std::nullopt;
   range.last = range.first;
-  if (dots != std::string::npos && !number(std::string_view(text).substr(dots + 2), &range.last)) return std::nullopt;
+  if (dots != std::string::npos && !number(std::string_view(text).substr(dots + 2), &range.last))
+    return std::nullopt;
   if (range.last < range.first || range.last - range.first >= kMostSeeds) return std::nullopt;
   return range;
 }
 
 std::string seeds_fault(std::string& text) {
   if (parse_seeds(text)) return "";
-  return fmt::format("expected seeds in 0..2^64-1: 1,2,3 or 1..20 (up to {}), found {}", kMostSeeds, text.empty() ? "nothing" : text);
+  return fmt::format("expected seeds in 0..2^64-1: 1,2,3 or 1..20 (up to {}), found {}", kMostSeeds,
+                     text.empty() ? "nothing" : text);
 }
 
 std::vector<uint64_t> seeds_of(const Options& o) {
@@ -100,7 +131,8 @@ std::vector<uint64_t> seeds_of(const Options& o) {
 // ---------------------------------------------------------------- running
 
 // Every combination of the axes' values, and every seed for each.
-std::vector<std::pair<SamplingSettings, std::vector<double>>> combinations(const Options& o, const SamplingSettings& base) {
+std::vector<std::pair<SamplingSettings, std::vector<double>>> combinations(
+    const Options& o, const SamplingSettings& base) {
   std::vector<SamplingSettings> all{base};
   for (const Axis& axis : o.axes) {
     if (axis.draws && !axis.values.empty()) all[0].greedy = false;  // as in `stet generate`
@@ -131,7 +163,8 @@ std::vector<std::pair<SamplingSettings, std::vector<double>>> combinations(const
 // The file of run i of `count`: names sort as the runs do.
 std::string file_of(const Options& o, size_t i, size_t count) {
   const size_t digits = std::max<size_t>(2, std::to_string(count).size());
-  return (std::filesystem::path(o.save_dir) / fmt::format("run-{:0{}}.stet", i + 1, digits)).string();
+  return (std::filesystem::path(o.save_dir) / fmt::format("run-{:0{}}.stet", i + 1, digits))
+      .string();
 }
 
 // Makes the directory. A file that is there is not written over.
@@ -139,7 +172,9 @@ void prepare_files(const Options& o, size_t count) {
   if (o.save_dir.empty()) return;
   std::error_code error;
   std::filesystem::create_directories(o.save_dir, error);
-  if (error) throw Error(ErrorKind::io, o.save_dir, "--save-dir", "a directory that can be made", error.message());
+  if (error)
+    throw Error(ErrorKind::io, o.save_dir, "--save-dir", "a directory that can be made",
+                error.message());
   for (size_t i = 0; i < count; ++i) {
     const std::string file = file_of(o, i, count);
     if (std::filesystem::exists(std::filesystem::symlink_status(file, error))) {
@@ -149,18 +184,22 @@ void prepare_files(const Options& o, size_t count) {
   check_writable(file_of(o, 0, count));
 }
 
-Run run_one(const Exchange& state, const SamplingSettings& settings, const Options& o, const std::string& file) {
+Run run_one(const Exchange& state, const SamplingSettings& settings, const Options& o,
+            const std::string& file) {
   Exchange exchange = state.fork();
   exchange.session().generation().sampling = settings;
   Run run{settings.seed, {}, {}, 0, {}, 0, file, 0};
   GenerateOptions how = o.generate;
-  how.observe = [&](int32_t id, std::span<const float> logits) { run.log_probability += log_probability(logits, id); };
+  how.observe = [&](int32_t id, std::span<const float> logits) {
+    run.log_probability += log_probability(logits, id);
+  };
   const double start = seconds();
   run.reply = exchange.reply(how, [](std::string_view) { return Interrupts::signal() == 0; });
   run.seconds = seconds() - start;
   run.digests = digests_of(exchange.session());
   tell_healed(exchange.session());
-  if (!file.empty() && Interrupts::signal() == 0) o.save_as.save(exchange.session(), exchange.tokenizer(), file);
+  if (!file.empty() && Interrupts::signal() == 0)
+    o.save_as.save(exchange.session(), exchange.tokenizer(), file);
   run.reply.text += exchange.close();
   return run;
 }
@@ -171,12 +210,14 @@ std::vector<Run> run_all(Exchange& state, const Options& o) {
   std::map<std::vector<int32_t>, size_t> first;
   const Interrupts noted;
   for (const auto& [settings, values] : grid) {
-    Run run = run_one(state, settings, o, o.save_dir.empty() ? "" : file_of(o, runs.size(), grid.size()));
+    Run run =
+        run_one(state, settings, o, o.save_dir.empty() ? "" : file_of(o, runs.size(), grid.size()));
     if (Interrupts::signal() != 0) break;  // what was cut is no result
     run.values = values;
     run.same_as = first.try_emplace(run.reply.ids, runs.size()).first->second;
     if (o.twice && !(run_one(state, settings, o, "").digests.state == run.digests.state)) {
-      throw Error(ErrorKind::mismatch, "", fmt::format("run {}", runs.size() + 1), "the same state from the same seed", "another");
+      throw Error(ErrorKind::mismatch, "", fmt::format("run {}", runs.size() + 1),
+                  "the same state from the same seed", "another");
     }
     runs.push_back(std::move(run));
   }
@@ -207,13 +248,25 @@ void print_json(const std::vector<Run>& runs, const Summary& s, const Options& o
   for (const Run& run : runs) {
     Json j = {{"run", list.size() + 1}, {"seed", run.seed}};
     for (size_t a = 0; a < o.axes.size(); ++a) j[o.axes[a].option] = run.values[a];
-    j.update(Json{{"ids", run.reply.ids}, {"text", run.reply.text}, {"stop", run.reply.stop}, {"same_as", run.same_as + 1},
-                  {"log_probability", run.log_probability}, {"seconds", run.seconds}, {"state", digest_text(run.digests.state)}, {"id", sha256_text(run.digests.id)}});
+    j.update(Json{{"ids", run.reply.ids},
+                  {"text", run.reply.text},
+                  {"stop", run.reply.stop},
+                  {"same_as", run.same_as + 1},
+                  {"log_probability", run.log_probability},
+                  {"seconds", run.seconds},
+                  {"state", digest_text(run.digests.state)},
+                  {"id", sha256_text(run.digests.id)}});
     if (!run.file.empty()) j["file"] = run.file;
     list.push_back(std::move(j));
   }
-  out(dump({{"runs", list}, {"distinct", s.distinct}, {"tokens_reused", s.reused}, {"tokens_drawn", s.drawn}, {"seconds", s.seconds},
-            {"prompt_seconds", s.prompt_seconds}}, 1) + "\n");
+  out(dump({{"runs", list},
+            {"distinct", s.distinct},
+            {"tokens_reused", s.reused},
+            {"tokens_drawn", s.drawn},
+            {"seconds", s.seconds},
+            {"prompt_seconds", s.prompt_seconds}},
+           1) +
+      "\n");
 }
 
 std::string quoted(const std::string& text) {
@@ -230,8 +283,10 @@ void print_csv(const std::vector<Run>& runs, const Options& o) {
     const Run& run = runs[i];
     std::string line = fmt::format("{},{}", i + 1, run.seed);
     for (const double value : run.values) line += fmt::format(",{}", value);
-    out_text(line + fmt::format(",{},{},{},{},{:.4f},{},{},{}\r\n", run.reply.ids.size(), run.reply.stop, run.same_as + 1, run.log_probability,
-                           run.seconds, digest_text(run.digests.state), quoted(run.file), quoted(run.reply.text)));
+    out_text(line + fmt::format(",{},{},{},{},{:.4f},{},{},{}\r\n", run.reply.ids.size(),
+                                run.reply.stop, run.same_as + 1, run.log_probability, run.seconds,
+                                digest_text(run.digests.state), quoted(run.file),
+                                quoted(run.reply.text)));
   }
 }
 
@@ -242,19 +297,28 @@ void print_table(const std::vector<Run>& runs, const Summary& s, const Options& 
   for (size_t a = 0; a < o.axes.size(); ++a) {
     if (o.axes[a].values.size() < 2) continue;
     varied.push_back(a);
-    header += fmt::format("  {:>{}}", o.axes[a].option, std::max<size_t>(5, std::string(o.axes[a].option).size()));
+    header += fmt::format("  {:>{}}", o.axes[a].option,
+                          std::max<size_t>(5, std::string(o.axes[a].option).size()));
   }
   out(header + "  tokens  stop      log p  continuation\n");
   for (size_t i = 0; i < runs.size(); ++i) {
     const Run& run = runs[i];
     std::string line = fmt::format("{:>4}  {:>4}", i + 1, run.seed);
-    for (const size_t a : varied) line += fmt::format("  {:>{}}", run.values[a], std::max<size_t>(5, std::string(o.axes[a].option).size()));
+    for (const size_t a : varied)
+      line += fmt::format("  {:>{}}", run.values[a],
+                          std::max<size_t>(5, std::string(o.axes[a].option).size()));
     const std::string text = run.same_as != i ? fmt::format("(as run {})", run.same_as + 1)
-                             : run.reply.text.empty() ? fmt::format("{}", fmt::join(run.reply.ids, ",")) : printable(run.reply.text, 160);
-    out(line + fmt::format("  {:>6}  {:<6}  {:>7.2f}  {}\n", run.reply.ids.size(), run.reply.stop, run.log_probability, text));
+                             : run.reply.text.empty()
+                                 ? fmt::format("{}", fmt::join(run.reply.ids, ","))
+                                 : printable(run.reply.text, 160);
+    out(line + fmt::format("  {:>6}  {:<6}  {:>7.2f}  {}\n", run.reply.ids.size(), run.reply.stop,
+                           run.log_probability, text));
   }
-  out(fmt::format("{} continuations, {} distinct{}; {} tokens drawn in {:.2f} s; the prompt took {:.3f} s once, {} tokens were not processed again\n",
-                  s.runs, s.distinct, o.twice ? ", each drawn twice with the same state" : "", s.drawn, s.seconds, s.prompt_seconds, s.reused));
+  out(
+      fmt::format("{} continuations, {} distinct{}; {} tokens drawn in {:.2f} s; the prompt took "
+                  "{:.3f} s once, {} tokens were not processed again\n",
+                  s.runs, s.distinct, o.twice ? ", each drawn twice with the same state" : "",
+                  s.drawn, s.seconds, s.prompt_seconds, s.reused));
 }
 
 // ---------------------------------------------------------------- the state to branch from
@@ -277,7 +341,8 @@ Session open_state(Options& o, std::shared_ptr<const Tokenizer>& tokenizer) {
 
 void tell_idle(const Session& session, const Options& o) {
   const auto grid = combinations(o, session.generation().sampling);
-  const bool all_greedy = std::all_of(grid.begin(), grid.end(), [](const auto& run) { return run.first.greedy; });
+  const bool all_greedy =
+      std::all_of(grid.begin(), grid.end(), [](const auto& run) { return run.first.greedy; });
   if (!all_greedy || o.seeds.empty()) return;
   say("no effect while greedy, where the best token is taken: --seeds (--temperature T draws)\n");
 }
@@ -298,9 +363,12 @@ void run_experiment(Options& o) {
   tell_idle(state.session(), o);
   const std::vector<Run> runs = run_all(state, o);
   const Summary s = summary_of(runs, state.session().size(), prompt_seconds);
-  if (o.json) print_json(runs, s, o);
-  else if (o.csv) print_csv(runs, o);
-  else print_table(runs, s, o);
+  if (o.json)
+    print_json(runs, s, o);
+  else if (o.csv)
+    print_csv(runs, o);
+  else
+    print_table(runs, s, o);
   if (Interrupts::signal() == 0) return;
   finish_output();
   throw ExitStatus{128 + Interrupts::signal()};
@@ -310,23 +378,46 @@ void run_experiment(Options& o) {
 
 void add_experiment(CLI::App& app) {
   const auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("experiment", "Many continuations of one state: every seed with every combination of settings.");
-  CLI::Option* snapshot = sub->add_option("snapshot", o->snapshot, "the state to branch from (or give a prompt)")->type_name("FILE");
+  CLI::App* sub = app.add_subcommand(
+      "experiment",
+      "Many continuations of one state: every seed with every combination of settings.");
+  CLI::Option* snapshot =
+      sub->add_option("snapshot", o->snapshot, "the state to branch from (or give a prompt)")
+          ->type_name("FILE");
   o->prompt.add_to(*sub);
   o->prompt.add_messages_to(*sub);
-  sub->add_option("--seeds", o->seeds, "seeds: 1,2,3 or 1..20, or both: 1,2,10..12 (default: 1)")->delimiter(',')->allow_extra_args(false)
-      ->check(CLI::Validator(seeds_fault, ""))->type_name("LIST")->group("Settings");
+  sub->add_option("--seeds", o->seeds, "seeds: 1,2,3 or 1..20, or both: 1,2,10..12 (default: 1)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Validator(seeds_fault, ""))
+      ->type_name("LIST")
+      ->group("Settings");
   for (Axis& axis : o->axes) {
     const std::string name = std::string("--") + axis.option;
-    sub->add_option(name, axis.values, axis.help)->delimiter(',')->allow_extra_args(false)->check(sampling_range(name))->type_name("LIST")->group("Settings");
+    sub->add_option(name, axis.values, axis.help)
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(sampling_range(name))
+        ->type_name("LIST")
+        ->group("Settings");
   }
-  sub->add_option("-n,--max-tokens", o->generate.max_tokens, "most tokens of a continuation (default: 64)")->type_name("N")->check(integer(1, INT64_MAX));
+  sub->add_option("-n,--max-tokens", o->generate.max_tokens,
+                  "most tokens of a continuation (default: 64)")
+      ->type_name("N")
+      ->check(integer(1, INT64_MAX));
   sub->add_flag("--ignore-eos", o->generate.ignore_eos, "go on past stop tokens");
   sub->add_flag("--twice", o->twice, "draw each twice; the states must be equal");
   CLI::Option* json = sub->add_flag("--json", o->json, "print JSON");
   sub->add_flag("--csv", o->csv, "print CSV")->excludes(json);
-  CLI::Option* save_dir = sub->add_option("--save-dir", o->save_dir, "keep each continuation in this directory: run-01.stet ...")->type_name("DIR");
-  save_dir->check([](const std::string& name) { return name.empty() ? "expected a directory, found nothing" : ""; }, "");
+  CLI::Option* save_dir =
+      sub->add_option("--save-dir", o->save_dir,
+                      "keep each continuation in this directory: run-01.stet ...")
+          ->type_name("DIR");
+  save_dir->check(
+      [](const std::string& name) {
+        return name.empty() ? "expected a directory, found nothing" : "";
+      },
+      "");
   o->save_as.add_to(*sub, save_dir);
   o->restore.add_to(*sub, snapshot);
   o->model.add_to(*sub);

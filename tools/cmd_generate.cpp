@@ -23,9 +23,13 @@ struct Options {
   void add_generation_to(CLI::App& app) {
     sampling.add_to(app);
     app.add_option("-n,--max-tokens", generate.max_tokens, "most tokens of a reply (default: 256)")
-        ->type_name("N")->check(integer(0, INT64_MAX))->group("Stopping");
+        ->type_name("N")
+        ->check(integer(0, INT64_MAX))
+        ->group("Stopping");
     app.add_flag("--ignore-eos", generate.ignore_eos, "go on past stop tokens")->group("Stopping");
-    save_as.add_to(app, add_save_output(app, save, "keep the state in this file afterwards, for `stet resume`")->group("Output"));
+    save_as.add_to(
+        app, add_save_output(app, save, "keep the state in this file afterwards, for `stet resume`")
+                 ->group("Output"));
     app.add_flag("--json", json, "one JSON object per reply")->group("Output");
     add_raw_output(app);
   }
@@ -51,7 +55,8 @@ PromptReport prefill(Exchange& exchange, const Prompt& prompt) {
 }
 
 // `prompt`: what was processed before the reply.
-Json reply_json(Exchange& exchange, const std::vector<int32_t>& prompt, const PromptReport& report, const Reply& reply, const Timing& t) {
+Json reply_json(Exchange& exchange, const std::vector<int32_t>& prompt, const PromptReport& report,
+                const Reply& reply, const Timing& t) {
   Session& session = exchange.session();
   const auto rate = [](size_t n, double s) { return s > 0 ? static_cast<double>(n) / s : 0.0; };
   Json j;
@@ -61,15 +66,22 @@ Json reply_json(Exchange& exchange, const std::vector<int32_t>& prompt, const Pr
   j["stop"] = reply.stop;
   j["positions"] = session.size();
   if (exchange.kind() == Exchange::Kind::conversation) {
-    j["tokens"] = {{"kept", report.kept}, {"recomputed", report.recomputed}, {"added", report.added}};
+    j["tokens"] = {
+        {"kept", report.kept}, {"recomputed", report.recomputed}, {"added", report.added}};
   }
-  j["timings"] = {{"load_s", t.load}, {"restore_s", t.restore}, {"prefill_s", t.prefill},
-                  {"prefill_tokens", prompt.size()}, {"prefill_tokens_per_s", rate(prompt.size(), t.prefill)},
-                  {"decode_s", t.decode}, {"decode_tokens", reply.ids.size()},
+  j["timings"] = {{"load_s", t.load},
+                  {"restore_s", t.restore},
+                  {"prefill_s", t.prefill},
+                  {"prefill_tokens", prompt.size()},
+                  {"prefill_tokens_per_s", rate(prompt.size(), t.prefill)},
+                  {"decode_s", t.decode},
+                  {"decode_tokens", reply.ids.size()},
                   {"decode_tokens_per_s", rate(reply.ids.size(), t.decode)}};
   if (t.report) {
-    j["restored"] = {{"tokens_reused", t.report->reused}, {"tokens_recomputed", t.report->recomputed},
-                     {"blocks_healed", t.report->healed}, {"all_digests_checked", t.report->checked}};
+    j["restored"] = {{"tokens_reused", t.report->reused},
+                     {"tokens_recomputed", t.report->recomputed},
+                     {"blocks_healed", t.report->healed},
+                     {"all_digests_checked", t.report->checked}};
   }
   j["digests"] = digests_json(digests_of(session));
   j["healed"] = tell_healed(session);
@@ -79,8 +91,10 @@ Json reply_json(Exchange& exchange, const std::vector<int32_t>& prompt, const Pr
 // A session that replies, and where the replies go.
 class Replies {
  public:
-  // `greeting` goes to stderr with the first token: by then the blocks that it reads have been checked.
-  Replies(Exchange& exchange, const Options& options, const Timing& timing, std::string greeting = "")
+  // `greeting` goes to stderr with the first token: by then the blocks that it reads have been
+  // checked.
+  Replies(Exchange& exchange, const Options& options, const Timing& timing,
+          std::string greeting = "")
       : exchange_(exchange), options_(options), timing_(timing), greeting_(std::move(greeting)) {}
 
   // One prompt after another, each with its reply. No prompt: the open reply goes on.
@@ -93,7 +107,8 @@ class Replies {
   }
 
  private:
-  // A reply that was cut `goes_on` only if the state is saved after it: else the text that it held back is shown.
+  // A reply that was cut `goes_on` only if the state is saved after it: else the text that it held
+  // back is shown.
   void turn(const Prompt* prompt, bool goes_on) {
     Session& session = exchange_.session();
     const double start = seconds();
@@ -108,7 +123,9 @@ class Replies {
     timing_.prefill = middle - start;
     timing_.decode = seconds() - middle;
     Json j;
-    if (options_.json) j = reply_json(exchange_, {transcript.begin() + report.kept, transcript.end()}, report, reply, timing_);
+    if (options_.json)
+      j = reply_json(exchange_, {transcript.begin() + report.kept, transcript.end()}, report, reply,
+                     timing_);
     if (!goes_on) {
       const std::string rest = exchange_.close();
       show(rest);
@@ -118,7 +135,8 @@ class Replies {
   }
 
   void print(const Reply& reply, const Json& j) {
-    if (!options_.json && exchange_.tokenizer() == nullptr) out(fmt::format("{}", fmt::join(reply.ids, ",")));
+    if (!options_.json && exchange_.tokenizer() == nullptr)
+      out(fmt::format("{}", fmt::join(reply.ids, ",")));
     out(options_.json ? dump(j) + "\n" : "\n");
     flush_output();
     Session& session = exchange_.session();
@@ -153,7 +171,7 @@ void keep(Exchange& exchange, const Options& o) {
   tell_healed(session);
   if (o.json) return;
   say("saved {} tokens to {} in {:.1f} ms, state {}\n", session.size(), printable(o.save),
-             (seconds() - start) * 1e3, sha256_text(d.id));
+      (seconds() - start) * 1e3, sha256_text(d.id));
 }
 
 // All that can be told before the first token is processed: settings, ids, room.
@@ -164,19 +182,21 @@ void check(const Session& session, const Prompts& prompts) {
   for (const auto& [ids, message] : prompts) {
     for (size_t i = 0; i < ids.size(); ++i) {
       if (ids[i] < 0 || ids[i] >= vocab) {
-        throw Error(ErrorKind::argument, "", "ids[" + std::to_string(i) + "]", "a token id in 0.." + std::to_string(vocab - 1),
-                    std::to_string(ids[i]));
+        throw Error(ErrorKind::argument, "", "ids[" + std::to_string(i) + "]",
+                    "a token id in 0.." + std::to_string(vocab - 1), std::to_string(ids[i]));
       }
     }
     count += ids.size();
   }
   if (count > static_cast<size_t>(session.capacity() - session.size())) {
-    throw Error(ErrorKind::capacity, "", "tokens", "at most " + std::to_string(session.capacity()) + " positions (--ctx)",
+    throw Error(ErrorKind::capacity, "", "tokens",
+                "at most " + std::to_string(session.capacity()) + " positions (--ctx)",
                 std::to_string(session.size()) + " + " + std::to_string(count));
   }
 }
 
-// `work` ends early on Ctrl-C; the state is kept in any case, and then the process ends as Ctrl-C would have ended it.
+// `work` ends early on Ctrl-C; the state is kept in any case, and then the process ends as Ctrl-C
+// would have ended it.
 template <class Work>
 void with_interrupts(Exchange& exchange, const Options& o, Work work) {
   {
@@ -198,11 +218,15 @@ void process_prompts(Exchange& exchange, const Prompts& prompts, const Options& 
   });
   if (!o.json) return;
   Session& session = exchange.session();
-  out(dump({{"prompt_ids", session.tokens()}, {"positions", session.size()}, {"digests", digests_json(digests_of(session))}}) + "\n");
+  out(dump({{"prompt_ids", session.tokens()},
+            {"positions", session.size()},
+            {"digests", digests_json(digests_of(session))}}) +
+      "\n");
 }
 
 // With the settings of the command line, and all checked that can be.
-Exchange begin(Session session, const std::shared_ptr<const Tokenizer>& tokenizer, const Prompts& prompts, const Options& o) {
+Exchange begin(Session session, const std::shared_ptr<const Tokenizer>& tokenizer,
+               const Prompts& prompts, const Options& o) {
   o.sampling.apply(session.generation(), session.model().config().vocab_size);
   o.sampling.tell_idle(session.generation());
   check(session, prompts);
@@ -231,13 +255,18 @@ void run_generate(Options& o, bool reply) {
 void check(const Snapshot& snapshot, const Options& o) {
   const std::string type = kv_type_name(snapshot.meta().kv.type);
   if (!o.restore.how.replay && !o.model.kv.empty() && o.model.kv != type) {
-    throw Error(ErrorKind::mismatch, o.snapshot, "kv type", type, o.model.kv + " (--kv; --replay computes it again)");
+    throw Error(ErrorKind::mismatch, o.snapshot, "kv type", type,
+                o.model.kv + " (--kv; --replay computes it again)");
   }
   o.prompt.require_fit(snapshot);
   const std::vector<Turn>& turns = snapshot.generation().turns;
-  const bool ended = !turns.empty() && !turns.back().open, conversation = !snapshot.meta().dialogue.messages.empty();
-  if (ended && !o.prompt.given() && (conversation || !o.generate.ignore_eos) && o.generate.max_tokens > 0) {
-    throw Error(ErrorKind::argument, o.snapshot, "reply", conversation ? "one to go on with (or --say)" : "one to go on with (or --prompt, or --ignore-eos)",
+  const bool ended = !turns.empty() && !turns.back().open,
+             conversation = !snapshot.meta().dialogue.messages.empty();
+  if (ended && !o.prompt.given() && (conversation || !o.generate.ignore_eos) &&
+      o.generate.max_tokens > 0) {
+    throw Error(ErrorKind::argument, o.snapshot, "reply",
+                conversation ? "one to go on with (or --say)"
+                             : "one to go on with (or --prompt, or --ignore-eos)",
                 "one that has ended");
   }
 }
@@ -249,21 +278,25 @@ void run_resume(Options& o) {
   follow(o.model, snapshot, o.restore.how.replay);
   Timing timing;
   const auto tokenizer = tokenizer_of(snapshot, o.model);
-  const Prompts prompts = o.prompt.read(o.model.source()->path(), tokenizer, snapshot.tokens().empty());
+  const Prompts prompts =
+      o.prompt.read(o.model.source()->path(), tokenizer, snapshot.tokens().empty());
   double start = seconds();
   const auto model = o.model.load_model();
   timing.load = seconds() - start;
   start = seconds();
   RestoreReport report;
-  Session session = restore_session(snapshot, model, o.model, o.restore.how, &report, fingerprint(tokenizer));
+  Session session =
+      restore_session(snapshot, model, o.model, o.restore.how, &report, fingerprint(tokenizer));
   timing.restore = seconds() - start;
   timing.report = report;
   std::string greeting;
   if (!o.json) greeting = restored_text(snapshot, report, timing.restore);
   if (!o.json && o.restore.how.replay) {
-    greeting = fmt::format("migrated {} tokens in {:.1f} ms: computed again with {}, {}, kv {}; state {}", session.size(), timing.restore * 1e3,
-                           printable(model->directory()), contract_name(session.compute().contract), kv_type_name(session.kv().shape().type),
-                           sha256_text(digests_of(session).id));
+    greeting =
+        fmt::format("migrated {} tokens in {:.1f} ms: computed again with {}, {}, kv {}; state {}",
+                    session.size(), timing.restore * 1e3, printable(model->directory()),
+                    contract_name(session.compute().contract),
+                    kv_type_name(session.kv().shape().type), sha256_text(digests_of(session).id));
   }
   Exchange exchange = begin(std::move(session), tokenizer, prompts, o);
   with_interrupts(exchange, o, [&] { Replies(exchange, o, timing, greeting).run(prompts); });
@@ -302,7 +335,8 @@ void add_save(CLI::App& app) {
 
 void add_resume(CLI::App& app) {
   const auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("resume", "Go on from a snapshot: with a prompt, or with a reply that was cut.");
+  CLI::App* sub = app.add_subcommand(
+      "resume", "Go on from a snapshot: with a prompt, or with a reply that was cut.");
   sub->add_option("snapshot", o->snapshot, "the snapshot")->required()->type_name("FILE");
   o->prompt.add_to(*sub);
   o->prompt.add_messages_to(*sub);

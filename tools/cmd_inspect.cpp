@@ -21,7 +21,9 @@ struct Options {
 
 // Nothing in it may drive a terminal: names come from the file.
 std::string cell(const Json& value) {
-  if (value.is_string()) return value.get<std::string>().empty() ? "none" : printable(value.get<std::string>(), SIZE_MAX);
+  if (value.is_string())
+    return value.get<std::string>().empty() ? "none"
+                                            : printable(value.get<std::string>(), SIZE_MAX);
   return printable(dump(value), SIZE_MAX);
 }
 
@@ -33,12 +35,16 @@ std::vector<std::string> columns(const Json& row) {
 }
 
 void print_elements(const Json& rows) {
-  out(fmt::format("{:<28} {:<46} {:>12}  {:<71}  {}\n", "element", "stored", "bytes", "fingerprint", "matches -m"));
+  out(fmt::format("{:<28} {:<46} {:>12}  {:<71}  {}\n", "element", "stored", "bytes", "fingerprint",
+                  "matches -m"));
   for (const Json& r : rows) {
     const uint64_t bytes = r["bytes"].get<uint64_t>();
-    const std::string fingerprint = r["fingerprint"].get<std::string>(), matches = r["matches"].get<std::string>();
-    std::string line = fmt::format("{:<28} {:<46} {:>12}  {:<71}  {}", r["element"].get<std::string>(), printable(r["stored"].get<std::string>(), 100),
-                                   bytes == 0 ? "" : std::to_string(bytes), printable(fingerprint), matches);
+    const std::string fingerprint = r["fingerprint"].get<std::string>(),
+                      matches = r["matches"].get<std::string>();
+    std::string line =
+        fmt::format("{:<28} {:<46} {:>12}  {:<71}  {}", r["element"].get<std::string>(),
+                    printable(r["stored"].get<std::string>(), 100),
+                    bytes == 0 ? "" : std::to_string(bytes), printable(fingerprint), matches);
     line.erase(line.find_last_not_of(' ') + 1);
     out(line + "\n");
   }
@@ -58,8 +64,10 @@ void print_table(const Json& j) {
     }
     out(key + "\n");
     for (const auto& [name, inner] : value.items()) {
-      if (!list) out(fmt::format("  {:<20}{}\n", printable(name), cell(inner)));
-      else out(fmt::format("  {}\n", fmt::join(columns(inner), "  ")));
+      if (!list)
+        out(fmt::format("  {:<20}{}\n", printable(name), cell(inner)));
+      else
+        out(fmt::format("  {}\n", fmt::join(columns(inner), "  ")));
     }
   }
 }
@@ -77,12 +85,17 @@ Json edits_json(const std::vector<KvEdit>& edits) {
   const auto index = [](int64_t i) { return i < 0 ? Json(nullptr) : Json(i); };
   Json list = Json::array();
   for (const KvEdit& e : edits) {
-    list.push_back({{"what", kv_edit_name(e.what)}, {"at", e.at}, {"position", index(e.position)}, {"layer", index(e.layer)}, {"head", index(e.head)}});
+    list.push_back({{"what", kv_edit_name(e.what)},
+                    {"at", e.at},
+                    {"position", index(e.position)},
+                    {"layer", index(e.layer)},
+                    {"head", index(e.head)}});
   }
   return list;
 }
 
-// The object, with the lists of a snapshot that may be long behind the rest, which take no memory on their way out.
+// The object, with the lists of a snapshot that may be long behind the rest, which take no memory
+// on their way out.
 void print_json(Json j, const Snapshot* s) {
   if (s != nullptr) j.erase("prunes");
   std::string text = dump(j, 2);
@@ -109,13 +122,18 @@ std::optional<ReplayLimit> limit_of(const Snapshot& s) {
   return replay_limit(s.recipe());
 }
 
-// The elements of a state, one by one: what the snapshot has of each, and whether the model at hand is the one.
+// The elements of a state, one by one: what the snapshot has of each, and whether the model at hand
+// is the one.
 Json elements_json(const Snapshot& s, const Present& present) {
   const SnapshotMeta& m = s.meta();
   Json rows = Json::array();
-  const auto add = [&](const std::string& element, const std::string& stored, uint64_t bytes, const std::string& fingerprint,
-                       const std::string& matches = "") {
-    rows.push_back({{"element", element}, {"stored", stored}, {"bytes", bytes}, {"fingerprint", fingerprint}, {"matches", matches}});
+  const auto add = [&](const std::string& element, const std::string& stored, uint64_t bytes,
+                       const std::string& fingerprint, const std::string& matches = "") {
+    rows.push_back({{"element", element},
+                    {"stored", stored},
+                    {"bytes", bytes},
+                    {"fingerprint", fingerprint},
+                    {"matches", matches}});
   };
   const auto size = [&](const std::string& name) {
     for (const Snapshot::Section& section : s.sections()) {
@@ -128,37 +146,67 @@ Json elements_json(const Snapshot& s, const Present& present) {
     const auto found = present.find(name);
     return found == present.end() ? "missing" : found->second == digest ? "yes" : "NO";
   };
-  const auto by = [&](const char* section) { return size(section) > 0 ? "by value" : "by fingerprint"; };
+  const auto by = [&](const char* section) {
+    return size(section) > 0 ? "by value" : "by fingerprint";
+  };
   const GenerationState& g = s.generation();
   const int64_t blocks = blocks_of(m.positions);
-  add("keys and values", m.form == SnapshotForm::recipe ? "digests: computed again from the tokens"
-                         : m.form == SnapshotForm::delta ? fmt::format("{} blocks of {}, the rest in {}", kv_type_name(m.kv.type), blocks, printable(m.parent_file))
-                                                         : fmt::format("{} blocks, {}", blocks, kv_type_name(m.kv.type)),
+  add("keys and values",
+      m.form == SnapshotForm::recipe ? "digests: computed again from the tokens"
+      : m.form == SnapshotForm::delta
+          ? fmt::format("{} blocks of {}, the rest in {}", kv_type_name(m.kv.type), blocks,
+                        printable(m.parent_file))
+          : fmt::format("{} blocks, {}", blocks, kv_type_name(m.kv.type)),
       s.stored_kv_bytes(), digest_text(s.digests().kv));
   for (const auto& [name, digest] : m.fingerprints) {
     if (name == "config" || name == "model") continue;
-    add(name == "embeddings" ? "token embeddings" : name == "norms" ? "norm weights" : name + " weights", by("WEIGHTS"), 0, digest, verdict(name, digest));
+    add(name == "embeddings" ? "token embeddings"
+        : name == "norms"    ? "norm weights"
+                             : name + " weights",
+        by("WEIGHTS"), 0, digest, verdict(name, digest));
   }
   add("positions", fmt::format("0 .. {} of {}", m.positions - 1, m.capacity), 0, "");
   add("token ids", fmt::format("{}", m.positions), size("TOKENS"), digest_text(s.digests().tokens));
   int64_t visible = 0;
-  for (int64_t p = 0; p < m.positions; ++p) visible += static_cast<int64_t>(s.visible(p / 64) >> (p % 64) & 1);
-  add("visibility mask", fmt::format("{} of {} positions", visible, m.positions), size("VISIBLE"), "");
+  for (int64_t p = 0; p < m.positions; ++p)
+    visible += static_cast<int64_t>(s.visible(p / 64) >> (p % 64) & 1);
+  add("visibility mask", fmt::format("{} of {} positions", visible, m.positions), size("VISIBLE"),
+      "");
   for (const auto& [name, digest] : m.fingerprints) {
-    if (name == "config") add("model config", "by value", m.config.size(), digest, verdict(name, digest));
+    if (name == "config")
+      add("model config", "by value", m.config.size(), digest, verdict(name, digest));
   }
-  add("logits of the last position", m.form == SnapshotForm::recipe ? "digest" : fmt::format("{}", s.logits().size()), size("LOGITS"),
-      digest_text(s.digests().logits));
-  add("tokenizer", m.tokenizer.empty() ? "none in use" : by("TOKENIZR"), size("TOKENIZR"), m.tokenizer,
-      m.tokenizer.empty() ? "" : verdict("tokenizer", m.tokenizer));
-  add("format and contract", fmt::format("version {}, {} version {}, {} version {}", s.version(), m.contract, m.contract_version, kv_type_name(m.kv.type), kKvVersion), 0, "");
-  add("turns", fmt::format("{}{}", g.turns.size(), !g.turns.empty() && g.turns.back().open ? ", the last reply is open" : ""), 0, "");
-  add("sampler and seed", g.sampling.greedy ? "greedy" : fmt::format("temperature {}, seed {}", g.sampling.temperature, g.sampling.seed), 0, "");
-  add("stop tokens and strings", fmt::format("{} and {}", g.stop_ids.size(), g.stop_strings.size()), 0, "");
-  add("text held back", fmt::format("{} bytes, decoder state {} bytes", g.held.size(), g.stream.size()), g.held.size() + g.stream.size(), "");
+  add("logits of the last position",
+      m.form == SnapshotForm::recipe ? "digest" : fmt::format("{}", s.logits().size()),
+      size("LOGITS"), digest_text(s.digests().logits));
+  add("tokenizer", m.tokenizer.empty() ? "none in use" : by("TOKENIZR"), size("TOKENIZR"),
+      m.tokenizer, m.tokenizer.empty() ? "" : verdict("tokenizer", m.tokenizer));
+  add("format and contract",
+      fmt::format("version {}, {} version {}, {} version {}", s.version(), m.contract,
+                  m.contract_version, kv_type_name(m.kv.type), kKvVersion),
+      0, "");
+  add("turns",
+      fmt::format("{}{}", g.turns.size(),
+                  !g.turns.empty() && g.turns.back().open ? ", the last reply is open" : ""),
+      0, "");
+  add("sampler and seed",
+      g.sampling.greedy
+          ? "greedy"
+          : fmt::format("temperature {}, seed {}", g.sampling.temperature, g.sampling.seed),
+      0, "");
+  add("stop tokens and strings", fmt::format("{} and {}", g.stop_ids.size(), g.stop_strings.size()),
+      0, "");
+  add("text held back",
+      fmt::format("{} bytes, decoder state {} bytes", g.held.size(), g.stream.size()),
+      g.held.size() + g.stream.size(), "");
   add("prunes", fmt::format("{}", m.prunes.size()), 0, "");
   const auto limit = limit_of(s);
-  add("edits", fmt::format("{}{}", m.edits.size(), limit ? fmt::format(": not what the tokens give, from position {} on", limit->position) : ""), 0, "");
+  add("edits",
+      fmt::format(
+          "{}{}", m.edits.size(),
+          limit ? fmt::format(": not what the tokens give, from position {} on", limit->position)
+                : ""),
+      0, "");
   if (size("WEIGHTS") > 0) add("checkpoint files", "by value", size("WEIGHTS"), "");
   return rows;
 }
@@ -168,7 +216,11 @@ Json first_prunes_json(const std::vector<Prune>& prunes) {
   constexpr size_t kShown = 100;
   Json list = Json::array();
   for (const Prune& p : std::span(prunes).first(std::min(prunes.size(), kShown))) {
-    list.push_back({{"at", p.at}, {"begin", p.begin}, {"end", p.end}, {"positions", p.shift ? "shift" : "keep"}, {"removed", p.removed.size()}});
+    list.push_back({{"at", p.at},
+                    {"begin", p.begin},
+                    {"end", p.end},
+                    {"positions", p.shift ? "shift" : "keep"},
+                    {"removed", p.removed.size()}});
   }
   return list;
 }
@@ -179,7 +231,9 @@ Json describe(const Snapshot& s, const Present& present) {
   j["format_version"] = s.version();
   j["id"] = s.state_name();
   j["form"] = snapshot_form_name(s.meta().form);
-  if (s.meta().form == SnapshotForm::delta) j["parent"] = {{"id", s.meta().parent}, {"state", s.meta().parent_state}, {"file", s.meta().parent_file}};
+  if (s.meta().form == SnapshotForm::delta)
+    j["parent"] = {
+        {"id", s.meta().parent}, {"state", s.meta().parent_state}, {"file", s.meta().parent_file}};
   j["file_bytes"] = s.file_size();
   j["contract"] = s.meta().contract + " version " + std::to_string(s.meta().contract_version);
   j["checkpoint"] = s.meta().checkpoint;
@@ -188,32 +242,46 @@ Json describe(const Snapshot& s, const Present& present) {
   j["positions"] = s.tokens().size();
   j["capacity"] = s.meta().capacity;
   const KvShape& kv = s.meta().kv;
-  j["kv"] = {{"type", kv_type_name(kv.type)}, {"version", kKvVersion}, {"layers", kv.layers}, {"heads", kv.kv_heads}, {"head_dim", kv.head_dim},
-             {"block_bytes", kv.block_bytes()}};
+  j["kv"] = {{"type", kv_type_name(kv.type)}, {"version", kKvVersion},
+             {"layers", kv.layers},           {"heads", kv.kv_heads},
+             {"head_dim", kv.head_dim},       {"block_bytes", kv.block_bytes()}};
   const SamplingSettings& p = s.generation().sampling;
-  j["sampling"] = {{"greedy", p.greedy}, {"temperature", p.temperature}, {"top_k", p.top_k}, {"top_p", p.top_p},
-                   {"min_p", p.min_p}, {"typical_p", p.typical_p}, {"repetition_penalty", p.repetition_penalty},
+  j["sampling"] = {{"greedy", p.greedy},
+                   {"temperature", p.temperature},
+                   {"top_k", p.top_k},
+                   {"top_p", p.top_p},
+                   {"min_p", p.min_p},
+                   {"typical_p", p.typical_p},
+                   {"repetition_penalty", p.repetition_penalty},
                    {"seed", p.seed}};
   j["stop_ids"] = s.generation().stop_ids;
   j["stop_strings"] = s.generation().stop_strings;
   j["turns"] = turns_json(s.generation());
   j["messages"] = Json::array();
   for (const Message& m : s.meta().dialogue.messages) {
-    j["messages"].push_back({{"role", m.role}, {"content", m.content}, {"begin", m.begin}, {"end", m.end}, {"drawn", m.drawn}});
+    j["messages"].push_back({{"role", m.role},
+                             {"content", m.content},
+                             {"begin", m.begin},
+                             {"end", m.end},
+                             {"drawn", m.drawn}});
   }
   j["prunes"] = first_prunes_json(s.meta().prunes);
   j["edits"] = edits_json(s.meta().edits);
   const auto limit = limit_of(s);
   j["replayable"] = !limit;
-  j["replay_limit"] = limit ? Json{{"position", limit->position}, {"reason", limit->reason}} : Json(nullptr);
+  j["replay_limit"] =
+      limit ? Json{{"position", limit->position}, {"reason", limit->reason}} : Json(nullptr);
   j["blocks"] = Json::array();
-  for (const BlockIdentity& block : s.block_identities()) j["blocks"].push_back({{"id", sha256_text(block.id)}, {"replayable", block.replayable}});
+  for (const BlockIdentity& block : s.block_identities())
+    j["blocks"].push_back({{"id", sha256_text(block.id)}, {"replayable", block.replayable}});
   j["fingerprints"] = Json::object();
   for (const auto& [name, digest] : s.meta().fingerprints) j["fingerprints"][name] = digest;
   j["fingerprints"]["tokenizer"] = s.meta().tokenizer;
   j["digests"] = digests_json(s.digests());
   for (const Snapshot::Section& section : s.sections()) {
-    j["sections"].push_back({{"name", section.name}, {"offset", section.offset}, {"bytes", section.size},
+    j["sections"].push_back({{"name", section.name},
+                             {"offset", section.offset},
+                             {"bytes", section.size},
                              {"digest", digest_text(section.digest)}});
   }
   j["elements"] = elements_json(s, present);
@@ -226,14 +294,19 @@ Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokeni
   j["architecture"] = model.config().architecture;
   j["config"] = Json::parse(model.config().canonical());
   j["contract"] = contract_name(model.contract());
-  j["weights"] = model.source().has(kPackedName) ? "packed in the file, used in place" : "packed while loading";
+  j["weights"] = model.source().has(kPackedName) ? "packed in the file, used in place"
+                                                 : "packed while loading";
   j["packed_weight_bytes"] = model.weight_bytes();
   j["stop_ids"] = model.generation().eos_ids;
   if (tokenizer != nullptr) {
     const auto id = [](std::optional<int32_t> v) { return v ? Json(*v) : Json(nullptr); };
-    j["tokenizer"] = {{"size", tokenizer->size()}, {"bos", id(tokenizer->bos())}, {"eos", id(tokenizer->eos())},
-                      {"bos_is_added", !tokenizer->encode("a").empty() && tokenizer->encode("a")[0] == tokenizer->bos().value_or(-1)},
-                      {"template_bytes", tokenizer->chat_template().size()}};
+    j["tokenizer"] = {
+        {"size", tokenizer->size()},
+        {"bos", id(tokenizer->bos())},
+        {"eos", id(tokenizer->eos())},
+        {"bos_is_added", !tokenizer->encode("a").empty() &&
+                             tokenizer->encode("a")[0] == tokenizer->bos().value_or(-1)},
+        {"template_bytes", tokenizer->chat_template().size()}};
   }
   j["fingerprints"] = Json::object();
   for (const auto& [name, digest] : model.fingerprints()) j["fingerprints"][name] = digest;
@@ -247,24 +320,30 @@ void run(const Options& o) {
   Json j;
   std::optional<Snapshot> snapshot;
   if (directory) {
-    if (!o.model.empty()) throw CLI::ValidationError("--model: of no use: " + o.path + " is a checkpoint itself");
+    if (!o.model.empty())
+      throw CLI::ValidationError("--model: of no use: " + o.path + " is a checkpoint itself");
     const size_t checked = o.check ? check_packed(*directory_source(o.path)) : 0;
     j = describe(*Model::load(o.path), load_tokenizer(o.path));
     if (o.check) j["checked_file_bytes"] = checked;
   } else if (o.check) {
-    throw Error(ErrorKind::argument, o.path, "--check", "a directory with packed weights (for a snapshot: stet check)", "another file");
+    throw Error(ErrorKind::argument, o.path, "--check",
+                "a directory with packed weights (for a snapshot: stet check)", "another file");
   } else {
     snapshot.emplace(Snapshot::open(o.path));
     Present present;
     if (!o.model.empty()) {
       const auto model = Model::load(o.model);
-      for (const auto& [name, digest] : model->fingerprints_like(snapshot->origin().model)) present[name] = digest;
-      if (const auto tokenizer = load_tokenizer(o.model)) present["tokenizer"] = tokenizer->fingerprint();
+      for (const auto& [name, digest] : model->fingerprints_like(snapshot->origin().model))
+        present[name] = digest;
+      if (const auto tokenizer = load_tokenizer(o.model))
+        present["tokenizer"] = tokenizer->fingerprint();
     }
     j = describe(*snapshot, present);
   }
-  if (o.json) print_json(j, snapshot ? &*snapshot : nullptr);
-  else print_table(j);
+  if (o.json)
+    print_json(j, snapshot ? &*snapshot : nullptr);
+  else
+    print_table(j);
 }
 
 }  // namespace
@@ -272,8 +351,11 @@ void run(const Options& o) {
 void add_inspect(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("inspect", "What is in a snapshot or a checkpoint directory.");
-  sub->add_option("path", o->path, "a snapshot, or a checkpoint directory")->required()->type_name("FILE|DIR");
-  sub->add_option("-m,--model", o->model, "a checkpoint directory: does the snapshot match it?")->type_name("DIR");
+  sub->add_option("path", o->path, "a snapshot, or a checkpoint directory")
+      ->required()
+      ->type_name("FILE|DIR");
+  sub->add_option("-m,--model", o->model, "a checkpoint directory: does the snapshot match it?")
+      ->type_name("DIR");
   sub->add_flag("--check", o->check, "compare packed weights with their digests, every byte");
   sub->add_flag("--json", o->json, "print JSON");
   sub->callback([o] { run(*o); });

@@ -29,7 +29,8 @@ Digest kv_digest(const KvCache& kv) {
 }
 
 void add_rows(std::vector<float>& to, Rows rows) {
-  for (size_t i = 0; i < rows.count; ++i) to.insert(to.end(), rows.row(i), rows.row(i) + rows.width);
+  for (size_t i = 0; i < rows.count; ++i)
+    to.insert(to.end(), rows.row(i), rows.row(i) + rows.width);
 }
 
 // Where the rows go: a file, in the order of its tensors, and a digest.
@@ -38,14 +39,16 @@ class Output {
   Output(const Options& o, const Session& session, const std::vector<int32_t>& ids) : ids_(ids) {
     const ModelConfig& c = session.model().config();
     const int64_t length = static_cast<int64_t>(ids.size());
-    std::vector<TensorSpec> specs = {{"logits", DType::f32, {length, c.vocab_size}}, {"input_ids", DType::i32, {length}}};
+    std::vector<TensorSpec> specs = {{"logits", DType::f32, {length, c.vocab_size}},
+                                     {"input_ids", DType::i32, {length}}};
     if (o.hidden) hidden_.resize(static_cast<size_t>(c.layers) + 1);
     for (size_t i = 0; i < hidden_.size(); ++i) {
       specs.push_back({"hidden." + std::to_string(i), DType::f32, {length, c.hidden_size}});
     }
     if (o.output.empty()) return;
-    const std::map<std::string, std::string> metadata = {{"contract", contract_name(session.compute().contract)},
-                                                         {"model", session.model().fingerprint()}};
+    const std::map<std::string, std::string> metadata = {
+        {"contract", contract_name(session.compute().contract)},
+        {"model", session.model().fingerprint()}};
     file_.emplace(o.output, specs, metadata);
   }
 
@@ -72,7 +75,8 @@ class Output {
   RunningDigest digest_;
 };
 
-// How well the model foretells the tokens: the mean of -ln p(token | those before it), over all but the first.
+// How well the model foretells the tokens: the mean of -ln p(token | those before it), over all but
+// the first.
 class Likelihood {
  public:
   explicit Likelihood(const std::vector<int32_t>& ids) : ids_(ids) {}
@@ -90,7 +94,8 @@ class Likelihood {
   }
   std::string text() const {
     const double n = static_cast<double>(ids_.size()) - 1;
-    return fmt::format("nll {:.5f} per token, perplexity {:.4f}, over {} tokens\n", total_ / n, std::exp(total_ / n), ids_.size() - 1);
+    return fmt::format("nll {:.5f} per token, perplexity {:.4f}, over {} tokens\n", total_ / n,
+                       std::exp(total_ / n), ids_.size() - 1);
   }
 
  private:
@@ -101,10 +106,12 @@ class Likelihood {
 void run(Options& o) {
   if (!o.output.empty()) check_writable(o.output);
   std::vector<int32_t> ids;
-  for (const Prompt& prompt : o.prompt.read(o.model.source()->path(), load_tokenizer(o.model.checkpoint.directory), true)) {
+  for (const Prompt& prompt : o.prompt.read(o.model.source()->path(),
+                                            load_tokenizer(o.model.checkpoint.directory), true)) {
     ids.insert(ids.end(), prompt.ids.begin(), prompt.ids.end());
   }
-  if (o.nll && ids.size() < 2) usage_error("--nll", "two tokens or more", std::to_string(ids.size()));
+  if (o.nll && ids.size() < 2)
+    usage_error("--nll", "two tokens or more", std::to_string(ids.size()));
   const auto model = o.model.load_model();
   Session session(model, o.model.session_options());
   Output output(o, session, ids);
@@ -118,24 +125,37 @@ void run(Options& o) {
   session.append(ids, logits, hidden);
   output.finish();
   if (o.nll) out(likelihood.text());
-  if (o.digest) out(fmt::format("logits {}\nkv {}\n", digest_text(output.digest()), digest_text(kv_digest(session.kv()))));
+  if (o.digest)
+    out(fmt::format("logits {}\nkv {}\n", digest_text(output.digest()),
+                    digest_text(kv_digest(session.kv()))));
 }
 
 }  // namespace
 
 void add_logits(CLI::App& app) {
   const auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("logits", "Logits of every position, and hidden states, as safetensors.");
+  CLI::App* sub =
+      app.add_subcommand("logits", "Logits of every position, and hidden states, as safetensors.");
   o->prompt.add_to(*sub);
-  CLI::Option* output = sub->add_option("-o,--output", o->output, "file to write: logits [T, vocab], input_ids [T], hidden.i [T, hidden]")
-      ->type_name("FILE")->check(named())->group("Output");
-  sub->add_flag("--hidden", o->hidden, "hidden states too: after the embedding, after each layer, after the final norm")->needs(output)->group("Output");
-  sub->add_flag("--digest", o->digest, "print digests of all logits and of the KV cache")->group("Output");
-  sub->add_flag("--nll", o->nll, "print the mean negative log-likelihood of the tokens")->group("Output");
+  CLI::Option* output =
+      sub->add_option("-o,--output", o->output,
+                      "file to write: logits [T, vocab], input_ids [T], hidden.i [T, hidden]")
+          ->type_name("FILE")
+          ->check(named())
+          ->group("Output");
+  sub->add_flag("--hidden", o->hidden,
+                "hidden states too: after the embedding, after each layer, after the final norm")
+      ->needs(output)
+      ->group("Output");
+  sub->add_flag("--digest", o->digest, "print digests of all logits and of the KV cache")
+      ->group("Output");
+  sub->add_flag("--nll", o->nll, "print the mean negative log-likelihood of the tokens")
+      ->group("Output");
   o->model.add_to(*sub);
   sub->callback([o] {
     o->prompt.require();
-    if (o->output.empty() && !o->digest && !o->nll) throw CLI::RequiredError("-o, --digest or --nll");
+    if (o->output.empty() && !o->digest && !o->nll)
+      throw CLI::RequiredError("-o, --digest or --nll");
     run(*o);
   });
 }

@@ -18,34 +18,47 @@ struct Options {
 };
 
 void run(const Options& o) {
-  const Contract contract = o.to == "q8" ? Contract::q8 : o.to == "q4" ? Contract::q4 : Contract::f32;
+  const Contract contract = o.to == "q8"   ? Contract::q8
+                            : o.to == "q4" ? Contract::q4
+                                           : Contract::f32;
   const double start = seconds();
   const auto source = directory_source(o.checkpoint.directory);
   pack_checkpoint(*source, contract, o.directory, o.threads);
-  const auto size = static_cast<double>(std::filesystem::file_size(o.directory + "/" + kPackedName));
+  const auto size =
+      static_cast<double>(std::filesystem::file_size(o.directory + "/" + kPackedName));
   out(fmt::format("{}: {} of weights{} in {:.1f} s\n", printable(o.directory), bytes_text(size),
                   contract == Contract::f32 ? "" : " rounded to " + o.to, seconds() - start));
 }
 
-void add(CLI::App& app, const std::string& name, const std::string& help, const std::shared_ptr<Options>& o) {
+void add(CLI::App& app, const std::string& name, const std::string& help,
+         const std::shared_ptr<Options>& o) {
   CLI::App* sub = app.add_subcommand(name, help);
   o->checkpoint.add_to(*sub);
-  sub->add_option("-o,--output", o->directory, "directory to make, or an empty one")->type_name("DIR")->required()->check(named());
+  sub->add_option("-o,--output", o->directory, "directory to make, or an empty one")
+      ->type_name("DIR")
+      ->required()
+      ->check(named());
   if (name == "quantize") {
-    sub->add_option("--to", o->to, "q8 or q4: integers of 8 or 4 bits in blocks of 32")->type_name("FORMAT")->required()
+    sub->add_option("--to", o->to, "q8 or q4: integers of 8 or 4 bits in blocks of 32")
+        ->type_name("FORMAT")
+        ->required()
         ->check(one_of({"q8", "q4"}));
   }
-  sub->add_option("--threads", o->threads, "threads (default: all processors)")->type_name("N")->check(integer(0, kMostThreads));
+  sub->add_option("--threads", o->threads, "threads (default: all processors)")
+      ->type_name("N")
+      ->check(integer(0, kMostThreads));
   sub->callback([o] { run(*o); });
 }
 
 }  // namespace
 
 void add_quantize(CLI::App& app) {
-  add(app, "quantize", "A checkpoint with rounded weights, mapped and used in place.", std::make_shared<Options>());
+  add(app, "quantize", "A checkpoint with rounded weights, mapped and used in place.",
+      std::make_shared<Options>());
 }
 void add_prepare(CLI::App& app) {
-  add(app, "prepare", "The same checkpoint, packed once: mapped and used in place.", std::make_shared<Options>());
+  add(app, "prepare", "The same checkpoint, packed once: mapped and used in place.",
+      std::make_shared<Options>());
 }
 
 }  // namespace stet::tool

@@ -16,7 +16,8 @@ struct Options {
   CheckpointOption checkpoint;
   std::string messages, messages_file, prompt, system, tools, chat_template;
   std::vector<std::string> variables;
-  bool add_generation_prompt = false, json = false, show_ids = false, jsonl = false, plain_special = false;
+  bool add_generation_prompt = false, json = false, show_ids = false, jsonl = false,
+       plain_special = false;
   SourceOptions sources;
 };
 
@@ -30,7 +31,8 @@ Value message(const std::string& role, const std::string& content) {
 
 Value messages_of(const Options& o) {
   if (!o.messages.empty()) return Value::from_json(o.messages, "--messages");
-  if (!o.messages_file.empty()) return Value::from_json(read_prompt(o.messages_file), o.messages_file);
+  if (!o.messages_file.empty())
+    return Value::from_json(read_prompt(o.messages_file), o.messages_file);
   std::vector<Value> all;
   if (!o.system.empty()) all.push_back(message("system", o.system));
   all.push_back(message("user", o.prompt));
@@ -42,9 +44,11 @@ Value variables_of(const Options& o) {
   if (!o.tools.empty()) all.emplace_back("tools", Value::from_json(read_prompt(o.tools), o.tools));
   for (const std::string& text : o.variables) {
     const size_t equals = text.find('=');
-    if (equals == std::string::npos || equals == 0) usage_error("--var", "name=JSON", printable(text, 60));
+    if (equals == std::string::npos || equals == 0)
+      usage_error("--var", "name=JSON", printable(text, 60));
     const std::string name = text.substr(0, equals);
-    all.emplace_back(name, Value::from_json(std::string_view(text).substr(equals + 1), "--var " + name));
+    all.emplace_back(name,
+                     Value::from_json(std::string_view(text).substr(equals + 1), "--var " + name));
   }
   return Value::dict(std::move(all));
 }
@@ -53,16 +57,19 @@ class Renderer {
  public:
   explicit Renderer(const Options& o)
       : tokenizer_(require_tokenizer(o.checkpoint.directory)),
-        template_(o.chat_template.empty() ? ChatTemplate(*tokenizer_)
-                                          : ChatTemplate(read_prompt(o.chat_template), o.chat_template, *tokenizer_)),
+        template_(o.chat_template.empty()
+                      ? ChatTemplate(*tokenizer_)
+                      : ChatTemplate(read_prompt(o.chat_template), o.chat_template, *tokenizer_)),
         plain_special_(o.plain_special) {}
 
-  jinja::Text render(const Value& messages, bool add_generation_prompt, const Value& variables) const {
+  jinja::Text render(const Value& messages, bool add_generation_prompt,
+                     const Value& variables) const {
     return template_.render(messages, add_generation_prompt, variables, epoch_seconds());
   }
   // The template writes all special tokens itself, bos too.
   std::vector<int32_t> ids(const jinja::Text& text) const {
-    return tokenizer_->encode(text.bytes, Tokenizer::Bos::off, plain_special_ ? plain_ranges(text) : std::vector<TextRange>());
+    return tokenizer_->encode(text.bytes, Tokenizer::Bos::off,
+                              plain_special_ ? plain_ranges(text) : std::vector<TextRange>());
   }
   Json answer(const jinja::Text& text) const { return {{"text", text.bytes}, {"ids", ids(text)}}; }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
@@ -77,7 +84,8 @@ class Renderer {
 Json answer_line(const Renderer& renderer, const std::string& line, const std::string& where) {
   try {
     const Value request = Value::from_json(line, where);
-    if (!request.is(Value::Kind::dict)) throw Error(ErrorKind::format, where, "", "a JSON object", printable(line, 60));
+    if (!request.is(Value::Kind::dict))
+      throw Error(ErrorKind::format, where, "", "a JSON object", printable(line, 60));
     Value messages;
     bool add_generation_prompt = false;
     std::vector<std::pair<std::string, Value>> variables;
@@ -85,13 +93,15 @@ Json answer_line(const Renderer& renderer, const std::string& line, const std::s
       if (name == "messages") {
         messages = value;
       } else if (name == "add_generation_prompt") {
-        if (!value.is(Value::Kind::boolean)) throw Error(ErrorKind::format, where, name, "true or false", "another value");
+        if (!value.is(Value::Kind::boolean))
+          throw Error(ErrorKind::format, where, name, "true or false", "another value");
         add_generation_prompt = value.as_boolean();
       } else {
         variables.emplace_back(name, value);
       }
     }
-    return renderer.answer(renderer.render(messages, add_generation_prompt, Value::dict(std::move(variables))));
+    return renderer.answer(
+        renderer.render(messages, add_generation_prompt, Value::dict(std::move(variables))));
   } catch (const jinja::Refused& refusal) {
     return {{"error", refusal.found}};
   } catch (const Error& error) {
@@ -102,13 +112,17 @@ Json answer_line(const Renderer& renderer, const std::string& line, const std::s
 void run(const Options& o) {
   const Renderer renderer(o);
   if (o.jsonl) {
-    return each_line([&](const std::string& line, const std::string& where) { return dump(answer_line(renderer, line, where)); });
+    return each_line([&](const std::string& line, const std::string& where) {
+      return dump(answer_line(renderer, line, where));
+    });
   }
-  const jinja::Text text = renderer.render(messages_of(o), o.add_generation_prompt, variables_of(o));
+  const jinja::Text text =
+      renderer.render(messages_of(o), o.add_generation_prompt, variables_of(o));
   if (o.json) {
     out(dump(renderer.answer(text)) + "\n");
   } else if (o.show_ids) {
-    for (const int32_t id : renderer.ids(text)) out(fmt::format("{:>8}  {}\n", id, printable(renderer.tokenizer().piece(id))));
+    for (const int32_t id : renderer.ids(text))
+      out(fmt::format("{:>8}  {}\n", id, printable(renderer.tokenizer().piece(id))));
   } else {
     out_text(text.bytes);
   }
@@ -118,25 +132,47 @@ void run(const Options& o) {
 
 void add_template(CLI::App& app) {
   const auto o = std::make_shared<Options>();
-  CLI::App* sub = app.add_subcommand("template", "Chat messages to the text of a prompt, by the checkpoint's chat template.");
-  o->sources.add(sub->add_option("--messages", o->messages, "a JSON array of {\"role\": …, \"content\": …}")->type_name("JSON"));
-  o->sources.add(sub->add_option("--messages-file", o->messages_file, "the same, from a file (- for standard input)")->type_name("FILE"));
-  CLI::Option* prompt = o->sources.add(sub->add_option("-p,--prompt", o->prompt, "one message of the user")->type_name("TEXT"));
-  CLI::Option* lines = o->sources.add(sub->add_flag("--jsonl", o->jsonl, "per line of standard input {\"messages\": […], \"add_generation_prompt\": …, further "
-                                                   "variables}, per line out {\"text\": …, \"ids\": […]} or {\"error\": …}"));
-  sub->add_option("--system", o->system, "a system message before --prompt")->type_name("TEXT")->needs(prompt);
-  sub->add_flag("--add-generation-prompt", o->add_generation_prompt, "end where the model's reply begins")->excludes(lines);
-  sub->add_option("--tools", o->tools, "a JSON array of functions that the model may call")->type_name("FILE")->excludes(lines);
-  add_texts(*sub, "--var", o->variables, "a variable of the template: name=JSON (may be given again)")->excludes(lines);
-  sub->add_option("--chat-template", o->chat_template, "another template than the checkpoint's")->type_name("FILE");
-  CLI::Option* json = sub->add_flag("--json", o->json, "{\"text\": …, \"ids\": […]}")->excludes(lines);
+  CLI::App* sub = app.add_subcommand(
+      "template", "Chat messages to the text of a prompt, by the checkpoint's chat template.");
+  o->sources.add(
+      sub->add_option("--messages", o->messages, "a JSON array of {\"role\": …, \"content\": …}")
+          ->type_name("JSON"));
+  o->sources.add(sub->add_option("--messages-file", o->messages_file,
+                                 "the same, from a file (- for standard input)")
+                     ->type_name("FILE"));
+  CLI::Option* prompt = o->sources.add(
+      sub->add_option("-p,--prompt", o->prompt, "one message of the user")->type_name("TEXT"));
+  CLI::Option* lines = o->sources.add(sub->add_flag(
+      "--jsonl", o->jsonl,
+      "per line of standard input {\"messages\": […], \"add_generation_prompt\": …, further "
+      "variables}, per line out {\"text\": …, \"ids\": […]} or {\"error\": …}"));
+  sub->add_option("--system", o->system, "a system message before --prompt")
+      ->type_name("TEXT")
+      ->needs(prompt);
+  sub->add_flag("--add-generation-prompt", o->add_generation_prompt,
+                "end where the model's reply begins")
+      ->excludes(lines);
+  sub->add_option("--tools", o->tools, "a JSON array of functions that the model may call")
+      ->type_name("FILE")
+      ->excludes(lines);
+  add_texts(*sub, "--var", o->variables,
+            "a variable of the template: name=JSON (may be given again)")
+      ->excludes(lines);
+  sub->add_option("--chat-template", o->chat_template, "another template than the checkpoint's")
+      ->type_name("FILE");
+  CLI::Option* json =
+      sub->add_flag("--json", o->json, "{\"text\": …, \"ids\": […]}")->excludes(lines);
   add_raw_output(*sub);
-  sub->add_flag("--show-ids", o->show_ids, "the tokens of the text, one per line")->excludes(lines)->excludes(json);
-  sub->add_flag("--plain-special", o->plain_special, "special tokens in messages are ordinary text, as in stet chat");
+  sub->add_flag("--show-ids", o->show_ids, "the tokens of the text, one per line")
+      ->excludes(lines)
+      ->excludes(json);
+  sub->add_flag("--plain-special", o->plain_special,
+                "special tokens in messages are ordinary text, as in stet chat");
   o->checkpoint.add_to(*sub);
   sub->callback([o] {
     o->sources.require("--messages, --messages-file, --prompt or --jsonl");
-    if (o->plain_special && !o->json && !o->show_ids && !o->jsonl) throw CLI::RequiredError("--plain-special: --json, --show-ids or --jsonl");
+    if (o->plain_special && !o->json && !o->show_ids && !o->jsonl)
+      throw CLI::RequiredError("--plain-special: --json, --show-ids or --jsonl");
     run(*o);
   });
 }

@@ -20,7 +20,8 @@ void run_tokenize(const Options& o) {
   if (o.jsonl) {
     return each_line([&](const std::string& line, const std::string& where) {
       const nlohmann::json text = nlohmann::json::parse(line, nullptr, false);
-      if (!text.is_string()) throw Error(ErrorKind::format, where, "", "a JSON string", printable(line, 60));
+      if (!text.is_string())
+        throw Error(ErrorKind::format, where, "", "a JSON string", printable(line, 60));
       return dump(tokenizer->encode(text.get<std::string>(), bos, !o.plain_special));
     });
   }
@@ -33,10 +34,12 @@ void run_tokenize(const Options& o) {
     return;
   }
   for (const int32_t id : ids) {
-    out(fmt::format("{:>8}  {}{}\n", id, printable(tokenizer->piece(id)), tokenizer->is_special(id) ? "  (special)" : ""));
+    out(fmt::format("{:>8}  {}{}\n", id, printable(tokenizer->piece(id)),
+                    tokenizer->is_special(id) ? "  (special)" : ""));
   }
   flush_output();
-  say("{} tokens in {:.1f} ms, {:.1f} MB/s\n", ids.size(), taken * 1e3, static_cast<double>(text.size()) / taken / 1e6);
+  say("{} tokens in {:.1f} ms, {:.1f} MB/s\n", ids.size(), taken * 1e3,
+      static_cast<double>(text.size()) / taken / 1e6);
 }
 
 void run_detokenize(const Options& o) {
@@ -56,11 +59,16 @@ void add_tokenize(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("tokenize", "Text to token ids.");
   o->sources.add(sub->add_option("text,-p,--prompt", o->text, "the text")->type_name("TEXT"));
-  o->sources.add(sub->add_option("--prompt-file", o->file, "the text, from a file (- for standard input)")->type_name("FILE"));
-  CLI::Option* lines = o->sources.add(sub->add_flag("--jsonl", o->jsonl, "one JSON string per line of standard input, one JSON array per line out"));
+  o->sources.add(
+      sub->add_option("--prompt-file", o->file, "the text, from a file (- for standard input)")
+          ->type_name("FILE"));
+  CLI::Option* lines = o->sources.add(
+      sub->add_flag("--jsonl", o->jsonl,
+                    "one JSON string per line of standard input, one JSON array per line out"));
   sub->add_flag("--json", o->json, "a JSON array of ids")->excludes(lines);
   add_bos_to(*sub, o->bos, "as the checkpoint says", "Options");
-  sub->add_flag("--plain-special", o->plain_special, "special tokens in the text are ordinary text");
+  sub->add_flag("--plain-special", o->plain_special,
+                "special tokens in the text are ordinary text");
   o->checkpoint.add_to(*sub);
   sub->callback([o] {
     o->sources.require("text, --prompt-file or --jsonl");
@@ -72,7 +80,9 @@ void add_detokenize(CLI::App& app) {
   const auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("detokenize", "Token ids to text.");
   o->sources.add(sub->add_option("ids,--ids", o->ids, "token ids: 1,2,3")->type_name("IDS"));
-  CLI::Option* lines = o->sources.add(sub->add_flag("--jsonl", o->jsonl, "one JSON array per line of standard input, one JSON string per line out"));
+  CLI::Option* lines = o->sources.add(
+      sub->add_flag("--jsonl", o->jsonl,
+                    "one JSON array per line of standard input, one JSON string per line out"));
   sub->add_flag("--json", o->json, "a JSON string")->excludes(lines);
   add_raw_output(*sub);
   sub->add_flag("--skip-special", o->skip_special, "leave special tokens out");

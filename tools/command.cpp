@@ -13,9 +13,9 @@
 #include <iostream>
 
 #include "stet/error.hpp"
-#include "stet/safetensors.hpp"
 #include "stet/file.hpp"
 #include "stet/kernels.hpp"
+#include "stet/safetensors.hpp"
 #include "tools/words.hpp"
 
 namespace stet::tool {
@@ -70,7 +70,8 @@ std::string bundled_checkpoint(const std::string& name) {
   if (name.empty() || name[0] == '.' || name.find('/') != std::string::npos) return "";
   std::error_code ignored;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", ignored);
-  const std::filesystem::path installed = self.parent_path().parent_path() / "share/stet/assets" / name;
+  const std::filesystem::path installed =
+      self.parent_path().parent_path() / "share/stet/assets" / name;
   const std::filesystem::path source = std::filesystem::path(STET_ASSETS) / name;
   return is_there(installed) ? installed.string() : is_there(source) ? source.string() : "";
 }
@@ -109,30 +110,51 @@ void ModelOptions::add_to(CLI::App& app) {
   const auto grouped = [](CLI::Option* option, const char* type) {
     return option->type_name(type)->group("Model");
   };
-  grouped(app.add_option("--ctx", session.capacity, "capacity in tokens (default: all that the model allows)"), "N")
+  grouped(app.add_option("--ctx", session.capacity,
+                         "capacity in tokens (default: all that the model allows)"),
+          "N")
       ->check(integer(0, 1 << 24));
-  grouped(app.add_option("--kv", kv, "keys and values are kept as f32 (default), bf16 or f16"), "TYPE")
+  grouped(app.add_option("--kv", kv, "keys and values are kept as f32 (default), bf16 or f16"),
+          "TYPE")
       ->check(one_of({"f32", "bf16", "f16"}));
-  grouped(app.add_option("--compute", compute, "numeric contract: f32, bf16, q8 or q4 (default: the snapshot's, or what the weights are for)"), "NAME")
+  grouped(app.add_option("--compute", compute,
+                         "numeric contract: f32, bf16, q8 or q4 (default: the snapshot's, or what "
+                         "the weights are for)"),
+          "NAME")
       ->check(one_of({"f32", "bf16", "q8", "q4"}));
-  grouped(app.add_option("--gemm", gemm, "own (default), or blas: OpenBLAS for prompts, whose bits depend on shape and threads"), "NAME")
+  grouped(
+      app.add_option(
+          "--gemm", gemm,
+          "own (default), or blas: OpenBLAS for prompts, whose bits depend on shape and threads"),
+      "NAME")
       ->check(one_of({"own", "blas"}));
-  grouped(app.add_option("--threads", c.threads, "threads (default: all processors)"), "N")->check(integer(0, kMostThreads));
-  grouped(app.add_option("--isa", c.isa, "portable, avx2, avx512, avx512vnni or avx512bf16 (default: the best this CPU has)"), "NAME")
-      ->check(one_of(kernels_here()).description(""));  // no part of what completes: other CPUs have others
-  grouped(app.add_option("--chunk", c.chunk, "tokens of a prompt processed at once (default: 512)"), "N")
+  grouped(app.add_option("--threads", c.threads, "threads (default: all processors)"), "N")
+      ->check(integer(0, kMostThreads));
+  grouped(app.add_option(
+              "--isa", c.isa,
+              "portable, avx2, avx512, avx512vnni or avx512bf16 (default: the best this CPU has)"),
+          "NAME")
+      ->check(one_of(kernels_here())
+                  .description(""));  // no part of what completes: other CPUs have others
+  grouped(app.add_option("--chunk", c.chunk, "tokens of a prompt processed at once (default: 512)"),
+          "N")
       ->check(integer(1, 65536));
-  app.add_flag("--no-mmap", in_memory, "read files into memory instead of mapping them")->group("Model");
-  app.add_flag("--check", check, "compare all digests now, not each part before its first use")->group("Model");
+  app.add_flag("--no-mmap", in_memory, "read files into memory instead of mapping them")
+      ->group("Model");
+  app.add_flag("--check", check, "compare all digests now, not each part before its first use")
+      ->group("Model");
 }
 
 SessionOptions ModelOptions::session_options() const {
   SessionOptions o = session;
-  if (!compute.empty()) o.compute.contract = *contract_of(compute);
-  else if (!follows_snapshot) o.compute.contract = contract_of_weights(*source());
+  if (!compute.empty())
+    o.compute.contract = *contract_of(compute);
+  else if (!follows_snapshot)
+    o.compute.contract = contract_of_weights(*source());
   if (gemm == "blas") {
     if (o.compute.contract != Contract::f32 && o.compute.contract != Contract::f32_blas) {
-      throw Error(ErrorKind::argument, "", "--gemm", "own (blas computes the contract f32 alone)", "blas");
+      throw Error(ErrorKind::argument, "", "--gemm", "own (blas computes the contract f32 alone)",
+                  "blas");
     }
     o.compute.contract = Contract::f32_blas;
   }
@@ -150,7 +172,8 @@ void ModelOptions::check_digests(const FileSource& from) const {
   if (from.has(kPackedName)) {
     check_packed(from, session.compute.threads);
   } else if (!of_snapshot) {
-    throw CLI::ValidationError("--check: of no use: " + printable(from.path()) + " has no digests (stet prepare gives it some)");
+    throw CLI::ValidationError("--check: of no use: " + printable(from.path()) +
+                               " has no digests (stet prepare gives it some)");
   }
 }
 
@@ -164,7 +187,8 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
   auto loading = std::async(std::launch::async, load);
   const double start = seconds();
   bool shown = false;
-  while (loading.wait_for(std::chrono::milliseconds(shown ? 250 : 1000)) != std::future_status::ready) {
+  while (loading.wait_for(std::chrono::milliseconds(shown ? 250 : 1000)) !=
+         std::future_status::ready) {
     rewrite_line(fmt::format("loading {} … {:.0f} s", printable(name), seconds() - start));
     shown = true;
   }
@@ -175,7 +199,8 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& directory) {
   const std::filesystem::path dir = directory;
   if (!is_there(dir / "tokenizer.json") && !is_there(dir / "tokenizer.model")) {
-    read_text_file((dir / "config.json").string(), kConfigLimit);  // fails where this is no checkpoint at all
+    read_text_file((dir / "config.json").string(),
+                   kConfigLimit);  // fails where this is no checkpoint at all
     return nullptr;
   }
   return load_tokenizer(*directory_source(directory));
@@ -190,16 +215,21 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const FileSource& source) {
   }
 }
 
-std::shared_ptr<const Tokenizer> require_tokenizer(const std::string& directory, const std::string& hint) {
+std::shared_ptr<const Tokenizer> require_tokenizer(const std::string& directory,
+                                                   const std::string& hint) {
   if (auto tokenizer = load_tokenizer(directory)) return tokenizer;
   const std::filesystem::path dir = directory;
-  if (is_there(dir / "tokenizer.json") || is_there(dir / "tokenizer.model")) return Tokenizer::load(directory);
-  throw Error(ErrorKind::io, directory, "tokenizer", "tokenizer.json or tokenizer.model" + hint, "neither");
+  if (is_there(dir / "tokenizer.json") || is_there(dir / "tokenizer.model"))
+    return Tokenizer::load(directory);
+  throw Error(ErrorKind::io, directory, "tokenizer", "tokenizer.json or tokenizer.model" + hint,
+              "neither");
 }
 
 void no_tokenizer(const std::string& from, const std::string& hint) {
   if (is_there(from)) require_tokenizer(from, hint);
-  throw Error(ErrorKind::io, from, "tokenizer", "a snapshot saved --with-tokenizer, or -m with a directory that has one" + hint, "none");
+  throw Error(ErrorKind::io, from, "tokenizer",
+              "a snapshot saved --with-tokenizer, or -m with a directory that has one" + hint,
+              "none");
 }
 
 void usage_error(const std::string& option, const std::string& expected, const std::string& found) {
@@ -211,7 +241,8 @@ CLI::Validator one_of(std::vector<std::string> words) {
   return CLI::Validator(
       [words = std::move(words)](std::string& text) {
         if (std::find(words.begin(), words.end(), text) != words.end()) return std::string();
-        return fmt::format("expected {}, found {}{}", listed(words), text.empty() ? "nothing" : text, did_you_mean(text, words));
+        return fmt::format("expected {}, found {}{}", listed(words),
+                           text.empty() ? "nothing" : text, did_you_mean(text, words));
       },
       known);
 }
@@ -231,10 +262,16 @@ CLI::Validator integer(uint64_t min, uint64_t max) {
       "");
 }
 
-// An option of the library for lists takes all arguments that follow, and splits [a,b]; a text is one argument.
-CLI::Option* add_texts(CLI::App& app, const std::string& name, std::vector<std::string>& texts, const std::string& help) {
-  return app.add_option(name, texts, help)->type_size(1)->expected(1)->allow_extra_args(false)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->type_name("TEXT");
+// An option of the library for lists takes all arguments that follow, and splits [a,b]; a text is
+// one argument.
+CLI::Option* add_texts(CLI::App& app, const std::string& name, std::vector<std::string>& texts,
+                       const std::string& help) {
+  return app.add_option(name, texts, help)
+      ->type_size(1)
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->type_name("TEXT");
 }
 
 CLI::Option* SourceOptions::add(CLI::Option* option) {
@@ -247,7 +284,8 @@ CLI::Option* SourceOptions::add(CLI::Option* option) {
 }
 
 const CLI::Option* SourceOptions::chosen() const {
-  const auto found = std::find_if(options_.begin(), options_.end(), [](const CLI::Option* option) { return option->count() > 0; });
+  const auto found = std::find_if(options_.begin(), options_.end(),
+                                  [](const CLI::Option* option) { return option->count() > 0; });
   return found == options_.end() ? nullptr : *found;
 }
 
@@ -267,35 +305,51 @@ namespace {
 
 std::string compress_fault(std::string& how) {
   const bool level = how.size() == 6 && how.starts_with("zlib:") && how[5] >= '1' && how[5] <= '9';
-  return how == "zlib" || level ? "" : "expected zlib or zlib:1 .. zlib:9, found " + (how.empty() ? "nothing" : how);
+  return how == "zlib" || level
+             ? ""
+             : "expected zlib or zlib:1 .. zlib:9, found " + (how.empty() ? "nothing" : how);
 }
 
 std::string mode_fault(std::string& mode) {
-  const bool octal = !mode.empty() && mode.size() <= 4 && mode.find_first_not_of("01234567") == std::string::npos;
+  const bool octal =
+      !mode.empty() && mode.size() <= 4 && mode.find_first_not_of("01234567") == std::string::npos;
   if (octal && (std::stoul(mode, nullptr, 8) & ~0666ul) == 0) return "";
-  return "expected read and write permissions in octal, as 600 or 0640, found " + (mode.empty() ? "nothing" : mode);
+  return "expected read and write permissions in octal, as 600 or 0640, found " +
+         (mode.empty() ? "nothing" : mode);
 }
 
 }  // namespace
 
 void SaveFileOptions::add_to(CLI::App& app, CLI::Option* target) {
   for (CLI::Option* option :
-       {app.add_option("--form", form, "full (default); delta: only what --against does not have; recipe: tokens and digests")
-            ->type_name("FORM")->check(one_of({"full", "delta", "recipe"})),
-        app.add_option("--against", against, "the snapshot that a delta is made against")->type_name("FILE"),
-        app.add_flag("--with-weights", with_weights, "put the checkpoint into the snapshot: it resumes without one"),
+       {app.add_option("--form", form,
+                       "full (default); delta: only what --against does not have; recipe: tokens "
+                       "and digests")
+            ->type_name("FORM")
+            ->check(one_of({"full", "delta", "recipe"})),
+        app.add_option("--against", against, "the snapshot that a delta is made against")
+            ->type_name("FILE"),
+        app.add_flag("--with-weights", with_weights,
+                     "put the checkpoint into the snapshot: it resumes without one"),
         app.add_flag("--with-tokenizer", with_tokenizer, "put the tokenizer into the snapshot"),
-        app.add_option("--compress", compress, "zlib, or zlib:1 .. zlib:9 (such a file is read, not mapped)")
-            ->type_name("HOW")->check(CLI::Validator(compress_fault, "")),
-        app.add_option("--mode", mode, "permissions of a new file, in octal, less the umask (default: 600, yours alone)")
-            ->type_name("MODE")->check(CLI::Validator(mode_fault, ""))}) {
+        app.add_option("--compress", compress,
+                       "zlib, or zlib:1 .. zlib:9 (such a file is read, not mapped)")
+            ->type_name("HOW")
+            ->check(CLI::Validator(compress_fault, "")),
+        app.add_option(
+               "--mode", mode,
+               "permissions of a new file, in octal, less the umask (default: 600, yours alone)")
+            ->type_name("MODE")
+            ->check(CLI::Validator(mode_fault, ""))}) {
     option->group("Snapshot");
     if (target != nullptr) option->needs(target);
   }
   app.parse_complete_callback([this] {
-    if (form == "delta" && against.empty()) usage_error("--against", "a snapshot for --form delta", "none");
+    if (form == "delta" && against.empty())
+      usage_error("--against", "a snapshot for --form delta", "none");
     if (form != "delta" && !against.empty()) usage_error("--against", "--form delta", form);
-    if (form == "recipe" && !compress.empty()) usage_error("--compress", "a form that holds keys and values", form);
+    if (form == "recipe" && !compress.empty())
+      usage_error("--compress", "a form that holds keys and values", form);
   });
 }
 
@@ -311,7 +365,9 @@ SaveOptions SaveFileOptions::options(std::unique_ptr<Snapshot>& parent) const {
   return o;
 }
 
-StateDigests SaveFileOptions::save(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const std::string& path) const {
+StateDigests SaveFileOptions::save(Session& session,
+                                   const std::shared_ptr<const Tokenizer>& tokenizer,
+                                   const std::string& path) const {
   std::unique_ptr<Snapshot> parent;
   SaveOptions o = options(parent);
   std::shared_ptr<const FileSource> files;
@@ -325,7 +381,8 @@ StateDigests SaveFileOptions::save(Session& session, const std::shared_ptr<const
   return Snapshot::save(session, fingerprint(tokenizer), path, o);
 }
 
-StateDigests SaveFileOptions::write(const State& state, const Snapshot& like, const std::string& path,
+StateDigests SaveFileOptions::write(const State& state, const Snapshot& like,
+                                    const std::string& path,
                                     const CheckpointOption& checkpoint) const {
   std::unique_ptr<Snapshot> parent;
   SaveOptions o = options(parent);
@@ -341,7 +398,8 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like, co
   if (with_tokenizer) {
     const auto tokenizer = require_tokenizer(checkpoint.directory);
     if (!like.meta().tokenizer.empty() && like.meta().tokenizer != tokenizer->fingerprint()) {
-      throw Error(ErrorKind::mismatch, like.path(), "tokenizer", like.meta().tokenizer, tokenizer->fingerprint() + " in " + checkpoint.directory);
+      throw Error(ErrorKind::mismatch, like.path(), "tokenizer", like.meta().tokenizer,
+                  tokenizer->fingerprint() + " in " + checkpoint.directory);
     }
     o.tokenizer = source.get();
   }
@@ -351,8 +409,10 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like, co
 void RestoreFileOptions::add_to(CLI::App& app, CLI::Option* snapshot) {
   for (CLI::Option* option :
        {app.add_flag("--heal", how.heal, "compute damaged blocks again from the tokens"),
-        app.add_flag("--replay", how.replay, "compute everything again: under another model, contract or kv type"),
-        app.add_option("--parent", parent, "the snapshot that a delta was made from")->type_name("FILE")}) {
+        app.add_flag("--replay", how.replay,
+                     "compute everything again: under another model, contract or kv type"),
+        app.add_option("--parent", parent, "the snapshot that a delta was made from")
+            ->type_name("FILE")}) {
     option->group("Snapshot");
     if (snapshot != nullptr) option->needs(snapshot);
   }
@@ -387,15 +447,18 @@ std::string fingerprint(const std::shared_ptr<const Tokenizer>& tokenizer) {
 }
 
 std::string restored_text(const Snapshot& snapshot, const RestoreReport& report, double seconds) {
-  return fmt::format("resumed {} tokens in {:.1f} ms ({} recomputed{}{}), state {}", snapshot.meta().positions, seconds * 1e3,
-                     report.recomputed, report.healed.empty() ? "" : fmt::format(", blocks {} healed", fmt::join(report.healed, ",")),
-                     report.checked ? ", all digests checked" : "", snapshot.state_name());
+  return fmt::format(
+      "resumed {} tokens in {:.1f} ms ({} recomputed{}{}), state {}", snapshot.meta().positions,
+      seconds * 1e3, report.recomputed,
+      report.healed.empty() ? "" : fmt::format(", blocks {} healed", fmt::join(report.healed, ",")),
+      report.checked ? ", all digests checked" : "", snapshot.state_name());
 }
 
 void follow(ModelOptions& model, const Snapshot& snapshot, bool replay) {
   if (model.kv.empty()) model.kv = kv_type_name(snapshot.meta().kv.type);
   choose_checkpoint(model, snapshot);
-  if (!replay || contract_of_weights(*model.source()) == Contract::f32) choose_contract(model, snapshot);
+  if (!replay || contract_of_weights(*model.source()) == Contract::f32)
+    choose_contract(model, snapshot);
 }
 
 void choose_contract(ModelOptions& model, const Snapshot& snapshot) {
@@ -405,20 +468,23 @@ void choose_contract(ModelOptions& model, const Snapshot& snapshot) {
   if (contract) model.session.compute.contract = *contract;
 }
 
-Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how, RestoreReport* report,
-                        const std::string& tokenizer) {
+Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how,
+                        RestoreReport* report, const std::string& tokenizer) {
   return restore_session(snapshot, model.load_model(), model, how, report, tokenizer);
 }
 
-Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Model>& loaded, const ModelOptions& model,
-                        const RestoreOptions& how, RestoreReport* report, const std::string& tokenizer) {
+Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Model>& loaded,
+                        const ModelOptions& model, const RestoreOptions& how, RestoreReport* report,
+                        const std::string& tokenizer) {
   try {
     return snapshot.restore(loaded, tokenizer, model.session_options(), how, report);
   } catch (const Error& e) {
     if (e.kind != ErrorKind::mismatch) throw;
     throw Error(e.kind, e.file, e.field, e.expected,
-                e.found + " in " + loaded->directory() + "; it was made with a checkpoint named " + snapshot.meta().checkpoint +
-                    (model.checkpoint.named ? "" : ", give it with -m") + "; --replay computes it again");
+                e.found + " in " + loaded->directory() + "; it was made with a checkpoint named " +
+                    snapshot.meta().checkpoint +
+                    (model.checkpoint.named ? "" : ", give it with -m") +
+                    "; --replay computes it again");
   }
 }
 
@@ -436,7 +502,9 @@ Progress prefill_progress(int64_t total) {
   return [start, total, shown = false](int64_t done) mutable {
     const double t = seconds() - start;
     if (!watched() || (!shown && t < 1)) return;
-    rewrite_line(done < total ? fmt::format("prefill {} / {} tokens, {:.0f} tokens/s", done, total, static_cast<double>(done) / t) : "");
+    rewrite_line(done < total ? fmt::format("prefill {} / {} tokens, {:.0f} tokens/s", done, total,
+                                            static_cast<double>(done) / t)
+                              : "");
     shown = true;
   };
 }

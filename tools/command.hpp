@@ -51,7 +51,8 @@ struct ExitStatus {
 };
 
 // The command line is at fault: exit status 2. `option` as it is typed.
-[[noreturn]] void usage_error(const std::string& option, const std::string& expected, const std::string& found);
+[[noreturn]] void usage_error(const std::string& option, const std::string& expected,
+                              const std::string& found);
 
 // -m: the checkpoint's directory.
 struct CheckpointOption {
@@ -71,7 +72,8 @@ std::string checkpoint_name(const std::string& path);
 struct ModelOptions {
   CheckpointOption checkpoint;
   SessionOptions session;
-  std::shared_ptr<const FileSource> weights;  // of a self-contained snapshot, in place of the directory
+  std::shared_ptr<const FileSource>
+      weights;  // of a self-contained snapshot, in place of the directory
   std::string compute, gemm, kv;
   bool in_memory = false, check = false;
   bool of_snapshot = false;       // `check` is for one as well
@@ -88,11 +90,12 @@ struct ModelOptions {
   void check_digests(const FileSource& from) const;
 };
 
-// The tokenizer of a checkpoint; null when the directory has none, or one that this build cannot read. `hint` is added
-// to what was expected.
+// The tokenizer of a checkpoint; null when the directory has none, or one that this build cannot
+// read. `hint` is added to what was expected.
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& directory);
 std::shared_ptr<const Tokenizer> load_tokenizer(const FileSource& source);
-std::shared_ptr<const Tokenizer> require_tokenizer(const std::string& directory, const std::string& hint = "");
+std::shared_ptr<const Tokenizer> require_tokenizer(const std::string& directory,
+                                                   const std::string& hint = "");
 // Throws what says why `from`, a directory or a snapshot's weights, came without a tokenizer.
 [[noreturn]] void no_tokenizer(const std::string& from, const std::string& hint = "");
 
@@ -108,8 +111,10 @@ class SourceOptions {
   std::vector<CLI::Option*> options_;
 };
 
-// Writes f(line, name of the line) for every line of standard input, at once: whoever asks may wait for the answer.
-void each_line(const std::function<std::string(const std::string& line, const std::string& where)>& f);
+// Writes f(line, name of the line) for every line of standard input, at once: whoever asks may wait
+// for the answer.
+void each_line(
+    const std::function<std::string(const std::string& line, const std::string& where)>& f);
 
 // What a session is to process next: token ids, or (where there are none) a message of the user.
 struct Prompt {
@@ -118,7 +123,8 @@ struct Prompt {
 };
 using Prompts = std::vector<Prompt>;  // all of one kind
 
-// --prompt, --prompt-file, --ids, --ids-file, --say: what is to be processed. Several are several turns.
+// --prompt, --prompt-file, --ids, --ids-file, --say: what is to be processed. Several are several
+// turns.
 struct PromptOptions {
   std::vector<std::string> prompts, messages;
   std::string prompt_file, ids, ids_file, system, bos = "auto";
@@ -128,10 +134,13 @@ struct PromptOptions {
   bool given() const { return sources_.chosen() != nullptr; }
   bool conversation() const { return !messages.empty(); }
   void require() const;  // one of them
-  // None of them empty. The checkpoint's tokenizer is needed for text alone; bos stands only first, and where `fresh` is
-  // set or --bos on was given. `from` is where an error says that the tokenizer is missing.
-  Prompts read(const std::string& from, const std::shared_ptr<const Tokenizer>& tokenizer, bool fresh) const;
-  // Throws an argument Error where a snapshot holds raw text and messages were given, or the other way round.
+  // None of them empty. The checkpoint's tokenizer is needed for text alone; bos stands only first,
+  // and where `fresh` is set or --bos on was given. `from` is where an error says that the
+  // tokenizer is missing.
+  Prompts read(const std::string& from, const std::shared_ptr<const Tokenizer>& tokenizer,
+               bool fresh) const;
+  // Throws an argument Error where a snapshot holds raw text and messages were given, or the other
+  // way round.
   void require_fit(const Snapshot& snapshot) const;
 
  private:
@@ -140,7 +149,8 @@ struct PromptOptions {
 };
 
 // `automatic` says what auto means.
-CLI::Option* add_bos_to(CLI::App& app, std::string& bos, const std::string& automatic, const std::string& group);
+CLI::Option* add_bos_to(CLI::App& app, std::string& bos, const std::string& automatic,
+                        const std::string& group);
 Tokenizer::Bos bos_of(const std::string& name);
 
 // Sampling and stop options; those that were given replace what `state` holds.
@@ -155,7 +165,8 @@ struct SamplingOptions {
   void add_to(CLI::App& app);
   void validate() const;  // what can be told without a model
   void apply(GenerationState& state, int64_t vocab_size) const;
-  // A line on stderr for options that were given and change nothing, since `state`, to which all was applied, is greedy.
+  // A line on stderr for options that were given and change nothing, since `state`, to which all
+  // was applied, is greedy.
   void tell_idle(const GenerationState& state) const;
 
  private:
@@ -170,14 +181,18 @@ struct SaveFileOptions {
   std::string form = "full", compress, mode;
   bool with_weights = false, with_tokenizer = false;
 
-  // `target`: the option that names the file, without which none of these does anything; null where there is always one.
+  // `target`: the option that names the file, without which none of these does anything; null where
+  // there is always one.
   void add_to(CLI::App& app, CLI::Option* target = nullptr);
   // Options as the library takes them; `parent`, which must outlive them, is opened for a delta.
   SaveOptions options(std::unique_ptr<Snapshot>& parent) const;
   // A session, with the tokenizer that it was used with, if any.
-  StateDigests save(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer, const std::string& path) const;
-  // A state like that of a snapshot; files of the model and the tokenizer come from `checkpoint`, where they are asked for.
-  StateDigests write(const State& state, const Snapshot& like, const std::string& path, const CheckpointOption& checkpoint) const;
+  StateDigests save(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer,
+                    const std::string& path) const;
+  // A state like that of a snapshot; files of the model and the tokenizer come from `checkpoint`,
+  // where they are asked for.
+  StateDigests write(const State& state, const Snapshot& like, const std::string& path,
+                     const CheckpointOption& checkpoint) const;
 
   std::string against;  // the parent of a delta
 };
@@ -187,13 +202,15 @@ struct RestoreFileOptions {
   RestoreOptions how;
   std::string parent;
 
-  void add_to(CLI::App& app, CLI::Option* snapshot = nullptr);  // which may be left out; null where it may not
-  void take(ModelOptions& model);                               // --no-mmap and --check, which are for its weights, too
+  void add_to(CLI::App& app,
+              CLI::Option* snapshot = nullptr);  // which may be left out; null where it may not
+  void take(ModelOptions& model);  // --no-mmap and --check, which are for its weights, too
   // With its parents; --replay needs none.
   Snapshot open(const std::string& path) const;
 };
 
-// Unless the user names a checkpoint: the one in the snapshot, or the bundled one of the name that the snapshot gives.
+// Unless the user names a checkpoint: the one in the snapshot, or the bundled one of the name that
+// the snapshot gives.
 void choose_checkpoint(ModelOptions& model, const Snapshot& snapshot);
 // The one that the snapshot brings, or the checkpoint's; null where there is none.
 std::shared_ptr<const Tokenizer> tokenizer_of(const Snapshot& snapshot, const ModelOptions& model);
@@ -203,17 +220,19 @@ std::string fingerprint(const std::shared_ptr<const Tokenizer>& tokenizer);
 std::string restored_text(const Snapshot& snapshot, const RestoreReport& report, double seconds);
 // Unless the user names --compute or --gemm: the snapshot's.
 void choose_contract(ModelOptions& model, const Snapshot& snapshot);
-// Both, and the kv type, unless the user names another. Where all is computed again (`replay`), weights that are for one
-// contract alone go before the snapshot's.
+// Both, and the kv type, unless the user names another. Where all is computed again (`replay`),
+// weights that are for one contract alone go before the snapshot's.
 void follow(ModelOptions& model, const Snapshot& snapshot, bool replay);
-// Loads the model and restores; a refusal says which checkpoint was tried. `tokenizer` is its fingerprint, or empty.
-Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how, RestoreReport* report,
-                        const std::string& tokenizer = "");
-Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Model>& loaded, const ModelOptions& model,
-                        const RestoreOptions& how, RestoreReport* report, const std::string& tokenizer);
+// Loads the model and restores; a refusal says which checkpoint was tried. `tokenizer` is its
+// fingerprint, or empty.
+Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how,
+                        RestoreReport* report, const std::string& tokenizer = "");
+Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Model>& loaded,
+                        const ModelOptions& model, const RestoreOptions& how, RestoreReport* report,
+                        const std::string& tokenizer);
 
-// While an object of this class lives, the first SIGINT or SIGTERM is noted, so that work can end in good order. The second
-// acts as it otherwise would, unless `patient`.
+// While an object of this class lives, the first SIGINT or SIGTERM is noted, so that work can end
+// in good order. The second acts as it otherwise would, unless `patient`.
 class Interrupts {
  public:
   explicit Interrupts(bool patient = false);
@@ -230,19 +249,22 @@ class Interrupts {
 // Thrown out of a prompt that a signal interrupts, which leaves the session as it was before.
 struct Interrupted {};
 
-// A line on stderr for each file of which blocks were computed again since the last call. Returns them, for JSON.
+// A line on stderr for each file of which blocks were computed again since the last call. Returns
+// them, for JSON.
 Json tell_healed(Session& session);
 
 // A progress line on stderr for `total` tokens, once that takes over a second and someone watches.
 Progress prefill_progress(int64_t total);
 
 // The texts of an option that may be given again, each as it is.
-CLI::Option* add_texts(CLI::App& app, const std::string& name, std::vector<std::string>& texts, const std::string& help);
+CLI::Option* add_texts(CLI::App& app, const std::string& name, std::vector<std::string>& texts,
+                       const std::string& help);
 
 // One of these words; another is told which of them it resembles.
 CLI::Validator one_of(std::vector<std::string> words);
 
-// A decimal integer from min to max: what the library would otherwise take in any base, and wrap around.
+// A decimal integer from min to max: what the library would otherwise take in any base, and wrap
+// around.
 CLI::Validator integer(uint64_t min, uint64_t max);
 
 // Token ids: 1,2,3 or a JSON array. `where` names the source in errors.
@@ -257,8 +279,8 @@ void check_writable(const std::string& path);
 // Writes to standard output. False once that has failed; finish_output() then says why.
 // Control characters are escaped, tabs and newlines stay.
 bool out(std::string_view text);
-// The same for a text that is the result itself, as a reply is: escaped on a terminal, unless --raw-output asks for the bytes, and
-// as it is where a program reads it.
+// The same for a text that is the result itself, as a reply is: escaped on a terminal, unless
+// --raw-output asks for the bytes, and as it is where a program reads it.
 bool out_text(std::string_view text);
 // Our own sequences, as they are.
 bool out_style(std::string_view sequence);

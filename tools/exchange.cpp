@@ -3,7 +3,9 @@
 namespace stet::tool {
 namespace {
 
-std::variant<Session, Conversation> talk_of(Session session, const std::shared_ptr<const Tokenizer>& tokenizer, Exchange::Kind kind) {
+std::variant<Session, Conversation> talk_of(Session session,
+                                            const std::shared_ptr<const Tokenizer>& tokenizer,
+                                            Exchange::Kind kind) {
   if (kind == Exchange::Kind::raw) return session;
   return Conversation(std::move(session), tokenizer);
 }
@@ -13,7 +15,8 @@ std::variant<Session, Conversation> talk_of(Session session, const std::shared_p
 Exchange::Exchange(Session session, std::shared_ptr<const Tokenizer> tokenizer, Kind kind)
     : Exchange(talk_of(std::move(session), tokenizer, kind), tokenizer) {}
 
-Exchange::Exchange(std::variant<Session, Conversation> talk, std::shared_ptr<const Tokenizer> tokenizer)
+Exchange::Exchange(std::variant<Session, Conversation> talk,
+                   std::shared_ptr<const Tokenizer> tokenizer)
     : talk_(std::move(talk)), tokenizer_(std::move(tokenizer)) {}
 
 Exchange Exchange::fork() const {
@@ -31,7 +34,8 @@ void Exchange::set_system(const std::string& text) {
 }
 
 PromptReport Exchange::prompt(const Prompt& prompt, const Progress& progress) {
-  if (kind() == Kind::conversation) return std::get<Conversation>(talk_).say(prompt.message, progress);
+  if (kind() == Kind::conversation)
+    return std::get<Conversation>(talk_).say(prompt.message, progress);
   const PromptReport report{session().drawn(), 0, static_cast<int64_t>(prompt.ids.size())};
   append_prompt(session(), prompt.ids, progress);
   return report;
@@ -43,11 +47,14 @@ Reply Exchange::reply(const GenerateOptions& options, const TextSink& sink) {
 }
 
 std::string Exchange::close() {
-  return kind() == Kind::conversation ? std::get<Conversation>(talk_).close() : end_reply(session(), tokenizer_.get());
+  return kind() == Kind::conversation ? std::get<Conversation>(talk_).close()
+                                      : end_reply(session(), tokenizer_.get());
 }
 
-Exchange::Kind kind_of(const PromptOptions& prompts, const Session& session, const std::shared_ptr<const Tokenizer>& tokenizer) {
-  const bool messages = prompts.conversation() || (!prompts.given() && !session.dialogue().messages.empty());
+Exchange::Kind kind_of(const PromptOptions& prompts, const Session& session,
+                       const std::shared_ptr<const Tokenizer>& tokenizer) {
+  const bool messages =
+      prompts.conversation() || (!prompts.given() && !session.dialogue().messages.empty());
   return messages && tokenizer != nullptr ? Exchange::Kind::conversation : Exchange::Kind::raw;
 }
 

@@ -1,4 +1,5 @@
-// A session that is prompted and replies: with raw text, or as a conversation through the chat template.
+// A session that is prompted and replies: with raw text, or as a conversation through the chat
+// template.
 #pragma once
 
 #include <memory>
@@ -40,7 +41,9 @@ class Exchange {
   std::shared_ptr<const Tokenizer> tokenizer_;
 };
 
-// What `prompts` begin on an empty session, and what a state can go on as; for one whose messages no tokenizer can read, raw.
-Exchange::Kind kind_of(const PromptOptions& prompts, const Session& session, const std::shared_ptr<const Tokenizer>& tokenizer);
+// What `prompts` begin on an empty session, and what a state can go on as; for one whose messages
+// no tokenizer can read, raw.
+Exchange::Kind kind_of(const PromptOptions& prompts, const Session& session,
+                       const std::shared_ptr<const Tokenizer>& tokenizer);
 
 }  // namespace stet::tool

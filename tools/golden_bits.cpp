@@ -1,5 +1,6 @@
-// Digests of all logits and of the KV cache after a prompt, as `stet logits --digest` prints them: for builds of which only the
-// bits are in question. Arguments: a checkpoint's directory, a contract, a file with a JSON array of token ids.
+// Digests of all logits and of the KV cache after a prompt, as `stet logits --digest` prints them:
+// for builds of which only the bits are in question. Arguments: a checkpoint's directory, a
+// contract, a file with a JSON array of token ids.
 #include <cstdio>
 #include <exception>
 #include <nlohmann/json.hpp>
@@ -12,18 +13,23 @@
 
 namespace {
 
-void print_digests(const std::string& directory, const std::string& contract, const std::string& ids_file) {
+void print_digests(const std::string& directory, const std::string& contract,
+                   const std::string& ids_file) {
   using namespace stet;
-  const auto ids = nlohmann::json::parse(read_text_file(ids_file, size_t{1} << 20)).get<std::vector<int32_t>>();
+  const auto ids =
+      nlohmann::json::parse(read_text_file(ids_file, size_t{1} << 20)).get<std::vector<int32_t>>();
   SessionOptions options;
   options.compute.contract = contract_of(contract).value();
   Session session(Model::load(directory_source(directory), 0, options.compute.contract), options);
   RunningDigest logits, kv;
   session.append(ids, [&](int64_t, Rows rows) {
-    for (size_t i = 0; i < rows.count; ++i) logits.add(std::as_bytes(std::span(rows.row(i), rows.width)));
+    for (size_t i = 0; i < rows.count; ++i)
+      logits.add(std::as_bytes(std::span(rows.row(i), rows.width)));
   });
-  for (int64_t b = 0; b < session.kv().blocks(); ++b) kv.add({session.kv().block(b), session.kv().shape().block_bytes()});
-  std::printf("logits %s\nkv %s\n", digest_text(logits.result()).c_str(), digest_text(kv.result()).c_str());
+  for (int64_t b = 0; b < session.kv().blocks(); ++b)
+    kv.add({session.kv().block(b), session.kv().shape().block_bytes()});
+  std::printf("logits %s\nkv %s\n", digest_text(logits.result()).c_str(),
+              digest_text(kv.result()).c_str());
 }
 
 }  // namespace

@@ -23,15 +23,19 @@ std::vector<std::string> option_names(const CLI::App& app) {
   return all;
 }
 
-std::string unknown_text(const char* kind, const std::string& word, const std::vector<std::string>& known) {
+std::string unknown_text(const char* kind, const std::string& word,
+                         const std::vector<std::string>& known) {
   const std::string hint = did_you_mean(word, known);
   return fmt::format("unknown {} {}{}", kind, printable(word, 80), hint);
 }
 
 void print_help(const CLI::App& app, const std::string& name) {
   const std::vector<const CLI::App*> all = subcommands_of(app);
-  const auto found = std::find_if(all.begin(), all.end(), [&](const CLI::App* sub) { return sub->get_name() == name; });
-  if (found == all.end()) throw CLI::ParseError(unknown_text("subcommand", name, subcommand_names(app)), CLI::ExitCodes::InvalidError);
+  const auto found = std::find_if(all.begin(), all.end(),
+                                  [&](const CLI::App* sub) { return sub->get_name() == name; });
+  if (found == all.end())
+    throw CLI::ParseError(unknown_text("subcommand", name, subcommand_names(app)),
+                          CLI::ExitCodes::InvalidError);
   out((*found)->help("stet"));
 }
 
@@ -42,7 +46,8 @@ std::string HelpFormatter::make_option_opts(const CLI::Option* option) const {
   return (type.empty() ? "" : " " + type) + (option->get_required() ? " (required)" : "");
 }
 
-std::string HelpFormatter::make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const {
+std::string HelpFormatter::make_help(const CLI::App* app, std::string name,
+                                     CLI::AppFormatMode mode) const {
   std::string help = CLI::Formatter::make_help(app, std::move(name), mode);
   for (size_t at = 0; (at = help.find("\n\n\n", at)) != std::string::npos;) help.erase(at, 1);
   return help;
@@ -76,7 +81,8 @@ std::string type_of(const CLI::Option& option) {
 std::vector<std::string> values_of(const CLI::Option& option) {
   const std::string type = option.get_type_name();
   const size_t colon = type.find(':');
-  return colon == std::string::npos ? std::vector<std::string>() : CLI::detail::split(type.substr(colon + 1), '|');
+  return colon == std::string::npos ? std::vector<std::string>()
+                                    : CLI::detail::split(type.substr(colon + 1), '|');
 }
 
 std::string usage_text(const CLI::App& app, const std::string& reason) {
@@ -85,9 +91,12 @@ std::string usage_text(const CLI::App& app, const std::string& reason) {
   const std::vector<std::string> unknown = app.remaining(true);
   std::string text = reason;
   if (!unknown.empty()) {
-    const std::string word = unknown[0].substr(0, unknown[0].starts_with("--") ? unknown[0].find('=') : std::string::npos);
-    if (word.starts_with("-")) text = unknown_text("option", word, option_names(at));
-    else if (named.empty()) text = unknown_text("subcommand", word, subcommand_names(app));
+    const std::string word = unknown[0].substr(
+        0, unknown[0].starts_with("--") ? unknown[0].find('=') : std::string::npos);
+    if (word.starts_with("-"))
+      text = unknown_text("option", word, option_names(at));
+    else if (named.empty())
+      text = unknown_text("subcommand", word, subcommand_names(app));
   }
   return printable(text, 400) + " (stet --help)";
 }
@@ -97,16 +106,26 @@ void add_help(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("help", "What a subcommand does, and its options.");
   sub->add_option("subcommand", *name, "one of those that stet --help lists")->type_name("NAME");
   sub->callback([name, &app] {
-    if (name->empty()) out(app.get_formatter()->make_help(&app, "stet", CLI::AppFormatMode::Normal));
-    else print_help(app, *name);
+    if (name->empty())
+      out(app.get_formatter()->make_help(&app, "stet", CLI::AppFormatMode::Normal));
+    else
+      print_help(app, *name);
   });
 }
 
 void add_completion(CLI::App& app) {
   const auto form = std::make_shared<std::string>();
-  CLI::App* sub = app.add_subcommand("completion", "Print a completion script for bash or zsh, or the manual page.");
-  sub->add_option("form", *form, "bash, zsh or man")->required()->type_name("FORM")->check(one_of({"bash", "zsh", "man"}));
-  sub->callback([form, &app] { out(*form == "bash" ? bash_completion(app) : *form == "zsh" ? zsh_completion(app) : manual_page(app)); });
+  CLI::App* sub = app.add_subcommand(
+      "completion", "Print a completion script for bash or zsh, or the manual page.");
+  sub->add_option("form", *form, "bash, zsh or man")
+      ->required()
+      ->type_name("FORM")
+      ->check(one_of({"bash", "zsh", "man"}));
+  sub->callback([form, &app] {
+    out(*form == "bash"  ? bash_completion(app)
+        : *form == "zsh" ? zsh_completion(app)
+                         : manual_page(app));
+  });
 }
 
 }  // namespace stet::tool

@@ -1,4 +1,5 @@
-// What the command line says of itself: help, unknown words, completion, the manual. All of it is read from the CLI::App.
+// What the command line says of itself: help, unknown words, completion, the manual. All of it is
+// read from the CLI::App.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -7,21 +8,25 @@
 
 namespace stet::tool {
 
-// Names and types alone: the limits and exclusions that the library would list crowd out what an option is for.
+// Names and types alone: the limits and exclusions that the library would list crowd out what an
+// option is for.
 class HelpFormatter : public CLI::Formatter {
  public:
   std::string make_option_opts(const CLI::Option* option) const override;
-  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override;
+  std::string make_help(const CLI::App* app, std::string name,
+                        CLI::AppFormatMode mode) const override;
 };
 
 std::vector<const CLI::App*> subcommands_of(const CLI::App& app);
-std::vector<const CLI::Option*> options_of(const CLI::App& app);      // that begin with '-', in the order of the help
+std::vector<const CLI::Option*> options_of(
+    const CLI::App& app);  // that begin with '-', in the order of the help
 std::vector<const CLI::Option*> positionals_of(const CLI::App& app);
-std::vector<std::string> names_of(const CLI::Option& option);         // "-p", "--prompt"
-std::string type_of(const CLI::Option& option);                       // "FILE"; "" of a flag
-std::vector<std::string> values_of(const CLI::Option& option);        // of one_of(); else none
+std::vector<std::string> names_of(const CLI::Option& option);   // "-p", "--prompt"
+std::string type_of(const CLI::Option& option);                 // "FILE"; "" of a flag
+std::vector<std::string> values_of(const CLI::Option& option);  // of one_of(); else none
 
-// One line on what is wrong with a command line that was refused for `reason`; an unknown word is named before anything else.
+// One line on what is wrong with a command line that was refused for `reason`; an unknown word is
+// named before anything else.
 std::string usage_text(const CLI::App& app, const std::string& reason);
 
 // Completion for a shell, and the manual page.

@@ -77,9 +77,11 @@ struct LineEditor::Impl {
   Input& input;
   bool given_up = false;
 
-  Impl(Completer c, std::string history_file, Input& in) : file(std::move(history_file)), completer(std::move(c)), input(in) {
+  Impl(Completer c, std::string history_file, Input& in)
+      : file(std::move(history_file)), completer(std::move(c)), input(in) {
     std::setlocale(LC_CTYPE, "");
-    if (std::strcmp(std::setlocale(LC_CTYPE, nullptr), "C") == 0) std::setlocale(LC_CTYPE, "C.UTF-8");
+    if (std::strcmp(std::setlocale(LC_CTYPE, nullptr), "C") == 0)
+      std::setlocale(LC_CTYPE, "C.UTF-8");
     editor = el_init("stet", stdin, stdout, stderr);
     history = history_init();
     ::history(history, &event, H_SETSIZE, 1000);
@@ -152,7 +154,9 @@ struct LineEditor::Impl {
     if (text.ends_with(L'\n')) text.pop_back();
     const LineInfo* line = el_line(editor);
     // A block of lines is a message; a single line may be a command.
-    if (line->buffer == line->lastchar && text.starts_with(L'/') && text.find(L'\n') != std::wstring::npos) text.insert(0, L"/");
+    if (line->buffer == line->lastchar && text.starts_with(L'/') &&
+        text.find(L'\n') != std::wstring::npos)
+      text.insert(0, L"/");
     return el_winsertstr(editor, text.c_str()) == 0 ? CC_REFRESH : CC_ERROR;
   }
 
@@ -180,7 +184,9 @@ struct LineEditor::Impl {
     if (candidates.empty()) return CC_REFRESH_BEEP;
     std::string common = candidates[0];
     for (const std::string& candidate : candidates) {
-      common.erase(std::mismatch(common.begin(), common.end(), candidate.begin(), candidate.end()).first, common.end());
+      common.erase(
+          std::mismatch(common.begin(), common.end(), candidate.begin(), candidate.end()).first,
+          common.end());
     }
     if (candidates.size() == 1 && !common.ends_with('/')) common += ' ';
     if (common.size() > word.size()) {
@@ -188,7 +194,8 @@ struct LineEditor::Impl {
       return CC_REFRESH;
     }
     std::fputc('\n', stdout);
-    for (const std::string& candidate : candidates) std::fprintf(stdout, "%s  ", printable(candidate).c_str());
+    for (const std::string& candidate : candidates)
+      std::fprintf(stdout, "%s  ", printable(candidate).c_str());
     std::fputc('\n', stdout);
     return CC_REDISPLAY;
   }
@@ -219,7 +226,8 @@ struct LineEditor::Impl {
   }
 };
 
-LineEditor::LineEditor(Completer completer, const std::string& history, int wake_fd) : input_(std::make_unique<Input>(wake_fd)) {
+LineEditor::LineEditor(Completer completer, const std::string& history, int wake_fd)
+    : input_(std::make_unique<Input>(wake_fd)) {
   if (on_terminal()) impl_ = std::make_unique<Impl>(std::move(completer), history, *input_);
 }
 
@@ -228,7 +236,8 @@ LineEditor::LineEditor(Completer completer, const std::string& history, int wake
 struct LineEditor::Impl {
   Got read(const std::string&, std::string*) { return Got::end; }
 };
-LineEditor::LineEditor(Completer, const std::string&, int wake_fd) : input_(std::make_unique<Input>(wake_fd)) {}
+LineEditor::LineEditor(Completer, const std::string&, int wake_fd)
+    : input_(std::make_unique<Input>(wake_fd)) {}
 
 #endif
 

@@ -14,7 +14,8 @@ class LineEditor {
   // What the last word of a line up to the cursor may become, as whole words.
   using Completer = std::function<std::vector<std::string>(const std::string& line)>;
 
-  // `history` is a file that outlives the process; empty: none. What is read ends when `wake_fd` is readable (-1: none).
+  // `history` is a file that outlives the process; empty: none. What is read ends when `wake_fd` is
+  // readable (-1: none).
   LineEditor(Completer completer, const std::string& history, int wake_fd);
   ~LineEditor();
 

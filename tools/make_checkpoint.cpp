@@ -194,7 +194,8 @@ class CheckpointWriter {
       done_ += buffer_.size();
     }
     if (::isatty(STDERR_FILENO)) {
-      stet::tool::rewrite_line(done_ < plan_.bytes ? std::to_string(100 * done_ / plan_.bytes) + " %" : "");
+      stet::tool::rewrite_line(
+          done_ < plan_.bytes ? std::to_string(100 * done_ / plan_.bytes) + " %" : "");
     }
   }
 
@@ -245,7 +246,8 @@ int main(int argc, char** argv) {
                              fmt::join(stet_tools::shape_names(), ", ")))
       ->required();
   CLI::Option* output =
-      app.add_option("-o,--output", options.directory, "directory to make; must be empty")->check(stet::tool::named());
+      app.add_option("-o,--output", options.directory, "directory to make; must be empty")
+          ->check(stet::tool::named());
   app.add_option("--seed", options.seed, "seed of the weights")->capture_default_str();
   app.add_option("--dtype", options.dtype, "bf16, f16 or f32; otherwise as the config says")
       ->check(CLI::IsMember({"bf16", "f16", "f32"}));

@@ -1,4 +1,5 @@
-// Opens the committed snapshots, for builds in which no test runs. Argument: the repository. Prints what tests/data/snapshots/expected.txt holds.
+// Opens the committed snapshots, for builds in which no test runs. Argument: the repository. Prints
+// what tests/data/snapshots/expected.txt holds.
 #include "tools/open_snapshots.hpp"
 
 #include <cstdio>
@@ -10,7 +11,8 @@ int main(int argc, char** argv) {
     const std::string root = argv[1];
     for (const std::string& name : stet::tool::snapshots_in(root + "/tests/data/snapshots")) {
       const bool skipped = name.ends_with("compressed") && !stet::have_zlib();
-      std::printf("%s\n", skipped ? (name + " needs zlib").c_str() : stet::tool::opened(root, name).c_str());
+      std::printf("%s\n", skipped ? (name + " needs zlib").c_str()
+                                  : stet::tool::opened(root, name).c_str());
     }
     return 0;
   } catch (const std::exception& e) {

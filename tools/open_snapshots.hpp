@@ -1,4 +1,5 @@
-// The snapshots of tests/data/snapshots, of every format version and form: what each is, and what it becomes.
+// The snapshots of tests/data/snapshots, of every format version and form: what each is, and what
+// it becomes.
 #pragma once
 
 #include <algorithm>
@@ -24,31 +25,42 @@ inline std::vector<std::string> snapshots_in(const std::string& directory) {
   return names;
 }
 
-// Opens a snapshot, checks every byte, restores it mapped and in memory, continues both, and verifies it: with the checkpoint that it brings, or
-// else the one of its name. Returns "NAME VERSION FORM ID", and
-// digests of keys, values and logits two tokens later. `root`: the repository. Throws Error where something is not as it was written.
+// Opens a snapshot, checks every byte, restores it mapped and in memory, continues both, and
+// verifies it: with the checkpoint that it brings, or else the one of its name. Returns "NAME
+// VERSION FORM ID", and digests of keys, values and logits two tokens later. `root`: the
+// repository. Throws Error where something is not as it was written.
 inline std::string opened(const std::string& root, const std::string& name) {
   static std::map<std::string, std::shared_ptr<const Model>> models;
   const Snapshot snapshot = Snapshot::open(root + "/tests/data/snapshots/" + name + ".stet");
   snapshot.check();
   const std::string& checkpoint = snapshot.meta().checkpoint;
-  std::shared_ptr<const Model> model = snapshot.weights() == nullptr ? models[checkpoint] : Model::load(snapshot.weights());
-  if (model == nullptr) model = models[checkpoint] = Model::load(root + (checkpoint.starts_with("pocket") ? "/assets/" : "/tests/data/models/") + checkpoint);
+  std::shared_ptr<const Model> model =
+      snapshot.weights() == nullptr ? models[checkpoint] : Model::load(snapshot.weights());
+  if (model == nullptr)
+    model = models[checkpoint] =
+        Model::load(root + (checkpoint.starts_with("pocket") ? "/assets/" : "/tests/data/models/") +
+                    checkpoint);
   if (const auto tokenizer = snapshot.tokenizer_files()) {
-    for (const std::string& file : Tokenizer::files_of(*tokenizer)) tokenizer->read(file, size_t{1} << 20);
+    for (const std::string& file : Tokenizer::files_of(*tokenizer))
+      tokenizer->read(file, size_t{1} << 20);
   }
-  std::string text = name + " " + std::to_string(snapshot.version()) + " " + snapshot_form_name(snapshot.meta().form);
+  std::string text = name + " " + std::to_string(snapshot.version()) + " " +
+                     snapshot_form_name(snapshot.meta().form);
   std::string first;
   for (const bool map : {true, false}) {
     Session session = snapshot.restore(model, snapshot.meta().tokenizer, {}, {.map = map});
     const std::string id = sha256_text(digests_of(session).id);
     session.append(std::vector<int32_t>{3, 4});
     const StateDigests after = digests_of(session);
-    const std::string found = " " + id + " " + digest_text(after.kv) + " " + digest_text(after.logits);
+    const std::string found =
+        " " + id + " " + digest_text(after.kv) + " " + digest_text(after.logits);
     if (first.empty()) first = found;
-    if (found != first) throw Error(ErrorKind::mismatch, snapshot.path(), "restored in memory", first, found);
+    if (found != first)
+      throw Error(ErrorKind::mismatch, snapshot.path(), "restored in memory", first, found);
   }
-  if (const auto difference = verify(snapshot, model, {}, false)) throw Error(ErrorKind::mismatch, snapshot.path(), difference->where(), difference->expected, difference->found);
+  if (const auto difference = verify(snapshot, model, {}, false))
+    throw Error(ErrorKind::mismatch, snapshot.path(), difference->where(), difference->expected,
+                difference->found);
   return text + first;
 }
 

@@ -20,7 +20,9 @@ bool raw_output = false;
 }  // namespace
 
 bool out_style(std::string_view sequence) {
-  if (output_error == 0 && std::fwrite(sequence.data(), 1, sequence.size(), stdout) != sequence.size()) output_error = errno;
+  if (output_error == 0 &&
+      std::fwrite(sequence.data(), 1, sequence.size(), stdout) != sequence.size())
+    output_error = errno;
   return output_error == 0;
 }
 
@@ -33,7 +35,9 @@ bool out_text(std::string_view text) {
 
 void add_raw_output(CLI::App& app) {
   raw_output = false;
-  app.add_flag("--raw-output", raw_output, "on a terminal, write control characters of the text as they are")->group("Output");
+  app.add_flag("--raw-output", raw_output,
+               "on a terminal, write control characters of the text as they are")
+      ->group("Output");
 }
 
 void flush_output() {
@@ -43,10 +47,12 @@ void flush_output() {
 void finish_output() {
   flush_output();
   if (output_error == 0) return;
-  throw Error(ErrorKind::io, "standard output", "", "to be writable", std::generic_category().message(output_error));
+  throw Error(ErrorKind::io, "standard output", "", "to be writable",
+              std::generic_category().message(output_error));
 }
 
-// Beyond what JSON demands, what could drive a terminal is escaped, which changes no value: it only stands in strings.
+// Beyond what JSON demands, what could drive a terminal is escaped, which changes no value: it only
+// stands in strings.
 std::string dump(const Json& json, int indent) {
   const std::string text = json.dump(indent, ' ', false, Json::error_handler_t::replace);
   std::string escaped;
@@ -57,16 +63,21 @@ std::string dump(const Json& json, int indent) {
     escaped.append(text, from, i - from);
     if (i == text.size()) break;
     const Utf8 c = utf8_at(text, i);
-    if (c.code > 0x20 && is_control(c.code)) escaped += fmt::format("\\u{:04x}", c.code);
-    else escaped += std::string_view(text).substr(i, c.length);
+    if (c.code > 0x20 && is_control(c.code))
+      escaped += fmt::format("\\u{:04x}", c.code);
+    else
+      escaped += std::string_view(text).substr(i, c.length);
     i += c.length;
   }
   return escaped;
 }
 
 Json digests_json(const StateDigests& d) {
-  return {{"tokens", digest_text(d.tokens)}, {"logits", digest_text(d.logits)}, {"kv", digest_text(d.kv)},
-          {"state", digest_text(d.state)}, {"id", sha256_text(d.id)}};
+  return {{"tokens", digest_text(d.tokens)},
+          {"logits", digest_text(d.logits)},
+          {"kv", digest_text(d.kv)},
+          {"state", digest_text(d.state)},
+          {"id", sha256_text(d.id)}};
 }
 
 std::string bytes_text(double bytes) {

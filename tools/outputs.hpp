@@ -8,10 +8,15 @@ namespace stet::tool {
 
 // A name that is not empty: an output without one would be computed and lost.
 inline CLI::Validator named() {
-  return CLI::Validator([](std::string& name) { return name.empty() ? std::string("expected a name, found \"\"") : std::string(); }, "");
+  return CLI::Validator(
+      [](std::string& name) {
+        return name.empty() ? std::string("expected a name, found \"\"") : std::string();
+      },
+      "");
 }
 
-// -o, --output, --save: the snapshot that a subcommand writes. Whoever has it tries it (check_writable) before computing.
+// -o, --output, --save: the snapshot that a subcommand writes. Whoever has it tries it
+// (check_writable) before computing.
 inline CLI::Option* add_output(CLI::App& app, std::string& path, const std::string& help) {
   return app.add_option("-o,--output,--save", path, help)->type_name("FILE")->check(named());
 }

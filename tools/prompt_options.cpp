@@ -13,43 +13,59 @@ namespace {
 constexpr size_t kPromptLimit = size_t{1} << 30;
 
 // What an option holds is the command line's fault, what a file or a line of input holds is not.
-[[noreturn]] void refuse_ids(const std::string& where, const std::string& field, const std::string& expected, const std::string& found) {
-  if (where.starts_with("--")) usage_error(where + (field.empty() ? "" : ": ") + field, expected, found);
+[[noreturn]] void refuse_ids(const std::string& where, const std::string& field,
+                             const std::string& expected, const std::string& found) {
+  if (where.starts_with("--"))
+    usage_error(where + (field.empty() ? "" : ": ") + field, expected, found);
   throw Error(ErrorKind::argument, where, field, expected, found);
 }
 
 // A rendered chat template has written its own: it gets no second one.
-std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string& text, Tokenizer::Bos bos) {
+std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string& text,
+                                   Tokenizer::Bos bos) {
   std::vector<int32_t> ids = tokenizer.encode(text, bos);
-  const bool twice = bos == Tokenizer::Bos::automatic && tokenizer.bos() && ids.size() > 1 && ids[0] == *tokenizer.bos() && ids[1] == ids[0];
+  const bool twice = bos == Tokenizer::Bos::automatic && tokenizer.bos() && ids.size() > 1 &&
+                     ids[0] == *tokenizer.bos() && ids[1] == ids[0];
   return twice ? tokenizer.encode(text, Tokenizer::Bos::off) : ids;
 }
 
 }  // namespace
 
 Tokenizer::Bos bos_of(const std::string& name) {
-  return name == "on" ? Tokenizer::Bos::on : name == "off" ? Tokenizer::Bos::off : Tokenizer::Bos::automatic;
+  return name == "on"    ? Tokenizer::Bos::on
+         : name == "off" ? Tokenizer::Bos::off
+                         : Tokenizer::Bos::automatic;
 }
 
-CLI::Option* add_bos_to(CLI::App& app, std::string& bos, const std::string& automatic, const std::string& group) {
-  return app.add_option("--bos", bos, "tokens around the text: auto (" + automatic + "; default), on or off")
-      ->type_name("WHEN")->check(one_of({"auto", "on", "off"}))->group(group);
+CLI::Option* add_bos_to(CLI::App& app, std::string& bos, const std::string& automatic,
+                        const std::string& group) {
+  return app
+      .add_option("--bos", bos,
+                  "tokens around the text: auto (" + automatic + "; default), on or off")
+      ->type_name("WHEN")
+      ->check(one_of({"auto", "on", "off"}))
+      ->group(group);
 }
 
-std::string read_prompt(const std::string& path) { return read_text_input(path == "-" ? "/dev/stdin" : path, kPromptLimit); }
+std::string read_prompt(const std::string& path) {
+  return read_text_input(path == "-" ? "/dev/stdin" : path, kPromptLimit);
+}
 
 std::vector<int32_t> parse_ids(const std::string& text, const std::string& where) {
   const size_t first = text.find_first_not_of(" \t\r\n");
   const bool array = first != std::string::npos && text[first] == '[';
-  const nlohmann::json parsed = nlohmann::json::parse(array ? text : "[" + text + "]", nullptr, false);
+  const nlohmann::json parsed =
+      nlohmann::json::parse(array ? text : "[" + text + "]", nullptr, false);
   if (!parsed.is_array()) refuse_ids(where, "", "token ids: 1,2,3 or [1,2,3]", printable(text, 60));
   std::vector<int32_t> ids;
   for (const nlohmann::json& value : parsed) {
     const bool fits = value.is_number_integer() &&
-                      (value.is_number_unsigned() ? value.get<uint64_t>() <= INT32_MAX : value.get<int64_t>() >= 0);
+                      (value.is_number_unsigned() ? value.get<uint64_t>() <= INT32_MAX
+                                                  : value.get<int64_t>() >= 0);
     if (!fits) {
-      refuse_ids(where, "[" + std::to_string(ids.size()) + "]", "a token id",
-                 printable(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), 60));
+      refuse_ids(
+          where, "[" + std::to_string(ids.size()) + "]", "a token id",
+          printable(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), 60));
     }
     ids.push_back(static_cast<int32_t>(value.get<int64_t>()));
   }
@@ -58,28 +74,43 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& where
 
 void PromptOptions::add_to(CLI::App& app) {
   for (CLI::Option* option :
-       {add_texts(app, "-p,--prompt", prompts, "raw text; given again, it is put after the reply to the one before"),
-        app.add_option("--prompt-file", prompt_file, "raw text from a file (- for standard input)")->type_name("FILE"),
+       {add_texts(app, "-p,--prompt", prompts,
+                  "raw text; given again, it is put after the reply to the one before"),
+        app.add_option("--prompt-file", prompt_file, "raw text from a file (- for standard input)")
+            ->type_name("FILE"),
         app.add_option("--ids", ids, "token ids: 1,2,3")->type_name("IDS"),
-        app.add_option("--ids-file", ids_file, "token ids: a JSON array in a file (- for standard input)")->type_name("FILE")}) {
+        app.add_option("--ids-file", ids_file,
+                       "token ids: a JSON array in a file (- for standard input)")
+            ->type_name("FILE")}) {
     sources_.add(option)->group("Prompt");
   }
   bos_ = add_bos_to(app, bos, "as the checkpoint says, but no second bos", "Prompt");
 }
 
 void PromptOptions::add_messages_to(CLI::App& app) {
-  CLI::Option* say = add_texts(app, "--say", messages, "a message of the user, through the chat template (again for more turns)");
-  sources_.add(say)->group("Prompt")->check([](const std::string& text) { return text.empty() ? "expected a message, found nothing" : ""; }, "");
-  app.add_option("--system", system, "with --say: the system message")->type_name("TEXT")->needs(say)->group("Prompt");
+  CLI::Option* say =
+      add_texts(app, "--say", messages,
+                "a message of the user, through the chat template (again for more turns)");
+  sources_.add(say)->group("Prompt")->check(
+      [](const std::string& text) {
+        return text.empty() ? "expected a message, found nothing" : "";
+      },
+      "");
+  app.add_option("--system", system, "with --say: the system message")
+      ->type_name("TEXT")
+      ->needs(say)
+      ->group("Prompt");
 }
 
 void PromptOptions::require() const {
   std::string names;
-  for (const CLI::Option* option : sources_.options()) names += (names.empty() ? "" : ", ") + option->get_name();
+  for (const CLI::Option* option : sources_.options())
+    names += (names.empty() ? "" : ", ") + option->get_name();
   sources_.require(names.replace(names.rfind(", "), 2, " or "));
 }
 
-Prompts PromptOptions::read(const std::string& from, const std::shared_ptr<const Tokenizer>& tokenizer, bool fresh) const {
+Prompts PromptOptions::read(const std::string& from,
+                            const std::shared_ptr<const Tokenizer>& tokenizer, bool fresh) const {
   Prompts all;
   const auto take = [&](std::vector<int32_t> turn, const std::string& where) {
     if (turn.empty()) refuse_ids(where, "", "at least one token", "none");
@@ -92,7 +123,8 @@ Prompts PromptOptions::read(const std::string& from, const std::shared_ptr<const
   };
   const CLI::Option* source = sources_.chosen();
   const std::string name = source == nullptr ? "" : source->get_name();
-  if (bos_->count() > 0 && !name.starts_with("--prompt")) usage_error("--bos", "--prompt or --prompt-file", name.empty() ? "neither" : name);
+  if (bos_->count() > 0 && !name.starts_with("--prompt"))
+    usage_error("--bos", "--prompt or --prompt-file", name.empty() ? "neither" : name);
   if (name == "--ids") take(parse_ids(ids, name), name);
   if (name == "--ids-file") take(parse_ids(read_prompt(ids_file), ids_file), ids_file);
   if (name == "--prompt-file") encode(read_prompt(prompt_file), prompt_file);
@@ -104,12 +136,16 @@ Prompts PromptOptions::read(const std::string& from, const std::shared_ptr<const
 
 void PromptOptions::require_fit(const Snapshot& snapshot) const {
   const size_t tokens = snapshot.tokens().size(), said = snapshot.meta().dialogue.messages.size();
-  if (!given() || (said == 0 && (tokens == 0 || !conversation())) || (said > 0 && conversation())) return;
+  if (!given() || (said == 0 && (tokens == 0 || !conversation())) || (said > 0 && conversation()))
+    return;
   if (conversation()) {
-    throw Error(ErrorKind::argument, snapshot.path(), "messages", "a conversation for --say (-p TEXT goes on with raw text)",
+    throw Error(ErrorKind::argument, snapshot.path(), "messages",
+                "a conversation for --say (-p TEXT goes on with raw text)",
                 fmt::format("{} tokens of raw text, and no messages", tokens));
   }
-  throw Error(ErrorKind::argument, snapshot.path(), "tokens", fmt::format("raw text for {} (--say TEXT goes on with a conversation)", sources_.chosen()->get_name()),
+  throw Error(ErrorKind::argument, snapshot.path(), "tokens",
+              fmt::format("raw text for {} (--say TEXT goes on with a conversation)",
+                          sources_.chosen()->get_name()),
               fmt::format("a conversation of {} message{}", said, said == 1 ? "" : "s"));
 }
 

@@ -3,7 +3,8 @@
 
 namespace stet::tool {
 
-// With the words of a command line, the program's name first. Returns the exit status; throws nothing.
+// With the words of a command line, the program's name first. Returns the exit status; throws
+// nothing.
 int run_command(int argc, char** argv);
 
 }  // namespace stet::tool

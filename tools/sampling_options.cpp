@@ -19,8 +19,10 @@ bool holds_scale(double x) { return x >= 1e-30 && x <= 1e30; }
 bool holds_probability(double x) { return x >= 0 && x <= 1; }
 
 constexpr Range kRanges[] = {
-    {"--temperature", "0 (greedy) or a number in 1e-30..1e30", [](double x) { return x == 0 || holds_scale(x); }},
-    {"--top-k", "an integer in 0..2147483647 (0: all)", [](double x) { return x >= 0 && x <= INT32_MAX && x == static_cast<int32_t>(x); }},
+    {"--temperature", "0 (greedy) or a number in 1e-30..1e30",
+     [](double x) { return x == 0 || holds_scale(x); }},
+    {"--top-k", "an integer in 0..2147483647 (0: all)",
+     [](double x) { return x >= 0 && x <= INT32_MAX && x == static_cast<int32_t>(x); }},
     {"--top-p", "a number in 0..1 (1: all)", holds_probability},
     {"--min-p", "a number in 0..1 (0: all)", holds_probability},
     {"--typical", "a number above 0, up to 1 (1: all)", [](double x) { return x > 0 && x <= 1; }},
@@ -30,44 +32,66 @@ constexpr Range kRanges[] = {
 }  // namespace
 
 CLI::Validator sampling_range(std::string_view option) {
-  const auto* const range = std::find_if(std::begin(kRanges), std::end(kRanges), [&](const Range& r) { return r.option == option; });
+  const auto* const range = std::find_if(std::begin(kRanges), std::end(kRanges),
+                                         [&](const Range& r) { return r.option == option; });
   return CLI::Validator(
       [range](std::string& text) {
         double value = 0;
         const char* const end = text.data() + text.size();
         const auto [stop, error] = std::from_chars(text.data(), end, value);
         const bool good = error == std::errc() && stop == end && range->holds(value);
-        return good ? std::string() : fmt::format("expected {}, found {}", range->text, text.empty() ? "nothing" : text);
+        return good ? std::string()
+                    : fmt::format("expected {}, found {}", range->text,
+                                  text.empty() ? "nothing" : text);
       },
       "");
 }
 
 void SamplingOptions::add_to(CLI::App& app) {
   const auto number = [&](const char* name, auto& value, const char* help, const char* type) {
-    return app.add_option(name, value, help)->check(sampling_range(name))->type_name(type)->group("Sampling");
+    return app.add_option(name, value, help)
+        ->check(sampling_range(name))
+        ->type_name(type)
+        ->group("Sampling");
   };
-  for_draws_ = {number("--temperature", temperature, "draw with this temperature (0: greedy)", "T"),
-                number("--top-k", top_k, "draw from the K best (0: all)", "K"),
-                number("--top-p", top_p, "draw from the best that hold this probability", "P"),
-                number("--min-p", min_p, "draw from those at least this likely, relative to the best", "P"),
-                number("--typical", typical_p, "draw from the most typical that hold this probability", "P"),
-                app.add_option("--seed", seed, "seed of the draws: 0 .. 2^64-1")->check(integer(0, UINT64_MAX))->type_name("N")->group("Sampling")};
-  number("--repetition-penalty", repetition_penalty, "divide the scores of tokens already there", "X");
+  for_draws_ = {
+      number("--temperature", temperature, "draw with this temperature (0: greedy)", "T"),
+      number("--top-k", top_k, "draw from the K best (0: all)", "K"),
+      number("--top-p", top_p, "draw from the best that hold this probability", "P"),
+      number("--min-p", min_p, "draw from those at least this likely, relative to the best", "P"),
+      number("--typical", typical_p, "draw from the most typical that hold this probability", "P"),
+      app.add_option("--seed", seed, "seed of the draws: 0 .. 2^64-1")
+          ->check(integer(0, UINT64_MAX))
+          ->type_name("N")
+          ->group("Sampling")};
+  number("--repetition-penalty", repetition_penalty, "divide the scores of tokens already there",
+         "X");
   CLI::Option* best = app.add_flag("--greedy", greedy, "always the best token")->group("Sampling");
-  app.add_flag("--sample", sample, "draw, with the checkpoint's settings where none are given")->group("Sampling")->excludes(best);
-  add_texts(app, "--stop", stop_strings, "end a reply at this text (again for more)")->group("Stopping");
+  app.add_flag("--sample", sample, "draw, with the checkpoint's settings where none are given")
+      ->group("Sampling")
+      ->excludes(best);
+  add_texts(app, "--stop", stop_strings, "end a reply at this text (again for more)")
+      ->group("Stopping");
   app.add_option("--stop-id", stop_ids, "end a reply at these tokens, in place of the checkpoint's")
-      ->delimiter(',')->allow_extra_args(false)->check(integer(0, INT32_MAX))->type_name("IDS")->group("Stopping");
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(integer(0, INT32_MAX))
+      ->type_name("IDS")
+      ->group("Stopping");
 }
 
 void SamplingOptions::apply(GenerationState& state, int64_t vocab_size) const {
   for (const int32_t id : stop_ids) {
-    if (id >= vocab_size) usage_error("--stop-id", fmt::format("token ids in 0..{}", vocab_size - 1), std::to_string(id));
+    if (id >= vocab_size)
+      usage_error("--stop-id", fmt::format("token ids in 0..{}", vocab_size - 1),
+                  std::to_string(id));
   }
   SamplingSettings& s = state.sampling;
   if (temperature || top_k || top_p || min_p || typical_p || sample) s.greedy = false;
-  if (temperature && *temperature == 0) s.greedy = true;
-  else if (temperature) s.temperature = *temperature;
+  if (temperature && *temperature == 0)
+    s.greedy = true;
+  else if (temperature)
+    s.temperature = *temperature;
   if (top_k) s.top_k = *top_k;
   if (top_p) s.top_p = *top_p;
   if (min_p) s.min_p = *min_p;
@@ -80,7 +104,8 @@ void SamplingOptions::apply(GenerationState& state, int64_t vocab_size) const {
 }
 
 void SamplingOptions::validate() const {
-  if (sample && temperature && *temperature == 0) usage_error("--sample", "a temperature above 0", "--temperature 0, which is greedy");
+  if (sample && temperature && *temperature == 0)
+    usage_error("--sample", "a temperature above 0", "--temperature 0, which is greedy");
   GenerationState state;
   state.stop_strings = stop_strings;
   try {
@@ -95,9 +120,12 @@ void SamplingOptions::tell_idle(const GenerationState& state) const {
   std::string names;
   for (const CLI::Option* option : for_draws_) {
     const bool makes_greedy = option->get_name() == "--temperature" && *temperature == 0;
-    if (option->count() > 0 && !makes_greedy) names += (names.empty() ? "" : ", ") + option->get_name();
+    if (option->count() > 0 && !makes_greedy)
+      names += (names.empty() ? "" : ", ") + option->get_name();
   }
-  if (!names.empty()) say("no effect while greedy, where the best token is taken: {} (--temperature T draws)\n", names);
+  if (!names.empty())
+    say("no effect while greedy, where the best token is taken: {} (--temperature T draws)\n",
+        names);
 }
 
 }  // namespace stet::tool

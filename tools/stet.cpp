@@ -1,4 +1,5 @@
-// The `stet` command. Exit status: 0 done; 1 the input or the state is at fault; 2 the command line is.
+// The `stet` command. Exit status: 0 done; 1 the input or the state is at fault; 2 the command line
+// is.
 #include <csignal>
 #include <exception>
 #include <memory>
@@ -45,14 +46,17 @@ int stet::tool::run_command(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is a write error like any other
   std::signal(SIGPIPE, SIG_IGN);  // and so is a reader that has gone
   try {
-    CLI::App app{"stet: transformer state that can be saved, moved and proved, bit for bit", "stet"};
+    CLI::App app{"stet: transformer state that can be saved, moved and proved, bit for bit",
+                 "stet"};
     app.require_subcommand(0, 1);
     app.set_version_flag("--version", "stet " STET_VERSION);
     app.formatter(std::make_shared<HelpFormatter>());
     app.get_formatter()->column_width(28);
-    for (auto add : {add_generate, add_chat, add_save, add_resume, add_inspect, add_check, add_verify, add_diff, add_prune, add_convert,
-                     add_experiment, add_equivalence, add_logits, add_tokenize, add_detokenize, add_template, add_quantize, add_prepare, add_bench,
-                     add_completion, add_help}) {
+    for (auto add : {add_generate,   add_chat,        add_save,    add_resume,   add_inspect,
+                     add_check,      add_verify,      add_diff,    add_prune,    add_convert,
+                     add_experiment, add_equivalence, add_logits,  add_tokenize, add_detokenize,
+                     add_template,   add_quantize,    add_prepare, add_bench,    add_completion,
+                     add_help}) {
       add(app);
     }
     app.footer(kExamples);

@@ -1,4 +1,5 @@
-// The standard streams of a program: what it says beside its output goes to stderr and is never a reason to fail.
+// The standard streams of a program: what it says beside its output goes to stderr and is never a
+// reason to fail.
 #pragma once
 
 #include <fmt/format.h>
@@ -8,10 +9,12 @@
 
 namespace stet::tool {
 
-// A file opened later must not become standard output or stderr: writes to a closed one fail, and reads find nothing.
+// A file opened later must not become standard output or stderr: writes to a closed one fail, and
+// reads find nothing.
 void open_standard_streams();
 
-// Writes to stderr, at once, with control characters escaped. Where stderr is closed or full, nothing happens.
+// Writes to stderr, at once, with control characters escaped. Where stderr is closed or full,
+// nothing happens.
 void write_error(std::string_view text);
 // The same of our own sequences, as they are.
 void write_error_style(std::string_view sequence);

@@ -6,7 +6,8 @@ namespace stet::tool {
 
 std::string listed(const std::vector<std::string>& words) {
   std::string text;
-  for (size_t i = 0; i < words.size(); ++i) text += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + words[i];
+  for (size_t i = 0; i < words.size(); ++i)
+    text += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + words[i];
   return text;
 }
 
@@ -19,7 +20,8 @@ size_t edit_distance(std::string_view a, std::string_view b) {
         d[i][j] = i + j;
         continue;
       }
-      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      d[i][j] = std::min(
+          {d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
       const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
       if (swapped) d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
     }
@@ -33,7 +35,8 @@ std::string did_you_mean(const std::string& word, const std::vector<std::string>
   size_t least = word.size() / 3 + 1;  // a word of two letters resembles nothing
   for (const std::string& candidate : known) {
     if (word.empty() || word.size() > kLongest) break;
-    const size_t distance = word.size() > 3 && candidate.starts_with(word) ? 0 : edit_distance(word, candidate);
+    const size_t distance =
+        word.size() > 3 && candidate.starts_with(word) ? 0 : edit_distance(word, candidate);
     if (distance >= least) continue;
     least = distance;
     best = &candidate;

@@ -31,16 +31,21 @@ void encode_q8_0(const float* x, std::byte* out) {
   for (size_t i = 0; i < kBlock; ++i) largest = std::max(largest, std::fabs(x[i]));
   const float d = largest / 127, id = inverse(d);
   put_u16(out, stet::round_f16(d));
-  for (size_t i = 0; i < kBlock; ++i) out[2 + i] = static_cast<std::byte>(static_cast<int8_t>(std::round(x[i] * id)));
+  for (size_t i = 0; i < kBlock; ++i)
+    out[2 + i] = static_cast<std::byte>(static_cast<int8_t>(std::round(x[i] * id)));
 }
 
 void encode_q4_0(const float* x, std::byte* out) {
   float largest = 0;
-  for (size_t i = 0; i < kBlock; ++i) largest = std::fabs(x[i]) > std::fabs(largest) ? x[i] : largest;
+  for (size_t i = 0; i < kBlock; ++i)
+    largest = std::fabs(x[i]) > std::fabs(largest) ? x[i] : largest;
   const float d = largest / -8, id = inverse(d);
-  const auto nibble = [&](size_t i) { return static_cast<unsigned>(std::min(15.0f, std::floor(x[i] * id + 8.5f))); };
+  const auto nibble = [&](size_t i) {
+    return static_cast<unsigned>(std::min(15.0f, std::floor(x[i] * id + 8.5f)));
+  };
   put_u16(out, stet::round_f16(d));
-  for (size_t i = 0; i < kBlock / 2; ++i) out[2 + i] = static_cast<std::byte>(nibble(i) | nibble(i + kBlock / 2) << 4);
+  for (size_t i = 0; i < kBlock / 2; ++i)
+    out[2 + i] = static_cast<std::byte>(nibble(i) | nibble(i + kBlock / 2) << 4);
 }
 
 }  // namespace
@@ -49,10 +54,14 @@ size_t block_elements(Type type) { return type == Type::q8_0 || type == Type::q4
 
 uint64_t stored_bytes(Type type, uint64_t elements) {
   switch (type) {
-    case Type::f32: return elements * 4;
-    case Type::bf16: return elements * 2;
-    case Type::q8_0: return elements / kBlock * (2 + kBlock);
-    case Type::q4_0: return elements / kBlock * (2 + kBlock / 2);
+    case Type::f32:
+      return elements * 4;
+    case Type::bf16:
+      return elements * 2;
+    case Type::q8_0:
+      return elements / kBlock * (2 + kBlock);
+    case Type::q4_0:
+      return elements / kBlock * (2 + kBlock / 2);
   }
   return 0;
 }
@@ -64,10 +73,18 @@ std::vector<std::byte> encode(Type type, std::span<const float> values) {
     const float* x = &values[i * unit];
     std::byte* to = &out[i * unit_bytes];
     switch (type) {
-      case Type::f32: std::memcpy(to, x, 4); break;
-      case Type::bf16: put_u16(to, stet::round_bf16(*x)); break;
-      case Type::q8_0: encode_q8_0(x, to); break;
-      case Type::q4_0: encode_q4_0(x, to); break;
+      case Type::f32:
+        std::memcpy(to, x, 4);
+        break;
+      case Type::bf16:
+        put_u16(to, stet::round_bf16(*x));
+        break;
+      case Type::q8_0:
+        encode_q8_0(x, to);
+        break;
+      case Type::q4_0:
+        encode_q4_0(x, to);
+        break;
     }
   }
   return out;
@@ -81,7 +98,8 @@ void Metadata::key(std::string_view key, uint32_t type) {
 
 void Metadata::u32(std::string_view name, uint64_t value) {
   if (value > std::numeric_limits<uint32_t>::max()) {
-    throw stet::Error(stet::ErrorKind::argument, "", std::string(name), "at most 32 bits", std::to_string(value));
+    throw stet::Error(stet::ErrorKind::argument, "", std::string(name), "at most 32 bits",
+                      std::to_string(value));
   }
   key(name, kU32);
   bytes_.u32(static_cast<uint32_t>(value));
@@ -119,7 +137,8 @@ uint64_t Declared::elements() const {
   return n;
 }
 
-Writer::Writer(const std::string& path, const Metadata& metadata, const std::vector<Declared>& tensors)
+Writer::Writer(const std::string& path, const Metadata& metadata,
+               const std::vector<Declared>& tensors)
     : file_(path), tensors_(tensors) {
   stet::ByteWriter head;
   head.text("GGUF");
@@ -130,7 +149,8 @@ Writer::Writer(const std::string& path, const Metadata& metadata, const std::vec
   uint64_t offset = 0;
   for (const Declared& t : tensors) {
     if (t.shape.empty() || t.shape.back() % block_elements(t.type) != 0) {
-      throw stet::Error(stet::ErrorKind::unsupported, path, t.name, "rows of a multiple of 32 elements",
+      throw stet::Error(stet::ErrorKind::unsupported, path, t.name,
+                        "rows of a multiple of 32 elements",
                         t.shape.empty() ? "none" : std::to_string(t.shape.back()));
     }
     put_text(head, t.name);
@@ -147,7 +167,8 @@ Writer::Writer(const std::string& path, const Metadata& metadata, const std::vec
 
 void Writer::write(std::span<const float> values) {
   if (at_ == tensors_.size() || values.size() > tensors_[at_].elements() - written_) {
-    throw stet::Error(stet::ErrorKind::argument, file_.path(), at_ == tensors_.size() ? "" : tensors_[at_].name,
+    throw stet::Error(stet::ErrorKind::argument, file_.path(),
+                      at_ == tensors_.size() ? "" : tensors_[at_].name,
                       "no more elements than were declared", std::to_string(values.size()));
   }
   const Declared& t = tensors_[at_];
@@ -163,7 +184,8 @@ void Writer::write(std::span<const float> values) {
 
 void Writer::commit() {
   if (at_ != tensors_.size()) {
-    throw stet::Error(stet::ErrorKind::argument, file_.path(), tensors_[at_].name, "all of its elements", std::to_string(written_));
+    throw stet::Error(stet::ErrorKind::argument, file_.path(), tensors_[at_].name,
+                      "all of its elements", std::to_string(written_));
   }
   file_.commit();
 }

@@ -1,9 +1,10 @@
 // Files in the GGUF format, version 3, which llama.cpp reads (ggml/docs/gguf.md):
 //
 //   "GGUF" | u32 version | u64 tensors | u64 keys
-//   keys: text key | u32 type | value;  text: u64 length, bytes;  array: u32 type of its elements, u64 length, elements
-//   tensors: text name | u32 dimensions | u64 each, innermost first | u32 type | u64 offset from the start of the data
-//   data: begins at a multiple of 32, and so does each tensor
+//   keys: text key | u32 type | value;  text: u64 length, bytes;  array: u32 type of its elements,
+//                                       u64 length, elements
+//   tensors: text name | u32 dimensions | u64 each, innermost first | u32 type | u64 offset from
+//   the start of the data data: begins at a multiple of 32, and so does each tensor
 //
 // All integers are little-endian.
 #pragma once
@@ -22,7 +23,8 @@ namespace stet_peers {
 
 // How the elements of a row are stored, with the numbers that the format has for it.
 //   q8_0: blocks of 32, float16 d = max|x| / 127, then 32 int8 round(x / d)
-//   q4_0: blocks of 32, float16 d = m / -8 for the x of largest magnitude m, then 32 times min(15, floor(x / d + 8.5))
+//   q4_0: blocks of 32, float16 d = m / -8 for the x of largest magnitude m, then 32 times min(15,
+//   floor(x / d + 8.5))
 //         in 4 bits: byte i has element i in its low half and element i + 16 in its high half
 enum class Type : uint32_t { f32 = 0, q4_0 = 2, q8_0 = 8, bf16 = 30 };
 
@@ -65,7 +67,8 @@ class Writer {
  public:
   Writer(const std::string& path, const Metadata& metadata, const std::vector<Declared>& tensors);
 
-  // The next elements of the tensor at hand, in whole blocks; the one after it is at hand once it is complete.
+  // The next elements of the tensor at hand, in whole blocks; the one after it is at hand once it
+  // is complete.
   void write(std::span<const float> values);
   void commit();
 

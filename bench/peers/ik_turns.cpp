@@ -1,6 +1,8 @@
-// ik_llama.cpp's side of bench/peers/run: prefill and decode when standard input says so, as `stet bench --turns` does:
+// ik_llama.cpp's side of bench/peers/run: prefill and decode when standard input says so, as `stet
+// bench --turns` does:
 //   ik_turns GGUF PROMPT MOST_DECODED BATCH THREADS
-// ik.mjs builds it against the llama.h of the ik_llama.cpp that is there; it is no part of stet's build.
+// ik.mjs builds it against the llama.h of the ik_llama.cpp that is there; it is no part of stet's
+// build.
 #include <unistd.h>
 
 #include <chrono>
@@ -22,7 +24,8 @@ namespace {
 // The library prints to standard output too, which belongs to the answers.
 FILE* take_output() {
   FILE* const out = fdopen(dup(STDOUT_FILENO), "w");
-  if (out == nullptr || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) fail("standard output: expected it to be open");
+  if (out == nullptr || dup2(STDERR_FILENO, STDOUT_FILENO) < 0)
+    fail("standard output: expected it to be open");
   return out;
 }
 
@@ -30,7 +33,8 @@ void log_errors(ggml_log_level level, const char* text, void*) {
   if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
 }
 
-// Weights repacked while loading, which keeps them from being mapped; flash attention; the prompt in batches of `batch`.
+// Weights repacked while loading, which keeps them from being mapped; flash attention; the prompt
+// in batches of `batch`.
 llama_context* open(const char* gguf, int prompt, int most_decoded, int batch, int threads) {
   llama_backend_init();
   llama_model_params m = llama_model_default_params();
@@ -53,7 +57,8 @@ class Session {
  public:
   Session(llama_context* context, int prompt) : context_(context) {
     const int vocabulary = llama_n_vocab(llama_get_model(context));
-    for (long i = 0; i < prompt; ++i) ids_.push_back(static_cast<llama_token>((i * 7919 + 13) % vocabulary));
+    for (long i = 0; i < prompt; ++i)
+      ids_.push_back(static_cast<llama_token>((i * 7919 + 13) % vocabulary));
   }
   void clear() {
     llama_kv_cache_clear(context_);
@@ -87,7 +92,8 @@ double time_of(F f) {
 int number(const char* text) {
   char* end = nullptr;
   const long n = std::strtol(text, &end, 10);
-  if (*end != '\0' || n < 1 || n > 1 << 24) fail(std::string("expected a number from 1, found ") + text);
+  if (*end != '\0' || n < 1 || n > 1 << 24)
+    fail(std::string("expected a number from 1, found ") + text);
   return static_cast<int>(n);
 }
 
@@ -97,7 +103,8 @@ int main(int argc, char** argv) {
   if (argc != 6) fail("expected GGUF PROMPT MOST_DECODED BATCH THREADS");
   FILE* const out = take_output();
   llama_log_set(log_errors, nullptr);
-  Session session(open(argv[1], number(argv[2]), number(argv[3]), number(argv[4]), number(argv[5])), number(argv[2]));
+  Session session(open(argv[1], number(argv[2]), number(argv[3]), number(argv[4]), number(argv[5])),
+                  number(argv[2]));
   session.decode(1);  // touches the scratch memory
   std::fputs("{}\n", out);
   std::fflush(out);

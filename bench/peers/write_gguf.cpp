@@ -1,6 +1,7 @@
-// write_gguf: the weights of a checkpoint (Llama, Gemma 3) as a file that llama.cpp reads, so that both runtimes can be
-// measured, and compared, on the same numbers. Names, keys and layouts are those of llama.cpp's convert_hf_to_gguf.py.
-// Tokens go in and out by id: the vocabulary in it is made up, for the peer wants one.
+// write_gguf: the weights of a checkpoint (Llama, Gemma 3) as a file that llama.cpp reads, so that
+// both runtimes can be measured, and compared, on the same numbers. Names, keys and layouts are
+// those of llama.cpp's convert_hf_to_gguf.py. Tokens go in and out by id: the vocabulary in it is
+// made up, for the peer wants one.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -32,24 +33,28 @@ struct Options {
   std::string directory, output, type = "f32", head_type;
 };
 
-const std::map<std::string, Type> kTypes = {{"f32", Type::f32}, {"bf16", Type::bf16}, {"q8_0", Type::q8_0}, {"q4_0", Type::q4_0}};
+const std::map<std::string, Type> kTypes = {
+    {"f32", Type::f32}, {"bf16", Type::bf16}, {"q8_0", Type::q8_0}, {"q4_0", Type::q4_0}};
 
 // A tensor to write and where its values come from.
 struct Tensor {
   Declared declared;
   const TensorView* source = nullptr;  // nullptr: `values`
   std::vector<float> values;
-  int64_t head_dim = 0;  // not 0: the rows of each head change from (x1..., x2...) to (x1, x2) in turn
-  float offset = 0;      // added to each element
+  int64_t head_dim =
+      0;             // not 0: the rows of each head change from (x1..., x2...) to (x1, x2) in turn
+  float offset = 0;  // added to each element
 };
 
-[[noreturn]] void refuse(const std::string& field, const std::string& expected, const std::string& found) {
+[[noreturn]] void refuse(const std::string& field, const std::string& expected,
+                         const std::string& found) {
   throw Error(ErrorKind::unsupported, "config.json", field, expected, found);
 }
 
 // What the peer takes as given and config.json could say otherwise.
 void require_supported(const ModelConfig& c) {
-  if (c.family != "llama" && c.family != "gemma3") refuse("model_type", "llama or gemma3", c.family);
+  if (c.family != "llama" && c.family != "gemma3")
+    refuse("model_type", "llama or gemma3", c.family);
   if (c.attention_bias || c.mlp_bias) refuse("attention_bias, mlp_bias", "false", "true");
   const bool gemma = c.family == "gemma3";
   for (size_t i = 0; i < c.ropes.size(); ++i) {
@@ -58,18 +63,21 @@ void require_supported(const ModelConfig& c) {
       refuse("rope_scaling", "none, or linear for the layers that see all positions", "another");
     }
   }
-  if (c.attention_softcap != 0) refuse("attn_logit_softcapping", "none", std::to_string(c.attention_softcap));
+  if (c.attention_softcap != 0)
+    refuse("attn_logit_softcapping", "none", std::to_string(c.attention_softcap));
   const bool per_head = gemma && c.layers == 62;  // the 27B scales by hidden / heads
   const double divisor = static_cast<double>(per_head ? c.hidden_size / c.heads : c.head_dim);
   if (std::fabs(c.attention_scale * std::sqrt(divisor) - 1) > 1e-6) {
-    refuse("query_pre_attn_scalar", std::to_string(divisor), std::to_string(1 / (c.attention_scale * c.attention_scale)));
+    refuse("query_pre_attn_scalar", std::to_string(divisor),
+           std::to_string(1 / (c.attention_scale * c.attention_scale)));
   }
 }
 
 // Bytes as sentencepiece spells them, without which the peer cannot tokenize, then anything.
 std::vector<std::string> vocabulary(int64_t size) {
   std::vector<std::string> tokens;
-  for (int64_t i = 0; i < size; ++i) tokens.push_back(i < 256 ? fmt::format("<0x{:02X}>", i) : fmt::format("<{}>", i));
+  for (int64_t i = 0; i < size; ++i)
+    tokens.push_back(i < 256 ? fmt::format("<0x{:02X}>", i) : fmt::format("<{}>", i));
   return tokens;
 }
 
@@ -128,21 +136,26 @@ class Plan {
   const std::vector<Tensor>& tensors() const { return tensors_; }
 
  private:
-  void matrix(const std::string& name, const std::string& source, Type type, int64_t rows, int64_t columns, int64_t head_dim = 0) {
-    const Declared declared{name, type, {static_cast<uint64_t>(rows), static_cast<uint64_t>(columns)}};
+  void matrix(const std::string& name, const std::string& source, Type type, int64_t rows,
+              int64_t columns, int64_t head_dim = 0) {
+    const Declared declared{
+        name, type, {static_cast<uint64_t>(rows), static_cast<uint64_t>(columns)}};
     tensors_.push_back({declared, &checkpoint_.require(source, {rows, columns}), {}, head_dim, 0});
   }
 
   // Gemma's norms multiply by 1 + weight, the peer's by the weight.
   void norm(const std::string& name, const std::string& source, int64_t n) {
     const Declared declared{name, Type::f32, {static_cast<uint64_t>(n)}};
-    tensors_.push_back({declared, &checkpoint_.require(source, {n}), {}, 0, c_.family == "gemma3" ? 1.0f : 0.0f});
+    tensors_.push_back(
+        {declared, &checkpoint_.require(source, {n}), {}, 0, c_.family == "gemma3" ? 1.0f : 0.0f});
   }
 
   void add_outer() {
-    matrix("token_embd.weight", prefix_ + "embed_tokens.weight", head_type_, c_.vocab_size, c_.hidden_size);
+    matrix("token_embd.weight", prefix_ + "embed_tokens.weight", head_type_, c_.vocab_size,
+           c_.hidden_size);
     norm("output_norm.weight", prefix_ + "norm.weight", c_.hidden_size);
-    if (!c_.tied_head) matrix("output.weight", "lm_head.weight", head_type_, c_.vocab_size, c_.hidden_size);
+    if (!c_.tied_head)
+      matrix("output.weight", "lm_head.weight", head_type_, c_.vocab_size, c_.hidden_size);
     if (c_.ropes[0].scaling == Rope::Scaling::llama3) add_rope_divisors();
   }
 
@@ -150,21 +163,29 @@ class Plan {
   void add_rope_divisors() {
     Rope plain = c_.ropes[0];
     plain.scaling = Rope::Scaling::none;
-    const std::vector<float> from = inverse_frequencies(plain, c_.head_dim), to = inverse_frequencies(c_.ropes[0], c_.head_dim);
+    const std::vector<float> from = inverse_frequencies(plain, c_.head_dim),
+                             to = inverse_frequencies(c_.ropes[0], c_.head_dim);
     std::vector<float> divisors;
     for (size_t i = 0; i < from.size(); ++i) divisors.push_back(from[i] / to[i]);
-    tensors_.push_back({{"rope_freqs.weight", Type::f32, {divisors.size()}}, nullptr, divisors, 0, 0});
+    tensors_.push_back(
+        {{"rope_freqs.weight", Type::f32, {divisors.size()}}, nullptr, divisors, 0, 0});
   }
 
   void add_layer(int64_t i) {
-    const std::string to = "blk." + std::to_string(i) + ".", from = prefix_ + "layers." + std::to_string(i) + ".";
-    const int64_t hidden = c_.hidden_size, inner = c_.intermediate_size, q = c_.heads * c_.head_dim, kv = c_.kv_heads * c_.head_dim;
+    const std::string to = "blk." + std::to_string(i) + ".",
+                      from = prefix_ + "layers." + std::to_string(i) + ".";
+    const int64_t hidden = c_.hidden_size, inner = c_.intermediate_size, q = c_.heads * c_.head_dim,
+                  kv = c_.kv_heads * c_.head_dim;
     const bool gemma = c_.family == "gemma3";
-    const auto linear = [&](const char* name, const char* source, int64_t rows, int64_t columns, int64_t head_dim = 0) {
+    const auto linear = [&](const char* name, const char* source, int64_t rows, int64_t columns,
+                            int64_t head_dim = 0) {
       matrix(to + name + ".weight", from + source + ".weight", type_, rows, columns, head_dim);
     };
-    const auto scale = [&](const char* name, const char* source, int64_t n) { norm(to + name + ".weight", from + source + ".weight", n); };
-    // The peer rotates neighbours in Llama's heads, and the halves of a head in Gemma's, as the checkpoints have it.
+    const auto scale = [&](const char* name, const char* source, int64_t n) {
+      norm(to + name + ".weight", from + source + ".weight", n);
+    };
+    // The peer rotates neighbours in Llama's heads, and the halves of a head in Gemma's, as the
+    // checkpoints have it.
     const int64_t interleaved = gemma ? 0 : c_.head_dim;
     scale("attn_norm", "input_layernorm", hidden);
     linear("attn_q", "self_attn.q_proj", q, hidden, interleaved);
@@ -215,17 +236,21 @@ uint64_t source_row(uint64_t row, int64_t head_dim) {
 void write_tensor(const Checkpoint& checkpoint, const Tensor& t, Writer& writer) {
   if (t.source == nullptr) return writer.write(t.values);
   const std::vector<uint64_t>& shape = t.declared.shape;
-  const uint64_t columns = shape.back(), rows = t.declared.elements() / columns, at_once = std::max<uint64_t>(1, kChunk / columns);
+  const uint64_t columns = shape.back(), rows = t.declared.elements() / columns,
+                 at_once = std::max<uint64_t>(1, kChunk / columns);
   std::vector<float> values;
   for (uint64_t row = 0; row < rows; row += at_once) {
     const uint64_t n = std::min(at_once, rows - row);
     values.resize(n * columns);
     for (uint64_t i = 0; i < n; ++i) {
-      widen(*t.source, source_row(row + i, t.head_dim) * columns, std::span(values).subspan(i * columns, columns));
+      widen(*t.source, source_row(row + i, t.head_dim) * columns,
+            std::span(values).subspan(i * columns, columns));
     }
     for (float& v : values) {
       v += t.offset;
-      if (!std::isfinite(v)) throw Error(ErrorKind::format, checkpoint.file_of(t.source->name), t.source->name, "finite weights", "others");
+      if (!std::isfinite(v))
+        throw Error(ErrorKind::format, checkpoint.file_of(t.source->name), t.source->name,
+                    "finite weights", "others");
     }
     writer.write(values);
   }
@@ -234,10 +259,13 @@ void write_tensor(const Checkpoint& checkpoint, const Tensor& t, Writer& writer)
 
 void run(const Options& o) {
   const std::string config_path = o.directory + "/config.json";
-  const ModelConfig config = stet::parse_model_config(stet::read_text_file(config_path, kConfigLimit), config_path);
+  const ModelConfig config =
+      stet::parse_model_config(stet::read_text_file(config_path, kConfigLimit), config_path);
   require_supported(config);
   const Checkpoint checkpoint = Checkpoint::open(o.directory);
-  const std::string head_type = !o.head_type.empty() ? o.head_type : o.type == "q4_0" ? "q8_0" : o.type;
+  const std::string head_type = !o.head_type.empty() ? o.head_type
+                                : o.type == "q4_0"   ? "q8_0"
+                                                     : o.type;
   const Plan plan(checkpoint, config, kTypes.at(o.type), kTypes.at(head_type));
   std::vector<Declared> declared;
   for (const Tensor& t : plan.tensors()) declared.push_back(t.declared);
@@ -255,8 +283,12 @@ int main(int argc, char** argv) {
   app.add_option("DIR", o.directory, "checkpoint directory")->required();
   app.add_option("-o,--output", o.output, "file to write")->required();
   const auto types = CLI::IsMember({"f32", "bf16", "q8_0", "q4_0"});
-  app.add_option("--type", o.type, "of the matrices: f32, bf16, q8_0 or q4_0")->capture_default_str()->check(types);
-  app.add_option("--head-type", o.head_type, "of the embedding and the head (default: q8_0 for q4_0, else --type)")->check(types);
+  app.add_option("--type", o.type, "of the matrices: f32, bf16, q8_0 or q4_0")
+      ->capture_default_str()
+      ->check(types);
+  app.add_option("--head-type", o.head_type,
+                 "of the embedding and the head (default: q8_0 for q4_0, else --type)")
+      ->check(types);
   try {
     app.parse(argc, argv);
     stet_peers::run(o);

@@ -7,7 +7,8 @@
 
 namespace stet {
 
-// Rotary position embedding (Su et al., arXiv 2104.09864) and the ways published configs stretch it.
+// Rotary position embedding (Su et al., arXiv 2104.09864) and the ways published configs stretch
+// it.
 struct Rope {
   enum class Scaling { none, linear, llama3 };
 
@@ -21,8 +22,9 @@ struct Rope {
   bool operator==(const Rope&) const = default;
 };
 
-// Angle per position of each pair of dimensions: head_dim / 2 values, rounded to float32 at the same places as
-// transformers' modeling_rope_utils.py (default, linear, llama3), so that angles agree with the reference.
+// Angle per position of each pair of dimensions: head_dim / 2 values, rounded to float32 at the
+// same places as transformers' modeling_rope_utils.py (default, linear, llama3), so that angles
+// agree with the reference.
 std::vector<float> inverse_frequencies(const Rope& rope, int64_t head_dim);
 
 struct ModelConfig {
@@ -30,21 +32,23 @@ struct ModelConfig {
   std::string architecture;  // as config.json names it: "Gemma3ForCausalLM"
   int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0;
   int64_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
-  int64_t max_positions = 0;    // max_position_embeddings; GPT-2: n_positions
+  int64_t max_positions = 0;  // max_position_embeddings; GPT-2: n_positions
   double norm_eps = 0;
-  double attention_scale = 0;   // scores are q·k times this
+  double attention_scale = 0;                       // scores are q·k times this
   double attention_softcap = 0, logit_softcap = 0;  // 0: none
   double embedding_scale = 1;
   bool tied_head = false;
   bool attention_bias = false, mlp_bias = false;
-  std::vector<int64_t> window;    // per layer: a query sees itself and window-1 positions before it; 0: all
-  std::vector<int> rope_of;       // per layer: index into ropes
-  std::vector<Rope> ropes;        // both empty: learned positions
-  std::vector<int32_t> eos_ids;   // from config.json; generation_config.json overrides
+  std::vector<int64_t>
+      window;  // per layer: a query sees itself and window-1 positions before it; 0: all
+  std::vector<int> rope_of;      // per layer: index into ropes
+  std::vector<Rope> ropes;       // both empty: learned positions
+  std::vector<int32_t> eos_ids;  // from config.json; generation_config.json overrides
 
   // All of the above as one line of JSON with sorted keys: what fingerprints and snapshots hold.
   std::string canonical() const;
-  // The inverse, but for architecture and eos_ids, which canonical() leaves out. `file` names the source in errors.
+  // The inverse, but for architecture and eos_ids, which canonical() leaves out. `file` names the
+  // source in errors.
   static ModelConfig from_canonical(const std::string& text, const std::string& file);
 };
 
@@ -53,15 +57,17 @@ struct GenerationConfig {
   std::vector<int32_t> eos_ids;  // stop tokens
   bool sample = false;           // do_sample
   double temperature = 1, top_p = 1, min_p = 0, typical_p = 1, repetition_penalty = 1;
-  int64_t top_k = 0;             // 0: all
-  std::string source;            // path, for errors; empty when there was none
+  int64_t top_k = 0;   // 0: all
+  std::string source;  // path, for errors; empty when there was none
 };
 
-// `capacity` positions of a session, 0 being all that the model has. An argument Error for more, or fewer than one.
+// `capacity` positions of a session, 0 being all that the model has. An argument Error for more, or
+// fewer than one.
 int64_t checked_capacity(const ModelConfig& config, int64_t capacity);
 
 // Both parsers take the text of the file; `file` names it in errors.
 ModelConfig parse_model_config(const std::string& text, const std::string& file);
-GenerationConfig parse_generation_config(const std::string& text, const std::string& file, int64_t vocab_size);
+GenerationConfig parse_generation_config(const std::string& text, const std::string& file,
+                                         int64_t vocab_size);
 
 }  // namespace stet

@@ -1,4 +1,5 @@
-// Numeric contracts: what, beside weights, tokens, positions and visibility, decides the bits. docs/contracts.md says what their versions mean.
+// Numeric contracts: what, beside weights, tokens, positions and visibility, decides the bits.
+// docs/contracts.md says what their versions mean.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +10,13 @@
 
 namespace stet {
 
-// How linear layers compute (kernels.hpp): f32, weights widened exactly and activations float32; f32_blas, the same with products
-// of several rows by OpenBLAS, whose bits depend on shapes and threads; bf16, activations rounded to bfloat16 and denormals
-// flushed; q8 and q4, weights and activations integers in blocks of 32. All else is the same.
+// How linear layers compute (kernels.hpp): f32, weights widened exactly and activations float32;
+// f32_blas, the same with products of several rows by OpenBLAS, whose bits depend on shapes and
+// threads; bf16, activations rounded to bfloat16 and denormals flushed; q8 and q4, weights and
+// activations integers in blocks of 32. All else is the same.
 enum class Contract : uint8_t { f32, f32_blas, bf16, q8, q4 };
-constexpr Contract kContracts[] = {Contract::f32, Contract::f32_blas, Contract::bf16, Contract::q8, Contract::q4};
+constexpr Contract kContracts[] = {Contract::f32, Contract::f32_blas, Contract::bf16, Contract::q8,
+                                   Contract::q4};
 // "f32", "f32-blas", "bf16", "q8", "q4": with the version, it names the bits.
 const char* contract_name(Contract contract);
 std::optional<Contract> contract_of(const std::string& name);  // its inverse
@@ -27,7 +30,8 @@ bool is_replayable(const std::string& contract);
 //   entry   = tensors "=" type         each tensors once, in ascending order of their bytes
 //   rule, tensors, type = one or more of a-z 0-9 _ - . *
 //
-// The list is for rules under which tensors have types of their own: "ggml(*=q4_k,ffn_down=q6_k)". None that computes here has one yet.
+// The list is for rules under which tensors have types of their own: "ggml(*=q4_k,ffn_down=q6_k)".
+// None that computes here has one yet.
 struct ContractName {
   std::string rule;
   std::vector<std::pair<std::string, std::string>> types;  // of tensors
@@ -36,6 +40,7 @@ struct ContractName {
   bool operator==(const ContractName&) const = default;
 };
 constexpr size_t kMaxContractName = 4096;  // bytes
-std::optional<ContractName> parse_contract_name(const std::string& text);  // nothing for a text that no name has
+std::optional<ContractName> parse_contract_name(
+    const std::string& text);  // nothing for a text that no name has
 
 }  // namespace stet

@@ -1,4 +1,5 @@
-// XXH3-128 digests: they find damage and mix-ups, quickly, and are no protection against forgery. What names things: sha256.hpp.
+// XXH3-128 digests: they find damage and mix-ups, quickly, and are no protection against forgery.
+// What names things: sha256.hpp.
 #pragma once
 
 #include <cstddef>

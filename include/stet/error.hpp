@@ -16,21 +16,24 @@ enum class ErrorKind {
   argument,     // a value handed in by the caller is out of its range
 };
 
-// What failed: `file` (a path, or the name of what was parsed, or empty), `field` within it, what was
-// expected there and what was found. what() is "file: field: expected ..., found ..." on one line; control
-// characters of untrusted text are escaped. Whatever threw it has changed nothing.
+// What failed: `file` (a path, or the name of what was parsed, or empty), `field` within it, what
+// was expected there and what was found. what() is "file: field: expected ..., found ..." on one
+// line; control characters of untrusted text are escaped. Whatever threw it has changed nothing.
 class Error : public std::runtime_error {
  public:
-  Error(ErrorKind kind, std::string file, std::string field, std::string expected, std::string found);
+  Error(ErrorKind kind, std::string file, std::string field, std::string expected,
+        std::string found);
 
   ErrorKind kind;
   std::string file, field, expected, found;
 };
 
-// The given text with control characters and broken UTF-8 escaped, cut to `limit` bytes: fit for one line. Control characters are
-// those of Unicode's category Cc (C0, DEL, C1), line and paragraph separators, and what changes the direction of text.
+// The given text with control characters and broken UTF-8 escaped, cut to `limit` bytes: fit for
+// one line. Control characters are those of Unicode's category Cc (C0, DEL, C1), line and paragraph
+// separators, and what changes the direction of text.
 std::string printable(const std::string& text, size_t limit = 200);
-// The same for any number of lines, uncut: tabs and newlines stay. What a stranger wrote cannot drive a terminal then.
+// The same for any number of lines, uncut: tabs and newlines stay. What a stranger wrote cannot
+// drive a terminal then.
 std::string for_terminal(std::string_view text);
 
 }  // namespace stet

@@ -1,14 +1,15 @@
 // The kernel table: every arithmetic operation of the forward pass, once per instruction set.
 //
 // All tables compute the same bits (the numeric contract): a vector is 16 float32 lanes on every
-// instruction set, an FMA is one IEEE-754 rounding, and the order of every chain is written down here.
-// A NaN is a NaN on all of them; which one (sign, payload) is not promised, except that widening keeps them.
-// Memory outside the operands is neither written nor read.
+// instruction set, an FMA is one IEEE-754 rounding, and the order of every chain is written down
+// here. A NaN is a NaN on all of them; which one (sign, payload) is not promised, except that
+// widening keeps them. Memory outside the operands is neither written nor read.
 //
-// This header declares only; kernel files include nothing with inline code, so that no function exists
-// twice under different instruction sets.
+// This header declares only; kernel files include nothing with inline code, so that no function
+// exists twice under different instruction sets.
 //
-// Shapes: `[a][b]` is row-major. "Chain" means acc = fma(w, x, acc), starting at +0, one after another.
+// Shapes: `[a][b]` is row-major. "Chain" means acc = fma(w, x, acc), starting at +0, one after
+// another.
 #pragma once
 
 #include <stddef.h>
@@ -20,17 +21,18 @@ enum class WeightType : uint8_t { f32 = 0, bf16 = 1, f16 = 2, q8 = 3, q4 = 4 };
 enum { kWeightTypes = 3 };  // those that are floating-point numbers
 
 enum {
-  kLanes = 16,       // outputs in one packed block of weights; lanes of every reduction
-  kPanel = 64,       // outputs in a panel of the matrix-matrix product; positions in a KV block
-  kTileRows = 6,     // rows of the register tile
-  kGemvRows = 16,    // rows of a matrix-vector product, at most
-  kCacheLine = 64,   // bytes
+  kLanes = 16,      // outputs in one packed block of weights; lanes of every reduction
+  kPanel = 64,      // outputs in a panel of the matrix-matrix product; positions in a KV block
+  kTileRows = 6,    // rows of the register tile
+  kGemvRows = 16,   // rows of a matrix-vector product, at most
+  kCacheLine = 64,  // bytes
 };
 
 // Quantized weights and inputs are integers in blocks of 32 consecutive inputs, each with a scale.
 enum {
   kQuantBlock = 32,
-  kQuantStrip = 64,      // weights are packed in strips of two blocks, so that scales and bytes fill whole cache lines
+  kQuantStrip = 64,  // weights are packed in strips of two blocks, so that scales and bytes fill
+                     // whole cache lines
   kStripBytesQ8 = 1088,  // of 16 outputs: 64 for scales, 64 for each 4 inputs
   kStripBytesQ4 = 576,
 };
@@ -39,7 +41,7 @@ enum {
 struct QuantBlock {
   int32_t quads[kQuantBlock / 4];  // four int8 each, the first in the low byte
   float scale;
-  int32_t sum;                     // of the int8
+  int32_t sum;  // of the int8
 };
 // The same of the rows of a tile.
 struct QuantTile {
@@ -48,8 +50,8 @@ struct QuantTile {
   int32_t sum[kTileRows];
 };
 
-// What is read next: as many bytes in each of some runs, `stride` apart. They are fetched into a cache while a kernel computes, a
-// few lines at a time. No result depends on it.
+// What is read next: as many bytes in each of some runs, `stride` apart. They are fetched into a
+// cache while a kernel computes, a few lines at a time. No result depends on it.
 struct Fetch {
   const void* at = nullptr;
   size_t bytes = 0, stride = 0, runs = 1;
@@ -72,7 +74,8 @@ struct Attended {
   float* o;  // [rows][ldv] sum of exp(score - m) * v, a chain over positions
 };
 
-// One KV block of one head, of the type that attend() is for: float32, or bfloat16 or float16, which are widened.
+// One KV block of one head, of the type that attend() is for: float32, or bfloat16 or float16,
+// which are widened.
 struct AttendBlock {
   const void* k;         // [head_dim][64]
   const void* v;         // [64][ldv]
@@ -83,59 +86,71 @@ struct AttendBlock {
 };
 // Up to kTileRows queries of that head.
 struct AttendTile {
-  const float* q;        // [head_dim][kTileRows], packed; those past `rows` are not read
+  const float* q;  // [head_dim][kTileRows], packed; those past `rows` are not read
   int rows;
-  const uint64_t* mask;  // [rows], bit t: position t of the block is visible; bits off are never read from v
+  const uint64_t*
+      mask;  // [rows], bit t: position t of the block is visible; bits off are never read from v
   Attended out;
 };
 
 struct Kernels {
   const char* name;  // "portable", "avx2", "avx512", "avx512vnni", "avx512bf16"
 
-  // Linear layers. Packed weights: f32 [n/16][k][16]; 16-bit [n/16][k/2][16][2]; k even. Each output is one
-  // chain over k in the order 1, 0, 3, 2, 5, 4, ...
+  // Linear layers. Packed weights: f32 [n/16][k][16]; 16-bit [n/16][k/2][16][2]; k even. Each
+  // output is one chain over k in the order 1, 0, 3, 2, 5, 4, ...
 
-  // y[rows][16 * blocks] = W x of each row, for x[rows][k]; rows 1..kGemvRows, `ldx` and `ldy` apart.
-  void (*gemv[kWeightTypes])(const void* w, size_t blocks, size_t k, const float* x, size_t ldx, float* y, size_t ldy, int rows);
+  // y[rows][16 * blocks] = W x of each row, for x[rows][k]; rows 1..kGemvRows, `ldx` and `ldy`
+  // apart.
+  void (*gemv[kWeightTypes])(const void* w, size_t blocks, size_t k, const float* x, size_t ldx,
+                             float* y, size_t ldy, int rows);
   // Panel columns k0 .. k0+kc of `blocks` (<= 4) packed blocks, widened, in chain order: [kc][64].
-  void (*widen_panel[kWeightTypes])(const void* w, size_t blocks, size_t k, size_t k0, size_t kc, float* panel);
+  void (*widen_panel[kWeightTypes])(const void* w, size_t blocks, size_t k, size_t k0, size_t kc,
+                                    float* panel);
   // x rows -> [kc][kTileRows] in chain order; rows past `rows` (1..kTileRows) are zero.
   void (*pack_rows)(const float* x, size_t ldx, int rows, size_t kc, float* packed);
   // sums += chain over kc of packed[kc][kTileRows] and panel[kc][64].
   void (*tile)(const float* packed, const float* panel, size_t kc, const Tile& sums);
 
-  // Linear layers of the contract bf16: bfloat16 weights, packed as above, and inputs rounded to bfloat16 in pairs: the even
-  // one in the low half of a word. Each output is one chain over k in the same order, of the FMA that VDPBF16PS (Intel
-  // 64 manual, volume 2) computes: rounded to nearest even; denormal operands read as zero, keeping their sign; results
-  // flushed to a zero of their sign where they are tiny after rounding (below 2^-126 when rounded without a lower end
-  // of exponents).
+  // Linear layers of the contract bf16: bfloat16 weights, packed as above, and inputs rounded to
+  // bfloat16 in pairs: the even one in the low half of a word. Each output is one chain over k in
+  // the same order, of the FMA that VDPBF16PS (Intel 64 manual, volume 2) computes: rounded to
+  // nearest even; denormal operands read as zero, keeping their sign; results flushed to a zero of
+  // their sign where they are tiny after rounding (below 2^-126 when rounded without a lower end of
+  // exponents).
 
   // y[k/2] = x[k], rounded to nearest even; denormals to zero, keeping their sign.
   void (*round_pairs)(const float* x, size_t k, uint32_t* y);
   // Like gemv, for x[rows][k/2].
-  void (*gemv_pairs)(const void* w, size_t blocks, size_t k, const uint32_t* x, size_t ldx, float* y, size_t ldy, int rows);
-  // Like pack_rows and tile: rows rounded -> [kc/2][kTileRows]; and a chain over kc of those and as many packed
-  // blocks of k inputs as there are vectors, in place: w is where the first one's column k0 stands.
+  void (*gemv_pairs)(const void* w, size_t blocks, size_t k, const uint32_t* x, size_t ldx,
+                     float* y, size_t ldy, int rows);
+  // Like pack_rows and tile: rows rounded -> [kc/2][kTileRows]; and a chain over kc of those and as
+  // many packed blocks of k inputs as there are vectors, in place: w is where the first one's
+  // column k0 stands.
   void (*pack_pairs)(const float* x, size_t ldx, int rows, size_t kc, uint32_t* packed);
   void (*tile_pairs)(const uint32_t* packed, const void* w, size_t k, size_t kc, const Tile& sums);
-  // The same chain in float32, where that is faster than tile_pairs (AVX2); null elsewhere. pack_rounded: like pack_rows, of
-  // inputs rounded to bfloat16. tile_flushed: like tile, of those and a panel by widen_panel, denormals flushed.
+  // The same chain in float32, where that is faster than tile_pairs (AVX2); null elsewhere.
+  // pack_rounded: like pack_rows, of inputs rounded to bfloat16. tile_flushed: like tile, of those
+  // and a panel by widen_panel, denormals flushed.
   void (*pack_rounded)(const float* x, size_t ldx, int rows, size_t kc, float* packed);
   void (*tile_flushed)(const float* packed, const float* panel, size_t kc, const Tile& sums);
 
-  // Linear layers of the contracts q8 and q4. Inputs are rounded to int8 in blocks of 32: with a the largest magnitude of a
-  // block, scale = a / 127 and q = x (127 / a), each operation rounded to float32, q then to the nearest integer, ties to
-  // even. A block whose a is below 2^-100 is zero, scale 0; one with a NaN or an infinity is zero, scale NaN.
-  // A weight is (u - 128) d in q8 and (u - 8) d in q4, with the float16 d of its block. Each output is one chain over the
-  // blocks: acc = fma(sum of (u - 128) q over the block, d scale, acc), the sum exact, d scale rounded to float32.
-  // Packed weights: [n/16][k/64] strips: d as [2][16]; then u. q8: [2][8][16][4], a line of 64 bytes for each four inputs.
-  // q4: [2][4][16][4], line i holding inputs 4i .. 4i+3 in the low halves of its bytes and 16 more on in the high ones.
+  // Linear layers of the contracts q8 and q4. Inputs are rounded to int8 in blocks of 32: with a
+  // the largest magnitude of a block, scale = a / 127 and q = x (127 / a), each operation rounded
+  // to float32, q then to the nearest integer, ties to even. A block whose a is below 2^-100 is
+  // zero, scale 0; one with a NaN or an infinity is zero, scale NaN. A weight is (u - 128) d in q8
+  // and (u - 8) d in q4, with the float16 d of its block. Each output is one chain over the blocks:
+  // acc = fma(sum of (u - 128) q over the block, d scale, acc), the sum exact, d scale rounded to
+  // float32. Packed weights: [n/16][k/64] strips: d as [2][16]; then u. q8: [2][8][16][4], a line
+  // of 64 bytes for each four inputs. q4: [2][4][16][4], line i holding inputs 4i .. 4i+3 in the
+  // low halves of its bytes and 16 more on in the high ones.
 
   // y[k/32] = x[k], for k a multiple of 32.
   void (*quantize)(const float* x, size_t k, QuantBlock* y);
   // Like gemv, for x[rows][k/32], k a multiple of 64.
-  void (*gemv_q8)(const void* w, size_t blocks, size_t k, const QuantBlock* x, size_t ldx, float* y, size_t ldy, int rows);
-  void (*gemv_q4)(const void* w, size_t blocks, size_t k, const QuantBlock* x, size_t ldx, float* y, size_t ldy, int rows);
+  void (*gemv_q8)(const void* w, size_t blocks, size_t k, const QuantBlock* x, size_t ldx, float* y,
+                  size_t ldy, int rows);
+  void (*gemv_q4)(const void* w, size_t blocks, size_t k, const QuantBlock* x, size_t ldx, float* y,
+                  size_t ldy, int rows);
   // Like pack_rows and tile_pairs; kc a multiple of 64, packed[kc/32].
   void (*pack_quants)(const float* x, size_t ldx, int rows, size_t kc, QuantTile* packed);
   void (*tile_q8)(const QuantTile* packed, const void* w, size_t k, size_t kc, const Tile& sums);
@@ -146,37 +161,40 @@ struct Kernels {
   // Attention of some tiles over one block, and the combination of blocks in order of position:
   //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.
   // Rows whose bit in `seen` is 0 stay as they are; those of `next` are not read.
-  void (*attend[kWeightTypes])(const AttendBlock& block, const AttendTile* tiles, size_t n);  // n > 0
+  void (*attend[kWeightTypes])(const AttendBlock& block, const AttendTile* tiles,
+                               size_t n);  // n > 0
   void (*merge)(const Attended& sums, const Attended& next, size_t ldv, unsigned seen);
   void (*divide)(const float* x, float divisor, float* y, size_t n);  // y = x / divisor
 
-  // y = x (1 / sqrt(mean(x^2) + eps)) w. Sum: 16 lanes, lane i is a chain over x[i], x[i+16], ...; then a tree:
-  // lane i += lane i+8, i+4, i+2, i+1.
+  // y = x (1 / sqrt(mean(x^2) + eps)) w. Sum: 16 lanes, lane i is a chain over x[i], x[i+16], ...;
+  // then a tree: lane i += lane i+8, i+4, i+2, i+1.
   void (*rms_norm)(const float* x, const float* w, float eps, float* y, size_t n);
-  // y = (x - mean) (1 / sqrt(variance + eps)) w + b, each operation rounded; mean = sum(x) / n, then variance =
-  // sum((x - mean)^2) / n, by FMA. Both sums in the lanes and the tree of rms_norm.
+  // y = (x - mean) (1 / sqrt(variance + eps)) w + b, each operation rounded; mean = sum(x) / n,
+  // then variance = sum((x - mean)^2) / n, by FMA. Both sums in the lanes and the tree of rms_norm.
   void (*layer_norm)(const float* x, const float* w, const float* b, float eps, float* y, size_t n);
-  void (*add)(float* y, const float* x, size_t n);               // y += x
-  void (*scale)(float* y, float factor, size_t n);               // y *= factor
-  // Largest errors before the multiplication by `up`, over the sweeps of tests/test_transcendentals.cpp.
-  // silu: 2.40 ULP of the result for gate >= -88; |error| < 2.61e-37 below, where it turns to -0.
-  // gelu: 1.57 ULP of gate (so of the result where it is not small beside it). Both: nan for -inf.
+  void (*add)(float* y, const float* x, size_t n);  // y += x
+  void (*scale)(float* y, float factor, size_t n);  // y *= factor
+  // Largest errors before the multiplication by `up`, over the sweeps of
+  // tests/test_transcendentals.cpp. silu: 2.40 ULP of the result for gate >= -88; |error| <
+  // 2.61e-37 below, where it turns to -0. gelu: 1.57 ULP of gate (so of the result where it is not
+  // small beside it). Both: nan for -inf.
   void (*silu_mul)(const float* gate, const float* up, float* y, size_t n);
   void (*gelu_tanh_mul)(const float* gate, const float* up, float* y, size_t n);
-  void (*gelu_tanh)(const float* x, float* y, size_t n);  // gelu_tanh_mul without the multiplication
+  void (*gelu_tanh)(const float* x, float* y,
+                    size_t n);  // gelu_tanh_mul without the multiplication
   // (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin) for x1 = x[i], x2 = x[half + i].
   void (*rope)(float* x, const float* cos, const float* sin, size_t half);
-  // exp: 0.940 ULP (of the denormal spacing where the result is denormal). exp(-inf) = 0, exp(inf) = inf.
-  // tanh: 1.371 ULP. tanh(+-0) = +-0, tanh(+-inf) = +-1. nan for nan.
+  // exp: 0.940 ULP (of the denormal spacing where the result is denormal). exp(-inf) = 0, exp(inf)
+  // = inf. tanh: 1.371 ULP. tanh(+-0) = +-0, tanh(+-inf) = +-1. nan for nan.
   void (*exp)(const float* x, float* y, size_t n);
   void (*tanh)(const float* x, float* y, size_t n);
   void (*widen[kWeightTypes])(const void* x, float* y, size_t n);  // exact
 
-  // Probes of the machine, for rooflines: read `bytes` once; run `steps` x 16 vector FMAs in registers, or as many of what
-  // the contract bf16 takes two inputs with, and q8 and q4 four.
+  // Probes of the machine, for rooflines: read `bytes` once; run `steps` x 16 vector FMAs in
+  // registers, or as many of what the contract bf16 takes two inputs with, and q8 and q4 four.
   uint64_t (*probe_read)(const void* data, size_t bytes);
-  float (*probe_fma)(size_t steps);  // operations: steps * 16 * 16 lanes * 2
-  float (*probe_dot)(size_t steps);  // operations: steps * 16 * 16 lanes * 4
+  float (*probe_fma)(size_t steps);    // operations: steps * 16 * 16 lanes * 2
+  float (*probe_dot)(size_t steps);    // operations: steps * 16 * 16 lanes * 4
   float (*probe_bytes)(size_t steps);  // operations: steps * 16 * 16 lanes * 8
 };
 
@@ -186,8 +204,8 @@ extern const Kernels kernels_avx512;
 extern const Kernels kernels_avx512vnni;
 extern const Kernels kernels_avx512bf16;
 
-// Whether streams of weights are fetched ahead of their loads: Intel's own prefetchers stop at the end of a 4 KB page and start
-// late; AMD's do better alone (bench/README.md).
+// Whether streams of weights are fetched ahead of their loads: Intel's own prefetchers stop at the
+// end of a 4 KB page and start late; AMD's do better alone (bench/README.md).
 bool streams_are_fetched();
 
 // The table of that name, or null when the name is unknown or this CPU lacks the instructions.
@@ -196,8 +214,9 @@ const Kernels& best_kernels();
 // Names of all tables this CPU can run, slowest first; null-terminated.
 const char* const* kernel_names();
 
-// Sets the floating-point environment that the contract assumes (round to nearest, denormals honoured)
-// in this thread and returns the previous one; a caller built with -ffast-math would change bits otherwise.
+// Sets the floating-point environment that the contract assumes (round to nearest, denormals
+// honoured) in this thread and returns the previous one; a caller built with -ffast-math would
+// change bits otherwise.
 uint64_t enter_float_environment();
 void leave_float_environment(uint64_t previous);
 

@@ -1,8 +1,8 @@
 // A block of the KV cache: keys and values of 64 consecutive positions, of every layer.
 //
-// A block is one page-aligned run of bytes: for each layer, for each kv head, K as [head_dim][64] and then V as
-// [64][head_dim]. Slots of positions that are not in the cache, or that were pruned, are zero, always: the bytes of a
-// block are a function of what is in it, not of its history.
+// A block is one page-aligned run of bytes: for each layer, for each kv head, K as [head_dim][64]
+// and then V as [64][head_dim]. Slots of positions that are not in the cache, or that were pruned,
+// are zero, always: the bytes of a block are a function of what is in it, not of its history.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,8 @@ class MappedFile;
 
 enum class KvType : uint8_t { f32 = 0, bf16 = 1, f16 = 2 };
 const char* kv_type_name(KvType type);
-constexpr int kKvVersion = 1;  // of how keys and values are rounded and laid out; a state carries it
+constexpr int kKvVersion =
+    1;  // of how keys and values are rounded and laid out; a state carries it
 KvType kv_type_of(const std::string& name);  // throws an argument Error for a name that is none
 
 // One key or value element as float32, and back: rounded once, to nearest even.
@@ -38,12 +39,16 @@ struct KvShape {
   KvType type = KvType::f32;
 
   size_t element_size() const { return type == KvType::f32 ? 4 : 2; }
-  size_t head_bytes() const { return static_cast<size_t>(head_dim * kBlockPositions) * element_size(); }  // K or V
+  size_t head_bytes() const {
+    return static_cast<size_t>(head_dim * kBlockPositions) * element_size();
+  }  // K or V
   size_t layer_bytes() const { return static_cast<size_t>(kv_heads) * 2 * head_bytes(); }
   size_t k_offset(int64_t layer, int64_t head) const {
     return static_cast<size_t>(layer * kv_heads + head) * 2 * head_bytes();
   }
-  size_t v_offset(int64_t layer, int64_t head) const { return k_offset(layer, head) + head_bytes(); }
+  size_t v_offset(int64_t layer, int64_t head) const {
+    return k_offset(layer, head) + head_bytes();
+  }
   size_t content_bytes() const { return static_cast<size_t>(layers) * layer_bytes(); }
   size_t block_bytes() const { return (content_bytes() + 4095) / 4096 * 4096; }  // whole pages
   bool operator==(const KvShape&) const = default;
@@ -65,12 +70,14 @@ struct SavedBlock {
   std::shared_ptr<const MappedFile> mapping;  // null: the bytes are in memory
 };
 
-// 64 positions: memory of its cache alone, which that may write to, or bytes that never change: shared by several caches, or of
-// a file. Those of a file are compared with their digests, a layer at a time, before their first use.
+// 64 positions: memory of its cache alone, which that may write to, or bytes that never change:
+// shared by several caches, or of a file. Those of a file are compared with their digests, a layer
+// at a time, before their first use.
 class KvBlock {
  public:
   // Memory; `owner` keeps it alive.
-  KvBlock(std::byte* data, std::shared_ptr<const void> owner) : data_(data), owner_(std::move(owner)) {}
+  KvBlock(std::byte* data, std::shared_ptr<const void> owner)
+      : data_(data), owner_(std::move(owner)) {}
   // Bytes of a file that were not looked at yet.
   KvBlock(const std::byte* data, std::shared_ptr<const void> owner, SavedBlock saved);
 
@@ -78,16 +85,20 @@ class KvBlock {
   // The file that the bytes are of; null for memory.
   const SavedBlock* saved() const { return saved_.get(); }
   // The same bytes of a file, not looked at.
-  std::shared_ptr<KvBlock> unlooked() const { return std::make_shared<KvBlock>(data_, owner_, *saved_); }
+  std::shared_ptr<KvBlock> unlooked() const {
+    return std::make_shared<KvBlock>(data_, owner_, *saved_);
+  }
 
-  // Whether several caches have it, or had it: then it never changes any more. A mark rather than a count of owners, because a
-  // count that has fallen does not tell that the reads of the others are over.
+  // Whether several caches have it, or had it: then it never changes any more. A mark rather than a
+  // count of owners, because a count that has fallen does not tell that the reads of the others are
+  // over.
   bool shared() const { return shared_.load(std::memory_order_relaxed); }
   void mark_shared() const {
     if (!shared()) shared_.store(true, std::memory_order_relaxed);
   }
 
-  // Whether a layer's part is as it was saved; looked at once, at the first call. Any thread may ask.
+  // Whether a layer's part is as it was saved; looked at once, at the first call. Any thread may
+  // ask.
   bool check(const KvShape& shape, int64_t layer) const;
   // The same, without looking twice: false also when another thread is looking just now.
   bool known_good(const KvShape& shape, int64_t layer) const;

@@ -13,9 +13,10 @@
 
 namespace stet {
 
-// [rows][columns], y = W x. Packed as DESIGN's numeric contract says: 16 outputs side by side, inputs in pairs
-// (16-bit weights: [rows/16][columns/2][16][2]; float32: [rows/16][columns][16]); quantized ones in strips of 64 inputs, as
-// kernels.hpp says. Rows are padded to 16 and columns to depth() with zeros. The same bytes serve every instruction set.
+// [rows][columns], y = W x. Packed as DESIGN's numeric contract says: 16 outputs side by side,
+// inputs in pairs (16-bit weights: [rows/16][columns/2][16][2]; float32: [rows/16][columns][16]);
+// quantized ones in strips of 64 inputs, as kernels.hpp says. Rows are padded to 16 and columns to
+// depth() with zeros. The same bytes serve every instruction set.
 class Matrix {
  public:
   Matrix() = default;
@@ -23,11 +24,13 @@ class Matrix {
   Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads);
   // The matrix whose transpose, [columns][rows], is stored.
   static Matrix transposed(const TensorView& tensor, int threads);
-  // Packed bytes that someone else owns, at an address that is a multiple of 64: packed_bytes(type, rows, columns) of them.
-  static Matrix packed(WeightType type, size_t rows, size_t columns, const std::byte* bytes, std::shared_ptr<const void> owner);
+  // Packed bytes that someone else owns, at an address that is a multiple of 64: packed_bytes(type,
+  // rows, columns) of them.
+  static Matrix packed(WeightType type, size_t rows, size_t columns, const std::byte* bytes,
+                       std::shared_ptr<const void> owner);
   static size_t packed_bytes(WeightType type, size_t rows, size_t columns);
-  // The same weights rounded to `to`, q8 or q4 (src/quantize.hpp). Throws an unsupported Error for weights that are not
-  // finite, or too large for a scale in float16.
+  // The same weights rounded to `to`, q8 or q4 (src/quantize.hpp). Throws an unsupported Error for
+  // weights that are not finite, or too large for a scale in float16.
   Matrix quantized(WeightType to, int threads) const;
 
   size_t rows() const { return rows_; }
@@ -44,11 +47,13 @@ class Matrix {
 
  private:
   Matrix(WeightType type, size_t rows, size_t columns);
-  size_t element_size() const { return type_ == WeightType::f32 ? 4 : 2; }  // of those that are not quantized
+  size_t element_size() const {
+    return type_ == WeightType::f32 ? 4 : 2;
+  }  // of those that are not quantized
 
   size_t rows_ = 0, columns_ = 0;
   WeightType type_ = WeightType::f32;
-  Memory memory_;                      // empty when others own the bytes
+  Memory memory_;  // empty when others own the bytes
   std::shared_ptr<const void> owner_;
   const std::byte* data_ = nullptr;
 };

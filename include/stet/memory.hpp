@@ -1,5 +1,5 @@
-// Large zero-initialised memory straight from the system: page-aligned, committed when touched, in 2 MB pages
-// where the system gives them.
+// Large zero-initialised memory straight from the system: page-aligned, committed when touched, in
+// 2 MB pages where the system gives them.
 #pragma once
 
 #include <cstddef>

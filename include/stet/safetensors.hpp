@@ -43,9 +43,9 @@ class SafeTensors {
 
 inline constexpr const char* kPackedName = "packed.safetensors";
 
-// The weights of a checkpoint: packed.safetensors where there is one, else model.safetensors, or the shards that
-// model.safetensors.index.json lists in its weight_map. Files of a directory are mapped, so opening costs the headers alone.
-// Views live as long as it does.
+// The weights of a checkpoint: packed.safetensors where there is one, else model.safetensors, or
+// the shards that model.safetensors.index.json lists in its weight_map. Files of a directory are
+// mapped, so opening costs the headers alone. Views live as long as it does.
 class Checkpoint {
  public:
   static Checkpoint open(const std::string& directory);
@@ -67,7 +67,9 @@ class Checkpoint {
 
   // Whether the weights are packed already (packed.hpp), and what the file says of them.
   bool packed() const { return packed_; }
-  const std::map<std::string, std::string>& metadata() const { return shards_.front()->tensors.metadata(); }
+  const std::map<std::string, std::string>& metadata() const {
+    return shards_.front()->tensors.metadata();
+  }
   // The owner of a tensor's bytes, for views that outlive the checkpoint.
   std::shared_ptr<const void> owner_of(const std::string& name) const;
 

@@ -40,9 +40,10 @@ struct SamplingSettings {
   bool operator==(const SamplingSettings&) const = default;
 };
 
-// The natural logarithm of a token's probability under the softmax of these logits: the model's own distribution, at
-// temperature 1, before the penalty and every filter. logits [vocab_size], finite or -inf, at least one finite; id one of them.
-// Summed in double in the order of the ids: the same bits on every machine.
+// The natural logarithm of a token's probability under the softmax of these logits: the model's own
+// distribution, at temperature 1, before the penalty and every filter. logits [vocab_size], finite
+// or -inf, at least one finite; id one of them. Summed in double in the order of the ids: the same
+// bits on every machine.
 double log_probability(std::span<const float> logits, int32_t id);
 
 // Holds scratch memory and nothing else: a token is a pure function of settings, logits, previous

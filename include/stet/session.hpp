@@ -19,13 +19,14 @@ namespace stet {
 // How to compute. No choice here changes a bit of the result, but for `contract`.
 struct ComputeOptions {
   Contract contract = Contract::f32;  // bf16: for checkpoints whose matrices are all bfloat16
-  int threads = 0;        // 0: all processors this process may run on
-  std::string isa;        // a name of kernel_names(); empty: the best this CPU has
-  int64_t chunk = 512;    // tokens processed at once, of all sessions of a batch together
+  int threads = 0;                    // 0: all processors this process may run on
+  std::string isa;                    // a name of kernel_names(); empty: the best this CPU has
+  int64_t chunk = 512;  // tokens processed at once, of all sessions of a batch together
 };
 
 struct SessionOptions {
-  int64_t capacity = 0;   // positions; 0: the model's max_position_embeddings, which it may not exceed
+  int64_t capacity =
+      0;  // positions; 0: the model's max_position_embeddings, which it may not exceed
   KvType kv_type = KvType::f32;
   ComputeOptions compute;
 };
@@ -35,7 +36,8 @@ StateOrigin origin_of(const Model& model, Contract contract);
 
 // Called for consecutive rows: `logits` are those of positions first .. first + logits.count - 1.
 using LogitSink = std::function<void(int64_t first, Rows logits)>;
-// Called for consecutive rows of hidden state `index` (0: embedding; i: after layer i; the last: after the norm).
+// Called for consecutive rows of hidden state `index` (0: embedding; i: after layer i; the last:
+// after the norm).
 using HiddenSink = std::function<void(size_t index, int64_t first, Rows hidden)>;
 // Called after every chunk with the number of tokens of this call processed so far.
 using Progress = std::function<void(int64_t done)>;
@@ -65,47 +67,53 @@ struct BatchEntry {
   std::span<const int32_t> ids;
 };
 
-// Every session goes on by its tokens, and all of them by the same passes over the weights: prompts and single tokens may be
-// mixed. Each session afterwards has the bits that an append() of its own would have given it (not under f32_blas).
-// Sessions may differ in length, capacity and kv type, and may be forks of one another. How to compute (isa, threads, chunk)
-// is up to the first; nothing but the calling thread may use any of them meanwhile.
-// Throws an argument Error for sessions of different models or contracts, for one that stands twice and for an entry without
-// tokens, and what append() throws; where an entry is at fault, the field begins with its place ("batch[2]: tokens").
-// Whatever is thrown, all sessions are as they were.
+// Every session goes on by its tokens, and all of them by the same passes over the weights: prompts
+// and single tokens may be mixed. Each session afterwards has the bits that an append() of its own
+// would have given it (not under f32_blas). Sessions may differ in length, capacity and kv type,
+// and may be forks of one another. How to compute (isa, threads, chunk) is up to the first; nothing
+// but the calling thread may use any of them meanwhile. Throws an argument Error for sessions of
+// different models or contracts, for one that stands twice and for an entry without tokens, and
+// what append() throws; where an entry is at fault, the field begins with its place ("batch[2]:
+// tokens"). Whatever is thrown, all sessions are as they were.
 void append(std::span<const BatchEntry> batch);
 
-// Blocks of one file that were no longer what was saved there, and that a session has computed again.
+// Blocks of one file that were no longer what was saved there, and that a session has computed
+// again.
 struct HealedBlocks {
   std::string file;
   std::vector<int64_t> blocks;
   int64_t tokens = 0;  // that were processed for it
 
-  std::string text() const;  // "s.stet: KV blocks 0, 3 were not what was saved: computed again from 128 tokens"
+  std::string text()
+      const;  // "s.stet: KV blocks 0, 3 were not what was saved: computed again from 128 tokens"
 };
 
-// A session whose blocks lie in a mapped file heals itself: where that file is cut off, overwritten or unreadable, the blocks
-// that are no longer what was saved are computed again from the session's own tokens, exactly, within the call that finds out.
-// The bytes decide: a file that is merely touched changes nothing. Calls that can find out throw a format Error, and leave the
-// session as it was, where that is impossible: keys or values were edited (State::edits), or come from BLAS.
+// A session whose blocks lie in a mapped file heals itself: where that file is cut off, overwritten
+// or unreadable, the blocks that are no longer what was saved are computed again from the session's
+// own tokens, exactly, within the call that finds out. The bytes decide: a file that is merely
+// touched changes nothing. Calls that can find out throw a format Error, and leave the session as
+// it was, where that is impossible: keys or values were edited (State::edits), or come from BLAS.
 class Session {
  public:
-  // Throws an argument Error for options out of range, or an isa that this CPU lacks; an unsupported Error for a contract
-  // that this model's weights are not for (Model::check_contract).
+  // Throws an argument Error for options out of range, or an isa that this CPU lacks; an
+  // unsupported Error for a contract that this model's weights are not for (Model::check_contract).
   explicit Session(std::shared_ptr<const Model> model, const SessionOptions& options = {});
-  // Goes on from a state of this model; of the options, only `compute` counts. Throws a mismatch Error for a state of another
-  // contract or model (State::origin), an argument Error for one whose cache has another shape, or whose tokens are not of the
-  // model's vocabulary.
+  // Goes on from a state of this model; of the options, only `compute` counts. Throws a mismatch
+  // Error for a state of another contract or model (State::origin), an argument Error for one whose
+  // cache has another shape, or whose tokens are not of the model's vocabulary.
   Session(std::shared_ptr<const Model> model, State state, const SessionOptions& options);
 
-  // Tokens go through the model after those already there. Throws an argument Error for an id outside the
-  // vocabulary and a capacity Error when they do not fit; either leaves the session as it was. With sinks, every
-  // row is handed out; an exception that a sink throws leaves the session as it was, too. A sink may read tokens()
-  // and kv() (the chunks before its own); changing, copying or asking logits of the session is an argument Error.
-  void append(std::span<const int32_t> ids, const LogitSink& logits = nullptr, const HiddenSink& hidden = nullptr,
-              const Progress& progress = nullptr);
-  // Drops all tokens from position `size` on. Exact: what follows is as if they had never been. A turn that is cut
-  // is open again; text of its reply then begins at the next token. Throws an argument Error for a position that is not
-  // there, or that is not after the last prune (State::floor): what it saw is gone.
+  // Tokens go through the model after those already there. Throws an argument Error for an id
+  // outside the vocabulary and a capacity Error when they do not fit; either leaves the session as
+  // it was. With sinks, every row is handed out; an exception that a sink throws leaves the session
+  // as it was, too. A sink may read tokens() and kv() (the chunks before its own); changing,
+  // copying or asking logits of the session is an argument Error.
+  void append(std::span<const int32_t> ids, const LogitSink& logits = nullptr,
+              const HiddenSink& hidden = nullptr, const Progress& progress = nullptr);
+  // Drops all tokens from position `size` on. Exact: what follows is as if they had never been. A
+  // turn that is cut is open again; text of its reply then begins at the next token. Throws an
+  // argument Error for a position that is not there, or that is not after the last prune
+  // (State::floor): what it saw is gone.
   void rewind(int64_t size);
   // A second session that shares every full block with this one and goes its own way.
   Session fork() const;
@@ -121,10 +129,11 @@ class Session {
   int64_t size() const { return state_.size(); }
   int64_t drawn() const { return state_.drawn(); }
   int64_t capacity() const { return state_.kv.capacity(); }
-  // What every full block is called (identity.hpp): of a state that its tokens give, nothing is looked at but those.
+  // What every full block is called (identity.hpp): of a state that its tokens give, nothing is
+  // looked at but those.
   std::vector<BlockIdentity> block_identities();
-  // Logits that follow the last token, [vocab_size]; empty when there are no tokens. After a rewind they are
-  // computed here, by processing the last token again; keys and values stay as they are.
+  // Logits that follow the last token, [vocab_size]; empty when there are no tokens. After a rewind
+  // they are computed here, by processing the last token again; keys and values stay as they are.
   std::span<const float> logits();
 
   GenerationState& generation() { return state_.generation; }
@@ -143,7 +152,8 @@ class Session {
   const std::shared_ptr<const Model>& shared_model() const { return model_; }
   const KvCache& kv() const { return state_.kv; }
   const ComputeOptions& compute() const { return compute_; }
-  // Throws what the constructor does, and a mismatch Error for another contract while there are tokens.
+  // Throws what the constructor does, and a mismatch Error for another contract while there are
+  // tokens.
   void set_compute(const ComputeOptions& compute);
 
  private:
@@ -163,14 +173,17 @@ class Session {
   Session(const Session& other);  // fork() is the only copy
   static void advance(std::span<const BatchEntry> batch, const Sinks& sinks);
   static void begin_entry(std::span<const BatchEntry> batch, size_t index);
-  static void run_pass(std::span<const BatchEntry> batch, size_t most, Workspace& w, const Sinks& sinks);
-  static void hand_out(const Session& session, const Pass& pass, const Workspace& w, const Sinks& sinks);
+  static void run_pass(std::span<const BatchEntry> batch, size_t most, Workspace& w,
+                       const Sinks& sinks);
+  static void hand_out(const Session& session, const Pass& pass, const Workspace& w,
+                       const Sinks& sinks);
   static void compute_logits(std::span<const BatchEntry> batch, const Pass& pass, Workspace& w);
   static void finish(std::span<const BatchEntry> batch, Workspace& w);
   void begin(const Session& first, std::span<const int32_t> ids);
   std::shared_ptr<std::vector<float>> logits_room() const;
   void undo();
-  static void run_until_sound(std::span<const BatchEntry> batch, size_t first_entry, const Pass& pass, const Workspace& w);
+  static void run_until_sound(std::span<const BatchEntry> batch, size_t first_entry,
+                              const Pass& pass, const Workspace& w);
   void run_head(const Pass& pass, Rows hidden, Rows logits) const;
   void refuse_in_sink(const char* call) const;
   void cut(int64_t to);
@@ -185,8 +198,9 @@ class Session {
   ComputeOptions compute_;  // how, not what
   State state_;             // what
   Growth growth_;
-  SharedMark logits_shared_;                   // somebody else may hold state_.logits
-  std::shared_ptr<std::vector<float>> spare_;  // logits of the token before, which nobody else holds
+  SharedMark logits_shared_;  // somebody else may hold state_.logits
+  std::shared_ptr<std::vector<float>>
+      spare_;  // logits of the token before, which nobody else holds
   std::vector<HealedBlocks> healed_;
 };
 

@@ -17,8 +17,8 @@ struct Sha256 {
 };
 
 Sha256 sha256_of(std::span<const std::byte> bytes);
-std::string sha256_text(const Sha256& hash);                 // "sha256:" and 64 hex digits
-bool parse_sha256(const std::string& text, Sha256* hash);    // its inverse; false for another text
+std::string sha256_text(const Sha256& hash);               // "sha256:" and 64 hex digits
+bool parse_sha256(const std::string& text, Sha256* hash);  // its inverse; false for another text
 
 // The hash of bytes that come in pieces; equal to sha256_of all of them.
 class RunningSha256 {

@@ -56,13 +56,15 @@ class Tokenizer {
   // no tokenizer.
   static std::vector<std::string> files_of(const FileSource& source);
 
-  // The same from bytes, as files() gives them; `where` prefixes file names in errors ("DIR/", "s.stet: TOKENIZER: ").
+  // The same from bytes, as files() gives them; `where` prefixes file names in errors ("DIR/",
+  // "s.stet: TOKENIZER: ").
   static std::shared_ptr<const Tokenizer> load_from_files(Files files,
                                                           const std::string& where = "");
 
   // What load_from_files needs to build this tokenizer again.
   const Files& files() const;
-  // Throws an io Error where one of them is not the own file of the source it was loaded from (FileSource::check_own).
+  // Throws an io Error where one of them is not the own file of the source it was loaded from
+  // (FileSource::check_own).
   void check_own_files() const;
 
   // The token ids of a text. Added tokens found in it ("<start_of_turn>") become their ids. With
@@ -74,10 +76,11 @@ class Tokenizer {
   // PCRE2's limits, a word has 2 GiB).
   std::vector<int32_t> encode(std::string_view text, Bos bos = Bos::automatic,
                               bool special_in_text = true) const;
-  // The same where parts of the text alone are of unknown origin, as in a rendered chat template: nothing that
-  // touches one of the `plain` ranges becomes a mark. Words go across the edges of ranges as if there were none.
-  // `continued`: the text goes on from another, so that no space is put before it. Throws Error: argument for ranges that
-  // overlap, are out of order, or beyond the text.
+  // The same where parts of the text alone are of unknown origin, as in a rendered chat template:
+  // nothing that touches one of the `plain` ranges becomes a mark. Words go across the edges of
+  // ranges as if there were none. `continued`: the text goes on from another, so that no space is
+  // put before it. Throws Error: argument for ranges that overlap, are out of order, or beyond the
+  // text.
   std::vector<int32_t> encode(std::string_view text, Bos bos, std::span<const TextRange> plain,
                               bool continued = false) const;
 
@@ -100,20 +103,21 @@ class Tokenizer {
   // Left out by skip_special. False for ids out of range.
   bool is_special(int32_t id) const;
 
-  // The Jinja source, or "". With `name`, that of the templates of this name which tokenizer_config.json lists
-  // ("tool_use"), or "".
+  // The Jinja source, or "". With `name`, that of the templates of this name which
+  // tokenizer_config.json lists ("tool_use"), or "".
   std::string_view chat_template(std::string_view name = "") const;
-  // The named special tokens of tokenizer_config.json and their texts, as chat templates see them: bos_token,
-  // eos_token, unk_token, sep_token, pad_token, cls_token, mask_token, further ones of extra_special_tokens; and once
-  // for each of its tokens, additional_special_tokens. Without that file: bos_token and eos_token of the vocabulary.
+  // The named special tokens of tokenizer_config.json and their texts, as chat templates see them:
+  // bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token, further ones of
+  // extra_special_tokens; and once for each of its tokens, additional_special_tokens. Without that
+  // file: bos_token and eos_token of the vocabulary.
   const std::vector<std::pair<std::string, std::string>>& special_tokens() const;
 
   // "xxh3:" and 32 hex digits, XXH3-128 over everything that decides ids and text. Each part is
   // hashed as its length (8 bytes, little-endian) and its bytes, in this order: the kind ("bpe" or
-  // "sentencepiece"); per id its piece; the merges, or the scores and types of pieces and the bytes of
-  // the character map, as little-endian 32-bit words; per added token, by id: id, flags, text; the settings as JSON with
-  // sorted keys and no spaces; the chat template. Whitespace, key order and unused fields of the
-  // files do not change it.
+  // "sentencepiece"); per id its piece; the merges, or the scores and types of pieces and the bytes
+  // of the character map, as little-endian 32-bit words; per added token, by id: id, flags, text;
+  // the settings as JSON with sorted keys and no spaces; the chat template. Whitespace, key order
+  // and unused fields of the files do not change it.
   std::string fingerprint() const;
 
   ~Tokenizer();

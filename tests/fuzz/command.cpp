@@ -1,5 +1,5 @@
-// The command as a whole, on a forged snapshot: what it prints is text without control characters, an error is one line, and it
-// ends with a status that it documents.
+// The command as a whole, on a forged snapshot: what it prints is text without control characters,
+// an error is one line, and it ends with a status that it documents.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -19,7 +19,9 @@ namespace {
 // A standard stream that goes elsewhere for a while.
 class Redirected {
  public:
-  Redirected(int stream, int to) : stream_(stream), before_(::fcntl(stream, F_DUPFD_CLOEXEC, 10)) { ::dup2(to, stream); }
+  Redirected(int stream, int to) : stream_(stream), before_(::fcntl(stream, F_DUPFD_CLOEXEC, 10)) {
+    ::dup2(to, stream);
+  }
   Redirected(const Redirected&) = delete;
   Redirected& operator=(const Redirected&) = delete;
   ~Redirected() {
@@ -44,7 +46,8 @@ Printed run(std::vector<std::string> words) {
   const fuzz::MemoryFile in(""), out(""), err("");
   int status = 0;
   {
-    const Redirected input(0, in.descriptor()), output(1, out.descriptor()), errors(2, err.descriptor());
+    const Redirected input(0, in.descriptor()), output(1, out.descriptor()),
+        errors(2, err.descriptor());
     status = tool::run_command(static_cast<int>(words.size()), argv.data());
   }
   return {status, out.content(), err.content()};
@@ -63,10 +66,16 @@ bool has_controls(const std::string& text) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const fuzz::MemoryFile memory(fuzz::text_of(data, size));
-  const std::string file = memory.path(), made = fuzz::scratch_path(), model = fuzz::model_directory();
+  const std::string file = memory.path(), made = fuzz::scratch_path(),
+                    model = fuzz::model_directory();
   std::vector<std::vector<std::string>> lines = {
-      {"inspect", file}, {"inspect", "--json", file}, {"check", file}, {"diff", file, file}, {"convert", file, "-o", made},
-      {"convert", file, "-o", made, "--form", "recipe"}, {"prune", file, "-o", made, "--keep-last", "8"},
+      {"inspect", file},
+      {"inspect", "--json", file},
+      {"check", file},
+      {"diff", file, file},
+      {"convert", file, "-o", made},
+      {"convert", file, "-o", made, "--form", "recipe"},
+      {"prune", file, "-o", made, "--keep-last", "8"},
       {"prune", file, "-o", made, "--keep-last", "8", "--positions", "shift"}};
   // Loading a model takes longer than all of these, and fuzz_snapshot uses one for every input.
   if (data[size - 1] % 16 == 0) {
@@ -79,7 +88,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (p.status == 0) ++fuzz::tally.accepted;
     fuzz::must(p.status >= 0 && p.status <= 2, "a status that is documented");
     fuzz::must(!has_controls(p.err), "no control characters on stderr");
-    fuzz::must(line[0] == "resume" || !has_controls(p.out), "no control characters in what is said of a file");
+    fuzz::must(line[0] == "resume" || !has_controls(p.out),
+               "no control characters in what is said of a file");
   }
   return 0;
 }

@@ -34,7 +34,8 @@ const Tokenizer& tokenizer() {
 }
 
 MemoryFile::MemoryFile(std::string_view bytes) : fd_(::memfd_create("snapshot", MFD_CLOEXEC)) {
-  must(fd_ >= 0 && ::write(fd_, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()), "memory");
+  must(fd_ >= 0 && ::write(fd_, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()),
+       "memory");
 }
 
 MemoryFile::~MemoryFile() { ::close(fd_); }
@@ -104,7 +105,8 @@ class Seeds {
     blocks.set_key(0, 0, 3, key);
     keep(blocks);
     for (const char* old : {"v1", "v2-full", "v2-compressed", "v2-shifted", "v2-edited"}) {
-      files_.push_back(read_text_file(std::string(STET_ROOT "/tests/data/snapshots/") + old + ".stet", size_t{1} << 20));
+      files_.push_back(read_text_file(
+          std::string(STET_ROOT "/tests/data/snapshots/") + old + ".stet", size_t{1} << 20));
     }
   }
   const std::string& at(size_t i) const { return files_[i % files_.size()]; }
@@ -123,25 +125,32 @@ const std::string& seed_file(size_t i) {
   return seeds.at(i);
 }
 
-void put_digest(std::string& file, size_t at, const Digest& d) { file.replace(at, 16, test::le(d)); }
+void put_digest(std::string& file, size_t at, const Digest& d) {
+  file.replace(at, 16, test::le(d));
+}
 
 // Digests of the sections, of the table and of the header, wherever the table says that they are.
 void sign(std::string& file) {
   const std::string_view view = file;
-  const size_t header = view.size() < 12 ? SIZE_MAX : SnapshotImage::header_bytes(get_le(view, 8, 4)), digest_at = header - 16;
+  const size_t header =
+                   view.size() < 12 ? SIZE_MAX : SnapshotImage::header_bytes(get_le(view, 8, 4)),
+               digest_at = header - 16;
   if (view.size() < header) return;
   const size_t entries = std::min<size_t>(get_le(view, 40, 4), (file.size() - header) / kEntry);
   Digest blocks;
   for (size_t i = 0; i < entries; ++i) {
-    const size_t at = header + i * kEntry, offset = get_le(view, at + 8, 8), size = get_le(view, at + 16, 8);
+    const size_t at = header + i * kEntry, offset = get_le(view, at + 8, 8),
+                 size = get_le(view, at + 16, 8);
     if (offset > file.size() || size > file.size() - offset) continue;
     const std::string_view content = view.substr(offset, size), name = view.substr(at, 8);
     const bool archive = name == "TOKENIZR" || name.starts_with("WEIGHTS");
-    const Digest d = digest_of(std::as_bytes(std::span(archive ? test::archive_index(content) : content)));
+    const Digest d =
+        digest_of(std::as_bytes(std::span(archive ? test::archive_index(content) : content)));
     if (view.substr(at, 7) == std::string_view("BLOCKS\0", 7)) blocks = d;
     put_digest(file, at + 32, view.substr(at, 3) == std::string_view("KV\0", 3) ? blocks : d);
   }
-  put_digest(file, kTableDigestAt, digest_of(std::as_bytes(std::span(view.substr(header, entries * kEntry)))));
+  put_digest(file, kTableDigestAt,
+             digest_of(std::as_bytes(std::span(view.substr(header, entries * kEntry)))));
   put_digest(file, digest_at, digest_of(std::as_bytes(std::span(view.substr(0, digest_at)))));
 }
 
@@ -164,7 +173,8 @@ std::string mutated(std::string bytes) {
   return bytes;
 }
 
-// One section has other content, another place, another name, or is gone; blocks keep digests that are right.
+// One section has other content, another place, another name, or is gone; blocks keep digests that
+// are right.
 std::string with_other_section(std::string_view file, std::minstd_rand& random) {
   SnapshotImage image = SnapshotImage::parse(file);
   if (image.sections.empty()) return seed_file(random());
@@ -172,13 +182,26 @@ std::string with_other_section(std::string_view file, std::minstd_rand& random) 
   const size_t i = random() % image.sections.size(), j = random() % image.sections.size();
   SnapshotImage::Section& section = image.sections[i];
   switch (random() % 16) {
-    case 0: std::swap(section, image.sections[j]); break;
-    case 1: section = image.sections[j]; break;
-    case 2: image.sections.erase(image.sections.begin() + static_cast<int64_t>(i)); break;
-    case 3: section.name = mutated(section.name).substr(0, 8); break;
-    case 4: section.flags ^= 1u << random() % 32; break;
-    case 5: section.encoding ^= 1u << random() % 32; break;
-    default: section.content = mutated(section.content);
+    case 0:
+      std::swap(section, image.sections[j]);
+      break;
+    case 1:
+      section = image.sections[j];
+      break;
+    case 2:
+      image.sections.erase(image.sections.begin() + static_cast<int64_t>(i));
+      break;
+    case 3:
+      section.name = mutated(section.name).substr(0, 8);
+      break;
+    case 4:
+      section.flags ^= 1u << random() % 32;
+      break;
+    case 5:
+      section.encoding ^= 1u << random() % 32;
+      break;
+    default:
+      section.content = mutated(section.content);
   }
   std::string *kv = nullptr, *blocks = nullptr;
   for (SnapshotImage::Section& s : image.sections) {
@@ -189,7 +212,8 @@ std::string with_other_section(std::string_view file, std::minstd_rand& random) 
   if (kv != nullptr && count > 0 && kv->size() % count == 0 && random() % 4 != 0) {
     const size_t each = kv->size() / count;
     blocks->clear();
-    for (size_t b = 0; b < count; ++b) *blocks += test::digest_bytes(std::string_view(*kv).substr(b * each, each));
+    for (size_t b = 0; b < count; ++b)
+      *blocks += test::digest_bytes(std::string_view(*kv).substr(b * each, each));
   }
   return image.build();
 }
@@ -215,7 +239,8 @@ const std::string& scratch_path() {
 
 }  // namespace stet::fuzz
 
-extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
+                                          unsigned seed) {
   using namespace stet::fuzz;
   std::minstd_rand random(seed);
   random();

@@ -1,5 +1,5 @@
-// Snapshots that mean harm: files that stet wrote, changed part by part, with digests that are right again. Whatever includes this
-// gets the mutator that makes them.
+// Snapshots that mean harm: files that stet wrote, changed part by part, with digests that are
+// right again. Whatever includes this gets the mutator that makes them.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,6 @@
-// What the fuzz targets share. A target hands bytes to a reader and uses all that comes out. The reader may refuse
-// them with a stet::Error of one line; any other exception, a sanitizer's report, a hang or a huge allocation is a find.
+// What the fuzz targets share. A target hands bytes to a reader and uses all that comes out. The
+// reader may refuse them with a stet::Error of one line; any other exception, a sanitizer's report,
+// a hang or a huge allocation is a find.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,8 @@
 
 namespace stet::fuzz {
 
-// Counts what was accepted, and tells it at the end: a target that accepts nothing tests too little.
+// Counts what was accepted, and tells it at the end: a target that accepts nothing tests too
+// little.
 struct Tally {
   size_t accepted = 0;
   ~Tally() { std::fprintf(stderr, "accepted %zu inputs\n", accepted); }
@@ -38,7 +40,9 @@ int read_and_use(Use use) {
   return 0;
 }
 
-inline std::string_view text_of(const uint8_t* data, size_t size) { return {reinterpret_cast<const char*>(data), size}; }
+inline std::string_view text_of(const uint8_t* data, size_t size) {
+  return {reinterpret_cast<const char*>(data), size};
+}
 
 // Reads every byte, so that a view that leaves its file is seen.
 inline void touch(std::span<const std::byte> bytes) {

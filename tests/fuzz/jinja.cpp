@@ -16,7 +16,8 @@ jinja::Variables variables_of(std::string_view json) {
   int origin = 0;
   jinja::Variables all = {{"x", jinja::Value::string("<x>", 100)}};
   const jinja::Value value = jinja::Value::from_json(json, "variables");
-  for (const auto& [name, member] : value.members()) all.emplace_back(name, member.marked(origin++));
+  for (const auto& [name, member] : value.members())
+    all.emplace_back(name, member.marked(origin++));
   return all;
 }
 
@@ -24,7 +25,8 @@ void check(const jinja::Text& text) {
   fuzz::must(utf8_valid(text.bytes), "text is UTF-8");
   size_t last = 0;
   for (const jinja::Mark& mark : text.marks) {
-    fuzz::must(mark.begin >= last && mark.begin < mark.end && mark.end <= text.bytes.size(), "marks are in order");
+    fuzz::must(mark.begin >= last && mark.begin < mark.end && mark.end <= text.bytes.size(),
+               "marks are in order");
     fuzz::must(mark.origin >= 0, "a mark has an origin");
     last = mark.end;
   }
@@ -37,9 +39,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t split = std::min(input.find(kSplit), size);
   return fuzz::read_and_use([&] {
     const jinja::Program program = jinja::Program::parse(input.substr(0, split), "template");
-    const jinja::Variables variables = variables_of(split < size ? input.substr(split + kSplit.size()) : "{}");
+    const jinja::Variables variables =
+        variables_of(split < size ? input.substr(split + kSplit.size()) : "{}");
     jinja::RenderOptions options;
-    options.limits = {.steps = 100'000, .memory = size_t{16} << 20, .output = size_t{4} << 20, .depth = 300};
+    options.limits = {
+        .steps = 100'000, .memory = size_t{16} << 20, .output = size_t{4} << 20, .depth = 300};
     const jinja::Text text = program.render(variables, options);
     check(text);
     fuzz::must(program.render(variables, options) == text, "a template renders the same again");

@@ -11,8 +11,10 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 
 using namespace stet;
 
-// Changes the JSON and keeps its length right, which a change that knows nothing of it seldom does; or changes anything.
-extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
+// Changes the JSON and keeps its length right, which a change that knows nothing of it seldom does;
+// or changes anything.
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
+                                          unsigned seed) {
   ByteReader reader(std::as_bytes(std::span(data, size)), "");
   const size_t header = size < 8 ? size : reader.u64("");
   if (seed % 4 == 0 || size < 8 || header > size - 8) return LLVMFuzzerMutate(data, size, max_size);
@@ -36,6 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       end = t.bytes.data() + t.bytes.size();
       fuzz::touch(t.bytes);
     }
-    fuzz::must(end == nullptr || end == bytes.data() + bytes.size(), "the last tensor ends the file");
+    fuzz::must(end == nullptr || end == bytes.data() + bytes.size(),
+               "the last tensor ends the file");
   });
 }

@@ -15,9 +15,12 @@ void use_restored(const Snapshot& snapshot) {
   one_thread.compute.threads = 1;
   Session session = snapshot.restore(fuzz::model(), snapshot.meta().tokenizer, one_thread);
   const StateDigests found = digests_of(session), saved = snapshot.digests();
-  const bool renamed = snapshot.origin().model.starts_with("xxh3:");  // by a model that format version 2 called otherwise
-  const bool kv = found.kv == saved.kv || snapshot.version() == 1;  // which had digests of whole blocks
-  fuzz::must(kv && found.logits == saved.logits && (renamed || found.state == saved.state), "the state that was saved");
+  const bool renamed = snapshot.origin().model.starts_with(
+      "xxh3:");  // by a model that format version 2 called otherwise
+  const bool kv =
+      found.kv == saved.kv || snapshot.version() == 1;  // which had digests of whole blocks
+  fuzz::must(kv && found.logits == saved.logits && (renamed || found.state == saved.state),
+             "the state that was saved");
   GenerateOptions two;
   two.max_tokens = 2;
   two.ignore_eos = true;
@@ -32,11 +35,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return fuzz::read_and_use([&] {
     Snapshot snapshot = Snapshot::open(memory.path());
     fuzz::must(snapshot.file_size() == size, "all of the file");
-    fuzz::must(snapshot.tokens().size() == static_cast<size_t>(snapshot.meta().positions), "a token per position");
+    fuzz::must(snapshot.tokens().size() == static_cast<size_t>(snapshot.meta().positions),
+               "a token per position");
     fuzz::touch(std::as_bytes(std::span(snapshot.logits())));
-    for (const Snapshot::Section& s : snapshot.sections()) fuzz::must(s.offset + s.size <= size, "sections of the file");
-    const std::string parent = snapshot.meta().form == SnapshotForm::delta ? fuzz::parent_path() : "";
-    for (const auto& [way, error] : test::use_in_every_way(memory.path(), fuzz::scratch_path(), fuzz::model(), parent)) {
+    for (const Snapshot::Section& s : snapshot.sections())
+      fuzz::must(s.offset + s.size <= size, "sections of the file");
+    const std::string parent =
+        snapshot.meta().form == SnapshotForm::delta ? fuzz::parent_path() : "";
+    for (const auto& [way, error] :
+         test::use_in_every_way(memory.path(), fuzz::scratch_path(), fuzz::model(), parent)) {
       fuzz::must(error.find('\n') == std::string::npos, "an error is one line");
     }
     snapshot.find_parents(parent);

@@ -1,4 +1,5 @@
-// What both tokenizer targets do. An input is the vocabulary file and, where kSplit stands in it, tokenizer_config.json.
+// What both tokenizer targets do. An input is the vocabulary file and, where kSplit stands in it,
+// tokenizer_config.json.
 #pragma once
 
 #include <algorithm>
@@ -26,12 +27,14 @@ inline std::string streamed(const Tokenizer& tokenizer, std::span<const int32_t>
 }
 
 inline void use_tokenizer(const Tokenizer& tokenizer) {
-  const std::string texts[] = {"Tell me a.<start_of_turn> <|eot_id|>\n  \u00E9\U0001F600 Now abc 12\t  's", "",
-                               "\xFF\xC3 a\xE2\x82", std::string(300, 'a')};
+  const std::string texts[] = {
+      "Tell me a.<start_of_turn> <|eot_id|>\n  \u00E9\U0001F600 Now abc 12\t  's", "",
+      "\xFF\xC3 a\xE2\x82", std::string(300, 'a')};
   for (const std::string& text : texts) {
     for (const bool special : {true, false}) {
       const std::vector<int32_t> ids = tokenizer.encode(text, Tokenizer::Bos::automatic, special);
-      for (const int32_t id : ids) must(id >= 0 && id < tokenizer.size(), "ids are of the vocabulary");
+      for (const int32_t id : ids)
+        must(id >= 0 && id < tokenizer.size(), "ids are of the vocabulary");
       const std::string back = tokenizer.decode(ids);
       must(utf8_valid(back), "text is UTF-8");
       must(streamed(tokenizer, ids) == back, "a stream gives the text of all ids");
@@ -45,14 +48,16 @@ inline void use_tokenizer(const Tokenizer& tokenizer) {
   }
   must(utf8_valid(tokenizer.decode(all, true)), "text is UTF-8");
   must(streamed(tokenizer, all) == tokenizer.decode(all), "a stream gives the text of all ids");
-  must(Tokenizer::load_from_files(tokenizer.files())->fingerprint() == tokenizer.fingerprint(), "its files make it again");
+  must(Tokenizer::load_from_files(tokenizer.files())->fingerprint() == tokenizer.fingerprint(),
+       "its files make it again");
 }
 
 inline int read_tokenizer(const char* vocabulary, const uint8_t* data, size_t size) {
   const std::string_view input = text_of(data, size);
   const size_t split = std::min(input.find(kSplit), size);
   Tokenizer::Files files = {{vocabulary, std::string(input.substr(0, split))}};
-  if (split < size) files.emplace_back("tokenizer_config.json", std::string(input.substr(split + kSplit.size())));
+  if (split < size)
+    files.emplace_back("tokenizer_config.json", std::string(input.substr(split + kSplit.size())));
   return read_and_use([&] { use_tokenizer(*Tokenizer::load_from_files(std::move(files))); });
 }
 

@@ -40,15 +40,20 @@ void Timeline::replay(Session& session) const {
 std::string Timeline::text() const {
   std::string text;
   for (const Stage& s : stages_) {
-    if (!s.tokens.empty()) text += fmt::format("  plain.append(std::vector<int32_t>{{{}}});\n", fmt::join(s.tokens, ", "));
-    if (s.begin != s.end) text += fmt::format("  plain.prune_range({}, {}, {});\n", s.begin, s.end, s.shift);
+    if (!s.tokens.empty())
+      text +=
+          fmt::format("  plain.append(std::vector<int32_t>{{{}}});\n", fmt::join(s.tokens, ", "));
+    if (s.begin != s.end)
+      text += fmt::format("  plain.prune_range({}, {}, {});\n", s.begin, s.end, s.shift);
   }
   return text;
 }
 
 std::string Timeline::name() const {
   std::string bytes;
-  const auto add = [&](const auto& number) { bytes.append(reinterpret_cast<const char*>(&number), sizeof number); };
+  const auto add = [&](const auto& number) {
+    bytes.append(reinterpret_cast<const char*>(&number), sizeof number);
+  };
   for (const Stage& s : stages_) {
     add(s.tokens.size()), add(s.begin), add(s.end), add(s.shift);
     bytes.append(reinterpret_cast<const char*>(s.tokens.data()), s.tokens.size() * sizeof(int32_t));
@@ -58,7 +63,11 @@ std::string Timeline::name() const {
 
 Truth truth_of(Session& session) {
   const StateDigests digests = digests_of(session);
-  return {session.tokens(), digest_of(std::as_bytes(session.logits())), digest_of(kv_bytes(session.kv())), digests.state, digests.id,
+  return {session.tokens(),
+          digest_of(std::as_bytes(session.logits())),
+          digest_of(kv_bytes(session.kv())),
+          digests.state,
+          digests.id,
           session.block_identities()};
 }
 
@@ -66,7 +75,8 @@ bool Names::blocks_agree(const KvCache& kv, const std::vector<BlockIdentity>& bl
   for (size_t b = 0; b < blocks.size(); ++b) {
     const auto i = static_cast<int64_t>(b);
     const Digest bytes = digest_of({kv.block(i), kv.shape().block_bytes()});
-    const uint64_t meaning[] = {bytes.low, bytes.high, kv.visible(i), static_cast<uint64_t>(kv.shape().type)};
+    const uint64_t meaning[] = {bytes.low, bytes.high, kv.visible(i),
+                                static_cast<uint64_t>(kv.shape().type)};
     if (!is_of(blocks[b].id, digest_of(std::as_bytes(std::span(meaning))))) return false;
   }
   return true;
@@ -92,7 +102,8 @@ const Truth& Oracle::truth(const Timeline& timeline) {
     Session plain(model_, plain_);
     timeline.replay(plain);
     it->second = truth_of(plain);
-    if (!names_.is_of(it->second.id, continuation(plain, it->second))) throw std::runtime_error("one id of two states:\n" + timeline.text());
+    if (!names_.is_of(it->second.id, continuation(plain, it->second)))
+      throw std::runtime_error("one id of two states:\n" + timeline.text());
   }
   return it->second;
 }

@@ -1,4 +1,5 @@
-// What a session must be: a plain list of tokens, processed at once on one thread and pruned where it was pruned.
+// What a session must be: a plain list of tokens, processed at once on one thread and pruned where
+// it was pruned.
 #pragma once
 
 #include <map>
@@ -10,7 +11,8 @@ namespace stet::test {
 
 // Token `position` of text `text`: few texts, so that schedules have many states in common.
 inline int32_t token_of(const Model& m, uint32_t text, int64_t position) {
-  return static_cast<int32_t>((position * position * 31 + position * 7 + text * 101 + 3) % m.config().vocab_size);
+  return static_cast<int32_t>((position * position * 31 + position * 7 + text * 101 + 3) %
+                              m.config().vocab_size);
 }
 
 class Timeline {
@@ -22,8 +24,8 @@ class Timeline {
   void prune(int64_t begin, int64_t end, bool shift);
 
   void replay(Session& session) const;
-  std::string text() const;     // the calls that make it
-  std::string name() const;     // equal for equal timelines alone
+  std::string text() const;  // the calls that make it
+  std::string name() const;  // equal for equal timelines alone
 
  private:
   // Tokens appended, and then a range taken out (none in the last stage).
@@ -48,11 +50,14 @@ struct Truth {
 // Looks at every block.
 Truth truth_of(Session& session);
 
-// What every name that was ever met is the name of, whatever the model, the contract and the type of keys and values.
+// What every name that was ever met is the name of, whatever the model, the contract and the type
+// of keys and values.
 class Names {
  public:
   // Whether it is the name of nothing else.
-  bool is_of(const Sha256& name, const Digest& meaning) { return known_.try_emplace(name, meaning).first->second == meaning; }
+  bool is_of(const Sha256& name, const Digest& meaning) {
+    return known_.try_emplace(name, meaning).first->second == meaning;
+  }
   // Whether each block's identity is the name of its bytes alone, with what is visible of them.
   bool blocks_agree(const KvCache& kv, const std::vector<BlockIdentity>& blocks);
 
@@ -60,10 +65,12 @@ class Names {
   std::map<Sha256, Digest> known_;
 };
 
-// Of one model, contract and kv type. Remembers. Throws std::runtime_error where two states of one id go on in different ways.
+// Of one model, contract and kv type. Remembers. Throws std::runtime_error where two states of one
+// id go on in different ways.
 class Oracle {
  public:
-  Oracle(std::shared_ptr<const Model> model, const SessionOptions& plain, Names& names) : model_(std::move(model)), plain_(plain), names_(names) {}
+  Oracle(std::shared_ptr<const Model> model, const SessionOptions& plain, Names& names)
+      : model_(std::move(model)), plain_(plain), names_(names) {}
   const Truth& truth(const Timeline& timeline);
 
  private:

@@ -1,4 +1,5 @@
-// A schedule: a list of steps, each of which means something whatever came before it, so that any part of a schedule is one.
+// A schedule: a list of steps, each of which means something whatever came before it, so that any
+// part of a schedule is one.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +10,28 @@
 namespace stet::test {
 
 enum class Action {
-  append, append_refused, rewind, fork, prune, batch, batch_refused, logits, set_compute, save, restore, restore_by_threads, convert,
-  damage, cut_off, touch, overwrite, replace,
+  append,
+  append_refused,
+  rewind,
+  fork,
+  prune,
+  batch,
+  batch_refused,
+  logits,
+  set_compute,
+  save,
+  restore,
+  restore_by_threads,
+  convert,
+  damage,
+  cut_off,
+  touch,
+  overwrite,
+  replace,
 };
 
-// The numbers choose among what there is when the step is taken: session `who` modulo the number of sessions, and so on.
+// The numbers choose among what there is when the step is taken: session `who` modulo the number of
+// sessions, and so on.
 struct Step {
   Action action = Action::append;
   uint32_t who = 0, x = 0, y = 0;
@@ -22,10 +40,29 @@ using Steps = std::vector<Step>;
 
 // Appends, rewinds, saves and restores are the likeliest.
 inline Steps draw_steps(uint32_t seed, size_t count) {
-  static constexpr Action kActions[] = {
-      Action::append, Action::append, Action::append, Action::append_refused, Action::rewind, Action::rewind, Action::fork, Action::prune,
-      Action::batch, Action::batch_refused, Action::logits, Action::set_compute, Action::save, Action::save, Action::restore, Action::restore,
-      Action::restore_by_threads, Action::convert, Action::damage, Action::cut_off, Action::touch, Action::overwrite, Action::replace};
+  static constexpr Action kActions[] = {Action::append,
+                                        Action::append,
+                                        Action::append,
+                                        Action::append_refused,
+                                        Action::rewind,
+                                        Action::rewind,
+                                        Action::fork,
+                                        Action::prune,
+                                        Action::batch,
+                                        Action::batch_refused,
+                                        Action::logits,
+                                        Action::set_compute,
+                                        Action::save,
+                                        Action::save,
+                                        Action::restore,
+                                        Action::restore,
+                                        Action::restore_by_threads,
+                                        Action::convert,
+                                        Action::damage,
+                                        Action::cut_off,
+                                        Action::touch,
+                                        Action::overwrite,
+                                        Action::replace};
   std::mt19937 random(seed);
   Steps steps(count);
   for (Step& s : steps) {

@@ -9,20 +9,32 @@ namespace {
 constexpr int64_t kCapacity = 260;
 constexpr size_t kMostSessions = 4;
 
-std::string list_of(std::span<const int32_t> ids) { return fmt::format("std::vector<int32_t>{{{}}}", fmt::join(ids, ", ")); }
+std::string list_of(std::span<const int32_t> ids) {
+  return fmt::format("std::vector<int32_t>{{{}}}", fmt::join(ids, ", "));
+}
 
-const char* kv_type_code(KvType type) { return type == KvType::f32 ? "f32" : type == KvType::bf16 ? "bf16" : "f16"; }
+const char* kv_type_code(KvType type) {
+  return type == KvType::f32 ? "f32" : type == KvType::bf16 ? "bf16" : "f16";
+}
 
-std::string contract_code(Contract contract) { return std::string("Contract::") + contract_name(contract); }
+std::string contract_code(Contract contract) {
+  return std::string("Contract::") + contract_name(contract);
+}
 
 std::string compute_code(const std::string& target, const ComputeOptions& c) {
-  const std::string contract = c.contract == Contract::f32 ? "" : fmt::format(" {}.contract = {};", target, contract_code(c.contract));
-  return fmt::format("{0}.threads = {1}; {0}.isa = \"{2}\"; {0}.chunk = {3};{4}", target, c.threads, c.isa, c.chunk, contract);
+  const std::string contract =
+      c.contract == Contract::f32
+          ? ""
+          : fmt::format(" {}.contract = {};", target, contract_code(c.contract));
+  return fmt::format("{0}.threads = {1}; {0}.isa = \"{2}\"; {0}.chunk = {3};{4}", target, c.threads,
+                     c.isa, c.chunk, contract);
 }
 
 std::string load_code(const Subject& s) {
-  if (s.contract != Contract::q8 && s.contract != Contract::q4) return fmt::format("Model::load(\"{}\")", s.directory);
-  return fmt::format("Model::load(directory_source(\"{}\"), 0, {})", s.directory, contract_code(s.contract));
+  if (s.contract != Contract::q8 && s.contract != Contract::q4)
+    return fmt::format("Model::load(\"{}\")", s.directory);
+  return fmt::format("Model::load(directory_source(\"{}\"), 0, {})", s.directory,
+                     contract_code(s.contract));
 }
 
 SessionOptions options_for(const Model& m, Contract contract, KvType kv_type) {
@@ -35,7 +47,10 @@ SessionOptions options_for(const Model& m, Contract contract, KvType kv_type) {
 }  // namespace
 
 Subjects::Subjects(const Subject& s, KvType kv_type, Names& all_names)
-    : subject(s), model(test::model(s.directory, s.contract)), options(options_for(*model, s.contract, kv_type)), oracle(model, options, all_names),
+    : subject(s),
+      model(test::model(s.directory, s.contract)),
+      options(options_for(*model, s.contract, kv_type)),
+      oracle(model, options, all_names),
       names(all_names) {}
 
 World::World(Subjects& shared, PlantedFault planted) : shared_(shared), planted_(planted) {
@@ -53,13 +68,19 @@ std::string World::run(const Steps& steps) {
 }
 
 std::string World::program() const {
-  const std::string last = culprit_ == nullptr ? "" : fmt::format(
-      "  // s{0} ought to be:\n  Session plain(m, o);\n{1}  return digests_of(s{0}).state == digests_of(plain).state ? 0 : 1;\n",
-      culprit_->number, culprit_->timeline.text());
+  const std::string last = culprit_ == nullptr
+                               ? ""
+                               : fmt::format(
+                                     "  // s{0} ought to be:\n  Session plain(m, o);\n{1}  return "
+                                     "digests_of(s{0}).state == digests_of(plain).state ? 0 : 1;\n",
+                                     culprit_->number, culprit_->timeline.text());
   return fmt::format(
-      "#include <filesystem>\n#include <fstream>\n#include <thread>\n#include \"stet/snapshot.hpp\"\nusing namespace stet;\n\n"
-      "void put(const char* file, long at, char byte) {{ std::fstream f(file, std::ios::in | std::ios::out | std::ios::binary); f.seekp(at); f.put(byte); }}\n\n"
-      "int main() {{\n  const auto m = {};\n  SessionOptions o;\n  o.capacity = {};\n  o.kv_type = KvType::{};\n  {}\n"
+      "#include <filesystem>\n#include <fstream>\n#include <thread>\n#include "
+      "\"stet/snapshot.hpp\"\nusing namespace stet;\n\n"
+      "void put(const char* file, long at, char byte) {{ std::fstream f(file, std::ios::in | "
+      "std::ios::out | std::ios::binary); f.seekp(at); f.put(byte); }}\n\n"
+      "int main() {{\n  const auto m = {};\n  SessionOptions o;\n  o.capacity = {};\n  o.kv_type = "
+      "KvType::{};\n  {}\n"
       "  Session s0(m, o);\n{}{}}}\n",
       load_code(shared_.subject), shared_.options.capacity, kv_type_code(shared_.options.kv_type),
       compute_code("o.compute", shared_.options.compute), said_, last);
@@ -100,7 +121,8 @@ void World::add(Session session, const Timeline& timeline) {
 void World::compare(Live& live) {
   if (live.session.size() != live.timeline.size()) {
     culprit_ = &live;
-    return fail(fmt::format("s{} has {} positions, not {}", live.number, live.session.size(), live.timeline.size()));
+    return fail(fmt::format("s{} has {} positions, not {}", live.number, live.session.size(),
+                            live.timeline.size()));
   }
   if (live.looked_at) return;
   const Truth found = truth_of(live.session);
@@ -108,9 +130,13 @@ void World::compare(Live& live) {
   live.looked_at = true;
   if (found == expected && shared_.names.blocks_agree(live.session.kv(), found.blocks)) return;
   culprit_ = &live;
-  fail(fmt::format("s{}: other {}", live.number, found.tokens != expected.tokens ? "tokens" : found.kv != expected.kv ? "keys and values"
-                                                 : found.logits != expected.logits ? "logits" : found.state != expected.state ? "state"
-                                                 : found == expected ? "bytes of a block of the same identity" : "identities"));
+  fail(fmt::format("s{}: other {}", live.number,
+                   found.tokens != expected.tokens   ? "tokens"
+                   : found.kv != expected.kv         ? "keys and values"
+                   : found.logits != expected.logits ? "logits"
+                   : found.state != expected.state   ? "state"
+                   : found == expected               ? "bytes of a block of the same identity"
+                                                     : "identities"));
 }
 
 void World::compare_all() {
@@ -124,20 +150,47 @@ void World::compare_all() {
 void World::take(const Step& step) {
   Live& l = live(step.who);
   switch (step.action) {
-    case Action::append: append(l, step); break;
-    case Action::append_refused: append_refused(l, step); break;
-    case Action::rewind: rewind(l, step); break;
-    case Action::fork: fork(l); break;
-    case Action::prune: prune(l, step); break;
-    case Action::batch: batch(step); break;
-    case Action::batch_refused: batch_refused(step); break;
-    case Action::logits: say(fmt::format("s{}.logits();", l.number)), l.session.logits(); break;
-    case Action::set_compute: set_compute(l, step); break;
-    case Action::save: save(l, step); break;
-    case Action::restore: restore(step); break;
-    case Action::restore_by_threads: restore_by_threads(step); break;
-    case Action::convert: convert(step); break;
-    default: harm(step);
+    case Action::append:
+      append(l, step);
+      break;
+    case Action::append_refused:
+      append_refused(l, step);
+      break;
+    case Action::rewind:
+      rewind(l, step);
+      break;
+    case Action::fork:
+      fork(l);
+      break;
+    case Action::prune:
+      prune(l, step);
+      break;
+    case Action::batch:
+      batch(step);
+      break;
+    case Action::batch_refused:
+      batch_refused(step);
+      break;
+    case Action::logits:
+      say(fmt::format("s{}.logits();", l.number)), l.session.logits();
+      break;
+    case Action::set_compute:
+      set_compute(l, step);
+      break;
+    case Action::save:
+      save(l, step);
+      break;
+    case Action::restore:
+      restore(step);
+      break;
+    case Action::restore_by_threads:
+      restore_by_threads(step);
+      break;
+    case Action::convert:
+      convert(step);
+      break;
+    default:
+      harm(step);
   }
   for (Live& each : live_) {
     if (!failure_.empty()) break;
@@ -149,9 +202,11 @@ void World::take(const Step& step) {
 std::vector<int32_t> World::draw_tokens(const Live& live, uint32_t length, uint32_t text) const {
   static constexpr int64_t kLengths[] = {1, 2, 7, 31, 63, 64, 65, 100};
   const int64_t room = shared_.options.capacity - live.session.size();
-  std::vector<int32_t> ids(static_cast<size_t>(std::min(kLengths[length % std::size(kLengths)], room)));
+  std::vector<int32_t> ids(
+      static_cast<size_t>(std::min(kLengths[length % std::size(kLengths)], room)));
   for (size_t i = 0; i < ids.size(); ++i) {
-    ids[i] = token_of(*shared_.model, text % 4 == 3 ? 1 : 0, live.session.size() + static_cast<int64_t>(i));
+    ids[i] = token_of(*shared_.model, text % 4 == 3 ? 1 : 0,
+                      live.session.size() + static_cast<int64_t>(i));
   }
   return ids;
 }
@@ -175,10 +230,13 @@ void World::expect_error(const std::string& call, const std::function<void()>& a
 
 void World::append_refused(Live& live, const Step& step) {
   std::vector<int32_t> ids = draw_tokens(live, step.x, step.y);
-  if (step.x % 2 == 0 || ids.empty()) ids.resize(static_cast<size_t>(shared_.options.capacity - live.session.size() + 1));
-  else ids.back() = static_cast<int32_t>(shared_.model->config().vocab_size);
+  if (step.x % 2 == 0 || ids.empty())
+    ids.resize(static_cast<size_t>(shared_.options.capacity - live.session.size() + 1));
+  else
+    ids.back() = static_cast<int32_t>(shared_.model->config().vocab_size);
   live.looked_at = false;
-  expect_error(fmt::format("s{}.append({});", live.number, list_of(ids)), [&] { live.session.append(ids); });
+  expect_error(fmt::format("s{}.append({});", live.number, list_of(ids)),
+               [&] { live.session.append(ids); });
 }
 
 void World::rewind(Live& live, const Step& step) {
@@ -189,7 +247,8 @@ void World::rewind(Live& live, const Step& step) {
   say(fmt::format("s{}.rewind({});", live.number, to));
   live.looked_at = false;
   live.session.rewind(to);
-  const bool keeps_one = planted_ == PlantedFault::rewind_to_a_border_keeps_a_token && to % kBlockPositions == 0 && to < size;
+  const bool keeps_one = planted_ == PlantedFault::rewind_to_a_border_keeps_a_token &&
+                         to % kBlockPositions == 0 && to < size;
   live.timeline.rewind(to + keeps_one);
 }
 
@@ -200,10 +259,12 @@ void World::fork(const Live& live) {
 
 void World::prune(Live& live, const Step& step) {
   const int64_t size = live.timeline.size();
-  PruneOptions o{static_cast<int64_t>(step.x % 100), static_cast<int64_t>(step.y % 20), step.x % 2 == 0};
+  PruneOptions o{static_cast<int64_t>(step.x % 100), static_cast<int64_t>(step.y % 20),
+                 step.x % 2 == 0};
   o.shift = o.shift && !shared_.model->config().ropes.empty();
   say(fmt::format("s{}.prune({{{}, {}, {}}});", live.number, o.keep_last, o.sinks, o.shift));
-  const int64_t begin = std::min(o.sinks, size), end = std::max(begin, size - std::min(o.keep_last, size));
+  const int64_t begin = std::min(o.sinks, size),
+                end = std::max(begin, size - std::min(o.keep_last, size));
   live.looked_at = false;
   if (live.session.prune(o) != end - begin) fail("prune took out another number of positions");
   live.timeline.prune(begin, end, o.shift);
@@ -219,7 +280,8 @@ void World::set_compute(Live& live, const Step& step) {
   static constexpr int64_t kChunks[] = {7, 63, 64, 65, 512};
   c.threads = kThreads[step.x / 4 % std::size(kThreads)];
   c.chunk = c.threads > 1 ? 64 : kChunks[step.y % std::size(kChunks)];
-  say(fmt::format("{{ ComputeOptions c; {} s{}.set_compute(c); }}", compute_code("c", c), live.number));
+  say(fmt::format("{{ ComputeOptions c; {} s{}.set_compute(c); }}", compute_code("c", c),
+                  live.number));
   live.session.set_compute(c);
 }
 

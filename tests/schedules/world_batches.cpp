@@ -21,8 +21,10 @@ struct Call {
   std::string text() const {
     std::string all;
     size_t i = 0;
-    for (const std::vector<int32_t>& tokens : ids) all += fmt::format("const std::vector<int32_t> ids{}{{{}}}; ", i++, fmt::join(tokens, ", "));
-    return all + fmt::format("const BatchEntry batch[] = {{{}}}; append(batch);", fmt::join(texts, ", "));
+    for (const std::vector<int32_t>& tokens : ids)
+      all += fmt::format("const std::vector<int32_t> ids{}{{{}}}; ", i++, fmt::join(tokens, ", "));
+    return all +
+           fmt::format("const BatchEntry batch[] = {{{}}}; append(batch);", fmt::join(texts, ", "));
   }
 };
 
@@ -32,7 +34,8 @@ void World::batch(const Step& step) {
   Call call;
   std::vector<Live*> taken;
   for (Live& l : live_) {
-    std::vector<int32_t> ids = draw_tokens(l, step.x + static_cast<uint32_t>(taken.size()) * 3, step.y);
+    std::vector<int32_t> ids =
+        draw_tokens(l, step.x + static_cast<uint32_t>(taken.size()) * 3, step.y);
     if (ids.empty() || (step.who >> taken.size()) % 4 == 3) continue;
     call.add(l.session, l.number, std::move(ids));
     taken.push_back(&l);
@@ -56,10 +59,18 @@ void World::batch_refused(const Step& step) {
   }
   Live& wrong = live(step.who);
   switch (step.x % 4) {
-    case 0: call.add(wrong.session, wrong.number, {0}), call.add(wrong.session, wrong.number, {0}); break;  // twice
-    case 1: call.add(wrong.session, wrong.number, {-1}); break;
-    case 2: call.add(wrong.session, wrong.number, std::vector<int32_t>(static_cast<size_t>(shared_.options.capacity) + 1)); break;
-    default: call.add(wrong.session, wrong.number, {});
+    case 0:
+      call.add(wrong.session, wrong.number, {0}), call.add(wrong.session, wrong.number, {0});
+      break;  // twice
+    case 1:
+      call.add(wrong.session, wrong.number, {-1});
+      break;
+    case 2:
+      call.add(wrong.session, wrong.number,
+               std::vector<int32_t>(static_cast<size_t>(shared_.options.capacity) + 1));
+      break;
+    default:
+      call.add(wrong.session, wrong.number, {});
   }
   expect_error(call.text(), [&] { stet::append(call.entries); });
 }

@@ -1,4 +1,5 @@
-// Files: saved in every form, converted, restored by one or by many, and harmed under whoever uses them.
+// Files: saved in every form, converted, restored by one or by many, and harmed under whoever uses
+// them.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -12,9 +13,16 @@ namespace stet::test {
 namespace {
 
 std::string save_code(const SaveOptions& o, int parent) {
-  return fmt::format("SaveOptions how; how.form = SnapshotForm::{}; how.compress = {}; how.threads = 1; {}{}", snapshot_form_name(o.form), o.compress,
-                     parent < 0 ? "" : fmt::format("const auto parent = Snapshot::open(\"{}.stet\"); how.parent = &parent; ", parent),
-                     o.weights == nullptr ? "" : "const auto weights = directory_source(MODEL); how.weights = weights.get(); ");
+  return fmt::format(
+      "SaveOptions how; how.form = SnapshotForm::{}; how.compress = {}; how.threads = 1; {}{}",
+      snapshot_form_name(o.form), o.compress,
+      parent < 0
+          ? ""
+          : fmt::format("const auto parent = Snapshot::open(\"{}.stet\"); how.parent = &parent; ",
+                        parent),
+      o.weights == nullptr
+          ? ""
+          : "const auto weights = directory_source(MODEL); how.weights = weights.get(); ");
 }
 
 // Offset and size of the keys and values.
@@ -49,12 +57,15 @@ void World::save(Live& live, const Step& step) {
   int parent_file = -1;
   SaveOptions how = draw_form(step, &parent, &parent_file);
   std::shared_ptr<const FileSource> weights;
-  if (step.y % 64 == 63) how.weights = (weights = directory_source(shared_.subject.directory)).get();
+  if (step.y % 64 == 63)
+    how.weights = (weights = directory_source(shared_.subject.directory)).get();
   const std::string path = fmt::format("{}/{}.stet", directory_.path(), files_.size());
-  say(fmt::format("{{ {}Snapshot::save(s{}, \"\", \"{}.stet\", how); }}", save_code(how, parent_file), live.number, files_.size()));
+  say(fmt::format("{{ {}Snapshot::save(s{}, \"\", \"{}.stet\", how); }}",
+                  save_code(how, parent_file), live.number, files_.size()));
   const StateDigests saved = Snapshot::save(live.session, "", path, how);
   files_.push_back({path, live.timeline, how.form, parent_file});
-  if (saved.state != shared_.oracle.truth(live.timeline).state) culprit_ = &live, fail(fmt::format("s{}: another state was saved", live.number));
+  if (saved.state != shared_.oracle.truth(live.timeline).state)
+    culprit_ = &live, fail(fmt::format("s{}: another state was saved", live.number));
 }
 
 void World::convert(const Step& step) {
@@ -66,15 +77,19 @@ void World::convert(const Step& step) {
   int parent_file = -1;
   const SaveOptions how = draw_form(step, &parent, &parent_file);
   const std::string path = fmt::format("{}/{}.stet", directory_.path(), files_.size());
-  say(fmt::format("{{ {}const auto from = Snapshot::open(\"{}.stet\"); Snapshot::save(from.state(), from, \"{}.stet\", how); }}",
+  say(
+      fmt::format("{{ {}const auto from = Snapshot::open(\"{}.stet\"); "
+                  "Snapshot::save(from.state(), from, \"{}.stet\", how); }}",
                   save_code(how, parent_file), from, files_.size()));
   const Snapshot opened = Snapshot::open(source.path);
   const StateDigests saved = Snapshot::save(opened.state(), opened, path, how);
   files_.push_back({path, source.timeline, how.form, parent_file});
-  if (saved.state != shared_.oracle.truth(source.timeline).state) fail(fmt::format("{}.stet: converted into another state", from));
+  if (saved.state != shared_.oracle.truth(source.timeline).state)
+    fail(fmt::format("{}.stet: converted into another state", from));
 }
 
-// A file as it was saved is restored; another one is healed, refused, or was not harmed where it matters. Never is a wrong state.
+// A file as it was saved is restored; another one is healed, refused, or was not harmed where it
+// matters. Never is a wrong state.
 void World::restore(const Step& step) {
   if (files_.empty()) return;
   const int at = file(step.who);
@@ -83,8 +98,9 @@ void World::restore(const Step& step) {
   how.map = step.x % 3 != 0;
   how.check = step.x / 3 % 3 == 0;
   how.heal = step.x / 9 % 2 == 0;
-  const std::string call = fmt::format("Snapshot::open(\"{}.stet\").restore(m, \"\", o, {{.map = {}, .check = {}, .heal = {}}})", at, how.map,
-                                       how.check, how.heal);
+  const std::string call = fmt::format(
+      "Snapshot::open(\"{}.stet\").restore(m, \"\", o, {{.map = {}, .check = {}, .heal = {}}})", at,
+      how.map, how.check, how.heal);
   const bool must = sound(at) || (how.heal && heals(at));
   try {
     Session session = Snapshot::open(from.path).restore(shared_.model, "", shared_.options, how);
@@ -101,8 +117,12 @@ void World::restore_by_threads(const Step& step) {
   const int at = file(step.who);
   if (!sound(at)) return;
   const File& from = files_[static_cast<size_t>(at)];
-  say(fmt::format("{{ const auto one = Snapshot::open(\"{}.stet\"); std::vector<std::thread> threads; for (int i = 0; i < 3; ++i) "
-                  "threads.emplace_back([&, i] {{ one.restore(m, \"\", o, {{.map = i % 2 == 0}}); }}); for (auto& t : threads) t.join(); }}", at));
+  say(
+      fmt::format("{{ const auto one = Snapshot::open(\"{}.stet\"); std::vector<std::thread> "
+                  "threads; for (int i = 0; i < 3; ++i) "
+                  "threads.emplace_back([&, i] {{ one.restore(m, \"\", o, {{.map = i % 2 == 0}}); "
+                  "}}); for (auto& t : threads) t.join(); }}",
+                  at));
   const Snapshot one = Snapshot::open(from.path);
   std::vector<Truth> found(3);
   std::vector<std::string> errors(found.size());
@@ -119,8 +139,10 @@ void World::restore_by_threads(const Step& step) {
   }
   for (std::thread& t : threads) t.join();
   for (size_t i = 0; i < found.size(); ++i) {
-    if (!errors[i].empty()) fail("a thread of several: " + errors[i]);
-    else if (!(found[i] == shared_.oracle.truth(from.timeline))) fail("a thread of several restored another state");
+    if (!errors[i].empty())
+      fail("a thread of several: " + errors[i]);
+    else if (!(found[i] == shared_.oracle.truth(from.timeline)))
+      fail("a thread of several restored another state");
   }
 }
 
@@ -133,12 +155,15 @@ void World::harm(const Step& step) {
   const auto size = static_cast<size_t>(std::filesystem::file_size(f.path));
   for (Live& l : live_) l.looked_at = false;
   if (step.action == Action::touch) {
-    say(fmt::format("std::filesystem::last_write_time(\"{}\", std::filesystem::file_time_type::clock::now());", name));
+    say(fmt::format(
+        "std::filesystem::last_write_time(\"{}\", std::filesystem::file_time_type::clock::now());",
+        name));
     ::utimensat(AT_FDCWD, f.path.c_str(), nullptr, 0);
     return;
   }
   if (step.action == Action::replace) {
-    say(fmt::format("std::filesystem::remove(\"{0}\"), std::ofstream(\"{0}\") << \"something else\";", name));
+    say(fmt::format(
+        "std::filesystem::remove(\"{0}\"), std::ofstream(\"{0}\") << \"something else\";", name));
     stet_test::write_file(f.path, "something else");
     f.sound = f.heals = false;
     return;
@@ -150,7 +175,8 @@ void World::harm(const Step& step) {
     f.sound = f.heals = f.sound && to == size;
     return;
   }
-  const std::optional<std::pair<size_t, size_t>> kv = f.sound ? std::optional(kv_of(f.path)) : std::nullopt;
+  const std::optional<std::pair<size_t, size_t>> kv =
+      f.sound ? std::optional(kv_of(f.path)) : std::nullopt;
   if (!kv || kv->second == 0) return;
   const size_t count = step.action == Action::damage ? 1 : 1 + step.y % 3;
   for (size_t i = 0; i < count; ++i) {
