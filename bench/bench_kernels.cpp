@@ -7,8 +7,8 @@
 
 #include <string>
 
-#include "stet/kernels.hpp"
-#include "stet/memory.hpp"
+#include "stet/base/memory.hpp"
+#include "stet/kernels/kernels.hpp"
 
 namespace {
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "stet/philox.hpp"
-#include "stet/sampler.hpp"
+#include "stet/sampling/philox.hpp"
+#include "stet/sampling/sampler.hpp"
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "stet/ops.hpp"
+#include "stet/model/ops.hpp"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "stet/kernels.hpp"
+#include "stet/kernels/kernels.hpp"
 
 #include <string.h>
 #if defined(__x86_64__)

@@ -1,5 +1,5 @@
 #include <immintrin.h>
-#include "stet/kernels.hpp"
+#include "stet/kernels/kernels.hpp"
 
 namespace stet {
 namespace {

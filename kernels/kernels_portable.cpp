@@ -1,4 +1,4 @@
-#include "stet/kernels.hpp"
+#include "stet/kernels/kernels.hpp"
 
 namespace stet {
 namespace {

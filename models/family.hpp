@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "src/fingerprint.hpp"
-#include "src/json_reader.hpp"
-#include "stet/limits.hpp"
-#include "stet/model.hpp"
-#include "stet/safetensors.hpp"
+#include "src/base/json_reader.hpp"
+#include "src/checkpoint/fingerprint.hpp"
+#include "stet/base/limits.hpp"
+#include "stet/checkpoint/safetensors.hpp"
+#include "stet/model/model.hpp"
 
 namespace stet {
 

@@ -1,6 +1,6 @@
 // The families stet knows. A new one adds its file, its name here, and its test.
 #include "models/family.hpp"
-#include "stet/error.hpp"
+#include "stet/base/error.hpp"
 
 namespace stet {
 

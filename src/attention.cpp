@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "src/gemm.hpp"
-#include "src/kv_writer.hpp"
-#include "stet/ops.hpp"
+#include "stet/kv/kv_writer.hpp"
+#include "stet/model/ops.hpp"
 
 namespace stet {
 namespace {

@@ -1,11 +1,11 @@
-#include "stet/chat.hpp"
+#include "stet/chat/conversation.hpp"
 
 #include <algorithm>
 #include <ctime>
 #include <nlohmann/json.hpp>
 
-#include "src/utf8.hpp"
-#include "stet/error.hpp"
+#include "stet/base/error.hpp"
+#include "stet/text/utf8.hpp"
 
 namespace stet {
 namespace {

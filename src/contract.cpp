@@ -1,4 +1,4 @@
-#include "stet/contract.hpp"
+#include "stet/model/contract.hpp"
 
 #include <algorithm>
 #include <string_view>

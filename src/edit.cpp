@@ -1,10 +1,10 @@
 // Keys and values that are set from outside.
 #include <cmath>
 
-#include "src/float_environment.hpp"
-#include "src/kv_writer.hpp"
-#include "stet/error.hpp"
-#include "stet/state.hpp"
+#include "stet/base/error.hpp"
+#include "stet/kernels/float_environment.hpp"
+#include "stet/kv/kv_writer.hpp"
+#include "stet/session/state.hpp"
 
 namespace stet {
 

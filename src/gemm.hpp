@@ -1,7 +1,7 @@
 // The matrix-matrix product, and the sizes of the scratch memory that ops use.
 #pragma once
 
-#include "stet/ops.hpp"
+#include "stet/model/ops.hpp"
 
 namespace stet {
 

@@ -1,11 +1,11 @@
-#include "stet/generate.hpp"
+#include "stet/generate/generate.hpp"
 
 #include <algorithm>
 #include <optional>
 
-#include "src/utf8.hpp"
-#include "stet/error.hpp"
-#include "stet/stop.hpp"
+#include "stet/base/error.hpp"
+#include "stet/generate/stop.hpp"
+#include "stet/text/utf8.hpp"
 
 namespace stet {
 namespace {

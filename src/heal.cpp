@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "src/kv_writer.hpp"
-#include "stet/error.hpp"
-#include "stet/session.hpp"
-#include "stet/verify.hpp"
+#include "stet/base/error.hpp"
+#include "stet/kv/kv_writer.hpp"
+#include "stet/session/session.hpp"
+#include "stet/snapshot/verify.hpp"
 
 namespace stet {
 

@@ -1,11 +1,11 @@
-#include "stet/kv_block.hpp"
+#include "stet/kv/kv_block.hpp"
 
 #include <algorithm>
 #include <cstring>
 
-#include "src/identity.hpp"
-#include "stet/mapped_file.hpp"
-#include "stet/matrix.hpp"
+#include "src/snapshot/identity.hpp"
+#include "stet/files/mapped_file.hpp"
+#include "stet/model/matrix.hpp"
 
 namespace stet {
 

@@ -1,4 +1,4 @@
-#include "stet/kv_cache.hpp"
+#include "stet/kv/kv_cache.hpp"
 
 #include <sys/mman.h>
 
@@ -7,10 +7,10 @@
 #include <mutex>
 #include <new>
 
-#include "src/kv_writer.hpp"
-#include "stet/error.hpp"
-#include "stet/memory.hpp"
-#include "stet/team.hpp"
+#include "stet/base/error.hpp"
+#include "stet/base/memory.hpp"
+#include "stet/kv/kv_writer.hpp"
+#include "stet/threads/team.hpp"
 
 namespace stet {
 

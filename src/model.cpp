@@ -1,13 +1,13 @@
-#include "stet/model.hpp"
+#include "stet/model/model.hpp"
 
 #include <algorithm>
 #include <new>
 
 #include "models/family.hpp"
-#include "src/float_environment.hpp"
-#include "src/packed.hpp"
-#include "src/weight_guard.hpp"
-#include "stet/error.hpp"
+#include "src/checkpoint/packed.hpp"
+#include "src/checkpoint/weight_guard.hpp"
+#include "stet/base/error.hpp"
+#include "stet/kernels/float_environment.hpp"
 
 namespace stet {
 namespace {

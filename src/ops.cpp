@@ -1,10 +1,10 @@
-#include "stet/ops.hpp"
+#include "stet/model/ops.hpp"
 
 #include <algorithm>
 #include <cstring>
 
 #include "src/gemm.hpp"
-#include "stet/math.hpp"
+#include "stet/kernels/math.hpp"
 
 namespace stet {
 namespace {

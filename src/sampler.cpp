@@ -1,4 +1,4 @@
-#include "stet/sampler.hpp"
+#include "stet/sampling/sampler.hpp"
 
 #include <fmt/format.h>
 
@@ -8,10 +8,10 @@
 #include <limits>
 #include <numeric>
 
-#include "src/float_environment.hpp"
-#include "stet/error.hpp"
-#include "stet/math.hpp"
-#include "stet/philox.hpp"
+#include "stet/base/error.hpp"
+#include "stet/kernels/float_environment.hpp"
+#include "stet/kernels/math.hpp"
+#include "stet/sampling/philox.hpp"
 
 namespace stet {
 namespace {

@@ -1,11 +1,11 @@
-#include "stet/session.hpp"
+#include "stet/session/session.hpp"
 
 #include <algorithm>
 #include <functional>
 
 #include "src/gemm.hpp"
-#include "src/kv_writer.hpp"
-#include "stet/error.hpp"
+#include "stet/base/error.hpp"
+#include "stet/kv/kv_writer.hpp"
 
 namespace stet {
 namespace {

@@ -1,15 +1,15 @@
-#include "stet/state.hpp"
+#include "stet/session/state.hpp"
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
 
-#include "src/float_environment.hpp"
-#include "src/kv_writer.hpp"
-#include "stet/error.hpp"
-#include "stet/kernels.hpp"
-#include "stet/limits.hpp"
-#include "stet/math.hpp"
+#include "stet/base/error.hpp"
+#include "stet/base/limits.hpp"
+#include "stet/kernels/float_environment.hpp"
+#include "stet/kernels/kernels.hpp"
+#include "stet/kernels/math.hpp"
+#include "stet/kv/kv_writer.hpp"
 
 namespace stet {
 

@@ -1,9 +1,9 @@
-#include "stet/stop.hpp"
+#include "stet/generate/stop.hpp"
 
 #include <algorithm>
 #include <utility>
 
-#include "stet/error.hpp"
+#include "stet/base/error.hpp"
 
 namespace stet {
 namespace {

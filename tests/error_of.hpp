@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "stet/error.hpp"
+#include "stet/base/error.hpp"
 
 namespace stet_test {
 

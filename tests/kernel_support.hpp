@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "stet/kernels.hpp"
+#include "stet/kernels/kernels.hpp"
 
 namespace stet::test {
 

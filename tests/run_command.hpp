@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "scratch.hpp"
-#include "stet/file.hpp"
+#include "stet/files/file.hpp"
 
 namespace stet::test {
 

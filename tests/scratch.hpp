@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "error_of.hpp"
-#include "stet/file.hpp"
+#include "stet/files/file.hpp"
 
 namespace stet_test {
 

@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "stet/digest.hpp"
-#include "stet/error.hpp"
-#include "stet/snapshot.hpp"
+#include "stet/base/digest.hpp"
+#include "stet/base/error.hpp"
+#include "stet/snapshot/snapshot.hpp"
 
 namespace stet::test {
 

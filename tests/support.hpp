@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "error_of.hpp"
-#include "stet/error.hpp"
-#include "stet/file.hpp"
-#include "stet/model.hpp"
-#include "stet/safetensors.hpp"
-#include "stet/session.hpp"
+#include "stet/base/error.hpp"
+#include "stet/checkpoint/safetensors.hpp"
+#include "stet/files/file.hpp"
+#include "stet/model/model.hpp"
+#include "stet/session/session.hpp"
 
 namespace stet::test {
 

@@ -3,7 +3,7 @@
 #include <list>
 
 #include "scratch.hpp"
-#include "stet/snapshot.hpp"
+#include "stet/snapshot/snapshot.hpp"
 #include "support.hpp"
 
 namespace stet::test {

@@ -1,7 +1,7 @@
 // The promise: the same bits whatever the chunking, the threads, the instruction set, the history.
 #include <fmt/format.h>
 
-#include "stet/math.hpp"
+#include "stet/kernels/math.hpp"
 #include "support.hpp"
 
 namespace stet::test {

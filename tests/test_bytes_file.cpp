@@ -16,10 +16,10 @@
 #include <thread>
 
 #include "scratch.hpp"
-#include "stet/bytes.hpp"
-#include "stet/error.hpp"
-#include "stet/file.hpp"
-#include "stet/mapped_file.hpp"
+#include "stet/base/bytes.hpp"
+#include "stet/base/error.hpp"
+#include "stet/files/file.hpp"
+#include "stet/files/mapped_file.hpp"
 
 namespace {
 

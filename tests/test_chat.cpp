@@ -3,9 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "scratch.hpp"
-#include "stet/chat.hpp"
-#include "stet/snapshot.hpp"
-#include "stet/verify.hpp"
+#include "stet/chat/conversation.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "stet/snapshot/verify.hpp"
 #include "support.hpp"
 
 namespace stet::test {

@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "run_command.hpp"
-#include "stet/snapshot.hpp"
+#include "stet/snapshot/snapshot.hpp"
 #include "support.hpp"
 #include "terminal.hpp"
 

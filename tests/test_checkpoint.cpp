@@ -5,7 +5,7 @@
 #include <string>
 
 #include "scratch.hpp"
-#include "stet/safetensors.hpp"
+#include "stet/checkpoint/safetensors.hpp"
 
 namespace {
 

@@ -2,9 +2,9 @@
 #include <nlohmann/json.hpp>
 
 #include "run_command.hpp"
-#include "src/planes.hpp"
-#include "stet/generate.hpp"
-#include "stet/snapshot.hpp"
+#include "src/snapshot/planes.hpp"
+#include "stet/generate/generate.hpp"
+#include "stet/snapshot/snapshot.hpp"
 #include "support.hpp"
 
 namespace stet::test {

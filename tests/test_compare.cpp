@@ -1,6 +1,6 @@
 // Comparing states: the first difference of each part, deviations of keys and values, and
 // divergence, against plain arithmetic.
-#include "stet/compare.hpp"
+#include "stet/snapshot/compare.hpp"
 
 #include <cmath>
 

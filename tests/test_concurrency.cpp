@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "run_command.hpp"
-#include "stet/snapshot.hpp"
+#include "stet/snapshot/snapshot.hpp"
 #include "support.hpp"
 
 namespace stet::test {

@@ -2,8 +2,8 @@
 // to one.
 #include "scratch.hpp"
 #include "src/gemm.hpp"
-#include "stet/snapshot.hpp"
-#include "stet/verify.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "stet/snapshot/verify.hpp"
 #include "support.hpp"
 
 namespace stet::test {

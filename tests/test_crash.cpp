@@ -13,7 +13,7 @@
 #include <sstream>
 
 #include "run_command.hpp"
-#include "stet/snapshot.hpp"
+#include "stet/snapshot/snapshot.hpp"
 #include "support.hpp"
 
 namespace stet::test {

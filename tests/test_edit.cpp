@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "scratch.hpp"
-#include "stet/snapshot.hpp"
-#include "stet/verify.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "stet/snapshot/verify.hpp"
 #include "support.hpp"
 
 namespace stet::test {

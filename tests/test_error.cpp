@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "stet/error.hpp"
+#include "stet/base/error.hpp"
 
 TEST(Error, IsOneLineThatNamesFileFieldExpectedAndFound) {
   const stet::Error e(stet::ErrorKind::format, "a/config.json", "hidden_size",

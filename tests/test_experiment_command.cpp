@@ -3,9 +3,9 @@
 #include <sstream>
 
 #include "run_command.hpp"
-#include "stet/generate.hpp"
-#include "stet/sampler.hpp"
-#include "stet/snapshot.hpp"
+#include "stet/generate/generate.hpp"
+#include "stet/sampling/sampler.hpp"
+#include "stet/snapshot/snapshot.hpp"
 #include "support.hpp"
 
 namespace stet::test {

@@ -7,8 +7,8 @@
 
 #include "reference_model.hpp"
 #include "scratch.hpp"
-#include "stet/snapshot.hpp"
-#include "stet/verify.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "stet/snapshot/verify.hpp"
 
 namespace stet::test {
 namespace {

@@ -1,7 +1,7 @@
 // Models and tokenizers out of archives (stet/archive.hpp) are those of the directories the
 // archives were written from; an archive that is damaged, or wrong with digests that are right, is
 // refused.
-#include "stet/files.hpp"
+#include "stet/files/file_source.hpp"
 
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -11,8 +11,8 @@
 
 #include "scratch.hpp"
 #include "snapshot_image.hpp"
-#include "stet/archive.hpp"
-#include "stet/tokenizer.hpp"
+#include "stet/files/archive.hpp"
+#include "stet/text/tokenizer.hpp"
 #include "support.hpp"
 
 namespace stet::test {

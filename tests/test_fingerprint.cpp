@@ -1,13 +1,13 @@
 // What models are called: the same for the same values in any file, another for anything else.
-#include "src/fingerprint.hpp"
+#include "src/checkpoint/fingerprint.hpp"
 
 #include <bit>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "scratch.hpp"
-#include "src/sha256_portable.hpp"
-#include "stet/packed.hpp"
+#include "src/base/sha256_portable.hpp"
+#include "stet/checkpoint/packed.hpp"
 #include "support.hpp"
 
 namespace stet::test {

@@ -3,7 +3,7 @@
 #include <cfenv>
 
 #include "kernel_support.hpp"
-#include "stet/sampler.hpp"
+#include "stet/sampling/sampler.hpp"
 #include "support.hpp"
 
 namespace stet::test {

@@ -4,9 +4,9 @@
 
 #include "scratch.hpp"
 #include "snapshot_image.hpp"
-#include "stet/generate.hpp"
-#include "stet/packed.hpp"
-#include "stet/snapshot.hpp"
+#include "stet/checkpoint/packed.hpp"
+#include "stet/generate/generate.hpp"
+#include "stet/snapshot/snapshot.hpp"
 #include "support.hpp"
 
 namespace stet::test {

@@ -9,11 +9,11 @@
 
 #include "scratch.hpp"
 #include "snapshot_image.hpp"
-#include "src/kv_writer.hpp"
-#include "src/planes.hpp"
-#include "stet/generate.hpp"
-#include "stet/snapshot.hpp"
-#include "stet/verify.hpp"
+#include "src/snapshot/planes.hpp"
+#include "stet/generate/generate.hpp"
+#include "stet/kv/kv_writer.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "stet/snapshot/verify.hpp"
 #include "support.hpp"
 
 namespace stet::test {

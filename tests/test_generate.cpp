@@ -1,8 +1,8 @@
 // Replies: where they stop, and that it does not matter where they were cut.
 #include "scratch.hpp"
-#include "stet/error.hpp"
-#include "stet/generate.hpp"
-#include "stet/snapshot.hpp"
+#include "stet/base/error.hpp"
+#include "stet/generate/generate.hpp"
+#include "stet/snapshot/snapshot.hpp"
 #include "support.hpp"
 
 namespace stet::test {

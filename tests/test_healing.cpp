@@ -11,9 +11,9 @@
 #include <thread>
 
 #include "scratch.hpp"
-#include "stet/generate.hpp"
-#include "stet/snapshot.hpp"
-#include "stet/verify.hpp"
+#include "stet/generate/generate.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "stet/snapshot/verify.hpp"
 #include "support.hpp"
 
 namespace stet::test {

@@ -9,9 +9,9 @@
 #include "scratch.hpp"
 #include "snapshot_image.hpp"
 #include "spent.hpp"
-#include "stet/file.hpp"
-#include "stet/limits.hpp"
-#include "stet/memory.hpp"
+#include "stet/base/limits.hpp"
+#include "stet/base/memory.hpp"
+#include "stet/files/file.hpp"
 #include "support.hpp"
 #include "use_snapshot.hpp"
 

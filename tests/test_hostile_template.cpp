@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "jinja/jinja.hpp"
 #include "spent.hpp"
-#include "stet/error.hpp"
+#include "stet/base/error.hpp"
+#include "stet/text/jinja.hpp"
 
 namespace stet::jinja {
 namespace {

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "spent.hpp"
-#include "src/added_tokens.hpp"
-#include "stet/limits.hpp"
+#include "src/text/added_tokens.hpp"
+#include "stet/base/limits.hpp"
 #include "tokenizer_testing.hpp"
 
 namespace stet_test {

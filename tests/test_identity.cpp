@@ -1,13 +1,13 @@
 // What blocks and states are called: equal names mean equal bytes, and names do not depend on how a
 // state came about.
-#include "stet/identity.hpp"
+#include "stet/session/identity.hpp"
 
 #include "scratch.hpp"
 #include "snapshot_image.hpp"
+#include "src/base/sha256_portable.hpp"
 #include "src/gemm.hpp"
-#include "src/sha256_portable.hpp"
-#include "stet/snapshot.hpp"
-#include "stet/verify.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "stet/snapshot/verify.hpp"
 #include "support.hpp"
 
 namespace stet::test {

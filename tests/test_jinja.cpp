@@ -1,6 +1,6 @@
 // The Jinja engine: tables of what jinja2 renders (tests/jinja_cases.py), places of errors, marks,
 // limits.
-#include "jinja/jinja.hpp"
+#include "stet/text/jinja.hpp"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 
 #include "error_of.hpp"
 #include "heap.hpp"
-#include "jinja/text.hpp"
+#include "src/text/jinja/text.hpp"
 
 namespace {
 

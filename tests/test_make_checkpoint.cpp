@@ -8,8 +8,8 @@
 #include <string>
 
 #include "scratch.hpp"
-#include "stet/generate.hpp"
-#include "stet/safetensors.hpp"
+#include "stet/checkpoint/safetensors.hpp"
+#include "stet/generate/generate.hpp"
 
 namespace {
 

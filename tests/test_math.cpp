@@ -9,7 +9,7 @@
 #include <limits>
 #include <vector>
 
-#include "stet/math.hpp"
+#include "stet/kernels/math.hpp"
 #include "xxhash.h"
 
 namespace {

@@ -1,12 +1,12 @@
 // Packed weights byte for byte, conversions over all 16-bit numbers, and linear(): any number of
 // rows, the same bits.
-#include "stet/matrix.hpp"
+#include "stet/model/matrix.hpp"
 
 #include <xxhash.h>
 
 #include "kernel_support.hpp"
 #include "src/gemm.hpp"
-#include "stet/ops.hpp"
+#include "stet/model/ops.hpp"
 
 namespace stet::test {
 namespace {

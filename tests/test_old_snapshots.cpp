@@ -2,7 +2,7 @@
 #include <fstream>
 
 #include "scratch.hpp"
-#include "stet/compare.hpp"
+#include "stet/snapshot/compare.hpp"
 #include "support.hpp"
 #include "tools/open_snapshots.hpp"
 

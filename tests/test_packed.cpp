@@ -1,6 +1,6 @@
 // Packed checkpoints: the same bits as the checkpoints they were packed from, used in place,
 // written the same every time; and what is refused, and how.
-#include "stet/packed.hpp"
+#include "stet/checkpoint/packed.hpp"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 
 #include "scratch.hpp"
 #include "snapshot_image.hpp"
-#include "stet/snapshot.hpp"
+#include "stet/snapshot/snapshot.hpp"
 #include "support.hpp"
 
 namespace stet::test {

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "run_command.hpp"
-#include "stet/packed.hpp"
+#include "stet/checkpoint/packed.hpp"
 #include "support.hpp"
 
 namespace stet::test {

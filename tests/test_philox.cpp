@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "stet/philox.hpp"
+#include "stet/sampling/philox.hpp"
 
 namespace {
 

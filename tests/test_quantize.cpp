@@ -1,12 +1,12 @@
 // Weights rounded to q8 and q4: how far they are off, and the packed bytes, with the layout
 // restated from kernels.hpp.
-#include "src/quantize.hpp"
+#include "kernels/quantize.hpp"
 
 #include <cmath>
 #include <random>
 
 #include "scratch.hpp"
-#include "stet/matrix.hpp"
+#include "stet/model/matrix.hpp"
 #include "support.hpp"
 
 namespace stet::test {

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "scratch.hpp"
-#include "stet/bytes.hpp"
-#include "stet/safetensors.hpp"
+#include "stet/base/bytes.hpp"
+#include "stet/checkpoint/safetensors.hpp"
 
 namespace {
 

@@ -14,12 +14,12 @@
 #include "error_of.hpp"
 #include "heap.hpp"
 #include "nlohmann/json.hpp"
-#include "stet/error.hpp"
-#include "stet/file.hpp"
-#include "stet/math.hpp"
-#include "stet/philox.hpp"
-#include "stet/safetensors.hpp"
-#include "stet/sampler.hpp"
+#include "stet/base/error.hpp"
+#include "stet/checkpoint/safetensors.hpp"
+#include "stet/files/file.hpp"
+#include "stet/kernels/math.hpp"
+#include "stet/sampling/philox.hpp"
+#include "stet/sampling/sampler.hpp"
 #include "xxhash.h"
 
 namespace {

@@ -2,7 +2,7 @@
 // libcrypto's.
 #include <random>
 
-#include "src/sha256_portable.hpp"
+#include "src/base/sha256_portable.hpp"
 #include "support.hpp"
 
 namespace stet::test {

@@ -10,8 +10,8 @@
 #include "scratch.hpp"
 #include "snapshot_image.hpp"
 #include "src/gemm.hpp"
-#include "stet/generate.hpp"
-#include "stet/snapshot.hpp"
+#include "stet/generate/generate.hpp"
+#include "stet/snapshot/snapshot.hpp"
 #include "support.hpp"
 
 namespace stet::test {

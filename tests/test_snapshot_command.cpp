@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "run_command.hpp"
-#include "stet/snapshot.hpp"
+#include "stet/snapshot/snapshot.hpp"
 #include "support.hpp"
 
 namespace stet::test {

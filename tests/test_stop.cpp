@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "error_of.hpp"
-#include "stet/error.hpp"
-#include "stet/stop.hpp"
+#include "stet/base/error.hpp"
+#include "stet/generate/stop.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // Teams: every piece once, in every order in which the system lets threads come, and no thread that
 // a run could wait for in vain.
-#include "stet/team.hpp"
+#include "stet/threads/team.hpp"
 
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/helpers.hpp"
+#include "src/threads/helpers.hpp"
 
 namespace stet::test {
 namespace {

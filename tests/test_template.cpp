@@ -1,5 +1,5 @@
 // Chat templates of checkpoints.
-#include "stet/template.hpp"
+#include "stet/chat/template.hpp"
 
 #include "tokenizer_testing.hpp"
 

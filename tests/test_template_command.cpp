@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "run_command.hpp"
-#include "stet/tokenizer.hpp"
+#include "stet/text/tokenizer.hpp"
 
 using nlohmann::ordered_json;
 using stet::Tokenizer;

@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include "scratch.hpp"
-#include "src/packed.hpp"
-#include "stet/packed.hpp"
+#include "src/checkpoint/packed.hpp"
+#include "stet/checkpoint/packed.hpp"
 #include "support.hpp"
 
 namespace stet::test {

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "error_of.hpp"
-#include "src/utf8.hpp"
-#include "stet/error.hpp"
-#include "stet/tokenizer.hpp"
+#include "stet/base/error.hpp"
+#include "stet/text/tokenizer.hpp"
+#include "stet/text/utf8.hpp"
 
 namespace stet_test {
 

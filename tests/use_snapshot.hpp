@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "stet/compare.hpp"
-#include "stet/config.hpp"
-#include "stet/generate.hpp"
-#include "stet/snapshot.hpp"
-#include "stet/verify.hpp"
+#include "stet/generate/generate.hpp"
+#include "stet/model/config.hpp"
+#include "stet/snapshot/compare.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "stet/snapshot/verify.hpp"
 
 namespace stet::test {
 

@@ -3,8 +3,8 @@
 
 #include <filesystem>
 
-#include "stet/error.hpp"
-#include "stet/verify.hpp"
+#include "stet/base/error.hpp"
+#include "stet/snapshot/verify.hpp"
 #include "tools/exchange.hpp"
 
 namespace stet::tool {

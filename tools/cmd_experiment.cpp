@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <map>
 
-#include "stet/error.hpp"
-#include "stet/sampler.hpp"
+#include "stet/base/error.hpp"
+#include "stet/sampling/sampler.hpp"
 #include "tools/exchange.hpp"
 
 namespace stet::tool {

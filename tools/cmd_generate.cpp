@@ -4,7 +4,7 @@
 #include <csignal>
 #include <cstdio>
 
-#include "stet/error.hpp"
+#include "stet/base/error.hpp"
 #include "tools/exchange.hpp"
 
 namespace stet::tool {

@@ -7,8 +7,8 @@
 #include <span>
 #include <utility>
 
-#include "stet/error.hpp"
-#include "stet/safetensors.hpp"
+#include "stet/base/error.hpp"
+#include "stet/checkpoint/safetensors.hpp"
 #include "tools/command.hpp"
 
 namespace stet::tool {

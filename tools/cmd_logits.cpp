@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "stet/error.hpp"
-#include "stet/safetensors.hpp"
+#include "stet/base/error.hpp"
+#include "stet/checkpoint/safetensors.hpp"
 #include "tools/command.hpp"
 
 namespace stet::tool {

@@ -3,9 +3,9 @@
 
 #include <filesystem>
 
-#include "stet/error.hpp"
-#include "stet/packed.hpp"
-#include "stet/safetensors.hpp"
+#include "stet/base/error.hpp"
+#include "stet/checkpoint/packed.hpp"
+#include "stet/checkpoint/safetensors.hpp"
 #include "tools/command.hpp"
 
 namespace stet::tool {

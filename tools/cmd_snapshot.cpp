@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "stet/error.hpp"
-#include "stet/verify.hpp"
+#include "stet/base/error.hpp"
+#include "stet/snapshot/verify.hpp"
 #include "tools/difference.hpp"
 
 namespace stet::tool {

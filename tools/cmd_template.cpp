@@ -3,8 +3,8 @@
 
 #include <chrono>
 
-#include "stet/error.hpp"
-#include "stet/template.hpp"
+#include "stet/base/error.hpp"
+#include "stet/chat/template.hpp"
 #include "tools/command.hpp"
 
 namespace stet::tool {

@@ -1,7 +1,7 @@
 // stet tokenize, detokenize.
 #include <fmt/format.h>
 
-#include "stet/error.hpp"
+#include "stet/base/error.hpp"
 #include "tools/command.hpp"
 
 namespace stet::tool {

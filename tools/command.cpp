@@ -12,10 +12,10 @@
 #include <future>
 #include <iostream>
 
-#include "stet/error.hpp"
-#include "stet/file.hpp"
-#include "stet/kernels.hpp"
-#include "stet/safetensors.hpp"
+#include "stet/base/error.hpp"
+#include "stet/checkpoint/safetensors.hpp"
+#include "stet/files/file.hpp"
+#include "stet/kernels/kernels.hpp"
 #include "tools/words.hpp"
 
 namespace stet::tool {

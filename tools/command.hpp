@@ -10,11 +10,11 @@
 #include <string_view>
 #include <vector>
 
-#include "stet/generate.hpp"
-#include "stet/packed.hpp"
-#include "stet/session.hpp"
-#include "stet/snapshot.hpp"
-#include "stet/tokenizer.hpp"
+#include "stet/checkpoint/packed.hpp"
+#include "stet/generate/generate.hpp"
+#include "stet/session/session.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "stet/text/tokenizer.hpp"
 #include "tools/outputs.hpp"
 #include "tools/streams.hpp"
 

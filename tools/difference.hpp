@@ -1,7 +1,7 @@
 // How subcommands tell of a difference between two states.
 #pragma once
 
-#include "stet/compare.hpp"
+#include "stet/snapshot/compare.hpp"
 #include "tools/command.hpp"
 
 namespace stet::tool {

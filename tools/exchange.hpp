@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "stet/chat.hpp"
+#include "stet/chat/conversation.hpp"
 #include "tools/command.hpp"
 
 namespace stet::tool {

@@ -6,10 +6,10 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "stet/digest.hpp"
-#include "stet/file.hpp"
-#include "stet/files.hpp"
-#include "stet/session.hpp"
+#include "stet/base/digest.hpp"
+#include "stet/files/file.hpp"
+#include "stet/files/file_source.hpp"
+#include "stet/session/session.hpp"
 
 namespace {
 

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "stet/error.hpp"
+#include "stet/base/error.hpp"
 #include "tools/command.hpp"
 #include "tools/words.hpp"
 

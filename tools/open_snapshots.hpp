@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "stet/snapshot.hpp"
-#include "stet/tokenizer.hpp"
-#include "stet/verify.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "stet/snapshot/verify.hpp"
+#include "stet/text/tokenizer.hpp"
 
 namespace stet::tool {
 

@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <system_error>
 
-#include "src/utf8.hpp"
-#include "stet/error.hpp"
+#include "stet/base/error.hpp"
+#include "stet/text/utf8.hpp"
 #include "tools/command.hpp"
 
 namespace stet::tool {

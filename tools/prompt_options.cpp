@@ -3,8 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "stet/error.hpp"
-#include "stet/file.hpp"
+#include "stet/base/error.hpp"
+#include "stet/files/file.hpp"
 #include "tools/command.hpp"
 
 namespace stet::tool {

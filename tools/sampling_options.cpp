@@ -3,7 +3,7 @@
 
 #include <charconv>
 
-#include "stet/error.hpp"
+#include "stet/base/error.hpp"
 #include "tools/command.hpp"
 
 namespace stet::tool {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <new>
 
-#include "stet/error.hpp"
+#include "stet/base/error.hpp"
 #include "tools/command.hpp"
 #include "tools/help.hpp"
 #include "tools/run.hpp"

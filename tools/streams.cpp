@@ -4,7 +4,7 @@
 
 #include <cstdio>
 
-#include "stet/error.hpp"
+#include "stet/base/error.hpp"
 
 namespace stet::tool {
 

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <limits>
 
-#include "stet/error.hpp"
-#include "stet/matrix.hpp"
+#include "stet/base/error.hpp"
+#include "stet/model/matrix.hpp"
 
 namespace stet_peers {
 namespace {

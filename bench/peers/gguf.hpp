@@ -16,8 +16,8 @@
 #include <string_view>
 #include <vector>
 
-#include "stet/bytes.hpp"
-#include "stet/file.hpp"
+#include "stet/base/bytes.hpp"
+#include "stet/files/file.hpp"
 
 namespace stet_peers {
 

@@ -11,10 +11,10 @@
 #include <map>
 
 #include "bench/peers/gguf.hpp"
-#include "stet/config.hpp"
-#include "stet/error.hpp"
-#include "stet/matrix.hpp"
-#include "stet/safetensors.hpp"
+#include "stet/base/error.hpp"
+#include "stet/checkpoint/safetensors.hpp"
+#include "stet/model/config.hpp"
+#include "stet/model/matrix.hpp"
 
 namespace stet_peers {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "stet/error.hpp"
+#include "stet/base/error.hpp"
 #include "tests/fuzz/forged_snapshot.hpp"
 #include "tests/fuzz/fuzz.hpp"
 #include "tools/run.hpp"

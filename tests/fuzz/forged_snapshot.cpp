@@ -8,9 +8,9 @@
 #include <random>
 #include <vector>
 
-#include "stet/file.hpp"
-#include "stet/generate.hpp"
-#include "stet/snapshot.hpp"
+#include "stet/files/file.hpp"
+#include "stet/generate/generate.hpp"
+#include "stet/snapshot/snapshot.hpp"
 #include "tests/fuzz/fuzz.hpp"
 #include "tests/snapshot_image.hpp"
 

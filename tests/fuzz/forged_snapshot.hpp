@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "stet/model.hpp"
-#include "stet/tokenizer.hpp"
+#include "stet/model/model.hpp"
+#include "stet/text/tokenizer.hpp"
 
 namespace stet::fuzz {
 

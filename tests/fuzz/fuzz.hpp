@@ -10,7 +10,7 @@
 #include <span>
 #include <string_view>
 
-#include "stet/error.hpp"
+#include "stet/base/error.hpp"
 
 namespace stet::fuzz {
 

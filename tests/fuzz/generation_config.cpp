@@ -1,5 +1,5 @@
 // generation_config.json.
-#include "stet/config.hpp"
+#include "stet/model/config.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace stet;

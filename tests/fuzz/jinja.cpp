@@ -1,9 +1,9 @@
 // A template, and JSON variables for it behind kSplit; and the marks of what it renders.
-#include "jinja/jinja.hpp"
+#include "stet/text/jinja.hpp"
 
 #include <algorithm>
 
-#include "src/utf8.hpp"
+#include "stet/text/utf8.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace stet;

@@ -1,10 +1,10 @@
 // The header of a safetensors file.
-#include "stet/safetensors.hpp"
+#include "stet/checkpoint/safetensors.hpp"
 
 #include <cstring>
 #include <string>
 
-#include "stet/bytes.hpp"
+#include "stet/base/bytes.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);

@@ -1,7 +1,7 @@
 // A snapshot: opened, restored, and used in every other way.
-#include "stet/snapshot.hpp"
+#include "stet/snapshot/snapshot.hpp"
 
-#include "stet/generate.hpp"
+#include "stet/generate/generate.hpp"
 #include "tests/fuzz/forged_snapshot.hpp"
 #include "tests/fuzz/fuzz.hpp"
 #include "tests/use_snapshot.hpp"

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <string>
 
-#include "src/utf8.hpp"
-#include "stet/tokenizer.hpp"
+#include "stet/text/tokenizer.hpp"
+#include "stet/text/utf8.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 namespace stet::fuzz {

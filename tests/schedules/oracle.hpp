@@ -4,7 +4,7 @@
 
 #include <map>
 
-#include "stet/snapshot.hpp"
+#include "stet/snapshot/snapshot.hpp"
 #include "support.hpp"
 
 namespace stet::test {

@@ -1,0 +1,19 @@
+// The floating-point environment of the contract, for as long as an object of this class lives.
+#pragma once
+
+#include "stet/kernels/kernels.hpp"
+
+namespace stet {
+
+class FloatEnvironment {
+ public:
+  FloatEnvironment() : previous_(enter_float_environment()) {}
+  ~FloatEnvironment() { leave_float_environment(previous_); }
+  FloatEnvironment(const FloatEnvironment&) = delete;
+  FloatEnvironment& operator=(const FloatEnvironment&) = delete;
+
+ private:
+  uint64_t previous_;
+};
+
+}  // namespace stet

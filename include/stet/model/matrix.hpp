@@ -1,0 +1,70 @@
+// Weights of a linear layer, packed for the kernels; and numbers in fewer bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "stet/base/memory.hpp"
+#include "stet/checkpoint/tensor.hpp"
+#include "stet/kernels/kernels.hpp"
+
+namespace stet {
+
+// [rows][columns], y = W x. Packed as DESIGN's numeric contract says: 16 outputs side by side,
+// inputs in pairs (16-bit weights: [rows/16][columns/2][16][2]; float32: [rows/16][columns][16]);
+// quantized ones in strips of 64 inputs, as kernels.hpp says. Rows are padded to 16 and columns to
+// depth() with zeros. The same bytes serve every instruction set.
+class Matrix {
+ public:
+  Matrix() = default;
+  // Stacks tensors of shape [n_i][columns], all of one dtype (checked by the caller).
+  Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads);
+  // The matrix whose transpose, [columns][rows], is stored.
+  static Matrix transposed(const TensorView& tensor, int threads);
+  // Packed bytes that someone else owns, at an address that is a multiple of 64: packed_bytes(type,
+  // rows, columns) of them.
+  static Matrix packed(WeightType type, size_t rows, size_t columns, const std::byte* bytes,
+                       std::shared_ptr<const void> owner);
+  static size_t packed_bytes(WeightType type, size_t rows, size_t columns);
+  // The same weights rounded to `to`, q8 or q4 (src/quantize.hpp). Throws an unsupported Error for
+  // weights that are not finite, or too large for a scale in float16.
+  Matrix quantized(WeightType to, int threads) const;
+
+  size_t rows() const { return rows_; }
+  size_t columns() const { return columns_; }
+  size_t depth() const;  // columns, padded: to pairs, or to strips
+  size_t blocks() const { return (rows_ + kLanes - 1) / kLanes; }
+  WeightType type() const { return type_; }
+  const void* block(size_t index) const { return data_ + index * block_bytes(); }
+  size_t block_bytes() const;
+  size_t bytes() const { return blocks() * block_bytes(); }
+  std::span<const std::byte> all() const { return {data_, data_ == nullptr ? 0 : bytes()}; }
+  // Row `row` widened to float32: out[columns].
+  void gather(size_t row, float* out) const;
+
+ private:
+  Matrix(WeightType type, size_t rows, size_t columns);
+  size_t element_size() const {
+    return type_ == WeightType::f32 ? 4 : 2;
+  }  // of those that are not quantized
+
+  size_t rows_ = 0, columns_ = 0;
+  WeightType type_ = WeightType::f32;
+  Memory memory_;  // empty when others own the bytes
+  std::shared_ptr<const void> owner_;
+  const std::byte* data_ = nullptr;
+};
+
+bool is_quantized(WeightType type);
+const char* weight_type_name(WeightType type);  // "f32", "bf16", "f16", "q8", "q4"
+
+float widen_bf16(uint16_t bits);
+float widen_f16(uint16_t bits);
+// Round to nearest, ties to even; NaN stays NaN, overflow becomes infinity.
+uint16_t round_bf16(float x);
+uint16_t round_f16(float x);
+
+}  // namespace stet

@@ -1,0 +1,130 @@
+// A model: immutable weights and the forward pass over them. Shared by any number of sessions and
+// threads.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stet/files/file_source.hpp"
+#include "stet/model/config.hpp"
+#include "stet/model/ops.hpp"
+
+namespace stet {
+
+// What the weights are, without keeping them twice: the text of a hash for each group of tensors,
+// in this order: "embeddings", "norms", "attention", "mlp", "head" (absent when the head is tied),
+// then "config" and, over all of these, "model". A group's covers names, shapes and exact values of
+// its tensors, not the type or the file that they are stored in (src/fingerprint.hpp).
+using Fingerprints = std::vector<std::pair<std::string, std::string>>;
+
+struct Workspace {
+  Scratch scratch;
+  std::vector<Memory> memory;
+  std::vector<int32_t> ids;  // of the present pass
+  std::vector<Span> spans;
+  Rows x, normed, qkv, attention, gate_up, mlp, out, logits;  // `rows` rows each; logits fewer
+  Rows last;  // of each session of a batch the last row of `out`
+  size_t rows = 0;
+  int threads = 0;
+};
+
+class WeightGuard;
+
+// Packed weights (packed.hpp) are used where they stand in the mapped file. After every pass the
+// file's stamp is looked at; when it has changed, all weights are compared with their digests: the
+// pass is done again where they are what they were, and is a format Error where not, which leaves
+// sessions as they were. A model out of directory_source(directory, false) is in memory, beyond the
+// reach of whatever happens to its file.
+class Model {
+ public:
+  // Reads a checkpoint directory in the published Hugging Face layout. `threads` (0: all
+  // processors) pack the weights. Throws Error, naming file and field, for anything missing,
+  // malformed or unsupported.
+  static std::shared_ptr<const Model> load(const std::string& directory, int threads = 0);
+  // The same from wherever the files are; the model keeps the source. For `contract` q8 or q4,
+  // weights that are not packed already (packed.hpp) are rounded; for others they stay what they
+  // are.
+  static std::shared_ptr<const Model> load(std::shared_ptr<const FileSource> source,
+                                           int threads = 0, Contract contract = Contract::f32);
+  // Writes the weights, packed and rounded as load() would, to a file (packed.hpp:
+  // pack_checkpoint).
+  static void pack(const FileSource& source, Contract contract, const std::string& path,
+                   int threads = 0);
+  // Names of the files that load() reads: config.json, generation_config.json where there is one,
+  // and the weights.
+  static std::vector<std::string> files_of(const FileSource& source);
+  virtual ~Model();
+
+  const ModelConfig& config() const { return config_; }
+  const GenerationConfig& generation() const { return generation_; }
+  const Fingerprints& fingerprints() const { return fingerprints_; }
+  // The last of them: what the model is called.
+  const std::string& fingerprint() const { return fingerprints_.back().second; }
+  // What snapshots of format versions 1 and 2 call the same weights, as they are stored here. A
+  // packed file that is older than format version 3 has these alone, for fingerprints() too.
+  const Fingerprints& stored_fingerprints() const { return stored_fingerprints_; }
+  // Whichever of both are of the kind that `fingerprint`, a text, is of.
+  const Fingerprints& fingerprints_like(const std::string& fingerprint) const;
+  // Whether a state's model, whatever its format version, is this one.
+  bool is_named(const std::string& fingerprint) const {
+    return fingerprints_like(fingerprint).back().second == fingerprint;
+  }
+  // Where it was loaded from; as text: the directory, or what errors call the archive ("s.stet:
+  // WEIGHTS").
+  const FileSource& source() const { return *source_; }
+  const std::string& directory() const { return source_->path(); }
+  size_t weight_bytes() const { return weight_bytes_; }
+  // Where the packed matrices lie that every token multiplies with: all but the embeddings, where
+  // the head has its own. They live as long as the model.
+  const std::vector<std::span<const std::byte>>& matrices() const { return matrices_; }
+  // The contract that the weights are for: q8 or q4 when they are rounded, otherwise f32 (or bf16,
+  // where they are bfloat16).
+  Contract contract() const { return contract_; }
+  // Throws an unsupported Error, naming a tensor, when the weights cannot be multiplied under this
+  // contract: bf16 takes bfloat16 alone, q8 and q4 take weights that were rounded for them.
+  void check_contract(Contract contract) const;
+
+  // p.ids -> p.out, the hidden states after the final norm; keys and values go to the caches of
+  // p.spans.
+  virtual void forward(Team t, const Pass& p) const = 0;
+  // Hidden states after the final norm [rows] -> logits [rows][vocab_size].
+  void head(Team t, const Pass& p, Rows hidden, Rows logits) const;
+
+  // What a pass asks before it reads weights and after it, to know whether they were the model's
+  // all the while. Throws what check_packed() does.
+  uint64_t weights_version() const;
+  bool weights_held_since(uint64_t version) const;
+
+  // Scratch memory for a pass of up to `rows` tokens on `threads` threads; give it back when done,
+  // so that the next pass need not allocate. Nothing in it outlives a pass.
+  std::unique_ptr<Workspace> take_workspace(size_t rows, int threads) const;
+  void give_workspace(std::unique_ptr<Workspace> workspace) const noexcept;
+
+ protected:
+  explicit Model(ModelConfig config);
+
+  ModelConfig config_;
+  Matrix embedding_;
+  Matrix head_;  // empty when tied
+
+ private:
+  friend class WeightLoader;
+  GenerationConfig generation_;
+  Fingerprints fingerprints_, stored_fingerprints_;
+  std::shared_ptr<const FileSource> source_;
+  std::unique_ptr<const WeightGuard> guard_;  // of packed weights in a mapped file
+  size_t weight_bytes_ = 0;
+  std::vector<std::span<const std::byte>> matrices_;
+  Contract contract_ = Contract::f32;
+  struct {
+    std::string file, name, dtype;
+  } not_bf16_;  // the first matrix of another type; no name when there is none
+  mutable std::mutex workspaces_mutex_;
+  mutable std::vector<std::unique_ptr<Workspace>> workspaces_;
+};
+
+}  // namespace stet

@@ -1,0 +1,207 @@
+// A conversation with a model: everything that changes while it runs, and nothing else.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stet/model/model.hpp"
+#include "stet/session/identity.hpp"
+#include "stet/session/state.hpp"
+
+namespace stet {
+
+// How to compute. No choice here changes a bit of the result, but for `contract`.
+struct ComputeOptions {
+  Contract contract = Contract::f32;  // bf16: for checkpoints whose matrices are all bfloat16
+  int threads = 0;                    // 0: all processors this process may run on
+  std::string isa;                    // a name of kernel_names(); empty: the best this CPU has
+  int64_t chunk = 512;  // tokens processed at once, of all sessions of a batch together
+};
+
+struct SessionOptions {
+  int64_t capacity =
+      0;  // positions; 0: the model's max_position_embeddings, which it may not exceed
+  KvType kv_type = KvType::f32;
+  ComputeOptions compute;
+};
+
+// Of what a session of this model computes under this contract.
+StateOrigin origin_of(const Model& model, Contract contract);
+
+// Called for consecutive rows: `logits` are those of positions first .. first + logits.count - 1.
+using LogitSink = std::function<void(int64_t first, Rows logits)>;
+// Called for consecutive rows of hidden state `index` (0: embedding; i: after layer i; the last:
+// after the norm).
+using HiddenSink = std::function<void(size_t index, int64_t first, Rows hidden)>;
+// Called after every chunk with the number of tokens of this call processed so far.
+using Progress = std::function<void(int64_t done)>;
+
+// That something was given to others, who may keep it. Copies are told of it from any thread.
+class SharedMark {
+ public:
+  SharedMark() = default;
+  SharedMark(SharedMark&& other) noexcept : set_(other.is_set()) {}
+  SharedMark& operator=(SharedMark&& other) noexcept {
+    set_.store(other.is_set(), std::memory_order_relaxed);
+    return *this;
+  }
+  void set() const { set_.store(true, std::memory_order_relaxed); }
+  void clear() { set_.store(false, std::memory_order_relaxed); }
+  bool is_set() const { return set_.load(std::memory_order_relaxed); }
+
+ private:
+  mutable std::atomic<bool> set_{false};
+};
+
+class Session;
+
+// The tokens, one or more, that a batch adds to one of its sessions.
+struct BatchEntry {
+  Session* session;
+  std::span<const int32_t> ids;
+};
+
+// Every session goes on by its tokens, and all of them by the same passes over the weights: prompts
+// and single tokens may be mixed. Each session afterwards has the bits that an append() of its own
+// would have given it (not under f32_blas). Sessions may differ in length, capacity and kv type,
+// and may be forks of one another. How to compute (isa, threads, chunk) is up to the first; nothing
+// but the calling thread may use any of them meanwhile. Throws an argument Error for sessions of
+// different models or contracts, for one that stands twice and for an entry without tokens, and
+// what append() throws; where an entry is at fault, the field begins with its place ("batch[2]:
+// tokens"). Whatever is thrown, all sessions are as they were.
+void append(std::span<const BatchEntry> batch);
+
+// Blocks of one file that were no longer what was saved there, and that a session has computed
+// again.
+struct HealedBlocks {
+  std::string file;
+  std::vector<int64_t> blocks;
+  int64_t tokens = 0;  // that were processed for it
+
+  std::string text()
+      const;  // "s.stet: KV blocks 0, 3 were not what was saved: computed again from 128 tokens"
+};
+
+// A session whose blocks lie in a mapped file heals itself: where that file is cut off, overwritten
+// or unreadable, the blocks that are no longer what was saved are computed again from the session's
+// own tokens, exactly, within the call that finds out. The bytes decide: a file that is merely
+// touched changes nothing. Calls that can find out throw a format Error, and leave the session as
+// it was, where that is impossible: keys or values were edited (State::edits), or come from BLAS.
+class Session {
+ public:
+  // Throws an argument Error for options out of range, or an isa that this CPU lacks; an
+  // unsupported Error for a contract that this model's weights are not for (Model::check_contract).
+  explicit Session(std::shared_ptr<const Model> model, const SessionOptions& options = {});
+  // Goes on from a state of this model; of the options, only `compute` counts. Throws a mismatch
+  // Error for a state of another contract or model (State::origin), an argument Error for one whose
+  // cache has another shape, or whose tokens are not of the model's vocabulary.
+  Session(std::shared_ptr<const Model> model, State state, const SessionOptions& options);
+
+  // Tokens go through the model after those already there. Throws an argument Error for an id
+  // outside the vocabulary and a capacity Error when they do not fit; either leaves the session as
+  // it was. With sinks, every row is handed out; an exception that a sink throws leaves the session
+  // as it was, too. A sink may read tokens() and kv() (the chunks before its own); changing,
+  // copying or asking logits of the session is an argument Error.
+  void append(std::span<const int32_t> ids, const LogitSink& logits = nullptr,
+              const HiddenSink& hidden = nullptr, const Progress& progress = nullptr);
+  // Drops all tokens from position `size` on. Exact: what follows is as if they had never been. A
+  // turn that is cut is open again; text of its reply then begins at the next token. Throws an
+  // argument Error for a position that is not there, or that is not after the last prune
+  // (State::floor): what it saw is gone.
+  void rewind(int64_t size);
+  // A second session that shares every full block with this one and goes its own way.
+  Session fork() const;
+  // See state.hpp. Returns the number of positions that are seen no more.
+  int64_t prune(const PruneOptions& options);
+  void prune_range(int64_t begin, int64_t end, bool shift);
+  void set_key(int64_t layer, int64_t head, int64_t position, std::span<const float> x);
+  void set_value(int64_t layer, int64_t head, int64_t position, std::span<const float> x);
+  Session(Session&&) noexcept = default;
+  Session& operator=(Session&&) noexcept = default;
+
+  const std::vector<int32_t>& tokens() const { return state_.tokens; }
+  int64_t size() const { return state_.size(); }
+  int64_t drawn() const { return state_.drawn(); }
+  int64_t capacity() const { return state_.kv.capacity(); }
+  // What every full block is called (identity.hpp): of a state that its tokens give, nothing is
+  // looked at but those.
+  std::vector<BlockIdentity> block_identities();
+  // Logits that follow the last token, [vocab_size]; empty when there are no tokens. After a rewind
+  // they are computed here, by processing the last token again; keys and values stay as they are.
+  std::span<const float> logits();
+
+  GenerationState& generation() { return state_.generation; }
+  const GenerationState& generation() const { return state_.generation; }
+  const std::vector<Prune>& prunes() const { return state_.prunes; }
+  const std::vector<KvEdit>& edits() const { return state_.edits; }
+  Dialogue& dialogue() { return state_.dialogue; }
+  const Dialogue& dialogue() const { return state_.dialogue; }
+  std::vector<int32_t> transcript() const { return state_.transcript(); }
+  // All of it, with logits() known and every block looked at.
+  const State& state();
+  // What was healed since the last call.
+  std::vector<HealedBlocks> take_healed() { return std::exchange(healed_, {}); }
+
+  const Model& model() const { return *model_; }
+  const std::shared_ptr<const Model>& shared_model() const { return model_; }
+  const KvCache& kv() const { return state_.kv; }
+  const ComputeOptions& compute() const { return compute_; }
+  // Throws what the constructor does, and a mismatch Error for another contract while there are
+  // tokens.
+  void set_compute(const ComputeOptions& compute);
+
+ private:
+  friend void append(std::span<const BatchEntry> batch);
+  struct Sinks {  // of a batch of one
+    const LogitSink& logits;
+    const HiddenSink& hidden;
+    const Progress& progress;
+  };
+  // Of an append that is running.
+  struct Growth {
+    int64_t before = -1;                         // the size it began with; -1: none is running
+    std::shared_ptr<std::vector<float>> logits;  // where the new ones will go
+  };
+  friend class Snapshot;
+
+  Session(const Session& other);  // fork() is the only copy
+  static void advance(std::span<const BatchEntry> batch, const Sinks& sinks);
+  static void begin_entry(std::span<const BatchEntry> batch, size_t index);
+  static void run_pass(std::span<const BatchEntry> batch, size_t most, Workspace& w,
+                       const Sinks& sinks);
+  static void hand_out(const Session& session, const Pass& pass, const Workspace& w,
+                       const Sinks& sinks);
+  static void compute_logits(std::span<const BatchEntry> batch, const Pass& pass, Workspace& w);
+  static void finish(std::span<const BatchEntry> batch, Workspace& w);
+  void begin(const Session& first, std::span<const int32_t> ids);
+  std::shared_ptr<std::vector<float>> logits_room() const;
+  void undo();
+  static void run_until_sound(std::span<const BatchEntry> batch, size_t first_entry,
+                              const Pass& pass, const Workspace& w);
+  void run_head(const Pass& pass, Rows hidden, Rows logits) const;
+  void refuse_in_sink(const char* call) const;
+  void cut(int64_t to);
+  template <class Reads>
+  void with_mending(Reads reads);
+  void mend(KvCache::Look look);
+  void heal(const std::vector<int64_t>& damaged);
+  void take_blocks(Session& from, std::span<const int64_t> damaged, int64_t tokens);
+  Session front(int64_t size);
+
+  std::shared_ptr<const Model> model_;
+  ComputeOptions compute_;  // how, not what
+  State state_;             // what
+  Growth growth_;
+  SharedMark logits_shared_;  // somebody else may hold state_.logits
+  std::shared_ptr<std::vector<float>>
+      spare_;  // logits of the token before, which nobody else holds
+  std::vector<HealedBlocks> healed_;
+};
+
+}  // namespace stet

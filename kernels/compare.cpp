@@ -1,0 +1,175 @@
+#include "kernels/compare.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "stet/kernels/math.hpp"
+
+namespace stet {
+namespace {
+
+bool same_bits(float x, float y) {
+  return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y);
+}
+
+bool within(double x, double y, double tolerance) {
+  return std::abs(x - y) <= tolerance * std::max(1.0, std::abs(x));
+}
+
+// With the bits as they are stored.
+std::string number_text(KvType type, const std::byte* at) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, at,
+              type == KvType::f32 ? 4 : 2);  // the lower half, on a little-endian machine
+  return fmt::format("{} (bits {:x})", read_element(type, at), bits);
+}
+
+class DeviationSum {
+ public:
+  void add(double difference) {
+    const double size =
+        std::isnan(difference) ? std::numeric_limits<double>::infinity() : std::abs(difference);
+    largest_ = std::max(largest_, size);
+    squares_ += size * size;
+  }
+  void count(int64_t numbers) { count_ += numbers; }
+  Deviation get() const {
+    return {largest_, count_ == 0 ? 0 : std::sqrt(squares_ / static_cast<double>(count_))};
+  }
+
+ private:
+  double largest_ = 0, squares_ = 0;
+  int64_t count_ = 0;
+};
+
+// Keys, or values, of one head of one layer in one block.
+struct HeadView {
+  KvType type;
+  size_t element_size;
+  const std::byte* data;
+
+  const std::byte* at(int64_t i) const { return data + static_cast<size_t>(i) * element_size; }
+};
+
+HeadView head_of(const KvShape& shape, const std::byte* block, bool key, int64_t layer,
+                 int64_t head) {
+  return {shape.type, shape.element_size(),
+          block + (key ? shape.k_offset(layer, head) : shape.v_offset(layer, head))};
+}
+
+class KvComparer {
+ public:
+  KvComparer(const KvCache& a, const KvCache& b, double tolerance)
+      : a_(a), b_(b), tolerance_(tolerance), sums_(static_cast<size_t>(a.shape().layers) * 2) {}
+
+  KvDifferences compare() {
+    const int64_t positions = std::min(a_.size(), b_.size());
+    for (int64_t block = 0; block < blocks_of(positions); ++block) {
+      compare_block(block,
+                    a_.visible(block) & b_.visible(block) & positions_of_block(block, positions));
+    }
+    KvDifferences found{first_[1], first_[0], {}};
+    for (size_t i = 0; i < sums_.size(); i += 2)
+      found.layers.push_back({sums_[i + 1].get(), sums_[i].get()});
+    return found;
+  }
+
+ private:
+  void compare_block(int64_t block, uint64_t slots) {
+    const std::byte *const mine = a_.block(block), *const theirs = b_.block(block);
+    for (int64_t layer = 0; layer < a_.shape().layers; ++layer) {
+      for (int64_t head = 0; head < a_.shape().kv_heads; ++head) {
+        for (const bool key : {true, false}) {
+          compare_head(key, {"", block * kBlockPositions, layer, head, -1, "", ""}, slots,
+                       head_of(a_.shape(), mine, key, layer, head),
+                       head_of(b_.shape(), theirs, key, layer, head));
+        }
+      }
+    }
+  }
+
+  void compare_head(bool key, const Difference& at, uint64_t slots, const HeadView& mine,
+                    const HeadView& theirs) {
+    const int64_t dims = a_.shape().head_dim;
+    DeviationSum& sum = sums_[static_cast<size_t>(at.layer) * 2 + key];
+    sum.count(std::popcount(slots) * dims);
+    if (mine.type == theirs.type &&
+        (mine.data == theirs.data ||
+         std::memcmp(mine.data, theirs.data, a_.shape().head_bytes()) == 0))
+      return;
+    for (; slots != 0; slots &= slots - 1) {
+      const int64_t slot = std::countr_zero(slots);
+      for (int64_t d = 0; d < dims; ++d) {
+        const int64_t i = key ? d * kBlockPositions + slot : slot * dims + d;
+        const float x = read_element(mine.type, mine.at(i)),
+                    y = read_element(theirs.type, theirs.at(i));
+        if (same_bits(x, y)) continue;
+        sum.add(static_cast<double>(y) - x);
+        if (tolerance_ > 0 && within(x, y, tolerance_)) continue;
+        std::optional<Difference>& first = first_[key];
+        if (first && first->position <= at.position + slot) continue;
+        first = Difference{key ? "key" : "value",
+                           at.position + slot,
+                           at.layer,
+                           at.head,
+                           d,
+                           number_text(mine.type, mine.at(i)),
+                           number_text(theirs.type, theirs.at(i)),
+                           x,
+                           y};
+      }
+    }
+  }
+
+  const KvCache &a_, &b_;
+  const double tolerance_;
+  std::optional<Difference> first_[2];  // of values, of keys
+  std::vector<DeviationSum> sums_;      // of each layer: of values, of keys
+};
+
+// The logarithm of the sum of e^x, less the largest x, which is put into `largest`.
+double log_sum(std::span<const float> x, double* largest) {
+  *largest = *std::max_element(x.begin(), x.end());
+  double sum = 0;
+  for (const float v : x) sum += math::exp(v - *largest);
+  return math::log(sum);
+}
+
+}  // namespace
+
+KvDifferences compare_kv(const KvCache& a, const KvCache& b, double tolerance) {
+  return KvComparer(a, b, tolerance).compare();
+}
+
+std::optional<Difference> first_logit(std::span<const float> a, std::span<const float> b,
+                                      double tolerance) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (same_bits(a[i], b[i]) || (tolerance > 0 && within(a[i], b[i], tolerance))) continue;
+    const auto text = [](const float& x) {
+      return number_text(KvType::f32, reinterpret_cast<const std::byte*>(&x));
+    };
+    return Difference{"logit",    -1,         -1,   -1,  static_cast<int64_t>(i),
+                      text(a[i]), text(b[i]), a[i], b[i]};
+  }
+  return std::nullopt;
+}
+
+double divergence(std::span<const float> a, std::span<const float> b) {
+  if (a.empty()) return 0;
+  double top_a, top_b;
+  const double sum_a = log_sum(a, &top_a), sum_b = log_sum(b, &top_b);
+  double total = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double log_p = a[i] - top_a - sum_a, log_q = b[i] - top_b - sum_b;
+    const double p = math::exp(log_p);
+    if (p > 0) total += p * (log_p - log_q);
+  }
+  return std::max(total, 0.0);  // below zero by rounding alone
+}
+
+}  // namespace stet

@@ -1,0 +1,33 @@
+// Weights rounded to few bits, 32 at a time.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "stet/base/error.hpp"
+#include "stet/kernels/kernels.hpp"
+
+namespace stet {
+
+// Weight i is (u[i] - 128) d or (u[i] - 8) d, for the d whose float16 bits are `scale`.
+struct QuantizedBlock {
+  uint16_t scale;
+  uint8_t u[kQuantBlock];
+};
+
+// d = max |w| / 127, one step of float16 more where it would cut off over half a step, and the
+// nearest integers: an error of at most d / 2. The scale of weights that are not finite, or too
+// large, is infinite or not a number.
+QuantizedBlock round_block_q8(std::span<const float, kQuantBlock> w);
+// The weight of the largest magnitude becomes -8 or 7, whichever leaves the lesser sum of squared
+// errors. u is 0 .. 15.
+QuantizedBlock round_block_q4(std::span<const float, kQuantBlock> w);
+
+// What Matrix::quantized() throws: a weight that has no place in a block.
+struct WeightError : Error {
+  WeightError(WeightType to, size_t in_row, size_t in_column, float weight);
+
+  size_t row, column;
+};
+
+}  // namespace stet

@@ -1,0 +1,46 @@
+#include "stet/base/digest.hpp"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include "kernels/xxh3.hpp"
+
+namespace stet {
+
+struct RunningDigest::State {
+  alignas(64) XXH3_state_t hash;
+};
+
+Digest digest_of(std::span<const std::byte> bytes) {
+  const Hash128 h = xxh3_128(bytes.data(), bytes.size());
+  return {h.low, h.high};
+}
+
+std::string digest_text(const Digest& digest) {
+  return fmt::format("xxh3:{:016x}{:016x}", digest.high, digest.low);
+}
+
+bool parse_digest(const std::string& text, Digest* digest) {
+  if (text.size() != 37 || !text.starts_with("xxh3:") ||
+      text.find_first_not_of("0123456789abcdef", 5) != std::string::npos)
+    return false;
+  digest->high = std::stoull(text.substr(5, 16), nullptr, 16);
+  digest->low = std::stoull(text.substr(21, 16), nullptr, 16);
+  return true;
+}
+
+RunningDigest::RunningDigest() : state_(std::make_unique<State>()) {
+  XXH3_128bits_reset(&state_->hash);
+}
+RunningDigest::~RunningDigest() = default;
+
+void RunningDigest::add(std::span<const std::byte> bytes) {
+  XXH3_128bits_update(&state_->hash, bytes.data(), bytes.size());
+}
+
+Digest RunningDigest::result() const {
+  const XXH128_hash_t h = XXH3_128bits_digest(&state_->hash);
+  return {h.low64, h.high64};
+}
+
+}  // namespace stet

@@ -1,0 +1,301 @@
+#include "src/base/json_reader.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "src/base/json_memory.hpp"
+#include "stet/base/error.hpp"
+
+namespace stet {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr size_t kDepthLimit = 64;
+constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
+
+// Where the parser stopped: at the last of the `count` bytes it took, which is one past the end at
+// the end.
+std::string line_and_column(std::string_view text, size_t count) {
+  const std::string_view before = text.substr(0, std::min(count, text.size() + 1) - (count > 0));
+  const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+  const size_t line_start = before.rfind('\n') + 1;  // 0 when there is no newline
+  return fmt::format("line {}, column {}", line, before.size() - line_start + 1);
+}
+
+// Builds the document as the parser's events arrive, refusing what the library would let pass.
+class Builder : public nlohmann::json_sax<Json> {
+ public:
+  Builder(std::string_view text, const std::string& file) : text_(text), file_(file) {}
+
+  Json take() { return std::move(root_); }
+
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(number_integer_t value) override { return add(value); }
+  bool number_unsigned(number_unsigned_t value) override { return add(value); }
+  bool number_float(number_float_t value, const string_t&) override { return add(value); }
+  bool string(string_t& value) override { return add(std::move(value)); }
+  bool binary(binary_t&) override { return false; }  // JSON text has none
+  bool start_object(size_t) override { return open(Json::object()); }
+  bool start_array(size_t) override { return open(Json::array()); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+
+  bool key(string_t& name) override {
+    if (open_.back()->contains(name)) {
+      throw Error(ErrorKind::format, file_, path(name), "each key once", "a second value");
+    }
+    keys_.back() = std::move(name);
+    return true;
+  }
+
+  bool parse_error(size_t position, const std::string& token,
+                   const nlohmann::detail::exception& e) override {
+    const std::string tail = token.substr(token.size() - std::min<size_t>(token.size(), 40));
+    const bool number = e.id == 406;  // the library's number for a value that overflows a double
+    throw Error(ErrorKind::format, file_, line_and_column(text_, position),
+                number ? "a number that fits a double" : "valid JSON",
+                position > text_.size() ? "the end of the text" : "'" + tail + "'");
+  }
+
+ private:
+  Json* add(Json&& value, bool) {
+    memory_.charge(value, !open_.empty() && open_.back()->is_object() ? &keys_.back() : nullptr);
+    if (open_.empty()) {
+      root_ = std::move(value);
+      return &root_;
+    }
+    Json& parent = *open_.back();
+    if (parent.is_array()) {
+      parent.push_back(std::move(value));
+      return &parent.back();
+    }
+    return &(parent[keys_.back()] = std::move(value));
+  }
+
+  template <typename Value>
+  bool add(Value&& value) {
+    add(Json(std::forward<Value>(value)), true);
+    return true;
+  }
+
+  bool open(Json&& container) {
+    if (open_.size() == kDepthLimit) {
+      throw Error(ErrorKind::format, file_, "",
+                  "JSON at most " + std::to_string(kDepthLimit) + " levels deep", "more levels");
+    }
+    open_.push_back(add(std::move(container), true));
+    keys_.emplace_back();
+    return true;
+  }
+
+  bool close() {
+    open_.pop_back();
+    keys_.pop_back();
+    return true;
+  }
+
+  std::string path(const std::string& name) const {
+    std::string path;
+    for (size_t i = 0; i + 1 < open_.size(); ++i) {
+      path += open_[i]->is_array() ? std::to_string(open_[i]->size() - 1) + "." : keys_[i] + ".";
+    }
+    return path + name;
+  }
+
+  std::string_view text_;
+  const std::string& file_;
+  JsonMemory memory_{text_.size(), file_};
+  Json root_;
+  std::vector<Json*>
+      open_;  // the containers around the next value; stable, being last in their parents
+  std::vector<std::string> keys_;  // of each, the key whose value comes next
+};
+
+std::string describe(const Json* value) {
+  if (value == nullptr) return "nothing";
+  if (value->is_object()) return "an object";
+  if (value->is_array()) return "an array";
+  return value->dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string number_text(double value) { return Json(value).dump(); }
+
+// The value as an integer, if it is one.
+std::optional<int64_t> as_integer(const Json& value) {
+  if (value.is_number_unsigned()) {
+    const auto number = value.get<uint64_t>();
+    if (number > INT64_MAX) return std::nullopt;
+    return static_cast<int64_t>(number);
+  }
+  if (value.is_number_integer()) return value.get<int64_t>();
+  if (!value.is_number_float()) return std::nullopt;
+  const double number = value.get<double>();
+  if (number != std::floor(number) || std::abs(number) > kExactIntegers) return std::nullopt;
+  return static_cast<int64_t>(number);
+}
+
+}  // namespace
+
+Json parse_json_value(std::string_view text, const std::string& file) {
+  Builder builder(text, file);
+  Json::sax_parse(text.begin(), text.end(), &builder);
+  return builder.take();
+}
+
+JsonReader parse_json(std::string_view text, const std::string& file) {
+  auto value = std::make_shared<const Json>(parse_json_value(text, file));
+  if (!value->is_object())
+    throw Error(ErrorKind::format, file, "", "a JSON object", describe(value.get()));
+  return JsonReader(std::move(value), file, "");
+}
+
+JsonReader::JsonReader(std::shared_ptr<const Json> object, std::string file, std::string path)
+    : object_(std::move(object)), file_(std::move(file)), path_(std::move(path)) {}
+
+const Json* JsonReader::find(const std::string& name) const {
+  const auto it = object_->find(name);
+  return it == object_->end() || it->is_null() ? nullptr : &*it;
+}
+
+std::string JsonReader::path_of(const std::string& name) const {
+  return path_.empty() ? name : path_ + "." + name;
+}
+
+void JsonReader::fail(const std::string& name, const std::string& expected) const {
+  throw Error(ErrorKind::format, file_, path_of(name), expected, describe(find(name)));
+}
+
+bool JsonReader::has(const std::string& name) const { return find(name) != nullptr; }
+
+std::vector<std::string> JsonReader::keys() const {
+  std::vector<std::string> keys;
+  for (const auto& item : object_->items()) keys.push_back(item.key());
+  return keys;
+}
+
+int64_t JsonReader::checked_integer(const Json& value, const std::string& path, int64_t min,
+                                    int64_t max) const {
+  const std::optional<int64_t> number = as_integer(value);
+  if (number && *number >= min && *number <= max) return *number;
+  throw Error(ErrorKind::format, file_, path,
+              "an integer in " + std::to_string(min) + ".." + std::to_string(max),
+              describe(&value));
+}
+
+int64_t JsonReader::integer(const std::string& name, int64_t min, int64_t max) const {
+  const Json* value = find(name);
+  if (value == nullptr)
+    fail(name, "an integer in " + std::to_string(min) + ".." + std::to_string(max));
+  return checked_integer(*value, path_of(name), min, max);
+}
+
+int64_t JsonReader::integer_or(const std::string& name, int64_t fallback, int64_t min,
+                               int64_t max) const {
+  return has(name) ? integer(name, min, max) : fallback;
+}
+
+double JsonReader::number(const std::string& name, double min, double max) const {
+  const Json* value = find(name);
+  if (value != nullptr && value->is_number()) {
+    const double number = value->get<double>();
+    if (number >= min && number <= max) return number;
+  }
+  const bool from = min != -DBL_MAX, to = max != DBL_MAX;
+  fail(name,
+       std::string("a number") + (from && to ? " in " + number_text(min) + ".." + number_text(max)
+                                  : from     ? " of at least " + number_text(min)
+                                  : to       ? " of at most " + number_text(max)
+                                             : ""));
+}
+
+double JsonReader::number_or(const std::string& name, double fallback, double min,
+                             double max) const {
+  return has(name) ? number(name, min, max) : fallback;
+}
+
+bool JsonReader::boolean(const std::string& name) const {
+  const Json* value = find(name);
+  if (value == nullptr || !value->is_boolean()) fail(name, "true or false");
+  return value->get<bool>();
+}
+
+bool JsonReader::boolean_or(const std::string& name, bool fallback) const {
+  return has(name) ? boolean(name) : fallback;
+}
+
+std::string JsonReader::string(const std::string& name) const {
+  const Json* value = find(name);
+  if (value == nullptr || !value->is_string()) fail(name, "a string");
+  return value->get<std::string>();
+}
+
+std::string JsonReader::string_or(const std::string& name, const std::string& fallback) const {
+  return has(name) ? string(name) : fallback;
+}
+
+JsonReader JsonReader::required_object(const std::string& name) const {
+  const Json* value = find(name);
+  if (value == nullptr || !value->is_object()) fail(name, "an object");
+  return JsonReader(std::shared_ptr<const Json>(object_, value), file_, path_of(name));
+}
+
+std::optional<JsonReader> JsonReader::object(const std::string& name) const {
+  if (!has(name)) return std::nullopt;
+  return required_object(name);
+}
+
+std::vector<JsonReader> JsonReader::objects(const std::string& name) const {
+  const Json* array = find(name);
+  if (array == nullptr || !array->is_array()) fail(name, "an array of objects");
+  std::vector<JsonReader> elements;
+  elements.reserve(array->size());
+  for (const Json& element : *array) {
+    if (!element.is_object()) fail(name, "an array of objects");
+    elements.emplace_back(std::shared_ptr<const Json>(object_, &element), file_,
+                          path_of(name) + "[" + std::to_string(elements.size()) + "]");
+  }
+  return elements;
+}
+
+std::vector<int64_t> JsonReader::integers(const std::string& name, int64_t min, int64_t max) const {
+  std::vector<int64_t> numbers;
+  const Json* value = find(name);
+  if (value == nullptr) return numbers;
+  if (!value->is_array()) fail(name, "an array of integers");
+  for (const Json& element : *value) {
+    const std::string path = path_of(name) + "[" + std::to_string(numbers.size()) + "]";
+    numbers.push_back(checked_integer(element, path, min, max));
+  }
+  return numbers;
+}
+
+std::vector<int64_t> JsonReader::integer_or_integers(const std::string& name, int64_t min,
+                                                     int64_t max) const {
+  const Json* value = find(name);
+  if (value == nullptr || value->is_array()) return integers(name, min, max);
+  return {integer(name, min, max)};
+}
+
+std::vector<std::string> JsonReader::strings(const std::string& name) const {
+  std::vector<std::string> texts;
+  const Json* value = find(name);
+  if (value == nullptr) return texts;
+  if (!value->is_array()) fail(name, "an array of strings");
+  for (const Json& element : *value) {
+    if (!element.is_string()) {
+      throw Error(ErrorKind::format, file_,
+                  path_of(name) + "[" + std::to_string(texts.size()) + "]", "a string",
+                  describe(&element));
+    }
+    texts.push_back(element.get<std::string>());
+  }
+  return texts;
+}
+
+}  // namespace stet

@@ -1,0 +1,248 @@
+// Reading config.json and generation_config.json: what all families share.
+#include "stet/model/config.hpp"
+
+#include <nlohmann/json.hpp>
+
+#include "models/family.hpp"
+#include "stet/base/error.hpp"
+
+namespace stet {
+namespace {
+
+Rope::Scaling scaling_of(const JsonReader& json, const std::string& type) {
+  if (type == "default") return Rope::Scaling::none;
+  if (type == "linear") return Rope::Scaling::linear;
+  if (type == "llama3") return Rope::Scaling::llama3;
+  throw Error(ErrorKind::unsupported, json.file(), json.path_of("rope_type"),
+              "default, linear or llama3", type);
+}
+
+void read_scaling(const JsonReader& json, Rope* rope) {
+  rope->scaling = scaling_of(json, json.string_or("rope_type", json.string_or("type", "default")));
+  if (rope->scaling == Rope::Scaling::none) return;
+  rope->factor = json.number("factor", 1e-6, 1e6);
+  if (rope->scaling != Rope::Scaling::llama3) return;
+  rope->low_freq_factor = json.number("low_freq_factor", 1e-6, 1e6);
+  rope->high_freq_factor = json.number("high_freq_factor", 1e-6, 1e6);
+  rope->original_positions = json.number("original_max_position_embeddings", 1, 1e9);
+  if (rope->high_freq_factor <= rope->low_freq_factor)
+    json.fail("high_freq_factor", "a number above low_freq_factor");
+}
+
+}  // namespace
+
+Rope read_rope(const JsonReader& json, const std::string& layer_type, double default_theta) {
+  Rope rope;
+  if (const auto parameters = json.object("rope_parameters")) {
+    const auto nested = layer_type.empty() ? std::nullopt : parameters->object(layer_type);
+    const JsonReader& r = nested ? *nested : *parameters;
+    rope.theta = r.number_or("rope_theta", default_theta, 1, 1e12);
+    read_scaling(r, &rope);
+    return rope;
+  }
+  rope.theta = json.number_or("rope_theta", default_theta, 1, 1e12);
+  if (const auto scaling = json.object("rope_scaling")) read_scaling(*scaling, &rope);
+  return rope;
+}
+
+std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_t window,
+                                  const std::function<bool(int64_t)>& slides) {
+  std::vector<int64_t> result;
+  const std::vector<std::string> types = json.strings("layer_types");
+  if (!types.empty() && static_cast<int64_t>(types.size()) != layers) {
+    json.fail("layer_types", "one entry for each of " + std::to_string(layers) + " layers");
+  }
+  for (int64_t i = 0; i < layers; ++i) {
+    if (types.empty()) {
+      result.push_back(slides(i) ? window : 0);
+      continue;
+    }
+    const std::string& type = types[static_cast<size_t>(i)];
+    if (type != "sliding_attention" && type != "full_attention") {
+      throw Error(ErrorKind::unsupported, json.file(), json.path_of("layer_types"),
+                  "sliding_attention or full_attention", type);
+    }
+    result.push_back(type == "full_attention" ? 0 : window);
+  }
+  return result;
+}
+
+std::vector<int32_t> read_ids(const JsonReader& json, const std::string& name, int64_t vocab_size) {
+  std::vector<int32_t> ids;
+  for (int64_t id : json.integer_or_integers(name, 0, vocab_size - 1))
+    ids.push_back(static_cast<int32_t>(id));
+  return ids;
+}
+
+double read_optional(const JsonReader& json, const char* field, double absent, double min,
+                     double max) {
+  if (json.has(field)) return json.number(field, min, max);
+  return json.json().contains(field) ? 0 : absent;
+}
+
+int64_t read_sliding_window(const JsonReader& json) {
+  if (json.has("sliding_window")) return json.integer("sliding_window", 1, int64_t{1} << 32);
+  return json.json().contains("sliding_window") ? 0 : 4096;
+}
+
+void require_activation(const JsonReader& json, const char* field,
+                        const std::vector<std::string>& supported) {
+  const std::string found = json.string_or(field, supported[0]);
+  std::string expected;
+  for (const std::string& name : supported) {
+    if (found == name) return;
+    expected += (expected.empty() ? "" : " or ") + name;
+  }
+  throw Error(ErrorKind::unsupported, json.file(), json.path_of(field), expected, found);
+}
+
+void require_false(const JsonReader& json, std::initializer_list<const char*> fields) {
+  for (const char* field : fields) {
+    if (json.boolean_or(field, false))
+      throw Error(ErrorKind::unsupported, json.file(), json.path_of(field), "false", "true");
+  }
+}
+
+ModelConfig read_common(const JsonReader& json, const char* family, const Defaults& defaults) {
+  const auto size = [&](const char* name, int64_t fallback, int64_t max) {
+    return fallback > 0 ? json.integer_or(name, fallback, 1, max) : json.integer(name, 1, max);
+  };
+  ModelConfig c;
+  c.family = family;
+  c.vocab_size = size("vocab_size", defaults.vocab_size, kMaxSize);
+  c.hidden_size = size("hidden_size", defaults.hidden_size, kMaxSize);
+  c.intermediate_size = size("intermediate_size", defaults.intermediate_size, kMaxSize);
+  c.layers = size("num_hidden_layers", defaults.layers, kMaxLayers);
+  c.heads = size("num_attention_heads", defaults.heads, kMaxHeads);
+  c.kv_heads = json.integer_or("num_key_value_heads",
+                               defaults.kv_heads > 0 ? defaults.kv_heads : c.heads, 1, c.heads);
+  if (c.heads % c.kv_heads != 0)
+    json.fail("num_key_value_heads", "a divisor of num_attention_heads " + std::to_string(c.heads));
+  const bool divided = defaults.head_dim == 0 && !json.has("head_dim");
+  if (divided && c.hidden_size % c.heads != 0) {
+    json.fail("hidden_size", "a multiple of num_attention_heads " + std::to_string(c.heads));
+  }
+  c.head_dim = json.integer_or("head_dim", divided ? c.hidden_size / c.heads : defaults.head_dim, 2,
+                               kMaxHeadDim);
+  if (c.head_dim % 2 != 0) json.fail("head_dim", "an even number");
+  c.max_positions =
+      json.integer_or("max_position_embeddings", defaults.max_positions, 1, kMaxPositions);
+  c.norm_eps = json.number_or("rms_norm_eps", 1e-6, 0, 1);
+  c.attention_scale = 1.0 / __builtin_sqrt(static_cast<double>(c.head_dim));
+  c.attention_bias = json.boolean_or("attention_bias", false);
+  c.mlp_bias = json.boolean_or("mlp_bias", false);
+  c.tied_head = json.boolean_or("tie_word_embeddings", defaults.tied_head);
+  c.window.assign(static_cast<size_t>(c.layers), 0);
+  c.rope_of.assign(static_cast<size_t>(c.layers), 0);
+  c.eos_ids = read_ids(json, "eos_token_id", c.vocab_size);
+  return c;
+}
+
+std::string ModelConfig::canonical() const {
+  nlohmann::json ropes_json = nlohmann::json::array();
+  for (const Rope& r : ropes) {
+    ropes_json.push_back({{"theta", r.theta},
+                          {"scaling", static_cast<int>(r.scaling)},
+                          {"factor", r.factor},
+                          {"low_freq_factor", r.low_freq_factor},
+                          {"high_freq_factor", r.high_freq_factor},
+                          {"original_positions", r.original_positions}});
+  }
+  const nlohmann::json j = {{"family", family},
+                            {"vocab_size", vocab_size},
+                            {"hidden_size", hidden_size},
+                            {"intermediate_size", intermediate_size},
+                            {"layers", layers},
+                            {"heads", heads},
+                            {"kv_heads", kv_heads},
+                            {"head_dim", head_dim},
+                            {"max_positions", max_positions},
+                            {"norm_eps", norm_eps},
+                            {"attention_scale", attention_scale},
+                            {"attention_softcap", attention_softcap},
+                            {"logit_softcap", logit_softcap},
+                            {"embedding_scale", embedding_scale},
+                            {"tied_head", tied_head},
+                            {"attention_bias", attention_bias},
+                            {"mlp_bias", mlp_bias},
+                            {"window", window},
+                            {"rope_of", rope_of},
+                            {"ropes", ropes_json}};
+  return j.dump();
+}
+
+ModelConfig ModelConfig::from_canonical(const std::string& text, const std::string& file) {
+  const JsonReader json = parse_json(text, file);
+  constexpr int64_t kMany = int64_t{1} << 40;
+  ModelConfig c;
+  c.family = json.string("family");
+  c.vocab_size = json.integer("vocab_size", 1, kMaxSize);
+  c.hidden_size = json.integer("hidden_size", 1, kMaxSize);
+  c.intermediate_size = json.integer("intermediate_size", 1, kMaxSize);
+  c.layers = json.integer("layers", 1, kMaxLayers);
+  c.heads = json.integer("heads", 1, kMaxHeads);
+  c.kv_heads = json.integer("kv_heads", 1, c.heads);
+  c.head_dim = json.integer("head_dim", 2, kMaxHeadDim);
+  c.max_positions = json.integer("max_positions", 1, kMaxPositions);
+  const std::pair<const char*, double*> numbers[] = {{"norm_eps", &c.norm_eps},
+                                                     {"attention_scale", &c.attention_scale},
+                                                     {"attention_softcap", &c.attention_softcap},
+                                                     {"logit_softcap", &c.logit_softcap},
+                                                     {"embedding_scale", &c.embedding_scale}};
+  for (const auto& [name, value] : numbers) *value = json.number(name);
+  c.tied_head = json.boolean("tied_head");
+  c.attention_bias = json.boolean("attention_bias");
+  c.mlp_bias = json.boolean("mlp_bias");
+  c.window = json.integers("window", 0, kMany);
+  if (static_cast<int64_t>(c.window.size()) != c.layers) json.fail("window", "one entry per layer");
+  for (const JsonReader& r : json.objects("ropes")) {
+    c.ropes.push_back({r.number("theta"), static_cast<Rope::Scaling>(r.integer("scaling", 0, 2)),
+                       r.number("factor"), r.number("low_freq_factor"),
+                       r.number("high_freq_factor"), r.number("original_positions")});
+  }
+  for (const int64_t i : json.integers(
+           "rope_of", 0, std::max<int64_t>(0, static_cast<int64_t>(c.ropes.size()) - 1))) {
+    c.rope_of.push_back(static_cast<int>(i));
+  }
+  if (!c.ropes.empty() && static_cast<int64_t>(c.rope_of.size()) != c.layers)
+    json.fail("rope_of", "one entry per layer");
+  return c;
+}
+
+int64_t checked_capacity(const ModelConfig& c, int64_t capacity) {
+  if (capacity == 0) return c.max_positions;
+  if (capacity < 1 || capacity > c.max_positions) {
+    const char* field = c.ropes.empty() ? "n_positions" : "max_position_embeddings";
+    throw Error(ErrorKind::argument, "", "ctx",
+                "1 .. " + std::to_string(c.max_positions) + " (" + field + ")",
+                std::to_string(capacity));
+  }
+  return capacity;
+}
+
+ModelConfig parse_model_config(const std::string& text, const std::string& file) {
+  const JsonReader json = parse_json(text, file);
+  const Family& family = family_of(json);
+  ModelConfig config = family.read_config(json);
+  const std::vector<std::string> names = json.strings("architectures");
+  config.architecture = names.empty() ? family.architectures[0] : names[0];
+  return config;
+}
+
+GenerationConfig parse_generation_config(const std::string& text, const std::string& file,
+                                         int64_t vocab_size) {
+  const JsonReader json = parse_json(text, file);
+  GenerationConfig g;
+  g.source = file;
+  g.eos_ids = read_ids(json, "eos_token_id", vocab_size);
+  g.sample = json.boolean_or("do_sample", false);
+  g.temperature = json.number_or("temperature", 1, 0, 1e6);
+  g.top_k = json.integer_or("top_k", 0, 0, int64_t{1} << 31);
+  g.top_p = json.number_or("top_p", 1, 0, 1);
+  g.min_p = json.number_or("min_p", 0, 0, 1);
+  g.typical_p = json.number_or("typical_p", 1, 0, 1);
+  g.repetition_penalty = json.number_or("repetition_penalty", 1, 1e-6, 1e6);
+  return g;
+}
+
+}  // namespace stet

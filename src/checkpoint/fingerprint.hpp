@@ -1,0 +1,69 @@
+// What a model's weights are named by, whatever file they came from:
+//
+//   leaf    of 16 rows of a tensor, as the published checkpoint has it (a vector is one row): u8
+//           type and XXH3-128 of the values in that type, the first of bfloat16 (0), float16 (1)
+//           and float32 (2) that holds all of them exactly
+//   tensor  SHA-256 of its leaves in order
+//   group   SHA-256 of "stet tensors 1\n" and of each tensor's line "NAME SHAPE\n" and hash, by
+//           name: the name that Hugging Face's checkpoints use, without the prefix that differs
+//           between them ("model.", ...)
+//   config  SHA-256 of ModelConfig::canonical()
+//   model   SHA-256 of "stet model 1\n" and of each group's line "GROUP\n" and hash, in the order
+//           of Model::fingerprints(), config
+//
+// Leaves are not cryptographic, since SHA-256 of all weights would take longer than loading them:
+// whoever can forge weights can forge their name (docs/security.md).
+//
+// Format versions 1 and 2 of snapshots have another name for the same weights: see stored_name().
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stet/base/digest.hpp"
+#include "stet/base/sha256.hpp"
+#include "stet/checkpoint/tensor.hpp"
+
+namespace stet {
+
+struct TensorDigests {
+  Digest stored;  // of the bytes as they stand: XXH3-128 over that of every 16 rows; of a vector,
+                  // of all at once
+  Sha256 values;
+};
+
+TensorDigests digest_matrix(const TensorView& tensor, int threads);
+TensorDigests digest_vector(const TensorView& tensor);
+
+// The tensors that a model is made of, by group, while it is loaded.
+class WeightNames {
+ public:
+  // Pairs of a group, or "config" or "model", and the text of its hash.
+  using Names = std::vector<std::pair<std::string, std::string>>;
+
+  // A group without a tensor has a name, too.
+  void add_group(const std::string& group) { groups_[group]; }
+  // `name` is the tensor's name without the checkpoint's prefix.
+  void add(const std::string& group, const std::string& name, const TensorView& tensor,
+           const TensorDigests& digests);
+
+  // Of each group that was added.
+  Names values() const;
+  Names stored() const;
+
+ private:
+  struct Entry {
+    std::string full_name, dtype, shape;
+    TensorDigests digests;
+  };
+  std::map<std::string, std::map<std::string, Entry>> groups_;
+};
+
+// `groups` with the names of the config and of the model put behind them. The second form is that
+// of snapshots of format version 1 and 2: XXH3-128, over the tensors' full names, types and bytes.
+WeightNames::Names values_name(WeightNames::Names groups, const std::string& config);
+WeightNames::Names stored_name(WeightNames::Names groups, const std::string& config);
+
+}  // namespace stet

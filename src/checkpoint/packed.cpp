@@ -1,0 +1,325 @@
+#include "src/checkpoint/packed.hpp"
+
+#include <atomic>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "stet/base/bytes.hpp"
+#include "stet/base/digest.hpp"
+#include "stet/base/error.hpp"
+#include "stet/base/sha256.hpp"
+#include "stet/checkpoint/packed.hpp"
+#include "stet/session/session.hpp"
+#include "stet/text/tokenizer.hpp"
+#include "stet/threads/team.hpp"
+
+namespace stet {
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr const char *kMatrix = "matrix:", *kVector = "vector:", *kStoredName = "weights:",
+                     *kValuesName = "fingerprint:";
+
+size_t whole_pages(size_t n) { return (n + kPage - 1) / kPage * kPage; }
+
+const std::string* find_metadata(const Checkpoint& checkpoint, const std::string& key) {
+  const auto it = checkpoint.metadata().find(key);
+  return it == checkpoint.metadata().end() ? nullptr : &it->second;
+}
+
+std::string found_text(const std::string* found) {
+  return found == nullptr || found->empty() ? "nothing" : *found;
+}
+
+struct MatrixEntry {
+  WeightType type;
+  size_t rows, columns;
+  std::string digest;
+};
+
+// "q8 8192 2048 xxh3:..."
+std::optional<MatrixEntry> parse_entry(const std::string& text) {
+  std::vector<std::string> words;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(' ', at), text.size());
+    words.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  if (words.size() != 4) return std::nullopt;
+  MatrixEntry entry{WeightType::f32, 0, 0, words[3]};
+  const auto number = [](const std::string& s, size_t* n) {
+    const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), *n);
+    return error == std::errc() && end == s.data() + s.size() && *n > 0 &&
+           *n <= size_t{1} << 28;  // no product overflows
+  };
+  if (!number(words[1], &entry.rows) || !number(words[2], &entry.columns)) return std::nullopt;
+  for (const WeightType type :
+       {WeightType::f32, WeightType::bf16, WeightType::f16, WeightType::q8, WeightType::q4}) {
+    entry.type = type;
+    if (words[0] == weight_type_name(type)) return entry;
+  }
+  return std::nullopt;
+}
+
+MatrixEntry entry_of(const Checkpoint& checkpoint, const std::string& name) {
+  const std::string* text = find_metadata(checkpoint, kMatrix + name);
+  const auto entry = text == nullptr ? std::nullopt : parse_entry(*text);
+  if (entry) return *entry;
+  throw Error(ErrorKind::format, checkpoint.source(), kMatrix + name, "TYPE ROWS COLUMNS DIGEST",
+              found_text(text));
+}
+
+// The bytes of a matrix, without the padding.
+std::span<const std::byte> bytes_of(const Checkpoint& checkpoint, const std::string& name,
+                                    const MatrixEntry& entry) {
+  const size_t bytes = Matrix::packed_bytes(entry.type, entry.rows, entry.columns);
+  const TensorView* view = checkpoint.find(name);
+  const std::string expected = "U8 [" + std::to_string(whole_pages(bytes)) + "]";
+  if (view == nullptr)
+    throw Error(ErrorKind::format, checkpoint.source(), name, expected, "nothing");
+  if (view->dtype != DType::u8 || view->shape.size() != 1 ||
+      view->bytes.size() != whole_pages(bytes)) {
+    throw Error(ErrorKind::format, checkpoint.source(), name, expected,
+                view->dtype_text + " " + shape_text(view->shape));
+  }
+  return view->bytes.first(bytes);
+}
+
+}  // namespace
+
+Contract packed_contract(const Checkpoint& checkpoint) {
+  for (const auto& [key, value] :
+       {std::pair<const char*, const char*>("format", kPackedFormat), {"version", "1"}}) {
+    const std::string* found = find_metadata(checkpoint, key);
+    if (found != nullptr && *found == value) continue;
+    throw Error(ErrorKind::unsupported, checkpoint.source(), key, value, found_text(found));
+  }
+  const std::string* name = find_metadata(checkpoint, "contract");
+  for (const Contract contract : {Contract::f32, Contract::q8, Contract::q4}) {
+    if (name != nullptr && *name == contract_name(contract)) return contract;
+  }
+  throw Error(ErrorKind::unsupported, checkpoint.source(), "contract", "f32, q8 or q4",
+              found_text(name));
+}
+
+Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name,
+                     std::optional<WeightType> type, size_t rows, size_t columns) {
+  const MatrixEntry entry = entry_of(checkpoint, name);
+  if (type ? entry.type != *type : is_quantized(entry.type)) {
+    throw Error(ErrorKind::format, checkpoint.source(), kMatrix + name,
+                (type ? weight_type_name(*type) : "f32, bf16 or f16") +
+                    std::string(" for the contract ") + *find_metadata(checkpoint, "contract"),
+                weight_type_name(entry.type));
+  }
+  if (entry.rows != rows || entry.columns != columns) {
+    throw Error(ErrorKind::mismatch, checkpoint.source(), name,
+                "[" + std::to_string(rows) + ", " + std::to_string(columns) + "]",
+                "[" + std::to_string(entry.rows) + ", " + std::to_string(entry.columns) + "]");
+  }
+  const std::span<const std::byte> bytes = bytes_of(checkpoint, name, entry);
+  if (reinterpret_cast<uintptr_t>(bytes.data()) % 64 == 0) {
+    return Matrix::packed(entry.type, rows, columns, bytes.data(), checkpoint.owner_of(name));
+  }
+  const auto copy = std::make_shared<Memory>(bytes.size());  // in a file that does not align it
+  std::memcpy(copy->data(), bytes.data(), bytes.size());
+  return Matrix::packed(entry.type, rows, columns, copy->data(), copy);
+}
+
+std::string packed_stored_name(const Checkpoint& checkpoint, const std::string& group) {
+  const std::string* text = find_metadata(checkpoint, kStoredName + group);
+  Digest digest;
+  if (text != nullptr && parse_digest(*text, &digest)) return *text;
+  throw Error(ErrorKind::format, checkpoint.source(), kStoredName + group, "a digest",
+              found_text(text));
+}
+
+std::string packed_values_name(const Checkpoint& checkpoint, const std::string& group) {
+  const std::string* text = find_metadata(checkpoint, kValuesName + group);
+  Sha256 hash;
+  if (text == nullptr) return "";
+  if (parse_sha256(*text, &hash)) return *text;
+  throw Error(ErrorKind::format, checkpoint.source(), kValuesName + group, "a SHA-256",
+              found_text(text));
+}
+
+namespace {
+
+// The bytes of a tensor that a digest was made of, and that digest.
+std::pair<std::span<const std::byte>, std::string> digested(const Checkpoint& checkpoint,
+                                                            const TensorView& tensor) {
+  if (tensor.dtype == DType::u8) {
+    const MatrixEntry entry = entry_of(checkpoint, tensor.name);
+    return {bytes_of(checkpoint, tensor.name, entry), entry.digest};
+  }
+  const std::string* digest = find_metadata(checkpoint, kVector + tensor.name);
+  if (digest == nullptr)
+    throw Error(ErrorKind::format, checkpoint.source(), kVector + tensor.name, "a digest",
+                "nothing");
+  return {tensor.bytes, *digest};
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- writing
+
+namespace {
+
+// No entry of the header is longer than its names by more than this; fields of the file as a whole
+// need one page.
+constexpr size_t kEntryBytes = 512;
+
+size_t header_room(const Checkpoint& checkpoint) {
+  size_t bytes = 2 * kPage;
+  for (const std::string& name : checkpoint.names())
+    bytes += 2 * nlohmann::json(name).dump().size() + kEntryBytes;
+  return whole_pages(bytes);
+}
+
+}  // namespace
+
+PackedWriter::PackedWriter(const std::string& path, const Checkpoint& checkpoint)
+    : file_(path), header_bytes_(header_room(checkpoint)) {
+  const std::vector<std::byte> room(header_bytes_, std::byte{' '});
+  file_.write(room);
+  metadata_ = {{"format", kPackedFormat}, {"version", "1"}};
+}
+
+void PackedWriter::note_stored_name(const std::string& group, const std::string& name) {
+  metadata_[kStoredName + group] = name;
+}
+void PackedWriter::note_values_name(const std::string& group, const std::string& name) {
+  metadata_[kValuesName + group] = name;
+}
+void PackedWriter::note_contract(Contract contract) {
+  metadata_["contract"] = contract_name(contract);
+}
+
+void PackedWriter::pad() {
+  static const std::byte zeros[kPage] = {};
+  file_.write({zeros, (kPage - file_.written() % kPage) % kPage});
+}
+
+namespace {
+
+std::string header_entry(const std::string& name, const std::string& dtype,
+                         const std::vector<int64_t>& shape, uint64_t begin, uint64_t end) {
+  return nlohmann::json(name).dump() + ":" +
+         nlohmann::json({{"dtype", dtype}, {"shape", shape}, {"data_offsets", {begin, end}}})
+             .dump() +
+         ",";
+}
+
+}  // namespace
+
+void PackedWriter::add(const std::string& name, const Matrix& matrix) {
+  const uint64_t size = whole_pages(matrix.bytes()), begin = file_.written() - header_bytes_;
+  entries_ += header_entry(name, "U8", {static_cast<int64_t>(size)}, begin, begin + size);
+  metadata_[kMatrix + name] =
+      std::string(weight_type_name(matrix.type())) + " " + std::to_string(matrix.rows()) + " " +
+      std::to_string(matrix.columns()) + " " + digest_text(digest_of(matrix.all()));
+  file_.write(matrix.all());
+  pad();
+}
+
+// Vectors are few and small: they follow all matrices, which need no holes then to begin at pages.
+void PackedWriter::add(const TensorView& tensor) { vectors_.push_back(&tensor); }
+
+void PackedWriter::commit() {
+  for (const TensorView* v : vectors_) {
+    const uint64_t begin = file_.written() - header_bytes_;
+    entries_ += header_entry(v->name, v->dtype_text, v->shape, begin, begin + v->bytes.size());
+    file_.write(v->bytes);
+    metadata_[kVector + v->name] = digest_text(digest_of(v->bytes));
+  }
+  std::string header =
+      "{" + entries_ + "\"__metadata__\":" + nlohmann::json(metadata_).dump() + "}";
+  if (header.size() + sizeof(uint64_t) > header_bytes_) {
+    throw Error(ErrorKind::unsupported, file_.path(), "header",
+                "at most " + std::to_string(header_bytes_) + " bytes",
+                std::to_string(header.size()));
+  }
+  header.resize(header_bytes_ - sizeof(uint64_t), ' ');
+  ByteWriter front;
+  front.u64(header.size());
+  front.text(header);
+  file_.write_at(0, front.data());
+  file_.commit();
+}
+
+// ---------------------------------------------------------------- whole checkpoints
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// Returns whether it was made.
+bool make_empty_directory(const std::string& directory) {
+  std::error_code error;
+  const bool made = fs::create_directory(directory, error);
+  const bool is_file = error == std::errc::file_exists || error == std::errc::not_a_directory;
+  const bool empty = !error && fs::is_empty(directory, error);
+  if (empty && !error) return made;
+  throw Error(ErrorKind::io, directory, "", "a new or empty directory",
+              is_file ? "a file"
+              : error ? error.message()
+                      : "one with files in it");
+}
+
+}  // namespace
+
+void pack_checkpoint(const FileSource& source, Contract contract, const std::string& directory,
+                     int threads) {
+  const bool made = make_empty_directory(directory);
+  std::vector<std::string> written;
+  const auto path_of = [&](const std::string& name) { return directory + "/" + name; };
+  try {
+    written.push_back(path_of(kPackedName));
+    Model::pack(source, contract, written.back(), threads);
+    std::vector<std::string> names = Tokenizer::files_of(source);
+    names.insert(names.end(), {"generation_config.json", "config.json"});
+    for (const std::string& name : names) {
+      if (!source.has(name)) continue;
+      written.push_back(path_of(name));
+      AtomicFile file(written.back());
+      source.open(name)->stream([&](std::span<const std::byte> bytes) { file.write(bytes); });
+      file.commit();
+    }
+  } catch (...) {
+    std::error_code ignored;
+    for (const std::string& path : written) fs::remove(path, ignored);
+    if (made) fs::remove(directory, ignored);
+    throw;
+  }
+}
+
+Contract contract_of_weights(const FileSource& source) {
+  if (!source.has(kPackedName)) return Contract::f32;
+  return packed_contract(Checkpoint::open(source));
+}
+
+size_t check_packed(const FileSource& source, int threads) {
+  const Checkpoint checkpoint = Checkpoint::open(source);
+  if (!checkpoint.packed())
+    throw Error(ErrorKind::unsupported, source.path(), kPackedName, "a file of packed weights",
+                "none");
+  packed_contract(checkpoint);
+  return check_packed(checkpoint, threads);
+}
+
+size_t check_packed(const Checkpoint& checkpoint, int threads) {
+  const std::vector<std::string> names = checkpoint.names();
+  std::atomic<size_t> total{0};
+  run_each(threads > 0 ? threads : default_threads(), names.size(), [&](size_t i) {
+    const auto [bytes, digest] = digested(checkpoint, *checkpoint.find(names[i]));
+    const std::string found = digest_text(digest_of(bytes));
+    if (found != digest)
+      throw Error(ErrorKind::format, checkpoint.source(), names[i], digest, found);
+    total += bytes.size();
+  });
+  return total;
+}
+
+}  // namespace stet

@@ -1,0 +1,55 @@
+// Reading and writing packed.safetensors (include/stet/packed.hpp).
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "stet/checkpoint/safetensors.hpp"
+#include "stet/files/file.hpp"
+#include "stet/model/matrix.hpp"
+#include "stet/model/ops.hpp"
+
+namespace stet {
+
+inline constexpr const char* kPackedFormat = "stet packed weights";
+
+// The contract that the weights are for: f32, q8 or q4. Throws Error unless the file says that it
+// is of the format and version that are read.
+Contract packed_contract(const Checkpoint& checkpoint);
+// The matrix of that name, in place. `type`: what it must be; null: not quantized. Throws Error:
+// format or mismatch.
+Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name,
+                     std::optional<WeightType> type, size_t rows, size_t columns);
+// What stands in the metadata under "weights:GROUP", and under "fingerprint:GROUP" ("": a file that
+// was packed before there were such names). Throws a format Error for what is no digest.
+std::string packed_stored_name(const Checkpoint& checkpoint, const std::string& group);
+std::string packed_values_name(const Checkpoint& checkpoint, const std::string& group);
+
+// Compares all matrices and vectors with their digests; see packed.hpp.
+size_t check_packed(const Checkpoint& checkpoint, int threads);
+
+// Streams the file: tensors in the order in which they come, the header, for which room is left, at
+// the end.
+class PackedWriter {
+ public:
+  // Room for a header that names every tensor of `checkpoint`.
+  PackedWriter(const std::string& path, const Checkpoint& checkpoint);
+  void add(const std::string& name, const Matrix& matrix);
+  void add(const TensorView& tensor);  // of the checkpoint
+  void note_stored_name(const std::string& group, const std::string& name);
+  void note_values_name(const std::string& group, const std::string& name);
+  void note_contract(Contract contract);
+  void commit();
+
+ private:
+  void pad();
+
+  AtomicFile file_;
+  size_t header_bytes_;
+  std::string entries_;
+  std::vector<const TensorView*> vectors_;
+  std::map<std::string, std::string> metadata_;
+};
+
+}  // namespace stet

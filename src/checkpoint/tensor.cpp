@@ -1,0 +1,53 @@
+#include "stet/checkpoint/tensor.hpp"
+
+#include <iterator>
+
+namespace stet {
+namespace {
+
+struct DTypeInfo {
+  const char* name;
+  size_t size;
+};
+
+constexpr DTypeInfo kDTypes[] = {
+    // in the order of the enumeration
+    {"F64", 8}, {"F32", 4}, {"BF16", 2}, {"F16", 2}, {"I64", 8}, {"I32", 4},  {"I16", 2},
+    {"I8", 1},  {"U64", 8}, {"U32", 4},  {"U16", 2}, {"U8", 1},  {"BOOL", 1}, {"other", 0},
+};
+static_assert(std::size(kDTypes) == static_cast<size_t>(DType::other) + 1);
+
+}  // namespace
+
+size_t dtype_size(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].size; }
+
+const char* dtype_name(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
+
+DType dtype_of(const std::string& name) {
+  size_t i = 0;
+  while (i < static_cast<size_t>(DType::other) && name != kDTypes[i].name) ++i;
+  return static_cast<DType>(i);
+}
+
+bool is_weight_dtype(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (i > 0) text += ", ";
+    text += std::to_string(shape[i]);
+  }
+  return text + "]";
+}
+
+bool shape_elements(const std::vector<int64_t>& shape, int64_t* count) {
+  *count = 1;
+  for (const int64_t dimension : shape) {
+    if (dimension < 0 || __builtin_mul_overflow(*count, dimension, count)) return false;
+  }
+  return true;
+}
+
+}  // namespace stet

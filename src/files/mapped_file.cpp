@@ -1,0 +1,104 @@
+#include "stet/files/mapped_file.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "src/files/mapping_guard.hpp"
+#include "stet/base/error.hpp"
+
+namespace stet {
+
+class MappedFile::Guard : public MappingGuard {
+  using MappingGuard::MappingGuard;
+};
+
+namespace {
+
+[[noreturn]] void throw_io(const std::string& path, const std::string& expected, int error) {
+  throw Error(ErrorKind::io, path, "", expected, std::generic_category().message(error));
+}
+
+int64_t nanoseconds(const struct timespec& time) {
+  return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
+}
+
+FileStamp stamp_of(const struct stat& info) {
+  return {info.st_dev,
+          info.st_ino,
+          info.st_size,
+          nanoseconds(info.st_mtim),
+          nanoseconds(info.st_ctim),
+          0};
+}
+
+int open_retrying(const std::string& path) {
+  int fd;
+  do {
+    fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not make it wait
+  } while (fd < 0 && errno == EINTR);
+  return fd;
+}
+
+}  // namespace
+
+MappedFile::~MappedFile() {
+  guard_.reset();
+  if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+  if (fd_ >= 0) ::close(fd_);
+}
+
+FileStamp MappedFile::stamp() const {
+  struct stat now = {};
+  if (::fstat(fd_, &now) != 0) return {};
+  FileStamp stamp = stamp_of(now);
+  stamp.torn = guard_->torn();
+  return stamp;
+}
+
+void MappedFile::check_unchanged() const {
+  const FileStamp now = stamp();
+  if (now.size != opened_.size) {
+    throw Error(ErrorKind::io, path_, "size",
+                std::to_string(opened_.size) + " bytes, as when it was opened",
+                std::to_string(now.size));
+  }
+  if (now.torn != opened_.torn)
+    throw Error(ErrorKind::io, path_, "", "a file that can be read", "pages that could not");
+  if (now != opened_)
+    throw Error(ErrorKind::io, path_, "", "the file as it was opened", "one written to since");
+}
+
+std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
+  std::shared_ptr<MappedFile> mapped(new MappedFile);
+  mapped->path_ = path;
+  mapped->fd_ = open_retrying(path);
+  struct stat info = {};
+  if (mapped->fd_ < 0 || ::fstat(mapped->fd_, &info) != 0) throw_io(path, "a readable file", errno);
+  if (S_ISDIR(info.st_mode)) throw_io(path, "a readable file", EISDIR);
+  if (!S_ISREG(info.st_mode))
+    throw Error(ErrorKind::io, path, "", "a regular file", "a device or pipe");
+  if (info.st_size == 0) throw Error(ErrorKind::format, path, "", "a file with content", "0 bytes");
+  const auto size = static_cast<size_t>(info.st_size);
+  void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, mapped->fd_, 0);
+  if (address == MAP_FAILED) throw_io(path, "a file that can be mapped", errno);
+  mapped->bytes_ = {static_cast<const std::byte*>(address), size};
+  mapped->guard_ = std::make_unique<Guard>(address, size);
+  mapped->opened_ = stamp_of(info);
+  return mapped;
+}
+
+void MappedFile::drop(size_t offset, size_t size) const {
+  static const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  if (offset > bytes_.size() || size > bytes_.size() - offset) return;
+  const size_t begin = (offset + page - 1) / page * page;
+  const size_t end = (offset + size) / page * page;
+  if (begin >= end) return;
+  ::madvise(const_cast<std::byte*>(bytes_.data()) + begin, end - begin, MADV_DONTNEED);
+}
+
+}  // namespace stet

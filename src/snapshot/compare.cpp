@@ -1,0 +1,366 @@
+// Comparing states and snapshots part by part. Keys and values: src/compare_numbers.cpp.
+#include "stet/snapshot/compare.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "kernels/compare.hpp"
+#include "src/snapshot/meta.hpp"
+#include "stet/kernels/float_environment.hpp"
+
+namespace stet {
+
+std::string Difference::where() const {
+  std::string where;
+  const auto add = [&](const std::string& part) { where += (where.empty() ? "" : ", ") + part; };
+  if (position >= 0) add(fmt::format("position {}", position));
+  if (layer >= 0) add(fmt::format("layer {}", layer));
+  add(what);
+  if (head >= 0) add(fmt::format("head {}", head));
+  if (element >= 0) add(fmt::format("element {}", element));
+  return where;
+}
+
+std::string Difference::text() const {
+  return where() + ": expected " + expected + ", found " + found;
+}
+
+const Comparison::Part* Comparison::first_difference() const {
+  const auto found = std::find_if(parts.begin(), parts.end(),
+                                  [](const Part& part) { return part.difference.has_value(); });
+  return found == parts.end() ? nullptr : &*found;
+}
+
+bool Comparison::equal() const { return first_difference() == nullptr; }
+
+namespace {
+
+using Part = Comparison::Part;
+
+Difference counts(const std::string& what, int64_t position, int64_t a, int64_t b) {
+  return {what,
+          position,
+          -1,
+          -1,
+          -1,
+          std::to_string(a),
+          std::to_string(b),
+          static_cast<double>(a),
+          static_cast<double>(b)};
+}
+
+int64_t common_tokens(const State& a, const State& b) {
+  return std::ranges::mismatch(a.tokens, b.tokens).in1 - a.tokens.begin();
+}
+
+std::optional<Difference> in_tokens(const State& a, const State& b) {
+  const int64_t common = common_tokens(a, b);
+  const size_t at = static_cast<size_t>(common);
+  if (common < std::min(a.size(), b.size()))
+    return counts("token", common, a.tokens[at], b.tokens[at]);
+  if (a.size() == b.size()) return std::nullopt;
+  return counts("number of tokens", -1, a.size(), b.size());
+}
+
+// Of the positions that both have; `a` and `b` give the mask of a block.
+template <class Mask>
+std::optional<Difference> in_visibility(const Mask& a, const Mask& b, int64_t positions) {
+  for (int64_t block = 0; block < blocks_of(positions); ++block) {
+    const uint64_t parted = (a(block) ^ b(block)) & positions_of_block(block, positions);
+    if (parted == 0) continue;
+    const int slot = __builtin_ctzll(parted);
+    const auto seen = [&](uint64_t mask) { return (mask >> slot & 1) != 0 ? "visible" : "pruned"; };
+    return Difference{"visibility",  block * kBlockPositions + slot, -1, -1, -1, seen(a(block)),
+                      seen(b(block))};
+  }
+  return std::nullopt;
+}
+
+std::optional<Difference> in_visibility(const State& a, const State& b) {
+  const auto mask = [](const State& s) {
+    return std::function([&s](int64_t block) { return s.kv.visible(block); });
+  };
+  return in_visibility(mask(a), mask(b), std::min(a.size(), b.size()));
+}
+
+std::optional<Difference> in_text(const std::string& what, const std::string& a,
+                                  const std::string& b) {
+  if (a == b) return std::nullopt;
+  return Difference{what, -1, -1, -1, -1, a.empty() ? "none" : a, b.empty() ? "none" : b};
+}
+
+// The first member or element of two JSON texts that is not the same, whole.
+std::optional<Difference> in_json(const std::string& what, const std::string& a,
+                                  const std::string& b) {
+  if (a == b) return std::nullopt;
+  const nlohmann::json from = nlohmann::json::parse(a),
+                       step = nlohmann::json::diff(from, nlohmann::json::parse(b)).at(0);
+  const std::string path = step.at("path");
+  const std::string name =
+      path.ends_with("/-") ? path.substr(0, path.size() - 2) : path;  // "-": one more element
+  const auto shown = [&](const nlohmann::json& value) {
+    return (name.empty() ? "" : name.substr(1) + " ") + value.dump();
+  };
+  const bool added = step.at("op") == "add";
+  return Difference{what,
+                    -1,
+                    -1,
+                    -1,
+                    -1,
+                    added ? "none" : shown(from.at(nlohmann::json::json_pointer(path))),
+                    step.contains("value") ? shown(step.at("value")) : "none"};
+}
+
+// Of a log of prunes, from an entry on: that entry.
+std::string first_prune(std::span<const Prune> log) {
+  if (log.empty()) return "none";
+  std::string text;
+  encode_prunes({log[0]}, [&](std::string_view piece) { text += piece; });
+  return printable(text, 200);
+}
+
+std::optional<Difference> in_prunes(const State& a, const State& b) {
+  const size_t same =
+      static_cast<size_t>(std::ranges::mismatch(a.prunes, b.prunes).in1 - a.prunes.begin());
+  if (same == a.prunes.size() && same == b.prunes.size()) return std::nullopt;
+  return in_text(fmt::format("prunes[{}]", same), first_prune(std::span(a.prunes).subspan(same)),
+                 first_prune(std::span(b.prunes).subspan(same)));
+}
+std::optional<Difference> in_edits(const State& a, const State& b) {
+  return in_json("edits", encode_edits(a.edits), encode_edits(b.edits));
+}
+std::optional<Difference> in_generation(const State& a, const State& b) {
+  return in_json("generation", encode_generation(a.generation), encode_generation(b.generation));
+}
+std::optional<Difference> in_messages(const State& a, const State& b) {
+  return in_json("messages", encode_dialogue(a.dialogue), encode_dialogue(b.dialogue));
+}
+
+std::optional<Difference> in_shape(const KvShape& a, const KvShape& b) {
+  const auto text = [](const KvShape& s) {
+    return fmt::format("{} {} x {} x {}", kv_type_name(s.type), s.layers, s.kv_heads, s.head_dim);
+  };
+  return in_text("keys and values", text(a), text(b));
+}
+
+std::span<const float> logits_of(const State& s) {
+  return s.logits != nullptr ? std::span<const float>(*s.logits) : std::span<const float>();
+}
+
+std::optional<Difference> in_logits(const State& a, const State& b, double tolerance) {
+  const std::span<const float> x = logits_of(a), y = logits_of(b);
+  if (x.size() != y.size())
+    return counts("number of logits", -1, static_cast<int64_t>(x.size()),
+                  static_cast<int64_t>(y.size()));
+  return first_logit(x, y, tolerance);
+}
+
+// The one that comes first: by position, then layer, key before value.
+std::optional<Difference> first_of(const KvDifferences& kv) {
+  if (!kv.key || !kv.value) return kv.key ? kv.key : kv.value;
+  return std::tie(kv.value->position, kv.value->layer) < std::tie(kv.key->position, kv.key->layer)
+             ? kv.value
+             : kv.key;
+}
+
+std::optional<Difference> in_kv(const State& a, const State& b, double tolerance) {
+  return first_of(compare_kv(a.kv, b.kv, tolerance));
+}
+
+}  // namespace
+
+std::optional<Difference> first_difference(const State& a, const State& b, double tolerance) {
+  const FloatEnvironment contract;
+  a.kv.check_all();
+  b.kv.check_all();
+  if (auto d = in_prunes(a, b)) return d;
+  if (auto d = in_edits(a, b)) return d;
+  if (auto d = in_tokens(a, b)) return d;
+  if (auto d = in_shape(a.kv.shape(), b.kv.shape())) return d;
+  if (auto d = in_visibility(a, b)) return d;
+  if (auto d = in_kv(a, b, tolerance)) return d;
+  if (auto d = in_logits(a, b, tolerance)) return d;
+  if (auto d = in_generation(a, b)) return d;
+  return in_messages(a, b);
+}
+
+namespace {
+
+bool same_extents(const KvShape& a, const KvShape& b) {
+  return a.layers == b.layers && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim;
+}
+
+void add_settings(Comparison& c, const State& a, const State& b) {
+  c.parts.push_back({"generation", in_generation(a, b)});
+  c.parts.push_back({"messages", in_messages(a, b)});
+  c.parts.push_back({"prunes", in_prunes(a, b)});
+  c.parts.push_back({"edits", in_edits(a, b)});
+}
+
+int64_t position_or(const std::optional<Difference>& difference, int64_t otherwise) {
+  return difference ? difference->position : otherwise;
+}
+
+void add_kv(Comparison& c, const State& a, const State& b) {
+  if (!same_extents(a.kv.shape(), b.kv.shape())) {
+    for (const char* name : {"keys", "values"})
+      c.parts.push_back({name, std::nullopt, false, "their shapes differ"});
+    return;
+  }
+  a.kv.check_all();
+  b.kv.check_all();
+  KvDifferences kv = compare_kv(a.kv, b.kv, 0);
+  const int64_t both = std::min(a.size(), b.size());
+  c.equal_positions = std::min({both, position_or(in_visibility(a, b), both),
+                                position_or(kv.key, both), position_or(kv.value, both)});
+  c.layers = std::move(kv.layers);
+  const std::string note =
+      a.size() == b.size() ? "" : fmt::format("of the {} positions that both have", both);
+  c.parts.push_back({"keys", std::move(kv.key), true, note});
+  c.parts.push_back({"values", std::move(kv.value), true, note});
+}
+
+void add_logits(Comparison& c, const State& a, const State& b) {
+  const std::span<const float> x = logits_of(a), y = logits_of(b);
+  c.parts.push_back({"logits", in_logits(a, b, 0)});
+  if (x.empty() || x.size() != y.size()) return;
+  c.a_from_b = divergence(x, y);
+  c.b_from_a = divergence(y, x);
+}
+
+// All but what a model is.
+void add_state(Comparison& c, const State& a, const State& b) {
+  c.parts.push_back({"kv shape", in_shape(a.kv.shape(), b.kv.shape())});
+  c.common_tokens = common_tokens(a, b);
+  c.parts.push_back({"tokens", in_tokens(a, b)});
+  c.parts.push_back({"visibility", in_visibility(a, b)});
+  add_kv(c, a, b);
+  add_logits(c, a, b);
+  add_settings(c, a, b);
+}
+
+std::string contract_text(const std::string& name, int version) {
+  return name + " version " + std::to_string(version);
+}
+
+// Format versions 1 and 2 have other names for weights than version 3.
+bool are_comparable(const std::string& fingerprint, const std::string& other) {
+  return fingerprint.substr(0, 5) == other.substr(0, 5);
+}
+
+std::optional<Difference> in_model(const StateOrigin& a, const StateOrigin& b) {
+  if (auto d = in_text("contract", contract_text(a.contract, a.version),
+                       contract_text(b.contract, b.version)))
+    return d;
+  return are_comparable(a.model, b.model) ? in_text("model", a.model, b.model) : std::nullopt;
+}
+
+std::optional<Difference> in_model(const SnapshotMeta& a, const SnapshotMeta& b) {
+  if (auto d = in_text("contract", contract_text(a.contract, a.contract_version),
+                       contract_text(b.contract, b.contract_version)))
+    return d;
+  if (auto d = in_text("architecture", a.architecture, b.architecture)) return d;
+  if (auto d = in_json("config", a.config, b.config)) return d;
+  for (const auto& [name, digest] : a.fingerprints) {
+    for (const auto& [other, theirs] : b.fingerprints) {
+      if (name != other || !are_comparable(digest, theirs)) continue;
+      if (auto d = in_text(name + " weights", digest, theirs)) return d;
+    }
+  }
+  if (a.tokenizer.empty() || b.tokenizer.empty()) return std::nullopt;
+  return in_text("tokenizer", a.tokenizer, b.tokenizer);
+}
+
+Part model_part(std::optional<Difference> difference, const std::string& a, const std::string& b) {
+  const bool compared = difference.has_value() || are_comparable(a, b);
+  return {"model", std::move(difference), compared,
+          compared ? "" : "one has the weights' name of format versions 1 and 2"};
+}
+
+std::string digest_or(const Digest& d) { return "digest " + digest_text(d); }
+
+// A digest is of a whole block: it says nothing where one has other positions of it than the other.
+Part kv_by_digests(const Snapshot& a, const Snapshot& b, int64_t* equal_positions) {
+  Part part{"keys and values", std::nullopt, true,
+            "by digests, which do not tell how far they are apart"};
+  if (!(a.meta().kv == b.meta().kv) || (a.version() == 1) != (b.version() == 1)) {
+    return {part.name, std::nullopt, false,
+            "digests of different types, or of format version 1 and a later one, tell nothing"};
+  }
+  const int64_t both = std::min(a.meta().positions, b.meta().positions);
+  std::vector<int64_t> skipped;
+  for (int64_t block = 0; block < blocks_of(both); ++block) {
+    const uint64_t mine = positions_of_block(block, a.meta().positions),
+                   theirs = positions_of_block(block, b.meta().positions);
+    if (mine != theirs || a.visible(block) != b.visible(block)) {
+      skipped.push_back(block);
+      continue;
+    }
+    const std::span<const Digest> x = a.block_digests(block), y = b.block_digests(block);
+    const auto parted = std::ranges::mismatch(x, y);
+    if (parted.in1 != x.end()) {
+      part.difference = Difference{fmt::format("keys and values of block {}", block),
+                                   -1,
+                                   parted.in1 - x.begin(),
+                                   -1,
+                                   -1,
+                                   digest_or(*parted.in1),
+                                   digest_or(*parted.in2)};
+      break;
+    }
+    if (skipped.empty()) *equal_positions = std::min(both, (block + 1) * kBlockPositions);
+  }
+  if (skipped.empty()) return part;
+  part.compared = false;
+  part.note =
+      fmt::format("by digests of whole blocks: not of blocks {}, which hold other positions",
+                  fmt::join(skipped, ","));
+  return part;
+}
+
+Comparison compare_by_digests(const Snapshot& a, const Snapshot& b) {
+  const State x = a.recipe(), y = b.recipe();
+  Comparison c;
+  c.parts.push_back({"kv shape", in_shape(a.meta().kv, b.meta().kv)});
+  c.common_tokens = common_tokens(x, y);
+  c.parts.push_back({"tokens", in_tokens(x, y)});
+  const auto mask = [](const Snapshot& s) {
+    return std::function([&s](int64_t block) { return s.visible(block); });
+  };
+  c.parts.push_back({"visibility", in_visibility(mask(a), mask(b), std::min(x.size(), y.size()))});
+  c.parts.push_back(kv_by_digests(a, b, &c.equal_positions));
+  const Digest &mine = a.digests().logits, &theirs = b.digests().logits;
+  c.parts.push_back({"logits", in_text("logits", digest_or(mine), digest_or(theirs)), true,
+                     "by digest: their divergence is not known"});
+  add_settings(c, x, y);
+  return c;
+}
+
+}  // namespace
+
+Comparison compare(const State& a, const State& b) {
+  const FloatEnvironment contract;
+  Comparison c;
+  c.parts.push_back(model_part(in_model(a.origin, b.origin), a.origin.model, b.origin.model));
+  add_state(c, a, b);
+  return c;
+}
+
+Comparison compare(const Snapshot& a, const Snapshot& b) {
+  const FloatEnvironment contract;
+  const bool bytes = a.meta().form != SnapshotForm::recipe && b.meta().form != SnapshotForm::recipe;
+  Comparison c;
+  if (bytes)
+    add_state(c, a.state(0, {.trust = true}), b.state(0, {.trust = true}));
+  else
+    c = compare_by_digests(a, b);
+  c.parts.insert(c.parts.begin(),
+                 model_part(in_model(a.meta(), b.meta()), a.origin().model, b.origin().model));
+  return c;
+}
+
+}  // namespace stet

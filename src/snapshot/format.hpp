@@ -1,0 +1,60 @@
+// The front of a snapshot file: header and section table. The format is specified at the head of
+// src/snapshot_write.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "stet/base/digest.hpp"
+#include "stet/base/sha256.hpp"
+#include "stet/snapshot/snapshot.hpp"
+
+namespace stet {
+
+inline constexpr const char* kSectionNames[] = {"META",    "TOKENS",  "VISIBLE",  "PRUNES",
+                                                "REMOVED", "LOGITS",  "BLOCKS",   "CONTENT",
+                                                "KVINDEX", "WEIGHTS", "TOKENIZR", "KV"};
+inline bool is_archive_section(const std::string& name) {
+  return name == "WEIGHTS" || name == "TOKENIZR";
+}
+bool is_known_section(const std::string& name);
+
+constexpr uint64_t kElsewhere = 1, kCompressed = 2, kEdited = 4;  // required features
+constexpr uint32_t kRaw = 0, kPlanes = 1;                         // encodings of a block
+
+// Where a section begins that follows byte `end` of the file.
+uint64_t section_offset(const std::string& name, uint64_t end);
+uint64_t front_bytes(size_t sections);
+
+// What the header says which state the file holds.
+struct StateNames {
+  Digest state;
+  std::optional<Sha256> id;  // not in versions 1 and 2
+};
+
+// Header and section table of a file that consists of them and `sections`.
+std::vector<std::byte> encode_front(const std::vector<Snapshot::Section>& sections,
+                                    uint64_t required, const Digest& state, const Sha256& id);
+
+struct Front {
+  uint32_t version;
+  std::vector<Snapshot::Section> sections;
+  StateNames names;
+};
+
+constexpr size_t kMaxHeaderBytes = 192;
+// Of a file that begins so, if it is a snapshot: what a delta's parent is found by.
+std::optional<StateNames> names_in_header(std::span<const std::byte> header);
+
+// Reads header and table, and checks every byte of the file but those of KV. Throws Error:
+// unsupported for what a later version may have written, format for damage.
+Front decode_front(std::span<const std::byte> file, const std::string& path);
+
+[[noreturn]] void snapshot_damaged(const std::string& path, const std::string& field,
+                                   const std::string& expected, const std::string& found);
+
+}  // namespace stet

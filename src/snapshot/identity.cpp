@@ -1,0 +1,281 @@
+#include "src/snapshot/identity.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "src/snapshot/meta.hpp"
+#include "stet/base/bytes.hpp"
+#include "stet/base/error.hpp"
+#include "stet/model/contract.hpp"
+#include "stet/threads/team.hpp"
+
+namespace stet {
+namespace {
+
+void put_text(ByteWriter& w, const std::string& text) {
+  w.u64(text.size());
+  w.text(text);
+}
+
+void put_ids(ByteWriter& w, std::span<const int32_t> ids) { w.bytes(std::as_bytes(ids)); }
+
+void put_prune(ByteWriter& w, const Prune& p) {
+  for (const int64_t x : {p.at, p.begin, p.end}) w.u64(static_cast<uint64_t>(x));
+  w.u8(p.shift);
+  put_ids(w, p.removed);
+}
+
+Sha256 start_of(const Lineage& l) {
+  ByteWriter w;
+  w.text("stet blocks 1\n");
+  put_text(w, l.recipe.origin.contract);
+  w.u32(static_cast<uint32_t>(l.recipe.origin.version));
+  put_text(w, kv_type_name(l.shape.type));
+  w.u32(kKvVersion);
+  put_text(w, l.recipe.origin.model);
+  return sha256_of(w.data());
+}
+
+// When something happened: after this many prunes, when so many positions were there.
+struct Time {
+  int64_t prunes = 0, positions = 0;
+  auto operator<=>(const Time&) const = default;
+};
+
+// Follows the tokens and prunes of a state in the order in which they came.
+class Chain {
+ public:
+  explicit Chain(const Lineage& l) : link_(start_of(l)) {
+    const std::vector<int32_t> all = l.recipe.transcript();
+    rest_ = all;
+    for (const Prune& p : l.recipe.prunes) {
+      append_to(p.at);
+      prune(p);
+    }
+    append_to(l.recipe.size());
+    rest_ = {};
+  }
+
+  struct Block {
+    Sha256 id;
+    Time changed;
+  };
+
+  // Of the last prune that changed each block, if that came after it was filled.
+  std::vector<Block> blocks(const std::vector<Prune>& prunes) const {
+    std::vector<Block> all = filled_;
+    // next[b]: the first block from b on that no later prune has changed.
+    std::vector<size_t> next(all.size() + 1);
+    std::iota(next.begin(), next.end(), size_t{0});
+    const auto unchanged = [&](size_t b) {
+      while (next[b] != b) b = next[b] = next[next[b]];
+      return b;
+    };
+    for (size_t k = prunes.size(); k > 0; --k) {
+      const Prune& p = prunes[k - 1];
+      const size_t end =
+          p.shift ? all.size() : std::min(all.size(), static_cast<size_t>(blocks_of(p.end)));
+      for (size_t b = unchanged(std::min(static_cast<size_t>(p.begin / kBlockPositions), end));
+           b < end; b = unchanged(b)) {
+        if (all[b].changed.prunes < static_cast<int64_t>(k)) all[b] = pruned(k, b, p);
+        next[b] = b + 1;
+      }
+    }
+    return all;
+  }
+
+ private:
+  void append_to(int64_t end) {
+    if (end < size_ || static_cast<size_t>(end - size_) > rest_.size()) {
+      throw Error(ErrorKind::argument, "", "prunes", "positions of the tokens before each",
+                  std::to_string(end));
+    }
+    while (size_ < end) {
+      const int64_t border = (size_ / kBlockPositions + 1) * kBlockPositions,
+                    to = std::min(border, end);
+      const auto count = static_cast<size_t>(to - size_);
+      pending_.insert(pending_.end(), rest_.begin(),
+                      rest_.begin() + static_cast<std::ptrdiff_t>(count));
+      rest_ = rest_.subspan(count);
+      size_ = to;
+      if (to == border) fill();
+    }
+  }
+
+  void fill() {
+    ByteWriter w;
+    w.u8('B');
+    w.bytes(link_.bytes);
+    put_ids(w, pending_);
+    link_ = sha256_of(w.data());
+    pending_.clear();
+    filled_.push_back({link_, {static_cast<int64_t>(pruned_.size()), size_}});
+  }
+
+  void prune(const Prune& p) {
+    ByteWriter w;
+    w.u8('P');
+    w.bytes(link_.bytes);
+    w.u64(pending_.size());
+    put_ids(w, pending_);
+    put_prune(w, p);
+    link_ = sha256_of(w.data());
+    pending_.clear();
+    pruned_.push_back(link_);
+    size_ = p.left();
+    filled_.resize(static_cast<size_t>(size_ / kBlockPositions));
+  }
+
+  Block pruned(size_t k, size_t block, const Prune& p) const {
+    ByteWriter w;
+    w.u8('T');
+    w.bytes(pruned_[k - 1].bytes);
+    w.u64(block);
+    return {sha256_of(w.data()), {static_cast<int64_t>(k), p.left()}};
+  }
+
+  Sha256 link_;
+  int64_t size_ = 0;
+  std::span<const int32_t> rest_;  // of the transcript
+  std::vector<int32_t> pending_;   // since link_
+  std::vector<Block> filled_;      // in order
+  std::vector<Sha256> pruned_;     // the link of each prune
+};
+
+// The first edit; nothing computed before it can have seen it.
+std::optional<Time> first_edit(const State& recipe) {
+  std::optional<Time> first;
+  for (const KvEdit& e : recipe.edits) {
+    const Time at{e.prunes, e.at};
+    first = std::min(first.value_or(at), at);
+  }
+  return first;
+}
+
+// Which of these blocks, all full ones, tokens do not give: those that changed after an edit, and
+// those that were edited.
+std::vector<bool> by_content(const State& recipe, const std::vector<Chain::Block>& blocks) {
+  std::vector<bool> found(blocks.size(), !is_replayable(recipe.origin.contract));
+  const std::optional<Time> edited = first_edit(recipe);
+  for (size_t b = 0; edited && b < blocks.size(); ++b)
+    found[b] = found[b] || blocks[b].changed > *edited;
+  for (const KvEdit& e : recipe.edits) {
+    const auto b = static_cast<size_t>(e.position / kBlockPositions);
+    if (e.position < 0)
+      found.assign(blocks.size(), true);
+    else if (b < found.size())
+      found[b] = true;
+  }
+  return found;
+}
+
+}  // namespace
+
+std::vector<int64_t> Lineage::blocks_by_content() const {
+  std::vector<int64_t> found;
+  if (replayable()) return found;
+  const std::vector<bool> full = by_content(recipe, Chain(*this).blocks(recipe.prunes));
+  for (size_t b = 0; b < full.size(); ++b) {
+    if (full[b]) found.push_back(static_cast<int64_t>(b));
+  }
+  if (recipe.size() % kBlockPositions != 0) found.push_back(full_blocks());
+  return found;
+}
+
+std::vector<BlockIdentity> Lineage::identities(std::span<const Sha256> content) const {
+  std::vector<BlockIdentity> all;
+  const std::vector<Chain::Block> blocks = Chain(*this).blocks(recipe.prunes);
+  const std::vector<bool> named_by_content =
+      replayable() ? std::vector<bool>(blocks.size()) : by_content(recipe, blocks);
+  auto next = content.begin();
+  for (size_t b = 0; b < blocks.size(); ++b)
+    all.push_back({named_by_content[b] ? *next++ : blocks[b].id, !named_by_content[b]});
+  return all;
+}
+
+Sha256 Lineage::id(std::span<const Sha256> content, const Sha256& logits) const {
+  RunningSha256 hash;
+  ByteWriter w;
+  const auto flush = [&] { hash.add(std::exchange(w, ByteWriter()).data()); };
+  w.text("stet state 1\n");
+  w.bytes(start_of(*this).bytes);
+  w.u64(recipe.tokens.size());
+  flush();
+  hash.add(std::as_bytes(std::span(recipe.tokens)));
+  w.u64(recipe.prunes.size());
+  for (const Prune& p : recipe.prunes) {
+    put_prune(w, p);
+    flush();
+  }
+  put_text(w, recipe.edits.empty() ? "" : encode_edits(recipe.edits));
+  put_text(w, encode_generation(recipe.generation));
+  put_text(w, recipe.dialogue.empty() ? "" : encode_dialogue(recipe.dialogue));
+  for (const BlockIdentity& block : identities(content)) w.bytes(block.id.bytes);
+  if (!replayable()) {
+    w.bytes(recipe.size() % kBlockPositions == 0 ? Sha256().bytes : content.back().bytes);
+    w.bytes(logits.bytes);
+  }
+  flush();
+  return hash.result();
+}
+
+Sha256 block_content(const KvShape& shape, const std::byte* block) {
+  ByteWriter w;
+  w.text("stet block content 1\n");
+  put_text(w, kv_type_name(shape.type));
+  for (const int64_t x : {shape.layers, shape.kv_heads, shape.head_dim})
+    w.u64(static_cast<uint64_t>(x));
+  RunningSha256 hash;
+  hash.add(w.data());
+  hash.add({block, shape.content_bytes()});
+  return hash.result();
+}
+
+std::vector<Sha256> contents_of(const State& state, std::span<const int64_t> blocks, int threads) {
+  std::vector<Sha256> contents(blocks.size());
+  if (blocks.empty()) return contents;
+  state.kv.check_all(threads > 0 ? threads : default_threads());
+  run_each(threads > 0 ? threads : default_threads(), blocks.size(), [&](size_t i) {
+    contents[i] = state.kv.block_info(blocks[i]).content(state.kv.shape());
+  });
+  return contents;
+}
+
+Sha256 logits_hash(const State& state) {
+  return state.logits == nullptr ? Sha256() : sha256_of(std::as_bytes(std::span(*state.logits)));
+}
+
+std::vector<BlockIdentity> block_identities(const State& state, int threads) {
+  const Lineage lineage{state, state.kv.shape()};
+  return lineage.identities(contents_of(state, lineage.blocks_by_content(), threads));
+}
+
+Sha256 state_id(const State& state, int threads) {
+  const Lineage lineage{state, state.kv.shape()};
+  return lineage.id(contents_of(state, lineage.blocks_by_content(), threads),
+                    lineage.replayable() ? Sha256() : logits_hash(state));
+}
+
+std::optional<ReplayLimit> replay_limit(const State& state) {
+  if (state.size() > 0 && !is_replayable(state.origin.contract))
+    return ReplayLimit{0, "OpenBLAS computed it (contract " + state.origin.contract + ")"};
+  if (state.edits.empty()) return std::nullopt;
+  const KvEdit& first = state.edits.front();
+  ReplayLimit limit{first.at, first.position < 0
+                                  ? "keys and values were rounded to another type"
+                                  : fmt::format("the {} of position {}, layer {}, head {} was set",
+                                                kv_edit_name(first.what), first.position,
+                                                first.layer, first.head)};
+  for (const KvEdit& e : state.edits)
+    limit.position = std::min({limit.position, e.at, std::max<int64_t>(e.position, 0)});
+  for (size_t k = static_cast<size_t>(first.prunes); k < state.prunes.size(); ++k)
+    limit.position = std::min(limit.position, state.prunes[k].begin);
+  if (state.edits.size() > 1)
+    limit.reason += fmt::format(", and {} more edits", state.edits.size() - 1);
+  return limit;
+}
+
+}  // namespace stet

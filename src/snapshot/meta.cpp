@@ -1,0 +1,464 @@
+#include "src/snapshot/meta.hpp"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <tuple>
+#include <utility>
+
+#include "src/base/json_reader.hpp"
+#include "stet/base/digest.hpp"
+#include "stet/base/error.hpp"
+#include "stet/base/limits.hpp"
+#include "stet/generate/generate.hpp"
+#include "stet/model/contract.hpp"
+#include "stet/text/utf8.hpp"
+
+namespace stet {
+namespace {
+
+using Json = nlohmann::json;
+
+std::string hex(std::string_view bytes) {
+  std::string out;
+  for (const char c : bytes) out += fmt::format("{:02x}", static_cast<unsigned char>(c));
+  return out;
+}
+
+std::string unhex(const JsonReader& json, const std::string& name) {
+  const std::string text = json.string(name);
+  if (text.size() % 2 != 0) json.fail(name, "an even number of hex digits");
+  const auto digit = [&](char c) {
+    const size_t at = std::string_view("0123456789abcdef").find(c);
+    if (at == std::string_view::npos) json.fail(name, "hex digits");
+    return static_cast<int>(at);
+  };
+  std::string out;
+  for (size_t i = 0; i < text.size(); i += 2)
+    out += static_cast<char>(digit(text[i]) * 16 + digit(text[i + 1]));
+  return out;
+}
+
+uint64_t read_seed(const JsonReader& json) {
+  const std::string bytes = unhex(json, "seed");
+  if (bytes.size() != 8) json.fail("seed", "16 hex digits");
+  uint64_t seed = 0;
+  for (const char c : bytes) seed = seed << 8 | static_cast<unsigned char>(c);
+  return seed;
+}
+
+Json generation_json(const GenerationState& g) {
+  Json turns = Json::array();
+  for (const Turn& t : g.turns) {
+    turns.push_back({{"prompt", t.prompt}, {"reply", t.reply}, {"end", t.end}, {"open", t.open}});
+  }
+  const SamplingSettings& s = g.sampling;
+  return {{"greedy", s.greedy},
+          {"temperature", s.temperature},
+          {"top_k", s.top_k},
+          {"top_p", s.top_p},
+          {"min_p", s.min_p},
+          {"typical_p", s.typical_p},
+          {"repetition_penalty", s.repetition_penalty},
+          {"seed", fmt::format("{:016x}", s.seed)},
+          {"stop_ids", g.stop_ids},
+          {"stop_strings", g.stop_strings},
+          {"turns", turns},
+          {"stream", hex(g.stream)},
+          {"held", hex(g.held)}};
+}
+
+GenerationState read_generation(const JsonReader& json, int64_t vocab, int64_t positions) {
+  GenerationState g;
+  SamplingSettings& s = g.sampling;
+  s.greedy = json.boolean("greedy");
+  s.temperature = json.number("temperature");
+  s.top_k = static_cast<int>(json.integer("top_k", 0, std::numeric_limits<int>::max()));
+  s.top_p = json.number("top_p");
+  s.min_p = json.number("min_p");
+  s.typical_p = json.number("typical_p");
+  s.repetition_penalty = json.number("repetition_penalty");
+  s.seed = read_seed(json);
+  for (int64_t id : json.integers("stop_ids", 0, vocab - 1))
+    g.stop_ids.push_back(static_cast<int32_t>(id));
+  g.stop_strings = json.strings("stop_strings");
+  int64_t at = 0;
+  for (const JsonReader& t : json.objects("turns")) {
+    Turn turn;
+    turn.prompt = t.integer("prompt", at, positions);
+    turn.reply = t.integer("reply", turn.prompt, positions);
+    turn.end = t.integer("end", turn.reply, positions);
+    turn.open = t.boolean("open");
+    at = turn.end;
+    g.turns.push_back(turn);
+  }
+  g.stream = unhex(json, "stream");
+  g.held = unhex(json, "held");
+  check_generation(g, vocab, positions, json.file());
+  return g;
+}
+
+Json dialogue_json(const Dialogue& d) {
+  Json messages = Json::array();
+  for (const Message& m : d.messages) {
+    Json message = {{"role", m.role},
+                    {"content", m.content},
+                    {"begin", m.begin},
+                    {"end", m.end},
+                    {"drawn", m.drawn}};
+    if (!m.fields.empty()) message["fields"] = Json::parse(m.fields);
+    messages.push_back(std::move(message));
+  }
+  Json j = {{"messages", messages}, {"now", d.now}, {"special_in_text", d.special_in_text}};
+  if (!d.variables.empty()) j["variables"] = Json::parse(d.variables);
+  if (!d.chat_template.empty()) j["chat_template"] = d.chat_template;
+  return j;
+}
+
+// The text of an object that is a member, or "".
+std::string object_text(const JsonReader& json, const std::string& name) {
+  const std::optional<JsonReader> object = json.object(name);
+  return object ? object->json().dump() : "";
+}
+
+Dialogue read_dialogue(const JsonReader& json, int64_t positions) {
+  Dialogue d;
+  for (const JsonReader& entry : json.objects("messages")) {
+    d.messages.push_back({entry.string("role"), entry.string("content"),
+                          object_text(entry, "fields"), entry.integer("begin", 0, positions),
+                          entry.integer("end", 0, positions), entry.boolean("drawn")});
+  }
+  d.variables = object_text(json, "variables");
+  d.chat_template = json.string_or("chat_template", "");
+  d.now = json.integer("now", 0, int64_t{1} << 40);
+  d.special_in_text = json.boolean("special_in_text");
+  check_dialogue(d, positions, json.file());
+  return d;
+}
+
+// Whether each prune is of positions that were there after the one before, and takes out that many
+// tokens of the vocabulary.
+void check_prunes(const std::vector<Prune>& prunes, int64_t vocab, int64_t positions,
+                  int64_t capacity, const std::string& file) {
+  int64_t before = 0;
+  for (size_t i = 0; i < prunes.size(); ++i) {
+    const Prune& p = prunes[i];
+    const auto check = [&](const char* field, int64_t x, int64_t min, int64_t max) {
+      if (x >= min && x <= max) return;
+      throw Error(ErrorKind::format, file, fmt::format("prunes[{}].{}", i, field),
+                  fmt::format("{}..{}", min, max), std::to_string(x));
+    };
+    check("at", p.at, before, capacity);
+    check("end", p.end, 0, p.at);
+    check("begin", p.begin, 0, p.end);
+    const int64_t removed = p.shift ? p.end - p.begin : 0;
+    check("removed", static_cast<int64_t>(p.removed.size()), removed, removed);
+    for (const int32_t id : p.removed) check("removed", id, 0, vocab - 1);
+    before = p.left();
+  }
+  if (before > positions)
+    throw Error(ErrorKind::format, file, "prunes",
+                fmt::format("at most {} positions left", positions), std::to_string(before));
+}
+
+std::vector<Prune> read_prunes(const JsonReader& json) {
+  std::vector<Prune> prunes;
+  if (!json.has("prunes")) return prunes;
+  for (const JsonReader& entry : json.objects("prunes")) {
+    const std::string kind = entry.string("positions");
+    if (kind != "keep" && kind != "shift") entry.fail("positions", "keep or shift");
+    Prune p{entry.integer("at", 0, kMaxPositions),
+            entry.integer("begin", 0, kMaxPositions),
+            entry.integer("end", 0, kMaxPositions),
+            kind == "shift",
+            {}};
+    for (int64_t id : entry.integers("removed", 0, kMaxSize))
+      p.removed.push_back(static_cast<int32_t>(id));
+    prunes.push_back(std::move(p));
+  }
+  return prunes;
+}
+
+constexpr size_t kPruneBytes = 32;  // in PRUNES
+
+std::vector<Prune> read_prunes(std::span<const std::byte> log, std::span<const std::byte> removed,
+                               const std::string& file) {
+  for (const auto& [name, found, most] :
+       {std::tuple("PRUNES", log.size(), kMaxPrunes * kPruneBytes),
+        std::tuple("REMOVED", removed.size(), kMaxRemoved * 4)}) {
+    if (found > most)
+      throw Error(ErrorKind::format, file, name, fmt::format("at most {} bytes", most),
+                  std::to_string(found));
+  }
+  std::vector<Prune> prunes;
+  prunes.reserve(log.size() / kPruneBytes);
+  ByteReader r(log, file), ids(removed, file);
+  const auto position = [&](const char* field) {
+    return static_cast<int64_t>(std::min<uint64_t>(r.u64(field), kMaxPositions + 1));
+  };
+  while (r.remaining() > 0) {
+    Prune p{position("PRUNES: at"), position("PRUNES: begin"), position("PRUNES: end"), false, {}};
+    const uint32_t kind = r.u32("PRUNES: positions");
+    r.u32("PRUNES: reserved");
+    if (kind > 1)
+      throw Error(ErrorKind::format, file, "PRUNES: positions", "0 or 1", std::to_string(kind));
+    p.shift = kind == 1;
+    const int64_t count = p.shift && p.end > p.begin ? p.end - p.begin : 0;
+    const std::span<const std::byte> bytes =
+        ids.bytes(static_cast<uint64_t>(count) * sizeof(int32_t), "REMOVED");
+    p.removed.resize(static_cast<size_t>(count));
+    if (count > 0) std::memcpy(p.removed.data(), bytes.data(), bytes.size());
+    prunes.push_back(std::move(p));
+  }
+  ids.end("REMOVED");
+  return prunes;
+}
+
+constexpr KvEdit::What kEdits[] = {KvEdit::What::key, KvEdit::What::value, KvEdit::What::kv_type};
+
+Json edits_json(const std::vector<KvEdit>& edits) {
+  Json list = Json::array();
+  for (const KvEdit& e : edits) {
+    list.push_back({{"what", kv_edit_name(e.what)},
+                    {"at", e.at},
+                    {"prunes", e.prunes},
+                    {"position", e.position},
+                    {"layer", e.layer},
+                    {"head", e.head}});
+  }
+  return list;
+}
+
+std::vector<KvEdit> read_edits(const JsonReader& json, const SnapshotMeta& m) {
+  std::vector<KvEdit> edits;
+  if (!json.has("edits")) return edits;
+  for (const JsonReader& entry : json.objects("edits")) {
+    KvEdit e;
+    const std::string what = entry.string("what");
+    const auto found = std::find_if(std::begin(kEdits), std::end(kEdits),
+                                    [&](KvEdit::What w) { return what == kv_edit_name(w); });
+    if (found == std::end(kEdits)) entry.fail("what", "key, value or kv type");
+    e.what = *found;
+    e.at = entry.integer("at", 0, m.capacity);
+    e.prunes = entry.integer("prunes", 0, static_cast<int64_t>(m.prunes.size()));
+    e.position = entry.integer("position", -1, m.capacity - 1);
+    e.layer = entry.integer("layer", -1, m.kv.layers - 1);
+    e.head = entry.integer("head", -1, m.kv.kv_heads - 1);
+    edits.push_back(e);
+  }
+  return edits;
+}
+
+// The shape of keys and values is the model's, whatever is done with them later.
+KvShape read_kv(const JsonReader& kv, const ModelConfig& config) {
+  const std::string type = kv.string("type");
+  if (type != "f32" && type != "bf16" && type != "f16") kv.fail("type", "f32, bf16 or f16");
+  for (const auto& [name, expected] :
+       {std::pair("layers", config.layers), std::pair("heads", config.kv_heads),
+        std::pair("head_dim", config.head_dim)}) {
+    if (kv.integer(name, 1, kMaxSize) != expected)
+      kv.fail(name, std::to_string(expected) + ", as in config");
+  }
+  const KvShape shape{config.layers, config.kv_heads, config.head_dim, kv_type_of(type)};
+  if (shape.block_bytes() > kMaxBlockBytes) {
+    throw Error(ErrorKind::unsupported, kv.file(), kv.path_of("layers"),
+                "blocks of at most " + std::to_string(kMaxBlockBytes) + " bytes",
+                std::to_string(shape.block_bytes()));
+  }
+  return shape;
+}
+
+// The last part of the checkpoint's path: enough to ask for it by name, and no path of this machine
+// in the file.
+std::string name_of(const std::string& directory) {
+  std::error_code ignored;
+  std::filesystem::path path = std::filesystem::absolute(directory, ignored).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  return printable(path.filename().string());
+}
+
+}  // namespace
+
+const char* snapshot_form_name(SnapshotForm form) {
+  return form == SnapshotForm::full ? "full" : form == SnapshotForm::delta ? "delta" : "recipe";
+}
+
+SnapshotForm snapshot_form_of(const std::string& name) {
+  for (SnapshotForm form : {SnapshotForm::full, SnapshotForm::delta, SnapshotForm::recipe}) {
+    if (name == snapshot_form_name(form)) return form;
+  }
+  throw Error(ErrorKind::argument, "", "form", "full, delta or recipe", name);
+}
+
+SnapshotMeta meta_of(const Session& session, const std::string& tokenizer) {
+  SnapshotMeta m;
+  m.contract = contract_name(session.compute().contract);
+  m.contract_version = kContractVersion;
+  m.checkpoint = name_of(session.model().directory());
+  m.architecture = session.model().config().architecture;
+  m.config = session.model().config().canonical();
+  m.fingerprints = session.model().fingerprints();
+  m.tokenizer = tokenizer;
+  m.kv = session.kv().shape();
+  m.capacity = session.capacity();
+  m.positions = session.size();
+  m.generation = session.generation();
+  m.prunes = session.prunes();
+  m.edits = session.edits();
+  m.dialogue = session.dialogue();
+  return m;
+}
+
+int64_t meta_vocab(const SnapshotMeta& meta) {
+  return parse_json(meta.config, "").integer("vocab_size", 1, kMaxSize);
+}
+
+void encode_prunes(const std::vector<Prune>& prunes,
+                   const std::function<void(std::string_view)>& piece) {
+  std::string text = "[";
+  for (size_t i = 0; i < prunes.size(); ++i) {
+    const Prune& p = prunes[i];
+    text += fmt::format(R"({}{{"at":{},"begin":{},"end":{},"positions":"{}","removed":[)",
+                        i == 0 ? "" : ",", p.at, p.begin, p.end, p.shift ? "shift" : "keep");
+    for (size_t k = 0; k < p.removed.size(); ++k) {
+      text += (k == 0 ? "" : ",") + std::to_string(p.removed[k]);
+      if (text.size() > 4096) piece(std::exchange(text, ""));
+    }
+    text += "]}";
+  }
+  piece(text + "]");
+}
+
+std::string encode_edits(const std::vector<KvEdit>& edits) { return edits_json(edits).dump(); }
+
+std::string encode_generation(const GenerationState& generation) {
+  return generation_json(generation).dump();
+}
+
+std::string encode_dialogue(const Dialogue& dialogue) { return dialogue_json(dialogue).dump(); }
+
+void check_dialogue(const Dialogue& dialogue, int64_t positions, const std::string& source) {
+  const auto check_text = [&](const std::string& field, const std::string& text) {
+    if (!utf8_valid(text))
+      throw Error(ErrorKind::argument, source, field, "UTF-8", printable(text, 60));
+  };
+  const auto check_object = [&](const std::string& field, const std::string& text) {
+    check_text(field, text);
+    if (text.empty()) return;
+    if (!parse_json_value(text, source + ": " + field).is_object())
+      throw Error(ErrorKind::argument, source, field, "a JSON object", printable(text, 60));
+  };
+  check_object("variables", dialogue.variables);
+  check_text("chat_template", dialogue.chat_template);
+  int64_t at = 0;  // messages that are not drawn may share a stretch
+  for (size_t i = 0; i < dialogue.messages.size(); ++i) {
+    const Message& m = dialogue.messages[i];
+    const std::string field = "messages[" + std::to_string(i) + "]";
+    check_text(field + ".role", m.role);
+    check_text(field + ".content", m.content);
+    check_object(field + ".fields", m.fields);
+    if (m.begin < at || m.end < m.begin || m.end > positions) {
+      throw Error(ErrorKind::argument, source, field,
+                  "positions in order, up to " + std::to_string(positions),
+                  std::to_string(m.begin) + ", " + std::to_string(m.end));
+    }
+    at = m.drawn ? m.end : m.begin;
+  }
+}
+
+std::string encode_meta(const SnapshotMeta& m) {
+  Json fingerprints = Json::array();
+  for (const auto& [name, digest] : m.fingerprints)
+    fingerprints.push_back({{"name", name}, {"digest", digest}});
+  Json meta = {{"form", snapshot_form_name(m.form)},
+               {"parent", m.parent},
+               {"parent_state", m.parent_state},
+               {"parent_file", m.parent_file},
+               {"logits", m.logits},
+               {"contract", m.contract},
+               {"contract_version", m.contract_version},
+               {"checkpoint", m.checkpoint},
+               {"architecture", m.architecture},
+               {"config", Json::parse(m.config)},
+               {"fingerprints", fingerprints},
+               {"tokenizer", m.tokenizer},
+               {"capacity", m.capacity},
+               {"positions", m.positions},
+               {"kv",
+                {{"type", kv_type_name(m.kv.type)},
+                 {"version", kKvVersion},
+                 {"layers", m.kv.layers},
+                 {"heads", m.kv.kv_heads},
+                 {"head_dim", m.kv.head_dim}}},
+               {"generation", generation_json(m.generation)}};
+  if (!m.edits.empty()) meta["edits"] = edits_json(m.edits);
+  if (!m.dialogue.empty()) meta["dialogue"] = dialogue_json(m.dialogue);
+  return meta.dump();
+}
+
+void encode_prunes(const std::vector<Prune>& prunes, ByteWriter& log, ByteWriter& removed) {
+  for (const Prune& p : prunes) {
+    for (const int64_t x : {p.at, p.begin, p.end}) log.u64(static_cast<uint64_t>(x));
+    log.u32(p.shift ? 1 : 0);
+    log.u32(0);
+    removed.bytes(std::as_bytes(std::span(p.removed)));
+  }
+}
+
+namespace {
+
+// Keys and values of another version are rounded, or lie, otherwise.
+void check_kv_version(const JsonReader& kv) {
+  const int64_t version = kv.integer("version", 1, 1 << 20);
+  if (version == kKvVersion) return;
+  throw Error(ErrorKind::unsupported, kv.file(), kv.path_of("version"), std::to_string(kKvVersion),
+              std::to_string(version));
+}
+
+}  // namespace
+
+SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file) {
+  const JsonReader json = parse_json(sections.json, file);
+  SnapshotMeta m;
+  const std::string form = json.string_or("form", "full");
+  if (form != "full" && form != "delta" && form != "recipe")
+    json.fail("form", "full, delta or recipe");
+  m.form = snapshot_form_of(form);
+  m.parent = json.string_or("parent", "");
+  m.parent_state = json.string_or("parent_state", "");
+  if (sections.version < 3) m.parent_state = std::exchange(m.parent, "");
+  m.parent_file = json.string_or("parent_file", "");
+  m.logits = json.string_or("logits", "");
+  m.contract = json.string("contract");
+  if (!parse_contract_name(m.contract)) json.fail("contract", "the name of a contract");
+  m.contract_version = static_cast<int>(json.integer("contract_version", 1, 1 << 20));
+  m.checkpoint = json.string("checkpoint");
+  m.architecture = json.string("architecture");
+  m.config = json.required_object("config").json().dump();
+  const ModelConfig config = ModelConfig::from_canonical(m.config, file + ": config");
+  for (const JsonReader& entry : json.objects("fingerprints")) {
+    m.fingerprints.emplace_back(entry.string("name"), entry.string("digest"));
+  }
+  if (m.fingerprints.empty() || m.fingerprints.back().first != "model") {
+    json.fail("fingerprints", "an array that ends with \"model\"");
+  }
+  m.tokenizer = json.string("tokenizer");
+  m.kv = read_kv(json.required_object("kv"), config);
+  if (sections.version >= 3) check_kv_version(json.required_object("kv"));
+  m.capacity = json.integer("capacity", 1, kMaxPositions);
+  m.positions = json.integer("positions", 0, m.capacity);
+  const int64_t vocab = config.vocab_size;
+  m.generation = read_generation(json.required_object("generation"), vocab, m.positions);
+  m.prunes = sections.version < 3 ? read_prunes(json)
+                                  : read_prunes(sections.prunes, sections.removed, file);
+  check_prunes(m.prunes, vocab, m.positions, m.capacity, file);
+  m.edits = read_edits(json, m);
+  const auto dialogue = json.object("dialogue");
+  if (dialogue) m.dialogue = read_dialogue(*dialogue, m.positions + shifted_out(m.prunes));
+  return m;
+}
+
+}  // namespace stet

@@ -1,0 +1,37 @@
+// The META section of a snapshot: JSON, with byte strings that need not be text in hex.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "stet/base/bytes.hpp"
+#include "stet/session/session.hpp"
+#include "stet/snapshot/snapshot.hpp"
+
+namespace stet {
+
+SnapshotMeta meta_of(const Session& session, const std::string& tokenizer);
+std::string encode_meta(const SnapshotMeta& meta);
+// What META and, from format version 3 on, the sections of the log of prunes say.
+struct MetaSections {
+  uint32_t version;
+  std::string_view json;
+  std::span<const std::byte> prunes, removed;
+};
+// `file` names the source in errors. Throws Error: format, or unsupported.
+SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file);
+// PRUNES and REMOVED.
+void encode_prunes(const std::vector<Prune>& prunes, ByteWriter& log, ByteWriter& removed);
+
+int64_t meta_vocab(const SnapshotMeta& meta);
+
+// Sorted keys, no spaces: part of what the state digest covers.
+std::string encode_generation(const GenerationState& generation);
+// Likewise. Throws an argument Error for messages that could not be read back: texts that are no
+// UTF-8, members that are no JSON object, positions that are out of order or beyond `positions` (of
+// the transcript).
+std::string encode_dialogue(const Dialogue& dialogue);
+void check_dialogue(const Dialogue& dialogue, int64_t positions, const std::string& source);
+
+}  // namespace stet

@@ -1,0 +1,387 @@
+// Writing a snapshot: format version 3. Integers are little-endian; digests are XXH3-128 as two
+// u64, low half first; hashes are SHA-256.
+//
+//   file     = header table { gap section }       a gap is zeros up to where the next section
+//                                                 begins
+//   header   = 93 'S' 'T' 'E' 'T' 0D 0A 1A
+//              u32 format version                 3
+//              u32 bytes of this header           192
+//              u64 required features              bits that a reader must know
+//              u64 optional features              bits that a reader may ignore; none is defined
+//              u64 bytes of the file
+//              u32 number of sections             at most 256
+//              u32 0                              not looked at
+//              u64 offset of the table            192
+//              digest of the table
+//              digest of the state                StateDigests::state
+//              hash   id of the state             identity.hpp
+//              u64[7] 0                           not looked at, but for the next digest
+//              digest of the bytes before it
+//   required = 1 not all keys and values are in this file (delta, recipe) | 2 blocks are compressed
+//              | 4 keys or values were edited, META says which | 8 kept for interventions
+//   table    = { entry }                          in the order of their offsets
+//   entry    = char[8] name                       padded with zero bytes; each name once
+//              u64 offset, u64 bytes
+//              u32 flags                          bit 0: a reader that does not know the section
+//                                                 must refuse the file
+//              u32 encoding                       0: bytes as they are
+//              digest                             of the section's bytes; for KV: of BLOCKS; for an
+//                                                 archive: of its index
+//              u64[2] 0                           not looked at
+//
+//   section  written in this order, each at a multiple of 64 if nothing else is said; those marked
+//            ? may be missing
+//     META     JSON: form, parent, contract, kv type, model config and fingerprints, tokenizer
+//              fingerprint, capacity, generation state (sampling, seed, stops, turns, what an open
+//              reply holds back), log of edits, messages
+//     TOKENS   i32 per position
+//     VISIBLE  u64 per block: bit t is set when position 64 b + t may be attended to
+//     PRUNES   ? { u64 at, u64 begin, u64 end, u32 positions (0: keep, 1: shift), u32 0 }   the log
+//              of prunes
+//     REMOVED  ? i32 per token that shifts took out, in the order of PRUNES
+//     LOGITS   f32 [vocab_size], of the last position; empty without positions, and in a recipe
+//     BLOCKS   digest [blocks][layers]: of the layer's bytes in the block, the last one with the
+//              padding behind them
+//     CONTENT  ? hash for each block that tokens do not give, and of the partial one behind them
+//              (identity.hpp)
+//     KVINDEX  ? { u32 block, u32 encoding, u64 offset in KV, u64 bytes } for each block that KV
+//              holds, in order. Without it KV holds all blocks, one after the other, as they are. A
+//              block of which nothing is visible need not be there: it is zero. All others are in a
+//              full snapshot's index; one that is not in a delta's is the parent's.
+//     WEIGHTS  ? the checkpoint's files, and
+//     TOKENIZR ? the tokenizer's: archives (archive.hpp) at multiples of 4096
+//     others   ? that this writer does not know, at multiples of 4096, taken over from a file that
+//              was converted
+//     KV       at a multiple of 65536 (of 64 when it is empty): { block }
+//   block    = encoding 0: as in memory (kv_block.hpp), whole 4096-byte pages; slots of positions
+//            that do not exist are zero
+//            | encoding 1: byte i of every element is put into plane i (elements of 4 or 2 bytes:
+//              as many planes of equal size); u32 per plane: its bytes in this file; then the
+//              planes, each a zlib stream (RFC 1950), or as it is where that is shorter
+//
+// Every byte is covered: header by its own digest, table by the header's, sections by the table's,
+// blocks by BLOCKS, and gaps must be zero. The id proves nothing about keys and values that tokens
+// give; a reader that needs it proved computes it.
+//
+// Version 2 differs in: a header of 128 bytes, without the id; META holds the log of prunes; no
+// CONTENT; fingerprints are those of Model::stored_fingerprints(). Version 1 also: BLOCKS holds one
+// digest per block; no KVINDEX; no form and no prunes in META.
+#include "stet/snapshot/snapshot.hpp"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "src/snapshot/format.hpp"
+#include "src/snapshot/identity.hpp"
+#include "src/snapshot/meta.hpp"
+#include "src/snapshot/planes.hpp"
+#include "src/snapshot/state.hpp"
+#include "stet/base/bytes.hpp"
+#include "stet/base/error.hpp"
+#include "stet/base/limits.hpp"
+#include "stet/files/archive.hpp"
+#include "stet/generate/generate.hpp"
+#include "stet/text/tokenizer.hpp"
+
+namespace stet {
+
+// One snapshot on its way into a file.
+struct SnapshotWriter {
+  SnapshotWriter(const State& s, SnapshotMeta m, const SaveOptions& o)
+      : state(s), meta(std::move(m)), options(o) {
+    static const std::vector<float> none;
+    const std::vector<float>& logits = state.logits != nullptr ? *state.logits : none;
+    visible = visibility(state.kv);
+    blocks = all_block_digests(state.kv, options.threads);
+    digests =
+        combine_digests(meta, digest_of_all(state.tokens), visible, digest_of_all(logits), blocks);
+    const Lineage lineage{state, state.kv.shape()};
+    contents = contents_of(state, lineage.blocks_by_content(), options.threads);
+    digests.id = lineage.id(contents, lineage.replayable() ? Sha256() : logits_hash(state));
+    meta.form = options.form;
+    meta.parent = meta.parent_state = meta.parent_file = meta.logits = "";
+    if (options.form == SnapshotForm::recipe)
+      meta.logits = digest_text(digests.logits);
+    else
+      logits_bytes = std::as_bytes(std::span(logits));
+    if (options.form == SnapshotForm::delta) {
+      const StateDigests& parent = options.parent->digests();
+      meta.parent = parent.id == Sha256() ? "" : sha256_text(parent.id);
+      meta.parent_state = digest_text(parent.state);
+      meta.parent_file = std::filesystem::path(options.parent->path()).filename().string();
+    }
+    for (int64_t b = 0; b < state.kv.blocks(); ++b) {
+      if (is_stored(b)) stored.push_back(b);
+    }
+    if (options.weights != nullptr)
+      weights.emplace(*options.weights, Model::files_of(*options.weights));
+    if (options.tokenizer != nullptr)
+      tokenizer.emplace(*options.tokenizer, Tokenizer::files_of(*options.tokenizer));
+    // Without an index a reader expects every block, as it is.
+    indexed = options.compress != 0 || static_cast<int64_t>(stored.size()) != state.kv.blocks();
+  }
+
+  bool is_stored(int64_t block) const {
+    if (options.form == SnapshotForm::recipe) return false;
+    if (state.kv.visible(block) == 0) return false;  // zeros
+    if (options.form == SnapshotForm::full) return true;
+    const size_t layers = static_cast<size_t>(state.kv.shape().layers);
+    if (block >= blocks_of(options.parent->meta().positions)) return true;
+    const std::span<const Digest> theirs = options.parent->block_digests(block);
+    return !std::equal(
+        theirs.begin(), theirs.end(),
+        blocks.begin() + static_cast<std::ptrdiff_t>(block) * static_cast<std::ptrdiff_t>(layers),
+        blocks.begin() + static_cast<std::ptrdiff_t>((static_cast<size_t>(block) + 1) * layers));
+  }
+
+  void write(const std::string& path, const Snapshot* like) {
+    AtomicFile file(path, options.mode);
+    place_sections(like);
+    for (size_t i = 0; i + 1 < sections.size(); ++i) {
+      pad(file, sections[i].offset);
+      if (payloads[i].archive != nullptr)
+        payloads[i].archive->write(file);
+      else
+        file.write(payloads[i].bytes);
+    }
+    Snapshot::Section& kv = sections.back();
+    pad(file, kv.offset);
+    write_blocks(file);
+    kv.size = file.written() - kv.offset;
+    kv.digest = digests.kv;
+    if (indexed) {
+      Snapshot::Section& index = *find("KVINDEX");
+      index.digest = digest_of(index_bytes.data());
+      file.write_at(index.offset, index_bytes.data());
+    }
+    const uint64_t required = (options.form != SnapshotForm::full ? kElsewhere : 0) |
+                              (options.compress != 0 ? kCompressed : 0) |
+                              (meta.edits.empty() ? 0 : kEdited);
+    file.write_at(0, encode_front(sections, required, digests.state, digests.id));
+    file.commit();
+  }
+
+ private:
+  Snapshot::Section* find(const std::string& name) {
+    return &*std::find_if(sections.begin(), sections.end(),
+                          [&](const auto& s) { return s.name == name; });
+  }
+
+  // Where everything will be; only the size of KV is not known yet. Sections of `like` that are not
+  // ours come along.
+  void place_sections(const Snapshot* like) {
+    meta_text = encode_meta(meta);
+    if (meta_text.size() > kMaxMetaBytes) {
+      throw Error(
+          ErrorKind::capacity, "", "META",
+          "messages, turns and edits of at most " + std::to_string(kMaxMetaBytes) + " bytes",
+          std::to_string(meta_text.size()));
+    }
+    const auto add = [&](const std::string& name, std::span<const std::byte> bytes,
+                         bool must_know) {
+      sections.push_back({name, 0, bytes.size(), digest_of(bytes), must_know});
+      payloads.push_back({bytes, nullptr});
+    };
+    const auto add_archive = [&](const std::string& name,
+                                 const std::optional<ArchiveWriter>& archive) {
+      if (!archive) return;
+      sections.push_back({name, 0, archive->size(), digest_of(archive->index()), false});
+      payloads.push_back({{}, &*archive});
+    };
+    add("META", std::as_bytes(std::span(meta_text)), true);
+    add("TOKENS", std::as_bytes(std::span(state.tokens)), true);
+    add("VISIBLE", std::as_bytes(std::span(visible)), true);
+    encode_prunes(state.prunes, prune_bytes, removed_bytes);
+    if (prune_bytes.size() > 0) add("PRUNES", prune_bytes.data(), true);
+    if (removed_bytes.size() > 0) add("REMOVED", removed_bytes.data(), true);
+    add("LOGITS", logits_bytes, true);
+    add("BLOCKS", std::as_bytes(std::span(blocks)), true);
+    if (!contents.empty()) add("CONTENT", std::as_bytes(std::span(contents)), true);
+    index_room.resize(stored.size() * kIndexEntry);
+    if (indexed) add("KVINDEX", index_room, true);
+    add_archive("WEIGHTS", weights);
+    add_archive("TOKENIZR", tokenizer);
+    for (const Snapshot::Section& s :
+         like != nullptr ? like->sections() : std::vector<Snapshot::Section>()) {
+      const bool replaced = (s.name == "WEIGHTS" && weights) || (s.name == "TOKENIZR" && tokenizer);
+      if (replaced || (is_known_section(s.name) && !is_archive_section(s.name))) continue;
+      sections.push_back({s.name, 0, s.size, s.digest, s.must_know});
+      payloads.push_back({like->bytes_.subspan(s.offset, s.size), nullptr});
+    }
+    add("KV", {}, true);
+    uint64_t end = front_bytes(sections.size());
+    for (size_t i = 0; i < sections.size(); ++i) {
+      const bool no_blocks = sections[i].name == "KV" && stored.empty();  // no page to align
+      sections[i].offset =
+          no_blocks ? section_offset("META", end) : section_offset(sections[i].name, end);
+      end = sections[i].offset + sections[i].size;
+    }
+  }
+
+  static void pad(AtomicFile& file, uint64_t to) {
+    static const std::byte zeros[4096] = {};
+    while (file.written() < to)
+      file.write({zeros, static_cast<size_t>(std::min<uint64_t>(4096, to - file.written()))});
+  }
+
+  void note(int64_t block, uint32_t encoding, uint64_t offset, uint64_t size) {
+    index_bytes.u32(static_cast<uint32_t>(block));
+    index_bytes.u32(encoding);
+    index_bytes.u64(offset);
+    index_bytes.u64(size);
+  }
+
+  void write_blocks(AtomicFile& file) {
+    const KvShape& shape = state.kv.shape();
+    if (options.compress == 0) {
+      uint64_t offset = 0;
+      std::vector<std::byte> copy;
+      for (const int64_t b : stored) {
+        file.write(bytes_to_write(b, copy));
+        note(b, kRaw, offset, shape.block_bytes());
+        offset += shape.block_bytes();
+      }
+      return;
+    }
+    // Some blocks at a time: compressed by all threads, written in order, in memory of constant
+    // size.
+    const int threads = threads_or_all(options.threads);
+    const size_t at_once = static_cast<size_t>(threads) * 4;
+    uint64_t offset = 0;
+    for (size_t begin = 0; begin < stored.size(); begin += at_once) {
+      const size_t count = std::min(at_once, stored.size() - begin);
+      std::vector<std::vector<std::byte>> packed =
+          compress(std::span(stored).subspan(begin, count), threads);
+      for (size_t i = 0; i < count; ++i)
+        offset = write_packed(file, stored[begin + i], std::move(packed[i]), offset);
+    }
+  }
+
+  // With planes as they are where a reader would take the block for a bomb (limits.hpp). Returns
+  // where the next one begins.
+  uint64_t write_packed(AtomicFile& file, int64_t block, std::vector<std::byte> packed,
+                        uint64_t offset) {
+    expanded += state.kv.shape().block_bytes();
+    if (expanded > kExpandedBytes + kExpandedRatio * (offset + packed.size())) {
+      std::vector<std::byte> copy;
+      packed = compress_planes(bytes_to_write(block, copy), state.kv.shape().element_size(), 0);
+    }
+    file.write(packed);
+    note(block, kPlanes, offset, packed.size());
+    return offset + packed.size();
+  }
+
+  // Of a block. What lies in a mapped file is judged by a copy, which nobody else can change.
+  std::span<const std::byte> bytes_to_write(int64_t block, std::vector<std::byte>& copy) const {
+    const KvBlock& info = state.kv.block_info(block);
+    const size_t size = state.kv.shape().block_bytes();
+    if (info.saved() == nullptr) return {info.data(), size};
+    copy.assign(info.data(), info.data() + size);
+    if (!info.saved_as(state.kv.shape(), copy.data()))
+      throw DamagedBlock(info.saved()->file, block, 0);
+    return copy;
+  }
+
+  std::vector<std::vector<std::byte>> compress(std::span<const int64_t> some, int threads) const {
+    const KvShape& shape = state.kv.shape();
+    std::vector<std::vector<std::byte>> packed(some.size());
+    run_each(threads, some.size(), [&](size_t i) {
+      std::vector<std::byte> copy;
+      packed[i] =
+          compress_planes(bytes_to_write(some[i], copy), shape.element_size(), options.compress);
+    });
+    return packed;
+  }
+
+ public:
+  static constexpr size_t kIndexEntry = 24;
+
+  const State& state;
+  SnapshotMeta meta;
+  const SaveOptions& options;
+  std::vector<uint64_t> visible;
+  std::vector<Digest> blocks;
+  std::vector<Sha256> contents;  // of what tokens do not give
+  StateDigests digests;
+  std::span<const std::byte> logits_bytes;
+  std::vector<int64_t> stored;
+  bool indexed = false;
+
+ private:
+  std::string meta_text;
+  std::vector<std::byte> index_room;
+  ByteWriter index_bytes, prune_bytes, removed_bytes;
+  uint64_t expanded = 0;  // what the compressed blocks become
+  std::vector<Snapshot::Section> sections;
+  struct Payload {
+    std::span<const std::byte> bytes;
+    const ArchiveWriter* archive;  // in place of the bytes
+  };
+  std::vector<Payload> payloads;
+  std::optional<ArchiveWriter> weights, tokenizer;
+};
+
+namespace {
+
+StateDigests write_state(const State& state, SnapshotMeta meta, const std::string& path,
+                         const SaveOptions& options, const Snapshot* like) {
+  if (options.compress < 0 || options.compress > 9) {
+    throw Error(ErrorKind::argument, "", "compress", "a level of 0 .. 9",
+                std::to_string(options.compress));
+  }
+  if (options.compress != 0 && !have_zlib()) {
+    throw Error(ErrorKind::unsupported, "", "compress", "none (built without zlib)", "zlib");
+  }
+  if (options.form == SnapshotForm::delta) {
+    if (options.parent == nullptr)
+      throw Error(ErrorKind::argument, path, "parent", "a snapshot", "none");
+    if (options.parent->meta().form == SnapshotForm::recipe) {
+      throw Error(ErrorKind::argument, options.parent->path(), "parent",
+                  "a snapshot with keys and values", "a recipe");
+    }
+    if (!(options.parent->meta().kv == meta.kv) || options.parent->version() < 2) {
+      throw Error(ErrorKind::mismatch, options.parent->path(), "parent",
+                  "a snapshot of format version 2 or later with keys and values of the same shape",
+                  "another");
+    }
+    options.parent->check_not_needed(path);
+  }
+  if (const auto limit =
+          options.form == SnapshotForm::recipe ? replay_limit(state) : std::nullopt) {
+    throw Error(ErrorKind::argument, path, "form",
+                "full or delta (its tokens do not give this state: " + limit->reason + ")",
+                "recipe");
+  }
+  check_generation(state.generation, meta_vocab(meta), state.size(), "");
+  check_prune_log(state.prunes.size(), shifted_out(state.prunes));
+  check_dialogue(state.dialogue, state.drawn(), "");
+  SnapshotWriter writer(state, std::move(meta), options);
+  writer.write(path, like);
+  return writer.digests;
+}
+
+}  // namespace
+
+StateDigests Snapshot::save(Session& session, const std::string& tokenizer, const std::string& path,
+                            const SaveOptions& options) {
+  SaveOptions o = options;
+  if (o.threads == 0) o.threads = session.compute().threads;
+  return with_whole_state(session, [&](const State& state) {
+    return write_state(state, meta_of(session, tokenizer), path, o, nullptr);
+  });
+}
+
+StateDigests Snapshot::save(const State& state, const Snapshot& like, const std::string& path,
+                            const SaveOptions& options) {
+  SnapshotMeta meta = like.meta();
+  meta.kv = state.kv.shape();
+  meta.capacity = state.kv.capacity();
+  meta.positions = state.size();
+  meta.generation = state.generation;
+  meta.prunes = state.prunes;
+  meta.edits = state.edits;
+  meta.dialogue = state.dialogue;
+  return write_state(state, std::move(meta), path, options, &like);
+}
+
+}  // namespace stet

@@ -1,0 +1,94 @@
+// Byte-pair encoding of one word: neighbouring symbols are merged, the earliest learned pair first.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "src/text/vocabulary.hpp"
+
+namespace stet {
+
+// Merges by their two sides.
+class MergeTable {
+ public:
+  struct Merge {
+    int32_t left, right, result;
+    int32_t rank;  // the lower, the earlier
+  };
+  void reserve(size_t count);
+  // A pair that is there already gets the new rank, as `tokenizers` does it.
+  void add(const Merge& merge);
+  const Merge* find(int32_t left, int32_t right) const;
+  size_t count() const { return count_; }
+
+ private:
+  size_t slot_of(int32_t left, int32_t right) const;
+  std::vector<Merge> slots_;  // open addressing; left -1 is empty; a power of two
+  size_t count_ = 0;
+};
+
+struct BpeOptions {
+  bool bytes = false;          // a symbol to begin with is a byte, not a character
+  bool byte_fallback = false;  // unknown characters become "<0xE2>" ...
+  bool fuse_unk = false;
+  bool ignore_merges = false;  // a word that is a piece stays whole
+  int32_t unk = -1;
+  std::string prefix;  // before symbols other than the first of a word
+  std::string suffix;  // after the last symbol
+};
+
+class Bpe {
+ public:
+  // Pieces as bytes or characters of text, as options.bytes has it.
+  Bpe(Vocabulary pieces, MergeTable merges, BpeOptions options);
+
+  // Ids that text must not become, by id.
+  using Barred = std::vector<bool>;
+
+  // Working memory of one thread. Remembers short words, so one Memory is for one list of ids, one
+  // set of barred ids, and words whose text stays where it is.
+  class Memory {
+   public:
+    explicit Memory(size_t text_size);
+
+   private:
+    friend class Bpe;
+    struct Symbol {
+      int32_t id, previous, next;  // -1: none; id -1: merged away
+    };
+    struct Candidate {
+      uint64_t order;  // rank << 32 | place
+      int32_t result;
+      bool operator<(const Candidate& other) const {
+        return order > other.order;
+      }  // the heap's top is the least
+    };
+    struct Known {
+      std::string_view word;
+      size_t begin, count;  // in the list of ids
+    };
+    std::vector<Symbol> symbols_;
+    std::vector<Candidate> heap_;
+    std::vector<Known> known_;  // by hash; empty for short inputs, where it would not pay
+  };
+
+  // Appends the ids of a word. `barred` may be nullptr.
+  void encode(std::string_view word, const Barred* barred, Memory& memory,
+              std::vector<int32_t>& out) const;
+
+ private:
+  int32_t find(std::string_view piece, const Barred* barred) const;
+  void add_symbols(std::string_view word, const Barred* barred, Memory& memory) const;
+  void merge(const Barred* barred, Memory& memory) const;
+  void compute(std::string_view word, const Barred* barred, Memory& memory,
+               std::vector<int32_t>& out) const;
+
+  Vocabulary pieces_;
+  MergeTable merges_;
+  BpeOptions options_;
+  int32_t byte_ids_[256];      // the piece of a single byte, with `bytes`; else -1
+  int32_t fallback_ids_[256];  // "<0x00>" ...
+};
+
+}  // namespace stet

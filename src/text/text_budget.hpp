@@ -1,0 +1,56 @@
+// What encoding one text may cost, whatever its tokenizer's files ask for.
+#pragma once
+
+#include <time.h>
+
+#include <cstddef>
+#include <string>
+
+#include "stet/base/error.hpp"
+#include "stet/base/limits.hpp"
+
+namespace stet {
+
+class TextBudget {
+ public:
+  explicit TextBudget(size_t text)
+      : bytes_(kTextBytes + kTextRatio * text),
+        kept_(kTextBytes + kKeptRatio * text),
+        end_(now() + kMatchSeconds + kMatchSecondsPerByte * static_cast<double>(text)) {}
+
+  // Throws a capacity Error for a text that has grown beyond what is left.
+  void check_size(size_t bytes) const {
+    if (bytes > bytes_)
+      throw Error(ErrorKind::capacity, "", "text",
+                  "normalizers that make it at most " + std::to_string(bytes_) + " bytes", "more");
+  }
+  // The same, of a string that is kept until the text is done.
+  void keep(size_t bytes) {
+    bytes += sizeof(std::string);
+    if (bytes > kept_)
+      throw Error(ErrorKind::capacity, "", "text", "pre-tokenizers that make fewer words anew",
+                  "more");
+    kept_ -= bytes;
+  }
+  // Throws a capacity Error when matching has taken too long. Looked at for every miss, and for
+  // some of the matches.
+  void check_time(bool missed, const std::string& file, const std::string& what) {
+    if ((!missed && ++calls_ % 64 != 0) || now() < end_) return;
+    throw Error(ErrorKind::capacity, file, what, "a pattern that can be matched in some seconds",
+                "one that cannot");
+  }
+
+ private:
+  // Processor time of this thread: what else the machine does is no matter.
+  static double now() {
+    struct timespec t = {};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
+  }
+
+  size_t bytes_, kept_;
+  double end_;
+  unsigned calls_ = 0;
+};
+
+}  // namespace stet

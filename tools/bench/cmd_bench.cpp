@@ -1,0 +1,385 @@
+// stet bench: prefill, decode, save, restore, fork, beside what the machine can do.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+#include "stet/base/error.hpp"
+#include "stet/kernels/kernels.hpp"
+#include "tools/bench/figures.hpp"
+#include "tools/bench/snapshot.hpp"
+#include "tools/bench/turns.hpp"
+#include "tools/command.hpp"
+
+namespace stet::tool {
+namespace {
+
+struct Options {
+  ModelOptions model;
+  int64_t prompt = 512, decode = 64;
+  int repeat = 3;
+  bool machine = false, probes = true, snapshot = false, turns = false, json = false;
+  std::vector<int64_t> lengths = {512, 4096, 16384};
+  std::vector<int64_t> batch;  // sessions
+  std::string directory;
+};
+
+// What a contract multiplies with, and its operations in each lane.
+struct Peak {
+  float (*probe)(size_t steps);
+  int operations;
+  const char* name;
+};
+Peak peak(const Kernels& k, Contract contract) {
+  if (contract == Contract::f32 || contract == Contract::f32_blas)
+    return {k.probe_fma, 2, "float32 FMA"};
+  if (contract == Contract::bf16) return {k.probe_dot, 4, "dot products of bfloat16 pairs"};
+  return {k.probe_bytes, 8, "dot products of four bytes"};
+}
+
+using Regions = std::vector<std::span<const std::byte>>;
+
+// The yardsticks. Each is measured in turn with what is held against it, so that a passing
+// disturbance hits both.
+struct Probes {
+  const Kernels& kernels;
+  Contract contract;
+  int threads;
+
+  // Operations in 10^9 per s: independent chains in registers, of what the contract computes linear
+  // layers with.
+  double peak() const {
+    const Peak of = tool::peak(kernels, contract);
+    const size_t steps = 4'000'000;
+    const double start = seconds();
+    run_team(threads, [&](Team) {
+      volatile float keep = of.probe(steps);
+      (void)keep;
+    });
+    return static_cast<double>(steps) * 16 * 16 * of.operations * threads / (seconds() - start) /
+           1e9;
+  }
+  // 10^9 bytes per s: these regions once, in order.
+  double read(const Regions& regions) const {
+    double bytes = 0;
+    const double start = seconds();
+    run_team(threads, [&](Team t) {
+      for (const std::span<const std::byte> region : regions) {
+        const Range mine = t.share(region.size() / 64);
+        kernels.probe_read(region.data() + mine.begin * 64, mine.size() * 64);
+      }
+    });
+    for (const std::span<const std::byte> region : regions)
+      bytes += static_cast<double>(region.size());
+    return bytes / (seconds() - start) / 1e9;
+  }
+};
+
+struct Machine {
+  double read_gb_s, gflop_s;
+};
+
+// Reads of a buffer beyond all caches.
+Machine measure_machine(const Probes& probes, int repeat) {
+  const size_t bytes = size_t{1} << 30;
+  const Memory buffer(bytes);
+  run_team(probes.threads, [&](Team t) {
+    const Range mine = t.share(bytes / 64);
+    std::fill(buffer.data() + mine.begin * 64, buffer.data() + mine.end * 64, std::byte{1});
+  });
+  std::vector<double> read, peak;
+  for (int i = 0; i < repeat; ++i) {
+    read.push_back(probes.read({{buffer.data(), bytes}}));
+    peak.push_back(probes.peak());
+  }
+  return {median(read), median(peak)};
+}
+
+// Multiply-adds of the linear layers for `tokens` tokens, the head once; twice that in operations.
+double prefill_operations(const Model& model, double tokens) {
+  const ModelConfig& c = model.config();
+  const double q = static_cast<double>(c.heads * c.head_dim),
+               kv = static_cast<double>(c.kv_heads * c.head_dim);
+  const double h = static_cast<double>(c.hidden_size),
+               inter = static_cast<double>(c.intermediate_size);
+  const double layer = h * (2 * q + 2 * kv + 3 * inter);
+  return 2 *
+         (tokens * static_cast<double>(c.layers) * layer + h * static_cast<double>(c.vocab_size));
+}
+
+double bytes_per_token(const Model& model) {
+  double bytes = 0;
+  for (const std::span<const std::byte> matrix : model.matrices())
+    bytes += static_cast<double>(matrix.size());
+  return bytes;
+}
+
+double as_double(int64_t x) { return static_cast<double>(x); }
+
+// Medians; the share is that of each run in the yardstick right before and after it, so that it
+// holds on a machine whose memory is shared.
+struct Measured {
+  double seconds, yardstick = 0, share = 0;
+};
+
+// Runs of one kind. `amount`: what each does, in 10^9 of what the yardstick counts per s.
+class Runs {
+ public:
+  Runs(const Options& o, double amount, std::function<double()> yardstick)
+      : probes_(o.probes), amount_(amount), yardstick_(std::move(yardstick)) {}
+
+  // `times` pieces of work, counted one.
+  template <class F>
+  void run(int64_t times, F f) {
+    const double before = probes_ ? yardstick_() : 0;
+    times_.push_back(time_of([&] {
+                       for (int64_t i = 0; i < times; ++i) f();
+                     }) /
+                     as_double(times));
+    if (!probes_) return;
+    yardsticks_.push_back((before + yardstick_()) / 2);
+    shares_.push_back(amount_ / times_.back() / yardsticks_.back());
+  }
+  Measured medians() const {
+    if (!probes_) return {median(times_)};
+    return {median(times_), median(yardsticks_), median(shares_)};
+  }
+
+ private:
+  bool probes_;
+  double amount_;
+  std::function<double()> yardstick_;
+  std::vector<double> times_, yardsticks_, shares_;
+};
+
+struct Speed {
+  double first;              // s for the first token after loading
+  Measured prefill, decode;  // of the prompt, of one token
+};
+
+// Prompts and the tokens behind them in turn, as conversations have them.
+Speed measure_speed(Session& session, const Options& o, const Probes& probes) {
+  const Model& model = session.model();
+  const std::vector<int32_t> ids = some_tokens(model, o.prompt), next = some_tokens(model, 1);
+  const double first = time_of([&] { session.append(next); });  // touches the scratch memory
+  Runs prefill(o, prefill_operations(model, as_double(o.prompt)) / 1e9,
+               [&] { return probes.peak(); });
+  Runs decode(o, bytes_per_token(model) / 1e9, [&] { return probes.read(model.matrices()); });
+  for (int i = 0; i < o.repeat; ++i) {
+    session.rewind(0);
+    prefill.run(1, [&] { session.append(ids); });
+    decode.run(o.decode, [&] { session.append(next); });
+  }
+  return {first, prefill.medians(), decode.medians()};
+}
+
+// Decode steps of 1 and of `o.batch` sessions at once, in turn, each behind a prompt of its own.
+Json batch_json(const std::shared_ptr<const Model>& model, const SessionOptions& options,
+                const Options& o) {
+  const std::vector<int32_t> ids = some_tokens(*model, o.prompt + 1);
+  const std::span<const int32_t> prompt(ids.data(), ids.size() - 1), next(&ids.back(), 1);
+  std::vector<Session> sessions;
+  for (int64_t i = *std::max_element(o.batch.begin(), o.batch.end()); i > 0; --i)
+    sessions.emplace_back(model, options);
+  std::vector<BatchEntry> entries;
+  for (Session& s : sessions) entries.push_back({&s, prompt});
+  append(entries);
+  for (BatchEntry& e : entries) e.ids = next;
+  std::vector<int64_t> sizes = {1};
+  sizes.insert(sizes.end(), o.batch.begin(), o.batch.end());
+  std::vector<std::vector<double>> times(sizes.size());
+  for (int run = 0; run < o.repeat; ++run) {
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const std::span<const BatchEntry> batch(entries.data(), static_cast<size_t>(sizes[i]));
+      times[i].push_back(time_of([&] {
+        for (int64_t step = 0; step < o.decode; ++step) append(batch);
+      }));
+      for (const BatchEntry& e : batch) e.session->rewind(o.prompt);
+    }
+  }
+  Json rows = Json::array();
+  const double one = median(times[0]);
+  for (size_t i = 1; i < sizes.size(); ++i) {
+    const double seconds = median(times[i]), n = as_double(sizes[i]);
+    rows.push_back({{"sessions", sizes[i]},
+                    {"tokens_per_s", n * as_double(o.decode) / seconds},
+                    {"of_one_session", n * one / seconds}});
+  }
+  return rows;
+}
+
+void note_machine(Json& j, const Machine& m) {
+  j["read_gb_per_s"] = m.read_gb_s;
+  j["peak_gflop_per_s"] = m.gflop_s;
+}
+
+std::shared_ptr<const Model> load(Json& j, Options& o, const SessionOptions& options) {
+  const double start = seconds();
+  auto model = o.model.load_model();
+  j["model"] = model->directory();
+  j["contract"] = contract_name(options.compute.contract);
+  j["load_s"] = seconds() - start;
+  j["weight_bytes"] = model->weight_bytes();
+  return model;
+}
+
+// Without probes there are no shares, and the peak of memory is the model's.
+void measure_model(Json& j, Options& o, const SessionOptions& options, const Probes& probes) {
+  const auto model = load(j, o, options);
+  Session session(model, options);
+  const Speed s = measure_speed(session, o, probes);
+  j["first_token_s"] = s.first;
+  if (!o.probes) j["peak_bytes"] = peak_bytes();
+  j["prefill"] = {
+      {"tokens", o.prompt},
+      {"s", s.prefill.seconds},
+      {"tokens_per_s", as_double(o.prompt) / s.prefill.seconds},
+      {"gflop_per_s", prefill_operations(*model, as_double(o.prompt)) / s.prefill.seconds / 1e9}};
+  j["decode"] = {{"tokens", o.decode},
+                 {"s_per_token", s.decode.seconds},
+                 {"tokens_per_s", 1 / s.decode.seconds},
+                 {"weights_gb_per_s", bytes_per_token(*model) / s.decode.seconds / 1e9}};
+  if (o.probes) {
+    note_machine(j, {s.decode.yardstick, s.prefill.yardstick});
+    j["prefill"]["share_of_peak"] = s.prefill.share;
+    j["decode"]["share_of_read"] = s.decode.share;
+  }
+  if (!o.batch.empty()) j["batch"] = batch_json(model, options, o);
+  j["state"] = state_figures(session, options, o.repeat);
+}
+
+void print_table(const Json& j) {
+  const auto number = [](const Json& of, const char* name) { return of[name].get<double>(); };
+  const bool probes = j.contains("read_gb_per_s");
+  const auto share = [&](const Json& of, const char* name, const char* whole) {
+    return probes ? fmt::format(", {:.0f} % of the {}", 100 * number(of, name), whole) : "";
+  };
+  out(fmt::format("machine   {} threads, {}", j["threads"].get<int>(),
+                  j["isa"].get<std::string>()));
+  if (probes) {
+    out(fmt::format(": reads {} at {:.1f} GB/s, {} {:.1f} GFLOP/s",
+                    j.contains("model") ? "these weights" : "memory", number(j, "read_gb_per_s"),
+                    j["peak_of"].get<std::string>(), number(j, "peak_gflop_per_s")));
+  }
+  out("\n");
+  if (!j.contains("model")) return;
+  const Json &p = j["prefill"], &d = j["decode"], &s = j["state"];
+  out(fmt::format("load      {:.2f} s, weights {}{}\n", number(j, "load_s"),
+                  bytes_text(number(j, "weight_bytes")),
+                  probes ? "" : ", peak memory " + bytes_text(number(j, "peak_bytes"))));
+  out(fmt::format("prefill   {} tokens: {:.1f} tokens/s, {:.1f} GFLOP/s{}\n",
+                  p["tokens"].get<int64_t>(), number(p, "tokens_per_s"), number(p, "gflop_per_s"),
+                  share(p, "share_of_peak", "peak")));
+  out(fmt::format("decode    {} tokens: {:.1f} tokens/s, {:.1f} GB/s{}\n",
+                  d["tokens"].get<int64_t>(), number(d, "tokens_per_s"),
+                  number(d, "weights_gb_per_s"), share(d, "share_of_read", "bandwidth")));
+  for (const Json& b : j.value("batch", Json::array())) {
+    out(fmt::format("batch     {} sessions: {:.1f} tokens/s in all, {:.2f} x one session\n",
+                    b["sessions"].get<int64_t>(), number(b, "tokens_per_s"),
+                    number(b, "of_one_session")));
+  }
+  out(fmt::format("state     {} positions, {}: save {:.1f} ms, restore {:.1f} ms, fork {:.1f} us\n",
+                  s["positions"].get<int64_t>(), bytes_text(number(s, "bytes")),
+                  1e3 * number(s, "save_s"), 1e3 * number(s, "restore_s"),
+                  1e6 * number(s, "fork_s")));
+}
+
+// Lengths beyond what the model allows are left out.
+void run_snapshot(Options& o, const SessionOptions& options) {
+  const auto model = o.model.load_model();
+  std::vector<int64_t> lengths;
+  for (const int64_t n : o.lengths) {
+    if (n + 64 <= model->config().max_positions) lengths.push_back(n);
+  }
+  if (lengths.empty()) usage_error("--lengths", "one below the model's context", "none");
+  const std::string directory =
+      o.directory.empty() ? std::filesystem::temp_directory_path().string() : o.directory;
+  const Json rows = snapshot_figures(model, options, lengths, o.repeat, directory);
+  if (o.json)
+    out(dump(rows, 2) + "\n");
+  else
+    print_snapshot_figures(rows);
+}
+
+void run(Options& o) {
+  const SessionOptions options = o.model.session_options();
+  if (o.snapshot) return run_snapshot(o, options);
+  const int threads = options.compute.threads > 0 ? options.compute.threads : default_threads();
+  const Kernels* kernels =
+      options.compute.isa.empty() ? &best_kernels() : find_kernels(options.compute.isa.c_str());
+  Json j;
+  j["isa"] = kernels->name;
+  j["threads"] = threads;
+  j["peak_of"] = peak(*kernels, options.compute.contract).name;
+  if (o.turns) {
+    Session session(load(j, o, options), options);
+    return answer_turns(session, options, std::move(j), o.prompt, o.repeat);
+  }
+  const Probes probes{*kernels, options.compute.contract, threads};
+  if (o.machine)
+    note_machine(j, measure_machine(probes, o.repeat));
+  else
+    measure_model(j, o, options, probes);
+  if (o.json)
+    out(dump(j, 2) + "\n");
+  else
+    print_table(j);
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  const auto o = std::make_shared<Options>();
+  CLI::App* sub = app.add_subcommand("bench", "Speed of this machine and of stet on it.");
+  CLI::Option* alone = sub->add_flag("--machine", o->machine, "measure the machine alone");
+  CLI::Option* snapshot =
+      sub->add_flag("--snapshot", o->snapshot,
+                    "measure saving, restoring and forking, each beside its yardstick")
+          ->excludes(alone);
+  CLI::Option* turns = sub->add_flag(
+      "--turns", o->turns,
+      "prefill and decode when standard input says so, for measuring in turn with another program");
+  turns->excludes(alone)->excludes(snapshot);
+  const auto of_model = [&](CLI::Option* option) {
+    return option->excludes(alone)->excludes(snapshot);
+  };
+  of_model(sub->add_option("-p,--prompt-tokens", o->prompt, "tokens of the prefill"))
+      ->capture_default_str()
+      ->type_name("N")
+      ->check(integer(1, 1 << 20));
+  of_model(sub->add_option("-n,--decode-tokens", o->decode, "tokens decoded after it"))
+      ->capture_default_str()
+      ->type_name("N")
+      ->check(integer(1, 1 << 20))
+      ->excludes(turns);
+  of_model(
+      sub->add_option("--batch", o->batch, "also decode in so many sessions at once, beside one"))
+      ->delimiter(',')
+      ->type_name("N,N")
+      ->check(integer(1, 256))
+      ->excludes(turns);
+  sub->add_option("--repeat", o->repeat, "runs; medians are printed")
+      ->capture_default_str()
+      ->type_name("N")
+      ->check(integer(1, 1000));
+  sub->add_flag_callback(
+         "--no-probes", [o] { o->probes = false; }, "measure the model alone")
+      ->excludes(alone)
+      ->excludes(snapshot);
+  sub->add_option("--lengths", o->lengths,
+                  "tokens of the sessions for --snapshot (default: 512,4096,16384)")
+      ->delimiter(',')
+      ->type_name("N,N")
+      ->check(integer(1, 1 << 20))
+      ->needs(snapshot);
+  sub->add_option("--directory", o->directory,
+                  "where --snapshot writes its files (default: the system's for temporary files)")
+      ->type_name("DIR")
+      ->needs(snapshot);
+  sub->add_flag("--json", o->json, "print JSON (--turns always does)");
+  o->model.add_to(*sub);
+  sub->callback([o] { run(*o); });
+}
+
+}  // namespace stet::tool

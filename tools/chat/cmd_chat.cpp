@@ -1,0 +1,167 @@
+// stet chat.
+#include <fmt/format.h>
+
+#include "stet/base/error.hpp"
+#include "tools/chat/chat.hpp"
+#include "tools/chat/signals.hpp"
+#include "tools/chat/terminal.hpp"
+
+namespace stet::tool {
+namespace {
+
+std::string variables_json(const std::vector<std::string>& given) {
+  if (given.empty()) return "";
+  Json all = Json::object();
+  for (const std::string& entry : given) {
+    const size_t equals = entry.find('=');
+    const Json value = equals == std::string::npos || equals == 0
+                           ? Json()
+                           : Json::parse(entry.substr(equals + 1), nullptr, false);
+    if (equals == std::string::npos || equals == 0 || value.is_discarded()) {
+      usage_error("--var", "NAME=JSON", printable(entry, 60));
+    }
+    all[entry.substr(0, equals)] = value;
+  }
+  return dump(all);
+}
+
+// What the command line says of a conversation's beginning.
+void apply(const ChatOptions& o, Dialogue& dialogue) {
+  if (!o.template_file.empty()) dialogue.chat_template = read_prompt(o.template_file);
+  if (!o.variables.empty()) dialogue.variables = variables_json(o.variables);
+  if (o.special_in_user_text) dialogue.special_in_text = true;
+}
+
+// Runs until the conversation ends, however it ends; what was said until then is written to --save.
+// Whether all went well.
+bool converse(ChatShell& shell, const ChatOptions& o) {
+  bool good = true;
+  try {
+    good = o.script.empty() ? shell.run() : run_chat_script(shell, o);
+  } catch (const std::exception& e) {
+    complain(fmt::format("stet: {}", printable(e.what(), 3000)));
+    good = false;
+  }
+  shell.leave(false);
+  return good;
+}
+
+void run_chat(ChatOptions& o) {
+  o.sampling.validate();
+  o.restore.take(o.model);
+  o.model.of_snapshot = !o.resume.empty();
+  if (!o.save.empty()) check_writable(o.save);
+  std::string greeting;
+  Conversation first =
+      o.resume.empty() ? open_chat(o, &greeting) : resume_chat(o, o.resume, nullptr, &greeting);
+  if (!greeting.empty() && !o.json) note(greeting);
+  if (!o.system.empty()) first.set_system(o.system);
+  o.sampling.tell_idle(first.session().generation());
+  ChatShell shell(std::move(first), o);
+  bool good = true;
+  {
+    const bool typed = o.script.empty() && ChatShell::interactive();
+    const ChatSignals noted(typed ? ChatSignals::Interrupt::stops : ChatSignals::Interrupt::ends);
+    good = converse(shell, o);
+  }
+  flush_output();
+  if (ChatSignals::ending() != 0)
+    std::raise(ChatSignals::ending());  // the process ends as it would have without a chat to keep
+  finish_output();
+  if (!good) throw ExitStatus{1};
+}
+
+// A state without messages is no beginning of a conversation: its tokens would be dropped at the
+// first turn.
+void require_conversation(const Snapshot& snapshot) {
+  const size_t tokens = snapshot.tokens().size();
+  if (tokens == 0 || !snapshot.meta().dialogue.messages.empty()) return;
+  throw Error(ErrorKind::argument, snapshot.path(), "messages",
+              "a conversation (stet resume " + printable(snapshot.path()) +
+                  " -p TEXT goes on with raw text)",
+              fmt::format("{} tokens of raw text, and no messages", tokens));
+}
+
+}  // namespace
+
+Conversation open_chat(ChatOptions& o, std::string*) {
+  const auto tokenizer = require_tokenizer(o.model.checkpoint.directory);
+  const auto model = o.model.load_model();
+  Session session(model, o.model.session_options());
+  session.generation() = default_generation(*model);
+  o.sampling.apply(session.generation(), model->config().vocab_size);
+  check_generation(session.generation(), model->config().vocab_size, 0, "");
+  apply(o, session.dialogue());
+  return Conversation(std::move(session), tokenizer);
+}
+
+Conversation resume_chat(ChatOptions& o, const std::string& path,
+                         const std::shared_ptr<const Model>& loaded, std::string* greeting) {
+  Snapshot snapshot = Snapshot::open(path);
+  require_conversation(snapshot);
+  snapshot.find_parents(o.restore.parent);
+  ModelOptions model = o.model;
+  follow(model, snapshot, o.restore.how.replay);
+  auto tokenizer = tokenizer_of(snapshot, model);
+  if (tokenizer == nullptr) no_tokenizer(model.source()->path());
+  const auto weights = loaded != nullptr ? loaded : model.load_model();
+  const double start = seconds();
+  RestoreReport report;
+  Session session =
+      restore_session(snapshot, weights, model, o.restore.how, &report, fingerprint(tokenizer));
+  *greeting = restored_text(snapshot, report, seconds() - start);
+  o.sampling.apply(session.generation(), weights->config().vocab_size);
+  check_generation(session.generation(), weights->config().vocab_size, session.size(), "");
+  apply(o, session.dialogue());
+  if (loaded == nullptr) o.model = model;
+  return Conversation(std::move(session), tokenizer);
+}
+
+void add_chat(CLI::App& app) {
+  const auto o = std::make_shared<ChatOptions>();
+  CLI::App* sub = app.add_subcommand("chat", "Talk with a model, or run a scripted conversation.");
+  sub->add_option("--system", o->system, "the system message")
+      ->type_name("TEXT")
+      ->group("Conversation");
+  sub->add_option("--script", o->script,
+                  "one message per line, or JSON with expectations (- for standard input)")
+      ->type_name("FILE")
+      ->group("Conversation");
+  sub->add_option("--resume", o->resume,
+                  "go on from a snapshot (which is not written to: that is --save)")
+      ->type_name("FILE")
+      ->group("Conversation");
+  add_save_output(*sub, o->save, "write the state to this file at the end, and to no other")
+      ->group("Conversation");
+  sub->add_flag("--autosave", o->autosave, "with --save: write it after every reply, too")
+      ->group("Conversation")
+      ->needs("--save");
+  sub->add_option("--chat-template", o->template_file,
+                  "a Jinja template in place of the checkpoint's")
+      ->type_name("FILE")
+      ->group("Conversation");
+  add_texts(*sub, "--var", o->variables, "a variable for the template: NAME=JSON (again for more)")
+      ->group("Conversation");
+  sub->add_flag("--special-in-user-text", o->special_in_user_text,
+                "marks in messages are marks, not text")
+      ->group("Conversation");
+  add_raw_output(*sub);
+  sub->add_flag("--stats", o->stats, "a line after each reply: tokens, time")->group("Output");
+  sub->add_flag("--json", o->json, "with --script: one JSON object per turn")->group("Output");
+  sub->add_option("-n,--max-tokens", o->generate.max_tokens,
+                  "most tokens of a reply (default: 512)")
+      ->type_name("N")
+      ->check(integer(1, INT64_MAX))
+      ->group("Stopping");
+  o->sampling.add_to(*sub);
+  o->save_as.add_to(*sub);
+  o->restore.add_to(*sub);
+  o->model.add_to(*sub);
+  sub->callback([o] {
+    if (o->json && o->script.empty()) throw CLI::RequiredError("--json: --script");
+    variables_json(o->variables);  // refused before anything is loaded
+    run_chat(*o);
+  });
+}
+
+}  // namespace stet::tool

@@ -1,0 +1,120 @@
+// What of a chat is in files: saving, loading, and leaving without losing anything in silence.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "stet/base/error.hpp"
+#include "tools/chat/chat.hpp"
+#include "tools/chat/terminal.hpp"
+
+namespace stet::tool {
+namespace {
+
+std::string canonical(const std::string& path) {
+  std::error_code ignored;
+  const std::filesystem::path full = std::filesystem::weakly_canonical(path, ignored);
+  return full.empty() ? path : full.string();
+}
+
+std::string count_text(size_t messages) {
+  return fmt::format("{} message{}", messages, messages == 1 ? "" : "s");
+}
+
+}  // namespace
+
+SavedStates::Saved SavedStates::content(const Conversation& conversation) {
+  return {conversation.session().transcript(), conversation.messages()};
+}
+
+void SavedStates::add(const std::string& path, const Conversation& conversation) {
+  files_[canonical(path)] = content(conversation);
+}
+
+bool SavedStates::holds(const Saved& saved, const std::vector<int32_t>& transcript,
+                        const Message& message) {
+  const auto end = static_cast<size_t>(message.end);
+  return std::find(saved.messages.begin(), saved.messages.end(), message) != saved.messages.end() &&
+         end <= saved.transcript.size() &&
+         std::equal(transcript.begin(), transcript.begin() + message.end, saved.transcript.begin());
+}
+
+size_t SavedStates::missing(const Conversation& conversation, const std::string& target,
+                            const Conversation* last) const {
+  std::map<std::string, Saved> files = files_;
+  if (last != nullptr) files[canonical(target)] = content(*last);
+  const std::vector<int32_t> transcript = conversation.session().transcript();
+  return static_cast<size_t>(std::count_if(
+      conversation.messages().begin(), conversation.messages().end(), [&](const Message& m) {
+        // A message that no token stands for yet (a system message before the next turn) is a
+        // setting.
+        return m.end > 0 && std::none_of(files.begin(), files.end(), [&](const auto& file) {
+                 return holds(file.second, transcript, m);
+               });
+      }));
+}
+
+void ChatShell::save(const std::string& given) {
+  const std::string path = given.empty() ? options_.save : given;
+  if (path.empty())
+    throw Error(ErrorKind::argument, "", "/save", "a file (there is no --save)", "nothing");
+  const double start = seconds();
+  const StateDigests d = options_.save_as.save(current().session(), current().tokenizer(), path);
+  saved_.add(path, current());
+  if (options_.json) return;
+  note(fmt::format("saved {} tokens to {} in {:.1f} ms, state {}", current().session().size(),
+                   printable(path), (seconds() - start) * 1e3, sha256_text(d.id)));
+}
+
+void ChatShell::load(const std::string& path) {
+  if (path.empty()) throw Error(ErrorKind::argument, "", "/load", "a file", "nothing");
+  std::string greeting;
+  Conversation loaded = resume_chat(options_, path, current().session().shared_model(), &greeting);
+  if (const size_t missing = saved_.missing(current()); missing > 0) {
+    std::string name;
+    for (int i = 1; name.empty() || branches_.contains(name); ++i)
+      name = fmt::format("{}-{}", name_, i);
+    note(fmt::format("({} that no file holds are in branch {} from here on)", count_text(missing),
+                     name));
+    branches_.emplace(name, std::move(current()));
+  }
+  current() = std::move(loaded);
+  saved_.add(path, current());
+  note(greeting);
+}
+
+// A line for each branch that would be lost.
+std::vector<std::string> ChatShell::losses(bool may_stay) const {
+  const Conversation& now = branches_.at(name_);
+  const Conversation* last = options_.save.empty() || now.session().size() == 0 ? nullptr : &now;
+  std::vector<std::string> lines;
+  for (const auto& [name, conversation] : branches_) {
+    const size_t missing = saved_.missing(conversation, options_.save, last);
+    if (missing == 0) continue;
+    const std::string who = branches_.size() == 1
+                                ? "this conversation has"
+                                : fmt::format("branch {} has", printable(name, 40));
+    const std::string there = name == name_ ? "" : fmt::format("/switch {}, ", printable(name, 40));
+    lines.push_back(fmt::format("{} {} that no file holds: {}{}{}", who, count_text(missing), there,
+                                "/save FILE",
+                                may_stay                ? " keeps them"
+                                : branches_.size() == 1 ? " or --save FILE would have kept them"
+                                                        : " would have kept them"));
+  }
+  return lines;
+}
+
+bool ChatShell::leave(bool may_stay) {
+  if (left_) return true;
+  const bool again = std::exchange(leaving_, true);
+  const std::vector<std::string> lost = losses(may_stay);
+  for (size_t i = 0; i < lost.size() && !again; ++i) complain(lost[i]);
+  if (!lost.empty() && may_stay && !again) {
+    note("(/quit or Ctrl-D again leaves without keeping them)");
+    return false;
+  }
+  if (!options_.save.empty() && current().session().size() > 0) save(options_.save);
+  return left_ = true;
+}
+
+}  // namespace stet::tool

@@ -1,0 +1,158 @@
+// Scripted conversations: one turn of the user per line, or JSON with expectations.
+#include <fmt/format.h>
+
+#include "stet/base/error.hpp"
+#include "tools/chat/chat.hpp"
+#include "tools/chat/input.hpp"
+#include "tools/chat/signals.hpp"
+
+namespace stet::tool {
+namespace {
+
+struct ScriptTurn {
+  std::string input;                    // what is typed: a message or a command
+  std::optional<std::string> expected;  // the whole reply
+  std::vector<std::string> contains;    // parts of it
+};
+
+struct Script {
+  std::optional<std::string> system;
+  std::vector<ScriptTurn> turns;
+};
+
+[[noreturn]] void fail(const std::string& where, const std::string& field,
+                       const std::string& expected, const Json& found) {
+  throw Error(ErrorKind::format, where, field, expected, printable(dump(found), 60));
+}
+
+std::string text_of(const Json& j, const std::string& where, const std::string& field) {
+  if (!j.is_string()) fail(where, field, "a string", j);
+  return j.get<std::string>();
+}
+
+ScriptTurn read_turn(const Json& j, const std::string& where, const std::string& field) {
+  ScriptTurn turn;
+  if (j.is_string()) {
+    turn.input = j.get<std::string>();
+    return turn;
+  }
+  if (!j.is_object() || !(j.contains("user") || j.contains("command")))
+    fail(where, field, "a string, or an object with user or command", j);
+  for (const auto& [name, value] : j.items()) {
+    const std::string at = field + "." + name;
+    if (name == "user") {
+      turn.input = text_of(value, where, at);
+      if (turn.input.starts_with("/")) turn.input.insert(0, "/");
+    } else if (name == "command") {
+      turn.input = text_of(value, where, at);
+      if (!turn.input.starts_with("/")) fail(where, at, "a command that begins with /", value);
+    } else if (name == "expect" || name == "model" || name == "assistant") {
+      turn.expected = text_of(value, where, at);
+    } else if (name == "contains") {
+      for (const Json& part : value.is_array() ? value : Json::array({value}))
+        turn.contains.push_back(text_of(part, where, at));
+    }
+  }
+  return turn;
+}
+
+Script read_json(const Json& j, const std::string& where) {
+  Script script;
+  const Json* turns = &j;
+  if (j.is_object()) {
+    if (j.contains("system")) script.system = text_of(j["system"], where, "system");
+    if (!j.contains("turns")) fail(where, "turns", "an array", Json());
+    turns = &j["turns"];
+  }
+  if (!turns->is_array()) fail(where, "turns", "an array", *turns);
+  for (const Json& turn : *turns)
+    script.turns.push_back(
+        read_turn(turn, where, "turns[" + std::to_string(script.turns.size()) + "]"));
+  return script;
+}
+
+// The lines of a script are those of a person who types.
+Script read_lines(const std::string& text, const std::string& where) {
+  Script script;
+  InputLines lines;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    std::string line = text.substr(at, end - at);
+    if (line.ends_with('\r')) line.pop_back();
+    const std::optional<std::string> turn = lines.add(line);
+    if (turn && turn->find_first_not_of(" \t\n") != std::string::npos)
+      script.turns.push_back({*turn, std::nullopt, {}});
+    at = end + 1;
+  }
+  if (lines.open()) throw Error(ErrorKind::format, where, "", lines.expected(), "the end");
+  return script;
+}
+
+Script read_script(const std::string& path) {
+  const std::string text = read_prompt(path);
+  const size_t first = text.find_first_not_of(" \t\r\n");
+  if (first != std::string::npos && (text[first] == '{' || text[first] == '[')) {
+    const Json j = Json::parse(text, nullptr, false);
+    if (j.is_discarded())
+      throw Error(ErrorKind::format, path, "", "JSON, or lines of text",
+                  printable(text.substr(first), 60));
+    return read_json(j, path);
+  }
+  return read_lines(text, path);
+}
+
+// What is wrong with a reply, or "".
+std::string complaint(const ScriptTurn& turn, const std::string& reply) {
+  if (turn.expected && *turn.expected != reply)
+    return fmt::format("expected \"{}\"", printable(*turn.expected, 400));
+  for (const std::string& part : turn.contains) {
+    if (reply.find(part) == std::string::npos)
+      return fmt::format("expected it to contain \"{}\"", printable(part, 400));
+  }
+  return "";
+}
+
+}  // namespace
+
+bool run_chat_script(ChatShell& shell, const ChatOptions& options) {
+  const Script script = read_script(options.script);
+  if (script.system) shell.current().set_system(*script.system);
+  bool good = true;
+  for (const ScriptTurn& turn : script.turns) {
+    if (ChatSignals::ending() != 0) break;
+    const bool is_command = turn.input.starts_with("/") && !turn.input.starts_with("//");
+    const std::string shown = turn.input.substr(turn.input.starts_with("//") ? 1 : 0);
+    if (!options.json)
+      out(fmt::format("{:<7}{}\n", is_command ? "" : "user", printable(shown, 4000)));
+    shell.quiet = options.json || !is_command;
+    shell.forget_last();
+    if (!shell.input(turn.input)) break;
+    if (!shell.last()) {
+      if (turn.expected || !turn.contains.empty())
+        throw Error(ErrorKind::argument, options.script, "expect", "a turn with a reply",
+                    printable(shown, 60));
+      continue;
+    }
+    const std::string reply =
+        shell.current().messages().empty() ? "" : shell.current().messages().back().content;
+    const std::string wrong = complaint(turn, reply);
+    good = good && wrong.empty();
+    if (options.json) {
+      Json j = {{"user", shown}};
+      j.update(shell.last()->json());
+      j["positions"] = shell.current().session().size();
+      if (turn.expected || !turn.contains.empty()) j["as_expected"] = wrong.empty();
+      j["digests"] = digests_json(digests_of(shell.current().session()));
+      out(dump(j) + "\n");
+    } else {
+      if (!is_command) out(fmt::format("{:<7}{}\n", "model", printable(reply, 4000)));
+      if (!wrong.empty()) out(fmt::format("       NOT AS EXPECTED: {}\n", wrong));
+      if (options.stats) out(fmt::format("       ({})\n", shell.last()->text()));
+    }
+    flush_output();
+    if (shell.last()->reply.stop == "interrupt") break;
+  }
+  return good;
+}
+
+}  // namespace stet::tool

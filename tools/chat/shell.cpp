@@ -1,0 +1,439 @@
+// The shell of a chat: what is typed goes to a branch, as a message or a command.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+
+#include "stet/base/error.hpp"
+#include "tools/chat/chat.hpp"
+#include "tools/chat/input.hpp"
+#include "tools/chat/line_editor.hpp"
+#include "tools/chat/signals.hpp"
+#include "tools/chat/terminal.hpp"
+
+namespace stet::tool {
+namespace {
+
+// The first word of a text, and what follows it.
+std::pair<std::string, std::string> split_word(const std::string& text) {
+  const size_t begin = text.find_first_not_of(' ');
+  if (begin == std::string::npos) return {"", ""};
+  const size_t end = std::min(text.find_first_of(" \n", begin), text.size());
+  const size_t rest = std::min(text.find_first_not_of(" \n", end), text.size());
+  std::string tail = text.substr(rest);
+  tail.erase(tail.find_last_not_of(' ') + 1);
+  return {text.substr(begin, end - begin), tail};
+}
+
+std::string need(const std::string& value, const char* command, const char* what) {
+  if (value.empty()) throw Error(ErrorKind::argument, "", command, what, "nothing");
+  return value;
+}
+
+int64_t number(const std::string& text, const char* command, int64_t min, int64_t max) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < min || value > max) {
+    throw Error(ErrorKind::argument, "", command, fmt::format("an integer in {}..{}", min, max),
+                text);
+  }
+  return value;
+}
+
+// Files and directories that a word may become.
+std::vector<std::string> paths_like(const std::string& word) {
+  namespace fs = std::filesystem;
+  const size_t slash = word.rfind('/') + 1;  // 0 where there is none
+  const std::string folder = word.substr(0, slash);
+  std::vector<std::string> paths;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder.empty() ? "." : folder, ignored)) {
+    const std::string path = folder + entry.path().filename().string();
+    if (path.starts_with(word)) paths.push_back(entry.is_directory(ignored) ? path + "/" : path);
+  }
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+// Other words for a command.
+std::string command_of(const std::string& word) {
+  return word == "/bye" || word == "/exit" ? "/quit" : word == "/?" ? "/help" : word;
+}
+
+// What many type at a terminal to leave. Of a script or a pipe, it is a message.
+bool is_farewell(const std::string& line) {
+  const auto [word, rest] = split_word(line);
+  return (word == "exit" || word == "quit") && rest.empty();
+}
+
+}  // namespace
+
+struct ChatShell::Command {
+  const char* name;
+  const char* arguments;
+  const char* help;
+  void (*run)(ChatShell&, const std::string& rest);
+};
+
+const std::vector<ChatShell::Command>& ChatShell::commands() {
+  static const std::vector<Command> all = {
+      {"/help", "[COMMAND]", "what can be typed",
+       [](ChatShell& s, const std::string& r) { s.help(r); }},
+      {"/retry", "", "draw the last reply again (with another seed, unless greedy)",
+       [](ChatShell& s, const std::string&) {
+         s.current().retry();
+         ++s.current().session().generation().sampling.seed;
+         s.converse(std::nullopt, Then::reply);
+       }},
+      {"/continue", "", "go on with a reply that was cut",
+       [](ChatShell& s, const std::string&) {
+         if (!s.current().open())
+           throw Error(ErrorKind::argument, "", "/continue", "a reply that was cut", "none");
+         s.converse(std::nullopt, Then::go_on);
+       }},
+      {"/rewind", "[TURNS]", "forget the last turn, or several",
+       [](ChatShell& s, const std::string& r) { s.rewind(r); }},
+      {"/edit", "[N] TEXT", "say something else in your last message, or in your N-th",
+       [](ChatShell& s, const std::string& r) { s.edit(r); }},
+      {"/system", "[TEXT]", "set the system message, or remove it",
+       [](ChatShell& s, const std::string& r) { s.system(r); }},
+      {"/fork", "NAME", "a branch from here, and go there",
+       [](ChatShell& s, const std::string& r) { s.fork(r); }},
+      {"/switch", "NAME", "go to a branch",
+       [](ChatShell& s, const std::string& r) { s.switch_to(r); }},
+      {"/branches", "", "list them", [](ChatShell& s, const std::string&) { s.list_branches(); }},
+      {"/save", "[FILE]", "a copy of this branch as it is (no FILE: the one of --save)",
+       [](ChatShell& s, const std::string& r) { s.save(r); }},
+      {"/load", "FILE", "go on from a saved state in this branch",
+       [](ChatShell& s, const std::string& r) { s.load(r); }},
+      {"/prune", "KEEP [SINKS] [shift]", "see only the last KEEP positions and the first SINKS",
+       [](ChatShell& s, const std::string& r) { s.prune(r); }},
+      {"/set", "[NAME VALUE]", "sampling and limits",
+       [](ChatShell& s, const std::string& r) { s.set(r); }},
+      {"/messages", "", "the conversation so far",
+       [](ChatShell& s, const std::string&) { out(messages_text(s.current().messages())); }},
+      {"/state", "", "tokens, cache, digests",
+       [](ChatShell& s, const std::string&) {
+         out(state_text(s.current().session(), s.options_.model));
+       }},
+      {"/verify", "", "compute everything again and compare every byte",
+       [](ChatShell& s, const std::string&) { s.verify(); }},
+      {"/stats", "on|off", "a line after each reply: tokens, time",
+       [](ChatShell& s, const std::string& r) {
+         s.set("stats " + (r.empty() ? s.options_.stats ? "off" : "on" : r));
+       }},
+      {"/quit", "", "end (so do /bye, exit and Ctrl-D)", nullptr}};
+  return all;
+}
+
+ChatShell::ChatShell(Conversation first, ChatOptions& options) : options_(options) {
+  branches_.emplace(name_, std::move(first));
+  if (!options.resume.empty()) saved_.add(options.resume, current());
+  colour_ = colours_on(STDOUT_FILENO);
+}
+
+bool ChatShell::interactive() { return isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0; }
+
+bool ChatShell::input(const std::string& line) {
+  if (line.starts_with("//"))
+    converse(line.substr(1), Then::reply);
+  else if (line.starts_with("/"))
+    return command(line);
+  else if (line.find_first_not_of(" \t\n") != std::string::npos)
+    converse(line, Then::reply);
+  return true;
+}
+
+bool ChatShell::command(const std::string& line) {
+  const auto [word, rest] = split_word(line);
+  const Command* found = nullptr;
+  for (const Command& c : commands()) {
+    if (command_of(word) == c.name) found = &c;
+  }
+  if (found == nullptr)
+    throw Error(ErrorKind::argument, "", "command", "one that /help lists", printable(word, 40));
+  if (found->run == nullptr) return false;
+  found->run(*this, rest);
+  return true;
+}
+
+std::vector<std::string> ChatShell::complete(const std::string& line) const {
+  std::vector<std::string> candidates;
+  const auto offer = [&](const std::string& word, const std::string& name) {
+    if (name.starts_with(word)) candidates.push_back(name);
+  };
+  const size_t space = line.find_last_of(' ');
+  const std::string word = line.substr(space + 1), first = split_word(line).first;
+  if (!line.starts_with("/")) return candidates;
+  if (space == std::string::npos || first == "/help") {
+    for (const Command& c : commands()) offer(word, c.name);
+  } else if (first == "/switch") {
+    for (const auto& [name, unused] : branches_) offer(word, name);
+  } else if (first == "/set") {
+    for (const std::string& name : setting_names()) offer(word, name);
+  } else if (first == "/load" || first == "/save") {
+    for (const std::string& path : paths_like(word)) candidates.push_back(path);
+  }
+  return candidates;
+}
+
+std::string ChatShell::prompt_text() const {
+  const std::string name = name_ == "main" ? "you" : "you (" + printable(name_) + ")";
+  return colour_ ? "\1\033[1m\1" + name + ">\1\033[0m\1 " : name + "> ";
+}
+
+std::string ChatShell::greeting() const {
+  const Session& session = branches_.at(name_).session();
+  const ModelConfig& config = session.model().config();
+  const size_t messages = session.dialogue().messages.size();
+  return fmt::format(
+      "{}: {}, {} layers, {} tokens of context{}\n"
+      "/help lists commands; \\ at the end of a line goes on in the next, \"\"\" begins several "
+      "lines\n",
+      printable(checkpoint_name(session.model().directory())), config.architecture, config.layers,
+      session.capacity(),
+      messages == 0 ? "" : fmt::format("; {} messages so far, /messages shows them", messages));
+}
+
+bool ChatShell::run() {
+  const char* home = std::getenv("HOME");
+  const char* given = std::getenv("STET_HISTORY");
+  const std::string history = given != nullptr  ? given
+                              : home != nullptr ? std::string(home) + "/.stet_history"
+                                                : "";
+  LineEditor editor([this](const std::string& line) { return complete(line); }, history,
+                    ChatSignals::wake_fd());
+  if (interactive()) out(greeting());
+  InputLines lines;
+  std::string line;
+  for (bool more = true; more && ChatSignals::ending() == 0 && out("");) {
+    flush_output();
+    ChatSignals::forget_interrupt();
+    const LineEditor::Got got = editor.read(lines.open()    ? "... "
+                                            : interactive() ? prompt_text()
+                                                            : "",
+                                            &line);
+    if (interactive() && got == LineEditor::Got::end) out("\n");
+    if (ChatSignals::ending() != 0) break;
+    if (got == LineEditor::Got::line) {
+      const std::optional<std::string> text =
+          interactive() && !lines.open() && is_farewell(line) ? "/quit" : lines.add(line);
+      more = !text || try_input(*text);
+    } else if (lines.open()) {
+      if (got == LineEditor::Got::end)
+        complain(fmt::format("nothing was said: expected {}, found the end", lines.expected()));
+      lines.drop();
+      more = interactive();
+      failed_ = !more;
+    } else {
+      more = got == LineEditor::Got::given_up || (interactive() && !try_leave());
+    }
+  }
+  return !failed_;
+}
+
+// False when the chat is to end.
+bool ChatShell::try_input(const std::string& text) {
+  try {
+    if (!input(text)) return interactive() && !try_leave();
+  } catch (const std::exception& e) {  // memory may run out, too, and is there for the next try
+    complain(printable(e.what(), 3000));
+    failed_ = failed_ || !interactive();  // who types has seen it, and may do it in another way
+  }
+  leaving_ = false;
+  return true;
+}
+
+bool ChatShell::try_leave() {
+  const bool again = leaving_;
+  try {
+    return leave(true);
+  } catch (const Error& e) {
+    complain(printable(e.what(), 3000));
+    if (!again) note("(/save FILE keeps it elsewhere; /quit or Ctrl-D again leaves all the same)");
+    failed_ = left_ = again;
+    return again;
+  }
+}
+
+// ---------------------------------------------------------------- talking
+
+bool ChatShell::converse(const std::optional<std::string>& user, Then then) {
+  int64_t to_process = 0;
+  if (user && interactive() && animations_on()) {
+    std::vector<Message> all = current().messages();
+    all.push_back({"user", *user, "", 0, 0, false});
+    const PromptReport planned = current().plan(all);
+    to_process = planned.recomputed + planned.added;
+  }
+  std::optional<ProgressLine> reading;
+  if (to_process > 0) reading.emplace("reading", to_process);
+  bool at_start = true;
+  const auto show = [&](std::string_view text) {
+    if (quiet || text.empty()) return;
+    reading.reset();
+    if (std::exchange(at_start, false) && colour_) out_style("\033[36m");
+    out_text(text);
+    flush_output();
+  };
+  try {
+    last_ = take_turn(current(), user, then, options_.generate, show, [&](int64_t done) {
+      if (reading) reading->progress(done);
+    });
+  } catch (const Interrupted&) {
+    reading.reset();
+    note("(stopped before the reply: nothing has changed)");
+    return false;
+  }
+  reading.reset();
+  if (!quiet) out_style(colour_ && !at_start ? "\033[0m\n" : "\n");
+  tell_healed(current().session());
+  tell_end();
+  return true;
+}
+
+// What there is to say of the turn just taken, and the copy of it that --autosave asks for.
+void ChatShell::tell_end() {
+  if (!quiet && options_.stats) note(fmt::format("({})", last_->text()));
+  if (!quiet && last_->reply.stop == "interrupt" && ChatSignals::ending() == 0)
+    note("(stopped; /continue goes on)");
+  if (!quiet && last_->reply.stop == "length") {
+    const Session& session = current().session();
+    note(session.size() == session.capacity()
+             ? fmt::format(
+                   "(the context of {} tokens is full; /prune makes room, /rewind goes back)",
+                   session.capacity())
+             : fmt::format("(the limit of {} tokens is reached; /continue goes on)",
+                           options_.generate.max_tokens));
+  }
+  if (options_.autosave) save(options_.save);
+}
+
+void ChatShell::edit(const std::string& rest) {
+  const auto [first, tail] = split_word(rest);
+  std::vector<size_t> users;
+  for (size_t i = 0; i < current().messages().size(); ++i) {
+    if (current().messages()[i].role == "user") users.push_back(i);
+  }
+  if (users.empty()) throw Error(ErrorKind::argument, "", "/edit", "a message of yours", "none");
+  const bool numbered = !tail.empty() && first.find_first_not_of("0123456789") == std::string::npos;
+  const int64_t n = numbered ? number(first, "/edit", 1, static_cast<int64_t>(users.size()))
+                             : static_cast<int64_t>(users.size());
+  const std::string text = need(numbered ? tail : rest, "/edit", "the new text");
+  const size_t at = users[static_cast<size_t>(n - 1)];
+  // What is kept of the tokens shows only when the new text is compared: the conversation is cut
+  // there, not the session.
+  std::vector<Message> messages(current().messages().begin(),
+                                current().messages().begin() + static_cast<std::ptrdiff_t>(at));
+  Conversation before = current().fork();
+  current().session().dialogue().messages = std::move(messages);
+  try {
+    if (!converse(text, Then::reply)) current() = std::move(before);
+  } catch (...) {
+    current() = std::move(before);
+    throw;
+  }
+}
+
+void ChatShell::rewind(const std::string& turns) {
+  const int64_t before = current().session().size();
+  current().rewind(turns.empty() ? 1 : number(turns, "/rewind", 1, INT32_MAX));
+  note(fmt::format("({} tokens forgotten, {} left)", before - current().session().size(),
+                   current().session().size()));
+}
+
+void ChatShell::system(const std::string& text) {
+  current().set_system(text);
+  const PromptReport p = current().messages().empty() || current().session().size() == 0
+                             ? PromptReport()
+                             : current().plan(current().messages());
+  note(fmt::format("(from the next message on{})",
+                   p.kept + p.recomputed + p.added == 0
+                       ? ""
+                       : fmt::format(": {} tokens will be processed again", p.recomputed)));
+}
+
+// ---------------------------------------------------------------- branches
+
+void ChatShell::fork(const std::string& rest) {
+  const std::string name = need(rest, "/fork", "a name");
+  if (branches_.contains(name)) throw Error(ErrorKind::argument, "", "/fork", "a new name", name);
+  branches_.emplace(name, current().fork());
+  name_ = name;
+}
+
+void ChatShell::switch_to(const std::string& name) {
+  if (!branches_.contains(name))
+    throw Error(ErrorKind::argument, "", "/switch", "a branch that /branches lists",
+                printable(name, 40));
+  name_ = name;
+}
+
+void ChatShell::list_branches() {
+  for (const auto& [name, conversation] : branches_) {
+    out(fmt::format("{} {:<16} {:>6} messages {:>8} tokens\n", name == name_ ? '*' : ' ', name,
+                    conversation.messages().size(), conversation.session().size()));
+  }
+}
+
+void ChatShell::prune(const std::string& rest) {
+  const auto [keep, more] = split_word(rest);
+  const auto [sinks, how] = split_word(more == "shift" ? "0 shift" : more);
+  if (!how.empty() && how != "shift")
+    throw Error(ErrorKind::argument, "", "/prune", "KEEP [SINKS] [shift]", rest);
+  PruneOptions p;
+  p.keep_last =
+      number(need(keep, "/prune", "the number of positions to keep"), "/prune", 0, INT32_MAX);
+  p.sinks = sinks.empty() ? 0 : number(sinks, "/prune", 0, INT32_MAX);
+  p.shift = how == "shift";
+  const int64_t gone = current().session().prune(p);
+  note(fmt::format("({} positions are seen no more)", gone));
+}
+
+// ---------------------------------------------------------------- settings and proof
+
+void ChatShell::set(const std::string& rest) {
+  const auto [name, value] = split_word(rest);
+  Session& session = current().session();
+  if (name.empty()) {
+    out(settings_text(session.generation(), options_));
+    return;
+  }
+  const std::string said = change_setting(session.generation(), options_,
+                                          session.model().config().vocab_size, name, value);
+  if (!said.empty()) note("(" + said + ")");
+}
+
+void ChatShell::verify() {
+  Session& session = current().session();
+  std::optional<ProgressLine> line;
+  if (interactive()) line.emplace("computing", session.size());
+  try {
+    const std::string result = verify_live_state(session, [&](int64_t done) {
+      if (ChatSignals::stopping()) throw Interrupted();
+      if (line) line->progress(done);
+    });
+    line.reset();
+    out(result);
+  } catch (const Interrupted&) {
+    line.reset();
+    note("(stopped: nothing has changed, nothing is proved)");
+  }
+}
+
+void ChatShell::help(const std::string& about) {
+  for (const Command& c : commands()) {
+    if (!about.empty() && about != c.name && "/" + about != c.name) continue;
+    out(fmt::format("  {:<32} {}\n", fmt::format("{} {}", c.name, c.arguments), c.help));
+  }
+  if (!about.empty()) return;
+  out("Ctrl-C stops a reply; the state stays whole, and /continue goes on with it.\n"
+      "A line that ends in \\ goes on in the next. \"\"\" begins a message of several lines, and "
+      "ends it. A pasted block is one\n"
+      "message. // begins a message with a slash.\n");
+}
+
+}  // namespace stet::tool

@@ -1,0 +1,78 @@
+// What /state, /messages and /verify tell of a conversation.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "stet/base/error.hpp"
+#include "stet/snapshot/verify.hpp"
+#include "tools/chat/chat.hpp"
+
+namespace stet::tool {
+
+std::string state_text(Session& session, const ModelOptions& model) {
+  const ModelConfig& config = session.model().config();
+  const KvShape& kv = session.kv().shape();
+  std::string text =
+      fmt::format("model        {}: {}, {} layers, {} kv heads of {}\n",
+                  printable(model.checkpoint.named ? model.checkpoint.directory
+                                                   : checkpoint_name(session.model().directory())),
+                  config.architecture, kv.layers, kv.kv_heads, kv.head_dim);
+  text += fmt::format("tokens       {} of {}, {} messages\n", session.size(), session.capacity(),
+                      session.dialogue().messages.size());
+  text += fmt::format("cache        {} in {}, {} of {} positions visible\n", kv_type_name(kv.type),
+                      bytes_text(static_cast<double>(kv.block_bytes()) *
+                                 static_cast<double>(session.kv().blocks())),
+                      visible_positions(session.kv()), session.size());
+  const int64_t window =
+      config.window.empty() ? 0 : *std::max_element(config.window.begin(), config.window.end());
+  if (window > 0) {
+    const auto sliding =
+        std::count_if(config.window.begin(), config.window.end(), [](int64_t w) { return w > 0; });
+    text += fmt::format(
+        "window       {} positions in {} of {} layers{}\n", window, sliding, config.layers,
+        session.size() > window
+            ? fmt::format("; positions before {} are out of their sight", session.size() - window)
+            : "");
+  }
+  if (!session.prunes().empty()) {
+    text += fmt::format("pruned       {} times; rewinding is possible down to {}\n",
+                        session.prunes().size(), session.prunes().back().left());
+  }
+  const StateDigests d = digests_of(session);
+  text += fmt::format("contract     {} version {}\n", contract_name(session.compute().contract),
+                      kContractVersion);
+  for (const auto& [name, digest] :
+       {std::pair{"tokens", d.tokens}, {"logits", d.logits}, {"kv", d.kv}, {"state", d.state}}) {
+    text += fmt::format("{:<12} {}\n", name, digest_text(digest));
+  }
+  text += "id           " + sha256_text(d.id) + "\n";
+  return text;
+}
+
+std::string messages_text(const std::vector<Message>& messages) {
+  std::string text;
+  for (const Message& m : messages)
+    text += fmt::format("{}: {}\n", m.role, printable(m.content, 4000));
+  return text;
+}
+
+std::string verify_live_state(Session& session, const Progress& progress) {
+  const double start = seconds();
+  SessionOptions o;
+  o.capacity = session.capacity();
+  o.kv_type = session.kv().shape().type;
+  o.compute = session.compute();
+  Session again = replay(session.shared_model(), session.state(), o, progress);
+  const auto difference =
+      first_difference(again.state(), session.state(),
+                       o.compute.contract == Contract::f32_blas ? kBlasTolerance : 0);
+  if (difference)
+    throw Error(ErrorKind::mismatch, "", "verify", difference->text(), "the live state");
+  return fmt::format(
+      "equal{}: {} tokens computed again in {:.0f} ms, every byte of keys, values and logits "
+      "compared\n",
+      o.compute.contract == Contract::f32_blas ? " within the tolerance of f32-blas" : "",
+      session.size(), (seconds() - start) * 1e3);
+}
+
+}  // namespace stet::tool

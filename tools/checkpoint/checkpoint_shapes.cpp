@@ -1,0 +1,439 @@
+#include "tools/checkpoint/checkpoint_shapes.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "src/base/json_reader.hpp"
+#include "stet/base/error.hpp"
+
+namespace stet_tools {
+namespace {
+
+using Json = nlohmann::json;
+
+struct Shape {
+  const char* name;
+  int hidden, intermediate, layers, heads, kv_heads, head_dim, vocab;
+  int context;         // max_position_embeddings
+  int window;          // sliding_window; 0 without
+  int query_scalar;    // query_pre_attn_scalar of a Gemma
+  double rope_factor;  // of rope_scaling; 0 without
+  bool tied;
+  Json (*config)(const Shape& shape);  // what the family's configs have beside the sizes
+};
+
+Json gemma2_config(const Shape& shape);
+Json gemma3_config(const Shape& shape);
+Json gpt2_config(const Shape& shape);
+Json llama_config(const Shape& shape);
+Json mistral_config(const Shape& shape);
+Json qwen2_config(const Shape& shape);
+Json qwen3_config(const Shape& shape);
+
+constexpr Shape kShapes[] = {
+    {"gemma2-2b", 2304, 9216, 26, 8, 4, 256, 256000, 8192, 4096, 256, 0, true, gemma2_config},
+    {"gemma3-270m", 640, 2048, 18, 4, 1, 256, 262144, 32768, 512, 256, 0, true, gemma3_config},
+    {"gemma3-1b", 1152, 6912, 26, 4, 1, 256, 262144, 32768, 512, 256, 0, true, gemma3_config},
+    {"gemma3-4b", 2560, 10240, 34, 8, 4, 256, 262208, 131072, 1024, 256, 8, true, gemma3_config},
+    {"gemma3-12b", 3840, 15360, 48, 16, 8, 256, 262208, 131072, 1024, 256, 8, true, gemma3_config},
+    {"gemma3-27b", 5376, 21504, 62, 32, 16, 128, 262208, 131072, 1024, 168, 8, true, gemma3_config},
+    {"gpt2", 768, 3072, 12, 12, 12, 64, 50257, 1024, 0, 0, 0, true, gpt2_config},
+    {"llama2-7b", 4096, 11008, 32, 32, 32, 128, 32000, 4096, 0, 0, 0, false, llama_config},
+    {"llama3.1-8b", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 0, 0, 8, false, llama_config},
+    {"llama3.2-1b", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 0, 0, 32, true, llama_config},
+    {"llama3.2-3b", 3072, 8192, 28, 24, 8, 128, 128256, 131072, 0, 0, 32, true, llama_config},
+    {"llama3.3-70b", 8192, 28672, 80, 64, 8, 128, 128256, 131072, 0, 0, 8, false, llama_config},
+    {"mistral-7b", 4096, 14336, 32, 32, 8, 128, 32000, 32768, 4096, 0, 0, false, mistral_config},
+    {"qwen2.5-0.5b", 896, 4864, 24, 14, 2, 64, 151936, 32768, 0, 0, 0, true, qwen2_config},
+    {"qwen3-0.6b", 1024, 3072, 28, 16, 8, 128, 151936, 40960, 0, 0, 0, true, qwen3_config},
+};
+
+bool is_llama2(const Shape& shape) { return shape.vocab == 32000; }
+
+const Shape* find_shape(const std::string& name) {
+  const auto it = std::find_if(std::begin(kShapes), std::end(kShapes),
+                               [&](const Shape& s) { return name == s.name; });
+  return it == std::end(kShapes) ? nullptr : it;
+}
+
+// The sizes, as all families after GPT-2 name them.
+Json sizes(const Shape& shape) {
+  return {{"attention_dropout", 0.0},
+          {"head_dim", shape.head_dim},
+          {"hidden_size", shape.hidden},
+          {"initializer_range", 0.02},
+          {"intermediate_size", shape.intermediate},
+          {"max_position_embeddings", shape.context},
+          {"num_attention_heads", shape.heads},
+          {"num_hidden_layers", shape.layers},
+          {"num_key_value_heads", shape.kv_heads},
+          {"use_cache", true},
+          {"vocab_size", shape.vocab}};
+}
+
+Json with_sizes(const Shape& shape, Json config) {
+  config.update(sizes(shape));
+  return config;
+}
+
+Json gemma2_config(const Shape& shape) {
+  return with_sizes(shape, {{"architectures", {"Gemma2ForCausalLM"}},
+                            {"model_type", "gemma2"},
+                            {"attention_bias", false},
+                            {"attn_logit_softcapping", 50.0},
+                            {"final_logit_softcapping", 30.0},
+                            {"cache_implementation", "hybrid"},
+                            {"hidden_act", "gelu_pytorch_tanh"},
+                            {"hidden_activation", "gelu_pytorch_tanh"},
+                            {"bos_token_id", 2},
+                            {"eos_token_id", 1},
+                            {"pad_token_id", 0},
+                            {"query_pre_attn_scalar", shape.query_scalar},
+                            {"rms_norm_eps", 1e-6},
+                            {"rope_theta", 10000.0},
+                            {"sliding_window", shape.window},
+                            {"torch_dtype", "bfloat16"}});
+}
+
+Json gemma3_config(const Shape& shape) {
+  Json config = {
+      {"architectures", {"Gemma3ForCausalLM"}},
+      {"model_type", "gemma3_text"},
+      {"attention_bias", false},
+      {"attn_logit_softcapping", nullptr},
+      {"final_logit_softcapping", nullptr},
+      {"cache_implementation", "hybrid"},
+      {"hidden_activation", "gelu_pytorch_tanh"},
+      {"bos_token_id", 2},
+      {"eos_token_id", {1, 106}},
+      {"pad_token_id", 0},
+      {"query_pre_attn_scalar", shape.query_scalar},
+      {"rms_norm_eps", 1e-6},
+      {"rope_local_base_freq", 10000},
+      {"rope_theta", 1000000},
+      {"rope_scaling", nullptr},
+      {"sliding_window", shape.window},
+      {"torch_dtype", "bfloat16"},
+  };
+  if (shape.rope_factor > 0)
+    config["rope_scaling"] = {{"factor", shape.rope_factor}, {"rope_type", "linear"}};
+  // The 270m is of a later version of the format than the others.
+  if (shape.layers == 18) {
+    config["_sliding_window_pattern"] = 6;
+    for (int i = 1; i <= shape.layers; ++i) {
+      config["layer_types"].push_back(i % 6 == 0 ? "full_attention" : "sliding_attention");
+    }
+  } else {
+    config["sliding_window_pattern"] = 6;
+  }
+  return with_sizes(shape, config);
+}
+
+Json gpt2_config(const Shape& shape) {
+  return {{"architectures", {"GPT2LMHeadModel"}},
+          {"model_type", "gpt2"},
+          {"activation_function", "gelu_new"},
+          {"bos_token_id", 50256},
+          {"eos_token_id", 50256},
+          {"initializer_range", 0.02},
+          {"layer_norm_epsilon", 1e-5},
+          {"n_ctx", shape.context},
+          {"n_embd", shape.hidden},
+          {"n_head", shape.heads},
+          {"n_layer", shape.layers},
+          {"n_positions", shape.context},
+          {"torch_dtype", "float32"},
+          {"vocab_size", shape.vocab}};
+}
+
+Json llama_config(const Shape& shape) {
+  const bool old = is_llama2(shape);
+  Json config = {
+      {"architectures", {"LlamaForCausalLM"}},
+      {"model_type", "llama"},
+      {"attention_bias", false},
+      {"hidden_act", "silu"},
+      {"mlp_bias", false},
+      {"pretraining_tp", 1},
+      {"rms_norm_eps", 1e-5},
+      {"rope_theta", old ? 10000.0 : 500000.0},
+      {"rope_scaling", nullptr},
+      {"tie_word_embeddings", shape.tied},
+      {"torch_dtype", old ? "float16" : "bfloat16"},
+      {"bos_token_id", old ? 1 : 128000},
+      {"eos_token_id", old ? Json(2) : Json({128001, 128008, 128009})},
+  };
+  if (shape.rope_factor > 0) {
+    config["rope_scaling"] = {{"factor", shape.rope_factor},
+                              {"low_freq_factor", 1.0},
+                              {"high_freq_factor", 4.0},
+                              {"original_max_position_embeddings", 8192},
+                              {"rope_type", "llama3"}};
+  }
+  return with_sizes(shape, config);
+}
+
+Json mistral_config(const Shape& shape) {
+  return with_sizes(shape, {{"architectures", {"MistralForCausalLM"}},
+                            {"model_type", "mistral"},
+                            {"bos_token_id", 1},
+                            {"eos_token_id", 2},
+                            {"hidden_act", "silu"},
+                            {"rms_norm_eps", 1e-5},
+                            {"rope_theta", 10000.0},
+                            {"sliding_window", shape.window},
+                            {"tie_word_embeddings", shape.tied},
+                            {"torch_dtype", "bfloat16"}});
+}
+
+Json qwen2_config(const Shape& shape) {
+  return with_sizes(shape, {{"architectures", {"Qwen2ForCausalLM"}},
+                            {"model_type", "qwen2"},
+                            {"bos_token_id", 151643},
+                            {"eos_token_id", 151643},
+                            {"hidden_act", "silu"},
+                            {"max_window_layers", shape.layers},
+                            {"rms_norm_eps", 1e-6},
+                            {"rope_theta", 1000000.0},
+                            {"sliding_window", shape.context},
+                            {"tie_word_embeddings", shape.tied},
+                            {"torch_dtype", "bfloat16"},
+                            {"use_sliding_window", false}});
+}
+
+Json qwen3_config(const Shape& shape) {
+  Json config = qwen2_config(shape);
+  config.update({{"architectures", {"Qwen3ForCausalLM"}},
+                 {"model_type", "qwen3"},
+                 {"attention_bias", false},
+                 {"eos_token_id", 151645},
+                 {"rope_scaling", nullptr},
+                 {"sliding_window", nullptr}});
+  return config;
+}
+
+// What families differ in, as far as names and sizes of weights go; and the defaults that their
+// configs leave out.
+struct Family {
+  const char* model_type;
+  const char* prefix;  // of every tensor's name
+  bool four_norms;     // around the MLP too, as Gemma 2 and 3 have them
+  bool qk_norm;
+  bool qkv_bias;     // whatever attention_bias says
+  float norm_mean;   // the weight at which a norm only normalizes: Gemma stores weight - 1
+  bool tied;         // unless tie_word_embeddings says otherwise
+  int64_t head_dim;  // 0: hidden_size / num_attention_heads
+  int64_t heads, kv_heads, vocab;  // 0: must be given (kv_heads: as heads)
+};
+
+constexpr Family kFamilies[] = {
+    {"gemma", "", false, false, false, 0, true, 256, 0, 0, 0},
+    {"gemma2", "", true, false, false, 0, true, 256, 8, 4, 256000},
+    {"gemma3", "language_model.", true, true, false, 0, true, 256, 8, 4, 262208},
+    {"gemma3_text", "", true, true, false, 0, true, 256, 8, 4, 262208},
+    {"gpt2", "", false, false, true, 1, true, 0, 0, 0, 0},
+    {"llama", "", false, false, false, 1, false, 0, 0, 0, 0},
+    {"mistral", "", false, false, false, 1, false, 0, 0, 0, 0},
+    {"qwen2", "", false, false, true, 1, false, 0, 0, 0, 0},
+    {"qwen3", "", false, true, false, 1, false, 128, 0, 0, 0},
+};
+
+const Family& family_of(const stet::JsonReader& config) {
+  const std::string type = config.string("model_type");
+  std::string known;
+  for (const Family& family : kFamilies) {
+    if (type == family.model_type) return family;
+    known += std::string(known.empty() ? "" : ", ") + family.model_type;
+  }
+  throw stet::Error(stet::ErrorKind::unsupported, config.file(), "model_type", "one of " + known,
+                    type);
+}
+
+stet::JsonReader reader_of(const Json& config, const std::string& file) {
+  return stet::JsonReader(std::make_shared<const Json>(config), file, "");
+}
+
+// The part of a config that describes the language model.
+Json& text_part(Json& config) {
+  return config.contains("text_config") && config["text_config"].is_object() ? config["text_config"]
+                                                                             : config;
+}
+
+int64_t integer(const stet::JsonReader& config, const char* name, int64_t fallback, int64_t max) {
+  return fallback > 0 ? config.integer_or(name, fallback, 1, max) : config.integer(name, 1, max);
+}
+
+class WeightList {
+ public:
+  explicit WeightList(const Family& family) : family_(family) {}
+
+  // [outputs, inputs], with a deviation that keeps the variance of what passes through.
+  void linear(const std::string& name, int64_t outputs, int64_t inputs, bool bias) {
+    const float deviation = 1.0f / std::sqrt(static_cast<float>(inputs));
+    add(name + ".weight", {outputs, inputs}, {0, deviation});
+    if (bias) add(name + ".bias", {outputs}, {0, 0.02f});
+  }
+  // The same as GPT-2's Conv1D stores it: [inputs, outputs].
+  void transposed(const std::string& name, int64_t outputs, int64_t inputs) {
+    add(name + ".weight", {inputs, outputs}, {0, 1.0f / std::sqrt(static_cast<float>(inputs))});
+    add(name + ".bias", {outputs}, {0, 0.02f});
+  }
+  void embedding(const std::string& name, int64_t vocab, int64_t hidden) {
+    add(name + ".weight", {vocab, hidden}, {0, 0.02f});
+  }
+  void norm(const std::string& name, int64_t size) {
+    add(name + ".weight", {size}, {family_.norm_mean, 0.1f});
+  }
+  void layer_norm(const std::string& name, int64_t size) {
+    norm(name, size);
+    add(name + ".bias", {size}, {0, 0.02f});
+  }
+
+  std::vector<Weight> take() { return std::move(weights_); }
+
+ private:
+  void add(const std::string& name, std::vector<int64_t> shape, Distribution distribution) {
+    weights_.push_back({family_.prefix + name, std::move(shape), distribution});
+  }
+
+  const Family& family_;
+  std::vector<Weight> weights_;
+};
+
+constexpr int64_t kMaxSize = 1 << 20, kMaxLayers = 1024;
+
+std::vector<Weight> gpt2_weights(const stet::JsonReader& config, const Family& family) {
+  const int64_t hidden = config.integer("n_embd", 1, kMaxSize);
+  const int64_t inner = config.integer_or("n_inner", 4 * hidden, 1, 4 * kMaxSize);
+  const int64_t layers = config.integer("n_layer", 1, kMaxLayers);
+  WeightList list(family);
+  list.embedding("wte", config.integer("vocab_size", 1, 1 << 24), hidden);
+  list.embedding("wpe", config.integer_or("n_positions", 1024, 1, kMaxSize), hidden);
+  for (int64_t i = 0; i < layers; ++i) {
+    const std::string layer = "h." + std::to_string(i) + ".";
+    list.layer_norm(layer + "ln_1", hidden);
+    list.transposed(layer + "attn.c_attn", 3 * hidden, hidden);
+    list.transposed(layer + "attn.c_proj", hidden, hidden);
+    list.layer_norm(layer + "ln_2", hidden);
+    list.transposed(layer + "mlp.c_fc", inner, hidden);
+    list.transposed(layer + "mlp.c_proj", hidden, inner);
+  }
+  list.layer_norm("ln_f", hidden);
+  return list.take();
+}
+
+}  // namespace
+
+std::vector<std::string> shape_names() {
+  std::vector<std::string> names;
+  for (const Shape& shape : kShapes) names.push_back(shape.name);
+  return names;
+}
+
+Json named_config(const std::string& name) {
+  const Shape* shape = find_shape(name);
+  return shape == nullptr ? Json(nullptr) : shape->config(*shape);
+}
+
+Json generation_config(const std::string& name, const Json& config) {
+  Json result = Json::object();
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+    if (config.contains(key)) result[key] = config[key];
+  }
+  const Shape* shape = find_shape(name);
+  if (shape == nullptr) return result;
+  if (shape->config == gemma3_config) {
+    result.update(
+        {{"do_sample", true}, {"cache_implementation", "hybrid"}, {"top_k", 64}, {"top_p", 0.95}});
+  } else if (shape->config == llama_config) {
+    result.update({{"do_sample", true}, {"temperature", 0.6}, {"top_p", 0.9}});
+  } else if (shape->config == qwen3_config) {
+    result.update({{"do_sample", true}, {"temperature", 0.6}, {"top_k", 20}, {"top_p", 0.95}});
+  }
+  return result;
+}
+
+void set_layers(Json* config, int64_t layers, const std::string& file) {
+  Json& text = text_part(*config);
+  text[text.contains("n_layer") ? "n_layer" : "num_hidden_layers"] = layers;
+  const auto types = text.find("layer_types");
+  if (types == text.end() || !types->is_array()) return;
+  if (types->size() < static_cast<size_t>(layers)) {
+    throw stet::Error(stet::ErrorKind::argument, file, "layer_types",
+                      std::to_string(layers) + " layers", std::to_string(types->size()));
+  }
+  types->erase(types->begin() + layers, types->end());
+}
+
+stet::DType weight_dtype(const Json& config, const std::string& file) {
+  const stet::JsonReader reader = reader_of(config, file);
+  const char* key = reader.has("dtype") ? "dtype" : "torch_dtype";
+  const std::string name = reader.string_or(key, "bfloat16");
+  if (name == "bfloat16") return stet::DType::bf16;
+  if (name == "float16") return stet::DType::f16;
+  if (name == "float32") return stet::DType::f32;
+  reader.fail(key, "bfloat16, float16 or float32");
+}
+
+void set_weight_dtype(Json* config, stet::DType dtype) {
+  const char* name = dtype == stet::DType::f32   ? "float32"
+                     : dtype == stet::DType::f16 ? "float16"
+                                                 : "bfloat16";
+  for (Json* part : {config, &text_part(*config)}) {
+    for (const char* key : {"dtype", "torch_dtype"}) {
+      if (part->contains(key)) (*part)[key] = name;
+    }
+  }
+  if (!config->contains("dtype")) (*config)["torch_dtype"] = name;
+}
+
+std::vector<Weight> weights_of(const Json& whole, const std::string& file) {
+  const stet::JsonReader top = reader_of(whole, file);
+  const Family& family = family_of(top);
+  const stet::JsonReader config = top.object("text_config").value_or(top);
+
+  if (std::string(family.model_type) == "gpt2") return gpt2_weights(config, family);
+  const int64_t hidden = integer(config, "hidden_size", 0, kMaxSize);
+  const int64_t intermediate = integer(config, "intermediate_size", 0, kMaxSize);
+  const int64_t layers = integer(config, "num_hidden_layers", 0, kMaxLayers);
+  const int64_t vocab = integer(config, "vocab_size", family.vocab, 1 << 24);
+  const int64_t heads = integer(config, "num_attention_heads", family.heads, 1024);
+  const int64_t kv_heads =
+      integer(config, "num_key_value_heads", family.kv_heads > 0 ? family.kv_heads : heads, heads);
+  if (heads % kv_heads != 0)
+    config.fail("num_key_value_heads", "a divisor of " + std::to_string(heads));
+  const int64_t head_dim =
+      integer(config, "head_dim", family.head_dim > 0 ? family.head_dim : hidden / heads, 65536);
+  const bool attention_bias = config.boolean_or("attention_bias", false);
+  const bool qkv_bias = family.qkv_bias || attention_bias;
+  const bool mlp_bias = config.boolean_or("mlp_bias", false);
+  const bool tied =
+      top.boolean_or("tie_word_embeddings", config.boolean_or("tie_word_embeddings", family.tied));
+
+  WeightList list(family);
+  list.embedding("model.embed_tokens", vocab, hidden);
+  for (int64_t i = 0; i < layers; ++i) {
+    const std::string layer = "model.layers." + std::to_string(i) + ".";
+    list.norm(layer + "input_layernorm", hidden);
+    list.linear(layer + "self_attn.q_proj", heads * head_dim, hidden, qkv_bias);
+    list.linear(layer + "self_attn.k_proj", kv_heads * head_dim, hidden, qkv_bias);
+    list.linear(layer + "self_attn.v_proj", kv_heads * head_dim, hidden, qkv_bias);
+    list.linear(layer + "self_attn.o_proj", hidden, heads * head_dim, attention_bias);
+    if (family.qk_norm) {
+      list.norm(layer + "self_attn.q_norm", head_dim);
+      list.norm(layer + "self_attn.k_norm", head_dim);
+    }
+    list.norm(layer + "post_attention_layernorm", hidden);
+    if (family.four_norms) list.norm(layer + "pre_feedforward_layernorm", hidden);
+    list.linear(layer + "mlp.gate_proj", intermediate, hidden, mlp_bias);
+    list.linear(layer + "mlp.up_proj", intermediate, hidden, mlp_bias);
+    list.linear(layer + "mlp.down_proj", hidden, intermediate, mlp_bias);
+    if (family.four_norms) list.norm(layer + "post_feedforward_layernorm", hidden);
+  }
+  list.norm("model.norm", hidden);
+  if (!tied) list.linear("lm_head", vocab, hidden, false);
+  return list.take();
+}
+
+}  // namespace stet_tools
