@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "stet/kernels/numbers.hpp"
 #include "stet/model/matrix.hpp"
 
 namespace stet {

@@ -1,3 +1,5 @@
+#include "stet/kernels/rope.hpp"
+
 #include "stet/kernels/math.hpp"
 #include "stet/model/config.hpp"
 
@@ -42,6 +44,21 @@ std::vector<float> inverse_frequencies(const Rope& rope, int64_t head_dim) {
     }
   }
   return result;
+}
+
+void rope_angles(int64_t position, std::span<const float> frequencies, float* cos, float* sin) {
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    double s, c;
+    math::sincos(static_cast<double>(static_cast<float>(position) * frequencies[i]), &s, &c);
+    cos[i] = static_cast<float>(c);
+    sin[i] = static_cast<float>(s);
+  }
+}
+
+void rope_angles_back(int64_t position, std::span<const float> frequencies, float* cos,
+                      float* sin) {
+  rope_angles(position, frequencies, cos, sin);
+  for (size_t i = 0; i < frequencies.size(); ++i) sin[i] = -sin[i];
 }
 
 }  // namespace stet

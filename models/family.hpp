@@ -12,6 +12,7 @@
 #include "src/checkpoint/fingerprint.hpp"
 #include "stet/base/limits.hpp"
 #include "stet/checkpoint/safetensors.hpp"
+#include "stet/kernels/numbers.hpp"
 #include "stet/model/model.hpp"
 
 namespace stet {

@@ -9,7 +9,7 @@ namespace stet {
 ModelConfig read_gemma(const JsonReader& json, const char* family, const Defaults& defaults) {
   ModelConfig c = read_common(json, family, defaults);
   require_false(json, {"attention_bias", "mlp_bias", "use_bidirectional_attention"});
-  c.embedding_scale = static_cast<double>(__builtin_sqrtf(static_cast<float>(c.hidden_size)));
+  c.embedding_scale = static_cast<double>(square_root(static_cast<float>(c.hidden_size)));
   return c;
 }
 

@@ -22,7 +22,7 @@ ModelConfig read_config(const JsonReader& json) {
   ModelConfig c =
       read_gemma(json, "gemma2", {.head_dim = 256, .max_positions = 8192, .tied_head = true});
   c.ropes = {read_rope(json, "", 10000)};
-  c.attention_scale = 1.0 / __builtin_sqrt(json.number_or("query_pre_attn_scalar", 256, 1e-6, 1e6));
+  c.attention_scale = inverse_square_root(json.number_or("query_pre_attn_scalar", 256, 1e-6, 1e6));
   c.attention_softcap = read_optional(json, "attn_logit_softcapping", 50, 1e-6, 1e6);
   c.logit_softcap = read_optional(json, "final_logit_softcapping", 30, 1e-6, 1e6);
   const int64_t window = json.integer_or("sliding_window", 4096, 1, int64_t{1} << 32);

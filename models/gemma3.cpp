@@ -36,7 +36,7 @@ ModelConfig read_config(const JsonReader& top) {
   ModelConfig c = read_gemma(json, "gemma3", kDefaults);
   if (nested && top.has("eos_token_id")) c.eos_ids = read_ids(top, "eos_token_id", c.vocab_size);
   if (!json.has("tie_word_embeddings")) c.tied_head = top.boolean_or("tie_word_embeddings", true);
-  c.attention_scale = 1.0 / __builtin_sqrt(json.number_or("query_pre_attn_scalar", 256, 1e-6, 1e6));
+  c.attention_scale = inverse_square_root(json.number_or("query_pre_attn_scalar", 256, 1e-6, 1e6));
   c.attention_softcap = json.number_or("attn_logit_softcapping", 0, 0, 1e6);
   c.logit_softcap = json.number_or("final_logit_softcapping", 0, 0, 1e6);
   const int64_t window = json.integer_or("sliding_window", 4096, 1, int64_t{1} << 32);

@@ -43,7 +43,7 @@ ModelConfig read_config(const JsonReader& json) {
       json.integer_or("n_positions", json.integer_or("n_ctx", 1024, 1, kMaxSize), 1, kMaxSize);
   c.norm_eps = json.number_or("layer_norm_epsilon", 1e-5, 0, 1);
   c.attention_scale = json.boolean_or("scale_attn_weights", true)
-                          ? 1.0 / __builtin_sqrt(static_cast<double>(c.head_dim))
+                          ? inverse_square_root(static_cast<double>(c.head_dim))
                           : 1.0;
   c.attention_bias = c.mlp_bias = true;
   c.tied_head = json.boolean_or("tie_word_embeddings", true);

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "src/gemm.hpp"
+#include "stet/kernels/numbers.hpp"
 #include "stet/kv/kv_writer.hpp"
 #include "stet/model/ops.hpp"
 
@@ -21,12 +22,11 @@ size_t padded(size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 // anything (as bits), in kLanes; then their values [rows][ldv].
 size_t tile_floats(size_t rows, size_t ldv) { return kLanes + rows * ldv; }
 Attended tile_at(float* at) { return {at, at + kTileRows, at + kLanes}; }
-float& seen_at(float* at) { return at[2 * kTileRows]; }
-
-void begin(const Attended& sums, size_t rows, size_t ldv) {
-  std::fill(sums.m, sums.m + rows, -std::numeric_limits<float>::infinity());
-  std::fill(sums.l, sums.l + rows, 0.0f);
-  std::fill(sums.o, sums.o + rows * ldv, 0.0f);
+void set_seen(float* at, unsigned bits) { std::memcpy(at + 2 * kTileRows, &bits, sizeof bits); }
+unsigned seen_of(const float* at) {
+  unsigned bits;
+  std::memcpy(&bits, at + 2 * kTileRows, sizeof bits);
+  return bits;
 }
 
 // The part of a thread's scratch memory that attention uses.
@@ -187,7 +187,7 @@ void attend_queries(const Queries& s, size_t first, size_t count, const Local& l
   };
   for (size_t i = 0; i < count; i += kTileRows) {
     pack_queries(s, first + i, rows(i), local.q + i * head_dim);
-    begin(part(local.sums, i), rows(i), ldv);
+    s.p.kernels->reset(part(local.sums, i), rows(i), ldv);
   }
   const auto [from, to] = block_range(s, first, count);
   for (int64_t b = from; b < to; ++b) {
@@ -338,16 +338,16 @@ class Singles {
         seen = seeing.add(i * tiles_.rows, rows(i), local_.q, tile_at(out));
         seeing.attend(view, i == 0 ? next : Fetch{});
       }
-      seen_at(out) = static_cast<float>(seen);
+      set_seen(out, seen);
     }
   }
 
   void merge_tile(const Queries& s, size_t tile, size_t before) const {
     const Attended sums = tile_at(local_.sums);
-    begin(sums, rows(tile), ldv_);
+    p_.kernels->reset(sums, rows(tile), ldv_);
     for (size_t b = 0; b < count(s.span); ++b) {
       float* in = part(before + b, s.kv_head, tile);
-      p_.kernels->merge(sums, tile_at(in), ldv_, static_cast<unsigned>(seen_at(in)));
+      p_.kernels->merge(sums, tile_at(in), ldv_, seen_of(in));
     }
     finish(s, tile * tiles_.rows, rows(tile), sums);
   }
@@ -390,14 +390,12 @@ void attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y) {
 
 namespace {
 
-template <class To, class Convert>
-void store_block(const Span& span, size_t head, int64_t layer, Rows k, Rows v, size_t block,
-                 Convert convert) {
+void store_block(const Span& span, size_t head, int64_t layer, Rows k, Rows v, size_t block) {
   const KvShape& shape = span.kv->shape();
-  const size_t head_dim = static_cast<size_t>(shape.head_dim);
-  std::byte* base = KvWriter(*span.kv).writable(static_cast<int64_t>(block));
-  To* keys = reinterpret_cast<To*>(base + shape.k_offset(layer, static_cast<int64_t>(head)));
-  To* values = reinterpret_cast<To*>(base + shape.v_offset(layer, static_cast<int64_t>(head)));
+  const size_t head_dim = static_cast<size_t>(shape.head_dim), element = shape.element_size();
+  std::byte* const base = KvWriter(*span.kv).writable(static_cast<int64_t>(block));
+  std::byte* const keys = base + shape.k_offset(layer, static_cast<int64_t>(head));
+  std::byte* const values = base + shape.v_offset(layer, static_cast<int64_t>(head));
   const int64_t begin = static_cast<int64_t>(block) * kBlockPositions;
   const int64_t from = std::max(begin, span.first),
                 to = std::min(begin + kBlockPositions,
@@ -405,10 +403,10 @@ void store_block(const Span& span, size_t head, int64_t layer, Rows k, Rows v, s
   for (int64_t position = from; position < to; ++position) {
     const size_t slot = static_cast<size_t>(position - begin),
                  row = span.row + static_cast<size_t>(position - span.first);
-    const float* from_k = k.row(row) + head * head_dim;
-    const float* from_v = v.row(row) + head * head_dim;
-    for (size_t d = 0; d < head_dim; ++d) keys[d * kPanel + slot] = convert(from_k[d]);
-    for (size_t d = 0; d < head_dim; ++d) values[slot * head_dim + d] = convert(from_v[d]);
+    write_elements(shape.type, {k.row(row) + head * head_dim, head_dim}, keys + slot * element,
+                   kBlockPositions);
+    write_elements(shape.type, {v.row(row) + head * head_dim, head_dim},
+                   values + slot * head_dim * element, 1);
   }
 }
 
@@ -430,17 +428,7 @@ void store_kv(Team t, const Pass& p, int64_t layer, Rows k, Rows v) {
       for (size_t i = 0; i < heads * blocks(span).size(); ++i, ++task) {
         if (task < some.begin || task >= some.end) continue;
         const size_t head = i % heads, block = blocks(span).begin + i / heads;
-        switch (span.kv->shape().type) {
-          case KvType::f32:
-            store_block<float>(span, head, layer, k, v, block, [](float x) { return x; });
-            break;
-          case KvType::bf16:
-            store_block<uint16_t>(span, head, layer, k, v, block, round_bf16);
-            break;
-          case KvType::f16:
-            store_block<uint16_t>(span, head, layer, k, v, block, round_f16);
-            break;
-        }
+        store_block(span, head, layer, k, v, block);
       }
     }
   });

@@ -1,8 +1,9 @@
 // Keys and values that are set from outside.
-#include <cmath>
+#include <optional>
 
 #include "stet/base/error.hpp"
 #include "stet/kernels/float_environment.hpp"
+#include "stet/kernels/numbers.hpp"
 #include "stet/kv/kv_writer.hpp"
 #include "stet/session/state.hpp"
 
@@ -42,10 +43,9 @@ void check_edit(const State& state, const KvEdit& e, std::span<const float> x) {
     throw Error(ErrorKind::argument, "", kv_edit_name(e.what),
                 std::to_string(shape.head_dim) + " numbers", std::to_string(x.size()));
   }
-  for (const float f : x) {
-    if (!std::isfinite(f))
-      throw Error(ErrorKind::argument, "", kv_edit_name(e.what), "finite numbers",
-                  std::to_string(f));
+  if (const std::optional<size_t> bad = find_not_finite(x)) {
+    throw Error(ErrorKind::argument, "", kv_edit_name(e.what), "finite numbers",
+                std::to_string(x[*bad]));
   }
 }
 
@@ -60,11 +60,8 @@ void edit(State& state, const KvEdit& e, std::span<const float> x) {
   const bool key = e.what == KvEdit::What::key;
   std::byte* const base = writer.writable(block) +
                           (key ? shape.k_offset(e.layer, e.head) : shape.v_offset(e.layer, e.head));
-  for (int64_t d = 0; d < shape.head_dim; ++d) {
-    const int64_t at = key ? d * kBlockPositions + slot : slot * shape.head_dim + d;
-    write_element(shape.type, base + static_cast<size_t>(at) * shape.element_size(),
-                  x[static_cast<size_t>(d)]);
-  }
+  const auto first = static_cast<size_t>(key ? slot : slot * shape.head_dim);
+  write_elements(shape.type, x, base + first * shape.element_size(), key ? kBlockPositions : 1);
   state.edits.push_back(e);
 }
 
@@ -104,10 +101,11 @@ State with_kv_type(const State& state, KvType type, int64_t capacity) {
     KvWriter(source).load(b);
     const std::byte* const in = source.block(b);
     std::byte* const out = writer.writable(b);
-    const size_t elements = from.content_bytes() / from.element_size();
-    for (size_t i = 0; i < elements; ++i)
-      write_element(type, out + i * to.element_size(),
-                    read_element(from.type, in + i * from.element_size()));
+    std::vector<float> x(static_cast<size_t>(from.head_dim * kBlockPositions));
+    for (size_t i = 0; i < from.content_bytes() / from.head_bytes(); ++i) {
+      read_elements(from.type, in + i * from.head_bytes(), 1, x);
+      write_elements(type, x, out + i * to.head_bytes(), 1);
+    }
     writer.set_visible(b, state.kv.visible(b));
   }
   writer.commit(state.kv.size());

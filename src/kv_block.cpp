@@ -20,26 +20,6 @@ KvType kv_type_of(const std::string& name) {
   throw Error(ErrorKind::argument, "", "kv type", "f32, bf16 or f16", name);
 }
 
-float read_element(KvType type, const std::byte* at) {
-  if (type == KvType::f32) {
-    float x;
-    std::memcpy(&x, at, sizeof x);
-    return x;
-  }
-  uint16_t bits;
-  std::memcpy(&bits, at, sizeof bits);
-  return type == KvType::bf16 ? widen_bf16(bits) : widen_f16(bits);
-}
-
-void write_element(KvType type, std::byte* at, float x) {
-  if (type == KvType::f32) {
-    std::memcpy(at, &x, sizeof x);
-    return;
-  }
-  const uint16_t bits = type == KvType::bf16 ? round_bf16(x) : round_f16(x);
-  std::memcpy(at, &bits, sizeof bits);
-}
-
 std::vector<Digest> layer_digests(const KvShape& shape, const std::byte* block) {
   std::vector<Digest> digests(static_cast<size_t>(shape.layers));
   const size_t part = shape.layer_bytes(), rest = shape.block_bytes() - shape.content_bytes();

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "src/gemm.hpp"
-#include "stet/kernels/math.hpp"
+#include "stet/kernels/rope.hpp"
 
 namespace stet {
 namespace {
@@ -157,16 +157,10 @@ void gelu_tanh(Team t, const Pass& p, Rows x, Rows y) {
 void rope_tables(Team t, const Pass& p, std::span<const Vector> inverse_frequencies) {
   for (const Span& span : p.spans) {
     each_row(t, span.count, [&](size_t i) {
-      const float position = static_cast<float>(span.first + static_cast<int64_t>(i));
+      const size_t row = span.row + i;
       for (size_t f = 0; f < inverse_frequencies.size(); ++f) {
-        float* cos = p.scratch->cos[f].row(span.row + i);
-        float* sin = p.scratch->sin[f].row(span.row + i);
-        for (size_t d = 0; d < inverse_frequencies[f].size(); ++d) {
-          double s, c;
-          math::sincos(static_cast<double>(position * inverse_frequencies[f][d]), &s, &c);
-          sin[d] = static_cast<float>(s);
-          cos[d] = static_cast<float>(c);
-        }
+        rope_angles(span.first + static_cast<int64_t>(i), inverse_frequencies[f],
+                    p.scratch->cos[f].row(row), p.scratch->sin[f].row(row));
       }
     });
   }

@@ -8,7 +8,7 @@
 #include "stet/base/limits.hpp"
 #include "stet/kernels/float_environment.hpp"
 #include "stet/kernels/kernels.hpp"
-#include "stet/kernels/math.hpp"
+#include "stet/kernels/rope.hpp"
 #include "stet/kv/kv_writer.hpp"
 
 namespace stet {
@@ -96,18 +96,15 @@ void Dialogue::rewind(int64_t size) {
 
 namespace {
 
-// The rotation by -distance positions, of every pair of dimensions: that of +distance with the
-// sines negated.
+// The rotation of every pair of dimensions by -distance positions.
 struct Rotation {
   std::vector<float> cos, sin;
 
   Rotation(const Rope& rope, int64_t head_dim, int64_t distance) {
-    for (const float frequency : inverse_frequencies(rope, head_dim)) {
-      double s, c;
-      math::sincos(static_cast<double>(static_cast<float>(distance) * frequency), &s, &c);
-      cos.push_back(static_cast<float>(c));
-      sin.push_back(-static_cast<float>(s));
-    }
+    const std::vector<float> frequencies = inverse_frequencies(rope, head_dim);
+    cos.resize(frequencies.size());
+    sin.resize(frequencies.size());
+    rope_angles_back(distance, frequencies, cos.data(), sin.data());
   }
 };
 
@@ -115,11 +112,9 @@ struct Rotation {
 void move_position(const KvShape& shape, const Rotation& r, const std::byte* from, size_t slot,
                    std::byte* to, size_t to_slot, std::vector<float>& key) {
   const size_t element = shape.element_size(), row = static_cast<size_t>(shape.head_dim) * element;
-  for (size_t d = 0; d < key.size(); ++d)
-    key[d] = read_element(shape.type, from + (d * kBlockPositions + slot) * element);
+  read_elements(shape.type, from + slot * element, kBlockPositions, key);
   best_kernels().rope(key.data(), r.cos.data(), r.sin.data(), r.cos.size());
-  for (size_t d = 0; d < key.size(); ++d)
-    write_element(shape.type, to + (d * kBlockPositions + to_slot) * element, key[d]);
+  write_elements(shape.type, key, to + to_slot * element, kBlockPositions);
   std::memcpy(to + shape.head_bytes() + to_slot * row, from + shape.head_bytes() + slot * row, row);
 }
 

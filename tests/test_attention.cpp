@@ -1,6 +1,7 @@
 // attention() over a small hand-made pass: the contract restated, float64 within a derived bound,
 // and the promise that threads, companions and what is masked do not matter.
 #include "kernel_support.hpp"
+#include "stet/kernels/numbers.hpp"
 #include "stet/kv/kv_writer.hpp"
 #include "stet/model/ops.hpp"
 

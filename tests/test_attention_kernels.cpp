@@ -1,6 +1,7 @@
 // The kernels of attention, on every instruction set: the bits of the contract, nothing touched
 // outside the operands.
 #include "kernel_support.hpp"
+#include "stet/kernels/numbers.hpp"
 #include "stet/model/matrix.hpp"
 
 namespace stet::test {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "stet/kernels/math.hpp"
+#include "stet/kernels/numbers.hpp"
 #include "support.hpp"
 
 namespace stet::test {

@@ -145,7 +145,8 @@ TEST_F(Edits, AnotherTypeRoundsOnceAndWideningIsExact) {
     for (int64_t p : {0, 5, 64, 149}) {
       for (int64_t d = 0; d < m->config().head_dim; ++d) {
         std::byte rounded[4];
-        write_element(type, rounded, element(s.kv(), true, 1, 0, p, d));
+        const float x = element(s.kv(), true, 1, 0, p, d);
+        write_elements(type, {&x, 1}, rounded, 1);
         EXPECT_EQ(element(narrow.kv, true, 1, 0, p, d), read_element(type, rounded));
       }
     }

@@ -8,6 +8,7 @@
 #include "scratch.hpp"
 #include "src/base/sha256_portable.hpp"
 #include "stet/checkpoint/packed.hpp"
+#include "stet/kernels/numbers.hpp"
 #include "support.hpp"
 
 namespace stet::test {

@@ -6,6 +6,7 @@
 
 #include "kernel_support.hpp"
 #include "src/gemm.hpp"
+#include "stet/kernels/numbers.hpp"
 #include "stet/model/ops.hpp"
 
 namespace stet::test {

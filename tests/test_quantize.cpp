@@ -6,6 +6,7 @@
 #include <random>
 
 #include "scratch.hpp"
+#include "stet/kernels/numbers.hpp"
 #include "stet/model/matrix.hpp"
 #include "support.hpp"
 

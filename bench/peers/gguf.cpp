@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "stet/base/error.hpp"
+#include "stet/kernels/numbers.hpp"
 #include "stet/model/matrix.hpp"
 
 namespace stet_peers {

@@ -13,6 +13,7 @@
 #include "bench/peers/gguf.hpp"
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/safetensors.hpp"
+#include "stet/kernels/numbers.hpp"
 #include "stet/model/config.hpp"
 #include "stet/model/matrix.hpp"
 

@@ -128,7 +128,7 @@ ModelConfig read_common(const JsonReader& json, const char* family, const Defaul
   c.max_positions =
       json.integer_or("max_position_embeddings", defaults.max_positions, 1, kMaxPositions);
   c.norm_eps = json.number_or("rms_norm_eps", 1e-6, 0, 1);
-  c.attention_scale = 1.0 / __builtin_sqrt(static_cast<double>(c.head_dim));
+  c.attention_scale = inverse_square_root(static_cast<double>(c.head_dim));
   c.attention_bias = json.boolean_or("attention_bias", false);
   c.mlp_bias = json.boolean_or("mlp_bias", false);
   c.tied_head = json.boolean_or("tie_word_embeddings", defaults.tied_head);

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "stet/base/bytes.hpp"
+#include "stet/kernels/numbers.hpp"
 #include "stet/model/matrix.hpp"
 #include "stet/threads/team.hpp"
 

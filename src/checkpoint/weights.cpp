@@ -6,6 +6,7 @@
 #include "models/family.hpp"
 #include "src/checkpoint/packed.hpp"
 #include "stet/base/error.hpp"
+#include "stet/kernels/numbers.hpp"
 
 namespace stet {
 namespace {
@@ -139,8 +140,8 @@ Vector WeightLoader::vector(const std::string& group, const std::string& name, i
       std::memcpy(&bits, view.bytes.data() + i * 2, 2);
       result[i] = view.dtype == DType::bf16 ? widen_bf16(bits) : widen_f16(bits);
     }
-    if (offset != 0) result[i] += offset;
   }
+  if (offset != 0) add_offset(result, offset);
   names_.add(group, canonical(view.name), view, digest_vector(view));
   bytes_ += result.size() * sizeof(float);
   if (writer_ != nullptr) writer_->add(view);

@@ -162,7 +162,8 @@ struct Kernels {
   //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.
   // Rows whose bit in `seen` is 0 stay as they are; those of `next` are not read.
   void (*attend[kWeightTypes])(const AttendBlock& block, const AttendTile* tiles,
-                               size_t n);  // n > 0
+                               size_t n);                        // n > 0
+  void (*reset)(const Attended& sums, size_t rows, size_t ldv);  // nothing seen so far
   void (*merge)(const Attended& sums, const Attended& next, size_t ldv, unsigned seen);
   void (*divide)(const float* x, float divisor, float* y, size_t n);  // y = x / divisor
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,9 +29,11 @@ constexpr int kKvVersion =
     1;  // of how keys and values are rounded and laid out; a state carries it
 KvType kv_type_of(const std::string& name);  // throws an argument Error for a name that is none
 
-// One key or value element as float32, and back: rounded once, to nearest even.
+// Elements of keys or values as float32, and back: rounded once, to nearest even. Those in memory
+// are `stride` elements apart: a key stands in a column of its block, a value in a row.
 float read_element(KvType type, const std::byte* at);
-void write_element(KvType type, std::byte* at, float x);
+void read_elements(KvType type, const std::byte* from, size_t stride, std::span<float> x);
+void write_elements(KvType type, std::span<const float> x, std::byte* to, size_t stride);
 
 constexpr int64_t kBlockPositions = 64;
 

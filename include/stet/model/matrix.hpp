@@ -1,4 +1,4 @@
-// Weights of a linear layer, packed for the kernels; and numbers in fewer bits.
+// Weights of a linear layer, packed for the kernels.
 #pragma once
 
 #include <cstddef>
@@ -60,11 +60,5 @@ class Matrix {
 
 bool is_quantized(WeightType type);
 const char* weight_type_name(WeightType type);  // "f32", "bf16", "f16", "q8", "q4"
-
-float widen_bf16(uint16_t bits);
-float widen_f16(uint16_t bits);
-// Round to nearest, ties to even; NaN stays NaN, overflow becomes infinity.
-uint16_t round_bf16(float x);
-uint16_t round_f16(float x);
 
 }  // namespace stet

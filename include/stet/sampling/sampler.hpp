@@ -20,6 +20,10 @@
 #include <string>
 #include <vector>
 
+#include "stet/base/error.hpp"
+#include "stet/kernels/float_environment.hpp"
+#include "stet/sampling/philox.hpp"
+
 namespace stet {
 
 struct SamplingSettings {
@@ -69,21 +73,26 @@ class Sampler {
                  std::span<const int32_t> previous_ids, uint64_t position);
 
  private:
+  // Which of these run is decided here; what they compute stands in kernels/sampler.cpp.
   void process(const SamplingSettings& settings, std::span<const float> logits,
                std::span<const int32_t> previous_ids);
   void score(const SamplingSettings& settings, std::span<const float> logits,
              std::span<const int32_t> previous_ids);
-  float best_score();
-  void keep_best(float best);
+  void find_best();
+  void keep_best();
   void keep_top_k(size_t k);
-  void keep_near(float best, double p);
-  void weigh(float best);
+  void keep_near(double p);
+  void weigh();
   void keep_top_p(double p);
   void keep_min_p(double p);
   void keep_typical(double p);
   template <typename Kept>
   void keep_if(Kept kept);
   double total() const;
+  void normalize(std::span<float> out) const;
+  int32_t draw(double u) const;
+
+  float best_ = 0;  // of all scores
 
   // The tokens still in play, in the order of their ids: the first count_ entries of three arrays
   // [vocab].
@@ -96,5 +105,37 @@ class Sampler {
   std::vector<float> values_;      // [vocab] scratch of keep_typical
   std::vector<double> bins_;       // [2048] scratch
 };
+
+// Leaves the tokens kept and their weights in ids_ and weights_.
+inline void Sampler::process(const SamplingSettings& settings, std::span<const float> logits,
+                             std::span<const int32_t> previous_ids) {
+  settings.validate("");
+  score(settings, logits, previous_ids);
+  if (settings.greedy) return keep_best();
+  if (settings.top_k > 0) keep_top_k(static_cast<size_t>(settings.top_k));
+  if (settings.top_p == 1 && settings.min_p > 0) keep_near(settings.min_p);
+  weigh();
+  if (settings.top_p < 1) keep_top_p(settings.top_p);
+  if (settings.min_p > 0) keep_min_p(settings.min_p);
+  if (settings.typical_p < 1) keep_typical(settings.typical_p);
+}
+
+inline void Sampler::probabilities(const SamplingSettings& settings, std::span<const float> logits,
+                                   std::span<const int32_t> previous_ids, std::span<float> out) {
+  if (out.size() != scores_.size()) {
+    throw Error(ErrorKind::argument, "", "out", std::to_string(scores_.size()) + " values",
+                std::to_string(out.size()));
+  }
+  const FloatEnvironment contract;
+  process(settings, logits, previous_ids);
+  normalize(out);
+}
+
+inline int32_t Sampler::sample(const SamplingSettings& settings, std::span<const float> logits,
+                               std::span<const int32_t> previous_ids, uint64_t position) {
+  const FloatEnvironment contract;
+  process(settings, logits, previous_ids);
+  return draw(philox_uniform(settings.seed, position));
+}
 
 }  // namespace stet

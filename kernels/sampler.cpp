@@ -9,9 +9,7 @@
 #include <numeric>
 
 #include "stet/base/error.hpp"
-#include "stet/kernels/float_environment.hpp"
 #include "stet/kernels/math.hpp"
-#include "stet/sampling/philox.hpp"
 
 namespace stet {
 namespace {
@@ -134,10 +132,12 @@ void Sampler::score(const SamplingSettings& settings, std::span<const float> log
     if (x != kMinusInfinity) scores_[id] = scaled(saturate(x < 0 ? x * penalty : x / penalty));
   }
   count_ = vocab;
+  std::iota(ids_.begin(), ids_.end(), 0);
+  find_best();
 }
 
-// The best of all scores; fills group_best_ on the way.
-float Sampler::best_score() {
+// Fills best_, and group_best_ on the way.
+void Sampler::find_best() {
   const size_t groups = group_best_.size();
   float* best = group_best_.data();
   std::fill_n(best, groups, kMinusInfinity);
@@ -146,7 +146,10 @@ float Sampler::best_score() {
     const float* row = scores_.data() + start;
     for (size_t g = 0; g < n; ++g) best[g] = row[g] > best[g] ? row[g] : best[g];
   }
-  return *std::max_element(best, best + groups);
+  best_ = *std::max_element(best, best + groups);
+  if (best_ == kMinusInfinity) {
+    throw Error(ErrorKind::argument, "", "logits", "at least one finite value", "-inf alone");
+  }
 }
 
 template <typename Kept>
@@ -162,8 +165,8 @@ void Sampler::keep_if(Kept kept) {
   count_ = n;
 }
 
-void Sampler::keep_best(float best) {
-  const auto at = std::find(scores_.begin(), scores_.end(), best);
+void Sampler::keep_best() {
+  const auto at = std::find(scores_.begin(), scores_.end(), best_);
   ids_[0] = static_cast<int32_t>(at - scores_.begin());
   weights_[0] = 1;
   count_ = 1;
@@ -188,14 +191,14 @@ void Sampler::keep_top_k(size_t k) {
 
 // Drops scores of which exp(score - best) < p is certain: a margin of 2 is beyond any rounding, and
 // what is dropped need not be weighed.
-void Sampler::keep_near(float best, double p) {
-  const double least = static_cast<double>(best) + math::log(p) - 2;
+void Sampler::keep_near(double p) {
+  const double least = static_cast<double>(best_) + math::log(p) - 2;
   keep_if([=, this](size_t i) { return static_cast<double>(scores_[i]) >= least; });
 }
 
-void Sampler::weigh(float best) {
+void Sampler::weigh() {
   for (size_t i = 0; i < count_; ++i) {
-    weights_[i] = static_cast<double>(scores_[i]) - static_cast<double>(best);
+    weights_[i] = static_cast<double>(scores_[i]) - static_cast<double>(best_);
   }
   math::exp_all(weights_.data(), count_);
 }
@@ -244,45 +247,16 @@ void Sampler::keep_typical(double p) {
   keep_if([&](size_t i) { return key(i) <= at.key; });
 }
 
-// Leaves the tokens kept and their weights in ids_ and weights_.
-void Sampler::process(const SamplingSettings& settings, std::span<const float> logits,
-                      std::span<const int32_t> previous_ids) {
-  settings.validate("");
-  score(settings, logits, previous_ids);
-  const float best = best_score();
-  if (best == kMinusInfinity) {
-    throw Error(ErrorKind::argument, "", "logits", "at least one finite value", "-inf alone");
-  }
-  if (settings.greedy) return keep_best(best);
-  std::iota(ids_.begin(), ids_.end(), 0);
-  if (settings.top_k > 0) keep_top_k(static_cast<size_t>(settings.top_k));
-  if (settings.top_p == 1 && settings.min_p > 0) keep_near(best, settings.min_p);
-  weigh(best);
-  if (settings.top_p < 1) keep_top_p(settings.top_p);
-  if (settings.min_p > 0) keep_min_p(settings.min_p);
-  if (settings.typical_p < 1) keep_typical(settings.typical_p);
-}
-
-void Sampler::probabilities(const SamplingSettings& settings, std::span<const float> logits,
-                            std::span<const int32_t> previous_ids, std::span<float> out) {
-  if (out.size() != scores_.size()) {
-    throw Error(ErrorKind::argument, "", "out", fmt::format("{} values", scores_.size()),
-                std::to_string(out.size()));
-  }
-  const FloatEnvironment contract;
-  process(settings, logits, previous_ids);
+void Sampler::normalize(std::span<float> out) const {
   std::fill(out.begin(), out.end(), 0.0f);
   const double sum = total();
   for (size_t i = 0; i < count_; ++i) out[ids_[i]] = static_cast<float>(weights_[i] / sum);
 }
 
-int32_t Sampler::sample(const SamplingSettings& settings, std::span<const float> logits,
-                        std::span<const int32_t> previous_ids, uint64_t position) {
-  const FloatEnvironment contract;
-  process(settings, logits, previous_ids);
-  // u <= 1 - 2^-53, so u * total() rounds to less than total(), which the same sum reaches again:
-  // the loop ends by its first condition, on a token with weight.
-  const double target = philox_uniform(settings.seed, position) * total();
+// u <= 1 - 2^-53, so u * total() rounds to less than total(), which the same sum reaches again: the
+// loop ends by its first condition, on a token with weight.
+int32_t Sampler::draw(double u) const {
+  const double target = u * total();
   size_t i = 0;
   for (double sum = weights_[0]; sum <= target && i + 1 < count_; sum += weights_[i]) ++i;
   return ids_[i];

@@ -1,0 +1,29 @@
+// Single numbers: in fewer bits, and what little else is computed outside of the kernel table.
+// Everything here is compiled under the contract's flags, whatever those of the caller.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace stet {
+
+// These are exact.
+float widen_bf16(uint16_t bits);
+float widen_f16(uint16_t bits);
+// These round to nearest, ties to even; NaN stays NaN, overflow becomes infinity.
+uint16_t round_bf16(float x);
+uint16_t round_f16(float x);
+
+// The first that is infinite or not a number.
+std::optional<size_t> find_not_finite(std::span<const float> x);
+
+// 1 / sqrt(x) and sqrt(x), each operation rounded once: how scores and embeddings are scaled.
+double inverse_square_root(double x);
+float square_root(float x);
+
+// x[i] += offset: norm weights that a checkpoint stores less 1.
+void add_offset(std::span<float> x, float offset);
+
+}  // namespace stet
