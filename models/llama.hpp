@@ -1,7 +1,8 @@
-// Llama's layers, which Mistral and Qwen 2 have too.
+// Llama 2, 3, 3.1, 3.2, 3.3, text.
+// Source: arXiv 2302.13971, 2307.09288, 2407.21783, and transformers' modeling_llama.py.
 #pragma once
 
-#include "models/decoder.hpp"
+#include "stet/model/decoder.hpp"
 
 namespace stet {
 
@@ -16,5 +17,66 @@ class Llama : public Decoder {
   };
   std::vector<Layer> layers_;
 };
+
+namespace llama {
+
+inline ModelConfig read_config(const JsonReader& json) {
+  ModelConfig c = read_common(json, "llama");
+  c.ropes = {read_rope(json, "", 10000)};
+  require_activation(json, "hidden_act", {"silu"});
+  return c;
+}
+
+inline std::unique_ptr<Model> load(ModelConfig c, WeightLoader& w) {
+  const Biases biases = {c.attention_bias, c.attention_bias, c.mlp_bias};
+  return std::make_unique<Llama>(std::move(c), w, biases);
+}
+
+}  // namespace llama
+
+inline Llama::Llama(ModelConfig config, WeightLoader& w, Biases biases)
+    : Decoder(std::move(config), w, 0) {
+  each_layer([&](const std::string& at) {
+    const auto norm = [&](const char* name) {
+      return w.vector("norms", at + name + ".weight", config_.hidden_size);
+    };
+    layers_.push_back({LinearLayers(w, config_, at, biases), norm("input_layernorm"),
+                       norm("post_attention_layernorm")});
+  });
+}
+
+inline void Llama::forward(Team t, const Pass& p) const {
+  const Views v(config_, p);
+  const double eps = config_.norm_eps;
+  rope_tables(t, p, frequencies_);
+  embed(t, p, embedding_, 1.0f, p.x);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& l = layers_[i];
+    tap(t, p, i, p.x);
+
+    rms_norm(t, p, l.input_norm, eps, p.x, p.normed);
+    linear(t, p, l.qkv, p.normed, p.qkv);
+    rotate(t, p, config_, i, v);
+    attend(t, p, config_, i, v);
+    linear(t, p, l.o, p.attention, p.out);
+    add(t, p, p.x, p.out);
+
+    rms_norm(t, p, l.post_attention_norm, eps, p.x, p.normed);
+    linear_gated(t, p, l.gate_up, Gate::silu, p.normed, p.mlp);
+    linear(t, p, l.down, p.mlp, p.out);
+    add(t, p, p.x, p.out);
+  }
+  rms_norm(t, p, final_norm_, eps, p.x, p.out);
+  tap(t, p, layers_.size(), p.out);
+}
+
+inline Family llama_family() {
+  return {{"LlamaForCausalLM"},
+          {"llama"},
+          llama::read_config,
+          "embed_tokens.weight",
+          {"model.", "language_model.model."},
+          llama::load};
+}
 
 }  // namespace stet

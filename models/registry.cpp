@@ -1,35 +1,69 @@
-// The families stet knows. A new one adds its file, its name here, and its test.
-#include "models/family.hpp"
-#include "stet/base/error.hpp"
+// The families stet knows. A new one adds its header, its name here, and its test.
+#include <deque>
+#include <mutex>
+
+#include "models/gemma.hpp"
+#include "models/gemma2.hpp"
+#include "models/gemma3.hpp"
+#include "models/gpt2.hpp"
+#include "models/llama.hpp"
+#include "models/mistral.hpp"
+#include "models/qwen2.hpp"
+#include "models/qwen3.hpp"
 
 namespace stet {
-
-extern const Family gemma_family, gemma2_family, gemma3_family, gpt2_family, llama_family,
-    mistral_family, qwen2_family, qwen3_family;
-
 namespace {
 
-const Family* const kFamilies[] = {&gemma_family, &gemma2_family,  &gemma3_family, &gpt2_family,
-                                   &llama_family, &mistral_family, &qwen2_family,  &qwen3_family};
+// Entries never move: a model being loaded holds a reference to its own.
+struct Registry {
+  std::mutex mutex;
+  std::deque<Family> families = {gemma_family(), gemma2_family(),  gemma3_family(), gpt2_family(),
+                                 llama_family(), mistral_family(), qwen2_family(),  qwen3_family()};
+};
+
+Registry& registry() {
+  static Registry all;
+  return all;
+}
 
 bool contains(const std::vector<std::string>& list, const std::string& name) {
-  for (const std::string& entry : list) {
-    if (entry == name) return true;
+  return std::find(list.begin(), list.end(), name) != list.end();
+}
+
+void refuse_known(const char* field, const std::vector<std::string>& known,
+                  const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    if (contains(known, name))
+      throw Error(ErrorKind::argument, "", field, "one that is not known yet", name);
   }
-  return false;
 }
 
 }  // namespace
 
+void register_family(Family family) {
+  if (family.architectures.empty() || family.prefixes.empty() || family.read_config == nullptr ||
+      family.load == nullptr) {
+    throw Error(ErrorKind::argument, "", "family",
+                "an architecture, a prefix, and functions that read and load", "less");
+  }
+  const std::lock_guard lock(registry().mutex);
+  for (const Family& known : registry().families) {
+    refuse_known("architectures", known.architectures, family.architectures);
+    refuse_known("model_types", known.model_types, family.model_types);
+  }
+  registry().families.push_back(std::move(family));
+}
+
 const Family& family_of(const JsonReader& json) {
   const std::vector<std::string> names = json.strings("architectures");
   const std::string type = json.string_or("model_type", "");
+  const std::lock_guard lock(registry().mutex);
   std::string known;
-  for (const Family* family : kFamilies) {
-    if (names.empty() ? contains(family->model_types, type)
-                      : contains(family->architectures, names[0]))
-      return *family;
-    for (const std::string& name : family->architectures)
+  for (const Family& family : registry().families) {
+    if (names.empty() ? contains(family.model_types, type)
+                      : contains(family.architectures, names[0]))
+      return family;
+    for (const std::string& name : family.architectures)
       known += (known.empty() ? "" : ", ") + name;
   }
   throw Error(ErrorKind::unsupported, json.file(), names.empty() ? "model_type" : "architectures",

@@ -1,7 +1,7 @@
 // The contract of a session: its name, which weights and options it takes, and that a state keeps
 // to one.
 #include "scratch.hpp"
-#include "src/gemm.hpp"
+#include "stet/model/product.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/snapshot/verify.hpp"
 #include "support.hpp"

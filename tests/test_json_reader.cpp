@@ -6,7 +6,7 @@
 #include <string>
 
 #include "scratch.hpp"
-#include "src/base/json_reader.hpp"
+#include "src/base/json_value.hpp"
 
 namespace {
 

@@ -5,9 +5,9 @@
 #include <xxhash.h>
 
 #include "kernel_support.hpp"
-#include "src/gemm.hpp"
 #include "stet/kernels/numbers.hpp"
 #include "stet/model/ops.hpp"
+#include "stet/model/product.hpp"
 
 namespace stet::test {
 namespace {

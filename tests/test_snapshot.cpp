@@ -9,8 +9,8 @@
 
 #include "scratch.hpp"
 #include "snapshot_image.hpp"
-#include "src/gemm.hpp"
 #include "stet/generate/generate.hpp"
+#include "stet/model/product.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "support.hpp"
 

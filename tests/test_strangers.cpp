@@ -16,7 +16,7 @@
 #include "scratch.hpp"
 #include "snapshot_image.hpp"
 #include "spent.hpp"
-#include "src/base/json_reader.hpp"
+#include "src/base/json_value.hpp"
 #include "stet/base/limits.hpp"
 #include "stet/checkpoint/safetensors.hpp"
 #include "stet/files/archive.hpp"

@@ -1,4 +1,4 @@
-#include "src/base/json_reader.hpp"
+#include "src/base/json_value.hpp"
 
 #include <fmt/format.h>
 
@@ -142,6 +142,31 @@ std::optional<int64_t> as_integer(const Json& value) {
 
 }  // namespace
 
+struct JsonAccess {
+  static JsonReader make(std::shared_ptr<const Json> object, const std::string& file) {
+    return {std::move(object), file, ""};
+  }
+  static const Json& of(const JsonReader& r) { return *static_cast<const Json*>(r.object_.get()); }
+  // A value inside of the reader's, which keeps the whole alive.
+  static JsonReader part(const JsonReader& r, const Json* value, std::string path) {
+    return {std::shared_ptr<const void>(r.object_, value), r.file_, std::move(path)};
+  }
+  // Null where it is absent or null.
+  static const Json* find(const JsonReader& r, const std::string& name) {
+    const Json& object = of(r);
+    const auto it = object.find(name);
+    return it == object.end() || it->is_null() ? nullptr : &*it;
+  }
+  static int64_t checked_integer(const JsonReader& r, const Json& value, const std::string& path,
+                                 int64_t min, int64_t max) {
+    const std::optional<int64_t> number = as_integer(value);
+    if (number && *number >= min && *number <= max) return *number;
+    throw Error(ErrorKind::format, r.file_, path,
+                "an integer in " + std::to_string(min) + ".." + std::to_string(max),
+                describe(&value));
+  }
+};
+
 Json parse_json_value(std::string_view text, const std::string& file) {
   Builder builder(text, file);
   Json::sax_parse(text.begin(), text.end(), &builder);
@@ -152,47 +177,38 @@ JsonReader parse_json(std::string_view text, const std::string& file) {
   auto value = std::make_shared<const Json>(parse_json_value(text, file));
   if (!value->is_object())
     throw Error(ErrorKind::format, file, "", "a JSON object", describe(value.get()));
-  return JsonReader(std::move(value), file, "");
+  return JsonAccess::make(std::move(value), file);
 }
 
-JsonReader::JsonReader(std::shared_ptr<const Json> object, std::string file, std::string path)
-    : object_(std::move(object)), file_(std::move(file)), path_(std::move(path)) {}
+const nlohmann::json& json_of(const JsonReader& reader) { return JsonAccess::of(reader); }
 
-const Json* JsonReader::find(const std::string& name) const {
-  const auto it = object_->find(name);
-  return it == object_->end() || it->is_null() ? nullptr : &*it;
-}
+bool JsonReader::names(const std::string& name) const { return json_of(*this).contains(name); }
+std::string JsonReader::text() const { return json_of(*this).dump(); }
 
 std::string JsonReader::path_of(const std::string& name) const {
   return path_.empty() ? name : path_ + "." + name;
 }
 
 void JsonReader::fail(const std::string& name, const std::string& expected) const {
-  throw Error(ErrorKind::format, file_, path_of(name), expected, describe(find(name)));
+  throw Error(ErrorKind::format, file_, path_of(name), expected,
+              describe(JsonAccess::find(*this, name)));
 }
 
-bool JsonReader::has(const std::string& name) const { return find(name) != nullptr; }
+bool JsonReader::has(const std::string& name) const {
+  return JsonAccess::find(*this, name) != nullptr;
+}
 
 std::vector<std::string> JsonReader::keys() const {
   std::vector<std::string> keys;
-  for (const auto& item : object_->items()) keys.push_back(item.key());
+  for (const auto& item : json_of(*this).items()) keys.push_back(item.key());
   return keys;
 }
 
-int64_t JsonReader::checked_integer(const Json& value, const std::string& path, int64_t min,
-                                    int64_t max) const {
-  const std::optional<int64_t> number = as_integer(value);
-  if (number && *number >= min && *number <= max) return *number;
-  throw Error(ErrorKind::format, file_, path,
-              "an integer in " + std::to_string(min) + ".." + std::to_string(max),
-              describe(&value));
-}
-
 int64_t JsonReader::integer(const std::string& name, int64_t min, int64_t max) const {
-  const Json* value = find(name);
+  const Json* value = JsonAccess::find(*this, name);
   if (value == nullptr)
     fail(name, "an integer in " + std::to_string(min) + ".." + std::to_string(max));
-  return checked_integer(*value, path_of(name), min, max);
+  return JsonAccess::checked_integer(*this, *value, path_of(name), min, max);
 }
 
 int64_t JsonReader::integer_or(const std::string& name, int64_t fallback, int64_t min,
@@ -201,7 +217,7 @@ int64_t JsonReader::integer_or(const std::string& name, int64_t fallback, int64_
 }
 
 double JsonReader::number(const std::string& name, double min, double max) const {
-  const Json* value = find(name);
+  const Json* value = JsonAccess::find(*this, name);
   if (value != nullptr && value->is_number()) {
     const double number = value->get<double>();
     if (number >= min && number <= max) return number;
@@ -220,7 +236,7 @@ double JsonReader::number_or(const std::string& name, double fallback, double mi
 }
 
 bool JsonReader::boolean(const std::string& name) const {
-  const Json* value = find(name);
+  const Json* value = JsonAccess::find(*this, name);
   if (value == nullptr || !value->is_boolean()) fail(name, "true or false");
   return value->get<bool>();
 }
@@ -230,7 +246,7 @@ bool JsonReader::boolean_or(const std::string& name, bool fallback) const {
 }
 
 std::string JsonReader::string(const std::string& name) const {
-  const Json* value = find(name);
+  const Json* value = JsonAccess::find(*this, name);
   if (value == nullptr || !value->is_string()) fail(name, "a string");
   return value->get<std::string>();
 }
@@ -240,9 +256,9 @@ std::string JsonReader::string_or(const std::string& name, const std::string& fa
 }
 
 JsonReader JsonReader::required_object(const std::string& name) const {
-  const Json* value = find(name);
+  const Json* value = JsonAccess::find(*this, name);
   if (value == nullptr || !value->is_object()) fail(name, "an object");
-  return JsonReader(std::shared_ptr<const Json>(object_, value), file_, path_of(name));
+  return JsonAccess::part(*this, value, path_of(name));
 }
 
 std::optional<JsonReader> JsonReader::object(const std::string& name) const {
@@ -251,40 +267,40 @@ std::optional<JsonReader> JsonReader::object(const std::string& name) const {
 }
 
 std::vector<JsonReader> JsonReader::objects(const std::string& name) const {
-  const Json* array = find(name);
+  const Json* array = JsonAccess::find(*this, name);
   if (array == nullptr || !array->is_array()) fail(name, "an array of objects");
   std::vector<JsonReader> elements;
   elements.reserve(array->size());
   for (const Json& element : *array) {
     if (!element.is_object()) fail(name, "an array of objects");
-    elements.emplace_back(std::shared_ptr<const Json>(object_, &element), file_,
-                          path_of(name) + "[" + std::to_string(elements.size()) + "]");
+    elements.push_back(JsonAccess::part(
+        *this, &element, path_of(name) + "[" + std::to_string(elements.size()) + "]"));
   }
   return elements;
 }
 
 std::vector<int64_t> JsonReader::integers(const std::string& name, int64_t min, int64_t max) const {
   std::vector<int64_t> numbers;
-  const Json* value = find(name);
+  const Json* value = JsonAccess::find(*this, name);
   if (value == nullptr) return numbers;
   if (!value->is_array()) fail(name, "an array of integers");
   for (const Json& element : *value) {
     const std::string path = path_of(name) + "[" + std::to_string(numbers.size()) + "]";
-    numbers.push_back(checked_integer(element, path, min, max));
+    numbers.push_back(JsonAccess::checked_integer(*this, element, path, min, max));
   }
   return numbers;
 }
 
 std::vector<int64_t> JsonReader::integer_or_integers(const std::string& name, int64_t min,
                                                      int64_t max) const {
-  const Json* value = find(name);
+  const Json* value = JsonAccess::find(*this, name);
   if (value == nullptr || value->is_array()) return integers(name, min, max);
   return {integer(name, min, max)};
 }
 
 std::vector<std::string> JsonReader::strings(const std::string& name) const {
   std::vector<std::string> texts;
-  const Json* value = find(name);
+  const Json* value = JsonAccess::find(*this, name);
   if (value == nullptr) return texts;
   if (!value->is_array()) fail(name, "an array of strings");
   for (const Json& element : *value) {

@@ -43,4 +43,8 @@ Memory::~Memory() {
   if (data_ != nullptr) munmap(data_, size_);
 }
 
+void Memory::release(size_t offset, size_t bytes) const {
+  madvise(data_ + offset, bytes, MADV_DONTNEED);  // private anonymous pages
+}
+
 }  // namespace stet

@@ -3,8 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "models/family.hpp"
 #include "stet/base/error.hpp"
+#include "stet/model/family.hpp"
 
 namespace stet {
 namespace {
@@ -77,12 +77,12 @@ std::vector<int32_t> read_ids(const JsonReader& json, const std::string& name, i
 double read_optional(const JsonReader& json, const char* field, double absent, double min,
                      double max) {
   if (json.has(field)) return json.number(field, min, max);
-  return json.json().contains(field) ? 0 : absent;
+  return json.names(field) ? 0 : absent;
 }
 
 int64_t read_sliding_window(const JsonReader& json) {
   if (json.has("sliding_window")) return json.integer("sliding_window", 1, int64_t{1} << 32);
-  return json.json().contains("sliding_window") ? 0 : 4096;
+  return json.names("sliding_window") ? 0 : 4096;
 }
 
 void require_activation(const JsonReader& json, const char* field,

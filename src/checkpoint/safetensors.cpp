@@ -10,9 +10,9 @@
 #include <set>
 #include <utility>
 
-#include "src/base/json_reader.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
+#include "stet/base/json_reader.hpp"
 
 namespace stet {
 namespace {

@@ -3,10 +3,12 @@
 #include <optional>
 
 #include "kernels/quantize.hpp"
-#include "models/family.hpp"
+#include "src/checkpoint/fingerprint.hpp"
 #include "src/checkpoint/packed.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kernels/numbers.hpp"
+#include "stet/model/model.hpp"
+#include "stet/model/weight_loader.hpp"
 
 namespace stet {
 namespace {
@@ -27,7 +29,10 @@ WeightLoader::WeightLoader(const Checkpoint& checkpoint, std::string prefix, Con
       prefix_(std::move(prefix)),
       contract_(checkpoint.packed() ? packed_contract(checkpoint) : contract),
       threads_(threads),
-      writer_(writer) {}
+      writer_(writer),
+      names_(std::make_unique<WeightNames>()) {}
+
+WeightLoader::~WeightLoader() = default;
 
 // The name without what differs between checkpoints of a family.
 std::string WeightLoader::canonical(const std::string& name) const {
@@ -58,7 +63,7 @@ Matrix WeightLoader::pack(const std::string& group, const std::vector<Part>& par
   Matrix matrix = transposed ? Matrix::transposed(*views[0], threads_)
                              : Matrix(views, static_cast<size_t>(columns), threads_);
   for (const TensorView* view : views) {
-    names_.add(group, canonical(view->name), *view, digest_matrix(*view, threads_));
+    names_->add(group, canonical(view->name), *view, digest_matrix(*view, threads_));
     checkpoint_.drop(*view);
   }
   return matrix;
@@ -72,7 +77,7 @@ Matrix WeightLoader::load(const std::string& group, const std::vector<Part>& par
     name += (name.empty() ? "" : "+") + part.name;
     rows += static_cast<size_t>(part.rows);
   }
-  names_.add_group(group);
+  names_->add_group(group);
   const std::optional<WeightType> type = rounded ? rounded_type(contract_, group) : std::nullopt;
   Matrix matrix = checkpoint_.packed()
                       ? packed_matrix(checkpoint_, name, type, rows, static_cast<size_t>(columns))
@@ -142,7 +147,7 @@ Vector WeightLoader::vector(const std::string& group, const std::string& name, i
     }
   }
   if (offset != 0) add_offset(result, offset);
-  names_.add(group, canonical(view.name), view, digest_vector(view));
+  names_->add(group, canonical(view.name), view, digest_vector(view));
   bytes_ += result.size() * sizeof(float);
   if (writer_ != nullptr) writer_->add(view);
   return result;
@@ -172,7 +177,7 @@ Linear WeightLoader::transposed(const std::string& group, const Part& layer, int
 // there were names of values has the others alone.
 void WeightLoader::name(Model& model) const {
   const std::string config = model.config().canonical();
-  WeightNames::Names values = names_.values(), stored = names_.stored();
+  WeightNames::Names values = names_->values(), stored = names_->stored();
   if (checkpoint_.packed()) {
     for (auto& [group, text] : stored) text = packed_stored_name(checkpoint_, group);
     for (auto& [group, text] : values) text = packed_values_name(checkpoint_, group);

@@ -29,7 +29,6 @@ struct Lineage {
   Sha256 id(std::span<const Sha256> content, const Sha256& logits) const;
 };
 
-Sha256 block_content(const KvShape& shape, const std::byte* block);
 std::vector<Sha256> contents_of(const State& state, std::span<const int64_t> blocks, int threads);
 Sha256 logits_hash(const State& state);
 

@@ -9,7 +9,7 @@
 #include <tuple>
 #include <utility>
 
-#include "src/base/json_reader.hpp"
+#include "src/base/json_value.hpp"
 #include "stet/base/digest.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
@@ -121,7 +121,7 @@ Json dialogue_json(const Dialogue& d) {
 // The text of an object that is a member, or "".
 std::string object_text(const JsonReader& json, const std::string& name) {
   const std::optional<JsonReader> object = json.object(name);
-  return object ? object->json().dump() : "";
+  return object ? object->text() : "";
 }
 
 Dialogue read_dialogue(const JsonReader& json, int64_t positions) {
@@ -437,7 +437,7 @@ SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file) 
   m.contract_version = static_cast<int>(json.integer("contract_version", 1, 1 << 20));
   m.checkpoint = json.string("checkpoint");
   m.architecture = json.string("architecture");
-  m.config = json.required_object("config").json().dump();
+  m.config = json.required_object("config").text();
   const ModelConfig config = ModelConfig::from_canonical(m.config, file + ": config");
   for (const JsonReader& entry : json.objects("fingerprints")) {
     m.fingerprints.emplace_back(entry.string("name"), entry.string("digest"));

@@ -1,6 +1,6 @@
 // config.json through the registry of families, as Model::load reads it.
 #include "stet/model/config.hpp"
-#include "src/base/json_reader.hpp"
+#include "stet/base/json_reader.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace stet;

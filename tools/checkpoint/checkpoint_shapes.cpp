@@ -4,8 +4,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "src/base/json_reader.hpp"
 #include "stet/base/error.hpp"
+#include "stet/base/json_reader.hpp"
 
 namespace stet_tools {
 namespace {
@@ -251,7 +251,7 @@ const Family& family_of(const stet::JsonReader& config) {
 }
 
 stet::JsonReader reader_of(const Json& config, const std::string& file) {
-  return stet::JsonReader(std::make_shared<const Json>(config), file, "");
+  return stet::parse_json(config.dump(), file);
 }
 
 // The part of a config that describes the language model.

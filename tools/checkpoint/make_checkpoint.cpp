@@ -13,7 +13,7 @@
 #include <optional>
 #include <thread>
 
-#include "src/base/json_reader.hpp"
+#include "src/base/json_value.hpp"
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/safetensors.hpp"
 #include "stet/files/file.hpp"
@@ -82,8 +82,8 @@ Plan make_plan(const Options& options) {
         options.shape);
   }
   if (!named) {
-    plan.config =
-        stet::parse_json(stet::read_text_file(options.shape, kConfigLimit), options.shape).json();
+    plan.config = stet::json_of(
+        stet::parse_json(stet::read_text_file(options.shape, kConfigLimit), options.shape));
   }
   if (options.layers > 0) stet_tools::set_layers(&plan.config, options.layers, options.shape);
   if (options.dtype.empty()) {

@@ -16,6 +16,9 @@ class Memory {
   Memory& operator=(Memory&& other) noexcept;
   ~Memory();
 
+  // Gives whole pages back to the system: they read as zeros afterwards.
+  void release(size_t offset, size_t bytes) const;
+
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }
   template <class T>

@@ -31,6 +31,9 @@ struct PromptReport {
   int64_t added = 0;  // of new or changed messages
 };
 
+// The messages as a chat template sees them: a list of objects with role, content and their fields.
+jinja::Value template_messages(const std::vector<Message>& messages);
+
 class Conversation {
  public:
   // Goes on with the messages that the session has (Session::dialogue), if any.
@@ -93,3 +96,5 @@ class Conversation {
 };
 
 }  // namespace stet
+
+#include "stet/chat/conversation-inl.hpp"

@@ -1,14 +1,19 @@
 // The loop that turns logits into a reply: draw, append, decode, look for a stop.
 #pragma once
 
+#include <algorithm>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "stet/base/error.hpp"
+#include "stet/generate/stop.hpp"
 #include "stet/session/session.hpp"
 #include "stet/text/tokenizer.hpp"
+#include "stet/text/utf8.hpp"
 
 namespace stet {
 
@@ -59,5 +64,186 @@ Reply generate(Session& session, const Tokenizer* tokenizer, const GenerateOptio
 // Closes an open reply that is not to go on. Returns the end of its text, which was held back until
 // now.
 std::string end_reply(Session& session, const Tokenizer* tokenizer);
+
+namespace detail {
+
+// Text of the reply, with stop strings taken out. Without a tokenizer, nothing.
+class ReplyText {
+ public:
+  ReplyText(const Tokenizer* tokenizer, const std::vector<std::string>& stop_strings)
+      : tokenizer_(tokenizer), matcher_(stop_strings) {
+    if (tokenizer != nullptr) stream_.emplace(*tokenizer, true);
+  }
+
+  // Goes on with what the state holds back. As push(): stop strings may be others than those it was
+  // held back for.
+  bool restore(const GenerationState& state, std::string* certain) {
+    if (!stream_) return false;
+    if (!state.stream.empty()) stream_->restore(state.stream);
+    return match(state.held, certain);
+  }
+  // Sets the text that is certain after this token; true when a stop string was completed.
+  bool push(int32_t id, std::string* certain) {
+    certain->clear();
+    if (!stream_ || id >= tokenizer_->size())
+      return false;  // a model may have more rows than its tokenizer
+    return match(stream_->push(id), certain);
+  }
+  // The reply is complete: nothing is held back any more.
+  std::string finish() {
+    if (!stream_) return "";
+    std::string rest;
+    match(stream_->finish(), &rest);
+    return rest + matcher_.flush();
+  }
+  void save(GenerationState* state) const {
+    state->stream = stream_ ? stream_->state() : "";
+    state->held = matcher_.pending();
+  }
+
+ private:
+  bool match(const std::string& text, std::string* certain) {
+    StopMatcher::Result r = matcher_.push(text);
+    *certain = std::move(r.text);
+    return r.stop >= 0;
+  }
+
+  const Tokenizer* tokenizer_;
+  std::optional<TextStream> stream_;
+  StopMatcher matcher_;
+};
+
+inline bool is_stop(const GenerationState& state, int32_t id) {
+  return std::find(state.stop_ids.begin(), state.stop_ids.end(), id) != state.stop_ids.end();
+}
+
+// The turn that a token drawn now belongs to.
+inline Turn& open_turn(Session& session) {
+  std::vector<Turn>& turns = session.generation().turns;
+  const int64_t at = session.size();
+  if (turns.empty()) turns.push_back({0, at, at, true});
+  if (!turns.back().open) turns.push_back({at, at, at, true});
+  return turns.back();
+}
+
+inline void close_turn(Session& session) {
+  GenerationState& state = session.generation();
+  if (!state.turns.empty()) state.turns.back().open = false;
+  state.stream.clear();
+  state.held.clear();
+}
+
+}  // namespace detail
+
+inline GenerationState default_generation(const Model& model) {
+  const GenerationConfig& g = model.generation();
+  GenerationState state;
+  state.stop_ids = g.eos_ids;
+  state.sampling.greedy = !g.sample;
+  state.sampling.temperature = g.temperature;
+  state.sampling.top_k = static_cast<int>(g.top_k);
+  state.sampling.top_p = g.top_p;
+  state.sampling.min_p = g.min_p;
+  state.sampling.typical_p = g.typical_p;
+  state.sampling.repetition_penalty = g.repetition_penalty;
+  return state;
+}
+
+inline void check_generation(const GenerationState& state, int64_t vocab_size, int64_t positions,
+                             const std::string& source) {
+  const auto fail = [&](const std::string& field, size_t i, const std::string& expected,
+                        const std::string& found) {
+    throw Error(ErrorKind::argument, source, field + "[" + std::to_string(i) + "]", expected,
+                found);
+  };
+  state.sampling.validate(source);
+  for (size_t i = 0; i < state.stop_ids.size(); ++i) {
+    const int32_t id = state.stop_ids[i];
+    if (id < 0 || id >= vocab_size) {
+      fail("stop_ids", i, "a token id in 0.." + std::to_string(vocab_size - 1), std::to_string(id));
+    }
+  }
+  const StopMatcher lengths_are_right(state.stop_strings);
+  for (size_t i = 0; i < state.stop_strings.size(); ++i) {
+    if (!utf8_valid(state.stop_strings[i])) fail("stop", i, "UTF-8", state.stop_strings[i]);
+  }
+  int64_t at = 0;
+  for (size_t i = 0; i < state.turns.size(); ++i) {
+    const Turn& t = state.turns[i];
+    if (t.prompt < at || t.reply < t.prompt || t.end < t.reply || t.end > positions) {
+      fail(
+          "turns", i, "positions in order, up to " + std::to_string(positions),
+          std::to_string(t.prompt) + ", " + std::to_string(t.reply) + ", " + std::to_string(t.end));
+    }
+    at = t.end;
+  }
+}
+
+inline void append_prompt(Session& session, std::span<const int32_t> ids,
+                          const Progress& progress) {
+  const int64_t at = session.size();
+  session.append(ids, nullptr, nullptr, progress);
+  detail::close_turn(session);
+  session.generation().turns.push_back({at, session.size(), session.size(), true});
+}
+
+inline Reply generate(Session& session, const Tokenizer* tokenizer, const GenerateOptions& options,
+                      const TextSink& sink) {
+  GenerationState& state = session.generation();
+  const int64_t vocab_size = session.model().config().vocab_size;
+  check_generation(state, vocab_size, session.size(), "");
+  if (session.size() == 0)
+    throw Error(ErrorKind::argument, "", "prompt", "at least one token", "none");
+  if (tokenizer == nullptr && !state.stop_strings.empty()) {
+    throw Error(ErrorKind::argument, "", "stop strings", "a tokenizer to match them in text",
+                "none");
+  }
+  Sampler sampler(static_cast<int>(vocab_size));
+  detail::ReplyText text(tokenizer, state.stop_strings);
+  Reply reply;
+  std::string certain;
+  const auto emit = [&] {
+    reply.text += certain;
+    return !sink || sink(certain);
+  };
+  if (text.restore(state, &certain)) reply.stop = "stop";
+  if (!certain.empty()) {
+    text.save(&state);
+    if (!emit() && reply.stop.empty()) reply.stop = "interrupt";
+  }
+  while (reply.stop.empty()) {
+    if (static_cast<int64_t>(reply.ids.size()) >= options.max_tokens ||
+        session.size() == session.capacity()) {
+      reply.stop = "length";
+      break;
+    }
+    const int32_t id = sampler.sample(state.sampling, session.logits(), session.tokens(),
+                                      static_cast<uint64_t>(session.drawn()));
+    if (options.observe) options.observe(id, session.logits());
+    Turn& turn = detail::open_turn(session);
+    session.append({&id, 1});
+    turn.end = session.size();
+    reply.ids.push_back(id);
+    if (!options.ignore_eos && detail::is_stop(state, id)) {
+      reply.stop = "eos";
+      certain = text.finish();  // the stop token itself is no part of the text
+    } else if (text.push(id, &certain)) {
+      reply.stop = "stop";
+    }
+    text.save(&state);
+    if (!emit() && reply.stop.empty()) reply.stop = "interrupt";
+  }
+  if (reply.stop == "eos" || reply.stop == "stop") detail::close_turn(session);
+  return reply;
+}
+
+inline std::string end_reply(Session& session, const Tokenizer* tokenizer) {
+  GenerationState& state = session.generation();
+  detail::ReplyText text(tokenizer, state.stop_strings);
+  std::string rest;
+  if (!text.restore(state, &rest)) rest += text.finish();
+  detail::close_turn(session);
+  return rest;
+}
 
 }  // namespace stet

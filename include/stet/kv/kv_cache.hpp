@@ -6,14 +6,21 @@
 // it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <new>
+#include <string>
 #include <vector>
 
+#include "stet/base/error.hpp"
 #include "stet/files/mapped_file.hpp"
+#include "stet/kv/block_pool.hpp"
 #include "stet/kv/kv_block.hpp"
+#include "stet/threads/team.hpp"
 
 namespace stet {
 
@@ -21,8 +28,6 @@ namespace stet {
 inline int64_t blocks_of(int64_t positions) {
   return (positions + kBlockPositions - 1) / kBlockPositions;
 }
-
-class BlockPool;
 
 class KvCache {
  public:
@@ -71,7 +76,7 @@ class KvCache {
   void check_all(int threads = 1) const;
 
  private:
-  friend class KvWriter;  // src/kv_writer.hpp: what changes the cache
+  friend class KvWriter;  // kv_writer.hpp: what changes the cache
   // A file that blocks are mapped from, and its stamp of when they were last looked at.
   struct Mapping {
     std::shared_ptr<const MappedFile> file;
@@ -98,5 +103,161 @@ class KvCache {
 };
 
 int64_t visible_positions(const KvCache& kv);
+
+inline KvCache::KvCache(const KvShape& shape, int64_t capacity)
+    : shape_(shape), capacity_(capacity) {
+  const size_t count = static_cast<size_t>(blocks_of(capacity));
+  const size_t bytes = shape.block_bytes() * count;
+  try {
+    pool_ = std::make_shared<BlockPool>(shape.block_bytes(), count);
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorKind::capacity, "", "ctx",
+                "positions whose keys and values fit in the address space",
+                std::to_string(capacity) + " positions of " + std::to_string(bytes) + " bytes");
+  }
+  blocks_.reserve(count);
+  visible_.reserve(count);
+}
+
+inline KvCache::KvCache(const KvCache& other)
+    : shape_(other.shape_),
+      capacity_(other.capacity_),
+      size_(other.size_),
+      prepared_(other.size_),
+      blocks_(other.blocks_),
+      visible_(other.visible_),
+      mappings_(other.mappings_),
+      doubt_(other.doubt_ == nullptr ? nullptr : std::make_shared<std::atomic<bool>>(false)) {
+  for (const std::shared_ptr<KvBlock>& block : blocks_) block->mark_shared();
+}
+
+inline const std::byte* KvCache::block(int64_t index) const {
+  const KvBlock& block = block_info(index);
+  block.check_all(shape_, index);
+  return block.data();
+}
+
+inline std::shared_ptr<KvBlock> KvCache::fresh_block() {
+  if (pool_ != nullptr) {
+    if (auto slot = pool_->take()) return std::make_shared<KvBlock>(slot.get(), slot);
+  }
+  auto memory = std::make_shared<Memory>(shape_.block_bytes(), false);
+  return std::make_shared<KvBlock>(memory->data(), memory);
+}
+
+// Before a write: the block becomes this cache's alone, and forgets what is known of its bytes.
+// What comes from a file is judged by the copy, which nobody else can change.
+inline void KvCache::own_block(int64_t index) {
+  std::shared_ptr<KvBlock>& block = blocks_[static_cast<size_t>(index)];
+  if (block->saved() == nullptr && !block->shared()) {
+    block->digests_.clear();
+    block->content_.reset();
+    return;
+  }
+  std::shared_ptr<KvBlock> copy = fresh_block();
+  std::memcpy(copy->data_, block->data_, shape_.block_bytes());
+  if (block->saved() != nullptr && !block->saved_as(shape_, copy->data_)) {
+    block = block->unlooked();
+    block->check_all(shape_, index);  // names the layer
+    throw DamagedBlock(block->saved()->file, index, 0);
+  }
+  block = std::move(copy);
+}
+
+inline void KvCache::drop_blocks(int64_t kept) {
+  blocks_.resize(static_cast<size_t>(kept));
+  visible_.resize(static_cast<size_t>(kept));
+}
+
+inline void KvCache::zero_slots(int64_t index, size_t from, size_t to) {
+  const size_t element = shape_.element_size(),
+               row = static_cast<size_t>(shape_.head_dim) * element;
+  for (int64_t i = 0; i < shape_.layers * shape_.kv_heads; ++i) {
+    std::byte* k = blocks_[static_cast<size_t>(index)]->data_ +
+                   static_cast<size_t>(i) * 2 * shape_.head_bytes();
+    for (int64_t d = 0; d < shape_.head_dim; ++d) {
+      std::memset(k + (static_cast<size_t>(d) * kBlockPositions + from) * element, 0,
+                  (to - from) * element);
+    }
+    std::memset(k + shape_.head_bytes() + from * row, 0, (to - from) * row);
+  }
+}
+
+inline int64_t visible_positions(const KvCache& kv) {
+  int64_t n = 0;
+  for (int64_t at = 0; at < kv.size(); ++at)
+    n += static_cast<int64_t>(kv.visible(at / kBlockPositions) >> (at % kBlockPositions) & 1);
+  return n;
+}
+
+inline void KvCache::check_saved(int64_t index, int64_t layer) const {
+  if (!block_info(index).known_good(shape_, layer)) doubt_->store(true, std::memory_order_relaxed);
+}
+
+// A file that changed before or during the pass is seen by its stamp afterwards.
+inline bool KvCache::pass_was_sound() const {
+  if (doubt_ != nullptr && doubt_->exchange(false)) return false;
+  return std::ranges::all_of(mappings_,
+                             [](const Mapping& m) { return m.file->stamp() == m.stamp; });
+}
+
+inline std::vector<int64_t> KvCache::saved_blocks() const {
+  std::vector<int64_t> found;
+  for (int64_t b = 0; b < blocks(); ++b) {
+    if (block_info(b).saved() != nullptr) found.push_back(b);
+  }
+  return found;
+}
+
+// What is known of blocks of files that have changed is forgotten, by this cache alone: another's
+// pass may be looking at them. Returns which blocks that was.
+inline std::vector<bool> KvCache::forget_changed_files() {
+  std::vector<bool> forgotten(blocks_.size());
+  for (Mapping& m : mappings_) {
+    const FileStamp now = m.file->stamp();
+    if (now == m.stamp) continue;
+    m.stamp = now;
+    for (const int64_t b : saved_blocks()) {
+      std::shared_ptr<KvBlock>& block = blocks_[static_cast<size_t>(b)];
+      if (block->saved()->mapping != m.file) continue;
+      block = block->unlooked();
+      forgotten[static_cast<size_t>(b)] = true;
+    }
+  }
+  return forgotten;
+}
+
+inline std::vector<int64_t> KvCache::find_damage(Look look, int threads) {
+  const std::vector<bool> forgotten = forget_changed_files();
+  const std::vector<int64_t> saved = saved_blocks();
+  const size_t layers = static_cast<size_t>(shape_.layers);
+  std::vector<uint8_t> good(saved.size() * layers, 1);
+  if (saved.empty()) return {};
+  run_each(threads, good.size(), [&](size_t i) {
+    const int64_t b = saved[i / layers], layer = static_cast<int64_t>(i % layers);
+    const KvBlock& block = block_info(b);
+    if (look == Look::again && !forgotten[static_cast<size_t>(b)] &&
+        !block.looked_at(shape_, layer))
+      return;
+    good[i] = block.check(shape_, layer);
+  });
+  std::vector<int64_t> damaged;
+  for (size_t i = 0; i < saved.size(); ++i) {
+    const auto begin = good.begin() + static_cast<std::ptrdiff_t>(i * layers);
+    if (std::count(begin, begin + static_cast<std::ptrdiff_t>(layers), 0) > 0)
+      damaged.push_back(saved[i]);
+  }
+  return damaged;
+}
+
+inline void KvCache::check_all(int threads) const {
+  const std::vector<int64_t> saved = saved_blocks();
+  if (saved.empty()) return;
+  const size_t layers = static_cast<size_t>(shape_.layers);
+  run_each(threads, saved.size() * layers, [&](size_t i) {
+    block_info(saved[i / layers]).check(shape_, static_cast<int64_t>(i % layers));
+  });
+  for (const int64_t b : saved) block_info(b).check_all(shape_, b);
+}
 
 }  // namespace stet

@@ -3,6 +3,7 @@
 // log).
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -56,5 +57,73 @@ class KvWriter {
  private:
   KvCache& kv_;
 };
+
+inline void KvWriter::prepare(int64_t count) {
+  if (count > kv_.capacity_ - kv_.size_) {
+    throw Error(ErrorKind::capacity, "", "tokens",
+                "at most " + std::to_string(kv_.capacity_) + " positions (--ctx)",
+                std::to_string(kv_.size_) + " + " + std::to_string(count));
+  }
+  const int64_t needed = blocks_of(kv_.size_ + count);
+  if (count > 0 && kv_.size_ % kBlockPositions != 0) kv_.own_block(kv_.size_ / kBlockPositions);
+  try {
+    while (kv_.blocks() < needed) {
+      kv_.blocks_.push_back(kv_.fresh_block());
+      kv_.visible_.push_back(~uint64_t{0});
+    }
+  } catch (...) {
+    kv_.drop_blocks(blocks_of(kv_.size_));
+    throw;
+  }
+  kv_.prepared_ = kv_.size_ + count;
+}
+
+inline void KvWriter::truncate(int64_t size) {
+  if (size >= kv_.prepared_) return;
+  const int64_t kept = blocks_of(size);
+  const size_t from = static_cast<size_t>(size % kBlockPositions);
+  if (from != 0) {
+    kv_.own_block(kept - 1);
+    kv_.zero_slots(kept - 1, from, kBlockPositions);
+    kv_.visible_[static_cast<size_t>(kept - 1)] |= ~uint64_t{0} << from;
+  }
+  kv_.drop_blocks(kept);
+  kv_.size_ = kv_.prepared_ = size;
+}
+
+inline void KvWriter::hide(int64_t begin, int64_t end) {
+  for (int64_t at = begin; at < end;) {
+    const int64_t index = at / kBlockPositions, stop = std::min(end, (index + 1) * kBlockPositions);
+    const size_t from = static_cast<size_t>(at % kBlockPositions),
+                 count = static_cast<size_t>(stop - at);
+    const uint64_t bits = (count == 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << from;
+    uint64_t& visible = kv_.visible_[static_cast<size_t>(index)];
+    at = stop;
+    if ((visible & bits) == 0) continue;  // zero already
+    visible &= ~bits;
+    if (visible == 0) {
+      kv_.blocks_[static_cast<size_t>(index)] = kv_.fresh_block();
+    } else {
+      kv_.own_block(index);
+      kv_.zero_slots(index, from, from + count);
+    }
+  }
+}
+
+inline void KvWriter::adopt(std::vector<std::shared_ptr<KvBlock>> blocks,
+                            std::vector<uint64_t> visible, int64_t size) {
+  kv_.mappings_.clear();
+  kv_.doubt_ = std::make_shared<std::atomic<bool>>(false);
+  for (const std::shared_ptr<KvBlock>& block : blocks) {
+    if (block->saved() == nullptr || block->saved()->mapping == nullptr) continue;
+    const std::shared_ptr<const MappedFile>& file = block->saved()->mapping;
+    const bool known = std::ranges::any_of(
+        kv_.mappings_, [&](const KvCache::Mapping& m) { return m.file == file; });
+    if (!known) kv_.mappings_.push_back({file, file->opened()});
+  }
+  kv_.blocks_ = std::move(blocks);
+  kv_.visible_ = std::move(visible);
+  kv_.size_ = kv_.prepared_ = size;
+}
 
 }  // namespace stet

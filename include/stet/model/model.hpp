@@ -2,13 +2,16 @@
 // threads.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "stet/base/error.hpp"
 #include "stet/files/file_source.hpp"
 #include "stet/model/config.hpp"
 #include "stet/model/ops.hpp"
@@ -105,7 +108,7 @@ class Model {
   void give_workspace(std::unique_ptr<Workspace> workspace) const noexcept;
 
  protected:
-  explicit Model(ModelConfig config);
+  explicit Model(ModelConfig config) : config_(std::move(config)) {}
 
   ModelConfig config_;
   Matrix embedding_;
@@ -116,7 +119,7 @@ class Model {
   GenerationConfig generation_;
   Fingerprints fingerprints_, stored_fingerprints_;
   std::shared_ptr<const FileSource> source_;
-  std::unique_ptr<const WeightGuard> guard_;  // of packed weights in a mapped file
+  std::shared_ptr<const WeightGuard> guard_;  // of packed weights in a mapped file
   size_t weight_bytes_ = 0;
   std::vector<std::span<const std::byte>> matrices_;
   Contract contract_ = Contract::f32;
@@ -126,5 +129,85 @@ class Model {
   mutable std::mutex workspaces_mutex_;
   mutable std::vector<std::unique_ptr<Workspace>> workspaces_;
 };
+
+namespace detail {
+
+constexpr size_t kHeadRows = 24;  // rows of logits computed at a time: a vocabulary is wide
+
+inline Rows make_rows(Workspace& w, size_t rows, int64_t width) {
+  const size_t n = static_cast<size_t>(width),
+               stride = (n + kQuantStrip - 1) / kQuantStrip * kQuantStrip;
+  w.memory.emplace_back(rows * stride * sizeof(float));
+  return {w.memory.back().as<float>(), stride, n, rows};
+}
+
+}  // namespace detail
+
+inline const Fingerprints& Model::fingerprints_like(const std::string& fingerprint) const {
+  return fingerprint.starts_with("xxh3:") ? stored_fingerprints_ : fingerprints_;
+}
+
+inline void Model::check_contract(Contract contract) const {
+  const bool rounded = contract_ == Contract::q8 || contract_ == Contract::q4;
+  const bool float32 = contract == Contract::f32 || contract == Contract::f32_blas;
+  if (rounded ? contract == contract_
+              : float32 || (contract == Contract::bf16 && not_bf16_.name.empty()))
+    return;
+  if (contract == Contract::bf16) {
+    throw Error(ErrorKind::unsupported, not_bf16_.file, not_bf16_.name,
+                "dtype BF16 for the contract bf16", not_bf16_.dtype);
+  }
+  throw Error(ErrorKind::unsupported, source_->path(), "weights",
+              std::string("some for the contract ") + contract_name(contract),
+              std::string("some for ") + contract_name(contract_));
+}
+
+inline void Model::head(Team t, const Pass& p, Rows hidden, Rows logits) const {
+  linear(t, p, config_.tied_head ? embedding_ : head_, hidden, logits);
+  softcap(t, p, config_.logit_softcap, logits);
+}
+
+inline std::unique_ptr<Workspace> Model::take_workspace(size_t rows, int threads) const {
+  {
+    const std::lock_guard lock(workspaces_mutex_);
+    for (auto it = workspaces_.begin(); it != workspaces_.end(); ++it) {
+      if ((*it)->rows < rows || (*it)->threads < threads) continue;
+      std::unique_ptr<Workspace> found = std::move(*it);
+      workspaces_.erase(it);
+      return found;
+    }
+    if (!workspaces_.empty()) {  // one that does for both replaces one that is too small
+      rows = std::max(rows, workspaces_.back()->rows);
+      threads = std::max(threads, workspaces_.back()->threads);
+      workspaces_.pop_back();
+    }
+  }
+  auto w = std::make_unique<Workspace>();
+  const ModelConfig& c = config_;
+  w->rows = rows;
+  w->threads = threads;
+  w->ids.reserve(rows);
+  w->spans.reserve(rows);
+  w->scratch = make_scratch(c, rows, threads, c.max_positions);
+  w->x = detail::make_rows(*w, rows, c.hidden_size);
+  w->normed = detail::make_rows(*w, rows, c.hidden_size);
+  w->qkv = detail::make_rows(*w, rows, (c.heads + 2 * c.kv_heads) * c.head_dim);
+  w->attention = detail::make_rows(*w, rows, c.heads * c.head_dim);
+  w->gate_up = detail::make_rows(*w, rows, 2 * c.intermediate_size);
+  w->mlp = detail::make_rows(*w, rows, c.intermediate_size);
+  w->out = detail::make_rows(*w, rows, c.hidden_size);
+  w->last = detail::make_rows(*w, rows, c.hidden_size);
+  w->logits = detail::make_rows(*w, std::min(rows, detail::kHeadRows), c.vocab_size);
+  return w;
+}
+
+inline void Model::give_workspace(std::unique_ptr<Workspace> workspace) const noexcept {
+  const std::lock_guard lock(workspaces_mutex_);
+  try {
+    workspaces_.push_back(std::move(workspace));
+  } catch (const std::bad_alloc&) {
+    // The next pass makes its own.
+  }
+}
 
 }  // namespace stet

@@ -1,75 +1,18 @@
 // The operations a forward pass is written in. Each is called by all threads of a team with the
-// same arguments, splits outputs, rows, heads or blocks of positions among them, and ends with a
-// barrier. None allocates.
+// same arguments, splits outputs, rows, heads or blocks of positions among them, and returns when
+// all of it is done. None allocates.
 #pragma once
 
-#include <cstdint>
+#include <algorithm>
+#include <cstring>
 #include <span>
-#include <vector>
 
-#include "stet/kernels/kernels.hpp"
-#include "stet/kv/kv_cache.hpp"
+#include "stet/kernels/rope.hpp"
+#include "stet/model/attention.hpp"
 #include "stet/model/config.hpp"
-#include "stet/model/contract.hpp"
-#include "stet/model/matrix.hpp"
-#include "stet/threads/team.hpp"
+#include "stet/model/product.hpp"
 
 namespace stet {
-
-// Activations: `count` rows of `width` float32, `stride` apart. Rows start on 64 bytes. In what
-// linear layers read, the padding up to the next multiple of 64 is zero.
-struct Rows {
-  float* data = nullptr;
-  size_t stride = 0;
-  size_t width = 0;
-  size_t count = 0;
-
-  float* row(size_t i) const { return data + i * stride; }
-  // Columns [begin, begin + n) of the same rows.
-  Rows columns(size_t begin, size_t n) const { return {data + begin, stride, n, count}; }
-  Rows rows(size_t begin, size_t n) const { return {data + begin * stride, stride, width, n}; }
-};
-
-using Vector = std::vector<float>;  // norm weights, biases
-
-// A linear layer: y = W x + b. An empty bias adds nothing.
-struct Linear {
-  Matrix weight;
-  Vector bias;
-};
-
-// Consecutive tokens of one session inside a pass: rows [row, row + count), positions from `first`.
-struct Span {
-  KvCache* kv;
-  int64_t first;
-  size_t row, count;
-};
-
-// Scratch memory of a pass, sized once for the largest pass, the number of threads and the
-// capacity.
-struct Scratch {
-  Memory packed;              // a block of rows, packed for the tile kernel
-  std::vector<Memory> local;  // per thread: a panel and its sums; rounded inputs; queries, partial
-                              // results of attention
-  Memory partial;             // attention over few rows: what tiles of queries saw of each block
-  std::vector<Memory> tables;
-  std::vector<Rows> cos, sin;  // per Rope: [rows][head_dim / 2], in `tables`
-};
-
-// One trip of some tokens through the model.
-struct Pass {
-  const Kernels* kernels;
-  Contract contract;
-  std::span<const int32_t> ids;  // [rows]
-  std::span<const Span> spans;
-  Scratch* scratch;
-  // The residual stream after the embedding (0), after layer i (i), after the final norm (last):
-  // hidden[i] is copied out when hidden is not empty.
-  std::span<Rows> hidden;
-
-  // Activations. q, k and v are columns of qkv; gate and up are those of gate_up.
-  Rows x, normed, qkv, attention, gate_up, mlp, out;
-};
 
 Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads, int64_t capacity);
 
@@ -80,7 +23,6 @@ void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
 void linear(Team t, const Pass& p, const Linear& layer, Rows x, Rows y);
 // y = f(gate) up, element by element: the first half of W x + b are gates. p.gate_up is written, or
 // not.
-enum class Gate : uint8_t { silu, gelu_tanh };
 void linear_gated(Team t, const Pass& p, const Linear& layer, Gate gate, Rows x, Rows y);
 void rms_norm(Team t, const Pass& p, const Vector& weight, double eps, Rows x, Rows y);
 void layer_norm(Team t, const Pass& p, const Vector& weight, const Vector& bias, double eps, Rows x,
@@ -94,23 +36,228 @@ void gelu_tanh(Team t, const Pass& p, Rows x, Rows y);
 // `index`.
 void rope_tables(Team t, const Pass& p, std::span<const Vector> inverse_frequencies);
 void rope(Team t, const Pass& p, int index, Rows x, size_t head_dim);
-// Writes k and v ([kv_heads][head_dim]) of every row to its slot.
-void store_kv(Team t, const Pass& p, int64_t layer, Rows k, Rows v);
-
-struct AttentionShape {
-  int64_t layer;
-  size_t heads, kv_heads, head_dim;
-  int64_t window;  // 0: all earlier positions
-  double scale, softcap;
-};
-// y[heads][head_dim] = softmax(scale q·k over the visible positions) v; head h reads kv head h /
-// (heads / kv_heads).
-void attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y);
-
 // y = cap * tanh(y / cap); nothing when cap is 0.
 void softcap(Team t, const Pass& p, double cap, Rows y);
 
 // Copies x out as the hidden state of that index, if asked for.
 void tap(Team t, const Pass& p, size_t index, Rows x);
+
+namespace detail {
+
+inline size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+template <class F>
+void each_row(Team t, size_t rows, F f) {
+  t.each_range(rows, 1, [&](Range some) {
+    for (size_t r = some.begin; r < some.end; ++r) f(r);
+  });
+}
+
+}  // namespace detail
+
+inline void embed(Team t, const Pass& p, const Matrix& table, float scale, Rows x) {
+  detail::each_row(t, x.count, [&](size_t r) {
+    table.gather(static_cast<size_t>(p.ids[r]), x.row(r));
+    if (scale != 1.0f) p.kernels->scale(x.row(r), scale, x.width);
+  });
+}
+
+inline void embed_positions(Team t, const Pass& p, const Matrix& table, Rows x) {
+  for (const Span& span : p.spans) {
+    detail::each_row(t, span.count, [&](size_t i) {
+      table.gather(static_cast<size_t>(span.first) + i, x.row(span.row + i));
+    });
+  }
+}
+
+namespace detail {
+
+// Up to kGemvRows rows. Every thread rounds the inputs for itself, with its first piece: shorter
+// than waiting for each other.
+constexpr size_t kPieceBytes = 128 << 10;
+
+inline void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
+  const Kernels& k = *p.kernels;
+  const size_t depth = w.depth();
+  std::byte* const local = p.scratch->local[static_cast<size_t>(t.rank)].data();
+  const auto quants = [&](size_t r) {
+    return reinterpret_cast<QuantBlock*>(local) + r * (depth / kQuantBlock);
+  };
+  const auto pairs = [&](size_t r) { return reinterpret_cast<uint32_t*>(local) + r * (depth / 2); };
+  const bool quantized = is_quantized(w.type()),
+             paired = !quantized && p.contract == Contract::bf16;
+  bool rounded = false;
+  t.each_range(w.blocks(), std::max<size_t>(1, kPieceBytes / w.block_bytes()), [&](Range blocks) {
+    for (size_t r = 0; !rounded && r < x.count; ++r) {
+      if (quantized) k.quantize(x.row(r), depth, quants(r));
+      if (paired) k.round_pairs(x.row(r), depth, pairs(r));
+    }
+    rounded = true;
+    const void* const from = w.block(blocks.begin);
+    float* const to = y.data + blocks.begin * kLanes;
+    const int rows = static_cast<int>(x.count);
+    if (w.type() == WeightType::q8)
+      k.gemv_q8(from, blocks.size(), depth, quants(0), depth / kQuantBlock, to, y.stride, rows);
+    else if (w.type() == WeightType::q4)
+      k.gemv_q4(from, blocks.size(), depth, quants(0), depth / kQuantBlock, to, y.stride, rows);
+    else if (paired)
+      k.gemv_pairs(from, blocks.size(), depth, pairs(0), depth / 2, to, y.stride, rows);
+    else
+      k.gemv[static_cast<int>(w.type())](from, blocks.size(), depth, x.data, x.stride, to, y.stride,
+                                         rows);
+  });
+}
+
+inline bool by_blas(const Pass& p, Rows x) {
+  return p.contract == Contract::f32_blas && x.count > 1;
+}
+
+}  // namespace detail
+
+inline void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
+  if (detail::by_blas(p, x)) {
+    gemm_blas(t, p, w, x, y);
+  } else if (x.count <= kGemvRows) {
+    detail::matrix_vectors(t, p, w, x, y);
+  } else {
+    gemm(t, p, w, x, y);
+  }
+}
+
+inline void linear(Team t, const Pass& p, const Linear& layer, Rows x, Rows y) {
+  linear(t, p, layer.weight, x, y);
+  if (layer.bias.empty()) return;
+  detail::each_row(t, y.count, [&](size_t r) {
+    p.kernels->add(y.row(r), layer.bias.data(), layer.bias.size());
+  });
+}
+
+inline void rms_norm(Team t, const Pass& p, const Vector& weight, double eps, Rows x, Rows y) {
+  detail::each_row(t, x.count, [&](size_t r) {
+    p.kernels->rms_norm(x.row(r), weight.data(), static_cast<float>(eps), y.row(r), x.width);
+  });
+}
+
+inline void layer_norm(Team t, const Pass& p, const Vector& weight, const Vector& bias, double eps,
+                       Rows x, Rows y) {
+  detail::each_row(t, x.count, [&](size_t r) {
+    p.kernels->layer_norm(x.row(r), weight.data(), bias.data(), static_cast<float>(eps), y.row(r),
+                          x.width);
+  });
+}
+
+inline void rms_norm_heads(Team t, const Pass& p, const Vector& weight, double eps, Rows x,
+                           size_t head_dim) {
+  const size_t heads = x.width / head_dim;
+  detail::each_row(t, x.count * heads, [&](size_t i) {
+    float* head = x.row(i / heads) + i % heads * head_dim;
+    p.kernels->rms_norm(head, weight.data(), static_cast<float>(eps), head, head_dim);
+  });
+}
+
+inline void add(Team t, const Pass& p, Rows y, Rows x) {
+  detail::each_row(t, x.count, [&](size_t r) { p.kernels->add(y.row(r), x.row(r), x.width); });
+}
+
+namespace detail {
+
+// f(r, begin, n) for columns [begin, begin + n) of row r. A single row is split, at multiples of a
+// cache line.
+template <class F>
+void each_part(Team t, Rows y, F f) {
+  const size_t parts = y.count == 1 ? static_cast<size_t>(t.size) : 1;
+  const size_t step = round_up((y.width + parts - 1) / parts, kLanes);
+  each_row(t, y.count * parts, [&](size_t i) {
+    const size_t begin = std::min(i % parts * step, y.width);
+    f(i / parts, begin, std::min(step, y.width - begin));
+  });
+}
+
+}  // namespace detail
+
+inline void linear_gated(Team t, const Pass& p, const Linear& layer, Gate gate, Rows x, Rows y) {
+  const Matrix& w = layer.weight;
+  if (!detail::by_blas(p, x) && x.count > kGemvRows && layer.bias.empty() && y.width % kLanes == 0)
+    return gemm_gated(t, p, w, gate, x, y);
+  linear(t, p, layer, x, p.gate_up);
+  detail::each_part(t, y, [&](size_t r, size_t begin, size_t n) {
+    const float* const gates = p.gate_up.row(r) + begin;
+    gate_kernel(*p.kernels, gate)(gates, gates + y.width, y.row(r) + begin, n);
+  });
+}
+
+inline void gelu_tanh(Team t, const Pass& p, Rows x, Rows y) {
+  detail::each_part(t, y, [&](size_t r, size_t begin, size_t n) {
+    p.kernels->gelu_tanh(x.row(r) + begin, y.row(r) + begin, n);
+  });
+}
+
+inline void rope_tables(Team t, const Pass& p, std::span<const Vector> inverse_frequencies) {
+  for (const Span& span : p.spans) {
+    detail::each_row(t, span.count, [&](size_t i) {
+      const size_t row = span.row + i;
+      for (size_t f = 0; f < inverse_frequencies.size(); ++f) {
+        rope_angles(span.first + static_cast<int64_t>(i), inverse_frequencies[f],
+                    p.scratch->cos[f].row(row), p.scratch->sin[f].row(row));
+      }
+    });
+  }
+}
+
+inline void rope(Team t, const Pass& p, int index, Rows x, size_t head_dim) {
+  const size_t heads = x.width / head_dim, half = head_dim / 2;
+  const Rows& cos = p.scratch->cos[static_cast<size_t>(index)];
+  const Rows& sin = p.scratch->sin[static_cast<size_t>(index)];
+  detail::each_row(t, x.count * heads, [&](size_t i) {
+    const size_t r = i / heads;
+    p.kernels->rope(x.row(r) + i % heads * head_dim, cos.row(r), sin.row(r), half);
+  });
+}
+
+inline void softcap(Team t, const Pass& p, double cap, Rows y) {
+  if (cap == 0) return;
+  detail::each_row(t, y.count, [&](size_t r) {
+    p.kernels->divide(y.row(r), static_cast<float>(cap), y.row(r), y.width);
+    p.kernels->tanh(y.row(r), y.row(r), y.width);
+    p.kernels->scale(y.row(r), static_cast<float>(cap), y.width);
+  });
+}
+
+inline void tap(Team t, const Pass& p, size_t index, Rows x) {
+  if (p.hidden.empty()) return;
+  const Rows& out = p.hidden[index];
+  detail::each_row(t, x.count,
+                   [&](size_t r) { std::memcpy(out.row(r), x.row(r), x.width * sizeof(float)); });
+}
+
+inline Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads,
+                            int64_t capacity) {
+  Scratch s;
+  const size_t head_dim = static_cast<size_t>(config.head_dim);
+  const size_t widest = static_cast<size_t>(
+      std::max({config.hidden_size, config.intermediate_size, config.heads * config.head_dim}));
+  const size_t rows = detail::round_up(std::min(max_rows, size_t{kGemmRows}), kTileRows),
+               depth = detail::round_up(widest, kQuantStrip);
+  s.packed = Memory(rows * depth * sizeof(float));
+  const size_t inputs =
+      kGemvRows *
+      std::max(depth / kQuantBlock * sizeof(QuantBlock) / sizeof(float), depth / 2);  // rounded
+  for (int i = 0; i < threads; ++i) {
+    s.local.emplace_back(std::max({gemm_local_floats(), attention_local_floats(head_dim), inputs}) *
+                         sizeof(float));
+  }
+  const size_t blocks = static_cast<size_t>((capacity + kBlockPositions - 1) / kBlockPositions);
+  const size_t partial = attention_partial_floats(static_cast<size_t>(config.heads),
+                                                  static_cast<size_t>(config.kv_heads), head_dim);
+  s.partial = Memory(blocks * partial * sizeof(float), false);
+  const size_t stride = detail::round_up(head_dim / 2, kLanes);
+  for (size_t i = 0; i < config.ropes.size(); ++i) {
+    for (std::vector<Rows>* table : {&s.cos, &s.sin}) {
+      s.tables.emplace_back(max_rows * stride * sizeof(float));
+      table->push_back({s.tables.back().as<float>(), stride, head_dim / 2, max_rows});
+    }
+  }
+  return s;
+}
 
 }  // namespace stet

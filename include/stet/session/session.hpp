@@ -11,18 +11,13 @@
 #include <vector>
 
 #include "stet/model/model.hpp"
+#include "stet/session/compute.hpp"
+#include "stet/session/edit.hpp"
 #include "stet/session/identity.hpp"
+#include "stet/session/prune.hpp"
 #include "stet/session/state.hpp"
 
 namespace stet {
-
-// How to compute. No choice here changes a bit of the result, but for `contract`.
-struct ComputeOptions {
-  Contract contract = Contract::f32;  // bf16: for checkpoints whose matrices are all bfloat16
-  int threads = 0;                    // 0: all processors this process may run on
-  std::string isa;                    // a name of kernel_names(); empty: the best this CPU has
-  int64_t chunk = 512;  // tokens processed at once, of all sessions of a batch together
-};
 
 struct SessionOptions {
   int64_t capacity =
@@ -58,24 +53,6 @@ class SharedMark {
  private:
   mutable std::atomic<bool> set_{false};
 };
-
-class Session;
-
-// The tokens, one or more, that a batch adds to one of its sessions.
-struct BatchEntry {
-  Session* session;
-  std::span<const int32_t> ids;
-};
-
-// Every session goes on by its tokens, and all of them by the same passes over the weights: prompts
-// and single tokens may be mixed. Each session afterwards has the bits that an append() of its own
-// would have given it (not under f32_blas). Sessions may differ in length, capacity and kv type,
-// and may be forks of one another. How to compute (isa, threads, chunk) is up to the first; nothing
-// but the calling thread may use any of them meanwhile. Throws an argument Error for sessions of
-// different models or contracts, for one that stands twice and for an entry without tokens, and
-// what append() throws; where an entry is at fault, the field begins with its place ("batch[2]:
-// tokens"). Whatever is thrown, all sessions are as they were.
-void append(std::span<const BatchEntry> batch);
 
 // Blocks of one file that were no longer what was saved there, and that a session has computed
 // again.
@@ -157,34 +134,19 @@ class Session {
   void set_compute(const ComputeOptions& compute);
 
  private:
-  friend void append(std::span<const BatchEntry> batch);
-  struct Sinks {  // of a batch of one
-    const LogitSink& logits;
-    const HiddenSink& hidden;
-    const Progress& progress;
-  };
+  friend class Snapshot;
+  friend class BatchAppend;  // batch.hpp
   // Of an append that is running.
-  struct Growth {
+  struct PendingAppend {
     int64_t before = -1;                         // the size it began with; -1: none is running
     std::shared_ptr<std::vector<float>> logits;  // where the new ones will go
   };
-  friend class Snapshot;
 
   Session(const Session& other);  // fork() is the only copy
-  static void advance(std::span<const BatchEntry> batch, const Sinks& sinks);
-  static void begin_entry(std::span<const BatchEntry> batch, size_t index);
-  static void run_pass(std::span<const BatchEntry> batch, size_t most, Workspace& w,
-                       const Sinks& sinks);
-  static void hand_out(const Session& session, const Pass& pass, const Workspace& w,
-                       const Sinks& sinks);
-  static void compute_logits(std::span<const BatchEntry> batch, const Pass& pass, Workspace& w);
-  static void finish(std::span<const BatchEntry> batch, Workspace& w);
-  void begin(const Session& first, std::span<const int32_t> ids);
+  void begin_append(const Session& first, std::span<const int32_t> ids);
+  void undo_append();
+  void finish_append();
   std::shared_ptr<std::vector<float>> logits_room() const;
-  void undo();
-  static void run_until_sound(std::span<const BatchEntry> batch, size_t first_entry,
-                              const Pass& pass, const Workspace& w);
-  void run_head(const Pass& pass, Rows hidden, Rows logits) const;
   void refuse_in_sink(const char* call) const;
   void cut(int64_t to);
   template <class Reads>
@@ -197,11 +159,19 @@ class Session {
   std::shared_ptr<const Model> model_;
   ComputeOptions compute_;  // how, not what
   State state_;             // what
-  Growth growth_;
+  PendingAppend pending_;
   SharedMark logits_shared_;  // somebody else may hold state_.logits
   std::shared_ptr<std::vector<float>>
       spare_;  // logits of the token before, which nobody else holds
   std::vector<HealedBlocks> healed_;
 };
 
+// A session in which the tokens of a state were processed again from nothing, with its prunes where
+// they were made. `state` need not have keys, values or logits; its generation state is taken over.
+// Throws an argument Error for a state with edits.
+Session replay(std::shared_ptr<const Model> model, const State& state,
+               const SessionOptions& options, const Progress& progress = nullptr);
+
 }  // namespace stet
+
+#include "stet/session/session-inl.hpp"

@@ -2,12 +2,15 @@
 // and a fork shares.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "stet/base/error.hpp"
 #include "stet/kv/kv_cache.hpp"
 #include "stet/model/config.hpp"
 #include "stet/sampling/sampler.hpp"
@@ -134,53 +137,85 @@ struct State {
   std::vector<int32_t> transcript() const;
 };
 
-// What prune() keeps: the first `sinks` positions and the last `keep_last`.
-struct PruneOptions {
-  int64_t keep_last = 0, sinks = 0;
-  // false: positions stay, and the gap is masked. true: later positions move up to close it.
-  bool shift = false;
+inline void GenerationState::rewind(int64_t size) {
+  while (!turns.empty() && turns.back().prompt >= size) turns.pop_back();
+  stream.clear();
+  held.clear();
+  if (turns.empty() || turns.back().end <= size) return;
+  Turn& cut = turns.back();
+  cut = {cut.prompt, std::min(cut.reply, size), size, true};
+}
+
+inline int64_t shifted_out(const std::vector<Prune>& prunes) {
+  int64_t n = 0;
+  for (const Prune& p : prunes) n += static_cast<int64_t>(p.removed.size());
+  return n;
+}
+
+namespace detail {
+
+// The slots of a row that are still free, found by their rank among the free ones in logarithmic
+// time (a Fenwick tree).
+class FreeSlots {
+ public:
+  explicit FreeSlots(size_t count) : counts_(count + 1) {
+    for (size_t i = 1; i <= count; ++i) counts_[i] = static_cast<uint32_t>(i & (~i + 1));
+    top_ = std::bit_floor(count);
+  }
+
+  size_t take(size_t rank) {
+    size_t at = 0;
+    for (size_t step = top_; step > 0; step /= 2) {
+      if (at + step >= counts_.size() || counts_[at + step] > rank) continue;
+      at += step;
+      rank -= counts_[at];
+    }
+    for (size_t i = at + 1; i < counts_.size(); i += i & (~i + 1)) --counts_[i];
+    return at;
+  }
+
+ private:
+  std::vector<uint32_t> counts_;
+  size_t top_;
 };
 
-// Takes positions out of a state; needs no weights. Returns the number of positions that are seen
-// no more (0: nothing to do). The logits stay those of the last token, as it was computed; where no
-// token is left, there are none.
-//
-// keep is exact: what follows equals a computation in which the pruned positions are masked from
-// then on. shift rotates stored keys by -d positions, d = end - begin: for each pair (a, b) of a
-// head's dimensions and its angle t = float32(d x frequency), with c = float32(cos t), s =
-// float32(sin t):
-//   a' = fma(a, c, b s),  b' = fma(b, c, -(a s)),
-// in float32, rounded once to the cache's type; values move as they are. Beside keys computed at
-// the new position, the error is that of two angles rounded to float32 (relative 2^-24 of the
-// position's angle, in radians) and some units in the last place of the rotation itself; for
-// float32 caches, it is below 1e-6 of a key's length per thousand positions of d. Values and keys
-// of deeper layers keep what they saw of the removed tokens; they are not recomputed.
-//
-// Throws an argument Error for negative numbers, and where keys of the model carry no rotary
-// position (shift); a capacity Error where the log would become longer than a snapshot can hold
-// (limits.hpp).
-int64_t prune(State& state, const ModelConfig& config, const PruneOptions& options);
-// The same with a range: what replaying a log needs. Of the log's limits, that of tokens shifted
-// out is left to saving.
-void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t end, bool shift);
-// Throws a capacity Error for a log of so many prunes, and tokens that shifts took out, as no
-// snapshot can hold.
-void check_prune_log(size_t prunes, int64_t removed);
+}  // namespace detail
 
-// Edits of positions from `size` on are forgotten, as their positions are by a rewind.
-void forget_edits(State& state, int64_t size);
+// What the first prune removed stands where it says; what the second removed where it says among
+// the rest; and so on. What remains is what is still there.
+inline std::vector<int32_t> State::transcript() const {
+  if (shifted_out(prunes) == 0) return tokens;
+  std::vector<int32_t> all(static_cast<size_t>(drawn()));
+  std::vector<bool> taken(all.size());
+  detail::FreeSlots slots(all.size());
+  for (const Prune& p : prunes) {
+    for (const int32_t id : p.removed) {
+      const size_t slot = slots.take(static_cast<size_t>(p.begin));
+      if (slot == all.size())
+        throw Error(ErrorKind::argument, "", "prunes", "positions of the tokens before each",
+                    std::to_string(p.begin));
+      all[slot] = id;
+      taken[slot] = true;
+    }
+  }
+  auto next = tokens.begin();
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (!taken[i]) all[i] = *next++;
+  }
+  return all;
+}
 
-// Replaces the key (as it is stored: after its norm and rotation) or the value of one position by
-// `x`, [head_dim], rounded once to the cache's type. Blocks that others share stay as they are. The
-// logits stay those of the last token, as it was computed. Throws an argument Error for what is not
-// there: a position, layer or head, a position that was pruned, another number of elements, numbers
-// that are not finite.
-void set_key(State& state, int64_t layer, int64_t head, int64_t position, std::span<const float> x);
-void set_value(State& state, int64_t layer, int64_t head, int64_t position,
-               std::span<const float> x);
-// The same state with keys and values of another type, each rounded once, to nearest even; widening
-// is exact. What a session of that type computes from the tokens is not the same, since its later
-// layers see rounded keys and values: so this is an edit. `capacity` 0: as it was.
-State with_kv_type(const State& state, KvType type, int64_t capacity = 0);
+inline void Dialogue::rewind(int64_t size) {
+  while (!messages.empty()) {
+    Message& last = messages.back();
+    if (last.end <= size) return;
+    if (last.drawn && last.begin < size) {
+      last.end = size;
+      last.content.clear();
+      return;
+    }
+    messages.pop_back();
+  }
+}
 
 }  // namespace stet

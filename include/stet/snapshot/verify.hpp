@@ -5,15 +5,10 @@
 #include <optional>
 #include <vector>
 
+#include "stet/session/replay.hpp"
 #include "stet/snapshot/compare.hpp"
 
 namespace stet {
-
-// A session in which the tokens of a state were processed again from nothing, with its prunes where
-// they were made. `state` need not have keys, values or logits; its generation state is taken over.
-// Throws an argument Error for a state with edits.
-Session replay(std::shared_ptr<const Model> model, const State& state,
-               const SessionOptions& options, const Progress& progress = nullptr);
 
 // Replay under OpenBLAS does not give the same bits; verify compares within this.
 constexpr double kBlasTolerance = 1e-3;

@@ -1,12 +1,15 @@
 // Mistral 7B v0.1 (every layer sees a window), v0.2, v0.3, and Mistral Nemo (a head_dim of its
 // own): Llama's layers. Source: "Mistral 7B", arXiv 2310.06825, and transformers'
 // modeling_mistral.py.
+#pragma once
+
 #include "models/llama.hpp"
 
 namespace stet {
-namespace {
 
-ModelConfig read_config(const JsonReader& json) {
+namespace mistral {
+
+inline ModelConfig read_config(const JsonReader& json) {
   ModelConfig c = read_common(json, "mistral");
   require_false(json, {"attention_bias", "mlp_bias"});
   require_activation(json, "hidden_act", {"silu"});
@@ -15,13 +18,15 @@ ModelConfig read_config(const JsonReader& json) {
   return c;
 }
 
-std::unique_ptr<Model> load(ModelConfig c, WeightLoader& w) {
+inline std::unique_ptr<Model> load(ModelConfig c, WeightLoader& w) {
   return std::make_unique<Llama>(std::move(c), w);
 }
 
-}  // namespace
+}  // namespace mistral
 
-extern const Family mistral_family = {{"MistralForCausalLM"}, {"mistral"}, read_config,
-                                      "embed_tokens.weight",  {"model."},  load};
+inline Family mistral_family() {
+  return {{"MistralForCausalLM"}, {"mistral"}, mistral::read_config,
+          "embed_tokens.weight",  {"model."},  mistral::load};
+}
 
 }  // namespace stet

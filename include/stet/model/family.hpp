@@ -1,79 +1,22 @@
-// What a family of models is made of, and the registry of families. A family is one file: how it
-// reads its config.json, the names of its tensors, and its forward pass.
+// What a family of models is made of, and the registry of families. A family is one header: how it
+// reads its config.json, the names of its tensors, and its forward pass. A program may have
+// families of its own (examples/own_architecture.cpp).
 #pragma once
 
 #include <functional>
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "src/base/json_reader.hpp"
-#include "src/checkpoint/fingerprint.hpp"
+#include "stet/base/json_reader.hpp"
 #include "stet/base/limits.hpp"
-#include "stet/checkpoint/safetensors.hpp"
 #include "stet/kernels/numbers.hpp"
 #include "stet/model/model.hpp"
+#include "stet/model/weight_loader.hpp"
 
 namespace stet {
-
-class PackedWriter;
-struct WeightError;
-
-// Takes tensors out of a checkpoint by name, checks their shapes, packs them, and digests them on
-// the way; or finds them packed. Matrices are rounded where the contract asks for it.
-class WeightLoader {
- public:
-  // With a writer, what is loaded goes there instead of into the model, which can then only be
-  // thrown away.
-  WeightLoader(const Checkpoint& checkpoint, std::string prefix, Contract contract, int threads,
-               PackedWriter* writer = nullptr);
-
-  struct Part {
-    std::string name;
-    int64_t rows;
-  };
-  // Tensors [rows][columns] stacked into one matrix. All must share a dtype.
-  Matrix matrix(const std::string& group, const std::vector<Part>& parts, int64_t columns);
-  // The same for one that is looked up and never multiplied: it keeps its numbers.
-  Matrix table(const std::string& group, const Part& part, int64_t columns);
-  // lm_head.weight, which stands outside the prefix's last "model.": [vocab][hidden].
-  Matrix head(int64_t vocab, int64_t hidden);
-  // [n], widened to float32; `offset` is added to every element.
-  Vector vector(const std::string& group, const std::string& name, int64_t n, float offset = 0);
-  // Layers NAME.weight [rows][columns] stacked into one, with their NAME.bias [rows] where `bias`
-  // says they have one.
-  Linear linear(const std::string& group, const std::vector<Part>& layers, int64_t columns,
-                bool bias);
-  // One that is stored transposed, as GPT-2's Conv1D is: NAME.weight [columns][rows], NAME.bias
-  // [rows].
-  Linear transposed(const std::string& group, const Part& layer, int64_t columns);
-
-  // Fills in what Model reports of its weights. Call once, after everything was loaded.
-  void finish(Model& model) const;
-
- private:
-  // One matrix, of tensors with these full names. `rounded`: the contract may round it.
-  Matrix load(const std::string& group, const std::vector<Part>& parts, int64_t columns,
-              bool transposed, bool rounded);
-  Matrix pack(const std::string& group, const std::vector<Part>& parts, int64_t columns,
-              bool transposed);
-  [[noreturn]] void refuse(const WeightError& e, const std::vector<Part>& parts,
-                           bool transposed) const;
-  std::vector<Part> prefixed(const std::vector<Part>& parts) const;
-  std::string canonical(const std::string& name) const;
-  void name(Model& model) const;
-
-  const Checkpoint& checkpoint_;
-  std::string prefix_;
-  Contract contract_;  // that of packed weights, whatever was asked for
-  int threads_;
-  PackedWriter* writer_;
-  size_t bytes_ = 0;
-  std::vector<std::span<const std::byte>> matrices_;  // of linear layers
-  std::string not_bf16_, its_type_;                   // the first matrix of another type
-  WeightNames names_;
-};
 
 struct Family {
   std::vector<std::string> architectures;  // values of config.json's "architectures"
@@ -94,6 +37,9 @@ std::unique_ptr<Model> load_model(ModelConfig config, WeightLoader& weights) {
 
 // The family of a config.json; an unsupported Error names what was found.
 const Family& family_of(const JsonReader& json);
+// Makes a family known from now on, for the whole process. Throws an argument Error for an
+// architecture or model type that is known already. Any thread may call it.
+void register_family(Family family);
 
 // Values that configs may leave out because transformers has them as the family's defaults. 0: must
 // be given, or for kv_heads as many as heads, for head_dim hidden_size / heads.

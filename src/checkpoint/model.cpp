@@ -1,20 +1,20 @@
+// Models out of checkpoints.
 #include "stet/model/model.hpp"
 
 #include <algorithm>
 #include <new>
 
-#include "models/family.hpp"
 #include "src/checkpoint/packed.hpp"
 #include "src/checkpoint/weight_guard.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kernels/float_environment.hpp"
+#include "stet/model/family.hpp"
 
 namespace stet {
 namespace {
 
 constexpr size_t kConfigLimit = size_t{16} << 20;
 const std::string kConfigName = "config.json", kGenerationName = "generation_config.json";
-constexpr size_t kHeadRows = 24;  // rows of logits computed at a time: a vocabulary is wide
 
 std::string find_prefix(const Checkpoint& checkpoint, const Family& family) {
   for (const std::string& prefix : family.prefixes) {
@@ -34,21 +34,9 @@ GenerationConfig read_generation(const FileSource& source, const ModelConfig& co
   return g;
 }
 
-Rows make_rows(Workspace& w, size_t rows, int64_t width) {
-  const size_t n = static_cast<size_t>(width),
-               stride = (n + kQuantStrip - 1) / kQuantStrip * kQuantStrip;
-  w.memory.emplace_back(rows * stride * sizeof(float));
-  return {w.memory.back().as<float>(), stride, n, rows};
-}
-
 }  // namespace
 
-Model::Model(ModelConfig config) : config_(std::move(config)) {}
 Model::~Model() = default;
-
-const Fingerprints& Model::fingerprints_like(const std::string& fingerprint) const {
-  return fingerprint.starts_with("xxh3:") ? stored_fingerprints_ : fingerprints_;
-}
 
 uint64_t Model::weights_version() const { return guard_ != nullptr ? guard_->version() : 0; }
 bool Model::weights_held_since(uint64_t version) const {
@@ -93,7 +81,7 @@ std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> sourc
   std::unique_ptr<Model> model = build(std::move(plan), checkpoint, contract, threads, nullptr);
   for (const auto& file : checkpoint.files()) file->check_unchanged();
   const bool in_place = checkpoint.packed() && checkpoint.files().front()->mapping() != nullptr;
-  if (in_place) model->guard_ = std::make_unique<const WeightGuard>(std::move(checkpoint));
+  if (in_place) model->guard_ = std::make_shared<const WeightGuard>(std::move(checkpoint));
   model->generation_ = read_generation(*source, model->config_);
   model->source_ = std::move(source);
   return model;
@@ -118,69 +106,6 @@ std::vector<std::string> Model::files_of(const FileSource& source) {
   const std::vector<std::string> weights = Checkpoint::files_of(source);
   names.insert(names.end(), weights.begin(), weights.end());
   return names;
-}
-
-void Model::check_contract(Contract contract) const {
-  const bool rounded = contract_ == Contract::q8 || contract_ == Contract::q4;
-  const bool float32 = contract == Contract::f32 || contract == Contract::f32_blas;
-  if (rounded ? contract == contract_
-              : float32 || (contract == Contract::bf16 && not_bf16_.name.empty()))
-    return;
-  if (contract == Contract::bf16) {
-    throw Error(ErrorKind::unsupported, not_bf16_.file, not_bf16_.name,
-                "dtype BF16 for the contract bf16", not_bf16_.dtype);
-  }
-  throw Error(ErrorKind::unsupported, source_->path(), "weights",
-              std::string("some for the contract ") + contract_name(contract),
-              std::string("some for ") + contract_name(contract_));
-}
-
-void Model::head(Team t, const Pass& p, Rows hidden, Rows logits) const {
-  linear(t, p, config_.tied_head ? embedding_ : head_, hidden, logits);
-  softcap(t, p, config_.logit_softcap, logits);
-}
-
-std::unique_ptr<Workspace> Model::take_workspace(size_t rows, int threads) const {
-  {
-    const std::lock_guard lock(workspaces_mutex_);
-    for (auto it = workspaces_.begin(); it != workspaces_.end(); ++it) {
-      if ((*it)->rows < rows || (*it)->threads < threads) continue;
-      std::unique_ptr<Workspace> found = std::move(*it);
-      workspaces_.erase(it);
-      return found;
-    }
-    if (!workspaces_.empty()) {  // one that does for both replaces one that is too small
-      rows = std::max(rows, workspaces_.back()->rows);
-      threads = std::max(threads, workspaces_.back()->threads);
-      workspaces_.pop_back();
-    }
-  }
-  auto w = std::make_unique<Workspace>();
-  const ModelConfig& c = config_;
-  w->rows = rows;
-  w->threads = threads;
-  w->ids.reserve(rows);
-  w->spans.reserve(rows);
-  w->scratch = make_scratch(c, rows, threads, c.max_positions);
-  w->x = make_rows(*w, rows, c.hidden_size);
-  w->normed = make_rows(*w, rows, c.hidden_size);
-  w->qkv = make_rows(*w, rows, (c.heads + 2 * c.kv_heads) * c.head_dim);
-  w->attention = make_rows(*w, rows, c.heads * c.head_dim);
-  w->gate_up = make_rows(*w, rows, 2 * c.intermediate_size);
-  w->mlp = make_rows(*w, rows, c.intermediate_size);
-  w->out = make_rows(*w, rows, c.hidden_size);
-  w->last = make_rows(*w, rows, c.hidden_size);
-  w->logits = make_rows(*w, std::min(rows, kHeadRows), c.vocab_size);
-  return w;
-}
-
-void Model::give_workspace(std::unique_ptr<Workspace> workspace) const noexcept {
-  const std::lock_guard lock(workspaces_mutex_);
-  try {
-    workspaces_.push_back(std::move(workspace));
-  } catch (const std::bad_alloc&) {
-    // The next pass makes its own.
-  }
 }
 
 }  // namespace stet

@@ -1,10 +1,13 @@
 // Qwen 3, dense: every head's queries and keys are normalised before they are rotated.
 // Source: "Qwen3 Technical Report", arXiv 2505.09388, and transformers' modeling_qwen3.py.
-#include "models/decoder.hpp"
-#include "models/qwen.hpp"
+#pragma once
+
+#include "models/qwen2.hpp"
+#include "stet/model/decoder.hpp"
 
 namespace stet {
-namespace {
+
+namespace qwen3 {
 
 class Qwen3 : public Decoder {
  public:
@@ -19,11 +22,11 @@ class Qwen3 : public Decoder {
   std::vector<Layer> layers_;
 };
 
-ModelConfig read_config(const JsonReader& json) {
+inline ModelConfig read_config(const JsonReader& json) {
   return read_qwen(json, "qwen3", {.head_dim = 128});
 }
 
-Qwen3::Qwen3(ModelConfig config, WeightLoader& w) : Decoder(std::move(config), w, 0) {
+inline Qwen3::Qwen3(ModelConfig config, WeightLoader& w) : Decoder(std::move(config), w, 0) {
   const ModelConfig& c = config_;
   each_layer([&](const std::string& at) {
     const auto norm = [&](const char* name, int64_t n) {
@@ -36,7 +39,7 @@ Qwen3::Qwen3(ModelConfig config, WeightLoader& w) : Decoder(std::move(config), w
   });
 }
 
-void Qwen3::forward(Team t, const Pass& p) const {
+inline void Qwen3::forward(Team t, const Pass& p) const {
   const Views v(config_, p);
   const double eps = config_.norm_eps;
   const size_t head_dim = static_cast<size_t>(config_.head_dim);
@@ -64,9 +67,11 @@ void Qwen3::forward(Team t, const Pass& p) const {
   tap(t, p, layers_.size(), p.out);
 }
 
-}  // namespace
+}  // namespace qwen3
 
-extern const Family qwen3_family = {{"Qwen3ForCausalLM"},  {"qwen3"},  read_config,
-                                    "embed_tokens.weight", {"model."}, load_model<Qwen3>};
+inline Family qwen3_family() {
+  return {{"Qwen3ForCausalLM"},  {"qwen3"},  qwen3::read_config,
+          "embed_tokens.weight", {"model."}, load_model<qwen3::Qwen3>};
+}
 
 }  // namespace stet

@@ -1,100 +1,54 @@
-#include "stet/session/state.hpp"
+// Taking positions out of a state.
+#pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
 #include "stet/kernels/float_environment.hpp"
-#include "stet/kernels/kernels.hpp"
 #include "stet/kernels/rope.hpp"
 #include "stet/kv/kv_writer.hpp"
+#include "stet/session/state.hpp"
 
 namespace stet {
 
-void GenerationState::rewind(int64_t size) {
-  while (!turns.empty() && turns.back().prompt >= size) turns.pop_back();
-  stream.clear();
-  held.clear();
-  if (turns.empty() || turns.back().end <= size) return;
-  Turn& cut = turns.back();
-  cut = {cut.prompt, std::min(cut.reply, size), size, true};
-}
-
-int64_t shifted_out(const std::vector<Prune>& prunes) {
-  int64_t n = 0;
-  for (const Prune& p : prunes) n += static_cast<int64_t>(p.removed.size());
-  return n;
-}
-
-namespace {
-
-// The slots of a row that are still free, found by their rank among the free ones in logarithmic
-// time (a Fenwick tree).
-class FreeSlots {
- public:
-  explicit FreeSlots(size_t count) : counts_(count + 1) {
-    for (size_t i = 1; i <= count; ++i) counts_[i] = static_cast<uint32_t>(i & (~i + 1));
-    top_ = std::bit_floor(count);
-  }
-
-  size_t take(size_t rank) {
-    size_t at = 0;
-    for (size_t step = top_; step > 0; step /= 2) {
-      if (at + step >= counts_.size() || counts_[at + step] > rank) continue;
-      at += step;
-      rank -= counts_[at];
-    }
-    for (size_t i = at + 1; i < counts_.size(); i += i & (~i + 1)) --counts_[i];
-    return at;
-  }
-
- private:
-  std::vector<uint32_t> counts_;
-  size_t top_;
+// What prune() keeps: the first `sinks` positions and the last `keep_last`.
+struct PruneOptions {
+  int64_t keep_last = 0, sinks = 0;
+  // false: positions stay, and the gap is masked. true: later positions move up to close it.
+  bool shift = false;
 };
 
-}  // namespace
+// Takes positions out of a state; needs no weights. Returns the number of positions that are seen
+// no more (0: nothing to do). The logits stay those of the last token, as it was computed; where no
+// token is left, there are none.
+//
+// keep is exact: what follows equals a computation in which the pruned positions are masked from
+// then on. shift rotates stored keys by -d positions, d = end - begin: for each pair (a, b) of a
+// head's dimensions and its angle t = float32(d x frequency), with c = float32(cos t), s =
+// float32(sin t):
+//   a' = fma(a, c, b s),  b' = fma(b, c, -(a s)),
+// in float32, rounded once to the cache's type; values move as they are. Beside keys computed at
+// the new position, the error is that of two angles rounded to float32 (relative 2^-24 of the
+// position's angle, in radians) and some units in the last place of the rotation itself; for
+// float32 caches, it is below 1e-6 of a key's length per thousand positions of d. Values and keys
+// of deeper layers keep what they saw of the removed tokens; they are not recomputed.
+//
+// Throws an argument Error for negative numbers, and where keys of the model carry no rotary
+// position (shift); a capacity Error where the log would become longer than a snapshot can hold
+// (limits.hpp).
+int64_t prune(State& state, const ModelConfig& config, const PruneOptions& options);
+// The same with a range: what replaying a log needs. Of the log's limits, that of tokens shifted
+// out is left to saving.
+void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t end, bool shift);
+// Throws a capacity Error for a log of so many prunes, and tokens that shifts took out, as no
+// snapshot can hold.
+void check_prune_log(size_t prunes, int64_t removed);
 
-// What the first prune removed stands where it says; what the second removed where it says among
-// the rest; and so on. What remains is what is still there.
-std::vector<int32_t> State::transcript() const {
-  if (shifted_out(prunes) == 0) return tokens;
-  std::vector<int32_t> all(static_cast<size_t>(drawn()));
-  std::vector<bool> taken(all.size());
-  FreeSlots slots(all.size());
-  for (const Prune& p : prunes) {
-    for (const int32_t id : p.removed) {
-      const size_t slot = slots.take(static_cast<size_t>(p.begin));
-      if (slot == all.size())
-        throw Error(ErrorKind::argument, "", "prunes", "positions of the tokens before each",
-                    std::to_string(p.begin));
-      all[slot] = id;
-      taken[slot] = true;
-    }
-  }
-  auto next = tokens.begin();
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (!taken[i]) all[i] = *next++;
-  }
-  return all;
-}
-
-void Dialogue::rewind(int64_t size) {
-  while (!messages.empty()) {
-    Message& last = messages.back();
-    if (last.end <= size) return;
-    if (last.drawn && last.begin < size) {
-      last.end = size;
-      last.content.clear();
-      return;
-    }
-    messages.pop_back();
-  }
-}
-
-namespace {
+namespace detail {
 
 // The rotation of every pair of dimensions by -distance positions.
 struct Rotation {
@@ -109,8 +63,8 @@ struct Rotation {
 };
 
 // Copies one position of one head, its key rotated in `key`, [head_dim].
-void move_position(const KvShape& shape, const Rotation& r, const std::byte* from, size_t slot,
-                   std::byte* to, size_t to_slot, std::vector<float>& key) {
+inline void move_position(const KvShape& shape, const Rotation& r, const std::byte* from,
+                          size_t slot, std::byte* to, size_t to_slot, std::vector<float>& key) {
   const size_t element = shape.element_size(), row = static_cast<size_t>(shape.head_dim) * element;
   read_elements(shape.type, from + slot * element, kBlockPositions, key);
   best_kernels().rope(key.data(), r.cos.data(), r.sin.data(), r.cos.size());
@@ -119,8 +73,8 @@ void move_position(const KvShape& shape, const Rotation& r, const std::byte* fro
 }
 
 // Positions end .. size-1 of `old` become begin .. of `kv`, which has been cut to `begin`.
-void close_gap(const KvCache& old, KvCache& kv, const ModelConfig& config, int64_t begin,
-               int64_t end) {
+inline void close_gap(const KvCache& old, KvCache& kv, const ModelConfig& config, int64_t begin,
+                      int64_t end) {
   const KvShape& shape = old.shape();
   std::vector<Rotation> rotations;
   for (const Rope& rope : config.ropes) rotations.emplace_back(rope, shape.head_dim, end - begin);
@@ -150,7 +104,7 @@ void close_gap(const KvCache& old, KvCache& kv, const ModelConfig& config, int64
 }
 
 // Turns after the gap move up; what lay in it is cut off.
-void shift_turns(GenerationState& g, int64_t begin, int64_t end) {
+inline void shift_turns(GenerationState& g, int64_t begin, int64_t end) {
   const auto moved = [&](int64_t at) {
     return at < begin ? at : std::max(begin, at - (end - begin));
   };
@@ -162,9 +116,9 @@ void shift_turns(GenerationState& g, int64_t begin, int64_t end) {
   g.turns = std::move(kept);
 }
 
-}  // namespace
+}  // namespace detail
 
-void check_prune_log(size_t prunes, int64_t removed) {
+inline void check_prune_log(size_t prunes, int64_t removed) {
   const auto check = [](const char* field, size_t most, size_t found) {
     if (found > most)
       throw Error(ErrorKind::capacity, "", field,
@@ -174,7 +128,8 @@ void check_prune_log(size_t prunes, int64_t removed) {
   check("tokens shifted out", kMaxRemoved, static_cast<size_t>(removed));
 }
 
-void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t end, bool shift) {
+inline void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t end,
+                        bool shift) {
   const int64_t size = state.size();
   if (begin < 0 || end < begin || end > size) {
     throw Error(ErrorKind::argument, "", "prune", "positions in 0.." + std::to_string(size),
@@ -199,8 +154,8 @@ void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t
     KvCache before(state.kv);
     for (int64_t b = end / kBlockPositions; b < before.blocks(); ++b) KvWriter(before).load(b);
     KvWriter(kv).truncate(begin);
-    close_gap(before, kv, config, begin, end);
-    shift_turns(generation, begin, end);
+    detail::close_gap(before, kv, config, begin, end);
+    detail::shift_turns(generation, begin, end);
   } else {
     KvWriter(kv).hide(begin, end);
   }
@@ -212,7 +167,7 @@ void prune_range(State& state, const ModelConfig& config, int64_t begin, int64_t
   if (state.tokens.empty()) state.logits.reset();  // there is no last token
 }
 
-int64_t prune(State& state, const ModelConfig& config, const PruneOptions& options) {
+inline int64_t prune(State& state, const ModelConfig& config, const PruneOptions& options) {
   for (const auto& [name, value] :
        {std::pair{"keep-last", options.keep_last}, std::pair{"sinks", options.sinks}}) {
     if (value < 0) throw Error(ErrorKind::argument, "", name, "0 or more", std::to_string(value));

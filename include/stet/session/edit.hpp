@@ -1,5 +1,9 @@
 // Keys and values that are set from outside.
+#pragma once
+
+#include <algorithm>
 #include <optional>
+#include <span>
 
 #include "stet/base/error.hpp"
 #include "stet/kernels/float_environment.hpp"
@@ -9,11 +13,27 @@
 
 namespace stet {
 
-const char* kv_edit_name(KvEdit::What what) {
+// Edits of positions from `size` on are forgotten, as their positions are by a rewind.
+void forget_edits(State& state, int64_t size);
+
+// Replaces the key (as it is stored: after its norm and rotation) or the value of one position by
+// `x`, [head_dim], rounded once to the cache's type. Blocks that others share stay as they are. The
+// logits stay those of the last token, as it was computed. Throws an argument Error for what is not
+// there: a position, layer or head, a position that was pruned, another number of elements, numbers
+// that are not finite.
+void set_key(State& state, int64_t layer, int64_t head, int64_t position, std::span<const float> x);
+void set_value(State& state, int64_t layer, int64_t head, int64_t position,
+               std::span<const float> x);
+// The same state with keys and values of another type, each rounded once, to nearest even; widening
+// is exact. What a session of that type computes from the tokens is not the same, since its later
+// layers see rounded keys and values: so this is an edit. `capacity` 0: as it was.
+State with_kv_type(const State& state, KvType type, int64_t capacity = 0);
+
+inline const char* kv_edit_name(KvEdit::What what) {
   return what == KvEdit::What::key ? "key" : what == KvEdit::What::value ? "value" : "kv type";
 }
 
-void forget_edits(State& state, int64_t size) {
+inline void forget_edits(State& state, int64_t size) {
   std::erase_if(state.edits, [&](const KvEdit& e) {
     return (e.position >= size || size == 0) &&
            e.prunes == static_cast<int64_t>(state.prunes.size());
@@ -23,14 +43,14 @@ void forget_edits(State& state, int64_t size) {
   }
 }
 
-namespace {
+namespace detail {
 
-void check_index(const char* field, int64_t i, int64_t count) {
+inline void check_index(const char* field, int64_t i, int64_t count) {
   if (i >= 0 && i < count) return;
   throw Error(ErrorKind::argument, "", field, "0.." + std::to_string(count - 1), std::to_string(i));
 }
 
-void check_edit(const State& state, const KvEdit& e, std::span<const float> x) {
+inline void check_edit(const State& state, const KvEdit& e, std::span<const float> x) {
   const KvShape& shape = state.kv.shape();
   check_index("layer", e.layer, shape.layers);
   check_index("head", e.head, shape.kv_heads);
@@ -49,7 +69,7 @@ void check_edit(const State& state, const KvEdit& e, std::span<const float> x) {
   }
 }
 
-void edit(State& state, const KvEdit& e, std::span<const float> x) {
+inline void edit(State& state, const KvEdit& e, std::span<const float> x) {
   check_edit(state, e, x);
   const FloatEnvironment contract;
   const KvShape& shape = state.kv.shape();
@@ -65,34 +85,34 @@ void edit(State& state, const KvEdit& e, std::span<const float> x) {
   state.edits.push_back(e);
 }
 
-KvEdit entry(const State& state, KvEdit::What what) {
+inline KvEdit entry(const State& state, KvEdit::What what) {
   return {what, state.size(), static_cast<int64_t>(state.prunes.size()), -1, -1, -1};
 }
 
-}  // namespace
+}  // namespace detail
 
-void set_key(State& state, int64_t layer, int64_t head, int64_t position,
-             std::span<const float> x) {
-  KvEdit e = entry(state, KvEdit::What::key);
+inline void set_key(State& state, int64_t layer, int64_t head, int64_t position,
+                    std::span<const float> x) {
+  KvEdit e = detail::entry(state, KvEdit::What::key);
   e.layer = layer, e.head = head, e.position = position;
-  edit(state, e, x);
+  detail::edit(state, e, x);
 }
 
-void set_value(State& state, int64_t layer, int64_t head, int64_t position,
-               std::span<const float> x) {
-  KvEdit e = entry(state, KvEdit::What::value);
+inline void set_value(State& state, int64_t layer, int64_t head, int64_t position,
+                      std::span<const float> x) {
+  KvEdit e = detail::entry(state, KvEdit::What::value);
   e.layer = layer, e.head = head, e.position = position;
-  edit(state, e, x);
+  detail::edit(state, e, x);
 }
 
-State with_kv_type(const State& state, KvType type, int64_t capacity) {
+inline State with_kv_type(const State& state, KvType type, int64_t capacity) {
   const FloatEnvironment contract;
   const KvShape from = state.kv.shape();
   KvShape to = from;
   to.type = type;
   State changed = state;
   if (from.type != type && state.size() > 0)
-    changed.edits.push_back(entry(state, KvEdit::What::kv_type));
+    changed.edits.push_back(detail::entry(state, KvEdit::What::kv_type));
   changed.kv = KvCache(to, capacity == 0 ? state.kv.capacity() : capacity);
   KvCache source(state.kv);
   KvWriter writer(changed.kv);

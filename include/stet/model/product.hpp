@@ -1,24 +1,46 @@
-#include "src/gemm.hpp"
+// Products of weights and many rows of inputs, by the tiles of the kernel table: how the work is
+// cut so that a panel of weights, the rows beside it and the sums stay in the caches.
+#pragma once
 
 #include <algorithm>
-#include <cstring>
 
-#ifdef STET_HAVE_BLAS
-#include <cblas.h>
-#endif
+#include "stet/model/pass.hpp"
+#include "stet/threads/team.hpp"
 
 namespace stet {
-namespace {
+
+// y = f(gate) up, element by element.
+enum class Gate : uint8_t { silu, gelu_tanh };
+
+// Rows are taken in blocks that stay in the second-level cache beside a panel of weights.
+constexpr size_t kGemmRows =
+    516;  // a multiple of kTileRows; one block for the default chunk of 512
+constexpr size_t kGemmDepth = 640;  // inputs of a panel that are widened at once
+
+// y = f(gate) up
+inline auto gate_kernel(const Kernels& k, Gate gate) {
+  return gate == Gate::silu ? k.silu_mul : k.gelu_tanh_mul;
+}
+
+void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
+// linear_gated() of a matrix whose half is a multiple of kLanes: gates go no further than the
+// first-level cache.
+void gemm_gated(Team t, const Pass& p, const Matrix& w, Gate gate, Rows x, Rows y);
+// Widens panels to float32 and hands them to OpenBLAS; only where the build has it.
+void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
+bool have_blas();
+
+namespace detail {
 
 constexpr size_t kPanelBlocks = kPanel / kLanes;
 
 // Inputs are taken in pieces of equal depth, multiples of `unit`, none deeper than `most`.
-size_t piece_depth(size_t depth, size_t most, size_t unit) {
+inline size_t piece_depth(size_t depth, size_t most, size_t unit) {
   const size_t pieces = (depth + most - 1) / most;
   return (depth / unit + pieces - 1) / pieces * unit;
 }
 
-size_t tiles_of(size_t rows) { return (rows + kTileRows - 1) / kTileRows; }
+inline size_t tiles_of(size_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
 struct Panel {
   size_t block, blocks;  // up to kPanelBlocks packed blocks, from this one on
@@ -299,57 +321,19 @@ void multiply(Team t, const Pass& p, const Output& out, Rows x) {
 // panel in that of the chain.
 constexpr size_t kBlasBlocks = 16, kBlasFloats = kBlasBlocks * kLanes * kGemmDepth;
 
-}  // namespace
+}  // namespace detail
 
-size_t gemm_local_floats() {
-  return std::max({local_floats<Floats>(), local_floats<Pairs>(), local_floats<Quants8>(),
-                   local_floats<Quants4>(), have_blas() ? kBlasFloats + kPanel * kGemmDepth : 0});
+inline size_t gemm_local_floats() {
+  return std::max({detail::local_floats<detail::Floats>(), detail::local_floats<detail::Pairs>(),
+                   detail::local_floats<detail::Quants8>(), detail::local_floats<detail::Quants4>(),
+                   have_blas() ? detail::kBlasFloats + kPanel * kGemmDepth : 0});
 }
 
-void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
-  multiply(t, p, Plain{w, y}, x);
+inline void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
+  detail::multiply(t, p, detail::Plain{w, y}, x);
 }
-void gemm_gated(Team t, const Pass& p, const Matrix& w, Gate gate, Rows x, Rows y) {
-  multiply(t, p, Gated{w, y, gate}, x);
+inline void gemm_gated(Team t, const Pass& p, const Matrix& w, Gate gate, Rows x, Rows y) {
+  detail::multiply(t, p, detail::Gated{w, y, gate}, x);
 }
-
-#ifdef STET_HAVE_BLAS
-
-bool have_blas() { return true; }
-
-// Each thread multiplies its own outputs with single-threaded calls: OpenBLAS's own threads would
-// compete with the team's.
-void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
-  float* const wide = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
-  float* const panel = wide + kBlasFloats;
-  const size_t depth = w.depth(), step = piece_depth(depth, kGemmDepth, Floats::kUnit);
-  t.each((w.blocks() + kBlasBlocks - 1) / kBlasBlocks, [&](size_t group) {
-    const size_t b = group * kBlasBlocks, blocks = std::min(kBlasBlocks, w.blocks() - b),
-                 outputs = blocks * kLanes;
-    for (size_t k0 = 0; k0 < depth; k0 += step) {
-      const size_t kc = std::min(step, depth - k0);
-      for (size_t i = 0; i < blocks; i += kPanelBlocks) {
-        const size_t n = std::min(kPanelBlocks, blocks - i);
-        p.kernels->widen_panel[static_cast<int>(w.type())](w.block(b + i), n, depth, k0, kc, panel);
-        for (size_t k = 0; k < kc;
-             ++k) {  // out of chain order: (1, 0, 3, 2, ...) -> (0, 1, 2, 3, ...)
-          std::memcpy(wide + k * outputs + i * kLanes, panel + (k ^ 1) * kPanel,
-                      n * kLanes * sizeof(float));
-        }
-      }
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<int>(x.count),
-                  static_cast<int>(outputs), static_cast<int>(kc), 1.0f, x.data + k0,
-                  static_cast<int>(x.stride), wide, static_cast<int>(outputs),
-                  k0 == 0 ? 0.0f : 1.0f, y.data + b * kLanes, static_cast<int>(y.stride));
-    }
-  });
-}
-
-#else
-
-bool have_blas() { return false; }
-void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) { gemm(t, p, w, x, y); }
-
-#endif
 
 }  // namespace stet

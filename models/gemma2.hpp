@@ -1,10 +1,13 @@
 // Gemma 2: 2B, 9B, 27B. Source: "Gemma 2: Improving Open Language Models at a Practical Size",
 // arXiv 2408.00118, and transformers' modeling_gemma2.py.
-#include "models/decoder.hpp"
+#pragma once
+
 #include "models/gemma.hpp"
+#include "stet/model/decoder.hpp"
 
 namespace stet {
-namespace {
+
+namespace gemma2 {
 
 class Gemma2 : public Decoder {
  public:
@@ -18,7 +21,7 @@ class Gemma2 : public Decoder {
   std::vector<Layer> layers_;
 };
 
-ModelConfig read_config(const JsonReader& json) {
+inline ModelConfig read_config(const JsonReader& json) {
   ModelConfig c =
       read_gemma(json, "gemma2", {.head_dim = 256, .max_positions = 8192, .tied_head = true});
   c.ropes = {read_rope(json, "", 10000)};
@@ -31,7 +34,7 @@ ModelConfig read_config(const JsonReader& json) {
   return c;
 }
 
-Gemma2::Gemma2(ModelConfig config, WeightLoader& w)
+inline Gemma2::Gemma2(ModelConfig config, WeightLoader& w)
     : Decoder(std::move(config), w, kGemmaNormOffset) {
   each_layer([&](const std::string& at) {
     const auto norm = [&](const char* name) {
@@ -43,7 +46,7 @@ Gemma2::Gemma2(ModelConfig config, WeightLoader& w)
   });
 }
 
-void Gemma2::forward(Team t, const Pass& p) const {
+inline void Gemma2::forward(Team t, const Pass& p) const {
   const Views v(config_, p);
   const double eps = config_.norm_eps;
   rope_tables(t, p, frequencies_);
@@ -70,9 +73,11 @@ void Gemma2::forward(Team t, const Pass& p) const {
   tap(t, p, layers_.size(), p.out);
 }
 
-}  // namespace
+}  // namespace gemma2
 
-extern const Family gemma2_family = {{"Gemma2ForCausalLM"}, {"gemma2"}, read_config,
-                                     "embed_tokens.weight", {"model."}, load_model<Gemma2>};
+inline Family gemma2_family() {
+  return {{"Gemma2ForCausalLM"}, {"gemma2"}, gemma2::read_config,
+          "embed_tokens.weight", {"model."}, load_model<gemma2::Gemma2>};
+}
 
 }  // namespace stet

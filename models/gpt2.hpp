@@ -1,9 +1,12 @@
 // GPT-2: 124M to 1.5B, and DistilGPT2. Source: "Language Models are Unsupervised Multitask
 // Learners" (Radford et al., 2019), and transformers' modeling_gpt2.py.
-#include "models/decoder.hpp"
+#pragma once
+
+#include "stet/model/decoder.hpp"
 
 namespace stet {
-namespace {
+
+namespace gpt2 {
 
 class Gpt2 : public Model {
  public:
@@ -28,7 +31,7 @@ class Gpt2 : public Model {
   Norm final_norm_;
 };
 
-ModelConfig read_config(const JsonReader& json) {
+inline ModelConfig read_config(const JsonReader& json) {
   ModelConfig c;
   c.family = "gpt2";
   c.vocab_size = json.integer("vocab_size", 1, kMaxSize);
@@ -56,7 +59,7 @@ ModelConfig read_config(const JsonReader& json) {
   return c;
 }
 
-Gpt2::Gpt2(ModelConfig config, WeightLoader& w) : Model(std::move(config)) {
+inline Gpt2::Gpt2(ModelConfig config, WeightLoader& w) : Model(std::move(config)) {
   const ModelConfig& c = config_;
   const int64_t hidden = c.hidden_size, inter = c.intermediate_size;
   const auto norm = [&](const std::string& name) {
@@ -77,7 +80,7 @@ Gpt2::Gpt2(ModelConfig config, WeightLoader& w) : Model(std::move(config)) {
   if (!c.tied_head) head_ = w.head(c.vocab_size, hidden);
 }
 
-void Gpt2::forward(Team t, const Pass& p) const {
+inline void Gpt2::forward(Team t, const Pass& p) const {
   const Views v(config_, p);
   const double eps = config_.norm_eps;
   embed(t, p, embedding_, 1.0f, p.x);
@@ -103,9 +106,11 @@ void Gpt2::forward(Team t, const Pass& p) const {
   tap(t, p, layers_.size(), p.out);
 }
 
-}  // namespace
+}  // namespace gpt2
 
-extern const Family gpt2_family = {{"GPT2LMHeadModel"},  {"gpt2"},        read_config, "wte.weight",
-                                   {"transformer.", ""}, load_model<Gpt2>};
+inline Family gpt2_family() {
+  return {{"GPT2LMHeadModel"},   {"gpt2"}, gpt2::read_config, "wte.weight", {"transformer.", ""},
+          load_model<gpt2::Gpt2>};
+}
 
 }  // namespace stet

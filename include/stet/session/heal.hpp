@@ -1,23 +1,52 @@
-// Sessions compute blocks again that a file has lost.
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+// How a session computes again what a mapped file has lost.
+#pragma once
 
 #include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "stet/base/error.hpp"
 #include "stet/kv/kv_writer.hpp"
+#include "stet/session/replay.hpp"
 #include "stet/session/session.hpp"
-#include "stet/snapshot/verify.hpp"
 
 namespace stet {
 
-std::string HealedBlocks::text() const {
-  return fmt::format("{}: KV block{} {} {} not what was saved: computed again from {} tokens", file,
-                     blocks.size() == 1 ? "" : "s", fmt::join(blocks, ", "),
-                     blocks.size() == 1 ? "was" : "were", tokens);
+namespace detail {
+
+// How often a call begins anew because a file has changed meanwhile.
+constexpr int kMostMends = 8;
+
+[[noreturn]] inline void throw_restless() {
+  throw Error(ErrorKind::io, "", "files", "some that keep still while a pass reads them",
+              "one that changed every time");
 }
 
-void Session::mend(KvCache::Look look) {
+}  // namespace detail
+
+// Runs what reads blocks, and changes nothing when it throws, until none of them was damaged.
+template <class Reads>
+void Session::with_mending(Reads reads) {
+  for (int tries = 0;; ++tries) {
+    try {
+      return reads();
+    } catch (const DamagedBlock&) {
+      if (tries == detail::kMostMends) throw;
+    }
+    mend(KvCache::Look::at_all);
+  }
+}
+
+inline std::string HealedBlocks::text() const {
+  std::string list;
+  for (const int64_t b : blocks) list += (list.empty() ? "" : ", ") + std::to_string(b);
+  return file + (blocks.size() == 1 ? ": KV block " : ": KV blocks ") + list +
+         (blocks.size() == 1 ? " was" : " were") + " not what was saved: computed again from " +
+         std::to_string(tokens) + " tokens";
+}
+
+inline void Session::mend(KvCache::Look look) {
   const int threads = compute_.threads > 0 ? compute_.threads : default_threads();
   const std::vector<int64_t> damaged = state_.kv.find_damage(look, threads);
   if (!damaged.empty()) heal(damaged);
@@ -25,7 +54,7 @@ void Session::mend(KvCache::Look look) {
 
 // Run by run, so that each is computed over whole blocks. Where a prune came later than a block,
 // what its tokens saw is gone, and everything is computed again.
-void Session::heal(const std::vector<int64_t>& damaged) {
+inline void Session::heal(const std::vector<int64_t>& damaged) {
   if (!state_.edits.empty()) {
     throw Error(
         ErrorKind::format, state_.kv.block_info(damaged[0]).saved()->file,
@@ -50,7 +79,7 @@ void Session::heal(const std::vector<int64_t>& damaged) {
 
 // Blocks of another session take the place of damaged ones, once all of them have proved to be what
 // was saved.
-void Session::take_blocks(Session& from, std::span<const int64_t> damaged, int64_t tokens) {
+inline void Session::take_blocks(Session& from, std::span<const int64_t> damaged, int64_t tokens) {
   for (const int64_t b : damaged) {
     const KvBlock& lost = state_.kv.block_info(b);
     if (lost.saved_as(state_.kv.shape(), from.state_.kv.block(b))) continue;
@@ -67,7 +96,7 @@ void Session::take_blocks(Session& from, std::span<const int64_t> damaged, int64
 }
 
 // A session of the tokens before `size`, a multiple of 64, that shares this one's blocks.
-Session Session::front(int64_t size) {
+inline Session Session::front(int64_t size) {
   State state;
   state.origin = state_.origin;
   state.tokens.assign(state_.tokens.begin(), state_.tokens.begin() + size);

@@ -1,29 +1,22 @@
-#include "stet/chat/conversation.hpp"
+// What a conversation does.
+#pragma once
 
 #include <algorithm>
 #include <ctime>
-#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "stet/base/error.hpp"
+#include "stet/chat/conversation.hpp"
 #include "stet/text/utf8.hpp"
 
 namespace stet {
-namespace {
 
-using jinja::Value;
-using Json = nlohmann::ordered_json;
+namespace detail {
 
-std::string messages_json(const std::vector<Message>& messages) {
-  Json list = Json::array();
-  for (const Message& m : messages) {
-    Json message = {{"role", m.role}, {"content", m.content}};
-    if (!m.fields.empty()) message.update(Json::parse(m.fields));
-    list.push_back(std::move(message));
-  }
-  return list.dump();
-}
-
-std::string_view trimmed(std::string_view text) {
+inline std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kSpace = " \t\r\n\v\f";
   const size_t begin = text.find_first_not_of(kSpace);
   return begin == std::string_view::npos
@@ -33,8 +26,8 @@ std::string_view trimmed(std::string_view text) {
 
 // Where a rendering has the content of message `origin`, whole, at or after `from`; empty where it
 // has not.
-TextRange find_content(const jinja::Text& text, const std::string& content, int origin,
-                       size_t from) {
+inline TextRange find_content(const jinja::Text& text, const std::string& content, int origin,
+                              size_t from) {
   for (size_t i = text.marks.size(); i > 0; --i) {  // its role may be printed too, before
     const jinja::Mark& mark = text.marks[i - 1];
     if (mark.origin != origin || mark.begin < from) continue;
@@ -45,23 +38,23 @@ TextRange find_content(const jinja::Text& text, const std::string& content, int 
 }
 
 // Whether a message of the transcript is this one: positions aside.
-bool same_text(const Message& a, const Message& b) {
+inline bool same_text(const Message& a, const Message& b) {
   return a.role == b.role && a.content == b.content && a.fields == b.fields && a.drawn == b.drawn;
 }
 
-int64_t count_users(const std::vector<Message>& messages) {
+inline int64_t count_users(const std::vector<Message>& messages) {
   return std::count_if(messages.begin(), messages.end(),
                        [](const Message& m) { return m.role == "user"; });
 }
 
-size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+inline size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
   const size_t n = std::min(a.size(), b.size());
   return static_cast<size_t>(
       std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(n), b.begin()).first -
       a.begin());
 }
 
-}  // namespace
+}  // namespace detail
 
 // The tokens of a rendering, and where the messages are in them.
 struct Conversation::Plan {
@@ -85,7 +78,7 @@ struct Conversation::Plan {
     pieces.emplace_back(static_cast<int64_t>(ids.size()), fresh);
   }
   void compare(const std::vector<int32_t>& transcript) {
-    kept = report.kept = static_cast<int64_t>(common_prefix(ids, transcript));
+    kept = report.kept = static_cast<int64_t>(detail::common_prefix(ids, transcript));
     int64_t begin = kept;
     for (const auto& [end, fresh] : pieces) {
       (fresh ? report.added : report.recomputed) += std::max<int64_t>(0, end - begin);
@@ -98,7 +91,7 @@ struct Conversation::Plan {
       pieces;  // where each ends, and whether a message in it is new
 };
 
-Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer)
+inline Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer)
     : session_(std::move(session)), tokenizer_(std::move(tokenizer)) {
   Dialogue& dialogue = session_.dialogue();
   const std::string_view source = dialogue.chat_template.empty()
@@ -116,16 +109,16 @@ Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tok
           : ChatTemplate(dialogue.chat_template, "chat_template", *tokenizer_));
 }
 
-Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer,
-                           std::shared_ptr<const ChatTemplate> chat_template)
+inline Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer,
+                                  std::shared_ptr<const ChatTemplate> chat_template)
     : session_(std::move(session)),
       tokenizer_(std::move(tokenizer)),
       template_(std::move(chat_template)) {}
 
-Conversation Conversation::fork() const { return {session_.fork(), tokenizer_, template_}; }
+inline Conversation Conversation::fork() const { return {session_.fork(), tokenizer_, template_}; }
 
-std::vector<int32_t> Conversation::tokens_at(const Message& m,
-                                             const std::vector<int32_t>& transcript) {
+inline std::vector<int32_t> Conversation::tokens_at(const Message& m,
+                                                    const std::vector<int32_t>& transcript) {
   if (m.begin < 0 || m.end < m.begin || m.end > static_cast<int64_t>(transcript.size())) {
     throw Error(ErrorKind::argument, "", "messages", "drawn replies of this transcript",
                 "one at " + std::to_string(m.begin));
@@ -135,8 +128,8 @@ std::vector<int32_t> Conversation::tokens_at(const Message& m,
 
 // The tokens of a reply; behind them those of what its content says beyond their text, which is
 // what a stop string in the middle of a token leaves.
-std::vector<int32_t> Conversation::tokens_of(const Message& m,
-                                             const std::vector<int32_t>& transcript) const {
+inline std::vector<int32_t> Conversation::tokens_of(const Message& m,
+                                                    const std::vector<int32_t>& transcript) const {
   std::vector<int32_t> ids = tokens_at(m, transcript);
   const std::string text = tokenizer_->decode(ids, true);
   if (m.content.size() > text.size() && m.content.starts_with(text)) {
@@ -149,18 +142,19 @@ std::vector<int32_t> Conversation::tokens_of(const Message& m,
   return ids;
 }
 
-Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages) const {
+inline Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages) const {
   const Dialogue& dialogue = session_.dialogue();
   const std::vector<int32_t> transcript = session_.transcript();
   const jinja::Text text = template_->render(
-      Value::from_json(messages_json(messages), "messages"), true,
-      Value::from_json(dialogue.variables.empty() ? "{}" : dialogue.variables, "variables"),
+      template_messages(messages), true,
+      jinja::Value::from_json(dialogue.variables.empty() ? "{}" : dialogue.variables, "variables"),
       static_cast<double>(dialogue.now));
   Plan plan;
   plan.messages = messages;
   const auto is_new = [&](size_t i) {
-    return std::none_of(dialogue.messages.begin(), dialogue.messages.end(),
-                        [&](const Message& m) { return m.end > 0 && same_text(m, messages[i]); });
+    return std::none_of(dialogue.messages.begin(), dialogue.messages.end(), [&](const Message& m) {
+      return m.end > 0 && detail::same_text(m, messages[i]);
+    });
   };
   size_t at = 0, first = 0;  // what comes next of the text, and of the messages
   const auto add_text = [&](size_t end, size_t last, bool fresh) {
@@ -173,7 +167,8 @@ Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages)
   };
   for (size_t i = 0; i < messages.size(); ++i) {
     if (!messages[i].drawn) continue;
-    const TextRange there = find_content(text, messages[i].content, static_cast<int>(i), at);
+    const TextRange there =
+        detail::find_content(text, messages[i].content, static_cast<int>(i), at);
     if (there.end == 0) continue;  // the template has written it anew, or it is empty
     add_text(there.begin, i, false);
     plan.messages[i].begin = static_cast<int64_t>(plan.ids.size());
@@ -187,11 +182,11 @@ Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages)
   return plan;
 }
 
-PromptReport Conversation::plan(const std::vector<Message>& messages) const {
+inline PromptReport Conversation::plan(const std::vector<Message>& messages) const {
   return make_plan(messages).report;
 }
 
-PromptReport Conversation::prompt(std::vector<Message> messages, const Progress& progress) {
+inline PromptReport Conversation::prompt(std::vector<Message> messages, const Progress& progress) {
   for (Message& m : messages) m.content = utf8_lossy(m.content);
   const Plan plan = make_plan(messages);
   const int64_t gone = shifted_out(session_.prunes()),
@@ -214,7 +209,7 @@ PromptReport Conversation::prompt(std::vector<Message> messages, const Progress&
   return plan.report;
 }
 
-PromptReport Conversation::say(const std::string& text, const Progress& progress) {
+inline PromptReport Conversation::say(const std::string& text, const Progress& progress) {
   std::vector<Message> all = messages();
   all.push_back({"user", text, "", 0, 0, false});
   return prompt(std::move(all), progress);
@@ -222,17 +217,17 @@ PromptReport Conversation::say(const std::string& text, const Progress& progress
 
 // ---------------------------------------------------------------- replies
 
-bool Conversation::open() const {
+inline bool Conversation::open() const {
   const std::vector<Turn>& turns = session_.generation().turns;
   return !turns.empty() && turns.back().open && turns.back().end > turns.back().reply &&
          !messages().empty() && messages().back().drawn;
 }
 
-std::string Conversation::text_of(const Message& m) const {
+inline std::string Conversation::text_of(const Message& m) const {
   return tokenizer_->decode(tokens_at(m, session_.transcript()), true);
 }
 
-Reply Conversation::reply(const GenerateOptions& options, const TextSink& sink) {
+inline Reply Conversation::reply(const GenerateOptions& options, const TextSink& sink) {
   std::vector<Message>& all = session_.dialogue().messages;
   if (!open()) all.push_back({"assistant", "", "", session_.drawn(), session_.drawn(), true});
   const std::string shown = shown_of(all.back());
@@ -249,7 +244,7 @@ Reply Conversation::reply(const GenerateOptions& options, const TextSink& sink) 
 }
 
 // The text that a reply has given so far: all of its tokens' but for what is held back.
-std::string Conversation::shown_of(const Message& m) const {
+inline std::string Conversation::shown_of(const Message& m) const {
   TextStream stream(*tokenizer_, true);
   std::string text;
   for (const int32_t id : tokens_at(m, session_.transcript())) text += stream.push(id);
@@ -257,7 +252,7 @@ std::string Conversation::shown_of(const Message& m) const {
 }
 
 // The last message takes in what was drawn, but for the stop token at its end.
-void Conversation::settle(const Reply& reply) {
+inline void Conversation::settle(const Reply& reply) {
   std::vector<Message>& all = session_.dialogue().messages;
   Message& m = all.back();
   m.end = session_.drawn() - (reply.stop == "eos" ? 1 : 0);
@@ -267,7 +262,7 @@ void Conversation::settle(const Reply& reply) {
 
 // A stop string ends what was said; of the tokens those stay that lie before it. It may begin
 // within a token.
-void Conversation::end_at(Message& m, const std::string& content) {
+inline void Conversation::end_at(Message& m, const std::string& content) {
   TextStream stream(*tokenizer_, true);
   std::string text;
   int64_t end = m.begin, at = m.begin;
@@ -281,25 +276,27 @@ void Conversation::end_at(Message& m, const std::string& content) {
   m.content = content;
 }
 
-std::string Conversation::close() { return open() ? end_reply(session_, tokenizer_.get()) : ""; }
+inline std::string Conversation::close() {
+  return open() ? end_reply(session_, tokenizer_.get()) : "";
+}
 
 // ---------------------------------------------------------------- going back
 
 // `position` counts as messages do.
-void Conversation::cut(int64_t position, size_t messages) {
+inline void Conversation::cut(int64_t position, size_t messages) {
   session_.rewind(std::max<int64_t>(0, position - shifted_out(session_.prunes())));
   std::vector<Message>& all = session_.dialogue().messages;
   all.resize(std::min(all.size(), messages));
 }
 
-void Conversation::rewind(int64_t turns) {
+inline void Conversation::rewind(int64_t turns) {
   const std::vector<Message>& all = messages();
   size_t first = all.size();
   int64_t found = 0;
   while (found < turns && first > 0) found += all[--first].role == "user" ? 1 : 0;
   if (turns < 1 || found < turns) {
-    throw Error(ErrorKind::argument, "", "turns", "1 .. " + std::to_string(count_users(all)),
-                std::to_string(turns));
+    throw Error(ErrorKind::argument, "", "turns",
+                "1 .. " + std::to_string(detail::count_users(all)), std::to_string(turns));
   }
   const bool later = std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(first),
                                  [](const Message& m) { return m.drawn; });
@@ -312,14 +309,14 @@ void Conversation::rewind(int64_t turns) {
   cut(position, first);
 }
 
-void Conversation::retry() {
+inline void Conversation::retry() {
   const std::vector<Message>& all = messages();
   if (all.empty() || !all.back().drawn)
     throw Error(ErrorKind::argument, "", "retry", "a reply to draw again", "none");
   cut(all.back().begin, all.size() - 1);
 }
 
-void Conversation::set_system(const std::string& text) {
+inline void Conversation::set_system(const std::string& text) {
   std::vector<Message>& all = session_.dialogue().messages;
   const bool there = !all.empty() && all.front().role == "system";
   if (text.empty()) {

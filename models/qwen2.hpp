@@ -1,11 +1,12 @@
 // Qwen 2 and 2.5, dense: Llama's layers, with biases on queries, keys and values alone. Source:
 // "Qwen2 Technical Report", arXiv 2407.10671, 2412.15115, and transformers' modeling_qwen2.py.
+#pragma once
+
 #include "models/llama.hpp"
-#include "models/qwen.hpp"
 
 namespace stet {
 
-ModelConfig read_qwen(const JsonReader& json, const char* family, const Defaults& defaults) {
+inline ModelConfig read_qwen(const JsonReader& json, const char* family, const Defaults& defaults) {
   ModelConfig c = read_common(json, family, defaults);
   require_false(json, {"mlp_bias"});
   require_activation(json, "hidden_act", {"silu"});
@@ -17,21 +18,23 @@ ModelConfig read_qwen(const JsonReader& json, const char* family, const Defaults
   return c;
 }
 
-namespace {
+namespace qwen2 {
 
-ModelConfig read_config(const JsonReader& json) {
+inline ModelConfig read_config(const JsonReader& json) {
   ModelConfig c = read_qwen(json, "qwen2", {});
   c.attention_bias = true;  // no field says so
   return c;
 }
 
-std::unique_ptr<Model> load(ModelConfig c, WeightLoader& w) {
+inline std::unique_ptr<Model> load(ModelConfig c, WeightLoader& w) {
   return std::make_unique<Llama>(std::move(c), w, Biases{.qkv = true});
 }
 
-}  // namespace
+}  // namespace qwen2
 
-extern const Family qwen2_family = {{"Qwen2ForCausalLM"},  {"qwen2"},  read_config,
-                                    "embed_tokens.weight", {"model."}, load};
+inline Family qwen2_family() {
+  return {{"Qwen2ForCausalLM"},  {"qwen2"},  qwen2::read_config,
+          "embed_tokens.weight", {"model."}, qwen2::load};
+}
 
 }  // namespace stet

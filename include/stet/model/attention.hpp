@@ -1,29 +1,51 @@
+// Attention over the KV cache, and the cache's next keys and values.
+#pragma once
+
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <limits>
+#include <utility>
 
-#include "src/gemm.hpp"
-#include "stet/kernels/numbers.hpp"
 #include "stet/kv/kv_writer.hpp"
-#include "stet/model/ops.hpp"
+#include "stet/model/pass.hpp"
+#include "stet/threads/team.hpp"
 
 namespace stet {
-namespace {
+
+// Writes k and v ([kv_heads][head_dim]) of every row to its slot.
+void store_kv(Team t, const Pass& p, int64_t layer, Rows k, Rows v);
+
+struct AttentionShape {
+  int64_t layer;
+  size_t heads, kv_heads, head_dim;
+  int64_t window;  // 0: all earlier positions
+  double scale, softcap;
+};
+// y[heads][head_dim] = softmax(scale q·k over the visible positions) v; head h reads kv head h /
+// (heads / kv_heads).
+void attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y);
+
+// Scratch memory: of a thread; and, for each block of a cache, of all threads.
+size_t attention_local_floats(size_t head_dim);
+size_t attention_partial_floats(size_t heads, size_t kv_heads, size_t head_dim);
+
+namespace detail {
 
 // A task is one kv head and up to kTilesPerTask tiles of its queries: each block of keys and values
 // is read once for all of them.
 constexpr size_t kTilesPerTask = 8;
 constexpr size_t kTaskRows = kTilesPerTask * kTileRows;
 
-size_t padded(size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+inline size_t padded(size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
 // What a tile of queries saw lies in one run of floats: maxima, sums, and which of the queries saw
 // anything (as bits), in kLanes; then their values [rows][ldv].
-size_t tile_floats(size_t rows, size_t ldv) { return kLanes + rows * ldv; }
-Attended tile_at(float* at) { return {at, at + kTileRows, at + kLanes}; }
-void set_seen(float* at, unsigned bits) { std::memcpy(at + 2 * kTileRows, &bits, sizeof bits); }
-unsigned seen_of(const float* at) {
+inline size_t tile_floats(size_t rows, size_t ldv) { return kLanes + rows * ldv; }
+inline Attended tile_at(float* at) { return {at, at + kTileRows, at + kLanes}; }
+inline void set_seen(float* at, unsigned bits) {
+  std::memcpy(at + 2 * kTileRows, &bits, sizeof bits);
+}
+inline unsigned seen_of(const float* at) {
   unsigned bits;
   std::memcpy(&bits, at + 2 * kTileRows, sizeof bits);
   return bits;
@@ -39,7 +61,7 @@ struct Local {
 };
 
 // Where each of Local's parts begins, in floats; the last entry is the size of all.
-std::array<size_t, 6> offsets(size_t head_dim) {
+inline std::array<size_t, 6> offsets(size_t head_dim) {
   const size_t ldv = padded(head_dim), tile = tile_floats(kTileRows, ldv);
   const size_t sizes[] = {padded(kTaskRows * head_dim), kTilesPerTask * tile, kTilesPerTask * tile,
                           head_dim * kPanel, kPanel * ldv};
@@ -48,7 +70,7 @@ std::array<size_t, 6> offsets(size_t head_dim) {
   return at;
 }
 
-Local layout(float* base, size_t head_dim) {
+inline Local layout(float* base, size_t head_dim) {
   const auto at = offsets(head_dim);
   return {base + at[0], base + at[1], base + at[2], base + at[3], base + at[4]};
 }
@@ -90,7 +112,7 @@ struct Queries {
   }
 };
 
-void pack_queries(const Queries& s, size_t first, size_t rows, float* packed) {
+inline void pack_queries(const Queries& s, size_t first, size_t rows, float* packed) {
   for (size_t r = 0; r < rows; ++r) {
     const float* const query = s.query(first + r);
     for (size_t d = 0; d < s.a.head_dim; ++d) packed[d * kTileRows + r] = query[d];
@@ -98,7 +120,7 @@ void pack_queries(const Queries& s, size_t first, size_t rows, float* packed) {
 }
 
 // Of a block, as they are stored: keys, then values.
-Fetch keys_and_values(const Queries& s, int64_t index) {
+inline Fetch keys_and_values(const Queries& s, int64_t index) {
   const KvShape& shape = s.span.kv->shape();
   return {s.span.kv->unchecked_block(index) +
               shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head)),
@@ -112,7 +134,7 @@ struct BlockView {
 };
 
 // The keys and values of a block: in place, or widened to float32 where rows need padding.
-BlockView view_block(const Queries& s, int64_t index, const Local& local) {
+inline BlockView view_block(const Queries& s, int64_t index, const Local& local) {
   const KvShape& shape = s.span.kv->shape();
   s.span.kv->check(index, s.a.layer);
   const std::byte* block = s.span.kv->unchecked_block(index);
@@ -166,20 +188,20 @@ class Seeing {
 };
 
 // First and last+1 block that queries [first, first + count) can see.
-std::pair<int64_t, int64_t> block_range(const Queries& s, size_t first, size_t count) {
+inline std::pair<int64_t, int64_t> block_range(const Queries& s, size_t first, size_t count) {
   return {s.lowest(s.position(first)) / kBlockPositions,
           s.position(first + count - 1) / kBlockPositions + 1};
 }
 
 // Writes the output of queries first .. first + rows - 1.
-void finish(const Queries& s, size_t first, size_t rows, const Attended& sums) {
+inline void finish(const Queries& s, size_t first, size_t rows, const Attended& sums) {
   const size_t ldv = padded(s.a.head_dim);
   for (size_t r = 0; r < rows; ++r)
     s.p.kernels->divide(sums.o + r * ldv, sums.l[r], s.output(first + r), s.a.head_dim);
 }
 
 // Queries [first, first + count), count <= kTaskRows, over all blocks in order.
-void attend_queries(const Queries& s, size_t first, size_t count, const Local& local) {
+inline void attend_queries(const Queries& s, size_t first, size_t count, const Local& local) {
   const size_t head_dim = s.a.head_dim, ldv = padded(head_dim);
   const auto rows = [count](size_t i) { return std::min(size_t{kTileRows}, count - i); };
   const auto part = [&](float* tiles, size_t i) {
@@ -361,36 +383,39 @@ class Singles {
   const size_t ldv_;
 };
 
-}  // namespace
+}  // namespace detail
 
-size_t attention_local_floats(size_t head_dim) { return offsets(head_dim).back(); }
-size_t attention_partial_floats(size_t heads, size_t kv_heads, size_t head_dim) {
-  return Singles::Tiles(heads / kv_heads).floats(kv_heads, head_dim);
+inline size_t attention_local_floats(size_t head_dim) { return detail::offsets(head_dim).back(); }
+inline size_t attention_partial_floats(size_t heads, size_t kv_heads, size_t head_dim) {
+  return detail::Singles::Tiles(heads / kv_heads).floats(kv_heads, head_dim);
 }
 
-void attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y) {
-  const Local local = layout(p.scratch->local[static_cast<size_t>(t.rank)].as<float>(), a.head_dim);
+inline void attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y) {
+  const detail::Local local =
+      detail::layout(p.scratch->local[static_cast<size_t>(t.rank)].as<float>(), a.head_dim);
   for (std::span<const Span> spans = p.spans; !spans.empty();) {
-    if (const size_t singles = Singles::fit(p, a, spans); singles > 0) {
-      Singles(p, a, q, y, spans.first(singles), local).run(t);
+    if (const size_t singles = detail::Singles::fit(p, a, spans); singles > 0) {
+      detail::Singles(p, a, q, y, spans.first(singles), local).run(t);
       spans = spans.subspan(singles);
       continue;
     }
-    const size_t each = (Queries{p, a, spans[0], 0, q, y}.count() + kTaskRows - 1) / kTaskRows,
+    const size_t each = (detail::Queries{p, a, spans[0], 0, q, y}.count() + detail::kTaskRows - 1) /
+                        detail::kTaskRows,
                  tasks = each * a.kv_heads;
     // The longest first: later queries see more.
     t.each(tasks, [&](size_t i) {
-      const Queries s{p, a, spans[0], i % a.kv_heads, q, y};
-      const size_t first = (each - 1 - i / a.kv_heads) * kTaskRows;
-      attend_queries(s, first, std::min(kTaskRows, s.count() - first), local);
+      const detail::Queries s{p, a, spans[0], i % a.kv_heads, q, y};
+      const size_t first = (each - 1 - i / a.kv_heads) * detail::kTaskRows;
+      detail::attend_queries(s, first, std::min(detail::kTaskRows, s.count() - first), local);
     });
     spans = spans.subspan(1);
   }
 }
 
-namespace {
+namespace detail {
 
-void store_block(const Span& span, size_t head, int64_t layer, Rows k, Rows v, size_t block) {
+inline void store_block(const Span& span, size_t head, int64_t layer, Rows k, Rows v,
+                        size_t block) {
   const KvShape& shape = span.kv->shape();
   const size_t head_dim = static_cast<size_t>(shape.head_dim), element = shape.element_size();
   std::byte* const base = KvWriter(*span.kv).writable(static_cast<int64_t>(block));
@@ -410,10 +435,10 @@ void store_block(const Span& span, size_t head, int64_t layer, Rows k, Rows v, s
   }
 }
 
-}  // namespace
+}  // namespace detail
 
 // A piece is a whole block of a head, so that no two threads write one cache line.
-void store_kv(Team t, const Pass& p, int64_t layer, Rows k, Rows v) {
+inline void store_kv(Team t, const Pass& p, int64_t layer, Rows k, Rows v) {
   const size_t heads = static_cast<size_t>(p.spans[0].kv->shape().kv_heads);
   const auto blocks = [](const Span& span) {
     const int64_t last = span.first + static_cast<int64_t>(span.count) - 1;
@@ -428,7 +453,7 @@ void store_kv(Team t, const Pass& p, int64_t layer, Rows k, Rows v) {
       for (size_t i = 0; i < heads * blocks(span).size(); ++i, ++task) {
         if (task < some.begin || task >= some.end) continue;
         const size_t head = i % heads, block = blocks(span).begin + i / heads;
-        store_block(span, head, layer, k, v, block);
+        detail::store_block(span, head, layer, k, v, block);
       }
     }
   });

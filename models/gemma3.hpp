@@ -1,10 +1,13 @@
 // Gemma 3, text: 270M to 27B, and the text part of the multimodal checkpoints.
 // Source: "Gemma 3 Technical Report", arXiv 2503.19786, and transformers' modeling_gemma3.py.
-#include "models/decoder.hpp"
+#pragma once
+
 #include "models/gemma.hpp"
+#include "stet/model/decoder.hpp"
 
 namespace stet {
-namespace {
+
+namespace gemma3 {
 
 class Gemma3 : public Decoder {
  public:
@@ -30,7 +33,7 @@ constexpr Defaults kDefaults = {.vocab_size = 262208,
                                 .max_positions = 131072,
                                 .tied_head = true};
 
-ModelConfig read_config(const JsonReader& top) {
+inline ModelConfig read_config(const JsonReader& top) {
   const std::optional<JsonReader> nested = top.object("text_config");
   const JsonReader& json = nested ? *nested : top;
   ModelConfig c = read_gemma(json, "gemma3", kDefaults);
@@ -54,7 +57,7 @@ ModelConfig read_config(const JsonReader& top) {
   return c;
 }
 
-Gemma3::Gemma3(ModelConfig config, WeightLoader& w)
+inline Gemma3::Gemma3(ModelConfig config, WeightLoader& w)
     : Decoder(std::move(config), w, kGemmaNormOffset) {
   const ModelConfig& c = config_;
   each_layer([&](const std::string& at) {
@@ -69,7 +72,7 @@ Gemma3::Gemma3(ModelConfig config, WeightLoader& w)
   });
 }
 
-void Gemma3::forward(Team t, const Pass& p) const {
+inline void Gemma3::forward(Team t, const Pass& p) const {
   const Views v(config_, p);
   const double eps = config_.norm_eps;
   const size_t head_dim = static_cast<size_t>(config_.head_dim);
@@ -99,13 +102,15 @@ void Gemma3::forward(Team t, const Pass& p) const {
   tap(t, p, layers_.size(), p.out);
 }
 
-}  // namespace
+}  // namespace gemma3
 
-extern const Family gemma3_family = {{"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"},
-                                     {"gemma3_text", "gemma3"},
-                                     read_config,
-                                     "embed_tokens.weight",
-                                     {"model.", "language_model.model.", "model.language_model."},
-                                     load_model<Gemma3>};
+inline Family gemma3_family() {
+  return {{"Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"},
+          {"gemma3_text", "gemma3"},
+          gemma3::read_config,
+          "embed_tokens.weight",
+          {"model.", "language_model.model.", "model.language_model."},
+          load_model<gemma3::Gemma3>};
+}
 
 }  // namespace stet

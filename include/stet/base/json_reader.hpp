@@ -5,27 +5,21 @@
 #include <cfloat>
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace stet {
-
-// A JSON value. A format Error tells line and column of what is not JSON; duplicate keys, numbers
-// that do not fit a double, nesting deeper than 64, and more values than limits.hpp allows are
-// errors too.
-nlohmann::json parse_json_value(std::string_view text, const std::string& file);
 
 // One object of a JSON file. Each accessor checks type and range and throws a format Error with the
 // file and the field's path ("text_config.num_hidden_layers"). A null field counts as absent.
 class JsonReader {
  public:
-  // Copies share the document.
-  JsonReader(std::shared_ptr<const nlohmann::json> object, std::string file, std::string path);
-
+  // A null field is not there; names() has it.
   bool has(const std::string& name) const;
+  bool names(const std::string& name) const;
   std::vector<std::string> keys() const;  // sorted; null fields included
 
   // 1000000.0 is an integer too: some writers leave no other choice.
@@ -55,14 +49,14 @@ class JsonReader {
 
   const std::string& file() const { return file_; }
   std::string path_of(const std::string& name) const;
-  const nlohmann::json& json() const { return *object_; }
+  std::string text() const;  // the object again, as one line of JSON with sorted keys
 
  private:
-  const nlohmann::json* find(const std::string& name) const;  // nullptr when absent or null
-  int64_t checked_integer(const nlohmann::json& value, const std::string& path, int64_t min,
-                          int64_t max) const;
+  friend struct JsonAccess;  // of the source file, which knows the library behind it
+  JsonReader(std::shared_ptr<const void> object, std::string file, std::string path)
+      : object_(std::move(object)), file_(std::move(file)), path_(std::move(path)) {}
 
-  std::shared_ptr<const nlohmann::json> object_;
+  std::shared_ptr<const void> object_;  // shared by copies and parts
   std::string file_, path_;
 };
 

@@ -1,0 +1,102 @@
+// What the decoders after GPT-2 share: the ends of the model, the linear layers of a layer and
+// their names, and the attention between them. The forward pass itself stands in each family's
+// file.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "stet/model/family.hpp"
+
+namespace stet {
+
+// Where a pass keeps what attention works on: columns of p.qkv.
+struct Views {
+  Views(const ModelConfig& c, const Pass& p);
+
+  Rows q, k, v;  // [heads head_dim], [kv_heads head_dim] twice
+};
+
+// Rotary positions for the queries and keys of layer `index`.
+void rotate(Team t, const Pass& p, const ModelConfig& c, size_t index, const Views& v);
+// Stores keys and values of layer `index`; p.attention = what its queries see.
+void attend(Team t, const Pass& p, const ModelConfig& c, size_t index, const Views& v);
+
+// Which linear layers have biases.
+struct Biases {
+  bool qkv = false, o = false, mlp = false;
+};
+
+// The linear layers of layer `at` ("layers.0."), under the names that Llama gave them.
+struct LinearLayers {
+  LinearLayers(WeightLoader& w, const ModelConfig& c, const std::string& at, Biases biases = {});
+
+  Linear qkv;      // [(heads + 2 kv_heads) head_dim][hidden]
+  Linear o;        // [hidden][heads head_dim]
+  Linear gate_up;  // [2 intermediate][hidden]
+  Linear down;     // [hidden][intermediate]
+};
+
+// Embeddings, final norm, head and rotary frequencies; a family adds its layers and its forward
+// pass.
+class Decoder : public Model {
+ protected:
+  // Norm weights are stored less `norm_offset`.
+  Decoder(ModelConfig config, WeightLoader& w, float norm_offset);
+  // f("layers.0."), f("layers.1."), ... for every layer.
+  template <class F>
+  void each_layer(F f) const {
+    for (int64_t i = 0; i < config_.layers; ++i) f("layers." + std::to_string(i) + ".");
+  }
+
+  Vector final_norm_;
+  std::vector<Vector> frequencies_;
+};
+
+inline Views::Views(const ModelConfig& c, const Pass& p) {
+  const size_t queries = static_cast<size_t>(c.heads * c.head_dim),
+               keys = static_cast<size_t>(c.kv_heads * c.head_dim);
+  q = p.qkv.columns(0, queries);
+  k = p.qkv.columns(queries, keys);
+  v = p.qkv.columns(queries + keys, keys);
+}
+
+inline void rotate(Team t, const Pass& p, const ModelConfig& c, size_t index, const Views& v) {
+  rope(t, p, c.rope_of[index], v.q, static_cast<size_t>(c.head_dim));
+  rope(t, p, c.rope_of[index], v.k, static_cast<size_t>(c.head_dim));
+}
+
+inline void attend(Team t, const Pass& p, const ModelConfig& c, size_t index, const Views& v) {
+  const AttentionShape shape = {static_cast<int64_t>(index),
+                                static_cast<size_t>(c.heads),
+                                static_cast<size_t>(c.kv_heads),
+                                static_cast<size_t>(c.head_dim),
+                                c.window[index],
+                                c.attention_scale,
+                                c.attention_softcap};
+  store_kv(t, p, shape.layer, v.k, v.v);
+  attention(t, p, shape, v.q, p.attention);
+}
+
+inline LinearLayers::LinearLayers(WeightLoader& w, const ModelConfig& c, const std::string& at,
+                                  Biases biases) {
+  const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim, inter = c.intermediate_size;
+  const std::string self = at + "self_attn.", mlp = at + "mlp.";
+  qkv = w.linear("attention", {{self + "q_proj", q}, {self + "k_proj", kv}, {self + "v_proj", kv}},
+                 c.hidden_size, biases.qkv);
+  o = w.linear("attention", {{self + "o_proj", c.hidden_size}}, q, biases.o);
+  gate_up = w.linear("mlp", {{mlp + "gate_proj", inter}, {mlp + "up_proj", inter}}, c.hidden_size,
+                     biases.mlp);
+  down = w.linear("mlp", {{mlp + "down_proj", c.hidden_size}}, inter, biases.mlp);
+}
+
+inline Decoder::Decoder(ModelConfig config, WeightLoader& w, float norm_offset)
+    : Model(std::move(config)) {
+  const ModelConfig& c = config_;
+  embedding_ = w.matrix("embeddings", {{"embed_tokens.weight", c.vocab_size}}, c.hidden_size);
+  final_norm_ = w.vector("norms", "norm.weight", c.hidden_size, norm_offset);
+  if (!c.tied_head) head_ = w.head(c.vocab_size, c.hidden_size);
+  for (const Rope& rope : c.ropes) frequencies_.push_back(inverse_frequencies(rope, c.head_dim));
+}
+
+}  // namespace stet

@@ -1,0 +1,49 @@
+// One trip of some tokens through the model: what the operations of a forward pass are given.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "stet/base/memory.hpp"
+#include "stet/kernels/kernels.hpp"
+#include "stet/kv/kv_cache.hpp"
+#include "stet/model/contract.hpp"
+#include "stet/model/rows.hpp"
+
+namespace stet {
+
+// Consecutive tokens of one session inside a pass: rows [row, row + count), positions from `first`.
+struct Span {
+  KvCache* kv;
+  int64_t first;
+  size_t row, count;
+};
+
+// Scratch memory of a pass, sized once for the largest pass, the number of threads and the
+// capacity.
+struct Scratch {
+  Memory packed;              // a block of rows, packed for the tile kernel
+  std::vector<Memory> local;  // per thread: a panel and its sums; rounded inputs; queries, partial
+                              // results of attention
+  Memory partial;             // attention over few rows: what tiles of queries saw of each block
+  std::vector<Memory> tables;
+  std::vector<Rows> cos, sin;  // per Rope: [rows][head_dim / 2], in `tables`
+};
+
+// One trip of some tokens through the model.
+struct Pass {
+  const Kernels* kernels;
+  Contract contract;
+  std::span<const int32_t> ids;  // [rows]
+  std::span<const Span> spans;
+  Scratch* scratch;
+  // The residual stream after the embedding (0), after layer i (i), after the final norm (last):
+  // hidden[i] is copied out when hidden is not empty.
+  std::span<Rows> hidden;
+
+  // Activations. q, k and v are columns of qkv; gate and up are those of gate_up.
+  Rows x, normed, qkv, attention, gate_up, mlp, out;
+};
+
+}  // namespace stet

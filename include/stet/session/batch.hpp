@@ -1,0 +1,250 @@
+// Tokens of one session or of many, processed together.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "stet/base/error.hpp"
+#include "stet/kv/kv_writer.hpp"
+#include "stet/session/compute.hpp"
+#include "stet/session/heal.hpp"
+#include "stet/session/session.hpp"
+
+namespace stet {
+
+// The tokens, one or more, that a batch adds to one of its sessions.
+struct BatchEntry {
+  Session* session;
+  std::span<const int32_t> ids;
+};
+
+// Every session goes on by its tokens, and all of them by the same passes over the weights: prompts
+// and single tokens may be mixed. Each session afterwards has the bits that an append() of its own
+// would have given it (not under f32_blas). Sessions may differ in length, capacity and kv type,
+// and may be forks of one another. How to compute (isa, threads, chunk) is up to the first; nothing
+// but the calling thread may use any of them meanwhile. Throws an argument Error for sessions of
+// different models or contracts, for one that stands twice and for an entry without tokens, and
+// what append() throws; where an entry is at fault, the field begins with its place ("batch[2]:
+// tokens"). Whatever is thrown, all sessions are as they were.
+void append(std::span<const BatchEntry> batch);
+namespace detail {
+
+inline std::string entry_name(size_t entry) { return "batch[" + std::to_string(entry) + "]: "; }
+
+// Gives the workspace back however the pass ends.
+class WorkspaceLease {
+ public:
+  WorkspaceLease(const Model& model, size_t rows, int threads)
+      : model_(model), w_(model.take_workspace(rows, threads)) {}
+  ~WorkspaceLease() { model_.give_workspace(std::move(w_)); }
+  WorkspaceLease(const WorkspaceLease&) = delete;
+  WorkspaceLease& operator=(const WorkspaceLease&) = delete;
+  Workspace& operator*() const { return *w_; }
+
+ private:
+  const Model& model_;
+  std::unique_ptr<Workspace> w_;
+};
+
+// Where hidden states are copied to, as wide as the residual stream.
+struct HiddenRows {
+  HiddenRows(int64_t count, const Workspace& w) {
+    for (int64_t i = 0; i < count; ++i) {
+      memory.emplace_back(w.ids.size() * w.x.stride * sizeof(float));
+      rows.push_back({memory.back().as<float>(), w.x.stride, w.x.width, w.ids.size()});
+    }
+  }
+  std::vector<Memory> memory;
+  std::vector<Rows> rows;
+};
+
+inline Pass make_pass(const ComputeOptions& compute, Workspace& w, std::span<Rows> hidden) {
+  const auto cut = [&w](const Rows& rows) { return rows.rows(0, w.ids.size()); };
+  return {&kernels_of(compute),
+          compute.contract,
+          w.ids,
+          w.spans,
+          &w.scratch,
+          hidden,
+          cut(w.x),
+          cut(w.normed),
+          cut(w.qkv),
+          cut(w.attention),
+          cut(w.gate_up),
+          cut(w.mlp),
+          cut(w.out)};
+}
+
+// What `step` does for one entry of a batch; an Error names the entry.
+template <class Step>
+void for_entry(size_t entries, size_t index, Step step) {
+  try {
+    step();
+  } catch (const Error& e) {
+    if (entries == 1) throw;
+    throw Error(e.kind, e.file, entry_name(index) + e.field, e.expected, e.found);
+  }
+}
+
+}  // namespace detail
+
+// One append() of tokens to some sessions. The tokens of all entries, one after the other, are cut
+// into passes of `chunk` rows. Each session's last row is kept until all are through: then one
+// product gives the logits, and nothing can fail any more.
+class BatchAppend {
+ public:
+  struct Sinks {  // of a batch of one
+    const LogitSink& logits;
+    const HiddenSink& hidden;
+    const Progress& progress;
+  };
+
+  // At least one entry, none of them empty.
+  BatchAppend(std::span<const BatchEntry> batch, const Sinks& sinks)
+      : batch_(batch), sinks_(sinks), first_(*batch[0].session) {}
+
+  // Whatever is thrown, all sessions are as they were.
+  void run();
+
+ private:
+  void begin_entry(size_t index);
+  void run_pass(size_t most, Workspace& w);
+  void run_until_sound(size_t first_entry, const Pass& pass, const Workspace& w);
+  void hand_out(const Pass& pass, const Workspace& w);
+  void run_head(const Pass& pass, Rows hidden, Rows logits) const;
+  void compute_logits(const Pass& pass, Workspace& w);
+  int threads() const { return detail::threads_of(first_.compute_); }
+  const Model& model() const { return *first_.model_; }
+
+  std::span<const BatchEntry> batch_;
+  const Sinks& sinks_;
+  const Session& first_;  // says how to compute
+};
+
+inline void append(std::span<const BatchEntry> batch) {
+  for (size_t i = 0; i < batch.size(); ++i) {
+    if (batch[i].session == nullptr)
+      throw Error(ErrorKind::argument, "", detail::entry_name(i) + "session", "a session", "null");
+    if (batch[i].ids.empty())
+      throw Error(ErrorKind::argument, "", detail::entry_name(i) + "ids", "at least one token",
+                  "none");
+  }
+  if (!batch.empty()) BatchAppend(batch, {nullptr, nullptr, nullptr}).run();
+}
+
+inline void BatchAppend::run() {
+  size_t begun = 0, tokens = 0;
+  try {
+    for (; begun < batch_.size(); ++begun) {
+      begin_entry(begun);
+      tokens += batch_[begun].ids.size();
+    }
+    const size_t most = std::min(tokens, static_cast<size_t>(first_.compute_.chunk));
+    const detail::WorkspaceLease w(model(), std::max(most, batch_.size()), threads());
+    for (size_t done = 0; done < tokens; done += most) run_pass(most, *w);
+    compute_logits(detail::make_pass(first_.compute_, *w, {}), *w);
+    for (const BatchEntry& entry : batch_) entry.session->finish_append();
+  } catch (...) {
+    for (const BatchEntry& entry : batch_.first(begun)) entry.session->undo_append();
+    throw;
+  }
+}
+
+inline void BatchAppend::begin_entry(size_t index) {
+  const BatchEntry& entry = batch_[index];
+  detail::for_entry(batch_.size(), index, [&] {
+    for (const BatchEntry& other : batch_.first(entry.session->pending_.before < 0 ? 0 : index)) {
+      if (other.session == entry.session)
+        throw Error(ErrorKind::argument, "", "session", "one that stands once",
+                    "one that stands twice");
+    }
+    entry.session->begin_append(first_, entry.ids);
+  });
+}
+
+// Runs a pass until all that it read of files was what was saved there. Its spans are those of the
+// entries from `first_entry` on.
+inline void BatchAppend::run_until_sound(size_t first_entry, const Pass& pass, const Workspace& w) {
+  const auto forward = [&](Team t) { model().forward(t, pass); };
+  for (int tries = 0; tries <= detail::kMostMends; ++tries) {
+    const uint64_t weights = model().weights_version();
+    run_operations(threads(),
+                   std::ref(forward));  // by reference: a copy of the closure would be allocated
+    bool sound = model().weights_held_since(weights);
+    for (size_t i = first_entry; i < first_entry + w.spans.size(); ++i) {
+      Session& session = *batch_[i].session;
+      if (session.state_.kv.pass_was_sound()) continue;
+      sound = false;
+      detail::for_entry(batch_.size(), i, [&] { session.mend(KvCache::Look::again); });
+    }
+    if (sound) return;
+  }
+  detail::throw_restless();
+}
+
+// The next `most` tokens of the batch: a stretch of consecutive entries, of which the first may
+// have begun already and the last may go on in the next pass.
+inline void BatchAppend::run_pass(size_t most, Workspace& w) {
+  const auto done = [](const BatchEntry& e) {
+    return static_cast<size_t>(e.session->size() - e.session->pending_.before);
+  };
+  size_t entry = 0;
+  while (done(batch_[entry]) == batch_[entry].ids.size()) ++entry;
+  w.ids.clear();
+  w.spans.clear();
+  for (const BatchEntry& e : batch_.subspan(entry)) {
+    const std::span<const int32_t> part =
+        e.ids.subspan(done(e)).first(std::min(e.ids.size() - done(e), most - w.ids.size()));
+    if (part.empty()) break;
+    w.spans.push_back({&e.session->state_.kv, e.session->size(), w.ids.size(), part.size()});
+    w.ids.insert(w.ids.end(), part.begin(), part.end());
+  }
+  detail::HiddenRows hidden(sinks_.hidden ? model().config().layers + 1 : 0, w);
+  const Pass pass = detail::make_pass(first_.compute_, w, hidden.rows);
+  run_until_sound(entry, pass, w);
+  hand_out(pass, w);
+  for (const Span& span : w.spans) {
+    const BatchEntry& e = batch_[entry];
+    const auto ids = w.ids.begin() + static_cast<std::ptrdiff_t>(span.row);
+    KvWriter(*span.kv).commit(static_cast<int64_t>(span.count));
+    e.session->state_.tokens.insert(e.session->state_.tokens.end(), ids,
+                                    ids + static_cast<std::ptrdiff_t>(span.count));
+    std::copy_n(pass.out.row(span.row + span.count - 1), pass.out.width, w.last.row(entry++));
+    if (sinks_.progress) sinks_.progress(static_cast<int64_t>(done(e)));
+  }
+}
+
+// Hands the rows of a batch of one to its sinks.
+inline void BatchAppend::hand_out(const Pass& pass, const Workspace& w) {
+  for (size_t i = 0; i < pass.hidden.size(); ++i) sinks_.hidden(i, first_.size(), pass.hidden[i]);
+  for (size_t at = 0; sinks_.logits && at < pass.out.count; at += w.logits.count) {
+    const Rows part = w.logits.rows(0, std::min(w.logits.count, pass.out.count - at));
+    run_head(pass, pass.out.rows(at, part.count), part);
+    sinks_.logits(first_.size() + static_cast<int64_t>(at), part);
+  }
+}
+
+inline void BatchAppend::run_head(const Pass& pass, Rows hidden, Rows logits) const {
+  const auto head = [&](Team t) { model().head(t, pass, hidden, logits); };
+  run_operations(threads(), std::ref(head));
+}
+
+// The logits of every entry, from weights that were the model's all the while.
+inline void BatchAppend::compute_logits(const Pass& pass, Workspace& w) {
+  for (int tries = 0; tries <= detail::kMostMends; ++tries) {
+    const uint64_t weights = model().weights_version();
+    for (size_t at = 0; at < batch_.size(); at += w.logits.count) {
+      const Rows part = w.logits.rows(0, std::min(w.logits.count, batch_.size() - at));
+      run_head(pass, w.last.rows(at, part.count), part);
+      for (size_t i = 0; i < part.count; ++i)
+        batch_[at + i].session->pending_.logits->assign(part.row(i), part.row(i) + part.width);
+    }
+    if (model().weights_held_since(weights)) return;
+  }
+  detail::throw_restless();
+}
+}  // namespace stet

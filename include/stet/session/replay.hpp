@@ -1,0 +1,44 @@
+// A state computed again from what it was made of.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "stet/session/session.hpp"
+
+namespace stet {
+
+// Tokens were only ever appended, so the transcript is what was appended, in order.
+inline Session replay(std::shared_ptr<const Model> model, const State& state,
+                      const SessionOptions& options, const Progress& progress) {
+  if (!state.edits.empty()) {
+    throw Error(ErrorKind::argument, "", "edits",
+                "none: a state whose keys or values were edited cannot be computed again",
+                std::to_string(state.edits.size()));
+  }
+  const std::vector<int32_t> all = state.transcript();
+  std::span<const int32_t> rest = all;
+  Session session(model, options);
+  const auto append_to = [&](int64_t end) {
+    const int64_t from = session.size();
+    if (end < from || static_cast<size_t>(end - from) > rest.size()) {
+      throw Error(ErrorKind::argument, "", "prunes", "positions of the tokens before each",
+                  std::to_string(end));
+    }
+    const std::span<const int32_t> next = rest.first(static_cast<size_t>(end - from));
+    session.append(next, nullptr, nullptr,
+                   progress ? [&](int64_t done) { progress(from + done); } : Progress());
+    rest = rest.subspan(next.size());
+  };
+  for (const Prune& p : state.prunes) {
+    append_to(p.at);
+    session.prune_range(p.begin, p.end, p.shift);
+  }
+  append_to(state.size());
+  session.generation() = state.generation;
+  session.dialogue() = state.dialogue;
+  return session;
+}
+
+}  // namespace stet

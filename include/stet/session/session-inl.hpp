@@ -1,0 +1,236 @@
+// What a session does, but for the pass itself (batch.hpp) and what heals it (heal.hpp).
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "stet/base/error.hpp"
+#include "stet/kv/kv_writer.hpp"
+#include "stet/session/batch.hpp"
+#include "stet/session/heal.hpp"
+
+namespace stet {
+
+namespace detail {
+
+inline KvShape kv_shape(const ModelConfig& c, KvType type) {
+  return {c.layers, c.kv_heads, c.head_dim, type};
+}
+
+inline void check_ids(std::span<const int32_t> ids, int64_t vocab) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= 0 && ids[i] < vocab) continue;
+    throw Error(ErrorKind::argument, "", "ids[" + std::to_string(i) + "]",
+                "a token id in 0.." + std::to_string(vocab - 1), std::to_string(ids[i]));
+  }
+}
+
+inline std::string contract_text(const StateOrigin& origin) {
+  return origin.contract + " version " + std::to_string(origin.version);
+}
+
+}  // namespace detail
+
+inline StateOrigin origin_of(const Model& model, Contract contract) {
+  return {contract_name(contract), kContractVersion, model.fingerprint()};
+}
+
+namespace detail {
+
+// Of a state that a session of `model` is to go on from.
+inline void check_origin(const StateOrigin& state, const StateOrigin& session, const Model& model) {
+  if (contract_text(state) != contract_text(session)) {
+    throw Error(ErrorKind::mismatch, "", "contract",
+                contract_text(state) + ", under which the tokens were processed",
+                contract_text(session));
+  }
+  if (!model.is_named(state.model)) {
+    throw Error(ErrorKind::mismatch, "", "model",
+                state.model + ", by which the tokens were processed", session.model);
+  }
+}
+
+}  // namespace detail
+
+inline Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
+    : model_(std::move(model)), compute_(options.compute) {
+  detail::check_compute(compute_, *model_);
+  const ModelConfig& c = model_->config();
+  state_.origin = origin_of(*model_, compute_.contract);
+  state_.kv = KvCache(detail::kv_shape(c, options.kv_type), checked_capacity(c, options.capacity));
+}
+
+inline Session::Session(std::shared_ptr<const Model> model, State state,
+                        const SessionOptions& options)
+    : model_(std::move(model)), compute_(options.compute), state_(std::move(state)) {
+  logits_shared_.set();
+  detail::check_compute(compute_, *model_);
+  const KvShape& shape = state_.kv.shape();
+  if (!(shape == detail::kv_shape(model_->config(), shape.type)) || state_.kv.size() != size()) {
+    throw Error(ErrorKind::argument, "", "state", "keys and values of this model", "others");
+  }
+  const StateOrigin origin = origin_of(*model_, compute_.contract);
+  detail::check_origin(state_.origin, origin, *model_);
+  state_.origin = origin;
+  detail::check_ids(state_.tokens, model_->config().vocab_size);
+}
+
+inline void Session::refuse_in_sink(const char* call) const {
+  if (pending_.before < 0) return;
+  throw Error(ErrorKind::argument, "", call, "a call after append() has returned",
+              "a call from its sink");
+}
+
+inline void Session::set_compute(const ComputeOptions& compute) {
+  refuse_in_sink("set_compute");
+  detail::check_compute(compute, *model_);
+  const StateOrigin origin = origin_of(*model_, compute.contract);
+  if (size() > 0) detail::check_origin(state_.origin, origin, *model_);
+  state_.origin = origin;
+  compute_ = compute;
+}
+
+inline Session::Session(const Session& other)
+    : model_(other.model_), compute_(other.compute_), state_(other.state_) {
+  other.logits_shared_.set();
+  logits_shared_.set();
+}
+
+inline Session Session::fork() const {
+  refuse_in_sink("fork");
+  return *this;
+}
+
+inline void Session::append(std::span<const int32_t> ids, const LogitSink& logits,
+                            const HiddenSink& hidden, const Progress& progress) {
+  refuse_in_sink("append");
+  if (ids.empty()) return;
+  const BatchEntry alone{this, ids};
+  BatchAppend({&alone, 1}, {logits, hidden, progress}).run();
+}
+
+// What can fail before the first pass; preparing the cache comes last, so that a failure leaves
+// nothing to undo.
+inline void Session::begin_append(const Session& first, std::span<const int32_t> ids) {
+  refuse_in_sink("append");
+  if (model_ != first.model_)
+    throw Error(ErrorKind::argument, "", "model", "that of the first session", "another");
+  if (compute_.contract != first.compute_.contract) {
+    throw Error(ErrorKind::argument, "", "contract",
+                contract_name(first.compute_.contract) + std::string(", as of the first session"),
+                contract_name(compute_.contract));
+  }
+  detail::check_ids(ids, model_->config().vocab_size);
+  state_.tokens.reserve(static_cast<size_t>(capacity()));  // once: later tokens allocate nothing
+  std::shared_ptr<std::vector<float>> logits =
+      spare_ != nullptr ? std::move(spare_) : logits_room();
+  // Those of the token before become the next spare ones, unless there are none or others have
+  // them.
+  if (state_.logits == nullptr || logits_shared_.is_set()) spare_ = logits_room();
+  with_mending([&] { KvWriter(state_.kv).prepare(static_cast<int64_t>(ids.size())); });
+  pending_ = {size(), std::move(logits)};
+}
+
+inline std::shared_ptr<std::vector<float>> Session::logits_room() const {
+  auto room = std::make_shared<std::vector<float>>();
+  room->reserve(static_cast<size_t>(model_->config().vocab_size));
+  return room;
+}
+
+inline void Session::undo_append() {
+  KvWriter(state_.kv).truncate(pending_.before);
+  state_.tokens.resize(static_cast<size_t>(pending_.before));
+  spare_ = std::move(pending_.logits);
+  pending_ = {};
+}
+
+// Nothing can fail here. The logits of the token before are written to again at the next, unless
+// others have them.
+inline void Session::finish_append() {
+  if (spare_ == nullptr) spare_ = std::move(state_.logits);
+  state_.logits = std::move(pending_.logits);
+  logits_shared_.clear();
+  pending_ = {};
+}
+
+inline void Session::rewind(int64_t to) {
+  refuse_in_sink("rewind");
+  if (to < 0 || to > size()) {
+    throw Error(ErrorKind::argument, "", "rewind", "a position in 0.." + std::to_string(size()),
+                std::to_string(to));
+  }
+  if (to == size()) return;
+  if (!state_.prunes.empty() && to <= state_.floor()) {
+    throw Error(
+        ErrorKind::argument, "", "rewind",
+        "a position after " + std::to_string(state_.floor()) + ", where the session was pruned",
+        std::to_string(to));
+  }
+  cut(to);
+  forget_edits(state_, to);
+  state_.generation.rewind(to);
+  state_.dialogue.rewind(to + shifted_out(state_.prunes));
+}
+
+inline void Session::cut(int64_t to) {
+  with_mending([&] { KvWriter(state_.kv).truncate(to); });
+  state_.tokens.resize(static_cast<size_t>(to));
+  state_.logits.reset();
+}
+
+inline int64_t Session::prune(const PruneOptions& options) {
+  refuse_in_sink("prune");
+  logits();  // a rewound session cannot compute them any more when keys are gone
+  int64_t gone = 0;
+  with_mending([&] { gone = stet::prune(state_, model_->config(), options); });
+  return gone;
+}
+
+inline void Session::prune_range(int64_t begin, int64_t end, bool shift) {
+  refuse_in_sink("prune");
+  logits();
+  with_mending([&] { stet::prune_range(state_, model_->config(), begin, end, shift); });
+}
+
+inline void Session::set_key(int64_t layer, int64_t head, int64_t position,
+                             std::span<const float> x) {
+  refuse_in_sink("set_key");
+  logits();
+  with_mending([&] { stet::set_key(state_, layer, head, position, x); });
+}
+
+inline void Session::set_value(int64_t layer, int64_t head, int64_t position,
+                               std::span<const float> x) {
+  refuse_in_sink("set_value");
+  logits();
+  with_mending([&] { stet::set_value(state_, layer, head, position, x); });
+}
+
+inline std::vector<BlockIdentity> Session::block_identities() {
+  refuse_in_sink("block_identities");
+  std::vector<BlockIdentity> all;
+  with_mending([&] { all = stet::block_identities(state_, compute_.threads); });
+  return all;
+}
+
+inline std::span<const float> Session::logits() {
+  refuse_in_sink("logits");
+  if (state_.tokens.empty()) return {};
+  if (state_.logits == nullptr) {
+    Session again = fork();
+    again.cut(size() - 1);
+    again.append({&state_.tokens.back(), 1});
+    state_.logits = std::move(again.state_.logits);
+    logits_shared_.clear();
+  }
+  return *state_.logits;
+}
+
+inline const State& Session::state() {
+  logits();
+  mend(KvCache::Look::at_all);
+  logits_shared_.set();  // whoever copies the state shares them
+  return state_;
+}
+
+}  // namespace stet

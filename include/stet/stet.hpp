@@ -1,0 +1,13 @@
+// All of stet's C++ interface.
+#pragma once
+
+#include "stet/chat/conversation.hpp"
+#include "stet/checkpoint/packed.hpp"
+#include "stet/generate/generate.hpp"
+#include "stet/model/decoder.hpp"
+#include "stet/model/model.hpp"
+#include "stet/session/session.hpp"
+#include "stet/snapshot/compare.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "stet/snapshot/verify.hpp"
+#include "stet/text/tokenizer.hpp"

@@ -1,0 +1,53 @@
+// Products by OpenBLAS.
+#include <algorithm>
+
+#include "stet/model/product.hpp"
+
+#ifdef STET_HAVE_BLAS
+#include <cblas.h>
+#endif
+
+namespace stet {
+
+using namespace detail;
+
+#ifdef STET_HAVE_BLAS
+
+bool have_blas() { return true; }
+
+// Each thread multiplies its own outputs with single-threaded calls: OpenBLAS's own threads would
+// compete with the team's.
+void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
+  float* const wide = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
+  float* const panel = wide + kBlasFloats;
+  const size_t depth = w.depth(), step = piece_depth(depth, kGemmDepth, Floats::kUnit);
+  t.each((w.blocks() + kBlasBlocks - 1) / kBlasBlocks, [&](size_t group) {
+    const size_t b = group * kBlasBlocks, blocks = std::min(kBlasBlocks, w.blocks() - b),
+                 outputs = blocks * kLanes;
+    for (size_t k0 = 0; k0 < depth; k0 += step) {
+      const size_t kc = std::min(step, depth - k0);
+      for (size_t i = 0; i < blocks; i += kPanelBlocks) {
+        const size_t n = std::min(kPanelBlocks, blocks - i);
+        p.kernels->widen_panel[static_cast<int>(w.type())](w.block(b + i), n, depth, k0, kc, panel);
+        for (size_t k = 0; k < kc;
+             ++k) {  // out of chain order: (1, 0, 3, 2, ...) -> (0, 1, 2, 3, ...)
+          std::memcpy(wide + k * outputs + i * kLanes, panel + (k ^ 1) * kPanel,
+                      n * kLanes * sizeof(float));
+        }
+      }
+      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<int>(x.count),
+                  static_cast<int>(outputs), static_cast<int>(kc), 1.0f, x.data + k0,
+                  static_cast<int>(x.stride), wide, static_cast<int>(outputs),
+                  k0 == 0 ? 0.0f : 1.0f, y.data + b * kLanes, static_cast<int>(y.stride));
+    }
+  });
+}
+
+#else
+
+bool have_blas() { return false; }
+void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) { gemm(t, p, w, x, y); }
+
+#endif
+
+}  // namespace stet
