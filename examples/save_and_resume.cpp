@@ -1,6 +1,6 @@
 #include <cstdio>
-#include "stet/generate.hpp"
-#include "stet/snapshot.hpp"
+#include "stet/generate/generate.hpp"
+#include "stet/snapshot/snapshot.hpp"
 
 int main(int, char** argv) {  // a checkpoint directory, a file for the state
   const auto model = stet::Model::load(argv[1]);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks the documents: every relative link leads to a file (and every #part of one to a heading), and every path of this
-repository that stands in `backticks` is there.
+repository that stands in `backticks`, or in a drawing, is there.
 
     check_links.py ROOT
 """
@@ -11,20 +11,21 @@ import subprocess
 import sys
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+DRAWN = re.compile(r">([^<>]+)</t(?:ext|span)>")
 CODE = re.compile(r"`([^`\n]+)`")
 TOP = ("assets", "bench", "cmake", "docs", "examples", "include", "kernels", "models", "src", "tests", "tools")
 PATH = re.compile(rf"(?:(?:{'|'.join(TOP)})(?:/[\w.+*-]+)*/?|README\.md|LICENSE|CMakeLists\.txt|CMakePresets\.json)")
 
 
 def documents(root):
-    listed = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard", "*.md"], capture_output=True,
+    listed = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard", "*.md", "*.svg"], capture_output=True,
                             text=True, check=False)
     if listed.returncode == 0:
         return [name for name in listed.stdout.splitlines() if os.path.exists(os.path.join(root, name))]
     found = []
     for folder, folders, names in os.walk(root):
         folders[:] = [f for f in folders if not f.startswith((".", "build"))]
-        found += [os.path.relpath(os.path.join(folder, n), root) for n in names if n.endswith(".md")]
+        found += [os.path.relpath(os.path.join(folder, n), root) for n in names if n.endswith((".md", ".svg"))]
     return found
 
 
@@ -58,6 +59,11 @@ def faults_of(root, name):
     folder = os.path.dirname(os.path.join(root, name))
     with open(os.path.join(root, name), encoding="utf-8") as file:
         text = file.read()
+    if name.endswith(".svg"):
+        for drawn in DRAWN.findall(text):
+            if PATH.fullmatch(drawn) and not is_there(root, drawn):
+                yield f"{name}: {drawn}: expected a file, found none"
+        return
     for number, line in prose(text):
         for target in LINK.findall(CODE.sub("", line)):
             if re.match(r"[a-z]+:", target):
