@@ -1,0 +1,394 @@
+#!/usr/bin/env python3
+"""A reader of snapshots that shares no code with stet: written from docs/snapshot-format.md, standard library only.
+
+    read_snapshot.py FILE [--parent FILE] [--key LAYER HEAD POSITION] [--value LAYER HEAD POSITION]
+
+It compares every digest, computes the state digest and the id again, and prints what the file says as JSON. Of a
+delta the parent must be named where --key or --value ask for a block that only it has. Faults are one line on
+stderr, exit status 1.
+"""
+
+import argparse
+import hashlib
+import json
+import struct
+import sys
+import zlib
+
+from xxh3_128 import xxh3_128
+
+MAGIC, ARCHIVE_MAGIC = b"\x93STET\r\n\x1a", b"\x93STAR\r\n\x1a"
+HEADER, ENTRY, PAGE, POSITIONS = 192, 64, 4096, 64
+ELSEWHERE, COMPRESSED, EDITED = 1, 2, 4
+KNOWN = ("META TOKENS VISIBLE PRUNES REMOVED LOGITS BLOCKS CONTENT KVINDEX WEIGHTS TOKENIZR KV").split()
+ALWAYS = "META TOKENS VISIBLE LOGITS BLOCKS KV".split()
+ELEMENTS = {"f32": "<f", "bf16": None, "f16": "<e"}
+
+
+class Fault(Exception):
+    pass
+
+
+def expect(field, expected, found):
+    if expected != found:
+        raise Fault(f"{field}: expected {expected}, found {found}")
+
+
+def digest_text(digest):
+    return "xxh3:" + digest[::-1].hex()
+
+
+def hash_of(*parts):
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def hash_text(value):
+    return "sha256:" + value.hex()
+
+
+def u8(x):
+    return struct.pack("<B", x)
+
+
+def u32(x):
+    return struct.pack("<I", x)
+
+
+def u64(x):
+    return struct.pack("<Q", x)
+
+
+def ids_bytes(ids):
+    return struct.pack(f"<{len(ids)}i", *ids)
+
+
+def text(string):
+    data = string.encode()
+    return u64(len(data)) + data
+
+
+def members_as_text(document):
+    """The members of an object, each as it stands in the text: what digests and hashes cover."""
+    decoder, at, members = json.JSONDecoder(), 1, {}
+    while document[at] != "}":
+        at += document[at] == ","
+        name, at = decoder.raw_decode(document, at)
+        begin = at + 1  # behind the colon
+        _, at = decoder.raw_decode(document, begin)
+        members[name] = document[begin:at]
+    return members
+
+
+class Sections:
+    """Header and section table, with all digests but those of blocks compared."""
+
+    def __init__(self, data):
+        self.data = data
+        expect("magic", MAGIC, data[:8])
+        version, size, required, _, file_size, count, _, table = struct.unpack_from("<IIQQQIIQ", data, 8)
+        expect("format version", 3, version)
+        expect("header", digest_text(data[176:192]), digest_text(xxh3_128(data[:176])))
+        expect("header size", HEADER, size)
+        expect("required features", 0, required & ~(ELSEWHERE | COMPRESSED | EDITED))
+        expect("file size", file_size, len(data))
+        expect("section table", HEADER, table)
+        entries = data[table:table + ENTRY * count]
+        expect("section table", digest_text(data[56:72]), digest_text(xxh3_128(entries)))
+        self.required, self.state, self.id = required, data[72:88], data[88:120]
+        self.table, end = {}, table + len(entries)
+        for i in range(count):
+            end = self.add(entries[ENTRY * i:ENTRY * (i + 1)], end)
+        expect("end of the sections", file_size, end)
+        expect("sections", [], [name for name in ALWAYS if name not in self.table])
+
+    def add(self, entry, end):
+        name = entry[:8].rstrip(b"\0").decode()
+        offset, size, flags, encoding = struct.unpack_from("<QQII", entry, 8)
+        expect(f"section {name}", False, name in self.table or (name not in KNOWN and flags & 1 == 1))
+        expect(f"{name}: encoding", 0, encoding)
+        expect(f"{name}: inside of the file and behind {end}", True, end <= offset <= offset + size <= len(self.data))
+        expect(f"bytes before {name}", bytes(offset - end), self.data[end:offset])
+        alignment = 64 if name in KNOWN else PAGE
+        alignment = {"KV": 65536 if size else 64, "WEIGHTS": PAGE, "TOKENIZR": PAGE}.get(name, alignment)
+        expect(f"{name}: offset modulo {alignment}", 0, offset % alignment)
+        content = self.data[offset:offset + size]
+        covered = self.get("BLOCKS") if name == "KV" else content
+        if name in ("WEIGHTS", "TOKENIZR"):
+            covered = content[:read_archive(content)[0]]
+        expect(f"{name}: digest", digest_text(entry[32:48]), digest_text(xxh3_128(covered)))
+        self.table[name] = (offset, size)
+        return offset + size
+
+    def get(self, name):
+        offset, size = self.table.get(name, (0, 0))
+        return self.data[offset:offset + size]
+
+
+def read_archive(archive):
+    """The size of the index, and the bytes of each file by name."""
+    expect("archive", ARCHIVE_MAGIC, archive[:8])
+    size, count, whole = struct.unpack_from("<IIQ", archive, 8)
+    expect("archive: size", len(archive), whole)
+    expect("archive: index", digest_text(archive[size - 16:size]), digest_text(xxh3_128(archive[:size - 16])))
+    at, end, files = 24, size, {}
+    for _ in range(count):
+        offset, length = struct.unpack_from("<QQ", archive, at)
+        name_size, = struct.unpack_from("<H", archive, at + 32)
+        name = archive[at + 34:at + 34 + name_size].decode()
+        expect(f"archive: {name}: offset", -(-end // PAGE) * PAGE, offset)
+        expect(f"archive: bytes before {name}", bytes(offset - end), archive[end:offset])
+        files[name] = archive[offset:offset + length]
+        expect(f"archive: {name}", digest_text(archive[at + 16:at + 32]), digest_text(xxh3_128(files[name])))
+        at, end = at + 34 + name_size, offset + length
+    expect("archive: bytes of the index", size, at + 16)
+    expect("archive: end of the last file", whole, end)
+    return size, files
+
+
+class Prune:
+    def __init__(self, entry, removed):
+        self.at, self.begin, self.end, self.kind, _ = struct.unpack("<QQQII", entry)
+        self.removed = [removed.pop(0) for _ in range(self.end - self.begin if self.kind == 1 else 0)]
+        self.left = self.at - len(self.removed)
+
+    def hashed(self):
+        return u64(self.at) + u64(self.begin) + u64(self.end) + u8(self.kind) + ids_bytes(self.removed)
+
+    def as_json(self):
+        return {"at": self.at, "begin": self.begin, "end": self.end, "positions": ("keep", "shift")[self.kind],
+                "removed": self.removed}
+
+
+class Snapshot:
+    def __init__(self, data):
+        self.sections = Sections(data)
+        get = self.sections.get
+        document = get("META").decode()
+        self.meta, self.members = json.loads(document), members_as_text(document)
+        self.tokens = [x for x, in struct.iter_unpack("<i", get("TOKENS"))]
+        self.visible = [x for x, in struct.iter_unpack("<Q", get("VISIBLE"))]
+        removed = [x for x, in struct.iter_unpack("<i", get("REMOVED"))]
+        log = get("PRUNES")
+        self.prunes = [Prune(log[i:i + 32], removed) for i in range(0, len(log), 32)]
+        expect("REMOVED: ids of no prune", [], removed)
+        self.contents = [get("CONTENT")[i:i + 32] for i in range(0, len(get("CONTENT")), 32)]
+        kv = self.meta["kv"]
+        self.kv_type, self.layers, self.heads, self.head_dim = (kv[k] for k in ("type", "layers", "heads", "head_dim"))
+        self.element = 4 if self.kv_type == "f32" else 2
+        self.head_bytes = self.head_dim * POSITIONS * self.element
+        self.layer_bytes = self.heads * 2 * self.head_bytes
+        self.block_bytes = -(-self.layers * self.layer_bytes // PAGE) * PAGE
+        self.fingerprint = self.meta["fingerprints"][-1]["digest"]
+        expect("positions", self.meta["positions"], len(self.tokens))
+        for position in range(len(self.tokens), POSITIONS * len(self.visible)):
+            expect(f"VISIBLE: bit of position {position}", 1, self.visible[position // POSITIONS] >> position % POSITIONS & 1)
+        expect("BLOCKS: bytes", len(self.visible) * self.layers * 16, len(get("BLOCKS")))
+        self.places = self.find_blocks()
+        self.check()
+
+    def find_blocks(self):
+        """Of each block in this file: encoding, offset, bytes."""
+        kv, size = self.sections.table["KV"]
+        if "KVINDEX" not in self.sections.table:
+            expect("KV: bytes", len(self.visible) * self.block_bytes, size)
+            return {b: (0, kv + b * self.block_bytes, self.block_bytes) for b in range(len(self.visible))}
+        places, end = {}, 0
+        for block, encoding, offset, length in struct.iter_unpack("<IIQQ", self.sections.get("KVINDEX")):
+            expect(f"KVINDEX: offset of block {block}", end, offset)
+            places[block] = (encoding, kv + offset, length)
+            end += length
+        expect("KV: bytes", end, size)
+        return places
+
+    def block_digests(self, block):
+        digests = self.sections.get("BLOCKS")
+        return [digests[i:i + 16] for i in range(block * self.layers * 16, (block + 1) * self.layers * 16, 16)]
+
+    def block(self, number, parent=None):
+        """The bytes of a block, compared with their digests; None where they are in no file at hand."""
+        if number in self.places:
+            data = self.stored(*self.places[number])
+        elif self.visible[number] == 0:
+            data = bytes(self.block_bytes)
+        elif parent is not None and parent.block_digests(number) == self.block_digests(number):
+            data = parent.block(number)
+        else:
+            return None
+        for layer, digest in enumerate(self.block_digests(number)):
+            end = self.block_bytes if layer == self.layers - 1 else (layer + 1) * self.layer_bytes
+            found = xxh3_128(data[layer * self.layer_bytes:end])
+            expect(f"block {number}, layer {layer}", digest_text(digest), digest_text(found))
+        return data
+
+    def stored(self, encoding, offset, length):
+        data = self.sections.data[offset:offset + length]
+        if encoding == 0:
+            return data
+        expect("KVINDEX: encoding", 1, encoding)
+        size, at = self.block_bytes // self.element, 4 * self.element
+        block = bytearray(self.block_bytes)
+        for i, stored in enumerate(struct.unpack_from(f"<{self.element}I", data)):
+            plane = data[at:at + stored]
+            block[i::self.element] = plane if stored == size else zlib.decompress(plane)
+            at += stored
+        expect("bytes of a compressed block", length, at)
+        return bytes(block)
+
+    def elements(self, what, layer, head, position, parent=None):
+        """A key or a value as a list of floats; None where its block is not at hand."""
+        block = self.block(position // POSITIONS, parent)
+        if block is None:
+            return None
+        t, at = position % POSITIONS, (layer * self.heads + head) * 2 * self.head_bytes
+        if what == "key":
+            offsets = [at + (d * POSITIONS + t) * self.element for d in range(self.head_dim)]
+        else:
+            offsets = [at + self.head_bytes + (t * self.head_dim + d) * self.element for d in range(self.head_dim)]
+        if self.kv_type == "bf16":
+            return [struct.unpack("<f", b"\0\0" + block[o:o + 2])[0] for o in offsets]
+        return [struct.unpack_from(ELEMENTS[self.kv_type], block, o)[0] for o in offsets]
+
+    def logits_digest(self):
+        if self.meta["form"] == "recipe":
+            return bytes.fromhex(self.meta["logits"][5:])[::-1]
+        return xxh3_128(self.sections.get("LOGITS"))
+
+    def state_digest(self):
+        words = [self.meta["contract"], str(self.meta["contract_version"]), self.kv_type, self.fingerprint,
+                 self.members["generation"]]
+        if self.prunes:
+            words.append(json.dumps([p.as_json() for p in self.prunes], sort_keys=True, separators=(",", ":")))
+        if "edits" in self.members:
+            words += ["edits", self.members["edits"]]
+        if "dialogue" in self.members:
+            words.append(self.members["dialogue"])
+        digests = [xxh3_128(self.sections.get("TOKENS")), xxh3_128(self.sections.get("VISIBLE")), self.logits_digest(),
+                   xxh3_128(self.sections.get("BLOCKS"))]
+        return xxh3_128(" ".join(words).encode() + b"".join(digests))
+
+    def transcript(self):
+        slots = [None] * (len(self.tokens) + sum(len(p.removed) for p in self.prunes))
+        for prune in self.prunes:
+            for token in prune.removed:
+                empty = [i for i, slot in enumerate(slots) if slot is None]
+                slots[empty[prune.begin]] = token
+        rest = iter(self.tokens)
+        return [next(rest) if slot is None else slot for slot in slots]
+
+    def start(self):
+        return hash_of(b"stet blocks 1\n", text(self.meta["contract"]), u32(self.meta["contract_version"]),
+                       text(self.kv_type), u32(self.meta["kv"]["version"]), text(self.fingerprint))
+
+    def chain(self):
+        """Of each full block: its identity, and when it last changed (prunes made, positions there)."""
+        link, size, pending, full, links = self.start(), 0, [], [], []
+        rest = iter(self.transcript())
+        for prune in self.prunes + [None]:
+            while size < (len(self.tokens) if prune is None else prune.at):
+                pending.append(next(rest))
+                size += 1
+                if size % POSITIONS == 0:
+                    link, pending = hash_of(b"B", link, ids_bytes(pending)), []
+                    full.append((link, (len(links), size)))
+            if prune is None:
+                break
+            link, pending = hash_of(b"P", link, u64(len(pending)), ids_bytes(pending), prune.hashed()), []
+            links.append(link)
+            size = prune.left
+            del full[size // POSITIONS:]
+        for number, (identity, changed) in enumerate(full):
+            for k, prune in enumerate(self.prunes, 1):
+                last = len(full) if prune.kind == 1 else -(-prune.end // POSITIONS)
+                if prune.begin // POSITIONS <= number < last and changed[0] < k:
+                    full[number] = (hash_of(b"T", links[k - 1], u64(number)), (k, prune.left))
+        return full
+
+    def replayable(self):
+        return "edits" not in self.members and (not self.tokens or self.meta["contract"] != "f32-blas")
+
+    def named_by_content(self, full):
+        if self.replayable():
+            return []
+        edits = self.meta.get("edits", [])
+        first = min([(e["prunes"], e["at"]) for e in edits], default=None)
+        touched = {e["position"] // POSITIONS if e["position"] >= 0 else None for e in edits}
+        named = [b for b, (_, changed) in enumerate(full)
+                 if not edits or self.meta["contract"] == "f32-blas" or changed > first or b in touched or None in touched]
+        return named + ([len(full)] if len(self.tokens) % POSITIONS else [])
+
+    def identities(self):
+        full = self.chain()
+        contents = dict(zip(self.named_by_content(full), self.contents))
+        return [(contents.get(b, identity), b not in contents) for b, (identity, _) in enumerate(full)]
+
+    def compute_id(self):
+        parts = [b"stet state 1\n", self.start(), u64(len(self.tokens)), ids_bytes(self.tokens), u64(len(self.prunes))]
+        parts += [p.hashed() for p in self.prunes]
+        parts += [text(self.members.get(name, "")) for name in ("edits", "generation", "dialogue")]
+        parts += [identity for identity, _ in self.identities()]
+        if not self.replayable():
+            partial = self.contents[-1] if len(self.tokens) % POSITIONS else bytes(32)
+            parts += [partial, hash_of(self.sections.get("LOGITS"))]
+        return hash_of(*parts)
+
+    def content_of(self, block):
+        return hash_of(b"stet block content 1\n", text(self.kv_type), u64(self.layers), u64(self.heads),
+                       u64(self.head_dim), block[:self.layers * self.layer_bytes])
+
+    def check(self):
+        expect("state", digest_text(self.sections.state), digest_text(self.state_digest()))
+        named = self.named_by_content(self.chain())
+        expect("CONTENT: hashes", len(named), len(self.contents))
+        expect("id", hash_text(self.sections.id), hash_text(self.compute_id()))
+        for number in range(len(self.visible)):
+            block = self.block(number)
+            if block is not None and number in named:
+                found = self.content_of(block)
+                expect(f"block {number}", hash_text(self.contents[named.index(number)]), hash_text(found))
+
+    def as_json(self):
+        get = self.sections.get
+        return {
+            "format_version": 3, "form": self.meta["form"], "positions": len(self.tokens), "tokens": self.tokens,
+            "capacity": self.meta["capacity"], "config": self.meta["config"],
+            "contract": f"{self.meta['contract']} version {self.meta['contract_version']}",
+            "kv": {**self.meta["kv"], "block_bytes": self.block_bytes},
+            "visible_positions": sum(self.visible[p // POSITIONS] >> p % POSITIONS & 1 for p in range(len(self.tokens))),
+            "id": hash_text(self.compute_id()), "replayable": self.replayable(),
+            "blocks": [{"id": hash_text(i), "replayable": r} for i, r in self.identities()],
+            "prunes": [p.as_json() for p in self.prunes],
+            "digests": {"tokens": digest_text(xxh3_128(get("TOKENS"))), "logits": digest_text(self.logits_digest()),
+                        "kv": digest_text(xxh3_128(get("BLOCKS"))), "state": digest_text(self.state_digest()),
+                        "id": hash_text(self.compute_id())},
+            "sections": [{"name": n, "offset": o, "bytes": s} for n, (o, s) in self.sections.table.items()],
+            "files": {name: sorted(read_archive(get(name))[1]) for name in ("WEIGHTS", "TOKENIZR")
+                      if name in self.sections.table},
+        }
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return Snapshot(file.read())
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Reads a snapshot of format version 3, as docs/snapshot-format.md says.")
+    parser.add_argument("file")
+    parser.add_argument("--parent", help="of a delta")
+    for what in ("key", "value"):
+        parser.add_argument(f"--{what}", nargs=3, type=int, metavar=("LAYER", "HEAD", "POSITION"))
+    arguments = parser.parse_args()
+    try:
+        snapshot = read(arguments.file)
+        parent = read(arguments.parent) if arguments.parent else None
+        out = snapshot.as_json()
+        for what in ("key", "value"):
+            if getattr(arguments, what):
+                out[what] = snapshot.elements(what, *getattr(arguments, what), parent)
+    except (Fault, OSError, ValueError, KeyError, IndexError, struct.error, zlib.error) as fault:
+        sys.exit(f"{arguments.file}: {fault}")
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()
