@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#ifdef STET_HAVE_BLAS
-#include <cblas.h>
-#endif
+#include "src/blas/openblas.hpp"
 
 namespace stet {
 namespace {
@@ -303,7 +301,7 @@ constexpr size_t kBlasBlocks = 16, kBlasFloats = kBlasBlocks * kLanes * kGemmDep
 
 size_t gemm_local_floats() {
   return std::max({local_floats<Floats>(), local_floats<Pairs>(), local_floats<Quants8>(),
-                   local_floats<Quants4>(), have_blas() ? kBlasFloats + kPanel * kGemmDepth : 0});
+                   local_floats<Quants4>(), kBlasFloats + kPanel * kGemmDepth});
 }
 
 void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
@@ -313,12 +311,7 @@ void gemm_gated(Team t, const Pass& p, const Matrix& w, Gate gate, Rows x, Rows 
   multiply(t, p, Gated{w, y, gate}, x);
 }
 
-#ifdef STET_HAVE_BLAS
-
-bool have_blas() { return true; }
-
-// Each thread multiplies its own outputs with single-threaded calls: OpenBLAS's own threads would
-// compete with the team's.
+// Each thread multiplies its own outputs: OpenBLAS's own threads would compete with the team's.
 void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   float* const wide = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
   float* const panel = wide + kBlasFloats;
@@ -337,19 +330,10 @@ void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
                       n * kLanes * sizeof(float));
         }
       }
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<int>(x.count),
-                  static_cast<int>(outputs), static_cast<int>(kc), 1.0f, x.data + k0,
-                  static_cast<int>(x.stride), wide, static_cast<int>(outputs),
-                  k0 == 0 ? 0.0f : 1.0f, y.data + b * kLanes, static_cast<int>(y.stride));
+      openblas_multiply({x.data + k0, x.stride}, {wide, outputs}, {y.data + b * kLanes, y.stride},
+                        {x.count, outputs, kc}, k0 == 0 ? 0.0f : 1.0f);
     }
   });
 }
-
-#else
-
-bool have_blas() { return false; }
-void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) { gemm(t, p, w, x, y); }
-
-#endif
 
 }  // namespace stet

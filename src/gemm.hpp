@@ -24,8 +24,7 @@ void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
 // linear_gated() of a matrix whose half is a multiple of kLanes: gates go no further than the
 // first-level cache.
 void gemm_gated(Team t, const Pass& p, const Matrix& w, Gate gate, Rows x, Rows y);
-// Widens panels to float32 and hands them to OpenBLAS; only where the build has it.
+// Widens panels to float32 and hands them to OpenBLAS, which has been loaded (load_openblas).
 void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
-bool have_blas();
 
 }  // namespace stet

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "src/gemm.hpp"
+#include "src/blas/openblas.hpp"
 #include "src/kv_writer.hpp"
 #include "stet/error.hpp"
 
@@ -23,6 +23,10 @@ int threads_of(const ComputeOptions& compute) {
   return compute.threads > 0 ? compute.threads : default_threads();
 }
 
+TeamOptions team_of(const ComputeOptions& compute) {
+  return {threads_of(compute), compute.team, compute.executor};
+}
+
 void check(const ComputeOptions& compute, const Model& model) {
   kernels_of(compute);
   model.check_contract(compute.contract);
@@ -33,8 +37,8 @@ void check(const ComputeOptions& compute, const Model& model) {
   if (compute.chunk < 1 || compute.chunk > 65536) {
     throw Error(ErrorKind::argument, "", "chunk", "1 .. 65536", std::to_string(compute.chunk));
   }
-  if (compute.contract == Contract::f32_blas && !have_blas())
-    throw Error(ErrorKind::unsupported, "", "gemm", "own (built without OpenBLAS)", "blas");
+  if (compute.executor == nullptr) check_team_backend(compute.team);
+  if (compute.contract == Contract::f32_blas) load_openblas();
 }
 
 KvShape kv_shape(const ModelConfig& c, KvType type) {
@@ -301,7 +305,7 @@ void Session::run_until_sound(std::span<const BatchEntry> batch, size_t first_en
   const auto forward = [&](Team t) { first.model_->forward(t, pass); };
   for (int tries = 0; tries <= kMostMends; ++tries) {
     const uint64_t weights = first.model_->weights_version();
-    run_operations(threads_of(first.compute_),
+    run_operations(team_of(first.compute_),
                    std::ref(forward));  // by reference: a copy of the closure would be allocated
     bool sound = first.model_->weights_held_since(weights);
     for (size_t i = first_entry; i < first_entry + w.spans.size(); ++i) {
@@ -362,7 +366,7 @@ void Session::hand_out(const Session& session, const Pass& pass, const Workspace
 
 void Session::run_head(const Pass& pass, Rows hidden, Rows logits) const {
   const auto head = [&](Team t) { model_->head(t, pass, hidden, logits); };
-  run_operations(threads_of(compute_), std::ref(head));
+  run_operations(team_of(compute_), std::ref(head));
 }
 
 // The logits of every entry, from weights that were the model's all the while.

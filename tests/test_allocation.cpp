@@ -1,6 +1,6 @@
 // What the token path takes from the heap, counted and made to fail through operator new.
 #include "heap.hpp"
-#include "src/gemm.hpp"
+#include "src/blas/openblas.hpp"
 #include "support.hpp"
 
 namespace stet::test {

@@ -1,7 +1,7 @@
 // The contract of a session: its name, which weights and options it takes, and that a state keeps
 // to one.
 #include "scratch.hpp"
-#include "src/gemm.hpp"
+#include "src/blas/openblas.hpp"
 #include "stet/snapshot.hpp"
 #include "stet/verify.hpp"
 #include "support.hpp"

@@ -4,7 +4,7 @@
 
 #include "scratch.hpp"
 #include "snapshot_image.hpp"
-#include "src/gemm.hpp"
+#include "src/blas/openblas.hpp"
 #include "src/sha256_portable.hpp"
 #include "stet/snapshot.hpp"
 #include "stet/verify.hpp"

@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include "kernel_support.hpp"
+#include "src/blas/openblas.hpp"
 #include "src/gemm.hpp"
 #include "stet/ops.hpp"
 

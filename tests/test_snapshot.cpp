@@ -9,7 +9,7 @@
 
 #include "scratch.hpp"
 #include "snapshot_image.hpp"
-#include "src/gemm.hpp"
+#include "src/blas/openblas.hpp"
 #include "stet/generate.hpp"
 #include "stet/snapshot.hpp"
 #include "support.hpp"

@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/helpers.hpp"
+#include "src/threads/processors.hpp"
 
 namespace stet::test {
 namespace {

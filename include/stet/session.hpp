@@ -19,9 +19,11 @@ namespace stet {
 // How to compute. No choice here changes a bit of the result, but for `contract`.
 struct ComputeOptions {
   Contract contract = Contract::f32;  // bf16: for checkpoints whose matrices are all bfloat16
-  int threads = 0;                    // 0: all processors this process may run on
-  std::string isa;                    // a name of kernel_names(); empty: the best this CPU has
-  int64_t chunk = 512;  // tokens processed at once, of all sessions of a batch together
+  int threads = 0;                    // 0: default_threads()
+  TeamBackend team = TeamBackend::automatic;  // where the threads of passes come from
+  Executor* executor = nullptr;  // not null: in place of `team`; it lives as long as the session
+  std::string isa;               // a name of kernel_names(); empty: the best this CPU has
+  int64_t chunk = 512;           // tokens processed at once, of all sessions of a batch together
 };
 
 struct SessionOptions {

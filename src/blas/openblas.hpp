@@ -1,0 +1,28 @@
+// OpenBLAS, loaded when it is first asked for: it starts threads and takes memory as soon as it is
+// there, and only the contract f32_blas has any use for it.
+#pragma once
+
+#include <cstddef>
+
+namespace stet {
+
+// Whether this build can load it. A static one cannot.
+bool have_blas();
+// Loads it, once in a process. Throws an unsupported Error, with the loader's reason, where it is
+// not to be had. Any number of threads may call it at once.
+void load_openblas();
+
+// A row-major matrix of float32: rows are `stride` apart.
+template <class T>
+struct BlasMatrix {
+  T* data;
+  size_t stride;
+};
+struct BlasShape {
+  size_t rows, columns, depth;
+};
+// c = a b + keep c: a is [rows][depth], b [depth][columns], c [rows][columns]. After load_openblas().
+void openblas_multiply(BlasMatrix<const float> a, BlasMatrix<const float> b, BlasMatrix<float> c,
+                       const BlasShape& shape, float keep);
+
+}  // namespace stet

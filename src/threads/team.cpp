@@ -1,0 +1,155 @@
+#include "stet/team.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <iterator>
+#include <mutex>
+#include <utility>
+
+#include "src/threads/member.hpp"
+#include "src/threads/openmp.hpp"
+#include "src/threads/processors.hpp"
+#include "src/threads/thread_pool.hpp"
+#include "stet/error.hpp"
+
+namespace stet {
+namespace {
+
+std::atomic<TeamBackend> chosen_backend{TeamBackend::automatic};
+std::atomic<Executor*> process_executor{nullptr};
+
+// Whether the runtime can be asked at all: it ends the process for what it does not understand.
+bool openmp_is_usable() {
+  static const bool usable = [] {
+    if (!openmp_built()) return false;
+    try {
+      check_openmp_environment();
+    } catch (const Error&) {
+      return false;
+    }
+    return true;
+  }();
+  return usable;
+}
+
+// GNU's runtime keeps threads spinning for milliseconds, which costs small models most of their
+// speed beside other programs (bench/threads.md), and nothing but the environment can change that.
+TeamBackend resolved(TeamBackend backend) {
+  if (backend == TeamBackend::automatic) backend = chosen_backend.load(std::memory_order_relaxed);
+  if (backend == TeamBackend::automatic && openmp_is_tunable()) backend = TeamBackend::openmp;
+  return backend == TeamBackend::openmp && openmp_is_usable() ? backend : TeamBackend::own;
+}
+
+Executor* executor_of(const TeamOptions& options) {
+  return options.executor != nullptr ? options.executor : process_executor.load();
+}
+
+void run_by(Executor& executor, int size, const std::function<void(Team)>& work) {
+  WorkQueue queue;
+  executor.run(size, [&](int rank) { run_member(rank, size, queue, work); });
+}
+
+void run(const TeamOptions& options, ThreadPool::Wait wait, const std::function<void(Team)>& work) {
+  const int size = std::min(options.threads, kMostThreads);
+  if (size <= 1 || is_member()) return run_alone(work);
+  if (Executor* const executor = executor_of(options)) return run_by(*executor, size, work);
+  if (resolved(options.backend) == TeamBackend::openmp && run_openmp(size, work)) return;
+  ThreadPool::of_process().run(size, wait, work);
+}
+
+constexpr std::pair<TeamBackend, const char*> kNames[] = {{TeamBackend::automatic, "automatic"},
+                                                          {TeamBackend::openmp, "openmp"},
+                                                          {TeamBackend::own, "own"}};
+
+}  // namespace
+
+Range part_of(size_t n, size_t parts, size_t i) {
+  const size_t each = n / parts, more = n % parts, begin = i * each + std::min(i, more);
+  return {begin, begin + each + (i < more ? 1 : 0)};
+}
+
+size_t Team::parts_of(size_t n, size_t least) const {
+  if (queue == nullptr) return 1;
+  constexpr size_t kEach =
+      8;  // parts for each thread: what the slowest is behind by is a part at most
+  const size_t threads = static_cast<size_t>(size);
+  if (n < threads * least) return std::max<size_t>(1, std::min(n, threads));
+  return std::min(threads * kEach, n / least / threads * threads);
+}
+
+void run_team(const TeamOptions& options, const std::function<void(Team)>& work) {
+  run(options, ThreadPool::Wait::for_all, work);
+}
+
+void run_operations(const TeamOptions& options, const std::function<void(Team)>& work) {
+  run(options, ThreadPool::Wait::for_comers, work);
+}
+
+void run_each(const TeamOptions& options, size_t n, const std::function<void(size_t)>& work) {
+  std::mutex mutex;
+  size_t failed = n;
+  std::exception_ptr failure;
+  run_operations(options, [&](Team team) {
+    team.each(n, [&](size_t i) {
+      {
+        const std::lock_guard lock(mutex);
+        if (i > failed) return;
+      }
+      try {
+        work(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (i < failed) failure = std::current_exception();
+        failed = std::min(failed, i);
+      }
+    });
+  });
+  if (failure) std::rethrow_exception(failure);
+}
+
+const char* team_backend_name(TeamBackend backend) {
+  return kNames[static_cast<size_t>(backend)].second;
+}
+
+std::optional<TeamBackend> team_backend_of(std::string_view name) {
+  for (const auto& [backend, its] : kNames) {
+    if (name == its) return backend;
+  }
+  return {};
+}
+
+std::vector<std::string> team_backends() {
+  if (openmp_built()) return {"openmp", "own"};
+  return {"own"};
+}
+
+void check_team_backend(TeamBackend backend) {
+  if (backend != TeamBackend::openmp) return;
+  if (!openmp_built())
+    throw Error(ErrorKind::unsupported, "", "team", "own (built without OpenMP)", "openmp");
+  check_openmp_environment();
+}
+
+void set_team_backend(TeamBackend backend) {
+  check_team_backend(backend);
+  chosen_backend.store(backend, std::memory_order_relaxed);
+}
+
+std::string team_runtime(TeamBackend backend) {
+  if (process_executor.load() != nullptr) return "an executor of the program's own";
+  if (resolved(backend) == TeamBackend::own) return "own threads";
+  return "OpenMP (" + openmp_library() + ")";
+}
+
+Executor* set_executor(Executor* executor) { return process_executor.exchange(executor); }
+
+int default_threads() {
+  const TeamBackend chosen = chosen_backend.load(std::memory_order_relaxed);
+  if (chosen == TeamBackend::openmp || (chosen == TeamBackend::automatic && openmp_is_tunable())) {
+    check_openmp_environment();
+    return openmp_threads();
+  }
+  return count_processors();
+}
+
+}  // namespace stet
