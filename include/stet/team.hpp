@@ -65,11 +65,17 @@ class WorkQueue {
   alignas(64) std::atomic<uint32_t> done_{0};  // pieces of it
 };
 
+// How far one member of a team has come.
+struct Tally {
+  uint32_t operations = 0;
+  uint64_t pieces = 0, done = 0;  // of those operations; how many of them this member did
+};
+
 struct Team {
   int rank = 0;  // this thread, 0 .. size-1
   int size = 1;
   WorkQueue* queue = nullptr;  // null for a team of one
-  uint32_t* op = nullptr;      // this thread's operations so far
+  Tally* tally = nullptr;      // this thread's; null for a team of one
 
   // f(i) for every i below n, each by one thread. Returns when all are done.
   template <class F>
@@ -78,10 +84,12 @@ struct Team {
       for (size_t i = 0; i < n; ++i) f(i);
       return;
     }
-    const uint32_t mine = (*op)++, count = static_cast<uint32_t>(n);
-    for (uint32_t i; (i = queue->take(mine, count)) != WorkQueue::kNone;) {
+    const uint32_t op = tally->operations++, count = static_cast<uint32_t>(n);
+    tally->pieces += count;
+    for (uint32_t i; (i = queue->take(op, count)) != WorkQueue::kNone;) {
       f(i);
-      if (queue->finish(mine, count)) return;
+      ++tally->done;
+      if (queue->finish(op, count)) return;
     }
   }
   // f(Range) for 0 .. n-1 in as many contiguous parts as keep all threads busy to the end, none

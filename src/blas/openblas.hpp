@@ -21,7 +21,8 @@ struct BlasMatrix {
 struct BlasShape {
   size_t rows, columns, depth;
 };
-// c = a b + keep c: a is [rows][depth], b [depth][columns], c [rows][columns]. After load_openblas().
+// c = a b + keep c: a is [rows][depth], b [depth][columns], c [rows][columns]. After
+// load_openblas().
 void openblas_multiply(BlasMatrix<const float> a, BlasMatrix<const float> b, BlasMatrix<float> c,
                        const BlasShape& shape, float keep);
 

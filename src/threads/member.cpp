@@ -13,14 +13,15 @@ thread_local bool member = false;
 
 bool is_member() { return member; }
 
-void run_member(int rank, int size, WorkQueue& queue, const std::function<void(Team)>& work) {
+Tally run_member(int rank, int size, WorkQueue& queue, const std::function<void(Team)>& work) {
   const bool before = std::exchange(member, true);
-  uint32_t op = 0;
+  Tally tally;
   {
     const FloatEnvironment contract;
-    work({rank, size, &queue, &op});
+    work({rank, size, &queue, &tally});
   }
   member = before;
+  return tally;
 }
 
 void run_alone(const std::function<void(Team)>& work) {

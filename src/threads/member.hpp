@@ -11,7 +11,7 @@ namespace stet {
 bool is_member();
 
 // Calls work(Team) under the contract's floating-point environment; `queue` is the run's.
-void run_member(int rank, int size, WorkQueue& queue, const std::function<void(Team)>& work);
+Tally run_member(int rank, int size, WorkQueue& queue, const std::function<void(Team)>& work);
 // The same for a team of one, which needs no queue.
 void run_alone(const std::function<void(Team)>& work);
 

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "src/threads/helper_worth.hpp"
 #include "src/threads/member.hpp"
 
 // LLVM's and Intel's runtimes have these, GNU's has not. Weak: asked for by address.
@@ -34,7 +35,7 @@ bool openmp_is_tunable() { return false; }
 std::string openmp_library() { return ""; }
 void check_openmp_environment() {}
 int openmp_threads() { return 1; }
-bool run_openmp(int, const std::function<void(Team)>&) { return false; }
+bool run_openmp(int, bool, const std::function<void(Team)>&) { return false; }
 
 #else
 
@@ -79,7 +80,7 @@ class BlockTime {
   BlockTime& operator=(const BlockTime&) = delete;
 
  private:
-  static constexpr int kOurs = 0;  // ms
+  static constexpr int kOurs = 1;  // ms: the least that is not none at all
   // Whoever runs the program comes first.
   static bool is_ours() {
     static const bool ours = openmp_is_tunable() && std::getenv("KMP_BLOCKTIME") == nullptr &&
@@ -144,9 +145,7 @@ bool is_thread_count(std::string_view text) {
 }  // namespace
 
 bool openmp_built() { return true; }
-bool openmp_is_tunable() {
-  return kmp_set_blocktime != nullptr && kmp_get_blocktime != nullptr;
-}
+bool openmp_is_tunable() { return kmp_set_blocktime != nullptr && kmp_get_blocktime != nullptr; }
 
 std::string openmp_library() {
   Dl_info info;
@@ -170,15 +169,26 @@ void check_openmp_environment() {
 
 int openmp_threads() { return std::clamp(omp_get_max_threads(), 1, kMostThreads); }
 
-bool run_openmp(int size, const std::function<void(Team)>& work) {
+bool run_openmp(int size, bool operations, const std::function<void(Team)>& work) {
   if (!survived_fork()) return false;
+  thread_local HelperWorth worth;
+  if (operations && !worth.are_worth_it(HelperWorth::Clock::now)) return run_alone(work), true;
   const HelperBudget helpers(size - 1);
   if (helpers.count() == 0) return run_alone(work), true;
   if (!may_have(helpers.count())) return false;
   const BlockTime ours;
   WorkQueue queue;
-#pragma omp parallel num_threads(helpers.count() + 1) default(none) shared(queue, work)
-  run_member(omp_get_thread_num(), omp_get_num_threads(), queue, work);
+  HelperWorth::Run seen{.helpers = helpers.count(), .start = HelperWorth::Clock::now()};
+#pragma omp parallel num_threads(helpers.count() + 1) default(none) shared(queue, work, seen)
+  {
+    const int rank = omp_get_thread_num();
+    const Tally tally = run_member(rank, omp_get_num_threads(), queue, work);
+    if (rank == 0) {
+      seen.tally = tally;
+      seen.done = HelperWorth::Clock::now();
+    }
+  }
+  if (operations) worth.note(seen, HelperWorth::Clock::now());
   return true;
 }
 

@@ -19,9 +19,11 @@ std::string openmp_library();  // its file: "libomp.so.5"
 void check_openmp_environment();
 int openmp_threads();  // as OMP_NUM_THREADS or omp_set_num_threads() say, else all processors
 
-// work(Team) on up to `size` threads of the runtime. False, and nothing is done, where it cannot
-// be asked: the system refuses so many threads, for which it would end the process, or the process
-// was forked from one that used a runtime which does not survive that.
-bool run_openmp(int size, const std::function<void(Team)>& work);
+// work(Team) on up to `size` threads of the runtime; on the calling one alone when `operations`
+// says that it may do without the others, and they have lately cost more than they did. False, and
+// nothing is done, where it cannot be asked: the system refuses so many threads, for which it would
+// end the process, or the process was forked from one that used a runtime which does not survive
+// that.
+bool run_openmp(int size, bool operations, const std::function<void(Team)>& work);
 
 }  // namespace stet

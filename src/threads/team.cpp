@@ -53,7 +53,10 @@ void run(const TeamOptions& options, ThreadPool::Wait wait, const std::function<
   const int size = std::min(options.threads, kMostThreads);
   if (size <= 1 || is_member()) return run_alone(work);
   if (Executor* const executor = executor_of(options)) return run_by(*executor, size, work);
-  if (resolved(options.backend) == TeamBackend::openmp && run_openmp(size, work)) return;
+  if (resolved(options.backend) == TeamBackend::openmp &&
+      run_openmp(size, wait == ThreadPool::Wait::for_comers, work)) {
+    return;
+  }
   ThreadPool::of_process().run(size, wait, work);
 }
 
