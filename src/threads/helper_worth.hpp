@@ -46,8 +46,8 @@ class HelperWorth {
   static constexpr double kTried = 0.03;  // of the time goes into trying them again
   static constexpr Seconds kLeast{-0.01}, kMost{0.005};
 
-  Seconds balance_{0};       // of what they saved over what they cost, within limits
-  Clock::time_point seen_;   // when that was last so
+  Seconds balance_{0};      // of what they saved over what they cost, within limits
+  Clock::time_point seen_;  // when that was last so
 };
 
 }  // namespace stet
