@@ -1,4 +1,5 @@
-// STET_TEST_TEAM names the backend of all teams of a test program, so that each can be run with any.
+// STET_TEST_TEAM names the backend of all teams of a test program, so that each can be run with
+// any.
 #include <cstdlib>
 
 #include "stet/team.hpp"

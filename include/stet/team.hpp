@@ -120,8 +120,9 @@ std::vector<std::string> team_backends();  // the names of those that this build
 // OMP_NUM_THREADS says what the OpenMP runtime would end the process for.
 void check_team_backend(TeamBackend backend);
 // What `automatic` is from now on, in this process; `automatic` itself stands for what it was at
-// the start: OpenMP by LLVM's runtime, otherwise threads of our own. Throws as check_team_backend.
-void set_team_backend(TeamBackend backend);
+// the start: OpenMP by LLVM's runtime, otherwise threads of our own. Returns the one before. Throws
+// as check_team_backend().
+TeamBackend set_team_backend(TeamBackend backend);
 // What runs teams now: "own threads", "OpenMP (libomp.so.5)", "an executor of the program's own".
 std::string team_runtime(TeamBackend backend = TeamBackend::automatic);
 

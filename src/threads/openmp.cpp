@@ -161,7 +161,7 @@ void check_openmp_environment() {
     comma = rest.find(',');
     if (!is_thread_count(rest.substr(0, comma))) {
       throw Error(ErrorKind::argument, "", "OMP_NUM_THREADS",
-                  "1 .. " + std::to_string(kMostThreads), value);
+                  "1 .. " + std::to_string(kMostThreads), *value == '\0' ? "nothing" : value);
     }
     if (comma == std::string_view::npos) return;
   }

@@ -133,9 +133,9 @@ void check_team_backend(TeamBackend backend) {
   check_openmp_environment();
 }
 
-void set_team_backend(TeamBackend backend) {
+TeamBackend set_team_backend(TeamBackend backend) {
   check_team_backend(backend);
-  chosen_backend.store(backend, std::memory_order_relaxed);
+  return chosen_backend.exchange(backend);
 }
 
 std::string team_runtime(TeamBackend backend) {
