@@ -341,7 +341,7 @@ TEST(Backends, TheProcessHasADefault) {
 #if defined(STET_HAVE_OPENMP)
   EXPECT_TRUE(team_runtime(TeamBackend::openmp).starts_with("OpenMP (lib"));
 #else
-  EXPECT_EQ(error_of([] { set_team_backend(TeamBackend::openmp); }),
+  EXPECT_EQ(stet_test::error_of([] { set_team_backend(TeamBackend::openmp); }),
             "unsupported: team: expected own (built without OpenMP), found openmp");
 #endif
   EXPECT_EQ(set_team_backend(before), TeamBackend::own);
