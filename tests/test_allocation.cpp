@@ -1,5 +1,6 @@
 // What the token path takes from the heap, counted and made to fail through operator new.
 #include "heap.hpp"
+#include "src/blas/openblas.hpp"
 #include "stet/model/product.hpp"
 #include "support.hpp"
 

@@ -91,13 +91,35 @@ TEST_P(Bits, ThreadsDoNotMatter) {
   Run one = run(ids, options(1));
   const auto few = std::span(ids).first(20);
   Run few_by_one = run(few, options(1, STET_DEFAULT_ISA, 1));
-  for (int threads : {2, 3, 5}) {
-    const std::string what = std::to_string(threads) + " threads";
-    expect_same(run(ids, options(threads)), one, what);
-    expect_same(run(ids, options(threads, STET_DEFAULT_ISA, 63)), one, what + ", chunk 63");
-    expect_same(run(few, options(threads, STET_DEFAULT_ISA, 1)), few_by_one,
-                what + ", token by token");
+  for (const std::string& team : team_backends()) {
+    const auto on = [&](int threads, int64_t chunk) {
+      SessionOptions o = options(threads, STET_DEFAULT_ISA, chunk);
+      o.compute.team = *team_backend_of(team);
+      return o;
+    };
+    for (int threads : {2, 3, 5}) {
+      const std::string what = team + ", " + std::to_string(threads) + " threads";
+      expect_same(run(ids, on(threads, 512)), one, what);
+      expect_same(run(ids, on(threads, 63)), one, what + ", chunk 63");
+      expect_same(run(few, on(threads, 1)), few_by_one, what + ", token by token");
+    }
   }
+}
+
+// Members one after the other, the last first.
+TEST_P(Bits, AnExecutorDoesNotMatter) {
+  struct Backwards : Executor {
+    void run(int size, const std::function<void(int rank)>& member) override {
+      for (int rank = size - 1; rank >= 0; --rank) member(rank);
+      ++runs;
+    }
+    int runs = 0;
+  } executor;
+  Run one = run(ids, options(1));
+  SessionOptions o = options(3, STET_DEFAULT_ISA, 63);
+  o.compute.executor = &executor;
+  expect_same(run(ids, o), one, "an executor");
+  EXPECT_GE(executor.runs, 2);
 }
 
 // The split of a single query's blocks among threads, with several blocks to split.

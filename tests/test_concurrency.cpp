@@ -25,6 +25,33 @@ class Concurrency : public testing::Test {
     Session s = Snapshot::open(path).restore(m, "", options(1));  // checks every block
     return digest_text(digests_of(s).state);
   }
+  static std::string name(int i, int round) {
+    return std::to_string(i) + "." + std::to_string(round);
+  }
+  void save_in_parallel(int threads) const {
+    const stet_test::ScratchDir where;
+    std::vector<std::thread> savers;
+    for (int i = 0; i < kSavers; ++i) {
+      savers.emplace_back([&, i] {
+        Session s = session(i, threads);
+        for (int round = 0; round < 10; ++round) {
+          s.append(random_tokens(*m, 7, static_cast<uint32_t>(100 * i + round)));
+          Snapshot::save(s, "", where / name(i, round));
+        }
+      });
+    }
+    for (std::thread& t : savers) t.join();
+    ASSERT_EQ(where.names().size(), static_cast<size_t>(10 * kSavers));
+    for (int i = 0; i < kSavers; ++i) {
+      Session expected = session(i);
+      for (int round = 0; round < 10; ++round) {
+        expected.append(random_tokens(*m, 7, static_cast<uint32_t>(100 * i + round)));
+        const Snapshot saved = Snapshot::open(where / name(i, round));
+        Session found = saved.restore(m, "", options(1));
+        ASSERT_TRUE(same_state(found, expected)) << "session " << i << ", round " << round;
+      }
+    }
+  }
   // Reads the file until `done`, and counts which states it held. Any other state, or a damaged
   // file, is a failure.
   std::map<std::string, int> watch(const std::string& path,
@@ -47,30 +74,13 @@ class Concurrency : public testing::Test {
 // Each session computes and saves as if it were alone: also two threads each, which makes teams run
 // side by side.
 TEST_F(Concurrency, SessionsOfOneModelSaveInParallel) {
-  for (const int threads : {1, 2}) {
-    std::vector<std::thread> savers;
-    for (int i = 0; i < kSavers; ++i) {
-      savers.emplace_back([&, i] {
-        Session s = session(i, threads);
-        for (int round = 0; round < 10; ++round) {
-          s.append(random_tokens(*m, 7, static_cast<uint32_t>(100 * i + round)));
-          Snapshot::save(s, "", scratch / std::to_string(i) + "." + std::to_string(round));
-        }
-      });
-    }
-    for (std::thread& t : savers) t.join();
-    ASSERT_EQ(scratch.names().size(), static_cast<size_t>(10 * kSavers));
-    for (int i = 0; i < kSavers; ++i) {
-      Session expected = session(i);
-      for (int round = 0; round < 10; ++round) {
-        expected.append(random_tokens(*m, 7, static_cast<uint32_t>(100 * i + round)));
-        const Snapshot saved =
-            Snapshot::open(scratch / std::to_string(i) + "." + std::to_string(round));
-        Session found = saved.restore(m, "", options(1));
-        ASSERT_TRUE(same_state(found, expected)) << "session " << i << ", round " << round;
-      }
-    }
+  const TeamBackend before = set_team_backend(TeamBackend::automatic);
+  for (const std::string& team : team_backends()) {
+    set_team_backend(*team_backend_of(team));
+    save_in_parallel(1);
+    save_in_parallel(2);
   }
+  set_team_backend(before);
 }
 
 // Forks share full blocks: they are read by all savers at once.

@@ -1,6 +1,13 @@
 // The contract of a session: its name, which weights and options it takes, and that a state keeps
 // to one.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+
 #include "scratch.hpp"
+#include "src/blas/openblas.hpp"
 #include "stet/model/product.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/snapshot/verify.hpp"
@@ -69,6 +76,50 @@ TEST(Contract, Bf16TakesBfloat16WeightsAlone) {
     s.append(std::vector<int32_t>{1, 2, 3});
     EXPECT_EQ(s.compute().contract, Contract::bf16);
   }
+}
+
+// Whether a library of that name is in the address space.
+bool is_mapped(const std::string& name) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(name) != std::string::npos) return true;
+  }
+  return false;
+}
+
+// In a process of its own, which has not loaded it yet. The system can refuse to.
+int load_blas_late() {
+  const auto m = model(asset_path("pocket-llama3"));
+  Session(m, under(Contract::f32)).append(std::vector<int32_t>{1, 2, 3});
+  if (is_mapped("openblas")) return 2;
+  rlimit limit{};
+  getrlimit(RLIMIT_AS, &limit);
+  const rlim_t all = std::exchange(limit.rlim_cur, 1 << 20);
+  setrlimit(RLIMIT_AS, &limit);
+  const std::string error = error_of([&] { Session(m, under(Contract::f32_blas)); });
+  limit.rlim_cur = all;
+  setrlimit(RLIMIT_AS, &limit);
+  if (!error.starts_with("unsupported: gemm: expected OpenBLAS (libopenblas.so.0 or "
+                         "libopenblas.so), found libopenblas.so.0: ")) {
+    std::fputs((error + "\n").c_str(), stderr);
+    return 3;
+  }
+  Session blas(m, under(Contract::f32_blas));
+  blas.append(std::vector<int32_t>{1, 2, 3});
+  return is_mapped("openblas") ? 0 : 4;
+}
+
+TEST(Contract, BlasIsLoadedWhenItIsFirstAskedFor) {
+  if (!have_blas()) GTEST_SKIP() << "built without OpenBLAS";
+#if defined(STET_SANITIZED)
+  GTEST_SKIP() << "sanitizers need the address space";
+#endif
+  const pid_t child = fork();
+  if (child == 0) _exit(load_blas_late());
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 // Tokens that BLAS has processed are of another contract: its name goes with them wherever they go.

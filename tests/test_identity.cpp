@@ -5,6 +5,7 @@
 #include "scratch.hpp"
 #include "snapshot_image.hpp"
 #include "src/base/sha256_portable.hpp"
+#include "src/blas/openblas.hpp"
 #include "stet/model/product.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/snapshot/verify.hpp"

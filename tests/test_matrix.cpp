@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include "kernel_support.hpp"
+#include "src/blas/openblas.hpp"
 #include "stet/kernels/numbers.hpp"
 #include "stet/model/ops.hpp"
 #include "stet/model/product.hpp"

@@ -9,6 +9,7 @@
 
 #include "scratch.hpp"
 #include "snapshot_image.hpp"
+#include "src/blas/openblas.hpp"
 #include "stet/generate/generate.hpp"
 #include "stet/model/product.hpp"
 #include "stet/snapshot/snapshot.hpp"

@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -19,7 +20,11 @@
 #include <thread>
 #include <vector>
 
+#include "error_of.hpp"
+#include "src/threads/helper_worth.hpp"
 #include "src/threads/helpers.hpp"
+#include "src/threads/processors.hpp"
+#include "stet/base/error.hpp"
 
 namespace stet::test {
 namespace {
@@ -33,9 +38,9 @@ class Chain {
     std::iota(first_.begin(), first_.end(), 1);
   }
 
-  std::vector<uint64_t> run(int threads) const {
+  std::vector<uint64_t> run(const TeamOptions& options) const {
     std::vector<uint64_t> from = first_, to(from.size());
-    run_operations(threads, [&](Team t) {
+    run_operations(options, [&](Team t) {
       std::minstd_rand random(static_cast<unsigned>(t.rank) + 1);
       uint64_t *a = from.data(), *b = to.data();
       for (size_t op = 0; op < operations_; ++op, std::swap(a, b)) {
@@ -55,14 +60,22 @@ class Chain {
   unsigned one_in_;
 };
 
-TEST(Team, OperationsFollowEachOtherWhoeverComes) {
+// Of every backend of this build.
+class Teams : public testing::TestWithParam<std::string> {
+ protected:
+  TeamOptions of(int threads) const { return {threads, *team_backend_of(GetParam())}; }
+};
+INSTANTIATE_TEST_SUITE_P(Backends, Teams, testing::ValuesIn(team_backends()),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(Teams, OperationsFollowEachOtherWhoeverComes) {
   for (const size_t rows : {size_t{1}, size_t{2}, size_t{7}, size_t{100}}) {
     for (const unsigned one_in : {0u, 50u}) {
       const Chain chain(rows, 101, one_in);
       const std::vector<uint64_t> expected = Chain(rows, 101, 0).run(1);
       for (const int threads : {2, 3, 8}) {
         for (int i = 0; i < 20; ++i)
-          ASSERT_EQ(chain.run(threads), expected) << rows << " rows, " << threads << " threads";
+          ASSERT_EQ(chain.run(of(threads)), expected) << rows << " rows, " << threads << " threads";
       }
     }
   }
@@ -70,14 +83,14 @@ TEST(Team, OperationsFollowEachOtherWhoeverComes) {
 
 // Runs so short that helpers often come when they are over, beside runs that all must join, on
 // teams of changing size.
-TEST(Team, ShortRunsOneAfterTheOther) {
+TEST_P(Teams, ShortRunsOneAfterTheOther) {
   for (int i = 0; i < 3000; ++i) {
     const int threads = 1 + i % 5;
     std::vector<int> done(static_cast<size_t>(1 + i % 3), 0), came(static_cast<size_t>(threads), 0);
-    run_operations(threads,
+    run_operations(of(threads),
                    [&](Team t) { t.each(done.size(), [&](size_t piece) { ++done[piece]; }); });
     ASSERT_EQ(done, std::vector<int>(done.size(), 1));
-    run_team(threads, [&](Team t) {
+    run_team(of(threads), [&](Team t) {
       ASSERT_EQ(t.size, threads);
       ++came[static_cast<size_t>(t.rank)];
     });
@@ -85,22 +98,22 @@ TEST(Team, ShortRunsOneAfterTheOther) {
   }
 }
 
-TEST(Team, CallersHaveTeamsOfTheirOwn) {
+TEST_P(Teams, SeveralCallersAtOnce) {
   const Chain chain(40, 200, 100);
   const std::vector<uint64_t> expected = Chain(40, 200, 0).run(1);
   std::vector<std::vector<uint64_t>> results(6);
   std::vector<std::thread> callers;
   for (std::vector<uint64_t>& result : results)
-    callers.emplace_back([&] { result = chain.run(3); });
+    callers.emplace_back([&] { result = chain.run(of(3)); });
   for (std::thread& t : callers) t.join();
   for (const std::vector<uint64_t>& result : results) EXPECT_EQ(result, expected);
 }
 
-TEST(Team, ARunInsideOfARunIsRight) {
+TEST_P(Teams, ARunInsideOfARunIsRight) {
   const Chain chain(10, 20, 0);
   const std::vector<uint64_t> expected = chain.run(1);
   std::vector<std::vector<uint64_t>> results(8);
-  run_each(3, results.size(), [&](size_t i) { results[i] = chain.run(2); });
+  run_each(of(3), results.size(), [&](size_t i) { results[i] = chain.run(of(2)); });
   for (const std::vector<uint64_t>& result : results) EXPECT_EQ(result, expected);
 }
 
@@ -110,12 +123,12 @@ size_t threads_of_this_process() {
 }
 
 // Neither the caller nor a helper makes threads for it.
-TEST(Team, ARunInsideOfARunMakesNoThreads) {
-  run_team(3, [](Team) {});
+TEST_P(Teams, ARunInsideOfARunMakesNoThreads) {
+  run_team(of(3), [](Team) {});
   const size_t before = threads_of_this_process();
   std::vector<int> inner(3, 0);
-  run_team(3, [&](Team outer) {
-    run_team(4, [&](Team t) { inner[static_cast<size_t>(outer.rank)] = t.size; });
+  run_team(of(3), [&](Team outer) {
+    run_team(of(4), [&](Team t) { inner[static_cast<size_t>(outer.rank)] = t.size; });
   });
   EXPECT_EQ(inner, (std::vector<int>{1, 1, 1}));
   EXPECT_EQ(threads_of_this_process(), before);
@@ -130,7 +143,7 @@ void stand_aside(int) {
   (void)!read(put_aside[0], &byte, 1);
 }
 
-// Waiting for it would last until the alarm ends the process.
+// Waiting for it, as a parallel region of OpenMP does, would last until the alarm ends the process.
 TEST(Team, APassDoesNotWaitForAHelperThatHasNotCome) {
 #if defined(STET_THREAD_SANITIZER)
   GTEST_SKIP() << "ThreadSanitizer holds signals back from a thread that sleeps";
@@ -138,7 +151,7 @@ TEST(Team, APassDoesNotWaitForAHelperThatHasNotCome) {
   ASSERT_EQ(pipe(put_aside), 0);
   ASSERT_EQ(pipe(standing), 0);
   pthread_t helper{};
-  run_team(2, [&](Team t) {
+  run_team({2, TeamBackend::own}, [&](Team t) {
     if (t.rank == 1) helper = pthread_self();
   });
   struct sigaction action = {}, before = {};
@@ -149,14 +162,15 @@ TEST(Team, APassDoesNotWaitForAHelperThatHasNotCome) {
   ASSERT_EQ(read(standing[0], &byte, 1), 1);  // it stands
   alarm(60);
   std::vector<int> ranks;
-  run_operations(2, [&](Team t) {
+  run_operations({2, TeamBackend::own}, [&](Team t) {
     for (int op = 0; op < 50; ++op) t.each(5, [&](size_t) { ranks.push_back(t.rank); });
   });
   alarm(0);
   EXPECT_EQ(ranks, std::vector<int>(250, 0));
   ASSERT_EQ(write(put_aside[1], &byte, 1), 1);
   std::vector<int> came(2, 0);
-  run_team(2, [&](Team t) { came[static_cast<size_t>(t.rank)] = 1; });  // and it comes again
+  run_team({2, TeamBackend::own},
+           [&](Team t) { came[static_cast<size_t>(t.rank)] = 1; });  // and it comes again
   EXPECT_EQ(came, (std::vector<int>{1, 1}));
   ASSERT_EQ(sigaction(SIGUSR1, &before, nullptr), 0);
 }
@@ -178,10 +192,10 @@ TEST(Team, MoreThanAThousandProcessorsAreCounted) {
   EXPECT_EQ(count_processors([](size_t, cpu_set_t*) { return errno = EPERM, -1; }), 1);
 }
 
-TEST(Team, TheFirstExceptionIsThrown) {
+TEST_P(Teams, TheFirstExceptionIsThrown) {
   for (int i = 0; i < 50; ++i) {
     try {
-      run_each(4, 40, [](size_t piece) {
+      run_each(of(4), 40, [](size_t piece) {
         if (piece % 10 == 7) throw std::runtime_error(std::to_string(piece));
       });
       FAIL();
@@ -201,27 +215,28 @@ int in_child(F f) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-TEST(Team, AForkedProcessMakesItsOwn) {
+TEST_P(Teams, AForkedProcessMakesItsOwn) {
   const Chain chain(40, 100, 0);
-  const std::vector<uint64_t> expected = chain.run(3);
+  const std::vector<uint64_t> expected = chain.run(of(3));
   EXPECT_EQ(in_child([&] {
               int came = 0;
-              std::thread([&] { came += chain.run(3) == expected; }).join();
+              std::thread([&] { came += chain.run(of(3)) == expected; }).join();
               std::vector<int> members(4, 0);
-              run_team(4, [&](Team t) { members[static_cast<size_t>(t.rank)] = t.size; });
-              return came == 1 && chain.run(3) == expected && members == std::vector<int>(4, 4) ? 0
-                                                                                                : 1;
+              run_team(of(4), [&](Team t) { members[static_cast<size_t>(t.rank)] = t.size; });
+              return came == 1 && chain.run(of(3)) == expected && members == std::vector<int>(4, 4)
+                         ? 0
+                         : 1;
             }),
             0);
-  EXPECT_EQ(chain.run(3), expected);
+  EXPECT_EQ(chain.run(of(3)), expected);
 }
 
 // Address space for some stacks and no more.
-TEST(Team, ThreadsThatTheSystemRefusesAreDoneWithout) {
+TEST_P(Teams, ThreadsThatTheSystemRefusesAreDoneWithout) {
 #if defined(STET_SANITIZED)
   GTEST_SKIP() << "sanitizers need the address space";
 #endif
-  EXPECT_EQ(in_child([] {
+  EXPECT_EQ(in_child([&] {
               std::ifstream statm("/proc/self/statm");
               size_t pages = 0;
               statm >> pages;
@@ -230,7 +245,7 @@ TEST(Team, ThreadsThatTheSystemRefusesAreDoneWithout) {
               const rlimit limit{most, most};
               if (setrlimit(RLIMIT_AS, &limit) != 0) return 2;
               std::vector<int> members(64, 0);
-              run_team(64, [&](Team t) { members[static_cast<size_t>(t.rank)] = t.size; });
+              run_team(of(64), [&](Team t) { members[static_cast<size_t>(t.rank)] = t.size; });
               const int size = members[0];
               if (size < 1 || size >= 64) return 3;
               for (int i = 0; i < 64; ++i) {
@@ -239,6 +254,211 @@ TEST(Team, ThreadsThatTheSystemRefusesAreDoneWithout) {
               return 0;
             }),
             0);
+}
+
+// All runs together have no more helpers than the largest asked for: of no other test, here.
+TEST_P(Teams, SeveralCallersShareTheHelpers) {
+  int while_all_are_taken = 0, afterwards = 0;
+  run_team(of(9), [&](Team t) {
+    if (t.rank != 0) return;
+    std::thread([&] {
+      run_team(of(3), [&](Team other) { while_all_are_taken = other.size; });
+    }).join();
+  });
+  std::thread([&] {
+    run_team(of(3), [&](Team t) {
+      if (t.rank == 0) afterwards = t.size;
+    });
+  }).join();
+  EXPECT_EQ(while_all_are_taken, 1);
+  EXPECT_EQ(afterwards, 3);
+}
+
+// An executor with one thread, which need not even be the caller's, and an order of its own.
+class Backwards : public Executor {
+ public:
+  void run(int size, const std::function<void(int rank)>& member) override {
+    sizes.push_back(size);
+    for (int rank = size - 1; rank >= 0; --rank) member(rank);
+  }
+  std::vector<int> sizes;
+};
+
+class NewThreads : public Executor {
+ public:
+  void run(int size, const std::function<void(int rank)>& member) override {
+    ++runs;
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size; ++rank) threads.emplace_back(member, rank);
+    for (std::thread& t : threads) t.join();
+  }
+  std::atomic<int> runs{0};
+};
+
+TEST(Executors, OneThatHasNoThreadsRunsAllMembers) {
+  const Chain chain(40, 60, 0);
+  Backwards executor;
+  EXPECT_EQ(chain.run({3, TeamBackend::automatic, &executor}), chain.run(1));
+  std::vector<int> ranks;
+  run_team({4, TeamBackend::automatic, &executor}, [&](Team t) {
+    EXPECT_EQ(t.size, 4);
+    ranks.push_back(t.rank);
+    run_team({2, TeamBackend::automatic, &executor}, [](Team inner) { EXPECT_EQ(inner.size, 1); });
+  });
+  EXPECT_EQ(ranks, (std::vector<int>{3, 2, 1, 0}));
+  EXPECT_EQ(executor.sizes, (std::vector<int>{3, 4}));
+}
+
+TEST(Executors, TheProcessHasOneUntilItIsTakenBack) {
+  const Chain chain(40, 60, 50);
+  const std::vector<uint64_t> expected = Chain(40, 60, 0).run(1);
+  NewThreads executor;
+  EXPECT_EQ(set_executor(&executor), nullptr);
+  EXPECT_EQ(team_runtime(), "an executor of the program's own");
+  std::vector<std::thread> callers;
+  std::vector<std::vector<uint64_t>> results(4);
+  for (std::vector<uint64_t>& result : results)
+    callers.emplace_back([&] { result = chain.run(3); });
+  for (std::thread& t : callers) t.join();
+  EXPECT_EQ(set_executor(nullptr), &executor);
+  for (const std::vector<uint64_t>& result : results) EXPECT_EQ(result, expected);
+  EXPECT_EQ(executor.runs, 4);
+  EXPECT_EQ(chain.run(3), expected);
+  EXPECT_EQ(executor.runs, 4);
+}
+
+TEST(Backends, HaveNames) {
+  for (const std::string& name : team_backends())
+    EXPECT_EQ(team_backend_name(*team_backend_of(name)), name);
+  EXPECT_FALSE(team_backend_of("tbb").has_value());
+  EXPECT_FALSE(team_backend_of("").has_value());
+}
+
+TEST(Backends, TheProcessHasADefault) {
+  const std::string runtime = team_runtime();
+  const TeamBackend before = set_team_backend(TeamBackend::own);
+  EXPECT_EQ(team_runtime(), "own threads");
+  EXPECT_EQ(default_threads(), count_processors());
+#if defined(STET_HAVE_OPENMP)
+  EXPECT_TRUE(team_runtime(TeamBackend::openmp).starts_with("OpenMP (lib"));
+#else
+  EXPECT_EQ(stet_test::error_of([] { set_team_backend(TeamBackend::openmp); }),
+            "unsupported: team: expected own (built without OpenMP), found openmp");
+#endif
+  EXPECT_EQ(set_team_backend(before), TeamBackend::own);
+  EXPECT_EQ(team_runtime(), runtime);
+}
+
+// Runs of 100 us, of which helpers do half.
+class Worth : public testing::Test {
+ protected:
+  using us = std::chrono::microseconds;
+  void run(us waited) {
+    const HelperWorth::Clock::time_point start = now;
+    now += us(100);
+    HelperWorth::Run r{.helpers = 1, .start = start};
+    r.done = now;
+    r.tally = {.operations = 10, .pieces = 40, .done = 20};
+    now += waited;
+    worth.note(r, now);
+  }
+  bool asked() {
+    return worth.are_worth_it([&] { return now; });
+  }
+  HelperWorth worth;
+  HelperWorth::Clock::time_point now{};
+};
+
+TEST_F(Worth, HelpersThatSaveMoreThanTheyCostStay) {
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_TRUE(asked());
+    run(us(90));
+  }
+}
+
+TEST_F(Worth, HelpersThatCostMoreAreTriedNowAndThen) {
+  us with{0}, alone{0};
+  for (int i = 0; i < 100000; ++i) {
+    if (asked()) {
+      run(us(3000));
+      with += us(3000);
+    } else {
+      now += us(100);
+      alone += us(100);
+    }
+  }
+  EXPECT_GT(with.count(), 0);
+  EXPECT_LT(with.count(), alone.count() / 20);
+}
+
+TEST_F(Worth, OneDelayCostsAThirdOfASecondAtMost) {
+  run(std::chrono::hours(1));
+  EXPECT_FALSE(asked());
+  now += std::chrono::milliseconds(334);
+  EXPECT_TRUE(asked());
+}
+
+// A command line of the shell, with variables of its own: a runtime that this process has used
+// reads them again when it forks.
+struct Said {
+  int status;
+  std::string out;
+};
+Said shell(const std::string& line) {
+  FILE* const pipe = popen(("exec 2>&1; " + line).c_str(), "r");
+  std::string out;
+  for (int c; (c = std::fgetc(pipe)) != EOF;) out.push_back(static_cast<char>(c));
+  const int status = pclose(pipe);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), out};
+}
+const std::string kGenerate = STET_BUILD "/tools/stet generate --prompt '1 2' -n 2 --team ";
+
+// What a runtime would end the process for is an error before it is asked, or not asked at all.
+TEST(Environment, WithoutANumberOfThreadsIsRefused) {
+#if !defined(STET_HAVE_OPENMP)
+  GTEST_SKIP() << "built without OpenMP";
+#endif
+  const Said expected = shell(kGenerate + "own");
+  EXPECT_EQ(expected.status, 0) << expected.out;
+  for (const std::string bad : {"0", "-1", "abc", "", "1,", "2,x", "99999999999", "8193"}) {
+    const std::string variable = "OMP_NUM_THREADS='" + bad + "' ";
+    const Said refused = shell(variable + kGenerate + "openmp");
+    EXPECT_EQ(refused.status, 1) << bad;
+    EXPECT_EQ(refused.out, "stet: OMP_NUM_THREADS: expected 1 .. 8192, found " +
+                               (bad.empty() ? "nothing" : bad) + "\n");
+    const Said own = shell(variable + kGenerate + "own");
+    EXPECT_EQ(own.out, expected.out) << bad;
+  }
+}
+
+TEST(Environment, IsObeyedAndNoBitDependsOnIt) {
+#if !defined(STET_HAVE_OPENMP)
+  GTEST_SKIP() << "built without OpenMP";
+#endif
+  const Said expected = shell(kGenerate + "own");
+  for (const char* variable :
+       {"OMP_NUM_THREADS=1", "OMP_NUM_THREADS=3", "OMP_NUM_THREADS=' 2 '", "OMP_NUM_THREADS=2,4",
+        "OMP_STACKSIZE=100T", "OMP_DYNAMIC=true", "OMP_PROC_BIND=true", "OMP_PLACES=cores",
+        "KMP_BLOCKTIME=0", "OMP_WAIT_POLICY=active"}) {
+    const Said found = shell(std::string(variable) + " " + kGenerate + "openmp");
+    EXPECT_EQ(found.status, 0) << variable;
+    EXPECT_TRUE(found.out.ends_with(expected.out)) << variable << ": " << found.out;
+  }
+}
+
+TEST(Environment, SaysHowManyThreadsThereAre) {
+#if !defined(STET_HAVE_OPENMP)
+  GTEST_SKIP() << "built without OpenMP";
+#endif
+  const auto bench = [](const std::string& team) {
+    return shell("OMP_NUM_THREADS=3 " STET_BUILD
+                 "/tools/stet bench --no-probes -n 1 -p 8 --repeat 1 --team " +
+                 team)
+        .out;
+  };
+  EXPECT_TRUE(bench("openmp").starts_with("machine   3 threads, OpenMP (lib"));
+  EXPECT_TRUE(bench("own").starts_with("machine   " + std::to_string(count_processors()) +
+                                       " threads, own threads,"));
 }
 
 }  // namespace

@@ -120,9 +120,7 @@ void add_check(CLI::App& app) {
       ->type_name("FILE|DIR ...");
   sub->add_option("--parent", o->parent, "the snapshot that a delta was made from")
       ->type_name("FILE");
-  sub->add_option("--threads", o->threads, "threads (default: all processors)")
-      ->type_name("N")
-      ->check(integer(0, kMostThreads));
+  add_threads(*sub, o->threads);
   sub->add_flag("--json", o->json, "one JSON object on each line");
   sub->callback([o] { run(*o); });
 }

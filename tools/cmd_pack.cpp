@@ -44,9 +44,7 @@ void add(CLI::App& app, const std::string& name, const std::string& help,
         ->required()
         ->check(one_of({"q8", "q4"}));
   }
-  sub->add_option("--threads", o->threads, "threads (default: all processors)")
-      ->type_name("N")
-      ->check(integer(0, kMostThreads));
+  add_threads(*sub, o->threads);
   sub->callback([o] { run(*o); });
 }
 

@@ -71,8 +71,8 @@ void run_prune(const CLI::App& app, Options& o) {
   }
 }
 
-const std::vector<std::string> kComputing = {"--compute", "--gemm",  "--threads", "--isa",
-                                             "--chunk",   "--check", "--no-mmap"};
+const std::vector<std::string> kComputing = {"--compute", "--gemm",  "--threads", "--team",
+                                             "--isa",     "--chunk", "--check",   "--no-mmap"};
 
 // A model is loaded to compute a recipe, or to be put into the snapshot; a checkpoint may bring its
 // tokenizer alone.

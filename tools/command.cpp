@@ -104,6 +104,20 @@ std::vector<std::string> kernels_here() {
 
 }  // namespace
 
+// The choice holds for all that the process does from there on: loading and checking, too.
+void add_threads(CLI::App& app, int& threads, const std::string& group) {
+  app.add_option("--threads", threads, "threads (default: all processors, or OMP_NUM_THREADS)")
+      ->type_name("N")
+      ->group(group)
+      ->check(integer(0, kMostThreads));
+  app.add_option_function<std::string>(
+         "--team", [](const std::string& name) { set_team_backend(*team_backend_of(name)); },
+         "whose threads they are: openmp or own (default: openmp, if built with LLVM's runtime)")
+      ->type_name("NAME")
+      ->group(group)
+      ->check(one_of(team_backends()));
+}
+
 void ModelOptions::add_to(CLI::App& app) {
   checkpoint.add_to(app);
   ComputeOptions& c = session.compute;
@@ -128,8 +142,7 @@ void ModelOptions::add_to(CLI::App& app) {
           "own (default), or blas: OpenBLAS for prompts, whose bits depend on shape and threads"),
       "NAME")
       ->check(one_of({"own", "blas"}));
-  grouped(app.add_option("--threads", c.threads, "threads (default: all processors)"), "N")
-      ->check(integer(0, kMostThreads));
+  add_threads(app, c.threads, "Model");
   grouped(app.add_option(
               "--isa", c.isa,
               "portable, avx2, avx512, avx512vnni or avx512bf16 (default: the best this CPU has)"),

@@ -267,6 +267,9 @@ CLI::Validator one_of(std::vector<std::string> words);
 // around.
 CLI::Validator integer(uint64_t min, uint64_t max);
 
+// --threads, and --team, which says where they come from.
+void add_threads(CLI::App& app, int& threads, const std::string& group = "Options");
+
 // Token ids: 1,2,3 or a JSON array. `where` names the source in errors.
 std::vector<int32_t> parse_ids(const std::string& text, const std::string& where);
 std::string read_prompt(const std::string& path);  // - for standard input

@@ -49,7 +49,8 @@ int stet::tool::run_command(int argc, char** argv) {
     CLI::App app{"stet: transformer state that can be saved, moved and proved, bit for bit",
                  "stet"};
     app.require_subcommand(0, 1);
-    app.set_version_flag("--version", "stet " STET_VERSION);
+    app.set_version_flag("--version",
+                         [] { return "stet " STET_VERSION "\nteams: " + stet::team_runtime(); });
     app.formatter(std::make_shared<HelpFormatter>());
     app.get_formatter()->column_width(28);
     for (auto add : {add_generate,   add_chat,        add_save,    add_resume,   add_inspect,

@@ -1,22 +1,15 @@
 // Products by OpenBLAS.
 #include <algorithm>
+#include <cstring>
 
+#include "src/blas/openblas.hpp"
 #include "stet/model/product.hpp"
-
-#ifdef STET_HAVE_BLAS
-#include <cblas.h>
-#endif
 
 namespace stet {
 
 using namespace detail;
 
-#ifdef STET_HAVE_BLAS
-
-bool have_blas() { return true; }
-
-// Each thread multiplies its own outputs with single-threaded calls: OpenBLAS's own threads would
-// compete with the team's.
+// Each thread multiplies its own outputs: OpenBLAS's own threads would compete with the team's.
 void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   float* const wide = p.scratch->local[static_cast<size_t>(t.rank)].as<float>();
   float* const panel = wide + kBlasFloats;
@@ -35,19 +28,10 @@ void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
                       n * kLanes * sizeof(float));
         }
       }
-      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, static_cast<int>(x.count),
-                  static_cast<int>(outputs), static_cast<int>(kc), 1.0f, x.data + k0,
-                  static_cast<int>(x.stride), wide, static_cast<int>(outputs),
-                  k0 == 0 ? 0.0f : 1.0f, y.data + b * kLanes, static_cast<int>(y.stride));
+      openblas_multiply({x.data + k0, x.stride}, {wide, outputs}, {y.data + b * kLanes, y.stride},
+                        {x.count, outputs, kc}, k0 == 0 ? 0.0f : 1.0f);
     }
   });
 }
-
-#else
-
-bool have_blas() { return false; }
-void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) { gemm(t, p, w, x, y); }
-
-#endif
 
 }  // namespace stet

@@ -1,76 +1,78 @@
 #include "stet/threads/team.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <exception>
-#include <memory>
+#include <iterator>
 #include <mutex>
+#include <utility>
 
-#include "src/threads/helpers.hpp"
+#include "src/threads/member.hpp"
+#include "src/threads/openmp.hpp"
+#include "src/threads/processors.hpp"
+#include "src/threads/thread_pool.hpp"
+#include "stet/base/error.hpp"
 
 namespace stet {
 namespace {
 
-constexpr int kSpins = 2000;
+std::atomic<TeamBackend> chosen_backend{TeamBackend::automatic};
+std::atomic<Executor*> process_executor{nullptr};
 
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("yield");
-#endif
+// Whether the runtime can be asked at all: it ends the process for what it does not understand.
+bool openmp_is_usable() {
+  static const bool usable = [] {
+    if (!openmp_built()) return false;
+    try {
+      check_openmp_environment();
+    } catch (const Error&) {
+      return false;
+    }
+    return true;
+  }();
+  return usable;
 }
 
-Helpers& helpers() {
-  thread_local Helpers mine;
-  return mine;
+// GNU's runtime keeps threads spinning for milliseconds, which costs small models most of their
+// speed beside other programs (bench/threads.md), and nothing but the environment can change that.
+TeamBackend resolved(TeamBackend backend) {
+  if (backend == TeamBackend::automatic) backend = chosen_backend.load(std::memory_order_relaxed);
+  if (backend == TeamBackend::automatic && openmp_is_tunable()) backend = TeamBackend::openmp;
+  return backend == TeamBackend::openmp && openmp_is_usable() ? backend : TeamBackend::own;
 }
+
+Executor* executor_of(const TeamOptions& options) {
+  return options.executor != nullptr ? options.executor : process_executor.load();
+}
+
+void run_by(Executor& executor, int size, const std::function<void(Team)>& work) {
+  WorkQueue queue;
+  executor.run(size, [&](int rank) { run_member(rank, size, queue, work); });
+}
+
+void run(const TeamOptions& options, ThreadPool::Wait wait, const std::function<void(Team)>& work) {
+  const int size = std::min(options.threads, kMostThreads);
+  if (size <= 1 || is_member()) return run_alone(work);
+  if (Executor* const executor = executor_of(options)) return run_by(*executor, size, work);
+  if (resolved(options.backend) == TeamBackend::openmp &&
+      run_openmp(size, wait == ThreadPool::Wait::for_comers, work)) {
+    return;
+  }
+  ThreadPool::of_process().run(size, wait, work);
+}
+
+constexpr std::pair<TeamBackend, const char*> kNames[] = {{TeamBackend::automatic, "automatic"},
+                                                          {TeamBackend::openmp, "openmp"},
+                                                          {TeamBackend::own, "own"}};
 
 }  // namespace
-
-uint32_t Watched::changed_from(uint32_t seen) {
-  for (int i = 0; i < kSpins; ++i) {
-    if (const uint32_t now = load(); now != seen) return now;
-    pause();
-  }
-  sleepers_.fetch_add(1);
-  value_.wait(seen);
-  sleepers_.fetch_sub(1);
-  return load();
-}
 
 Range part_of(size_t n, size_t parts, size_t i) {
   const size_t each = n / parts, more = n % parts, begin = i * each + std::min(i, more);
   return {begin, begin + each + (i < more ? 1 : 0)};
 }
 
-uint32_t Work::take(uint32_t op, uint32_t n) {
-  uint64_t next = next_.load(std::memory_order_acquire);
-  while (static_cast<uint32_t>(next >> 32) == op) {
-    const uint32_t piece = static_cast<uint32_t>(next);
-    if (piece == n) {
-      op_.changed_from(op);
-      next = next_.load(std::memory_order_acquire);
-    } else if (next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) {
-      return piece;
-    }
-  }
-  return kNone;
-}
-
-bool Work::finish(uint32_t op, uint32_t n) {
-  if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 != n) return false;
-  done_.store(0, std::memory_order_relaxed);
-  op_.set(op + 1);
-  next_.store(static_cast<uint64_t>(op + 1) << 32, std::memory_order_release);
-  op_.wake();
-  return true;
-}
-
 size_t Team::parts_of(size_t n, size_t least) const {
-  if (work == nullptr) return 1;
+  if (queue == nullptr) return 1;
   constexpr size_t kEach =
       8;  // parts for each thread: what the slowest is behind by is a part at most
   const size_t threads = static_cast<size_t>(size);
@@ -78,19 +80,19 @@ size_t Team::parts_of(size_t n, size_t least) const {
   return std::min(threads * kEach, n / least / threads * threads);
 }
 
-void run_team(int threads, const std::function<void(Team)>& work) {
-  helpers().run(threads, Helpers::Wait::for_all, work);
+void run_team(const TeamOptions& options, const std::function<void(Team)>& work) {
+  run(options, ThreadPool::Wait::for_all, work);
 }
 
-void run_operations(int threads, const std::function<void(Team)>& work) {
-  helpers().run(threads, Helpers::Wait::for_comers, work);
+void run_operations(const TeamOptions& options, const std::function<void(Team)>& work) {
+  run(options, ThreadPool::Wait::for_comers, work);
 }
 
-void run_each(int threads, size_t n, const std::function<void(size_t)>& work) {
+void run_each(const TeamOptions& options, size_t n, const std::function<void(size_t)>& work) {
   std::mutex mutex;
   size_t failed = n;
   std::exception_ptr failure;
-  run_operations(threads, [&](Team team) {
+  run_operations(options, [&](Team team) {
     team.each(n, [&](size_t i) {
       {
         const std::lock_guard lock(mutex);
@@ -108,21 +110,49 @@ void run_each(int threads, size_t n, const std::function<void(size_t)>& work) {
   if (failure) std::rethrow_exception(failure);
 }
 
-int count_processors(const std::function<int(size_t, cpu_set_t*)>& get_affinity) {
-  for (size_t most = 1024; most <= size_t{1} << 20; most *= 2) {
-    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(most),
-                                                               [](cpu_set_t* s) { CPU_FREE(s); });
-    const size_t bytes = CPU_ALLOC_SIZE(most);
-    if (get_affinity(bytes, set.get()) == 0)
-      return std::clamp(CPU_COUNT_S(bytes, set.get()), 1, kMostThreads);
-    if (errno != EINVAL) break;  // EINVAL: the system has more processors than the set has room for
-  }
-  return 1;
+const char* team_backend_name(TeamBackend backend) {
+  return kNames[static_cast<size_t>(backend)].second;
 }
 
+std::optional<TeamBackend> team_backend_of(std::string_view name) {
+  for (const auto& [backend, its] : kNames) {
+    if (name == its) return backend;
+  }
+  return {};
+}
+
+std::vector<std::string> team_backends() {
+  if (openmp_built()) return {"openmp", "own"};
+  return {"own"};
+}
+
+void check_team_backend(TeamBackend backend) {
+  if (backend != TeamBackend::openmp) return;
+  if (!openmp_built())
+    throw Error(ErrorKind::unsupported, "", "team", "own (built without OpenMP)", "openmp");
+  check_openmp_environment();
+}
+
+TeamBackend set_team_backend(TeamBackend backend) {
+  check_team_backend(backend);
+  return chosen_backend.exchange(backend);
+}
+
+std::string team_runtime(TeamBackend backend) {
+  if (process_executor.load() != nullptr) return "an executor of the program's own";
+  if (resolved(backend) == TeamBackend::own) return "own threads";
+  return "OpenMP (" + openmp_library() + ")";
+}
+
+Executor* set_executor(Executor* executor) { return process_executor.exchange(executor); }
+
 int default_threads() {
-  return count_processors(
-      [](size_t bytes, cpu_set_t* set) { return sched_getaffinity(0, bytes, set); });
+  const TeamBackend chosen = chosen_backend.load(std::memory_order_relaxed);
+  if (chosen == TeamBackend::openmp || (chosen == TeamBackend::automatic && openmp_is_tunable())) {
+    check_openmp_environment();
+    return openmp_threads();
+  }
+  return count_processors();
 }
 
 }  // namespace stet

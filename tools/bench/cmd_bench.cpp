@@ -255,8 +255,8 @@ void print_table(const Json& j) {
   const auto share = [&](const Json& of, const char* name, const char* whole) {
     return probes ? fmt::format(", {:.0f} % of the {}", 100 * number(of, name), whole) : "";
   };
-  out(fmt::format("machine   {} threads, {}", j["threads"].get<int>(),
-                  j["isa"].get<std::string>()));
+  out(fmt::format("machine   {} threads, {}, {}", j["threads"].get<int>(),
+                  j["team"].get<std::string>(), j["isa"].get<std::string>()));
   if (probes) {
     out(fmt::format(": reads {} at {:.1f} GB/s, {} {:.1f} GFLOP/s",
                     j.contains("model") ? "these weights" : "memory", number(j, "read_gb_per_s"),
@@ -311,6 +311,7 @@ void run(Options& o) {
   Json j;
   j["isa"] = kernels->name;
   j["threads"] = threads;
+  j["team"] = team_runtime();
   j["peak_of"] = peak(*kernels, options.compute.contract).name;
   if (o.turns) {
     Session session(load(j, o, options), options);

@@ -26,9 +26,11 @@ void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
 // linear_gated() of a matrix whose half is a multiple of kLanes: gates go no further than the
 // first-level cache.
 void gemm_gated(Team t, const Pass& p, const Matrix& w, Gate gate, Rows x, Rows y);
-// Widens panels to float32 and hands them to OpenBLAS; only where the build has it.
+// Widens panels to float32 and hands them to OpenBLAS, which has been loaded.
 void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
-bool have_blas();
+// Loads OpenBLAS, once in a process. Throws an unsupported Error, with the loader's reason, where
+// it is not to be had. Any number of threads may call it at once.
+void load_openblas();
 
 namespace detail {
 
@@ -326,7 +328,7 @@ constexpr size_t kBlasBlocks = 16, kBlasFloats = kBlasBlocks * kLanes * kGemmDep
 inline size_t gemm_local_floats() {
   return std::max({detail::local_floats<detail::Floats>(), detail::local_floats<detail::Pairs>(),
                    detail::local_floats<detail::Quants8>(), detail::local_floats<detail::Quants4>(),
-                   have_blas() ? detail::kBlasFloats + kPanel * kGemmDepth : 0});
+                   detail::kBlasFloats + kPanel * kGemmDepth});
 }
 
 inline void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {

@@ -15,9 +15,11 @@ namespace stet {
 // How to compute. No choice here changes a bit of the result, but for `contract`.
 struct ComputeOptions {
   Contract contract = Contract::f32;  // bf16: for checkpoints whose matrices are all bfloat16
-  int threads = 0;                    // 0: all processors this process may run on
-  std::string isa;                    // a name of kernel_names(); empty: the best this CPU has
-  int64_t chunk = 512;  // tokens processed at once, of all sessions of a batch together
+  int threads = 0;                    // 0: default_threads()
+  TeamBackend team = TeamBackend::automatic;  // where the threads of passes come from
+  Executor* executor = nullptr;  // not null: in place of `team`; it lives as long as the session
+  std::string isa;               // a name of kernel_names(); empty: the best this CPU has
+  int64_t chunk = 512;           // tokens processed at once, of all sessions of a batch together
 };
 
 namespace detail {
@@ -35,6 +37,10 @@ inline int threads_of(const ComputeOptions& compute) {
   return compute.threads > 0 ? compute.threads : default_threads();
 }
 
+inline TeamOptions team_of(const ComputeOptions& compute) {
+  return {threads_of(compute), compute.team, compute.executor};
+}
+
 inline void check_compute(const ComputeOptions& compute, const Model& model) {
   kernels_of(compute);
   model.check_contract(compute.contract);
@@ -45,8 +51,8 @@ inline void check_compute(const ComputeOptions& compute, const Model& model) {
   if (compute.chunk < 1 || compute.chunk > 65536) {
     throw Error(ErrorKind::argument, "", "chunk", "1 .. 65536", std::to_string(compute.chunk));
   }
-  if (compute.contract == Contract::f32_blas && !have_blas())
-    throw Error(ErrorKind::unsupported, "", "gemm", "own (built without OpenBLAS)", "blas");
+  if (compute.executor == nullptr) check_team_backend(compute.team);
+  if (compute.contract == Contract::f32_blas) load_openblas();
 }
 
 }  // namespace detail

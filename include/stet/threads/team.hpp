@@ -10,6 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 namespace stet {
 
@@ -24,57 +28,68 @@ Range part_of(size_t n, size_t parts, size_t i);
 // A number that threads wait to see changed. A waiter spins for some tens of microseconds, because
 // what a team waits for is mostly nearer than that, and then sleeps, so that a busy machine loses
 // no time to it. A change costs a system call only while somebody sleeps.
-class Watched {
+class EventCount {
  public:
   uint32_t load() const { return value_.load(std::memory_order_acquire); }
-  // Every change is to be followed by wake(). Both are sequentially consistent, as is going to
-  // sleep: either the sleeper sees the value, or wake() sees the sleeper.
-  void set(uint32_t value) { value_.store(value); }
-  void add_one() { value_.fetch_add(1); }
+  // Every change that a waiter is to see is followed by wake(). All of these are sequentially
+  // consistent, as is going to sleep: either the sleeper sees the value, or wake() sees the
+  // sleeper.
+  void store(uint32_t value) { value_.store(value); }
+  bool replace(uint32_t expected, uint32_t value) {
+    return value_.compare_exchange_strong(expected, value);
+  }
   void wake() {
     if (sleepers_.load() > 0) value_.notify_all();
   }
-  // The value, once it is not `seen`.
-  uint32_t changed_from(uint32_t seen);
+  // Returns the value, once it is not `seen`.
+  uint32_t wait_while(uint32_t seen);
 
  private:
   std::atomic<uint32_t> value_{0}, sleepers_{0};
 };
 
-// The work of a team: operations one after the other, each of so many pieces.
-class Work {
+// The operations of one run, one after the other, each of so many pieces.
+class WorkQueue {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  // The next piece of operation `op`, which has `n`; kNone when none is left, and then the
+  // Returns the next piece of operation `op`, which has `n`; kNone when none is left, and then the
   // operation is done.
   uint32_t take(uint32_t op, uint32_t n);
-  // A piece was done. Returns whether it was the last of its operation.
+  // Says that a piece was done. Returns whether it was the last of its operation.
   bool finish(uint32_t op, uint32_t n);
 
  private:
   alignas(64) std::atomic<uint64_t> next_{0};  // operation << 32 | piece
-  Watched op_;                                 // the operation alone, never behind next_
+  EventCount op_;                              // the operation alone, never behind next_
   alignas(64) std::atomic<uint32_t> done_{0};  // pieces of it
+};
+
+// How far one member of a team has come.
+struct Tally {
+  uint32_t operations = 0;
+  uint64_t pieces = 0, done = 0;  // of those operations; how many of them this member did
 };
 
 struct Team {
   int rank = 0;  // this thread, 0 .. size-1
   int size = 1;
-  Work* work = nullptr;    // null for a team of one
-  uint32_t* op = nullptr;  // this thread's operations so far
+  WorkQueue* queue = nullptr;  // null for a team of one
+  Tally* tally = nullptr;      // this thread's; null for a team of one
 
   // f(i) for every i below n, each by one thread. Returns when all are done.
   template <class F>
   void each(size_t n, F f) const {
-    if (work == nullptr || n == 0) {
+    if (queue == nullptr || n == 0) {
       for (size_t i = 0; i < n; ++i) f(i);
       return;
     }
-    const uint32_t mine = (*op)++, count = static_cast<uint32_t>(n);
-    for (uint32_t i; (i = work->take(mine, count)) != Work::kNone;) {
+    const uint32_t op = tally->operations++, count = static_cast<uint32_t>(n);
+    tally->pieces += count;
+    for (uint32_t i; (i = queue->take(op, count)) != WorkQueue::kNone;) {
       f(i);
-      if (work->finish(mine, count)) return;
+      ++tally->done;
+      if (queue->finish(op, count)) return;
     }
   }
   // f(Range) for 0 .. n-1 in as many contiguous parts as keep all threads busy to the end, none
@@ -91,22 +106,78 @@ struct Team {
   }
 };
 
-// Runs `work` on `threads` threads, this one included, under the contract's floating-point
-// environment. An exception in `work` is not allowed: allocate and check before. The other threads
-// belong to the calling thread: made when first needed, kept asleep between runs, ended with it.
-// Where the system refuses them, or `work` itself runs a team, the team is smaller.
-void run_team(int threads, const std::function<void(Team)>& work);
+// Where the threads beside the calling one come from. Bits cannot tell.
+enum class TeamBackend : uint8_t {
+  automatic,  // what set_team_backend() chose
+  openmp,     // the OpenMP runtime that this process has: its pool, its variables, its placement
+  own,        // threads of stet's own: one pool for the process
+};
+// "openmp" or "own"; "automatic".
+const char* team_backend_name(TeamBackend backend);
+std::optional<TeamBackend> team_backend_of(std::string_view name);  // its inverse
+std::vector<std::string> team_backends();  // the names of those that this build has
+// Throws an unsupported Error where this build lacks the backend, and an argument Error where
+// OMP_NUM_THREADS says what the OpenMP runtime would end the process for.
+void check_team_backend(TeamBackend backend);
+// What `automatic` is from now on, in this process; `automatic` itself stands for what it was at
+// the start: OpenMP by LLVM's runtime, otherwise threads of our own. Returns the one before. Throws
+// as check_team_backend().
+TeamBackend set_team_backend(TeamBackend backend);
+// What runs teams now: "own threads", "OpenMP (libomp.so.5)", "an executor of the program's own".
+std::string team_runtime(TeamBackend backend = TeamBackend::automatic);
+
+// Threads of an embedding program, in place of both backends.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  // Calls member(0), ..., member(size - 1), each once, and returns when all calls have. The order
+  // is free, and so is how many run at once, and on which threads: even all on the calling one.
+  // A member may wait for a piece that another has begun, for none that nobody has. It does not
+  // throw, and neither may this.
+  virtual void run(int size, const std::function<void(int rank)>& member) = 0;
+};
+// Every run of this process that names no executor takes this one, from now on; null: a backend
+// again. It must live until it is replaced and the runs that began before are over. Several threads
+// may call its run() at once. Returns the one before.
+Executor* set_executor(Executor* executor);
+
+// Who runs a team, and how large it is.
+struct TeamOptions {
+  TeamOptions(int n, TeamBackend b = TeamBackend::automatic, Executor* e = nullptr)
+      : threads(n), backend(b), executor(e) {}
+
+  int threads;  // the calling one included
+  TeamBackend backend;
+  Executor* executor;  // not null: in place of any backend
+};
+
+// Runs `work` on several threads, the calling one included, under the contract's floating-point
+// environment. An exception in `work` is not allowed: allocate and check before.
+//
+// The team is smaller than asked for where the system refuses threads, where `work` itself runs a
+// team (then it is of one), and while other threads have runs of their own: all runs of a process
+// together have no more helpers than the largest team that was ever asked for, and who comes when
+// none is free runs alone at once, instead of waiting. Helpers are made when first needed and sleep
+// between runs. Those of our own belong to all callers; an OpenMP runtime keeps those that helped a
+// calling thread for that thread until it ends.
+//
+// An OpenMP team obeys OMP_THREAD_LIMIT, OMP_DYNAMIC, OMP_PROC_BIND and OMP_PLACES. For as long as
+// a run takes, LLVM's runtime is told to let threads sleep early (kmp_set_blocktime), on the
+// calling thread and its team alone, unless KMP_BLOCKTIME or OMP_WAIT_POLICY is set.
+void run_team(const TeamOptions& options, const std::function<void(Team)>& work);
 
 // The same, for work that is nothing but operations (Team::each): threads that have not come by the
-// time it is done are not waited for. On a busy machine a pass of a small model is done before the
-// system lets them.
-void run_operations(int threads, const std::function<void(Team)>& work);
+// time it is done are not waited for, where the backend lets one go on without them (our own does).
+// On a busy machine a pass of a small model is done before the system lets them.
+void run_operations(const TeamOptions& options, const std::function<void(Team)>& work);
 
-// Runs work(i) for every i below n, shared out among `threads` threads. What work throws is
-// rethrown here, once all threads have stopped: that of the lowest i.
-void run_each(int threads, size_t n, const std::function<void(size_t)>& work);
+// Runs work(i) for every i below n, shared out among the threads. What work throws is rethrown
+// here, once all threads have stopped: that of the lowest i.
+void run_each(const TeamOptions& options, size_t n, const std::function<void(size_t)>& work);
 
-// Threads to use when the caller does not say: the processors this process may run on.
+// Threads to use when the caller does not say: the processors this process may run on; what
+// OMP_NUM_THREADS or omp_set_num_threads() says where `automatic` is OpenMP. Throws an argument
+// Error for an OMP_NUM_THREADS that is no number of threads.
 int default_threads();
 constexpr int kMostThreads = 8192;  // as many processors as Linux can have
 

@@ -1,0 +1,17 @@
+// Prints what both units compute. Arguments: a checkpoint's directory, a contract, a file of ids.
+#include <cstdio>
+#include <exception>
+
+#include "unit.hpp"
+
+int main(int argc, char** argv) {
+  try {
+    if (argc != 4) throw std::runtime_error("expected DIRECTORY CONTRACT IDS.json");
+    for (const Compute compute : {compute_fast, compute_plain})
+      std::fputs(compute(argv[1], argv[2], argv[3]).c_str(), stdout);
+    return 0;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
+  }
+}
