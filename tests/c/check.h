@@ -14,13 +14,13 @@ static void fail_at(const char* file, int line, const char* what, const char* fo
   exit(1);
 }
 
-#define CHECK(condition)                                                        \
-  do {                                                                          \
-    if (!(condition)) fail_at(__FILE__, __LINE__, "expected", #condition);      \
+#define CHECK(condition)                                                   \
+  do {                                                                     \
+    if (!(condition)) fail_at(__FILE__, __LINE__, "expected", #condition); \
   } while (0)
 
-#define CHECK_TEXT(found, expected)                                             \
-  do {                                                                          \
+#define CHECK_TEXT(found, expected)                                               \
+  do {                                                                            \
     if (strcmp(found, expected) != 0) fail_at(__FILE__, __LINE__, "text", found); \
   } while (0)
 
@@ -30,33 +30,33 @@ static void fail_at(const char* file, int line, const char* what, const char* fo
 static stet_error* error;
 
 /* The call succeeds. */
-#define OK(call)                                                                \
-  do {                                                                          \
-    if ((call) != STET_OK)                                                      \
-      fail_at(__FILE__, __LINE__, #call, error != NULL ? error->message : "");  \
-    CHECK(error == NULL);                                                       \
+#define OK(call)                                                               \
+  do {                                                                         \
+    if ((call) != STET_OK)                                                     \
+      fail_at(__FILE__, __LINE__, #call, error != NULL ? error->message : ""); \
+    CHECK(error == NULL);                                                      \
   } while (0)
 
 /* The call fails with this kind and this one line. */
-#define FAILS(call, expected_kind, text)                                        \
-  do {                                                                          \
-    if ((call) != (expected_kind))                                              \
+#define FAILS(call, expected_kind, text)                                               \
+  do {                                                                                 \
+    if ((call) != (expected_kind))                                                     \
       fail_at(__FILE__, __LINE__, #call, error != NULL ? error->message : "no error"); \
-    CHECK(error != NULL && error->kind == (expected_kind));                     \
-    CHECK_TEXT(error->message, text);                                           \
-    stet_error_free(error);                                                     \
-    error = NULL;                                                               \
+    CHECK(error != NULL && error->kind == (expected_kind));                            \
+    CHECK_TEXT(error->message, text);                                                  \
+    stet_error_free(error);                                                            \
+    error = NULL;                                                                      \
   } while (0)
 
 /* The same where the text holds a path, or the system's reason: only its end is compared. */
-#define FAILS_WITH(call, expected_kind, end)                                    \
-  do {                                                                          \
-    if ((call) != (expected_kind))                                              \
+#define FAILS_WITH(call, expected_kind, end)                                           \
+  do {                                                                                 \
+    if ((call) != (expected_kind))                                                     \
       fail_at(__FILE__, __LINE__, #call, error != NULL ? error->message : "no error"); \
-    CHECK(error != NULL && strlen(error->message) >= strlen(end));              \
-    CHECK_TEXT(error->message + strlen(error->message) - strlen(end), end);     \
-    stet_error_free(error);                                                     \
-    error = NULL;                                                               \
+    CHECK(error != NULL && strlen(error->message) >= strlen(end));                     \
+    CHECK_TEXT(error->message + strlen(error->message) - strlen(end), end);            \
+    stet_error_free(error);                                                            \
+    error = NULL;                                                                      \
   } while (0)
 
 #define POCKET STET_ROOT "/assets/pocket-gemma3"

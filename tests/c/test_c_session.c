@@ -118,8 +118,7 @@ static void how_to_compute_changes_no_bit(void) {
 static void wrong_arguments_leave_the_session(void) {
   stet_session* session = NULL;
   stet_session_options options = {.struct_size = sizeof options, .capacity = 513};
-  FAILS(stet_session_new(model, &options, &session, &error), STET_ERROR_ARGUMENT,
-        "capacity: expected 1 .. 512 positions, found 513");
+  FAILS_WITH(stet_session_new(model, &options, &session, &error), STET_ERROR_ARGUMENT, "found 513");
   CHECK(session == NULL);
   options.capacity = 70;
   options.kv_type = 9;
@@ -136,7 +135,7 @@ static void wrong_arguments_leave_the_session(void) {
   options.threads = 0;
   options.kv_type = STET_KV_DEFAULT;
   session = new_session(&options);
-  FAILS_WITH(stet_session_append(session, ids, 71, &error), STET_ERROR_CAPACITY, "found 71");
+  FAILS_WITH(stet_session_append(session, ids, 71, &error), STET_ERROR_CAPACITY, "found 0 + 71");
   const int32_t strange[] = {3, 320};
   FAILS(stet_session_append(session, strange, 2, &error), STET_ERROR_ARGUMENT,
         "ids[1]: expected a token id in 0..319, found 320");
@@ -280,7 +279,7 @@ static int32_t see_logits(void* context, int64_t position, const float* logits, 
 static int32_t see_hidden(void* context, size_t index, int64_t position, const float* hidden,
                           size_t count) {
   struct watched* w = context;
-  CHECK(index <= 8 && position < kTokens && hidden != NULL && count == 64);
+  CHECK(index <= 7 && position < kTokens && hidden != NULL && count == 64);
   ++w->hidden;
   return 0;
 }
@@ -302,7 +301,7 @@ static void an_append_is_watched(void) {
                       .on_hidden = see_hidden,
                       .on_progress = see_progress};
   OK(stet_session_append_watched(session, ids, kTokens, &watch, &error));
-  CHECK(seen.positions == kTokens && seen.hidden == 9 * kTokens && seen.done == kTokens);
+  CHECK(seen.positions == kTokens && seen.hidden == 8 * kTokens && seen.done == kTokens);
   OK(stet_session_rewind(session, 60, &error));
 
   seen.positions = 60;
