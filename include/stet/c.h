@@ -12,8 +12,9 @@
  *            others (a session its model) it keeps alive itself. Freeing NULL does nothing. A
  *            buffer that is described as "new" is the caller's, to be freed with stet_free(). One
  *            that is "borrowed" belongs to the handle it was asked of, and is valid until that
- *            handle is freed or next changed. What the caller passes in is only read during the
- *            call, unless a function says otherwise.
+ *            handle is freed or next passed to a function that takes it without const, even if that
+ *            fails. What the caller passes in is only read during the call, unless a function says
+ *            otherwise.
  * Text       is UTF-8 as (pointer, size in bytes), and need not end with NUL; (NULL, 0) is the
  *            empty text. What comes out has a NUL behind its last byte, which the size does not
  *            count. A plain const char* (paths, names) ends at its NUL.

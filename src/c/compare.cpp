@@ -149,7 +149,9 @@ stet_status stet_snapshot_compare(const stet_snapshot* a, const stet_snapshot* b
                                   stet_comparison** comparison, stet_error** error) {
   return guarded(error, [&] {
     stet_comparison*& to = output(comparison, "comparison");
-    to = new stet_comparison(stet::compare(at(a, "a").snapshot, at(b, "b").snapshot));
+    const stet::Snapshot& x = at(a, "a").snapshot;
+    const stet::Snapshot& y = at(b, "b").snapshot;
+    to = new stet_comparison(stet::compare(x, y));
   });
 }
 
