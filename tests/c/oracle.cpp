@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "../heap.hpp"
 #include "stet/chat.hpp"
 #include "stet/generate.hpp"
 #include "stet/session.hpp"
@@ -71,6 +72,15 @@ void oracle_chat_id(const char* directory, const char* const* messages, size_t c
     chat.reply({});
   }
   copy(stet::sha256_text(stet::digests_of(chat.session()).id), out, size);
+}
+
+int32_t refuse_memory(int64_t after) {
+#ifdef STET_OPERATOR_NEW_IS_TAKEN
+  return 0;
+#else
+  heap::allocations_left = after;
+  return 1;
+#endif
 }
 
 int32_t throwing_text(void*, const char*, size_t) { throw std::runtime_error("no more"); }

@@ -22,6 +22,9 @@ void oracle_reply(const char* directory, const char* prompt, double temperature,
 void oracle_chat_id(const char* directory, const char* const* messages, size_t count, char* out,
                     size_t size);
 
+/* The allocation in C++ after so many more fails; -1: none does. 0 where that cannot be had. */
+int32_t refuse_memory(int64_t after);
+
 /* Callbacks that throw, as those of a program in C++ may. */
 int32_t throwing_text(void* context, const char* text, size_t size);
 int32_t throwing_progress(void* context, int64_t done);

@@ -283,6 +283,70 @@ static void structs_may_grow(void) {
   stet_model_free(model);
 }
 
+/* How often the call failed, each time with one error and nothing given, until it needed no
+ * allocation more than it got. A cache says itself that it is too large. */
+#define REFUSALS(call, count)                                           \
+  do {                                                                  \
+    stet_status status = STET_ERROR_MEMORY;                             \
+    for (count = 0;; ++count) {                                         \
+      refuse_memory(count);                                             \
+      status = (call);                                                  \
+      refuse_memory(-1);                                                \
+      if (status == STET_OK) break;                                     \
+      CHECK(error != NULL && error->kind == status);                    \
+      if (status == STET_ERROR_MEMORY)                                  \
+        CHECK_TEXT(error->message, "expected memory, found none left"); \
+      else                                                              \
+        CHECK(status == STET_ERROR_CAPACITY);                           \
+      stet_error_free(error);                                           \
+      error = NULL;                                                     \
+    }                                                                   \
+    CHECK(error == NULL);                                               \
+  } while (0)
+
+/* Not of calls that read or write JSON: nlohmann's destructor needs memory, and ends the process. */
+static void memory_runs_out(void) {
+  stet_model* model = NULL;
+  stet_tokenizer* tokenizer = NULL;
+  stet_session *session = NULL, *fork = NULL;
+  stet_chat* chat = NULL;
+  stet_reply* reply = NULL;
+  OK(stet_model_load(POCKET, NULL, &model, &error));
+  OK(stet_tokenizer_load(POCKET, &tokenizer, &error));
+  const stet_session_options one = {.struct_size = sizeof one, .threads = 1};
+  const int32_t ids[] = {2, 5, 382, 298, 16};
+  int32_t* encoded = NULL;
+  size_t size = 0;
+  int count = 0;
+  REFUSALS(stet_session_new(model, &one, &session, &error), count);
+  CHECK(count > 1);
+  REFUSALS(stet_session_append(session, ids, 5, &error), count);
+  CHECK(count > 1);
+  stet_session* whole = NULL; /* refusals on the way change no bit */
+  OK(stet_session_new(model, NULL, &whole, &error));
+  OK(stet_session_append(whole, ids, 5, &error));
+  stet_difference* difference = NULL;
+  OK(stet_session_first_difference(whole, session, 0, &difference, &error));
+  CHECK(difference == NULL);
+  REFUSALS(stet_session_fork(session, &fork, &error), count);
+  CHECK(count > 1);
+  REFUSALS(stet_tokenizer_encode(tokenizer, "Hi", 2, NULL, &encoded, &size, &error), count);
+  CHECK(count > 1);
+  stet_free(encoded);
+  const stet_generate_options few = {.struct_size = sizeof few, .max_tokens = 1};
+  REFUSALS(stet_session_generate(fork, tokenizer, &few, &reply, &error), count);
+  CHECK(count > 1);
+  stet_reply_free(reply);
+  REFUSALS(stet_chat_new(whole, tokenizer, NULL, &chat, &error), count);
+  CHECK(count > 1);
+  stet_chat_free(chat);
+  stet_session_free(session);
+  stet_session_free(whole);
+  stet_session_free(fork);
+  stet_tokenizer_free(tokenizer);
+  stet_model_free(model);
+}
+
 int main(void) {
   versions_and_names();
   null_is_freed();
@@ -291,5 +355,6 @@ int main(void) {
   snapshots_and_chats_need_arguments();
   an_error_has_parts();
   structs_may_grow();
+  if (refuse_memory(-1)) memory_runs_out();
   return 0;
 }
