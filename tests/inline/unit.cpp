@@ -18,8 +18,9 @@ using namespace stet;
 
 std::vector<int32_t> read_ids(const std::string& file) {
   std::vector<int32_t> ids;
-  for (const int64_t id : parse_json("{\"ids\":" + read_text_file(file, size_t{1} << 20) + "}", file)
-                              .integers("ids", 0, INT32_MAX))
+  for (const int64_t id :
+       parse_json("{\"ids\":" + read_text_file(file, size_t{1} << 20) + "}", file)
+           .integers("ids", 0, INT32_MAX))
     ids.push_back(static_cast<int32_t>(id));
   return ids;
 }

@@ -1,0 +1,877 @@
+/* stet for C99, and for every language that calls C. docs/c.md shows it in use.
+ *
+ * Calls      A function that can fail returns STET_OK or the kind of its failure. Its last
+ *            parameter, `error`, may be NULL; otherwise *error is NULL after a success and after a
+ *            failure an error to be freed with stet_error_free(). Outputs come just before it, and
+ *            are not NULL unless their description allows it. After a failure, outputs that are
+ *            handles, pointers or numbers are NULL or 0 and structs are as they were; whatever the
+ *            call would have changed is as it was, unless its description says otherwise. No
+ *            exception leaves a function, and NULL where something is needed is
+ *            STET_ERROR_ARGUMENT.
+ * Ownership  Handles are freed by the function of their name, in any order: what a handle needs of
+ *            others (a session its model) it keeps alive itself. Freeing NULL does nothing. A
+ *            buffer that is described as "new" is the caller's, to be freed with stet_free(). One
+ *            that is "borrowed" belongs to the handle it was asked of, and is valid until that
+ *            handle is freed or next passed to a function that takes it without const, even if that
+ *            fails. What the caller passes in is only read during the call, unless a function says
+ *            otherwise.
+ * Text       is UTF-8 as (pointer, size in bytes), and need not end with NUL; (NULL, 0) is the
+ *            empty text. What comes out has a NUL behind its last byte, which the size does not
+ *            count. A plain const char* (paths, names) ends at its NUL.
+ * Structs    that begin with struct_size may grow at their end in later versions: set it to
+ *            sizeof the struct before every call, also where the struct is an output, and all
+ *            unused members of an input to zero, which means the default. NULL for a struct of
+ *            options means all defaults. Flags and members that the library does not know are
+ *            refused with STET_ERROR_UNSUPPORTED. Structs without struct_size never change.
+ *            Where the library makes a struct (stet_error, stet_reply, stet_difference), members
+ *            may be added at its end.
+ * Threads    Models, tokenizers, chat templates, snapshots and comparisons never change: any number
+ *            of threads may use one at once. A session, batch, chat, text stream or sampler may be
+ *            used by one thread at a time. Freeing counts as use.
+ * Callbacks  run on the calling thread. They get their `context`, may only read the session that
+ *            they are called for, and return 0 to go on.
+ * Numbers    `threads` 0 means all processors that the process may run on. Positions count from 0.
+ */
+#ifndef STET_C_H
+#define STET_C_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define STET_VERSION_MAJOR 0
+#define STET_VERSION_MINOR 1
+#define STET_VERSION_PATCH 0
+/* Grows whenever a program that was compiled against an older header would not work any more. */
+#define STET_ABI_VERSION 1
+
+#ifndef STET_C_API
+#if defined(__GNUC__)
+#define STET_C_API __attribute__((visibility("default")))
+#else
+#define STET_C_API
+#endif
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Version, status, errors ---------------------------------------------------------------- */
+
+/* What the library was built as. A program checks stet_abi_version() == STET_ABI_VERSION. */
+STET_C_API uint32_t stet_abi_version(void);
+STET_C_API const char* stet_version(void); /* "0.1.0"; static */
+
+typedef int32_t stet_status;
+enum {
+  STET_OK = 0,
+  STET_ERROR_IO = 1,          /* a file cannot be opened, read or written */
+  STET_ERROR_FORMAT = 2,      /* bytes do not follow their format */
+  STET_ERROR_UNSUPPORTED = 3, /* well-formed, but of a kind that this build does not handle */
+  STET_ERROR_MISMATCH = 4,    /* two things that must agree do not (snapshot and model, say) */
+  STET_ERROR_CAPACITY = 5,    /* more tokens than the session was made for */
+  STET_ERROR_ARGUMENT = 6,    /* a value handed in by the caller is out of its range */
+  STET_ERROR_MEMORY = 7,      /* the system gives no more memory */
+  STET_ERROR_CANCELED = 8,    /* a callback returned non-zero */
+  STET_ERROR_INTERNAL = 9     /* an exception that is not stet's, as from a callback in C++ */
+};
+STET_C_API const char* stet_status_name(stet_status status); /* "io", "format", ...; static */
+
+typedef struct stet_error {
+  stet_status kind;
+  const char* message;  /* all of it on one line, control characters escaped */
+  const char* file;     /* a path, or the name of what was parsed, or "" */
+  const char* field;    /* what within it, or "" */
+  const char* expected; /* what should be there; the four parts are not escaped, but for NUL */
+  const char* found;    /* what is there, or "" */
+} stet_error;
+STET_C_API void stet_error_free(stet_error* error);
+
+STET_C_API void stet_free(void* buffer); /* a buffer that is the caller's */
+
+/* The name of kernel set `index` that this processor has, the slowest first; NULL past the last.
+ * Static. */
+STET_C_API const char* stet_isa_name(size_t index);
+
+/* ---- Values that several functions share ---------------------------------------------------- */
+
+typedef struct stet_text {
+  const char* data;
+  size_t size;
+} stet_text;
+
+typedef struct stet_range { /* bytes begin .. end-1 of a text */
+  size_t begin, end;
+} stet_range;
+
+typedef struct stet_file { /* a file in memory */
+  const char* name;        /* "config.json" */
+  const void* data;
+  size_t size;
+} stet_file;
+
+/* Called once when bytes that were lent to the library are not needed any more, from whichever
+ * thread frees the last handle that needs them; also when the call that lent them fails. May be
+ * NULL: then the bytes stay until all that was made from them has been freed. */
+typedef void (*stet_release_callback)(void* context);
+
+/* The numeric contract: what linear layers compute with (docs/contracts.md). */
+enum {
+  STET_CONTRACT_DEFAULT =
+      0, /* that of the snapshot, or that the weights were rounded for, or f32 */
+  STET_CONTRACT_F32 = 1,
+  STET_CONTRACT_F32_BLAS = 2, /* bits depend on shapes and threads */
+  STET_CONTRACT_BF16 = 3,
+  STET_CONTRACT_Q8 = 4,
+  STET_CONTRACT_Q4 = 5
+};
+
+/* The type of keys and values. */
+enum {
+  STET_KV_DEFAULT = 0, /* that of the snapshot, or f32 */
+  STET_KV_F32 = 1,
+  STET_KV_BF16 = 2,
+  STET_KV_F16 = 3
+};
+
+/* ---- Models --------------------------------------------------------------------------------- */
+
+typedef struct stet_model stet_model; /* immutable weights */
+
+enum { STET_MODEL_IN_MEMORY = 1 }; /* read the files instead of mapping them */
+
+typedef struct stet_model_options {
+  size_t struct_size;
+  uint64_t flags;
+  int64_t threads;
+  int64_t contract; /* STET_CONTRACT_Q8, _Q4: round the weights to it, unless they are packed */
+} stet_model_options;
+
+/* Reads a checkpoint directory in the published Hugging Face layout, or a packed one. */
+STET_C_API stet_status stet_model_load(const char* directory, const stet_model_options* options,
+                                       stet_model** model, stet_error** error);
+
+/* The same from files in memory. Names and the array are only read during the call; the bytes are
+ * lent until release(context). `name` stands for the directory in errors. */
+STET_C_API stet_status stet_model_load_files(const stet_file* files, size_t count, const char* name,
+                                             stet_release_callback release, void* context,
+                                             const stet_model_options* options, stet_model** model,
+                                             stet_error** error);
+
+STET_C_API void stet_model_free(stet_model* model);
+
+typedef struct stet_model_info {
+  size_t struct_size;
+  /* Borrowed. */
+  const char* family;       /* "gemma3" */
+  const char* architecture; /* "Gemma3ForCausalLM" */
+  const char* source;       /* the directory */
+  const char* fingerprint;  /* "sha256:..." of config and weights */
+  int64_t vocab_size, hidden_size, intermediate_size;
+  int64_t layers, heads, kv_heads, head_dim;
+  int64_t max_positions;
+  uint64_t weight_bytes;
+  int64_t contract;         /* STET_CONTRACT_Q8, _Q4: what the weights were rounded for */
+  size_t fingerprint_count; /* see stet_model_fingerprint() */
+} stet_model_info;
+STET_C_API stet_status stet_model_get_info(const stet_model* model, stet_model_info* info,
+                                           stet_error** error);
+
+/* Fingerprint `index` < fingerprint_count: of a group of tensors ("embeddings", "norms",
+ * "attention", ...), of "config", and as the last of the whole "model". Both borrowed. */
+STET_C_API stet_status stet_model_fingerprint(const stet_model* model, size_t index,
+                                              const char** group, const char** fingerprint,
+                                              stet_error** error);
+
+/* Packs the checkpoint in `directory` for a contract into `output`, a new or empty directory, which
+ * loads in milliseconds. STET_CONTRACT_DEFAULT and _F32 keep the weights as they are. */
+STET_C_API stet_status stet_model_pack(const char* directory, const char* output, int32_t contract,
+                                       int32_t threads, stet_error** error);
+
+/* Compares all weights of a packed checkpoint with their digests: STET_ERROR_FORMAT names the first
+ * that is not what it was. */
+STET_C_API stet_status stet_model_check_packed(const char* directory, int32_t threads,
+                                               uint64_t* bytes, stet_error** error);
+
+/* ---- Tokenizers ----------------------------------------------------------------------------- */
+
+typedef struct stet_tokenizer stet_tokenizer;
+
+STET_C_API stet_status stet_tokenizer_load(const char* directory, stet_tokenizer** tokenizer,
+                                           stet_error** error);
+/* From files in memory, which are only read during the call. `name` stands for the directory in
+ * errors. */
+STET_C_API stet_status stet_tokenizer_load_files(const stet_file* files, size_t count,
+                                                 const char* name, stet_tokenizer** tokenizer,
+                                                 stet_error** error);
+STET_C_API void stet_tokenizer_free(stet_tokenizer* tokenizer);
+
+typedef struct stet_tokenizer_info {
+  size_t struct_size;
+  const char* fingerprint; /* borrowed */
+  int64_t size;            /* one more than the highest id */
+  int32_t bos, eos;        /* -1: none */
+  size_t special_count;    /* see stet_tokenizer_special_token() */
+} stet_tokenizer_info;
+STET_C_API stet_status stet_tokenizer_get_info(const stet_tokenizer* tokenizer,
+                                               stet_tokenizer_info* info, stet_error** error);
+
+enum {
+  STET_ENCODE_BOS = 1,      /* bos comes first even where the checkpoint does not ask for it */
+  STET_ENCODE_NO_BOS = 2,   /* nothing but the text's own tokens; neither: as the checkpoint asks */
+  STET_ENCODE_PLAIN = 4,    /* marks in the text ("<eos>") stay text: for text of unknown origin */
+  STET_ENCODE_CONTINUED = 8 /* the text goes on from another: no space is put before it */
+};
+
+typedef struct stet_encode_options {
+  size_t struct_size;
+  uint64_t flags;
+  const stet_range* plain; /* where marks stay text, in order; not with STET_ENCODE_PLAIN */
+  size_t plain_count;
+} stet_encode_options;
+
+/* ids: new, [count]; NULL for none. */
+STET_C_API stet_status stet_tokenizer_encode(const stet_tokenizer* tokenizer, const char* text,
+                                             size_t size, const stet_encode_options* options,
+                                             int32_t** ids, size_t* count, stet_error** error);
+/* out: new. Valid UTF-8 whatever the ids; with skip_special, special tokens are left out. */
+STET_C_API stet_status stet_tokenizer_decode(const stet_tokenizer* tokenizer, const int32_t* ids,
+                                             size_t count, int32_t skip_special, char** out,
+                                             size_t* out_size, stet_error** error);
+/* The id of a token as the vocabulary writes it ("<bos>"); -1 where there is none. */
+STET_C_API stet_status stet_tokenizer_id(const stet_tokenizer* tokenizer, const char* piece,
+                                         size_t size, int32_t* id, stet_error** error);
+/* The inverse; out: new, "" for an id that the vocabulary leaves out. */
+STET_C_API stet_status stet_tokenizer_piece(const stet_tokenizer* tokenizer, int32_t id, char** out,
+                                            size_t* out_size, stet_error** error);
+/* Whether decoding can leave it out: 0 or 1. */
+STET_C_API stet_status stet_tokenizer_is_special(const stet_tokenizer* tokenizer, int32_t id,
+                                                 int32_t* special, stet_error** error);
+/* Named special token `index` < special_count, as templates see it ("bos_token", "<bos>").
+ * Borrowed. */
+STET_C_API stet_status stet_tokenizer_special_token(const stet_tokenizer* tokenizer, size_t index,
+                                                    stet_text* name, stet_text* text,
+                                                    stet_error** error);
+/* The Jinja source of the chat template, or of that with a name ("tool_use"; NULL: the default);
+ * "" where there is none. Borrowed. */
+STET_C_API stet_status stet_tokenizer_chat_template(const stet_tokenizer* tokenizer,
+                                                    const char* name, stet_text* source,
+                                                    stet_error** error);
+
+/* Text of tokens as they come: bytes of an unfinished character wait for the next token. */
+typedef struct stet_text_stream stet_text_stream;
+STET_C_API stet_status stet_text_stream_new(const stet_tokenizer* tokenizer, int32_t skip_special,
+                                            stet_text_stream** stream, stet_error** error);
+STET_C_API void stet_text_stream_free(stet_text_stream* stream);
+/* The text that this id completes, often "". Borrowed. */
+STET_C_API stet_status stet_text_stream_push(stet_text_stream* stream, int32_t id, stet_text* text,
+                                             stet_error** error);
+/* What is left at the end, borrowed; the stream then starts anew. */
+STET_C_API stet_status stet_text_stream_finish(stet_text_stream* stream, stet_text* text,
+                                               stet_error** error);
+/* All that the stream remembers, as bytes to be kept (new), and its inverse. */
+STET_C_API stet_status stet_text_stream_save(const stet_text_stream* stream, char** state,
+                                             size_t* size, stet_error** error);
+STET_C_API stet_status stet_text_stream_restore(stet_text_stream* stream, const char* state,
+                                                size_t size, stet_error** error);
+
+/* Chat messages to the text of a prompt. */
+typedef struct stet_chat_template stet_chat_template;
+/* The tokenizer's own template, or with `source` not NULL another one for the same special tokens.
+ */
+STET_C_API stet_status stet_chat_template_new(const stet_tokenizer* tokenizer, const char* source,
+                                              size_t size, stet_chat_template** chat_template,
+                                              stet_error** error);
+STET_C_API void stet_chat_template_free(stet_chat_template* chat_template);
+
+enum { STET_RENDER_GENERATION_PROMPT = 1 }; /* end where the model's reply begins */
+
+typedef struct stet_render_options {
+  size_t struct_size;
+  uint64_t flags;
+  stet_text variables; /* a JSON object of further variables (tools, ...) */
+  int64_t now;         /* for strftime_now: seconds since 1970 */
+} stet_render_options;
+
+/* messages: a JSON array of {"role": ..., "content": ...}. out: new. plain: new, [plain_count],
+ * NULL for none: what came from messages, to be encoded as plain text; both may be NULL. */
+STET_C_API stet_status stet_chat_template_render(const stet_chat_template* chat_template,
+                                                 const char* messages, size_t size,
+                                                 const stet_render_options* options, char** out,
+                                                 size_t* out_size, stet_range** plain,
+                                                 size_t* plain_count, stet_error** error);
+
+/* ---- Sessions ------------------------------------------------------------------------------- */
+
+typedef struct stet_session stet_session; /* all that changes while a model runs */
+
+typedef struct stet_session_options {
+  size_t struct_size;
+  int64_t capacity; /* positions; 0: all that the model has, or the snapshot's */
+  int64_t threads;
+  int64_t chunk;   /* tokens processed at once; 0: 512. Changes no bit */
+  const char* isa; /* one of stet_isa_name(); NULL: the best. Changes no bit */
+  int32_t kv_type, contract;
+} stet_session_options;
+
+STET_C_API stet_status stet_session_new(const stet_model* model,
+                                        const stet_session_options* options, stet_session** session,
+                                        stet_error** error);
+/* Nothing happens for a session that is a chat's (stet_chat_session). */
+STET_C_API void stet_session_free(stet_session* session);
+/* A second session that shares every full block of keys and values with this one. */
+STET_C_API stet_status stet_session_fork(const stet_session* session, stet_session** fork,
+                                         stet_error** error);
+
+typedef struct stet_session_info {
+  size_t struct_size;
+  int64_t size;     /* tokens that are there */
+  int64_t capacity; /* that can be */
+  int64_t floor;    /* below this size, rewinding is impossible: of the last prune */
+  int64_t visible;  /* positions that are seen: size less those that were pruned */
+  int64_t drawn;    /* tokens ever appended and not rewound, those shifted out included */
+  int64_t threads, chunk;
+  const char* isa;               /* borrowed; "": the best */
+  const char* contract_name;     /* "f32"; static */
+  int32_t contract, kv_type;     /* never STET_..._DEFAULT */
+  size_t stop_ids, stop_strings; /* see stet_session_stop_ids(), _stop_string() */
+  size_t turns, messages;        /* see stet_session_turn(), _message() */
+  size_t prunes, edits;          /* entries of the logs */
+} stet_session_info;
+STET_C_API stet_status stet_session_get_info(const stet_session* session, stet_session_info* info,
+                                             stet_error** error);
+/* How to compute from now on: threads, chunk, isa, contract, which may not change while there are
+ * tokens. capacity and kv_type must be 0. */
+STET_C_API stet_status stet_session_set_compute(stet_session* session,
+                                                const stet_session_options* options,
+                                                stet_error** error);
+
+/* Tokens go through the model after those that are there: STET_ERROR_CAPACITY when they do not
+ * fit. */
+STET_C_API stet_status stet_session_append(stet_session* session, const int32_t* ids, size_t count,
+                                           stet_error** error);
+
+/* The logits that follow the token at a position, [count]; valid during the call. */
+typedef int32_t (*stet_logits_callback)(void* context, int64_t position, const float* logits,
+                                        size_t count);
+/* Hidden state `index` of the token at a position, [count] (0: embedding; i: after layer i; the
+ * last: after the norm); valid during the call. */
+typedef int32_t (*stet_hidden_callback)(void* context, size_t index, int64_t position,
+                                        const float* hidden, size_t count);
+/* How many tokens of this call were processed so far. */
+typedef int32_t (*stet_progress_callback)(void* context, int64_t done);
+
+typedef struct stet_watch { /* callbacks, each of which may be NULL */
+  size_t struct_size;
+  void* context;
+  stet_logits_callback on_logits;
+  stet_hidden_callback on_hidden;
+  stet_progress_callback on_progress;
+} stet_watch;
+
+/* The same with callbacks for every position. When one returns non-zero, the session is as it was
+ * before the call, which returns STET_ERROR_CANCELED. */
+STET_C_API stet_status stet_session_append_watched(stet_session* session, const int32_t* ids,
+                                                   size_t count, const stet_watch* watch,
+                                                   stet_error** error);
+
+/* The tokens that are there, [count], borrowed; NULL for none. */
+STET_C_API stet_status stet_session_tokens(const stet_session* session, const int32_t** ids,
+                                           size_t* count, stet_error** error);
+/* The same as if none had ever been shifted out: new, [count], NULL for none. */
+STET_C_API stet_status stet_session_transcript(const stet_session* session, int32_t** ids,
+                                               size_t* count, stet_error** error);
+/* Logits that follow the last token, [count] = [vocab_size], borrowed; NULL when there are no
+ * tokens. After a rewind they are computed here. */
+STET_C_API stet_status stet_session_logits(stet_session* session, const float** logits,
+                                           size_t* count, stet_error** error);
+
+/* Drops all tokens from position `size` on: as if they had never been. */
+STET_C_API stet_status stet_session_rewind(stet_session* session, int64_t size, stet_error** error);
+
+enum { STET_PRUNE_SHIFT = 1 }; /* later positions move up; otherwise the gap is masked */
+
+typedef struct stet_prune_options {
+  size_t struct_size;
+  uint64_t flags;
+  int64_t keep_last; /* positions kept at the end */
+  int64_t sinks;     /* positions kept at the beginning */
+} stet_prune_options;
+
+/* Takes positions out of the middle; `pruned` says how many are seen no more. Options are needed.
+ */
+STET_C_API stet_status stet_session_prune(stet_session* session, const stet_prune_options* options,
+                                          int64_t* pruned, stet_error** error);
+/* Takes out positions begin .. end-1. */
+STET_C_API stet_status stet_session_prune_range(stet_session* session, int64_t begin, int64_t end,
+                                                int32_t shift, stet_error** error);
+
+/* Reads into, or replaces from, x, [count] = [head_dim], the stored key (after its norm and
+ * rotation) or value of one position. After a replacement the session's tokens do not give its
+ * state any more, and it says so. */
+STET_C_API stet_status stet_session_get_key(const stet_session* session, int64_t layer,
+                                            int64_t head, int64_t position, float* x, size_t count,
+                                            stet_error** error);
+STET_C_API stet_status stet_session_get_value(const stet_session* session, int64_t layer,
+                                              int64_t head, int64_t position, float* x,
+                                              size_t count, stet_error** error);
+STET_C_API stet_status stet_session_set_key(stet_session* session, int64_t layer, int64_t head,
+                                            int64_t position, const float* x, size_t count,
+                                            stet_error** error);
+STET_C_API stet_status stet_session_set_value(stet_session* session, int64_t layer, int64_t head,
+                                              int64_t position, const float* x, size_t count,
+                                              stet_error** error);
+
+/* What tells a state from others, as text that ends with NUL. */
+typedef struct stet_digests {
+  size_t struct_size;
+  char tokens[40]; /* "xxh3:" and 32 hex digits */
+  char logits[40];
+  char kv[40];
+  char state[40]; /* of all of it */
+  char id[72];    /* "sha256:" and 64 hex digits: the state's name */
+} stet_digests;
+STET_C_API stet_status stet_session_get_digests(stet_session* session, stet_digests* digests,
+                                                stet_error** error);
+
+typedef struct stet_block_identity { /* of 64 positions that are full */
+  uint8_t id[32];                    /* SHA-256: the same id, the same bytes (docs/identity.md) */
+  int32_t replayable;                /* 1: its tokens give it; 0: the id is that of its bytes */
+} stet_block_identity;
+/* blocks: new, [count], NULL for none. */
+STET_C_API stet_status stet_session_block_identities(stet_session* session,
+                                                     stet_block_identity** blocks, size_t* count,
+                                                     stet_error** error);
+
+/* What was healed since the last call: blocks of a snapshot's file that were not what had been
+ * saved, and were computed again. A line for each file, new; "" for nothing. */
+STET_C_API stet_status stet_session_take_healed(stet_session* session, char** text, size_t* size,
+                                                stet_error** error);
+
+typedef struct stet_batch_entry {
+  stet_session* session;
+  const int32_t* ids; /* [count], at least one */
+  size_t count;
+} stet_batch_entry;
+/* Every session goes on by its tokens, in shared passes, with the bits of an append of its own. All
+ * are of one model and contract, and each stands once. After a failure all are as they were. */
+STET_C_API stet_status stet_batch_append(const stet_batch_entry* entries, size_t count,
+                                         stet_error** error);
+
+/* ---- Generation ----------------------------------------------------------------------------- */
+
+typedef struct stet_sampling {
+  size_t struct_size;
+  double temperature;        /* [1e-30, 1e30] */
+  double top_p;              /* [0, 1]; 1: off */
+  double min_p;              /* [0, 1]; 0: off */
+  double typical_p;          /* (0, 1]; 1: off */
+  double repetition_penalty; /* [1e-30, 1e30]; 1: off */
+  uint64_t seed;             /* draws are a function of seed and position */
+  int32_t top_k;             /* >= 0; 0: off */
+  int32_t greedy;            /* 1: the best token, whatever the other settings but the penalty */
+} stet_sampling;
+
+/* The settings of a new session: greedy, everything off. */
+STET_C_API stet_status stet_sampling_init(stet_sampling* sampling, stet_error** error);
+/* These settings stay with the session and its snapshots. Zero is no default here: change what
+ * stet_session_get_sampling() or stet_sampling_init() gave. */
+STET_C_API stet_status stet_session_get_sampling(const stet_session* session,
+                                                 stet_sampling* sampling, stet_error** error);
+STET_C_API stet_status stet_session_set_sampling(stet_session* session,
+                                                 const stet_sampling* sampling, stet_error** error);
+/* Sampling and stop tokens that the checkpoint recommends. The seed and stop strings stay. */
+STET_C_API stet_status stet_session_use_recommended(stet_session* session, stet_error** error);
+
+STET_C_API stet_status stet_session_stop_ids(const stet_session* session, const int32_t** ids,
+                                             size_t* count, stet_error** error); /* borrowed */
+STET_C_API stet_status stet_session_set_stop_ids(stet_session* session, const int32_t* ids,
+                                                 size_t count, stet_error** error);
+/* Stop string `index`; borrowed. */
+STET_C_API stet_status stet_session_stop_string(const stet_session* session, size_t index,
+                                                stet_text* text, stet_error** error);
+/* Each of 1 to 65536 bytes of UTF-8. */
+STET_C_API stet_status stet_session_set_stop_strings(stet_session* session,
+                                                     const stet_text* strings, size_t count,
+                                                     stet_error** error);
+
+typedef struct stet_turn { /* a prompt and the reply to it, as positions */
+  int64_t prompt, reply, end;
+  int32_t open; /* 1: the reply may go on */
+} stet_turn;
+STET_C_API stet_status stet_session_turn(const stet_session* session, size_t index, stet_turn* turn,
+                                         stet_error** error);
+
+/* Appends tokens as a prompt that a reply is to follow; an open reply before it is closed. */
+STET_C_API stet_status stet_session_append_prompt(stet_session* session, const int32_t* ids,
+                                                  size_t count, stet_error** error);
+
+/* Text that is certain now, after every token; often empty. */
+typedef int32_t (*stet_text_callback)(void* context, const char* text, size_t size);
+/* A token that was drawn, and the logits, [count], that it was drawn from. */
+typedef int32_t (*stet_token_callback)(void* context, int32_t id, const float* logits,
+                                       size_t count);
+
+enum { STET_GENERATE_IGNORE_EOS = 1 }; /* go on after a stop token */
+
+typedef struct stet_generate_options {
+  size_t struct_size;
+  uint64_t flags;
+  int64_t max_tokens; /* 0: 256 */
+  void* context;
+  stet_text_callback on_text;   /* either may be NULL; when one returns non-zero, the reply ends */
+  stet_token_callback on_token; /* after this token, with STET_STOP_CALLBACK */
+} stet_generate_options;
+
+enum {
+  STET_STOP_EOS = 1,     /* a stop token was drawn */
+  STET_STOP_STRING = 2,  /* a stop string was completed */
+  STET_STOP_LENGTH = 3,  /* max_tokens, or a full session: the reply is open */
+  STET_STOP_CALLBACK = 4 /* a callback said so: the reply is open */
+};
+
+typedef struct stet_reply { /* freed with stet_reply_free() */
+  const int32_t* ids;       /* [id_count], drawn in this call, a stop token included */
+  size_t id_count;
+  stet_text text; /* of them; special tokens and a stop string left out */
+  int32_t stop;   /* STET_STOP_... */
+} stet_reply;
+STET_C_API void stet_reply_free(stet_reply* reply);
+
+/* Draws a reply, or goes on with an open one. The tokenizer may be NULL: then there is no text, and
+ * stop strings are an error. When a callback written in C++ throws, or the call fails between two
+ * tokens, the tokens drawn so far stay in the session. */
+STET_C_API stet_status stet_session_generate(stet_session* session, const stet_tokenizer* tokenizer,
+                                             const stet_generate_options* options,
+                                             stet_reply** reply, stet_error** error);
+/* Closes an open reply that is not to go on. text: new, the end of its text that was held back. */
+STET_C_API stet_status stet_session_end_reply(stet_session* session,
+                                              const stet_tokenizer* tokenizer, char** text,
+                                              size_t* size, stet_error** error);
+
+/* From logits to a token, without a session. Holds scratch memory and nothing else. */
+typedef struct stet_sampler stet_sampler;
+STET_C_API stet_status stet_sampler_new(int32_t vocab_size, stet_sampler** sampler,
+                                        stet_error** error);
+STET_C_API void stet_sampler_free(stet_sampler* sampler);
+/* The token that is to stand at `position`. logits [vocab_size]: finite or -inf; previous: what the
+ * repetition penalty applies to. */
+STET_C_API stet_status stet_sampler_sample(stet_sampler* sampler, const stet_sampling* sampling,
+                                           const float* logits, size_t count,
+                                           const int32_t* previous, size_t previous_count,
+                                           uint64_t position, int32_t* id, stet_error** error);
+/* The distribution that it is drawn from, into `out`, [count] as the logits. */
+STET_C_API stet_status stet_sampler_probabilities(stet_sampler* sampler,
+                                                  const stet_sampling* sampling,
+                                                  const float* logits, size_t count,
+                                                  const int32_t* previous, size_t previous_count,
+                                                  float* out, stet_error** error);
+/* The natural logarithm of a token's probability under the softmax of the logits alone. */
+STET_C_API stet_status stet_log_probability(const float* logits, size_t count, int32_t id,
+                                            double* result, stet_error** error);
+
+/* ---- Snapshots ------------------------------------------------------------------------------ */
+
+typedef struct stet_snapshot stet_snapshot; /* a session in a file, or in bytes */
+
+enum {
+  STET_FORM_FULL = 0,  /* everything */
+  STET_FORM_DELTA = 1, /* keys and values that its parent does not have */
+  STET_FORM_RECIPE = 2 /* no keys and values: they are computed again, and proved */
+};
+
+enum {
+  STET_SAVE_WITH_WEIGHTS = 1,  /* put the model's files into the snapshot */
+  STET_SAVE_WITH_TOKENIZER = 2 /* put the tokenizer's files into the snapshot */
+};
+
+typedef struct stet_save_options {
+  size_t struct_size;
+  uint64_t flags;
+  const stet_snapshot* parent; /* needed for STET_FORM_DELTA, otherwise NULL */
+  int64_t threads;
+  int64_t mode;           /* permissions of a new file, less the umask; 0: 0600 */
+  int32_t form, compress; /* compress: zlib level 1 .. 9; 0: blocks that can be mapped */
+} stet_save_options;
+
+/* Writes all that the session is to `path`, which afterwards is the whole new snapshot or, after a
+ * failure, what it was before; unless the error's field is "durability": then it is the new one,
+ * which a loss of power may undo. The tokenizer may be NULL; its fingerprint is kept. digests may
+ * be NULL. */
+STET_C_API stet_status stet_session_save(stet_session* session, const stet_tokenizer* tokenizer,
+                                         const char* path, const stet_save_options* options,
+                                         stet_digests* digests, stet_error** error);
+
+/* Checks all but keys and values, which stay in the file until they are used. parent: the file that
+ * a delta was made from; NULL: it is looked for beside the snapshot when it is needed. */
+STET_C_API stet_status stet_snapshot_open(const char* path, const char* parent,
+                                          stet_snapshot** snapshot, stet_error** error);
+/* From bytes in memory, lent until release(context); sessions restored from them do not need them.
+ * `name` is the file of errors. */
+STET_C_API stet_status stet_snapshot_open_bytes(const void* data, size_t size, const char* name,
+                                                stet_release_callback release, void* context,
+                                                stet_snapshot** snapshot, stet_error** error);
+STET_C_API void stet_snapshot_free(stet_snapshot* snapshot);
+
+typedef struct stet_snapshot_info {
+  size_t struct_size;
+  /* Borrowed. */
+  const char* path;
+  const char* contract_name;
+  const char* architecture;
+  const char* config; /* the model's shape, as one line of JSON */
+  const char* model_fingerprint;
+  const char* tokenizer_fingerprint; /* or "" */
+  const char* checkpoint;            /* the name that the model's directory had */
+  const char* parent_id;             /* of a delta, where it is known, or "" */
+  const char* parent_file;           /* the name that it had, or "" */
+  uint64_t file_size;
+  uint64_t stored_kv_bytes; /* of keys and values in this file, compressed or not */
+  int64_t positions, capacity;
+  int64_t layers, kv_heads, head_dim;
+  int32_t form, format_version;
+  int32_t contract; /* STET_CONTRACT_DEFAULT: one that this library does not know */
+  int32_t contract_version;
+  int32_t kv_type;
+  int32_t has_logits, has_weights, has_tokenizer; /* 0 or 1 */
+  size_t messages;                                /* see stet_snapshot_message() */
+  size_t prunes, edits;
+} stet_snapshot_info;
+STET_C_API stet_status stet_snapshot_get_info(const stet_snapshot* snapshot,
+                                              stet_snapshot_info* info, stet_error** error);
+/* As the file gives them; stet_snapshot_check() proves them. */
+STET_C_API stet_status stet_snapshot_get_digests(const stet_snapshot* snapshot,
+                                                 stet_digests* digests, stet_error** error);
+STET_C_API stet_status stet_snapshot_tokens(const stet_snapshot* snapshot, const int32_t** ids,
+                                            size_t* count, stet_error** error); /* borrowed */
+/* [vocab_size], borrowed; NULL for a recipe, and where there are no tokens. */
+STET_C_API stet_status stet_snapshot_logits(const stet_snapshot* snapshot, const float** logits,
+                                            size_t* count, stet_error** error);
+
+typedef struct stet_check_report {
+  size_t struct_size;
+  uint64_t blocks; /* of keys and values that were looked at, those of parents among them */
+  uint64_t files;  /* of a self-contained snapshot */
+} stet_check_report;
+/* Proves, without a model, that every byte is what was written: STET_ERROR_FORMAT names the first
+ * that is not. report may be NULL. */
+STET_C_API stet_status stet_snapshot_check(const stet_snapshot* snapshot, int32_t threads,
+                                           stet_check_report* report, stet_error** error);
+
+/* The model and the tokenizer that a self-contained snapshot brings along. */
+STET_C_API stet_status stet_snapshot_load_model(const stet_snapshot* snapshot,
+                                                const stet_model_options* options,
+                                                stet_model** model, stet_error** error);
+STET_C_API stet_status stet_snapshot_load_tokenizer(const stet_snapshot* snapshot,
+                                                    stet_tokenizer** tokenizer, stet_error** error);
+
+enum {
+  STET_RESTORE_IN_MEMORY = 1, /* copy the blocks instead of mapping the file */
+  STET_RESTORE_CHECK = 2,     /* look at all blocks now, not when they are first used */
+  STET_RESTORE_HEAL = 4,      /* compute damaged blocks again */
+  STET_RESTORE_TRUST = 8,     /* take blocks as they are, damaged or not */
+  STET_RESTORE_REPLAY = 16    /* compute everything again, under another model, contract, kv_type */
+};
+
+typedef struct stet_restore_options {
+  size_t struct_size;
+  uint64_t flags;
+} stet_restore_options;
+
+typedef struct stet_restore_report {
+  size_t struct_size;
+  int64_t reused, recomputed; /* tokens */
+  int64_t healed;             /* blocks */
+  int64_t checked;            /* 1: every digest was compared; 0: that happens before first use */
+} stet_restore_report;
+
+/* A session equal to the one that was saved. STET_ERROR_MISMATCH, with all differences, for another
+ * model, tokenizer or contract; the tokenizer may be NULL. report may be NULL. */
+STET_C_API stet_status stet_snapshot_restore(const stet_snapshot* snapshot, const stet_model* model,
+                                             const stet_tokenizer* tokenizer,
+                                             const stet_session_options* options,
+                                             const stet_restore_options* how,
+                                             stet_restore_report* report, stet_session** session,
+                                             stet_error** error);
+
+typedef struct stet_convert_options {
+  size_t struct_size;
+  const stet_prune_options* prune; /* NULL: nothing is pruned */
+  int64_t capacity;                /* 0: as it is */
+  int64_t kv_type;                 /* STET_KV_DEFAULT: as it is; another is an edit of the state */
+} stet_convert_options;
+
+/* The same state in another form, or pruned, rounded, with another capacity; needs no model, but
+ * keys and values, which a recipe lacks. The files of a self-contained snapshot come along. pruned
+ * (positions) and digests may be NULL. */
+STET_C_API stet_status stet_snapshot_convert(const stet_snapshot* snapshot, const char* path,
+                                             const stet_convert_options* options,
+                                             const stet_save_options* save, int64_t* pruned,
+                                             stet_digests* digests, stet_error** error);
+
+/* ---- Verifying and comparing ---------------------------------------------------------------- */
+
+typedef struct stet_difference { /* freed with stet_difference_free(), unless borrowed */
+  const char* text;              /* "position 70, layer 1, key, head 0, element 3: expected ..." */
+  const char* where;             /* the front of it */
+  const char* what;              /* "token", "key", "value", "logit", "visibility", ... */
+  const char* expected;
+  const char* found;
+  int64_t position, layer, head, element; /* -1: does not apply */
+  double expected_number, found_number;   /* NaN where they are no numbers */
+} stet_difference;
+STET_C_API void stet_difference_free(stet_difference* difference);
+
+enum { STET_VERIFY_BISECT = 1 }; /* compare digests of each layer of each block */
+
+typedef struct stet_verify_options {
+  size_t struct_size;
+  uint64_t flags;
+} stet_verify_options;
+
+typedef struct stet_verify_report {
+  size_t struct_size;
+  int64_t tokens;     /* that were processed again */
+  int64_t blocks, of; /* blocks that the tokens give and that were compared, of all */
+} stet_verify_report;
+
+/* Computes a snapshot's state again from its tokens and compares. difference: what differs first in
+ * the file; NULL: nothing does. STET_ERROR_ARGUMENT where edits leave no block that the tokens
+ * give. report may be NULL. */
+STET_C_API stet_status stet_snapshot_verify(const stet_snapshot* snapshot, const stet_model* model,
+                                            const stet_session_options* options,
+                                            const stet_verify_options* how,
+                                            stet_verify_report* report,
+                                            stet_difference** difference, stet_error** error);
+/* The same of a running session. */
+STET_C_API stet_status stet_session_verify(stet_session* session, stet_difference** difference,
+                                           stet_error** error);
+
+/* The first place where `found` is not as `expected`; NULL: they are equal. Numbers are equal when
+ * their bits are, or with tolerance > 0 within tolerance x max(1, |expected|). */
+STET_C_API stet_status stet_session_first_difference(stet_session* expected, stet_session* found,
+                                                     double tolerance, stet_difference** difference,
+                                                     stet_error** error);
+
+typedef struct stet_comparison stet_comparison;
+/* Part by part. */
+STET_C_API stet_status stet_session_compare(stet_session* a, stet_session* b,
+                                            stet_comparison** comparison, stet_error** error);
+STET_C_API stet_status stet_snapshot_compare(const stet_snapshot* a, const stet_snapshot* b,
+                                             stet_comparison** comparison, stet_error** error);
+STET_C_API void stet_comparison_free(stet_comparison* comparison);
+
+typedef struct stet_comparison_info {
+  size_t struct_size;
+  size_t parts, layers;
+  int64_t equal;             /* 1: all that was compared is */
+  int64_t common_tokens;     /* that are equal, from the first on */
+  int64_t equal_positions;   /* whose keys and values are equal, from the first on */
+  double a_from_b, b_from_a; /* Kullback-Leibler divergence of the next token's distributions, in
+                                nats; NaN where a state has no logits */
+} stet_comparison_info;
+STET_C_API stet_status stet_comparison_get_info(const stet_comparison* comparison,
+                                                stet_comparison_info* info, stet_error** error);
+
+typedef struct stet_comparison_part {
+  size_t struct_size;
+  /* Borrowed. */
+  const char* name;                  /* "model", "tokens", "keys", "logits", ... */
+  const char* note;                  /* why it was not compared, or "" */
+  const stet_difference* difference; /* the first; NULL: equal, as far as it was compared */
+  int64_t compared;                  /* 0: at least in part not */
+} stet_comparison_part;
+STET_C_API stet_status stet_comparison_get_part(const stet_comparison* comparison, size_t index,
+                                                stet_comparison_part* part, stet_error** error);
+
+typedef struct stet_comparison_layer { /* how far keys and values are apart */
+  size_t struct_size;
+  double key_largest, key_rms, value_largest, value_rms;
+} stet_comparison_layer;
+STET_C_API stet_status stet_comparison_get_layer(const stet_comparison* comparison, size_t index,
+                                                 stet_comparison_layer* layer, stet_error** error);
+
+/* ---- Conversations -------------------------------------------------------------------------- */
+
+typedef struct stet_message {
+  stet_text role; /* "system", "user", "assistant", ... */
+  stet_text content;
+  stet_text fields;   /* a JSON object of further members for the template, or "" */
+  int64_t begin, end; /* where it is in the transcript; 0 for a new one */
+  int32_t drawn;      /* 1: a reply of the model, whose tokens are what was said */
+} stet_message;
+
+/* Messages that a session or a snapshot holds. Borrowed. */
+STET_C_API stet_status stet_session_message(const stet_session* session, size_t index,
+                                            stet_message* message, stet_error** error);
+STET_C_API stet_status stet_snapshot_message(const stet_snapshot* snapshot, size_t index,
+                                             stet_message* message, stet_error** error);
+
+typedef struct stet_chat stet_chat; /* a conversation through the checkpoint's chat template */
+
+enum { STET_CHAT_SPECIAL_IN_TEXT = 1 }; /* marks that a message contains are marks, not text */
+
+typedef struct stet_chat_options { /* what is empty or 0 stays as the session has it */
+  size_t struct_size;
+  uint64_t flags;
+  stet_text variables;     /* a JSON object for the template (tools, ...) */
+  stet_text chat_template; /* in place of the tokenizer's */
+  int64_t now;             /* for a template that asks for the time: seconds since 1970 */
+} stet_chat_options;
+
+/* Goes on from a fork of the session, with the messages that it has; the session stays the caller's
+ * and as it is. */
+STET_C_API stet_status stet_chat_new(const stet_session* session, const stet_tokenizer* tokenizer,
+                                     const stet_chat_options* options, stet_chat** chat,
+                                     stet_error** error);
+STET_C_API void stet_chat_free(stet_chat* chat);
+STET_C_API stet_status stet_chat_fork(const stet_chat* chat, stet_chat** fork, stet_error** error);
+/* The chat's own session, to be saved, looked at or given other settings; borrowed, valid until the
+ * chat is freed. */
+STET_C_API stet_status stet_chat_session(stet_chat* chat, stet_session** session,
+                                         stet_error** error);
+
+typedef struct stet_prompt_report { /* tokens of a prompt */
+  size_t struct_size;
+  int64_t kept;       /* were in the cache, and stay */
+  int64_t recomputed; /* of earlier messages, processed again since something before them changed */
+  int64_t added;      /* of new or changed messages */
+} stet_prompt_report;
+
+/* One more message of the user, and the beginning of a reply. report may be NULL. */
+STET_C_API stet_status stet_chat_say(stet_chat* chat, const char* text, size_t size,
+                                     stet_prompt_report* report, stet_error** error);
+/* Makes `messages` what the chat holds. Drawn ones are as stet_chat_message() gave them; clear
+ * `drawn` of one whose content was changed. on_progress may be NULL. report may be NULL. */
+STET_C_API stet_status stet_chat_prompt(stet_chat* chat, const stet_message* messages, size_t count,
+                                        stet_progress_callback on_progress, void* context,
+                                        stet_prompt_report* report, stet_error** error);
+/* What stet_chat_prompt() would keep, recompute and add. */
+STET_C_API stet_status stet_chat_plan(const stet_chat* chat, const stet_message* messages,
+                                      size_t count, stet_prompt_report* report, stet_error** error);
+/* Draws a reply, or goes on with one that was cut; as stet_session_generate(). */
+STET_C_API stet_status stet_chat_reply(stet_chat* chat, const stet_generate_options* options,
+                                       stet_reply** reply, stet_error** error);
+/* Whether the last reply was cut and can go on: 0 or 1. */
+STET_C_API stet_status stet_chat_is_open(const stet_chat* chat, int32_t* open, stet_error** error);
+/* Closes a reply that was cut. text: new, the end of it that was held back. */
+STET_C_API stet_status stet_chat_close(stet_chat* chat, char** text, size_t* size,
+                                       stet_error** error);
+/* Forgets the last `turns` messages of the user and all that followed each. */
+STET_C_API stet_status stet_chat_rewind(stet_chat* chat, int64_t turns, stet_error** error);
+/* Forgets the last reply, so that another can be drawn. */
+STET_C_API stet_status stet_chat_retry(stet_chat* chat, stet_error** error);
+/* Puts, changes or (with "") removes the system message, for the next prompt. */
+STET_C_API stet_status stet_chat_set_system(stet_chat* chat, const char* text, size_t size,
+                                            stet_error** error);
+STET_C_API stet_status stet_chat_message_count(const stet_chat* chat, size_t* count,
+                                               stet_error** error);
+/* Borrowed. */
+STET_C_API stet_status stet_chat_message(const stet_chat* chat, size_t index, stet_message* message,
+                                         stet_error** error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* STET_C_H */

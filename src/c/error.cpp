@@ -1,0 +1,159 @@
+// The border of the C interface: exceptions become errors.
+#include <new>
+
+#include "src/c/internal.hpp"
+
+namespace stet::c {
+namespace {
+
+// Handed out when there is no memory for an error; never freed.
+stet_error kNoMemory = {STET_ERROR_MEMORY, "expected memory, found none left", "", "", "memory",
+                        "none left"};
+
+stet_status status_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::io:
+      return STET_ERROR_IO;
+    case ErrorKind::format:
+      return STET_ERROR_FORMAT;
+    case ErrorKind::unsupported:
+      return STET_ERROR_UNSUPPORTED;
+    case ErrorKind::mismatch:
+      return STET_ERROR_MISMATCH;
+    case ErrorKind::capacity:
+      return STET_ERROR_CAPACITY;
+    case ErrorKind::argument:
+      return STET_ERROR_ARGUMENT;
+  }
+  return STET_ERROR_INTERNAL;
+}
+
+// An error that owns its texts.
+struct OwnedError : stet_error {
+  std::string texts[5];
+};
+
+stet_error* new_error(stet_status kind, const Error& e) {
+  auto error = std::make_unique<OwnedError>();
+  const std::string* parts[] = {&e.file, &e.field, &e.expected, &e.found};
+  error->texts[0] = without_nul(e.what());
+  for (size_t i = 0; i < 4; ++i) error->texts[i + 1] = without_nul(*parts[i]);
+  error->kind = kind;
+  error->message = error->texts[0].c_str();
+  error->file = error->texts[1].c_str();
+  error->field = error->texts[2].c_str();
+  error->expected = error->texts[3].c_str();
+  error->found = error->texts[4].c_str();
+  return error.release();
+}
+
+// Rethrows the exception that is being handled and tells what it was.
+stet_status report(stet_error** error) {
+  const auto give = [&](stet_status kind, const Error& e) {
+    if (error != nullptr) *error = new_error(kind, e);
+    return kind;
+  };
+  try {
+    throw;
+  } catch (const Error& e) {
+    return give(status_of(e.kind), e);
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const Canceled&) {
+    return give(STET_ERROR_CANCELED,
+                {ErrorKind::argument, "", "callback", "0, to go on", "another value"});
+  } catch (const std::exception& e) {
+    return give(STET_ERROR_INTERNAL,
+                {ErrorKind::argument, "", "exception", "none but of stet", e.what()});
+  } catch (...) {
+    return give(STET_ERROR_INTERNAL,
+                {ErrorKind::argument, "", "exception", "none but of stet", "one of another type"});
+  }
+}
+
+}  // namespace
+
+stet_status caught(stet_error** error) noexcept {
+  try {
+    return report(error);
+  } catch (...) {  // memory ran out, at the latest for the error
+    if (error != nullptr) *error = &kNoMemory;
+    return STET_ERROR_MEMORY;
+  }
+}
+
+void fail(const std::string& field, const std::string& expected, const std::string& found) {
+  throw Error(ErrorKind::argument, "", field, expected, found);
+}
+
+std::string without_nul(const std::string& text) {
+  if (text.find('\0') == std::string::npos) return text;
+  std::string shown;
+  for (const char c : text) {
+    if (c == '\0')
+      shown += "\\x00";
+    else
+      shown += c;
+  }
+  return shown;
+}
+
+std::string_view text_of(const char* data, size_t size, const char* name) {
+  if (data == nullptr && size > 0) fail(name, "not NULL", "NULL");
+  return size == 0 ? std::string_view() : std::string_view(data, size);
+}
+
+void check_struct_size(size_t size, size_t known, const char* name) {
+  // Beyond every version to come: a struct that was not initialised.
+  constexpr size_t kLargest = 4096;
+  if (size > sizeof(size_t) && size <= kLargest) return;
+  fail(std::string(name) + ".struct_size", "the size of the struct, " + std::to_string(known),
+       std::to_string(size));
+}
+
+void unknown_member(size_t size, size_t known, const char* name) {
+  throw Error(ErrorKind::unsupported, "", name,
+              "nothing set beyond the " + std::to_string(known) + " bytes that are known here",
+              "a struct of " + std::to_string(size));
+}
+
+void check_flags(uint64_t flags, uint64_t known, const char* name) {
+  if ((flags & ~known) == 0) return;
+  throw Error(ErrorKind::unsupported, "", std::string(name) + ".flags",
+              "flags of " + std::to_string(known), std::to_string(flags));
+}
+
+void give_text(std::string_view text, std::pair<char*&, size_t&> to) {
+  char* buffer = new_buffer<char>(text.size() + 1);
+  text.copy(buffer, text.size());
+  buffer[text.size()] = '\0';
+  to.first = buffer;
+  to.second = text.size();
+}
+
+}  // namespace stet::c
+
+using namespace stet::c;
+
+uint32_t stet_abi_version(void) { return STET_ABI_VERSION; }
+
+#define STET_TEXT_OF(x) #x
+#define STET_VERSION_TEXT(major, minor, patch) \
+  STET_TEXT_OF(major) "." STET_TEXT_OF(minor) "." STET_TEXT_OF(patch)
+
+const char* stet_version(void) {
+  return STET_VERSION_TEXT(STET_VERSION_MAJOR, STET_VERSION_MINOR, STET_VERSION_PATCH);
+}
+
+const char* stet_status_name(stet_status status) {
+  static const char* const kNames[] = {"ok",       "io",       "format", "unsupported", "mismatch",
+                                       "capacity", "argument", "memory", "canceled",    "internal"};
+  const auto index = static_cast<size_t>(status);
+  return status < 0 || index >= std::size(kNames) ? "unknown" : kNames[index];
+}
+
+void stet_error_free(stet_error* error) {
+  if (error != &kNoMemory) delete static_cast<OwnedError*>(error);
+}
+
+void stet_free(void* buffer) { std::free(buffer); }

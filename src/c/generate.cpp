@@ -1,0 +1,257 @@
+// Sampling and generation in the C interface.
+#include <cmath>
+#include <limits>
+
+#include "src/c/internal.hpp"
+
+struct stet_sampler {
+  stet::Sampler sampler;
+};
+
+namespace stet::c {
+namespace {
+
+// A reply that owns what it shows.
+struct OwnedReply : stet_reply {
+  explicit OwnedReply(Reply r) : reply(std::move(r)) {}
+  Reply reply;
+};
+
+int32_t stop_value(const std::string& stop) {
+  if (stop == "eos") return STET_STOP_EOS;
+  if (stop == "stop") return STET_STOP_STRING;
+  if (stop == "length") return STET_STOP_LENGTH;
+  return STET_STOP_CALLBACK;
+}
+
+stet_sampling sampling_value(const SamplingSettings& s) {
+  stet_sampling value{};
+  value.temperature = s.temperature;
+  value.top_p = s.top_p;
+  value.min_p = s.min_p;
+  value.typical_p = s.typical_p;
+  value.repetition_penalty = s.repetition_penalty;
+  value.seed = s.seed;
+  value.top_k = s.top_k;
+  value.greedy = s.greedy ? 1 : 0;
+  return value;
+}
+
+// What log_probability() expects.
+void check_logits(std::span<const float> logits, int32_t id) {
+  if (id < 0 || static_cast<size_t>(id) >= logits.size())
+    fail("id", "an id below " + std::to_string(logits.size()), std::to_string(id));
+  bool finite = false;
+  for (const float x : logits) {
+    if (std::isnan(x) || x > std::numeric_limits<float>::max())
+      fail("logits", "finite values or -inf", std::to_string(x));
+    finite = finite || std::isfinite(x);
+  }
+  if (!finite) fail("logits", "at least one finite value", "-inf alone");
+}
+
+// Changes settings of a session, which stay as they were when that makes them wrong.
+template <class Change>
+void change_generation(Session& session, Change&& change) {
+  GenerationState changed = session.generation();
+  change(changed);
+  check_generation(changed, session.model().config().vocab_size, session.size(), "");
+  session.generation() = std::move(changed);
+}
+
+}  // namespace
+
+Generation::Generation(const stet_generate_options* options) : given_(input(options, "options")) {
+  check_flags(given_.flags, STET_GENERATE_IGNORE_EOS, "options");
+  if (given_.max_tokens < 0) fail("max_tokens", "0 or more", std::to_string(given_.max_tokens));
+  if (given_.max_tokens > 0) options_.max_tokens = given_.max_tokens;
+  options_.ignore_eos = (given_.flags & STET_GENERATE_IGNORE_EOS) != 0;
+  if (given_.on_token != nullptr) {
+    options_.observe = [this](int32_t id, std::span<const float> logits) {
+      if (given_.on_token(given_.context, id, logits.data(), logits.size()) != 0) stopped_ = true;
+    };
+  }
+  sink_ = [this](std::string_view text) {
+    const stet_text t = view(text);
+    if (given_.on_text != nullptr && given_.on_text(given_.context, t.data, t.size) != 0)
+      stopped_ = true;
+    return !stopped_;
+  };
+}
+
+stet_reply* new_reply(Reply reply) {
+  auto owned = std::make_unique<OwnedReply>(std::move(reply));
+  const Reply& r = owned->reply;
+  owned->ids = r.ids.empty() ? nullptr : r.ids.data();
+  owned->id_count = r.ids.size();
+  owned->text = view(r.text);
+  owned->stop = stop_value(r.stop);
+  return owned.release();
+}
+
+}  // namespace stet::c
+
+using namespace stet::c;
+
+// ---------------------------------------------------------------- settings of a session
+
+stet_status stet_sampling_init(stet_sampling* sampling, stet_error** error) {
+  return guarded(error, [&] {
+    stet_sampling& to = checked(sampling, "sampling");
+    give(sampling_value(stet::SamplingSettings()), to);
+  });
+}
+
+stet_status stet_session_get_sampling(const stet_session* session, stet_sampling* sampling,
+                                      stet_error** error) {
+  return guarded(error, [&] {
+    stet_sampling& to = checked(sampling, "sampling");
+    const stet::Session& s = *at(session, "session").at;
+    give(sampling_value(s.generation().sampling), to);
+  });
+}
+
+stet_status stet_session_set_sampling(stet_session* session, const stet_sampling* sampling,
+                                      stet_error** error) {
+  return guarded(error, [&] {
+    stet::Session& s = *at(session, "session").at;
+    s.generation().sampling = sampling_of(sampling);
+  });
+}
+
+stet_status stet_session_use_recommended(stet_session* session, stet_error** error) {
+  return guarded(error, [&] {
+    stet::Session& s = *at(session, "session").at;
+    stet::GenerationState recommended = stet::default_generation(s.model());
+    stet::GenerationState& state = s.generation();
+    recommended.sampling.seed = state.sampling.seed;
+    state.sampling = recommended.sampling;
+    state.stop_ids = std::move(recommended.stop_ids);
+  });
+}
+
+stet_status stet_session_stop_ids(const stet_session* session, const int32_t** ids, size_t* count,
+                                  stet_error** error) {
+  return guarded(error, [&] {
+    const auto to = outputs(ids, "ids", count, "count");
+    const stet::Session& s = *at(session, "session").at;
+    const std::vector<int32_t>& stops = s.generation().stop_ids;
+    if (stops.empty()) return;
+    to.first = stops.data();
+    to.second = stops.size();
+  });
+}
+
+stet_status stet_session_set_stop_ids(stet_session* session, const int32_t* ids, size_t count,
+                                      stet_error** error) {
+  return guarded(error, [&] {
+    const std::span<const int32_t> stops = items(ids, count, "ids");
+    change_generation(*at(session, "session").at, [&](stet::GenerationState& state) {
+      state.stop_ids.assign(stops.begin(), stops.end());
+    });
+  });
+}
+
+stet_status stet_session_stop_string(const stet_session* session, size_t index, stet_text* text,
+                                     stet_error** error) {
+  return guarded(error, [&] {
+    stet_text& to = output(text, "text");
+    const stet::Session& s = *at(session, "session").at;
+    to = view(element(s.generation().stop_strings, index, "index"));
+  });
+}
+
+stet_status stet_session_set_stop_strings(stet_session* session, const stet_text* strings,
+                                          size_t count, stet_error** error) {
+  return guarded(error, [&] {
+    std::vector<std::string> stops;
+    for (const stet_text& text : items(strings, count, "strings"))
+      stops.push_back(string_of(text, "strings"));
+    change_generation(*at(session, "session").at,
+                      [&](stet::GenerationState& state) { state.stop_strings = std::move(stops); });
+  });
+}
+
+stet_status stet_session_turn(const stet_session* session, size_t index, stet_turn* turn,
+                              stet_error** error) {
+  return guarded(error, [&] {
+    stet_turn& to = output(turn, "turn");
+    const stet::Session& s = *at(session, "session").at;
+    const stet::Turn& t = element(s.generation().turns, index, "index");
+    to = {t.prompt, t.reply, t.end, t.open ? 1 : 0};
+  });
+}
+
+// ---------------------------------------------------------------- replies
+
+void stet_reply_free(stet_reply* reply) { delete static_cast<OwnedReply*>(reply); }
+
+stet_status stet_session_append_prompt(stet_session* session, const int32_t* ids, size_t count,
+                                       stet_error** error) {
+  return guarded(
+      error, [&] { stet::append_prompt(*at(session, "session").at, items(ids, count, "ids")); });
+}
+
+stet_status stet_session_generate(stet_session* session, const stet_tokenizer* tokenizer,
+                                  const stet_generate_options* options, stet_reply** reply,
+                                  stet_error** error) {
+  return guarded(error, [&] {
+    stet_reply*& to = output(reply, "reply");
+    stet::Session& s = *at(session, "session").at;
+    Generation generation(options);
+    to = new_reply(
+        stet::generate(s, optional_tokenizer(tokenizer), generation.options(), generation.sink()));
+  });
+}
+
+stet_status stet_session_end_reply(stet_session* session, const stet_tokenizer* tokenizer,
+                                   char** text, size_t* size, stet_error** error) {
+  return guarded(error, [&] {
+    const auto to = outputs(text, "text", size, "size");
+    give_text(stet::end_reply(*at(session, "session").at, optional_tokenizer(tokenizer)), to);
+  });
+}
+
+// ---------------------------------------------------------------- sampling without a session
+
+stet_status stet_sampler_new(int32_t vocab_size, stet_sampler** sampler, stet_error** error) {
+  return guarded(error, [&] {
+    stet_sampler*& to = output(sampler, "sampler");
+    to = new stet_sampler{stet::Sampler(vocab_size)};
+  });
+}
+
+void stet_sampler_free(stet_sampler* sampler) { delete sampler; }
+
+stet_status stet_sampler_sample(stet_sampler* sampler, const stet_sampling* sampling,
+                                const float* logits, size_t count, const int32_t* previous,
+                                size_t previous_count, uint64_t position, int32_t* id,
+                                stet_error** error) {
+  return guarded(error, [&] {
+    int32_t& to = output(id, "id");
+    to = at(sampler, "sampler")
+             .sampler.sample(sampling_of(sampling), items(logits, count, "logits"),
+                             items(previous, previous_count, "previous"), position);
+  });
+}
+
+stet_status stet_sampler_probabilities(stet_sampler* sampler, const stet_sampling* sampling,
+                                       const float* logits, size_t count, const int32_t* previous,
+                                       size_t previous_count, float* out, stet_error** error) {
+  return guarded(error, [&] {
+    at(sampler, "sampler")
+        .sampler.probabilities(sampling_of(sampling), items(logits, count, "logits"),
+                               items(previous, previous_count, "previous"),
+                               items(out, count, "out"));
+  });
+}
+
+stet_status stet_log_probability(const float* logits, size_t count, int32_t id, double* result,
+                                 stet_error** error) {
+  return guarded(error, [&] {
+    double& to = output(result, "result");
+    const std::span<const float> all = items(logits, count, "logits");
+    check_logits(all, id);
+    to = stet::log_probability(all, id);
+  });
+}

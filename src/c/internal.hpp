@@ -1,0 +1,228 @@
+// What the files of the C interface share: handles, the border that no exception crosses, and the
+// checks of what a caller passes in.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "stet/base/error.hpp"
+#include "stet/c.h"
+#include "stet/chat/conversation.hpp"
+#include "stet/generate/generate.hpp"
+#include "stet/model/model.hpp"
+#include "stet/session/session.hpp"
+#include "stet/snapshot/compare.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "stet/text/tokenizer.hpp"
+
+struct stet_model {
+  std::shared_ptr<const stet::Model> model;
+};
+
+struct stet_tokenizer {
+  std::shared_ptr<const stet::Tokenizer> tokenizer;
+  std::string fingerprint;
+};
+
+// A session of its own, or that of a chat, which is not to be freed.
+struct stet_session {
+  explicit stet_session(stet::Session session) : own(std::move(session)), at(&*own) {}
+  explicit stet_session(stet::Session* of_chat) : at(of_chat) {}
+  stet_session(const stet_session&) = delete;
+  stet_session& operator=(const stet_session&) = delete;
+
+  std::optional<stet::Session> own;
+  stet::Session* at;
+};
+
+struct stet_snapshot {
+  std::shared_ptr<const void> bytes;  // of a snapshot in memory
+  stet::Snapshot snapshot;
+};
+
+namespace stet::c {
+
+// A callback of an operation that can be undone returned non-zero.
+struct Canceled {};
+
+// The status of the exception that is being handled, and the error for the caller.
+stet_status caught(stet_error** error) noexcept;
+
+// Runs the body of a function of the interface.
+template <class Body>
+stet_status guarded(stet_error** error, Body&& body) noexcept {
+  if (error != nullptr) *error = nullptr;
+  try {
+    body();
+    return STET_OK;
+  } catch (...) {
+    return caught(error);
+  }
+}
+
+[[noreturn]] void fail(const std::string& field, const std::string& expected,
+                       const std::string& found);
+
+// What a pointer that may not be NULL leads to.
+template <class T>
+T& at(T* pointer, const char* name) {
+  if (pointer == nullptr) fail(name, "not NULL", "NULL");
+  return *pointer;
+}
+
+inline const char* cstring(const char* text, const char* name) { return &at(text, name); }
+
+// An output, which is zero until it is known. To be taken before anything can fail.
+template <class T>
+T& output(T* pointer, const char* name) {
+  return at(pointer, name) = T();
+}
+
+// A pair of outputs that is taken at once, so that both are zero after a failure of either.
+template <class T, class U>
+std::pair<T&, U&> outputs(T* a, const char* a_name, U* b, const char* b_name) {
+  if (a != nullptr) *a = T();
+  if (b != nullptr) *b = U();
+  return {at(a, a_name), at(b, b_name)};
+}
+
+template <class T>
+std::span<T> items(T* data, size_t count, const char* name) {
+  if (data == nullptr && count > 0) fail(name, "not NULL", "NULL");
+  return {data, count};
+}
+std::string_view text_of(const char* data, size_t size, const char* name);
+inline std::string string_of(const stet_text& text, const char* name) {
+  return std::string(text_of(text.data, text.size, name));
+}
+inline std::string string_or_empty(const char* text) { return text == nullptr ? "" : text; }
+inline stet_text view(std::string_view text) {
+  return {text.empty() ? "" : text.data(), text.size()};
+}
+// The same text without a NUL in it.
+std::string without_nul(const std::string& text);
+
+template <class T>
+const T& element(const std::vector<T>& all, size_t index, const char* name) {
+  if (index >= all.size())
+    fail(name, "an index below " + std::to_string(all.size()), std::to_string(index));
+  return all[index];
+}
+
+void check_struct_size(size_t size, size_t known, const char* name);
+[[noreturn]] void unknown_member(size_t size, size_t known, const char* name);
+
+// A struct of input as this version knows it. One of an older version lacks members, which are
+// zero; one of a newer version may not set what is not known here.
+template <class T>
+T input(const T* given, const char* name) {
+  T all{};
+  if (given == nullptr) return all;
+  const size_t size = given->struct_size, known = std::min(size, sizeof(T));
+  check_struct_size(size, sizeof(T), name);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  for (size_t i = known; i < size; ++i) {
+    if (bytes[i] != 0) unknown_member(size, sizeof(T), name);
+  }
+  std::memcpy(&all, given, known);
+  return all;
+}
+
+// Checks a struct of output, before the work that fills it.
+template <class T>
+T& checked(T* given, const char* name) {
+  check_struct_size(at(given, name).struct_size, sizeof(T), name);
+  return *given;
+}
+// Fills as much of a struct of output as its caller knows; the rest of a newer one is zero.
+template <class T>
+void give(T value, T& to) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  value.struct_size = to.struct_size;
+  const size_t known = std::min(value.struct_size, sizeof(T));
+  std::memset(static_cast<void*>(&to), 0, value.struct_size);
+  std::memcpy(static_cast<void*>(&to), &value, known);
+}
+
+// Refuses flags beyond those of `known`.
+void check_flags(uint64_t flags, uint64_t known, const char* name);
+
+// Memory that the caller frees with stet_free().
+template <class T>
+T* new_buffer(size_t count) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  auto* buffer = static_cast<T*>(std::malloc(count * sizeof(T)));
+  if (buffer == nullptr) throw std::bad_alloc();
+  return buffer;
+}
+void give_text(std::string_view text, std::pair<char*&, size_t&> to);
+template <class T>
+void give_items(std::span<const T> from, std::pair<std::type_identity_t<T>*&, size_t&> to) {
+  if (from.empty()) return;
+  to.first = new_buffer<T>(from.size());
+  std::memcpy(to.first, from.data(), from.size_bytes());
+  to.second = from.size();
+}
+
+// Values of the interface and of stet. The first of each pair throws for one that is none.
+int threads_of(int64_t threads);
+std::optional<Contract> contract_of(int64_t contract);  // nothing: the default
+int32_t contract_value(Contract contract);
+std::optional<KvType> kv_type_of(int64_t type);  // nothing: the default
+int32_t kv_type_value(KvType type);
+// `fallback` where no contract is named.
+SessionOptions session_options(const stet_session_options* options, Contract fallback);
+PruneOptions prune_options(const stet_prune_options& options);
+SamplingSettings sampling_of(const stet_sampling* sampling);
+Message message_of(const stet_message& message);
+stet_message message_value(const Message& message);
+stet_digests digests_value(const StateDigests& digests);
+
+// Calls release(context) when the last holder goes; at once where it cannot be kept.
+std::shared_ptr<const void> lent(stet_release_callback release, void* context);
+// Files whose bytes `keeps_alive` owns.
+std::shared_ptr<const FileSource> lent_files(std::span<const stet_file> files,
+                                             const std::string& name,
+                                             std::shared_ptr<const void> keeps_alive);
+// The same source, keeping something else alive as well, and so do its files.
+std::shared_ptr<const FileSource> keeping(std::shared_ptr<const FileSource> source,
+                                          std::shared_ptr<const void> keeps_alive);
+
+std::shared_ptr<const Model> load_model(std::shared_ptr<const FileSource> source,
+                                        const stet_model_options& options);
+stet_model_options model_options(const stet_model_options* options);
+stet_tokenizer* new_tokenizer(std::shared_ptr<const Tokenizer> tokenizer);
+const Tokenizer* optional_tokenizer(const stet_tokenizer* tokenizer);
+std::string optional_fingerprint(const stet_tokenizer* tokenizer);
+// The contract that a snapshot was made under.
+Contract saved_contract(const Snapshot& snapshot);
+stet_difference* new_difference(const std::optional<Difference>& difference);
+
+// What generation and a chat's reply share: their options with callbacks as stet takes them, and
+// the reply.
+class Generation {
+ public:
+  explicit Generation(const stet_generate_options* options);
+  Generation(const Generation&) = delete;  // the callbacks know where it is
+  Generation& operator=(const Generation&) = delete;
+  const GenerateOptions& options() const { return options_; }
+  const TextSink& sink() const { return sink_; }
+
+ private:
+  stet_generate_options given_;
+  bool stopped_ = false;
+  GenerateOptions options_;
+  TextSink sink_;
+};
+stet_reply* new_reply(Reply reply);
+Progress progress_of(stet_progress_callback callback, void* context);
+
+}  // namespace stet::c

@@ -1,0 +1,275 @@
+// Sessions and batches in the C interface.
+#include "src/c/internal.hpp"
+#include "stet/kv/kv_cache.hpp"
+
+namespace stet::c {
+namespace {
+
+// What a model's weights were rounded for, or f32.
+Contract default_contract(const Model& model) {
+  const Contract contract = model.contract();
+  return contract == Contract::q8 || contract == Contract::q4 ? contract : Contract::f32;
+}
+
+LogitSink logit_sink(const stet_watch& watch) {
+  if (watch.on_logits == nullptr) return nullptr;
+  return [&watch](int64_t first, Rows rows) {
+    for (size_t i = 0; i < rows.count; ++i) {
+      const int64_t position = first + static_cast<int64_t>(i);
+      if (watch.on_logits(watch.context, position, rows.row(i), rows.width) != 0) throw Canceled();
+    }
+  };
+}
+
+HiddenSink hidden_sink(const stet_watch& watch) {
+  if (watch.on_hidden == nullptr) return nullptr;
+  return [&watch](size_t index, int64_t first, Rows rows) {
+    for (size_t i = 0; i < rows.count; ++i) {
+      const int64_t position = first + static_cast<int64_t>(i);
+      if (watch.on_hidden(watch.context, index, position, rows.row(i), rows.width) != 0)
+        throw Canceled();
+    }
+  };
+}
+
+stet_session_info info_of(const Session& s) {
+  stet_session_info i{};
+  i.size = s.size();
+  i.capacity = s.capacity();
+  i.floor = s.prunes().empty() ? 0 : s.prunes().back().left();
+  i.visible = visible_positions(s.kv());
+  i.drawn = s.drawn();
+  i.threads = s.compute().threads;
+  i.chunk = s.compute().chunk;
+  i.isa = s.compute().isa.c_str();
+  i.contract_name = contract_name(s.compute().contract);
+  i.contract = contract_value(s.compute().contract);
+  i.kv_type = kv_type_value(s.kv().shape().type);
+  i.stop_ids = s.generation().stop_ids.size();
+  i.stop_strings = s.generation().stop_strings.size();
+  i.turns = s.generation().turns.size();
+  i.messages = s.dialogue().messages.size();
+  i.prunes = s.prunes().size();
+  i.edits = s.edits().size();
+  return i;
+}
+
+void check_index(const char* field, int64_t i, int64_t count) {
+  if (i < 0 || i >= count) fail(field, "0.." + std::to_string(count - 1), std::to_string(i));
+}
+
+// Reads a key, which is a column of a block's [head_dim][64], or a value, a row of [64][head_dim]
+// (kv_block.hpp).
+void read_stored(const Session& session, bool key, int64_t layer, int64_t head, int64_t position,
+                 std::span<float> x) {
+  const KvShape& shape = session.kv().shape();
+  check_index("layer", layer, shape.layers);
+  check_index("head", head, shape.kv_heads);
+  check_index("position", position, session.size());
+  const auto dim = static_cast<size_t>(shape.head_dim);
+  if (x.size() != dim) fail("x", std::to_string(dim) + " numbers", std::to_string(x.size()));
+  const auto slot = static_cast<size_t>(position % kBlockPositions);
+  const std::byte* block = session.kv().block(position / kBlockPositions);
+  const std::byte* part = block + (key ? shape.k_offset(layer, head) : shape.v_offset(layer, head));
+  for (size_t d = 0; d < dim; ++d) {
+    const size_t at = key ? d * kBlockPositions + slot : slot * dim + d;
+    x[d] = read_element(shape.type, part + at * shape.element_size());
+  }
+}
+
+}  // namespace
+
+Progress progress_of(stet_progress_callback callback, void* context) {
+  if (callback == nullptr) return nullptr;
+  return [=](int64_t done) {
+    if (callback(context, done) != 0) throw Canceled();
+  };
+}
+
+}  // namespace stet::c
+
+using namespace stet::c;
+
+stet_status stet_session_new(const stet_model* model, const stet_session_options* options,
+                             stet_session** session, stet_error** error) {
+  return guarded(error, [&] {
+    stet_session*& to = output(session, "session");
+    const std::shared_ptr<const stet::Model>& m = at(model, "model").model;
+    to = new stet_session(stet::Session(m, session_options(options, default_contract(*m))));
+  });
+}
+
+void stet_session_free(stet_session* session) {
+  if (session != nullptr && session->own) delete session;
+}
+
+stet_status stet_session_fork(const stet_session* session, stet_session** fork,
+                              stet_error** error) {
+  return guarded(error, [&] {
+    stet_session*& to = output(fork, "fork");
+    to = new stet_session(at(session, "session").at->fork());
+  });
+}
+
+stet_status stet_session_get_info(const stet_session* session, stet_session_info* info,
+                                  stet_error** error) {
+  return guarded(error, [&] {
+    stet_session_info& to = checked(info, "info");
+    give(info_of(*at(session, "session").at), to);
+  });
+}
+
+stet_status stet_session_set_compute(stet_session* session, const stet_session_options* options,
+                                     stet_error** error) {
+  return guarded(error, [&] {
+    stet::Session& s = *at(session, "session").at;
+    const stet_session_options given = input(&at(options, "options"), "options");
+    if (given.capacity != 0) fail("capacity", "0: it stays", std::to_string(given.capacity));
+    if (given.kv_type != 0) fail("kv_type", "0: it stays", std::to_string(given.kv_type));
+    s.set_compute(session_options(options, s.compute().contract).compute);
+  });
+}
+
+stet_status stet_session_append(stet_session* session, const int32_t* ids, size_t count,
+                                stet_error** error) {
+  return guarded(error, [&] { at(session, "session").at->append(items(ids, count, "ids")); });
+}
+
+stet_status stet_session_append_watched(stet_session* session, const int32_t* ids, size_t count,
+                                        const stet_watch* watch, stet_error** error) {
+  return guarded(error, [&] {
+    const stet_watch w = input(watch, "watch");
+    at(session, "session")
+        .at->append(items(ids, count, "ids"), logit_sink(w), hidden_sink(w),
+                    progress_of(w.on_progress, w.context));
+  });
+}
+
+stet_status stet_session_tokens(const stet_session* session, const int32_t** ids, size_t* count,
+                                stet_error** error) {
+  return guarded(error, [&] {
+    const auto to = outputs(ids, "ids", count, "count");
+    const std::vector<int32_t>& tokens = at(session, "session").at->tokens();
+    if (tokens.empty()) return;
+    to.first = tokens.data();
+    to.second = tokens.size();
+  });
+}
+
+stet_status stet_session_transcript(const stet_session* session, int32_t** ids, size_t* count,
+                                    stet_error** error) {
+  return guarded(error, [&] {
+    const auto to = outputs(ids, "ids", count, "count");
+    give_items<int32_t>(at(session, "session").at->transcript(), to);
+  });
+}
+
+stet_status stet_session_logits(stet_session* session, const float** logits, size_t* count,
+                                stet_error** error) {
+  return guarded(error, [&] {
+    const auto to = outputs(logits, "logits", count, "count");
+    const std::span<const float> found = at(session, "session").at->logits();
+    if (found.empty()) return;
+    to.first = found.data();
+    to.second = found.size();
+  });
+}
+
+stet_status stet_session_rewind(stet_session* session, int64_t size, stet_error** error) {
+  return guarded(error, [&] { at(session, "session").at->rewind(size); });
+}
+
+stet_status stet_session_prune(stet_session* session, const stet_prune_options* options,
+                               int64_t* pruned, stet_error** error) {
+  return guarded(error, [&] {
+    int64_t& to = output(pruned, "pruned");
+    stet::Session& s = *at(session, "session").at;
+    to = s.prune(prune_options(input(&at(options, "options"), "options")));
+  });
+}
+
+stet_status stet_session_prune_range(stet_session* session, int64_t begin, int64_t end,
+                                     int32_t shift, stet_error** error) {
+  return guarded(error, [&] { at(session, "session").at->prune_range(begin, end, shift != 0); });
+}
+
+// ---------------------------------------------------------------- keys and values
+
+stet_status stet_session_get_key(const stet_session* session, int64_t layer, int64_t head,
+                                 int64_t position, float* x, size_t count, stet_error** error) {
+  return guarded(error, [&] {
+    read_stored(*at(session, "session").at, true, layer, head, position, items(x, count, "x"));
+  });
+}
+
+stet_status stet_session_get_value(const stet_session* session, int64_t layer, int64_t head,
+                                   int64_t position, float* x, size_t count, stet_error** error) {
+  return guarded(error, [&] {
+    read_stored(*at(session, "session").at, false, layer, head, position, items(x, count, "x"));
+  });
+}
+
+stet_status stet_session_set_key(stet_session* session, int64_t layer, int64_t head,
+                                 int64_t position, const float* x, size_t count,
+                                 stet_error** error) {
+  return guarded(error, [&] {
+    at(session, "session").at->set_key(layer, head, position, items(x, count, "x"));
+  });
+}
+
+stet_status stet_session_set_value(stet_session* session, int64_t layer, int64_t head,
+                                   int64_t position, const float* x, size_t count,
+                                   stet_error** error) {
+  return guarded(error, [&] {
+    at(session, "session").at->set_value(layer, head, position, items(x, count, "x"));
+  });
+}
+
+// ---------------------------------------------------------------- names, healing
+
+stet_status stet_session_get_digests(stet_session* session, stet_digests* digests,
+                                     stet_error** error) {
+  return guarded(error, [&] {
+    stet_digests& to = checked(digests, "digests");
+    give(digests_value(stet::digests_of(*at(session, "session").at)), to);
+  });
+}
+
+stet_status stet_session_block_identities(stet_session* session, stet_block_identity** blocks,
+                                          size_t* count, stet_error** error) {
+  return guarded(error, [&] {
+    const auto to = outputs(blocks, "blocks", count, "count");
+    std::vector<stet_block_identity> all;
+    for (const stet::BlockIdentity& block : at(session, "session").at->block_identities()) {
+      stet_block_identity b{};
+      std::memcpy(b.id, block.id.bytes.data(), sizeof b.id);
+      b.replayable = block.replayable ? 1 : 0;
+      all.push_back(b);
+    }
+    give_items<stet_block_identity>(all, to);
+  });
+}
+
+stet_status stet_session_take_healed(stet_session* session, char** text, size_t* size,
+                                     stet_error** error) {
+  return guarded(error, [&] {
+    const auto to = outputs(text, "text", size, "size");
+    std::string lines;
+    for (const stet::HealedBlocks& healed : at(session, "session").at->take_healed())
+      lines += healed.text() + "\n";
+    give_text(lines, to);
+  });
+}
+
+// ---------------------------------------------------------------- batches
+
+stet_status stet_batch_append(const stet_batch_entry* entries, size_t count, stet_error** error) {
+  return guarded(error, [&] {
+    std::vector<stet::BatchEntry> batch;
+    for (const stet_batch_entry& entry : items(entries, count, "entries")) {
+      batch.push_back(
+          {at(entry.session, "entries.session").at, items(entry.ids, entry.count, "entries.ids")});
+    }
+    stet::append(batch);
+  });
+}

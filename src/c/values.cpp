@@ -1,0 +1,152 @@
+// Values of the C interface and of stet, one as the other.
+#include "src/c/internal.hpp"
+#include "stet/kernels/kernels.hpp"
+#include "stet/threads/team.hpp"
+
+namespace stet::c {
+
+int threads_of(int64_t threads) {
+  if (threads < 0 || threads > kMostThreads)
+    fail("threads", "0 .. " + std::to_string(kMostThreads), std::to_string(threads));
+  return static_cast<int>(threads);
+}
+
+std::optional<Contract> contract_of(int64_t contract) {
+  switch (contract) {
+    case STET_CONTRACT_DEFAULT:
+      return std::nullopt;
+    case STET_CONTRACT_F32:
+      return Contract::f32;
+    case STET_CONTRACT_F32_BLAS:
+      return Contract::f32_blas;
+    case STET_CONTRACT_BF16:
+      return Contract::bf16;
+    case STET_CONTRACT_Q8:
+      return Contract::q8;
+    case STET_CONTRACT_Q4:
+      return Contract::q4;
+    default:
+      fail("contract", "one of STET_CONTRACT_...", std::to_string(contract));
+  }
+}
+
+int32_t contract_value(Contract contract) {
+  switch (contract) {
+    case Contract::f32:
+      return STET_CONTRACT_F32;
+    case Contract::f32_blas:
+      return STET_CONTRACT_F32_BLAS;
+    case Contract::bf16:
+      return STET_CONTRACT_BF16;
+    case Contract::q8:
+      return STET_CONTRACT_Q8;
+    case Contract::q4:
+      return STET_CONTRACT_Q4;
+  }
+  return STET_CONTRACT_DEFAULT;
+}
+
+std::optional<KvType> kv_type_of(int64_t type) {
+  switch (type) {
+    case STET_KV_DEFAULT:
+      return std::nullopt;
+    case STET_KV_F32:
+      return KvType::f32;
+    case STET_KV_BF16:
+      return KvType::bf16;
+    case STET_KV_F16:
+      return KvType::f16;
+    default:
+      fail("kv_type", "one of STET_KV_...", std::to_string(type));
+  }
+}
+
+int32_t kv_type_value(KvType type) {
+  switch (type) {
+    case KvType::f32:
+      return STET_KV_F32;
+    case KvType::bf16:
+      return STET_KV_BF16;
+    case KvType::f16:
+      return STET_KV_F16;
+  }
+  return STET_KV_DEFAULT;
+}
+
+SessionOptions session_options(const stet_session_options* options, Contract fallback) {
+  const stet_session_options given = input(options, "options");
+  SessionOptions o;
+  o.capacity = given.capacity;
+  o.kv_type = kv_type_of(given.kv_type).value_or(KvType::f32);
+  o.compute.contract = contract_of(given.contract).value_or(fallback);
+  o.compute.threads = threads_of(given.threads);
+  o.compute.isa = string_or_empty(given.isa);
+  if (given.chunk != 0) o.compute.chunk = given.chunk;
+  return o;
+}
+
+PruneOptions prune_options(const stet_prune_options& options) {
+  check_flags(options.flags, STET_PRUNE_SHIFT, "options");
+  return {options.keep_last, options.sinks, (options.flags & STET_PRUNE_SHIFT) != 0};
+}
+
+SamplingSettings sampling_of(const stet_sampling* sampling) {
+  const stet_sampling s = input(&at(sampling, "sampling"), "sampling");
+  if (s.greedy != 0 && s.greedy != 1) fail("greedy", "0 or 1", std::to_string(s.greedy));
+  SamplingSettings settings;
+  settings.greedy = s.greedy == 1;
+  settings.temperature = s.temperature;
+  settings.top_k = s.top_k;
+  settings.top_p = s.top_p;
+  settings.min_p = s.min_p;
+  settings.typical_p = s.typical_p;
+  settings.repetition_penalty = s.repetition_penalty;
+  settings.seed = s.seed;
+  settings.validate("");
+  return settings;
+}
+
+Message message_of(const stet_message& message) {
+  if (message.drawn != 0 && message.drawn != 1)
+    fail("drawn", "0 or 1", std::to_string(message.drawn));
+  return {string_of(message.role, "role"),
+          string_of(message.content, "content"),
+          string_of(message.fields, "fields"),
+          message.begin,
+          message.end,
+          message.drawn == 1};
+}
+
+stet_message message_value(const Message& message) {
+  return {view(message.role), view(message.content), view(message.fields),
+          message.begin,      message.end,           message.drawn ? 1 : 0};
+}
+
+namespace {
+
+template <size_t size>
+void copy_text(const std::string& text, char (&to)[size]) {
+  text.copy(to, size - 1);
+}
+
+}  // namespace
+
+stet_digests digests_value(const StateDigests& digests) {
+  stet_digests d{};
+  copy_text(digest_text(digests.tokens), d.tokens);
+  copy_text(digest_text(digests.logits), d.logits);
+  copy_text(digest_text(digests.kv), d.kv);
+  copy_text(digest_text(digests.state), d.state);
+  copy_text(sha256_text(digests.id), d.id);
+  return d;
+}
+
+}  // namespace stet::c
+
+const char* stet_isa_name(size_t index) {
+  const char* const* names = stet::kernel_names();
+  for (size_t i = 0; names[i] != nullptr; ++i) {
+    if (i == index) return names[i];
+  }
+  return nullptr;
+}
