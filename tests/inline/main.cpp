@@ -1,6 +1,7 @@
 // Prints what both units compute. Arguments: a checkpoint's directory, a contract, a file of ids.
 #include <cstdio>
 #include <exception>
+#include <stdexcept>
 
 #include "unit.hpp"
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "stet/base/error.hpp"
-#include "stet/chat/conversation.hpp"
 #include "stet/text/utf8.hpp"
 
 namespace stet {

@@ -55,6 +55,14 @@ inline void check_compute(const ComputeOptions& compute, const Model& model) {
   if (compute.contract == Contract::f32_blas) load_openblas();
 }
 
+// How often a call begins anew because a file has changed meanwhile.
+constexpr int kMostMends = 8;
+
+[[noreturn]] inline void throw_restless() {
+  throw Error(ErrorKind::io, "", "files", "some that keep still while a pass reads them",
+              "one that changed every time");
+}
+
 }  // namespace detail
 
 }  // namespace stet

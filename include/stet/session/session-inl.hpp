@@ -1,4 +1,4 @@
-// What a session does, but for the pass itself (batch.hpp) and what heals it (heal.hpp).
+// What a session does, but for the pass itself (batch-inl.hpp) and what heals it (heal-inl.hpp).
 #pragma once
 
 #include <algorithm>
@@ -6,8 +6,6 @@
 
 #include "stet/base/error.hpp"
 #include "stet/kv/kv_writer.hpp"
-#include "stet/session/batch.hpp"
-#include "stet/session/heal.hpp"
 
 namespace stet {
 

@@ -135,7 +135,7 @@ class Session {
 
  private:
   friend class Snapshot;
-  friend class BatchAppend;  // batch.hpp
+  friend class BatchAppend;  // batch-inl.hpp
   // Of an append that is running.
   struct PendingAppend {
     int64_t before = -1;                         // the size it began with; -1: none is running
@@ -166,6 +166,22 @@ class Session {
   std::vector<HealedBlocks> healed_;
 };
 
+// The tokens, one or more, that a batch adds to one of its sessions.
+struct BatchEntry {
+  Session* session;
+  std::span<const int32_t> ids;
+};
+
+// Every session goes on by its tokens, and all of them by the same passes over the weights: prompts
+// and single tokens may be mixed. Each session afterwards has the bits that an append() of its own
+// would have given it (not under f32_blas). Sessions may differ in length, capacity and kv type,
+// and may be forks of one another. How to compute (isa, threads, chunk) is up to the first; nothing
+// but the calling thread may use any of them meanwhile. Throws an argument Error for sessions of
+// different models or contracts, for one that stands twice and for an entry without tokens, and
+// what append() throws; where an entry is at fault, the field begins with its place ("batch[2]:
+// tokens"). Whatever is thrown, all sessions are as they were.
+void append(std::span<const BatchEntry> batch);
+
 // A session in which the tokens of a state were processed again from nothing, with its prunes where
 // they were made. `state` need not have keys, values or logits; its generation state is taken over.
 // Throws an argument Error for a state with edits.
@@ -174,4 +190,7 @@ Session replay(std::shared_ptr<const Model> model, const State& state,
 
 }  // namespace stet
 
+#include "stet/session/batch-inl.hpp"
+#include "stet/session/heal-inl.hpp"
+#include "stet/session/replay-inl.hpp"
 #include "stet/session/session-inl.hpp"

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "stet/session/replay.hpp"
+#include "stet/session/session.hpp"
 #include "stet/snapshot/compare.hpp"
 
 namespace stet {

@@ -8,22 +8,8 @@
 
 #include "stet/base/error.hpp"
 #include "stet/kv/kv_writer.hpp"
-#include "stet/session/replay.hpp"
-#include "stet/session/session.hpp"
 
 namespace stet {
-
-namespace detail {
-
-// How often a call begins anew because a file has changed meanwhile.
-constexpr int kMostMends = 8;
-
-[[noreturn]] inline void throw_restless() {
-  throw Error(ErrorKind::io, "", "files", "some that keep still while a pass reads them",
-              "one that changed every time");
-}
-
-}  // namespace detail
 
 // Runs what reads blocks, and changes nothing when it throws, until none of them was damaged.
 template <class Reads>

@@ -1,4 +1,4 @@
-// Tokens of one session or of many, processed together.
+// What append() does with tokens of one session or of many, processed together.
 #pragma once
 
 #include <algorithm>
@@ -10,27 +10,9 @@
 
 #include "stet/base/error.hpp"
 #include "stet/kv/kv_writer.hpp"
-#include "stet/session/compute.hpp"
-#include "stet/session/heal.hpp"
-#include "stet/session/session.hpp"
 
 namespace stet {
 
-// The tokens, one or more, that a batch adds to one of its sessions.
-struct BatchEntry {
-  Session* session;
-  std::span<const int32_t> ids;
-};
-
-// Every session goes on by its tokens, and all of them by the same passes over the weights: prompts
-// and single tokens may be mixed. Each session afterwards has the bits that an append() of its own
-// would have given it (not under f32_blas). Sessions may differ in length, capacity and kv type,
-// and may be forks of one another. How to compute (isa, threads, chunk) is up to the first; nothing
-// but the calling thread may use any of them meanwhile. Throws an argument Error for sessions of
-// different models or contracts, for one that stands twice and for an entry without tokens, and
-// what append() throws; where an entry is at fault, the field begins with its place ("batch[2]:
-// tokens"). Whatever is thrown, all sessions are as they were.
-void append(std::span<const BatchEntry> batch);
 namespace detail {
 
 inline std::string entry_name(size_t entry) { return "batch[" + std::to_string(entry) + "]: "; }

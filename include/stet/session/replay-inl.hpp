@@ -5,8 +5,6 @@
 #include <span>
 #include <string>
 
-#include "stet/session/session.hpp"
-
 namespace stet {
 
 // Tokens were only ever appended, so the transcript is what was appended, in order.
