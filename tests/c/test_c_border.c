@@ -304,7 +304,8 @@ static void structs_may_grow(void) {
     CHECK(error == NULL);                                               \
   } while (0)
 
-/* Not of calls that read or write JSON: nlohmann's destructor needs memory, and ends the process. */
+/* Not of calls that read or write JSON: nlohmann's destructor needs memory, and ends the process.
+ */
 static void memory_runs_out(void) {
   stet_model* model = NULL;
   stet_tokenizer* tokenizer = NULL;
