@@ -1,5 +1,5 @@
-// What a user says to the OpenMP runtime, in variables and by --team: obeyed, or refused in one line,
-// and without a trace in any bit.
+// What a user says to the OpenMP runtime, in variables and by --team: obeyed, or refused in one
+// line, and without a trace in any bit.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
