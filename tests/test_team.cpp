@@ -347,16 +347,16 @@ TEST(Backends, TheProcessHasADefault) {
   EXPECT_EQ(team_runtime(), runtime);
 }
 
-// Runs of 100 us, of which helpers do half.
+// Runs of 100 us, if no other length is named, of which helpers do half.
 class Worth : public testing::Test {
  protected:
   using us = std::chrono::microseconds;
-  void run(us waited) {
+  void run(us waited, us length = us(100), uint64_t done = 20) {
     const HelperWorth::Clock::time_point start = now;
-    now += us(100);
+    now += length;
     HelperWorth::Run r{.helpers = 1, .start = start};
     r.done = now;
-    r.tally = {.operations = 10, .pieces = 40, .done = 20};
+    r.tally = {.operations = 10, .pieces = 40, .done = done};
     now += waited;
     worth.note(r, now);
   }
@@ -387,6 +387,18 @@ TEST_F(Worth, HelpersThatCostMoreAreTriedNowAndThen) {
   }
   EXPECT_GT(with.count(), 0);
   EXPECT_LT(with.count(), alone.count() / 20);
+}
+
+// Every other run they do not come before it is done, and a long run loses little by that.
+TEST_F(Worth, LongRunsCanAffordDelays) {
+  for (int i = 0; i < 100; ++i) {
+    run(us(0), us(50000));
+    EXPECT_TRUE(asked());
+    run(us(15000), us(90000), 40);
+    EXPECT_TRUE(asked());
+    run(us(0), us(3000));  // the head
+    EXPECT_TRUE(asked());
+  }
 }
 
 TEST_F(Worth, OneDelayCostsAThirdOfASecondAtMost) {
