@@ -64,8 +64,7 @@ void compare(const Shape& shape, int threads, int repeat) {
                         "F32",
                         {static_cast<int64_t>(shape.outputs), static_cast<int64_t>(shape.inputs)},
                         {w.data(), w.size()}};
-  std::vector<Digest> digests;
-  const Matrix matrix({&view}, shape.inputs, threads, &digests);
+  const Matrix matrix({&view}, shape.inputs, threads);
   ModelConfig config;
   config.hidden_size = static_cast<int64_t>(std::max(shape.inputs, shape.outputs));
   config.head_dim = 64;

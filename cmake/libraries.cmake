@@ -57,7 +57,7 @@ endif()
 if(have_openmp)
   message(STATUS "stet: OpenMP by ${STET_OPENMP_LIBRARY}")
 endif()
-stet_have(STET_OPENMP STET_HAVE_OPENMP ${STET_OPENMP_LIBRARY} have_openmp)
+stet_have(STET_OPENMP STET_HAVE_OPENMP "${STET_OPENMP_LIBRARY};${CMAKE_DL_LIBS}" have_openmp)
 
 # OpenBLAS is loaded when it is first asked for, so a build needs nothing of it but a dynamic loader. The yardstick in bench/ is
 # linked to it.

@@ -37,16 +37,18 @@ class HelperWorth {
                  pieces = std::max(mine, static_cast<double>(run.tally.pieces));
     const Seconds busy = run.done - run.start, waited = now - run.done,
                   saved = busy * std::min<double>(run.helpers, pieces / mine - 1);
-    balance_ = std::clamp(balance_ + saved - waited, kLeast, kMost);
+    usual_ += (busy - usual_) / (usual_ == Seconds(0) ? 1 : 8);
+    balance_ = std::clamp(balance_ + saved - waited, kLeast, std::max(kMost, 2 * usual_));
     seen_ = now;
   }
 
  private:
   using Seconds = std::chrono::duration<double>;
-  static constexpr double kTried = 0.03;  // of the time goes into trying them again
-  static constexpr Seconds kLeast{-0.01}, kMost{0.005};
+  static constexpr double kTried = 0.03;                 // of the time goes into trying them again
+  static constexpr Seconds kLeast{-0.01}, kMost{0.005};  // kMost: or two runs of the usual length
 
   Seconds balance_{0};      // of what they saved over what they cost, within limits
+  Seconds usual_{0};        // length of the latest runs
   Clock::time_point seen_;  // when that was last so
 };
 
