@@ -36,6 +36,13 @@ inline thread_local uint64_t bytes = 0;  // ever taken by this thread
 // Not inlined: g++ 12 takes free() next to an inlined new for a mismatch.
 [[gnu::noinline]] void* operator new(size_t size) { return heap::allocate(size); }
 [[gnu::noinline]] void* operator new[](size_t size) { return heap::allocate(size); }
+[[gnu::noinline]] void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  try {
+    return heap::allocate(size);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 [[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete[](void* p) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }

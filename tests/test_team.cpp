@@ -21,7 +21,6 @@
 
 #include "error_of.hpp"
 #include "src/threads/helper_worth.hpp"
-#include "src/threads/helpers.hpp"
 #include "src/threads/processors.hpp"
 #include "stet/base/error.hpp"
 
