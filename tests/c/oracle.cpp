@@ -78,6 +78,7 @@ int32_t refuse_memory(int64_t after) {
 #ifdef STET_OPERATOR_NEW_IS_TAKEN
   return 0;
 #else
+  heap::allocations_left = -1;
   const int64_t before = heap::allocations;
   ::operator delete(::operator new(1));
   if (heap::allocations == before) return 0;  // under valgrind
