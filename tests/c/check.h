@@ -60,6 +60,7 @@ static stet_error* error;
   } while (0)
 
 #define POCKET STET_ROOT "/assets/pocket-gemma3"
+#define POCKET_LLAMA STET_ROOT "/assets/pocket-llama3"
 #define TINY STET_ROOT "/tests/data/models/gemma3-tiny"
 #define OTHER STET_ROOT "/tests/data/models/llama31-tiny"
 
