@@ -40,7 +40,7 @@ class ReferenceModel {
 
   Result run(const std::vector<int32_t>& ids) const {
     const std::string family = config_.at("model_type");
-    const bool gemma = family.starts_with("gemma"),
+    const bool gemma = family.starts_with("gemma"), parallel = family == "parallel",
                tied = config_.value("tie_word_embeddings", gemma);
     const size_t hidden = config_.at("hidden_size"), heads = config_.at("num_attention_heads");
     const size_t kv_heads = config_.at("num_key_value_heads"),
@@ -94,10 +94,13 @@ class ReferenceModel {
         }
         Vec out = linear(mixed, self + "o_proj");
         if (four_norms) out = norm(out, at + "post_attention_layernorm");
+        const Vec before = x[t];
         for (size_t i = 0; i < hidden; ++i) x[t][i] += out[i];
 
-        const Vec n = norm(
-            x[t], at + (four_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm"));
+        const Vec n = norm(parallel ? before : x[t],
+                           at + (parallel     ? "input_layernorm"
+                                 : four_norms ? "pre_feedforward_layernorm"
+                                              : "post_attention_layernorm"));
         Vec gate = linear(n, mlp + "gate_proj");
         const Vec up = linear(n, mlp + "up_proj");
         for (size_t i = 0; i < gate.size(); ++i)

@@ -5,10 +5,15 @@
 #include <filesystem>
 #include <functional>
 
+#include "error_of.hpp"
 #include "reference_model.hpp"
 #include "scratch.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/snapshot/verify.hpp"
+
+#define main own_architecture  // the example's program, as a function
+#include "examples/own_architecture.cpp"
+#undef main
 
 namespace stet::test {
 namespace {
@@ -123,6 +128,19 @@ TEST(Families, Qwen2AgreesWithTheReference) {
   const stet_test::ScratchDir dir;
   expect_reference(
       changed_copy(dir, "qwen2-tiny", [](Json& j) { j["use_sliding_window"] = false; }));
+}
+
+TEST(Families, TheExamplesOwnFamilyAgreesWithTheReference) {
+  const stet_test::ScratchDir dir;
+  std::string model = changed_copy(dir, "llama2-tiny-f16", [](Json& j) {
+    j["architectures"] = {"ParallelForCausalLM"};
+    j["model_type"] = "parallel";
+  });
+  std::string state = dir / "s.stet", program = "own_architecture";
+  EXPECT_TRUE(stet_test::error_of([&] { Model::load(model, 1); }).starts_with("unsupported"));
+  char* arguments[] = {program.data(), model.data(), state.data()};
+  EXPECT_EQ(own_architecture(3, arguments), 0);
+  expect_reference(model);
 }
 
 // Goldens have none of these: Qwen 3 with windows, Mistral without, Gemma 2 without caps.

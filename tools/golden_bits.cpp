@@ -3,10 +3,10 @@
 // contract, a file with a JSON array of token ids.
 #include <cstdio>
 #include <exception>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "stet/base/digest.hpp"
+#include "stet/base/json_reader.hpp"
 #include "stet/files/file.hpp"
 #include "stet/files/file_source.hpp"
 #include "stet/session/session.hpp"
@@ -16,8 +16,9 @@ namespace {
 void print_digests(const std::string& directory, const std::string& contract,
                    const std::string& ids_file) {
   using namespace stet;
-  const auto ids =
-      nlohmann::json::parse(read_text_file(ids_file, size_t{1} << 20)).get<std::vector<int32_t>>();
+  const std::string list = "{\"ids\":" + read_text_file(ids_file, size_t{1} << 20) + "}";
+  const std::vector<int64_t> given = parse_json(list, ids_file).integers("ids", 0, INT32_MAX);
+  const std::vector<int32_t> ids(given.begin(), given.end());
   SessionOptions options;
   options.compute.contract = contract_of(contract).value();
   Session session(Model::load(directory_source(directory), 0, options.compute.contract), options);

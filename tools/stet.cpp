@@ -5,6 +5,7 @@
 #include <memory>
 #include <new>
 
+#include "stet/api.h"
 #include "stet/base/error.hpp"
 #include "tools/command.hpp"
 #include "tools/help.hpp"

@@ -38,19 +38,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define STET_VERSION_MAJOR 0
-#define STET_VERSION_MINOR 1
-#define STET_VERSION_PATCH 0
+#include "stet/api.h"
+
 /* Grows whenever a program that was compiled against an older header would not work any more. */
 #define STET_ABI_VERSION 1
-
-#ifndef STET_C_API
-#if defined(__GNUC__)
-#define STET_C_API __attribute__((visibility("default")))
-#else
-#define STET_C_API
-#endif
-#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -59,8 +50,8 @@ extern "C" {
 /* ---- Version, status, errors ---------------------------------------------------------------- */
 
 /* What the library was built as. A program checks stet_abi_version() == STET_ABI_VERSION. */
-STET_C_API uint32_t stet_abi_version(void);
-STET_C_API const char* stet_version(void); /* "0.1.0"; static */
+STET_API uint32_t stet_abi_version(void);
+STET_API const char* stet_version(void); /* "0.1.0"; static */
 
 typedef int32_t stet_status;
 enum {
@@ -75,7 +66,7 @@ enum {
   STET_ERROR_CANCELED = 8,    /* a callback returned non-zero */
   STET_ERROR_INTERNAL = 9     /* an exception that is not stet's, as from a callback in C++ */
 };
-STET_C_API const char* stet_status_name(stet_status status); /* "io", "format", ...; static */
+STET_API const char* stet_status_name(stet_status status); /* "io", "format", ...; static */
 
 typedef struct stet_error {
   stet_status kind;
@@ -85,13 +76,13 @@ typedef struct stet_error {
   const char* expected; /* what should be there; the four parts are not escaped, but for NUL */
   const char* found;    /* what is there, or "" */
 } stet_error;
-STET_C_API void stet_error_free(stet_error* error);
+STET_API void stet_error_free(stet_error* error);
 
-STET_C_API void stet_free(void* buffer); /* a buffer that is the caller's */
+STET_API void stet_free(void* buffer); /* a buffer that is the caller's */
 
 /* The name of kernel set `index` that this processor has, the slowest first; NULL past the last.
  * Static. */
-STET_C_API const char* stet_isa_name(size_t index);
+STET_API const char* stet_isa_name(size_t index);
 
 /* ---- Values that several functions share ---------------------------------------------------- */
 
@@ -148,17 +139,17 @@ typedef struct stet_model_options {
 } stet_model_options;
 
 /* Reads a checkpoint directory in the published Hugging Face layout, or a packed one. */
-STET_C_API stet_status stet_model_load(const char* directory, const stet_model_options* options,
+STET_API stet_status stet_model_load(const char* directory, const stet_model_options* options,
                                        stet_model** model, stet_error** error);
 
 /* The same from files in memory. Names and the array are only read during the call; the bytes are
  * lent until release(context). `name` stands for the directory in errors. */
-STET_C_API stet_status stet_model_load_files(const stet_file* files, size_t count, const char* name,
+STET_API stet_status stet_model_load_files(const stet_file* files, size_t count, const char* name,
                                              stet_release_callback release, void* context,
                                              const stet_model_options* options, stet_model** model,
                                              stet_error** error);
 
-STET_C_API void stet_model_free(stet_model* model);
+STET_API void stet_model_free(stet_model* model);
 
 typedef struct stet_model_info {
   size_t struct_size;
@@ -174,37 +165,37 @@ typedef struct stet_model_info {
   int64_t contract;         /* STET_CONTRACT_Q8, _Q4: what the weights were rounded for */
   size_t fingerprint_count; /* see stet_model_fingerprint() */
 } stet_model_info;
-STET_C_API stet_status stet_model_get_info(const stet_model* model, stet_model_info* info,
+STET_API stet_status stet_model_get_info(const stet_model* model, stet_model_info* info,
                                            stet_error** error);
 
 /* Fingerprint `index` < fingerprint_count: of a group of tensors ("embeddings", "norms",
  * "attention", ...), of "config", and as the last of the whole "model". Both borrowed. */
-STET_C_API stet_status stet_model_fingerprint(const stet_model* model, size_t index,
+STET_API stet_status stet_model_fingerprint(const stet_model* model, size_t index,
                                               const char** group, const char** fingerprint,
                                               stet_error** error);
 
 /* Packs the checkpoint in `directory` for a contract into `output`, a new or empty directory, which
  * loads in milliseconds. STET_CONTRACT_DEFAULT and _F32 keep the weights as they are. */
-STET_C_API stet_status stet_model_pack(const char* directory, const char* output, int32_t contract,
+STET_API stet_status stet_model_pack(const char* directory, const char* output, int32_t contract,
                                        int32_t threads, stet_error** error);
 
 /* Compares all weights of a packed checkpoint with their digests: STET_ERROR_FORMAT names the first
  * that is not what it was. */
-STET_C_API stet_status stet_model_check_packed(const char* directory, int32_t threads,
+STET_API stet_status stet_model_check_packed(const char* directory, int32_t threads,
                                                uint64_t* bytes, stet_error** error);
 
 /* ---- Tokenizers ----------------------------------------------------------------------------- */
 
 typedef struct stet_tokenizer stet_tokenizer;
 
-STET_C_API stet_status stet_tokenizer_load(const char* directory, stet_tokenizer** tokenizer,
+STET_API stet_status stet_tokenizer_load(const char* directory, stet_tokenizer** tokenizer,
                                            stet_error** error);
 /* From files in memory, which are only read during the call. `name` stands for the directory in
  * errors. */
-STET_C_API stet_status stet_tokenizer_load_files(const stet_file* files, size_t count,
+STET_API stet_status stet_tokenizer_load_files(const stet_file* files, size_t count,
                                                  const char* name, stet_tokenizer** tokenizer,
                                                  stet_error** error);
-STET_C_API void stet_tokenizer_free(stet_tokenizer* tokenizer);
+STET_API void stet_tokenizer_free(stet_tokenizer* tokenizer);
 
 typedef struct stet_tokenizer_info {
   size_t struct_size;
@@ -213,7 +204,7 @@ typedef struct stet_tokenizer_info {
   int32_t bos, eos;        /* -1: none */
   size_t special_count;    /* see stet_tokenizer_special_token() */
 } stet_tokenizer_info;
-STET_C_API stet_status stet_tokenizer_get_info(const stet_tokenizer* tokenizer,
+STET_API stet_status stet_tokenizer_get_info(const stet_tokenizer* tokenizer,
                                                stet_tokenizer_info* info, stet_error** error);
 
 enum {
@@ -231,58 +222,58 @@ typedef struct stet_encode_options {
 } stet_encode_options;
 
 /* ids: new, [count]; NULL for none. */
-STET_C_API stet_status stet_tokenizer_encode(const stet_tokenizer* tokenizer, const char* text,
+STET_API stet_status stet_tokenizer_encode(const stet_tokenizer* tokenizer, const char* text,
                                              size_t size, const stet_encode_options* options,
                                              int32_t** ids, size_t* count, stet_error** error);
 /* out: new. Valid UTF-8 whatever the ids; with skip_special, special tokens are left out. */
-STET_C_API stet_status stet_tokenizer_decode(const stet_tokenizer* tokenizer, const int32_t* ids,
+STET_API stet_status stet_tokenizer_decode(const stet_tokenizer* tokenizer, const int32_t* ids,
                                              size_t count, int32_t skip_special, char** out,
                                              size_t* out_size, stet_error** error);
 /* The id of a token as the vocabulary writes it ("<bos>"); -1 where there is none. */
-STET_C_API stet_status stet_tokenizer_id(const stet_tokenizer* tokenizer, const char* piece,
+STET_API stet_status stet_tokenizer_id(const stet_tokenizer* tokenizer, const char* piece,
                                          size_t size, int32_t* id, stet_error** error);
 /* The inverse; out: new, "" for an id that the vocabulary leaves out. */
-STET_C_API stet_status stet_tokenizer_piece(const stet_tokenizer* tokenizer, int32_t id, char** out,
+STET_API stet_status stet_tokenizer_piece(const stet_tokenizer* tokenizer, int32_t id, char** out,
                                             size_t* out_size, stet_error** error);
 /* Whether decoding can leave it out: 0 or 1. */
-STET_C_API stet_status stet_tokenizer_is_special(const stet_tokenizer* tokenizer, int32_t id,
+STET_API stet_status stet_tokenizer_is_special(const stet_tokenizer* tokenizer, int32_t id,
                                                  int32_t* special, stet_error** error);
 /* Named special token `index` < special_count, as templates see it ("bos_token", "<bos>").
  * Borrowed. */
-STET_C_API stet_status stet_tokenizer_special_token(const stet_tokenizer* tokenizer, size_t index,
+STET_API stet_status stet_tokenizer_special_token(const stet_tokenizer* tokenizer, size_t index,
                                                     stet_text* name, stet_text* text,
                                                     stet_error** error);
 /* The Jinja source of the chat template, or of that with a name ("tool_use"; NULL: the default);
  * "" where there is none. Borrowed. */
-STET_C_API stet_status stet_tokenizer_chat_template(const stet_tokenizer* tokenizer,
+STET_API stet_status stet_tokenizer_chat_template(const stet_tokenizer* tokenizer,
                                                     const char* name, stet_text* source,
                                                     stet_error** error);
 
 /* Text of tokens as they come: bytes of an unfinished character wait for the next token. */
 typedef struct stet_text_stream stet_text_stream;
-STET_C_API stet_status stet_text_stream_new(const stet_tokenizer* tokenizer, int32_t skip_special,
+STET_API stet_status stet_text_stream_new(const stet_tokenizer* tokenizer, int32_t skip_special,
                                             stet_text_stream** stream, stet_error** error);
-STET_C_API void stet_text_stream_free(stet_text_stream* stream);
+STET_API void stet_text_stream_free(stet_text_stream* stream);
 /* The text that this id completes, often "". Borrowed. */
-STET_C_API stet_status stet_text_stream_push(stet_text_stream* stream, int32_t id, stet_text* text,
+STET_API stet_status stet_text_stream_push(stet_text_stream* stream, int32_t id, stet_text* text,
                                              stet_error** error);
 /* What is left at the end, borrowed; the stream then starts anew. */
-STET_C_API stet_status stet_text_stream_finish(stet_text_stream* stream, stet_text* text,
+STET_API stet_status stet_text_stream_finish(stet_text_stream* stream, stet_text* text,
                                                stet_error** error);
 /* All that the stream remembers, as bytes to be kept (new), and its inverse. */
-STET_C_API stet_status stet_text_stream_save(const stet_text_stream* stream, char** state,
+STET_API stet_status stet_text_stream_save(const stet_text_stream* stream, char** state,
                                              size_t* size, stet_error** error);
-STET_C_API stet_status stet_text_stream_restore(stet_text_stream* stream, const char* state,
+STET_API stet_status stet_text_stream_restore(stet_text_stream* stream, const char* state,
                                                 size_t size, stet_error** error);
 
 /* Chat messages to the text of a prompt. */
 typedef struct stet_chat_template stet_chat_template;
 /* The tokenizer's own template, or with `source` not NULL another one for the same special tokens.
  */
-STET_C_API stet_status stet_chat_template_new(const stet_tokenizer* tokenizer, const char* source,
+STET_API stet_status stet_chat_template_new(const stet_tokenizer* tokenizer, const char* source,
                                               size_t size, stet_chat_template** chat_template,
                                               stet_error** error);
-STET_C_API void stet_chat_template_free(stet_chat_template* chat_template);
+STET_API void stet_chat_template_free(stet_chat_template* chat_template);
 
 enum { STET_RENDER_GENERATION_PROMPT = 1 }; /* end where the model's reply begins */
 
@@ -295,7 +286,7 @@ typedef struct stet_render_options {
 
 /* messages: a JSON array of {"role": ..., "content": ...}. out: new. plain: new, [plain_count],
  * NULL for none: what came from messages, to be encoded as plain text; both may be NULL. */
-STET_C_API stet_status stet_chat_template_render(const stet_chat_template* chat_template,
+STET_API stet_status stet_chat_template_render(const stet_chat_template* chat_template,
                                                  const char* messages, size_t size,
                                                  const stet_render_options* options, char** out,
                                                  size_t* out_size, stet_range** plain,
@@ -314,13 +305,13 @@ typedef struct stet_session_options {
   int32_t kv_type, contract;
 } stet_session_options;
 
-STET_C_API stet_status stet_session_new(const stet_model* model,
+STET_API stet_status stet_session_new(const stet_model* model,
                                         const stet_session_options* options, stet_session** session,
                                         stet_error** error);
 /* Nothing happens for a session that is a chat's (stet_chat_session). */
-STET_C_API void stet_session_free(stet_session* session);
+STET_API void stet_session_free(stet_session* session);
 /* A second session that shares every full block of keys and values with this one. */
-STET_C_API stet_status stet_session_fork(const stet_session* session, stet_session** fork,
+STET_API stet_status stet_session_fork(const stet_session* session, stet_session** fork,
                                          stet_error** error);
 
 typedef struct stet_session_info {
@@ -338,17 +329,17 @@ typedef struct stet_session_info {
   size_t turns, messages;        /* see stet_session_turn(), _message() */
   size_t prunes, edits;          /* entries of the logs */
 } stet_session_info;
-STET_C_API stet_status stet_session_get_info(const stet_session* session, stet_session_info* info,
+STET_API stet_status stet_session_get_info(const stet_session* session, stet_session_info* info,
                                              stet_error** error);
 /* How to compute from now on: threads, chunk, isa, contract, which may not change while there are
  * tokens. capacity and kv_type must be 0. */
-STET_C_API stet_status stet_session_set_compute(stet_session* session,
+STET_API stet_status stet_session_set_compute(stet_session* session,
                                                 const stet_session_options* options,
                                                 stet_error** error);
 
 /* Tokens go through the model after those that are there: STET_ERROR_CAPACITY when they do not
  * fit. */
-STET_C_API stet_status stet_session_append(stet_session* session, const int32_t* ids, size_t count,
+STET_API stet_status stet_session_append(stet_session* session, const int32_t* ids, size_t count,
                                            stet_error** error);
 
 /* The logits that follow the token at a position, [count]; valid during the call. */
@@ -371,23 +362,23 @@ typedef struct stet_watch { /* callbacks, each of which may be NULL */
 
 /* The same with callbacks for every position. When one returns non-zero, the session is as it was
  * before the call, which returns STET_ERROR_CANCELED. */
-STET_C_API stet_status stet_session_append_watched(stet_session* session, const int32_t* ids,
+STET_API stet_status stet_session_append_watched(stet_session* session, const int32_t* ids,
                                                    size_t count, const stet_watch* watch,
                                                    stet_error** error);
 
 /* The tokens that are there, [count], borrowed; NULL for none. */
-STET_C_API stet_status stet_session_tokens(const stet_session* session, const int32_t** ids,
+STET_API stet_status stet_session_tokens(const stet_session* session, const int32_t** ids,
                                            size_t* count, stet_error** error);
 /* The same as if none had ever been shifted out: new, [count], NULL for none. */
-STET_C_API stet_status stet_session_transcript(const stet_session* session, int32_t** ids,
+STET_API stet_status stet_session_transcript(const stet_session* session, int32_t** ids,
                                                size_t* count, stet_error** error);
 /* Logits that follow the last token, [count] = [vocab_size], borrowed; NULL when there are no
  * tokens. After a rewind they are computed here. */
-STET_C_API stet_status stet_session_logits(stet_session* session, const float** logits,
+STET_API stet_status stet_session_logits(stet_session* session, const float** logits,
                                            size_t* count, stet_error** error);
 
 /* Drops all tokens from position `size` on: as if they had never been. */
-STET_C_API stet_status stet_session_rewind(stet_session* session, int64_t size, stet_error** error);
+STET_API stet_status stet_session_rewind(stet_session* session, int64_t size, stet_error** error);
 
 enum { STET_PRUNE_SHIFT = 1 }; /* later positions move up; otherwise the gap is masked */
 
@@ -400,25 +391,25 @@ typedef struct stet_prune_options {
 
 /* Takes positions out of the middle; `pruned` says how many are seen no more. Options are needed.
  */
-STET_C_API stet_status stet_session_prune(stet_session* session, const stet_prune_options* options,
+STET_API stet_status stet_session_prune(stet_session* session, const stet_prune_options* options,
                                           int64_t* pruned, stet_error** error);
 /* Takes out positions begin .. end-1. */
-STET_C_API stet_status stet_session_prune_range(stet_session* session, int64_t begin, int64_t end,
+STET_API stet_status stet_session_prune_range(stet_session* session, int64_t begin, int64_t end,
                                                 int32_t shift, stet_error** error);
 
 /* Reads into, or replaces from, x, [count] = [head_dim], the stored key (after its norm and
  * rotation) or value of one position. After a replacement the session's tokens do not give its
  * state any more, and it says so. */
-STET_C_API stet_status stet_session_get_key(const stet_session* session, int64_t layer,
+STET_API stet_status stet_session_get_key(const stet_session* session, int64_t layer,
                                             int64_t head, int64_t position, float* x, size_t count,
                                             stet_error** error);
-STET_C_API stet_status stet_session_get_value(const stet_session* session, int64_t layer,
+STET_API stet_status stet_session_get_value(const stet_session* session, int64_t layer,
                                               int64_t head, int64_t position, float* x,
                                               size_t count, stet_error** error);
-STET_C_API stet_status stet_session_set_key(stet_session* session, int64_t layer, int64_t head,
+STET_API stet_status stet_session_set_key(stet_session* session, int64_t layer, int64_t head,
                                             int64_t position, const float* x, size_t count,
                                             stet_error** error);
-STET_C_API stet_status stet_session_set_value(stet_session* session, int64_t layer, int64_t head,
+STET_API stet_status stet_session_set_value(stet_session* session, int64_t layer, int64_t head,
                                               int64_t position, const float* x, size_t count,
                                               stet_error** error);
 
@@ -431,7 +422,7 @@ typedef struct stet_digests {
   char state[40]; /* of all of it */
   char id[72];    /* "sha256:" and 64 hex digits: the state's name */
 } stet_digests;
-STET_C_API stet_status stet_session_get_digests(stet_session* session, stet_digests* digests,
+STET_API stet_status stet_session_get_digests(stet_session* session, stet_digests* digests,
                                                 stet_error** error);
 
 typedef struct stet_block_identity { /* of 64 positions that are full */
@@ -439,13 +430,13 @@ typedef struct stet_block_identity { /* of 64 positions that are full */
   int32_t replayable;                /* 1: its tokens give it; 0: the id is that of its bytes */
 } stet_block_identity;
 /* blocks: new, [count], NULL for none. */
-STET_C_API stet_status stet_session_block_identities(stet_session* session,
+STET_API stet_status stet_session_block_identities(stet_session* session,
                                                      stet_block_identity** blocks, size_t* count,
                                                      stet_error** error);
 
 /* What was healed since the last call: blocks of a snapshot's file that were not what had been
  * saved, and were computed again. A line for each file, new; "" for nothing. */
-STET_C_API stet_status stet_session_take_healed(stet_session* session, char** text, size_t* size,
+STET_API stet_status stet_session_take_healed(stet_session* session, char** text, size_t* size,
                                                 stet_error** error);
 
 typedef struct stet_batch_entry {
@@ -455,7 +446,7 @@ typedef struct stet_batch_entry {
 } stet_batch_entry;
 /* Every session goes on by its tokens, in shared passes, with the bits of an append of its own. All
  * are of one model and contract, and each stands once. After a failure all are as they were. */
-STET_C_API stet_status stet_batch_append(const stet_batch_entry* entries, size_t count,
+STET_API stet_status stet_batch_append(const stet_batch_entry* entries, size_t count,
                                          stet_error** error);
 
 /* ---- Generation ----------------------------------------------------------------------------- */
@@ -473,25 +464,25 @@ typedef struct stet_sampling {
 } stet_sampling;
 
 /* The settings of a new session: greedy, everything off. */
-STET_C_API stet_status stet_sampling_init(stet_sampling* sampling, stet_error** error);
+STET_API stet_status stet_sampling_init(stet_sampling* sampling, stet_error** error);
 /* These settings stay with the session and its snapshots. Zero is no default here: change what
  * stet_session_get_sampling() or stet_sampling_init() gave. */
-STET_C_API stet_status stet_session_get_sampling(const stet_session* session,
+STET_API stet_status stet_session_get_sampling(const stet_session* session,
                                                  stet_sampling* sampling, stet_error** error);
-STET_C_API stet_status stet_session_set_sampling(stet_session* session,
+STET_API stet_status stet_session_set_sampling(stet_session* session,
                                                  const stet_sampling* sampling, stet_error** error);
 /* Sampling and stop tokens that the checkpoint recommends. The seed and stop strings stay. */
-STET_C_API stet_status stet_session_use_recommended(stet_session* session, stet_error** error);
+STET_API stet_status stet_session_use_recommended(stet_session* session, stet_error** error);
 
-STET_C_API stet_status stet_session_stop_ids(const stet_session* session, const int32_t** ids,
+STET_API stet_status stet_session_stop_ids(const stet_session* session, const int32_t** ids,
                                              size_t* count, stet_error** error); /* borrowed */
-STET_C_API stet_status stet_session_set_stop_ids(stet_session* session, const int32_t* ids,
+STET_API stet_status stet_session_set_stop_ids(stet_session* session, const int32_t* ids,
                                                  size_t count, stet_error** error);
 /* Stop string `index`; borrowed. */
-STET_C_API stet_status stet_session_stop_string(const stet_session* session, size_t index,
+STET_API stet_status stet_session_stop_string(const stet_session* session, size_t index,
                                                 stet_text* text, stet_error** error);
 /* Each of 1 to 65536 bytes of UTF-8. */
-STET_C_API stet_status stet_session_set_stop_strings(stet_session* session,
+STET_API stet_status stet_session_set_stop_strings(stet_session* session,
                                                      const stet_text* strings, size_t count,
                                                      stet_error** error);
 
@@ -499,11 +490,11 @@ typedef struct stet_turn { /* a prompt and the reply to it, as positions */
   int64_t prompt, reply, end;
   int32_t open; /* 1: the reply may go on */
 } stet_turn;
-STET_C_API stet_status stet_session_turn(const stet_session* session, size_t index, stet_turn* turn,
+STET_API stet_status stet_session_turn(const stet_session* session, size_t index, stet_turn* turn,
                                          stet_error** error);
 
 /* Appends tokens as a prompt that a reply is to follow; an open reply before it is closed. */
-STET_C_API stet_status stet_session_append_prompt(stet_session* session, const int32_t* ids,
+STET_API stet_status stet_session_append_prompt(stet_session* session, const int32_t* ids,
                                                   size_t count, stet_error** error);
 
 /* Text that is certain now, after every token; often empty. */
@@ -536,38 +527,38 @@ typedef struct stet_reply { /* freed with stet_reply_free() */
   stet_text text; /* of them; special tokens and a stop string left out */
   int32_t stop;   /* STET_STOP_... */
 } stet_reply;
-STET_C_API void stet_reply_free(stet_reply* reply);
+STET_API void stet_reply_free(stet_reply* reply);
 
 /* Draws a reply, or goes on with an open one. The tokenizer may be NULL: then there is no text, and
  * stop strings are an error. When a callback written in C++ throws, or the call fails between two
  * tokens, the tokens drawn so far stay in the session. */
-STET_C_API stet_status stet_session_generate(stet_session* session, const stet_tokenizer* tokenizer,
+STET_API stet_status stet_session_generate(stet_session* session, const stet_tokenizer* tokenizer,
                                              const stet_generate_options* options,
                                              stet_reply** reply, stet_error** error);
 /* Closes an open reply that is not to go on. text: new, the end of its text that was held back. */
-STET_C_API stet_status stet_session_end_reply(stet_session* session,
+STET_API stet_status stet_session_end_reply(stet_session* session,
                                               const stet_tokenizer* tokenizer, char** text,
                                               size_t* size, stet_error** error);
 
 /* From logits to a token, without a session. Holds scratch memory and nothing else. */
 typedef struct stet_sampler stet_sampler;
-STET_C_API stet_status stet_sampler_new(int32_t vocab_size, stet_sampler** sampler,
+STET_API stet_status stet_sampler_new(int32_t vocab_size, stet_sampler** sampler,
                                         stet_error** error);
-STET_C_API void stet_sampler_free(stet_sampler* sampler);
+STET_API void stet_sampler_free(stet_sampler* sampler);
 /* The token that is to stand at `position`. logits [vocab_size]: finite or -inf; previous: what the
  * repetition penalty applies to. */
-STET_C_API stet_status stet_sampler_sample(stet_sampler* sampler, const stet_sampling* sampling,
+STET_API stet_status stet_sampler_sample(stet_sampler* sampler, const stet_sampling* sampling,
                                            const float* logits, size_t count,
                                            const int32_t* previous, size_t previous_count,
                                            uint64_t position, int32_t* id, stet_error** error);
 /* The distribution that it is drawn from, into `out`, [count] as the logits. */
-STET_C_API stet_status stet_sampler_probabilities(stet_sampler* sampler,
+STET_API stet_status stet_sampler_probabilities(stet_sampler* sampler,
                                                   const stet_sampling* sampling,
                                                   const float* logits, size_t count,
                                                   const int32_t* previous, size_t previous_count,
                                                   float* out, stet_error** error);
 /* The natural logarithm of a token's probability under the softmax of the logits alone. */
-STET_C_API stet_status stet_log_probability(const float* logits, size_t count, int32_t id,
+STET_API stet_status stet_log_probability(const float* logits, size_t count, int32_t id,
                                             double* result, stet_error** error);
 
 /* ---- Snapshots ------------------------------------------------------------------------------ */
@@ -598,20 +589,20 @@ typedef struct stet_save_options {
  * failure, what it was before; unless the error's field is "durability": then it is the new one,
  * which a loss of power may undo. The tokenizer may be NULL; its fingerprint is kept. digests may
  * be NULL. */
-STET_C_API stet_status stet_session_save(stet_session* session, const stet_tokenizer* tokenizer,
+STET_API stet_status stet_session_save(stet_session* session, const stet_tokenizer* tokenizer,
                                          const char* path, const stet_save_options* options,
                                          stet_digests* digests, stet_error** error);
 
 /* Checks all but keys and values, which stay in the file until they are used. parent: the file that
  * a delta was made from; NULL: it is looked for beside the snapshot when it is needed. */
-STET_C_API stet_status stet_snapshot_open(const char* path, const char* parent,
+STET_API stet_status stet_snapshot_open(const char* path, const char* parent,
                                           stet_snapshot** snapshot, stet_error** error);
 /* From bytes in memory, lent until release(context); sessions restored from them do not need them.
  * `name` is the file of errors. */
-STET_C_API stet_status stet_snapshot_open_bytes(const void* data, size_t size, const char* name,
+STET_API stet_status stet_snapshot_open_bytes(const void* data, size_t size, const char* name,
                                                 stet_release_callback release, void* context,
                                                 stet_snapshot** snapshot, stet_error** error);
-STET_C_API void stet_snapshot_free(stet_snapshot* snapshot);
+STET_API void stet_snapshot_free(stet_snapshot* snapshot);
 
 typedef struct stet_snapshot_info {
   size_t struct_size;
@@ -637,15 +628,15 @@ typedef struct stet_snapshot_info {
   size_t messages;                                /* see stet_snapshot_message() */
   size_t prunes, edits;
 } stet_snapshot_info;
-STET_C_API stet_status stet_snapshot_get_info(const stet_snapshot* snapshot,
+STET_API stet_status stet_snapshot_get_info(const stet_snapshot* snapshot,
                                               stet_snapshot_info* info, stet_error** error);
 /* As the file gives them; stet_snapshot_check() proves them. */
-STET_C_API stet_status stet_snapshot_get_digests(const stet_snapshot* snapshot,
+STET_API stet_status stet_snapshot_get_digests(const stet_snapshot* snapshot,
                                                  stet_digests* digests, stet_error** error);
-STET_C_API stet_status stet_snapshot_tokens(const stet_snapshot* snapshot, const int32_t** ids,
+STET_API stet_status stet_snapshot_tokens(const stet_snapshot* snapshot, const int32_t** ids,
                                             size_t* count, stet_error** error); /* borrowed */
 /* [vocab_size], borrowed; NULL for a recipe, and where there are no tokens. */
-STET_C_API stet_status stet_snapshot_logits(const stet_snapshot* snapshot, const float** logits,
+STET_API stet_status stet_snapshot_logits(const stet_snapshot* snapshot, const float** logits,
                                             size_t* count, stet_error** error);
 
 typedef struct stet_check_report {
@@ -655,14 +646,14 @@ typedef struct stet_check_report {
 } stet_check_report;
 /* Proves, without a model, that every byte is what was written: STET_ERROR_FORMAT names the first
  * that is not. report may be NULL. */
-STET_C_API stet_status stet_snapshot_check(const stet_snapshot* snapshot, int32_t threads,
+STET_API stet_status stet_snapshot_check(const stet_snapshot* snapshot, int32_t threads,
                                            stet_check_report* report, stet_error** error);
 
 /* The model and the tokenizer that a self-contained snapshot brings along. */
-STET_C_API stet_status stet_snapshot_load_model(const stet_snapshot* snapshot,
+STET_API stet_status stet_snapshot_load_model(const stet_snapshot* snapshot,
                                                 const stet_model_options* options,
                                                 stet_model** model, stet_error** error);
-STET_C_API stet_status stet_snapshot_load_tokenizer(const stet_snapshot* snapshot,
+STET_API stet_status stet_snapshot_load_tokenizer(const stet_snapshot* snapshot,
                                                     stet_tokenizer** tokenizer, stet_error** error);
 
 enum {
@@ -687,7 +678,7 @@ typedef struct stet_restore_report {
 
 /* A session equal to the one that was saved. STET_ERROR_MISMATCH, with all differences, for another
  * model, tokenizer or contract; the tokenizer may be NULL. report may be NULL. */
-STET_C_API stet_status stet_snapshot_restore(const stet_snapshot* snapshot, const stet_model* model,
+STET_API stet_status stet_snapshot_restore(const stet_snapshot* snapshot, const stet_model* model,
                                              const stet_tokenizer* tokenizer,
                                              const stet_session_options* options,
                                              const stet_restore_options* how,
@@ -704,7 +695,7 @@ typedef struct stet_convert_options {
 /* The same state in another form, or pruned, rounded, with another capacity; needs no model, but
  * keys and values, which a recipe lacks. The files of a self-contained snapshot come along. pruned
  * (positions) and digests may be NULL. */
-STET_C_API stet_status stet_snapshot_convert(const stet_snapshot* snapshot, const char* path,
+STET_API stet_status stet_snapshot_convert(const stet_snapshot* snapshot, const char* path,
                                              const stet_convert_options* options,
                                              const stet_save_options* save, int64_t* pruned,
                                              stet_digests* digests, stet_error** error);
@@ -720,7 +711,7 @@ typedef struct stet_difference { /* freed with stet_difference_free(), unless bo
   int64_t position, layer, head, element; /* -1: does not apply */
   double expected_number, found_number;   /* NaN where they are no numbers */
 } stet_difference;
-STET_C_API void stet_difference_free(stet_difference* difference);
+STET_API void stet_difference_free(stet_difference* difference);
 
 enum { STET_VERIFY_BISECT = 1 }; /* compare digests of each layer of each block */
 
@@ -738,28 +729,28 @@ typedef struct stet_verify_report {
 /* Computes a snapshot's state again from its tokens and compares. difference: what differs first in
  * the file; NULL: nothing does. STET_ERROR_ARGUMENT where edits leave no block that the tokens
  * give. report may be NULL. */
-STET_C_API stet_status stet_snapshot_verify(const stet_snapshot* snapshot, const stet_model* model,
+STET_API stet_status stet_snapshot_verify(const stet_snapshot* snapshot, const stet_model* model,
                                             const stet_session_options* options,
                                             const stet_verify_options* how,
                                             stet_verify_report* report,
                                             stet_difference** difference, stet_error** error);
 /* The same of a running session. */
-STET_C_API stet_status stet_session_verify(stet_session* session, stet_difference** difference,
+STET_API stet_status stet_session_verify(stet_session* session, stet_difference** difference,
                                            stet_error** error);
 
 /* The first place where `found` is not as `expected`; NULL: they are equal. Numbers are equal when
  * their bits are, or with tolerance > 0 within tolerance x max(1, |expected|). */
-STET_C_API stet_status stet_session_first_difference(stet_session* expected, stet_session* found,
+STET_API stet_status stet_session_first_difference(stet_session* expected, stet_session* found,
                                                      double tolerance, stet_difference** difference,
                                                      stet_error** error);
 
 typedef struct stet_comparison stet_comparison;
 /* Part by part. */
-STET_C_API stet_status stet_session_compare(stet_session* a, stet_session* b,
+STET_API stet_status stet_session_compare(stet_session* a, stet_session* b,
                                             stet_comparison** comparison, stet_error** error);
-STET_C_API stet_status stet_snapshot_compare(const stet_snapshot* a, const stet_snapshot* b,
+STET_API stet_status stet_snapshot_compare(const stet_snapshot* a, const stet_snapshot* b,
                                              stet_comparison** comparison, stet_error** error);
-STET_C_API void stet_comparison_free(stet_comparison* comparison);
+STET_API void stet_comparison_free(stet_comparison* comparison);
 
 typedef struct stet_comparison_info {
   size_t struct_size;
@@ -770,7 +761,7 @@ typedef struct stet_comparison_info {
   double a_from_b, b_from_a; /* Kullback-Leibler divergence of the next token's distributions, in
                                 nats; NaN where a state has no logits */
 } stet_comparison_info;
-STET_C_API stet_status stet_comparison_get_info(const stet_comparison* comparison,
+STET_API stet_status stet_comparison_get_info(const stet_comparison* comparison,
                                                 stet_comparison_info* info, stet_error** error);
 
 typedef struct stet_comparison_part {
@@ -781,14 +772,14 @@ typedef struct stet_comparison_part {
   const stet_difference* difference; /* the first; NULL: equal, as far as it was compared */
   int64_t compared;                  /* 0: at least in part not */
 } stet_comparison_part;
-STET_C_API stet_status stet_comparison_get_part(const stet_comparison* comparison, size_t index,
+STET_API stet_status stet_comparison_get_part(const stet_comparison* comparison, size_t index,
                                                 stet_comparison_part* part, stet_error** error);
 
 typedef struct stet_comparison_layer { /* how far keys and values are apart */
   size_t struct_size;
   double key_largest, key_rms, value_largest, value_rms;
 } stet_comparison_layer;
-STET_C_API stet_status stet_comparison_get_layer(const stet_comparison* comparison, size_t index,
+STET_API stet_status stet_comparison_get_layer(const stet_comparison* comparison, size_t index,
                                                  stet_comparison_layer* layer, stet_error** error);
 
 /* ---- Conversations -------------------------------------------------------------------------- */
@@ -802,9 +793,9 @@ typedef struct stet_message {
 } stet_message;
 
 /* Messages that a session or a snapshot holds. Borrowed. */
-STET_C_API stet_status stet_session_message(const stet_session* session, size_t index,
+STET_API stet_status stet_session_message(const stet_session* session, size_t index,
                                             stet_message* message, stet_error** error);
-STET_C_API stet_status stet_snapshot_message(const stet_snapshot* snapshot, size_t index,
+STET_API stet_status stet_snapshot_message(const stet_snapshot* snapshot, size_t index,
                                              stet_message* message, stet_error** error);
 
 typedef struct stet_chat stet_chat; /* a conversation through the checkpoint's chat template */
@@ -821,14 +812,14 @@ typedef struct stet_chat_options { /* what is empty or 0 stays as the session ha
 
 /* Goes on from a fork of the session, with the messages that it has; the session stays the caller's
  * and as it is. */
-STET_C_API stet_status stet_chat_new(const stet_session* session, const stet_tokenizer* tokenizer,
+STET_API stet_status stet_chat_new(const stet_session* session, const stet_tokenizer* tokenizer,
                                      const stet_chat_options* options, stet_chat** chat,
                                      stet_error** error);
-STET_C_API void stet_chat_free(stet_chat* chat);
-STET_C_API stet_status stet_chat_fork(const stet_chat* chat, stet_chat** fork, stet_error** error);
+STET_API void stet_chat_free(stet_chat* chat);
+STET_API stet_status stet_chat_fork(const stet_chat* chat, stet_chat** fork, stet_error** error);
 /* The chat's own session, to be saved, looked at or given other settings; borrowed, valid until the
  * chat is freed. */
-STET_C_API stet_status stet_chat_session(stet_chat* chat, stet_session** session,
+STET_API stet_status stet_chat_session(stet_chat* chat, stet_session** session,
                                          stet_error** error);
 
 typedef struct stet_prompt_report { /* tokens of a prompt */
@@ -839,35 +830,35 @@ typedef struct stet_prompt_report { /* tokens of a prompt */
 } stet_prompt_report;
 
 /* One more message of the user, and the beginning of a reply. report may be NULL. */
-STET_C_API stet_status stet_chat_say(stet_chat* chat, const char* text, size_t size,
+STET_API stet_status stet_chat_say(stet_chat* chat, const char* text, size_t size,
                                      stet_prompt_report* report, stet_error** error);
 /* Makes `messages` what the chat holds. Drawn ones are as stet_chat_message() gave them; clear
  * `drawn` of one whose content was changed. on_progress may be NULL. report may be NULL. */
-STET_C_API stet_status stet_chat_prompt(stet_chat* chat, const stet_message* messages, size_t count,
+STET_API stet_status stet_chat_prompt(stet_chat* chat, const stet_message* messages, size_t count,
                                         stet_progress_callback on_progress, void* context,
                                         stet_prompt_report* report, stet_error** error);
 /* What stet_chat_prompt() would keep, recompute and add. */
-STET_C_API stet_status stet_chat_plan(const stet_chat* chat, const stet_message* messages,
+STET_API stet_status stet_chat_plan(const stet_chat* chat, const stet_message* messages,
                                       size_t count, stet_prompt_report* report, stet_error** error);
 /* Draws a reply, or goes on with one that was cut; as stet_session_generate(). */
-STET_C_API stet_status stet_chat_reply(stet_chat* chat, const stet_generate_options* options,
+STET_API stet_status stet_chat_reply(stet_chat* chat, const stet_generate_options* options,
                                        stet_reply** reply, stet_error** error);
 /* Whether the last reply was cut and can go on: 0 or 1. */
-STET_C_API stet_status stet_chat_is_open(const stet_chat* chat, int32_t* open, stet_error** error);
+STET_API stet_status stet_chat_is_open(const stet_chat* chat, int32_t* open, stet_error** error);
 /* Closes a reply that was cut. text: new, the end of it that was held back. */
-STET_C_API stet_status stet_chat_close(stet_chat* chat, char** text, size_t* size,
+STET_API stet_status stet_chat_close(stet_chat* chat, char** text, size_t* size,
                                        stet_error** error);
 /* Forgets the last `turns` messages of the user and all that followed each. */
-STET_C_API stet_status stet_chat_rewind(stet_chat* chat, int64_t turns, stet_error** error);
+STET_API stet_status stet_chat_rewind(stet_chat* chat, int64_t turns, stet_error** error);
 /* Forgets the last reply, so that another can be drawn. */
-STET_C_API stet_status stet_chat_retry(stet_chat* chat, stet_error** error);
+STET_API stet_status stet_chat_retry(stet_chat* chat, stet_error** error);
 /* Puts, changes or (with "") removes the system message, for the next prompt. */
-STET_C_API stet_status stet_chat_set_system(stet_chat* chat, const char* text, size_t size,
+STET_API stet_status stet_chat_set_system(stet_chat* chat, const char* text, size_t size,
                                             stet_error** error);
-STET_C_API stet_status stet_chat_message_count(const stet_chat* chat, size_t* count,
+STET_API stet_status stet_chat_message_count(const stet_chat* chat, size_t* count,
                                                stet_error** error);
 /* Borrowed. */
-STET_C_API stet_status stet_chat_message(const stet_chat* chat, size_t index, stet_message* message,
+STET_API stet_status stet_chat_message(const stet_chat* chat, size_t index, stet_message* message,
                                          stet_error** error);
 
 #ifdef __cplusplus

@@ -137,13 +137,7 @@ using namespace stet::c;
 
 uint32_t stet_abi_version(void) { return STET_ABI_VERSION; }
 
-#define STET_TEXT_OF(x) #x
-#define STET_VERSION_TEXT(major, minor, patch) \
-  STET_TEXT_OF(major) "." STET_TEXT_OF(minor) "." STET_TEXT_OF(patch)
-
-const char* stet_version(void) {
-  return STET_VERSION_TEXT(STET_VERSION_MAJOR, STET_VERSION_MINOR, STET_VERSION_PATCH);
-}
+const char* stet_version(void) { return STET_VERSION; }
 
 const char* stet_status_name(stet_status status) {
   static const char* const kNames[] = {"ok",       "io",       "format", "unsupported", "mismatch",

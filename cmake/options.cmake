@@ -1,0 +1,21 @@
+# What all code of stet is compiled with. The numeric contract: an FMA stands where one is written and nowhere else, whatever
+# flags a project around this one sets, and no instruction-set flag is global (kernels/CMakeLists.txt gives each kernel file its own).
+add_library(stet_options INTERFACE)
+target_compile_options(stet_options INTERFACE
+  -fno-fast-math -ffp-contract=off -fno-math-errno -fno-trapping-math
+  -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion $<$<BOOL:${STET_WERROR}>:-Werror>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(stet_options INTERFACE -Wno-restrict) # warns of "literal" + std::string: GCC bug 105651
+endif()
+if(STET_SANITIZE)
+  target_compile_options(stet_options INTERFACE -fsanitize=${STET_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(stet_options INTERFACE -fsanitize=${STET_SANITIZE})
+endif()
+
+# What the library's own files are compiled with: one set of objects makes the static and the shared library, and what is not
+# marked STET_API is hidden.
+function(stet_library_objects target)
+  target_link_libraries(${target} PRIVATE stet_options $<BUILD_INTERFACE:stet_headers>)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+endfunction()

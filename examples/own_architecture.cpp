@@ -1,0 +1,92 @@
+// A family that stet does not know, defined outside of the library and run like any other: a
+// decoder whose attention and feed-forward network stand side by side,
+//     y = x + Attention(RMSNorm(x)) + SwiGLU(RMSNorm(x))      (arXiv 2204.02311, section 2),
+// with one norm for both. Arguments: a checkpoint directory, a file for the state.
+#include <cstdio>
+
+#include "stet/stet.hpp"
+
+namespace {
+
+using namespace stet;
+
+class Parallel : public Decoder {
+ public:
+  Parallel(ModelConfig config, WeightLoader& w) : Decoder(std::move(config), w, 0) {
+    each_layer([&](const std::string& at) {
+      layers_.push_back({LinearLayers(w, config_, at),
+                         w.vector("norms", at + "input_layernorm.weight", config_.hidden_size)});
+    });
+  }
+
+  void forward(Team t, const Pass& p) const override {
+    const Views v(config_, p);
+    const double eps = config_.norm_eps;
+    rope_tables(t, p, frequencies_);
+    embed(t, p, embedding_, 1.0f, p.x);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const Layer& l = layers_[i];
+      tap(t, p, i, p.x);
+      rms_norm(t, p, l.norm, eps, p.x, p.normed);
+
+      linear(t, p, l.qkv, p.normed, p.qkv);
+      rotate(t, p, config_, i, v);
+      attend(t, p, config_, i, v);
+      linear(t, p, l.o, p.attention, p.out);
+      add(t, p, p.x, p.out);
+
+      linear_gated(t, p, l.gate_up, Gate::silu, p.normed, p.mlp);
+      linear(t, p, l.down, p.mlp, p.out);
+      add(t, p, p.x, p.out);
+    }
+    rms_norm(t, p, final_norm_, eps, p.x, p.out);
+    tap(t, p, layers_.size(), p.out);
+  }
+
+ private:
+  struct Layer : LinearLayers {
+    Vector norm;  // [hidden]
+  };
+  std::vector<Layer> layers_;
+};
+
+ModelConfig read_config(const JsonReader& json) {
+  ModelConfig c = read_common(json, "parallel");
+  c.ropes = {read_rope(json, "", 10000)};
+  require_activation(json, "hidden_act", {"silu"});
+  return c;
+}
+
+// What config.json calls the family, how to read that file, the name of the embeddings, what stands
+// before the names of all tensors, and how to make a model of them.
+void add_parallel() {
+  register_family({{"ParallelForCausalLM"},
+                   {"parallel"},
+                   read_config,
+                   "embed_tokens.weight",
+                   {"model."},
+                   load_model<Parallel>});
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  try {
+    add_parallel();
+    const auto model = Model::load(argv[1]);
+    Session session(model);
+    session.append(std::vector<int32_t>{1, 20, 3, 100, 7});
+    Snapshot::save(session, "", argv[2]);
+
+    Session resumed = Snapshot::open(argv[2]).restore(model, "", {});
+    const Reply a = generate(session, nullptr, {.max_tokens = 100}),
+                b = generate(resumed, nullptr, {.max_tokens = 100});
+    const bool equal = a.ids == b.ids && digests_of(session).state == digests_of(resumed).state;
+    std::printf("%zu tokens, %s\n", a.ids.size(), equal ? "equal" : "different");
+    return equal ? 0 : 1;
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
