@@ -97,10 +97,10 @@ class ReferenceModel {
         const Vec before = x[t];
         for (size_t i = 0; i < hidden; ++i) x[t][i] += out[i];
 
-        const Vec n = norm(parallel ? before : x[t],
-                           at + (parallel     ? "input_layernorm"
-                                 : four_norms ? "pre_feedforward_layernorm"
-                                              : "post_attention_layernorm"));
+        const Vec n =
+            norm(parallel ? before : x[t], at + (parallel     ? "input_layernorm"
+                                                 : four_norms ? "pre_feedforward_layernorm"
+                                                              : "post_attention_layernorm"));
         Vec gate = linear(n, mlp + "gate_proj");
         const Vec up = linear(n, mlp + "up_proj");
         for (size_t i = 0; i < gate.size(); ++i)

@@ -140,14 +140,14 @@ typedef struct stet_model_options {
 
 /* Reads a checkpoint directory in the published Hugging Face layout, or a packed one. */
 STET_API stet_status stet_model_load(const char* directory, const stet_model_options* options,
-                                       stet_model** model, stet_error** error);
+                                     stet_model** model, stet_error** error);
 
 /* The same from files in memory. Names and the array are only read during the call; the bytes are
  * lent until release(context). `name` stands for the directory in errors. */
 STET_API stet_status stet_model_load_files(const stet_file* files, size_t count, const char* name,
-                                             stet_release_callback release, void* context,
-                                             const stet_model_options* options, stet_model** model,
-                                             stet_error** error);
+                                           stet_release_callback release, void* context,
+                                           const stet_model_options* options, stet_model** model,
+                                           stet_error** error);
 
 STET_API void stet_model_free(stet_model* model);
 
@@ -166,35 +166,35 @@ typedef struct stet_model_info {
   size_t fingerprint_count; /* see stet_model_fingerprint() */
 } stet_model_info;
 STET_API stet_status stet_model_get_info(const stet_model* model, stet_model_info* info,
-                                           stet_error** error);
+                                         stet_error** error);
 
 /* Fingerprint `index` < fingerprint_count: of a group of tensors ("embeddings", "norms",
  * "attention", ...), of "config", and as the last of the whole "model". Both borrowed. */
 STET_API stet_status stet_model_fingerprint(const stet_model* model, size_t index,
-                                              const char** group, const char** fingerprint,
-                                              stet_error** error);
+                                            const char** group, const char** fingerprint,
+                                            stet_error** error);
 
 /* Packs the checkpoint in `directory` for a contract into `output`, a new or empty directory, which
  * loads in milliseconds. STET_CONTRACT_DEFAULT and _F32 keep the weights as they are. */
 STET_API stet_status stet_model_pack(const char* directory, const char* output, int32_t contract,
-                                       int32_t threads, stet_error** error);
+                                     int32_t threads, stet_error** error);
 
 /* Compares all weights of a packed checkpoint with their digests: STET_ERROR_FORMAT names the first
  * that is not what it was. */
 STET_API stet_status stet_model_check_packed(const char* directory, int32_t threads,
-                                               uint64_t* bytes, stet_error** error);
+                                             uint64_t* bytes, stet_error** error);
 
 /* ---- Tokenizers ----------------------------------------------------------------------------- */
 
 typedef struct stet_tokenizer stet_tokenizer;
 
 STET_API stet_status stet_tokenizer_load(const char* directory, stet_tokenizer** tokenizer,
-                                           stet_error** error);
+                                         stet_error** error);
 /* From files in memory, which are only read during the call. `name` stands for the directory in
  * errors. */
 STET_API stet_status stet_tokenizer_load_files(const stet_file* files, size_t count,
-                                                 const char* name, stet_tokenizer** tokenizer,
-                                                 stet_error** error);
+                                               const char* name, stet_tokenizer** tokenizer,
+                                               stet_error** error);
 STET_API void stet_tokenizer_free(stet_tokenizer* tokenizer);
 
 typedef struct stet_tokenizer_info {
@@ -205,7 +205,7 @@ typedef struct stet_tokenizer_info {
   size_t special_count;    /* see stet_tokenizer_special_token() */
 } stet_tokenizer_info;
 STET_API stet_status stet_tokenizer_get_info(const stet_tokenizer* tokenizer,
-                                               stet_tokenizer_info* info, stet_error** error);
+                                             stet_tokenizer_info* info, stet_error** error);
 
 enum {
   STET_ENCODE_BOS = 1,      /* bos comes first even where the checkpoint does not ask for it */
@@ -223,56 +223,55 @@ typedef struct stet_encode_options {
 
 /* ids: new, [count]; NULL for none. */
 STET_API stet_status stet_tokenizer_encode(const stet_tokenizer* tokenizer, const char* text,
-                                             size_t size, const stet_encode_options* options,
-                                             int32_t** ids, size_t* count, stet_error** error);
+                                           size_t size, const stet_encode_options* options,
+                                           int32_t** ids, size_t* count, stet_error** error);
 /* out: new. Valid UTF-8 whatever the ids; with skip_special, special tokens are left out. */
 STET_API stet_status stet_tokenizer_decode(const stet_tokenizer* tokenizer, const int32_t* ids,
-                                             size_t count, int32_t skip_special, char** out,
-                                             size_t* out_size, stet_error** error);
+                                           size_t count, int32_t skip_special, char** out,
+                                           size_t* out_size, stet_error** error);
 /* The id of a token as the vocabulary writes it ("<bos>"); -1 where there is none. */
 STET_API stet_status stet_tokenizer_id(const stet_tokenizer* tokenizer, const char* piece,
-                                         size_t size, int32_t* id, stet_error** error);
+                                       size_t size, int32_t* id, stet_error** error);
 /* The inverse; out: new, "" for an id that the vocabulary leaves out. */
 STET_API stet_status stet_tokenizer_piece(const stet_tokenizer* tokenizer, int32_t id, char** out,
-                                            size_t* out_size, stet_error** error);
+                                          size_t* out_size, stet_error** error);
 /* Whether decoding can leave it out: 0 or 1. */
 STET_API stet_status stet_tokenizer_is_special(const stet_tokenizer* tokenizer, int32_t id,
-                                                 int32_t* special, stet_error** error);
+                                               int32_t* special, stet_error** error);
 /* Named special token `index` < special_count, as templates see it ("bos_token", "<bos>").
  * Borrowed. */
 STET_API stet_status stet_tokenizer_special_token(const stet_tokenizer* tokenizer, size_t index,
-                                                    stet_text* name, stet_text* text,
-                                                    stet_error** error);
+                                                  stet_text* name, stet_text* text,
+                                                  stet_error** error);
 /* The Jinja source of the chat template, or of that with a name ("tool_use"; NULL: the default);
  * "" where there is none. Borrowed. */
-STET_API stet_status stet_tokenizer_chat_template(const stet_tokenizer* tokenizer,
-                                                    const char* name, stet_text* source,
-                                                    stet_error** error);
+STET_API stet_status stet_tokenizer_chat_template(const stet_tokenizer* tokenizer, const char* name,
+                                                  stet_text* source, stet_error** error);
 
 /* Text of tokens as they come: bytes of an unfinished character wait for the next token. */
 typedef struct stet_text_stream stet_text_stream;
 STET_API stet_status stet_text_stream_new(const stet_tokenizer* tokenizer, int32_t skip_special,
-                                            stet_text_stream** stream, stet_error** error);
+                                          stet_text_stream** stream, stet_error** error);
 STET_API void stet_text_stream_free(stet_text_stream* stream);
 /* The text that this id completes, often "". Borrowed. */
 STET_API stet_status stet_text_stream_push(stet_text_stream* stream, int32_t id, stet_text* text,
-                                             stet_error** error);
+                                           stet_error** error);
 /* What is left at the end, borrowed; the stream then starts anew. */
 STET_API stet_status stet_text_stream_finish(stet_text_stream* stream, stet_text* text,
-                                               stet_error** error);
+                                             stet_error** error);
 /* All that the stream remembers, as bytes to be kept (new), and its inverse. */
 STET_API stet_status stet_text_stream_save(const stet_text_stream* stream, char** state,
-                                             size_t* size, stet_error** error);
+                                           size_t* size, stet_error** error);
 STET_API stet_status stet_text_stream_restore(stet_text_stream* stream, const char* state,
-                                                size_t size, stet_error** error);
+                                              size_t size, stet_error** error);
 
 /* Chat messages to the text of a prompt. */
 typedef struct stet_chat_template stet_chat_template;
 /* The tokenizer's own template, or with `source` not NULL another one for the same special tokens.
  */
 STET_API stet_status stet_chat_template_new(const stet_tokenizer* tokenizer, const char* source,
-                                              size_t size, stet_chat_template** chat_template,
-                                              stet_error** error);
+                                            size_t size, stet_chat_template** chat_template,
+                                            stet_error** error);
 STET_API void stet_chat_template_free(stet_chat_template* chat_template);
 
 enum { STET_RENDER_GENERATION_PROMPT = 1 }; /* end where the model's reply begins */
@@ -287,10 +286,10 @@ typedef struct stet_render_options {
 /* messages: a JSON array of {"role": ..., "content": ...}. out: new. plain: new, [plain_count],
  * NULL for none: what came from messages, to be encoded as plain text; both may be NULL. */
 STET_API stet_status stet_chat_template_render(const stet_chat_template* chat_template,
-                                                 const char* messages, size_t size,
-                                                 const stet_render_options* options, char** out,
-                                                 size_t* out_size, stet_range** plain,
-                                                 size_t* plain_count, stet_error** error);
+                                               const char* messages, size_t size,
+                                               const stet_render_options* options, char** out,
+                                               size_t* out_size, stet_range** plain,
+                                               size_t* plain_count, stet_error** error);
 
 /* ---- Sessions ------------------------------------------------------------------------------- */
 
@@ -305,14 +304,13 @@ typedef struct stet_session_options {
   int32_t kv_type, contract;
 } stet_session_options;
 
-STET_API stet_status stet_session_new(const stet_model* model,
-                                        const stet_session_options* options, stet_session** session,
-                                        stet_error** error);
+STET_API stet_status stet_session_new(const stet_model* model, const stet_session_options* options,
+                                      stet_session** session, stet_error** error);
 /* Nothing happens for a session that is a chat's (stet_chat_session). */
 STET_API void stet_session_free(stet_session* session);
 /* A second session that shares every full block of keys and values with this one. */
 STET_API stet_status stet_session_fork(const stet_session* session, stet_session** fork,
-                                         stet_error** error);
+                                       stet_error** error);
 
 typedef struct stet_session_info {
   size_t struct_size;
@@ -330,17 +328,17 @@ typedef struct stet_session_info {
   size_t prunes, edits;          /* entries of the logs */
 } stet_session_info;
 STET_API stet_status stet_session_get_info(const stet_session* session, stet_session_info* info,
-                                             stet_error** error);
+                                           stet_error** error);
 /* How to compute from now on: threads, chunk, isa, contract, which may not change while there are
  * tokens. capacity and kv_type must be 0. */
 STET_API stet_status stet_session_set_compute(stet_session* session,
-                                                const stet_session_options* options,
-                                                stet_error** error);
+                                              const stet_session_options* options,
+                                              stet_error** error);
 
 /* Tokens go through the model after those that are there: STET_ERROR_CAPACITY when they do not
  * fit. */
 STET_API stet_status stet_session_append(stet_session* session, const int32_t* ids, size_t count,
-                                           stet_error** error);
+                                         stet_error** error);
 
 /* The logits that follow the token at a position, [count]; valid during the call. */
 typedef int32_t (*stet_logits_callback)(void* context, int64_t position, const float* logits,
@@ -363,19 +361,19 @@ typedef struct stet_watch { /* callbacks, each of which may be NULL */
 /* The same with callbacks for every position. When one returns non-zero, the session is as it was
  * before the call, which returns STET_ERROR_CANCELED. */
 STET_API stet_status stet_session_append_watched(stet_session* session, const int32_t* ids,
-                                                   size_t count, const stet_watch* watch,
-                                                   stet_error** error);
+                                                 size_t count, const stet_watch* watch,
+                                                 stet_error** error);
 
 /* The tokens that are there, [count], borrowed; NULL for none. */
 STET_API stet_status stet_session_tokens(const stet_session* session, const int32_t** ids,
-                                           size_t* count, stet_error** error);
+                                         size_t* count, stet_error** error);
 /* The same as if none had ever been shifted out: new, [count], NULL for none. */
 STET_API stet_status stet_session_transcript(const stet_session* session, int32_t** ids,
-                                               size_t* count, stet_error** error);
+                                             size_t* count, stet_error** error);
 /* Logits that follow the last token, [count] = [vocab_size], borrowed; NULL when there are no
  * tokens. After a rewind they are computed here. */
-STET_API stet_status stet_session_logits(stet_session* session, const float** logits,
-                                           size_t* count, stet_error** error);
+STET_API stet_status stet_session_logits(stet_session* session, const float** logits, size_t* count,
+                                         stet_error** error);
 
 /* Drops all tokens from position `size` on: as if they had never been. */
 STET_API stet_status stet_session_rewind(stet_session* session, int64_t size, stet_error** error);
@@ -392,26 +390,26 @@ typedef struct stet_prune_options {
 /* Takes positions out of the middle; `pruned` says how many are seen no more. Options are needed.
  */
 STET_API stet_status stet_session_prune(stet_session* session, const stet_prune_options* options,
-                                          int64_t* pruned, stet_error** error);
+                                        int64_t* pruned, stet_error** error);
 /* Takes out positions begin .. end-1. */
 STET_API stet_status stet_session_prune_range(stet_session* session, int64_t begin, int64_t end,
-                                                int32_t shift, stet_error** error);
+                                              int32_t shift, stet_error** error);
 
 /* Reads into, or replaces from, x, [count] = [head_dim], the stored key (after its norm and
  * rotation) or value of one position. After a replacement the session's tokens do not give its
  * state any more, and it says so. */
-STET_API stet_status stet_session_get_key(const stet_session* session, int64_t layer,
+STET_API stet_status stet_session_get_key(const stet_session* session, int64_t layer, int64_t head,
+                                          int64_t position, float* x, size_t count,
+                                          stet_error** error);
+STET_API stet_status stet_session_get_value(const stet_session* session, int64_t layer,
                                             int64_t head, int64_t position, float* x, size_t count,
                                             stet_error** error);
-STET_API stet_status stet_session_get_value(const stet_session* session, int64_t layer,
-                                              int64_t head, int64_t position, float* x,
-                                              size_t count, stet_error** error);
 STET_API stet_status stet_session_set_key(stet_session* session, int64_t layer, int64_t head,
+                                          int64_t position, const float* x, size_t count,
+                                          stet_error** error);
+STET_API stet_status stet_session_set_value(stet_session* session, int64_t layer, int64_t head,
                                             int64_t position, const float* x, size_t count,
                                             stet_error** error);
-STET_API stet_status stet_session_set_value(stet_session* session, int64_t layer, int64_t head,
-                                              int64_t position, const float* x, size_t count,
-                                              stet_error** error);
 
 /* What tells a state from others, as text that ends with NUL. */
 typedef struct stet_digests {
@@ -423,7 +421,7 @@ typedef struct stet_digests {
   char id[72];    /* "sha256:" and 64 hex digits: the state's name */
 } stet_digests;
 STET_API stet_status stet_session_get_digests(stet_session* session, stet_digests* digests,
-                                                stet_error** error);
+                                              stet_error** error);
 
 typedef struct stet_block_identity { /* of 64 positions that are full */
   uint8_t id[32];                    /* SHA-256: the same id, the same bytes (docs/identity.md) */
@@ -431,13 +429,13 @@ typedef struct stet_block_identity { /* of 64 positions that are full */
 } stet_block_identity;
 /* blocks: new, [count], NULL for none. */
 STET_API stet_status stet_session_block_identities(stet_session* session,
-                                                     stet_block_identity** blocks, size_t* count,
-                                                     stet_error** error);
+                                                   stet_block_identity** blocks, size_t* count,
+                                                   stet_error** error);
 
 /* What was healed since the last call: blocks of a snapshot's file that were not what had been
  * saved, and were computed again. A line for each file, new; "" for nothing. */
 STET_API stet_status stet_session_take_healed(stet_session* session, char** text, size_t* size,
-                                                stet_error** error);
+                                              stet_error** error);
 
 typedef struct stet_batch_entry {
   stet_session* session;
@@ -447,7 +445,7 @@ typedef struct stet_batch_entry {
 /* Every session goes on by its tokens, in shared passes, with the bits of an append of its own. All
  * are of one model and contract, and each stands once. After a failure all are as they were. */
 STET_API stet_status stet_batch_append(const stet_batch_entry* entries, size_t count,
-                                         stet_error** error);
+                                       stet_error** error);
 
 /* ---- Generation ----------------------------------------------------------------------------- */
 
@@ -467,35 +465,34 @@ typedef struct stet_sampling {
 STET_API stet_status stet_sampling_init(stet_sampling* sampling, stet_error** error);
 /* These settings stay with the session and its snapshots. Zero is no default here: change what
  * stet_session_get_sampling() or stet_sampling_init() gave. */
-STET_API stet_status stet_session_get_sampling(const stet_session* session,
-                                                 stet_sampling* sampling, stet_error** error);
-STET_API stet_status stet_session_set_sampling(stet_session* session,
-                                                 const stet_sampling* sampling, stet_error** error);
+STET_API stet_status stet_session_get_sampling(const stet_session* session, stet_sampling* sampling,
+                                               stet_error** error);
+STET_API stet_status stet_session_set_sampling(stet_session* session, const stet_sampling* sampling,
+                                               stet_error** error);
 /* Sampling and stop tokens that the checkpoint recommends. The seed and stop strings stay. */
 STET_API stet_status stet_session_use_recommended(stet_session* session, stet_error** error);
 
 STET_API stet_status stet_session_stop_ids(const stet_session* session, const int32_t** ids,
-                                             size_t* count, stet_error** error); /* borrowed */
+                                           size_t* count, stet_error** error); /* borrowed */
 STET_API stet_status stet_session_set_stop_ids(stet_session* session, const int32_t* ids,
-                                                 size_t count, stet_error** error);
+                                               size_t count, stet_error** error);
 /* Stop string `index`; borrowed. */
 STET_API stet_status stet_session_stop_string(const stet_session* session, size_t index,
-                                                stet_text* text, stet_error** error);
+                                              stet_text* text, stet_error** error);
 /* Each of 1 to 65536 bytes of UTF-8. */
-STET_API stet_status stet_session_set_stop_strings(stet_session* session,
-                                                     const stet_text* strings, size_t count,
-                                                     stet_error** error);
+STET_API stet_status stet_session_set_stop_strings(stet_session* session, const stet_text* strings,
+                                                   size_t count, stet_error** error);
 
 typedef struct stet_turn { /* a prompt and the reply to it, as positions */
   int64_t prompt, reply, end;
   int32_t open; /* 1: the reply may go on */
 } stet_turn;
 STET_API stet_status stet_session_turn(const stet_session* session, size_t index, stet_turn* turn,
-                                         stet_error** error);
+                                       stet_error** error);
 
 /* Appends tokens as a prompt that a reply is to follow; an open reply before it is closed. */
 STET_API stet_status stet_session_append_prompt(stet_session* session, const int32_t* ids,
-                                                  size_t count, stet_error** error);
+                                                size_t count, stet_error** error);
 
 /* Text that is certain now, after every token; often empty. */
 typedef int32_t (*stet_text_callback)(void* context, const char* text, size_t size);
@@ -533,33 +530,32 @@ STET_API void stet_reply_free(stet_reply* reply);
  * stop strings are an error. When a callback written in C++ throws, or the call fails between two
  * tokens, the tokens drawn so far stay in the session. */
 STET_API stet_status stet_session_generate(stet_session* session, const stet_tokenizer* tokenizer,
-                                             const stet_generate_options* options,
-                                             stet_reply** reply, stet_error** error);
+                                           const stet_generate_options* options, stet_reply** reply,
+                                           stet_error** error);
 /* Closes an open reply that is not to go on. text: new, the end of its text that was held back. */
-STET_API stet_status stet_session_end_reply(stet_session* session,
-                                              const stet_tokenizer* tokenizer, char** text,
-                                              size_t* size, stet_error** error);
+STET_API stet_status stet_session_end_reply(stet_session* session, const stet_tokenizer* tokenizer,
+                                            char** text, size_t* size, stet_error** error);
 
 /* From logits to a token, without a session. Holds scratch memory and nothing else. */
 typedef struct stet_sampler stet_sampler;
 STET_API stet_status stet_sampler_new(int32_t vocab_size, stet_sampler** sampler,
-                                        stet_error** error);
+                                      stet_error** error);
 STET_API void stet_sampler_free(stet_sampler* sampler);
 /* The token that is to stand at `position`. logits [vocab_size]: finite or -inf; previous: what the
  * repetition penalty applies to. */
 STET_API stet_status stet_sampler_sample(stet_sampler* sampler, const stet_sampling* sampling,
-                                           const float* logits, size_t count,
-                                           const int32_t* previous, size_t previous_count,
-                                           uint64_t position, int32_t* id, stet_error** error);
+                                         const float* logits, size_t count, const int32_t* previous,
+                                         size_t previous_count, uint64_t position, int32_t* id,
+                                         stet_error** error);
 /* The distribution that it is drawn from, into `out`, [count] as the logits. */
 STET_API stet_status stet_sampler_probabilities(stet_sampler* sampler,
-                                                  const stet_sampling* sampling,
-                                                  const float* logits, size_t count,
-                                                  const int32_t* previous, size_t previous_count,
-                                                  float* out, stet_error** error);
+                                                const stet_sampling* sampling, const float* logits,
+                                                size_t count, const int32_t* previous,
+                                                size_t previous_count, float* out,
+                                                stet_error** error);
 /* The natural logarithm of a token's probability under the softmax of the logits alone. */
 STET_API stet_status stet_log_probability(const float* logits, size_t count, int32_t id,
-                                            double* result, stet_error** error);
+                                          double* result, stet_error** error);
 
 /* ---- Snapshots ------------------------------------------------------------------------------ */
 
@@ -590,18 +586,18 @@ typedef struct stet_save_options {
  * which a loss of power may undo. The tokenizer may be NULL; its fingerprint is kept. digests may
  * be NULL. */
 STET_API stet_status stet_session_save(stet_session* session, const stet_tokenizer* tokenizer,
-                                         const char* path, const stet_save_options* options,
-                                         stet_digests* digests, stet_error** error);
+                                       const char* path, const stet_save_options* options,
+                                       stet_digests* digests, stet_error** error);
 
 /* Checks all but keys and values, which stay in the file until they are used. parent: the file that
  * a delta was made from; NULL: it is looked for beside the snapshot when it is needed. */
 STET_API stet_status stet_snapshot_open(const char* path, const char* parent,
-                                          stet_snapshot** snapshot, stet_error** error);
+                                        stet_snapshot** snapshot, stet_error** error);
 /* From bytes in memory, lent until release(context); sessions restored from them do not need them.
  * `name` is the file of errors. */
 STET_API stet_status stet_snapshot_open_bytes(const void* data, size_t size, const char* name,
-                                                stet_release_callback release, void* context,
-                                                stet_snapshot** snapshot, stet_error** error);
+                                              stet_release_callback release, void* context,
+                                              stet_snapshot** snapshot, stet_error** error);
 STET_API void stet_snapshot_free(stet_snapshot* snapshot);
 
 typedef struct stet_snapshot_info {
@@ -628,16 +624,16 @@ typedef struct stet_snapshot_info {
   size_t messages;                                /* see stet_snapshot_message() */
   size_t prunes, edits;
 } stet_snapshot_info;
-STET_API stet_status stet_snapshot_get_info(const stet_snapshot* snapshot,
-                                              stet_snapshot_info* info, stet_error** error);
+STET_API stet_status stet_snapshot_get_info(const stet_snapshot* snapshot, stet_snapshot_info* info,
+                                            stet_error** error);
 /* As the file gives them; stet_snapshot_check() proves them. */
-STET_API stet_status stet_snapshot_get_digests(const stet_snapshot* snapshot,
-                                                 stet_digests* digests, stet_error** error);
+STET_API stet_status stet_snapshot_get_digests(const stet_snapshot* snapshot, stet_digests* digests,
+                                               stet_error** error);
 STET_API stet_status stet_snapshot_tokens(const stet_snapshot* snapshot, const int32_t** ids,
-                                            size_t* count, stet_error** error); /* borrowed */
+                                          size_t* count, stet_error** error); /* borrowed */
 /* [vocab_size], borrowed; NULL for a recipe, and where there are no tokens. */
 STET_API stet_status stet_snapshot_logits(const stet_snapshot* snapshot, const float** logits,
-                                            size_t* count, stet_error** error);
+                                          size_t* count, stet_error** error);
 
 typedef struct stet_check_report {
   size_t struct_size;
@@ -647,14 +643,14 @@ typedef struct stet_check_report {
 /* Proves, without a model, that every byte is what was written: STET_ERROR_FORMAT names the first
  * that is not. report may be NULL. */
 STET_API stet_status stet_snapshot_check(const stet_snapshot* snapshot, int32_t threads,
-                                           stet_check_report* report, stet_error** error);
+                                         stet_check_report* report, stet_error** error);
 
 /* The model and the tokenizer that a self-contained snapshot brings along. */
 STET_API stet_status stet_snapshot_load_model(const stet_snapshot* snapshot,
-                                                const stet_model_options* options,
-                                                stet_model** model, stet_error** error);
+                                              const stet_model_options* options, stet_model** model,
+                                              stet_error** error);
 STET_API stet_status stet_snapshot_load_tokenizer(const stet_snapshot* snapshot,
-                                                    stet_tokenizer** tokenizer, stet_error** error);
+                                                  stet_tokenizer** tokenizer, stet_error** error);
 
 enum {
   STET_RESTORE_IN_MEMORY = 1, /* copy the blocks instead of mapping the file */
@@ -679,11 +675,11 @@ typedef struct stet_restore_report {
 /* A session equal to the one that was saved. STET_ERROR_MISMATCH, with all differences, for another
  * model, tokenizer or contract; the tokenizer may be NULL. report may be NULL. */
 STET_API stet_status stet_snapshot_restore(const stet_snapshot* snapshot, const stet_model* model,
-                                             const stet_tokenizer* tokenizer,
-                                             const stet_session_options* options,
-                                             const stet_restore_options* how,
-                                             stet_restore_report* report, stet_session** session,
-                                             stet_error** error);
+                                           const stet_tokenizer* tokenizer,
+                                           const stet_session_options* options,
+                                           const stet_restore_options* how,
+                                           stet_restore_report* report, stet_session** session,
+                                           stet_error** error);
 
 typedef struct stet_convert_options {
   size_t struct_size;
@@ -696,9 +692,9 @@ typedef struct stet_convert_options {
  * keys and values, which a recipe lacks. The files of a self-contained snapshot come along. pruned
  * (positions) and digests may be NULL. */
 STET_API stet_status stet_snapshot_convert(const stet_snapshot* snapshot, const char* path,
-                                             const stet_convert_options* options,
-                                             const stet_save_options* save, int64_t* pruned,
-                                             stet_digests* digests, stet_error** error);
+                                           const stet_convert_options* options,
+                                           const stet_save_options* save, int64_t* pruned,
+                                           stet_digests* digests, stet_error** error);
 
 /* ---- Verifying and comparing ---------------------------------------------------------------- */
 
@@ -730,26 +726,26 @@ typedef struct stet_verify_report {
  * the file; NULL: nothing does. STET_ERROR_ARGUMENT where edits leave no block that the tokens
  * give. report may be NULL. */
 STET_API stet_status stet_snapshot_verify(const stet_snapshot* snapshot, const stet_model* model,
-                                            const stet_session_options* options,
-                                            const stet_verify_options* how,
-                                            stet_verify_report* report,
-                                            stet_difference** difference, stet_error** error);
+                                          const stet_session_options* options,
+                                          const stet_verify_options* how,
+                                          stet_verify_report* report, stet_difference** difference,
+                                          stet_error** error);
 /* The same of a running session. */
 STET_API stet_status stet_session_verify(stet_session* session, stet_difference** difference,
-                                           stet_error** error);
+                                         stet_error** error);
 
 /* The first place where `found` is not as `expected`; NULL: they are equal. Numbers are equal when
  * their bits are, or with tolerance > 0 within tolerance x max(1, |expected|). */
 STET_API stet_status stet_session_first_difference(stet_session* expected, stet_session* found,
-                                                     double tolerance, stet_difference** difference,
-                                                     stet_error** error);
+                                                   double tolerance, stet_difference** difference,
+                                                   stet_error** error);
 
 typedef struct stet_comparison stet_comparison;
 /* Part by part. */
 STET_API stet_status stet_session_compare(stet_session* a, stet_session* b,
-                                            stet_comparison** comparison, stet_error** error);
+                                          stet_comparison** comparison, stet_error** error);
 STET_API stet_status stet_snapshot_compare(const stet_snapshot* a, const stet_snapshot* b,
-                                             stet_comparison** comparison, stet_error** error);
+                                           stet_comparison** comparison, stet_error** error);
 STET_API void stet_comparison_free(stet_comparison* comparison);
 
 typedef struct stet_comparison_info {
@@ -762,7 +758,7 @@ typedef struct stet_comparison_info {
                                 nats; NaN where a state has no logits */
 } stet_comparison_info;
 STET_API stet_status stet_comparison_get_info(const stet_comparison* comparison,
-                                                stet_comparison_info* info, stet_error** error);
+                                              stet_comparison_info* info, stet_error** error);
 
 typedef struct stet_comparison_part {
   size_t struct_size;
@@ -773,14 +769,14 @@ typedef struct stet_comparison_part {
   int64_t compared;                  /* 0: at least in part not */
 } stet_comparison_part;
 STET_API stet_status stet_comparison_get_part(const stet_comparison* comparison, size_t index,
-                                                stet_comparison_part* part, stet_error** error);
+                                              stet_comparison_part* part, stet_error** error);
 
 typedef struct stet_comparison_layer { /* how far keys and values are apart */
   size_t struct_size;
   double key_largest, key_rms, value_largest, value_rms;
 } stet_comparison_layer;
 STET_API stet_status stet_comparison_get_layer(const stet_comparison* comparison, size_t index,
-                                                 stet_comparison_layer* layer, stet_error** error);
+                                               stet_comparison_layer* layer, stet_error** error);
 
 /* ---- Conversations -------------------------------------------------------------------------- */
 
@@ -794,9 +790,9 @@ typedef struct stet_message {
 
 /* Messages that a session or a snapshot holds. Borrowed. */
 STET_API stet_status stet_session_message(const stet_session* session, size_t index,
-                                            stet_message* message, stet_error** error);
+                                          stet_message* message, stet_error** error);
 STET_API stet_status stet_snapshot_message(const stet_snapshot* snapshot, size_t index,
-                                             stet_message* message, stet_error** error);
+                                           stet_message* message, stet_error** error);
 
 typedef struct stet_chat stet_chat; /* a conversation through the checkpoint's chat template */
 
@@ -813,14 +809,13 @@ typedef struct stet_chat_options { /* what is empty or 0 stays as the session ha
 /* Goes on from a fork of the session, with the messages that it has; the session stays the caller's
  * and as it is. */
 STET_API stet_status stet_chat_new(const stet_session* session, const stet_tokenizer* tokenizer,
-                                     const stet_chat_options* options, stet_chat** chat,
-                                     stet_error** error);
+                                   const stet_chat_options* options, stet_chat** chat,
+                                   stet_error** error);
 STET_API void stet_chat_free(stet_chat* chat);
 STET_API stet_status stet_chat_fork(const stet_chat* chat, stet_chat** fork, stet_error** error);
 /* The chat's own session, to be saved, looked at or given other settings; borrowed, valid until the
  * chat is freed. */
-STET_API stet_status stet_chat_session(stet_chat* chat, stet_session** session,
-                                         stet_error** error);
+STET_API stet_status stet_chat_session(stet_chat* chat, stet_session** session, stet_error** error);
 
 typedef struct stet_prompt_report { /* tokens of a prompt */
   size_t struct_size;
@@ -831,35 +826,35 @@ typedef struct stet_prompt_report { /* tokens of a prompt */
 
 /* One more message of the user, and the beginning of a reply. report may be NULL. */
 STET_API stet_status stet_chat_say(stet_chat* chat, const char* text, size_t size,
-                                     stet_prompt_report* report, stet_error** error);
+                                   stet_prompt_report* report, stet_error** error);
 /* Makes `messages` what the chat holds. Drawn ones are as stet_chat_message() gave them; clear
  * `drawn` of one whose content was changed. on_progress may be NULL. report may be NULL. */
 STET_API stet_status stet_chat_prompt(stet_chat* chat, const stet_message* messages, size_t count,
-                                        stet_progress_callback on_progress, void* context,
-                                        stet_prompt_report* report, stet_error** error);
+                                      stet_progress_callback on_progress, void* context,
+                                      stet_prompt_report* report, stet_error** error);
 /* What stet_chat_prompt() would keep, recompute and add. */
 STET_API stet_status stet_chat_plan(const stet_chat* chat, const stet_message* messages,
-                                      size_t count, stet_prompt_report* report, stet_error** error);
+                                    size_t count, stet_prompt_report* report, stet_error** error);
 /* Draws a reply, or goes on with one that was cut; as stet_session_generate(). */
 STET_API stet_status stet_chat_reply(stet_chat* chat, const stet_generate_options* options,
-                                       stet_reply** reply, stet_error** error);
+                                     stet_reply** reply, stet_error** error);
 /* Whether the last reply was cut and can go on: 0 or 1. */
 STET_API stet_status stet_chat_is_open(const stet_chat* chat, int32_t* open, stet_error** error);
 /* Closes a reply that was cut. text: new, the end of it that was held back. */
 STET_API stet_status stet_chat_close(stet_chat* chat, char** text, size_t* size,
-                                       stet_error** error);
+                                     stet_error** error);
 /* Forgets the last `turns` messages of the user and all that followed each. */
 STET_API stet_status stet_chat_rewind(stet_chat* chat, int64_t turns, stet_error** error);
 /* Forgets the last reply, so that another can be drawn. */
 STET_API stet_status stet_chat_retry(stet_chat* chat, stet_error** error);
 /* Puts, changes or (with "") removes the system message, for the next prompt. */
 STET_API stet_status stet_chat_set_system(stet_chat* chat, const char* text, size_t size,
-                                            stet_error** error);
+                                          stet_error** error);
 STET_API stet_status stet_chat_message_count(const stet_chat* chat, size_t* count,
-                                               stet_error** error);
+                                             stet_error** error);
 /* Borrowed. */
 STET_API stet_status stet_chat_message(const stet_chat* chat, size_t index, stet_message* message,
-                                         stet_error** error);
+                                       stet_error** error);
 
 #ifdef __cplusplus
 }

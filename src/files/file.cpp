@@ -15,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "src/files/io_error.hpp"
 #include "stet/base/error.hpp"
 
 namespace stet {
@@ -23,10 +24,6 @@ namespace {
 constexpr size_t kBufferSize = 1 << 16;
 constexpr std::string_view kTemporaryMark = ".tmp-";
 constexpr size_t kTemporaryDigits = 16;
-
-[[noreturn]] void throw_io(const std::string& path, const std::string& expected, int error) {
-  throw Error(ErrorKind::io, path, "", expected, std::generic_category().message(error));
-}
 
 class Descriptor {
  public:

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include "src/files/io_error.hpp"
 #include "src/files/mapping_guard.hpp"
 #include "stet/base/error.hpp"
 
@@ -18,10 +19,6 @@ class MappedFile::Guard : public MappingGuard {
 };
 
 namespace {
-
-[[noreturn]] void throw_io(const std::string& path, const std::string& expected, int error) {
-  throw Error(ErrorKind::io, path, "", expected, std::generic_category().message(error));
-}
 
 int64_t nanoseconds(const struct timespec& time) {
   return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;

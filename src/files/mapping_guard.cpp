@@ -12,22 +12,22 @@ namespace stet {
 
 // One guarded run of memory. Ranges are never freed, because a handler may be reading one at any
 // time; those that are not in use have no end and are taken again.
-struct Range {
+struct GuardedRange {
   std::atomic<uintptr_t> begin{0}, end{0};
   std::atomic<uint64_t> torn{0};
   bool used = true;  // under `mutex`
-  Range* next = nullptr;
+  GuardedRange* next = nullptr;
 };
 
 namespace {
 
 std::mutex mutex;
-std::atomic<Range*> ranges{nullptr};
+std::atomic<GuardedRange*> ranges{nullptr};
 struct sigaction before = {};
 uintptr_t page = 4096;
 
-Range* find(uintptr_t address) {
-  for (Range* r = ranges.load(std::memory_order_acquire); r != nullptr; r = r->next) {
+GuardedRange* find(uintptr_t address) {
+  for (GuardedRange* r = ranges.load(std::memory_order_acquire); r != nullptr; r = r->next) {
     if (address >= r->begin.load(std::memory_order_acquire) &&
         address < r->end.load(std::memory_order_acquire))
       return r;
@@ -57,7 +57,7 @@ bool replace_by_zeros(uintptr_t begin, uintptr_t end) {
 void on_sigbus(int signal, siginfo_t* info, void* context) {
   const int error = errno;
   const uintptr_t at = reinterpret_cast<uintptr_t>(info->si_addr) / page * page;
-  Range* const range = info->si_code > 0 ? find(at) : nullptr;
+  GuardedRange* const range = info->si_code > 0 ? find(at) : nullptr;
   if (range == nullptr || !replace_by_zeros(at, range->end.load()))
     return pass_on(signal, info, context);
   range->torn.fetch_add(1);
@@ -72,11 +72,11 @@ void install() {
   sigaction(SIGBUS, &action, &before);
 }
 
-Range* take_range() {
-  for (Range* r = ranges.load(); r != nullptr; r = r->next) {
+GuardedRange* take_range() {
+  for (GuardedRange* r = ranges.load(); r != nullptr; r = r->next) {
     if (!r->used) return r;
   }
-  Range* const made = new Range;
+  GuardedRange* const made = new GuardedRange;
   made->next = ranges.load();
   ranges.store(made, std::memory_order_release);
   return made;

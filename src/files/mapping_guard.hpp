@@ -19,7 +19,7 @@ class MappingGuard {
   uint64_t torn() const;  // how often that has happened
 
  private:
-  struct Range* range_;
+  struct GuardedRange* range_;
 };
 
 }  // namespace stet

@@ -34,7 +34,7 @@ struct Piece {
   uint64_t type = kNormal;
 };
 
-struct Model {
+struct SpmModel {
   std::vector<Piece> pieces;
   uint64_t model_type = 1;  // 1 unigram, 2 BPE
   bool byte_fallback = false, whitespace_as_suffix = false;
@@ -139,7 +139,7 @@ void put_real(std::string& out, uint64_t field, float value) {
     out.push_back(static_cast<char>(bits >> shift & 0xFF));
 }
 
-void read_trainer(Wire wire, Model& model) {
+void read_trainer(Wire wire, SpmModel& model) {
   while (wire.next()) {
     switch (wire.field()) {
       case 3:
@@ -163,7 +163,7 @@ void read_trainer(Wire wire, Model& model) {
   }
 }
 
-void read_normalizer(Wire wire, Model& model) {
+void read_normalizer(Wire wire, SpmModel& model) {
   while (wire.next()) {
     switch (wire.field()) {
       case 1:
@@ -187,8 +187,8 @@ void read_normalizer(Wire wire, Model& model) {
   }
 }
 
-Model read_model(std::string_view bytes, const std::string& file) {
-  Model model;
+SpmModel read_model(std::string_view bytes, const std::string& file) {
+  SpmModel model;
   Wire wire(bytes, file);
   while (wire.next()) {
     if (wire.field() == 1) {
@@ -246,7 +246,7 @@ bool character_map_is_sound(std::string_view map) {
   return true;
 }
 
-void check_model(const Model& model, const std::string& file) {
+void check_model(const SpmModel& model, const std::string& file) {
   const auto fail = [&](const std::string& field, const std::string& expected,
                         const std::string& found, ErrorKind kind = ErrorKind::format) {
     throw Error(kind, file, field, expected, found);
@@ -289,7 +289,7 @@ void check_model(const Model& model, const std::string& file) {
   }
 }
 
-std::string write_model(const Model& model) {
+std::string write_model(const SpmModel& model) {
   std::string out, part;
   for (const Piece& piece : model.pieces) {
     part.clear();
@@ -314,7 +314,7 @@ std::string write_model(const Model& model) {
 
 class SpmEncoder : public Encoder {
  public:
-  SpmEncoder(Model model, std::string file, bool prefix_every_segment)
+  SpmEncoder(SpmModel model, std::string file, bool prefix_every_segment)
       : model_(std::move(model)), file_(std::move(file)), every_segment_(prefix_every_segment) {
     // The space before the text is put by us, unless the library would strip it again.
     own_prefix_ = model_.add_dummy_prefix && !model_.remove_extra_whitespaces;
@@ -333,7 +333,7 @@ class SpmEncoder : public Encoder {
         library_.LoadFromSerializedProto(write_model(model_));
     if (!status.ok())
       throw Error(ErrorKind::format, file_, "", "a sentencepiece model", status.ToString());
-    model_ = Model();
+    model_ = SpmModel();
   }
 
   void encode(const std::vector<Segment>& segments, std::vector<int32_t>& out) const override {
@@ -358,7 +358,7 @@ class SpmEncoder : public Encoder {
 
  private:
   sentencepiece::SentencePieceProcessor library_;
-  Model model_;  // until the library has it
+  SpmModel model_;  // until the library has it
   std::string file_;
   bool every_segment_, own_prefix_;
 };
@@ -367,7 +367,7 @@ class SpmEncoder : public Encoder {
 
 TokenizerParts parse_sentencepiece_tokenizer(std::string_view bytes, const std::string& file,
                                              bool prefix_every_segment) {
-  Model model = read_model(bytes, file);
+  SpmModel model = read_model(bytes, file);
   check_model(model, file);
   TokenizerParts parts;
   parts.kind = "sentencepiece";

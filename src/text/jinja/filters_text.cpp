@@ -239,7 +239,7 @@ Value filesizeformat(Context& c, const Value& v, const Bound& a) {
   return c.string(fixed(*parsed / unit, 1) + " " + prefixes[i] + (binary ? "iB" : "B"));
 }
 
-constexpr Builtin kFilters[] = {
+constexpr Builtin kTextFilters[] = {
     {"capitalize", "", 0, change<Case::capitalized>},
     {"center", "width", 0, center},
     {"e", "", 0, escape},
@@ -264,6 +264,6 @@ constexpr Builtin kFilters[] = {
 
 }  // namespace
 
-const Builtin* find_text_filter(const std::string& name) { return find_in(kFilters, name); }
+const Builtin* find_text_filter(const std::string& name) { return find_in(kTextFilters, name); }
 
 }  // namespace stet::jinja

@@ -56,7 +56,7 @@ Value callable(Context&, const Value& v, const Bound&) {
 }
 
 // The same object. Numbers and strings of one value count as one here.
-Value same(Context& c, const Value& v, const Bound& a) {
+Value same_object(Context& c, const Value& v, const Bound& a) {
   if (v.kind() != a[0].kind()) return Value::boolean(false);
   const bool by_value = v.object() == nullptr || is_string(v);
   return Value::boolean(by_value ? equal(c, v, a[0]) : v.object() == a[0].object());
@@ -64,7 +64,7 @@ Value same(Context& c, const Value& v, const Bound& a) {
 
 // str.islower, str.isupper.
 template <bool kUpper>
-Value one_case(Context& c, const Value& v, const Bound&) {
+Value is_in_case(Context& c, const Value& v, const Bound&) {
   const Value text = as_string(c, v);
   return call(c, *find_method(text, kUpper ? "isupper" : "islower"), text, {});
 }
@@ -105,20 +105,20 @@ constexpr Builtin kTests[] = {
     {"iterable", "", 0, iterable},
     {"le", "other", 1, ordered<Order::less_equal>},
     {"lessthan", "other", 1, ordered<Order::less>},
-    {"lower", "", 0, one_case<false>},
+    {"lower", "", 0, is_in_case<false>},
     {"lt", "other", 1, ordered<Order::less>},
     {"mapping", "", 0, is_kind<Kind::dict>},
     {"ne", "other", 1, equal_to<false>},
     {"none", "", 0, is_kind<Kind::none>},
     {"number", "", 0, is_kind<Kind::boolean, Kind::integer, Kind::number>},
     {"odd", "", 0, parity<1>},
-    {"sameas", "other", 1, same},
+    {"sameas", "other", 1, same_object},
     {"sequence", "", 0, sequence},
     {"string", "", 0, is_kind<Kind::string>},
     {"test", "", 0, is_test},
     {"true", "", 0, is_boolean<true>},
     {"undefined", "", 0, is_kind<Kind::undefined>},
-    {"upper", "", 0, one_case<true>},
+    {"upper", "", 0, is_in_case<true>},
 };
 
 }  // namespace

@@ -431,7 +431,7 @@ Value isascii(Context& c, const Value& self, const Bound& a) {
 
 // Cased characters are all of the one case, and there is one.
 template <bool kUpper>
-Value one_case(Context& c, const Value& self, const Bound&) {
+Value has_case(Context& c, const Value& self, const Bound&) {
   c.scan(self_text(self).bytes.size());
   bool seen = false, other = false;
   each_character(self_text(self), [&](uint32_t code, std::string_view, int) {
@@ -478,11 +478,11 @@ constexpr Builtin kStringMethods[] = {
     {"isascii", "", 0, isascii},
     {"isdecimal", "", 0, all_are<is_decimal>},
     {"isdigit", "", 0, all_are<is_digit>},
-    {"islower", "", 0, one_case<false>},
+    {"islower", "", 0, has_case<false>},
     {"isnumeric", "", 0, all_are<is_digit>},
     {"isspace", "", 0, all_are<is_space>},
     {"istitle", "", 0, istitle},
-    {"isupper", "", 0, one_case<true>},
+    {"isupper", "", 0, has_case<true>},
     {"join", "iterable", 1, join},
     {"ljust", "width fillchar", 1, justify<Side::left>},
     {"lower", "", 0, change<Case::lower>},
@@ -519,10 +519,10 @@ Value list_count(Context& c, const Value& self, const Bound& a) {
       items_of(self), [&](const Value& item) { return equal(c, item, a[0]); }));
 }
 
-Value same(Context&, const Value& self, const Bound&) { return self; }
+Value itself(Context&, const Value& self, const Bound&) { return self; }
 
 constexpr Builtin kListMethods[] = {
-    {"copy", "", 0, same},
+    {"copy", "", 0, itself},
     {"count", "value", 1, list_count},
     {"index", "value", 1, list_index},
 };
@@ -552,8 +552,8 @@ Value values(Context& c, const Value& self, const Bound&) {
 }
 
 constexpr Builtin kDictMethods[] = {
-    {"copy", "", 0, same}, {"get", "key default", 1, get}, {"items", "", 0, dict_items},
-    {"keys", "", 0, keys}, {"values", "", 0, values},
+    {"copy", "", 0, itself}, {"get", "key default", 1, get}, {"items", "", 0, dict_items},
+    {"keys", "", 0, keys},   {"values", "", 0, values},
 };
 
 }  // namespace

@@ -112,7 +112,7 @@ int rank_of(const Value& v) {
   return v.is(Kind::none) ? 0 : is_number(v) ? 1 : is_string(v) ? 2 : v.is(Kind::tuple) ? 3 : 4;
 }
 
-std::strong_ordering number_order(const Value& a, const Value& b) {
+std::strong_ordering order_of_numbers(const Value& a, const Value& b) {
   const auto x = as_index(a), y = as_index(b);
   if (x && y) return *x <=> *y;
   const auto wide = [](const Value& v) {
@@ -133,7 +133,7 @@ std::strong_ordering key_order(const Value& a, const Value& b) {
     case 0:
       return std::strong_ordering::equal;
     case 1:
-      return number_order(a, b);
+      return order_of_numbers(a, b);
     case 2:
       return text_of(a).bytes.compare(text_of(b).bytes) <=> 0;
     case 3: {
