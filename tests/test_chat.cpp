@@ -46,8 +46,9 @@ class Chat : public testing::TestWithParam<std::string> {
     return {std::move(session), tokenizer};
   }
   Conversation through_file(Conversation& c) const {
-    Snapshot::save(c.session(), tokenizer->fingerprint(), file);
-    return {Snapshot::open(file).restore(m, tokenizer->fingerprint(), options(1)), tokenizer};
+    Snapshot::save(c.session(), file, {.tokenizer = tokenizer.get()});
+    return {Snapshot::open(file).restore(m, {.session = options(1), .tokenizer = tokenizer.get()}),
+            tokenizer};
   }
   // Says the scripted messages from .. to-1.
   static void say(Conversation& c, size_t from, size_t to) {

@@ -43,7 +43,7 @@ TEST(FormatDocument, EveryLineIsInTheSnapshot) {
   s.generation() = default_generation(*m);
   append_prompt(s, std::vector<int32_t>{1, 2, 3});
   stet_test::ScratchDir scratch;
-  Snapshot::save(s, "", scratch / "example.stet");
+  Snapshot::save(s, scratch / "example.stet");
   expect_lines("snapshot-format.md", read_text_file(scratch / "example.stet", size_t{1} << 20),
                500);
 }

@@ -49,8 +49,9 @@ class Generate : public testing::TestWithParam<Pocket> {
     return generate(s, tokenizer.get(), {n, ignore_eos}, sink);
   }
   Session through_file(Session& s) const {
-    Snapshot::save(s, tokenizer->fingerprint(), scratch / "s.stet");
-    return Snapshot::open(scratch / "s.stet").restore(m, tokenizer->fingerprint(), options(1));
+    Snapshot::save(s, scratch / "s.stet", {.tokenizer = tokenizer.get()});
+    return Snapshot::open(scratch / "s.stet")
+        .restore(m, {.session = options(1), .tokenizer = tokenizer.get()});
   }
   void expect_same(Session& a, Session& b, const std::string& what) const {
     EXPECT_EQ(a.tokens(), b.tokens()) << what;

@@ -41,7 +41,7 @@ class HostileSnapshot : public testing::Test {
                              {"assistant", "yes", "", 10, 20, true}};
     s.prune_range(4, 8, false);
     s.prune_range(40, 45, true);
-    Snapshot::save(s, "", file, form);
+    Snapshot::save(s, file, form);
   }
   SnapshotImage image() const { return SnapshotImage::parse(read_text_file(file, SIZE_MAX)); }
   void write(const SnapshotImage& image) const { stet_test::write_file(file, forged(image)); }
@@ -253,7 +253,7 @@ TEST_F(HostileSnapshot, AnyNumberOfTheLogOfPrunesMayLie) {
 TEST_F(HostileSnapshot, ALogOfPrunesHasALimit) {
   Session s(m, options(1));
   s.append(some_ids(3));
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   const Snapshot like = Snapshot::open(file);
   const std::string out = scratch / "log.stet";
   State shifted = like.state(), kept = like.state();
@@ -346,7 +346,7 @@ TEST_F(HostileSnapshot, MetaHasALimit) {
   Session s(m, options(1));
   s.append(some_ids(3));
   s.dialogue().messages = {{"user", std::string(kMaxMetaBytes, 'x'), "", 0, 3, false}};
-  const std::string error = error_of([&] { Snapshot::save(s, "", scratch / "large.stet"); });
+  const std::string error = error_of([&] { Snapshot::save(s, scratch / "large.stet"); });
   EXPECT_EQ(error.substr(0, 80),
             "capacity: META: expected messages, turns and edits of at most 16777216 bytes, fo");
   EXPECT_FALSE(std::filesystem::exists(scratch / "large.stet"));
@@ -375,15 +375,15 @@ TEST_F(HostileSnapshot, AChainHasALimitOfWhatMustBeParsed) {
   const std::string text(kMaxMetaBytes / 2, 'x');
   s.dialogue().messages = {{"user", text, "", 0, 3, false}};
   const auto name = [&](int i) { return scratch / (std::to_string(i) + ".stet"); };
-  Snapshot::save(s, "", name(0));
+  Snapshot::save(s, name(0));
   for (int i = 1; i <= 9; ++i) {
     const Snapshot parent = Snapshot::open(name(i - 1));
     s.append(some_ids(1));
-    Snapshot::save(s, "", name(i), {.form = SnapshotForm::delta, .parent = &parent});
+    Snapshot::save(s, name(i), {.form = SnapshotForm::delta, .parent = &parent});
   }
-  EXPECT_EQ(error_of([&] { Snapshot::open(name(7), ""); }), stet_test::kNoError);
+  EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(name(7)); }), stet_test::kNoError);
   EXPECT_EQ(
-      error_of([&] { Snapshot::open(name(9), ""); }),
+      error_of([&] { Snapshot::open_with_parents(name(9)); }),
       "format: " + name(9) +
           ": parent: expected a chain with META sections of at most 67108864 bytes, found more");
 }

@@ -142,15 +142,15 @@ TEST_F(Identity, DoesNotDependOnHowTheStateCameAbout) {
   const BatchEntry batch[] = {{&fork, std::span(ids).subspan(200, 100)},
                               {&other, std::span(ids).subspan(10, 90)}};
   append(batch);
-  Snapshot::save(whole, "", file);
-  Session restored = Snapshot::open(file).restore(m, "", options(1));
+  Snapshot::save(whole, file);
+  Session restored = Snapshot::open(file).restore(m, {.session = options(1)});
   for (Session* s : {&small_chunks, &rewound, &fork, &restored}) {
     EXPECT_EQ(names(*s), expected);
     EXPECT_EQ(id(*s), id(whole));
   }
   EXPECT_EQ(names(other)[0], expected[0]);
   for (const SnapshotForm form : {SnapshotForm::full, SnapshotForm::recipe}) {
-    Snapshot::save(whole, "", file, {.form = form});
+    Snapshot::save(whole, file, {.form = form});
     EXPECT_EQ(Snapshot::open(file).block_identities(), expected);
     EXPECT_EQ(Snapshot::open(file).digests().id, id(whole));
     Snapshot::open(file).check(1);
@@ -264,13 +264,13 @@ TEST_F(Identity, EditedBlocksAndThoseThatSawThemAreNamedByTheirBytes) {
 TEST_F(Identity, SurvivesSnapshotsWhereTokensDoNotGiveIt) {
   Session s = session(200);
   s.set_key(0, 1, 70, std::vector<float>(static_cast<size_t>(s.kv().shape().head_dim), 0.5f));
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   const Snapshot snapshot = Snapshot::open(file);
   EXPECT_EQ(snapshot.block_identities(), names(s));
   EXPECT_EQ(snapshot.digests().id, id(s));
   snapshot.check(1);
   for (const bool map : {true, false}) {
-    Session back = snapshot.restore(m, "", options(1), {.map = map});
+    Session back = snapshot.restore(m, {.session = options(1), .map = map});
     EXPECT_EQ(names(back), names(s));
     EXPECT_EQ(id(back), id(s));
   }
@@ -310,7 +310,7 @@ TEST_F(Identity, OfPrunedBlocksThatTokensDoNotGiveIsProved) {
   Session s = session(200);
   s.set_key(0, 1, 70, std::vector<float>(static_cast<size_t>(s.kv().shape().head_dim), 0.5f));
   s.prune_range(64, 128, false);
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   Snapshot::open(file).check(1);
   SnapshotImage image = SnapshotImage::parse(read_text_file(file, SIZE_MAX));
   image.required = 4;
@@ -333,11 +333,11 @@ TEST_F(Identity, WhatBlasComputedIsNamedByItsBytes) {
   Session s = session(130, KvType::f32, Contract::f32_blas);
   EXPECT_EQ(given(s), (std::vector<bool>{false, false}));
   EXPECT_EQ(replay_limit(s.state())->position, 0);
-  EXPECT_EQ(error_of([&] { Snapshot::save(s, "", file, {.form = SnapshotForm::recipe}); }),
+  EXPECT_EQ(error_of([&] { Snapshot::save(s, file, {.form = SnapshotForm::recipe}); }),
             "argument: " + file +
                 ": form: expected full or delta (its tokens do not give this state: OpenBLAS "
                 "computed it (contract f32-blas)), found recipe");
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   EXPECT_EQ(Snapshot::open(file).block_identities(), names(s));
   Snapshot::open(file).check(1);
 }

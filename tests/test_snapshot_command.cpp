@@ -131,7 +131,7 @@ TEST_F(SnapshotCommand, VerifyProvesWhatTokensGiveOfAnEditedState) {
   Session s(m, options(1));
   s.append(random_tokens(*m, 200));
   s.set_key(1, 0, 70, std::vector<float>(static_cast<size_t>(s.kv().shape().head_dim), 0.5f));
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   const Outcome verified = run_stet({"verify", file, "-m", kGemma});
   EXPECT_EQ(verified.status, 0) << verified.err;
   EXPECT_NE(verified.out.find("2 of 4 blocks are what the tokens give, and equal, by digests of "

@@ -41,7 +41,7 @@ class TerminalOutput : public testing::Test {
     s.dialogue().chat_template = kEvil;
     s.dialogue().variables = Json{{"name", kEvil}}.dump();
     s.generation().stop_strings = {kEvil};
-    Snapshot::save(s, kEvil, file);
+    Snapshot::save(s, file);
     SnapshotImage image = SnapshotImage::parse(read_text_file(file, SIZE_MAX));
     Json meta = Json::parse(image.section("META").content);
     meta["checkpoint"] = meta["architecture"] = meta["config"]["family"] = meta["tokenizer"] =

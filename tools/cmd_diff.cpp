@@ -9,7 +9,8 @@ namespace stet::tool {
 namespace {
 
 struct Options {
-  std::string a, b, parent_a, parent_b;
+  std::string a, b;
+  std::optional<std::string> parent_a, parent_b;
   bool json = false;
 };
 
@@ -145,9 +146,10 @@ void print_comparison(const Options& o, const Comparison& c, const Snapshot& a, 
 }
 
 // A parent is named for a delta alone.
-Snapshot open_side(const std::string& path, const std::string& parent, const char* option) {
+Snapshot open_side(const std::string& path, const std::optional<std::string>& parent,
+                   const char* option) {
   Snapshot s = Snapshot::open(path);
-  if (parent.empty()) return s;
+  if (!parent) return s;
   if (s.meta().form != SnapshotForm::delta)
     throw CLI::ValidationError(fmt::format("{}: {} is no delta, it needs no parent", option, path));
   s.find_parents(parent);

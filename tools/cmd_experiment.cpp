@@ -330,7 +330,7 @@ Session open_state(Options& o, std::shared_ptr<const Tokenizer>& tokenizer) {
     o.prompt.require_fit(snapshot);
     follow(o.model, snapshot, o.restore.how.replay);
     tokenizer = tokenizer_of(snapshot, o.model);
-    return restore_session(snapshot, o.model, o.restore.how, nullptr, fingerprint(tokenizer));
+    return restore_session(snapshot, o.model, o.restore.how, tokenizer.get());
   }
   tokenizer = load_tokenizer(o.model.checkpoint.directory);
   const auto model = o.model.load_model();

@@ -286,7 +286,7 @@ void run_resume(Options& o) {
   start = seconds();
   RestoreReport report;
   Session session =
-      restore_session(snapshot, model, o.model, o.restore.how, &report, fingerprint(tokenizer));
+      restore_session(snapshot, model, o.model, o.restore.how, tokenizer.get(), &report);
   timing.restore = seconds() - start;
   timing.report = report;
   std::string greeting;

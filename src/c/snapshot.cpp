@@ -114,7 +114,8 @@ State converted(const Snapshot& snapshot, const stet_convert_options& o, int64_t
   if (o.capacity != 0) checked_capacity(config, o.capacity);
   RestoreOptions how;
   how.check = true;
-  State state = snapshot.state(o.capacity, how);
+  how.session.capacity = o.capacity;
+  State state = snapshot.state(how);
   if (o.prune != nullptr) *pruned = prune(state, config, prune_options(input(o.prune, "prune")));
   if (type && *type != state.kv.shape().type) return with_kv_type(state, *type);
   return state;
@@ -136,15 +137,15 @@ stet_status stet_session_save(stet_session* session, const stet_tokenizer* token
     const stet_save_options given = input(options, "options");
     stet::SaveOptions o = save_options(given, STET_SAVE_WITH_WEIGHTS | STET_SAVE_WITH_TOKENIZER);
     std::shared_ptr<const stet::FileSource> files;
-    if ((given.flags & STET_SAVE_WITH_WEIGHTS) != 0) o.weights = &s.model().source();
+    if ((given.flags & STET_SAVE_WITH_WEIGHTS) != 0) o.weights_files = &s.model().source();
     if ((given.flags & STET_SAVE_WITH_TOKENIZER) != 0) {
       const stet::Tokenizer& t = *at(tokenizer, "tokenizer").tokenizer;
       t.check_own_files();
       files = stet::memory_source(t.files(), "tokenizer");
-      o.tokenizer = files.get();
+      o.tokenizer_files = files.get();
     }
-    const stet::StateDigests saved =
-        stet::Snapshot::save(s, optional_fingerprint(tokenizer), cstring(path, "path"), o);
+    if (tokenizer != nullptr) o.tokenizer = tokenizer->tokenizer.get();
+    const stet::StateDigests saved = stet::Snapshot::save(s, cstring(path, "path"), o);
     if (digests != nullptr) give(digests_value(saved), *digests);
   });
 }
@@ -175,9 +176,10 @@ stet_status stet_snapshot_open(const char* path, const char* parent, stet_snapsh
                                stet_error** error) {
   return guarded(error, [&] {
     stet_snapshot*& to = output(snapshot, "snapshot");
-    const std::string file = cstring(path, "path");
-    to = parent == nullptr ? new stet_snapshot{nullptr, stet::Snapshot::open(file)}
-                           : new stet_snapshot{nullptr, stet::Snapshot::open(file, parent)};
+    stet::Snapshot opened = stet::Snapshot::open(cstring(path, "path"));
+    if (parent != nullptr)
+      opened.find_parents(*parent == '\0' ? std::nullopt : std::optional<std::string>(parent));
+    to = new stet_snapshot{nullptr, std::move(opened)};
   });
 }
 
@@ -287,15 +289,17 @@ stet_status stet_snapshot_restore(const stet_snapshot* snapshot, const stet_mode
     const std::shared_ptr<const stet::Model>& m = at(model, "model").model;
     stet::SessionOptions o = session_options(options, saved_contract(s));
     const std::optional<stet::KvType> type = kv_type_of(input(options, "options").kv_type);
-    const stet::RestoreOptions restore = restore_options(how);
+    stet::RestoreOptions restore = restore_options(how);
     if (!restore.replay && type && *type != s.meta().kv.type) {
       throw stet::Error(stet::ErrorKind::mismatch, s.path(), "kv_type",
                         stet::kv_type_name(s.meta().kv.type),
                         std::string(stet::kv_type_name(*type)) + " without STET_RESTORE_REPLAY");
     }
     o.kv_type = type.value_or(s.meta().kv.type);
+    restore.session = o;
+    if (tokenizer != nullptr) restore.tokenizer = tokenizer->tokenizer.get();
     stet::RestoreReport found;
-    to = new stet_session(s.restore(m, optional_fingerprint(tokenizer), o, restore, &found));
+    to = new stet_session(s.restore(m, restore, &found));
     if (report == nullptr) return;
     give(stet_restore_report{0, found.reused, found.recomputed,
                              static_cast<int64_t>(found.healed.size()), found.checked ? 1 : 0},

@@ -18,10 +18,6 @@ const Tokenizer* optional_tokenizer(const stet_tokenizer* tokenizer) {
   return tokenizer == nullptr ? nullptr : tokenizer->tokenizer.get();
 }
 
-std::string optional_fingerprint(const stet_tokenizer* tokenizer) {
-  return tokenizer == nullptr ? "" : tokenizer->fingerprint;
-}
-
 namespace {
 
 std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text,

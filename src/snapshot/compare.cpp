@@ -355,7 +355,7 @@ Comparison compare(const Snapshot& a, const Snapshot& b) {
   const bool bytes = a.meta().form != SnapshotForm::recipe && b.meta().form != SnapshotForm::recipe;
   Comparison c;
   if (bytes)
-    add_state(c, a.state(0, {.trust = true}), b.state(0, {.trust = true}));
+    add_state(c, a.state({.trust = true}), b.state({.trust = true}));
   else
     c = compare_by_digests(a, b);
   c.parts.insert(c.parts.begin(),

@@ -60,7 +60,7 @@ StateDigests digests_of(Session& session) {
   return with_whole_state(session, [&](const State& state) {
     const int threads = session.compute().threads;
     StateDigests d = combine_digests(
-        meta_of(session, ""), digest_of_all(state.tokens), visibility(state.kv),
+        meta_of(session, nullptr), digest_of_all(state.tokens), visibility(state.kv),
         digest_of(std::as_bytes(session.logits())), all_block_digests(state.kv, threads));
     d.id = state_id(state, threads);
     return d;

@@ -1,5 +1,5 @@
 // The front of a snapshot file: header and section table. The format is specified at the head of
-// src/snapshot_write.cpp.
+// src/snapshot/write.cpp.
 #pragma once
 
 #include <cstddef>

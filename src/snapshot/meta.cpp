@@ -293,7 +293,7 @@ SnapshotForm snapshot_form_of(const std::string& name) {
   throw Error(ErrorKind::argument, "", "form", "full, delta or recipe", name);
 }
 
-SnapshotMeta meta_of(const Session& session, const std::string& tokenizer) {
+SnapshotMeta meta_of(const Session& session, const Tokenizer* tokenizer) {
   SnapshotMeta m;
   m.contract = contract_name(session.compute().contract);
   m.contract_version = kContractVersion;
@@ -301,7 +301,7 @@ SnapshotMeta meta_of(const Session& session, const std::string& tokenizer) {
   m.architecture = session.model().config().architecture;
   m.config = session.model().config().canonical();
   m.fingerprints = session.model().fingerprints();
-  m.tokenizer = tokenizer;
+  if (tokenizer != nullptr) m.tokenizer = tokenizer->fingerprint();
   m.kv = session.kv().shape();
   m.capacity = session.capacity();
   m.positions = session.size();

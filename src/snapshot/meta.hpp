@@ -11,7 +11,7 @@
 
 namespace stet {
 
-SnapshotMeta meta_of(const Session& session, const std::string& tokenizer);
+SnapshotMeta meta_of(const Session& session, const Tokenizer* tokenizer);  // null: none is in use
 std::string encode_meta(const SnapshotMeta& meta);
 // What META and, from format version 3 on, the sections of the log of prunes say.
 struct MetaSections {

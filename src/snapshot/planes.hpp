@@ -1,6 +1,6 @@
 // Compression of a block of keys and values: bytes of equal significance together, each plane
 // through zlib. Exponents repeat, mantissas hardly: only planes that become shorter are compressed.
-// The layout is in snapshot_format.hpp.
+// src/snapshot/write.cpp specifies the layout.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Opening a snapshot. The format: src/snapshot_format.hpp.
+// Opening a snapshot. The format: src/snapshot/write.cpp.
 #include <algorithm>
 #include <cstring>
 
@@ -73,7 +73,8 @@ Snapshot Snapshot::open(const std::string& path) {
   return s;
 }
 
-Snapshot Snapshot::open(const std::string& path, const std::string& parent) {
+Snapshot Snapshot::open_with_parents(const std::string& path,
+                                     const std::optional<std::string>& parent) {
   Snapshot s = open(path);
   s.find_parents(parent);
   return s;

@@ -113,10 +113,10 @@ struct SnapshotWriter {
     for (int64_t b = 0; b < state.kv.blocks(); ++b) {
       if (is_stored(b)) stored.push_back(b);
     }
-    if (options.weights != nullptr)
-      weights.emplace(*options.weights, Model::files_of(*options.weights));
-    if (options.tokenizer != nullptr)
-      tokenizer.emplace(*options.tokenizer, Tokenizer::files_of(*options.tokenizer));
+    if (options.weights_files != nullptr)
+      weights.emplace(*options.weights_files, Model::files_of(*options.weights_files));
+    if (options.tokenizer_files != nullptr)
+      tokenizer.emplace(*options.tokenizer_files, Tokenizer::files_of(*options.tokenizer_files));
     // Without an index a reader expects every block, as it is.
     indexed = options.compress != 0 || static_cast<int64_t>(stored.size()) != state.kv.blocks();
   }
@@ -362,12 +362,11 @@ StateDigests write_state(const State& state, SnapshotMeta meta, const std::strin
 
 }  // namespace
 
-StateDigests Snapshot::save(Session& session, const std::string& tokenizer, const std::string& path,
-                            const SaveOptions& options) {
+StateDigests Snapshot::save(Session& session, const std::string& path, const SaveOptions& options) {
   SaveOptions o = options;
   if (o.threads == 0) o.threads = session.compute().threads;
   return with_whole_state(session, [&](const State& state) {
-    return write_state(state, meta_of(session, tokenizer), path, o, nullptr);
+    return write_state(state, meta_of(session, options.tokenizer), path, o, nullptr);
   });
 }
 

@@ -108,7 +108,7 @@ Conversation resume_chat(ChatOptions& o, const std::string& path,
   const double start = seconds();
   RestoreReport report;
   Session session =
-      restore_session(snapshot, weights, model, o.restore.how, &report, fingerprint(tokenizer));
+      restore_session(snapshot, weights, model, o.restore.how, tokenizer.get(), &report);
   *greeting = restored_text(snapshot, report, seconds() - start);
   o.sampling.apply(session.generation(), weights->config().vocab_size);
   check_generation(session.generation(), weights->config().vocab_size, session.size(), "");

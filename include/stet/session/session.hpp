@@ -20,10 +20,10 @@
 namespace stet {
 
 struct SessionOptions {
-  int64_t capacity =
-      0;  // positions; 0: the model's max_position_embeddings, which it may not exceed
+  // Positions; 0: the model's max_position_embeddings, which it may not exceed.
+  int64_t capacity = 0;
   KvType kv_type = KvType::f32;
-  ComputeOptions compute;
+  ComputeOptions compute = {};
 };
 
 // Of what a session of this model computes under this contract.

@@ -1,4 +1,4 @@
-// A session in a file. The format is specified at the head of src/snapshot_write.cpp.
+// A session in a file. The format is specified at the head of src/snapshot/write.cpp.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@
 #include "stet/files/file_source.hpp"
 #include "stet/session/identity.hpp"
 #include "stet/session/session.hpp"
+#include "stet/text/tokenizer.hpp"
 
 namespace stet {
 
@@ -86,22 +87,27 @@ struct SaveOptions {
   SnapshotForm form = SnapshotForm::full;
   int compress = 0;  // zlib level 1 .. 9; 0: blocks as they are, which can be mapped
   const Snapshot* parent = nullptr;  // delta: the parent
+  // In use with the session: its fingerprint is saved. Null: none is.
+  const Tokenizer* tokenizer = nullptr;
   // Self-contained: the files of the model and of the tokenizer, put into the snapshot. They must
   // outlive the call.
-  const FileSource* weights = nullptr;
-  const FileSource* tokenizer = nullptr;
+  const FileSource* weights_files = nullptr;
+  const FileSource* tokenizer_files = nullptr;
   int threads = 0;       // 0: all processors
   unsigned mode = 0600;  // of a new file, less the umask: it holds a conversation
 };
 
 struct RestoreOptions {
-  bool map = true;      // use uncompressed blocks in place, in the mapped file
-  bool check = false;   // look at all blocks now, not when they are first used
-  bool heal = false;    // compute damaged blocks again
-  bool trust = false;   // take blocks as they are, damaged or not: to compare them
-  bool replay = false;  // compute everything again from the tokens, under a model or contract other
-                        // than the saved one
-  int threads = 0;      // of state(); restore() uses those of its session. 0: all processors
+  // How to compute and, if not 0, a new capacity. The kv type counts for `replay` alone.
+  SessionOptions session = {};
+  // Must have the fingerprint that was saved, if any was. Null: none is in use.
+  const Tokenizer* tokenizer = nullptr;
+  bool map = true;     // use uncompressed blocks in place, in the mapped file
+  bool check = false;  // look at all blocks now, not when they are first used
+  bool heal = false;   // compute damaged blocks again
+  bool trust = false;  // take blocks as they are, damaged or not: to compare them
+  // Compute everything again from the tokens, under a model or contract other than the saved one.
+  bool replay = false;
 };
 
 // How a restored session came about.
@@ -130,14 +136,14 @@ class Snapshot {
 
   // Writes everything that `session` is to `path`, which afterwards is the whole new snapshot or,
   // on an io Error, what it was before; but for an Error whose field is "durability": then it is
-  // the new one, which a loss of power may undo. `tokenizer` is Tokenizer::fingerprint(), or empty
-  // when none is in use. Returns the digests. Throws an argument Error for a generation state that
-  // could not be read back (see check_generation), and for a delta over a file that it needs.
-  static StateDigests save(Session& session, const std::string& tokenizer, const std::string& path,
+  // the new one, which a loss of power may undo. Returns the digests. Throws an argument Error for
+  // a generation state that could not be read back (see check_generation), and for a delta over a
+  // file that it needs.
+  static StateDigests save(Session& session, const std::string& path,
                            const SaveOptions& options = {});
   // The same for a state without a session, as of a snapshot that is converted or pruned: `like`
-  // tells of which model, and its sections that stet does not need for a state (self-contained
-  // weights, unknown optional ones) are kept.
+  // tells of which model and tokenizer, and its sections that stet does not need for a state
+  // (self-contained weights, unknown optional ones) are kept.
   static StateDigests save(const State& state, const Snapshot& like, const std::string& path,
                            const SaveOptions& options);
 
@@ -146,23 +152,23 @@ class Snapshot {
   // limits.hpp. Throws Error: io, or format for anything that is not as it was written.
   static Snapshot open(const std::string& path);
   // The same, with the parents of a delta (find_parents).
-  static Snapshot open(const std::string& path, const std::string& parent);
+  static Snapshot open_with_parents(const std::string& path,
+                                    const std::optional<std::string>& parent = std::nullopt);
   // From bytes that outlive the snapshot and everything restored from it.
   static Snapshot parse(std::span<const std::byte> bytes, const std::string& path);
 
   // A session equal to the one that was saved. Refuses (mismatch Error, all differences at once) a
-  // model, a tokenizer or a contract other than those of the snapshot. `options` gives how to
-  // compute and, if not 0, a new capacity. Any number of threads may restore from one snapshot at
-  // once. What happens to a mapped file later, the session heals (see Session); with `map` false
-  // nothing that happens to it can reach the session.
-  Session restore(std::shared_ptr<const Model> model, const std::string& tokenizer,
-                  const SessionOptions& options, const RestoreOptions& how = {},
+  // model, a tokenizer or a contract other than those of the snapshot. Any number of threads may
+  // restore from one snapshot at once. What happens to a mapped file later, the session heals (see
+  // Session); with `map` false nothing that happens to it can reach the session.
+  Session restore(std::shared_ptr<const Model> model, const RestoreOptions& how = {},
                   RestoreReport* report = nullptr) const;
-  // The refusal of restore() alone.
-  void check_compatible(const Model& model, const std::string& tokenizer,
-                        const SessionOptions& options) const;
-  // The state alone, without a model. Not of a recipe. `capacity` 0: as saved.
-  State state(int64_t capacity = 0, const RestoreOptions& how = {}) const;
+  // The refusal of restore() alone. `tokenizer` null: none is in use.
+  void check_compatible(const Model& model, Contract contract,
+                        const Tokenizer* tokenizer = nullptr) const;
+  // The state alone, without a model. Not of a recipe. Of the session's options, capacity and
+  // number of threads count.
+  State state(const RestoreOptions& how = {}) const;
 
   // Proves, without a model, that every byte is what was written, and that its id is that of its
   // state. Opening has proved all but the id, keys, values and the files that the snapshot brings
@@ -170,11 +176,11 @@ class Snapshot {
   // format Error, an io Error for a parent that is missing. `threads` 0: all processors.
   SnapshotCheck check(int threads = 0) const;
 
-  // A delta needs its parent, and all of that one's parents: `path`, or where this is empty the
+  // A delta needs its parent, and all of that one's parents: `path`, or where none is given the
   // file that it was made from, or any file (*.stet) beside this one with that state. Without this
   // call, restore() and state() find them each time; after it, they never change. Throws an io
   // Error where one is missing, a format Error where one does not fit.
-  void find_parents(const std::string& path = "");
+  void find_parents(const std::optional<std::string>& path = std::nullopt);
   const std::vector<std::shared_ptr<const Snapshot>>& parents() const {
     return parents_;
   }  // found; the nearest first
@@ -253,10 +259,10 @@ class Snapshot {
   void check_expanded(uint64_t size, uint64_t expanded) const;
   bool is_file_of(const Snapshot& other) const;
   Parents parents_or_find() const;
-  Parents resolve_parents(const std::string& path) const;
-  std::shared_ptr<const Snapshot> find_parent(const std::string& path) const;
+  Parents resolve_parents(const std::optional<std::string>& path) const;
+  std::shared_ptr<const Snapshot> find_parent(const std::optional<std::string>& path) const;
   Place place(int64_t block, const Parents& parents) const;
-  State load(int64_t capacity, const RestoreOptions& how, std::vector<int64_t>* damaged) const;
+  State load(const RestoreOptions& how, std::vector<int64_t>* damaged) const;
   void refuse_damage(const std::vector<int64_t>& damaged) const;
   std::shared_ptr<KvBlock> load_block(KvCache& kv, const Place& at, int64_t block,
                                       const RestoreOptions& how) const;
