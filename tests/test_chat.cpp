@@ -100,7 +100,7 @@ TEST_P(ChatGemma, EightTurnsProcessTheirNewTokensOnly) {
     EXPECT_EQ(c.session().size(), script().reply_starts[i]);
     const Reply r = c.reply({64, false});
     EXPECT_EQ(r.text, script().model[i]);
-    EXPECT_EQ(r.stop, "eos");
+    EXPECT_EQ(r.stop, StopReason::eos);
     EXPECT_EQ(c.session().size(), script().reply_ends[i]);
   }
   EXPECT_EQ(c.session().tokens(), script().ids);
@@ -241,7 +241,7 @@ TEST_P(Chat, AReplyThatWasCutIsClosedOrGoesOn) {
   for (Conversation* c : {&whole, &cut, &closed})
     c->say("Let's start by defining a variable k equal to 5. What is k?");
   const Reply r = whole.reply({64, false});
-  ASSERT_EQ(r.stop, "eos");
+  ASSERT_EQ(r.stop, StopReason::eos);
   ASSERT_GT(r.ids.size(), 3u);
   EXPECT_FALSE(whole.open());
   std::string text;
@@ -272,7 +272,7 @@ TEST_P(Chat, AStopStringEndsWhatWasSaid) {
     const std::string full = free.reply({64, false}).text;
     const Reply r = c.reply({64, false});
     if (full.find(stop) == std::string::npos) continue;
-    ASSERT_EQ(r.stop, "stop") << full;
+    ASSERT_EQ(r.stop, StopReason::stop_string) << full;
     EXPECT_EQ(c.messages().back().content, full.substr(0, full.find(stop)));
     c = through_file(c);
     const std::string said = c.messages().back().content;

@@ -63,7 +63,7 @@ Json reply_json(Exchange& exchange, const std::vector<int32_t>& prompt, const Pr
   j["prompt_ids"] = prompt;
   j["ids"] = reply.ids;
   if (exchange.tokenizer() != nullptr) j["text"] = reply.text;
-  j["stop"] = reply.stop;
+  j["stop"] = stop_reason_name(reply.stop);
   j["positions"] = session.size();
   if (exchange.kind() == Exchange::Kind::conversation) {
     j["tokens"] = {

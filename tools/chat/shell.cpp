@@ -298,9 +298,9 @@ bool ChatShell::converse(const std::optional<std::string>& user, Then then) {
 // What there is to say of the turn just taken, and the copy of it that --autosave asks for.
 void ChatShell::tell_end() {
   if (!quiet && options_.stats) note(fmt::format("({})", last_->text()));
-  if (!quiet && last_->reply.stop == "interrupt" && ChatSignals::ending() == 0)
+  if (!quiet && last_->reply.stop == StopReason::interrupted && ChatSignals::ending() == 0)
     note("(stopped; /continue goes on)");
-  if (!quiet && last_->reply.stop == "length") {
+  if (!quiet && last_->reply.stop == StopReason::length) {
     const Session& session = current().session();
     note(session.size() == session.capacity()
              ? fmt::format(

@@ -238,7 +238,7 @@ inline Reply Conversation::reply(const GenerateOptions& options, const TextSink&
     throw;
   }
   settle(reply);
-  if (reply.stop == "stop") end_at(all.back(), shown + reply.text);
+  if (reply.stop == StopReason::stop_string) end_at(all.back(), shown + reply.text);
   return reply;
 }
 
@@ -254,7 +254,7 @@ inline std::string Conversation::shown_of(const Message& m) const {
 inline void Conversation::settle(const Reply& reply) {
   std::vector<Message>& all = session_.dialogue().messages;
   Message& m = all.back();
-  m.end = session_.drawn() - (reply.stop == "eos" ? 1 : 0);
+  m.end = session_.drawn() - (reply.stop == StopReason::eos ? 1 : 0);
   m.content = text_of(m);
   if (session_.drawn() == m.begin) all.pop_back();  // nothing was drawn at all
 }
