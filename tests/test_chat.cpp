@@ -74,7 +74,7 @@ class Chat : public testing::TestWithParam<std::string> {
   }
   int64_t count(const Conversation& c, const std::string& piece) const {
     const std::vector<int32_t> ids = c.session().transcript();
-    return std::count(ids.begin(), ids.end(), *tokenizer->id(piece));
+    return std::count(ids.begin(), ids.end(), *tokenizer->find_id(piece));
   }
 
   const std::string directory = asset_path(GetParam());
@@ -254,7 +254,7 @@ TEST_P(Chat, AReplyThatWasCutIsClosedOrGoesOn) {
   const int64_t before = closed.session().size();
   const PromptReport p = closed.say("What is k?");
   EXPECT_EQ(p.kept, before);
-  EXPECT_EQ(closed.session().tokens()[static_cast<size_t>(before)], *tokenizer->id(mark));
+  EXPECT_EQ(closed.session().tokens()[static_cast<size_t>(before)], *tokenizer->find_id(mark));
   EXPECT_EQ(closed.messages()[1].content,
             tokenizer->decode(std::vector<int32_t>(r.ids.begin(), r.ids.begin() + 2)));
   expect_whole(closed);

@@ -25,10 +25,10 @@ TEST(Contract, NamesGoBothWays) {
   ASSERT_EQ(std::size(kContracts), names.size());
   for (size_t i = 0; i < names.size(); ++i) {
     EXPECT_EQ(contract_name(kContracts[i]), names[i]);
-    EXPECT_EQ(contract_of(names[i]), kContracts[i]);
+    EXPECT_EQ(parse_contract(names[i]), kContracts[i]);
   }
   for (const char* none : {"", "F32", "bf16-blas", "bf1", "q5", "q8-blas", "f32_blas"})
-    EXPECT_EQ(contract_of(none), std::nullopt) << none;
+    EXPECT_EQ(parse_contract(none), std::nullopt) << none;
 }
 
 TEST(ContractName, ListsTypesOfTensors) {

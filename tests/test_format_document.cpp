@@ -81,7 +81,7 @@ TEST(FormatDocument, TheStateDigestIsCombinedAsItSays) {
     if (meta.contains("edits")) text += " edits " + meta["edits"].dump();
     if (meta.contains("dialogue")) text += " " + meta["dialogue"].dump();
     Digest logits = digest_of(std::as_bytes(std::span(image.section("LOGITS").content)));
-    ASSERT_TRUE(meta["form"] != "recipe" || parse_digest(meta["logits"], &logits));
+    if (meta["form"] == "recipe") logits = parse_digest(meta["logits"]).value();
     for (const char* section : {"TOKENS", "VISIBLE"})
       text += digest_bytes(image.section(section).content);
     text += le(logits) + digest_bytes(image.section("BLOCKS").content);

@@ -319,9 +319,9 @@ TEST_F(Identity, OfPrunedBlocksThatTokensDoNotGiveIsProved) {
   image.id = std::string(32, '\0');
   const std::string error = error_of([&] { Snapshot::open(file).check(1); }),
                     claimed = error.substr(error.find("found ") + 6);
-  Sha256 id;
-  ASSERT_TRUE(parse_sha256(claimed, &id)) << error;
-  image.id.assign(reinterpret_cast<const char*>(id.bytes.data()), 32);
+  const std::optional<Sha256> id = parse_sha256(claimed);
+  ASSERT_TRUE(id) << error;
+  image.id.assign(reinterpret_cast<const char*>(id->bytes.data()), 32);
   stet_test::write_file(file, forged(image));
   EXPECT_TRUE(error_of([&] {
                 Snapshot::open(file).check(1);

@@ -111,7 +111,7 @@ void run_convert(const CLI::App& app, Options& o) {
   choose_checkpoint(o.model, snapshot);
   State state = state_of(o, snapshot);
   const KvType from = state.kv.shape().type,
-               to = o.model.kv.empty() ? from : kv_type_of(o.model.kv);
+               to = o.model.kv.empty() ? from : parse_kv_type(o.model.kv).value();
   if (to != from) state = with_kv_type(state, to);
   const StateDigests digests = o.save.write(state, snapshot, o.output, o.model.checkpoint);
   if (to != from)

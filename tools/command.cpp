@@ -161,7 +161,7 @@ void ModelOptions::add_to(CLI::App& app) {
 SessionOptions ModelOptions::session_options() const {
   SessionOptions o = session;
   if (!compute.empty())
-    o.compute.contract = *contract_of(compute);
+    o.compute.contract = parse_contract(compute).value();
   else if (!follows_snapshot)
     o.compute.contract = contract_of_weights(*source());
   if (gemm == "blas") {
@@ -171,7 +171,7 @@ SessionOptions ModelOptions::session_options() const {
     }
     o.compute.contract = Contract::f32_blas;
   }
-  if (!kv.empty()) o.kv_type = kv_type_of(kv);
+  if (!kv.empty()) o.kv_type = parse_kv_type(kv).value();
   return o;
 }
 
@@ -368,7 +368,7 @@ void SaveFileOptions::add_to(CLI::App& app, CLI::Option* target) {
 
 SaveOptions SaveFileOptions::options(std::unique_ptr<Snapshot>& parent) const {
   SaveOptions o;
-  o.form = snapshot_form_of(form);
+  o.form = parse_snapshot_form(form).value();
   if (!mode.empty()) o.mode = static_cast<unsigned>(std::stoul(mode, nullptr, 8));
   if (!compress.empty()) o.compress = compress == "zlib" ? 1 : compress.back() - '0';
   if (o.form == SnapshotForm::delta) {
@@ -403,7 +403,7 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like,
   const auto source = directory_source(checkpoint.directory);
   if (with_weights) {
     // Only the checkpoint that the state was made with may come along.
-    const Contract contract = contract_of(like.meta().contract).value_or(Contract::f32);
+    const Contract contract = parse_contract(like.meta().contract).value_or(Contract::f32);
     like.check_compatible(*Model::load(source, 0, contract), contract);
     o.weights_files = source.get();
   }
@@ -471,7 +471,7 @@ void follow(ModelOptions& model, const Snapshot& snapshot, bool replay) {
 
 void choose_contract(ModelOptions& model, const Snapshot& snapshot) {
   if (!model.compute.empty() || !model.gemm.empty()) return;
-  const std::optional<Contract> contract = contract_of(snapshot.meta().contract);
+  const std::optional<Contract> contract = parse_contract(snapshot.meta().contract);
   model.follows_snapshot = contract.has_value();
   if (contract) model.session.compute.contract = *contract;
 }

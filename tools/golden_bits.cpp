@@ -19,7 +19,7 @@ void print_digests(const std::string& directory, const std::string& contract,
   const auto ids =
       nlohmann::json::parse(read_text_file(ids_file, size_t{1} << 20)).get<std::vector<int32_t>>();
   SessionOptions options;
-  options.compute.contract = contract_of(contract).value();
+  options.compute.contract = parse_contract(contract).value();
   Session session(Model::load(directory_source(directory), 0, options.compute.contract), options);
   RunningDigest logits, kv;
   session.append(ids, [&](int64_t, Rows rows) {

@@ -56,7 +56,7 @@ std::optional<Difference> verified(Session& session) {
 }  // namespace
 
 Contract saved_contract(const Snapshot& snapshot) {
-  const std::optional<Contract> contract = stet::contract_of(snapshot.meta().contract);
+  const std::optional<Contract> contract = stet::parse_contract(snapshot.meta().contract);
   return contract.value_or(Contract::f32);  // refused as a mismatch
 }
 

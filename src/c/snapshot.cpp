@@ -65,7 +65,7 @@ RestoreOptions restore_options(const stet_restore_options* how) {
 
 stet_snapshot_info info_of(const Snapshot& s) {
   const SnapshotMeta& m = s.meta();
-  const std::optional<Contract> contract = stet::contract_of(m.contract);
+  const std::optional<Contract> contract = stet::parse_contract(m.contract);
   stet_snapshot_info i{};
   i.path = s.path().c_str();
   i.contract_name = m.contract.c_str();

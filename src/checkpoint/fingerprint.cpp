@@ -152,10 +152,8 @@ WeightNames::Names values_name(WeightNames::Names groups, const std::string& con
   ByteWriter w;
   w.text("stet model 1\n");
   for (const auto& [group, text] : groups) {
-    Sha256 hash;
-    parse_sha256(text, &hash);
     w.text(group + "\n");
-    w.bytes(hash.bytes);
+    w.bytes(parse_sha256(text).value().bytes);
   }
   groups.emplace_back("model", sha256_text(sha256_of(w.data())));
   return groups;
@@ -165,8 +163,7 @@ WeightNames::Names stored_name(WeightNames::Names groups, const std::string& con
   groups.emplace_back("config", digest_text(digest_of(std::as_bytes(std::span(config)))));
   ByteWriter w;
   for (const auto& [group, text] : groups) {
-    Digest digest;
-    parse_digest(text, &digest);
+    const Digest digest = parse_digest(text).value();
     w.text(group);
     w.u64(digest.low);
     w.u64(digest.high);

@@ -130,17 +130,15 @@ Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name,
 
 std::string packed_stored_name(const Checkpoint& checkpoint, const std::string& group) {
   const std::string* text = find_metadata(checkpoint, kStoredName + group);
-  Digest digest;
-  if (text != nullptr && parse_digest(*text, &digest)) return *text;
+  if (text != nullptr && parse_digest(*text)) return *text;
   throw Error(ErrorKind::format, checkpoint.source(), kStoredName + group, "a digest",
               found_text(text));
 }
 
 std::string packed_values_name(const Checkpoint& checkpoint, const std::string& group) {
   const std::string* text = find_metadata(checkpoint, kValuesName + group);
-  Sha256 hash;
   if (text == nullptr) return "";
-  if (parse_sha256(*text, &hash)) return *text;
+  if (parse_sha256(*text)) return *text;
   throw Error(ErrorKind::format, checkpoint.source(), kValuesName + group, "a SHA-256",
               found_text(text));
 }

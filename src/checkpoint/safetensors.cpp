@@ -47,7 +47,7 @@ TensorView parse_tensor(const JsonReader& entry, const std::string& name,
   TensorView tensor;
   tensor.name = name;
   tensor.dtype_text = entry.string("dtype");
-  tensor.dtype = dtype_of(tensor.dtype_text);
+  tensor.dtype = parse_dtype(tensor.dtype_text).value_or(DType::other);
   if (!entry.has("shape")) entry.fail("shape", "an array of integers");
   tensor.shape = entry.integers("shape", 0, kMaxInt64);
   const std::vector<int64_t> offsets = entry.integers("data_offsets", 0, kMaxInt64);
@@ -62,18 +62,18 @@ TensorView parse_tensor(const JsonReader& entry, const std::string& name,
   }
   tensor.bytes = data.subspan(begin, end - begin);
 
-  int64_t size = 0;
   std::vector<int64_t> factors = tensor.shape;
   if (tensor.dtype != DType::other)
     factors.push_back(static_cast<int64_t>(dtype_size(tensor.dtype)));
-  if (!shape_elements(factors, &size)) {
+  const std::optional<int64_t> size = element_count(factors);
+  if (!size) {
     throw Error(ErrorKind::format, entry.file(), entry.path_of("shape"), "less than 2^63 bytes",
                 shape_text(tensor.shape));
   }
-  if (tensor.dtype != DType::other && static_cast<uint64_t>(size) != end - begin) {
+  if (tensor.dtype != DType::other && static_cast<uint64_t>(*size) != end - begin) {
     throw Error(
         ErrorKind::format, entry.file(), field,
-        fmt::format("{} bytes for {} {}", size, tensor.dtype_text, shape_text(tensor.shape)),
+        fmt::format("{} bytes for {} {}", *size, tensor.dtype_text, shape_text(tensor.shape)),
         fmt::format("{} bytes", end - begin));
   }
   return tensor;
@@ -298,8 +298,9 @@ std::string compose_header(const std::string& path, const std::vector<TensorSpec
     if (tensor.dtype == DType::other) refuse(path, tensor.name, "a known dtype", "another");
     std::vector<int64_t> factors = tensor.shape;
     factors.push_back(static_cast<int64_t>(dtype_size(tensor.dtype)));
-    int64_t bytes = 0, end = 0;
-    if (!shape_elements(factors, &bytes) || __builtin_add_overflow(begin, bytes, &end)) {
+    const std::optional<int64_t> bytes = element_count(factors);
+    int64_t end = 0;
+    if (!bytes || __builtin_add_overflow(begin, *bytes, &end)) {
       refuse(path, tensor.name, "less than 2^63 bytes", shape_text(tensor.shape));
     }
     entries += fmt::format(R"({}{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",

@@ -254,15 +254,15 @@ std::vector<KvEdit> read_edits(const JsonReader& json, const SnapshotMeta& m) {
 
 // The shape of keys and values is the model's, whatever is done with them later.
 KvShape read_kv(const JsonReader& kv, const ModelConfig& config) {
-  const std::string type = kv.string("type");
-  if (type != "f32" && type != "bf16" && type != "f16") kv.fail("type", "f32, bf16 or f16");
+  const std::optional<KvType> type = parse_kv_type(kv.string("type"));
+  if (!type) kv.fail("type", "f32, bf16 or f16");
   for (const auto& [name, expected] :
        {std::pair("layers", config.layers), std::pair("heads", config.kv_heads),
         std::pair("head_dim", config.head_dim)}) {
     if (kv.integer(name, 1, kMaxSize) != expected)
       kv.fail(name, std::to_string(expected) + ", as in config");
   }
-  const KvShape shape{config.layers, config.kv_heads, config.head_dim, kv_type_of(type)};
+  const KvShape shape{config.layers, config.kv_heads, config.head_dim, *type};
   if (shape.block_bytes() > kMaxBlockBytes) {
     throw Error(ErrorKind::unsupported, kv.file(), kv.path_of("layers"),
                 "blocks of at most " + std::to_string(kMaxBlockBytes) + " bytes",
@@ -286,11 +286,11 @@ const char* snapshot_form_name(SnapshotForm form) {
   return form == SnapshotForm::full ? "full" : form == SnapshotForm::delta ? "delta" : "recipe";
 }
 
-SnapshotForm snapshot_form_of(const std::string& name) {
+std::optional<SnapshotForm> parse_snapshot_form(const std::string& name) {
   for (SnapshotForm form : {SnapshotForm::full, SnapshotForm::delta, SnapshotForm::recipe}) {
     if (name == snapshot_form_name(form)) return form;
   }
-  throw Error(ErrorKind::argument, "", "form", "full, delta or recipe", name);
+  return std::nullopt;
 }
 
 SnapshotMeta meta_of(const Session& session, const Tokenizer* tokenizer) {
@@ -423,10 +423,9 @@ void check_kv_version(const JsonReader& kv) {
 SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file) {
   const JsonReader json = parse_json(sections.json, file);
   SnapshotMeta m;
-  const std::string form = json.string_or("form", "full");
-  if (form != "full" && form != "delta" && form != "recipe")
-    json.fail("form", "full, delta or recipe");
-  m.form = snapshot_form_of(form);
+  const std::optional<SnapshotForm> form = parse_snapshot_form(json.string_or("form", "full"));
+  if (!form) json.fail("form", "full, delta or recipe");
+  m.form = *form;
   m.parent = json.string_or("parent", "");
   m.parent_state = json.string_or("parent_state", "");
   if (sections.version < 3) m.parent_state = std::exchange(m.parent, "");

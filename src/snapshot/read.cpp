@@ -16,9 +16,9 @@ namespace stet {
 namespace {
 
 Digest digest_in(const std::string& text, const std::string& path, const std::string& field) {
-  Digest d;
-  if (!parse_digest(text, &d)) snapshot_damaged(path, field, "a digest", printable(text, 60));
-  return d;
+  const std::optional<Digest> digest = parse_digest(text);
+  if (!digest) snapshot_damaged(path, field, "a digest", printable(text, 60));
+  return *digest;
 }
 
 template <class T>

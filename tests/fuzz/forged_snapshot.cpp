@@ -160,9 +160,9 @@ void sign_state(std::string& file) {
   try {
     Snapshot::parse(std::as_bytes(std::span(file)), "");
   } catch (const Error& e) {
-    Digest state;
-    if (e.field != "state" || !parse_digest(e.found, &state)) return;
-    put_digest(file, kStateAt, state);
+    const std::optional<Digest> state = parse_digest(e.found);
+    if (e.field != "state" || !state) return;
+    put_digest(file, kStateAt, *state);
     sign(file);
   }
 }

@@ -30,7 +30,7 @@ enum class KvType : uint8_t { f32 = 0, bf16 = 1, f16 = 2 };
 const char* kv_type_name(KvType type);
 constexpr int kKvVersion =
     1;  // of how keys and values are rounded and laid out; a state carries it
-KvType kv_type_of(const std::string& name);  // throws an argument Error for a name that is none
+std::optional<KvType> parse_kv_type(const std::string& name);  // the inverse of kv_type_name
 
 // Elements of keys or values as float32, and back: rounded once, to nearest even. Those in memory
 // are `stride` elements apart: a key stands in a column of its block, a value in a row.
@@ -144,11 +144,11 @@ inline const char* kv_type_name(KvType type) {
   return type == KvType::f32 ? "f32" : type == KvType::bf16 ? "bf16" : "f16";
 }
 
-inline KvType kv_type_of(const std::string& name) {
+inline std::optional<KvType> parse_kv_type(const std::string& name) {
   for (KvType type : {KvType::f32, KvType::bf16, KvType::f16}) {
     if (name == kv_type_name(type)) return type;
   }
-  throw Error(ErrorKind::argument, "", "kv type", "f32, bf16 or f16", name);
+  return std::nullopt;
 }
 
 inline std::vector<Digest> layer_digests(const KvShape& shape, const std::byte* block) {

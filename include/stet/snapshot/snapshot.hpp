@@ -45,8 +45,7 @@ enum class SnapshotForm {
            // digests
 };
 const char* snapshot_form_name(SnapshotForm form);
-SnapshotForm snapshot_form_of(
-    const std::string& name);  // throws an argument Error for a name that is none
+std::optional<SnapshotForm> parse_snapshot_form(const std::string& name);  // the inverse
 
 // What a snapshot says about itself.
 struct SnapshotMeta {
