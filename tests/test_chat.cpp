@@ -231,7 +231,7 @@ TEST_P(Chat, MarksThatAUserTypesAreText) {
   Conversation back = through_file(c);
   EXPECT_EQ(back.plan(back.messages()).added, c.plan(c.messages()).added);
   Conversation open = fresh();
-  open.session().dialogue().special_in_text = true;
+  open.session().chat().special_in_text = true;
   open.say(attack);
   EXPECT_EQ(count(open, mark), 3);
 }
@@ -322,7 +322,7 @@ TEST_P(Chat, WhatFailsLeavesTheConversationAsItWas) {
   edited[0].content = "Set k = 6.";
   EXPECT_THROW(c.prompt(edited, [](int64_t) { throw Stop(); }), Stop);
   Conversation refusing = c.fork();
-  refusing.session().dialogue().chat_template = "{{ raise_exception('never') }}";
+  refusing.session().chat().chat_template = "{{ raise_exception('never') }}";
   Conversation other(refusing.session().fork(), tokenizer);
   EXPECT_NE(error_of([&] { other.say("x"); }).find("never"), std::string::npos);
   EXPECT_EQ(digests_of(c.session()).state, state);
@@ -337,7 +337,7 @@ TEST_P(Chat, ATemplateThatRewritesHistoryRewindsToWhereItDiffers) {
       "{% endfor %}<assistant>";
   Session session(m, options(1));
   session.generation() = default_generation(*m);
-  session.dialogue().chat_template = rewriting;
+  session.chat().chat_template = rewriting;
   Conversation c(std::move(session), tokenizer);
   std::vector<Message> messages = {{"user", "Add 2 and 3.", "", 0, 0, false},
                                    {"assistant", "think=5", "", 0, 0, false},
@@ -366,7 +366,7 @@ TEST_P(Chat, APrunedConversationGoesOnAndKnowsHowFarItCanGoBack) {
     c.session().prune({.keep_last = 20, .sinks = 4, .shift = shift});
     c = through_file(c);
     EXPECT_EQ(contents(c), before);
-    const int64_t drawn = c.session().drawn();
+    const int64_t drawn = c.session().transcript_size();
     const PromptReport p = c.say("What is k?");
     EXPECT_EQ(p.kept, drawn);
     EXPECT_EQ(p.recomputed, 0);
@@ -407,16 +407,16 @@ TEST_P(Chat, GivenConversationsHaveTheGoldenTokens) {
 // The time is told once, to templates that ask for it, and kept.
 TEST_P(Chat, ATemplateThatAsksForTheTimeRendersAlikeForEver) {
   Session session(m, options(1));
-  session.dialogue().chat_template =
+  session.chat().chat_template =
       "{{ strftime_now('%Y-%m-%d') }}{% for m in messages %}<{{ m.content }}>{% endfor %}";
-  session.dialogue().now = 86400 * 365;
+  session.chat().now = 86400 * 365;
   Conversation c(std::move(session), tokenizer);
   c.say("a");
   EXPECT_NE(tokenizer->decode(c.session().tokens()).find("1971-01-01"), std::string::npos);
   c = through_file(c);
   EXPECT_EQ(c.plan(c.messages()).recomputed, 0);
   EXPECT_EQ(c.plan(c.messages()).kept, c.session().size());
-  EXPECT_EQ(fresh().session().dialogue().now, 0);
+  EXPECT_EQ(fresh().session().chat().now, 0);
 }
 
 TEST_P(Chat, ARewoundSessionGivesAConversationItsTextBack) {

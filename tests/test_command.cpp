@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "run_command.hpp"
-#include "src/snapshot/planes.hpp"
+#include "src/snapshot/byte_shuffle.hpp"
 #include "stet/generate/generate.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "support.hpp"

@@ -9,7 +9,7 @@
 
 #include "scratch.hpp"
 #include "snapshot_image.hpp"
-#include "src/snapshot/planes.hpp"
+#include "src/snapshot/byte_shuffle.hpp"
 #include "stet/generate/generate.hpp"
 #include "stet/kv/kv_writer.hpp"
 #include "stet/snapshot/snapshot.hpp"
@@ -381,7 +381,7 @@ TEST_F(Forms, APrunedStateIsReplayedAndCannotBeRewoundBehindThePrune) {
   s.prune({.keep_last = 50, .sinks = 2, .shift = true});
   s.append(std::span(ids).subspan(230, 30));
   EXPECT_EQ(s.size(), 82);
-  EXPECT_EQ(s.drawn(), 260);
+  EXPECT_EQ(s.transcript_size(), 260);
   Session again = replay(m, s.state(), [] {
     SessionOptions o = options(2);
     o.capacity = 400;

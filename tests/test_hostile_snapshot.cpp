@@ -37,8 +37,8 @@ class HostileSnapshot : public testing::Test {
     s.append(some_ids(tokens));
     s.generation().stop_strings = {"end"};
     s.generation().turns = {{0, 10, 20, false}, {20, 30, 40, false}};
-    s.dialogue().messages = {{"user", "hello", "", 0, 10, false},
-                             {"assistant", "yes", "", 10, 20, true}};
+    s.chat().messages = {{"user", "hello", "", 0, 10, false},
+                         {"assistant", "yes", "", 10, 20, true}};
     s.prune_range(4, 8, false);
     s.prune_range(40, 45, true);
     Snapshot::save(s, file, form);
@@ -345,7 +345,7 @@ TEST_F(HostileSnapshot, MetaHasALimit) {
   expect_harmless("stop ids");
   Session s(m, options(1));
   s.append(some_ids(3));
-  s.dialogue().messages = {{"user", std::string(kMaxMetaBytes, 'x'), "", 0, 3, false}};
+  s.chat().messages = {{"user", std::string(kMaxMetaBytes, 'x'), "", 0, 3, false}};
   const std::string error = error_of([&] { Snapshot::save(s, scratch / "large.stet"); });
   EXPECT_EQ(error.substr(0, 80),
             "capacity: META: expected messages, turns and edits of at most 16777216 bytes, fo");
@@ -373,7 +373,7 @@ TEST_F(HostileSnapshot, AChainHasALimitOfWhatMustBeParsed) {
   Session s(m, options(1));
   s.append(some_ids(3));
   const std::string text(kMaxMetaBytes / 2, 'x');
-  s.dialogue().messages = {{"user", text, "", 0, 3, false}};
+  s.chat().messages = {{"user", text, "", 0, 3, false}};
   const auto name = [&](int i) { return scratch / (std::to_string(i) + ".stet"); };
   Snapshot::save(s, name(0));
   for (int i = 1; i <= 9; ++i) {

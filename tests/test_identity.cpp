@@ -218,7 +218,7 @@ TEST_F(Identity, OfAStateIsAllThatWillInfluenceIt) {
   changed([](Session& o) { o.generation().sampling.seed = 9; });
   changed([](Session& o) { o.generation().stop_ids = {3}; });
   changed([](Session& o) { o.generation().turns = {{0, 1, 2, true}}; });
-  changed([](Session& o) { o.dialogue().messages = {{"user", "hello", "", 0, 4, false}}; });
+  changed([](Session& o) { o.chat().messages = {{"user", "hello", "", 0, 4, false}}; });
   changed([](Session& o) { o.prune_range(2, 3, false); });
   changed([](Session& o) { o.prune_range(2, 3, true); });
   changed([](Session& o) {

@@ -43,7 +43,7 @@ TEST(Isa, TablesShareNoFunction) {
   for (size_t i = 0; i < names.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
       const Kernels &a = *find_kernels(names[i].c_str()), &b = *find_kernels(names[j].c_str());
-      for (int t = 0; t < kWeightTypes; ++t) {
+      for (int t = 0; t < kFloatWeightTypes; ++t) {
         EXPECT_NE(a.gemv[t], b.gemv[t]);
         EXPECT_NE(a.widen_panel[t], b.widen_panel[t]);
         EXPECT_NE(a.widen[t], b.widen[t]);

@@ -36,10 +36,10 @@ class TerminalOutput : public testing::Test {
     const auto m = model(data_path("models/llama31-tiny"));
     Session s(m, options(1));
     s.append(std::vector<int32_t>{1, 2, 3});
-    s.dialogue().messages = {{"user", kEvil, "", 0, 1, false},
-                             {kEvil, "fine", Json{{kEvil, kEvil}}.dump(), 1, 2, false}};
-    s.dialogue().chat_template = kEvil;
-    s.dialogue().variables = Json{{"name", kEvil}}.dump();
+    s.chat().messages = {{"user", kEvil, "", 0, 1, false},
+                         {kEvil, "fine", Json{{kEvil, kEvil}}.dump(), 1, 2, false}};
+    s.chat().chat_template = kEvil;
+    s.chat().variables = Json{{"name", kEvil}}.dump();
     s.generation().stop_strings = {kEvil};
     Snapshot::save(s, file);
     SnapshotImage image = SnapshotImage::parse(read_text_file(file, SIZE_MAX));

@@ -162,7 +162,7 @@ void run_equivalence(Options& o) {
   exchange.set_system(o.prompt.system);
   for (const Prompt& prompt : prompts) exchange.prompt(prompt);
   Session prompted = std::move(exchange.session());
-  prompted.dialogue() = Dialogue();  // the tokens are compared, not who said them
+  prompted.chat() = ChatState();  // the tokens are compared, not who said them
   std::vector<Result> results;
   std::optional<Session> normal, other;
   const auto cases = ways(o, model, tokenizer.get(), folder);

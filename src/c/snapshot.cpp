@@ -91,7 +91,7 @@ stet_snapshot_info info_of(const Snapshot& s) {
   i.has_logits = s.logits().empty() ? 0 : 1;
   i.has_weights = s.weights() != nullptr ? 1 : 0;
   i.has_tokenizer = s.tokenizer_files() != nullptr ? 1 : 0;
-  i.messages = m.dialogue.messages.size();
+  i.messages = m.chat.messages.size();
   i.prunes = m.prunes.size();
   i.edits = m.edits.size();
   return i;
@@ -239,7 +239,7 @@ stet_status stet_snapshot_message(const stet_snapshot* snapshot, size_t index,
   return guarded(error, [&] {
     stet_message& to = output(message, "message");
     const stet::SnapshotMeta& meta = at(snapshot, "snapshot").snapshot.meta();
-    to = message_value(element(meta.dialogue.messages, index, "index"));
+    to = message_value(element(meta.chat.messages, index, "index"));
   });
 }
 

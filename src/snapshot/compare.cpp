@@ -137,7 +137,7 @@ std::optional<Difference> in_generation(const State& a, const State& b) {
   return in_json("generation", encode_generation(a.generation), encode_generation(b.generation));
 }
 std::optional<Difference> in_messages(const State& a, const State& b) {
-  return in_json("messages", encode_dialogue(a.dialogue), encode_dialogue(b.dialogue));
+  return in_json("messages", encode_chat(a.chat), encode_chat(b.chat));
 }
 
 std::optional<Difference> in_shape(const KvShape& a, const KvShape& b) {

@@ -31,7 +31,7 @@ std::string encode_generation(const GenerationState& generation);
 // Likewise. Throws an argument Error for messages that could not be read back: texts that are no
 // UTF-8, members that are no JSON object, positions that are out of order or beyond `positions` (of
 // the transcript).
-std::string encode_dialogue(const Dialogue& dialogue);
-void check_dialogue(const Dialogue& dialogue, int64_t positions, const std::string& source);
+std::string encode_chat(const ChatState& chat);
+void check_chat(const ChatState& chat, int64_t positions, const std::string& source);
 
 }  // namespace stet

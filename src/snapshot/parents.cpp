@@ -174,10 +174,10 @@ Snapshot::Parents Snapshot::parents_or_find() const {
 }
 
 // From file to file, each of which must know the block by the same digests.
-Snapshot::Place Snapshot::place(int64_t block, const Parents& parents) const {
+Snapshot::BlockLocation Snapshot::locate(int64_t block, const Parents& parents) const {
   const Snapshot* at = this;
   for (size_t i = 0;; ++i) {
-    const Extent& own = at->places_[static_cast<size_t>(block)];
+    const Extent& own = at->extents_[static_cast<size_t>(block)];
     if (own.size > 0) return {at, own};
     if (visible(block) == 0) return {};
     if (at->meta_.form != SnapshotForm::delta || at->visible(block) == 0) {

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/snapshot/byte_shuffle.hpp"
 #include "src/snapshot/format.hpp"
-#include "src/snapshot/planes.hpp"
 #include "src/snapshot/state.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kv/kv_writer.hpp"
@@ -13,14 +13,14 @@
 
 namespace stet {
 
-SavedBlock Snapshot::saved_block(int64_t block, const Place& at) const {
+SavedBlock Snapshot::saved_block(int64_t block, const BlockLocation& at) const {
   const std::span<const Digest> digests = block_digests(block);
   const Snapshot& file = at.file != nullptr ? *at.file : *this;
   return {{digests.begin(), digests.end()}, file.path_, nullptr};
 }
 
 // Into memory of the cache; null when damaged.
-std::shared_ptr<KvBlock> Snapshot::read_block(KvCache& kv, const Place& at, int64_t block,
+std::shared_ptr<KvBlock> Snapshot::read_block(KvCache& kv, const BlockLocation& at, int64_t block,
                                               bool trust) const {
   const std::span<const std::byte> stored =
       at.file->bytes_.subspan(at.extent.offset, at.extent.size);
@@ -32,8 +32,8 @@ std::shared_ptr<KvBlock> Snapshot::read_block(KvCache& kv, const Place& at, int6
     std::memcpy(to, stored.data(), stored.size());
   } else {
     try {
-      expand_planes(stored, meta_.kv.element_size(), {to, meta_.kv.block_bytes()}, at.file->path_,
-                    "KV block " + std::to_string(block));
+      expand_shuffled(stored, meta_.kv.element_size(), {to, meta_.kv.block_bytes()}, at.file->path_,
+                      "KV block " + std::to_string(block));
     } catch (const Error& e) {
       if (e.kind != ErrorKind::format) throw;
       return nullptr;
@@ -43,7 +43,7 @@ std::shared_ptr<KvBlock> Snapshot::read_block(KvCache& kv, const Place& at, int6
 }
 
 // In place, or read and looked at: null when damaged.
-std::shared_ptr<KvBlock> Snapshot::load_block(KvCache& kv, const Place& at, int64_t block,
+std::shared_ptr<KvBlock> Snapshot::load_block(KvCache& kv, const BlockLocation& at, int64_t block,
                                               const RestoreOptions& how) const {
   if (at.extent.encoding != kRaw || !how.map || how.trust || at.file->file_ == nullptr)
     return read_block(kv, at, block, how.trust);
@@ -71,7 +71,7 @@ State Snapshot::load(const RestoreOptions& how, std::vector<int64_t>* damaged) c
   std::vector<std::shared_ptr<KvBlock>> blocks(visible_.size());
   run_each(threads_or_all(how.session.compute.threads), blocks.size(), [&](size_t b) {
     try {
-      const Place at = place(static_cast<int64_t>(b), parents);
+      const BlockLocation at = locate(static_cast<int64_t>(b), parents);
       blocks[b] =
           at.file == nullptr ? zeros : load_block(state.kv, at, static_cast<int64_t>(b), how);
       if (blocks[b] != nullptr && (how.check || how.heal))
@@ -93,7 +93,7 @@ State Snapshot::load(const RestoreOptions& how, std::vector<int64_t>* damaged) c
   state.generation = meta_.generation;
   state.prunes = meta_.prunes;
   state.edits = meta_.edits;
-  state.dialogue = meta_.dialogue;
+  state.chat = meta_.chat;
   return state;
 }
 

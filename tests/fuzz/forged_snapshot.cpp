@@ -75,7 +75,7 @@ class Seeds {
     reply.append(std::vector<int32_t>{1, 2, 3, 4});
     reply.generation().sampling = {false, 0.75, 41, 0.9, 0.01, 0.99, 1.1, 0xFEDCBA9876543210};
     reply.generation().stop_strings = {"\n\n", "end"};
-    reply.dialogue().messages = {{"user", "hello", R"({"name":"x"})", 0, 4, false}};
+    reply.chat().messages = {{"user", "hello", R"({"name":"x"})", 0, 4, false}};
     GenerateOptions three;
     three.max_tokens = 3;
     generate(reply, &tokenizer(), three);

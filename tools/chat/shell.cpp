@@ -188,7 +188,7 @@ std::string ChatShell::prompt_text() const {
 std::string ChatShell::greeting() const {
   const Session& session = branches_.at(name_).session();
   const ModelConfig& config = session.model().config();
-  const size_t messages = session.dialogue().messages.size();
+  const size_t messages = session.chat().messages.size();
   return fmt::format(
       "{}: {}, {} layers, {} tokens of context{}\n"
       "/help lists commands; \\ at the end of a line goes on in the next, \"\"\" begins several "
@@ -329,7 +329,7 @@ void ChatShell::edit(const std::string& rest) {
   std::vector<Message> messages(current().messages().begin(),
                                 current().messages().begin() + static_cast<std::ptrdiff_t>(at));
   Conversation before = current().fork();
-  current().session().dialogue().messages = std::move(messages);
+  current().session().chat().messages = std::move(messages);
   try {
     if (!converse(text, Then::reply)) current() = std::move(before);
   } catch (...) {

@@ -242,7 +242,7 @@ inline Reply generate(Session& session, const Tokenizer* tokenizer, const Genera
       break;
     }
     const int32_t id = sampler.sample(state.sampling, session.logits(), session.tokens(),
-                                      static_cast<uint64_t>(session.drawn()));
+                                      static_cast<uint64_t>(session.transcript_size()));
     if (options.observe) options.observe(id, session.logits());
     Turn& turn = detail::open_turn(session);
     session.append({&id, 1});

@@ -104,7 +104,7 @@ class Session {
 
   const std::vector<int32_t>& tokens() const { return state_.tokens; }
   int64_t size() const { return state_.size(); }
-  int64_t drawn() const { return state_.drawn(); }
+  int64_t transcript_size() const { return state_.transcript_size(); }
   int64_t capacity() const { return state_.kv.capacity(); }
   // What every full block is called (identity.hpp): of a state that its tokens give, nothing is
   // looked at but those.
@@ -117,8 +117,8 @@ class Session {
   const GenerationState& generation() const { return state_.generation; }
   const std::vector<Prune>& prunes() const { return state_.prunes; }
   const std::vector<KvEdit>& edits() const { return state_.edits; }
-  Dialogue& dialogue() { return state_.dialogue; }
-  const Dialogue& dialogue() const { return state_.dialogue; }
+  ChatState& chat() { return state_.chat; }
+  const ChatState& chat() const { return state_.chat; }
   std::vector<int32_t> transcript() const { return state_.transcript(); }
   // All of it, with logits() known and every block looked at.
   const State& state();

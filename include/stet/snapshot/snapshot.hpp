@@ -69,7 +69,7 @@ struct SnapshotMeta {
   GenerationState generation;
   std::vector<Prune> prunes;
   std::vector<KvEdit> edits;
-  Dialogue dialogue;
+  ChatState chat;
 };
 
 // A log of prunes, or of edits, as JSON; the first, which may be long, in pieces.
@@ -218,7 +218,7 @@ class Snapshot {
   // What it takes to compute the state again: tokens, prunes and settings, without keys and values.
   State recipe() const {
     return {origin(),         tokens_,      {},          nullptr,
-            meta_.generation, meta_.prunes, meta_.edits, meta_.dialogue};
+            meta_.generation, meta_.prunes, meta_.edits, meta_.chat};
   }
   StateOrigin origin() const {
     return {meta_.contract, meta_.contract_version, meta_.fingerprints.back().second};
@@ -229,10 +229,10 @@ class Snapshot {
   // Bytes of a file that hold a block; none: size 0.
   struct Extent {
     uint64_t offset = 0, size = 0;
-    uint32_t encoding = 0;  // kRaw or kPlanes
+    uint32_t encoding = 0;  // kRaw or kByteShuffle
   };
   // Where a block's bytes are: in this file or in a parent's; null: nowhere.
-  struct Place {
+  struct BlockLocation {
     const Snapshot* file = nullptr;
     Extent extent;
   };
@@ -253,21 +253,21 @@ class Snapshot {
   std::span<const std::byte> optional_content(const std::string& name) const;
   void check_vocabulary() const;
   void read_identity(const std::optional<Sha256>& id);
-  void read_places();
+  void read_extents();
   void read_index();
   void check_expanded(uint64_t size, uint64_t expanded) const;
   bool is_file_of(const Snapshot& other) const;
   Parents parents_or_find() const;
   Parents resolve_parents(const std::optional<std::string>& path) const;
   std::shared_ptr<const Snapshot> find_parent(const std::optional<std::string>& path) const;
-  Place place(int64_t block, const Parents& parents) const;
+  BlockLocation locate(int64_t block, const Parents& parents) const;
   State load(const RestoreOptions& how, std::vector<int64_t>* damaged) const;
   void refuse_damage(const std::vector<int64_t>& damaged) const;
-  std::shared_ptr<KvBlock> load_block(KvCache& kv, const Place& at, int64_t block,
+  std::shared_ptr<KvBlock> load_block(KvCache& kv, const BlockLocation& at, int64_t block,
                                       const RestoreOptions& how) const;
-  std::shared_ptr<KvBlock> read_block(KvCache& kv, const Place& at, int64_t block,
+  std::shared_ptr<KvBlock> read_block(KvCache& kv, const BlockLocation& at, int64_t block,
                                       bool trust) const;
-  SavedBlock saved_block(int64_t block, const Place& at) const;
+  SavedBlock saved_block(int64_t block, const BlockLocation& at) const;
   void prove(Session& session) const;
   BlockNames names_of_block(const std::byte* bytes, bool with_content) const;
   void check_block(int64_t block, const Parents& parents, const BlockNames& of_zeros,
@@ -287,7 +287,7 @@ class Snapshot {
   std::shared_ptr<std::vector<float>> logits_;  // shared with what is restored
   std::vector<Digest> blocks_;
   std::vector<Sha256> contents_;  // of blocks that are named by it
-  std::vector<Extent> places_;    // of the blocks in this file
+  std::vector<Extent> extents_;   // of the blocks in this file
   Parents parents_;
   StateDigests digests_;
   std::string state_name_;
