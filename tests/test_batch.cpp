@@ -372,8 +372,8 @@ class Crowd {
     Session alone(model_, o);
     const std::vector<std::string> sets = instruction_sets(*model_);
     const int64_t chunks[] = {1, 5, 64, 512};
-    const int threads =
-        draw(4) == 0 ? 2 : 1;  // with small passes two cost hundreds of barriers for a token
+    // With small passes two threads cost hundreds of barriers for a token.
+    const int threads = draw(4) == 0 ? 2 : 1;
     o.compute =
         compute_of(alone, threads, sets[draw(sets.size())], threads == 1 ? chunks[draw(4)] : 64);
     members_.push_back({Session(model_, o), std::move(alone)});

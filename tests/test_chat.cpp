@@ -152,9 +152,8 @@ TEST_P(ChatGemma, AnEditedTurnRecomputesFromTheFirstDifferenceOn) {
   Conversation c = fresh();
   say(c, 0, 8);
   std::vector<Message> messages = c.messages();
-  messages[4].content =
-      "If we increment k by 2, what is the new value of m?";  // the third turn; replies stay as
-                                                              // drawn
+  // This is the third turn; replies stay as they were drawn.
+  messages[4].content = "If we increment k by 2, what is the new value of m?";
   const std::vector<int32_t> old = c.session().tokens();
   const PromptReport p = c.prompt(messages);
   // "If we increment k by " is common to both.
@@ -164,8 +163,8 @@ TEST_P(ChatGemma, AnEditedTurnRecomputesFromTheFirstDifferenceOn) {
   EXPECT_GT(p.kept, script().reply_ends[1]);
   EXPECT_LT(p.kept, script().reply_starts[2]);
   EXPECT_EQ(p.kept + p.recomputed + p.added, c.session().size());
-  EXPECT_LE(p.added, script().reply_starts[2] -
-                         script().reply_ends[1]);  // the edited turn; the rest was there before
+  // Only the edited turn is added; the rest was there before.
+  EXPECT_LE(p.added, script().reply_starts[2] - script().reply_ends[1]);
   for (size_t i = 0; i < 8; ++i) EXPECT_EQ(c.messages()[2 * i + 1].content, script().model[i]);
   expect_whole(c);
   // The same again: nothing to do.

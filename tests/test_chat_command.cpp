@@ -422,8 +422,8 @@ TEST_F(ChatCommand, MessagesOfSeveralLines) {
     EXPECT_NE(out.find("user: one\\ntwo\\\n"), std::string::npos) << out;
     EXPECT_NE(out.find("user: three\\nfour\n"), std::string::npos) << out;
     EXPECT_NE(out.find("user: /five\\nsix\n"), std::string::npos) << out;
-    EXPECT_NE(out.find("user: quit\n"), std::string::npos)
-        << out;  // a word that ends a chat on a terminal alone
+    // The word ends a chat on a terminal alone.
+    EXPECT_NE(out.find("user: quit\n"), std::string::npos) << out;
   }
   const Outcome open =
       run_stet({"chat", "--threads", "1", "--script", lines({"\"\"\"", "never closed"})});

@@ -227,8 +227,8 @@ TEST_F(Forms, AMappedBlockIsCheckedBeforeItsFirstUse) {
     Session back = restore(file), plain = session(200);
     for (Session* one : {&back, &plain}) {
       one->append({&ids[200], 1});
-      one->rewind(
-          10);  // windows hide early blocks from a token; what is written to is checked, too
+      // Windows hide early blocks from a token; what is written to is checked, too.
+      one->rewind(10);
       one->append(std::span(ids).subspan(10, 3));
     }
     EXPECT_TRUE(same_state(back, plain));

@@ -176,8 +176,8 @@ TEST_P(Generate, AnOpenReplyHoldsBackPartOfAStopString) {
   EXPECT_EQ(second.text, "");
   EXPECT_EQ(second.stop, StopReason::stop_string);
 
-  Session other =
-      s.fork();  // judged by other stop strings, the held text may be shown after all ...
+  // Judged by other stop strings, the held text may be shown after all ...
+  Session other = s.fork();
   other.generation().stop_strings = {"never"};
   EXPECT_EQ(reply(other, 64).text, "= 12.");
   other = s.fork();  // ... or be at its stop already

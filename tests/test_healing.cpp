@@ -58,8 +58,8 @@ class Healing : public testing::Test {
                                  static_cast<size_t>(kKv) + block * static_cast<size_t>(b) + 100);
   }
 
-  std::shared_ptr<const Model> m =
-      model(data_path("models/llama31-tiny"));  // every token sees every block
+  // Every token sees every block.
+  std::shared_ptr<const Model> m = model(data_path("models/llama31-tiny"));
   const std::vector<int32_t> ids = random_tokens(*m, 600);
   stet_test::ScratchDir scratch;
   const std::string file = scratch / "s.stet";

@@ -354,8 +354,8 @@ TEST_F(HostileSnapshot, MetaHasALimit) {
 
 TEST_F(HostileSnapshot, AWriterMakesNothingThatAReaderTakesForABomb) {
   if (!have_zlib()) GTEST_SKIP() << "built without zlib";
-  SnapshotImage sparse =
-      with_shape(64, 8, 128, 128, 1);  // two blocks of 32 MB, one position in each, all zero
+  // It has two blocks of 32 MB, one position in each, all zero.
+  SnapshotImage sparse = with_shape(64, 8, 128, 128, 1);
   sparse.section("KV").content = std::string(size_t{64} << 20, '\0');
   sparse.sections.erase(sparse.sections.end() - 2);
   sparse.required = 0;

@@ -169,8 +169,8 @@ TEST_F(SnapshotTest, BytesAreThoseOfTheSpecification) {
   Session s = session();
   const StateDigests d = Snapshot::save(s, file);
   const std::string bytes = bytes_of_file(file);
-  const size_t block =
-      32768;  // 4 layers x 2 heads x (K, V) x 8 dimensions x 64 positions x 4 bytes
+  // 4 layers x 2 heads x (K, V) x 8 dimensions x 64 positions x 4 bytes.
+  const size_t block = 32768;
   ASSERT_EQ(s.kv().shape().block_bytes(), block);
   EXPECT_EQ(bytes.size(), 65536 + block);
 

@@ -86,8 +86,8 @@ TEST_F(SnapshotCommand, CheckProvesEveryByte) {
       const Outcome o = run_stet({"check", broken, file});
       EXPECT_EQ(o.status, 1) << file << " at " << at << ": " << o.out;
       EXPECT_TRUE(o.out.starts_with(broken + ": ")) << o.out;
-      EXPECT_EQ(std::count(o.out.begin(), o.out.end(), '\n'), 2)
-          << o.out;  // the other one is looked at all the same
+      // The other one is looked at all the same.
+      EXPECT_EQ(std::count(o.out.begin(), o.out.end(), '\n'), 2) << o.out;
     }
   }
 }
@@ -95,8 +95,8 @@ TEST_F(SnapshotCommand, CheckProvesEveryByte) {
 TEST_F(SnapshotCommand, CheckNamesTheFault) {
   const std::string s = saved("s.stet", ids_of(100));
   std::string bytes = text_of(s);
-  bytes[bytes.size() - 1] =
-      static_cast<char>(bytes[bytes.size() - 1] ^ 1);  // of the last layer of the last block
+  // The byte is one of the last layer of the last block.
+  bytes[bytes.size() - 1] = static_cast<char>(bytes[bytes.size() - 1] ^ 1);
   stet_test::write_file(s, bytes);
   const Outcome o = run_stet({"check", s, "--json"});
   EXPECT_EQ(o.status, 1);

@@ -116,8 +116,8 @@ TEST_F(TerminalOutput, OfAResultIsEscapedOnATerminalAlone) {
     ids += (ids.empty() ? "" : ",") + id.dump();
   as_ids.push_back(ids);
   for (Args* args : {&as_template, &as_ids}) {
-    EXPECT_EQ(run_stet(*args).out.substr(0, kEvil.size()), kEvil)
-        << (*args)[0];  // a program reads what there is
+    // A program reads the text as it is.
+    EXPECT_EQ(run_stet(*args).out.substr(0, kEvil.size()), kEvil) << (*args)[0];
     EXPECT_EQ(controls_in(screen(*args)), "") << (*args)[0];
     EXPECT_NE(screen(*args).find("\\x1b]52;c;aGk=\\x07\\u009d52"), std::string::npos)
         << screen(*args);

@@ -17,8 +17,8 @@ struct Options {
 Json number_json(const Difference& d, const std::optional<double>& number,
                  const std::string& text) {
   if (!number) return text;
-  return d.element < 0 ? Json(static_cast<int64_t>(*number))
-                       : Json(*number);  // token ids and counts are whole
+  // Token ids and counts are whole.
+  return d.element < 0 ? Json(static_cast<int64_t>(*number)) : Json(*number);
 }
 
 // The one whose tokens the other begins with: "a", "b", or "" where they are as many or part

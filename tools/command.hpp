@@ -72,8 +72,8 @@ std::string checkpoint_name(const std::string& path);
 struct ModelOptions {
   CheckpointOption checkpoint;
   SessionOptions session;
-  std::shared_ptr<const FileSource>
-      weights;  // of a self-contained snapshot, in place of the directory
+  // The weights of a self-contained snapshot, in place of the directory.
+  std::shared_ptr<const FileSource> weights;
   std::string compute, gemm, kv;
   bool in_memory = false, check = false;
   bool of_snapshot = false;       // `check` is for one as well

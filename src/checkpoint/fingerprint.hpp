@@ -30,8 +30,9 @@
 namespace stet {
 
 struct TensorDigests {
-  Digest stored;  // of the bytes as they stand: XXH3-128 over that of every 16 rows; of a vector,
-                  // of all at once
+  // The digest of the bytes as they stand: XXH3-128 over that of every 16 rows; of a vector, of all
+  // at once.
+  Digest stored;
   Sha256 values;
 };
 

@@ -1,4 +1,4 @@
-// Reading and writing packed.safetensors (include/stet/packed.hpp).
+// Reading and writing packed.safetensors (include/stet/checkpoint/packed.hpp).
 #pragma once
 
 #include <map>

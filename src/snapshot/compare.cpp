@@ -1,4 +1,4 @@
-// Comparing states and snapshots part by part. Keys and values: src/compare_numbers.cpp.
+// Comparing states and snapshots part by part. Keys and values: kernels/compare.cpp.
 #include "stet/snapshot/compare.hpp"
 
 #include <fmt/format.h>

@@ -65,8 +65,8 @@ State Snapshot::load(const RestoreOptions& how, std::vector<int64_t>* damaged) c
                 std::to_string(meta_.positions));
   }
   const Parents parents = parents_or_find();
-  const std::shared_ptr<KvBlock> zeros =
-      KvWriter(state.kv).fresh_block();  // of all that was pruned as a whole
+  // One block stands for all that were pruned as a whole.
+  const std::shared_ptr<KvBlock> zeros = KvWriter(state.kv).fresh_block();
   zeros->mark_shared();
   std::vector<std::shared_ptr<KvBlock>> blocks(visible_.size());
   run_each(threads_or_all(how.session.compute.threads), blocks.size(), [&](size_t b) {

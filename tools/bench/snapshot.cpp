@@ -127,8 +127,9 @@ class Lengths {
     for (int i = 0; i < repeat; ++i) {
       measure_save(n, save);
       Session session = made_up(model_, options_, n);
-      fault.push_back(fault_time(plain_));  // as new to the system as the snapshot, which must not
-                                            // be touched before its restore
+      // This file is as new to the system as the snapshot, which must not be touched before its
+      // restore.
+      fault.push_back(fault_time(plain_));
       resume.push_back(measure_first(session, fault.back(), first));
       fork.push_back(median({time_of([&] { session.fork(); }), time_of([&] { session.fork(); }),
                              time_of([&] { session.fork(); })}));

@@ -21,9 +21,8 @@ struct Setting {
   const char* range;
   bool for_draws;  // no effect while greedy
   std::string (*text)(const Settings&);
-  bool (*read)(
-      Settings&,
-      const std::string&);  // false: not of the range; what check_generation refuses, neither
+  // Whether the text is one of the range. What check_generation refuses is not judged here.
+  bool (*read)(Settings&, const std::string&);
 };
 
 template <class Number>

@@ -87,8 +87,8 @@ struct Conversation::Plan {
   }
 
  private:
-  std::vector<std::pair<int64_t, bool>>
-      pieces;  // where each ends, and whether a message in it is new
+  // Each piece has the position where it ends, and whether a message in it is new.
+  std::vector<std::pair<int64_t, bool>> pieces;
 };
 
 inline Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer)

@@ -25,10 +25,9 @@ namespace stet {
 
 // What became of the tokens of a prompt.
 struct PromptReport {
-  int64_t kept = 0;  // were in the cache, and stay
-  int64_t recomputed =
-      0;  // of earlier messages, processed again since something before them has changed
-  int64_t added = 0;  // of new or changed messages
+  int64_t kept = 0;        // were in the cache, and stay
+  int64_t recomputed = 0;  // processed again, since something before them has changed
+  int64_t added = 0;       // of new or changed messages
 };
 
 // The messages as a chat template sees them: a list of objects with role, content and their fields.

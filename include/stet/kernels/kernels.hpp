@@ -31,8 +31,8 @@ enum {
 // Quantized weights and inputs are integers in blocks of 32 consecutive inputs, each with a scale.
 enum {
   kQuantBlock = 32,
-  kQuantStrip = 64,  // weights are packed in strips of two blocks, so that scales and bytes fill
-                     // whole cache lines
+  // Weights are packed in strips of two blocks, so that scales and bytes fill whole cache lines.
+  kQuantStrip = 64,
   kStripBytesQ8 = 1088,  // of 16 outputs: 64 for scales, 64 for each 4 inputs
   kStripBytesQ4 = 576,
 };
@@ -88,8 +88,8 @@ struct AttendBlock {
 struct AttendTile {
   const float* q;  // [head_dim][kTileRows], packed; those past `rows` are not read
   int rows;
-  const uint64_t*
-      mask;  // [rows], bit t: position t of the block is visible; bits off are never read from v
+  // [rows]; bit t is set where position t of the block is visible. Others are never read from v.
+  const uint64_t* mask;
   SoftmaxSums out;
 };
 

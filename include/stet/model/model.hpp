@@ -21,7 +21,7 @@ namespace stet {
 // What the weights are, without keeping them twice: the text of a hash for each group of tensors,
 // in this order: "embeddings", "norms", "attention", "mlp", "head" (absent when the head is tied),
 // then "config" and, over all of these, "model". A group's covers names, shapes and exact values of
-// its tensors, not the type or the file that they are stored in (src/fingerprint.hpp).
+// its tensors, not the type or the file that they are stored in (src/checkpoint/fingerprint.hpp).
 using Fingerprints = std::vector<std::pair<std::string, std::string>>;
 
 struct Workspace {

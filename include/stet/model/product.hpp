@@ -12,9 +12,9 @@ namespace stet {
 // y = f(gate) up, element by element.
 enum class Gate : uint8_t { silu, gelu_tanh };
 
-// Rows are taken in blocks that stay in the second-level cache beside a panel of weights.
-constexpr size_t kGemmRows =
-    516;  // a multiple of kTileRows; one block for the default chunk of 512
+// Rows are taken in blocks that stay in the second-level cache beside a panel of weights. This is a
+// multiple of kTileRows, and one block for the default chunk of 512.
+constexpr size_t kGemmRows = 516;
 constexpr size_t kGemmDepth = 640;  // inputs of a panel that are widened at once
 
 // y = f(gate) up

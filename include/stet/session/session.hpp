@@ -61,8 +61,8 @@ struct HealedBlocks {
   std::vector<int64_t> blocks;
   int64_t tokens = 0;  // that were processed for it
 
-  std::string text()
-      const;  // "s.stet: KV blocks 0, 3 were not what was saved: computed again from 128 tokens"
+  // "s.stet: KV blocks 0, 3 were not what was saved: computed again from 128 tokens"
+  std::string text() const;
 };
 
 // A session whose blocks lie in a mapped file heals itself: where that file is cut off, overwritten
@@ -161,8 +161,8 @@ class Session {
   State state_;             // what
   PendingAppend pending_;
   SharedMark logits_shared_;  // somebody else may hold state_.logits
-  std::shared_ptr<std::vector<float>>
-      spare_;  // logits of the token before, which nobody else holds
+  // The logits of the token before, which nobody else holds.
+  std::shared_ptr<std::vector<float>> spare_;
   std::vector<HealedBlocks> healed_;
 };
 

@@ -47,8 +47,8 @@ struct GenerationState {
 struct Message {
   std::string role;     // as the template knows it: "system", "user", "assistant", "tool"
   std::string content;  // UTF-8
-  std::string fields;   // further members for the template (tool_calls, content as a list, ...): a
-                        // JSON object, or ""
+  // A JSON object of further members for the template (tool_calls, content as a list, ...), or "".
+  std::string fields;
   // Where it is: the tokens of a generated reply, its stop token left out; of other messages the
   // stretch of tokens between two such replies that holds it.
   int64_t begin = 0, end = 0;

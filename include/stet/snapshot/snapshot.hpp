@@ -27,8 +27,9 @@ struct StateDigests {
   Digest tokens;  // token ids
   Digest logits;  // of the last position
   Digest kv;      // the digests of all layers of all blocks
-  Digest state;  // all of it: contract, model, tokens, visibility, logits, keys, values, generation
-                 // state, prunes, messages
+  // Covers all of it: contract, model, tokens, visibility, logits, keys, values, generation state,
+  // prunes, messages.
+  Digest state;
   // identity.hpp. All zero for a file of format version 1 or 2 whose state its tokens do not give.
   Sha256 id;
 };
@@ -41,8 +42,7 @@ StateDigests digests_of(Session& session);
 enum class SnapshotForm {
   full,    // everything
   delta,   // keys and values that its parent, another snapshot, does not have
-  recipe,  // no keys and values: they are computed again from the tokens, and proved by their
-           // digests
+  recipe,  // no keys and values: they are computed again, and proved by their digests
 };
 const char* snapshot_form_name(SnapshotForm form);
 std::optional<SnapshotForm> parse_snapshot_form(const std::string& name);  // the inverse
@@ -50,19 +50,19 @@ std::optional<SnapshotForm> parse_snapshot_form(const std::string& name);  // th
 // What a snapshot says about itself.
 struct SnapshotMeta {
   SnapshotForm form = SnapshotForm::full;
-  std::string
-      parent;  // delta: the parent's id; "" where that is not known (format versions 1 and 2)
+  // The id of a delta's parent; "" where that is not known (format versions 1 and 2).
+  std::string parent;
   std::string parent_state;  // delta: the parent's state digest
   std::string parent_file;   // delta: the name its file had
   std::string logits;        // recipe: their digest
   std::string contract;      // contract_name()
   int contract_version = 0;
-  std::string
-      checkpoint;  // name of the directory that the model came from: a hint, not part of the state
+  // The name of the directory that the model came from: a hint, not part of the state.
+  std::string checkpoint;
   std::string architecture;
   std::string config;  // ModelConfig::canonical()
-  std::vector<std::pair<std::string, std::string>>
-      fingerprints;       // as Model::fingerprints(), texts of digests
+  // The texts of Model::fingerprints().
+  std::vector<std::pair<std::string, std::string>> fingerprints;
   std::string tokenizer;  // its fingerprint, or empty
   KvShape kv;
   int64_t capacity = 0, positions = 0;
@@ -114,8 +114,8 @@ struct RestoreReport {
   int64_t reused = 0;           // tokens whose keys and values were taken from the file
   int64_t recomputed = 0;       // tokens that were processed again
   std::vector<int64_t> healed;  // blocks
-  bool checked =
-      false;  // every digest was compared; else this happens block by block before first use
+  // Whether every digest was compared; if not, this happens block by block before first use.
+  bool checked = false;
 };
 
 // What Snapshot::check() looked at.
