@@ -47,7 +47,7 @@ struct Linear {
   size_t row_bytes;  // of a packed row, at most
 };
 
-// The kernel table alone is measured, so that a panel is walked here as src/gemm.cpp walks it, but
+// The kernel table alone is measured, so that a panel is walked here as product.hpp walks it, but
 // without what it does between panels; where it takes its inputs in pieces, the sums of each start
 // at zero, which costs as much as going on.
 template <class Packed, class Multiply>

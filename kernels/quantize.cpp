@@ -71,8 +71,8 @@ QuantizedBlock round_block_q4(std::span<const float, kQuantBlock> w) {
   const float top = largest(w);
   if (top != top) return {kNotANumber, {}};
   const Candidate low = with_scale(w, top / -8), high = with_scale(w, top / 7);
-  return high.error < low.error ? high.block
-                                : low.block;  // not a number where its scale is infinite
+  // Not a number where its scale is infinite.
+  return high.error < low.error ? high.block : low.block;
 }
 
 // The largest scale that rounds to a finite float16 is below 65520.

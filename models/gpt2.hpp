@@ -81,18 +81,18 @@ inline Gpt2::Gpt2(ModelConfig config, WeightLoader& w) : Model(std::move(config)
 }
 
 inline void Gpt2::forward(Team t, const Pass& p) const {
-  const Views v(config_, p);
+  const Qkv qkv(config_, p.qkv);
   const double eps = config_.norm_eps;
   embed(t, p, embedding_, 1.0f, p.x);
   embed_positions(t, p, positions_, p.out);
   add(t, p, p.x, p.out);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& l = layers_[i];
-    tap(t, p, i, p.x);
+    capture_hidden(t, p, i, p.x);
 
     layer_norm(t, p, l.attention_norm.weight, l.attention_norm.bias, eps, p.x, p.normed);
     linear(t, p, l.qkv, p.normed, p.qkv);
-    attend(t, p, config_, i, v);
+    attend(t, p, config_, i, qkv, p.attention);
     linear(t, p, l.o, p.attention, p.out);
     add(t, p, p.x, p.out);
 
@@ -103,7 +103,7 @@ inline void Gpt2::forward(Team t, const Pass& p) const {
     add(t, p, p.x, p.out);
   }
   layer_norm(t, p, final_norm_.weight, final_norm_.bias, eps, p.x, p.out);
-  tap(t, p, layers_.size(), p.out);
+  capture_hidden(t, p, layers_.size(), p.out);
 }
 
 }  // namespace gpt2

@@ -46,28 +46,28 @@ inline Llama::Llama(ModelConfig config, WeightLoader& w, Biases biases)
 }
 
 inline void Llama::forward(Team t, const Pass& p) const {
-  const Views v(config_, p);
+  const Qkv qkv(config_, p.qkv);
   const double eps = config_.norm_eps;
   rope_tables(t, p, frequencies_);
   embed(t, p, embedding_, 1.0f, p.x);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& l = layers_[i];
-    tap(t, p, i, p.x);
+    capture_hidden(t, p, i, p.x);
 
     rms_norm(t, p, l.input_norm, eps, p.x, p.normed);
     linear(t, p, l.qkv, p.normed, p.qkv);
-    rotate(t, p, config_, i, v);
-    attend(t, p, config_, i, v);
+    rotate(t, p, config_, i, qkv);
+    attend(t, p, config_, i, qkv, p.attention);
     linear(t, p, l.o, p.attention, p.out);
     add(t, p, p.x, p.out);
 
     rms_norm(t, p, l.post_attention_norm, eps, p.x, p.normed);
-    linear_gated(t, p, l.gate_up, Gate::silu, p.normed, p.mlp);
+    linear_gated(t, p, l.gate_up, Gate::silu, p.normed, p.gate_up, p.mlp);
     linear(t, p, l.down, p.mlp, p.out);
     add(t, p, p.x, p.out);
   }
   rms_norm(t, p, final_norm_, eps, p.x, p.out);
-  tap(t, p, layers_.size(), p.out);
+  capture_hidden(t, p, layers_.size(), p.out);
 }
 
 inline Family llama_family() {

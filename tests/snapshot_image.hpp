@@ -110,9 +110,9 @@ inline std::string forged(SnapshotImage image) {
   try {
     Snapshot::parse(std::as_bytes(std::span(file)), "");
   } catch (const Error& e) {
-    Digest state;
-    if (e.field != "state" || !parse_digest(e.found, &state)) return file;
-    image.state = le(state);
+    const std::optional<Digest> state = parse_digest(e.found);
+    if (e.field != "state" || !state) return file;
+    image.state = le(*state);
     return image.build();
   }
   return file;

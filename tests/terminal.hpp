@@ -41,8 +41,8 @@ class Terminal {
       ::execv(argv[0], argv.data());
       ::_exit(127);
     }
-    process_ = static_cast<int>(
-        ::syscall(SYS_pidfd_open, pid_, 0));  // some C libraries declare pidfd_open for C alone
+    // Some C libraries declare pidfd_open for C alone.
+    process_ = static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0));
   }
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;

@@ -221,8 +221,8 @@ TEST_P(EachIsa, MergeIsTheContractRestated) {
       if (m == -kInf && mb == -kInf) continue;  // a block of which nothing was seen is not merged
       for (size_t ldv : {16, 80}) {
         for (unsigned seen : {0u, 1u, 0b100000u, 0b101010u, 0b111111u}) {
-          const auto rows =
-              static_cast<size_t>(std::bit_width(seen));  // memory ends behind the last one seen
+          // The memory ends behind the last one seen.
+          const auto rows = static_cast<size_t>(std::bit_width(seen));
           const Fenced<float> top(rows), l(rows), o(rows * ldv), next_top(rows), next_l(rows),
               next_o(rows * ldv);
           std::vector<PlainPart> expected;

@@ -209,13 +209,13 @@ class FailingBatch : public LlamaBatch {
   Session damaged(size_t tokens) {
     Session s = session(tokens);
     s.set_value(0, 0, 70, std::vector<float>(static_cast<size_t>(m->config().head_dim), 0.5f));
-    Snapshot::save(s, "", file);
+    Snapshot::save(s, file);
     std::string bytes = read_text_file(file, size_t{1} << 30);
     const size_t at =
         Snapshot::open(file).sections().back().offset + s.kv().shape().content_bytes() - 1;
     bytes[at] = static_cast<char>(bytes[at] ^ 1);
     stet_test::write_file(file, bytes);
-    return Snapshot::open(file).restore(m, "", options(1));
+    return Snapshot::open(file).restore(m, {.session = options(1)});
   }
   const std::string file = scratch / "s.stet";
   const Ids one = {7}, some = random_tokens(*m, 20, 9),
@@ -285,8 +285,8 @@ TEST_F(FailingBatch, OfADamagedBlock) {
 // One of its sessions heals within the batch; none has another bit.
 TEST_F(FailingBatch, NotOfAFileThatWasCutOff) {
   Session a = session(100), saved = session(80), c = session(100);
-  Snapshot::save(saved, "", file);
-  Session b = Snapshot::open(file).restore(m, "", options(1));
+  Snapshot::save(saved, file);
+  Session b = Snapshot::open(file).restore(m, {.session = options(1)});
   std::filesystem::resize_file(file, 70000);
   append(std::vector<BatchEntry>{{&a, some}, {&b, one}});
   c.append(some);
@@ -372,8 +372,8 @@ class Crowd {
     Session alone(model_, o);
     const std::vector<std::string> sets = instruction_sets(*model_);
     const int64_t chunks[] = {1, 5, 64, 512};
-    const int threads =
-        draw(4) == 0 ? 2 : 1;  // with small passes two cost hundreds of barriers for a token
+    // With small passes two threads cost hundreds of barriers for a token.
+    const int threads = draw(4) == 0 ? 2 : 1;
     o.compute =
         compute_of(alone, threads, sets[draw(sets.size())], threads == 1 ? chunks[draw(4)] : 64);
     members_.push_back({Session(model_, o), std::move(alone)});

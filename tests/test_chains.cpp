@@ -27,7 +27,7 @@ class Chains : public testing::TestWithParam<int> {
       SaveOptions how;
       how.compress = have_zlib() && i % 3 == 1 ? 1 : 0;
       if (i > 0) how.form = SnapshotForm::delta, how.parent = parent.get();
-      Snapshot::save(s, "", name(i), how);
+      Snapshot::save(s, name(i), how);
       parent = std::make_unique<const Snapshot>(Snapshot::open(name(i)));
     }
     return s;
@@ -50,10 +50,10 @@ TEST_P(Chains, AreRestoredByManyThreadsAtOnce) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([&, t] {
-        const RestoreOptions how = {.map = t % 2 == 0, .check = t == 2};
-        Session back = snapshot.restore(m, "", options(2), how);
+        const RestoreOptions how = {.session = options(2), .map = t % 2 == 0, .check = t == 2};
+        Session back = snapshot.restore(m, how);
         EXPECT_TRUE(digests_of(back).state == digests.state);
-        const State state = snapshot.state(0, {.map = t % 2 != 0, .threads = 2});
+        const State state = snapshot.state({.session = options(2), .map = t % 2 != 0});
         EXPECT_EQ(state.tokens, back.tokens());
       });
     }
@@ -77,12 +77,12 @@ class Largest : public Executor {
 TEST_F(Chains, RestoringUsesTheThreadsOfItsSession) {
   if (!have_zlib()) GTEST_SKIP() << "built without zlib";
   make(2, 200);  // the second is compressed
-  const Snapshot snapshot = Snapshot::open(name(1), "");
+  const Snapshot snapshot = Snapshot::open_with_parents(name(1));
   for (const int threads : {1, 2, 4}) {
     for (const bool map : {true, false}) {
       Largest executor;
       Executor* const before = set_executor(&executor);
-      const Session back = snapshot.restore(m, "", options(threads), {.map = map});
+      const Session back = snapshot.restore(m, {.session = options(threads), .map = map});
       set_executor(before);
       EXPECT_EQ(executor.largest, threads) << map;
     }
@@ -92,18 +92,18 @@ TEST_F(Chains, RestoringUsesTheThreadsOfItsSession) {
 TEST_F(Chains, ALongerOneIsRefused) {
   make(258, 1);
   EXPECT_EQ(
-      error_of([&] { Snapshot::open(name(257), ""); }),
+      error_of([&] { Snapshot::open_with_parents(name(257)); }),
       "format: " + name(257) + ": parent: expected at most 256 deltas in a chain, found more");
 }
 
 // The parent's file lost, and a delta of that state put in its place: a circle.
 TEST_F(Chains, ACircleIsRefused) {
   Session s = make(2, 90);
-  const Snapshot last = Snapshot::open(name(1), "");
-  Snapshot::save(s, "", scratch / "same.stet", {.form = SnapshotForm::delta, .parent = &last});
+  const Snapshot last = Snapshot::open_with_parents(name(1));
+  Snapshot::save(s, scratch / "same.stet", {.form = SnapshotForm::delta, .parent = &last});
   std::filesystem::rename(scratch / "same.stet", name(1));
   for (const std::string& parent : {std::string(), name(1)}) {
-    EXPECT_EQ(error_of([&] { Snapshot::open(name(1), parent); }),
+    EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(name(1), parent); }),
               "format: " + name(1) +
                   ": parent: expected a file that is no delta of this one, found " + name(1));
   }
@@ -127,30 +127,32 @@ TEST_F(Chains, ADeltaIsNotWrittenOverWhatItNeeds) {
     const std::string refused =
         "argument: " + path + ": expected a file that the delta does not need, found its parent " +
         file;
-    EXPECT_EQ(error_of([&, &path = path] { Snapshot::save(s, "", path, delta); }), refused);
+    EXPECT_EQ(error_of([&, &path = path] { Snapshot::save(s, path, delta); }), refused);
     EXPECT_EQ(error_of([&, &path = path] { Snapshot::save(s.state(), parent, path, delta); }),
               refused);
   }
-  Session back = Snapshot::open(name(2), "").restore(m, "", options(1), {.check = true});
+  Session back =
+      Snapshot::open_with_parents(name(2)).restore(m, {.session = options(1), .check = true});
   EXPECT_EQ(back.size(), 270);
-  Snapshot::save(s, "", scratch / "next.stet", delta);
-  Session next = Snapshot::open(scratch / "next.stet", "").restore(m, "", options(1));
+  Snapshot::save(s, scratch / "next.stet", delta);
+  Session next =
+      Snapshot::open_with_parents(scratch / "next.stet").restore(m, {.session = options(1)});
   EXPECT_TRUE(same_state(next, s));
-  Snapshot::save(s, "", name(2));  // whole: it needs nothing
-  Session whole = Snapshot::open(name(2)).restore(m, "", options(1));
+  Snapshot::save(s, name(2));  // whole: it needs nothing
+  Session whole = Snapshot::open(name(2)).restore(m, {.session = options(1)});
   EXPECT_TRUE(same_state(whole, s));
 }
 
 TEST_F(Chains, ParentsNeverChangeOnceFound) {
   make(3, 90);
-  Snapshot snapshot = Snapshot::open(name(2), name(1));
+  Snapshot snapshot = Snapshot::open_with_parents(name(2), name(1));
   const auto parents = snapshot.parents();
   ASSERT_EQ(parents.size(), 2u);
   EXPECT_EQ(parents[0]->path(), name(1));
   EXPECT_EQ(parents[1]->path(), name(0));
   std::filesystem::copy_file(name(1), scratch / "copy.stet");
   snapshot.find_parents(scratch / "copy.stet");
-  snapshot.restore(m, "", options(1));
+  snapshot.restore(m, {.session = options(1)});
   EXPECT_EQ(snapshot.parents(), parents);
 }
 

@@ -46,8 +46,9 @@ class Chat : public testing::TestWithParam<std::string> {
     return {std::move(session), tokenizer};
   }
   Conversation through_file(Conversation& c) const {
-    Snapshot::save(c.session(), tokenizer->fingerprint(), file);
-    return {Snapshot::open(file).restore(m, tokenizer->fingerprint(), options(1)), tokenizer};
+    Snapshot::save(c.session(), file, {.tokenizer = tokenizer.get()});
+    return {Snapshot::open(file).restore(m, {.session = options(1), .tokenizer = tokenizer.get()}),
+            tokenizer};
   }
   // Says the scripted messages from .. to-1.
   static void say(Conversation& c, size_t from, size_t to) {
@@ -73,7 +74,7 @@ class Chat : public testing::TestWithParam<std::string> {
   }
   int64_t count(const Conversation& c, const std::string& piece) const {
     const std::vector<int32_t> ids = c.session().transcript();
-    return std::count(ids.begin(), ids.end(), *tokenizer->id(piece));
+    return std::count(ids.begin(), ids.end(), *tokenizer->find_id(piece));
   }
 
   const std::string directory = asset_path(GetParam());
@@ -99,7 +100,7 @@ TEST_P(ChatGemma, EightTurnsProcessTheirNewTokensOnly) {
     EXPECT_EQ(c.session().size(), script().reply_starts[i]);
     const Reply r = c.reply({64, false});
     EXPECT_EQ(r.text, script().model[i]);
-    EXPECT_EQ(r.stop, "eos");
+    EXPECT_EQ(r.stop, StopReason::eos);
     EXPECT_EQ(c.session().size(), script().reply_ends[i]);
   }
   EXPECT_EQ(c.session().tokens(), script().ids);
@@ -151,9 +152,8 @@ TEST_P(ChatGemma, AnEditedTurnRecomputesFromTheFirstDifferenceOn) {
   Conversation c = fresh();
   say(c, 0, 8);
   std::vector<Message> messages = c.messages();
-  messages[4].content =
-      "If we increment k by 2, what is the new value of m?";  // the third turn; replies stay as
-                                                              // drawn
+  // This is the third turn; replies stay as they were drawn.
+  messages[4].content = "If we increment k by 2, what is the new value of m?";
   const std::vector<int32_t> old = c.session().tokens();
   const PromptReport p = c.prompt(messages);
   // "If we increment k by " is common to both.
@@ -163,8 +163,8 @@ TEST_P(ChatGemma, AnEditedTurnRecomputesFromTheFirstDifferenceOn) {
   EXPECT_GT(p.kept, script().reply_ends[1]);
   EXPECT_LT(p.kept, script().reply_starts[2]);
   EXPECT_EQ(p.kept + p.recomputed + p.added, c.session().size());
-  EXPECT_LE(p.added, script().reply_starts[2] -
-                         script().reply_ends[1]);  // the edited turn; the rest was there before
+  // Only the edited turn is added; the rest was there before.
+  EXPECT_LE(p.added, script().reply_starts[2] - script().reply_ends[1]);
   for (size_t i = 0; i < 8; ++i) EXPECT_EQ(c.messages()[2 * i + 1].content, script().model[i]);
   expect_whole(c);
   // The same again: nothing to do.
@@ -230,7 +230,7 @@ TEST_P(Chat, MarksThatAUserTypesAreText) {
   Conversation back = through_file(c);
   EXPECT_EQ(back.plan(back.messages()).added, c.plan(c.messages()).added);
   Conversation open = fresh();
-  open.session().dialogue().special_in_text = true;
+  open.session().chat().special_in_text = true;
   open.say(attack);
   EXPECT_EQ(count(open, mark), 3);
 }
@@ -240,7 +240,7 @@ TEST_P(Chat, AReplyThatWasCutIsClosedOrGoesOn) {
   for (Conversation* c : {&whole, &cut, &closed})
     c->say("Let's start by defining a variable k equal to 5. What is k?");
   const Reply r = whole.reply({64, false});
-  ASSERT_EQ(r.stop, "eos");
+  ASSERT_EQ(r.stop, StopReason::eos);
   ASSERT_GT(r.ids.size(), 3u);
   EXPECT_FALSE(whole.open());
   std::string text;
@@ -253,7 +253,7 @@ TEST_P(Chat, AReplyThatWasCutIsClosedOrGoesOn) {
   const int64_t before = closed.session().size();
   const PromptReport p = closed.say("What is k?");
   EXPECT_EQ(p.kept, before);
-  EXPECT_EQ(closed.session().tokens()[static_cast<size_t>(before)], *tokenizer->id(mark));
+  EXPECT_EQ(closed.session().tokens()[static_cast<size_t>(before)], *tokenizer->find_id(mark));
   EXPECT_EQ(closed.messages()[1].content,
             tokenizer->decode(std::vector<int32_t>(r.ids.begin(), r.ids.begin() + 2)));
   expect_whole(closed);
@@ -271,7 +271,7 @@ TEST_P(Chat, AStopStringEndsWhatWasSaid) {
     const std::string full = free.reply({64, false}).text;
     const Reply r = c.reply({64, false});
     if (full.find(stop) == std::string::npos) continue;
-    ASSERT_EQ(r.stop, "stop") << full;
+    ASSERT_EQ(r.stop, StopReason::stop_string) << full;
     EXPECT_EQ(c.messages().back().content, full.substr(0, full.find(stop)));
     c = through_file(c);
     const std::string said = c.messages().back().content;
@@ -321,7 +321,7 @@ TEST_P(Chat, WhatFailsLeavesTheConversationAsItWas) {
   edited[0].content = "Set k = 6.";
   EXPECT_THROW(c.prompt(edited, [](int64_t) { throw Stop(); }), Stop);
   Conversation refusing = c.fork();
-  refusing.session().dialogue().chat_template = "{{ raise_exception('never') }}";
+  refusing.session().chat().chat_template = "{{ raise_exception('never') }}";
   Conversation other(refusing.session().fork(), tokenizer);
   EXPECT_NE(error_of([&] { other.say("x"); }).find("never"), std::string::npos);
   EXPECT_EQ(digests_of(c.session()).state, state);
@@ -336,7 +336,7 @@ TEST_P(Chat, ATemplateThatRewritesHistoryRewindsToWhereItDiffers) {
       "{% endfor %}<assistant>";
   Session session(m, options(1));
   session.generation() = default_generation(*m);
-  session.dialogue().chat_template = rewriting;
+  session.chat().chat_template = rewriting;
   Conversation c(std::move(session), tokenizer);
   std::vector<Message> messages = {{"user", "Add 2 and 3.", "", 0, 0, false},
                                    {"assistant", "think=5", "", 0, 0, false},
@@ -365,7 +365,7 @@ TEST_P(Chat, APrunedConversationGoesOnAndKnowsHowFarItCanGoBack) {
     c.session().prune({.keep_last = 20, .sinks = 4, .shift = shift});
     c = through_file(c);
     EXPECT_EQ(contents(c), before);
-    const int64_t drawn = c.session().drawn();
+    const int64_t drawn = c.session().transcript_size();
     const PromptReport p = c.say("What is k?");
     EXPECT_EQ(p.kept, drawn);
     EXPECT_EQ(p.recomputed, 0);
@@ -406,16 +406,16 @@ TEST_P(Chat, GivenConversationsHaveTheGoldenTokens) {
 // The time is told once, to templates that ask for it, and kept.
 TEST_P(Chat, ATemplateThatAsksForTheTimeRendersAlikeForEver) {
   Session session(m, options(1));
-  session.dialogue().chat_template =
+  session.chat().chat_template =
       "{{ strftime_now('%Y-%m-%d') }}{% for m in messages %}<{{ m.content }}>{% endfor %}";
-  session.dialogue().now = 86400 * 365;
+  session.chat().now = 86400 * 365;
   Conversation c(std::move(session), tokenizer);
   c.say("a");
   EXPECT_NE(tokenizer->decode(c.session().tokens()).find("1971-01-01"), std::string::npos);
   c = through_file(c);
   EXPECT_EQ(c.plan(c.messages()).recomputed, 0);
   EXPECT_EQ(c.plan(c.messages()).kept, c.session().size());
-  EXPECT_EQ(fresh().session().dialogue().now, 0);
+  EXPECT_EQ(fresh().session().chat().now, 0);
 }
 
 TEST_P(Chat, ARewoundSessionGivesAConversationItsTextBack) {

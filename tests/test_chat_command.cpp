@@ -193,9 +193,9 @@ TEST_F(ChatCommand, TheConversationIsInTheSnapshot) {
                 .status,
             0);
   const Snapshot s = Snapshot::open(snapshot);
-  ASSERT_EQ(s.meta().dialogue.messages.size(), 3u);
-  EXPECT_EQ(s.meta().dialogue.messages[0].content, "Be terse.");
-  EXPECT_TRUE(s.meta().dialogue.messages[2].drawn);
+  ASSERT_EQ(s.meta().chat.messages.size(), 3u);
+  EXPECT_EQ(s.meta().chat.messages[0].content, "Be terse.");
+  EXPECT_TRUE(s.meta().chat.messages[2].generated);
   EXPECT_EQ(run_stet({"chat", "--threads", "1", "--resume", snapshot, "--script",
                       lines({"What is k?"}), "--json"})
                 .status,
@@ -266,7 +266,7 @@ TEST_F(ChatCommand, OnlyTheTargetIsWrittenAtTheEnd) {
                               lines({"What is k?", "/save " + copy, "Set k = 9."})});
   EXPECT_EQ(o.status, 0) << o.err;
   EXPECT_EQ(read_text_file(snapshot, 1 << 24), before);
-  EXPECT_EQ(Snapshot::open(copy).meta().dialogue.messages.size(), 4u);
+  EXPECT_EQ(Snapshot::open(copy).meta().chat.messages.size(), 4u);
   EXPECT_NE(o.err.find("this conversation has 2 messages that no file holds: /save FILE or --save "
                        "FILE would have kept them\n"),
             std::string::npos)
@@ -293,7 +293,7 @@ TEST_F(ChatCommand, BranchesThatWouldBeLostAreNamed) {
             std::string::npos)
       << lost.err;
   EXPECT_EQ(lost.err.find("branch main"), std::string::npos) << lost.err;
-  EXPECT_EQ(Snapshot::open(snapshot).meta().dialogue.messages.size(), 2u);
+  EXPECT_EQ(Snapshot::open(snapshot).meta().chat.messages.size(), 2u);
   EXPECT_EQ(run({"Set k = 5.", "/fork side", "Set k = 9."}).err.find("branch"),
             std::string::npos);  // main is a part of side
   EXPECT_EQ(run({"Set k = 5.", "/fork side", "Set k = 9.", "/save " + scratch / "side.stet",
@@ -322,13 +322,13 @@ TEST_F(ChatCommand, AScriptThatFailsKeepsWhatWasSaid) {
   EXPECT_NE(o.err.find("stet: command: expected one that /help lists, found /nonsense"),
             std::string::npos)
       << o.err;
-  EXPECT_EQ(Snapshot::open(snapshot).meta().dialogue.messages.size(), 2u);
+  EXPECT_EQ(Snapshot::open(snapshot).meta().chat.messages.size(), 2u);
   // Through a pipe, the other lines are said; the exit status tells.
   const Outcome piped =
       run_stet({"chat", "--threads", "1", "--save", snapshot}, "/nonsense\nSet k = 5.\n");
   EXPECT_EQ(piped.status, 1);
   EXPECT_EQ(piped.out, "OK, k = 5.\n");
-  EXPECT_EQ(Snapshot::open(snapshot).meta().dialogue.messages.size(), 2u);
+  EXPECT_EQ(Snapshot::open(snapshot).meta().chat.messages.size(), 2u);
 }
 
 TEST_F(ChatCommand, SignalsEndAChatInGoodOrder) {
@@ -341,7 +341,7 @@ TEST_F(ChatCommand, SignalsEndAChatInGoodOrder) {
     run.send(signal);  // while the process waits for the next line
     EXPECT_EQ(run.wait(), -signal);
     EXPECT_TRUE(err.read_line().starts_with("saved 25 tokens to " + snapshot));
-    EXPECT_EQ(Snapshot::open(snapshot).meta().dialogue.messages.size(), 2u);
+    EXPECT_EQ(Snapshot::open(snapshot).meta().chat.messages.size(), 2u);
     std::filesystem::remove(snapshot);
   }
 }
@@ -422,8 +422,8 @@ TEST_F(ChatCommand, MessagesOfSeveralLines) {
     EXPECT_NE(out.find("user: one\\ntwo\\\n"), std::string::npos) << out;
     EXPECT_NE(out.find("user: three\\nfour\n"), std::string::npos) << out;
     EXPECT_NE(out.find("user: /five\\nsix\n"), std::string::npos) << out;
-    EXPECT_NE(out.find("user: quit\n"), std::string::npos)
-        << out;  // a word that ends a chat on a terminal alone
+    // The word ends a chat on a terminal alone.
+    EXPECT_NE(out.find("user: quit\n"), std::string::npos) << out;
   }
   const Outcome open =
       run_stet({"chat", "--threads", "1", "--script", lines({"\"\"\"", "never closed"})});

@@ -202,7 +202,7 @@ TEST_F(ChatTerminal, TheCurrentBranchGoesToTheTarget) {
   t.type("\x04");
   t.until("saved ");
   EXPECT_EQ(t.wait(), 0);
-  EXPECT_EQ(Snapshot::open(snapshot).meta().dialogue.messages.size(), 2u);
+  EXPECT_EQ(Snapshot::open(snapshot).meta().chat.messages.size(), 2u);
 }
 
 TEST_F(ChatTerminal, ATargetThatCannotBeWrittenKeepsTheChat) {
@@ -228,7 +228,7 @@ TEST_F(ChatTerminal, ATargetThatCannotBeWrittenKeepsTheChat) {
        ++at)
     ++errors;
   EXPECT_EQ(errors, 3u);  // one for each Ctrl-D
-  EXPECT_EQ(Snapshot::open(snapshot).meta().dialogue.messages.size(), 2u);
+  EXPECT_EQ(Snapshot::open(snapshot).meta().chat.messages.size(), 2u);
 }
 
 TEST_F(ChatTerminal, AClosedWindowSavesTheConversation) {
@@ -238,7 +238,7 @@ TEST_F(ChatTerminal, AClosedWindowSavesTheConversation) {
   waiting.until("you> ");
   waiting.hang_up();
   EXPECT_EQ(waiting.wait(), -SIGHUP);
-  EXPECT_EQ(Snapshot::open(snapshot).meta().dialogue.messages.size(), 2u);
+  EXPECT_EQ(Snapshot::open(snapshot).meta().chat.messages.size(), 2u);
 
   for (const int signal : {SIGHUP, SIGTERM}) {
     const std::string cut = scratch / "cut.stet";

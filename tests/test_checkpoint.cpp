@@ -20,8 +20,7 @@ using stet_test::write_file;
 void write_tensors(const std::string& path, const std::vector<stet::TensorSpec>& tensors) {
   stet::SafeTensorsWriter writer(path, tensors);
   for (const stet::TensorSpec& tensor : tensors) {
-    int64_t count = 0;
-    ASSERT_TRUE(stet::shape_elements(tensor.shape, &count));
+    const int64_t count = stet::element_count(tensor.shape).value();
     writer.write(as_bytes(
         std::string(static_cast<size_t>(count) * stet::dtype_size(tensor.dtype), tensor.name[0])));
   }

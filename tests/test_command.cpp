@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "run_command.hpp"
-#include "src/snapshot/planes.hpp"
+#include "src/snapshot/byte_shuffle.hpp"
 #include "stet/generate/generate.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "support.hpp"
@@ -206,8 +206,8 @@ TEST_F(Command, ResumeTakesOtherSettings) {
             drawn);
   EXPECT_NE(ids({"--temperature", "3", "--seed", "18446744073709551614"}), drawn);
   EXPECT_EQ(ids({"--sample", "--top-k", "1"}), greedy);
-  succeed(save +
-          Args{"--temperature", "3", "--seed", "18446744073709551615"});  // or saved with them
+  // The same settings, saved.
+  succeed(save + Args{"--temperature", "3", "--seed", "18446744073709551615"});
   EXPECT_EQ(ids({}), drawn);
   const Json inspected = Json::parse(succeed({"inspect", snapshot, "--json"}).out);
   EXPECT_EQ(inspected["sampling"]["seed"], UINT64_MAX);
@@ -374,8 +374,8 @@ TEST_F(Command, TheContractGoesWithTheSnapshot) {
   EXPECT_TRUE(
       failure({"resume", snapshot, "--compute", "f32", "-n", "1"}).starts_with(snapshot + refused));
   EXPECT_TRUE(failure({"verify", snapshot, "--compute", "f32"}).starts_with(snapshot + refused));
-  EXPECT_TRUE(
-      succeed({"verify", snapshot}).out.starts_with("verified: "));  // no option: as it was made
+  // Without an option it is verified as it was made.
+  EXPECT_TRUE(succeed({"verify", snapshot}).out.starts_with("verified: "));
 
   // Resumed, it goes on as one that was never cut; and, computed again, as one of the other
   // contract.

@@ -23,7 +23,7 @@ struct Compare : testing::Test {
     return s;
   }
   std::string saved(Session& s, const std::string& name, const SaveOptions& how = {}) const {
-    Snapshot::save(s, "", scratch / name, how);
+    Snapshot::save(s, scratch / name, how);
     return scratch / name;
   }
   static const Comparison::Part& part(const Comparison& c, const std::string& name) {

@@ -22,7 +22,7 @@ class Concurrency : public testing::Test {
     return s;
   }
   std::string digest_of_file(const std::string& path) const {
-    Session s = Snapshot::open(path).restore(m, "", options(1));  // checks every block
+    Session s = Snapshot::open(path).restore(m, {.session = options(1)});  // checks every block
     return digest_text(digests_of(s).state);
   }
   static std::string name(int i, int round) {
@@ -36,7 +36,7 @@ class Concurrency : public testing::Test {
         Session s = session(i, threads);
         for (int round = 0; round < 10; ++round) {
           s.append(random_tokens(*m, 7, static_cast<uint32_t>(100 * i + round)));
-          Snapshot::save(s, "", where / name(i, round));
+          Snapshot::save(s, where / name(i, round));
         }
       });
     }
@@ -47,7 +47,7 @@ class Concurrency : public testing::Test {
       for (int round = 0; round < 10; ++round) {
         expected.append(random_tokens(*m, 7, static_cast<uint32_t>(100 * i + round)));
         const Snapshot saved = Snapshot::open(where / name(i, round));
-        Session found = saved.restore(m, "", options(1));
+        Session found = saved.restore(m, {.session = options(1)});
         ASSERT_TRUE(same_state(found, expected)) << "session " << i << ", round " << round;
       }
     }
@@ -93,14 +93,14 @@ TEST_F(Concurrency, ForksSaveInParallel) {
     savers.emplace_back([&, i] {
       for (int round = 0; round < 10; ++round) {
         forks[static_cast<size_t>(i)].append({{i, round}});
-        Snapshot::save(forks[static_cast<size_t>(i)], "", scratch / std::to_string(i));
+        Snapshot::save(forks[static_cast<size_t>(i)], scratch / std::to_string(i));
       }
     });
   }
   for (std::thread& t : savers) t.join();
   for (int i = 0; i < kSavers; ++i) {
     Session expected = session(4),
-            found = Snapshot::open(scratch / std::to_string(i)).restore(m, "", options(1));
+            found = Snapshot::open(scratch / std::to_string(i)).restore(m, {.session = options(1)});
     for (int round = 0; round < 10; ++round) expected.append({{i, round}});
     EXPECT_TRUE(same_state(found, expected)) << "fork " << i;
   }
@@ -112,14 +112,14 @@ TEST_F(Concurrency, ThreadsSaveToOneNameWhileAnotherReads) {
   std::map<std::string, int> states;
   for (int i = 0; i < kSavers; ++i) {
     sessions.push_back(session(i));
-    states[digest_text(Snapshot::save(sessions.back(), "", path).state)] = i;
+    states[digest_text(Snapshot::save(sessions.back(), path).state)] = i;
   }
   ASSERT_EQ(states.size(), static_cast<size_t>(kSavers));
   std::atomic<int> left = kSavers;
   std::vector<std::thread> savers;
   for (Session& s : sessions) {
     savers.emplace_back([&] {
-      for (int round = 0; round < 50; ++round) Snapshot::save(s, "", path);
+      for (int round = 0; round < 50; ++round) Snapshot::save(s, path);
       --left;
     });
   }

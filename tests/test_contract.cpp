@@ -25,10 +25,10 @@ TEST(Contract, NamesGoBothWays) {
   ASSERT_EQ(std::size(kContracts), names.size());
   for (size_t i = 0; i < names.size(); ++i) {
     EXPECT_EQ(contract_name(kContracts[i]), names[i]);
-    EXPECT_EQ(contract_of(names[i]), kContracts[i]);
+    EXPECT_EQ(parse_contract(names[i]), kContracts[i]);
   }
   for (const char* none : {"", "F32", "bf16-blas", "bf1", "q5", "q8-blas", "f32_blas"})
-    EXPECT_EQ(contract_of(none), std::nullopt) << none;
+    EXPECT_EQ(parse_contract(none), std::nullopt) << none;
 }
 
 TEST(ContractName, ListsTypesOfTensors) {
@@ -140,7 +140,7 @@ TEST(Contract, BlasIsAContractOfItsOwn) {
   Session goes_on(m, blas.state(), under(Contract::f32_blas));
   EXPECT_EQ(goes_on.state().origin.contract, "f32-blas");
   const stet_test::ScratchDir scratch;
-  Snapshot::save(goes_on, "", scratch / "s.stet");
+  Snapshot::save(goes_on, scratch / "s.stet");
   EXPECT_EQ(Snapshot::open(scratch / "s.stet").meta().contract, "f32-blas");
   const BatchEntry batch[] = {{&own, std::span(own.tokens())}, {&blas, std::span(blas.tokens())}};
   EXPECT_EQ(error_of([&] { append(batch); }),
@@ -165,7 +165,7 @@ TEST(Contract, AStateKnowsItsModel) {
                 ", by which the tokens were processed, found " + fingerprint(*other));
   Session goes_on(same, s.state(), under(Contract::f32));
   EXPECT_TRUE(same_state(goes_on, s));
-  Snapshot::save(s, "", scratch / "s.stet");
+  Snapshot::save(s, scratch / "s.stet");
   EXPECT_EQ(Snapshot::open(scratch / "s.stet").state().origin, s.state().origin);
 }
 
@@ -202,24 +202,25 @@ TEST_F(ContractSnapshot, StatesDifferAndSaySo) {
   Session a = session(Contract::f32), b = session(Contract::bf16);
   EXPECT_NE(kv_bytes(a.kv()), kv_bytes(b.kv()));
   EXPECT_NE(digests_of(a).state, digests_of(b).state);
-  Snapshot::save(a, "", file);
-  Snapshot::save(b, "", scratch / "b.stet");
+  Snapshot::save(a, file);
+  Snapshot::save(b, scratch / "b.stet");
   EXPECT_EQ(Snapshot::open(scratch / "b.stet").meta().contract, "bf16");
-  EXPECT_EQ(error_of([&] { Snapshot::open(file).restore(m, "", under(Contract::bf16)); }),
+  EXPECT_EQ(error_of([&] { Snapshot::open(file).restore(m, {.session = under(Contract::bf16)}); }),
             "mismatch: " + file + ": contract: expected f32 version 1, found bf16 version 1");
-  EXPECT_EQ(
-      error_of([&] { Snapshot::open(scratch / "b.stet").restore(m, "", under(Contract::f32)); }),
-      "mismatch: " + scratch / "b.stet" +
-          ": contract: expected bf16 version 1, found f32 version 1");
+  EXPECT_EQ(error_of([&] {
+              Snapshot::open(scratch / "b.stet").restore(m, {.session = under(Contract::f32)});
+            }),
+            "mismatch: " + scratch / "b.stet" +
+                ": contract: expected bf16 version 1, found f32 version 1");
 }
 
 TEST_F(ContractSnapshot, ReplayMigratesBothWays) {
   for (const auto& [from, to] :
        {std::pair(Contract::f32, Contract::bf16), std::pair(Contract::bf16, Contract::f32)}) {
     Session s = session(from), straight = session(to);
-    Snapshot::save(s, "", file);
+    Snapshot::save(s, file);
     RestoreReport report;
-    Session back = Snapshot::open(file).restore(m, "", under(to), {.replay = true}, &report);
+    Session back = Snapshot::open(file).restore(m, {.session = under(to), .replay = true}, &report);
     EXPECT_TRUE(same_state(back, straight));
     EXPECT_EQ(digests_of(back).state, digests_of(straight).state);
     EXPECT_EQ(report.recomputed, 150);
@@ -231,19 +232,19 @@ TEST_F(ContractSnapshot, EveryFormComesBackVerifiesAndHeals) {
   for (const SnapshotForm form : {SnapshotForm::full, SnapshotForm::recipe}) {
     SaveOptions save;
     save.form = form;
-    Snapshot::save(s, "", file, save);
-    Session back = Snapshot::open(file).restore(m, "", under(Contract::bf16));
+    Snapshot::save(s, file, save);
+    Session back = Snapshot::open(file).restore(m, {.session = under(Contract::bf16)});
     EXPECT_TRUE(same_state(back, s));
     EXPECT_FALSE(verify(Snapshot::open(file), m, under(Contract::bf16), false).has_value());
   }
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   const Snapshot::Section kv = Snapshot::open(file).sections().back();
   std::string bytes = read_text_file(file, size_t{1} << 30);
   bytes[kv.offset + 100] = static_cast<char>(bytes[kv.offset + 100] ^ 1);
   stet_test::write_file(file, bytes);
   RestoreReport report;
   Session healed =
-      Snapshot::open(file).restore(m, "", under(Contract::bf16), {.heal = true}, &report);
+      Snapshot::open(file).restore(m, {.session = under(Contract::bf16), .heal = true}, &report);
   EXPECT_EQ(report.healed, std::vector<int64_t>{0});
   EXPECT_TRUE(same_state(healed, s));
 }

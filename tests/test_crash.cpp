@@ -134,7 +134,7 @@ class Crash : public testing::TestWithParam<std::string> {
     ASSERT_TRUE(found == before || found == after) << found.size() << " bytes";
     *is_new = found == after;
     ASSERT_LE(names().size(), 2u);
-    Session session = Snapshot::open(target).restore(model(kModel), "", options(1));
+    Session session = Snapshot::open(target).restore(model(kModel), {.session = options(1)});
     EXPECT_EQ(session.size(), *is_new ? new_size() : old_size());
     ASSERT_EQ(save(scratch / "new.ids").status, 0);
     ASSERT_EQ(bytes_of(target), after);

@@ -73,30 +73,30 @@ INSTANTIATE_TEST_SUITE_P(Types, Edits, testing::Values(KvType::f32, KvType::bf16
 
 TEST_F(Edits, AreKeptInSnapshotsAndCannotBeReplayed) {
   Session s = session(150);
-  Snapshot::save(s, "", file);
-  Session mapped = Snapshot::open(file).restore(m, "", options(1));
+  Snapshot::save(s, file);
+  Session mapped = Snapshot::open(file).restore(m, {.session = options(1)});
   const std::string bytes = read_text_file(file, SIZE_MAX);
   mapped.set_key(1, 0, 3, numbers());
   EXPECT_EQ(read_text_file(file, SIZE_MAX), bytes);
   EXPECT_TRUE(mapped.take_healed().empty());
-  const StateDigests digests = Snapshot::save(mapped, "", scratch / "e.stet");
+  const StateDigests digests = Snapshot::save(mapped, scratch / "e.stet");
   const Snapshot snapshot = Snapshot::open(scratch / "e.stet");
   EXPECT_EQ(snapshot.meta().edits, mapped.edits());
   EXPECT_EQ(read_text_file(scratch / "e.stet", SIZE_MAX)[16], 4);  // a required feature
-  Session back = snapshot.restore(m, "", options(1));
+  Session back = snapshot.restore(m, {.session = options(1)});
   EXPECT_EQ(back.edits(), mapped.edits());
   EXPECT_EQ(digests_of(back).state, digests.state);
   EXPECT_TRUE(same_state(back, mapped));
   const std::string refusal =
       "argument: edits: expected none: a state whose keys or values were edited cannot be computed "
       "again, found 1";
-  EXPECT_EQ(error_of([&] { snapshot.restore(m, "", options(1), {.replay = true}); }), refusal);
-  EXPECT_EQ(error_of([&] {
-              Snapshot::save(mapped, "", scratch / "r.stet", {.form = SnapshotForm::recipe});
-            }),
-            "argument: " + scratch / "r.stet" +
-                ": form: expected full or delta (its tokens do not give this state: the key of "
-                "position 3, layer 1, head 0 was set), found recipe");
+  EXPECT_EQ(error_of([&] { snapshot.restore(m, {.session = options(1), .replay = true}); }),
+            refusal);
+  EXPECT_EQ(
+      error_of([&] { Snapshot::save(mapped, scratch / "r.stet", {.form = SnapshotForm::recipe}); }),
+      "argument: " + scratch / "r.stet" +
+          ": form: expected full or delta (its tokens do not give this state: the key of "
+          "position 3, layer 1, head 0 was set), found recipe");
   EXPECT_EQ(first_difference(s.state(), mapped.state())->what, "edits");
 }
 

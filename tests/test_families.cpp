@@ -335,8 +335,8 @@ TEST(Gpt2, PruneKeepsPositionsAndCannotShiftThem) {
   EXPECT_EQ(s.size(), 100);
   EXPECT_EQ(s.prune(keep), 66);
   const stet_test::ScratchDir dir;
-  Snapshot::save(s, "", dir / "s.stet");
-  Session back = Snapshot::open(dir / "s.stet").restore(m, "", options(1), {});
+  Snapshot::save(s, dir / "s.stet");
+  Session back = Snapshot::open(dir / "s.stet").restore(m, {.session = options(1)});
   EXPECT_TRUE(same_state(back, s));
   back.append(std::span(ids).subspan(100));
   s.append(std::span(ids).subspan(100));
@@ -359,8 +359,8 @@ TEST_P(SnapshotOfEachFamily, ResumesAndVerifies) {
   const stet_test::ScratchDir dir;
   for (const SnapshotForm form : {SnapshotForm::full, SnapshotForm::recipe}) {
     const std::string path = dir / snapshot_form_name(form);
-    Snapshot::save(s, "", path, {.form = form});
-    Session back = Snapshot::open(path).restore(m, "", options(1), {.check = true});
+    Snapshot::save(s, path, {.form = form});
+    Session back = Snapshot::open(path).restore(m, {.session = options(1), .check = true});
     EXPECT_FALSE(verify(Snapshot::open(path), m, options(1), form == SnapshotForm::recipe));
     back.append(std::span(ids).subspan(70));
     EXPECT_TRUE(same_state(back, straight)) << snapshot_form_name(form);

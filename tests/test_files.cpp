@@ -1,4 +1,4 @@
-// Models and tokenizers out of archives (stet/archive.hpp) are those of the directories the
+// Models and tokenizers out of archives (stet/files/archive.hpp) are those of the directories the
 // archives were written from; an archive that is damaged, or wrong with digests that are right, is
 // refused.
 #include "stet/files/file_source.hpp"

@@ -274,7 +274,7 @@ TEST(FingerprintOfOldFiles, IsTheNameThatTheyHave) {
     file.replace(at, 13, "\"fingerprin_:");  // as before there were any
   stet_test::write_file(packed + "/packed.safetensors", file);
   const auto old = Model::load(packed), now = Model::load(published);
-  EXPECT_EQ(old->fingerprints(), now->stored_fingerprints());
+  EXPECT_EQ(old->fingerprints(), now->legacy_fingerprints());
   EXPECT_TRUE(now->is_named(old->fingerprint()));
   EXPECT_FALSE(old->is_named(now->fingerprint()));
   Session s(old, options(1));

@@ -14,8 +14,8 @@ uint64_t modes() {
 #if defined(__x86_64__)
   uint16_t x87;
   __asm__ volatile("fnstcw %0" : "=m"(x87));
-  return uint64_t{x87} << 32 |
-         (__builtin_ia32_stmxcsr() & 0xFFC0u);  // without the sticky exception flags
+  // The sticky exception flags are left out.
+  return uint64_t{x87} << 32 | (__builtin_ia32_stmxcsr() & 0xFFC0u);
 #elif defined(__aarch64__)
   uint64_t value;
   __asm__ volatile("mrs %0, fpcr" : "=r"(value));

@@ -9,7 +9,7 @@
 
 #include "scratch.hpp"
 #include "snapshot_image.hpp"
-#include "src/snapshot/planes.hpp"
+#include "src/snapshot/byte_shuffle.hpp"
 #include "stet/generate/generate.hpp"
 #include "stet/kv/kv_writer.hpp"
 #include "stet/snapshot/snapshot.hpp"
@@ -33,9 +33,10 @@ class Forms : public testing::Test {
     s.append(std::span(ids).first(static_cast<size_t>(tokens)));
     return s;
   }
-  Session restore(const std::string& path, const RestoreOptions& how = {},
+  Session restore(const std::string& path, RestoreOptions how = {},
                   RestoreReport* report = nullptr) const {
-    return Snapshot::open(path).restore(m, "", options(1), how, report);
+    how.session = options(1);
+    return Snapshot::open(path).restore(m, how, report);
   }
 
   std::shared_ptr<const Model> m = model(data_path("models/gemma3-tiny"));
@@ -71,10 +72,10 @@ TEST_P(ResumeAnywhere, ASampledReplyEqualsTheUnbrokenOne) {
     Session s = start();
     Reply reply = generate(s, tokenizer.get(), {.max_tokens = cut, .ignore_eos = true});
     const std::string path = scratch / "s.stet";
-    Snapshot::save(s, tokenizer->fingerprint(), path,
-                   {.compress = cut % 3 == 0 && have_zlib() ? 1 : 0});
-    Session back = Snapshot::open(path).restore(m, tokenizer->fingerprint(), options(1),
-                                                {.map = cut % 2 == 0});
+    Snapshot::save(s, path,
+                   {.compress = cut % 3 == 0 && have_zlib() ? 1 : 0, .tokenizer = tokenizer.get()});
+    Session back = Snapshot::open(path).restore(
+        m, {.session = options(1), .tokenizer = tokenizer.get(), .map = cut % 2 == 0});
     const Reply rest =
         generate(back, tokenizer.get(), {.max_tokens = kTokens - cut, .ignore_eos = true});
     reply.ids.insert(reply.ids.end(), rest.ids.begin(), rest.ids.end());
@@ -92,16 +93,16 @@ INSTANTIATE_TEST_SUITE_P(Pocket, ResumeAnywhere, testing::Values("pocket-gemma3"
 TEST_F(Forms, AreOneState) {
   for (const KvType type : {KvType::f32, KvType::bf16, KvType::f16}) {
     Session s = session(150, type), longer = session(230, type);
-    const StateDigests digests = Snapshot::save(longer, "", scratch / "full.stet");
-    Snapshot::save(s, "", scratch / "parent.stet");
+    const StateDigests digests = Snapshot::save(longer, scratch / "full.stet");
+    Snapshot::save(s, scratch / "parent.stet");
     const Snapshot parent = Snapshot::open(scratch / "parent.stet");
-    Snapshot::save(longer, "", scratch / "delta.stet",
+    Snapshot::save(longer, scratch / "delta.stet",
                    {.form = SnapshotForm::delta, .parent = &parent});
-    Snapshot::save(longer, "", scratch / "recipe.stet", {.form = SnapshotForm::recipe});
+    Snapshot::save(longer, scratch / "recipe.stet", {.form = SnapshotForm::recipe});
     std::vector<std::string> names = {"full", "delta", "recipe"};
     if (have_zlib()) {
-      Snapshot::save(longer, "", scratch / "zlib.stet", {.compress = 9});
-      Snapshot::save(longer, "", scratch / "zlib-delta.stet",
+      Snapshot::save(longer, scratch / "zlib.stet", {.compress = 9});
+      Snapshot::save(longer, scratch / "zlib-delta.stet",
                      {.form = SnapshotForm::delta, .compress = 1, .parent = &parent});
       names.insert(names.end(), {"zlib", "zlib-delta"});
     }
@@ -110,7 +111,7 @@ TEST_F(Forms, AreOneState) {
       EXPECT_EQ(snapshot.digests().state, digests.state) << name;
       for (const bool map : {true, false}) {
         RestoreReport report;
-        Session back = snapshot.restore(m, "", options(1), {.map = map}, &report);
+        Session back = snapshot.restore(m, {.session = options(1), .map = map}, &report);
         EXPECT_TRUE(same_state(back, longer)) << name;
         EXPECT_EQ(report.recomputed, name == "recipe" ? 230 : 0) << name;
         EXPECT_EQ(report.reused, name == "recipe" ? 0 : 230) << name;
@@ -128,10 +129,10 @@ TEST_F(Forms, AreOneState) {
 
 TEST_F(Forms, ADeltaFindsItsParentByContentAndRefusesAnother) {
   Session s = session(130), longer = session(200);
-  Snapshot::save(s, "", scratch / "parent.stet");
+  Snapshot::save(s, scratch / "parent.stet");
   {
     const Snapshot parent = Snapshot::open(scratch / "parent.stet");
-    Snapshot::save(longer, "", file, {.form = SnapshotForm::delta, .parent = &parent});
+    Snapshot::save(longer, file, {.form = SnapshotForm::delta, .parent = &parent});
   }
   std::filesystem::rename(scratch / "parent.stet", scratch / "renamed.stet");
   Session back = restore(file);
@@ -143,23 +144,23 @@ TEST_F(Forms, ADeltaFindsItsParentByContentAndRefusesAnother) {
   EXPECT_EQ(error_of([&] { restore(file); }),
             "io: " + file + ": parent: expected a snapshot of state " + wanted +
                 " beside it, or by --parent, found none");
-  const Snapshot delta = Snapshot::open(file, scratch / "elsewhere/p.stet");
-  Session found = delta.restore(m, "", options(1));
+  const Snapshot delta = Snapshot::open_with_parents(file, scratch / "elsewhere/p.stet");
+  Session found = delta.restore(m, {.session = options(1)});
   EXPECT_TRUE(same_state(found, longer));
   Session other = session(70);
-  Snapshot::save(other, "", scratch / "other.stet");
-  EXPECT_EQ(error_of([&] { Snapshot::open(file, scratch / "other.stet"); }),
+  Snapshot::save(other, scratch / "other.stet");
+  EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(file, scratch / "other.stet"); }),
             "io: " + file + ": parent: expected a snapshot of state " + wanted +
                 " beside it, or by --parent, found one of " + sha256_text(digests_of(other).id));
 }
 
 TEST_F(Forms, ChainsOfDeltas) {
   Session s = session(10);
-  Snapshot::save(s, "", scratch / "0.stet");
+  Snapshot::save(s, scratch / "0.stet");
   for (int i = 1; i <= 8; ++i) {
     s.append(std::span(ids).subspan(static_cast<size_t>(s.size()), 37));
     const Snapshot parent = Snapshot::open(scratch / (std::to_string(i - 1) + ".stet"));
-    Snapshot::save(s, "", scratch / (std::to_string(i) + ".stet"),
+    Snapshot::save(s, scratch / (std::to_string(i) + ".stet"),
                    {.form = SnapshotForm::delta, .parent = &parent});
   }
   Session back = restore(scratch / "8.stet");
@@ -173,7 +174,7 @@ TEST_F(Forms, ChainsOfDeltas) {
 
 TEST_F(Forms, UnknownOptionalSectionsAreKept) {
   Session s = session(70);
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   SnapshotImage image = SnapshotImage::parse(bytes_of_file(file));
   image.sections.insert(image.sections.begin() + 2, {"NOTES", "by a later version", 0, 0});
   stet_test::write_file(file, image.build());
@@ -190,7 +191,7 @@ TEST_F(Forms, AFileOfVersion1Loads) {
   const Snapshot snapshot = Snapshot::open(path);
   EXPECT_EQ(snapshot.version(), 1u);
   for (const bool map : {true, false}) {
-    Session back = snapshot.restore(llama, "", options(1), {.map = map, .check = true});
+    Session back = snapshot.restore(llama, {.session = options(1), .map = map, .check = true});
     Session straight(llama, options(1));
     straight.append(snapshot.tokens());
     EXPECT_EQ(back.size(), 77);
@@ -209,7 +210,7 @@ TEST_F(Forms, AFileOfVersion1Loads) {
 // again.
 TEST_F(Forms, AMappedBlockIsCheckedBeforeItsFirstUse) {
   Session s = session(200);
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   const std::string good = bytes_of_file(file);
   const size_t block = s.kv().shape().block_bytes(), part = s.kv().shape().layer_bytes();
   std::mt19937 random(5);
@@ -226,12 +227,12 @@ TEST_F(Forms, AMappedBlockIsCheckedBeforeItsFirstUse) {
     Session back = restore(file), plain = session(200);
     for (Session* one : {&back, &plain}) {
       one->append({&ids[200], 1});
-      one->rewind(
-          10);  // windows hide early blocks from a token; what is written to is checked, too
+      // Windows hide early blocks from a token; what is written to is checked, too.
+      one->rewind(10);
       one->append(std::span(ids).subspan(10, 3));
     }
     EXPECT_TRUE(same_state(back, plain));
-    Session all = Snapshot::open(file).restore(m, "", options(1));
+    Session all = Snapshot::open(file).restore(m, {.session = options(1)});
     EXPECT_EQ(digests_of(all).state, digests_of(s).state);
     EXPECT_EQ(all.take_healed().size(), 1u);
   }
@@ -240,10 +241,10 @@ TEST_F(Forms, AMappedBlockIsCheckedBeforeItsFirstUse) {
 // Replaced by rename, as this library does: the old file lives on under the mapping.
 TEST_F(Forms, AMappedFileThatIsReplacedLivesOn) {
   Session s = session(200);
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   Session mapped = restore(file);
   Session other = session(30);
-  Snapshot::save(other, "", file);
+  Snapshot::save(other, file);
   mapped.append(std::span(ids).subspan(200, 3));
   Session straight = session(203);
   EXPECT_TRUE(same_state(mapped, straight));
@@ -252,11 +253,11 @@ TEST_F(Forms, AMappedFileThatIsReplacedLivesOn) {
 
 TEST_F(Forms, SessionsFromOneMappingAreIndependent) {
   Session s = session(100);
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   const std::string before = bytes_of_file(file);
   const Snapshot snapshot = Snapshot::open(file);
-  Session a = snapshot.restore(m, "", options(1)), b = snapshot.restore(m, "", options(1)),
-          c = b.fork();
+  Session a = snapshot.restore(m, {.session = options(1)}),
+          b = snapshot.restore(m, {.session = options(1)}), c = b.fork();
   EXPECT_EQ(a.kv().block(0), b.kv().block(0));  // one copy in memory
   a.rewind(80);
   a.append(std::span(ids).subspan(300, 40));
@@ -380,7 +381,7 @@ TEST_F(Forms, APrunedStateIsReplayedAndCannotBeRewoundBehindThePrune) {
   s.prune({.keep_last = 50, .sinks = 2, .shift = true});
   s.append(std::span(ids).subspan(230, 30));
   EXPECT_EQ(s.size(), 82);
-  EXPECT_EQ(s.drawn(), 260);
+  EXPECT_EQ(s.transcript_size(), 260);
   Session again = replay(m, s.state(), [] {
     SessionOptions o = options(2);
     o.capacity = 400;
@@ -397,7 +398,7 @@ TEST_F(Forms, APrunedStateIsReplayedAndCannotBeRewoundBehindThePrune) {
   EXPECT_TRUE(same_state(s, again));
   // The same on a file, without the model's weights.
   Session unpruned = session(200), live = session(200);
-  Snapshot::save(unpruned, "", file);
+  Snapshot::save(unpruned, file);
   const Snapshot snapshot = Snapshot::open(file);
   State state = snapshot.state();
   prune(state, ModelConfig::from_canonical(snapshot.meta().config, file),
@@ -415,7 +416,7 @@ TEST_F(Forms, AStateOfWhichEveryTokenWasShiftedOutIsSavedAndRestored) {
     Session s = session(70);
     s.prune({.keep_last = 0, .sinks = 0, .shift = true});
     EXPECT_TRUE(s.logits().empty());
-    EXPECT_EQ(Snapshot::save(s, "", file, {.form = form}).state, digests_of(s).state);
+    EXPECT_EQ(Snapshot::save(s, file, {.form = form}).state, digests_of(s).state);
     Session again = restore(file);
     for (Session* each : {&s, &again}) each->append(std::span(ids).subspan(70, 3));
     EXPECT_EQ(digests_of(again).state, digests_of(s).state);
@@ -424,7 +425,7 @@ TEST_F(Forms, AStateOfWhichEveryTokenWasShiftedOutIsSavedAndRestored) {
 
 TEST_F(Forms, VerifyNamesTheFirstDifference) {
   Session s = session(200);
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   const KvShape& shape = s.kv().shape();
   SnapshotImage image = SnapshotImage::parse(bytes_of_file(file));
   EXPECT_FALSE(verify(Snapshot::open(file), m, options(1), false));
@@ -446,7 +447,7 @@ TEST_F(Forms, VerifyNamesTheFirstDifference) {
   EXPECT_FALSE(verify(Snapshot::open(file), m, options(1),
                       true));  // digests are still those of the good bytes
   // One changed bit, but with digests that are right: a state that its tokens do not give.
-  State forged = Snapshot::open(file).state(0, {.trust = true});
+  State forged = Snapshot::open(file).state({.trust = true});
   Snapshot::save(forged, Snapshot::open(file), scratch / "forged.stet", {});
   const auto bisected = verify(Snapshot::open(scratch / "forged.stet"), m, options(1), true);
   ASSERT_TRUE(bisected);
@@ -458,7 +459,7 @@ TEST_F(Forms, EveryDamagedBlockHeals) {
   Session s = session(300);
   for (const int compress : {0, 1}) {
     if (compress != 0 && !have_zlib()) continue;
-    Snapshot::save(s, "", file, {.compress = compress});
+    Snapshot::save(s, file, {.compress = compress});
     const std::string good = bytes_of_file(file);
     const Snapshot::Section kv = Snapshot::open(file).sections().back();
     std::mt19937 random(7);
@@ -482,7 +483,7 @@ TEST_F(Forms, EveryDamagedBlockHeals) {
   }
   // Damage before a prune: what the block's tokens saw is gone, so everything is computed again.
   s.prune({.keep_last = 100, .sinks = 70});
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   std::string bad = bytes_of_file(file);
   bad[65536 + 9] = static_cast<char>(bad[65536 + 9] ^ 4);
   stet_test::write_file(file, bad);
@@ -495,11 +496,11 @@ TEST_F(Forms, EveryDamagedBlockHeals) {
 
 TEST_F(Forms, ReplayMigratesToAnotherKvType) {
   Session s = session(150);
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   SessionOptions o = options(1);
   o.kv_type = KvType::bf16;
   RestoreReport report;
-  Session back = Snapshot::open(file).restore(m, "", o, {.replay = true}, &report);
+  Session back = Snapshot::open(file).restore(m, {.session = o, .replay = true}, &report);
   Session straight = session(150, KvType::bf16);
   EXPECT_TRUE(same_state(back, straight));
   EXPECT_EQ(report.recomputed, 150);
@@ -509,7 +510,7 @@ TEST_F(Forms, ReplayMigratesToAnotherKvType) {
 // STET_DAMAGES: how many of each form, for a longer run.
 TEST_F(Forms, DamageOfAnyFormIsNoticedOrHarmless) {
   Session s = session(150), longer = session(230);
-  Snapshot::save(s, "", scratch / "parent.stet");
+  Snapshot::save(s, scratch / "parent.stet");
   const Snapshot parent = Snapshot::open(scratch / "parent.stet");
   std::vector<SaveOptions> forms = {
       {}, {.form = SnapshotForm::delta, .parent = &parent}, {.form = SnapshotForm::recipe}};
@@ -518,7 +519,7 @@ TEST_F(Forms, DamageOfAnyFormIsNoticedOrHarmless) {
   const int damages = given != nullptr ? std::atoi(given) : 300;
   std::mt19937 random(11);
   for (const SaveOptions& form : forms) {
-    const Digest state = Snapshot::save(longer, "", file, form).state;
+    const Digest state = Snapshot::save(longer, file, form).state;
     const std::string good = bytes_of_file(file);
     int refused = 0;
     for (int i = 0; i < damages; ++i) {
@@ -541,8 +542,9 @@ TEST_F(Forms, DamageOfAnyFormIsNoticedOrHarmless) {
       if (bad == good) continue;
       try {
         Snapshot damaged = Snapshot::parse(std::as_bytes(std::span(bad)), file);
-        damaged.find_parents(form.parent != nullptr ? scratch / "parent.stet" : "");
-        Session back = damaged.restore(m, "", options(1), {.check = true});
+        damaged.find_parents(form.parent != nullptr ? std::optional(scratch / "parent.stet")
+                                                    : std::nullopt);
+        Session back = damaged.restore(m, {.session = options(1), .check = true});
         EXPECT_EQ(digests_of(back).state, state);
         EXPECT_TRUE(same_state(back, longer));
       } catch (const Error& e) {

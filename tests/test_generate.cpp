@@ -49,8 +49,9 @@ class Generate : public testing::TestWithParam<Pocket> {
     return generate(s, tokenizer.get(), {n, ignore_eos}, sink);
   }
   Session through_file(Session& s) const {
-    Snapshot::save(s, tokenizer->fingerprint(), scratch / "s.stet");
-    return Snapshot::open(scratch / "s.stet").restore(m, tokenizer->fingerprint(), options(1));
+    Snapshot::save(s, scratch / "s.stet", {.tokenizer = tokenizer.get()});
+    return Snapshot::open(scratch / "s.stet")
+        .restore(m, {.session = options(1), .tokenizer = tokenizer.get()});
   }
   void expect_same(Session& a, Session& b, const std::string& what) const {
     EXPECT_EQ(a.tokens(), b.tokens()) << what;
@@ -75,7 +76,7 @@ class Generate : public testing::TestWithParam<Pocket> {
       Session t = cut % 2 == 0 ? through_file(s) : s.fork();
       waiting += end_of(s).empty() ? 0 : 1;
       const Reply second =
-          first.stop == "length" ? reply(t, n - cut, true) : Reply{{}, "", first.stop};
+          first.stop == StopReason::length ? reply(t, n - cut, true) : Reply{{}, "", first.stop};
       first.ids.insert(first.ids.end(), second.ids.begin(), second.ids.end());
       EXPECT_EQ(first.ids, unbroken.ids) << cut;
       EXPECT_EQ(first.text + second.text, unbroken.text) << cut;
@@ -83,7 +84,7 @@ class Generate : public testing::TestWithParam<Pocket> {
       EXPECT_EQ(second.stop, unbroken.stop) << cut;
       expect_same(t, whole, "cut " + std::to_string(cut));
     }
-    if (unbroken.stop == "length") {
+    if (unbroken.stop == StopReason::length) {
       EXPECT_EQ(unbroken.text + end, tokenizer->decode(unbroken.ids, true));
     }
     return waiting;
@@ -114,7 +115,7 @@ TEST_P(Generate, StopsAtAStopTokenWhichIsNoText) {
   Session s = asked();
   const Reply r = reply(s, 64);
   EXPECT_EQ(r.text, "OK, g = 12.");
-  EXPECT_EQ(r.stop, "eos");
+  EXPECT_EQ(r.stop, StopReason::eos);
   const std::vector<int32_t>& stops = s.generation().stop_ids;
   EXPECT_NE(std::find(stops.begin(), stops.end(), r.ids.back()), stops.end());
   EXPECT_EQ(s.tokens().back(), r.ids.back());
@@ -126,7 +127,7 @@ TEST_P(Generate, StopsAtAStopTokenWhichIsNoText) {
 TEST_P(Generate, IgnoresStopTokensWhenAsked) {
   Session s = asked(), t = asked();
   const Reply stopped = reply(s, 64), r = reply(t, 30, true);
-  EXPECT_EQ(r.stop, "length");
+  EXPECT_EQ(r.stop, StopReason::length);
   ASSERT_EQ(r.ids.size(), 30u);
   EXPECT_TRUE(std::equal(stopped.ids.begin(), stopped.ids.end(), r.ids.begin()));
   EXPECT_TRUE(t.generation().turns.back().open);
@@ -138,7 +139,7 @@ TEST_P(Generate, StopsAtGivenTokens) {
   t.generation().stop_ids = {whole.ids[2]};
   const Reply r = reply(t, 64);
   EXPECT_EQ(r.ids, std::vector<int32_t>(whole.ids.begin(), whole.ids.begin() + 3));
-  EXPECT_EQ(r.stop, "eos");
+  EXPECT_EQ(r.stop, StopReason::eos);
   EXPECT_EQ(r.text, tokenizer->decode(std::span(whole.ids).first(2), true));
 }
 
@@ -150,7 +151,7 @@ TEST_P(Generate, StopsAtAStringThatSpansTokens) {
       reply(s, 64, false, [&](std::string_view text) { return streamed += text, true; });
   EXPECT_EQ(r.text, "OK, ");
   EXPECT_EQ(streamed, r.text);
-  EXPECT_EQ(r.stop, "stop");
+  EXPECT_EQ(r.stop, StopReason::stop_string);
   EXPECT_FALSE(s.generation().turns.back().open);
   EXPECT_EQ(s.generation().held, "");
 }
@@ -167,23 +168,23 @@ TEST_P(Generate, AnOpenReplyHoldsBackPartOfAStopString) {
   const Reply whole = reply(t, 64);
   const Reply first = reply(s, static_cast<int64_t>(whole.ids.size()) - 4);  // "OK, g = "
   EXPECT_EQ(first.text, "OK, g ");
-  EXPECT_EQ(first.stop, "length");
+  EXPECT_EQ(first.stop, StopReason::length);
   EXPECT_EQ(s.generation().held, "= ");
   Session resumed = through_file(s);
   EXPECT_EQ(resumed.generation(), s.generation());
   const Reply second = reply(resumed, 64);
   EXPECT_EQ(second.text, "");
-  EXPECT_EQ(second.stop, "stop");
+  EXPECT_EQ(second.stop, StopReason::stop_string);
 
-  Session other =
-      s.fork();  // judged by other stop strings, the held text may be shown after all ...
+  // Judged by other stop strings, the held text may be shown after all ...
+  Session other = s.fork();
   other.generation().stop_strings = {"never"};
   EXPECT_EQ(reply(other, 64).text, "= 12.");
   other = s.fork();  // ... or be at its stop already
   other.generation().stop_strings = {" "};
   const Reply at_once = reply(other, 64);
   EXPECT_EQ(at_once.text, "=");
-  EXPECT_EQ(at_once.stop, "stop");
+  EXPECT_EQ(at_once.stop, StopReason::stop_string);
   EXPECT_TRUE(at_once.ids.empty());
 
   EXPECT_EQ(end_reply(s, tokenizer.get()), "= ");
@@ -194,7 +195,7 @@ TEST_P(Generate, LengthAndCapacity) {
   Session s = asked();
   const auto before = digests_of(s).state;
   const Reply none = reply(s, 0);
-  EXPECT_EQ(none.stop, "length");
+  EXPECT_EQ(none.stop, StopReason::length);
   EXPECT_TRUE(none.ids.empty());
   EXPECT_EQ(digests_of(s).state, before);  // nothing drawn, nothing changed
   EXPECT_EQ(reply(s, 3).ids.size(), 3u);
@@ -202,7 +203,7 @@ TEST_P(Generate, LengthAndCapacity) {
   Session full = asked(s.size());
   const Reply r = reply(full, 64);
   EXPECT_EQ(r.ids.size(), 3u);
-  EXPECT_EQ(r.stop, "length");
+  EXPECT_EQ(r.stop, StopReason::length);
   EXPECT_EQ(full.size(), full.capacity());
   EXPECT_TRUE(reply(full, 64).ids.empty());
   EXPECT_TRUE(full.generation().turns.back().open);
@@ -215,7 +216,7 @@ TEST_P(Generate, TheSinkIsAskedAfterEveryTokenAndCanEndTheReply) {
   const Reply r = reply(s, 64, true, [&](std::string_view) { return ++calls < 5; });
   EXPECT_EQ(calls, 5);
   EXPECT_EQ(r.ids.size(), 5u);
-  EXPECT_EQ(r.stop, "interrupt");
+  EXPECT_EQ(r.stop, StopReason::interrupted);
   EXPECT_TRUE(s.generation().turns.back().open);
   const Reply same = reply(t, 5, true);
   EXPECT_EQ(same.text, r.text);

@@ -86,7 +86,7 @@ TEST_F(GenerateCommand, ASystemMessageIsTheChats) {
   const std::string expected = chat("c.stet", "Set k = 5.\n", {"--system", "Be terse."});
   succeed({"generate", "--system", "Be terse.", "--say", "Set k = 5.", "--save", s, "-n", "40"});
   EXPECT_EQ(bytes_of(s), expected);
-  EXPECT_EQ(Snapshot::open(s).meta().dialogue.messages[0].content, "Be terse.");
+  EXPECT_EQ(Snapshot::open(s).meta().chat.messages[0].content, "Be terse.");
   EXPECT_EQ(refused({"generate", "--system", "Be terse.", "-p", "hi"}, 2),
             "stet: --system requires --say (stet --help)\n");
 }
@@ -97,7 +97,7 @@ TEST_F(GenerateCommand, AReplyThatWasCutGoesOnAsInAChat) {
   succeed({"resume", s, "--save", t, "-n", "37"});
   EXPECT_EQ(bytes_of(t), expected);
   succeed({"save", "--say", "Set k = 5.", "-o", s});
-  EXPECT_EQ(Snapshot::open(s).meta().dialogue.messages.size(), 1u);
+  EXPECT_EQ(Snapshot::open(s).meta().chat.messages.size(), 1u);
   succeed({"resume", s, "--save", t, "-n", "40"});
   EXPECT_EQ(bytes_of(t), expected);
   EXPECT_NE(refused({"resume", t})

@@ -64,8 +64,8 @@ TEST_P(GoldenModel, KeysAndValues) {
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
     for (const bool keys : {true, false}) {
       const std::string name = (keys ? "k." : "v.") + std::to_string(layer);
-      const int64_t held =
-          golden.view(name).shape[1];  // a sliding layer may hold only its last positions
+      // A sliding layer may hold only its last positions.
+      const int64_t held = golden.view(name).shape[1];
       std::vector<float> got;
       for (int64_t head = 0; head < shape.kv_heads; ++head) {
         for (int64_t t = kv.size() - held; t < kv.size(); ++t) {

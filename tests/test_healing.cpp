@@ -45,11 +45,12 @@ class Healing : public testing::Test {
   }
   void save(size_t tokens, const SaveOptions& options = {}) const {
     Session s = straight(tokens);
-    Snapshot::save(s, "", file, options);
+    Snapshot::save(s, file, options);
     block = s.kv().shape().block_bytes();
   }
-  Session restore(const RestoreOptions& how = {}) const {
-    return Snapshot::open(file).restore(m, "", options(1), how);
+  Session restore(RestoreOptions how = {}) const {
+    how.session = options(1);
+    return Snapshot::open(file).restore(m, how);
   }
   // Cut off in the middle of block `b`.
   void cut_off(int64_t b) const {
@@ -57,8 +58,8 @@ class Healing : public testing::Test {
                                  static_cast<size_t>(kKv) + block * static_cast<size_t>(b) + 100);
   }
 
-  std::shared_ptr<const Model> m =
-      model(data_path("models/llama31-tiny"));  // every token sees every block
+  // Every token sees every block.
+  std::shared_ptr<const Model> m = model(data_path("models/llama31-tiny"));
   const std::vector<int32_t> ids = random_tokens(*m, 600);
   stet_test::ScratchDir scratch;
   const std::string file = scratch / "s.stet";
@@ -216,10 +217,10 @@ TEST_F(Healing, SavingWorksAsLongAsTheTokensAreThere) {
         Session s = restore(), plain = straight(300);
         damage.act(file, block);
         const StateDigests digests =
-            Snapshot::save(s, "", scratch / "t.stet", {.form = form, .compress = compress});
+            Snapshot::save(s, scratch / "t.stet", {.form = form, .compress = compress});
         EXPECT_EQ(digests.state, digests_of(plain).state);
         Session back =
-            Snapshot::open(scratch / "t.stet").restore(m, "", options(1), {.check = true});
+            Snapshot::open(scratch / "t.stet").restore(m, {.session = options(1), .check = true});
         EXPECT_TRUE(same_state(back, plain));
         std::filesystem::remove(file);
       }
@@ -233,7 +234,7 @@ TEST_F(Healing, APrunedSessionHealsByReplay) {
   plain.append(std::span(ids).subspan(300, 30));
   plain.prune_range(64, 130, true);
   plain.append(std::span(ids).subspan(330, 30));
-  Snapshot::save(plain, "", file);
+  Snapshot::save(plain, file);
   Session s = restore();
   std::filesystem::resize_file(file, kKv + 10);
   s.append({&ids[400], 1}), plain.append({&ids[400], 1});
@@ -248,7 +249,7 @@ TEST_F(Healing, SessionsOfOneFileHealApart) {
   save(300);
   const Snapshot snapshot = Snapshot::open(file);
   std::vector<Session> sessions;
-  for (int i = 0; i < 4; ++i) sessions.push_back(snapshot.restore(m, "", options(1)));
+  for (int i = 0; i < 4; ++i) sessions.push_back(snapshot.restore(m, {.session = options(1)}));
   sessions.push_back(sessions[0].fork());
   sessions[0].append({&ids[300], 1});
   cut_off(1);
@@ -275,17 +276,19 @@ TEST_F(Healing, DamageBetweenOpeningAndRestoringIsHealedOrRefused) {
         Session plain = straight(300);
         if (!map || check || compress != 0) {
           EXPECT_EQ(
-              error_of([&] { snapshot.restore(m, "", options(1), {.map = map, .check = check}); }),
+              error_of([&] {
+                snapshot.restore(m, {.session = options(1), .map = map, .check = check});
+              }),
               "format: " + file +
                   ": KV block 0: expected the bytes that were saved (--heal computes them again), "
                   "found others");
         } else {
-          Session s = snapshot.restore(m, "", options(1), {.map = map, .check = check});
+          Session s = snapshot.restore(m, {.session = options(1), .map = map, .check = check});
           EXPECT_TRUE(same_state(s, plain));
         }
         RestoreReport report;
-        Session healed = snapshot.restore(m, "", options(1),
-                                          {.map = map, .check = check, .heal = true}, &report);
+        Session healed = snapshot.restore(
+            m, {.session = options(1), .map = map, .check = check, .heal = true}, &report);
         EXPECT_EQ(report.healed.size(), 5u);
         EXPECT_EQ(report.recomputed, 300);
         EXPECT_TRUE(same_state(healed, plain));
@@ -311,9 +314,9 @@ TEST_F(Healing, AChainOfFilesHeals) {
   Session plain = straight(300);
   {
     const Snapshot parent = Snapshot::open(file);
-    Snapshot::save(plain, "", scratch / "d.stet", {.form = SnapshotForm::delta, .parent = &parent});
+    Snapshot::save(plain, scratch / "d.stet", {.form = SnapshotForm::delta, .parent = &parent});
   }
-  Session s = Snapshot::open(scratch / "d.stet").restore(m, "", options(1));
+  Session s = Snapshot::open(scratch / "d.stet").restore(m, {.session = options(1)});
   std::filesystem::resize_file(file, 0);
   s.append({&ids[300], 1}), plain.append({&ids[300], 1});
   EXPECT_TRUE(same_state(s, plain));
@@ -330,7 +333,7 @@ TEST_F(Healing, WhatItsTokensDoNotGiveIsAnError) {
   Session s = straight(300);
   const std::vector<float> x(static_cast<size_t>(m->config().head_dim), 0.5f);
   s.set_key(0, 0, 70, x);
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   Session back = restore();
   overwrite(file, kKv + 3, "damage");
   EXPECT_EQ(error_of([&] {

@@ -37,11 +37,11 @@ class HostileSnapshot : public testing::Test {
     s.append(some_ids(tokens));
     s.generation().stop_strings = {"end"};
     s.generation().turns = {{0, 10, 20, false}, {20, 30, 40, false}};
-    s.dialogue().messages = {{"user", "hello", "", 0, 10, false},
-                             {"assistant", "yes", "", 10, 20, true}};
+    s.chat().messages = {{"user", "hello", "", 0, 10, false},
+                         {"assistant", "yes", "", 10, 20, true}};
     s.prune_range(4, 8, false);
     s.prune_range(40, 45, true);
-    Snapshot::save(s, "", file, form);
+    Snapshot::save(s, file, form);
   }
   SnapshotImage image() const { return SnapshotImage::parse(read_text_file(file, SIZE_MAX)); }
   void write(const SnapshotImage& image) const { stet_test::write_file(file, forged(image)); }
@@ -253,7 +253,7 @@ TEST_F(HostileSnapshot, AnyNumberOfTheLogOfPrunesMayLie) {
 TEST_F(HostileSnapshot, ALogOfPrunesHasALimit) {
   Session s(m, options(1));
   s.append(some_ids(3));
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   const Snapshot like = Snapshot::open(file);
   const std::string out = scratch / "log.stet";
   State shifted = like.state(), kept = like.state();
@@ -345,8 +345,8 @@ TEST_F(HostileSnapshot, MetaHasALimit) {
   expect_harmless("stop ids");
   Session s(m, options(1));
   s.append(some_ids(3));
-  s.dialogue().messages = {{"user", std::string(kMaxMetaBytes, 'x'), "", 0, 3, false}};
-  const std::string error = error_of([&] { Snapshot::save(s, "", scratch / "large.stet"); });
+  s.chat().messages = {{"user", std::string(kMaxMetaBytes, 'x'), "", 0, 3, false}};
+  const std::string error = error_of([&] { Snapshot::save(s, scratch / "large.stet"); });
   EXPECT_EQ(error.substr(0, 80),
             "capacity: META: expected messages, turns and edits of at most 16777216 bytes, fo");
   EXPECT_FALSE(std::filesystem::exists(scratch / "large.stet"));
@@ -354,8 +354,8 @@ TEST_F(HostileSnapshot, MetaHasALimit) {
 
 TEST_F(HostileSnapshot, AWriterMakesNothingThatAReaderTakesForABomb) {
   if (!have_zlib()) GTEST_SKIP() << "built without zlib";
-  SnapshotImage sparse =
-      with_shape(64, 8, 128, 128, 1);  // two blocks of 32 MB, one position in each, all zero
+  // It has two blocks of 32 MB, one position in each, all zero.
+  SnapshotImage sparse = with_shape(64, 8, 128, 128, 1);
   sparse.section("KV").content = std::string(size_t{64} << 20, '\0');
   sparse.sections.erase(sparse.sections.end() - 2);
   sparse.required = 0;
@@ -373,17 +373,17 @@ TEST_F(HostileSnapshot, AChainHasALimitOfWhatMustBeParsed) {
   Session s(m, options(1));
   s.append(some_ids(3));
   const std::string text(kMaxMetaBytes / 2, 'x');
-  s.dialogue().messages = {{"user", text, "", 0, 3, false}};
+  s.chat().messages = {{"user", text, "", 0, 3, false}};
   const auto name = [&](int i) { return scratch / (std::to_string(i) + ".stet"); };
-  Snapshot::save(s, "", name(0));
+  Snapshot::save(s, name(0));
   for (int i = 1; i <= 9; ++i) {
     const Snapshot parent = Snapshot::open(name(i - 1));
     s.append(some_ids(1));
-    Snapshot::save(s, "", name(i), {.form = SnapshotForm::delta, .parent = &parent});
+    Snapshot::save(s, name(i), {.form = SnapshotForm::delta, .parent = &parent});
   }
-  EXPECT_EQ(error_of([&] { Snapshot::open(name(7), ""); }), stet_test::kNoError);
+  EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(name(7)); }), stet_test::kNoError);
   EXPECT_EQ(
-      error_of([&] { Snapshot::open(name(9), ""); }),
+      error_of([&] { Snapshot::open_with_parents(name(9)); }),
       "format: " + name(9) +
           ": parent: expected a chain with META sections of at most 67108864 bytes, found more");
 }

@@ -142,15 +142,15 @@ TEST_F(Identity, DoesNotDependOnHowTheStateCameAbout) {
   const BatchEntry batch[] = {{&fork, std::span(ids).subspan(200, 100)},
                               {&other, std::span(ids).subspan(10, 90)}};
   append(batch);
-  Snapshot::save(whole, "", file);
-  Session restored = Snapshot::open(file).restore(m, "", options(1));
+  Snapshot::save(whole, file);
+  Session restored = Snapshot::open(file).restore(m, {.session = options(1)});
   for (Session* s : {&small_chunks, &rewound, &fork, &restored}) {
     EXPECT_EQ(names(*s), expected);
     EXPECT_EQ(id(*s), id(whole));
   }
   EXPECT_EQ(names(other)[0], expected[0]);
   for (const SnapshotForm form : {SnapshotForm::full, SnapshotForm::recipe}) {
-    Snapshot::save(whole, "", file, {.form = form});
+    Snapshot::save(whole, file, {.form = form});
     EXPECT_EQ(Snapshot::open(file).block_identities(), expected);
     EXPECT_EQ(Snapshot::open(file).digests().id, id(whole));
     Snapshot::open(file).check(1);
@@ -218,7 +218,7 @@ TEST_F(Identity, OfAStateIsAllThatWillInfluenceIt) {
   changed([](Session& o) { o.generation().sampling.seed = 9; });
   changed([](Session& o) { o.generation().stop_ids = {3}; });
   changed([](Session& o) { o.generation().turns = {{0, 1, 2, true}}; });
-  changed([](Session& o) { o.dialogue().messages = {{"user", "hello", "", 0, 4, false}}; });
+  changed([](Session& o) { o.chat().messages = {{"user", "hello", "", 0, 4, false}}; });
   changed([](Session& o) { o.prune_range(2, 3, false); });
   changed([](Session& o) { o.prune_range(2, 3, true); });
   changed([](Session& o) {
@@ -264,13 +264,13 @@ TEST_F(Identity, EditedBlocksAndThoseThatSawThemAreNamedByTheirBytes) {
 TEST_F(Identity, SurvivesSnapshotsWhereTokensDoNotGiveIt) {
   Session s = session(200);
   s.set_key(0, 1, 70, std::vector<float>(static_cast<size_t>(s.kv().shape().head_dim), 0.5f));
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   const Snapshot snapshot = Snapshot::open(file);
   EXPECT_EQ(snapshot.block_identities(), names(s));
   EXPECT_EQ(snapshot.digests().id, id(s));
   snapshot.check(1);
   for (const bool map : {true, false}) {
-    Session back = snapshot.restore(m, "", options(1), {.map = map});
+    Session back = snapshot.restore(m, {.session = options(1), .map = map});
     EXPECT_EQ(names(back), names(s));
     EXPECT_EQ(id(back), id(s));
   }
@@ -310,7 +310,7 @@ TEST_F(Identity, OfPrunedBlocksThatTokensDoNotGiveIsProved) {
   Session s = session(200);
   s.set_key(0, 1, 70, std::vector<float>(static_cast<size_t>(s.kv().shape().head_dim), 0.5f));
   s.prune_range(64, 128, false);
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   Snapshot::open(file).check(1);
   SnapshotImage image = SnapshotImage::parse(read_text_file(file, SIZE_MAX));
   image.required = 4;
@@ -319,9 +319,9 @@ TEST_F(Identity, OfPrunedBlocksThatTokensDoNotGiveIsProved) {
   image.id = std::string(32, '\0');
   const std::string error = error_of([&] { Snapshot::open(file).check(1); }),
                     claimed = error.substr(error.find("found ") + 6);
-  Sha256 id;
-  ASSERT_TRUE(parse_sha256(claimed, &id)) << error;
-  image.id.assign(reinterpret_cast<const char*>(id.bytes.data()), 32);
+  const std::optional<Sha256> id = parse_sha256(claimed);
+  ASSERT_TRUE(id) << error;
+  image.id.assign(reinterpret_cast<const char*>(id->bytes.data()), 32);
   stet_test::write_file(file, forged(image));
   EXPECT_TRUE(error_of([&] {
                 Snapshot::open(file).check(1);
@@ -333,11 +333,11 @@ TEST_F(Identity, WhatBlasComputedIsNamedByItsBytes) {
   Session s = session(130, KvType::f32, Contract::f32_blas);
   EXPECT_EQ(given(s), (std::vector<bool>{false, false}));
   EXPECT_EQ(replay_limit(s.state())->position, 0);
-  EXPECT_EQ(error_of([&] { Snapshot::save(s, "", file, {.form = SnapshotForm::recipe}); }),
+  EXPECT_EQ(error_of([&] { Snapshot::save(s, file, {.form = SnapshotForm::recipe}); }),
             "argument: " + file +
                 ": form: expected full or delta (its tokens do not give this state: OpenBLAS "
                 "computed it (contract f32-blas)), found recipe");
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   EXPECT_EQ(Snapshot::open(file).block_identities(), names(s));
   Snapshot::open(file).check(1);
 }

@@ -23,8 +23,8 @@ std::vector<std::string> kernel_objects() {
   return paths;
 }
 
-std::string isa_of(
-    const std::string& path) {  // "avx2" of ".../kernels_avx2.cpp.o"; empty for another file
+// Returns "avx2" for ".../kernels_avx2.cpp.o", and nothing for another file.
+std::string isa_of(const std::string& path) {
   const std::string name = std::filesystem::path(path).filename().string();
   const std::string prefix = "kernels_";
   return name.starts_with(prefix) ? name.substr(prefix.size(), name.find('.') - prefix.size()) : "";

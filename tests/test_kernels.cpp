@@ -43,7 +43,7 @@ TEST(Isa, TablesShareNoFunction) {
   for (size_t i = 0; i < names.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
       const Kernels &a = *find_kernels(names[i].c_str()), &b = *find_kernels(names[j].c_str());
-      for (int t = 0; t < kWeightTypes; ++t) {
+      for (int t = 0; t < kFloatWeightTypes; ++t) {
         EXPECT_NE(a.gemv[t], b.gemv[t]);
         EXPECT_NE(a.widen_panel[t], b.widen_panel[t]);
         EXPECT_NE(a.widen[t], b.widen[t]);
@@ -672,8 +672,8 @@ TEST_P(EachIsa, RmsNormSumOrder) {
   std::vector<float> x(32, 1.0f);
   x[0] = 4096.0f;  // lane 0: 2^24, then + 1 is lost
   x[8] = 4096.0f;  // joins lane 0 first: 2^25, where lanes 4, 2, 1 and their 1s count from 4 up
-  const float sum =
-      0x1p25f + 28.0f;  // 2 (lane 4) + 2 (12) = 4; lanes 2, 6, 10, 14: 8; the odd ones: 16
+  // Lanes 4 and 12 give 2 + 2 = 4, lanes 2, 6, 10 and 14 give 8, the odd ones 16.
+  const float sum = 0x1p25f + 28.0f;
   const Fenced<float> in(x), w(std::vector<float>(32, 1.0f)), y(32);
   k.rms_norm(in.data(), w.data(), 0.0f, y.data(), 32);
   EXPECT_EQ(bits_of(y[1]), bits_of(1.0f / std::sqrt(sum / 32)));
@@ -698,8 +698,8 @@ TEST_P(EachIsa, LayerNormHasSixteenLanesAndATree) {
 // large an eps the variance does not count, and 1 / sqrt(eps) is a power of two.
 TEST_P(EachIsa, LayerNormSumOrder) {
   std::vector<float> x(32, 1.0f);
-  x[0] = x[8] =
-      0x1p24f;  // as in RmsNormSumOrder: 2^25, where the 1s of the other lanes count from 4 up
+  // As in RmsNormSumOrder, the sum is 2^25, where the 1s of the other lanes count from 4 up.
+  x[0] = x[8] = 0x1p24f;
   const float mean = (0x1p25f + 28.0f) / 32;
   const Fenced<float> in(x), w(std::vector<float>(32, 1.0f)), b(std::vector<float>(32, 0.0f)),
       y(32);

@@ -46,7 +46,8 @@ TEST_P(OldSnapshot, IsConverted) {
                              : old.digests().state);  // version 1 had digests of whole blocks
   converted.check(1);
   const auto m = model(data_path("models/" + old.meta().checkpoint));
-  Session a = old.restore(m, "", options(1)), b = converted.restore(m, "", options(1));
+  Session a = old.restore(m, {.session = options(1)}),
+          b = converted.restore(m, {.session = options(1)});
   EXPECT_EQ(digests_of(a).state, digests_of(b).state);
   EXPECT_EQ(digests_of(a).id, digests_of(b).id);
 }
@@ -86,11 +87,12 @@ TEST(OldSnapshots, AreParentsOfDeltas) {
   std::filesystem::copy(path_of("v2-full"), scratch / "old.stet");
   const auto m = model(data_path("models/llama2-tiny-f16"));
   const Snapshot parent = Snapshot::open(scratch / "old.stet");
-  Session s = parent.restore(m, "", options(1));
+  Session s = parent.restore(m, {.session = options(1)});
   s.append(std::vector<int32_t>(50, 7));
-  Snapshot::save(s, "", scratch / "delta.stet", {.form = SnapshotForm::delta, .parent = &parent});
+  Snapshot::save(s, scratch / "delta.stet", {.form = SnapshotForm::delta, .parent = &parent});
   std::filesystem::rename(scratch / "old.stet", scratch / "renamed.stet");
-  Session back = Snapshot::open(scratch / "delta.stet", "").restore(m, "", options(1));
+  Session back =
+      Snapshot::open_with_parents(scratch / "delta.stet").restore(m, {.session = options(1)});
   EXPECT_TRUE(same_state(back, s));
   EXPECT_LT(Snapshot::open(scratch / "delta.stet").stored_kv_bytes(), parent.stored_kv_bytes() + 1);
   // The parent becomes a file of the present version: it is still the parent, of deltas of either
@@ -101,7 +103,7 @@ TEST(OldSnapshots, AreParentsOfDeltas) {
     const Snapshot old = Snapshot::open(path_of("v2-full"));
     std::filesystem::remove(scratch / "renamed.stet");
     Snapshot::save(old.state(), old, scratch / "v2-full.stet", {});
-    EXPECT_EQ(stet_test::error_of([&] { Snapshot::open(scratch / delta, "").check(1); }),
+    EXPECT_EQ(stet_test::error_of([&] { Snapshot::open_with_parents(scratch / delta).check(1); }),
               stet_test::kNoError)
         << delta;
   }

@@ -109,8 +109,8 @@ TEST_P(Packed, IsTheSameModel) {
 
   // Snapshots go both ways.
   for (const auto& [from, to] : {std::pair(&a, packed), std::pair(&b, plain)}) {
-    Snapshot::save(*from, "", scratch / "s.stet");
-    Session back = Snapshot::open(scratch / "s.stet").restore(to, "", under(contract));
+    Snapshot::save(*from, scratch / "s.stet");
+    Session back = Snapshot::open(scratch / "s.stet").restore(to, {.session = under(contract)});
     EXPECT_TRUE(same_state(back, *from));
     Session on = from->fork();
     back.append(std::span(ids).first(20));
@@ -236,13 +236,13 @@ TEST_F(PackedSnapshot, BringsItsWeightsAlong) {
     const std::string directory = pack(llama, contract, scratch / "packed");
     Session s = session(directory, contract);
     SaveOptions save;
-    save.weights = &s.model().source();
-    Snapshot::save(s, "", file, save);
+    save.weights_files = &s.model().source();
+    Snapshot::save(s, file, save);
     fs::remove_all(directory);
     const Snapshot snapshot = Snapshot::open(file);
     ASSERT_NE(snapshot.weights(), nullptr);
     EXPECT_EQ(contract_of_weights(*snapshot.weights()), contract);
-    Session back = snapshot.restore(Model::load(snapshot.weights()), "", under(contract));
+    Session back = snapshot.restore(Model::load(snapshot.weights()), {.session = under(contract)});
     EXPECT_TRUE(same_state(back, s));
     back.append(std::vector<int32_t>{1, 2, 3});
     s.append(std::vector<int32_t>{1, 2, 3});
@@ -253,14 +253,14 @@ TEST_F(PackedSnapshot, BringsItsWeightsAlong) {
 TEST_F(PackedSnapshot, ContractsAreKeptApartAndMigrate) {
   for (const Contract from : kContracts) {
     Session s = session(llama, from);
-    Snapshot::save(s, "", file);
+    Snapshot::save(s, file);
     for (const Contract to : kContracts) {
       if (to == from) continue;
       const auto m = Model::load(directory_source(llama), 1, to);
-      EXPECT_EQ(error_of([&] { Snapshot::open(file).restore(m, "", under(to)); }),
+      EXPECT_EQ(error_of([&] { Snapshot::open(file).restore(m, {.session = under(to)}); }),
                 fmt::format("mismatch: {}: contract: expected {} version 1, found {} version 1",
                             file, contract_name(from), contract_name(to)));
-      Session back = Snapshot::open(file).restore(m, "", under(to), {.replay = true}),
+      Session back = Snapshot::open(file).restore(m, {.session = under(to), .replay = true}),
               straight = session(llama, to);
       EXPECT_TRUE(same_state(back, straight));
       EXPECT_EQ(digests_of(back).state, digests_of(straight).state);

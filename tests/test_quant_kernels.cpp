@@ -24,8 +24,8 @@ PlainBlock plain_quantize(const float* x) {
   const float inverse = 127.0f / top;
   for (int i = 0; i < kQuantBlock; ++i) {
     const float product = x[i] * inverse;
-    block.q[i] =
-        static_cast<int>(std::nearbyint(product));  // the environment rounds to nearest even
+    // The environment rounds to nearest even.
+    block.q[i] = static_cast<int>(std::nearbyint(product));
   }
   block.scale = top / 127.0f;
   return block;

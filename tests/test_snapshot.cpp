@@ -22,7 +22,11 @@ using stet_test::error_of;
 
 std::string bytes_of_file(const std::string& path) { return read_text_file(path, size_t{1} << 30); }
 
-const char kTokenizer[] = "xxh3:00000000000000000000000000000001";
+// A tokenizer of these words, by id.
+std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& vocab) {
+  return Tokenizer::load_from_files(
+      {{"tokenizer.json", R"({"model":{"type":"BPE","vocab":)" + vocab + R"(,"merges":[]}})"}});
+}
 
 std::vector<int32_t> some_ids(int64_t n) {
   std::vector<int32_t> ids;
@@ -59,13 +63,13 @@ class SnapshotTest : public testing::Test {
   std::string restore_error(const std::string& bytes) const {
     stet_test::write_file(file + ".bad", bytes);
     return error_of(
-        [&] { Snapshot::open(file + ".bad").restore(m, kTokenizer, options(1), {.check = true}); });
+        [&] { Snapshot::open(file + ".bad").restore(m, {.session = options(1), .check = true}); });
   }
   // The image of session(5), changed by f, and what opening it says.
   template <class F>
   std::string changed(F f) const {
     Session s = session();
-    Snapshot::save(s, kTokenizer, file);
+    Snapshot::save(s, file);
     SnapshotImage image = SnapshotImage::parse(bytes_of_file(file));
     f(image);
     std::string error = open_error(image.build());
@@ -82,6 +86,7 @@ class SnapshotTest : public testing::Test {
   }
 
   std::shared_ptr<const Model> m = model(data_path("models/llama31-tiny"));
+  std::shared_ptr<const Tokenizer> tokenizer = tokenizer_of(R"({"a":0,"b":1})");
   stet_test::ScratchDir scratch;
   std::string file = scratch / "s.stet";
 };
@@ -89,7 +94,7 @@ class SnapshotTest : public testing::Test {
 TEST_F(SnapshotTest, EverythingComesBack) {
   for (const int64_t tokens : {1, 5, 63, 64, 65, 130}) {
     Session s = session(tokens);
-    const StateDigests saved = Snapshot::save(s, kTokenizer, file);
+    const StateDigests saved = Snapshot::save(s, file, {.tokenizer = tokenizer.get()});
     const Snapshot snapshot = Snapshot::open(file);
     EXPECT_EQ(snapshot.path(), file);
     EXPECT_EQ(snapshot.file_size(), std::filesystem::file_size(file));
@@ -98,7 +103,7 @@ TEST_F(SnapshotTest, EverythingComesBack) {
     EXPECT_EQ(snapshot.meta().checkpoint, "llama31-tiny");
     EXPECT_EQ(snapshot.meta().architecture, "LlamaForCausalLM");
     EXPECT_EQ(snapshot.meta().config, m->config().canonical());
-    EXPECT_EQ(snapshot.meta().tokenizer, kTokenizer);
+    EXPECT_EQ(snapshot.meta().tokenizer, tokenizer->fingerprint());
     EXPECT_EQ(snapshot.meta().kv, s.kv().shape());
     EXPECT_EQ(snapshot.meta().capacity, 200);
     EXPECT_EQ(snapshot.meta().positions, tokens);
@@ -112,7 +117,7 @@ TEST_F(SnapshotTest, EverythingComesBack) {
     EXPECT_TRUE(same_bytes(snapshot.logits(), s.logits()));
     EXPECT_EQ(snapshot.digests().state, saved.state);
 
-    Session back = snapshot.restore(m, kTokenizer, options(2));
+    Session back = snapshot.restore(m, {.session = options(2), .tokenizer = tokenizer.get()});
     EXPECT_EQ(back.tokens(), s.tokens());
     EXPECT_EQ(back.capacity(), 200);
     EXPECT_EQ(back.generation(), s.generation());
@@ -139,8 +144,8 @@ TEST_F(SnapshotTest, AnEmptySessionAndEveryKvType) {
       o.kv_type = type;
       Session s(m, o);
       s.append(some_ids(tokens));
-      Snapshot::save(s, "", file);
-      Session back = Snapshot::open(file).restore(m, "", options(1));
+      Snapshot::save(s, file);
+      Session back = Snapshot::open(file).restore(m, {.session = options(1)});
       EXPECT_EQ(back.kv().shape().type, type);
       EXPECT_EQ(digests_of(back).state, digests_of(s).state);
       EXPECT_EQ(kv_bytes(back.kv()), kv_bytes(s.kv()));
@@ -152,20 +157,20 @@ TEST_F(SnapshotTest, TheSameStateIsTheSameBytesWhateverItsHistory) {
   Session s = session(70), t = session(90);
   t.rewind(70);
   t.generation() = s.generation();
-  Snapshot::save(s, kTokenizer, file);
-  Snapshot::save(t, kTokenizer, scratch / "t.stet");
+  Snapshot::save(s, file);
+  Snapshot::save(t, scratch / "t.stet");
   EXPECT_EQ(bytes_of_file(file), bytes_of_file(scratch / "t.stet"));
-  Session back = Snapshot::open(file).restore(m, kTokenizer, options(1));
-  Snapshot::save(back, kTokenizer, scratch / "t.stet");
+  Session back = Snapshot::open(file).restore(m, {.session = options(1)});
+  Snapshot::save(back, scratch / "t.stet");
   EXPECT_EQ(bytes_of_file(file), bytes_of_file(scratch / "t.stet"));
 }
 
 TEST_F(SnapshotTest, BytesAreThoseOfTheSpecification) {
   Session s = session();
-  const StateDigests d = Snapshot::save(s, kTokenizer, file);
+  const StateDigests d = Snapshot::save(s, file);
   const std::string bytes = bytes_of_file(file);
-  const size_t block =
-      32768;  // 4 layers x 2 heads x (K, V) x 8 dimensions x 64 positions x 4 bytes
+  // 4 layers x 2 heads x (K, V) x 8 dimensions x 64 positions x 4 bytes.
+  const size_t block = 32768;
   ASSERT_EQ(s.kv().shape().block_bytes(), block);
   EXPECT_EQ(bytes.size(), 65536 + block);
 
@@ -234,7 +239,7 @@ void expect_one_line(const std::string& error, const std::string& file, const st
 
 TEST_F(SnapshotTest, EveryTruncationIsAnError) {
   Session s = session();
-  Snapshot::save(s, kTokenizer, file);
+  Snapshot::save(s, file);
   const size_t size = bytes_of_file(file).size();
   const Spoiled spoiled(file);
   for (size_t length = size; length-- > 0;) {
@@ -251,7 +256,7 @@ TEST_F(SnapshotTest, EveryTruncationIsAnError) {
 
 TEST_F(SnapshotTest, EveryFlippedBitBeforeTheKeysIsAnError) {
   Session s = session();
-  Snapshot::save(s, kTokenizer, file);
+  Snapshot::save(s, file);
   const std::string bytes = bytes_of_file(file);
   const size_t blocks = 128 + 4 * 64,
                end = get_le(bytes, blocks + 8, 8) + get_le(bytes, blocks + 16, 8);
@@ -271,7 +276,7 @@ TEST_F(SnapshotTest, EveryFlippedBitBeforeTheKeysIsAnError) {
 
 TEST_F(SnapshotTest, DamagedKeysAndValuesAreNamedByBlock) {
   Session s = session(130);
-  Snapshot::save(s, kTokenizer, file);
+  Snapshot::save(s, file);
   const std::string bytes = bytes_of_file(file);
   const size_t block = s.kv().shape().block_bytes();
   const Spoiled spoiled(file);
@@ -283,7 +288,7 @@ TEST_F(SnapshotTest, DamagedKeysAndValuesAreNamedByBlock) {
     const size_t at = 65536 + random() % (3 * block);
     spoiled.put(at, static_cast<char>(bytes[at] ^ (1 << random() % 8)));
     const std::string error = error_of([&] {
-      live = snapshot.restore(m, kTokenizer, options(1), {.map = i % 2 == 0, .check = true});
+      live = snapshot.restore(m, {.session = options(1), .map = i % 2 == 0, .check = true});
     });
     ASSERT_EQ(
         error,
@@ -293,14 +298,14 @@ TEST_F(SnapshotTest, DamagedKeysAndValuesAreNamedByBlock) {
   }
   EXPECT_EQ(live.tokens(), some_ids(7));  // a failed load leaves what is there
   EXPECT_EQ(digests_of(live).state, before.state);
-  EXPECT_EQ(error_of([&] { live = snapshot.restore(m, kTokenizer, options(1)); }), "no error");
+  EXPECT_EQ(error_of([&] { live = snapshot.restore(m, {.session = options(1)}); }), "no error");
   EXPECT_EQ(live.tokens(), some_ids(130));
 }
 
 TEST_F(SnapshotTest, SplicedFilesAreRefused) {
   Session a = session(130), b = session(65);
-  Snapshot::save(a, kTokenizer, file);
-  Snapshot::save(b, kTokenizer, scratch / "b.stet");
+  Snapshot::save(a, file);
+  Snapshot::save(b, scratch / "b.stet");
   const std::string one = bytes_of_file(file), other = bytes_of_file(scratch / "b.stet");
   std::mt19937 random(2);
   for (int i = 0; i < 500; ++i) {
@@ -352,12 +357,12 @@ TEST_F(SnapshotTest, WhatOtherVersionsMayWrite) {
 
 TEST_F(SnapshotTest, AnOptionalSectionIsSkippedAndTheStateIsTheSame) {
   Session s = session(70);
-  Snapshot::save(s, kTokenizer, file);
+  Snapshot::save(s, file);
   SnapshotImage image = SnapshotImage::parse(bytes_of_file(file));
   image.sections.push_back({"NOTES", "by a later version", 0, 0});
   image.sections.insert(image.sections.begin(), {"A", "", 0, 0});
   stet_test::write_file(file, image.build());
-  Session back = Snapshot::open(file).restore(m, kTokenizer, options(1));
+  Session back = Snapshot::open(file).restore(m, {.session = options(1)});
   EXPECT_EQ(digests_of(back).state, digests_of(s).state);
 }
 
@@ -434,54 +439,56 @@ TEST_F(SnapshotTest, MetaThatDoesNotHold) {
 
 TEST_F(SnapshotTest, RefusesAnotherModelTokenizerContractAndRoom) {
   Session s = session();
-  Snapshot::save(s, kTokenizer, file);
+  Snapshot::save(s, file, {.tokenizer = tokenizer.get()});
   const Snapshot snapshot = Snapshot::open(file);
   const auto model_digest = [](const Model& of) { return of.fingerprint(); };
-  const auto error = [&](const std::shared_ptr<const Model>& with, const std::string& tokenizer,
-                         const SessionOptions& o) {
-    return error_of([&] { snapshot.restore(with, tokenizer, o); });
+  const auto error = [&](const std::shared_ptr<const Model>& with,
+                         const std::shared_ptr<const Tokenizer>& used, const SessionOptions& o) {
+    return error_of([&] { snapshot.restore(with, {.session = o, .tokenizer = used.get()}); });
   };
   const auto gemma = model(data_path("models/gemma3-tiny"));
   EXPECT_EQ(
-      error(gemma, kTokenizer, options(1)),
+      error(gemma, tokenizer, options(1)),
       "mismatch: " + file +
           ": architecture, embeddings+norms+attention+mlp weights: expected LlamaForCausalLM, " +
           model_digest(*m) + ", found Gemma3ForCausalLM, " + model_digest(*gemma));
   const auto other = model(data_path("models/llama32-tiny-bf16"));
-  const std::string config = error(other, kTokenizer, options(1));
+  const std::string config = error(other, tokenizer, options(1));
   EXPECT_TRUE(config.starts_with("mismatch: " + file + ": attention_scale, head_dim, ")) << config;
   EXPECT_NE(config.find(", tied_head, "), std::string::npos) << config;
-  EXPECT_EQ(error(m, "xxh3:other", options(1)),
-            "mismatch: " + file + ": tokenizer: expected " + kTokenizer + ", found xxh3:other");
-  EXPECT_EQ(error(m, "", options(1)), "no error");  // driven by ids
+  const auto another = tokenizer_of(R"({"a":0,"c":1})");
+  EXPECT_EQ(error(m, another, options(1)), "mismatch: " + file + ": tokenizer: expected " +
+                                               tokenizer->fingerprint() + ", found " +
+                                               another->fingerprint());
+  EXPECT_EQ(error(m, nullptr, options(1)), "no error");  // driven by ids
   SessionOptions bf16 = options(1);
   bf16.compute.contract = Contract::bf16;
-  EXPECT_EQ(error(m, kTokenizer, bf16),
+  EXPECT_EQ(error(m, tokenizer, bf16),
             "mismatch: " + file + ": contract: expected f32 version 1, found bf16 version 1");
   if (have_blas()) {
     SessionOptions blas = options(1);
     blas.compute.contract = Contract::f32_blas;
-    EXPECT_EQ(error(m, kTokenizer, blas),
+    EXPECT_EQ(error(m, tokenizer, blas),
               "mismatch: " + file + ": contract: expected f32 version 1, found f32-blas version 1");
   }
   SessionOptions small = options(1);
   small.capacity = 4;
-  EXPECT_EQ(error(m, kTokenizer, small),
+  EXPECT_EQ(error(m, tokenizer, small),
             "capacity: " + file + ": tokens: expected at most 4 positions (--ctx), found 5");
   small.capacity = 5;
-  EXPECT_EQ(snapshot.restore(m, kTokenizer, small).capacity(), 5);
+  EXPECT_EQ(snapshot.restore(m, {.session = small, .tokenizer = tokenizer.get()}).capacity(), 5);
 }
 
 TEST_F(SnapshotTest, WeightsThatDifferInOneGroupAreNamed) {
   Session s = session();
-  Snapshot::save(s, kTokenizer, file);
+  Snapshot::save(s, file);
   SnapshotImage image = SnapshotImage::parse(bytes_of_file(file));
   nlohmann::json meta = nlohmann::json::parse(image.section("META").content);
   ASSERT_EQ(meta["fingerprints"][1]["name"], "norms");
   meta["fingerprints"][1]["digest"] = "xxh3:0";
   image.section("META").content = meta.dump();
   stet_test::write_file(file, image.build());
-  EXPECT_EQ(error_of([&] { Snapshot::open(file).restore(m, kTokenizer, options(1)); }),
+  EXPECT_EQ(error_of([&] { Snapshot::open(file).restore(m, {.session = options(1)}); }),
             "mismatch: " + file + ": norms weights: expected xxh3:0, found " +
                 m->fingerprints()[1].second);
 }
@@ -504,25 +511,23 @@ TEST_F(SnapshotTest, FilesThatAreNone) {
 
 TEST_F(SnapshotTest, WhatCannotBeWrittenLeavesTheOldFile) {
   Session s = session(), t = session(70);
-  Snapshot::save(s, kTokenizer, file);
+  Snapshot::save(s, file);
   const std::string old = bytes_of_file(file);
-  EXPECT_EQ(error_of([&] { Snapshot::save(s, kTokenizer, scratch.path()); }),
+  EXPECT_EQ(error_of([&] { Snapshot::save(s, scratch.path()); }),
             "io: " + scratch.path() + ": expected a regular file to write, found a directory");
-  EXPECT_EQ(error_of([&] { Snapshot::save(s, kTokenizer, scratch / "no/s.stet"); }),
+  EXPECT_EQ(error_of([&] { Snapshot::save(s, scratch / "no/s.stet"); }),
             "io: " + (scratch / "no/s.stet") +
                 ": expected to create a file in its directory, found No such file or directory");
   t.generation().stop_ids = {-1};
-  EXPECT_TRUE(error_of([&] {
-                Snapshot::save(t, kTokenizer, file);
-              }).starts_with("argument: stop_ids[0]: "));
+  EXPECT_TRUE(error_of([&] { Snapshot::save(t, file); }).starts_with("argument: stop_ids[0]: "));
   t.generation() = {};
   t.generation().turns = {{0, 3, 71, false}};
-  EXPECT_EQ(error_of([&] { Snapshot::save(t, kTokenizer, file); }),
+  EXPECT_EQ(error_of([&] { Snapshot::save(t, file); }),
             "argument: turns[0]: expected positions in order, up to 70, found 0, 3, 71");
   EXPECT_EQ(bytes_of_file(file), old);
   EXPECT_EQ(scratch.names(), std::vector<std::string>{"s.stet"});
   t.generation() = {};
-  Snapshot::save(t, kTokenizer, file);  // over it
+  Snapshot::save(t, file);  // over it
   EXPECT_EQ(Snapshot::open(file).tokens(), some_ids(70));
   EXPECT_EQ(scratch.names(), std::vector<std::string>{"s.stet"});
 }
@@ -530,10 +535,10 @@ TEST_F(SnapshotTest, WhatCannotBeWrittenLeavesTheOldFile) {
 // Whoever opens the path meanwhile reads the old snapshot or the new one, whole.
 TEST_F(SnapshotTest, SavingOverASnapshotIsAtomic) {
   Session a = session(5), b = session(130);
-  const Digest states[] = {Snapshot::save(a, kTokenizer, file).state, digests_of(b).state};
+  const Digest states[] = {Snapshot::save(a, file).state, digests_of(b).state};
   const pid_t writer = ::fork();
   if (writer == 0) {
-    for (int i = 0; i < 60; ++i) Snapshot::save(i % 2 == 0 ? b : a, kTokenizer, file);
+    for (int i = 0; i < 60; ++i) Snapshot::save(i % 2 == 0 ? b : a, file);
     ::_exit(0);
   }
   int status = 0, reads = 0;

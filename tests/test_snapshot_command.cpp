@@ -86,8 +86,8 @@ TEST_F(SnapshotCommand, CheckProvesEveryByte) {
       const Outcome o = run_stet({"check", broken, file});
       EXPECT_EQ(o.status, 1) << file << " at " << at << ": " << o.out;
       EXPECT_TRUE(o.out.starts_with(broken + ": ")) << o.out;
-      EXPECT_EQ(std::count(o.out.begin(), o.out.end(), '\n'), 2)
-          << o.out;  // the other one is looked at all the same
+      // The other one is looked at all the same.
+      EXPECT_EQ(std::count(o.out.begin(), o.out.end(), '\n'), 2) << o.out;
     }
   }
 }
@@ -95,8 +95,8 @@ TEST_F(SnapshotCommand, CheckProvesEveryByte) {
 TEST_F(SnapshotCommand, CheckNamesTheFault) {
   const std::string s = saved("s.stet", ids_of(100));
   std::string bytes = text_of(s);
-  bytes[bytes.size() - 1] =
-      static_cast<char>(bytes[bytes.size() - 1] ^ 1);  // of the last layer of the last block
+  // The byte is one of the last layer of the last block.
+  bytes[bytes.size() - 1] = static_cast<char>(bytes[bytes.size() - 1] ^ 1);
   stet_test::write_file(s, bytes);
   const Outcome o = run_stet({"check", s, "--json"});
   EXPECT_EQ(o.status, 1);
@@ -131,7 +131,7 @@ TEST_F(SnapshotCommand, VerifyProvesWhatTokensGiveOfAnEditedState) {
   Session s(m, options(1));
   s.append(random_tokens(*m, 200));
   s.set_key(1, 0, 70, std::vector<float>(static_cast<size_t>(s.kv().shape().head_dim), 0.5f));
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   const Outcome verified = run_stet({"verify", file, "-m", kGemma});
   EXPECT_EQ(verified.status, 0) << verified.err;
   EXPECT_NE(verified.out.find("2 of 4 blocks are what the tokens give, and equal, by digests of "

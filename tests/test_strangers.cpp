@@ -78,29 +78,29 @@ TEST_F(Strangers, ASnapshotIsItsOwnersFromItsFirstByte) {
     EXPECT_EQ(mode_of(only_file(folder)), 0600u);
   }
   Session s = session();
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   EXPECT_EQ(mode_of(file), 0600u);
-  Snapshot::save(s, "", scratch / "shared.stet", {.mode = 0640});
+  Snapshot::save(s, scratch / "shared.stet", {.mode = 0640});
   EXPECT_EQ(mode_of(scratch / "shared.stet"), 0640u);
   const Umask strict(0027);
-  Snapshot::save(s, "", scratch / "wide.stet", {.mode = 0666});
+  Snapshot::save(s, scratch / "wide.stet", {.mode = 0666});
   EXPECT_EQ(mode_of(scratch / "wide.stet"), 0640u);
 }
 
 TEST_F(Strangers, AFileThatIsReplacedKeepsItsMode) {
   Session s = session();
   for (const unsigned mode : {0644u, 0600u, 0400u}) {
-    Snapshot::save(s, "", file);
+    Snapshot::save(s, file);
     ASSERT_EQ(::chmod(file.c_str(), mode), 0);
-    Snapshot::save(s, "", file, {.mode = 0666});
+    Snapshot::save(s, file, {.mode = 0666});
     EXPECT_EQ(mode_of(file), mode);
     fs::remove(file);
   }
   fs::create_symlink(file, scratch / "link.stet");
-  Snapshot::save(s, "", scratch / "link.stet");  // through a link to nothing
+  Snapshot::save(s, scratch / "link.stet");  // through a link to nothing
   EXPECT_EQ(mode_of(file), 0600u);
   ASSERT_EQ(::chmod(file.c_str(), 0644), 0);
-  Snapshot::save(s, "", scratch / "link.stet");
+  Snapshot::save(s, scratch / "link.stet");
   EXPECT_EQ(mode_of(file), 0644u);
 }
 
@@ -128,16 +128,16 @@ TEST_F(Strangers, NobodysTemporaryIsWaitedForOrTaken) {
   const int held = ::open(temporary.c_str(), O_RDONLY | O_CLOEXEC);
   ASSERT_EQ(::flock(held, LOCK_EX), 0);
   Session s = session();
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   EXPECT_TRUE(fs::exists(temporary));
   EXPECT_TRUE(fs::exists(pipe));
   ::close(held);
   if (::chown(temporary.c_str(), 65534, 65534) == 0) {  // only root may give files away
-    Snapshot::save(s, "", file);
+    Snapshot::save(s, file);
     EXPECT_TRUE(fs::exists(temporary));
     ASSERT_EQ(::chown(temporary.c_str(), ::geteuid(), ::getegid()), 0);
   }
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   EXPECT_FALSE(fs::exists(temporary));  // of one of our own that has died
 }
 
@@ -282,31 +282,31 @@ TEST_F(Strangers, FilesOfTheCacheOfHuggingFaceComeAlong) {
 
 TEST_F(Strangers, AParentIsLookedForAmongFilesOfTheSameOwnerAlone) {
   Session s = session(70);
-  Snapshot::save(s, "", file);
+  Snapshot::save(s, file);
   const Snapshot parent = Snapshot::open(file);
   s.append(std::vector<int32_t>{1});
   const std::string delta = scratch / "d.stet", moved = scratch / "moved.stet";
-  Snapshot::save(s, "", delta, {.form = SnapshotForm::delta, .parent = &parent});
+  Snapshot::save(s, delta, {.form = SnapshotForm::delta, .parent = &parent});
   ASSERT_EQ(::mkfifo((scratch / "pipe.stet").c_str(), 0666), 0);
   fs::create_symlink("/dev/zero", scratch / "zero.stet");
   fs::rename(file, moved);
-  EXPECT_EQ(error_of([&] { Snapshot::open(delta, ""); }), stet_test::kNoError);
+  EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(delta); }), stet_test::kNoError);
   const std::string none = "io: " + delta + ": parent: expected a snapshot of state " +
                            parent.state_name() + " beside it, or by --parent, found none";
   if (::chown(moved.c_str(), 65534, 65534) == 0) {  // only root may give files away
-    EXPECT_EQ(error_of([&] { Snapshot::open(delta, ""); }), none);
-    EXPECT_EQ(error_of([&] { Snapshot::open(delta, moved); }), stet_test::kNoError);
+    EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(delta); }), none);
+    EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(delta, moved); }), stet_test::kNoError);
     ASSERT_EQ(::chown(moved.c_str(), ::geteuid(), ::getegid()), 0);
   }
   fs::rename(moved,
              scratch / "elsewhere");  // found through a link by the name it had, not by any other
   fs::create_symlink("elsewhere", moved);
-  EXPECT_EQ(error_of([&] { Snapshot::open(delta, ""); }), none);
+  EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(delta); }), none);
   fs::create_symlink("elsewhere", file);
-  EXPECT_EQ(error_of([&] { Snapshot::open(delta, ""); }), stet_test::kNoError);
+  EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(delta); }), stet_test::kNoError);
   fs::remove(file);
   ASSERT_EQ(::mkfifo(file.c_str(), 0666), 0);
-  EXPECT_EQ(error_of([&] { Snapshot::open(delta, ""); }), none);
+  EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(delta); }), none);
 }
 
 }  // namespace

@@ -36,12 +36,12 @@ class TerminalOutput : public testing::Test {
     const auto m = model(data_path("models/llama31-tiny"));
     Session s(m, options(1));
     s.append(std::vector<int32_t>{1, 2, 3});
-    s.dialogue().messages = {{"user", kEvil, "", 0, 1, false},
-                             {kEvil, "fine", Json{{kEvil, kEvil}}.dump(), 1, 2, false}};
-    s.dialogue().chat_template = kEvil;
-    s.dialogue().variables = Json{{"name", kEvil}}.dump();
+    s.chat().messages = {{"user", kEvil, "", 0, 1, false},
+                         {kEvil, "fine", Json{{kEvil, kEvil}}.dump(), 1, 2, false}};
+    s.chat().chat_template = kEvil;
+    s.chat().variables = Json{{"name", kEvil}}.dump();
     s.generation().stop_strings = {kEvil};
-    Snapshot::save(s, kEvil, file);
+    Snapshot::save(s, file);
     SnapshotImage image = SnapshotImage::parse(read_text_file(file, SIZE_MAX));
     Json meta = Json::parse(image.section("META").content);
     meta["checkpoint"] = meta["architecture"] = meta["config"]["family"] = meta["tokenizer"] =
@@ -116,8 +116,8 @@ TEST_F(TerminalOutput, OfAResultIsEscapedOnATerminalAlone) {
     ids += (ids.empty() ? "" : ",") + id.dump();
   as_ids.push_back(ids);
   for (Args* args : {&as_template, &as_ids}) {
-    EXPECT_EQ(run_stet(*args).out.substr(0, kEvil.size()), kEvil)
-        << (*args)[0];  // a program reads what there is
+    // A program reads the text as it is.
+    EXPECT_EQ(run_stet(*args).out.substr(0, kEvil.size()), kEvil) << (*args)[0];
     EXPECT_EQ(controls_in(screen(*args)), "") << (*args)[0];
     EXPECT_NE(screen(*args).find("\\x1b]52;c;aGk=\\x07\\u009d52"), std::string::npos)
         << screen(*args);

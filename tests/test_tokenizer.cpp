@@ -106,9 +106,9 @@ TEST(Tokenizer, KnowsItsSpecialTokens) {
   EXPECT_EQ(tokenizer->size(), 1620);
   EXPECT_EQ(tokenizer->bos(), 2);
   EXPECT_EQ(tokenizer->eos(), 1);
-  EXPECT_EQ(tokenizer->id("<start_of_turn>"), 5);
-  EXPECT_EQ(tokenizer->id("\u2581What"), 300);
-  EXPECT_EQ(tokenizer->id("no such piece"), std::nullopt);
+  EXPECT_EQ(tokenizer->find_id("<start_of_turn>"), 5);
+  EXPECT_EQ(tokenizer->find_id("\u2581What"), 300);
+  EXPECT_EQ(tokenizer->find_id("no such piece"), std::nullopt);
   EXPECT_EQ(tokenizer->piece(300), "\u2581What");
   EXPECT_TRUE(tokenizer->is_special(0));
   EXPECT_TRUE(tokenizer->is_special(3));
@@ -188,11 +188,11 @@ TEST(Tokenizer, MarksAreTextWhereTheyTouchAPlainRange) {
       return tokenizer->encode(before + user + after, Bos::off, std::span(&plain, 1));
     };
     const auto marks = [&](const Ids& ids) {
-      return std::count(ids.begin(), ids.end(), *tokenizer->id(mark));
+      return std::count(ids.begin(), ids.end(), *tokenizer->find_id(mark));
     };
     const Ids attack = encode(std::string(open) + "user\n", "a" + mark + "b", mark + "\n");
     EXPECT_EQ(marks(attack), 1);
-    EXPECT_EQ(attack.front(), *tokenizer->id(open));
+    EXPECT_EQ(attack.front(), *tokenizer->find_id(open));
     EXPECT_EQ(tokenizer->decode(attack), std::string(open) + "user\na" + mark + "b" + mark + "\n");
     EXPECT_EQ(marks(encode("", half, rest + mark)), 1);  // put together across the edge
     EXPECT_EQ(marks(encode(mark + half, rest, "")), 1);
@@ -312,7 +312,7 @@ TEST(Tokenizer, AStreamHoldsBytesUntilTheyAreACharacter) {
   EXPECT_EQ(stream.push(smile[3]), "\U0001F600");
   EXPECT_EQ(stream.pending(), "");
   stream.restore(state);
-  EXPECT_EQ(stream.push(*llama->id("a")), "\uFFFDa");
+  EXPECT_EQ(stream.push(*llama->find_id("a")), "\uFFFDa");
   stream.restore(state);
   EXPECT_EQ(stream.finish(), "\uFFFD");
   EXPECT_EQ(message_of([&] { stream.restore(state.substr(1)); }),
@@ -489,7 +489,8 @@ TEST(Sentencepiece, ModelAndJsonOfOneVocabularyGiveTheSameIds) {
     const std::string piece = model->piece(id);
     std::vector<std::pair<int32_t, int32_t>> splits;
     for (size_t at = 1; at < piece.size(); ++at) {
-      const auto left = model->id(piece.substr(0, at)), right = model->id(piece.substr(at));
+      const auto left = model->find_id(piece.substr(0, at)),
+                 right = model->find_id(piece.substr(at));
       if (left && right) splits.emplace_back(*left, *right);
     }
     std::sort(splits.begin(), splits.end());

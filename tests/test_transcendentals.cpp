@@ -1,5 +1,5 @@
 // The error of exp, tanh, silu and gelu in units in the last place, and their special values. The
-// figures asserted here are those that stet/kernels.hpp states.
+// figures asserted here are those that stet/kernels/kernels.hpp states.
 #include "kernel_support.hpp"
 
 namespace stet::test {

@@ -23,7 +23,7 @@ using Uses = std::vector<std::pair<std::string, std::string>>;
 
 inline Uses use_in_every_way(const std::string& path, const std::string& output,
                              const std::shared_ptr<const Model>& model,
-                             const std::string& parent = "") {
+                             const std::optional<std::string>& parent = std::nullopt) {
   Uses uses;
   const auto use = [&](const std::string& name, const std::function<void()>& way) {
     uses.emplace_back(name, "");
@@ -35,7 +35,7 @@ inline Uses use_in_every_way(const std::string& path, const std::string& output,
   };
   SessionOptions one;
   one.compute.threads = 1;
-  const auto open = [&] { return Snapshot::open(path, parent); };
+  const auto open = [&] { return Snapshot::open_with_parents(path, parent); };
   const auto write = [&](const State& state, const SaveOptions& form) {
     Snapshot::save(state, open(), output, form);
   };
@@ -51,7 +51,7 @@ inline Uses use_in_every_way(const std::string& path, const std::string& output,
   use("diff", [&] { compare(open(), open()); });
   use("convert", [&] { write(open().state(), {.threads = 1}); });
   if (have_zlib())
-    use("compress", [&] { write(open().state(0, {.map = false}), {.compress = 1, .threads = 1}); });
+    use("compress", [&] { write(open().state({.map = false}), {.compress = 1, .threads = 1}); });
   use("convert --kv", [&] { write(with_kv_type(open().state(), KvType::bf16), {.threads = 1}); });
   use("recipe", [&] { write(open().recipe(), {.form = SnapshotForm::recipe, .threads = 1}); });
   use("prune", [&] { write(pruned(false), {.threads = 1}); });
@@ -59,10 +59,11 @@ inline Uses use_in_every_way(const std::string& path, const std::string& output,
   use("transcript", [&] { open().recipe().transcript(); });
   use("verify", [&] { verify(open(), model, one, false); });
   use("verify --bisect", [&] { verify(open(), model, one, true); });
-  for (const RestoreOptions how : {RestoreOptions{}, RestoreOptions{.map = false},
-                                   RestoreOptions{.heal = true}, RestoreOptions{.replay = true}}) {
+  for (RestoreOptions how : {RestoreOptions{}, RestoreOptions{.map = false},
+                             RestoreOptions{.heal = true}, RestoreOptions{.replay = true}}) {
+    how.session = one;
     use("resume", [&] {
-      Session session = open().restore(model, "", one, how);
+      Session session = open().restore(model, how);
       if (session.size() > 0) session.append(std::vector<int32_t>{0});
       session.rewind(std::max(session.state().floor() + 1, session.size() / 2));
       session.logits();

@@ -11,7 +11,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> paths;
-  std::string parent;
+  std::optional<std::string> parent;
   int threads = 0;
   bool json = false;
 };
@@ -34,7 +34,7 @@ Json check_snapshot(const std::string& path, const Options& o) {
   const Snapshot s = Snapshot::open(path);
   // Several files may be deltas of one parent, beside others that need none.
   const SnapshotCheck done = s.meta().form == SnapshotForm::delta
-                                 ? Snapshot::open(path, o.parent).check(o.threads)
+                                 ? Snapshot::open_with_parents(path, o.parent).check(o.threads)
                                  : s.check(o.threads);
   return {{"path", path},
           {"sound", true},
@@ -78,7 +78,7 @@ std::string sound_text(const Json& j) {
 
 // A parent is named for deltas alone.
 void refuse_parent(const Options& o) {
-  if (o.parent.empty()) return;
+  if (!o.parent) return;
   for (const std::string& path : o.paths) {
     if (Snapshot::open(path).meta().form == SnapshotForm::delta) return;
   }

@@ -9,15 +9,16 @@ namespace stet::tool {
 namespace {
 
 struct Options {
-  std::string a, b, parent_a, parent_b;
+  std::string a, b;
+  std::optional<std::string> parent_a, parent_b;
   bool json = false;
 };
 
 Json number_json(const Difference& d, const std::optional<double>& number,
                  const std::string& text) {
   if (!number) return text;
-  return d.element < 0 ? Json(static_cast<int64_t>(*number))
-                       : Json(*number);  // token ids and counts are whole
+  // Token ids and counts are whole.
+  return d.element < 0 ? Json(static_cast<int64_t>(*number)) : Json(*number);
 }
 
 // The one whose tokens the other begins with: "a", "b", or "" where they are as many or part
@@ -145,9 +146,10 @@ void print_comparison(const Options& o, const Comparison& c, const Snapshot& a, 
 }
 
 // A parent is named for a delta alone.
-Snapshot open_side(const std::string& path, const std::string& parent, const char* option) {
+Snapshot open_side(const std::string& path, const std::optional<std::string>& parent,
+                   const char* option) {
   Snapshot s = Snapshot::open(path);
-  if (parent.empty()) return s;
+  if (!parent) return s;
   if (s.meta().form != SnapshotForm::delta)
     throw CLI::ValidationError(fmt::format("{}: {} is no delta, it needs no parent", option, path));
   s.find_parents(parent);

@@ -56,15 +56,18 @@ struct Result {
 // Everything that tells of the way is in the closure: which file, which form, which kernels.
 std::vector<Way> ways(const Options& o, const std::shared_ptr<const Model>& model,
                       const Tokenizer* tokenizer, const Folder& folder) {
-  const std::string key = tokenizer == nullptr ? "" : tokenizer->fingerprint();
   const SessionOptions session_options = o.model.session_options();
-  const auto restored = [=](const std::string& file, const RestoreOptions& how) {
-    return Snapshot::open(file).restore(model, key, session_options, how);
+  const auto restored = [=](const std::string& file, RestoreOptions how) {
+    how.session = session_options;
+    how.tokenizer = tokenizer;
+    return Snapshot::open(file).restore(model, how);
   };
-  const auto through_file = [=, &folder](const char* file, SaveOptions save, RestoreOptions how) {
+  const auto through_file = [=, &folder](const char* file, SaveOptions save,
+                                         const RestoreOptions& how) {
+    save.tokenizer = tokenizer;
     return [=, path = folder / file](const Session& s) {
       Session copy = s.fork();
-      Snapshot::save(copy, key, path, save);
+      Snapshot::save(copy, path, save);
       return restored(path, how);
     };
   };
@@ -159,7 +162,7 @@ void run_equivalence(Options& o) {
   exchange.set_system(o.prompt.system);
   for (const Prompt& prompt : prompts) exchange.prompt(prompt);
   Session prompted = std::move(exchange.session());
-  prompted.dialogue() = Dialogue();  // the tokens are compared, not who said them
+  prompted.chat() = ChatState();  // the tokens are compared, not who said them
   std::vector<Result> results;
   std::optional<Session> normal, other;
   const auto cases = ways(o, model, tokenizer.get(), folder);

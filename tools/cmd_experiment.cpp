@@ -250,7 +250,7 @@ void print_json(const std::vector<Run>& runs, const Summary& s, const Options& o
     for (size_t a = 0; a < o.axes.size(); ++a) j[o.axes[a].option] = run.values[a];
     j.update(Json{{"ids", run.reply.ids},
                   {"text", run.reply.text},
-                  {"stop", run.reply.stop},
+                  {"stop", stop_reason_name(run.reply.stop)},
                   {"same_as", run.same_as + 1},
                   {"log_probability", run.log_probability},
                   {"seconds", run.seconds},
@@ -284,9 +284,9 @@ void print_csv(const std::vector<Run>& runs, const Options& o) {
     std::string line = fmt::format("{},{}", i + 1, run.seed);
     for (const double value : run.values) line += fmt::format(",{}", value);
     out_text(line + fmt::format(",{},{},{},{},{:.4f},{},{},{}\r\n", run.reply.ids.size(),
-                                run.reply.stop, run.same_as + 1, run.log_probability, run.seconds,
-                                digest_text(run.digests.state), quoted(run.file),
-                                quoted(run.reply.text)));
+                                stop_reason_name(run.reply.stop), run.same_as + 1,
+                                run.log_probability, run.seconds, digest_text(run.digests.state),
+                                quoted(run.file), quoted(run.reply.text)));
   }
 }
 
@@ -311,8 +311,8 @@ void print_table(const std::vector<Run>& runs, const Summary& s, const Options& 
                              : run.reply.text.empty()
                                  ? fmt::format("{}", fmt::join(run.reply.ids, ","))
                                  : printable(run.reply.text, 160);
-    out(line + fmt::format("  {:>6}  {:<6}  {:>7.2f}  {}\n", run.reply.ids.size(), run.reply.stop,
-                           run.log_probability, text));
+    out(line + fmt::format("  {:>6}  {:<6}  {:>7.2f}  {}\n", run.reply.ids.size(),
+                           stop_reason_name(run.reply.stop), run.log_probability, text));
   }
   out(
       fmt::format("{} continuations, {} distinct{}; {} tokens drawn in {:.2f} s; the prompt took "
@@ -330,7 +330,7 @@ Session open_state(Options& o, std::shared_ptr<const Tokenizer>& tokenizer) {
     o.prompt.require_fit(snapshot);
     follow(o.model, snapshot, o.restore.how.replay);
     tokenizer = tokenizer_of(snapshot, o.model);
-    return restore_session(snapshot, o.model, o.restore.how, nullptr, fingerprint(tokenizer));
+    return restore_session(snapshot, o.model, o.restore.how, tokenizer.get());
   }
   tokenizer = load_tokenizer(o.model.checkpoint.directory);
   const auto model = o.model.load_model();

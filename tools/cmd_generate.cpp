@@ -63,7 +63,7 @@ Json reply_json(Exchange& exchange, const std::vector<int32_t>& prompt, const Pr
   j["prompt_ids"] = prompt;
   j["ids"] = reply.ids;
   if (exchange.tokenizer() != nullptr) j["text"] = reply.text;
-  j["stop"] = reply.stop;
+  j["stop"] = stop_reason_name(reply.stop);
   j["positions"] = session.size();
   if (exchange.kind() == Exchange::Kind::conversation) {
     j["tokens"] = {
@@ -112,7 +112,7 @@ class Replies {
   void turn(const Prompt* prompt, bool goes_on) {
     Session& session = exchange_.session();
     const double start = seconds();
-    PromptReport report{session.drawn(), 0, 0};
+    PromptReport report{session.transcript_size(), 0, 0};
     if (prompt != nullptr) report = prefill(exchange_, *prompt);
     const std::vector<int32_t> transcript = session.transcript();
     const double middle = seconds();
@@ -261,7 +261,7 @@ void check(const Snapshot& snapshot, const Options& o) {
   o.prompt.require_fit(snapshot);
   const std::vector<Turn>& turns = snapshot.generation().turns;
   const bool ended = !turns.empty() && !turns.back().open,
-             conversation = !snapshot.meta().dialogue.messages.empty();
+             conversation = !snapshot.meta().chat.messages.empty();
   if (ended && !o.prompt.given() && (conversation || !o.generate.ignore_eos) &&
       o.generate.max_tokens > 0) {
     throw Error(ErrorKind::argument, o.snapshot, "reply",
@@ -286,7 +286,7 @@ void run_resume(Options& o) {
   start = seconds();
   RestoreReport report;
   Session session =
-      restore_session(snapshot, model, o.model, o.restore.how, &report, fingerprint(tokenizer));
+      restore_session(snapshot, model, o.model, o.restore.how, tokenizer.get(), &report);
   timing.restore = seconds() - start;
   timing.report = report;
   std::string greeting;

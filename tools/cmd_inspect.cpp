@@ -258,12 +258,12 @@ Json describe(const Snapshot& s, const Present& present) {
   j["stop_strings"] = s.generation().stop_strings;
   j["turns"] = turns_json(s.generation());
   j["messages"] = Json::array();
-  for (const Message& m : s.meta().dialogue.messages) {
+  for (const Message& m : s.meta().chat.messages) {
     j["messages"].push_back({{"role", m.role},
                              {"content", m.content},
                              {"begin", m.begin},
                              {"end", m.end},
-                             {"drawn", m.drawn}});
+                             {"drawn", m.generated}});
   }
   j["prunes"] = first_prunes_json(s.meta().prunes);
   j["edits"] = edits_json(s.meta().edits);

@@ -12,7 +12,8 @@ namespace stet::tool {
 namespace {
 
 struct Options {
-  std::string snapshot, output, parent;
+  std::string snapshot, output;
+  std::optional<std::string> parent;
   SaveFileOptions save;
   PruneOptions prune;
   std::string positions = "keep";
@@ -36,7 +37,8 @@ void refuse(const CLI::App& app, const std::vector<std::string>& names, const st
 
 Snapshot open_snapshot(const CLI::App& app, const Options& o) {
   const Snapshot snapshot = Snapshot::open(o.snapshot);
-  if (snapshot.meta().form == SnapshotForm::delta) return Snapshot::open(o.snapshot, o.parent);
+  if (snapshot.meta().form == SnapshotForm::delta)
+    return Snapshot::open_with_parents(o.snapshot, o.parent);
   refuse(app, {"--parent"}, "of no use: " + o.snapshot + " is no delta");
   return snapshot;
 }
@@ -93,7 +95,7 @@ State state_of(Options& o, const Snapshot& snapshot) {
     const int64_t capacity = o.model.session.capacity;
     if (capacity != 0)
       checked_capacity(ModelConfig::from_canonical(snapshot.meta().config, o.snapshot), capacity);
-    return snapshot.state(capacity, {.check = true});
+    return snapshot.state({.session = {.capacity = capacity}, .check = true});
   }
   choose_contract(o.model, snapshot);
   ModelOptions model = o.model;
@@ -109,7 +111,7 @@ void run_convert(const CLI::App& app, Options& o) {
   choose_checkpoint(o.model, snapshot);
   State state = state_of(o, snapshot);
   const KvType from = state.kv.shape().type,
-               to = o.model.kv.empty() ? from : kv_type_of(o.model.kv);
+               to = o.model.kv.empty() ? from : parse_kv_type(o.model.kv).value();
   if (to != from) state = with_kv_type(state, to);
   const StateDigests digests = o.save.write(state, snapshot, o.output, o.model.checkpoint);
   if (to != from)
@@ -176,7 +178,7 @@ int run_verify(const CLI::App& app, Options& o) {
   choose_contract(o.model, snapshot);
   const SessionOptions options = o.model.session_options();
   const auto model = o.model.load_model();
-  snapshot.check_compatible(*model, "", options);
+  snapshot.check_compatible(*model, options.compute.contract);
   const double start = seconds();
   const bool digests =
       o.bisect || snapshot.meta().form == SnapshotForm::recipe || !proved.is_null();

@@ -161,7 +161,7 @@ void ModelOptions::add_to(CLI::App& app) {
 SessionOptions ModelOptions::session_options() const {
   SessionOptions o = session;
   if (!compute.empty())
-    o.compute.contract = *contract_of(compute);
+    o.compute.contract = parse_contract(compute).value();
   else if (!follows_snapshot)
     o.compute.contract = contract_of_weights(*source());
   if (gemm == "blas") {
@@ -171,7 +171,7 @@ SessionOptions ModelOptions::session_options() const {
     }
     o.compute.contract = Contract::f32_blas;
   }
-  if (!kv.empty()) o.kv_type = kv_type_of(kv);
+  if (!kv.empty()) o.kv_type = parse_kv_type(kv).value();
   return o;
 }
 
@@ -368,7 +368,7 @@ void SaveFileOptions::add_to(CLI::App& app, CLI::Option* target) {
 
 SaveOptions SaveFileOptions::options(std::unique_ptr<Snapshot>& parent) const {
   SaveOptions o;
-  o.form = snapshot_form_of(form);
+  o.form = parse_snapshot_form(form).value();
   if (!mode.empty()) o.mode = static_cast<unsigned>(std::stoul(mode, nullptr, 8));
   if (!compress.empty()) o.compress = compress == "zlib" ? 1 : compress.back() - '0';
   if (o.form == SnapshotForm::delta) {
@@ -384,14 +384,15 @@ StateDigests SaveFileOptions::save(Session& session,
   std::unique_ptr<Snapshot> parent;
   SaveOptions o = options(parent);
   std::shared_ptr<const FileSource> files;
-  if (with_weights) o.weights = &session.model().source();
+  if (with_weights) o.weights_files = &session.model().source();
   if (with_tokenizer) {
     if (tokenizer == nullptr) no_tokenizer(session.model().directory());
     tokenizer->check_own_files();
     files = memory_source(tokenizer->files(), "tokenizer");
-    o.tokenizer = files.get();
+    o.tokenizer_files = files.get();
   }
-  return Snapshot::save(session, fingerprint(tokenizer), path, o);
+  o.tokenizer = tokenizer.get();
+  return Snapshot::save(session, path, o);
 }
 
 StateDigests SaveFileOptions::write(const State& state, const Snapshot& like,
@@ -402,11 +403,9 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like,
   const auto source = directory_source(checkpoint.directory);
   if (with_weights) {
     // Only the checkpoint that the state was made with may come along.
-    SessionOptions compute;
-    compute.compute.contract = contract_of(like.meta().contract).value_or(Contract::f32);
-    const auto model = Model::load(source, 0, compute.compute.contract);
-    like.check_compatible(*model, "", compute);
-    o.weights = source.get();
+    const Contract contract = parse_contract(like.meta().contract).value_or(Contract::f32);
+    like.check_compatible(*Model::load(source, 0, contract), contract);
+    o.weights_files = source.get();
   }
   if (with_tokenizer) {
     const auto tokenizer = require_tokenizer(checkpoint.directory);
@@ -414,7 +413,7 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like,
       throw Error(ErrorKind::mismatch, like.path(), "tokenizer", like.meta().tokenizer,
                   tokenizer->fingerprint() + " in " + checkpoint.directory);
     }
-    o.tokenizer = source.get();
+    o.tokenizer_files = source.get();
   }
   return Snapshot::save(state, like, path, o);
 }
@@ -432,7 +431,7 @@ void RestoreFileOptions::add_to(CLI::App& app, CLI::Option* snapshot) {
 }
 
 Snapshot RestoreFileOptions::open(const std::string& path) const {
-  return how.replay && parent.empty() ? Snapshot::open(path) : Snapshot::open(path, parent);
+  return how.replay && !parent ? Snapshot::open(path) : Snapshot::open_with_parents(path, parent);
 }
 
 void RestoreFileOptions::take(ModelOptions& model) {
@@ -455,10 +454,6 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const Snapshot& snapshot, const Mo
   return load_tokenizer(model.checkpoint.directory);
 }
 
-std::string fingerprint(const std::shared_ptr<const Tokenizer>& tokenizer) {
-  return tokenizer == nullptr ? "" : tokenizer->fingerprint();
-}
-
 std::string restored_text(const Snapshot& snapshot, const RestoreReport& report, double seconds) {
   return fmt::format(
       "resumed {} tokens in {:.1f} ms ({} recomputed{}{}), state {}", snapshot.meta().positions,
@@ -476,21 +471,23 @@ void follow(ModelOptions& model, const Snapshot& snapshot, bool replay) {
 
 void choose_contract(ModelOptions& model, const Snapshot& snapshot) {
   if (!model.compute.empty() || !model.gemm.empty()) return;
-  const std::optional<Contract> contract = contract_of(snapshot.meta().contract);
+  const std::optional<Contract> contract = parse_contract(snapshot.meta().contract);
   model.follows_snapshot = contract.has_value();
   if (contract) model.session.compute.contract = *contract;
 }
 
 Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how,
-                        RestoreReport* report, const std::string& tokenizer) {
-  return restore_session(snapshot, model.load_model(), model, how, report, tokenizer);
+                        const Tokenizer* tokenizer, RestoreReport* report) {
+  return restore_session(snapshot, model.load_model(), model, how, tokenizer, report);
 }
 
 Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Model>& loaded,
-                        const ModelOptions& model, const RestoreOptions& how, RestoreReport* report,
-                        const std::string& tokenizer) {
+                        const ModelOptions& model, RestoreOptions how, const Tokenizer* tokenizer,
+                        RestoreReport* report) {
+  how.session = model.session_options();
+  how.tokenizer = tokenizer;
   try {
-    return snapshot.restore(loaded, tokenizer, model.session_options(), how, report);
+    return snapshot.restore(loaded, how, report);
   } catch (const Error& e) {
     if (e.kind != ErrorKind::mismatch) throw;
     throw Error(e.kind, e.file, e.field, e.expected,

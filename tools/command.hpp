@@ -72,8 +72,8 @@ std::string checkpoint_name(const std::string& path);
 struct ModelOptions {
   CheckpointOption checkpoint;
   SessionOptions session;
-  std::shared_ptr<const FileSource>
-      weights;  // of a self-contained snapshot, in place of the directory
+  // The weights of a self-contained snapshot, in place of the directory.
+  std::shared_ptr<const FileSource> weights;
   std::string compute, gemm, kv;
   bool in_memory = false, check = false;
   bool of_snapshot = false;       // `check` is for one as well
@@ -200,7 +200,7 @@ struct SaveFileOptions {
 // --heal, --replay, --parent: how a snapshot is restored.
 struct RestoreFileOptions {
   RestoreOptions how;
-  std::string parent;
+  std::optional<std::string> parent;
 
   void add_to(CLI::App& app,
               CLI::Option* snapshot = nullptr);  // which may be left out; null where it may not
@@ -214,8 +214,6 @@ struct RestoreFileOptions {
 void choose_checkpoint(ModelOptions& model, const Snapshot& snapshot);
 // The one that the snapshot brings, or the checkpoint's; null where there is none.
 std::shared_ptr<const Tokenizer> tokenizer_of(const Snapshot& snapshot, const ModelOptions& model);
-// "", or what a snapshot holds of it.
-std::string fingerprint(const std::shared_ptr<const Tokenizer>& tokenizer);
 // What became of the tokens of a snapshot, for a line on stderr.
 std::string restored_text(const Snapshot& snapshot, const RestoreReport& report, double seconds);
 // Unless the user names --compute or --gemm: the snapshot's.
@@ -223,13 +221,14 @@ void choose_contract(ModelOptions& model, const Snapshot& snapshot);
 // Both, and the kv type, unless the user names another. Where all is computed again (`replay`),
 // weights that are for one contract alone go before the snapshot's.
 void follow(ModelOptions& model, const Snapshot& snapshot, bool replay);
-// Loads the model and restores; a refusal says which checkpoint was tried. `tokenizer` is its
-// fingerprint, or empty.
-Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how,
-                        RestoreReport* report, const std::string& tokenizer = "");
+// Restores with the options of `model`; a refusal says which checkpoint was tried. `tokenizer` may
+// be null.
 Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Model>& loaded,
-                        const ModelOptions& model, const RestoreOptions& how, RestoreReport* report,
-                        const std::string& tokenizer);
+                        const ModelOptions& model, RestoreOptions how, const Tokenizer* tokenizer,
+                        RestoreReport* report = nullptr);
+// The same with the model that it loads.
+Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how,
+                        const Tokenizer* tokenizer, RestoreReport* report = nullptr);
 
 // While an object of this class lives, the first SIGINT or SIGTERM is noted, so that work can end
 // in good order. The second acts as it otherwise would, unless `patient`.

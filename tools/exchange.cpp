@@ -36,7 +36,8 @@ void Exchange::set_system(const std::string& text) {
 PromptReport Exchange::prompt(const Prompt& prompt, const Progress& progress) {
   if (kind() == Kind::conversation)
     return std::get<Conversation>(talk_).say(prompt.message, progress);
-  const PromptReport report{session().drawn(), 0, static_cast<int64_t>(prompt.ids.size())};
+  const PromptReport report{session().transcript_size(), 0,
+                            static_cast<int64_t>(prompt.ids.size())};
   append_prompt(session(), prompt.ids, progress);
   return report;
 }
@@ -54,7 +55,7 @@ std::string Exchange::close() {
 Exchange::Kind kind_of(const PromptOptions& prompts, const Session& session,
                        const std::shared_ptr<const Tokenizer>& tokenizer) {
   const bool messages =
-      prompts.conversation() || (!prompts.given() && !session.dialogue().messages.empty());
+      prompts.conversation() || (!prompts.given() && !session.chat().messages.empty());
   return messages && tokenizer != nullptr ? Exchange::Kind::conversation : Exchange::Kind::raw;
 }
 

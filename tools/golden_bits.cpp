@@ -20,7 +20,7 @@ void print_digests(const std::string& directory, const std::string& contract,
   const std::vector<int64_t> given = parse_json(list, ids_file).integers("ids", 0, INT32_MAX);
   const std::vector<int32_t> ids(given.begin(), given.end());
   SessionOptions options;
-  options.compute.contract = contract_of(contract).value();
+  options.compute.contract = parse_contract(contract).value();
   Session session(Model::load(directory_source(directory), 0, options.compute.contract), options);
   RunningDigest logits, kv;
   session.append(ids, [&](int64_t, Rows rows) {

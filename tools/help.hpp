@@ -18,8 +18,8 @@ class HelpFormatter : public CLI::Formatter {
 };
 
 std::vector<const CLI::App*> subcommands_of(const CLI::App& app);
-std::vector<const CLI::Option*> options_of(
-    const CLI::App& app);  // that begin with '-', in the order of the help
+// The options that begin with '-', in the order of the help.
+std::vector<const CLI::Option*> options_of(const CLI::App& app);
 std::vector<const CLI::Option*> positionals_of(const CLI::App& app);
 std::vector<std::string> names_of(const CLI::Option& option);   // "-p", "--prompt"
 std::string type_of(const CLI::Option& option);                 // "FILE"; "" of a flag

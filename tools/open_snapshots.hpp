@@ -48,7 +48,7 @@ inline std::string opened(const std::string& root, const std::string& name) {
                      snapshot_form_name(snapshot.meta().form);
   std::string first;
   for (const bool map : {true, false}) {
-    Session session = snapshot.restore(model, snapshot.meta().tokenizer, {}, {.map = map});
+    Session session = snapshot.restore(model, {.map = map});
     const std::string id = sha256_text(digests_of(session).id);
     session.append(std::vector<int32_t>{3, 4});
     const StateDigests after = digests_of(session);

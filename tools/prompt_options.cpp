@@ -135,7 +135,7 @@ Prompts PromptOptions::read(const std::string& from,
 }
 
 void PromptOptions::require_fit(const Snapshot& snapshot) const {
-  const size_t tokens = snapshot.tokens().size(), said = snapshot.meta().dialogue.messages.size();
+  const size_t tokens = snapshot.tokens().size(), said = snapshot.meta().chat.messages.size();
   if (!given() || (said == 0 && (tokens == 0 || !conversation())) || (said > 0 && conversation()))
     return;
   if (conversation()) {

@@ -42,8 +42,8 @@ struct Tensor {
   Declared declared;
   const TensorView* source = nullptr;  // nullptr: `values`
   std::vector<float> values;
-  int64_t head_dim =
-      0;             // not 0: the rows of each head change from (x1..., x2...) to (x1, x2) in turn
+  // Not 0: the rows of each head change from (x1..., x2...) to (x1, x2) in turn.
+  int64_t head_dim = 0;
   float offset = 0;  // added to each element
 };
 

@@ -20,13 +20,14 @@ std::string digest_text(const Digest& digest) {
   return fmt::format("xxh3:{:016x}{:016x}", digest.high, digest.low);
 }
 
-bool parse_digest(const std::string& text, Digest* digest) {
+std::optional<Digest> parse_digest(const std::string& text) {
   if (text.size() != 37 || !text.starts_with("xxh3:") ||
       text.find_first_not_of("0123456789abcdef", 5) != std::string::npos)
-    return false;
-  digest->high = std::stoull(text.substr(5, 16), nullptr, 16);
-  digest->low = std::stoull(text.substr(21, 16), nullptr, 16);
-  return true;
+    return std::nullopt;
+  Digest digest;
+  digest.high = std::stoull(text.substr(5, 16), nullptr, 16);
+  digest.low = std::stoull(text.substr(21, 16), nullptr, 16);
+  return digest;
 }
 
 RunningDigest::RunningDigest() : state_(std::make_unique<State>()) {

@@ -112,8 +112,8 @@ class Builder : public nlohmann::json_sax<Json> {
   const std::string& file_;
   JsonMemory memory_{text_.size(), file_};
   Json root_;
-  std::vector<Json*>
-      open_;  // the containers around the next value; stable, being last in their parents
+  // The containers around the next value. They are last in their parents, so that none moves.
+  std::vector<Json*> open_;
   std::vector<std::string> keys_;  // of each, the key whose value comes next
 };
 

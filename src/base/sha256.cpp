@@ -76,13 +76,14 @@ std::string sha256_text(const Sha256& hash) {
   return text;
 }
 
-bool parse_sha256(const std::string& text, Sha256* hash) {
-  if (text.size() != kPrefix + 64 || !text.starts_with("sha256:")) return false;
-  if (text.find_first_not_of("0123456789abcdef", kPrefix) != std::string::npos) return false;
-  for (size_t i = 0; i < hash->bytes.size(); ++i)
-    hash->bytes[i] =
+std::optional<Sha256> parse_sha256(const std::string& text) {
+  if (text.size() != kPrefix + 64 || !text.starts_with("sha256:")) return std::nullopt;
+  if (text.find_first_not_of("0123456789abcdef", kPrefix) != std::string::npos) return std::nullopt;
+  Sha256 hash;
+  for (size_t i = 0; i < hash.bytes.size(); ++i)
+    hash.bytes[i] =
         static_cast<std::byte>(std::stoul(text.substr(kPrefix + 2 * i, 2), nullptr, 16));
-  return true;
+  return hash;
 }
 
 }  // namespace stet

@@ -61,8 +61,8 @@ void PortableSha256::add(std::span<const std::byte> bytes) {
 Sha256 PortableSha256::result() {
   const uint64_t bits = length_ * 8;
   std::byte padding[72] = {std::byte{0x80}};
-  const size_t zeros =
-      (119 - static_cast<size_t>(length_ % 64)) % 64;  // so that the length ends a block
+  // Fills up so that the length ends a block.
+  const size_t zeros = (119 - static_cast<size_t>(length_ % 64)) % 64;
   for (size_t i = 0; i < 8; ++i)
     padding[1 + zeros + i] = static_cast<std::byte>(bits >> (56 - 8 * i));
   add({padding, 1 + zeros + 8});

@@ -23,13 +23,12 @@ void give_report(const PromptReport& report, stet_prompt_report* to) {
   if (to != nullptr) give(stet_prompt_report{0, report.kept, report.recomputed, report.added}, *to);
 }
 
-void apply(const stet_chat_options& o, Dialogue* dialogue) {
+void apply(const stet_chat_options& o, ChatState* chat) {
   check_flags(o.flags, STET_CHAT_SPECIAL_IN_TEXT, "options");
-  if (o.variables.size > 0) dialogue->variables = string_of(o.variables, "variables");
-  if (o.chat_template.size > 0)
-    dialogue->chat_template = string_of(o.chat_template, "chat_template");
-  if (o.now != 0) dialogue->now = o.now;
-  if ((o.flags & STET_CHAT_SPECIAL_IN_TEXT) != 0) dialogue->special_in_text = true;
+  if (o.variables.size > 0) chat->variables = string_of(o.variables, "variables");
+  if (o.chat_template.size > 0) chat->chat_template = string_of(o.chat_template, "chat_template");
+  if (o.now != 0) chat->now = o.now;
+  if ((o.flags & STET_CHAT_SPECIAL_IN_TEXT) != 0) chat->special_in_text = true;
 }
 
 }  // namespace
@@ -42,7 +41,7 @@ stet_status stet_session_message(const stet_session* session, size_t index, stet
   return guarded(error, [&] {
     stet_message& to = output(message, "message");
     const stet::Session& s = *at(session, "session").at;
-    to = message_value(element(s.dialogue().messages, index, "index"));
+    to = message_value(element(s.chat().messages, index, "index"));
   });
 }
 
@@ -52,7 +51,7 @@ stet_status stet_chat_new(const stet_session* session, const stet_tokenizer* tok
     stet_chat*& to = output(chat, "chat");
     stet::Session own = at(session, "session").at->fork();
     const std::shared_ptr<const stet::Tokenizer>& t = at(tokenizer, "tokenizer").tokenizer;
-    apply(input(options, "options"), &own.dialogue());
+    apply(input(options, "options"), &own.chat());
     to = new stet_chat(stet::Conversation(std::move(own), t));
   });
 }

@@ -56,7 +56,7 @@ std::optional<Difference> verified(Session& session) {
 }  // namespace
 
 Contract saved_contract(const Snapshot& snapshot) {
-  const std::optional<Contract> contract = stet::contract_of(snapshot.meta().contract);
+  const std::optional<Contract> contract = stet::parse_contract(snapshot.meta().contract);
   return contract.value_or(Contract::f32);  // refused as a mismatch
 }
 
@@ -88,7 +88,7 @@ stet_status stet_snapshot_verify(const stet_snapshot* snapshot, const stet_model
     check_flags(flags, STET_VERIFY_BISECT, "how");
     const stet_verify_report proved = report_of(s);
     const stet::SessionOptions o = session_options(options, saved_contract(s));
-    s.check_compatible(*m, "", o);
+    s.check_compatible(*m, o.compute.contract);
     to = new_difference(stet::verify(s, m, o, (flags & STET_VERIFY_BISECT) != 0));
     if (report != nullptr) give(proved, *report);
   });

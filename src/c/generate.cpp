@@ -17,11 +17,18 @@ struct OwnedReply : stet_reply {
   Reply reply;
 };
 
-int32_t stop_value(const std::string& stop) {
-  if (stop == "eos") return STET_STOP_EOS;
-  if (stop == "stop") return STET_STOP_STRING;
-  if (stop == "length") return STET_STOP_LENGTH;
-  return STET_STOP_CALLBACK;
+int32_t stop_value(StopReason stop) {
+  switch (stop) {
+    case StopReason::eos:
+      return STET_STOP_EOS;
+    case StopReason::stop_string:
+      return STET_STOP_STRING;
+    case StopReason::length:
+      return STET_STOP_LENGTH;
+    case StopReason::interrupted:
+      return STET_STOP_CALLBACK;
+  }
+  return -1;
 }
 
 stet_sampling sampling_value(const SamplingSettings& s) {

@@ -201,7 +201,6 @@ std::shared_ptr<const Model> load_model(std::shared_ptr<const FileSource> source
 stet_model_options model_options(const stet_model_options* options);
 stet_tokenizer* new_tokenizer(std::shared_ptr<const Tokenizer> tokenizer);
 const Tokenizer* optional_tokenizer(const stet_tokenizer* tokenizer);
-std::string optional_fingerprint(const stet_tokenizer* tokenizer);
 // The contract that a snapshot was made under.
 Contract saved_contract(const Snapshot& snapshot);
 stet_difference* new_difference(const std::optional<Difference>& difference);

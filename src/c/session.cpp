@@ -38,7 +38,7 @@ stet_session_info info_of(const Session& s) {
   i.capacity = s.capacity();
   i.floor = s.prunes().empty() ? 0 : s.prunes().back().left();
   i.visible = visible_positions(s.kv());
-  i.drawn = s.drawn();
+  i.drawn = s.transcript_size();
   i.threads = s.compute().threads;
   i.chunk = s.compute().chunk;
   i.isa = s.compute().isa.c_str();
@@ -48,7 +48,7 @@ stet_session_info info_of(const Session& s) {
   i.stop_ids = s.generation().stop_ids.size();
   i.stop_strings = s.generation().stop_strings.size();
   i.turns = s.generation().turns.size();
-  i.messages = s.dialogue().messages.size();
+  i.messages = s.chat().messages.size();
   i.prunes = s.prunes().size();
   i.edits = s.edits().size();
   return i;

@@ -65,7 +65,7 @@ RestoreOptions restore_options(const stet_restore_options* how) {
 
 stet_snapshot_info info_of(const Snapshot& s) {
   const SnapshotMeta& m = s.meta();
-  const std::optional<Contract> contract = stet::contract_of(m.contract);
+  const std::optional<Contract> contract = stet::parse_contract(m.contract);
   stet_snapshot_info i{};
   i.path = s.path().c_str();
   i.contract_name = m.contract.c_str();
@@ -91,7 +91,7 @@ stet_snapshot_info info_of(const Snapshot& s) {
   i.has_logits = s.logits().empty() ? 0 : 1;
   i.has_weights = s.weights() != nullptr ? 1 : 0;
   i.has_tokenizer = s.tokenizer_files() != nullptr ? 1 : 0;
-  i.messages = m.dialogue.messages.size();
+  i.messages = m.chat.messages.size();
   i.prunes = m.prunes.size();
   i.edits = m.edits.size();
   return i;
@@ -114,7 +114,8 @@ State converted(const Snapshot& snapshot, const stet_convert_options& o, int64_t
   if (o.capacity != 0) checked_capacity(config, o.capacity);
   RestoreOptions how;
   how.check = true;
-  State state = snapshot.state(o.capacity, how);
+  how.session.capacity = o.capacity;
+  State state = snapshot.state(how);
   if (o.prune != nullptr) *pruned = prune(state, config, prune_options(input(o.prune, "prune")));
   if (type && *type != state.kv.shape().type) return with_kv_type(state, *type);
   return state;
@@ -136,15 +137,15 @@ stet_status stet_session_save(stet_session* session, const stet_tokenizer* token
     const stet_save_options given = input(options, "options");
     stet::SaveOptions o = save_options(given, STET_SAVE_WITH_WEIGHTS | STET_SAVE_WITH_TOKENIZER);
     std::shared_ptr<const stet::FileSource> files;
-    if ((given.flags & STET_SAVE_WITH_WEIGHTS) != 0) o.weights = &s.model().source();
+    if ((given.flags & STET_SAVE_WITH_WEIGHTS) != 0) o.weights_files = &s.model().source();
     if ((given.flags & STET_SAVE_WITH_TOKENIZER) != 0) {
       const stet::Tokenizer& t = *at(tokenizer, "tokenizer").tokenizer;
       t.check_own_files();
       files = stet::memory_source(t.files(), "tokenizer");
-      o.tokenizer = files.get();
+      o.tokenizer_files = files.get();
     }
-    const stet::StateDigests saved =
-        stet::Snapshot::save(s, optional_fingerprint(tokenizer), cstring(path, "path"), o);
+    if (tokenizer != nullptr) o.tokenizer = tokenizer->tokenizer.get();
+    const stet::StateDigests saved = stet::Snapshot::save(s, cstring(path, "path"), o);
     if (digests != nullptr) give(digests_value(saved), *digests);
   });
 }
@@ -175,9 +176,10 @@ stet_status stet_snapshot_open(const char* path, const char* parent, stet_snapsh
                                stet_error** error) {
   return guarded(error, [&] {
     stet_snapshot*& to = output(snapshot, "snapshot");
-    const std::string file = cstring(path, "path");
-    to = parent == nullptr ? new stet_snapshot{nullptr, stet::Snapshot::open(file)}
-                           : new stet_snapshot{nullptr, stet::Snapshot::open(file, parent)};
+    stet::Snapshot opened = stet::Snapshot::open(cstring(path, "path"));
+    if (parent != nullptr)
+      opened.find_parents(*parent == '\0' ? std::nullopt : std::optional<std::string>(parent));
+    to = new stet_snapshot{nullptr, std::move(opened)};
   });
 }
 
@@ -237,7 +239,7 @@ stet_status stet_snapshot_message(const stet_snapshot* snapshot, size_t index,
   return guarded(error, [&] {
     stet_message& to = output(message, "message");
     const stet::SnapshotMeta& meta = at(snapshot, "snapshot").snapshot.meta();
-    to = message_value(element(meta.dialogue.messages, index, "index"));
+    to = message_value(element(meta.chat.messages, index, "index"));
   });
 }
 
@@ -287,15 +289,17 @@ stet_status stet_snapshot_restore(const stet_snapshot* snapshot, const stet_mode
     const std::shared_ptr<const stet::Model>& m = at(model, "model").model;
     stet::SessionOptions o = session_options(options, saved_contract(s));
     const std::optional<stet::KvType> type = kv_type_of(input(options, "options").kv_type);
-    const stet::RestoreOptions restore = restore_options(how);
+    stet::RestoreOptions restore = restore_options(how);
     if (!restore.replay && type && *type != s.meta().kv.type) {
       throw stet::Error(stet::ErrorKind::mismatch, s.path(), "kv_type",
                         stet::kv_type_name(s.meta().kv.type),
                         std::string(stet::kv_type_name(*type)) + " without STET_RESTORE_REPLAY");
     }
     o.kv_type = type.value_or(s.meta().kv.type);
+    restore.session = o;
+    if (tokenizer != nullptr) restore.tokenizer = tokenizer->tokenizer.get();
     stet::RestoreReport found;
-    to = new stet_session(s.restore(m, optional_fingerprint(tokenizer), o, restore, &found));
+    to = new stet_session(s.restore(m, restore, &found));
     if (report == nullptr) return;
     give(stet_restore_report{0, found.reused, found.recomputed,
                              static_cast<int64_t>(found.healed.size()), found.checked ? 1 : 0},

@@ -18,10 +18,6 @@ const Tokenizer* optional_tokenizer(const stet_tokenizer* tokenizer) {
   return tokenizer == nullptr ? nullptr : tokenizer->tokenizer.get();
 }
 
-std::string optional_fingerprint(const stet_tokenizer* tokenizer) {
-  return tokenizer == nullptr ? "" : tokenizer->fingerprint;
-}
-
 namespace {
 
 std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text,
@@ -112,7 +108,7 @@ stet_status stet_tokenizer_id(const stet_tokenizer* tokenizer, const char* piece
   return guarded(error, [&] {
     int32_t& to = output(id, "id");
     const stet::Tokenizer& t = *at(tokenizer, "tokenizer").tokenizer;
-    to = t.id(text_of(piece, size, "piece")).value_or(-1);
+    to = t.find_id(text_of(piece, size, "piece")).value_or(-1);
   });
 }
 

@@ -119,7 +119,7 @@ Message message_of(const stet_message& message) {
 
 stet_message message_value(const Message& message) {
   return {view(message.role), view(message.content), view(message.fields),
-          message.begin,      message.end,           message.drawn ? 1 : 0};
+          message.begin,      message.end,           message.generated ? 1 : 0};
 }
 
 namespace {

@@ -108,12 +108,12 @@ TensorDigests digest_vector(const TensorView& tensor) {
   return {stored, hash_of({leaf_of(tensor.bytes, tensor.dtype, stored)})};
 }
 
-void WeightNames::add(const std::string& group, const std::string& name, const TensorView& tensor,
-                      const TensorDigests& digests) {
+void WeightFingerprints::add(const std::string& group, const std::string& name,
+                             const TensorView& tensor, const TensorDigests& digests) {
   groups_[group][name] = {tensor.name, tensor.dtype_text, shape_text(tensor.shape), digests};
 }
 
-WeightNames::Names WeightNames::values() const {
+WeightFingerprints::Names WeightFingerprints::fingerprints() const {
   Names names;
   for (const char* group : kGroups) {
     const auto found = groups_.find(group);
@@ -129,7 +129,7 @@ WeightNames::Names WeightNames::values() const {
   return names;
 }
 
-WeightNames::Names WeightNames::stored() const {
+WeightFingerprints::Names WeightFingerprints::legacy_fingerprints() const {
   Names names;
   for (const char* group : kGroups) {
     const auto found = groups_.find(group);
@@ -147,26 +147,25 @@ WeightNames::Names WeightNames::stored() const {
   return names;
 }
 
-WeightNames::Names values_name(WeightNames::Names groups, const std::string& config) {
+WeightFingerprints::Names with_model_fingerprint(WeightFingerprints::Names groups,
+                                                 const std::string& config) {
   groups.emplace_back("config", sha256_text(sha256_of(std::as_bytes(std::span(config)))));
   ByteWriter w;
   w.text("stet model 1\n");
   for (const auto& [group, text] : groups) {
-    Sha256 hash;
-    parse_sha256(text, &hash);
     w.text(group + "\n");
-    w.bytes(hash.bytes);
+    w.bytes(parse_sha256(text).value().bytes);
   }
   groups.emplace_back("model", sha256_text(sha256_of(w.data())));
   return groups;
 }
 
-WeightNames::Names stored_name(WeightNames::Names groups, const std::string& config) {
+WeightFingerprints::Names with_legacy_model_fingerprint(WeightFingerprints::Names groups,
+                                                        const std::string& config) {
   groups.emplace_back("config", digest_text(digest_of(std::as_bytes(std::span(config)))));
   ByteWriter w;
   for (const auto& [group, text] : groups) {
-    Digest digest;
-    parse_digest(text, &digest);
+    const Digest digest = parse_digest(text).value();
     w.text(group);
     w.u64(digest.low);
     w.u64(digest.high);

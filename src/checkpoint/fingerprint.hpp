@@ -14,7 +14,8 @@
 // Leaves are not cryptographic, since SHA-256 of all weights would take longer than loading them:
 // whoever can forge weights can forge their name (docs/security.md).
 //
-// Format versions 1 and 2 of snapshots have another name for the same weights: see stored_name().
+// Format versions 1 and 2 of snapshots have another name for the same weights: see
+// with_legacy_model_fingerprint().
 #pragma once
 
 #include <map>
@@ -29,8 +30,9 @@
 namespace stet {
 
 struct TensorDigests {
-  Digest stored;  // of the bytes as they stand: XXH3-128 over that of every 16 rows; of a vector,
-                  // of all at once
+  // The digest of the bytes as they stand: XXH3-128 over that of every 16 rows; of a vector, of all
+  // at once.
+  Digest stored;
   Sha256 values;
 };
 
@@ -38,7 +40,7 @@ TensorDigests digest_matrix(const TensorView& tensor, int threads);
 TensorDigests digest_vector(const TensorView& tensor);
 
 // The tensors that a model is made of, by group, while it is loaded.
-class WeightNames {
+class WeightFingerprints {
  public:
   // Pairs of a group, or "config" or "model", and the text of its hash.
   using Names = std::vector<std::pair<std::string, std::string>>;
@@ -50,8 +52,8 @@ class WeightNames {
            const TensorDigests& digests);
 
   // Of each group that was added.
-  Names values() const;
-  Names stored() const;
+  Names fingerprints() const;
+  Names legacy_fingerprints() const;
 
  private:
   struct Entry {
@@ -61,9 +63,12 @@ class WeightNames {
   std::map<std::string, std::map<std::string, Entry>> groups_;
 };
 
-// `groups` with the names of the config and of the model put behind them. The second form is that
-// of snapshots of format version 1 and 2: XXH3-128, over the tensors' full names, types and bytes.
-WeightNames::Names values_name(WeightNames::Names groups, const std::string& config);
-WeightNames::Names stored_name(WeightNames::Names groups, const std::string& config);
+// `groups` with the fingerprints of the config and of the model put behind them. The legacy form is
+// that of snapshots of format version 1 and 2: XXH3-128, over the tensors' full names, types and
+// bytes.
+WeightFingerprints::Names with_model_fingerprint(WeightFingerprints::Names groups,
+                                                 const std::string& config);
+WeightFingerprints::Names with_legacy_model_fingerprint(WeightFingerprints::Names groups,
+                                                        const std::string& config);
 
 }  // namespace stet

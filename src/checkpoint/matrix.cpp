@@ -11,8 +11,8 @@ namespace {
 // One block of 16 rows, given as pointers to rows of `words` 32-bit words (a float32, or a pair of
 // 16-bit weights): out[words][16]. A null row is zeros.
 void transpose_words(const std::byte* const rows[kLanes], size_t words, uint32_t* out) {
-  constexpr size_t kStrip =
-      128;  // 8 KB of output: it stays in the first-level cache while 16 rows fill it
+  // 8 KB of output, which stay in the first-level cache while 16 rows fill them.
+  constexpr size_t kStrip = 128;
   for (size_t begin = 0; begin < words; begin += kStrip) {
     const size_t end = std::min(words, begin + kStrip);
     for (int lane = 0; lane < kLanes; ++lane) {

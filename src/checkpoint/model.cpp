@@ -74,8 +74,8 @@ std::unique_ptr<Model> build(Plan plan, const Checkpoint& checkpoint, Contract c
 
 std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> source, int threads,
                                          Contract contract) {
-  const FloatEnvironment
-      standard;  // numbers of the config, rotary frequencies and norm weights are computed here
+  // Numbers of the config, rotary frequencies and norm weights are computed here.
+  const FloatEnvironment standard;
   Plan plan = read_plan(*source);
   Checkpoint checkpoint = Checkpoint::open(*source);
   std::unique_ptr<Model> model = build(std::move(plan), checkpoint, contract, threads, nullptr);

@@ -20,8 +20,8 @@ namespace stet {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr const char *kMatrix = "matrix:", *kVector = "vector:", *kStoredName = "weights:",
-                     *kValuesName = "fingerprint:";
+constexpr const char *kMatrix = "matrix:", *kVector = "vector:", *kLegacyFingerprint = "weights:",
+                     *kFingerprint = "fingerprint:";
 
 size_t whole_pages(size_t n) { return (n + kPage - 1) / kPage * kPage; }
 
@@ -128,20 +128,18 @@ Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name,
   return Matrix::packed(entry.type, rows, columns, copy->data(), copy);
 }
 
-std::string packed_stored_name(const Checkpoint& checkpoint, const std::string& group) {
-  const std::string* text = find_metadata(checkpoint, kStoredName + group);
-  Digest digest;
-  if (text != nullptr && parse_digest(*text, &digest)) return *text;
-  throw Error(ErrorKind::format, checkpoint.source(), kStoredName + group, "a digest",
+std::string packed_legacy_fingerprint(const Checkpoint& checkpoint, const std::string& group) {
+  const std::string* text = find_metadata(checkpoint, kLegacyFingerprint + group);
+  if (text != nullptr && parse_digest(*text)) return *text;
+  throw Error(ErrorKind::format, checkpoint.source(), kLegacyFingerprint + group, "a digest",
               found_text(text));
 }
 
-std::string packed_values_name(const Checkpoint& checkpoint, const std::string& group) {
-  const std::string* text = find_metadata(checkpoint, kValuesName + group);
-  Sha256 hash;
+std::string packed_fingerprint(const Checkpoint& checkpoint, const std::string& group) {
+  const std::string* text = find_metadata(checkpoint, kFingerprint + group);
   if (text == nullptr) return "";
-  if (parse_sha256(*text, &hash)) return *text;
-  throw Error(ErrorKind::format, checkpoint.source(), kValuesName + group, "a SHA-256",
+  if (parse_sha256(*text)) return *text;
+  throw Error(ErrorKind::format, checkpoint.source(), kFingerprint + group, "a SHA-256",
               found_text(text));
 }
 
@@ -187,11 +185,11 @@ PackedWriter::PackedWriter(const std::string& path, const Checkpoint& checkpoint
   metadata_ = {{"format", kPackedFormat}, {"version", "1"}};
 }
 
-void PackedWriter::note_stored_name(const std::string& group, const std::string& name) {
-  metadata_[kStoredName + group] = name;
+void PackedWriter::note_legacy_fingerprint(const std::string& group, const std::string& name) {
+  metadata_[kLegacyFingerprint + group] = name;
 }
-void PackedWriter::note_values_name(const std::string& group, const std::string& name) {
-  metadata_[kValuesName + group] = name;
+void PackedWriter::note_fingerprint(const std::string& group, const std::string& name) {
+  metadata_[kFingerprint + group] = name;
 }
 void PackedWriter::note_contract(Contract contract) {
   metadata_["contract"] = contract_name(contract);

@@ -1,4 +1,4 @@
-// Reading and writing packed.safetensors (include/stet/packed.hpp).
+// Reading and writing packed.safetensors (include/stet/checkpoint/packed.hpp).
 #pragma once
 
 #include <map>
@@ -23,8 +23,8 @@ Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name,
                      std::optional<WeightType> type, size_t rows, size_t columns);
 // What stands in the metadata under "weights:GROUP", and under "fingerprint:GROUP" ("": a file that
 // was packed before there were such names). Throws a format Error for what is no digest.
-std::string packed_stored_name(const Checkpoint& checkpoint, const std::string& group);
-std::string packed_values_name(const Checkpoint& checkpoint, const std::string& group);
+std::string packed_legacy_fingerprint(const Checkpoint& checkpoint, const std::string& group);
+std::string packed_fingerprint(const Checkpoint& checkpoint, const std::string& group);
 
 // Compares all matrices and vectors with their digests; see packed.hpp.
 size_t check_packed(const Checkpoint& checkpoint, int threads);
@@ -37,8 +37,8 @@ class PackedWriter {
   PackedWriter(const std::string& path, const Checkpoint& checkpoint);
   void add(const std::string& name, const Matrix& matrix);
   void add(const TensorView& tensor);  // of the checkpoint
-  void note_stored_name(const std::string& group, const std::string& name);
-  void note_values_name(const std::string& group, const std::string& name);
+  void note_legacy_fingerprint(const std::string& group, const std::string& name);
+  void note_fingerprint(const std::string& group, const std::string& name);
   void note_contract(Contract contract);
   void commit();
 

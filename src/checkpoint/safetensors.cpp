@@ -47,7 +47,7 @@ TensorView parse_tensor(const JsonReader& entry, const std::string& name,
   TensorView tensor;
   tensor.name = name;
   tensor.dtype_text = entry.string("dtype");
-  tensor.dtype = dtype_of(tensor.dtype_text);
+  tensor.dtype = parse_dtype(tensor.dtype_text).value_or(DType::other);
   if (!entry.has("shape")) entry.fail("shape", "an array of integers");
   tensor.shape = entry.integers("shape", 0, kMaxInt64);
   const std::vector<int64_t> offsets = entry.integers("data_offsets", 0, kMaxInt64);
@@ -62,18 +62,18 @@ TensorView parse_tensor(const JsonReader& entry, const std::string& name,
   }
   tensor.bytes = data.subspan(begin, end - begin);
 
-  int64_t size = 0;
   std::vector<int64_t> factors = tensor.shape;
   if (tensor.dtype != DType::other)
     factors.push_back(static_cast<int64_t>(dtype_size(tensor.dtype)));
-  if (!shape_elements(factors, &size)) {
+  const std::optional<int64_t> size = element_count(factors);
+  if (!size) {
     throw Error(ErrorKind::format, entry.file(), entry.path_of("shape"), "less than 2^63 bytes",
                 shape_text(tensor.shape));
   }
-  if (tensor.dtype != DType::other && static_cast<uint64_t>(size) != end - begin) {
+  if (tensor.dtype != DType::other && static_cast<uint64_t>(*size) != end - begin) {
     throw Error(
         ErrorKind::format, entry.file(), field,
-        fmt::format("{} bytes for {} {}", size, tensor.dtype_text, shape_text(tensor.shape)),
+        fmt::format("{} bytes for {} {}", *size, tensor.dtype_text, shape_text(tensor.shape)),
         fmt::format("{} bytes", end - begin));
   }
   return tensor;
@@ -178,7 +178,7 @@ Checkpoint Checkpoint::open(const FileSource& source) {
   }
   const Shard& shard = checkpoint.add_shard(source, name);
   for (const TensorView& tensor : shard.tensors.tensors()) {
-    checkpoint.places_.emplace(tensor.name, Place{&shard, &tensor});
+    checkpoint.locations_.emplace(tensor.name, TensorLocation{&shard, &tensor});
   }
   return checkpoint;
 }
@@ -188,7 +188,7 @@ std::vector<std::string> Checkpoint::files_of(const FileSource& source) {
   std::vector<std::string> names = {name};
   if (name != kIndexName) return names;
   std::set<std::string> shards;
-  for (const auto& place : read_weight_map(source)) shards.insert(place.second);
+  for (const auto& location : read_weight_map(source)) shards.insert(location.second);
   names.insert(names.end(), shards.begin(), shards.end());
   return names;
 }
@@ -212,22 +212,22 @@ void Checkpoint::add_shards(const FileSource& source) {
       throw Error(ErrorKind::format, it->second->file->path(), name,
                   "a tensor, as model.safetensors.index.json says", "nothing");
     }
-    places_.emplace(name, Place{it->second, view});
+    locations_.emplace(name, TensorLocation{it->second, view});
   }
 }
 
 const TensorView* Checkpoint::find(const std::string& name) const {
-  const auto it = places_.find(name);
-  return it == places_.end() ? nullptr : it->second.view;
+  const auto it = locations_.find(name);
+  return it == locations_.end() ? nullptr : it->second.view;
 }
 
 const std::string& Checkpoint::file_of(const std::string& name) const {
-  const auto it = places_.find(name);
-  return it == places_.end() ? source_ : it->second.shard->file->path();
+  const auto it = locations_.find(name);
+  return it == locations_.end() ? source_ : it->second.shard->file->path();
 }
 
 std::shared_ptr<const void> Checkpoint::owner_of(const std::string& name) const {
-  return places_.at(name).shard->file;
+  return locations_.at(name).shard->file;
 }
 
 std::vector<std::shared_ptr<const FileBytes>> Checkpoint::files() const {
@@ -251,15 +251,15 @@ const TensorView& Checkpoint::require(const std::string& name,
 }
 
 void Checkpoint::drop(const TensorView& tensor) const {
-  const auto it = places_.find(tensor.name);
-  if (it == places_.end() || it->second.view->bytes.data() != tensor.bytes.data()) return;
+  const auto it = locations_.find(tensor.name);
+  if (it == locations_.end() || it->second.view->bytes.data() != tensor.bytes.data()) return;
   const FileBytes& file = *it->second.shard->file;
   file.drop(static_cast<size_t>(tensor.bytes.data() - file.bytes().data()), tensor.bytes.size());
 }
 
 std::vector<std::string> Checkpoint::names() const {
   std::vector<std::string> names;
-  for (const auto& place : places_) names.push_back(place.first);
+  for (const auto& location : locations_) names.push_back(location.first);
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -298,8 +298,9 @@ std::string compose_header(const std::string& path, const std::vector<TensorSpec
     if (tensor.dtype == DType::other) refuse(path, tensor.name, "a known dtype", "another");
     std::vector<int64_t> factors = tensor.shape;
     factors.push_back(static_cast<int64_t>(dtype_size(tensor.dtype)));
-    int64_t bytes = 0, end = 0;
-    if (!shape_elements(factors, &bytes) || __builtin_add_overflow(begin, bytes, &end)) {
+    const std::optional<int64_t> bytes = element_count(factors);
+    int64_t end = 0;
+    if (!bytes || __builtin_add_overflow(begin, *bytes, &end)) {
       refuse(path, tensor.name, "less than 2^63 bytes", shape_text(tensor.shape));
     }
     entries += fmt::format(R"({}{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",

@@ -23,10 +23,11 @@ size_t dtype_size(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].size
 
 const char* dtype_name(DType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
 
-DType dtype_of(const std::string& name) {
-  size_t i = 0;
-  while (i < static_cast<size_t>(DType::other) && name != kDTypes[i].name) ++i;
-  return static_cast<DType>(i);
+std::optional<DType> parse_dtype(const std::string& name) {
+  for (size_t i = 0; i < static_cast<size_t>(DType::other); ++i) {
+    if (name == kDTypes[i].name) return static_cast<DType>(i);
+  }
+  return std::nullopt;
 }
 
 bool is_weight_dtype(DType dtype) {
@@ -42,12 +43,12 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-bool shape_elements(const std::vector<int64_t>& shape, int64_t* count) {
-  *count = 1;
+std::optional<int64_t> element_count(const std::vector<int64_t>& shape) {
+  int64_t count = 1;
   for (const int64_t dimension : shape) {
-    if (dimension < 0 || __builtin_mul_overflow(*count, dimension, count)) return false;
+    if (dimension < 0 || __builtin_mul_overflow(count, dimension, &count)) return std::nullopt;
   }
-  return true;
+  return count;
 }
 
 }  // namespace stet

@@ -30,7 +30,7 @@ WeightLoader::WeightLoader(const Checkpoint& checkpoint, std::string prefix, Con
       contract_(checkpoint.packed() ? packed_contract(checkpoint) : contract),
       threads_(threads),
       writer_(writer),
-      names_(std::make_unique<WeightNames>()) {}
+      names_(std::make_unique<WeightFingerprints>()) {}
 
 WeightLoader::~WeightLoader() = default;
 
@@ -177,18 +177,19 @@ Linear WeightLoader::transposed(const std::string& group, const Part& layer, int
 // there were names of values has the others alone.
 void WeightLoader::name(Model& model) const {
   const std::string config = model.config().canonical();
-  WeightNames::Names values = names_->values(), stored = names_->stored();
+  WeightFingerprints::Names names = names_->fingerprints(), legacy = names_->legacy_fingerprints();
   if (checkpoint_.packed()) {
-    for (auto& [group, text] : stored) text = packed_stored_name(checkpoint_, group);
-    for (auto& [group, text] : values) text = packed_values_name(checkpoint_, group);
+    for (auto& [group, text] : legacy) text = packed_legacy_fingerprint(checkpoint_, group);
+    for (auto& [group, text] : names) text = packed_fingerprint(checkpoint_, group);
   }
   if (writer_ != nullptr) {
-    for (const auto& [group, text] : stored) writer_->note_stored_name(group, text);
-    for (const auto& [group, text] : values) writer_->note_values_name(group, text);
+    for (const auto& [group, text] : legacy) writer_->note_legacy_fingerprint(group, text);
+    for (const auto& [group, text] : names) writer_->note_fingerprint(group, text);
   }
-  model.stored_fingerprints_ = stored_name(std::move(stored), config);
-  const bool named = std::ranges::none_of(values, [](const auto& n) { return n.second.empty(); });
-  model.fingerprints_ = named ? values_name(std::move(values), config) : model.stored_fingerprints_;
+  model.legacy_fingerprints_ = with_legacy_model_fingerprint(std::move(legacy), config);
+  const bool named = std::ranges::none_of(names, [](const auto& n) { return n.second.empty(); });
+  model.fingerprints_ =
+      named ? with_model_fingerprint(std::move(names), config) : model.legacy_fingerprints_;
 }
 
 void WeightLoader::finish(Model& model) const {

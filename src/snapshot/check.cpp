@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <optional>
 
+#include "src/snapshot/byte_shuffle.hpp"
 #include "src/snapshot/format.hpp"
 #include "src/snapshot/identity.hpp"
-#include "src/snapshot/planes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/memory.hpp"
 #include "stet/files/archive.hpp"
@@ -82,7 +82,7 @@ Snapshot::BlockNames Snapshot::names_of_block(const std::byte* bytes, bool with_
 // it.
 void Snapshot::check_block(int64_t block, const Parents& parents, const BlockNames& of_zeros,
                            const Sha256* content) const {
-  const Place at = place(block, parents);
+  const BlockLocation at = locate(block, parents);
   const Snapshot& file = at.file != nullptr ? *at.file : *this;
   const std::string field = "KV block " + std::to_string(block);
   BlockNames found = of_zeros;
@@ -90,7 +90,7 @@ void Snapshot::check_block(int64_t block, const Parents& parents, const BlockNam
     const std::span<const std::byte> stored = file.bytes_.subspan(at.extent.offset, at.extent.size);
     std::vector<std::byte> expanded(at.extent.encoding == kRaw ? 0 : meta_.kv.block_bytes());
     if (!expanded.empty())
-      expand_planes(stored, meta_.kv.element_size(), expanded, file.path_, field);
+      expand_shuffled(stored, meta_.kv.element_size(), expanded, file.path_, field);
     found = names_of_block(expanded.empty() ? stored.data() : expanded.data(), content != nullptr);
   }
   if (content != nullptr && found.content != *content)

@@ -1,4 +1,4 @@
-// Comparing states and snapshots part by part. Keys and values: src/compare_numbers.cpp.
+// Comparing states and snapshots part by part. Keys and values: kernels/compare.cpp.
 #include "stet/snapshot/compare.hpp"
 
 #include <fmt/format.h>
@@ -137,7 +137,7 @@ std::optional<Difference> in_generation(const State& a, const State& b) {
   return in_json("generation", encode_generation(a.generation), encode_generation(b.generation));
 }
 std::optional<Difference> in_messages(const State& a, const State& b) {
-  return in_json("messages", encode_dialogue(a.dialogue), encode_dialogue(b.dialogue));
+  return in_json("messages", encode_chat(a.chat), encode_chat(b.chat));
 }
 
 std::optional<Difference> in_shape(const KvShape& a, const KvShape& b) {
@@ -355,7 +355,7 @@ Comparison compare(const Snapshot& a, const Snapshot& b) {
   const bool bytes = a.meta().form != SnapshotForm::recipe && b.meta().form != SnapshotForm::recipe;
   Comparison c;
   if (bytes)
-    add_state(c, a.state(0, {.trust = true}), b.state(0, {.trust = true}));
+    add_state(c, a.state({.trust = true}), b.state({.trust = true}));
   else
     c = compare_by_digests(a, b);
   c.parts.insert(c.parts.begin(),

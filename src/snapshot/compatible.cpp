@@ -70,21 +70,21 @@ void compare_weights(Differences& differences, const SnapshotMeta& meta, const M
 
 }  // namespace
 
-void Snapshot::check_compatible(const Model& model, const std::string& tokenizer,
-                                const SessionOptions& options) const {
-  const auto contract = [](const std::string& name, int version) {
+void Snapshot::check_compatible(const Model& model, Contract contract,
+                                const Tokenizer* tokenizer) const {
+  const auto contract_text = [](const std::string& name, int version) {
     return name + " version " + std::to_string(version);
   };
   Differences differences;
-  differences.compare("contract", contract(meta_.contract, meta_.contract_version),
-                      contract(contract_name(options.compute.contract), kContractVersion));
+  differences.compare("contract", contract_text(meta_.contract, meta_.contract_version),
+                      contract_text(contract_name(contract), kContractVersion));
   differences.compare("architecture", meta_.architecture, model.config().architecture);
   if (meta_.architecture == model.config().architecture) {
     compare_config(differences, meta_.config, model.config().canonical());
   }
   compare_weights(differences, meta_, model);
-  if (!tokenizer.empty() && !meta_.tokenizer.empty())
-    differences.compare("tokenizer", meta_.tokenizer, tokenizer);
+  if (tokenizer != nullptr && !meta_.tokenizer.empty())
+    differences.compare("tokenizer", meta_.tokenizer, tokenizer->fingerprint());
   differences.check(path_);
 }
 

@@ -46,7 +46,7 @@ StateDigests combine_digests(const SnapshotMeta& meta, const Digest& tokens,
     encode_prunes(meta.prunes, text);
   }
   if (!meta.edits.empty()) text(" edits " + encode_edits(meta.edits));
-  if (!meta.dialogue.empty()) text(" " + encode_dialogue(meta.dialogue));
+  if (!meta.chat.empty()) text(" " + encode_chat(meta.chat));
   for (const Digest& part : {d.tokens, digest_of(std::as_bytes(visible)), d.logits, d.kv}) {
     ByteWriter w;
     put(w, part);
@@ -60,7 +60,7 @@ StateDigests digests_of(Session& session) {
   return with_whole_state(session, [&](const State& state) {
     const int threads = session.compute().threads;
     StateDigests d = combine_digests(
-        meta_of(session, ""), digest_of_all(state.tokens), visibility(state.kv),
+        meta_of(session, nullptr), digest_of_all(state.tokens), visibility(state.kv),
         digest_of(std::as_bytes(session.logits())), all_block_digests(state.kv, threads));
     d.id = state_id(state, threads);
     return d;

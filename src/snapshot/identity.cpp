@@ -212,7 +212,7 @@ Sha256 Lineage::id(std::span<const Sha256> content, const Sha256& logits) const 
   }
   put_text(w, recipe.edits.empty() ? "" : encode_edits(recipe.edits));
   put_text(w, encode_generation(recipe.generation));
-  put_text(w, recipe.dialogue.empty() ? "" : encode_dialogue(recipe.dialogue));
+  put_text(w, recipe.chat.empty() ? "" : encode_chat(recipe.chat));
   for (const BlockIdentity& block : identities(content)) w.bytes(block.id.bytes);
   if (!replayable()) {
     w.bytes(recipe.size() % kBlockPositions == 0 ? Sha256().bytes : content.back().bytes);

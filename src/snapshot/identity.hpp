@@ -1,4 +1,4 @@
-// Names of states whose keys and values are not at hand (include/stet/identity.hpp).
+// Names of states whose keys and values are not at hand (include/stet/session/identity.hpp).
 #pragma once
 
 #include <functional>

@@ -101,14 +101,14 @@ GenerationState read_generation(const JsonReader& json, int64_t vocab, int64_t p
   return g;
 }
 
-Json dialogue_json(const Dialogue& d) {
+Json chat_json(const ChatState& d) {
   Json messages = Json::array();
   for (const Message& m : d.messages) {
     Json message = {{"role", m.role},
                     {"content", m.content},
                     {"begin", m.begin},
                     {"end", m.end},
-                    {"drawn", m.drawn}};
+                    {"drawn", m.generated}};
     if (!m.fields.empty()) message["fields"] = Json::parse(m.fields);
     messages.push_back(std::move(message));
   }
@@ -124,8 +124,8 @@ std::string object_text(const JsonReader& json, const std::string& name) {
   return object ? object->text() : "";
 }
 
-Dialogue read_dialogue(const JsonReader& json, int64_t positions) {
-  Dialogue d;
+ChatState read_chat(const JsonReader& json, int64_t positions) {
+  ChatState d;
   for (const JsonReader& entry : json.objects("messages")) {
     d.messages.push_back({entry.string("role"), entry.string("content"),
                           object_text(entry, "fields"), entry.integer("begin", 0, positions),
@@ -135,7 +135,7 @@ Dialogue read_dialogue(const JsonReader& json, int64_t positions) {
   d.chat_template = json.string_or("chat_template", "");
   d.now = json.integer("now", 0, int64_t{1} << 40);
   d.special_in_text = json.boolean("special_in_text");
-  check_dialogue(d, positions, json.file());
+  check_chat(d, positions, json.file());
   return d;
 }
 
@@ -254,15 +254,15 @@ std::vector<KvEdit> read_edits(const JsonReader& json, const SnapshotMeta& m) {
 
 // The shape of keys and values is the model's, whatever is done with them later.
 KvShape read_kv(const JsonReader& kv, const ModelConfig& config) {
-  const std::string type = kv.string("type");
-  if (type != "f32" && type != "bf16" && type != "f16") kv.fail("type", "f32, bf16 or f16");
+  const std::optional<KvType> type = parse_kv_type(kv.string("type"));
+  if (!type) kv.fail("type", "f32, bf16 or f16");
   for (const auto& [name, expected] :
        {std::pair("layers", config.layers), std::pair("heads", config.kv_heads),
         std::pair("head_dim", config.head_dim)}) {
     if (kv.integer(name, 1, kMaxSize) != expected)
       kv.fail(name, std::to_string(expected) + ", as in config");
   }
-  const KvShape shape{config.layers, config.kv_heads, config.head_dim, kv_type_of(type)};
+  const KvShape shape{config.layers, config.kv_heads, config.head_dim, *type};
   if (shape.block_bytes() > kMaxBlockBytes) {
     throw Error(ErrorKind::unsupported, kv.file(), kv.path_of("layers"),
                 "blocks of at most " + std::to_string(kMaxBlockBytes) + " bytes",
@@ -286,14 +286,14 @@ const char* snapshot_form_name(SnapshotForm form) {
   return form == SnapshotForm::full ? "full" : form == SnapshotForm::delta ? "delta" : "recipe";
 }
 
-SnapshotForm snapshot_form_of(const std::string& name) {
+std::optional<SnapshotForm> parse_snapshot_form(const std::string& name) {
   for (SnapshotForm form : {SnapshotForm::full, SnapshotForm::delta, SnapshotForm::recipe}) {
     if (name == snapshot_form_name(form)) return form;
   }
-  throw Error(ErrorKind::argument, "", "form", "full, delta or recipe", name);
+  return std::nullopt;
 }
 
-SnapshotMeta meta_of(const Session& session, const std::string& tokenizer) {
+SnapshotMeta meta_of(const Session& session, const Tokenizer* tokenizer) {
   SnapshotMeta m;
   m.contract = contract_name(session.compute().contract);
   m.contract_version = kContractVersion;
@@ -301,14 +301,14 @@ SnapshotMeta meta_of(const Session& session, const std::string& tokenizer) {
   m.architecture = session.model().config().architecture;
   m.config = session.model().config().canonical();
   m.fingerprints = session.model().fingerprints();
-  m.tokenizer = tokenizer;
+  if (tokenizer != nullptr) m.tokenizer = tokenizer->fingerprint();
   m.kv = session.kv().shape();
   m.capacity = session.capacity();
   m.positions = session.size();
   m.generation = session.generation();
   m.prunes = session.prunes();
   m.edits = session.edits();
-  m.dialogue = session.dialogue();
+  m.chat = session.chat();
   return m;
 }
 
@@ -338,9 +338,9 @@ std::string encode_generation(const GenerationState& generation) {
   return generation_json(generation).dump();
 }
 
-std::string encode_dialogue(const Dialogue& dialogue) { return dialogue_json(dialogue).dump(); }
+std::string encode_chat(const ChatState& chat) { return chat_json(chat).dump(); }
 
-void check_dialogue(const Dialogue& dialogue, int64_t positions, const std::string& source) {
+void check_chat(const ChatState& chat, int64_t positions, const std::string& source) {
   const auto check_text = [&](const std::string& field, const std::string& text) {
     if (!utf8_valid(text))
       throw Error(ErrorKind::argument, source, field, "UTF-8", printable(text, 60));
@@ -351,11 +351,11 @@ void check_dialogue(const Dialogue& dialogue, int64_t positions, const std::stri
     if (!parse_json_value(text, source + ": " + field).is_object())
       throw Error(ErrorKind::argument, source, field, "a JSON object", printable(text, 60));
   };
-  check_object("variables", dialogue.variables);
-  check_text("chat_template", dialogue.chat_template);
-  int64_t at = 0;  // messages that are not drawn may share a stretch
-  for (size_t i = 0; i < dialogue.messages.size(); ++i) {
-    const Message& m = dialogue.messages[i];
+  check_object("variables", chat.variables);
+  check_text("chat_template", chat.chat_template);
+  int64_t at = 0;  // messages that are not generated may share a stretch
+  for (size_t i = 0; i < chat.messages.size(); ++i) {
+    const Message& m = chat.messages[i];
     const std::string field = "messages[" + std::to_string(i) + "]";
     check_text(field + ".role", m.role);
     check_text(field + ".content", m.content);
@@ -365,7 +365,7 @@ void check_dialogue(const Dialogue& dialogue, int64_t positions, const std::stri
                   "positions in order, up to " + std::to_string(positions),
                   std::to_string(m.begin) + ", " + std::to_string(m.end));
     }
-    at = m.drawn ? m.end : m.begin;
+    at = m.generated ? m.end : m.begin;
   }
 }
 
@@ -395,7 +395,7 @@ std::string encode_meta(const SnapshotMeta& m) {
                  {"head_dim", m.kv.head_dim}}},
                {"generation", generation_json(m.generation)}};
   if (!m.edits.empty()) meta["edits"] = edits_json(m.edits);
-  if (!m.dialogue.empty()) meta["dialogue"] = dialogue_json(m.dialogue);
+  if (!m.chat.empty()) meta["dialogue"] = chat_json(m.chat);
   return meta.dump();
 }
 
@@ -423,10 +423,9 @@ void check_kv_version(const JsonReader& kv) {
 SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file) {
   const JsonReader json = parse_json(sections.json, file);
   SnapshotMeta m;
-  const std::string form = json.string_or("form", "full");
-  if (form != "full" && form != "delta" && form != "recipe")
-    json.fail("form", "full, delta or recipe");
-  m.form = snapshot_form_of(form);
+  const std::optional<SnapshotForm> form = parse_snapshot_form(json.string_or("form", "full"));
+  if (!form) json.fail("form", "full, delta or recipe");
+  m.form = *form;
   m.parent = json.string_or("parent", "");
   m.parent_state = json.string_or("parent_state", "");
   if (sections.version < 3) m.parent_state = std::exchange(m.parent, "");
@@ -456,8 +455,8 @@ SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file) 
                                   : read_prunes(sections.prunes, sections.removed, file);
   check_prunes(m.prunes, vocab, m.positions, m.capacity, file);
   m.edits = read_edits(json, m);
-  const auto dialogue = json.object("dialogue");
-  if (dialogue) m.dialogue = read_dialogue(*dialogue, m.positions + shifted_out(m.prunes));
+  const auto chat = json.object("dialogue");
+  if (chat) m.chat = read_chat(*chat, m.positions + shifted_out(m.prunes));
   return m;
 }
 

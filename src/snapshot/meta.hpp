@@ -11,7 +11,7 @@
 
 namespace stet {
 
-SnapshotMeta meta_of(const Session& session, const std::string& tokenizer);
+SnapshotMeta meta_of(const Session& session, const Tokenizer* tokenizer);  // null: none is in use
 std::string encode_meta(const SnapshotMeta& meta);
 // What META and, from format version 3 on, the sections of the log of prunes say.
 struct MetaSections {
@@ -31,7 +31,7 @@ std::string encode_generation(const GenerationState& generation);
 // Likewise. Throws an argument Error for messages that could not be read back: texts that are no
 // UTF-8, members that are no JSON object, positions that are out of order or beyond `positions` (of
 // the transcript).
-std::string encode_dialogue(const Dialogue& dialogue);
-void check_dialogue(const Dialogue& dialogue, int64_t positions, const std::string& source);
+std::string encode_chat(const ChatState& chat);
+void check_chat(const ChatState& chat, int64_t positions, const std::string& source);
 
 }  // namespace stet

@@ -79,9 +79,10 @@ bool Snapshot::is_parent(const StateNames& names) const {
 
 // The direct parent: the file that is named, or the one of the name that it had, or any file beside
 // it with that state.
-std::shared_ptr<const Snapshot> Snapshot::find_parent(const std::string& path) const {
-  std::string found = path;
-  if (found.empty()) {
+std::shared_ptr<const Snapshot> Snapshot::find_parent(
+    const std::optional<std::string>& path) const {
+  std::string found = path.value_or("");
+  if (!path) {
     const std::filesystem::path name = std::filesystem::path(meta_.parent_file).filename();
     const std::string beside = std::filesystem::path(path_).replace_filename(name).string();
     const auto names = name.empty() ? std::nullopt : names_of_file(AT_FDCWD, beside.c_str());
@@ -107,15 +108,15 @@ std::shared_ptr<const Snapshot> Snapshot::find_parent(const std::string& path) c
   return parent;
 }
 
-Snapshot::Parents Snapshot::resolve_parents(const std::string& path) const {
+Snapshot::Parents Snapshot::resolve_parents(const std::optional<std::string>& path) const {
   Parents parents;
   size_t meta_bytes = 0;
-  std::string given = path;
+  std::optional<std::string> given = path;
   for (const Snapshot* s = this; s->meta().form == SnapshotForm::delta; s = parents.back().get()) {
     if (parents.size() == kMaxParents)
       snapshot_damaged(path_, "parent",
                        "at most " + std::to_string(kMaxParents) + " deltas in a chain", "more");
-    std::shared_ptr<const Snapshot> parent = s->find_parent(std::exchange(given, ""));
+    std::shared_ptr<const Snapshot> parent = s->find_parent(std::exchange(given, std::nullopt));
     const auto same = [&](const std::shared_ptr<const Snapshot>& p) {
       return p->is_file_of(*parent);
     };
@@ -164,19 +165,19 @@ void Snapshot::check_not_needed(const std::string& path) const {
   }
 }
 
-void Snapshot::find_parents(const std::string& path) {
+void Snapshot::find_parents(const std::optional<std::string>& path) {
   if (parents_.empty()) parents_ = resolve_parents(path);
 }
 
 Snapshot::Parents Snapshot::parents_or_find() const {
-  return parents_.empty() ? resolve_parents("") : parents_;
+  return parents_.empty() ? resolve_parents(std::nullopt) : parents_;
 }
 
 // From file to file, each of which must know the block by the same digests.
-Snapshot::Place Snapshot::place(int64_t block, const Parents& parents) const {
+Snapshot::BlockLocation Snapshot::locate(int64_t block, const Parents& parents) const {
   const Snapshot* at = this;
   for (size_t i = 0;; ++i) {
-    const Extent& own = at->places_[static_cast<size_t>(block)];
+    const Extent& own = at->extents_[static_cast<size_t>(block)];
     if (own.size > 0) return {at, own};
     if (visible(block) == 0) return {};
     if (at->meta_.form != SnapshotForm::delta || at->visible(block) == 0) {

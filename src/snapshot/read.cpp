@@ -1,4 +1,4 @@
-// Opening a snapshot. The format: src/snapshot_format.hpp.
+// Opening a snapshot. The format: src/snapshot/write.cpp.
 #include <algorithm>
 #include <cstring>
 
@@ -16,9 +16,9 @@ namespace stet {
 namespace {
 
 Digest digest_in(const std::string& text, const std::string& path, const std::string& field) {
-  Digest d;
-  if (!parse_digest(text, &d)) snapshot_damaged(path, field, "a digest", printable(text, 60));
-  return d;
+  const std::optional<Digest> digest = parse_digest(text);
+  if (!digest) snapshot_damaged(path, field, "a digest", printable(text, 60));
+  return *digest;
 }
 
 template <class T>
@@ -73,7 +73,8 @@ Snapshot Snapshot::open(const std::string& path) {
   return s;
 }
 
-Snapshot Snapshot::open(const std::string& path, const std::string& parent) {
+Snapshot Snapshot::open_with_parents(const std::string& path,
+                                     const std::optional<std::string>& parent) {
   Snapshot s = open(path);
   s.find_parents(parent);
   return s;
@@ -108,7 +109,7 @@ Snapshot Snapshot::parse(std::span<const std::byte> bytes, const std::string& pa
       s.content("LOGITS"), s.content("LOGITS").size() / sizeof(float), path, "LOGITS"));
   s.blocks_ = read_array<Digest>(s.content("BLOCKS"), blocks * digests, path, "BLOCKS");
   s.check_vocabulary();
-  s.read_places();
+  s.read_extents();
   const bool recipe = s.meta_.form == SnapshotForm::recipe;
   const Digest logits =
       recipe ? digest_in(s.meta_.logits, path, "META: logits") : digest_of_all(*s.logits_);
@@ -151,11 +152,11 @@ void Snapshot::check_vocabulary() const {
 }
 
 // Where this file has each block, from KVINDEX or by counting.
-void Snapshot::read_places() {
+void Snapshot::read_extents() {
   const size_t blocks = visible_.size();
   const Section& kv = section("KV");
   const uint64_t block_bytes = meta_.kv.block_bytes();
-  places_.resize(blocks);
+  extents_.resize(blocks);
   if (has_section("KVINDEX")) return read_index();
   const bool none = meta_.form != SnapshotForm::full && kv.size == 0;
   if (!none && kv.size != blocks * block_bytes) {
@@ -163,7 +164,7 @@ void Snapshot::read_places() {
                      std::to_string(kv.size));
   }
   for (size_t b = 0; b < blocks && !none; ++b)
-    places_[b] = {kv.offset + b * block_bytes, block_bytes, kRaw};
+    extents_[b] = {kv.offset + b * block_bytes, block_bytes, kRaw};
 }
 
 void Snapshot::read_index() {
@@ -175,20 +176,20 @@ void Snapshot::read_index() {
     const uint32_t block = r.u32("KVINDEX: block"), encoding = r.u32("KVINDEX: encoding");
     const uint64_t offset = r.u64("KVINDEX: offset"), size = r.u64("KVINDEX: bytes");
     const bool raw_fits = encoding == kRaw && size == block_bytes && offset % 4096 == 0;
-    if (block < next || block >= places_.size() || offset != end || size > kv.size - offset ||
-        !(raw_fits || encoding == kPlanes)) {
+    if (block < next || block >= extents_.size() || offset != end || size > kv.size - offset ||
+        !(raw_fits || encoding == kByteShuffle)) {
       snapshot_damaged(path_, "KVINDEX", "blocks in order, one behind the other",
                        "block " + std::to_string(block) + " at " + std::to_string(offset));
     }
-    if (encoding == kPlanes) check_expanded(size, expanded += block_bytes);
-    places_[block] = {kv.offset + offset, size, encoding};
+    if (encoding == kByteShuffle) check_expanded(size, expanded += block_bytes);
+    extents_[block] = {kv.offset + offset, size, encoding};
     next = block + 1;
     end = offset + size;
   }
   if (end != kv.size)
     snapshot_damaged(path_, "KV", std::to_string(end) + " bytes", std::to_string(kv.size));
-  for (size_t b = 0; b < places_.size() && meta_.form == SnapshotForm::full; ++b) {
-    if (places_[b].size == 0 && visible_[b] != 0)
+  for (size_t b = 0; b < extents_.size() && meta_.form == SnapshotForm::full; ++b) {
+    if (extents_[b].size == 0 && visible_[b] != 0)
       snapshot_damaged(path_, "KVINDEX", "block " + std::to_string(b) + ", which is visible",
                        "none");
   }

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/snapshot/byte_shuffle.hpp"
 #include "src/snapshot/format.hpp"
-#include "src/snapshot/planes.hpp"
 #include "src/snapshot/state.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kv/kv_writer.hpp"
@@ -13,14 +13,14 @@
 
 namespace stet {
 
-SavedBlock Snapshot::saved_block(int64_t block, const Place& at) const {
+SavedBlock Snapshot::saved_block(int64_t block, const BlockLocation& at) const {
   const std::span<const Digest> digests = block_digests(block);
   const Snapshot& file = at.file != nullptr ? *at.file : *this;
   return {{digests.begin(), digests.end()}, file.path_, nullptr};
 }
 
 // Into memory of the cache; null when damaged.
-std::shared_ptr<KvBlock> Snapshot::read_block(KvCache& kv, const Place& at, int64_t block,
+std::shared_ptr<KvBlock> Snapshot::read_block(KvCache& kv, const BlockLocation& at, int64_t block,
                                               bool trust) const {
   const std::span<const std::byte> stored =
       at.file->bytes_.subspan(at.extent.offset, at.extent.size);
@@ -32,8 +32,8 @@ std::shared_ptr<KvBlock> Snapshot::read_block(KvCache& kv, const Place& at, int6
     std::memcpy(to, stored.data(), stored.size());
   } else {
     try {
-      expand_planes(stored, meta_.kv.element_size(), {to, meta_.kv.block_bytes()}, at.file->path_,
-                    "KV block " + std::to_string(block));
+      expand_shuffled(stored, meta_.kv.element_size(), {to, meta_.kv.block_bytes()}, at.file->path_,
+                      "KV block " + std::to_string(block));
     } catch (const Error& e) {
       if (e.kind != ErrorKind::format) throw;
       return nullptr;
@@ -43,7 +43,7 @@ std::shared_ptr<KvBlock> Snapshot::read_block(KvCache& kv, const Place& at, int6
 }
 
 // In place, or read and looked at: null when damaged.
-std::shared_ptr<KvBlock> Snapshot::load_block(KvCache& kv, const Place& at, int64_t block,
+std::shared_ptr<KvBlock> Snapshot::load_block(KvCache& kv, const BlockLocation& at, int64_t block,
                                               const RestoreOptions& how) const {
   if (at.extent.encoding != kRaw || !how.map || how.trust || at.file->file_ == nullptr)
     return read_block(kv, at, block, how.trust);
@@ -54,8 +54,8 @@ std::shared_ptr<KvBlock> Snapshot::load_block(KvCache& kv, const Place& at, int6
 }
 
 // The state with its blocks. Those that are damaged are listed, and stand in the cache as such.
-State Snapshot::load(int64_t capacity, const RestoreOptions& how,
-                     std::vector<int64_t>* damaged) const {
+State Snapshot::load(const RestoreOptions& how, std::vector<int64_t>* damaged) const {
+  const int64_t capacity = how.session.capacity;
   State state;
   state.origin = origin();
   state.kv = KvCache(meta_.kv, capacity == 0 ? meta_.capacity : capacity);
@@ -65,14 +65,13 @@ State Snapshot::load(int64_t capacity, const RestoreOptions& how,
                 std::to_string(meta_.positions));
   }
   const Parents parents = parents_or_find();
-  const int threads = how.threads > 0 ? how.threads : default_threads();
-  const std::shared_ptr<KvBlock> zeros =
-      KvWriter(state.kv).fresh_block();  // of all that was pruned as a whole
+  // One block stands for all that were pruned as a whole.
+  const std::shared_ptr<KvBlock> zeros = KvWriter(state.kv).fresh_block();
   zeros->mark_shared();
   std::vector<std::shared_ptr<KvBlock>> blocks(visible_.size());
-  run_each(threads, blocks.size(), [&](size_t b) {
+  run_each(threads_or_all(how.session.compute.threads), blocks.size(), [&](size_t b) {
     try {
-      const Place at = place(static_cast<int64_t>(b), parents);
+      const BlockLocation at = locate(static_cast<int64_t>(b), parents);
       blocks[b] =
           at.file == nullptr ? zeros : load_block(state.kv, at, static_cast<int64_t>(b), how);
       if (blocks[b] != nullptr && (how.check || how.heal))
@@ -94,7 +93,7 @@ State Snapshot::load(int64_t capacity, const RestoreOptions& how,
   state.generation = meta_.generation;
   state.prunes = meta_.prunes;
   state.edits = meta_.edits;
-  state.dialogue = meta_.dialogue;
+  state.chat = meta_.chat;
   return state;
 }
 
@@ -104,13 +103,13 @@ void Snapshot::refuse_damage(const std::vector<int64_t>& damaged) const {
                    "the bytes that were saved (--heal computes them again)", "others");
 }
 
-State Snapshot::state(int64_t capacity, const RestoreOptions& how) const {
+State Snapshot::state(const RestoreOptions& how) const {
   if (meta_.form == SnapshotForm::recipe) {
     throw Error(ErrorKind::argument, path_, "form", "full or delta: this needs keys and values",
                 "recipe");
   }
   std::vector<int64_t> damaged;
-  State state = load(capacity, how, &damaged);
+  State state = load(how, &damaged);
   refuse_damage(damaged);
   return state;
 }
@@ -126,17 +125,17 @@ bool is_mapped(const KvCache& kv) {
 
 }  // namespace
 
-Session Snapshot::restore(std::shared_ptr<const Model> model, const std::string& tokenizer,
-                          const SessionOptions& options, const RestoreOptions& how,
+Session Snapshot::restore(std::shared_ptr<const Model> model, const RestoreOptions& how,
                           RestoreReport* report) const {
   RestoreReport ignored;
   RestoreReport& r = report != nullptr ? *report : ignored;
-  SessionOptions o = options;
+  RestoreOptions complete = how;
+  SessionOptions& o = complete.session;
   if (o.capacity == 0) o.capacity = std::min(meta_.capacity, model->config().max_positions);
   checked_capacity(model->config(), o.capacity);
   if (!how.replay) o.kv_type = meta_.kv.type;
   if (!how.replay) {
-    check_compatible(*model, tokenizer, o);
+    check_compatible(*model, o.compute.contract, how.tokenizer);
     const KvShape shape{model->config().layers, model->config().kv_heads, model->config().head_dim,
                         meta_.kv.type};
     if (!(shape == meta_.kv))
@@ -148,10 +147,8 @@ Session Snapshot::restore(std::shared_ptr<const Model> model, const std::string&
     r = {0, session.size(), {}, true};
     return session;
   }
-  RestoreOptions by = how;
-  by.threads = o.compute.threads;
   std::vector<int64_t> damaged;
-  Session session(model, load(o.capacity, by, &damaged), o);
+  Session session(model, load(complete, &damaged), o);
   if (!how.heal) refuse_damage(damaged);
   r = {session.size(), 0, {}, how.check || how.heal || !is_mapped(session.kv())};
   if (how.heal && !damaged.empty()) {

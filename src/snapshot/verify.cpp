@@ -71,7 +71,7 @@ std::optional<Difference> verify(const Snapshot& snapshot, std::shared_ptr<const
     return first_digest_difference(snapshot, again);
   const bool blas =
       o.compute.contract == Contract::f32_blas || snapshot.meta().contract == "f32-blas";
-  return first_difference(again.state(), snapshot.state(0, {.trust = true}),
+  return first_difference(again.state(), snapshot.state({.trust = true}),
                           blas ? kBlasTolerance : 0);
 }
 

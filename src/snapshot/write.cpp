@@ -55,26 +55,27 @@
 //     KV       at a multiple of 65536 (of 64 when it is empty): { block }
 //   block    = encoding 0: as in memory (kv_block.hpp), whole 4096-byte pages; slots of positions
 //            that do not exist are zero
-//            | encoding 1: byte i of every element is put into plane i (elements of 4 or 2 bytes:
-//              as many planes of equal size); u32 per plane: its bytes in this file; then the
-//              planes, each a zlib stream (RFC 1950), or as it is where that is shorter
+//            | encoding 1: a byte shuffle: byte i of every element is put into plane i (elements
+//              of 4 or 2 bytes: as many planes of equal size); u32 per plane: its bytes in this
+//              file; then the planes, each a zlib stream (RFC 1950), or as it is where that is
+//              shorter
 //
 // Every byte is covered: header by its own digest, table by the header's, sections by the table's,
 // blocks by BLOCKS, and gaps must be zero. The id proves nothing about keys and values that tokens
 // give; a reader that needs it proved computes it.
 //
 // Version 2 differs in: a header of 128 bytes, without the id; META holds the log of prunes; no
-// CONTENT; fingerprints are those of Model::stored_fingerprints(). Version 1 also: BLOCKS holds one
+// CONTENT; fingerprints are those of Model::legacy_fingerprints(). Version 1 also: BLOCKS holds one
 // digest per block; no KVINDEX; no form and no prunes in META.
 #include "stet/snapshot/snapshot.hpp"
 
 #include <algorithm>
 #include <filesystem>
 
+#include "src/snapshot/byte_shuffle.hpp"
 #include "src/snapshot/format.hpp"
 #include "src/snapshot/identity.hpp"
 #include "src/snapshot/meta.hpp"
-#include "src/snapshot/planes.hpp"
 #include "src/snapshot/state.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
@@ -113,10 +114,10 @@ struct SnapshotWriter {
     for (int64_t b = 0; b < state.kv.blocks(); ++b) {
       if (is_stored(b)) stored.push_back(b);
     }
-    if (options.weights != nullptr)
-      weights.emplace(*options.weights, Model::files_of(*options.weights));
-    if (options.tokenizer != nullptr)
-      tokenizer.emplace(*options.tokenizer, Tokenizer::files_of(*options.tokenizer));
+    if (options.weights_files != nullptr)
+      weights.emplace(*options.weights_files, Model::files_of(*options.weights_files));
+    if (options.tokenizer_files != nullptr)
+      tokenizer.emplace(*options.tokenizer_files, Tokenizer::files_of(*options.tokenizer_files));
     // Without an index a reader expects every block, as it is.
     indexed = options.compress != 0 || static_cast<int64_t>(stored.size()) != state.kv.blocks();
   }
@@ -264,10 +265,10 @@ struct SnapshotWriter {
     expanded += state.kv.shape().block_bytes();
     if (expanded > kExpandedBytes + kExpandedRatio * (offset + packed.size())) {
       std::vector<std::byte> copy;
-      packed = compress_planes(bytes_to_write(block, copy), state.kv.shape().element_size(), 0);
+      packed = compress_shuffled(bytes_to_write(block, copy), state.kv.shape().element_size(), 0);
     }
     file.write(packed);
-    note(block, kPlanes, offset, packed.size());
+    note(block, kByteShuffle, offset, packed.size());
     return offset + packed.size();
   }
 
@@ -288,7 +289,7 @@ struct SnapshotWriter {
     run_each(threads, some.size(), [&](size_t i) {
       std::vector<std::byte> copy;
       packed[i] =
-          compress_planes(bytes_to_write(some[i], copy), shape.element_size(), options.compress);
+          compress_shuffled(bytes_to_write(some[i], copy), shape.element_size(), options.compress);
     });
     return packed;
   }
@@ -354,7 +355,7 @@ StateDigests write_state(const State& state, SnapshotMeta meta, const std::strin
   }
   check_generation(state.generation, meta_vocab(meta), state.size(), "");
   check_prune_log(state.prunes.size(), shifted_out(state.prunes));
-  check_dialogue(state.dialogue, state.drawn(), "");
+  check_chat(state.chat, state.transcript_size(), "");
   SnapshotWriter writer(state, std::move(meta), options);
   writer.write(path, like);
   return writer.digests;
@@ -362,12 +363,11 @@ StateDigests write_state(const State& state, SnapshotMeta meta, const std::strin
 
 }  // namespace
 
-StateDigests Snapshot::save(Session& session, const std::string& tokenizer, const std::string& path,
-                            const SaveOptions& options) {
+StateDigests Snapshot::save(Session& session, const std::string& path, const SaveOptions& options) {
   SaveOptions o = options;
   if (o.threads == 0) o.threads = session.compute().threads;
   return with_whole_state(session, [&](const State& state) {
-    return write_state(state, meta_of(session, tokenizer), path, o, nullptr);
+    return write_state(state, meta_of(session, options.tokenizer), path, o, nullptr);
   });
 }
 
@@ -380,7 +380,7 @@ StateDigests Snapshot::save(const State& state, const Snapshot& like, const std:
   meta.generation = state.generation;
   meta.prunes = state.prunes;
   meta.edits = state.edits;
-  meta.dialogue = state.dialogue;
+  meta.chat = state.chat;
   return write_state(state, std::move(meta), path, options, &like);
 }
 

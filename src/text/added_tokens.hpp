@@ -62,8 +62,8 @@ class AddedTokenFinder {
     int32_t token;
   };
   uint32_t step(uint32_t node, unsigned char byte) const;
-  std::vector<Found> find(
-      std::string_view text) const;  // the longest at each place, the last place first
+  // Returns the longest at each place, the last place first.
+  std::vector<Found> find(std::string_view text) const;
   bool stands_alone(std::string_view text, size_t begin, size_t end) const;
 
   std::vector<AddedToken> tokens_;

@@ -397,7 +397,7 @@ const std::vector<std::pair<std::string, std::string>>& Tokenizer::special_token
 }
 std::string Tokenizer::fingerprint() const { return impl_->fingerprint; }
 
-std::optional<int32_t> Tokenizer::id(std::string_view piece) const {
+std::optional<int32_t> Tokenizer::find_id(std::string_view piece) const {
   const int32_t id = impl_->vocabulary.find(piece);
   return id < 0 ? std::nullopt : std::optional(id);
 }

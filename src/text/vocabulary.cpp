@@ -26,8 +26,8 @@ bool Vocabulary::add(std::string_view piece, int32_t id) {
   if (has(id) || find(piece) >= 0) return false;
   if ((count_ + 1) * 2 > slots_.size()) grow();
   slots_[slot_of(piece)] = id;
-  if (id >= size()) places_.resize(static_cast<size_t>(id) + 1, {0, -1});
-  places_[static_cast<size_t>(id)] = {text_.size(), static_cast<int64_t>(piece.size())};
+  if (id >= size()) pieces_.resize(static_cast<size_t>(id) + 1, {0, -1});
+  pieces_[static_cast<size_t>(id)] = {text_.size(), static_cast<int64_t>(piece.size())};
   text_ += piece;
   ++count_;
   return true;
@@ -38,13 +38,13 @@ int32_t Vocabulary::find(std::string_view piece) const {
 }
 
 bool Vocabulary::has(int32_t id) const {
-  return id >= 0 && id < size() && places_[static_cast<size_t>(id)].length >= 0;
+  return id >= 0 && id < size() && pieces_[static_cast<size_t>(id)].length >= 0;
 }
 
 std::string_view Vocabulary::piece(int32_t id) const {
   if (!has(id)) return {};
-  const Place& place = places_[static_cast<size_t>(id)];
-  return std::string_view(text_).substr(place.begin, static_cast<size_t>(place.length));
+  const PieceRange& range = pieces_[static_cast<size_t>(id)];
+  return std::string_view(text_).substr(range.begin, static_cast<size_t>(range.length));
 }
 
 }  // namespace stet

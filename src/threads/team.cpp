@@ -73,8 +73,8 @@ Range part_of(size_t n, size_t parts, size_t i) {
 
 size_t Team::parts_of(size_t n, size_t least) const {
   if (queue == nullptr) return 1;
-  constexpr size_t kEach =
-      8;  // parts for each thread: what the slowest is behind by is a part at most
+  // Each thread gets as many parts, so that the slowest is behind by a part at most.
+  constexpr size_t kEach = 8;
   const size_t threads = static_cast<size_t>(size);
   if (n < threads * least) return std::max<size_t>(1, std::min(n, threads));
   return std::min(threads * kEach, n / least / threads * threads);

@@ -15,7 +15,7 @@ int main(int, char** argv) {
   stet::GenerateOptions options;
   options.max_tokens = 3;
   chat.reply(options);
-  stet::Snapshot::save(chat.session(), tokenizer->fingerprint(), argv[2]);
+  stet::Snapshot::save(chat.session(), argv[2], {.tokenizer = tokenizer.get()});
   options.max_tokens = 64;
   std::fputs(chat.reply(options).text.c_str(), stdout);
 }

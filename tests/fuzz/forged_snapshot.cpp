@@ -75,16 +75,16 @@ class Seeds {
     reply.append(std::vector<int32_t>{1, 2, 3, 4});
     reply.generation().sampling = {false, 0.75, 41, 0.9, 0.01, 0.99, 1.1, 0xFEDCBA9876543210};
     reply.generation().stop_strings = {"\n\n", "end"};
-    reply.dialogue().messages = {{"user", "hello", R"({"name":"x"})", 0, 4, false}};
+    reply.chat().messages = {{"user", "hello", R"({"name":"x"})", 0, 4, false}};
     GenerateOptions three;
     three.max_tokens = 3;
     generate(reply, &tokenizer(), three);
     keep(reply);
     const auto brought = directory_source(STET_ROOT "/assets/pocket-llama3");
-    keep(reply, {.tokenizer = brought.get()});
+    keep(reply, {.tokenizer_files = brought.get()});
     for (int32_t i = 0; i < 70; ++i) blocks.append(std::vector<int32_t>{i * 4});
     keep(blocks);
-    Snapshot::save(blocks, tokenizer().fingerprint(), parent_path());
+    Snapshot::save(blocks, parent_path(), {.tokenizer = &tokenizer()});
     const Snapshot parent = Snapshot::open(parent_path());
     keep(blocks, {.form = SnapshotForm::recipe});
     for (const int level : {0, 1}) {
@@ -112,9 +112,10 @@ class Seeds {
   const std::string& at(size_t i) const { return files_[i % files_.size()]; }
 
  private:
-  void keep(Session& session, const SaveOptions& form = {}) {
+  void keep(Session& session, SaveOptions form = {}) {
+    form.tokenizer = &tokenizer();
     const std::string path = folder() + "/seed.stet";
-    Snapshot::save(session, tokenizer().fingerprint(), path, form);
+    Snapshot::save(session, path, form);
     files_.push_back(read_text_file(path, size_t{1} << 30));
   }
   std::vector<std::string> files_;
@@ -159,9 +160,9 @@ void sign_state(std::string& file) {
   try {
     Snapshot::parse(std::as_bytes(std::span(file)), "");
   } catch (const Error& e) {
-    Digest state;
-    if (e.field != "state" || !parse_digest(e.found, &state)) return;
-    put_digest(file, kStateAt, state);
+    const std::optional<Digest> state = parse_digest(e.found);
+    if (e.field != "state" || !state) return;
+    put_digest(file, kStateAt, *state);
     sign(file);
   }
 }

@@ -13,12 +13,12 @@ namespace {
 void use_restored(const Snapshot& snapshot) {
   SessionOptions one_thread;
   one_thread.compute.threads = 1;
-  Session session = snapshot.restore(fuzz::model(), snapshot.meta().tokenizer, one_thread);
+  Session session = snapshot.restore(fuzz::model(), {.session = one_thread});
   const StateDigests found = digests_of(session), saved = snapshot.digests();
-  const bool renamed = snapshot.origin().model.starts_with(
-      "xxh3:");  // by a model that format version 2 called otherwise
-  const bool kv =
-      found.kv == saved.kv || snapshot.version() == 1;  // which had digests of whole blocks
+  // The model is one that format version 2 called otherwise.
+  const bool renamed = snapshot.origin().model.starts_with("xxh3:");
+  // Format version 1 had digests of whole blocks.
+  const bool kv = found.kv == saved.kv || snapshot.version() == 1;
   fuzz::must(kv && found.logits == saved.logits && (renamed || found.state == saved.state),
              "the state that was saved");
   GenerateOptions two;
@@ -40,8 +40,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     fuzz::touch(std::as_bytes(std::span(snapshot.logits())));
     for (const Snapshot::Section& s : snapshot.sections())
       fuzz::must(s.offset + s.size <= size, "sections of the file");
-    const std::string parent =
-        snapshot.meta().form == SnapshotForm::delta ? fuzz::parent_path() : "";
+    std::optional<std::string> parent;
+    if (snapshot.meta().form == SnapshotForm::delta) parent = fuzz::parent_path();
     for (const auto& [way, error] :
          test::use_in_every_way(memory.path(), fuzz::scratch_path(), fuzz::model(), parent)) {
       fuzz::must(error.find('\n') == std::string::npos, "an error is one line");

@@ -44,7 +44,7 @@ inline void use_tokenizer(const Tokenizer& tokenizer) {
   for (int32_t id = 0; id < std::min(tokenizer.size(), 2000); ++id) {
     all.push_back(id);
     const std::string piece = tokenizer.piece(id);
-    must(piece.empty() || tokenizer.id(piece) == id, "a piece has one id");
+    must(piece.empty() || tokenizer.find_id(piece) == id, "a piece has one id");
   }
   must(utf8_valid(tokenizer.decode(all, true)), "text is UTF-8");
   must(streamed(tokenizer, all) == tokenizer.decode(all), "a stream gives the text of all ids");

@@ -66,7 +66,7 @@ std::string edited_digest(Session& session) {
 std::string STET_UNIT(const std::string& directory, const std::string& contract,
                       const std::string& ids_file) {
   SessionOptions options;
-  options.compute.contract = contract_of(contract).value();
+  options.compute.contract = parse_contract(contract).value();
   Session session(Model::load(directory_source(directory), 0, options.compute.contract), options);
   const std::string prompt = prompt_digests(session, read_ids(ids_file));
   return prompt + edited_digest(session);

@@ -76,7 +76,7 @@ std::string World::program() const {
                                      culprit_->number, culprit_->timeline.text());
   return fmt::format(
       "#include <filesystem>\n#include <fstream>\n#include <thread>\n#include "
-      "\"stet/snapshot.hpp\"\nusing namespace stet;\n\n"
+      "\"stet/snapshot/snapshot.hpp\"\nusing namespace stet;\n\n"
       "void put(const char* file, long at, char byte) {{ std::fstream f(file, std::ios::in | "
       "std::ios::out | std::ios::binary); f.seekp(at); f.put(byte); }}\n\n"
       "int main() {{\n  const auto m = {};\n  SessionOptions o;\n  o.capacity = {};\n  o.kv_type = "

@@ -20,9 +20,9 @@ std::string save_code(const SaveOptions& o, int parent) {
           ? ""
           : fmt::format("const auto parent = Snapshot::open(\"{}.stet\"); how.parent = &parent; ",
                         parent),
-      o.weights == nullptr
+      o.weights_files == nullptr
           ? ""
-          : "const auto weights = directory_source(MODEL); how.weights = weights.get(); ");
+          : "const auto weights = directory_source(MODEL); how.weights_files = weights.get(); ");
 }
 
 // Offset and size of the keys and values.
@@ -58,11 +58,11 @@ void World::save(Live& live, const Step& step) {
   SaveOptions how = draw_form(step, &parent, &parent_file);
   std::shared_ptr<const FileSource> weights;
   if (step.y % 64 == 63)
-    how.weights = (weights = directory_source(shared_.subject.directory)).get();
+    how.weights_files = (weights = directory_source(shared_.subject.directory)).get();
   const std::string path = fmt::format("{}/{}.stet", directory_.path(), files_.size());
-  say(fmt::format("{{ {}Snapshot::save(s{}, \"\", \"{}.stet\", how); }}",
-                  save_code(how, parent_file), live.number, files_.size()));
-  const StateDigests saved = Snapshot::save(live.session, "", path, how);
+  say(fmt::format("{{ {}Snapshot::save(s{}, \"{}.stet\", how); }}", save_code(how, parent_file),
+                  live.number, files_.size()));
+  const StateDigests saved = Snapshot::save(live.session, path, how);
   files_.push_back({path, live.timeline, how.form, parent_file});
   if (saved.state != shared_.oracle.truth(live.timeline).state)
     culprit_ = &live, fail(fmt::format("s{}: another state was saved", live.number));
@@ -95,15 +95,17 @@ void World::restore(const Step& step) {
   const int at = file(step.who);
   const File& from = files_[static_cast<size_t>(at)];
   RestoreOptions how;
+  how.session = shared_.options;
   how.map = step.x % 3 != 0;
   how.check = step.x / 3 % 3 == 0;
   how.heal = step.x / 9 % 2 == 0;
   const std::string call = fmt::format(
-      "Snapshot::open(\"{}.stet\").restore(m, \"\", o, {{.map = {}, .check = {}, .heal = {}}})", at,
-      how.map, how.check, how.heal);
+      "Snapshot::open(\"{}.stet\").restore(m, {{.session = o, .map = {}, .check = {}, .heal = "
+      "{}}})",
+      at, how.map, how.check, how.heal);
   const bool must = sound(at) || (how.heal && heals(at));
   try {
-    Session session = Snapshot::open(from.path).restore(shared_.model, "", shared_.options, how);
+    Session session = Snapshot::open(from.path).restore(shared_.model, how);
     say(fmt::format("Session s{} = {};", numbers_, call));
     add(std::move(session), from.timeline);
   } catch (const Error& e) {
@@ -117,12 +119,12 @@ void World::restore_by_threads(const Step& step) {
   const int at = file(step.who);
   if (!sound(at)) return;
   const File& from = files_[static_cast<size_t>(at)];
-  say(
-      fmt::format("{{ const auto one = Snapshot::open(\"{}.stet\"); std::vector<std::thread> "
-                  "threads; for (int i = 0; i < 3; ++i) "
-                  "threads.emplace_back([&, i] {{ one.restore(m, \"\", o, {{.map = i % 2 == 0}}); "
-                  "}}); for (auto& t : threads) t.join(); }}",
-                  at));
+  say(fmt::format(
+      "{{ const auto one = Snapshot::open(\"{}.stet\"); std::vector<std::thread> "
+      "threads; for (int i = 0; i < 3; ++i) "
+      "threads.emplace_back([&, i] {{ one.restore(m, {{.session = o, .map = i % 2 == 0}}); "
+      "}}); for (auto& t : threads) t.join(); }}",
+      at));
   const Snapshot one = Snapshot::open(from.path);
   std::vector<Truth> found(3);
   std::vector<std::string> errors(found.size());
@@ -130,7 +132,8 @@ void World::restore_by_threads(const Step& step) {
   for (size_t i = 0; i < found.size(); ++i) {
     threads.emplace_back([&, i] {
       try {
-        Session session = one.restore(shared_.model, "", shared_.options, {.map = i % 2 == 0});
+        Session session =
+            one.restore(shared_.model, {.session = shared_.options, .map = i % 2 == 0});
         found[i] = truth_of(session);
       } catch (const std::exception& e) {
         errors[i] = e.what();

@@ -43,10 +43,10 @@ Json state_figures(Session& session, const SessionOptions& options, int repeat) 
   const std::vector<int32_t> next = some_tokens(session.model(), 1);
   std::vector<double> save, restore, token, fork;
   for (int i = 0; i < repeat; ++i)
-    save.push_back(time_of([&] { Snapshot::save(session, "", file.path); }));
+    save.push_back(time_of([&] { Snapshot::save(session, file.path); }));
   for (int i = 0; i < repeat; ++i) {
     const double start = seconds();
-    Session back = Snapshot::open(file.path).restore(session.shared_model(), "", options);
+    Session back = Snapshot::open(file.path).restore(session.shared_model(), {.session = options});
     restore.push_back(seconds() - start);
     token.push_back(time_of([&] { back.append(next); }));  // which checks the blocks that it uses
   }

@@ -122,13 +122,14 @@ class Lengths {
     std::vector<double> resume, fault, fork;
     {
       Session session = made_up(model_, options_, n);
-      Snapshot::save(session, "", path_);
+      Snapshot::save(session, path_);
     }
     for (int i = 0; i < repeat; ++i) {
       measure_save(n, save);
       Session session = made_up(model_, options_, n);
-      fault.push_back(fault_time(plain_));  // as new to the system as the snapshot, which must not
-                                            // be touched before its restore
+      // This file is as new to the system as the snapshot, which must not be touched before its
+      // restore.
+      fault.push_back(fault_time(plain_));
       resume.push_back(measure_first(session, fault.back(), first));
       fork.push_back(median({time_of([&] { session.fork(); }), time_of([&] { session.fork(); }),
                              time_of([&] { session.fork(); })}));
@@ -166,7 +167,7 @@ class Lengths {
     Session sessions[2] = {made_up(model_, options_, n), made_up(model_, options_, n)};
     const auto save = [&](Session& s) {
       remove_files();
-      return time_of([&] { Snapshot::save(s, "", path_); });
+      return time_of([&] { Snapshot::save(s, path_); });
     };
     const auto write = [&] {
       remove_files();
@@ -183,7 +184,7 @@ class Lengths {
     Session other = session.fork();
     decode(other);  // takes the tail's copy
     const double before = decode(other), start = seconds();
-    Session back = Snapshot::open(path_).restore(model_, "", options_);
+    Session back = Snapshot::open(path_).restore(model_, {.session = options_});
     const double ready = seconds() - start, first = decode(back);
     to.add(first, (before + decode(back)) / 2 + faults);
     return ready;
@@ -192,7 +193,8 @@ class Lengths {
   void measure_read(Beside& to) const {
     const auto copy = [&] { return copy_time(path_, threads_); };
     const auto read = [&] {
-      return time_of([&] { Snapshot::open(path_).restore(model_, "", options_, {.map = false}); });
+      return time_of(
+          [&] { Snapshot::open(path_).restore(model_, {.session = options_, .map = false}); });
     };
     const double copied = copy(), back = std::min(read(), read());
     to.add(back, std::min(copied, copy()));

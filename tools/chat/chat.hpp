@@ -55,8 +55,8 @@ std::string change_setting(GenerationState& state, ChatOptions& options, int64_t
 // For /state, /messages and /verify.
 std::string state_text(Session& session, const ModelOptions& model);
 std::string messages_text(const std::vector<Message>& messages);
-std::string verify_live_state(
-    Session& session, const Progress& progress);  // throws a mismatch Error where it is not equal
+// Proves the state of a running session. Throws a mismatch Error where it is not equal.
+std::string verify_live_state(Session& session, const Progress& progress);
 
 // What files hold of the conversations of a chat.
 class SavedStates {

@@ -26,10 +26,10 @@ std::string variables_json(const std::vector<std::string>& given) {
 }
 
 // What the command line says of a conversation's beginning.
-void apply(const ChatOptions& o, Dialogue& dialogue) {
-  if (!o.template_file.empty()) dialogue.chat_template = read_prompt(o.template_file);
-  if (!o.variables.empty()) dialogue.variables = variables_json(o.variables);
-  if (o.special_in_user_text) dialogue.special_in_text = true;
+void apply(const ChatOptions& o, ChatState& chat) {
+  if (!o.template_file.empty()) chat.chat_template = read_prompt(o.template_file);
+  if (!o.variables.empty()) chat.variables = variables_json(o.variables);
+  if (o.special_in_user_text) chat.special_in_text = true;
 }
 
 // Runs until the conversation ends, however it ends; what was said until then is written to --save.
@@ -75,7 +75,7 @@ void run_chat(ChatOptions& o) {
 // first turn.
 void require_conversation(const Snapshot& snapshot) {
   const size_t tokens = snapshot.tokens().size();
-  if (tokens == 0 || !snapshot.meta().dialogue.messages.empty()) return;
+  if (tokens == 0 || !snapshot.meta().chat.messages.empty()) return;
   throw Error(ErrorKind::argument, snapshot.path(), "messages",
               "a conversation (stet resume " + printable(snapshot.path()) +
                   " -p TEXT goes on with raw text)",
@@ -91,7 +91,7 @@ Conversation open_chat(ChatOptions& o, std::string*) {
   session.generation() = default_generation(*model);
   o.sampling.apply(session.generation(), model->config().vocab_size);
   check_generation(session.generation(), model->config().vocab_size, 0, "");
-  apply(o, session.dialogue());
+  apply(o, session.chat());
   return Conversation(std::move(session), tokenizer);
 }
 
@@ -108,11 +108,11 @@ Conversation resume_chat(ChatOptions& o, const std::string& path,
   const double start = seconds();
   RestoreReport report;
   Session session =
-      restore_session(snapshot, weights, model, o.restore.how, &report, fingerprint(tokenizer));
+      restore_session(snapshot, weights, model, o.restore.how, tokenizer.get(), &report);
   *greeting = restored_text(snapshot, report, seconds() - start);
   o.sampling.apply(session.generation(), weights->config().vocab_size);
   check_generation(session.generation(), weights->config().vocab_size, session.size(), "");
-  apply(o, session.dialogue());
+  apply(o, session.chat());
   if (loaded == nullptr) o.model = model;
   return Conversation(std::move(session), tokenizer);
 }

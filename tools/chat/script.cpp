@@ -150,7 +150,7 @@ bool run_chat_script(ChatShell& shell, const ChatOptions& options) {
       if (options.stats) out(fmt::format("       ({})\n", shell.last()->text()));
     }
     flush_output();
-    if (shell.last()->reply.stop == "interrupt") break;
+    if (shell.last()->reply.stop == StopReason::interrupted) break;
   }
   return good;
 }

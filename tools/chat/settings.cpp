@@ -9,8 +9,8 @@
 namespace stet::tool {
 namespace {
 
-// The value of a setting lies in one of these.
-struct Place {
+// What settings are read from and written to.
+struct Settings {
   GenerationState& state;
   ChatOptions& options;
   SamplingSettings& sampling = state.sampling;
@@ -20,10 +20,9 @@ struct Setting {
   const char* name;
   const char* range;
   bool for_draws;  // no effect while greedy
-  std::string (*text)(const Place&);
-  bool (*read)(
-      Place&,
-      const std::string&);  // false: not of the range; what check_generation refuses, neither
+  std::string (*text)(const Settings&);
+  // Whether the text is one of the range. What check_generation refuses is not judged here.
+  bool (*read)(Settings&, const std::string&);
 };
 
 template <class Number>
@@ -39,7 +38,7 @@ bool read_switch(const std::string& text, bool* value) {
 
 const char* on_off(bool value) { return value ? "on" : "off"; }
 
-bool read_temperature(Place& p, const std::string& text) {
+bool read_temperature(Settings& p, const std::string& text) {
   double value = 0;
   if (!read_number(text, &value)) return false;
   p.sampling.greedy = value == 0;
@@ -49,49 +48,52 @@ bool read_temperature(Place& p, const std::string& text) {
 
 template <double SamplingSettings::*member>
 Setting probability(const char* name, const char* range) {
-  return {
-      name, range, true, [](const Place& p) { return fmt::format("{}", p.sampling.*member); },
-      [](Place& p, const std::string& text) { return read_number(text, &(p.sampling.*member)); }};
+  return {name, range, true,
+          [](const Settings& p) { return fmt::format("{}", p.sampling.*member); },
+          [](Settings& p, const std::string& text) {
+            return read_number(text, &(p.sampling.*member));
+          }};
 }
 
 const std::vector<Setting>& settings() {
   static const std::vector<Setting> all = {
       {"temperature", "0 (greedy) or a number in 1e-30..1e30", true,
-       [](const Place& p) { return fmt::format("{}", p.sampling.temperature); }, read_temperature},
+       [](const Settings& p) { return fmt::format("{}", p.sampling.temperature); },
+       read_temperature},
       {"top-k", "an integer in 0..2147483647 (0: all)", true,
-       [](const Place& p) { return fmt::format("{}", p.sampling.top_k); },
-       [](Place& p, const std::string& text) { return read_number(text, &p.sampling.top_k); }},
+       [](const Settings& p) { return fmt::format("{}", p.sampling.top_k); },
+       [](Settings& p, const std::string& text) { return read_number(text, &p.sampling.top_k); }},
       probability<&SamplingSettings::top_p>("top-p", "a number in 0..1 (1: all)"),
       probability<&SamplingSettings::min_p>("min-p", "a number in 0..1 (0: all)"),
       probability<&SamplingSettings::typical_p>("typical", "a number above 0, up to 1 (1: all)"),
       {"repetition-penalty", "a number in 1e-30..1e30 (1: none)", false,
-       [](const Place& p) { return fmt::format("{}", p.sampling.repetition_penalty); },
-       [](Place& p, const std::string& text) {
+       [](const Settings& p) { return fmt::format("{}", p.sampling.repetition_penalty); },
+       [](Settings& p, const std::string& text) {
          return read_number(text, &p.sampling.repetition_penalty);
        }},
       {"seed", "an integer in 0..18446744073709551615", true,
-       [](const Place& p) { return fmt::format("{}", p.sampling.seed); },
-       [](Place& p, const std::string& text) { return read_number(text, &p.sampling.seed); }},
+       [](const Settings& p) { return fmt::format("{}", p.sampling.seed); },
+       [](Settings& p, const std::string& text) { return read_number(text, &p.sampling.seed); }},
       {"greedy", "on or off", false,
-       [](const Place& p) { return std::string(on_off(p.sampling.greedy)); },
-       [](Place& p, const std::string& text) { return read_switch(text, &p.sampling.greedy); }},
+       [](const Settings& p) { return std::string(on_off(p.sampling.greedy)); },
+       [](Settings& p, const std::string& text) { return read_switch(text, &p.sampling.greedy); }},
       {"max-tokens", "an integer in 1..9223372036854775807", false,
-       [](const Place& p) { return fmt::format("{}", p.options.generate.max_tokens); },
-       [](Place& p, const std::string& text) {
+       [](const Settings& p) { return fmt::format("{}", p.options.generate.max_tokens); },
+       [](Settings& p, const std::string& text) {
          return read_number(text, &p.options.generate.max_tokens) &&
                 p.options.generate.max_tokens > 0;
        }},
       {"stop", "a text of UTF-8, or nothing", false,
-       [](const Place& p) {
+       [](const Settings& p) {
          return printable(fmt::format("{}", fmt::join(p.state.stop_strings, " | ")), 200);
        },
-       [](Place& p, const std::string& text) {
+       [](Settings& p, const std::string& text) {
          p.state.stop_strings = text.empty() ? std::vector<std::string>() : std::vector{text};
          return true;
        }},
       {"stats", "on or off", false,
-       [](const Place& p) { return std::string(on_off(p.options.stats)); },
-       [](Place& p, const std::string& text) { return read_switch(text, &p.options.stats); }}};
+       [](const Settings& p) { return std::string(on_off(p.options.stats)); },
+       [](Settings& p, const std::string& text) { return read_switch(text, &p.options.stats); }}};
   return all;
 }
 
@@ -119,11 +121,11 @@ std::vector<std::string> setting_names() {
 std::string settings_text(const GenerationState& state, const ChatOptions& options) {
   GenerationState shown = state;
   ChatOptions also = options;
-  const Place place{shown, also};
+  const Settings all{shown, also};
   std::string text;
   for (const Setting& setting : settings()) {
     const bool idle = setting.for_draws && state.sampling.greedy;
-    text += fmt::format("{} {}{}\n", setting.name, setting.text(place),
+    text += fmt::format("{} {}{}\n", setting.name, setting.text(all),
                         idle ? " (no effect while greedy)" : "");
   }
   return text;
@@ -143,8 +145,8 @@ std::string change_setting(GenerationState& state, ChatOptions& options, int64_t
   };
   GenerationState changed = state;
   ChatOptions also = options;
-  Place place{changed, also};
-  if (!found->read(place, value)) refuse();
+  Settings all{changed, also};
+  if (!found->read(all, value)) refuse();
   try {
     check_generation(changed, vocab_size, INT64_MAX, "");
   } catch (const Error&) {

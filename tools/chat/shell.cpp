@@ -188,7 +188,7 @@ std::string ChatShell::prompt_text() const {
 std::string ChatShell::greeting() const {
   const Session& session = branches_.at(name_).session();
   const ModelConfig& config = session.model().config();
-  const size_t messages = session.dialogue().messages.size();
+  const size_t messages = session.chat().messages.size();
   return fmt::format(
       "{}: {}, {} layers, {} tokens of context{}\n"
       "/help lists commands; \\ at the end of a line goes on in the next, \"\"\" begins several "
@@ -298,9 +298,9 @@ bool ChatShell::converse(const std::optional<std::string>& user, Then then) {
 // What there is to say of the turn just taken, and the copy of it that --autosave asks for.
 void ChatShell::tell_end() {
   if (!quiet && options_.stats) note(fmt::format("({})", last_->text()));
-  if (!quiet && last_->reply.stop == "interrupt" && ChatSignals::ending() == 0)
+  if (!quiet && last_->reply.stop == StopReason::interrupted && ChatSignals::ending() == 0)
     note("(stopped; /continue goes on)");
-  if (!quiet && last_->reply.stop == "length") {
+  if (!quiet && last_->reply.stop == StopReason::length) {
     const Session& session = current().session();
     note(session.size() == session.capacity()
              ? fmt::format(
@@ -329,7 +329,7 @@ void ChatShell::edit(const std::string& rest) {
   std::vector<Message> messages(current().messages().begin(),
                                 current().messages().begin() + static_cast<std::ptrdiff_t>(at));
   Conversation before = current().fork();
-  current().session().dialogue().messages = std::move(messages);
+  current().session().chat().messages = std::move(messages);
   try {
     if (!converse(text, Then::reply)) current() = std::move(before);
   } catch (...) {

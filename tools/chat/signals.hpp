@@ -18,12 +18,12 @@ class ChatSignals {
   ChatSignals(const ChatSignals&) = delete;
   ChatSignals& operator=(const ChatSignals&) = delete;
 
-  static int ending();     // the signal that asked the chat to end; 0: none
-  static bool stopping();  // whether work under way is to stop: for ending(), or for SIGINT since
-                           // forget_interrupt()
+  static int ending();  // the signal that asked the chat to end; 0: none
+  // Whether work under way is to stop, for ending() or for a SIGINT since forget_interrupt().
+  static bool stopping();
   static void forget_interrupt();
-  static int wake_fd();  // a descriptor that is readable once there is an ending() signal; -1
-                         // without an object
+  // A descriptor that is readable once there is an ending() signal; -1 without an object.
+  static int wake_fd();
 
  private:
   static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};

@@ -18,7 +18,7 @@ std::string state_text(Session& session, const ModelOptions& model) {
                                                    : checkpoint_name(session.model().directory())),
                   config.architecture, kv.layers, kv.kv_heads, kv.head_dim);
   text += fmt::format("tokens       {} of {}, {} messages\n", session.size(), session.capacity(),
-                      session.dialogue().messages.size());
+                      session.chat().messages.size());
   text += fmt::format("cache        {} in {}, {} of {} positions visible\n", kv_type_name(kv.type),
                       bytes_text(static_cast<double>(kv.block_bytes()) *
                                  static_cast<double>(session.kv().blocks())),

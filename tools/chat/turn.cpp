@@ -43,7 +43,7 @@ Json TurnReport::json() const {
   j["prompt_ids"] = prompt_ids;
   j["ids"] = reply.ids;
   j["text"] = reply.text;
-  j["stop"] = reply.stop;
+  j["stop"] = stop_reason_name(reply.stop);
   j["tokens"] = {{"kept", prompt.kept}, {"recomputed", prompt.recomputed}, {"added", prompt.added}};
   j["timings"] = {{"prefill_s", prefill_s},
                   {"prefill_tokens", processed},

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -17,7 +18,7 @@ struct Digest {
 
 Digest digest_of(std::span<const std::byte> bytes);
 std::string digest_text(const Digest& digest);  // "xxh3:" and 32 hex digits, high half first
-bool parse_digest(const std::string& text, Digest* digest);  // its inverse; false for another text
+std::optional<Digest> parse_digest(const std::string& text);  // the inverse
 
 // The digest of bytes that come in pieces; equal to digest_of all of them.
 class RunningDigest {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -17,8 +18,8 @@ struct Sha256 {
 };
 
 Sha256 sha256_of(std::span<const std::byte> bytes);
-std::string sha256_text(const Sha256& hash);               // "sha256:" and 64 hex digits
-bool parse_sha256(const std::string& text, Sha256* hash);  // its inverse; false for another text
+std::string sha256_text(const Sha256& hash);                  // "sha256:" and 64 hex digits
+std::optional<Sha256> parse_sha256(const std::string& text);  // the inverse
 
 // The hash of bytes that come in pieces; equal to sha256_of all of them.
 class RunningSha256 {

@@ -38,7 +38,8 @@ inline TextRange find_content(const jinja::Text& text, const std::string& conten
 
 // Whether a message of the transcript is this one: positions aside.
 inline bool same_text(const Message& a, const Message& b) {
-  return a.role == b.role && a.content == b.content && a.fields == b.fields && a.drawn == b.drawn;
+  return a.role == b.role && a.content == b.content && a.fields == b.fields &&
+         a.generated == b.generated;
 }
 
 inline int64_t count_users(const std::vector<Message>& messages) {
@@ -62,14 +63,14 @@ struct Conversation::Plan {
   int64_t kept = 0;
   PromptReport report;
 
-  // Messages first .. last-1, none of them drawn, are in the tokens that follow.
+  // Messages first .. last-1, none of them generated, are in the tokens that follow.
   void add_text(const std::vector<int32_t>& tokens, size_t first, size_t last, bool fresh) {
     const auto begin = static_cast<int64_t>(ids.size());
     add(tokens, fresh);
     for (size_t i = first; i < last; ++i) {
       messages[i].begin = begin;
       messages[i].end = static_cast<int64_t>(ids.size());
-      messages[i].drawn = false;
+      messages[i].generated = false;
     }
   }
   void add(const std::vector<int32_t>& tokens, bool fresh) {
@@ -86,26 +87,25 @@ struct Conversation::Plan {
   }
 
  private:
-  std::vector<std::pair<int64_t, bool>>
-      pieces;  // where each ends, and whether a message in it is new
+  // Each piece has the position where it ends, and whether a message in it is new.
+  std::vector<std::pair<int64_t, bool>> pieces;
 };
 
 inline Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer)
     : session_(std::move(session)), tokenizer_(std::move(tokenizer)) {
-  Dialogue& dialogue = session_.dialogue();
-  const std::string_view source = dialogue.chat_template.empty()
-                                      ? tokenizer_->chat_template()
-                                      : std::string_view(dialogue.chat_template);
+  ChatState& chat = session_.chat();
+  const std::string_view source = chat.chat_template.empty() ? tokenizer_->chat_template()
+                                                             : std::string_view(chat.chat_template);
   // A conversation that does not ask for the time is the same state at any time.
   const bool asks = source.find("strftime_now") != std::string_view::npos;
-  if (asks && dialogue.now == 0) dialogue.now = static_cast<int64_t>(std::time(nullptr));
-  for (Message& m : dialogue.messages) {
-    if (m.drawn && m.content.empty()) m.content = text_of(m);  // the session was rewound into it
+  if (asks && chat.now == 0) chat.now = static_cast<int64_t>(std::time(nullptr));
+  for (Message& m : chat.messages) {
+    if (m.generated && m.content.empty())
+      m.content = text_of(m);  // the session was rewound into it
   }
   template_ = std::make_shared<const ChatTemplate>(
-      dialogue.chat_template.empty()
-          ? ChatTemplate(*tokenizer_)
-          : ChatTemplate(dialogue.chat_template, "chat_template", *tokenizer_));
+      chat.chat_template.empty() ? ChatTemplate(*tokenizer_)
+                                 : ChatTemplate(chat.chat_template, "chat_template", *tokenizer_));
 }
 
 inline Conversation::Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer,
@@ -142,30 +142,30 @@ inline std::vector<int32_t> Conversation::tokens_of(const Message& m,
 }
 
 inline Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages) const {
-  const Dialogue& dialogue = session_.dialogue();
+  const ChatState& chat = session_.chat();
   const std::vector<int32_t> transcript = session_.transcript();
   const jinja::Text text = template_->render(
       template_messages(messages), true,
-      jinja::Value::from_json(dialogue.variables.empty() ? "{}" : dialogue.variables, "variables"),
-      static_cast<double>(dialogue.now));
+      jinja::Value::from_json(chat.variables.empty() ? "{}" : chat.variables, "variables"),
+      static_cast<double>(chat.now));
   Plan plan;
   plan.messages = messages;
   const auto is_new = [&](size_t i) {
-    return std::none_of(dialogue.messages.begin(), dialogue.messages.end(), [&](const Message& m) {
+    return std::none_of(chat.messages.begin(), chat.messages.end(), [&](const Message& m) {
       return m.end > 0 && detail::same_text(m, messages[i]);
     });
   };
   size_t at = 0, first = 0;  // what comes next of the text, and of the messages
   const auto add_text = [&](size_t end, size_t last, bool fresh) {
     const std::vector<TextRange> plain =
-        dialogue.special_in_text ? std::vector<TextRange>() : plain_ranges(text, at, end);
+        chat.special_in_text ? std::vector<TextRange>() : plain_ranges(text, at, end);
     for (size_t i = first; i < last; ++i) fresh = fresh || is_new(i);
     plan.add_text(tokenizer_->encode(std::string_view(text.bytes).substr(at, end - at),
                                      Tokenizer::Bos::off, plain, at > 0),
                   first, last, fresh);
   };
   for (size_t i = 0; i < messages.size(); ++i) {
-    if (!messages[i].drawn) continue;
+    if (!messages[i].generated) continue;
     const TextRange there =
         detail::find_content(text, messages[i].content, static_cast<int>(i), at);
     if (there.end == 0) continue;  // the template has written it anew, or it is empty
@@ -204,7 +204,7 @@ inline PromptReport Conversation::prompt(std::vector<Message> messages, const Pr
     session_ = std::move(before);
     throw;
   }
-  session_.dialogue().messages = plan.messages;
+  session_.chat().messages = plan.messages;
   return plan.report;
 }
 
@@ -219,7 +219,7 @@ inline PromptReport Conversation::say(const std::string& text, const Progress& p
 inline bool Conversation::open() const {
   const std::vector<Turn>& turns = session_.generation().turns;
   return !turns.empty() && turns.back().open && turns.back().end > turns.back().reply &&
-         !messages().empty() && messages().back().drawn;
+         !messages().empty() && messages().back().generated;
 }
 
 inline std::string Conversation::text_of(const Message& m) const {
@@ -227,8 +227,10 @@ inline std::string Conversation::text_of(const Message& m) const {
 }
 
 inline Reply Conversation::reply(const GenerateOptions& options, const TextSink& sink) {
-  std::vector<Message>& all = session_.dialogue().messages;
-  if (!open()) all.push_back({"assistant", "", "", session_.drawn(), session_.drawn(), true});
+  std::vector<Message>& all = session_.chat().messages;
+  if (!open())
+    all.push_back(
+        {"assistant", "", "", session_.transcript_size(), session_.transcript_size(), true});
   const std::string shown = shown_of(all.back());
   Reply reply;
   try {
@@ -238,7 +240,7 @@ inline Reply Conversation::reply(const GenerateOptions& options, const TextSink&
     throw;
   }
   settle(reply);
-  if (reply.stop == "stop") end_at(all.back(), shown + reply.text);
+  if (reply.stop == StopReason::stop_string) end_at(all.back(), shown + reply.text);
   return reply;
 }
 
@@ -252,11 +254,11 @@ inline std::string Conversation::shown_of(const Message& m) const {
 
 // The last message takes in what was drawn, but for the stop token at its end.
 inline void Conversation::settle(const Reply& reply) {
-  std::vector<Message>& all = session_.dialogue().messages;
+  std::vector<Message>& all = session_.chat().messages;
   Message& m = all.back();
-  m.end = session_.drawn() - (reply.stop == "eos" ? 1 : 0);
+  m.end = session_.transcript_size() - (reply.stop == StopReason::eos ? 1 : 0);
   m.content = text_of(m);
-  if (session_.drawn() == m.begin) all.pop_back();  // nothing was drawn at all
+  if (session_.transcript_size() == m.begin) all.pop_back();  // nothing was drawn at all
 }
 
 // A stop string ends what was said; of the tokens those stay that lie before it. It may begin
@@ -284,7 +286,7 @@ inline std::string Conversation::close() {
 // `position` counts as messages do.
 inline void Conversation::cut(int64_t position, size_t messages) {
   session_.rewind(std::max<int64_t>(0, position - shifted_out(session_.prunes())));
-  std::vector<Message>& all = session_.dialogue().messages;
+  std::vector<Message>& all = session_.chat().messages;
   all.resize(std::min(all.size(), messages));
 }
 
@@ -298,7 +300,7 @@ inline void Conversation::rewind(int64_t turns) {
                 "1 .. " + std::to_string(detail::count_users(all)), std::to_string(turns));
   }
   const bool later = std::any_of(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(first),
-                                 [](const Message& m) { return m.drawn; });
+                                 [](const Message& m) { return m.generated; });
   int64_t position = later ? all[first].begin : 0;
   // The prompt may begin one token later, where the reply before it had drawn its own stop token.
   for (const Turn& turn : session_.generation().turns) {
@@ -310,13 +312,13 @@ inline void Conversation::rewind(int64_t turns) {
 
 inline void Conversation::retry() {
   const std::vector<Message>& all = messages();
-  if (all.empty() || !all.back().drawn)
+  if (all.empty() || !all.back().generated)
     throw Error(ErrorKind::argument, "", "retry", "a reply to draw again", "none");
   cut(all.back().begin, all.size() - 1);
 }
 
 inline void Conversation::set_system(const std::string& text) {
-  std::vector<Message>& all = session_.dialogue().messages;
+  std::vector<Message>& all = session_.chat().messages;
   const bool there = !all.empty() && all.front().role == "system";
   if (text.empty()) {
     if (there) all.erase(all.begin());

@@ -1,14 +1,14 @@
 // A conversation with a model through its chat template, exact to the token.
 //
 // The session's tokens are the only truth. A turn renders all messages through the template, but
-// text becomes tokens only where there are none yet: a reply that was drawn stays the tokens that
-// were drawn (white space that a template strips from a reply stays as the model wrote it), and
+// text becomes tokens only where there are none yet: a generated reply stays the tokens that
+// it is (white space that a template strips from a reply stays as the model wrote it), and
 // what a rendering has in common with the transcript, from its beginning, stays in the cache. Where
 // the two part (a message was edited, the system prompt changed, the template writes earlier turns
 // in another way) the session rewinds to that very token.
 //
 // Text of messages is ordinary text: a mark of the template that a user types ends no turn, unless
-// Dialogue::special_in_text says otherwise.
+// ChatState::special_in_text says otherwise.
 #pragma once
 
 #include <cstdint>
@@ -25,10 +25,9 @@ namespace stet {
 
 // What became of the tokens of a prompt.
 struct PromptReport {
-  int64_t kept = 0;  // were in the cache, and stay
-  int64_t recomputed =
-      0;  // of earlier messages, processed again since something before them has changed
-  int64_t added = 0;  // of new or changed messages
+  int64_t kept = 0;        // were in the cache, and stay
+  int64_t recomputed = 0;  // processed again, since something before them has changed
+  int64_t added = 0;       // of new or changed messages
 };
 
 // The messages as a chat template sees them: a list of objects with role, content and their fields.
@@ -36,11 +35,11 @@ jinja::Value template_messages(const std::vector<Message>& messages);
 
 class Conversation {
  public:
-  // Goes on with the messages that the session has (Session::dialogue), if any.
+  // Goes on with the messages that the session has (Session::chat), if any.
   // Throws Error where the template is malformed, or there is none.
   Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer);
 
-  const std::vector<Message>& messages() const { return session_.dialogue().messages; }
+  const std::vector<Message>& messages() const { return session_.chat().messages; }
   const std::shared_ptr<const Tokenizer>& tokenizer() const { return tokenizer_; }
   const Session& session() const { return session_; }
   Session& session() { return session_; }
@@ -48,9 +47,9 @@ class Conversation {
   Conversation fork() const;
 
   // Makes `messages`, and the beginning of a reply, what the session holds. A reply that was cut is
-  // closed first. Of messages taken from messages(), drawn replies stay the tokens they are; clear
-  // `drawn` of one whose content was changed. When this throws (the template refuses, the session
-  // would be too small: a capacity Error with both counts, a `progress` that throws), the
+  // closed first. Of messages taken from messages(), generated replies stay the tokens they are;
+  // clear `generated` of one whose content was changed. When this throws (the template refuses, the
+  // session would be too small: a capacity Error with both counts, a `progress` that throws), the
   // conversation is as it was before.
   PromptReport prompt(std::vector<Message> messages, const Progress& progress = nullptr);
   // The same with one more message of the user.
@@ -82,10 +81,10 @@ class Conversation {
                std::shared_ptr<const ChatTemplate> chat_template);
   Plan make_plan(const std::vector<Message>& messages) const;
   static std::vector<int32_t> tokens_at(const Message& m, const std::vector<int32_t>& transcript);
-  std::vector<int32_t> tokens_of(const Message& drawn,
+  std::vector<int32_t> tokens_of(const Message& reply,
                                  const std::vector<int32_t>& transcript) const;
-  std::string text_of(const Message& drawn) const;
-  std::string shown_of(const Message& drawn) const;
+  std::string text_of(const Message& reply) const;
+  std::string shown_of(const Message& reply) const;
   void settle(const Reply& reply);
   void end_at(Message& m, const std::string& content);
   void cut(int64_t position, size_t messages);

@@ -87,7 +87,7 @@ class Checkpoint {
     std::shared_ptr<const FileBytes> file;
     SafeTensors tensors;
   };
-  struct Place {
+  struct TensorLocation {
     const Shard* shard;
     const TensorView* view;
   };
@@ -98,7 +98,7 @@ class Checkpoint {
   std::string source_;
   bool packed_ = false;
   std::vector<std::unique_ptr<const Shard>> shards_;
-  std::unordered_map<std::string, Place> places_;
+  std::unordered_map<std::string, TensorLocation> locations_;
 };
 
 struct TensorSpec {

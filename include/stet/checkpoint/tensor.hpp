@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,17 +13,16 @@ namespace stet {
 // `other` is a type that the file names and stet does not know.
 enum class DType { f64, f32, bf16, f16, i64, i32, i16, i8, u64, u32, u16, u8, boolean, other };
 
-size_t dtype_size(DType dtype);           // bytes per element; 0 for other
-const char* dtype_name(DType dtype);      // as safetensors writes it: "F32", "BF16", ...
-DType dtype_of(const std::string& name);  // the inverse; other when unknown
-bool is_weight_dtype(DType dtype);        // f32, bf16 or f16: what weights may be stored in
+size_t dtype_size(DType dtype);       // bytes per element; 0 for other
+const char* dtype_name(DType dtype);  // as safetensors writes it: "F32", "BF16", ...
+std::optional<DType> parse_dtype(const std::string& name);  // the inverse
+bool is_weight_dtype(DType dtype);  // f32, bf16 or f16: what weights may be stored in
 
 // "[2, 3]"; "[]" for a scalar.
 std::string shape_text(const std::vector<int64_t>& shape);
 
-// Multiplies the shape out into `count`. False when a dimension is negative or the product too
-// large.
-bool shape_elements(const std::vector<int64_t>& shape, int64_t* count);
+// The product of the dimensions. Nothing when one is negative or the product does not fit.
+std::optional<int64_t> element_count(const std::vector<int64_t>& shape);
 
 // Elements in row-major order, little-endian. `bytes` may start at any address: use memcpy.
 struct TensorView {

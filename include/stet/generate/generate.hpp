@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
@@ -17,11 +18,19 @@
 
 namespace stet {
 
+// Why a reply came to its end.
+enum class StopReason : uint8_t {
+  eos,          // a stop token was drawn
+  stop_string,  // a stop string was completed
+  length,       // max_tokens, or a full session: the reply is open
+  interrupted,  // the sink said so: the reply is open
+};
+const char* stop_reason_name(StopReason reason);  // "eos", "stop", "length", "interrupt"
+
 struct Reply {
   std::vector<int32_t> ids;  // drawn in this call, a stop token included
   std::string text;          // of these ids, special tokens and a stop string left out
-  std::string stop;  // "eos": a stop token; "stop": a stop string; "length": the limit, or a full
-                     // session; "interrupt": the sink said so
+  StopReason stop = StopReason::length;
 };
 
 // Called after every token with the text that is certain now, often none; false ends the reply
@@ -113,7 +122,7 @@ class ReplyText {
   StopMatcher matcher_;
 };
 
-inline bool is_stop(const GenerationState& state, int32_t id) {
+inline bool is_stop_token(const GenerationState& state, int32_t id) {
   return std::find(state.stop_ids.begin(), state.stop_ids.end(), id) != state.stop_ids.end();
 }
 
@@ -134,6 +143,20 @@ inline void close_turn(Session& session) {
 }
 
 }  // namespace detail
+
+inline const char* stop_reason_name(StopReason reason) {
+  switch (reason) {
+    case StopReason::eos:
+      return "eos";
+    case StopReason::stop_string:
+      return "stop";
+    case StopReason::length:
+      return "length";
+    case StopReason::interrupted:
+      return "interrupt";
+  }
+  return "";
+}
 
 inline GenerationState default_generation(const Model& model) {
   const GenerationConfig& g = model.generation();
@@ -201,39 +224,41 @@ inline Reply generate(Session& session, const Tokenizer* tokenizer, const Genera
   Sampler sampler(static_cast<int>(vocab_size));
   detail::ReplyText text(tokenizer, state.stop_strings);
   Reply reply;
+  std::optional<StopReason> stop;
   std::string certain;
   const auto emit = [&] {
     reply.text += certain;
     return !sink || sink(certain);
   };
-  if (text.restore(state, &certain)) reply.stop = "stop";
+  if (text.restore(state, &certain)) stop = StopReason::stop_string;
   if (!certain.empty()) {
     text.save(&state);
-    if (!emit() && reply.stop.empty()) reply.stop = "interrupt";
+    if (!emit() && !stop) stop = StopReason::interrupted;
   }
-  while (reply.stop.empty()) {
+  while (!stop) {
     if (static_cast<int64_t>(reply.ids.size()) >= options.max_tokens ||
         session.size() == session.capacity()) {
-      reply.stop = "length";
+      stop = StopReason::length;
       break;
     }
     const int32_t id = sampler.sample(state.sampling, session.logits(), session.tokens(),
-                                      static_cast<uint64_t>(session.drawn()));
+                                      static_cast<uint64_t>(session.transcript_size()));
     if (options.observe) options.observe(id, session.logits());
     Turn& turn = detail::open_turn(session);
     session.append({&id, 1});
     turn.end = session.size();
     reply.ids.push_back(id);
-    if (!options.ignore_eos && detail::is_stop(state, id)) {
-      reply.stop = "eos";
+    if (!options.ignore_eos && detail::is_stop_token(state, id)) {
+      stop = StopReason::eos;
       certain = text.finish();  // the stop token itself is no part of the text
     } else if (text.push(id, &certain)) {
-      reply.stop = "stop";
+      stop = StopReason::stop_string;
     }
     text.save(&state);
-    if (!emit() && reply.stop.empty()) reply.stop = "interrupt";
+    if (!emit() && !stop) stop = StopReason::interrupted;
   }
-  if (reply.stop == "eos" || reply.stop == "stop") detail::close_turn(session);
+  if (stop == StopReason::eos || stop == StopReason::stop_string) detail::close_turn(session);
+  reply.stop = *stop;
   return reply;
 }
 

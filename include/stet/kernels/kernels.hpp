@@ -18,7 +18,7 @@
 namespace stet {
 
 enum class WeightType : uint8_t { f32 = 0, bf16 = 1, f16 = 2, q8 = 3, q4 = 4 };
-enum { kWeightTypes = 3 };  // those that are floating-point numbers
+enum { kFloatWeightTypes = 3 };  // f32, bf16, f16: the first of WeightType
 
 enum {
   kLanes = 16,      // outputs in one packed block of weights; lanes of every reduction
@@ -31,8 +31,8 @@ enum {
 // Quantized weights and inputs are integers in blocks of 32 consecutive inputs, each with a scale.
 enum {
   kQuantBlock = 32,
-  kQuantStrip = 64,  // weights are packed in strips of two blocks, so that scales and bytes fill
-                     // whole cache lines
+  // Weights are packed in strips of two blocks, so that scales and bytes fill whole cache lines.
+  kQuantStrip = 64,
   kStripBytesQ8 = 1088,  // of 16 outputs: 64 for scales, 64 for each 4 inputs
   kStripBytesQ4 = 576,
 };
@@ -67,8 +67,8 @@ struct Tile {
   Fetch next = {};
 };
 
-// What up to kTileRows queries saw of some positions.
-struct Attended {
+// The running sums of online softmax, of up to kTileRows queries over the positions seen so far.
+struct SoftmaxSums {
   float* m;  // [rows] maximum of the visible scores (-inf if none)
   float* l;  // [rows] sum of exp(score - m)
   float* o;  // [rows][ldv] sum of exp(score - m) * v, a chain over positions
@@ -88,9 +88,9 @@ struct AttendBlock {
 struct AttendTile {
   const float* q;  // [head_dim][kTileRows], packed; those past `rows` are not read
   int rows;
-  const uint64_t*
-      mask;  // [rows], bit t: position t of the block is visible; bits off are never read from v
-  Attended out;
+  // [rows]; bit t is set where position t of the block is visible. Others are never read from v.
+  const uint64_t* mask;
+  SoftmaxSums out;
 };
 
 struct Kernels {
@@ -101,11 +101,11 @@ struct Kernels {
 
   // y[rows][16 * blocks] = W x of each row, for x[rows][k]; rows 1..kGemvRows, `ldx` and `ldy`
   // apart.
-  void (*gemv[kWeightTypes])(const void* w, size_t blocks, size_t k, const float* x, size_t ldx,
-                             float* y, size_t ldy, int rows);
+  void (*gemv[kFloatWeightTypes])(const void* w, size_t blocks, size_t k, const float* x,
+                                  size_t ldx, float* y, size_t ldy, int rows);
   // Panel columns k0 .. k0+kc of `blocks` (<= 4) packed blocks, widened, in chain order: [kc][64].
-  void (*widen_panel[kWeightTypes])(const void* w, size_t blocks, size_t k, size_t k0, size_t kc,
-                                    float* panel);
+  void (*widen_panel[kFloatWeightTypes])(const void* w, size_t blocks, size_t k, size_t k0,
+                                         size_t kc, float* panel);
   // x rows -> [kc][kTileRows] in chain order; rows past `rows` (1..kTileRows) are zero.
   void (*pack_rows)(const float* x, size_t ldx, int rows, size_t kc, float* packed);
   // sums += chain over kc of packed[kc][kTileRows] and panel[kc][64].
@@ -161,10 +161,10 @@ struct Kernels {
   // Attention of some tiles over one block, and the combination of blocks in order of position:
   //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.
   // Rows whose bit in `seen` is 0 stay as they are; those of `next` are not read.
-  void (*attend[kWeightTypes])(const AttendBlock& block, const AttendTile* tiles,
-                               size_t n);                        // n > 0
-  void (*reset)(const Attended& sums, size_t rows, size_t ldv);  // nothing seen so far
-  void (*merge)(const Attended& sums, const Attended& next, size_t ldv, unsigned seen);
+  void (*attend[kFloatWeightTypes])(const AttendBlock& block, const AttendTile* tiles,
+                                    size_t n);                      // n > 0
+  void (*reset)(const SoftmaxSums& sums, size_t rows, size_t ldv);  // nothing seen so far
+  void (*merge)(const SoftmaxSums& sums, const SoftmaxSums& next, size_t ldv, unsigned seen);
   void (*divide)(const float* x, float divisor, float* y, size_t n);  // y = x / divisor
 
   // y = x (1 / sqrt(mean(x^2) + eps)) w. Sum: 16 lanes, lane i is a chain over x[i], x[i+16], ...;
@@ -189,7 +189,7 @@ struct Kernels {
   // = inf. tanh: 1.371 ULP. tanh(+-0) = +-0, tanh(+-inf) = +-1. nan for nan.
   void (*exp)(const float* x, float* y, size_t n);
   void (*tanh)(const float* x, float* y, size_t n);
-  void (*widen[kWeightTypes])(const void* x, float* y, size_t n);  // exact
+  void (*widen[kFloatWeightTypes])(const void* x, float* y, size_t n);  // exact
 
   // Probes of the machine, for rooflines: read `bytes` once; run `steps` x 16 vector FMAs in
   // registers, or as many of what the contract bf16 takes two inputs with, and q8 and q4 four.

@@ -28,9 +28,9 @@ class MappedFile;
 
 enum class KvType : uint8_t { f32 = 0, bf16 = 1, f16 = 2 };
 const char* kv_type_name(KvType type);
-constexpr int kKvVersion =
-    1;  // of how keys and values are rounded and laid out; a state carries it
-KvType kv_type_of(const std::string& name);  // throws an argument Error for a name that is none
+std::optional<KvType> parse_kv_type(const std::string& name);  // the inverse
+// The version of how keys and values are rounded and laid out; a state carries it.
+constexpr int kKvVersion = 1;
 
 // Elements of keys or values as float32, and back: rounded once, to nearest even. Those in memory
 // are `stride` elements apart: a key stands in a column of its block, a value in a row.
@@ -144,11 +144,11 @@ inline const char* kv_type_name(KvType type) {
   return type == KvType::f32 ? "f32" : type == KvType::bf16 ? "bf16" : "f16";
 }
 
-inline KvType kv_type_of(const std::string& name) {
+inline std::optional<KvType> parse_kv_type(const std::string& name) {
   for (KvType type : {KvType::f32, KvType::bf16, KvType::f16}) {
     if (name == kv_type_name(type)) return type;
   }
-  throw Error(ErrorKind::argument, "", "kv type", "f32, bf16 or f16", name);
+  return std::nullopt;
 }
 
 inline std::vector<Digest> layer_digests(const KvShape& shape, const std::byte* block) {
@@ -165,9 +165,9 @@ inline DamagedBlock::DamagedBlock(const std::string& file, int64_t index, int64_
             "KV block " + std::to_string(index) + ", layer " + std::to_string(layer),
             "the bytes that were saved", "others") {}
 
+// The bytes are never written: caches copy what is saved() before a write.
 inline KvBlock::KvBlock(const std::byte* data, std::shared_ptr<const void> owner, SavedBlock saved)
-    : data_(const_cast<std::byte*>(
-          data)),  // never written: caches copy what is saved() before a write
+    : data_(const_cast<std::byte*>(data)),
       owner_(std::move(owner)),
       saved_(new SavedBlock(std::move(saved))),
       looked_(new std::atomic<uint8_t>[saved_->digests.size()]) {
@@ -176,8 +176,8 @@ inline KvBlock::KvBlock(const std::byte* data, std::shared_ptr<const void> owner
 }
 
 inline size_t KvBlock::part_of(const KvShape& shape, int64_t layer) const {
-  const bool whole =
-      saved_->digests.size() != static_cast<size_t>(shape.layers);  // a file of format version 1
+  // A file of format version 1 has one digest for all layers.
+  const bool whole = saved_->digests.size() != static_cast<size_t>(shape.layers);
   return whole ? 0 : static_cast<size_t>(layer);
 }
 

@@ -38,10 +38,10 @@ constexpr size_t kTaskRows = kTilesPerTask * kTileRows;
 
 inline size_t padded(size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// What a tile of queries saw lies in one run of floats: maxima, sums, and which of the queries saw
-// anything (as bits), in kLanes; then their values [rows][ldv].
+// The softmax sums of a tile of queries lie in one run of floats: maxima, sums, and which of the
+// queries saw anything (as bits), in kLanes; then their values [rows][ldv].
 inline size_t tile_floats(size_t rows, size_t ldv) { return kLanes + rows * ldv; }
-inline Attended tile_at(float* at) { return {at, at + kTileRows, at + kLanes}; }
+inline SoftmaxSums tile_at(float* at) { return {at, at + kTileRows, at + kLanes}; }
 inline void set_seen(float* at, unsigned bits) {
   std::memcpy(at + 2 * kTileRows, &bits, sizeof bits);
 }
@@ -151,14 +151,15 @@ inline BlockView view_block(const Queries& s, int64_t index, const Local& local)
   return {local.k, local.v, KvType::f32};
 }
 
-// Tiles of queries that see any of one block.
-class Seeing {
+// Tiles of queries against one block, with the causal and window mask of each; those that see
+// nothing of it are left out.
+class MaskedTiles {
  public:
-  Seeing(const Queries& s, int64_t block) : s_(s), block_(block) {}
+  MaskedTiles(const Queries& s, int64_t block) : s_(s), block_(block) {}
 
   // Queries first .. first + rows - 1. Returns which of them see any, as bits; only theirs are set
   // in `out` by attend().
-  unsigned add(size_t first, size_t rows, const float* packed, const Attended& out) {
+  unsigned add(size_t first, size_t rows, const float* packed, const SoftmaxSums& out) {
     uint64_t* const mask = masks_[count_];
     unsigned seen = 0;
     const bool all = s_.all_seen(first, rows, block_);
@@ -194,7 +195,7 @@ inline std::pair<int64_t, int64_t> block_range(const Queries& s, size_t first, s
 }
 
 // Writes the output of queries first .. first + rows - 1.
-inline void finish(const Queries& s, size_t first, size_t rows, const Attended& sums) {
+inline void finish(const Queries& s, size_t first, size_t rows, const SoftmaxSums& sums) {
   const size_t ldv = padded(s.a.head_dim);
   for (size_t r = 0; r < rows; ++r)
     s.p.kernels->divide(sums.o + r * ldv, sums.l[r], s.output(first + r), s.a.head_dim);
@@ -214,26 +215,27 @@ inline void attend_queries(const Queries& s, size_t first, size_t count, const L
   const auto [from, to] = block_range(s, first, count);
   for (int64_t b = from; b < to; ++b) {
     if (s.span.kv->visible(b) == 0) continue;
-    Seeing seeing(s, b);
+    MaskedTiles masked(s, b);
     unsigned seen[kTilesPerTask];
     for (size_t i = 0; i < count; i += kTileRows) {
       seen[i / kTileRows] =
-          seeing.add(first + i, rows(i), local.q + i * head_dim, part(local.block, i));
+          masked.add(first + i, rows(i), local.q + i * head_dim, part(local.block, i));
     }
-    seeing.attend(view_block(s, b, local), b + 1 < to ? keys_and_values(s, b + 1) : Fetch{});
+    masked.attend(view_block(s, b, local), b + 1 < to ? keys_and_values(s, b + 1) : Fetch{});
     for (size_t i = 0; i < count; i += kTileRows)
       s.p.kernels->merge(part(local.sums, i), part(local.block, i), ldv, seen[i / kTileRows]);
   }
   for (size_t i = 0; i < count; i += kTileRows) finish(s, first + i, rows(i), part(local.sums, i));
 }
 
-// Spans of a single position, as many as `partial` has room for: heads of blocks are shared out
-// among the threads, in the order they lie in memory; what their tiles saw waits in `partial` and
-// is then merged in the same order as attend_queries does.
-class Singles {
+// Attention while decoding: of spans of a single position, as many as `partial` has room for. The
+// heads of their blocks are shared out among the threads, in the order they lie in memory
+// (split-KV, as in Flash-Decoding); the sums of their tiles wait in `partial` and are then merged
+// in the same order as attend_queries does.
+class DecodeAttention {
  public:
-  Singles(const Pass& p, const AttentionShape& a, Rows q, Rows y, std::span<const Span> spans,
-          const Local& local)
+  DecodeAttention(const Pass& p, const AttentionShape& a, Rows q, Rows y,
+                  std::span<const Span> spans, const Local& local)
       : p_(p),
         a_(a),
         q_(q),
@@ -308,10 +310,10 @@ class Singles {
  private:
   // Goes over the heads of blocks in the order in which they lie in memory.
   struct Cursor {
-    const Singles* all;
+    const DecodeAttention* all;
     size_t span = 0, before = 0, block = 0, kv_head = 0;  // before: blocks of earlier spans
 
-    Cursor(const Singles& s, size_t i) : all(&s) {
+    Cursor(const DecodeAttention& s, size_t i) : all(&s) {
       for (; i >= blocks() * s.a_.kv_heads; ++span)
         i -= blocks() * s.a_.kv_heads, before += blocks();
       block = i / s.a_.kv_heads;
@@ -356,16 +358,16 @@ class Singles {
       unsigned seen = 0;
       if (visible) {
         pack_queries(s, i * tiles_.rows, rows(i), local_.q);
-        Seeing seeing(s, index);
-        seen = seeing.add(i * tiles_.rows, rows(i), local_.q, tile_at(out));
-        seeing.attend(view, i == 0 ? next : Fetch{});
+        MaskedTiles masked(s, index);
+        seen = masked.add(i * tiles_.rows, rows(i), local_.q, tile_at(out));
+        masked.attend(view, i == 0 ? next : Fetch{});
       }
       set_seen(out, seen);
     }
   }
 
   void merge_tile(const Queries& s, size_t tile, size_t before) const {
-    const Attended sums = tile_at(local_.sums);
+    const SoftmaxSums sums = tile_at(local_.sums);
     p_.kernels->reset(sums, rows(tile), ldv_);
     for (size_t b = 0; b < count(s.span); ++b) {
       float* in = part(before + b, s.kv_head, tile);
@@ -387,16 +389,16 @@ class Singles {
 
 inline size_t attention_local_floats(size_t head_dim) { return detail::offsets(head_dim).back(); }
 inline size_t attention_partial_floats(size_t heads, size_t kv_heads, size_t head_dim) {
-  return detail::Singles::Tiles(heads / kv_heads).floats(kv_heads, head_dim);
+  return detail::DecodeAttention::Tiles(heads / kv_heads).floats(kv_heads, head_dim);
 }
 
 inline void attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y) {
   const detail::Local local =
       detail::layout(p.scratch->local[static_cast<size_t>(t.rank)].as<float>(), a.head_dim);
   for (std::span<const Span> spans = p.spans; !spans.empty();) {
-    if (const size_t singles = detail::Singles::fit(p, a, spans); singles > 0) {
-      detail::Singles(p, a, q, y, spans.first(singles), local).run(t);
-      spans = spans.subspan(singles);
+    if (const size_t decoding = detail::DecodeAttention::fit(p, a, spans); decoding > 0) {
+      detail::DecodeAttention(p, a, q, y, spans.first(decoding), local).run(t);
+      spans = spans.subspan(decoding);
       continue;
     }
     const size_t each = (detail::Queries{p, a, spans[0], 0, q, y}.count() + detail::kTaskRows - 1) /

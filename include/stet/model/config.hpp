@@ -39,8 +39,8 @@ struct ModelConfig {
   double embedding_scale = 1;
   bool tied_head = false;
   bool attention_bias = false, mlp_bias = false;
-  std::vector<int64_t>
-      window;  // per layer: a query sees itself and window-1 positions before it; 0: all
+  // Per layer: a query sees itself and window - 1 positions before it, or (0) all.
+  std::vector<int64_t> window;
   std::vector<int> rope_of;      // per layer: index into ropes
   std::vector<Rope> ropes;       // both empty: learned positions
   std::vector<int32_t> eos_ids;  // from config.json; generation_config.json overrides

@@ -21,7 +21,7 @@ constexpr Contract kContracts[] = {Contract::f32, Contract::f32_blas, Contract::
                                    Contract::q4};
 // "f32", "f32-blas", "bf16", "q8", "q4": with the version, it names the bits.
 const char* contract_name(Contract contract);
-std::optional<Contract> contract_of(const std::string& name);  // its inverse
+std::optional<Contract> parse_contract(const std::string& name);  // the inverse
 constexpr int kContractVersion = 1;
 // Whether tokens give the same keys and values each time: all but f32_blas.
 bool is_replayable(const std::string& contract);
@@ -42,8 +42,7 @@ struct ContractName {
   bool operator==(const ContractName&) const = default;
 };
 constexpr size_t kMaxContractName = 4096;  // bytes
-std::optional<ContractName> parse_contract_name(
-    const std::string& text);  // nothing for a text that no name has
+std::optional<ContractName> parse_contract_name(const std::string& text);
 
 inline const char* contract_name(Contract contract) {
   switch (contract) {
@@ -61,7 +60,7 @@ inline const char* contract_name(Contract contract) {
   return "";
 }
 
-inline std::optional<Contract> contract_of(const std::string& name) {
+inline std::optional<Contract> parse_contract(const std::string& name) {
   for (const Contract contract : kContracts) {
     if (name == contract_name(contract)) return contract;
   }

@@ -10,17 +10,18 @@
 
 namespace stet {
 
-// Where a pass keeps what attention works on: columns of p.qkv.
-struct Views {
-  Views(const ModelConfig& c, const Pass& p);
+// Queries, keys and values: columns of what one linear layer gives for all three.
+struct Qkv {
+  Qkv(const ModelConfig& c, Rows qkv);
 
   Rows q, k, v;  // [heads head_dim], [kv_heads head_dim] twice
 };
 
-// Rotary positions for the queries and keys of layer `index`.
-void rotate(Team t, const Pass& p, const ModelConfig& c, size_t index, const Views& v);
-// Stores keys and values of layer `index`; p.attention = what its queries see.
-void attend(Team t, const Pass& p, const ModelConfig& c, size_t index, const Views& v);
+// RoPE: rotates the queries and keys of layer `index` by their positions.
+void rotate(Team t, const Pass& p, const ModelConfig& c, size_t index, const Qkv& x);
+// Stores keys and values of layer `index` in the KV cache; y = attention of its queries over all
+// that is there then.
+void attend(Team t, const Pass& p, const ModelConfig& c, size_t index, const Qkv& x, Rows y);
 
 // Which linear layers have biases.
 struct Biases {
@@ -53,20 +54,21 @@ class Decoder : public Model {
   std::vector<Vector> frequencies_;
 };
 
-inline Views::Views(const ModelConfig& c, const Pass& p) {
+inline Qkv::Qkv(const ModelConfig& c, Rows qkv) {
   const size_t queries = static_cast<size_t>(c.heads * c.head_dim),
                keys = static_cast<size_t>(c.kv_heads * c.head_dim);
-  q = p.qkv.columns(0, queries);
-  k = p.qkv.columns(queries, keys);
-  v = p.qkv.columns(queries + keys, keys);
+  q = qkv.columns(0, queries);
+  k = qkv.columns(queries, keys);
+  v = qkv.columns(queries + keys, keys);
 }
 
-inline void rotate(Team t, const Pass& p, const ModelConfig& c, size_t index, const Views& v) {
-  rope(t, p, c.rope_of[index], v.q, static_cast<size_t>(c.head_dim));
-  rope(t, p, c.rope_of[index], v.k, static_cast<size_t>(c.head_dim));
+inline void rotate(Team t, const Pass& p, const ModelConfig& c, size_t index, const Qkv& x) {
+  rope(t, p, c.rope_of[index], x.q, static_cast<size_t>(c.head_dim));
+  rope(t, p, c.rope_of[index], x.k, static_cast<size_t>(c.head_dim));
 }
 
-inline void attend(Team t, const Pass& p, const ModelConfig& c, size_t index, const Views& v) {
+inline void attend(Team t, const Pass& p, const ModelConfig& c, size_t index, const Qkv& x,
+                   Rows y) {
   const AttentionShape shape = {static_cast<int64_t>(index),
                                 static_cast<size_t>(c.heads),
                                 static_cast<size_t>(c.kv_heads),
@@ -74,8 +76,8 @@ inline void attend(Team t, const Pass& p, const ModelConfig& c, size_t index, co
                                 c.window[index],
                                 c.attention_scale,
                                 c.attention_softcap};
-  store_kv(t, p, shape.layer, v.k, v.v);
-  attention(t, p, shape, v.q, p.attention);
+  store_kv(t, p, shape.layer, x.k, x.v);
+  attention(t, p, shape, x.q, y);
 }
 
 inline LinearLayers::LinearLayers(WeightLoader& w, const ModelConfig& c, const std::string& at,

@@ -1,6 +1,6 @@
 // What a family of models is made of, and the registry of families. A family is one header: how it
 // reads its config.json, the names of its tensors, and its forward pass. A program may have
-// families of its own (examples/own_architecture.cpp).
+// families of its own (register_family).
 #pragma once
 
 #include <functional>
@@ -63,8 +63,8 @@ std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_
 // A number that null switches off: 0 for null, `absent` where the field is missing.
 double read_optional(const JsonReader& json, const char* field, double absent, double min,
                      double max);
-int64_t read_sliding_window(
-    const JsonReader& json);  // sliding_window: 0 for null, 4096 where it is missing
+// The value of sliding_window: 0 for null, 4096 where it is missing.
+int64_t read_sliding_window(const JsonReader& json);
 // A token id or a list of them, each below vocab_size.
 std::vector<int32_t> read_ids(const JsonReader& json, const std::string& name, int64_t vocab_size);
 // An unsupported Error unless the field is missing or one of `supported`.

@@ -29,8 +29,8 @@ class Matrix {
   static Matrix packed(WeightType type, size_t rows, size_t columns, const std::byte* bytes,
                        std::shared_ptr<const void> owner);
   static size_t packed_bytes(WeightType type, size_t rows, size_t columns);
-  // The same weights rounded to `to`, q8 or q4 (src/quantize.hpp). Throws an unsupported Error for
-  // weights that are not finite, or too large for a scale in float16.
+  // The same weights rounded to `to`, q8 or q4 (kernels/quantize.hpp). Throws an unsupported Error
+  // for weights that are not finite, or too large for a scale in float16.
   Matrix quantized(WeightType to, int threads) const;
 
   size_t rows() const { return rows_; }

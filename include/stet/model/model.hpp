@@ -21,7 +21,7 @@ namespace stet {
 // What the weights are, without keeping them twice: the text of a hash for each group of tensors,
 // in this order: "embeddings", "norms", "attention", "mlp", "head" (absent when the head is tied),
 // then "config" and, over all of these, "model". A group's covers names, shapes and exact values of
-// its tensors, not the type or the file that they are stored in (src/fingerprint.hpp).
+// its tensors, not the type or the file that they are stored in (src/checkpoint/fingerprint.hpp).
 using Fingerprints = std::vector<std::pair<std::string, std::string>>;
 
 struct Workspace {
@@ -69,7 +69,7 @@ class Model {
   const std::string& fingerprint() const { return fingerprints_.back().second; }
   // What snapshots of format versions 1 and 2 call the same weights, as they are stored here. A
   // packed file that is older than format version 3 has these alone, for fingerprints() too.
-  const Fingerprints& stored_fingerprints() const { return stored_fingerprints_; }
+  const Fingerprints& legacy_fingerprints() const { return legacy_fingerprints_; }
   // Whichever of both are of the kind that `fingerprint`, a text, is of.
   const Fingerprints& fingerprints_like(const std::string& fingerprint) const;
   // Whether a state's model, whatever its format version, is this one.
@@ -117,7 +117,7 @@ class Model {
  private:
   friend class WeightLoader;
   GenerationConfig generation_;
-  Fingerprints fingerprints_, stored_fingerprints_;
+  Fingerprints fingerprints_, legacy_fingerprints_;
   std::shared_ptr<const FileSource> source_;
   std::shared_ptr<const WeightGuard> guard_;  // of packed weights in a mapped file
   size_t weight_bytes_ = 0;
@@ -144,7 +144,7 @@ inline Rows make_rows(Workspace& w, size_t rows, int64_t width) {
 }  // namespace detail
 
 inline const Fingerprints& Model::fingerprints_like(const std::string& fingerprint) const {
-  return fingerprint.starts_with("xxh3:") ? stored_fingerprints_ : fingerprints_;
+  return fingerprint.starts_with("xxh3:") ? legacy_fingerprints_ : fingerprints_;
 }
 
 inline void Model::check_contract(Contract contract) const {

@@ -21,9 +21,10 @@ void embed_positions(Team t, const Pass& p, const Matrix& table,
                      Rows x);  // x = the table's row of each position
 void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
 void linear(Team t, const Pass& p, const Linear& layer, Rows x, Rows y);
-// y = f(gate) up, element by element: the first half of W x + b are gates. p.gate_up is written, or
-// not.
-void linear_gated(Team t, const Pass& p, const Linear& layer, Gate gate, Rows x, Rows y);
+// A gated linear unit: y = f(gate) up, element by element, where gate and up are the halves of
+// W x + b. They are written to gate_up, unless they can stay in the cache.
+void linear_gated(Team t, const Pass& p, const Linear& layer, Gate gate, Rows x, Rows gate_up,
+                  Rows y);
 void rms_norm(Team t, const Pass& p, const Vector& weight, double eps, Rows x, Rows y);
 void layer_norm(Team t, const Pass& p, const Vector& weight, const Vector& bias, double eps, Rows x,
                 Rows y);
@@ -40,7 +41,7 @@ void rope(Team t, const Pass& p, int index, Rows x, size_t head_dim);
 void softcap(Team t, const Pass& p, double cap, Rows y);
 
 // Copies x out as the hidden state of that index, if asked for.
-void tap(Team t, const Pass& p, size_t index, Rows x);
+void capture_hidden(Team t, const Pass& p, size_t index, Rows x);
 
 namespace detail {
 
@@ -175,13 +176,14 @@ void each_part(Team t, Rows y, F f) {
 
 }  // namespace detail
 
-inline void linear_gated(Team t, const Pass& p, const Linear& layer, Gate gate, Rows x, Rows y) {
+inline void linear_gated(Team t, const Pass& p, const Linear& layer, Gate gate, Rows x,
+                         Rows gate_up, Rows y) {
   const Matrix& w = layer.weight;
   if (!detail::by_blas(p, x) && x.count > kGemvRows && layer.bias.empty() && y.width % kLanes == 0)
     return gemm_gated(t, p, w, gate, x, y);
-  linear(t, p, layer, x, p.gate_up);
+  linear(t, p, layer, x, gate_up);
   detail::each_part(t, y, [&](size_t r, size_t begin, size_t n) {
-    const float* const gates = p.gate_up.row(r) + begin;
+    const float* const gates = gate_up.row(r) + begin;
     gate_kernel(*p.kernels, gate)(gates, gates + y.width, y.row(r) + begin, n);
   });
 }
@@ -223,7 +225,7 @@ inline void softcap(Team t, const Pass& p, double cap, Rows y) {
   });
 }
 
-inline void tap(Team t, const Pass& p, size_t index, Rows x) {
+inline void capture_hidden(Team t, const Pass& p, size_t index, Rows x) {
   if (p.hidden.empty()) return;
   const Rows& out = p.hidden[index];
   detail::each_row(t, x.count,

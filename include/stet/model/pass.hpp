@@ -23,10 +23,10 @@ struct Span {
 // Scratch memory of a pass, sized once for the largest pass, the number of threads and the
 // capacity.
 struct Scratch {
-  Memory packed;              // a block of rows, packed for the tile kernel
-  std::vector<Memory> local;  // per thread: a panel and its sums; rounded inputs; queries, partial
-                              // results of attention
-  Memory partial;             // attention over few rows: what tiles of queries saw of each block
+  Memory packed;  // a block of rows, packed for the tile kernel
+  // Per thread: a panel and its sums; rounded inputs; queries, partial results of attention.
+  std::vector<Memory> local;
+  Memory partial;  // attention over few rows: what tiles of queries saw of each block
   std::vector<Memory> tables;
   std::vector<Rows> cos, sin;  // per Rope: [rows][head_dim / 2], in `tables`
 };

@@ -12,9 +12,9 @@ namespace stet {
 // y = f(gate) up, element by element.
 enum class Gate : uint8_t { silu, gelu_tanh };
 
-// Rows are taken in blocks that stay in the second-level cache beside a panel of weights.
-constexpr size_t kGemmRows =
-    516;  // a multiple of kTileRows; one block for the default chunk of 512
+// Rows are taken in blocks that stay in the second-level cache beside a panel of weights. This is a
+// multiple of kTileRows, and one block for the default chunk of 512.
+constexpr size_t kGemmRows = 516;
 constexpr size_t kGemmDepth = 640;  // inputs of a panel that are widened at once
 
 // y = f(gate) up
@@ -175,7 +175,8 @@ constexpr size_t local_floats() {
   return Group::kMost * (Arithmetic::kPanelFloats + (kGemmRows + kTileRows) * kPanel);
 }
 
-struct Place {
+// Where the sums of a tile go, rows `ld` apart.
+struct TileOutput {
   float* at;
   size_t ld;
 };
@@ -192,7 +193,7 @@ struct Plain {
 
   size_t outputs() const { return w.blocks(); }
   Group group(Panel some) const { return {{some}, kPanels}; }
-  Place last_sums(const Group& g, size_t i, size_t row, Rows) const {
+  TileOutput last_sums(const Group& g, size_t i, size_t row, Rows) const {
     return {y.row(row) + g.panels[i].block * kLanes, y.stride};
   }
   void finish(const Kernels&, const Group&, size_t, Rows) const {}
@@ -207,7 +208,7 @@ struct Gated {
 
   size_t outputs() const { return w.blocks() / 2; }
   Group group(Panel some) const { return {{some, {outputs() + some.block, some.blocks}}, kPanels}; }
-  Place last_sums(const Group&, size_t i, size_t, Rows tile) const {
+  TileOutput last_sums(const Group&, size_t i, size_t, Rows tile) const {
     return {tile.data + i * kPanel, tile.stride};
   }
   void finish(const Kernels& k, const Group& g, size_t row, Rows tile) const {
@@ -272,8 +273,8 @@ void group_product(const Pass& p, const Output& out, const Group& group, const G
       const Rows tile = {held + kGemmRows * kWidth, kWidth, kWidth, rows};
       for (size_t panel = 0; panel < group.count; ++panel) {
         float* const sums = held + row * kWidth + panel * kPanel;
-        const Place to =
-            last ? out.last_sums(group, panel, first_row + row, tile) : Place{sums, kWidth};
+        const TileOutput to =
+            last ? out.last_sums(group, panel, first_row + row, tile) : TileOutput{sums, kWidth};
         Arithmetic::tile(*p.kernels, piece, panel, packed_rows<Arithmetic>(p, k0, kc, i, tiles),
                          local,
                          {first ? nullptr : sums, kWidth, to.at, to.ld, static_cast<int>(rows),

@@ -16,7 +16,7 @@ namespace stet {
 
 class Model;
 class PackedWriter;
-class WeightNames;
+class WeightFingerprints;
 struct WeightError;
 
 // Takes tensors out of a checkpoint by name, checks their shapes, packs them, and digests them on
@@ -73,7 +73,7 @@ class WeightLoader {
   size_t bytes_ = 0;
   std::vector<std::span<const std::byte>> matrices_;  // of linear layers
   std::string not_bf16_, its_type_;                   // the first matrix of another type
-  std::unique_ptr<WeightNames> names_;
+  std::unique_ptr<WeightFingerprints> names_;
 };
 
 }  // namespace stet

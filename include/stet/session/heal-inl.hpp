@@ -50,7 +50,7 @@ inline void Session::heal(const std::vector<int64_t>& damaged) {
   }
   if (damaged[0] * kBlockPositions < state_.floor()) {
     Session again = replay(model_, state_, {capacity(), state_.kv.shape().type, compute_});
-    return take_blocks(again, damaged, again.drawn());
+    return take_blocks(again, damaged, again.transcript_size());
   }
   for (size_t i = 0, next = 0; i < damaged.size(); i = next) {
     for (next = i + 1; next < damaged.size() && damaged[next] == damaged[next - 1] + 1;) ++next;

@@ -14,7 +14,7 @@
 //                                           layers, kv_heads and head_dim, bytes
 //   state   SHA-256 of "stet state 1\n", start, tokens, prunes, edits, generation state, messages,
 //           blocks; for a state that its tokens do not give also the bytes of its last, partial
-//           block and logits (src/identity.cpp has the order)
+//           block and logits (src/snapshot/identity.cpp has the order)
 //
 // Tokens are i32 and integers little-endian. A prune changes the blocks of its range and, where
 // positions moved, all behind it. 'I' is kept for interventions. So a name is known before anything

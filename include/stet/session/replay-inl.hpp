@@ -35,7 +35,7 @@ inline Session replay(std::shared_ptr<const Model> model, const State& state,
   }
   append_to(state.size());
   session.generation() = state.generation;
-  session.dialogue() = state.dialogue;
+  session.chat() = state.chat;
   return session;
 }
 

@@ -167,7 +167,7 @@ inline void Session::rewind(int64_t to) {
   cut(to);
   forget_edits(state_, to);
   state_.generation.rewind(to);
-  state_.dialogue.rewind(to + shifted_out(state_.prunes));
+  state_.chat.rewind(to + shifted_out(state_.prunes));
 }
 
 inline void Session::cut(int64_t to) {

@@ -20,10 +20,10 @@
 namespace stet {
 
 struct SessionOptions {
-  int64_t capacity =
-      0;  // positions; 0: the model's max_position_embeddings, which it may not exceed
+  // Positions; 0: the model's max_position_embeddings, which it may not exceed.
+  int64_t capacity = 0;
   KvType kv_type = KvType::f32;
-  ComputeOptions compute;
+  ComputeOptions compute = {};
 };
 
 // Of what a session of this model computes under this contract.
@@ -61,8 +61,8 @@ struct HealedBlocks {
   std::vector<int64_t> blocks;
   int64_t tokens = 0;  // that were processed for it
 
-  std::string text()
-      const;  // "s.stet: KV blocks 0, 3 were not what was saved: computed again from 128 tokens"
+  // "s.stet: KV blocks 0, 3 were not what was saved: computed again from 128 tokens"
+  std::string text() const;
 };
 
 // A session whose blocks lie in a mapped file heals itself: where that file is cut off, overwritten
@@ -104,7 +104,7 @@ class Session {
 
   const std::vector<int32_t>& tokens() const { return state_.tokens; }
   int64_t size() const { return state_.size(); }
-  int64_t drawn() const { return state_.drawn(); }
+  int64_t transcript_size() const { return state_.transcript_size(); }
   int64_t capacity() const { return state_.kv.capacity(); }
   // What every full block is called (identity.hpp): of a state that its tokens give, nothing is
   // looked at but those.
@@ -117,8 +117,8 @@ class Session {
   const GenerationState& generation() const { return state_.generation; }
   const std::vector<Prune>& prunes() const { return state_.prunes; }
   const std::vector<KvEdit>& edits() const { return state_.edits; }
-  Dialogue& dialogue() { return state_.dialogue; }
-  const Dialogue& dialogue() const { return state_.dialogue; }
+  ChatState& chat() { return state_.chat; }
+  const ChatState& chat() const { return state_.chat; }
   std::vector<int32_t> transcript() const { return state_.transcript(); }
   // All of it, with logits() known and every block looked at.
   const State& state();
@@ -161,8 +161,8 @@ class Session {
   State state_;             // what
   PendingAppend pending_;
   SharedMark logits_shared_;  // somebody else may hold state_.logits
-  std::shared_ptr<std::vector<float>>
-      spare_;  // logits of the token before, which nobody else holds
+  // The logits of the token before, which nobody else holds.
+  std::shared_ptr<std::vector<float>> spare_;
   std::vector<HealedBlocks> healed_;
 };
 

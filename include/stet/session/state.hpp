@@ -47,19 +47,20 @@ struct GenerationState {
 struct Message {
   std::string role;     // as the template knows it: "system", "user", "assistant", "tool"
   std::string content;  // UTF-8
-  std::string fields;   // further members for the template (tool_calls, content as a list, ...): a
-                        // JSON object, or ""
-  // Where it is: the tokens of a drawn reply, its stop token left out; of other messages the
+  // A JSON object of further members for the template (tool_calls, content as a list, ...), or "".
+  std::string fields;
+  // Where it is: the tokens of a generated reply, its stop token left out; of other messages the
   // stretch of tokens between two such replies that holds it.
   int64_t begin = 0, end = 0;
-  bool drawn =
-      false;  // a reply of the model: its tokens are what was said, and content is their text
+  // A reply of the model: its tokens are what was said, and content is their text.
+  bool generated = false;
 
   bool operator==(const Message&) const = default;
 };
 
-// A conversation: what the chat template is given.
-struct Dialogue {
+// What a session keeps of a chat: all that the chat template is given. Conversation
+// (conversation.hpp) is what changes it.
+struct ChatState {
   std::vector<Message> messages;
   std::string variables;      // for the template (tools, ...): a JSON object, or ""
   std::string chat_template;  // in place of the tokenizer's, or ""
@@ -68,10 +69,11 @@ struct Dialogue {
   int64_t now = 0;
   bool special_in_text = false;  // marks that a message contains are marks, not text
 
-  // Forgets messages of which a part lies at or after a position; of a drawn reply the front stays.
+  // Forgets messages of which a part lies at or after a position; of a generated reply the front
+  // stays.
   void rewind(int64_t size);
-  bool empty() const { return *this == Dialogue(); }
-  bool operator==(const Dialogue&) const = default;
+  bool empty() const { return *this == ChatState(); }
+  bool operator==(const ChatState&) const = default;
 };
 
 // Positions begin .. end-1 were taken out when `at` positions were there. Either they stay and are
@@ -125,16 +127,15 @@ struct State {
   GenerationState generation;
   std::vector<Prune> prunes;  // in the order they were made
   std::vector<KvEdit> edits;  // likewise; empty for a state that its tokens give
-  Dialogue dialogue;          // empty where there is no chat
+  ChatState chat;             // empty where there is no chat
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   // Below this size the state cannot be rewound: keys that the earlier positions saw are gone.
   int64_t floor() const { return prunes.empty() ? 0 : prunes.back().left(); }
-  // Tokens ever appended and not rewound: what randomness is keyed by, so that no draw is repeated
-  // after a shift.
-  int64_t drawn() const { return size() + shifted_out(prunes); }
-  // Those tokens: as if none had been shifted out.
+  // All tokens that were appended and not rewound, as if none had been shifted out.
   std::vector<int32_t> transcript() const;
+  // Their number: what randomness is keyed by, so that no draw is repeated after a shift.
+  int64_t transcript_size() const { return size() + shifted_out(prunes); }
 };
 
 inline void GenerationState::rewind(int64_t size) {
@@ -185,7 +186,7 @@ class FreeSlots {
 // the rest; and so on. What remains is what is still there.
 inline std::vector<int32_t> State::transcript() const {
   if (shifted_out(prunes) == 0) return tokens;
-  std::vector<int32_t> all(static_cast<size_t>(drawn()));
+  std::vector<int32_t> all(static_cast<size_t>(transcript_size()));
   std::vector<bool> taken(all.size());
   detail::FreeSlots slots(all.size());
   for (const Prune& p : prunes) {
@@ -205,11 +206,11 @@ inline std::vector<int32_t> State::transcript() const {
   return all;
 }
 
-inline void Dialogue::rewind(int64_t size) {
+inline void ChatState::rewind(int64_t size) {
   while (!messages.empty()) {
     Message& last = messages.back();
     if (last.end <= size) return;
-    if (last.drawn && last.begin < size) {
+    if (last.generated && last.begin < size) {
       last.end = size;
       last.content.clear();
       return;

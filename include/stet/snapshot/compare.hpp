@@ -19,8 +19,8 @@ struct Difference {
                         found_number = std::nullopt;  // where they are numbers
 
   std::string where() const;  // "position 70, layer 1, key, head 0, element 3"
-  std::string text()
-      const;  // "position 70, layer 1, key, head 0, element 3: expected 0.25, found 0.5"
+  // "position 70, layer 1, key, head 0, element 3: expected 0.25, found 0.5"
+  std::string text() const;
 };
 
 // Compares tokens, visibility, keys and values (by position, then layer, key before value, head,
@@ -38,10 +38,11 @@ struct Deviation {
 // What two states, a and b, have in common.
 struct Comparison {
   struct Part {
-    std::string name;  // "model", "kv shape", "tokens", "visibility", "keys", "values", "logits",
-                       // "generation", "messages", ...
-    std::optional<Difference> difference =
-        std::nullopt;      // the first: a is what was expected, b what was found
+    // "model", "kv shape", "tokens", "visibility", "keys", "values", "logits", "generation",
+    // "messages", ...
+    std::string name;
+    // The first one: a is what was expected, b what was found.
+    std::optional<Difference> difference = std::nullopt;
     bool compared = true;  // false: at least in part not, `note` says why
     std::string note = "";
   };
@@ -52,8 +53,8 @@ struct Comparison {
   std::vector<Part> parts;
   int64_t common_tokens = 0;    // tokens that are equal, from the first on
   int64_t equal_positions = 0;  // positions whose keys and values are equal, from the first on
-  std::vector<Layer>
-      layers;  // over positions that both have and none has pruned; empty: not compared
+  // Deviations over positions that both have and none has pruned; empty: not compared.
+  std::vector<Layer> layers;
   // Kullback-Leibler divergence, in nats, of the distributions of the next token that the logits
   // give, a and b: the sum of a log(a / b), and of b log(b / a). None where a state has no logits.
   std::optional<double> a_from_b, b_from_a;

@@ -1,4 +1,4 @@
-// A session in a file. The format is specified at the head of src/snapshot_write.cpp.
+// A session in a file. The format is specified at the head of src/snapshot/write.cpp.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@
 #include "stet/files/file_source.hpp"
 #include "stet/session/identity.hpp"
 #include "stet/session/session.hpp"
+#include "stet/text/tokenizer.hpp"
 
 namespace stet {
 
@@ -26,8 +27,9 @@ struct StateDigests {
   Digest tokens;  // token ids
   Digest logits;  // of the last position
   Digest kv;      // the digests of all layers of all blocks
-  Digest state;  // all of it: contract, model, tokens, visibility, logits, keys, values, generation
-                 // state, prunes, messages
+  // Covers all of it: contract, model, tokens, visibility, logits, keys, values, generation state,
+  // prunes, messages.
+  Digest state;
   // identity.hpp. All zero for a file of format version 1 or 2 whose state its tokens do not give.
   Sha256 id;
 };
@@ -40,36 +42,34 @@ StateDigests digests_of(Session& session);
 enum class SnapshotForm {
   full,    // everything
   delta,   // keys and values that its parent, another snapshot, does not have
-  recipe,  // no keys and values: they are computed again from the tokens, and proved by their
-           // digests
+  recipe,  // no keys and values: they are computed again, and proved by their digests
 };
 const char* snapshot_form_name(SnapshotForm form);
-SnapshotForm snapshot_form_of(
-    const std::string& name);  // throws an argument Error for a name that is none
+std::optional<SnapshotForm> parse_snapshot_form(const std::string& name);  // the inverse
 
 // What a snapshot says about itself.
 struct SnapshotMeta {
   SnapshotForm form = SnapshotForm::full;
-  std::string
-      parent;  // delta: the parent's id; "" where that is not known (format versions 1 and 2)
+  // The id of a delta's parent; "" where that is not known (format versions 1 and 2).
+  std::string parent;
   std::string parent_state;  // delta: the parent's state digest
   std::string parent_file;   // delta: the name its file had
   std::string logits;        // recipe: their digest
   std::string contract;      // contract_name()
   int contract_version = 0;
-  std::string
-      checkpoint;  // name of the directory that the model came from: a hint, not part of the state
+  // The name of the directory that the model came from: a hint, not part of the state.
+  std::string checkpoint;
   std::string architecture;
   std::string config;  // ModelConfig::canonical()
-  std::vector<std::pair<std::string, std::string>>
-      fingerprints;       // as Model::fingerprints(), texts of digests
+  // The texts of Model::fingerprints().
+  std::vector<std::pair<std::string, std::string>> fingerprints;
   std::string tokenizer;  // its fingerprint, or empty
   KvShape kv;
   int64_t capacity = 0, positions = 0;
   GenerationState generation;
   std::vector<Prune> prunes;
   std::vector<KvEdit> edits;
-  Dialogue dialogue;
+  ChatState chat;
 };
 
 // A log of prunes, or of edits, as JSON; the first, which may be long, in pieces.
@@ -86,22 +86,27 @@ struct SaveOptions {
   SnapshotForm form = SnapshotForm::full;
   int compress = 0;  // zlib level 1 .. 9; 0: blocks as they are, which can be mapped
   const Snapshot* parent = nullptr;  // delta: the parent
+  // In use with the session: its fingerprint is saved. Null: none is.
+  const Tokenizer* tokenizer = nullptr;
   // Self-contained: the files of the model and of the tokenizer, put into the snapshot. They must
   // outlive the call.
-  const FileSource* weights = nullptr;
-  const FileSource* tokenizer = nullptr;
+  const FileSource* weights_files = nullptr;
+  const FileSource* tokenizer_files = nullptr;
   int threads = 0;       // 0: all processors
   unsigned mode = 0600;  // of a new file, less the umask: it holds a conversation
 };
 
 struct RestoreOptions {
-  bool map = true;      // use uncompressed blocks in place, in the mapped file
-  bool check = false;   // look at all blocks now, not when they are first used
-  bool heal = false;    // compute damaged blocks again
-  bool trust = false;   // take blocks as they are, damaged or not: to compare them
-  bool replay = false;  // compute everything again from the tokens, under a model or contract other
-                        // than the saved one
-  int threads = 0;      // of state(); restore() uses those of its session. 0: all processors
+  // How to compute and, if not 0, a new capacity. The kv type counts for `replay` alone.
+  SessionOptions session = {};
+  // Must have the fingerprint that was saved, if any was. Null: none is in use.
+  const Tokenizer* tokenizer = nullptr;
+  bool map = true;     // use uncompressed blocks in place, in the mapped file
+  bool check = false;  // look at all blocks now, not when they are first used
+  bool heal = false;   // compute damaged blocks again
+  bool trust = false;  // take blocks as they are, damaged or not: to compare them
+  // Compute everything again from the tokens, under a model or contract other than the saved one.
+  bool replay = false;
 };
 
 // How a restored session came about.
@@ -109,8 +114,8 @@ struct RestoreReport {
   int64_t reused = 0;           // tokens whose keys and values were taken from the file
   int64_t recomputed = 0;       // tokens that were processed again
   std::vector<int64_t> healed;  // blocks
-  bool checked =
-      false;  // every digest was compared; else this happens block by block before first use
+  // Whether every digest was compared; if not, this happens block by block before first use.
+  bool checked = false;
 };
 
 // What Snapshot::check() looked at.
@@ -130,14 +135,14 @@ class Snapshot {
 
   // Writes everything that `session` is to `path`, which afterwards is the whole new snapshot or,
   // on an io Error, what it was before; but for an Error whose field is "durability": then it is
-  // the new one, which a loss of power may undo. `tokenizer` is Tokenizer::fingerprint(), or empty
-  // when none is in use. Returns the digests. Throws an argument Error for a generation state that
-  // could not be read back (see check_generation), and for a delta over a file that it needs.
-  static StateDigests save(Session& session, const std::string& tokenizer, const std::string& path,
+  // the new one, which a loss of power may undo. Returns the digests. Throws an argument Error for
+  // a generation state that could not be read back (see check_generation), and for a delta over a
+  // file that it needs.
+  static StateDigests save(Session& session, const std::string& path,
                            const SaveOptions& options = {});
   // The same for a state without a session, as of a snapshot that is converted or pruned: `like`
-  // tells of which model, and its sections that stet does not need for a state (self-contained
-  // weights, unknown optional ones) are kept.
+  // tells of which model and tokenizer, and its sections that stet does not need for a state
+  // (self-contained weights, unknown optional ones) are kept.
   static StateDigests save(const State& state, const Snapshot& like, const std::string& path,
                            const SaveOptions& options);
 
@@ -146,23 +151,23 @@ class Snapshot {
   // limits.hpp. Throws Error: io, or format for anything that is not as it was written.
   static Snapshot open(const std::string& path);
   // The same, with the parents of a delta (find_parents).
-  static Snapshot open(const std::string& path, const std::string& parent);
+  static Snapshot open_with_parents(const std::string& path,
+                                    const std::optional<std::string>& parent = std::nullopt);
   // From bytes that outlive the snapshot and everything restored from it.
   static Snapshot parse(std::span<const std::byte> bytes, const std::string& path);
 
   // A session equal to the one that was saved. Refuses (mismatch Error, all differences at once) a
-  // model, a tokenizer or a contract other than those of the snapshot. `options` gives how to
-  // compute and, if not 0, a new capacity. Any number of threads may restore from one snapshot at
-  // once. What happens to a mapped file later, the session heals (see Session); with `map` false
-  // nothing that happens to it can reach the session.
-  Session restore(std::shared_ptr<const Model> model, const std::string& tokenizer,
-                  const SessionOptions& options, const RestoreOptions& how = {},
+  // model, a tokenizer or a contract other than those of the snapshot. Any number of threads may
+  // restore from one snapshot at once. What happens to a mapped file later, the session heals (see
+  // Session); with `map` false nothing that happens to it can reach the session.
+  Session restore(std::shared_ptr<const Model> model, const RestoreOptions& how = {},
                   RestoreReport* report = nullptr) const;
-  // The refusal of restore() alone.
-  void check_compatible(const Model& model, const std::string& tokenizer,
-                        const SessionOptions& options) const;
-  // The state alone, without a model. Not of a recipe. `capacity` 0: as saved.
-  State state(int64_t capacity = 0, const RestoreOptions& how = {}) const;
+  // The refusal of restore() alone. `tokenizer` null: none is in use.
+  void check_compatible(const Model& model, Contract contract,
+                        const Tokenizer* tokenizer = nullptr) const;
+  // The state alone, without a model. Not of a recipe. Of the session's options, capacity and
+  // number of threads count.
+  State state(const RestoreOptions& how = {}) const;
 
   // Proves, without a model, that every byte is what was written, and that its id is that of its
   // state. Opening has proved all but the id, keys, values and the files that the snapshot brings
@@ -170,11 +175,11 @@ class Snapshot {
   // format Error, an io Error for a parent that is missing. `threads` 0: all processors.
   SnapshotCheck check(int threads = 0) const;
 
-  // A delta needs its parent, and all of that one's parents: `path`, or where this is empty the
+  // A delta needs its parent, and all of that one's parents: `path`, or where none is given the
   // file that it was made from, or any file (*.stet) beside this one with that state. Without this
   // call, restore() and state() find them each time; after it, they never change. Throws an io
   // Error where one is missing, a format Error where one does not fit.
-  void find_parents(const std::string& path = "");
+  void find_parents(const std::optional<std::string>& path = std::nullopt);
   const std::vector<std::shared_ptr<const Snapshot>>& parents() const {
     return parents_;
   }  // found; the nearest first
@@ -213,7 +218,7 @@ class Snapshot {
   // What it takes to compute the state again: tokens, prunes and settings, without keys and values.
   State recipe() const {
     return {origin(),         tokens_,      {},          nullptr,
-            meta_.generation, meta_.prunes, meta_.edits, meta_.dialogue};
+            meta_.generation, meta_.prunes, meta_.edits, meta_.chat};
   }
   StateOrigin origin() const {
     return {meta_.contract, meta_.contract_version, meta_.fingerprints.back().second};
@@ -224,10 +229,10 @@ class Snapshot {
   // Bytes of a file that hold a block; none: size 0.
   struct Extent {
     uint64_t offset = 0, size = 0;
-    uint32_t encoding = 0;  // kRaw or kPlanes
+    uint32_t encoding = 0;  // kRaw or kByteShuffle
   };
   // Where a block's bytes are: in this file or in a parent's; null: nowhere.
-  struct Place {
+  struct BlockLocation {
     const Snapshot* file = nullptr;
     Extent extent;
   };
@@ -248,21 +253,21 @@ class Snapshot {
   std::span<const std::byte> optional_content(const std::string& name) const;
   void check_vocabulary() const;
   void read_identity(const std::optional<Sha256>& id);
-  void read_places();
+  void read_extents();
   void read_index();
   void check_expanded(uint64_t size, uint64_t expanded) const;
   bool is_file_of(const Snapshot& other) const;
   Parents parents_or_find() const;
-  Parents resolve_parents(const std::string& path) const;
-  std::shared_ptr<const Snapshot> find_parent(const std::string& path) const;
-  Place place(int64_t block, const Parents& parents) const;
-  State load(int64_t capacity, const RestoreOptions& how, std::vector<int64_t>* damaged) const;
+  Parents resolve_parents(const std::optional<std::string>& path) const;
+  std::shared_ptr<const Snapshot> find_parent(const std::optional<std::string>& path) const;
+  BlockLocation locate(int64_t block, const Parents& parents) const;
+  State load(const RestoreOptions& how, std::vector<int64_t>* damaged) const;
   void refuse_damage(const std::vector<int64_t>& damaged) const;
-  std::shared_ptr<KvBlock> load_block(KvCache& kv, const Place& at, int64_t block,
+  std::shared_ptr<KvBlock> load_block(KvCache& kv, const BlockLocation& at, int64_t block,
                                       const RestoreOptions& how) const;
-  std::shared_ptr<KvBlock> read_block(KvCache& kv, const Place& at, int64_t block,
+  std::shared_ptr<KvBlock> read_block(KvCache& kv, const BlockLocation& at, int64_t block,
                                       bool trust) const;
-  SavedBlock saved_block(int64_t block, const Place& at) const;
+  SavedBlock saved_block(int64_t block, const BlockLocation& at) const;
   void prove(Session& session) const;
   BlockNames names_of_block(const std::byte* bytes, bool with_content) const;
   void check_block(int64_t block, const Parents& parents, const BlockNames& of_zeros,
@@ -282,7 +287,7 @@ class Snapshot {
   std::shared_ptr<std::vector<float>> logits_;  // shared with what is restored
   std::vector<Digest> blocks_;
   std::vector<Sha256> contents_;  // of blocks that are named by it
-  std::vector<Extent> places_;    // of the blocks in this file
+  std::vector<Extent> extents_;   // of the blocks in this file
   Parents parents_;
   StateDigests digests_;
   std::string state_name_;

@@ -91,8 +91,8 @@ class Value {
 
   Kind kind() const { return kind_; }
   std::vector<Value> items() const;  // of a list, else none
-  std::vector<std::pair<std::string, Value>> members()
-      const;  // of a dict whose keys are strings, else none
+  // The members of a dict whose keys are strings; of another value none.
+  std::vector<std::pair<std::string, Value>> members() const;
 
   // For the engine.
   Value(Kind kind, std::shared_ptr<Object> object) : kind_(kind), object_(std::move(object)) {}

@@ -96,7 +96,7 @@ class Tokenizer {
   std::optional<int32_t> bos() const;
   std::optional<int32_t> eos() const;
   // The id of a token by its text as the vocabulary writes it ("\u0120the", "\u2581the", "<bos>").
-  std::optional<int32_t> id(std::string_view piece) const;
+  std::optional<int32_t> find_id(std::string_view piece) const;
   // The inverse; "" for an id that the vocabulary leaves out. Throws Error: argument for an id out
   // of range.
   std::string piece(int32_t id) const;

@@ -138,8 +138,8 @@ class Builder {
  private:
   void grow(size_t bytes) {
     context_.copy(bytes);
-    context_.expect_memory(
-        2 * (text.bytes.size() + bytes + text.marks.size() * sizeof(Mark)));  // what grows, doubles
+    // What grows, doubles.
+    context_.expect_memory(2 * (text.bytes.size() + bytes + text.marks.size() * sizeof(Mark)));
   }
   Context& context_;
 };

@@ -148,8 +148,8 @@ struct CallStep : Step {
 struct FilterStep : Step {
   Value apply(Context& c, const Value& v) const override;
   std::string name;
-  const Builtin* builtin =
-      nullptr;  // null where there is none of that name: an error when it is reached
+  // Null where there is none of that name, which is an error when it is reached.
+  const Builtin* builtin = nullptr;
   ArgumentList arguments;
 };
 
@@ -220,8 +220,8 @@ struct ScopedBlock : Statement {
 struct MacroDefinition {
   Position at;
   std::string name;
-  std::vector<std::pair<std::string, ExpressionPtr>>
-      parameters;  // with defaults, which may be absent
+  // Parameters with their defaults, which may be absent.
+  std::vector<std::pair<std::string, ExpressionPtr>> parameters;
   bool uses_varargs = false, uses_kwargs = false, uses_caller = false;
   Body body;
 };

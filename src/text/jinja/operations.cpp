@@ -216,8 +216,8 @@ bool compare(Context& c, Order order, const Value& a, const Value& b) {
     result = number_order(a, b);
   } else if (is_string(a) && is_string(b)) {
     c.copy(text_of(a).bytes.size());
-    result = text_of(a).bytes.compare(text_of(b).bytes) <=>
-             0;  // bytes of UTF-8 sort as its characters do
+    // Bytes of UTF-8 sort as its characters do.
+    result = text_of(a).bytes.compare(text_of(b).bytes) <=> 0;
   } else if (a.kind() == b.kind() && (a.is(Kind::list) || a.is(Kind::tuple))) {
     const auto &x = items_of(a), &y = items_of(b);
     for (size_t i = 0; i < std::min(x.size(), y.size()); ++i) {

@@ -219,8 +219,8 @@ Flow For::run(Context& c, const Value& value, int64_t depth,
   if (test != nullptr) from = tested(c, *this, from, parent);
   const auto loop = c.make<Loop>(0, *this, value, from, depth, parent);
   const Value loop_value(Kind::loop, loop);
-  bool completed = false;  // an iteration that reached its end: a jump out of all of them lets else
-                           // run, as in jinja2
+  // Whether an iteration reached its end: a jump out of all of them lets else run, as in jinja2.
+  bool completed = false;
   while (loop->advance(c)) {
     c.step();
     const Scope scope(c, parent);

@@ -60,8 +60,8 @@ struct List : Object {
 // hashable is not a key.
 class Members {
  public:
-  static constexpr size_t kBytes =
-      160;  // of a member, with its place in the index and room to grow
+  // What a member takes, with its place in the index and room to grow.
+  static constexpr size_t kBytes = 160;
   const Value* find(const Value& key) const;
   void set(const Value& key, const Value& value);
   const std::vector<std::pair<Value, Value>>& all() const { return members_; }

@@ -1,4 +1,4 @@
-#include "src/snapshot/planes.hpp"
+#include "src/snapshot/byte_shuffle.hpp"
 
 #include <cstring>
 
@@ -16,8 +16,8 @@ namespace stet {
 
 bool have_zlib() { return true; }
 
-std::vector<std::byte> compress_planes(std::span<const std::byte> bytes, size_t element,
-                                       int level) {
+std::vector<std::byte> compress_shuffled(std::span<const std::byte> bytes, size_t element,
+                                         int level) {
   const size_t size = bytes.size() / element;
   std::vector<std::byte> plane(size), packed(compressBound(size));
   ByteWriter sizes, planes;
@@ -35,8 +35,8 @@ std::vector<std::byte> compress_planes(std::span<const std::byte> bytes, size_t 
   return sizes.take();
 }
 
-void expand_planes(std::span<const std::byte> stored, size_t element, std::span<std::byte> bytes,
-                   const std::string& file, const std::string& field) {
+void expand_shuffled(std::span<const std::byte> stored, size_t element, std::span<std::byte> bytes,
+                     const std::string& file, const std::string& field) {
   const size_t size = bytes.size() / element;
   ByteReader r(stored, file);
   std::vector<uint32_t> sizes;
@@ -62,12 +62,12 @@ void expand_planes(std::span<const std::byte> stored, size_t element, std::span<
 
 bool have_zlib() { return false; }
 
-std::vector<std::byte> compress_planes(std::span<const std::byte>, size_t, int) {
+std::vector<std::byte> compress_shuffled(std::span<const std::byte>, size_t, int) {
   throw Error(ErrorKind::unsupported, "", "compress", "none (built without zlib)", "zlib");
 }
 
-void expand_planes(std::span<const std::byte>, size_t, std::span<std::byte>,
-                   const std::string& file, const std::string& field) {
+void expand_shuffled(std::span<const std::byte>, size_t, std::span<std::byte>,
+                     const std::string& file, const std::string& field) {
   throw Error(ErrorKind::unsupported, file, field,
               "a block that is not compressed (built without zlib)", "a compressed one");
 }
