@@ -20,27 +20,27 @@ class Parallel : public Decoder {
   }
 
   void forward(Team t, const Pass& p) const override {
-    const Views v(config_, p);
+    const Qkv qkv(config_, p.qkv);
     const double eps = config_.norm_eps;
     rope_tables(t, p, frequencies_);
     embed(t, p, embedding_, 1.0f, p.x);
     for (size_t i = 0; i < layers_.size(); ++i) {
       const Layer& l = layers_[i];
-      tap(t, p, i, p.x);
+      capture_hidden(t, p, i, p.x);
       rms_norm(t, p, l.norm, eps, p.x, p.normed);
 
       linear(t, p, l.qkv, p.normed, p.qkv);
-      rotate(t, p, config_, i, v);
-      attend(t, p, config_, i, v);
+      rotate(t, p, config_, i, qkv);
+      attend(t, p, config_, i, qkv, p.attention);
       linear(t, p, l.o, p.attention, p.out);
       add(t, p, p.x, p.out);
 
-      linear_gated(t, p, l.gate_up, Gate::silu, p.normed, p.mlp);
+      linear_gated(t, p, l.gate_up, Gate::silu, p.normed, p.gate_up, p.mlp);
       linear(t, p, l.down, p.mlp, p.out);
       add(t, p, p.x, p.out);
     }
     rms_norm(t, p, final_norm_, eps, p.x, p.out);
-    tap(t, p, layers_.size(), p.out);
+    capture_hidden(t, p, layers_.size(), p.out);
   }
 
  private:
@@ -77,9 +77,9 @@ int main(int argc, char** argv) {
     const auto model = Model::load(argv[1]);
     Session session(model);
     session.append(std::vector<int32_t>{1, 20, 3, 100, 7});
-    Snapshot::save(session, "", argv[2]);
+    Snapshot::save(session, argv[2]);
 
-    Session resumed = Snapshot::open(argv[2]).restore(model, "", {});
+    Session resumed = Snapshot::open(argv[2]).restore(model);
     const Reply a = generate(session, nullptr, {.max_tokens = 100}),
                 b = generate(resumed, nullptr, {.max_tokens = 100});
     const bool equal = a.ids == b.ids && digests_of(session).state == digests_of(resumed).state;
