@@ -9,7 +9,7 @@
 namespace stet::tool {
 namespace {
 
-struct Options {
+struct CheckCommand {
   std::vector<std::string> paths;
   std::optional<std::string> parent;
   int threads = 0;
@@ -30,7 +30,7 @@ std::string unproved(const Snapshot& s) {
   return "that keys, values and logits are what its tokens give (stet verify)";
 }
 
-Json check_snapshot(const std::string& path, const Options& o) {
+Json check_snapshot(const std::string& path, const CheckCommand& o) {
   const Snapshot s = Snapshot::open(path);
   // Several files may be deltas of one parent, beside others that need none.
   const SnapshotCheck done = s.meta().form == SnapshotForm::delta
@@ -49,7 +49,7 @@ Json check_snapshot(const std::string& path, const Options& o) {
           {"not_proved", unproved(s)}};
 }
 
-Json check_directory(const std::string& path, const Options& o) {
+Json check_directory(const std::string& path, const CheckCommand& o) {
   return {{"path", path},
           {"sound", true},
           {"bytes", check_packed(*directory_source(path), o.threads)},
@@ -77,7 +77,7 @@ std::string sound_text(const Json& j) {
 }
 
 // A parent is named for deltas alone.
-void refuse_parent(const Options& o) {
+void refuse_parent(const CheckCommand& o) {
   if (!o.parent) return;
   for (const std::string& path : o.paths) {
     if (Snapshot::open(path).meta().form == SnapshotForm::delta) return;
@@ -85,7 +85,7 @@ void refuse_parent(const Options& o) {
   throw CLI::ValidationError("--parent: of no use: there is no delta");
 }
 
-void run(const Options& o) {
+void run(const CheckCommand& o) {
   refuse_parent(o);
   bool sound = true;
   for (const std::string& path : o.paths) {
@@ -111,7 +111,7 @@ void run(const Options& o) {
 }  // namespace
 
 void add_check(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<CheckCommand>();
   CLI::App* sub = app.add_subcommand("check",
                                      "Prove without a model that every byte of a snapshot, or of "
                                      "packed weights, is what was written.");

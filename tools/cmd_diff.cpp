@@ -8,7 +8,7 @@
 namespace stet::tool {
 namespace {
 
-struct Options {
+struct DiffCommand {
   std::string a, b;
   std::optional<std::string> parent_a, parent_b;
   bool json = false;
@@ -62,7 +62,8 @@ Json part_json(const Comparison::Part& part) {
   return j;
 }
 
-Json comparison_json(const Options& o, const Comparison& c, const Snapshot& a, const Snapshot& b) {
+Json comparison_json(const DiffCommand& o, const Comparison& c, const Snapshot& a,
+                     const Snapshot& b) {
   const std::string prefix = prefix_of(c, a, b);
   Json j = {{"a", side_json(o.a, a)},
             {"b", side_json(o.b, b)},
@@ -131,7 +132,8 @@ std::string verdict(const Comparison& c, const Snapshot& a, const Snapshot& b) {
   return text + fmt::format("different: {}{}\n", fmt::join(different, ", "), rest);
 }
 
-void print_comparison(const Options& o, const Comparison& c, const Snapshot& a, const Snapshot& b) {
+void print_comparison(const DiffCommand& o, const Comparison& c, const Snapshot& a,
+                      const Snapshot& b) {
   for (const auto& [name, path, s] : {std::tuple("a", &o.a, &a), std::tuple("b", &o.b, &b)}) {
     out(fmt::format("{}  {}: {}, {} tokens, capacity {}\n", name, printable(*path, SIZE_MAX),
                     snapshot_form_name(s->meta().form), s->meta().positions, s->meta().capacity));
@@ -156,7 +158,7 @@ Snapshot open_side(const std::string& path, const std::optional<std::string>& pa
   return s;
 }
 
-void run(const Options& o) {
+void run(const DiffCommand& o) {
   const Snapshot a = open_side(o.a, o.parent_a, "--parent"),
                  b = open_side(o.b, o.parent_b, "--other-parent");
   const Comparison c = compare(a, b);
@@ -182,7 +184,7 @@ Json difference_json(const Difference& d) {
 }
 
 void add_diff(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<DiffCommand>();
   CLI::App* sub = app.add_subcommand(
       "diff",
       "Two snapshots, part by part: what is equal, where they first differ, and by how much.");

@@ -10,7 +10,7 @@
 namespace stet::tool {
 namespace {
 
-struct Options {
+struct EquivalenceCommand {
   ModelOptions model;
   PromptOptions prompt;
   SamplingOptions sampling;
@@ -54,7 +54,7 @@ struct Result {
 };
 
 // Everything that tells of the way is in the closure: which file, which form, which kernels.
-std::vector<Way> ways(const Options& o, const std::shared_ptr<const Model>& model,
+std::vector<Way> ways(const EquivalenceCommand& o, const std::shared_ptr<const Model>& model,
                       const Tokenizer* tokenizer, const Folder& folder) {
   const SessionOptions session_options = o.model.session_options();
   const auto restored = [=](const std::string& file, RestoreOptions how) {
@@ -110,8 +110,8 @@ std::vector<Way> ways(const Options& o, const std::shared_ptr<const Model>& mode
   return all;
 }
 
-Result take(const std::string& name, Session session, const Tokenizer* tokenizer, const Options& o,
-            double start, std::optional<Session>* keep) {
+Result take(const std::string& name, Session session, const Tokenizer* tokenizer,
+            const EquivalenceCommand& o, double start, std::optional<Session>* keep) {
   Result r{name, {}, {}, seconds() - start, 0, std::nullopt};
   const double middle = seconds();
   r.reply = generate(session, tokenizer, o.generate);
@@ -123,7 +123,7 @@ Result take(const std::string& name, Session session, const Tokenizer* tokenizer
   return r;
 }
 
-void print(const std::vector<Result>& results, const Options& o) {
+void print(const std::vector<Result>& results, const EquivalenceCommand& o) {
   if (o.json) {
     Json rows = Json::array();
     for (const Result& r : results) {
@@ -146,7 +146,7 @@ void print(const std::vector<Result>& results, const Options& o) {
   out(fmt::format("{}\n", printable(results[0].reply.text, 400)));
 }
 
-void run_equivalence(Options& o) {
+void run_equivalence(EquivalenceCommand& o) {
   o.sampling.validate();
   const auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
   const Prompts prompts = o.prompt.read(o.model.source()->path(), tokenizer, true);
@@ -186,7 +186,7 @@ void run_equivalence(Options& o) {
 }  // namespace
 
 void add_equivalence(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<EquivalenceCommand>();
   CLI::App* sub = app.add_subcommand("equivalence",
                                      "Compare one generation by every way a state can take: "
                                      "cached, saved, loaded, computed again.");

@@ -66,7 +66,7 @@ std::vector<Axis> all_axes() {
            {}}};
 }
 
-struct Options {
+struct ExperimentCommand {
   ModelOptions model;
   PromptOptions prompt;
   RestoreFileOptions restore;
@@ -119,7 +119,7 @@ std::string seeds_fault(std::string& text) {
                      text.empty() ? "nothing" : text);
 }
 
-std::vector<uint64_t> seeds_of(const Options& o) {
+std::vector<uint64_t> seeds_of(const ExperimentCommand& o) {
   std::vector<uint64_t> all;
   for (const std::string& text : o.seeds) {
     const SeedRange range = *parse_seeds(text);
@@ -132,7 +132,7 @@ std::vector<uint64_t> seeds_of(const Options& o) {
 
 // Every combination of the axes' values, and every seed for each.
 std::vector<std::pair<SamplingSettings, std::vector<double>>> combinations(
-    const Options& o, const SamplingSettings& base) {
+    const ExperimentCommand& o, const SamplingSettings& base) {
   std::vector<SamplingSettings> all{base};
   for (const Axis& axis : o.axes) {
     if (axis.draws && !axis.values.empty()) all[0].greedy = false;  // as in `stet generate`
@@ -161,14 +161,14 @@ std::vector<std::pair<SamplingSettings, std::vector<double>>> combinations(
 }
 
 // The file of run i of `count`: names sort as the runs do.
-std::string file_of(const Options& o, size_t i, size_t count) {
+std::string file_of(const ExperimentCommand& o, size_t i, size_t count) {
   const size_t digits = std::max<size_t>(2, std::to_string(count).size());
   return (std::filesystem::path(o.save_dir) / fmt::format("run-{:0{}}.stet", i + 1, digits))
       .string();
 }
 
 // Makes the directory. A file that is there is not written over.
-void prepare_files(const Options& o, size_t count) {
+void prepare_files(const ExperimentCommand& o, size_t count) {
   if (o.save_dir.empty()) return;
   std::error_code error;
   std::filesystem::create_directories(o.save_dir, error);
@@ -184,7 +184,7 @@ void prepare_files(const Options& o, size_t count) {
   check_writable(file_of(o, 0, count));
 }
 
-Run run_one(const Exchange& state, const SamplingSettings& settings, const Options& o,
+Run run_one(const Exchange& state, const SamplingSettings& settings, const ExperimentCommand& o,
             const std::string& file) {
   Exchange exchange = state.fork();
   exchange.session().generation().sampling = settings;
@@ -204,7 +204,7 @@ Run run_one(const Exchange& state, const SamplingSettings& settings, const Optio
   return run;
 }
 
-std::vector<Run> run_all(Exchange& state, const Options& o) {
+std::vector<Run> run_all(Exchange& state, const ExperimentCommand& o) {
   const auto grid = combinations(o, state.session().generation().sampling);
   std::vector<Run> runs;
   std::map<std::vector<int32_t>, size_t> first;
@@ -243,7 +243,7 @@ Summary summary_of(const std::vector<Run>& runs, int64_t prompt, double prompt_s
   return s;
 }
 
-void print_json(const std::vector<Run>& runs, const Summary& s, const Options& o) {
+void print_json(const std::vector<Run>& runs, const Summary& s, const ExperimentCommand& o) {
   Json list = Json::array();
   for (const Run& run : runs) {
     Json j = {{"run", list.size() + 1}, {"seed", run.seed}};
@@ -275,7 +275,7 @@ std::string quoted(const std::string& text) {
   return q + "\"";
 }
 
-void print_csv(const std::vector<Run>& runs, const Options& o) {
+void print_csv(const std::vector<Run>& runs, const ExperimentCommand& o) {
   std::string header = "run,seed";
   for (const Axis& axis : o.axes) header += std::string(",") + axis.option;
   out_text(header + ",tokens,stop,same_as,log_probability,seconds,state,file,text\r\n");
@@ -291,7 +291,7 @@ void print_csv(const std::vector<Run>& runs, const Options& o) {
 }
 
 // The axes that vary, then the text; one that came before is named, not repeated.
-void print_table(const std::vector<Run>& runs, const Summary& s, const Options& o) {
+void print_table(const std::vector<Run>& runs, const Summary& s, const ExperimentCommand& o) {
   std::string header = " run  seed";
   std::vector<size_t> varied;
   for (size_t a = 0; a < o.axes.size(); ++a) {
@@ -323,7 +323,7 @@ void print_table(const std::vector<Run>& runs, const Summary& s, const Options& 
 
 // ---------------------------------------------------------------- the state to branch from
 
-Session open_state(Options& o, std::shared_ptr<const Tokenizer>& tokenizer) {
+Session open_state(ExperimentCommand& o, std::shared_ptr<const Tokenizer>& tokenizer) {
   if (!o.snapshot.empty()) {
     o.restore.take(o.model);
     const Snapshot snapshot = o.restore.open(o.snapshot);
@@ -339,7 +339,7 @@ Session open_state(Options& o, std::shared_ptr<const Tokenizer>& tokenizer) {
   return session;
 }
 
-void tell_idle(const Session& session, const Options& o) {
+void tell_idle(const Session& session, const ExperimentCommand& o) {
   const auto grid = combinations(o, session.generation().sampling);
   const bool all_greedy =
       std::all_of(grid.begin(), grid.end(), [](const auto& run) { return run.first.greedy; });
@@ -347,7 +347,7 @@ void tell_idle(const Session& session, const Options& o) {
   say("no effect while greedy, where the best token is taken: --seeds (--temperature T draws)\n");
 }
 
-void run_experiment(Options& o) {
+void run_experiment(ExperimentCommand& o) {
   std::shared_ptr<const Tokenizer> tokenizer;
   Session session = open_state(o, tokenizer);
   const double start = seconds();
@@ -377,7 +377,7 @@ void run_experiment(Options& o) {
 }  // namespace
 
 void add_experiment(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<ExperimentCommand>();
   CLI::App* sub = app.add_subcommand(
       "experiment",
       "Many continuations of one state: every seed with every combination of settings.");

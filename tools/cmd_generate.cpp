@@ -10,7 +10,7 @@
 namespace stet::tool {
 namespace {
 
-struct Options {
+struct GenerateCommand {
   ModelOptions model;
   PromptOptions prompt;
   SamplingOptions sampling;
@@ -93,7 +93,7 @@ class Replies {
  public:
   // `greeting` goes to stderr with the first token: by then the blocks that it reads have been
   // checked.
-  Replies(Exchange& exchange, const Options& options, const Timing& timing,
+  Replies(Exchange& exchange, const GenerateCommand& options, const Timing& timing,
           std::string greeting = "")
       : exchange_(exchange), options_(options), timing_(timing), greeting_(std::move(greeting)) {}
 
@@ -159,12 +159,12 @@ class Replies {
   }
 
   Exchange& exchange_;
-  const Options& options_;
+  const GenerateCommand& options_;
   Timing timing_;
   std::string greeting_;
 };
 
-void keep(Exchange& exchange, const Options& o) {
+void keep(Exchange& exchange, const GenerateCommand& o) {
   Session& session = exchange.session();
   const double start = seconds();
   const StateDigests d = o.save_as.save(session, exchange.tokenizer(), o.save);
@@ -198,7 +198,7 @@ void check(const Session& session, const Prompts& prompts) {
 // `work` ends early on Ctrl-C; the state is kept in any case, and then the process ends as Ctrl-C
 // would have ended it.
 template <class Work>
-void with_interrupts(Exchange& exchange, const Options& o, Work work) {
+void with_interrupts(Exchange& exchange, const GenerateCommand& o, Work work) {
   {
     const Interrupts noted;
     try {
@@ -212,7 +212,7 @@ void with_interrupts(Exchange& exchange, const Options& o, Work work) {
   std::raise(Interrupts::signal());
 }
 
-void process_prompts(Exchange& exchange, const Prompts& prompts, const Options& o) {
+void process_prompts(Exchange& exchange, const Prompts& prompts, const GenerateCommand& o) {
   with_interrupts(exchange, o, [&] {
     for (const Prompt& prompt : prompts) prefill(exchange, prompt);
   });
@@ -226,7 +226,7 @@ void process_prompts(Exchange& exchange, const Prompts& prompts, const Options& 
 
 // With the settings of the command line, and all checked that can be.
 Exchange begin(Session session, const std::shared_ptr<const Tokenizer>& tokenizer,
-               const Prompts& prompts, const Options& o) {
+               const Prompts& prompts, const GenerateCommand& o) {
   o.sampling.apply(session.generation(), session.model().config().vocab_size);
   o.sampling.tell_idle(session.generation());
   check(session, prompts);
@@ -236,7 +236,7 @@ Exchange begin(Session session, const std::shared_ptr<const Tokenizer>& tokenize
   return exchange;
 }
 
-void run_generate(Options& o, bool reply) {
+void run_generate(GenerateCommand& o, bool reply) {
   o.validate();
   Timing timing;
   const auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
@@ -252,7 +252,7 @@ void run_generate(Options& o, bool reply) {
 }
 
 // What the snapshot cannot do, whatever the model.
-void check(const Snapshot& snapshot, const Options& o) {
+void check(const Snapshot& snapshot, const GenerateCommand& o) {
   const std::string type = kv_type_name(snapshot.meta().kv.type);
   if (!o.restore.how.replay && !o.model.kv.empty() && o.model.kv != type) {
     throw Error(ErrorKind::mismatch, o.snapshot, "kv type", type,
@@ -271,7 +271,7 @@ void check(const Snapshot& snapshot, const Options& o) {
   }
 }
 
-void run_resume(Options& o) {
+void run_resume(GenerateCommand& o) {
   o.validate();
   const Snapshot snapshot = o.restore.open(o.snapshot);
   check(snapshot, o);
@@ -305,7 +305,7 @@ void run_resume(Options& o) {
 }  // namespace
 
 void add_generate(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<GenerateCommand>();
   CLI::App* sub = app.add_subcommand("generate", "Reply to a prompt, or to several in turn.");
   o->prompt.add_to(*sub);
   o->prompt.add_messages_to(*sub);
@@ -318,7 +318,7 @@ void add_generate(CLI::App& app) {
 }
 
 void add_save(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<GenerateCommand>();
   CLI::App* sub = app.add_subcommand("save", "Process a prompt and keep the state in a file.");
   o->prompt.add_to(*sub);
   o->prompt.add_messages_to(*sub);
@@ -334,7 +334,7 @@ void add_save(CLI::App& app) {
 }
 
 void add_resume(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<GenerateCommand>();
   CLI::App* sub = app.add_subcommand(
       "resume", "Go on from a snapshot: with a prompt, or with a reply that was cut.");
   sub->add_option("snapshot", o->snapshot, "the snapshot")->required()->type_name("FILE");

@@ -14,7 +14,7 @@
 namespace stet::tool {
 namespace {
 
-struct Options {
+struct InspectCommand {
   std::string path, model;
   bool json = false, check = false;
 };
@@ -314,7 +314,7 @@ Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokeni
   return j;
 }
 
-void run(const Options& o) {
+void run(const InspectCommand& o) {
   std::error_code ignored;
   const bool directory = std::filesystem::is_directory(o.path, ignored);
   Json j;
@@ -349,7 +349,7 @@ void run(const Options& o) {
 }  // namespace
 
 void add_inspect(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<InspectCommand>();
   CLI::App* sub = app.add_subcommand("inspect", "What is in a snapshot or a checkpoint directory.");
   sub->add_option("path", o->path, "a snapshot, or a checkpoint directory")
       ->required()

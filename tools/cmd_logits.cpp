@@ -11,7 +11,7 @@
 namespace stet::tool {
 namespace {
 
-struct Options {
+struct LogitsCommand {
   ModelOptions model;
   PromptOptions prompt;
   bool hidden = false, digest = false, nll = false;
@@ -36,7 +36,8 @@ void add_rows(std::vector<float>& to, Rows rows) {
 // Where the rows go: a file, in the order of its tensors, and a digest.
 class Output {
  public:
-  Output(const Options& o, const Session& session, const std::vector<int32_t>& ids) : ids_(ids) {
+  Output(const LogitsCommand& o, const Session& session, const std::vector<int32_t>& ids)
+      : ids_(ids) {
     const ModelConfig& c = session.model().config();
     const int64_t length = static_cast<int64_t>(ids.size());
     std::vector<TensorSpec> specs = {{"logits", DType::f32, {length, c.vocab_size}},
@@ -103,7 +104,7 @@ class Likelihood {
   double total_ = 0;
 };
 
-void run(Options& o) {
+void run(LogitsCommand& o) {
   if (!o.output.empty()) check_writable(o.output);
   std::vector<int32_t> ids;
   for (const Prompt& prompt : o.prompt.read(o.model.source()->path(),
@@ -133,7 +134,7 @@ void run(Options& o) {
 }  // namespace
 
 void add_logits(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<LogitsCommand>();
   CLI::App* sub =
       app.add_subcommand("logits", "Logits of every position, and hidden states, as safetensors.");
   o->prompt.add_to(*sub);

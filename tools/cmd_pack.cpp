@@ -11,13 +11,13 @@
 namespace stet::tool {
 namespace {
 
-struct Options {
+struct PackCommand {
   CheckpointOption checkpoint;
   std::string to, directory;
   int threads = 0;
 };
 
-void run(const Options& o) {
+void run(const PackCommand& o) {
   const Contract contract = o.to == "q8"   ? Contract::q8
                             : o.to == "q4" ? Contract::q4
                                            : Contract::f32;
@@ -31,7 +31,7 @@ void run(const Options& o) {
 }
 
 void add(CLI::App& app, const std::string& name, const std::string& help,
-         const std::shared_ptr<Options>& o) {
+         const std::shared_ptr<PackCommand>& o) {
   CLI::App* sub = app.add_subcommand(name, help);
   o->checkpoint.add_to(*sub);
   sub->add_option("-o,--output", o->directory, "directory to make, or an empty one")
@@ -52,11 +52,11 @@ void add(CLI::App& app, const std::string& name, const std::string& help,
 
 void add_quantize(CLI::App& app) {
   add(app, "quantize", "A checkpoint with rounded weights, mapped and used in place.",
-      std::make_shared<Options>());
+      std::make_shared<PackCommand>());
 }
 void add_prepare(CLI::App& app) {
   add(app, "prepare", "The same checkpoint, packed once: mapped and used in place.",
-      std::make_shared<Options>());
+      std::make_shared<PackCommand>());
 }
 
 }  // namespace stet::tool

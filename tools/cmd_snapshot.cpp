@@ -11,7 +11,7 @@
 namespace stet::tool {
 namespace {
 
-struct Options {
+struct SnapshotCommand {
   std::string snapshot, output;
   std::optional<std::string> parent;
   SaveFileOptions save;
@@ -21,7 +21,7 @@ struct Options {
   bool bisect = false, json = false;
 };
 
-void add_snapshot(CLI::App& app, Options& o) {
+void add_snapshot(CLI::App& app, SnapshotCommand& o) {
   app.add_option("snapshot", o.snapshot, "a snapshot")->required()->type_name("FILE");
   app.add_option("--parent", o.parent, "the snapshot that a delta was made from")
       ->type_name("FILE");
@@ -35,7 +35,7 @@ void refuse(const CLI::App& app, const std::vector<std::string>& names, const st
   }
 }
 
-Snapshot open_snapshot(const CLI::App& app, const Options& o) {
+Snapshot open_snapshot(const CLI::App& app, const SnapshotCommand& o) {
   const Snapshot snapshot = Snapshot::open(o.snapshot);
   if (snapshot.meta().form == SnapshotForm::delta)
     return Snapshot::open_with_parents(o.snapshot, o.parent);
@@ -50,7 +50,7 @@ Json saved_json(const std::string& path, const StateDigests& digests, int64_t po
           {"digests", digests_json(digests)}};
 }
 
-void run_prune(const CLI::App& app, Options& o) {
+void run_prune(const CLI::App& app, SnapshotCommand& o) {
   check_writable(o.output);
   const Snapshot snapshot = open_snapshot(app, o);
   if (!o.save.with_weights && !o.save.with_tokenizer)
@@ -78,7 +78,7 @@ const std::vector<std::string> kComputing = {"--compute", "--gemm",  "--threads"
 
 // A model is loaded to compute a recipe, or to be put into the snapshot; a checkpoint may bring its
 // tokenizer alone.
-void refuse_model_options(const CLI::App& app, const Options& o, const Snapshot& snapshot) {
+void refuse_model_options(const CLI::App& app, const SnapshotCommand& o, const Snapshot& snapshot) {
   if (snapshot.meta().form == SnapshotForm::recipe) return;
   refuse(app, kComputing,
          "of no use: nothing is computed, since " + o.snapshot + " has its keys and values");
@@ -90,7 +90,7 @@ void refuse_model_options(const CLI::App& app, const Options& o, const Snapshot&
 }
 
 // Computed again from a recipe, or as it is in the file.
-State state_of(Options& o, const Snapshot& snapshot) {
+State state_of(SnapshotCommand& o, const Snapshot& snapshot) {
   if (snapshot.meta().form != SnapshotForm::recipe) {
     const int64_t capacity = o.model.session.capacity;
     if (capacity != 0)
@@ -104,7 +104,7 @@ State state_of(Options& o, const Snapshot& snapshot) {
   return session.state();
 }
 
-void run_convert(const CLI::App& app, Options& o) {
+void run_convert(const CLI::App& app, SnapshotCommand& o) {
   check_writable(o.output);
   const Snapshot snapshot = open_snapshot(app, o);
   refuse_model_options(app, o, snapshot);
@@ -171,7 +171,7 @@ std::string verified_text(const Snapshot& snapshot, double seconds, const std::s
                      snapshot.meta().positions, seconds, what, how, rest, snapshot.state_name());
 }
 
-int run_verify(const CLI::App& app, Options& o) {
+int run_verify(const CLI::App& app, SnapshotCommand& o) {
   const Snapshot snapshot = open_snapshot(app, o);
   const Json proved = proved_json(snapshot);
   choose_checkpoint(o.model, snapshot);
@@ -206,7 +206,7 @@ void exit_with(int status) {
 }  // namespace
 
 void add_prune(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<SnapshotCommand>();
   CLI::App* sub = app.add_subcommand("prune", "Take positions out of a snapshot: needs no model.");
   add_snapshot(*sub, *o);
   add_output(*sub, o->output, "the pruned snapshot")->required();
@@ -227,7 +227,7 @@ void add_prune(CLI::App& app) {
 }
 
 void add_convert(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<SnapshotCommand>();
   CLI::App* sub = app.add_subcommand("convert",
                                      "The same state in another form, with another capacity "
                                      "(--ctx), or rounded to another type (--kv).");
@@ -239,7 +239,7 @@ void add_convert(CLI::App& app) {
 }
 
 void add_verify(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<SnapshotCommand>();
   CLI::App* sub = app.add_subcommand(
       "verify", "Process the tokens of a snapshot again and compare every byte.");
   add_snapshot(*sub, *o);

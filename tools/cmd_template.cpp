@@ -12,7 +12,7 @@ namespace {
 
 using jinja::Value;
 
-struct Options {
+struct TemplateCommand {
   CheckpointOption checkpoint;
   std::string messages, messages_file, prompt, system, tools, chat_template;
   std::vector<std::string> variables;
@@ -29,7 +29,7 @@ Value message(const std::string& role, const std::string& content) {
   return Value::dict({{"role", Value::string(role)}, {"content", Value::string(content)}});
 }
 
-Value messages_of(const Options& o) {
+Value messages_of(const TemplateCommand& o) {
   if (!o.messages.empty()) return Value::from_json(o.messages, "--messages");
   if (!o.messages_file.empty())
     return Value::from_json(read_prompt(o.messages_file), o.messages_file);
@@ -39,7 +39,7 @@ Value messages_of(const Options& o) {
   return Value::list(std::move(all));
 }
 
-Value variables_of(const Options& o) {
+Value variables_of(const TemplateCommand& o) {
   std::vector<std::pair<std::string, Value>> all;
   if (!o.tools.empty()) all.emplace_back("tools", Value::from_json(read_prompt(o.tools), o.tools));
   for (const std::string& text : o.variables) {
@@ -55,7 +55,7 @@ Value variables_of(const Options& o) {
 
 class Renderer {
  public:
-  explicit Renderer(const Options& o)
+  explicit Renderer(const TemplateCommand& o)
       : tokenizer_(require_tokenizer(o.checkpoint.directory)),
         template_(o.chat_template.empty()
                       ? ChatTemplate(*tokenizer_)
@@ -109,7 +109,7 @@ Json answer_line(const Renderer& renderer, const std::string& line, const std::s
   }
 }
 
-void run(const Options& o) {
+void run(const TemplateCommand& o) {
   const Renderer renderer(o);
   if (o.jsonl) {
     return each_line([&](const std::string& line, const std::string& where) {
@@ -131,7 +131,7 @@ void run(const Options& o) {
 }  // namespace
 
 void add_template(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<TemplateCommand>();
   CLI::App* sub = app.add_subcommand(
       "template", "Chat messages to the text of a prompt, by the checkpoint's chat template.");
   o->sources.add(

@@ -7,14 +7,14 @@
 namespace stet::tool {
 namespace {
 
-struct Options {
+struct TokenizeCommand {
   CheckpointOption checkpoint;
   std::string text, file, ids, bos = "auto";
   bool jsonl = false, json = false, skip_special = false, plain_special = false;
   SourceOptions sources;
 };
 
-void run_tokenize(const Options& o) {
+void run_tokenize(const TokenizeCommand& o) {
   const auto tokenizer = require_tokenizer(o.checkpoint.directory);
   const Tokenizer::Bos bos = bos_of(o.bos);
   if (o.jsonl) {
@@ -42,7 +42,7 @@ void run_tokenize(const Options& o) {
       static_cast<double>(text.size()) / taken / 1e6);
 }
 
-void run_detokenize(const Options& o) {
+void run_detokenize(const TokenizeCommand& o) {
   const auto tokenizer = require_tokenizer(o.checkpoint.directory);
   if (o.jsonl) {
     return each_line([&](const std::string& line, const std::string& where) {
@@ -56,7 +56,7 @@ void run_detokenize(const Options& o) {
 }  // namespace
 
 void add_tokenize(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<TokenizeCommand>();
   CLI::App* sub = app.add_subcommand("tokenize", "Text to token ids.");
   o->sources.add(sub->add_option("text,-p,--prompt", o->text, "the text")->type_name("TEXT"));
   o->sources.add(
@@ -66,7 +66,7 @@ void add_tokenize(CLI::App& app) {
       sub->add_flag("--jsonl", o->jsonl,
                     "one JSON string per line of standard input, one JSON array per line out"));
   sub->add_flag("--json", o->json, "a JSON array of ids")->excludes(lines);
-  add_bos_to(*sub, o->bos, "as the checkpoint says", "Options");
+  add_bos_to(*sub, o->bos, "as the checkpoint says", "TokenizeCommand");
   sub->add_flag("--plain-special", o->plain_special,
                 "special tokens in the text are ordinary text");
   o->checkpoint.add_to(*sub);
@@ -77,7 +77,7 @@ void add_tokenize(CLI::App& app) {
 }
 
 void add_detokenize(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<TokenizeCommand>();
   CLI::App* sub = app.add_subcommand("detokenize", "Token ids to text.");
   o->sources.add(sub->add_option("ids,--ids", o->ids, "token ids: 1,2,3")->type_name("IDS"));
   CLI::Option* lines = o->sources.add(

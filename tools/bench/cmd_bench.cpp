@@ -15,7 +15,7 @@
 namespace stet::tool {
 namespace {
 
-struct Options {
+struct BenchCommand {
   ModelOptions model;
   int64_t prompt = 512, decode = 64;
   int repeat = 3;
@@ -126,7 +126,7 @@ struct Measured {
 // Runs of one kind. `amount`: what each does, in 10^9 of what the yardstick counts per s.
 class Runs {
  public:
-  Runs(const Options& o, double amount, std::function<double()> yardstick)
+  Runs(const BenchCommand& o, double amount, std::function<double()> yardstick)
       : probes_(o.probes), amount_(amount), yardstick_(std::move(yardstick)) {}
 
   // `times` pieces of work, counted one.
@@ -159,7 +159,7 @@ struct Speed {
 };
 
 // Prompts and the tokens behind them in turn, as conversations have them.
-Speed measure_speed(Session& session, const Options& o, const Probes& probes) {
+Speed measure_speed(Session& session, const BenchCommand& o, const Probes& probes) {
   const Model& model = session.model();
   const std::vector<int32_t> ids = some_tokens(model, o.prompt), next = some_tokens(model, 1);
   const double first = time_of([&] { session.append(next); });  // touches the scratch memory
@@ -176,7 +176,7 @@ Speed measure_speed(Session& session, const Options& o, const Probes& probes) {
 
 // Decode steps of 1 and of `o.batch` sessions at once, in turn, each behind a prompt of its own.
 Json batch_json(const std::shared_ptr<const Model>& model, const SessionOptions& options,
-                const Options& o) {
+                const BenchCommand& o) {
   const std::vector<int32_t> ids = some_tokens(*model, o.prompt + 1);
   const std::span<const int32_t> prompt(ids.data(), ids.size() - 1), next(&ids.back(), 1);
   std::vector<Session> sessions;
@@ -214,7 +214,7 @@ void note_machine(Json& j, const Machine& m) {
   j["peak_gflop_per_s"] = m.gflop_s;
 }
 
-std::shared_ptr<const Model> load(Json& j, Options& o, const SessionOptions& options) {
+std::shared_ptr<const Model> load(Json& j, BenchCommand& o, const SessionOptions& options) {
   const double start = seconds();
   auto model = o.model.load_model();
   j["model"] = model->directory();
@@ -225,7 +225,7 @@ std::shared_ptr<const Model> load(Json& j, Options& o, const SessionOptions& opt
 }
 
 // Without probes there are no shares, and the peak of memory is the model's.
-void measure_model(Json& j, Options& o, const SessionOptions& options, const Probes& probes) {
+void measure_model(Json& j, BenchCommand& o, const SessionOptions& options, const Probes& probes) {
   const auto model = load(j, o, options);
   Session session(model, options);
   const Speed s = measure_speed(session, o, probes);
@@ -286,7 +286,7 @@ void print_table(const Json& j) {
 }
 
 // Lengths beyond what the model allows are left out.
-void run_snapshot(Options& o, const SessionOptions& options) {
+void run_snapshot(BenchCommand& o, const SessionOptions& options) {
   const auto model = o.model.load_model();
   std::vector<int64_t> lengths;
   for (const int64_t n : o.lengths) {
@@ -302,7 +302,7 @@ void run_snapshot(Options& o, const SessionOptions& options) {
     print_snapshot_figures(rows);
 }
 
-void run(Options& o) {
+void run(BenchCommand& o) {
   const SessionOptions options = o.model.session_options();
   if (o.snapshot) return run_snapshot(o, options);
   const int threads = options.compute.threads > 0 ? options.compute.threads : default_threads();
@@ -331,7 +331,7 @@ void run(Options& o) {
 }  // namespace
 
 void add_bench(CLI::App& app) {
-  const auto o = std::make_shared<Options>();
+  const auto o = std::make_shared<BenchCommand>();
   CLI::App* sub = app.add_subcommand("bench", "Speed of this machine and of stet on it.");
   CLI::Option* alone = sub->add_flag("--machine", o->machine, "measure the machine alone");
   CLI::Option* snapshot =
