@@ -1,5 +1,6 @@
 // Deltas of deltas: their files are found once, before anything is read, and one snapshot serves
 // any number of threads.
+#include <optional>
 #include <thread>
 
 #include "scratch.hpp"
@@ -102,7 +103,7 @@ TEST_F(Chains, ACircleIsRefused) {
   const Snapshot last = Snapshot::open_with_parents(name(1));
   Snapshot::save(s, scratch / "same.stet", {.form = SnapshotForm::delta, .parent = &last});
   std::filesystem::rename(scratch / "same.stet", name(1));
-  for (const std::string& parent : {std::string(), name(1)}) {
+  for (const std::optional<std::string>& parent : {std::optional<std::string>(), {name(1)}}) {
     EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(name(1), parent); }),
               "format: " + name(1) +
                   ": parent: expected a file that is no delta of this one, found " + name(1));

@@ -13,7 +13,7 @@ namespace {
 using Json = nlohmann::json;
 using Ids = std::vector<int32_t>;
 
-#if defined(STET_HAVE_SENTENCEPIECE) && defined(STET_HAVE_PCRE2)
+#ifdef STET_HAVE_SENTENCEPIECE
 constexpr bool kHaveText = true;
 #else
 constexpr bool kHaveText = false;

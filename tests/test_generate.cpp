@@ -22,9 +22,6 @@ bool can_read(const Pocket& pocket) {
 #ifndef STET_HAVE_SENTENCEPIECE
   if (pocket.name == "pocket-gemma3") return false;
 #endif
-#ifndef STET_HAVE_PCRE2
-  if (pocket.name == "pocket-llama3") return false;
-#endif
   return !pocket.name.empty();
 }
 

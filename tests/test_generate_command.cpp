@@ -24,7 +24,7 @@ std::string bytes_of(const std::string& path) { return read_text_file(path, size
 class GenerateCommand : public testing::Test {
  protected:
   void SetUp() override {
-#if !defined(STET_HAVE_SENTENCEPIECE) || !defined(STET_HAVE_PCRE2)
+#ifndef STET_HAVE_SENTENCEPIECE
     GTEST_SKIP() << "built without a library for the tokenizers";
 #endif
   }

@@ -4,6 +4,7 @@
 
 #include "spent.hpp"
 #include "src/text/added_tokens.hpp"
+#include "src/text/known_patterns.hpp"
 #include "stet/base/limits.hpp"
 #include "tokenizer_testing.hpp"
 
@@ -121,6 +122,29 @@ TEST(HostileTokenizer, OneBudgetForAllMatchesOfAText) {
                 said.find("a pattern that can be matched in some seconds") != std::string::npos ||
                 said.find("a match within PCRE2's limits") != std::string::npos)
         << pattern << ": " << said;
+  }
+}
+
+// Runs of what these patterns look ahead over, and runs that end where they would go back.
+TEST(HostileTokenizer, KnownPatternsTakeLinearTime) {
+  for (
+      const char* pattern :
+      {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+       R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)",
+       R"(\p{N})"}) {
+    ASSERT_TRUE(stet::KnownPattern::of(pattern)) << pattern;
+    const auto files = files_with([&](Json& j) {
+      j["pre_tokenizer"] = {{"type", "Split"},
+                            {"pattern", {{"Regex", pattern}}},
+                            {"behavior", "Removed"},
+                            {"invert", false}};
+    });
+    for (const std::string part : {"a", " ", "\n", "\n ", "  a", "'", "'l", "1", " 1", "!", "!\r",
+                                   "\r !", "\u3000", "\u00A0\n", "\u0301"}) {
+      std::string text;
+      while (text.size() < (size_t{1} << 20)) text += part;
+      EXPECT_EQ(said_within_limits(files, text + "x"), kNoError) << pattern << part;
+    }
   }
 }
 

@@ -22,7 +22,6 @@ class GoldenChat : public testing::TestWithParam<const char*> {};
 TEST_P(GoldenChat, RendersAndTokenizesAsTransformersDoes) {
   const std::string directory = fixtures() + "/tokenizers/" + GetParam();
   NEEDS_FIXTURE(directory);
-  if (std::string("gemma3") != GetParam()) NEEDS(Pcre2);
   const auto tokenizer = Tokenizer::load(directory);
   const ChatTemplate chat(*tokenizer);
   const auto golden = ordered_json::parse(read_bytes(directory + "/golden.json"));
@@ -69,7 +68,6 @@ TEST(Template, PocketCheckpoints) {
       {{{"role", "system"}, {"content", "Be brief. "}}, {{"role", "user"}, {"content", " hi"}}});
   EXPECT_EQ(ChatTemplate(*Tokenizer::load(kGemma)).render(messages, true, Value::dict({}), 0).bytes,
             "<bos><start_of_turn>user\nBe brief.\n\nhi<end_of_turn>\n<start_of_turn>model\n");
-  NEEDS(Pcre2);
   EXPECT_EQ(ChatTemplate(*Tokenizer::load(kLlama)).render(messages, true, Value::dict({}), 0).bytes,
             "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe "
             "brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"

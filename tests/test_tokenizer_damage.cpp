@@ -87,13 +87,11 @@ TEST(TokenizerDamage, TokenizerJson) {
 }
 
 TEST(TokenizerDamage, PocketLlama) {
-  NEEDS(Pcre2);
   damage("tokenizer.json", read_bytes(kLlama + "/tokenizer.json"),
          {{"tokenizer_config.json", read_bytes(kLlama + "/tokenizer_config.json")}}, 500);
 }
 
 TEST(TokenizerDamage, TokenizerConfig) {
-  NEEDS(Pcre2);
   damage("tokenizer_config.json", read_bytes(kLlama + "/tokenizer_config.json"),
          {{"tokenizer.json", read_bytes(kLlama + "/tokenizer.json")}}, 300);
   std::string config =

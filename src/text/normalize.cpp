@@ -1,9 +1,12 @@
 #include "src/text/normalize.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "src/text/text_budget.hpp"
 #include "src/text/tokenizer_json.hpp"
+#include "src/text/unicode_classes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/text/utf8.hpp"
 
@@ -28,12 +31,12 @@ std::string_view strip(std::string_view text, bool left, bool right) {
   return text;
 }
 
-#ifdef STET_HAVE_UTF8PROC
-
 bool is_ascii(std::string_view text) {
   return std::all_of(text.begin(), text.end(),
                      [](char c) { return static_cast<unsigned char>(c) < 0x80; });
 }
+
+#ifdef STET_HAVE_UTF8PROC
 
 std::string lowercase(std::string_view text) {
   std::string out;
@@ -53,8 +56,8 @@ std::string lowercase(std::string_view text) {
 
 // Unicode normal forms (UAX #15). Marks are put in order here: utf8proc's own ordering takes
 // quadratic time on a long run of them.
-std::string normal_form(std::string_view text, bool compose, bool compat) {
-  if (is_ascii(text)) return std::string(text);
+std::string normal_form(std::string_view text, bool compose, bool compat, const std::string&,
+                        const std::string&) {
   const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE |
                                                       (compat ? UTF8PROC_COMPAT : 0));
   std::vector<utf8proc_int32_t> codes;
@@ -97,10 +100,17 @@ void need_tables(const JsonNode&) {}
 #else
 
 std::string lowercase(std::string_view text) { return std::string(text); }
-std::string normal_form(std::string_view text, bool, bool) { return std::string(text); }
+
+// Only NFC comes here, and only text that it may change.
+std::string normal_form(std::string_view text, bool, bool, const std::string& file,
+                        const std::string& field) {
+  throw Error(ErrorKind::unsupported, file, field,
+              "text that is in NFC for certain: this build has no utf8proc to bring it there",
+              fmt::format("U+{:04X}", utf8_at(text, nfc_prefix(text)).code));
+}
 
 void need_tables(const JsonNode& node) {
-  node.unsupported("no Unicode normalizer: this build has no utf8proc");
+  node.unsupported("no Unicode normalizer but NFC: this build has no utf8proc");
 }
 
 #endif
@@ -134,8 +144,12 @@ void Normalizer::add(const JsonNode& node) {
   if (steps_.size() == kMaxSteps)
     node.fail("at most " + std::to_string(kMaxSteps) + " normalizers");
   const auto form = [&](bool compose, bool compat) {
-    need_tables(type_node);
-    steps_.push_back({.kind = Kind::form, .compose = compose, .compat = compat});
+    if (!compose || compat) need_tables(type_node);
+    steps_.push_back({.kind = Kind::form,
+                      .compose = compose,
+                      .compat = compat,
+                      .file = node.file(),
+                      .field = type_node.path()});
   };
   if (type == "Sequence") {
     for (const JsonNode& part : node.at("normalizers").elements()) add(part);
@@ -173,7 +187,9 @@ std::string Normalizer::apply(std::string_view text, TextBudget& budget) const {
         if (!out.empty()) out = step.text + out;
         break;
       case Kind::form:
-        out = normal_form(out, step.compose, step.compat);
+        if (is_ascii(out)) break;
+        if (step.compose && !step.compat && nfc_prefix(out) == out.size()) break;
+        out = normal_form(out, step.compose, step.compat, step.file, step.field);
         break;
       case Kind::lowercase:
         out = lowercase(out);

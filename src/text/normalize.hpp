@@ -17,11 +17,12 @@ class Normalizer {
  public:
   Normalizer() = default;  // changes nothing
   // Replace, Prepend, NFC, NFD, NFKC, NFKD, Lowercase, Strip, Sequence. Throws Error: unsupported
-  // for others.
+  // for others, and for those but NFC that need utf8proc in a build without it.
   static Normalizer parse(const JsonNode& node);
 
   bool empty() const { return steps_.empty(); }
-  // Text is valid UTF-8, and so is the result. Throws Error: capacity when the budget is spent.
+  // Text is valid UTF-8, and so is the result. Throws Error: capacity when the budget is spent;
+  // unsupported, without utf8proc, for text that NFC might change.
   std::string apply(std::string_view text, TextBudget& budget) const;
 
  private:
@@ -31,6 +32,7 @@ class Normalizer {
     std::optional<Pattern> pattern{};      // replace
     std::string text{};                    // replace, prepend
     bool compose = false, compat = false;  // form
+    std::string file{}, field{};           // form, for errors
     bool left = false, right = false;      // strip
   };
 

@@ -34,6 +34,34 @@ Pattern Pattern::parse(const JsonNode& node) {
   node.fail("{\"String\": ...} or {\"Regex\": ...}");
 }
 
+Pattern Pattern::regex(const std::string& source, const std::string& file,
+                       const std::string& what) {
+  Pattern pattern;
+  pattern.known_ = KnownPattern::of(source);
+  return pattern.known_ ? pattern : compile(source, file, what);
+}
+
+bool Pattern::Finder::next(Match& match) {
+  if (regex_) return next_of_regex(match);
+  if (!pattern_.known_) {
+    const size_t begin = text_.find(pattern_.literal_, at_);
+    if (begin == std::string_view::npos) return false;
+    match = {begin, begin + pattern_.literal_.size()};
+    at_ = match.end;
+    return true;
+  }
+  while (at_ < text_.size()) {
+    const size_t begin = at_;
+    at_ = pattern_.known_->match(text_, begin);
+    if (at_ > begin) {
+      match = {begin, at_};
+      return true;
+    }
+    at_ = begin + utf8_at(text_, begin).length;
+  }
+  return false;
+}
+
 #ifdef STET_HAVE_PCRE2
 
 struct Pattern::Compiled {
@@ -127,8 +155,8 @@ std::string message_of(int code) {
 
 }  // namespace
 
-Pattern Pattern::regex(const std::string& source, const std::string& file,
-                       const std::string& what) {
+Pattern Pattern::compile(const std::string& source, const std::string& file,
+                         const std::string& what) {
   const std::string translated = translate(source, file, what);
   int code = 0;
   PCRE2_SIZE at = 0;
@@ -188,14 +216,7 @@ int Pattern::Finder::match_from(size_t at) {
               "a match within PCRE2's limits", message_of(result));
 }
 
-bool Pattern::Finder::next(Match& match) {
-  if (!regex_) {
-    const size_t begin = text_.find(pattern_.literal_, at_);
-    if (begin == std::string_view::npos) return false;
-    match = {begin, begin + pattern_.literal_.size()};
-    at_ = match.end;
-    return true;
-  }
+bool Pattern::Finder::next_of_regex(Match& match) {
   while (at_ <= text_.size()) {
     if (match_from(at_) < 0) {
       at_ += places_at_once(text_.size());
@@ -219,22 +240,16 @@ bool Pattern::Finder::next(Match& match) {
 struct Pattern::Compiled {};
 struct Pattern::Finder::Regex {};
 
-Pattern Pattern::regex(const std::string& source, const std::string& file,
-                       const std::string& what) {
-  throw Error(ErrorKind::unsupported, file, what, "no regular expression: this build has no PCRE2",
-              source);
+Pattern Pattern::compile(const std::string& source, const std::string& file,
+                         const std::string& what) {
+  throw Error(ErrorKind::unsupported, file, what,
+              "a pattern of GPT-2, Llama 3 or Qwen: this build has no PCRE2 for others", source);
 }
 
 Pattern::Finder::Finder(const Pattern& pattern, std::string_view text, TextBudget& budget)
     : pattern_(pattern), text_(text), budget_(budget) {}
 
-bool Pattern::Finder::next(Match& match) {
-  const size_t begin = text_.find(pattern_.literal_, at_);
-  if (begin == std::string_view::npos) return false;
-  match = {begin, begin + pattern_.literal_.size()};
-  at_ = match.end;
-  return true;
-}
+bool Pattern::Finder::next_of_regex(Match&) { return false; }  // there is none
 
 #endif
 

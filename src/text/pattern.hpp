@@ -1,10 +1,13 @@
-// What normalizers and pre-tokenizers look for: a literal string, or a regular expression through
-// PCRE2.
+// What normalizers and pre-tokenizers look for: a literal string, or a regular expression: a known
+// one, or any through PCRE2.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+
+#include "src/text/known_patterns.hpp"
 
 namespace stet {
 
@@ -18,7 +21,7 @@ struct Match {
 class Pattern {
  public:
   static Pattern literal(std::string text);
-  // A pattern of this program. `what` names it in errors. Throws Error: unsupported without PCRE2.
+  // `what` names it in errors. Throws Error: unsupported for one that is not known, without PCRE2.
   static Pattern regex(const std::string& source, const std::string& file, const std::string& what);
   // {"String": ...} or {"Regex": ...}, the latter in Oniguruma's syntax as far as it is PCRE2's
   // too.
@@ -36,6 +39,7 @@ class Pattern {
    private:
     struct Regex;
     int match_from(size_t at);
+    bool next_of_regex(Match& match);
     const Pattern& pattern_;
     std::string_view text_;
     TextBudget& budget_;
@@ -45,8 +49,11 @@ class Pattern {
 
  private:
   struct Compiled;
+  static Pattern compile(const std::string& source, const std::string& file,
+                         const std::string& what);
   std::string literal_;
-  std::shared_ptr<const Compiled> compiled_;  // none for a literal
+  std::optional<KnownPattern> known_;
+  std::shared_ptr<const Compiled> compiled_;  // of neither a literal nor a known pattern
 };
 
 }  // namespace stet
