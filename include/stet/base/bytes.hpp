@@ -9,10 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "stet/api.h"
+
 namespace stet {
 
 // Appends fields to a buffer of its own.
-class ByteWriter {
+class STET_API ByteWriter {
  public:
   void u8(uint8_t value);
   void u16(uint16_t value);
@@ -35,7 +37,7 @@ class ByteWriter {
 
 // Reads fields from the front of `data`, which must outlive it. A read past the end throws a format
 // Error that names `file` and the field, and consumes nothing.
-class ByteReader {
+class STET_API ByteReader {
  public:
   ByteReader(std::span<const std::byte> data, std::string file);
 

@@ -9,6 +9,8 @@
 #include <span>
 #include <string>
 
+#include "stet/api.h"
+
 namespace stet {
 
 struct Digest {
@@ -16,12 +18,13 @@ struct Digest {
   bool operator==(const Digest&) const = default;
 };
 
-Digest digest_of(std::span<const std::byte> bytes);
-std::string digest_text(const Digest& digest);  // "xxh3:" and 32 hex digits, high half first
-std::optional<Digest> parse_digest(const std::string& text);  // the inverse
+STET_API Digest digest_of(std::span<const std::byte> bytes);
+STET_API std::string digest_text(
+    const Digest& digest);  // "xxh3:" and 32 hex digits, high half first
+STET_API std::optional<Digest> parse_digest(const std::string& text);  // the inverse
 
 // The digest of bytes that come in pieces; equal to digest_of all of them.
-class RunningDigest {
+class STET_API RunningDigest {
  public:
   RunningDigest();
   ~RunningDigest();

@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "stet/api.h"
+
 namespace stet {
 
 enum class ErrorKind {
@@ -19,7 +21,7 @@ enum class ErrorKind {
 // What failed: `file` (a path, or the name of what was parsed, or empty), `field` within it, what
 // was expected there and what was found. what() is "file: field: expected ..., found ..." on one
 // line; control characters of untrusted text are escaped. Whatever threw it has changed nothing.
-class Error : public std::runtime_error {
+class STET_API Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, std::string file, std::string field, std::string expected,
         std::string found);
@@ -31,9 +33,9 @@ class Error : public std::runtime_error {
 // The given text with control characters and broken UTF-8 escaped, cut to `limit` bytes: fit for
 // one line. Control characters are those of Unicode's category Cc (C0, DEL, C1), line and paragraph
 // separators, and what changes the direction of text.
-std::string printable(const std::string& text, size_t limit = 200);
+STET_API std::string printable(const std::string& text, size_t limit = 200);
 // The same for any number of lines, uncut: tabs and newlines stay. What a stranger wrote cannot
 // drive a terminal then.
-std::string for_terminal(std::string_view text);
+STET_API std::string for_terminal(std::string_view text);
 
 }  // namespace stet

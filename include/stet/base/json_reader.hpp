@@ -11,11 +11,13 @@
 #include <utility>
 #include <vector>
 
+#include "stet/api.h"
+
 namespace stet {
 
 // One object of a JSON file. Each accessor checks type and range and throws a format Error with the
 // file and the field's path ("text_config.num_hidden_layers"). A null field counts as absent.
-class JsonReader {
+class STET_API JsonReader {
  public:
   // A null field is not there; names() has it.
   bool has(const std::string& name) const;
@@ -61,6 +63,6 @@ class JsonReader {
 };
 
 // The object that a whole file is.
-JsonReader parse_json(std::string_view text, const std::string& file);
+STET_API JsonReader parse_json(std::string_view text, const std::string& file);
 
 }  // namespace stet

@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <span>
 
+#include "stet/api.h"
+
 namespace stet {
 
-class Memory {
+class STET_API Memory {
  public:
   Memory() = default;
   // Throws std::bad_alloc when the address space is exhausted. `huge` asks for 2 MB pages.

@@ -10,6 +10,8 @@
 #include <span>
 #include <string>
 
+#include "stet/api.h"
+
 namespace stet {
 
 struct Sha256 {
@@ -17,12 +19,12 @@ struct Sha256 {
   auto operator<=>(const Sha256&) const = default;
 };
 
-Sha256 sha256_of(std::span<const std::byte> bytes);
-std::string sha256_text(const Sha256& hash);                  // "sha256:" and 64 hex digits
-std::optional<Sha256> parse_sha256(const std::string& text);  // the inverse
+STET_API Sha256 sha256_of(std::span<const std::byte> bytes);
+STET_API std::string sha256_text(const Sha256& hash);  // "sha256:" and 64 hex digits
+STET_API std::optional<Sha256> parse_sha256(const std::string& text);  // the inverse
 
 // The hash of bytes that come in pieces; equal to sha256_of all of them.
-class RunningSha256 {
+class STET_API RunningSha256 {
  public:
   RunningSha256();
   ~RunningSha256();

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/chat/template.hpp"
 #include "stet/generate/generate.hpp"
 #include "stet/session/session.hpp"
@@ -31,7 +32,7 @@ struct PromptReport {
 };
 
 // The messages as a chat template sees them: a list of objects with role, content and their fields.
-jinja::Value template_messages(const std::vector<Message>& messages);
+STET_API jinja::Value template_messages(const std::vector<Message>& messages);
 
 class Conversation {
  public:

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/text/jinja.hpp"
 #include "stet/text/tokenizer.hpp"
 
@@ -15,11 +16,11 @@ namespace stet {
 
 // The parts of a rendering that came from messages and variables: what must stay ordinary text when
 // it is tokenized (see Tokenizer::encode). Of bytes begin .. end-1; counted from `begin`.
-std::vector<TextRange> plain_ranges(const jinja::Text& text, size_t begin = 0,
-                                    size_t end = SIZE_MAX);
+STET_API std::vector<TextRange> plain_ranges(const jinja::Text& text, size_t begin = 0,
+                                             size_t end = SIZE_MAX);
 
 // Immutable; any number of threads may use one at once.
-class ChatTemplate {
+class STET_API ChatTemplate {
  public:
   // The tokenizer's own template; where tokenizer_config.json lists one named tool_use, that one
   // when there are tools. Throws Error: argument (there is none), format and unsupported (where in

@@ -17,6 +17,7 @@
 
 #include <string>
 
+#include "stet/api.h"
 #include "stet/files/file_source.hpp"
 #include "stet/model/ops.hpp"
 
@@ -26,15 +27,15 @@ namespace stet {
 // stay what they are. `directory` is made (its parent must be there), or must be empty; it gets
 // config.json last, so that one which has it is complete. Beside the matrix at hand, nothing is
 // held in memory. Throws Error, and takes away what it made, when something fails.
-void pack_checkpoint(const FileSource& source, Contract contract, const std::string& directory,
-                     int threads = 0);
+STET_API void pack_checkpoint(const FileSource& source, Contract contract,
+                              const std::string& directory, int threads = 0);
 
 // The contract that a checkpoint's weights are for: f32, unless they are packed for another. Reads
 // no weights.
-Contract contract_of_weights(const FileSource& source);
+STET_API Contract contract_of_weights(const FileSource& source);
 
 // Compares all matrices and vectors of a packed checkpoint with their digests. Throws a format
 // Error that names the first that is not what it was. Returns the bytes that were compared.
-size_t check_packed(const FileSource& source, int threads = 0);
+STET_API size_t check_packed(const FileSource& source, int threads = 0);
 
 }  // namespace stet

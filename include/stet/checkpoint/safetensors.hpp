@@ -17,6 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/checkpoint/tensor.hpp"
 #include "stet/files/file.hpp"
 #include "stet/files/file_source.hpp"
@@ -24,7 +25,7 @@
 namespace stet {
 
 // The tensors of one file. All of the header is checked; a format Error says what is wrong.
-class SafeTensors {
+class STET_API SafeTensors {
  public:
   // The views point into `bytes`, which must outlive them. `file` names it in errors.
   static SafeTensors parse(std::span<const std::byte> bytes, const std::string& file);
@@ -46,7 +47,7 @@ inline constexpr const char* kPackedName = "packed.safetensors";
 // The weights of a checkpoint: packed.safetensors where there is one, else model.safetensors, or
 // the shards that model.safetensors.index.json lists in its weight_map. Files of a directory are
 // mapped, so opening costs the headers alone. Views live as long as it does.
-class Checkpoint {
+class STET_API Checkpoint {
  public:
   static Checkpoint open(const std::string& directory);
   static Checkpoint open(const FileSource& source);
@@ -108,7 +109,7 @@ struct TensorSpec {
 };
 
 // Streams one file, in constant memory: all tensors are declared, then their data follows in order.
-class SafeTensorsWriter {
+class STET_API SafeTensorsWriter {
  public:
   // Starts a temporary beside `path` (see AtomicFile). Names must be unique UTF-8, dtypes known,
   // sizes within 2^63 - 1 bytes; otherwise an argument Error.

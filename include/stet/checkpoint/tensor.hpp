@@ -8,21 +8,23 @@
 #include <string>
 #include <vector>
 
+#include "stet/api.h"
+
 namespace stet {
 
 // `other` is a type that the file names and stet does not know.
 enum class DType { f64, f32, bf16, f16, i64, i32, i16, i8, u64, u32, u16, u8, boolean, other };
 
-size_t dtype_size(DType dtype);       // bytes per element; 0 for other
-const char* dtype_name(DType dtype);  // as safetensors writes it: "F32", "BF16", ...
-std::optional<DType> parse_dtype(const std::string& name);  // the inverse
-bool is_weight_dtype(DType dtype);  // f32, bf16 or f16: what weights may be stored in
+STET_API size_t dtype_size(DType dtype);       // bytes per element; 0 for other
+STET_API const char* dtype_name(DType dtype);  // as safetensors writes it: "F32", "BF16", ...
+STET_API std::optional<DType> parse_dtype(const std::string& name);  // the inverse
+STET_API bool is_weight_dtype(DType dtype);  // f32, bf16 or f16: what weights may be stored in
 
 // "[2, 3]"; "[]" for a scalar.
-std::string shape_text(const std::vector<int64_t>& shape);
+STET_API std::string shape_text(const std::vector<int64_t>& shape);
 
 // The product of the dimensions. Nothing when one is negative or the product does not fit.
-std::optional<int64_t> element_count(const std::vector<int64_t>& shape);
+STET_API std::optional<int64_t> element_count(const std::vector<int64_t>& shape);
 
 // Elements in row-major order, little-endian. `bytes` may start at any address: use memcpy.
 struct TensorView {

@@ -30,6 +30,7 @@
 #include <string>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/base/digest.hpp"
 #include "stet/files/file.hpp"
 #include "stet/files/file_source.hpp"
@@ -50,17 +51,18 @@ struct ArchiveIndex {
 
 // Reads the index and checks everything but the bytes of the files. `path` names the archive in
 // errors. Throws Error: format.
-ArchiveIndex read_archive_index(std::span<const std::byte> archive, const std::string& path);
+STET_API ArchiveIndex read_archive_index(std::span<const std::byte> archive,
+                                         const std::string& path);
 
 // The files of an archive; `archive` is all of it and no more. Index and gaps are checked at once,
 // the bytes of a file against its digest each time it is opened or read. `keeps_alive` and
 // `mapping` are as for FileBytes. Throws Error: format.
-std::shared_ptr<const FileSource> archive_source(
+STET_API std::shared_ptr<const FileSource> archive_source(
     std::span<const std::byte> archive, std::shared_ptr<const void> keeps_alive,
     const std::string& path, std::shared_ptr<const MappedFile> mapping = nullptr);
 
 // Writes an archive without holding a file of it in memory.
-class ArchiveWriter {
+class STET_API ArchiveWriter {
  public:
   // Opens and digests the files of `source` by these names; they stay open. Throws Error: argument
   // for names that the format does not allow, and what FileSource::open throws.

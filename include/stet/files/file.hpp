@@ -9,17 +9,18 @@
 #include <string>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/base/memory.hpp"
 
 namespace stet {
 
 // The content of a regular file; a format Error when that is more than `limit` bytes. Anything
 // else, a pipe or a device, is refused at once.
-std::vector<std::byte> read_file(const std::string& path, size_t limit);
-std::string read_text_file(const std::string& path, size_t limit);
+STET_API std::vector<std::byte> read_file(const std::string& path, size_t limit);
+STET_API std::string read_text_file(const std::string& path, size_t limit);
 // The same of what somebody named as input: the streams that this process was given, "/dev/stdin"
 // and "/dev/fd/N", may be pipes.
-std::string read_text_input(const std::string& path, size_t limit);
+STET_API std::string read_text_input(const std::string& path, size_t limit);
 
 struct FileContent {
   Memory memory;
@@ -27,14 +28,14 @@ struct FileContent {
   std::span<const std::byte> bytes() const { return {memory.data(), size}; }  // page-aligned
 };
 // The content of a regular file; an io Error when it is cut off meanwhile.
-FileContent read_file_to_memory(const std::string& path);
+STET_API FileContent read_file_to_memory(const std::string& path);
 
 // Writes a file that nobody sees half: the bytes go to a temporary beside `path`, which commit()
 // makes durable and then renames. Without commit, or when anything fails, the temporary goes and an
 // older file at `path` stays as it was. A temporary left by a killed process is removed by the next
 // AtomicFile for the same path. Where `path` is a link, all this happens to the file that it leads
 // to, which need not be there yet; the link stays.
-class AtomicFile {
+class STET_API AtomicFile {
  public:
   // Creates the temporary. `path` must be new or a regular file, its directory writable. A file
   // that is replaced keeps its mode; a new one has `mode`, from its first byte, less what the umask

@@ -11,13 +11,14 @@
 #include <utility>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/files/file.hpp"
 #include "stet/files/mapped_file.hpp"
 
 namespace stet {
 
 // The content of one file, readable as long as the object lives.
-class FileBytes {
+class STET_API FileBytes {
  public:
   // `path` names the file in errors; `keeps_alive` owns the bytes. Where they are those of a mapped
   // file, or a part of them, that is `mapping`, which then keeps them alive as well.
@@ -83,16 +84,17 @@ class FileSource {
 // The files of a directory. open() maps them (see MappedFile), or, without `map`, reads them into
 // memory, where nothing that happens to the file can reach them; read() reads. A link that leads
 // nowhere counts as a file, which cannot be read.
-std::shared_ptr<const FileSource> directory_source(const std::string& directory, bool map = true);
+STET_API std::shared_ptr<const FileSource> directory_source(const std::string& directory,
+                                                            bool map = true);
 
 // The files of another source, copied into memory when they are opened.
-std::shared_ptr<const FileSource> in_memory(std::shared_ptr<const FileSource> source);
+STET_API std::shared_ptr<const FileSource> in_memory(std::shared_ptr<const FileSource> source);
 
 // Files by name, with their bytes, as Tokenizer::files() gives them.
-std::shared_ptr<const FileSource> memory_source(
+STET_API std::shared_ptr<const FileSource> memory_source(
     std::vector<std::pair<std::string, std::string>> files, const std::string& path);
 
 // Whether a name cannot lead out of a directory: not empty, ".", or "..", without '/', '\' and NUL.
-bool is_plain_name(std::string_view name);
+STET_API bool is_plain_name(std::string_view name);
 
 }  // namespace stet

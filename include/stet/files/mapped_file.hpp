@@ -7,6 +7,8 @@
 #include <span>
 #include <string>
 
+#include "stet/api.h"
+
 namespace stet {
 
 // What the system says of a file's content without reading it. Equal stamps: nobody has written to
@@ -29,7 +31,7 @@ struct FileStamp {
 // does this for addresses within mappings of this class; it passes all others on to the handler
 // that was there before. A program that installs a handler of its own later must pass signals on
 // likewise, or use no mapping: directory_source(directory, false), Snapshot::parse.
-class MappedFile {
+class STET_API MappedFile {
  public:
   // Throws an io Error for what cannot be opened or is no regular file, a format Error for one of 0
   // bytes.

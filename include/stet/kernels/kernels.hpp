@@ -15,6 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "stet/api.h"
+
 namespace stet {
 
 enum class WeightType : uint8_t { f32 = 0, bf16 = 1, f16 = 2, q8 = 3, q4 = 4 };
@@ -199,26 +201,26 @@ struct Kernels {
   float (*probe_bytes)(size_t steps);  // operations: steps * 16 * 16 lanes * 8
 };
 
-extern const Kernels kernels_portable;
-extern const Kernels kernels_avx2;
-extern const Kernels kernels_avx512;
-extern const Kernels kernels_avx512vnni;
-extern const Kernels kernels_avx512bf16;
+STET_API extern const Kernels kernels_portable;
+STET_API extern const Kernels kernels_avx2;
+STET_API extern const Kernels kernels_avx512;
+STET_API extern const Kernels kernels_avx512vnni;
+STET_API extern const Kernels kernels_avx512bf16;
 
 // Whether streams of weights are fetched ahead of their loads: Intel's own prefetchers stop at the
 // end of a 4 KB page and start late; AMD's do better alone (bench/README.md).
-bool streams_are_fetched();
+STET_API bool streams_are_fetched();
 
 // The table of that name, or null when the name is unknown or this CPU lacks the instructions.
-const Kernels* find_kernels(const char* name);
-const Kernels& best_kernels();
+STET_API const Kernels* find_kernels(const char* name);
+STET_API const Kernels& best_kernels();
 // Names of all tables this CPU can run, slowest first; null-terminated.
-const char* const* kernel_names();
+STET_API const char* const* kernel_names();
 
 // Sets the floating-point environment that the contract assumes (round to nearest, denormals
 // honoured) in this thread and returns the previous one; a caller built with -ffast-math would
 // change bits otherwise.
-uint64_t enter_float_environment();
-void leave_float_environment(uint64_t previous);
+STET_API uint64_t enter_float_environment();
+STET_API void leave_float_environment(uint64_t previous);
 
 }  // namespace stet

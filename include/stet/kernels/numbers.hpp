@@ -7,23 +7,25 @@
 #include <optional>
 #include <span>
 
+#include "stet/api.h"
+
 namespace stet {
 
 // These are exact.
-float widen_bf16(uint16_t bits);
-float widen_f16(uint16_t bits);
+STET_API float widen_bf16(uint16_t bits);
+STET_API float widen_f16(uint16_t bits);
 // These round to nearest, ties to even; NaN stays NaN, overflow becomes infinity.
-uint16_t round_bf16(float x);
-uint16_t round_f16(float x);
+STET_API uint16_t round_bf16(float x);
+STET_API uint16_t round_f16(float x);
 
 // The first that is infinite or not a number.
-std::optional<size_t> find_not_finite(std::span<const float> x);
+STET_API std::optional<size_t> find_not_finite(std::span<const float> x);
 
 // 1 / sqrt(x) and sqrt(x), each operation rounded once: how scores and embeddings are scaled.
-double inverse_square_root(double x);
-float square_root(float x);
+STET_API double inverse_square_root(double x);
+STET_API float square_root(float x);
 
 // x[i] += offset: norm weights that a checkpoint stores less 1.
-void add_offset(std::span<float> x, float offset);
+STET_API void add_offset(std::span<float> x, float offset);
 
 }  // namespace stet

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/base/digest.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/sha256.hpp"
@@ -34,9 +35,9 @@ constexpr int kKvVersion = 1;
 
 // Elements of keys or values as float32, and back: rounded once, to nearest even. Those in memory
 // are `stride` elements apart: a key stands in a column of its block, a value in a row.
-float read_element(KvType type, const std::byte* at);
-void read_elements(KvType type, const std::byte* from, size_t stride, std::span<float> x);
-void write_elements(KvType type, std::span<const float> x, std::byte* to, size_t stride);
+STET_API float read_element(KvType type, const std::byte* at);
+STET_API void read_elements(KvType type, const std::byte* from, size_t stride, std::span<float> x);
+STET_API void write_elements(KvType type, std::span<const float> x, std::byte* to, size_t stride);
 
 constexpr int64_t kBlockPositions = 64;
 
@@ -65,7 +66,7 @@ std::vector<Digest> layer_digests(const KvShape& shape, const std::byte* block);
 
 // What names a block that its tokens do not give: SHA-256 over type, shape and bytes
 // (identity.hpp).
-Sha256 block_content(const KvShape& shape, const std::byte* block);
+STET_API Sha256 block_content(const KvShape& shape, const std::byte* block);
 
 // A block of a file that is not what was saved. Whoever has the tokens can compute it again.
 class DamagedBlock : public Error {

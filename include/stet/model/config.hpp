@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "stet/api.h"
+
 namespace stet {
 
 // Rotary position embedding (Su et al., arXiv 2104.09864) and the ways published configs stretch
@@ -25,9 +27,9 @@ struct Rope {
 // Angle per position of each pair of dimensions: head_dim / 2 values, rounded to float32 at the
 // same places as transformers' modeling_rope_utils.py (default, linear, llama3), so that angles
 // agree with the reference.
-std::vector<float> inverse_frequencies(const Rope& rope, int64_t head_dim);
+STET_API std::vector<float> inverse_frequencies(const Rope& rope, int64_t head_dim);
 
-struct ModelConfig {
+struct STET_API ModelConfig {
   std::string family;        // "gemma3", "llama", ...
   std::string architecture;  // as config.json names it: "Gemma3ForCausalLM"
   int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0;
@@ -63,11 +65,11 @@ struct GenerationConfig {
 
 // `capacity` positions of a session, 0 being all that the model has. An argument Error for more, or
 // fewer than one.
-int64_t checked_capacity(const ModelConfig& config, int64_t capacity);
+STET_API int64_t checked_capacity(const ModelConfig& config, int64_t capacity);
 
 // Both parsers take the text of the file; `file` names it in errors.
-ModelConfig parse_model_config(const std::string& text, const std::string& file);
-GenerationConfig parse_generation_config(const std::string& text, const std::string& file,
-                                         int64_t vocab_size);
+STET_API ModelConfig parse_model_config(const std::string& text, const std::string& file);
+STET_API GenerationConfig parse_generation_config(const std::string& text, const std::string& file,
+                                                  int64_t vocab_size);
 
 }  // namespace stet

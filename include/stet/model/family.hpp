@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/base/json_reader.hpp"
 #include "stet/base/limits.hpp"
 #include "stet/kernels/numbers.hpp"
@@ -36,10 +37,10 @@ std::unique_ptr<Model> load_model(ModelConfig config, WeightLoader& weights) {
 }
 
 // The family of a config.json; an unsupported Error names what was found.
-const Family& family_of(const JsonReader& json);
+STET_API const Family& family_of(const JsonReader& json);
 // Makes a family known from now on, for the whole process. Throws an argument Error for an
 // architecture or model type that is known already. Any thread may call it.
-void register_family(Family family);
+STET_API void register_family(Family family);
 
 // Values that configs may leave out because transformers has them as the family's defaults. 0: must
 // be given, or for kv_heads as many as heads, for head_dim hidden_size / heads.
@@ -52,24 +53,27 @@ struct Defaults {
 // Fields that the families after GPT-2 share, with the limits that keep absurd values out; every
 // layer sees everything, and scores are scaled by 1 / sqrt(head_dim). Families change that and fill
 // in the rest.
-ModelConfig read_common(const JsonReader& json, const char* family, const Defaults& defaults = {});
+STET_API ModelConfig read_common(const JsonReader& json, const char* family,
+                                 const Defaults& defaults = {});
 // config.json's rope_theta and rope_scaling, or the newer rope_parameters; `layer_type` names the
 // entry of rope_parameters where it has one per layer type.
-Rope read_rope(const JsonReader& json, const std::string& layer_type, double default_theta);
+STET_API Rope read_rope(const JsonReader& json, const std::string& layer_type,
+                        double default_theta);
 // The windows of all layers: `window` where layer_types says sliding, or where it is absent and
 // slides(i) holds.
-std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_t window,
-                                  const std::function<bool(int64_t)>& slides);
+STET_API std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_t window,
+                                           const std::function<bool(int64_t)>& slides);
 // A number that null switches off: 0 for null, `absent` where the field is missing.
-double read_optional(const JsonReader& json, const char* field, double absent, double min,
-                     double max);
+STET_API double read_optional(const JsonReader& json, const char* field, double absent, double min,
+                              double max);
 // The value of sliding_window: 0 for null, 4096 where it is missing.
-int64_t read_sliding_window(const JsonReader& json);
+STET_API int64_t read_sliding_window(const JsonReader& json);
 // A token id or a list of them, each below vocab_size.
-std::vector<int32_t> read_ids(const JsonReader& json, const std::string& name, int64_t vocab_size);
+STET_API std::vector<int32_t> read_ids(const JsonReader& json, const std::string& name,
+                                       int64_t vocab_size);
 // An unsupported Error unless the field is missing or one of `supported`.
-void require_activation(const JsonReader& json, const char* field,
-                        const std::vector<std::string>& supported);
-void require_false(const JsonReader& json, std::initializer_list<const char*> fields);
+STET_API void require_activation(const JsonReader& json, const char* field,
+                                 const std::vector<std::string>& supported);
+STET_API void require_false(const JsonReader& json, std::initializer_list<const char*> fields);
 
 }  // namespace stet

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/base/memory.hpp"
 #include "stet/checkpoint/tensor.hpp"
 #include "stet/kernels/kernels.hpp"
@@ -17,7 +18,7 @@ namespace stet {
 // inputs in pairs (16-bit weights: [rows/16][columns/2][16][2]; float32: [rows/16][columns][16]);
 // quantized ones in strips of 64 inputs, as kernels.hpp says. Rows are padded to 16 and columns to
 // depth() with zeros. The same bytes serve every instruction set.
-class Matrix {
+class STET_API Matrix {
  public:
   Matrix() = default;
   // Stacks tensors of shape [n_i][columns], all of one dtype (checked by the caller).
@@ -58,7 +59,7 @@ class Matrix {
   const std::byte* data_ = nullptr;
 };
 
-bool is_quantized(WeightType type);
-const char* weight_type_name(WeightType type);  // "f32", "bf16", "f16", "q8", "q4"
+STET_API bool is_quantized(WeightType type);
+STET_API const char* weight_type_name(WeightType type);  // "f32", "bf16", "f16", "q8", "q4"
 
 }  // namespace stet

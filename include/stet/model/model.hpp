@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/base/error.hpp"
 #include "stet/files/file_source.hpp"
 #include "stet/model/config.hpp"
@@ -42,7 +43,7 @@ class WeightGuard;
 // pass is done again where they are what they were, and is a format Error where not, which leaves
 // sessions as they were. A model out of directory_source(directory, false) is in memory, beyond the
 // reach of whatever happens to its file.
-class Model {
+class STET_API Model {
  public:
   // Reads a checkpoint directory in the published Hugging Face layout. `threads` (0: all
   // processors) pack the weights. Throws Error, naming file and field, for anything missing,

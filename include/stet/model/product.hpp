@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "stet/api.h"
 #include "stet/model/pass.hpp"
 #include "stet/threads/team.hpp"
 
@@ -27,10 +28,10 @@ void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
 // first-level cache.
 void gemm_gated(Team t, const Pass& p, const Matrix& w, Gate gate, Rows x, Rows y);
 // Widens panels to float32 and hands them to OpenBLAS, which has been loaded.
-void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
+STET_API void gemm_blas(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
 // Loads OpenBLAS, once in a process. Throws an unsupported Error, with the loader's reason, where
 // it is not to be had. Any number of threads may call it at once.
-void load_openblas();
+STET_API void load_openblas();
 
 namespace detail {
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/checkpoint/safetensors.hpp"
 #include "stet/model/contract.hpp"
 #include "stet/model/rows.hpp"
@@ -21,7 +22,7 @@ struct WeightError;
 
 // Takes tensors out of a checkpoint by name, checks their shapes, packs them, and digests them on
 // the way; or finds them packed. Matrices are rounded where the contract asks for it.
-class WeightLoader {
+class STET_API WeightLoader {
  public:
   // With a writer, what is loaded goes there instead of into the model, which can then only be
   // thrown away.

@@ -6,13 +6,16 @@
 #include <array>
 #include <cstdint>
 
+#include "stet/api.h"
+
 namespace stet {
 
-std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
+STET_API std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter,
+                                            std::array<uint32_t, 2> key);
 
 // A number in [0, 1) with 53 random bits: counter {position low, position high, 0, 0}, key {seed
 // low, seed high}; of the words w0, w1 that come out, the upper 53 bits of w1 * 2^32 + w0, times
 // 2^-53.
-double philox_uniform(uint64_t seed, uint64_t position);
+STET_API double philox_uniform(uint64_t seed, uint64_t position);
 
 }  // namespace stet

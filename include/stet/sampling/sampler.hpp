@@ -20,13 +20,14 @@
 #include <string>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/base/error.hpp"
 #include "stet/kernels/float_environment.hpp"
 #include "stet/sampling/philox.hpp"
 
 namespace stet {
 
-struct SamplingSettings {
+struct STET_API SamplingSettings {
   // The best score after the penalty, of equals the lowest id; the other settings do not matter
   // then.
   bool greedy = true;
@@ -48,7 +49,7 @@ struct SamplingSettings {
 // distribution, at temperature 1, before the penalty and every filter. logits [vocab_size], finite
 // or -inf, at least one finite; id one of them. Summed in double in the order of the ids: the same
 // bits on every machine.
-double log_probability(std::span<const float> logits, int32_t id);
+STET_API double log_probability(std::span<const float> logits, int32_t id);
 
 // Holds scratch memory and nothing else: a token is a pure function of settings, logits, previous
 // ids and position, with the same bits on every machine. Not to be shared between threads.
@@ -57,7 +58,7 @@ double log_probability(std::span<const float> logits, int32_t id);
 //   logits        [vocab_size]: finite or -inf, at least one finite; anything else is an argument
 //                 Error, so a nan never turns into a token
 //   previous_ids  any length, any order, repeated or not: what the repetition penalty applies to
-class Sampler {
+class STET_API Sampler {
  public:
   explicit Sampler(int vocab_size);  // >= 1; an argument Error otherwise
 

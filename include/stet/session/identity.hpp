@@ -28,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/base/sha256.hpp"
 #include "stet/session/state.hpp"
 
@@ -41,17 +42,17 @@ struct BlockIdentity {
 
 // Of every full block, the first first. Blocks that cannot be replayed are read, by `threads` (0:
 // all processors) threads: a format Error where they are damaged.
-std::vector<BlockIdentity> block_identities(const State& state, int threads = 0);
+STET_API std::vector<BlockIdentity> block_identities(const State& state, int threads = 0);
 
 // Equal ids: equal continuations, by the same tokenizer. Capacity and how to compute are not part
 // of it.
-Sha256 state_id(const State& state, int threads = 0);
+STET_API Sha256 state_id(const State& state, int threads = 0);
 
 // From where on, and why, a state is not what its tokens give.
 struct ReplayLimit {
   int64_t position = 0;
   std::string reason;  // "the key of position 70, layer 1, head 0 was set"
 };
-std::optional<ReplayLimit> replay_limit(const State& state);  // nothing: all of it is
+STET_API std::optional<ReplayLimit> replay_limit(const State& state);  // nothing: all of it is
 
 }  // namespace stet

@@ -6,12 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/snapshot/snapshot.hpp"
 
 namespace stet {
 
 // The first place where two states are not the same.
-struct Difference {
+struct STET_API Difference {
   std::string what;  // "token", "key", "value", "logit", "visibility", "generation", "prunes", ...
   int64_t position = -1, layer = -1, head = -1, element = -1;  // -1: does not apply
   std::string expected, found;
@@ -27,8 +28,8 @@ struct Difference {
 // element), logits, generation state and prunes. Numbers are equal when their bits are; with
 // `tolerance` > 0, when they differ by at most tolerance x max(1, |expected|). Throws a format
 // Error for a damaged block.
-std::optional<Difference> first_difference(const State& expected, const State& found,
-                                           double tolerance = 0);
+STET_API std::optional<Difference> first_difference(const State& expected, const State& found,
+                                                    double tolerance = 0);
 
 // How far numbers are apart: 0 where all are equal, infinite where a difference is no number.
 struct Deviation {
@@ -36,7 +37,7 @@ struct Deviation {
 };
 
 // What two states, a and b, have in common.
-struct Comparison {
+struct STET_API Comparison {
   struct Part {
     // "model", "kv shape", "tokens", "visibility", "keys", "values", "logits", "generation",
     // "messages", ...
@@ -65,10 +66,10 @@ struct Comparison {
 
 // Keys and values of different types are compared as numbers. Throws a format Error for a damaged
 // block.
-Comparison compare(const State& a, const State& b);
+STET_API Comparison compare(const State& a, const State& b);
 // The same, and what the snapshots say of their models. A recipe has digests alone: keys and values
 // of whole blocks are then compared by those, and logits likewise. Blocks of files are taken as
 // they are, damaged or not.
-Comparison compare(const Snapshot& a, const Snapshot& b);
+STET_API Comparison compare(const Snapshot& a, const Snapshot& b);
 
 }  // namespace stet

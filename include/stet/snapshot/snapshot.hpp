@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/base/sha256.hpp"
 #include "stet/files/file.hpp"
 #include "stet/files/file_source.hpp"
@@ -36,7 +37,7 @@ struct StateDigests {
 
 // Computes missing logits first (after a rewind), hence not const. Throws a format Error when a
 // block that was mapped and not looked at yet is damaged.
-StateDigests digests_of(Session& session);
+STET_API StateDigests digests_of(Session& session);
 
 // Forms of one state; all restore to the same bytes.
 enum class SnapshotForm {
@@ -44,8 +45,8 @@ enum class SnapshotForm {
   delta,   // keys and values that its parent, another snapshot, does not have
   recipe,  // no keys and values: they are computed again, and proved by their digests
 };
-const char* snapshot_form_name(SnapshotForm form);
-std::optional<SnapshotForm> parse_snapshot_form(const std::string& name);  // the inverse
+STET_API const char* snapshot_form_name(SnapshotForm form);
+STET_API std::optional<SnapshotForm> parse_snapshot_form(const std::string& name);  // the inverse
 
 // What a snapshot says about itself.
 struct SnapshotMeta {
@@ -73,14 +74,14 @@ struct SnapshotMeta {
 };
 
 // A log of prunes, or of edits, as JSON; the first, which may be long, in pieces.
-void encode_prunes(const std::vector<Prune>& prunes,
-                   const std::function<void(std::string_view)>& piece);
-std::string encode_edits(const std::vector<KvEdit>& edits);
+STET_API void encode_prunes(const std::vector<Prune>& prunes,
+                            const std::function<void(std::string_view)>& piece);
+STET_API std::string encode_edits(const std::vector<KvEdit>& edits);
 
 class Snapshot;
 struct StateNames;
 
-bool have_zlib();  // whether this build can compress
+STET_API bool have_zlib();  // whether this build can compress
 
 struct SaveOptions {
   SnapshotForm form = SnapshotForm::full;
@@ -124,7 +125,7 @@ struct SnapshotCheck {
   size_t files = 0;   // of a self-contained snapshot
 };
 
-class Snapshot {
+class STET_API Snapshot {
  public:
   struct Section {
     std::string name;

@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/base/error.hpp"
 
 namespace stet::jinja {
@@ -52,7 +53,7 @@ inline constexpr int kUnmarked = -1;
 struct Object;
 
 // A value of the template language, cheap to copy. Safe to share between threads.
-class Value {
+class STET_API Value {
  public:
   enum class Kind : uint8_t {
     undefined,
@@ -141,7 +142,7 @@ class Refused : public Error {
 };
 
 // A parsed template. Immutable; any number of threads may render it at once.
-class Program {
+class STET_API Program {
  public:
   // `name` is the file of errors. Source is UTF-8 of at most 512 KiB, nested at most 200 deep.
   static Program parse(std::string_view source, const std::string& name);

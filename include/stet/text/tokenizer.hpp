@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "stet/api.h"
 #include "stet/files/file_source.hpp"
 
 namespace stet {
@@ -35,7 +36,7 @@ struct TextRange {
 };
 
 // Immutable; any number of threads may use one at once.
-class Tokenizer {
+class STET_API Tokenizer {
  public:
   // A file by name ("tokenizer.json") and its bytes.
   using Files = std::vector<std::pair<std::string, std::string>>;
@@ -133,7 +134,7 @@ class Tokenizer {
 // all the ids, and each of them is valid UTF-8: bytes of an unfinished character wait for the next
 // token. (With byte fallback a whole run of byte tokens waits, because decode() judges it as a
 // whole.) The tokenizer must outlive the stream.
-class TextStream {
+class STET_API TextStream {
  public:
   TextStream(const Tokenizer& tokenizer, bool skip_special);
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "stet/api.h"
+
 namespace stet {
 
 inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
@@ -41,21 +43,21 @@ inline Utf8 utf8_at(std::string_view text, size_t at) {
   return {code, length, true, false};
 }
 
-void utf8_append(std::string& text, uint32_t code);
+STET_API void utf8_append(std::string& text, uint32_t code);
 
-bool utf8_valid(std::string_view text);
+STET_API bool utf8_valid(std::string_view text);
 
 // The text with U+FFFD for each maximal ill-formed subsequence.
-std::string utf8_lossy(std::string_view text);
+STET_API std::string utf8_lossy(std::string_view text);
 
 // Length of the last character of a valid, non-empty text.
-size_t utf8_last(std::string_view text);
+STET_API size_t utf8_last(std::string_view text);
 
 // Whether a character could act on a terminal, or make a line look like another: category Cc, line
 // and paragraph separators, bidirectional controls.
-bool is_control(uint32_t code);
+STET_API bool is_control(uint32_t code);
 
 // Unicode's White_Space property.
-bool is_white_space(uint32_t code);
+STET_API bool is_white_space(uint32_t code);
 
 }  // namespace stet

@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "stet/api.h"
+
 namespace stet {
 
 struct Range {
@@ -23,12 +25,12 @@ struct Range {
 };
 
 // Part `i` of 0 .. n-1 cut into `parts`: contiguous, sizes differ by one at most.
-Range part_of(size_t n, size_t parts, size_t i);
+STET_API Range part_of(size_t n, size_t parts, size_t i);
 
 // A number that threads wait to see changed. A waiter spins for some tens of microseconds, because
 // what a team waits for is mostly nearer than that, and then sleeps, so that a busy machine loses
 // no time to it. A change costs a system call only while somebody sleeps.
-class EventCount {
+class STET_API EventCount {
  public:
   uint32_t load() const { return value_.load(std::memory_order_acquire); }
   // Every change that a waiter is to see is followed by wake(). All of these are sequentially
@@ -49,7 +51,7 @@ class EventCount {
 };
 
 // The operations of one run, one after the other, each of so many pieces.
-class WorkQueue {
+class STET_API WorkQueue {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
 
@@ -71,7 +73,7 @@ struct Tally {
   uint64_t pieces = 0, done = 0;  // of those operations; how many of them this member did
 };
 
-struct Team {
+struct STET_API Team {
   int rank = 0;  // this thread, 0 .. size-1
   int size = 1;
   WorkQueue* queue = nullptr;  // null for a team of one
@@ -113,18 +115,18 @@ enum class TeamBackend : uint8_t {
   own,        // threads of stet's own: one pool for the process
 };
 // "openmp" or "own"; "automatic".
-const char* team_backend_name(TeamBackend backend);
-std::optional<TeamBackend> team_backend_of(std::string_view name);  // its inverse
-std::vector<std::string> team_backends();  // the names of those that this build has
+STET_API const char* team_backend_name(TeamBackend backend);
+STET_API std::optional<TeamBackend> team_backend_of(std::string_view name);  // its inverse
+STET_API std::vector<std::string> team_backends();  // the names of those that this build has
 // Throws an unsupported Error where this build lacks the backend, and an argument Error where
 // OMP_NUM_THREADS says what the OpenMP runtime would end the process for.
-void check_team_backend(TeamBackend backend);
+STET_API void check_team_backend(TeamBackend backend);
 // What `automatic` is from now on, in this process; `automatic` itself stands for what it was at
 // the start: OpenMP by LLVM's runtime, otherwise threads of our own. Returns the one before. Throws
 // as check_team_backend().
-TeamBackend set_team_backend(TeamBackend backend);
+STET_API TeamBackend set_team_backend(TeamBackend backend);
 // What runs teams now: "own threads", "OpenMP (libomp.so.5)", "an executor of the program's own".
-std::string team_runtime(TeamBackend backend = TeamBackend::automatic);
+STET_API std::string team_runtime(TeamBackend backend = TeamBackend::automatic);
 
 // Threads of an embedding program, in place of both backends.
 class Executor {
@@ -139,7 +141,7 @@ class Executor {
 // Every run of this process that names no executor takes this one, from now on; null: a backend
 // again. It must live until it is replaced and the runs that began before are over. Several threads
 // may call its run() at once. Returns the one before.
-Executor* set_executor(Executor* executor);
+STET_API Executor* set_executor(Executor* executor);
 
 // Who runs a team, and how large it is.
 struct TeamOptions {
@@ -164,21 +166,22 @@ struct TeamOptions {
 // An OpenMP team obeys OMP_THREAD_LIMIT, OMP_DYNAMIC, OMP_PROC_BIND and OMP_PLACES. For as long as
 // a run takes, LLVM's runtime is told to let threads sleep early (kmp_set_blocktime), on the
 // calling thread and its team alone, unless KMP_BLOCKTIME or OMP_WAIT_POLICY is set.
-void run_team(const TeamOptions& options, const std::function<void(Team)>& work);
+STET_API void run_team(const TeamOptions& options, const std::function<void(Team)>& work);
 
 // The same, for work that is nothing but operations (Team::each): threads that have not come by the
 // time it is done are not waited for, where the backend lets one go on without them (our own does).
 // On a busy machine a pass of a small model is done before the system lets them.
-void run_operations(const TeamOptions& options, const std::function<void(Team)>& work);
+STET_API void run_operations(const TeamOptions& options, const std::function<void(Team)>& work);
 
 // Runs work(i) for every i below n, shared out among the threads. What work throws is rethrown
 // here, once all threads have stopped: that of the lowest i.
-void run_each(const TeamOptions& options, size_t n, const std::function<void(size_t)>& work);
+STET_API void run_each(const TeamOptions& options, size_t n,
+                       const std::function<void(size_t)>& work);
 
 // Threads to use when the caller does not say: the processors this process may run on; what
 // OMP_NUM_THREADS or omp_set_num_threads() says where `automatic` is OpenMP. Throws an argument
 // Error for an OMP_NUM_THREADS that is no number of threads.
-int default_threads();
+STET_API int default_threads();
 constexpr int kMostThreads = 8192;  // as many processors as Linux can have
 
 }  // namespace stet
