@@ -120,3 +120,11 @@ if(PkgConfig_FOUND AND NOT STET_LIBEDIT STREQUAL "OFF")
   set(have_libedit ${STET_EDIT_FOUND})
 endif()
 stet_have(STET_LIBEDIT STET_HAVE_LIBEDIT PkgConfig::STET_EDIT have_libedit)
+
+# Debian's cpp-httplib is a compiled library; its flags must be those it was built with.
+set(have_httplib OFF)
+if(PkgConfig_FOUND AND NOT STET_HTTPLIB STREQUAL "OFF")
+  pkg_check_modules(STET_HTTP QUIET IMPORTED_TARGET cpp-httplib)
+  set(have_httplib ${STET_HTTP_FOUND})
+endif()
+stet_have(STET_HTTPLIB STET_HAVE_HTTPLIB PkgConfig::STET_HTTP have_httplib)

@@ -40,6 +40,7 @@ void add_quantize(CLI::App& app);
 void add_prepare(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_chat(CLI::App& app);
+void add_serve(CLI::App& app);
 void add_experiment(CLI::App& app);
 void add_equivalence(CLI::App& app);
 void add_completion(CLI::App& app);

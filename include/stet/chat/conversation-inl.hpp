@@ -185,26 +185,44 @@ inline PromptReport Conversation::plan(const std::vector<Message>& messages) con
   return make_plan(messages).report;
 }
 
-inline PromptReport Conversation::prompt(std::vector<Message> messages, const Progress& progress) {
+inline Conversation::Plan Conversation::prepare(std::vector<Message> messages) const {
   for (Message& m : messages) m.content = utf8_lossy(m.content);
-  const Plan plan = make_plan(messages);
-  const int64_t gone = shifted_out(session_.prunes()),
-                size = static_cast<int64_t>(plan.ids.size()) - gone;
+  Plan plan = make_plan(messages);
+  const int64_t size = static_cast<int64_t>(plan.ids.size()) - shifted_out(session_.prunes());
   if (size > session_.capacity()) {
     throw Error(ErrorKind::capacity, "", "tokens",
                 "at most " + std::to_string(session_.capacity()) + " positions (--ctx)",
                 std::to_string(size));
   }
+  return plan;
+}
+
+inline void Conversation::begin(const Plan& plan) {
+  close();
+  session_.rewind(std::max<int64_t>(0, plan.kept - shifted_out(session_.prunes())));
+}
+
+inline std::span<const int32_t> Conversation::to_process(const Plan& plan) {
+  return std::span(plan.ids).subspan(static_cast<size_t>(plan.kept));
+}
+
+inline void Conversation::prompted(const Plan& plan) {
+  open_prompt_turn(session_,
+                   session_.size() - static_cast<int64_t>(plan.ids.size()) + plan.kept);
+  session_.chat().messages = plan.messages;
+}
+
+inline PromptReport Conversation::prompt(std::vector<Message> messages, const Progress& progress) {
+  const Plan plan = prepare(std::move(messages));
   Session before = session_.fork();
   try {
-    close();
-    session_.rewind(std::max<int64_t>(0, plan.kept - gone));
-    append_prompt(session_, std::span(plan.ids).subspan(static_cast<size_t>(plan.kept)), progress);
+    begin(plan);
+    session_.append(to_process(plan), nullptr, nullptr, progress);
   } catch (...) {
     session_ = std::move(before);
     throw;
   }
-  session_.chat().messages = plan.messages;
+  prompted(plan);
   return plan.report;
 }
 
@@ -226,12 +244,22 @@ inline std::string Conversation::text_of(const Message& m) const {
   return tokenizer_->decode(tokens_at(m, session_.transcript()), true);
 }
 
-inline Reply Conversation::reply(const GenerateOptions& options, const TextSink& sink) {
+inline void Conversation::begin_reply() {
   std::vector<Message>& all = session_.chat().messages;
   if (!open())
     all.push_back(
         {"assistant", "", "", session_.transcript_size(), session_.transcript_size(), true});
-  const std::string shown = shown_of(all.back());
+  shown_ = shown_of(all.back());
+}
+
+inline void Conversation::end_reply(const Reply& reply) {
+  settle(reply);
+  if (reply.stop == StopReason::stop_string)
+    end_at(session_.chat().messages.back(), shown_ + reply.text);
+}
+
+inline Reply Conversation::reply(const GenerateOptions& options, const TextSink& sink) {
+  begin_reply();
   Reply reply;
   try {
     reply = generate(session_, tokenizer_.get(), options, sink);
@@ -239,8 +267,7 @@ inline Reply Conversation::reply(const GenerateOptions& options, const TextSink&
     settle(reply);
     throw;
   }
-  settle(reply);
-  if (reply.stop == StopReason::stop_string) end_at(all.back(), shown + reply.text);
+  end_reply(reply);
   return reply;
 }
 
@@ -278,7 +305,7 @@ inline void Conversation::end_at(Message& m, const std::string& content) {
 }
 
 inline std::string Conversation::close() {
-  return open() ? end_reply(session_, tokenizer_.get()) : "";
+  return open() ? stet::end_reply(session_, tokenizer_.get()) : "";
 }
 
 // ---------------------------------------------------------------- going back

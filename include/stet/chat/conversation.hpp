@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,19 @@ class Conversation {
   // How many tokens prompt() would keep, recompute and add.
   PromptReport plan(const std::vector<Message>& messages) const;
 
+  // prompt() and reply() in steps, for whoever processes the tokens of many conversations together
+  // (append(batch), Generator). prepare() changes nothing; begin() rewinds the session to what it
+  // keeps; then the tokens of to_process() go through it; then prompted(). A conversation that was
+  // begun and not prompted is to be thrown away.
+  struct Plan;
+  Plan prepare(std::vector<Message> messages) const;
+  void begin(const Plan& plan);
+  static std::span<const int32_t> to_process(const Plan& plan);
+  void prompted(const Plan& plan);
+  // Around a Generator: the message that its tokens make.
+  void begin_reply();
+  void end_reply(const Reply& reply);
+
   // Draws a reply, or goes on with one that was cut; see generate().
   Reply reply(const GenerateOptions& options, const TextSink& sink = nullptr);
   // Whether the last reply was cut by a limit, and can go on.
@@ -77,7 +91,6 @@ class Conversation {
   void set_system(const std::string& text);
 
  private:
-  struct Plan;
   Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer,
                std::shared_ptr<const ChatTemplate> chat_template);
   Plan make_plan(const std::vector<Message>& messages) const;
@@ -93,6 +106,7 @@ class Conversation {
   Session session_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   std::shared_ptr<const ChatTemplate> template_;
+  std::string shown_;  // of a reply that goes on: its text before
 };
 
 }  // namespace stet

@@ -60,6 +60,8 @@ void check_generation(const GenerationState& state, int64_t vocab_size, int64_t 
 // is: end_reply() gives what it held back.
 void append_prompt(Session& session, std::span<const int32_t> ids,
                    const Progress& progress = nullptr);
+// What append_prompt() does once the tokens from `begin` on were processed.
+void open_prompt_turn(Session& session, int64_t begin);
 
 // Draws a reply, or goes on with one that was cut by its limit: the session afterwards is the same,
 // bit for bit, wherever the reply was cut. Every drawn token has been processed, so that the
@@ -126,10 +128,9 @@ inline bool is_stop_token(const GenerationState& state, int32_t id) {
   return std::find(state.stop_ids.begin(), state.stop_ids.end(), id) != state.stop_ids.end();
 }
 
-// The turn that a token drawn now belongs to.
-inline Turn& open_turn(Session& session) {
+// The turn that a token drawn at this position belongs to.
+inline Turn& open_turn(Session& session, int64_t at) {
   std::vector<Turn>& turns = session.generation().turns;
-  const int64_t at = session.size();
   if (turns.empty()) turns.push_back({0, at, at, true});
   if (!turns.back().open) turns.push_back({at, at, at, true});
   return turns.back();
@@ -143,6 +144,36 @@ inline void close_turn(Session& session) {
 }
 
 }  // namespace detail
+
+// generate() in steps, for whoever processes the tokens of many sessions together: each token that
+// draw() gives goes through append(), alone or in a batch, and then to processed(). Session and
+// tokenizer must outlive it. The constructor throws what generate() throws.
+class Generator {
+ public:
+  Generator(Session& session, const Tokenizer* tokenizer, const GenerateOptions& options);
+  Generator(const Generator&) = delete;
+  Generator& operator=(const Generator&) = delete;
+
+  // The next token; nothing where the reply has come to its end.
+  std::optional<int32_t> draw();
+  // The session has processed this token, one that was drawn or another in its place.
+  void processed(int32_t id);
+  // The text that the last step, or at first the constructor, has made certain.
+  const std::string& certain() const { return certain_; }
+  // What was drawn. A reply that did not come to its end was interrupted. The last call.
+  Reply finish();
+
+ private:
+  static Session& checked(Session& session, const Tokenizer* tokenizer);
+
+  Session& session_;
+  GenerateOptions options_;
+  Sampler sampler_;
+  detail::ReplyText text_;
+  std::string certain_;
+  Reply reply_;
+  std::optional<StopReason> reply_stop_;
+};
 
 inline const char* stop_reason_name(StopReason reason) {
   switch (reason) {
@@ -206,60 +237,84 @@ inline void append_prompt(Session& session, std::span<const int32_t> ids,
                           const Progress& progress) {
   const int64_t at = session.size();
   session.append(ids, nullptr, nullptr, progress);
-  detail::close_turn(session);
-  session.generation().turns.push_back({at, session.size(), session.size(), true});
+  open_prompt_turn(session, at);
 }
 
-inline Reply generate(Session& session, const Tokenizer* tokenizer, const GenerateOptions& options,
-                      const TextSink& sink) {
-  GenerationState& state = session.generation();
-  const int64_t vocab_size = session.model().config().vocab_size;
-  check_generation(state, vocab_size, session.size(), "");
+inline void open_prompt_turn(Session& session, int64_t begin) {
+  detail::close_turn(session);
+  session.generation().turns.push_back({begin, session.size(), session.size(), true});
+}
+
+inline Generator::Generator(Session& session, const Tokenizer* tokenizer,
+                            const GenerateOptions& options)
+    : session_(checked(session, tokenizer)),
+      options_(options),
+      sampler_(static_cast<int>(session.model().config().vocab_size)),
+      text_(tokenizer, session.generation().stop_strings) {
+  if (text_.restore(session_.generation(), &certain_)) reply_stop_ = StopReason::stop_string;
+  if (certain_.empty()) return;
+  text_.save(&session_.generation());
+  reply_.text += certain_;
+}
+
+inline Session& Generator::checked(Session& session, const Tokenizer* tokenizer) {
+  const GenerationState& state = session.generation();
+  check_generation(state, session.model().config().vocab_size, session.size(), "");
   if (session.size() == 0)
     throw Error(ErrorKind::argument, "", "prompt", "at least one token", "none");
   if (tokenizer == nullptr && !state.stop_strings.empty()) {
     throw Error(ErrorKind::argument, "", "stop strings", "a tokenizer to match them in text",
                 "none");
   }
-  Sampler sampler(static_cast<int>(vocab_size));
-  detail::ReplyText text(tokenizer, state.stop_strings);
-  Reply reply;
-  std::optional<StopReason> stop;
-  std::string certain;
-  const auto emit = [&] {
-    reply.text += certain;
-    return !sink || sink(certain);
-  };
-  if (text.restore(state, &certain)) stop = StopReason::stop_string;
-  if (!certain.empty()) {
-    text.save(&state);
-    if (!emit() && !stop) stop = StopReason::interrupted;
+  return session;
+}
+
+inline std::optional<int32_t> Generator::draw() {
+  if (!reply_stop_ && (static_cast<int64_t>(reply_.ids.size()) >= options_.max_tokens ||
+                       session_.size() == session_.capacity())) {
+    reply_stop_ = StopReason::length;
   }
-  while (!stop) {
-    if (static_cast<int64_t>(reply.ids.size()) >= options.max_tokens ||
-        session.size() == session.capacity()) {
-      stop = StopReason::length;
-      break;
-    }
-    const int32_t id = sampler.sample(state.sampling, session.logits(), session.tokens(),
-                                      static_cast<uint64_t>(session.transcript_size()));
-    if (options.observe) options.observe(id, session.logits());
-    Turn& turn = detail::open_turn(session);
-    session.append({&id, 1});
-    turn.end = session.size();
-    reply.ids.push_back(id);
-    if (!options.ignore_eos && detail::is_stop_token(state, id)) {
-      stop = StopReason::eos;
-      certain = text.finish();  // the stop token itself is no part of the text
-    } else if (text.push(id, &certain)) {
-      stop = StopReason::stop_string;
-    }
-    text.save(&state);
-    if (!emit() && !stop) stop = StopReason::interrupted;
+  if (reply_stop_) return std::nullopt;
+  const int32_t id =
+      sampler_.sample(session_.generation().sampling, session_.logits(), session_.tokens(),
+                      static_cast<uint64_t>(session_.transcript_size()));
+  if (options_.observe) options_.observe(id, session_.logits());
+  return id;
+}
+
+inline void Generator::processed(int32_t id) {
+  GenerationState& state = session_.generation();
+  detail::open_turn(session_, session_.size() - 1).end = session_.size();
+  reply_.ids.push_back(id);
+  if (!options_.ignore_eos && detail::is_stop_token(state, id)) {
+    reply_stop_ = StopReason::eos;
+    certain_ = text_.finish();  // the stop token itself is no part of the text
+  } else if (text_.push(id, &certain_)) {
+    reply_stop_ = StopReason::stop_string;
   }
-  if (stop == StopReason::eos || stop == StopReason::stop_string) detail::close_turn(session);
-  reply.stop = *stop;
-  return reply;
+  text_.save(&state);
+  reply_.text += certain_;
+}
+
+inline Reply Generator::finish() {
+  reply_.stop = reply_stop_.value_or(StopReason::interrupted);
+  if (reply_.stop == StopReason::eos || reply_.stop == StopReason::stop_string)
+    detail::close_turn(session_);
+  return std::move(reply_);
+}
+
+inline Reply generate(Session& session, const Tokenizer* tokenizer, const GenerateOptions& options,
+                      const TextSink& sink) {
+  Generator generator(session, tokenizer, options);
+  bool goes_on = generator.certain().empty() || !sink || sink(generator.certain());
+  while (goes_on) {
+    const std::optional<int32_t> id = generator.draw();
+    if (!id) break;
+    session.append({&*id, 1});
+    generator.processed(*id);
+    goes_on = !sink || sink(generator.certain());
+  }
+  return generator.finish();
 }
 
 inline std::string end_reply(Session& session, const Tokenizer* tokenizer) {

@@ -1,0 +1,151 @@
+// stet serve: states over HTTP.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <csignal>
+#include <thread>
+
+#include "stet/base/error.hpp"
+#include "stet/base/sha256.hpp"
+#include "stet/files/file.hpp"
+#include "tools/serve/interfaces.hpp"
+
+namespace stet::tool {
+namespace {
+
+struct ServeCommand {
+  ModelOptions model;
+  std::string host = "127.0.0.1", key_file, memory = "2048";
+  int port = 8080;
+  std::vector<std::string> hosts;
+  serve::StatesOptions states;
+  serve::EngineOptions engine;
+  double deadline = 0;
+  int64_t memory_mb = 2048;
+};
+
+bool is_loopback(const std::string& host) {
+  return host == "127.0.0.1" || host == "localhost" || host == "::1";
+}
+
+// Names of clients by the hash of their key: "KEY" or "NAME KEY" on each line.
+class Keys {
+ public:
+  explicit Keys(const std::string& path) {
+    if (path.empty()) return;
+    const std::string text = read_text_file(path, size_t{1} << 20);
+    size_t line = 0, at = 0;
+    while (at < text.size()) {
+      const size_t end = std::min(text.find('\n', at), text.size());
+      add(path, ++line, text.substr(at, end - at));
+      at = end + 1;
+    }
+    if (keys_.empty()) throw Error(ErrorKind::format, path, "keys", "at least one", "none");
+  }
+
+  bool any() const { return !keys_.empty(); }
+  // "" for a wrong one. All keys are compared, in a time that tells nothing of them.
+  std::string client(const std::string& authorization) const {
+    if (!authorization.starts_with("Bearer ")) return "";
+    const Sha256 given = hash(authorization.substr(7));
+    std::string found;
+    for (const auto& [key, name] : keys_) {
+      unsigned different = 0;
+      for (size_t i = 0; i < key.bytes.size(); ++i) different |= std::to_integer<unsigned>(key.bytes[i] ^ given.bytes[i]);
+      if (different == 0) found = name;
+    }
+    return found;
+  }
+
+ private:
+  static Sha256 hash(const std::string& key) { return sha256_of(std::as_bytes(std::span(key))); }
+  void add(const std::string& path, size_t line, std::string text) {
+    while (!text.empty() && (text.back() == '\r' || text.back() == ' ')) text.pop_back();
+    if (text.empty() || text[0] == '#') return;
+    const size_t space = text.find(' ');
+    const std::string key = space == std::string::npos ? text : text.substr(space + 1);
+    if (key.size() < 8) throw Error(ErrorKind::format, path, fmt::format("line {}", line), "a key of at least 8 characters", "a shorter one");
+    const Sha256 hashed = hash(key);
+    keys_.emplace_back(hashed, space == std::string::npos ? "key-" + sha256_text(hashed).substr(7, 12) : text.substr(0, space));
+  }
+
+  std::vector<std::pair<Sha256, std::string>> keys_;
+};
+
+std::string host_name(const std::string& host) {
+  if (host.starts_with('[')) return host.substr(1, host.find(']') - 1);
+  return host.substr(0, host.find(':'));
+}
+
+// Whoever may ask: by key, by the name under which this server was asked for (so that no other page's name leads here), and
+// by the page that asks.
+void admit(serve::Request& request, const Keys& keys, const ServeCommand& o) {
+  const std::string name = host_name(request.host);
+  const bool known = is_loopback(name) || name == o.host || std::find(o.hosts.begin(), o.hosts.end(), name) != o.hosts.end();
+  if (!known && (is_loopback(o.host) || !o.hosts.empty()))
+    throw serve::RequestError(403, "unknown_host", "expected a Host of this server (--allow-host), found " + printable(request.host, 60));
+  if (!request.origin.empty() && request.origin != "http://" + request.host && request.origin != "https://" + request.host)
+    throw serve::RequestError(403, "foreign_origin", "expected a page of this server, found " + printable(request.origin, 60));
+  if (!keys.any() || serve::is_control(request)) return;
+  request.client = keys.client(request.authorization);
+  if (request.client.empty()) throw serve::RequestError(401, "invalid_api_key", "expected an API key of this server");
+}
+
+void check(const ServeCommand& o) {
+  if (!is_loopback(o.host) && o.key_file.empty())
+    usage_error("--host", "a loopback address (127.0.0.1), or --api-key-file with it", o.host);
+  if (o.states.durable && o.states.directory.empty()) usage_error("--durable", "--state-dir with it", "none");
+}
+
+void run(ServeCommand& o) {
+  check(o);
+  const Keys keys(o.key_file);
+  const auto model = o.model.load_model();
+  const auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
+  o.states.memory = static_cast<uint64_t>(o.memory_mb) << 20;
+  serve::Service service(model, tokenizer, o.model.session_options(), o.states, o.engine, o.deadline);
+  serve::HttpLimits limits;
+  limits.threads = static_cast<size_t>(o.engine.streams + o.engine.queue) + 16;
+  serve::HttpServer server(limits, [&](serve::Request& request) {
+    admit(request, keys, o);
+    return serve::route(service, request);
+  });
+  const int port = server.bind(o.host, o.port);
+  out(fmt::format("{}, {}: http://{}:{}/\n", service.name, contract_name(service.session.compute.contract), o.host, port));
+  flush_output();
+  const Interrupts noted;
+  std::thread watch([&] {
+    while (Interrupts::signal() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    service.engine.close();
+    while (service.engine.counters().running > 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    server.stop();
+  });
+  server.run();
+  watch.join();
+  service.states.save_all();
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app) {
+  const auto o = std::make_shared<ServeCommand>();
+  CLI::App* sub = app.add_subcommand("serve", "States over HTTP: OpenAI's interface, Anthropic's, and stet's own, with a page.");
+  const auto number = [&](const char* name, auto& value, const char* help, uint64_t most) {
+    sub->add_option(name, value, help)->type_name("N")->check(integer(0, most))->group("Server");
+  };
+  sub->add_option("--host", o->host, "address (default: 127.0.0.1); another needs --api-key-file")->type_name("ADDRESS")->group("Server");
+  number("--port", o->port, "port (default: 8080; 0: any that is free)", 65535);
+  sub->add_option("--allow-host", o->hosts, "a name under which this server is reached, as behind a proxy")->type_name("NAME")->allow_extra_args(false)->group("Server");
+  sub->add_option("--api-key-file", o->key_file, "keys of clients: KEY or NAME KEY on each line")->type_name("FILE")->group("Server");
+  number("--streams", o->engine.streams, "requests that run at once (default: 16)", 1024);
+  number("--queue", o->engine.queue, "requests that wait (default: 64)", 4096);
+  sub->add_option("--deadline", o->deadline, "seconds after which a request ends (default: none)")->type_name("S")->group("Server");
+  number("--memory", o->memory_mb, "MB of keys and values that idle states may hold (default: 2048)", uint64_t{1} << 30);
+  sub->add_option("--state-dir", o->states.directory, "where states are kept (default: in memory alone)")->type_name("DIR")->group("Server");
+  sub->add_flag("--durable", o->states.durable, "write a state before a reply names it")->group("Server");
+  sub->add_flag("--share-prefixes", o->states.share_prefixes, "clients reuse one another's tokens: timing tells who said what")->group("Server");
+  o->model.add_to(*sub);
+  sub->callback([o] { run(*o); });
+}
+
+}  // namespace stet::tool

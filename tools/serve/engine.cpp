@@ -1,0 +1,273 @@
+#include "tools/serve/engine.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "tools/command.hpp"
+#include "tools/serve/http.hpp"
+
+namespace stet::serve {
+namespace {
+
+// How often whoever waits looks whether its client is still there.
+constexpr auto kLook = std::chrono::milliseconds(50);
+// No pass has fewer tokens of a waiting prompt, so that prompts end.
+constexpr int64_t kLeastPromptTokens = 16;
+
+}  // namespace
+
+bool Job::wait(std::vector<Piece>& pieces, const Gone& gone) {
+  pieces.clear();
+  std::unique_lock lock(mutex_);
+  while (!over_ && pieces_.empty()) {
+    changed_.wait_for(lock, kLook);
+    if (over_ || cancelled_) continue;
+    lock.unlock();
+    const bool leave = gone();
+    lock.lock();
+    if (leave) cancelled_ = true;  // the engine ends it before its next pass
+  }
+  std::swap(pieces, pieces_);
+  if (!pieces.empty() && !cancelled_) return true;
+  if (!over_) return true;
+  if (error_ != nullptr) std::rethrow_exception(error_);
+  if (cancelled_) throw Cancelled();
+  return false;
+}
+
+void Job::finish(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  over_ = true;
+  error_ = std::move(error);
+  changed_.notify_all();  // under the lock: the job may be gone once it is free
+}
+
+Engine::Engine(const EngineOptions& options) : options_(options), thread_([this] { run(); }) {}
+
+Engine::~Engine() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  work_.notify_all();
+  thread_.join();
+}
+
+// ---------------------------------------------------------------- who may run
+
+int64_t Engine::running_of(const std::string& client) const {
+  return std::count(running_.begin(), running_.end(), client);
+}
+
+// Gives free places to those who wait: to the client that runs fewest, of equals to who came first.
+void Engine::grant() {
+  while (static_cast<int64_t>(running_.size()) < options_.streams && !waiting_.empty()) {
+    const auto next =
+        std::min_element(waiting_.begin(), waiting_.end(), [&](const Ticket* a, const Ticket* b) {
+          return running_of(a->client) < running_of(b->client);
+        });
+    (*next)->granted = true;
+    running_.push_back((*next)->client);
+    waiting_.erase(next);
+  }
+  counters_.running = static_cast<int64_t>(running_.size());
+  counters_.queued = static_cast<int64_t>(waiting_.size());
+  places_.notify_all();
+}
+
+Engine::Lease Engine::enter(const std::string& client, const Gone& gone) {
+  std::unique_lock lock(mutex_);
+  if (closing_) throw RequestError(503, "shutting_down", "the server is ending");
+  if (static_cast<int64_t>(running_.size()) >= options_.streams &&
+      static_cast<int64_t>(waiting_.size()) >= options_.queue) {
+    ++counters_.refused;
+    throw RequestError(429, "queue_full",
+                       fmt::format("expected at most {} requests that wait, found more: try again later",
+                                   options_.queue));
+  }
+  Ticket ticket{client};
+  waiting_.push_back(&ticket);
+  grant();
+  const auto give_up = [&] {
+    std::erase(waiting_, &ticket);
+    grant();
+    ++counters_.cancelled;
+  };
+  while (!ticket.granted) {
+    places_.wait_for(lock, kLook);
+    if (ticket.granted) break;
+    if (closing_) {
+      give_up();
+      throw RequestError(503, "shutting_down", "the server is ending");
+    }
+    lock.unlock();
+    const bool leave = gone();
+    lock.lock();
+    if (leave && !ticket.granted) {
+      give_up();
+      throw Cancelled();
+    }
+  }
+  return Lease(this, client);
+}
+
+void Engine::leave(const std::string& client) {
+  const std::lock_guard lock(mutex_);
+  running_.erase(std::find(running_.begin(), running_.end(), client));
+  grant();
+}
+
+void Engine::close() {
+  const std::lock_guard lock(mutex_);
+  closing_ = true;
+  places_.notify_all();
+}
+
+EngineCounters Engine::counters() const {
+  const std::lock_guard lock(mutex_);
+  return counters_;
+}
+
+// ---------------------------------------------------------------- what runs
+
+void Engine::start(Job& job) {
+  const std::lock_guard lock(mutex_);
+  jobs_.push_back(&job);
+  work_.notify_all();
+}
+
+void Engine::process(Session& session, std::span<const int32_t> ids, const Gone& gone) {
+  if (ids.empty()) return;
+  Job job(session, ids);
+  start(job);
+  std::vector<Job::Piece> none;
+  while (job.wait(none, gone)) {
+  }
+}
+
+void Engine::run() {
+  for (;;) {
+    std::vector<Job*> jobs;
+    {
+      std::unique_lock lock(mutex_);
+      work_.wait(lock, [&] { return stopping_ || !jobs_.empty(); });
+      if (jobs_.empty()) return;
+      jobs.assign(jobs_.begin(), jobs_.end());
+    }
+    pass(jobs);
+  }
+}
+
+void Engine::drop(Job* job) {
+  const std::lock_guard lock(mutex_);
+  std::erase(jobs_, job);
+}
+
+// So many tokens of prompts that running replies keep their pace; clocks decide how fast, never what is said.
+int64_t Engine::prompt_budget(size_t replies) const {
+  if (replies == 0) return options_.chunk;
+  if (reply_seconds_ == 0 || token_seconds_ == 0) return kLeastPromptTokens * 2;
+  const double room = (options_.slowdown - 1) * reply_seconds_ / token_seconds_;
+  return std::clamp(static_cast<int64_t>(room), kLeastPromptTokens, options_.chunk);
+}
+
+// One pass: the next token of every reply, and a part of one or more prompts, taken in turn.
+void Engine::pass(std::vector<Job*>& jobs) {
+  std::vector<Job*> ready, prompts;
+  for (Job* job : jobs) {
+    std::exception_ptr error;
+    bool over = false;
+    {
+      const std::lock_guard lock(job->mutex_);
+      over = job->cancelled_;
+    }
+    if (!over && job->reply_ != nullptr && !job->next_) {
+      try {
+        job->next_ = job->reply_->draw();
+        over = !job->next_;
+      } catch (...) {
+        error = std::current_exception();
+        over = true;
+      }
+    }
+    if (over) {
+      drop(job);
+      job->finish(error);
+    } else {
+      (job->reply_ != nullptr ? ready : prompts).push_back(job);
+    }
+  }
+  const size_t replies = ready.size();
+  std::vector<BatchEntry> batch;
+  for (Job* job : ready) batch.push_back({&job->session_, {&*job->next_, 1}});
+  int64_t budget = prompt_budget(replies), prompt_tokens = 0;
+  for (size_t i = 0; i < prompts.size() && budget > 0; ++i) {
+    Job* job = prompts[(turn_ + i) % prompts.size()];
+    const std::span<const int32_t> rest = job->ids_.subspan(static_cast<size_t>(job->done_));
+    const std::span<const int32_t> part =
+        rest.first(std::min(rest.size(), static_cast<size_t>(budget)));
+    batch.push_back({&job->session_, part});
+    ready.push_back(job);
+    budget -= static_cast<int64_t>(part.size());
+    prompt_tokens += static_cast<int64_t>(part.size());
+  }
+  ++turn_;
+  if (batch.empty()) return;
+  const double start = tool::seconds();
+  append_all(ready, batch);
+  const double took = tool::seconds() - start;
+  const auto learn = [](double& known, double seen) {
+    known = known == 0 ? seen : 0.8 * known + 0.2 * seen;
+  };
+  if (prompt_tokens == 0) learn(reply_seconds_, took);
+  if (prompt_tokens >= kLeastPromptTokens)
+    learn(token_seconds_,
+          std::max(took - (replies > 0 ? reply_seconds_ : 0), took * 0.1) / static_cast<double>(prompt_tokens));
+  const std::lock_guard lock(mutex_);
+  ++counters_.passes;
+  counters_.batch = batch.size();
+  counters_.prompt_tokens += static_cast<uint64_t>(prompt_tokens);
+  counters_.drawn_tokens += replies;
+  counters_.busy_seconds += took;
+}
+
+// Together; where that fails, one by one, so that only those fail which are at fault.
+void Engine::append_all(std::vector<Job*>& jobs, std::vector<BatchEntry>& batch) {
+  bool together = true;
+  try {
+    append(batch);
+  } catch (...) {
+    together = false;
+  }
+  for (size_t i = 0; i < batch.size(); ++i) {
+    std::exception_ptr error;
+    try {
+      if (!together) append({&batch[i], 1});
+      advance(*jobs[i], batch[i].ids.size());
+    } catch (...) {
+      error = std::current_exception();
+    }
+    const bool done = jobs[i]->reply_ == nullptr &&
+                      static_cast<size_t>(jobs[i]->done_) == jobs[i]->ids_.size();
+    if (error == nullptr && !done) continue;
+    drop(jobs[i]);
+    jobs[i]->finish(error);
+  }
+}
+
+void Engine::advance(Job& job, size_t tokens) {
+  if (job.reply_ == nullptr) {
+    job.done_ += static_cast<int64_t>(tokens);
+    return;
+  }
+  const int32_t id = *job.next_;
+  job.next_.reset();
+  job.reply_->processed(id);
+  const std::lock_guard lock(job.mutex_);
+  job.pieces_.push_back({id, job.reply_->certain()});
+  job.changed_.notify_all();
+}
+
+}  // namespace stet::serve

@@ -1,0 +1,139 @@
+#include "tools/serve/fields.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "stet/base/error.hpp"
+
+namespace stet::serve {
+namespace {
+
+constexpr int kMostLevels = 32;
+
+std::string shown(const Json& value) { return printable(tool::dump(value), 60); }
+
+}  // namespace
+
+void refuse(const std::string& pointer, const std::string& expected, const std::string& found,
+            const std::string& code) {
+  throw RequestError(400, code, fmt::format("{}: expected {}, found {}", pointer, expected, found),
+                     pointer);
+}
+
+Json parse_body(const std::string& body) {
+  const auto levels = [](int depth, Json::parse_event_t, Json&) {
+    if (depth > kMostLevels)
+      throw RequestError(400, "invalid_json", "expected JSON of at most 32 levels, found more");
+    return true;
+  };
+  const Json parsed = Json::parse(body, levels, false);
+  if (!parsed.is_object())
+    throw RequestError(400, "invalid_json",
+                       parsed.is_discarded() ? "expected a JSON object, found no JSON"
+                                             : "expected a JSON object, found " + shown(parsed));
+  return parsed;
+}
+
+Fields::Fields(const Json& object, std::string pointer)
+    : object_(object), pointer_(std::move(pointer)) {
+  if (!object.is_object()) refuse(pointer_, "an object", shown(object));
+}
+
+const Json* Fields::find(const std::string& name) {
+  known_.insert(name);
+  const auto found = object_.find(name);
+  return found == object_.end() || found->is_null() ? nullptr : &*found;
+}
+
+std::optional<std::string> Fields::text(const std::string& name) {
+  const Json* value = find(name);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_string()) refuse(at(name), "a string", shown(*value));
+  return value->get<std::string>();
+}
+
+std::string Fields::required_text(const std::string& name) {
+  std::optional<std::string> value = text(name);
+  if (!value) refuse(at(name), "a string", "nothing", "missing_field");
+  return *value;
+}
+
+std::optional<int64_t> Fields::integer(const std::string& name, int64_t min, int64_t max) {
+  const Json* value = find(name);
+  if (value == nullptr) return std::nullopt;
+  const bool whole = value->is_number_integer() &&
+                     (!value->is_number_unsigned() || value->get<uint64_t>() <= INT64_MAX);
+  if (!whole || value->get<int64_t>() < min || value->get<int64_t>() > max)
+    refuse(at(name), fmt::format("an integer in {}..{}", min, max), shown(*value));
+  return value->get<int64_t>();
+}
+
+std::optional<double> Fields::number(const std::string& name, double min, double max) {
+  const Json* value = find(name);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_number() || !(value->get<double>() >= min && value->get<double>() <= max))
+    refuse(at(name), fmt::format("a number in {}..{}", min, max), shown(*value));
+  return value->get<double>();
+}
+
+std::optional<bool> Fields::boolean(const std::string& name) {
+  const Json* value = find(name);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_boolean()) refuse(at(name), "true or false", shown(*value));
+  return value->get<bool>();
+}
+
+std::optional<std::vector<int32_t>> Fields::ids(const std::string& name) {
+  const Json* value = find(name);
+  if (value == nullptr) return std::nullopt;
+  if (!value->is_array()) refuse(at(name), "an array of token ids", shown(*value));
+  std::vector<int32_t> all;
+  for (const Json& id : *value) {
+    if (!id.is_number_unsigned() || id.get<uint64_t>() > INT32_MAX)
+      refuse(fmt::format("{}/{}", at(name), all.size()), "a token id", shown(id));
+    all.push_back(static_cast<int32_t>(id.get<uint64_t>()));
+  }
+  return all;
+}
+
+std::vector<std::string> Fields::texts(const std::string& name, size_t most) {
+  const Json* value = find(name);
+  if (value == nullptr) return {};
+  if (value->is_string()) return {value->get<std::string>()};
+  if (!value->is_array() || value->size() > most)
+    refuse(at(name), fmt::format("a string, or at most {} of them", most), shown(*value));
+  std::vector<std::string> all;
+  for (const Json& text : *value) {
+    if (!text.is_string())
+      refuse(fmt::format("{}/{}", at(name), all.size()), "a string", shown(text));
+    all.push_back(text.get<std::string>());
+  }
+  return all;
+}
+
+std::optional<Fields> Fields::object(const std::string& name) {
+  const Json* value = find(name);
+  if (value == nullptr) return std::nullopt;
+  return Fields(*value, at(name));
+}
+
+void Fields::neutral(const std::string& name, std::initializer_list<Json> values) {
+  const Json* value = find(name);
+  if (value == nullptr || std::find(values.begin(), values.end(), *value) != values.end()) return;
+  refuse(at(name), "nothing: this server has no " + name, shown(*value), "unsupported_field");
+}
+
+void Fields::unused(std::initializer_list<const char*> names) {
+  for (const char* name : names) known_.insert(name);
+}
+
+void Fields::finish() const {
+  for (const auto& [name, value] : object_.items()) {
+    if (!known_.contains(name))
+      refuse(at(name), "a field that this server knows", shown(value), "unknown_field");
+  }
+}
+
+}  // namespace stet::serve

@@ -1,0 +1,56 @@
+// The fields of a request: each is read once, checked, and said by its JSON pointer where it is wrong. What nobody reads is
+// refused by its name.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tools/serve/http.hpp"
+
+namespace stet::serve {
+
+// The object that a body is; not deeper than 32 levels.
+Json parse_body(const std::string& body);
+
+[[noreturn]] void refuse(const std::string& pointer, const std::string& expected,
+                         const std::string& found, const std::string& code = "invalid_value");
+
+class Fields {
+ public:
+  // `object` must outlive this.
+  Fields(const Json& object, std::string pointer);
+
+  // Null where it is absent or null.
+  const Json* find(const std::string& name);
+  std::optional<std::string> text(const std::string& name);
+  std::optional<int64_t> integer(const std::string& name, int64_t min, int64_t max);
+  std::optional<double> number(const std::string& name, double min, double max);
+  std::optional<bool> boolean(const std::string& name);
+  std::optional<std::vector<int32_t>> ids(const std::string& name);
+  // A text, or an array of them.
+  std::vector<std::string> texts(const std::string& name, size_t most);
+  std::optional<Fields> object(const std::string& name);
+  std::string required_text(const std::string& name);
+
+  // What is not there, but for values that ask for nothing.
+  void neutral(const std::string& name, std::initializer_list<Json> values);
+  // Has no effect on a reply by its definition.
+  void unused(std::initializer_list<const char*> names);
+  // To be called last: refuses fields that nobody asked for.
+  void finish() const;
+
+  std::string at(const std::string& name) const { return pointer_ + "/" + name; }
+  const std::string& pointer() const { return pointer_; }
+
+ private:
+  const Json& object_;
+  std::string pointer_;
+  std::set<std::string> known_;
+};
+
+}  // namespace stet::serve

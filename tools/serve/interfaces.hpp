@@ -1,0 +1,74 @@
+// What the server answers: one function for each address.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/serve/service.hpp"
+
+namespace stet::serve {
+
+using Parts = std::vector<std::string>;  // of the address: those that a route calls {id}, {other}
+
+struct Route {
+  const char* method;
+  const char* path;  // "/v1/states/{id}/fork"
+  const char* summary;
+  Response (*answer)(Service&, const Request&, const Parts&);
+  bool control = false;  // needs no API key
+};
+const std::vector<Route>& routes();
+// The answer of the route that a request's method and path name. Throws a RequestError (404, 405).
+Response route(Service& service, const Request& request);
+bool is_control(const Request& request);
+Json openapi();
+
+// openai.cpp, responses.cpp, anthropic.cpp
+Response models(Service&, const Request&, const Parts&);
+Response chat_completions(Service&, const Request&, const Parts&);
+Response completions(Service&, const Request&, const Parts&);
+Response embeddings(Service&, const Request&, const Parts&);
+Response create_response(Service&, const Request&, const Parts&);
+Response get_response(Service&, const Request&, const Parts&);
+Response delete_response(Service&, const Request&, const Parts&);
+Response messages(Service&, const Request&, const Parts&);
+
+// states_api.cpp
+Response list_states(Service&, const Request&, const Parts&);
+Response create_state(Service&, const Request&, const Parts&);
+Response upload_state(Service&, const Request&, const Parts&);
+Response get_state(Service&, const Request&, const Parts&);
+Response patch_state(Service&, const Request&, const Parts&);
+Response delete_state(Service&, const Request&, const Parts&);
+Response continue_state(Service&, const Request&, const Parts&);
+Response fork_state(Service&, const Request&, const Parts&);
+Response rewind_state(Service&, const Request&, const Parts&);
+Response prune_state(Service&, const Request&, const Parts&);
+Response edit_state(Service&, const Request&, const Parts&);
+Response verify_state(Service&, const Request&, const Parts&);
+
+// look.cpp
+Response state_tokens(Service&, const Request&, const Parts&);
+Response state_top(Service&, const Request&, const Parts&);
+Response state_kv(Service&, const Request&, const Parts&);
+Response diff_states(Service&, const Request&, const Parts&);
+Response download_state(Service&, const Request&, const Parts&);
+
+// control.cpp
+Response tokenize(Service&, const Request&, const Parts&);
+Response detokenize(Service&, const Request&, const Parts&);
+Response apply_template(Service&, const Request&, const Parts&);
+Response health(Service&, const Request&, const Parts&);
+Response ready(Service&, const Request&, const Parts&);
+Response status(Service&, const Request&, const Parts&);
+Response metrics(Service&, const Request&, const Parts&);
+Response openapi_page(Service&, const Request&, const Parts&);
+Response page(Service&, const Request&, const Parts&);
+
+// Shared by them.
+int64_t now();
+void check_model(const Service& service, Fields& fields);
+ChatState read_chat(Fields& fields);  // "now", "template_variables"
+Json usage_json(const Usage& usage, size_t drawn);
+
+}  // namespace stet::serve

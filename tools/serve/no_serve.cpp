@@ -1,0 +1,12 @@
+// A build without an HTTP library says so.
+#include "stet/base/error.hpp"
+#include "tools/command.hpp"
+
+namespace stet::tool {
+
+void add_serve(CLI::App& app) {
+  CLI::App* sub = app.add_subcommand("serve", "States over HTTP; this build has no HTTP library.");
+  sub->callback([] { throw Error(ErrorKind::unsupported, "", "serve", "a build with cpp-httplib (libcpp-httplib-dev)", "one without"); });
+}
+
+}  // namespace stet::tool

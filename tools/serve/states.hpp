@@ -1,0 +1,126 @@
+// The states that clients can name: immutable values in a tree, in memory while there is room and somebody uses them, else in
+// files or as recipes that are computed again.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "stet/session/session.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "stet/text/tokenizer.hpp"
+#include "tools/serve/http.hpp"
+
+namespace stet::serve {
+
+struct StatesOptions {
+  uint64_t memory = uint64_t{2} << 30;  // bytes of KV blocks that idle states may hold together
+  size_t per_client = 10000;            // states
+  std::string directory;                // where they are kept; "": nowhere
+  bool durable = false;                 // before anybody is told of them
+  bool share_prefixes = false;          // between clients
+};
+
+// Where a state comes from. An uploaded one serves nothing but itself until it was computed again.
+enum class Origin : uint8_t { computed, uploaded, verified };
+const char* origin_name(Origin origin);
+
+// One state of one client. What never changes is read without a lock; the rest is States' to guard.
+struct Node {
+  std::string id, client, parent;
+  Json operation;
+  int64_t created = 0;
+  StateDigests digests;
+  std::vector<int32_t> tokens;
+  bool plain = false;  // its tokens alone gave it: no prunes, no edits
+  int64_t messages = 0, transcript = 0;
+  bool open = false;
+  uint64_t bytes = 0, shared_bytes = 0;
+  std::string excerpt, role;
+
+  std::optional<std::string> name;
+  bool pinned = false, removed = false;
+  Origin origin = Origin::computed;
+  std::optional<Session> session;  // while it is in memory
+  std::optional<State> recipe;     // while it is neither there nor in a file
+  std::string file;                // "": none
+  uint64_t used = 0;
+};
+using NodePtr = std::shared_ptr<Node>;
+
+// What became of the tokens of a request.
+struct Usage {
+  int64_t reused = 0, recomputed = 0, fresh = 0;
+  std::string reason;
+  Json json() const;
+  int64_t prompt() const { return reused + recomputed + fresh; }
+};
+
+class States {
+ public:
+  States(std::shared_ptr<const Model> model, std::shared_ptr<const Tokenizer> tokenizer,
+         const SessionOptions& session, const StatesOptions& options);
+
+  // The state of a session as a node; the one that is there, where that client has this state already, unless it is `another`.
+  NodePtr add(const std::string& client, const std::string& parent, Json operation, Session session,
+              Origin origin = Origin::computed, bool another = false);
+  // Throws a RequestError (404) for what this client does not have.
+  NodePtr find(const std::string& client, const std::string& id, const std::string& pointer);
+  std::vector<NodePtr> list(const std::string& client) const;
+  void remove(const NodePtr& node);
+  void change(const NodePtr& node, std::optional<std::optional<std::string>> name,
+              std::optional<bool> pinned);
+  void verified(const NodePtr& node);
+
+  // A session of this state; `usage` takes in what that cost.
+  Session open(const NodePtr& node, Usage* usage);
+  // An empty session, or the one of this client's states that shares most tokens with `ids`, cut to those (at most all but the
+  // last one).
+  Session longest_prefix(const std::string& client, std::span<const int32_t> ids, Usage& usage);
+
+  Json json(const NodePtr& node) const;
+  // Writes what is in no file yet.
+  void save_all();
+  uint64_t memory_used() const;
+  uint64_t memory_budget() const { return options_.memory; }
+  Json totals() const;  // of Usage, for the metrics
+  void count(const Usage& usage);
+  // A name that tells nothing of what it stands for.
+  std::string handle(const std::string& prefix, const std::string& client,
+                     const std::string& content) const;
+
+ private:
+  void load_directory();
+  void load_node(const std::string& path);
+  void write_meta(const Node& node) const;
+  void save_file(Node& node, SnapshotForm form);
+  void hold(const KvCache& kv);
+  void release(const KvCache& kv);
+  void make_room(const Node* keep);
+  void evict(Node& node);
+  Session restore(Node& node, Usage* usage);
+
+  const std::shared_ptr<const Model> model_;
+  const std::shared_ptr<const Tokenizer> tokenizer_;
+  const SessionOptions session_;
+  const StatesOptions options_;
+  std::string secret_;
+
+  mutable std::mutex mutex_;
+  std::map<std::string, NodePtr> nodes_;
+  std::vector<NodePtr> order_;                          // as they were made
+  std::unordered_map<const KvBlock*, int64_t> blocks_;  // held by states in memory, and by how many
+  uint64_t clock_ = 0;
+  Usage totals_;
+  uint64_t evictions_ = 0, restores_ = 0;
+};
+
+}  // namespace stet::serve

@@ -1,0 +1,311 @@
+// What makes states of states: each answer is the new one; the old one stays as it is.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "stet/base/error.hpp"
+#include "stet/snapshot/compare.hpp"
+#include "tools/serve/interfaces.hpp"
+
+namespace stet::serve {
+namespace {
+
+NodePtr node_of(Service& service, const Request& request, const Parts& parts) {
+  return service.states.find(request.client, parts[0], "/id");
+}
+
+Json body_of(const Request& request) {
+  return request.body.empty() ? Json::object() : parse_body(request.body);
+}
+
+Response made(Service& service, const Request& request, const NodePtr& parent, Json operation, Session session,
+              bool another = false, const Json& more = Json::object()) {
+  const Origin origin = parent->origin == Origin::uploaded ? Origin::uploaded : Origin::computed;
+  Json j = service.states.json(service.states.add(request.client, parent->id, std::move(operation), std::move(session), origin, another));
+  j.update(more);
+  return json_response(j);
+}
+
+// Temporary files that a request needs go with it.
+class TemporaryFile {
+ public:
+  TemporaryFile() {
+    std::string name = (std::filesystem::temp_directory_path() / "stet-XXXXXX").string();
+    const int fd = ::mkstemp(name.data());
+    if (fd < 0) throw Error(ErrorKind::io, name, "temporary file", "one", "none");
+    ::close(fd);
+    path_ = name;
+  }
+  ~TemporaryFile() {
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace
+
+Response list_states(Service& service, const Request& request, const Parts&) {
+  Json data = Json::array();
+  for (const NodePtr& node : service.states.list(request.client)) data.push_back(service.states.json(node));
+  return json_response({{"object", "list"}, {"data", data}});
+}
+
+Response create_state(Service& service, const Request& request, const Parts&) {
+  const Json body = parse_body(request.body);
+  Fields f(body, "");
+  check_model(service, f);
+  const bool said = f.find("messages") != nullptr;
+  const auto text = f.text("text");
+  const auto ids = f.ids("ids");
+  if ((said ? 1 : 0) + (text ? 1 : 0) + (ids ? 1 : 0) != 1) refuse("", "one of messages, text and ids", "none, or more", "missing_field");
+  std::vector<Message> messages;
+  if (said) messages = read_messages(f, "messages");
+  const ChatState chat = read_chat(f);
+  const DrawOptions draw = read_draw(f);
+  const auto name = f.text("name");
+  f.finish();
+  return answer_at_once(service, request, [&](const Caller& caller) {
+    Prompted p = said ? prompt_messages(service, caller, messages, chat)
+                      : prompt_ids(service, caller, ids ? *ids : service.need_tokenizer().encode(*text));
+    draw.apply(p.talk.session().generation(), *service.model);
+    p.operation["name"] = "create";
+    service.states.count(p.usage);
+    const NodePtr node = service.states.add(request.client, "", p.operation, std::move(p.talk.session()));
+    if (name) service.states.change(node, name, std::nullopt);
+    Json j = service.states.json(node);
+    j["usage"] = p.usage.json();
+    return j;
+  });
+}
+
+Response upload_state(Service& service, const Request& request, const Parts&) {
+  if (request.body.empty()) throw RequestError(400, "empty_body", "expected the bytes of a snapshot, found none");
+  TemporaryFile file;
+  {
+    AtomicFile out(file.path(), 0600);
+    out.write(std::as_bytes(std::span(request.body)));
+    out.commit();
+  }
+  const Snapshot snapshot = Snapshot::open(file.path());
+  if (snapshot.meta().form != SnapshotForm::full)
+    throw RequestError(400, "unsupported_form", fmt::format("expected a full snapshot, found a {}", snapshot_form_name(snapshot.meta().form)));
+  RestoreOptions how;
+  how.session = service.session;
+  how.tokenizer = service.tokenizer.get();
+  how.map = false;
+  Session session = snapshot.restore(service.model, how);
+  return json_response(service.states.json(service.states.add(request.client, "", {{"name", "upload"}}, std::move(session), Origin::uploaded)));
+}
+
+Response patch_state(Service& service, const Request& request, const Parts& parts) {
+  const NodePtr node = node_of(service, request, parts);
+  const Json body = parse_body(request.body);
+  Fields f(body, "");
+  std::optional<std::optional<std::string>> name;
+  if (body.contains("name")) name = f.text("name");
+  f.find("name");
+  if (name && *name && (*name)->size() > 200) refuse("/name", "at most 200 bytes", std::to_string((*name)->size()));
+  const auto pinned = f.boolean("pinned");
+  f.finish();
+  service.states.change(node, name, pinned);
+  return json_response(service.states.json(node));
+}
+
+Response delete_state(Service& service, const Request& request, const Parts& parts) {
+  service.states.remove(node_of(service, request, parts));
+  return json_response({{"id", parts[0]}, {"deleted", true}});
+}
+
+namespace {
+
+struct Continue {
+  DrawOptions draw;
+  std::vector<Message> message;
+  std::optional<std::string> text;
+  std::optional<std::vector<int32_t>> ids;
+  bool retry = false, stream = false;
+};
+
+Continue read_continue(Service& service, const Json& body) {
+  Fields f(body, "");
+  Continue c;
+  c.draw = read_draw(f);
+  c.draw.max_tokens = f.integer("n", 1, kMaxPositions);
+  const auto most = f.integer("max_tokens", 1, kMaxPositions);
+  if (!c.draw.max_tokens) c.draw.max_tokens = most.value_or(256);
+  if (const auto choose = f.integer("choose", 0, service.model->config().vocab_size - 1)) c.draw.choose = static_cast<int32_t>(*choose);
+  if (const Json* message = f.find("message")) {
+    const Json list = {{"message", Json::array({*message})}};
+    Fields one(list, "");
+    c.message = read_messages(one, "message");
+  }
+  c.text = f.text("text");
+  c.ids = f.ids("ids");
+  c.retry = f.boolean("retry").value_or(false);
+  c.stream = f.boolean("stream").value_or(false);
+  if ((c.message.empty() ? 0 : 1) + (c.text ? 1 : 0) + (c.ids ? 1 : 0) > 1) refuse("/message", "one of message, text and ids", "more");
+  f.finish();
+  return c;
+}
+
+Json continued(Service& service, const Caller& caller, const NodePtr& node, const Continue& c, Writer* writer) {
+  const double start = tool::seconds();
+  Prompted p = resume(service, node);
+  p.operation = {{"name", c.draw.choose ? "choose" : c.retry ? "retry" : !c.message.empty() ? "messages" : "continue"}};
+  if (c.draw.choose) p.operation["id"] = *c.draw.choose;
+  if (c.retry && p.talk.conversation() == nullptr) throw RequestError(400, "not_a_conversation", "/retry: expected a conversation, found raw text", "/retry");
+  if (c.retry) p.talk.conversation()->retry();
+  if (!c.message.empty()) say(service, caller, p, c.message);
+  if (c.text || c.ids) append_text(service, caller, p, c.ids ? *c.ids : service.need_tokenizer().encode(*c.text, Tokenizer::Bos::off));
+  Session& session = p.talk.session();
+  const bool ended = !session.generation().turns.empty() && !session.generation().turns.back().open;
+  if (ended && (p.talk.conversation() != nullptr || !c.draw.ignore_eos))
+    throw RequestError(400, "reply_has_ended", "expected a message, or a reply that was cut, found one that has ended");
+  if (session.size() == session.capacity())
+    throw RequestError(400, "context_length_exceeded", fmt::format("expected fewer than {} tokens, found {}", session.capacity(), session.size()));
+  const ReplyResult r = draw_replies(service, caller, p, c.draw, [&](const ReplyPiece& piece) {
+    return writer == nullptr || writer->event({{"text", piece.text}, {"ids", piece.ids}});
+  })[0];
+  return {{"state", service.states.json(r.node)},
+          {"text", r.reply.text},
+          {"ids", r.reply.ids},
+          {"stop", stop_reason_name(r.reply.stop)},
+          {"usage", usage_json(p.usage, r.reply.ids.size())},
+          {"seconds", tool::seconds() - start}};
+}
+
+}  // namespace
+
+Response continue_state(Service& service, const Request& request, const Parts& parts) {
+  const NodePtr node = node_of(service, request, parts);
+  const Continue c = read_continue(service, body_of(request));
+  if (!c.stream) return answer_at_once(service, request, [&](const Caller& caller) { return continued(service, caller, node, c, nullptr); });
+  return stream_events(service, request, [&service, node, c](const Caller& caller, Writer& writer) {
+    writer.event(continued(service, caller, node, c, &writer));
+    writer.write("data: [DONE]\n\n");
+  });
+}
+
+Response fork_state(Service& service, const Request& request, const Parts& parts) {
+  const NodePtr node = node_of(service, request, parts);
+  const Json body = body_of(request);
+  Fields(body, "").finish();
+  return made(service, request, node, {{"name", "fork"}}, service.states.open(node, nullptr), true);
+}
+
+Response rewind_state(Service& service, const Request& request, const Parts& parts) {
+  const NodePtr node = node_of(service, request, parts);
+  const Json body = parse_body(request.body);
+  Fields f(body, "");
+  const auto tokens = f.integer("tokens", 0, kMaxPositions), message = f.integer("message", 0, node->messages - 1);
+  f.finish();
+  if (tokens.has_value() == message.has_value()) refuse("", "one of tokens and message", tokens ? "both" : "neither", "missing_field");
+  Session session = service.states.open(node, nullptr);
+  if (tokens) {
+    session.rewind(*tokens);
+    return made(service, request, node, {{"name", "rewind"}, {"tokens", *tokens}}, std::move(session));
+  }
+  Conversation conversation(std::move(session), service.tokenizer);
+  const auto k = static_cast<size_t>(*message);
+  const std::vector<Message>& all = conversation.messages();
+  const bool reply = all[k].generated;
+  if (!reply && all[k].role != "user") refuse("/message", "a message of the user, or a reply that was drawn", all[k].role);
+  const auto users = detail::count_users({all.begin() + static_cast<std::ptrdiff_t>(k), all.end()});
+  if (users > 0) conversation.rewind(users);
+  if (reply) conversation.retry();
+  return made(service, request, node, {{"name", "rewind"}, {"message", k}}, std::move(conversation.session()));
+}
+
+Response prune_state(Service& service, const Request& request, const Parts& parts) {
+  const NodePtr node = node_of(service, request, parts);
+  const Json body = parse_body(request.body);
+  Fields f(body, "");
+  PruneOptions o;
+  o.sinks = f.integer("sinks", 0, kMaxPositions).value_or(0);
+  const auto last = f.integer("keep_last", 0, kMaxPositions);
+  if (!last) refuse("/keep_last", "a number of tokens", "nothing", "missing_field");
+  o.keep_last = *last;
+  o.shift = f.boolean("shift").value_or(false);
+  f.finish();
+  Session session = service.states.open(node, nullptr);
+  const int64_t pruned = session.prune(o);
+  return made(service, request, node, {{"name", "prune"}, {"sinks", o.sinks}, {"keep_last", o.keep_last}, {"shift", o.shift}},
+              std::move(session), false, {{"pruned", pruned}});
+}
+
+Response edit_state(Service& service, const Request& request, const Parts& parts) {
+  const NodePtr node = node_of(service, request, parts);
+  const Json body = parse_body(request.body);
+  Fields f(body, "");
+  const auto index = f.integer("message", 0, node->messages - 1);
+  if (!index) refuse("/message", "the index of a message", "nothing", "missing_field");
+  const std::string content = f.required_text("content");
+  f.finish();
+  return answer_at_once(service, request, [&](const Caller& caller) {
+    Prompted p = resume(service, node);
+    Conversation* conversation = p.talk.conversation();
+    if (conversation == nullptr) throw RequestError(400, "not_a_conversation", "expected a conversation, found raw text");
+    std::vector<Message> messages = conversation->messages();
+    messages.resize(static_cast<size_t>(*index) + 1);
+    messages.back().content = content;
+    messages.back().generated = false;
+    const Conversation::Plan plan = conversation->prepare(std::move(messages));
+    conversation->begin(plan);
+    service.engine.process(conversation->session(), Conversation::to_process(plan), caller.gone);
+    conversation->prompted(plan);
+    Json j = service.states.json(service.states.add(request.client, node->id, {{"name", "edit"}, {"message", *index}}, std::move(conversation->session())));
+    j["usage"] = Usage{plan.report.kept, plan.report.recomputed, plan.report.added, "up to the message that was edited"}.json();
+    return j;
+  });
+}
+
+namespace {
+
+Json verified(Service& service, const Caller& caller, const NodePtr& node, Writer* writer) {
+  const double start = tool::seconds();
+  Session session = service.states.open(node, nullptr);
+  const State& found = session.state();
+  if (const auto limit = replay_limit(found))
+    throw RequestError(400, "not_replayable", fmt::format("expected a state that its tokens give, found an edit at position {}: {}", limit->position, limit->reason));
+  const int64_t of = found.transcript_size();
+  const auto progress = [&](int64_t done) {
+    if (writer != nullptr) writer->event({{"done", done}, {"of", of}});
+    if (caller.gone()) throw Cancelled();
+  };
+  Session again = replay(service.model, found, service.session, progress);
+  const auto difference = first_difference(again.state(), found);
+  const StateDigests digests = digests_of(again);
+  const bool same = !difference && digests.id == node->digests.id && digests.state == node->digests.state;
+  if (same) service.states.verified(node);
+  return {{"same_bits", same},
+          {"difference", difference ? Json(difference->text()) : Json(nullptr)},
+          {"tokens", of},
+          {"digest", sha256_text(digests.id)},
+          {"digests", tool::digests_json(digests)},
+          {"seconds", tool::seconds() - start}};
+}
+
+}  // namespace
+
+Response verify_state(Service& service, const Request& request, const Parts& parts) {
+  const NodePtr node = node_of(service, request, parts);
+  const Json body = body_of(request);
+  Fields f(body, "");
+  const bool stream = f.boolean("stream").value_or(false);
+  f.finish();
+  if (!stream) return answer_at_once(service, request, [&](const Caller& caller) { return verified(service, caller, node, nullptr); });
+  return stream_events(service, request, [&service, node](const Caller& caller, Writer& writer) {
+    writer.event(verified(service, caller, node, &writer));
+    writer.write("data: [DONE]\n\n");
+  });
+}
+
+}  // namespace stet::serve
