@@ -173,6 +173,21 @@ void TokenDecoder::feed(size_t at, std::string_view piece, State& state, std::st
   }
 }
 
+std::string TokenDecoder::bytes_of(std::string_view piece) const {
+  for (const Stage& stage : stages_) {
+    const int byte = stage.kind == Kind::byte_fallback ? byte_of(piece) : -1;
+    if (byte >= 0) return std::string(1, static_cast<char>(byte));
+    if (stage.kind != Kind::byte_level) continue;
+    if (const std::optional<std::string> bytes = bytes_of_piece(piece)) return *bytes;
+  }
+  State state = begin();
+  std::string text;
+  push("x", state, text);  // so that no space is stripped as the first of a text
+  push(piece, state, text);
+  finish(state, text);
+  return text.starts_with('x') ? text.substr(1) : text;
+}
+
 // Bytes of pieces, as text as soon as they make a character or can no longer make one.
 void TokenDecoder::feed_bytes(size_t at, std::string_view piece, State& state,
                               std::string& out) const {

@@ -30,6 +30,8 @@ class TokenDecoder {
     feed(0, piece, state, out);
   }
   void finish(State& state, std::string& out) const;
+  // The bytes that a piece stands for in the middle of a text, whether or not they are characters.
+  std::string bytes_of(std::string_view piece) const;
 
  private:
   enum class Kind {

@@ -407,6 +407,11 @@ std::string Tokenizer::piece(int32_t id) const {
   return std::string(impl_->vocabulary.piece(id));
 }
 
+std::string Tokenizer::bytes(int32_t id) const {
+  impl_->check(id);
+  return impl_->vocabulary.has(id) ? impl_->decoder.bytes_of(impl_->vocabulary.piece(id)) : "";
+}
+
 bool Tokenizer::is_special(int32_t id) const {
   return id >= 0 && id < size() && impl_->special[static_cast<size_t>(id)];
 }

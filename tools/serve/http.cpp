@@ -107,6 +107,8 @@ constexpr double kKeepAliveSeconds = 5;
 class Library : public httplib::Server {
  public:
   explicit Library(const HttpLimits& limits) : limits_(limits) {}
+  // The library itself lets five connections wait to be accepted, and the system refuses the sixth.
+  void widen() { ::listen(svr_sock_, SOMAXCONN); }
 
  private:
   bool process_and_close_socket(socket_t sock) override {
@@ -285,6 +287,7 @@ int HttpServer::bind(const std::string& host, int port) {
     throw Error(ErrorKind::io, "", "--port", "an address that can be had",
                 host + ":" + std::to_string(port));
   }
+  impl_->server.widen();
   return bound;
 }
 

@@ -372,10 +372,7 @@ std::vector<Message> read_messages(Fields& fields, const std::string& name) {
 }
 
 std::string token_bytes(const Tokenizer& tokenizer, int32_t id) {
-  if (id >= tokenizer.size()) return "";
-  TextStream stream(tokenizer, false);
-  const std::string text = stream.push(id);
-  return text + stream.pending();
+  return id < tokenizer.size() ? tokenizer.bytes(id) : "";  // a model may have more rows
 }
 
 Json bytes_json(const std::string& bytes) {

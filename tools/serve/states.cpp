@@ -344,7 +344,7 @@ Session States::longest_prefix(const std::string& client, std::span<const int32_
   session.generation() = GenerationState();
   session.chat() = ChatState();
   usage.reused = static_cast<int64_t>(most);
-  usage.reason = fmt::format("{} tokens of {} are the same", most, best->id);
+  usage.reason = fmt::format("{} tokens of {} are the same", most, best->client == client ? best->id : "another client's state");
   return session;
 }
 

@@ -1,0 +1,445 @@
+"""stet serve over its socket: what a reply says and the state after it equal what `stet generate` alone gives, whatever else runs.
+
+    test_serve.py STET ROOT
+"""
+import base64
+import concurrent.futures
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+STET, ROOT = sys.argv[1], sys.argv[2]
+MODEL = os.path.join(ROOT, "assets/pocket-llama3")
+
+
+class Server:
+    def __init__(self, *options):
+        self.options = options
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen([STET, "serve", "-m", MODEL, "--port", "0", *self.options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        line = self.process.stdout.readline()
+        if "http://" not in line:
+            raise AssertionError("no address: " + line + self.process.stderr.read())
+        self.port = int(line.rsplit(":", 1)[1].strip("/\n"))
+
+    def call(self, method, path, body=None, key=None, raw=None, headers=()):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        headers = dict(headers)
+        if key:
+            headers["Authorization"] = "Bearer " + key
+        data = raw if raw is not None else None if body is None else json.dumps(body).encode()
+        connection.request(method, path, data, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        kind = answer.headers["Content-Type"]
+        return answer.status, json.loads(content) if kind == "application/json" else content
+
+    def post(self, path, body, **more):
+        status, answer = self.call("POST", path, body, **more)
+        assert status == 200, (path, body, status, answer)
+        return answer
+
+    def get(self, path, **more):
+        status, answer = self.call("GET", path, **more)
+        assert status == 200, (path, status, answer)
+        return answer
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        out, err = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, (self.process.returncode, err)
+        return err
+
+    def kill(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+def alone(message, seed=None, temperature=None, n=64, system=None, stop=None):
+    """The reply and the state's name, by the command alone."""
+    command = [STET, "generate", "-m", MODEL, "--say", message, "--json", "-n", str(n)]
+    for option, value in (("--seed", seed), ("--temperature", temperature), ("--system", system), ("--stop", stop)):
+        if value is not None:
+            command += [option, str(value)]
+    answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return answer["text"], answer["digests"]["id"]
+
+
+def request_of(message, seed=None, temperature=None, n=64, system=None, stop=None):
+    body = {"messages": ([{"role": "system", "content": system}] if system else []) + [{"role": "user", "content": message}], "max_tokens": n}
+    for name, value in (("seed", seed), ("temperature", temperature), ("stop", stop)):
+        if value is not None:
+            body[name] = value
+    return body
+
+
+def mixed(count):
+    """Requests of many lengths, seeds and settings; some of them are prefixes of others."""
+    draws = random.Random(7)
+    for i in range(count):
+        message = " ".join("Let %s = %d." % (draws.choice("abcdxyz"), draws.randrange(20)) for _ in range(draws.choice([1, 1, 2, 5, 20])))
+        yield {"message": message + " What is a?", "seed": i, "temperature": draws.choice([0, 0.5, 1, 3]), "n": draws.choice([3, 20, 60]),
+               "system": draws.choice([None, "You are helpful."])}
+
+
+def events(content):
+    lines = [line[6:] for line in content.decode().split("\n") if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"], "[DONE]" in lines
+
+
+class Serve(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server()
+        cls.post, cls.get = cls.server.post, cls.server.get
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.stop()
+
+    def conversation(self, *messages):
+        return self.post("/v1/states", {"messages": [{"role": "user", "content": m} for m in messages]})
+
+    def test_a_reply_is_that_of_the_command_alone(self):
+        for case in ({"message": "Let b = 7."}, {"message": "Let a = 3. What is a?", "seed": 5, "temperature": 2, "n": 9}, {"message": "Hello", "stop": "elc", "system": "Be kind."}):
+            answer = self.post("/v1/chat/completions", request_of(**case))
+            choice = answer["choices"][0]
+            self.assertEqual((choice["message"]["content"], choice["state_digest"]), alone(**case))
+
+    def test_a_stream_says_the_same(self):
+        whole = self.post("/v1/chat/completions", request_of("Let c = 4. What is c?"))
+        status, content = self.server.call("POST", "/v1/chat/completions", {**request_of("Let c = 4. What is c?"), "stream": True, "stream_options": {"include_usage": True}})
+        pieces, done = events(content)
+        self.assertTrue(done)
+        self.assertEqual("".join(p["choices"][0]["delta"].get("content", "") for p in pieces if p["choices"]), whole["choices"][0]["message"]["content"])
+        self.assertEqual(pieces[-1]["usage"]["completion_tokens"], whole["usage"]["completion_tokens"])
+        self.assertEqual(pieces[-2]["choices"][0]["state_digest"], whole["choices"][0]["state_digest"])
+
+    def test_load_does_not_show(self):
+        cases = list(mixed(64))
+        expected = [alone(**case) for case in cases]
+
+        def ask(case):
+            choice = self.post("/v1/chat/completions", request_of(**case))["choices"][0]
+            return choice["message"]["content"], choice["state_digest"]
+
+        with concurrent.futures.ThreadPoolExecutor(64) as clients:
+            self.assertEqual(list(clients.map(ask, cases)), expected)
+
+    def test_clients_that_leave_disturb_nobody(self):
+        case = {"message": "Let a = 3. Let b = 8. What is a?", "seed": 3, "temperature": 1, "n": 40}
+        expected = alone(**case)
+
+        def leave(i):
+            s = socket.create_connection(("127.0.0.1", self.server.port))
+            body = json.dumps({**request_of("Tell me about %d." % i, i, 3, 1900), "stream": i % 2 == 0, "ignore_eos": True}).encode()
+            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body[: len(body) - i % 3])
+            s.recv(1 + i % 7) if i % 2 == 0 and i % 3 == 0 else None
+            s.close()
+
+        def ask(_):
+            choice = self.post("/v1/chat/completions", request_of(**case))["choices"][0]
+            return choice["message"]["content"], choice["state_digest"]
+
+        with concurrent.futures.ThreadPoolExecutor(16) as clients:
+            gone = [clients.submit(leave, i) for i in range(40)]
+            replies = [clients.submit(ask, i) for i in range(20)]
+            for g in gone:
+                g.result()
+            for r in replies:
+                self.assertEqual(r.result(), expected)
+        for _ in range(600):
+            status = self.get("/v1/status")
+            if status["running"] + status["queued"] == 0:
+                break
+        self.assertEqual((status["running"], status["queued"]), (0, 0))
+
+    def test_choices_draw_with_seeds_of_their_own(self):
+        answer = self.post("/v1/chat/completions", {**request_of("Hello", seed=10, temperature=3, n=12), "n": 3})
+        for i, choice in enumerate(answer["choices"]):
+            self.assertEqual((choice["message"]["content"], choice["state_digest"]), alone("Hello", seed=10 + i, temperature=3, n=12))
+
+    def test_text_completions_and_their_ids(self):
+        answer = self.post("/v1/completions", {"prompt": "Let a", "max_tokens": 6, "logprobs": 2})
+        command = [STET, "generate", "-m", MODEL, "-p", "Let a", "-n", "6", "--json"]
+        expected = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        self.assertEqual((answer["choices"][0]["text"], answer["choices"][0]["state_digest"]), (expected["text"], expected["digests"]["id"]))
+        self.assertEqual(len(answer["choices"][0]["logprobs"]["tokens"]), 6)
+        by_ids = self.post("/v1/completions", {"prompt": expected["prompt_ids"], "max_tokens": 6})
+        self.assertEqual(by_ids["choices"][0]["state_digest"], expected["digests"]["id"])
+
+    def test_logprobs_are_the_models(self):
+        answer = self.post("/v1/chat/completions", {**request_of("Let a = 3. What is a?"), "logprobs": True, "top_logprobs": 3})
+        content = answer["choices"][0]["logprobs"]["content"]
+        self.assertEqual("".join(bytes(t["bytes"]).decode() for t in content[:-1]), answer["choices"][0]["message"]["content"])
+        for t in content:
+            self.assertEqual(len(t["top_logprobs"]), 3)
+            self.assertEqual(t["top_logprobs"][0]["logprob"], t["logprob"])  # greedy
+        state = answer["state_id"]
+        tokens = self.get("/v1/states/%s/tokens?logprobs=true" % state)["data"]
+        self.assertEqual([t["logprob"] for t in tokens if t["generated"]], [t["logprob"] for t in content[:-1]])
+
+    def test_a_known_prefix_is_reused_and_told(self):
+        long = " ".join("Let x = %d." % i for i in range(40))
+        first = self.post("/v1/chat/completions", request_of(long, n=4))
+        second = self.post("/v1/chat/completions", request_of(long + " And?", n=4))
+        self.assertGreater(second["usage"]["prompt_tokens_details"]["cached_tokens"], 200)
+        self.assertEqual(second["usage"]["reused"] + second["usage"]["new"], second["usage"]["prompt_tokens"])
+        self.assertEqual(second["choices"][0]["state_digest"], alone(long + " And?", n=4)[1])
+
+    def test_responses_keep_the_state(self):
+        first = self.post("/v1/responses", {"input": "Let a = 6."})
+        second = self.post("/v1/responses", {"input": "What is a?", "previous_response_id": first["id"]})
+        self.assertIn("6", second["output_text"])
+        self.assertEqual(second["previous_response_id"], first["id"])
+        self.assertEqual(self.get("/v1/responses/" + second["id"])["output_text"], second["output_text"])
+        status, content = self.server.call("POST", "/v1/responses", {"input": "What is a?", "previous_response_id": first["id"], "stream": True})
+        pieces, _ = events(content)
+        self.assertEqual([p["sequence_number"] for p in pieces], list(range(len(pieces))))
+        self.assertEqual(pieces[-1]["response"]["state_digest"], second["state_digest"])
+        self.assertTrue(self.server.call("DELETE", "/v1/responses/" + second["id"])[1]["deleted"])
+        self.assertEqual(self.server.call("GET", "/v1/responses/" + second["id"])[0], 404)
+
+    def test_anthropics_messages(self):
+        body = {"max_tokens": 50, "system": "Be kind.", "messages": [{"role": "user", "content": "Let a = 2. What is a?"}]}
+        answer = self.post("/v1/messages", body)
+        self.assertEqual((answer["content"][0]["text"], answer["state_digest"]), alone("Let a = 2. What is a?", system="Be kind.", n=50))
+        pieces, _ = events(self.server.call("POST", "/v1/messages", {**body, "stream": True})[1])
+        self.assertEqual("".join(p["delta"]["text"] for p in pieces if p["type"] == "content_block_delta"), answer["content"][0]["text"])
+        stopped = self.post("/v1/messages", {**body, "stop_sequences": ["zz", "is"]})
+        self.assertEqual((stopped["stop_reason"], stopped["stop_sequence"]), ("stop_sequence", "is"))
+
+    def test_embeddings(self):
+        plain = self.post("/v1/embeddings", {"input": ["Hello", "a = 3"], "layer": 2, "pooling": "last"})
+        packed = self.post("/v1/embeddings", {"input": ["Hello", "a = 3"], "layer": 2, "pooling": "last", "encoding_format": "base64"})
+        for x, y in zip(plain["data"], packed["data"]):
+            raw = base64.b64decode(y["embedding"])
+            self.assertEqual(struct.unpack("<%df" % len(x["embedding"]), raw), tuple(struct.unpack("<f", struct.pack("<f", v))[0] for v in x["embedding"]))
+        self.assertEqual((plain["layer"], plain["pooling"], plain["normalized"]), (2, "last", False))
+
+    def test_a_state_is_a_value(self):
+        start = self.conversation("Let a = 3.")
+        reply = self.post("/v1/states/%s/continue" % start["id"], {})
+        again = self.post("/v1/states/%s/continue" % start["id"], {})
+        self.assertEqual(reply["state"]["id"], again["state"]["id"])
+        self.assertEqual((reply["text"], reply["state"]["digest"]), alone("Let a = 3."))
+        steps = start["id"]
+        for id in reply["ids"]:
+            steps = self.post("/v1/states/%s/continue" % steps, {"n": 1})
+            self.assertEqual(steps["ids"], [id])
+            steps = steps["state"]["id"]
+        self.assertEqual(self.get("/v1/states/" + steps)["digest"], reply["state"]["digest"])
+        fork = self.post("/v1/states/%s/fork" % start["id"], {})
+        self.assertNotEqual(fork["id"], start["id"])
+        self.assertEqual((fork["digest"], fork["parent"]), (start["digest"], start["id"]))
+        two = self.post("/v1/states/%s/continue" % reply["state"]["id"], {"message": {"role": "user", "content": "What is a?"}})
+        self.assertIn("3", two["text"])
+        back = self.post("/v1/states/%s/rewind" % two["state"]["id"], {"message": 2})
+        self.assertEqual(self.get("/v1/states/" + back["id"])["messages"][-1]["content"], reply["text"])
+        retried = self.post("/v1/states/%s/continue" % two["state"]["id"], {"retry": True})
+        self.assertEqual(retried["text"], two["text"])
+        edited = self.post("/v1/states/%s/edit" % two["state"]["id"], {"message": 0, "content": "Let a = 9."})
+        edited = self.post("/v1/states/%s/continue" % edited["id"], {})
+        self.assertIn("9", edited["text"])
+        pruned = self.post("/v1/states/%s/prune" % two["state"]["id"], {"sinks": 4, "keep_last": 16})
+        self.assertGreater(pruned["pruned"], 0)
+        for state in (two["state"], pruned, edited["state"]):
+            self.assertTrue(self.post("/v1/states/%s/verify" % state["id"], {})["same_bits"])
+        self.assertTrue(self.get("/v1/states/%s/diff/%s" % (start["id"], fork["id"]))["equal"])
+        diff = self.get("/v1/states/%s/diff/%s" % (two["state"]["id"], edited["state"]["id"]))
+        self.assertFalse(diff["equal"])
+        self.assertTrue(any(not layer["equal"] for layer in diff["layers"]))
+
+    def test_choosing_another_token(self):
+        start = self.conversation("Let a = 3.")
+        top = self.get("/v1/states/%s/top?n=5" % start["id"])["data"]
+        chosen = self.post("/v1/states/%s/continue" % start["id"], {"n": 1, "choose": top[1]["id"]})
+        self.assertEqual(chosen["ids"], [top[1]["id"]])
+        self.assertTrue(self.post("/v1/states/%s/verify" % chosen["state"]["id"], {})["same_bits"])
+
+    def test_looking_at_a_state(self):
+        start = self.conversation("Let ä = 3 🙂.")
+        whole = self.get("/v1/states/" + start["id"])
+        self.assertEqual(len(whole["elements"]), 12)
+        tokens = self.get("/v1/states/%s/tokens" % start["id"])["data"]
+        self.assertIn("Let ä = 3 🙂.", bytes(b for t in tokens for b in t["bytes"]).decode())
+        kv = self.get("/v1/states/%s/kv?layer=1&head=0&what=v" % start["id"])
+        self.assertEqual((len(kv["values"]), len(kv["values"][0])), (len(tokens), kv["head_dim"]))
+
+    def test_files_come_and_go(self):
+        reply = self.post("/v1/states/%s/continue" % self.conversation("Let q = 1.")["id"], {})
+        data = self.get("/v1/states/%s/snapshot" % reply["state"]["id"])
+        self.post("/v1/states/%s/fork" % reply["state"]["id"], {})
+        self.server.call("DELETE", "/v1/states/" + reply["state"]["id"])
+        status, uploaded = self.server.call("POST", "/v1/states/upload", raw=data)
+        self.assertEqual((status, uploaded["origin"], uploaded["digest"]), (200, "uploaded", reply["state"]["digest"]))
+        self.post("/v1/states/%s/verify" % uploaded["id"], {})
+        self.assertEqual(self.get("/v1/states/" + uploaded["id"])["origin"], "verified")
+        for cut in (0, 10, len(data) // 2, len(data) - 1):
+            self.assertEqual(self.server.call("POST", "/v1/states/upload", raw=data[:cut])[0], 400)
+
+    def test_names_pins_and_deletion(self):
+        state = self.conversation("Let n = 2.")
+        named = self.server.call("PATCH", "/v1/states/" + state["id"], {"name": "begin", "pinned": True})[1]
+        self.assertEqual((named["name"], named["pinned"]), ("begin", True))
+        self.assertIsNone(self.server.call("PATCH", "/v1/states/" + state["id"], {"name": None})[1]["name"])
+        self.assertTrue(self.server.call("DELETE", "/v1/states/" + state["id"])[1]["deleted"])
+        self.assertEqual(self.server.call("GET", "/v1/states/" + state["id"])[0], 404)
+
+    def test_tokens_and_templates(self):
+        ids = self.post("/tokenize", {"text": "Let a = 3."})["tokens"]
+        self.assertEqual(self.post("/detokenize", {"tokens": ids, "skip_special": True})["text"], "Let a = 3.")
+        prompt = self.post("/apply-template", {"messages": [{"role": "user", "content": "Hi"}]})
+        state = self.conversation("Hi")
+        self.assertEqual(self.get("/v1/states/" + state["id"])["ids"], prompt["tokens"])
+
+    def test_what_is_not_there_is_refused_by_name(self):
+        good = request_of("Hi", n=2)
+        for field, value, pointer in (
+            ("tools", [{"type": "function"}], "/tools"), ("frequency_penalty", 0.5, "/frequency_penalty"), ("banana", 1, "/banana"),
+            ("n", 0, "/n"), ("temperature", -1, "/temperature"), ("temperature", "hot", "/temperature"), ("max_tokens", 0, "/max_tokens"),
+            ("messages", [], "/messages"), ("messages", [{"role": "user"}], "/messages/0/content"), ("messages", [{"role": "cat", "content": ""}], "/messages/0/role"),
+            ("stop", [1], "/stop/0"), ("seed", 1.5, "/seed"), ("response_format", {"type": "json_object"}, "/response_format"),
+            ("model", "gpt", "/model"), ("resume_from", "st_0", "/resume_from"), ("stream", "yes", "/stream")):
+            status, answer = self.server.call("POST", "/v1/chat/completions", {**good, field: value})
+            self.assertIn(status, (400, 404), (field, value, answer))
+            self.assertEqual(answer["error"]["param"], pointer, answer)
+        for field, value in (("tools", []), ("frequency_penalty", 0), ("logit_bias", {}), ("response_format", {"type": "text"}), ("user", "me"), ("tool_choice", "none"), ("stop", None)):
+            self.post("/v1/chat/completions", {**good, field: value})
+
+    def test_too_long_a_prompt_tells_both_numbers(self):
+        for stream in (False, True):
+            status, answer = self.server.call("POST", "/v1/chat/completions", {**request_of("word " * 5000), "stream": stream})
+            self.assertEqual((status, answer["error"]["code"]), (400, "context_length_exceeded"))
+            self.assertIn("2048", answer["error"]["message"])
+
+    def test_bad_requests_get_an_error(self):
+        draws = random.Random(3)
+        good = json.dumps(request_of("Hi", n=1)).encode()
+        for i in range(300):
+            body = bytearray(good)
+            for _ in range(draws.randrange(1, 4)):
+                at = draws.randrange(len(body))
+                draws.choice([lambda: body.__setitem__(at, draws.randrange(256)), lambda: body.__delitem__(slice(at, at + 3)), lambda: body.insert(at, draws.choice(b'{}[]",:0'))])()
+            status, answer = self.server.call("POST", draws.choice(["/v1/chat/completions", "/v1/states", "/v1/messages", "/v1/responses", "/tokenize"]), raw=bytes(body))
+            self.assertTrue(status == 200 or "message" in answer["error"], answer)
+        for raw in (b"[" * 100000, b"{\"a\":" * 5000, b"", b"null", b"\xff\xfe"):
+            self.assertEqual(self.server.call("POST", "/v1/chat/completions", raw=raw)[0], 400)
+        for line in (b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST /v1/states HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", self.server.port)) as s:
+                s.sendall(line)
+                s.shutdown(socket.SHUT_WR)
+                while s.recv(4096):
+                    pass
+        self.assertEqual(self.get("/health"), {"status": "ok"})
+
+    def test_other_names_and_other_pages_are_refused(self):
+        self.assertEqual(self.server.call("GET", "/v1/states", headers={"Host": "evil.example"})[0], 403)
+        self.assertEqual(self.server.call("POST", "/v1/states", {}, headers={"Origin": "http://evil.example"})[0], 403)
+
+    def test_openapi_says_what_is_there(self):
+        for path, methods in self.get("/openapi.json")["paths"].items():
+            for method in methods:
+                address = path.replace("{id}", "st_0").replace("{other}", "st_0")
+                status, answer = self.server.call(method.upper(), address, {} if method != "get" else None)
+                self.assertNotEqual(answer["error"]["code"] if isinstance(answer, dict) and "error" in answer else "", "no_such_address", path)
+        self.assertEqual(self.server.call("PUT", "/v1/states", {})[0], 405)
+        self.assertIn(b"stet_drawn_tokens_total", self.get("/metrics"))
+        self.assertIn(b"<!doctype html>", self.get("/"))
+
+
+class Clients(unittest.TestCase):
+    def test_keys_part_clients(self):
+        with tempfile.NamedTemporaryFile("w") as keys:
+            keys.write("anna 0123456789\nbert abcdefghij\n")
+            keys.flush()
+            server = Server("--api-key-file", keys.name)
+            self.assertEqual(server.call("GET", "/v1/models")[0], 401)
+            self.assertEqual(server.call("GET", "/v1/models", key="0123456788")[0], 401)
+            self.assertEqual(server.call("GET", "/health")[0], 200)
+            body = request_of("Let a = 3. Let b = 4. Let c = 5.")
+            mine = server.post("/v1/chat/completions", body, key="0123456789")
+            theirs = server.post("/v1/chat/completions", body, key="abcdefghij")
+            self.assertEqual(theirs["usage"]["reused"], 0)
+            self.assertNotEqual(mine["state_id"], theirs["state_id"])
+            self.assertEqual(mine["choices"][0]["state_digest"], theirs["choices"][0]["state_digest"])
+            self.assertEqual(server.call("GET", "/v1/states/" + mine["state_id"], key="abcdefghij")[0], 404)
+            self.assertEqual(len(server.get("/v1/states", key="abcdefghij")["data"]), 1)
+            server.stop()
+
+    def test_another_address_needs_keys(self):
+        done = subprocess.run([STET, "serve", "-m", MODEL, "--host", "0.0.0.0", "--port", "0"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--api-key-file", done.stderr)
+
+    def test_a_full_queue_says_so(self):
+        server = Server("--streams", "1", "--queue", "1")
+        long = {**request_of("Hi", n=1900), "ignore_eos": True}
+        with concurrent.futures.ThreadPoolExecutor(8) as clients:
+            answers = [a.result() for a in [clients.submit(server.call, "POST", "/v1/chat/completions", long) for _ in range(8)]]
+        self.assertIn(429, [status for status, _ in answers])
+        good = {a["choices"][0]["state_digest"] for status, a in answers if status == 200}
+        self.assertEqual(len(good), 1)
+        server.stop()
+
+
+class Kept(unittest.TestCase):
+    def test_what_a_reply_named_survives_a_kill(self):
+        draws = random.Random(11)
+        with tempfile.TemporaryDirectory() as directory:
+            server = Server("--state-dir", directory, "--durable", "--memory", "1")
+            known = {}
+            for round in range(int(os.environ.get("STET_SERVE_KILLS", "6"))):
+                def ask(i):
+                    try:
+                        a = server.post("/v1/chat/completions", request_of("Let a = %d." % i, i, 1, 20))
+                        return a["state_id"], a["choices"][0]["state_digest"]
+                    except (OSError, http.client.HTTPException, ValueError):
+                        return None
+                with concurrent.futures.ThreadPoolExecutor(8) as clients:
+                    asked = [clients.submit(ask, draws.randrange(100)) for _ in range(12)]
+                    asked[draws.randrange(12)].result()
+                    server.kill()
+                    known.update(a.result() for a in asked if a.result())
+                server.start()
+                for state, digest in known.items():
+                    self.assertEqual(server.get("/v1/states/" + state)["digest"], digest)
+                some = draws.choice(list(known))
+                self.assertTrue(server.post("/v1/states/%s/verify" % some, {})["same_bits"])
+            server.stop()
+
+    def test_what_left_memory_is_the_same_when_it_comes_back(self):
+        for kept in (False, True):
+            with tempfile.TemporaryDirectory() as directory:
+                server = Server("--memory", "1", *(["--state-dir", directory] if kept else []))
+                states = {}
+                for i in range(12):
+                    a = server.post("/v1/chat/completions", request_of("Let a = %d. Let b = 2." % i, i, 1, 30))
+                    states[a["state_id"]] = a["choices"][0]["state_digest"], i
+                self.assertTrue(any(not s["resident"] for s in server.get("/v1/states")["data"]))
+                for state, (digest, i) in states.items():
+                    self.assertEqual(server.post("/v1/states/%s/verify" % state, {})["digest"], digest)
+                    a = server.post("/v1/chat/completions", request_of("Let a = %d. Let b = 2." % i, i, 1, 30))
+                    self.assertEqual(a["choices"][0]["state_digest"], digest)
+                server.stop()
+                if not kept:
+                    continue
+                server.start()
+                for state, (digest, _) in states.items():
+                    self.assertEqual(server.get("/v1/states/" + state)["digest"], digest)
+                server.stop()
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])

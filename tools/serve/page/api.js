@@ -1,0 +1,67 @@
+// The server's interface. Whatever fails because nobody answers is tried again until somebody does.
+const listeners = [];
+export const onLost = (listener) => listeners.push(listener);
+const tell = (lost) => listeners.forEach((listener) => listener(lost));
+const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+
+function headers(json) {
+  const all = json ? { "Content-Type": "application/json" } : {};
+  const key = sessionStorage.getItem("key");
+  if (key) all.Authorization = "Bearer " + key;
+  return all;
+}
+
+// Reading changes nothing, so it may be asked again; what makes a state is asked once.
+async function ask(method, path, body, signal) {
+  for (let pause = 250; ; pause = Math.min(pause * 2, 4000)) {
+    try {
+      const raw = body instanceof Blob;
+      const answer = await fetch(path, { method, signal, headers: headers(body && !raw), body: raw ? body : body && JSON.stringify(body) });
+      tell(false);
+      return answer;
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      tell(true);
+      if (method !== "GET") throw new Error("The server did not answer.");
+      await wait(pause);
+    }
+  }
+}
+
+async function checked(answer) {
+  if (answer.ok) return answer;
+  let message = answer.statusText;
+  try { message = (await answer.json()).error.message; } catch { /* no JSON: the status says what there is */ }
+  const error = new Error(message);
+  error.status = answer.status;
+  throw error;
+}
+
+export const get = async (path) => (await checked(await ask("GET", path))).json();
+export const post = async (path, body, signal) => (await checked(await ask("POST", path, body ?? {}, signal))).json();
+export const patch = async (path, body) => (await checked(await ask("PATCH", path, body))).json();
+export const remove = async (path) => (await checked(await ask("DELETE", path))).json();
+export const download = async (path) => (await checked(await ask("GET", path))).blob();
+
+// The events of a stream, one by one; leaving the loop, or the signal, ends the work on the server.
+export async function* events(path, body, signal) {
+  const answer = await checked(await ask("POST", path, { ...body, stream: true }, signal));
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    text += value;
+    const parts = text.split("\n\n");
+    text = parts.pop();
+    for (const part of parts) {
+      const line = part.split("\n").find((l) => l.startsWith("data: "));
+      if (!line || line === "data: [DONE]") continue;
+      const event = JSON.parse(line.slice(6));
+      if (event.error) throw new Error(event.error.message);
+      yield event;
+    }
+  }
+}
+
+export const upload = async (file) => (await checked(await ask("POST", "/v1/states/upload", file))).json();

@@ -1,0 +1,99 @@
+// What a state is: the next token, its tokens, its elements, its keys and values, and how it differs from another.
+import { get } from "/page/api.js";
+import { $, make, percent } from "/page/dom.js";
+
+const visible = (text) => text.replaceAll("\n", "⏎").replaceAll(" ", "·") || "∅";
+
+async function next(state, handlers) {
+  const { data } = await get(`/v1/states/${state.id}/top?n=25`);
+  const best = Math.max(...data.map((c) => Math.exp(c.logprob)));
+  return [make("p", {}, "The likeliest next tokens, by the model. Choose one to go on with it."), ...data.map((c) => {
+    const p = Math.exp(c.logprob), part = make("span", { className: "part" });
+    part.style.width = Math.max(1, 100 * p / best) + "%";
+    const row = make("button", { className: "candidate", title: `token ${c.id}; drawn with ${percent(c.probability)}` }, make("code", {}, visible(c.text)), part, make("span", { className: "number" }, percent(p)));
+    row.dataset.id = c.id;
+    row.addEventListener("click", () => handlers.choose(c.id));
+    return row;
+  })];
+}
+
+async function tokens(state, handlers) {
+  const { data } = await get(`/v1/states/${state.id}/tokens?logprobs=true`);
+  const place = make("div", { className: "tokens" });
+  for (const t of data) {
+    const p = t.logprob === null ? null : Math.exp(t.logprob);
+    const span = make("span", { className: t.visible ? "" : "gone", title: `position ${t.position}, token ${t.id}` + (p === null ? "" : `, ${percent(p)}`) }, t.text || "∅");
+    if (p !== null) span.style.backgroundColor = `hsl(${Math.round(120 * p)} 70% 50% / 0.28)`;
+    span.addEventListener("click", () => handlers.rewindTo(t.position));
+    place.append(span);
+  }
+  return [make("p", {}, "Green was likely, red was not. A click rewinds to before that token."), place];
+}
+
+async function elements(state) {
+  const whole = await get("/v1/states/" + state.id);
+  const rows = [["digest", whole.digest], ["id", whole.id], ...whole.elements.map((e) => [e.name, e.value])];
+  return [make("table", {}, make("tbody", {}, ...rows.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value)))))];
+}
+
+const heat = { layer: 0, head: 0, what: "k" };
+
+function paint(canvas, values, width) {
+  const height = values.length, most = Math.max(1e-9, ...values.flat().map(Math.abs));
+  canvas.width = width;
+  canvas.height = Math.max(1, height);
+  const context = canvas.getContext("2d"), image = context.createImageData(width, Math.max(1, height));
+  values.forEach((row, y) => row.forEach((v, x) => {
+    const at = 4 * (y * width + x), strength = Math.sqrt(Math.abs(v) / most);
+    image.data.set(v < 0 ? [40, 90, 220, 255 * strength] : [220, 80, 40, 255 * strength], at);
+  }));
+  context.putImageData(image, 0, 0);
+}
+
+async function keysAndValues(state) {
+  const place = make("div");
+  const draw = async () => {
+    const kv = await get(`/v1/states/${state.id}/kv?layer=${heat.layer}&head=${heat.head}&what=${heat.what}`);
+    const choice = (name, count) => {
+      const select = make("select", { ariaLabel: name }, ...Array.from({ length: count }, (_, i) => make("option", { value: i, selected: i === heat[name] }, `${name} ${i}`)));
+      select.addEventListener("change", () => { heat[name] = Number(select.value); draw(); });
+      return select;
+    };
+    const what = make("select", { ariaLabel: "what" }, make("option", { value: "k", selected: heat.what === "k" }, "keys"), make("option", { value: "v", selected: heat.what === "v" }, "values"));
+    what.addEventListener("change", () => { heat.what = what.value; draw(); });
+    const canvas = make("canvas", { role: "img", ariaLabel: `${heat.what === "k" ? "Keys" : "Values"} of layer ${heat.layer}, head ${heat.head}: ${kv.positions} positions by ${kv.head_dim}` });
+    paint(canvas, kv.values, kv.head_dim);
+    const shared = make("div", { className: "shared", title: "blocks of 64 positions" }, ...kv.shared.map((yes) => make("i", { className: yes ? "yes" : "" })));
+    const count = kv.shared.filter(Boolean).length;
+    place.replaceChildren(make("div", { className: "bar" }, choice("layer", kv.layers), choice("head", kv.heads), what), canvas,
+      make("p", {}, `Down: positions; across: ${kv.head_dim} dimensions. ${count} of ${kv.shared.length} blocks are shared with the parent:`), shared);
+  };
+  await draw();
+  return [place];
+}
+
+function compared(result) {
+  if (!result) return [make("p", {}, "Drag a state onto another, or choose Compare, to see where the two part.")];
+  const { diff, a, b } = result;
+  const text = (s) => {
+    let n = 0;
+    while (n < diff.text_a.length && diff.text_a[n] === diff.text_b[n]) ++n;
+    return make("div", {}, s.slice(0, n), make("mark", {}, s.slice(n)));
+  };
+  const head = diff.equal ? make("p", { className: "same" }, "✓ equal, every bit") : make("p", {}, "First difference: ", make("b", {}, diff.first_difference));
+  const layers = make("table", {}, make("thead", {}, make("tr", {}, ...["layer", "keys and values", "largest difference"].map((t) => make("th", {}, t)))),
+    make("tbody", {}, ...diff.layers.map((l) => make("tr", {}, make("td", {}, String(l.layer)), make("td", {}, l.equal ? "equal" : "different"), make("td", { className: "number" }, l.max_abs.toPrecision(3))))));
+  return [head, make("p", {}, `${diff.tokens.common} common tokens, of ${diff.tokens.a} and ${diff.tokens.b}.`), layers,
+    make("div", { className: "sides" }, make("b", {}, a), make("b", {}, b), text(diff.text_a), text(diff.text_b))];
+}
+
+export async function look(kind, state, handlers, comparison) {
+  for (const tab of document.querySelectorAll("[data-look]")) tab.setAttribute("aria-selected", tab.dataset.look === kind);
+  if (!state && kind !== "diff") return $("panel").replaceChildren(make("p", {}, "No state yet."));
+  const ways = { next, tokens, elements, heat: keysAndValues };
+  try {
+    $("panel").replaceChildren(...(kind === "diff" ? compared(comparison) : await ways[kind](state, handlers)));
+  } catch (error) {
+    $("panel").replaceChildren(make("p", {}, error.message));
+  }
+}
