@@ -5,7 +5,7 @@
 namespace stet::serve {
 namespace {
 
-struct Asked {
+struct MessagesAsked {
   std::vector<Message> messages;
   DrawOptions draw;
   ChatState chat;
@@ -14,13 +14,14 @@ struct Asked {
   std::string id;
 };
 
-Asked read_request(Service& service, const Request& request, const Json& body) {
+MessagesAsked read_messages_request(Service& service, const Request& request, const Json& body) {
   Fields f(body, "");
-  Asked a;
+  MessagesAsked a;
   check_model(service, f);
   a.messages = read_messages(f, "messages");
   if (const Json* system = f.find("system"))
-    a.messages.insert(a.messages.begin(), Message{"system", read_content(*system, "/system"), "", 0, 0, false});
+    a.messages.insert(a.messages.begin(),
+                      Message{"system", read_content(*system, "/system"), "", 0, 0, false});
   a.draw.max_tokens = f.integer("max_tokens", 1, kMaxPositions);
   if (!a.draw.max_tokens) refuse("/max_tokens", "a number of tokens", "nothing", "missing_field");
   a.draw.temperature = f.number("temperature", 0, 1e30);
@@ -30,7 +31,8 @@ Asked read_request(Service& service, const Request& request, const Json& body) {
   if (f.find("stop_sequences") != nullptr) a.draw.stop = f.texts("stop_sequences", 16);
   a.stream = f.boolean("stream").value_or(false);
   a.chat = read_chat(f);
-  if (const auto from = f.text("resume_from")) a.from = service.states.find(request.client, *from, "/resume_from");
+  if (const auto from = f.text("resume_from"))
+    a.from = service.states.find(request.client, *from, "/resume_from");
   f.neutral("tools", {Json::array()});
   f.neutral("tool_choice", {{{"type", "auto"}}, {{"type", "none"}}});
   f.neutral("thinking", {{{"type", "disabled"}}});
@@ -42,7 +44,7 @@ Asked read_request(Service& service, const Request& request, const Json& body) {
 }
 
 // Which stop string it was: the one whose text follows the reply's in what was drawn.
-Json stop_sequence(const Service& service, const Asked& a, const ReplyResult& r) {
+Json stop_sequence(const Service& service, const MessagesAsked& a, const ReplyResult& r) {
   if (r.reply.stop != StopReason::stop_string || !a.draw.stop) return nullptr;
   const std::string all = service.tokenizer->decode(r.reply.ids, true);
   std::string best;
@@ -58,27 +60,41 @@ const char* stop_reason(const Reply& reply) {
                                                  : "end_turn";
 }
 
-Json usage(const Usage& u, size_t drawn) {
-  return {{"input_tokens", u.recomputed + u.fresh}, {"cache_creation_input_tokens", 0}, {"cache_read_input_tokens", u.reused},
-          {"output_tokens", drawn}, {"reused", u.reused}, {"recomputed", u.recomputed}, {"new", u.fresh}, {"reason", u.reason}};
+Json anthropic_usage(const Usage& u, size_t drawn) {
+  return {{"input_tokens", u.recomputed + u.fresh},
+          {"cache_creation_input_tokens", 0},
+          {"cache_read_input_tokens", u.reused},
+          {"output_tokens", drawn},
+          {"reused", u.reused},
+          {"recomputed", u.recomputed},
+          {"new", u.fresh},
+          {"reason", u.reason}};
 }
 
-Json message_json(const Service& service, const Asked& a, const Json& content, const Json& used) {
-  return {{"id", a.id}, {"type", "message"}, {"role", "assistant"}, {"model", service.name}, {"content", content},
-          {"stop_reason", nullptr}, {"stop_sequence", nullptr}, {"usage", used}};
+Json message_json(const Service& service, const MessagesAsked& a, const Json& content,
+                  const Json& used) {
+  return {{"id", a.id},
+          {"type", "message"},
+          {"role", "assistant"},
+          {"model", service.name},
+          {"content", content},
+          {"stop_reason", nullptr},
+          {"stop_sequence", nullptr},
+          {"usage", used}};
 }
 
-Prompted prompt(Service& service, const Caller& caller, const Asked& a) {
+Prompted prompt(Service& service, const Caller& caller, const MessagesAsked& a) {
   if (!a.from) return prompt_messages(service, caller, a.messages, a.chat);
   Prompted p = resume(service, a.from);
   say(service, caller, p, a.messages);
   return p;
 }
 
-Json whole(Service& service, const Caller& caller, const Asked& a) {
+Json whole(Service& service, const Caller& caller, const MessagesAsked& a) {
   Prompted p = prompt(service, caller, a);
   const ReplyResult r = draw_replies(service, caller, p, a.draw, nullptr)[0];
-  Json j = message_json(service, a, {{{"type", "text"}, {"text", r.reply.text}}}, usage(p.usage, r.reply.ids.size()));
+  Json j = message_json(service, a, {{{"type", "text"}, {"text", r.reply.text}}},
+                        anthropic_usage(p.usage, r.reply.ids.size()));
   j["stop_reason"] = stop_reason(r.reply);
   j["stop_sequence"] = stop_sequence(service, a, r);
   j["state_id"] = r.node->id;
@@ -86,34 +102,42 @@ Json whole(Service& service, const Caller& caller, const Asked& a) {
   return j;
 }
 
-void stream(Service& service, const Caller& caller, const Asked& a, Writer& writer) {
+void stream(Service& service, const Caller& caller, const MessagesAsked& a, Writer& writer) {
   const auto send = [&](const char* type, Json fields) {
     Json j = {{"type", type}};
     j.update(fields);
     return writer.event(j, type);
   };
   Prompted p = prompt(service, caller, a);
-  send("message_start", {{"message", message_json(service, a, Json::array(), usage(p.usage, 0))}});
+  send("message_start",
+       {{"message", message_json(service, a, Json::array(), anthropic_usage(p.usage, 0))}});
   send("content_block_start", {{"index", 0}, {"content_block", {{"type", "text"}, {"text", ""}}}});
   const ReplyResult r = draw_replies(service, caller, p, a.draw, [&](const ReplyPiece& piece) {
     if (piece.text.empty()) return writer.good();
-    return send("content_block_delta", {{"index", 0}, {"delta", {{"type", "text_delta"}, {"text", piece.text}}}});
+    return send("content_block_delta",
+                {{"index", 0}, {"delta", {{"type", "text_delta"}, {"text", piece.text}}}});
   })[0];
   send("content_block_stop", {{"index", 0}});
-  send("message_delta", {{"delta", {{"stop_reason", stop_reason(r.reply)}, {"stop_sequence", stop_sequence(service, a, r)}}},
-                         {"usage", {{"output_tokens", r.reply.ids.size()}}},
-                         {"state_id", r.node->id},
-                         {"state_digest", sha256_text(r.node->digests.id)}});
+  send("message_delta",
+       {{"delta",
+         {{"stop_reason", stop_reason(r.reply)}, {"stop_sequence", stop_sequence(service, a, r)}}},
+        {"usage", {{"output_tokens", r.reply.ids.size()}}},
+        {"state_id", r.node->id},
+        {"state_digest", sha256_text(r.node->digests.id)}});
   send("message_stop", Json::object());
 }
 
 }  // namespace
 
 Response messages(Service& service, const Request& request, const Parts&) {
-  const Asked a = read_request(service, request, parse_body(request.body));
+  const MessagesAsked a = read_messages_request(service, request, parse_body(request.body));
   if (!a.from) check_messages(service, a.messages, a.chat);
-  if (!a.stream) return answer_at_once(service, request, [&](const Caller& caller) { return whole(service, caller, a); });
-  return stream_events(service, request, [&service, a](const Caller& caller, Writer& writer) { stream(service, caller, a, writer); });
+  if (!a.stream)
+    return answer_at_once(service, request,
+                          [&](const Caller& caller) { return whole(service, caller, a); });
+  return stream_events(service, request, [&service, a](const Caller& caller, Writer& writer) {
+    stream(service, caller, a, writer);
+  });
 }
 
 }  // namespace stet::serve

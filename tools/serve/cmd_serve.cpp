@@ -51,7 +51,8 @@ class Keys {
     std::string found;
     for (const auto& [key, name] : keys_) {
       unsigned different = 0;
-      for (size_t i = 0; i < key.bytes.size(); ++i) different |= std::to_integer<unsigned>(key.bytes[i] ^ given.bytes[i]);
+      for (size_t i = 0; i < key.bytes.size(); ++i)
+        different |= std::to_integer<unsigned>(key.bytes[i] ^ given.bytes[i]);
       if (different == 0) found = name;
     }
     return found;
@@ -64,9 +65,13 @@ class Keys {
     if (text.empty() || text[0] == '#') return;
     const size_t space = text.find(' ');
     const std::string key = space == std::string::npos ? text : text.substr(space + 1);
-    if (key.size() < 8) throw Error(ErrorKind::format, path, fmt::format("line {}", line), "a key of at least 8 characters", "a shorter one");
+    if (key.size() < 8)
+      throw Error(ErrorKind::format, path, fmt::format("line {}", line),
+                  "a key of at least 8 characters", "a shorter one");
     const Sha256 hashed = hash(key);
-    keys_.emplace_back(hashed, space == std::string::npos ? "key-" + sha256_text(hashed).substr(7, 12) : text.substr(0, space));
+    keys_.emplace_back(hashed, space == std::string::npos
+                                   ? "key-" + sha256_text(hashed).substr(7, 12)
+                                   : text.substr(0, space));
   }
 
   std::vector<std::pair<Sha256, std::string>> keys_;
@@ -77,24 +82,32 @@ std::string host_name(const std::string& host) {
   return host.substr(0, host.find(':'));
 }
 
-// Whoever may ask: by key, by the name under which this server was asked for (so that no other page's name leads here), and
-// by the page that asks.
+// Whoever may ask: by key, by the name under which this server was asked for (so that no other
+// page's name leads here), and by the page that asks.
 void admit(serve::Request& request, const Keys& keys, const ServeCommand& o) {
   const std::string name = host_name(request.host);
-  const bool known = is_loopback(name) || name == o.host || std::find(o.hosts.begin(), o.hosts.end(), name) != o.hosts.end();
+  const bool known = is_loopback(name) || name == o.host ||
+                     std::find(o.hosts.begin(), o.hosts.end(), name) != o.hosts.end();
   if (!known && (is_loopback(o.host) || !o.hosts.empty()))
-    throw serve::RequestError(403, "unknown_host", "expected a Host of this server (--allow-host), found " + printable(request.host, 60));
-  if (!request.origin.empty() && request.origin != "http://" + request.host && request.origin != "https://" + request.host)
-    throw serve::RequestError(403, "foreign_origin", "expected a page of this server, found " + printable(request.origin, 60));
+    throw serve::RequestError(
+        403, "unknown_host",
+        "expected a Host of this server (--allow-host), found " + printable(request.host, 60));
+  if (!request.origin.empty() && request.origin != "http://" + request.host &&
+      request.origin != "https://" + request.host)
+    throw serve::RequestError(
+        403, "foreign_origin",
+        "expected a page of this server, found " + printable(request.origin, 60));
   if (!keys.any() || serve::is_control(request)) return;
   request.client = keys.client(request.authorization);
-  if (request.client.empty()) throw serve::RequestError(401, "invalid_api_key", "expected an API key of this server");
+  if (request.client.empty())
+    throw serve::RequestError(401, "invalid_api_key", "expected an API key of this server");
 }
 
 void check(const ServeCommand& o) {
   if (!is_loopback(o.host) && o.key_file.empty())
     usage_error("--host", "a loopback address (127.0.0.1), or --api-key-file with it", o.host);
-  if (o.states.durable && o.states.directory.empty()) usage_error("--durable", "--state-dir with it", "none");
+  if (o.states.durable && o.states.directory.empty())
+    usage_error("--durable", "--state-dir with it", "none");
 }
 
 void run(ServeCommand& o) {
@@ -103,7 +116,8 @@ void run(ServeCommand& o) {
   const auto model = o.model.load_model();
   const auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
   o.states.memory = static_cast<uint64_t>(o.memory_mb) << 20;
-  serve::Service service(model, tokenizer, o.model.session_options(), o.states, o.engine, o.deadline);
+  serve::Service service(model, tokenizer, o.model.session_options(), o.states, o.engine,
+                         o.deadline);
   serve::HttpLimits limits;
   limits.threads = static_cast<size_t>(o.engine.streams + o.engine.queue) + 16;
   serve::HttpServer server(limits, [&](serve::Request& request) {
@@ -111,13 +125,15 @@ void run(ServeCommand& o) {
     return serve::route(service, request);
   });
   const int port = server.bind(o.host, o.port);
-  out(fmt::format("{}, {}: http://{}:{}/\n", service.name, contract_name(service.session.compute.contract), o.host, port));
+  out(fmt::format("{}, {}: http://{}:{}/\n", service.name,
+                  contract_name(service.session.compute.contract), o.host, port));
   flush_output();
   const Interrupts noted;
   std::thread watch([&] {
     while (Interrupts::signal() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     service.engine.close();
-    while (service.engine.counters().running > 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    while (service.engine.counters().running > 0)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
     server.stop();
   });
   server.run();
@@ -129,21 +145,39 @@ void run(ServeCommand& o) {
 
 void add_serve(CLI::App& app) {
   const auto o = std::make_shared<ServeCommand>();
-  CLI::App* sub = app.add_subcommand("serve", "States over HTTP: OpenAI's interface, Anthropic's, and stet's own, with a page.");
+  CLI::App* sub = app.add_subcommand(
+      "serve", "States over HTTP: OpenAI's interface, Anthropic's, and stet's own, with a page.");
   const auto number = [&](const char* name, auto& value, const char* help, uint64_t most) {
     sub->add_option(name, value, help)->type_name("N")->check(integer(0, most))->group("Server");
   };
-  sub->add_option("--host", o->host, "address (default: 127.0.0.1); another needs --api-key-file")->type_name("ADDRESS")->group("Server");
+  sub->add_option("--host", o->host, "address (default: 127.0.0.1); another needs --api-key-file")
+      ->type_name("ADDRESS")
+      ->group("Server");
   number("--port", o->port, "port (default: 8080; 0: any that is free)", 65535);
-  sub->add_option("--allow-host", o->hosts, "a name under which this server is reached, as behind a proxy")->type_name("NAME")->allow_extra_args(false)->group("Server");
-  sub->add_option("--api-key-file", o->key_file, "keys of clients: KEY or NAME KEY on each line")->type_name("FILE")->group("Server");
+  sub->add_option("--allow-host", o->hosts,
+                  "a name under which this server is reached, as behind a proxy")
+      ->type_name("NAME")
+      ->allow_extra_args(false)
+      ->group("Server");
+  sub->add_option("--api-key-file", o->key_file, "keys of clients: KEY or NAME KEY on each line")
+      ->type_name("FILE")
+      ->group("Server");
   number("--streams", o->engine.streams, "requests that run at once (default: 16)", 1024);
   number("--queue", o->engine.queue, "requests that wait (default: 64)", 4096);
-  sub->add_option("--deadline", o->deadline, "seconds after which a request ends (default: none)")->type_name("S")->group("Server");
-  number("--memory", o->memory_mb, "MB of keys and values that idle states may hold (default: 2048)", uint64_t{1} << 30);
-  sub->add_option("--state-dir", o->states.directory, "where states are kept (default: in memory alone)")->type_name("DIR")->group("Server");
-  sub->add_flag("--durable", o->states.durable, "write a state before a reply names it")->group("Server");
-  sub->add_flag("--share-prefixes", o->states.share_prefixes, "clients reuse one another's tokens: timing tells who said what")->group("Server");
+  sub->add_option("--deadline", o->deadline, "seconds after which a request ends (default: none)")
+      ->type_name("S")
+      ->group("Server");
+  number("--memory", o->memory_mb,
+         "MB of keys and values that idle states may hold (default: 2048)", uint64_t{1} << 30);
+  sub->add_option("--state-dir", o->states.directory,
+                  "where states are kept (default: in memory alone)")
+      ->type_name("DIR")
+      ->group("Server");
+  sub->add_flag("--durable", o->states.durable, "write a state before a reply names it")
+      ->group("Server");
+  sub->add_flag("--share-prefixes", o->states.share_prefixes,
+                "clients reuse one another's tokens: timing tells who said what")
+      ->group("Server");
   o->model.add_to(*sub);
   sub->callback([o] { run(*o); });
 }

@@ -12,12 +12,14 @@ Response tokenize(Service& service, const Request& request, const Parts&) {
   const Json body = parse_body(request.body);
   Fields f(body, "");
   const std::string text = f.required_text("text");
-  const bool bos = f.boolean("add_special").value_or(true), special = f.boolean("parse_special").value_or(true);
+  const bool bos = f.boolean("add_special").value_or(true),
+             special = f.boolean("parse_special").value_or(true);
   f.finish();
   const Tokenizer& t = service.need_tokenizer();
   const auto ids = t.encode(text, bos ? Tokenizer::Bos::automatic : Tokenizer::Bos::off, special);
   Json pieces = Json::array();
-  for (const int32_t id : ids) pieces.push_back({{"id", id}, {"bytes", bytes_json(token_bytes(t, id))}});
+  for (const int32_t id : ids)
+    pieces.push_back({{"id", id}, {"bytes", bytes_json(token_bytes(t, id))}});
   return json_response({{"tokens", ids}, {"count", ids.size()}, {"pieces", pieces}});
 }
 
@@ -42,12 +44,19 @@ Response apply_template(Service& service, const Request& request, const Parts&) 
   empty.chat() = chat;
   const Conversation conversation(std::move(empty), service.tokenizer);
   const int64_t time = conversation.session().chat().now;
-  const jinja::Text text = ChatTemplate(*service.tokenizer).render(template_messages(messages), true,
-      jinja::Value::from_json(chat.variables.empty() ? "{}" : chat.variables, "template_variables"), static_cast<double>(time));
-  return json_response({{"prompt", text.bytes}, {"tokens", conversation.prepare(messages).ids}, {"now", time}});
+  const jinja::Text text =
+      ChatTemplate(*service.tokenizer)
+          .render(template_messages(messages), true,
+                  jinja::Value::from_json(chat.variables.empty() ? "{}" : chat.variables,
+                                          "template_variables"),
+                  static_cast<double>(time));
+  return json_response(
+      {{"prompt", text.bytes}, {"tokens", conversation.prepare(messages).ids}, {"now", time}});
 }
 
-Response health(Service&, const Request&, const Parts&) { return json_response({{"status", "ok"}}); }
+Response health(Service&, const Request&, const Parts&) {
+  return json_response({{"status", "ok"}});
+}
 
 Response ready(Service& service, const Request&, const Parts&) {
   const EngineCounters c = service.engine.counters();
@@ -57,31 +66,43 @@ Response ready(Service& service, const Request&, const Parts&) {
 Response status(Service& service, const Request&, const Parts&) {
   const EngineCounters c = service.engine.counters();
   const Json totals = service.states.totals();
-  return json_response({{"model", service.name},
-                        {"contract", contract_name(service.session.compute.contract)},
-                        {"isa", service.session.compute.isa.empty() ? best_kernels().name : service.session.compute.isa},
-                        {"threads", detail::threads_of(service.session.compute)},
-                        {"tokens_per_second", c.busy_seconds > 0 ? static_cast<double>(c.drawn_tokens + c.prompt_tokens) / c.busy_seconds : 0},
-                        {"queued", c.queued},
-                        {"running", c.running},
-                        {"memory", {{"budget", service.states.memory_budget()}, {"used", service.states.memory_used()}}},
-                        {"reuse", {{"reused", totals["reused"]}, {"recomputed", totals["recomputed"]}, {"new", totals["new"]}}},
-                        {"states", totals["states"]},
-                        {"version", STET_VERSION}});
+  return json_response(
+      {{"model", service.name},
+       {"contract", contract_name(service.session.compute.contract)},
+       {"isa",
+        service.session.compute.isa.empty() ? best_kernels().name : service.session.compute.isa},
+       {"threads", detail::threads_of(service.session.compute)},
+       {"tokens_per_second",
+        c.busy_seconds > 0 ? static_cast<double>(c.drawn_tokens + c.prompt_tokens) / c.busy_seconds
+                           : 0},
+       {"queued", c.queued},
+       {"running", c.running},
+       {"memory",
+        {{"budget", service.states.memory_budget()}, {"used", service.states.memory_used()}}},
+       {"reuse",
+        {{"reused", totals["reused"]},
+         {"recomputed", totals["recomputed"]},
+         {"new", totals["new"]}}},
+       {"states", totals["states"]},
+       {"version", STET_VERSION}});
 }
 
 Response metrics(Service& service, const Request&, const Parts&) {
   const EngineCounters c = service.engine.counters();
   const Json t = service.states.totals();
   std::string text;
-  const auto add = [&](const char* name, const char* type, const char* help, auto value, const char* labels = "") {
-    if (text.find(fmt::format("# TYPE stet_{} ", name)) == std::string::npos) text += fmt::format("# HELP stet_{} {}\n# TYPE stet_{} {}\n", name, help, name, type);
+  const auto add = [&](const char* name, const char* type, const char* help, auto value,
+                       const char* labels = "") {
+    if (text.find(fmt::format("# TYPE stet_{} ", name)) == std::string::npos)
+      text += fmt::format("# HELP stet_{} {}\n# TYPE stet_{} {}\n", name, help, name, type);
     text += fmt::format("stet_{}{} {}\n", name, labels, value);
   };
   add("prompt_tokens_total", "counter", "Tokens of prompts that were processed.", c.prompt_tokens);
   add("drawn_tokens_total", "counter", "Tokens that were drawn.", c.drawn_tokens);
-  add("tokens_reused_total", "counter", "Tokens of prompts that were there already.", t["reused"].get<int64_t>());
-  add("tokens_recomputed_total", "counter", "Tokens that were processed again.", t["recomputed"].get<int64_t>());
+  add("tokens_reused_total", "counter", "Tokens of prompts that were there already.",
+      t["reused"].get<int64_t>());
+  add("tokens_recomputed_total", "counter", "Tokens that were processed again.",
+      t["recomputed"].get<int64_t>());
   add("passes_total", "counter", "Passes over the weights.", c.passes);
   add("busy_seconds_total", "counter", "Time in passes.", c.busy_seconds);
   add("batch_size", "gauge", "Sessions in the last pass.", c.batch);
@@ -90,9 +111,11 @@ Response metrics(Service& service, const Request&, const Parts&) {
   add("requests_refused_total", "counter", "Requests that found the queue full.", c.refused);
   add("requests_cancelled_total", "counter", "Requests whose client left the queue.", c.cancelled);
   add("states", "gauge", "States that clients can name.", t["states"].get<int64_t>());
-  add("state_evictions_total", "counter", "States that left memory.", t["evictions"].get<int64_t>());
+  add("state_evictions_total", "counter", "States that left memory.",
+      t["evictions"].get<int64_t>());
   add("state_restores_total", "counter", "States that came back.", t["restores"].get<int64_t>());
-  add("kv_blocks", "gauge", "Blocks of keys and values that idle states hold.", t["blocks_memory"].get<int64_t>(), "{kind=\"memory\"}");
+  add("kv_blocks", "gauge", "Blocks of keys and values that idle states hold.",
+      t["blocks_memory"].get<int64_t>(), "{kind=\"memory\"}");
   add("kv_blocks", "gauge", "", t["blocks_mapped"].get<int64_t>(), "{kind=\"mapped\"}");
   add("memory_bytes", "gauge", "What those blocks take.", service.states.memory_used());
   Response r;
@@ -110,12 +133,15 @@ Response page(Service&, const Request& request, const Parts&) {
     Response r;
     r.type = file.type;
     r.body = file.bytes;
-    r.headers = {{"Content-Security-Policy", "default-src 'self'; img-src 'self' data: blob:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"},
+    r.headers = {{"Content-Security-Policy",
+                  "default-src 'self'; img-src 'self' data: blob:; frame-ancestors 'none'; "
+                  "base-uri 'none'; form-action 'self'"},
                  {"Cache-Control", "no-cache"},
                  {"Referrer-Policy", "no-referrer"}};
     return r;
   }
-  throw RequestError(404, "no_such_address", "expected a file of the page, found " + printable(name, 60));
+  throw RequestError(404, "no_such_address",
+                     "expected a file of the page, found " + printable(name, 60));
 }
 
 }  // namespace stet::serve

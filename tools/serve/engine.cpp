@@ -83,9 +83,10 @@ Engine::Lease Engine::enter(const std::string& client, const Gone& gone) {
   if (static_cast<int64_t>(running_.size()) >= options_.streams &&
       static_cast<int64_t>(waiting_.size()) >= options_.queue) {
     ++counters_.refused;
-    throw RequestError(429, "queue_full",
-                       fmt::format("expected at most {} requests that wait, found more: try again later",
-                                   options_.queue));
+    throw RequestError(
+        429, "queue_full",
+        fmt::format("expected at most {} requests that wait, found more: try again later",
+                    options_.queue));
   }
   Ticket ticket{client};
   waiting_.push_back(&ticket);
@@ -165,7 +166,8 @@ void Engine::drop(Job* job) {
   std::erase(jobs_, job);
 }
 
-// So many tokens of prompts that running replies keep their pace; clocks decide how fast, never what is said.
+// So many tokens of prompts that running replies keep their pace; clocks decide how fast, never
+// what is said.
 int64_t Engine::prompt_budget(size_t replies) const {
   if (replies == 0) return options_.chunk;
   if (reply_seconds_ == 0 || token_seconds_ == 0) return kLeastPromptTokens * 2;
@@ -223,8 +225,8 @@ void Engine::pass(std::vector<Job*>& jobs) {
   };
   if (prompt_tokens == 0) learn(reply_seconds_, took);
   if (prompt_tokens >= kLeastPromptTokens)
-    learn(token_seconds_,
-          std::max(took - (replies > 0 ? reply_seconds_ : 0), took * 0.1) / static_cast<double>(prompt_tokens));
+    learn(token_seconds_, std::max(took - (replies > 0 ? reply_seconds_ : 0), took * 0.1) /
+                              static_cast<double>(prompt_tokens));
   const std::lock_guard lock(mutex_);
   ++counters_.passes;
   counters_.batch = batch.size();
@@ -249,8 +251,8 @@ void Engine::append_all(std::vector<Job*>& jobs, std::vector<BatchEntry>& batch)
     } catch (...) {
       error = std::current_exception();
     }
-    const bool done = jobs[i]->reply_ == nullptr &&
-                      static_cast<size_t>(jobs[i]->done_) == jobs[i]->ids_.size();
+    const bool done =
+        jobs[i]->reply_ == nullptr && static_cast<size_t>(jobs[i]->done_) == jobs[i]->ids_.size();
     if (error == nullptr && !done) continue;
     drop(jobs[i]);
     jobs[i]->finish(error);

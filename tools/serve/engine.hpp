@@ -1,5 +1,5 @@
-// Continuous batching: all that runs advances in shared passes over the weights (append(batch)), prompts in chunks between the
-// tokens of the replies. No reply depends on what else is running.
+// Continuous batching: all that runs advances in shared passes over the weights (append(batch)),
+// prompts in chunks between the tokens of the replies. No reply depends on what else is running.
 #pragma once
 
 #include <atomic>
@@ -25,13 +25,14 @@ namespace stet::serve {
 using Gone = std::function<bool()>;
 
 struct EngineOptions {
-  int64_t streams = 16;        // at once
-  int64_t queue = 64;          // that wait; more are refused
-  int64_t chunk = 512;         // most tokens of prompts in one pass
-  double slowdown = 2.2;       // of a pass of replies that a prompt's tokens may cause
+  int64_t streams = 16;   // at once
+  int64_t queue = 64;     // that wait; more are refused
+  int64_t chunk = 512;    // most tokens of prompts in one pass
+  double slowdown = 2.2;  // of a pass of replies that a prompt's tokens may cause
 };
 
-// A piece of work: tokens that a session is to process, or a reply that it draws. The session is the job's until it is over.
+// A piece of work: tokens that a session is to process, or a reply that it draws. The session is
+// the job's until it is over.
 class Job {
  public:
   Job(Session& session, std::span<const int32_t> ids) : session_(session), ids_(ids) {}
@@ -39,7 +40,8 @@ class Job {
   Job(Session& session, Generator& reply, std::optional<int32_t> first)
       : session_(session), reply_(&reply), next_(first) {}
 
-  // For what is new. Returns false when all is over and told; throws what the work threw, and Cancelled.
+  // For what is new. Returns false when all is over and told; throws what the work threw, and
+  // Cancelled.
   struct Piece {
     int32_t id;
     std::string text;
@@ -94,7 +96,8 @@ class Engine {
     Engine* engine_;
     std::string client_;
   };
-  // Waits for one. Throws a RequestError (429) where too many wait already, (503) once the server ends; Cancelled.
+  // Waits for one. Throws a RequestError (429) where too many wait already, (503) once the server
+  // ends; Cancelled.
   Lease enter(const std::string& client, const Gone& gone);
 
   // Has the job done; it must outlive that, as wait() says.

@@ -1,5 +1,5 @@
-// The fields of a request: each is read once, checked, and said by its JSON pointer where it is wrong. What nobody reads is
-// refused by its name.
+// The fields of a request: each is read once, checked, and said by its JSON pointer where it is
+// wrong. What nobody reads is refused by its name.
 #pragma once
 
 #include <cstdint>

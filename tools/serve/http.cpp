@@ -151,7 +151,8 @@ void write_response(Response&& from, httplib::Response& to) {
   if (!from.stream) return to.set_content(from.body, from.type);
   to.set_chunked_content_provider(
       from.type, [stream = std::move(from.stream)](size_t, httplib::DataSink& sink) {
-        Writer writer([&sink](std::string_view bytes) { return sink.write(bytes.data(), bytes.size()); });
+        Writer writer(
+            [&sink](std::string_view bytes) { return sink.write(bytes.data(), bytes.size()); });
         stream(writer);
         if (writer.good()) sink.done();
         return writer.good();
@@ -184,8 +185,10 @@ RequestError current_error() {
     const bool theirs = e.kind == ErrorKind::argument || e.kind == ErrorKind::capacity ||
                         e.kind == ErrorKind::unsupported || e.kind == ErrorKind::mismatch ||
                         e.kind == ErrorKind::format;
-    if (e.kind == ErrorKind::io) return {500, "io", "expected a file of the server, found an error"};
-    return {theirs ? 400 : 500, e.kind == ErrorKind::capacity ? "context_length_exceeded" : "invalid",
+    if (e.kind == ErrorKind::io)
+      return {500, "io", "expected a file of the server, found an error"};
+    return {theirs ? 400 : 500,
+            e.kind == ErrorKind::capacity ? "context_length_exceeded" : "invalid",
             Error(e.kind, "", e.field, e.expected, e.found).what()};
   } catch (const Cancelled&) {
     return {499, "cancelled", "expected a client that waits, found none, or no time left"};

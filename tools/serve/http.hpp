@@ -1,5 +1,5 @@
-// HTTP/1.1 as the server needs it: whole requests within limits in, one answer or a stream of pieces out. http.cpp hides the
-// library.
+// HTTP/1.1 as the server needs it: whole requests within limits in, one answer or a stream of
+// pieces out. http.cpp hides the library.
 #pragma once
 
 #include <atomic>
@@ -18,11 +18,12 @@ namespace stet::serve {
 
 using tool::Json;
 
-// A request that is not to be answered as it was asked: {"error": {...}} with this status. `pointer` leads to the field at fault
-// (RFC 6901), "" where it is none.
+// A request that is not to be answered as it was asked: {"error": {...}} with this status.
+// `pointer` leads to the field at fault (RFC 6901), "" where it is none.
 class RequestError : public std::runtime_error {
  public:
-  RequestError(int status_, std::string code_, const std::string& message, std::string pointer_ = "")
+  RequestError(int status_, std::string code_, const std::string& message,
+               std::string pointer_ = "")
       : std::runtime_error(message),
         status(status_),
         code(std::move(code_)),
@@ -39,7 +40,8 @@ struct Cancelled {};
 // The error of an exception that is being handled, whatever it is; nothing internal is told.
 RequestError current_error();
 
-// The two ways in which a request's client can be told to have gone: before and while a reply is written. Of any thread.
+// The two ways in which a request's client can be told to have gone: before and while a reply is
+// written. Of any thread.
 class Connection {
  public:
   explicit Connection(int socket) : socket_(socket) {}

@@ -66,6 +66,7 @@ Response openapi_page(Service&, const Request&, const Parts&);
 Response page(Service&, const Request&, const Parts&);
 
 // Shared by them.
+NodePtr node_of(Service& service, const Request& request, const Parts& parts);  // of {id}
 int64_t now();
 void check_model(const Service& service, Fields& fields);
 ChatState read_chat(Fields& fields);  // "now", "template_variables"

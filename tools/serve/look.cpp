@@ -14,11 +14,8 @@
 namespace stet::serve {
 namespace {
 
-NodePtr node_of(Service& service, const Request& request, const Parts& parts) {
-  return service.states.find(request.client, parts[0], "/id");
-}
-
-int64_t query_integer(const Request& request, const std::string& name, int64_t fallback, int64_t min, int64_t max) {
+int64_t query_integer(const Request& request, const std::string& name, int64_t fallback,
+                      int64_t min, int64_t max) {
   const std::string text = request.query_or(name, std::to_string(fallback));
   char* end = nullptr;
   errno = 0;
@@ -31,7 +28,12 @@ int64_t query_integer(const Request& request, const std::string& name, int64_t f
 Json messages_json(const State& state) {
   Json list = Json::array();
   for (const Message& m : state.chat.messages)
-    list.push_back({{"index", list.size()}, {"role", m.role}, {"content", m.content}, {"begin", m.begin}, {"end", m.end}, {"generated", m.generated}});
+    list.push_back({{"index", list.size()},
+                    {"role", m.role},
+                    {"content", m.content},
+                    {"begin", m.begin},
+                    {"end", m.end},
+                    {"generated", m.generated}});
   return list;
 }
 
@@ -39,20 +41,39 @@ Json elements_json(const Service& service, const State& state, const StateDigest
   const GenerationState& g = state.generation;
   const KvShape& kv = state.kv.shape();
   Json rows = Json::array();
-  const auto add = [&](const char* name, const std::string& value) { rows.push_back({{"name", name}, {"value", value}}); };
-  add("keys and values", fmt::format("{} blocks of {} positions, {}, {} bytes; {}", state.kv.blocks(), kBlockPositions, kv_type_name(kv.type),
-                                     static_cast<uint64_t>(state.kv.blocks()) * kv.block_bytes(), digest_text(d.kv)));
+  const auto add = [&](const char* name, const std::string& value) {
+    rows.push_back({{"name", name}, {"value", value}});
+  };
+  add("keys and values",
+      fmt::format("{} blocks of {} positions, {}, {} bytes; {}", state.kv.blocks(), kBlockPositions,
+                  kv_type_name(kv.type),
+                  static_cast<uint64_t>(state.kv.blocks()) * kv.block_bytes(), digest_text(d.kv)));
   add("token ids", fmt::format("{}; {}", state.tokens.size(), digest_text(d.tokens)));
-  add("positions", state.size() == 0 ? "none" : fmt::format("0 .. {} of {}", state.size() - 1, state.kv.capacity()));
-  add("visibility mask", fmt::format("{} of {} positions", visible_positions(state.kv), state.size()));
-  add("logits of the last token", fmt::format("{}; {}", state.logits == nullptr ? 0 : state.logits->size(), digest_text(d.logits)));
+  add("positions", state.size() == 0
+                       ? "none"
+                       : fmt::format("0 .. {} of {}", state.size() - 1, state.kv.capacity()));
+  add("visibility mask",
+      fmt::format("{} of {} positions", visible_positions(state.kv), state.size()));
+  add("logits of the last token",
+      fmt::format("{}; {}", state.logits == nullptr ? 0 : state.logits->size(),
+                  digest_text(d.logits)));
   add("model", state.origin.model);
-  add("tokenizer and template", service.tokenizer == nullptr ? "none" : service.tokenizer->fingerprint());
-  add("numeric contract", fmt::format("{} version {}", state.origin.contract, state.origin.version));
-  add("sampler", g.sampling.greedy ? "greedy" : fmt::format("temperature {}, top-k {}, top-p {}, min-p {}, typical {}", g.sampling.temperature, g.sampling.top_k, g.sampling.top_p, g.sampling.min_p, g.sampling.typical_p));
+  add("tokenizer and template",
+      service.tokenizer == nullptr ? "none" : service.tokenizer->fingerprint());
+  add("numeric contract",
+      fmt::format("{} version {}", state.origin.contract, state.origin.version));
+  add("sampler", g.sampling.greedy
+                     ? "greedy"
+                     : fmt::format("temperature {}, top-k {}, top-p {}, min-p {}, typical {}",
+                                   g.sampling.temperature, g.sampling.top_k, g.sampling.top_p,
+                                   g.sampling.min_p, g.sampling.typical_p));
   add("randomness", fmt::format("seed {}, position {}", g.sampling.seed, state.transcript_size()));
-  add("turns and stops", fmt::format("{} turns{}, {} stop tokens, {} stop strings, {} bytes held back", g.turns.size(), !g.turns.empty() && g.turns.back().open ? " (the last is open)" : "", g.stop_ids.size(), g.stop_strings.size(), g.held.size() + g.stream.size()));
-  add("messages, prunes, edits", fmt::format("{}, {}, {}", state.chat.messages.size(), state.prunes.size(), state.edits.size()));
+  add("turns and stops",
+      fmt::format("{} turns{}, {} stop tokens, {} stop strings, {} bytes held back", g.turns.size(),
+                  !g.turns.empty() && g.turns.back().open ? " (the last is open)" : "",
+                  g.stop_ids.size(), g.stop_strings.size(), g.held.size() + g.stream.size()));
+  add("messages, prunes, edits", fmt::format("{}, {}, {}", state.chat.messages.size(),
+                                             state.prunes.size(), state.edits.size()));
   return rows;
 }
 
@@ -70,8 +91,14 @@ Response get_state(Service& service, const Request& request, const Parts& parts)
   j["messages"] = j["message_list"];
   j.erase("message_list");
   j["now"] = state.chat.now;
-  j["sampling"] = {{"greedy", s.greedy}, {"temperature", s.greedy ? 0 : s.temperature}, {"top_k", s.top_k}, {"top_p", s.top_p}, {"min_p", s.min_p},
-                   {"typical_p", s.typical_p}, {"repetition_penalty", s.repetition_penalty}, {"seed", s.seed}};
+  j["sampling"] = {{"greedy", s.greedy},
+                   {"temperature", s.greedy ? 0 : s.temperature},
+                   {"top_k", s.top_k},
+                   {"top_p", s.top_p},
+                   {"min_p", s.min_p},
+                   {"typical_p", s.typical_p},
+                   {"repetition_penalty", s.repetition_penalty},
+                   {"seed", s.seed}};
   j["ids"] = state.tokens;
   return json_response(j);
 }
@@ -89,7 +116,8 @@ Response state_tokens(Service& service, const Request& request, const Parts& par
       if (caller.gone()) throw Cancelled();
       for (size_t i = 0; i < rows.count; ++i) {
         const size_t next = static_cast<size_t>(first) + i + 1;
-        if (next < state.tokens.size()) logprobs.push_back(log_probability({rows.row(i), rows.width}, state.tokens[next]));
+        if (next < state.tokens.size())
+          logprobs.push_back(log_probability({rows.row(i), rows.width}, state.tokens[next]));
       }
     });
   }
@@ -104,15 +132,19 @@ Response state_tokens(Service& service, const Request& request, const Parts& par
       message = k;
       generated = m.generated;
     }
-    const std::string bytes = service.tokenizer == nullptr ? "" : token_bytes(*service.tokenizer, state.tokens[i]);
-    data.push_back({{"position", i},
-                    {"id", state.tokens[i]},
-                    {"text", utf8_lossy(bytes)},
-                    {"bytes", bytes_json(bytes)},
-                    {"message", message},
-                    {"generated", generated},
-                    {"visible", (state.kv.visible(static_cast<int64_t>(i) / kBlockPositions) >> (i % kBlockPositions) & 1) != 0},
-                    {"logprob", i > 0 && i <= logprobs.size() ? Json(logprobs[i - 1]) : Json(nullptr)}});
+    const std::string bytes =
+        service.tokenizer == nullptr ? "" : token_bytes(*service.tokenizer, state.tokens[i]);
+    data.push_back(
+        {{"position", i},
+         {"id", state.tokens[i]},
+         {"text", utf8_lossy(bytes)},
+         {"bytes", bytes_json(bytes)},
+         {"message", message},
+         {"generated", generated},
+         {"visible",
+          (state.kv.visible(static_cast<int64_t>(i) / kBlockPositions) >> (i % kBlockPositions) &
+           1) != 0},
+         {"logprob", i > 0 && i <= logprobs.size() ? Json(logprobs[i - 1]) : Json(nullptr)}});
   }
   return json_response({{"object", "list"}, {"data", data}});
 }
@@ -122,13 +154,20 @@ Response state_top(Service& service, const Request& request, const Parts& parts)
   const int64_t n = query_integer(request, "n", 20, 1, 200);
   Session session = service.states.open(node, nullptr);
   const State& state = session.state();
-  if (state.logits == nullptr) throw RequestError(400, "empty_state", "expected a state of at least one token, found none");
+  if (state.logits == nullptr)
+    throw RequestError(400, "empty_state", "expected a state of at least one token, found none");
   std::vector<float> p(state.logits->size());
-  Sampler(static_cast<int>(p.size())).probabilities(state.generation.sampling, *state.logits, state.tokens, p);
+  Sampler(static_cast<int>(p.size()))
+      .probabilities(state.generation.sampling, *state.logits, state.tokens, p);
   Json data = Json::array();
   for (const auto& [id, logprob] : top_candidates(*state.logits, static_cast<size_t>(n))) {
-    const std::string bytes = service.tokenizer == nullptr ? "" : token_bytes(*service.tokenizer, id);
-    data.push_back({{"id", id}, {"text", utf8_lossy(bytes)}, {"bytes", bytes_json(bytes)}, {"logprob", logprob}, {"probability", p[static_cast<size_t>(id)]}});
+    const std::string bytes =
+        service.tokenizer == nullptr ? "" : token_bytes(*service.tokenizer, id);
+    data.push_back({{"id", id},
+                    {"text", utf8_lossy(bytes)},
+                    {"bytes", bytes_json(bytes)},
+                    {"logprob", logprob},
+                    {"probability", p[static_cast<size_t>(id)]}});
   }
   return json_response({{"object", "list"}, {"data", data}});
 }
@@ -139,14 +178,16 @@ Response state_kv(Service& service, const Request& request, const Parts& parts) 
   Session session = service.states.open(node, nullptr);
   const KvCache& kv = session.state().kv;
   const KvShape& shape = kv.shape();
-  const int64_t layer = query_integer(request, "layer", 0, 0, shape.layers - 1), head = query_integer(request, "head", 0, 0, shape.kv_heads - 1);
+  const int64_t layer = query_integer(request, "layer", 0, 0, shape.layers - 1),
+                head = query_integer(request, "head", 0, 0, shape.kv_heads - 1);
   const bool keys = request.query_or("what", "k") == "k";
   const int64_t step = std::max<int64_t>(1, (kv.size() + kMostRows - 1) / kMostRows);
   Json values = Json::array(), shared = Json::array();
   std::vector<float> row(static_cast<size_t>(shape.head_dim));
   for (int64_t at = 0; at < kv.size(); at += step) {
     const int64_t slot = at % kBlockPositions;
-    const std::byte* from = kv.block(at / kBlockPositions) + (keys ? shape.k_offset(layer, head) : shape.v_offset(layer, head));
+    const std::byte* from = kv.block(at / kBlockPositions) +
+                            (keys ? shape.k_offset(layer, head) : shape.v_offset(layer, head));
     const auto first = static_cast<size_t>(keys ? slot : slot * shape.head_dim);
     read_elements(shape.type, from + first * shape.element_size(), keys ? kBlockPositions : 1, row);
     values.push_back(row);
@@ -154,38 +195,60 @@ Response state_kv(Service& service, const Request& request, const Parts& parts) 
   NodePtr parent;
   for (const NodePtr& other : service.states.list(request.client))
     if (other->id == node->parent) parent = other;
-  const std::optional<Session> before = parent ? std::optional(service.states.open(parent, nullptr)) : std::nullopt;
+  const std::optional<Session> before =
+      parent ? std::optional(service.states.open(parent, nullptr)) : std::nullopt;
   for (int64_t b = 0; b < kv.blocks(); ++b)
-    shared.push_back(before && b < before->kv().blocks() && before->kv().block_info(b).data() == kv.block_info(b).data());
-  return json_response({{"layers", shape.layers}, {"heads", shape.kv_heads}, {"positions", kv.size()}, {"head_dim", shape.head_dim}, {"step", step}, {"values", values}, {"shared", shared}});
+    shared.push_back(before && b < before->kv().blocks() &&
+                     before->kv().block_info(b).data() == kv.block_info(b).data());
+  return json_response({{"layers", shape.layers},
+                        {"heads", shape.kv_heads},
+                        {"positions", kv.size()},
+                        {"head_dim", shape.head_dim},
+                        {"step", step},
+                        {"values", values},
+                        {"shared", shared}});
 }
 
 Response diff_states(Service& service, const Request& request, const Parts& parts) {
-  const NodePtr a = node_of(service, request, parts), b = service.states.find(request.client, parts[1], "/other");
+  const NodePtr a = node_of(service, request, parts),
+                b = service.states.find(request.client, parts[1], "/other");
   Session x = service.states.open(a, nullptr), y = service.states.open(b, nullptr);
   const Comparison c = compare(x.state(), y.state());
   const Comparison::Part* first = c.first_difference();
   Json layers = Json::array(), kinds = Json::array();
   for (const Comparison::Layer& l : c.layers)
-    layers.push_back({{"layer", layers.size()}, {"equal", l.keys.largest == 0 && l.values.largest == 0}, {"max_abs", std::max(l.keys.largest, l.values.largest)}});
-  for (const Comparison::Part& part : c.parts) kinds.push_back({{"part", part.name}, {"equal", part.difference ? Json(false) : part.compared ? Json(true) : Json(nullptr)}});
-  const auto text = [&](const Session& s) { return service.tokenizer == nullptr ? "" : service.tokenizer->decode(s.tokens()); };
-  return json_response({{"equal", c.equal()},
-                        {"first_difference", first == nullptr ? Json(nullptr) : Json(first->name + ": " + first->difference->text())},
-                        {"tokens", {{"common", c.common_tokens}, {"a", x.size()}, {"b", y.size()}}},
-                        {"equal_positions", c.equal_positions},
-                        {"parts", kinds},
-                        {"layers", layers},
-                        {"kl_nats", {{"a_from_b", c.a_from_b ? Json(*c.a_from_b) : Json(nullptr)}, {"b_from_a", c.b_from_a ? Json(*c.b_from_a) : Json(nullptr)}}},
-                        {"text_a", text(x)},
-                        {"text_b", text(y)}});
+    layers.push_back({{"layer", layers.size()},
+                      {"equal", l.keys.largest == 0 && l.values.largest == 0},
+                      {"max_abs", std::max(l.keys.largest, l.values.largest)}});
+  for (const Comparison::Part& part : c.parts)
+    kinds.push_back({{"part", part.name},
+                     {"equal", part.difference ? Json(false)
+                               : part.compared ? Json(true)
+                                               : Json(nullptr)}});
+  const auto text = [&](const Session& s) {
+    return service.tokenizer == nullptr ? "" : service.tokenizer->decode(s.tokens());
+  };
+  return json_response(
+      {{"equal", c.equal()},
+       {"first_difference",
+        first == nullptr ? Json(nullptr) : Json(first->name + ": " + first->difference->text())},
+       {"tokens", {{"common", c.common_tokens}, {"a", x.size()}, {"b", y.size()}}},
+       {"equal_positions", c.equal_positions},
+       {"parts", kinds},
+       {"layers", layers},
+       {"kl_nats",
+        {{"a_from_b", c.a_from_b ? Json(*c.a_from_b) : Json(nullptr)},
+         {"b_from_a", c.b_from_a ? Json(*c.b_from_a) : Json(nullptr)}}},
+       {"text_a", text(x)},
+       {"text_b", text(y)}});
 }
 
 Response download_state(Service& service, const Request& request, const Parts& parts) {
   const NodePtr node = node_of(service, request, parts);
   Session session = service.states.open(node, nullptr);
   std::string path = (std::filesystem::temp_directory_path() / "stet-XXXXXX").string();
-  if (::mkdtemp(path.data()) == nullptr) throw Error(ErrorKind::io, path, "temporary directory", "one", "none");
+  if (::mkdtemp(path.data()) == nullptr)
+    throw Error(ErrorKind::io, path, "temporary directory", "one", "none");
   Response r;
   try {
     SaveOptions save;

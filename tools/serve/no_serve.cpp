@@ -6,7 +6,10 @@ namespace stet::tool {
 
 void add_serve(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("serve", "States over HTTP; this build has no HTTP library.");
-  sub->callback([] { throw Error(ErrorKind::unsupported, "", "serve", "a build with cpp-httplib (libcpp-httplib-dev)", "one without"); });
+  sub->callback([] {
+    throw Error(ErrorKind::unsupported, "", "serve",
+                "a build with cpp-httplib (libcpp-httplib-dev)", "one without");
+  });
 }
 
 }  // namespace stet::tool

@@ -24,8 +24,13 @@ struct Completion {
   std::string id;
 
   Json head(const Service& service) const {
-    const char* kind = chat ? (stream ? "chat.completion.chunk" : "chat.completion") : "text_completion";
-    return {{"id", id}, {"object", kind}, {"created", now()}, {"model", service.name}, {"system_fingerprint", service.fingerprint}};
+    const char* kind =
+        chat ? (stream ? "chat.completion.chunk" : "chat.completion") : "text_completion";
+    return {{"id", id},
+            {"object", kind},
+            {"created", now()},
+            {"model", service.name},
+            {"system_fingerprint", service.fingerprint}};
   }
 };
 
@@ -39,7 +44,8 @@ void read_common(Service& service, const Request& request, Fields& f, Completion
     options->neutral("include_obfuscation", {false, true});
     options->finish();
   }
-  if (const auto from = f.text("resume_from")) c.from = service.states.find(request.client, *from, "/resume_from");
+  if (const auto from = f.text("resume_from"))
+    c.from = service.states.find(request.client, *from, "/resume_from");
   f.unused({"user", "metadata", "safety_identifier", "prompt_cache_key"});
 }
 
@@ -54,7 +60,8 @@ Completion read_chat_completion(Service& service, const Request& request, const 
   if (!c.draw.max_tokens) c.draw.max_tokens = older;
   const bool logprobs = f.boolean("logprobs").value_or(false);
   const auto top = f.integer("top_logprobs", 0, 20);
-  if (top && *top > 0 && !logprobs) refuse("/top_logprobs", "logprobs: true with it", std::to_string(*top));
+  if (top && *top > 0 && !logprobs)
+    refuse("/top_logprobs", "logprobs: true with it", std::to_string(*top));
   if (logprobs) c.draw.top_logprobs = static_cast<int>(top.value_or(0));
   f.neutral("tools", {Json::array()});
   f.neutral("tool_choice", {"none", "auto"});
@@ -83,11 +90,14 @@ Completion read_completion(Service& service, const Request& request, const Json&
   if (prompt == nullptr) refuse("/prompt", "a string or token ids", "nothing", "missing_field");
   if (prompt->is_array()) {
     if (prompt->size() == 1 && prompt->front().is_string())
-      c.ids = service.need_tokenizer().encode(prompt->front().get<std::string>(), c.from ? Tokenizer::Bos::off : Tokenizer::Bos::automatic);
+      c.ids =
+          service.need_tokenizer().encode(prompt->front().get<std::string>(),
+                                          c.from ? Tokenizer::Bos::off : Tokenizer::Bos::automatic);
     else
       c.ids = *f.ids("prompt");
   } else {
-    c.ids = service.need_tokenizer().encode(f.required_text("prompt"), c.from ? Tokenizer::Bos::off : Tokenizer::Bos::automatic);
+    c.ids = service.need_tokenizer().encode(
+        f.required_text("prompt"), c.from ? Tokenizer::Bos::off : Tokenizer::Bos::automatic);
   }
   c.draw.max_tokens = f.integer("max_tokens", 1, kMaxPositions).value_or(16);
   if (const auto top = f.integer("logprobs", 0, 20)) c.draw.top_logprobs = static_cast<int>(*top);
@@ -99,7 +109,9 @@ Completion read_completion(Service& service, const Request& request, const Json&
 }
 
 Prompted prompt(Service& service, const Caller& caller, const Completion& c) {
-  if (!c.from) return c.chat ? prompt_messages(service, caller, c.messages, c.state) : prompt_ids(service, caller, c.ids);
+  if (!c.from)
+    return c.chat ? prompt_messages(service, caller, c.messages, c.state)
+                  : prompt_ids(service, caller, c.ids);
   Prompted p = resume(service, c.from);
   if (c.chat)
     say(service, caller, p, c.messages);
@@ -108,18 +120,23 @@ Prompted prompt(Service& service, const Caller& caller, const Completion& c) {
   return p;
 }
 
-Json logprobs_json(const Service& service, const Completion& c, const std::vector<TokenLogprob>& all) {
+Json logprobs_json(const Service& service, const Completion& c,
+                   const std::vector<TokenLogprob>& all) {
   if (c.draw.top_logprobs < 0) return nullptr;
   Json content = Json::array();
   for (const TokenLogprob& t : all) content.push_back(logprob_json(*service.tokenizer, t));
   if (c.chat) return {{"content", content}, {"refusal", nullptr}};
-  Json j = {{"tokens", Json::array()}, {"token_logprobs", Json::array()}, {"top_logprobs", Json::array()}, {"text_offset", Json::array()}};
+  Json j = {{"tokens", Json::array()},
+            {"token_logprobs", Json::array()},
+            {"top_logprobs", Json::array()},
+            {"text_offset", Json::array()}};
   size_t offset = 0;
   for (const Json& t : content) {
     j["tokens"].push_back(t["token"]);
     j["token_logprobs"].push_back(t["logprob"]);
     Json top = Json::object();
-    for (const Json& other : t["top_logprobs"]) top[other["token"].get<std::string>()] = other["logprob"];
+    for (const Json& other : t["top_logprobs"])
+      top[other["token"].get<std::string>()] = other["logprob"];
     j["top_logprobs"].push_back(top);
     j["text_offset"].push_back(offset);
     offset += t["token"].get_ref<const std::string&>().size();
@@ -157,7 +174,8 @@ Json whole(Service& service, const Caller& caller, const Completion& c) {
   Json j = c.head(service);
   j["choices"] = Json::array();
   for (size_t i = 0; i < results.size(); ++i)
-    j["choices"].push_back(choice_json(service, c, i, results[i].reply.text, results[i].logprobs, &results[i]));
+    j["choices"].push_back(
+        choice_json(service, c, i, results[i].reply.text, results[i].logprobs, &results[i]));
   j["usage"] = usage_of(p, results);
   j["state_id"] = results[0].node->id;
   j["now"] = p.talk.session().chat().now;
@@ -174,7 +192,10 @@ void stream(Service& service, const Caller& caller, const Completion& c, Writer&
     return writer.event(j);
   };
   for (int64_t i = 0; c.chat && i < c.draw.n; ++i) {
-    send({{"index", i}, {"delta", {{"role", "assistant"}, {"content", ""}}}, {"logprobs", nullptr}, {"finish_reason", nullptr}});
+    send({{"index", i},
+          {"delta", {{"role", "assistant"}, {"content", ""}}},
+          {"logprobs", nullptr},
+          {"finish_reason", nullptr}});
   }
   const auto sink = [&](const ReplyPiece& piece) {
     if (piece.text.empty() && piece.logprobs.empty()) return writer.good();
@@ -189,8 +210,12 @@ void stream(Service& service, const Caller& caller, const Completion& c, Writer&
 Response answer(Service& service, const Request& request, Completion c) {
   c.id = service.states.handle(c.chat ? "chatcmpl-" : "cmpl-", request.client, request.body);
   if (c.chat && !c.from) check_messages(service, c.messages, c.state);
-  if (!c.stream) return answer_at_once(service, request, [&](const Caller& caller) { return whole(service, caller, c); });
-  return stream_events(service, request, [&service, c](const Caller& caller, Writer& writer) { stream(service, caller, c, writer); });
+  if (!c.stream)
+    return answer_at_once(service, request,
+                          [&](const Caller& caller) { return whole(service, caller, c); });
+  return stream_events(service, request, [&service, c](const Caller& caller, Writer& writer) {
+    stream(service, caller, c, writer);
+  });
 }
 
 std::string base64(std::string_view bytes) {
@@ -198,14 +223,18 @@ std::string base64(std::string_view bytes) {
   std::string text;
   for (size_t i = 0; i < bytes.size(); i += 3) {
     uint32_t three = 0;
-    for (size_t k = 0; k < 3; ++k) three = three << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0);
-    for (size_t k = 0; k < 4; ++k) text += i + k > bytes.size() ? '=' : kDigits[three >> (18 - 6 * k) & 63];
+    for (size_t k = 0; k < 3; ++k)
+      three = three << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0);
+    for (size_t k = 0; k < 4; ++k)
+      text += i + k > bytes.size() ? '=' : kDigits[three >> (18 - 6 * k) & 63];
   }
   return text;
 }
 
-// Of hidden state `layer` of all tokens: their mean, summed in double in their order, or the last one.
-std::vector<float> embedding(Service& service, const Caller& caller, const std::vector<int32_t>& ids, size_t layer, bool mean) {
+// Of hidden state `layer` of all tokens: their mean, summed in double in their order, or the last
+// one.
+std::vector<float> embedding(Service& service, const Caller& caller,
+                             const std::vector<int32_t>& ids, size_t layer, bool mean) {
   Session session(service.model, service.session);
   std::vector<double> sum;
   std::vector<float> last;
@@ -218,7 +247,8 @@ std::vector<float> embedding(Service& service, const Caller& caller, const std::
     if (caller.gone()) throw Cancelled();
   };
   session.append(ids, nullptr, sink);
-  for (size_t i = 0; mean && i < last.size(); ++i) last[i] = static_cast<float>(sum[i] / static_cast<double>(ids.size()));
+  for (size_t i = 0; mean && i < last.size(); ++i)
+    last[i] = static_cast<float>(sum[i] / static_cast<double>(ids.size()));
   return last;
 }
 
@@ -250,16 +280,21 @@ Response embeddings(Service& service, const Request& request, const Parts&) {
   check_model(service, f);
   const int64_t layers = service.model->config().layers;
   const int64_t layer = f.integer("layer", 0, layers).value_or(layers);
-  const std::string pooling = f.text("pooling").value_or("mean"), format = f.text("encoding_format").value_or("float");
-  if (pooling != "mean" && pooling != "last") refuse("/pooling", "mean or last", printable(pooling, 60));
-  if (format != "float" && format != "base64") refuse("/encoding_format", "float or base64", printable(format, 60));
+  const std::string pooling = f.text("pooling").value_or("mean"),
+                    format = f.text("encoding_format").value_or("float");
+  if (pooling != "mean" && pooling != "last")
+    refuse("/pooling", "mean or last", printable(pooling, 60));
+  if (format != "float" && format != "base64")
+    refuse("/encoding_format", "float or base64", printable(format, 60));
   std::vector<std::vector<int32_t>> inputs;
   const Json* input = f.find("input");
   if (input != nullptr && input->is_array() && !input->empty() && input->front().is_number())
     inputs.push_back(*f.ids("input"));
   else
-    for (const std::string& text : f.texts("input", 64)) inputs.push_back(service.need_tokenizer().encode(text));
-  if (inputs.empty()) refuse("/input", "text, a list of texts, or token ids", "nothing", "missing_field");
+    for (const std::string& text : f.texts("input", 64))
+      inputs.push_back(service.need_tokenizer().encode(text));
+  if (inputs.empty())
+    refuse("/input", "text, a list of texts, or token ids", "nothing", "missing_field");
   f.neutral("dimensions", {});
   f.unused({"user"});
   f.finish();
@@ -269,12 +304,21 @@ Response embeddings(Service& service, const Request& request, const Parts&) {
     for (const std::vector<int32_t>& ids : inputs) {
       if (ids.empty()) refuse("/input", "at least one token", "none");
       tokens += ids.size();
-      const std::vector<float> x = embedding(service, caller, ids, static_cast<size_t>(layer), pooling == "mean");
+      const std::vector<float> x =
+          embedding(service, caller, ids, static_cast<size_t>(layer), pooling == "mean");
       std::string bytes(x.size() * sizeof(float), '\0');
       std::memcpy(bytes.data(), x.data(), bytes.size());
-      data.push_back({{"object", "embedding"}, {"index", data.size()}, {"embedding", format == "float" ? Json(x) : Json(base64(bytes))}});
+      data.push_back({{"object", "embedding"},
+                      {"index", data.size()},
+                      {"embedding", format == "float" ? Json(x) : Json(base64(bytes))}});
     }
-    return Json{{"object", "list"}, {"data", data}, {"model", service.name}, {"layer", layer}, {"pooling", pooling}, {"normalized", false}, {"usage", {{"prompt_tokens", tokens}, {"total_tokens", tokens}}}};
+    return Json{{"object", "list"},
+                {"data", data},
+                {"model", service.name},
+                {"layer", layer},
+                {"pooling", pooling},
+                {"normalized", false},
+                {"usage", {{"prompt_tokens", tokens}, {"total_tokens", tokens}}}};
   });
 }
 

@@ -1,4 +1,5 @@
-// OpenAI's responses: replies that are kept. A response's id is that of the state after it, so that it names the state.
+// OpenAI's responses: replies that are kept. A response's id is that of the state after it, so that
+// it names the state.
 #include "stet/base/error.hpp"
 #include "tools/serve/interfaces.hpp"
 
@@ -9,12 +10,15 @@ constexpr char kPrefix[] = "resp_";
 
 std::string response_id(const Node& node) { return kPrefix + node.id.substr(3); }
 
-NodePtr find_response(Service& service, const Request& request, const std::string& id, const std::string& pointer) {
-  if (!id.starts_with(kPrefix)) throw RequestError(404, "no_such_response", pointer + ": expected resp_…, found " + printable(id, 60), pointer);
+NodePtr find_response(Service& service, const Request& request, const std::string& id,
+                      const std::string& pointer) {
+  if (!id.starts_with(kPrefix))
+    throw RequestError(404, "no_such_response",
+                       pointer + ": expected resp_…, found " + printable(id, 60), pointer);
   return service.states.find(request.client, "st_" + id.substr(sizeof kPrefix - 1), pointer);
 }
 
-struct Asked {
+struct ResponseAsked {
   std::vector<Message> messages;
   NodePtr previous;
   DrawOptions draw;
@@ -22,9 +26,9 @@ struct Asked {
   bool stream = false, store = true;
 };
 
-Asked read_request(Service& service, const Request& request, const Json& body) {
+ResponseAsked read_response(Service& service, const Request& request, const Json& body) {
   Fields f(body, "");
-  Asked a;
+  ResponseAsked a;
   check_model(service, f);
   a.draw = read_draw(f);
   a.draw.max_tokens = f.integer("max_output_tokens", 1, kMaxPositions);
@@ -41,7 +45,9 @@ Asked read_request(Service& service, const Request& request, const Json& body) {
   else
     a.messages = read_messages(f, "input");
   if (const auto instructions = f.text("instructions")) {
-    if (a.previous) refuse("/instructions", "none with a state to go on from, which has its own", printable(*instructions, 60), "unsupported_field");
+    if (a.previous)
+      refuse("/instructions", "none with a state to go on from, which has its own",
+             printable(*instructions, 60), "unsupported_field");
     a.messages.insert(a.messages.begin(), Message{"system", *instructions, "", 0, 0, false});
   }
   f.neutral("tools", {Json::array()});
@@ -61,17 +67,24 @@ Asked read_request(Service& service, const Request& request, const Json& body) {
 
 Json output_item(const std::string& id, const std::string& text, bool done) {
   Json content = Json::array();
-  if (done) content.push_back({{"type", "output_text"}, {"text", text}, {"annotations", Json::array()}});
-  return {{"type", "message"}, {"id", "msg_" + id}, {"status", done ? "completed" : "in_progress"}, {"role", "assistant"}, {"content", content}};
+  if (done)
+    content.push_back({{"type", "output_text"}, {"text", text}, {"annotations", Json::array()}});
+  return {{"type", "message"},
+          {"id", "msg_" + id},
+          {"status", done ? "completed" : "in_progress"},
+          {"role", "assistant"},
+          {"content", content}};
 }
 
-Json response_json(const Service& service, const std::string& id, const std::string& status, int64_t created, const Json& output) {
+Json response_json(const Service& service, const std::string& id, const std::string& status,
+                   int64_t created, const Json& output) {
   return {{"id", id},
           {"object", "response"},
           {"created_at", created},
           {"status", status},
           {"error", nullptr},
-          {"incomplete_details", status == "incomplete" ? Json{{"reason", "max_output_tokens"}} : Json(nullptr)},
+          {"incomplete_details",
+           status == "incomplete" ? Json{{"reason", "max_output_tokens"}} : Json(nullptr)},
           {"model", service.name},
           {"output", output},
           {"parallel_tool_calls", false},
@@ -81,11 +94,14 @@ Json response_json(const Service& service, const std::string& id, const std::str
 }
 
 // With the state that is there: also when somebody asks for it later.
-Json kept_json(Service& service, const NodePtr& node, const std::string& text, const Usage* usage, size_t drawn) {
+Json kept_json(Service& service, const NodePtr& node, const std::string& text, const Usage* usage,
+               size_t drawn) {
   const std::string id = response_id(*node);
-  Json j = response_json(service, id, node->open ? "incomplete" : "completed", node->created, Json::array({output_item(id.substr(5), text, true)}));
+  Json j = response_json(service, id, node->open ? "incomplete" : "completed", node->created,
+                         Json::array({output_item(id.substr(5), text, true)}));
   j["output_text"] = text;
-  j["previous_response_id"] = node->parent.empty() ? Json(nullptr) : Json(kPrefix + node->parent.substr(3));
+  j["previous_response_id"] =
+      node->parent.empty() ? Json(nullptr) : Json(kPrefix + node->parent.substr(3));
   j["state_id"] = node->id;
   j["state_digest"] = sha256_text(node->digests.id);
   if (usage == nullptr) return j;
@@ -101,14 +117,14 @@ Json kept_json(Service& service, const NodePtr& node, const std::string& text, c
   return j;
 }
 
-Prompted prompt(Service& service, const Caller& caller, const Asked& a) {
+Prompted prompt(Service& service, const Caller& caller, const ResponseAsked& a) {
   if (!a.previous) return prompt_messages(service, caller, a.messages, a.chat);
   Prompted p = resume(service, a.previous);
   say(service, caller, p, a.messages);
   return p;
 }
 
-Json finish(Service& service, const Asked& a, const Prompted& p, const ReplyResult& r) {
+Json finish(Service& service, const ResponseAsked& a, const Prompted& p, const ReplyResult& r) {
   Json j = kept_json(service, r.node, r.reply.text, &p.usage, r.reply.ids.size());
   j["store"] = a.store;
   if (!a.store) service.states.remove(r.node);
@@ -130,7 +146,8 @@ class Events {
   int64_t number_ = 0;
 };
 
-void stream(Service& service, const Caller& caller, const Asked& a, const std::string& id, Writer& writer) {
+void stream(Service& service, const Caller& caller, const ResponseAsked& a, const std::string& id,
+            Writer& writer) {
   Events events(writer);
   const Json begun = response_json(service, id, "in_progress", now(), Json::array());
   const std::string item = "msg_" + id.substr(5);
@@ -138,7 +155,8 @@ void stream(Service& service, const Caller& caller, const Asked& a, const std::s
   events.send("response.created", {{"response", begun}});
   Prompted p = prompt(service, caller, a);
   events.send("response.in_progress", {{"response", begun}});
-  events.send("response.output_item.added", {{"output_index", 0}, {"item", output_item(id.substr(5), "", false)}});
+  events.send("response.output_item.added",
+              {{"output_index", 0}, {"item", output_item(id.substr(5), "", false)}});
   const Json where = {{"item_id", item}, {"output_index", 0}, {"content_index", 0}};
   const auto with = [&](const char* name, Json value) {
     Json j = where;
@@ -146,27 +164,34 @@ void stream(Service& service, const Caller& caller, const Asked& a, const std::s
     return j;
   };
   events.send("response.content_part.added", with("part", part));
-  const std::vector<ReplyResult> results = draw_replies(service, caller, p, a.draw, [&](const ReplyPiece& piece) {
-    return piece.text.empty() ? writer.good() : events.send("response.output_text.delta", with("delta", piece.text));
-  });
+  const std::vector<ReplyResult> results =
+      draw_replies(service, caller, p, a.draw, [&](const ReplyPiece& piece) {
+        return piece.text.empty()
+                   ? writer.good()
+                   : events.send("response.output_text.delta", with("delta", piece.text));
+      });
   const ReplyResult& r = results[0];
   events.send("response.output_text.done", with("text", r.reply.text));
   Json whole = part;
   whole["text"] = r.reply.text;
   events.send("response.content_part.done", with("part", whole));
-  events.send("response.output_item.done", {{"output_index", 0}, {"item", output_item(id.substr(5), r.reply.text, true)}});
+  events.send("response.output_item.done",
+              {{"output_index", 0}, {"item", output_item(id.substr(5), r.reply.text, true)}});
   const Json last = finish(service, a, p, r);
-  events.send(last["status"] == "incomplete" ? "response.incomplete" : "response.completed", {{"response", last}});
+  events.send(last["status"] == "incomplete" ? "response.incomplete" : "response.completed",
+              {{"response", last}});
 }
 
 }  // namespace
 
 Response create_response(Service& service, const Request& request, const Parts&) {
-  const Asked a = read_request(service, request, parse_body(request.body));
+  const ResponseAsked a = read_response(service, request, parse_body(request.body));
   if (!a.previous) check_messages(service, a.messages, a.chat);
   if (a.stream) {
     const std::string id = service.states.handle(kPrefix, request.client, request.body);
-    return stream_events(service, request, [&service, a, id](const Caller& caller, Writer& writer) { stream(service, caller, a, id, writer); });
+    return stream_events(service, request, [&service, a, id](const Caller& caller, Writer& writer) {
+      stream(service, caller, a, id, writer);
+    });
   }
   return answer_at_once(service, request, [&](const Caller& caller) {
     Prompted p = prompt(service, caller, a);
@@ -178,7 +203,9 @@ Response get_response(Service& service, const Request& request, const Parts& par
   const NodePtr node = find_response(service, request, parts[0], "/id");
   const Session session = service.states.open(node, nullptr);
   const auto& all = session.chat().messages;
-  if (all.empty() || !all.back().generated) throw RequestError(404, "no_such_response", "expected a response, found a state without a reply");
+  if (all.empty() || !all.back().generated)
+    throw RequestError(404, "no_such_response",
+                       "expected a response, found a state without a reply");
   return json_response(kept_json(service, node, all.back().content, nullptr, 0));
 }
 

@@ -58,7 +58,8 @@ const std::vector<Route>& routes() {
       {"POST", "/v1/states/{id}/rewind", "The state before a token or a message.", rewind_state},
       {"POST", "/v1/states/{id}/prune", "The state without its middle.", prune_state},
       {"POST", "/v1/states/{id}/edit", "The state with another message.", edit_state},
-      {"POST", "/v1/states/{id}/verify", "Whether its tokens give the state, bit for bit.", verify_state},
+      {"POST", "/v1/states/{id}/verify", "Whether its tokens give the state, bit for bit.",
+       verify_state},
       {"GET", "/v1/states/{id}/tokens", "The tokens of a state.", state_tokens},
       {"GET", "/v1/states/{id}/top", "The likeliest next tokens.", state_top},
       {"GET", "/v1/states/{id}/kv", "Keys or values of one layer and head.", state_kv},
@@ -96,8 +97,11 @@ Response route(Service& service, const Request& request) {
     allowed += (allowed.empty() ? "" : ", ") + std::string(r.method);
   }
   if (!allowed.empty())
-    throw RequestError(405, "method_not_allowed", fmt::format("expected {}, found {}", allowed, printable(request.method, 20)));
-  throw RequestError(404, "no_such_address", "expected an address of /openapi.json, found " + printable(request.path, 100));
+    throw RequestError(
+        405, "method_not_allowed",
+        fmt::format("expected {}, found {}", allowed, printable(request.method, 20)));
+  throw RequestError(404, "no_such_address",
+                     "expected an address of /openapi.json, found " + printable(request.path, 100));
 }
 
 Json openapi() {
@@ -105,15 +109,28 @@ Json openapi() {
   for (const Route& r : routes()) {
     std::string method = r.method;
     for (char& c : method) c = static_cast<char>(std::tolower(c));
-    Json operation = {{"summary", r.summary},
-                      {"responses", {{"200", {{"description", "done"}}}, {"default", {{"description", "an error: what was expected, what was found, and where"}}}}}};
+    Json operation = {
+        {"summary", r.summary},
+        {"responses",
+         {{"200", {{"description", "done"}}},
+          {"default",
+           {{"description", "an error: what was expected, what was found, and where"}}}}}};
     for (const std::string& part : split(r.path)) {
       if (part.starts_with('{'))
-        operation["parameters"].push_back({{"name", part.substr(1, part.size() - 2)}, {"in", "path"}, {"required", true}, {"schema", {{"type", "string"}}}});
+        operation["parameters"].push_back({{"name", part.substr(1, part.size() - 2)},
+                                           {"in", "path"},
+                                           {"required", true},
+                                           {"schema", {{"type", "string"}}}});
     }
     paths[r.path][method] = operation;
   }
-  return {{"openapi", "3.1.0"}, {"info", {{"title", "stet serve"}, {"version", STET_VERSION}}}, {"paths", paths}};
+  return {{"openapi", "3.1.0"},
+          {"info", {{"title", "stet serve"}, {"version", STET_VERSION}}},
+          {"paths", paths}};
+}
+
+NodePtr node_of(Service& service, const Request& request, const Parts& parts) {
+  return service.states.find(request.client, parts[0], "/id");
 }
 
 int64_t now() { return static_cast<int64_t>(std::time(nullptr)); }
@@ -121,13 +138,17 @@ int64_t now() { return static_cast<int64_t>(std::time(nullptr)); }
 void check_model(const Service& service, Fields& fields) {
   const auto model = fields.text("model");
   if (model && *model != service.name)
-    throw RequestError(404, "model_not_found", fmt::format("/model: expected {}, found {}", service.name, printable(*model, 60)), "/model");
+    throw RequestError(
+        404, "model_not_found",
+        fmt::format("/model: expected {}, found {}", service.name, printable(*model, 60)),
+        "/model");
 }
 
 ChatState read_chat(Fields& fields) {
   ChatState chat;
   chat.now = fields.integer("now", 0, INT64_C(1) << 40).value_or(0);
-  if (auto variables = fields.object("template_variables")) chat.variables = tool::dump(*fields.find("template_variables"));
+  if (auto variables = fields.object("template_variables"))
+    chat.variables = tool::dump(*fields.find("template_variables"));
   return chat;
 }
 

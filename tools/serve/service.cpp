@@ -20,7 +20,8 @@ Service::Service(std::shared_ptr<const Model> model_, std::shared_ptr<const Toke
       states(model, tokenizer, session, states_),
       engine(engine_),
       name(tool::checkpoint_name(model->directory())),
-      fingerprint(fmt::format("{}-{}{}", model->fingerprint(), contract_name(session.compute.contract), kContractVersion)),
+      fingerprint(fmt::format("{}-{}{}", model->fingerprint(),
+                              contract_name(session.compute.contract), kContractVersion)),
       deadline(deadline_),
       started(static_cast<int64_t>(std::time(nullptr))) {}
 
@@ -94,20 +95,21 @@ namespace {
 void check_room(const Session& session, size_t tokens) {
   if (static_cast<int64_t>(tokens) < session.capacity()) return;
   throw RequestError(400, "context_length_exceeded",
-                     fmt::format("expected a prompt of fewer than {} tokens, found {}", session.capacity(), tokens));
+                     fmt::format("expected a prompt of fewer than {} tokens, found {}",
+                                 session.capacity(), tokens));
 }
 
 void prompt_conversation(Service& service, const Caller& caller, Conversation& conversation,
                          const Conversation::Plan& plan) {
   conversation.begin(plan);
-  service.engine.process(conversation.session(), Conversation::to_process(plan),
-                         caller.gone);
+  service.engine.process(conversation.session(), Conversation::to_process(plan), caller.gone);
   conversation.prompted(plan);
 }
 
 }  // namespace
 
-void check_messages(const Service& service, const std::vector<Message>& messages, const ChatState& chat) {
+void check_messages(const Service& service, const std::vector<Message>& messages,
+                    const ChatState& chat) {
   service.need_tokenizer();
   Session empty(service.model, service.session);
   empty.chat() = chat;
@@ -127,7 +129,10 @@ Prompted prompt_messages(Service& service, const Caller& caller, std::vector<Mes
   Session session = service.states.longest_prefix(caller.client, rendering.ids, usage);
   session.generation() = default_generation(*service.model);
   session.chat() = fresh.session().chat();
-  Prompted p{Talk(std::move(session), service.tokenizer, true), usage, "", {{"name", "messages"}, {"count", messages.size()}}};
+  Prompted p{Talk(std::move(session), service.tokenizer, true),
+             usage,
+             "",
+             {{"name", "messages"}, {"count", messages.size()}}};
   Conversation& conversation = *p.talk.conversation();
   prompt_conversation(service, caller, conversation, conversation.prepare(std::move(messages)));
   const int64_t size = conversation.session().size();
@@ -141,7 +146,8 @@ Prompted prompt_ids(Service& service, const Caller& caller, const std::vector<in
   detail::check_ids(ids, service.model->config().vocab_size);
   Usage usage;
   Session empty(service.model, service.session);
-  if (ids.empty()) throw RequestError(400, "empty_prompt", "expected a prompt of at least one token, found none");
+  if (ids.empty())
+    throw RequestError(400, "empty_prompt", "expected a prompt of at least one token, found none");
   check_room(empty, ids.size());
   Session session = service.states.longest_prefix(caller.client, ids, usage);
   session.generation() = default_generation(*service.model);
@@ -150,20 +156,25 @@ Prompted prompt_ids(Service& service, const Caller& caller, const std::vector<in
   session.generation().turns.clear();
   open_prompt_turn(session, 0);
   usage.fresh = static_cast<int64_t>(ids.size()) - usage.reused;
-  return {Talk(std::move(session), service.tokenizer, false), usage, "", {{"name", "create"}, {"tokens", ids.size()}}};
+  return {Talk(std::move(session), service.tokenizer, false),
+          usage,
+          "",
+          {{"name", "create"}, {"tokens", ids.size()}}};
 }
 
 Prompted resume(Service& service, const NodePtr& node) {
   Usage usage;
   Session session = service.states.open(node, &usage);
   const bool chat = !session.chat().messages.empty() && service.tokenizer != nullptr;
-  return {Talk(std::move(session), service.tokenizer, chat), usage, node->id, {{"name", "continue"}}};
+  return {
+      Talk(std::move(session), service.tokenizer, chat), usage, node->id, {{"name", "continue"}}};
 }
 
 void say(Service& service, const Caller& caller, Prompted& p, std::vector<Message> more) {
   Conversation* conversation = p.talk.conversation();
   if (conversation == nullptr)
-    throw RequestError(400, "not_a_conversation", "expected a state of a conversation, found one of raw text");
+    throw RequestError(400, "not_a_conversation",
+                       "expected a state of a conversation, found one of raw text");
   std::vector<Message> messages = conversation->messages();
   messages.insert(messages.end(), more.begin(), more.end());
   const Conversation::Plan plan = conversation->prepare(std::move(messages));
@@ -201,7 +212,8 @@ struct Choice {
     o.max_tokens = options.max_tokens.value_or(INT64_MAX);
     o.ignore_eos = options.ignore_eos;
     if (options.top_logprobs >= 0) {
-      o.observe = [this, n = static_cast<size_t>(options.top_logprobs)](int32_t id, std::span<const float> logits) {
+      o.observe = [this, n = static_cast<size_t>(options.top_logprobs)](
+                      int32_t id, std::span<const float> logits) {
         const std::lock_guard lock(mutex);
         seen.push_back({id, log_probability(logits, id), top_candidates(logits, n)});
       };
@@ -252,7 +264,8 @@ std::vector<ReplyResult> draw_replies(Service& service, const Caller& caller, Pr
   const Gone& gone = caller.gone;
   std::vector<std::unique_ptr<Choice>> choices;
   for (int64_t i = 0; i < options.n; ++i) {
-    choices.push_back(std::make_unique<Choice>(service, prompted.talk.fork(), options, static_cast<size_t>(i)));
+    choices.push_back(
+        std::make_unique<Choice>(service, prompted.talk.fork(), options, static_cast<size_t>(i)));
   }
   for (const auto& choice : choices) service.engine.start(*choice->job);
   bool wanted = true, cancelled = false;
@@ -284,7 +297,8 @@ std::vector<ReplyResult> draw_replies(Service& service, const Caller& caller, Pr
     r.cancelled = cancelled;
     Json operation = prompted.operation;
     operation["drawn"] = r.reply.ids.size();
-    r.node = service.states.add(caller.client, prompted.parent, std::move(operation), std::move(choice->talk.session()));
+    r.node = service.states.add(caller.client, prompted.parent, std::move(operation),
+                                std::move(choice->talk.session()));
     results.push_back(std::move(r));
   }
   if (cancelled) throw Cancelled();
@@ -326,7 +340,8 @@ Response stream_events(Service& service, const Request& request,
 
 std::string read_content(const Json& content, const std::string& pointer) {
   if (content.is_string()) return content.get<std::string>();
-  if (!content.is_array()) refuse(pointer, "a string, or a list of text parts", printable(tool::dump(content), 60));
+  if (!content.is_array())
+    refuse(pointer, "a string, or a list of text parts", printable(tool::dump(content), 60));
   std::string text;
   for (size_t i = 0; i < content.size(); ++i) {
     Fields part(content[i], fmt::format("{}/{}", pointer, i));
@@ -344,7 +359,8 @@ std::vector<Message> read_messages(Fields& fields, const std::string& name) {
   const Json* list = fields.find(name);
   const std::string pointer = fields.at(name);
   if (list == nullptr || !list->is_array() || list->empty())
-    refuse(pointer, "a list of at least one message", list == nullptr ? "nothing" : printable(tool::dump(*list), 60));
+    refuse(pointer, "a list of at least one message",
+           list == nullptr ? "nothing" : printable(tool::dump(*list), 60));
   if (list->size() > 4096) refuse(pointer, "at most 4096 messages", std::to_string(list->size()));
   std::vector<Message> messages;
   for (size_t i = 0; i < list->size(); ++i) {
@@ -353,9 +369,11 @@ std::vector<Message> read_messages(Fields& fields, const std::string& name) {
     m.role = f.required_text("role");
     if (m.role == "developer") m.role = "system";
     if (m.role != "system" && m.role != "user" && m.role != "assistant")
-      refuse(f.at("role"), "system, developer, user or assistant", printable(m.role, 60), "unsupported_role");
+      refuse(f.at("role"), "system, developer, user or assistant", printable(m.role, 60),
+             "unsupported_role");
     const Json* content = f.find("content");
-    if (content == nullptr) refuse(f.at("content"), "a string, or a list of text parts", "nothing", "missing_field");
+    if (content == nullptr)
+      refuse(f.at("content"), "a string, or a list of text parts", "nothing", "missing_field");
     m.content = read_content(*content, f.at("content"));
     if (const auto type = f.text("type"); type && *type != "message")
       refuse(f.at("type"), "message", printable(*type, 60), "unsupported_content");
@@ -385,10 +403,12 @@ std::vector<std::pair<int32_t, double>> top_candidates(std::span<const float> lo
   std::vector<int32_t> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);
   n = std::min(n, ids.size());
-  std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(n), ids.end(), [&](int32_t a, int32_t b) {
-    const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
-    return x > y || (x == y && a < b);
-  });
+  std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(n), ids.end(),
+                    [&](int32_t a, int32_t b) {
+                      const float x = logits[static_cast<size_t>(a)],
+                                  y = logits[static_cast<size_t>(b)];
+                      return x > y || (x == y && a < b);
+                    });
   std::vector<std::pair<int32_t, double>> top;
   for (size_t i = 0; i < n; ++i) top.emplace_back(ids[i], log_probability(logits, ids[i]));
   return top;

@@ -1,5 +1,5 @@
-// What all interfaces share: from a request's messages, text or state to a session that is ready to reply, its replies, and the
-// states that they leave.
+// What all interfaces share: from a request's messages, text or state to a session that is ready to
+// reply, its replies, and the states that they leave.
 #pragma once
 
 #include <chrono>
@@ -25,8 +25,8 @@ struct Caller {
 
 struct Service {
   Service(std::shared_ptr<const Model> model_, std::shared_ptr<const Tokenizer> tokenizer_,
-          const SessionOptions& session_, const StatesOptions& states_, const EngineOptions& engine_,
-          double deadline_);
+          const SessionOptions& session_, const StatesOptions& states_,
+          const EngineOptions& engine_, double deadline_);
 
   // Its work ends when the client has gone, or its time is over.
   Caller caller(const Request& request) const;
@@ -86,8 +86,8 @@ struct Prompted {
   Json operation;
 };
 
-// Without an id: the rendering of the messages, and nothing else, whatever is known already. Long prompts are refused with both
-// numbers.
+// Without an id: the rendering of the messages, and nothing else, whatever is known already. Long
+// prompts are refused with both numbers.
 Prompted prompt_messages(Service& service, const Caller& caller, std::vector<Message> messages,
                          ChatState chat);
 Prompted prompt_ids(Service& service, const Caller& caller, const std::vector<int32_t>& ids);
@@ -109,21 +109,23 @@ struct ReplyResult {
   NodePtr node;
   bool cancelled = false;
 };
-// Draws n replies, each with a fork and a seed of its own, and keeps the states after them. `sink` hears of what is certain as it
-// comes, in this thread; false ends it. Where the client has gone, what was drawn until then is kept, and Cancelled thrown.
+// Draws n replies, each with a fork and a seed of its own, and keeps the states after them. `sink`
+// hears of what is certain as it comes, in this thread; false ends it. Where the client has gone,
+// what was drawn until then is kept, and Cancelled thrown.
 std::vector<ReplyResult> draw_replies(Service& service, const Caller& caller, Prompted& prompted,
                                       const DrawOptions& options,
                                       const std::function<bool(const ReplyPiece&)>& sink);
 
-// An answer that comes as events: `body` runs once there is a place among the streams, and what it throws is the last event. While
-// it waits, comments keep the connection alive.
+// An answer that comes as events: `body` runs once there is a place among the streams, and what it
+// throws is the last event. While it waits, comments keep the connection alive.
 Response stream_events(Service& service, const Request& request,
                        std::function<void(const Caller&, Writer&)> body);
 // The same in one piece.
 Response answer_at_once(Service& service, const Request& request,
                         const std::function<Json(const Caller&)>& body);
 // Throws the error of a prompt that cannot be processed, before anything is.
-void check_messages(const Service& service, const std::vector<Message>& messages, const ChatState& chat);
+void check_messages(const Service& service, const std::vector<Message>& messages,
+                    const ChatState& chat);
 
 // Messages of a request: role and content, which may be a list of text parts.
 std::vector<Message> read_messages(Fields& fields, const std::string& name);

@@ -74,7 +74,9 @@ std::string excerpt_of(const std::string& text) {
 
 size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   const size_t n = std::min(a.size(), b.size());
-  return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(n), b.begin()).first - a.begin());
+  return static_cast<size_t>(
+      std::mismatch(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(n), b.begin()).first -
+      a.begin());
 }
 
 bool is_open(const GenerationState& g) {
@@ -82,7 +84,8 @@ bool is_open(const GenerationState& g) {
 }
 
 State recipe_of(const State& state) {
-  return {state.origin, state.tokens, {}, nullptr, state.generation, state.prunes, state.edits, state.chat};
+  return {state.origin,     state.tokens, {},          nullptr,
+          state.generation, state.prunes, state.edits, state.chat};
 }
 
 }  // namespace
@@ -94,7 +97,11 @@ const char* origin_name(Origin origin) {
 }
 
 Json Usage::json() const {
-  return {{"prompt_tokens", prompt()}, {"reused", reused}, {"recomputed", recomputed}, {"new", fresh}, {"reason", reason}};
+  return {{"prompt_tokens", prompt()},
+          {"reused", reused},
+          {"recomputed", recomputed},
+          {"new", fresh},
+          {"reason", reason}};
 }
 
 States::States(std::shared_ptr<const Model> model, std::shared_ptr<const Tokenizer> tokenizer,
@@ -214,14 +221,16 @@ NodePtr States::add(const std::string& client, const std::string& parent, Json o
   size_t count = 0;
   for (const NodePtr& other : order_) count += other->client == client ? 1 : 0;
   if (count >= options_.per_client)
-    throw RequestError(429, "too_many_states",
-                       fmt::format("expected at most {} states, found as many: delete some", options_.per_client));
+    throw RequestError(
+        429, "too_many_states",
+        fmt::format("expected at most {} states, found as many: delete some", options_.per_client));
   if (const auto from = nodes_.find(parent); from != nodes_.end() && from->second->session) {
     std::set<const KvBlock*> theirs;
     const KvCache& kv = from->second->session->kv();
     for (int64_t b = 0; b < kv.blocks(); ++b) theirs.insert(&kv.block_info(b));
     for (int64_t b = 0; b < state.kv.blocks(); ++b)
-      node->shared_bytes += theirs.contains(&state.kv.block_info(b)) ? state.kv.shape().block_bytes() : 0;
+      node->shared_bytes +=
+          theirs.contains(&state.kv.block_info(b)) ? state.kv.shape().block_bytes() : 0;
   }
   node->used = ++clock_;
   node->session.emplace(std::move(session));
@@ -238,7 +247,8 @@ NodePtr States::find(const std::string& client, const std::string& id, const std
   const auto found = nodes_.find(id);
   if (found == nodes_.end() || found->second->client != client)
     throw RequestError(404, "no_such_state",
-                       pointer + ": expected a state of this client, found " + printable(id, 60), pointer);
+                       pointer + ": expected a state of this client, found " + printable(id, 60),
+                       pointer);
   found->second->used = ++clock_;
   return found->second;
 }
@@ -344,7 +354,8 @@ Session States::longest_prefix(const std::string& client, std::span<const int32_
   session.generation() = GenerationState();
   session.chat() = ChatState();
   usage.reused = static_cast<int64_t>(most);
-  usage.reason = fmt::format("{} tokens of {} are the same", most, best->client == client ? best->id : "another client's state");
+  usage.reason = fmt::format("{} tokens of {} are the same", most,
+                             best->client == client ? best->id : "another client's state");
   return session;
 }
 
@@ -466,7 +477,8 @@ void States::load_node(const std::string& path) {
   node->messages = static_cast<int64_t>(recipe.chat.messages.size());
   node->role = recipe.chat.messages.empty() ? "" : recipe.chat.messages.back().role;
   node->open = is_open(recipe.generation);
-  node->bytes = static_cast<uint64_t>(blocks_of(snapshot.meta().positions)) * snapshot.meta().kv.block_bytes();
+  node->bytes = static_cast<uint64_t>(blocks_of(snapshot.meta().positions)) *
+                snapshot.meta().kv.block_bytes();
   nodes_[node->id] = node;
   order_.push_back(node);
 }

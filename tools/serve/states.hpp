@@ -1,5 +1,5 @@
-// The states that clients can name: immutable values in a tree, in memory while there is room and somebody uses them, else in
-// files or as recipes that are computed again.
+// The states that clients can name: immutable values in a tree, in memory while there is room and
+// somebody uses them, else in files or as recipes that are computed again.
 #pragma once
 
 #include <atomic>
@@ -69,7 +69,8 @@ class States {
   States(std::shared_ptr<const Model> model, std::shared_ptr<const Tokenizer> tokenizer,
          const SessionOptions& session, const StatesOptions& options);
 
-  // The state of a session as a node; the one that is there, where that client has this state already, unless it is `another`.
+  // The state of a session as a node; the one that is there, where that client has this state
+  // already, unless it is `another`.
   NodePtr add(const std::string& client, const std::string& parent, Json operation, Session session,
               Origin origin = Origin::computed, bool another = false);
   // Throws a RequestError (404) for what this client does not have.
@@ -82,8 +83,8 @@ class States {
 
   // A session of this state; `usage` takes in what that cost.
   Session open(const NodePtr& node, Usage* usage);
-  // An empty session, or the one of this client's states that shares most tokens with `ids`, cut to those (at most all but the
-  // last one).
+  // An empty session, or the one of this client's states that shares most tokens with `ids`, cut to
+  // those (at most all but the last one).
   Session longest_prefix(const std::string& client, std::span<const int32_t> ids, Usage& usage);
 
   Json json(const NodePtr& node) const;

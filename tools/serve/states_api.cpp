@@ -12,18 +12,15 @@
 namespace stet::serve {
 namespace {
 
-NodePtr node_of(Service& service, const Request& request, const Parts& parts) {
-  return service.states.find(request.client, parts[0], "/id");
-}
-
 Json body_of(const Request& request) {
   return request.body.empty() ? Json::object() : parse_body(request.body);
 }
 
-Response made(Service& service, const Request& request, const NodePtr& parent, Json operation, Session session,
-              bool another = false, const Json& more = Json::object()) {
+Response made(Service& service, const Request& request, const NodePtr& parent, Json operation,
+              Session session, bool another = false, const Json& more = Json::object()) {
   const Origin origin = parent->origin == Origin::uploaded ? Origin::uploaded : Origin::computed;
-  Json j = service.states.json(service.states.add(request.client, parent->id, std::move(operation), std::move(session), origin, another));
+  Json j = service.states.json(service.states.add(request.client, parent->id, std::move(operation),
+                                                  std::move(session), origin, another));
   j.update(more);
   return json_response(j);
 }
@@ -54,7 +51,8 @@ class TemporaryFile {
 
 Response list_states(Service& service, const Request& request, const Parts&) {
   Json data = Json::array();
-  for (const NodePtr& node : service.states.list(request.client)) data.push_back(service.states.json(node));
+  for (const NodePtr& node : service.states.list(request.client))
+    data.push_back(service.states.json(node));
   return json_response({{"object", "list"}, {"data", data}});
 }
 
@@ -65,7 +63,8 @@ Response create_state(Service& service, const Request& request, const Parts&) {
   const bool said = f.find("messages") != nullptr;
   const auto text = f.text("text");
   const auto ids = f.ids("ids");
-  if ((said ? 1 : 0) + (text ? 1 : 0) + (ids ? 1 : 0) != 1) refuse("", "one of messages, text and ids", "none, or more", "missing_field");
+  if ((said ? 1 : 0) + (text ? 1 : 0) + (ids ? 1 : 0) != 1)
+    refuse("", "one of messages, text and ids", "none, or more", "missing_field");
   std::vector<Message> messages;
   if (said) messages = read_messages(f, "messages");
   const ChatState chat = read_chat(f);
@@ -73,12 +72,14 @@ Response create_state(Service& service, const Request& request, const Parts&) {
   const auto name = f.text("name");
   f.finish();
   return answer_at_once(service, request, [&](const Caller& caller) {
-    Prompted p = said ? prompt_messages(service, caller, messages, chat)
-                      : prompt_ids(service, caller, ids ? *ids : service.need_tokenizer().encode(*text));
+    Prompted p =
+        said ? prompt_messages(service, caller, messages, chat)
+             : prompt_ids(service, caller, ids ? *ids : service.need_tokenizer().encode(*text));
     draw.apply(p.talk.session().generation(), *service.model);
     p.operation["name"] = "create";
     service.states.count(p.usage);
-    const NodePtr node = service.states.add(request.client, "", p.operation, std::move(p.talk.session()));
+    const NodePtr node =
+        service.states.add(request.client, "", p.operation, std::move(p.talk.session()));
     if (name) service.states.change(node, name, std::nullopt);
     Json j = service.states.json(node);
     j["usage"] = p.usage.json();
@@ -87,7 +88,8 @@ Response create_state(Service& service, const Request& request, const Parts&) {
 }
 
 Response upload_state(Service& service, const Request& request, const Parts&) {
-  if (request.body.empty()) throw RequestError(400, "empty_body", "expected the bytes of a snapshot, found none");
+  if (request.body.empty())
+    throw RequestError(400, "empty_body", "expected the bytes of a snapshot, found none");
   TemporaryFile file;
   {
     AtomicFile out(file.path(), 0600);
@@ -96,13 +98,16 @@ Response upload_state(Service& service, const Request& request, const Parts&) {
   }
   const Snapshot snapshot = Snapshot::open(file.path());
   if (snapshot.meta().form != SnapshotForm::full)
-    throw RequestError(400, "unsupported_form", fmt::format("expected a full snapshot, found a {}", snapshot_form_name(snapshot.meta().form)));
+    throw RequestError(400, "unsupported_form",
+                       fmt::format("expected a full snapshot, found a {}",
+                                   snapshot_form_name(snapshot.meta().form)));
   RestoreOptions how;
   how.session = service.session;
   how.tokenizer = service.tokenizer.get();
   how.map = false;
   Session session = snapshot.restore(service.model, how);
-  return json_response(service.states.json(service.states.add(request.client, "", {{"name", "upload"}}, std::move(session), Origin::uploaded)));
+  return json_response(service.states.json(service.states.add(
+      request.client, "", {{"name", "upload"}}, std::move(session), Origin::uploaded)));
 }
 
 Response patch_state(Service& service, const Request& request, const Parts& parts) {
@@ -112,7 +117,8 @@ Response patch_state(Service& service, const Request& request, const Parts& part
   std::optional<std::optional<std::string>> name;
   if (body.contains("name")) name = f.text("name");
   f.find("name");
-  if (name && *name && (*name)->size() > 200) refuse("/name", "at most 200 bytes", std::to_string((*name)->size()));
+  if (name && *name && (*name)->size() > 200)
+    refuse("/name", "at most 200 bytes", std::to_string((*name)->size()));
   const auto pinned = f.boolean("pinned");
   f.finish();
   service.states.change(node, name, pinned);
@@ -141,7 +147,8 @@ Continue read_continue(Service& service, const Json& body) {
   c.draw.max_tokens = f.integer("n", 1, kMaxPositions);
   const auto most = f.integer("max_tokens", 1, kMaxPositions);
   if (!c.draw.max_tokens) c.draw.max_tokens = most.value_or(256);
-  if (const auto choose = f.integer("choose", 0, service.model->config().vocab_size - 1)) c.draw.choose = static_cast<int32_t>(*choose);
+  if (const auto choose = f.integer("choose", 0, service.model->config().vocab_size - 1))
+    c.draw.choose = static_cast<int32_t>(*choose);
   if (const Json* message = f.find("message")) {
     const Json list = {{"message", Json::array({*message})}};
     Fields one(list, "");
@@ -151,26 +158,38 @@ Continue read_continue(Service& service, const Json& body) {
   c.ids = f.ids("ids");
   c.retry = f.boolean("retry").value_or(false);
   c.stream = f.boolean("stream").value_or(false);
-  if ((c.message.empty() ? 0 : 1) + (c.text ? 1 : 0) + (c.ids ? 1 : 0) > 1) refuse("/message", "one of message, text and ids", "more");
+  if ((c.message.empty() ? 0 : 1) + (c.text ? 1 : 0) + (c.ids ? 1 : 0) > 1)
+    refuse("/message", "one of message, text and ids", "more");
   f.finish();
   return c;
 }
 
-Json continued(Service& service, const Caller& caller, const NodePtr& node, const Continue& c, Writer* writer) {
+Json continued(Service& service, const Caller& caller, const NodePtr& node, const Continue& c,
+               Writer* writer) {
   const double start = tool::seconds();
   Prompted p = resume(service, node);
-  p.operation = {{"name", c.draw.choose ? "choose" : c.retry ? "retry" : !c.message.empty() ? "messages" : "continue"}};
+  p.operation = {{"name", c.draw.choose        ? "choose"
+                          : c.retry            ? "retry"
+                          : !c.message.empty() ? "messages"
+                                               : "continue"}};
   if (c.draw.choose) p.operation["id"] = *c.draw.choose;
-  if (c.retry && p.talk.conversation() == nullptr) throw RequestError(400, "not_a_conversation", "/retry: expected a conversation, found raw text", "/retry");
+  if (c.retry && p.talk.conversation() == nullptr)
+    throw RequestError(400, "not_a_conversation", "/retry: expected a conversation, found raw text",
+                       "/retry");
   if (c.retry) p.talk.conversation()->retry();
   if (!c.message.empty()) say(service, caller, p, c.message);
-  if (c.text || c.ids) append_text(service, caller, p, c.ids ? *c.ids : service.need_tokenizer().encode(*c.text, Tokenizer::Bos::off));
+  if (c.text || c.ids)
+    append_text(service, caller, p,
+                c.ids ? *c.ids : service.need_tokenizer().encode(*c.text, Tokenizer::Bos::off));
   Session& session = p.talk.session();
   const bool ended = !session.generation().turns.empty() && !session.generation().turns.back().open;
   if (ended && (p.talk.conversation() != nullptr || !c.draw.ignore_eos))
-    throw RequestError(400, "reply_has_ended", "expected a message, or a reply that was cut, found one that has ended");
+    throw RequestError(400, "reply_has_ended",
+                       "expected a message, or a reply that was cut, found one that has ended");
   if (session.size() == session.capacity())
-    throw RequestError(400, "context_length_exceeded", fmt::format("expected fewer than {} tokens, found {}", session.capacity(), session.size()));
+    throw RequestError(
+        400, "context_length_exceeded",
+        fmt::format("expected fewer than {} tokens, found {}", session.capacity(), session.size()));
   const ReplyResult r = draw_replies(service, caller, p, c.draw, [&](const ReplyPiece& piece) {
     return writer == nullptr || writer->event({{"text", piece.text}, {"ids", piece.ids}});
   })[0];
@@ -187,7 +206,10 @@ Json continued(Service& service, const Caller& caller, const NodePtr& node, cons
 Response continue_state(Service& service, const Request& request, const Parts& parts) {
   const NodePtr node = node_of(service, request, parts);
   const Continue c = read_continue(service, body_of(request));
-  if (!c.stream) return answer_at_once(service, request, [&](const Caller& caller) { return continued(service, caller, node, c, nullptr); });
+  if (!c.stream)
+    return answer_at_once(service, request, [&](const Caller& caller) {
+      return continued(service, caller, node, c, nullptr);
+    });
   return stream_events(service, request, [&service, node, c](const Caller& caller, Writer& writer) {
     writer.event(continued(service, caller, node, c, &writer));
     writer.write("data: [DONE]\n\n");
@@ -205,23 +227,28 @@ Response rewind_state(Service& service, const Request& request, const Parts& par
   const NodePtr node = node_of(service, request, parts);
   const Json body = parse_body(request.body);
   Fields f(body, "");
-  const auto tokens = f.integer("tokens", 0, kMaxPositions), message = f.integer("message", 0, node->messages - 1);
+  const auto tokens = f.integer("tokens", 0, kMaxPositions),
+             message = f.integer("message", 0, node->messages - 1);
   f.finish();
-  if (tokens.has_value() == message.has_value()) refuse("", "one of tokens and message", tokens ? "both" : "neither", "missing_field");
+  if (tokens.has_value() == message.has_value())
+    refuse("", "one of tokens and message", tokens ? "both" : "neither", "missing_field");
   Session session = service.states.open(node, nullptr);
   if (tokens) {
     session.rewind(*tokens);
-    return made(service, request, node, {{"name", "rewind"}, {"tokens", *tokens}}, std::move(session));
+    return made(service, request, node, {{"name", "rewind"}, {"tokens", *tokens}},
+                std::move(session));
   }
   Conversation conversation(std::move(session), service.tokenizer);
   const auto k = static_cast<size_t>(*message);
   const std::vector<Message>& all = conversation.messages();
   const bool reply = all[k].generated;
-  if (!reply && all[k].role != "user") refuse("/message", "a message of the user, or a reply that was drawn", all[k].role);
+  if (!reply && all[k].role != "user")
+    refuse("/message", "a message of the user, or a reply that was drawn", all[k].role);
   const auto users = detail::count_users({all.begin() + static_cast<std::ptrdiff_t>(k), all.end()});
   if (users > 0) conversation.rewind(users);
   if (reply) conversation.retry();
-  return made(service, request, node, {{"name", "rewind"}, {"message", k}}, std::move(conversation.session()));
+  return made(service, request, node, {{"name", "rewind"}, {"message", k}},
+              std::move(conversation.session()));
 }
 
 Response prune_state(Service& service, const Request& request, const Parts& parts) {
@@ -237,8 +264,10 @@ Response prune_state(Service& service, const Request& request, const Parts& part
   f.finish();
   Session session = service.states.open(node, nullptr);
   const int64_t pruned = session.prune(o);
-  return made(service, request, node, {{"name", "prune"}, {"sinks", o.sinks}, {"keep_last", o.keep_last}, {"shift", o.shift}},
-              std::move(session), false, {{"pruned", pruned}});
+  return made(
+      service, request, node,
+      {{"name", "prune"}, {"sinks", o.sinks}, {"keep_last", o.keep_last}, {"shift", o.shift}},
+      std::move(session), false, {{"pruned", pruned}});
 }
 
 Response edit_state(Service& service, const Request& request, const Parts& parts) {
@@ -252,7 +281,8 @@ Response edit_state(Service& service, const Request& request, const Parts& parts
   return answer_at_once(service, request, [&](const Caller& caller) {
     Prompted p = resume(service, node);
     Conversation* conversation = p.talk.conversation();
-    if (conversation == nullptr) throw RequestError(400, "not_a_conversation", "expected a conversation, found raw text");
+    if (conversation == nullptr)
+      throw RequestError(400, "not_a_conversation", "expected a conversation, found raw text");
     std::vector<Message> messages = conversation->messages();
     messages.resize(static_cast<size_t>(*index) + 1);
     messages.back().content = content;
@@ -261,8 +291,12 @@ Response edit_state(Service& service, const Request& request, const Parts& parts
     conversation->begin(plan);
     service.engine.process(conversation->session(), Conversation::to_process(plan), caller.gone);
     conversation->prompted(plan);
-    Json j = service.states.json(service.states.add(request.client, node->id, {{"name", "edit"}, {"message", *index}}, std::move(conversation->session())));
-    j["usage"] = Usage{plan.report.kept, plan.report.recomputed, plan.report.added, "up to the message that was edited"}.json();
+    Json j = service.states.json(service.states.add(request.client, node->id,
+                                                    {{"name", "edit"}, {"message", *index}},
+                                                    std::move(conversation->session())));
+    j["usage"] = Usage{plan.report.kept, plan.report.recomputed, plan.report.added,
+                       "up to the message that was edited"}
+                     .json();
     return j;
   });
 }
@@ -274,7 +308,10 @@ Json verified(Service& service, const Caller& caller, const NodePtr& node, Write
   Session session = service.states.open(node, nullptr);
   const State& found = session.state();
   if (const auto limit = replay_limit(found))
-    throw RequestError(400, "not_replayable", fmt::format("expected a state that its tokens give, found an edit at position {}: {}", limit->position, limit->reason));
+    throw RequestError(
+        400, "not_replayable",
+        fmt::format("expected a state that its tokens give, found an edit at position {}: {}",
+                    limit->position, limit->reason));
   const int64_t of = found.transcript_size();
   const auto progress = [&](int64_t done) {
     if (writer != nullptr) writer->event({{"done", done}, {"of", of}});
@@ -283,7 +320,8 @@ Json verified(Service& service, const Caller& caller, const NodePtr& node, Write
   Session again = replay(service.model, found, service.session, progress);
   const auto difference = first_difference(again.state(), found);
   const StateDigests digests = digests_of(again);
-  const bool same = !difference && digests.id == node->digests.id && digests.state == node->digests.state;
+  const bool same =
+      !difference && digests.id == node->digests.id && digests.state == node->digests.state;
   if (same) service.states.verified(node);
   return {{"same_bits", same},
           {"difference", difference ? Json(difference->text()) : Json(nullptr)},
@@ -301,7 +339,10 @@ Response verify_state(Service& service, const Request& request, const Parts& par
   Fields f(body, "");
   const bool stream = f.boolean("stream").value_or(false);
   f.finish();
-  if (!stream) return answer_at_once(service, request, [&](const Caller& caller) { return verified(service, caller, node, nullptr); });
+  if (!stream)
+    return answer_at_once(service, request, [&](const Caller& caller) {
+      return verified(service, caller, node, nullptr);
+    });
   return stream_events(service, request, [&service, node](const Caller& caller, Writer& writer) {
     writer.event(verified(service, caller, node, &writer));
     writer.write("data: [DONE]\n\n");

@@ -207,8 +207,7 @@ inline std::span<const int32_t> Conversation::to_process(const Plan& plan) {
 }
 
 inline void Conversation::prompted(const Plan& plan) {
-  open_prompt_turn(session_,
-                   session_.size() - static_cast<int64_t>(plan.ids.size()) + plan.kept);
+  open_prompt_turn(session_, session_.size() - static_cast<int64_t>(plan.ids.size()) + plan.kept);
   session_.chat().messages = plan.messages;
 }
 

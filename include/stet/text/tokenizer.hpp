@@ -102,8 +102,8 @@ class STET_API Tokenizer {
   // of range.
   std::string piece(int32_t id) const;
   // The bytes that a token stands for in the middle of a text, whether or not they are whole
-  // characters; "" for an id that the vocabulary leaves out. Throws Error: argument for an id out of
-  // range.
+  // characters; "" for an id that the vocabulary leaves out. Throws Error: argument for an id out
+  // of range.
   std::string bytes(int32_t id) const;
   // Left out by skip_special. False for ids out of range.
   bool is_special(int32_t id) const;

@@ -87,13 +87,18 @@ function compared(result) {
     make("div", { className: "sides" }, make("b", {}, a), make("b", {}, b), text(diff.text_a), text(diff.text_b))];
 }
 
+let latest = 0;
+
+// What was asked for last is what stands there, whichever answer comes first.
 export async function look(kind, state, handlers, comparison) {
+  const turn = ++latest;
   for (const tab of document.querySelectorAll("[data-look]")) tab.setAttribute("aria-selected", tab.dataset.look === kind);
   if (!state && kind !== "diff") return $("panel").replaceChildren(make("p", {}, "No state yet."));
   const ways = { next, tokens, elements, heat: keysAndValues };
   try {
-    $("panel").replaceChildren(...(kind === "diff" ? compared(comparison) : await ways[kind](state, handlers)));
+    const shown = kind === "diff" ? compared(comparison) : await ways[kind](state, handlers);
+    if (turn === latest) $("panel").replaceChildren(...shown);
   } catch (error) {
-    $("panel").replaceChildren(make("p", {}, error.message));
+    if (turn === latest) $("panel").replaceChildren(make("p", {}, error.message));
   }
 }
