@@ -286,6 +286,11 @@ class Serve(unittest.TestCase):
         self.assertEqual((status, uploaded["origin"], uploaded["digest"]), (200, "uploaded", reply["state"]["digest"]))
         self.post("/v1/states/%s/verify" % uploaded["id"], {})
         self.assertEqual(self.get("/v1/states/" + uploaded["id"])["origin"], "verified")
+        recipe = self.get("/v1/states/%s/snapshot?form=recipe" % uploaded["id"])
+        self.assertLess(len(recipe), len(data) // 4)
+        again = self.server.call("POST", "/v1/states/upload", raw=recipe)[1]
+        self.assertEqual((again["id"], again["origin"]), (uploaded["id"], "verified"))
+        self.assertEqual(self.server.call("GET", "/v1/states/%s/snapshot?form=delta" % uploaded["id"])[0], 400)
         for cut in (0, 10, len(data) // 2, len(data) - 1):
             self.assertEqual(self.server.call("POST", "/v1/states/upload", raw=data[:cut])[0], 400)
 
@@ -344,6 +349,46 @@ class Serve(unittest.TestCase):
                     pass
         self.assertEqual(self.get("/health"), {"status": "ok"})
 
+    def test_requests_that_are_broken_slow_or_half_sent(self):
+        draws = random.Random(5)
+        good = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 64\r\n\r\n" + json.dumps(request_of("Hi", n=1)).encode()[:64]
+
+        def one(seed):
+            d = random.Random(seed)
+            raw = bytearray(good)
+            for _ in range(d.randrange(0, 6)):
+                at = d.randrange(len(raw))
+                raw[at:at + d.randrange(3)] = bytes(d.choice([d.randrange(256), 10, 13, 58, 48]) for _ in range(d.randrange(3)))
+            if d.random() < 0.3:
+                raw = raw[:d.randrange(len(raw))]
+            elif d.random() < 0.1:
+                raw = raw[:20] + b"X: " + b"y" * d.choice([9000, 100000]) + raw[20:]
+            try:
+                with socket.create_connection(("127.0.0.1", self.server.port)) as s:
+                    s.settimeout(60)
+                    step = d.choice([len(raw) + 1, 50, 7])
+                    for at in range(0, min(len(raw), 20000), step):
+                        s.sendall(raw[at:at + step])
+                    if d.random() < 0.5:
+                        s.shutdown(socket.SHUT_WR)
+                        answer = b""
+                        while piece := s.recv(65536):
+                            answer += piece
+                        if answer.startswith(b"HTTP/1.1 4"):
+                            body = answer.split(b"\r\n\r\n", 1)[1]
+                            if body:
+                                json.loads(body.split(b"HTTP/1.1")[0])
+            except ConnectionError:
+                pass
+
+        with concurrent.futures.ThreadPoolExecutor(16) as clients:
+            list(clients.map(one, [draws.randrange(1 << 30) for _ in range(int(os.environ.get("STET_SERVE_MALFORMED", "300")))]))
+        case = {"message": "Let a = 3. What is a?"}
+        choice = self.post("/v1/chat/completions", request_of(**case))["choices"][0]
+        self.assertEqual((choice["message"]["content"], choice["state_digest"]), alone(**case))
+        status = self.get("/v1/status")
+        self.assertEqual((status["running"], status["queued"]), (0, 0))
+
     def test_other_names_and_other_pages_are_refused(self):
         self.assertEqual(self.server.call("GET", "/v1/states", headers={"Host": "evil.example"})[0], 403)
         self.assertEqual(self.server.call("POST", "/v1/states", {}, headers={"Origin": "http://evil.example"})[0], 403)
@@ -355,6 +400,36 @@ class Serve(unittest.TestCase):
                 status, answer = self.server.call(method.upper(), address, {} if method != "get" else None)
                 self.assertNotEqual(answer["error"]["code"] if isinstance(answer, dict) and "error" in answer else "", "no_such_address", path)
         self.assertEqual(self.server.call("PUT", "/v1/states", {})[0], 405)
+
+    def test_openapi_names_every_field_and_no_other(self):
+        state = self.conversation("Let a = 1.")["id"]
+        good = {"/v1/chat/completions": request_of("Hi", n=1), "/v1/completions": {"prompt": "Hi", "max_tokens": 1}, "/v1/embeddings": {"input": "Hi"},
+                "/v1/responses": {"input": "Hi", "max_output_tokens": 1}, "/v1/messages": request_of("Hi", n=1), "/v1/states": {"text": "Hi"},
+                "/v1/states/{id}/continue": {"n": 1}, "/v1/states/{id}/rewind": {"tokens": 1}, "/v1/states/{id}/prune": {"keep_last": 8},
+                "/v1/states/{id}/edit": {"message": 0, "content": "Let b = 1."}, "/tokenize": {"text": "Hi"}, "/detokenize": {"tokens": [5]},
+                "/apply-template": {"messages": [{"role": "user", "content": "Hi"}]}}
+        asked = {}
+        for path, methods in self.get("/openapi.json")["paths"].items():
+            for method, operation in methods.items():
+                if "requestBody" in operation:
+                    asked[method.upper(), path] = operation["requestBody"]["content"]["application/json"]["schema"]
+        every = {name for schema in asked.values() for name in schema["properties"]} | {"banana"}
+        self.assertGreater(len(every), 60)
+        for (method, path), schema in asked.items():
+            body = good.get(path, {})
+            status, answer = self.server.call(method, path.replace("{id}", state), body)
+            self.assertEqual(status, 200, (path, answer))
+            for name in every:
+                status, answer = self.server.call(method, path.replace("{id}", state), {**body, name: {"\0": []}})
+                known = status == 200 or (answer["error"]["code"], answer["error"]["param"]) != ("unknown_field", "/" + name)
+                self.assertEqual(known, name in schema["properties"], (path, name, answer))
+                if status != 200 and name in schema["properties"]:
+                    self.assertTrue((answer["error"]["param"] or "").startswith("/"), (path, name, answer))
+            for name in schema.get("required", []):
+                status, answer = self.server.call(method, path.replace("{id}", state), {n: v for n, v in body.items() if n != name})
+                self.assertEqual((status, answer["error"]["param"]), (400, "/" + name), (path, name))
+
+    def test_metrics_and_the_page_are_there(self):
         self.assertIn(b"stet_drawn_tokens_total", self.get("/metrics"))
         self.assertIn(b"<!doctype html>", self.get("/"))
 
@@ -417,6 +492,39 @@ class Kept(unittest.TestCase):
                     self.assertEqual(server.get("/v1/states/" + state)["digest"], digest)
                 some = draws.choice(list(known))
                 self.assertTrue(server.post("/v1/states/%s/verify" % some, {})["same_bits"])
+            server.stop()
+
+    def test_files_of_a_long_conversation_are_deltas_and_go_when_nobody_needs_them(self):
+        with tempfile.TemporaryDirectory() as directory:
+            server = Server("--state-dir", directory)
+            state = server.post("/v1/states", {"messages": [{"role": "user", "content": " ".join("Let x = %d." % i for i in range(40))}]})
+            chain = []
+            for i in range(4):
+                state = server.post("/v1/states/%s/continue" % state["id"], {"message": {"role": "user", "content": "Let a = %d." % i}} if i else {})["state"]
+                chain.append((state["id"], state["digest"]))
+                server.stop()
+                server.start()
+            files = {name: os.path.getsize(os.path.join(directory, name)) for name in os.listdir(directory) if name.endswith(".stet")}
+            self.assertGreater(len(files), len(chain))
+            self.assertLess(files[chain[-1][0] + ".stet"], max(files.values()) // 2)
+            for s in server.get("/v1/states")["data"]:  # all but the last one of the chain
+                if s["id"] != chain[-1][0]:
+                    server.call("DELETE", "/v1/states/" + s["id"])
+            server.stop()
+            server.start()
+            self.assertEqual([s["id"] for s in server.get("/v1/states")["data"]], [chain[-1][0]])
+            self.assertTrue(server.post("/v1/states/%s/verify" % chain[-1][0], {})["same_bits"])
+            needed = [name for name in os.listdir(directory) if name.endswith(".stet") and name != chain[-1][0] + ".stet"]
+            self.assertGreater(len(needed), 0)
+            server.stop()
+            os.unlink(os.path.join(directory, needed[0]))  # a file that is lost costs time, and no bit
+            server.start()
+            more = server.post("/v1/states/%s/continue" % chain[-1][0], {"message": {"role": "user", "content": "What is a?"}})
+            self.assertIn("computed again", more["usage"]["reason"])
+            self.assertTrue(server.post("/v1/states/%s/verify" % chain[-1][0], {})["same_bits"])
+            server.call("DELETE", "/v1/states/" + chain[-1][0])
+            server.call("DELETE", "/v1/states/" + more["state"]["id"])
+            self.assertEqual([name for name in os.listdir(directory) if name != "secret"], [])
             server.stop()
 
     def test_what_left_memory_is_the_same_when_it_comes_back(self):

@@ -18,8 +18,9 @@ std::string shown(const Json& value) { return printable(tool::dump(value), 60); 
 
 void refuse(const std::string& pointer, const std::string& expected, const std::string& found,
             const std::string& code) {
-  throw RequestError(400, code, fmt::format("{}: expected {}, found {}", pointer, expected, found),
-                     pointer);
+  throw RequestError(
+      400, code, fmt::format("{}: expected {}, found {}", printable(pointer, 200), expected, found),
+      pointer);
 }
 
 Json parse_body(const std::string& body) {
@@ -127,6 +128,19 @@ void Fields::neutral(const std::string& name, std::initializer_list<Json> values
 
 void Fields::unused(std::initializer_list<const char*> names) {
   for (const char* name : names) known_.insert(name);
+}
+
+std::string Fields::at(const std::string& name) const {
+  std::string pointer = pointer_ + "/";
+  for (const char c : name) {
+    if (c == '~')
+      pointer += "~0";
+    else if (c == '/')
+      pointer += "~1";
+    else
+      pointer += c;
+  }
+  return pointer;
 }
 
 void Fields::finish() const {

@@ -44,7 +44,7 @@ class Fields {
   // To be called last: refuses fields that nobody asked for.
   void finish() const;
 
-  std::string at(const std::string& name) const { return pointer_ + "/" + name; }
+  std::string at(const std::string& name) const;  // its JSON pointer
   const std::string& pointer() const { return pointer_; }
 
  private:

@@ -15,7 +15,8 @@ struct Route {
   const char* path;  // "/v1/states/{id}/fork"
   const char* summary;
   Response (*answer)(Service&, const Request&, const Parts&);
-  bool control = false;  // needs no API key
+  const char* fields = "";  // of its body: "name:type", where "!" follows what must be there
+  bool control = false;     // needs no API key
 };
 const std::vector<Route>& routes();
 // The answer of the route that a request's method and path name. Throws a RequestError (404, 405).
@@ -36,7 +37,6 @@ Response messages(Service&, const Request&, const Parts&);
 // states_api.cpp
 Response list_states(Service&, const Request&, const Parts&);
 Response create_state(Service&, const Request&, const Parts&);
-Response upload_state(Service&, const Request&, const Parts&);
 Response get_state(Service&, const Request&, const Parts&);
 Response patch_state(Service&, const Request&, const Parts&);
 Response delete_state(Service&, const Request&, const Parts&);
@@ -47,12 +47,15 @@ Response prune_state(Service&, const Request&, const Parts&);
 Response edit_state(Service&, const Request&, const Parts&);
 Response verify_state(Service&, const Request&, const Parts&);
 
+// transfer.cpp
+Response upload_state(Service&, const Request&, const Parts&);
+Response download_state(Service&, const Request&, const Parts&);
+
 // look.cpp
 Response state_tokens(Service&, const Request&, const Parts&);
 Response state_top(Service&, const Request&, const Parts&);
 Response state_kv(Service&, const Request&, const Parts&);
 Response diff_states(Service&, const Request&, const Parts&);
-Response download_state(Service&, const Request&, const Parts&);
 
 // control.cpp
 Response tokenize(Service&, const Request&, const Parts&);

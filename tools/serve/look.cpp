@@ -1,6 +1,5 @@
 // What can be seen of a state without changing it.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -241,31 +240,6 @@ Response diff_states(Service& service, const Request& request, const Parts& part
          {"b_from_a", c.b_from_a ? Json(*c.b_from_a) : Json(nullptr)}}},
        {"text_a", text(x)},
        {"text_b", text(y)}});
-}
-
-Response download_state(Service& service, const Request& request, const Parts& parts) {
-  const NodePtr node = node_of(service, request, parts);
-  Session session = service.states.open(node, nullptr);
-  std::string path = (std::filesystem::temp_directory_path() / "stet-XXXXXX").string();
-  if (::mkdtemp(path.data()) == nullptr)
-    throw Error(ErrorKind::io, path, "temporary directory", "one", "none");
-  Response r;
-  try {
-    SaveOptions save;
-    save.tokenizer = service.tokenizer.get();
-    Snapshot::save(session, path + "/s.stet", save);
-    const FileContent content = read_file_to_memory(path + "/s.stet");
-    r.body.assign(reinterpret_cast<const char*>(content.bytes().data()), content.size);
-  } catch (...) {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-    throw;
-  }
-  std::error_code ignored;
-  std::filesystem::remove_all(path, ignored);
-  r.type = "application/octet-stream";
-  r.headers.emplace_back("Content-Disposition", "attachment; filename=\"" + node->id + ".stet\"");
-  return r;
 }
 
 }  // namespace stet::serve

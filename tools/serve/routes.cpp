@@ -31,6 +31,16 @@ bool matches(const Route& route, const Parts& parts, Parts* variables) {
   return true;
 }
 
+// What several requests have.
+#define DRAW                                                                     \
+  "temperature:number top_p:number top_k:integer min_p:number typical_p:number " \
+  "repetition_penalty:number seed:integer stop:any ignore_eos:boolean "          \
+  "frequency_penalty:number presence_penalty:number logit_bias:object "
+#define CHAT "now:integer template_variables:object "
+#define OPENAI                                                                      \
+  "model:string n:integer stream:boolean stream_options:object resume_from:string " \
+  "user:string metadata:object safety_identifier:string prompt_cache_key:string " DRAW
+
 bool is_page(const Request& request) {
   return request.method == "GET" && (request.path == "/" || request.path.starts_with("/page/"));
 }
@@ -40,39 +50,69 @@ bool is_page(const Request& request) {
 const std::vector<Route>& routes() {
   static const std::vector<Route> all = {
       {"GET", "/v1/models", "The model that this server has.", models},
-      {"POST", "/v1/chat/completions", "A reply to messages, as OpenAI's.", chat_completions},
-      {"POST", "/v1/completions", "A reply to text or token ids, as OpenAI's.", completions},
-      {"POST", "/v1/embeddings", "Hidden states of a layer, mean or last.", embeddings},
-      {"POST", "/v1/responses", "A reply that is kept, as OpenAI's.", create_response},
+      {"POST", "/v1/chat/completions", "A reply to messages, as OpenAI's.", chat_completions,
+       OPENAI CHAT
+       "messages:array! max_tokens:integer max_completion_tokens:integer logprobs:boolean "
+       "top_logprobs:integer tools:array tool_choice:string parallel_tool_calls:boolean "
+       "functions:array function_call:string response_format:object modalities:array "
+       "store:boolean service_tier:string audio:object prediction:object "
+       "reasoning_effort:string verbosity:string web_search_options:object"},
+      {"POST", "/v1/completions", "A reply to text or token ids, as OpenAI's.", completions,
+       OPENAI "prompt:any! max_tokens:integer logprobs:integer echo:boolean suffix:string "
+              "best_of:integer"},
+      {"POST", "/v1/embeddings", "Hidden states of a layer, mean or last.", embeddings,
+       "input:any! model:string layer:integer pooling:string encoding_format:string "
+       "dimensions:integer user:string"},
+      {"POST", "/v1/responses", "A reply that is kept, as OpenAI's.", create_response,
+       DRAW CHAT "input:any! model:string max_output_tokens:integer stream:boolean store:boolean "
+                 "previous_response_id:string resume_from:string instructions:string tools:array "
+                 "tool_choice:string parallel_tool_calls:boolean text:object reasoning:object "
+                 "truncation:string background:boolean include:array service_tier:string "
+                 "top_logprobs:integer metadata:object user:string safety_identifier:string "
+                 "prompt_cache_key:string"},
       {"GET", "/v1/responses/{id}", "A reply that was kept.", get_response},
       {"DELETE", "/v1/responses/{id}", "Forgets a reply.", delete_response},
-      {"POST", "/v1/messages", "A reply to messages, as Anthropic's.", messages},
+      {"POST", "/v1/messages", "A reply to messages, as Anthropic's.", messages,
+       CHAT "messages:array! max_tokens:integer! model:string system:any temperature:number "
+            "top_p:number top_k:integer seed:integer stop_sequences:any stream:boolean "
+            "resume_from:string tools:array tool_choice:object thinking:object service_tier:string "
+            "metadata:object"},
       {"GET", "/v1/states", "All states of this client, in the order they were made.", list_states},
-      {"POST", "/v1/states", "A state of messages, text or token ids.", create_state},
+      {"POST", "/v1/states", "A state of messages, text or token ids.", create_state,
+       DRAW CHAT "model:string messages:array text:string ids:array name:string"},
       {"POST", "/v1/states/upload", "A state from a snapshot file.", upload_state},
       {"GET", "/v1/states/{id}", "All that a state is.", get_state},
-      {"PATCH", "/v1/states/{id}", "Names a state, or pins it.", patch_state},
+      {"PATCH", "/v1/states/{id}", "Names a state, or pins it.", patch_state,
+       "name:string pinned:boolean"},
       {"DELETE", "/v1/states/{id}", "Forgets a state.", delete_state},
-      {"POST", "/v1/states/{id}/continue", "A reply, or some tokens of it.", continue_state},
+      {"POST", "/v1/states/{id}/continue", "A reply, or some tokens of it.", continue_state,
+       DRAW "n:integer max_tokens:integer choose:integer message:object text:string ids:array "
+            "retry:boolean stream:boolean"},
       {"POST", "/v1/states/{id}/fork", "The same state under another id.", fork_state},
-      {"POST", "/v1/states/{id}/rewind", "The state before a token or a message.", rewind_state},
-      {"POST", "/v1/states/{id}/prune", "The state without its middle.", prune_state},
-      {"POST", "/v1/states/{id}/edit", "The state with another message.", edit_state},
+      {"POST", "/v1/states/{id}/rewind", "The state before a token or a message.", rewind_state,
+       "tokens:integer message:integer"},
+      {"POST", "/v1/states/{id}/prune", "The state without its middle.", prune_state,
+       "sinks:integer keep_last:integer! shift:boolean"},
+      {"POST", "/v1/states/{id}/edit", "The state with another message.", edit_state,
+       "message:integer! content:string!"},
       {"POST", "/v1/states/{id}/verify", "Whether its tokens give the state, bit for bit.",
-       verify_state},
+       verify_state, "stream:boolean"},
       {"GET", "/v1/states/{id}/tokens", "The tokens of a state.", state_tokens},
       {"GET", "/v1/states/{id}/top", "The likeliest next tokens.", state_top},
       {"GET", "/v1/states/{id}/kv", "Keys or values of one layer and head.", state_kv},
       {"GET", "/v1/states/{id}/diff/{other}", "Two states side by side.", diff_states},
       {"GET", "/v1/states/{id}/snapshot", "The state as a snapshot file.", download_state},
-      {"POST", "/tokenize", "Text to token ids.", tokenize},
-      {"POST", "/detokenize", "Token ids to text.", detokenize},
-      {"POST", "/apply-template", "Messages to the text of a prompt.", apply_template},
-      {"GET", "/health", "Whether the server lives.", health, true},
-      {"GET", "/ready", "Whether it takes requests.", ready, true},
+      {"POST", "/tokenize", "Text to token ids.", tokenize,
+       "text:string! add_special:boolean parse_special:boolean"},
+      {"POST", "/detokenize", "Token ids to text.", detokenize,
+       "tokens:array! skip_special:boolean"},
+      {"POST", "/apply-template", "Messages to the text of a prompt.", apply_template,
+       CHAT "messages:array!"},
+      {"GET", "/health", "Whether the server lives.", health, "", true},
+      {"GET", "/ready", "Whether it takes requests.", ready, "", true},
       {"GET", "/v1/status", "What the server is doing.", status},
       {"GET", "/metrics", "The same for Prometheus.", metrics},
-      {"GET", "/openapi.json", "These addresses.", openapi_page, true},
+      {"GET", "/openapi.json", "These addresses.", openapi_page, "", true},
   };
   return all;
 }
@@ -104,6 +144,30 @@ Response route(Service& service, const Request& request) {
                      "expected an address of /openapi.json, found " + printable(request.path, 100));
 }
 
+namespace {
+
+// The schema of a body, of Route::fields.
+Json schema_of(std::string_view fields) {
+  Json properties = Json::object(), required = Json::array();
+  while (!fields.empty()) {
+    const size_t end = std::min(fields.find(' '), fields.size());
+    std::string field(fields.substr(0, end));
+    fields.remove_prefix(std::min(end + 1, fields.size()));
+    if (field.empty()) continue;
+    const bool needed = field.back() == '!';
+    if (needed) field.pop_back();
+    const size_t colon = field.find(':');
+    const std::string name = field.substr(0, colon), type = field.substr(colon + 1);
+    properties[name] = type == "any" ? Json::object() : Json{{"type", {type, "null"}}};
+    if (needed) required.push_back(name);
+  }
+  Json schema = {{"type", "object"}, {"properties", properties}, {"additionalProperties", false}};
+  if (!required.empty()) schema["required"] = required;
+  return schema;
+}
+
+}  // namespace
+
 Json openapi() {
   Json paths = Json::object();
   for (const Route& r : routes()) {
@@ -122,6 +186,8 @@ Json openapi() {
                                            {"required", true},
                                            {"schema", {{"type", "string"}}}});
     }
+    if (*r.fields != '\0')
+      operation["requestBody"]["content"]["application/json"]["schema"] = schema_of(r.fields);
     paths[r.path][method] = operation;
   }
   return {{"openapi", "3.1.0"},

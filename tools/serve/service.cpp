@@ -267,6 +267,7 @@ std::vector<ReplyResult> draw_replies(Service& service, const Caller& caller, Pr
     choices.push_back(
         std::make_unique<Choice>(service, prompted.talk.fork(), options, static_cast<size_t>(i)));
   }
+  const auto known = service.states.running(caller.client, prompted.talk.session());
   for (const auto& choice : choices) service.engine.start(*choice->job);
   bool wanted = true, cancelled = false;
   std::exception_ptr error;

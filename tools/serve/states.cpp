@@ -148,41 +148,55 @@ uint64_t States::memory_used() const {
   return blocks_.size() * KvShape{c.layers, c.kv_heads, c.head_dim, session_.kv_type}.block_bytes();
 }
 
-// The states that were used longest ago leave, until the rest is within the budget.
-void States::make_room(const Node* keep) {
+// The states that were used longest ago leave, until the rest is within the budget. What somebody
+// is reading or writing stays, and so does what neither its tokens nor a file would give again.
+std::vector<States::Leaving> States::make_room(const Node* keep) {
   const ModelConfig& c = model_->config();
   const uint64_t block = KvShape{c.layers, c.kv_heads, c.head_dim, session_.kv_type}.block_bytes();
-  while (blocks_.size() * block > options_.memory) {
-    Node* oldest = nullptr;
-    for (const NodePtr& node : order_) {
-      if (node.get() == keep || !node->session || node->pinned) continue;
-      if (oldest == nullptr || node->used < oldest->used) oldest = node.get();
-    }
-    if (oldest == nullptr) return;
-    evict(*oldest);
+  std::vector<Leaving> leaving;
+  if (blocks_.size() * block <= options_.memory) return leaving;
+  std::vector<NodePtr> idle;
+  for (const NodePtr& node : order_) {
+    if (node.get() == keep || !node->session || node->pinned) continue;
+    if (!options_.directory.empty() || node->session->edits().empty()) idle.push_back(node);
   }
+  std::sort(idle.begin(), idle.end(),
+            [](const NodePtr& a, const NodePtr& b) { return a->used < b->used; });
+  for (const NodePtr& node : idle) {
+    if (blocks_.size() * block <= options_.memory) break;
+    std::unique_lock io(node->io, std::try_to_lock);
+    if (!io.owns_lock()) continue;
+    if (options_.directory.empty()) node->recipe = recipe_of(node->session->state());
+    release(node->session->kv());
+    leaving.push_back({node, std::move(io), std::move(*node->session)});
+    node->session.reset();
+    ++evictions_;
+  }
+  return leaving;
 }
 
-// What its tokens do not give must not be lost: it stays, where there is no file for it.
-void States::evict(Node& node) {
-  const bool replayable = node.session->edits().empty();
-  if (!options_.directory.empty()) {
-    save_file(node, SnapshotForm::full);
-  } else if (!replayable) {
-    node.used = ++clock_;
-    return;
-  } else {
-    node.recipe = recipe_of(node.session->state());
+// Into files, where there is a directory. What cannot be written stays in memory.
+void States::write_out(std::vector<Leaving> leaving) {
+  if (options_.directory.empty()) return;
+  for (Leaving& l : leaving) {
+    Node& node = *l.node;
+    if (node.saved && *node.saved != SnapshotForm::recipe) continue;
+    try {
+      save(node, l.session.fork(), SnapshotForm::delta);
+    } catch (const std::exception& e) {
+      tool::say("kept in memory: {}\n", printable(e.what()));
+      const std::lock_guard lock(mutex_);
+      if (node.removed) continue;
+      node.session.emplace(std::move(l.session));
+      hold(node.session->kv());
+    }
   }
-  release(node.session->kv());
-  node.session.reset();
-  ++evictions_;
 }
 
 // ---------------------------------------------------------------- the tree
 
-NodePtr States::add(const std::string& client, const std::string& parent, Json operation,
-                    Session session, Origin origin, bool another) {
+NodePtr States::node_of(const std::string& client, const std::string& parent, Json operation,
+                        Session& session, Origin origin) const {
   auto node = std::make_shared<Node>();
   node->digests = digests_of(session);
   const State& state = session.state();
@@ -204,41 +218,76 @@ NodePtr States::add(const std::string& client, const std::string& parent, Json o
     node->excerpt = excerpt_of(tokenizer_->decode(std::span(state.tokens).last(n), true));
   }
   node->bytes = static_cast<uint64_t>(state.kv.blocks()) * state.kv.shape().block_bytes();
+  return node;
+}
 
-  const std::lock_guard lock(mutex_);
-  std::string content = sha256_text(node->digests.id);
-  node->id = handle("st_", client, content);
-  for (int n = 1; nodes_.contains(node->id); ++n) {
-    const NodePtr& there = nodes_[node->id];
-    if (!another) {
-      there->used = ++clock_;
-      if (origin == Origin::computed && there->origin == Origin::uploaded)
-        there->origin = Origin::verified;
-      return there;
-    }
-    node->id = handle("st_", client, content + "/" + std::to_string(n));
+// Gives a node its id. The node that has it already, unless the state is to be there twice.
+NodePtr States::place(Node& node, bool another) {
+  const std::string content = sha256_text(node.digests.id);
+  node.id = handle("st_", node.client, content);
+  for (int n = 1; nodes_.contains(node.id); ++n) {
+    if (!another) return nodes_[node.id];
+    node.id = handle("st_", node.client, content + "/" + std::to_string(n));
   }
+  return nullptr;
+}
+
+void States::check_count(const std::string& client) const {
   size_t count = 0;
   for (const NodePtr& other : order_) count += other->client == client ? 1 : 0;
   if (count >= options_.per_client)
     throw RequestError(
         429, "too_many_states",
         fmt::format("expected at most {} states, found as many: delete some", options_.per_client));
-  if (const auto from = nodes_.find(parent); from != nodes_.end() && from->second->session) {
-    std::set<const KvBlock*> theirs;
-    const KvCache& kv = from->second->session->kv();
-    for (int64_t b = 0; b < kv.blocks(); ++b) theirs.insert(&kv.block_info(b));
-    for (int64_t b = 0; b < state.kv.blocks(); ++b)
-      node->shared_bytes +=
-          theirs.contains(&state.kv.block_info(b)) ? state.kv.shape().block_bytes() : 0;
+}
+
+uint64_t States::shared_with(const std::string& parent, const KvCache& kv) const {
+  const auto from = nodes_.find(parent);
+  if (from == nodes_.end() || !from->second->session) return 0;
+  std::set<const KvBlock*> theirs;
+  const KvCache& other = from->second->session->kv();
+  for (int64_t b = 0; b < other.blocks(); ++b) theirs.insert(&other.block_info(b));
+  uint64_t shared = 0;
+  for (int64_t b = 0; b < kv.blocks(); ++b)
+    shared += theirs.contains(&kv.block_info(b)) ? kv.shape().block_bytes() : 0;
+  return shared;
+}
+
+NodePtr States::add(const std::string& client, const std::string& parent, Json operation,
+                    Session session, Origin origin, bool another) {
+  const NodePtr node = node_of(client, parent, std::move(operation), session, origin);
+  std::unique_lock io(node->io);
+  for (;;) {
+    std::unique_lock lock(mutex_);
+    if (const NodePtr there = place(*node, another)) {
+      there->used = ++clock_;
+      if (origin == Origin::computed && there->origin == Origin::uploaded)
+        there->origin = Origin::verified;
+      lock.unlock();
+      const std::lock_guard saved(there->io);  // whoever made it may still be writing it
+      lock.lock();
+      if (there->removed) continue;
+      return there;
+    }
+    check_count(client);
+    node->shared_bytes = shared_with(parent, session.kv());
+    node->used = ++clock_;
+    node->session.emplace(session.fork());
+    hold(node->session->kv());
+    nodes_[node->id] = node;
+    order_.push_back(node);
+    std::vector<Leaving> leaving = make_room(node.get());
+    lock.unlock();
+    write_out(std::move(leaving));
+    break;
   }
-  node->used = ++clock_;
-  node->session.emplace(std::move(session));
-  hold(node->session->kv());
-  if (options_.durable) save_file(*node, node->plain ? SnapshotForm::recipe : SnapshotForm::full);
-  nodes_[node->id] = node;
-  order_.push_back(node);
-  make_room(node.get());
+  if (!options_.durable) return node;
+  try {
+    save(*node, std::move(session), node->plain ? SnapshotForm::recipe : SnapshotForm::delta);
+  } catch (...) {
+    withdraw(*node);
+    throw;
+  }
   return node;
 }
 
@@ -262,75 +311,119 @@ std::vector<NodePtr> States::list(const std::string& client) const {
   return all;
 }
 
-void States::remove(const NodePtr& node) {
+// Out of the tree; its files stay.
+void States::withdraw(Node& node) {
   const std::lock_guard lock(mutex_);
+  if (node.removed) return;
+  node.removed = true;
+  if (node.session) release(node.session->kv());
+  node.session.reset();
+  nodes_.erase(node.id);
+  std::erase_if(order_, [&](const NodePtr& other) { return other.get() == &node; });
+}
+
+void States::remove(const NodePtr& node) {
+  const std::lock_guard io(node->io);
   if (node->removed) return;
-  node->removed = true;
-  if (node->session) release(node->session->kv());
-  node->session.reset();
-  nodes_.erase(node->id);
-  std::erase(order_, node);
-  if (options_.directory.empty()) return;
-  std::error_code ignored;
-  const std::string path = options_.directory + "/" + node->id;
-  std::filesystem::remove(path + ".json", ignored);
-  std::filesystem::remove(path + ".stet", ignored);
+  withdraw(*node);
+  if (node->saved) forget_files(*node);
 }
 
 void States::change(const NodePtr& node, std::optional<std::optional<std::string>> name,
                     std::optional<bool> pinned) {
-  const std::lock_guard lock(mutex_);
-  if (name) node->name = *name;
-  if (pinned) node->pinned = *pinned;
-  if (!node->file.empty()) write_meta(*node);
+  const std::lock_guard io(node->io);
+  {
+    const std::lock_guard lock(mutex_);
+    if (name) node->name = *name;
+    if (pinned) node->pinned = *pinned;
+  }
+  if (node->saved && !node->removed) write_meta(*node);
 }
 
 void States::verified(const NodePtr& node) {
-  const std::lock_guard lock(mutex_);
-  node->origin = Origin::verified;
-  if (!node->file.empty()) write_meta(*node);
+  const std::lock_guard io(node->io);
+  {
+    const std::lock_guard lock(mutex_);
+    node->origin = Origin::verified;
+  }
+  if (node->saved && !node->removed) write_meta(*node);
 }
 
 Session States::open(const NodePtr& node, Usage* usage) {
-  const std::lock_guard lock(mutex_);
-  node->used = ++clock_;
-  if (!node->session) {
-    node->session.emplace(restore(*node, usage));
-    node->recipe.reset();
-    hold(node->session->kv());
+  const auto in_memory = [&]() -> std::optional<Session> {
+    const std::lock_guard lock(mutex_);
+    node->used = ++clock_;
+    if (!node->session) return std::nullopt;
+    if (usage != nullptr) {
+      usage->reused += static_cast<int64_t>(node->tokens.size());
+      usage->reason = "the state was in memory";
+    }
+    return node->session->fork();
+  };
+  if (auto session = in_memory()) return std::move(*session);
+  std::unique_lock io(node->io);  // one brings it back, the others wait for that
+  if (auto session = in_memory()) return std::move(*session);
+  Session session = restore(*node, usage);
+  std::vector<Leaving> leaving;
+  {
+    const std::lock_guard lock(mutex_);
     ++restores_;
-    make_room(node.get());
-  } else if (usage != nullptr) {
-    usage->reused += static_cast<int64_t>(node->tokens.size());
-    usage->reason = "the state was in memory";
+    if (!node->removed) {
+      node->session.emplace(session.fork());
+      node->recipe.reset();
+      hold(node->session->kv());
+      leaving = make_room(node.get());
+    }
   }
-  return node->session->fork();
+  io.unlock();
+  write_out(std::move(leaving));
+  return session;
 }
 
-Session States::restore(Node& node, Usage* usage) {
+Session States::restore(const Node& node, Usage* usage) {
   Usage none;
   Usage& u = usage == nullptr ? none : *usage;
-  if (node.recipe) {
+  const auto again = [&](const State& recipe, const char* why) {
     u.recomputed += static_cast<int64_t>(node.tokens.size());
-    u.reason = "the state had left memory: computed again from its tokens";
-    return replay(model_, *node.recipe, session_);
-  }
+    u.reason = why;
+    return replay(model_, recipe, session_);
+  };
+  if (node.recipe)
+    return again(*node.recipe, "the state had left memory: computed again from its tokens");
   RestoreOptions how;
   how.session = session_;
   how.tokenizer = tokenizer_.get();
   how.heal = true;
   RestoreReport report;
-  Session session = Snapshot::open(node.file).restore(model_, how, &report);
-  u.reused += report.reused;
-  u.recomputed += report.recomputed;
-  u.reason = report.recomputed > 0 ? "the state was kept as its tokens: computed again"
-                                   : "the state was in a file";
-  return session;
+  const Snapshot snapshot = Snapshot::open(path_of(node.id) + ".stet");
+  try {
+    Session session = snapshot.restore(model_, how, &report);
+    u.reused += report.reused;
+    u.recomputed += report.recomputed;
+    u.reason = report.recomputed > 0 ? "the state was kept as its tokens: computed again"
+                                     : "the state was in a file";
+    return session;
+  } catch (const Error&) {
+    const State recipe = snapshot.recipe();
+    if (snapshot.meta().form != SnapshotForm::delta || replay_limit(recipe)) throw;
+    Session session = again(recipe, "a file of the state was lost: computed again from its tokens");
+    if (digests_of(session).id != node.digests.id) throw;
+    return session;
+  }
+}
+
+std::shared_ptr<States::Running> States::running(const std::string& client, const Session& prompt) {
+  auto running = std::make_shared<Running>(client, prompt.fork());
+  const std::lock_guard lock(mutex_);
+  std::erase_if(running_, [](const std::weak_ptr<Running>& r) { return r.expired(); });
+  running_.push_back(running);
+  return running;
 }
 
 Session States::longest_prefix(const std::string& client, std::span<const int32_t> ids,
                                Usage& usage) {
   NodePtr best;
+  std::optional<Session> running;
   size_t most = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -344,18 +437,28 @@ Session States::longest_prefix(const std::string& client, std::span<const int32_
         most = n;
       }
     }
+    for (const std::weak_ptr<Running>& weak : running_) {
+      const std::shared_ptr<Running> r = weak.lock();
+      if (r == nullptr || (r->client_ != client && !options_.share_prefixes)) continue;
+      const size_t n = std::min(common_prefix(r->session_.state().tokens, ids), ids.size() - 1);
+      if (n <= most) continue;
+      running.emplace(r->session_.fork());
+      most = n;
+    }
   }
-  if (best == nullptr) {
+  if (best == nullptr && !running) {
     usage.reason = "no state of this client begins like this";
     return Session(model_, session_);
   }
-  Session session = open(best, nullptr);
+  Session session = running ? std::move(*running) : open(best, nullptr);
   session.rewind(static_cast<int64_t>(most));
   session.generation() = GenerationState();
   session.chat() = ChatState();
   usage.reused = static_cast<int64_t>(most);
   usage.reason = fmt::format("{} tokens of {} are the same", most,
-                             best->client == client ? best->id : "another client's state");
+                             running                  ? "a prompt that is running"
+                             : best->client == client ? best->id
+                                                      : "another client's state");
   return session;
 }
 
@@ -405,15 +508,90 @@ Json States::totals() const {
 
 // ---------------------------------------------------------------- files
 
-void States::save_file(Node& node, SnapshotForm form) {
-  const std::string path = options_.directory + "/" + node.id + ".stet";
-  SaveOptions save;
-  save.form = form;
-  save.tokenizer = tokenizer_.get();
-  Session copy = node.session->fork();
-  Snapshot::save(copy, path, save);
-  node.file = path;
-  write_meta(node);
+// Whose file a delta can be made over: of this client's states in files with keys and values, the
+// one that shares most tokens, if that is a block at least.
+NodePtr States::base_for(const Node& node) const {
+  constexpr int kDeepest = 8;
+  NodePtr best;
+  size_t most = static_cast<size_t>(kBlockPositions) - 1;
+  for (const NodePtr& other : order_) {
+    const bool may = other.get() != &node && other->client == node.client && other->saved &&
+                     *other->saved != SnapshotForm::recipe && other->depth < kDeepest;
+    if (!may) continue;
+    const size_t n = common_prefix(other->tokens, node.tokens);
+    if (n <= most) continue;
+    best = other;
+    most = n;
+  }
+  return best;
+}
+
+// To be called with the node's `io`. As a delta, where there is something that it can be one of.
+void States::save(Node& node, Session session, SnapshotForm form) {
+  const std::string path = path_of(node.id) + ".stet";
+  SaveOptions options;
+  options.form = form;
+  options.tokenizer = tokenizer_.get();
+  options.threads = 1;  // the others compute
+  NodePtr base;
+  if (form == SnapshotForm::delta) {
+    const std::lock_guard lock(mutex_);
+    base = base_for(node);
+    if (base != nullptr) ++needed_[base->id];
+  }
+  try {
+    std::optional<Snapshot> parent;
+    if (base != nullptr) parent = Snapshot::open(path_of(base->id) + ".stet");
+    if (form == SnapshotForm::delta && !parent) options.form = SnapshotForm::full;
+    options.parent = parent ? &*parent : nullptr;
+    Snapshot::save(session, path, options);
+  } catch (...) {
+    if (base != nullptr) unneed(base->id);
+    throw;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    node.saved = options.form;
+    node.base = base == nullptr ? "" : base->id;
+    node.depth = base == nullptr ? 0 : base->depth + 1;
+  }
+  if (node.removed)
+    forget_files(node);
+  else
+    write_meta(node);
+}
+
+// One delta fewer needs the file of this state. Where that is gone but for its file, so is this.
+void States::unneed(std::string id) {
+  const std::lock_guard lock(mutex_);
+  while (!id.empty() && --needed_[id] == 0) {
+    needed_.erase(id);
+    const auto orphan = orphans_.find(id);
+    if (orphan == orphans_.end()) return;
+    std::error_code ignored;
+    std::filesystem::remove(path_of(id) + ".json", ignored);
+    std::filesystem::remove(path_of(id) + ".stet", ignored);
+    id = orphan->second;
+    orphans_.erase(orphan);
+  }
+}
+
+// The snapshot goes last: without its description a file is nobody's, and swept up at the next
+// start.
+void States::forget_files(const Node& node) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (needed_.contains(node.id)) {
+      orphans_[node.id] = node.base;
+      write_file(path_of(node.id) + ".json",
+                 tool::dump(Json{{"id", node.id}, {"base", node.base}, {"removed", true}}));
+      return;
+    }
+  }
+  std::error_code ignored;
+  std::filesystem::remove(path_of(node.id) + ".json", ignored);
+  std::filesystem::remove(path_of(node.id) + ".stet", ignored);
+  if (!node.base.empty()) unneed(node.base);
 }
 
 void States::write_meta(const Node& n) const {
@@ -421,29 +599,54 @@ void States::write_meta(const Node& n) const {
                      {"parent", n.parent},   {"operation", n.operation},
                      {"created", n.created}, {"name", n.name ? Json(*n.name) : Json(nullptr)},
                      {"pinned", n.pinned},   {"origin", origin_name(n.origin)},
-                     {"excerpt", n.excerpt}};
-  write_file(options_.directory + "/" + n.id + ".json", tool::dump(meta));
+                     {"excerpt", n.excerpt}, {"base", n.base},
+                     {"depth", n.depth}};
+  write_file(path_of(n.id) + ".json", tool::dump(meta));
 }
 
 void States::save_all() {
-  const std::lock_guard lock(mutex_);
   if (options_.directory.empty()) return;
-  for (const NodePtr& node : order_) {
-    if (node->session && node->file.empty()) save_file(*node, SnapshotForm::full);
+  std::vector<NodePtr> all;
+  {
+    const std::lock_guard lock(mutex_);
+    all = order_;
+  }
+  for (const NodePtr& node : all) {
+    const std::lock_guard io(node->io);
+    if (node->session && !node->saved) save(*node, node->session->fork(), SnapshotForm::delta);
   }
 }
 
 void States::load_directory() {
-  std::vector<std::string> paths;
+  std::vector<std::string> paths, files;
   for (const auto& entry : std::filesystem::directory_iterator(options_.directory)) {
     const std::string path = entry.path().string();
     if (path.ends_with(".json")) paths.push_back(path);
+    if (path.ends_with(".stet")) files.push_back(path.substr(0, path.size() - 5));
   }
+  std::set<std::string> described;
   for (const std::string& path : paths) {
+    described.insert(path.substr(0, path.size() - 5));
     try {
       load_node(path);
     } catch (const std::exception& e) {
       tool::say("left out {}: {}\n", printable(path), printable(e.what()));
+    }
+  }
+  std::error_code ignored;
+  for (const std::string& file : files) {
+    if (!described.contains(file)) std::filesystem::remove(file + ".stet", ignored);
+  }
+  for (const auto& [id, base] : orphans_) {
+    if (!base.empty()) ++needed_[base];
+  }
+  for (const NodePtr& node : order_) {
+    if (!node->base.empty()) ++needed_[node->base];
+  }
+  for (const auto& [id, base] : std::map(orphans_)) {
+    if (orphans_.contains(id) && !needed_.contains(id)) {
+      ++needed_[id];
+      unneed(id);
     }
   }
   std::sort(order_.begin(), order_.end(), [](const NodePtr& a, const NodePtr& b) {
@@ -453,8 +656,15 @@ void States::load_directory() {
 
 void States::load_node(const std::string& path) {
   const Json meta = parse_body(read_text_file(path, size_t{1} << 20));
+  const std::string id = meta.at("id").get<std::string>();
+  if (path != path_of(id) + ".json")
+    throw Error(ErrorKind::format, path, "id", "the name of the file", printable(id));
+  if (meta.contains("removed")) {
+    orphans_[id] = meta.at("base").get<std::string>();
+    return;
+  }
   auto node = std::make_shared<Node>();
-  node->id = meta.at("id").get<std::string>();
+  node->id = id;
   node->client = meta.at("client").get<std::string>();
   node->parent = meta.at("parent").get<std::string>();
   node->operation = meta.at("operation");
@@ -466,8 +676,10 @@ void States::load_node(const std::string& path) {
                  : origin == "verified" ? Origin::verified
                                         : Origin::computed;
   node->excerpt = meta.at("excerpt").get<std::string>();
-  node->file = path.substr(0, path.size() - 5) + ".stet";
-  const Snapshot snapshot = Snapshot::open(node->file);
+  node->base = meta.at("base").get<std::string>();
+  node->depth = meta.at("depth").get<int>();
+  const Snapshot snapshot = Snapshot::open(path_of(id) + ".stet");
+  node->saved = snapshot.meta().form;
   snapshot.check_compatible(*model_, session_.compute.contract, tokenizer_.get());
   const State recipe = snapshot.recipe();
   node->digests = snapshot.digests();

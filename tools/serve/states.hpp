@@ -34,6 +34,8 @@ enum class Origin : uint8_t { computed, uploaded, verified };
 const char* origin_name(Origin origin);
 
 // One state of one client. What never changes is read without a lock; the rest is States' to guard.
+// Whoever computes, reads or writes this state holds `io` for as long; the lock of States is held
+// for moments only, and taken after it.
 struct Node {
   std::string id, client, parent;
   Json operation;
@@ -49,10 +51,13 @@ struct Node {
   std::optional<std::string> name;
   bool pinned = false, removed = false;
   Origin origin = Origin::computed;
-  std::optional<Session> session;  // while it is in memory
-  std::optional<State> recipe;     // while it is neither there nor in a file
-  std::string file;                // "": none
+  std::optional<Session> session;     // while it is in memory
+  std::optional<State> recipe;        // while it is neither there nor in a file
+  std::optional<SnapshotForm> saved;  // the form of its file, where it has one
+  std::string base;                   // the state whose file a delta needs
+  int depth = 0;                      // how many files that are, one behind the other
   uint64_t used = 0;
+  std::mutex io;
 };
 using NodePtr = std::shared_ptr<Node>;
 
@@ -83,9 +88,13 @@ class States {
 
   // A session of this state; `usage` takes in what that cost.
   Session open(const NodePtr& node, Usage* usage);
-  // An empty session, or the one of this client's states that shares most tokens with `ids`, cut to
-  // those (at most all but the last one).
+  // An empty session, or the one of this client's states, and of the prompts that it has running,
+  // that shares most tokens with `ids`, cut to those (at most all but the last one).
   Session longest_prefix(const std::string& client, std::span<const int32_t> ids, Usage& usage);
+  // A prompt that was processed and whose reply is being drawn: its tokens are known as long as the
+  // answer lives.
+  class Running;
+  std::shared_ptr<Running> running(const std::string& client, const Session& prompt);
 
   Json json(const NodePtr& node) const;
   // Writes what is in no file yet.
@@ -99,15 +108,34 @@ class States {
                      const std::string& content) const;
 
  private:
-  void load_directory();
-  void load_node(const std::string& path);
-  void write_meta(const Node& node) const;
-  void save_file(Node& node, SnapshotForm form);
+  // A state on its way out of memory.
+  struct Leaving {
+    NodePtr node;
+    std::unique_lock<std::mutex> io;
+    Session session;
+  };
+
+  NodePtr node_of(const std::string& client, const std::string& parent, Json operation,
+                  Session& session, Origin origin) const;
+  NodePtr place(Node& node, bool another);
+  void check_count(const std::string& client) const;
+  uint64_t shared_with(const std::string& parent, const KvCache& kv) const;
+  Session restore(const Node& node, Usage* usage);
+
   void hold(const KvCache& kv);
   void release(const KvCache& kv);
-  void make_room(const Node* keep);
-  void evict(Node& node);
-  Session restore(Node& node, Usage* usage);
+  std::vector<Leaving> make_room(const Node* keep);
+  void write_out(std::vector<Leaving> leaving);
+  void withdraw(Node& node);
+
+  std::string path_of(const std::string& id) const { return options_.directory + "/" + id; }
+  void save(Node& node, Session session, SnapshotForm form);
+  NodePtr base_for(const Node& node) const;
+  void unneed(std::string id);
+  void forget_files(const Node& node);
+  void write_meta(const Node& node) const;
+  void load_directory();
+  void load_node(const std::string& path);
 
   const std::shared_ptr<const Model> model_;
   const std::shared_ptr<const Tokenizer> tokenizer_;
@@ -119,9 +147,23 @@ class States {
   std::map<std::string, NodePtr> nodes_;
   std::vector<NodePtr> order_;                          // as they were made
   std::unordered_map<const KvBlock*, int64_t> blocks_;  // held by states in memory, and by how many
+  std::vector<std::weak_ptr<Running>> running_;
+  std::map<std::string, int> needed_;           // files, by how many deltas
+  std::map<std::string, std::string> orphans_;  // needed files of states that are gone; their bases
   uint64_t clock_ = 0;
   Usage totals_;
   uint64_t evictions_ = 0, restores_ = 0;
+};
+
+class States::Running {
+ public:
+  Running(std::string client, Session session)
+      : client_(std::move(client)), session_(std::move(session)) {}
+
+ private:
+  friend class States;
+  std::string client_;
+  Session session_;  // States' lock is held for it
 };
 
 }  // namespace stet::serve

@@ -1,9 +1,5 @@
 // What makes states of states: each answer is the new one; the old one stays as it is.
 #include <fmt/format.h>
-#include <unistd.h>
-
-#include <cstdlib>
-#include <filesystem>
 
 #include "stet/base/error.hpp"
 #include "stet/snapshot/compare.hpp"
@@ -25,28 +21,6 @@ Response made(Service& service, const Request& request, const NodePtr& parent, J
   return json_response(j);
 }
 
-// Temporary files that a request needs go with it.
-class TemporaryFile {
- public:
-  TemporaryFile() {
-    std::string name = (std::filesystem::temp_directory_path() / "stet-XXXXXX").string();
-    const int fd = ::mkstemp(name.data());
-    if (fd < 0) throw Error(ErrorKind::io, name, "temporary file", "one", "none");
-    ::close(fd);
-    path_ = name;
-  }
-  ~TemporaryFile() {
-    std::error_code ignored;
-    std::filesystem::remove(path_, ignored);
-  }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 }  // namespace
 
 Response list_states(Service& service, const Request& request, const Parts&) {
@@ -64,7 +38,7 @@ Response create_state(Service& service, const Request& request, const Parts&) {
   const auto text = f.text("text");
   const auto ids = f.ids("ids");
   if ((said ? 1 : 0) + (text ? 1 : 0) + (ids ? 1 : 0) != 1)
-    refuse("", "one of messages, text and ids", "none, or more", "missing_field");
+    refuse("/messages", "one of messages, text and ids", "none, or more", "missing_field");
   std::vector<Message> messages;
   if (said) messages = read_messages(f, "messages");
   const ChatState chat = read_chat(f);
@@ -85,29 +59,6 @@ Response create_state(Service& service, const Request& request, const Parts&) {
     j["usage"] = p.usage.json();
     return j;
   });
-}
-
-Response upload_state(Service& service, const Request& request, const Parts&) {
-  if (request.body.empty())
-    throw RequestError(400, "empty_body", "expected the bytes of a snapshot, found none");
-  TemporaryFile file;
-  {
-    AtomicFile out(file.path(), 0600);
-    out.write(std::as_bytes(std::span(request.body)));
-    out.commit();
-  }
-  const Snapshot snapshot = Snapshot::open(file.path());
-  if (snapshot.meta().form != SnapshotForm::full)
-    throw RequestError(400, "unsupported_form",
-                       fmt::format("expected a full snapshot, found a {}",
-                                   snapshot_form_name(snapshot.meta().form)));
-  RestoreOptions how;
-  how.session = service.session;
-  how.tokenizer = service.tokenizer.get();
-  how.map = false;
-  Session session = snapshot.restore(service.model, how);
-  return json_response(service.states.json(service.states.add(
-      request.client, "", {{"name", "upload"}}, std::move(session), Origin::uploaded)));
 }
 
 Response patch_state(Service& service, const Request& request, const Parts& parts) {
