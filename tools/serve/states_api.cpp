@@ -182,7 +182,7 @@ Response rewind_state(Service& service, const Request& request, const Parts& par
              message = f.integer("message", 0, node->messages - 1);
   f.finish();
   if (tokens.has_value() == message.has_value())
-    refuse("", "one of tokens and message", tokens ? "both" : "neither", "missing_field");
+    refuse("/tokens", "one of tokens and message", tokens ? "both" : "neither", "missing_field");
   Session session = service.states.open(node, nullptr);
   if (tokens) {
     session.rewind(*tokens);
