@@ -21,12 +21,12 @@ MODEL = os.path.join(ROOT, "assets/pocket-llama3")
 
 
 class Server:
-    def __init__(self, *options):
-        self.options = options
+    def __init__(self, *options, model=MODEL):
+        self.options, self.model = options, model
         self.start()
 
     def start(self):
-        self.process = subprocess.Popen([STET, "serve", "-m", MODEL, "--port", "0", *self.options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([STET, "serve", "-m", self.model, "--port", "0", *self.options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         line = self.process.stdout.readline()
         if "http://" not in line:
             raise AssertionError("no address: " + line + self.process.stderr.read())
@@ -432,6 +432,24 @@ class Serve(unittest.TestCase):
     def test_metrics_and_the_page_are_there(self):
         self.assertIn(b"stet_drawn_tokens_total", self.get("/metrics"))
         self.assertIn(b"<!doctype html>", self.get("/"))
+
+
+class WithoutTokenizer(unittest.TestCase):
+    def test_ids_go_in_and_out_and_the_rest_is_refused(self):
+        server = Server(model=os.path.join(ROOT, "tests/data/models/llama31-tiny"))
+        answer = server.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 4, "logprobs": 2, "ignore_eos": True})
+        self.assertEqual(len(answer["choices"][0]["logprobs"]["tokens"]), 4)
+        state = answer["state_id"]
+        asked = {"/tokenize": {"text": "Hi"}, "/detokenize": {"tokens": [1]}, "/apply-template": request_of("Hi"), "/v1/states": {"text": "Hi"}, "/v1/completions": {"prompt": "Hi"},
+                 "/v1/chat/completions": request_of("Hi"), "/v1/responses": {"input": "Hi"}, "/v1/messages": request_of("Hi"), "/v1/embeddings": {"input": "Hi"},
+                 "/v1/states/%s/continue" % state: {"text": "Hi"}, "/v1/states/%s/edit" % state: {"message": 0, "content": "Hi"}}
+        for path, body in asked.items():
+            self.assertEqual(server.call("POST", path, body)[0], 400, path)
+        for path in ("", "/tokens?logprobs=true", "/top?n=3", "/kv?layer=0&head=0&what=k", "/diff/" + state, "/snapshot"):
+            self.assertEqual(server.call("GET", "/v1/states/" + state + path)[0], 200, path)
+        self.assertEqual(len(server.post("/v1/states/%s/continue" % state, {"n": 3, "ignore_eos": True})["ids"]), 3)
+        self.assertTrue(server.post("/v1/states/%s/verify" % state, {})["same_bits"])
+        server.stop()
 
 
 class Clients(unittest.TestCase):

@@ -19,7 +19,7 @@ Response tokenize(Service& service, const Request& request, const Parts&) {
   const auto ids = t.encode(text, bos ? Tokenizer::Bos::automatic : Tokenizer::Bos::off, special);
   Json pieces = Json::array();
   for (const int32_t id : ids)
-    pieces.push_back({{"id", id}, {"bytes", bytes_json(token_bytes(t, id))}});
+    pieces.push_back({{"id", id}, {"bytes", bytes_json(token_bytes(&t, id))}});
   return json_response({{"tokens", ids}, {"count", ids.size()}, {"pieces", pieces}});
 }
 

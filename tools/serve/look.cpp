@@ -132,7 +132,7 @@ Response state_tokens(Service& service, const Request& request, const Parts& par
       generated = m.generated;
     }
     const std::string bytes =
-        service.tokenizer == nullptr ? "" : token_bytes(*service.tokenizer, state.tokens[i]);
+        token_bytes(service.tokenizer.get(), state.tokens[i]);
     data.push_back(
         {{"position", i},
          {"id", state.tokens[i]},
@@ -161,7 +161,7 @@ Response state_top(Service& service, const Request& request, const Parts& parts)
   Json data = Json::array();
   for (const auto& [id, logprob] : top_candidates(*state.logits, static_cast<size_t>(n))) {
     const std::string bytes =
-        service.tokenizer == nullptr ? "" : token_bytes(*service.tokenizer, id);
+        token_bytes(service.tokenizer.get(), id);
     data.push_back({{"id", id},
                     {"text", utf8_lossy(bytes)},
                     {"bytes", bytes_json(bytes)},

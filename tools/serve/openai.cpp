@@ -124,7 +124,7 @@ Json logprobs_json(const Service& service, const Completion& c,
                    const std::vector<TokenLogprob>& all) {
   if (c.draw.top_logprobs < 0) return nullptr;
   Json content = Json::array();
-  for (const TokenLogprob& t : all) content.push_back(logprob_json(*service.tokenizer, t));
+  for (const TokenLogprob& t : all) content.push_back(logprob_json(service.tokenizer.get(), t));
   if (c.chat) return {{"content", content}, {"refusal", nullptr}};
   Json j = {{"tokens", Json::array()},
             {"token_logprobs", Json::array()},

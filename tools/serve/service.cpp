@@ -390,8 +390,9 @@ std::vector<Message> read_messages(Fields& fields, const std::string& name) {
   return messages;
 }
 
-std::string token_bytes(const Tokenizer& tokenizer, int32_t id) {
-  return id < tokenizer.size() ? tokenizer.bytes(id) : "";  // a model may have more rows
+std::string token_bytes(const Tokenizer* tokenizer, int32_t id) {
+  // A model may have more rows, or no tokenizer at all.
+  return tokenizer != nullptr && id < tokenizer->size() ? tokenizer->bytes(id) : "";
 }
 
 Json bytes_json(const std::string& bytes) {
@@ -415,7 +416,7 @@ std::vector<std::pair<int32_t, double>> top_candidates(std::span<const float> lo
   return top;
 }
 
-Json logprob_json(const Tokenizer& tokenizer, const TokenLogprob& token) {
+Json logprob_json(const Tokenizer* tokenizer, const TokenLogprob& token) {
   const auto entry = [&](int32_t id, double logprob) {
     const std::string bytes = token_bytes(tokenizer, id);
     return Json{{"token", utf8_lossy(bytes)}, {"logprob", logprob}, {"bytes", bytes_json(bytes)}};

@@ -130,9 +130,9 @@ void check_messages(const Service& service, const std::vector<Message>& messages
 // Messages of a request: role and content, which may be a list of text parts.
 std::vector<Message> read_messages(Fields& fields, const std::string& name);
 std::string read_content(const Json& content, const std::string& pointer);
-Json logprob_json(const Tokenizer& tokenizer, const TokenLogprob& token);
+Json logprob_json(const Tokenizer* tokenizer, const TokenLogprob& token);
 // The bytes of a token, whether or not they are text.
-std::string token_bytes(const Tokenizer& tokenizer, int32_t id);
+std::string token_bytes(const Tokenizer* tokenizer, int32_t id);
 Json bytes_json(const std::string& bytes);
 std::vector<std::pair<int32_t, double>> top_candidates(std::span<const float> logits, size_t n);
 
