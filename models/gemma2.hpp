@@ -51,26 +51,29 @@ inline void Gemma2::forward(Team t, const Pass& p) const {
   const double eps = config_.norm_eps;
   rope_tables(t, p, frequencies_);
   embed(t, p, embedding_, static_cast<float>(config_.embedding_scale), p.x);
+  point(t, p, Point::embed, 0, p.x);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& l = layers_[i];
-    capture_hidden(t, p, i, p.x);
-
+    point(t, p, Point::resid_pre, i, p.x);
     rms_norm(t, p, l.input_norm, eps, p.x, p.normed);
+    point(t, p, Point::ln1, i, p.normed);
     linear(t, p, l.qkv, p.normed, p.qkv);
+    point(t, p, i, qkv);
     rotate(t, p, config_, i, qkv);
     attend(t, p, config_, i, qkv, p.attention);
     linear(t, p, l.o, p.attention, p.out);
     rms_norm(t, p, l.post_attention_norm, eps, p.out, p.out);
-    add(t, p, p.x, p.out);
+    add_attention(t, p, i);
 
     rms_norm(t, p, l.pre_mlp_norm, eps, p.x, p.normed);
-    linear_gated(t, p, l.gate_up, Gate::gelu_tanh, p.normed, p.gate_up, p.mlp);
+    point(t, p, Point::ln2, i, p.normed);
+    linear_gated(t, p, i, l.gate_up, Gate::gelu_tanh, p.normed, p.gate_up, p.mlp);
     linear(t, p, l.down, p.mlp, p.out);
     rms_norm(t, p, l.post_mlp_norm, eps, p.out, p.out);
-    add(t, p, p.x, p.out);
+    add_mlp(t, p, i);
   }
   rms_norm(t, p, final_norm_, eps, p.x, p.out);
-  capture_hidden(t, p, layers_.size(), p.out);
+  point(t, p, Point::ln_final, 0, p.out);
 }
 
 }  // namespace gemma2

@@ -12,6 +12,7 @@ class Gpt2 : public Model {
  public:
   Gpt2(ModelConfig config, WeightLoader& w);
   void forward(Team t, const Pass& p) const override;
+  FinalNorm final_norm() const override { return {&final_norm_.weight, &final_norm_.bias}; }
 
  private:
   struct Norm {
@@ -84,26 +85,32 @@ inline void Gpt2::forward(Team t, const Pass& p) const {
   const Qkv qkv(config_, p.qkv);
   const double eps = config_.norm_eps;
   embed(t, p, embedding_, 1.0f, p.x);
+  point(t, p, Point::embed, 0, p.x);
   embed_positions(t, p, positions_, p.out);
+  point(t, p, Point::pos_embed, 0, p.out);
   add(t, p, p.x, p.out);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& l = layers_[i];
-    capture_hidden(t, p, i, p.x);
-
+    point(t, p, Point::resid_pre, i, p.x);
     layer_norm(t, p, l.attention_norm.weight, l.attention_norm.bias, eps, p.x, p.normed);
+    point(t, p, Point::ln1, i, p.normed);
     linear(t, p, l.qkv, p.normed, p.qkv);
+    point(t, p, i, qkv);
     attend(t, p, config_, i, qkv, p.attention);
     linear(t, p, l.o, p.attention, p.out);
-    add(t, p, p.x, p.out);
+    add_attention(t, p, i);
 
     layer_norm(t, p, l.mlp_norm.weight, l.mlp_norm.bias, eps, p.x, p.normed);
+    point(t, p, Point::ln2, i, p.normed);
     linear(t, p, l.up, p.normed, p.mlp);
+    point(t, p, Point::mlp_pre, i, p.mlp);
     gelu_tanh(t, p, p.mlp, p.mlp);
+    point(t, p, Point::mlp_post, i, p.mlp);
     linear(t, p, l.down, p.mlp, p.out);
-    add(t, p, p.x, p.out);
+    add_mlp(t, p, i);
   }
   layer_norm(t, p, final_norm_.weight, final_norm_.bias, eps, p.x, p.out);
-  capture_hidden(t, p, layers_.size(), p.out);
+  point(t, p, Point::ln_final, 0, p.out);
 }
 
 }  // namespace gpt2

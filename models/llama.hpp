@@ -50,24 +50,27 @@ inline void Llama::forward(Team t, const Pass& p) const {
   const double eps = config_.norm_eps;
   rope_tables(t, p, frequencies_);
   embed(t, p, embedding_, 1.0f, p.x);
+  point(t, p, Point::embed, 0, p.x);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& l = layers_[i];
-    capture_hidden(t, p, i, p.x);
-
+    point(t, p, Point::resid_pre, i, p.x);
     rms_norm(t, p, l.input_norm, eps, p.x, p.normed);
+    point(t, p, Point::ln1, i, p.normed);
     linear(t, p, l.qkv, p.normed, p.qkv);
+    point(t, p, i, qkv);
     rotate(t, p, config_, i, qkv);
     attend(t, p, config_, i, qkv, p.attention);
     linear(t, p, l.o, p.attention, p.out);
-    add(t, p, p.x, p.out);
+    add_attention(t, p, i);
 
     rms_norm(t, p, l.post_attention_norm, eps, p.x, p.normed);
-    linear_gated(t, p, l.gate_up, Gate::silu, p.normed, p.gate_up, p.mlp);
+    point(t, p, Point::ln2, i, p.normed);
+    linear_gated(t, p, i, l.gate_up, Gate::silu, p.normed, p.gate_up, p.mlp);
     linear(t, p, l.down, p.mlp, p.out);
-    add(t, p, p.x, p.out);
+    add_mlp(t, p, i);
   }
   rms_norm(t, p, final_norm_, eps, p.x, p.out);
-  capture_hidden(t, p, layers_.size(), p.out);
+  point(t, p, Point::ln_final, 0, p.out);
 }
 
 inline Family llama_family() {

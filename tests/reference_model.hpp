@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -38,7 +39,13 @@ class ReferenceModel {
     }
   }
 
-  Result run(const std::vector<int32_t>& ids) const {
+  // Sees, and may change, what is at a point ("blocks.0.attn.hook_q") of position t.
+  using Hook = std::function<void(const std::string& point, size_t t, Vec& x)>;
+
+  Result run(const std::vector<int32_t>& ids, const Hook& hook = nullptr) const {
+    const auto at_point = [&](const std::string& point, size_t t, Vec& x) {
+      if (hook) hook(point, t, x);
+    };
     const std::string family = config_.at("model_type");
     const bool gemma = family.starts_with("gemma"), parallel = family == "parallel",
                tied = config_.value("tie_word_embeddings", gemma);
@@ -55,6 +62,7 @@ class ReferenceModel {
       x.emplace_back(row, row + static_cast<int64_t>(hidden));
       for (double& e : x.back()) e *= gemma ? std::sqrt(static_cast<double>(hidden)) : 1;
     }
+    for (size_t t = 0; t < x.size(); ++t) at_point("hook_embed", t, x[t]);
     const auto record = [&](const std::vector<Vec>& rows) {
       r.hidden.emplace_back();
       for (const Vec& row : rows)
@@ -65,16 +73,26 @@ class ReferenceModel {
     for (size_t layer = 0; layer < layers; ++layer) {
       const std::string at = "layers." + std::to_string(layer) + ".", self = at + "self_attn.",
                         mlp = at + "mlp.";
+      const std::string block = "blocks." + std::to_string(layer) + ".";
+      for (size_t t = 0; t < x.size(); ++t) at_point(block + "hook_resid_pre", t, x[t]);
       const bool four_norms = weights_.contains(at + "pre_feedforward_layernorm.weight");
       std::vector<Vec> q, k, v;
       for (size_t t = 0; t < x.size(); ++t) {
-        const Vec n = norm(x[t], at + "input_layernorm");
-        q.push_back(turned(linear(n, self + "q_proj"), self + "q_norm", dim, t));
-        k.push_back(turned(linear(n, self + "k_proj"), self + "k_norm", dim, t));
-        v.push_back(linear(n, self + "v_proj"));
+        Vec n = norm(x[t], at + "input_layernorm");
+        at_point(block + "ln1.hook_normalized", t, n);
+        for (const auto& [name, to] :
+             {std::pair("q", &q), std::pair("k", &k), std::pair("v", &v)}) {
+          Vec y = linear(n, self + name + "_proj");
+          at_point(block + "attn.hook_" + name, t, y);
+          if (to != &v) {
+            y = turned(y, self + name + "_norm", dim, t);
+            at_point(block + "attn.hook_rot_" + name, t, y);
+          }
+          to->push_back(std::move(y));
+        }
       }
       for (size_t t = 0; t < x.size(); ++t) {
-        Vec mixed(heads * dim);
+        Vec mixed(heads * dim), scores(heads * x.size()), pattern(heads * x.size());
         const size_t window = window_of(family, layer),
                      first = window > 0 && t + 1 > window ? t + 1 - window : 0;
         for (size_t h = 0; h < heads; ++h) {
@@ -84,36 +102,51 @@ class ReferenceModel {
           for (size_t s = first; s <= t; ++s) {
             double score = 0;
             for (size_t d = 0; d < dim; ++d) score += q[t][h * dim + d] * k[s][kv + d];
-            p.push_back(std::exp(capped(score * scale, "attn_logit_softcapping")));
+            scores[h * x.size() + s] = capped(score * scale, "attn_logit_softcapping");
+            p.push_back(std::exp(scores[h * x.size() + s]));
             sum += p.back();
           }
           for (size_t s = first; s <= t; ++s) {
+            pattern[h * x.size() + s] = p[s - first] / sum;
             for (size_t d = 0; d < dim; ++d)
               mixed[h * dim + d] += p[s - first] / sum * v[s][kv + d];
           }
         }
+        at_point(block + "attn.hook_attn_scores", t, scores);
+        at_point(block + "attn.hook_pattern", t, pattern);
+        at_point(block + "attn.hook_z", t, mixed);
         Vec out = linear(mixed, self + "o_proj");
         if (four_norms) out = norm(out, at + "post_attention_layernorm");
+        at_point(block + "hook_attn_out", t, out);
         const Vec before = x[t];
         for (size_t i = 0; i < hidden; ++i) x[t][i] += out[i];
 
-        const Vec n =
-            norm(parallel ? before : x[t], at + (parallel     ? "input_layernorm"
-                                                 : four_norms ? "pre_feedforward_layernorm"
-                                                              : "post_attention_layernorm"));
+        at_point(block + "hook_resid_mid", t, x[t]);
+        Vec n = norm(parallel ? before : x[t], at + (parallel     ? "input_layernorm"
+                                                     : four_norms ? "pre_feedforward_layernorm"
+                                                                  : "post_attention_layernorm"));
+        at_point(block + "ln2.hook_normalized", t, n);
         Vec gate = linear(n, mlp + "gate_proj");
-        const Vec up = linear(n, mlp + "up_proj");
+        Vec up = linear(n, mlp + "up_proj");
+        at_point(block + "mlp.hook_pre", t, gate);
+        at_point(block + "mlp.hook_pre_linear", t, up);
         for (size_t i = 0; i < gate.size(); ++i)
           gate[i] = (gemma ? gelu(gate[i]) : silu(gate[i])) * up[i];
+        at_point(block + "mlp.hook_post", t, gate);
         out = linear(gate, mlp + "down_proj");
         if (four_norms) out = norm(out, at + "post_feedforward_layernorm");
+        at_point(block + "hook_mlp_out", t, out);
         for (size_t i = 0; i < hidden; ++i) x[t][i] += out[i];
+        at_point(block + "hook_resid_post", t, x[t]);
         append(r.k, layer, k[t]);
         append(r.v, layer, v[t]);
       }
       if (layer + 1 < layers) record(x);
     }
-    for (Vec& row : x) row = norm(row, "norm");
+    for (size_t t = 0; t < x.size(); ++t) {
+      x[t] = norm(x[t], "norm");
+      at_point("ln_final.hook_normalized", t, x[t]);
+    }
     record(x);
     for (const Vec& row : x) {
       for (double logit : times(row, tied ? "embed_tokens.weight" : "lm_head.weight")) {

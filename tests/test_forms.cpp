@@ -318,9 +318,9 @@ TEST_F(Forms, APrunedSessionEqualsOneWithTheSameVisibility) {
       writer.set_visible(b, visible);
     }
     writer.commit(200);
-    Session masked(m,
-                   State{state.origin, state.tokens, std::move(kv), state.logits, {}, {}, {}, {}},
-                   options(1));
+    Session masked(
+        m, State{state.origin, state.tokens, std::move(kv), state.logits, {}, {}, {}, {}, {}},
+        options(1));
     for (int i = 0; i < 40; ++i) {
       pruned.append({&ids[static_cast<size_t>(200 + i)], 1});
       masked.append({&ids[static_cast<size_t>(200 + i)], 1});

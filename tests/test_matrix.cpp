@@ -433,7 +433,7 @@ void check_gated(const std::string& isa, const Linear& layer, Contract contract,
   one.pass.gate_up = fenced_rows(scratch, rows, 2 * half, ld);
   run_team(threads, [&](Team t) {
     linear(t, one.pass, layer, in, both);
-    linear_gated(t, one.pass, layer, gate, in, one.pass.gate_up, out);
+    linear_gated(t, one.pass, 0, layer, gate, in, one.pass.gate_up, out);
   });
   std::vector<float> expected(half);
   const auto f = gate == Gate::silu ? one.pass.kernels->silu_mul : one.pass.kernels->gelu_tanh_mul;

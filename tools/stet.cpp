@@ -54,11 +54,12 @@ int stet::tool::run_command(int argc, char** argv) {
                          [] { return "stet " STET_VERSION "\nteams: " + stet::team_runtime(); });
     app.formatter(std::make_shared<HelpFormatter>());
     app.get_formatter()->column_width(28);
-    for (auto add :
-         {add_generate,    add_chat,   add_serve,      add_save,       add_resume,   add_inspect,
-          add_check,       add_verify, add_diff,       add_prune,      add_convert,  add_experiment,
-          add_equivalence, add_logits, add_tokenize,   add_detokenize, add_template, add_quantize,
-          add_prepare,     add_bench,  add_completion, add_help}) {
+    for (auto add : {add_generate,   add_chat,       add_serve,       add_save,    add_resume,
+                     add_inspect,    add_check,      add_verify,      add_diff,    add_prune,
+                     add_convert,    add_capture,    add_measure,     add_patch,   add_export,
+                     add_import,     add_experiment, add_equivalence, add_logits,  add_tokenize,
+                     add_detokenize, add_template,   add_quantize,    add_prepare, add_bench,
+                     add_completion, add_help}) {
       add(app);
     }
     app.footer(kExamples);

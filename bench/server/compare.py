@@ -82,7 +82,7 @@ class Peer(Server):
         super().__init__(command + ["--host", "127.0.0.1", "--port", str(port)], port, "/health")
 
     def request(self, ids, tokens):
-        return "/completion", {"prompt": ids, "n_predict": tokens, "ignore_eos": True, "temperature": 0, "top_k": 1, "stream": True, "cache_prompt": True}
+        return "/completion", {"prompt": ids, "n_predict": tokens, "ignore_eos": True, "temperature": 0, "top_k": 1, "samplers": ["top_k"], "stream": True, "cache_prompt": True}
 
     def tokens_of(self, event):
         return 0 if event.get("stop") else 1
@@ -98,13 +98,19 @@ def together(jobs):
     results = [None] * len(jobs)
 
     def run(i):
-        results[i] = jobs[i]()
+        try:
+            results[i] = jobs[i]()
+        except OSError as e:
+            results[i] = e
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(len(jobs))]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
+    for r in results:
+        if isinstance(r, OSError):
+            raise SystemExit("a server stopped answering: %s" % r)
     return results
 
 

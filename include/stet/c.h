@@ -326,6 +326,7 @@ typedef struct stet_session_info {
   size_t stop_ids, stop_strings; /* see stet_session_stop_ids(), _stop_string() */
   size_t turns, messages;        /* see stet_session_turn(), _message() */
   size_t prunes, edits;          /* entries of the logs */
+  size_t interventions;
 } stet_session_info;
 STET_API stet_status stet_session_get_info(const stet_session* session, stet_session_info* info,
                                            stet_error** error);
@@ -347,6 +348,10 @@ typedef int32_t (*stet_logits_callback)(void* context, int64_t position, const f
  * last: after the norm); valid during the call. */
 typedef int32_t (*stet_hidden_callback)(void* context, size_t index, int64_t position,
                                         const float* hidden, size_t count);
+/* The row of one position at points[index], [count], valid during the call. Of scores and patterns
+ * it is [heads][positions so far]. */
+typedef int32_t (*stet_point_callback)(void* context, size_t index, int64_t position,
+                                       const float* row, size_t count);
 /* How many tokens of this call were processed so far. */
 typedef int32_t (*stet_progress_callback)(void* context, int64_t done);
 
@@ -356,6 +361,11 @@ typedef struct stet_watch { /* callbacks, each of which may be NULL */
   stet_logits_callback on_logits;
   stet_hidden_callback on_hidden;
   stet_progress_callback on_progress;
+  /* [point_count] names of points (docs/points.md), each once: "blocks.0.attn.hook_z". Each row of
+   * each is handed out, of every position; NULL for none. */
+  const char* const* points;
+  size_t point_count;
+  stet_point_callback on_point;
 } stet_watch;
 
 /* The same with callbacks for every position. When one returns non-zero, the session is as it was
@@ -363,6 +373,38 @@ typedef struct stet_watch { /* callbacks, each of which may be NULL */
 STET_API stet_status stet_session_append_watched(stet_session* session, const int32_t* ids,
                                                  size_t count, const stet_watch* watch,
                                                  stet_error** error);
+
+enum {
+  STET_SET = 0,         /* x = values */
+  STET_ADD = 1,         /* x += amount values */
+  STET_SCALE = 2,       /* x *= amount */
+  STET_PROJECT_OUT = 3, /* x -= its part in the direction of values */
+  STET_CLAMP = 4        /* a feature of a sparse autoencoder to amount; values: encoder, decoder */
+};
+
+/* A change of activations of what is processed after it was attached; part of the state. */
+typedef struct stet_intervention {
+  size_t struct_size;
+  const char* point;     /* "hook_resid_post": of `layers`; or with its layer, "blocks.3...." */
+  const int64_t* layers; /* [layer_count]; none: all */
+  size_t layer_count;
+  const int64_t* heads; /* [head_count]; none: all columns */
+  size_t head_count;
+  int64_t begin, end; /* positions begin .. end-1; end 0: from `begin` on for ever */
+  int32_t op;
+  float amount, bias, threshold; /* the last two: of STET_CLAMP */
+  const float* values;           /* [value_count]: a row, or for STET_SET one for each position */
+  size_t value_count;
+} stet_intervention;
+
+/* Attaches it from here on: see docs/lab.md. */
+STET_API stet_status stet_session_attach(stet_session* session,
+                                         const stet_intervention* intervention, stet_error** error);
+/* The final norm and head over rows of the residual stream, [rows][hidden_size] one after the
+ * other: new, [count] = [rows][vocab_size]. */
+STET_API stet_status stet_session_lens(const stet_session* session, const float* residual,
+                                       size_t rows, float** logits, size_t* count,
+                                       stet_error** error);
 
 /* The tokens that are there, [count], borrowed; NULL for none. */
 STET_API stet_status stet_session_tokens(const stet_session* session, const int32_t** ids,

@@ -291,6 +291,18 @@ std::vector<int64_t> JsonReader::integers(const std::string& name, int64_t min, 
   return numbers;
 }
 
+std::vector<double> JsonReader::numbers(const std::string& name) const {
+  std::vector<double> numbers;
+  const Json* value = JsonAccess::find(*this, name);
+  if (value == nullptr) return numbers;
+  if (!value->is_array()) fail(name, "an array of numbers");
+  for (const Json& element : *value) {
+    if (!element.is_number()) fail(name + "[" + std::to_string(numbers.size()) + "]", "a number");
+    numbers.push_back(element.get<double>());
+  }
+  return numbers;
+}
+
 std::vector<int64_t> JsonReader::integer_or_integers(const std::string& name, int64_t min,
                                                      int64_t max) const {
   const Json* value = JsonAccess::find(*this, name);

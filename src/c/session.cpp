@@ -1,6 +1,9 @@
 // Sessions and batches in the C interface.
+#include <algorithm>
+
 #include "src/c/internal.hpp"
 #include "stet/kv/kv_cache.hpp"
+#include "stet/session/lens.hpp"
 
 namespace stet::c {
 namespace {
@@ -32,6 +35,55 @@ HiddenSink hidden_sink(const stet_watch& watch) {
   };
 }
 
+PointAt point_of(const char* name, const char* field) {
+  const auto at = parse_point_at(cstring(name, field));
+  if (!at) fail(field, "the name of a point", name);
+  return *at;
+}
+
+// The points that somebody watches; empty without a callback.
+Watch points_watch(const stet_watch& w) {
+  Watch watch;
+  if (w.on_point == nullptr) return watch;
+  for (const char* name : items(w.points, w.point_count, "points"))
+    watch.points.push_back(point_of(name, "points"));
+  watch.sink = [&w, points = watch.points](const PointAt& at, int64_t first, Rows rows) {
+    const auto index =
+        static_cast<size_t>(std::find(points.begin(), points.end(), at) - points.begin());
+    for (size_t i = 0; i < rows.count; ++i) {
+      const int64_t position = first + static_cast<int64_t>(i);
+      if (w.on_point(w.context, index, position, rows.row(i), rows.width) != 0) throw Canceled();
+    }
+  };
+  return watch;
+}
+
+Intervention intervention_of(const stet_intervention& i) {
+  Intervention w;
+  const std::string name = cstring(i.point, "point");
+  const auto at = parse_point_at(name);
+  const auto point = at ? std::optional<Point>(at->point) : parse_point(name);
+  if (!point) fail("point", "the name of a point", name);
+  w.point = *point;
+  if (at && point_info(*point).of_layer) w.layers = {at->layer};
+  if (i.layer_count > 0) {
+    const auto layers = items(i.layers, i.layer_count, "layers");
+    w.layers.assign(layers.begin(), layers.end());
+  }
+  const auto heads = items(i.heads, i.head_count, "heads");
+  w.heads.assign(heads.begin(), heads.end());
+  w.begin = i.begin;
+  w.end = i.end == 0 ? -1 : i.end;
+  if (i.op < STET_SET || i.op > STET_CLAMP) fail("op", "0..4", std::to_string(i.op));
+  w.op = static_cast<Intervention::Op>(i.op);
+  w.amount = i.amount, w.bias = i.bias, w.threshold = i.threshold;
+  if (i.value_count > 0) {
+    const auto values = items(i.values, i.value_count, "values");
+    w.values = std::make_shared<const std::vector<float>>(values.begin(), values.end());
+  }
+  return w;
+}
+
 stet_session_info info_of(const Session& s) {
   stet_session_info i{};
   i.size = s.size();
@@ -51,6 +103,7 @@ stet_session_info info_of(const Session& s) {
   i.messages = s.chat().messages.size();
   i.prunes = s.prunes().size();
   i.edits = s.edits().size();
+  i.interventions = s.interventions().size();
   return i;
 }
 
@@ -139,9 +192,32 @@ stet_status stet_session_append_watched(stet_session* session, const int32_t* id
                                         const stet_watch* watch, stet_error** error) {
   return guarded(error, [&] {
     const stet_watch w = input(watch, "watch");
+    const stet::Watch points = points_watch(w);
     at(session, "session")
         .at->append(items(ids, count, "ids"), logit_sink(w), hidden_sink(w),
-                    progress_of(w.on_progress, w.context));
+                    progress_of(w.on_progress, w.context),
+                    points.points.empty() ? nullptr : &points);
+  });
+}
+
+stet_status stet_session_attach(stet_session* session, const stet_intervention* intervention,
+                                stet_error** error) {
+  return guarded(error, [&] {
+    const stet_intervention i = input(&at(intervention, "intervention"), "intervention");
+    at(session, "session").at->attach(intervention_of(i));
+  });
+}
+
+stet_status stet_session_lens(const stet_session* session, const float* residual, size_t rows,
+                              float** logits, size_t* count, stet_error** error) {
+  return guarded(error, [&] {
+    const auto to = outputs(logits, "logits", count, "count");
+    const stet::Session& s = *at(session, "session").at;
+    const auto width = static_cast<size_t>(s.model().config().hidden_size);
+    const auto given = items(residual, rows * width, "residual");
+    std::vector<float> copy(given.begin(), given.end());
+    const std::vector<float> all = stet::lens_logits(s, {copy.data(), width, width, rows});
+    give_items(std::span<const float>(all), to);
   });
 }
 

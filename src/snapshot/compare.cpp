@@ -133,6 +133,10 @@ std::optional<Difference> in_prunes(const State& a, const State& b) {
 std::optional<Difference> in_edits(const State& a, const State& b) {
   return in_json("edits", encode_edits(a.edits), encode_edits(b.edits));
 }
+std::optional<Difference> in_interventions(const State& a, const State& b) {
+  return in_json("interventions", encode_interventions(a.interventions),
+                 encode_interventions(b.interventions));
+}
 std::optional<Difference> in_generation(const State& a, const State& b) {
   return in_json("generation", encode_generation(a.generation), encode_generation(b.generation));
 }
@@ -179,6 +183,7 @@ std::optional<Difference> first_difference(const State& a, const State& b, doubl
   b.kv.check_all();
   if (auto d = in_prunes(a, b)) return d;
   if (auto d = in_edits(a, b)) return d;
+  if (auto d = in_interventions(a, b)) return d;
   if (auto d = in_tokens(a, b)) return d;
   if (auto d = in_shape(a.kv.shape(), b.kv.shape())) return d;
   if (auto d = in_visibility(a, b)) return d;
@@ -199,6 +204,8 @@ void add_settings(Comparison& c, const State& a, const State& b) {
   c.parts.push_back({"messages", in_messages(a, b)});
   c.parts.push_back({"prunes", in_prunes(a, b)});
   c.parts.push_back({"edits", in_edits(a, b)});
+  if (!a.interventions.empty() || !b.interventions.empty())
+    c.parts.push_back({"interventions", in_interventions(a, b)});
 }
 
 int64_t position_or(const std::optional<Difference>& difference, int64_t otherwise) {

@@ -46,6 +46,8 @@ StateDigests combine_digests(const SnapshotMeta& meta, const Digest& tokens,
     encode_prunes(meta.prunes, text);
   }
   if (!meta.edits.empty()) text(" edits " + encode_edits(meta.edits));
+  if (!meta.interventions.empty())
+    text(" interventions " + encode_interventions(meta.interventions));
   if (!meta.chat.empty()) text(" " + encode_chat(meta.chat));
   for (const Digest& part : {d.tokens, digest_of(std::as_bytes(visible)), d.logits, d.kv}) {
     ByteWriter w;

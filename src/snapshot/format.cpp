@@ -75,8 +75,8 @@ Header decode_header(std::span<const std::byte> file, const std::string& path) {
   h.names = get_names(r, h.version);
   r.bytes(h.bytes - kDigestBytes - r.position(), "reserved");
   check_digest(path, "header", get(r, "header digest"), file.first(h.bytes - kDigestBytes));
-  if ((required & ~(kElsewhere | kCompressed | kEdited)) != 0) {
-    throw Error(ErrorKind::unsupported, path, "required features", "bits 1, 2 and 4 at most",
+  if ((required & ~(kElsewhere | kCompressed | kEdited | kIntervened)) != 0) {
+    throw Error(ErrorKind::unsupported, path, "required features", "bits 1, 2, 4 and 8 at most",
                 std::to_string(required));
   }
   check_equal(path, "header size", h.bytes, bytes);

@@ -23,8 +23,9 @@ inline bool is_archive_section(const std::string& name) {
 }
 bool is_known_section(const std::string& name);
 
-constexpr uint64_t kElsewhere = 1, kCompressed = 2, kEdited = 4;  // required features
-constexpr uint32_t kRaw = 0, kByteShuffle = 1;                    // encodings of a block
+constexpr uint64_t kElsewhere = 1, kCompressed = 2, kEdited = 4,
+                   kIntervened = 8;             // required features
+constexpr uint32_t kRaw = 0, kByteShuffle = 1;  // encodings of a block
 
 // Where a section begins that follows byte `end` of the file.
 uint64_t section_offset(const std::string& name, uint64_t end);

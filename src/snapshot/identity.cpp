@@ -28,6 +28,10 @@ void put_prune(ByteWriter& w, const Prune& p) {
   put_ids(w, p.removed);
 }
 
+void put_intervention(ByteWriter& w, const Intervention& x) {
+  put_text(w, encode_interventions({x}));
+}
+
 Sha256 start_of(const Lineage& l) {
   ByteWriter w;
   w.text("stet blocks 1\n");
@@ -45,16 +49,26 @@ struct Time {
   auto operator<=>(const Time&) const = default;
 };
 
-// Follows the tokens and prunes of a state in the order in which they came.
+// Follows the tokens, prunes and interventions of a state in the order in which they came.
 class Chain {
  public:
   explicit Chain(const Lineage& l) : link_(start_of(l)) {
     const std::vector<int32_t> all = l.recipe.transcript();
     rest_ = all;
+    auto next = l.recipe.interventions.begin();
+    const auto intervene_after = [&](size_t prunes) {
+      for (; next != l.recipe.interventions.end() && next->prunes == static_cast<int64_t>(prunes);
+           ++next) {
+        append_to(next->at);
+        intervene(*next);
+      }
+    };
     for (const Prune& p : l.recipe.prunes) {
+      intervene_after(pruned_.size());
       append_to(p.at);
       prune(p);
     }
+    intervene_after(pruned_.size());
     append_to(l.recipe.size());
     rest_ = {};
   }
@@ -127,6 +141,17 @@ class Chain {
     pruned_.push_back(link_);
     size_ = p.left();
     filled_.resize(static_cast<size_t>(size_ / kBlockPositions));
+  }
+
+  void intervene(const Intervention& x) {
+    ByteWriter w;
+    w.u8('I');
+    w.bytes(link_.bytes);
+    w.u64(pending_.size());
+    put_ids(w, pending_);
+    put_intervention(w, x);
+    link_ = sha256_of(w.data());
+    pending_.clear();
   }
 
   Block pruned(size_t k, size_t block, const Prune& p) const {
@@ -211,6 +236,7 @@ Sha256 Lineage::id(std::span<const Sha256> content, const Sha256& logits) const 
     flush();
   }
   put_text(w, recipe.edits.empty() ? "" : encode_edits(recipe.edits));
+  if (!recipe.interventions.empty()) put_text(w, encode_interventions(recipe.interventions));
   put_text(w, encode_generation(recipe.generation));
   put_text(w, recipe.chat.empty() ? "" : encode_chat(recipe.chat));
   for (const BlockIdentity& block : identities(content)) w.bytes(block.id.bytes);

@@ -252,6 +252,113 @@ std::vector<KvEdit> read_edits(const JsonReader& json, const SnapshotMeta& m) {
   return edits;
 }
 
+std::string hex_of(std::span<const float> values) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  text.reserve(values.size() * 8);
+  for (const std::byte b : std::as_bytes(values)) {
+    text += kDigits[std::to_integer<int>(b) >> 4];
+    text += kDigits[std::to_integer<int>(b) & 15];
+  }
+  return text;
+}
+
+std::vector<float> floats_of(const JsonReader& entry, const std::string& name) {
+  const std::string text = entry.string(name);
+  const auto digit = [](char c) {
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+  };
+  std::vector<float> values(text.size() / 8);
+  const auto bytes = std::as_writable_bytes(std::span(values));
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    const int high = digit(text[2 * i]), low = digit(text[2 * i + 1]);
+    if (high < 0 || low < 0) entry.fail(name, "float32 in hexadecimal");
+    bytes[i] = static_cast<std::byte>(high << 4 | low);
+  }
+  if (text.size() % 8 != 0) entry.fail(name, "float32 in hexadecimal");
+  return values;
+}
+
+constexpr Intervention::Op kOps[] = {Intervention::Op::set, Intervention::Op::add,
+                                     Intervention::Op::scale, Intervention::Op::project_out,
+                                     Intervention::Op::clamp};
+
+Json interventions_json(const std::vector<Intervention>& all) {
+  const auto bits = [](float x) { return hex_of({&x, 1}); };
+  Json list = Json::array();
+  for (const Intervention& w : all) {
+    list.push_back({{"point", point_info(w.point).name},
+                    {"layers", w.layers},
+                    {"heads", w.heads},
+                    {"begin", w.begin},
+                    {"end", w.end},
+                    {"op", intervention_op_name(w.op)},
+                    {"amount", bits(w.amount)},
+                    {"bias", bits(w.bias)},
+                    {"threshold", bits(w.threshold)},
+                    {"values", w.values ? hex_of(*w.values) : ""},
+                    {"at", w.at},
+                    {"prunes", w.prunes}});
+  }
+  return list;
+}
+
+Intervention read_intervention(const JsonReader& entry, const SnapshotMeta& m) {
+  Intervention w;
+  const auto point = parse_point(entry.string("point"));
+  if (!point) entry.fail("point", "the name of a point");
+  w.point = *point;
+  const auto indices = [&](const char* name) {
+    std::vector<int64_t> all;
+    for (const int64_t i : entry.integers(name, 0, kMaxSize)) all.push_back(i);
+    return all;
+  };
+  w.layers = indices("layers");
+  w.heads = indices("heads");
+  w.begin = entry.integer("begin", 0, kMaxPositions);
+  w.end = entry.integer("end", -1, kMaxPositions);
+  const std::string op = entry.string("op");
+  const auto found = std::find_if(std::begin(kOps), std::end(kOps),
+                                  [&](auto o) { return op == intervention_op_name(o); });
+  if (found == std::end(kOps)) entry.fail("op", "the name of an operation");
+  w.op = *found;
+  for (const auto& [name, to] : {std::pair("amount", &w.amount), std::pair("bias", &w.bias),
+                                 std::pair("threshold", &w.threshold)}) {
+    const std::vector<float> value = floats_of(entry, name);
+    if (value.size() != 1) entry.fail(name, "one float32 in hexadecimal");
+    *to = value[0];
+  }
+  if (std::vector<float> values = floats_of(entry, "values"); !values.empty())
+    w.values = std::make_shared<const std::vector<float>>(std::move(values));
+  w.at = entry.integer("at", 0, m.capacity);
+  w.prunes = entry.integer("prunes", 0, static_cast<int64_t>(m.prunes.size()));
+  return w;
+}
+
+// In the order in which they were attached, and of this model.
+std::vector<Intervention> read_interventions(const JsonReader& json, const SnapshotMeta& m,
+                                             const ModelConfig& config) {
+  std::vector<Intervention> all;
+  if (!json.has("interventions")) return all;
+  for (const JsonReader& entry : json.objects("interventions")) {
+    all.push_back(read_intervention(entry, m));
+    const Intervention& w = all.back();
+    try {
+      check_intervention(config, w);
+    } catch (const Error& e) {
+      throw Error(ErrorKind::format, json.file(), entry.path_of("values"), e.expected, e.found);
+    }
+    const size_t k = static_cast<size_t>(w.prunes);
+    const int64_t least = k == 0 ? 0 : m.prunes[k - 1].left(),
+                  most = k == m.prunes.size() ? m.positions : m.prunes[k].at;
+    const bool in_order =
+        all.size() < 2 ||
+        std::pair(all[all.size() - 2].prunes, all[all.size() - 2].at) <= std::pair(w.prunes, w.at);
+    if (w.at < least || w.at > most || !in_order) entry.fail("at", "a position in their order");
+  }
+  return all;
+}
+
 // The shape of keys and values is the model's, whatever is done with them later.
 KvShape read_kv(const JsonReader& kv, const ModelConfig& config) {
   const std::optional<KvType> type = parse_kv_type(kv.string("type"));
@@ -308,6 +415,7 @@ SnapshotMeta meta_of(const Session& session, const Tokenizer* tokenizer) {
   m.generation = session.generation();
   m.prunes = session.prunes();
   m.edits = session.edits();
+  m.interventions = session.interventions();
   m.chat = session.chat();
   return m;
 }
@@ -333,6 +441,9 @@ void encode_prunes(const std::vector<Prune>& prunes,
 }
 
 std::string encode_edits(const std::vector<KvEdit>& edits) { return edits_json(edits).dump(); }
+std::string encode_interventions(const std::vector<Intervention>& all) {
+  return interventions_json(all).dump();
+}
 
 std::string encode_generation(const GenerationState& generation) {
   return generation_json(generation).dump();
@@ -395,6 +506,7 @@ std::string encode_meta(const SnapshotMeta& m) {
                  {"head_dim", m.kv.head_dim}}},
                {"generation", generation_json(m.generation)}};
   if (!m.edits.empty()) meta["edits"] = edits_json(m.edits);
+  if (!m.interventions.empty()) meta["interventions"] = interventions_json(m.interventions);
   if (!m.chat.empty()) meta["dialogue"] = chat_json(m.chat);
   return meta.dump();
 }
@@ -455,6 +567,7 @@ SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file) 
                                   : read_prunes(sections.prunes, sections.removed, file);
   check_prunes(m.prunes, vocab, m.positions, m.capacity, file);
   m.edits = read_edits(json, m);
+  m.interventions = read_interventions(json, m, config);
   const auto chat = json.object("dialogue");
   if (chat) m.chat = read_chat(*chat, m.positions + shifted_out(m.prunes));
   return m;

@@ -93,6 +93,7 @@ State Snapshot::load(const RestoreOptions& how, std::vector<int64_t>* damaged) c
   state.generation = meta_.generation;
   state.prunes = meta_.prunes;
   state.edits = meta_.edits;
+  state.interventions = meta_.interventions;
   state.chat = meta_.chat;
   return state;
 }

@@ -157,7 +157,8 @@ struct SnapshotWriter {
     }
     const uint64_t required = (options.form != SnapshotForm::full ? kElsewhere : 0) |
                               (options.compress != 0 ? kCompressed : 0) |
-                              (meta.edits.empty() ? 0 : kEdited);
+                              (meta.edits.empty() ? 0 : kEdited) |
+                              (meta.interventions.empty() ? 0 : kIntervened);
     file.write_at(0, encode_front(sections, required, digests.state, digests.id));
     file.commit();
   }
@@ -380,6 +381,7 @@ StateDigests Snapshot::save(const State& state, const Snapshot& like, const std:
   meta.generation = state.generation;
   meta.prunes = state.prunes;
   meta.edits = state.edits;
+  meta.interventions = state.interventions;
   meta.chat = state.chat;
   return write_state(state, std::move(meta), path, options, &like);
 }

@@ -320,6 +320,74 @@ static void an_append_is_watched(void) {
   stet_session_free(session);
 }
 
+typedef struct Points {
+  size_t rows[2];
+  float last[4096]; /* of the residual stream */
+  size_t width;
+} Points;
+
+static int32_t see_point(void* context, size_t index, int64_t position, const float* row,
+                         size_t count) {
+  Points* seen = context;
+  CHECK(position == (int64_t)seen->rows[index]++);
+  if (index == 1) {
+    CHECK(count <= 4096);
+    memcpy(seen->last, row, count * sizeof *row);
+    seen->width = count;
+  }
+  return 0;
+}
+
+static void points_are_seen_and_changed(void) {
+  stet_session* session = new_session(NULL);
+  static Points seen;
+  char last_layer[64];
+  stet_model_info info = {.struct_size = sizeof info};
+  OK(stet_model_get_info(model, &info, &error));
+  snprintf(last_layer, sizeof last_layer, "blocks.%lld.hook_resid_post",
+           (long long)info.layers - 1);
+  const char* const names[] = {"blocks.0.attn.hook_pattern", last_layer};
+  const stet_watch watch = {.struct_size = sizeof watch,
+                            .context = &seen,
+                            .points = names,
+                            .point_count = 2,
+                            .on_point = see_point};
+  OK(stet_session_append_watched(session, ids, kTokens, &watch, &error));
+  CHECK(seen.rows[0] == kTokens && seen.rows[1] == kTokens);
+  float* lens = NULL;
+  size_t count = 0;
+  OK(stet_session_lens(session, seen.last, 1, &lens, &count, &error));
+  const float* logits = NULL;
+  size_t vocab = 0;
+  OK(stet_session_logits(session, &logits, &vocab, &error));
+  CHECK(count == vocab && memcmp(lens, logits, count * sizeof *lens) == 0);
+  stet_free(lens);
+
+  stet_session* steered = new_session(NULL);
+  stet_intervention change = {.struct_size = sizeof change,
+                              .point = last_layer,
+                              .op = STET_SET,
+                              .values = seen.last,
+                              .value_count = seen.width};
+  OK(stet_session_attach(steered, &change, &error));
+  CHECK(info_of(steered).interventions == 1);
+  OK(stet_session_append(steered, ids, 5, &error));
+  const float* same = NULL;
+  OK(stet_session_logits(steered, &same, &vocab, &error));
+  CHECK(memcmp(same, logits, vocab * sizeof *same) == 0);
+  change.point = "hook_nowhere";
+  FAILS_WITH(stet_session_attach(steered, &change, &error), STET_ERROR_ARGUMENT, "point");
+  change.point = last_layer;
+  change.value_count = 3;
+  FAILS_WITH(stet_session_attach(steered, &change, &error), STET_ERROR_ARGUMENT, "values");
+  change.op = 9;
+  FAILS_WITH(stet_session_attach(steered, &change, &error), STET_ERROR_ARGUMENT, "op");
+  FAILS_WITH(stet_session_lens(session, NULL, 1, &lens, &count, &error), STET_ERROR_ARGUMENT,
+             "residual");
+  stet_session_free(session);
+  stet_session_free(steered);
+}
+
 static void a_batch_gives_the_bits_of_each_alone(void) {
   stet_session* a = new_session(NULL);
   stet_session* b = new_session(NULL);
@@ -360,6 +428,7 @@ int main(void) {
   keys_and_values_are_read_and_set();
   blocks_are_named_by_what_made_them();
   an_append_is_watched();
+  points_are_seen_and_changed();
   a_batch_gives_the_bits_of_each_alone();
   stet_model_free(model);
   return 0;

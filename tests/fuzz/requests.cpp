@@ -1,5 +1,6 @@
-// The server's requests: the first byte of an input chooses the address, the rest is the body. Every
-// answer is JSON, events or a file; an error is one line with a code, and never the server's own.
+// The server's requests: the first byte of an input chooses the address, the rest is the body.
+// Every answer is JSON, events or a file; an error is one line with a code, and never the server's
+// own.
 #include <string>
 
 #include "tests/fuzz/fuzz.hpp"
@@ -18,8 +19,8 @@ serve::Service& service() {
     serve::StatesOptions states;
     states.memory = 1 << 20;
     const std::string directory = STET_ROOT "/assets/pocket-llama3";
-    return new serve::Service(Model::load(directory, 1), Tokenizer::load(directory), session, states,
-                              {}, 0);
+    return new serve::Service(Model::load(directory, 1), Tokenizer::load(directory), session,
+                              states, {}, 0);
   }();
   return *s;
 }
@@ -36,7 +37,8 @@ const std::string& state() {
 
 void check_error(const serve::RequestError& e) {
   fuzz::must(e.status >= 400 && e.status < 500, "what a request asks is no error of the server");
-  fuzz::must(std::string_view(e.what()).find('\n') == std::string_view::npos, "an error is one line");
+  fuzz::must(std::string_view(e.what()).find('\n') == std::string_view::npos,
+             "an error is one line");
   fuzz::must(!e.code.empty(), "an error has a code");
   fuzz::must(Json::parse(serve::error_response(e).body).contains("error"), "an error is JSON");
 }

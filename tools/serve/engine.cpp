@@ -167,12 +167,25 @@ void Engine::drop(Job* job) {
 }
 
 // So many tokens of prompts that running replies keep their pace; clocks decide how fast, never
-// what is said.
+// what is said. Rows fill whole tiles of the products.
 int64_t Engine::prompt_budget(size_t replies) const {
   if (replies == 0) return options_.chunk;
-  if (reply_seconds_ == 0 || token_seconds_ == 0) return kLeastPromptTokens * 2;
-  const double room = (options_.slowdown - 1) * reply_seconds_ / token_seconds_;
-  return std::clamp(static_cast<int64_t>(room), kLeastPromptTokens, options_.chunk);
+  const auto beside = static_cast<int64_t>(replies), tile = static_cast<int64_t>(kTileRows),
+             rows = (static_cast<int64_t>(budget_) + beside + tile / 2) / tile * tile;
+  return std::clamp(rows - beside, kLeastPromptTokens, options_.chunk);
+}
+
+// After a pass that took so long: what passes of replies alone take, and how many tokens of prompts
+// beside them make a pass `slowdown` times as long.
+void Engine::learn(size_t replies, int64_t prompt_tokens, double seconds) {
+  if (prompt_tokens == 0)
+    reply_seconds_ = reply_seconds_ == 0 ? seconds : 0.8 * reply_seconds_ + 0.2 * seconds;
+  if (replies == 0 || prompt_tokens < kLeastPromptTokens || reply_seconds_ == 0) return;
+  const double more = std::max(seconds - reply_seconds_, 0.1 * seconds),
+               room = options_.slowdown * reply_seconds_ - seconds;
+  budget_ += 0.3 * std::min(room / more, 1.0) * static_cast<double>(prompt_tokens);
+  budget_ = std::clamp(budget_, static_cast<double>(kLeastPromptTokens),
+                       static_cast<double>(options_.chunk));
 }
 
 // One pass: the next token of every reply, and a part of one or more prompts, taken in turn.
@@ -220,13 +233,7 @@ void Engine::pass(std::vector<Job*>& jobs) {
   const double start = tool::seconds();
   append_all(ready, batch);
   const double took = tool::seconds() - start;
-  const auto learn = [](double& known, double seen) {
-    known = known == 0 ? seen : 0.8 * known + 0.2 * seen;
-  };
-  if (prompt_tokens == 0) learn(reply_seconds_, took);
-  if (prompt_tokens >= kLeastPromptTokens)
-    learn(token_seconds_, std::max(took - (replies > 0 ? reply_seconds_ : 0), took * 0.1) /
-                              static_cast<double>(prompt_tokens));
+  learn(replies, prompt_tokens, took);
   const std::lock_guard lock(mutex_);
   ++counters_.passes;
   counters_.batch = batch.size();

@@ -25,10 +25,10 @@ namespace stet::serve {
 using Gone = std::function<bool()>;
 
 struct EngineOptions {
-  int64_t streams = 16;   // at once
-  int64_t queue = 64;     // that wait; more are refused
-  int64_t chunk = 512;    // most tokens of prompts in one pass
-  double slowdown = 2.2;  // of a pass of replies that a prompt's tokens may cause
+  int64_t streams = 16;    // at once
+  int64_t queue = 64;      // that wait; more are refused
+  int64_t chunk = 512;     // most tokens of prompts in one pass
+  double slowdown = 2.35;  // of a pass of replies that a prompt's tokens may cause
 };
 
 // A piece of work: tokens that a session is to process, or a reply that it draws. The session is
@@ -119,6 +119,7 @@ class Engine {
   void run();
   void pass(std::vector<Job*>& jobs);
   int64_t prompt_budget(size_t replies) const;
+  void learn(size_t replies, int64_t prompt_tokens, double seconds);
   void append_all(std::vector<Job*>& jobs, std::vector<BatchEntry>& batch);
   void advance(Job& job, size_t tokens);
   void drop(Job* job);
@@ -131,8 +132,9 @@ class Engine {
   std::vector<std::string> running_;  // clients of leases
   bool closing_ = false, stopping_ = false;
   EngineCounters counters_;
-  double reply_seconds_ = 0, token_seconds_ = 0;  // of a pass of replies; of a prompt's token
-  size_t turn_ = 0;                               // whose prompt comes first
+  double reply_seconds_ = 0;  // of a pass of replies alone
+  double budget_ = 16;        // tokens of prompts beside replies
+  size_t turn_ = 0;           // whose prompt comes first
   std::thread thread_;
 };
 

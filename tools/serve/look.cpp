@@ -131,8 +131,7 @@ Response state_tokens(Service& service, const Request& request, const Parts& par
       message = k;
       generated = m.generated;
     }
-    const std::string bytes =
-        token_bytes(service.tokenizer.get(), state.tokens[i]);
+    const std::string bytes = token_bytes(service.tokenizer.get(), state.tokens[i]);
     data.push_back(
         {{"position", i},
          {"id", state.tokens[i]},
@@ -160,8 +159,7 @@ Response state_top(Service& service, const Request& request, const Parts& parts)
       .probabilities(state.generation.sampling, *state.logits, state.tokens, p);
   Json data = Json::array();
   for (const auto& [id, logprob] : top_candidates(*state.logits, static_cast<size_t>(n))) {
-    const std::string bytes =
-        token_bytes(service.tokenizer.get(), id);
+    const std::string bytes = token_bytes(service.tokenizer.get(), id);
     data.push_back({{"id", id},
                     {"text", utf8_lossy(bytes)},
                     {"bytes", bytes_json(bytes)},

@@ -402,6 +402,7 @@ Json bytes_json(const std::string& bytes) {
 }
 
 std::vector<std::pair<int32_t, double>> top_candidates(std::span<const float> logits, size_t n) {
+  if (n == 0) return {};
   std::vector<int32_t> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);
   n = std::min(n, ids.size());

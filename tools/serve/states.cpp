@@ -84,8 +84,8 @@ bool is_open(const GenerationState& g) {
 }
 
 State recipe_of(const State& state) {
-  return {state.origin,     state.tokens, {},          nullptr,
-          state.generation, state.prunes, state.edits, state.chat};
+  return {state.origin, state.tokens,        {},        nullptr, state.generation, state.prunes,
+          state.edits,  state.interventions, state.chat};
 }
 
 }  // namespace
@@ -205,7 +205,7 @@ NodePtr States::node_of(const std::string& client, const std::string& parent, Js
   node->operation = std::move(operation);
   node->created = static_cast<int64_t>(std::time(nullptr));
   node->tokens = state.tokens;
-  node->plain = state.prunes.empty() && state.edits.empty();
+  node->plain = state.prunes.empty() && state.edits.empty() && state.interventions.empty();
   node->messages = static_cast<int64_t>(state.chat.messages.size());
   node->transcript = state.transcript_size();
   node->open = is_open(state.generation);
@@ -684,7 +684,7 @@ void States::load_node(const std::string& path) {
   const State recipe = snapshot.recipe();
   node->digests = snapshot.digests();
   node->tokens = recipe.tokens;
-  node->plain = recipe.prunes.empty() && recipe.edits.empty();
+  node->plain = recipe.prunes.empty() && recipe.edits.empty() && recipe.interventions.empty();
   node->transcript = recipe.transcript_size();
   node->messages = static_cast<int64_t>(recipe.chat.messages.size());
   node->role = recipe.chat.messages.empty() ? "" : recipe.chat.messages.back().role;

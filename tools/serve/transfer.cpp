@@ -41,8 +41,9 @@ Response upload_state(Service& service, const Request& request, const Parts&) {
       Snapshot::parse(std::as_bytes(std::span(request.body)), "the uploaded snapshot");
   const SnapshotForm form = snapshot.meta().form;
   if (form == SnapshotForm::delta)
-    throw RequestError(400, "unsupported_form",
-                       "expected a full snapshot or a recipe, found a delta, which needs another file");
+    throw RequestError(
+        400, "unsupported_form",
+        "expected a full snapshot or a recipe, found a delta, which needs another file");
   RestoreOptions how;
   how.session = service.session;
   how.tokenizer = service.tokenizer.get();

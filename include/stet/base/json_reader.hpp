@@ -42,6 +42,7 @@ class STET_API JsonReader {
 
   // Arrays; an absent one is empty.
   std::vector<int64_t> integers(const std::string& name, int64_t min, int64_t max) const;
+  std::vector<double> numbers(const std::string& name) const;
   std::vector<std::string> strings(const std::string& name) const;
   // An array, or one integer in place of an array of one, as eos_token_id is written.
   std::vector<int64_t> integer_or_integers(const std::string& name, int64_t min, int64_t max) const;

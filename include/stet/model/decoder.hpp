@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "stet/model/attention_capture.hpp"
 #include "stet/model/family.hpp"
 
 namespace stet {
@@ -41,6 +42,9 @@ struct LinearLayers {
 // Embeddings, final norm, head and rotary frequencies; a family adds its layers and its forward
 // pass.
 class Decoder : public Model {
+ public:
+  FinalNorm final_norm() const override { return {&final_norm_, nullptr}; }
+
  protected:
   // Norm weights are stored less `norm_offset`.
   Decoder(ModelConfig config, WeightLoader& w, float norm_offset);
@@ -54,6 +58,14 @@ class Decoder : public Model {
   std::vector<Vector> frequencies_;
 };
 
+// The points of what one linear layer gave for all three.
+inline void point(Team t, const Pass& p, size_t index, const Qkv& x) {
+  if (p.hooks == nullptr) return;
+  point(t, p, Point::q, index, x.q);
+  point(t, p, Point::k, index, x.k);
+  point(t, p, Point::v, index, x.v);
+}
+
 inline Qkv::Qkv(const ModelConfig& c, Rows qkv) {
   const size_t queries = static_cast<size_t>(c.heads * c.head_dim),
                keys = static_cast<size_t>(c.kv_heads * c.head_dim);
@@ -65,6 +77,8 @@ inline Qkv::Qkv(const ModelConfig& c, Rows qkv) {
 inline void rotate(Team t, const Pass& p, const ModelConfig& c, size_t index, const Qkv& x) {
   rope(t, p, c.rope_of[index], x.q, static_cast<size_t>(c.head_dim));
   rope(t, p, c.rope_of[index], x.k, static_cast<size_t>(c.head_dim));
+  point(t, p, Point::rot_q, index, x.q);
+  point(t, p, Point::rot_k, index, x.k);
 }
 
 inline void attend(Team t, const Pass& p, const ModelConfig& c, size_t index, const Qkv& x,
@@ -78,6 +92,8 @@ inline void attend(Team t, const Pass& p, const ModelConfig& c, size_t index, co
                                 c.attention_softcap};
   store_kv(t, p, shape.layer, x.k, x.v);
   attention(t, p, shape, x.q, y);
+  if (p.hooks != nullptr) capture_attention(t, p, shape, x.q);
+  point(t, p, Point::z, index, y);
 }
 
 inline LinearLayers::LinearLayers(WeightLoader& w, const ModelConfig& c, const std::string& at,

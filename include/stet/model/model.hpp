@@ -36,6 +36,12 @@ struct Workspace {
   int threads = 0;
 };
 
+// What stands between the residual stream and the head: an RMS norm, or with a bias a layer norm.
+struct FinalNorm {
+  const Vector* weight;
+  const Vector* bias;  // null: an RMS norm
+};
+
 class WeightGuard;
 
 // Packed weights (packed.hpp) are used where they stand in the mapped file. After every pass the
@@ -97,6 +103,12 @@ class STET_API Model {
   virtual void forward(Team t, const Pass& p) const = 0;
   // Hidden states after the final norm [rows] -> logits [rows][vocab_size].
   void head(Team t, const Pass& p, Rows hidden, Rows logits) const;
+
+  virtual FinalNorm final_norm() const = 0;
+  // The head's weights for one token as float32, [hidden_size].
+  void head_row(int32_t token, float* to) const {
+    (config_.tied_head ? embedding_ : head_).gather(static_cast<size_t>(token), to);
+  }
 
   // What a pass asks before it reads weights and after it, to know whether they were the model's
   // all the while. Throws what check_packed() does.

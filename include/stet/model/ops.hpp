@@ -10,6 +10,7 @@
 #include "stet/kernels/rope.hpp"
 #include "stet/model/attention.hpp"
 #include "stet/model/config.hpp"
+#include "stet/model/hooks.hpp"
 #include "stet/model/product.hpp"
 
 namespace stet {
@@ -23,8 +24,9 @@ void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
 void linear(Team t, const Pass& p, const Linear& layer, Rows x, Rows y);
 // A gated linear unit: y = f(gate) up, element by element, where gate and up are the halves of
 // W x + b. They are written to gate_up, unless they can stay in the cache.
-void linear_gated(Team t, const Pass& p, const Linear& layer, Gate gate, Rows x, Rows gate_up,
-                  Rows y);
+// `index`: of the model's layer, whose points it passes.
+void linear_gated(Team t, const Pass& p, size_t index, const Linear& layer, Gate gate, Rows x,
+                  Rows gate_up, Rows y);
 void rms_norm(Team t, const Pass& p, const Vector& weight, double eps, Rows x, Rows y);
 void layer_norm(Team t, const Pass& p, const Vector& weight, const Vector& bias, double eps, Rows x,
                 Rows y);
@@ -40,8 +42,12 @@ void rope(Team t, const Pass& p, int index, Rows x, size_t head_dim);
 // y = cap * tanh(y / cap); nothing when cap is 0.
 void softcap(Team t, const Pass& p, double cap, Rows y);
 
-// Copies x out as the hidden state of that index, if asked for.
-void capture_hidden(Team t, const Pass& p, size_t index, Rows x);
+// What attention of layer `index`, or its MLP, left in p.out is added to the residual stream.
+void add_attention(Team t, const Pass& p, size_t index);
+void add_mlp(Team t, const Pass& p, size_t index);
+
+// x is what this point of layer `index` is called by: hooks of the pass change it and look at it.
+void point(Team t, const Pass& p, Point which, size_t index, Rows x);
 
 namespace detail {
 
@@ -176,16 +182,22 @@ void each_part(Team t, Rows y, F f) {
 
 }  // namespace detail
 
-inline void linear_gated(Team t, const Pass& p, const Linear& layer, Gate gate, Rows x,
-                         Rows gate_up, Rows y) {
+inline void linear_gated(Team t, const Pass& p, size_t index, const Linear& layer, Gate gate,
+                         Rows x, Rows gate_up, Rows y) {
   const Matrix& w = layer.weight;
-  if (!detail::by_blas(p, x) && x.count > kGemvRows && layer.bias.empty() && y.width % kLanes == 0)
-    return gemm_gated(t, p, w, gate, x, y);
+  const bool hooked = p.hooks != nullptr && (p.hooks->wants(Point::mlp_pre, index) ||
+                                             p.hooks->wants(Point::mlp_pre_linear, index));
+  if (!hooked && !detail::by_blas(p, x) && x.count > kGemvRows && layer.bias.empty() &&
+      y.width % kLanes == 0)
+    return gemm_gated(t, p, w, gate, x, y), point(t, p, Point::mlp_post, index, y);
   linear(t, p, layer, x, gate_up);
+  point(t, p, Point::mlp_pre, index, gate_up.columns(0, y.width));
+  point(t, p, Point::mlp_pre_linear, index, gate_up.columns(y.width, y.width));
   detail::each_part(t, y, [&](size_t r, size_t begin, size_t n) {
     const float* const gates = gate_up.row(r) + begin;
     gate_kernel(*p.kernels, gate)(gates, gates + y.width, y.row(r) + begin, n);
   });
+  point(t, p, Point::mlp_post, index, y);
 }
 
 inline void gelu_tanh(Team t, const Pass& p, Rows x, Rows y) {
@@ -225,11 +237,20 @@ inline void softcap(Team t, const Pass& p, double cap, Rows y) {
   });
 }
 
-inline void capture_hidden(Team t, const Pass& p, size_t index, Rows x) {
-  if (p.hidden.empty()) return;
-  const Rows& out = p.hidden[index];
-  detail::each_row(t, x.count,
-                   [&](size_t r) { std::memcpy(out.row(r), x.row(r), x.width * sizeof(float)); });
+inline void point(Team t, const Pass& p, Point which, size_t index, Rows x) {
+  if (p.hooks != nullptr && p.hooks->wants(which, index)) p.hooks->visit(t, which, index, x);
+}
+
+inline void add_attention(Team t, const Pass& p, size_t index) {
+  point(t, p, Point::attn_out, index, p.out);
+  add(t, p, p.x, p.out);
+  point(t, p, Point::resid_mid, index, p.x);
+}
+
+inline void add_mlp(Team t, const Pass& p, size_t index) {
+  point(t, p, Point::mlp_out, index, p.out);
+  add(t, p, p.x, p.out);
+  point(t, p, Point::resid_post, index, p.x);
 }
 
 inline Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads,

@@ -31,6 +31,8 @@ struct Scratch {
   std::vector<Rows> cos, sin;  // per Rope: [rows][head_dim / 2], in `tables`
 };
 
+class Hooks;  // hooks.hpp
+
 // One trip of some tokens through the model.
 struct Pass {
   const Kernels* kernels;
@@ -38,9 +40,7 @@ struct Pass {
   std::span<const int32_t> ids;  // [rows]
   std::span<const Span> spans;
   Scratch* scratch;
-  // The residual stream after the embedding (0), after layer i (i), after the final norm (last):
-  // hidden[i] is copied out when hidden is not empty.
-  std::span<Rows> hidden;
+  const Hooks* hooks;  // null: nobody looks, nothing is changed
 
   // Activations. q, k and v are columns of qkv; gate and up are those of gate_up.
   Rows x, normed, qkv, attention, gate_up, mlp, out;

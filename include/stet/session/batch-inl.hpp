@@ -32,26 +32,46 @@ class WorkspaceLease {
   std::unique_ptr<Workspace> w_;
 };
 
-// Where hidden states are copied to, as wide as the residual stream.
-struct HiddenRows {
-  HiddenRows(int64_t count, const Workspace& w) {
-    for (int64_t i = 0; i < count; ++i) {
-      memory.emplace_back(w.ids.size() * w.x.stride * sizeof(float));
-      rows.push_back({memory.back().as<float>(), w.x.stride, w.x.width, w.ids.size()});
-    }
-  }
-  std::vector<Memory> memory;
-  std::vector<Rows> rows;
+// Where rows of points are copied to.
+struct WatchedRows {
+  const Watch* watch;
+  PointAt at;
+  int64_t first;  // position
+  Memory memory;
+  Rows rows;
 };
 
-inline Pass make_pass(const ComputeOptions& compute, Workspace& w, std::span<Rows> hidden) {
+constexpr size_t kWatchedBytes = size_t{64} << 20;
+
+// The most tokens of a pass whose watched rows fit, `positions` being there in the end.
+inline size_t watched_rows(const ModelConfig& c, const Watch& watch, int64_t positions,
+                           size_t most) {
+  size_t row = 0;
+  for (const PointAt& at : watch.points)
+    row += static_cast<size_t>(point_width(c, at.point, positions)) * sizeof(float);
+  return std::clamp<size_t>(row == 0 ? most : kWatchedBytes / row, 1, most);
+}
+
+inline void check_watch(const ModelConfig& c, const Watch& watch) {
+  for (size_t i = 0; i < watch.points.size(); ++i) {
+    const PointAt& at = watch.points[i];
+    const bool there = has_point(c, at.point) && at.layer >= 0 &&
+                       at.layer < (point_info(at.point).of_layer ? c.layers : 1);
+    if (there) continue;
+    throw Error(ErrorKind::argument, "", "points[" + std::to_string(i) + "]",
+                "a point of family " + c.family + " with " + std::to_string(c.layers) + " layers",
+                point_name(at));
+  }
+}
+
+inline Pass make_pass(const ComputeOptions& compute, Workspace& w, const Hooks* hooks) {
   const auto cut = [&w](const Rows& rows) { return rows.rows(0, w.ids.size()); };
   return {&kernels_of(compute),
           compute.contract,
           w.ids,
           w.spans,
           &w.scratch,
-          hidden,
+          hooks,
           cut(w.x),
           cut(w.normed),
           cut(w.qkv),
@@ -81,7 +101,6 @@ class BatchAppend {
  public:
   struct Sinks {  // of a batch of one
     const LogitSink& logits;
-    const HiddenSink& hidden;
     const Progress& progress;
   };
 
@@ -96,6 +115,8 @@ class BatchAppend {
   void begin_entry(size_t index);
   void run_pass(size_t most, Workspace& w);
   void run_until_sound(size_t first_entry, const Pass& pass, const Workspace& w);
+  std::unique_ptr<Hooks> hooks_of(size_t first_entry, const Workspace& w,
+                                  std::vector<detail::WatchedRows>& watched) const;
   void hand_out(const Pass& pass, const Workspace& w);
   void run_head(const Pass& pass, Rows hidden, Rows logits) const;
   void compute_logits(const Pass& pass, Workspace& w);
@@ -115,7 +136,7 @@ inline void append(std::span<const BatchEntry> batch) {
       throw Error(ErrorKind::argument, "", detail::entry_name(i) + "ids", "at least one token",
                   "none");
   }
-  if (!batch.empty()) BatchAppend(batch, {nullptr, nullptr, nullptr}).run();
+  if (!batch.empty()) BatchAppend(batch, {nullptr, nullptr}).run();
 }
 
 inline void BatchAppend::run() {
@@ -125,10 +146,15 @@ inline void BatchAppend::run() {
       begin_entry(begun);
       tokens += batch_[begun].ids.size();
     }
-    const size_t most = std::min(tokens, static_cast<size_t>(first_.compute_.chunk));
+    size_t most = std::min(tokens, static_cast<size_t>(first_.compute_.chunk));
+    for (const BatchEntry& e : batch_) {
+      if (e.watch != nullptr)
+        most = detail::watched_rows(model().config(), *e.watch,
+                                    e.session->size() + static_cast<int64_t>(e.ids.size()), most);
+    }
     const detail::WorkspaceLease w(model(), std::max(most, batch_.size()), threads());
     for (size_t done = 0; done < tokens; done += most) run_pass(most, *w);
-    compute_logits(detail::make_pass(first_.compute_, *w, {}), *w);
+    compute_logits(detail::make_pass(first_.compute_, *w, nullptr), *w);
     for (const BatchEntry& entry : batch_) entry.session->finish_append();
   } catch (...) {
     for (const BatchEntry& entry : batch_.first(begun)) entry.session->undo_append();
@@ -144,6 +170,7 @@ inline void BatchAppend::begin_entry(size_t index) {
         throw Error(ErrorKind::argument, "", "session", "one that stands once",
                     "one that stands twice");
     }
+    if (entry.watch != nullptr) detail::check_watch(model().config(), *entry.watch);
     entry.session->begin_append(first_, entry.ids);
   });
 }
@@ -185,9 +212,11 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
     w.spans.push_back({&e.session->state_.kv, e.session->size(), w.ids.size(), part.size()});
     w.ids.insert(w.ids.end(), part.begin(), part.end());
   }
-  detail::HiddenRows hidden(sinks_.hidden ? model().config().layers + 1 : 0, w);
-  const Pass pass = detail::make_pass(first_.compute_, w, hidden.rows);
+  std::vector<detail::WatchedRows> watched;
+  const std::unique_ptr<Hooks> hooks = hooks_of(entry, w, watched);
+  const Pass pass = detail::make_pass(first_.compute_, w, hooks.get());
   run_until_sound(entry, pass, w);
+  for (const detail::WatchedRows& x : watched) x.watch->sink(x.at, x.first, x.rows);
   hand_out(pass, w);
   for (const Span& span : w.spans) {
     const BatchEntry& e = batch_[entry];
@@ -200,9 +229,37 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
   }
 }
 
-// Hands the rows of a batch of one to its sinks.
+// What the sessions of this pass have declared, and what somebody wants to see of it. Null:
+// nothing.
+inline std::unique_ptr<Hooks> BatchAppend::hooks_of(
+    size_t first_entry, const Workspace& w, std::vector<detail::WatchedRows>& watched) const {
+  const ModelConfig& c = model().config();
+  std::unique_ptr<Hooks> hooks;
+  const auto made = [&]() -> Hooks& {
+    if (hooks == nullptr) hooks = std::make_unique<Hooks>(c);
+    return *hooks;
+  };
+  for (size_t i = 0; i < w.spans.size(); ++i) {
+    const Span& span = w.spans[i];
+    const BatchEntry& e = batch_[first_entry + i];
+    for (const Intervention& x : e.session->state_.interventions) {
+      if (x.end < 0 || x.end > span.first) made().change({&x, span.row, span.count, span.first});
+    }
+    if (e.watch == nullptr) continue;
+    for (const PointAt& at : e.watch->points) {
+      const auto width = static_cast<size_t>(
+          point_width(c, at.point, span.first + static_cast<int64_t>(span.count)));
+      const size_t stride = detail::round_up(width, kLanes);
+      watched.push_back({e.watch, at, span.first, Memory(span.count * stride * sizeof(float)), {}});
+      watched.back().rows = {watched.back().memory.as<float>(), stride, width, span.count};
+      made().copy(at, span.row, watched.back().rows);
+    }
+  }
+  return hooks;
+}
+
+// Hands the rows of a batch of one to its sink.
 inline void BatchAppend::hand_out(const Pass& pass, const Workspace& w) {
-  for (size_t i = 0; i < pass.hidden.size(); ++i) sinks_.hidden(i, first_.size(), pass.hidden[i]);
   for (size_t at = 0; sinks_.logits && at < pass.out.count; at += w.logits.count) {
     const Rows part = w.logits.rows(0, std::min(w.logits.count, pass.out.count - at));
     run_head(pass, pass.out.rows(at, part.count), part);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "stet/base/error.hpp"
 #include "stet/kernels/float_environment.hpp"
@@ -24,6 +25,10 @@ void forget_edits(State& state, int64_t size);
 void set_key(State& state, int64_t layer, int64_t head, int64_t position, std::span<const float> x);
 void set_value(State& state, int64_t layer, int64_t head, int64_t position,
                std::span<const float> x);
+// One of them as float32, [head_dim]; widening is exact. Throws an argument Error for what is not
+// there, a format Error where its block is damaged.
+std::vector<float> read_key(const State& state, int64_t layer, int64_t head, int64_t position);
+std::vector<float> read_value(const State& state, int64_t layer, int64_t head, int64_t position);
 // The same state with keys and values of another type, each rounded once, to nearest even; widening
 // is exact. What a session of that type computes from the tokens is not the same, since its later
 // layers see rounded keys and values: so this is an edit. `capacity` 0: as it was.
@@ -103,6 +108,35 @@ inline void set_value(State& state, int64_t layer, int64_t head, int64_t positio
   KvEdit e = detail::entry(state, KvEdit::What::value);
   e.layer = layer, e.head = head, e.position = position;
   detail::edit(state, e, x);
+}
+
+namespace detail {
+
+inline std::vector<float> read_kv(const State& state, bool key, int64_t layer, int64_t head,
+                                  int64_t position) {
+  const KvShape& shape = state.kv.shape();
+  check_index("layer", layer, shape.layers);
+  check_index("head", head, shape.kv_heads);
+  check_index("position", position, state.size());
+  const int64_t slot = position % kBlockPositions;
+  const std::byte* const base = state.kv.block(position / kBlockPositions) +
+                                (key ? shape.k_offset(layer, head) : shape.v_offset(layer, head));
+  std::vector<float> x(static_cast<size_t>(shape.head_dim));
+  const auto first = static_cast<size_t>(key ? slot : slot * shape.head_dim);
+  read_elements(shape.type, base + first * shape.element_size(), key ? kBlockPositions : 1, x);
+  return x;
+}
+
+}  // namespace detail
+
+inline std::vector<float> read_key(const State& state, int64_t layer, int64_t head,
+                                   int64_t position) {
+  return detail::read_kv(state, true, layer, head, position);
+}
+
+inline std::vector<float> read_value(const State& state, int64_t layer, int64_t head,
+                                     int64_t position) {
+  return detail::read_kv(state, false, layer, head, position);
 }
 
 inline State with_kv_type(const State& state, KvType type, int64_t capacity) {

@@ -92,6 +92,7 @@ inline Session Session::front(int64_t size) {
     blocks.push_back(KvWriter(state_.kv).share(b));
     visible.push_back(state_.kv.visible(b));
   }
+  state.interventions = state_.interventions;
   state.kv = KvCache(state_.kv.shape(), capacity());
   KvWriter(state.kv).adopt(std::move(blocks), std::move(visible), size);
   return Session(model_, std::move(state), {capacity(), state_.kv.shape().type, compute_});

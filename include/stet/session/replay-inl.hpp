@@ -29,10 +29,20 @@ inline Session replay(std::shared_ptr<const Model> model, const State& state,
                    progress ? [&](int64_t done) { progress(from + done); } : Progress());
     rest = rest.subspan(next.size());
   };
+  auto next_change = state.interventions.begin();
+  const auto attach_after = [&](int64_t prunes) {
+    for (; next_change != state.interventions.end() && next_change->prunes == prunes;
+         ++next_change) {
+      append_to(next_change->at);
+      session.attach(*next_change);
+    }
+  };
   for (const Prune& p : state.prunes) {
+    attach_after(static_cast<int64_t>(session.prunes().size()));
     append_to(p.at);
     session.prune_range(p.begin, p.end, p.shift);
   }
+  attach_after(static_cast<int64_t>(session.prunes().size()));
   append_to(state.size());
   session.generation() = state.generation;
   session.chat() = state.chat;

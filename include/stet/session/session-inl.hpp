@@ -99,12 +99,40 @@ inline Session Session::fork() const {
   return *this;
 }
 
+namespace detail {
+
+// Hidden states are points, too: the residual stream before each layer, and what the head reads.
+inline Watch watch_hidden(const ModelConfig& c, const HiddenSink& hidden, const Watch* more) {
+  Watch w;
+  for (int64_t i = 0; i < c.layers; ++i) w.points.push_back({Point::resid_pre, i});
+  w.points.push_back({Point::ln_final, 0});
+  const size_t own = w.points.size();
+  if (more != nullptr) w.points.insert(w.points.end(), more->points.begin(), more->points.end());
+  w.sink = [&hidden, more, own, next = size_t{0}, all = w.points.size()](
+               const PointAt& at, int64_t first, Rows rows) mutable {
+    const size_t i = next++ % all;
+    if (i < own)
+      hidden(i, first, rows);
+    else
+      more->sink(at, first, rows);
+  };
+  return w;
+}
+
+}  // namespace detail
+
 inline void Session::append(std::span<const int32_t> ids, const LogitSink& logits,
-                            const HiddenSink& hidden, const Progress& progress) {
+                            const HiddenSink& hidden, const Progress& progress,
+                            const Watch* watch) {
   refuse_in_sink("append");
   if (ids.empty()) return;
-  const BatchEntry alone{this, ids};
-  BatchAppend({&alone, 1}, {logits, hidden, progress}).run();
+  Watch both;
+  if (hidden) {
+    both = detail::watch_hidden(model_->config(), hidden, watch);
+    watch = &both;
+  }
+  const BatchEntry alone{this, ids, watch};
+  BatchAppend({&alone, 1}, {logits, progress}).run();
 }
 
 // What can fail before the first pass; preparing the cache comes last, so that a failure leaves
@@ -151,6 +179,12 @@ inline void Session::finish_append() {
   pending_ = {};
 }
 
+inline void Session::attach(Intervention intervention) {
+  refuse_in_sink("attach");
+  logits();  // those of the last token, which it does not change
+  stet::attach(state_, model_->config(), std::move(intervention));
+}
+
 inline void Session::rewind(int64_t to) {
   refuse_in_sink("rewind");
   if (to < 0 || to > size()) {
@@ -166,6 +200,7 @@ inline void Session::rewind(int64_t to) {
   }
   cut(to);
   forget_edits(state_, to);
+  forget_interventions(state_, to);
   state_.generation.rewind(to);
   state_.chat.rewind(to + shifted_out(state_.prunes));
 }
@@ -179,6 +214,7 @@ inline void Session::cut(int64_t to) {
 inline int64_t Session::prune(const PruneOptions& options) {
   refuse_in_sink("prune");
   logits();  // a rewound session cannot compute them any more when keys are gone
+  if (options.shift) check_shift_allowed(state_);
   int64_t gone = 0;
   with_mending([&] { gone = stet::prune(state_, model_->config(), options); });
   return gone;
@@ -187,6 +223,7 @@ inline int64_t Session::prune(const PruneOptions& options) {
 inline void Session::prune_range(int64_t begin, int64_t end, bool shift) {
   refuse_in_sink("prune");
   logits();
+  if (shift) check_shift_allowed(state_);
   with_mending([&] { stet::prune_range(state_, model_->config(), begin, end, shift); });
 }
 

@@ -14,6 +14,7 @@
 #include "stet/session/compute.hpp"
 #include "stet/session/edit.hpp"
 #include "stet/session/identity.hpp"
+#include "stet/session/intervention.hpp"
 #include "stet/session/prune.hpp"
 #include "stet/session/state.hpp"
 
@@ -34,6 +35,14 @@ using LogitSink = std::function<void(int64_t first, Rows logits)>;
 // Called for consecutive rows of hidden state `index` (0: embedding; i: after layer i; the last:
 // after the norm).
 using HiddenSink = std::function<void(size_t index, int64_t first, Rows hidden)>;
+// What somebody wants to see of the tokens of a call: these points, each once. `sink` is called
+// after every chunk, for each point, with rows of consecutive positions from `first` on; those of
+// scores and pattern are [heads][positions so far]. Chunks are cut so that the rows of one take at
+// most 64 MB, where a single position does.
+struct Watch {
+  std::vector<PointAt> points;
+  std::function<void(const PointAt& at, int64_t first, Rows rows)> sink;
+};
 // Called after every chunk with the number of tokens of this call processed so far.
 using Progress = std::function<void(int64_t done)>;
 
@@ -86,7 +95,13 @@ class Session {
   // as it was, too. A sink may read tokens() and kv() (the chunks before its own); changing,
   // copying or asking logits of the session is an argument Error.
   void append(std::span<const int32_t> ids, const LogitSink& logits = nullptr,
-              const HiddenSink& hidden = nullptr, const Progress& progress = nullptr);
+              const HiddenSink& hidden = nullptr, const Progress& progress = nullptr,
+              const Watch* watch = nullptr);
+  // From here on activations are changed as it says (hooks.hpp): of what is processed now, in this
+  // session, its forks and what is restored from it. Rewinding before it forgets it. Throws an
+  // argument Error, and does nothing, for a point, layer or head that is not there, positions that
+  // were processed already, and values of another number or that are not finite.
+  void attach(Intervention intervention);
   // Drops all tokens from position `size` on. Exact: what follows is as if they had never been. A
   // turn that is cut is open again; text of its reply then begins at the next token. Throws an
   // argument Error for a position that is not there, or that is not after the last prune
@@ -117,6 +132,7 @@ class Session {
   const GenerationState& generation() const { return state_.generation; }
   const std::vector<Prune>& prunes() const { return state_.prunes; }
   const std::vector<KvEdit>& edits() const { return state_.edits; }
+  const std::vector<Intervention>& interventions() const { return state_.interventions; }
   ChatState& chat() { return state_.chat; }
   const ChatState& chat() const { return state_.chat; }
   std::vector<int32_t> transcript() const { return state_.transcript(); }
@@ -170,6 +186,7 @@ class Session {
 struct BatchEntry {
   Session* session;
   std::span<const int32_t> ids;
+  const Watch* watch = nullptr;
 };
 
 // Every session goes on by its tokens, and all of them by the same passes over the weights: prompts

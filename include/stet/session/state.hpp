@@ -13,6 +13,7 @@
 #include "stet/base/error.hpp"
 #include "stet/kv/kv_cache.hpp"
 #include "stet/model/config.hpp"
+#include "stet/model/hooks.hpp"
 #include "stet/sampling/sampler.hpp"
 
 namespace stet {
@@ -125,9 +126,10 @@ struct State {
   // on makes new ones.
   std::shared_ptr<std::vector<float>> logits;
   GenerationState generation;
-  std::vector<Prune> prunes;  // in the order they were made
-  std::vector<KvEdit> edits;  // likewise; empty for a state that its tokens give
-  ChatState chat;             // empty where there is no chat
+  std::vector<Prune> prunes;                // in the order they were made
+  std::vector<KvEdit> edits;                // likewise; empty for a state that its tokens give
+  std::vector<Intervention> interventions;  // in the order they were attached
+  ChatState chat;                           // empty where there is no chat
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   // Below this size the state cannot be rewound: keys that the earlier positions saw are gone.

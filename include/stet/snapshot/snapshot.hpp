@@ -70,13 +70,15 @@ struct SnapshotMeta {
   GenerationState generation;
   std::vector<Prune> prunes;
   std::vector<KvEdit> edits;
+  std::vector<Intervention> interventions;
   ChatState chat;
 };
 
-// A log of prunes, or of edits, as JSON; the first, which may be long, in pieces.
+// A log of prunes, of edits or of interventions as JSON; the first, which may be long, in pieces.
 STET_API void encode_prunes(const std::vector<Prune>& prunes,
                             const std::function<void(std::string_view)>& piece);
 STET_API std::string encode_edits(const std::vector<KvEdit>& edits);
+STET_API std::string encode_interventions(const std::vector<Intervention>& all);
 
 class Snapshot;
 struct StateNames;
@@ -219,7 +221,8 @@ class STET_API Snapshot {
   // What it takes to compute the state again: tokens, prunes and settings, without keys and values.
   State recipe() const {
     return {origin(),         tokens_,      {},          nullptr,
-            meta_.generation, meta_.prunes, meta_.edits, meta_.chat};
+            meta_.generation, meta_.prunes, meta_.edits, meta_.interventions,
+            meta_.chat};
   }
   StateOrigin origin() const {
     return {meta_.contract, meta_.contract_version, meta_.fingerprints.back().second};

@@ -1,0 +1,145 @@
+// Where activations can be looked at and changed: points of the forward pass, by the names that
+// TransformerLens gave them (docs/points.md says which exist for which family).
+#pragma once
+
+#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "stet/model/config.hpp"
+
+namespace stet {
+
+enum class Point : uint8_t {
+  embed,           // the residual stream's first value, scaled where the family scales it
+  pos_embed,       // GPT-2: what positions add to it
+  resid_pre,       // the residual stream before a layer
+  ln1,             // what attention reads: the norm's output, its weight included
+  q,               // [heads][head_dim], before norms of heads and rotation
+  k,               // [kv_heads][head_dim]
+  v,               // likewise
+  rot_q,           // as attention multiplies them
+  rot_k,           // as the KV cache stores them
+  scores,          // [heads][positions]: scaled and capped, -inf where unseen; to look at alone
+  pattern,         // [heads][positions]: their softmax, as the runtime summed it; likewise
+  z,               // [heads][head_dim], before the output matrix
+  attn_out,        // what attention adds to the residual stream
+  resid_mid,       // the residual stream between attention and MLP
+  ln2,             // what the MLP reads
+  mlp_pre,         // before the activation function
+  mlp_pre_linear,  // what its result is multiplied with; not of GPT-2
+  mlp_post,        // what the last matrix reads
+  mlp_out,         // what the MLP adds to the residual stream
+  resid_post,      // the residual stream after a layer
+  ln_final,        // what the head reads
+};
+constexpr int kPoints = 21;
+
+struct PointInfo {
+  const char* name;  // after "blocks.N." where it is of a layer
+  bool of_layer;
+  bool changes;  // can be changed, too
+};
+
+inline const PointInfo& point_info(Point p) {
+  static constexpr PointInfo kAll[kPoints] = {{"hook_embed", false, true},
+                                              {"hook_pos_embed", false, true},
+                                              {"hook_resid_pre", true, true},
+                                              {"ln1.hook_normalized", true, true},
+                                              {"attn.hook_q", true, true},
+                                              {"attn.hook_k", true, true},
+                                              {"attn.hook_v", true, true},
+                                              {"attn.hook_rot_q", true, true},
+                                              {"attn.hook_rot_k", true, true},
+                                              {"attn.hook_attn_scores", true, false},
+                                              {"attn.hook_pattern", true, false},
+                                              {"attn.hook_z", true, true},
+                                              {"hook_attn_out", true, true},
+                                              {"hook_resid_mid", true, true},
+                                              {"ln2.hook_normalized", true, true},
+                                              {"mlp.hook_pre", true, true},
+                                              {"mlp.hook_pre_linear", true, true},
+                                              {"mlp.hook_post", true, true},
+                                              {"hook_mlp_out", true, true},
+                                              {"hook_resid_post", true, true},
+                                              {"ln_final.hook_normalized", false, true}};
+  return kAll[static_cast<int>(p)];
+}
+
+// Whether models of this kind have it.
+inline bool has_point(const ModelConfig& c, Point p) {
+  const bool gpt2 = c.family == "gpt2";
+  if (p == Point::pos_embed) return gpt2;
+  if (p == Point::rot_q || p == Point::rot_k || p == Point::mlp_pre_linear) return !gpt2;
+  return true;
+}
+
+// Heads that its columns are of; 0: none.
+inline int64_t point_heads(const ModelConfig& c, Point p) {
+  switch (p) {
+    case Point::k:
+    case Point::v:
+    case Point::rot_k:
+      return c.kv_heads;
+    case Point::q:
+    case Point::rot_q:
+    case Point::z:
+    case Point::scores:
+    case Point::pattern:
+      return c.heads;
+    default:
+      return 0;
+  }
+}
+
+// Columns of one position; of scores and pattern, of `positions` that are there.
+inline int64_t point_width(const ModelConfig& c, Point p, int64_t positions) {
+  if (p == Point::scores || p == Point::pattern) return c.heads * positions;
+  if (const int64_t heads = point_heads(c, p)) return heads * c.head_dim;
+  if (p == Point::mlp_pre || p == Point::mlp_pre_linear || p == Point::mlp_post)
+    return c.intermediate_size;
+  return c.hidden_size;
+}
+
+// A point of one layer; layer 0 for those that have none.
+struct PointAt {
+  Point point = Point::embed;
+  int64_t layer = 0;
+  bool operator==(const PointAt&) const = default;
+};
+
+inline std::string point_name(const PointAt& at) {
+  const PointInfo& info = point_info(at.point);
+  return (info.of_layer ? "blocks." + std::to_string(at.layer) + "." : "") + info.name;
+}
+
+// The point of a name without its layer ("attn.hook_q").
+inline std::optional<Point> parse_point(std::string_view name) {
+  for (int i = 0; i < kPoints; ++i) {
+    if (name == point_info(static_cast<Point>(i)).name) return static_cast<Point>(i);
+  }
+  return std::nullopt;
+}
+
+// The inverse of point_name().
+inline std::optional<PointAt> parse_point_at(std::string_view name) {
+  constexpr std::string_view kBlocks = "blocks.";
+  if (!name.starts_with(kBlocks)) {
+    const auto point = parse_point(name);
+    return point && !point_info(*point).of_layer ? std::optional<PointAt>({*point, 0})
+                                                 : std::nullopt;
+  }
+  const std::string_view rest = name.substr(kBlocks.size());
+  int64_t layer = -1;
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), layer);
+  const auto read = static_cast<size_t>(end - rest.data());
+  if (error != std::errc() || layer < 0 || read == rest.size() || rest[read] != '.')
+    return std::nullopt;
+  const auto point = parse_point(rest.substr(read + 1));
+  return point && point_info(*point).of_layer ? std::optional<PointAt>({*point, layer})
+                                              : std::nullopt;
+}
+
+}  // namespace stet

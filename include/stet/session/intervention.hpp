@@ -1,0 +1,111 @@
+// Interventions: changes of activations that a state declares, and that are part of what it is.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include "stet/base/error.hpp"
+#include "stet/kernels/numbers.hpp"
+#include "stet/session/state.hpp"
+
+namespace stet {
+
+const char* intervention_op_name(Intervention::Op op);  // "set", "add", "scale", "project_out", ...
+
+// Throws an argument Error for one that cannot be of a model of this kind.
+void check_intervention(const ModelConfig& config, const Intervention& w);
+// Attaches it where the state is now; see Session::attach.
+void attach(State& state, const ModelConfig& config, Intervention w);
+// Those that were attached after position `size` are forgotten, as by a rewind.
+void forget_interventions(State& state, int64_t size);
+// Positions of a shift would no longer be those that were said: an argument Error where one goes on.
+void check_shift_allowed(const State& state);
+
+inline const char* intervention_op_name(Intervention::Op op) {
+  static constexpr const char* kNames[] = {"set", "add", "scale", "project_out", "clamp"};
+  return kNames[static_cast<int>(op)];
+}
+
+namespace detail {
+
+[[noreturn]] inline void refuse_intervention(const char* field, const std::string& expected,
+                                             const std::string& found) {
+  throw Error(ErrorKind::argument, "", std::string("intervention: ") + field, expected, found);
+}
+
+inline void check_indices(const char* field, const std::vector<int64_t>& all, int64_t count) {
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i] < 0 || all[i] >= count)
+      refuse_intervention(field, "0.." + std::to_string(count - 1), std::to_string(all[i]));
+    if (std::find(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(i), all[i]) !=
+        all.begin() + static_cast<std::ptrdiff_t>(i))
+      refuse_intervention(field, "each once", std::to_string(all[i]) + " twice");
+  }
+}
+
+// How many numbers it takes.
+inline size_t values_of(const ModelConfig& c, const Intervention& w, size_t found) {
+  const int64_t heads = point_heads(c, w.point);
+  const auto width = static_cast<size_t>(w.heads.empty() ? point_width(c, w.point, 0)
+                                                         : point_width(c, w.point, 0) / heads);
+  if (w.op == Intervention::Op::scale) return 0;
+  if (w.op == Intervention::Op::clamp) return 2 * width;
+  const size_t each = w.end < 0 ? width : static_cast<size_t>(w.end - w.begin) * width;
+  return w.op == Intervention::Op::set && found == each ? each : width;
+}
+
+}  // namespace detail
+
+inline void check_intervention(const ModelConfig& config, const Intervention& w) {
+  using detail::refuse_intervention;
+  const PointInfo& info = point_info(w.point);
+  if (!info.changes) refuse_intervention("point", "one that can be changed", info.name);
+  if (!has_point(config, w.point))
+    refuse_intervention("point", "one of family " + config.family, info.name);
+  if (!info.of_layer && !w.layers.empty())
+    refuse_intervention("layers", "none: the point has no layer", std::to_string(w.layers.front()));
+  detail::check_indices("layers", w.layers, config.layers);
+  const int64_t heads = point_heads(config, w.point);
+  if (heads == 0 && !w.heads.empty())
+    refuse_intervention("heads", "none: the point has no heads", std::to_string(w.heads.front()));
+  detail::check_indices("heads", w.heads, heads);
+  if (w.begin < 0 || (w.end >= 0 && w.end <= w.begin))
+    refuse_intervention("positions", "begin < end",
+                        std::to_string(w.begin) + ".." + std::to_string(w.end));
+  const std::span<const float> values =
+      w.values ? std::span<const float>(*w.values) : std::span<const float>();
+  const size_t expected = detail::values_of(config, w, values.size());
+  if (values.size() != expected)
+    refuse_intervention("values", std::to_string(expected) + " numbers",
+                        std::to_string(values.size()));
+  const float scalars[] = {w.amount, w.bias, w.threshold};
+  if (find_not_finite(values) || find_not_finite(scalars))
+    refuse_intervention("values", "finite numbers", "others");
+}
+
+inline void attach(State& state, const ModelConfig& config, Intervention w) {
+  check_intervention(config, w);
+  w.at = state.size();
+  w.prunes = static_cast<int64_t>(state.prunes.size());
+  if (w.end >= 0 && w.end <= w.at)
+    detail::refuse_intervention("positions", "some from " + std::to_string(w.at) + " on",
+                                std::to_string(w.begin) + ".." + std::to_string(w.end));
+  state.interventions.push_back(std::move(w));
+}
+
+inline void forget_interventions(State& state, int64_t size) {
+  std::erase_if(state.interventions, [&](const Intervention& w) {
+    return w.prunes == static_cast<int64_t>(state.prunes.size()) && w.at > size;
+  });
+}
+
+inline void check_shift_allowed(const State& state) {
+  for (const Intervention& w : state.interventions) {
+    if (w.end >= 0 ? w.end > state.size() : w.begin > state.size())
+      throw Error(ErrorKind::argument, "", "prune",
+                  "no shift while an intervention waits for positions",
+                  std::to_string(w.begin) + ".." + (w.end < 0 ? "" : std::to_string(w.end)));
+  }
+}
+
+}  // namespace stet

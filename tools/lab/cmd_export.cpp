@@ -1,0 +1,171 @@
+// stet export, stet import: a state's tensors out of its snapshot and, changed, back into one.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "stet/base/error.hpp"
+#include "stet/session/edit.hpp"
+#include "tools/command.hpp"
+#include "tools/lab/tensor_file.hpp"
+
+namespace stet::tool {
+namespace {
+
+struct ExportCommand {
+  std::string snapshot, tensors, output;
+  std::optional<std::string> parent;
+  ModelOptions model;
+  SaveFileOptions save;
+};
+
+Snapshot open_snapshot(const ExportCommand& o) {
+  const Snapshot snapshot = Snapshot::open(o.snapshot);
+  return snapshot.meta().form == SnapshotForm::delta
+             ? Snapshot::open_with_parents(o.snapshot, o.parent)
+             : snapshot;
+}
+
+std::string tensor_name(int64_t layer, bool key) {
+  return fmt::format("blocks.{}.{}", layer, key ? "k" : "v");
+}
+
+// Keys (as attention reads them: after norm and rotation) or values of a layer,
+// [positions][kv_heads][head_dim].
+std::vector<float> layer_of(const State& state, int64_t layer, bool key) {
+  const KvShape& shape = state.kv.shape();
+  std::vector<float> all;
+  all.reserve(static_cast<size_t>(state.size() * shape.kv_heads * shape.head_dim));
+  for (int64_t p = 0; p < state.size(); ++p) {
+    for (int64_t h = 0; h < shape.kv_heads; ++h) {
+      const std::vector<float> x =
+          key ? read_key(state, layer, h, p) : read_value(state, layer, h, p);
+      all.insert(all.end(), x.begin(), x.end());
+    }
+  }
+  return all;
+}
+
+std::vector<int32_t> visibility_of(const State& state) {
+  std::vector<int32_t> all;
+  for (int64_t p = 0; p < state.size(); ++p)
+    all.push_back(state.kv.visible(p / kBlockPositions) >> (p % kBlockPositions) & 1);
+  return all;
+}
+
+void run_export(ExportCommand& o) {
+  const Snapshot snapshot = open_snapshot(o);
+  const State state = snapshot.state();
+  const KvShape& shape = state.kv.shape();
+  const size_t logits = state.logits == nullptr ? 0 : state.logits->size();
+  std::vector<NamedShape> shapes = {{"tokens", DType::i32, {state.size()}},
+                                    {"visible", DType::i32, {state.size()}},
+                                    {"logits", DType::f32, {static_cast<int64_t>(logits)}}};
+  for (int64_t l = 0; l < shape.layers; ++l) {
+    for (const bool key : {true, false})
+      shapes.push_back({tensor_name(l, key),
+                        DType::f32,
+                        {state.size(), shape.kv_heads, shape.head_dim}});
+  }
+  const auto file = make_tensor_file(o.output, shapes,
+                                     {{"contract", state.origin.contract},
+                                      {"model", state.origin.model},
+                                      {"kv_type", kv_type_name(shape.type)},
+                                      {"id", snapshot.state_name()},
+                                      {"edits", std::to_string(state.edits.size())}});
+  const std::vector<int32_t> visible = visibility_of(state);
+  file->write(0, 0, std::as_bytes(std::span(state.tokens)));
+  file->write(1, 0, std::as_bytes(std::span(visible)));
+  if (logits > 0) file->write(2, 0, std::as_bytes(std::span(*state.logits)));
+  for (int64_t l = 0; l < shape.layers; ++l) {
+    for (const bool key : {true, false}) {
+      const std::vector<float> x = layer_of(state, l, key);
+      file->write(static_cast<size_t>(3 + 2 * l + (key ? 0 : 1)), 0, std::as_bytes(std::span(x)));
+    }
+  }
+  file->commit();
+  say("{} positions of {} layers in {}\n", state.size(), shape.layers, printable(o.output));
+}
+
+// Sets what differs from the state. Returns the number of vectors that did.
+size_t set_layer(State& state, const TensorSource& from, int64_t layer, bool key) {
+  const KvShape& shape = state.kv.shape();
+  const std::string name = tensor_name(layer, key);
+  if (from.tensors().find(name) == nullptr) return 0;
+  const LoadedTensor t = from.load(name);
+  const std::vector<int64_t> expected = {state.size(), shape.kv_heads, shape.head_dim};
+  if (t.shape != expected)
+    throw Error(ErrorKind::format, from.path(), name, shape_text(expected), shape_text(t.shape));
+  size_t changed = 0;
+  const auto n = static_cast<size_t>(shape.head_dim);
+  for (int64_t p = 0; p < state.size(); ++p) {
+    for (int64_t h = 0; h < shape.kv_heads; ++h) {
+      const std::span<const float> x =
+          std::span(t.values).subspan(static_cast<size_t>(p * shape.kv_heads + h) * n, n);
+      const std::vector<float> before =
+          key ? read_key(state, layer, h, p) : read_value(state, layer, h, p);
+      if (std::memcmp(before.data(), x.data(), n * sizeof(float)) == 0) continue;
+      try {
+        if (key)
+          set_key(state, layer, h, p, x);
+        else
+          set_value(state, layer, h, p, x);
+      } catch (const Error& e) {
+        throw Error(e.kind, from.path(), name + ": " + e.field, e.expected, e.found);
+      }
+      ++changed;
+    }
+  }
+  return changed;
+}
+
+void run_import(ExportCommand& o) {
+  check_writable(o.output);
+  const Snapshot snapshot = open_snapshot(o);
+  snapshot.check_not_needed(o.output);
+  State state = snapshot.state();
+  const TensorSource from(o.tensors);
+  if (const TensorView* tokens = from.tensors().find("tokens")) {
+    const auto ours = std::as_bytes(std::span(state.tokens));
+    if (!std::equal(ours.begin(), ours.end(), tokens->bytes.begin(), tokens->bytes.end()))
+      throw Error(ErrorKind::mismatch, o.tensors, "tokens", "those of " + o.snapshot, "others");
+  }
+  size_t changed = 0;
+  for (int64_t l = 0; l < state.kv.shape().layers; ++l)
+    changed += set_layer(state, from, l, true) + set_layer(state, from, l, false);
+  choose_checkpoint(o.model, snapshot);
+  o.save.write(state, snapshot, o.output, o.model.checkpoint);
+  say("{} keys and values were set, {} edits in {}\n", changed, state.edits.size(),
+      printable(o.output));
+}
+
+void add_common(CLI::App& sub, ExportCommand& o, const char* output) {
+  sub.add_option("snapshot", o.snapshot, "a snapshot")->required()->type_name("FILE");
+  sub.add_option("-o,--output", o.output, output)->required()->type_name("FILE")->check(named());
+  sub.add_option("--parent", o.parent, "the snapshot that a delta was made from")->type_name("FILE");
+}
+
+}  // namespace
+
+void add_export(CLI::App& app) {
+  const auto o = std::make_shared<ExportCommand>();
+  CLI::App* sub = app.add_subcommand(
+      "export", "Keys, values, tokens and logits of a state as tensors of natural shape.");
+  add_common(*sub, *o, "a .safetensors file, or DIR/ for .npy files");
+  sub->callback([o] { run_export(*o); });
+}
+
+void add_import(CLI::App& app) {
+  const auto o = std::make_shared<ExportCommand>();
+  CLI::App* sub = app.add_subcommand(
+      "import", "A state with keys and values of a file; what differs becomes edits, which verify names.");
+  add_common(*sub, *o, "the snapshot to write");
+  sub->add_option("tensors", o->tensors, "what `stet export` wrote, changed")
+      ->required()
+      ->type_name("SAFETENSORS");
+  o->save.add_to(*sub);
+  o->model.checkpoint.add_to(*sub);
+  sub->callback([o] { run_import(*o); });
+}
+
+}  // namespace stet::tool

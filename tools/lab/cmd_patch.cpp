@@ -1,0 +1,219 @@
+// stet patch: where in a model what makes a difference is kept. A prompt is run with activations of
+// another one put in, layer by layer and position by position (activation patching).
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "stet/base/error.hpp"
+#include "stet/chat/conversation.hpp"
+#include "tools/lab/lab.hpp"
+#include "tools/lab/picture.hpp"
+
+namespace stet::tool {
+namespace {
+
+struct PatchCommand {
+  ModelOptions model;
+  std::string clean, corrupt, clean_ids, corrupt_ids, answer, wrong, point = "hook_resid_pre", html;
+  std::string positions;
+  bool chat = false, json = false;
+};
+
+struct Sweep {
+  std::vector<int32_t> clean, corrupt;
+  int32_t answer = 0, wrong = 0;
+  Point point = Point::resid_pre;
+  std::vector<int64_t> positions;
+};
+
+std::vector<int32_t> ids_of(const std::string& text, const std::string& ids, const char* name,
+                            const std::shared_ptr<const Model>& model,
+                            const std::shared_ptr<const Tokenizer>& tokenizer,
+                            const PatchCommand& o) {
+  if (!ids.empty()) return parse_ids(ids, name);
+  if (tokenizer == nullptr) no_tokenizer(o.model.checkpoint.directory);
+  if (!o.chat) return tokenizer->encode(text);
+  const Conversation conversation(Session(model, o.model.session_options()), tokenizer);
+  Message user;
+  user.role = "user";
+  user.content = text;
+  return conversation.prepare({user}).ids;
+}
+
+// The one token that a text is, or a number.
+int32_t token_of(const std::string& text, const char* option, const Tokenizer* tokenizer) {
+  if (!text.empty() && text.find_first_not_of("0123456789") == std::string::npos &&
+      tokenizer == nullptr)
+    return static_cast<int32_t>(std::stoll(text));
+  if (tokenizer == nullptr) usage_error(option, "a token id: there is no tokenizer", text);
+  const std::vector<int32_t> ids = tokenizer->encode(text, Tokenizer::Bos::off);
+  if (ids.size() != 1)
+    usage_error(option, "a text of one token", fmt::format("{} tokens", ids.size()));
+  return ids[0];
+}
+
+std::vector<int64_t> positions_of(const std::string& text, int64_t count) {
+  std::vector<int64_t> all;
+  if (text.empty()) {
+    for (int64_t p = 0; p < count; ++p) all.push_back(p);
+    return all;
+  }
+  for (const int32_t p : parse_ids(text, "--positions")) {
+    if (p < 0 || p >= count)
+      usage_error("--positions", fmt::format("0..{}", count - 1), std::to_string(p));
+    all.push_back(p);
+  }
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  return all;
+}
+
+double score(std::span<const float> logits, const Sweep& s) {
+  return double{logits[static_cast<size_t>(s.answer)]} - logits[static_cast<size_t>(s.wrong)];
+}
+
+// The clean run's rows of the point, [layers][tokens][width].
+using Captured = std::vector<std::vector<float>>;
+Captured capture_clean(Session& session, const Sweep& s) {
+  const ModelConfig& c = session.model().config();
+  const int64_t layers = point_info(s.point).of_layer ? c.layers : 1;
+  Captured rows(static_cast<size_t>(layers));
+  Watch watch;
+  for (int64_t l = 0; l < layers; ++l) watch.points.push_back({s.point, l});
+  watch.sink = [&](const PointAt& at, int64_t, Rows r) {
+    for (size_t i = 0; i < r.count; ++i) {
+      std::vector<float>& to = rows[static_cast<size_t>(at.layer)];
+      to.insert(to.end(), r.row(i), r.row(i) + r.width);
+    }
+  };
+  session.append(s.clean, nullptr, nullptr, nullptr, &watch);
+  return rows;
+}
+
+// [layers][positions]: the score of each patched run. What comes before a position is computed once
+// and forked; all layers of a position share the passes over the weights.
+std::vector<std::vector<double>> sweep(Session& prefix, const Sweep& s, const Captured& clean) {
+  const auto width = static_cast<size_t>(point_width(prefix.model().config(), s.point, 0));
+  std::vector<std::vector<double>> scores(clean.size());
+  for (const int64_t p : s.positions) {
+    const std::span<const int32_t> ids(s.corrupt);
+    const int64_t done = prefix.size();
+    prefix.append(ids.subspan(static_cast<size_t>(done), static_cast<size_t>(p - done)));
+    std::vector<Session> runs;
+    std::vector<BatchEntry> batch;
+    for (size_t l = 0; l < clean.size(); ++l) {
+      Intervention w;
+      w.point = s.point;
+      if (point_info(s.point).of_layer) w.layers = {static_cast<int64_t>(l)};
+      w.begin = p, w.end = p + 1;
+      w.op = Intervention::Op::set;
+      const float* const row = clean[l].data() + static_cast<size_t>(p) * width;
+      w.values = std::make_shared<const std::vector<float>>(row, row + width);
+      runs.push_back(prefix.fork());
+      runs.back().attach(std::move(w));
+    }
+    for (Session& run : runs) batch.push_back({&run, ids.subspan(static_cast<size_t>(p))});
+    append(batch);
+    for (size_t l = 0; l < runs.size(); ++l) scores[l].push_back(score(runs[l].logits(), s));
+  }
+  return scores;
+}
+
+void run(PatchCommand& o) {
+  const auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
+  const auto model = o.model.load_model();
+  Sweep s;
+  s.clean = ids_of(o.clean, o.clean_ids, "--clean-ids", model, tokenizer, o);
+  s.corrupt = ids_of(o.corrupt, o.corrupt_ids, "--corrupt-ids", model, tokenizer, o);
+  if (s.clean.size() != s.corrupt.size() || s.clean.empty())
+    usage_error("--corrupt", fmt::format("as many tokens as --clean has, {}", s.clean.size()),
+                std::to_string(s.corrupt.size()));
+  s.answer = token_of(o.answer, "--answer", tokenizer.get());
+  s.wrong = token_of(o.wrong, "--wrong", tokenizer.get());
+  const auto point = parse_point(o.point);
+  if (!point || !has_point(model->config(), *point) || !point_info(*point).changes)
+    usage_error("--point", "a point that can be changed, without its layer", o.point);
+  s.point = *point;
+  s.positions = positions_of(o.positions, static_cast<int64_t>(s.clean.size()));
+  Session clean(model, o.model.session_options()), corrupt(model, o.model.session_options());
+  const Captured rows = capture_clean(clean, s);
+  corrupt.append(s.corrupt);
+  const double best = score(clean.logits(), s), worst = score(corrupt.logits(), s);
+  Session prefix(model, o.model.session_options());
+  const double start = seconds();
+  const auto scores = sweep(prefix, s, rows);
+  say("{} runs in {:.2f} s; logit difference {:.3f} clean, {:.3f} corrupt\n",
+      rows.size() * s.positions.size(), seconds() - start, best, worst);
+  HeatMap map{fmt::format("How much of the difference between \"{}\" and \"{}\" comes back",
+                          token_text(tokenizer.get(), s.answer),
+                          token_text(tokenizer.get(), s.wrong)),
+              "layer",
+              "position",
+              {},
+              {},
+              {},
+              {},
+              -1,
+              1};
+  for (const int64_t p : s.positions)
+    map.columns.push_back(token_text(tokenizer.get(), s.corrupt[static_cast<size_t>(p)]));
+  for (size_t l = 0; l < scores.size(); ++l) {
+    map.rows.push_back(std::to_string(l));
+    map.values.emplace_back();
+    for (const double x : scores[l])
+      map.values.back().push_back(best == worst ? 0 : (x - worst) / (best - worst));
+  }
+  if (!o.html.empty()) write_html(o.html, "stet patch: " + o.point, {map});
+  if (o.json) {
+    out(dump(Json{{"point", o.point},
+                  {"clean", best},
+                  {"corrupt", worst},
+                  {"positions", s.positions},
+                  {"tokens", map.columns},
+                  {"scores", scores},
+                  {"restored", map.values}}) +
+        "\n");
+    return;
+  }
+  out("layer");
+  for (const std::string& token : map.columns) out(fmt::format(" {:>6.6}", token));
+  out("\n");
+  for (size_t l = map.rows.size(); l-- > 0;) {
+    out(fmt::format("{:>5}", map.rows[l]));
+    for (const double x : map.values[l]) out(fmt::format(" {:6.2f}", x));
+    out("\n");
+  }
+}
+
+}  // namespace
+
+void add_patch(CLI::App& app) {
+  const auto o = std::make_shared<PatchCommand>();
+  CLI::App* sub = app.add_subcommand(
+      "patch", "Where a model keeps what makes a difference: activation patching, as a table.");
+  const auto text = [&](const char* name, std::string& to, const char* help, const char* type) {
+    return sub->add_option(name, to, help)->type_name(type)->group("Prompts");
+  };
+  text("--clean", o->clean, "the prompt whose activations are put in", "TEXT");
+  text("--corrupt", o->corrupt, "the prompt that they are put into, of as many tokens", "TEXT");
+  text("--clean-ids", o->clean_ids, "the same as token ids", "IDS");
+  text("--corrupt-ids", o->corrupt_ids, "the same as token ids", "IDS");
+  text("--answer", o->answer, "the token that is right after the clean prompt", "TEXT")->required();
+  text("--wrong", o->wrong, "the one after the corrupt prompt", "TEXT")->required();
+  sub->add_flag("--chat", o->chat, "prompts are messages of the user")->group("Prompts");
+  text("--point", o->point, "what is put in (default: hook_resid_pre)", "NAME");
+  text("--positions", o->positions, "where: 3,4,5 (default: all)", "LIST");
+  sub->add_option("--html", o->html, "a picture: one HTML file")
+      ->type_name("FILE")
+      ->check(named())
+      ->group("Output");
+  sub->add_flag("--json", o->json, "JSON for programs")->group("Output");
+  o->model.add_to(*sub);
+  sub->callback([o] {
+    if ((o->clean.empty() && o->clean_ids.empty()) || (o->corrupt.empty() && o->corrupt_ids.empty()))
+      throw CLI::RequiredError("--clean and --corrupt");
+    run(*o);
+  });
+}
+
+}  // namespace stet::tool

@@ -1,0 +1,186 @@
+#include "tools/lab/interventions.hpp"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "stet/base/error.hpp"
+#include "stet/base/json_reader.hpp"
+#include "tools/lab/tensor_file.hpp"
+
+namespace stet::tool {
+namespace {
+
+bool fits(std::string_view pattern, std::string_view text) {
+  if (pattern.empty()) return text.empty();
+  if (pattern[0] == '*')
+    return fits(pattern.substr(1), text) || (!text.empty() && fits(pattern, text.substr(1)));
+  return !text.empty() && pattern[0] == text[0] && fits(pattern.substr(1), text.substr(1));
+}
+
+std::vector<PointAt> all_points(const ModelConfig& c) {
+  std::vector<PointAt> all;
+  for (int64_t layer = 0; layer < c.layers; ++layer) {
+    for (int i = 0; i < kPoints; ++i) {
+      const auto p = static_cast<Point>(i);
+      if (has_point(c, p) && (point_info(p).of_layer || layer == 0)) all.push_back({p, layer});
+    }
+  }
+  return all;
+}
+
+// "values": numbers; or {"file", "tensor"} with "rows": [begin, end], relative to the file.
+std::vector<float> read_values(const JsonReader& json, const std::string& name,
+                               const std::string& path) {
+  if (const auto from = json.object(name)) {
+    const std::filesystem::path file = from->string("file");
+    const TensorSource source(
+        file.is_absolute() ? file.string()
+                           : (std::filesystem::path(path).parent_path() / file).string());
+    LoadedTensor t = source.load(from->string("tensor"));
+    if (!from->has("rows")) return t.values;
+    const auto rows = from->integers("rows", 0, kMaxPositions);
+    const int64_t count = t.shape.empty() ? 0 : t.shape[0];
+    if (rows.size() != 2 || rows[0] >= rows[1] || rows[1] > count)
+      from->fail("rows", fmt::format("[begin, end) within {} rows", count));
+    const auto width = static_cast<std::ptrdiff_t>(t.values.size()) / count;
+    return {t.values.begin() + rows[0] * width, t.values.begin() + rows[1] * width};
+  }
+  std::vector<float> values;
+  for (const double x : json.numbers(name)) values.push_back(static_cast<float>(x));
+  return values;
+}
+
+std::vector<float> mean_of(const std::vector<float>& rows, size_t width, const JsonReader& json) {
+  if (width == 0 || rows.size() % width != 0 || rows.empty())
+    json.fail("values", fmt::format("rows of {} numbers", width));
+  std::vector<float> mean(width);
+  const float share = 1.0f / static_cast<float>(rows.size() / width);
+  for (size_t i = 0; i < rows.size(); ++i) mean[i % width] += rows[i] * share;
+  return mean;
+}
+
+void read_operation(const JsonReader& json, const std::string& path, const ModelConfig& config,
+                    Intervention& w) {
+  using Op = Intervention::Op;
+  const std::string op = json.string("op");
+  const int64_t heads = point_heads(config, w.point);
+  const auto width = static_cast<size_t>(point_width(config, w.point, 0) /
+                                         (w.heads.empty() ? 1 : std::max<int64_t>(heads, 1)));
+  const auto values = [&] {
+    return std::make_shared<const std::vector<float>>(read_values(json, "values", path));
+  };
+  w.amount = static_cast<float>(json.number_or("amount", 1, -1e30, 1e30));
+  if (op == "set" || op == "replace") {
+    w.op = Op::set;
+    w.values = values();
+  } else if (op == "zero" || op == "mean") {
+    w.op = Op::set;
+    w.values = std::make_shared<const std::vector<float>>(
+        op == "zero" ? std::vector<float>(width)
+                     : mean_of(read_values(json, "values", path), width, json));
+  } else if (op == "add") {
+    w.op = Op::add;
+    w.values = values();
+  } else if (op == "scale") {
+    w.op = Op::scale;
+  } else if (op == "project_out") {
+    w.op = Op::project_out;
+    w.values = values();
+  } else if (op == "clamp") {
+    w.op = Op::clamp;
+    std::vector<float> both = read_values(json, "encoder", path);
+    const std::vector<float> decoder = read_values(json, "decoder", path);
+    both.insert(both.end(), decoder.begin(), decoder.end());
+    w.values = std::make_shared<const std::vector<float>>(std::move(both));
+    w.bias = static_cast<float>(json.number_or("bias", 0, -1e30, 1e30));
+    w.threshold = static_cast<float>(json.number_or("threshold", 0, -1e30, 1e30));
+  } else {
+    json.fail("op", "set, replace, zero, mean, add, scale, project_out or clamp");
+  }
+}
+
+Intervention read_one(const JsonReader& json, const std::string& path, const ModelConfig& config) {
+  Intervention w;
+  const std::string name = json.string("point");
+  if (const auto at = parse_point_at(name)) {
+    w.point = at->point;
+    if (point_info(at->point).of_layer) w.layers = {at->layer};
+  } else if (const auto point = parse_point(name)) {
+    w.point = *point;
+  } else {
+    json.fail("point", "the name of a point");
+  }
+  if (json.has("layers")) w.layers = json.integers("layers", 0, config.layers - 1);
+  if (json.has("heads")) w.heads = json.integers("heads", 0, config.heads - 1);
+  if (json.has("positions")) {
+    const auto positions = json.integers("positions", 0, kMaxPositions);
+    if (positions.size() != 2) json.fail("positions", "[begin, end]");
+    w.begin = positions[0];
+    w.end = positions[1];
+  } else {
+    w.begin = json.integer_or("from", 0, 0, kMaxPositions);
+  }
+  read_operation(json, path, config, w);
+  return w;
+}
+
+}  // namespace
+
+std::vector<Intervention> read_interventions(const std::string& path, const ModelConfig& config) {
+  const JsonReader json =
+      parse_json(R"({"interventions": )" + read_text_file(path, size_t{64} << 20) + "}", path);
+  std::vector<Intervention> all;
+  for (const JsonReader& entry : json.objects("interventions")) {
+    all.push_back(read_one(entry, path, config));
+    try {
+      check_intervention(config, all.back());
+    } catch (const Error& e) {
+      throw Error(ErrorKind::format, path, fmt::format("[{}]: {}", all.size() - 1, e.field),
+                  e.expected, e.found);
+    }
+  }
+  return all;
+}
+
+std::vector<PointAt> match_points(const std::string& patterns, const ModelConfig& config) {
+  std::vector<PointAt> found;
+  for (size_t at = 0; at <= patterns.size();) {
+    const size_t end = std::min(patterns.find(',', at), patterns.size());
+    const std::string pattern = patterns.substr(at, end - at);
+    at = end + 1;
+    const size_t before = found.size();
+    bool any = false;
+    for (const PointAt& p : all_points(config)) {
+      if (!fits(pattern, point_name(p))) continue;
+      any = true;
+      if (std::find(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(before), p) ==
+          found.begin() + static_cast<std::ptrdiff_t>(before))
+        found.push_back(p);
+    }
+    if (!any)
+      throw Error(ErrorKind::argument, "", "--points",
+                  "names of points of family " + config.family + " (docs/points.md)",
+                  printable(pattern));
+  }
+  return found;
+}
+
+void InterventionOption::add_to(CLI::App& app) {
+  app.add_option("--intervene", file, "changes of activations, as JSON (docs/lab.md)")
+      ->type_name("FILE")
+      ->group("Interventions");
+}
+
+void InterventionOption::attach_to(Session& session) const {
+  if (file.empty()) return;
+  for (Intervention& w : read_interventions(file, session.model().config())) {
+    try {
+      session.attach(std::move(w));
+    } catch (const Error& e) {
+      throw Error(e.kind, file, e.field, e.expected, e.found);
+    }
+  }
+}
+
+}  // namespace stet::tool
