@@ -1,5 +1,6 @@
-// Points of the forward pass: what is captured there is what the pass has there, whatever the chunks,
-// threads, instruction sets and batches; what is declared there changes it, and stays part of the state.
+// Points of the forward pass: what is captured there is what the pass has there, whatever the
+// chunks, threads, instruction sets and batches; what is declared there changes it, and stays part
+// of the state.
 #include <cmath>
 #include <map>
 
@@ -26,8 +27,8 @@ std::vector<PointAt> points_of(const ModelConfig& c) {
   return all;
 }
 
-// Rows, one position after the other; what has a column for each position is filled with what is not
-// seen: scores of -inf, weights of zero.
+// Rows, one position after the other; what has a column for each position is filled with what is
+// not seen: scores of -inf, weights of zero.
 Watch watch_into(const ModelConfig& c, const std::vector<PointAt>& points, Captured& to,
                  int64_t positions) {
   return {points, [&c, &to, positions](const PointAt& at, int64_t, Rows r) {
@@ -72,9 +73,10 @@ class OfFamily : public testing::TestWithParam<const char*> {
 
 TEST_P(OfFamily, PointsAreThoseOfTheReference) {
   std::map<std::string, std::vector<double>> expected;
-  const auto reference = ReferenceModel(directory).run(ids, [&](const std::string& point, size_t, auto& x) {
-    expected[point].insert(expected[point].end(), x.begin(), x.end());
-  });
+  const auto reference =
+      ReferenceModel(directory).run(ids, [&](const std::string& point, size_t, auto& x) {
+        expected[point].insert(expected[point].end(), x.begin(), x.end());
+      });
   Session s(m, options(2, STET_DEFAULT_ISA, 32));
   const Captured found = capture(s, ids);
   EXPECT_EQ(found.size(), expected.size());
@@ -155,9 +157,9 @@ class Points : public testing::TestWithParam<Subject> {
       Intervention w;
       w.point = p, w.op = op, w.heads = std::move(heads), w.begin = begin, w.end = end;
       if (point_info(p).of_layer) w.layers = {c.layers - 1};
-      const size_t n = static_cast<size_t>(point_width(c, p, 0) /
-                                           (w.heads.empty() ? 1 : point_heads(c, p))) *
-                       (op == Op::clamp ? 2 : 1);
+      const size_t n =
+          static_cast<size_t>(point_width(c, p, 0) / (w.heads.empty() ? 1 : point_heads(c, p))) *
+          (op == Op::clamp ? 2 : 1);
       std::vector<float> v(n);
       for (size_t i = 0; i < n; ++i) v[i] = 0.01f * static_cast<float>(i % 11) - 0.05f;
       w.amount = 1.25f;
@@ -206,10 +208,11 @@ TEST_P(Points, AddUp) {
     if (l > 0) {
       EXPECT_TRUE(same_bytes(all[point_name({Point::resid_post, l - 1})], at(Point::resid_pre)));
     }
-    const auto heads = static_cast<size_t>(c.heads), group = heads / static_cast<size_t>(c.kv_heads);
+    const auto heads = static_cast<size_t>(c.heads),
+               group = heads / static_cast<size_t>(c.kv_heads);
     const auto dim = static_cast<size_t>(c.head_dim), n = ids.size();
     const std::vector<float>&pattern = at(Point::pattern), &scores = at(Point::scores),
-    &z = at(Point::z), &v = at(Point::v);
+          &z = at(Point::z), &v = at(Point::v);
     for (size_t t = 0; t < n; ++t) {
       for (size_t h = 0; h < heads; ++h) {
         const float* const p = pattern.data() + (t * heads + h) * n;
@@ -225,13 +228,17 @@ TEST_P(Points, AddUp) {
         for (size_t d = 0; d < dim; ++d) {
           double sum_of_values = 0;
           for (size_t i = 0; i <= t; ++i)
-            sum_of_values += double{p[i]} * v[(i * static_cast<size_t>(c.kv_heads) + h / group) * dim + d];
+            sum_of_values +=
+                double{p[i]} * v[(i * static_cast<size_t>(c.kv_heads) + h / group) * dim + d];
           EXPECT_NEAR(z[(t * heads + h) * dim + d], sum_of_values, 1e-4);
         }
       }
       for (int64_t h = 0; h < c.kv_heads && c.family != "gpt2"; ++h) {
         const std::vector<float> k = read_key(s.state(), l, h, static_cast<int64_t>(t));
-        EXPECT_TRUE(same_bytes(k, std::span(at(Point::rot_k)).subspan((t * static_cast<size_t>(c.kv_heads) + static_cast<size_t>(h)) * dim, dim)));
+        EXPECT_TRUE(same_bytes(
+            k, std::span(at(Point::rot_k))
+                   .subspan((t * static_cast<size_t>(c.kv_heads) + static_cast<size_t>(h)) * dim,
+                            dim)));
       }
     }
   }
@@ -257,7 +264,8 @@ TEST_P(Points, AreTheSameHoweverTheyAreComputed) {
   }
   Session a = session(how()), b = session(how()), plain = session(how());
   Captured of_a;
-  const Watch watch = watch_into(m->config(), points_of(m->config()), of_a, static_cast<int64_t>(ids.size()));
+  const Watch watch =
+      watch_into(m->config(), points_of(m->config()), of_a, static_cast<int64_t>(ids.size()));
   b.attach(changes()[0]);
   const std::vector<BatchEntry> batch = {{&b, ids}, {&a, ids, &watch}};
   append(batch);
@@ -386,28 +394,31 @@ TEST_P(Points, WhatIsNotThereIsRefused) {
   refused([&](Intervention& w) { w.values = nullptr; });
   refused([&](Intervention& w) { w.amount = std::nanf(""); });
   refused([&](Intervention& w) {
-    w.values = std::make_shared<const std::vector<float>>(static_cast<size_t>(c.hidden_size), INFINITY);
+    w.values =
+        std::make_shared<const std::vector<float>>(static_cast<size_t>(c.hidden_size), INFINITY);
   });
   if (c.family == "gpt2") refused([&](Intervention& w) { w.point = Point::rot_q; });
   const Watch watch{{{Point::resid_pre, c.layers}}, [](const PointAt&, int64_t, Rows) {}};
-  EXPECT_NE(error_of([&] { s.append({&ids[0], 1}, nullptr, nullptr, nullptr, &watch); }).find("points[0]"),
+  EXPECT_NE(error_of([&] {
+              s.append({&ids[0], 1}, nullptr, nullptr, nullptr, &watch);
+            }).find("points[0]"),
             std::string::npos);
   EXPECT_EQ(s.size(), 20);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Models, Points,
-    testing::ValuesIn([] {
-      std::vector<Subject> some;
-      for (const Subject& s : subjects_and_contracts()) {
-        for (const char* name : {"gemma3-tiny", "llama31-tiny", "gpt2-tiny", "qwen3-tiny",
-                                 "llama31-tiny@q4", "gemma3-tiny-bf16@bf16", "llama2-tiny-f16@q8"}) {
-          if (s.name == name) some.push_back(s);
-        }
-      }
-      return some;
-    }()),
-    subject_name);
+INSTANTIATE_TEST_SUITE_P(Models, Points, testing::ValuesIn([] {
+                           std::vector<Subject> some;
+                           for (const Subject& s : subjects_and_contracts()) {
+                             for (const char* name :
+                                  {"gemma3-tiny", "llama31-tiny", "gpt2-tiny", "qwen3-tiny",
+                                   "llama31-tiny@q4", "gemma3-tiny-bf16@bf16",
+                                   "llama2-tiny-f16@q8"}) {
+                               if (s.name == name) some.push_back(s);
+                             }
+                           }
+                           return some;
+                         }()),
+                         subject_name);
 
 }  // namespace
 }  // namespace stet::test

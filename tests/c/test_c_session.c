@@ -376,14 +376,15 @@ static void points_are_seen_and_changed(void) {
   OK(stet_session_logits(steered, &same, &vocab, &error));
   CHECK(memcmp(same, logits, vocab * sizeof *same) == 0);
   change.point = "hook_nowhere";
-  FAILS_WITH(stet_session_attach(steered, &change, &error), STET_ERROR_ARGUMENT, "point");
+  FAILS_WITH(stet_session_attach(steered, &change, &error), STET_ERROR_ARGUMENT,
+             "found hook_nowhere");
   change.point = last_layer;
   change.value_count = 3;
-  FAILS_WITH(stet_session_attach(steered, &change, &error), STET_ERROR_ARGUMENT, "values");
+  FAILS_WITH(stet_session_attach(steered, &change, &error), STET_ERROR_ARGUMENT, "found 3");
   change.op = 9;
-  FAILS_WITH(stet_session_attach(steered, &change, &error), STET_ERROR_ARGUMENT, "op");
+  FAILS_WITH(stet_session_attach(steered, &change, &error), STET_ERROR_ARGUMENT, "found 9");
   FAILS_WITH(stet_session_lens(session, NULL, 1, &lens, &count, &error), STET_ERROR_ARGUMENT,
-             "residual");
+             "found NULL");
   stet_session_free(session);
   stet_session_free(steered);
 }

@@ -25,8 +25,7 @@ void list_points(const ModelConfig& c) {
     if (!has_point(c, p)) continue;
     const int64_t heads = point_heads(c, p);
     out(fmt::format("{}{}  [{}]{}\n", point_info(p).of_layer ? "blocks.N." : "", point_info(p).name,
-                    p == Point::scores || p == Point::pattern
-                        ? fmt::format("{}, positions", heads)
+                    p == Point::scores || p == Point::pattern ? fmt::format("{}, positions", heads)
                     : heads > 0 ? fmt::format("{}, {}", heads, c.head_dim)
                                 : std::to_string(point_width(c, p, 0)),
                     point_info(p).changes ? "" : "  to look at alone"));
@@ -37,8 +36,7 @@ void list_points(const ModelConfig& c) {
 class Capture {
  public:
   Capture(const std::string& path, const ModelConfig& c, const std::vector<PointAt>& points,
-          int64_t first, int64_t count,
-          const std::map<std::string, std::string>& metadata)
+          int64_t first, int64_t count, const std::map<std::string, std::string>& metadata)
       : config_(c), points_(points), first_(first), positions_(first + count) {
     std::vector<NamedShape> shapes;
     for (const PointAt& at : points) {

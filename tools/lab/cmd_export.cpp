@@ -63,9 +63,8 @@ void run_export(ExportCommand& o) {
                                     {"logits", DType::f32, {static_cast<int64_t>(logits)}}};
   for (int64_t l = 0; l < shape.layers; ++l) {
     for (const bool key : {true, false})
-      shapes.push_back({tensor_name(l, key),
-                        DType::f32,
-                        {state.size(), shape.kv_heads, shape.head_dim}});
+      shapes.push_back(
+          {tensor_name(l, key), DType::f32, {state.size(), shape.kv_heads, shape.head_dim}});
   }
   const auto file = make_tensor_file(o.output, shapes,
                                      {{"contract", state.origin.contract},
@@ -142,7 +141,8 @@ void run_import(ExportCommand& o) {
 void add_common(CLI::App& sub, ExportCommand& o, const char* output) {
   sub.add_option("snapshot", o.snapshot, "a snapshot")->required()->type_name("FILE");
   sub.add_option("-o,--output", o.output, output)->required()->type_name("FILE")->check(named());
-  sub.add_option("--parent", o.parent, "the snapshot that a delta was made from")->type_name("FILE");
+  sub.add_option("--parent", o.parent, "the snapshot that a delta was made from")
+      ->type_name("FILE");
 }
 
 }  // namespace
@@ -158,7 +158,8 @@ void add_export(CLI::App& app) {
 void add_import(CLI::App& app) {
   const auto o = std::make_shared<ExportCommand>();
   CLI::App* sub = app.add_subcommand(
-      "import", "A state with keys and values of a file; what differs becomes edits, which verify names.");
+      "import",
+      "A state with keys and values of a file; what differs becomes edits, which verify names.");
   add_common(*sub, *o, "the snapshot to write");
   sub->add_option("tensors", o->tensors, "what `stet export` wrote, changed")
       ->required()

@@ -1,5 +1,5 @@
-// stet measure: what a model thinks of each token, layer by layer; and how two states differ in what
-// comes next.
+// stet measure: what a model thinks of each token, layer by layer; and how two states differ in
+// what comes next.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -151,9 +151,8 @@ void print_map(const HeatMap& m) {
     out(fmt::format("{:>3} ", m.rows[r]));
     const size_t from = m.columns.size() > 12 ? m.columns.size() - 12 : 0;
     for (size_t c = from; c < m.columns.size(); ++c) {
-      out(m.labels.empty()
-              ? fmt::format(" {:9.3f}", m.values[r][c])
-              : fmt::format(" {:>6.6} {:2.0f}", m.labels[r][c], 99 * m.values[r][c]));
+      out(m.labels.empty() ? fmt::format(" {:9.3f}", m.values[r][c])
+                           : fmt::format(" {:>6.6} {:2.0f}", m.labels[r][c], 99 * m.values[r][c]));
     }
     out("\n");
   }
@@ -218,7 +217,8 @@ HeatMap measure_attribution(LabWork& work, const MeasureCommand& o, Json& j) {
               -1,
               1};
   double total = 0, most = 0;
-  j = {{"target", target}, {"logit", logits[static_cast<size_t>(target)]}, {"parts", Json::array()}};
+  j = {
+      {"target", target}, {"logit", logits[static_cast<size_t>(target)]}, {"parts", Json::array()}};
   for (size_t i = 0; i + 1 < points.size(); ++i) {
     double sum = 0;
     for (size_t k = 0; k < n; ++k) sum += direction[k] * parts[i][k];
@@ -246,8 +246,15 @@ std::vector<HeatMap> measure_attention(LabWork& work, const MeasureCommand& o) {
   const size_t before = static_cast<size_t>(work.session.size());
   for (const PointAt& at : watch.points) {
     for (size_t h = 0; h < heads; ++h)
-      maps.push_back({fmt::format("Layer {}, head {}: who looks where", at.layer, h), "position",
-                      "looks at", {}, {}, {}, {}, 0, 1});
+      maps.push_back({fmt::format("Layer {}, head {}: who looks where", at.layer, h),
+                      "position",
+                      "looks at",
+                      {},
+                      {},
+                      {},
+                      {},
+                      0,
+                      1});
   }
   std::vector<int32_t> all = work.session.tokens();
   all.insert(all.end(), work.ids.begin(), work.ids.end());
@@ -259,8 +266,8 @@ std::vector<HeatMap> measure_attention(LabWork& work, const MeasureCommand& o) {
       m.rows.push_back(fmt::format("{} {}", i, m.columns[i]));
   }
   watch.sink = [&](const PointAt& at, int64_t, Rows r) {
-    const auto i = static_cast<size_t>(
-        std::find(watch.points.begin(), watch.points.end(), at) - watch.points.begin());
+    const auto i = static_cast<size_t>(std::find(watch.points.begin(), watch.points.end(), at) -
+                                       watch.points.begin());
     const size_t width = r.width / heads;
     for (size_t row = 0; row < r.count; ++row) {
       for (size_t h = 0; h < heads; ++h) {
@@ -289,8 +296,7 @@ std::vector<HeatMap> measure_norms(LabWork& work) {
               {},
               0,
               0};
-    for (const int32_t id : state.tokens)
-      m.columns.push_back(token_text(work.tokenizer.get(), id));
+    for (const int32_t id : state.tokens) m.columns.push_back(token_text(work.tokenizer.get(), id));
     for (int64_t l = 0; l < shape.layers; ++l) {
       m.rows.push_back(std::to_string(l));
       std::vector<double> row;
@@ -338,8 +344,7 @@ Json measure_kl(LabWork& work, const MeasureCommand& o) {
 
 void run(MeasureCommand& o) {
   LabWork work = begin(o.lab);
-  if (work.ids.empty() && o.kl.empty() && !o.norms)
-    usage_error("measure", "a prompt", "none");
+  if (work.ids.empty() && o.kl.empty() && !o.norms) usage_error("measure", "a prompt", "none");
   if (o.layer >= work.session.model().config().layers)
     usage_error("--layer", fmt::format("0..{}", work.session.model().config().layers - 1),
                 std::to_string(o.layer));
@@ -386,20 +391,22 @@ void run(MeasureCommand& o) {
 
 void add_measure(CLI::App& app) {
   const auto o = std::make_shared<MeasureCommand>();
-  CLI::App* sub =
-      app.add_subcommand("measure", "What a model thinks of a text, token by token and layer by layer.");
+  CLI::App* sub = app.add_subcommand(
+      "measure", "What a model thinks of a text, token by token and layer by layer.");
   SourceOptions what;
   what.add(sub->add_flag("--tokens", o->tokens, "log-probability and entropy of each token"));
   what.add(sub->add_flag("--lens", o->logit_lens, "the head over each layer (logit lens)"));
   what.add(sub->add_option("--tuned-lens", o->lens,
                            "the same after maps of this file: lens.N.weight, lens.N.bias")
                ->type_name("FILE"));
-  what.add(sub->add_flag("--attribution", o->attribution,
-                         "what each layer adds to the logit of the likeliest token, or of --target"));
+  what.add(
+      sub->add_flag("--attribution", o->attribution,
+                    "what each layer adds to the logit of the likeliest token, or of --target"));
   what.add(sub->add_flag("--attention", o->attention, "attention patterns of all heads"));
   what.add(sub->add_flag("--norms", o->norms, "norms of keys and values"));
-  what.add(sub->add_option("--kl", o->kl, "how the next token's distribution differs from this state's")
-               ->type_name("SNAPSHOT"));
+  what.add(
+      sub->add_option("--kl", o->kl, "how the next token's distribution differs from this state's")
+          ->type_name("SNAPSHOT"));
   sub->add_option("--layer", o->layer, "of --attention: one layer (default: all)")
       ->type_name("N")
       ->check(integer(0, 1023));

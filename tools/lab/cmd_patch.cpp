@@ -144,17 +144,17 @@ void run(PatchCommand& o) {
   const auto scores = sweep(prefix, s, rows);
   say("{} runs in {:.2f} s; logit difference {:.3f} clean, {:.3f} corrupt\n",
       rows.size() * s.positions.size(), seconds() - start, best, worst);
-  HeatMap map{fmt::format("How much of the difference between \"{}\" and \"{}\" comes back",
-                          token_text(tokenizer.get(), s.answer),
-                          token_text(tokenizer.get(), s.wrong)),
-              "layer",
-              "position",
-              {},
-              {},
-              {},
-              {},
-              -1,
-              1};
+  HeatMap map{
+      fmt::format("How much of the difference between \"{}\" and \"{}\" comes back",
+                  token_text(tokenizer.get(), s.answer), token_text(tokenizer.get(), s.wrong)),
+      "layer",
+      "position",
+      {},
+      {},
+      {},
+      {},
+      -1,
+      1};
   for (const int64_t p : s.positions)
     map.columns.push_back(token_text(tokenizer.get(), s.corrupt[static_cast<size_t>(p)]));
   for (size_t l = 0; l < scores.size(); ++l) {
@@ -210,7 +210,8 @@ void add_patch(CLI::App& app) {
   sub->add_flag("--json", o->json, "JSON for programs")->group("Output");
   o->model.add_to(*sub);
   sub->callback([o] {
-    if ((o->clean.empty() && o->clean_ids.empty()) || (o->corrupt.empty() && o->corrupt_ids.empty()))
+    if ((o->clean.empty() && o->clean_ids.empty()) ||
+        (o->corrupt.empty() && o->corrupt_ids.empty()))
       throw CLI::RequiredError("--clean and --corrupt");
     run(*o);
   });

@@ -34,9 +34,9 @@ std::vector<float> read_values(const JsonReader& json, const std::string& name,
                                const std::string& path) {
   if (const auto from = json.object(name)) {
     const std::filesystem::path file = from->string("file");
-    const TensorSource source(
-        file.is_absolute() ? file.string()
-                           : (std::filesystem::path(path).parent_path() / file).string());
+    const TensorSource source(file.is_absolute()
+                                  ? file.string()
+                                  : (std::filesystem::path(path).parent_path() / file).string());
     LoadedTensor t = source.load(from->string("tensor"));
     if (!from->has("rows")) return t.values;
     const auto rows = from->integers("rows", 0, kMaxPositions);

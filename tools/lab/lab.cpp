@@ -30,8 +30,7 @@ LabWork begin(LabOptions& o) {
   }
   std::vector<int32_t> ids;
   if (o.prompt.given()) {
-    for (const Prompt& p :
-         o.prompt.read(o.model.source()->path(), tokenizer, session->size() == 0))
+    for (const Prompt& p : o.prompt.read(o.model.source()->path(), tokenizer, session->size() == 0))
       ids.insert(ids.end(), p.ids.begin(), p.ids.end());
   }
   o.interventions.attach_to(*session);

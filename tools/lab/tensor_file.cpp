@@ -76,9 +76,8 @@ class NpyFiles : public TensorFile {
       files_.push_back(std::make_unique<AtomicFile>(directory + t.name + ".npy"));
       std::string shape;
       for (const int64_t n : t.shape) shape += std::to_string(n) + ", ";
-      std::string header =
-          fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}",
-                      t.dtype == DType::i32 ? "<i4" : "<f4", shape);
+      std::string header = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}), }}",
+                                       t.dtype == DType::i32 ? "<i4" : "<f4", shape);
       header.resize((10 + header.size() + 1 + 63) / 64 * 64 - 10, ' ');
       header.back() = '\n';
       const auto length = static_cast<uint16_t>(header.size());

@@ -19,8 +19,8 @@ namespace detail {
 // Keys of one head of a block as float32, [head_dim][64].
 inline void widened_keys(const Queries& s, int64_t block, std::vector<float>& keys) {
   const KvShape& shape = s.span.kv->shape();
-  const std::byte* const k =
-      s.span.kv->unchecked_block(block) + shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head));
+  const std::byte* const k = s.span.kv->unchecked_block(block) +
+                             shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head));
   s.p.kernels->widen[static_cast<int>(shape.type)](k, keys.data(), s.a.head_dim * kPanel);
 }
 
@@ -69,10 +69,14 @@ inline void pattern_of(const Queries& s, size_t query, size_t positions, std::ve
     if (mask == 0) continue;
     widened_keys(s, b, keys);
     const AttendTile tile = {packed, 1, &mask, {&block_m, &block_l, o}};
-    k.attend[static_cast<int>(KvType::f32)](
-        {keys.data(), ones.data(), s.a.head_dim, kPanel, static_cast<float>(s.a.scale),
-         static_cast<float>(s.a.softcap), {}},
-        &tile, 1);
+    k.attend[static_cast<int>(KvType::f32)]({keys.data(),
+                                             ones.data(),
+                                             s.a.head_dim,
+                                             kPanel,
+                                             static_cast<float>(s.a.scale),
+                                             static_cast<float>(s.a.softcap),
+                                             {}},
+                                            &tile, 1);
     std::fill(part.begin(), part.end(), 0.0f);
     std::copy_n(o, kPanel, part.begin() + b * static_cast<int64_t>(kPanel));
     k.merge(sums, {&block_m, &block_l, part.data()}, width, 1);
@@ -89,8 +93,8 @@ inline void capture_attention(Team t, const Pass& p, const AttentionShape& a, Ro
   for (const Point point : {Point::scores, Point::pattern}) {
     if (!p.hooks->wants(point, layer)) continue;
     p.hooks->each_copy(point, layer, [&](size_t row, const Rows& to) {
-      const auto span = std::find_if(p.spans.begin(), p.spans.end(),
-                                     [&](const Span& s) { return s.row == row; });
+      const auto span =
+          std::find_if(p.spans.begin(), p.spans.end(), [&](const Span& s) { return s.row == row; });
       const size_t positions = to.width / a.heads, group = a.heads / a.kv_heads;
       t.each_range(to.count * a.heads, 1, [&](Range some) {
         std::vector<float> keys(a.head_dim * kPanel);

@@ -28,9 +28,9 @@ struct Intervention {
                   // column and, behind it, its decoder's
   };
   Point point = Point::resid_post;
-  std::vector<int64_t> layers;       // empty: all
-  std::vector<int64_t> heads;        // empty: all columns
-  int64_t begin = 0, end = -1;       // positions; -1: from `begin` on for ever
+  std::vector<int64_t> layers;  // empty: all
+  std::vector<int64_t> heads;   // empty: all columns
+  int64_t begin = 0, end = -1;  // positions; -1: from `begin` on for ever
   Op op = Op::add;
   float amount = 1, bias = 0, threshold = 0;  // the last two: of clamp
   // [width], or [positions][width] for `set`, where width is that of the point or of one head;

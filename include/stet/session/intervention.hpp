@@ -18,7 +18,8 @@ void check_intervention(const ModelConfig& config, const Intervention& w);
 void attach(State& state, const ModelConfig& config, Intervention w);
 // Those that were attached after position `size` are forgotten, as by a rewind.
 void forget_interventions(State& state, int64_t size);
-// Positions of a shift would no longer be those that were said: an argument Error where one goes on.
+// Positions of a shift would no longer be those that were said: an argument Error where one goes
+// on.
 void check_shift_allowed(const State& state);
 
 inline const char* intervention_op_name(Intervention::Op op) {
