@@ -1,11 +1,13 @@
 // stet equivalence: one generation, by every way that a state can take.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "stet/base/error.hpp"
 #include "stet/snapshot/verify.hpp"
 #include "tools/exchange.hpp"
+#include "tools/lab/against.hpp"
 
 namespace stet::tool {
 namespace {
@@ -15,6 +17,7 @@ struct EquivalenceCommand {
   PromptOptions prompt;
   SamplingOptions sampling;
   GenerateOptions generate{64, false};
+  std::string against;
   bool json = false;
 };
 
@@ -146,11 +149,26 @@ void print(const std::vector<Result>& results, const EquivalenceCommand& o) {
   out(fmt::format("{}\n", printable(results[0].reply.text, 400)));
 }
 
+// Another program's logits, by many ways.
+void compare_with(const EquivalenceCommand& o, const Prompts& prompts, const Model& model) {
+  std::vector<int32_t> ids;
+  for (const Prompt& p : prompts) ids.insert(ids.end(), p.ids.begin(), p.ids.end());
+  if (ids.size() < 4)
+    usage_error("--against", "a prompt of at least 4 tokens, as text or ids",
+                std::to_string(ids.size()));
+  const auto& windows = model.config().window;
+  const int64_t window = windows.empty() ? 0 : *std::max_element(windows.begin(), windows.end());
+  const size_t changed = run_against(o.against, ids, window, o.json);
+  finish_output();
+  if (changed > 0) throw ExitStatus{1};
+}
+
 void run_equivalence(EquivalenceCommand& o) {
   o.sampling.validate();
   const auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
   const Prompts prompts = o.prompt.read(o.model.source()->path(), tokenizer, true);
   const auto model = o.model.load_model();
+  if (!o.against.empty()) return compare_with(o, prompts, *model);
   const Folder folder;
   double start = seconds();
   Session session(model, o.model.session_options());
@@ -201,6 +219,9 @@ void add_equivalence(CLI::App& app) {
   sub->add_flag("--ignore-eos", o->generate.ignore_eos, "go on past stop tokens")
       ->group("Stopping");
   sub->add_flag("--json", o->json, "print JSON")->group("Output");
+  sub->add_option("--against", o->against,
+                  "ask this program instead, whatever it runs (docs/equivalence.md)")
+      ->type_name("CMD");
   o->model.add_to(*sub);
   sub->callback([o] {
     o->prompt.require();

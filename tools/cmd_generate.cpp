@@ -6,6 +6,7 @@
 
 #include "stet/base/error.hpp"
 #include "tools/exchange.hpp"
+#include "tools/lab/interventions.hpp"
 
 namespace stet::tool {
 namespace {
@@ -17,6 +18,7 @@ struct GenerateCommand {
   GenerateOptions generate;
   SaveFileOptions save_as;
   RestoreFileOptions restore;
+  InterventionOption interventions;
   std::string snapshot, save;
   bool json = false;
 
@@ -31,6 +33,7 @@ struct GenerateCommand {
         app, add_save_output(app, save, "keep the state in this file afterwards, for `stet resume`")
                  ->group("Output"));
     app.add_flag("--json", json, "one JSON object per reply")->group("Output");
+    interventions.add_to(app);
     add_raw_output(app);
   }
   // What is wrong is said before a long computation.
@@ -228,6 +231,7 @@ void process_prompts(Exchange& exchange, const Prompts& prompts, const GenerateC
 Exchange begin(Session session, const std::shared_ptr<const Tokenizer>& tokenizer,
                const Prompts& prompts, const GenerateCommand& o) {
   o.sampling.apply(session.generation(), session.model().config().vocab_size);
+  o.interventions.attach_to(session);
   o.sampling.tell_idle(session.generation());
   check(session, prompts);
   const Exchange::Kind kind = kind_of(o.prompt, session, tokenizer);

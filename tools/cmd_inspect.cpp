@@ -94,6 +94,22 @@ Json edits_json(const std::vector<KvEdit>& edits) {
   return list;
 }
 
+Json interventions_json(const std::vector<Intervention>& all) {
+  Json list = Json::array();
+  for (const Intervention& w : all) {
+    list.push_back({{"point", point_info(w.point).name},
+                    {"layers", w.layers},
+                    {"heads", w.heads},
+                    {"at", w.at},
+                    {"begin", w.begin},
+                    {"end", w.end < 0 ? Json(nullptr) : Json(w.end)},
+                    {"op", intervention_op_name(w.op)},
+                    {"amount", w.amount},
+                    {"values", w.values ? w.values->size() : 0}});
+  }
+  return list;
+}
+
 // The object, with the lists of a snapshot that may be long behind the rest, which take no memory
 // on their way out.
 void print_json(Json j, const Snapshot* s) {
@@ -207,6 +223,13 @@ Json elements_json(const Snapshot& s, const Present& present) {
           limit ? fmt::format(": not what the tokens give, from position {} on", limit->position)
                 : ""),
       0, "");
+  if (!m.interventions.empty()) {
+    std::string points;
+    for (const Intervention& w : m.interventions)
+      points += fmt::format("{}{} {}", points.empty() ? "" : ", ", intervention_op_name(w.op),
+                            point_info(w.point).name);
+    add("interventions", printable(points, 120), 0, "");
+  }
   if (size("WEIGHTS") > 0) add("checkpoint files", "by value", size("WEIGHTS"), "");
   return rows;
 }
@@ -267,6 +290,7 @@ Json describe(const Snapshot& s, const Present& present) {
   }
   j["prunes"] = first_prunes_json(s.meta().prunes);
   j["edits"] = edits_json(s.meta().edits);
+  j["interventions"] = interventions_json(s.meta().interventions);
   const auto limit = limit_of(s);
   j["replayable"] = !limit;
   j["replay_limit"] =

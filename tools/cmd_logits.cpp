@@ -7,6 +7,7 @@
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/safetensors.hpp"
 #include "tools/command.hpp"
+#include "tools/lab/interventions.hpp"
 
 namespace stet::tool {
 namespace {
@@ -14,6 +15,7 @@ namespace {
 struct LogitsCommand {
   ModelOptions model;
   PromptOptions prompt;
+  InterventionOption interventions;
   bool hidden = false, digest = false, nll = false;
   std::string output;
 };
@@ -115,6 +117,7 @@ void run(LogitsCommand& o) {
     usage_error("--nll", "two tokens or more", std::to_string(ids.size()));
   const auto model = o.model.load_model();
   Session session(model, o.model.session_options());
+  o.interventions.attach_to(session);
   Output output(o, session, ids);
   HiddenSink hidden;
   if (o.hidden) hidden = [&](size_t index, int64_t, Rows rows) { output.hidden(index, rows); };
@@ -152,6 +155,7 @@ void add_logits(CLI::App& app) {
       ->group("Output");
   sub->add_flag("--nll", o->nll, "print the mean negative log-likelihood of the tokens")
       ->group("Output");
+  o->interventions.add_to(*sub);
   o->model.add_to(*sub);
   sub->callback([o] {
     o->prompt.require();

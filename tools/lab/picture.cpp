@@ -14,13 +14,13 @@ constexpr const char* kPage = R"(<!doctype html>
 <title></title><style>
 :root { color-scheme: light dark; --back: #fff; --text: #1b1f24; --line: #d5dae0; }
 @media (prefers-color-scheme: dark) { :root { --back: #14171b; --text: #e4e8ec; --line: #333a42; } }
-body { background: var(--back); color: var(--text); font: 14px/1.4 system-ui, sans-serif; margin: 24px; }
+body { background: var(--back); color: var(--text); font: 14px/1.4 system-ui, sans-serif; margin: 24px 24px 60px; }
 h1 { font-size: 20px; } h2 { font-size: 15px; margin: 28px 0 6px; font-weight: 600; }
 .scroll { overflow: auto; max-height: 85vh; border: 1px solid var(--line); }
 table { border-collapse: collapse; font: calc(11px * var(--zoom, 1))/1 ui-monospace, monospace; }
 th { position: sticky; left: 0; background: var(--back); font-weight: 400; text-align: right; padding: 2px 6px; white-space: pre; z-index: 1; }
-thead th { top: 0; text-align: center; max-width: 90px; overflow: hidden; text-overflow: ellipsis; }
-td { min-width: calc(13px * var(--zoom, 1)); height: calc(13px * var(--zoom, 1)); padding: 1px 3px; text-align: center; white-space: pre; max-width: 90px; overflow: hidden; }
+thead th { top: 0; text-align: center; max-width: 56px; overflow: hidden; text-overflow: ellipsis; }
+td { min-width: calc(13px * var(--zoom, 1)); height: calc(13px * var(--zoom, 1)); padding: 1px 3px; text-align: center; white-space: pre; max-width: 56px; overflow: hidden; }
 td:hover { outline: 2px solid var(--text); }
 #tell { position: fixed; bottom: 0; left: 0; right: 0; background: var(--back); border-top: 1px solid var(--line); padding: 6px 24px; font-family: ui-monospace, monospace; min-height: 20px; }
 .legend { display: inline-block; width: 160px; height: 10px; vertical-align: middle; margin: 0 6px; }
@@ -51,7 +51,7 @@ for (const m of data.maps) {
   m.values.forEach((row, r) => {
     const tr = make("tr"); tr.append(make("th", m.rows[r]));
     row.forEach((v, c) => {
-      const td = make("td", m.labels.length ? m.labels[r][c] : ""); td.style.background = colour(v, m.low, m.high);
+      const td = make("td", m.labels.length ? m.labels[r][c] : ""); td.style.background = colour(v, m.low, m.high); if (v > 0.6 * m.high) td.style.color = "#fff";
       td.onmouseenter = () => tell.textContent = `${m.rows_name} ${m.rows[r]}, ${m.columns_name} ${c} ${m.columns[c]}: ${v === null ? "nothing" : v.toPrecision(6)}${m.labels.length ? " " + m.labels[r][c] : ""}`;
       tr.append(td);
     });

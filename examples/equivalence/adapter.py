@@ -1,0 +1,16 @@
+"""What adapters for `stet equivalence --against` share: a question a line in, an answer a line out (docs/equivalence.md)."""
+import json
+import sys
+
+
+def serve(whole):
+    """`whole(ids, cuts, question)` returns logits after the last token, or None where it cannot do what the question asks."""
+    for line in sys.stdin:
+        question = json.loads(line)
+        logits = whole(question["ids"], question["cuts"], question)
+        print(json.dumps({"unsupported": True} if logits is None else {"logits": [float(x) for x in logits]}), flush=True)
+
+
+def pieces(ids, cuts):
+    ends = list(cuts) + [len(ids)]
+    return [ids[begin:end] for begin, end in zip([0] + ends[:-1], ends)]
