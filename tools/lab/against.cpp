@@ -114,7 +114,8 @@ std::vector<AgainstCase> cases_of(const std::vector<int32_t>& ids, int64_t windo
 
 std::vector<float> logits_of(const Asked& asked, const Json& answer) {
   if (!answer.contains("logits") || !answer["logits"].is_array() || answer["logits"].empty())
-    asked.fail("\"logits\": an array of numbers, or \"unsupported\": true", dump(answer).substr(0, 100));
+    asked.fail("\"logits\": an array of numbers, or \"unsupported\": true",
+               dump(answer).substr(0, 100));
   std::vector<float> logits;
   for (const Json& x : answer["logits"]) {
     if (!x.is_number()) asked.fail("numbers as logits", printable(dump(x), 40));
@@ -131,7 +132,9 @@ size_t run_against(const std::string& command, const std::vector<int32_t>& ids, 
   std::optional<std::vector<float>> first;
   Json rows = Json::array();
   size_t changed = 0;
-  if (!json) out(fmt::format("{:<44}  {:<9}  {:<12}  {}\n", "way", "bits", "greedy token", "largest difference"));
+  if (!json)
+    out(fmt::format("{:<44}  {:<9}  {:<12}  {}\n", "way", "bits", "greedy token",
+                    "largest difference"));
   for (const AgainstCase& c : cases_of(ids, window)) {
     const Json answer = asked.ask(c.question);
     if (answer.value("unsupported", false)) {
@@ -143,8 +146,7 @@ size_t run_against(const std::string& command, const std::vector<int32_t>& ids, 
     if (!first) first = logits;
     if (logits.size() != first->size())
       asked.fail(fmt::format("{} logits", first->size()), std::to_string(logits.size()));
-    const bool same =
-        std::memcmp(logits.data(), first->data(), logits.size() * sizeof(float)) == 0;
+    const bool same = std::memcmp(logits.data(), first->data(), logits.size() * sizeof(float)) == 0;
     double worst = 0;
     for (size_t i = 0; i < logits.size(); ++i)
       worst = std::max(worst, std::abs(double{logits[i]} - (*first)[i]));
@@ -153,7 +155,8 @@ size_t run_against(const std::string& command, const std::vector<int32_t>& ids, 
     };
     const bool token = best(logits) == best(*first);
     changed += same ? 0 : 1;
-    rows.push_back({{"way", c.name}, {"same_bits", same}, {"same_token", token}, {"difference", worst}});
+    rows.push_back(
+        {{"way", c.name}, {"same_bits", same}, {"same_token", token}, {"difference", worst}});
     if (!json)
       out(fmt::format("{:<44}  {:<9}  {:<12}  {:.3g}\n", c.name, same ? "same" : "DIFFERENT",
                       token ? "same" : "DIFFERENT", worst));

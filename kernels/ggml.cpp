@@ -1,0 +1,217 @@
+#include "stet/kernels/ggml.hpp"
+
+#include <cstring>
+
+#include "stet/kernels/numbers.hpp"
+
+namespace stet {
+namespace {
+
+constexpr size_t kSuper = 256;  // elements of a block of the K types
+
+float half_at(const uint8_t* p) {
+  uint16_t bits;
+  std::memcpy(&bits, p, sizeof bits);
+  float x;
+  read_elements(KvType::f16, reinterpret_cast<const std::byte*>(&bits), 1, {&x, 1});
+  return x;
+}
+
+void f32(const uint8_t* b, float* y) { std::memcpy(y, b, sizeof *y); }
+void f16(const uint8_t* b, float* y) { *y = half_at(b); }
+void bf16(const uint8_t* b, float* y) {
+  const uint32_t bits = static_cast<uint32_t>(b[0]) << 16 | static_cast<uint32_t>(b[1]) << 24;
+  std::memcpy(y, &bits, sizeof *y);
+}
+
+void q4_0(const uint8_t* b, float* y) {
+  const float d = half_at(b);
+  for (int i = 0; i < 16; ++i) {
+    y[i] = static_cast<float>((b[2 + i] & 15) - 8) * d;
+    y[i + 16] = static_cast<float>((b[2 + i] >> 4) - 8) * d;
+  }
+}
+
+void q4_1(const uint8_t* b, float* y) {
+  const float d = half_at(b), m = half_at(b + 2);
+  for (int i = 0; i < 16; ++i) {
+    y[i] = static_cast<float>(b[4 + i] & 15) * d + m;
+    y[i + 16] = static_cast<float>(b[4 + i] >> 4) * d + m;
+  }
+}
+
+// The fifth bits of a block of 32.
+int fifth(const uint8_t* high, int i) { return (high[i / 8] >> (i % 8) & 1) << 4; }
+
+void q5_0(const uint8_t* b, float* y) {
+  const float d = half_at(b);
+  for (int i = 0; i < 16; ++i) {
+    y[i] = static_cast<float>(((b[6 + i] & 15) | fifth(b + 2, i)) - 16) * d;
+    y[i + 16] = static_cast<float>(((b[6 + i] >> 4) | fifth(b + 2, i + 16)) - 16) * d;
+  }
+}
+
+void q5_1(const uint8_t* b, float* y) {
+  const float d = half_at(b), m = half_at(b + 2);
+  for (int i = 0; i < 16; ++i) {
+    y[i] = static_cast<float>((b[8 + i] & 15) | fifth(b + 4, i)) * d + m;
+    y[i + 16] = static_cast<float>((b[8 + i] >> 4) | fifth(b + 4, i + 16)) * d + m;
+  }
+}
+
+void q8_0(const uint8_t* b, float* y) {
+  const float d = half_at(b);
+  for (int i = 0; i < 32; ++i) y[i] = static_cast<float>(static_cast<int8_t>(b[2 + i])) * d;
+}
+
+void q2_k(const uint8_t* b, float* y) {
+  const uint8_t *scales = b, *q = b + 16;
+  const float d = half_at(b + 80), least = half_at(b + 82);
+  for (int half = 0; half < 2; ++half, q += 32) {
+    for (int shift = 0; shift < 8; shift += 2) {
+      for (int part = 0; part < 32; part += 16, ++scales) {
+        const float scale = d * static_cast<float>(*scales & 15),
+                    minimum = least * static_cast<float>(*scales >> 4);
+        for (int i = 0; i < 16; ++i)
+          *y++ = scale * static_cast<float>(q[part + i] >> shift & 3) - minimum;
+      }
+    }
+  }
+}
+
+// The scale of sub-block i, of 6 bits each in 12 bytes.
+int scale_q3(const uint8_t* s, int i) {
+  const int low = i < 8 ? s[i] & 15 : s[i - 8] >> 4;
+  const int high = s[8 + i % 4] >> (2 * (i / 4)) & 3;
+  return (low | high << 4) - 32;
+}
+
+void q3_k(const uint8_t* b, float* y) {
+  const uint8_t *mask = b, *q = b + 32, *scales = b + 96;
+  const float d = half_at(b + 108);
+  int sub = 0, bit = 0;
+  for (int half = 0; half < 2; ++half, q += 32) {
+    for (int shift = 0; shift < 8; shift += 2, ++bit) {
+      for (int part = 0; part < 32; part += 16, ++sub) {
+        const float scale = d * static_cast<float>(scale_q3(scales, sub));
+        for (int i = 0; i < 16; ++i) {
+          const int high = mask[part + i] >> bit & 1;
+          *y++ = scale * static_cast<float>((q[part + i] >> shift & 3) - (high != 0 ? 0 : 4));
+        }
+      }
+    }
+  }
+}
+
+// Scale and minimum of sub-block i of Q4_K and Q5_K, of 6 bits each in 12 bytes.
+struct ScaleMinimum {
+  float scale, minimum;
+};
+ScaleMinimum scale_k(const uint8_t* s, int i, float d, float least) {
+  const int scale = i < 4 ? s[i] & 63 : (s[i + 4] & 15) | (s[i - 4] >> 6) << 4;
+  const int minimum = i < 4 ? s[i + 4] & 63 : s[i + 4] >> 4 | (s[i] >> 6) << 4;
+  return {d * static_cast<float>(scale), least * static_cast<float>(minimum)};
+}
+
+void q4_k(const uint8_t* b, float* y) {
+  const float d = half_at(b), least = half_at(b + 2);
+  const uint8_t* q = b + 16;
+  for (int sub = 0; sub < 8; sub += 2, q += 32) {
+    const ScaleMinimum low = scale_k(b + 4, sub, d, least),
+                       high = scale_k(b + 4, sub + 1, d, least);
+    for (int i = 0; i < 32; ++i) *y++ = low.scale * static_cast<float>(q[i] & 15) - low.minimum;
+    for (int i = 0; i < 32; ++i) *y++ = high.scale * static_cast<float>(q[i] >> 4) - high.minimum;
+  }
+}
+
+void q5_k(const uint8_t* b, float* y) {
+  const float d = half_at(b), least = half_at(b + 2);
+  const uint8_t *high = b + 16, *q = b + 48;
+  for (int sub = 0; sub < 8; ++sub) {
+    const ScaleMinimum s = scale_k(b + 4, sub, d, least);
+    for (int i = 0; i < 32; ++i) {
+      const int low = sub % 2 == 0 ? q[i] & 15 : q[i] >> 4;
+      *y++ = s.scale * static_cast<float>(low + ((high[i] >> sub & 1) << 4)) - s.minimum;
+    }
+    if (sub % 2 == 1) q += 32;
+  }
+}
+
+void q6_k(const uint8_t* b, float* y) {
+  const uint8_t *low = b, *high = b + 128;
+  const auto* scales = reinterpret_cast<const int8_t*>(b + 192);
+  const float d = half_at(b + 208);
+  for (int half = 0; half < 2; ++half, low += 64, high += 32, scales += 8, y += 128) {
+    for (int part = 0; part < 4; ++part) {
+      for (int i = 0; i < 32; ++i) {
+        const uint8_t byte = low[part % 2 * 32 + i];
+        const int q = (part < 2 ? byte & 15 : byte >> 4) | (high[i] >> (2 * part) & 3) << 4;
+        y[32 * part + i] =
+            d * static_cast<float>(scales[2 * part + i / 16]) * static_cast<float>(q - 32);
+      }
+    }
+  }
+}
+
+constexpr int kNonLinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                1,    13,   25,  38,  53,  69,  89,  113};
+
+void iq4_nl(const uint8_t* b, float* y) {
+  const float d = half_at(b);
+  for (int i = 0; i < 16; ++i) {
+    y[i] = d * static_cast<float>(kNonLinear[b[2 + i] & 15]);
+    y[i + 16] = d * static_cast<float>(kNonLinear[b[2 + i] >> 4]);
+  }
+}
+
+void iq4_xs(const uint8_t* b, float* y) {
+  const float d = half_at(b);
+  const int high = b[2] | b[3] << 8;
+  const uint8_t *low = b + 4, *q = b + 8;
+  for (int sub = 0; sub < 8; ++sub, q += 16, y += 32) {
+    const int scale = (low[sub / 2] >> (4 * (sub % 2)) & 15) | (high >> (2 * sub) & 3) << 4;
+    const float s = d * static_cast<float>(scale - 32);
+    for (int i = 0; i < 16; ++i) {
+      y[i] = s * static_cast<float>(kNonLinear[q[i] & 15]);
+      y[i + 16] = s * static_cast<float>(kNonLinear[q[i] >> 4]);
+    }
+  }
+}
+
+struct Entry {
+  uint32_t type;
+  GgmlType stored;
+  void (*dequantize)(const uint8_t*, float*);
+};
+constexpr Entry kTypes[] = {
+    {0, {"F32", 1, 4}, f32},           {1, {"F16", 1, 2}, f16},
+    {2, {"Q4_0", 32, 18}, q4_0},       {3, {"Q4_1", 32, 20}, q4_1},
+    {6, {"Q5_0", 32, 22}, q5_0},       {7, {"Q5_1", 32, 24}, q5_1},
+    {8, {"Q8_0", 32, 34}, q8_0},       {10, {"Q2_K", kSuper, 84}, q2_k},
+    {11, {"Q3_K", kSuper, 110}, q3_k}, {12, {"Q4_K", kSuper, 144}, q4_k},
+    {13, {"Q5_K", kSuper, 176}, q5_k}, {14, {"Q6_K", kSuper, 210}, q6_k},
+    {20, {"IQ4_NL", 32, 18}, iq4_nl},  {23, {"IQ4_XS", kSuper, 136}, iq4_xs},
+    {30, {"BF16", 1, 2}, bf16}};
+
+const Entry* entry_of(uint32_t type) {
+  for (const Entry& e : kTypes) {
+    if (e.type == type) return &e;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::optional<GgmlType> ggml_type(uint32_t type) {
+  const Entry* const e = entry_of(type);
+  return e == nullptr ? std::nullopt : std::optional(e->stored);
+}
+
+void dequantize_ggml(uint32_t type, const void* from, size_t blocks, float* to) {
+  const Entry& e = *entry_of(type);
+  const auto* bytes = static_cast<const uint8_t*>(from);
+  for (size_t i = 0; i < blocks; ++i)
+    e.dequantize(bytes + i * e.stored.bytes, to + i * e.stored.elements);
+}
+
+}  // namespace stet
