@@ -12,9 +12,7 @@ constexpr size_t kSuper = 256;  // elements of a block of the K types
 float half_at(const uint8_t* p) {
   uint16_t bits;
   std::memcpy(&bits, p, sizeof bits);
-  float x;
-  read_elements(KvType::f16, reinterpret_cast<const std::byte*>(&bits), 1, {&x, 1});
-  return x;
+  return widen_f16(bits);
 }
 
 void f32(const uint8_t* b, float* y) { std::memcpy(y, b, sizeof *y); }

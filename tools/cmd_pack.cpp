@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "stet/base/error.hpp"
+#include "stet/checkpoint/gguf.hpp"
 #include "stet/checkpoint/packed.hpp"
 #include "stet/checkpoint/safetensors.hpp"
 #include "tools/command.hpp"
@@ -22,7 +23,7 @@ void run(const PackCommand& o) {
                             : o.to == "q4" ? Contract::q4
                                            : Contract::f32;
   const double start = seconds();
-  const auto source = directory_source(o.checkpoint.directory);
+  const auto source = checkpoint_source(o.checkpoint.directory);
   pack_checkpoint(*source, contract, o.directory, o.threads);
   const auto size =
       static_cast<double>(std::filesystem::file_size(o.directory + "/" + kPackedName));

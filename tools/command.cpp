@@ -13,6 +13,7 @@
 #include <iostream>
 
 #include "stet/base/error.hpp"
+#include "stet/checkpoint/gguf.hpp"
 #include "stet/checkpoint/safetensors.hpp"
 #include "stet/files/file.hpp"
 #include "stet/kernels/kernels.hpp"
@@ -177,7 +178,7 @@ SessionOptions ModelOptions::session_options() const {
 
 std::shared_ptr<const FileSource> ModelOptions::source() const {
   if (weights != nullptr) return in_memory ? stet::in_memory(weights) : weights;
-  return directory_source(checkpoint.directory, !in_memory);
+  return checkpoint_source(checkpoint.directory, !in_memory);
 }
 
 // Of weights; a snapshot's are checked when it is restored.
@@ -210,13 +211,12 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
 }
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& directory) {
-  const std::filesystem::path dir = directory;
-  if (!is_there(dir / "tokenizer.json") && !is_there(dir / "tokenizer.model")) {
-    read_text_file((dir / "config.json").string(),
-                   kConfigLimit);  // fails where this is no checkpoint at all
+  const auto source = checkpoint_source(directory);
+  if (!source->has("tokenizer.json") && !source->has("tokenizer.model")) {
+    source->read("config.json", kConfigLimit);  // fails where this is no checkpoint at all
     return nullptr;
   }
-  return load_tokenizer(*directory_source(directory));
+  return load_tokenizer(*source);
 }
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const FileSource& source) {
@@ -400,7 +400,7 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like,
                                     const CheckpointOption& checkpoint) const {
   std::unique_ptr<Snapshot> parent;
   SaveOptions o = options(parent);
-  const auto source = directory_source(checkpoint.directory);
+  const auto source = checkpoint_source(checkpoint.directory);
   if (with_weights) {
     // Only the checkpoint that the state was made with may come along.
     const Contract contract = parse_contract(like.meta().contract).value_or(Contract::f32);

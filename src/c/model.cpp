@@ -1,5 +1,6 @@
 // Models in the C interface.
 #include "src/c/internal.hpp"
+#include "stet/checkpoint/gguf.hpp"
 #include "stet/checkpoint/packed.hpp"
 
 namespace stet::c {
@@ -26,8 +27,8 @@ stet_status stet_model_load(const char* directory, const stet_model_options* opt
     stet_model*& to = output(model, "model");
     const stet_model_options o = model_options(options);
     const bool map = (o.flags & STET_MODEL_IN_MEMORY) == 0;
-    to =
-        new stet_model{load_model(stet::directory_source(cstring(directory, "directory"), map), o)};
+    to = new stet_model{
+        load_model(stet::checkpoint_source(cstring(directory, "directory"), map), o)};
   });
 }
 
@@ -87,7 +88,7 @@ stet_status stet_model_fingerprint(const stet_model* model, size_t index, const 
 stet_status stet_model_pack(const char* directory, const char* output_directory, int32_t contract,
                             int32_t threads, stet_error** error) {
   return guarded(error, [&] {
-    const auto source = stet::directory_source(cstring(directory, "directory"));
+    const auto source = stet::checkpoint_source(cstring(directory, "directory"));
     stet::pack_checkpoint(*source, contract_of(contract).value_or(stet::Contract::f32),
                           cstring(output_directory, "output"), threads_of(threads));
   });
@@ -97,7 +98,7 @@ stet_status stet_model_check_packed(const char* directory, int32_t threads, uint
                                     stet_error** error) {
   return guarded(error, [&] {
     uint64_t& to = output(bytes, "bytes");
-    const auto source = stet::directory_source(cstring(directory, "directory"));
+    const auto source = stet::checkpoint_source(cstring(directory, "directory"));
     to = stet::check_packed(*source, threads_of(threads));
   });
 }

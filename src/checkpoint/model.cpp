@@ -1,5 +1,6 @@
 // Models out of checkpoints.
 #include "stet/model/model.hpp"
+#include "stet/checkpoint/gguf.hpp"
 
 #include <algorithm>
 #include <new>
@@ -44,7 +45,7 @@ bool Model::weights_held_since(uint64_t version) const {
 }
 
 std::shared_ptr<const Model> Model::load(const std::string& directory, int threads) {
-  return load(directory_source(directory), threads);
+  return load(checkpoint_source(directory), threads);
 }
 
 namespace {

@@ -1,6 +1,7 @@
 // The Tokenizer: files, tokenizer_config.json, added tokens, what is put around a text.
 #include "stet/text/tokenizer.hpp"
 #include "stet/base/limits.hpp"
+#include "stet/checkpoint/gguf.hpp"
 
 #include <fmt/format.h>
 #include <xxhash.h>
@@ -288,7 +289,7 @@ const std::string* find_file(const Tokenizer::Files& files, std::string_view nam
 }  // namespace
 
 std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& directory) {
-  return load(*directory_source(directory));
+  return load(*checkpoint_source(directory));
 }
 
 std::shared_ptr<const Tokenizer> Tokenizer::load(const FileSource& source) {

@@ -1,0 +1,236 @@
+"""Writes a checkpoint directory as GGUF, as llama.cpp's converter does: for tests. Types: F32, F16, BF16, Q8_0, Q4_0."""
+import json
+import os
+import struct
+
+import numpy as np
+
+TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30}
+KINDS = {"u32": 4, "f32": 6, "bool": 7, "text": 8}
+
+
+def read_safetensors(path):
+    with open(path, "rb") as file:
+        raw = file.read()
+    length = struct.unpack("<Q", raw[:8])[0]
+    tensors = {}
+    for name, t in json.loads(raw[8 : 8 + length]).items():
+        if name == "__metadata__":
+            continue
+        begin, end = (8 + length + x for x in t["data_offsets"])
+        data = raw[begin:end]
+        if t["dtype"] == "BF16":
+            values = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+        else:
+            values = np.frombuffer(data, np.float16 if t["dtype"] == "F16" else np.float32).astype(np.float32)
+        tensors[name] = values.reshape(t["shape"])
+    return tensors
+
+
+def encode(x, kind):
+    x = np.ascontiguousarray(x, np.float32)
+    if kind == "F32":
+        return x.tobytes()
+    if kind == "F16":
+        return x.astype(np.float16).tobytes()
+    if kind == "BF16":
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16).tobytes()
+    blocks = x.reshape(-1, 32)
+    if kind == "Q8_0":
+        d = (np.abs(blocks).max(1) / 127).astype(np.float16)
+        inverse = np.where(d == 0, 0, 1 / np.where(d == 0, 1, d.astype(np.float32)))
+        q = np.clip(np.rint(blocks * inverse[:, None]), -127, 127).astype(np.int8)
+        return b"".join(d[i].tobytes() + q[i].tobytes() for i in range(len(q)))
+    most = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], 1)[:, 0]
+    d = (most / -8).astype(np.float16)
+    inverse = np.where(d == 0, 0, 1 / np.where(d == 0, 1, d.astype(np.float32)))
+    q = np.clip(np.floor(blocks * inverse[:, None] + 8.5), 0, 15).astype(np.uint8)
+    packed = q[:, :16] | q[:, 16:] << 4
+    return b"".join(d[i].tobytes() + packed[i].tobytes() for i in range(len(q)))
+
+
+def decoded(x, kind):
+    """What a reader has of it, as float32."""
+    x = np.ascontiguousarray(x, np.float32)
+    raw = encode(x, kind)
+    if kind == "F32":
+        return x
+    if kind == "F16":
+        return np.frombuffer(raw, np.float16).astype(np.float32).reshape(x.shape)
+    if kind == "BF16":
+        return (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(x.shape)
+    block = np.frombuffer(raw, np.uint8).reshape(-1, 34 if kind == "Q8_0" else 18)
+    d = block[:, :2].copy().view(np.float16).astype(np.float32)
+    if kind == "Q8_0":
+        return (block[:, 2:].copy().view(np.int8) * d).astype(np.float32).reshape(x.shape)
+    q = np.concatenate([block[:, 2:] & 15, block[:, 2:] >> 4], 1).astype(np.int32) - 8
+    return (q * d).astype(np.float32).reshape(x.shape)
+
+
+def text(value):
+    raw = value if isinstance(value, bytes) else value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def pair(key, kind, value):
+    pack = {"u32": lambda v: struct.pack("<I", v), "f32": lambda v: struct.pack("<f", v), "bool": lambda v: struct.pack("<?", v), "text": text, "i32": lambda v: struct.pack("<i", v)}[kind]
+    number = {**KINDS, "i32": 5}[kind]
+    if isinstance(value, list):
+        return text(key) + struct.pack("<IIQ", 9, number, len(value)) + b"".join(map(pack, value))
+    return text(key) + struct.pack("<I", number) + pack(value)
+
+
+def spm_pieces(path):
+    """Pieces of a sentencepiece model: (text, score, type)."""
+    with open(path, "rb") as file:
+        raw = file.read()
+
+    def fields(data):
+        at = 0
+
+        def varint():
+            nonlocal at
+            value = shift = 0
+            while True:
+                byte = data[at]
+                at += 1
+                value |= (byte & 127) << shift
+                shift += 7
+                if byte < 128:
+                    return value
+
+        while at < len(data):
+            tag = varint()
+            if tag & 7 == 0:
+                yield tag >> 3, varint()
+            elif tag & 7 == 5:
+                at += 4
+                yield tag >> 3, struct.unpack("<f", data[at - 4 : at])[0]
+            else:
+                size = varint()
+                at += size
+                yield tag >> 3, data[at - size : at]
+
+    pieces = []
+    for field, value in fields(raw):
+        if field == 1:
+            piece = dict(fields(value))
+            pieces.append((piece[1], piece.get(2, 0.0), piece.get(3, 1)))
+    return pieces
+
+
+def tokenizer_keys(directory, vocab):
+    with open(os.path.join(directory, "tokenizer_config.json")) as file:
+        config = json.load(file)
+    keys = []
+    if os.path.exists(os.path.join(directory, "tokenizer.model")):
+        pieces = spm_pieces(os.path.join(directory, "tokenizer.model"))
+        tokens, scores, types = ([p[i] for p in pieces] for i in range(3))
+        keys += [pair("tokenizer.ggml.model", "text", "llama"), pair("tokenizer.ggml.add_space_prefix", "bool", False), pair("tokenizer.ggml.scores", "f32", scores)]
+    else:
+        with open(os.path.join(directory, "tokenizer.json")) as file:
+            published = json.load(file)
+        by_id = {i: t for t, i in published["model"]["vocab"].items()}
+        special = {t["id"]: t for t in published["added_tokens"]}
+        by_id.update({i: t["content"] for i, t in special.items()})
+        tokens = [by_id[i] for i in range(len(by_id))]
+        types = [(3 if special[i]["special"] else 4) if i in special else 1 for i in range(len(tokens))]
+        merges = [m if isinstance(m, str) else " ".join(m) for m in published["model"]["merges"]]
+        keys += [pair("tokenizer.ggml.model", "text", "gpt2"), pair("tokenizer.ggml.pre", "text", "llama-bpe"), pair("tokenizer.ggml.merges", "text", merges)]
+    keys += [pair("tokenizer.ggml.tokens", "text", tokens), pair("tokenizer.ggml.token_type", "i32", types), pair("tokenizer.ggml.add_bos_token", "bool", True)]
+    if config.get("chat_template"):
+        keys.append(pair("tokenizer.chat_template", "text", config["chat_template"]))
+    return keys
+
+
+def frequencies(config):
+    """What llama.cpp divides frequencies by, for Llama 3's scaling."""
+    scaling, dim = config["rope_scaling"], config["hidden_size"] // config["num_attention_heads"]
+    plain = 1 / config["rope_theta"] ** (np.arange(0, dim, 2) / dim)
+    factors = []
+    for f in plain:
+        wave = 2 * np.pi / f
+        low, high = scaling["original_max_position_embeddings"] / scaling["low_freq_factor"], scaling["original_max_position_embeddings"] / scaling["high_freq_factor"]
+        smooth = (scaling["original_max_position_embeddings"] / wave - scaling["low_freq_factor"]) / (scaling["high_freq_factor"] - scaling["low_freq_factor"])
+        factors.append(1 if wave < high else scaling["factor"] if wave > low else 1 / ((1 - smooth) / scaling["factor"] + smooth))
+    return np.array(factors, np.float32)
+
+
+def write(directory, path, kind, float_kind="F32", with_tokenizer=True):
+    """Two paths: a file in two parts. Returns the weights, by their published names, as the file has them."""
+    with open(os.path.join(directory, "config.json")) as file:
+        c = json.load(file)
+    weights = read_safetensors(os.path.join(directory, "model.safetensors"))
+    gemma = c["model_type"].startswith("gemma3")
+    arch = "gemma3" if gemma else "llama"
+    heads, kv = c["num_attention_heads"], c["num_key_value_heads"]
+    dim = c.get("head_dim", c["hidden_size"] // heads)
+    k = lambda name: arch + "." + name  # noqa: E731
+    keys = [pair("general.architecture", "text", arch), pair("general.alignment", "u32", 32)]
+    for name, value in (("embedding_length", c["hidden_size"]), ("block_count", c["num_hidden_layers"]), ("feed_forward_length", c["intermediate_size"]), ("context_length", c["max_position_embeddings"]),
+                        ("attention.head_count", heads), ("attention.head_count_kv", kv), ("attention.key_length", dim), ("attention.value_length", dim), ("rope.dimension_count", dim)):
+        keys.append(pair(k(name), "u32", value))
+    keys += [pair(k("attention.layer_norm_rms_epsilon"), "f32", c["rms_norm_eps"]), pair(k("rope.freq_base"), "f32", c["rope_theta"])]
+    if gemma:
+        pattern = c["sliding_window_pattern"]
+        keys += [pair(k("attention.sliding_window"), "u32", c["sliding_window"]), pair(k("rope.freq_base_swa"), "f32", c["rope_local_base_freq"]),
+                 pair(k("attention.sliding_window_pattern"), "bool", [(i + 1) % pattern != 0 for i in range(c["num_hidden_layers"])])]
+    eos = c["eos_token_id"] if isinstance(c["eos_token_id"], list) else [c["eos_token_id"]]
+    keys += [pair("tokenizer.ggml.bos_token_id", "u32", c["bos_token_id"]), pair("tokenizer.ggml.eos_token_id", "u32", eos[0])]
+    if len(eos) > 1:
+        keys.append(pair("tokenizer.ggml.eot_token_id", "u32", eos[1]))
+    if with_tokenizer:
+        keys += tokenizer_keys(directory, c["vocab_size"])
+    outer = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}
+    inner = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+             "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+             "post_attention_layernorm": "post_attention_norm" if gemma else "ffn_norm", "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+    tensors, has = [], {}
+    if c.get("rope_scaling"):
+        tensors.append(("rope_freqs.weight", frequencies(c), "F32"))
+    for name, x in weights.items():
+        if name in outer:
+            to = outer[name]
+        else:
+            _, _, layer, rest = name.split(".", 3)
+            part, suffix = rest.rsplit(".", 1)
+            to = "blk.%s.%s.%s" % (layer, inner[part], suffix)
+        used = kind if x.ndim == 2 else float_kind
+        y = x + np.float32(1) if gemma and x.ndim == 1 else x
+        if not gemma and to.endswith(("attn_q.weight", "attn_k.weight")):
+            n = heads if "attn_q" in to else kv
+            y = y.reshape(n, 2, y.shape[0] // n // 2, -1).swapaxes(1, 2).reshape(y.shape)
+        tensors.append((to, y, used))
+        has[name] = decoded(x, used) if y is x or x.ndim == 2 else decoded(y, used) - np.float32(1)
+    if len(paths := [path] if isinstance(path, str) else path) == 1:
+        write_file(paths[0], keys, tensors)
+    else:
+        half = len(tensors) // 2
+        split = [pair("split.count", "u32", 2), pair("split.no", "u32", 0)]
+        write_file(paths[0], keys + split, tensors[:half])
+        write_file(paths[1], split, tensors[half:])
+    return has
+
+
+def write_file(path, keys, tensors):
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)) + b"".join(keys)
+    data = b""
+    for name, x, used in tensors:
+        header += text(name) + struct.pack("<I", x.ndim) + b"".join(struct.pack("<Q", n) for n in reversed(x.shape)) + struct.pack("<IQ", TYPES[used], len(data))
+        data += encode(x, used)
+        data += b"\0" * (-len(data) % 32)
+    with open(path, "wb") as file:
+        file.write(header + b"\0" * (-len(header) % 32) + data)
+
+
+def write_safetensors(path, tensors):
+    header, at, data = {}, 0, []
+    for name, x in tensors.items():
+        raw = np.ascontiguousarray(x, np.float32).tobytes()
+        header[name] = {"dtype": "F32", "shape": list(x.shape), "data_offsets": [at, at + len(raw)]}
+        at += len(raw)
+        data.append(raw)
+    head = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head + b"".join(data))

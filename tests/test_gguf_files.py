@@ -1,0 +1,134 @@
+"""GGUF files: a model like any other, of the same names and bits.
+
+    test_gguf_files.py STET ROOT
+"""
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import gguf_writer  # noqa: E402
+
+STET, ROOT = sys.argv[1:3]
+POCKETS = [os.path.join(ROOT, "assets", name) for name in ("pocket-gemma3", "pocket-llama3")]
+TEXTS = ["Let a = 3.", " two  spaces", "Größe: 12345 ß🙂\n\n\ttab", "I'll don't WE'VE", "<end_of_turn><|eot_id|><bos>", "", "a" * 300, "漢字 и кириллица"]
+
+
+def run(*command, status=0):
+    done = subprocess.run([STET, *command], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == status, (command, done.returncode, done.stdout[-500:], done.stderr[-500:])
+    return done.stdout if status == 0 else done.stderr
+
+
+class Gguf(unittest.TestCase):
+    def setUp(self):
+        self.directory = tempfile.TemporaryDirectory()
+        self.file = os.path.join(self.directory.name, "m.gguf")
+
+    def tearDown(self):
+        self.directory.cleanup()
+
+    def say(self, model, *more):
+        return json.loads(run("generate", "-m", model, "--say", "Let a = 3. What is a?", "-n", "12", "--json", *more))
+
+    def fingerprint(self, model, contract="f32"):
+        """The model's, as a state of it says."""
+        state = os.path.join(self.directory.name, "f.stet")
+        run("save", "-m", model, "--compute", contract, "--ids", "2,5", "-o", state)
+        return json.loads(run("inspect", state, "--json"))["fingerprints"]["model"]
+
+    def test_a_bf16_file_is_the_same_model(self):
+        for pocket in POCKETS:
+            gguf_writer.write(pocket, self.file, "BF16")
+            for contract in ("f32", "bf16"):
+                expected, found = (self.say(model, "--compute", contract) for model in (pocket, self.file))
+                for part in ("tokens", "logits", "kv"):  # a file has no recommended sampling
+                    self.assertEqual(expected["digests"][part], found["digests"][part], pocket)
+                self.assertEqual(expected["text"], found["text"])
+            self.assertEqual(self.fingerprint(pocket), self.fingerprint(self.file))
+
+    def test_every_type_has_the_values_that_the_file_says(self):
+        for pocket in POCKETS:
+            for kind in ("F32", "F16", "Q8_0", "Q4_0"):
+                has = gguf_writer.write(pocket, self.file, kind, with_tokenizer=False)
+                same = os.path.join(self.directory.name, "same")
+                os.makedirs(same, exist_ok=True)
+                shutil.copy(os.path.join(pocket, "config.json"), same)
+                gguf_writer.write_safetensors(os.path.join(same, "model.safetensors"), has)
+                ids = ["--ids", "2,5,9,17,33,65,129", "--digest"]
+                self.assertEqual(run("logits", "-m", same, *ids), run("logits", "-m", self.file, *ids), (pocket, kind))
+
+    def test_q8_0_and_q4_0_go_into_their_contracts_without_loss(self):
+        for pocket in POCKETS:
+            for kind, contract in (("Q8_0", "q8"), ("Q4_0", "q4")):
+                gguf_writer.write(pocket, self.file, kind, with_tokenizer=False)
+                packed = os.path.join(self.directory.name, os.path.basename(pocket) + contract)
+                run("quantize", "-m", self.file, "--to", contract, "-o", packed)
+                digests = ["--compute", contract, "--ids", "2,5,9,17", "--digest"]
+                self.assertEqual(run("logits", "-m", packed, *digests), run("logits", "-m", self.file, *digests))
+                # Fingerprints are of exact values: nothing was lost on the way into the contract.
+                self.assertEqual(self.fingerprint(self.file), self.fingerprint(packed, contract))
+
+    def test_token_ids_are_those_of_the_published_tokenizer(self):
+        draws = random.Random(5)
+        for pocket in POCKETS:
+            gguf_writer.write(pocket, self.file, "BF16")
+            texts = TEXTS + ["".join(draws.choice("abc XYZ019.,\n'äß🙂漢_-<>|") for _ in range(draws.randrange(40))) for _ in range(2000)]
+            lines = "\n".join(json.dumps(t) for t in texts) + "\n"
+            ids = [subprocess.run([STET, "tokenize", "-m", model, "--jsonl"], input=lines, capture_output=True, text=True, check=True).stdout for model in (pocket, self.file)]
+            self.assertEqual(*ids)
+            self.assertEqual(*[run("template", "-m", model, "-p", "Hi") for model in (pocket, self.file)])
+
+    def test_split_files(self):
+        gguf_writer.write(POCKETS[1], self.file, "BF16")
+        whole = self.say(self.file)["digests"]
+        parts = [os.path.join(self.directory.name, "m-0000%d-of-00002.gguf" % i) for i in (1, 2)]
+        gguf_writer.write(POCKETS[1], parts, "BF16")
+        self.assertEqual(self.say(parts[0])["digests"]["kv"], whole["kv"])
+        os.unlink(parts[1])
+        self.assertIn("m-00002-of-00002.gguf", run("generate", "-m", parts[0], "-p", "Hi", status=1))
+
+    def test_what_stet_does_not_know_is_refused_by_name(self):
+        gguf_writer.write(POCKETS[1], self.file, "BF16")
+        with open(self.file, "rb") as file:
+            raw = file.read()
+        for old, new, word in ((b"llama-bpe", b"lyrics-bp", "tokenizer.ggml.pre"), (b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0zebra", "general.architecture"),
+                               (b"blk.0.attn_q.weight", b"blk.0.attn_x.weight", "attn_x"), (b"GGUF\x03", b"GGUF\x09", "version"), (b"GGUF", b"GGML", "magic")):
+            self.assertIn(old, raw)
+            with open(self.file, "wb") as file:
+                file.write(raw.replace(old, new, 1))
+            error = run("generate", "-m", self.file, "-p", "Hi", "-n", "1", status=1)
+            self.assertIn(word, error)
+            self.assertEqual(error.count("\n"), 1, error)
+
+    def test_damaged_files(self):
+        gguf_writer.write(POCKETS[1], self.file, "Q4_0")
+        with open(self.file, "rb") as file:
+            raw = file.read()
+        expected = run("logits", "-m", self.file, "--ids", "2,5", "--digest")
+        draws = random.Random(9)
+        header = raw.index(b"blk.7.") + 400
+        for i in range(int(os.environ.get("STET_GGUF_DAMAGED", "60"))):
+            damaged = bytearray(raw)
+            if i % 5 == 0:
+                damaged = damaged[: draws.randrange(len(damaged))]
+            else:
+                for _ in range(draws.randrange(1, 4)):
+                    at = draws.randrange(header)
+                    damaged[at] = draws.choice([0, 255, 127, damaged[at] ^ 1 << draws.randrange(8)])
+            with open(self.file, "wb") as file:
+                file.write(damaged)
+            done = subprocess.run([STET, "logits", "-m", self.file, "--ids", "2,5", "--digest"], capture_output=True, text=True)
+            self.assertIn(done.returncode, (0, 1), done)
+            if done.returncode == 1:
+                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertTrue(expected)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
