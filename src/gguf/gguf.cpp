@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <set>
 
 #include "stet/base/bytes.hpp"
@@ -207,7 +208,7 @@ std::optional<int64_t> Gguf::integer(const std::string& key, int64_t min, int64_
   } else if (const auto* s = std::get_if<int64_t>(&found->second)) {
     value = *s;
   } else if (const auto* list = std::get_if<std::vector<double>>(&found->second);
-             list != nullptr && !list->empty() &&
+             list != nullptr && !list->empty() && std::abs(list->front()) < 1e15 &&
              std::equal(list->begin() + 1, list->end(), list->begin())) {
     value = static_cast<int64_t>(list->front());  // the same for every layer
   } else {

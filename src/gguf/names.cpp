@@ -104,7 +104,8 @@ int64_t GgufNames::need(const char* name, int64_t max) const {
 
 double GgufNames::need_number(const char* name) const {
   const auto value = keys_.number(key(name));
-  if (!value) keys_.fail(key(name), "a number", "nothing");
+  if (!value || !(std::abs(*value) <= 1e30))
+    keys_.fail(key(name), "a finite number", value ? fmt::format("{}", *value) : "nothing");
   return *value;
 }
 
@@ -114,6 +115,10 @@ std::string GgufNames::config() const {
                 head_dim =
                     keys_.integer(key("attention.key_length"), 2, 65536).value_or(hidden / heads_);
   const double theta = keys_.number(key("rope.freq_base")).value_or(10000);
+  if (head_dim < 2 || head_dim % 2 != 0)
+    keys_.fail(key("attention.key_length"), "an even number", std::to_string(head_dim));
+  if (!(theta >= 1 && theta <= 1e12))
+    keys_.fail(key("rope.freq_base"), "a number in 1..1e12", fmt::format("{}", theta));
   Json c = {{"architectures", {a.class_name}},
             {"model_type", a.model_type},
             {"vocab_size", vocab_size_},

@@ -35,6 +35,14 @@ Vocabulary read(const Gguf& keys, const std::vector<std::string>& tokens, int64_
       keys.fail(key, std::to_string(tokens.size()) + " values", std::to_string(found->size()));
     *to = *found;
   }
+  for (const double type : v.types) {
+    if (!(type >= 1 && type <= 6) || type != static_cast<int>(type))
+      keys.fail("tokenizer.ggml.token_type", "types in 1..6", fmt::format("{}", type));
+  }
+  for (const double score : v.scores) {
+    if (!(score >= -1e30 && score <= 1e30))
+      keys.fail("tokenizer.ggml.scores", "finite numbers", fmt::format("{}", score));
+  }
   return v;
 }
 
