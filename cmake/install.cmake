@@ -4,6 +4,8 @@ include(CMakePackageConfigHelpers)
 
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/stet)
 install(DIRECTORY include/stet TYPE INCLUDE)
+# The package finds libstet where the system does.
+install(DIRECTORY python/stet DESTINATION lib/python3/dist-packages FILES_MATCHING PATTERN "*.py" PATTERN "py.typed")
 foreach(form static shared)
   set(target stet)
   if(form STREQUAL "shared")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 
 STET, LIBRARY, ROOT = sys.argv[1:4]
 os.environ.update(STET_LIBRARY=LIBRARY, PYTHONPATH=os.path.join(ROOT, "python"))
@@ -159,6 +160,20 @@ for i, line in enumerate(sys.stdin):
         for broken in ("true", "echo nothing", "echo '{}'", "echo '{\"logits\": [\"x\"]}'"):
             done = subprocess.run([STET, "equivalence", "-m", POCKET, *prompt, "--against", broken], capture_output=True, text=True, cwd=ROOT)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
+
+
+class Wheel(unittest.TestCase):
+    def test_the_wheel_holds_the_library_and_runs(self):
+        with tempfile.TemporaryDirectory() as d:
+            run(sys.executable, os.path.join(ROOT, "python/backend.py"), d)
+            (name,) = os.listdir(d)
+            self.assertRegex(name, r"^stet-[0-9.]+-py3-none-.*\.whl$")
+            with zipfile.ZipFile(os.path.join(d, name)) as wheel:
+                wheel.extractall(d + "/site")
+            alone = {k: v for k, v in os.environ.items() if k != "STET_LIBRARY"}
+            alone["PYTHONPATH"] = d + "/site"
+            code = "import stet, sys; print(stet.__file__, stet.Model(sys.argv[1]).layers)"
+            self.assertIn(d + "/site", run(sys.executable, "-c", code, POCKET, env=alone))
 
 
 class Commands(unittest.TestCase):
