@@ -5,6 +5,24 @@
 
 namespace stet::test {
 
+Intervention change_of(const Model& m, uint32_t which) {
+  static constexpr Point kPoints[kChanges] = {Point::resid_pre, Point::v, Point::mlp_post,
+                                              Point::z};
+  static constexpr Intervention::Op kOps[kChanges] = {
+      Intervention::Op::add, Intervention::Op::scale, Intervention::Op::project_out,
+      Intervention::Op::set};
+  Intervention w;
+  w.point = kPoints[which];
+  w.op = kOps[which];
+  w.layers = {0};
+  w.amount = 0.5f;
+  if (w.op == Intervention::Op::scale) return w;
+  std::vector<float> values(static_cast<size_t>(point_width(m.config(), w.point, 0)));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = 0.125f * static_cast<float>(i % 5) - 0.25f;
+  w.values = std::make_shared<const std::vector<float>>(std::move(values));
+  return w;
+}
+
 int64_t Timeline::size() const { return size_; }
 
 int64_t Timeline::floor() const {
@@ -19,6 +37,7 @@ void Timeline::append(std::span<const int32_t> ids) {
 void Timeline::rewind(int64_t size) {
   std::vector<int32_t>& tokens = stages_.back().tokens;
   tokens.resize(tokens.size() - static_cast<size_t>(size_ - size));
+  std::erase_if(stages_.back().changes, [&](const auto& c) { return c.first > tokens.size(); });
   size_ = size;
 }
 
@@ -30,9 +49,19 @@ void Timeline::prune(int64_t begin, int64_t end, bool shift) {
   if (shift) size_ -= end - begin;
 }
 
-void Timeline::replay(Session& session) const {
+void Timeline::attach(uint32_t which) {
+  stages_.back().changes.emplace_back(stages_.back().tokens.size(), which);
+}
+
+void Timeline::replay(const Model& m, Session& session) const {
   for (const Stage& s : stages_) {
-    session.append(s.tokens);
+    size_t done = 0;
+    for (const auto& [at, which] : s.changes) {
+      session.append(std::span(s.tokens).subspan(done, at - done));
+      session.attach(change_of(m, which));
+      done = at;
+    }
+    session.append(std::span(s.tokens).subspan(done));
     if (s.begin != s.end) session.prune_range(s.begin, s.end, s.shift);
   }
 }
@@ -40,6 +69,9 @@ void Timeline::replay(Session& session) const {
 std::string Timeline::text() const {
   std::string text;
   for (const Stage& s : stages_) {
+    for (const auto& [at, which] : s.changes)
+      text += fmt::format("  // after {} of these tokens: plain.attach(change_of(model, {}));\n",
+                          at, which);
     if (!s.tokens.empty())
       text +=
           fmt::format("  plain.append(std::vector<int32_t>{{{}}});\n", fmt::join(s.tokens, ", "));
@@ -57,6 +89,8 @@ std::string Timeline::name() const {
   for (const Stage& s : stages_) {
     add(s.tokens.size()), add(s.begin), add(s.end), add(s.shift);
     bytes.append(reinterpret_cast<const char*>(s.tokens.data()), s.tokens.size() * sizeof(int32_t));
+    add(s.changes.size());
+    for (const auto& [at, which] : s.changes) add(at), add(which);
   }
   return bytes;
 }
@@ -100,7 +134,7 @@ const Truth& Oracle::truth(const Timeline& timeline) {
   const auto [it, is_new] = known_.try_emplace(timeline.name());
   if (is_new) {
     Session plain(model_, plain_);
-    timeline.replay(plain);
+    timeline.replay(*model_, plain);
     it->second = truth_of(plain);
     if (!names_.is_of(it->second.id, continuation(plain, it->second)))
       throw std::runtime_error("one id of two states:\n" + timeline.text());

@@ -15,6 +15,10 @@ inline int32_t token_of(const Model& m, uint32_t text, int64_t position) {
                               m.config().vocab_size);
 }
 
+// A few changes of activations, from where they are attached on.
+constexpr uint32_t kChanges = 4;
+Intervention change_of(const Model& m, uint32_t which);
+
 class Timeline {
  public:
   int64_t size() const;
@@ -22,8 +26,9 @@ class Timeline {
   void append(std::span<const int32_t> ids);
   void rewind(int64_t size);
   void prune(int64_t begin, int64_t end, bool shift);
+  void attach(uint32_t which);
 
-  void replay(Session& session) const;
+  void replay(const Model& m, Session& session) const;
   std::string text() const;  // the calls that make it
   std::string name() const;  // equal for equal timelines alone
 
@@ -33,6 +38,7 @@ class Timeline {
     std::vector<int32_t> tokens;
     int64_t begin = 0, end = 0;
     bool shift = false;
+    std::vector<std::pair<size_t, uint32_t>> changes;  // after so many of the tokens
   };
   std::vector<Stage> stages_ = {{}};
   int64_t size_ = 0;

@@ -165,6 +165,9 @@ void World::take(const Step& step) {
     case Action::prune:
       prune(l, step);
       break;
+    case Action::attach:
+      attach(l, step);
+      break;
     case Action::batch:
       batch(step);
       break;
@@ -268,6 +271,15 @@ void World::prune(Live& live, const Step& step) {
   live.looked_at = false;
   if (live.session.prune(o) != end - begin) fail("prune took out another number of positions");
   live.timeline.prune(begin, end, o.shift);
+}
+
+void World::attach(Live& live, const Step& step) {
+  const uint32_t which = step.x % kChanges;
+  if (live.session.interventions().size() >= 3) return;  // they multiply what the oracle must know
+  say(fmt::format("s{}.attach(change_of(model, {}));", live.number, which));
+  live.looked_at = false;
+  live.session.attach(change_of(*shared_.model, which));
+  live.timeline.attach(which);
 }
 
 void World::set_compute(Live& live, const Step& step) {

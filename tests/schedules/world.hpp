@@ -57,6 +57,7 @@ class World {
   void rewind(Live& live, const Step& step);
   void fork(const Live& live);
   void prune(Live& live, const Step& step);
+  void attach(Live& live, const Step& step);
   void batch(const Step& step);
   void batch_refused(const Step& step);
   void set_compute(Live& live, const Step& step);
