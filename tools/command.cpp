@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <csignal>
@@ -35,7 +36,8 @@ bool is_there(const std::filesystem::path& path) {
 namespace {
 
 constexpr int kInterrupts[] = {SIGINT, SIGTERM};
-volatile std::sig_atomic_t noted = 0;  // the signal that came
+std::atomic<int> noted{0};  // lock-free: a handler may write it, any thread read it
+static_assert(std::atomic<int>::is_always_lock_free);  // the signal that came
 
 void note(int signal) { noted = signal; }
 void note_once(int signal) {
