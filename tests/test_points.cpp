@@ -345,6 +345,44 @@ TEST_P(Points, ChangesStayWithTheState) {
   EXPECT_EQ(digests_of(back).id, digests_of(plain).id);
 }
 
+// Positions that moved up are no longer those that were said: what had begun goes on, what was over
+// stays over, and what still waits for positions refuses the shift.
+TEST_P(Points, ChangesOutliveShifts) {
+  if (m->config().ropes.empty()) return;
+  const auto first = std::span(ids).first(80), rest = std::span(ids).subspan(80);
+  for (const bool over : {false, true}) {
+    Intervention w = changes()[0];
+    w.end = over ? 70 : -1;
+    Session s = session(how()), plain = session(how());
+    s.append(first.first(60));
+    plain.append(first.first(60));
+    s.attach(w);
+    s.append(first.subspan(60));
+    plain.append(first.subspan(60));
+    s.prune_range(4, 64, true);
+    plain.prune_range(4, 64, true);
+    Session none = s.fork();
+    s.append(rest);
+    Session replayed = replay(m, s.state(), how());
+    EXPECT_TRUE(same_state(replayed, s));
+    // By a change of the last layer's input, by nothing else: what the head reads of the last token
+    // differs from the same keys and values without it, unless it is over.
+    State same_past = none.state();
+    same_past.interventions.clear();
+    Session without(m, same_past, how());
+    none.append(rest.first(1));
+    without.append(rest.first(1));
+    EXPECT_EQ(same_bytes(none.logits(), without.logits()), over);
+  }
+  Session waits = session(how());
+  waits.append(first);
+  Intervention later = changes()[0];
+  later.begin = 90, later.end = 95;
+  waits.attach(later);
+  EXPECT_NE(error_of([&] { waits.prune_range(4, 64, true); }).find("90..95"), std::string::npos);
+  waits.prune_range(4, 64, false);
+}
+
 TEST_P(Points, ChangesThatChangeNothingChangeNoBit) {
   const ModelConfig& c = m->config();
   Session plain = session(how());

@@ -54,11 +54,12 @@ struct Intervention {
 // The hooks of one pass. Called by all threads of its team; nothing is allocated.
 class Hooks {
  public:
-  // Rows [row, row + count) of the pass are positions `first` .. of a state with this intervention.
+  // Rows [row, row + count) of the pass are positions `first` .. of a state with this intervention,
+  // which reaches positions [from, end) there (end -1: for ever).
   struct Change {
     const Intervention* what;
     size_t row, count;
-    int64_t first;
+    int64_t first, from, end;
   };
 
   explicit Hooks(const ModelConfig& config)
@@ -119,7 +120,7 @@ class Hooks {
   }
   static void apply(const Change& c, int64_t position, int64_t heads, float* x, size_t width) {
     const Intervention& w = *c.what;
-    if (position < std::max(w.begin, w.at) || (w.end >= 0 && position >= w.end)) return;
+    if (position < c.from || (c.end >= 0 && position >= c.end)) return;
     if (w.heads.empty()) return apply_to(w, position, x, width);
     const size_t each = width / static_cast<size_t>(heads);
     for (const int64_t h : w.heads) apply_to(w, position, x + static_cast<size_t>(h) * each, each);

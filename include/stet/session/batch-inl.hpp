@@ -243,7 +243,9 @@ inline std::unique_ptr<Hooks> BatchAppend::hooks_of(
     const Span& span = w.spans[i];
     const BatchEntry& e = batch_[first_entry + i];
     for (const Intervention& x : e.session->state_.interventions) {
-      if (x.end < 0 || x.end > span.first) made().change({&x, span.row, span.count, span.first});
+      const Reach reach = reach_of(e.session->state_, x);
+      if (reach.end < 0 || reach.end > span.first)
+        made().change({&x, span.row, span.count, span.first, reach.from, reach.end});
     }
     if (e.watch == nullptr) continue;
     for (const PointAt& at : e.watch->points) {

@@ -92,7 +92,13 @@ inline Session Session::front(int64_t size) {
     blocks.push_back(KvWriter(state_.kv).share(b));
     visible.push_back(state_.kv.visible(b));
   }
-  state.interventions = state_.interventions;
+  for (Intervention w : state_.interventions) {  // of this state without its prunes
+    const Reach reach = reach_of(state_, w);
+    if (reach.end == 0) continue;
+    if (reach.from < w.begin) w.begin = 0;
+    w.at = reach.from, w.prunes = 0;
+    state.interventions.push_back(std::move(w));
+  }
   state.kv = KvCache(state_.kv.shape(), capacity());
   KvWriter(state.kv).adopt(std::move(blocks), std::move(visible), size);
   return Session(model_, std::move(state), {capacity(), state_.kv.shape().type, compute_});

@@ -22,6 +22,20 @@ void forget_interventions(State& state, int64_t size);
 // on.
 void check_shift_allowed(const State& state);
 
+// The positions [from, end) that one reaches in a state that goes on; end -1: for ever. Positions
+// that moved up are no longer those that were said: an open one had begun by then, and reaches all
+// that comes; others were over (check_shift_allowed).
+struct Reach {
+  int64_t from, end;
+};
+inline Reach reach_of(const State& state, const Intervention& w) {
+  const auto later =
+      state.prunes.begin() + std::min<std::ptrdiff_t>(w.prunes, std::ssize(state.prunes));
+  const bool moved = std::any_of(later, state.prunes.end(), [](const Prune& p) { return p.shift; });
+  if (!moved) return {std::max(w.begin, w.at), w.end};
+  return {0, w.end < 0 ? -1 : 0};
+}
+
 inline const char* intervention_op_name(Intervention::Op op) {
   static constexpr const char* kNames[] = {"set", "add", "scale", "project_out", "clamp"};
   return kNames[static_cast<int>(op)];

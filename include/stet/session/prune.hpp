@@ -11,6 +11,7 @@
 #include "stet/kernels/float_environment.hpp"
 #include "stet/kernels/rope.hpp"
 #include "stet/kv/kv_writer.hpp"
+#include "stet/session/intervention.hpp"
 #include "stet/session/state.hpp"
 
 namespace stet {
@@ -136,6 +137,7 @@ inline void prune_range(State& state, const ModelConfig& config, int64_t begin, 
                 std::to_string(begin) + ".." + std::to_string(end));
   }
   if (begin == end) return;
+  if (shift) check_shift_allowed(state);
   if (shift && config.ropes.empty()) {
     throw Error(ErrorKind::unsupported, "", "positions",
                 "keep (keys of this model carry no rotary position)", "shift");

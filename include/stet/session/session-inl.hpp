@@ -214,7 +214,6 @@ inline void Session::cut(int64_t to) {
 inline int64_t Session::prune(const PruneOptions& options) {
   refuse_in_sink("prune");
   logits();  // a rewound session cannot compute them any more when keys are gone
-  if (options.shift) check_shift_allowed(state_);
   int64_t gone = 0;
   with_mending([&] { gone = stet::prune(state_, model_->config(), options); });
   return gone;
@@ -223,7 +222,6 @@ inline int64_t Session::prune(const PruneOptions& options) {
 inline void Session::prune_range(int64_t begin, int64_t end, bool shift) {
   refuse_in_sink("prune");
   logits();
-  if (shift) check_shift_allowed(state_);
   with_mending([&] { stet::prune_range(state_, model_->config(), begin, end, shift); });
 }
 
