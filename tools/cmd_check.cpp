@@ -5,6 +5,7 @@
 
 #include "stet/base/error.hpp"
 #include "tools/command.hpp"
+#include "tools/store/store.hpp"
 
 namespace stet::tool {
 namespace {
@@ -31,10 +32,10 @@ std::string unproved(const Snapshot& s) {
 }
 
 Json check_snapshot(const std::string& path, const CheckCommand& o) {
-  const Snapshot s = Snapshot::open(path);
+  const Snapshot s = open_state(path);
   // Several files may be deltas of one parent, beside others that need none.
   const SnapshotCheck done = s.meta().form == SnapshotForm::delta
-                                 ? Snapshot::open_with_parents(path, o.parent).check(o.threads)
+                                 ? open_state_with_parents(path, o.parent).check(o.threads)
                                  : s.check(o.threads);
   return {{"path", path},
           {"sound", true},
@@ -80,7 +81,7 @@ std::string sound_text(const Json& j) {
 void refuse_parent(const CheckCommand& o) {
   if (!o.parent) return;
   for (const std::string& path : o.paths) {
-    if (Snapshot::open(path).meta().form == SnapshotForm::delta) return;
+    if (open_state(path).meta().form == SnapshotForm::delta) return;
   }
   throw CLI::ValidationError("--parent: of no use: there is no delta");
 }

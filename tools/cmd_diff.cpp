@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "tools/difference.hpp"
+#include "tools/store/store.hpp"
 
 namespace stet::tool {
 namespace {
@@ -150,7 +151,7 @@ void print_comparison(const DiffCommand& o, const Comparison& c, const Snapshot&
 // A parent is named for a delta alone.
 Snapshot open_side(const std::string& path, const std::optional<std::string>& parent,
                    const char* option) {
-  Snapshot s = Snapshot::open(path);
+  Snapshot s = open_state(path);
   if (!parent) return s;
   if (s.meta().form != SnapshotForm::delta)
     throw CLI::ValidationError(fmt::format("{}: {} is no delta, it needs no parent", option, path));

@@ -10,6 +10,7 @@
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/safetensors.hpp"
 #include "tools/command.hpp"
+#include "tools/store/store.hpp"
 
 namespace stet::tool {
 namespace {
@@ -353,7 +354,7 @@ void run(const InspectCommand& o) {
     throw Error(ErrorKind::argument, o.path, "--check",
                 "a directory with packed weights (for a snapshot: stet check)", "another file");
   } else {
-    snapshot.emplace(Snapshot::open(o.path));
+    snapshot.emplace(open_state(o.path));
     Present present;
     if (!o.model.empty()) {
       const auto model = Model::load(o.model);

@@ -7,6 +7,7 @@
 #include "stet/base/error.hpp"
 #include "stet/snapshot/verify.hpp"
 #include "tools/difference.hpp"
+#include "tools/store/store.hpp"
 
 namespace stet::tool {
 namespace {
@@ -36,9 +37,9 @@ void refuse(const CLI::App& app, const std::vector<std::string>& names, const st
 }
 
 Snapshot open_snapshot(const CLI::App& app, const SnapshotCommand& o) {
-  const Snapshot snapshot = Snapshot::open(o.snapshot);
+  const Snapshot snapshot = open_state(o.snapshot);
   if (snapshot.meta().form == SnapshotForm::delta)
-    return Snapshot::open_with_parents(o.snapshot, o.parent);
+    return open_state_with_parents(o.snapshot, o.parent);
   refuse(app, {"--parent"}, "of no use: " + o.snapshot + " is no delta");
   return snapshot;
 }

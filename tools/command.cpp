@@ -18,6 +18,7 @@
 #include "stet/checkpoint/safetensors.hpp"
 #include "stet/files/file.hpp"
 #include "stet/kernels/kernels.hpp"
+#include "tools/store/store.hpp"
 #include "tools/words.hpp"
 
 namespace stet::tool {
@@ -65,6 +66,7 @@ double seconds() {
 bool watched() { return isatty(STDERR_FILENO) != 0; }
 
 void check_writable(const std::string& path) {
+  if (is_in_store(path)) return check_storable(path);
   const AtomicFile probe(path);  // goes away again
 }
 
@@ -380,9 +382,24 @@ SaveOptions SaveFileOptions::options(std::unique_ptr<Snapshot>& parent) const {
   return o;
 }
 
+// A store has one form of a state, and gives its own permissions.
+void SaveFileOptions::require_plain(const std::string& path) const {
+  for (const auto& [option, given] : {std::pair{"--form", form != "full"},
+                                      {"--compress", !compress.empty()},
+                                      {"--mode", !mode.empty()},
+                                      {"--with-weights", with_weights},
+                                      {"--with-tokenizer", with_tokenizer}}) {
+    if (given) usage_error(option, "a file to save to", printable(path));
+  }
+}
+
 StateDigests SaveFileOptions::save(Session& session,
                                    const std::shared_ptr<const Tokenizer>& tokenizer,
                                    const std::string& path) const {
+  if (is_in_store(path)) {
+    require_plain(path);
+    return store_session(session, tokenizer.get(), path);
+  }
   std::unique_ptr<Snapshot> parent;
   SaveOptions o = options(parent);
   std::shared_ptr<const FileSource> files;
@@ -400,6 +417,7 @@ StateDigests SaveFileOptions::save(Session& session,
 StateDigests SaveFileOptions::write(const State& state, const Snapshot& like,
                                     const std::string& path,
                                     const CheckpointOption& checkpoint) const {
+  if (is_in_store(path)) usage_error("--output", "a file (stet store put keeps it)", path);
   std::unique_ptr<Snapshot> parent;
   SaveOptions o = options(parent);
   const auto source = checkpoint_source(checkpoint.directory);
@@ -433,7 +451,7 @@ void RestoreFileOptions::add_to(CLI::App& app, CLI::Option* snapshot) {
 }
 
 Snapshot RestoreFileOptions::open(const std::string& path) const {
-  return how.replay && !parent ? Snapshot::open(path) : Snapshot::open_with_parents(path, parent);
+  return how.replay && !parent ? open_state(path) : open_state_with_parents(path, parent);
 }
 
 void RestoreFileOptions::take(ModelOptions& model) {
@@ -489,7 +507,8 @@ Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Mo
   how.session = model.session_options();
   how.tokenizer = tokenizer;
   try {
-    return snapshot.restore(loaded, how, report);
+    return is_in_store(snapshot.path()) ? restore_stored(snapshot, loaded, how, report)
+                                        : snapshot.restore(loaded, how, report);
   } catch (const Error& e) {
     if (e.kind != ErrorKind::mismatch) throw;
     throw Error(e.kind, e.file, e.field, e.expected,

@@ -41,6 +41,7 @@ void add_prepare(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_chat(CLI::App& app);
 void add_serve(CLI::App& app);
+void add_store(CLI::App& app);
 void add_capture(CLI::App& app);
 void add_measure(CLI::App& app);
 void add_patch(CLI::App& app);
@@ -201,6 +202,9 @@ struct SaveFileOptions {
                      const CheckpointOption& checkpoint) const;
 
   std::string against;  // the parent of a delta
+
+ private:
+  void require_plain(const std::string& path) const;
 };
 
 // --heal, --replay, --parent: how a snapshot is restored.

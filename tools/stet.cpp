@@ -10,6 +10,7 @@
 #include "tools/command.hpp"
 #include "tools/help.hpp"
 #include "tools/run.hpp"
+#include "tools/store/store.hpp"
 
 namespace {
 
@@ -21,6 +22,11 @@ constexpr char kExamples[] = R"(Examples:
   stet verify s.stet                             that it is what its tokens give, byte for byte
 Exit status: 0 done; 1 the input or the state is at fault; 2 the command line is.
 )";
+
+// Which accept or write store:NAME in place of a snapshot's file.
+constexpr const char* kStoreUsers[] = {"generate", "chat",   "save",   "resume",     "inspect",
+                                       "check",    "verify", "diff",   "convert",    "capture",
+                                       "measure",  "patch",  "export", "experiment", "store"};
 
 int run(CLI::App& app, int argc, char** argv) {
   try {
@@ -54,14 +60,15 @@ int stet::tool::run_command(int argc, char** argv) {
                          [] { return "stet " STET_VERSION "\nteams: " + stet::team_runtime(); });
     app.formatter(std::make_shared<HelpFormatter>());
     app.get_formatter()->column_width(28);
-    for (auto add : {add_generate,   add_chat,       add_serve,       add_save,    add_resume,
-                     add_inspect,    add_check,      add_verify,      add_diff,    add_prune,
-                     add_convert,    add_capture,    add_measure,     add_patch,   add_export,
-                     add_import,     add_experiment, add_equivalence, add_logits,  add_tokenize,
-                     add_detokenize, add_template,   add_quantize,    add_prepare, add_bench,
-                     add_completion, add_help}) {
+    for (auto add :
+         {add_generate, add_chat,     add_serve,      add_save,     add_resume,     add_inspect,
+          add_check,    add_verify,   add_diff,       add_prune,    add_convert,    add_capture,
+          add_measure,  add_patch,    add_export,     add_import,   add_experiment, add_equivalence,
+          add_logits,   add_tokenize, add_detokenize, add_template, add_quantize,   add_prepare,
+          add_bench,    add_store,    add_completion, add_help}) {
       add(app);
     }
+    for (const char* name : kStoreUsers) stet::tool::add_store_options(*app.get_subcommand(name));
     app.footer(kExamples);
     return run(app, argc, argv);
   } catch (const std::bad_alloc&) {

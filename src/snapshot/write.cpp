@@ -82,9 +82,36 @@
 #include "stet/base/limits.hpp"
 #include "stet/files/archive.hpp"
 #include "stet/generate/generate.hpp"
+#include "stet/snapshot/encode.hpp"
 #include "stet/text/tokenizer.hpp"
 
 namespace stet {
+
+namespace {
+
+// A snapshot's bytes where there is no file. Archives, which are as large as a checkpoint, are
+// refused before.
+class MemoryFile {
+ public:
+  void write(std::span<const std::byte> bytes) {
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  }
+  void write_at(uint64_t offset, std::span<const std::byte> bytes) {
+    std::copy(bytes.begin(), bytes.end(), bytes_.begin() + static_cast<std::ptrdiff_t>(offset));
+  }
+  uint64_t written() const { return bytes_.size(); }
+  std::vector<std::byte> take() { return std::move(bytes_); }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+void write_archive(const ArchiveWriter& archive, AtomicFile& file) { archive.write(file); }
+void write_archive(const ArchiveWriter&, MemoryFile&) {
+  throw Error(ErrorKind::argument, "", "with weights", "a file to write them to", "none");
+}
+
+}  // namespace
 
 // One snapshot on its way into a file.
 struct SnapshotWriter {
@@ -137,11 +164,18 @@ struct SnapshotWriter {
 
   void write(const std::string& path, const Snapshot* like) {
     AtomicFile file(path, options.mode);
+    write_to(file, like);
+    file.commit();
+  }
+
+  // `file`: an AtomicFile, or a MemoryFile.
+  template <class File>
+  void write_to(File& file, const Snapshot* like) {
     place_sections(like);
     for (size_t i = 0; i + 1 < sections.size(); ++i) {
       pad(file, sections[i].offset);
       if (payloads[i].archive != nullptr)
-        payloads[i].archive->write(file);
+        write_archive(*payloads[i].archive, file);
       else
         file.write(payloads[i].bytes);
     }
@@ -160,7 +194,6 @@ struct SnapshotWriter {
                               (meta.edits.empty() ? 0 : kEdited) |
                               (meta.interventions.empty() ? 0 : kIntervened);
     file.write_at(0, encode_front(sections, required, digests.state, digests.id));
-    file.commit();
   }
 
  private:
@@ -220,7 +253,8 @@ struct SnapshotWriter {
     }
   }
 
-  static void pad(AtomicFile& file, uint64_t to) {
+  template <class File>
+  static void pad(File& file, uint64_t to) {
     static const std::byte zeros[4096] = {};
     while (file.written() < to)
       file.write({zeros, static_cast<size_t>(std::min<uint64_t>(4096, to - file.written()))});
@@ -233,7 +267,8 @@ struct SnapshotWriter {
     index_bytes.u64(size);
   }
 
-  void write_blocks(AtomicFile& file) {
+  template <class File>
+  void write_blocks(File& file) {
     const KvShape& shape = state.kv.shape();
     if (options.compress == 0) {
       uint64_t offset = 0;
@@ -261,8 +296,8 @@ struct SnapshotWriter {
 
   // With planes as they are where a reader would take the block for a bomb (limits.hpp). Returns
   // where the next one begins.
-  uint64_t write_packed(AtomicFile& file, int64_t block, std::vector<std::byte> packed,
-                        uint64_t offset) {
+  template <class File>
+  uint64_t write_packed(File& file, int64_t block, std::vector<std::byte> packed, uint64_t offset) {
     expanded += state.kv.shape().block_bytes();
     if (expanded > kExpandedBytes + kExpandedRatio * (offset + packed.size())) {
       std::vector<std::byte> copy;
@@ -325,8 +360,9 @@ struct SnapshotWriter {
 
 namespace {
 
-StateDigests write_state(const State& state, SnapshotMeta meta, const std::string& path,
-                         const SaveOptions& options, const Snapshot* like) {
+// What cannot be written so, or not to `path`.
+void check_writable(const State& state, const SnapshotMeta& meta, const std::string& path,
+                    const SaveOptions& options) {
   if (options.compress < 0 || options.compress > 9) {
     throw Error(ErrorKind::argument, "", "compress", "a level of 0 .. 9",
                 std::to_string(options.compress));
@@ -357,6 +393,11 @@ StateDigests write_state(const State& state, SnapshotMeta meta, const std::strin
   check_generation(state.generation, meta_vocab(meta), state.size(), "");
   check_prune_log(state.prunes.size(), shifted_out(state.prunes));
   check_chat(state.chat, state.transcript_size(), "");
+}
+
+StateDigests write_state(const State& state, SnapshotMeta meta, const std::string& path,
+                         const SaveOptions& options, const Snapshot* like) {
+  check_writable(state, meta, path, options);
   SnapshotWriter writer(state, std::move(meta), options);
   writer.write(path, like);
   return writer.digests;
@@ -370,6 +411,22 @@ StateDigests Snapshot::save(Session& session, const std::string& path, const Sav
   return with_whole_state(session, [&](const State& state) {
     return write_state(state, meta_of(session, options.tokenizer), path, o, nullptr);
   });
+}
+
+std::vector<std::byte> encode_snapshot(Session& session, const SaveOptions& options,
+                                       StateDigests* digests) {
+  SaveOptions o = options;
+  if (o.threads == 0) o.threads = session.compute().threads;
+  MemoryFile file;
+  *digests = with_whole_state(session, [&](const State& state) {
+    const SnapshotMeta meta = meta_of(session, o.tokenizer);
+    check_writable(state, meta, "", o);
+    SnapshotWriter writer(state, meta, o);
+    file = MemoryFile();
+    writer.write_to(file, nullptr);
+    return writer.digests;
+  });
+  return file.take();
 }
 
 StateDigests Snapshot::save(const State& state, const Snapshot& like, const std::string& path,

@@ -5,6 +5,7 @@
 #include "tools/chat/chat.hpp"
 #include "tools/chat/signals.hpp"
 #include "tools/chat/terminal.hpp"
+#include "tools/store/store.hpp"
 
 namespace stet::tool {
 namespace {
@@ -97,7 +98,7 @@ Conversation open_chat(ChatOptions& o, std::string*) {
 
 Conversation resume_chat(ChatOptions& o, const std::string& path,
                          const std::shared_ptr<const Model>& loaded, std::string* greeting) {
-  Snapshot snapshot = Snapshot::open(path);
+  Snapshot snapshot = open_state(path);
   require_conversation(snapshot);
   snapshot.find_parents(o.restore.parent);
   ModelOptions model = o.model;

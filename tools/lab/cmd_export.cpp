@@ -8,6 +8,7 @@
 #include "stet/session/edit.hpp"
 #include "tools/command.hpp"
 #include "tools/lab/tensor_file.hpp"
+#include "tools/store/store.hpp"
 
 namespace stet::tool {
 namespace {
@@ -20,10 +21,9 @@ struct ExportCommand {
 };
 
 Snapshot open_snapshot(const ExportCommand& o) {
-  const Snapshot snapshot = Snapshot::open(o.snapshot);
-  return snapshot.meta().form == SnapshotForm::delta
-             ? Snapshot::open_with_parents(o.snapshot, o.parent)
-             : snapshot;
+  const Snapshot snapshot = open_state(o.snapshot);
+  return snapshot.meta().form == SnapshotForm::delta ? open_state_with_parents(o.snapshot, o.parent)
+                                                     : snapshot;
 }
 
 std::string tensor_name(int64_t layer, bool key) {

@@ -10,7 +10,7 @@
 #include <fstream>
 
 #include "stet/base/error.hpp"
-#include "stet/base/sha256.hpp"
+#include "stet/base/hmac.hpp"
 #include "stet/files/file.hpp"
 #include "stet/text/utf8.hpp"
 #include "tools/serve/fields.hpp"
@@ -20,22 +20,6 @@ namespace {
 
 std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
-}
-
-// HMAC-SHA256 (RFC 2104); the key is 32 bytes.
-Sha256 hmac(const std::string& key, std::string_view message) {
-  std::string inner(64, '\x36'), outer(64, '\x5c');
-  for (size_t i = 0; i < key.size(); ++i) {
-    inner[i] = static_cast<char>(inner[i] ^ key[i]);
-    outer[i] = static_cast<char>(outer[i] ^ key[i]);
-  }
-  RunningSha256 first, second;
-  first.add(bytes_of(inner));
-  first.add(bytes_of(message));
-  const Sha256 digest = first.result();
-  second.add(bytes_of(outer));
-  second.add(digest.bytes);
-  return second.result();
 }
 
 std::string random_secret() {
@@ -126,7 +110,7 @@ std::string States::handle(const std::string& prefix, const std::string& client,
   std::string message = client;
   message += '\0';
   message += content;
-  return prefix + sha256_text(hmac(secret_, message)).substr(7, 32);
+  return prefix + sha256_text(hmac_sha256(bytes_of(secret_), bytes_of(message))).substr(7, 32);
 }
 
 // ---------------------------------------------------------------- memory

@@ -1,0 +1,37 @@
+#include "stet/base/hmac.hpp"
+
+#include <algorithm>
+#include <array>
+
+namespace stet {
+
+Sha256 hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> message) {
+  Sha256 short_key;
+  if (key.size() > 64) {
+    short_key = sha256_of(key);
+    key = short_key.bytes;
+  }
+  std::array<std::byte, 64> inner, outer;
+  inner.fill(std::byte{0x36});
+  outer.fill(std::byte{0x5c});
+  for (size_t i = 0; i < key.size(); ++i) {
+    inner[i] ^= key[i];
+    outer[i] ^= key[i];
+  }
+  RunningSha256 first, second;
+  first.add(inner);
+  first.add(message);
+  const Sha256 digest = first.result();
+  second.add(outer);
+  second.add(digest.bytes);
+  return second.result();
+}
+
+bool equal_in_constant_time(const Sha256& a, const Sha256& b) {
+  std::byte difference{};
+  for (size_t i = 0; i < a.bytes.size(); ++i) difference |= a.bytes[i] ^ b.bytes[i];
+  volatile std::byte found = difference;  // or the loop may be left early
+  return found == std::byte{};
+}
+
+}  // namespace stet

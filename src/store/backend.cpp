@@ -1,0 +1,67 @@
+#include "stet/store/backend.hpp"
+
+#include <charconv>
+#include <ctime>
+
+#include "src/store/directory.hpp"
+#include "stet/base/error.hpp"
+
+namespace stet {
+namespace {
+
+// What stands before `mark`, which goes with it; all of the text where there is none.
+std::string cut_before(std::string& text, char mark) {
+  const size_t at = text.find(mark);
+  const std::string front = text.substr(0, at);
+  text = at == std::string::npos ? "" : text.substr(at + 1);
+  return front;
+}
+
+}  // namespace
+
+StoreBackend::~StoreBackend() = default;
+
+StoreUrl parse_store_url(const std::string& url) {
+  StoreUrl u;
+  const auto fail = [](const std::string& expected, const std::string& found) {
+    throw Error(ErrorKind::argument, "", "store", expected, printable(found, 100));
+  };
+  if (url.empty()) fail("dir:PATH or redis://HOST[:PORT][/PREFIX]", "nothing");
+  if (!url.starts_with("redis://")) {
+    u.path = url.starts_with("dir:") ? url.substr(4) : url;
+    if (u.path.empty() || u.path.find("://") != std::string::npos)
+      fail("dir:PATH or redis://HOST[:PORT][/PREFIX]", url);
+    return u;
+  }
+  u.kind = StoreUrl::Kind::redis;
+  std::string rest = url.substr(8), host = cut_before(rest, '/');
+  u.prefix = rest.empty() ? "stet" : rest;
+  if (const size_t at = host.rfind('@'); at != std::string::npos) {
+    std::string login = host.substr(0, at);
+    host = host.substr(at + 1);
+    u.user = cut_before(login, ':');
+    u.password = login;
+  }
+  u.host = cut_before(host, ':');
+  if (u.host.empty()) fail("redis://HOST[:PORT][/PREFIX]", "no host");
+  if (host.empty()) return u;
+  const auto [end, error] = std::from_chars(host.data(), host.data() + host.size(), u.port);
+  if (error != std::errc() || end != host.data() + host.size() || u.port < 1 || u.port > 65535)
+    fail("a port in 1..65535", host);
+  return u;
+}
+
+void create_store(const std::string& url, uint64_t budget) {
+  const StoreUrl u = parse_store_url(url);
+  if (u.kind == StoreUrl::Kind::directory) return create_directory_store(u.path, budget);
+  throw Error(ErrorKind::unsupported, "", "store", "dir:PATH", "redis");
+}
+
+std::unique_ptr<StoreBackend> open_store_backend(const std::string& url, StoreClock clock) {
+  if (!clock) clock = [] { return static_cast<int64_t>(std::time(nullptr)); };
+  const StoreUrl u = parse_store_url(url);
+  if (u.kind == StoreUrl::Kind::directory) return open_directory_store(u.path, std::move(clock));
+  throw Error(ErrorKind::unsupported, "", "store", "dir:PATH", "redis");
+}
+
+}  // namespace stet

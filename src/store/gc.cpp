@@ -1,0 +1,70 @@
+// What leads from names and leases is marked; what is not, and was not used for the grace time,
+// goes. Whoever writes or names anything marks it as used first, and the sweep looks at that again
+// under the lock by which it removes.
+#include <algorithm>
+#include <set>
+
+#include "src/store/text.hpp"
+#include "stet/base/error.hpp"
+#include "stet/store/store.hpp"
+
+namespace stet {
+
+struct Store::Marks {
+  std::set<Sha256> states, blocks;
+};
+
+Store::Marks Store::mark(std::vector<std::string>& refused) {
+  std::vector<Sha256> next = backend_->leased();
+  for (const std::string& name : names()) {
+    // A name that cannot be read is no reason to lose what it may stand for.
+    for (const NameEntry& e : history(name)) next.push_back(e.state);
+  }
+  Marks marks;
+  while (!next.empty()) {
+    const Sha256 at = next.back();
+    next.pop_back();
+    if (at == Sha256() || !marks.states.insert(at).second) continue;
+    try {
+      const std::optional<StateRecord> record = find_state(at);
+      if (!record) continue;
+      marks.blocks.insert(record->blocks.begin(), record->blocks.end());
+      next.push_back(record->parent);
+    } catch (const Error& e) {
+      if (e.kind == ErrorKind::io) throw;  // what cannot be reached may be there
+      refused.push_back(e.what());
+    }
+  }
+  return marks;
+}
+
+GcReport Store::gc(const GcOptions& options) {
+  GcReport report;
+  const int64_t before = now() - options.grace;
+  const Marks marks = mark(report.refused);
+  if (options.between) options.between();
+  const auto sweep = [&](Shelf shelf, const std::set<Sha256>& marked, uint64_t& removed,
+                         uint64_t& kept) {
+    std::vector<ShelfEntry> idle;
+    backend_->list(shelf, [&](const ShelfEntry& e) {
+      if (marked.contains(e.name) || e.used >= before)
+        ++kept;
+      else
+        idle.push_back(e);
+    });
+    for (const ShelfEntry& e : idle) {
+      if (options.dry_run || backend_->remove(shelf, e.name, before)) {
+        ++removed;
+        report.bytes += e.bytes;
+      } else {
+        ++kept;
+      }
+    }
+  };
+  sweep(Shelf::states, marks.states, report.states, report.kept_states);
+  sweep(Shelf::blocks, marks.blocks, report.blocks, report.kept_blocks);
+  if (!options.dry_run) backend_->tidy(before);
+  return report;
+}
+
+}  // namespace stet

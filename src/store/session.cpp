@@ -1,0 +1,296 @@
+#include "stet/store/session.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "src/store/text.hpp"
+#include "stet/base/bytes.hpp"
+#include "stet/base/error.hpp"
+#include "stet/kv/kv_writer.hpp"
+#include "stet/snapshot/encode.hpp"
+
+namespace stet {
+namespace {
+
+// A process may have only so many files open; further blocks are read.
+constexpr size_t kMostMapped = 256;
+
+// Of the last, partial block and the logits, where the tokens from its beginning on do not give
+// them: what they saw was pruned since.
+Sha256 tail_identity(const Sha256& state) {
+  ByteWriter w;
+  w.text("stet tail 1\n");
+  w.bytes(state.bytes);
+  return sha256_of(w.data());
+}
+
+bool needs_tail(int64_t size, int64_t floor) {
+  return floor > 0 &&
+         floor > size / kBlockPositions * kBlockPositions - (size % kBlockPositions == 0);
+}
+
+std::vector<std::byte> tail_bytes(const State& state) {
+  std::vector<std::byte> bytes;
+  if (state.size() % kBlockPositions != 0) {
+    const std::byte* block = state.kv.block(state.kv.blocks() - 1);
+    bytes.assign(block, block + state.kv.shape().block_bytes());
+  }
+  const auto logits = std::as_bytes(std::span(*state.logits));
+  bytes.insert(bytes.end(), logits.begin(), logits.end());
+  return bytes;
+}
+
+// The full blocks of a state that are in a store: of which nothing is visible, they are zeros.
+template <class Visible>
+std::vector<int64_t> stored_blocks(int64_t size, Visible visible) {
+  std::vector<int64_t> found;
+  for (int64_t b = 0; b < size / kBlockPositions; ++b) {
+    if (visible(b) != 0) found.push_back(b);
+  }
+  return found;
+}
+
+// One state on its way out of a store.
+class Restorer {
+ public:
+  Restorer(Store& store, const Snapshot& snapshot, const RestoreOptions& how, StoreRestore& report)
+      : store_(store), snapshot_(snapshot), how_(how), report_(report) {}
+
+  State state(int64_t capacity) {
+    State state = snapshot_.recipe();
+    const SnapshotMeta& meta = snapshot_.meta();
+    state.kv = KvCache(meta.kv, capacity);
+    zeros_ = KvWriter(state.kv).fresh_block();
+    zeros_->mark_shared();
+    blocks_.assign(static_cast<size_t>(blocks_of(meta.positions)), zeros_);
+    fetch(state);
+    std::vector<uint64_t> visible;
+    for (size_t b = 0; b < blocks_.size(); ++b)
+      visible.push_back(snapshot_.visible(static_cast<int64_t>(b)));
+    KvWriter(state.kv).adopt(std::move(blocks_), std::move(visible), meta.positions);
+    return state;
+  }
+
+  // Whether the last tokens cannot be computed from what is before them.
+  bool lost_tail() const { return lost_tail_; }
+
+  void finish(Session& session) {
+    std::vector<int64_t> computed;
+    for (const HealedBlocks& healed : session.take_healed()) {
+      computed.insert(computed.end(), healed.blocks.begin(), healed.blocks.end());
+      report_.restored.recomputed += healed.tokens;
+    }
+    const int64_t full = session.size() / kBlockPositions;
+    report_.computed =
+        static_cast<size_t>(std::ranges::count_if(computed, [&](int64_t b) { return b < full; }));
+    report_.fetched = wanted_ - report_.computed;
+    if (report_.computed > missing_)
+      ++reasons_[fmt::format("{} held other bytes than the state", report_.computed - missing_)];
+    report_.restored.reused =
+        session.size() - std::min(session.size(), report_.restored.recomputed);
+    report_.restored.checked = true;
+    tell_reasons();
+  }
+
+  void tell_reasons() {
+    for (const auto& [reason, n] : reasons_) report_.reasons.push_back(reason);
+  }
+
+ private:
+  SavedBlock saved(int64_t block) const {
+    const std::span<const Digest> digests = snapshot_.block_digests(block);
+    return {{digests.begin(), digests.end()}, store_.url(), nullptr};
+  }
+
+  // Stands for a block that is to be computed: it reads as damaged, and the session heals it.
+  std::shared_ptr<KvBlock> missing(int64_t block) {
+    return std::make_shared<KvBlock>(zeros_->data(), zeros_, saved(block));
+  }
+
+  std::shared_ptr<KvBlock> kept(State& state, int64_t block, const StoredBlock& found,
+                                std::span<const std::byte> bytes) {
+    SavedBlock as = saved(block);
+    if (found.mapping == nullptr)
+      return std::make_shared<KvBlock>(bytes.data(), found.owner, std::move(as));
+    if (how_.map && mapped_++ < kMostMapped) {
+      as.mapping = found.mapping;
+      return std::make_shared<KvBlock>(bytes.data(), found.owner, std::move(as));
+    }
+    std::shared_ptr<KvBlock> own = KvWriter(state.kv).fresh_block();
+    std::memcpy(const_cast<std::byte*>(own->data()), bytes.data(), bytes.size());
+    return snapshot_.digests_like_saved(own->data()) == as.digests ? own : missing(block);
+  }
+
+  void note(const StoredBlock& found, size_t bytes) {
+    ++missing_;
+    if (!found.refused.empty())
+      ++refused_[found.refused];
+    else if (found.bytes.empty())
+      ++absent_;
+    else
+      ++refused_[fmt::format("expected {} bytes, found {}", bytes, found.bytes.size())];
+  }
+
+  void fetch(State& state) {
+    const size_t size = state.kv.shape().block_bytes();
+    const std::vector<BlockIdentity> all = snapshot_.block_identities();
+    const std::vector<int64_t> wanted =
+        stored_blocks(state.size(), [&](int64_t b) { return snapshot_.visible(b); });
+    std::vector<Sha256> ids;
+    for (const int64_t b : wanted) ids.push_back(all[static_cast<size_t>(b)].id);
+    const bool tail = needs_tail(state.size(), state.floor());
+    if (tail) ids.push_back(tail_identity(snapshot_.digests().id));
+    wanted_ = wanted.size();
+    std::vector<StoredBlock> found(ids.size());
+    bool reached = true;
+    try {
+      found = store_.blocks(ids);
+    } catch (const Error& e) {
+      if (e.kind != ErrorKind::io) throw;
+      reached = false;
+      ++reasons_[e.what()];
+      missing_ = wanted.size();
+    }
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      const bool good = found[i].bytes.size() == size;
+      if (!good && reached) note(found[i], size);
+      blocks_[static_cast<size_t>(wanted[i])] =
+          good ? kept(state, wanted[i], found[i], found[i].bytes) : missing(wanted[i]);
+    }
+    place_tail(state, tail ? &found.back() : nullptr);
+    if (absent_ > 0)
+      ++reasons_[fmt::format("{} {} not in the store", absent_, absent_ == 1 ? "was" : "were")];
+    for (const auto& [reason, n] : refused_)
+      ++reasons_[fmt::format("{} {} refused: {}", n, n == 1 ? "was" : "were", reason)];
+  }
+
+  void place_tail(State& state, const StoredBlock* tail) {
+    const bool partial = state.size() % kBlockPositions != 0;
+    const int64_t last = static_cast<int64_t>(blocks_.size()) - 1;
+    const size_t block = partial ? state.kv.shape().block_bytes() : 0;
+    if (partial) blocks_.back() = missing(last);
+    if (tail == nullptr) return;
+    const size_t vocab = static_cast<size_t>(
+        ModelConfig::from_canonical(snapshot_.meta().config, snapshot_.path()).vocab_size);
+    lost_tail_ = tail->bytes.size() != block + vocab * sizeof(float);
+    if (lost_tail_) return;
+    if (partial) blocks_.back() = kept(state, last, *tail, tail->bytes.first(block));
+    state.logits = std::make_shared<std::vector<float>>(vocab);
+    std::memcpy(state.logits->data(), tail->bytes.data() + block, vocab * sizeof(float));
+  }
+
+  Store& store_;
+  const Snapshot& snapshot_;
+  const RestoreOptions& how_;
+  StoreRestore& report_;
+  std::shared_ptr<KvBlock> zeros_;
+  std::vector<std::shared_ptr<KvBlock>> blocks_;
+  size_t wanted_ = 0, missing_ = 0, absent_ = 0, mapped_ = 0;
+  bool lost_tail_ = false;
+  std::map<std::string, size_t> refused_, reasons_;
+};
+
+void prove_logits(const Snapshot& snapshot, Session& session) {
+  const Digest found = digest_of(std::as_bytes(session.logits()));
+  if (found == snapshot.digests().logits) return;
+  throw Error(ErrorKind::mismatch, snapshot.path(), "logits",
+              "digest " + digest_text(snapshot.digests().logits), digest_text(found));
+}
+
+std::string counted(size_t n, const char* what) {
+  return fmt::format("{} block{} {}", n, n == 1 ? "" : "s", what);
+}
+
+}  // namespace
+
+StorePutReport put_session(Store& store, Session& session, const StorePut& how) {
+  StorePutReport report;
+  SaveOptions o;
+  o.tokenizer = how.tokenizer;
+  const State& state = session.state();
+  const bool recipe = !replay_limit(state);
+  o.form = recipe ? SnapshotForm::recipe : SnapshotForm::full;
+  StateRecord record;
+  record.parent = how.parent;
+  record.created = store.now();
+  record.note = how.note;
+  record.snapshot = encode_snapshot(session, o, &report.digests);
+  std::vector<Store::NewBlock> blocks;
+  std::vector<std::byte> tail;
+  if (recipe) {
+    const std::vector<BlockIdentity> ids = session.block_identities();
+    for (const int64_t b :
+         stored_blocks(state.size(), [&](int64_t i) { return state.kv.visible(i); })) {
+      blocks.push_back({ids[static_cast<size_t>(b)].id, [&state, b] {
+                          return std::span(state.kv.block(b), state.kv.shape().block_bytes());
+                        }});
+    }
+    if (needs_tail(state.size(), state.floor())) {
+      tail = tail_bytes(state);
+      blocks.push_back({tail_identity(report.digests.id), [&tail] { return std::span(tail); }});
+    }
+  }
+  for (const Store::NewBlock& b : blocks) record.blocks.push_back(store.place(b.identity));
+  report.blocks = blocks.size();
+  const Store::PutReport put = store.put_blocks(blocks);
+  report.written = put.written;
+  report.present = put.present;
+  report.place = store.put_state(report.digests.id, record);
+  return report;
+}
+
+StoreSnapshot open_snapshot(Store& store, const Sha256& place) {
+  StoreSnapshot s;
+  s.record = store.state(place);
+  s.snapshot = std::make_shared<const Snapshot>(Snapshot::parse(
+      s.record.snapshot, store.url() + " state " + hex_of_hash(place).substr(0, 16)));
+  return s;
+}
+
+Session restore_session(Store& store, const Snapshot& snapshot, std::shared_ptr<const Model> model,
+                        const RestoreOptions& how, StoreRestore* report) {
+  StoreRestore ignored;
+  StoreRestore& r = report != nullptr ? *report : ignored;
+  r = {};
+  if (how.replay || snapshot.meta().form != SnapshotForm::recipe)
+    return snapshot.restore(model, how, &r.restored);
+  SessionOptions o = how.session;
+  const SnapshotMeta& meta = snapshot.meta();
+  o.kv_type = meta.kv.type;
+  if (o.capacity == 0) o.capacity = std::min(meta.capacity, model->config().max_positions);
+  checked_capacity(model->config(), o.capacity);
+  snapshot.check_compatible(*model, o.compute.contract, how.tokenizer);
+  if (meta.positions > o.capacity) {
+    throw Error(ErrorKind::capacity, snapshot.path(), "tokens",
+                "at most " + std::to_string(o.capacity) + " positions (--ctx)",
+                std::to_string(meta.positions));
+  }
+  Restorer restorer(store, snapshot, how, r);
+  State state = restorer.state(o.capacity);
+  if (restorer.lost_tail()) {
+    RestoreOptions recipe = how;
+    Session session = snapshot.restore(model, recipe, &r.restored);
+    r.computed = static_cast<size_t>(session.size() / kBlockPositions);
+    restorer.tell_reasons();
+    r.reasons.push_back("its last tokens saw what was pruned since, and are not in the store");
+    return session;
+  }
+  Session session(model, std::move(state), o);
+  session.state();  // computes what is missing
+  prove_logits(snapshot, session);
+  restorer.finish(session);
+  return session;
+}
+
+std::string StoreRestore::text() const {
+  std::string why;
+  for (const std::string& reason : reasons) why += (why.empty() ? "" : "; ") + reason;
+  const std::string text = counted(fetched, "fetched") + fmt::format(", {} computed", computed);
+  return why.empty() ? text : text + " (" + why + ")";
+}
+
+}  // namespace stet

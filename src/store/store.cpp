@@ -1,0 +1,303 @@
+#include "stet/store/store.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <utility>
+
+#include "src/store/payloads.hpp"
+#include "src/store/text.hpp"
+#include "stet/base/error.hpp"
+#include "stet/threads/team.hpp"
+
+namespace stet {
+namespace {
+
+constexpr size_t kBlocksAtOnce = 32;   // hashed, read or written together
+constexpr size_t kMostEntries = 1000;  // of a name's history
+constexpr size_t kMostTries = 64;      // of a name that others set, too
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+Sha256 identity_of_name(const std::string& name) {
+  const std::string text = "stet name 1\n" + name;
+  return sha256_of(std::as_bytes(std::span(text)));
+}
+
+std::string where_of(const std::string& url, const char* shelf, const Sha256& place) {
+  return url + " " + shelf + " " + hex_of_hash(place).substr(0, 16);
+}
+
+[[noreturn]] void not_there(const std::string& url, const std::string& what) {
+  throw Error(ErrorKind::io, url, what, "a state that is in the store", "none");
+}
+
+void check_store_name(const std::string& name) {
+  if (is_store_name(name)) return;
+  throw Error(
+      ErrorKind::argument, "", "name",
+      "1 to 128 of a-z A-Z 0-9 . _ -, not all hexadecimal digits, the first a letter, digit "
+      "or _",
+      printable(name, 60));
+}
+
+}  // namespace
+
+bool is_store_name(const std::string& name) {
+  const auto is_one_of = [](char c, std::string_view set) {
+    return set.find(c) != std::string_view::npos;
+  };
+  constexpr std::string_view
+      kHex = "0123456789abcdef",
+      kAll = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+  if (name.empty() || name.size() > 128 || name[0] == '.' || name[0] == '-') return false;
+  return std::ranges::all_of(name, [&](char c) { return is_one_of(c, kAll); }) &&
+         !(name.size() >= 6 &&
+           std::ranges::all_of(name, [&](char c) { return is_one_of(c, kHex); }));
+}
+
+Store::Store(std::shared_ptr<StoreBackend> backend, const StoreKey& key,
+             const StoreOptions& options)
+    : backend_(std::move(backend)),
+      key_(key),
+      threads_(options.threads > 0 ? options.threads : default_threads()),
+      clock_(options.clock ? options.clock
+                           : [] { return static_cast<int64_t>(std::time(nullptr)); }) {}
+
+Store::~Store() = default;
+
+Store::Lease::~Lease() {
+  if (backend_ == nullptr) return;
+  try {
+    backend_->release(holder_);
+  } catch (const Error&) {
+    // It ends by itself.
+  }
+}
+
+void Store::count(const StoreTraffic& more) {
+  const std::lock_guard lock(mutex_);
+  traffic_.hits += more.hits;
+  traffic_.misses += more.misses;
+  traffic_.refused += more.refused;
+  traffic_.read_bytes += more.read_bytes;
+  traffic_.written_bytes += more.written_bytes;
+  traffic_.read_seconds += more.read_seconds;
+  traffic_.write_seconds += more.write_seconds;
+}
+
+StoreTraffic Store::traffic() const {
+  const std::lock_guard lock(mutex_);
+  return traffic_;
+}
+
+// ---------------------------------------------------------------- blocks
+
+size_t Store::write_blocks(std::span<const NewBlock* const> blocks) {
+  std::vector<std::span<const std::byte>> bytes(blocks.size());
+  std::vector<std::vector<std::byte>> fronts(blocks.size());
+  std::vector<NewRecord> records(blocks.size());
+  for (size_t i = 0; i < blocks.size(); ++i) bytes[i] = blocks[i]->bytes();
+  run_each(threads_, blocks.size(), [&](size_t i) {
+    const Sha256 name = place(blocks[i]->identity);
+    fronts[i] = seal_record(key_, {RecordKind::block, name, 0, bytes[i]});
+    records[i] = {name, fronts[i], bytes[i]};
+  });
+  const double start = seconds_now();
+  const size_t kept = backend_->write(Shelf::blocks, records);
+  StoreTraffic t;
+  for (size_t i = 0; i < kept; ++i) t.written_bytes += kBlockFront + bytes[i].size();
+  t.write_seconds = seconds_now() - start;
+  count(t);
+  return kept;
+}
+
+Store::PutReport Store::put_blocks(std::span<const NewBlock> blocks) {
+  std::vector<Sha256> places;
+  for (const NewBlock& b : blocks) places.push_back(place(b.identity));
+  const std::vector<bool> there = backend_->touch(Shelf::blocks, places);
+  std::vector<const NewBlock*> missing;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (!there[i]) missing.push_back(&blocks[i]);
+  }
+  PutReport report{0, blocks.size() - missing.size()};
+  for (size_t i = 0; i < missing.size(); i += kBlocksAtOnce) {
+    const size_t n = std::min(kBlocksAtOnce, missing.size() - i);
+    const size_t kept = write_blocks(std::span(missing).subspan(i, n));
+    report.written += kept;
+    if (kept < n) break;
+  }
+  return report;
+}
+
+StoredBlock Store::checked(const Sha256& name, const std::optional<StoredBytes>& found) const {
+  if (!found) return {};
+  try {
+    const Record r =
+        open_record(key_, RecordKind::block, name, found->bytes, where_of(url(), "block", name));
+    if (r.encoding != 0)
+      throw Error(ErrorKind::unsupported, where_of(url(), "block", name), "encoding", "0",
+                  std::to_string(r.encoding));
+    return {r.payload, found->owner, found->mapping, ""};
+  } catch (const Error& e) {
+    return {{}, nullptr, nullptr, e.what()};
+  }
+}
+
+std::vector<StoredBlock> Store::blocks(std::span<const Sha256> identities) {
+  std::vector<Sha256> places;
+  for (const Sha256& id : identities) places.push_back(place(id));
+  return blocks_at(places);
+}
+
+std::vector<StoredBlock> Store::blocks_at(std::span<const Sha256> places) {
+  std::vector<StoredBlock> all(places.size());
+  StoreTraffic t;
+  const double start = seconds_now();
+  for (size_t begin = 0; begin < places.size(); begin += kBlocksAtOnce) {
+    const size_t n = std::min(kBlocksAtOnce, places.size() - begin);
+    const auto found = backend_->read(Shelf::blocks, places.subspan(begin, n));
+    run_each(threads_, n, [&](size_t i) { all[begin + i] = checked(places[begin + i], found[i]); });
+    for (const auto& f : found) t.read_bytes += f ? f->bytes.size() : 0;
+  }
+  t.read_seconds = seconds_now() - start;
+  for (const StoredBlock& b : all)
+    ++(!b.bytes.empty() ? t.hits : b.refused.empty() ? t.misses : t.refused);
+  count(t);
+  return all;
+}
+
+// ---------------------------------------------------------------- states
+
+Sha256 Store::put_state(const Sha256& id, const StateRecord& state) {
+  const Sha256 name = place(id);
+  if (backend_->touch(Shelf::states, {&name, 1})[0]) return name;
+  const std::vector<std::byte> payload = encode_state_payload(state);
+  const std::vector<std::byte> front = seal_record(key_, {RecordKind::state, name, 0, payload});
+  const NewRecord record{name, front, payload};
+  backend_->write(Shelf::states, {&record, 1});
+  return name;
+}
+
+bool Store::has_state(const Sha256& name) { return backend_->touch(Shelf::states, {&name, 1})[0]; }
+
+StateRecord Store::state(const Sha256& name) {
+  std::optional<StateRecord> found = find_state(name);
+  if (!found) not_there(url(), hex_of_hash(name).substr(0, 16));
+  return *std::move(found);
+}
+
+std::optional<StateRecord> Store::find_state(const Sha256& name) {
+  const std::optional<StoredBytes> found = backend_->read(Shelf::states, {&name, 1})[0];
+  if (!found) return std::nullopt;
+  const std::string where = where_of(url(), "state", name);
+  return decode_state_payload(
+      open_record(key_, RecordKind::state, name, found->bytes, where).payload, where);
+}
+
+std::vector<ShelfEntry> Store::states() {
+  std::vector<ShelfEntry> all;
+  backend_->list(Shelf::states, [&](const ShelfEntry& e) { all.push_back(e); });
+  std::sort(all.begin(), all.end(),
+            [](const ShelfEntry& a, const ShelfEntry& b) { return a.name < b.name; });
+  return all;
+}
+
+Sha256 Store::resolve(const std::string& reference) {
+  if (is_store_name(reference)) {
+    const std::vector<NameEntry> entries = history(reference);
+    if (entries.empty()) not_there(url(), printable(reference, 130));
+    return entries.back().state;
+  }
+  if (const auto whole = hash_of_hex(reference)) return *whole;
+  const std::string hex = reference.starts_with("sha256:") ? reference.substr(7) : reference;
+  std::optional<Sha256> found;
+  if (hex.size() < 6) check_store_name(reference);
+  for (const ShelfEntry& e : states()) {
+    if (!hex_of_hash(e.name).starts_with(hex)) continue;
+    if (found)
+      throw Error(ErrorKind::argument, url(), reference, "the first digits of one state",
+                  "those of several");
+    found = e.name;
+  }
+  if (!found) not_there(url(), printable(reference, 130));
+  return *found;
+}
+
+// ---------------------------------------------------------------- names
+
+std::vector<std::byte> Store::sealed_name(const std::string& name,
+                                          std::span<const NameEntry> entries) const {
+  const std::vector<std::byte> payload = encode_name_payload(name, entries);
+  std::vector<std::byte> bytes =
+      seal_record(key_, {RecordKind::name, identity_of_name(name), 0, payload});
+  bytes.insert(bytes.end(), payload.begin(), payload.end());
+  return bytes;
+}
+
+std::vector<NameEntry> Store::opened_name(const std::string& name,
+                                          std::span<const std::byte> bytes) const {
+  const std::string where = url() + " name " + name;
+  const Record r = open_record(key_, RecordKind::name, identity_of_name(name), bytes, where);
+  return decode_name_payload(r.payload, name, where);
+}
+
+std::vector<NameEntry> Store::history(const std::string& name) {
+  check_store_name(name);
+  const auto bytes = backend_->read_name(name);
+  return bytes ? opened_name(name, *bytes) : std::vector<NameEntry>();
+}
+
+// What leads from a state counts as used now, up to one of which that holds anyway.
+void Store::refresh(Sha256 name, const std::optional<Sha256>& known) {
+  for (size_t n = 0; name != Sha256() && name != known; ++n) {
+    if (!has_state(name)) {
+      if (n == 0) not_there(url(), hex_of_hash(name).substr(0, 16));
+      return;  // the ancestors were not kept
+    }
+    const StateRecord record = state(name);
+    backend_->touch(Shelf::blocks, record.blocks);
+    name = record.parent;
+  }
+}
+
+void Store::set_name(const std::string& name, const std::optional<Sha256>& expected,
+                     const std::optional<Sha256>& next) {
+  check_store_name(name);
+  if (next) refresh(*next, expected);
+  for (size_t tries = 0; tries < kMostTries; ++tries) {
+    const auto before = backend_->read_name(name);
+    std::vector<NameEntry> entries = before ? opened_name(name, *before) : std::vector<NameEntry>();
+    const std::optional<Sha256> found =
+        entries.empty() ? std::nullopt : std::optional(entries.back().state);
+    if (found != expected) {
+      const auto text = [](const std::optional<Sha256>& s) {
+        return s ? "state " + hex_of_hash(*s).substr(0, 16) : std::string("no state");
+      };
+      throw Error(ErrorKind::mismatch, url(), "name " + name, text(expected),
+                  text(found) + ", which somebody has set meanwhile");
+    }
+    if (next && found == next) return;
+    if (next) entries.push_back({*next, now()});
+    const size_t drop = entries.size() > kMostEntries ? entries.size() - kMostEntries : 0;
+    std::optional<std::vector<std::byte>> after;
+    if (next) after = sealed_name(name, std::span(entries).subspan(drop));
+    if (backend_->replace_name(name, before, after)) return;
+  }
+  throw Error(ErrorKind::io, url(), "name " + name, "a name that is left alone for a moment",
+              "one that others keep setting");
+}
+
+Store::Lease Store::lease(std::span<const Sha256> states, int64_t seconds) {
+  const StoreKey random = StoreKey::random();
+  Sha256 holder;
+  holder.bytes = random.writers;
+  backend_->lease(hex_of_hash(holder), states, now() + seconds);
+  return {backend_, hex_of_hash(holder)};
+}
+
+}  // namespace stet

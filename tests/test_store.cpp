@@ -1,0 +1,351 @@
+// Records, names and states of a store in a directory: what is put comes back bit for bit, and what
+// is damaged, swapped, forged or gone is computed instead, and told.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+
+#include "scratch.hpp"
+#include "stet/base/hmac.hpp"
+#include "stet/store/session.hpp"
+#include "support.hpp"
+
+namespace stet::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// RFC 4231, test cases 1, 2 and 6.
+TEST(Hmac, IsThatOfTheStandard) {
+  const auto mac = [](const std::string& key, const std::string& text) {
+    return sha256_text(hmac_sha256(stet_test::as_bytes(key), stet_test::as_bytes(text)));
+  };
+  EXPECT_EQ(mac(std::string(20, '\x0b'), "Hi There"),
+            "sha256:b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+  EXPECT_EQ(mac("Jefe", "what do ya want for nothing?"),
+            "sha256:5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  EXPECT_EQ(mac(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First"),
+            "sha256:60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+  Sha256 a, b;
+  b.bytes[31] = std::byte{1};
+  EXPECT_TRUE(equal_in_constant_time(a, a));
+  EXPECT_FALSE(equal_in_constant_time(a, b));
+}
+
+TEST(StoreKey, IsKeptFromOthers) {
+  const stet_test::ScratchDir scratch;
+  const std::string path = scratch / "key";
+  const StoreKey key = StoreKey::random();
+  key.save(path);
+  EXPECT_EQ(StoreKey::load(path).writers, key.writers);
+  EXPECT_EQ(stet_test::error_of([&] { key.save(path); }),
+            "argument: " + path + ": key: expected a file that is not there yet, found one");
+  ASSERT_EQ(::chmod(path.c_str(), 0640), 0);
+  EXPECT_EQ(stet_test::error_of([&] { StoreKey::load(path); }),
+            "io: " + path +
+                ": permissions: expected 600: a key that its owner alone can read, found 640");
+  stet_test::write_file(scratch / "other", "something else\n");
+  ASSERT_EQ(::chmod((scratch / "other").c_str(), 0600), 0);
+  EXPECT_EQ(stet_test::error_of([&] { StoreKey::load(scratch / "other"); }),
+            "format: " + scratch / "other" +
+                ": first line: expected stet store key 1, found something else");
+}
+
+TEST(StoreRecord, EveryFlippedBitIsRefused) {
+  const StoreKey key = StoreKey::random();
+  const std::string payload = "sixty-four positions";
+  const Sha256 name = sha256_of(stet_test::as_bytes("name"));
+  for (const RecordKind kind : {RecordKind::block, RecordKind::state, RecordKind::name}) {
+    std::vector<std::byte> bytes = seal_record(key, {kind, name, 0, stet_test::as_bytes(payload)});
+    EXPECT_EQ(bytes.size(), kind == RecordKind::block ? kBlockFront : kRecordFront);
+    for (const std::byte b : stet_test::as_bytes(payload)) bytes.push_back(b);
+    EXPECT_EQ(text_of(open_record(key, kind, name, bytes, "r").payload), payload);
+    for (size_t i = 0; i < bytes.size() * 8; ++i) {
+      bytes[i / 8] ^= std::byte{1} << (i % 8);
+      EXPECT_THROW(open_record(key, kind, name, bytes, "r"), Error) << i;
+      bytes[i / 8] ^= std::byte{1} << (i % 8);
+    }
+    for (size_t size = 0; size < bytes.size(); ++size)
+      EXPECT_THROW(open_record(key, kind, name, std::span(bytes).first(size), "r"), Error);
+    EXPECT_THROW(open_record(StoreKey::random(), kind, name, bytes, "r"), Error);
+    EXPECT_THROW(open_record(key, kind, Sha256(), bytes, "r"), Error);
+  }
+}
+
+class StoreTest : public testing::Test {
+ protected:
+  StoreTest() : model_(test::model(asset_path("pocket-gemma3"))) {
+    create_store(path_, 0);
+    store_ = open(key_);
+  }
+
+  std::unique_ptr<Store> open(const StoreKey& key) const {
+    return std::make_unique<Store>(open_store_backend(path_), key);
+  }
+  Session session(int64_t size, KvType type = KvType::f32) const {
+    Session s(model_, {.capacity = 512, .kv_type = type});
+    s.append(ids(size));
+    return s;
+  }
+  static std::vector<int32_t> ids(int64_t size) {
+    std::vector<int32_t> all;
+    for (int64_t i = 0; i < size; ++i) all.push_back(static_cast<int32_t>(3 + i * 37 % 500));
+    return all;
+  }
+  // Puts it, takes it back, and compares every byte, before and after it goes on.
+  StoreRestore round_trip(Session& s, const std::function<void(const Sha256&)>& between = nullptr,
+                          bool map = true) {
+    const Sha256 place = put_session(*store_, s, {}).place;
+    if (between) between(place);
+    const StoreSnapshot from = open_snapshot(*store_, place);
+    StoreRestore report;
+    Session again = restore_session(*store_, *from.snapshot, model_, {.map = map}, &report);
+    expect_equal(again, s);
+    return report;
+  }
+  static void expect_equal(Session& a, Session& b) {
+    EXPECT_EQ(digests_of(a).state, digests_of(b).state);
+    EXPECT_EQ(digests_of(a).id, digests_of(b).id);
+    Session a2 = a.fork(), b2 = b.fork();
+    a2.append(ids(7));
+    b2.append(ids(7));
+    EXPECT_EQ(digests_of(a2).state, digests_of(b2).state);
+  }
+  std::vector<std::string> block_files() const {
+    std::vector<std::string> files;
+    for (const auto& e : fs::directory_iterator(path_ + "/blocks"))
+      files.push_back(e.path().string());
+    std::sort(files.begin(), files.end());
+    return files;
+  }
+
+  stet_test::ScratchDir scratch_;
+  const std::string path_ = scratch_ / "store";
+  const StoreKey key_ = StoreKey::random();
+  std::shared_ptr<const Model> model_;
+  std::unique_ptr<Store> store_;
+};
+
+using StoreSessions = StoreTest;
+
+TEST_F(StoreSessions, ComeBackBitForBitAtEveryLengthAroundABlock) {
+  for (const KvType type : {KvType::f32, KvType::bf16, KvType::f16}) {
+    for (const int64_t size : {0, 1, 63, 64, 65, 127, 128, 129, 200}) {
+      SCOPED_TRACE(size);
+      Session s = session(size, type);
+      const StoreRestore r = round_trip(s);
+      EXPECT_EQ(r.fetched, static_cast<size_t>(size / 64));
+      EXPECT_EQ(r.computed, 0u);
+      EXPECT_EQ(r.restored.recomputed, size % 64);
+      EXPECT_EQ(r.reasons, std::vector<std::string>());
+      round_trip(s, nullptr, false);
+    }
+  }
+}
+
+TEST_F(StoreSessions, WhatIsPrunedOrIntervenedComesBackToo) {
+  for (const bool shift : {false, true}) {
+    for (const auto& [begin, end, more] : std::vector<std::array<int64_t, 3>>{
+             {10, 20, 0}, {10, 20, 5}, {0, 128, 3}, {60, 150, 80}}) {
+      SCOPED_TRACE(std::to_string(begin) + " " + std::to_string(more));
+      Session s = session(200);
+      s.prune_range(begin, end, shift);
+      s.append(ids(more));
+      EXPECT_EQ(round_trip(s).computed, 0u);
+    }
+  }
+  Session s = session(192);
+  s.prune_range(3, 9, false);
+  EXPECT_EQ(round_trip(s).restored.recomputed, 0);
+  Session steered = session(100);
+  Intervention steer;
+  steer.point = Point::resid_pre;
+  steer.layers = {1};
+  steer.values = std::make_shared<const std::vector<float>>(
+      static_cast<size_t>(model_->config().hidden_size), 0.25f);
+  steered.attach(steer);
+  round_trip(steered);
+  steered.append(ids(100));
+  EXPECT_EQ(round_trip(steered).fetched, 3u);
+}
+
+TEST_F(StoreSessions, WhatTokensDoNotGiveIsInTheStateItself) {
+  Session s = session(150);
+  s.set_value(1, 0, 70, std::vector<float>(static_cast<size_t>(model_->config().head_dim), 0.5f));
+  EXPECT_EQ(round_trip(s).restored.recomputed, 0);
+  EXPECT_EQ(block_files().size(), 0u);
+}
+
+TEST_F(StoreSessions, BlocksAreStoredOnce) {
+  Session s = session(200);
+  EXPECT_EQ(put_session(*store_, s, {}).written, 3u);
+  Session fork = s.fork();
+  fork.append(ids(100));
+  const StorePutReport report = put_session(*store_, fork, {});
+  EXPECT_EQ(report.present, 3u);
+  EXPECT_EQ(report.written, 1u);
+  EXPECT_EQ(block_files().size(), 4u);
+}
+
+TEST_F(StoreSessions, WhateverHappensToBlocksTheyAreComputedAndItIsTold) {
+  Session s = session(300), other = session(300);
+  other.rewind(0);
+  other.append(std::vector<int32_t>(256, 9));
+  const auto damage = [&](const std::function<void(std::vector<std::string>)>& how, size_t computed,
+                          const std::string& why) {
+    SCOPED_TRACE(why);
+    for (const std::string& file : block_files()) fs::remove(file);
+    const StoreRestore r = round_trip(s, [&](const Sha256&) { how(block_files()); });
+    EXPECT_EQ(r.computed, computed);
+    EXPECT_EQ(r.fetched, 4 - computed);
+    EXPECT_NE(r.text().find(why), std::string::npos) << r.text();
+  };
+  const auto change = [](const std::string& file, const std::function<void(std::string&)>& how) {
+    std::string bytes = read_text_file(file, size_t{1} << 30);
+    how(bytes);
+    fs::remove(file);
+    stet_test::write_file(file, bytes);
+  };
+  damage([](auto files) { fs::remove(files[2]); }, 1, "1 was not in the store");
+  damage(
+      [](auto files) {
+        for (const auto& f : files) fs::remove(f);
+      },
+      4, "4 were not in the store");
+  damage([&](auto files) { change(files[0], [](std::string& b) { b[70000] ^= 1; }); }, 1,
+         "1 was refused: ");
+  damage([&](auto files) { change(files[1], [](std::string& b) { b.resize(b.size() / 2); }); }, 1,
+         "bytes: expected");
+  damage([&](auto files) { change(files[1], [](std::string& b) { b.resize(7); }); }, 1, "refused");
+  damage([&](auto files) { fs::resize_file(files[3], 0); }, 1, "refused");
+  damage(
+      [&](auto files) {
+        fs::rename(files[0], path_ + "/x");
+        fs::rename(files[1], files[0]);
+        fs::rename(path_ + "/x", files[1]);
+      },
+      2, "name: expected sha256:");
+  damage(
+      [&](auto files) {
+        for (const std::string& file : files) fs::remove(file);
+        const auto stranger = open(StoreKey::random());
+        Session again = session(300);
+        put_session(*stranger, again, {});
+      },
+      4, "HMAC: expected one of the writers' key, found another");
+  // One who has the key, and puts other bytes under the names: found by the state's own digests.
+  damage(
+      [&](auto files) {
+        const auto ids = s.block_identities();
+        for (const std::string& file : files) fs::remove(file);
+        std::vector<Store::NewBlock> forged;
+        for (int64_t b = 0; b < 4; ++b)
+          forged.push_back({ids[static_cast<size_t>(b)].id, [&other, b] {
+                              return std::span(other.kv().block(b),
+                                               other.kv().shape().block_bytes());
+                            }});
+        store_->put_blocks(forged);
+      },
+      4, "4 held other bytes than the state");
+}
+
+TEST_F(StoreSessions, AFileThatChangesWhileItIsMappedIsFoundOut) {
+  Session s = session(300);
+  const Sha256 place = put_session(*store_, s, {}).place;
+  const StoreSnapshot from = open_snapshot(*store_, place);
+  Session again = restore_session(*store_, *from.snapshot, model_, {}, nullptr);
+  fs::resize_file(block_files()[0], 5000);
+  again.append(ids(3));
+  s.append(ids(3));
+  EXPECT_EQ(digests_of(again).state, digests_of(s).state);
+  EXPECT_EQ(again.take_healed().size(), 1u);
+}
+
+TEST_F(StoreSessions, ABudgetIsNeverExceeded) {
+  const std::string small = scratch_ / "small";
+  const uint64_t block = session(64).kv().shape().block_bytes() + kBlockFront;
+  create_store(small, 3 * block + block / 2);
+  int64_t clock = 1000;
+  const StoreClock now = [&clock] { return ++clock; };
+  store_ = std::make_unique<Store>(open_store_backend(small, now), key_, StoreOptions{now});
+  const auto total = [&] {
+    uint64_t bytes = 0;
+    for (const auto& e : fs::directory_iterator(small + "/blocks")) bytes += e.file_size();
+    return bytes;
+  };
+  Session s = session(300);
+  const StoreRestore r = round_trip(s);
+  EXPECT_EQ(total(), 3 * block);
+  EXPECT_EQ(r.computed, 1u);
+  Session other = session(1);
+  other.append(std::vector<int32_t>(128, 9));
+  EXPECT_EQ(round_trip(other).computed, 0u);  // the ones used longest ago went for them
+  EXPECT_EQ(total(), 3 * block);
+}
+
+TEST_F(StoreTest, NamesAreSetByWhoeverKnowsWhatTheyHold) {
+  Session a = session(70), b = session(80);
+  const Sha256 first = put_session(*store_, a, {}).place,
+               second = put_session(*store_, b, {.parent = first, .note = "more"}).place;
+  store_->set_name("talk", std::nullopt, first);
+  EXPECT_EQ(store_->resolve("talk"), first);
+  store_->set_name("talk", first, second);
+  EXPECT_EQ(store_->history("talk").size(), 2u);
+  const auto digits = [](const Sha256& s, size_t n) { return sha256_text(s).substr(7, n); };
+  EXPECT_EQ(stet_test::error_of([&] { store_->set_name("talk", first, first); }),
+            "mismatch: dir:" + path_ + ": name talk: expected state " + digits(first, 16) +
+                ", found state " + digits(second, 16) + ", which somebody has set meanwhile");
+  EXPECT_EQ(store_->resolve(digits(second, 10)), second);
+  EXPECT_EQ(stet_test::error_of([&] { store_->resolve("nobody"); }),
+            "io: dir:" + path_ + ": nobody: expected a state that is in the store, found none");
+  EXPECT_THROW(store_->set_name("../x", std::nullopt, first), Error);
+  EXPECT_THROW(store_->set_name("abcdef12", std::nullopt, first), Error);
+  EXPECT_EQ(store_->names(), std::vector<std::string>{"talk"});
+  EXPECT_EQ(store_->state(second).parent, first);
+  EXPECT_EQ(store_->state(second).note, "more");
+  store_->set_name("talk", second, std::nullopt);
+  EXPECT_EQ(store_->names(), std::vector<std::string>());
+}
+
+TEST_F(StoreTest, ATenantFindsNothingOfAnother) {
+  Session s = session(200);
+  Store alice(open_store_backend(path_), key_.for_tenant("alice")),
+      bob(open_store_backend(path_), key_.for_tenant("bob"));
+  const StorePutReport of_alice = put_session(alice, s, {});
+  EXPECT_NE(of_alice.place, of_alice.digests.id);
+  const StorePutReport of_bob = put_session(bob, s, {});
+  EXPECT_EQ(of_bob.written, 3u);
+  EXPECT_NE(of_bob.place, of_alice.place);
+  EXPECT_FALSE(store_->has_state(of_alice.digests.id));
+  // Whoever collects needs no salt.
+  store_->set_name("kept", std::nullopt, of_alice.place);
+  GcOptions now;
+  now.grace = -10;
+  const GcReport report = store_->gc(now);
+  EXPECT_EQ(report.states, 1u);
+  EXPECT_EQ(report.blocks, 3u);
+  const StoreSnapshot from = open_snapshot(alice, of_alice.place);
+  StoreRestore r;
+  Session again = restore_session(alice, *from.snapshot, model_, {}, &r);
+  EXPECT_EQ(r.fetched, 3u);
+}
+
+TEST_F(StoreTest, ALeaseKeepsWhatNoNameLeadsTo) {
+  Session s = session(100);
+  const Sha256 place = put_session(*store_, s, {}).place;
+  GcOptions now;
+  now.grace = -10;
+  {
+    const Store::Lease lease = store_->lease({&place, 1}, 60);
+    EXPECT_EQ(store_->gc(now).states, 0u);
+  }
+  EXPECT_EQ(store_->gc(now).states, 1u);
+  EXPECT_EQ(block_files().size(), 0u);
+}
+
+}  // namespace
+}  // namespace stet::test

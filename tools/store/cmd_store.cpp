@@ -1,0 +1,414 @@
+// stet store: what is done with a store itself.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
+#include <map>
+
+#include "stet/base/error.hpp"
+#include "stet/store/copy.hpp"
+#include "tools/command.hpp"
+#include "tools/store/store.hpp"
+#include "tools/words.hpp"
+
+namespace stet::tool {
+namespace {
+
+struct StoreCommand {
+  std::string action;
+  std::vector<std::string> words;  // behind the action
+  std::string output, to, budget, name;
+  int64_t grace = 14 * 24 * 3600;
+  bool dry_run = false, remove = false, json = false;
+  ModelOptions model;
+  RestoreFileOptions restore;
+};
+
+std::string hex(const Sha256& place, size_t digits = 64) {
+  return sha256_text(place).substr(7, digits);
+}
+
+std::string time_text(int64_t seconds) {
+  const std::time_t t = static_cast<std::time_t>(seconds);
+  std::tm parts = {};
+  char text[32] = "";
+  if (::gmtime_r(&t, &parts) != nullptr)
+    std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &parts);
+  return text;
+}
+
+uint64_t size_of_text(const std::string& text) {
+  const size_t digits = text.find_first_not_of("0123456789");
+  const std::string number = text.substr(0, digits),
+                    unit = digits == std::string::npos ? "" : text.substr(digits);
+  const std::map<std::string, int> shifts = {{"", 0},    {"K", 10},  {"KB", 10},
+                                             {"M", 20},  {"MB", 20}, {"G", 30},
+                                             {"GB", 30}, {"T", 40},  {"TB", 40}};
+  if (number.empty() || number.size() > 9 || !shifts.contains(unit))
+    usage_error("--budget", "bytes, as 500M or 20G", printable(text, 40));
+  return std::stoull(number) << shifts.at(unit);
+}
+
+// Exactly so many words behind the action, or up to `most`.
+void require_words(const StoreCommand& o, size_t least, size_t most, const std::string& usage) {
+  if (o.words.size() < least || o.words.size() > most)
+    usage_error("store " + o.action, usage, std::to_string(o.words.size()) + " arguments");
+}
+
+std::string reference(const std::string& word) { return is_in_store(word) ? word.substr(6) : word; }
+
+// ---------------------------------------------------------------- making one
+
+void run_init(const StoreCommand& o) {
+  require_words(o, 0, 1, "stet store init [URL]");
+  const std::string url = o.words.empty() ? store_url() : o.words[0];
+  create_store(url, o.budget.empty() ? 0 : size_of_text(o.budget));
+  const std::string key = store_key_path();
+  std::error_code ignored;
+  const bool made = !std::filesystem::exists(key, ignored);
+  if (made) {
+    std::filesystem::create_directories(std::filesystem::path(key).parent_path(), ignored);
+    StoreKey::random().save(key);
+  }
+  open_store(url);
+  say("{}: a new store; writers' key: {} ({})\n", printable(url), printable(key),
+      made ? "new: copy it to every machine that is to use the store" : "as it was there");
+}
+
+// ---------------------------------------------------------------- in and out
+
+void run_put(StoreCommand& o) {
+  require_words(o, 1, 1, "stet store put FILE [--name NAME]");
+  o.restore.take(o.model);
+  const std::string target = "store:" + o.name;
+  check_writable(target);
+  const Snapshot snapshot = o.restore.open(o.words[0]);
+  follow(o.model, snapshot, o.restore.how.replay);
+  const auto tokenizer = tokenizer_of(snapshot, o.model);
+  Session session = restore_session(snapshot, o.model, o.restore.how, tokenizer.get());
+  const StateDigests digests = store_session(session, tokenizer.get(), target);
+  tell_healed(session);
+  out(hex(the_store().place(digests.id)) + "\n");
+}
+
+void run_get(StoreCommand& o) {
+  require_words(o, 1, 1, "stet store get REFERENCE -o FILE");
+  if (o.output.empty()) usage_error("--output", "a file for the snapshot", "none");
+  check_writable(o.output);
+  o.restore.take(o.model);
+  const Snapshot snapshot = open_stored("store:" + reference(o.words[0]));
+  follow(o.model, snapshot, o.restore.how.replay);
+  const auto tokenizer = tokenizer_of(snapshot, o.model);
+  Session session = restore_session(snapshot, o.model, o.restore.how, tokenizer.get());
+  const StateDigests digests = SaveFileOptions().save(session, tokenizer, o.output);
+  say("{}: {} tokens, state {}\n", printable(o.output), session.size(), sha256_text(digests.id));
+}
+
+// The name stands for `place` in the other store, too, unless what it stands for there is nothing
+// that this state goes on from.
+void advance_name(Store& from, Store& to, const std::string& name, const Sha256& place) {
+  const std::vector<NameEntry> there = to.history(name);
+  const std::optional<Sha256> before =
+      there.empty() ? std::nullopt : std::optional(there.back().state);
+  for (Sha256 at = place; before && at != *before;) {
+    const auto record = from.find_state(at);
+    if (!record || record->parent == Sha256()) {
+      throw Error(ErrorKind::mismatch, to.url(), "name " + name,
+                  "a state that " + hex(place, 16) + " goes on from", hex(*before, 16));
+    }
+    at = record->parent;
+  }
+  to.set_name(name, before, place);
+}
+
+void run_copy(const StoreCommand& o, Store& from, Store& to) {
+  require_words(o, 1, 1, "stet store " + o.action + " REFERENCE --to URL");
+  const std::string what = reference(o.words[0]);
+  const Sha256 place = from.resolve(what);
+  const StoreCopy copied = copy_state(from, to, place);
+  if (std::ranges::count(from.names(), what) > 0) advance_name(from, to, what, place);
+  say("{} to {}: {} states and {} blocks copied{}{}\n", hex(place, 16), printable(to.url()),
+      copied.states, copied.blocks,
+      copied.missing_blocks == 0
+          ? ""
+          : fmt::format(", {} blocks to be computed where they are needed", copied.missing_blocks),
+      copied.whole_history ? "" : "; its earliest ancestors are not there any more");
+}
+
+// ---------------------------------------------------------------- looking
+
+struct Described {
+  StateRecord record;
+  SnapshotMeta meta;
+  std::string excerpt;
+};
+
+Described describe(Store& store, const Sha256& place) {
+  StoreSnapshot s = open_snapshot(store, place);
+  Described d{std::move(s.record), s.snapshot->meta(), ""};
+  for (auto m = d.meta.chat.messages.rbegin(); m != d.meta.chat.messages.rend(); ++m) {
+    if (m->content.empty()) continue;
+    d.excerpt = m->role + ": " + printable(m->content, 60);
+    break;
+  }
+  return d;
+}
+
+std::string line_of(const Sha256& place, const Described& d) {
+  return fmt::format("{}  {}  {} tokens, {} messages{}{}", hex(place, 12),
+                     time_text(d.record.created), d.meta.positions, d.meta.chat.messages.size(),
+                     d.excerpt.empty() ? "" : "  ", d.excerpt);
+}
+
+Json json_of(const Sha256& place, const Described& d) {
+  return {{"state", hex(place)},
+          {"parent", d.record.parent == Sha256() ? Json(nullptr) : Json(hex(d.record.parent))},
+          {"created", d.record.created},
+          {"tokens", d.meta.positions},
+          {"messages", d.meta.chat.messages.size()},
+          {"blocks", d.record.blocks.size()},
+          {"last_message", d.excerpt}};
+}
+
+std::map<Sha256, std::vector<std::string>> names_by_state(Store& store) {
+  std::map<Sha256, std::vector<std::string>> found;
+  for (const std::string& name : store.names()) {
+    const auto entries = store.history(name);
+    if (!entries.empty()) found[entries.back().state].push_back(name);
+  }
+  return found;
+}
+
+std::string name_marks(const std::map<Sha256, std::vector<std::string>>& names,
+                       const Sha256& place) {
+  const auto found = names.find(place);
+  return found == names.end() ? "" : fmt::format("  ({})", fmt::join(found->second, ", "));
+}
+
+void run_log(const StoreCommand& o) {
+  require_words(o, 1, 1, "stet store log REFERENCE");
+  Store& store = the_store();
+  const auto names = names_by_state(store);
+  for (Sha256 at = store.resolve(reference(o.words[0])); at != Sha256() && out("");) {
+    if (!store.has_state(at)) {
+      say("{} and what was before it are not in the store any more\n", hex(at, 12));
+      break;
+    }
+    const Described d = describe(store, at);
+    out((o.json ? dump(json_of(at, d)) : line_of(at, d) + name_marks(names, at)) + "\n");
+    at = d.record.parent;
+  }
+}
+
+void run_names(const StoreCommand& o) {
+  require_words(o, 0, 2, "stet store names [NAME [REFERENCE]]");
+  Store& store = the_store();
+  const auto state_of = [&](const std::string& name) {
+    const auto entries = store.history(name);
+    return entries.empty() ? std::nullopt : std::optional(entries.back().state);
+  };
+  if (o.remove) {
+    require_words(o, 1, 1, "stet store names NAME --remove");
+    if (!state_of(o.words[0])) store.resolve(o.words[0]);
+    return store.set_name(o.words[0], state_of(o.words[0]), std::nullopt);
+  }
+  if (o.words.size() == 2)
+    return store.set_name(o.words[0], state_of(o.words[0]), store.resolve(reference(o.words[1])));
+  const bool one = o.words.size() == 1;
+  if (one) store.resolve(o.words[0]);
+  for (const std::string& name : one ? o.words : store.names()) {
+    std::vector<NameEntry> entries = store.history(name);
+    std::reverse(entries.begin(), entries.end());
+    if (!one && !entries.empty()) entries.resize(1);
+    for (const NameEntry& e : entries) {
+      out(o.json ? dump({{"name", name}, {"state", hex(e.state)}, {"set", e.set}}) + "\n"
+                 : fmt::format("{}  {}  {}\n", hex(e.state, 12), time_text(e.set), name));
+    }
+  }
+}
+
+// Each state under the one that it was made from.
+void run_tree(const StoreCommand& o) {
+  require_words(o, 0, 0, "stet store tree");
+  Store& store = the_store();
+  const auto names = names_by_state(store);
+  std::map<Sha256, Described> all;
+  std::map<Sha256, std::vector<Sha256>> children;
+  for (const ShelfEntry& e : store.states()) all.emplace(e.name, describe(store, e.name));
+  for (const auto& [place, d] : all)
+    children[all.contains(d.record.parent) ? d.record.parent : Sha256()].push_back(place);
+  std::vector<std::pair<Sha256, size_t>> next;
+  const auto push = [&](const Sha256& parent, size_t depth) {
+    std::vector<Sha256>& some = children[parent];
+    std::sort(some.begin(), some.end(), [&](const Sha256& a, const Sha256& b) {
+      return all.at(a).record.created > all.at(b).record.created;
+    });
+    for (const Sha256& child : some) next.emplace_back(child, depth);
+  };
+  push(Sha256(), 0);
+  while (!next.empty() && out("")) {
+    const auto [place, depth] = next.back();
+    next.pop_back();
+    const Described& d = all.at(place);
+    out((o.json ? dump(json_of(place, d))
+                : std::string(depth * 2, ' ') + line_of(place, d) + name_marks(names, place)) +
+        "\n");
+    push(place, depth + 1);
+  }
+}
+
+// ---------------------------------------------------------------- keeping it in order
+
+void run_gc(const StoreCommand& o) {
+  require_words(o, 0, 0, "stet store gc [--grace SECONDS] [--dry-run]");
+  GcOptions options;
+  options.grace = o.grace;
+  options.dry_run = o.dry_run;
+  const GcReport r = the_store().gc(options);
+  for (const std::string& reason : r.refused) say("{}\n", printable(reason, 3000));
+  if (o.json) {
+    out(dump({{"states", r.states},
+              {"blocks", r.blocks},
+              {"bytes", r.bytes},
+              {"kept_states", r.kept_states},
+              {"kept_blocks", r.kept_blocks}}) +
+        "\n");
+  } else {
+    say("{}: {} states and {} blocks, {}; kept: {} states and {} blocks\n",
+        o.dry_run ? "to be removed" : "removed", r.states, r.blocks,
+        bytes_text(static_cast<double>(r.bytes)), r.kept_states, r.kept_blocks);
+  }
+}
+
+// Every record, and that every state is what its id says. Returns how many faults there are.
+size_t check_records(Store& store, size_t& states, size_t& blocks) {
+  size_t faults = 0;
+  const auto fault = [&](const std::string& what) {
+    out(printable(what, 3000) + "\n");
+    ++faults;
+  };
+  for (const ShelfEntry& e : store.states()) {
+    ++states;
+    try {
+      const StoreSnapshot s = open_snapshot(store, e.name);
+      s.snapshot->check();
+      if (store.place(s.snapshot->digests().id) != e.name)
+        fault(s.snapshot->path() + ": id: expected " + hex(e.name, 16) + ", found " +
+              hex(s.snapshot->digests().id, 16));
+    } catch (const Error& error) {
+      fault(error.what());
+    }
+  }
+  std::vector<Sha256> names;
+  store.backend().list(Shelf::blocks, [&](const ShelfEntry& e) { names.push_back(e.name); });
+  constexpr size_t kAtOnce = 32;
+  for (size_t i = 0; i < names.size(); i += kAtOnce) {
+    const auto some = std::span(names).subspan(i, std::min(kAtOnce, names.size() - i));
+    for (const StoredBlock& b : store.blocks_at(some)) {
+      blocks += b.bytes.empty() ? 0 : 1;
+      if (!b.refused.empty()) fault(b.refused);
+    }
+  }
+  for (const std::string& name : store.names()) {
+    try {
+      for (const NameEntry& entry : store.history(name)) {
+        if (!store.has_state(entry.state))
+          fault(store.url() + " name " + name + ": expected a state, found none of " +
+                hex(entry.state, 16));
+      }
+    } catch (const Error& error) {
+      fault(error.what());
+    }
+  }
+  return faults;
+}
+
+void run_check(const StoreCommand& o) {
+  require_words(o, 0, 0, "stet store check");
+  size_t states = 0, blocks = 0;
+  const size_t faults = check_records(the_store(), states, blocks);
+  if (o.json)
+    out(dump({{"states", states}, {"blocks", blocks}, {"faults", faults}}) + "\n");
+  else
+    say("{} states, {} sound blocks, {} faults\n", states, blocks, faults);
+  finish_output();
+  if (faults > 0) throw ExitStatus{1};
+}
+
+void run_stats(const StoreCommand& o) {
+  require_words(o, 0, 0, "stet store stats");
+  Store& store = the_store();
+  Json j = Json::object();
+  for (const auto& [name, value] : store.backend().about()) j[name] = value;
+  for (const auto& [shelf, what] :
+       {std::pair{Shelf::states, "states"}, {Shelf::blocks, "blocks"}}) {
+    uint64_t count = 0, bytes = 0;
+    store.backend().list(shelf, [&](const ShelfEntry& e) {
+      ++count;
+      bytes += e.bytes;
+    });
+    j[what] = count;
+    j[std::string(what) + "_bytes"] = bytes;
+  }
+  j["names"] = store.names().size();
+  if (o.json) {
+    out(dump(j) + "\n");
+    return;
+  }
+  for (const auto& [name, value] : j.items())
+    out(fmt::format("{:<14} {}\n", name,
+                    value.is_string() ? printable(value.get<std::string>()) : value.dump()));
+}
+
+void run(StoreCommand& o) {
+  if (o.action == "init") return run_init(o);
+  if (o.action == "put") return run_put(o);
+  if (o.action == "get") return run_get(o);
+  if (o.action == "log") return run_log(o);
+  if (o.action == "names") return run_names(o);
+  if (o.action == "tree") return run_tree(o);
+  if (o.action == "gc") return run_gc(o);
+  if (o.action == "check") return run_check(o);
+  if (o.action == "stats") return run_stats(o);
+  if (o.to.empty()) usage_error("--to", "the URL of the other store", "none");
+  const std::unique_ptr<Store> other = open_store(o.to);
+  o.action == "push" ? run_copy(o, the_store(), *other) : run_copy(o, *other, the_store());
+}
+
+}  // namespace
+
+void add_store(CLI::App& app) {
+  const auto o = std::make_shared<StoreCommand>();
+  CLI::App* sub =
+      app.add_subcommand("store", "Keep states where other processes and machines go on.");
+  sub->add_option(
+         "store", o->action,
+         "init [URL], put FILE, get REF, log REF, names [NAME [REF]], tree, push REF, pull "
+         "REF, gc, check, stats")
+      ->required()
+      ->type_name("ACTION")
+      ->check(one_of(
+          {"init", "put", "get", "log", "names", "tree", "push", "pull", "gc", "check", "stats"}));
+  sub->add_option("words", o->words,
+                  "what the action is about; REF is a name or the first digits of an id")
+      ->type_name("WORD ...");
+  add_output(*sub, o->output, "get: the snapshot that is written");
+  sub->add_option("--name", o->name, "put: what the state is called from now on")
+      ->type_name("NAME");
+  sub->add_option("--to,--from", o->to, "push, pull: the other store")->type_name("URL");
+  sub->add_option("--budget", o->budget, "init: what the blocks of a directory may take, as 20G")
+      ->type_name("BYTES");
+  sub->add_option("--grace", o->grace,
+                  "gc: seconds since its last use before anything goes (default: 14 days)")
+      ->type_name("SECONDS")
+      ->check(integer(0, uint64_t{1} << 40));
+  sub->add_flag("--dry-run", o->dry_run, "gc: say what would go");
+  sub->add_flag("--remove", o->remove, "names: remove this one, with its history");
+  sub->add_flag("--json", o->json, "print JSON");
+  o->restore.add_to(*sub);
+  o->model.add_to(*sub);
+  sub->callback([o] { run(*o); });
+}
+
+}  // namespace stet::tool
