@@ -84,6 +84,38 @@ class Gguf(unittest.TestCase):
             self.assertEqual(*ids)
             self.assertEqual(*[run("template", "-m", model, "-p", "Hi") for model in (pocket, self.file)])
 
+    def test_what_a_file_says_wrong_is_overridden(self):
+        gguf_writer.write(POCKETS[1], self.file, "BF16")
+        template, state, again = (os.path.join(self.directory.name, name) for name in ("t.jinja", "s.stet", "again.stet"))
+        with open(os.path.join(POCKETS[1], "tokenizer_config.json")) as file:
+            published = json.load(file)["chat_template"]
+        with open(template, "w") as file:
+            file.write(published)
+        with open(self.file, "rb") as file:
+            raw = file.read()
+        with open(self.file, "wb") as file:  # the key has another name: no template
+            file.write(raw.replace(b"tokenizer.chat_template", b"tokenizer.chat_tempxxxx", 1))
+        say = ["-m", self.file, "--say", "Hi", "-n", "3"]
+        self.assertIn("chat_template", run("generate", *say, status=1))
+        expected = self.say(POCKETS[1])
+        self.assertEqual(self.say(self.file, "--chat-template", template)["prompt_ids"], expected["prompt_ids"])
+        # What was given is part of the state, of what inspect says and of what is packed.
+        run("save", *say[:4], "--chat-template", template, "--eos", "5,7", "-o", state)
+        described = json.loads(run("inspect", state, "--json"))
+        self.assertEqual(described["stop_ids"], [5, 7])
+        checkpoint = json.loads(run("inspect", self.file, "--chat-template", template, "--eos", "5,7", "--json"))
+        self.assertEqual(checkpoint["stop_ids"], [5, 7])
+        self.assertEqual(checkpoint["fingerprints"]["tokenizer"], described["fingerprints"]["tokenizer"])
+        self.assertNotEqual(checkpoint["fingerprints"]["tokenizer"], json.loads(run("inspect", self.file, "--json"))["fingerprints"]["tokenizer"])
+        self.assertIn("tokenizer", run("resume", state, "-m", self.file, "-n", "1", status=1))
+        run("resume", state, "-m", self.file, "--chat-template", template, "--eos", "9", "-n", "1", "-o", again)
+        self.assertEqual(json.loads(run("inspect", again, "--json"))["stop_ids"], [9])
+        packed = os.path.join(self.directory.name, "packed")
+        run("prepare", "-m", self.file, "--chat-template", template, "--eos", "5,7", "-o", packed)
+        self.assertEqual(json.loads(run("inspect", packed, "--json"))["stop_ids"], [5, 7])
+        self.assertEqual(self.say(packed)["prompt_ids"], expected["prompt_ids"])
+        self.assertIn("eos_token_id", run("generate", *say, "--chat-template", template, "--eos", "99999", status=1))
+
     def test_split_files(self):
         gguf_writer.write(POCKETS[1], self.file, "BF16")
         whole = self.say(self.file)["digests"]

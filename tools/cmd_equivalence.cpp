@@ -165,7 +165,7 @@ void compare_with(const EquivalenceCommand& o, const Prompts& prompts, const Mod
 
 void run_equivalence(EquivalenceCommand& o) {
   o.sampling.validate();
-  const auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
+  const auto tokenizer = load_tokenizer(o.model.checkpoint);
   const Prompts prompts = o.prompt.read(o.model.source()->path(), tokenizer, true);
   const auto model = o.model.load_model();
   if (!o.against.empty()) return compare_with(o, prompts, *model);

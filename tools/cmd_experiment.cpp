@@ -332,7 +332,7 @@ Session open_state(ExperimentCommand& o, std::shared_ptr<const Tokenizer>& token
     tokenizer = tokenizer_of(snapshot, o.model);
     return restore_session(snapshot, o.model, o.restore.how, tokenizer.get());
   }
-  tokenizer = load_tokenizer(o.model.checkpoint.directory);
+  tokenizer = load_tokenizer(o.model.checkpoint);
   const auto model = o.model.load_model();
   Session session(model, o.model.session_options());
   session.generation() = default_generation(*model);

@@ -243,7 +243,7 @@ Exchange begin(Session session, const std::shared_ptr<const Tokenizer>& tokenize
 void run_generate(GenerateCommand& o, bool reply) {
   o.validate();
   Timing timing;
-  const auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
+  const auto tokenizer = load_tokenizer(o.model.checkpoint);
   const Prompts prompts = o.prompt.read(o.model.source()->path(), tokenizer, true);
   const double start = seconds();
   const auto model = o.model.load_model();

@@ -17,6 +17,7 @@ namespace {
 
 struct InspectCommand {
   std::string path, model;
+  CheckpointOption checkpoint;  // `path`, where it is one
   bool json = false, check = false;
 };
 
@@ -339,16 +340,20 @@ Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokeni
   return j;
 }
 
-void run(const InspectCommand& o) {
+void run(InspectCommand& o) {
   std::error_code ignored;
-  const bool directory = std::filesystem::is_directory(o.path, ignored);
+  const bool checkpoint =
+      std::filesystem::is_directory(o.path, ignored) || o.path.ends_with(".gguf");
   Json j;
   std::optional<Snapshot> snapshot;
-  if (directory) {
+  if (!checkpoint && o.checkpoint.overrides.any())
+    throw CLI::ValidationError("--chat-template, --eos: of no use: " + o.path + " is a snapshot");
+  if (checkpoint) {
     if (!o.model.empty())
       throw CLI::ValidationError("--model: of no use: " + o.path + " is a checkpoint itself");
     const size_t checked = o.check ? check_packed(*directory_source(o.path)) : 0;
-    j = describe(*Model::load(o.path), load_tokenizer(o.path));
+    o.checkpoint.directory = o.path;
+    j = describe(*Model::load(o.checkpoint.source()), load_tokenizer(o.checkpoint));
     if (o.check) j["checked_file_bytes"] = checked;
   } else if (o.check) {
     throw Error(ErrorKind::argument, o.path, "--check",
@@ -360,7 +365,7 @@ void run(const InspectCommand& o) {
       const auto model = Model::load(o.model);
       for (const auto& [name, digest] : model->fingerprints_like(snapshot->origin().model))
         present[name] = digest;
-      if (const auto tokenizer = load_tokenizer(o.model))
+      if (const auto tokenizer = load_tokenizer(CheckpointOption{.directory = o.model}))
         present["tokenizer"] = tokenizer->fingerprint();
     }
     j = describe(*snapshot, present);
@@ -375,12 +380,13 @@ void run(const InspectCommand& o) {
 
 void add_inspect(CLI::App& app) {
   const auto o = std::make_shared<InspectCommand>();
-  CLI::App* sub = app.add_subcommand("inspect", "What is in a snapshot or a checkpoint directory.");
-  sub->add_option("path", o->path, "a snapshot, or a checkpoint directory")
+  CLI::App* sub = app.add_subcommand("inspect", "What is in a snapshot or a checkpoint.");
+  sub->add_option("path", o->path, "a snapshot, or a checkpoint: a directory or a .gguf file")
       ->required()
       ->type_name("FILE|DIR");
   sub->add_option("-m,--model", o->model, "a checkpoint directory: does the snapshot match it?")
       ->type_name("DIR");
+  o->checkpoint.add_overrides_to(*sub);
   sub->add_flag("--check", o->check, "compare packed weights with their digests, every byte");
   sub->add_flag("--json", o->json, "print JSON");
   sub->callback([o] { run(*o); });

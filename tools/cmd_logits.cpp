@@ -109,8 +109,8 @@ class Likelihood {
 void run(LogitsCommand& o) {
   if (!o.output.empty()) check_writable(o.output);
   std::vector<int32_t> ids;
-  for (const Prompt& prompt : o.prompt.read(o.model.source()->path(),
-                                            load_tokenizer(o.model.checkpoint.directory), true)) {
+  for (const Prompt& prompt :
+       o.prompt.read(o.model.source()->path(), load_tokenizer(o.model.checkpoint), true)) {
     ids.insert(ids.end(), prompt.ids.begin(), prompt.ids.end());
   }
   if (o.nll && ids.size() < 2)

@@ -23,7 +23,7 @@ void run(const PackCommand& o) {
                             : o.to == "q4" ? Contract::q4
                                            : Contract::f32;
   const double start = seconds();
-  const auto source = checkpoint_source(o.checkpoint.directory);
+  const auto source = o.checkpoint.source();
   pack_checkpoint(*source, contract, o.directory, o.threads);
   const auto size =
       static_cast<double>(std::filesystem::file_size(o.directory + "/" + kPackedName));
@@ -35,6 +35,7 @@ void add(CLI::App& app, const std::string& name, const std::string& help,
          const std::shared_ptr<PackCommand>& o) {
   CLI::App* sub = app.add_subcommand(name, help);
   o->checkpoint.add_to(*sub);
+  o->checkpoint.add_overrides_to(*sub);
   sub->add_option("-o,--output", o->directory, "directory to make, or an empty one")
       ->type_name("DIR")
       ->required()

@@ -56,7 +56,7 @@ Value variables_of(const TemplateCommand& o) {
 class Renderer {
  public:
   explicit Renderer(const TemplateCommand& o)
-      : tokenizer_(require_tokenizer(o.checkpoint.directory)),
+      : tokenizer_(require_tokenizer(o.checkpoint)),
         template_(o.chat_template.empty()
                       ? ChatTemplate(*tokenizer_)
                       : ChatTemplate(read_prompt(o.chat_template), o.chat_template, *tokenizer_)),

@@ -15,7 +15,7 @@ struct TokenizeCommand {
 };
 
 void run_tokenize(const TokenizeCommand& o) {
-  const auto tokenizer = require_tokenizer(o.checkpoint.directory);
+  const auto tokenizer = require_tokenizer(o.checkpoint);
   const Tokenizer::Bos bos = bos_of(o.bos);
   if (o.jsonl) {
     return each_line([&](const std::string& line, const std::string& where) {
@@ -43,7 +43,7 @@ void run_tokenize(const TokenizeCommand& o) {
 }
 
 void run_detokenize(const TokenizeCommand& o) {
-  const auto tokenizer = require_tokenizer(o.checkpoint.directory);
+  const auto tokenizer = require_tokenizer(o.checkpoint);
   if (o.jsonl) {
     return each_line([&](const std::string& line, const std::string& where) {
       return dump(tokenizer->decode(parse_ids(line, where), o.skip_special));

@@ -94,9 +94,33 @@ void CheckpointOption::add_to(CLI::App& app) {
            directory = given;
            named = true;
          },
-         std::string("checkpoint directory (default: the bundled ") + kDefaultCheckpoint + ")")
+         std::string("checkpoint directory or .gguf file (default: the bundled ") +
+             kDefaultCheckpoint + ")")
       ->type_name("DIR")
       ->group("Model");
+}
+
+void CheckpointOption::add_overrides_to(CLI::App& app) {
+  // stet chat has one of its own, which stays with the conversation.
+  if (app.get_option_no_throw("--chat-template") == nullptr) {
+    app.add_option_function<std::string>(
+           "--chat-template",
+           [this](const std::string& file) { overrides.chat_template = read_prompt(file); },
+           "a chat template to use in place of the checkpoint's")
+        ->type_name("FILE")
+        ->group("Model");
+  }
+  app.add_option("--eos", overrides.eos_ids,
+                 "the tokens that end a reply, in place of the checkpoint's")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(integer(0, INT32_MAX))
+      ->type_name("IDS")
+      ->group("Model");
+}
+
+std::shared_ptr<const FileSource> CheckpointOption::source(bool map) const {
+  return overridden(checkpoint_source(directory, map), overrides);
 }
 
 namespace {
@@ -125,6 +149,7 @@ void add_threads(CLI::App& app, int& threads, const std::string& group) {
 
 void ModelOptions::add_to(CLI::App& app) {
   checkpoint.add_to(app);
+  checkpoint.add_overrides_to(app);
   ComputeOptions& c = session.compute;
   const auto grouped = [](CLI::Option* option, const char* type) {
     return option->type_name(type)->group("Model");
@@ -181,8 +206,8 @@ SessionOptions ModelOptions::session_options() const {
 }
 
 std::shared_ptr<const FileSource> ModelOptions::source() const {
-  if (weights != nullptr) return in_memory ? stet::in_memory(weights) : weights;
-  return checkpoint_source(checkpoint.directory, !in_memory);
+  if (weights == nullptr) return checkpoint.source(!in_memory);
+  return overridden(in_memory ? stet::in_memory(weights) : weights, checkpoint.overrides);
 }
 
 // Of weights; a snapshot's are checked when it is restored.
@@ -214,8 +239,8 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
   return loading.get();
 }
 
-std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& directory) {
-  const auto source = checkpoint_source(directory);
+std::shared_ptr<const Tokenizer> load_tokenizer(const CheckpointOption& checkpoint) {
+  const auto source = checkpoint.source();
   if (!source->has("tokenizer.json") && !source->has("tokenizer.model")) {
     source->read("config.json", kConfigLimit);  // fails where this is no checkpoint at all
     return nullptr;
@@ -232,18 +257,18 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const FileSource& source) {
   }
 }
 
-std::shared_ptr<const Tokenizer> require_tokenizer(const std::string& directory,
+std::shared_ptr<const Tokenizer> require_tokenizer(const CheckpointOption& checkpoint,
                                                    const std::string& hint) {
-  if (auto tokenizer = load_tokenizer(directory)) return tokenizer;
-  const std::filesystem::path dir = directory;
-  if (is_there(dir / "tokenizer.json") || is_there(dir / "tokenizer.model"))
-    return Tokenizer::load(directory);
-  throw Error(ErrorKind::io, directory, "tokenizer", "tokenizer.json or tokenizer.model" + hint,
-              "neither");
+  if (auto tokenizer = load_tokenizer(checkpoint)) return tokenizer;
+  const auto source = checkpoint.source();
+  if (source->has("tokenizer.json") || source->has("tokenizer.model"))
+    return Tokenizer::load(*source);
+  throw Error(ErrorKind::io, checkpoint.directory, "tokenizer",
+              "tokenizer.json or tokenizer.model" + hint, "neither");
 }
 
 void no_tokenizer(const std::string& from, const std::string& hint) {
-  if (is_there(from)) require_tokenizer(from, hint);
+  if (is_there(from)) require_tokenizer({.directory = from}, hint);
   throw Error(ErrorKind::io, from, "tokenizer",
               "a snapshot saved --with-tokenizer, or -m with a directory that has one" + hint,
               "none");
@@ -420,7 +445,7 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like,
   if (is_in_store(path)) usage_error("--output", "a file (stet store put keeps it)", path);
   std::unique_ptr<Snapshot> parent;
   SaveOptions o = options(parent);
-  const auto source = checkpoint_source(checkpoint.directory);
+  const auto source = checkpoint.source();
   if (with_weights) {
     // Only the checkpoint that the state was made with may come along.
     const Contract contract = parse_contract(like.meta().contract).value_or(Contract::f32);
@@ -428,7 +453,7 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like,
     o.weights_files = source.get();
   }
   if (with_tokenizer) {
-    const auto tokenizer = require_tokenizer(checkpoint.directory);
+    const auto tokenizer = require_tokenizer(checkpoint);
     if (!like.meta().tokenizer.empty() && like.meta().tokenizer != tokenizer->fingerprint()) {
       throw Error(ErrorKind::mismatch, like.path(), "tokenizer", like.meta().tokenizer,
                   tokenizer->fingerprint() + " in " + checkpoint.directory);
@@ -469,9 +494,9 @@ void choose_checkpoint(ModelOptions& model, const Snapshot& snapshot) {
 
 std::shared_ptr<const Tokenizer> tokenizer_of(const Snapshot& snapshot, const ModelOptions& model) {
   const auto brought = model.checkpoint.named ? nullptr : snapshot.tokenizer_files();
-  if (brought != nullptr) return load_tokenizer(*brought);
+  if (brought != nullptr) return load_tokenizer(*overridden(brought, model.checkpoint.overrides));
   if (model.weights != nullptr) return nullptr;  // a snapshot without the tokenizer: by token ids
-  return load_tokenizer(model.checkpoint.directory);
+  return load_tokenizer(model.checkpoint);
 }
 
 std::string restored_text(const Snapshot& snapshot, const RestoreReport& report, double seconds) {
@@ -507,8 +532,11 @@ Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Mo
   how.session = model.session_options();
   how.tokenizer = tokenizer;
   try {
-    return is_in_store(snapshot.path()) ? restore_stored(snapshot, loaded, how, report)
-                                        : snapshot.restore(loaded, how, report);
+    Session session = is_in_store(snapshot.path()) ? restore_stored(snapshot, loaded, how, report)
+                                                   : snapshot.restore(loaded, how, report);
+    if (const auto& eos = model.checkpoint.overrides.eos_ids; !eos.empty())
+      session.generation().stop_ids = eos;
+    return session;
   } catch (const Error& e) {
     if (e.kind != ErrorKind::mismatch) throw;
     throw Error(e.kind, e.file, e.field, e.expected,

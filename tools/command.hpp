@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "stet/checkpoint/overrides.hpp"
 #include "stet/checkpoint/packed.hpp"
 #include "stet/generate/generate.hpp"
 #include "stet/session/session.hpp"
@@ -61,12 +62,15 @@ struct ExitStatus {
 [[noreturn]] void usage_error(const std::string& option, const std::string& expected,
                               const std::string& found);
 
-// -m: the checkpoint's directory.
+// -m: the checkpoint's directory, or its GGUF file.
 struct CheckpointOption {
   std::string directory;
   bool named = false;  // by the user
+  CheckpointOverrides overrides = {};
 
   void add_to(CLI::App& app);
+  void add_overrides_to(CLI::App& app);  // --chat-template, --eos
+  std::shared_ptr<const FileSource> source(bool map = true) const;
 };
 
 // The directory of a bundled checkpoint, or "" where there is none of that name.
@@ -99,9 +103,9 @@ struct ModelOptions {
 
 // The tokenizer of a checkpoint; null when the directory has none, or one that this build cannot
 // read. `hint` is added to what was expected.
-std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& directory);
+std::shared_ptr<const Tokenizer> load_tokenizer(const CheckpointOption& checkpoint);
 std::shared_ptr<const Tokenizer> load_tokenizer(const FileSource& source);
-std::shared_ptr<const Tokenizer> require_tokenizer(const std::string& directory,
+std::shared_ptr<const Tokenizer> require_tokenizer(const CheckpointOption& checkpoint,
                                                    const std::string& hint = "");
 // Throws what says why `from`, a directory or a snapshot's weights, came without a tokenizer.
 [[noreturn]] void no_tokenizer(const std::string& from, const std::string& hint = "");

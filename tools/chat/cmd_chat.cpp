@@ -86,7 +86,7 @@ void require_conversation(const Snapshot& snapshot) {
 }  // namespace
 
 Conversation open_chat(ChatOptions& o, std::string*) {
-  const auto tokenizer = require_tokenizer(o.model.checkpoint.directory);
+  const auto tokenizer = require_tokenizer(o.model.checkpoint);
   const auto model = o.model.load_model();
   Session session(model, o.model.session_options());
   session.generation() = default_generation(*model);

@@ -120,7 +120,7 @@ std::vector<std::vector<double>> sweep(Session& prefix, const Sweep& s, const Ca
 }
 
 void run(PatchCommand& o) {
-  const auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
+  const auto tokenizer = load_tokenizer(o.model.checkpoint);
   const auto model = o.model.load_model();
   Sweep s;
   s.clean = ids_of(o.clean, o.clean_ids, "--clean-ids", model, tokenizer, o);

@@ -19,7 +19,7 @@ LabWork begin(LabOptions& o) {
   std::shared_ptr<const Tokenizer> tokenizer;
   std::optional<Session> session;
   if (o.from.empty()) {
-    tokenizer = load_tokenizer(o.model.checkpoint.directory);
+    tokenizer = load_tokenizer(o.model.checkpoint);
     session.emplace(o.model.load_model(), o.model.session_options());
   } else {
     const Snapshot snapshot = o.restore.open(o.from);

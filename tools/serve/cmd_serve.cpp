@@ -114,7 +114,7 @@ void run(ServeCommand& o) {
   check(o);
   const Keys keys(o.key_file);
   const auto model = o.model.load_model();
-  const auto tokenizer = load_tokenizer(o.model.checkpoint.directory);
+  const auto tokenizer = load_tokenizer(o.model.checkpoint);
   o.states.memory = static_cast<uint64_t>(o.memory_mb) << 20;
   serve::Service service(model, tokenizer, o.model.session_options(), o.states, o.engine,
                          o.deadline);
