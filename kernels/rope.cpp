@@ -3,6 +3,9 @@
 #include "stet/kernels/math.hpp"
 #include "stet/model/config.hpp"
 
+#include <algorithm>
+#include <cmath>
+
 namespace stet {
 namespace {
 
@@ -23,10 +26,42 @@ float llama3_scaled(const Rope& rope, float frequency) {
   return (1.0f - smooth) * frequency / factor + smooth * frequency;
 }
 
+// Between which pairs YaRN goes over from keeping frequencies to dividing them (transformers'
+// _compute_yarn_parameters).
+struct Ramp {
+  float low, high;
+};
+
+Ramp yarn_ramp(const Rope& rope, int64_t head_dim) {
+  const auto dim = static_cast<double>(head_dim);
+  const auto pair_of = [&](double turns) {
+    return dim * math::log(rope.original_positions / (turns * kTwoPi)) /
+           (2 * math::log(rope.theta));
+  };
+  double low = pair_of(rope.beta_fast), high = pair_of(rope.beta_slow);
+  if (rope.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0), high = std::min(high, dim - 1);
+  if (low == high) high += 0.001;
+  return {static_cast<float>(low), static_cast<float>(high)};
+}
+
+float yarn_scaled(const Rope& rope, const Ramp& ramp, int64_t pair, float frequency) {
+  const float part = (static_cast<float>(pair) - ramp.low) / (ramp.high - ramp.low),
+              kept = 1.0f - std::clamp(part, 0.0f, 1.0f);
+  return frequency / static_cast<float>(rope.factor) * (1.0f - kept) + frequency * kept;
+}
+
 }  // namespace
+
+float rope_magnitude(const Rope& rope) {
+  if (rope.scaling != Rope::Scaling::yarn) return 1.0f;
+  if (rope.attention_factor > 0) return static_cast<float>(rope.attention_factor);
+  return rope.factor > 1 ? static_cast<float>(0.1 * math::log(rope.factor) + 1) : 1.0f;
+}
 
 std::vector<float> inverse_frequencies(const Rope& rope, int64_t head_dim) {
   std::vector<float> result;
+  const Ramp ramp = rope.scaling == Rope::Scaling::yarn ? yarn_ramp(rope, head_dim) : Ramp{0, 1};
   for (int64_t i = 0; i < head_dim; i += 2) {
     const float exponent = static_cast<float>(i) / static_cast<float>(head_dim);
     const float frequency =
@@ -40,6 +75,9 @@ std::vector<float> inverse_frequencies(const Rope& rope, int64_t head_dim) {
         break;
       case Rope::Scaling::llama3:
         result.push_back(llama3_scaled(rope, frequency));
+        break;
+      case Rope::Scaling::yarn:
+        result.push_back(yarn_scaled(rope, ramp, i / 2, frequency));
         break;
     }
   }

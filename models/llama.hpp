@@ -49,7 +49,7 @@ inline void Llama::forward(Team t, const Pass& p) const {
   const Qkv qkv(config_, p.qkv);
   const double eps = config_.norm_eps;
   rope_tables(t, p, frequencies_);
-  embed(t, p, embedding_, 1.0f, p.x);
+  embed(t, p, embedding_, static_cast<float>(config_.embedding_scale), p.x);
   point(t, p, Point::embed, 0, p.x);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& l = layers_[i];
@@ -61,12 +61,14 @@ inline void Llama::forward(Team t, const Pass& p) const {
     rotate(t, p, config_, i, qkv);
     attend(t, p, config_, i, qkv, p.attention);
     linear(t, p, l.o, p.attention, p.out);
+    scale(t, p, config_.residual_scale, p.out);
     add_attention(t, p, i);
 
     rms_norm(t, p, l.post_attention_norm, eps, p.x, p.normed);
     point(t, p, Point::ln2, i, p.normed);
     linear_gated(t, p, i, l.gate_up, Gate::silu, p.normed, p.gate_up, p.mlp);
     linear(t, p, l.down, p.mlp, p.out);
+    scale(t, p, config_.residual_scale, p.out);
     add_mlp(t, p, i);
   }
   rms_norm(t, p, final_norm_, eps, p.x, p.out);

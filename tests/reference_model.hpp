@@ -1,6 +1,6 @@
 // The families with rotary positions in plain float64, written from the papers and from
 // transformers' modeling files: a position at a time, no cache, none of the library's configs or
-// operations. Slow, and short enough to be checked by eye. RoPE scaling is not in it.
+// operations. Slow, and short enough to be checked by eye. Of RoPE scaling, YaRN alone is in it.
 #pragma once
 
 #include <cmath>
@@ -52,15 +52,19 @@ class ReferenceModel {
     const size_t hidden = config_.at("hidden_size"), heads = config_.at("num_attention_heads");
     const size_t kv_heads = config_.at("num_key_value_heads"),
                  dim = config_.value("head_dim", hidden / heads);
-    const double scale =
-        1 / std::sqrt(config_.value("query_pre_attn_scalar", static_cast<double>(dim)));
+    const double scale = config_.value(
+        "attention_multiplier",
+        1 / std::sqrt(config_.value("query_pre_attn_scalar", static_cast<double>(dim))));
+    const double residual = config_.value("residual_multiplier", 1.0);
     Result r;
     std::vector<Vec> x;
     for (int32_t id : ids) {
       const auto row =
           weights_.at("embed_tokens.weight").begin() + static_cast<int64_t>(hidden) * id;
       x.emplace_back(row, row + static_cast<int64_t>(hidden));
-      for (double& e : x.back()) e *= gemma ? std::sqrt(static_cast<double>(hidden)) : 1;
+      for (double& e : x.back())
+        e *= gemma ? std::sqrt(static_cast<double>(hidden))
+                   : config_.value("embedding_multiplier", 1.0);
     }
     for (size_t t = 0; t < x.size(); ++t) at_point("hook_embed", t, x[t]);
     const auto record = [&](const std::vector<Vec>& rows) {
@@ -76,16 +80,21 @@ class ReferenceModel {
       const std::string block = "blocks." + std::to_string(layer) + ".";
       for (size_t t = 0; t < x.size(); ++t) at_point(block + "hook_resid_pre", t, x[t]);
       const bool four_norms = weights_.contains(at + "pre_feedforward_layernorm.weight");
+      const bool before_norm = weights_.contains(at + "input_layernorm.weight"),
+                 after_norm = weights_.contains(at + "post_feedforward_layernorm.weight");
       std::vector<Vec> q, k, v;
       for (size_t t = 0; t < x.size(); ++t) {
-        Vec n = norm(x[t], at + "input_layernorm");
-        at_point(block + "ln1.hook_normalized", t, n);
+        Vec n = x[t];
+        if (before_norm) {
+          n = norm(n, at + "input_layernorm");
+          at_point(block + "ln1.hook_normalized", t, n);
+        }
         for (const auto& [name, to] :
              {std::pair("q", &q), std::pair("k", &k), std::pair("v", &v)}) {
           Vec y = linear(n, self + name + "_proj");
           at_point(block + "attn.hook_" + name, t, y);
           if (to != &v) {
-            y = turned(y, self + name + "_norm", dim, t);
+            y = turned(y, self + name + "_norm", dim, t, layer);
             at_point(block + "attn.hook_rot_" + name, t, y);
           }
           to->push_back(std::move(y));
@@ -116,16 +125,20 @@ class ReferenceModel {
         at_point(block + "attn.hook_pattern", t, pattern);
         at_point(block + "attn.hook_z", t, mixed);
         Vec out = linear(mixed, self + "o_proj");
-        if (four_norms) out = norm(out, at + "post_attention_layernorm");
+        if (after_norm) out = norm(out, at + "post_attention_layernorm");
+        for (double& e : out) e *= residual;
         at_point(block + "hook_attn_out", t, out);
         const Vec before = x[t];
         for (size_t i = 0; i < hidden; ++i) x[t][i] += out[i];
 
         at_point(block + "hook_resid_mid", t, x[t]);
-        Vec n = norm(parallel ? before : x[t], at + (parallel     ? "input_layernorm"
-                                                     : four_norms ? "pre_feedforward_layernorm"
-                                                                  : "post_attention_layernorm"));
-        at_point(block + "ln2.hook_normalized", t, n);
+        Vec n = parallel ? before : x[t];
+        if (before_norm) {
+          n = norm(n, at + (parallel     ? "input_layernorm"
+                            : four_norms ? "pre_feedforward_layernorm"
+                                         : "post_attention_layernorm"));
+          at_point(block + "ln2.hook_normalized", t, n);
+        }
         Vec gate = linear(n, mlp + "gate_proj");
         Vec up = linear(n, mlp + "up_proj");
         at_point(block + "mlp.hook_pre", t, gate);
@@ -134,7 +147,8 @@ class ReferenceModel {
           gate[i] = (gemma ? gelu(gate[i]) : silu(gate[i])) * up[i];
         at_point(block + "mlp.hook_post", t, gate);
         out = linear(gate, mlp + "down_proj");
-        if (four_norms) out = norm(out, at + "post_feedforward_layernorm");
+        if (after_norm) out = norm(out, at + "post_feedforward_layernorm");
+        for (double& e : out) e *= residual;
         at_point(block + "hook_mlp_out", t, out);
         for (size_t i = 0; i < hidden; ++i) x[t][i] += out[i];
         at_point(block + "hook_resid_post", t, x[t]);
@@ -150,7 +164,8 @@ class ReferenceModel {
     record(x);
     for (const Vec& row : x) {
       for (double logit : times(row, tied ? "embed_tokens.weight" : "lm_head.weight")) {
-        r.logits.push_back(capped(logit, "final_logit_softcapping"));
+        r.logits.push_back(
+            capped(logit / config_.value("logits_scaling", 1.0), "final_logit_softcapping"));
       }
     }
     return r;
@@ -177,6 +192,8 @@ class ReferenceModel {
     const size_t window = config_.at("sliding_window");
     if (family == "gemma2") return layer % 2 == 0 ? window : 0;
     if (family == "mistral") return window;
+    if (family == "olmo3")
+      return config_.at("layer_types").at(layer) == "sliding_attention" ? window : 0;
     const bool slides = config_.value("use_sliding_window", false) &&
                         layer >= config_.value("max_window_layers", size_t{28});
     return slides ? window : 0;
@@ -204,17 +221,44 @@ class ReferenceModel {
     for (size_t i = 0; i < x.size(); ++i) x[i] *= (w[i] + offset) / size;
     return x;
   }
-  // Each head normalised, where there is such a norm, and rotated to position t.
-  Vec turned(Vec x, const std::string& head_norm, size_t dim, size_t t) const {
+  // How far pair i of a head turns per position of a layer, and what its length is multiplied by:
+  // YaRN by its paper's formulas (arXiv 2309.00071, 3.2 to 3.4), the ramp's ends whole pairs.
+  std::pair<double, double> turn(size_t i, size_t dim, size_t layer) const {
+    const double theta = config_.at("rope_theta"), width = static_cast<double>(dim),
+                 plain = std::pow(theta, -2 * static_cast<double>(i) / width);
+    if (!config_.contains("rope_scaling") || config_.at("rope_scaling").is_null())
+      return {plain, 1};
+    const nlohmann::json& yarn = config_.at("rope_scaling");
+    if (yarn.value("rope_type", "") != "yarn") throw std::runtime_error("another scaling");
+    if (window_of(config_.at("model_type"), layer) > 0) return {plain, 1};
+    const double factor = yarn.at("factor"), length = yarn.at("original_max_position_embeddings");
+    const auto pair_that_turns = [&](double times) {
+      return width * std::log(length / (times * 2 * std::acos(-1.0))) / (2 * std::log(theta));
+    };
+    const double low = std::max(0.0, std::floor(pair_that_turns(yarn.value("beta_fast", 32.0)))),
+                 high =
+                     std::min(width - 1, std::ceil(pair_that_turns(yarn.value("beta_slow", 1.0)))),
+                 part = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    return {plain * (1 - part) + plain / factor * part,
+            yarn.value("attention_factor", 0.1 * std::log(factor) + 1)};
+  }
+
+  // Normalised, each head or all of them where there is such a norm, and each rotated to position
+  // t.
+  Vec turned(Vec x, const std::string& qk_norm, size_t dim, size_t t, size_t layer) const {
+    const auto weight = weights_.find(qk_norm + ".weight");
+    const bool normed = weight != weights_.end(), each = normed && weight->second.size() == dim;
+    if (normed && !each) x = norm(x, qk_norm);
+    const bool rotated =
+        config_.at("model_type") != "smollm3" || config_.at("no_rope_layers").at(layer) != 0;
     for (size_t at = 0; at < x.size(); at += dim) {
       const auto head = x.begin() + static_cast<int64_t>(at);
       Vec h(head, head + static_cast<int64_t>(dim));
-      if (weights_.contains(head_norm + ".weight")) h = norm(h, head_norm);
-      for (size_t i = 0; i < dim / 2; ++i) {
-        const double exponent = 2 * static_cast<double>(i) / static_cast<double>(dim);
-        const double angle =
-            static_cast<double>(t) / std::pow(config_.at("rope_theta").get<double>(), exponent);
-        const double a = h[i], b = h[dim / 2 + i];
+      if (each) h = norm(h, qk_norm);
+      for (size_t i = 0; rotated && i < dim / 2; ++i) {
+        const auto [speed, magnitude] = turn(i, dim, layer);
+        const double angle = static_cast<double>(t) * speed;
+        const double a = h[i] * magnitude, b = h[dim / 2 + i] * magnitude;
         h[i] = a * std::cos(angle) - b * std::sin(angle);
         h[dim / 2 + i] = b * std::cos(angle) + a * std::sin(angle);
       }

@@ -170,8 +170,9 @@ TEST_F(BadCheckpoint, NotANumber) {
 TEST_F(BadCheckpoint, UnknownArchitecture) {
   const std::string known =
       "GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, "
-      "GPT2LMHeadModel, "
-      "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM";
+      "GPT2LMHeadModel, GraniteForCausalLM, LlamaForCausalLM, MistralForCausalLM, "
+      "Olmo2ForCausalLM, Olmo3ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, "
+      "SmolLM3ForCausalLM";
   EXPECT_EQ(
       config_error(ErrorKind::unsupported, [](Json& j) { j["architectures"] = {"BertModel"}; }),
       "@/config.json: architectures: expected one of " + known + ", found BertModel");
@@ -220,10 +221,24 @@ TEST_F(BadCheckpoint, AbsurdSizes) {
 
 TEST_F(BadCheckpoint, UnknownRopeType) {
   const char* const expected =
-      "@/config.json: rope_scaling.rope_type: expected default, linear or llama3, found yarn";
+      "@/config.json: rope_scaling.rope_type: expected default, linear, llama3 or yarn, "
+      "found longrope";
   EXPECT_EQ(config_error(ErrorKind::unsupported,
-                         [](Json& j) { j["rope_scaling"]["rope_type"] = "yarn"; }),
+                         [](Json& j) { j["rope_scaling"]["rope_type"] = "longrope"; }),
             expected);
+  const auto yarn = [&](const char* field, const Json& value) {
+    return [=](Json& j) {
+      j["rope_scaling"]["rope_type"] = "yarn";
+      j["rope_scaling"][field] = value;
+    };
+  };
+  EXPECT_EQ(config_error(ErrorKind::format, yarn("beta_fast", 1)),
+            "@/config.json: rope_scaling.beta_fast: expected a number above beta_slow, found 1");
+  EXPECT_EQ(config_error(ErrorKind::format, yarn("original_max_position_embeddings", nullptr)),
+            "@/config.json: rope_scaling.original_max_position_embeddings: expected a number in "
+            "1.0..1000000000.0, found nothing");
+  EXPECT_EQ(config_error(ErrorKind::unsupported, yarn("mscale", 0.7)),
+            "@/config.json: rope_scaling.mscale: expected no such field, found one");
   EXPECT_EQ(
       config_error(ErrorKind::format, [](Json& j) { j["rope_scaling"].erase("factor"); }),
       "@/config.json: rope_scaling.factor: expected a number in 1e-06..1000000.0, found nothing");
@@ -433,7 +448,15 @@ INSTANTIATE_TEST_SUITE_P(
         FamilyCase{"qwen2-tiny", "hidden_act", "gelu", "silu, found gelu",
                    "model.layers.1.self_attn.k_proj.bias", "[32]", "[64]"},
         FamilyCase{"qwen3-tiny", "hidden_act", "gelu", "silu, found gelu",
-                   "model.layers.0.self_attn.q_norm.weight", "[24]", "[48]"}),
+                   "model.layers.0.self_attn.q_norm.weight", "[24]", "[48]"},
+        FamilyCase{"granite-tiny", "hidden_act", "gelu", "silu, found gelu",
+                   "model.layers.0.input_layernorm.weight", "[64]", "[128]"},
+        FamilyCase{"olmo2-tiny", "hidden_act", "gelu", "silu, found gelu",
+                   "model.layers.0.self_attn.q_norm.weight", "[64]", "[128]"},
+        FamilyCase{"olmo3-tiny", "hidden_act", "gelu", "silu, found gelu",
+                   "model.layers.3.self_attn.k_norm.weight", "[32]", "[64]"},
+        FamilyCase{"smollm3-tiny", "use_sliding_window", true, "false, found true",
+                   "model.layers.0.self_attn.k_proj.weight", "[32, 64]", "[64, 32]"}),
     [](const auto& info) { return fmt::format("{}", info.index); });
 
 TEST_F(BadGpt2, Sizes) {

@@ -126,7 +126,7 @@ std::vector<Subject> batch_subjects() {
   std::vector<Subject> chosen;
   for (const Subject& s : subjects_and_contracts()) {
     for (const char* name : {"pocket-gemma3", "pocket-llama3", "llama32-tiny-bf16", "gpt2-tiny",
-                             "gemma2-tiny", "qwen3-tiny"}) {
+                             "gemma2-tiny", "qwen3-tiny", "olmo3-tiny", "smollm3-tiny"}) {
       if (s.name == name || s.name == std::string(name) + "@bf16") chosen.push_back(s);
     }
   }

@@ -130,6 +130,45 @@ TEST(Families, Qwen2AgreesWithTheReference) {
       changed_copy(dir, "qwen2-tiny", [](Json& j) { j["use_sliding_window"] = false; }));
 }
 
+class NewerFamily : public testing::TestWithParam<const char*> {};
+
+// Their greedy tokens, too, of which each is computed again from all before it.
+TEST_P(NewerFamily, AgreesWithTheReference) {
+  expect_reference(tiny(GetParam()));
+  const auto m = model(tiny(GetParam()));
+  const ReferenceModel reference(tiny(GetParam()));
+  std::vector<int32_t> ids = random_tokens(*m, 40, 3);
+  Session s(m, options(2));
+  s.append(ids);
+  for (int i = 0; i < 12; ++i) {
+    const std::vector<double> logits = reference.run(ids).logits;
+    const auto last = logits.end() - m->config().vocab_size;
+    const auto best = static_cast<int32_t>(std::max_element(last, logits.end()) - last);
+    ASSERT_EQ(argmax(s.logits()), best) << "after " << ids.size();
+    ids.push_back(best);
+    s.append({&ids.back(), 1});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, NewerFamily,
+                         testing::Values("granite-tiny", "olmo2-tiny", "olmo3-tiny",
+                                         "smollm3-tiny"),
+                         [](const auto& info) { return fmt::format("{}", info.index); });
+
+// Positions far beyond those that YaRN stretches, and a factor and borders of its own.
+TEST(Families, YarnAgreesWithTheReference) {
+  const stet_test::ScratchDir dir;
+  expect_reference(changed_copy(dir, "olmo3-tiny", [](Json& j) {
+    j["rope_scaling"] = {{"rope_type", "yarn"},     {"factor", 3.0},
+                         {"beta_fast", 8},          {"beta_slow", 2},
+                         {"attention_factor", 0.9}, {"original_max_position_embeddings", 32}};
+  }));
+  expect_reference(changed_copy(dir, "llama2-tiny-f16", [](Json& j) {
+    j["rope_scaling"] = {
+        {"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 16}};
+  }));
+}
+
 TEST(Families, TheExamplesOwnFamilyAgreesWithTheReference) {
   const stet_test::ScratchDir dir;
   std::string model = changed_copy(dir, "llama2-tiny-f16", [](Json& j) {
@@ -219,6 +258,42 @@ TEST(Families, ActivationsOfGemma1) {
   EXPECT_NO_THROW(
       parsed("gemma-tiny", [](Json& j) { j["hidden_activation"] = "gelu_pytorch_tanh"; }));
   EXPECT_NO_THROW(parsed("gemma-tiny", [](Json& j) { j.erase("hidden_act"); }));
+}
+
+TEST(Families, LayersOfSmolLm3ThatDoNotRotate) {
+  EXPECT_EQ(parsed("smollm3-tiny").rope_of, (std::vector<int>{0, 0, 0, -1}));
+  EXPECT_EQ(parsed("smollm3-tiny", [](Json& j) { j.erase("no_rope_layers"); }).rope_of,
+            (std::vector<int>{0, 0, 0, -1}));
+  EXPECT_EQ(parsed("smollm3-tiny",
+                   [](Json& j) {
+                     j["no_rope_layers"] = {0, 1, 0, 1};
+                   })
+                .rope_of,
+            (std::vector<int>{-1, 0, -1, 0}));
+  EXPECT_EQ(error_of([] { parsed("smollm3-tiny", [](Json& j) {
+                            j["no_rope_layers"] = {0, 1};
+                          }); },
+                     ErrorKind::format),
+            "config.json: no_rope_layers: expected one entry per layer, found an array");
+}
+
+TEST(Families, WindowsAndRopesOfOlmo3) {
+  const ModelConfig c = parsed("olmo3-tiny");
+  EXPECT_EQ(c.window, (Windows{8, 8, 8, 0}));
+  EXPECT_EQ(c.rope_of, (std::vector<int>{1, 1, 1, 0}));
+  EXPECT_EQ(c.ropes[0].scaling, Rope::Scaling::yarn);
+  EXPECT_EQ(c.ropes[1].scaling, Rope::Scaling::none);
+  EXPECT_EQ(c.ropes[1].theta, c.ropes[0].theta);
+  EXPECT_EQ(parsed("olmo3-tiny", [](Json& j) { j.erase("layer_types"); }).canonical(),
+            c.canonical());
+}
+
+TEST(Families, FactorsOfGranite) {
+  const ModelConfig c = parsed("granite-tiny");
+  EXPECT_EQ(c.embedding_scale, 3);
+  EXPECT_EQ(c.attention_scale, 0.078125);
+  EXPECT_EQ(c.residual_scale, 0.4);
+  EXPECT_EQ(c.logit_divisor, 2);
 }
 
 TEST(Families, HeadDimOfItsOwn) {

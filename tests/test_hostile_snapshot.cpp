@@ -169,7 +169,7 @@ TEST_F(HostileSnapshot, KeysAndValuesHaveTheShapeOfTheConfig) {
   EXPECT_EQ(config("rope_of", Json::array()),
             "format: FILE: META: config: rope_of: expected one entry per layer, found an array");
   EXPECT_EQ(config("rope_of", Json(std::vector<int>(static_cast<size_t>(c.layers), 1))),
-            "format: FILE: META: config: rope_of[0]: expected an integer in 0..0, found 1");
+            "format: FILE: META: config: rope_of[0]: expected an integer in -1..0, found 1");
   EXPECT_EQ(changed_meta([](Json& j) { j["config"]["vocab_size"] = 100; }),
             "format: FILE: META: prunes[1].removed: expected 0..99, found 241");
   EXPECT_EQ(config("vocab_size", c.vocab_size + 1),

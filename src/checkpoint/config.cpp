@@ -13,15 +13,30 @@ Rope::Scaling scaling_of(const JsonReader& json, const std::string& type) {
   if (type == "default") return Rope::Scaling::none;
   if (type == "linear") return Rope::Scaling::linear;
   if (type == "llama3") return Rope::Scaling::llama3;
+  if (type == "yarn") return Rope::Scaling::yarn;
   throw Error(ErrorKind::unsupported, json.file(), json.path_of("rope_type"),
-              "default, linear or llama3", type);
+              "default, linear, llama3 or yarn", type);
+}
+
+void read_yarn(const JsonReader& json, Rope* rope) {
+  rope->original_positions = json.number("original_max_position_embeddings", 1, 1e9);
+  rope->beta_fast = json.number_or("beta_fast", 32, 1e-3, 1e6);
+  rope->beta_slow = json.number_or("beta_slow", 1, 1e-3, 1e6);
+  rope->truncate = json.boolean_or("truncate", true);
+  rope->attention_factor = json.number_or("attention_factor", 0, 0, 1e3);
+  if (rope->beta_fast <= rope->beta_slow) json.fail("beta_fast", "a number above beta_slow");
+  for (const char* field : {"mscale", "mscale_all_dim"}) {
+    if (json.has(field))
+      throw Error(ErrorKind::unsupported, json.file(), json.path_of(field), "no such field", "one");
+  }
 }
 
 void read_scaling(const JsonReader& json, Rope* rope) {
   rope->scaling = scaling_of(json, json.string_or("rope_type", json.string_or("type", "default")));
   if (rope->scaling == Rope::Scaling::none) return;
   rope->factor = json.number("factor", 1e-6, 1e6);
-  if (rope->scaling != Rope::Scaling::llama3) return;
+  if (rope->scaling == Rope::Scaling::linear) return;
+  if (rope->scaling == Rope::Scaling::yarn) return read_yarn(json, rope);
   rope->low_freq_factor = json.number("low_freq_factor", 1e-6, 1e6);
   rope->high_freq_factor = json.number("high_freq_factor", 1e-6, 1e6);
   rope->original_positions = json.number("original_max_position_embeddings", 1, 1e9);
@@ -147,27 +162,35 @@ std::string ModelConfig::canonical() const {
                           {"low_freq_factor", r.low_freq_factor},
                           {"high_freq_factor", r.high_freq_factor},
                           {"original_positions", r.original_positions}});
+    if (r.scaling != Rope::Scaling::yarn) continue;
+    ropes_json.back().update({{"beta_fast", r.beta_fast},
+                              {"beta_slow", r.beta_slow},
+                              {"truncate", r.truncate},
+                              {"attention_factor", r.attention_factor}});
   }
-  const nlohmann::json j = {{"family", family},
-                            {"vocab_size", vocab_size},
-                            {"hidden_size", hidden_size},
-                            {"intermediate_size", intermediate_size},
-                            {"layers", layers},
-                            {"heads", heads},
-                            {"kv_heads", kv_heads},
-                            {"head_dim", head_dim},
-                            {"max_positions", max_positions},
-                            {"norm_eps", norm_eps},
-                            {"attention_scale", attention_scale},
-                            {"attention_softcap", attention_softcap},
-                            {"logit_softcap", logit_softcap},
-                            {"embedding_scale", embedding_scale},
-                            {"tied_head", tied_head},
-                            {"attention_bias", attention_bias},
-                            {"mlp_bias", mlp_bias},
-                            {"window", window},
-                            {"rope_of", rope_of},
-                            {"ropes", ropes_json}};
+  nlohmann::json j = {{"family", family},
+                      {"vocab_size", vocab_size},
+                      {"hidden_size", hidden_size},
+                      {"intermediate_size", intermediate_size},
+                      {"layers", layers},
+                      {"heads", heads},
+                      {"kv_heads", kv_heads},
+                      {"head_dim", head_dim},
+                      {"max_positions", max_positions},
+                      {"norm_eps", norm_eps},
+                      {"attention_scale", attention_scale},
+                      {"attention_softcap", attention_softcap},
+                      {"logit_softcap", logit_softcap},
+                      {"embedding_scale", embedding_scale},
+                      {"tied_head", tied_head},
+                      {"attention_bias", attention_bias},
+                      {"mlp_bias", mlp_bias},
+                      {"window", window},
+                      {"rope_of", rope_of},
+                      {"ropes", ropes_json}};
+  // What older families do not have is left out: their names stay what they were.
+  if (residual_scale != 1) j["residual_scale"] = residual_scale;
+  if (logit_divisor != 1) j["logit_divisor"] = logit_divisor;
   return j.dump();
 }
 
@@ -190,18 +213,23 @@ ModelConfig ModelConfig::from_canonical(const std::string& text, const std::stri
                                                      {"logit_softcap", &c.logit_softcap},
                                                      {"embedding_scale", &c.embedding_scale}};
   for (const auto& [name, value] : numbers) *value = json.number(name);
+  c.residual_scale = json.number_or("residual_scale", 1, -1e6, 1e6);
+  c.logit_divisor = json.number_or("logit_divisor", 1, 1e-6, 1e6);
   c.tied_head = json.boolean("tied_head");
   c.attention_bias = json.boolean("attention_bias");
   c.mlp_bias = json.boolean("mlp_bias");
   c.window = json.integers("window", 0, kMany);
   if (static_cast<int64_t>(c.window.size()) != c.layers) json.fail("window", "one entry per layer");
   for (const JsonReader& r : json.objects("ropes")) {
-    c.ropes.push_back({r.number("theta"), static_cast<Rope::Scaling>(r.integer("scaling", 0, 2)),
+    c.ropes.push_back({r.number("theta"), static_cast<Rope::Scaling>(r.integer("scaling", 0, 3)),
                        r.number("factor"), r.number("low_freq_factor"),
-                       r.number("high_freq_factor"), r.number("original_positions")});
+                       r.number("high_freq_factor"), r.number("original_positions"),
+                       r.number_or("beta_fast", 32, 1e-3, 1e6),
+                       r.number_or("beta_slow", 1, 1e-3, 1e6), r.boolean_or("truncate", true),
+                       r.number_or("attention_factor", 0, 0, 1e3)});
   }
   for (const int64_t i : json.integers(
-           "rope_of", 0, std::max<int64_t>(0, static_cast<int64_t>(c.ropes.size()) - 1))) {
+           "rope_of", -1, std::max<int64_t>(0, static_cast<int64_t>(c.ropes.size()) - 1))) {
     c.rope_of.push_back(static_cast<int>(i));
   }
   if (!c.ropes.empty() && static_cast<int64_t>(c.rope_of.size()) != c.layers)

@@ -168,7 +168,8 @@ std::vector<double> direction_of(const Model& model, const std::vector<float>& x
   double mean = 0, square = 0;
   for (const float e : x) mean += norm.bias != nullptr ? e / n : 0;
   for (const float e : x) square += (e - mean) * (e - mean) / n;
-  const double scale = 1 / std::sqrt(square + model.config().norm_eps);
+  const double scale =
+      1 / std::sqrt(square + model.config().norm_eps) / model.config().logit_divisor;
   std::vector<float> row(x.size());
   model.head_row(token, row.data());
   std::vector<double> direction(x.size());

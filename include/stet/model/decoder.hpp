@@ -18,7 +18,7 @@ struct Qkv {
   Rows q, k, v;  // [heads head_dim], [kv_heads head_dim] twice
 };
 
-// RoPE: rotates the queries and keys of layer `index` by their positions.
+// RoPE: rotates the queries and keys of layer `index` by their positions, where it has any.
 void rotate(Team t, const Pass& p, const ModelConfig& c, size_t index, const Qkv& x);
 // Stores keys and values of layer `index` in the KV cache; y = attention of its queries over all
 // that is there then.
@@ -55,7 +55,7 @@ class Decoder : public Model {
   }
 
   Vector final_norm_;
-  std::vector<Vector> frequencies_;
+  std::vector<Frequencies> frequencies_;
 };
 
 // The points of what one linear layer gave for all three.
@@ -75,8 +75,10 @@ inline Qkv::Qkv(const ModelConfig& c, Rows qkv) {
 }
 
 inline void rotate(Team t, const Pass& p, const ModelConfig& c, size_t index, const Qkv& x) {
-  rope(t, p, c.rope_of[index], x.q, static_cast<size_t>(c.head_dim));
-  rope(t, p, c.rope_of[index], x.k, static_cast<size_t>(c.head_dim));
+  if (c.rope_of[index] >= 0) {
+    rope(t, p, c.rope_of[index], x.q, static_cast<size_t>(c.head_dim));
+    rope(t, p, c.rope_of[index], x.k, static_cast<size_t>(c.head_dim));
+  }
   point(t, p, Point::rot_q, index, x.q);
   point(t, p, Point::rot_k, index, x.k);
 }
@@ -114,7 +116,8 @@ inline Decoder::Decoder(ModelConfig config, WeightLoader& w, float norm_offset)
   embedding_ = w.matrix("embeddings", {{"embed_tokens.weight", c.vocab_size}}, c.hidden_size);
   final_norm_ = w.vector("norms", "norm.weight", c.hidden_size, norm_offset);
   if (!c.tied_head) head_ = w.head(c.vocab_size, c.hidden_size);
-  for (const Rope& rope : c.ropes) frequencies_.push_back(inverse_frequencies(rope, c.head_dim));
+  for (const Rope& rope : c.ropes)
+    frequencies_.push_back({inverse_frequencies(rope, c.head_dim), rope_magnitude(rope)});
 }
 
 }  // namespace stet

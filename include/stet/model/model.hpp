@@ -177,6 +177,7 @@ inline void Model::check_contract(Contract contract) const {
 
 inline void Model::head(Team t, const Pass& p, Rows hidden, Rows logits) const {
   linear(t, p, config_.tied_head ? embedding_ : head_, hidden, logits);
+  divide(t, p, config_.logit_divisor, logits);
   softcap(t, p, config_.logit_softcap, logits);
 }
 

@@ -33,12 +33,19 @@ void layer_norm(Team t, const Pass& p, const Vector& weight, const Vector& bias,
 // Every head of x ([heads][head_dim] side by side) normalised by itself.
 void rms_norm_heads(Team t, const Pass& p, const Vector& weight, double eps, Rows x,
                     size_t head_dim);
-void add(Team t, const Pass& p, Rows y, Rows x);  // y += x
+void add(Team t, const Pass& p, Rows y, Rows x);           // y += x
+void scale(Team t, const Pass& p, double factor, Rows y);  // y *= factor
 void gelu_tanh(Team t, const Pass& p, Rows x, Rows y);
+// Of one Rope: the angle of each pair per position, and what cosines and sines are multiplied by.
+struct Frequencies {
+  Vector inverse;
+  float magnitude = 1;
+};
 // The tables of this pass, from the positions of its spans; then rotates every head of x by table
 // `index`.
-void rope_tables(Team t, const Pass& p, std::span<const Vector> inverse_frequencies);
+void rope_tables(Team t, const Pass& p, std::span<const Frequencies> frequencies);
 void rope(Team t, const Pass& p, int index, Rows x, size_t head_dim);
+void divide(Team t, const Pass& p, double divisor, Rows y);  // y /= divisor
 // y = cap * tanh(y / cap); nothing when cap is 0.
 void softcap(Team t, const Pass& p, double cap, Rows y);
 
@@ -162,6 +169,13 @@ inline void rms_norm_heads(Team t, const Pass& p, const Vector& weight, double e
   });
 }
 
+inline void scale(Team t, const Pass& p, double factor, Rows y) {
+  if (factor == 1) return;
+  detail::each_row(t, y.count, [&](size_t r) {
+    p.kernels->scale(y.row(r), static_cast<float>(factor), y.width);
+  });
+}
+
 inline void add(Team t, const Pass& p, Rows y, Rows x) {
   detail::each_row(t, x.count, [&](size_t r) { p.kernels->add(y.row(r), x.row(r), x.width); });
 }
@@ -206,13 +220,17 @@ inline void gelu_tanh(Team t, const Pass& p, Rows x, Rows y) {
   });
 }
 
-inline void rope_tables(Team t, const Pass& p, std::span<const Vector> inverse_frequencies) {
+inline void rope_tables(Team t, const Pass& p, std::span<const Frequencies> frequencies) {
   for (const Span& span : p.spans) {
     detail::each_row(t, span.count, [&](size_t i) {
       const size_t row = span.row + i;
-      for (size_t f = 0; f < inverse_frequencies.size(); ++f) {
-        rope_angles(span.first + static_cast<int64_t>(i), inverse_frequencies[f],
-                    p.scratch->cos[f].row(row), p.scratch->sin[f].row(row));
+      for (size_t f = 0; f < frequencies.size(); ++f) {
+        const auto& [inverse, magnitude] = frequencies[f];
+        float *const cos = p.scratch->cos[f].row(row), *const sin = p.scratch->sin[f].row(row);
+        rope_angles(span.first + static_cast<int64_t>(i), inverse, cos, sin);
+        if (magnitude == 1.0f) continue;
+        p.kernels->scale(cos, magnitude, inverse.size());
+        p.kernels->scale(sin, magnitude, inverse.size());
       }
     });
   }
@@ -225,6 +243,13 @@ inline void rope(Team t, const Pass& p, int index, Rows x, size_t head_dim) {
   detail::each_row(t, x.count * heads, [&](size_t i) {
     const size_t r = i / heads;
     p.kernels->rope(x.row(r) + i % heads * head_dim, cos.row(r), sin.row(r), half);
+  });
+}
+
+inline void divide(Team t, const Pass& p, double divisor, Rows y) {
+  if (divisor == 1) return;
+  detail::each_row(t, y.count, [&](size_t r) {
+    p.kernels->divide(y.row(r), static_cast<float>(divisor), y.row(r), y.width);
   });
 }
 

@@ -71,6 +71,8 @@ inline const PointInfo& point_info(Point p) {
 // Whether models of this kind have it.
 inline bool has_point(const ModelConfig& c, Point p) {
   const bool gpt2 = c.family == "gpt2";
+  // OLMo 2 and 3 normalise what a layer adds, not what it reads.
+  if (p == Point::ln1 || p == Point::ln2) return !c.family.starts_with("olmo");
   if (p == Point::pos_embed) return gpt2;
   if (p == Point::rot_q || p == Point::rot_k || p == Point::mlp_pre_linear) return !gpt2;
   return true;

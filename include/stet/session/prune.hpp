@@ -63,12 +63,12 @@ struct Rotation {
   }
 };
 
-// Copies one position of one head, its key rotated in `key`, [head_dim].
-inline void move_position(const KvShape& shape, const Rotation& r, const std::byte* from,
+// Copies one position of one head, its key rotated in `key`, [head_dim], where `r` says how.
+inline void move_position(const KvShape& shape, const Rotation* r, const std::byte* from,
                           size_t slot, std::byte* to, size_t to_slot, std::vector<float>& key) {
   const size_t element = shape.element_size(), row = static_cast<size_t>(shape.head_dim) * element;
   read_elements(shape.type, from + slot * element, kBlockPositions, key);
-  best_kernels().rope(key.data(), r.cos.data(), r.sin.data(), r.cos.size());
+  if (r != nullptr) best_kernels().rope(key.data(), r->cos.data(), r->sin.data(), r->cos.size());
   write_elements(shape.type, key, to + to_slot * element, kBlockPositions);
   std::memcpy(to + shape.head_bytes() + to_slot * row, from + shape.head_bytes() + slot * row, row);
 }
@@ -92,8 +92,8 @@ inline void close_gap(const KvCache& old, KvCache& kv, const ModelConfig& config
     const uint64_t bit = uint64_t{1} << to_slot, bits = kv.visible(to_block);
     writer.set_visible(to_block, seen ? bits | bit : bits & ~bit);
     for (int64_t layer = 0; seen && layer < shape.layers; ++layer) {
-      const Rotation& r =
-          rotations[static_cast<size_t>(config.rope_of[static_cast<size_t>(layer)])];
+      const int rope = config.rope_of[static_cast<size_t>(layer)];
+      const Rotation* const r = rope < 0 ? nullptr : &rotations[static_cast<size_t>(rope)];
       for (int64_t head = 0; head < shape.kv_heads; ++head) {
         const size_t offset = shape.k_offset(layer, head);
         move_position(shape, r, old.unchecked_block(from_block) + offset, slot,

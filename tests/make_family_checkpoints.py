@@ -1,0 +1,54 @@
+"""Random weights for the small checkpoints of families that have no goldens (tests/data/models): bfloat16, large enough that every part of a
+layer shows in the logits. The config.json of each is there already.
+
+    make_family_checkpoints.py tests/data/models/NAME...
+"""
+import json
+import os
+import struct
+import sys
+import zlib
+
+import numpy as np
+
+
+def tensors(c, draw):
+    hidden, inner, vocab = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
+    queries = hidden
+    keys = hidden // c["num_attention_heads"] * c["num_key_value_heads"]
+    matrix = lambda rows, columns: draw.normal(0, 1.6 / np.sqrt(columns), (rows, columns))  # noqa: E731
+    norm = lambda n: 1 + draw.normal(0, 0.2, n)  # noqa: E731
+    olmo = c["model_type"].startswith("olmo")
+    yield "model.embed_tokens.weight", draw.normal(0, 0.5, (vocab, hidden))
+    for i in range(c["num_hidden_layers"]):
+        at = "model.layers.%d." % i
+        for name, rows, columns in (("self_attn.q_proj", queries, hidden), ("self_attn.k_proj", keys, hidden), ("self_attn.v_proj", keys, hidden), ("self_attn.o_proj", hidden, queries),
+                                    ("mlp.gate_proj", inner, hidden), ("mlp.up_proj", inner, hidden), ("mlp.down_proj", hidden, inner)):
+            yield at + name + ".weight", matrix(rows, columns)
+        yield at + "post_attention_layernorm.weight", norm(hidden)
+        yield at + ("post_feedforward_layernorm.weight" if olmo else "input_layernorm.weight"), norm(hidden)
+        if olmo:
+            yield at + "self_attn.q_norm.weight", norm(queries)
+            yield at + "self_attn.k_norm.weight", norm(keys)
+    yield "model.norm.weight", norm(hidden)
+    if not c["tie_word_embeddings"]:
+        yield "lm_head.weight", matrix(vocab, hidden)
+
+
+def bf16(x):
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16).tobytes()
+
+
+for directory in sys.argv[1:]:
+    with open(os.path.join(directory, "config.json")) as file:
+        config = json.load(file)
+    header, data = {}, b""
+    for name, x in tensors(config, np.random.default_rng(zlib.crc32(config["model_type"].encode()))):
+        raw = bf16(x)
+        header[name] = {"dtype": "BF16", "shape": list(x.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    with open(os.path.join(directory, "model.safetensors"), "wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head + data)
