@@ -157,50 +157,82 @@ def frequencies(config):
     return np.array(factors, np.float32)
 
 
+# model_type: the architecture of llama.cpp. Those of the second set have the pairs of q and k as neighbours.
+ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2"}
+NEIGHBOURS = {"llama", "mistral", "granite", "smollm3"}
+
+
+def architecture_keys(c, arch):
+    k = lambda name: arch + "." + name  # noqa: E731
+    keys = [pair("general.architecture", "text", arch), pair("general.alignment", "u32", 32)]
+    if arch == "gpt2":
+        for name, value in (("embedding_length", c["n_embd"]), ("block_count", c["n_layer"]), ("feed_forward_length", c.get("n_inner") or 4 * c["n_embd"]), ("context_length", c["n_positions"]),
+                            ("attention.head_count", c["n_head"])):
+            keys.append(pair(k(name), "u32", value))
+        return keys + [pair(k("attention.layer_norm_epsilon"), "f32", c["layer_norm_epsilon"])]
+    heads, dim = c["num_attention_heads"], c.get("head_dim", c["hidden_size"] // c["num_attention_heads"])
+    for name, value in (("embedding_length", c["hidden_size"]), ("block_count", c["num_hidden_layers"]), ("feed_forward_length", c["intermediate_size"]), ("context_length", c["max_position_embeddings"]),
+                        ("attention.head_count", heads), ("attention.head_count_kv", c["num_key_value_heads"]), ("attention.key_length", dim), ("attention.value_length", dim), ("rope.dimension_count", dim)):
+        keys.append(pair(k(name), "u32", value))
+    keys += [pair(k("attention.layer_norm_rms_epsilon"), "f32", c["rms_norm_eps"]), pair(k("rope.freq_base"), "f32", c["rope_theta"])]
+    for name, key in (("embedding_multiplier", "embedding_scale"), ("attention_multiplier", "attention.scale"), ("residual_multiplier", "residual_scale"), ("logits_scaling", "logit_scale"),
+                      ("attn_logit_softcapping", "attn_logit_softcapping"), ("final_logit_softcapping", "final_logit_softcapping"), ("rope_local_base_freq", "rope.freq_base_swa")):
+        if c.get(name) is not None:
+            keys.append(pair(k(key), "f32", c[name]))
+    if arch in ("gemma2", "gemma3", "olmo2", "mistral") and c.get("sliding_window"):
+        keys.append(pair(k("attention.sliding_window"), "u32", c["sliding_window"]))
+    if arch == "gemma3":
+        keys.append(pair(k("attention.sliding_window_pattern"), "bool", [(i + 1) % c["sliding_window_pattern"] != 0 for i in range(c["num_hidden_layers"])]))
+    if c["model_type"] == "olmo3":
+        keys.append(pair(k("attention.sliding_window_pattern"), "bool", [t == "sliding_attention" for t in c["layer_types"]]))
+    scaling = c.get("rope_scaling") or {}
+    if scaling.get("rope_type") == "yarn":
+        keys += [pair(k("rope.scaling.type"), "text", "yarn"), pair(k("rope.scaling.factor"), "f32", scaling["factor"]),
+                 pair(k("rope.scaling.original_context_length"), "u32", scaling["original_max_position_embeddings"])]
+    return keys
+
+
+def gguf_name(name, c, arch):
+    ends = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight", "wte.weight": "token_embd.weight",
+            "wpe.weight": "position_embd.weight", "ln_f.weight": "output_norm.weight", "ln_f.bias": "output_norm.bias"}
+    after_norms = arch in ("gemma2", "gemma3", "olmo2")
+    inner = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+             "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+             "post_attention_layernorm": "post_attention_norm" if after_norms else "ffn_norm", "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
+             "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+    if name in ends:
+        return ends[name]
+    layer, rest = name.removeprefix("model.layers.").removeprefix("h.").split(".", 1)
+    part, suffix = rest.rsplit(".", 1)
+    return "blk.%s.%s.%s" % (layer, inner[part], suffix)
+
+
 def write(directory, path, kind, float_kind="F32", with_tokenizer=True):
     """Two paths: a file in two parts. Returns the weights, by their published names, as the file has them."""
     with open(os.path.join(directory, "config.json")) as file:
         c = json.load(file)
     weights = read_safetensors(os.path.join(directory, "model.safetensors"))
-    gemma = c["model_type"].startswith("gemma3")
-    arch = "gemma3" if gemma else "llama"
-    heads, kv = c["num_attention_heads"], c["num_key_value_heads"]
-    dim = c.get("head_dim", c["hidden_size"] // heads)
-    k = lambda name: arch + "." + name  # noqa: E731
-    keys = [pair("general.architecture", "text", arch), pair("general.alignment", "u32", 32)]
-    for name, value in (("embedding_length", c["hidden_size"]), ("block_count", c["num_hidden_layers"]), ("feed_forward_length", c["intermediate_size"]), ("context_length", c["max_position_embeddings"]),
-                        ("attention.head_count", heads), ("attention.head_count_kv", kv), ("attention.key_length", dim), ("attention.value_length", dim), ("rope.dimension_count", dim)):
-        keys.append(pair(k(name), "u32", value))
-    keys += [pair(k("attention.layer_norm_rms_epsilon"), "f32", c["rms_norm_eps"]), pair(k("rope.freq_base"), "f32", c["rope_theta"])]
-    if gemma:
-        pattern = c["sliding_window_pattern"]
-        keys += [pair(k("attention.sliding_window"), "u32", c["sliding_window"]), pair(k("rope.freq_base_swa"), "f32", c["rope_local_base_freq"]),
-                 pair(k("attention.sliding_window_pattern"), "bool", [(i + 1) % pattern != 0 for i in range(c["num_hidden_layers"])])]
+    arch = ARCHITECTURES.get(c["model_type"], c["model_type"])
+    gemma = arch.startswith("gemma")
+    keys = architecture_keys(c, arch)
     eos = c["eos_token_id"] if isinstance(c["eos_token_id"], list) else [c["eos_token_id"]]
     keys += [pair("tokenizer.ggml.bos_token_id", "u32", c["bos_token_id"]), pair("tokenizer.ggml.eos_token_id", "u32", eos[0])]
     if len(eos) > 1:
         keys.append(pair("tokenizer.ggml.eot_token_id", "u32", eos[1]))
     if with_tokenizer:
         keys += tokenizer_keys(directory, c["vocab_size"])
-    outer = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}
-    inner = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-             "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-             "post_attention_layernorm": "post_attention_norm" if gemma else "ffn_norm", "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm"}
     tensors, has = [], {}
-    if c.get("rope_scaling"):
+    if (c.get("rope_scaling") or {}).get("rope_type") == "llama3":
         tensors.append(("rope_freqs.weight", frequencies(c), "F32"))
     for name, x in weights.items():
-        if name in outer:
-            to = outer[name]
-        else:
-            _, _, layer, rest = name.split(".", 3)
-            part, suffix = rest.rsplit(".", 1)
-            to = "blk.%s.%s.%s" % (layer, inner[part], suffix)
+        to = gguf_name(name, c, arch)
         used = kind if x.ndim == 2 else float_kind
-        y = x + np.float32(1) if gemma and x.ndim == 1 else x
-        if not gemma and to.endswith(("attn_q.weight", "attn_k.weight")):
-            n = heads if "attn_q" in to else kv
+        y = x + np.float32(1) if gemma and "norm" in to else x
+        if arch in NEIGHBOURS and ".attn_q." in to or arch in NEIGHBOURS and ".attn_k." in to:
+            n = c["num_attention_heads"] if "attn_q" in to else c["num_key_value_heads"]
             y = y.reshape(n, 2, y.shape[0] // n // 2, -1).swapaxes(1, 2).reshape(y.shape)
+        if arch == "gpt2" and x.ndim == 2 and to.startswith("blk."):
+            y = y.T
         tensors.append((to, y, used))
         has[name] = decoded(x, used) if y is x or x.ndim == 2 else decoded(y, used) - np.float32(1)
     if len(paths := [path] if isinstance(path, str) else path) == 1:

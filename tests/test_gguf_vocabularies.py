@@ -124,6 +124,22 @@ class Vocabularies(unittest.TestCase):
     def test_gpt_2(self):
         self.equal_ids("gpt2", "gpt-2")
 
+    def test_digits_one_by_one(self):
+        directory = os.path.join(FIXTURES, "tokenizers", "gpt2")
+        if not os.path.isdir(directory):
+            self.skipTest(directory + " is missing")
+        tokenizer, config = published(directory)
+        tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, tokenizer["pre_tokenizer"]]}
+        texts = ["123 4567 a1b2", " 007"] + generated(TEXTS, "digits", tokens_and_types(tokenizer)[0])
+        with tempfile.TemporaryDirectory() as scratch:
+            for name, content in (("tokenizer.json", tokenizer), ("tokenizer_config.json", config)):
+                with open(os.path.join(scratch, name), "w") as file:
+                    json.dump(content, file)
+            file = os.path.join(scratch, "m.gguf")
+            write(scratch, file, "refact")
+            self.assertEqual(ids(file, texts), ids(scratch, texts))
+            self.assertNotEqual(ids(scratch, texts), ids(directory, texts))
+
     def test_the_published_file_goes_before(self):
         self.equal_ids("llama3_1", "llama-bpe", published_too=True)
         self.equal_ids("gpt2", "of-no-model", published_too=True)  # whose rules are not asked for then

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "stet/base/error.hpp"
+#include "stet/kernels/math.hpp"
 #include "stet/model/family.hpp"
 
 namespace stet {
@@ -23,7 +24,10 @@ void read_yarn(const JsonReader& json, Rope* rope) {
   rope->beta_fast = json.number_or("beta_fast", 32, 1e-3, 1e6);
   rope->beta_slow = json.number_or("beta_slow", 1, 1e-3, 1e6);
   rope->truncate = json.boolean_or("truncate", true);
-  rope->attention_factor = json.number_or("attention_factor", 0, 0, 1e3);
+  // Written out, so that a config that does and one that does not are the same model.
+  rope->attention_factor = json.has("attention_factor") ? json.number("attention_factor", 1e-3, 1e3)
+                           : rope->factor > 1           ? 0.1 * math::log(rope->factor) + 1
+                                                        : 1;
   if (rope->beta_fast <= rope->beta_slow) json.fail("beta_fast", "a number above beta_slow");
   for (const char* field : {"mscale", "mscale_all_dim"}) {
     if (json.has(field))

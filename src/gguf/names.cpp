@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -18,27 +17,28 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Architecture {
-  const char* name;
-  const char *class_name, *model_type;
-  bool rotated, gemma, four_norms;
-};
-constexpr Architecture kArchitectures[] = {
-    {"llama", "LlamaForCausalLM", "llama", true, false, false},
-    {"mistral", "MistralForCausalLM", "mistral", true, false, false},
-    {"qwen2", "Qwen2ForCausalLM", "qwen2", false, false, false},
-    {"qwen3", "Qwen3ForCausalLM", "qwen3", false, false, false},
-    {"gemma", "GemmaForCausalLM", "gemma", false, true, false},
-    {"gemma2", "Gemma2ForCausalLM", "gemma2", false, true, true},
-    {"gemma3", "Gemma3ForCausalLM", "gemma3_text", false, true, true}};
+const GgufArchitecture kArchitectures[] = {
+    {"llama", "LlamaForCausalLM", "llama", GgufLayout::llama, true, false},
+    {"mistral", "MistralForCausalLM", "mistral", GgufLayout::llama, true, false},
+    {"qwen2", "Qwen2ForCausalLM", "qwen2", GgufLayout::llama, false, false},
+    {"qwen3", "Qwen3ForCausalLM", "qwen3", GgufLayout::llama, false, false},
+    {"gemma", "GemmaForCausalLM", "gemma", GgufLayout::llama, false, true},
+    {"gemma2", "Gemma2ForCausalLM", "gemma2", GgufLayout::four_norms, false, true},
+    {"gemma3", "Gemma3ForCausalLM", "gemma3_text", GgufLayout::four_norms, false, true},
+    {"gpt2", "GPT2LMHeadModel", "gpt2", GgufLayout::gpt2, false, false},
+    {"granite", "GraniteForCausalLM", "granite", GgufLayout::llama, true, false},
+    {"olmo2", "Olmo2ForCausalLM", "olmo2", GgufLayout::four_norms, false, false},
+    {"smollm3", "SmolLM3ForCausalLM", "smollm3", GgufLayout::llama, true, false}};
 
-const Architecture& architecture_of(const Gguf& keys) {
+const GgufArchitecture& architecture_of(const Gguf& keys) {
   const std::string name = keys.text("general.architecture").value_or("");
-  for (const Architecture& a : kArchitectures) {
+  std::string known;
+  for (const GgufArchitecture& a : kArchitectures) {
     if (name == a.name) return a;
+    known += (known.empty() ? "" : ", ") + std::string(a.name);
   }
-  throw Error(ErrorKind::unsupported, keys.path(), "general.architecture",
-              "llama, mistral, qwen2, qwen3, gemma, gemma2 or gemma3", printable(name, 60));
+  throw Error(ErrorKind::unsupported, keys.path(), "general.architecture", "one of " + known,
+              printable(name, 60));
 }
 
 // rope_freqs: what the frequency of each pair is divided by. Llama 3's scaling makes them from
@@ -77,8 +77,8 @@ Json llama3_scaling(const Gguf& keys, const GgufTensor& tensor, double theta, in
 
 }  // namespace
 
-GgufNames::GgufNames(const std::vector<Gguf>& parts) : parts_(parts), keys_(parts.front()) {
-  architecture_ = architecture_of(keys_).name;
+GgufNames::GgufNames(const std::vector<Gguf>& parts)
+    : parts_(parts), keys_(parts.front()), architecture_(architecture_of(keys_)) {
   const GgufTensor* const embedding = find("token_embd.weight");
   if (embedding == nullptr || embedding->shape.size() != 2)
     keys_.fail("token_embd.weight", "a matrix", embedding == nullptr ? "none" : "another shape");
@@ -109,9 +109,31 @@ double GgufNames::need_number(const char* name) const {
   return *value;
 }
 
-std::string GgufNames::config() const {
-  const Architecture& a = architecture_of(keys_);
-  const int64_t hidden = need("embedding_length", kMaxSize), layers = need("block_count", 1024),
+bool GgufNames::tied() const {
+  const GgufTensor* const head = find("output.weight");
+  const GgufTensor& embedding = *find("token_embd.weight");
+  return head == nullptr || (head->type == embedding.type && head->shape == embedding.shape &&
+                             std::ranges::equal(head->bytes, embedding.bytes));
+}
+
+// The shortest decimal of the float32 that the file has: what was published.
+nlohmann::ordered_json GgufNames::published_number(const char* name) const {
+  return Json::parse(fmt::format("{}", static_cast<float>(need_number(name))));
+}
+
+nlohmann::ordered_json GgufNames::gpt2_config() const {
+  return {{"n_embd", need("embedding_length", kMaxSize)},
+          {"n_inner", need("feed_forward_length", kMaxSize)},
+          {"n_layer", need("block_count", 1024)},
+          {"n_head", heads_},
+          {"n_positions", need("context_length", kMaxPositions)},
+          {"layer_norm_epsilon", published_number("attention.layer_norm_epsilon")},
+          {"activation_function", "gelu_new"}};
+}
+
+// What all architectures after GPT-2 have.
+nlohmann::ordered_json GgufNames::common_config() const {
+  const int64_t hidden = need("embedding_length", kMaxSize),
                 head_dim =
                     keys_.integer(key("attention.key_length"), 2, 65536).value_or(hidden / heads_);
   const double theta = keys_.number(key("rope.freq_base")).value_or(10000);
@@ -119,59 +141,109 @@ std::string GgufNames::config() const {
     keys_.fail(key("attention.key_length"), "an even number", std::to_string(head_dim));
   if (!(theta >= 1 && theta <= 1e12))
     keys_.fail(key("rope.freq_base"), "a number in 1..1e12", fmt::format("{}", theta));
-  Json c = {{"architectures", {a.class_name}},
-            {"model_type", a.model_type},
-            {"vocab_size", vocab_size_},
-            {"hidden_size", hidden},
+  Json c = {{"hidden_size", hidden},
             {"intermediate_size", need("feed_forward_length", kMaxSize)},
-            {"num_hidden_layers", layers},
+            {"num_hidden_layers", need("block_count", 1024)},
             {"num_attention_heads", heads_},
             {"num_key_value_heads", kv_heads_},
             {"head_dim", head_dim},
             {"max_position_embeddings", need("context_length", kMaxPositions)},
-            {"rms_norm_eps", static_cast<float>(need_number("attention.layer_norm_rms_epsilon"))},
+            {"rms_norm_eps", published_number("attention.layer_norm_rms_epsilon")},
             {"rope_theta", theta},
-            {"tie_word_embeddings", find("output.weight") == nullptr},
-            {"attention_bias", find("blk.0.attn_q.bias") != nullptr}};
-  if (std::string(a.model_type).starts_with("qwen")) c.erase("attention_bias");
-  // The shortest decimal of the float32 that the file has: what was published.
-  c["rms_norm_eps"] = Json::parse(fmt::format("{}", c["rms_norm_eps"].get<float>()));
+            {"attention_bias", find("blk.0.attn_q.bias") != nullptr},
+            {architecture_.gemma ? "hidden_activation" : "hidden_act",
+             architecture_.gemma ? "gelu_pytorch_tanh" : "silu"}};
+  if (std::string(architecture_.model_type).starts_with("qwen")) c.erase("attention_bias");
   if (const GgufTensor* freqs = find("rope_freqs.weight"))
     c["rope_scaling"] = llama3_scaling(keys_, *freqs, theta, head_dim);
-  const std::string scaling = keys_.text(key("rope.scaling.type")).value_or("none");
-  if (scaling == "linear")
-    c["rope_scaling"] = {{"rope_type", "linear"}, {"factor", need_number("rope.scaling.factor")}};
-  else if (scaling != "none")
-    throw Error(ErrorKind::unsupported, keys_.path(), key("rope.scaling.type"), "none or linear",
-                printable(scaling, 40));
+  add_scaling(c);
   const auto window = keys_.integer(key("attention.sliding_window"), 0, kMaxPositions);
   if (window) c["sliding_window"] = *window;
-  if (a.gemma)
-    c["hidden_activation"] = "gelu_pytorch_tanh";
-  else
-    c["hidden_act"] = "silu";
-  if (a.four_norms) {
-    // As llama.cpp has it: the largest of each family divides by the width of a head of its own.
-    const bool largest = layers == (architecture_ == "gemma2" ? 46 : 62);
-    c["query_pre_attn_scalar"] = largest ? hidden / heads_ : head_dim;
-    for (const auto& [name, to] :
-         {std::pair("attn_logit_softcapping", "attn_logit_softcapping"),
-          std::pair("final_logit_softcapping", "final_logit_softcapping")}) {
-      const auto cap = keys_.number(key(name));
-      if (cap) c[to] = *cap;
+  return c;
+}
+
+void GgufNames::add_scaling(nlohmann::ordered_json& c) const {
+  const std::string scaling = keys_.text(key("rope.scaling.type")).value_or("none");
+  if (scaling == "none") return;
+  if (scaling != "linear" && scaling != "yarn")
+    throw Error(ErrorKind::unsupported, keys_.path(), key("rope.scaling.type"),
+                "none, linear or yarn", printable(scaling, 40));
+  Json to = {{"rope_type", scaling}, {"factor", need_number("rope.scaling.factor")}};
+  if (scaling == "yarn") {
+    to["original_max_position_embeddings"] =
+        need("rope.scaling.original_context_length", kMaxPositions);
+    for (const auto& [from, name] : {std::pair("rope.scaling.yarn_beta_fast", "beta_fast"),
+                                     std::pair("rope.scaling.yarn_beta_slow", "beta_slow")}) {
+      if (keys_.has(key(from))) to[name] = need_number(from);
+    }
+    // With 1, the factor of llama.cpp is the paper's.
+    for (const char* name : {"rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor",
+                             "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_log_multiplier"}) {
+      const bool factor = std::string(name).ends_with("attn_factor");
+      if (keys_.has(key(name)) && !(factor && need_number(name) == 1))
+        throw Error(ErrorKind::unsupported, keys_.path(), key(name), factor ? "1" : "no such key",
+                    fmt::format("{}", need_number(name)));
     }
   }
-  if (architecture_ == "gemma3") {
+  c["rope_scaling"] = to;
+}
+
+// Which layers slide, where the file says it of each.
+void GgufNames::add_layer_types(nlohmann::ordered_json& c) const {
+  const char* const name = "attention.sliding_window_pattern";
+  const auto layers = c["num_hidden_layers"].get<size_t>();
+  const std::vector<double>* const slides =
+      keys_.has(key(name)) ? keys_.numbers(key(name)) : nullptr;
+  if (slides == nullptr) return;
+  if (slides->size() != layers)
+    keys_.fail(key(name), std::to_string(layers) + " values", std::to_string(slides->size()));
+  c["layer_types"] = Json::array();
+  for (const double s : *slides)
+    c["layer_types"].push_back(s != 0 ? "sliding_attention" : "full_attention");
+}
+
+// What the architectures have each for itself.
+void GgufNames::add_own(nlohmann::ordered_json& c) const {
+  const std::string name = architecture_.name;
+  const auto copy = [&](const char* from, const char* to) {
+    if (keys_.has(key(from))) c[to] = published_number(from);
+  };
+  if (name == "gemma2" || name == "gemma3") {
+    // As llama.cpp has it: the largest of each family divides by the width of a head of its own.
+    const bool largest = c["num_hidden_layers"] == (name == "gemma2" ? 46 : 62);
+    c["query_pre_attn_scalar"] =
+        largest ? Json(c["hidden_size"].get<int64_t>() / heads_) : c["head_dim"];
+    copy("attn_logit_softcapping", "attn_logit_softcapping");
+    copy("final_logit_softcapping", "final_logit_softcapping");
+  }
+  if (name == "gemma3") {
     c["rope_local_base_freq"] = keys_.number(key("rope.freq_base_swa")).value_or(10000);
     c["sliding_window_pattern"] = 6;
-    if (const auto* slides = keys_.numbers(key("attention.sliding_window_pattern"))) {
-      if (slides->size() != static_cast<size_t>(layers))
-        keys_.fail(key("attention.sliding_window_pattern"), std::to_string(layers) + " values",
-                   std::to_string(slides->size()));
-      c["layer_types"] = Json::array();
-      for (const double s : *slides)
-        c["layer_types"].push_back(s != 0 ? "sliding_attention" : "full_attention");
-    }
+    add_layer_types(c);
+  }
+  if (name == "granite") {
+    copy("embedding_scale", "embedding_multiplier");
+    copy("attention.scale", "attention_multiplier");
+    copy("residual_scale", "residual_multiplier");
+    copy("logit_scale", "logits_scaling");
+  }
+  if (name == "olmo2" && c.contains("sliding_window")) {  // the architecture of OLMo 3, too
+    c["architectures"] = {"Olmo3ForCausalLM"};
+    c["model_type"] = "olmo3";
+    add_layer_types(c);
+  }
+}
+
+std::string GgufNames::config() const {
+  Json c = {{"architectures", {architecture_.class_name}},
+            {"model_type", architecture_.model_type},
+            {"vocab_size", vocab_size_},
+            {"tie_word_embeddings", tied()}};
+  if (architecture_.layout == GgufLayout::gpt2) {
+    c.update(gpt2_config());
+  } else {
+    c.update(common_config());
+    add_own(c);
   }
   c.update(Json::parse(generation_config()));
   return c.dump();
@@ -191,54 +263,6 @@ std::string GgufNames::generation_config() const {
   }
   if (!eos.empty()) g["eos_token_id"] = eos;
   return g.dump();
-}
-
-std::optional<GgufNames::Published> GgufNames::published(const GgufTensor& t) const {
-  const Architecture& a = architecture_of(keys_);
-  const auto norm = [&](const std::string& name) { return Published{name, 0, a.gemma}; };
-  if (t.name == "rope_freqs.weight") return std::nullopt;
-  if (t.name == "token_embd.weight") return Published{"model.embed_tokens.weight"};
-  if (t.name == "output.weight") return Published{"lm_head.weight"};
-  if (t.name == "output_norm.weight") return norm("model.norm.weight");
-  int64_t layer = 0;
-  const std::string_view name = t.name;
-  if (name.starts_with("blk.")) {
-    const char* const begin = t.name.data() + 4;
-    const auto [end, error] = std::from_chars(begin, t.name.data() + t.name.size(), layer);
-    const std::string_view rest = name.substr(static_cast<size_t>(end - t.name.data()));
-    const std::string at = fmt::format("model.layers.{}.", layer);
-    static constexpr std::pair<const char*, const char*> kLinears[] = {
-        {".attn_output", "self_attn.o_proj"},
-        {".attn_v", "self_attn.v_proj"},
-        {".ffn_gate", "mlp.gate_proj"},
-        {".ffn_up", "mlp.up_proj"},
-        {".ffn_down", "mlp.down_proj"}};
-    for (const char* kind : {".weight", ".bias"}) {
-      for (const auto& [from, to] : kLinears) {
-        if (error == std::errc() && rest == std::string(from) + kind)
-          return Published{at + to + kind};
-      }
-      for (const auto& [from, to, heads] : {std::tuple(".attn_q", "self_attn.q_proj", heads_),
-                                            std::tuple(".attn_k", "self_attn.k_proj", kv_heads_)}) {
-        if (error != std::errc() || rest != std::string(from) + kind) continue;
-        if (a.rotated && t.shape.front() % (2 * heads) != 0)
-          keys_.fail(t.name, "rows of whole heads", std::to_string(t.shape.front()));
-        return Published{at + to + kind, a.rotated ? heads : 0};
-      }
-    }
-    for (const auto& [from, to] :
-         {std::pair(".attn_norm.weight", "input_layernorm.weight"),
-          std::pair(".ffn_norm.weight", a.four_norms ? "pre_feedforward_layernorm.weight"
-                                                     : "post_attention_layernorm.weight"),
-          std::pair(".post_attention_norm.weight", "post_attention_layernorm.weight"),
-          std::pair(".post_ffw_norm.weight", "post_feedforward_layernorm.weight"),
-          std::pair(".attn_q_norm.weight", "self_attn.q_norm.weight"),
-          std::pair(".attn_k_norm.weight", "self_attn.k_norm.weight")}) {
-      if (error == std::errc() && rest == from) return norm(at + to);
-    }
-  }
-  throw Error(ErrorKind::unsupported, keys_.path(), printable(t.name, 80),
-              "a tensor of architecture " + architecture_, "another");
 }
 
 }  // namespace stet

@@ -1,6 +1,7 @@
 // The names that GGUF gave keys and tensors, and those under which they were published.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -8,6 +9,17 @@
 #include "src/gguf/gguf.hpp"
 
 namespace stet {
+
+// How the tensors of a layer are called. four_norms: ffn_norm is not what stands after attention.
+enum class GgufLayout { llama, four_norms, gpt2 };
+
+struct GgufArchitecture {
+  const char* name;                     // general.architecture
+  const char *class_name, *model_type;  // of config.json
+  GgufLayout layout;
+  bool rotated;  // q and k have neighbours as pairs
+  bool gemma;    // norms have the one that is added
+};
 
 class GgufNames {
  public:
@@ -23,19 +35,29 @@ class GgufNames {
     std::string name;
     int64_t rotated_heads = 0;
     bool less_one = false;
+    bool transposed = false;
   };
-  // Nothing for a tensor that the config stands for (rope_freqs).
+  // Nothing for a tensor that the config stands for: rope_freqs, a head that is the embeddings.
   std::optional<Published> published(const GgufTensor& tensor) const;
 
  private:
   const GgufTensor* find(const std::string& name) const;
-  std::string key(const char* name) const { return architecture_ + "." + name; }
+  std::string key(const char* name) const { return std::string(architecture_.name) + "." + name; }
   int64_t need(const char* name, int64_t max) const;
   double need_number(const char* name) const;
+  bool tied() const;
+  nlohmann::ordered_json published_number(const char* name) const;
+  nlohmann::ordered_json gpt2_config() const;
+  nlohmann::ordered_json common_config() const;
+  void add_scaling(nlohmann::ordered_json& config) const;
+  void add_layer_types(nlohmann::ordered_json& config) const;
+  void add_own(nlohmann::ordered_json& config) const;
+  std::optional<Published> of_layer(const std::string& at, const std::string& stem,
+                                    const std::string& kind, const GgufTensor& tensor) const;
 
   const std::vector<Gguf>& parts_;
   const Gguf& keys_;
-  std::string architecture_;
+  const GgufArchitecture& architecture_;
   int64_t vocab_size_ = 0, heads_ = 0, kv_heads_ = 0;
 };
 

@@ -28,6 +28,7 @@ struct Shard {
   std::string name;           // as it was published
   int64_t rotated_heads = 0;  // Llama's q and k: pairs of neighbours go back to halves of a head
   bool less_one = false;      // Gemma's norms, which the file has with the one that is added
+  bool transposed = false;    // GPT-2's matrices, which were published as [inputs][outputs]
 };
 
 DType dtype_of(const Shard& s) {
@@ -49,6 +50,22 @@ void unrotate(std::byte* data, size_t rows, size_t row_bytes, int64_t heads) {
   }
 }
 
+// [rows][columns] -> [columns][rows]
+void transpose(std::span<std::byte> data, size_t rows, size_t element) {
+  const std::vector<std::byte> from(data.begin(), data.end());
+  const size_t columns = data.size() / rows / element;
+  for (size_t r = 0; r < rows; ++r) {
+    for (size_t c = 0; c < columns; ++c)
+      std::copy_n(&from[(r * columns + c) * element], element, &data[(c * rows + r) * element]);
+  }
+}
+
+std::vector<int64_t> shape_of(const Shard& s) {
+  std::vector<int64_t> shape = s.from->shape;
+  if (s.transposed) std::reverse(shape.begin(), shape.end());
+  return shape;
+}
+
 std::shared_ptr<const std::vector<std::byte>> file_of(const Shard& s) {
   const DType dtype = dtype_of(s);
   const GgmlType type = *ggml_type(s.from->type);
@@ -56,7 +73,7 @@ std::shared_ptr<const std::vector<std::byte>> file_of(const Shard& s) {
   const size_t size = elements * dtype_size(dtype);
   std::string header =
       Json{{s.name,
-            {{"dtype", dtype_name(dtype)}, {"shape", s.from->shape}, {"data_offsets", {0, size}}}}}
+            {{"dtype", dtype_name(dtype)}, {"shape", shape_of(s)}, {"data_offsets", {0, size}}}}}
           .dump();
   header.resize((header.size() + 7) / 8 * 8, ' ');
   auto file = std::make_shared<std::vector<std::byte>>(8 + header.size() + size);
@@ -75,6 +92,8 @@ std::shared_ptr<const std::vector<std::byte>> file_of(const Shard& s) {
     const auto rows = static_cast<size_t>(s.from->shape.front());
     unrotate(data, rows, size / rows, s.rotated_heads);
   }
+  if (s.transposed)
+    transpose({data, size}, static_cast<size_t>(s.from->shape.front()), dtype_size(dtype));
   return file;
 }
 
@@ -94,7 +113,8 @@ class GgufSource : public FileSource {
         if (!published) continue;
         const std::string file = fmt::format("model-{:05}.safetensors", shards_.size());
         map[published->name] = file;
-        shards_[file] = {&t, published->name, published->rotated_heads, published->less_one};
+        shards_[file] = {&t, published->name, published->rotated_heads, published->less_one,
+                         published->transposed};
       }
     }
     texts_["model.safetensors.index.json"] = Json{{"weight_map", map}}.dump();

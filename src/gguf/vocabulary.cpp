@@ -50,6 +50,7 @@ Vocabulary read(const Gguf& keys, const std::vector<std::string>& tokens, int64_
 struct Pattern {
   const char *name, *regex;
   bool ignore_merges;
+  bool digits = false;  // each is a word, before the pattern is looked for
 };
 constexpr const char* kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
@@ -57,19 +58,22 @@ constexpr const char* kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr const char* kQwen2 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr Pattern kPatterns[] = {{"gpt-2", kGpt2, false},
-                                 {"llama-bpe", kLlama3, true},
-                                 {"llama3", kLlama3, true},
-                                 {"smaug-bpe", kLlama3, true},
+constexpr Pattern kPatterns[] = {{"gpt-2", kGpt2, false},        {"olmo", kGpt2, false},
+                                 {"refact", kGpt2, false, true}, {"starcoder", kGpt2, false, true},
+                                 {"smollm", kGpt2, false, true}, {"dbrx", kLlama3, false},
+                                 {"llama-bpe", kLlama3, true},   {"llama-v3", kLlama3, true},
+                                 {"llama3", kLlama3, true},      {"smaug-bpe", kLlama3, true},
                                  {"qwen2", kQwen2, false}};
 
 const Pattern& pattern_of(const Gguf& keys) {
   const std::string name = keys.text("tokenizer.ggml.pre").value_or("default");
+  std::string known;
   for (const Pattern& p : kPatterns) {
     if (name == p.name) return p;
+    known += (known.empty() ? "" : ", ") + std::string(p.name);
   }
-  throw Error(ErrorKind::unsupported, keys.path(), "tokenizer.ggml.pre",
-              "gpt-2, llama-bpe, smaug-bpe or qwen2", printable(name, 60));
+  throw Error(ErrorKind::unsupported, keys.path(), "tokenizer.ggml.pre", "one of " + known,
+              printable(name, 60));
 }
 
 Json added_tokens(const Vocabulary& v) {
@@ -138,6 +142,10 @@ std::string bpe_json(const Gguf& keys, const Vocabulary& v, bool add_bos) {
         {"ignore_merges", pattern.ignore_merges},
         {"vocab", vocab},
         {"merges", *merges}}}};
+  if (pattern.digits) {
+    Json& before = j["pre_tokenizer"]["pretokenizers"];
+    before.insert(before.begin(), Json{{"type", "Digits"}, {"individual_digits", true}});
+  }
   const std::string bos = named(keys, v, "bos_token_id");
   if (add_bos && !bos.empty()) {
     const auto id = *keys.integer("tokenizer.ggml.bos_token_id", 0, INT32_MAX);
