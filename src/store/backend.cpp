@@ -4,6 +4,7 @@
 #include <ctime>
 
 #include "src/store/directory.hpp"
+#include "src/store/redis.hpp"
 #include "stet/base/error.hpp"
 
 namespace stet {
@@ -54,14 +55,17 @@ StoreUrl parse_store_url(const std::string& url) {
 void create_store(const std::string& url, uint64_t budget) {
   const StoreUrl u = parse_store_url(url);
   if (u.kind == StoreUrl::Kind::directory) return create_directory_store(u.path, budget);
-  throw Error(ErrorKind::unsupported, "", "store", "dir:PATH", "redis");
+  if (budget > 0)
+    throw Error(ErrorKind::argument, url, "budget", "none: a server has its own (maxmemory)",
+                std::to_string(budget));
+  create_redis_store(u);
 }
 
 std::unique_ptr<StoreBackend> open_store_backend(const std::string& url, StoreClock clock) {
   if (!clock) clock = [] { return static_cast<int64_t>(std::time(nullptr)); };
   const StoreUrl u = parse_store_url(url);
   if (u.kind == StoreUrl::Kind::directory) return open_directory_store(u.path, std::move(clock));
-  throw Error(ErrorKind::unsupported, "", "store", "dir:PATH", "redis");
+  return open_redis_store(u, std::move(clock));
 }
 
 }  // namespace stet

@@ -1,0 +1,555 @@
+#include "src/store/redis.hpp"
+
+#include "stet/base/error.hpp"
+
+#ifdef STET_HAVE_HIREDIS
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <functional>
+#include <mutex>
+
+#include "src/store/redis_client.hpp"
+#include "src/store/text.hpp"
+#include "stet/base/limits.hpp"
+#include "stet/base/memory.hpp"
+#include "stet/store/record.hpp"
+
+namespace stet {
+namespace {
+
+constexpr size_t kChunk = size_t{1} << 20;
+constexpr size_t kSizeAt = 80;  // of the payload's bytes in a record's front (record.hpp)
+constexpr uint64_t kMostRecord = kMaxBlockBytes + (uint64_t{64} << 20);
+constexpr int64_t kBlockTtl = 7 * 24 * 3600;
+// How long an answer may take: of what is computed instead when it does not come; of what is not,
+// which a failover must not lose.
+constexpr double kReadSeconds = 5, kWriteSeconds = 20, kMarkSeconds = 1;
+constexpr int kMostRewrites = 5;  // of what was written over a connection that failed
+
+// EXPIREs all chunks of a record (ARGV[1] seconds; "": notes the time ARGV[2] instead). 1 where all
+// are there. KEYS: the first chunk, and of a state what notes the time: while a slot moves, a
+// server that has not both says so.
+constexpr char kTouch[] = R"(local base = KEYS[1]:sub(1, -2)
+local front = redis.call('GETRANGE', KEYS[1], 80, 95)
+if #front ~= 16 then return 0 end
+local payload, encoding, offset = struct.unpack('<I8I4I4', front)
+for i = 0, math.ceil((offset + payload) / ARGV[3]) - 1 do
+  if redis.call('EXISTS', base .. i) == 0 then return 0 end
+  if ARGV[1] ~= '' then redis.call('EXPIRE', base .. i, ARGV[1]) end
+end
+if ARGV[1] == '' then redis.call('SET', KEYS[2], ARGV[2]) end
+return 1)";
+
+// Removes the chunks of a record unless it was used since ARGV[1]; of a block (ARGV[2] its time to
+// live, ARGV[3] now) that is told by what is left of it.
+constexpr char kRemove[] = R"(local base = KEYS[1]:sub(1, -2)
+local used
+if ARGV[2] ~= '' then
+  used = tonumber(ARGV[3]) - (tonumber(ARGV[2]) - redis.call('TTL', KEYS[1]))
+else
+  used = tonumber(redis.call('GET', KEYS[2]) or '0') or 0
+end
+if used >= tonumber(ARGV[1]) then return 0 end
+local i = 0
+while redis.call('DEL', base .. i) == 1 do i = i + 1 end
+if KEYS[2] then redis.call('DEL', KEYS[2]) end
+return 1)";
+
+// Compare-and-set: ARGV[1] is 1 where ARGV[2] is expected, ARGV[3] is 1 where ARGV[4] comes next. A
+// second try finds what the first one did. Records of names are never the same twice: their times
+// and states are in them.
+constexpr char kReplace[] = R"(local found = redis.call('GET', KEYS[1])
+local expected, next = ARGV[1] == '1' and ARGV[2], ARGV[3] == '1' and ARGV[4]
+if found ~= expected and found ~= next then return 0 end
+if ARGV[3] == '1' then redis.call('SET', KEYS[1], ARGV[4]) else redis.call('DEL', KEYS[1]) end
+return 1)";
+
+std::string_view string_of(const RedisReply& r) {
+  return r->type == REDIS_REPLY_STRING || r->type == REDIS_REPLY_STATUS ||
+                 r->type == REDIS_REPLY_ERROR
+             ? std::string_view(r->str, static_cast<size_t>(r->len))
+             : std::string_view();
+}
+
+std::string string_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+int64_t integer_of(const RedisReply& r) { return r->type == REDIS_REPLY_INTEGER ? r->integer : 0; }
+
+uint64_t little_endian(std::string_view bytes) {
+  uint64_t value = 0;
+  for (size_t i = bytes.size(); i > 0; --i)
+    value = value << 8 | static_cast<unsigned char>(bytes[i - 1]);
+  return value;
+}
+
+// Of the whole record, as its first bytes claim; 0 where they claim nothing that can be.
+uint64_t claimed_bytes(std::string_view first) {
+  if (first.size() < kRecordFront) return 0;
+  const uint64_t payload = little_endian(first.substr(kSizeAt, 8)),
+                 offset = little_endian(first.substr(kSizeAt + 12, 4));
+  if ((offset != kBlockFront && offset != kRecordFront) || payload > kMostRecord) return 0;
+  return offset + payload;
+}
+
+size_t chunks_of(uint64_t bytes) { return static_cast<size_t>((bytes + kChunk - 1) / kChunk); }
+
+// The line of INFO that begins with "NAME:".
+std::string info_field(std::string_view info, const std::string& name) {
+  const size_t at = info.find("\n" + name + ":");
+  if (at == std::string_view::npos) return "";
+  const size_t from = at + name.size() + 2;
+  return std::string(info.substr(from, info.find('\r', from) - from));
+}
+
+class RedisStore : public StoreBackend {
+ public:
+  RedisStore(const StoreUrl& url, StoreClock clock)
+      : url_(url),
+        text_(fmt::format("redis://{}:{}/{}", url.host, url.port, url.prefix)),
+        clock_(std::move(clock)) {}
+
+  // Throws where the server is not one that a store can be on.
+  void check_server() {
+    with_client([&](RedisClient& client) {
+      for (const std::string& node : client.masters(kReadSeconds)) {
+        RedisCommand ask{{"INFO", "memory"}};
+        ask.node = node;
+        const RedisReply reply = checked(client.run(ask, kReadSeconds));
+        check_policy(node, string_of(reply));
+        ask.words[1] = "replication";
+        const RedisReply replicas = checked(client.run(ask, kReadSeconds));
+        replicated_ = replicated_ ||
+                      std::atoi(info_field(string_of(replicas), "connected_slaves").c_str()) > 0;
+      }
+    });
+  }
+
+  void create() {
+    const std::string text = fmt::format("stet store 1 ttl {}", kBlockTtl);
+    const RedisReply reply = one({{"SET", store_key(), text, "NX"}}, kWriteSeconds);
+    if (reply->type == REDIS_REPLY_NIL)
+      throw Error(ErrorKind::argument, text_, "store", "a server without one", "a store");
+  }
+
+  void open() {
+    const RedisReply reply = one({{"GET", store_key()}}, kReadSeconds);
+    if (reply->type == REDIS_REPLY_NIL)
+      throw Error(ErrorKind::io, text_, "store", "a store (stet store init makes one)", "nothing");
+    constexpr std::string_view kFront = "stet store 1 ttl ";
+    const std::string text(string_of(reply));
+    const char* const end = text.data() + text.size();
+    if (!text.starts_with(kFront) ||
+        std::from_chars(text.data() + kFront.size(), end, ttl_).ptr != end || ttl_ < 1)
+      throw Error(ErrorKind::unsupported, text_, store_key(), "stet store 1 ttl SECONDS",
+                  printable(text, 60));
+  }
+
+  const std::string& url() const override { return text_; }
+
+  // The first chunks tell how many more there are; those come in a second round.
+  std::vector<std::optional<StoredBytes>> read(Shelf shelf,
+                                               std::span<const Sha256> names) override {
+    std::vector<RedisCommand> commands;
+    for (const Sha256& name : names) commands.push_back({{"GET", chunk_key(shelf, name, 0)}});
+    const std::vector<RedisReply> first = run(commands, kReadSeconds);
+    std::vector<std::optional<StoredBytes>> found(names.size());
+    std::vector<Rest> rest;
+    commands.clear();
+    for (size_t i = 0; i < names.size(); ++i) {
+      if (first[i]->type == REDIS_REPLY_NIL) continue;
+      const std::string_view front = string_of(first[i]);
+      const uint64_t bytes = claimed_bytes(front);
+      if (bytes == 0 || front.size() != std::min<uint64_t>(bytes, kChunk)) {
+        found[i] = StoredBytes{{}, nullptr, nullptr};  // there, and damaged
+        continue;
+      }
+      for (size_t n = 1; n < chunks_of(bytes); ++n)
+        commands.push_back({{"GET", chunk_key(shelf, names[i], n)}});
+      rest.push_back({i, bytes});
+    }
+    const std::vector<RedisReply> more = run(commands, kReadSeconds);
+    size_t next = 0;
+    for (const Rest& r : rest) {
+      const size_t chunks = chunks_of(r.bytes);
+      found[r.index] =
+          joined(string_of(first[r.index]), r.bytes, std::span(more).subspan(next, chunks - 1));
+      next += chunks - 1;
+    }
+    mark_used(shelf, names, found);
+    return found;
+  }
+
+  std::vector<bool> touch(Shelf shelf, std::span<const Sha256> names) override {
+    std::vector<RedisCommand> commands;
+    for (const Sha256& name : names) commands.push_back(touching(shelf, name));
+    std::vector<bool> there;
+    for (const RedisReply& r : run(commands, kWriteSeconds)) there.push_back(integer_of(r) == 1);
+    return there;
+  }
+
+  size_t write(Shelf shelf, std::span<const NewRecord> records) override {
+    for (size_t i = 0; i < records.size(); ++i) {
+      if (write_record(shelf, records[i])) continue;
+      if (shelf == Shelf::blocks) return i;
+      throw Error(ErrorKind::io, text_, "state", "memory for it (maxmemory)", "none left");
+    }
+    return records.size();
+  }
+
+  void list(Shelf shelf, const std::function<void(const ShelfEntry&)>& each) override {
+    const std::string front = shelf_key(shelf) + "{", end = "}:0";
+    scan(front + "*" + end, [&](const std::vector<std::string>& keys) {
+      std::vector<RedisCommand> commands;
+      std::vector<Sha256> names;
+      for (const std::string& key : keys) {
+        const auto name = key.size() == front.size() + 64 + end.size()
+                              ? hash_of_hex(key.substr(front.size(), 64))
+                              : std::nullopt;
+        if (!name) continue;
+        names.push_back(*name);
+        commands.push_back({{"GETRANGE", key, "0", std::to_string(kRecordFront - 1)}});
+        commands.push_back(shelf == Shelf::blocks
+                               ? RedisCommand{{"TTL", key}}
+                               : RedisCommand{{"GET", record_key(shelf, *name) + ":used"}});
+      }
+      const std::vector<RedisReply> replies = run(commands, kWriteSeconds);
+      for (size_t i = 0; i < names.size(); ++i) {
+        const RedisReply& used = replies[2 * i + 1];
+        const int64_t when = shelf == Shelf::blocks
+                                 ? clock_() - (ttl_ - integer_of(used))
+                                 : std::atoll(std::string(string_of(used)).c_str());
+        each({names[i], claimed_bytes(string_of(replies[2 * i])), when});
+      }
+    });
+  }
+
+  bool remove(Shelf shelf, const Sha256& name, int64_t unused_since) override {
+    const bool block = shelf == Shelf::blocks;
+    const RedisCommand c = script(kRemove, shelf, name,
+                                  {std::to_string(unused_since), block ? std::to_string(ttl_) : "",
+                                   std::to_string(clock_())});
+    return integer_of(one(c, kWriteSeconds)) == 1;
+  }
+
+  std::vector<std::string> names() override {
+    const std::string front = url_.prefix + ":n:";
+    std::vector<std::string> found;
+    scan(front + "*", [&](const std::vector<std::string>& keys) {
+      for (const std::string& key : keys) {
+        if (is_store_name(key.substr(front.size()))) found.push_back(key.substr(front.size()));
+      }
+    });
+    std::sort(found.begin(), found.end());
+    found.erase(std::unique(found.begin(), found.end()), found.end());
+    return found;
+  }
+
+  std::optional<std::vector<std::byte>> read_name(const std::string& name) override {
+    const RedisReply r = one({{"GET", name_key(name)}}, kWriteSeconds);
+    if (r->type != REDIS_REPLY_STRING) return std::nullopt;
+    const auto bytes = std::as_bytes(std::span(string_of(r)));
+    return std::vector<std::byte>(bytes.begin(), bytes.end());
+  }
+
+  // Where the answer to a first try was lost, the second finds `next`, and writes it again.
+  bool replace_name(const std::string& name, const std::optional<std::vector<std::byte>>& expected,
+                    const std::optional<std::vector<std::byte>>& next) override {
+    RedisCommand c{{"EVAL", kReplace, "1", name_key(name), expected ? "1" : "0",
+                    expected ? string_of(*expected) : "", next ? "1" : "0",
+                    next ? string_of(*next) : ""}};
+    c.key = 3;
+    return integer_of(run_acknowledged(name_key(name), {&c, 1})[0]) == 1;
+  }
+
+  void lease(const std::string& holder, std::span<const Sha256> states, int64_t until) override {
+    std::string text;
+    for (const Sha256& id : states) text += hex_of_hash(id);
+    const std::string seconds = std::to_string(std::max<int64_t>(1, until - clock_()));
+    one({{"SETEX", lease_key(holder), seconds, text}}, kWriteSeconds);
+  }
+
+  void release(const std::string& holder) override {
+    one({{"DEL", lease_key(holder)}}, kReadSeconds);
+  }
+
+  std::vector<Sha256> leased() override {
+    std::vector<Sha256> states;
+    scan(lease_key("*"), [&](const std::vector<std::string>& keys) {
+      std::vector<RedisCommand> commands;
+      for (const std::string& key : keys) commands.push_back({{"GET", key}});
+      for (const RedisReply& r : run(commands, kWriteSeconds)) {
+        const std::string text(string_of(r));
+        for (size_t i = 0; i + 64 <= text.size(); i += 64) {
+          if (const auto id = hash_of_hex(text.substr(i, 64))) states.push_back(*id);
+        }
+      }
+    });
+    return states;
+  }
+
+  void tidy(int64_t) override {}
+
+  std::vector<std::pair<std::string, std::string>> about() override {
+    size_t masters = 0;
+    with_client([&](RedisClient& c) { masters = c.masters(kReadSeconds).size(); });
+    return {{"store", text_},
+            {"servers", std::to_string(masters)},
+            {"replicated", replicated_ ? "yes" : "no"},
+            {"block_ttl", std::to_string(ttl_)}};
+  }
+
+ private:
+  struct Rest {
+    size_t index;
+    uint64_t bytes;
+  };
+
+  std::string store_key() const { return url_.prefix + ":store"; }
+  std::string shelf_key(Shelf shelf) const {
+    return url_.prefix + (shelf == Shelf::blocks ? ":b:" : ":s:");
+  }
+  std::string record_key(Shelf shelf, const Sha256& name) const {
+    return shelf_key(shelf) + "{" + hex_of_hash(name) + "}";
+  }
+  std::string chunk_key(Shelf shelf, const Sha256& name, size_t chunk) const {
+    return record_key(shelf, name) + ":" + std::to_string(chunk);
+  }
+  std::string name_key(const std::string& name) const { return url_.prefix + ":n:" + name; }
+  std::string lease_key(const std::string& holder) const { return url_.prefix + ":l:" + holder; }
+
+  // A client that nobody else uses meanwhile; one that failed is not used again.
+  void with_client(const std::function<void(RedisClient&)>& work) {
+    std::unique_ptr<RedisClient> client;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!idle_.empty()) {
+        client = std::move(idle_.back());
+        idle_.pop_back();
+      }
+    }
+    if (client == nullptr) client = std::make_unique<RedisClient>(url_);
+    work(*client);
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(client));
+  }
+
+  // Errors of the server are ours, but for those that say that its memory is full, or that a key
+  // holds something that no store has put there.
+  RedisReply checked(RedisReply reply) const {
+    if (reply->type == REDIS_REPLY_ERROR && !is_full(reply) &&
+        string_of(reply).find("WRONGTYPE") == std::string_view::npos)
+      throw Error(ErrorKind::io, text_, "", "a server that does what it is asked",
+                  printable(std::string(string_of(reply))));
+    return reply;
+  }
+  static bool is_full(const RedisReply& r) {
+    return r->type == REDIS_REPLY_ERROR &&
+           (string_of(r).starts_with("OOM") || string_of(r).starts_with("MISCONF") ||
+            string_of(r).find("-OOM") != std::string_view::npos);
+  }
+
+  std::vector<RedisReply> run(std::span<const RedisCommand> commands, double seconds) {
+    std::vector<RedisReply> replies;
+    if (commands.empty()) return replies;
+    with_client([&](RedisClient& client) { replies = client.run(commands, seconds); });
+    for (RedisReply& r : replies) r = checked(std::move(r));
+    return replies;
+  }
+  RedisReply one(const RedisCommand& command, double seconds) {
+    return std::move(run({&command, 1}, seconds)[0]);
+  }
+
+  void check_policy(const std::string& node, std::string_view info) const {
+    const std::string limit = info_field(info, "maxmemory"),
+                      policy = info_field(info, "maxmemory_policy");
+    if (limit.empty() || limit == "0" || policy.starts_with("volatile-")) return;
+    throw Error(
+        ErrorKind::unsupported, text_, node + " maxmemory-policy",
+        "volatile-lru or another volatile one: it evicts blocks, which can be computed again",
+        printable(policy) + (policy == "noeviction"
+                                 ? ", under which states cannot be stored once it is full"
+                                 : ", which would evict states and names"));
+  }
+
+  RedisCommand touching(Shelf shelf, const Sha256& name) const {
+    return script(kTouch, shelf, name,
+                  {shelf == Shelf::blocks ? std::to_string(ttl_) : "", std::to_string(clock_()),
+                   std::to_string(kChunk)});
+  }
+  RedisCommand script(const char* text, Shelf shelf, const Sha256& name,
+                      const std::vector<std::string>& arguments) const {
+    RedisCommand c{{"EVAL", text, "1", chunk_key(shelf, name, 0)}};
+    c.key = 3;
+    if (shelf == Shelf::states) {
+      c.words[2] = "2";
+      c.words.push_back(record_key(shelf, name) + ":used");
+    }
+    c.words.insert(c.words.end(), arguments.begin(), arguments.end());
+    return c;
+  }
+
+  void mark_used(Shelf shelf, std::span<const Sha256> names,
+                 const std::vector<std::optional<StoredBytes>>& found) {
+    std::vector<RedisCommand> commands;
+    for (size_t i = 0; i < names.size(); ++i) {
+      if (found[i]) commands.push_back(touching(shelf, names[i]));
+    }
+    try {
+      run(commands, kMarkSeconds);
+    } catch (const Error&) {
+      // What was read is none the worse for it.
+    }
+  }
+
+  // Nothing where a chunk is gone; bytes that are refused later where one has another size.
+  static std::optional<StoredBytes> joined(std::string_view first, uint64_t bytes,
+                                           std::span<const RedisReply> rest) {
+    auto memory = std::make_shared<Memory>(static_cast<size_t>(bytes), false);
+    size_t at = 0;
+    const auto add = [&](std::string_view chunk) {
+      const size_t n = std::min(chunk.size(), static_cast<size_t>(bytes) - at);
+      std::memcpy(memory->data() + at, chunk.data(), n);
+      at += n;
+    };
+    add(first);
+    for (const RedisReply& r : rest) {
+      if (r->type != REDIS_REPLY_STRING) return std::nullopt;
+      add(string_of(r));
+    }
+    return StoredBytes{{memory->data(), at}, memory, nullptr};
+  }
+
+  // The first chunk last: a record whose writer was killed is not there. False where the server is
+  // full.
+  bool write_record(Shelf shelf, const NewRecord& record) {
+    std::vector<std::byte> edge(record.front.begin(), record.front.end());
+    const size_t head = std::min(kChunk - edge.size(), record.payload.size());
+    edge.insert(edge.end(), record.payload.begin(),
+                record.payload.begin() + static_cast<std::ptrdiff_t>(head));
+    std::vector<RedisCommand> commands;
+    for (size_t at = head, n = 1; at < record.payload.size(); at += kChunk, ++n) {
+      const size_t size = std::min(kChunk, record.payload.size() - at);
+      commands.push_back(
+          setting(shelf, chunk_key(shelf, record.name, n), record.payload.subspan(at, size)));
+    }
+    const std::string first = chunk_key(shelf, record.name, 0);
+    if (shelf == Shelf::states)
+      commands.push_back(
+          {{"SET", record_key(shelf, record.name) + ":used", std::to_string(clock_())}});
+    commands.push_back(setting(shelf, first, edge));
+    const std::vector<RedisReply> replies =
+        shelf == Shelf::states ? run_acknowledged(first, commands) : run(commands, kWriteSeconds);
+    return std::ranges::none_of(replies, is_full);
+  }
+
+  RedisCommand setting(Shelf shelf, const std::string& key,
+                       std::span<const std::byte> value) const {
+    RedisCommand c;
+    c.words = shelf == Shelf::blocks ? std::vector<std::string>{"SETEX", key, std::to_string(ttl_)}
+                                     : std::vector<std::string>{"SET", key};
+    c.last = value;
+    c.with_last = true;
+    return c;
+  }
+
+  // Where there are replicas, one of them has it before anybody is told that it is stored. What is
+  // written again after a connection failed is the same.
+  std::vector<RedisReply> run_acknowledged(const std::string& key,
+                                           std::span<const RedisCommand> commands) {
+    std::vector<RedisReply> replies;
+    for (int tries = 0; tries < kMostRewrites; ++tries) {
+      bool held = false;
+      with_client([&](RedisClient& client) {
+        const uint64_t before = client.failures();
+        replies = client.run(commands, kWriteSeconds);
+        held = client.failures() == before && (!replicated_ || is_held(client, key));
+      });
+      if (!held) continue;
+      for (RedisReply& r : replies) r = checked(std::move(r));
+      return replies;
+    }
+    throw Error(ErrorKind::io, text_, "", "a connection that lasts for a write", "none");
+  }
+
+  bool is_held(RedisClient& client, const std::string& key) const {
+    RedisCommand ask{{"INFO", "replication"}};
+    ask.node = client.node_of_key(key);
+    const uint64_t before = client.failures();
+    const RedisReply info = client.run(ask, kReadSeconds);
+    if (client.failures() != before) return false;
+    if (std::atoi(info_field(string_of(info), "connected_slaves").c_str()) == 0) return true;
+    const std::optional<int64_t> replicas = client.wait(key, kReadSeconds);
+    if (!replicas || *replicas >= 1) return replicas.has_value();
+    throw Error(ErrorKind::io, text_, "replicas", "one that has what was written", "none in time");
+  }
+
+  void scan(const std::string& pattern,
+            const std::function<void(const std::vector<std::string>&)>& each) {
+    std::vector<std::string> nodes;
+    with_client([&](RedisClient& c) { nodes = c.masters(kWriteSeconds); });
+    for (const std::string& node : nodes) {
+      std::string cursor = "0";
+      do {
+        RedisCommand c{{"SCAN", cursor, "MATCH", pattern, "COUNT", "1000"}};
+        c.node = node;
+        const RedisReply r = one(c, kWriteSeconds);
+        if (r->type != REDIS_REPLY_ARRAY || r->elements != 2 ||
+            r->element[0]->type != REDIS_REPLY_STRING || r->element[1]->type != REDIS_REPLY_ARRAY)
+          throw Error(ErrorKind::format, text_, "SCAN", "a cursor and keys", "another answer");
+        cursor.assign(r->element[0]->str, static_cast<size_t>(r->element[0]->len));
+        std::vector<std::string> keys;
+        for (size_t i = 0; i < r->element[1]->elements; ++i) {
+          const redisReply* key = r->element[1]->element[i];
+          if (key->type == REDIS_REPLY_STRING)
+            keys.emplace_back(key->str, static_cast<size_t>(key->len));
+        }
+        each(keys);
+      } while (cursor != "0");
+    }
+  }
+
+  const StoreUrl url_;
+  const std::string text_;
+  StoreClock clock_;
+  int64_t ttl_ = kBlockTtl;
+  bool replicated_ = false;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<RedisClient>> idle_;
+};
+
+}  // namespace
+
+void create_redis_store(const StoreUrl& url) {
+  RedisStore store(url, nullptr);
+  store.check_server();
+  store.create();
+}
+
+std::unique_ptr<StoreBackend> open_redis_store(const StoreUrl& url, StoreClock clock) {
+  auto store = std::make_unique<RedisStore>(url, std::move(clock));
+  store->check_server();
+  store->open();
+  return store;
+}
+
+}  // namespace stet
+
+#else
+
+namespace stet {
+
+void create_redis_store(const StoreUrl&) {
+  throw Error(ErrorKind::unsupported, "", "store", "dir:PATH (built without hiredis)", "redis://");
+}
+std::unique_ptr<StoreBackend> open_redis_store(const StoreUrl& url, StoreClock) {
+  create_redis_store(url);
+  return nullptr;
+}
+
+}  // namespace stet
+#endif

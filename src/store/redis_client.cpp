@@ -1,0 +1,310 @@
+#ifdef STET_HAVE_HIREDIS
+#include "src/store/redis_client.hpp"
+
+#include <fmt/format.h>
+#include <sys/time.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <system_error>
+#include <thread>
+
+#include "stet/base/error.hpp"
+
+namespace stet {
+namespace {
+
+constexpr unsigned kSlots = 16384;
+constexpr size_t kMostReplyBytes = size_t{64} << 20;  // unread, of one connection
+constexpr int kMostElements = 1 << 20;
+constexpr size_t kMostNodes = 4096;
+constexpr size_t kPipelineBytes = size_t{16} << 20;  // sent before answers are read
+constexpr auto kRetryAfter = std::chrono::milliseconds(50);
+
+double redis_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+timeval timeout_until(double until) {
+  const double left = std::max(0.001, until - redis_seconds());
+  return {static_cast<time_t>(left), static_cast<suseconds_t>((left - std::floor(left)) * 1e6)};
+}
+
+// An array of so many elements is a lie, and would be allocated at once.
+redisReplyObjectFunctions limited_functions(const redisReplyObjectFunctions& usual) {
+  static void* (*create)(const redisReadTask*, int) = usual.createArray;
+  redisReplyObjectFunctions limited = usual;
+  limited.createArray = [](const redisReadTask* task, int elements) -> void* {
+    return elements > kMostElements ? nullptr : create(task, elements);
+  };
+  return limited;
+}
+
+std::string_view text_of_reply(const redisReply* r) {
+  const bool text = r != nullptr && (r->type == REDIS_REPLY_STRING ||
+                                     r->type == REDIS_REPLY_STATUS || r->type == REDIS_REPLY_ERROR);
+  return text ? std::string_view(r->str, static_cast<size_t>(r->len)) : std::string_view();
+}
+
+bool is_error(const redisReply* r, std::string_view front) {
+  return r->type == REDIS_REPLY_ERROR && text_of_reply(r).starts_with(front);
+}
+
+void append_command(redisContext* c, const RedisCommand& command) {
+  std::vector<const char*> words;
+  std::vector<size_t> sizes;
+  for (const std::string& word : command.words) {
+    words.push_back(word.data());
+    sizes.push_back(word.size());
+  }
+  if (command.with_last) {
+    words.push_back(reinterpret_cast<const char*>(command.last.data()));
+    sizes.push_back(command.last.size());
+  }
+  ::redisAppendCommandArgv(c, static_cast<int>(words.size()), words.data(), sizes.data());
+}
+
+// The next answer, or null where the connection failed or the time is over.
+RedisReply next_reply(redisContext* c, double until) {
+  int sent = 0;
+  while (sent == 0) {
+    if (redis_seconds() > until || ::redisBufferWrite(c, &sent) != REDIS_OK) return nullptr;
+  }
+  for (void* reply = nullptr;;) {
+    if (::redisGetReplyFromReader(c, &reply) != REDIS_OK) return nullptr;
+    if (reply != nullptr) return RedisReply(static_cast<redisReply*>(reply));
+    if (redis_seconds() > until || c->reader->len - c->reader->pos > kMostReplyBytes)
+      return nullptr;
+    ::redisSetTimeout(c, timeout_until(until));
+    if (::redisBufferRead(c) != REDIS_OK) return nullptr;
+  }
+}
+
+}  // namespace
+
+unsigned redis_slot(const std::string& key) {
+  std::string_view tag = key;
+  const size_t open = key.find('{'),
+               close = open == std::string::npos ? open : key.find('}', open + 1);
+  if (close != std::string::npos && close > open + 1) tag = tag.substr(open + 1, close - open - 1);
+  unsigned crc = 0;
+  for (const char c : tag) {
+    crc ^= static_cast<unsigned>(static_cast<unsigned char>(c)) << 8;
+    for (int bit = 0; bit < 8; ++bit) crc = (crc & 0x8000) != 0 ? crc << 1 ^ 0x1021 : crc << 1;
+  }
+  return (crc & 0xffff) % kSlots;
+}
+
+// A command, its answer, and where it is to go when the slots do not say.
+struct RedisClient::Pending {
+  const RedisCommand* command;
+  RedisReply reply;
+  std::string node;
+  bool asking = false;
+};
+
+void RedisClient::unreachable(const std::string& why) const {
+  throw Error(ErrorKind::io, "redis://" + seed(), "", "an answer in time", printable(why));
+}
+
+RedisClient::Connection& RedisClient::connected(const std::string& node, double until) {
+  Connection& c = connections_[node];
+  if (c != nullptr) return c;
+  const size_t colon = node.rfind(':');
+  int port = 0;
+  std::from_chars(node.data() + colon + 1, node.data() + node.size(), port);
+  c.reset(::redisConnectWithTimeout(node.substr(0, colon).c_str(), port, timeout_until(until)));
+  if (c == nullptr || c->err != 0) {
+    fault_ = node + ": " + (c == nullptr ? "no memory" : c->errstr);
+    c = nullptr;
+    return c;
+  }
+  ::redisSetTimeout(c.get(), timeout_until(until));
+  static redisReplyObjectFunctions limited = limited_functions(*c->reader->fn);
+  c->reader->fn = &limited;
+  if (url_.password.empty()) return c;
+  RedisCommand login{{"AUTH"}};
+  if (!url_.user.empty()) login.words.push_back(url_.user);
+  login.words.push_back(url_.password);
+  append_command(c.get(), login);
+  const RedisReply reply = next_reply(c.get(), until);
+  if (reply == nullptr || reply->type == REDIS_REPLY_ERROR) {
+    fault_ = node + ": " +
+             (reply == nullptr ? "no answer to AUTH" : std::string(text_of_reply(reply.get())));
+    c = nullptr;
+  }
+  return c;
+}
+
+// [[first, last, [host, port, ...], replicas ...] ...]
+bool RedisClient::read_slots(const redisReply& slots) {
+  if (slots.type != REDIS_REPLY_ARRAY || slots.elements == 0) return false;
+  std::vector<std::string> nodes(kSlots), others;
+  const auto node_at = [&](const redisReply* n) -> std::string {
+    if (n->type != REDIS_REPLY_ARRAY || n->elements < 2 ||
+        n->element[1]->type != REDIS_REPLY_INTEGER)
+      return "";
+    const std::string host(text_of_reply(n->element[0]));
+    const long long port = n->element[1]->integer;
+    if (port < 1 || port > 65535 || host.size() > 255) return "";
+    return (host.empty() ? url_.host : host) + ":" + std::to_string(port);
+  };
+  for (size_t i = 0; i < slots.elements; ++i) {
+    const redisReply* r = slots.element[i];
+    if (r->type != REDIS_REPLY_ARRAY || r->elements < 3 ||
+        r->element[0]->type != REDIS_REPLY_INTEGER || r->element[1]->type != REDIS_REPLY_INTEGER)
+      return false;
+    const long long first = r->element[0]->integer, last = r->element[1]->integer;
+    if (first < 0 || last >= static_cast<long long>(kSlots) || first > last) return false;
+    for (size_t n = 2; n < r->elements && others.size() < kMostNodes; ++n) {
+      if (const std::string node = node_at(r->element[n]); !node.empty()) others.push_back(node);
+    }
+    const std::string master = node_at(r->element[2]);
+    std::fill(nodes.begin() + first, nodes.begin() + last + 1, master);
+  }
+  slots_ = std::move(nodes);
+  others_ = std::move(others);
+  return true;
+}
+
+bool RedisClient::learn_from(const std::string& node, double until) {
+  Connection& c = connected(node, std::min(until, redis_seconds() + 1));
+  if (c == nullptr) return false;
+  append_command(c.get(), {{"CLUSTER", "SLOTS"}});
+  const RedisReply reply = next_reply(c.get(), until);
+  if (reply == nullptr) {
+    c = nullptr;
+    return false;
+  }
+  if (reply->type == REDIS_REPLY_ERROR) {
+    known_ = is_error(reply.get(), "ERR");  // no cluster, or none of its commands
+    if (!known_) fault_ = node + ": " + std::string(text_of_reply(reply.get()));
+    return known_;
+  }
+  known_ = read_slots(*reply);
+  return known_;
+}
+
+void RedisClient::learn_slots(double until) {
+  std::vector<std::string> nodes = {seed()};
+  nodes.insert(nodes.end(), others_.begin(), others_.end());
+  for (const std::string& node : nodes) {
+    if (redis_seconds() < until && learn_from(node, until)) return;
+  }
+}
+
+std::string RedisClient::node_of(const RedisCommand& command) const {
+  if (!command.node.empty()) return command.node;
+  if (slots_.empty() || command.key >= command.words.size()) return seed();
+  const std::string& node = slots_[redis_slot(command.words[command.key])];
+  return node.empty() ? seed() : node;
+}
+
+// Sends and reads; what has no answer afterwards is to be sent again.
+void RedisClient::exchange(const std::string& node, std::vector<Pending*>& pending, double until) {
+  for (size_t begin = 0; begin < pending.size();) {
+    Connection& c = connected(node, until);
+    if (c == nullptr) return;
+    size_t end = begin, bytes = 0;
+    for (; end < pending.size() && (bytes < kPipelineBytes || end == begin); ++end) {
+      if (pending[end]->asking) append_command(c.get(), {{"ASKING"}});
+      append_command(c.get(), *pending[end]->command);
+      bytes += pending[end]->command->last.size();
+    }
+    for (; begin < end; ++begin) {
+      RedisReply asked = pending[begin]->asking ? next_reply(c.get(), until) : RedisReply(nullptr);
+      if (!pending[begin]->asking || asked != nullptr)
+        pending[begin]->reply = next_reply(c.get(), until);
+      if (pending[begin]->reply != nullptr) continue;
+      fault_ = node + ": " + (c->err == 0 ? "no answer in time" : c->errstr);
+      c = nullptr;
+      known_ = false;
+      ++failures_;
+      return;
+    }
+  }
+}
+
+// Whether an answer says where else to ask, or to ask again.
+bool RedisClient::follow(Pending& p) {
+  const redisReply* r = p.reply.get();
+  if (r->type != REDIS_REPLY_ERROR) return false;
+  const std::string text(text_of_reply(r));
+  p.asking = text.starts_with("ASK ");
+  if (p.asking || text.starts_with("MOVED ")) {
+    const size_t at = text.rfind(' ');
+    std::string node = text.substr(at + 1);
+    if (node.starts_with(":")) node = url_.host + node;
+    if (node.find(':') == std::string::npos || node.size() > 300) return false;
+    p.node = node;
+    known_ = known_ && p.asking;
+  } else if (!text.starts_with("TRYAGAIN") && !text.starts_with("CLUSTERDOWN") &&
+             !text.starts_with("LOADING") && !text.starts_with("READONLY") &&
+             !text.starts_with("MASTERDOWN")) {
+    return false;
+  } else {
+    known_ = false;
+    std::this_thread::sleep_for(kRetryAfter);
+  }
+  fault_ = text;
+  p.reply = nullptr;
+  return true;
+}
+
+std::vector<RedisReply> RedisClient::run(std::span<const RedisCommand> commands, double seconds) {
+  const double until = redis_seconds() + seconds;
+  std::vector<Pending> all(commands.size());
+  for (size_t i = 0; i < commands.size(); ++i) all[i].command = &commands[i];
+  for (bool first = true;; first = false) {
+    if (!known_) learn_slots(until);
+    std::map<std::string, std::vector<Pending*>> by_node;
+    for (Pending& p : all) {
+      if (p.reply == nullptr)
+        by_node[p.node.empty() ? node_of(*p.command) : std::exchange(p.node, "")].push_back(&p);
+    }
+    for (auto& [node, pending] : by_node) exchange(node, pending, until);
+    bool done = true;
+    for (Pending& p : all) done = p.reply != nullptr && !follow(p) && done;
+    if (done) break;
+    if (redis_seconds() > until) unreachable(fault_.empty() ? "none" : fault_);
+    if (!first) std::this_thread::sleep_for(kRetryAfter);
+  }
+  std::vector<RedisReply> replies;
+  for (Pending& p : all) replies.push_back(std::move(p.reply));
+  return replies;
+}
+
+RedisReply RedisClient::run(const RedisCommand& command, double seconds) {
+  return std::move(run(std::span(&command, 1), seconds)[0]);
+}
+
+std::vector<std::string> RedisClient::masters(double seconds) {
+  if (!known_) learn_slots(redis_seconds() + seconds);
+  if (!known_) unreachable(fault_);
+  if (slots_.empty()) return {seed()};
+  std::vector<std::string> all = slots_;
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  std::erase(all, "");
+  return all;
+}
+
+std::optional<int64_t> RedisClient::wait(const std::string& key, double seconds) {
+  const auto found = connections_.find(node_of_key(key));
+  if (found == connections_.end() || found->second == nullptr) return std::nullopt;
+  const std::string limit = std::to_string(static_cast<int64_t>(seconds * 1000));
+  append_command(found->second.get(), {{"WAIT", "1", limit}});
+  const RedisReply r = next_reply(found->second.get(), redis_seconds() + seconds + 1);
+  if (r != nullptr) return r->type == REDIS_REPLY_INTEGER ? r->integer : 0;
+  found->second = nullptr;
+  known_ = false;
+  ++failures_;
+  return std::nullopt;
+}
+
+}  // namespace stet
+#endif

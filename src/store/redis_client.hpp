@@ -1,0 +1,77 @@
+// Commands to a server of the Redis protocol, or to a cluster of them: pipelined, routed by slot,
+// and answered within a deadline, or not at all. What a server says is hostile until checked.
+#pragma once
+
+#include <hiredis/hiredis.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "stet/store/backend.hpp"
+
+namespace stet {
+
+struct RedisFree {
+  void operator()(redisReply* reply) const { ::freeReplyObject(reply); }
+  void operator()(redisContext* context) const { ::redisFree(context); }
+};
+using RedisReply = std::unique_ptr<redisReply, RedisFree>;
+
+struct RedisCommand {
+  std::vector<std::string> words;
+  std::span<const std::byte> last{};  // one word more, where `with_last`
+  bool with_last = false;
+  size_t key = 1;      // which word is the key
+  std::string node{};  // "host:port", where it is for one node; else that of the key's slot
+};
+
+class RedisClient {
+ public:
+  // Nothing is connected yet.
+  explicit RedisClient(const StoreUrl& url) : url_(url) {}
+
+  // The answers, in order; those that are errors as well, but for what routing needs (MOVED, ASK,
+  // a failover in progress), which is followed until the deadline. Throws an io Error then.
+  std::vector<RedisReply> run(std::span<const RedisCommand> commands, double seconds);
+  RedisReply run(const RedisCommand& command, double seconds);
+  // "host:port" of the servers that keys are on.
+  std::vector<std::string> masters(double seconds);
+  // How many replicas of the key's node have what was written over the connection to it; nothing
+  // where that connection is gone.
+  std::optional<int64_t> wait(const std::string& key, double seconds);
+  std::string node_of_key(const std::string& key) const { return node_of({{"GET", key}}); }
+  // How often a connection failed: what was written before, over another one, is not waited for.
+  uint64_t failures() const { return failures_; }
+
+ private:
+  struct Pending;
+  using Connection = std::unique_ptr<redisContext, RedisFree>;
+
+  Connection& connected(const std::string& node, double until);
+  void learn_slots(double until);
+  bool learn_from(const std::string& node, double until);
+  bool read_slots(const redisReply& slots);
+  std::string node_of(const RedisCommand& command) const;
+  void exchange(const std::string& node, std::vector<Pending*>& pending, double until);
+  bool follow(Pending& p);
+  std::string seed() const { return url_.host + ":" + std::to_string(url_.port); }
+  [[noreturn]] void unreachable(const std::string& why) const;
+
+  const StoreUrl url_;
+  std::map<std::string, Connection> connections_;
+  std::vector<std::string> slots_;   // node of each; empty where there is no cluster
+  std::vector<std::string> others_;  // nodes to ask about the slots
+  bool known_ = false;
+  uint64_t failures_ = 0;
+  std::string fault_;  // the last
+};
+
+// XMODEM's CRC-16 of what is between the first braces of a key, or of all of it, modulo 16384.
+unsigned redis_slot(const std::string& key);
+
+}  // namespace stet

@@ -1,0 +1,160 @@
+// Real servers of the Redis protocol on loopback, alone or as a cluster, for tests.
+#pragma once
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "scratch.hpp"
+#include "src/store/redis_client.hpp"
+
+namespace stet::test {
+
+inline bool have_redis_server() {
+  return std::system(
+             "redis-server --version >/dev/null 2>&1 && redis-cli --version >/dev/null 2>&1") == 0;
+}
+
+// A port that nobody listens on, and of which port + 10000 (a cluster's bus) is one, too.
+inline int free_port() {
+  for (int port = 21000 + static_cast<int>(::getpid() % 5000);; ++port) {
+    bool free = true;
+    for (const int at : {port, port + 10000}) {
+      const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+      sockaddr_in address = {};
+      address.sin_family = AF_INET;
+      address.sin_port = htons(static_cast<uint16_t>(at));
+      address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      free = free && ::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+      ::close(fd);
+    }
+    if (free) return port;
+  }
+}
+
+// Until it holds, for a minute at the most: what a server does takes as long as it takes.
+inline bool eventually(const std::function<bool()>& holds) {
+  for (int i = 0; i < 1200; ++i) {
+    if (holds()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  return false;
+}
+
+class RedisServer {
+ public:
+  explicit RedisServer(std::vector<std::string> options, int port = free_port()) : port_(port) {
+    std::filesystem::create_directory(directory_);
+    words_ = {"redis-server", "--port",  std::to_string(port_), "--bind", "127.0.0.1", "--save", "",
+              "--dir",        directory_};
+    words_.insert(words_.end(), options.begin(), options.end());
+    start();
+  }
+  RedisServer(const RedisServer&) = delete;
+  ~RedisServer() { kill(); }
+
+  void start() {
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      const int log = ::open((scratch_ / "log").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+      ::dup2(log, 1);
+      ::dup2(log, 2);
+      std::vector<char*> argv;
+      for (std::string& word : words_) argv.push_back(word.data());
+      argv.push_back(nullptr);
+      ::execvp(argv[0], argv.data());
+      ::_exit(127);
+    }
+    eventually([&] { return ask({"PING"}) == "PONG"; });
+  }
+  void send(int signal) { ::kill(pid_, signal); }
+  void kill() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+  }
+  int port() const { return port_; }
+  std::string url() const { return "redis://127.0.0.1:" + std::to_string(port_) + "/test"; }
+  StoreUrl parsed() const { return parse_store_url(url()); }
+
+  // The answer as text; "" where there is none.
+  std::string ask(const std::vector<std::string>& words) const {
+    redisContext* c = ::redisConnectWithTimeout("127.0.0.1", port_, {2, 0});
+    std::string text;
+    if (c != nullptr && c->err == 0) {
+      std::vector<const char*> argv;
+      std::vector<size_t> sizes;
+      for (const std::string& w : words) {
+        argv.push_back(w.data());
+        sizes.push_back(w.size());
+      }
+      const RedisReply r(static_cast<redisReply*>(
+          ::redisCommandArgv(c, static_cast<int>(argv.size()), argv.data(), sizes.data())));
+      if (r != nullptr && r->type == REDIS_REPLY_INTEGER) text = std::to_string(r->integer);
+      if (r != nullptr && r->str != nullptr) text.assign(r->str, static_cast<size_t>(r->len));
+      for (size_t i = 0; r != nullptr && i < r->elements; ++i)
+        text += (i > 0 ? "\n" : "") +
+                std::string(r->element[i]->str == nullptr ? "" : r->element[i]->str);
+    }
+    if (c != nullptr) ::redisFree(c);
+    return text;
+  }
+
+ private:
+  stet_test::ScratchDir scratch_;
+  std::string directory_ = scratch_ / "data";
+  std::vector<std::string> words_;
+  int port_;
+  pid_t pid_ = 0;
+};
+
+// Three primaries with a replica each.
+class RedisCluster {
+ public:
+  RedisCluster() {
+    std::string create = "redis-cli --cluster create";
+    for (int i = 0; i < 6; ++i) {
+      servers.push_back(std::make_unique<RedisServer>(std::vector<std::string>{
+          "--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--appendonly", "yes",
+          "--appendfsync", "always", "--repl-diskless-sync-delay", "0"}));
+      create += " 127.0.0.1:" + std::to_string(servers.back()->port());
+    }
+    create += " --cluster-replicas 1 --cluster-yes >/dev/null 2>&1";
+    created = std::system(create.c_str()) == 0 && eventually([&] { return ready(); });
+  }
+  // All slots are served, and every primary has its replica.
+  bool ready() const {
+    int replicas = 0;
+    for (const auto& s : servers) {
+      if (s->ask({"CLUSTER", "INFO"}).find("cluster_state:ok") == std::string::npos) return false;
+      replicas += s->ask({"INFO", "replication"}).find("connected_slaves:1") != std::string::npos;
+    }
+    return replicas == 3;
+  }
+  RedisServer& primary_of(const std::string& key) {
+    const std::string slot = std::to_string(redis_slot(key));
+    for (const auto& s : servers) {
+      if (s->ask({"CLUSTER", "COUNTKEYSINSLOT", slot}).empty()) continue;
+      if (s->ask({"ROLE"}).starts_with("master") && s->ask({"GET", key}).find("MOVED") != 0)
+        return *s;
+    }
+    return *servers[0];
+  }
+
+  std::vector<std::unique_ptr<RedisServer>> servers;
+  bool created = false;
+};
+
+}  // namespace stet::test

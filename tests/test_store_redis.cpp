@@ -1,0 +1,287 @@
+// A store on real servers of the Redis protocol: what is acknowledged is there after a primary was
+// killed; whatever else a server does, states come back bit for bit.
+// STET_SCHEDULES: operations of each of 8 processes (default 40).
+#include <gtest/gtest.h>
+
+#ifdef STET_HAVE_HIREDIS
+#include <chrono>
+#include <fstream>
+#include <random>
+
+#include "redis_servers.hpp"
+#include "stet/store/session.hpp"
+#include "support.hpp"
+
+namespace stet::test {
+namespace {
+
+const StoreKey kKey = [] {
+  StoreKey key;
+  key.writers.fill(std::byte{7});
+  return key;
+}();
+
+std::unique_ptr<Store> open_redis(const std::string& url, const StoreKey& key = kKey) {
+  return std::make_unique<Store>(open_store_backend(url), key);
+}
+
+class RedisStoreTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
+    server_ = std::make_unique<RedisServer>(std::vector<std::string>{"--appendonly", "no"});
+    create_store(server_->url(), 0);
+    store_ = open_redis(server_->url());
+    model_ = test::model(asset_path("pocket-gemma3"));
+  }
+  Session session(int64_t size, int32_t first = 3) const {
+    Session s(model_, {.capacity = 2048});
+    std::vector<int32_t> ids;
+    for (int64_t i = 0; i < size; ++i) ids.push_back(static_cast<int32_t>(first + i * 37 % 500));
+    s.append(ids);
+    return s;
+  }
+  StoreRestore restore(const Sha256& place, Session& expected) {
+    const StoreSnapshot from = open_snapshot(*store_, place);
+    return restore(from, expected);
+  }
+  StoreRestore restore(const StoreSnapshot& from, Session& expected) {
+    StoreRestore r;
+    Session again = restore_session(*store_, *from.snapshot, model_, {}, &r);
+    EXPECT_EQ(digests_of(again).state, digests_of(expected).state);
+    return r;
+  }
+  static std::string chunk(const Sha256& place) {
+    return "test:b:{" + sha256_text(place).substr(7) + "}:0";
+  }
+
+  std::unique_ptr<RedisServer> server_;
+  std::unique_ptr<Store> store_;
+  std::shared_ptr<const Model> model_;
+};
+
+// The values of the specification: https://redis.io/docs/reference/cluster-spec (0x31C3 of the
+// digits).
+TEST(RedisSlot, IsThatOfTheSpecification) {
+  EXPECT_EQ(redis_slot("123456789"), 0x31C3u % 16384);
+  EXPECT_EQ(redis_slot("{user1000}.following"), redis_slot("{user1000}.followers"));
+  EXPECT_EQ(redis_slot("foo{}{bar}"), redis_slot("foo{}{bar}"));
+  EXPECT_NE(redis_slot("foo{}{bar}"), redis_slot("bar"));
+  EXPECT_EQ(redis_slot("foo{bar}{zap}"), redis_slot("bar"));
+}
+
+TEST_F(RedisStoreTest, StatesComeBackBitForBit) {
+  for (const int64_t size : {1, 64, 300, 1500}) {
+    Session s = session(size);
+    const StorePutReport put = put_session(*store_, s, {});
+    EXPECT_EQ(put.written + put.present, static_cast<size_t>(size / 64));
+    const StoreRestore r = restore(put.place, s);
+    EXPECT_EQ(r.fetched, static_cast<size_t>(size / 64)) << r.text();
+  }
+}
+
+TEST_F(RedisStoreTest, NamesLeasesAndCollection) {
+  Session s = session(130), t = session(140, 9);
+  const Sha256 a = put_session(*store_, s, {}).place, b = put_session(*store_, t, {}).place;
+  store_->set_name("talk", std::nullopt, a);
+  EXPECT_THROW(store_->set_name("talk", std::nullopt, b), Error);
+  EXPECT_EQ(store_->resolve("talk"), a);
+  EXPECT_EQ(store_->names(), std::vector<std::string>{"talk"});
+  GcOptions now;
+  now.grace = -10;
+  {
+    const Store::Lease lease = store_->lease({&b, 1}, 60);
+    EXPECT_EQ(store_->gc(now).states, 0u);
+  }
+  const GcReport r = store_->gc(now);
+  EXPECT_EQ(r.states, 1u);
+  EXPECT_EQ(r.blocks, 2u);
+  EXPECT_EQ(restore(a, s).fetched, 2u);
+  store_->set_name("talk", a, std::nullopt);
+  EXPECT_EQ(store_->names(), std::vector<std::string>());
+}
+
+TEST_F(RedisStoreTest, DamageIsComputedAndTold) {
+  Session s = session(300);
+  const Sha256 place = put_session(*store_, s, {}).place;
+  const std::vector<Sha256> blocks = store_->state(place).blocks;
+  server_->ask({"SETRANGE", chunk(blocks[0]), "90000", "xyz"});
+  server_->ask({"SET", chunk(blocks[1]), server_->ask({"GET", chunk(blocks[2])})});
+  server_->ask({"DEL", chunk(blocks[3])});
+  const StoreRestore r = restore(place, s);
+  EXPECT_EQ(r.fetched, 1u);
+  EXPECT_EQ(r.computed, 3u);
+  EXPECT_NE(r.text().find("content: expected sha256:"), std::string::npos) << r.text();
+  EXPECT_NE(r.text().find("name: expected sha256:"), std::string::npos);
+  EXPECT_NE(r.text().find("1 was not in the store"), std::string::npos);
+  server_->ask({"SET", chunk(blocks[0]), "short"});
+  server_->ask({"DEL", chunk(blocks[1])});
+  server_->ask({"LPUSH", chunk(blocks[1]), "a list"});
+  EXPECT_EQ(restore(place, s).computed, 3u);
+  EXPECT_EQ(put_session(*store_, s, {}).written, 3u);
+  EXPECT_EQ(restore(place, s).computed, 0u);
+}
+
+TEST_F(RedisStoreTest, AServerThatIsGoneOrHangsIsDoneWithout) {
+  Session s = session(300);
+  const StoreSnapshot from = open_snapshot(*store_, put_session(*store_, s, {}).place);
+  server_->send(SIGSTOP);
+  const auto start = std::chrono::steady_clock::now();
+  const StoreRestore hung = restore(from, s);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+  EXPECT_EQ(hung.computed, 4u);
+  EXPECT_NE(hung.text().find("expected an answer in time"), std::string::npos) << hung.text();
+  server_->send(SIGCONT);
+  EXPECT_EQ(restore(from, s).fetched, 4u);  // over a new connection
+  server_->ask({"CLIENT", "KILL", "TYPE", "normal"});
+  EXPECT_EQ(restore(from, s).fetched, 4u);
+  server_->kill();
+  EXPECT_EQ(restore(from, s).computed, 4u);
+  server_->start();  // empty
+  EXPECT_EQ(restore(from, s).computed, 4u);
+}
+
+TEST_F(RedisStoreTest, AFullServerKeepsStatesAndDropsBlocks) {
+  server_->ask({"CONFIG", "SET", "maxmemory", "6mb"});
+  EXPECT_THROW(open_redis(server_->url()), Error);  // noeviction
+  server_->ask({"CONFIG", "SET", "maxmemory-policy", "allkeys-lru"});
+  EXPECT_EQ(stet_test::error_of([&] { open_redis(server_->url()); }).find("unsupported: "), 0u);
+  server_->ask({"CONFIG", "SET", "maxmemory-policy", "volatile-lru"});
+  store_ = open_redis(server_->url());
+  std::vector<Session> all;
+  std::vector<Sha256> places;
+  for (int32_t i = 0; i < 12; ++i) {
+    all.push_back(session(260, i * 3));
+    places.push_back(put_session(*store_, all.back(), {}).place);
+  }
+  size_t computed = 0;
+  for (size_t i = 0; i < all.size(); ++i) computed += restore(places[i], all[i]).computed;
+  EXPECT_GT(computed, 0u);
+}
+
+// ---------------------------------------------------------------- a cluster
+
+// What one process does; a line for each thing that was acknowledged to it.
+void operate(const std::string& url, unsigned seed, int operations, const std::string& log) {
+  const auto store = open_redis(url);
+  std::mt19937 random(seed);
+  std::ofstream acknowledged(log);
+  for (int i = 0; i < operations; ++i) {
+    StateRecord record;
+    record.note = std::to_string(seed) + "/" + std::to_string(i);
+    const std::string bytes(1000 + random() % 100000, static_cast<char>('a' + random() % 26));
+    const Sha256 id = sha256_of(stet_test::as_bytes("state " + record.note)),
+                 block = sha256_of(stet_test::as_bytes("block " + record.note));
+    const std::string name = "n" + record.note.replace(record.note.find('/'), 1, "-");
+    try {
+      record.blocks.push_back(block);
+      store->put_blocks(
+          std::vector<Store::NewBlock>{{block, [&bytes] { return stet_test::as_bytes(bytes); }}});
+      store->put_state(id, record);
+      acknowledged << "state " << sha256_text(id) << " " << record.note << std::endl;
+      if (random() % 2 == 0) {
+        store->set_name(name, std::nullopt, id);
+        acknowledged << "name " << name << " " << sha256_text(id) << std::endl;
+      }
+      for (const StoredBlock& b : store->blocks({&block, 1})) {
+        if (!b.bytes.empty() && !std::ranges::equal(b.bytes, stet_test::as_bytes(bytes)))
+          acknowledged << "wrong" << std::endl;
+      }
+    } catch (const Error&) {
+      // Not acknowledged.
+    }
+  }
+}
+
+TEST(RedisCluster, WhatWasAcknowledgedOutlivesAPrimary) {
+  if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
+  RedisCluster cluster;
+  ASSERT_TRUE(cluster.created);
+  const std::string url = cluster.servers[1]->url();
+  create_store(url, 0);
+  const char* given = std::getenv("STET_SCHEDULES");
+  const int operations = given == nullptr ? 40 : std::atoi(given);
+  const stet_test::ScratchDir scratch;
+  std::vector<pid_t> processes;
+  for (unsigned p = 0; p < 8; ++p) {
+    processes.push_back(::fork());
+    if (processes.back() != 0) continue;
+    operate(url, p, operations, scratch / std::to_string(p));
+    ::_exit(0);
+  }
+  // Once all have begun: a primary that is not the one the processes were told of dies.
+  EXPECT_TRUE(eventually([&] {
+    return std::ranges::all_of(std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7}, [&](int p) {
+      std::error_code ignored;
+      return std::filesystem::file_size(scratch / std::to_string(p), ignored) > 200 && !ignored;
+    });
+  }));
+  RedisServer* victim = nullptr;
+  for (const auto& s : cluster.servers) {
+    if (s.get() != cluster.servers[1].get() && s->ask({"ROLE"}).starts_with("master"))
+      victim = s.get();
+  }
+  ASSERT_NE(victim, nullptr);
+  victim->kill();
+  for (const pid_t p : processes) {
+    int status = 0;
+    ::waitpid(p, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
+  const auto store = open_redis(url);
+  size_t states = 0, names = 0;
+  for (int p = 0; p < 8; ++p) {
+    std::ifstream log(scratch / std::to_string(p));
+    for (std::string what, a, b; log >> what;) {
+      ASSERT_NE(what, "wrong");
+      log >> a >> b;
+      if (what == "state") {
+        const auto record = store->find_state(*parse_sha256(a));
+        ASSERT_TRUE(record.has_value()) << b;
+        EXPECT_EQ(record->note, b);
+        ++states;
+      } else {
+        EXPECT_EQ(sha256_text(store->resolve(a)), b);
+        ++names;
+      }
+    }
+  }
+  EXPECT_GT(states, static_cast<size_t>(operations) * 4);
+  EXPECT_GT(names, 0u);
+}
+
+TEST(RedisCluster, SlotsThatMoveAreFollowed) {
+  if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
+  RedisCluster cluster;
+  ASSERT_TRUE(cluster.created);
+  create_store(cluster.servers[0]->url(), 0);
+  const auto store = open_redis(cluster.servers[0]->url());
+  StateRecord record;
+  record.note = "before";
+  const Sha256 id = sha256_of(stet_test::as_bytes("moved"));
+  store->put_state(id, record);
+  const std::string key = "test:s:{" + sha256_text(id).substr(7) + "}:0",
+                    slot = std::to_string(redis_slot(key));
+  RedisServer& from = cluster.primary_of(key);
+  RedisServer* to = nullptr;
+  for (const auto& s : cluster.servers) {
+    if (s.get() != &from && s->ask({"ROLE"}).starts_with("master")) to = s.get();
+  }
+  ASSERT_NE(to, nullptr);
+  const std::string from_id = from.ask({"CLUSTER", "MYID"}), to_id = to->ask({"CLUSTER", "MYID"});
+  EXPECT_EQ(to->ask({"CLUSTER", "SETSLOT", slot, "IMPORTING", from_id}), "OK");
+  EXPECT_EQ(from.ask({"CLUSTER", "SETSLOT", slot, "MIGRATING", to_id}), "OK");
+  // In the middle: the first key has moved, and is asked for there; others have not.
+  EXPECT_EQ(from.ask({"MIGRATE", "127.0.0.1", std::to_string(to->port()), key, "0", "5000"}), "OK");
+  EXPECT_EQ(store->state(id).note, "before");
+  const std::string used = key.substr(0, key.size() - 1) + "used";
+  from.ask({"MIGRATE", "127.0.0.1", std::to_string(to->port()), used, "0", "5000"});
+  for (RedisServer* s : {to, &from})
+    EXPECT_EQ(s->ask({"CLUSTER", "SETSLOT", slot, "NODE", to_id}), "OK");
+  EXPECT_EQ(store->state(id).note, "before");
+  EXPECT_TRUE(store->has_state(id));
+}
+
+}  // namespace
+}  // namespace stet::test
+#endif
