@@ -24,9 +24,9 @@ Exit status: 0 done; 1 the input or the state is at fault; 2 the command line is
 )";
 
 // Which accept or write store:NAME in place of a snapshot's file.
-constexpr const char* kStoreUsers[] = {"generate", "chat",   "save",   "resume",     "inspect",
-                                       "check",    "verify", "diff",   "convert",    "capture",
-                                       "measure",  "patch",  "export", "experiment", "store"};
+constexpr const char* kStoreUsers[] = {
+    "generate", "chat",    "save",    "resume", "inspect", "check",      "verify", "diff",
+    "convert",  "capture", "measure", "patch",  "export",  "experiment", "serve",  "store"};
 
 int run(CLI::App& app, int argc, char** argv) {
   try {

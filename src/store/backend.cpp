@@ -61,11 +61,12 @@ void create_store(const std::string& url, uint64_t budget) {
   create_redis_store(u);
 }
 
-std::unique_ptr<StoreBackend> open_store_backend(const std::string& url, StoreClock clock) {
+std::unique_ptr<StoreBackend> open_store_backend(const std::string& url, StoreClock clock,
+                                                 StorePatience patience) {
   if (!clock) clock = [] { return static_cast<int64_t>(std::time(nullptr)); };
   const StoreUrl u = parse_store_url(url);
   if (u.kind == StoreUrl::Kind::directory) return open_directory_store(u.path, std::move(clock));
-  return open_redis_store(u, std::move(clock));
+  return open_redis_store(u, std::move(clock), patience);
 }
 
 }  // namespace stet

@@ -24,10 +24,8 @@ constexpr size_t kChunk = size_t{1} << 20;
 constexpr size_t kSizeAt = 80;  // of the payload's bytes in a record's front (record.hpp)
 constexpr uint64_t kMostRecord = kMaxBlockBytes + (uint64_t{64} << 20);
 constexpr int64_t kBlockTtl = 7 * 24 * 3600;
-// How long an answer may take: of what is computed instead when it does not come; of what is not,
-// which a failover must not lose.
-constexpr double kReadSeconds = 5, kWriteSeconds = 20, kMarkSeconds = 1;
-constexpr int kMostRewrites = 5;  // of what was written over a connection that failed
+constexpr double kMarkSeconds = 1;  // of what does not matter
+constexpr int kMostRewrites = 5;    // of what was written over a connection that failed
 
 // EXPIREs all chunks of a record (ARGV[1] seconds; "": notes the time ARGV[2] instead). 1 where all
 // are there. KEYS: the first chunk, and of a state what notes the time: while a slot moves, a
@@ -108,21 +106,22 @@ std::string info_field(std::string_view info, const std::string& name) {
 
 class RedisStore : public StoreBackend {
  public:
-  RedisStore(const StoreUrl& url, StoreClock clock)
+  RedisStore(const StoreUrl& url, StoreClock clock, StorePatience patience)
       : url_(url),
+        patience_(patience),
         text_(fmt::format("redis://{}:{}/{}", url.host, url.port, url.prefix)),
         clock_(std::move(clock)) {}
 
   // Throws where the server is not one that a store can be on.
   void check_server() {
     with_client([&](RedisClient& client) {
-      for (const std::string& node : client.masters(kReadSeconds)) {
+      for (const std::string& node : client.masters(patience_.read)) {
         RedisCommand ask{{"INFO", "memory"}};
         ask.node = node;
-        const RedisReply reply = checked(client.run(ask, kReadSeconds));
+        const RedisReply reply = checked(client.run(ask, patience_.read));
         check_policy(node, string_of(reply));
         ask.words[1] = "replication";
-        const RedisReply replicas = checked(client.run(ask, kReadSeconds));
+        const RedisReply replicas = checked(client.run(ask, patience_.read));
         replicated_ = replicated_ ||
                       std::atoi(info_field(string_of(replicas), "connected_slaves").c_str()) > 0;
       }
@@ -131,13 +130,13 @@ class RedisStore : public StoreBackend {
 
   void create() {
     const std::string text = fmt::format("stet store 1 ttl {}", kBlockTtl);
-    const RedisReply reply = one({{"SET", store_key(), text, "NX"}}, kWriteSeconds);
+    const RedisReply reply = one({{"SET", store_key(), text, "NX"}}, patience_.write);
     if (reply->type == REDIS_REPLY_NIL)
       throw Error(ErrorKind::argument, text_, "store", "a server without one", "a store");
   }
 
   void open() {
-    const RedisReply reply = one({{"GET", store_key()}}, kReadSeconds);
+    const RedisReply reply = one({{"GET", store_key()}}, patience_.read);
     if (reply->type == REDIS_REPLY_NIL)
       throw Error(ErrorKind::io, text_, "store", "a store (stet store init makes one)", "nothing");
     constexpr std::string_view kFront = "stet store 1 ttl ";
@@ -156,7 +155,7 @@ class RedisStore : public StoreBackend {
                                                std::span<const Sha256> names) override {
     std::vector<RedisCommand> commands;
     for (const Sha256& name : names) commands.push_back({{"GET", chunk_key(shelf, name, 0)}});
-    const std::vector<RedisReply> first = run(commands, kReadSeconds);
+    const std::vector<RedisReply> first = run(commands, patience_.read);
     std::vector<std::optional<StoredBytes>> found(names.size());
     std::vector<Rest> rest;
     commands.clear();
@@ -172,7 +171,7 @@ class RedisStore : public StoreBackend {
         commands.push_back({{"GET", chunk_key(shelf, names[i], n)}});
       rest.push_back({i, bytes});
     }
-    const std::vector<RedisReply> more = run(commands, kReadSeconds);
+    const std::vector<RedisReply> more = run(commands, patience_.read);
     size_t next = 0;
     for (const Rest& r : rest) {
       const size_t chunks = chunks_of(r.bytes);
@@ -188,7 +187,7 @@ class RedisStore : public StoreBackend {
     std::vector<RedisCommand> commands;
     for (const Sha256& name : names) commands.push_back(touching(shelf, name));
     std::vector<bool> there;
-    for (const RedisReply& r : run(commands, kWriteSeconds)) there.push_back(integer_of(r) == 1);
+    for (const RedisReply& r : run(commands, patience_.write)) there.push_back(integer_of(r) == 1);
     return there;
   }
 
@@ -217,7 +216,7 @@ class RedisStore : public StoreBackend {
                                ? RedisCommand{{"TTL", key}}
                                : RedisCommand{{"GET", record_key(shelf, *name) + ":used"}});
       }
-      const std::vector<RedisReply> replies = run(commands, kWriteSeconds);
+      const std::vector<RedisReply> replies = run(commands, patience_.write);
       for (size_t i = 0; i < names.size(); ++i) {
         const RedisReply& used = replies[2 * i + 1];
         const int64_t when = shelf == Shelf::blocks
@@ -233,7 +232,7 @@ class RedisStore : public StoreBackend {
     const RedisCommand c = script(kRemove, shelf, name,
                                   {std::to_string(unused_since), block ? std::to_string(ttl_) : "",
                                    std::to_string(clock_())});
-    return integer_of(one(c, kWriteSeconds)) == 1;
+    return integer_of(one(c, patience_.write)) == 1;
   }
 
   std::vector<std::string> names() override {
@@ -250,7 +249,7 @@ class RedisStore : public StoreBackend {
   }
 
   std::optional<std::vector<std::byte>> read_name(const std::string& name) override {
-    const RedisReply r = one({{"GET", name_key(name)}}, kWriteSeconds);
+    const RedisReply r = one({{"GET", name_key(name)}}, patience_.write);
     if (r->type != REDIS_REPLY_STRING) return std::nullopt;
     const auto bytes = std::as_bytes(std::span(string_of(r)));
     return std::vector<std::byte>(bytes.begin(), bytes.end());
@@ -270,11 +269,11 @@ class RedisStore : public StoreBackend {
     std::string text;
     for (const Sha256& id : states) text += hex_of_hash(id);
     const std::string seconds = std::to_string(std::max<int64_t>(1, until - clock_()));
-    one({{"SETEX", lease_key(holder), seconds, text}}, kWriteSeconds);
+    one({{"SETEX", lease_key(holder), seconds, text}}, patience_.write);
   }
 
   void release(const std::string& holder) override {
-    one({{"DEL", lease_key(holder)}}, kReadSeconds);
+    one({{"DEL", lease_key(holder)}}, patience_.read);
   }
 
   std::vector<Sha256> leased() override {
@@ -282,7 +281,7 @@ class RedisStore : public StoreBackend {
     scan(lease_key("*"), [&](const std::vector<std::string>& keys) {
       std::vector<RedisCommand> commands;
       for (const std::string& key : keys) commands.push_back({{"GET", key}});
-      for (const RedisReply& r : run(commands, kWriteSeconds)) {
+      for (const RedisReply& r : run(commands, patience_.write)) {
         const std::string text(string_of(r));
         for (size_t i = 0; i + 64 <= text.size(); i += 64) {
           if (const auto id = hash_of_hex(text.substr(i, 64))) states.push_back(*id);
@@ -296,7 +295,7 @@ class RedisStore : public StoreBackend {
 
   std::vector<std::pair<std::string, std::string>> about() override {
     size_t masters = 0;
-    with_client([&](RedisClient& c) { masters = c.masters(kReadSeconds).size(); });
+    with_client([&](RedisClient& c) { masters = c.masters(patience_.read).size(); });
     return {{"store", text_},
             {"servers", std::to_string(masters)},
             {"replicated", replicated_ ? "yes" : "no"},
@@ -443,7 +442,7 @@ class RedisStore : public StoreBackend {
           {{"SET", record_key(shelf, record.name) + ":used", std::to_string(clock_())}});
     commands.push_back(setting(shelf, first, edge));
     const std::vector<RedisReply> replies =
-        shelf == Shelf::states ? run_acknowledged(first, commands) : run(commands, kWriteSeconds);
+        shelf == Shelf::states ? run_acknowledged(first, commands) : run(commands, patience_.write);
     return std::ranges::none_of(replies, is_full);
   }
 
@@ -466,7 +465,7 @@ class RedisStore : public StoreBackend {
       bool held = false;
       with_client([&](RedisClient& client) {
         const uint64_t before = client.failures();
-        replies = client.run(commands, kWriteSeconds);
+        replies = client.run(commands, patience_.write);
         held = client.failures() == before && (!replicated_ || is_held(client, key));
       });
       if (!held) continue;
@@ -480,10 +479,10 @@ class RedisStore : public StoreBackend {
     RedisCommand ask{{"INFO", "replication"}};
     ask.node = client.node_of_key(key);
     const uint64_t before = client.failures();
-    const RedisReply info = client.run(ask, kReadSeconds);
+    const RedisReply info = client.run(ask, patience_.read);
     if (client.failures() != before) return false;
     if (std::atoi(info_field(string_of(info), "connected_slaves").c_str()) == 0) return true;
-    const std::optional<int64_t> replicas = client.wait(key, kReadSeconds);
+    const std::optional<int64_t> replicas = client.wait(key, patience_.read);
     if (!replicas || *replicas >= 1) return replicas.has_value();
     throw Error(ErrorKind::io, text_, "replicas", "one that has what was written", "none in time");
   }
@@ -491,13 +490,13 @@ class RedisStore : public StoreBackend {
   void scan(const std::string& pattern,
             const std::function<void(const std::vector<std::string>&)>& each) {
     std::vector<std::string> nodes;
-    with_client([&](RedisClient& c) { nodes = c.masters(kWriteSeconds); });
+    with_client([&](RedisClient& c) { nodes = c.masters(patience_.write); });
     for (const std::string& node : nodes) {
       std::string cursor = "0";
       do {
         RedisCommand c{{"SCAN", cursor, "MATCH", pattern, "COUNT", "1000"}};
         c.node = node;
-        const RedisReply r = one(c, kWriteSeconds);
+        const RedisReply r = one(c, patience_.write);
         if (r->type != REDIS_REPLY_ARRAY || r->elements != 2 ||
             r->element[0]->type != REDIS_REPLY_STRING || r->element[1]->type != REDIS_REPLY_ARRAY)
           throw Error(ErrorKind::format, text_, "SCAN", "a cursor and keys", "another answer");
@@ -514,6 +513,7 @@ class RedisStore : public StoreBackend {
   }
 
   const StoreUrl url_;
+  const StorePatience patience_;
   const std::string text_;
   StoreClock clock_;
   int64_t ttl_ = kBlockTtl;
@@ -525,13 +525,14 @@ class RedisStore : public StoreBackend {
 }  // namespace
 
 void create_redis_store(const StoreUrl& url) {
-  RedisStore store(url, nullptr);
+  RedisStore store(url, nullptr, {});
   store.check_server();
   store.create();
 }
 
-std::unique_ptr<StoreBackend> open_redis_store(const StoreUrl& url, StoreClock clock) {
-  auto store = std::make_unique<RedisStore>(url, std::move(clock));
+std::unique_ptr<StoreBackend> open_redis_store(const StoreUrl& url, StoreClock clock,
+                                               StorePatience patience) {
+  auto store = std::make_unique<RedisStore>(url, std::move(clock), patience);
   store->check_server();
   store->open();
   return store;
@@ -546,7 +547,7 @@ namespace stet {
 void create_redis_store(const StoreUrl&) {
   throw Error(ErrorKind::unsupported, "", "store", "dir:PATH (built without hiredis)", "redis://");
 }
-std::unique_ptr<StoreBackend> open_redis_store(const StoreUrl& url, StoreClock) {
+std::unique_ptr<StoreBackend> open_redis_store(const StoreUrl& url, StoreClock, StorePatience) {
   create_redis_store(url);
   return nullptr;
 }

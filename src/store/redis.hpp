@@ -17,6 +17,7 @@
 namespace stet {
 
 void create_redis_store(const StoreUrl& url);
-std::unique_ptr<StoreBackend> open_redis_store(const StoreUrl& url, StoreClock clock);
+std::unique_ptr<StoreBackend> open_redis_store(const StoreUrl& url, StoreClock clock,
+                                               StorePatience patience);
 
 }  // namespace stet

@@ -286,6 +286,46 @@ Session restore_session(Store& store, const Snapshot& snapshot, std::shared_ptr<
   return session;
 }
 
+std::optional<Session> fetch_prefix(Store& store, std::shared_ptr<const Model> model,
+                                    const SessionOptions& options, std::span<const int32_t> ids,
+                                    int64_t more_than) {
+  const Contract contract = options.compute.contract;
+  if (!is_replayable(contract_name(contract))) return std::nullopt;
+  const ModelConfig& c = model->config();
+  State state;
+  state.origin = origin_of(*model, contract);
+  state.kv = KvCache({c.layers, c.kv_heads, c.head_dim, options.kv_type},
+                     checked_capacity(c, options.capacity));
+  const size_t most = static_cast<size_t>(
+      std::min(static_cast<int64_t>(ids.size()), state.kv.capacity()) / kBlockPositions);
+  if (static_cast<int64_t>(most) * kBlockPositions <= more_than) return std::nullopt;
+  state.tokens.assign(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(most) * 64);
+  std::vector<Sha256> identities;
+  for (const BlockIdentity& b : block_identities(state)) identities.push_back(b.id);
+  std::vector<StoredBlock> found;
+  try {
+    found = store.blocks(identities);
+  } catch (const Error& e) {
+    if (e.kind != ErrorKind::io) throw;
+    return std::nullopt;
+  }
+  const KvShape& shape = state.kv.shape();
+  std::vector<std::shared_ptr<KvBlock>> blocks;
+  for (const StoredBlock& b : found) {
+    if (b.bytes.size() != shape.block_bytes()) break;
+    // The record's own digests were checked; these are for what happens to its file later.
+    SavedBlock as{layer_digests(shape, b.bytes.data()), store.url(),
+                  blocks.size() < kMostMapped ? b.mapping : nullptr};
+    blocks.push_back(std::make_shared<KvBlock>(b.bytes.data(), b.owner, std::move(as)));
+  }
+  const auto size = static_cast<int64_t>(blocks.size()) * kBlockPositions;
+  if (size <= more_than) return std::nullopt;
+  state.tokens.resize(static_cast<size_t>(size));
+  std::vector<uint64_t> visible(blocks.size(), ~uint64_t{0});
+  KvWriter(state.kv).adopt(std::move(blocks), std::move(visible), size);
+  return Session(model, std::move(state), options);
+}
+
 std::string StoreRestore::text() const {
   std::string why;
   for (const std::string& reason : reasons) why += (why.empty() ? "" : "; ") + reason;

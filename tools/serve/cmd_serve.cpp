@@ -9,9 +9,13 @@
 #include "stet/base/sha256.hpp"
 #include "stet/files/file.hpp"
 #include "tools/serve/interfaces.hpp"
+#include "tools/store/store.hpp"
 
 namespace stet::tool {
 namespace {
+
+// A client waits for each answer of the store.
+constexpr StorePatience kServePatience = {2, 5};
 
 struct ServeCommand {
   ModelOptions model;
@@ -108,6 +112,8 @@ void check(const ServeCommand& o) {
     usage_error("--host", "a loopback address (127.0.0.1), or --api-key-file with it", o.host);
   if (o.states.durable && o.states.directory.empty())
     usage_error("--durable", "--state-dir with it", "none");
+  if (!store_url().empty() && !o.states.directory.empty())
+    usage_error("--state-dir", "--store or this, not both", o.states.directory);
 }
 
 void run(ServeCommand& o) {
@@ -115,6 +121,11 @@ void run(ServeCommand& o) {
   const Keys keys(o.key_file);
   const auto model = o.model.load_model();
   const auto tokenizer = load_tokenizer(o.model.checkpoint);
+  if (!store_url().empty()) {
+    o.states.shared = std::make_shared<serve::SharedStates>(
+        open_store_backend(store_url(), nullptr, kServePatience), StoreKey::load(store_key_path()),
+        o.states.share_prefixes);
+  }
   o.states.memory = static_cast<uint64_t>(o.memory_mb) << 20;
   serve::Service service(model, tokenizer, o.model.session_options(), o.states, o.engine,
                          o.deadline);

@@ -87,6 +87,27 @@ Response status(Service& service, const Request&, const Parts&) {
        {"version", STET_VERSION}});
 }
 
+// What went to and came from the store that servers share.
+template <class Add>
+void add_store(const Json& store, Add add) {
+  const auto blocks = [&](const char* found) { return store[found].get<uint64_t>(); };
+  add("store_blocks_total", "counter", "Blocks that were looked for in the store.", blocks("hits"),
+      "{found=\"hit\"}");
+  add("store_blocks_total", "counter", "", blocks("misses"), "{found=\"miss\"}");
+  add("store_blocks_total", "counter", "", blocks("refused"), "{found=\"refused\"}");
+  add("store_blocks_computed_total", "counter", "Blocks of its states that were computed instead.",
+      blocks("computed"));
+  add("store_read_bytes_total", "counter", "Bytes of records that came.", blocks("read_bytes"));
+  add("store_written_bytes_total", "counter", "Bytes of blocks that went.",
+      blocks("written_bytes"));
+  add("store_read_seconds_total", "counter", "Time in which they came.",
+      store["read_seconds"].get<double>());
+  add("store_write_seconds_total", "counter", "Time in which they went.",
+      store["write_seconds"].get<double>());
+  add("store_failures_total", "counter", "Times that the store did not do what it was asked.",
+      blocks("failures"));
+}
+
 Response metrics(Service& service, const Request&, const Parts&) {
   const EngineCounters c = service.engine.counters();
   const Json t = service.states.totals();
@@ -117,6 +138,7 @@ Response metrics(Service& service, const Request&, const Parts&) {
   add("kv_blocks", "gauge", "Blocks of keys and values that idle states hold.",
       t["blocks_memory"].get<int64_t>(), "{kind=\"memory\"}");
   add("kv_blocks", "gauge", "", t["blocks_mapped"].get<int64_t>(), "{kind=\"mapped\"}");
+  if (t["store"].is_object()) add_store(t["store"], add);
   add("memory_bytes", "gauge", "What those blocks take.", service.states.memory_used());
   Response r;
   r.type = "text/plain; version=0.0.4";

@@ -94,6 +94,10 @@ States::States(std::shared_ptr<const Model> model, std::shared_ptr<const Tokeniz
       tokenizer_(std::move(tokenizer)),
       session_(session),
       options_(options) {
+  if (options_.shared != nullptr) {
+    secret_ = options_.shared->secret();
+    return;
+  }
   if (options_.directory.empty()) {
     secret_ = random_secret();
     return;
@@ -238,7 +242,7 @@ uint64_t States::shared_with(const std::string& parent, const KvCache& kv) const
 }
 
 NodePtr States::add(const std::string& client, const std::string& parent, Json operation,
-                    Session session, Origin origin, bool another) {
+                    Session session, Origin origin, bool another, bool share) {
   const NodePtr node = node_of(client, parent, std::move(operation), session, origin);
   std::unique_lock io(node->io);
   for (;;) {
@@ -265,6 +269,8 @@ NodePtr States::add(const std::string& client, const std::string& parent, Json o
     write_out(std::move(leaving));
     break;
   }
+  if (options_.shared != nullptr && share && !another && origin == Origin::computed)
+    options_.shared->put(client, node->id, session, tokenizer_.get(), {parent, node->operation});
   if (!options_.durable) return node;
   try {
     save(*node, std::move(session), node->plain ? SnapshotForm::recipe : SnapshotForm::delta);
@@ -275,15 +281,36 @@ NodePtr States::add(const std::string& client, const std::string& parent, Json o
   return node;
 }
 
-NodePtr States::find(const std::string& client, const std::string& id, const std::string& pointer) {
+NodePtr States::find_here(const std::string& client, const std::string& id) {
   const std::lock_guard lock(mutex_);
   const auto found = nodes_.find(id);
-  if (found == nodes_.end() || found->second->client != client)
-    throw RequestError(404, "no_such_state",
-                       pointer + ": expected a state of this client, found " + printable(id, 60),
-                       pointer);
+  if (found == nodes_.end() || found->second->client != client) return nullptr;
   found->second->used = ++clock_;
   return found->second;
+}
+
+// What another server has made for this client: a handle proves that it is.
+NodePtr States::find_shared(const std::string& client, const std::string& id) {
+  if (options_.shared == nullptr || !id.starts_with("st_")) return nullptr;
+  RestoreOptions how;
+  how.session = session_;
+  how.tokenizer = tokenizer_.get();
+  std::optional<SharedState> found = options_.shared->get(client, id, model_, how);
+  if (!found || handle("st_", client, sha256_text(digests_of(found->session).id)) != id)
+    return nullptr;
+  Usage fetched;
+  fetched.recomputed = found->restored.restored.recomputed;
+  count(fetched);
+  return add(client, found->note.parent, std::move(found->note.operation),
+             std::move(found->session), Origin::computed, false, false);
+}
+
+NodePtr States::find(const std::string& client, const std::string& id, const std::string& pointer) {
+  if (NodePtr node = find_here(client, id)) return node;
+  if (NodePtr node = find_shared(client, id)) return node;
+  throw RequestError(404, "no_such_state",
+                     pointer + ": expected a state of this client, found " + printable(id, 60),
+                     pointer);
 }
 
 std::vector<NodePtr> States::list(const std::string& client) const {
@@ -310,6 +337,7 @@ void States::remove(const NodePtr& node) {
   const std::lock_guard io(node->io);
   if (node->removed) return;
   withdraw(*node);
+  if (options_.shared != nullptr) options_.shared->remove(node->client, node->id);
   if (node->saved) forget_files(*node);
 }
 
@@ -430,6 +458,15 @@ Session States::longest_prefix(const std::string& client, std::span<const int32_
       most = n;
     }
   }
+  if (options_.shared != nullptr) {
+    auto fetched = options_.shared->prefix(client, model_, session_, ids.first(ids.size() - 1),
+                                           static_cast<int64_t>(most));
+    if (fetched) {
+      usage.reused = fetched->size();
+      usage.reason = fmt::format("{} tokens came from the store", fetched->size());
+      return *std::move(fetched);
+    }
+  }
   if (best == nullptr && !running) {
     usage.reason = "no state of this client begins like this";
     return Session(model_, session_);
@@ -480,14 +517,25 @@ Json States::totals() const {
   const std::lock_guard lock(mutex_);
   int64_t mapped = 0;
   for (const auto& [block, count] : blocks_) mapped += block->saved() != nullptr ? 1 : 0;
-  return {{"states", order_.size()},
-          {"reused", totals_.reused},
-          {"recomputed", totals_.recomputed},
-          {"new", totals_.fresh},
-          {"evictions", evictions_},
-          {"restores", restores_},
-          {"blocks_memory", static_cast<int64_t>(blocks_.size()) - mapped},
-          {"blocks_mapped", mapped}};
+  Json shared = nullptr;
+  if (options_.shared != nullptr) {
+    const StoreTraffic t = options_.shared->traffic();
+    shared = {{"hits", t.hits},
+              {"misses", t.misses},
+              {"refused", t.refused},
+              {"read_bytes", t.read_bytes},
+              {"written_bytes", t.written_bytes},
+              {"read_seconds", t.read_seconds},
+              {"write_seconds", t.write_seconds},
+              {"computed", options_.shared->computed_blocks()},
+              {"failures", options_.shared->failures()}};
+  }
+  return {
+      {"states", order_.size()},  {"store", shared},
+      {"reused", totals_.reused}, {"recomputed", totals_.recomputed},
+      {"new", totals_.fresh},     {"evictions", evictions_},
+      {"restores", restores_},    {"blocks_memory", static_cast<int64_t>(blocks_.size()) - mapped},
+      {"blocks_mapped", mapped}};
 }
 
 // ---------------------------------------------------------------- files

@@ -18,15 +18,17 @@
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/text/tokenizer.hpp"
 #include "tools/serve/http.hpp"
+#include "tools/serve/shared.hpp"
 
 namespace stet::serve {
 
 struct StatesOptions {
-  uint64_t memory = uint64_t{2} << 30;  // bytes of KV blocks that idle states may hold together
-  size_t per_client = 10000;            // states
-  std::string directory;                // where they are kept; "": nowhere
-  bool durable = false;                 // before anybody is told of them
-  bool share_prefixes = false;          // between clients
+  uint64_t memory = uint64_t{2} << 30;   // bytes of KV blocks that idle states may hold together
+  size_t per_client = 10000;             // states
+  std::string directory;                 // where they are kept; "": nowhere
+  bool durable = false;                  // before anybody is told of them
+  bool share_prefixes = false;           // between clients
+  std::shared_ptr<SharedStates> shared;  // with other servers; null: with none
 };
 
 // Where a state comes from. An uploaded one serves nothing but itself until it was computed again.
@@ -77,8 +79,8 @@ class States {
   // The state of a session as a node; the one that is there, where that client has this state
   // already, unless it is `another`.
   NodePtr add(const std::string& client, const std::string& parent, Json operation, Session session,
-              Origin origin = Origin::computed, bool another = false);
-  // Throws a RequestError (404) for what this client does not have.
+              Origin origin = Origin::computed, bool another = false, bool share = true);
+  // Throws a RequestError (404) for what this client does not have, here or in the store.
   NodePtr find(const std::string& client, const std::string& id, const std::string& pointer);
   std::vector<NodePtr> list(const std::string& client) const;
   void remove(const NodePtr& node);
@@ -121,6 +123,8 @@ class States {
   void check_count(const std::string& client) const;
   uint64_t shared_with(const std::string& parent, const KvCache& kv) const;
   Session restore(const Node& node, Usage* usage);
+  NodePtr find_here(const std::string& client, const std::string& id);
+  NodePtr find_shared(const std::string& client, const std::string& id);
 
   void hold(const KvCache& kv);
   void release(const KvCache& kv);

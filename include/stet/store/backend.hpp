@@ -35,6 +35,12 @@ struct NewRecord {
 // Seconds since 1970.
 using StoreClock = std::function<int64_t()>;
 
+// How many seconds an answer of a server may take: of what is computed when it does not come, and
+// of what is not, which a failover must not lose.
+struct StorePatience {
+  double read = 5, write = 20;
+};
+
 // Every call may be made by any number of threads and processes at once, and throws an io Error
 // when the store cannot be reached.
 class STET_API StoreBackend {
@@ -86,6 +92,7 @@ STET_API StoreUrl parse_store_url(const std::string& url);
 // of a directory may take, 0 for no limit.
 STET_API void create_store(const std::string& url, uint64_t budget);
 STET_API std::unique_ptr<StoreBackend> open_store_backend(const std::string& url,
-                                                          StoreClock clock = nullptr);
+                                                          StoreClock clock = nullptr,
+                                                          StorePatience patience = {});
 
 }  // namespace stet

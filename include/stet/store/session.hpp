@@ -48,4 +48,10 @@ STET_API Session restore_session(Store& store, const Snapshot& snapshot,
                                  std::shared_ptr<const Model> model, const RestoreOptions& how,
                                  StoreRestore* report);
 
+// A session of the longest front of `ids` whose full blocks a store has, where that is longer than
+// `more_than` tokens: nothing otherwise, also where the store cannot be reached.
+STET_API std::optional<Session> fetch_prefix(Store& store, std::shared_ptr<const Model> model,
+                                             const SessionOptions& options,
+                                             std::span<const int32_t> ids, int64_t more_than);
+
 }  // namespace stet
