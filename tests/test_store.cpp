@@ -234,7 +234,7 @@ TEST_F(StoreSessions, WhateverHappensToBlocksTheyAreComputedAndItIsTold) {
         for (const std::string& file : files) fs::remove(file);
         const auto stranger = open(StoreKey::random());
         Session again = session(300);
-        put_session(*stranger, again, {});
+        EXPECT_THROW(put_session(*stranger, again, {}), Error);  // the state is not the stranger's
       },
       4, "HMAC: expected one of the writers' key, found another");
   // One who has the key, and puts other bytes under the names: found by the state's own digests.
@@ -251,6 +251,20 @@ TEST_F(StoreSessions, WhateverHappensToBlocksTheyAreComputedAndItIsTold) {
         store_->put_blocks(forged);
       },
       4, "4 held other bytes than the state");
+}
+
+TEST_F(StoreSessions, WhatIsDamagedIsWrittenAgainWhenItIsPutAgain) {
+  Session s = session(200);
+  const Sha256 place = put_session(*store_, s, {}).place;
+  const std::string state = path_ + "/states/" + sha256_text(place).substr(7);
+  fs::resize_file(block_files()[1], 5000);
+  EXPECT_EQ(round_trip(s).computed, 1u);  // refused here: the next put mends it
+  EXPECT_EQ(put_session(*store_, s, {}).written, 1u);
+  EXPECT_EQ(round_trip(s).computed, 0u);
+  fs::resize_file(state, 100);
+  EXPECT_THROW(store_->state(place), Error);
+  put_session(*store_, s, {});
+  EXPECT_EQ(store_->state(place).blocks.size(), 3u);
 }
 
 TEST_F(StoreSessions, AFileThatChangesWhileItIsMappedIsFoundOut) {

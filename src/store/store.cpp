@@ -119,7 +119,12 @@ size_t Store::write_blocks(std::span<const NewBlock* const> blocks) {
 Store::PutReport Store::put_blocks(std::span<const NewBlock> blocks) {
   std::vector<Sha256> places;
   for (const NewBlock& b : blocks) places.push_back(place(b.identity));
-  const std::vector<bool> there = backend_->touch(Shelf::blocks, places);
+  std::vector<bool> there = backend_->touch(Shelf::blocks, places);
+  {
+    const std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < places.size(); ++i)
+      there[i] = refused_.erase(places[i]) == 0 && there[i];
+  }
   std::vector<const NewBlock*> missing;
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (!there[i]) missing.push_back(&blocks[i]);
@@ -167,6 +172,12 @@ std::vector<StoredBlock> Store::blocks_at(std::span<const Sha256> places) {
   t.read_seconds = seconds_now() - start;
   for (const StoredBlock& b : all)
     ++(!b.bytes.empty() ? t.hits : b.refused.empty() ? t.misses : t.refused);
+  {
+    const std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (!all[i].refused.empty()) refused_.insert(places[i]);
+    }
+  }
   count(t);
   return all;
 }
@@ -175,12 +186,21 @@ std::vector<StoredBlock> Store::blocks_at(std::span<const Sha256> places) {
 
 Sha256 Store::put_state(const Sha256& id, const StateRecord& state) {
   const Sha256 name = place(id);
-  if (backend_->touch(Shelf::states, {&name, 1})[0]) return name;
+  if (is_sound_state(name)) return name;
   const std::vector<std::byte> payload = encode_state_payload(state);
   const std::vector<std::byte> front = seal_record(key_, {RecordKind::state, name, 0, payload});
   const NewRecord record{name, front, payload};
   backend_->write(Shelf::states, {&record, 1});
   return name;
+}
+
+bool Store::is_sound_state(const Sha256& name) {
+  try {
+    return find_state(name).has_value();
+  } catch (const Error& e) {
+    if (e.kind != ErrorKind::format) throw;  // of other writers, perhaps: not ours to replace
+    return false;
+  }
 }
 
 bool Store::has_state(const Sha256& name) { return backend_->touch(Shelf::states, {&name, 1})[0]; }

@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -93,13 +94,15 @@ class STET_API Store {
   struct PutReport {
     size_t written = 0, present = 0;
   };
-  // Those that are not there yet; all count as used now. What is in neither number had no room.
+  // Those that are not there yet, or that this Store has refused; all count as used now. What is in
+  // neither number had no room.
   PutReport put_blocks(std::span<const NewBlock> blocks);
   // Each checked against its name, its content digest and the writers' key.
   std::vector<StoredBlock> blocks(std::span<const Sha256> identities);
   std::vector<StoredBlock> blocks_at(std::span<const Sha256> places);
 
-  // After its blocks. One that is there already stays as it is. Returns its place.
+  // After its blocks. One that is there already stays as it is, unless it is damaged; throws
+  // the mismatch Error of open_record where it is not of this key. Returns its place.
   Sha256 put_state(const Sha256& id, const StateRecord& state);
   // Throws an io Error where it is not there, and what open_record throws.
   StateRecord state(const Sha256& place);
@@ -137,6 +140,7 @@ class STET_API Store {
   void refresh(Sha256 state, const std::optional<Sha256>& known);
   Marks mark(std::vector<std::string>& refused);
   void count(const StoreTraffic& more);
+  bool is_sound_state(const Sha256& place);
 
   std::shared_ptr<StoreBackend> backend_;
   const StoreKey key_;
@@ -144,6 +148,7 @@ class STET_API Store {
   StoreClock clock_;
   mutable std::mutex mutex_;
   StoreTraffic traffic_;
+  std::set<Sha256> refused_;  // places of blocks that are to be written again
 };
 
 class STET_API Store::Lease {
