@@ -67,9 +67,9 @@ Sha256 parent_of(const std::vector<int32_t>& transcript, const Sha256& itself) {
 }  // namespace
 
 void add_store_options(CLI::App& app) {
-  app.add_option("--store", use().url,
-                 "the store of store:NAME and store:ID: dir:PATH or redis://HOST[:PORT][/PREFIX] "
-                 "(default: STET_STORE)")
+  app.add_option(
+         "--store", use().url,
+         "where store:NAME is: dir:PATH or redis://HOST[:PORT][/PREFIX] (default: STET_STORE)")
       ->type_name("URL")
       ->group("Store");
   app.add_option("--store-key", use().key,
