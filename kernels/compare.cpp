@@ -125,15 +125,8 @@ class KvComparer {
         if (tolerance_ > 0 && within(x, y, tolerance_)) continue;
         std::optional<Difference>& first = first_[key];
         if (first && first->position <= at.position + slot) continue;
-        first = Difference{key ? "key" : "value",
-                           at.position + slot,
-                           at.layer,
-                           at.head,
-                           d,
-                           mine.text(slot, d, x),
-                           theirs.text(slot, d, y),
-                           x,
-                           y};
+        first = Difference{key ? "key" : "value", at.position + slot,      at.layer, at.head, d,
+                           mine.text(slot, d, x), theirs.text(slot, d, y), x,        y};
       }
     }
   }

@@ -499,7 +499,8 @@ TEST(Attention, RowsOfQ8) {
     stored_as(key, {0x1p-100f, 0, 0, 0}, {127, 0, 0, 0}, 0x1p-100f / 127);
     stored_as(key, {0x1.fffffep127f, 1, 0, 0}, {127, 0, 0, 0}, 0x1.fffffep127f / 127);
     const float nan = std::bit_cast<float>(0x7FC00000u);
-    for (const float bad : {kNan, -kNan, kInf, -kInf}) stored_as(key, {1, bad, 2, 3}, {0, 0, 0, 0}, nan);
+    for (const float bad : {kNan, -kNan, kInf, -kInf})
+      stored_as(key, {1, bad, 2, 3}, {0, 0, 0, 0}, nan);
   }
 }
 

@@ -42,7 +42,9 @@ struct BlockCase {
     }
   }
   static Fenced<std::byte> stored(const std::vector<float>& x, WeightType type) {
-    Fenced<std::byte> out(x.size() * (type == WeightType::f32 ? 4 : type == WeightType::q8 ? 1 : 2));
+    Fenced<std::byte> out(x.size() * (type == WeightType::f32  ? 4
+                                      : type == WeightType::q8 ? 1
+                                                               : 2));
     for (size_t i = 0; type == WeightType::q8 && i < x.size(); ++i)
       out[i] = static_cast<std::byte>(static_cast<int8_t>(x[i]));
     if (type == WeightType::q8) return out;
@@ -101,10 +103,9 @@ struct BlockCase {
     const size_t n = static_cast<size_t>(rows);
     std::vector<float> out(2 * n + n * ldv);
     for (size_t r = 0; r < n; ++r) {
-      const PlainPart part = plain_attend(q.data() + r * head_dim, k.data(), v.data(), head_dim,
-                                          ldv, mask[r], scale, softcap,
-                                          k_scale.empty() ? nullptr : k_scale.data(),
-                                          v_scale.empty() ? nullptr : v_scale.data());
+      const PlainPart part = plain_attend(
+          q.data() + r * head_dim, k.data(), v.data(), head_dim, ldv, mask[r], scale, softcap,
+          k_scale.empty() ? nullptr : k_scale.data(), v_scale.empty() ? nullptr : v_scale.data());
       out[r] = part.m;
       out[n + r] = part.l;
       std::copy(part.o.begin(), part.o.end(), out.begin() + static_cast<int64_t>(2 * n + r * ldv));

@@ -301,13 +301,15 @@ TEST_P(BitsOfKvType, RoundedOnceWhenWritten) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Bits, testing::ValuesIn(subjects_and_contracts()), subject_name);
-INSTANTIATE_TEST_SUITE_P(
-    Models, BitsOfKvType,
-    testing::Combine(testing::ValuesIn(subjects()), testing::Values(KvType::bf16, KvType::f16, KvType::q8)),
-    [](const auto& info) {
-      const testing::TestParamInfo<Subject> subject(std::get<0>(info.param), info.index);
-      return subject_name(subject) + "_" + kv_type_name(std::get<1>(info.param));
-    });
+INSTANTIATE_TEST_SUITE_P(Models, BitsOfKvType,
+                         testing::Combine(testing::ValuesIn(subjects()),
+                                          testing::Values(KvType::bf16, KvType::f16, KvType::q8)),
+                         [](const auto& info) {
+                           const testing::TestParamInfo<Subject> subject(std::get<0>(info.param),
+                                                                         info.index);
+                           return subject_name(subject) + "_" +
+                                  kv_type_name(std::get<1>(info.param));
+                         });
 
 }  // namespace
 }  // namespace stet::test

@@ -24,7 +24,8 @@ std::map<std::string, std::string> committed() {
 
 void reproduce(const Subject& subject, const std::string& name, KvType kv) {
   const auto expected = committed();
-  std::ifstream file(data_path("golden_bits/" + name.substr(0, name.find_first_of("@+")) + ".ids.json"));
+  std::ifstream file(
+      data_path("golden_bits/" + name.substr(0, name.find_first_of("@+")) + ".ids.json"));
   const auto ids = nlohmann::json::parse(file).get<std::vector<int32_t>>();
   for (const char* const* isa = kernel_names(); *isa != nullptr; ++isa) {
     for (int threads : {1, 2, 3}) {

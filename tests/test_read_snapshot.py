@@ -82,7 +82,7 @@ def of_q8(stet, scratch):
     ids = ",".join(str(7 * i % 250) for i in range(100))
     run(stet, "save", "-m", MODEL, "--ids", ids, "--kv", "q8", "-o", q8)
     run(stet, "convert", q8, "--kv", "f32", "-o", wide)
-    run(stet, "convert", q8, "--compress", "-o", packed)
+    run(stet, "convert", q8, "--compress", "zlib", "-o", packed)
     for file in (q8, wide, packed):
         compare(stet, file)
     for what, layer, head, position in [("key", 0, 0, 0), ("key", 2, 3, 99), ("value", 1, 2, 64), ("value", 2, 3, 63)]:

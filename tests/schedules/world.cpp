@@ -13,7 +13,6 @@ std::string list_of(std::span<const int32_t> ids) {
   return fmt::format("std::vector<int32_t>{{{}}}", fmt::join(ids, ", "));
 }
 
-
 std::string contract_code(Contract contract) {
   return std::string("Contract::") + contract_name(contract);
 }

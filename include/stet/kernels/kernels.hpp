@@ -77,11 +77,11 @@ struct SoftmaxSums {
   float* o;  // [rows][ldv] sum of exp(score - m) * v, a chain over positions
 };
 
-// One KV block of one head, of the type that attend() is for: float32; or bfloat16 or float16, which
-// are widened; or int8 (kv_block.hpp), of which the key of position t stands for k k_scale[t]: the
-// chain over head_dim takes k alone, and its sum is multiplied by k_scale[t] before all else. So is
-// the weight of position t by v_scale[t] before the chain over positions takes v; the sum l is that
-// of the weights as they were.
+// One KV block of one head, of the type that attend() is for: float32; or bfloat16 or float16,
+// which are widened; or int8 (kv_block.hpp), of which the key of position t stands for k
+// k_scale[t]: the chain over head_dim takes k alone, and its sum is multiplied by k_scale[t] before
+// all else. So is the weight of position t by v_scale[t] before the chain over positions takes v;
+// the sum l is that of the weights as they were.
 struct AttendBlock {
   const void* k;         // [head_dim][64]
   const void* v;         // [64][ldv]

@@ -1,9 +1,9 @@
 // A block of the KV cache: keys and values of 64 consecutive positions, of every layer.
 //
 // A block is one page-aligned run of bytes: for each layer, for each kv head, K as [head_dim][64]
-// and then V as [64][head_dim]; of type q8 each of the two with [64] float32 scales behind it. Slots
-// of positions that are not in the cache, or that were pruned, are zero, always: the bytes of a
-// block are a function of what is in it, not of its history.
+// and then V as [64][head_dim]; of type q8 each of the two with [64] float32 scales behind it.
+// Slots of positions that are not in the cache, or that were pruned, are zero, always: the bytes of
+// a block are a function of what is in it, not of its history.
 #pragma once
 
 #include <algorithm>
@@ -36,8 +36,9 @@ std::optional<KvType> parse_kv_type(const std::string& name);  // the inverse
 // The version of how keys and values are rounded and laid out; a state carries it.
 constexpr int kKvVersion = 1;
 
-// Elements of the types f32, bf16 and f16 as float32, and back: rounded once, to nearest even. Those
-// in memory are `stride` elements apart: a key stands in a column of its block, a value in a row.
+// Elements of the types f32, bf16 and f16 as float32, and back: rounded once, to nearest even.
+// Those in memory are `stride` elements apart: a key stands in a column of its block, a value in a
+// row.
 STET_API float read_element(KvType type, const std::byte* at);
 STET_API void read_elements(KvType type, const std::byte* from, size_t stride, std::span<float> x);
 STET_API void write_elements(KvType type, std::span<const float> x, std::byte* to, size_t stride);
@@ -71,11 +72,11 @@ struct KvShape {
   bool operator==(const KvShape&) const = default;
 };
 
-// The key or the value of one position of a head, of any type; x is [head_dim], `part` the K or the V
-// of the head. Writing rounds once. For q8, with a the largest magnitude of x: scale = a / 127 and
-// q = x (127 / a), each operation rounded to float32, q then to the nearest integer, ties to even;
-// where a is below 2^-100 all are zero; where x holds a NaN or an infinity, q is zero and the scale
-// NaN. What is read is q scale, rounded to float32.
+// The key or the value of one position of a head, of any type; x is [head_dim], `part` the K or the
+// V of the head. Writing rounds once. For q8, with a the largest magnitude of x: scale = a / 127
+// and q = x (127 / a), each operation rounded to float32, q then to the nearest integer, ties to
+// even; where a is below 2^-100 all are zero; where x holds a NaN or an infinity, q is zero and the
+// scale NaN. What is read is q scale, rounded to float32.
 STET_API void read_row(const KvShape& shape, bool key, const std::byte* part, int64_t slot,
                        std::span<float> x);
 STET_API void write_row(const KvShape& shape, bool key, std::span<const float> x, std::byte* part,

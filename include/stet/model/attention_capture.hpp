@@ -29,9 +29,9 @@ inline void widened_keys(const Queries& s, int64_t block, std::vector<float>& ke
 inline const float* key_scales(const Queries& s, int64_t block) {
   const KvShape& shape = s.span.kv->shape();
   if (shape.type != KvType::q8) return nullptr;
-  return reinterpret_cast<const float*>(
-      s.span.kv->unchecked_block(block) +
-      shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head)) + shape.elements_bytes());
+  return reinterpret_cast<const float*>(s.span.kv->unchecked_block(block) +
+                                        shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head)) +
+                                        shape.elements_bytes());
 }
 
 // One query's scores of the positions that it sees; -inf for the others. `to`: [positions].
@@ -89,9 +89,12 @@ inline void pattern_of(const Queries& s, size_t query, size_t positions, std::ve
     const uint64_t mask = s.mask(query, b);
     if (mask == 0) continue;
     const AttendTile tile = {packed, 1, &mask, {&block_m, &block_l, o}};
-    AttendBlock block = {
-        keys.data(), ones.floats.data(), s.a.head_dim, kPanel, static_cast<float>(s.a.scale),
-        static_cast<float>(s.a.softcap)};
+    AttendBlock block = {keys.data(),
+                         ones.floats.data(),
+                         s.a.head_dim,
+                         kPanel,
+                         static_cast<float>(s.a.scale),
+                         static_cast<float>(s.a.softcap)};
     KvType type = KvType::f32;
     if (const float* const scales = key_scales(s, b)) {
       type = KvType::q8;

@@ -18,10 +18,10 @@ namespace stet {
 void forget_edits(State& state, int64_t size);
 
 // Replaces the key (as it is stored: after its norm and rotation) or the value of one position by
-// `x`, [head_dim], rounded once to the cache's type (write_row()). Blocks that others share stay as they are. The
-// logits stay those of the last token, as it was computed. Throws an argument Error for what is not
-// there: a position, layer or head, a position that was pruned, another number of elements, numbers
-// that are not finite.
+// `x`, [head_dim], rounded once to the cache's type (write_row()). Blocks that others share stay as
+// they are. The logits stay those of the last token, as it was computed. Throws an argument Error
+// for what is not there: a position, layer or head, a position that was pruned, another number of
+// elements, numbers that are not finite.
 void set_key(State& state, int64_t layer, int64_t head, int64_t position, std::span<const float> x);
 void set_value(State& state, int64_t layer, int64_t head, int64_t position,
                std::span<const float> x);
@@ -30,8 +30,9 @@ void set_value(State& state, int64_t layer, int64_t head, int64_t position,
 std::vector<float> read_key(const State& state, int64_t layer, int64_t head, int64_t position);
 std::vector<float> read_value(const State& state, int64_t layer, int64_t head, int64_t position);
 // The same state with keys and values of another type, each rounded once, to nearest even; widening
-// is exact (of q8: what read_row() gives). What a session of that type computes from the tokens is not the same, since its later
-// layers see rounded keys and values: so this is an edit. `capacity` 0: as it was.
+// is exact (of q8: what read_row() gives). What a session of that type computes from the tokens is
+// not the same, since its later layers see rounded keys and values: so this is an edit. `capacity`
+// 0: as it was.
 State with_kv_type(const State& state, KvType type, int64_t capacity = 0);
 
 inline const char* kv_edit_name(KvEdit::What what) {

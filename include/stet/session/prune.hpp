@@ -32,8 +32,8 @@ struct PruneOptions {
 // head's dimensions and its angle t = float32(d x frequency), with c = float32(cos t), s =
 // float32(sin t):
 //   a' = fma(a, c, b s),  b' = fma(b, c, -(a s)),
-// in float32, of what read_row() gives, and is rounded once to the cache's type by write_row() (so a
-// key of type q8 has a scale of its own again); values move as they are. Beside keys computed at
+// in float32, of what read_row() gives, and is rounded once to the cache's type by write_row() (so
+// a key of type q8 has a scale of its own again); values move as they are. Beside keys computed at
 // the new position, the error is that of two angles rounded to float32 (relative 2^-24 of the
 // position's angle, in radians) and some units in the last place of the rotation itself; for
 // float32 caches, it is below 1e-6 of a key's length per thousand positions of d. Values and keys
