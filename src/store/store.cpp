@@ -317,7 +317,10 @@ Store::Lease Store::lease(std::span<const Sha256> states, int64_t seconds) {
   Sha256 holder;
   holder.bytes = random.writers;
   backend_->lease(hex_of_hash(holder), states, now() + seconds);
-  return {backend_, hex_of_hash(holder)};
+  Lease lease{backend_, hex_of_hash(holder)};
+  // A collection that began before has not seen it.
+  for (const Sha256& state : states) refresh(state, std::nullopt);
+  return lease;
 }
 
 }  // namespace stet

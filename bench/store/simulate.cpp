@@ -1,0 +1,316 @@
+// A thousand machines and a million conversations on one store, by the policy that the code uses
+// (stet/store/policy.hpp) and costs that were measured (README.md): how often a state is in a
+// machine's memory or in the store, what network and store have to carry, and what breaks first.
+// Deterministic: every draw is of Philox. Prints the tables of README.md.
+//   simulate_store [TURNS]
+//
+// A turn: a conversation, drawn by Zipf's law; a machine, drawn at random (a plain balancer) or by
+// the conversation (a sticky one); that machine's memory and then the store, both by least recent
+// use, give the blocks of the state so far; the policy says which are fetched and which computed;
+// then come the new tokens. Conversations begin with a front that all share and that every machine
+// has; one that is full begins anew.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <unordered_map>
+#include <vector>
+
+#include "stet/sampling/philox.hpp"
+#include "stet/store/policy.hpp"
+
+namespace {
+
+using namespace stet;
+
+constexpr uint32_t kMachines = 1000, kConversations = 1000000, kNone = ~0u;
+constexpr int kShared = 512, kSaid = 60, kReplied = 200, kTurnTokens = kSaid + kReplied;
+constexpr int kMostTokens = 8192;
+constexpr uint64_t kSeed = 26;
+// Of a machine's network, of one of the store's servers (10 Gbit/s each); what one server answers.
+constexpr double kLink = 1.25e9, kAnswers = 20000;
+constexpr int kServers = 16;
+
+struct Shape {
+  const char* name;
+  int layers, kv_heads, head_dim, bytes;  // of a key or value: 2 for bfloat16
+  double billions;                        // of weights
+  double block_bytes() const {
+    return 2.0 * layers * kv_heads * head_dim * bytes * static_cast<double>(kPolicyBlock);
+  }
+};
+// The published shapes of Llama 3.2 and 3.1.
+constexpr std::array<Shape, 4> kShapes = {{{"1B", 16, 8, 64, 2, 1.24},
+                                           {"3B", 28, 8, 128, 2, 3.21},
+                                           {"8B", 32, 8, 128, 2, 8.03},
+                                           {"70B", 80, 8, 128, 2, 70.6}}};
+
+// Measured with the 1B shape in q8 on two threads (README.md); of the others in proportion to their
+// weights, and attention to the bytes of keys and values.
+struct Machine {
+  double token_seconds = 2.0e-3, draw_seconds = 2.2e-2, growth = 16384;
+  double latency = 2e-4, byte_seconds = 6e-10;  // of a block that is fetched and checked
+  explicit Machine(const Shape& s, double speed)
+      : token_seconds(2.0e-3 * s.billions / kShapes[0].billions / speed),
+        draw_seconds(2.2e-2 * s.billions / kShapes[0].billions / speed),
+        growth(16384 * (s.billions / kShapes[0].billions) /
+               (s.block_bytes() / kShapes[0].block_bytes())) {}
+};
+
+// ---------------------------------------------------------------- draws
+
+class Draws {
+ public:
+  explicit Draws(double skew) : cumulative_(kConversations) {
+    double sum = 0;
+    for (uint32_t i = 0; i < kConversations; ++i)
+      cumulative_[i] = sum += std::pow(i + 1.0, -skew);
+    // Where in the table a number begins that is drawn; so that a few steps find it.
+    for (size_t bucket = 0, i = 0; bucket <= kBuckets; ++bucket) {
+      const double from = sum * static_cast<double>(bucket) / kBuckets;
+      while (i + 1 < kConversations && cumulative_[i] < from) ++i;
+      first_[bucket] = static_cast<uint32_t>(i);
+    }
+  }
+  double uniform() { return philox_uniform(kSeed, next_++); }
+  uint32_t below(uint32_t n) { return static_cast<uint32_t>(uniform() * n); }
+  uint32_t conversation() {
+    const double u = uniform();
+    const auto bucket = static_cast<size_t>(u * kBuckets);
+    const auto begin = cumulative_.begin();
+    const auto at = std::lower_bound(begin + first_[bucket], begin + first_[bucket + 1] + 1,
+                                     u * cumulative_.back());
+    return std::min(static_cast<uint32_t>(at - begin), kConversations - 1);
+  }
+
+ private:
+  static constexpr size_t kBuckets = 65536;
+  std::vector<double> cumulative_;
+  std::array<uint32_t, kBuckets + 1> first_{};
+  uint64_t next_ = 0;
+};
+
+// ---------------------------------------------------------------- caches
+
+// Blocks of conversations up to so many, the one used longest ago goes first.
+class Lru {
+ public:
+  explicit Lru(double blocks) : most_(blocks) {}
+
+  int blocks_of(uint32_t conversation) const {
+    const auto at = index_.find(conversation);
+    return at == index_.end() ? 0 : entries_[at->second].blocks;
+  }
+  void use(uint32_t conversation, int blocks) {
+    uint32_t at;
+    if (const auto found = index_.find(conversation); found != index_.end()) {
+      at = found->second;
+      unlink(at);
+      used_ -= entries_[at].blocks;
+    } else {
+      at = fresh();
+      index_[conversation] = at;
+    }
+    entries_[at] = {conversation, blocks, kNone, newest_};
+    if (newest_ != kNone) entries_[newest_].newer = at;
+    newest_ = at;
+    if (oldest_ == kNone) oldest_ = at;
+    used_ += blocks;
+    while (used_ > most_ && oldest_ != newest_) drop(oldest_);
+  }
+  double fill() const { return used_ / most_; }
+
+ private:
+  struct Entry {
+    uint32_t conversation;
+    int blocks;
+    uint32_t newer, older;
+  };
+  uint32_t fresh() {
+    if (free_.empty()) {
+      entries_.push_back({});
+      return static_cast<uint32_t>(entries_.size() - 1);
+    }
+    const uint32_t at = free_.back();
+    free_.pop_back();
+    return at;
+  }
+  void unlink(uint32_t at) {
+    const Entry& e = entries_[at];
+    (e.newer == kNone ? newest_ : entries_[e.newer].older) = e.older;
+    (e.older == kNone ? oldest_ : entries_[e.older].newer) = e.newer;
+  }
+  void drop(uint32_t at) {
+    unlink(at);
+    used_ -= entries_[at].blocks;
+    index_.erase(entries_[at].conversation);
+    free_.push_back(at);
+  }
+
+  double most_, used_ = 0;
+  uint32_t newest_ = kNone, oldest_ = kNone;
+  std::vector<Entry> entries_;
+  std::vector<uint32_t> free_;
+  std::unordered_map<uint32_t, uint32_t> index_;
+};
+
+// ---------------------------------------------------------------- turns
+
+// How often a turn found so many blocks in memory, of so many in the store and of so many at all.
+struct Turn {
+  int here, stored, all;
+  uint64_t times;
+};
+struct Seen {
+  std::vector<Turn> turns;
+  double count = 0, new_blocks = 0;
+  double memory_share = 0, store_share = 0, computed_share = 0;  // of blocks that were needed
+};
+
+struct Setting {
+  double skew, memory_bytes, store_bytes;
+  bool sticky;
+};
+
+Seen simulate(const Setting& how, double block_bytes, uint32_t turns) {
+  Draws draws(how.skew);
+  std::vector<Lru> memory(kMachines, Lru(how.memory_bytes / block_bytes));
+  Lru store(how.store_bytes / block_bytes);
+  std::vector<int> tokens(kConversations);
+  constexpr int kSteps = (kMostTokens - kShared) / kTurnTokens;
+  for (int& t : tokens) t = kShared + static_cast<int>(draws.below(kSteps)) * kTurnTokens;
+  // What was put before the beginning: the popular ones last.
+  for (uint32_t c = kConversations; c-- > 0;)
+    store.use(c, tokens[c] / static_cast<int>(kPolicyBlock));
+  std::unordered_map<uint64_t, uint64_t> seen;
+  Seen result;
+  double needed = 0, here_sum = 0, store_sum = 0;
+  const uint32_t warm = turns / 4 * 3;
+  for (uint32_t n = 0; n < turns; ++n) {
+    const uint32_t c = draws.conversation();
+    Lru& machine = memory[how.sticky ? c * 2654435761u % kMachines : draws.below(kMachines)];
+    if (tokens[c] + kTurnTokens > kMostTokens) tokens[c] = kShared;
+    const int all = tokens[c] / static_cast<int>(kPolicyBlock),
+              shared = kShared / static_cast<int>(kPolicyBlock);
+    const int here = std::max(shared, std::min(all, machine.blocks_of(c))),
+              stored = std::max(here, std::min(all, store.blocks_of(c)));
+    tokens[c] += kTurnTokens;
+    const int after = tokens[c] / static_cast<int>(kPolicyBlock);
+    machine.use(c, after);
+    store.use(c, after);
+    if (n < warm) continue;
+    ++seen[static_cast<uint64_t>(here) << 40 | static_cast<uint64_t>(stored) << 20 |
+           static_cast<uint64_t>(all)];
+    needed += all - shared;
+    here_sum += here - shared;
+    store_sum += stored - here;
+    result.new_blocks += after - all;
+    ++result.count;
+  }
+  for (const auto& [key, times] : seen)
+    result.turns.push_back({static_cast<int>(key >> 40), static_cast<int>(key >> 20 & 0xfffff),
+                            static_cast<int>(key & 0xfffff), times});
+  std::ranges::sort(result.turns, [](const Turn& a, const Turn& b) {
+    return std::array{a.here, a.stored, a.all} < std::array{b.here, b.stored, b.all};
+  });
+  result.memory_share = here_sum / needed;
+  result.store_share = store_sum / needed;
+  result.computed_share = 1 - result.memory_share - result.store_share;
+  return result;
+}
+
+// ---------------------------------------------------------------- what it takes
+
+struct Load {  // of one turn, on the average
+  double first_seconds = 0, without_seconds = 0;  // to the first token; and without a store
+  double compute_seconds = 0, fetched_blocks = 0, computed_blocks = 0, requests = 0;
+};
+
+Load load_of(const Seen& seen, const Machine& m, double block_bytes, double byte_seconds) {
+  FetchCosts costs;
+  costs.token_seconds = m.token_seconds;
+  costs.growth = m.growth;
+  costs.latency_seconds = m.latency;
+  costs.byte_seconds = byte_seconds;
+  const FetchPolicy policy(costs);
+  const auto bytes = static_cast<uint64_t>(block_bytes);
+  Load load;
+  for (const Turn& t : seen.turns) {
+    const double w = static_cast<double>(t.times) / seen.count;
+    const FetchPlan plan = policy.plan(t.here, t.stored - t.here, bytes);
+    const int64_t fetched = t.stored - t.here - plan.computed, lost = t.all - t.stored;
+    const double rest = policy.compute_seconds(t.stored, lost),
+                 said = m.token_seconds * kSaid * (1 + t.all * 64.0 / m.growth);
+    load.first_seconds += w * (plan.seconds + rest + said);
+    load.without_seconds += w * (policy.compute_seconds(t.here, t.all - t.here) + said);
+    load.compute_seconds += w * (policy.compute_seconds(t.here, plan.computed) + rest + said +
+                                 m.draw_seconds * kReplied);
+    load.fetched_blocks += w * static_cast<double>(fetched);
+    load.computed_blocks += w * static_cast<double>(plan.computed + lost);
+    load.requests += w * (2.0 + static_cast<double>(fetched));  // the state, its name
+  }
+  load.requests += seen.new_blocks + 2;
+  return load;
+}
+
+struct Limit {
+  const char* what;
+  double turns;  // a second that it carries
+};
+
+std::array<Limit, 4> limits(const Load& l, const Seen& seen, double block_bytes) {
+  const double in = l.fetched_blocks * block_bytes,
+               out = seen.new_blocks / seen.count * block_bytes;
+  const auto per = [](double have, double each) { return each > 0 ? have / each : 1e18; };
+  return {{{"computing", per(kMachines, l.compute_seconds)},
+           {"machines' network", per(kMachines * kLink, std::max(in, out))},
+           {"store's network", per(kServers * kLink, std::max(in, out))},
+           {"store's answers", per(kServers * kAnswers, 4 + l.fetched_blocks)}}};
+}
+
+const Limit& first_of(const std::array<Limit, 4>& all) {
+  return *std::ranges::min_element(all, {}, &Limit::turns);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const uint32_t turns = argc > 1 ? static_cast<uint32_t>(std::atol(argv[1])) : 1200000;
+  constexpr double kGb = 1e9, kTb = 1e12;
+  struct Row {
+    size_t shape;
+    Setting how;
+  };
+  std::vector<Row> rows;
+  for (size_t shape = 0; shape < kShapes.size(); ++shape) {
+    for (const double skew : {0.0, 0.8, 1.1}) {
+      for (const double memory : {8.0, 64.0})
+        rows.push_back({shape, {skew, memory * kGb, 20 * kTb, false}});
+    }
+  }
+  for (const double skew : {0.0, 0.8, 1.1}) rows.push_back({2, {skew, 64 * kGb, 20 * kTb, true}});
+  for (const double store : {2.0, 200.0}) rows.push_back({2, {0.8, 64 * kGb, store * kTb, false}});
+  fmt::print("| model | block | skew | balancer | memory each | store | in memory | in the store | lost "
+             "| first token | without store | fetched a turn | put a turn | store at most "
+             "| breaks first at |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+  for (const Row& row : rows) {
+    const Shape& shape = kShapes[row.shape];
+    const double block = shape.block_bytes();
+    const Seen seen = simulate(row.how, block, turns);
+    const Machine machine(shape, 1);
+    const Load load = load_of(seen, machine, block, machine.byte_seconds);
+    const auto all = limits(load, seen, block);
+    const Limit& first = first_of(all);
+    fmt::print("| {} | {:.1f} MB | {} | {} | {:.0f} GB | {:.0f} TB | {:.1f} % | {:.1f} % | {:.1f} % | "
+               "{:.2f} s | {:.2f} s | {:.0f} MB | {:.0f} MB | {:.1f} GB/s | {}: {:.0f}/s |\n",
+               shape.name, block / 1e6, row.how.skew, row.how.sticky ? "sticky" : "plain",
+               row.how.memory_bytes / kGb, row.how.store_bytes / kTb, 100 * seen.memory_share,
+               100 * seen.store_share, 100 * seen.computed_share, load.first_seconds,
+               load.without_seconds, load.fetched_blocks * block / 1e6,
+               seen.new_blocks / seen.count * block / 1e6,
+               first.turns * (load.fetched_blocks + seen.new_blocks / seen.count) * block / 1e9,
+               first.what, first.turns);
+  }
+}
