@@ -212,7 +212,7 @@ class SharedStates(unittest.TestCase):
             self.assertEqual(self.conversation([port]), self.conversation([self.alone.port]))
             first = respond(port, LONG)
             with open(place + "/server2.pid") as f:
-                os.kill(int(f.read()), signal.SIGKILL)
+                os.kill(int(f.readline()), signal.SIGKILL)
             expected = what_was_said(respond(self.alone.port, SAYINGS[1], respond(self.alone.port, LONG)["id"]))
             for n in (1, 3):
                 self.assertEqual(what_was_said(respond(port + n, SAYINGS[1], first["id"])), expected)

@@ -65,8 +65,7 @@ class Draws {
  public:
   explicit Draws(double skew) : cumulative_(kConversations) {
     double sum = 0;
-    for (uint32_t i = 0; i < kConversations; ++i)
-      cumulative_[i] = sum += std::pow(i + 1.0, -skew);
+    for (uint32_t i = 0; i < kConversations; ++i) cumulative_[i] = sum += std::pow(i + 1.0, -skew);
     // Where in the table a number begins that is drawn; so that a few steps find it.
     for (size_t bucket = 0, i = 0; bucket <= kBuckets; ++bucket) {
       const double from = sum * static_cast<double>(bucket) / kBuckets;
@@ -223,7 +222,7 @@ Seen simulate(const Setting& how, double block_bytes, uint32_t turns) {
 
 // ---------------------------------------------------------------- what it takes
 
-struct Load {  // of one turn, on the average
+struct Load {                                     // of one turn, on the average
   double first_seconds = 0, without_seconds = 0;  // to the first token; and without a store
   double compute_seconds = 0, fetched_blocks = 0, computed_blocks = 0, requests = 0;
 };
@@ -292,9 +291,10 @@ int main(int argc, char** argv) {
   }
   for (const double skew : {0.0, 0.8, 1.1}) rows.push_back({2, {skew, 64 * kGb, 20 * kTb, true}});
   for (const double store : {2.0, 200.0}) rows.push_back({2, {0.8, 64 * kGb, store * kTb, false}});
-  fmt::print("| model | block | skew | balancer | memory each | store | in memory | in the store | lost "
-             "| first token | without store | fetched a turn | put a turn | store at most "
-             "| breaks first at |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+  fmt::print(
+      "| model | block | skew | balancer | memory each | store | in memory | in the store | lost "
+      "| first token | without store | fetched a turn | put a turn | store at most "
+      "| breaks first at |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
   for (const Row& row : rows) {
     const Shape& shape = kShapes[row.shape];
     const double block = shape.block_bytes();
@@ -303,14 +303,14 @@ int main(int argc, char** argv) {
     const Load load = load_of(seen, machine, block, machine.byte_seconds);
     const auto all = limits(load, seen, block);
     const Limit& first = first_of(all);
-    fmt::print("| {} | {:.1f} MB | {} | {} | {:.0f} GB | {:.0f} TB | {:.1f} % | {:.1f} % | {:.1f} % | "
-               "{:.2f} s | {:.2f} s | {:.0f} MB | {:.0f} MB | {:.1f} GB/s | {}: {:.0f}/s |\n",
-               shape.name, block / 1e6, row.how.skew, row.how.sticky ? "sticky" : "plain",
-               row.how.memory_bytes / kGb, row.how.store_bytes / kTb, 100 * seen.memory_share,
-               100 * seen.store_share, 100 * seen.computed_share, load.first_seconds,
-               load.without_seconds, load.fetched_blocks * block / 1e6,
-               seen.new_blocks / seen.count * block / 1e6,
-               first.turns * (load.fetched_blocks + seen.new_blocks / seen.count) * block / 1e9,
-               first.what, first.turns);
+    fmt::print(
+        "| {} | {:.1f} MB | {} | {} | {:.0f} GB | {:.0f} TB | {:.1f} % | {:.1f} % | {:.1f} % | "
+        "{:.2f} s | {:.2f} s | {:.0f} MB | {:.0f} MB | {:.1f} GB/s | {}: {:.0f}/s |\n",
+        shape.name, block / 1e6, row.how.skew, row.how.sticky ? "sticky" : "plain",
+        row.how.memory_bytes / kGb, row.how.store_bytes / kTb, 100 * seen.memory_share,
+        100 * seen.store_share, 100 * seen.computed_share, load.first_seconds, load.without_seconds,
+        load.fetched_blocks * block / 1e6, seen.new_blocks / seen.count * block / 1e6,
+        first.turns * (load.fetched_blocks + seen.new_blocks / seen.count) * block / 1e9,
+        first.what, first.turns);
   }
 }
