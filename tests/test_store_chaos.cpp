@@ -10,6 +10,7 @@
 
 #include <fstream>
 #include <random>
+#include <set>
 #include <sstream>
 
 #include "redis_servers.hpp"

@@ -2,7 +2,7 @@
 // lengthened, swapped, of another kind or model, written without the writers' key. Blocks are
 // refused, computed instead, and it is told; states and names are refused by one line; and all of
 // it is whole again once it is put again.
-// STET_DAMAGED: how many (default 150, on a server a third of it).
+// STET_DAMAGED: how many (default 90, on a server a third of it).
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -197,7 +197,7 @@ class Damage {
 
 unsigned damaged() {
   const char* given = std::getenv("STET_DAMAGED");
-  return given == nullptr ? 150 : static_cast<unsigned>(std::atoi(given));
+  return given == nullptr ? 90 : static_cast<unsigned>(std::atoi(given));
 }
 
 TEST(StoreDamage, IsRefusedComputedAndToldInADirectory) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <ctime>
 #include <map>
 #include <random>
 #include <set>
@@ -23,8 +24,8 @@
 namespace stet::test {
 namespace {
 
-constexpr int64_t kGrace = 100, kFirst = 1000000;
-constexpr int kBlocks = 40;
+constexpr int64_t kGrace = 100;
+constexpr int kBlocks = 40, kLongestLease = 450;
 
 Sha256 hash_of_number(const char* what, int n) {
   const std::string text = what + std::to_string(n);
@@ -95,6 +96,17 @@ class Interrupted : public StoreBackend {
   std::function<void()> before_;
 };
 
+// What the test itself looks at is no part of what a process does before it dies.
+class Alive {
+ public:
+  Alive() { stet_test::death = {}; }
+  Alive(const Alive&) = delete;
+  ~Alive() { stet_test::death = before_; }
+
+ private:
+  const stet_test::Death before_ = stet_test::death;
+};
+
 class StoreWorld {
  public:
   // `pass`: makes a server's own time go on by so many seconds; `slack`: within how many of them
@@ -124,8 +136,9 @@ class StoreWorld {
 
   // After the grace time without anything happening, what is left is what names lead to.
   void finish() {
+    busy_ = true;  // nobody does anything more
     leases_.clear();
-    pass(2 * kGrace + 100);
+    pass(2 * kGrace + kLongestLease);
     learn();
     collect(*store_);
     read();
@@ -177,10 +190,8 @@ class StoreWorld {
   void interrupt() {
     if (busy_ || stet_test::death.dead || pick(12) > 0) return;
     busy_ = true;
-    const stet_test::Death before = stet_test::death;
-    stet_test::death = {};
+    const Alive alive;
     act(*other_, pick(11));
-    stet_test::death = before;
     busy_ = false;
   }
 
@@ -295,10 +306,10 @@ class StoreWorld {
   // A state goes on from one that is there, and shares its blocks; or begins anew.
   void put(Store& store) {
     ModelState state;
-    const auto there = other_->states();
-    if (!there.empty() && pick(4) > 0) {
-      state.parent = any_of(there).name;
-      state.blocks = states_.at(state.parent).blocks;
+    const std::optional<Sha256> parent = one_that_is_there();
+    if (parent && pick(4) > 0) {
+      state.parent = *parent;
+      state.blocks = states_.at(*parent).blocks;
     }
     for (int more = pick(3); more > 0; --more) state.blocks.push_back(pick(kBlocks));
     const Sha256 id = hash_of_number("state", next_++);
@@ -312,8 +323,14 @@ class StoreWorld {
   }
 
   std::optional<Sha256> one_that_is_there() {
+    const Alive alive;
     const auto there = other_->states();
     return there.empty() ? std::nullopt : std::optional(any_of(there).name);
+  }
+
+  bool is_there(const Sha256& state) {
+    const Alive alive;
+    return other_->has_state(state);
   }
 
   void name(Store& store) {
@@ -324,13 +341,14 @@ class StoreWorld {
     const std::optional<Sha256> last = before.empty() ? std::nullopt : std::optional(before.back());
     // Somebody who is wrong about what is there changes nothing.
     if (pick(4) == 0) {
+      const Alive alive;
       EXPECT_THROW(other_->set_name(name, hash_of_number("nobody", 1), *state), Error);
     }
     try {
       store.set_name(name, last, *state);
     } catch (const Error&) {
       // Killed, or somebody was faster, or took the state away.
-      EXPECT_TRUE(stet_test::death.dead || names_[name] != before || !other_->has_state(*state));
+      EXPECT_TRUE(stet_test::death.dead || names_[name] != before || !is_there(*state));
     }
     learn_name(name, *state);
   }
@@ -350,8 +368,7 @@ class StoreWorld {
   // What stands there now is what stood there before, or that and the new state, or (nothing) no
   // name any more.
   void learn_name(const std::string& name, const std::optional<Sha256>& added) {
-    const stet_test::Death now = stet_test::death;
-    stet_test::death = {};
+    const Alive alive;
     History found;
     for (const NameEntry& e : other_->history(name)) found.push_back(e.state);
     History& model = names_[name];
@@ -363,7 +380,6 @@ class StoreWorld {
       model = found;
       if (added) keep(*added, before);
     }
-    stet_test::death = now;
   }
 
   void lease(Store& store) {
@@ -378,19 +394,20 @@ class StoreWorld {
       return;
     }
     const int at = next_lease_++;
-    leases_[at] = {{*state}, clock_ + 50 + pick(400)};
+    leases_[at] = {{*state}, clock_ + 50 + pick(kLongestLease - 50)};
     const std::set<Sha256> before = reachable(true);
     try {
       auto held = std::make_shared<Store::Lease>(
           store.lease(leases_[at].states, leases_[at].until - clock_));
       if (!stet_test::death.dead) {
+        const Alive alive;
         leases_[at].sure = true;
         keep(*state, before);
       }
       leases_[at].held = std::move(held);
     } catch (const Error&) {
       // Killed, or somebody took the state away.
-      EXPECT_TRUE(stet_test::death.dead || !other_->has_state(*state));
+      EXPECT_TRUE(stet_test::death.dead || !is_there(*state));
     }
   }
 
@@ -400,18 +417,22 @@ class StoreWorld {
     done([&] {
       const auto record = store.find_state(*state);
       if (record) store.blocks(record->blocks);
-      if (record) used_[*state] = clock_;
+      if (record && !stet_test::death.dead) used_[*state] = clock_;
     });
+  }
+
+  void list_all(const std::function<void(const ShelfEntry&)>& each) {
+    const Alive alive;
+    other_->backend().list(Shelf::states, each);
+    other_->backend().list(Shelf::blocks, each);
   }
 
   void collect(Store& store) {
     const int64_t before = clock_ - kGrace;
-    std::map<Sha256, int64_t> idle;  // alone: what has to go
-    const auto note = [&](const ShelfEntry& e) {
-      if (e.used < before - slack_) idle[e.name] = e.used;
-    };
-    other_->backend().list(Shelf::states, note);
-    other_->backend().list(Shelf::blocks, note);
+    std::set<Sha256> idle, there;  // what has to go, where nobody acts meanwhile; what is left
+    list_all([&](const ShelfEntry& e) {
+      if (e.used < before - slack_) idle.insert(e.name);
+    });
     std::set<Sha256> kept = reachable(false);
     for (const Sha256& s : std::set<Sha256>(kept)) {
       for (const int b : states_.at(s).blocks) kept.insert(hash_of_number("block", b));
@@ -421,15 +442,12 @@ class StoreWorld {
     options.grace = kGrace;
     const bool whole =
         done([&] { EXPECT_EQ(store.gc(options).refused, std::vector<std::string>()); });
-    std::set<Sha256> there;
-    const auto add = [&](const ShelfEntry& e) { there.insert(e.name); };
-    other_->backend().list(Shelf::states, add);
-    other_->backend().list(Shelf::blocks, add);
+    list_all([&](const ShelfEntry& e) { there.insert(e.name); });
     for (const auto& [name, when] : used_) {
       EXPECT_TRUE(when < before + slack_ || there.contains(name))
           << "before its time: " << sha256_text(name);
     }
-    for (const auto& [name, when] : idle) {
+    for (const Sha256& name : idle) {
       EXPECT_FALSE(whole && did == acts_ && !kept.contains(name) && there.contains(name))
           << "after its time: " << sha256_text(name);
     }
@@ -468,7 +486,8 @@ class StoreWorld {
   const std::function<void(int)> pass_;
   const int64_t slack_;
   const int calls_;
-  int64_t clock_ = kFirst, acts_ = 0;
+  // A process that dies before it has marked a file leaves it at the file system's time.
+  int64_t clock_ = std::time(nullptr), acts_ = 0;
   bool busy_ = false;
   std::unique_ptr<Store> store_, other_;
   int next_ = 0;

@@ -15,6 +15,7 @@
 #include <array>
 #include <cmath>
 #include <cstdlib>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -31,7 +32,7 @@ constexpr int kMostTokens = 8192;
 constexpr uint64_t kSeed = 26;
 // Of a machine's network, of one of the store's servers (10 Gbit/s each); what one server answers.
 constexpr double kLink = 1.25e9, kAnswers = 20000;
-constexpr int kServers = 16;
+constexpr int kServers = 16, kCalls = 4;  // of a turn, for its state and its names
 
 struct Shape {
   const char* name;
@@ -47,16 +48,18 @@ constexpr std::array<Shape, 4> kShapes = {{{"1B", 16, 8, 64, 2, 1.24},
                                            {"8B", 32, 8, 128, 2, 8.03},
                                            {"70B", 80, 8, 128, 2, 70.6}}};
 
-// Measured with the 1B shape in q8 on two threads (README.md); of the others in proportion to their
-// weights, and attention to the bytes of keys and values.
+// Measured with the 1B shape in q8 on two threads (bench/server/README.md, README.md): tokens of a
+// prompt, 16 replies at once, attention; records of a Redis server that are received and checked.
+// Of the other shapes in proportion to their weights, and attention to their keys and values.
 struct Machine {
-  double token_seconds = 2.0e-3, draw_seconds = 2.2e-2, growth = 16384;
-  double latency = 2e-4, byte_seconds = 6e-10;  // of a block that is fetched and checked
-  explicit Machine(const Shape& s, double speed)
-      : token_seconds(2.0e-3 * s.billions / kShapes[0].billions / speed),
-        draw_seconds(2.2e-2 * s.billions / kShapes[0].billions / speed),
-        growth(16384 * (s.billions / kShapes[0].billions) /
-               (s.block_bytes() / kShapes[0].block_bytes())) {}
+  double token_seconds = 1.5e-3, draw_seconds = 5.6e-3, growth = 5600;
+  double latency = 2e-4, byte_seconds = 3e-9;
+  explicit Machine(const Shape& s, double speed = 1) {
+    const double larger = s.billions / kShapes[0].billions;
+    growth *= larger / (s.block_bytes() / kShapes[0].block_bytes());
+    token_seconds *= larger / speed;
+    draw_seconds *= larger / speed;
+  }
 };
 
 // ---------------------------------------------------------------- draws
@@ -119,7 +122,6 @@ class Lru {
     used_ += blocks;
     while (used_ > most_ && oldest_ != newest_) drop(oldest_);
   }
-  double fill() const { return used_ / most_; }
 
  private:
   struct Entry {
@@ -165,7 +167,7 @@ struct Turn {
 struct Seen {
   std::vector<Turn> turns;
   double count = 0, new_blocks = 0;
-  double memory_share = 0, store_share = 0, computed_share = 0;  // of blocks that were needed
+  double memory_share = 0, store_share = 0;  // of blocks that were needed
 };
 
 struct Setting {
@@ -216,41 +218,41 @@ Seen simulate(const Setting& how, double block_bytes, uint32_t turns) {
   });
   result.memory_share = here_sum / needed;
   result.store_share = store_sum / needed;
-  result.computed_share = 1 - result.memory_share - result.store_share;
   return result;
 }
 
 // ---------------------------------------------------------------- what it takes
 
-struct Load {                                     // of one turn, on the average
-  double first_seconds = 0, without_seconds = 0;  // to the first token; and without a store
-  double compute_seconds = 0, fetched_blocks = 0, computed_blocks = 0, requests = 0;
+struct Load {                                                         // of one turn, on the average
+  double policy_seconds = 0, fetch_seconds = 0, without_seconds = 0;  // to the first token
+  double compute_seconds = 0;                                         // of the machine, in all
+  double fetched_blocks = 0;
 };
 
-Load load_of(const Seen& seen, const Machine& m, double block_bytes, double byte_seconds) {
+// By the policy; and if all that is in the store were fetched, or nothing.
+Load load_of(const Seen& seen, const Machine& m, double block_bytes) {
   FetchCosts costs;
   costs.token_seconds = m.token_seconds;
   costs.growth = m.growth;
   costs.latency_seconds = m.latency;
-  costs.byte_seconds = byte_seconds;
+  costs.byte_seconds = m.byte_seconds;
   const FetchPolicy policy(costs);
   const auto bytes = static_cast<uint64_t>(block_bytes);
   Load load;
   for (const Turn& t : seen.turns) {
     const double w = static_cast<double>(t.times) / seen.count;
-    const FetchPlan plan = policy.plan(t.here, t.stored - t.here, bytes);
-    const int64_t fetched = t.stored - t.here - plan.computed, lost = t.all - t.stored;
-    const double rest = policy.compute_seconds(t.stored, lost),
-                 said = m.token_seconds * kSaid * (1 + t.all * 64.0 / m.growth);
-    load.first_seconds += w * (plan.seconds + rest + said);
+    const int64_t in_store = t.stored - t.here, lost = t.all - t.stored;
+    const FetchPlan plan = policy.plan(t.here, in_store, bytes);
+    const double said = m.token_seconds * kSaid * (1 + t.all * 64.0 / m.growth),
+                 rest = policy.compute_seconds(t.stored, lost) + said;
+    load.policy_seconds += w * (plan.seconds + rest);
+    load.fetch_seconds +=
+        w * (policy.fetch_seconds(static_cast<uint64_t>(in_store) * bytes) + rest);
     load.without_seconds += w * (policy.compute_seconds(t.here, t.all - t.here) + said);
-    load.compute_seconds += w * (policy.compute_seconds(t.here, plan.computed) + rest + said +
-                                 m.draw_seconds * kReplied);
-    load.fetched_blocks += w * static_cast<double>(fetched);
-    load.computed_blocks += w * static_cast<double>(plan.computed + lost);
-    load.requests += w * (2.0 + static_cast<double>(fetched));  // the state, its name
+    load.compute_seconds +=
+        w * (policy.compute_seconds(t.here, plan.computed) + rest + m.draw_seconds * kReplied);
+    load.fetched_blocks += w * static_cast<double>(in_store - plan.computed);
   }
-  load.requests += seen.new_blocks + 2;
   return load;
 }
 
@@ -259,18 +261,85 @@ struct Limit {
   double turns;  // a second that it carries
 };
 
-std::array<Limit, 4> limits(const Load& l, const Seen& seen, double block_bytes) {
+// The one that carries least.
+Limit first_limit(const Load& l, const Seen& seen, double block_bytes) {
   const double in = l.fetched_blocks * block_bytes,
                out = seen.new_blocks / seen.count * block_bytes;
-  const auto per = [](double have, double each) { return each > 0 ? have / each : 1e18; };
-  return {{{"computing", per(kMachines, l.compute_seconds)},
-           {"machines' network", per(kMachines * kLink, std::max(in, out))},
-           {"store's network", per(kServers * kLink, std::max(in, out))},
-           {"store's answers", per(kServers * kAnswers, 4 + l.fetched_blocks)}}};
+  const std::array<Limit, 4> all = {
+      {{"computing", kMachines / l.compute_seconds},
+       {"machines' network", kMachines * kLink / std::max(in, out)},
+       {"store's network", kServers * kLink / std::max(in, out)},
+       {"store's answers", kServers * kAnswers / (kCalls + l.fetched_blocks)}}};
+  return *std::ranges::min_element(all, {}, &Limit::turns);
 }
 
-const Limit& first_of(const std::array<Limit, 4>& all) {
-  return *std::ranges::min_element(all, {}, &Limit::turns);
+struct Row {
+  const Shape* shape;
+  Setting how;
+  Seen seen{};
+};
+
+std::string where(const Row& row) {
+  return fmt::format("{} | {:.1f} MB | {} | {} | {:.0f} GB | {:.0f} TB", row.shape->name,
+                     row.shape->block_bytes() / 1e6, row.how.skew,
+                     row.how.sticky ? "sticky" : "plain", row.how.memory_bytes / 1e9,
+                     row.how.store_bytes / 1e12);
+}
+
+void print_hits(const std::vector<Row>& rows) {
+  fmt::print(
+      "| model | block | skew | balancer | memory | store | in memory | in the store | computed "
+      "| first token | without a store | fetched a turn | put a turn | breaks first | at turns/s "
+      "| the store then carries |\n{}|\n",
+      "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---");
+  for (const Row& row : rows) {
+    const double block = row.shape->block_bytes();
+    const Seen& seen = row.seen;
+    const Load load = load_of(seen, Machine(*row.shape), block);
+    const Limit limit = first_limit(load, seen, block);
+    const double fetched = load.fetched_blocks * block, put = seen.new_blocks / seen.count * block;
+    fmt::print(
+        "| {} | {:.1f} % | {:.1f} % | {:.1f} % | {:.2f} s | {:.2f} s | {:.0f} MB | {:.0f} MB | "
+        "{} | {:.0f} | {:.2f} GB/s |\n",
+        where(row), 100 * seen.memory_share, 100 * seen.store_share,
+        100 * (1 - seen.memory_share - seen.store_share), load.policy_seconds, load.without_seconds,
+        fetched / 1e6, put / 1e6, limit.what, limit.turns, limit.turns * (fetched + put) / 1e9);
+  }
+}
+
+// Machines that compute faster than the measured one ask more of the same store.
+void print_speeds(const Row& row) {
+  fmt::print(
+      "\n| machines are faster | first token | without a store | breaks first | at turns/s "
+      "| the store then carries |\n|---|---|---|---|---|---|\n");
+  const double block = row.shape->block_bytes();
+  for (const double speed : {1.0, 10.0, 30.0, 100.0, 300.0}) {
+    const Load load = load_of(row.seen, Machine(*row.shape, speed), block);
+    const Limit limit = first_limit(load, row.seen, block);
+    fmt::print(
+        "| {:.0f} x | {:.3f} s | {:.3f} s | {} | {:.0f} | {:.1f} GB/s |\n", speed,
+        load.policy_seconds, load.without_seconds, limit.what, limit.turns,
+        limit.turns * (load.fetched_blocks + row.seen.new_blocks / row.seen.count) * block / 1e9);
+  }
+}
+
+// A store that gives each machine less.
+void print_links(const Row& row) {
+  fmt::print(
+      "\n| a machine gets | first token | all fetched | nothing fetched | fetched of what "
+      "the store has |\n|---|---|---|---|---|\n");
+  const double block = row.shape->block_bytes();
+  double in_store = 0;
+  for (const Turn& t : row.seen.turns)
+    in_store += static_cast<double>(t.times) / row.seen.count * (t.stored - t.here);
+  for (const double megabytes : {1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3}) {
+    Machine machine(*row.shape);
+    machine.byte_seconds = 1e-6 / megabytes;
+    const Load load = load_of(row.seen, machine, block);
+    fmt::print("| {} MB/s | {:.2f} s | {:.2f} s | {:.2f} s | {:.0f} % |\n", megabytes,
+               load.policy_seconds, load.fetch_seconds, load.without_seconds,
+               100 * load.fetched_blocks / in_store);
+  }
 }
 
 }  // namespace
@@ -278,39 +347,21 @@ const Limit& first_of(const std::array<Limit, 4>& all) {
 int main(int argc, char** argv) {
   const uint32_t turns = argc > 1 ? static_cast<uint32_t>(std::atol(argv[1])) : 1200000;
   constexpr double kGb = 1e9, kTb = 1e12;
-  struct Row {
-    size_t shape;
-    Setting how;
-  };
   std::vector<Row> rows;
-  for (size_t shape = 0; shape < kShapes.size(); ++shape) {
+  for (const Shape& shape : kShapes) {
     for (const double skew : {0.0, 0.8, 1.1}) {
       for (const double memory : {8.0, 64.0})
-        rows.push_back({shape, {skew, memory * kGb, 20 * kTb, false}});
+        rows.push_back({&shape, {skew, memory * kGb, 20 * kTb, false}});
     }
   }
-  for (const double skew : {0.0, 0.8, 1.1}) rows.push_back({2, {skew, 64 * kGb, 20 * kTb, true}});
-  for (const double store : {2.0, 200.0}) rows.push_back({2, {0.8, 64 * kGb, store * kTb, false}});
-  fmt::print(
-      "| model | block | skew | balancer | memory each | store | in memory | in the store | lost "
-      "| first token | without store | fetched a turn | put a turn | store at most "
-      "| breaks first at |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
-  for (const Row& row : rows) {
-    const Shape& shape = kShapes[row.shape];
-    const double block = shape.block_bytes();
-    const Seen seen = simulate(row.how, block, turns);
-    const Machine machine(shape, 1);
-    const Load load = load_of(seen, machine, block, machine.byte_seconds);
-    const auto all = limits(load, seen, block);
-    const Limit& first = first_of(all);
-    fmt::print(
-        "| {} | {:.1f} MB | {} | {} | {:.0f} GB | {:.0f} TB | {:.1f} % | {:.1f} % | {:.1f} % | "
-        "{:.2f} s | {:.2f} s | {:.0f} MB | {:.0f} MB | {:.1f} GB/s | {}: {:.0f}/s |\n",
-        shape.name, block / 1e6, row.how.skew, row.how.sticky ? "sticky" : "plain",
-        row.how.memory_bytes / kGb, row.how.store_bytes / kTb, 100 * seen.memory_share,
-        100 * seen.store_share, 100 * seen.computed_share, load.first_seconds, load.without_seconds,
-        load.fetched_blocks * block / 1e6, seen.new_blocks / seen.count * block / 1e6,
-        first.turns * (load.fetched_blocks + seen.new_blocks / seen.count) * block / 1e9,
-        first.what, first.turns);
-  }
+  const Shape* const middle = &kShapes[2];
+  for (const double skew : {0.0, 0.8, 1.1})
+    rows.push_back({middle, {skew, 64 * kGb, 20 * kTb, true}});
+  for (const double store : {2.0, 200.0})
+    rows.push_back({middle, {0.8, 64 * kGb, store * kTb, false}});
+  for (Row& row : rows) row.seen = simulate(row.how, row.shape->block_bytes(), turns);
+  print_hits(rows);
+  fmt::print("\n{}\n", where(rows.back()));
+  print_speeds(rows.back());
+  print_links(rows.back());
 }
