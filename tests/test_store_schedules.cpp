@@ -272,9 +272,11 @@ class StoreWorld {
       s.kept.clear();
       for (const int b : s.blocks) {
         const Sha256 block = hash_of_number("block", b);
-        if (other_->backend().touch(Shelf::blocks, {&block, 1})[0]) s.kept.insert(b);
+        if (!other_->backend().touch(Shelf::blocks, {&block, 1})[0]) continue;
+        s.kept.insert(b);
+        used_[block] = clock_;
       }
-      used(at);
+      used_[at] = clock_;
       s.cut = s.parent != Sha256() && !other_->has_state(s.parent);
       if (s.cut) return;
     }
