@@ -17,10 +17,16 @@
 namespace stet {
 namespace {
 
-constexpr size_t kConfigLimit = size_t{16} << 20, kPiece = size_t{4} << 20;
+constexpr size_t kConfigLimit = size_t{16} << 20, kRowsAtOnce = size_t{4} << 20;
 
 // ggml's numbers.
-enum Type : uint32_t { kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8, kBf16 = 30 };
+enum GgmlNumber : uint32_t {
+  kGgmlF32 = 0,
+  kGgmlF16 = 1,
+  kGgmlQ4_0 = 2,
+  kGgmlQ8_0 = 8,
+  kGgmlBf16 = 30
+};
 
 // The weights of one tensor in the order of the model, row by row.
 class Rows {
@@ -46,20 +52,20 @@ class Rows {
   static uint32_t type(const Checkpoint& checkpoint, const WeightNeed& need) {
     if (!checkpoint.packed()) {
       const DType dtype = checkpoint.find(need.name)->dtype;
-      return dtype == DType::f16 ? kF16 : dtype == DType::bf16 ? kBf16 : kF32;
+      return dtype == DType::f16 ? kGgmlF16 : dtype == DType::bf16 ? kGgmlBf16 : kGgmlF32;
     }
     const WeightType type = packed_type(checkpoint, need.matrix);
-    return type == WeightType::q8     ? kQ8_0
-           : type == WeightType::q4   ? kQ4_0
-           : type == WeightType::f16  ? kF16
-           : type == WeightType::bf16 ? kBf16
-                                      : kF32;
+    return type == WeightType::q8     ? kGgmlQ8_0
+           : type == WeightType::q4   ? kGgmlQ4_0
+           : type == WeightType::f16  ? kGgmlF16
+           : type == WeightType::bf16 ? kGgmlBf16
+                                      : kGgmlF32;
   }
 
   // Whether the rows are blocks of this type already.
   bool stored_as(uint32_t type) const {
-    return matrix_.rows() > 0 && ((type == kQ8_0 && matrix_.type() == WeightType::q8) ||
-                                  (type == kQ4_0 && matrix_.type() == WeightType::q4));
+    return matrix_.rows() > 0 && ((type == kGgmlQ8_0 && matrix_.type() == WeightType::q8) ||
+                                  (type == kGgmlQ4_0 && matrix_.type() == WeightType::q4));
   }
   void copy(size_t row, std::byte* to) const { matrix_.store_ggml(at(row), to); }
   void widen(size_t row, std::span<float> to) const {
@@ -132,23 +138,23 @@ class Conversion {
  private:
   uint32_t type_of(const WeightNeed& need) const {
     // Those are added, normalised with and looked up, which llama.cpp does in float32 alone.
-    if (need.is_vector || need.looked_up) return kF32;
+    if (need.is_vector || need.looked_up) return kGgmlF32;
     const bool ends = need.canonical.find("layers.") != 0 && need.canonical.find("h.") != 0;
     switch (options_.weights) {
       case GgufWeights::stored:
         return Rows::type(checkpoint_, need);
       case GgufWeights::f32:
-        return kF32;
+        return kGgmlF32;
       case GgufWeights::bf16:
-        return kBf16;
+        return kGgmlBf16;
       case GgufWeights::f16:
-        return kF16;
+        return kGgmlF16;
       case GgufWeights::q8_0:
-        return kQ8_0;
+        return kGgmlQ8_0;
       case GgufWeights::q4_0:
-        return ends ? kQ8_0 : kQ4_0;
+        return ends ? kGgmlQ8_0 : kGgmlQ4_0;
     }
-    return kF32;
+    return kGgmlF32;
   }
 
   void add(const WeightNeed& need) {
@@ -173,7 +179,7 @@ class Conversion {
 
   void add_numbers(const char* name, std::vector<float> values) {
     entries_.push_back(
-        {{name, kF32, {static_cast<int64_t>(values.size())}}, nullptr, std::move(values), {}});
+        {{name, kGgmlF32, {static_cast<int64_t>(values.size())}}, nullptr, std::move(values), {}});
   }
 
   // What llama.cpp divides the frequency of each pair by.
@@ -200,18 +206,18 @@ class Conversion {
     GgufKeys keys;
     add_config_keys(config_, architecture_, keys);
     keys.text("general.name", config_.architecture);
-    uint32_t most = kF32;  // of the matrices of layers
+    uint32_t most = kGgmlF32;  // of the matrices of layers
     for (const Entry& e : entries_) {
       if (e.declared.name.starts_with("blk.") && e.declared.shape.size() > 1)
         most = e.declared.type;
     }
-    const uint64_t file_type = most == kF16    ? 1
-                               : most == kQ4_0 ? 2
-                               : most == kQ8_0 ? 7
-                               : most == kBf16 ? 32
-                                               : 0;
+    const uint64_t file_type = most == kGgmlF16    ? 1
+                               : most == kGgmlQ4_0 ? 2
+                               : most == kGgmlQ8_0 ? 7
+                               : most == kGgmlBf16 ? 32
+                                                   : 0;
     keys.u32("general.file_type", file_type);
-    if (most == kQ8_0 || most == kQ4_0) keys.u32("general.quantization_version", 2);
+    if (most == kGgmlQ8_0 || most == kGgmlQ4_0) keys.u32("general.quantization_version", 2);
     GenerationConfig generation;
     const std::string name = "generation_config.json";
     if (source_.has(name)) {
@@ -266,7 +272,7 @@ class Conversion {
     const size_t count = e.declared.shape.size() > 1 ? static_cast<size_t>(e.declared.shape.front())
                                                      : 1,
                  row_bytes = e.declared.bytes() / count,
-                 at_once = std::max<size_t>(1, kPiece / row_bytes);
+                 at_once = std::max<size_t>(1, kRowsAtOnce / row_bytes);
     std::vector<std::byte> bytes;
     for (size_t first = 0; first < count; first += at_once) {
       const size_t n = std::min(at_once, count - first);

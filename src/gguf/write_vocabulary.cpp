@@ -14,16 +14,16 @@
 namespace stet {
 namespace {
 
-using Json = nlohmann::json;
+using PlainJson = nlohmann::json;
 
 // As tokenizer.ggml.token_type has them.
 enum TokenType : int32_t {
-  kNormal = 1,
-  kUnknown = 2,
-  kControl = 3,
-  kUserDefined = 4,
-  kUnused = 5,
-  kByte = 6
+  kTokenNormal = 1,
+  kTokenUnknown = 2,
+  kTokenControl = 3,
+  kTokenUserDefined = 4,
+  kTokenUnused = 5,
+  kTokenByte = 6
 };
 
 struct Tokens {
@@ -36,7 +36,7 @@ struct Tokens {
   void set(size_t id, const std::string& text, int32_t type) {
     if (id >= texts.size()) {
       for (size_t i = texts.size(); i <= id; ++i) texts.push_back(fmt::format("[PAD{}]", i));
-      types.resize(id + 1, kUnused);
+      types.resize(id + 1, kTokenUnused);
       scores.resize(id + 1);
     }
     texts[id] = text;
@@ -57,20 +57,21 @@ const std::string* file_named(const Tokenizer& tokenizer, std::string_view name)
 }
 
 // What was added to a vocabulary, as the tokenizer sees it.
-void mark_added(const Tokenizer& tokenizer, const Json& added, Tokens& tokens) {
-  for (const Json& token : added) {
+void mark_added(const Tokenizer& tokenizer, const PlainJson& added, Tokens& tokens) {
+  for (const PlainJson& token : added) {
     const auto id = token.at("id").get<size_t>();
     if (id > INT32_MAX) refuse("added_tokens", "ids of 32 bits", std::to_string(id));
     const bool special = tokenizer.is_special(static_cast<int32_t>(id));
-    tokens.set(id, token.at("content").get<std::string>(), special ? kControl : kUserDefined);
+    tokens.set(id, token.at("content").get<std::string>(),
+               special ? kTokenControl : kTokenUserDefined);
   }
 }
 
-Json added_tokens_decoder(const Tokenizer& tokenizer) {
-  Json added = Json::array();
+PlainJson added_tokens_decoder(const Tokenizer& tokenizer) {
+  PlainJson added = PlainJson::array();
   const std::string* const text = file_named(tokenizer, "tokenizer_config.json");
   if (text == nullptr) return added;
-  const Json config = Json::parse(*text);
+  const PlainJson config = PlainJson::parse(*text);
   if (!config.contains("added_tokens_decoder")) return added;
   for (const auto& [id, token] : config["added_tokens_decoder"].items())
     added.push_back({{"id", std::stoull(id)}, {"content", token.at("content")}});
@@ -92,43 +93,43 @@ Tokens of_sentencepiece(const Tokenizer& tokenizer, const std::string& bytes) {
   return tokens;
 }
 
-std::string merge_text(const Json& merge) {
+std::string merge_text(const PlainJson& merge) {
   if (merge.is_string()) return merge.get<std::string>();
   return merge.at(0).get<std::string>() + " " + merge.at(1).get<std::string>();
 }
 
 // BPE with pieces for single bytes, as sentencepiece has it: what is merged first scores highest.
-void take_scores(const Json& model, Tokens& tokens) {
+void take_scores(const PlainJson& model, Tokens& tokens) {
   std::unordered_map<std::string, float> rank;
-  for (const Json& merge : model.at("merges")) {
+  for (const PlainJson& merge : model.at("merges")) {
     std::string text = merge_text(merge);
     text.erase(text.find(' '), 1);
     rank.emplace(text, -static_cast<float>(rank.size() + 1));
   }
-  const auto unknown = model.value("unk_token", Json());
+  const auto unknown = model.value("unk_token", PlainJson());
   for (size_t i = 0; i < tokens.texts.size(); ++i) {
     const std::string& text = tokens.texts[i];
     if (const auto found = rank.find(text); found != rank.end()) tokens.scores[i] = found->second;
-    if (unknown.is_string() && text == unknown.get<std::string>()) tokens.types[i] = kUnknown;
-    if (tokens.types[i] == kNormal && text.size() == 6 && text.starts_with("<0x"))
-      tokens.types[i] = kByte;
+    if (unknown.is_string() && text == unknown.get<std::string>()) tokens.types[i] = kTokenUnknown;
+    if (tokens.types[i] == kTokenNormal && text.size() == 6 && text.starts_with("<0x"))
+      tokens.types[i] = kTokenByte;
   }
 }
 
 // A Prepend, or a Metaspace that puts a space first.
-bool puts_space_first(const Json& tokenizer) {
-  const std::string normalizer = tokenizer.value("normalizer", Json()).dump(),
-                    before = tokenizer.value("pre_tokenizer", Json()).dump();
+bool puts_space_first(const PlainJson& tokenizer) {
+  const std::string normalizer = tokenizer.value("normalizer", PlainJson()).dump(),
+                    before = tokenizer.value("pre_tokenizer", PlainJson()).dump();
   return normalizer.find("\"Prepend\"") != std::string::npos ||
          before.find("\"prepend_scheme\":\"first\"") != std::string::npos ||
          before.find("\"prepend_scheme\":\"always\"") != std::string::npos ||
          before.find("\"add_prefix_space\":true") != std::string::npos;
 }
 
-Tokens of_json(const Tokenizer& tokenizer, const Json& j) {
+Tokens of_json(const Tokenizer& tokenizer, const PlainJson& j) {
   Tokens tokens;
   for (const auto& [text, id] : j.at("model").at("vocab").items())
-    tokens.set(id.get<size_t>(), text, kNormal);
+    tokens.set(id.get<size_t>(), text, kTokenNormal);
   const bool byte_fallback = j["model"].value("byte_fallback", false);
   if (byte_fallback) {
     take_scores(j["model"], tokens);
@@ -137,13 +138,13 @@ Tokens of_json(const Tokenizer& tokenizer, const Json& j) {
   if (j.contains("added_tokens")) mark_added(tokenizer, j["added_tokens"], tokens);
   mark_added(tokenizer, added_tokens_decoder(tokenizer), tokens);
   if (byte_fallback) {
-    const auto unknown = j["model"].value("unk_token", Json());
+    const auto unknown = j["model"].value("unk_token", PlainJson());
     for (size_t i = 0; unknown.is_string() && i < tokens.texts.size(); ++i) {
-      if (tokens.texts[i] == unknown.get<std::string>()) tokens.types[i] = kUnknown;
+      if (tokens.texts[i] == unknown.get<std::string>()) tokens.types[i] = kTokenUnknown;
     }
     return tokens;
   }
-  for (const Json& merge : j["model"].at("merges")) tokens.merges.push_back(merge_text(merge));
+  for (const PlainJson& merge : j["model"].at("merges")) tokens.merges.push_back(merge_text(merge));
   return tokens;
 }
 
@@ -178,7 +179,10 @@ void add_made_up(int64_t vocab_size, GgufKeys& keys) {
   Tokens tokens;
   for (int64_t i = vocab_size; i-- > 0;) {
     const std::string text = i < 256 ? fmt::format("<0x{:02X}>", i) : fmt::format("<{}>", i);
-    tokens.set(static_cast<size_t>(i), text, i < 256 ? kByte : i == 256 ? kUnknown : kNormal);
+    tokens.set(static_cast<size_t>(i), text,
+               i < 256    ? kTokenByte
+               : i == 256 ? kTokenUnknown
+                          : kTokenNormal);
   }
   keys.text("tokenizer.ggml.model", "llama");
   keys.texts("tokenizer.ggml.tokens", tokens.texts);
@@ -233,7 +237,7 @@ void add_tokenizer_keys(const FileSource& source, const GenerationConfig& genera
   }
   const auto tokenizer = Tokenizer::load(source);
   const std::string* const json = file_named(*tokenizer, "tokenizer.json");
-  const Json parsed = json != nullptr ? Json::parse(*json) : Json();
+  const PlainJson parsed = json != nullptr ? PlainJson::parse(*json) : PlainJson();
   Tokens tokens = json != nullptr
                       ? of_json(*tokenizer, parsed)
                       : of_sentencepiece(*tokenizer, *file_named(*tokenizer, "tokenizer.model"));
@@ -245,11 +249,11 @@ void add_tokenizer_keys(const FileSource& source, const GenerationConfig& genera
     const auto pre = pre_tokenizer_name(parsed);
     if (!pre)
       refuse("pre_tokenizer", "one that llama.cpp has a name for (docs/gguf.md)",
-             printable(parsed.value("pre_tokenizer", Json()).dump(), 200));
+             printable(parsed.value("pre_tokenizer", PlainJson()).dump(), 200));
     keys.text("tokenizer.ggml.pre", *pre);
     keys.texts("tokenizer.ggml.merges", tokens.merges);
     // llama.cpp makes no normal forms, and the name of a pattern says of one at most.
-    const bool normalizes = !parsed.value("normalizer", Json()).is_null();
+    const bool normalizes = !parsed.value("normalizer", PlainJson()).is_null();
     if (normalizes != (*pre == "qwen2")) keys.text("tokenizer.huggingface.json", *json);
   } else {
     keys.f32s("tokenizer.ggml.scores", tokens.scores);
@@ -257,7 +261,7 @@ void add_tokenizer_keys(const FileSource& source, const GenerationConfig& genera
   }
   // llama.cpp has as many tokens as the embeddings have rows; converters fill up like this.
   const auto last = static_cast<size_t>(vocab_size) - 1;
-  if (last >= tokens.texts.size()) tokens.set(last, fmt::format("[PAD{}]", last), kUnused);
+  if (last >= tokens.texts.size()) tokens.set(last, fmt::format("[PAD{}]", last), kTokenUnused);
   keys.texts("tokenizer.ggml.tokens", tokens.texts);
   keys.i32s("tokenizer.ggml.token_type", tokens.types);
   add_special(*tokenizer, generation, keys);

@@ -8,7 +8,14 @@
 namespace stet {
 namespace {
 
-enum ValueType : uint32_t { kU32 = 4, kI32 = 5, kF32 = 6, kBoolean = 7, kText = 8, kArray = 9 };
+enum WrittenType : uint32_t {
+  kWrittenU32 = 4,
+  kWrittenI32 = 5,
+  kWrittenF32 = 6,
+  kWrittenBoolean = 7,
+  kWrittenText = 8,
+  kWrittenArray = 9
+};
 
 constexpr uint64_t kAlignment = 32;
 
@@ -32,48 +39,48 @@ void GgufKeys::u32(std::string_view name, uint64_t value) {
     throw Error(ErrorKind::argument, "", std::string(name), "at most 32 bits",
                 std::to_string(value));
   }
-  key(name, kU32);
+  key(name, kWrittenU32);
   bytes_.u32(static_cast<uint32_t>(value));
 }
 
 void GgufKeys::f32(std::string_view name, double value) {
-  key(name, kF32);
+  key(name, kWrittenF32);
   bytes_.f32(static_cast<float>(value));
 }
 
 void GgufKeys::boolean(std::string_view name, bool value) {
-  key(name, kBoolean);
+  key(name, kWrittenBoolean);
   bytes_.u8(value ? 1 : 0);
 }
 
 void GgufKeys::text(std::string_view name, std::string_view value) {
-  key(name, kText);
+  key(name, kWrittenText);
   put_text(bytes_, value);
 }
 
 void GgufKeys::array(std::string_view name, uint32_t type, size_t length) {
-  key(name, kArray);
+  key(name, kWrittenArray);
   bytes_.u32(type);
   bytes_.u64(length);
 }
 
 void GgufKeys::texts(std::string_view name, const std::vector<std::string>& values) {
-  array(name, kText, values.size());
+  array(name, kWrittenText, values.size());
   for (const std::string& value : values) put_text(bytes_, value);
 }
 
 void GgufKeys::booleans(std::string_view name, const std::vector<bool>& values) {
-  array(name, kBoolean, values.size());
+  array(name, kWrittenBoolean, values.size());
   for (const bool value : values) bytes_.u8(value ? 1 : 0);
 }
 
 void GgufKeys::i32s(std::string_view name, const std::vector<int32_t>& values) {
-  array(name, kI32, values.size());
+  array(name, kWrittenI32, values.size());
   for (const int32_t value : values) bytes_.u32(static_cast<uint32_t>(value));
 }
 
 void GgufKeys::f32s(std::string_view name, const std::vector<float>& values) {
-  array(name, kF32, values.size());
+  array(name, kWrittenF32, values.size());
   for (const float value : values) bytes_.f32(value);
 }
 
