@@ -1,6 +1,9 @@
 #include "stet/kernels/ggml.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "stet/kernels/numbers.hpp"
 
@@ -176,20 +179,53 @@ void iq4_xs(const uint8_t* b, float* y) {
   }
 }
 
+float inverse(float d) { return d == 0 ? 0 : 1 / d; }
+
+void to_f32(const float* x, uint8_t* b) { std::memcpy(b, x, 4); }
+void to_f16(const float* x, uint8_t* b) {
+  const uint16_t bits = round_f16(*x);
+  std::memcpy(b, &bits, sizeof bits);
+}
+void to_bf16(const float* x, uint8_t* b) {
+  const uint16_t bits = round_bf16(*x);
+  std::memcpy(b, &bits, sizeof bits);
+}
+
+void to_q8_0(const float* x, uint8_t* b) {
+  float largest = 0;
+  for (int i = 0; i < 32; ++i) largest = std::max(largest, std::fabs(x[i]));
+  const float d = largest / 127, id = inverse(d);
+  to_f16(&d, b);
+  for (int i = 0; i < 32; ++i)
+    b[2 + i] = static_cast<uint8_t>(static_cast<int8_t>(std::round(x[i] * id)));
+}
+
+void to_q4_0(const float* x, uint8_t* b) {
+  float largest = 0;
+  for (int i = 0; i < 32; ++i) largest = std::fabs(x[i]) > std::fabs(largest) ? x[i] : largest;
+  const float d = largest / -8, id = inverse(d);
+  const auto nibble = [&](int i) {
+    return static_cast<unsigned>(std::min(15.0f, std::floor(x[i] * id + 8.5f)));
+  };
+  to_f16(&d, b);
+  for (int i = 0; i < 16; ++i) b[2 + i] = static_cast<uint8_t>(nibble(i) | nibble(i + 16) << 4);
+}
+
 struct Entry {
   uint32_t type;
   GgmlType stored;
   void (*dequantize)(const uint8_t*, float*);
+  void (*quantize)(const float*, uint8_t*) = nullptr;
 };
 constexpr Entry kTypes[] = {
-    {0, {"F32", 1, 4}, f32},           {1, {"F16", 1, 2}, f16},
-    {2, {"Q4_0", 32, 18}, q4_0},       {3, {"Q4_1", 32, 20}, q4_1},
-    {6, {"Q5_0", 32, 22}, q5_0},       {7, {"Q5_1", 32, 24}, q5_1},
-    {8, {"Q8_0", 32, 34}, q8_0},       {10, {"Q2_K", kSuper, 84}, q2_k},
-    {11, {"Q3_K", kSuper, 110}, q3_k}, {12, {"Q4_K", kSuper, 144}, q4_k},
-    {13, {"Q5_K", kSuper, 176}, q5_k}, {14, {"Q6_K", kSuper, 210}, q6_k},
-    {20, {"IQ4_NL", 32, 18}, iq4_nl},  {23, {"IQ4_XS", kSuper, 136}, iq4_xs},
-    {30, {"BF16", 1, 2}, bf16}};
+    {0, {"F32", 1, 4}, f32, to_f32},      {1, {"F16", 1, 2}, f16, to_f16},
+    {2, {"Q4_0", 32, 18}, q4_0, to_q4_0}, {3, {"Q4_1", 32, 20}, q4_1},
+    {6, {"Q5_0", 32, 22}, q5_0},          {7, {"Q5_1", 32, 24}, q5_1},
+    {8, {"Q8_0", 32, 34}, q8_0, to_q8_0}, {10, {"Q2_K", kSuper, 84}, q2_k},
+    {11, {"Q3_K", kSuper, 110}, q3_k},    {12, {"Q4_K", kSuper, 144}, q4_k},
+    {13, {"Q5_K", kSuper, 176}, q5_k},    {14, {"Q6_K", kSuper, 210}, q6_k},
+    {20, {"IQ4_NL", 32, 18}, iq4_nl},     {23, {"IQ4_XS", kSuper, 136}, iq4_xs},
+    {30, {"BF16", 1, 2}, bf16, to_bf16}};
 
 const Entry* entry_of(uint32_t type) {
   for (const Entry& e : kTypes) {
@@ -210,6 +246,29 @@ void dequantize_ggml(uint32_t type, const void* from, size_t blocks, float* to) 
   const auto* bytes = static_cast<const uint8_t*>(from);
   for (size_t i = 0; i < blocks; ++i)
     e.dequantize(bytes + i * e.stored.bytes, to + i * e.stored.elements);
+}
+
+void quantize_ggml(uint32_t type, const float* from, size_t blocks, void* to) {
+  const Entry& e = *entry_of(type);
+  auto* bytes = static_cast<uint8_t*>(to);
+  for (size_t i = 0; i < blocks; ++i)
+    e.quantize(from + i * e.stored.elements, bytes + i * e.stored.bytes);
+}
+
+float ggml_limit(uint32_t type) {
+  constexpr float kHalf = 65520, kBf16 = 0x1.FFp127f;  // round to infinity
+  return type == 1    ? kHalf
+         : type == 8  ? kHalf * 127
+         : type == 2  ? kHalf * 8
+         : type == 30 ? kBf16
+                      : std::numeric_limits<float>::infinity();
+}
+
+void store_ggml_block(uint32_t type, uint16_t scale, const uint8_t* u, void* to) {
+  auto* b = static_cast<uint8_t*>(to);
+  std::memcpy(b, &scale, sizeof scale);
+  for (int i = 0; type == 8 && i < 32; ++i) b[2 + i] = static_cast<uint8_t>(u[i] - 128);
+  for (int i = 0; type == 2 && i < 16; ++i) b[2 + i] = static_cast<uint8_t>(u[i] | u[i + 16] << 4);
 }
 
 }  // namespace stet

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/quantize.hpp"
+#include "stet/kernels/ggml.hpp"
 #include "stet/kernels/numbers.hpp"
 #include "stet/threads/team.hpp"
 
@@ -113,6 +114,16 @@ void Matrix::gather(size_t row, float* out) const {
   for (size_t k = 0; k < columns_; ++k) {
     const uint16_t bits = w[k / 2 * 2 * kLanes + lane * 2 + k % 2];
     out[k] = type_ == WeightType::bf16 ? widen_bf16(bits) : widen_f16(bits);
+  }
+}
+
+void Matrix::store_ggml(size_t row, std::byte* out) const {
+  const std::byte* const base = data_ + row / kLanes * block_bytes();
+  const uint32_t type = type_ == WeightType::q8 ? 8 : 2;
+  const size_t each = ggml_type(type)->bytes;
+  for (size_t b = 0; b < columns_ / kQuantBlock; ++b) {
+    const QuantizedBlock block = StripRow{type_, row % kLanes}.read(b, base);
+    store_ggml_block(type, block.scale, block.u, out + b * each);
   }
 }
 

@@ -54,7 +54,7 @@ float yarn_scaled(const Rope& rope, const Ramp& ramp, int64_t pair, float freque
 }  // namespace
 
 float rope_magnitude(const Rope& rope) {
-  if (rope.scaling != Rope::Scaling::yarn) return 1.0f;
+  if (rope.scaling != Rope::Scaling::yarn && rope.scaling != Rope::Scaling::longrope) return 1.0f;
   if (rope.attention_factor > 0) return static_cast<float>(rope.attention_factor);
   return rope.factor > 1 ? static_cast<float>(0.1 * math::log(rope.factor) + 1) : 1.0f;
 }
@@ -79,6 +79,14 @@ std::vector<float> inverse_frequencies(const Rope& rope, int64_t head_dim) {
       case Rope::Scaling::yarn:
         result.push_back(yarn_scaled(rope, ramp, i / 2, frequency));
         break;
+      case Rope::Scaling::longrope: {
+        const double divisor =
+            (rope.is_long ? rope.long_factors : rope.short_factors).at(static_cast<size_t>(i / 2));
+        result.push_back(
+            1.0f / (static_cast<float>(divisor) *
+                    static_cast<float>(math::pow(rope.theta, static_cast<double>(exponent)))));
+        break;
+      }
     }
   }
   return result;

@@ -8,7 +8,8 @@ namespace stet {
 
 class Llama : public Decoder {
  public:
-  Llama(ModelConfig config, WeightLoader& w, Biases biases = {});
+  // `fused`: as LinearLayers has it.
+  Llama(ModelConfig config, WeightLoader& w, Biases biases = {}, bool fused = false);
   void forward(Team t, const Pass& p) const override;
 
  private:
@@ -34,13 +35,13 @@ inline std::unique_ptr<Model> load(ModelConfig c, WeightLoader& w) {
 
 }  // namespace llama
 
-inline Llama::Llama(ModelConfig config, WeightLoader& w, Biases biases)
+inline Llama::Llama(ModelConfig config, WeightLoader& w, Biases biases, bool fused)
     : Decoder(std::move(config), w, 0) {
   each_layer([&](const std::string& at) {
     const auto norm = [&](const char* name) {
       return w.vector("norms", at + name + ".weight", config_.hidden_size);
     };
-    layers_.push_back({LinearLayers(w, config_, at, biases), norm("input_layernorm"),
+    layers_.push_back({LinearLayers(w, config_, at, biases, fused), norm("input_layernorm"),
                        norm("post_attention_layernorm")});
   });
 }

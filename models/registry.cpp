@@ -6,11 +6,13 @@
 #include "models/gemma2.hpp"
 #include "models/gemma3.hpp"
 #include "models/gpt2.hpp"
+#include "models/gpt_neox.hpp"
 #include "models/granite.hpp"
 #include "models/llama.hpp"
 #include "models/mistral.hpp"
 #include "models/olmo2.hpp"
 #include "models/olmo3.hpp"
+#include "models/phi3.hpp"
 #include "models/qwen2.hpp"
 #include "models/qwen3.hpp"
 #include "models/smollm3.hpp"
@@ -21,10 +23,10 @@ namespace {
 // Entries never move: a model being loaded holds a reference to its own.
 struct Registry {
   std::mutex mutex;
-  std::deque<Family> families = {gemma_family(),   gemma2_family(),  gemma3_family(),
-                                 gpt2_family(),    granite_family(), llama_family(),
-                                 mistral_family(), olmo2_family(),   olmo3_family(),
-                                 qwen2_family(),   qwen3_family(),   smollm3_family()};
+  std::deque<Family> families = {
+      gemma_family(),   gemma2_family(), gemma3_family(),  gpt2_family(),   gpt_neox_family(),
+      granite_family(), llama_family(),  mistral_family(), olmo2_family(),  olmo3_family(),
+      phi3_family(),    qwen2_family(),  qwen3_family(),   smollm3_family()};
 };
 
 Registry& registry() {

@@ -256,6 +256,55 @@ def write_file(path, keys, tensors):
         file.write(header + b"\0" * (-len(header) % 32) + data)
 
 
+def header_of(path):
+    """Of a file in one part: (name, shape with the outermost first, type, where its data begins) of each tensor."""
+    with open(path, "rb") as file:
+        raw = file.read()
+    at = 4
+
+    def take(kind):
+        nonlocal at
+        at += struct.calcsize("<" + kind)
+        return struct.unpack_from("<" + kind, raw, at - struct.calcsize("<" + kind))[0]
+
+    def take_text():
+        nonlocal at
+        size = take("Q")
+        at += size
+        return raw[at - size : at].decode()
+
+    def skip(kind):
+        if kind == 8:
+            take_text()
+        elif kind == 9:
+            inner, n = take("I"), take("Q")
+            for _ in range(n):
+                skip(inner)
+        else:
+            take({0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}[kind])
+
+    assert take("I") == 3
+    count, keys = take("Q"), take("Q")
+    for _ in range(keys):
+        take_text()
+        skip(take("I"))
+    found = []
+    for _ in range(count):
+        name = take_text()
+        shape = [take("Q") for _ in range(take("I"))][::-1]
+        found.append((name, shape, take("I"), take("Q")))
+    data = (at + 31) // 32 * 32
+    return [(name, shape, kind, data + offset) for name, shape, kind, offset in found]
+
+
+def tensors_of(path):
+    """name -> (shape, type, bytes), for the types that are written here."""
+    sizes = {0: (1, 4), 1: (1, 2), 30: (1, 2), 2: (32, 18), 8: (32, 34)}
+    with open(path, "rb") as file:
+        raw = file.read()
+    return {name: (shape, kind, raw[at : at + int(np.prod(shape)) // sizes[kind][0] * sizes[kind][1]]) for name, shape, kind, at in header_of(path)}
+
+
 def write_safetensors(path, tensors):
     header, at, data = {}, 0, []
     for name, x in tensors.items():

@@ -1,6 +1,8 @@
 // The families with rotary positions in plain float64, written from the papers and from
 // transformers' modeling files: a position at a time, no cache, none of the library's configs or
-// operations. Slow, and short enough to be checked by eye. Of RoPE scaling, YaRN alone is in it.
+// operations. Slow, and short enough to be checked by eye. Of RoPE scaling, YaRN and LongRoPE alone
+// are in it. GPT-NeoX: arXiv 2204.06745 and modeling_gpt_neox.py; Phi-3: modeling_phi3.py;
+// LongRoPE: arXiv 2402.13753 and modeling_rope_utils.py.
 #pragma once
 
 #include <cmath>
@@ -27,7 +29,7 @@ class ReferenceModel {
     config_ = nlohmann::json::parse(std::ifstream(directory + "/config.json"));
     const Golden weights(directory + "/model.safetensors");
     for (const TensorView& t : weights.all()) {
-      Vec& w = weights_[t.name.starts_with("model.") ? t.name.substr(6) : t.name];
+      Vec& w = weights_[plain_name(t.name)];
       for (size_t i = 0; i * dtype_size(t.dtype) < t.bytes.size(); ++i) {
         uint32_t bits = 0;
         std::memcpy(&bits, t.bytes.data() + i * dtype_size(t.dtype), dtype_size(t.dtype));
@@ -39,6 +41,22 @@ class ReferenceModel {
     }
   }
 
+  // As Llama has it where GPT-NeoX has another name for the same.
+  static std::string plain_name(std::string name) {
+    for (const auto& [from, to] :
+         {std::pair("model.", ""), std::pair("gpt_neox.", ""),
+          std::pair("embed_in.", "embed_tokens."), std::pair("embed_out.", "lm_head."),
+          std::pair("final_layer_norm.", "norm."),
+          std::pair("attention.dense.", "self_attn.o_proj."),
+          std::pair("attention.query_key_value.", "self_attn.fused."),
+          std::pair("mlp.dense_h_to_4h.", "mlp.up_proj."),
+          std::pair("mlp.dense_4h_to_h.", "mlp.down_proj.")}) {
+      const size_t at = name.find(from);
+      if (at != std::string::npos) name.replace(at, std::string(from).size(), to);
+    }
+    return name;
+  }
+
   // Sees, and may change, what is at a point ("blocks.0.attn.hook_q") of position t.
   using Hook = std::function<void(const std::string& point, size_t t, Vec& x)>;
 
@@ -47,10 +65,13 @@ class ReferenceModel {
       if (hook) hook(point, t, x);
     };
     const std::string family = config_.at("model_type");
-    const bool gemma = family.starts_with("gemma"), parallel = family == "parallel",
+    const bool neox = family == "gpt_neox";
+    const bool gemma = family.starts_with("gemma"),
+               parallel =
+                   family == "parallel" || (neox && config_.value("use_parallel_residual", true)),
                tied = config_.value("tie_word_embeddings", gemma);
     const size_t hidden = config_.at("hidden_size"), heads = config_.at("num_attention_heads");
-    const size_t kv_heads = config_.at("num_key_value_heads"),
+    const size_t kv_heads = config_.value("num_key_value_heads", heads),
                  dim = config_.value("head_dim", hidden / heads);
     const double scale = config_.value(
         "attention_multiplier",
@@ -89,9 +110,11 @@ class ReferenceModel {
           n = norm(n, at + "input_layernorm");
           at_point(block + "ln1.hook_normalized", t, n);
         }
-        for (const auto& [name, to] :
-             {std::pair("q", &q), std::pair("k", &k), std::pair("v", &v)}) {
-          Vec y = linear(n, self + name + "_proj");
+        const std::vector<Vec> parts = queries_keys_values(n, self, heads, kv_heads, dim);
+        for (size_t part = 0; part < 3; ++part) {
+          const std::string name(1, "qkv"[part]);
+          std::vector<Vec>* const to = part == 0 ? &q : part == 1 ? &k : &v;
+          Vec y = parts[part];
           at_point(block + "attn.hook_" + name, t, y);
           if (to != &v) {
             y = turned(y, self + name + "_norm", dim, t, layer);
@@ -131,20 +154,19 @@ class ReferenceModel {
         const Vec before = x[t];
         for (size_t i = 0; i < hidden; ++i) x[t][i] += out[i];
 
-        at_point(block + "hook_resid_mid", t, x[t]);
+        if (!neox || !parallel) at_point(block + "hook_resid_mid", t, x[t]);
         Vec n = parallel ? before : x[t];
         if (before_norm) {
-          n = norm(n, at + (parallel     ? "input_layernorm"
-                            : four_norms ? "pre_feedforward_layernorm"
-                                         : "post_attention_layernorm"));
+          n = norm(n, at + (parallel && !neox ? "input_layernorm"
+                            : four_norms      ? "pre_feedforward_layernorm"
+                                              : "post_attention_layernorm"));
           at_point(block + "ln2.hook_normalized", t, n);
         }
-        Vec gate = linear(n, mlp + "gate_proj");
-        Vec up = linear(n, mlp + "up_proj");
+        auto [gate, up] = gate_and_up(n, mlp);
         at_point(block + "mlp.hook_pre", t, gate);
-        at_point(block + "mlp.hook_pre_linear", t, up);
+        if (!neox) at_point(block + "mlp.hook_pre_linear", t, up);
         for (size_t i = 0; i < gate.size(); ++i)
-          gate[i] = (gemma ? gelu(gate[i]) : silu(gate[i])) * up[i];
+          gate[i] = (neox ? gelu_by_erf(gate[i]) : gemma ? gelu(gate[i]) : silu(gate[i])) * up[i];
         at_point(block + "mlp.hook_post", t, gate);
         out = linear(gate, mlp + "down_proj");
         if (after_norm) out = norm(out, at + "post_feedforward_layernorm");
@@ -180,6 +202,43 @@ class ReferenceModel {
   static double gelu(double g) {
     return 0.5 * g * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g)));
   }
+  static double gelu_by_erf(double g) { return 0.5 * g * (1 + std::erf(g / std::sqrt(2.0))); }
+
+  static Vec part_of(const Vec& x, size_t first, size_t n) {
+    const auto begin = x.begin() + static_cast<int64_t>(first);
+    return {begin, begin + static_cast<int64_t>(n)};
+  }
+  // Out of one tensor each, or of one for all three: Phi-3's has all queries first, GPT-NeoX's the
+  // queries, keys and values of one head after the other.
+  std::vector<Vec> queries_keys_values(const Vec& n, const std::string& self, size_t heads,
+                                       size_t kv_heads, size_t dim) const {
+    if (weights_.contains(self + "qkv_proj.weight")) {
+      const Vec all = linear(n, self + "qkv_proj");
+      const size_t q = heads * dim, kv = kv_heads * dim;
+      return {part_of(all, 0, q), part_of(all, q, kv), part_of(all, q + kv, kv)};
+    }
+    if (!weights_.contains(self + "fused.weight"))
+      return {linear(n, self + "q_proj"), linear(n, self + "k_proj"), linear(n, self + "v_proj")};
+    const Vec all = linear(n, self + "fused");
+    std::vector<Vec> parts(3);
+    for (size_t h = 0; h < heads; ++h) {
+      for (size_t part = 0; part < 3; ++part) {
+        const Vec one = part_of(all, (3 * h + part) * dim, dim);
+        parts[part].insert(parts[part].end(), one.begin(), one.end());
+      }
+    }
+    return parts;
+  }
+  // GPT-NeoX has no gate: what it has is multiplied by 1.
+  std::pair<Vec, Vec> gate_and_up(const Vec& n, const std::string& mlp) const {
+    if (weights_.contains(mlp + "gate_up_proj.weight")) {
+      const Vec both = linear(n, mlp + "gate_up_proj");
+      return {part_of(both, 0, both.size() / 2), part_of(both, both.size() / 2, both.size() / 2)};
+    }
+    const Vec up = linear(n, mlp + "up_proj");
+    if (!weights_.contains(mlp + "gate_proj.weight")) return {up, Vec(up.size(), 1.0)};
+    return {linear(n, mlp + "gate_proj"), up};
+  }
   double capped(double y, const char* field) const {
     if (!config_.contains(field) || config_.at(field).is_null()) return y;
     const double cap = config_.at(field);
@@ -191,7 +250,7 @@ class ReferenceModel {
     if (!config_.contains("sliding_window") || config_.at("sliding_window").is_null()) return 0;
     const size_t window = config_.at("sliding_window");
     if (family == "gemma2") return layer % 2 == 0 ? window : 0;
-    if (family == "mistral") return window;
+    if (family == "mistral" || family == "phi3") return window;
     if (family == "olmo3")
       return config_.at("layer_types").at(layer) == "sliding_attention" ? window : 0;
     const bool slides = config_.value("use_sliding_window", false) &&
@@ -213,6 +272,15 @@ class ReferenceModel {
   }
   Vec norm(Vec x, const std::string& name) const {
     const Vec& w = weights_.at(name + ".weight");
+    if (const auto bias = weights_.find(name + ".bias"); bias != weights_.end()) {
+      const auto n = static_cast<double>(x.size());
+      double mean = 0, variance = 0;
+      for (double e : x) mean += e / n;
+      for (double e : x) variance += (e - mean) * (e - mean) / n;
+      const double size = std::sqrt(variance + config_.at("layer_norm_eps").get<double>());
+      for (size_t i = 0; i < x.size(); ++i) x[i] = (x[i] - mean) / size * w[i] + bias->second[i];
+      return x;
+    }
     const double offset = config_.at("model_type").get<std::string>().starts_with("gemma") ? 1 : 0;
     double squares = 0;
     for (double e : x) squares += e * e;
@@ -224,11 +292,18 @@ class ReferenceModel {
   // How far pair i of a head turns per position of a layer, and what its length is multiplied by:
   // YaRN by its paper's formulas (arXiv 2309.00071, 3.2 to 3.4), the ramp's ends whole pairs.
   std::pair<double, double> turn(size_t i, size_t dim, size_t layer) const {
-    const double theta = config_.at("rope_theta"), width = static_cast<double>(dim),
+    const double theta = config_.value("rope_theta", config_.value("rotary_emb_base", 10000.0)),
+                 width = static_cast<double>(dim),
                  plain = std::pow(theta, -2 * static_cast<double>(i) / width);
     if (!config_.contains("rope_scaling") || config_.at("rope_scaling").is_null())
       return {plain, 1};
     const nlohmann::json& yarn = config_.at("rope_scaling");
+    if (yarn.value("type", yarn.value("rope_type", "")) == "longrope") {
+      const double length = config_.at("original_max_position_embeddings"),
+                   stretch = config_.at("max_position_embeddings").get<double>() / length;
+      const double by = yarn.at(stretch > 1 ? "long_factor" : "short_factor").at(i);
+      return {plain / by, stretch > 1 ? std::sqrt(1 + std::log(stretch) / std::log(length)) : 1};
+    }
     if (yarn.value("rope_type", "") != "yarn") throw std::runtime_error("another scaling");
     if (window_of(config_.at("model_type"), layer) > 0) return {plain, 1};
     const double factor = yarn.at("factor"), length = yarn.at("original_max_position_embeddings");
@@ -255,12 +330,15 @@ class ReferenceModel {
       const auto head = x.begin() + static_cast<int64_t>(at);
       Vec h(head, head + static_cast<int64_t>(dim));
       if (each) h = norm(h, qk_norm);
-      for (size_t i = 0; rotated && i < dim / 2; ++i) {
-        const auto [speed, magnitude] = turn(i, dim, layer);
+      const auto turning = static_cast<size_t>(
+          static_cast<double>(dim) *
+          config_.value("rotary_pct", config_.value("partial_rotary_factor", 1.0)));
+      for (size_t i = 0; rotated && i < turning / 2; ++i) {
+        const auto [speed, magnitude] = turn(i, turning, layer);
         const double angle = static_cast<double>(t) * speed;
-        const double a = h[i] * magnitude, b = h[dim / 2 + i] * magnitude;
+        const double a = h[i] * magnitude, b = h[turning / 2 + i] * magnitude;
         h[i] = a * std::cos(angle) - b * std::sin(angle);
-        h[dim / 2 + i] = b * std::cos(angle) + a * std::sin(angle);
+        h[turning / 2 + i] = b * std::cos(angle) + a * std::sin(angle);
       }
       std::copy(h.begin(), h.end(), head);
     }

@@ -456,7 +456,11 @@ INSTANTIATE_TEST_SUITE_P(
         FamilyCase{"olmo3-tiny", "hidden_act", "gelu", "silu, found gelu",
                    "model.layers.3.self_attn.k_norm.weight", "[32]", "[64]"},
         FamilyCase{"smollm3-tiny", "use_sliding_window", true, "false, found true",
-                   "model.layers.0.self_attn.k_proj.weight", "[32, 64]", "[64, 32]"}),
+                   "model.layers.0.self_attn.k_proj.weight", "[32, 64]", "[64, 32]"},
+        FamilyCase{"pythia-tiny", "hidden_act", "gelu_new", "gelu, found gelu_new",
+                   "gpt_neox.layers.1.attention.query_key_value.weight", "[192, 64]", "[64, 192]"},
+        FamilyCase{"phi3-tiny", "attention_bias", true, "false, found true",
+                   "model.layers.2.mlp.gate_up_proj.weight", "[192, 64]", "[64, 192]"}),
     [](const auto& info) { return fmt::format("{}", info.index); });
 
 TEST_F(BadGpt2, Sizes) {

@@ -124,8 +124,9 @@ TEST_P(Batch, PassesMayEndAnywhere) {
 std::vector<Subject> batch_subjects() {
   std::vector<Subject> chosen;
   for (const Subject& s : subjects_and_contracts()) {
-    for (const char* name : {"pocket-gemma3", "pocket-llama3", "llama32-tiny-bf16", "gpt2-tiny",
-                             "gemma2-tiny", "qwen3-tiny", "olmo3-tiny", "smollm3-tiny"}) {
+    for (const char* name :
+         {"pocket-gemma3", "pocket-llama3", "llama32-tiny-bf16", "gpt2-tiny", "gemma2-tiny",
+          "qwen3-tiny", "olmo3-tiny", "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny"}) {
       if (s.name == name || s.name == std::string(name) + "@bf16") chosen.push_back(s);
     }
   }

@@ -151,9 +151,51 @@ TEST_P(NewerFamily, AgreesWithTheReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, NewerFamily,
-                         testing::Values("granite-tiny", "olmo2-tiny", "olmo3-tiny",
-                                         "smollm3-tiny"),
+                         testing::Values("granite-tiny", "olmo2-tiny", "olmo3-tiny", "smollm3-tiny",
+                                         "pythia-tiny", "phi3-tiny", "phi4-tiny"),
                          [](const auto& info) { return fmt::format("{}", info.index); });
+
+// One after the other, and without a part that does not turn.
+TEST(Families, OtherGptNeoXAgreeWithTheReference) {
+  const stet_test::ScratchDir dir;
+  expect_reference(
+      changed_copy(dir, "pythia-tiny", [](Json& j) { j["use_parallel_residual"] = false; }));
+  expect_reference(changed_copy(dir, "pythia-tiny", [](Json& j) { j["rotary_pct"] = 1.0; }));
+}
+
+// The short factors up to the positions that a model was first trained with, the long ones beyond.
+TEST(Families, LongRopeIsShortOrLongByTheModelsPositions) {
+  const ModelConfig c = parsed("phi3-tiny");
+  EXPECT_TRUE(c.ropes[0].is_long);
+  EXPECT_EQ(c.window, (std::vector<int64_t>{24, 24, 24}));
+  EXPECT_FLOAT_EQ(rope_magnitude(c.ropes[0]), 1.2247449f);  // sqrt(1 + ln 8 / ln 64)
+  const stet_test::ScratchDir dir;
+  const auto shorter = [](Json& j) { j["max_position_embeddings"] = 64; };
+  EXPECT_FALSE(parsed("phi3-tiny", shorter).ropes[0].is_long);
+  expect_reference(changed_copy(dir, "phi3-tiny", shorter));
+  EXPECT_EQ(parsed("phi3-tiny",
+                   [](Json& j) {
+                     const Json old = j["rope_scaling"];
+                     j["rope_parameters"] = {{"rope_theta", 10000.0},
+                                             {"rope_type", "longrope"},
+                                             {"short_factor", old["short_factor"]},
+                                             {"long_factor", old["long_factor"]}};
+                     j.erase("rope_scaling");
+                     j.erase("rope_theta");
+                   })
+                .canonical(),
+            c.canonical());
+  EXPECT_EQ(ModelConfig::from_canonical(c.canonical(), "").canonical(), c.canonical());
+  EXPECT_EQ(
+      error_of(
+          [] {
+            parsed("phi3-tiny", [](Json& j) { j["rope_scaling"]["long_factor"] = {1.0, 2.0}; });
+          },
+          ErrorKind::format),
+      "config.json: rope_scaling: expected 8 short and long factors, found an object");
+  EXPECT_EQ(parsed("phi4-tiny").rotated(), 12);
+  EXPECT_EQ(parsed("pythia-tiny").rotated(), 4);
+}
 
 // Positions far beyond those that YaRN stretches, and a factor and borders of its own.
 TEST(Families, YarnAgreesWithTheReference) {

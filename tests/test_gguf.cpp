@@ -1,18 +1,29 @@
-// The files that bench/peers writes for llama.cpp: every field where its format has it, blocks as
-// that defines them.
-#include "bench/peers/gguf.hpp"
+// GGUF files as they are written: every field where the format has it, blocks as that defines them.
+#include "src/gguf/writer.hpp"
 
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
 #include "scratch.hpp"
+#include "stet/base/error.hpp"
+#include "stet/kernels/ggml.hpp"
 #include "support.hpp"
 
-namespace stet_peers {
+namespace stet {
 namespace {
 
 using stet_test::ScratchDir;
+
+constexpr size_t kBlock = 32;
+constexpr uint32_t kF32 = 0, kQ4_0 = 2, kQ8_0 = 8, kBf16 = 30;
+
+std::vector<std::byte> encode(uint32_t type, std::span<const float> x) {
+  const GgmlType stored = *ggml_type(type);
+  std::vector<std::byte> out(x.size() / stored.elements * stored.bytes);
+  quantize_ggml(type, x.data(), x.size() / stored.elements, out.data());
+  return out;
+}
 
 std::vector<int> bytes_of(const std::vector<std::byte>& data) {
   std::vector<int> result;
@@ -27,9 +38,8 @@ TEST(Gguf, BlocksOfEightBits) {
   std::vector<int> expected(34, 0);
   expected[1] = 0x38;  // 0.5 as float16
   expected[2] = 0x81, expected[3] = 0x01, expected[4] = 0xFF, expected[5] = 0x40;
-  EXPECT_EQ(bytes_of(encode(Type::q8_0, x)), expected);
-  EXPECT_EQ(bytes_of(encode(Type::q8_0, std::vector<float>(kBlock, 0.0f))),
-            std::vector<int>(34, 0));
+  EXPECT_EQ(bytes_of(encode(kQ8_0, x)), expected);
+  EXPECT_EQ(bytes_of(encode(kQ8_0, std::vector<float>(kBlock, 0.0f))), std::vector<int>(34, 0));
 }
 
 TEST(Gguf, BlocksOfFourBits) {
@@ -43,33 +53,32 @@ TEST(Gguf, BlocksOfFourBits) {
   expected[2] = 0xF0, expected[3] = 0x98, expected[4] = 0x87;
   expected[18] = 0x00, expected[19] = 0xBC;
   expected[20] = 0xF0, expected[21] = 0x89;
-  EXPECT_EQ(bytes_of(encode(Type::q4_0, x)), expected);
+  EXPECT_EQ(bytes_of(encode(kQ4_0, x)), expected);
 }
 
 TEST(Gguf, Floats) {
   const std::vector<float> x = {
       1.0f, -2.5f, 1.00390625f};  // the last is between two bfloat16 and goes to the even one
-  EXPECT_EQ(bytes_of(encode(Type::bf16, x)),
-            (std::vector<int>{0x80, 0x3F, 0x20, 0xC0, 0x80, 0x3F}));
-  EXPECT_EQ(bytes_of(encode(Type::f32, {x.data(), 2})),
+  EXPECT_EQ(bytes_of(encode(kBf16, x)), (std::vector<int>{0x80, 0x3F, 0x20, 0xC0, 0x80, 0x3F}));
+  EXPECT_EQ(bytes_of(encode(kF32, {x.data(), 2})),
             (std::vector<int>{0, 0, 0x80, 0x3F, 0, 0, 0x20, 0xC0}));
 }
 
 TEST(Gguf, File) {
   const ScratchDir scratch;
   const std::string path = scratch / "a.gguf";
-  Metadata m;
+  GgufKeys m;
   m.u32("n", 7);
   m.texts("t", {"", "ab"});
   m.booleans("b", {true, false});
-  Writer writer(path, m, {{"v", Type::f32, {3}}, {"m", Type::q8_0, {2, 32}}});
-  writer.write(std::vector<float>{1, 2, 3});
-  writer.write(std::vector<float>(32, 127.0f));
-  writer.write(std::vector<float>(32, 0.0f));
+  GgufWriter writer(path, m, {{"v", kF32, {3}}, {"m", kQ8_0, {2, 32}}});
+  writer.write(encode(kF32, std::vector<float>{1, 2, 3}));
+  writer.write(encode(kQ8_0, std::vector<float>(32, 127.0f)));
+  writer.write(encode(kQ8_0, std::vector<float>(32, 0.0f)));
   writer.commit();
 
-  const std::vector<std::byte> bytes = stet::read_file(path, 1 << 20);
-  stet::ByteReader r(bytes, path);
+  const std::vector<std::byte> bytes = read_file(path, 1 << 20);
+  ByteReader r(bytes, path);
   const auto text = [&] { return r.text(r.u64("length"), "text"); };
   EXPECT_EQ(r.text(4, "magic"), "GGUF");
   EXPECT_EQ(r.u32("version"), 3u);
@@ -117,18 +126,18 @@ TEST(Gguf, File) {
 TEST(Gguf, Refusals) {
   const ScratchDir scratch;
   const std::string path = scratch / "a.gguf";
-  EXPECT_THROW(Writer(path, {}, {{"m", Type::q4_0, {2, 48}}}), stet::Error);
-  EXPECT_THROW(Metadata().u32("n", uint64_t{1} << 32), stet::Error);
+  EXPECT_THROW(GgufWriter(path, {}, {{"m", kQ4_0, {2, 48}}}), Error);
+  EXPECT_THROW(GgufKeys().u32("n", uint64_t{1} << 32), Error);
   {
-    Writer writer(path, {}, {{"v", Type::f32, {3}}});
-    EXPECT_THROW(writer.write(std::vector<float>(4)), stet::Error);
-    writer.write(std::vector<float>(2));
-    EXPECT_THROW(writer.commit(), stet::Error);
-    writer.write(std::vector<float>(1));
-    EXPECT_THROW(writer.write(std::vector<float>(1)), stet::Error);
+    GgufWriter writer(path, {}, {{"v", kF32, {3}}});
+    EXPECT_THROW(writer.write(encode(kF32, std::vector<float>(4))), Error);
+    writer.write(encode(kF32, std::vector<float>(2)));
+    EXPECT_THROW(writer.commit(), Error);
+    writer.write(encode(kF32, std::vector<float>(1)));
+    EXPECT_THROW(writer.write(encode(kF32, std::vector<float>(1))), Error);
   }
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
 }  // namespace
-}  // namespace stet_peers
+}  // namespace stet

@@ -131,6 +131,154 @@ class Gguf(unittest.TestCase):
         self.assertEqual(self.say(packed)["prompt_ids"], expected["prompt_ids"])
         self.assertIn("eos_token_id", run("generate", *say, "--chat-template", template, "--eos", "99999", status=1))
 
+    def test_what_is_written_is_the_same_model(self):
+        for pocket in POCKETS:
+            states = [os.path.join(self.directory.name, name) for name in ("a.stet", "b.stet")]
+            for source in (pocket, self.file):  # the file again, out of itself
+                out = os.path.join(self.directory.name, "out.gguf")
+                run("convert-model", source, "-o", out)
+                shutil.move(out, self.file)
+                for contract in ("f32", "bf16"):
+                    expected, found = (self.say(model, "--compute", contract) for model in (pocket, self.file))
+                    expected.pop("timings"), found.pop("timings")
+                    self.assertEqual(expected, found, pocket)  # sampling, stop tokens and digests, too
+                for model, state in zip((pocket, self.file), states):
+                    run("save", "-m", model, "--say", "Let a = 3.", "-o", state)
+                self.assertEqual(*[json.loads(run("inspect", s, "--json"))["fingerprints"] for s in states])
+                run("resume", states[0], "-m", self.file, "--say", "What is a?", "-n", "4")  # tokenizer included
+            for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0"):  # as the other writer has them, tensor by tensor
+                run("convert-model", "-m", pocket, "-o", self.file, "--type", kind.lower(), "--threads", "3")
+                other = os.path.join(self.directory.name, "other.gguf")
+                gguf_writer.write(pocket, other, kind)
+                mine, theirs = gguf_writer.tensors_of(self.file), gguf_writer.tensors_of(other)
+                self.assertEqual(set(mine), set(theirs))
+                for name in theirs:
+                    if kind == "Q4_0" and name in ("token_embd.weight", "output.weight"):
+                        self.assertEqual(mine[name][1], 8)  # Q8_0
+                    elif name == "rope_freqs.weight":
+                        self.assertEqual(mine[name][:2], theirs[name][:2])  # of numbers that are computed
+                    else:
+                        self.assertEqual(mine[name], theirs[name], (pocket, kind, name))
+
+    def test_packed_checkpoints_are_written_without_loss(self):
+        for pocket in POCKETS:
+            for command in (["prepare"], ["quantize", "--to", "q8"], ["quantize", "--to", "q4"]):
+                packed = os.path.join(self.directory.name, os.path.basename(pocket) + command[-1])
+                run(*command, "-m", pocket, "-o", packed)
+                run("convert-model", packed, "-o", self.file)
+                contract = command[-1] if len(command) > 1 else "f32"
+                digests = ["--compute", contract, "--ids", "2,5,9,17", "--digest"]
+                self.assertEqual(run("logits", "-m", packed, *digests), run("logits", "-m", self.file, *digests))
+
+    def test_every_family_can_be_written(self):
+        for name in ("gemma-tiny", "gemma2-tiny", "gemma3-tiny", "gemma3-vision-tiny", "gpt2-tiny", "granite-tiny", "llama2-tiny-f16", "llama31-tiny", "mistral-tiny", "olmo2-tiny",
+                     "olmo3-tiny", "qwen3-tiny", "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny"):
+            model = os.path.join(ROOT, "tests/data/models", name)
+            prepared = os.path.join(self.directory.name, name)
+            run("prepare", "-m", model, "-o", prepared)
+            ids = ["--ids", ",".join(str(7 * i % 320) for i in range(100)), "--digest"]
+            expected = run("logits", "-m", model, *ids)
+            for source in (model, prepared):
+                run("convert-model", source, "-o", self.file)
+                self.assertEqual(expected, run("logits", "-m", self.file, *ids), name)
+                if name not in ("gemma2-tiny", "gemma3-tiny", "gemma-tiny"):  # of float32 norms, adding one and taking it off leaves less
+                    self.assertEqual(self.fingerprint(model), self.fingerprint(self.file), name)
+
+    def test_what_a_file_cannot_say_is_refused(self):
+        model = os.path.join(ROOT, "tests/data/models/qwen2-tiny")  # whose last layers slide
+        with open(self.file, "w") as file:
+            file.write("before")
+        self.assertIn("window", run("convert-model", model, "-o", self.file, status=1))
+        packed = os.path.join(self.directory.name, "p")
+        run("convert-model", POCKETS[1], "-o", self.file + "2.gguf")
+        run("convert-model", self.file + "2.gguf", "-o", self.file + "2.gguf")  # which is mapped meanwhile
+        self.assertIn("--type", run("convert-model", POCKETS[1], "-o", self.file, "--type", "q3", status=2))
+        shutil.copytree(POCKETS[1], packed)
+        with open(os.path.join(packed, "tokenizer.json")) as file:
+            tokenizer = json.load(file)
+        tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\\\p{L}+|."
+        with open(os.path.join(packed, "tokenizer.json"), "w") as file:
+            json.dump(tokenizer, file)
+        self.assertIn("pre_tokenizer", run("convert-model", packed, "-o", self.file, status=1))
+        with open(self.file) as file:
+            self.assertEqual(file.read(), "before")
+        self.assertEqual(sorted(os.listdir(self.directory.name)), ["m.gguf", "m.gguf2.gguf", "p"])
+        run("convert-model", packed, "-o", self.file, "--tokenizer", "none")
+        self.assertIn("neither", run("tokenize", "-m", self.file, "a", status=1))
+
+    def entries(self, cache):
+        packed = os.path.join(cache, "packed")
+        return [os.path.join(packed, name) for name in sorted(os.listdir(packed)) if not name.endswith(".lock")]
+
+    def test_a_cache_keeps_the_packed_form(self):
+        cache = os.path.join(self.directory.name, "cache", "deep")
+        gguf_writer.write(POCKETS[1], self.file, "Q4_0")
+        for model in (self.file, POCKETS[0]):
+            with_cache = ["-m", model, "--cache-dir", cache]
+            for contract in ("f32", "q8"):
+                digest = ["--compute", contract, "--ids", "2,5,9", "--digest"]
+                expected = run("logits", "-m", model, *digest)
+                for _ in range(2):
+                    self.assertEqual(expected, run("logits", *with_cache, *digest))
+        entries = self.entries(cache)
+        self.assertEqual(len(entries), 4)
+        # Content is what counts: a file of another name, and of another time, is the same.
+        copy = os.path.join(self.directory.name, "copy.gguf")
+        shutil.copy(self.file, copy)
+        ids = ["--ids", "2,5,9", "--digest"]
+        expected = run("logits", "-m", self.file, *ids)
+        self.assertEqual(expected, run("logits", "-m", copy, "--cache-dir", cache, *ids))
+        self.assertEqual(self.entries(cache), entries)
+        # Another content is another, under the same name, too.
+        gguf_writer.write(POCKETS[1], self.file, "Q8_0")
+        other = run("logits", "-m", self.file, *ids)
+        self.assertNotEqual(other, expected)
+        self.assertEqual(other, run("logits", "-m", self.file, "--cache-dir", cache, *ids))
+        self.assertEqual(len(self.entries(cache)), 5)
+        # Given overrides are part of it.
+        run("generate", "-m", self.file, "--eos", "7", "--cache-dir", cache, "--ids", "2", "-n", "1")
+        self.assertEqual(len(self.entries(cache)), 6)
+
+    def test_a_damaged_cache_is_made_anew(self):
+        cache = os.path.join(self.directory.name, "cache")
+        gguf_writer.write(POCKETS[1], self.file, "BF16")
+        command = ["logits", "-m", self.file, "--cache-dir", cache, "--ids", "2,5,9", "--digest"]
+        expected = run(*command)
+        (entry,) = self.entries(cache)
+        def damage(name, at, how):
+            with open(os.path.join(entry, name), "r+b") as file:
+                how(file, at)
+        def flip(file, at):
+            file.seek(at, os.SEEK_END if at < 0 else os.SEEK_SET)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+        for name, at, how in (("packed.safetensors", -5000, flip), ("packed.safetensors", 100, flip), ("config.json", 40, flip), ("tokenizer.json", 3000, flip), ("stamp", 1, flip),
+                              ("packed.safetensors", 70000, lambda file, n: file.truncate(n)), ("config.json", 0, lambda file, n: file.truncate(n))):
+            damage(name, at, how)
+            self.assertEqual(expected, run(*command), name)
+            self.assertEqual(self.entries(cache), [entry])
+            run("check", entry)
+        for name in ("config.json", "packed.safetensors", "stamp"):
+            os.unlink(os.path.join(entry, name))
+            self.assertEqual(expected, run(*command), name)
+        for name in os.listdir(os.path.join(cache, "files")):
+            with open(os.path.join(cache, "files", name), "w") as file:
+                file.write("../../../etc")
+        self.assertEqual(expected, run(*command))
+        # What a killed process left is in nobody's way.
+        shutil.rmtree(entry)
+        os.makedirs(entry + ".making/x")
+        self.assertEqual(expected, run(*command))
+        self.assertEqual(self.entries(cache), [entry])
+        # Many at once: one makes it.
+        shutil.rmtree(cache)
+        processes = [subprocess.Popen([STET, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(6)]
+        for p in processes:
+            out, err = p.communicate()
+            self.assertEqual((p.returncode, out, err), (0, expected, ""))
+        self.assertEqual(self.entries(cache), [entry])
+
     def test_split_files(self):
         gguf_writer.write(POCKETS[1], self.file, "BF16")
         whole = self.say(self.file)["digests"]

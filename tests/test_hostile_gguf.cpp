@@ -4,9 +4,10 @@
 
 #include <fstream>
 
-#include "bench/peers/gguf.hpp"
 #include "scratch.hpp"
+#include "src/gguf/writer.hpp"
 #include "stet/checkpoint/gguf.hpp"
+#include "stet/kernels/ggml.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/text/tokenizer.hpp"
 #include "support.hpp"
@@ -14,17 +15,15 @@
 namespace stet::test {
 namespace {
 
-using stet_peers::Declared;
-using stet_peers::Metadata;
-using stet_peers::Type;
+constexpr uint32_t kF32 = 0, kQ4_0 = 2, kQ8_0 = 8, kBf16 = 30;
 
 size_t damaged_files() {
   const char* const given = std::getenv("STET_GGUF_DAMAGED");
   return given != nullptr ? std::stoul(given) : 2000;
 }
 
-Metadata keys(size_t vocab) {
-  Metadata m;
+GgufKeys keys(size_t vocab) {
+  GgufKeys m;
   m.text("general.architecture", "llama");
   for (const auto& [name, value] :
        {std::pair("embedding_length", 32), std::pair("block_count", 2),
@@ -50,33 +49,35 @@ Metadata keys(size_t vocab) {
   return m;
 }
 
-std::vector<Declared> tensors(uint64_t vocab) {
-  std::vector<Declared> all = {{"token_embd.weight", Type::bf16, {vocab, 32}},
-                               {"output_norm.weight", Type::f32, {32}}};
+std::vector<GgufDeclared> tensors(int64_t vocab) {
+  std::vector<GgufDeclared> all = {{"token_embd.weight", kBf16, {vocab, 32}},
+                                   {"output_norm.weight", kF32, {32}}};
   for (int i = 0; i < 2; ++i) {
     const std::string at = fmt::format("blk.{}.", i);
-    all.insert(all.end(), {{at + "attn_norm.weight", Type::f32, {32}},
-                           {at + "attn_q.weight", Type::q8_0, {32, 32}},
-                           {at + "attn_k.weight", Type::q4_0, {16, 32}},
-                           {at + "attn_v.weight", Type::q8_0, {16, 32}},
-                           {at + "attn_output.weight", Type::f32, {32, 32}},
-                           {at + "ffn_norm.weight", Type::f32, {32}},
-                           {at + "ffn_gate.weight", Type::q8_0, {64, 32}},
-                           {at + "ffn_up.weight", Type::q8_0, {64, 32}},
-                           {at + "ffn_down.weight", Type::q4_0, {32, 64}}});
+    all.insert(all.end(), {{at + "attn_norm.weight", kF32, {32}},
+                           {at + "attn_q.weight", kQ8_0, {32, 32}},
+                           {at + "attn_k.weight", kQ4_0, {16, 32}},
+                           {at + "attn_v.weight", kQ8_0, {16, 32}},
+                           {at + "attn_output.weight", kF32, {32, 32}},
+                           {at + "ffn_norm.weight", kF32, {32}},
+                           {at + "ffn_gate.weight", kQ8_0, {64, 32}},
+                           {at + "ffn_up.weight", kQ8_0, {64, 32}},
+                           {at + "ffn_down.weight", kQ4_0, {32, 64}}});
   }
   return all;
 }
 
 std::vector<std::byte> whole_file(const std::string& path) {
   constexpr size_t kVocab = 64;
-  const std::vector<Declared> all = tensors(kVocab);
-  stet_peers::Writer writer(path, keys(kVocab), all);
+  const std::vector<GgufDeclared> all = tensors(kVocab);
+  GgufWriter writer(path, keys(kVocab), all);
   std::mt19937 random(1);
-  for (const Declared& t : all) {
+  for (const GgufDeclared& t : all) {
     std::vector<float> values(t.elements());
     for (float& v : values) v = static_cast<float>(static_cast<int>(random() % 2001) - 1000) / 4e3f;
-    writer.write(values);
+    std::vector<std::byte> bytes(t.bytes());
+    quantize_ggml(t.type, values.data(), t.elements() / ggml_type(t.type)->elements, bytes.data());
+    writer.write(bytes);
   }
   writer.commit();
   return read_file(path, 1 << 20);

@@ -60,6 +60,7 @@ TEST(Isa, TablesShareNoFunction) {
       EXPECT_NE(a.silu_mul, b.silu_mul);
       EXPECT_NE(a.gelu_tanh_mul, b.gelu_tanh_mul);
       EXPECT_NE(a.gelu_tanh, b.gelu_tanh);
+      EXPECT_NE(a.gelu, b.gelu);
       EXPECT_NE(a.rope, b.rope);
       EXPECT_NE(a.exp, b.exp);
       EXPECT_NE(a.tanh, b.tanh);
@@ -635,6 +636,12 @@ TEST_P(EachIsa, GatesAreTheirFormulas) {
       [&](float g, float u) { return gelu(g) * u; });
   check_elementwise([&](const float* a, const float*, float* y, size_t n) { k.gelu_tanh(a, y, n); },
                     [&](float g, float) { return gelu(g); });
+  check_elementwise([&](const float* a, const float*, float* y, size_t n) { k.gelu(a, y, n); },
+                    [](float g, float) {
+                      float y;
+                      kernels_portable.gelu(&g, &y, 1);
+                      return y;
+                    });
 }
 
 TEST_P(EachIsa, Rope) {

@@ -134,7 +134,7 @@ TEST_P(OfFamily, ChangesAreThoseOfTheReference) {
 INSTANTIATE_TEST_SUITE_P(Families, OfFamily,
                          testing::Values("llama2-tiny-f16", "gemma2-tiny", "mistral-tiny",
                                          "qwen3-tiny", "granite-tiny", "olmo2-tiny", "olmo3-tiny",
-                                         "smollm3-tiny"),
+                                         "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

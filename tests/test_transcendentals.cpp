@@ -20,12 +20,17 @@ void gelu_of(const float* x, float* y, size_t n) {
   best_kernels().gelu_tanh_mul(x, ones.data(), y, n);
 }
 
+void gelu_by_erf_of(const float* x, float* y, size_t n) { best_kernels().gelu(x, y, n); }
+
 double exact_silu(double g) { return g / (1 + std::exp(-g)); }
 // 0.5 g (1 + tanh t) = g / (1 + exp(-2 t)), which does not cancel.
 double exact_gelu(double g) {
   const double t = std::sqrt(2 / 3.14159265358979323846) * (g + 0.044715 * g * g * g);
   return g / (1 + std::exp(-2 * t));
 }
+
+// 0.5 g (1 + erf(g / sqrt(2))), which does not cancel as this.
+double exact_gelu_by_erf(double g) { return 0.5 * g * std::erfc(-g / std::sqrt(2.0)); }
 
 // The spacing of float32 numbers at x.
 double spacing(double x) {
@@ -99,6 +104,17 @@ TEST(Transcendentals, Gelu) {
   EXPECT_GE(all, 1.56) << "kernels.hpp states too large an error";
 }
 
+TEST(Transcendentals, GeluByErf) {
+  for (float sign : {1.0f, -1.0f}) {
+    EXPECT_LE(
+        worst(gelu_by_erf_of, exact_gelu_by_erf, of_argument, sign * 0.0f, sign * kMax, kSparse),
+        1.52);
+  }
+  const double all = worst(gelu_by_erf_of, exact_gelu_by_erf, of_argument, 0.5f, 1.0f, 1);
+  EXPECT_LE(all, 1.52);
+  EXPECT_GE(all, 1.51) << "kernels.hpp states too large an error";
+}
+
 // Every table, over a sweep of all floats, NaNs included.
 TEST(Transcendentals, EveryInstructionSetGivesTheSameBits) {
   using Member = void (*Kernels::*)(const float*, float*, size_t);
@@ -107,7 +123,7 @@ TEST(Transcendentals, EveryInstructionSetGivesTheSameBits) {
     size_t n = 0;
     for (; n < kStep && at < uint64_t{1} << 32; at += 4099)
       x[n++] = float_of(static_cast<uint32_t>(at));
-    for (Member f : {&Kernels::exp, &Kernels::tanh}) {
+    for (Member f : {&Kernels::exp, &Kernels::tanh, &Kernels::gelu}) {
       (kernels_portable.*f)(x.data(), expected.data(), n);
       for (const std::string& isa : isa_names()) {
         (find_kernels(isa.c_str())->*f)(x.data(), y.data(), n);
@@ -156,7 +172,8 @@ TEST(Transcendentals, SpecialValues) {
   EXPECT_TRUE(same(one(exp_of, -0x1.9fe368p+6f), 0x1p-149f)) << "the smallest result";
   EXPECT_TRUE(same(one(exp_of, -0x1.9fe36ap+6f), 0.0f));
   for (float x : {kNan, -kNan}) {
-    for (Function f : {exp_of, tanh_of, silu_of, gelu_of}) EXPECT_TRUE(std::isnan(one(f, x)));
+    for (Function f : {exp_of, tanh_of, silu_of, gelu_of, gelu_by_erf_of})
+      EXPECT_TRUE(std::isnan(one(f, x)));
   }
   EXPECT_TRUE(same(one(tanh_of, kInf), 1.0f) && same(one(tanh_of, -kInf), -1.0f));
   EXPECT_TRUE(same(one(tanh_of, kMax), 1.0f) && same(one(tanh_of, -kMax), -1.0f));

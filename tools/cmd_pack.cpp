@@ -1,6 +1,8 @@
-// stet quantize, stet prepare: checkpoints that are mapped and used as they stand in the file.
+// stet quantize, stet prepare: checkpoints that are mapped and used as they stand in the file; and
+// stet convert-model, which writes GGUF.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "stet/base/error.hpp"
@@ -50,7 +52,74 @@ void add(CLI::App& app, const std::string& name, const std::string& help,
   sub->callback([o] { run(*o); });
 }
 
+const std::vector<std::pair<std::string, GgufWeights>> kTypes = {
+    {"f32", GgufWeights::f32},   {"f16", GgufWeights::f16},   {"bf16", GgufWeights::bf16},
+    {"q8_0", GgufWeights::q8_0}, {"q4_0", GgufWeights::q4_0}, {"stored", GgufWeights::stored}};
+const std::vector<std::pair<std::string, GgufTokenizer>> kTokenizers = {
+    {"own", GgufTokenizer::own},
+    {"none", GgufTokenizer::none},
+    {"made-up", GgufTokenizer::made_up}};
+
+template <class T>
+T chosen(const std::vector<std::pair<std::string, T>>& all, const std::string& name) {
+  return std::ranges::find(all, name, &std::pair<std::string, T>::first)->second;
+}
+template <class T>
+CLI::Validator one_of_these(const std::vector<std::pair<std::string, T>>& all) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : all) names.push_back(name);
+  return one_of(names);
+}
+
+struct ConvertCommand {
+  CheckpointOption checkpoint;
+  std::string file, type = "stored", tokenizer = "own";
+  int threads = 0;
+};
+
+void run(const ConvertCommand& o) {
+  const double start = seconds();
+  const auto source = o.checkpoint.source();
+  write_gguf(*source, o.file,
+             {chosen(kTypes, o.type), chosen(kTokenizers, o.tokenizer), o.threads});
+  out(fmt::format("{}: {} in {:.1f} s\n", printable(o.file),
+                  bytes_text(static_cast<double>(std::filesystem::file_size(o.file))),
+                  seconds() - start));
+}
+
 }  // namespace
+
+void add_convert_model(CLI::App& app) {
+  const auto o = std::make_shared<ConvertCommand>();
+  CLI::App* sub = app.add_subcommand(
+      "convert-model", "A checkpoint as a GGUF file, for llama.cpp and what reads its files.");
+  o->checkpoint.add_to(*sub);
+  o->checkpoint.add_overrides_to(*sub);
+  sub->add_option_function<std::string>(
+         "IN",
+         [o](const std::string& given) {
+           o->checkpoint.directory = given;
+           o->checkpoint.named = true;
+         },
+         "the same as -m")
+      ->type_name("IN")
+      ->check(named())
+      ->excludes("-m");
+  sub->add_option("-o,--output", o->file, "file to write")
+      ->type_name("OUT.gguf")
+      ->required()
+      ->check(named());
+  sub->add_option("--type", o->type,
+                  "of matrices: f32, f16, bf16, q8_0 or q4_0 (default: stored, as they are)")
+      ->type_name("TYPE")
+      ->check(one_of_these(kTypes));
+  sub->add_option("--tokenizer", o->tokenizer,
+                  "own (default), none, or made-up for programs that go by ids and want one")
+      ->type_name("WHICH")
+      ->check(one_of_these(kTokenizers));
+  add_threads(*sub, o->threads);
+  sub->callback([o] { run(*o); });
+}
 
 void add_quantize(CLI::App& app) {
   add(app, "quantize", "A checkpoint with rounded weights, mapped and used in place.",

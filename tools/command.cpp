@@ -14,6 +14,7 @@
 #include <iostream>
 
 #include "stet/base/error.hpp"
+#include "stet/checkpoint/cache.hpp"
 #include "stet/checkpoint/gguf.hpp"
 #include "stet/checkpoint/safetensors.hpp"
 #include "stet/files/file.hpp"
@@ -182,6 +183,10 @@ void ModelOptions::add_to(CLI::App& app) {
   grouped(app.add_option("--chunk", c.chunk, "tokens of a prompt processed at once (default: 512)"),
           "N")
       ->check(integer(1, 65536));
+  grouped(app.add_option("--cache-dir", cache,
+                         "keep the packed form of the checkpoint there, for the next start"),
+          "DIR")
+      ->check(named());
   app.add_flag("--no-mmap", in_memory, "read files into memory instead of mapping them")
       ->group("Model");
   app.add_flag("--check", check, "compare all digests now, not each part before its first use")
@@ -224,15 +229,25 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
   const auto from = source();
   const std::string name = checkpoint_name(from->path());
   const Contract contract = session_options().compute.contract;
-  if (check) check_digests(*from);
-  const auto load = [&] { return Model::load(from, session.compute.threads, contract); };
+  if (check && cache.empty()) check_digests(*from);
+  std::atomic<uint64_t> packed = 0;
+  const auto load = [&] {
+    const int threads = session.compute.threads;
+    if (cache.empty() || weights != nullptr) return Model::load(from, threads, contract);
+    const auto out_of_cache = cached(from, cache, {contract, threads, check, &packed});
+    return Model::load(in_memory ? stet::in_memory(out_of_cache) : out_of_cache, threads, contract);
+  };
   if (!watched()) return load();
   auto loading = std::async(std::launch::async, load);
   const double start = seconds();
   bool shown = false;
   while (loading.wait_for(std::chrono::milliseconds(shown ? 250 : 1000)) !=
          std::future_status::ready) {
-    rewrite_line(fmt::format("loading {} … {:.0f} s", printable(name), seconds() - start));
+    const std::string into = packed == 0
+                                 ? ""
+                                 : fmt::format(" into the cache, {} packed",
+                                               bytes_text(static_cast<double>(packed.load())));
+    rewrite_line(fmt::format("loading {}{} … {:.0f} s", printable(name), into, seconds() - start));
     shown = true;
   }
   if (shown) rewrite_line("");

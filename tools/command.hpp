@@ -39,6 +39,7 @@ void add_verify(CLI::App& app);
 void add_diff(CLI::App& app);
 void add_quantize(CLI::App& app);
 void add_prepare(CLI::App& app);
+void add_convert_model(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_chat(CLI::App& app);
 void add_serve(CLI::App& app);
@@ -85,7 +86,7 @@ struct ModelOptions {
   SessionOptions session;
   // The weights of a self-contained snapshot, in place of the directory.
   std::shared_ptr<const FileSource> weights;
-  std::string compute, gemm, kv;
+  std::string compute, gemm, kv, cache;
   bool in_memory = false, check = false;
   bool of_snapshot = false;       // `check` is for one as well
   bool follows_snapshot = false;  // its contract, which is in `session`

@@ -61,11 +61,12 @@ int stet::tool::run_command(int argc, char** argv) {
     app.formatter(std::make_shared<HelpFormatter>());
     app.get_formatter()->column_width(28);
     for (auto add :
-         {add_generate, add_chat,     add_serve,      add_save,     add_resume,     add_inspect,
-          add_check,    add_verify,   add_diff,       add_prune,    add_convert,    add_capture,
-          add_measure,  add_patch,    add_export,     add_import,   add_experiment, add_equivalence,
-          add_logits,   add_tokenize, add_detokenize, add_template, add_quantize,   add_prepare,
-          add_bench,    add_store,    add_completion, add_help}) {
+         {add_generate,   add_chat,       add_serve,       add_save,    add_resume,
+          add_inspect,    add_check,      add_verify,      add_diff,    add_prune,
+          add_convert,    add_capture,    add_measure,     add_patch,   add_export,
+          add_import,     add_experiment, add_equivalence, add_logits,  add_tokenize,
+          add_detokenize, add_template,   add_quantize,    add_prepare, add_convert_model,
+          add_bench,      add_store,      add_completion,  add_help}) {
       add(app);
     }
     for (const char* name : kStoreUsers) stet::tool::add_store_options(*app.get_subcommand(name));

@@ -9,7 +9,7 @@ import {configOf, formats, vocabularyOf} from "./tools.mjs";
 const kPrompt = 200, kTokens = 16; // beyond the window of sliding layers and the positions that scaled RoPE starts from
 
 // Most that the peer's logits may differ from stet's under f32: root mean square, relative to the logits' deviation.
-// float32 differs by the order of sums, and by the peer's GELU, which is a table of float16 (hence 1e-3 for Gemma); the
+// float32 differs by the order of sums, and by the peer's GELU, which is a table of float16 (hence 1e-3 for Gemma, GPT-2, GPT-NeoX); the
 // others by their rounding of weights and activations, for which a wrong scale, order or permutation cannot be mistaken:
 // it gives logits that have nothing to do with each other.
 const limitOf = (name, gelu) => (name === "f32" ? (gelu ? 1e-3 : 2e-5) : {bf16: 0.02, q8: 0.05, q4: 0.4}[name]);
@@ -34,7 +34,7 @@ function difference(a, b) {
 
 // One line for each format; returns whether all agree.
 export async function check(tools, directory, names, {threads, isa}) {
-  const vocab = vocabularyOf(directory), gelu = configOf(directory).model_type.startsWith("gemma");
+  const vocab = vocabularyOf(directory), gelu = /^(gemma|gpt)/.test(configOf(directory).model_type);
   const prompt = Array.from({length: kPrompt}, (_, i) => (i * 7919 + 13) % vocab);
   const file = (name) => path.join(scratch, `check-${process.pid}-${name}`);
   const files = {ids: file("ids.json"), stet: file("stet.safetensors"), peer: file("peer.f32")};

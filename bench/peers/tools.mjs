@@ -26,14 +26,13 @@ export class Tools {
     const at = (name) => {
       const file = path.join(build, name);
       if (!fs.existsSync(file)) {
-        throw new Failure(`${file}: not there; cmake --preset release -DSTET_BENCH=ON && cmake --build --preset release ` +
-                          "--target stet_command make_checkpoint write_gguf");
+        throw new Failure(`${file}: not there; cmake --preset release && cmake --build --preset release ` +
+                          "--target stet_command make_checkpoint");
       }
       return file;
     };
     this.stet = at("tools/stet");
     this.makeCheckpoint = at("tools/make_checkpoint");
-    this.writeGguf = at("bench/write_gguf");
   }
 
   // The directory of a checkpoint of random weights.
@@ -49,9 +48,9 @@ export class Tools {
   // The weights of a checkpoint for the peer.
   async gguf(directory, type) {
     const file = path.join(scratch, `${path.basename(path.resolve(directory))}-${type}.gguf`);
-    if (outdated(file, [this.writeGguf, ...fs.readdirSync(directory).map((name) => path.join(directory, name))])) {
+    if (outdated(file, [this.stet, ...fs.readdirSync(directory).map((name) => path.join(directory, name))])) {
       say(`writing ${file}`);
-      await run(this.writeGguf, [directory, "-o", file, "--type", type]);
+      await run(this.stet, ["convert-model", directory, "-o", file, "--type", type, "--tokenizer", "made-up"]);
     }
     return file;
   }

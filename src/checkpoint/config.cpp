@@ -1,10 +1,12 @@
 // Reading config.json and generation_config.json: what all families share.
 #include "stet/model/config.hpp"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "stet/base/error.hpp"
 #include "stet/kernels/math.hpp"
+#include "stet/kernels/numbers.hpp"
 #include "stet/model/family.hpp"
 
 namespace stet {
@@ -15,8 +17,9 @@ Rope::Scaling scaling_of(const JsonReader& json, const std::string& type) {
   if (type == "linear") return Rope::Scaling::linear;
   if (type == "llama3") return Rope::Scaling::llama3;
   if (type == "yarn") return Rope::Scaling::yarn;
+  if (type == "longrope" || type == "su") return Rope::Scaling::longrope;
   throw Error(ErrorKind::unsupported, json.file(), json.path_of("rope_type"),
-              "default, linear, llama3 or yarn", type);
+              "default, linear, llama3, yarn or longrope", type);
 }
 
 void read_yarn(const JsonReader& json, Rope* rope) {
@@ -35,9 +38,34 @@ void read_yarn(const JsonReader& json, Rope* rope) {
   }
 }
 
-void read_scaling(const JsonReader& json, Rope* rope) {
+// Of `whole`, the config, as Phi-3 has it, where `json` does not say it.
+void read_longrope(const JsonReader& json, const JsonReader& whole, Rope* rope) {
+  const JsonReader& place = json.has("original_max_position_embeddings") ? json : whole;
+  rope->original_positions = place.number("original_max_position_embeddings", 2, 1e9);
+  const double positions = whole.number_or("max_position_embeddings", 2048, 1, 1e9);
+  rope->factor = whole.has("original_max_position_embeddings")
+                     ? positions / rope->original_positions
+                     : json.number_or("factor", positions / rope->original_positions, 1e-6, 1e6);
+  rope->is_long = positions > rope->original_positions;
+  rope->attention_factor =
+      json.has("attention_factor") ? json.number("attention_factor", 1e-3, 1e3)
+      : rope->factor > 1           ? 1 / inverse_square_root(1 + math::log(rope->factor) /
+                                                                     math::log(rope->original_positions))
+                                   : 1;
+  for (const auto& [name, to] : {std::pair("short_factor", &rope->short_factors),
+                                 std::pair("long_factor", &rope->long_factors)}) {
+    *to = json.numbers(name);
+    const auto in_range = [](double f) { return f >= 1e-3 && f <= 1e6; };
+    if (to->empty() || !std::ranges::all_of(*to, in_range))
+      json.fail(name, "numbers in 0.001..1e6");
+    for (double& f : *to) f = static_cast<double>(static_cast<float>(f));  // as they are used
+  }
+}
+
+void read_scaling(const JsonReader& json, const JsonReader& whole, Rope* rope) {
   rope->scaling = scaling_of(json, json.string_or("rope_type", json.string_or("type", "default")));
   if (rope->scaling == Rope::Scaling::none) return;
+  if (rope->scaling == Rope::Scaling::longrope) return read_longrope(json, whole, rope);
   rope->factor = json.number("factor", 1e-6, 1e6);
   if (rope->scaling == Rope::Scaling::linear) return;
   if (rope->scaling == Rope::Scaling::yarn) return read_yarn(json, rope);
@@ -56,12 +84,24 @@ Rope read_rope(const JsonReader& json, const std::string& layer_type, double def
     const auto nested = layer_type.empty() ? std::nullopt : parameters->object(layer_type);
     const JsonReader& r = nested ? *nested : *parameters;
     rope.theta = r.number_or("rope_theta", default_theta, 1, 1e12);
-    read_scaling(r, &rope);
+    read_scaling(r, json, &rope);
     return rope;
   }
   rope.theta = json.number_or("rope_theta", default_theta, 1, 1e12);
-  if (const auto scaling = json.object("rope_scaling")) read_scaling(*scaling, &rope);
+  if (const auto scaling = json.object("rope_scaling")) read_scaling(*scaling, json, &rope);
   return rope;
+}
+
+void read_rotary_part(const JsonReader& json, double part, ModelConfig* c) {
+  const auto parameters = json.object("rope_parameters");
+  const JsonReader& place =
+      parameters && parameters->has("partial_rotary_factor") ? *parameters : json;
+  part = place.number_or("partial_rotary_factor", part, 0, 1);
+  const auto turned = static_cast<int64_t>(static_cast<double>(c->head_dim) * part);
+  if (turned < 2 || turned % 2 != 0)
+    place.fail("partial_rotary_factor",
+               "an even number of head_dim " + std::to_string(c->head_dim) + " dimensions");
+  c->rotary_dim = turned == c->head_dim ? 0 : turned;
 }
 
 std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_t window,
@@ -166,6 +206,11 @@ std::string ModelConfig::canonical() const {
                           {"low_freq_factor", r.low_freq_factor},
                           {"high_freq_factor", r.high_freq_factor},
                           {"original_positions", r.original_positions}});
+    if (r.scaling == Rope::Scaling::longrope)
+      ropes_json.back().update({{"attention_factor", r.attention_factor},
+                                {"short_factors", r.short_factors},
+                                {"long_factors", r.long_factors},
+                                {"is_long", r.is_long}});
     if (r.scaling != Rope::Scaling::yarn) continue;
     ropes_json.back().update({{"beta_fast", r.beta_fast},
                               {"beta_slow", r.beta_slow},
@@ -195,6 +240,8 @@ std::string ModelConfig::canonical() const {
   // What older families do not have is left out: their names stay what they were.
   if (residual_scale != 1) j["residual_scale"] = residual_scale;
   if (logit_divisor != 1) j["logit_divisor"] = logit_divisor;
+  if (rotary_dim != 0) j["rotary_dim"] = rotary_dim;
+  if (parallel_residual) j["parallel_residual"] = true;
   return j.dump();
 }
 
@@ -219,18 +266,27 @@ ModelConfig ModelConfig::from_canonical(const std::string& text, const std::stri
   for (const auto& [name, value] : numbers) *value = json.number(name);
   c.residual_scale = json.number_or("residual_scale", 1, -1e6, 1e6);
   c.logit_divisor = json.number_or("logit_divisor", 1, 1e-6, 1e6);
+  c.rotary_dim = json.integer_or("rotary_dim", 0, 0, c.head_dim);
+  c.parallel_residual = json.boolean_or("parallel_residual", false);
   c.tied_head = json.boolean("tied_head");
   c.attention_bias = json.boolean("attention_bias");
   c.mlp_bias = json.boolean("mlp_bias");
   c.window = json.integers("window", 0, kMany);
   if (static_cast<int64_t>(c.window.size()) != c.layers) json.fail("window", "one entry per layer");
   for (const JsonReader& r : json.objects("ropes")) {
-    c.ropes.push_back({r.number("theta"), static_cast<Rope::Scaling>(r.integer("scaling", 0, 3)),
+    c.ropes.push_back({r.number("theta"), static_cast<Rope::Scaling>(r.integer("scaling", 0, 4)),
                        r.number("factor"), r.number("low_freq_factor"),
                        r.number("high_freq_factor"), r.number("original_positions"),
                        r.number_or("beta_fast", 32, 1e-3, 1e6),
                        r.number_or("beta_slow", 1, 1e-3, 1e6), r.boolean_or("truncate", true),
-                       r.number_or("attention_factor", 0, 0, 1e3)});
+                       r.number_or("attention_factor", 0, 0, 1e3), r.numbers("short_factors"),
+                       r.numbers("long_factors"), r.boolean_or("is_long", false)});
+    const Rope& rope = c.ropes.back();
+    for (const auto* factors : {&rope.short_factors, &rope.long_factors}) {
+      if (rope.scaling == Rope::Scaling::longrope &&
+          static_cast<int64_t>(factors->size()) != c.rotated() / 2)
+        json.fail("ropes", "a factor for each pair of dimensions");
+    }
   }
   for (const int64_t i : json.integers(
            "rope_of", -1, std::max<int64_t>(0, static_cast<int64_t>(c.ropes.size()) - 1))) {
@@ -256,6 +312,12 @@ ModelConfig parse_model_config(const std::string& text, const std::string& file)
   const JsonReader json = parse_json(text, file);
   const Family& family = family_of(json);
   ModelConfig config = family.read_config(json);
+  for (const Rope& rope : config.ropes) {
+    const auto pairs = static_cast<size_t>(config.rotated() / 2);
+    if (rope.scaling == Rope::Scaling::longrope &&
+        (rope.short_factors.size() != pairs || rope.long_factors.size() != pairs))
+      json.fail("rope_scaling", std::to_string(pairs) + " short and long factors");
+  }
   const std::vector<std::string> names = json.strings("architectures");
   config.architecture = names.empty() ? family.architectures[0] : names[0];
   return config;

@@ -76,7 +76,8 @@ size_t Matrix::block_bytes() const {
   return depth() * kLanes * element_size();
 }
 
-Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads)
+Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads,
+               size_t heads)
     : Matrix(weight_type(parts.at(0)->dtype), rows_of(parts), columns) {
   const size_t row_bytes = columns * element_size();
   std::vector<const std::byte*> source;  // one per row
@@ -84,6 +85,11 @@ Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int 
     for (size_t offset = 0; offset < part->bytes.size(); offset += row_bytes) {
       source.push_back(part->bytes.data() + offset);
     }
+  }
+  if (heads > 0) {
+    const std::vector<const std::byte*> stored = source;
+    for (size_t row = 0; row < source.size(); ++row)
+      source[row] = stored[interleaved_row(row, source.size(), heads)];
   }
   source.resize(blocks() * kLanes, nullptr);
   const size_t words = row_bytes / 4;

@@ -88,17 +88,25 @@ std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> sourc
   return model;
 }
 
-void Model::pack(const FileSource& source, Contract contract, const std::string& path,
-                 int threads) {
+void Model::pack(const FileSource& source, Contract contract, const std::string& path, int threads,
+                 std::atomic<uint64_t>* written) {
   const FloatEnvironment standard;
   Plan plan = read_plan(source);
   const Checkpoint checkpoint = Checkpoint::open(source);
   if (checkpoint.packed())
     throw Error(ErrorKind::unsupported, checkpoint.source(), "", "weights that are not packed",
                 "packed ones");
-  PackedWriter writer(path, checkpoint);
+  PackedWriter writer(path, checkpoint, written);
   build(std::move(plan), checkpoint, contract, threads, &writer);
   writer.commit();
+}
+
+std::vector<WeightNeed> Model::weights_of(const FileSource& source, const Checkpoint& checkpoint) {
+  Plan plan = read_plan(source);
+  std::vector<WeightNeed> needs;
+  WeightLoader weights(checkpoint, find_prefix(checkpoint, *plan.family), &needs);
+  plan.family->load(std::move(plan.config), weights);
+  return needs;
 }
 
 std::vector<std::string> Model::files_of(const FileSource& source) {

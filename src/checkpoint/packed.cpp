@@ -105,6 +105,10 @@ Contract packed_contract(const Checkpoint& checkpoint) {
               found_text(name));
 }
 
+WeightType packed_type(const Checkpoint& checkpoint, const std::string& name) {
+  return entry_of(checkpoint, name).type;
+}
+
 Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name,
                      std::optional<WeightType> type, size_t rows, size_t columns) {
   const MatrixEntry entry = entry_of(checkpoint, name);
@@ -114,6 +118,12 @@ Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name,
                     std::string(" for the contract ") + *find_metadata(checkpoint, "contract"),
                 weight_type_name(entry.type));
   }
+  return packed_matrix(checkpoint, name, rows, columns);
+}
+
+Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, size_t rows,
+                     size_t columns) {
+  const MatrixEntry entry = entry_of(checkpoint, name);
   if (entry.rows != rows || entry.columns != columns) {
     throw Error(ErrorKind::mismatch, checkpoint.source(), name,
                 "[" + std::to_string(rows) + ", " + std::to_string(columns) + "]",
@@ -178,8 +188,9 @@ size_t header_room(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-PackedWriter::PackedWriter(const std::string& path, const Checkpoint& checkpoint)
-    : file_(path), header_bytes_(header_room(checkpoint)) {
+PackedWriter::PackedWriter(const std::string& path, const Checkpoint& checkpoint,
+                           std::atomic<uint64_t>* written)
+    : file_(path), header_bytes_(header_room(checkpoint)), written_(written) {
   const std::vector<std::byte> room(header_bytes_, std::byte{' '});
   file_.write(room);
   metadata_ = {{"format", kPackedFormat}, {"version", "1"}};
@@ -220,6 +231,7 @@ void PackedWriter::add(const std::string& name, const Matrix& matrix) {
       std::to_string(matrix.columns()) + " " + digest_text(digest_of(matrix.all()));
   file_.write(matrix.all());
   pad();
+  if (written_ != nullptr) *written_ = file_.written();
 }
 
 // Vectors are few and small: they follow all matrices, which need no holes then to begin at pages.
@@ -269,13 +281,13 @@ bool make_empty_directory(const std::string& directory) {
 }  // namespace
 
 void pack_checkpoint(const FileSource& source, Contract contract, const std::string& directory,
-                     int threads) {
+                     int threads, std::atomic<uint64_t>* written_bytes) {
   const bool made = make_empty_directory(directory);
   std::vector<std::string> written;
   const auto path_of = [&](const std::string& name) { return directory + "/" + name; };
   try {
     written.push_back(path_of(kPackedName));
-    Model::pack(source, contract, written.back(), threads);
+    Model::pack(source, contract, written.back(), threads, written_bytes);
     std::vector<std::string> names = Tokenizer::files_of(source);
     names.insert(names.end(), {"generation_config.json", "config.json"});
     for (const std::string& name : names) {

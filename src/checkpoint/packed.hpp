@@ -1,6 +1,7 @@
 // Reading and writing packed.safetensors (include/stet/checkpoint/packed.hpp).
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <optional>
 #include <string>
@@ -21,6 +22,10 @@ Contract packed_contract(const Checkpoint& checkpoint);
 // format or mismatch.
 Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name,
                      std::optional<WeightType> type, size_t rows, size_t columns);
+// The same of any type; and that type.
+Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, size_t rows,
+                     size_t columns);
+WeightType packed_type(const Checkpoint& checkpoint, const std::string& name);
 // What stands in the metadata under "weights:GROUP", and under "fingerprint:GROUP" ("": a file that
 // was packed before there were such names). Throws a format Error for what is no digest.
 std::string packed_legacy_fingerprint(const Checkpoint& checkpoint, const std::string& group);
@@ -33,8 +38,9 @@ size_t check_packed(const Checkpoint& checkpoint, int threads);
 // the end.
 class PackedWriter {
  public:
-  // Room for a header that names every tensor of `checkpoint`.
-  PackedWriter(const std::string& path, const Checkpoint& checkpoint);
+  // Room for a header that names every tensor of `checkpoint`. `written` counts bytes, if not null.
+  PackedWriter(const std::string& path, const Checkpoint& checkpoint,
+               std::atomic<uint64_t>* written = nullptr);
   void add(const std::string& name, const Matrix& matrix);
   void add(const TensorView& tensor);  // of the checkpoint
   void note_legacy_fingerprint(const std::string& group, const std::string& name);
@@ -47,6 +53,7 @@ class PackedWriter {
 
   AtomicFile file_;
   size_t header_bytes_;
+  std::atomic<uint64_t>* written_;
   std::string entries_;
   std::vector<const TensorView*> vectors_;
   std::map<std::string, std::string> metadata_;

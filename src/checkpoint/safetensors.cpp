@@ -195,9 +195,9 @@ std::vector<std::string> Checkpoint::files_of(const FileSource& source) {
 
 const Checkpoint::Shard& Checkpoint::add_shard(const FileSource& source, const std::string& name) {
   auto file = source.open(name);
-  if (file->bytes().empty())
+  if (file->extent().empty())
     throw Error(ErrorKind::format, file->path(), "", "a file with content", "0 bytes");
-  SafeTensors tensors = SafeTensors::parse(file->bytes(), file->path());
+  SafeTensors tensors = SafeTensors::parse(file->extent(), file->path());
   shards_.push_back(std::make_unique<const Shard>(Shard{std::move(file), std::move(tensors)}));
   return *shards_.back();
 }
@@ -250,11 +250,20 @@ const TensorView& Checkpoint::require(const std::string& name,
   return *tensor;
 }
 
-void Checkpoint::drop(const TensorView& tensor) const {
+const FileBytes* Checkpoint::file_with(const TensorView& tensor) const {
   const auto it = locations_.find(tensor.name);
-  if (it == locations_.end() || it->second.view->bytes.data() != tensor.bytes.data()) return;
-  const FileBytes& file = *it->second.shard->file;
-  file.drop(static_cast<size_t>(tensor.bytes.data() - file.bytes().data()), tensor.bytes.size());
+  const bool ours = it != locations_.end() && it->second.view->bytes.data() == tensor.bytes.data();
+  return ours ? it->second.shard->file.get() : nullptr;
+}
+
+void Checkpoint::fill(const TensorView& tensor) const {
+  if (const FileBytes* const file = file_with(tensor)) file->bytes();
+}
+
+void Checkpoint::drop(const TensorView& tensor) const {
+  const FileBytes* const file = file_with(tensor);
+  if (file == nullptr) return;
+  file->drop(static_cast<size_t>(tensor.bytes.data() - file->extent().data()), tensor.bytes.size());
 }
 
 std::vector<std::string> Checkpoint::names() const {

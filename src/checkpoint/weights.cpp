@@ -32,13 +32,19 @@ WeightLoader::WeightLoader(const Checkpoint& checkpoint, std::string prefix, Con
       writer_(writer),
       names_(std::make_unique<WeightFingerprints>()) {}
 
+WeightLoader::WeightLoader(const Checkpoint& checkpoint, std::string prefix,
+                           std::vector<WeightNeed>* needs)
+    : WeightLoader(checkpoint, std::move(prefix), Contract::f32, 1) {
+  needs_ = needs;
+}
+
 WeightLoader::~WeightLoader() = default;
 
 // The name without what differs between checkpoints of a family.
 std::string WeightLoader::canonical(const std::string& name) const {
   constexpr const char* kHead = "lm_head.weight";
   if (name.ends_with(kHead)) return kHead;
-  return name.substr(prefix_.size());
+  return name.starts_with(prefix_) ? name.substr(prefix_.size()) : name;
 }
 
 std::vector<WeightLoader::Part> WeightLoader::prefixed(const std::vector<Part>& parts) const {
@@ -49,19 +55,21 @@ std::vector<WeightLoader::Part> WeightLoader::prefixed(const std::vector<Part>& 
 
 // The packed matrix of tensors of the checkpoint.
 Matrix WeightLoader::pack(const std::string& group, const std::vector<Part>& parts, int64_t columns,
-                          bool transposed) {
+                          Stored stored) {
   std::vector<const TensorView*> views;
   for (const Part& part : parts) {
-    views.push_back(transposed ? &checkpoint_.require(part.name, {columns, part.rows})
-                               : &checkpoint_.require(part.name, {part.rows, columns}));
+    views.push_back(stored.transposed ? &checkpoint_.require(part.name, {columns, part.rows})
+                                      : &checkpoint_.require(part.name, {part.rows, columns}));
     if (views.back()->dtype != views[0]->dtype) {
       throw Error(ErrorKind::unsupported, checkpoint_.file_of(part.name), part.name,
                   "dtype " + views[0]->dtype_text + " like " + views[0]->name,
                   views.back()->dtype_text);
     }
   }
-  Matrix matrix = transposed ? Matrix::transposed(*views[0], threads_)
-                             : Matrix(views, static_cast<size_t>(columns), threads_);
+  for (const TensorView* view : views) checkpoint_.fill(*view);
+  Matrix matrix = stored.transposed ? Matrix::transposed(*views[0], threads_)
+                                    : Matrix(views, static_cast<size_t>(columns), threads_,
+                                             static_cast<size_t>(stored.heads));
   for (const TensorView* view : views) {
     names_->add(group, canonical(view->name), *view, digest_matrix(*view, threads_));
     checkpoint_.drop(*view);
@@ -69,19 +77,45 @@ Matrix WeightLoader::pack(const std::string& group, const std::vector<Part>& par
   return matrix;
 }
 
-Matrix WeightLoader::load(const std::string& group, const std::vector<Part>& parts, int64_t columns,
-                          bool transposed, bool rounded) {
+namespace {
+
+std::string joined(const std::vector<WeightLoader::Part>& parts) {
   std::string name;
-  size_t rows = 0;
+  for (const auto& part : parts) name += (name.empty() ? "" : "+") + part.name;
+  return name;
+}
+
+}  // namespace
+
+void WeightLoader::note(const std::vector<Part>& parts, int64_t columns, Stored stored,
+                        bool rounded) const {
+  int64_t rows = 0, all = 0;
+  for (const Part& part : parts) all += part.rows;
   for (const Part& part : parts) {
-    name += (name.empty() ? "" : "+") + part.name;
-    rows += static_cast<size_t>(part.rows);
+    if (!checkpoint_.packed()) {
+      stored.transposed ? checkpoint_.require(part.name, {columns, part.rows})
+                        : checkpoint_.require(part.name, {part.rows, columns});
+    }
+    needs_->push_back({part.name, canonical(part.name), part.rows, columns, false,
+                       stored.transposed, !rounded, stored.heads, joined(parts), rows, all});
+    rows += part.rows;
+  }
+}
+
+Matrix WeightLoader::load(const std::string& group, const std::vector<Part>& parts, int64_t columns,
+                          Stored stored, bool rounded) {
+  const std::string name = joined(parts);
+  size_t rows = 0;
+  for (const Part& part : parts) rows += static_cast<size_t>(part.rows);
+  if (needs_ != nullptr) {
+    note(parts, columns, stored, rounded);
+    return Matrix::packed(WeightType::f32, rows, static_cast<size_t>(columns), nullptr, nullptr);
   }
   names_->add_group(group);
   const std::optional<WeightType> type = rounded ? rounded_type(contract_, group) : std::nullopt;
   Matrix matrix = checkpoint_.packed()
                       ? packed_matrix(checkpoint_, name, type, rows, static_cast<size_t>(columns))
-                      : pack(group, parts, columns, transposed);
+                      : pack(group, parts, columns, stored);
   if (not_bf16_.empty() && rounded && matrix.type() != WeightType::bf16) {
     not_bf16_ = parts[0].name;
     its_type_ = checkpoint_.packed() ? weight_type_name(matrix.type())
@@ -91,7 +125,7 @@ Matrix WeightLoader::load(const std::string& group, const std::vector<Part>& par
     try {
       matrix = matrix.quantized(*type, threads_);
     } catch (const WeightError& e) {
-      refuse(e, parts, transposed);
+      refuse(e, parts, stored);
     }
   }
   bytes_ += matrix.bytes();
@@ -106,11 +140,15 @@ Matrix WeightLoader::load(const std::string& group, const std::vector<Part>& par
 
 // Of a matrix of all these parts: names the tensor, and where it is in there.
 void WeightLoader::refuse(const WeightError& e, const std::vector<Part>& parts,
-                          bool transposed) const {
+                          Stored stored) const {
   size_t row = e.row;
+  if (stored.heads > 0)
+    row =
+        interleaved_row(row, static_cast<size_t>(parts[0].rows), static_cast<size_t>(stored.heads));
   auto part = parts.begin();
   for (; row >= static_cast<size_t>(part->rows); ++part) row -= static_cast<size_t>(part->rows);
-  const size_t first = transposed ? e.column : row, second = transposed ? row : e.column;
+  const size_t first = stored.transposed ? e.column : row,
+               second = stored.transposed ? row : e.column;
   throw Error(e.kind, checkpoint_.file_of(part->name),
               part->name + "[" + std::to_string(first) + ", " + std::to_string(second) + "]",
               e.expected, e.found);
@@ -118,24 +156,26 @@ void WeightLoader::refuse(const WeightError& e, const std::vector<Part>& parts,
 
 Matrix WeightLoader::matrix(const std::string& group, const std::vector<Part>& parts,
                             int64_t columns) {
-  return load(group, prefixed(parts), columns, false, true);
+  return load(group, prefixed(parts), columns, {}, true);
 }
 
 Matrix WeightLoader::table(const std::string& group, const Part& part, int64_t columns) {
-  return load(group, prefixed({part}), columns, false, false);
+  return load(group, prefixed({part}), columns, {}, false);
 }
 
-Matrix WeightLoader::head(int64_t vocab, int64_t hidden) {
+Matrix WeightLoader::head(int64_t vocab, int64_t hidden, const char* plain) {
   const size_t model = prefix_.rfind("model.");
-  std::string name =
-      (model == std::string::npos ? "" : prefix_.substr(0, model)) + "lm_head.weight";
-  if (checkpoint_.find(name) == nullptr) name = "lm_head.weight";
-  return load("head", {{name, vocab}}, hidden, false, true);
+  std::string name = (model == std::string::npos ? "" : prefix_.substr(0, model)) + plain;
+  if (checkpoint_.find(name) == nullptr) name = plain;
+  return load("head", {{name, vocab}}, hidden, {}, true);
 }
 
 Vector WeightLoader::vector(const std::string& group, const std::string& name, int64_t n,
                             float offset) {
   const TensorView& view = checkpoint_.require(prefix_ + name, {n});
+  if (needs_ != nullptr)
+    needs_->push_back({view.name, canonical(view.name), 1, n, true, false, false, 0, "", 0, 0});
+  checkpoint_.fill(view);
   Vector result(static_cast<size_t>(n));
   for (size_t i = 0; i < result.size(); ++i) {
     if (view.dtype == DType::f32) {
@@ -167,9 +207,23 @@ Linear WeightLoader::linear(const std::string& group, const std::vector<Part>& l
 }
 
 Linear WeightLoader::transposed(const std::string& group, const Part& layer, int64_t columns) {
-  Linear result{load(group, prefixed({{layer.name + ".weight", layer.rows}}), columns, true, true),
+  Linear result{load(group, prefixed({{layer.name + ".weight", layer.rows}}), columns,
+                     {.transposed = true}, true),
                 {}};
   result.bias = vector(group, layer.name + ".bias", layer.rows);
+  return result;
+}
+
+Linear WeightLoader::interleaved(const std::string& group, const Part& layer, int64_t columns,
+                                 int64_t heads, bool bias) {
+  Linear result{load(group, prefixed({{layer.name + ".weight", layer.rows}}), columns,
+                     {.heads = heads}, true),
+                {}};
+  if (!bias) return result;
+  const Vector stored = vector(group, layer.name + ".bias", layer.rows);
+  if (needs_ != nullptr) needs_->back().heads = heads;
+  for (size_t i = 0; i < stored.size(); ++i)
+    result.bias.push_back(stored[interleaved_row(i, stored.size(), static_cast<size_t>(heads))]);
   return result;
 }
 

@@ -284,6 +284,12 @@ void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
   }
 }
 
+const std::string& AtomicFile::uncommitted() {
+  write({});
+  flush();
+  return temporary_;
+}
+
 // All but the last step comes before the rename, so that where it fails the older file is still
 // there.
 void AtomicFile::commit() {

@@ -131,13 +131,17 @@ FileBytes::FileBytes(std::string path, std::span<const std::byte> bytes,
       keeps_alive_(std::move(keeps_alive)),
       mapping_(std::move(mapping)) {}
 
+FileBytes::FileBytes(std::string path, std::shared_ptr<const MadeContent> content)
+    : path_(std::move(path)), bytes_(content->extent()), content_(std::move(content)) {}
+
 void FileBytes::drop(size_t offset, size_t size) const {
+  if (content_ != nullptr && offset + size == bytes_.size()) return content_->drop();
   if (mapping_ == nullptr || offset > bytes_.size() || size > bytes_.size() - offset) return;
   mapping_->drop(static_cast<size_t>(bytes_.data() - mapping_->bytes().data()) + offset, size);
 }
 
 void FileBytes::stream(const std::function<void(std::span<const std::byte>)>& use) const {
-  for (size_t at = 0; at < bytes_.size(); at += kPiece) {
+  for (size_t at = 0; at < bytes().size(); at += kPiece) {
     const size_t size = std::min(kPiece, bytes_.size() - at);
     use(bytes_.subspan(at, size));
     drop(at, size);

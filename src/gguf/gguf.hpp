@@ -46,6 +46,7 @@ class Gguf {
 
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
   const std::string& path() const { return file_->path(); }
+  const std::shared_ptr<const FileBytes>& file() const { return file_; }
   [[noreturn]] void fail(const std::string& field, const std::string& expected,
                          const std::string& found) const;
 

@@ -9,7 +9,6 @@
 
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
-#include "stet/kernels/ggml.hpp"
 #include "stet/model/config.hpp"
 
 namespace stet {
@@ -28,27 +27,42 @@ const GgufArchitecture kArchitectures[] = {
     {"gpt2", "GPT2LMHeadModel", "gpt2", GgufLayout::gpt2, false, false},
     {"granite", "GraniteForCausalLM", "granite", GgufLayout::llama, true, false},
     {"olmo2", "Olmo2ForCausalLM", "olmo2", GgufLayout::four_norms, false, false},
-    {"smollm3", "SmolLM3ForCausalLM", "smollm3", GgufLayout::llama, true, false}};
+    {"smollm3", "SmolLM3ForCausalLM", "smollm3", GgufLayout::llama, true, false},
+    {"gptneox", "GPTNeoXForCausalLM", "gpt_neox", GgufLayout::gpt_neox, false, false},
+    {"phi3", "Phi3ForCausalLM", "phi3", GgufLayout::phi3, false, false}};
+
+// A file that stet wrote says in a key of its own where llama.cpp takes a family for another.
+bool is_mistral(const Gguf& keys) { return keys.text(kGgufModelType).value_or("") == "mistral"; }
+
+const GgufArchitecture* find_architecture(const std::string& name) {
+  for (const GgufArchitecture& a : kArchitectures) {
+    if (name == a.name) return &a;
+  }
+  return nullptr;
+}
 
 const GgufArchitecture& architecture_of(const Gguf& keys) {
   const std::string name = keys.text("general.architecture").value_or("");
+  if (const GgufArchitecture* const found = find_architecture(name)) return *found;
   std::string known;
-  for (const GgufArchitecture& a : kArchitectures) {
-    if (name == a.name) return a;
+  for (const GgufArchitecture& a : kArchitectures)
     known += (known.empty() ? "" : ", ") + std::string(a.name);
-  }
   throw Error(ErrorKind::unsupported, keys.path(), "general.architecture", "one of " + known,
               printable(name, 60));
+}
+
+std::vector<float> numbers_of(const Gguf& keys, const GgufTensor& tensor, int64_t pairs) {
+  std::vector<float> numbers(tensor.bytes.size() / sizeof(float));
+  if (tensor.type != 0 || numbers.size() != static_cast<size_t>(pairs))
+    keys.fail(tensor.name, std::to_string(pairs) + " of F32", std::to_string(numbers.size()));
+  std::memcpy(numbers.data(), tensor.bytes.data(), tensor.bytes.size());
+  return numbers;
 }
 
 // rope_freqs: what the frequency of each pair is divided by. Llama 3's scaling makes them from
 // three factors and a length; the one that gives these numbers is the one.
 Json llama3_scaling(const Gguf& keys, const GgufTensor& tensor, double theta, int64_t head_dim) {
-  std::vector<float> divisors(tensor.bytes.size() / sizeof(float));
-  if (tensor.type != 0 || divisors.size() != static_cast<size_t>(head_dim / 2))
-    keys.fail(tensor.name, std::to_string(head_dim / 2) + " of F32",
-              std::to_string(divisors.size()));
-  std::memcpy(divisors.data(), tensor.bytes.data(), tensor.bytes.size());
+  const std::vector<float> divisors = numbers_of(keys, tensor, head_dim / 2);
   Rope plain, scaled;
   plain.theta = scaled.theta = theta;
   scaled.scaling = Rope::Scaling::llama3;
@@ -76,6 +90,16 @@ Json llama3_scaling(const Gguf& keys, const GgufTensor& tensor, double theta, in
 }
 
 }  // namespace
+
+const GgufArchitecture& architecture_for(const ModelConfig& c, const std::string& file) {
+  const std::string name = c.family == "mistral"    ? "llama"
+                           : c.family == "olmo3"    ? "olmo2"
+                           : c.family == "gpt_neox" ? "gptneox"
+                                                    : c.family;
+  if (const GgufArchitecture* const found = find_architecture(name)) return *found;
+  throw Error(ErrorKind::unsupported, file, "model_type", "a family that GGUF files have",
+              c.family);
+}
 
 GgufNames::GgufNames(const std::vector<Gguf>& parts)
     : parts_(parts), keys_(parts.front()), architecture_(architecture_of(keys_)) {
@@ -148,23 +172,57 @@ nlohmann::ordered_json GgufNames::common_config() const {
             {"num_key_value_heads", kv_heads_},
             {"head_dim", head_dim},
             {"max_position_embeddings", need("context_length", kMaxPositions)},
-            {"rms_norm_eps", published_number("attention.layer_norm_rms_epsilon")},
             {"rope_theta", theta},
             {"attention_bias", find("blk.0.attn_q.bias") != nullptr},
             {architecture_.gemma ? "hidden_activation" : "hidden_act",
              architecture_.gemma ? "gelu_pytorch_tanh" : "silu"}};
+  if (architecture_.layout != GgufLayout::gpt_neox)
+    c["rms_norm_eps"] = published_number("attention.layer_norm_rms_epsilon");
   if (std::string(architecture_.model_type).starts_with("qwen")) c.erase("attention_bias");
   if (const GgufTensor* freqs = find("rope_freqs.weight"))
     c["rope_scaling"] = llama3_scaling(keys_, *freqs, theta, head_dim);
   add_scaling(c);
   const auto window = keys_.integer(key("attention.sliding_window"), 0, kMaxPositions);
-  if (window) c["sliding_window"] = *window;
+  if (window) c["sliding_window"] = *window > 0 ? Json(*window) : Json(nullptr);
   return c;
+}
+
+// LongRoPE's two sets of divisors, which llama.cpp has as tensors.
+void GgufNames::add_long_factors(nlohmann::ordered_json& c) const {
+  const GgufTensor *const longs = find("rope_factors_long.weight"),
+                          *const shorts = find("rope_factors_short.weight");
+  if (longs == nullptr && shorts == nullptr) return;
+  const int64_t dim = need("rope.dimension_count", kMaxHeadDim),
+                original = need("rope.scaling.original_context_length", kMaxPositions);
+  Json to = {{"rope_type", "longrope"}};
+  for (const auto& [tensor, name] :
+       {std::pair(longs, "long_factor"), std::pair(shorts, "short_factor")}) {
+    if (tensor == nullptr) keys_.fail(name, "a tensor of such factors", "none");
+    to[name] = numbers_of(keys_, *tensor, dim / 2);
+  }
+  c["original_max_position_embeddings"] = original;
+  c["rope_scaling"] = to;
+  if (!keys_.has(key("rope.scaling.attn_factor"))) return;
+  // What follows from the positions is left out: the file has it as float32.
+  const ModelConfig paper = parse_model_config(c.dump(), keys_.path());
+  const double factor = need_number("rope.scaling.attn_factor");
+  if (std::abs(factor - static_cast<double>(rope_magnitude(paper.ropes.at(0)))) > 1e-5)
+    c["rope_scaling"]["attention_factor"] = factor;
+}
+
+// As the part of a head that turns; a little more, so that what rounds it down gives the number.
+void GgufNames::add_rotary_part(nlohmann::ordered_json& c, const char* field) const {
+  const int64_t head_dim = c["head_dim"];
+  const int64_t turned = keys_.integer(key("rope.dimension_count"), 2, head_dim).value_or(head_dim);
+  if (turned == head_dim)
+    c[field] = 1.0;
+  else
+    c[field] = (static_cast<double>(turned) + 0.25) / static_cast<double>(head_dim);
 }
 
 void GgufNames::add_scaling(nlohmann::ordered_json& c) const {
   const std::string scaling = keys_.text(key("rope.scaling.type")).value_or("none");
-  if (scaling == "none") return;
+  if (scaling == "none" || scaling == "longrope") return;  // the latter has tensors
   if (scaling != "linear" && scaling != "yarn")
     throw Error(ErrorKind::unsupported, keys_.path(), key("rope.scaling.type"),
                 "none, linear or yarn", printable(scaling, 40));
@@ -221,6 +279,23 @@ void GgufNames::add_own(nlohmann::ordered_json& c) const {
     c["sliding_window_pattern"] = 6;
     add_layer_types(c);
   }
+  if (name == "gptneox") {
+    c["layer_norm_eps"] = published_number("attention.layer_norm_epsilon");
+    c["use_parallel_residual"] = keys_.boolean(key("use_parallel_residual")).value_or(true);
+    c["hidden_act"] = "gelu";
+    c["attention_bias"] = find("blk.0.attn_qkv.bias") != nullptr;
+    add_rotary_part(c, "rotary_pct");
+  }
+  if (name == "phi3") {
+    c["attention_bias"] = false;
+    add_rotary_part(c, "partial_rotary_factor");
+    add_long_factors(c);
+  }
+  if (name == "llama" && is_mistral(keys_)) {
+    c["architectures"] = {"MistralForCausalLM"};
+    c["model_type"] = "mistral";
+    if (!c.contains("sliding_window")) c["sliding_window"] = nullptr;
+  }
   if (name == "granite") {
     copy("embedding_scale", "embedding_multiplier");
     copy("attention.scale", "attention_multiplier");
@@ -245,24 +320,28 @@ std::string GgufNames::config() const {
     c.update(common_config());
     add_own(c);
   }
-  c.update(Json::parse(generation_config()));
+  c.update(ids_config());
   return c.dump();
 }
 
 std::string GgufNames::generation_config() const {
+  return keys_.text(kGgufGeneration).value_or(ids_config().dump());
+}
+
+nlohmann::ordered_json GgufNames::ids_config() const {
   Json g = Json::object();
   const auto id = [&](const char* name) {
     return keys_.integer(std::string("tokenizer.ggml.") + name, 0, vocab_size_ - 1);
   };
   if (const auto bos = id("bos_token_id")) g["bos_token_id"] = *bos;
   Json eos = Json::array();
-  for (const char* name : {"eos_token_id", "eot_token_id"}) {
+  for (const char* name : {"eos_token_id", "eot_token_id", "eom_token_id"}) {
     const auto found = id(name);
     if (found && std::find(eos.begin(), eos.end(), Json(*found)) == eos.end())
       eos.push_back(*found);
   }
   if (!eos.empty()) g["eos_token_id"] = eos;
-  return g.dump();
+  return g;
 }
 
 }  // namespace stet

@@ -7,11 +7,12 @@
 #include <vector>
 
 #include "src/gguf/gguf.hpp"
+#include "stet/model/config.hpp"
 
 namespace stet {
 
 // How the tensors of a layer are called. four_norms: ffn_norm is not what stands after attention.
-enum class GgufLayout { llama, four_norms, gpt2 };
+enum class GgufLayout { llama, four_norms, gpt2, gpt_neox, phi3 };
 
 struct GgufArchitecture {
   const char* name;                     // general.architecture
@@ -20,6 +21,19 @@ struct GgufArchitecture {
   bool rotated;  // q and k have neighbours as pairs
   bool gemma;    // norms have the one that is added
 };
+
+// In which a model of that config is written. Throws an unsupported Error, naming `file`, for a
+// family that llama.cpp does not have.
+const GgufArchitecture& architecture_for(const ModelConfig& config, const std::string& file);
+
+// How a tensor is stored, whose name is that of WeightNeed::canonical; nothing for another.
+struct GgufStored {
+  std::string name;
+  enum class Rows { as_they_are, queries, keys } rows = Rows::as_they_are;
+  bool plus_one = false;
+};
+std::optional<GgufStored> stored_as(const GgufArchitecture& architecture,
+                                    const std::string& canonical);
 
 class GgufNames {
  public:
@@ -36,6 +50,7 @@ class GgufNames {
     int64_t rotated_heads = 0;
     bool less_one = false;
     bool transposed = false;
+    int64_t fused_heads = 0;  // q, k and v of each of so many heads together
   };
   // Nothing for a tensor that the config stands for: rope_freqs, a head that is the embeddings.
   std::optional<Published> published(const GgufTensor& tensor) const;
@@ -47,9 +62,12 @@ class GgufNames {
   double need_number(const char* name) const;
   bool tied() const;
   nlohmann::ordered_json published_number(const char* name) const;
+  nlohmann::ordered_json ids_config() const;
   nlohmann::ordered_json gpt2_config() const;
   nlohmann::ordered_json common_config() const;
   void add_scaling(nlohmann::ordered_json& config) const;
+  void add_long_factors(nlohmann::ordered_json& config) const;
+  void add_rotary_part(nlohmann::ordered_json& config, const char* field) const;
   void add_layer_types(nlohmann::ordered_json& config) const;
   void add_own(nlohmann::ordered_json& config) const;
   std::optional<Published> of_layer(const std::string& at, const std::string& stem,
@@ -60,5 +78,9 @@ class GgufNames {
   const GgufArchitecture& architecture_;
   int64_t vocab_size_ = 0, heads_ = 0, kv_heads_ = 0;
 };
+
+// What stet writes beside llama.cpp's keys: what those have no place for.
+inline constexpr const char *kGgufModelType = "stet.model_type",
+                            *kGgufGeneration = "stet.generation_config";
 
 }  // namespace stet

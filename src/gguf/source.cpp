@@ -4,98 +4,142 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "src/gguf/gguf.hpp"
 #include "src/gguf/names.hpp"
 #include "src/gguf/vocabulary.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
+#include "stet/base/memory.hpp"
 #include "stet/checkpoint/gguf.hpp"
 #include "stet/checkpoint/tensor.hpp"
 #include "stet/kernels/ggml.hpp"
 #include "stet/kernels/numbers.hpp"
+#include "stet/threads/team.hpp"
 
 namespace stet {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-// One tensor as a safetensors file of its own, made when it is opened.
+constexpr size_t kPiece = size_t{256} << 10;  // bytes that a thread makes at a time
+
+// One tensor as a safetensors file of its own, whose data is made when it is asked for.
 struct Shard {
+  const Gguf* part;
   const GgufTensor* from;
-  std::string name;           // as it was published
-  int64_t rotated_heads = 0;  // Llama's q and k: pairs of neighbours go back to halves of a head
-  bool less_one = false;      // Gemma's norms, which the file has with the one that is added
-  bool transposed = false;    // GPT-2's matrices, which were published as [inputs][outputs]
+  GgufNames::Published to;
 };
 
 DType dtype_of(const Shard& s) {
-  if (s.less_one) return DType::f32;
+  if (s.to.less_one) return DType::f32;
   return s.from->type == 1 ? DType::f16 : s.from->type == 30 ? DType::bf16 : DType::f32;
 }
 
-// Row r of a head's rows in the file is row 2 (r mod half) + r / half there.
-void unrotate(std::byte* data, size_t rows, size_t row_bytes, int64_t heads) {
-  const size_t each = rows / static_cast<size_t>(heads), half = each / 2;
-  std::vector<std::byte> head(each * row_bytes);
-  for (size_t h = 0; h < static_cast<size_t>(heads); ++h) {
-    std::byte* const at = data + h * each * row_bytes;
-    for (size_t r = 0; r < each; ++r) {
-      const size_t from = 2 * (r % half) + r / half;
-      std::copy_n(at + from * row_bytes, row_bytes, head.data() + r * row_bytes);
-    }
-    std::copy(head.begin(), head.end(), at);
+std::vector<int64_t> shape_of(const Shard& s) {
+  std::vector<int64_t> shape = s.from->shape;
+  if (s.to.transposed) std::reverse(shape.begin(), shape.end());
+  return shape;
+}
+
+// Which row of the file is row `row` as it was published. Of Llama's q and k, neighbours go back to
+// halves of a head; GPT-NeoX has the q, k and v of each head together.
+size_t row_in_file(const Shard& s, size_t row, size_t rows) {
+  if (s.to.rotated_heads > 0) {
+    const size_t each = rows / static_cast<size_t>(s.to.rotated_heads), half = each / 2,
+                 within = row % each;
+    return row - within + 2 * (within % half) + within / half;
   }
+  if (s.to.fused_heads > 0) {
+    const size_t each = rows / 3 / static_cast<size_t>(s.to.fused_heads), head = row / (3 * each),
+                 within = row % (3 * each);
+    return within / each * (rows / 3) + head * each + within % each;
+  }
+  return row;
 }
 
 // [rows][columns] -> [columns][rows]
 void transpose(std::span<std::byte> data, size_t rows, size_t element) {
   const std::vector<std::byte> from(data.begin(), data.end());
   const size_t columns = data.size() / rows / element;
-  for (size_t r = 0; r < rows; ++r) {
-    for (size_t c = 0; c < columns; ++c)
-      std::copy_n(&from[(r * columns + c) * element], element, &data[(c * rows + r) * element]);
-  }
+  run_each(default_threads(), columns, [&](size_t c) {
+    for (size_t r = 0; r < rows; ++r)
+      std::memcpy(&data[(c * rows + r) * element], &from[(r * columns + c) * element], element);
+  });
 }
 
-std::vector<int64_t> shape_of(const Shard& s) {
-  std::vector<int64_t> shape = s.from->shape;
-  if (s.transposed) std::reverse(shape.begin(), shape.end());
-  return shape;
-}
-
-std::shared_ptr<const std::vector<std::byte>> file_of(const Shard& s) {
+// The data of a shard as it was published.
+void fill(const Shard& s, std::span<std::byte> data) {
+  const GgufTensor& t = *s.from;
   const DType dtype = dtype_of(s);
-  const GgmlType type = *ggml_type(s.from->type);
-  const auto elements = static_cast<size_t>(*element_count(s.from->shape));
-  const size_t size = elements * dtype_size(dtype);
-  std::string header =
-      Json{{s.name,
-            {{"dtype", dtype_name(dtype)}, {"shape", shape_of(s)}, {"data_offsets", {0, size}}}}}
-          .dump();
-  header.resize((header.size() + 7) / 8 * 8, ' ');
-  auto file = std::make_shared<std::vector<std::byte>>(8 + header.size() + size);
-  const uint64_t length = header.size();
-  std::memcpy(file->data(), &length, sizeof length);
-  std::memcpy(file->data() + 8, header.data(), header.size());
-  std::byte* const data = file->data() + 8 + header.size();
-  if (dtype == DType::f32) {
-    dequantize_ggml(s.from->type, s.from->bytes.data(), elements / type.elements,
-                    reinterpret_cast<float*>(data));
-    if (s.less_one) add_offset({reinterpret_cast<float*>(data), elements}, -1.0f);
-  } else {
-    std::copy(s.from->bytes.begin(), s.from->bytes.end(), data);
-  }
-  if (s.rotated_heads > 0) {
-    const auto rows = static_cast<size_t>(s.from->shape.front());
-    unrotate(data, rows, size / rows, s.rotated_heads);
-  }
-  if (s.transposed)
-    transpose({data, size}, static_cast<size_t>(s.from->shape.front()), dtype_size(dtype));
-  return file;
+  const GgmlType type = *ggml_type(t.type);
+  const bool matrix = t.shape.size() > 1 || s.to.rotated_heads > 0 || s.to.fused_heads > 0;
+  const auto rows = static_cast<size_t>(matrix ? t.shape.front() : 1);
+  const size_t from_bytes = t.bytes.size() / rows, to_bytes = data.size() / rows,
+               at_once = std::max<size_t>(1, kPiece / to_bytes);
+  const auto make_row = [&](size_t row) {
+    const std::byte* const from = t.bytes.data() + row_in_file(s, row, rows) * from_bytes;
+    std::byte* const to = data.data() + row * to_bytes;
+    if (dtype != DType::f32) {
+      std::memcpy(to, from, to_bytes);
+      return;
+    }
+    float* const numbers = reinterpret_cast<float*>(to);
+    dequantize_ggml(t.type, from, from_bytes / type.bytes, numbers);
+    if (s.to.less_one) add_offset({numbers, to_bytes / sizeof(float)}, -1.0f);
+  };
+  run_each(default_threads(), (rows + at_once - 1) / at_once, [&](size_t piece) {
+    for (size_t row = piece * at_once; row < std::min(rows, (piece + 1) * at_once); ++row)
+      make_row(row);
+  });
+  if (s.to.transposed) transpose(data, rows, dtype_size(dtype));
 }
+
+// The header fills whole pages, so that the data behind it can go back to the system.
+class ShardContent : public MadeContent {
+ public:
+  explicit ShardContent(Shard shard) : shard_(std::move(shard)) {
+    const DType dtype = dtype_of(shard_);
+    const size_t size = static_cast<size_t>(*element_count(shard_.from->shape)) * dtype_size(dtype);
+    std::string text = Json{{shard_.to.name,
+                             {{"dtype", dtype_name(dtype)},
+                              {"shape", shape_of(shard_)},
+                              {"data_offsets", {0, size}}}}}
+                           .dump();
+    text.resize((text.size() + 8 + kPage - 1) / kPage * kPage - 8, ' ');
+    header_ = 8 + text.size();
+    memory_ = Memory(header_ + size, false);
+    const uint64_t length = text.size();
+    std::memcpy(memory_.data(), &length, sizeof length);
+    std::memcpy(memory_.data() + 8, text.data(), text.size());
+    extent_ = {memory_.data(), header_ + size};
+  }
+
+  std::span<const std::byte> extent() const override { return extent_; }
+  size_t header() const override { return header_; }
+  void make() const override {
+    const std::lock_guard lock(mutex_);
+    if (!made_) fill(shard_, {memory_.data() + header_, extent_.size() - header_});
+    made_ = true;
+  }
+  void drop() const override {
+    const std::lock_guard lock(mutex_);
+    memory_.release(header_, memory_.size() - header_);
+    made_ = false;
+  }
+
+ private:
+  static constexpr size_t kPage = 4096;
+
+  Shard shard_;
+  Memory memory_;
+  size_t header_ = 0;
+  std::span<const std::byte> extent_;
+  mutable std::mutex mutex_;
+  mutable bool made_ = false;
+};
 
 class GgufSource : public FileSource {
  public:
@@ -113,8 +157,7 @@ class GgufSource : public FileSource {
         if (!published) continue;
         const std::string file = fmt::format("model-{:05}.safetensors", shards_.size());
         map[published->name] = file;
-        shards_[file] = {&t, published->name, published->rotated_heads, published->less_one,
-                         published->transposed};
+        shards_[file] = {&part, &t, *published};
       }
     }
     texts_["model.safetensors.index.json"] = Json{{"weight_map", map}}.dump();
@@ -131,8 +174,12 @@ class GgufSource : public FileSource {
     const auto shard = shards_.find(name);
     if (shard == shards_.end())
       throw Error(ErrorKind::io, path_of(name), "", "a part of the checkpoint", "none");
-    const auto bytes = file_of(shard->second);
-    return std::make_shared<const FileBytes>(path_of(name), *bytes, bytes);
+    return std::make_shared<const FileBytes>(path_of(name),
+                                             std::make_shared<const ShardContent>(shard->second));
+  }
+  std::shared_ptr<const FileBytes> origin(const std::string& name) const override {
+    const auto shard = shards_.find(name);
+    return (shard == shards_.end() ? parts_.front() : *shard->second.part).file();
   }
   std::string read(const std::string& name, size_t limit) const override {
     const auto file = open(name);

@@ -9,7 +9,7 @@
 namespace stet {
 namespace {
 
-enum class Change { none, queries, keys, norm, transposed };
+enum class Change { none, queries, keys, norm, transposed, fused };
 
 struct Rename {
   const char *from, *to;
@@ -29,12 +29,27 @@ constexpr Rename kLlamaLayer[] = {{"attn_q", "self_attn.q_proj", Change::queries
                                   {"post_attention_norm", "post_attention_layernorm", Change::norm},
                                   {"post_ffw_norm", "post_feedforward_layernorm", Change::norm}};
 
+constexpr Rename kAfterAttention = {"ffn_norm", "post_attention_layernorm", Change::norm},
+                 kBeforeMlp = {"ffn_norm", "pre_feedforward_layernorm", Change::norm};
+
+constexpr Rename kPhi3Layer[] = {{"attn_qkv", "self_attn.qkv_proj"},
+                                 {"attn_output", "self_attn.o_proj"},
+                                 {"ffn_up", "mlp.gate_up_proj"},
+                                 {"ffn_down", "mlp.down_proj"},
+                                 {"attn_norm", "input_layernorm", Change::norm},
+                                 kAfterAttention};
+
 constexpr Rename kGpt2Layer[] = {{"attn_norm", "ln_1"},
                                  {"attn_qkv", "attn.c_attn", Change::transposed},
                                  {"attn_output", "attn.c_proj", Change::transposed},
                                  {"ffn_norm", "ln_2"},
                                  {"ffn_up", "mlp.c_fc", Change::transposed},
                                  {"ffn_down", "mlp.c_proj", Change::transposed}};
+
+constexpr Rename kGptNeoXLayer[] = {
+    {"attn_norm", "input_layernorm"},   {"attn_qkv", "attention.query_key_value", Change::fused},
+    {"attn_output", "attention.dense"}, {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_up", "mlp.dense_h_to_4h"},    {"ffn_down", "mlp.dense_4h_to_h"}};
 
 constexpr Rename kLlamaEnds[] = {{"token_embd.weight", "model.embed_tokens.weight"},
                                  {"output_norm.weight", "model.norm.weight", Change::norm},
@@ -46,11 +61,58 @@ constexpr Rename kGpt2Ends[] = {{"token_embd.weight", "wte.weight"},
                                 {"output_norm.bias", "ln_f.bias"},
                                 {"output.weight", "lm_head.weight"}};
 
-const Rename* find_in(std::span<const Rename> names, std::string_view from) {
+constexpr Rename kGptNeoXEnds[] = {{"token_embd.weight", "gpt_neox.embed_in.weight"},
+                                   {"output_norm.weight", "gpt_neox.final_layer_norm.weight"},
+                                   {"output_norm.bias", "gpt_neox.final_layer_norm.bias"},
+                                   {"output.weight", "embed_out.weight"}};
+
+struct Names {
+  std::span<const Rename> ends, layer;
+  const char *prefix, *layers;  // of published names, and of those of layers behind that
+};
+
+const Names& names_of(GgufLayout layout) {
+  static constexpr Names kLlama = {kLlamaEnds, kLlamaLayer, "model.", "layers"},
+                         kPhi3 = {kLlamaEnds, kPhi3Layer, "model.", "layers"},
+                         kGpt2 = {kGpt2Ends, kGpt2Layer, "", "h"},
+                         kGptNeoX = {kGptNeoXEnds, kGptNeoXLayer, "gpt_neox.", "layers"};
+  return layout == GgufLayout::gpt2       ? kGpt2
+         : layout == GgufLayout::gpt_neox ? kGptNeoX
+         : layout == GgufLayout::phi3     ? kPhi3
+                                          : kLlama;
+}
+
+const Rename* find_in(std::span<const Rename> names, std::string_view name,
+                      const char* Rename::*side) {
   for (const Rename& n : names) {
-    if (from == n.from) return &n;
+    if (name == n.*side) return &n;
   }
   return nullptr;
+}
+
+// Of a layer, by what llama.cpp calls it or what it was published as.
+const Rename* layer_name(GgufLayout layout, std::string_view name, const char* Rename::*side) {
+  for (const auto& [of, rename] : {std::pair(GgufLayout::llama, &kAfterAttention),
+                                   std::pair(GgufLayout::four_norms, &kBeforeMlp)}) {
+    if (layout == of && name == rename->*side) return rename;
+  }
+  return find_in(names_of(layout).layer, name, side);
+}
+
+// "STEM.3.REST": the number, and REST.
+std::optional<std::pair<int64_t, std::string>> numbered(const std::string& name,
+                                                        const std::string& stem) {
+  if (!name.starts_with(stem + ".")) return std::nullopt;
+  int64_t number = 0;
+  const char *const begin = name.data() + stem.size() + 1, *const last = name.data() + name.size();
+  const auto [stop, error] = std::from_chars(begin, last, number);
+  if (error != std::errc() || stop == last || *stop != '.') return std::nullopt;
+  return std::pair(number, std::string(stop + 1, last));
+}
+
+bool fits(const Rename& n, GgufLayout layout, const std::string& kind) {
+  const bool norms = n.change == Change::norm || layout == GgufLayout::phi3;
+  return kind == "weight" || (kind == "bias" && !norms);
 }
 
 }  // namespace
@@ -60,14 +122,8 @@ std::optional<GgufNames::Published> GgufNames::of_layer(const std::string& at,
                                                         const std::string& stem,
                                                         const std::string& kind,
                                                         const GgufTensor& t) const {
-  const bool gpt2 = architecture_.layout == GgufLayout::gpt2;
-  constexpr Rename kAfterAttention = {"ffn_norm", "post_attention_layernorm", Change::norm},
-                   kBeforeMlp = {"ffn_norm", "pre_feedforward_layernorm", Change::norm};
-  const Rename* n = gpt2 ? find_in(kGpt2Layer, stem) : find_in(kLlamaLayer, stem);
-  if (!gpt2 && stem == "ffn_norm")
-    n = architecture_.layout == GgufLayout::four_norms ? &kBeforeMlp : &kAfterAttention;
-  if (n == nullptr || (kind != "weight" && (kind != "bias" || n->change == Change::norm)))
-    return std::nullopt;
+  const Rename* const n = layer_name(architecture_.layout, stem, &Rename::from);
+  if (n == nullptr || !fits(*n, architecture_.layout, kind)) return std::nullopt;
   Published p{at + n->to + "." + kind};
   p.less_one = n->change == Change::norm && architecture_.gemma;
   p.transposed = n->change == Change::transposed && kind == "weight";
@@ -76,29 +132,53 @@ std::optional<GgufNames::Published> GgufNames::of_layer(const std::string& at,
     if (t.shape.front() % (2 * p.rotated_heads) != 0)
       keys_.fail(t.name, "rows of whole heads", std::to_string(t.shape.front()));
   }
+  if (n->change == Change::fused) {
+    p.fused_heads = heads_;
+    if (t.shape.front() % (3 * heads_) != 0)
+      keys_.fail(t.name, "rows of whole heads", std::to_string(t.shape.front()));
+  }
   if (p.transposed && t.shape.size() != 2) keys_.fail(t.name, "a matrix", "another shape");
   return p;
 }
 
 std::optional<GgufNames::Published> GgufNames::published(const GgufTensor& t) const {
-  if (t.name == "rope_freqs.weight" || (t.name == "output.weight" && tied())) return std::nullopt;
-  const bool gpt2 = architecture_.layout == GgufLayout::gpt2;
-  const Rename* const end = gpt2 ? find_in(kGpt2Ends, t.name) : find_in(kLlamaEnds, t.name);
-  if (end != nullptr)
+  if (t.name == "rope_freqs.weight" || t.name == "rope_factors_long.weight" ||
+      t.name == "rope_factors_short.weight" || (t.name == "output.weight" && tied()))
+    return std::nullopt;
+  const Names& names = names_of(architecture_.layout);
+  if (const Rename* const end = find_in(names.ends, t.name, &Rename::from))
     return Published{end->to, 0, end->change == Change::norm && architecture_.gemma};
-  if (t.name.starts_with("blk.")) {
-    int64_t layer = 0;
-    const char *const begin = t.name.data() + 4, *const last = t.name.data() + t.name.size();
-    const auto [stop, error] = std::from_chars(begin, last, layer);
-    const std::string rest(stop, last);
+  if (const auto layer = numbered(t.name, "blk")) {
+    const auto& [number, rest] = *layer;
     const size_t dot = rest.rfind('.');
-    if (error == std::errc() && dot != 0 && dot != std::string::npos && rest[0] == '.') {
-      const std::string at = fmt::format("{}.{}.", gpt2 ? "h" : "model.layers", layer);
-      if (const auto p = of_layer(at, rest.substr(1, dot - 1), rest.substr(dot + 1), t)) return p;
+    if (dot != std::string::npos) {
+      const std::string at = fmt::format("{}{}.{}.", names.prefix, names.layers, number);
+      if (const auto p = of_layer(at, rest.substr(0, dot), rest.substr(dot + 1), t)) return p;
     }
   }
   throw Error(ErrorKind::unsupported, keys_.path(), printable(t.name, 80),
               std::string("a tensor of architecture ") + architecture_.name, "another");
+}
+
+std::optional<GgufStored> stored_as(const GgufArchitecture& a, const std::string& canonical) {
+  const Names& names = names_of(a.layout);
+  for (const std::string& published : {names.prefix + canonical, canonical}) {
+    if (const Rename* const end = find_in(names.ends, published, &Rename::to))
+      return GgufStored{end->from, {}, end->change == Change::norm && a.gemma};
+  }
+  const auto layer = numbered(canonical, names.layers);
+  const size_t dot = layer ? layer->second.rfind('.') : std::string::npos;
+  if (dot == std::string::npos) return std::nullopt;
+  const std::string kind = layer->second.substr(dot + 1);
+  const Rename* const n = layer_name(a.layout, layer->second.substr(0, dot), &Rename::to);
+  if (n == nullptr || !fits(*n, a.layout, kind)) return std::nullopt;
+  GgufStored stored{fmt::format("blk.{}.{}.{}", layer->first, n->from, kind),
+                    {},
+                    n->change == Change::norm && a.gemma};
+  using Rows = GgufStored::Rows;
+  if (a.rotated && n->change == Change::queries) stored.rows = Rows::queries;
+  if (a.rotated && n->change == Change::keys) stored.rows = Rows::keys;
+  return stored;
 }
 
 }  // namespace stet

@@ -1,4 +1,5 @@
 #include "src/gguf/vocabulary.hpp"
+#include "src/gguf/write.hpp"
 
 #include <fmt/format.h>
 
@@ -13,13 +14,17 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Files = std::vector<std::pair<std::string, std::string>>;
 
-constexpr double kControl = 3, kUserDefined = 4;  // of tokenizer.ggml.token_type
+constexpr double kControl = 3, kUserDefined = 4, kUnused = 5;  // of tokenizer.ggml.token_type
 
 struct Vocabulary {
   const std::vector<std::string>& tokens;
   std::vector<double> types, scores;
 
   bool special(size_t i) const { return types[i] == kControl || types[i] == kUserDefined; }
+  // What converters put where the vocabulary has no token, so that there is one for each row.
+  bool filler(size_t i) const {
+    return types[i] == kUnused && tokens[i] == fmt::format("[PAD{}]", i);
+  }
 };
 
 Vocabulary read(const Gguf& keys, const std::vector<std::string>& tokens, int64_t vocab_size) {
@@ -58,12 +63,14 @@ constexpr const char* kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr const char* kQwen2 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kGpt4o =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr Pattern kPatterns[] = {{"gpt-2", kGpt2, false},        {"olmo", kGpt2, false},
                                  {"refact", kGpt2, false, true}, {"starcoder", kGpt2, false, true},
                                  {"smollm", kGpt2, false, true}, {"dbrx", kLlama3, false},
                                  {"llama-bpe", kLlama3, true},   {"llama-v3", kLlama3, true},
                                  {"llama3", kLlama3, true},      {"smaug-bpe", kLlama3, true},
-                                 {"qwen2", kQwen2, false}};
+                                 {"qwen2", kQwen2, false},       {"gpt-4o", kGpt4o, false}};
 
 const Pattern& pattern_of(const Gguf& keys) {
   const std::string name = keys.text("tokenizer.ggml.pre").value_or("default");
@@ -74,6 +81,21 @@ const Pattern& pattern_of(const Gguf& keys) {
   }
   throw Error(ErrorKind::unsupported, keys.path(), "tokenizer.ggml.pre", "one of " + known,
               printable(name, 60));
+}
+
+// What tokenizer.json has in place of a pattern of ours.
+Json pre_tokenizer_of(const Pattern& pattern) {
+  Json steps = Json::array();
+  if (pattern.digits) steps.push_back({{"type", "Digits"}, {"individual_digits", true}});
+  steps.push_back({{"type", "Split"},
+                   {"pattern", {{"Regex", pattern.regex}}},
+                   {"behavior", "Isolated"},
+                   {"invert", false}});
+  steps.push_back({{"type", "ByteLevel"},
+                   {"add_prefix_space", false},
+                   {"trim_offsets", true},
+                   {"use_regex", false}});
+  return {{"type", "Sequence"}, {"pretokenizers", steps}};
 }
 
 Json added_tokens(const Vocabulary& v) {
@@ -105,7 +127,7 @@ std::string bpe_json(const Gguf& keys, const Vocabulary& v, bool add_bos) {
   Json vocab = Json::object();
   std::vector<std::pair<std::string, size_t>> ids;
   for (size_t i = 0; i < v.tokens.size(); ++i) {
-    if (!v.special(i)) ids.emplace_back(v.tokens[i], i);
+    if (!v.special(i) && !v.filler(i)) ids.emplace_back(v.tokens[i], i);
   }
   vocab = Json(nlohmann::ordered_map<std::string, Json>(ids.begin(), ids.end()));
   Json j = {
@@ -114,17 +136,7 @@ std::string bpe_json(const Gguf& keys, const Vocabulary& v, bool add_bos) {
       {"padding", nullptr},
       {"added_tokens", added_tokens(v)},
       {"normalizer", std::string(pattern.name) == "qwen2" ? Json{{"type", "NFC"}} : Json(nullptr)},
-      {"pre_tokenizer",
-       {{"type", "Sequence"},
-        {"pretokenizers",
-         {{{"type", "Split"},
-           {"pattern", {{"Regex", pattern.regex}}},
-           {"behavior", "Isolated"},
-           {"invert", false}},
-          {{"type", "ByteLevel"},
-           {"add_prefix_space", false},
-           {"trim_offsets", true},
-           {"use_regex", false}}}}}},
+      {"pre_tokenizer", pre_tokenizer_of(pattern)},
       {"post_processor", nullptr},
       {"decoder",
        {{"type", "ByteLevel"},
@@ -142,10 +154,6 @@ std::string bpe_json(const Gguf& keys, const Vocabulary& v, bool add_bos) {
         {"ignore_merges", pattern.ignore_merges},
         {"vocab", vocab},
         {"merges", *merges}}}};
-  if (pattern.digits) {
-    Json& before = j["pre_tokenizer"]["pretokenizers"];
-    before.insert(before.begin(), Json{{"type", "Digits"}, {"individual_digits", true}});
-  }
   const std::string bos = named(keys, v, "bos_token_id");
   if (add_bos && !bos.empty()) {
     const auto id = *keys.integer("tokenizer.ggml.bos_token_id", 0, INT32_MAX);
@@ -192,7 +200,9 @@ class Proto {
 
 std::string sentencepiece_model(const Gguf& keys, const Vocabulary& v) {
   Proto model;
-  for (size_t i = 0; i < v.tokens.size(); ++i) {
+  size_t count = v.tokens.size();
+  while (count > 0 && v.filler(count - 1)) --count;
+  for (size_t i = 0; i < count; ++i) {
     Proto piece;
     piece.text(1, v.tokens[i]);
     piece.f32(2, static_cast<float>(v.scores[i]));
@@ -231,6 +241,41 @@ std::string tokenizer_config(const Gguf& keys, const Vocabulary& v, bool add_bos
 }
 
 }  // namespace
+
+// The forms in which tokenizer.json asks for the same: a split by a pattern, or by the one that
+// ByteLevel has built in.
+std::optional<std::string> pre_tokenizer_name(const nlohmann::json& tokenizer) {
+  const auto none = nlohmann::json();
+  nlohmann::json before = tokenizer.value("pre_tokenizer", none);
+  if (before.value("type", "") == "ByteLevel")
+    before = {{"type", "Sequence"}, {"pretokenizers", nlohmann::json::array({before})}};
+  if (before.value("type", "") != "Sequence" || !before.contains("pretokenizers"))
+    return std::nullopt;
+  nlohmann::json& steps = before["pretokenizers"];
+  if (!steps.is_array() || steps.empty() || steps.back().value("type", "") != "ByteLevel" ||
+      steps.back().value("add_prefix_space", true))
+    return std::nullopt;
+  std::vector<std::string> shape;
+  for (const auto& step : steps) {
+    const std::string type = step.value("type", "");
+    if (type == "Digits" && step.value("individual_digits", false))
+      shape.push_back("digits");
+    else if (type == "Split" && step.value("behavior", "") == "Isolated" &&
+             !step.value("invert", false))
+      shape.push_back(step.value("pattern", none).value("Regex", ""));
+    else if (type == "ByteLevel" && &step == &steps.back())
+      shape.insert(shape.end(), step.value("use_regex", true), std::string(kGpt2));
+    else
+      return std::nullopt;
+  }
+  const bool ignores = tokenizer.value("model", none).value("ignore_merges", false);
+  for (const Pattern& p : kPatterns) {
+    std::vector<std::string> expected(p.digits ? 1 : 0, "digits");
+    expected.push_back(p.regex);
+    if (shape == expected && ignores == p.ignore_merges) return p.name;
+  }
+  return std::nullopt;
+}
 
 std::vector<std::pair<std::string, std::string>> vocabulary_files(const Gguf& keys,
                                                                   int64_t vocab_size) {

@@ -3,6 +3,7 @@
 // because it trusts its input in places: an index out of range in a damaged character map, say,
 // would be followed.
 #include "src/text/encoder.hpp"
+#include "src/text/sentencepiece.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
 #include "stet/text/utf8.hpp"
@@ -28,20 +29,8 @@ enum PieceType : uint64_t {
   kByte = 6
 };
 
-struct Piece {
-  std::string text;
-  float score = 0;
-  uint64_t type = kNormal;
-};
-
-struct SpmModel {
-  std::vector<Piece> pieces;
-  uint64_t model_type = 1;  // 1 unigram, 2 BPE
-  bool byte_fallback = false, whitespace_as_suffix = false;
-  int32_t bos_id = 1, eos_id = 2;
-  std::string normalizer_name, character_map;
-  bool add_dummy_prefix = true, remove_extra_whitespaces = true, escape_whitespaces = true;
-};
+using Piece = SentencePiece;
+using SpmModel = SentencePieceModel;
 
 // Protocol buffers' wire format.
 class Wire {
@@ -365,10 +354,15 @@ class SpmEncoder : public Encoder {
 
 }  // namespace
 
-TokenizerParts parse_sentencepiece_tokenizer(std::string_view bytes, const std::string& file,
-                                             bool prefix_every_segment) {
+SentencePieceModel parse_sentencepiece_model(std::string_view bytes, const std::string& file) {
   SpmModel model = read_model(bytes, file);
   check_model(model, file);
+  return model;
+}
+
+TokenizerParts parse_sentencepiece_tokenizer(std::string_view bytes, const std::string& file,
+                                             bool prefix_every_segment) {
+  SpmModel model = parse_sentencepiece_model(bytes, file);
   TokenizerParts parts;
   parts.kind = "sentencepiece";
   for (size_t i = 0; i < model.pieces.size(); ++i) {
@@ -413,6 +407,10 @@ TokenizerParts parse_sentencepiece_tokenizer(std::string_view bytes, const std::
 #else
 
 namespace stet {
+
+SentencePieceModel parse_sentencepiece_model(std::string_view, const std::string& file) {
+  throw Error(ErrorKind::unsupported, file, "", "a build with sentencepiece", "one without it");
+}
 
 TokenizerParts parse_sentencepiece_tokenizer(std::string_view, const std::string& file, bool) {
   throw Error(ErrorKind::unsupported, file, "", "a build with sentencepiece",

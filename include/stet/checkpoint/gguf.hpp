@@ -20,4 +20,29 @@ STET_API std::shared_ptr<const FileSource> gguf_source(const std::string& path, 
 STET_API std::shared_ptr<const FileSource> checkpoint_source(const std::string& path,
                                                              bool map = true);
 
+// What write_gguf() makes of matrices. stored: what they are, f32, bf16, f16, or of packed q8 and
+// q4 weights Q8_0 and Q4_0 without loss; quantized types of a GGUF file are widened. The others
+// round, as ggml's reference does (kernels/ggml.hpp); with q4_0, embeddings and head are q8_0. Norm
+// weights, biases and learned positions are float32 always.
+enum class GgufWeights { stored, f32, f16, bf16, q8_0, q4_0 };
+
+// own: the checkpoint's, where it has one. made_up: tokens for bytes and then anything, for
+// programs that want a vocabulary and are given ids.
+enum class GgufTokenizer { own, none, made_up };
+
+struct GgufWriteOptions {
+  GgufWeights weights = GgufWeights::stored;
+  GgufTokenizer tokenizer = GgufTokenizer::own;
+  int threads = 0;
+};
+
+// Writes a checkpoint as GGUF, version 3, which llama.cpp reads and computes alike: weights, the
+// config's keys, the tokenizer with its chat template, and in keys of our own what those leave out.
+// The file appears when it is whole (AtomicFile), after it was opened and its config and tokenizer
+// were found to be those that were written; it may replace the file that is read. A tensor at a
+// time is in memory. Throws Error: io; unsupported for a family, a config or a tokenizer that such
+// a file cannot say, and for weights that have no place in the type.
+STET_API void write_gguf(const FileSource& source, const std::string& path,
+                         const GgufWriteOptions& options = {});
+
 }  // namespace stet

@@ -15,6 +15,8 @@
 //     versions 1 and 2.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <string>
 
 #include "stet/api.h"
@@ -26,9 +28,11 @@ namespace stet {
 // Packs the checkpoint of `source`: for `contract` q8 or q4 its weights are rounded, otherwise they
 // stay what they are. `directory` is made (its parent must be there), or must be empty; it gets
 // config.json last, so that one which has it is complete. Beside the matrix at hand, nothing is
-// held in memory. Throws Error, and takes away what it made, when something fails.
+// held in memory. `written` counts the bytes of packed weights meanwhile, where it is not null.
+// Throws Error, and takes away what it made, when something fails.
 STET_API void pack_checkpoint(const FileSource& source, Contract contract,
-                              const std::string& directory, int threads = 0);
+                              const std::string& directory, int threads = 0,
+                              std::atomic<uint64_t>* written = nullptr);
 
 // The contract that a checkpoint's weights are for: f32, unless they are packed for another. Reads
 // no weights.

@@ -61,6 +61,9 @@ class STET_API Checkpoint {
   // The tensor, which must have this shape and be f32, bf16 or f16.
   const TensorView& require(const std::string& name, const std::vector<int64_t>& shape) const;
 
+  // Has a tensor's bytes made, where its file makes them when they are asked for (GGUF): to be
+  // called before they are read.
+  void fill(const TensorView& tensor) const;
   // Says that a tensor's bytes were consumed, so that they need not stay in resident memory.
   void drop(const TensorView& tensor) const;
 
@@ -93,6 +96,7 @@ class STET_API Checkpoint {
     const TensorView* view;
   };
 
+  const FileBytes* file_with(const TensorView& tensor) const;  // null: a view of another's
   const Shard& add_shard(const FileSource& source, const std::string& name);
   void add_shards(const FileSource& source);
 

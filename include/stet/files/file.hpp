@@ -51,6 +51,10 @@ class STET_API AtomicFile {
   // Overwrites bytes that were appended before.
   void write_at(uint64_t offset, std::span<const std::byte> bytes);
 
+  // Hands what was appended so far to the system. Returns the temporary's path, for who checks the
+  // file before it appears.
+  const std::string& uncommitted();
+
   // fsync, rename, fsync of the directory. When the last of these alone fails, the Error's field is
   // "durability": the new file is in place, whole, but a loss of power may undo that. Nothing may
   // be written afterwards.

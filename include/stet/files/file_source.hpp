@@ -17,6 +17,18 @@
 
 namespace stet {
 
+// The content of a file that is made, part by part, when it is asked for.
+class MadeContent {
+ public:
+  virtual ~MadeContent() = default;
+  // Its memory, whose first header() bytes are there already.
+  virtual std::span<const std::byte> extent() const = 0;
+  virtual size_t header() const = 0;
+  // Any thread may call these; what was dropped is made again.
+  virtual void make() const = 0;
+  virtual void drop() const = 0;
+};
+
 // The content of one file, readable as long as the object lives.
 class STET_API FileBytes {
  public:
@@ -25,8 +37,14 @@ class STET_API FileBytes {
   FileBytes(std::string path, std::span<const std::byte> bytes,
             std::shared_ptr<const void> keeps_alive,
             std::shared_ptr<const MappedFile> mapping = nullptr);
+  FileBytes(std::string path, std::shared_ptr<const MadeContent> content);
 
-  std::span<const std::byte> bytes() const { return bytes_; }
+  std::span<const std::byte> bytes() const {
+    if (content_ != nullptr) content_->make();
+    return bytes_;
+  }
+  // Where they are; the header at least can be read, all of them once bytes() was called.
+  std::span<const std::byte> extent() const { return bytes_; }
   const std::string& path() const { return path_; }
 
   // The mapped file that the bytes are of; null where they are in memory.
@@ -38,7 +56,8 @@ class STET_API FileBytes {
   }
 
   // Says that bytes [offset, offset + size) were consumed, so that they need not stay in resident
-  // memory. Out of range: nothing happens.
+  // memory; of content that is made, all of it goes with the last byte. Out of range: nothing
+  // happens.
   void drop(size_t offset, size_t size) const;
 
   // Hands over all bytes, piece by piece in order, and drops each piece afterwards.
@@ -49,6 +68,7 @@ class STET_API FileBytes {
   std::span<const std::byte> bytes_;
   std::shared_ptr<const void> keeps_alive_;
   std::shared_ptr<const MappedFile> mapping_;
+  std::shared_ptr<const MadeContent> content_;  // null: they were there from the start
 };
 
 // Immutable; any number of threads may use one at once.
@@ -61,6 +81,11 @@ class FileSource {
   virtual std::shared_ptr<const FileBytes> open(const std::string& name) const = 0;
   // A copy of the whole content; a format Error when that is more than `limit` bytes.
   virtual std::string read(const std::string& name, size_t limit) const = 0;
+
+  // The file that it comes from: of what is made out of another one, that.
+  virtual std::shared_ptr<const FileBytes> origin(const std::string& name) const {
+    return open(name);
+  }
 
   // Throws an io Error for a file that is not the source's own: what is put into a snapshot must
   // not come from elsewhere. Of a directory those are its own that are regular files in it, also

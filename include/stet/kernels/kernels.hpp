@@ -190,6 +190,8 @@ struct Kernels {
   void (*gelu_tanh_mul)(const float* gate, const float* up, float* y, size_t n);
   void (*gelu_tanh)(const float* x, float* y,
                     size_t n);  // gelu_tanh_mul without the multiplication
+  // 0.5 g (1 + erf(g / sqrt(2))): 1.52 ULP of g. nan for -inf.
+  void (*gelu)(const float* x, float* y, size_t n);
   // (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin) for x1 = x[i], x2 = x[half + i].
   void (*rope)(float* x, const float* cos, const float* sin, size_t half);
   // exp: 0.940 ULP (of the denormal spacing where the result is denormal). exp(-inf) = 0, exp(inf)

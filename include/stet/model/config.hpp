@@ -12,28 +12,34 @@ namespace stet {
 // Rotary position embedding (Su et al., arXiv 2104.09864) and the ways published configs stretch
 // it.
 struct Rope {
-  enum class Scaling { none, linear, llama3, yarn };
+  enum class Scaling { none, linear, llama3, yarn, longrope };
 
   double theta = 10000;
   Scaling scaling = Scaling::none;
   double factor = 1;              // of all of them
   double low_freq_factor = 1;     // llama3
   double high_freq_factor = 4;    // llama3
-  double original_positions = 0;  // llama3 and yarn: original_max_position_embeddings
+  double original_positions = 0;  // all but linear: original_max_position_embeddings
   double beta_fast = 32;          // yarn: pairs that turn more often than that are kept,
   double beta_slow = 1;           // those that turn less often are divided by the factor
   bool truncate = true;           // yarn: the borders between them are rounded to whole pairs
-  double attention_factor = 0;    // yarn: what cosines and sines are multiplied by; 0: the paper's
+  // yarn and longrope: what cosines and sines are multiplied by; 0: the paper's
+  double attention_factor = 0;
+  // longrope: what the frequency of each pair is divided by, for up to original_positions and for
+  // more. A model is one of both, by how many positions it has.
+  std::vector<double> short_factors = {}, long_factors = {};
+  bool is_long = false;
 
   bool operator==(const Rope&) const = default;
 };
 
-// Angle per position of each pair of dimensions: head_dim / 2 values, rounded to float32 at the
-// same places as transformers' modeling_rope_utils.py (default, linear, llama3, yarn), so that
-// angles agree with the reference.
-STET_API std::vector<float> inverse_frequencies(const Rope& rope, int64_t head_dim);
+// Angle per position of each pair of `dim` rotated dimensions: dim / 2 values, rounded to float32
+// at the same places as transformers' modeling_rope_utils.py (default, linear, llama3, yarn,
+// longrope), so that angles agree with the reference.
+STET_API std::vector<float> inverse_frequencies(const Rope& rope, int64_t dim);
 // What the cosines and sines of all angles are multiplied by: 1, but for YaRN (arXiv 2309.00071,
-// 3.4), where it is 0.1 ln(factor) + 1 unless the config gives another.
+// 3.4), where it is 0.1 ln(factor) + 1, and LongRoPE (arXiv 2402.13753), where it is
+// sqrt(1 + ln(factor) / ln(original positions)), unless the config gives another.
 STET_API float rope_magnitude(const Rope& rope);
 
 struct STET_API ModelConfig {
@@ -49,13 +55,17 @@ struct STET_API ModelConfig {
   // Granite: what a layer adds to the residual stream is multiplied by the first, logits are
   // divided by the second.
   double residual_scale = 1, logit_divisor = 1;
+  int64_t rotary_dim = 0;  // how many of a head's dimensions, the first ones, turn; 0: all
   bool tied_head = false;
+  bool parallel_residual = false;  // the MLP reads what attention reads, not what that gave
   bool attention_bias = false, mlp_bias = false;
   // Per layer: a query sees itself and window - 1 positions before it, or (0) all.
   std::vector<int64_t> window;
   std::vector<int> rope_of;      // per layer: index into ropes; -1: keys are not rotated
   std::vector<Rope> ropes;       // both empty: learned positions
   std::vector<int32_t> eos_ids;  // from config.json; generation_config.json overrides
+
+  int64_t rotated() const { return rotary_dim > 0 ? rotary_dim : head_dim; }
 
   // All of the above as one line of JSON with sorted keys: what fingerprints and snapshots hold.
   std::string canonical() const;

@@ -29,9 +29,11 @@ struct Biases {
   bool qkv = false, o = false, mlp = false;
 };
 
-// The linear layers of layer `at` ("layers.0."), under the names that Llama gave them.
+// The linear layers of layer `at` ("layers.0."), under the names that Llama gave them. `fused`:
+// with qkv_proj in place of three tensors, and gate_up_proj in place of two, as Phi-3 has them.
 struct LinearLayers {
-  LinearLayers(WeightLoader& w, const ModelConfig& c, const std::string& at, Biases biases = {});
+  LinearLayers(WeightLoader& w, const ModelConfig& c, const std::string& at, Biases biases = {},
+               bool fused = false);
 
   Linear qkv;      // [(heads + 2 kv_heads) head_dim][hidden]
   Linear o;        // [hidden][heads head_dim]
@@ -99,14 +101,19 @@ inline void attend(Team t, const Pass& p, const ModelConfig& c, size_t index, co
 }
 
 inline LinearLayers::LinearLayers(WeightLoader& w, const ModelConfig& c, const std::string& at,
-                                  Biases biases) {
+                                  Biases biases, bool fused) {
   const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim, inter = c.intermediate_size;
   const std::string self = at + "self_attn.", mlp = at + "mlp.";
-  qkv = w.linear("attention", {{self + "q_proj", q}, {self + "k_proj", kv}, {self + "v_proj", kv}},
+  using Parts = std::vector<WeightLoader::Part>;
+  qkv = w.linear("attention",
+                 fused ? Parts{{self + "qkv_proj", q + 2 * kv}}
+                       : Parts{{self + "q_proj", q}, {self + "k_proj", kv}, {self + "v_proj", kv}},
                  c.hidden_size, biases.qkv);
   o = w.linear("attention", {{self + "o_proj", c.hidden_size}}, q, biases.o);
-  gate_up = w.linear("mlp", {{mlp + "gate_proj", inter}, {mlp + "up_proj", inter}}, c.hidden_size,
-                     biases.mlp);
+  gate_up = w.linear("mlp",
+                     fused ? Parts{{mlp + "gate_up_proj", 2 * inter}}
+                           : Parts{{mlp + "gate_proj", inter}, {mlp + "up_proj", inter}},
+                     c.hidden_size, biases.mlp);
   down = w.linear("mlp", {{mlp + "down_proj", c.hidden_size}}, inter, biases.mlp);
 }
 
@@ -117,7 +124,7 @@ inline Decoder::Decoder(ModelConfig config, WeightLoader& w, float norm_offset)
   final_norm_ = w.vector("norms", "norm.weight", c.hidden_size, norm_offset);
   if (!c.tied_head) head_ = w.head(c.vocab_size, c.hidden_size);
   for (const Rope& rope : c.ropes)
-    frequencies_.push_back({inverse_frequencies(rope, c.head_dim), rope_magnitude(rope)});
+    frequencies_.push_back({inverse_frequencies(rope, c.rotated()), rope_magnitude(rope)});
 }
 
 }  // namespace stet

@@ -59,6 +59,9 @@ STET_API ModelConfig read_common(const JsonReader& json, const char* family,
 // entry of rope_parameters where it has one per layer type.
 STET_API Rope read_rope(const JsonReader& json, const std::string& layer_type,
                         double default_theta);
+// Which part of a head's dimensions turns: partial_rotary_factor of the config or its
+// rope_parameters, else `part`.
+STET_API void read_rotary_part(const JsonReader& json, double part, ModelConfig* config);
 // The windows of all layers: `window` where layer_types says sliding, or where it is absent and
 // slides(i) holds.
 STET_API std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_t window,

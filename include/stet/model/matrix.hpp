@@ -21,8 +21,10 @@ namespace stet {
 class STET_API Matrix {
  public:
   Matrix() = default;
-  // Stacks tensors of shape [n_i][columns], all of one dtype (checked by the caller).
-  Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads);
+  // Stacks tensors of shape [n_i][columns], all of one dtype (checked by the caller). `heads`: not
+  // 0 where there is one, which has the q, k and v of so many heads in turn; they go apart.
+  Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads,
+         size_t heads = 0);
   // The matrix whose transpose, [columns][rows], is stored.
   static Matrix transposed(const TensorView& tensor, int threads);
   // Packed bytes that someone else owns, at an address that is a multiple of 64: packed_bytes(type,
@@ -45,6 +47,9 @@ class STET_API Matrix {
   std::span<const std::byte> all() const { return {data_, data_ == nullptr ? 0 : bytes()}; }
   // Row `row` widened to float32: out[columns].
   void gather(size_t row, float* out) const;
+  // Row `row` of q8 or q4 as the blocks that ggml calls Q8_0 or Q4_0, exactly: columns / 32 of
+  // them; columns must be a multiple of 32.
+  void store_ggml(size_t row, std::byte* out) const;
 
  private:
   Matrix(WeightType type, size_t rows, size_t columns);
@@ -58,6 +63,13 @@ class STET_API Matrix {
   std::shared_ptr<const void> owner_;
   const std::byte* data_ = nullptr;
 };
+
+// Of `rows` rows that stand as the queries, keys and values of `heads` heads in turn: which is row
+// `row` of all queries, then all keys, then all values.
+inline size_t interleaved_row(size_t row, size_t rows, size_t heads) {
+  const size_t all = rows / 3, each = all / heads, within = row % all;
+  return within / each * 3 * each + row / all * each + within % each;
+}
 
 STET_API bool is_quantized(WeightType type);
 STET_API const char* weight_type_name(WeightType type);  // "f32", "bf16", "f16", "q8", "q4"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -42,7 +43,9 @@ struct FinalNorm {
   const Vector* bias;  // null: an RMS norm
 };
 
+class Checkpoint;
 class WeightGuard;
+struct WeightNeed;
 
 // Packed weights (packed.hpp) are used where they stand in the mapped file. After every pass the
 // file's stamp is looked at; when it has changed, all weights are compared with their digests: the
@@ -63,7 +66,10 @@ class STET_API Model {
   // Writes the weights, packed and rounded as load() would, to a file (packed.hpp:
   // pack_checkpoint).
   static void pack(const FileSource& source, Contract contract, const std::string& path,
-                   int threads = 0);
+                   int threads = 0, std::atomic<uint64_t>* written = nullptr);
+  // The tensors that the weights of a checkpoint are, in the order in which they are loaded. Loads
+  // none of them.
+  static std::vector<WeightNeed> weights_of(const FileSource& source, const Checkpoint& checkpoint);
   // Names of the files that load() reads: config.json, generation_config.json where there is one,
   // and the weights.
   static std::vector<std::string> files_of(const FileSource& source);

@@ -36,13 +36,14 @@ void rms_norm_heads(Team t, const Pass& p, const Vector& weight, double eps, Row
 void add(Team t, const Pass& p, Rows y, Rows x);           // y += x
 void scale(Team t, const Pass& p, double factor, Rows y);  // y *= factor
 void gelu_tanh(Team t, const Pass& p, Rows x, Rows y);
+void gelu(Team t, const Pass& p, Rows x, Rows y);  // with the error function itself
 // Of one Rope: the angle of each pair per position, and what cosines and sines are multiplied by.
 struct Frequencies {
   Vector inverse;
   float magnitude = 1;
 };
-// The tables of this pass, from the positions of its spans; then rotates every head of x by table
-// `index`.
+// The tables of this pass, from the positions of its spans; then rotates every head of x, or the
+// first dimensions of it, by table `index`.
 void rope_tables(Team t, const Pass& p, std::span<const Frequencies> frequencies);
 void rope(Team t, const Pass& p, int index, Rows x, size_t head_dim);
 void divide(Team t, const Pass& p, double divisor, Rows y);  // y /= divisor
@@ -220,6 +221,12 @@ inline void gelu_tanh(Team t, const Pass& p, Rows x, Rows y) {
   });
 }
 
+inline void gelu(Team t, const Pass& p, Rows x, Rows y) {
+  detail::each_part(t, y, [&](size_t r, size_t begin, size_t n) {
+    p.kernels->gelu(x.row(r) + begin, y.row(r) + begin, n);
+  });
+}
+
 inline void rope_tables(Team t, const Pass& p, std::span<const Frequencies> frequencies) {
   for (const Span& span : p.spans) {
     detail::each_row(t, span.count, [&](size_t i) {
@@ -237,8 +244,8 @@ inline void rope_tables(Team t, const Pass& p, std::span<const Frequencies> freq
 }
 
 inline void rope(Team t, const Pass& p, int index, Rows x, size_t head_dim) {
-  const size_t heads = x.width / head_dim, half = head_dim / 2;
   const Rows& cos = p.scratch->cos[static_cast<size_t>(index)];
+  const size_t heads = x.width / head_dim, half = cos.width;
   const Rows& sin = p.scratch->sin[static_cast<size_t>(index)];
   detail::each_row(t, x.count * heads, [&](size_t i) {
     const size_t r = i / heads;
@@ -298,11 +305,12 @@ inline Scratch make_scratch(const ModelConfig& config, size_t max_rows, int thre
   const size_t partial = attention_partial_floats(static_cast<size_t>(config.heads),
                                                   static_cast<size_t>(config.kv_heads), head_dim);
   s.partial = Memory(blocks * partial * sizeof(float), false);
-  const size_t stride = detail::round_up(head_dim / 2, kLanes);
+  const size_t pairs = static_cast<size_t>(config.rotated()) / 2,
+               stride = detail::round_up(pairs, kLanes);
   for (size_t i = 0; i < config.ropes.size(); ++i) {
     for (std::vector<Rows>* table : {&s.cos, &s.sin}) {
       s.tables.emplace_back(max_rows * stride * sizeof(float));
-      table->push_back({s.tables.back().as<float>(), stride, head_dim / 2, max_rows});
+      table->push_back({s.tables.back().as<float>(), stride, pairs, max_rows});
     }
   }
   return s;

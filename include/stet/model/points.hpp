@@ -26,10 +26,10 @@ enum class Point : uint8_t {
   pattern,         // [heads][positions]: their softmax, as the runtime summed it; likewise
   z,               // [heads][head_dim], before the output matrix
   attn_out,        // what attention adds to the residual stream
-  resid_mid,       // the residual stream between attention and MLP
+  resid_mid,       // the residual stream between attention and MLP, where they are in turn
   ln2,             // what the MLP reads
   mlp_pre,         // before the activation function
-  mlp_pre_linear,  // what its result is multiplied with; not of GPT-2
+  mlp_pre_linear,  // what its result is multiplied with; not of GPT-2 and GPT-NeoX
   mlp_post,        // what the last matrix reads
   mlp_out,         // what the MLP adds to the residual stream
   resid_post,      // the residual stream after a layer
@@ -70,11 +70,13 @@ inline const PointInfo& point_info(Point p) {
 
 // Whether models of this kind have it.
 inline bool has_point(const ModelConfig& c, Point p) {
-  const bool gpt2 = c.family == "gpt2";
+  const bool gpt2 = c.family == "gpt2", neox = c.family == "gpt_neox";
   // OLMo 2 and 3 normalise what a layer adds, not what it reads.
   if (p == Point::ln1 || p == Point::ln2) return !c.family.starts_with("olmo");
   if (p == Point::pos_embed) return gpt2;
-  if (p == Point::rot_q || p == Point::rot_k || p == Point::mlp_pre_linear) return !gpt2;
+  if (p == Point::resid_mid) return !c.parallel_residual;
+  if (p == Point::rot_q || p == Point::rot_k) return !gpt2;
+  if (p == Point::mlp_pre_linear) return !gpt2 && !neox;
   return true;
 }
 

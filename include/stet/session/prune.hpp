@@ -56,8 +56,8 @@ namespace detail {
 struct Rotation {
   std::vector<float> cos, sin;
 
-  Rotation(const Rope& rope, int64_t head_dim, int64_t distance) {
-    const std::vector<float> frequencies = inverse_frequencies(rope, head_dim);
+  Rotation(const Rope& rope, int64_t dim, int64_t distance) {
+    const std::vector<float> frequencies = inverse_frequencies(rope, dim);
     cos.resize(frequencies.size());
     sin.resize(frequencies.size());
     rope_angles_back(distance, frequencies, cos.data(), sin.data());
@@ -91,7 +91,7 @@ inline void close_gap(const KvCache& old, KvCache& kv, const ModelConfig& config
                       int64_t end) {
   const KvShape& shape = old.shape();
   std::vector<Rotation> rotations;
-  for (const Rope& rope : config.ropes) rotations.emplace_back(rope, shape.head_dim, end - begin);
+  for (const Rope& rope : config.ropes) rotations.emplace_back(rope, config.rotated(), end - begin);
   std::vector<float> key(static_cast<size_t>(shape.head_dim));
   const int64_t moved = old.size() - end;
   KvWriter writer(kv);

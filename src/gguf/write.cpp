@@ -1,0 +1,320 @@
+// A checkpoint as a GGUF file.
+#include <fmt/format.h>
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "src/checkpoint/packed.hpp"
+#include "src/gguf/write.hpp"
+#include "stet/base/error.hpp"
+#include "stet/checkpoint/gguf.hpp"
+#include "stet/kernels/ggml.hpp"
+#include "stet/kernels/numbers.hpp"
+#include "stet/model/model.hpp"
+#include "stet/model/weight_loader.hpp"
+#include "stet/threads/team.hpp"
+
+namespace stet {
+namespace {
+
+constexpr size_t kConfigLimit = size_t{16} << 20, kRowsAtOnce = size_t{4} << 20;
+
+// ggml's numbers.
+enum GgmlNumber : uint32_t {
+  kGgmlF32 = 0,
+  kGgmlF16 = 1,
+  kGgmlQ4_0 = 2,
+  kGgmlQ8_0 = 8,
+  kGgmlBf16 = 30
+};
+
+// The weights of one tensor in the order of the model, row by row.
+class Rows {
+ public:
+  Rows(const Checkpoint& checkpoint, const WeightNeed& need)
+      : checkpoint_(checkpoint), need_(need) {
+    const bool packed = checkpoint.packed() && !need.is_vector;
+    if (packed) {
+      matrix_ = packed_matrix(checkpoint, need.matrix, static_cast<size_t>(need.matrix_rows),
+                              static_cast<size_t>(need.columns));
+      return;
+    }
+    view_ = checkpoint.find(need.name);
+    checkpoint.fill(*view_);
+    if (need.transposed) matrix_ = Matrix::transposed(*view_, default_threads());
+  }
+  ~Rows() {
+    if (view_ != nullptr && !need_.is_vector) checkpoint_.drop(*view_);
+  }
+  Rows(const Rows&) = delete;
+  Rows& operator=(const Rows&) = delete;
+
+  static uint32_t type(const Checkpoint& checkpoint, const WeightNeed& need) {
+    if (!checkpoint.packed()) {
+      const DType dtype = checkpoint.find(need.name)->dtype;
+      return dtype == DType::f16 ? kGgmlF16 : dtype == DType::bf16 ? kGgmlBf16 : kGgmlF32;
+    }
+    const WeightType type = packed_type(checkpoint, need.matrix);
+    return type == WeightType::q8     ? kGgmlQ8_0
+           : type == WeightType::q4   ? kGgmlQ4_0
+           : type == WeightType::f16  ? kGgmlF16
+           : type == WeightType::bf16 ? kGgmlBf16
+                                      : kGgmlF32;
+  }
+
+  // Whether the rows are blocks of this type already.
+  bool stored_as(uint32_t type) const {
+    return matrix_.rows() > 0 && ((type == kGgmlQ8_0 && matrix_.type() == WeightType::q8) ||
+                                  (type == kGgmlQ4_0 && matrix_.type() == WeightType::q4));
+  }
+  void copy(size_t row, std::byte* to) const { matrix_.store_ggml(at(row), to); }
+  void widen(size_t row, std::span<float> to) const {
+    if (matrix_.rows() > 0) return matrix_.gather(at(row), to.data());
+    if (need_.heads > 0 && !need_.is_vector)
+      row = interleaved_row(row, static_cast<size_t>(need_.rows), static_cast<size_t>(need_.heads));
+    for (size_t i = 0; i < to.size(); ++i) to[i] = element(row * to.size() + i);
+    if (need_.heads > 0 && need_.is_vector) {
+      const std::vector<float> stored(to.begin(), to.end());
+      for (size_t i = 0; i < to.size(); ++i)
+        to[i] = stored[interleaved_row(i, to.size(), static_cast<size_t>(need_.heads))];
+    }
+  }
+
+ private:
+  size_t at(size_t row) const {
+    return row + (view_ == nullptr ? static_cast<size_t>(need_.first_row) : 0);
+  }
+  float element(size_t i) const {
+    if (view_->dtype == DType::f32) {
+      float x;
+      std::memcpy(&x, view_->bytes.data() + i * 4, 4);
+      return x;
+    }
+    uint16_t bits;
+    std::memcpy(&bits, view_->bytes.data() + i * 2, 2);
+    return view_->dtype == DType::bf16 ? widen_bf16(bits) : widen_f16(bits);
+  }
+
+  const Checkpoint& checkpoint_;
+  const WeightNeed& need_;
+  const TensorView* view_ = nullptr;
+  Matrix matrix_;
+};
+
+struct Entry {
+  GgufDeclared declared;
+  const WeightNeed* need = nullptr;  // null: `values`
+  std::vector<float> values;
+  GgufStored stored;
+};
+
+class Conversion {
+ public:
+  Conversion(const FileSource& source, const GgufWriteOptions& o)
+      : options_(o),
+        source_(source),
+        checkpoint_(Checkpoint::open(source)),
+        config_(parse_model_config(source.read("config.json", kConfigLimit),
+                                   source.path_of("config.json"))),
+        architecture_(architecture_for(config_, source.path_of("config.json"))),
+        needs_(Model::weights_of(source, checkpoint_)),
+        threads_(o.threads > 0 ? o.threads : default_threads()) {
+    for (const WeightNeed& need : needs_) add(need);
+    // llama.cpp's GPT-2 has a head of its own.
+    if (config_.tied_head && architecture_.layout == GgufLayout::gpt2) add_head();
+    add_rope_tensors();
+  }
+
+  void write(const std::string& path) {
+    std::vector<GgufDeclared> declared;
+    for (const Entry& e : entries_) declared.push_back(e.declared);
+    GgufWriter writer(path, keys(), declared);
+    for (const Entry& e : entries_) write(e, writer);
+    for (const auto& file : checkpoint_.files()) file->check_unchanged();
+    require_same_config(writer.uncommitted(), path);
+    writer.commit();
+  }
+
+ private:
+  uint32_t type_of(const WeightNeed& need) const {
+    // Those are added, normalised with and looked up, which llama.cpp does in float32 alone.
+    if (need.is_vector || need.looked_up) return kGgmlF32;
+    const bool ends = need.canonical.find("layers.") != 0 && need.canonical.find("h.") != 0;
+    switch (options_.weights) {
+      case GgufWeights::stored:
+        return Rows::type(checkpoint_, need);
+      case GgufWeights::f32:
+        return kGgmlF32;
+      case GgufWeights::bf16:
+        return kGgmlBf16;
+      case GgufWeights::f16:
+        return kGgmlF16;
+      case GgufWeights::q8_0:
+        return kGgmlQ8_0;
+      case GgufWeights::q4_0:
+        return ends ? kGgmlQ8_0 : kGgmlQ4_0;
+    }
+    return kGgmlF32;
+  }
+
+  void add(const WeightNeed& need) {
+    const auto stored = stored_as(architecture_, need.canonical);
+    if (!stored)
+      throw Error(ErrorKind::unsupported, checkpoint_.source(), need.name,
+                  std::string("a tensor that llama.cpp's ") + architecture_.name + " has",
+                  "another");
+    std::vector<int64_t> shape = {need.columns};
+    if (!need.is_vector) shape.insert(shape.begin(), need.rows);
+    entries_.push_back({{stored->name, type_of(need), shape}, &need, {}, *stored});
+  }
+
+  void add_head() {
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      if (entries_[i].declared.name != "token_embd.weight") continue;
+      entries_.push_back(entries_[i]);
+      entries_.back().declared.name = "output.weight";
+      return;
+    }
+  }
+
+  void add_numbers(const char* name, std::vector<float> values) {
+    entries_.push_back(
+        {{name, kGgmlF32, {static_cast<int64_t>(values.size())}}, nullptr, std::move(values), {}});
+  }
+
+  // What llama.cpp divides the frequency of each pair by.
+  void add_rope_tensors() {
+    if (config_.ropes.empty()) return;
+    const Rope& rope = config_.ropes[0];
+    if (rope.scaling == Rope::Scaling::llama3) {
+      Rope plain = rope;
+      plain.scaling = Rope::Scaling::none;
+      const std::vector<float> from = inverse_frequencies(plain, config_.rotated()),
+                               to = inverse_frequencies(rope, config_.rotated());
+      std::vector<float> divisors;
+      for (size_t i = 0; i < from.size(); ++i) divisors.push_back(from[i] / to[i]);
+      add_numbers("rope_freqs.weight", divisors);
+    }
+    if (rope.scaling == Rope::Scaling::longrope) {
+      add_numbers("rope_factors_long.weight", {rope.long_factors.begin(), rope.long_factors.end()});
+      add_numbers("rope_factors_short.weight",
+                  {rope.short_factors.begin(), rope.short_factors.end()});
+    }
+  }
+
+  GgufKeys keys() const {
+    GgufKeys keys;
+    add_config_keys(config_, architecture_, keys);
+    keys.text("general.name", config_.architecture);
+    uint32_t most = kGgmlF32;  // of the matrices of layers
+    for (const Entry& e : entries_) {
+      if (e.declared.name.starts_with("blk.") && e.declared.shape.size() > 1)
+        most = e.declared.type;
+    }
+    const uint64_t file_type = most == kGgmlF16    ? 1
+                               : most == kGgmlQ4_0 ? 2
+                               : most == kGgmlQ8_0 ? 7
+                               : most == kGgmlBf16 ? 32
+                                                   : 0;
+    keys.u32("general.file_type", file_type);
+    if (most == kGgmlQ8_0 || most == kGgmlQ4_0) keys.u32("general.quantization_version", 2);
+    GenerationConfig generation;
+    const std::string name = "generation_config.json";
+    if (source_.has(name)) {
+      const std::string text = source_.read(name, kConfigLimit);
+      generation = parse_generation_config(text, source_.path_of(name), config_.vocab_size);
+      keys.text(kGgufGeneration, text);
+    } else if (!config_.eos_ids.empty()) {
+      keys.text(kGgufGeneration, nlohmann::json{{"eos_token_id", config_.eos_ids}}.dump());
+    }
+    if (generation.eos_ids.empty()) generation.eos_ids = config_.eos_ids;
+    add_tokenizer_keys(source_, generation, config_.vocab_size, options_.tokenizer, keys);
+    return keys;
+  }
+
+  // Which row of the model is row `row` of the file: llama.cpp has the pairs of Llama's heads as
+  // neighbours.
+  size_t model_row(const Entry& e, size_t row) const {
+    if (e.stored.rows == GgufStored::Rows::as_they_are) return row;
+    const auto d = static_cast<size_t>(config_.head_dim), within = row % d;
+    return row - within + within % 2 * (d / 2) + within / 2;
+  }
+
+  void encode(const Entry& e, const Rows& rows, size_t row, std::byte* to) const {
+    const GgufDeclared& d = e.declared;
+    const auto columns = static_cast<size_t>(d.shape.back());
+    if (rows.stored_as(d.type)) return rows.copy(model_row(e, row), to);
+    std::vector<float> values(columns);
+    rows.widen(d.shape.size() > 1 ? model_row(e, row) : row, values);
+    if (d.shape.size() == 1 && e.stored.rows != GgufStored::Rows::as_they_are) {  // a bias
+      const std::vector<float> model = values;
+      for (size_t i = 0; i < columns; ++i) values[i] = model[model_row(e, i)];
+    }
+    if (e.stored.plus_one) add_offset(values, 1.0f);
+    require_in_range(e, values);
+    quantize_ggml(d.type, values.data(), columns / ggml_type(d.type)->elements, to);
+  }
+
+  void require_in_range(const Entry& e, std::span<const float> values) const {
+    const float limit = ggml_limit(e.declared.type);
+    for (const float v : values) {
+      if (v > -limit && v < limit) continue;
+      throw Error(ErrorKind::unsupported, checkpoint_.file_of(e.need->name), e.need->name,
+                  fmt::format("numbers below {:g} in magnitude for {}", limit,
+                              ggml_type(e.declared.type)->name),
+                  fmt::format("{:g}", v));
+    }
+  }
+
+  void write(const Entry& e, GgufWriter& writer) const {
+    if (e.need == nullptr) return writer.write(std::as_bytes(std::span(e.values)));
+    const Rows rows(checkpoint_, *e.need);
+    const size_t count = e.declared.shape.size() > 1 ? static_cast<size_t>(e.declared.shape.front())
+                                                     : 1,
+                 row_bytes = e.declared.bytes() / count,
+                 at_once = std::max<size_t>(1, kRowsAtOnce / row_bytes);
+    std::vector<std::byte> bytes;
+    for (size_t first = 0; first < count; first += at_once) {
+      const size_t n = std::min(at_once, count - first);
+      bytes.resize(n * row_bytes);
+      run_each(threads_, n,
+               [&](size_t i) { encode(e, rows, first + i, bytes.data() + i * row_bytes); });
+      writer.write(bytes);
+    }
+  }
+
+  // A config that llama.cpp's keys cannot say is another when it is read again.
+  void require_same_config(const std::string& temporary, const std::string& path) const {
+    const auto source = gguf_source(temporary);
+    const auto back = nlohmann::json::parse(
+        parse_model_config(source->read("config.json", kConfigLimit), path).canonical());
+    const auto config = nlohmann::json::parse(config_.canonical());
+    for (const auto& [key, value] : config.items()) {
+      const auto found = back.value(key, nlohmann::json());
+      if (found == value) continue;
+      throw Error(ErrorKind::unsupported, source_.path_of("config.json"), key,
+                  "what llama.cpp takes for granted: " + printable(found.dump(), 200),
+                  printable(value.dump(), 200));
+    }
+    if (back.size() != config.size())
+      throw Error(ErrorKind::unsupported, source_.path_of("config.json"), "",
+                  "a config that llama.cpp has keys for", "another");
+  }
+
+  GgufWriteOptions options_;
+  const FileSource& source_;
+  Checkpoint checkpoint_;
+  ModelConfig config_;
+  const GgufArchitecture& architecture_;
+  std::vector<WeightNeed> needs_;
+  int threads_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace
+
+void write_gguf(const FileSource& source, const std::string& path, const GgufWriteOptions& o) {
+  Conversion(source, o).write(path);
+}
+
+}  // namespace stet

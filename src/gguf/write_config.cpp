@@ -1,0 +1,96 @@
+// A config in llama.cpp's keys.
+#include <algorithm>
+
+#include "src/gguf/write.hpp"
+
+namespace stet {
+namespace {
+
+class Writer {
+ public:
+  Writer(const ModelConfig& c, const GgufArchitecture& a, GgufKeys& keys)
+      : c_(c), a_(a), keys_(keys) {}
+
+  void add_sizes() {
+    count("vocab_size", c_.vocab_size);
+    count("context_length", c_.max_positions);
+    count("embedding_length", c_.hidden_size);
+    count("block_count", c_.layers);
+    count("feed_forward_length", c_.intermediate_size);
+    count("attention.head_count", c_.heads);
+    count("attention.head_count_kv", c_.kv_heads);
+    const bool layer_norm = a_.layout == GgufLayout::gpt2 || a_.layout == GgufLayout::gpt_neox;
+    number(layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon",
+           c_.norm_eps);
+    if (c_.logit_softcap != 0) number("final_logit_softcapping", c_.logit_softcap);
+    if (c_.attention_softcap != 0) number("attn_logit_softcapping", c_.attention_softcap);
+  }
+
+  void add_rope() {
+    if (c_.ropes.empty()) return;
+    count("attention.key_length", c_.head_dim);
+    count("attention.value_length", c_.head_dim);
+    count("rope.dimension_count", c_.rotated());
+    const Rope& rope = c_.ropes[0];
+    number("rope.freq_base", rope.theta);
+    if (c_.ropes.size() > 1 && a_.gemma) number("rope.freq_base_swa", c_.ropes[1].theta);
+    if (rope.scaling == Rope::Scaling::linear || rope.scaling == Rope::Scaling::yarn) {
+      keys_.text(key("rope.scaling.type"), rope.scaling == Rope::Scaling::yarn ? "yarn" : "linear");
+      number("rope.scaling.factor", rope.factor);
+    }
+    if (rope.scaling == Rope::Scaling::yarn || rope.scaling == Rope::Scaling::longrope)
+      count("rope.scaling.original_context_length", static_cast<int64_t>(rope.original_positions));
+    if (rope.scaling == Rope::Scaling::yarn) {
+      if (rope.beta_fast != 32) number("rope.scaling.yarn_beta_fast", rope.beta_fast);
+      if (rope.beta_slow != 1) number("rope.scaling.yarn_beta_slow", rope.beta_slow);
+    }
+    if (rope.scaling == Rope::Scaling::longrope)
+      number("rope.scaling.attn_factor", static_cast<double>(rope_magnitude(rope)));
+  }
+
+  void add_windows() {
+    const int64_t window =
+        c_.window.empty() ? 0 : *std::max_element(c_.window.begin(), c_.window.end());
+    // llama.cpp wants to be told of Phi-3 in any case.
+    if (window == 0 && a_.layout != GgufLayout::phi3) return;
+    count("attention.sliding_window", window);
+    if (c_.family != "gemma3" && c_.family != "olmo3") return;
+    std::vector<bool> slides;
+    for (const int64_t w : c_.window) slides.push_back(w != 0);
+    keys_.booleans(key("attention.sliding_window_pattern"), slides);
+  }
+
+  void add_own() {
+    if (c_.family == "granite") {
+      number("embedding_scale", c_.embedding_scale);
+      number("attention.scale", c_.attention_scale);
+      number("residual_scale", c_.residual_scale);
+      number("logit_scale", c_.logit_divisor);
+    }
+    if (c_.family == "gpt_neox") keys_.boolean(key("use_parallel_residual"), c_.parallel_residual);
+    if (c_.family == "mistral") keys_.text(kGgufModelType, "mistral");
+  }
+
+ private:
+  std::string key(const char* name) const { return std::string(a_.name) + "." + name; }
+  void count(const char* name, int64_t n) { keys_.u32(key(name), static_cast<uint64_t>(n)); }
+  void number(const char* name, double x) { keys_.f32(key(name), x); }
+
+  const ModelConfig& c_;
+  const GgufArchitecture& a_;
+  GgufKeys& keys_;
+};
+
+}  // namespace
+
+void add_config_keys(const ModelConfig& c, const GgufArchitecture& a, GgufKeys& keys) {
+  keys.text("general.architecture", a.name);
+  keys.text("general.type", "model");
+  Writer writer(c, a, keys);
+  writer.add_sizes();
+  writer.add_rope();
+  writer.add_windows();
+  writer.add_own();
+}
+
+}  // namespace stet

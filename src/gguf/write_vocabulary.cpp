@@ -1,0 +1,277 @@
+// A tokenizer in llama.cpp's keys.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+
+#include "src/gguf/vocabulary.hpp"
+#include "src/gguf/write.hpp"
+#include "src/text/sentencepiece.hpp"
+#include "stet/base/error.hpp"
+#include "stet/text/tokenizer.hpp"
+
+namespace stet {
+namespace {
+
+using PlainJson = nlohmann::json;
+
+// As tokenizer.ggml.token_type has them.
+enum TokenType : int32_t {
+  kTokenNormal = 1,
+  kTokenUnknown = 2,
+  kTokenControl = 3,
+  kTokenUserDefined = 4,
+  kTokenUnused = 5,
+  kTokenByte = 6
+};
+
+struct Tokens {
+  std::vector<std::string> texts;
+  std::vector<int32_t> types;
+  std::vector<float> scores;        // sentencepiece's
+  std::vector<std::string> merges;  // the others'
+  bool space_prefix = false;
+
+  void set(size_t id, const std::string& text, int32_t type) {
+    if (id >= texts.size()) {
+      for (size_t i = texts.size(); i <= id; ++i) texts.push_back(fmt::format("[PAD{}]", i));
+      types.resize(id + 1, kTokenUnused);
+      scores.resize(id + 1);
+    }
+    texts[id] = text;
+    types[id] = type;
+  }
+};
+
+const std::string* file_named(const Tokenizer& tokenizer, std::string_view name) {
+  for (const auto& [file, bytes] : tokenizer.files()) {
+    if (file == name) return &bytes;
+  }
+  return nullptr;
+}
+
+[[noreturn]] void refuse(const std::string& field, const std::string& expected,
+                         const std::string& found) {
+  throw Error(ErrorKind::unsupported, "tokenizer", field, expected, found);
+}
+
+// What was added to a vocabulary, as the tokenizer sees it.
+void mark_added(const Tokenizer& tokenizer, const PlainJson& added, Tokens& tokens) {
+  for (const PlainJson& token : added) {
+    const auto id = token.at("id").get<size_t>();
+    if (id > INT32_MAX) refuse("added_tokens", "ids of 32 bits", std::to_string(id));
+    const bool special = tokenizer.is_special(static_cast<int32_t>(id));
+    tokens.set(id, token.at("content").get<std::string>(),
+               special ? kTokenControl : kTokenUserDefined);
+  }
+}
+
+PlainJson added_tokens_decoder(const Tokenizer& tokenizer) {
+  PlainJson added = PlainJson::array();
+  const std::string* const text = file_named(tokenizer, "tokenizer_config.json");
+  if (text == nullptr) return added;
+  const PlainJson config = PlainJson::parse(*text);
+  if (!config.contains("added_tokens_decoder")) return added;
+  for (const auto& [id, token] : config["added_tokens_decoder"].items())
+    added.push_back({{"id", std::stoull(id)}, {"content", token.at("content")}});
+  return added;
+}
+
+Tokens of_sentencepiece(const Tokenizer& tokenizer, const std::string& bytes) {
+  const SentencePieceModel model = parse_sentencepiece_model(bytes, "tokenizer.model");
+  if (model.model_type != 2) refuse("model_type", "BPE", "unigram");
+  if (!model.character_map.empty()) refuse("precompiled_charsmap", "none", "one");
+  if (model.remove_extra_whitespaces) refuse("remove_extra_whitespaces", "false", "true");
+  Tokens tokens;
+  tokens.space_prefix = model.add_dummy_prefix;
+  for (size_t i = 0; i < model.pieces.size(); ++i) {
+    tokens.set(i, model.pieces[i].text, static_cast<int32_t>(model.pieces[i].type));
+    tokens.scores[i] = model.pieces[i].score;
+  }
+  mark_added(tokenizer, added_tokens_decoder(tokenizer), tokens);
+  return tokens;
+}
+
+std::string merge_text(const PlainJson& merge) {
+  if (merge.is_string()) return merge.get<std::string>();
+  return merge.at(0).get<std::string>() + " " + merge.at(1).get<std::string>();
+}
+
+// BPE with pieces for single bytes, as sentencepiece has it: what is merged first scores highest.
+void take_scores(const PlainJson& model, Tokens& tokens) {
+  std::unordered_map<std::string, float> rank;
+  for (const PlainJson& merge : model.at("merges")) {
+    std::string text = merge_text(merge);
+    text.erase(text.find(' '), 1);
+    rank.emplace(text, -static_cast<float>(rank.size() + 1));
+  }
+  const auto unknown = model.value("unk_token", PlainJson());
+  for (size_t i = 0; i < tokens.texts.size(); ++i) {
+    const std::string& text = tokens.texts[i];
+    if (const auto found = rank.find(text); found != rank.end()) tokens.scores[i] = found->second;
+    if (unknown.is_string() && text == unknown.get<std::string>()) tokens.types[i] = kTokenUnknown;
+    if (tokens.types[i] == kTokenNormal && text.size() == 6 && text.starts_with("<0x"))
+      tokens.types[i] = kTokenByte;
+  }
+}
+
+// A Prepend, or a Metaspace that puts a space first.
+bool puts_space_first(const PlainJson& tokenizer) {
+  const std::string normalizer = tokenizer.value("normalizer", PlainJson()).dump(),
+                    before = tokenizer.value("pre_tokenizer", PlainJson()).dump();
+  return normalizer.find("\"Prepend\"") != std::string::npos ||
+         before.find("\"prepend_scheme\":\"first\"") != std::string::npos ||
+         before.find("\"prepend_scheme\":\"always\"") != std::string::npos ||
+         before.find("\"add_prefix_space\":true") != std::string::npos;
+}
+
+Tokens of_json(const Tokenizer& tokenizer, const PlainJson& j) {
+  Tokens tokens;
+  for (const auto& [text, id] : j.at("model").at("vocab").items())
+    tokens.set(id.get<size_t>(), text, kTokenNormal);
+  const bool byte_fallback = j["model"].value("byte_fallback", false);
+  if (byte_fallback) {
+    take_scores(j["model"], tokens);
+    tokens.space_prefix = puts_space_first(j);
+  }
+  if (j.contains("added_tokens")) mark_added(tokenizer, j["added_tokens"], tokens);
+  mark_added(tokenizer, added_tokens_decoder(tokenizer), tokens);
+  if (byte_fallback) {
+    const auto unknown = j["model"].value("unk_token", PlainJson());
+    for (size_t i = 0; unknown.is_string() && i < tokens.texts.size(); ++i) {
+      if (tokens.texts[i] == unknown.get<std::string>()) tokens.types[i] = kTokenUnknown;
+    }
+    return tokens;
+  }
+  for (const PlainJson& merge : j["model"].at("merges")) tokens.merges.push_back(merge_text(merge));
+  return tokens;
+}
+
+// The first of the tokens that end a reply is the one that llama.cpp calls end of text, unless the
+// tokenizer names another of them.
+std::vector<int32_t> end_tokens(const Tokenizer& tokenizer, const GenerationConfig& generation) {
+  std::vector<int32_t> ends = generation.eos_ids;
+  if (ends.empty() && tokenizer.eos()) ends.push_back(*tokenizer.eos());
+  const auto named =
+      tokenizer.eos() ? std::find(ends.begin(), ends.end(), *tokenizer.eos()) : ends.end();
+  if (named != ends.end()) std::rotate(ends.begin(), named, named + 1);
+  return ends;
+}
+
+void add_special(const Tokenizer& tokenizer, const GenerationConfig& generation, GgufKeys& keys) {
+  const auto id = [&](const char* name, int32_t token) {
+    keys.u32(std::string("tokenizer.ggml.") + name, static_cast<uint64_t>(token));
+  };
+  if (tokenizer.bos()) id("bos_token_id", *tokenizer.bos());
+  const std::vector<int32_t> ends = end_tokens(tokenizer, generation);
+  const char* const names[] = {"eos_token_id", "eot_token_id", "eom_token_id"};
+  for (size_t i = 0; i < std::min(ends.size(), std::size(names)); ++i) id(names[i], ends[i]);
+  for (const auto& [name, text] : tokenizer.special_tokens()) {
+    const auto token = tokenizer.find_id(text);
+    if (name == "unk_token" && token) id("unknown_token_id", *token);
+    if (name == "pad_token" && token) id("padding_token_id", *token);
+  }
+}
+
+// Bytes as sentencepiece spells them, without which llama.cpp cannot tokenize, then anything.
+void add_made_up(int64_t vocab_size, GgufKeys& keys) {
+  Tokens tokens;
+  for (int64_t i = vocab_size; i-- > 0;) {
+    const std::string text = i < 256 ? fmt::format("<0x{:02X}>", i) : fmt::format("<{}>", i);
+    tokens.set(static_cast<size_t>(i), text,
+               i < 256    ? kTokenByte
+               : i == 256 ? kTokenUnknown
+                          : kTokenNormal);
+  }
+  keys.text("tokenizer.ggml.model", "llama");
+  keys.texts("tokenizer.ggml.tokens", tokens.texts);
+  keys.f32s("tokenizer.ggml.scores", tokens.scores);
+  keys.i32s("tokenizer.ggml.token_type", tokens.types);
+  if (vocab_size > 256) keys.u32("tokenizer.ggml.unknown_token_id", 256);
+}
+
+// A header of these keys alone.
+std::shared_ptr<const FileBytes> header_of(const GgufKeys& keys) {
+  ByteWriter w;
+  w.text("GGUF");
+  w.u32(3);
+  w.u64(0);
+  w.u64(keys.count());
+  w.bytes(keys.bytes());
+  const auto bytes = std::make_shared<const std::vector<std::byte>>(w.take());
+  return std::make_shared<const FileBytes>("tokenizer", *bytes, bytes);
+}
+
+// Throws unless what is read out of the keys gives the ids of the tokenizer, for the text of each
+// of its tokens, alone and behind another.
+void require_same(const Tokenizer& tokenizer, const GgufKeys& keys, int64_t vocab_size) {
+  const auto back = Tokenizer::load(
+      *memory_source(vocabulary_files(Gguf::parse(header_of(keys)), vocab_size), "tokenizer"));
+  if (back->size() != tokenizer.size())
+    refuse("tokens", std::to_string(tokenizer.size()), std::to_string(back->size()));
+  if (back->chat_template() != tokenizer.chat_template())
+    refuse("chat_template", "what a key can hold", "another text");
+  std::string before;
+  for (int32_t id = 0; id < tokenizer.size(); ++id) {
+    const std::string text = tokenizer.bytes(id);
+    const std::string both = before + text + " " + text;
+    if (back->piece(id) != tokenizer.piece(id) ||
+        back->is_special(id) != tokenizer.is_special(id) ||
+        back->encode(both) != tokenizer.encode(both))
+      refuse("tokens[" + std::to_string(id) + "]", "the ids of the checkpoint's own tokenizer",
+             "others around " + printable(text, 60));
+    before = text;
+  }
+}
+
+}  // namespace
+
+void add_tokenizer_keys(const FileSource& source, const GenerationConfig& generation,
+                        int64_t vocab_size, GgufTokenizer which, GgufKeys& keys) {
+  if (which == GgufTokenizer::made_up) return add_made_up(vocab_size, keys);
+  const bool there = source.has("tokenizer.json") || source.has("tokenizer.model");
+  if (!there || which == GgufTokenizer::none) {
+    keys.text("tokenizer.ggml.model", "no_vocab");
+    return;
+  }
+  const auto tokenizer = Tokenizer::load(source);
+  const std::string* const json = file_named(*tokenizer, "tokenizer.json");
+  const PlainJson parsed = json != nullptr ? PlainJson::parse(*json) : PlainJson();
+  Tokens tokens = json != nullptr
+                      ? of_json(*tokenizer, parsed)
+                      : of_sentencepiece(*tokenizer, *file_named(*tokenizer, "tokenizer.model"));
+  if (tokens.texts.size() > static_cast<size_t>(vocab_size))
+    refuse("tokens", "at most " + std::to_string(vocab_size), std::to_string(tokens.texts.size()));
+  const bool words = json != nullptr && !parsed["model"].value("byte_fallback", false);
+  keys.text("tokenizer.ggml.model", words ? "gpt2" : "llama");
+  if (words) {
+    const auto pre = pre_tokenizer_name(parsed);
+    if (!pre)
+      refuse("pre_tokenizer", "one that llama.cpp has a name for (docs/gguf.md)",
+             printable(parsed.value("pre_tokenizer", PlainJson()).dump(), 200));
+    keys.text("tokenizer.ggml.pre", *pre);
+    keys.texts("tokenizer.ggml.merges", tokens.merges);
+    // llama.cpp makes no normal forms, and the name of a pattern says of one at most.
+    const bool normalizes = !parsed.value("normalizer", PlainJson()).is_null();
+    if (normalizes != (*pre == "qwen2")) keys.text("tokenizer.huggingface.json", *json);
+  } else {
+    keys.f32s("tokenizer.ggml.scores", tokens.scores);
+    keys.boolean("tokenizer.ggml.add_space_prefix", tokens.space_prefix);
+  }
+  // llama.cpp has as many tokens as the embeddings have rows; converters fill up like this.
+  const auto last = static_cast<size_t>(vocab_size) - 1;
+  if (last >= tokens.texts.size()) tokens.set(last, fmt::format("[PAD{}]", last), kTokenUnused);
+  keys.texts("tokenizer.ggml.tokens", tokens.texts);
+  keys.i32s("tokenizer.ggml.token_type", tokens.types);
+  add_special(*tokenizer, generation, keys);
+  const bool adds_bos = !tokenizer->encode("a").empty() && tokenizer->bos() &&
+                        tokenizer->encode("a").front() == *tokenizer->bos();
+  keys.boolean("tokenizer.ggml.add_bos_token", adds_bos);
+  keys.boolean("tokenizer.ggml.add_eos_token", false);
+  if (const std::string_view text = tokenizer->chat_template(); !text.empty())
+    keys.text("tokenizer.chat_template", text);
+  require_same(*tokenizer, keys, vocab_size);
+}
+
+}  // namespace stet
