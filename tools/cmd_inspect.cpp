@@ -319,7 +319,7 @@ Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokeni
   j["checkpoint"] = model.directory();
   j["architecture"] = model.config().architecture;
   j["config"] = Json::parse(model.config().canonical());
-  j["contract"] = contract_name(model.contract());
+  j["contract"] = contract_name(model, model.contract());
   j["weights"] = model.source().has(kPackedName) ? "packed in the file, used in place"
                                                  : "packed while loading";
   j["packed_weight_bytes"] = model.weight_bytes();

@@ -19,16 +19,16 @@ struct PackCommand {
 };
 
 void run(const PackCommand& o) {
-  const Contract contract = o.to == "q8"   ? Contract::q8
-                            : o.to == "q4" ? Contract::q4
-                                           : Contract::f32;
   const double start = seconds();
   const auto source = o.checkpoint.source();
+  const Contract contract = o.to == "q8"   ? Contract::q8
+                            : o.to == "q4" ? Contract::q4
+                                           : contract_of_weights(*source);
   pack_checkpoint(*source, contract, o.directory, o.threads);
   const auto size =
       static_cast<double>(std::filesystem::file_size(o.directory + "/" + kPackedName));
   out(fmt::format("{}: {} of weights{} in {:.1f} s\n", printable(o.directory), bytes_text(size),
-                  contract == Contract::f32 ? "" : " rounded to " + o.to, seconds() - start));
+                  o.to.empty() ? "" : " rounded to " + o.to, seconds() - start));
 }
 
 void add(CLI::App& app, const std::string& name, const std::string& help,

@@ -37,6 +37,7 @@ class OverridingSource : public FileSource {
   bool has(const std::string& name) const override {
     return texts_.contains(name) || source_->has(name);
   }
+  bool makes_files() const override { return source_->makes_files(); }
   void check_own(const std::string& name) const override {
     if (!texts_.contains(name)) source_->check_own(name);
   }

@@ -62,12 +62,13 @@ TensorView parse_tensor(const JsonReader& entry, const std::string& name,
   }
   tensor.bytes = data.subspan(begin, end - begin);
 
-  std::vector<int64_t> factors = tensor.shape;
-  if (tensor.dtype != DType::other)
-    factors.push_back(static_cast<int64_t>(dtype_size(tensor.dtype)));
-  const std::optional<int64_t> size = element_count(factors);
+  const std::optional<int64_t> size = tensor.dtype == DType::other
+                                          ? element_count(tensor.shape)
+                                          : tensor_bytes(tensor.dtype, tensor.shape);
   if (!size) {
-    throw Error(ErrorKind::format, entry.file(), entry.path_of("shape"), "less than 2^63 bytes",
+    throw Error(ErrorKind::format, entry.file(), entry.path_of("shape"),
+                is_block_dtype(tensor.dtype) ? "rows of whole blocks, and less than 2^63 bytes"
+                                             : "less than 2^63 bytes",
                 shape_text(tensor.shape));
   }
   if (tensor.dtype != DType::other && static_cast<uint64_t>(*size) != end - begin) {
@@ -172,6 +173,12 @@ Checkpoint Checkpoint::open(const FileSource& source) {
   Checkpoint checkpoint;
   checkpoint.source_ = source.path_of(name);
   checkpoint.packed_ = name == kPackedName;
+  if (name == kIndexName && source.makes_files()) {
+    for (const auto& [tensor, file] : read_weight_map(source))
+      checkpoint.made_.emplace(tensor, MadeTensor{file, source.path_of(file), nullptr});
+    checkpoint.maker_ = &source;
+    return checkpoint;
+  }
   if (name == kIndexName) {
     checkpoint.add_shards(source);
     return checkpoint;
@@ -216,12 +223,26 @@ void Checkpoint::add_shards(const FileSource& source) {
   }
 }
 
+const TensorView* Checkpoint::find_made(const std::string& name) const {
+  const auto it = made_.find(name);
+  if (it == made_.end()) return nullptr;
+  std::unique_ptr<const Shard>& shard = it->second.shard;
+  if (shard == nullptr) {
+    auto file = maker_->open(it->second.file);
+    SafeTensors tensors = SafeTensors::parse(file->bytes(), file->path());
+    shard = std::make_unique<const Shard>(Shard{std::move(file), std::move(tensors)});
+  }
+  return shard->tensors.find(name);
+}
+
 const TensorView* Checkpoint::find(const std::string& name) const {
+  if (maker_ != nullptr) return find_made(name);
   const auto it = locations_.find(name);
   return it == locations_.end() ? nullptr : it->second.view;
 }
 
 const std::string& Checkpoint::file_of(const std::string& name) const {
+  if (const auto made = made_.find(name); made != made_.end()) return made->second.path;
   const auto it = locations_.find(name);
   return it == locations_.end() ? source_ : it->second.shard->file->path();
 }
@@ -236,13 +257,13 @@ std::vector<std::shared_ptr<const FileBytes>> Checkpoint::files() const {
   return files;
 }
 
-const TensorView& Checkpoint::require(const std::string& name,
-                                      const std::vector<int64_t>& shape) const {
+const TensorView& Checkpoint::require(const std::string& name, const std::vector<int64_t>& shape,
+                                      bool blocks) const {
   const TensorView* tensor = find(name);
   const std::string expected = fmt::format("F32, BF16 or F16 {}", shape_text(shape));
   if (tensor == nullptr) throw Error(ErrorKind::format, source_, name, expected, "nothing");
   const std::string found = tensor->dtype_text + " " + shape_text(tensor->shape);
-  if (!is_weight_dtype(tensor->dtype)) {
+  if (!is_weight_dtype(tensor->dtype) && !(blocks && is_block_dtype(tensor->dtype))) {
     throw Error(ErrorKind::unsupported, file_of(name), name, expected, found);
   }
   if (tensor->shape != shape)
@@ -251,6 +272,10 @@ const TensorView& Checkpoint::require(const std::string& name,
 }
 
 void Checkpoint::drop(const TensorView& tensor) const {
+  if (const auto made = made_.find(tensor.name); made != made_.end()) {
+    made->second.shard = nullptr;  // and `tensor` with it
+    return;
+  }
   const auto it = locations_.find(tensor.name);
   if (it == locations_.end() || it->second.view->bytes.data() != tensor.bytes.data()) return;
   const FileBytes& file = *it->second.shard->file;
@@ -260,6 +285,7 @@ void Checkpoint::drop(const TensorView& tensor) const {
 std::vector<std::string> Checkpoint::names() const {
   std::vector<std::string> names;
   for (const auto& location : locations_) names.push_back(location.first);
+  for (const auto& made : made_) names.push_back(made.first);
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -296,9 +322,7 @@ std::string compose_header(const std::string& path, const std::vector<TensorSpec
     if (!names.insert(tensor.name).second)
       refuse(path, tensor.name, "each name once", "a second tensor");
     if (tensor.dtype == DType::other) refuse(path, tensor.name, "a known dtype", "another");
-    std::vector<int64_t> factors = tensor.shape;
-    factors.push_back(static_cast<int64_t>(dtype_size(tensor.dtype)));
-    const std::optional<int64_t> bytes = element_count(factors);
+    const std::optional<int64_t> bytes = tensor_bytes(tensor.dtype, tensor.shape);
     int64_t end = 0;
     if (!bytes || __builtin_add_overflow(begin, *bytes, &end)) {
       refuse(path, tensor.name, "less than 2^63 bytes", shape_text(tensor.shape));

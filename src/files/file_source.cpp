@@ -103,6 +103,7 @@ class CopyingSource : public FileSource {
       : FileSource(source->path(), source->path_of("")), source_(std::move(source)) {}
 
   bool has(const std::string& name) const override { return source_->has(name); }
+  bool makes_files() const override { return source_->makes_files(); }
   void check_own(const std::string& name) const override { source_->check_own(name); }
   std::string read(const std::string& name, size_t limit) const override {
     return source_->read(name, limit);

@@ -9,6 +9,7 @@
 
 #include "src/gguf/gguf.hpp"
 #include "src/gguf/names.hpp"
+#include "src/gguf/transcode.hpp"
 #include "src/gguf/vocabulary.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
@@ -31,7 +32,26 @@ struct Shard {
   bool transposed = false;    // GPT-2's matrices, which were published as [inputs][outputs]
 };
 
+// How stet has the blocks of a matrix whose inputs stand side by side: as they are, or as those of
+// another type that holds the same numbers. Others are widened to float32.
+struct Kept {
+  uint32_t type;  // ggml's
+  DType as;
+  void (*transcode)(const std::byte* from, std::byte* to);  // a block; null: as it is
+};
+constexpr Kept kKept[] = {{2, DType::q4_0, nullptr},          {6, DType::q8_0, q5_0_as_q8_0},
+                          {8, DType::q8_0, nullptr},          {11, DType::q6_k, q3_k_as_q6_k},
+                          {12, DType::q4_k, nullptr},         {13, DType::q5_k, nullptr},
+                          {14, DType::q6_k, nullptr},         {20, DType::q8_0, iq4_nl_as_q8_0}};
+
+const Kept* kept(const Shard& s) {
+  if (s.less_one || s.transposed || s.from->shape.size() != 2) return nullptr;
+  const auto found = std::ranges::find(kKept, s.from->type, &Kept::type);
+  return found == std::end(kKept) ? nullptr : found;
+}
+
 DType dtype_of(const Shard& s) {
+  if (const Kept* k = kept(s)) return k->as;
   if (s.less_one) return DType::f32;
   return s.from->type == 1 ? DType::f16 : s.from->type == 30 ? DType::bf16 : DType::f32;
 }
@@ -70,7 +90,7 @@ std::shared_ptr<const std::vector<std::byte>> file_of(const Shard& s) {
   const DType dtype = dtype_of(s);
   const GgmlType type = *ggml_type(s.from->type);
   const auto elements = static_cast<size_t>(*element_count(s.from->shape));
-  const size_t size = elements * dtype_size(dtype);
+  const auto size = static_cast<size_t>(tensor_bytes(dtype, shape_of(s)).value());
   std::string header =
       Json{{s.name,
             {{"dtype", dtype_name(dtype)}, {"shape", shape_of(s)}, {"data_offsets", {0, size}}}}}
@@ -85,6 +105,10 @@ std::shared_ptr<const std::vector<std::byte>> file_of(const Shard& s) {
     dequantize_ggml(s.from->type, s.from->bytes.data(), elements / type.elements,
                     reinterpret_cast<float*>(data));
     if (s.less_one) add_offset({reinterpret_cast<float*>(data), elements}, -1.0f);
+  } else if (const Kept* k = kept(s); k != nullptr && k->transcode != nullptr) {
+    const size_t blocks = elements / type.elements, bytes = size / blocks;
+    for (size_t i = 0; i < blocks; ++i)
+      k->transcode(s.from->bytes.data() + i * type.bytes, data + i * bytes);
   } else {
     std::copy(s.from->bytes.begin(), s.from->bytes.end(), data);
   }
@@ -117,9 +141,13 @@ class GgufSource : public FileSource {
                          published->transposed};
       }
     }
-    texts_["model.safetensors.index.json"] = Json{{"weight_map", map}}.dump();
+    const bool blocks = std::ranges::any_of(
+        shards_, [](const auto& s) { return is_block_dtype(dtype_of(s.second)); });
+    texts_["model.safetensors.index.json"] =
+        Json{{"metadata", {{"blocks", blocks ? "ggml" : "none"}}}, {"weight_map", map}}.dump();
   }
 
+  bool makes_files() const override { return true; }
   bool has(const std::string& name) const override {
     return texts_.contains(name) || shards_.contains(name);
   }

@@ -262,7 +262,7 @@ Response models(Service& service, const Request&, const Parts&) {
                            {"created", service.started},
                            {"owned_by", "stet"},
                            {"context_length", Session(service.model, service.session).capacity()},
-                           {"contract", contract_name(service.session.compute.contract)},
+                           {"contract", contract_name(*service.model, service.session.compute.contract)},
                            {"fingerprint", service.fingerprint}}}}});
 }
 

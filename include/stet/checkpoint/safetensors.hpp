@@ -46,7 +46,9 @@ inline constexpr const char* kPackedName = "packed.safetensors";
 
 // The weights of a checkpoint: packed.safetensors where there is one, else model.safetensors, or
 // the shards that model.safetensors.index.json lists in its weight_map. Files of a directory are
-// mapped, so opening costs the headers alone. Views live as long as it does.
+// mapped, so opening costs the headers alone. Views live as long as it does. Files that a source
+// makes (FileSource::makes_files) are made when one of their tensors is looked for and given up when
+// it is dropped; such a source must outlive the checkpoint, which one thread may use at a time.
 class STET_API Checkpoint {
  public:
   static Checkpoint open(const std::string& directory);
@@ -58,10 +60,12 @@ class STET_API Checkpoint {
   // nullptr when there is none.
   const TensorView* find(const std::string& name) const;
 
-  // The tensor, which must have this shape and be f32, bf16 or f16.
-  const TensorView& require(const std::string& name, const std::vector<int64_t>& shape) const;
+  // The tensor, which must have this shape and be f32, bf16 or f16; with `blocks`, or of ggml's.
+  const TensorView& require(const std::string& name, const std::vector<int64_t>& shape,
+                            bool blocks = false) const;
 
-  // Says that a tensor's bytes were consumed, so that they need not stay in resident memory.
+  // Says that a tensor's bytes were consumed, so that they need not stay in resident memory. One
+  // that was made is gone.
   void drop(const TensorView& tensor) const;
 
   std::vector<std::string> names() const;  // sorted
@@ -93,6 +97,12 @@ class STET_API Checkpoint {
     const TensorView* view;
   };
 
+  struct MadeTensor {
+    std::string file, path;
+    std::unique_ptr<const Shard> shard;  // null: not made, or dropped
+  };
+
+  const TensorView* find_made(const std::string& name) const;
   const Shard& add_shard(const FileSource& source, const std::string& name);
   void add_shards(const FileSource& source);
 
@@ -100,6 +110,8 @@ class STET_API Checkpoint {
   bool packed_ = false;
   std::vector<std::unique_ptr<const Shard>> shards_;
   std::unordered_map<std::string, TensorLocation> locations_;
+  const FileSource* maker_ = nullptr;
+  mutable std::unordered_map<std::string, MadeTensor> made_;  // by the tensor's name
 };
 
 struct TensorSpec {

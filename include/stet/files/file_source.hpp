@@ -62,6 +62,10 @@ class FileSource {
   // A copy of the whole content; a format Error when that is more than `limit` bytes.
   virtual std::string read(const std::string& name, size_t limit) const = 0;
 
+  // Whether files of weights are made anew whenever they are opened: they need memory, and few
+  // should be held at once.
+  virtual bool makes_files() const { return false; }
+
   // Throws an io Error for a file that is not the source's own: what is put into a snapshot must
   // not come from elsewhere. Of a directory those are its own that are regular files in it, also
   // behind links, and those of the store beside it that Hugging Face's cache links to

@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "stet/api.h"
@@ -59,7 +61,13 @@ class STET_API WeightLoader {
   Matrix load(const std::string& group, const std::vector<Part>& parts, int64_t columns,
               bool transposed, bool rounded);
   Matrix pack(const std::string& group, const std::vector<Part>& parts, int64_t columns,
-              bool transposed);
+              bool transposed, bool rounded);
+  Matrix of_one_type(const std::vector<Part>& parts, const std::vector<const TensorView*>& views,
+                     int64_t columns, bool transposed) const;
+  Matrix of_packed(const std::vector<Part>& parts, size_t columns,
+                   std::optional<WeightType> type) const;
+  void write(const std::vector<Part>& parts, Matrix* matrix);
+  void note_types(const std::vector<Part>& parts, const Matrix& matrix);
   [[noreturn]] void refuse(const WeightError& e, const std::vector<Part>& parts,
                            bool transposed) const;
   std::vector<Part> prefixed(const std::vector<Part>& parts) const;
@@ -73,6 +81,7 @@ class STET_API WeightLoader {
   PackedWriter* writer_;
   size_t bytes_ = 0;
   std::vector<std::span<const std::byte>> matrices_;  // of linear layers
+  std::vector<std::pair<std::string, WeightType>> types_;  // of their tensors, by canonical name
   std::string not_bf16_, its_type_;                   // the first matrix of another type
   std::unique_ptr<WeightFingerprints> names_;
 };
