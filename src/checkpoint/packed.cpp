@@ -275,13 +275,13 @@ bool make_empty_directory(const std::string& directory) {
 }  // namespace
 
 void pack_checkpoint(const FileSource& source, Contract contract, const std::string& directory,
-                     int threads) {
+                     int threads, std::optional<DType> blocks) {
   const bool made = make_empty_directory(directory);
   std::vector<std::string> written;
   const auto path_of = [&](const std::string& name) { return directory + "/" + name; };
   try {
     written.push_back(path_of(kPackedName));
-    Model::pack(source, contract, written.back(), threads);
+    Model::pack(source, contract, written.back(), threads, blocks);
     std::vector<std::string> names = Tokenizer::files_of(source);
     names.insert(names.end(), {"generation_config.json", "config.json"});
     for (const std::string& name : names) {

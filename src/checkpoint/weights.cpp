@@ -6,6 +6,7 @@
 #include "src/checkpoint/fingerprint.hpp"
 #include "src/checkpoint/tensor_types.hpp"
 #include "src/checkpoint/packed.hpp"
+#include "src/checkpoint/rounded.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kernels/ggml.hpp"
 #include "stet/kernels/numbers.hpp"
@@ -90,6 +91,7 @@ Matrix WeightLoader::pack(const std::string& group, const std::vector<Part>& par
     not_bf16_ = parts[0].name;
     its_type_ = views[0]->dtype_text;
   }
+  if (rounded && round_to_) return pack_rounded(group, parts, views, columns, transposed);
   // Tensors of one type after another are one matrix; parts before others have whole blocks of rows.
   std::vector<Matrix> matrices;
   bool whole = true;
@@ -108,6 +110,29 @@ Matrix WeightLoader::pack(const std::string& group, const std::vector<Part>& par
     checkpoint_.drop(*view);
   }
   return matrices.size() == 1 ? std::move(matrices[0]) : Matrix::stacked(std::move(matrices));
+}
+
+// Named by what they are rounded to, as a GGUF file of these blocks would be.
+Matrix WeightLoader::pack_rounded(const std::string& group, const std::vector<Part>& parts,
+                                  const std::vector<const TensorView*>& views, int64_t columns,
+                                  bool transposed) {
+  const bool sensitive = group == "embeddings" || group == "head";
+  const DType type = columns % kSuperBlock != 0 ? DType::q8_0
+                     : sensitive                ? DType::q6_k
+                                                : *round_to_;
+  if (columns % kQuantBlock != 0)
+    throw Error(ErrorKind::unsupported, checkpoint_.file_of(parts[0].name), parts[0].name,
+                "columns of a multiple of 32 to round to blocks", std::to_string(columns));
+  std::vector<RoundedTensor> blocks;
+  blocks.reserve(views.size());
+  std::vector<const TensorView*> to;
+  for (const TensorView* view : views) {
+    blocks.emplace_back(*view, transposed, type, threads_, checkpoint_.file_of(view->name));
+    to.push_back(&blocks.back().view);
+    names_->add(group, canonical(view->name), *to.back(), digest_matrix(*to.back(), threads_));
+    checkpoint_.drop(*view);
+  }
+  return Matrix(to, static_cast<size_t>(columns), threads_);
 }
 
 // Blocks stay what they are under the contract ggml, next to their like; otherwise they are widened.

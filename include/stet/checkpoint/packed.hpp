@@ -15,6 +15,7 @@
 //     versions 1 and 2.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "stet/api.h"
@@ -27,8 +28,10 @@ namespace stet {
 // stay what they are; blocks of ggml for the contract ggml alone, for others they are widened. `directory` is made (its parent must be there), or must be empty; it gets
 // config.json last, so that one which has it is complete. Beside the matrix at hand, nothing is
 // held in memory. Throws Error, and takes away what it made, when something fails.
+// `blocks`: see Model::pack().
 STET_API void pack_checkpoint(const FileSource& source, Contract contract,
-                              const std::string& directory, int threads = 0);
+                              const std::string& directory, int threads = 0,
+                              std::optional<DType> blocks = std::nullopt);
 
 // The contract that a checkpoint's weights are for: f32, unless they are packed for another, or ggml
 // where they are in blocks, as in GGUF files of quantized types. Reads no weights.

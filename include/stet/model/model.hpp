@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -65,9 +66,9 @@ class STET_API Model {
   static std::shared_ptr<const Model> load(std::shared_ptr<const FileSource> source,
                                            int threads = 0, Contract contract = Contract::f32);
   // Writes the weights, packed and rounded as load() would, to a file (packed.hpp:
-  // pack_checkpoint).
+  // pack_checkpoint). `blocks`: for the contract ggml, what to round to (WeightLoader::round_to).
   static void pack(const FileSource& source, Contract contract, const std::string& path,
-                   int threads = 0);
+                   int threads = 0, std::optional<DType> blocks = std::nullopt);
   // Names of the files that load() reads: config.json, generation_config.json where there is one,
   // and the weights.
   static std::vector<std::string> files_of(const FileSource& source);

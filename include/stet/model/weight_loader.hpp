@@ -33,6 +33,10 @@ class STET_API WeightLoader {
 
   ~WeightLoader();
 
+  // For the contract ggml: matrices are rounded to these blocks, q4_k, q5_k or q6_k; embeddings and
+  // head to q6_k; those whose columns are no multiple of 256 to q8_0.
+  void round_to(DType type) { round_to_ = type; }
+
   struct Part {
     std::string name;
     int64_t rows;
@@ -62,6 +66,9 @@ class STET_API WeightLoader {
               bool transposed, bool rounded);
   Matrix pack(const std::string& group, const std::vector<Part>& parts, int64_t columns,
               bool transposed, bool rounded);
+  Matrix pack_rounded(const std::string& group, const std::vector<Part>& parts,
+                      const std::vector<const TensorView*>& views, int64_t columns,
+                      bool transposed);
   Matrix of_one_type(const std::vector<Part>& parts, const std::vector<const TensorView*>& views,
                      int64_t columns, bool transposed) const;
   Matrix of_packed(const std::vector<Part>& parts, size_t columns,
@@ -79,6 +86,7 @@ class STET_API WeightLoader {
   Contract contract_;  // that of packed weights, whatever was asked for
   int threads_;
   PackedWriter* writer_;
+  std::optional<DType> round_to_;
   size_t bytes_ = 0;
   std::vector<std::span<const std::byte>> matrices_;  // of linear layers
   std::vector<std::pair<std::string, WeightType>> types_;  // of their tensors, by canonical name
