@@ -71,17 +71,17 @@ ScaleMinimum search(const float* x, const Search& s) {
   for (int i = 0; i < kPart; ++i) square += x[i] * x[i];
   const float typical = std::sqrt(square / kPart);
   for (int i = 0; i < kPart; ++i) weight[i] = typical + std::fabs(x[i]);
-  const float least = std::min(0.0f, *std::min_element(x, x + kPart)),
-              range = *std::max_element(x, x + kPart) - least;
+  const float most = *std::max_element(x, x + kPart);
+  float least = std::min(0.0f, *std::min_element(x, x + kPart));
   ScaleMinimum best;
   best.minimum = -least;
-  if (range < 1e-10f) return best;
-  const auto rounded = [&](float steps, int* u) {
-    const float inverse = steps / range;
+  if (most - least < 1e-10f) return best;
+  const auto rounded = [&](float steps, int* u) {  // from the best minimum so far
+    const float inverse = steps / (most - least);
     for (int i = 0; i < kPart; ++i) u[i] = nearest(inverse * (x[i] - least), 0, s.top);
   };
   rounded(static_cast<float>(s.top), best.u);
-  best.scale = 1 / (static_cast<float>(s.top) / range);
+  best.scale = 1 / (static_cast<float>(s.top) / (most - least));
   float error = weighted_error(x, weight, best.u, best.scale, least);
   for (int step = 0; step <= s.steps; ++step) {
     ScaleMinimum other;
@@ -91,7 +91,8 @@ ScaleMinimum search(const float* x, const Search& s) {
     const float other_error = weighted_error(x, weight, other.u, other.scale, other_least);
     if (!(other_error < error)) continue;
     error = other_error;
-    other.minimum = -other_least;
+    least = other_least;
+    other.minimum = -least;
     best = other;
   }
   return best;
@@ -145,29 +146,70 @@ void put_nibbles(const Super& y, uint8_t* to) {
   }
 }
 
-// The scale of 16 weights of q6_k, for integers -32 .. 31: of those whose sums of squares fit best,
-// each weight counting by its square.
+// The scale of 16 weights of q6_k, for integers l of -32 .. 31: the one that fits best, where a
+// weight counts by its square. Of the sums of w x l and w l l, the first squared over the second is
+// how well they fit, and their quotient is the scale.
+struct SixSearch {
+  const float* x;
+  int l[kSixPart] = {};
+  float sum_x = 0, sum_l = 0, scale = 0, best = 0;
+
+  float weight(int i) const { return x[i] * x[i]; }
+  // Takes another pair of sums, if it fits better.
+  bool take(float other_x, float other_l) {
+    if (!(other_l > 0 && other_x * other_x > best * other_l)) return false;
+    sum_x = other_x;
+    sum_l = other_l;
+    scale = sum_x / sum_l;
+    best = scale * sum_x;
+    return true;
+  }
+  void consider(float inverse) {
+    int other[kSixPart];
+    float other_x = 0, other_l = 0;
+    for (int i = 0; i < kSixPart; ++i) {
+      other[i] = nearest(inverse * x[i], -32, 31);
+      const float w = weight(i), f = static_cast<float>(other[i]);
+      other_x += w * x[i] * f;
+      other_l += w * f * f;
+    }
+    if (take(other_x, other_l)) std::copy_n(other, kSixPart, l);
+  }
+  // One integer, the one that is the furthest off, a step nearer; false when that fits no better.
+  bool step() {
+    int at = -1;
+    float furthest = 0;
+    for (int i = 0; i < kSixPart; ++i) {
+      const float off = scale * weight(i) * (x[i] - scale * static_cast<float>(l[i]));
+      if (((off > 0 && l[i] < 31) || (off < 0 && l[i] > -32)) &&
+          std::fabs(off) > std::fabs(furthest)) {
+        furthest = off;
+        at = i;
+      }
+    }
+    if (at < 0) return false;
+    const float w = weight(at);
+    const int sign = furthest > 0 ? 1 : -1;
+    const float more_x = w * x[at], more_l = w * static_cast<float>(2 * sign * l[at] + 1);
+    if (!take(sign > 0 ? sum_x + more_x : sum_x - more_x, sum_l + more_l)) return false;
+    l[at] += sign;
+    return true;
+  }
+};
+
 float search_six(const float* x) {
   const float* const top = std::max_element(
       x, x + kSixPart, [](float a, float b) { return std::fabs(a) < std::fabs(b); });
   if (std::fabs(*top) < 1e-15f) return 0;
-  float scale = 0, best = 0;
-  const auto consider = [&](float inverse, bool always) {
-    float sum_x = 0, sum_l = 0;
-    for (int i = 0; i < kSixPart; ++i) {
-      const float l = static_cast<float>(nearest(inverse * x[i], -32, 31)), w = x[i] * x[i];
-      sum_x += w * x[i] * l;
-      sum_l += w * l * l;
-    }
-    if (!always && !(sum_l > 0 && sum_x * sum_x > best * sum_l)) return;
-    scale = sum_l != 0 ? sum_x / sum_l : 0;
-    best = scale * sum_x;
-  };
-  consider(-32 / *top, true);
+  SixSearch search{x};
+  search.consider(-32 / *top);
   for (int step = -9; step <= 9; ++step) {
-    if (step != 0) consider(-(32 + 0.1f * static_cast<float>(step)) / *top, false);
+    search.consider(-(32 + 0.1f * static_cast<float>(step)) / *top);
+    search.consider((31 + 0.1f * static_cast<float>(step)) / *top);
   }
-  return scale;
+  for (int step = 0; step < kSixPart * 63 && search.step(); ++step) {
+  }
+  return search.scale;
 }
 
 }  // namespace

@@ -143,7 +143,7 @@ TEST(Blocks, NamesListTheTypesOfTensors) {
   EXPECT_EQ(name, "ggml(*=q4_k,attn_v=q6_k,blk.1.ffn_down=q6_k,token_embd=q6_k)");
   EXPECT_EQ(parse_contract(name), Contract::ggml);
   EXPECT_EQ(parse_contract_name(name)->text(), name);
-  EXPECT_EQ(types_text({{"lm_head.weight", WeightType::q8}}), "ggml(*=q8)");
+  EXPECT_EQ(types_text({{"lm_head.weight", WeightType::q8}}), "ggml(*=q8_0)");
   // More than a name has room for.
   Types many;
   for (int layer = 0; layer < 1000; ++layer)

@@ -92,7 +92,7 @@ class Gguf(unittest.TestCase):
     def test_k_types_are_computed_with_as_they_are(self):
         pocket, ids = POCKETS[0], ["--ids", ",".join(str(7 * i % 1620) for i in range(80)), "--digest"]
         mixed = lambda name: "Q6_K" if "attn_v" in name or ".3.ffn_down" in name or "token_embd" in name else "Q4_K"  # noqa: E731
-        names = {"Q4_K": "ggml(*=q4_k)", "Q5_K": "ggml(*=q5_k)", "Q6_K": "ggml(*=q6_k)", "Q8_0": "ggml(*=q8)",
+        names = {"Q4_K": "ggml(*=q4_k)", "Q5_K": "ggml(*=q5_k)", "Q6_K": "ggml(*=q6_k)", "Q8_0": "ggml(*=q8_0)",
                  mixed: "ggml(*=q4_k,attn_v=q6_k,blk.3.ffn_down=q6_k,token_embd=q6_k)"}
         for number, (kind, name) in enumerate(names.items()):
             has = gguf_writer.write(pocket, self.file, kind)

@@ -301,17 +301,17 @@ void pack_checkpoint(const FileSource& source, Contract contract, const std::str
 
 namespace {
 
-constexpr const char* kIndexName = "model.safetensors.index.json";
-constexpr size_t kIndexLimit = 100'000'000;
+constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr size_t kMostIndex = 100'000'000;
 
 // Whether the index says that weights are in blocks of ggml (GgufSource).
 bool has_blocks(const FileSource& source) {
-  if (!source.has(kIndexName) || source.has("model.safetensors")) return false;
+  if (!source.has(kIndex) || source.has("model.safetensors")) return false;
   const nlohmann::json index =
-      nlohmann::json::parse(source.read(kIndexName, kIndexLimit), nullptr, false);
+      nlohmann::json::parse(source.read(kIndex, kMostIndex), nullptr, false);
   const auto metadata = index.is_object() ? index.find("metadata") : index.end();
-  return metadata != index.end() && metadata->is_object() &&
-         metadata->value("blocks", std::string()) == "ggml";
+  return metadata != index.end() && metadata->is_object() && metadata->contains("blocks") &&
+         metadata->at("blocks") == "ggml";
 }
 
 }  // namespace

@@ -20,6 +20,12 @@ constexpr std::pair<const char*, const char*> kKinds[] = {
     {"attn.c_attn", "attn_qkv"},    {"attn.c_proj", "attn_output"}, {"mlp.c_fc", "ffn_up"},
     {"mlp.c_proj", "ffn_down"}};
 
+// ggml's name of what the kernels compute with.
+std::string type_name(WeightType type) {
+  const std::string own = type_name(type);
+  return type == WeightType::q8 || type == WeightType::q4 ? own + "_0" : own;
+}
+
 struct Name {
   std::string layer;  // "blk.3.", or nothing
   std::string kind;
@@ -65,12 +71,12 @@ std::string types_text(const std::vector<std::pair<std::string, WeightType>>& ty
   }
   const auto fewer = [](const auto& a, const auto& b) { return a.second < b.second; };
   const WeightType most = std::max_element(counts.begin(), counts.end(), fewer)->first;
-  std::map<std::string, std::string> entries = {{"*", weight_type_name(most)}};
+  std::map<std::string, std::string> entries = {{"*", type_name(most)}};
   for (const auto& [published, type] : types) {
     const Name name = name_of(published);
     if (type == most) continue;
     const bool all = of_kind[name.kind].size() == 1;
-    entries[all ? name.kind : name.layer + name.kind] = weight_type_name(type);
+    entries[all ? name.kind : name.layer + name.kind] = type_name(type);
   }
   ContractName name{contract_name(Contract::ggml), {entries.begin(), entries.end()}};
   const std::string text = name.text();
