@@ -137,7 +137,8 @@ TEST(Blocks, NamesListTheTypesOfTensors) {
     for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj"})
       types.emplace_back(at + name + ".weight", WeightType::q4_k);
     types.emplace_back(at + "self_attn.v_proj.weight", WeightType::q6_k);
-    types.emplace_back(at + "mlp.down_proj.weight", layer == 1 ? WeightType::q6_k : WeightType::q4_k);
+    types.emplace_back(at + "mlp.down_proj.weight",
+                       layer == 1 ? WeightType::q6_k : WeightType::q4_k);
   }
   const std::string name = types_text(types);
   EXPECT_EQ(name, "ggml(*=q4_k,attn_v=q6_k,blk.1.ffn_down=q6_k,token_embd=q6_k)");

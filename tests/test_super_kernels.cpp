@@ -43,9 +43,9 @@ constexpr Type kTypes[] = {{"q4_k", 0, 4, 32, kSuperBytesQ4K},
 struct SuperWeights {
   Type type;
   size_t blocks, k;
-  std::vector<int> u;           // [16 blocks][k]
-  std::vector<int> s, t;        // [16 blocks][k / inputs]
-  std::vector<uint16_t> d, m;   // [16 blocks][k / 256]
+  std::vector<int> u;          // [16 blocks][k]
+  std::vector<int> s, t;       // [16 blocks][k / inputs]
+  std::vector<uint16_t> d, m;  // [16 blocks][k / 256]
   Fenced<uint8_t> packed;
 
   SuperWeights(const Type& of, size_t n, size_t columns, uint64_t seed)
@@ -80,8 +80,7 @@ struct SuperWeights {
   size_t sub(size_t row, size_t i) const { return (row * k + i) / type.inputs; }
   void place(size_t row, size_t i) {
     const size_t lane = row % 16, in_super = i % 256, block = in_super / 32, in = in_super % 32;
-    uint8_t* const super =
-        packed.data() + (row / 16 * (k / 256) + i / 256) * type.super_bytes;
+    uint8_t* const super = packed.data() + (row / 16 * (k / 256) + i / 256) * type.super_bytes;
     std::memcpy(super + 2 * lane, &d[(row * k + i) / 256], 2);
     const unsigned value = static_cast<unsigned>(u[row * k + i]);
     uint8_t* lines;

@@ -47,7 +47,9 @@ void add(CLI::App& app, const std::string& name, const std::string& help,
       ->required()
       ->check(named());
   if (name == "quantize") {
-    sub->add_option("--to", o->to, "q8, q4: integers of 8 or 4 bits in blocks of 32; q4k, q5k, q6k: ggml's K types")
+    sub->add_option(
+           "--to", o->to,
+           "q8, q4: integers of 8 or 4 bits in blocks of 32; q4k, q5k, q6k: ggml's K types")
         ->type_name("FORMAT")
         ->required()
         ->check(one_of({"q8", "q4", "q4k", "q5k", "q6k"}));

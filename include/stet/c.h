@@ -177,8 +177,8 @@ STET_API stet_status stet_model_fingerprint(const stet_model* model, size_t inde
                                             stet_error** error);
 
 /* Packs the checkpoint in `directory` for a contract into `output`, a new or empty directory, which
- * loads in milliseconds. STET_CONTRACT_DEFAULT keeps the weights as they are; _F32, too, but those of
- * quantized types in GGUF files, which it widens. */
+ * loads in milliseconds. STET_CONTRACT_DEFAULT keeps the weights as they are; _F32, too, but those
+ * of quantized types in GGUF files, which it widens. */
 STET_API stet_status stet_model_pack(const char* directory, const char* output, int32_t contract,
                                      int32_t threads, stet_error** error);
 

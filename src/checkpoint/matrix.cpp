@@ -111,10 +111,10 @@ Matrix Matrix::stacked(std::vector<Matrix> parts) {
 Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads)
     : Matrix(weight_type(parts.at(0)->dtype), rows_of(parts), columns) {
   const DType dtype = parts[0]->dtype;
-  const size_t row_bytes = is_block_dtype(dtype)
-                               ? static_cast<size_t>(
-                                     tensor_bytes(dtype, {static_cast<int64_t>(columns)}).value())
-                               : columns * element_size();
+  const size_t row_bytes =
+      is_block_dtype(dtype)
+          ? static_cast<size_t>(tensor_bytes(dtype, {static_cast<int64_t>(columns)}).value())
+          : columns * element_size();
   std::vector<const std::byte*> source;  // one per row
   for (const TensorView* part : parts) {
     for (size_t offset = 0; offset < part->bytes.size(); offset += row_bytes) {

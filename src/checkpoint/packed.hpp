@@ -14,8 +14,8 @@ namespace stet {
 
 inline constexpr const char* kPackedFormat = "stet packed weights";
 
-// The contract that the weights are for: f32, q8, q4 or ggml. Throws Error unless the file says that it
-// is of the format and version that are read.
+// The contract that the weights are for: f32, q8, q4 or ggml. Throws Error unless the file says
+// that it is of the format and version that are read.
 Contract packed_contract(const Checkpoint& checkpoint);
 // Whether the file has a matrix of that name.
 bool has_packed_matrix(const Checkpoint& checkpoint, const std::string& name);

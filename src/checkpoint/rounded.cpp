@@ -42,14 +42,16 @@ void read_row(const TensorView& t, bool transposed, size_t rows, size_t row,
 void round_block(DType to, const float* x, std::byte* out) {
   auto* const bytes = reinterpret_cast<uint8_t*>(out);
   if (to == DType::q8_0) {
-    const QuantizedBlock block = round_block_q8(std::span<const float, kQuantBlock>(x, kQuantBlock));
+    const QuantizedBlock block =
+        round_block_q8(std::span<const float, kQuantBlock>(x, kQuantBlock));
     std::memcpy(bytes, &block.scale, sizeof block.scale);
     for (int i = 0; i < kQuantBlock; ++i) bytes[2 + i] = block.u[i] ^ 0x80;
     return;
   }
   const std::span<const float, kSuperBlock> super(x, kSuperBlock);
-  (to == DType::q4_k ? round_super_q4 : to == DType::q5_k ? round_super_q5 : round_super_q6)(super,
-                                                                                           bytes);
+  (to == DType::q4_k   ? round_super_q4
+   : to == DType::q5_k ? round_super_q5
+                       : round_super_q6)(super, bytes);
 }
 
 }  // namespace

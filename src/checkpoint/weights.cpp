@@ -4,9 +4,9 @@
 
 #include "kernels/quantize.hpp"
 #include "src/checkpoint/fingerprint.hpp"
-#include "src/checkpoint/tensor_types.hpp"
 #include "src/checkpoint/packed.hpp"
 #include "src/checkpoint/rounded.hpp"
+#include "src/checkpoint/tensor_types.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kernels/ggml.hpp"
 #include "stet/kernels/numbers.hpp"
@@ -92,7 +92,8 @@ Matrix WeightLoader::pack(const std::string& group, const std::vector<Part>& par
     its_type_ = views[0]->dtype_text;
   }
   if (rounded && round_to_) return pack_rounded(group, parts, views, columns, transposed);
-  // Tensors of one type after another are one matrix; parts before others have whole blocks of rows.
+  // Tensors of one type after another are one matrix; parts before others have whole blocks of
+  // rows.
   std::vector<Matrix> matrices;
   bool whole = true;
   for (const Part& part : parts) whole = whole && part.rows % kLanes == 0;
@@ -135,7 +136,8 @@ Matrix WeightLoader::pack_rounded(const std::string& group, const std::vector<Pa
   return Matrix(to, static_cast<size_t>(columns), threads_);
 }
 
-// Blocks stay what they are under the contract ggml, next to their like; otherwise they are widened.
+// Blocks stay what they are under the contract ggml, next to their like; otherwise they are
+// widened.
 Matrix WeightLoader::of_one_type(const std::vector<Part>& parts,
                                  const std::vector<const TensorView*>& views, int64_t columns,
                                  bool transposed) const {
@@ -212,9 +214,8 @@ Matrix WeightLoader::load(const std::string& group, const std::vector<Part>& par
                           bool transposed, bool rounded) {
   names_->add_group(group);
   const std::optional<WeightType> type = rounded ? rounded_type(contract_, group) : std::nullopt;
-  Matrix matrix = checkpoint_.packed()
-                      ? of_packed(parts, static_cast<size_t>(columns), type)
-                      : pack(group, parts, columns, transposed, rounded);
+  Matrix matrix = checkpoint_.packed() ? of_packed(parts, static_cast<size_t>(columns), type)
+                                       : pack(group, parts, columns, transposed, rounded);
   if (not_bf16_.empty() && checkpoint_.packed() && rounded && matrix.type() != WeightType::bf16) {
     not_bf16_ = parts[0].name;
     its_type_ = weight_type_name(matrix.type());

@@ -39,10 +39,10 @@ struct Kept {
   DType as;
   void (*transcode)(const std::byte* from, std::byte* to);  // a block; null: as it is
 };
-constexpr Kept kKept[] = {{2, DType::q4_0, nullptr},          {6, DType::q8_0, q5_0_as_q8_0},
-                          {8, DType::q8_0, nullptr},          {11, DType::q6_k, q3_k_as_q6_k},
-                          {12, DType::q4_k, nullptr},         {13, DType::q5_k, nullptr},
-                          {14, DType::q6_k, nullptr},         {20, DType::q8_0, iq4_nl_as_q8_0}};
+constexpr Kept kKept[] = {{2, DType::q4_0, nullptr},  {6, DType::q8_0, q5_0_as_q8_0},
+                          {8, DType::q8_0, nullptr},  {11, DType::q6_k, q3_k_as_q6_k},
+                          {12, DType::q4_k, nullptr}, {13, DType::q5_k, nullptr},
+                          {14, DType::q6_k, nullptr}, {20, DType::q8_0, iq4_nl_as_q8_0}};
 
 const Kept* kept(const Shard& s) {
   if (s.less_one || s.transposed || s.from->shape.size() != 2) return nullptr;

@@ -47,8 +47,9 @@ inline constexpr const char* kPackedName = "packed.safetensors";
 // The weights of a checkpoint: packed.safetensors where there is one, else model.safetensors, or
 // the shards that model.safetensors.index.json lists in its weight_map. Files of a directory are
 // mapped, so opening costs the headers alone. Views live as long as it does. Files that a source
-// makes (FileSource::makes_files) are made when one of their tensors is looked for and given up when
-// it is dropped; such a source must outlive the checkpoint, which one thread may use at a time.
+// makes (FileSource::makes_files) are made when one of their tensors is looked for and given up
+// when it is dropped; such a source must outlive the checkpoint, which one thread may use at a
+// time.
 class STET_API Checkpoint {
  public:
   static Checkpoint open(const std::string& directory);

@@ -37,7 +37,7 @@ enum class DType {
   other
 };
 
-STET_API size_t dtype_size(DType dtype);  // bytes per element; 0 for blocks and other
+STET_API size_t dtype_size(DType dtype);       // bytes per element; 0 for blocks and other
 STET_API const char* dtype_name(DType dtype);  // as safetensors writes it: "F32", "BF16", ...
 STET_API std::optional<DType> parse_dtype(const std::string& name);  // the inverse
 STET_API bool is_weight_dtype(DType dtype);  // f32, bf16 or f16: what weights may be stored in

@@ -196,22 +196,23 @@ struct Kernels {
   void (*expand_q4)(const void* w, size_t strips, void* y);
   void (*tile_q4)(const QuantTile* packed, const void* w, size_t k, size_t kc, const Tile& sums);
 
-  // Linear layers of weights in ggml's K types: super-blocks of 256 inputs with float16 d and m, and
-  // small integers for each sub-block. A weight is (d s) u - (m t) in q4_k (u 4 bits) and q5_k (u 5
-  // bits), with s and t of 6 bits for each 32 inputs; (d s) (u - 32) in q6_k (u 6 bits), with s of 8
-  // bits and a sign for each 16 inputs; d s and m t are exact in float32. Inputs are rounded as for
-  // q8. Each output is one chain over the sub-blocks. q4_k, q5_k, two steps for each:
-  // acc = fma(sum of u q, (d s) scale, acc), then acc = fma(m t, -(scale (sum of q)), acc). q6_k:
-  // acc = fma(sum of (u - 32) q, (d s) scale, acc). The sums are exact, each product by scale is
-  // rounded to float32.
+  // Linear layers of weights in ggml's K types: super-blocks of 256 inputs with float16 d and m,
+  // and small integers for each sub-block. A weight is (d s) u - (m t) in q4_k (u 4 bits) and q5_k
+  // (u 5 bits), with s and t of 6 bits for each 32 inputs; (d s) (u - 32) in q6_k (u 6 bits), with
+  // s of 8 bits and a sign for each 16 inputs; d s and m t are exact in float32. Inputs are rounded
+  // as for q8. Each output is one chain over the sub-blocks. q4_k, q5_k, two steps for each: acc =
+  // fma(sum of u q, (d s) scale, acc), then acc = fma(m t, -(scale (sum of q)), acc). q6_k: acc =
+  // fma(sum of (u - 32) q, (d s) scale, acc). The sums are exact, each product by scale is rounded
+  // to float32.
   //
   // Packed weights: [n/16][k/256] super-blocks.
   //   q4_k  d [16], m [16]; three lines of 64 bytes for s and t; [8] sub-blocks as q4's: [4][16][4]
   //   q5_k  the same, each sub-block behind a line of its fifth bits: bit i of byte 4 lane + j is
   //         that of input 4i + j
-  //   q6_k  d [16], 32 zero bytes; s [16][16]; [8] of 32 inputs: the low four bits as q4's, then two
-  //         lines of the high two, one for each 16 inputs: bits 2i and 2i + 1 of byte 4 lane + j are
-  //         those of input 4i + j
+  //   q6_k  d [16], 32 zero bytes; s [16][16]; [8] of 32 inputs: the low four bits as q4's, then
+  //   two
+  //         lines of the high two, one for each 16 inputs: bits 2i and 2i + 1 of byte 4 lane + j
+  //         are those of input 4i + j
   // Value v of s[8] and then t[8], v < 12, stands in the low six bits of byte 16 (v % 4) + lane of
   // line v / 4; value 12 + c is in the high two bits of byte 16 c + lane of lines 0, 1 and 2, the
   // lowest bits first.
@@ -223,8 +224,8 @@ struct Kernels {
                                   size_t ldx, float* y, size_t ldy, int rows);
   // Like pack_rows; packed[kc/32].
   void (*pack_super)(const float* x, size_t ldx, int rows, size_t kc, SuperTile* packed);
-  // Super-blocks with a byte for each u: for each 32 inputs [8][16][4] and two lines of float32, d s
-  // and m t, or d s of either half. And like tile_q8, of those: k and kc in inputs.
+  // Super-blocks with a byte for each u: for each 32 inputs [8][16][4] and two lines of float32, d
+  // s and m t, or d s of either half. And like tile_q8, of those: k and kc in inputs.
   void (*expand_super[kSuperTypes])(const void* w, size_t supers, void* y);
   void (*tile_super[kSuperTypes])(const SuperTile* packed, const void* w, size_t k, size_t kc,
                                   const Tile& sums);

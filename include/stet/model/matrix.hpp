@@ -16,13 +16,13 @@ namespace stet {
 
 // [rows][columns], y = W x. Packed as DESIGN's numeric contract says: 16 outputs side by side,
 // inputs in pairs (16-bit weights: [rows/16][columns/2][16][2]; float32: [rows/16][columns][16]);
-// quantized ones in strips of 64 inputs, or super-blocks of 256, as kernels.hpp says. Rows are padded
-// to 16 and columns to depth() with zeros. The same bytes serve every instruction set.
+// quantized ones in strips of 64 inputs, or super-blocks of 256, as kernels.hpp says. Rows are
+// padded to 16 and columns to depth() with zeros. The same bytes serve every instruction set.
 class STET_API Matrix {
  public:
   Matrix() = default;
-  // Stacks tensors of shape [n_i][columns], all of one dtype (checked by the caller). Blocks of ggml
-  // keep their numbers: q8_0 and q4_0 become q8 and q4.
+  // Stacks tensors of shape [n_i][columns], all of one dtype (checked by the caller). Blocks of
+  // ggml keep their numbers: q8_0 and q4_0 become q8 and q4.
   Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads);
   // The matrix whose transpose, [columns][rows], is stored.
   static Matrix transposed(const TensorView& tensor, int threads);
@@ -31,8 +31,8 @@ class STET_API Matrix {
   static Matrix packed(WeightType type, size_t rows, size_t columns, const std::byte* bytes,
                        std::shared_ptr<const void> owner);
   static size_t packed_bytes(WeightType type, size_t rows, size_t columns);
-  // Matrices of equal columns, one below the other, each of a type of its own. All but the last have
-  // a multiple of 16 rows.
+  // Matrices of equal columns, one below the other, each of a type of its own. All but the last
+  // have a multiple of 16 rows.
   static Matrix stacked(std::vector<Matrix> parts);
   // The same weights rounded to `to`, q8 or q4 (kernels/quantize.hpp). Throws an unsupported Error
   // for weights that are not finite, or too large for a scale in float16.

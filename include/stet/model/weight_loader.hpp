@@ -88,9 +88,9 @@ class STET_API WeightLoader {
   PackedWriter* writer_;
   std::optional<DType> round_to_;
   size_t bytes_ = 0;
-  std::vector<std::span<const std::byte>> matrices_;  // of linear layers
+  std::vector<std::span<const std::byte>> matrices_;       // of linear layers
   std::vector<std::pair<std::string, WeightType>> types_;  // of their tensors, by canonical name
-  std::string not_bf16_, its_type_;                   // the first matrix of another type
+  std::string not_bf16_, its_type_;                        // the first matrix of another type
   std::unique_ptr<WeightFingerprints> names_;
 };
 
