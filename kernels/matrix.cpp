@@ -55,6 +55,57 @@ struct StripRow {
   }
 };
 
+// One weight of a lane in a super-block, exactly as ggml's reference widens it: products are exact,
+// and the difference is rounded once.
+struct SuperRow {
+  WeightType type;
+  size_t lane;
+
+  static uint8_t at(const std::byte* p, size_t i) { return static_cast<uint8_t>(p[i]); }
+  static float half_at(const std::byte* p) {
+    uint16_t bits;
+    std::memcpy(&bits, p, sizeof bits);
+    return widen_f16(bits);
+  }
+  // Value v of eight scales and eight minimums.
+  int six(const std::byte* lines, size_t v) const {
+    if (v < 12) return at(lines, v / 4 * kLine + v % 4 * kLanes + lane) & 63;
+    int value = 0;
+    for (size_t line = 0; line < 3; ++line)
+      value |= (at(lines, line * kLine + (v - 12) * kLanes + lane) >> 6) << (2 * line);
+    return value;
+  }
+  int nibble(const std::byte* lines, size_t i) const {
+    const int both = at(lines, i % 16 / 4 * kLine + 4 * lane + i % 4);
+    return i < 16 ? both & 15 : both >> 4;
+  }
+  // The 32 weights of block b.
+  void read(const std::byte* super, size_t b, float* to) const {
+    const float d = half_at(super + 2 * lane);
+    if (type == WeightType::q6_k) return read_q6(super, b, d, to);
+    const std::byte* block = super + (4 + (type == WeightType::q5_k ? 5 : 4) * b) * kLine;
+    const float scale = d * static_cast<float>(six(super + kLine, b)),
+                minimum = half_at(super + 2 * (kLanes + lane)) *
+                          static_cast<float>(six(super + kLine, 8 + b));
+    const std::byte* const fifths = block;
+    if (type == WeightType::q5_k) block += kLine;
+    for (size_t i = 0; i < kQuantBlock; ++i) {
+      int u = nibble(block, i);
+      if (type == WeightType::q5_k) u |= (at(fifths, 4 * lane + i % 4) >> (i / 4) & 1) << 4;
+      to[i] = scale * static_cast<float>(u) - minimum;
+    }
+  }
+  void read_q6(const std::byte* super, size_t b, float d, float* to) const {
+    const std::byte* const block = super + (5 + 6 * b) * kLine;
+    for (size_t i = 0; i < kQuantBlock; ++i) {
+      const float scale = d * static_cast<float>(static_cast<int8_t>(
+                                  at(super, kLine + (2 * b + i / 16) * kLanes + lane)));
+      const int high = at(block, (4 + i / 16) * kLine + 4 * lane + i % 4) >> (2 * (i / 4 % 4)) & 3;
+      to[i] = scale * static_cast<float>((nibble(block, i) | high << 4) - 32);
+    }
+  }
+};
+
 }  // namespace
 
 namespace {
@@ -93,11 +144,23 @@ Matrix Matrix::quantized(WeightType to, int threads) const {
 }
 
 void Matrix::gather(size_t row, float* out) const {
+  for (const Matrix& part : parts_) {
+    if (row < part.rows()) return part.gather(row, out);
+    row -= part.rows();
+  }
   const std::byte* base = data_ + row / kLanes * block_bytes();
   const size_t lane = row % kLanes;
   if (type_ == WeightType::f32) {
     const float* w = reinterpret_cast<const float*>(base);
     for (size_t k = 0; k < columns_; ++k) out[k] = w[k * kLanes + lane];
+    return;
+  }
+  if (is_super(type_)) {
+    const size_t super_bytes = block_bytes() / (depth() / kSuperBlock);
+    for (size_t k = 0; k < columns_; k += kQuantBlock) {
+      SuperRow{type_, lane}.read(base + k / kSuperBlock * super_bytes,
+                                 k % kSuperBlock / kQuantBlock, out + k);
+    }
     return;
   }
   if (is_quantized(type_)) {

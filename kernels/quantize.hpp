@@ -23,6 +23,12 @@ QuantizedBlock round_block_q8(std::span<const float, kQuantBlock> w);
 // errors. u is 0 .. 15.
 QuantizedBlock round_block_q4(std::span<const float, kQuantBlock> w);
 
+// 256 weights, finite and less than 65520 in magnitude, as a block of ggml's Q4_K (144 bytes), Q5_K
+// (176) or Q6_K (210).
+void round_super_q4(std::span<const float, kSuperBlock> x, uint8_t* to);
+void round_super_q5(std::span<const float, kSuperBlock> x, uint8_t* to);
+void round_super_q6(std::span<const float, kSuperBlock> x, uint8_t* to);
+
 // What Matrix::quantized() throws: a weight that has no place in a block.
 struct WeightError : Error {
   WeightError(WeightType to, size_t in_row, size_t in_column, float weight);

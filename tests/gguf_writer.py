@@ -1,11 +1,12 @@
-"""Writes a checkpoint directory as GGUF, as llama.cpp's converter does: for tests. Types: F32, F16, BF16, Q8_0, Q4_0."""
+"""Writes a checkpoint directory as GGUF, as llama.cpp's converter does: for tests. Types: F32, F16, BF16, Q8_0, Q4_0 and K types."""
 import json
 import os
 import struct
 
+import gguf_k_types
 import numpy as np
 
-TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30}
+TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30, **gguf_k_types.TYPES}
 KINDS = {"u32": 4, "f32": 6, "bool": 7, "text": 8}
 
 
@@ -29,6 +30,8 @@ def read_safetensors(path):
 
 def encode(x, kind):
     x = np.ascontiguousarray(x, np.float32)
+    if kind in gguf_k_types.TYPES:
+        return gguf_k_types.encode(x, kind)
     if kind == "F32":
         return x.tobytes()
     if kind == "F16":
@@ -53,6 +56,8 @@ def encode(x, kind):
 def decoded(x, kind):
     """What a reader has of it, as float32."""
     x = np.ascontiguousarray(x, np.float32)
+    if kind in gguf_k_types.TYPES:
+        return gguf_k_types.decoded(x, kind)
     raw = encode(x, kind)
     if kind == "F32":
         return x
@@ -208,7 +213,7 @@ def gguf_name(name, c, arch):
 
 
 def write(directory, path, kind, float_kind="F32", with_tokenizer=True):
-    """Two paths: a file in two parts. Returns the weights, by their published names, as the file has them."""
+    """`kind`: of matrices, or a function of their names in the file. Two paths: a file in two parts. Returns the weights, by their published names, as the file has them."""
     with open(os.path.join(directory, "config.json")) as file:
         c = json.load(file)
     weights = read_safetensors(os.path.join(directory, "model.safetensors"))
@@ -226,7 +231,7 @@ def write(directory, path, kind, float_kind="F32", with_tokenizer=True):
         tensors.append(("rope_freqs.weight", frequencies(c), "F32"))
     for name, x in weights.items():
         to = gguf_name(name, c, arch)
-        used = kind if x.ndim == 2 else float_kind
+        used = float_kind if x.ndim != 2 else kind(to) if callable(kind) else kind
         y = x + np.float32(1) if gemma and "norm" in to else x
         if arch in NEIGHBOURS and ".attn_q." in to or arch in NEIGHBOURS and ".attn_k." in to:
             n = c["num_attention_heads"] if "attn_q" in to else c["num_key_value_heads"]

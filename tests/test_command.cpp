@@ -448,7 +448,7 @@ TEST_F(Command, AWrongCommandLineIsStatus2) {
        "--stop-id: expected an integer in 0..2147483647, found 4294967301"},
       {{"generate", "-p", "a", "--kv", "f8"}, "--kv: expected f32, bf16, f16 or q8, found f8"},
       {{"generate", "-p", "a", "--compute", "f64"},
-       "--compute: expected f32, bf16, q8 or q4, found f64"},
+       "--compute: expected f32, bf16, q8, q4 or ggml, found f64"},
       {{"generate", "-p", "a", "--gemm", "mkl"}, "--gemm: expected own or blas, found mkl"},
       {{"generate", "-p", "a", "--bos", "maybe"}, "--bos: expected auto, on or off, found maybe"},
       {{"save", "-p", "a"}, "--output is required"},

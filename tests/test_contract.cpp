@@ -21,7 +21,7 @@ SessionOptions under(Contract contract) { return options(1, STET_DEFAULT_ISA, 51
 using stet_test::error_of;
 
 TEST(Contract, NamesGoBothWays) {
-  const std::vector<std::string> names = {"f32", "f32-blas", "bf16", "q8", "q4"};
+  const std::vector<std::string> names = {"f32", "f32-blas", "bf16", "q8", "q4", "ggml"};
   ASSERT_EQ(std::size(kContracts), names.size());
   for (size_t i = 0; i < names.size(); ++i) {
     EXPECT_EQ(contract_name(kContracts[i]), names[i]);

@@ -61,7 +61,7 @@ class Gguf(unittest.TestCase):
                 shutil.copy(os.path.join(pocket, "config.json"), same)
                 gguf_writer.write_safetensors(os.path.join(same, "model.safetensors"), has)
                 ids = ["--ids", "2,5,9,17,33,65,129", "--digest"]
-                self.assertEqual(run("logits", "-m", same, *ids), run("logits", "-m", self.file, *ids), (pocket, kind))
+                self.assertEqual(run("logits", "-m", same, *ids), run("logits", "-m", self.file, "--compute", "f32", *ids), (pocket, kind))
 
     def test_every_architecture_is_the_model_that_it_was_made_from(self):
         for name in ("gemma", "gemma2", "gpt2", "granite", "mistral", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3"):
@@ -88,6 +88,34 @@ class Gguf(unittest.TestCase):
                 self.assertEqual(run("logits", "-m", packed, *digests), run("logits", "-m", self.file, *digests))
                 # Fingerprints are of exact values: nothing was lost on the way into the contract.
                 self.assertEqual(self.fingerprint(self.file), self.fingerprint(packed, contract))
+
+    def test_k_types_are_computed_with_as_they_are(self):
+        pocket, ids = POCKETS[0], ["--ids", ",".join(str(7 * i % 1620) for i in range(80)), "--digest"]
+        mixed = lambda name: "Q6_K" if "attn_v" in name or ".3.ffn_down" in name or "token_embd" in name else "Q4_K"  # noqa: E731
+        names = {"Q4_K": "ggml(*=q4_k)", "Q5_K": "ggml(*=q5_k)", "Q6_K": "ggml(*=q6_k)", "Q8_0": "ggml(*=q8_0)",
+                 mixed: "ggml(*=q4_k,attn_v=q6_k,blk.3.ffn_down=q6_k,token_embd=q6_k)"}
+        for number, (kind, name) in enumerate(names.items()):
+            has = gguf_writer.write(pocket, self.file, kind)
+            same, packed, state = (os.path.join(self.directory.name, f"{part}{number}") for part in ("same", "packed", "state"))
+            os.makedirs(same)
+            shutil.copy(os.path.join(pocket, "config.json"), same)
+            gguf_writer.write_safetensors(os.path.join(same, "model.safetensors"), has)
+            self.assertEqual(run("logits", "-m", same, *ids), run("logits", "-m", self.file, "--compute", "f32", *ids), name)
+            self.assertEqual(self.fingerprint(same), self.fingerprint(self.file))
+            # By default under the contract of its types: the same bits on every way.
+            expected = run("logits", "-m", self.file, *ids)
+            self.assertNotEqual(expected, run("logits", "-m", same, *ids))
+            for more in (["--isa", "portable"], ["--chunk", "7"], ["--chunk", "1", "--threads", "1"]):
+                self.assertEqual(expected, run("logits", "-m", self.file, *ids, *more), (name, more))
+            run("prepare", "-m", self.file, "-o", packed)
+            self.assertEqual(expected, run("logits", "-m", packed, *ids), name)
+            run("save", "-m", self.file, "--ids", "2,5,9", "-o", state)
+            self.assertEqual(json.loads(run("inspect", state, "--json"))["contract"], name)
+            for model in (self.file, packed):
+                self.assertIn("4 tokens", run("resume", state, "-m", model, "-n", "1", "--save", state + "x") + run("check", state + "x"))
+            self.assertIn(name, run("resume", state, "-m", same, "-n", "1", status=1))
+            said = self.say(self.file)
+            self.assertEqual(said["text"], self.say(pocket)["text"] if number > 0 else said["text"])
 
     def test_token_ids_are_those_of_the_published_tokenizer(self):
         draws = random.Random(5)

@@ -358,9 +358,9 @@ TEST_F(PackedDamage, WrongMetadata) {
   EXPECT_EQ(error([](Image& i) { i.metadata().erase("version"); }),
             "unsupported: version: expected 1, found nothing");
   EXPECT_EQ(metadata_error("contract", "bf16"),
-            "unsupported: contract: expected f32, q8 or q4, found bf16");
+            "unsupported: contract: expected f32, q8, q4 or ggml, found bf16");
   EXPECT_EQ(error([](Image& i) { i.metadata().erase("contract"); }),
-            "unsupported: contract: expected f32, q8 or q4, found nothing");
+            "unsupported: contract: expected f32, q8, q4 or ggml, found nothing");
   EXPECT_EQ(metadata_error("contract", "f32"),
             "format: matrix:" + embeddings +
                 ": expected f32, bf16 or f16 for the contract f32, found q8");

@@ -299,7 +299,7 @@ void run_resume(GenerateCommand& o) {
     greeting =
         fmt::format("migrated {} tokens in {:.1f} ms: computed again with {}, {}, kv {}; state {}",
                     session.size(), timing.restore * 1e3, printable(model->directory()),
-                    contract_name(session.compute().contract),
+                    contract_name(session.model(), session.compute().contract),
                     kv_type_name(session.kv().shape().type), sha256_text(digests_of(session).id));
   }
   Exchange exchange = begin(std::move(session), tokenizer, prompts, o);

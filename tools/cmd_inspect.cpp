@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "stet/base/error.hpp"
+#include "stet/checkpoint/packed.hpp"
 #include "stet/checkpoint/safetensors.hpp"
 #include "tools/command.hpp"
 #include "tools/store/store.hpp"
@@ -314,12 +315,18 @@ Json describe(const Snapshot& s, const Present& present) {
   return j;
 }
 
+// With weights as they are.
+std::shared_ptr<const Model> load_own(const CheckpointOption& checkpoint) {
+  const auto source = checkpoint.source();
+  return Model::load(source, 0, contract_of_weights(*source));
+}
+
 Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokenizer) {
   Json j;
   j["checkpoint"] = model.directory();
   j["architecture"] = model.config().architecture;
   j["config"] = Json::parse(model.config().canonical());
-  j["contract"] = contract_name(model.contract());
+  j["contract"] = contract_name(model, model.contract());
   j["weights"] = model.source().has(kPackedName) ? "packed in the file, used in place"
                                                  : "packed while loading";
   j["packed_weight_bytes"] = model.weight_bytes();
@@ -353,7 +360,7 @@ void run(InspectCommand& o) {
       throw CLI::ValidationError("--model: of no use: " + o.path + " is a checkpoint itself");
     const size_t checked = o.check ? check_packed(*directory_source(o.path)) : 0;
     o.checkpoint.directory = o.path;
-    j = describe(*Model::load(o.checkpoint.source()), load_tokenizer(o.checkpoint));
+    j = describe(*load_own(o.checkpoint), load_tokenizer(o.checkpoint));
     if (o.check) j["checked_file_bytes"] = checked;
   } else if (o.check) {
     throw Error(ErrorKind::argument, o.path, "--check",
@@ -362,7 +369,7 @@ void run(InspectCommand& o) {
     snapshot.emplace(open_state(o.path));
     Present present;
     if (!o.model.empty()) {
-      const auto model = Model::load(o.model);
+      const auto model = load_own(CheckpointOption{.directory = o.model});
       for (const auto& [name, digest] : model->fingerprints_like(snapshot->origin().model))
         present[name] = digest;
       if (const auto tokenizer = load_tokenizer(CheckpointOption{.directory = o.model}))

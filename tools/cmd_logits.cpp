@@ -50,7 +50,7 @@ class Output {
     }
     if (o.output.empty()) return;
     const std::map<std::string, std::string> metadata = {
-        {"contract", contract_name(session.compute().contract)},
+        {"contract", contract_name(session.model(), session.compute().contract)},
         {"model", session.model().fingerprint()}};
     file_.emplace(o.output, specs, metadata);
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/gguf.hpp"
@@ -21,16 +22,21 @@ struct PackCommand {
 };
 
 void run(const PackCommand& o) {
-  const Contract contract = o.to == "q8"   ? Contract::q8
-                            : o.to == "q4" ? Contract::q4
-                                           : Contract::f32;
   const double start = seconds();
   const auto source = o.checkpoint.source();
-  pack_checkpoint(*source, contract, o.directory, o.threads);
+  static const std::map<std::string, DType> kBlocks = {
+      {"q4k", DType::q4_k}, {"q5k", DType::q5_k}, {"q6k", DType::q6_k}};
+  const auto blocks = kBlocks.find(o.to);
+  if (blocks != kBlocks.end()) {
+    pack_checkpoint(*source, Contract::ggml, o.directory, o.threads, blocks->second);
+  } else {
+    pack_checkpoint(*source, o.to.empty() ? contract_of_weights(*source) : *parse_contract(o.to),
+                    o.directory, o.threads);
+  }
   const auto size =
       static_cast<double>(std::filesystem::file_size(o.directory + "/" + kPackedName));
   out(fmt::format("{}: {} of weights{} in {:.1f} s\n", printable(o.directory), bytes_text(size),
-                  contract == Contract::f32 ? "" : " rounded to " + o.to, seconds() - start));
+                  o.to.empty() ? "" : " rounded to " + o.to, seconds() - start));
 }
 
 void add(CLI::App& app, const std::string& name, const std::string& help,
@@ -43,10 +49,12 @@ void add(CLI::App& app, const std::string& name, const std::string& help,
       ->required()
       ->check(named());
   if (name == "quantize") {
-    sub->add_option("--to", o->to, "q8 or q4: integers of 8 or 4 bits in blocks of 32")
+    sub->add_option(
+           "--to", o->to,
+           "q8, q4: integers of 8 or 4 bits in blocks of 32; q4k, q5k, q6k: ggml's K types")
         ->type_name("FORMAT")
         ->required()
-        ->check(one_of({"q8", "q4"}));
+        ->check(one_of({"q8", "q4", "q4k", "q5k", "q6k"}));
   }
   add_threads(*sub, o->threads);
   sub->callback([o] { run(*o); });

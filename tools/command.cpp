@@ -163,10 +163,10 @@ void ModelOptions::add_to(CLI::App& app) {
           "TYPE")
       ->check(one_of({"f32", "bf16", "f16", "q8"}));
   grouped(app.add_option("--compute", compute,
-                         "numeric contract: f32, bf16, q8 or q4 (default: the snapshot's, or what "
-                         "the weights are for)"),
+                         "numeric contract: f32, bf16, q8, q4 or ggml (default: the snapshot's, or "
+                         "what the weights are for)"),
           "NAME")
-      ->check(one_of({"f32", "bf16", "q8", "q4"}));
+      ->check(one_of({"f32", "bf16", "q8", "q4", "ggml"}));
   grouped(
       app.add_option(
           "--gemm", gemm,

@@ -114,7 +114,8 @@ enum {
   STET_CONTRACT_F32_BLAS = 2, /* bits depend on shapes and threads */
   STET_CONTRACT_BF16 = 3,
   STET_CONTRACT_Q8 = 4,
-  STET_CONTRACT_Q4 = 5
+  STET_CONTRACT_Q4 = 5,
+  STET_CONTRACT_GGML = 6 /* each tensor in a type of its own, as GGUF files have them */
 };
 
 /* The type of keys and values. */
@@ -136,7 +137,8 @@ typedef struct stet_model_options {
   size_t struct_size;
   uint64_t flags;
   int64_t threads;
-  int64_t contract; /* STET_CONTRACT_Q8, _Q4: round the weights to it, unless they are packed */
+  int64_t contract; /* STET_CONTRACT_Q8, _Q4: round the weights to it, unless they are packed; _F32:
+                       widen quantized types of GGUF files, which are kept by default */
 } stet_model_options;
 
 /* Reads a checkpoint directory in the published Hugging Face layout, or a packed one. */
@@ -163,7 +165,7 @@ typedef struct stet_model_info {
   int64_t layers, heads, kv_heads, head_dim;
   int64_t max_positions;
   uint64_t weight_bytes;
-  int64_t contract;         /* STET_CONTRACT_Q8, _Q4: what the weights were rounded for */
+  int64_t contract;         /* STET_CONTRACT_Q8, _Q4, _GGML: what the weights were loaded for */
   size_t fingerprint_count; /* see stet_model_fingerprint() */
 } stet_model_info;
 STET_API stet_status stet_model_get_info(const stet_model* model, stet_model_info* info,
@@ -176,7 +178,8 @@ STET_API stet_status stet_model_fingerprint(const stet_model* model, size_t inde
                                             stet_error** error);
 
 /* Packs the checkpoint in `directory` for a contract into `output`, a new or empty directory, which
- * loads in milliseconds. STET_CONTRACT_DEFAULT and _F32 keep the weights as they are. */
+ * loads in milliseconds. STET_CONTRACT_DEFAULT keeps the weights as they are; _F32, too, but those
+ * of quantized types in GGUF files, which it widens. */
 STET_API stet_status stet_model_pack(const char* directory, const char* output, int32_t contract,
                                      int32_t threads, stet_error** error);
 

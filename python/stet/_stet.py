@@ -122,7 +122,7 @@ class _Handle:
             pass
 
 
-CONTRACTS = {"": 0, "f32": 1, "f32-blas": 2, "bf16": 3, "q8": 4, "q4": 5}
+CONTRACTS = {"": 0, "f32": 1, "f32-blas": 2, "bf16": 3, "q8": 4, "q4": 5, "ggml": 6}
 KV_TYPES = {"": 0, "f32": 1, "bf16": 2, "f16": 3, "q8": 4}
 FORMS = {"full": 0, "delta": 1, "recipe": 2}
 

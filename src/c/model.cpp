@@ -13,8 +13,9 @@ stet_model_options model_options(const stet_model_options* options) {
 
 std::shared_ptr<const Model> load_model(std::shared_ptr<const FileSource> source,
                                         const stet_model_options& options) {
-  return Model::load(std::move(source), threads_of(options.threads),
-                     contract_of(options.contract).value_or(Contract::f32));
+  const std::optional<Contract> contract = contract_of(options.contract);
+  const int threads = threads_of(options.threads);
+  return Model::load(source, threads, contract ? *contract : contract_of_weights(*source));
 }
 
 }  // namespace stet::c
@@ -89,7 +90,8 @@ stet_status stet_model_pack(const char* directory, const char* output_directory,
                             int32_t threads, stet_error** error) {
   return guarded(error, [&] {
     const auto source = stet::checkpoint_source(cstring(directory, "directory"));
-    stet::pack_checkpoint(*source, contract_of(contract).value_or(stet::Contract::f32),
+    const std::optional<stet::Contract> to = contract_of(contract);
+    stet::pack_checkpoint(*source, to ? *to : stet::contract_of_weights(*source),
                           cstring(output_directory, "output"), threads_of(threads));
   });
 }

@@ -8,11 +8,8 @@
 namespace stet::c {
 namespace {
 
-// What a model's weights were rounded for, or f32.
-Contract default_contract(const Model& model) {
-  const Contract contract = model.contract();
-  return contract == Contract::q8 || contract == Contract::q4 ? contract : Contract::f32;
-}
+// What a model's weights were loaded for, or f32.
+Contract default_contract(const Model& model) { return model.contract(); }
 
 LogitSink logit_sink(const stet_watch& watch) {
   if (watch.on_logits == nullptr) return nullptr;
@@ -94,7 +91,7 @@ stet_session_info info_of(const Session& s) {
   i.threads = s.compute().threads;
   i.chunk = s.compute().chunk;
   i.isa = s.compute().isa.c_str();
-  i.contract_name = contract_name(s.compute().contract);
+  i.contract_name = contract_name(s.model(), s.compute().contract);
   i.contract = contract_value(s.compute().contract);
   i.kv_type = kv_type_value(s.kv().shape().type);
   i.stop_ids = s.generation().stop_ids.size();

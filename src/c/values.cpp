@@ -25,6 +25,8 @@ std::optional<Contract> contract_of(int64_t contract) {
       return Contract::q8;
     case STET_CONTRACT_Q4:
       return Contract::q4;
+    case STET_CONTRACT_GGML:
+      return Contract::ggml;
     default:
       fail("contract", "one of STET_CONTRACT_...", std::to_string(contract));
   }
@@ -42,6 +44,8 @@ int32_t contract_value(Contract contract) {
       return STET_CONTRACT_Q8;
     case Contract::q4:
       return STET_CONTRACT_Q4;
+    case Contract::ggml:
+      return STET_CONTRACT_GGML;
   }
   return STET_CONTRACT_DEFAULT;
 }

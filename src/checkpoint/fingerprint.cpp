@@ -4,6 +4,7 @@
 #include <span>
 
 #include "stet/base/bytes.hpp"
+#include "stet/kernels/ggml.hpp"
 #include "stet/kernels/numbers.hpp"
 #include "stet/model/matrix.hpp"
 #include "stet/threads/team.hpp"
@@ -85,6 +86,7 @@ Sha256 hash_of(const std::vector<Leaf>& leaves) {
 }  // namespace
 
 TensorDigests digest_matrix(const TensorView& tensor, int threads) {
+  const bool widen = is_block_dtype(tensor.dtype);
   const size_t rows = static_cast<size_t>(tensor.shape.at(0)),
                slab_bytes = rows == 0 ? 1 : tensor.bytes.size() / rows * kRows;
   const size_t slabs = (tensor.bytes.size() + slab_bytes - 1) / slab_bytes;
@@ -92,12 +94,20 @@ TensorDigests digest_matrix(const TensorView& tensor, int threads) {
   std::vector<Leaf> leaves(slabs);
   run_team(threads, [&](Team team) {
     const Range mine = team.share(slabs);
+    std::vector<float> wide;
     for (size_t s = mine.begin; s < mine.end; ++s) {
       const size_t begin = s * slab_bytes;
-      const std::span<const std::byte> slab =
+      std::span<const std::byte> slab =
           tensor.bytes.subspan(begin, std::min(slab_bytes, tensor.bytes.size() - begin));
+      if (widen) {
+        const GgmlType type = *ggml_type(ggml_number(tensor.dtype));
+        wide.resize(slab.size() / type.bytes * type.elements);
+        dequantize_ggml(ggml_number(tensor.dtype), slab.data(), slab.size() / type.bytes,
+                        wide.data());
+        slab = std::as_bytes(std::span(wide));
+      }
       stored[s] = digest_of(slab);
-      leaves[s] = leaf_of(slab, tensor.dtype, stored[s]);
+      leaves[s] = leaf_of(slab, widen ? DType::f32 : tensor.dtype, stored[s]);
     }
   });
   return {digest_of(std::as_bytes(std::span(stored))), hash_of(leaves)};
@@ -110,7 +120,9 @@ TensorDigests digest_vector(const TensorView& tensor) {
 
 void WeightFingerprints::add(const std::string& group, const std::string& name,
                              const TensorView& tensor, const TensorDigests& digests) {
-  groups_[group][name] = {tensor.name, tensor.dtype_text, shape_text(tensor.shape), digests};
+  const std::string dtype =
+      is_block_dtype(tensor.dtype) ? dtype_name(DType::f32) : tensor.dtype_text;
+  groups_[group][name] = {tensor.name, dtype, shape_text(tensor.shape), digests};
 }
 
 WeightFingerprints::Names WeightFingerprints::fingerprints() const {

@@ -36,6 +36,7 @@ struct TensorDigests {
   Sha256 values;
 };
 
+// Blocks of ggml count as the float32 that its reference makes of them.
 TensorDigests digest_matrix(const TensorView& tensor, int threads);
 TensorDigests digest_vector(const TensorView& tensor);
 

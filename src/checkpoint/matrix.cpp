@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/checkpoint/blocks.hpp"
 #include "stet/threads/team.hpp"
 
 namespace stet {
@@ -29,12 +30,6 @@ void last_half_word(const std::byte* const rows[kLanes], size_t columns, uint32_
     if (rows[lane] != nullptr)
       std::memcpy(out + columns / 2 * kLanes + lane, rows[lane] + (columns - 1) * 2, 2);
   }
-}
-
-WeightType weight_type(DType dtype) {
-  return dtype == DType::bf16  ? WeightType::bf16
-         : dtype == DType::f16 ? WeightType::f16
-                               : WeightType::f32;
 }
 
 // One block of `lanes` <= 16 outputs that stand side by side in each of the `columns` rows of a
@@ -65,21 +60,62 @@ Matrix::Matrix(WeightType type, size_t rows, size_t columns)
   data_ = memory_.data();
 }
 
+WeightType weight_type(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return WeightType::bf16;
+    case DType::f16:
+      return WeightType::f16;
+    case DType::q8_0:
+      return WeightType::q8;
+    case DType::q4_0:
+      return WeightType::q4;
+    case DType::q4_k:
+      return WeightType::q4_k;
+    case DType::q5_k:
+      return WeightType::q5_k;
+    case DType::q6_k:
+      return WeightType::q6_k;
+    default:
+      return WeightType::f32;
+  }
+}
+
 size_t Matrix::depth() const {
-  const size_t unit = is_quantized(type_) ? kQuantStrip : 2;
+  const size_t unit = is_super(type_) ? kSuperBlock : is_quantized(type_) ? kQuantStrip : 2;
   return (columns_ + unit - 1) / unit * unit;
 }
 
 size_t Matrix::block_bytes() const {
   if (type_ == WeightType::q8) return depth() / kQuantStrip * kStripBytesQ8;
   if (type_ == WeightType::q4) return depth() / kQuantStrip * kStripBytesQ4;
+  constexpr size_t kSuperBytes[] = {kSuperBytesQ4K, kSuperBytesQ5K, kSuperBytesQ6K};
+  if (is_super(type_)) return depth() / kSuperBlock * kSuperBytes[super_index(type_)];
   return depth() * kLanes * element_size();
+}
+
+size_t Matrix::bytes() const {
+  size_t bytes = parts_.empty() ? blocks() * block_bytes() : 0;
+  for (const Matrix& part : parts_) bytes += part.bytes();
+  return bytes;
+}
+
+Matrix Matrix::stacked(std::vector<Matrix> parts) {
+  Matrix m;
+  m.columns_ = parts.at(0).columns();
+  for (const Matrix& part : parts) m.rows_ += part.rows();
+  m.parts_ = std::move(parts);
+  return m;
 }
 
 Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads,
                size_t heads)
     : Matrix(weight_type(parts.at(0)->dtype), rows_of(parts), columns) {
-  const size_t row_bytes = columns * element_size();
+  const DType dtype = parts[0]->dtype;
+  const size_t row_bytes =
+      is_block_dtype(dtype)
+          ? static_cast<size_t>(tensor_bytes(dtype, {static_cast<int64_t>(columns)}).value())
+          : columns * element_size();
   std::vector<const std::byte*> source;  // one per row
   for (const TensorView* part : parts) {
     for (size_t offset = 0; offset < part->bytes.size(); offset += row_bytes) {
@@ -97,6 +133,10 @@ Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int 
     const Range mine = team.share(blocks());
     for (size_t b = mine.begin; b < mine.end; ++b) {
       const std::byte* const* rows = source.data() + b * kLanes;
+      if (is_block_dtype(dtype)) {
+        pack_blocks(dtype, rows, columns, memory_.data() + b * block_bytes());
+        continue;
+      }
       uint32_t* out = reinterpret_cast<uint32_t*>(memory_.data() + b * block_bytes());
       transpose_words(rows, words, out);
       if (row_bytes % 4 != 0) last_half_word(rows, columns, out);
@@ -139,10 +179,11 @@ size_t Matrix::packed_bytes(WeightType type, size_t rows, size_t columns) {
   return packed(type, rows, columns, nullptr, nullptr).bytes();
 }
 
-bool is_quantized(WeightType type) { return type == WeightType::q8 || type == WeightType::q4; }
+bool is_quantized(WeightType type) { return type >= WeightType::q8; }
 
 const char* weight_type_name(WeightType type) {
-  static constexpr const char* kNames[] = {"f32", "bf16", "f16", "q8", "q4"};
+  static constexpr const char* kNames[] = {"f32", "bf16", "f16",  "q8",
+                                           "q4",  "q4_k", "q5_k", "q6_k"};
   return kNames[static_cast<int>(type)];
 }
 

@@ -63,9 +63,11 @@ Plan read_plan(const FileSource& source) {
 }
 
 std::unique_ptr<Model> build(Plan plan, const Checkpoint& checkpoint, Contract contract,
-                             int threads, PackedWriter* writer) {
+                             int threads, PackedWriter* writer,
+                             std::optional<DType> blocks = std::nullopt) {
   WeightLoader weights(checkpoint, find_prefix(checkpoint, *plan.family), contract,
                        threads > 0 ? threads : default_threads(), writer);
+  if (blocks) weights.round_to(*blocks);
   std::unique_ptr<Model> model = plan.family->load(std::move(plan.config), weights);
   weights.finish(*model);
   return model;
@@ -89,7 +91,7 @@ std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> sourc
 }
 
 void Model::pack(const FileSource& source, Contract contract, const std::string& path, int threads,
-                 std::atomic<uint64_t>* written) {
+                 std::atomic<uint64_t>* written, std::optional<DType> blocks) {
   const FloatEnvironment standard;
   Plan plan = read_plan(source);
   const Checkpoint checkpoint = Checkpoint::open(source);
@@ -97,7 +99,7 @@ void Model::pack(const FileSource& source, Contract contract, const std::string&
     throw Error(ErrorKind::unsupported, checkpoint.source(), "", "weights that are not packed",
                 "packed ones");
   PackedWriter writer(path, checkpoint, written);
-  build(std::move(plan), checkpoint, contract, threads, &writer);
+  build(std::move(plan), checkpoint, contract, threads, &writer, blocks);
   writer.commit();
 }
 

@@ -57,9 +57,11 @@ std::optional<MatrixEntry> parse_entry(const std::string& text) {
   };
   if (!number(words[1], &entry.rows) || !number(words[2], &entry.columns)) return std::nullopt;
   for (const WeightType type :
-       {WeightType::f32, WeightType::bf16, WeightType::f16, WeightType::q8, WeightType::q4}) {
+       {WeightType::f32, WeightType::bf16, WeightType::f16, WeightType::q8, WeightType::q4,
+        WeightType::q4_k, WeightType::q5_k, WeightType::q6_k}) {
     entry.type = type;
-    if (words[0] == weight_type_name(type)) return entry;
+    const bool whole = !is_super(type) || entry.columns % kSuperBlock == 0;
+    if (words[0] == weight_type_name(type) && whole) return entry;
   }
   return std::nullopt;
 }
@@ -98,10 +100,10 @@ Contract packed_contract(const Checkpoint& checkpoint) {
     throw Error(ErrorKind::unsupported, checkpoint.source(), key, value, found_text(found));
   }
   const std::string* name = find_metadata(checkpoint, "contract");
-  for (const Contract contract : {Contract::f32, Contract::q8, Contract::q4}) {
+  for (const Contract contract : {Contract::f32, Contract::q8, Contract::q4, Contract::ggml}) {
     if (name != nullptr && *name == contract_name(contract)) return contract;
   }
-  throw Error(ErrorKind::unsupported, checkpoint.source(), "contract", "f32, q8 or q4",
+  throw Error(ErrorKind::unsupported, checkpoint.source(), "contract", "f32, q8, q4 or ggml",
               found_text(name));
 }
 
@@ -109,10 +111,14 @@ WeightType packed_type(const Checkpoint& checkpoint, const std::string& name) {
   return entry_of(checkpoint, name).type;
 }
 
+bool has_packed_matrix(const Checkpoint& checkpoint, const std::string& name) {
+  return find_metadata(checkpoint, kMatrix + name) != nullptr;
+}
+
 Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name,
-                     std::optional<WeightType> type, size_t rows, size_t columns) {
+                     std::optional<WeightType> type, bool any, size_t rows, size_t columns) {
   const MatrixEntry entry = entry_of(checkpoint, name);
-  if (type ? entry.type != *type : is_quantized(entry.type)) {
+  if (type ? entry.type != *type : is_quantized(entry.type) && !any) {
     throw Error(ErrorKind::format, checkpoint.source(), kMatrix + name,
                 (type ? weight_type_name(*type) : "f32, bf16 or f16") +
                     std::string(" for the contract ") + *find_metadata(checkpoint, "contract"),
@@ -281,13 +287,14 @@ bool make_empty_directory(const std::string& directory) {
 }  // namespace
 
 void pack_checkpoint(const FileSource& source, Contract contract, const std::string& directory,
-                     int threads, std::atomic<uint64_t>* written_bytes) {
+                     int threads, std::atomic<uint64_t>* written_bytes,
+                     std::optional<DType> blocks) {
   const bool made = make_empty_directory(directory);
   std::vector<std::string> written;
   const auto path_of = [&](const std::string& name) { return directory + "/" + name; };
   try {
     written.push_back(path_of(kPackedName));
-    Model::pack(source, contract, written.back(), threads, written_bytes);
+    Model::pack(source, contract, written.back(), threads, written_bytes, blocks);
     std::vector<std::string> names = Tokenizer::files_of(source);
     names.insert(names.end(), {"generation_config.json", "config.json"});
     for (const std::string& name : names) {
@@ -305,8 +312,25 @@ void pack_checkpoint(const FileSource& source, Contract contract, const std::str
   }
 }
 
+namespace {
+
+constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr size_t kMostIndex = 100'000'000;
+
+// Whether the index says that weights are in blocks of ggml (GgufSource).
+bool has_blocks(const FileSource& source) {
+  if (!source.has(kIndex) || source.has("model.safetensors")) return false;
+  const nlohmann::json index =
+      nlohmann::json::parse(source.read(kIndex, kMostIndex), nullptr, false);
+  const auto metadata = index.is_object() ? index.find("metadata") : index.end();
+  return metadata != index.end() && metadata->is_object() && metadata->contains("blocks") &&
+         metadata->at("blocks") == "ggml";
+}
+
+}  // namespace
+
 Contract contract_of_weights(const FileSource& source) {
-  if (!source.has(kPackedName)) return Contract::f32;
+  if (!source.has(kPackedName)) return has_blocks(source) ? Contract::ggml : Contract::f32;
   return packed_contract(Checkpoint::open(source));
 }
 

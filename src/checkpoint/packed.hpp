@@ -15,13 +15,15 @@ namespace stet {
 
 inline constexpr const char* kPackedFormat = "stet packed weights";
 
-// The contract that the weights are for: f32, q8 or q4. Throws Error unless the file says that it
-// is of the format and version that are read.
+// The contract that the weights are for: f32, q8, q4 or ggml. Throws Error unless the file says
+// that it is of the format and version that are read.
 Contract packed_contract(const Checkpoint& checkpoint);
-// The matrix of that name, in place. `type`: what it must be; null: not quantized. Throws Error:
-// format or mismatch.
+// Whether the file has a matrix of that name.
+bool has_packed_matrix(const Checkpoint& checkpoint, const std::string& name);
+// The matrix of that name, in place. `type`: what it must be; null: not quantized, but for `any`.
+// Throws Error: format or mismatch.
 Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name,
-                     std::optional<WeightType> type, size_t rows, size_t columns);
+                     std::optional<WeightType> type, bool any, size_t rows, size_t columns);
 // The same of any type; and that type.
 Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, size_t rows,
                      size_t columns);

@@ -62,12 +62,13 @@ TensorView parse_tensor(const JsonReader& entry, const std::string& name,
   }
   tensor.bytes = data.subspan(begin, end - begin);
 
-  std::vector<int64_t> factors = tensor.shape;
-  if (tensor.dtype != DType::other)
-    factors.push_back(static_cast<int64_t>(dtype_size(tensor.dtype)));
-  const std::optional<int64_t> size = element_count(factors);
+  const std::optional<int64_t> size = tensor.dtype == DType::other
+                                          ? element_count(tensor.shape)
+                                          : tensor_bytes(tensor.dtype, tensor.shape);
   if (!size) {
-    throw Error(ErrorKind::format, entry.file(), entry.path_of("shape"), "less than 2^63 bytes",
+    throw Error(ErrorKind::format, entry.file(), entry.path_of("shape"),
+                is_block_dtype(tensor.dtype) ? "rows of whole blocks, and less than 2^63 bytes"
+                                             : "less than 2^63 bytes",
                 shape_text(tensor.shape));
   }
   if (tensor.dtype != DType::other && static_cast<uint64_t>(*size) != end - begin) {
@@ -236,13 +237,13 @@ std::vector<std::shared_ptr<const FileBytes>> Checkpoint::files() const {
   return files;
 }
 
-const TensorView& Checkpoint::require(const std::string& name,
-                                      const std::vector<int64_t>& shape) const {
+const TensorView& Checkpoint::require(const std::string& name, const std::vector<int64_t>& shape,
+                                      bool blocks) const {
   const TensorView* tensor = find(name);
   const std::string expected = fmt::format("F32, BF16 or F16 {}", shape_text(shape));
   if (tensor == nullptr) throw Error(ErrorKind::format, source_, name, expected, "nothing");
   const std::string found = tensor->dtype_text + " " + shape_text(tensor->shape);
-  if (!is_weight_dtype(tensor->dtype)) {
+  if (!is_weight_dtype(tensor->dtype) && !(blocks && is_block_dtype(tensor->dtype))) {
     throw Error(ErrorKind::unsupported, file_of(name), name, expected, found);
   }
   if (tensor->shape != shape)
@@ -305,9 +306,7 @@ std::string compose_header(const std::string& path, const std::vector<TensorSpec
     if (!names.insert(tensor.name).second)
       refuse(path, tensor.name, "each name once", "a second tensor");
     if (tensor.dtype == DType::other) refuse(path, tensor.name, "a known dtype", "another");
-    std::vector<int64_t> factors = tensor.shape;
-    factors.push_back(static_cast<int64_t>(dtype_size(tensor.dtype)));
-    const std::optional<int64_t> bytes = element_count(factors);
+    const std::optional<int64_t> bytes = tensor_bytes(tensor.dtype, tensor.shape);
     int64_t end = 0;
     if (!bytes || __builtin_add_overflow(begin, *bytes, &end)) {
       refuse(path, tensor.name, "less than 2^63 bytes", shape_text(tensor.shape));

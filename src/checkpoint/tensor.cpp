@@ -2,6 +2,8 @@
 
 #include <iterator>
 
+#include "stet/kernels/ggml.hpp"
+
 namespace stet {
 namespace {
 
@@ -12,8 +14,9 @@ struct DTypeInfo {
 
 constexpr DTypeInfo kDTypes[] = {
     // in the order of the enumeration
-    {"F64", 8}, {"F32", 4}, {"BF16", 2}, {"F16", 2}, {"I64", 8}, {"I32", 4},  {"I16", 2},
-    {"I8", 1},  {"U64", 8}, {"U32", 4},  {"U16", 2}, {"U8", 1},  {"BOOL", 1}, {"other", 0},
+    {"F64", 8},  {"F32", 4},  {"BF16", 2}, {"F16", 2},  {"I64", 8},   {"I32", 4},  {"I16", 2},
+    {"I8", 1},   {"U64", 8},  {"U32", 4},  {"U16", 2},  {"U8", 1},    {"BOOL", 1}, {"Q8_0", 0},
+    {"Q4_0", 0}, {"Q4_K", 0}, {"Q5_K", 0}, {"Q6_K", 0}, {"other", 0},
 };
 static_assert(std::size(kDTypes) == static_cast<size_t>(DType::other) + 1);
 
@@ -32,6 +35,27 @@ std::optional<DType> parse_dtype(const std::string& name) {
 
 bool is_weight_dtype(DType dtype) {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+}
+
+bool is_block_dtype(DType dtype) { return dtype >= DType::q8_0 && dtype < DType::other; }
+
+uint32_t ggml_number(DType dtype) {
+  constexpr uint32_t kNumbers[] = {8, 2, 12, 13, 14};
+  return kNumbers[static_cast<size_t>(dtype) - static_cast<size_t>(DType::q8_0)];
+}
+
+std::optional<int64_t> tensor_bytes(DType dtype, const std::vector<int64_t>& shape) {
+  std::vector<int64_t> factors = shape;
+  if (!is_block_dtype(dtype)) {
+    factors.push_back(static_cast<int64_t>(dtype_size(dtype)));
+    return element_count(factors);
+  }
+  const GgmlType type = *ggml_type(ggml_number(dtype));
+  const auto elements = static_cast<int64_t>(type.elements);
+  if (shape.empty() || shape.back() % elements != 0) return std::nullopt;
+  factors.back() /= elements;
+  factors.push_back(static_cast<int64_t>(type.bytes));
+  return element_count(factors);
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {

@@ -5,10 +5,14 @@
 #include "kernels/quantize.hpp"
 #include "src/checkpoint/fingerprint.hpp"
 #include "src/checkpoint/packed.hpp"
+#include "src/checkpoint/rounded.hpp"
+#include "src/checkpoint/tensor_types.hpp"
 #include "stet/base/error.hpp"
+#include "stet/kernels/ggml.hpp"
 #include "stet/kernels/numbers.hpp"
 #include "stet/model/model.hpp"
 #include "stet/model/weight_loader.hpp"
+#include "stet/threads/team.hpp"
 
 namespace stet {
 namespace {
@@ -19,6 +23,34 @@ std::optional<WeightType> rounded_type(Contract contract, const std::string& gro
   if (contract != Contract::q8 && contract != Contract::q4) return std::nullopt;
   return contract == Contract::q8 || group == "embeddings" || group == "head" ? WeightType::q8
                                                                               : WeightType::q4;
+}
+
+// Blocks of ggml as float32.
+struct Widened {
+  Widened(const TensorView& from, int threads)
+      : view(from), memory(static_cast<size_t>(element_count(from.shape).value()) * sizeof(float)) {
+    const uint32_t number = ggml_number(from.dtype);
+    const GgmlType type = *ggml_type(number);
+    constexpr size_t kAtOnce = 1024;  // blocks
+    const size_t blocks = from.bytes.size() / type.bytes;
+    run_each(threads, (blocks + kAtOnce - 1) / kAtOnce, [&](size_t i) {
+      const size_t first = i * kAtOnce;
+      dequantize_ggml(number, from.bytes.data() + first * type.bytes,
+                      std::min(kAtOnce, blocks - first),
+                      memory.as<float>() + first * type.elements);
+    });
+    view.dtype = DType::f32;
+    view.dtype_text = dtype_name(DType::f32);
+    view.bytes = {memory.data(), memory.size()};
+  }
+  TensorView view;
+  Memory memory;
+};
+
+std::string joined(const std::vector<WeightLoader::Part>& parts, size_t first, size_t end) {
+  std::string name;
+  for (size_t i = first; i < end; ++i) name += (i == first ? "" : "+") + parts[i].name;
+  return name;
 }
 
 }  // namespace
@@ -55,37 +87,137 @@ std::vector<WeightLoader::Part> WeightLoader::prefixed(const std::vector<Part>& 
 
 // The packed matrix of tensors of the checkpoint.
 Matrix WeightLoader::pack(const std::string& group, const std::vector<Part>& parts, int64_t columns,
-                          Stored stored) {
+                          Stored stored, bool rounded) {
   std::vector<const TensorView*> views;
   for (const Part& part : parts) {
-    views.push_back(stored.transposed ? &checkpoint_.require(part.name, {columns, part.rows})
-                                      : &checkpoint_.require(part.name, {part.rows, columns}));
-    if (views.back()->dtype != views[0]->dtype) {
-      throw Error(ErrorKind::unsupported, checkpoint_.file_of(part.name), part.name,
-                  "dtype " + views[0]->dtype_text + " like " + views[0]->name,
-                  views.back()->dtype_text);
-    }
+    views.push_back(stored.transposed
+                        ? &checkpoint_.require(part.name, {columns, part.rows})
+                        : &checkpoint_.require(part.name, {part.rows, columns}, true));
   }
   for (const TensorView* view : views) checkpoint_.fill(*view);
-  Matrix matrix = stored.transposed ? Matrix::transposed(*views[0], threads_)
-                                    : Matrix(views, static_cast<size_t>(columns), threads_,
-                                             static_cast<size_t>(stored.heads));
+  if (not_bf16_.empty() && rounded && views[0]->dtype != DType::bf16) {
+    not_bf16_ = parts[0].name;
+    its_type_ = views[0]->dtype_text;
+  }
+  if (rounded && round_to_) return pack_rounded(group, parts, views, columns, stored);
+  // Tensors of one type after another are one matrix; parts before others have whole blocks of
+  // rows.
+  std::vector<Matrix> matrices;
+  bool whole = true;
+  for (const Part& part : parts) whole = whole && part.rows % kLanes == 0;
+  const bool apart = contract_ == Contract::ggml && whole;
+  for (size_t first = 0; first < views.size();) {
+    size_t end = first + 1;
+    while (end < views.size() && (!apart || views[end]->dtype == views[first]->dtype)) ++end;
+    const auto at = [](auto& list, size_t i) { return list.begin() + static_cast<ptrdiff_t>(i); };
+    matrices.push_back(of_one_type({at(parts, first), at(parts, end)},
+                                   {at(views, first), at(views, end)}, columns, stored));
+    first = end;
+  }
   for (const TensorView* view : views) {
     names_->add(group, canonical(view->name), *view, digest_matrix(*view, threads_));
     checkpoint_.drop(*view);
   }
-  return matrix;
+  return matrices.size() == 1 ? std::move(matrices[0]) : Matrix::stacked(std::move(matrices));
 }
 
-namespace {
-
-std::string joined(const std::vector<WeightLoader::Part>& parts) {
-  std::string name;
-  for (const auto& part : parts) name += (name.empty() ? "" : "+") + part.name;
-  return name;
+// Named by what they are rounded to, as a GGUF file of these blocks would be.
+Matrix WeightLoader::pack_rounded(const std::string& group, const std::vector<Part>& parts,
+                                  const std::vector<const TensorView*>& views, int64_t columns,
+                                  Stored stored) {
+  const bool sensitive = group == "embeddings" || group == "head";
+  const DType type = columns % kSuperBlock != 0 ? DType::q8_0
+                     : sensitive                ? DType::q6_k
+                                                : *round_to_;
+  if (columns % kQuantBlock != 0)
+    throw Error(ErrorKind::unsupported, checkpoint_.file_of(parts[0].name), parts[0].name,
+                "columns of a multiple of 32 to round to blocks", std::to_string(columns));
+  std::vector<RoundedTensor> blocks;
+  blocks.reserve(views.size());
+  std::vector<const TensorView*> to;
+  for (const TensorView* view : views) {
+    blocks.emplace_back(*view, stored.transposed, type, threads_, checkpoint_.file_of(view->name));
+    to.push_back(&blocks.back().view);
+    names_->add(group, canonical(view->name), *to.back(), digest_matrix(*to.back(), threads_));
+    checkpoint_.drop(*view);
+  }
+  return Matrix(to, static_cast<size_t>(columns), threads_, static_cast<size_t>(stored.heads));
 }
 
-}  // namespace
+// Blocks stay what they are under the contract ggml, next to their like; otherwise they are
+// widened.
+Matrix WeightLoader::of_one_type(const std::vector<Part>& parts,
+                                 const std::vector<const TensorView*>& views, int64_t columns,
+                                 Stored stored) const {
+  const auto differs = [&](const TensorView* v) { return v->dtype != views[0]->dtype; };
+  const bool mixed = std::ranges::any_of(views, differs);
+  const bool keep = contract_ == Contract::ggml && !mixed;
+  std::vector<Widened> widened;
+  widened.reserve(views.size());
+  std::vector<const TensorView*> plain;
+  for (const TensorView* view : views) {
+    const bool wide = is_block_dtype(view->dtype) && !keep;
+    if (wide) widened.emplace_back(*view, threads_);
+    plain.push_back(wide ? &widened.back().view : view);
+    if (plain.back()->dtype != plain[0]->dtype) {
+      throw Error(ErrorKind::unsupported, checkpoint_.file_of(parts[plain.size() - 1].name),
+                  parts[plain.size() - 1].name,
+                  "dtype " + views[0]->dtype_text + " like " + views[0]->name, view->dtype_text);
+    }
+  }
+  return stored.transposed ? Matrix::transposed(*plain[0], threads_)
+                           : Matrix(plain, static_cast<size_t>(columns), threads_,
+                                    static_cast<size_t>(stored.heads));
+}
+
+// The matrix of all parts, or, where they have types of their own, those of some after another.
+Matrix WeightLoader::of_packed(const std::vector<Part>& parts, size_t columns,
+                               std::optional<WeightType> type) const {
+  std::vector<Matrix> matrices;
+  for (size_t first = 0; first < parts.size();) {
+    size_t end = parts.size();
+    while (end > first + 1 && !has_packed_matrix(checkpoint_, joined(parts, first, end))) --end;
+    if (end == first + 1 && !has_packed_matrix(checkpoint_, joined(parts, first, end)))
+      end = parts.size();  // the error names all of them
+    size_t rows = 0;
+    for (size_t i = first; i < end; ++i) rows += static_cast<size_t>(parts[i].rows);
+    matrices.push_back(packed_matrix(checkpoint_, joined(parts, first, end), type,
+                                     contract_ == Contract::ggml, rows, columns));
+    if (end < parts.size() && rows % kLanes != 0)
+      throw Error(ErrorKind::format, checkpoint_.source(), joined(parts, first, end),
+                  "a multiple of 16 rows before others", std::to_string(rows));
+    first = end;
+  }
+  return matrices.size() == 1 ? std::move(matrices[0]) : Matrix::stacked(std::move(matrices));
+}
+
+// What is written need not be held.
+void WeightLoader::write(const std::vector<Part>& parts, Matrix* matrix) {
+  size_t first = 0;
+  const auto one = [&](const Matrix& m) {
+    size_t end = first;
+    for (size_t rows = 0; rows < m.rows(); ++end) rows += static_cast<size_t>(parts[end].rows);
+    writer_->add(joined(parts, first, end), m);
+    first = end;
+  };
+  if (matrix->parts().empty()) one(*matrix);
+  for (const Matrix& part : matrix->parts()) one(part);
+  *matrix = Matrix::packed(matrix->type(), matrix->rows(), matrix->columns(), nullptr, nullptr);
+}
+
+void WeightLoader::note_types(const std::vector<Part>& parts, const Matrix& matrix) {
+  size_t row = 0;
+  for (const Part& part : parts) {
+    WeightType type = matrix.type();
+    size_t end = 0;
+    for (const Matrix& m : matrix.parts()) {
+      if (row >= end && row < end + m.rows()) type = m.type();
+      end += m.rows();
+    }
+    types_.emplace_back(canonical(part.name), type);
+    row += static_cast<size_t>(part.rows);
+  }
+}
 
 void WeightLoader::note(const std::vector<Part>& parts, int64_t columns, Stored stored,
                         bool rounded) const {
@@ -94,32 +226,30 @@ void WeightLoader::note(const std::vector<Part>& parts, int64_t columns, Stored 
   for (const Part& part : parts) {
     if (!checkpoint_.packed()) {
       stored.transposed ? checkpoint_.require(part.name, {columns, part.rows})
-                        : checkpoint_.require(part.name, {part.rows, columns});
+                        : checkpoint_.require(part.name, {part.rows, columns}, true);
     }
     needs_->push_back({part.name, canonical(part.name), part.rows, columns, false,
-                       stored.transposed, !rounded, stored.heads, joined(parts), rows, all});
+                       stored.transposed, !rounded, stored.heads, joined(parts, 0, parts.size()),
+                       rows, all});
     rows += part.rows;
   }
 }
 
 Matrix WeightLoader::load(const std::string& group, const std::vector<Part>& parts, int64_t columns,
                           Stored stored, bool rounded) {
-  const std::string name = joined(parts);
-  size_t rows = 0;
-  for (const Part& part : parts) rows += static_cast<size_t>(part.rows);
   if (needs_ != nullptr) {
     note(parts, columns, stored, rounded);
+    size_t rows = 0;
+    for (const Part& part : parts) rows += static_cast<size_t>(part.rows);
     return Matrix::packed(WeightType::f32, rows, static_cast<size_t>(columns), nullptr, nullptr);
   }
   names_->add_group(group);
   const std::optional<WeightType> type = rounded ? rounded_type(contract_, group) : std::nullopt;
-  Matrix matrix = checkpoint_.packed()
-                      ? packed_matrix(checkpoint_, name, type, rows, static_cast<size_t>(columns))
-                      : pack(group, parts, columns, stored);
-  if (not_bf16_.empty() && rounded && matrix.type() != WeightType::bf16) {
+  Matrix matrix = checkpoint_.packed() ? of_packed(parts, static_cast<size_t>(columns), type)
+                                       : pack(group, parts, columns, stored, rounded);
+  if (not_bf16_.empty() && checkpoint_.packed() && rounded && matrix.type() != WeightType::bf16) {
     not_bf16_ = parts[0].name;
-    its_type_ = checkpoint_.packed() ? weight_type_name(matrix.type())
-                                     : checkpoint_.find(parts[0].name)->dtype_text;
+    its_type_ = weight_type_name(matrix.type());
   }
   if (type && !checkpoint_.packed()) {
     try {
@@ -129,12 +259,13 @@ Matrix WeightLoader::load(const std::string& group, const std::vector<Part>& par
     }
   }
   bytes_ += matrix.bytes();
+  if (rounded) note_types(parts, matrix);
   if (writer_ != nullptr) {
-    writer_->add(name, matrix);
-    matrix = Matrix::packed(matrix.type(), matrix.rows(), matrix.columns(), nullptr, nullptr);
-  } else if (rounded) {
+    write(parts, &matrix);
+  } else if (rounded && matrix.parts().empty()) {
     matrices_.push_back(matrix.all());
   }
+  for (const Matrix& part : matrix.parts()) matrices_.push_back(part.all());
   return matrix;
 }
 
@@ -253,8 +384,15 @@ void WeightLoader::finish(Model& model) const {
     if (model.config().tied_head || matrix.data() != model.embedding_.all().data())
       model.matrices_.push_back(matrix);
   }
-  model.contract_ =
-      contract_ == Contract::q8 || contract_ == Contract::q4 ? contract_ : Contract::f32;
+  const bool of_weights =
+      contract_ == Contract::q8 || contract_ == Contract::q4 || contract_ == Contract::ggml;
+  model.contract_ = of_weights ? contract_ : Contract::f32;
+  if (contract_ == Contract::ggml) {
+    model.types_ = types_text(types_);
+    if (std::ranges::none_of(types_, [](const auto& t) { return is_quantized(t.second); }))
+      throw Error(ErrorKind::unsupported, checkpoint_.source(), "weights",
+                  "some in types of ggml for the contract ggml", "none");
+  }
   if (writer_ != nullptr) writer_->note_contract(model.contract_);
   if (!not_bf16_.empty()) model.not_bf16_ = {checkpoint_.file_of(not_bf16_), not_bf16_, its_type_};
 }

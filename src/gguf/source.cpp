@@ -9,6 +9,7 @@
 
 #include "src/gguf/gguf.hpp"
 #include "src/gguf/names.hpp"
+#include "src/gguf/transcode.hpp"
 #include "src/gguf/vocabulary.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
@@ -33,7 +34,26 @@ struct Shard {
   GgufNames::Published to;
 };
 
+// How stet has the blocks of a matrix whose inputs stand side by side: as they are, or as those of
+// another type that holds the same numbers. Others are widened to float32.
+struct Kept {
+  uint32_t type;  // ggml's
+  DType as;
+  void (*transcode)(const std::byte* from, std::byte* to);  // a block; null: as it is
+};
+constexpr Kept kKept[] = {{2, DType::q4_0, nullptr},  {6, DType::q8_0, q5_0_as_q8_0},
+                          {8, DType::q8_0, nullptr},  {11, DType::q6_k, q3_k_as_q6_k},
+                          {12, DType::q4_k, nullptr}, {13, DType::q5_k, nullptr},
+                          {14, DType::q6_k, nullptr}, {20, DType::q8_0, iq4_nl_as_q8_0}};
+
+const Kept* kept(const Shard& s) {
+  if (s.to.less_one || s.to.transposed || s.from->shape.size() != 2) return nullptr;
+  const auto found = std::ranges::find(kKept, s.from->type, &Kept::type);
+  return found == std::end(kKept) ? nullptr : found;
+}
+
 DType dtype_of(const Shard& s) {
+  if (const Kept* k = kept(s)) return k->as;
   if (s.to.less_one) return DType::f32;
   return s.from->type == 1 ? DType::f16 : s.from->type == 30 ? DType::bf16 : DType::f32;
 }
@@ -78,16 +98,22 @@ void fill(const Shard& s, std::span<std::byte> data) {
   const bool matrix = t.shape.size() > 1 || s.to.rotated_heads > 0 || s.to.fused_heads > 0;
   const auto rows = static_cast<size_t>(matrix ? t.shape.front() : 1);
   const size_t from_bytes = t.bytes.size() / rows, to_bytes = data.size() / rows,
-               at_once = std::max<size_t>(1, kPiece / to_bytes);
+               blocks = from_bytes / type.bytes, at_once = std::max<size_t>(1, kPiece / to_bytes);
+  const Kept* const as = kept(s);
   const auto make_row = [&](size_t row) {
     const std::byte* const from = t.bytes.data() + row_in_file(s, row, rows) * from_bytes;
     std::byte* const to = data.data() + row * to_bytes;
+    if (as != nullptr && as->transcode != nullptr) {
+      for (size_t i = 0; i < blocks; ++i)
+        as->transcode(from + i * type.bytes, to + i * (to_bytes / blocks));
+      return;
+    }
     if (dtype != DType::f32) {
       std::memcpy(to, from, to_bytes);
       return;
     }
     float* const numbers = reinterpret_cast<float*>(to);
-    dequantize_ggml(t.type, from, from_bytes / type.bytes, numbers);
+    dequantize_ggml(t.type, from, blocks, numbers);
     if (s.to.less_one) add_offset({numbers, to_bytes / sizeof(float)}, -1.0f);
   };
   run_each(default_threads(), (rows + at_once - 1) / at_once, [&](size_t piece) {
@@ -102,7 +128,7 @@ class ShardContent : public MadeContent {
  public:
   explicit ShardContent(Shard shard) : shard_(std::move(shard)) {
     const DType dtype = dtype_of(shard_);
-    const size_t size = static_cast<size_t>(*element_count(shard_.from->shape)) * dtype_size(dtype);
+    const auto size = static_cast<size_t>(tensor_bytes(dtype, shape_of(shard_)).value());
     std::string text = Json{{shard_.to.name,
                              {{"dtype", dtype_name(dtype)},
                               {"shape", shape_of(shard_)},
@@ -160,7 +186,10 @@ class GgufSource : public FileSource {
         shards_[file] = {&part, &t, *published};
       }
     }
-    texts_["model.safetensors.index.json"] = Json{{"weight_map", map}}.dump();
+    const bool blocks = std::ranges::any_of(
+        shards_, [](const auto& s) { return is_block_dtype(dtype_of(s.second)); });
+    texts_["model.safetensors.index.json"] =
+        Json{{"metadata", {{"blocks", blocks ? "ggml" : "none"}}}, {"weight_map", map}}.dump();
   }
 
   bool has(const std::string& name) const override {

@@ -25,6 +25,9 @@ enum GgmlNumber : uint32_t {
   kGgmlF16 = 1,
   kGgmlQ4_0 = 2,
   kGgmlQ8_0 = 8,
+  kGgmlQ4_K = 12,
+  kGgmlQ5_K = 13,
+  kGgmlQ6_K = 14,
   kGgmlBf16 = 30
 };
 
@@ -33,8 +36,7 @@ class Rows {
  public:
   Rows(const Checkpoint& checkpoint, const WeightNeed& need)
       : checkpoint_(checkpoint), need_(need) {
-    const bool packed = checkpoint.packed() && !need.is_vector;
-    if (packed) {
+    if (checkpoint.packed() && !need.is_vector) {
       matrix_ = packed_matrix(checkpoint, need.matrix, static_cast<size_t>(need.matrix_rows),
                               static_cast<size_t>(need.columns));
       return;
@@ -52,6 +54,7 @@ class Rows {
   static uint32_t type(const Checkpoint& checkpoint, const WeightNeed& need) {
     if (!checkpoint.packed()) {
       const DType dtype = checkpoint.find(need.name)->dtype;
+      if (is_block_dtype(dtype)) return ggml_number(dtype);
       return dtype == DType::f16 ? kGgmlF16 : dtype == DType::bf16 ? kGgmlBf16 : kGgmlF32;
     }
     const WeightType type = packed_type(checkpoint, need.matrix);
@@ -64,14 +67,22 @@ class Rows {
 
   // Whether the rows are blocks of this type already.
   bool stored_as(uint32_t type) const {
+    if (has_blocks()) return ggml_number(view_->dtype) == type;
     return matrix_.rows() > 0 && ((type == kGgmlQ8_0 && matrix_.type() == WeightType::q8) ||
                                   (type == kGgmlQ4_0 && matrix_.type() == WeightType::q4));
   }
-  void copy(size_t row, std::byte* to) const { matrix_.store_ggml(at(row), to); }
+  void copy(size_t row, std::byte* to) const {
+    if (!has_blocks()) return matrix_.store_ggml(at(row), to);
+    std::memcpy(to, blocks_of(row), row_bytes());
+  }
   void widen(size_t row, std::span<float> to) const {
     if (matrix_.rows() > 0) return matrix_.gather(at(row), to.data());
-    if (need_.heads > 0 && !need_.is_vector)
-      row = interleaved_row(row, static_cast<size_t>(need_.rows), static_cast<size_t>(need_.heads));
+    if (has_blocks()) {
+      const uint32_t number = ggml_number(view_->dtype);
+      return dequantize_ggml(number, blocks_of(row), row_bytes() / ggml_type(number)->bytes,
+                             to.data());
+    }
+    if (need_.heads > 0 && !need_.is_vector) row = stored_row(row);
     for (size_t i = 0; i < to.size(); ++i) to[i] = element(row * to.size() + i);
     if (need_.heads > 0 && need_.is_vector) {
       const std::vector<float> stored(to.begin(), to.end());
@@ -81,6 +92,16 @@ class Rows {
   }
 
  private:
+  bool has_blocks() const {
+    return view_ != nullptr && matrix_.rows() == 0 && is_block_dtype(view_->dtype);
+  }
+  size_t row_bytes() const { return view_->bytes.size() / static_cast<size_t>(need_.rows); }
+  const std::byte* blocks_of(size_t row) const {
+    return view_->bytes.data() + (need_.heads > 0 ? stored_row(row) : row) * row_bytes();
+  }
+  size_t stored_row(size_t row) const {
+    return interleaved_row(row, static_cast<size_t>(need_.rows), static_cast<size_t>(need_.heads));
+  }
   size_t at(size_t row) const {
     return row + (view_ == nullptr ? static_cast<size_t>(need_.first_row) : 0);
   }
@@ -119,6 +140,9 @@ class Conversion {
         architecture_(architecture_for(config_, source.path_of("config.json"))),
         needs_(Model::weights_of(source, checkpoint_)),
         threads_(o.threads > 0 ? o.threads : default_threads()) {
+    if (checkpoint_.packed() && packed_contract(checkpoint_) == Contract::ggml)
+      throw Error(ErrorKind::unsupported, checkpoint_.source(), "contract", "f32, q8 or q4",
+                  "ggml");
     for (const WeightNeed& need : needs_) add(need);
     // llama.cpp's GPT-2 has a head of its own.
     if (config_.tied_head && architecture_.layout == GgufLayout::gpt2) add_head();
@@ -214,10 +238,13 @@ class Conversion {
     const uint64_t file_type = most == kGgmlF16    ? 1
                                : most == kGgmlQ4_0 ? 2
                                : most == kGgmlQ8_0 ? 7
+                               : most == kGgmlQ4_K ? 15
+                               : most == kGgmlQ5_K ? 17
+                               : most == kGgmlQ6_K ? 18
                                : most == kGgmlBf16 ? 32
                                                    : 0;
     keys.u32("general.file_type", file_type);
-    if (most == kGgmlQ8_0 || most == kGgmlQ4_0) keys.u32("general.quantization_version", 2);
+    if (ggml_type(most)->elements > 1) keys.u32("general.quantization_version", 2);
     GenerationConfig generation;
     const std::string name = "generation_config.json";
     if (source_.has(name)) {

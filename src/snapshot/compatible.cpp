@@ -77,7 +77,7 @@ void Snapshot::check_compatible(const Model& model, Contract contract,
   };
   Differences differences;
   differences.compare("contract", contract_text(meta_.contract, meta_.contract_version),
-                      contract_text(contract_name(contract), kContractVersion));
+                      contract_text(contract_name(model, contract), kContractVersion));
   differences.compare("architecture", meta_.architecture, model.config().architecture);
   if (meta_.architecture == model.config().architecture) {
     compare_config(differences, meta_.config, model.config().canonical());

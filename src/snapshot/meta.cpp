@@ -402,7 +402,7 @@ std::optional<SnapshotForm> parse_snapshot_form(const std::string& name) {
 
 SnapshotMeta meta_of(const Session& session, const Tokenizer* tokenizer) {
   SnapshotMeta m;
-  m.contract = contract_name(session.compute().contract);
+  m.contract = contract_name(session.model(), session.compute().contract);
   m.contract_version = kContractVersion;
   m.checkpoint = name_of(session.model().directory());
   m.architecture = session.model().config().architecture;

@@ -218,7 +218,7 @@ std::shared_ptr<const Model> load(Json& j, BenchCommand& o, const SessionOptions
   const double start = seconds();
   auto model = o.model.load_model();
   j["model"] = model->directory();
-  j["contract"] = contract_name(options.compute.contract);
+  j["contract"] = contract_name(*model, options.compute.contract);
   j["load_s"] = seconds() - start;
   j["weight_bytes"] = model->weight_bytes();
   return model;

@@ -39,8 +39,8 @@ std::string state_text(Session& session, const ModelOptions& model) {
                         session.prunes().size(), session.prunes().back().left());
   }
   const StateDigests d = digests_of(session);
-  text += fmt::format("contract     {} version {}\n", contract_name(session.compute().contract),
-                      kContractVersion);
+  text += fmt::format("contract     {} version {}\n",
+                      contract_name(session.model(), session.compute().contract), kContractVersion);
   for (const auto& [name, digest] :
        {std::pair{"tokens", d.tokens}, {"logits", d.logits}, {"kv", d.kv}, {"state", d.state}}) {
     text += fmt::format("{:<12} {}\n", name, digest_text(digest));

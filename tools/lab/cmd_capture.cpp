@@ -94,7 +94,7 @@ void run(CaptureCommand& o) {
                 fmt::format("at most {} positions (--ctx)", session.capacity()),
                 fmt::format("{} + {}", first, prompt + o.generate));
   Capture capture(o.output, c, points, first, prompt + o.generate,
-                  {{"contract", contract_name(session.compute().contract)},
+                  {{"contract", contract_name(session.model(), session.compute().contract)},
                    {"model", session.model().fingerprint()},
                    {"first_position", std::to_string(first)}});
   const Watch watch{points, std::ref(capture)};

@@ -137,7 +137,7 @@ void run(ServeCommand& o) {
   });
   const int port = server.bind(o.host, o.port);
   out(fmt::format("{}, {}: http://{}:{}/\n", service.name,
-                  contract_name(service.session.compute.contract), o.host, port));
+                  contract_name(*service.model, service.session.compute.contract), o.host, port));
   flush_output();
   const Interrupts noted;
   std::thread watch([&] {

@@ -68,7 +68,7 @@ Response status(Service& service, const Request&, const Parts&) {
   const Json totals = service.states.totals();
   return json_response(
       {{"model", service.name},
-       {"contract", contract_name(service.session.compute.contract)},
+       {"contract", contract_name(*service.model, service.session.compute.contract)},
        {"isa",
         service.session.compute.isa.empty() ? best_kernels().name : service.session.compute.isa},
        {"threads", detail::threads_of(service.session.compute)},

@@ -255,15 +255,16 @@ std::vector<float> embedding(Service& service, const Caller& caller,
 }  // namespace
 
 Response models(Service& service, const Request&, const Parts&) {
-  return json_response({{"object", "list"},
-                        {"data",
-                         {{{"id", service.name},
-                           {"object", "model"},
-                           {"created", service.started},
-                           {"owned_by", "stet"},
-                           {"context_length", Session(service.model, service.session).capacity()},
-                           {"contract", contract_name(service.session.compute.contract)},
-                           {"fingerprint", service.fingerprint}}}}});
+  return json_response(
+      {{"object", "list"},
+       {"data",
+        {{{"id", service.name},
+          {"object", "model"},
+          {"created", service.started},
+          {"owned_by", "stet"},
+          {"context_length", Session(service.model, service.session).capacity()},
+          {"contract", contract_name(*service.model, service.session.compute.contract)},
+          {"fingerprint", service.fingerprint}}}}});
 }
 
 Response chat_completions(Service& service, const Request& request, const Parts&) {

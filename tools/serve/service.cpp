@@ -21,7 +21,7 @@ Service::Service(std::shared_ptr<const Model> model_, std::shared_ptr<const Toke
       engine(engine_),
       name(tool::checkpoint_name(model->directory())),
       fingerprint(fmt::format("{}-{}{}", model->fingerprint(),
-                              contract_name(session.compute.contract), kContractVersion)),
+                              contract_name(*model, session.compute.contract), kContractVersion)),
       deadline(deadline_),
       started(static_cast<int64_t>(std::time(nullptr))) {}
 

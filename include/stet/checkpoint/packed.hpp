@@ -8,15 +8,16 @@
 //     the same inputs are stacked into one, whose name is theirs, joined by "+".
 //   - norm weights and biases are as in the checkpoint that was packed.
 //   - metadata: "format" "stet packed weights", "version" "1", "contract" (what it is for: "f32"
-//     for weights as they were, "q8", "q4"), "matrix:NAME" "TYPE ROWS COLUMNS DIGEST" for each
-//     matrix, the digest being that of the packed bytes, "vector:NAME" the digest of each norm
-//     weight or bias, "fingerprint:GROUP" the name of a group of the original weights
-//     (Model::fingerprints), and "weights:GROUP" the one that it had for snapshots of format
-//     versions 1 and 2.
+//     for weights as they were, "q8", "q4", "ggml" for types of each tensor's own), "matrix:NAME"
+//     "TYPE ROWS COLUMNS DIGEST" for each matrix, the digest being that of the packed bytes,
+//     "vector:NAME" the digest of each norm weight or bias, "fingerprint:GROUP" the name of a group
+//     of the original weights (Model::fingerprints), and "weights:GROUP" the one that it had for
+//     snapshots of format versions 1 and 2.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "stet/api.h"
@@ -26,16 +27,18 @@
 namespace stet {
 
 // Packs the checkpoint of `source`: for `contract` q8 or q4 its weights are rounded, otherwise they
-// stay what they are. `directory` is made (its parent must be there), or must be empty; it gets
-// config.json last, so that one which has it is complete. Beside the matrix at hand, nothing is
-// held in memory. `written` counts the bytes of packed weights meanwhile, where it is not null.
-// Throws Error, and takes away what it made, when something fails.
+// stay what they are; blocks of ggml for the contract ggml alone, for others they are widened.
+// `directory` is made (its parent must be there), or must be empty; it gets config.json last, so
+// that one which has it is complete. Beside the matrix at hand, nothing is held in memory.
+// `written` counts the bytes of packed weights meanwhile, where it is not null. `blocks`: see
+// Model::pack(). Throws Error, and takes away what it made, when something fails.
 STET_API void pack_checkpoint(const FileSource& source, Contract contract,
                               const std::string& directory, int threads = 0,
-                              std::atomic<uint64_t>* written = nullptr);
+                              std::atomic<uint64_t>* written = nullptr,
+                              std::optional<DType> blocks = std::nullopt);
 
-// The contract that a checkpoint's weights are for: f32, unless they are packed for another. Reads
-// no weights.
+// The contract that a checkpoint's weights are for: f32, unless they are packed for another, or
+// ggml where they are in blocks, as in GGUF files of quantized types. Reads no weights.
 STET_API Contract contract_of_weights(const FileSource& source);
 
 // Compares all matrices and vectors of a packed checkpoint with their digests. Throws a format

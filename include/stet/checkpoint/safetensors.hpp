@@ -58,8 +58,9 @@ class STET_API Checkpoint {
   // nullptr when there is none.
   const TensorView* find(const std::string& name) const;
 
-  // The tensor, which must have this shape and be f32, bf16 or f16.
-  const TensorView& require(const std::string& name, const std::vector<int64_t>& shape) const;
+  // The tensor, which must have this shape and be f32, bf16 or f16; with `blocks`, or of ggml's.
+  const TensorView& require(const std::string& name, const std::vector<int64_t>& shape,
+                            bool blocks = false) const;
 
   // Has a tensor's bytes made, where its file makes them when they are asked for (GGUF): to be
   // called before they are read.

@@ -12,13 +12,42 @@
 
 namespace stet {
 
-// `other` is a type that the file names and stet does not know.
-enum class DType { f64, f32, bf16, f16, i64, i32, i16, i8, u64, u32, u16, u8, boolean, other };
+// `other` is a type that the file names and stet does not know. Those before it are ggml's blocks
+// of consecutive elements of a row (stet/kernels/ggml.hpp), which safetensors does not have: GGUF
+// files are read as if it did.
+enum class DType {
+  f64,
+  f32,
+  bf16,
+  f16,
+  i64,
+  i32,
+  i16,
+  i8,
+  u64,
+  u32,
+  u16,
+  u8,
+  boolean,
+  q8_0,
+  q4_0,
+  q4_k,
+  q5_k,
+  q6_k,
+  other
+};
 
-STET_API size_t dtype_size(DType dtype);       // bytes per element; 0 for other
+STET_API size_t dtype_size(DType dtype);       // bytes per element; 0 for blocks and other
 STET_API const char* dtype_name(DType dtype);  // as safetensors writes it: "F32", "BF16", ...
 STET_API std::optional<DType> parse_dtype(const std::string& name);  // the inverse
 STET_API bool is_weight_dtype(DType dtype);  // f32, bf16 or f16: what weights may be stored in
+
+STET_API bool is_block_dtype(DType dtype);   // one of ggml's
+STET_API uint32_t ggml_number(DType dtype);  // what ggml_type() calls it
+
+// Bytes of a tensor of a known type. Nothing when they do not fit an int64_t, or where rows are no
+// multiple of a block.
+STET_API std::optional<int64_t> tensor_bytes(DType dtype, const std::vector<int64_t>& shape);
 
 // "[2, 3]"; "[]" for a scalar.
 STET_API std::string shape_text(const std::vector<int64_t>& shape);
@@ -32,7 +61,7 @@ struct TensorView {
   DType dtype = DType::other;
   std::string dtype_text;  // as the file has it
   std::vector<int64_t> shape;
-  std::span<const std::byte> bytes;  // elements × dtype_size(dtype), checked; any length for other
+  std::span<const std::byte> bytes;  // tensor_bytes(dtype, shape), checked; any length for other
 };
 
 }  // namespace stet

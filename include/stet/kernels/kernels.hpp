@@ -19,9 +19,22 @@
 
 namespace stet {
 
-enum class WeightType : uint8_t { f32 = 0, bf16 = 1, f16 = 2, q8 = 3, q4 = 4 };
-enum { kFloatWeightTypes = 3 };  // f32, bf16, f16: the first of WeightType
-enum { kStoredTypes = 4 };       // of keys and values: these, and int8 with scales
+enum class WeightType : uint8_t {
+  f32 = 0,
+  bf16 = 1,
+  f16 = 2,
+  q8 = 3,
+  q4 = 4,
+  q4_k = 5,
+  q5_k = 6,
+  q6_k = 7
+};
+enum {
+  kFloatWeightTypes = 3,  // f32, bf16, f16: the first of WeightType
+  kSuperTypes = 3,        // q4_k, q5_k, q6_k: the last
+  kFirstSuperType = 5,
+  kStoredTypes = 4  // of keys and values: the floats, and int8 with scales
+};
 
 enum {
   kLanes = 16,      // outputs in one packed block of weights; lanes of every reduction
@@ -40,6 +53,15 @@ enum {
   kStripBytesQ4 = 576,
 };
 
+// The types q4_k, q5_k and q6_k have super-blocks of 256 consecutive inputs.
+enum {
+  kSuperBlock = 256,
+  kSuperBytesQ4K = 2304,  // of 16 outputs, packed
+  kSuperBytesQ5K = 2816,
+  kSuperBytesQ6K = 3392,
+  kExpandedBlock = 640,  // of 16 outputs and 32 inputs, as tiles take them
+};
+
 // 32 inputs of one row.
 struct QuantBlock {
   int32_t quads[kQuantBlock / 4];  // four int8 each, the first in the low byte
@@ -51,6 +73,20 @@ struct QuantTile {
   int32_t quads[kQuantBlock / 4][kTileRows];
   float scale[kTileRows];
   int32_t sum[kTileRows];
+};
+
+// The same for weights in super-blocks.
+struct SuperInput {
+  int32_t quads[kQuantBlock / 4];
+  float scale;
+  float offset;     // -(scale times the sum of all int8)
+  int32_t sums[2];  // of the first 16 int8, and of the others
+};
+struct SuperTile {
+  int32_t quads[kQuantBlock / 4][kTileRows];
+  float scale[kTileRows];
+  float offset[kTileRows];
+  int32_t sums[2][kTileRows];
 };
 
 // What is read next: as many bytes in each of some runs, `stride` apart. They are fetched into a
@@ -164,6 +200,40 @@ struct Kernels {
   // q4 strips with a byte for each u, laid out as q8 strips are; and like tile_q8, of those.
   void (*expand_q4)(const void* w, size_t strips, void* y);
   void (*tile_q4)(const QuantTile* packed, const void* w, size_t k, size_t kc, const Tile& sums);
+
+  // Linear layers of weights in ggml's K types: super-blocks of 256 inputs with float16 d and m,
+  // and small integers for each sub-block. A weight is (d s) u - (m t) in q4_k (u 4 bits) and q5_k
+  // (u 5 bits), with s and t of 6 bits for each 32 inputs; (d s) (u - 32) in q6_k (u 6 bits), with
+  // s of 8 bits and a sign for each 16 inputs; d s and m t are exact in float32. Inputs are rounded
+  // as for q8. Each output is one chain over the sub-blocks. q4_k, q5_k, two steps for each: acc =
+  // fma(sum of u q, (d s) scale, acc), then acc = fma(m t, -(scale (sum of q)), acc). q6_k: acc =
+  // fma(sum of (u - 32) q, (d s) scale, acc). The sums are exact, each product by scale is rounded
+  // to float32.
+  //
+  // Packed weights: [n/16][k/256] super-blocks.
+  //   q4_k  d [16], m [16]; three lines of 64 bytes for s and t; [8] sub-blocks as q4's: [4][16][4]
+  //   q5_k  the same, each sub-block behind a line of its fifth bits: bit i of byte 4 lane + j is
+  //         that of input 4i + j
+  //   q6_k  d [16], 32 zero bytes; s [16][16]; [8] of 32 inputs: the low four bits as q4's, then
+  //   two
+  //         lines of the high two, one for each 16 inputs: bits 2i and 2i + 1 of byte 4 lane + j
+  //         are those of input 4i + j
+  // Value v of s[8] and then t[8], v < 12, stands in the low six bits of byte 16 (v % 4) + lane of
+  // line v / 4; value 12 + c is in the high two bits of byte 16 c + lane of lines 0, 1 and 2, the
+  // lowest bits first.
+
+  // y[k/32] = x[k], for k a multiple of 32.
+  void (*quantize_super)(const float* x, size_t k, SuperInput* y);
+  // Like gemv, for x[rows][k/32], k a multiple of 256. By type, from kFirstSuperType on.
+  void (*gemv_super[kSuperTypes])(const void* w, size_t blocks, size_t k, const SuperInput* x,
+                                  size_t ldx, float* y, size_t ldy, int rows);
+  // Like pack_rows; packed[kc/32].
+  void (*pack_super)(const float* x, size_t ldx, int rows, size_t kc, SuperTile* packed);
+  // Super-blocks with a byte for each u: for each 32 inputs [8][16][4] and two lines of float32, d
+  // s and m t, or d s of either half. And like tile_q8, of those: k and kc in inputs.
+  void (*expand_super[kSuperTypes])(const void* w, size_t supers, void* y);
+  void (*tile_super[kSuperTypes])(const SuperTile* packed, const void* w, size_t k, size_t kc,
+                                  const Tile& sums);
 
   // Attention of some tiles over one block, and the combination of blocks in order of position:
   //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.

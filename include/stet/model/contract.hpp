@@ -15,13 +15,15 @@ namespace stet {
 // How linear layers compute (kernels.hpp): f32, weights widened exactly and activations float32;
 // f32_blas, the same with products of several rows by OpenBLAS, whose bits depend on shapes and
 // threads; bf16, activations rounded to bfloat16 and denormals flushed; q8 and q4, weights and
-// activations integers in blocks of 32. All else is the same.
-enum class Contract : uint8_t { f32, f32_blas, bf16, q8, q4 };
-constexpr Contract kContracts[] = {Contract::f32, Contract::f32_blas, Contract::bf16, Contract::q8,
-                                   Contract::q4};
-// "f32", "f32-blas", "bf16", "q8", "q4": with the version, it names the bits.
+// activations integers in blocks of 32; ggml, each tensor in a type of its own, as GGUF files have
+// them. All else is the same.
+enum class Contract : uint8_t { f32, f32_blas, bf16, q8, q4, ggml };
+constexpr Contract kContracts[] = {Contract::f32, Contract::f32_blas, Contract::bf16,
+                                   Contract::q8,  Contract::q4,       Contract::ggml};
+// "f32", "f32-blas", "bf16", "q8", "q4", "ggml": with the version, it names the bits, but for ggml,
+// whose full name lists types: contract_name(model, contract).
 const char* contract_name(Contract contract);
-std::optional<Contract> parse_contract(const std::string& name);  // the inverse
+std::optional<Contract> parse_contract(const std::string& name);  // the inverse, of full names, too
 constexpr int kContractVersion = 1;
 // Whether tokens give the same keys and values each time: all but f32_blas.
 bool is_replayable(const std::string& contract);
@@ -33,7 +35,6 @@ bool is_replayable(const std::string& contract);
 //   rule, tensors, type = one or more of a-z 0-9 _ - . *
 //
 // The list is for rules under which tensors have types of their own: "ggml(*=q4_k,ffn_down=q6_k)".
-// None that computes here has one yet.
 struct ContractName {
   std::string rule;
   std::vector<std::pair<std::string, std::string>> types;  // of tensors
@@ -56,6 +57,8 @@ inline const char* contract_name(Contract contract) {
       return "q8";
     case Contract::q4:
       return "q4";
+    case Contract::ggml:
+      return "ggml";
   }
   return "";
 }
@@ -64,6 +67,8 @@ inline std::optional<Contract> parse_contract(const std::string& name) {
   for (const Contract contract : kContracts) {
     if (name == contract_name(contract)) return contract;
   }
+  const auto typed = parse_contract_name(name);
+  if (typed && typed->rule == contract_name(Contract::ggml)) return Contract::ggml;
   return std::nullopt;
 }
 

@@ -16,13 +16,14 @@ namespace stet {
 
 // [rows][columns], y = W x. Packed as DESIGN's numeric contract says: 16 outputs side by side,
 // inputs in pairs (16-bit weights: [rows/16][columns/2][16][2]; float32: [rows/16][columns][16]);
-// quantized ones in strips of 64 inputs, as kernels.hpp says. Rows are padded to 16 and columns to
-// depth() with zeros. The same bytes serve every instruction set.
+// quantized ones in strips of 64 inputs, or super-blocks of 256, as kernels.hpp says. Rows are
+// padded to 16 and columns to depth() with zeros. The same bytes serve every instruction set.
 class STET_API Matrix {
  public:
   Matrix() = default;
-  // Stacks tensors of shape [n_i][columns], all of one dtype (checked by the caller). `heads`: not
-  // 0 where there is one, which has the q, k and v of so many heads in turn; they go apart.
+  // Stacks tensors of shape [n_i][columns], all of one dtype (checked by the caller). Blocks of
+  // ggml keep their numbers: q8_0 and q4_0 become q8 and q4. `heads`: not 0 where there is one
+  // tensor, which has the q, k and v of so many heads in turn; they go apart.
   Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads,
          size_t heads = 0);
   // The matrix whose transpose, [columns][rows], is stored.
@@ -32,9 +33,16 @@ class STET_API Matrix {
   static Matrix packed(WeightType type, size_t rows, size_t columns, const std::byte* bytes,
                        std::shared_ptr<const void> owner);
   static size_t packed_bytes(WeightType type, size_t rows, size_t columns);
+  // Matrices of equal columns, one below the other, each of a type of its own. All but the last
+  // have a multiple of 16 rows.
+  static Matrix stacked(std::vector<Matrix> parts);
   // The same weights rounded to `to`, q8 or q4 (kernels/quantize.hpp). Throws an unsupported Error
   // for weights that are not finite, or too large for a scale in float16.
   Matrix quantized(WeightType to, int threads) const;
+
+  // What it is stacked of; empty for one that is of a single type. The parts have the blocks and
+  // bytes.
+  const std::vector<Matrix>& parts() const { return parts_; }
 
   size_t rows() const { return rows_; }
   size_t columns() const { return columns_; }
@@ -43,7 +51,7 @@ class STET_API Matrix {
   WeightType type() const { return type_; }
   const void* block(size_t index) const { return data_ + index * block_bytes(); }
   size_t block_bytes() const;
-  size_t bytes() const { return blocks() * block_bytes(); }
+  size_t bytes() const;
   std::span<const std::byte> all() const { return {data_, data_ == nullptr ? 0 : bytes()}; }
   // Row `row` widened to float32: out[columns].
   void gather(size_t row, float* out) const;
@@ -62,6 +70,7 @@ class STET_API Matrix {
   Memory memory_;  // empty when others own the bytes
   std::shared_ptr<const void> owner_;
   const std::byte* data_ = nullptr;
+  std::vector<Matrix> parts_;
 };
 
 // Of `rows` rows that stand as the queries, keys and values of `heads` heads in turn: which is row
@@ -72,6 +81,13 @@ inline size_t interleaved_row(size_t row, size_t rows, size_t heads) {
 }
 
 STET_API bool is_quantized(WeightType type);
-STET_API const char* weight_type_name(WeightType type);  // "f32", "bf16", "f16", "q8", "q4"
+// "f32", "bf16", "f16", "q8", "q4", "q4_k", "q5_k", "q6_k"
+STET_API const char* weight_type_name(WeightType type);
+// What tensors of a type that weights may be stored in are packed as.
+STET_API WeightType weight_type(DType dtype);
+
+// Whether weights of this type stand in super-blocks, and where in the kernels' arrays.
+inline bool is_super(WeightType type) { return type >= WeightType::q4_k; }
+inline int super_index(WeightType type) { return static_cast<int>(type) - kFirstSuperType; }
 
 }  // namespace stet

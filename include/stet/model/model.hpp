@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -44,6 +45,10 @@ struct FinalNorm {
 };
 
 class Checkpoint;
+// The name of a contract in full: that of ggml lists the types of the model's tensors.
+class Model;
+const char* contract_name(const Model& model, Contract contract);
+
 class WeightGuard;
 struct WeightNeed;
 
@@ -60,13 +65,14 @@ class STET_API Model {
   static std::shared_ptr<const Model> load(const std::string& directory, int threads = 0);
   // The same from wherever the files are; the model keeps the source. For `contract` q8 or q4,
   // weights that are not packed already (packed.hpp) are rounded; for others they stay what they
-  // are.
+  // are, but blocks of a GGUF file are widened to float32 for all but ggml.
   static std::shared_ptr<const Model> load(std::shared_ptr<const FileSource> source,
                                            int threads = 0, Contract contract = Contract::f32);
   // Writes the weights, packed and rounded as load() would, to a file (packed.hpp:
-  // pack_checkpoint).
+  // pack_checkpoint). `blocks`: for the contract ggml, what to round to (WeightLoader::round_to).
   static void pack(const FileSource& source, Contract contract, const std::string& path,
-                   int threads = 0, std::atomic<uint64_t>* written = nullptr);
+                   int threads = 0, std::atomic<uint64_t>* written = nullptr,
+                   std::optional<DType> blocks = std::nullopt);
   // The tensors that the weights of a checkpoint are, in the order in which they are loaded. Loads
   // none of them.
   static std::vector<WeightNeed> weights_of(const FileSource& source, const Checkpoint& checkpoint);
@@ -97,9 +103,11 @@ class STET_API Model {
   // Where the packed matrices lie that every token multiplies with: all but the embeddings, where
   // the head has its own. They live as long as the model.
   const std::vector<std::span<const std::byte>>& matrices() const { return matrices_; }
-  // The contract that the weights are for: q8 or q4 when they are rounded, otherwise f32 (or bf16,
-  // where they are bfloat16).
+  // The contract that the weights are for: q8 or q4 when they are rounded, ggml when they are in
+  // types of its own, otherwise f32 (or bf16, where they are bfloat16).
   Contract contract() const { return contract_; }
+  // The full name of the contract ggml with these weights; empty for other contracts.
+  const std::string& types() const { return types_; }
   // Throws an unsupported Error, naming a tensor, when the weights cannot be multiplied under this
   // contract: bf16 takes bfloat16 alone, q8 and q4 take weights that were rounded for them.
   void check_contract(Contract contract) const;
@@ -142,6 +150,7 @@ class STET_API Model {
   size_t weight_bytes_ = 0;
   std::vector<std::span<const std::byte>> matrices_;
   Contract contract_ = Contract::f32;
+  std::string types_;
   struct {
     std::string file, name, dtype;
   } not_bf16_;  // the first matrix of another type; no name when there is none
@@ -162,12 +171,16 @@ inline Rows make_rows(Workspace& w, size_t rows, int64_t width) {
 
 }  // namespace detail
 
+inline const char* contract_name(const Model& model, Contract contract) {
+  return contract == Contract::ggml ? model.types().c_str() : contract_name(contract);
+}
+
 inline const Fingerprints& Model::fingerprints_like(const std::string& fingerprint) const {
   return fingerprint.starts_with("xxh3:") ? legacy_fingerprints_ : fingerprints_;
 }
 
 inline void Model::check_contract(Contract contract) const {
-  const bool rounded = contract_ == Contract::q8 || contract_ == Contract::q4;
+  const bool rounded = contract_ != Contract::f32;
   const bool float32 = contract == Contract::f32 || contract == Contract::f32_blas;
   if (rounded ? contract == contract_
               : float32 || (contract == Contract::bf16 && not_bf16_.name.empty()))

@@ -98,13 +98,17 @@ inline void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows 
   const auto quants = [&](size_t r) {
     return reinterpret_cast<QuantBlock*>(local) + r * (depth / kQuantBlock);
   };
+  const auto supers = [&](size_t r) {
+    return reinterpret_cast<SuperInput*>(local) + r * (depth / kQuantBlock);
+  };
   const auto pairs = [&](size_t r) { return reinterpret_cast<uint32_t*>(local) + r * (depth / 2); };
   const bool quantized = is_quantized(w.type()),
              paired = !quantized && p.contract == Contract::bf16;
   bool rounded = false;
   t.each_range(w.blocks(), std::max<size_t>(1, kPieceBytes / w.block_bytes()), [&](Range blocks) {
     for (size_t r = 0; !rounded && r < x.count; ++r) {
-      if (quantized) k.quantize(x.row(r), depth, quants(r));
+      if (quantized && !is_super(w.type())) k.quantize(x.row(r), depth, quants(r));
+      if (is_super(w.type())) k.quantize_super(x.row(r), depth, supers(r));
       if (paired) k.round_pairs(x.row(r), depth, pairs(r));
     }
     rounded = true;
@@ -115,6 +119,9 @@ inline void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows 
       k.gemv_q8(from, blocks.size(), depth, quants(0), depth / kQuantBlock, to, y.stride, rows);
     else if (w.type() == WeightType::q4)
       k.gemv_q4(from, blocks.size(), depth, quants(0), depth / kQuantBlock, to, y.stride, rows);
+    else if (is_super(w.type()))
+      k.gemv_super[super_index(w.type())](from, blocks.size(), depth, supers(0),
+                                          depth / kQuantBlock, to, y.stride, rows);
     else if (paired)
       k.gemv_pairs(from, blocks.size(), depth, pairs(0), depth / 2, to, y.stride, rows);
     else
@@ -130,6 +137,12 @@ inline bool by_blas(const Pass& p, Rows x) {
 }  // namespace detail
 
 inline void linear(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
+  size_t row = 0;
+  for (const Matrix& part : w.parts()) {
+    linear(t, p, part, x, y.columns(row, part.rows()));
+    row += part.rows();
+  }
+  if (row > 0) return;
   if (detail::by_blas(p, x)) {
     gemm_blas(t, p, w, x, y);
   } else if (x.count <= kGemvRows) {
@@ -203,7 +216,7 @@ inline void linear_gated(Team t, const Pass& p, size_t index, const Linear& laye
   const bool hooked = p.hooks != nullptr && (p.hooks->wants(Point::mlp_pre, index) ||
                                              p.hooks->wants(Point::mlp_pre_linear, index));
   if (!hooked && !detail::by_blas(p, x) && x.count > kGemvRows && layer.bias.empty() &&
-      y.width % kLanes == 0)
+      w.parts().empty() && y.width % kLanes == 0)
     return gemm_gated(t, p, w, gate, x, y), point(t, p, Point::mlp_post, index, y);
   linear(t, p, layer, x, gate_up);
   point(t, p, Point::mlp_pre, index, gate_up.columns(0, y.width));
@@ -296,7 +309,7 @@ inline Scratch make_scratch(const ModelConfig& config, size_t max_rows, int thre
   s.packed = Memory(rows * depth * sizeof(float));
   const size_t inputs =
       kGemvRows *
-      std::max(depth / kQuantBlock * sizeof(QuantBlock) / sizeof(float), depth / 2);  // rounded
+      std::max(depth / kQuantBlock * sizeof(SuperInput) / sizeof(float), depth / 2);  // rounded
   for (int i = 0; i < threads; ++i) {
     s.local.emplace_back(std::max({gemm_local_floats(), attention_local_floats(head_dim), inputs}) *
                          sizeof(float));

@@ -169,6 +169,31 @@ struct Quants4 : Quants {  // expanded to bytes once and reused for all rows
   }
 };
 
+// Weights in super-blocks, expanded to bytes once and reused for all rows.
+struct Supers {
+  using Packed = SuperTile;
+  static constexpr size_t kInputs = kQuantBlock, kElements = 1, kUnit = kSuperBlock, kDepth = 1024;
+  static constexpr size_t kBlockFloats = kDepth / kQuantBlock * kExpandedBlock / sizeof(float);
+  static constexpr size_t kPanelFloats = kPanelBlocks * kBlockFloats;
+
+  static void pack(const Kernels& k, const float* x, size_t ldx, int rows, size_t kc,
+                   SuperTile* packed) {
+    k.pack_super(x, ldx, rows, kc, packed);
+  }
+  static void begin(const Kernels& k, const Piece& p, float* local) {
+    for (size_t i = 0; i < p.group->count; ++i) {
+      for (size_t b = 0; b < p.panel(i).blocks; ++b) {
+        k.expand_super[super_index(p.w->type())](p.weights(i, b), p.kc / kSuperBlock,
+                                                 local + i * kPanelFloats + b * kBlockFloats);
+      }
+    }
+  }
+  static void tile(const Kernels& k, const Piece& p, size_t i, const SuperTile* packed,
+                   const float* local, const Tile& sums) {
+    k.tile_super[super_index(p.w->type())](packed, local + i * kPanelFloats, kDepth, p.kc, sums);
+  }
+};
+
 // What begin() makes of the weights; then the sums of all rows between the pieces of a group, and a
 // tile's at the end.
 template <class Arithmetic>
@@ -313,6 +338,8 @@ void multiply(Team t, const Pass& p, const Output& out, Rows x) {
     product<Quants8>(t, p, out, x);
   else if (type == WeightType::q4)
     product<Quants4>(t, p, out, x);
+  else if (is_super(type))
+    product<Supers>(t, p, out, x);
   else if (p.contract == Contract::bf16 && p.kernels->tile_flushed != nullptr)
     product<WidePairs>(t, p, out, x);
   else if (p.contract == Contract::bf16)
@@ -330,6 +357,7 @@ constexpr size_t kBlasBlocks = 16, kBlasFloats = kBlasBlocks * kLanes * kGemmDep
 inline size_t gemm_local_floats() {
   return std::max({detail::local_floats<detail::Floats>(), detail::local_floats<detail::Pairs>(),
                    detail::local_floats<detail::Quants8>(), detail::local_floats<detail::Quants4>(),
+                   detail::local_floats<detail::Supers>(),
                    detail::kBlasFloats + kPanel * kGemmDepth});
 }
 

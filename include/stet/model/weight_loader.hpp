@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "stet/api.h"
@@ -46,6 +48,10 @@ class STET_API WeightLoader {
 
   ~WeightLoader();
 
+  // For the contract ggml: matrices are rounded to these blocks, q4_k, q5_k or q6_k; embeddings and
+  // head to q6_k; those whose columns are no multiple of 256 to q8_0.
+  void round_to(DType type) { round_to_ = type; }
+
   struct Part {
     std::string name;
     int64_t rows;
@@ -84,7 +90,15 @@ class STET_API WeightLoader {
   Matrix load(const std::string& group, const std::vector<Part>& parts, int64_t columns,
               Stored stored, bool rounded);
   Matrix pack(const std::string& group, const std::vector<Part>& parts, int64_t columns,
-              Stored stored);
+              Stored stored, bool rounded);
+  Matrix pack_rounded(const std::string& group, const std::vector<Part>& parts,
+                      const std::vector<const TensorView*>& views, int64_t columns, Stored stored);
+  Matrix of_one_type(const std::vector<Part>& parts, const std::vector<const TensorView*>& views,
+                     int64_t columns, Stored stored) const;
+  Matrix of_packed(const std::vector<Part>& parts, size_t columns,
+                   std::optional<WeightType> type) const;
+  void write(const std::vector<Part>& parts, Matrix* matrix);
+  void note_types(const std::vector<Part>& parts, const Matrix& matrix);
   void note(const std::vector<Part>& parts, int64_t columns, Stored stored, bool rounded) const;
   [[noreturn]] void refuse(const WeightError& e, const std::vector<Part>& parts,
                            Stored stored) const;
@@ -98,9 +112,11 @@ class STET_API WeightLoader {
   int threads_;
   PackedWriter* writer_;
   std::vector<WeightNeed>* needs_ = nullptr;
+  std::optional<DType> round_to_;
   size_t bytes_ = 0;
-  std::vector<std::span<const std::byte>> matrices_;  // of linear layers
-  std::string not_bf16_, its_type_;                   // the first matrix of another type
+  std::vector<std::span<const std::byte>> matrices_;       // of linear layers
+  std::vector<std::pair<std::string, WeightType>> types_;  // of their tensors, by canonical name
+  std::string not_bf16_, its_type_;                        // the first matrix of another type
   std::unique_ptr<WeightFingerprints> names_;
 };
 

@@ -30,7 +30,7 @@ inline std::string contract_text(const StateOrigin& origin) {
 }  // namespace detail
 
 inline StateOrigin origin_of(const Model& model, Contract contract) {
-  return {contract_name(contract), kContractVersion, model.fingerprint()};
+  return {contract_name(model, contract), kContractVersion, model.fingerprint()};
 }
 
 namespace detail {

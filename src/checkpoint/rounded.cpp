@@ -1,0 +1,89 @@
+#include "src/checkpoint/rounded.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "kernels/quantize.hpp"
+#include "stet/base/error.hpp"
+#include "stet/kernels/ggml.hpp"
+#include "stet/kernels/numbers.hpp"
+#include "stet/threads/team.hpp"
+
+namespace stet {
+namespace {
+
+float element(const TensorView& t, size_t i) {
+  if (t.dtype == DType::f32) {
+    float x;
+    std::memcpy(&x, t.bytes.data() + i * sizeof x, sizeof x);
+    return x;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, t.bytes.data() + i * sizeof bits, sizeof bits);
+  return t.dtype == DType::bf16 ? widen_bf16(bits) : widen_f16(bits);
+}
+
+void read_row(const TensorView& t, bool transposed, size_t rows, size_t row,
+              std::vector<float>& to) {
+  if (is_block_dtype(t.dtype)) {
+    const GgmlType type = *ggml_type(ggml_number(t.dtype));
+    const size_t blocks = to.size() / type.elements;
+    dequantize_ggml(ggml_number(t.dtype), t.bytes.data() + row * blocks * type.bytes, blocks,
+                    to.data());
+    return;
+  }
+  for (size_t c = 0; c < to.size(); ++c)
+    to[c] = element(t, transposed ? c * rows + row : row * to.size() + c);
+}
+
+void round_block(DType to, const float* x, std::byte* out) {
+  auto* const bytes = reinterpret_cast<uint8_t*>(out);
+  if (to == DType::q8_0) {
+    const QuantizedBlock block =
+        round_block_q8(std::span<const float, kQuantBlock>(x, kQuantBlock));
+    std::memcpy(bytes, &block.scale, sizeof block.scale);
+    for (int i = 0; i < kQuantBlock; ++i) bytes[2 + i] = block.u[i] ^ 0x80;
+    return;
+  }
+  const std::span<const float, kSuperBlock> super(x, kSuperBlock);
+  (to == DType::q4_k   ? round_super_q4
+   : to == DType::q5_k ? round_super_q5
+                       : round_super_q6)(super, bytes);
+}
+
+}  // namespace
+
+RoundedTensor::RoundedTensor(const TensorView& from, bool transposed, DType to, int threads,
+                             const std::string& file)
+    : view(from) {
+  if (transposed) std::swap(view.shape.at(0), view.shape.at(1));
+  const auto rows = static_cast<size_t>(view.shape.at(0)),
+             columns = static_cast<size_t>(view.shape.at(1));
+  const GgmlType type = *ggml_type(ggml_number(to));
+  memory = Memory(static_cast<size_t>(tensor_bytes(to, view.shape).value()));
+  const size_t blocks = columns / type.elements;
+  run_each(threads, rows, [&](size_t r) {
+    std::vector<float> row(columns);
+    read_row(from, transposed, rows, r, row);
+    const auto fits = [](float x) { return x > -65520.0f && x < 65520.0f; };
+    const auto bad = std::ranges::find_if_not(row, fits);
+    if (bad != row.end()) {
+      const auto c = static_cast<size_t>(bad - row.begin());
+      throw Error(ErrorKind::unsupported, file,
+                  fmt::format("{}[{}, {}]", from.name, transposed ? c : r, transposed ? r : c),
+                  fmt::format("less than 65520 in magnitude for {}", dtype_name(to)),
+                  fmt::format("{:g}", *bad));
+    }
+    for (size_t b = 0; b < blocks; ++b)
+      round_block(to, row.data() + b * type.elements,
+                  memory.data() + (r * blocks + b) * type.bytes);
+  });
+  view.dtype = to;
+  view.dtype_text = dtype_name(to);
+  view.bytes = {memory.data(), memory.size()};
+}
+
+}  // namespace stet

@@ -1,0 +1,161 @@
+// ggml's blocks, packed for the kernels, are the numbers that its reference makes of them.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "kernel_support.hpp"
+#include "src/checkpoint/fingerprint.hpp"
+#include "src/checkpoint/tensor_types.hpp"
+#include "src/gguf/transcode.hpp"
+#include "stet/base/error.hpp"
+#include "stet/kernels/ggml.hpp"
+#include "stet/model/contract.hpp"
+#include "stet/model/matrix.hpp"
+
+namespace stet::test {
+namespace {
+
+constexpr DType kBlockTypes[] = {DType::q8_0, DType::q4_0, DType::q4_k, DType::q5_k, DType::q6_k};
+
+struct Tensor {
+  std::vector<std::byte> bytes;
+  std::vector<float> values;
+  TensorView view;
+
+  // Any bits are a block; scales are kept finite.
+  Tensor(DType dtype, size_t rows, size_t columns, uint64_t seed) {
+    const GgmlType type = *ggml_type(ggml_number(dtype));
+    const size_t blocks = rows * columns / type.elements;
+    Stream s(seed);
+    bytes.resize(blocks * type.bytes);
+    for (std::byte& b : bytes) b = static_cast<std::byte>(s.next());
+    for (size_t i = 0; i < blocks; ++i) {
+      const size_t at = dtype == DType::q6_k ? 208 : 0;
+      const bool two = dtype == DType::q4_k || dtype == DType::q5_k;
+      for (size_t half = 0; half < (two ? 2u : 1u); ++half)
+        bytes[i * type.bytes + at + 2 * half + 1] &= std::byte{0xBB};
+    }
+    values.resize(rows * columns);
+    dequantize_ggml(ggml_number(dtype), bytes.data(), blocks, values.data());
+    view = {"t",
+            dtype,
+            dtype_name(dtype),
+            {static_cast<int64_t>(rows), static_cast<int64_t>(columns)},
+            bytes};
+  }
+};
+
+TEST(Blocks, RowsAreTheReferencesNumbers) {
+  for (const DType dtype : kBlockTypes) {
+    for (const size_t rows : {1, 16, 37}) {
+      for (const size_t columns : {256, 768}) {
+        const Tensor t(dtype, rows, columns, rows + columns), u(dtype, 5, columns, 9);
+        const Matrix m({&t.view, &u.view}, columns, 2);
+        ASSERT_EQ(m.rows(), rows + 5);
+        ASSERT_EQ(m.type(), weight_type(dtype));
+        std::vector<float> row(columns);
+        for (size_t r = 0; r < m.rows(); ++r) {
+          m.gather(r, row.data());
+          const float* const expected =
+              r < rows ? &t.values[r * columns] : &u.values[(r - rows) * columns];
+          ASSERT_TRUE(equal_bits(row, std::span(expected, columns)))
+              << dtype_name(dtype) << " row " << r;
+        }
+      }
+    }
+  }
+}
+
+TEST(Blocks, OfHalfAStrip) {
+  for (const DType dtype : {DType::q8_0, DType::q4_0}) {
+    const Tensor t(dtype, 3, 96, 4);
+    const Matrix m({&t.view}, 96, 1);
+    std::vector<float> row(96);
+    for (size_t r = 0; r < 3; ++r) {
+      m.gather(r, row.data());
+      ASSERT_TRUE(equal_bits(row, std::span(&t.values[r * 96], 96)));
+    }
+  }
+}
+
+TEST(Blocks, StackedMatricesHaveTheRowsOfAll) {
+  const Tensor t(DType::q4_k, 32, 256, 4), u(DType::q6_k, 7, 256, 5);
+  std::vector<Matrix> parts;
+  parts.push_back(Matrix({&t.view}, 256, 1));
+  parts.push_back(Matrix({&u.view}, 256, 1));
+  const size_t bytes = parts[0].bytes() + parts[1].bytes();
+  const Matrix m = Matrix::stacked(std::move(parts));
+  EXPECT_EQ(m.rows(), 39u);
+  EXPECT_EQ(m.bytes(), bytes);
+  std::vector<float> row(256);
+  m.gather(38, row.data());
+  EXPECT_TRUE(equal_bits(row, std::span(&u.values[6 * 256], 256)));
+}
+
+TEST(Blocks, AreNamedByTheirValues) {
+  for (const DType dtype : kBlockTypes) {
+    const Tensor t(dtype, 37, 256, 8);
+    const TensorView wide = {"t", DType::f32, "F32", t.view.shape,
+                             std::as_bytes(std::span(t.values))};
+    const TensorDigests a = digest_matrix(t.view, 2), b = digest_matrix(wide, 1);
+    EXPECT_EQ(a.values, b.values);
+    EXPECT_EQ(digest_text(a.stored), digest_text(b.stored));
+  }
+}
+
+// Blocks of the types that have no kernel, as those of others that have the same numbers.
+TEST(Blocks, TranscodedBlocksHaveTheSameNumbers) {
+  struct Case {
+    uint32_t from, to;
+    void (*transcode)(const std::byte*, std::byte*);
+    size_t scale_at;
+  };
+  for (const Case& c : {Case{6, 8, q5_0_as_q8_0, 0}, Case{20, 8, iq4_nl_as_q8_0, 0},
+                        Case{11, 14, q3_k_as_q6_k, 108}}) {
+    const GgmlType from = *ggml_type(c.from), to = *ggml_type(c.to);
+    ASSERT_EQ(from.elements, to.elements);
+    Stream s(c.from);
+    for (int i = 0; i < 1000; ++i) {
+      std::vector<std::byte> block(from.bytes), other(to.bytes);
+      for (std::byte& b : block) b = static_cast<std::byte>(s.next());
+      block[c.scale_at + 1] &= std::byte{0xBB};
+      std::vector<float> expected(from.elements), found(to.elements);
+      c.transcode(block.data(), other.data());
+      dequantize_ggml(c.from, block.data(), 1, expected.data());
+      dequantize_ggml(c.to, other.data(), 1, found.data());
+      ASSERT_TRUE(equal_bits(found, expected)) << from.name;
+    }
+  }
+}
+
+TEST(Blocks, NamesListTheTypesOfTensors) {
+  using Types = std::vector<std::pair<std::string, WeightType>>;
+  Types types = {{"embed_tokens.weight", WeightType::q6_k}};
+  for (int layer = 0; layer < 3; ++layer) {
+    const std::string at = "layers." + std::to_string(layer) + ".";
+    for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj"})
+      types.emplace_back(at + name + ".weight", WeightType::q4_k);
+    types.emplace_back(at + "self_attn.v_proj.weight", WeightType::q6_k);
+    types.emplace_back(at + "mlp.down_proj.weight",
+                       layer == 1 ? WeightType::q6_k : WeightType::q4_k);
+  }
+  const std::string name = types_text(types);
+  EXPECT_EQ(name, "ggml(*=q4_k,attn_v=q6_k,blk.1.ffn_down=q6_k,token_embd=q6_k)");
+  EXPECT_EQ(parse_contract(name), Contract::ggml);
+  EXPECT_EQ(parse_contract_name(name)->text(), name);
+  EXPECT_EQ(types_text({{"lm_head.weight", WeightType::q8}}), "ggml(*=q8_0)");
+  // More than a name has room for.
+  Types many;
+  for (int layer = 0; layer < 1000; ++layer)
+    many.emplace_back("layers." + std::to_string(layer) + ".mlp.down_proj.weight",
+                      layer % 2 == 0 ? WeightType::q6_k : WeightType::q4_k);
+  const std::string digest = types_text(many);
+  EXPECT_TRUE(digest.starts_with("ggml(*=sha256-")) << digest;
+  EXPECT_TRUE(parse_contract_name(digest).has_value());
+  many[0].second = WeightType::q4_k;
+  EXPECT_NE(types_text(many), digest);
+}
+
+}  // namespace
+}  // namespace stet::test
