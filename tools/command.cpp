@@ -162,10 +162,11 @@ void ModelOptions::add_to(CLI::App& app) {
   grouped(app.add_option("--kv", kv, "keys and values are kept as f32 (default), bf16, f16 or q8"),
           "TYPE")
       ->check(one_of({"f32", "bf16", "f16", "q8"}));
-  grouped(app.add_option("--compute", compute,
-                         "numeric contract: f32, bf16, q8, q4 or ggml (default: the snapshot's, or "
-                         "what the weights are for)"),
-          "NAME")
+  grouped(
+      app.add_option("--compute", compute,
+                     "contract: f32, bf16, q8, q4 or ggml (default: the snapshot's, or what the "
+                     "weights are for)"),
+      "NAME")
       ->check(one_of({"f32", "bf16", "q8", "q4", "ggml"}));
   grouped(
       app.add_option(
