@@ -6,6 +6,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/chat/conversation.hpp"
+#include "stet/session/trace.hpp"
 #include "tools/lab/lab.hpp"
 #include "tools/lab/picture.hpp"
 
@@ -90,18 +91,16 @@ Captured capture_clean(Session& session, const Sweep& s) {
   return rows;
 }
 
-// [layers][positions]: the score of each patched run. What comes before a position is computed once
-// and forked; all layers of a position share the passes over the weights.
-std::vector<std::vector<double>> sweep(Session& prefix, const Sweep& s, const Captured& clean) {
-  const auto width = static_cast<size_t>(point_width(prefix.model().config(), s.point, 0));
-  std::vector<std::vector<double>> scores(clean.size());
-  for (const int64_t p : s.positions) {
-    const std::span<const int32_t> ids(s.corrupt);
-    const int64_t done = prefix.size();
-    prefix.append(ids.subspan(static_cast<size_t>(done), static_cast<size_t>(p - done)));
-    std::vector<Session> runs;
-    std::vector<BatchEntry> batch;
-    for (size_t l = 0; l < clean.size(); ++l) {
+// [layers][positions]: the score of each patched run, which begins at the layer and the position of
+// its patch.
+std::vector<std::vector<double>> sweep(Trace& corrupt, const Sweep& s, const Captured& clean) {
+  const ModelConfig& c = corrupt.session().model().config();
+  const auto width = static_cast<size_t>(point_width(c, s.point, 0));
+  const size_t columns = s.positions.size();
+  std::vector<std::vector<double>> scores(clean.size(), std::vector<double>(columns));
+  std::vector<Intervention> patches;
+  for (size_t l = 0; l < clean.size(); ++l) {
+    for (const int64_t p : s.positions) {
       Intervention w;
       w.point = s.point;
       if (point_info(s.point).of_layer) w.layers = {static_cast<int64_t>(l)};
@@ -109,13 +108,12 @@ std::vector<std::vector<double>> sweep(Session& prefix, const Sweep& s, const Ca
       w.op = Intervention::Op::set;
       const float* const row = clean[l].data() + static_cast<size_t>(p) * width;
       w.values = std::make_shared<const std::vector<float>>(row, row + width);
-      runs.push_back(prefix.fork());
-      runs.back().attach(std::move(w));
+      patches.push_back(std::move(w));
     }
-    for (Session& run : runs) batch.push_back({&run, ids.subspan(static_cast<size_t>(p))});
-    append(batch);
-    for (size_t l = 0; l < runs.size(); ++l) scores[l].push_back(score(runs[l].logits(), s));
   }
+  corrupt.run(patches, [&](size_t i, std::span<const float> logits) {
+    scores[i / columns][i % columns] = score(logits, s);
+  });
   return scores;
 }
 
@@ -135,13 +133,12 @@ void run(PatchCommand& o) {
     usage_error("--point", "a point that can be changed, without its layer", o.point);
   s.point = *point;
   s.positions = positions_of(o.positions, static_cast<int64_t>(s.clean.size()));
-  Session clean(model, o.model.session_options()), corrupt(model, o.model.session_options());
+  Session clean(model, o.model.session_options());
   const Captured rows = capture_clean(clean, s);
-  corrupt.append(s.corrupt);
-  const double best = score(clean.logits(), s), worst = score(corrupt.logits(), s);
-  Session prefix(model, o.model.session_options());
   const double start = seconds();
-  const auto scores = sweep(prefix, s, rows);
+  Trace corrupt(Session(model, o.model.session_options()), s.corrupt);
+  const double best = score(clean.logits(), s), worst = score(corrupt.session().logits(), s);
+  const auto scores = sweep(corrupt, s, rows);
   say("{} runs in {:.2f} s; logit difference {:.3f} clean, {:.3f} corrupt\n",
       rows.size() * s.positions.size(), seconds() - start, best, worst);
   HeatMap map{
