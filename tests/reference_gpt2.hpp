@@ -1,5 +1,5 @@
-// GPT-2 in plain float64, written from its paper and from transformers' modeling_gpt2.py: a position
-// at a time, none of the library's configs or operations.
+// GPT-2 in plain float64, written from its paper and from transformers' modeling_gpt2.py: a
+// position at a time, none of the library's configs or operations.
 #pragma once
 
 #include "reference_model.hpp"
@@ -29,8 +29,9 @@ class Gpt2Reference {
     std::vector<Vec> x;
     for (size_t t = 0; t < ids.size(); ++t) {
       const Vec place = at_point("hook_pos_embed", t, row("wpe.weight", t, hidden));
-      x.push_back(sum(at_point("hook_embed", t, row("wte.weight", static_cast<size_t>(ids[t]), hidden)),
-                      place));
+      x.push_back(
+          sum(at_point("hook_embed", t, row("wte.weight", static_cast<size_t>(ids[t]), hidden)),
+              place));
     }
     for (size_t layer = 0; layer < config_.at("n_layer").get<size_t>(); ++layer) {
       const std::string at = "h." + std::to_string(layer) + ".",
@@ -80,7 +81,8 @@ class Gpt2Reference {
         const Vec n = at_point(block + "ln2.hook_normalized", t, norm(x[t], at + "ln_2"));
         Vec up = at_point(block + "mlp.hook_pre", t, linear(n, at + "mlp.c_fc"));
         for (double& e : up)
-          e = 0.5 * e * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (e + 0.044715 * e * e * e)));
+          e = 0.5 * e *
+              (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (e + 0.044715 * e * e * e)));
         up = at_point(block + "mlp.hook_post", t, up);
         x[t] = sum(x[t], at_point(block + "hook_mlp_out", t, linear(up, at + "mlp.c_proj")));
         x[t] = at_point(block + "hook_resid_post", t, x[t]);

@@ -222,9 +222,8 @@ stet_status stet_session_scale_kv(stet_session* session, const stet_kv_range* ra
 
 stet_status stet_session_set_kv(stet_session* session, const stet_kv_range* range, const float* x,
                                 size_t count, stet_error** error) {
-  return guarded(error, [&] {
-    at(session, "session").at->set_kv(range_of(range), items(x, count, "x"));
-  });
+  return guarded(error,
+                 [&] { at(session, "session").at->set_kv(range_of(range), items(x, count, "x")); });
 }
 
 stet_status stet_session_copy_kv(stet_session* session, const stet_kv_range* range,

@@ -15,8 +15,9 @@ namespace {
 
 struct PatchCommand {
   ModelOptions model;
-  std::string clean, corrupt, clean_ids, corrupt_ids, answer, wrong, point = "hook_resid_pre", html;
+  std::string clean, corrupt, clean_ids, corrupt_ids, answer, wrong, point = "hook_resid_pre";
   std::string positions;
+  PictureOptions pictures;
   bool chat = false, json = false;
 };
 
@@ -151,7 +152,8 @@ void run(PatchCommand& o) {
       {},
       {},
       -1,
-      1};
+      1,
+      "restored"};
   for (const int64_t p : s.positions)
     map.columns.push_back(token_text(tokenizer.get(), s.corrupt[static_cast<size_t>(p)]));
   for (size_t l = 0; l < scores.size(); ++l) {
@@ -160,7 +162,7 @@ void run(PatchCommand& o) {
     for (const double x : scores[l])
       map.values.back().push_back(best == worst ? 0 : (x - worst) / (best - worst));
   }
-  if (!o.html.empty()) write_html(o.html, "stet patch: " + o.point, {map});
+  o.pictures.write("stet patch: " + o.point, {map});
   if (o.json) {
     out(dump(Json{{"point", o.point},
                   {"clean", best},
@@ -200,10 +202,7 @@ void add_patch(CLI::App& app) {
   sub->add_flag("--chat", o->chat, "prompts are messages of the user")->group("Prompts");
   text("--point", o->point, "what is put in (default: hook_resid_pre)", "NAME");
   text("--positions", o->positions, "where: 3,4,5 (default: all)", "LIST");
-  sub->add_option("--html", o->html, "a picture: one HTML file")
-      ->type_name("FILE")
-      ->check(named())
-      ->group("Output");
+  o->pictures.add_to(*sub);
   sub->add_flag("--json", o->json, "JSON for programs")->group("Output");
   o->model.add_to(*sub);
   sub->callback([o] {

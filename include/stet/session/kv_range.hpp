@@ -1,6 +1,6 @@
 // Keys and values as material: ranges of layers, heads and positions are set, made zero, scaled, or
-// copied from another state of the model. Like edit.hpp, each leaves entries in the log of edits, so
-// that the state says what was done, and blocks that others share stay as they are.
+// copied from another state of the model. Like edit.hpp, each leaves entries in the log of edits,
+// so that the state says what was done, and blocks that others share stay as they are.
 #pragma once
 
 #include <algorithm>
@@ -22,9 +22,9 @@ struct KvRange {
   bool keys = true, values = true;
 };
 
-// The logits stay those of the last token, as it was computed. All of these throw an argument Error,
-// and change nothing, for what is not there: layers, heads or positions out of range or twice,
-// neither keys nor values, no position, numbers that are not finite or would not be.
+// The logits stay those of the last token, as it was computed. All of these throw an argument
+// Error, and change nothing, for what is not there: layers, heads or positions out of range or
+// twice, neither keys nor values, no position, numbers that are not finite or would not be.
 void zero_kv(State& state, const KvRange& range);
 void scale_kv(State& state, const KvRange& range, float factor);
 // x: [head_dim], for each of them; or [positions][heads][head_dim], the same for each layer.
@@ -64,8 +64,8 @@ inline KvRange checked_range(const State& state, KvRange r) {
   return r;
 }
 
-// change(entry, x) for each vector of the range, x being what is there. Entries of the log are as few
-// as name what was meant.
+// change(entry, x) for each vector of the range, x being what is there. Entries of the log are as
+// few as name what was meant.
 template <class Change>
 void change_range(State& state, const KvRange& given, const KvEdit& log, Change change) {
   const FloatEnvironment contract;
@@ -136,9 +136,10 @@ inline void set_kv(State& state, const KvRange& range, std::span<const float> x)
       state, range, detail::entry(state, KvEdit::What::key),
       [&](const KvEdit& e, std::vector<float>& to) {
         const auto head = std::find(r.heads.begin(), r.heads.end(), e.head) - r.heads.begin();
-        const size_t row = x.size() == dim ? 0
-                                           : static_cast<size_t>(e.position - r.begin) * r.heads.size() +
-                                                 static_cast<size_t>(head);
+        const size_t row = x.size() == dim
+                               ? 0
+                               : static_cast<size_t>(e.position - r.begin) * r.heads.size() +
+                                     static_cast<size_t>(head);
         std::copy_n(x.begin() + static_cast<std::ptrdiff_t>(row * dim), dim, to.begin());
       });
 }
@@ -162,8 +163,8 @@ inline void check_can_move(const ModelConfig& config, int64_t distance) {
 
 }  // namespace detail
 
-inline void copy_kv(State& state, const ModelConfig& config, const KvRange& range, const State& from,
-                    int64_t from_position) {
+inline void copy_kv(State& state, const ModelConfig& config, const KvRange& range,
+                    const State& from, int64_t from_position) {
   const KvRange r = detail::checked_range(state, range);
   const int64_t away = from_position - r.begin;
   detail::check_same_model(state, from);

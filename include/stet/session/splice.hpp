@@ -23,10 +23,10 @@ struct Cut {
 // truth_of() says, beside compare(). Settings, open interventions and the capacity are those of the
 // first cut's state; there are no messages, turns and logits (Session::logits computes those).
 //
-// Throws an argument Error for positions that are not there or were pruned, and for none at all; a mismatch Error for
-// states of different models or contracts, or of different types of keys and values; an unsupported
-// Error where parts move and keys of the model carry no rotary position; a capacity Error where they
-// do not fit.
+// Throws an argument Error for positions that are not there or were pruned, and for none at all; a
+// mismatch Error for states of different models or contracts, or of different types of keys and
+// values; an unsupported Error where parts move and keys of the model carry no rotary position; a
+// capacity Error where they do not fit.
 State splice(const ModelConfig& config, std::span<const Cut> cuts);
 
 // The same tokens, prunes and interventions computed from nothing, whatever was edited.

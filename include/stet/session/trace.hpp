@@ -25,9 +25,9 @@ class Trace {
   Session& session() { return session_; }
   // Called once for each change: the logits after the last token, [vocab_size].
   using Sink = std::function<void(size_t index, std::span<const float> logits)>;
-  // Each change alone, as if it had been attached before the tokens, with the same bits. Changes of a
-  // layer share passes over the weights, from that layer on (all layers, where the model cannot begin
-  // at a later one). Throws what attach() does, its field with the change's place before it
+  // Each change alone, as if it had been attached before the tokens, with the same bits. Changes of
+  // a layer share passes over the weights, from that layer on (all layers, where the model cannot
+  // begin at a later one). Throws what attach() does, its field with the change's place before it
   // ("changes[3]: ..."), before anything is computed.
   void run(std::span<const Intervention> changes, const Sink& sink);
 
@@ -67,7 +67,8 @@ inline Trace::Trace(const Session& before, std::span<const int32_t> ids)
   watch.sink = [&](const PointAt& at, int64_t, Rows rows) {
     std::vector<float>& to = residual_[static_cast<size_t>(at.layer)];
     to.reserve(ids.size() * rows.width);
-    for (size_t i = 0; i < rows.count; ++i) to.insert(to.end(), rows.row(i), rows.row(i) + rows.width);
+    for (size_t i = 0; i < rows.count; ++i)
+      to.insert(to.end(), rows.row(i), rows.row(i) + rows.width);
   };
   session_.append(ids, nullptr, nullptr, nullptr, &watch);
   session_.state();  // all blocks are what they should be
@@ -100,9 +101,8 @@ inline void Trace::run(std::span<const Intervention> given, const Sink& sink) {
   const std::vector<Intervention> changes = checked(given);
   std::vector<size_t> order(changes.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return layer_of(changes[a]) < layer_of(changes[b]);
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return layer_of(changes[a]) < layer_of(changes[b]); });
   for (size_t at = 0, next = 0; at < order.size(); at = next) {
     const size_t layer = layer_of(changes[order[at]]);
     while (next < order.size() && layer_of(changes[order[next]]) == layer) ++next;
