@@ -456,6 +456,30 @@ class Commands(unittest.TestCase):
                 done = subprocess.run([STET, "measure", *text, *wrong], capture_output=True, text=True)
                 self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
 
+    def test_a_state_goes_before_any_prompt(self):
+        with tempfile.TemporaryDirectory() as d:
+            ids = list(range(20, 60))
+            text = lambda part: ",".join(map(str, part))
+            run(STET, "save", "-m", POCKET, "--ids", text(ids[:25]), "-o", d + "/s.stet")
+            run(STET, "logits", "-m", POCKET, "--ids", text(ids), "-o", d + "/all.safetensors")
+            run(STET, "logits", "-m", POCKET, "--from", d + "/s.stet", "--ids", text(ids[25:]), "-o", d + "/rest.safetensors")
+            size = 4 * 15 * stet.Model(POCKET).vocab_size
+
+            def logits_of(name):
+                raw = read(d + name)
+                header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+                begin, end = header["logits"]["data_offsets"]
+                at = 8 + int.from_bytes(raw[:8], "little")
+                return raw[at + begin : at + end]
+
+            self.assertEqual(logits_of("/all.safetensors")[-size:], logits_of("/rest.safetensors"))
+            other = ids[:30] + [7] + ids[31:]
+            sweep = ["--answer", "3", "--wrong", "8", "--json", "-m", POCKET]
+            long = json.loads(run(STET, "patch", "--clean-ids", text(ids), "--corrupt-ids", text(other), "--positions", "30,39", *sweep))
+            short = json.loads(run(STET, "patch", "--from", d + "/s.stet", "--clean-ids", text(ids[25:]), "--corrupt-ids", text(other[25:]), "--positions", "5,14", *sweep))
+            self.assertEqual(long["scores"], short["scores"])
+            run(STET, "patch", "--clean-ids", "5,6", "--corrupt-ids", "5,7", *sweep, "--positions", "2", status=2)
+
     def test_edits(self):
         with tempfile.TemporaryDirectory() as d:
             for name, text in (("a", "Let a = 3. Let b = 8. What is a?"), ("b", "Let c = 5. Let d = 2. What is d?")):

@@ -14,7 +14,7 @@ namespace stet::tool {
 namespace {
 
 struct PatchCommand {
-  ModelOptions model;
+  LabOptions lab;  // without its prompt
   std::string clean, corrupt, clean_ids, corrupt_ids, answer, wrong, point = "hook_resid_pre";
   std::string positions;
   PictureOptions pictures;
@@ -29,13 +29,13 @@ struct Sweep {
 };
 
 std::vector<int32_t> ids_of(const std::string& text, const std::string& ids, const char* name,
-                            const std::shared_ptr<const Model>& model,
-                            const std::shared_ptr<const Tokenizer>& tokenizer,
-                            const PatchCommand& o) {
+                            const LabWork& work, const PatchCommand& o) {
   if (!ids.empty()) return parse_ids(ids, name);
-  if (tokenizer == nullptr) no_tokenizer(o.model.checkpoint.directory);
-  if (!o.chat) return tokenizer->encode(text);
-  const Conversation conversation(Session(model, o.model.session_options()), tokenizer);
+  if (work.tokenizer == nullptr) no_tokenizer(o.lab.model.checkpoint.directory);
+  if (!o.chat)
+    return work.tokenizer->encode(
+        text, work.session.size() == 0 ? Tokenizer::Bos::automatic : Tokenizer::Bos::off);
+  const Conversation conversation(work.session.fork(), work.tokenizer);
   Message user;
   user.role = "user";
   user.content = text;
@@ -43,14 +43,15 @@ std::vector<int32_t> ids_of(const std::string& text, const std::string& ids, con
 }
 
 // The one token that a text is, or a number.
-int32_t token_of(const std::string& text, const char* option, const Tokenizer* tokenizer) {
-  if (!text.empty() && text.find_first_not_of("0123456789") == std::string::npos &&
-      tokenizer == nullptr)
-    return static_cast<int32_t>(std::stoll(text));
-  if (tokenizer == nullptr) usage_error(option, "a token id: there is no tokenizer", text);
-  const std::vector<int32_t> ids = tokenizer->encode(text, Tokenizer::Bos::off);
+int32_t token_of(const std::string& text, const char* option, const Tokenizer* tokenizer,
+                 int64_t vocab) {
+  const std::vector<int32_t> ids = tokenizer == nullptr
+                                       ? parse_ids(text, option)
+                                       : tokenizer->encode(text, Tokenizer::Bos::off);
   if (ids.size() != 1)
     usage_error(option, "a text of one token", fmt::format("{} tokens", ids.size()));
+  if (ids[0] < 0 || ids[0] >= vocab)
+    usage_error(option, fmt::format("a token id in 0..{}", vocab - 1), std::to_string(ids[0]));
   return ids[0];
 }
 
@@ -93,8 +94,9 @@ Captured capture_clean(Session& session, const Sweep& s) {
 }
 
 // [layers][positions]: the score of each patched run, which begins at the layer and the position of
-// its patch.
-std::vector<std::vector<double>> sweep(Trace& corrupt, const Sweep& s, const Captured& clean) {
+// its patch. `first`: the position where the prompts begin.
+std::vector<std::vector<double>> sweep(Trace& corrupt, const Sweep& s, const Captured& clean,
+                                       int64_t first) {
   const ModelConfig& c = corrupt.session().model().config();
   const auto width = static_cast<size_t>(point_width(c, s.point, 0));
   const size_t columns = s.positions.size();
@@ -105,7 +107,7 @@ std::vector<std::vector<double>> sweep(Trace& corrupt, const Sweep& s, const Cap
       Intervention w;
       w.point = s.point;
       if (point_info(s.point).of_layer) w.layers = {static_cast<int64_t>(l)};
-      w.begin = p, w.end = p + 1;
+      w.begin = first + p, w.end = first + p + 1;
       w.op = Intervention::Op::set;
       const float* const row = clean[l].data() + static_cast<size_t>(p) * width;
       w.values = std::make_shared<const std::vector<float>>(row, row + width);
@@ -119,27 +121,29 @@ std::vector<std::vector<double>> sweep(Trace& corrupt, const Sweep& s, const Cap
 }
 
 void run(PatchCommand& o) {
-  const auto tokenizer = load_tokenizer(o.model.checkpoint);
-  const auto model = o.model.load_model();
+  if (o.chat && !o.lab.from.empty()) usage_error("--chat", "no --from beside it", o.lab.from);
+  const LabWork work = begin(o.lab);
+  const auto& tokenizer = work.tokenizer;
+  const ModelConfig& config = work.session.model().config();
   Sweep s;
-  s.clean = ids_of(o.clean, o.clean_ids, "--clean-ids", model, tokenizer, o);
-  s.corrupt = ids_of(o.corrupt, o.corrupt_ids, "--corrupt-ids", model, tokenizer, o);
+  s.clean = ids_of(o.clean, o.clean_ids, "--clean-ids", work, o);
+  s.corrupt = ids_of(o.corrupt, o.corrupt_ids, "--corrupt-ids", work, o);
   if (s.clean.size() != s.corrupt.size() || s.clean.empty())
     usage_error("--corrupt", fmt::format("as many tokens as --clean has, {}", s.clean.size()),
                 std::to_string(s.corrupt.size()));
-  s.answer = token_of(o.answer, "--answer", tokenizer.get());
-  s.wrong = token_of(o.wrong, "--wrong", tokenizer.get());
+  s.answer = token_of(o.answer, "--answer", tokenizer.get(), config.vocab_size);
+  s.wrong = token_of(o.wrong, "--wrong", tokenizer.get(), config.vocab_size);
   const auto point = parse_point(o.point);
-  if (!point || !has_point(model->config(), *point) || !point_info(*point).changes)
+  if (!point || !has_point(config, *point) || !point_info(*point).changes)
     usage_error("--point", "a point that can be changed, without its layer", o.point);
   s.point = *point;
   s.positions = positions_of(o.positions, static_cast<int64_t>(s.clean.size()));
-  Session clean(model, o.model.session_options());
+  Session clean = work.session.fork();
   const Captured rows = capture_clean(clean, s);
   const double start = seconds();
-  Trace corrupt(Session(model, o.model.session_options()), s.corrupt);
+  Trace corrupt(work.session, s.corrupt);
   const double best = score(clean.logits(), s), worst = score(corrupt.session().logits(), s);
-  const auto scores = sweep(corrupt, s, rows);
+  const auto scores = sweep(corrupt, s, rows, work.session.size());
   say("{} runs in {:.2f} s; logit difference {:.3f} clean, {:.3f} corrupt\n",
       rows.size() * s.positions.size(), seconds() - start, best, worst);
   HeatMap map{
@@ -204,7 +208,7 @@ void add_patch(CLI::App& app) {
   text("--positions", o->positions, "where: 3,4,5 (default: all)", "LIST");
   o->pictures.add_to(*sub);
   sub->add_flag("--json", o->json, "JSON for programs")->group("Output");
-  o->model.add_to(*sub);
+  o->lab.add_without_prompt_to(*sub);
   sub->callback([o] {
     if ((o->clean.empty() && o->clean_ids.empty()) ||
         (o->corrupt.empty() && o->corrupt_ids.empty()))

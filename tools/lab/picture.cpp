@@ -35,6 +35,7 @@ td:hover { outline: 2px solid var(--text); }
 const data = JSON.parse(document.getElementById("data").textContent);
 document.title = document.querySelector("h1").textContent = data.title;
 document.querySelector("input").oninput = e => document.body.style.setProperty("--zoom", e.target.value);
+const shown = text => text && !text.trim() ? text.replaceAll(" ", "␣") : text;
 const make = (tag, text) => { const e = document.createElement(tag); if (text !== undefined) e.textContent = text; return e; };
 const colour = (v, low, high) => {  // from blue over the page's colour to red where zero lies inside, else from white to blue
   if (v === null) return "transparent";
@@ -50,12 +51,12 @@ for (const m of data.maps) {
   legend.append(bar, m.high.toPrecision(3) + (m.unit ? " " + m.unit : "")); main.append(legend);
   const box = make("div"); box.className = "scroll"; const table = make("table"), head = make("thead"), top = make("tr");
   top.append(make("th", m.rows_name + " \\ " + m.columns_name));
-  for (const c of m.columns) { const th = make("th", c); th.title = c; top.append(th); }
+  for (const c of m.columns) { const th = make("th", shown(c)); th.title = c; top.append(th); }
   head.append(top); table.append(head); const body = make("tbody");
   m.values.forEach((row, r) => {
     const tr = make("tr"); tr.append(make("th", m.rows[r]));
     row.forEach((v, c) => {
-      const td = make("td", m.labels.length ? m.labels[r][c] : ""); td.style.background = colour(v, m.low, m.high); if (Math.abs(v) > 0.6 * Math.max(-m.low, m.high)) td.style.color = "#fff";
+      const td = make("td", m.labels.length ? shown(m.labels[r][c]) : ""); td.style.background = colour(v, m.low, m.high); if (Math.abs(v) > 0.6 * Math.max(-m.low, m.high)) td.style.color = "#fff";
       td.onmouseenter = () => tell.textContent = `${m.rows_name} ${m.rows[r]}, ${m.columns_name} ${c} ${m.columns[c]}: ${v === null ? "nothing" : v.toPrecision(6) + (m.unit ? " " + m.unit : "")}${m.labels.length ? " " + m.labels[r][c] : ""}`;
       tr.append(td);
     });

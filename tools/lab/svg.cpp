@@ -30,8 +30,9 @@ size_t letters(const std::string& text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
-// Shortened to `most` characters.
+// Shortened to `most` characters; what is nothing but spaces is shown as such.
 std::string shortened(const std::string& text, size_t most) {
+  if (!text.empty() && text.find_first_not_of(' ') == std::string::npos) return "␣";
   if (letters(text) <= most) return text;
   size_t end = 0, seen = 0;
   while (end < text.size() && (seen < most - 1 || (text[end] & 0xC0) == 0x80))
