@@ -151,6 +151,7 @@ class _Capture(_View):
 
 CONTRACTS = {"": 0, "f32": 1, "f32-blas": 2, "bf16": 3, "q8": 4, "q4": 5}
 KV_TYPES = {"": 0, "f32": 1, "bf16": 2, "f16": 3, "q8": 4}
+_PLAIN = {1: "<f4", 2: "<u2", 3: "<f2"}  # those whose blocks are plain arrays
 FORMS = {"full": 0, "delta": 1, "recipe": 2}
 
 
@@ -561,7 +562,7 @@ class Session(_Handle):
         """Keys and values of positions 64 index .. 64 index + 63, as they lie in memory: read-only views."""
         m, view, data, size = self.model, _View(), c.c_void_p(), c.c_size_t()
         _call("stet_session_view_block", self._at, c.c_int64(index), c.byref(view._at), c.byref(data), c.byref(size))
-        kind = {1: "<f4", 2: "<u2", 3: "<f2"}.get(self._info().kv_type)
+        kind = _PLAIN.get(self._info().kv_type)
         if kind is None or size.value != m.layers * m.kv_heads * 2 * m.head_dim * 64 * np.dtype(kind).itemsize:
             raise Error("unsupported", "kv type: expected f32, bf16 or f16, whose blocks are plain arrays, found another", "", "kv type", "f32, bf16 or f16", "another")
         all = view.array(data.value, (m.layers, m.kv_heads, 2, m.head_dim * 64), kind)
@@ -581,6 +582,11 @@ class Session(_Handle):
         if not 0 <= layer < m.layers:
             raise Error("argument", "layer: expected 0..%d, found %d" % (m.layers - 1, layer), "", "layer", "0..%d" % (m.layers - 1), str(layer))
         all = np.empty((count, m.kv_heads, m.head_dim), np.float32)
+        if self._info().kv_type not in _PLAIN:
+            for position, head in np.ndindex(count, m.kv_heads):
+                _call("stet_session_get_key" if keys else "stet_session_get_value", self._at, c.c_int64(layer), c.c_int64(head), c.c_int64(position), _pointer(all[position, head], c.c_float),
+                      c.c_size_t(m.head_dim))
+            return all
         for begin in range(0, count, 64):
             block, end = self.block(begin // 64), min(count, begin + 64)
             part = block.keys[layer].transpose(2, 0, 1) if keys else block.values[layer].transpose(1, 0, 2)

@@ -114,7 +114,8 @@ static void points_are_captured(void) {
   OK(stet_model_points(model, &names, &size, &error));
   CHECK(strncmp(names, "hook_embed\nblocks.0.hook_resid_pre\n", 35) == 0 && names[size] == 0);
   stet_free(names);
-  static const char* const points[] = {"blocks.6.hook_resid_post", "blocks.1.attn.hook_attn_scores"};
+  static const char* const points[] = {"blocks.6.hook_resid_post",
+                                       "blocks.1.attn.hook_attn_scores"};
   stet_session* session = session_of(0, 10);
   stet_session* plain = session_of(0, 50);
   stet_capture* capture = NULL;
@@ -191,8 +192,12 @@ static void keys_and_values_are_material(void) {
   stet_session* b = session_of(10, 80);
   float x[kDim], y[kDim];
   const int64_t layers[] = {2};
-  stet_kv_range range = {
-      .struct_size = sizeof range, .layers = layers, .layer_count = 1, .begin = 3, .end = 5, .keys = 1};
+  stet_kv_range range = {.struct_size = sizeof range,
+                         .layers = layers,
+                         .layer_count = 1,
+                         .begin = 3,
+                         .end = 5,
+                         .keys = 1};
   OK(stet_session_get_key(a, 2, 1, 4, x, kDim, &error));
   OK(stet_session_scale_kv(a, &range, 2, &error));
   OK(stet_session_get_key(a, 2, 1, 4, y, kDim, &error));

@@ -54,8 +54,12 @@ std::vector<int64_t> list_of(const std::string& text, const char* option) {
 KvRange range_of(const EditCommand& o, int64_t size) {
   const Stretch s = stretch_of(o.positions, "--positions", size);
   const bool both = o.keys == o.values;
-  return {list_of(o.layers, "--layers"), list_of(o.heads, "--heads"), s.begin, s.end,
-          both || o.keys, both || o.values};
+  return {list_of(o.layers, "--layers"),
+          list_of(o.heads, "--heads"),
+          s.begin,
+          s.end,
+          both || o.keys,
+          both || o.values};
 }
 
 // The other state, of --copy or --splice.
@@ -65,7 +69,8 @@ State spliced(const EditCommand& o, const State& state, const ModelConfig& confi
   const State other = open_other(o.splice);
   const Stretch take = stretch_of(o.take, "--take", other.size());
   const int64_t at = o.at.value_or(0), resume = o.resume.value_or(at);
-  if (at > state.size()) usage_error("--at", fmt::format("0..{}", state.size()), std::to_string(at));
+  if (at > state.size())
+    usage_error("--at", fmt::format("0..{}", state.size()), std::to_string(at));
   if (resume < at || resume > state.size())
     usage_error("--resume-at", fmt::format("{}..{}", at, state.size()), std::to_string(resume));
   std::vector<Cut> cuts;
@@ -125,11 +130,12 @@ void report(const EditCommand& o, const StateDigests& digests, Session& session,
   }
   say("{}: {} tokens, {} edits, state {}\n", printable(o.output), session.size(),
       session.edits().size(), sha256_text(digests.id));
-  out(fmt::format("beside the same tokens computed again: the first {} positions are equal; keys "
-                  "differ by {:.4g} at most, values by {:.4g};\nnext token: KL {:.4g} nats, likeliest "
-                  "{}{}\n",
-                  c.equal_positions, worst(c, true), worst(c, false), kl, said,
-                  said == true_one ? ", as it would be" : fmt::format(" instead of {}", true_one)));
+  out(fmt::format(
+      "beside the same tokens computed again: the first {} positions are equal; keys "
+      "differ by {:.4g} at most, values by {:.4g};\nnext token: KL {:.4g} nats, likeliest "
+      "{}{}\n",
+      c.equal_positions, worst(c, true), worst(c, false), kl, said,
+      said == true_one ? ", as it would be" : fmt::format(" instead of {}", true_one)));
 }
 
 void run(EditCommand& o) {
@@ -168,17 +174,17 @@ void add_edit(CLI::App& app) {
   const auto change = [&](CLI::Option* option) { return what.add(option)->group("Changes"); };
   change(sub->add_flag("--zero", o->zero, "the range becomes zeros"));
   change(sub->add_option("--scale", o->scale, "the range is multiplied by this")->type_name("X"));
-  CLI::Option* set = change(
-      sub->add_option("--set", o->set, "the range becomes what is in a tensor: [head_dim], or "
-                                       "[positions, heads, head_dim]")
-          ->type_name("SAFETENSORS"));
-  CLI::Option* copy = change(
-      sub->add_option("--copy", o->copy, "the range becomes what another state has there")
-          ->type_name("FILE"));
-  CLI::Option* splice =
-      change(sub->add_option("--splice", o->splice,
-                             "positions of another state are put in before --at; later ones move up")
+  CLI::Option* set = change(sub->add_option("--set", o->set,
+                                            "the range becomes what is in a tensor: [head_dim], or "
+                                            "[positions, heads, head_dim]")
+                                ->type_name("SAFETENSORS"));
+  CLI::Option* copy =
+      change(sub->add_option("--copy", o->copy, "the range becomes what another state has there")
                  ->type_name("FILE"));
+  CLI::Option* splice = change(
+      sub->add_option("--splice", o->splice,
+                      "positions of another state are put in before --at; later ones move up")
+          ->type_name("FILE"));
   const auto more = [&](CLI::Option* option, const char* type, const char* group) {
     return option->type_name(type)->group(group);
   };
@@ -195,8 +201,9 @@ void add_edit(CLI::App& app) {
        "N", "Range")
       ->check(integer(0, kMaxPositions))
       ->needs(copy);
-  more(sub->add_option("--take", o->take, "of --splice: the other state's positions (default: all)"),
-       "A..B", "Splice")
+  more(
+      sub->add_option("--take", o->take, "of --splice: the other state's positions (default: all)"),
+      "A..B", "Splice")
       ->needs(splice);
   more(sub->add_option("--at", o->at, "where they are put (default: 0, before everything)"), "N",
        "Splice")
@@ -212,9 +219,10 @@ void add_edit(CLI::App& app) {
   o->model.add_to(*sub);
   sub->callback([o, what] {
     what.require("--zero, --scale, --set, --copy or --splice");
-    if (!o->splice.empty() && (!o->layers.empty() || !o->heads.empty() || !o->positions.empty() ||
-                               o->keys || o->values))
-      usage_error("--splice", "whole positions (--take)", "a range of layers, heads or --positions");
+    if (!o->splice.empty() &&
+        (!o->layers.empty() || !o->heads.empty() || !o->positions.empty() || o->keys || o->values))
+      usage_error("--splice", "whole positions (--take)",
+                  "a range of layers, heads or --positions");
     run(*o);
   });
 }

@@ -45,9 +45,8 @@ std::vector<int32_t> ids_of(const std::string& text, const std::string& ids, con
 // The one token that a text is, or a number.
 int32_t token_of(const std::string& text, const char* option, const Tokenizer* tokenizer,
                  int64_t vocab) {
-  const std::vector<int32_t> ids = tokenizer == nullptr
-                                       ? parse_ids(text, option)
-                                       : tokenizer->encode(text, Tokenizer::Bos::off);
+  const std::vector<int32_t> ids =
+      tokenizer == nullptr ? parse_ids(text, option) : tokenizer->encode(text, Tokenizer::Bos::off);
   if (ids.size() != 1)
     usage_error(option, "a text of one token", fmt::format("{} tokens", ids.size()));
   if (ids[0] < 0 || ids[0] >= vocab)

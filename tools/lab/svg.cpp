@@ -115,8 +115,7 @@ class Drawing {
     column_letters = std::min<size_t>(column_letters, 14);
     cell_letters = std::min<size_t>(cell_letters, 9);
     const double left = kMargin + kLetter * static_cast<double>(row_letters) + 8,
-                 each = std::max(double{kRow},
-                                 kLetter * static_cast<double>(cell_letters) + 6);
+                 each = std::max(double{kRow}, kLetter * static_cast<double>(cell_letters) + 6);
     if (!m.columns_name.empty()) text(left, y_ += kText, m.columns_name + " →", " fill=\"#667\"");
     // Names of columns stand upright, and end above their cells.
     y_ += kLetter * static_cast<double>(column_letters) + 6;
@@ -128,7 +127,8 @@ class Drawing {
     text(kMargin, y_ - 4, m.rows_name, " fill=\"#667\"");
     for (size_t r = 0; r < m.rows.size(); ++r, y_ += kRow) {
       text(left - 6, y_ + kRow - 5, shortened(m.rows[r], row_letters), " text-anchor=\"end\"");
-      for (size_t c = 0; c < m.values[r].size(); ++c) cell(m, r, c, left + static_cast<double>(c) * each, each);
+      for (size_t c = 0; c < m.values[r].size(); ++c)
+        cell(m, r, c, left + static_cast<double>(c) * each, each);
     }
   }
   void cell(const HeatMap& m, size_t r, size_t c, double x, double each) {
