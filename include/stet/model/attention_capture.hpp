@@ -49,7 +49,7 @@ inline void scores_of(const Queries& s, size_t query, size_t positions, std::vec
     widened_keys(s, b, keys);
     alignas(64) float x[kPanel];
     k.tile(packed, keys.data(), s.a.head_dim, {nullptr, kPanel, x, kPanel, 1, kPanel / kLanes, {}});
-    if (const float* const scales = key_scales(s, b)) multiply(x, {scales, kPanel});
+    if (const float* const scales = key_scales(s, b)) stet::multiply(x, {scales, kPanel});
     k.scale(x, static_cast<float>(s.a.scale), kPanel);
     if (s.a.softcap != 0) {
       const auto cap = static_cast<float>(s.a.softcap);
