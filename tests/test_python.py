@@ -213,7 +213,7 @@ class Package(unittest.TestCase):
         self.assertTrue(np.array_equal(s.values(4)[10:20], other.values(4)[10:20]))
         s.set_kv(np.ones((2, self.model.kv_heads, self.model.head_dim)), layers=[1], begin=4, end=6, keys=False)
         self.assertTrue((s.values(1)[4:6] == 1).all())
-        self.assertEqual(s.edits, 7)
+        self.assertEqual(s.edits, 6)
         self.assertGreater(s.truth().layers[2].key_largest, 0)
         for wrong in (dict(layers=[99]), dict(begin=9, end=3), dict(heads=[0, 0]), dict(keys=False, values=False)):
             with self.assertRaises(stet.Error):

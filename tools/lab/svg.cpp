@@ -13,7 +13,7 @@ namespace {
 constexpr int kText = 11, kRow = 18, kMargin = 16, kLegend = 160;
 constexpr double kLetter = 6.7;  // width of one, at most, in a monospaced font of that size
 
-std::string escaped(const std::string& text) {
+std::string as_xml(const std::string& text) {
   std::string out;
   for (const char c : text) {
     const std::string_view as = c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : "";
@@ -61,7 +61,7 @@ class Drawing {
  public:
   void text(double x, double y, const std::string& text, const char* more = "") {
     fmt::format_to(std::back_inserter(body_), "<text x=\"{:.1f}\" y=\"{:.1f}\"{}>{}</text>\n", x, y,
-                   more, escaped(text));
+                   more, as_xml(text));
   }
   void box(double x, double y, double w, double h, const std::string& fill,
            const std::string& tip = "") {
@@ -69,7 +69,7 @@ class Drawing {
                    "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
                    "fill=\"{}\"{}",
                    x, y, w, h, fill,
-                   tip.empty() ? "/>\n" : "><title>" + escaped(tip) + "</title></rect>\n");
+                   tip.empty() ? "/>\n" : "><title>" + as_xml(tip) + "</title></rect>\n");
     width_ = std::max(width_, x + w);
   }
   void heading(const std::string& title) {
