@@ -19,22 +19,26 @@ class Parallel : public Decoder {
     });
   }
 
+  bool begins_anywhere() const override { return true; }
   void forward(Team t, const Pass& p) const override {
     const Qkv qkv(config_, p.qkv);
     const double eps = config_.norm_eps;
     rope_tables(t, p, frequencies_);
-    embed(t, p, embedding_, 1.0f, p.x);
-    point(t, p, Point::embed, 0, p.x);
-    for (size_t i = 0; i < layers_.size(); ++i) {
+    if (p.first_layer == 0) {
+      embed(t, p, embedding_, 1.0f, p.x);
+      point(t, p, Point::embed, 0, p.x);
+    }
+    for (size_t i = p.first_layer; i < layers_.size(); ++i) {
       const Layer& l = layers_[i];
       point(t, p, Point::resid_pre, i, p.x);
       rms_norm(t, p, l.norm, eps, p.x, p.normed);
-      point(t, p, Point::ln1, i, p.normed);
+      norm_point(t, p, Point::ln1, i, eps, p.x, p.normed);
 
       linear(t, p, l.qkv, p.normed, p.qkv);
       point(t, p, i, qkv);
       rotate(t, p, config_, i, qkv);
       attend(t, p, config_, i, qkv, p.attention);
+      result_point(t, p, config_, i, l.o.weight);
       linear(t, p, l.o, p.attention, p.out);
       add_attention(t, p, i);
 
@@ -43,7 +47,7 @@ class Parallel : public Decoder {
       add_mlp(t, p, i);
     }
     rms_norm(t, p, final_norm_, eps, p.x, p.out);
-    point(t, p, Point::ln_final, 0, p.out);
+    norm_point(t, p, Point::ln_final, 0, eps, p.x, p.out);
   }
 
  private:

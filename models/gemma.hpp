@@ -23,6 +23,7 @@ class Gemma : public Decoder {
  public:
   Gemma(ModelConfig config, WeightLoader& w);
   void forward(Team t, const Pass& p) const override;
+  bool begins_anywhere() const override { return true; }
 
  private:
   struct Layer : LinearLayers {
@@ -58,28 +59,31 @@ inline void Gemma::forward(Team t, const Pass& p) const {
   const Qkv qkv(config_, p.qkv);
   const double eps = config_.norm_eps;
   rope_tables(t, p, frequencies_);
-  embed(t, p, embedding_, static_cast<float>(config_.embedding_scale), p.x);
-  point(t, p, Point::embed, 0, p.x);
-  for (size_t i = 0; i < layers_.size(); ++i) {
+  if (p.first_layer == 0) {
+    embed(t, p, embedding_, static_cast<float>(config_.embedding_scale), p.x);
+    point(t, p, Point::embed, 0, p.x);
+  }
+  for (size_t i = p.first_layer; i < layers_.size(); ++i) {
     const Layer& l = layers_[i];
     point(t, p, Point::resid_pre, i, p.x);
     rms_norm(t, p, l.input_norm, eps, p.x, p.normed);
-    point(t, p, Point::ln1, i, p.normed);
+    norm_point(t, p, Point::ln1, i, eps, p.x, p.normed);
     linear(t, p, l.qkv, p.normed, p.qkv);
     point(t, p, i, qkv);
     rotate(t, p, config_, i, qkv);
     attend(t, p, config_, i, qkv, p.attention);
+    result_point(t, p, config_, i, l.o.weight);
     linear(t, p, l.o, p.attention, p.out);
     add_attention(t, p, i);
 
     rms_norm(t, p, l.post_attention_norm, eps, p.x, p.normed);
-    point(t, p, Point::ln2, i, p.normed);
+    norm_point(t, p, Point::ln2, i, eps, p.x, p.normed);
     linear_gated(t, p, i, l.gate_up, Gate::gelu_tanh, p.normed, p.gate_up, p.mlp);
     linear(t, p, l.down, p.mlp, p.out);
     add_mlp(t, p, i);
   }
   rms_norm(t, p, final_norm_, eps, p.x, p.out);
-  point(t, p, Point::ln_final, 0, p.out);
+  norm_point(t, p, Point::ln_final, 0, eps, p.x, p.out);
 }
 
 }  // namespace gemma

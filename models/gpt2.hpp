@@ -12,6 +12,7 @@ class Gpt2 : public Model {
  public:
   Gpt2(ModelConfig config, WeightLoader& w);
   void forward(Team t, const Pass& p) const override;
+  bool begins_anywhere() const override { return true; }
   FinalNorm final_norm() const override { return {&final_norm_.weight, &final_norm_.bias}; }
 
  private:
@@ -84,24 +85,27 @@ inline Gpt2::Gpt2(ModelConfig config, WeightLoader& w) : Model(std::move(config)
 inline void Gpt2::forward(Team t, const Pass& p) const {
   const Qkv qkv(config_, p.qkv);
   const double eps = config_.norm_eps;
-  embed(t, p, embedding_, 1.0f, p.x);
-  point(t, p, Point::embed, 0, p.x);
-  embed_positions(t, p, positions_, p.out);
-  point(t, p, Point::pos_embed, 0, p.out);
-  add(t, p, p.x, p.out);
-  for (size_t i = 0; i < layers_.size(); ++i) {
+  if (p.first_layer == 0) {
+    embed(t, p, embedding_, 1.0f, p.x);
+    point(t, p, Point::embed, 0, p.x);
+    embed_positions(t, p, positions_, p.out);
+    point(t, p, Point::pos_embed, 0, p.out);
+    add(t, p, p.x, p.out);
+  }
+  for (size_t i = p.first_layer; i < layers_.size(); ++i) {
     const Layer& l = layers_[i];
     point(t, p, Point::resid_pre, i, p.x);
     layer_norm(t, p, l.attention_norm.weight, l.attention_norm.bias, eps, p.x, p.normed);
-    point(t, p, Point::ln1, i, p.normed);
+    norm_point(t, p, Point::ln1, i, eps, p.x, p.normed, true);
     linear(t, p, l.qkv, p.normed, p.qkv);
     point(t, p, i, qkv);
     attend(t, p, config_, i, qkv, p.attention);
+    result_point(t, p, config_, i, l.o.weight);
     linear(t, p, l.o, p.attention, p.out);
     add_attention(t, p, i);
 
     layer_norm(t, p, l.mlp_norm.weight, l.mlp_norm.bias, eps, p.x, p.normed);
-    point(t, p, Point::ln2, i, p.normed);
+    norm_point(t, p, Point::ln2, i, eps, p.x, p.normed, true);
     linear(t, p, l.up, p.normed, p.mlp);
     point(t, p, Point::mlp_pre, i, p.mlp);
     gelu_tanh(t, p, p.mlp, p.mlp);
@@ -110,7 +114,7 @@ inline void Gpt2::forward(Team t, const Pass& p) const {
     add_mlp(t, p, i);
   }
   layer_norm(t, p, final_norm_.weight, final_norm_.bias, eps, p.x, p.out);
-  point(t, p, Point::ln_final, 0, p.out);
+  norm_point(t, p, Point::ln_final, 0, eps, p.x, p.out, true);
 }
 
 }  // namespace gpt2

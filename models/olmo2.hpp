@@ -13,6 +13,7 @@ class Olmo2 : public Decoder {
  public:
   Olmo2(ModelConfig config, WeightLoader& w);
   void forward(Team t, const Pass& p) const override;
+  bool begins_anywhere() const override { return true; }
 
  private:
   struct Layer : LinearLayers {
@@ -49,9 +50,11 @@ inline void Olmo2::forward(Team t, const Pass& p) const {
   const Qkv qkv(config_, p.qkv);
   const double eps = config_.norm_eps;
   rope_tables(t, p, frequencies_);
-  embed(t, p, embedding_, 1.0f, p.x);
-  point(t, p, Point::embed, 0, p.x);
-  for (size_t i = 0; i < layers_.size(); ++i) {
+  if (p.first_layer == 0) {
+    embed(t, p, embedding_, 1.0f, p.x);
+    point(t, p, Point::embed, 0, p.x);
+  }
+  for (size_t i = p.first_layer; i < layers_.size(); ++i) {
     const Layer& l = layers_[i];
     point(t, p, Point::resid_pre, i, p.x);
     linear(t, p, l.qkv, p.x, p.qkv);
@@ -60,6 +63,7 @@ inline void Olmo2::forward(Team t, const Pass& p) const {
     rms_norm(t, p, l.k_norm, eps, qkv.k, qkv.k);
     rotate(t, p, config_, i, qkv);
     attend(t, p, config_, i, qkv, p.attention);
+    result_point(t, p, config_, i, l.o.weight);
     linear(t, p, l.o, p.attention, p.out);
     rms_norm(t, p, l.post_attention_norm, eps, p.out, p.out);
     add_attention(t, p, i);
@@ -70,7 +74,7 @@ inline void Olmo2::forward(Team t, const Pass& p) const {
     add_mlp(t, p, i);
   }
   rms_norm(t, p, final_norm_, eps, p.x, p.out);
-  point(t, p, Point::ln_final, 0, p.out);
+  norm_point(t, p, Point::ln_final, 0, eps, p.x, p.out);
 }
 
 }  // namespace olmo2

@@ -317,7 +317,10 @@ class Snapshot:
             return []
         edits = self.meta.get("edits", [])
         first = min([(e["prunes"], e["at"]) for e in edits], default=None)
-        touched = {e["position"] // POSITIONS if e["position"] >= 0 else None for e in edits}
+        touched = set()
+        for e in edits:
+            end = max(e.get("end", -1), e["position"] + 1)
+            touched |= set(range(e["position"] // POSITIONS, -(-end // POSITIONS))) if e["position"] >= 0 else {None}
         named = [b for b, (_, changed) in enumerate(full)
                  if not edits or self.meta["contract"] == "f32-blas" or changed > first or b in touched or None in touched]
         return named + ([len(full)] if len(self.tokens) % POSITIONS else [])

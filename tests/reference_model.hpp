@@ -107,6 +107,8 @@ class ReferenceModel {
       for (size_t t = 0; t < x.size(); ++t) {
         Vec n = x[t];
         if (before_norm) {
+          Vec scale = scale_of(n);
+          at_point(block + "ln1.hook_scale", t, scale);
           n = norm(n, at + "input_layernorm");
           at_point(block + "ln1.hook_normalized", t, n);
         }
@@ -147,6 +149,15 @@ class ReferenceModel {
         at_point(block + "attn.hook_attn_scores", t, scores);
         at_point(block + "attn.hook_pattern", t, pattern);
         at_point(block + "attn.hook_z", t, mixed);
+        Vec results;
+        for (size_t h = 0; h < heads; ++h) {
+          Vec alone(mixed.size());
+          std::copy_n(mixed.begin() + static_cast<int64_t>(h * dim), dim,
+                      alone.begin() + static_cast<int64_t>(h * dim));
+          const Vec part = times(alone, self + "o_proj.weight");
+          results.insert(results.end(), part.begin(), part.end());
+        }
+        at_point(block + "attn.hook_result", t, results);
         Vec out = linear(mixed, self + "o_proj");
         if (after_norm) out = norm(out, at + "post_attention_layernorm");
         for (double& e : out) e *= residual;
@@ -157,6 +168,8 @@ class ReferenceModel {
         if (!neox || !parallel) at_point(block + "hook_resid_mid", t, x[t]);
         Vec n = parallel ? before : x[t];
         if (before_norm) {
+          Vec scale = scale_of(n);
+          at_point(block + "ln2.hook_scale", t, scale);
           n = norm(n, at + (parallel && !neox ? "input_layernorm"
                             : four_norms      ? "pre_feedforward_layernorm"
                                               : "post_attention_layernorm"));
@@ -180,6 +193,8 @@ class ReferenceModel {
       if (layer + 1 < layers) record(x);
     }
     for (size_t t = 0; t < x.size(); ++t) {
+      Vec scale = scale_of(x[t]);
+      at_point("ln_final.hook_scale", t, scale);
       x[t] = norm(x[t], "norm");
       at_point("ln_final.hook_normalized", t, x[t]);
     }
@@ -250,6 +265,8 @@ class ReferenceModel {
     if (!config_.contains("sliding_window") || config_.at("sliding_window").is_null()) return 0;
     const size_t window = config_.at("sliding_window");
     if (family == "gemma2") return layer % 2 == 0 ? window : 0;
+    if (family == "gemma3_text")
+      return (layer + 1) % config_.at("sliding_window_pattern").get<size_t>() != 0 ? window : 0;
     if (family == "mistral" || family == "phi3") return window;
     if (family == "olmo3")
       return config_.at("layer_types").at(layer) == "sliding_attention" ? window : 0;
@@ -273,26 +290,35 @@ class ReferenceModel {
   Vec norm(Vec x, const std::string& name) const {
     const Vec& w = weights_.at(name + ".weight");
     if (const auto bias = weights_.find(name + ".bias"); bias != weights_.end()) {
-      const auto n = static_cast<double>(x.size());
-      double mean = 0, variance = 0;
-      for (double e : x) mean += e / n;
-      for (double e : x) variance += (e - mean) * (e - mean) / n;
-      const double size = std::sqrt(variance + config_.at("layer_norm_eps").get<double>());
+      double mean = 0;
+      for (double e : x) mean += e / static_cast<double>(x.size());
+      const double size = scale_of(x)[0];
       for (size_t i = 0; i < x.size(); ++i) x[i] = (x[i] - mean) / size * w[i] + bias->second[i];
       return x;
     }
     const double offset = config_.at("model_type").get<std::string>().starts_with("gemma") ? 1 : 0;
-    double squares = 0;
-    for (double e : x) squares += e * e;
-    const double size = std::sqrt(squares / static_cast<double>(x.size()) +
-                                  config_.at("rms_norm_eps").get<double>());
+    const double size = scale_of(x)[0];
     for (size_t i = 0; i < x.size(); ++i) x[i] *= (w[i] + offset) / size;
     return x;
+  }
+  // What a norm divides by: of a layer norm the deviation from the mean, else the root mean square.
+  Vec scale_of(const Vec& x) const {
+    const bool layer_norm = config_.contains("layer_norm_eps");
+    const auto n = static_cast<double>(x.size());
+    double mean = 0, squares = 0;
+    for (double e : x) mean += layer_norm ? e / n : 0;
+    for (double e : x) squares += (e - mean) * (e - mean) / n;
+    return {std::sqrt(squares +
+                      config_.at(layer_norm ? "layer_norm_eps" : "rms_norm_eps").get<double>())};
   }
   // How far pair i of a head turns per position of a layer, and what its length is multiplied by:
   // YaRN by its paper's formulas (arXiv 2309.00071, 3.2 to 3.4), the ramp's ends whole pairs.
   std::pair<double, double> turn(size_t i, size_t dim, size_t layer) const {
-    const double theta = config_.value("rope_theta", config_.value("rotary_emb_base", 10000.0)),
+    const bool local =
+        config_.contains("rope_local_base_freq") && window_of(config_.at("model_type"), layer) > 0;
+    const double theta =
+                     local ? config_.at("rope_local_base_freq").get<double>()
+                           : config_.value("rope_theta", config_.value("rotary_emb_base", 10000.0)),
                  width = static_cast<double>(dim),
                  plain = std::pow(theta, -2 * static_cast<double>(i) / width);
     if (!config_.contains("rope_scaling") || config_.at("rope_scaling").is_null())

@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "scratch.hpp"
+#include "stet/session/splice.hpp"
+#include "stet/snapshot/compare.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/snapshot/verify.hpp"
 #include "support.hpp"
@@ -160,6 +162,204 @@ TEST_F(Edits, OfQ8RoundToAScaleOfTheirOwn) {
   for (const int64_t p : {0, 63, 64, 149})
     EXPECT_EQ(read_key(wide, 1, 0, p), read_key(narrow, 1, 0, p));
   EXPECT_EQ(narrow.edits.size(), 1u);
+}
+
+// What a range changed, vector by vector; everything else stays.
+TEST_P(Edits, RangesAreSetScaledAndCopied) {
+  Session s = session(150, GetParam()), other = session(0, GetParam());
+  other.append(std::vector<int32_t>(ids.rbegin(), ids.rbegin() + 150));
+  s.prune_range(61, 62, false);
+  const State before = s.state();
+  const KvRange range{{1}, {0}, 60, 70, true, false};
+  const auto element_of = [&](const State& state, bool key, int64_t l, int64_t h, int64_t p) {
+    return key ? read_key(state, l, h, p) : read_value(state, l, h, p);
+  };
+  const auto expect = [&](const State& changed, const auto& of_range) {
+    for (int64_t l = 0; l < m->config().layers; ++l) {
+      for (int64_t h = 0; h < m->config().kv_heads; ++h) {
+        for (int64_t p = 0; p < 150; ++p) {
+          for (const bool key : {true, false}) {
+            const bool inside = key && l == 1 && h == 0 && p >= 60 && p < 70 && p != 61;
+            const std::vector<float> was = element_of(before, key, l, h, p),
+                                     is = element_of(changed, key, l, h, p);
+            EXPECT_TRUE(same_bytes(is, inside ? of_range(was, p) : was))
+                << l << " " << h << " " << p;
+          }
+        }
+      }
+    }
+  };
+  const auto changed = [&](auto change) {
+    Session t = s.fork();
+    change(t);
+    EXPECT_EQ(t.edits().size(), 1u);
+    EXPECT_EQ(t.edits()[0].position, 60);
+    EXPECT_EQ(t.edits()[0].end, 70);
+    const auto names = t.block_identities(), plain = s.block_identities();
+    EXPECT_FALSE(names[0].replayable);
+    EXPECT_FALSE(names[1].replayable);
+    EXPECT_TRUE(plain[1].replayable);
+    return State(t.state());
+  };
+  const auto rounded = [&](std::vector<float> x) {
+    std::vector<std::byte> bytes(x.size() * 4);
+    write_elements(GetParam(), x, bytes.data(), 1);
+    read_elements(GetParam(), bytes.data(), 1, x);
+    return x;
+  };
+  expect(changed([&](Session& t) { t.zero_kv(range); }),
+         [&](const std::vector<float>& x, int64_t) { return std::vector<float>(x.size()); });
+  expect(changed([&](Session& t) { t.scale_kv(range, -0.3f); }),
+         [&](std::vector<float> x, int64_t) {
+           for (float& e : x) e *= -0.3f;
+           return rounded(x);
+         });
+  expect(changed([&](Session& t) { t.set_kv(range, numbers()); }),
+         [&](const std::vector<float>&, int64_t) { return rounded(numbers()); });
+  std::vector<float> each;
+  for (int i = 0; i < 10; ++i) {
+    for (const float x : numbers()) each.push_back(x + static_cast<float>(i));
+  }
+  expect(changed([&](Session& t) { t.set_kv(range, each); }),
+         [&](const std::vector<float>& x, int64_t p) {
+           const auto from = each.begin() + (p - 60) * static_cast<int64_t>(x.size());
+           return rounded({from, from + static_cast<int64_t>(x.size())});
+         });
+  const State copied = changed([&](Session& t) { t.copy_kv(range, other, 60); });
+  expect(copied,
+         [&](const std::vector<float>&, int64_t p) { return read_key(other.state(), 1, 0, p); });
+  EXPECT_EQ(copied.edits[0].source, sha256_text(digests_of(other).id));
+  // From elsewhere: keys turn, as those of a shift do; values go as they are.
+  Session moved = s.fork();
+  moved.copy_kv({{}, {}, 62, 72, true, true}, other, 12);
+  const State rotated =
+      splice(m->config(), std::vector<Cut>{{&s.state(), 0, 61}, {&other.state(), 11, 21}});
+  for (int64_t p = 62; p < 71; ++p) {
+    EXPECT_TRUE(
+        same_bytes(read_value(moved.state(), 0, 1, p), read_value(other.state(), 0, 1, p - 50)));
+    EXPECT_TRUE(same_bytes(read_key(moved.state(), 0, 1, p), read_key(rotated, 0, 1, p)));
+  }
+}
+
+TEST_F(Edits, RangesRefuseWhatIsNotThere) {
+  Session s = session(100), other = session(50);
+  const StateDigests before = digests_of(s);
+  const auto refused = [&](const std::string& words, auto change) {
+    EXPECT_NE(error_of([&] { change(s); }).find(words), std::string::npos)
+        << words << ": " << error_of([&] { change(s); });
+    EXPECT_EQ(digests_of(s).id, before.id);
+  };
+  refused("layers: expected 0..", [](Session& t) { t.zero_kv({{0, 9}, {}, 0, -1, true, true}); });
+  refused("layers: expected each once", [](Session& t) {
+    t.zero_kv({{1, 1}, {}, 0, -1, true, true});
+  });
+  refused("heads: expected 0..", [](Session& t) { t.zero_kv({{}, {7}, 0, -1, true, true}); });
+  refused("positions: expected begin < end within 0..100, found 5..101", [](Session& t) {
+    t.zero_kv({{}, {}, 5, 101, true, true});
+  });
+  refused("keys, values or both", [](Session& t) { t.zero_kv({{}, {}, 0, -1, false, false}); });
+  refused("factor: expected a finite number", [](Session& t) { t.scale_kv({}, NAN); });
+  refused("finite numbers", [](Session& t) { t.scale_kv({}, 3e38f); });
+  refused("values: expected", [](Session& t) { t.set_kv({}, std::vector<float>(3)); });
+  refused("from position: expected 0..0, found 1", [&](Session& t) {
+    t.copy_kv({{}, {}, 0, 50, true, true}, other, 1);
+  });
+  Session stranger(model(data_path("models/qwen3-tiny")), options(1));
+  stranger.append(std::span(ids).first(10));
+  refused("model: expected", [&](Session& t) {
+    t.copy_kv({{}, {}, 0, 5, true, true}, stranger, 0);
+  });
+}
+
+TEST_F(Edits, PrefixesAreSplicedOntoOthers) {
+  Session a = session(100), b = session(0);
+  b.append(std::vector<int32_t>(ids.rbegin(), ids.rbegin() + 90));
+  const ModelConfig& c = m->config();
+  // A whole front alone is no edit: it is the state rewound.
+  const State front = splice(c, std::vector<Cut>{{&a.state(), 0, 70}});
+  Session rewound = a.fork();
+  rewound.rewind(70);
+  EXPECT_TRUE(front.edits.empty());
+  EXPECT_EQ(kv_bytes(front.kv), kv_bytes(rewound.kv()));
+  // What stays where it was is as it was; what moves is what a shift makes of it.
+  const State joined = splice(c, std::vector<Cut>{{&a.state(), 0, 70}, {&b.state(), 20, 90}});
+  EXPECT_EQ(joined.size(), 140);
+  EXPECT_EQ(joined.tokens[69], ids[69]);
+  EXPECT_EQ(joined.tokens[70], b.tokens()[20]);
+  EXPECT_EQ(joined.edits.size(), 1u);
+  EXPECT_EQ(joined.edits[0].position, 70);
+  EXPECT_EQ(joined.edits[0].end, 140);
+  EXPECT_EQ(replay_limit(joined)->position, 70);
+  Session shifted = b.fork();
+  shifted.prune_range(0, 20, true);
+  Session zero(m, splice(c, std::vector<Cut>{{&b.state(), 20, 90}}), options(1));
+  EXPECT_EQ(kv_bytes(zero.kv()), kv_bytes(shifted.kv()));
+  const auto names = block_identities(joined);
+  EXPECT_EQ(names[0], a.block_identities()[0]);
+  EXPECT_FALSE(names[1].replayable);
+  // How far it is from the truth: nothing before the seam, something behind it.
+  Session s(m, joined, options(1));
+  EXPECT_EQ(s.logits().size(), static_cast<size_t>(c.vocab_size));
+  Session truth = truth_of(m, joined, options(1));
+  const Comparison beside = compare(truth.state(), s.state());
+  EXPECT_EQ(beside.equal_positions, 70);
+  EXPECT_GT(beside.layers.back().keys.largest, 0);
+  EXPECT_GT(*beside.a_from_b, 0);
+  // First layers see nothing but their own token: only the rotation's rounding is left.
+  EXPECT_LT(beside.layers[0].keys.largest, 1e-4);
+  EXPECT_EQ(beside.layers[0].values.largest, 0);
+  // It goes on, is saved, and comes back.
+  Snapshot::save(s, file);
+  const Snapshot snapshot = Snapshot::open(file);
+  EXPECT_EQ(snapshot.meta().edits, joined.edits);
+  Session back = snapshot.restore(m, {.session = options(1)});
+  EXPECT_EQ(digests_of(back).id, digests_of(s).id);
+  EXPECT_FALSE(verify(snapshot, m, options(1), false, nullptr));
+  const int32_t next[] = {ids[7]};
+  back.append(next);
+  s.append(next);
+  EXPECT_TRUE(same_state(back, s));
+  s.rewind(70);
+  EXPECT_TRUE(s.edits().empty());
+  EXPECT_EQ(kv_bytes(s.kv()), kv_bytes(rewound.kv()));
+
+  EXPECT_NE(error_of([&] { splice(c, {}); }).find("cuts: expected at least one"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
+              splice(c, std::vector<Cut>{{&a.state(), 0, 101}});
+            }).find("cuts[0]"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
+              splice(c, std::vector<Cut>(4, Cut{&a.state(), 0, 100}));
+            }).find("capacity: tokens"),
+            std::string::npos);
+  const Session half = session(20, KvType::f16);
+  Session h = half.fork();
+  EXPECT_NE(error_of([&] {
+              splice(c, std::vector<Cut>{{&a.state(), 0, 10}, {&h.state(), 10, 20}});
+            }).find("cuts[1]: kv type"),
+            std::string::npos);
+  b.prune_range(30, 31, false);
+  EXPECT_NE(error_of([&] {
+              splice(c, std::vector<Cut>{{&b.state(), 20, 40}});
+            }).find("30, which"),
+            std::string::npos);
+}
+
+TEST_F(Edits, KeysWithoutRotaryPositionsStayWhereTheyAre) {
+  const auto gpt2 = model(data_path("models/gpt2-tiny"));
+  Session a(gpt2, options(1));
+  a.append(std::span(ids).first(20));
+  EXPECT_NE(error_of([&] {
+              splice(gpt2->config(), std::vector<Cut>{{&a.state(), 3, 20}});
+            }).find("unsupported: positions"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
+              a.copy_kv({{}, {}, 0, 5, true, true}, a, 1);
+            }).find("unsupported"),
+            std::string::npos);
+  a.copy_kv({{0}, {}, 0, 5, true, true}, a, 0);
+  EXPECT_EQ(a.edits().size(), 2u);
 }
 
 TEST_F(Edits, AnotherTypeRoundsOnceAndWideningIsExact) {

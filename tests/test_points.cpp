@@ -4,9 +4,10 @@
 #include <cmath>
 #include <map>
 
-#include "reference_model.hpp"
+#include "reference_gpt2.hpp"
 #include "scratch.hpp"
 #include "stet/session/lens.hpp"
+#include "stet/session/trace.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/snapshot/verify.hpp"
 #include "support.hpp"
@@ -16,16 +17,6 @@ namespace {
 
 using stet_test::error_of;
 using Captured = std::map<std::string, std::vector<float>>;
-
-std::vector<PointAt> points_of(const ModelConfig& c) {
-  std::vector<PointAt> all;
-  for (int i = 0; i < kPoints; ++i) {
-    const auto p = static_cast<Point>(i);
-    for (int64_t l = 0; has_point(c, p) && l < (point_info(p).of_layer ? c.layers : 1); ++l)
-      all.push_back({p, l});
-  }
-  return all;
-}
 
 // Rows, one position after the other; what has a column for each position is filled with what is
 // not seen: scores of -inf, weights of zero.
@@ -66,6 +57,11 @@ void expect_close(const std::vector<float>& got, const std::vector<double>& expe
 
 class OfFamily : public testing::TestWithParam<const char*> {
  protected:
+  // Logits, [T][vocab].
+  std::vector<double> reference(const ReferenceModel::Hook& hook) const {
+    if (m->config().family == "gpt2") return Gpt2Reference(directory).run(ids, hook);
+    return ReferenceModel(directory).run(ids, hook).logits;
+  }
   const std::string directory = data_path(std::string("models/") + GetParam());
   const std::shared_ptr<const Model> m = model(directory);
   const std::vector<int32_t> ids = random_tokens(*m, 70);
@@ -73,10 +69,9 @@ class OfFamily : public testing::TestWithParam<const char*> {
 
 TEST_P(OfFamily, PointsAreThoseOfTheReference) {
   std::map<std::string, std::vector<double>> expected;
-  const auto reference =
-      ReferenceModel(directory).run(ids, [&](const std::string& point, size_t, auto& x) {
-        expected[point].insert(expected[point].end(), x.begin(), x.end());
-      });
+  reference([&](const std::string& point, size_t, auto& x) {
+    expected[point].insert(expected[point].end(), x.begin(), x.end());
+  });
   Session s(m, options(2, STET_DEFAULT_ISA, 32));
   const Captured found = capture(s, ids);
   EXPECT_EQ(found.size(), expected.size());
@@ -123,18 +118,18 @@ TEST_P(OfFamily, ChangesAreThoseOfTheReference) {
         if (op == Op::clamp) x[i] += (w.amount - std::max(dot, 0.0)) * v[width + i];
       }
     };
-    const auto expected = ReferenceModel(directory).run(ids, by_hand);
+    const std::vector<double> expected = reference(by_hand);
     const auto vocab = static_cast<std::ptrdiff_t>(c.vocab_size);
-    expect_close({s.logits().begin(), s.logits().end()},
-                 {expected.logits.end() - vocab, expected.logits.end()},
+    expect_close({s.logits().begin(), s.logits().end()}, {expected.end() - vocab, expected.end()},
                  point_name(at) + " " + intervention_op_name(op));
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, OfFamily,
-                         testing::Values("llama2-tiny-f16", "gemma2-tiny", "mistral-tiny",
-                                         "qwen3-tiny", "granite-tiny", "olmo2-tiny", "olmo3-tiny",
-                                         "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny"),
+                         testing::Values("llama2-tiny-f16", "gemma-tiny", "gemma2-tiny",
+                                         "gemma3-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny",
+                                         "granite-tiny", "olmo2-tiny", "olmo3-tiny", "smollm3-tiny",
+                                         "gpt2-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -433,6 +428,175 @@ TEST_P(Points, ChangesThatChangeNothingChangeNoBit) {
     for (const Intervention& w : {nothing, itself, once}) s.attach(w);
     s.append(ids);
     EXPECT_TRUE(same_state(s, plain)) << point_name(at);
+  }
+}
+
+// A function of the program does what a declared change does, to the bit, and the state says that
+// no tokens give it.
+std::shared_ptr<const Callback> adding(const PointAt& at, float x) {
+  return std::make_shared<const Callback>(Callback{{at}, [x](const PointAt&, int64_t, Rows rows) {
+                                                     for (size_t i = 0; i < rows.count; ++i) {
+                                                       for (size_t k = 0; k < rows.width; ++k)
+                                                         rows.row(i)[k] += x;
+                                                     }
+                                                   }});
+}
+
+TEST_P(Points, CallbacksChangeWhatTheySay) {
+  const PointAt at = {Point::resid_pre, m->config().layers - 1};
+  Intervention declared;
+  declared.point = at.point;
+  declared.layers = {at.layer};
+  declared.values = std::make_shared<const std::vector<float>>(
+      static_cast<size_t>(m->config().hidden_size), 0.25f);
+  const auto first = std::span(ids).first(70), rest = std::span(ids).subspan(70);
+  Session expected = session(how());
+  expected.append(first);
+  Session plain = expected.fork();
+  expected.attach(declared);
+  expected.append(rest);
+  plain.append(rest);
+  for (const auto& [threads, chunk] : {std::pair(1, 512), std::pair(2, 7), std::pair(1, 1)}) {
+    Session s = session(how(threads, chunk));
+    s.append(first);
+    s.attach(adding(at, 0.25f));
+    std::vector<float> before(s.logits().begin(), s.logits().end());
+    EXPECT_TRUE(s.edits().empty());  // nothing has happened yet
+    s.append(rest);
+    EXPECT_EQ(kv_bytes(s.kv()), kv_bytes(expected.kv()));
+    EXPECT_TRUE(same_bytes(s.logits(), expected.logits()));
+    EXPECT_FALSE(digests_of(s).id == digests_of(expected).id);
+    EXPECT_EQ(s.edits(), (std::vector<KvEdit>{{KvEdit::What::callback, 70, 0, 70, -1, -1}}));
+    EXPECT_EQ(replay_limit(s.state())->position, 70);
+    const auto names = s.block_identities();
+    EXPECT_EQ(names[0], plain.block_identities()[0]);
+    for (size_t b = 1; b < names.size(); ++b) {
+      EXPECT_FALSE(names[b].replayable);
+      EXPECT_EQ(names[b].id, block_content(s.kv().shape(), s.kv().block(static_cast<int64_t>(b))));
+    }
+    // A fork goes on under it, until it is detached; a rewind to before it forgets the mark.
+    Session fork = s.fork(), other = expected.fork();
+    const int32_t next[] = {ids[3]};
+    fork.append(next);
+    other.append(next);
+    EXPECT_TRUE(same_bytes(fork.logits(), other.logits()));
+    s.rewind(90);
+    other.rewind(90);
+    EXPECT_TRUE(same_bytes(s.logits(), other.logits()));
+    s.rewind(70);
+    EXPECT_TRUE(s.edits().empty());
+    EXPECT_TRUE(same_bytes(s.logits(), before));
+    s.detach_callbacks();
+    s.append(rest);
+    EXPECT_EQ(digests_of(s).id, digests_of(plain).id);
+  }
+}
+
+TEST_P(Points, WhatCallbacksChangedIsKeptAndNeverComputedAgain) {
+  Session s = session(how());
+  s.append(std::span(ids).first(70));
+  s.attach(adding({Point::z, 0}, 0.5f));
+  s.append(std::span(ids).subspan(70));
+  const std::string file = scratch / "s.stet";
+  Snapshot::save(s, file, {});
+  const Snapshot snapshot = Snapshot::open(file);
+  RestoreOptions restore;
+  restore.session = how();
+  Session again = snapshot.restore(m, restore);
+  EXPECT_TRUE(same_state(again, s));
+  EXPECT_EQ(digests_of(again).id, digests_of(s).id);
+  EXPECT_EQ(again.callbacks(), 0u);
+  EXPECT_FALSE(verify(snapshot, m, how(), false, nullptr));
+  EXPECT_EQ(replayable_blocks(snapshot)[0], true);
+  EXPECT_EQ(replayable_blocks(snapshot)[1], false);
+  SaveOptions recipe;
+  recipe.form = SnapshotForm::recipe;
+  EXPECT_NE(error_of([&] {
+              Snapshot::save(s, file, recipe);
+            }).find("a callback changed activations from position 70 on"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { replay(m, s.state(), how()); }).find("edits"), std::string::npos);
+}
+
+TEST_P(Points, CallbacksThatFailLeaveAllAsItWas) {
+  Session s = session(how(2, 16)), other = session(how(2, 16));
+  s.append(std::span(ids).first(50));
+  other.append(std::span(ids).first(20));
+  const StateDigests before = digests_of(s), before_other = digests_of(other);
+  const auto failing = [&](float x, int64_t from) {
+    return std::make_shared<const Callback>(
+        Callback{{{Point::mlp_out, 0}}, [=](const PointAt&, int64_t first, Rows rows) {
+                   if (first + static_cast<int64_t>(rows.count) <= from) return;
+                   if (x == 0) throw std::runtime_error("enough");
+                   rows.row(rows.count - 1)[0] = x;
+                 }});
+  };
+  for (const float x : {0.0f, std::nanf("")}) {
+    s.attach(failing(x, 70));
+    const std::string error = [&] {
+      try {
+        append(std::vector<BatchEntry>{{&other, std::span(ids).first(30)},
+                                       {&s, std::span(ids).subspan(50)}});
+      } catch (const std::exception& e) {
+        return std::string(e.what());
+      }
+      return std::string();
+    }();
+    EXPECT_NE(error.find(x == 0 ? "enough" : "callback: blocks.0.hook_mlp_out, position "),
+              std::string::npos)
+        << error;
+    s.detach_callbacks();
+    EXPECT_TRUE(s.edits().empty());
+    EXPECT_EQ(digests_of(s).id, before.id);
+    EXPECT_EQ(digests_of(other).id, before_other.id);
+  }
+  for (const PointAt& at : {PointAt{Point::pattern, 0}, PointAt{Point::ln_final_scale, 0},
+                            PointAt{Point::z, m->config().layers}})
+    EXPECT_NE(error_of([&] { s.attach(adding(at, 1)); }).find(point_name(at)), std::string::npos);
+  EXPECT_NE(error_of([&] { s.attach(std::shared_ptr<const Callback>()); }).find("callback"),
+            std::string::npos);
+  EXPECT_EQ(s.callbacks(), 0u);
+}
+
+// Each change of a sweep, from its layer and position on, gives what the long way gives.
+TEST_P(Points, TracesGiveTheSameBits) {
+  const ModelConfig& c = m->config();
+  const auto prompt = std::span(ids).subspan(20, 90);
+  for (const auto& [threads, chunk] : {std::pair(1, 512), std::pair(2, 40)}) {
+    Session before = session(how(threads, chunk));
+    before.append(std::span(ids).first(20));
+    before.attach(changes()[0]);
+    Trace trace(before, prompt);
+    std::vector<Intervention> some;
+    for (const PointAt& at : points_of(c)) {
+      if (!point_info(at.point).changes) continue;
+      Intervention w;
+      w.point = at.point;
+      if (point_info(at.point).of_layer) w.layers = {at.layer};
+      w.begin = some.size() % 3 == 0 ? 0 : 20 + static_cast<int64_t>(some.size() * 7 % 90);
+      w.end = some.size() % 4 == 0 ? -1 : w.begin + 21;
+      w.values = std::make_shared<const std::vector<float>>(
+          static_cast<size_t>(point_width(c, at.point, 0)), 0.125f);
+      some.push_back(std::move(w));
+    }
+    some.push_back(changes()[0]);  // all layers
+    some.back().layers.clear();
+    some.push_back(changes()[0]);  // of what comes later
+    some.back().begin = 110;
+    std::vector<std::vector<float>> found(some.size());
+    trace.run(some, [&](size_t i, std::span<const float> logits) {
+      EXPECT_TRUE(found[i].empty());
+      found[i].assign(logits.begin(), logits.end());
+    });
+    for (size_t i = 0; i < some.size(); ++i) {
+      Session plain = before.fork();
+      plain.attach(some[i]);
+      plain.append(prompt);
+      EXPECT_TRUE(same_bytes(found[i], plain.logits())) << i;
+    }
+    some[2].layers = {c.layers};
+    EXPECT_NE(error_of([&] { trace.run(some, nullptr); }).find("changes[2]: intervention: layers"),
+              std::string::npos);
   }
 }
 

@@ -2,12 +2,15 @@
 
     test_python.py STET LIBRARY ROOT
 """
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree
 import zipfile
 
 STET, LIBRARY, ROOT = sys.argv[1:4]
@@ -40,7 +43,7 @@ class Package(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.model, cls.tokenizer = stet.Model(POCKET), stet.Tokenizer(POCKET)
-        cls.ids = cls.tokenizer.encode("Let a = 3. Let b = 8. What is a? " * 4)
+        cls.ids = cls.tokenizer.encode("Let a = 3. Let b = 8. What is a? " * 8)
 
     def session(self, count=None, **options):
         s = self.model.session(capacity=512, **options)
@@ -104,6 +107,167 @@ class Package(unittest.TestCase):
         self.assertTrue(np.array_equal(s.keys(1)[5, 0], x))
         self.assertEqual(s.edits, 1)
 
+    def test_views_stay_as_they_are_and_cannot_be_written(self):
+        for kv_type, dtype in (("f32", np.float32), ("f16", np.float16), ("bf16", np.uint16)):
+            s = self.session(100, kv_type=kv_type)
+            logits, block, seen = s.logits(), s.block(1), s.append(self.ids[:3], points=["blocks.0.attn.hook_z"], logits=True)
+            kept = logits.copy(), block.keys.copy(), block.values.copy()
+            self.assertEqual((block.keys.dtype, block.keys.shape), (dtype, (self.model.layers, self.model.kv_heads, self.model.head_dim, 64)))
+            for view in (logits, block.keys, block.values, *seen.values()):
+                self.assertFalse(view.flags.writeable or view.flags.owndata)
+                with self.assertRaises(ValueError):
+                    view[...] = 0
+                with self.assertRaises(ValueError):
+                    view.flags.writeable = True
+            s.append(self.ids[:60])
+            s.zero_kv()
+            s.close()
+            for view, copy in zip((logits, block.keys, block.values), kept):
+                self.assertEqual(view.tobytes(), copy.tobytes())
+            self.assertEqual(seen["logits"].shape, (3, self.model.vocab_size))
+        s = self.session(100)
+        self.assertEqual(s.block(0).keys[2, 0, :, 7].tobytes(), s.keys(2)[7, 0].tobytes())
+        self.assertEqual(s.block(1).values[2, 0, 9].tobytes(), s.values(2)[73, 0].tobytes())
+        self.assertEqual(s.block(0).keys.ctypes.data, s.fork().block(0).keys.ctypes.data)  # shared, not copied
+        for wrong in (-1, 2):
+            with self.assertRaises(stet.Error):
+                s.block(wrong)
+
+    def test_all_points_have_their_shapes(self):
+        for directory in (POCKET, TINY):
+            model = stet.Model(directory)
+            seen = model.session().append([5, 6, 7], points=["*"])
+            self.assertEqual(list(seen), model.points())
+            one = {name.split(".", 2)[-1]: rows.shape for name, rows in seen.items()}
+            self.assertEqual(one["ln1.hook_scale"], (3, 1))
+            self.assertEqual(one["attn.hook_result"], (3, model.heads, model.hidden_size))
+            self.assertEqual(one["mlp.hook_post"], (3, model.intermediate_size))
+            last = model.layers - 1
+            scaled = seen["ln_final.hook_scale"] ** 2
+            x = seen["blocks.%d.hook_resid_post" % last].astype(np.float64)
+            x = x - x.mean(-1, keepdims=True) if model.family == "gpt2" else x
+            self.assertLess(abs((x * x).mean(-1, keepdims=True) / scaled - 1).max(), 1e-4)
+
+    def test_callbacks(self):
+        at, extra = "blocks.3.hook_resid_mid", np.linspace(-1, 1, self.model.hidden_size, dtype=np.float32)
+        declared = self.session(40)
+        declared.attach(stet.Intervention(at, "add", extra))
+        declared.append(self.ids[40:])
+        for returns in (False, True):
+            s, calls = self.session(40, chunk=8, threads=2), []
+
+            def add(point, first, rows):
+                calls.append((point, first, rows.shape))
+                if returns:
+                    return rows + extra
+                rows += extra
+
+            with s.changing([at], add):
+                s.append(self.ids[40:])
+                fork = s.fork()
+                fork.append([5])
+            self.assertEqual({c[0] for c in calls}, {at})
+            self.assertEqual([c[1] for c in calls[:2]], [40, 48])
+            self.assertEqual(calls[0][2], (8, self.model.hidden_size))
+            self.assertEqual(s.logits().tobytes(), declared.logits().tobytes())
+            self.assertEqual((s.edits, declared.edits), (1, 0))
+            count = len(calls)
+            s.append([5])
+            self.assertEqual(len(calls), count)
+            self.assertNotEqual(s.logits().tobytes(), fork.logits().tobytes())
+        with tempfile.TemporaryDirectory() as d:
+            s.save(d + "/s.stet")
+            said = json.loads(run(STET, "inspect", d + "/s.stet", "--json"))
+            self.assertEqual([(e["what"], e["position"]) for e in said["edits"]], [("callback", 40)])
+            self.assertFalse(said["replayable"])
+            run(STET, "check", d + "/s.stet")
+            again = stet.Snapshot(d + "/s.stet").restore(self.model)
+            self.assertIsNone(again.difference(s))
+        s, before = self.session(40), self.session(40).digests()
+
+        def fails(point, first, rows):
+            raise KeyError("enough")
+
+        for function, kind in ((fails, KeyError), (lambda point, first, rows: rows * np.nan, stet.Error), (lambda point, first, rows: rows[:, :3], ValueError)):
+            with self.assertRaises(kind), s.changing([at], function):
+                s.append(self.ids[40:])
+            self.assertEqual(s.digests(), before)
+        with s.changing(["*.hook_mlp_out"], fails):
+            with self.assertRaises(KeyError):
+                s.generate(self.tokenizer, 4)
+        for wrong in ("hook_nowhere", "blocks.0.attn.hook_pattern", "blocks.99.hook_mlp_out"):
+            with self.assertRaises(stet.Error) as caught:
+                s.attach_callback([wrong], fails)
+            self.assertIn(wrong, str(caught.exception))
+
+    def test_keys_and_values_are_material(self):
+        s, other = self.session(80), self.model.session()
+        other.append(self.ids[::-1][:80])
+        before = s.keys(2).copy()
+        s.scale_kv(0.5, layers=[2], begin=3, end=9, values=False)
+        self.assertTrue(np.array_equal(s.keys(2)[3:9], before[3:9] * 0.5))
+        self.assertTrue(np.array_equal(s.keys(2)[9:], before[9:]))
+        s.zero_kv(layers=[0], heads=[0], begin=70)
+        self.assertFalse(s.values(0)[70:].any() or s.keys(0)[70:].any())
+        s.copy_kv(other, begin=10, end=20)
+        self.assertTrue(np.array_equal(s.values(4)[10:20], other.values(4)[10:20]))
+        s.set_kv(np.ones((2, self.model.kv_heads, self.model.head_dim)), layers=[1], begin=4, end=6, keys=False)
+        self.assertTrue((s.values(1)[4:6] == 1).all())
+        self.assertEqual(s.edits, 6)
+        self.assertGreater(s.truth().layers[2].key_largest, 0)
+        for wrong in (dict(layers=[99]), dict(begin=9, end=3), dict(heads=[0, 0]), dict(keys=False, values=False)):
+            with self.assertRaises(stet.Error):
+                s.zero_kv(**wrong)
+        joined = stet.splice([(other, 0, 30), (self.session(80), 10, 80)])
+        self.assertEqual(joined.tokens().tolist(), other.tokens()[:30].tolist() + self.ids[10:80].tolist())
+        self.assertTrue(np.array_equal(joined.values(0)[30:], self.session(80).values(0)[10:]))
+        truth = joined.truth()
+        self.assertEqual(truth.equal_positions, 30)
+        self.assertGreater(truth.a_from_b, 0)
+        self.assertEqual(sorted(truth.differences), ["edits", "keys", "logits", "values"])
+        self.assertTrue(stet.compare(other, other.fork()).equal)
+
+    def test_traces_give_the_bits_of_the_long_way(self):
+        before = self.session(20)
+        ids = self.ids[20:60]
+        row = np.full(self.model.hidden_size, 0.25, np.float32)
+        changes = [stet.Intervention("blocks.%d.hook_resid_pre" % layer, "set", row, begin=p, end=p + 1) for layer in range(self.model.layers) for p in (20, 41, 59)]
+        found = before.trace(ids).run(changes)
+        for change, logits in zip(changes, found):
+            plain = before.fork()
+            plain.attach(change)
+            plain.append(ids)
+            self.assertEqual(plain.logits().tobytes(), logits.tobytes())
+        with self.assertRaises(ZeroDivisionError):
+            before.trace(ids).run(changes, lambda index, logits: 1 // 0)
+        with self.assertRaises(stet.Error) as caught:
+            before.trace(ids).run([stet.Intervention("blocks.0.hook_resid_pre", "set", row[:3])])
+        self.assertIn("changes[0]", str(caught.exception))
+
+    def test_snapshots_are_checked_verified_and_compared(self):
+        with tempfile.TemporaryDirectory() as d:
+            self.session(70).save(d + "/a.stet")
+            self.session(80).save(d + "/b.stet", form="recipe")
+            with stet.Snapshot(d + "/a.stet") as a, stet.Snapshot(d + "/b.stet") as b:
+                a.check()
+                self.assertIsNone(a.verify(self.model))
+                self.assertIsNone(b.verify(self.model, bisect=True))
+                both = stet.compare(a, b)
+                self.assertEqual((both.equal, both.common_tokens), (False, 70))
+            with self.assertRaises(stet.Error):
+                stet.compare(stet.Snapshot(d + "/a.stet"), self.session())
+
+    def test_everything_public_says_what_it_is_and_takes(self):
+        for name in stet.__all__:
+            thing = getattr(stet, name)
+            self.assertTrue(thing.__doc__, name)
+            members = vars(thing).items() if isinstance(thing, type) else [(name, thing)]
+            for member, value in members:
+                value = getattr(value, "fget", None) or getattr(value, "__wrapped__", None) or value
+                if callable(value) and hasattr(value, "__code__") and not member.startswith("_") and "<string>" not in value.__code__.co_filename:
+                    self.assertTrue(value.__doc__, (name, member))
+                    self.assertIn("return", value.__annotations__, (name, member))
+
     def test_batches_mix_interventions(self):
         change = stet.Intervention("hook_resid_mid", "add", np.full(self.model.hidden_size, 0.5, np.float32), layers=[2, 3], begin=4)
         alone, a, b = self.model.session(), self.model.session(), self.model.session()
@@ -142,12 +306,35 @@ class Examples(unittest.TestCase):
         said = run(sys.executable, "examples/python/patching.py", os.path.join(ROOT, "assets/pocket-llama3"))
         self.assertIn("the value is kept at position 20, and read into position 56 by the layers before layer 2", said)
 
+    def test_notebooks_say_what_they_said(self):
+        here = os.getcwd()
+        for name in ("logit_lens", "steering", "patching"):
+            with open(os.path.join(ROOT, "examples/python", name + ".ipynb")) as file:
+                notebook = json.load(file)
+            space = {}
+            os.chdir(os.path.join(ROOT, "examples/python"))
+            try:
+                for number, cell in enumerate(notebook["cells"]):
+                    if cell["cell_type"] != "code":
+                        continue
+                    said = io.StringIO()
+                    with contextlib.redirect_stdout(said):
+                        exec(compile("".join(cell["source"]), "%s.ipynb[%d]" % (name, number), "exec"), space)
+                    kept = "".join("".join(o["text"]) for o in cell["outputs"] if o["output_type"] == "stream")
+                    self.assertEqual(said.getvalue(), kept, (name, number))
+            finally:
+                os.chdir(here)
+
     def test_equivalence_of_another_program(self):
         adapter = "%s examples/equivalence/with_stet.py %s" % (sys.executable, POCKET)
         prompt = ["-p", "Let a = 3. Let b = 9. What is a? What is b? Tell me more."]
         rows = json.loads(run(STET, "equivalence", "-m", POCKET, *prompt, "--json", "--against", adapter))
         self.assertEqual(len(rows), 10)
         self.assertTrue(all(row["same_bits"] and row["same_token"] for row in rows), rows)
+        rows = json.loads(run(STET, "equivalence", "-m", POCKET, "-p", prompt[1] * 4, "--json", "--against", adapter))
+        self.assertEqual([row["way"] for row in rows if "edge" in row["way"]],
+                         ["cut before, at and behind the window's edge", "saved and restored at the window's edge", "rewound from other tokens to the window's edge"])
+        self.assertTrue(all(row["same_bits"] for row in rows), rows)
         # One that computes otherwise when tokens come one by one, and one that cannot save.
         other = adapter + """ | %s -uc 'import json,sys
 for i, line in enumerate(sys.stdin):
@@ -174,6 +361,19 @@ class Wheel(unittest.TestCase):
             alone["PYTHONPATH"] = d + "/site"
             code = "import stet, sys; print(stet.__file__, stet.Model(sys.argv[1]).layers)"
             self.assertIn(d + "/site", run(sys.executable, "-c", code, POCKET, env=alone))
+
+
+    def test_pip_installs_it(self):
+        with tempfile.TemporaryDirectory() as d:
+            made = subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", d + "/env"], capture_output=True, text=True)
+            if made.returncode != 0:
+                self.skipTest("no venv: " + made.stdout[-200:])
+            python, alone = d + "/env/bin/python", {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+            run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-build-isolation", "--no-deps", ROOT, env=alone)
+            alone.pop("STET_LIBRARY")
+            code = "import stet, sys; print(stet.__file__, stet.Model(sys.argv[1]).layers, stet.__version__)"
+            self.assertIn(d + "/env", run(python, "-c", code, POCKET, env=alone))
+            self.assertIn("stet", run(python, "-m", "pip", "list", env=alone))
 
 
 class Commands(unittest.TestCase):
@@ -235,11 +435,82 @@ class Commands(unittest.TestCase):
             run(STET, "save", *text, "-o", d + "/s.stet")
             same = json.loads(run(STET, "measure", "-m", POCKET, "--from", d + "/s.stet", "--kl", d + "/s.stet", "--json"))
             self.assertEqual((same["kl"], same["same_bits"]), (0, True))
-            for what in ("--attention", "--norms", "--lens"):
+            for what in ("--attention", "--norms", "--lens", "--attribution"):
                 run(STET, "measure", *text, what, "--html", d + "/p.html")
                 page = read(d + "/p.html").decode()
                 self.assertNotIn("http", page.replace("http://www.w3.org", ""))
-                self.assertGreater(len(json.loads(page.split('id="data">')[1].split("</script>")[0])["maps"]), 0)
+                maps = json.loads(page.split('id="data">')[1].split("</script>")[0])["maps"]
+                self.assertGreater(len(maps), 0)
+                run(STET, "measure", *text, what, "--svg", d + "/p.svg")
+                svg = xml.etree.ElementTree.fromstring(read(d + "/p.svg"))  # well-formed
+                texts = [e.text for e in svg.iter("{http://www.w3.org/2000/svg}text")]
+                for m in maps:
+                    self.assertIn(m["title"], texts)
+                    self.assertTrue(any(t.endswith(" " + m["unit"]) for t in texts), m["unit"])
+                width, height = float(svg.get("width")), float(svg.get("height"))
+                for e in svg.iter("{http://www.w3.org/2000/svg}rect"):
+                    if e.get("x"):
+                        self.assertLessEqual(float(e.get("x")) + float(e.get("width")), width)
+                        self.assertLessEqual(float(e.get("y")) + float(e.get("height")), height)
+            for wrong in (["--tokens", "--svg", d + "/p.svg"], ["--lens", "--layer", "1"], ["--lens", "--target", "4"]):
+                done = subprocess.run([STET, "measure", *text, *wrong], capture_output=True, text=True)
+                self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+
+    def test_a_state_goes_before_any_prompt(self):
+        with tempfile.TemporaryDirectory() as d:
+            ids = list(range(20, 60))
+            text = lambda part: ",".join(map(str, part))
+            run(STET, "save", "-m", POCKET, "--ids", text(ids[:25]), "-o", d + "/s.stet")
+            run(STET, "logits", "-m", POCKET, "--ids", text(ids), "-o", d + "/all.safetensors")
+            run(STET, "logits", "-m", POCKET, "--from", d + "/s.stet", "--ids", text(ids[25:]), "-o", d + "/rest.safetensors")
+            size = 4 * 15 * stet.Model(POCKET).vocab_size
+
+            def logits_of(name):
+                raw = read(d + name)
+                header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+                begin, end = header["logits"]["data_offsets"]
+                at = 8 + int.from_bytes(raw[:8], "little")
+                return raw[at + begin : at + end]
+
+            self.assertEqual(logits_of("/all.safetensors")[-size:], logits_of("/rest.safetensors"))
+            other = ids[:30] + [7] + ids[31:]
+            sweep = ["--answer", "3", "--wrong", "8", "--json", "-m", POCKET]
+            long = json.loads(run(STET, "patch", "--clean-ids", text(ids), "--corrupt-ids", text(other), "--positions", "30,39", *sweep))
+            short = json.loads(run(STET, "patch", "--from", d + "/s.stet", "--clean-ids", text(ids[25:]), "--corrupt-ids", text(other[25:]), "--positions", "5,14", *sweep))
+            self.assertEqual(long["scores"], short["scores"])
+            run(STET, "patch", "--clean-ids", "5,6", "--corrupt-ids", "5,7", *sweep, "--positions", "2", status=2)
+
+    def test_edits(self):
+        with tempfile.TemporaryDirectory() as d:
+            for name, text in (("a", "Let a = 3. Let b = 8. What is a?"), ("b", "Let c = 5. Let d = 2. What is d?")):
+                run(STET, "save", "-m", POCKET, "-p", text, "-o", d + "/%s.stet" % name)
+            edit = lambda *more, **how: run(STET, "edit", d + "/a.stet", "-m", POCKET, "-o", d + "/t.stet", *more, **how)
+            tokens = len(stet.Snapshot(d + "/a.stet").tokens())
+            said = json.loads(edit("--scale", "0.5", "--layers", "2,3", "--positions", "4..6", "--keys", "--json"))
+            self.assertEqual((said["edits"], said["equal_positions"], said["value_difference"]), (2, 4, 0))
+            self.assertGreater(said["key_difference"], 0)
+            self.assertGreater(said["kl"], 0)
+            t = json.loads(run(STET, "inspect", d + "/t.stet", "--json"))
+            self.assertEqual([(e["what"], e["layer"], e["position"], e["end"], e["how"]) for e in t["edits"]], [("key", 2, 4, 6, "scale"), ("key", 3, 4, 6, "scale")])
+            run(STET, "resume", d + "/t.stet", "-m", POCKET, "-n", "3")
+            said = json.loads(edit("--scale", "1", "--json"))
+            self.assertEqual((said["key_difference"], said["kl"], said["equal_positions"]), (0, 0, tokens))
+            edit("--copy", d + "/b.stet", "--positions", "3..9")
+            t = json.loads(run(STET, "inspect", d + "/t.stet", "--json"))
+            self.assertEqual(t["edits"][0]["source"], json.loads(run(STET, "inspect", d + "/b.stet", "--json"))["id"])
+            said = json.loads(edit("--splice", d + "/b.stet", "--take", "0..10", "--resume-at", "1", "--json"))
+            self.assertEqual((said["tokens"], said["equal_positions"]), (tokens + 9, 10))
+            self.assertIn("nats", run(STET, "lab", "edit", d + "/a.stet", "-m", POCKET, "-o", d + "/t.stet", "--zero"))
+            for status, wrong in ((2, ["--zero", "--scale", "1"]), (2, []), (2, ["--zero", "--positions", "3..99"]), (2, ["--splice", d + "/b.stet", "--layers", "1"]), (1, ["--zero", "--layers", "99"]),
+                                  (2, ["--splice", d + "/b.stet", "--at", "999"]), (1, ["--scale", "nan"]), (1, ["--copy", d + "/nowhere.stet"])):
+                done = subprocess.run([STET, "edit", d + "/a.stet", "-m", POCKET, "-o", d + "/u.stet", *wrong], capture_output=True, text=True)
+                self.assertEqual((done.returncode, done.stdout, os.path.exists(d + "/u.stet")), (status, "", False), (wrong, done.stderr))
+
+    def test_the_laboratory_lists_what_it_holds(self):
+        said = run(STET, "lab")
+        for name in ("capture", "measure", "patch", "edit", "export", "import", "experiment", "equivalence"):
+            self.assertRegex(said, r"\b%s\b" % name)
+        self.assertEqual(run(STET, "lab", "capture", "--list", "-m", POCKET), run(STET, "capture", "--list", "-m", POCKET))
 
 
 if __name__ == "__main__":

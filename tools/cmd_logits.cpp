@@ -7,15 +7,13 @@
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/safetensors.hpp"
 #include "tools/command.hpp"
-#include "tools/lab/interventions.hpp"
+#include "tools/lab/lab.hpp"
 
 namespace stet::tool {
 namespace {
 
 struct LogitsCommand {
-  ModelOptions model;
-  PromptOptions prompt;
-  InterventionOption interventions;
+  LabOptions lab;
   bool hidden = false, digest = false, nll = false;
   std::string output;
 };
@@ -51,7 +49,8 @@ class Output {
     if (o.output.empty()) return;
     const std::map<std::string, std::string> metadata = {
         {"contract", contract_name(session.model(), session.compute().contract)},
-        {"model", session.model().fingerprint()}};
+        {"model", session.model().fingerprint()},
+        {"first_position", std::to_string(session.size())}};
     file_.emplace(o.output, specs, metadata);
   }
 
@@ -82,11 +81,12 @@ class Output {
 // the first.
 class Likelihood {
  public:
-  explicit Likelihood(const std::vector<int32_t>& ids) : ids_(ids) {}
+  // `first`: the position of the first.
+  Likelihood(const std::vector<int32_t>& ids, int64_t first) : ids_(ids), first_(first) {}
 
   void logits(int64_t first, Rows rows) {
     for (size_t i = 0; i < rows.count; ++i) {
-      const size_t next = static_cast<size_t>(first) + i + 1;
+      const size_t next = static_cast<size_t>(first - first_) + i + 1;
       if (next >= ids_.size()) return;
       const std::span<const float> row(rows.row(i), rows.width);
       const double top = *std::max_element(row.begin(), row.end());
@@ -103,25 +103,21 @@ class Likelihood {
 
  private:
   const std::vector<int32_t>& ids_;
+  int64_t first_;
   double total_ = 0;
 };
 
 void run(LogitsCommand& o) {
   if (!o.output.empty()) check_writable(o.output);
-  std::vector<int32_t> ids;
-  for (const Prompt& prompt :
-       o.prompt.read(o.model.source()->path(), load_tokenizer(o.model.checkpoint), true)) {
-    ids.insert(ids.end(), prompt.ids.begin(), prompt.ids.end());
-  }
+  LabWork work = begin(o.lab);
+  Session& session = work.session;
+  const std::vector<int32_t>& ids = work.ids;
   if (o.nll && ids.size() < 2)
     usage_error("--nll", "two tokens or more", std::to_string(ids.size()));
-  const auto model = o.model.load_model();
-  Session session(model, o.model.session_options());
-  o.interventions.attach_to(session);
   Output output(o, session, ids);
   HiddenSink hidden;
   if (o.hidden) hidden = [&](size_t index, int64_t, Rows rows) { output.hidden(index, rows); };
-  Likelihood likelihood(ids);
+  Likelihood likelihood(ids, session.size());
   const auto logits = [&](int64_t first, Rows rows) {
     output.logits(rows);
     if (o.nll) likelihood.logits(first, rows);
@@ -140,7 +136,6 @@ void add_logits(CLI::App& app) {
   const auto o = std::make_shared<LogitsCommand>();
   CLI::App* sub =
       app.add_subcommand("logits", "Logits of every position, and hidden states, as safetensors.");
-  o->prompt.add_to(*sub);
   CLI::Option* output =
       sub->add_option("-o,--output", o->output,
                       "file to write: logits [T, vocab], input_ids [T], hidden.i [T, hidden]")
@@ -155,10 +150,9 @@ void add_logits(CLI::App& app) {
       ->group("Output");
   sub->add_flag("--nll", o->nll, "print the mean negative log-likelihood of the tokens")
       ->group("Output");
-  o->interventions.add_to(*sub);
-  o->model.add_to(*sub);
+  o->lab.add_to(*sub);
   sub->callback([o] {
-    o->prompt.require();
+    o->lab.prompt.require();
     if (o->output.empty() && !o->digest && !o->nll)
       throw CLI::RequiredError("-o, --digest or --nll");
     run(*o);

@@ -47,10 +47,12 @@ void add_store(CLI::App& app);
 void add_capture(CLI::App& app);
 void add_measure(CLI::App& app);
 void add_patch(CLI::App& app);
+void add_edit(CLI::App& app);
 void add_export(CLI::App& app);
 void add_import(CLI::App& app);
 void add_experiment(CLI::App& app);
 void add_equivalence(CLI::App& app);
+void add_lab(CLI::App& app);
 void add_completion(CLI::App& app);
 void add_help(CLI::App& app);
 

@@ -25,8 +25,8 @@ Exit status: 0 done; 1 the input or the state is at fault; 2 the command line is
 
 // Which accept or write store:NAME in place of a snapshot's file.
 constexpr const char* kStoreUsers[] = {
-    "generate", "chat",    "save",    "resume", "inspect", "check",      "verify", "diff",
-    "convert",  "capture", "measure", "patch",  "export",  "experiment", "serve",  "store"};
+    "generate", "chat",    "save",  "resume", "inspect", "check",      "verify", "diff", "convert",
+    "capture",  "measure", "patch", "edit",   "export",  "experiment", "serve",  "store"};
 
 int run(CLI::App& app, int argc, char** argv) {
   try {
@@ -61,15 +61,22 @@ int stet::tool::run_command(int argc, char** argv) {
     app.formatter(std::make_shared<HelpFormatter>());
     app.get_formatter()->column_width(28);
     for (auto add :
-         {add_generate,   add_chat,       add_serve,       add_save,    add_resume,
-          add_inspect,    add_check,      add_verify,      add_diff,    add_prune,
-          add_convert,    add_capture,    add_measure,     add_patch,   add_export,
-          add_import,     add_experiment, add_equivalence, add_logits,  add_tokenize,
-          add_detokenize, add_template,   add_quantize,    add_prepare, add_convert_model,
-          add_bench,      add_store,      add_completion,  add_help}) {
+         {add_generate, add_chat,          add_serve,      add_save,        add_resume,
+          add_inspect,  add_check,         add_verify,     add_diff,        add_prune,
+          add_convert,  add_capture,       add_measure,    add_patch,       add_edit,
+          add_export,   add_import,        add_experiment, add_equivalence, add_lab,
+          add_logits,   add_tokenize,      add_detokenize, add_template,    add_quantize,
+          add_prepare,  add_convert_model, add_bench,      add_store,       add_completion,
+          add_help}) {
       add(app);
     }
-    for (const char* name : kStoreUsers) stet::tool::add_store_options(*app.get_subcommand(name));
+    CLI::App* const lab = app.get_subcommand("lab");
+    for (const char* name : kStoreUsers) {
+      stet::tool::add_store_options(*app.get_subcommand(name));
+      for (CLI::App* same :
+           lab->get_subcommands([&](CLI::App* sub) { return sub->get_name() == name; }))
+        stet::tool::add_store_options(*same);
+    }
     app.footer(kExamples);
     return run(app, argc, argv);
   } catch (const std::bad_alloc&) {

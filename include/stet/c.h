@@ -28,9 +28,9 @@
  * Threads    Models, tokenizers, chat templates, snapshots and comparisons never change: any number
  *            of threads may use one at once. A session, batch, chat, text stream or sampler may be
  *            used by one thread at a time. Freeing counts as use.
- * Callbacks  run on the calling thread. They get their `context`, may only read the session that
- *            they are called for, and return 0 to go on.
- * Numbers    `threads` 0 means all processors that the process may run on. Positions count from 0.
+ * Callbacks  run on the calling thread, but for stet_change_callback. They get their `context`, may
+ * only read the session that they are called for, and return 0 to go on. Numbers    `threads` 0
+ * means all processors that the process may run on. Positions count from 0.
  */
 #ifndef STET_C_H
 #define STET_C_H
@@ -410,6 +410,60 @@ STET_API stet_status stet_session_lens(const stet_session* session, const float*
                                        size_t rows, float** logits, size_t* count,
                                        stet_error** error);
 
+/* Changes activations in place: `rows` are [count][width], `stride` floats apart, at points[index],
+ * of positions from `first` on. Called by one of the threads that compute, one call at a time. */
+typedef int32_t (*stet_change_callback)(void* context, size_t index, int64_t first, float* rows,
+                                        size_t count, size_t width, size_t stride);
+
+typedef struct stet_callback {
+  size_t struct_size;
+  const char* const* points; /* [point_count] names, each once, of points that can be changed */
+  size_t point_count;
+  void* context;
+  stet_change_callback change;   /* needed; where it returns non-zero, the call is canceled */
+  stet_release_callback release; /* of the context, or NULL */
+} stet_callback;
+
+/* From here on the function changes activations of what this session and its forks process, until
+ * it is detached. Snapshots do not hold it, and what it had part in cannot be computed again: such
+ * a state counts it among its edits, and is named by its bytes. */
+STET_API stet_status stet_session_attach_callback(stet_session* session,
+                                                  const stet_callback* callback,
+                                                  stet_error** error);
+STET_API stet_status stet_session_detach_callbacks(stet_session* session, stet_error** error);
+
+/* The names of all points of a model, in the order of the pass, a line for each: new. */
+STET_API stet_status stet_model_points(const stet_model* model, char** text, size_t* size,
+                                       stet_error** error);
+
+/* What was at points while tokens were processed; the memory of its rows is its own. */
+typedef struct stet_capture stet_capture;
+/* Appends the tokens and keeps the rows of points[0] .. points[point_count-1]; with `logits` not 0
+ * also the logits of every position, as one more. */
+STET_API stet_status stet_session_capture(stet_session* session, const int32_t* ids, size_t count,
+                                          const char* const* points, size_t point_count,
+                                          int32_t logits, stet_capture** capture,
+                                          stet_error** error);
+STET_API void stet_capture_free(stet_capture* capture);
+/* Borrowed: [count][width]. Scores and patterns are [heads][positions], -inf and 0 where positions
+ * come later. */
+STET_API stet_status stet_capture_rows(const stet_capture* capture, size_t index,
+                                       const float** rows, size_t* count, size_t* width,
+                                       stet_error** error);
+
+/* What tokens gave, kept so that their end can be computed again under changes, each from its layer
+ * and position on: sweeps of activation patching. */
+typedef struct stet_trace stet_trace;
+/* The tokens go through the model after what the session holds, which stays as it is. */
+STET_API stet_status stet_trace_new(const stet_session* before, const int32_t* ids, size_t count,
+                                    stet_trace** trace, stet_error** error);
+STET_API void stet_trace_free(stet_trace* trace);
+/* Each change alone, with the bits that attaching it before the tokens would give: on_logits gets
+ * its place in `changes` as the position, in any order. */
+STET_API stet_status stet_trace_run(stet_trace* trace, const stet_intervention* changes,
+                                    size_t count, stet_logits_callback on_logits, void* context,
+                                    stet_error** error);
+
 /* The tokens that are there, [count], borrowed; NULL for none. */
 STET_API stet_status stet_session_tokens(const stet_session* session, const int32_t** ids,
                                          size_t* count, stet_error** error);
@@ -456,6 +510,53 @@ STET_API stet_status stet_session_set_key(stet_session* session, int64_t layer, 
 STET_API stet_status stet_session_set_value(stet_session* session, int64_t layer, int64_t head,
                                             int64_t position, const float* x, size_t count,
                                             stet_error** error);
+
+/* Which keys and values; positions that were pruned are left out. */
+typedef struct stet_kv_range {
+  size_t struct_size;
+  const int64_t* layers; /* [layer_count]; none: all */
+  size_t layer_count;
+  const int64_t* heads; /* [head_count], of keys and values; none: all */
+  size_t head_count;
+  int64_t begin, end;   /* positions begin .. end-1; end 0: to the last */
+  int32_t keys, values; /* 1: these; both 0: both */
+} stet_kv_range;
+/* Like stet_session_set_key(), of all of a range. x: [count], one vector of head_dim for each, or
+ * [positions][heads][head_dim] for each layer. From positions `position` .. of a session of the
+ * same model: keys are rotated to where they are then. */
+STET_API stet_status stet_session_zero_kv(stet_session* session, const stet_kv_range* range,
+                                          stet_error** error);
+STET_API stet_status stet_session_scale_kv(stet_session* session, const stet_kv_range* range,
+                                           float factor, stet_error** error);
+STET_API stet_status stet_session_set_kv(stet_session* session, const stet_kv_range* range,
+                                         const float* x, size_t count, stet_error** error);
+STET_API stet_status stet_session_copy_kv(stet_session* session, const stet_kv_range* range,
+                                          const stet_session* from, int64_t position,
+                                          stet_error** error);
+
+typedef struct stet_cut { /* positions begin .. end-1 of a session */
+  stet_session* from;
+  int64_t begin, end;
+} stet_cut;
+/* A session of all these positions, one cut after the other, keys rotated to where they are now;
+ * nothing is computed again. Settings are those of the first. stet_session_compare_truth() says how
+ * far that is from what the tokens give. */
+STET_API stet_status stet_session_splice(const stet_cut* cuts, size_t count, stet_session** spliced,
+                                         stet_error** error);
+
+/* Memory of the library that is read in place: it stays as it is until it is freed, whatever
+ * becomes of the session. */
+typedef struct stet_view stet_view;
+STET_API void stet_view_free(stet_view* view);
+/* Logits that follow the last token, [count]; NULL when there are no tokens. */
+STET_API stet_status stet_session_view_logits(stet_session* session, stet_view** view,
+                                              const float** data, size_t* count,
+                                              stet_error** error);
+/* Block `index`, of positions 64 index .. 64 index + 63: for each layer and head of keys and
+ * values, keys as [head_dim][64] and then values as [64][head_dim], of the type that the session
+ * has. */
+STET_API stet_status stet_session_view_block(stet_session* session, int64_t index, stet_view** view,
+                                             const void** data, size_t* size, stet_error** error);
 
 /* What tells a state from others, as text that ends with NUL. */
 typedef struct stet_digests {
@@ -790,6 +891,10 @@ typedef struct stet_comparison stet_comparison;
 /* Part by part. */
 STET_API stet_status stet_session_compare(stet_session* a, stet_session* b,
                                           stet_comparison** comparison, stet_error** error);
+/* The same of what the session's tokens, prunes and interventions give when all is computed again
+ * (a), and what it is (b): how far edits have taken it from there. */
+STET_API stet_status stet_session_compare_truth(stet_session* session, stet_comparison** comparison,
+                                                stet_error** error);
 STET_API stet_status stet_snapshot_compare(const stet_snapshot* a, const stet_snapshot* b,
                                            stet_comparison** comparison, stet_error** error);
 STET_API void stet_comparison_free(stet_comparison* comparison);

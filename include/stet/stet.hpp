@@ -7,6 +7,8 @@
 #include "stet/model/decoder.hpp"
 #include "stet/model/model.hpp"
 #include "stet/session/session.hpp"
+#include "stet/session/splice.hpp"
+#include "stet/session/trace.hpp"
 #include "stet/snapshot/compare.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/snapshot/verify.hpp"

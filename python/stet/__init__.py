@@ -8,9 +8,9 @@
         print(s.generate(tokenizer, max_tokens=8).text)
         s.save("s.stet", tokenizer)
 
-Arrays are numpy's: activations [positions, ...] of float32. Handles free themselves, or by `with`.
+Arrays are numpy's: activations [positions, ...] of float32, read-only views of the library's memory. Handles free themselves, or by `with`.
 """
-from ._stet import (Error, Difference, Digests, Intervention, Model, Reply, Sampling, Session, Snapshot, Tokenizer, append_batch, log_softmax, version)
+from ._stet import (Block, Comparison, Difference, Digests, Error, Intervention, LayerDeviation, Model, Reply, Sampling, Session, Snapshot, Tokenizer, Trace, append_batch, compare, log_softmax, splice, version)
 
-__all__ = ["Error", "Difference", "Digests", "Intervention", "Model", "Reply", "Sampling", "Session", "Snapshot", "Tokenizer", "append_batch", "log_softmax", "version"]
+__all__ = ["Block", "Comparison", "Difference", "Digests", "Error", "Intervention", "LayerDeviation", "Model", "Reply", "Sampling", "Session", "Snapshot", "Tokenizer", "Trace", "append_batch", "compare", "log_softmax", "splice", "version"]
 __version__ = version()

@@ -4,6 +4,7 @@
 
 #include "src/c/internal.hpp"
 #include "stet/session/identity.hpp"
+#include "stet/session/splice.hpp"
 #include "stet/snapshot/verify.hpp"
 
 namespace stet::c {
@@ -142,6 +143,17 @@ stet_status stet_session_compare(stet_session* a, stet_session* b, stet_comparis
     const stet::State& x = at(a, "a").at->state();
     const stet::State& y = at(b, "b").at->state();
     to = new stet_comparison(stet::compare(x, y));
+  });
+}
+
+stet_status stet_session_compare_truth(stet_session* session, stet_comparison** comparison,
+                                       stet_error** error) {
+  return guarded(error, [&] {
+    stet_comparison*& to = output(comparison, "comparison");
+    stet::Session& s = *at(session, "session").at;
+    stet::Session truth = stet::truth_of(s.shared_model(), s.state(),
+                                         {s.capacity(), s.kv().shape().type, s.compute()});
+    to = new stet_comparison(stet::compare(truth.state(), s.state()));
   });
 }
 

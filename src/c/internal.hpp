@@ -185,6 +185,8 @@ SamplingSettings sampling_of(const stet_sampling* sampling);
 Message message_of(const stet_message& message);
 stet_message message_value(const Message& message);
 stet_digests digests_value(const StateDigests& digests);
+PointAt point_of(const char* name, const char* field);
+Intervention intervention_of(const stet_intervention& i);
 
 // Calls release(context) when the last holder goes; at once where it cannot be kept.
 std::shared_ptr<const void> lent(stet_release_callback release, void* context);

@@ -32,12 +32,6 @@ HiddenSink hidden_sink(const stet_watch& watch) {
   };
 }
 
-PointAt point_of(const char* name, const char* field) {
-  const auto at = parse_point_at(cstring(name, field));
-  if (!at) fail(field, "the name of a point", name);
-  return *at;
-}
-
 // The points that somebody watches; empty without a callback.
 Watch points_watch(const stet_watch& w) {
   Watch watch;
@@ -53,32 +47,6 @@ Watch points_watch(const stet_watch& w) {
     }
   };
   return watch;
-}
-
-Intervention intervention_of(const stet_intervention& i) {
-  Intervention w;
-  const std::string name = cstring(i.point, "point");
-  const auto at = parse_point_at(name);
-  const auto point = at ? std::optional<Point>(at->point) : parse_point(name);
-  if (!point) fail("point", "the name of a point", name);
-  w.point = *point;
-  if (at && point_info(*point).of_layer) w.layers = {at->layer};
-  if (i.layer_count > 0) {
-    const auto layers = items(i.layers, i.layer_count, "layers");
-    w.layers.assign(layers.begin(), layers.end());
-  }
-  const auto heads = items(i.heads, i.head_count, "heads");
-  w.heads.assign(heads.begin(), heads.end());
-  w.begin = i.begin;
-  w.end = i.end == 0 ? -1 : i.end;
-  if (i.op < STET_SET || i.op > STET_CLAMP) fail("op", "0..4", std::to_string(i.op));
-  w.op = static_cast<Intervention::Op>(i.op);
-  w.amount = i.amount, w.bias = i.bias, w.threshold = i.threshold;
-  if (i.value_count > 0) {
-    const auto values = items(i.values, i.value_count, "values");
-    w.values = std::make_shared<const std::vector<float>>(values.begin(), values.end());
-  }
-  return w;
 }
 
 stet_session_info info_of(const Session& s) {

@@ -188,11 +188,9 @@ std::vector<bool> by_content(const State& recipe, const std::vector<Chain::Block
   for (size_t b = 0; edited && b < blocks.size(); ++b)
     found[b] = found[b] || blocks[b].changed > *edited;
   for (const KvEdit& e : recipe.edits) {
-    const auto b = static_cast<size_t>(e.position / kBlockPositions);
-    if (e.position < 0)
-      found.assign(blocks.size(), true);
-    else if (b < found.size())
-      found[b] = true;
+    if (e.position < 0) found.assign(blocks.size(), true);
+    const auto end = std::min(found.size(), static_cast<size_t>(blocks_of(e.reach())));
+    for (auto b = static_cast<size_t>(e.position / kBlockPositions); b < end; ++b) found[b] = true;
   }
   return found;
 }
@@ -285,16 +283,40 @@ Sha256 state_id(const State& state, int threads) {
                     lineage.replayable() ? Sha256() : logits_hash(state));
 }
 
+namespace {
+
+std::string reason_of(const KvEdit& e) {
+  switch (e.what) {
+    case KvEdit::What::kv_type:
+      return "keys and values were rounded to another type";
+    case KvEdit::What::callback:
+      return fmt::format("a callback changed activations from position {} on", e.position);
+    case KvEdit::What::splice:
+      return fmt::format("positions {} .. {} were put together from other states", e.position,
+                         e.end - 1);
+    default:
+      break;
+  }
+  static constexpr const char* kDone[] = {"set", "scaled", "copied from another state"};
+  const auto one_of = [](const char* name, int64_t i) {
+    return i < 0 ? fmt::format("all {}s", name) : fmt::format("{} {}", name, i);
+  };
+  const bool one = e.end < 0;
+  return fmt::format(
+      "the {}{} of position{}, {}, {} {} {}", kv_edit_name(e.what), one ? "" : "s",
+      one ? fmt::format(" {}", e.position) : fmt::format("s {} .. {}", e.position, e.end - 1),
+      one_of("layer", e.layer), one_of("head", e.head), one ? "was" : "were",
+      kDone[static_cast<int>(e.how)]);
+}
+
+}  // namespace
+
 std::optional<ReplayLimit> replay_limit(const State& state) {
   if (state.size() > 0 && !is_replayable(state.origin.contract))
     return ReplayLimit{0, "OpenBLAS computed it (contract " + state.origin.contract + ")"};
   if (state.edits.empty()) return std::nullopt;
   const KvEdit& first = state.edits.front();
-  ReplayLimit limit{first.at, first.position < 0
-                                  ? "keys and values were rounded to another type"
-                                  : fmt::format("the {} of position {}, layer {}, head {} was set",
-                                                kv_edit_name(first.what), first.position,
-                                                first.layer, first.head)};
+  ReplayLimit limit{first.at, reason_of(first)};
   for (const KvEdit& e : state.edits)
     limit.position = std::min({limit.position, e.at, std::max<int64_t>(e.position, 0)});
   for (size_t k = static_cast<size_t>(first.prunes); k < state.prunes.size(); ++k)

@@ -217,7 +217,10 @@ std::vector<Prune> read_prunes(std::span<const std::byte> log, std::span<const s
   return prunes;
 }
 
-constexpr KvEdit::What kEdits[] = {KvEdit::What::key, KvEdit::What::value, KvEdit::What::kv_type};
+constexpr KvEdit::What kEdits[] = {KvEdit::What::key, KvEdit::What::value, KvEdit::What::kv_type,
+                                   KvEdit::What::callback, KvEdit::What::splice};
+constexpr const char* kHows[] = {"set", "scale", "copy"};  // by KvEdit::How
+constexpr size_t kMaxEditSource = 1 << 16;
 
 Json edits_json(const std::vector<KvEdit>& edits) {
   Json list = Json::array();
@@ -228,6 +231,9 @@ Json edits_json(const std::vector<KvEdit>& edits) {
                     {"position", e.position},
                     {"layer", e.layer},
                     {"head", e.head}});
+    if (e.end >= 0) list.back()["end"] = e.end;
+    if (e.how != KvEdit::How::set) list.back()["how"] = kHows[static_cast<int>(e.how)];
+    if (!e.source.empty()) list.back()["source"] = e.source;
   }
   return list;
 }
@@ -240,14 +246,25 @@ std::vector<KvEdit> read_edits(const JsonReader& json, const SnapshotMeta& m) {
     const std::string what = entry.string("what");
     const auto found = std::find_if(std::begin(kEdits), std::end(kEdits),
                                     [&](KvEdit::What w) { return what == kv_edit_name(w); });
-    if (found == std::end(kEdits)) entry.fail("what", "key, value or kv type");
+    if (found == std::end(kEdits)) entry.fail("what", "key, value, kv type, callback or splice");
     e.what = *found;
     e.at = entry.integer("at", 0, m.capacity);
     e.prunes = entry.integer("prunes", 0, static_cast<int64_t>(m.prunes.size()));
     e.position = entry.integer("position", -1, m.capacity - 1);
     e.layer = entry.integer("layer", -1, m.kv.layers - 1);
     e.head = entry.integer("head", -1, m.kv.kv_heads - 1);
-    edits.push_back(e);
+    e.end = entry.integer_or("end", -1, -1, m.capacity);
+    const std::string how = entry.string_or("how", kHows[0]);
+    const auto known = std::find(std::begin(kHows), std::end(kHows), how);
+    if (known == std::end(kHows)) entry.fail("how", "set, scale or copy");
+    e.how = static_cast<KvEdit::How>(known - std::begin(kHows));
+    e.source = entry.string_or("source", "");
+    if (e.source.size() > kMaxEditSource) entry.fail("source", "at most 65536 bytes");
+    const bool ranged = e.what != KvEdit::What::kv_type;
+    if (ranged ? e.position < 0 || (e.end >= 0 && e.end <= e.position)
+               : e.position >= 0 || e.end >= 0)
+      entry.fail("position", ranged ? "a position, before end" : "-1: all");
+    edits.push_back(std::move(e));
   }
   return edits;
 }

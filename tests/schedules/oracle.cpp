@@ -23,6 +23,13 @@ Intervention change_of(const Model& m, uint32_t which) {
   return w;
 }
 
+std::shared_ptr<const Callback> callback_of(const Model& m) {
+  return std::make_shared<const Callback>(
+      Callback{{{Point::resid_pre, m.config().layers - 1}}, [](const PointAt&, int64_t, Rows rows) {
+                 for (size_t i = 0; i < rows.count; ++i) rows.row(i)[i % 3] += 0.5f;
+               }});
+}
+
 int64_t Timeline::size() const { return size_; }
 
 int64_t Timeline::floor() const {
@@ -37,8 +44,18 @@ void Timeline::append(std::span<const int32_t> ids) {
 void Timeline::rewind(int64_t size) {
   std::vector<int32_t>& tokens = stages_.back().tokens;
   tokens.resize(tokens.size() - static_cast<size_t>(size_ - size));
-  std::erase_if(stages_.back().changes, [&](const auto& c) { return c.first > tokens.size(); });
   size_ = size;
+  // What was attached later is forgotten; callbacks stay with the session, and edits where their
+  // positions are.
+  std::erase_if(stages_.back().changes, [&](Stage::Change& c) {
+    if (c.kind == Stage::Change::edit) {
+      if (c.what.range.begin >= size) return true;
+      c.what.range.end = std::min(c.what.range.end, size);
+    }
+    if (c.after <= tokens.size()) return false;
+    c.after = tokens.size();
+    return c.kind == Stage::Change::intervention;
+  });
 }
 
 void Timeline::prune(int64_t begin, int64_t end, bool shift) {
@@ -50,16 +67,73 @@ void Timeline::prune(int64_t begin, int64_t end, bool shift) {
 }
 
 void Timeline::attach(uint32_t which) {
-  stages_.back().changes.emplace_back(stages_.back().tokens.size(), which);
+  stages_.back().changes.push_back(
+      {stages_.back().tokens.size(), Stage::Change::intervention, which});
+}
+
+void Timeline::call(bool on) {
+  stages_.back().changes.push_back({stages_.back().tokens.size(),
+                                    on ? Stage::Change::callback_on : Stage::Change::callback_off});
+}
+
+void Timeline::edit(const Edit& edit) {
+  stages_.back().changes.push_back({stages_.back().tokens.size(), Stage::Change::edit, 0, edit});
+}
+
+bool Timeline::calls() const {
+  bool on = false;
+  for (const Stage& s : stages_) {
+    for (const Stage::Change& c : s.changes) {
+      if (c.kind == Stage::Change::callback_on) on = true;
+      if (c.kind == Stage::Change::callback_off) on = false;
+    }
+  }
+  return on;
+}
+
+bool Timeline::edited() const {
+  for (const Stage& s : stages_) {
+    for (const Stage::Change& c : s.changes) {
+      if (c.kind != Stage::Change::intervention) return true;
+    }
+  }
+  return false;
+}
+
+void Timeline::apply(const Model& m, Session& session, const Stage::Change& c) {
+  if (c.kind == Stage::Change::intervention) session.attach(change_of(m, c.which));
+  if (c.kind == Stage::Change::callback_on) session.attach(callback_of(m));
+  if (c.kind == Stage::Change::callback_off) session.detach_callbacks();
+  if (c.kind != Stage::Change::edit) return;
+  if (c.what.source == nullptr) return session.scale_kv(c.what.range, c.what.factor);
+  SessionOptions o;
+  o.capacity = session.capacity();
+  o.kv_type = session.kv().shape().type;
+  o.compute = session.compute();
+  Session source(session.shared_model(), o);
+  c.what.source->replay(m, source);
+  session.copy_kv(c.what.range, source, c.what.range.begin);
+}
+
+std::string Timeline::text_of(const Stage::Change& c) {
+  if (c.kind == Stage::Change::intervention)
+    return fmt::format("attach(change_of(model, {}))", c.which);
+  if (c.kind == Stage::Change::callback_on) return "attach(callback_of(model))";
+  if (c.kind == Stage::Change::callback_off) return "detach_callbacks()";
+  const KvRange& r = c.what.range;
+  const std::string range =
+      fmt::format("{{{{{}}}, {{}}, {}, {}}}", fmt::join(r.layers, ", "), r.begin, r.end);
+  return c.what.source == nullptr ? fmt::format("scale_kv({}, {})", range, c.what.factor)
+                                  : fmt::format("copy_kv({}, source, {})", range, r.begin);
 }
 
 void Timeline::replay(const Model& m, Session& session) const {
   for (const Stage& s : stages_) {
     size_t done = 0;
-    for (const auto& [at, which] : s.changes) {
-      session.append(std::span(s.tokens).subspan(done, at - done));
-      session.attach(change_of(m, which));
-      done = at;
+    for (const Stage::Change& c : s.changes) {
+      session.append(std::span(s.tokens).subspan(done, c.after - done));
+      apply(m, session, c);
+      done = c.after;
     }
     session.append(std::span(s.tokens).subspan(done));
     if (s.begin != s.end) session.prune_range(s.begin, s.end, s.shift);
@@ -69,9 +143,8 @@ void Timeline::replay(const Model& m, Session& session) const {
 std::string Timeline::text() const {
   std::string text;
   for (const Stage& s : stages_) {
-    for (const auto& [at, which] : s.changes)
-      text += fmt::format("  // after {} of these tokens: plain.attach(change_of(model, {}));\n",
-                          at, which);
+    for (const Stage::Change& c : s.changes)
+      text += fmt::format("  // after {} of these tokens: plain.{};\n", c.after, text_of(c));
     if (!s.tokens.empty())
       text +=
           fmt::format("  plain.append(std::vector<int32_t>{{{}}});\n", fmt::join(s.tokens, ", "));
@@ -90,7 +163,13 @@ std::string Timeline::name() const {
     add(s.tokens.size()), add(s.begin), add(s.end), add(s.shift);
     bytes.append(reinterpret_cast<const char*>(s.tokens.data()), s.tokens.size() * sizeof(int32_t));
     add(s.changes.size());
-    for (const auto& [at, which] : s.changes) add(at), add(which);
+    for (const Stage::Change& c : s.changes) {
+      add(c.after), add(c.kind), add(c.which);
+      if (c.kind != Stage::Change::edit) continue;
+      add(c.what.range.begin), add(c.what.range.end), add(c.what.factor);
+      for (const int64_t layer : c.what.range.layers) add(layer);
+      if (c.what.source != nullptr) bytes += c.what.source->name();
+    }
   }
   return bytes;
 }
@@ -122,6 +201,7 @@ namespace {
 Digest continuation(Session& session, const Truth& truth) {
   const std::vector<int32_t> two = {5, 6};
   Session on = session.fork();
+  on.detach_callbacks();  // they are no part of the state
   if (on.size() + 2 <= on.capacity()) on.append(two);
   const Digest logits = digest_of(std::as_bytes(on.logits()));
   const uint64_t all[] = {truth.state.low, truth.state.high, logits.low, logits.high};

@@ -19,6 +19,9 @@ inline int32_t token_of(const Model& m, uint32_t text, int64_t position) {
 constexpr uint32_t kChanges = 4;
 Intervention change_of(const Model& m, uint32_t which);
 
+// Adds to the last layer's input, as no file can say.
+std::shared_ptr<const Callback> callback_of(const Model& m);
+
 class Timeline {
  public:
   int64_t size() const;
@@ -27,6 +30,17 @@ class Timeline {
   void rewind(int64_t size);
   void prune(int64_t begin, int64_t end, bool shift);
   void attach(uint32_t which);
+  // A callback from here on, or none any more.
+  void call(bool on);
+  // Keys and values of a range are scaled, or, where there is a source, copied from there.
+  struct Edit {
+    KvRange range;
+    float factor = 0;
+    std::shared_ptr<const Timeline> source;
+  };
+  void edit(const Edit& edit);
+  bool calls() const;   // a callback is attached
+  bool edited() const;  // tokens may not give it
 
   void replay(const Model& m, Session& session) const;
   std::string text() const;  // the calls that make it
@@ -38,8 +52,16 @@ class Timeline {
     std::vector<int32_t> tokens;
     int64_t begin = 0, end = 0;
     bool shift = false;
-    std::vector<std::pair<size_t, uint32_t>> changes;  // after so many of the tokens
+    struct Change {
+      size_t after;  // so many of the tokens
+      enum Kind { intervention, callback_on, callback_off, edit } kind;
+      uint32_t which = 0;
+      Edit what = {};
+    };
+    std::vector<Change> changes;
   };
+  static void apply(const Model& m, Session& session, const Stage::Change& change);
+  static std::string text_of(const Stage::Change& change);
   std::vector<Stage> stages_ = {{}};
   int64_t size_ = 0;
 };

@@ -16,6 +16,8 @@ enum class Action {
   fork,
   prune,
   attach,
+  callback,
+  edit,
   batch,
   batch_refused,
   logits,
@@ -42,14 +44,13 @@ using Steps = std::vector<Step>;
 // Appends, rewinds, saves and restores are the likeliest.
 inline Steps draw_steps(uint32_t seed, size_t count) {
   static constexpr Action kActions[] = {
-      Action::append,         Action::append,        Action::append,
-      Action::append_refused, Action::rewind,        Action::rewind,
-      Action::fork,           Action::prune,         Action::attach,
-      Action::batch,          Action::batch_refused, Action::logits,
-      Action::set_compute,    Action::save,          Action::save,
-      Action::restore,        Action::restore,       Action::restore_by_threads,
-      Action::convert,        Action::damage,        Action::cut_off,
-      Action::touch,          Action::overwrite,     Action::replace};
+      Action::append,        Action::append,   Action::append,      Action::append_refused,
+      Action::rewind,        Action::rewind,   Action::fork,        Action::prune,
+      Action::attach,        Action::callback, Action::edit,        Action::batch,
+      Action::batch_refused, Action::logits,   Action::set_compute, Action::save,
+      Action::save,          Action::restore,  Action::restore,     Action::restore_by_threads,
+      Action::convert,       Action::damage,   Action::cut_off,     Action::touch,
+      Action::overwrite,     Action::replace};
   std::mt19937 random(seed);
   Steps steps(count);
   for (Step& s : steps) {

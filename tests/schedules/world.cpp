@@ -164,6 +164,12 @@ void World::take(const Step& step) {
     case Action::attach:
       attach(l, step);
       break;
+    case Action::callback:
+      callback(l, step);
+      break;
+    case Action::edit:
+      edit(l, step);
+      break;
     case Action::batch:
       batch(step);
       break;
@@ -276,6 +282,62 @@ void World::attach(Live& live, const Step& step) {
   live.looked_at = false;
   live.session.attach(change_of(*shared_.model, which));
   live.timeline.attach(which);
+}
+
+namespace {
+
+// What is edited cannot be healed: no file is to be under it that may be harmed.
+bool is_mapped(const Session& session) {
+  for (int64_t b = 0; b < session.kv().blocks(); ++b) {
+    if (session.kv().block_info(b).saved() != nullptr) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void World::callback(Live& live, const Step&) {
+  if (is_mapped(live.session)) return;
+  const bool on = !live.timeline.calls();
+  say(fmt::format("s{}.{};", live.number,
+                  on ? "attach(callback_of(model))" : "detach_callbacks()"));
+  live.looked_at = false;
+  if (on)
+    live.session.attach(callback_of(*shared_.model));
+  else
+    live.session.detach_callbacks();
+  live.timeline.call(on);
+}
+
+// One step in two copies from another session.
+void World::edit(Live& to, const Step& step) {
+  const int64_t size = to.session.size();
+  if (size == 0 || to.session.edits().size() >= 3 || is_mapped(to.session)) return;
+  Timeline::Edit e;
+  e.range.begin = static_cast<int64_t>(step.x) % size;
+  e.range.end = std::min(size, e.range.begin + 1 + static_cast<int64_t>(step.y % 70));
+  if (step.x % 3 != 0) e.range.layers = {static_cast<int64_t>(step.x) % 2};
+  e.factor = step.y % 5 == 0 ? -0.25f : 0.5f;
+  const Live& from = live(step.who + 1);
+  bool hidden = true;  // a range of which nothing is seen
+  for (int64_t p = e.range.begin; p < e.range.end; ++p)
+    hidden = hidden && (to.session.kv().visible(p / 64) >> (p % 64) & 1) == 0;
+  if (hidden) return;
+  if (step.y % 2 == 0 && !from.timeline.edited() && !is_mapped(from.session) &&
+      from.session.prunes().empty() && from.session.size() >= e.range.end) {
+    e.factor = 0;
+    e.source = std::make_shared<const Timeline>(from.timeline);
+    say(fmt::format("s{}.copy_kv({{{{{}}}, {{}}, {}, {}}}, s{}, {});", to.number,
+                    fmt::join(e.range.layers, ", "), e.range.begin, e.range.end, from.number,
+                    e.range.begin));
+    to.session.copy_kv(e.range, from.session, e.range.begin);
+  } else {
+    say(fmt::format("s{}.scale_kv({{{{{}}}, {{}}, {}, {}}}, {});", to.number,
+                    fmt::join(e.range.layers, ", "), e.range.begin, e.range.end, e.factor));
+    to.session.scale_kv(e.range, e.factor);
+  }
+  to.looked_at = false;
+  to.timeline.edit(e);
 }
 
 void World::set_compute(Live& live, const Step& step) {

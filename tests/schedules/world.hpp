@@ -58,6 +58,8 @@ class World {
   void fork(const Live& live);
   void prune(Live& live, const Step& step);
   void attach(Live& live, const Step& step);
+  void callback(Live& live, const Step& step);
+  void edit(Live& live, const Step& step);
   void batch(const Step& step);
   void batch_refused(const Step& step);
   void set_compute(Live& live, const Step& step);

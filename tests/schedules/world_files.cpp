@@ -56,6 +56,8 @@ void World::save(Live& live, const Step& step) {
   std::optional<Snapshot> parent;
   int parent_file = -1;
   SaveOptions how = draw_form(step, &parent, &parent_file);
+  const bool edited = live.timeline.edited();
+  if (edited && how.form == SnapshotForm::recipe) how.form = SnapshotForm::full;
   std::shared_ptr<const FileSource> weights;
   if (step.y % 64 == 63)
     how.weights_files = (weights = directory_source(shared_.subject.directory)).get();
@@ -63,7 +65,7 @@ void World::save(Live& live, const Step& step) {
   say(fmt::format("{{ {}Snapshot::save(s{}, \"{}.stet\", how); }}", save_code(how, parent_file),
                   live.number, files_.size()));
   const StateDigests saved = Snapshot::save(live.session, path, how);
-  files_.push_back({path, live.timeline, how.form, parent_file});
+  files_.push_back({path, live.timeline, how.form, parent_file, true, !edited});
   if (saved.state != shared_.oracle.truth(live.timeline).state)
     culprit_ = &live, fail(fmt::format("s{}: another state was saved", live.number));
 }
@@ -75,7 +77,9 @@ void World::convert(const Step& step) {
   if (source.form == SnapshotForm::recipe || !sound(from)) return;
   std::optional<Snapshot> parent;
   int parent_file = -1;
-  const SaveOptions how = draw_form(step, &parent, &parent_file);
+  SaveOptions how = draw_form(step, &parent, &parent_file);
+  const bool edited = source.timeline.edited();
+  if (edited && how.form == SnapshotForm::recipe) how.form = SnapshotForm::full;
   const std::string path = fmt::format("{}/{}.stet", directory_.path(), files_.size());
   say(
       fmt::format("{{ {}const auto from = Snapshot::open(\"{}.stet\"); "
@@ -83,7 +87,7 @@ void World::convert(const Step& step) {
                   save_code(how, parent_file), from, files_.size()));
   const Snapshot opened = Snapshot::open(source.path);
   const StateDigests saved = Snapshot::save(opened.state(), opened, path, how);
-  files_.push_back({path, source.timeline, how.form, parent_file});
+  files_.push_back({path, source.timeline, how.form, parent_file, true, !edited});
   if (saved.state != shared_.oracle.truth(source.timeline).state)
     fail(fmt::format("{}.stet: converted into another state", from));
 }
@@ -96,7 +100,7 @@ void World::restore(const Step& step) {
   const File& from = files_[static_cast<size_t>(at)];
   RestoreOptions how;
   how.session = shared_.options;
-  how.map = step.x % 3 != 0;
+  how.map = step.x % 3 != 0 && !from.timeline.edited();
   how.check = step.x / 3 % 3 == 0;
   how.heal = step.x / 9 % 2 == 0;
   const std::string call = fmt::format(
@@ -107,7 +111,9 @@ void World::restore(const Step& step) {
   try {
     Session session = Snapshot::open(from.path).restore(shared_.model, how);
     say(fmt::format("Session s{} = {};", numbers_, call));
-    add(std::move(session), from.timeline);
+    Timeline timeline = from.timeline;
+    if (timeline.calls()) timeline.call(false);  // which no file holds
+    add(std::move(session), timeline);
   } catch (const Error& e) {
     say(fmt::format("try {{ {}; return 2; }} catch (const Error&) {{}}", call));
     if (must) fail(std::string("refused: ") + e.what());
@@ -133,7 +139,8 @@ void World::restore_by_threads(const Step& step) {
     threads.emplace_back([&, i] {
       try {
         Session session =
-            one.restore(shared_.model, {.session = shared_.options, .map = i % 2 == 0});
+            one.restore(shared_.model,
+                        {.session = shared_.options, .map = i % 2 == 0 && !from.timeline.edited()});
         found[i] = truth_of(session);
       } catch (const std::exception& e) {
         errors[i] = e.what();

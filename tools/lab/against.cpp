@@ -102,6 +102,10 @@ std::vector<AgainstCase> cases_of(const std::vector<int32_t>& ids, int64_t windo
     const auto edge = static_cast<size_t>(window);
     all.push_back({"cut before, at and behind the window's edge",
                    ask({{"cuts", {edge - 1, edge, edge + 1}}})});
+    all.push_back(
+        {"saved and restored at the window's edge", ask({{"cuts", {edge}}, {"save_at", edge}})});
+    all.push_back({"rewound from other tokens to the window's edge",
+                   ask({{"cuts", {edge}}, {"rewind_at", edge}})});
   }
   const std::vector<int32_t> other(ids.rbegin(), ids.rend());
   all.push_back({"beside others in a batch",
@@ -132,6 +136,9 @@ size_t run_against(const std::string& command, const std::vector<int32_t>& ids, 
   std::optional<std::vector<float>> first;
   Json rows = Json::array();
   size_t changed = 0;
+  if (window > 1 && static_cast<size_t>(window) + 1 >= ids.size())
+    say("the window's edge is at position {}, beyond these {} tokens: nothing is asked of it\n",
+        window, ids.size());
   if (!json)
     out(fmt::format("{:<44}  {:<9}  {:<12}  {}\n", "way", "bits", "greedy token",
                     "largest difference"));

@@ -6,6 +6,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/chat/conversation.hpp"
+#include "stet/session/trace.hpp"
 #include "tools/lab/lab.hpp"
 #include "tools/lab/picture.hpp"
 
@@ -13,9 +14,10 @@ namespace stet::tool {
 namespace {
 
 struct PatchCommand {
-  ModelOptions model;
-  std::string clean, corrupt, clean_ids, corrupt_ids, answer, wrong, point = "hook_resid_pre", html;
+  LabOptions lab;  // without its prompt
+  std::string clean, corrupt, clean_ids, corrupt_ids, answer, wrong, point = "hook_resid_pre";
   std::string positions;
+  PictureOptions pictures;
   bool chat = false, json = false;
 };
 
@@ -27,13 +29,13 @@ struct Sweep {
 };
 
 std::vector<int32_t> ids_of(const std::string& text, const std::string& ids, const char* name,
-                            const std::shared_ptr<const Model>& model,
-                            const std::shared_ptr<const Tokenizer>& tokenizer,
-                            const PatchCommand& o) {
+                            const LabWork& work, const PatchCommand& o) {
   if (!ids.empty()) return parse_ids(ids, name);
-  if (tokenizer == nullptr) no_tokenizer(o.model.checkpoint.directory);
-  if (!o.chat) return tokenizer->encode(text);
-  const Conversation conversation(Session(model, o.model.session_options()), tokenizer);
+  if (work.tokenizer == nullptr) no_tokenizer(o.lab.model.checkpoint.directory);
+  if (!o.chat)
+    return work.tokenizer->encode(
+        text, work.session.size() == 0 ? Tokenizer::Bos::automatic : Tokenizer::Bos::off);
+  const Conversation conversation(work.session.fork(), work.tokenizer);
   Message user;
   user.role = "user";
   user.content = text;
@@ -41,14 +43,14 @@ std::vector<int32_t> ids_of(const std::string& text, const std::string& ids, con
 }
 
 // The one token that a text is, or a number.
-int32_t token_of(const std::string& text, const char* option, const Tokenizer* tokenizer) {
-  if (!text.empty() && text.find_first_not_of("0123456789") == std::string::npos &&
-      tokenizer == nullptr)
-    return static_cast<int32_t>(std::stoll(text));
-  if (tokenizer == nullptr) usage_error(option, "a token id: there is no tokenizer", text);
-  const std::vector<int32_t> ids = tokenizer->encode(text, Tokenizer::Bos::off);
+int32_t token_of(const std::string& text, const char* option, const Tokenizer* tokenizer,
+                 int64_t vocab) {
+  const std::vector<int32_t> ids =
+      tokenizer == nullptr ? parse_ids(text, option) : tokenizer->encode(text, Tokenizer::Bos::off);
   if (ids.size() != 1)
     usage_error(option, "a text of one token", fmt::format("{} tokens", ids.size()));
+  if (ids[0] < 0 || ids[0] >= vocab)
+    usage_error(option, fmt::format("a token id in 0..{}", vocab - 1), std::to_string(ids[0]));
   return ids[0];
 }
 
@@ -90,58 +92,57 @@ Captured capture_clean(Session& session, const Sweep& s) {
   return rows;
 }
 
-// [layers][positions]: the score of each patched run. What comes before a position is computed once
-// and forked; all layers of a position share the passes over the weights.
-std::vector<std::vector<double>> sweep(Session& prefix, const Sweep& s, const Captured& clean) {
-  const auto width = static_cast<size_t>(point_width(prefix.model().config(), s.point, 0));
-  std::vector<std::vector<double>> scores(clean.size());
-  for (const int64_t p : s.positions) {
-    const std::span<const int32_t> ids(s.corrupt);
-    const int64_t done = prefix.size();
-    prefix.append(ids.subspan(static_cast<size_t>(done), static_cast<size_t>(p - done)));
-    std::vector<Session> runs;
-    std::vector<BatchEntry> batch;
-    for (size_t l = 0; l < clean.size(); ++l) {
+// [layers][positions]: the score of each patched run, which begins at the layer and the position of
+// its patch. `first`: the position where the prompts begin.
+std::vector<std::vector<double>> sweep(Trace& corrupt, const Sweep& s, const Captured& clean,
+                                       int64_t first) {
+  const ModelConfig& c = corrupt.session().model().config();
+  const auto width = static_cast<size_t>(point_width(c, s.point, 0));
+  const size_t columns = s.positions.size();
+  std::vector<std::vector<double>> scores(clean.size(), std::vector<double>(columns));
+  std::vector<Intervention> patches;
+  for (size_t l = 0; l < clean.size(); ++l) {
+    for (const int64_t p : s.positions) {
       Intervention w;
       w.point = s.point;
       if (point_info(s.point).of_layer) w.layers = {static_cast<int64_t>(l)};
-      w.begin = p, w.end = p + 1;
+      w.begin = first + p, w.end = first + p + 1;
       w.op = Intervention::Op::set;
       const float* const row = clean[l].data() + static_cast<size_t>(p) * width;
       w.values = std::make_shared<const std::vector<float>>(row, row + width);
-      runs.push_back(prefix.fork());
-      runs.back().attach(std::move(w));
+      patches.push_back(std::move(w));
     }
-    for (Session& run : runs) batch.push_back({&run, ids.subspan(static_cast<size_t>(p))});
-    append(batch);
-    for (size_t l = 0; l < runs.size(); ++l) scores[l].push_back(score(runs[l].logits(), s));
   }
+  corrupt.run(patches, [&](size_t i, std::span<const float> logits) {
+    scores[i / columns][i % columns] = score(logits, s);
+  });
   return scores;
 }
 
 void run(PatchCommand& o) {
-  const auto tokenizer = load_tokenizer(o.model.checkpoint);
-  const auto model = o.model.load_model();
+  if (o.chat && !o.lab.from.empty()) usage_error("--chat", "no --from beside it", o.lab.from);
+  const LabWork work = begin(o.lab);
+  const auto& tokenizer = work.tokenizer;
+  const ModelConfig& config = work.session.model().config();
   Sweep s;
-  s.clean = ids_of(o.clean, o.clean_ids, "--clean-ids", model, tokenizer, o);
-  s.corrupt = ids_of(o.corrupt, o.corrupt_ids, "--corrupt-ids", model, tokenizer, o);
+  s.clean = ids_of(o.clean, o.clean_ids, "--clean-ids", work, o);
+  s.corrupt = ids_of(o.corrupt, o.corrupt_ids, "--corrupt-ids", work, o);
   if (s.clean.size() != s.corrupt.size() || s.clean.empty())
     usage_error("--corrupt", fmt::format("as many tokens as --clean has, {}", s.clean.size()),
                 std::to_string(s.corrupt.size()));
-  s.answer = token_of(o.answer, "--answer", tokenizer.get());
-  s.wrong = token_of(o.wrong, "--wrong", tokenizer.get());
+  s.answer = token_of(o.answer, "--answer", tokenizer.get(), config.vocab_size);
+  s.wrong = token_of(o.wrong, "--wrong", tokenizer.get(), config.vocab_size);
   const auto point = parse_point(o.point);
-  if (!point || !has_point(model->config(), *point) || !point_info(*point).changes)
+  if (!point || !has_point(config, *point) || !point_info(*point).changes)
     usage_error("--point", "a point that can be changed, without its layer", o.point);
   s.point = *point;
   s.positions = positions_of(o.positions, static_cast<int64_t>(s.clean.size()));
-  Session clean(model, o.model.session_options()), corrupt(model, o.model.session_options());
+  Session clean = work.session.fork();
   const Captured rows = capture_clean(clean, s);
-  corrupt.append(s.corrupt);
-  const double best = score(clean.logits(), s), worst = score(corrupt.logits(), s);
-  Session prefix(model, o.model.session_options());
   const double start = seconds();
-  const auto scores = sweep(prefix, s, rows);
+  Trace corrupt(work.session, s.corrupt);
+  const double best = score(clean.logits(), s), worst = score(corrupt.session().logits(), s);
+  const auto scores = sweep(corrupt, s, rows, work.session.size());
   say("{} runs in {:.2f} s; logit difference {:.3f} clean, {:.3f} corrupt\n",
       rows.size() * s.positions.size(), seconds() - start, best, worst);
   HeatMap map{
@@ -154,7 +155,8 @@ void run(PatchCommand& o) {
       {},
       {},
       -1,
-      1};
+      1,
+      "restored"};
   for (const int64_t p : s.positions)
     map.columns.push_back(token_text(tokenizer.get(), s.corrupt[static_cast<size_t>(p)]));
   for (size_t l = 0; l < scores.size(); ++l) {
@@ -163,7 +165,7 @@ void run(PatchCommand& o) {
     for (const double x : scores[l])
       map.values.back().push_back(best == worst ? 0 : (x - worst) / (best - worst));
   }
-  if (!o.html.empty()) write_html(o.html, "stet patch: " + o.point, {map});
+  o.pictures.write("stet patch: " + o.point, {map});
   if (o.json) {
     out(dump(Json{{"point", o.point},
                   {"clean", best},
@@ -203,12 +205,9 @@ void add_patch(CLI::App& app) {
   sub->add_flag("--chat", o->chat, "prompts are messages of the user")->group("Prompts");
   text("--point", o->point, "what is put in (default: hook_resid_pre)", "NAME");
   text("--positions", o->positions, "where: 3,4,5 (default: all)", "LIST");
-  sub->add_option("--html", o->html, "a picture: one HTML file")
-      ->type_name("FILE")
-      ->check(named())
-      ->group("Output");
+  o->pictures.add_to(*sub);
   sub->add_flag("--json", o->json, "JSON for programs")->group("Output");
-  o->model.add_to(*sub);
+  o->lab.add_without_prompt_to(*sub);
   sub->callback([o] {
     if ((o->clean.empty() && o->clean_ids.empty()) ||
         (o->corrupt.empty() && o->corrupt_ids.empty()))

@@ -18,17 +18,6 @@ bool fits(std::string_view pattern, std::string_view text) {
   return !text.empty() && pattern[0] == text[0] && fits(pattern.substr(1), text.substr(1));
 }
 
-std::vector<PointAt> all_points(const ModelConfig& c) {
-  std::vector<PointAt> all;
-  for (int64_t layer = 0; layer < c.layers; ++layer) {
-    for (int i = 0; i < kPoints; ++i) {
-      const auto p = static_cast<Point>(i);
-      if (has_point(c, p) && (point_info(p).of_layer || layer == 0)) all.push_back({p, layer});
-    }
-  }
-  return all;
-}
-
 // "values": numbers; or {"file", "tensor"} with "rows": [begin, end], relative to the file.
 std::vector<float> read_values(const JsonReader& json, const std::string& name,
                                const std::string& path) {
@@ -151,7 +140,7 @@ std::vector<PointAt> match_points(const std::string& patterns, const ModelConfig
     at = end + 1;
     const size_t before = found.size();
     bool any = false;
-    for (const PointAt& p : all_points(config)) {
+    for (const PointAt& p : points_of(config)) {
       if (!fits(pattern, point_name(p))) continue;
       any = true;
       if (std::find(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(before), p) ==

@@ -7,6 +7,10 @@ namespace stet::tool {
 
 void LabOptions::add_to(CLI::App& app) {
   prompt.add_to(app);
+  add_without_prompt_to(app);
+}
+
+void LabOptions::add_without_prompt_to(CLI::App& app) {
   CLI::Option* snapshot =
       app.add_option("--from", from, "a snapshot whose state goes before the prompt")
           ->type_name("FILE");

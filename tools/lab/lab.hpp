@@ -18,6 +18,7 @@ struct LabOptions {
   std::string from;
 
   void add_to(CLI::App& app);
+  void add_without_prompt_to(CLI::App& app);
 };
 
 // A session, and what is to go through it: after the state of --from, where there is one.

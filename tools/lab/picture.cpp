@@ -1,14 +1,18 @@
 #include "tools/lab/picture.hpp"
 
-#include <span>
+#include <fmt/format.h>
 
+#include <span>
+#include <tuple>
+
+#include "stet/base/error.hpp"
 #include "stet/files/file.hpp"
 #include "tools/command.hpp"
 
 namespace stet::tool {
 namespace {
 
-// The page draws itself from the JSON in it: cells are buttons for a keyboard, too.
+// The page draws itself from the JSON in it.
 constexpr const char* kPage = R"(<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title></title><style>
@@ -31,6 +35,7 @@ td:hover { outline: 2px solid var(--text); }
 const data = JSON.parse(document.getElementById("data").textContent);
 document.title = document.querySelector("h1").textContent = data.title;
 document.querySelector("input").oninput = e => document.body.style.setProperty("--zoom", e.target.value);
+const shown = text => text && !text.trim() ? text.replaceAll(" ", "␣") : text;
 const make = (tag, text) => { const e = document.createElement(tag); if (text !== undefined) e.textContent = text; return e; };
 const colour = (v, low, high) => {  // from blue over the page's colour to red where zero lies inside, else from white to blue
   if (v === null) return "transparent";
@@ -43,16 +48,16 @@ for (const m of data.maps) {
   const h = make("h2", m.title); main.append(h);
   const legend = make("p", m.low.toPrecision(3)), bar = make("span"); bar.className = "legend";
   bar.style.background = `linear-gradient(to right, ${[0, .25, .5, .75, 1].map(t => colour(m.low + t * (m.high - m.low), m.low, m.high)).join(",")})`;
-  legend.append(bar, m.high.toPrecision(3)); main.append(legend);
+  legend.append(bar, m.high.toPrecision(3) + (m.unit ? " " + m.unit : "")); main.append(legend);
   const box = make("div"); box.className = "scroll"; const table = make("table"), head = make("thead"), top = make("tr");
   top.append(make("th", m.rows_name + " \\ " + m.columns_name));
-  for (const c of m.columns) { const th = make("th", c); th.title = c; top.append(th); }
+  for (const c of m.columns) { const th = make("th", shown(c)); th.title = c; top.append(th); }
   head.append(top); table.append(head); const body = make("tbody");
   m.values.forEach((row, r) => {
     const tr = make("tr"); tr.append(make("th", m.rows[r]));
     row.forEach((v, c) => {
-      const td = make("td", m.labels.length ? m.labels[r][c] : ""); td.style.background = colour(v, m.low, m.high); if (v > 0.6 * m.high) td.style.color = "#fff";
-      td.onmouseenter = () => tell.textContent = `${m.rows_name} ${m.rows[r]}, ${m.columns_name} ${c} ${m.columns[c]}: ${v === null ? "nothing" : v.toPrecision(6)}${m.labels.length ? " " + m.labels[r][c] : ""}`;
+      const td = make("td", m.labels.length ? shown(m.labels[r][c]) : ""); td.style.background = colour(v, m.low, m.high); if (Math.abs(v) > 0.6 * Math.max(-m.low, m.high)) td.style.color = "#fff";
+      td.onmouseenter = () => tell.textContent = `${m.rows_name} ${m.rows[r]}, ${m.columns_name} ${c} ${m.columns[c]}: ${v === null ? "nothing" : v.toPrecision(6) + (m.unit ? " " + m.unit : "")}${m.labels.length ? " " + m.labels[r][c] : ""}`;
       tr.append(td);
     });
     body.append(tr);
@@ -69,8 +74,7 @@ std::string escaped(std::string text) {
 
 }  // namespace
 
-void write_html(const std::string& path, const std::string& title,
-                const std::vector<HeatMap>& maps) {
+std::string html_of(const std::string& title, const std::vector<HeatMap>& maps) {
   Json data = {{"title", title}, {"maps", Json::array()}};
   for (const HeatMap& m : maps) {
     data["maps"].push_back({{"title", m.title},
@@ -81,13 +85,38 @@ void write_html(const std::string& path, const std::string& title,
                             {"values", m.values},
                             {"labels", m.labels},
                             {"low", m.low},
-                            {"high", m.high}});
+                            {"high", m.high},
+                            {"unit", m.unit}});
   }
   std::string page = kPage;
   page.replace(page.find("DATA"), 4, escaped(dump(data)));
-  AtomicFile file(path);
-  file.write(std::as_bytes(std::span(page)));
-  file.commit();
+  return page;
+}
+
+void PictureOptions::add_to(CLI::App& app) {
+  for (const auto& [name, to, help] :
+       {std::tuple("--html", &html, "a picture: one HTML file, with zoom and hover"),
+        std::tuple("--svg", &svg, "a picture for papers: one SVG file")})
+    app.add_option(name, *to, help)->type_name("FILE")->check(named())->group("Output");
+}
+
+void PictureOptions::write(const std::string& title, const std::vector<HeatMap>& maps) const {
+  constexpr size_t kMostCells = 200000;
+  size_t cells = 0;
+  for (const HeatMap& m : maps) cells += m.rows.size() * m.columns.size();
+  if (!svg.empty() && cells > kMostCells)
+    throw Error(
+        ErrorKind::argument, svg, "cells",
+        fmt::format("at most {} in an SVG file (a shorter prompt, or one --layer)", kMostCells),
+        std::to_string(cells));
+  const auto put = [](const std::string& path, const std::string& content) {
+    if (path.empty()) return;
+    AtomicFile file(path);
+    file.write(std::as_bytes(std::span(content)));
+    file.commit();
+  };
+  if (!html.empty()) put(html, html_of(title, maps));
+  if (!svg.empty()) put(svg, svg_of(title, maps));
 }
 
 }  // namespace stet::tool

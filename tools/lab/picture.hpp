@@ -1,6 +1,7 @@
-// Pictures for people: one HTML file that needs nothing else.
+// Pictures for people: files that need nothing else. HTML with zoom and hover, or SVG for papers.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
@@ -13,10 +14,23 @@ struct HeatMap {
   std::vector<std::vector<double>> values;       // [rows][columns]
   std::vector<std::vector<std::string>> labels;  // shown in the cells; empty: none
   double low = 0, high = 1;
+  std::string unit = {};  // of the values, beside the scale
 };
 
-// Writes all of them below one another; an io Error where that fails.
-void write_html(const std::string& path, const std::string& title,
-                const std::vector<HeatMap>& maps);
+// All of them below one another, as one page, or as one drawing with its text as text.
+std::string html_of(const std::string& title, const std::vector<HeatMap>& maps);
+std::string svg_of(const std::string& title, const std::vector<HeatMap>& maps);
+
+// --html, --svg
+struct PictureOptions {
+  std::string html, svg;
+
+  void add_to(CLI::App& app);
+  bool asked() const { return !html.empty() || !svg.empty(); }
+  std::string option() const { return html.empty() ? "--svg" : "--html"; }
+  // Throws an argument Error for more cells than a viewer of SVG can bear, an io Error where
+  // writing fails.
+  void write(const std::string& title, const std::vector<HeatMap>& maps) const;
+};
 
 }  // namespace stet::tool

@@ -250,6 +250,8 @@ struct Kernels {
   // y = (x - mean) (1 / sqrt(variance + eps)) w + b, each operation rounded; mean = sum(x) / n,
   // then variance = sum((x - mean)^2) / n, by FMA. Both sums in the lanes and the tree of rms_norm.
   void (*layer_norm)(const float* x, const float* w, const float* b, float eps, float* y, size_t n);
+  // What they divide by: sqrt(mean of squares + eps), or, `centred`, sqrt(variance + eps).
+  float (*norm_scale)(const float* x, float eps, bool centred, size_t n);
   void (*add)(float* y, const float* x, size_t n);  // y += x
   void (*scale)(float* y, float factor, size_t n);  // y *= factor
   // Largest errors before the multiplication by `up`, over the sweeps of

@@ -1,5 +1,5 @@
-// Scores and patterns of attention for whoever looks: by the kernels that the pass itself used, in
-// the same order of blocks, maxima and sums.
+// Scores and patterns of attention, and each head's part of its output, for whoever looks: by the
+// kernels that the pass itself used, in the same order of blocks, maxima and sums.
 #pragma once
 
 #include <algorithm>
@@ -7,13 +7,15 @@
 #include <vector>
 
 #include "stet/kernels/numbers.hpp"
-#include "stet/model/attention.hpp"
-#include "stet/model/hooks.hpp"
+#include "stet/model/ops.hpp"
 
 namespace stet {
 
 // After attention() of a pass with hooks. Allocates, where somebody looks.
 void capture_attention(Team t, const Pass& p, const AttentionShape& a, Rows q);
+// Between attention() and the output matrix, [hidden][heads head_dim]: what it gives for each head
+// alone. Overwrites p.qkv and p.out, which the pass needs no more.
+void result_point(Team t, const Pass& p, const ModelConfig& c, size_t index, const Matrix& output);
 
 namespace detail {
 
@@ -47,7 +49,7 @@ inline void scores_of(const Queries& s, size_t query, size_t positions, std::vec
     widened_keys(s, b, keys);
     alignas(64) float x[kPanel];
     k.tile(packed, keys.data(), s.a.head_dim, {nullptr, kPanel, x, kPanel, 1, kPanel / kLanes, {}});
-    if (const float* const scales = key_scales(s, b)) multiply(x, {scales, kPanel});
+    if (const float* const scales = key_scales(s, b)) stet::multiply(x, {scales, kPanel});
     k.scale(x, static_cast<float>(s.a.scale), kPanel);
     if (s.a.softcap != 0) {
       const auto cap = static_cast<float>(s.a.softcap);
@@ -137,6 +139,32 @@ inline void capture_attention(Team t, const Pass& p, const AttentionShape& a, Ro
       });
     });
   }
+}
+
+// The heads' outputs wait in the queries' place while one after the other stands alone in
+// p.attention.
+inline void result_point(Team t, const Pass& p, const ModelConfig& c, size_t index,
+                         const Matrix& output) {
+  if (p.hooks == nullptr || !p.hooks->wants(Point::result, index)) return;
+  const Rows z = p.attention, kept = p.qkv.columns(0, z.width);
+  const size_t dim = static_cast<size_t>(c.head_dim), bytes = z.width * sizeof(float);
+  detail::each_row(t, z.count, [&](size_t r) {
+    std::memcpy(kept.row(r), z.row(r), bytes);
+    std::memset(z.row(r), 0, bytes);
+  });
+  for (size_t h = 0; h < static_cast<size_t>(c.heads); ++h) {
+    detail::each_row(t, z.count, [&](size_t r) {
+      if (h > 0) std::memset(z.row(r) + (h - 1) * dim, 0, dim * sizeof(float));
+      std::memcpy(z.row(r) + h * dim, kept.row(r) + h * dim, dim * sizeof(float));
+    });
+    linear(t, p, output, z, p.out);
+    p.hooks->each_copy(Point::result, index, [&](size_t row, const Rows& to) {
+      detail::each_row(t, to.count, [&](size_t i) {
+        std::memcpy(to.row(i) + h * p.out.width, p.out.row(row + i), p.out.width * sizeof(float));
+      });
+    });
+  }
+  detail::each_row(t, z.count, [&](size_t r) { std::memcpy(z.row(r), kept.row(r), bytes); });
 }
 
 }  // namespace stet

@@ -4,11 +4,17 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
+#include "stet/base/error.hpp"
+#include "stet/kernels/numbers.hpp"
 #include "stet/kernels/steer.hpp"
 #include "stet/model/pass.hpp"
 #include "stet/model/points.hpp"
@@ -51,6 +57,16 @@ struct Intervention {
   }
 };
 
+// A function of the program that changes activations: `change` is called in every pass, at each of
+// `points`, with the rows of consecutive positions from `first` on, and may write to them. One call
+// at a time, by one of the threads that compute; again for the same rows where a pass begins anew,
+// because a file has changed meanwhile. It may throw. What it does stands in no file, so a state
+// that it had part in is marked (KvEdit::What::callback) and cannot be computed again.
+struct Callback {
+  std::vector<PointAt> points;  // each once, and such as can be changed
+  std::function<void(const PointAt& at, int64_t first, Rows rows)> change;
+};
+
 // The hooks of one pass. Called by all threads of its team; nothing is allocated.
 class Hooks {
  public:
@@ -73,6 +89,11 @@ class Hooks {
         slot(change.what->point, static_cast<size_t>(l)).changes.push_back(change);
     }
   }
+  // Rows [row, row + count) of the pass are positions `first` .. of a session with this callback.
+  void call(const Callback& what, size_t row, size_t count, int64_t first) {
+    for (const PointAt& at : what.points)
+      slot(at.point, static_cast<size_t>(at.layer)).calls.push_back({&what, at, row, count, first});
+  }
   // The rows of the pass from `row` on are copied there when they come by.
   void copy(const PointAt& at, size_t row, Rows to) {
     slot(at.point, static_cast<size_t>(at.layer)).copies.push_back({row, to});
@@ -80,7 +101,7 @@ class Hooks {
 
   bool wants(Point point, size_t layer) const {
     const Slot& s = slots_[layer * kPoints + static_cast<size_t>(point)];
-    return !s.changes.empty() || !s.copies.empty();
+    return !s.changes.empty() || !s.calls.empty() || !s.copies.empty();
   }
   void visit(Team t, Point point, size_t layer, Rows x) const {
     const Slot& s = slots_[layer * kPoints + static_cast<size_t>(point)];
@@ -91,12 +112,18 @@ class Hooks {
           apply(c, c.first + static_cast<int64_t>(i), heads, x.row(c.row + i), x.width);
       });
     }
+    for (const Call& c : s.calls) t.each(1, [&](size_t) { run(c, x.rows(c.row, c.count)); });
     for (const Copy& c : s.copies) {
       t.each_range(c.to.count, 1, [&](Range some) {
         for (size_t i = some.begin; i < some.end; ++i)
           std::memcpy(c.to.row(i), x.row(c.row + i), x.width * sizeof(float));
       });
     }
+  }
+  // After the pass: what a callback threw, or an argument Error for numbers that it left there and
+  // that are not finite. Its pass, all zeros from there on, is worth nothing.
+  void rethrow() const {
+    if (failure_ != nullptr) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
   // Of points that are computed for whoever looks (scores, pattern): where their rows go.
   template <class F>
@@ -110,13 +137,41 @@ class Hooks {
     size_t row;
     Rows to;
   };
+  struct Call {
+    const Callback* what;
+    PointAt at;
+    size_t row, count;
+    int64_t first;
+  };
   struct Slot {
     std::vector<Change> changes;
+    std::vector<Call> calls;
     std::vector<Copy> copies;
   };
 
   Slot& slot(Point point, size_t layer) {
     return slots_[layer * kPoints + static_cast<size_t>(point)];
+  }
+  // No exception may leave a pass: the first waits until it is over.
+  void run(const Call& c, Rows rows) const {
+    try {
+      if (failure_ == nullptr) {
+        c.what->change(c.at, c.first, rows);
+        for (size_t i = 0; i < rows.count; ++i) check_finite(c, i, {rows.row(i), rows.width});
+        return;
+      }
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+    for (size_t i = 0; i < rows.count; ++i) std::fill_n(rows.row(i), rows.width, 0.0f);
+  }
+  static void check_finite(const Call& c, size_t i, std::span<const float> row) {
+    if (const auto bad = find_not_finite(row)) {
+      throw Error(ErrorKind::argument, "",
+                  "callback: " + point_name(c.at) + ", position " +
+                      std::to_string(c.first + static_cast<int64_t>(i)),
+                  "finite numbers", std::to_string(row[*bad]));
+    }
   }
   static void apply(const Change& c, int64_t position, int64_t heads, float* x, size_t width) {
     const Intervention& w = *c.what;
@@ -149,6 +204,7 @@ class Hooks {
 
   const ModelConfig* config_;
   std::vector<Slot> slots_;
+  mutable std::exception_ptr failure_;  // touched within pieces of the pass, and after it
 };
 
 }  // namespace stet

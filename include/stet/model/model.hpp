@@ -115,6 +115,9 @@ class STET_API Model {
   // p.ids -> p.out, the hidden states after the final norm; keys and values go to the caches of
   // p.spans.
   virtual void forward(Team t, const Pass& p) const = 0;
+  // Whether forward() goes by p.first_layer. Where it does not, what could begin at a later layer
+  // (session/trace.hpp) begins at the first.
+  virtual bool begins_anywhere() const { return false; }
   // Hidden states after the final norm [rows] -> logits [rows][vocab_size].
   void head(Team t, const Pass& p, Rows hidden, Rows logits) const;
 

@@ -56,6 +56,10 @@ void add_mlp(Team t, const Pass& p, size_t index);
 
 // x is what this point of layer `index` is called by: hooks of the pass change it and look at it.
 void point(Team t, const Pass& p, Point which, size_t index, Rows x);
+// The same of y, which a norm gave for x; and of what that divided by. `centred`: after the mean
+// was taken off.
+void norm_point(Team t, const Pass& p, Point which, size_t index, double eps, Rows x, Rows y,
+                bool centred = false);
 
 namespace detail {
 
@@ -284,6 +288,21 @@ inline void softcap(Team t, const Pass& p, double cap, Rows y) {
 
 inline void point(Team t, const Pass& p, Point which, size_t index, Rows x) {
   if (p.hooks != nullptr && p.hooks->wants(which, index)) p.hooks->visit(t, which, index, x);
+}
+
+inline void norm_point(Team t, const Pass& p, Point which, size_t index, double eps, Rows x, Rows y,
+                       bool centred) {
+  if (p.hooks == nullptr) return;
+  const Point scale = scale_of_norm(which);
+  if (p.hooks->wants(scale, index)) {
+    p.hooks->each_copy(scale, index, [&](size_t row, const Rows& to) {
+      detail::each_row(t, to.count, [&](size_t i) {
+        *to.row(i) =
+            p.kernels->norm_scale(x.row(row + i), static_cast<float>(eps), centred, x.width);
+      });
+    });
+  }
+  point(t, p, which, index, y);
 }
 
 inline void add_attention(Team t, const Pass& p, size_t index) {

@@ -44,6 +44,10 @@ struct Pass {
 
   // Activations. q, k and v are columns of qkv; gate and up are those of gate_up.
   Rows x, normed, qkv, attention, gate_up, mlp, out;
+
+  // Not 0: x is the residual stream before this layer already, and the keys and values of the
+  // layers below are in the caches (Model::begins_anywhere).
+  size_t first_layer = 0;
 };
 
 }  // namespace stet

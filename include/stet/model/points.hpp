@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "stet/model/config.hpp"
 
@@ -16,6 +17,7 @@ enum class Point : uint8_t {
   embed,           // the residual stream's first value, scaled where the family scales it
   pos_embed,       // GPT-2: what positions add to it
   resid_pre,       // the residual stream before a layer
+  ln1_scale,       // what the norm before attention divides by, one number; to look at alone
   ln1,             // what attention reads: the norm's output, its weight included
   q,               // [heads][head_dim], before norms of heads and rotation
   k,               // [kv_heads][head_dim]
@@ -25,17 +27,20 @@ enum class Point : uint8_t {
   scores,          // [heads][positions]: scaled and capped, -inf where unseen; to look at alone
   pattern,         // [heads][positions]: their softmax, as the runtime summed it; likewise
   z,               // [heads][head_dim], before the output matrix
+  result,          // [heads][hidden]: each head's z times the output matrix; to look at alone
   attn_out,        // what attention adds to the residual stream
   resid_mid,       // the residual stream between attention and MLP, where they are in turn
+  ln2_scale,       // as ln1_scale
   ln2,             // what the MLP reads
   mlp_pre,         // before the activation function
   mlp_pre_linear,  // what its result is multiplied with; not of GPT-2 and GPT-NeoX
   mlp_post,        // what the last matrix reads
   mlp_out,         // what the MLP adds to the residual stream
   resid_post,      // the residual stream after a layer
+  ln_final_scale,  // as ln1_scale
   ln_final,        // what the head reads
 };
-constexpr int kPoints = 21;
+constexpr int kPoints = 25;
 
 struct PointInfo {
   const char* name;  // after "blocks.N." where it is of a layer
@@ -47,6 +52,7 @@ inline const PointInfo& point_info(Point p) {
   static constexpr PointInfo kAll[kPoints] = {{"hook_embed", false, true},
                                               {"hook_pos_embed", false, true},
                                               {"hook_resid_pre", true, true},
+                                              {"ln1.hook_scale", true, false},
                                               {"ln1.hook_normalized", true, true},
                                               {"attn.hook_q", true, true},
                                               {"attn.hook_k", true, true},
@@ -56,23 +62,37 @@ inline const PointInfo& point_info(Point p) {
                                               {"attn.hook_attn_scores", true, false},
                                               {"attn.hook_pattern", true, false},
                                               {"attn.hook_z", true, true},
+                                              {"attn.hook_result", true, false},
                                               {"hook_attn_out", true, true},
                                               {"hook_resid_mid", true, true},
+                                              {"ln2.hook_scale", true, false},
                                               {"ln2.hook_normalized", true, true},
                                               {"mlp.hook_pre", true, true},
                                               {"mlp.hook_pre_linear", true, true},
                                               {"mlp.hook_post", true, true},
                                               {"hook_mlp_out", true, true},
                                               {"hook_resid_post", true, true},
+                                              {"ln_final.hook_scale", false, false},
                                               {"ln_final.hook_normalized", false, true}};
   return kAll[static_cast<int>(p)];
+}
+
+inline bool is_norm_scale(Point p) {
+  return p == Point::ln1_scale || p == Point::ln2_scale || p == Point::ln_final_scale;
+}
+
+inline Point scale_of_norm(Point norm) {
+  return norm == Point::ln1   ? Point::ln1_scale
+         : norm == Point::ln2 ? Point::ln2_scale
+                              : Point::ln_final_scale;
 }
 
 // Whether models of this kind have it.
 inline bool has_point(const ModelConfig& c, Point p) {
   const bool gpt2 = c.family == "gpt2", neox = c.family == "gpt_neox";
   // OLMo 2 and 3 normalise what a layer adds, not what it reads.
-  if (p == Point::ln1 || p == Point::ln2) return !c.family.starts_with("olmo");
+  if (p == Point::ln1 || p == Point::ln1_scale || p == Point::ln2 || p == Point::ln2_scale)
+    return !c.family.starts_with("olmo");
   if (p == Point::pos_embed) return gpt2;
   if (p == Point::resid_mid) return !c.parallel_residual;
   if (p == Point::rot_q || p == Point::rot_k) return !gpt2;
@@ -90,6 +110,7 @@ inline int64_t point_heads(const ModelConfig& c, Point p) {
     case Point::q:
     case Point::rot_q:
     case Point::z:
+    case Point::result:
     case Point::scores:
     case Point::pattern:
       return c.heads;
@@ -101,6 +122,8 @@ inline int64_t point_heads(const ModelConfig& c, Point p) {
 // Columns of one position; of scores and pattern, of `positions` that are there.
 inline int64_t point_width(const ModelConfig& c, Point p, int64_t positions) {
   if (p == Point::scores || p == Point::pattern) return c.heads * positions;
+  if (p == Point::result) return c.heads * c.hidden_size;
+  if (is_norm_scale(p)) return 1;
   if (const int64_t heads = point_heads(c, p)) return heads * c.head_dim;
   if (p == Point::mlp_pre || p == Point::mlp_pre_linear || p == Point::mlp_post)
     return c.intermediate_size;
@@ -117,6 +140,22 @@ struct PointAt {
 inline std::string point_name(const PointAt& at) {
   const PointInfo& info = point_info(at.point);
   return (info.of_layer ? "blocks." + std::to_string(at.layer) + "." : "") + info.name;
+}
+
+// All points of a model, layer after layer in the order of the pass.
+inline std::vector<PointAt> points_of(const ModelConfig& c) {
+  std::vector<PointAt> all;
+  const auto add = [&](Point p, int64_t layer) {
+    if (has_point(c, p)) all.push_back({p, layer});
+  };
+  for (const Point p : {Point::embed, Point::pos_embed}) add(p, 0);
+  for (int64_t layer = 0; layer < c.layers; ++layer) {
+    for (int i = 0; i < kPoints; ++i) {
+      if (point_info(static_cast<Point>(i)).of_layer) add(static_cast<Point>(i), layer);
+    }
+  }
+  for (const Point p : {Point::ln_final_scale, Point::ln_final}) add(p, 0);
+  return all;
 }
 
 // The point of a name without its layer ("attn.hook_q").

@@ -64,6 +64,20 @@ inline void check_watch(const ModelConfig& c, const Watch& watch) {
   }
 }
 
+// Null: none was given.
+inline void check_callback(const ModelConfig& c, const Callback* callback) {
+  if (callback == nullptr || !callback->change)
+    throw Error(ErrorKind::argument, "", "callback", "a function", "none");
+  check_watch(c, {callback->points, nullptr});
+  for (auto at = callback->points.begin(); at != callback->points.end(); ++at) {
+    const char* expected = !point_info(at->point).changes ? "a point that can be changed"
+                           : std::find(callback->points.begin(), at, *at) != at ? "each point once"
+                                                                                : nullptr;
+    if (expected != nullptr)
+      throw Error(ErrorKind::argument, "", "callback", expected, point_name(*at));
+  }
+}
+
 inline Pass make_pass(const ComputeOptions& compute, Workspace& w, const Hooks* hooks) {
   const auto cut = [&w](const Rows& rows) { return rows.rows(0, w.ids.size()); };
   return {&kernels_of(compute),
@@ -183,6 +197,7 @@ inline void BatchAppend::run_until_sound(size_t first_entry, const Pass& pass, c
     const uint64_t weights = model().weights_version();
     run_operations(detail::team_of(first_.compute_),
                    std::ref(forward));  // by reference: a copy of the closure would be allocated
+    if (pass.hooks != nullptr) pass.hooks->rethrow();
     bool sound = model().weights_held_since(weights);
     for (size_t i = first_entry; i < first_entry + w.spans.size(); ++i) {
       Session& session = *batch_[i].session;
@@ -246,6 +261,12 @@ inline std::unique_ptr<Hooks> BatchAppend::hooks_of(
       const Reach reach = reach_of(e.session->state_, x);
       if (reach.end < 0 || reach.end > span.first)
         made().change({&x, span.row, span.count, span.first, reach.from, reach.end});
+    }
+    for (const auto& [what, from] : e.session->callbacks_) {
+      const auto skipped = static_cast<size_t>(std::max<int64_t>(0, from - span.first));
+      if (skipped < span.count)
+        made().call(*what, span.row + skipped, span.count - skipped,
+                    span.first + static_cast<int64_t>(skipped));
     }
     if (e.watch == nullptr) continue;
     for (const PointAt& at : e.watch->points) {

@@ -36,7 +36,8 @@ std::vector<float> read_value(const State& state, int64_t layer, int64_t head, i
 State with_kv_type(const State& state, KvType type, int64_t capacity = 0);
 
 inline const char* kv_edit_name(KvEdit::What what) {
-  return what == KvEdit::What::key ? "key" : what == KvEdit::What::value ? "value" : "kv type";
+  static constexpr const char* kNames[] = {"key", "value", "kv type", "callback", "splice"};
+  return kNames[static_cast<int>(what)];
 }
 
 inline void forget_edits(State& state, int64_t size) {
@@ -45,7 +46,8 @@ inline void forget_edits(State& state, int64_t size) {
            e.prunes == static_cast<int64_t>(state.prunes.size());
   });
   for (KvEdit& e : state.edits) {
-    if (e.prunes == static_cast<int64_t>(state.prunes.size())) e.at = std::min(e.at, size);
+    if (e.prunes != static_cast<int64_t>(state.prunes.size())) continue;
+    e.at = std::min(e.at, size), e.end = std::min(e.end, size);
   }
 }
 

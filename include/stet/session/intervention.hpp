@@ -28,12 +28,15 @@ void check_shift_allowed(const State& state);
 struct Reach {
   int64_t from, end;
 };
-inline Reach reach_of(const State& state, const Intervention& w) {
-  const auto later =
-      state.prunes.begin() + std::min<std::ptrdiff_t>(w.prunes, std::ssize(state.prunes));
-  const bool moved = std::any_of(later, state.prunes.end(), [](const Prune& p) { return p.shift; });
+inline Reach reach_of(const std::vector<Prune>& prunes, const Intervention& w) {
+  const auto later = prunes.begin() + std::min<std::ptrdiff_t>(w.prunes, std::ssize(prunes));
+  const bool moved = std::any_of(later, prunes.end(), [](const Prune& p) { return p.shift; });
   if (!moved) return {std::max(w.begin, w.at), w.end};
   return {0, w.end < 0 ? -1 : 0};
+}
+
+inline Reach reach_of(const State& state, const Intervention& w) {
+  return reach_of(state.prunes, w);
 }
 
 inline const char* intervention_op_name(Intervention::Op op) {

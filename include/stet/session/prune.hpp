@@ -52,7 +52,8 @@ void check_prune_log(size_t prunes, int64_t removed);
 
 namespace detail {
 
-// The rotation of every pair of dimensions by -distance positions.
+// The rotation of every pair of dimensions by -distance positions; a negative distance turns them
+// forward.
 struct Rotation {
   std::vector<float> cos, sin;
 
@@ -86,18 +87,20 @@ inline void move_position(const KvShape& shape, const Rotation* r, const std::by
   copy_column(shape.head_bytes() + shape.elements_bytes(), scale);
 }
 
-// Positions end .. size-1 of `old` become begin .. of `kv`, which has been cut to `begin`.
-inline void close_gap(const KvCache& old, KvCache& kv, const ModelConfig& config, int64_t begin,
-                      int64_t end) {
+// Positions begin .. end-1 of `old` are added behind those of `kv`, their keys rotated to where
+// they are then.
+inline void add_positions(const KvCache& old, int64_t begin, int64_t end, KvCache& kv,
+                          const ModelConfig& config) {
   const KvShape& shape = old.shape();
+  const int64_t first = kv.size(), moved = end - begin;
   std::vector<Rotation> rotations;
-  for (const Rope& rope : config.ropes) rotations.emplace_back(rope, config.rotated(), end - begin);
+  for (const Rope& rope : config.ropes)
+    rotations.emplace_back(rope, config.rotated(), begin - first);
   std::vector<float> key(static_cast<size_t>(shape.head_dim));
-  const int64_t moved = old.size() - end;
   KvWriter writer(kv);
   writer.prepare(moved);
   for (int64_t i = 0; i < moved; ++i) {
-    const int64_t from = end + i, to = begin + i, from_block = from / kBlockPositions,
+    const int64_t from = begin + i, to = first + i, from_block = from / kBlockPositions,
                   to_block = to / kBlockPositions;
     const size_t slot = static_cast<size_t>(from % kBlockPositions),
                  to_slot = static_cast<size_t>(to % kBlockPositions);
@@ -106,7 +109,8 @@ inline void close_gap(const KvCache& old, KvCache& kv, const ModelConfig& config
     writer.set_visible(to_block, seen ? bits | bit : bits & ~bit);
     for (int64_t layer = 0; seen && layer < shape.layers; ++layer) {
       const int rope = config.rope_of[static_cast<size_t>(layer)];
-      const Rotation* const r = rope < 0 ? nullptr : &rotations[static_cast<size_t>(rope)];
+      const Rotation* const r =
+          rope < 0 || begin == first ? nullptr : &rotations[static_cast<size_t>(rope)];
       for (int64_t head = 0; head < shape.kv_heads; ++head) {
         const size_t offset = shape.k_offset(layer, head);
         move_position(shape, r, old.unchecked_block(from_block) + offset, slot,
@@ -169,7 +173,7 @@ inline void prune_range(State& state, const ModelConfig& config, int64_t begin, 
     KvCache before(state.kv);
     for (int64_t b = end / kBlockPositions; b < before.blocks(); ++b) KvWriter(before).load(b);
     KvWriter(kv).truncate(begin);
-    detail::close_gap(before, kv, config, begin, end);
+    detail::add_positions(before, end, size, kv, config);
     detail::shift_turns(generation, begin, end);
   } else {
     KvWriter(kv).hide(begin, end);

@@ -89,7 +89,10 @@ inline void Session::set_compute(const ComputeOptions& compute) {
 }
 
 inline Session::Session(const Session& other)
-    : model_(other.model_), compute_(other.compute_), state_(other.state_) {
+    : model_(other.model_),
+      compute_(other.compute_),
+      state_(other.state_),
+      callbacks_(other.callbacks_) {
   other.logits_shared_.set();
   logits_shared_.set();
 }
@@ -148,6 +151,10 @@ inline void Session::begin_append(const Session& first, std::span<const int32_t>
   }
   detail::check_ids(ids, model_->config().vocab_size);
   state_.tokens.reserve(static_cast<size_t>(capacity()));  // once: later tokens allocate nothing
+  const bool mark = !callbacks_.empty() &&
+                    std::none_of(state_.edits.begin(), state_.edits.end(),
+                                 [](const KvEdit& e) { return e.what == KvEdit::What::callback; });
+  if (mark) state_.edits.reserve(state_.edits.size() + 1);
   std::shared_ptr<std::vector<float>> logits =
       spare_ != nullptr ? std::move(spare_) : logits_room();
   // Those of the token before become the next spare ones, unless there are none or others have
@@ -155,6 +162,15 @@ inline void Session::begin_append(const Session& first, std::span<const int32_t>
   if (state_.logits == nullptr || logits_shared_.is_set()) spare_ = logits_room();
   with_mending([&] { KvWriter(state_.kv).prepare(static_cast<int64_t>(ids.size())); });
   pending_ = {size(), std::move(logits)};
+  if (mark) mark_callback();
+}
+
+// One mark does for all that comes after it; there is room for it.
+inline void Session::mark_callback() {
+  KvEdit e = detail::entry(state_, KvEdit::What::callback);
+  e.position = size();
+  state_.edits.push_back(std::move(e));
+  pending_.marked = true;
 }
 
 inline std::shared_ptr<std::vector<float>> Session::logits_room() const {
@@ -167,6 +183,7 @@ inline void Session::undo_append() {
   KvWriter(state_.kv).truncate(pending_.before);
   state_.tokens.resize(static_cast<size_t>(pending_.before));
   spare_ = std::move(pending_.logits);
+  if (pending_.marked) state_.edits.pop_back();
   pending_ = {};
 }
 
@@ -185,6 +202,26 @@ inline void Session::attach(Intervention intervention) {
   stet::attach(state_, model_->config(), std::move(intervention));
 }
 
+inline void Session::attach(std::shared_ptr<const Callback> callback) {
+  refuse_in_sink("attach");
+  detail::check_callback(model_->config(), callback.get());
+  logits();
+  callbacks_.push_back({std::move(callback), size()});
+}
+
+inline void Session::detach_callbacks() {
+  refuse_in_sink("detach_callbacks");
+  if (!callbacks_.empty()) logits();  // under them, where they are not known
+  callbacks_.clear();
+}
+
+// Positions behind a gap that was closed move up.
+inline void Session::move_callbacks(const Prune& p) {
+  for (Attached& a : callbacks_) {
+    if (p.shift && a.from > p.begin) a.from = std::max(p.begin, a.from - (p.end - p.begin));
+  }
+}
+
 inline void Session::rewind(int64_t to) {
   refuse_in_sink("rewind");
   if (to < 0 || to > size()) {
@@ -201,6 +238,7 @@ inline void Session::rewind(int64_t to) {
   cut(to);
   forget_edits(state_, to);
   forget_interventions(state_, to);
+  for (Attached& a : callbacks_) a.from = std::min(a.from, to);
   state_.generation.rewind(to);
   state_.chat.rewind(to + shifted_out(state_.prunes));
 }
@@ -216,6 +254,7 @@ inline int64_t Session::prune(const PruneOptions& options) {
   logits();  // a rewound session cannot compute them any more when keys are gone
   int64_t gone = 0;
   with_mending([&] { gone = stet::prune(state_, model_->config(), options); });
+  if (gone > 0) move_callbacks(state_.prunes.back());
   return gone;
 }
 
@@ -223,6 +262,7 @@ inline void Session::prune_range(int64_t begin, int64_t end, bool shift) {
   refuse_in_sink("prune");
   logits();
   with_mending([&] { stet::prune_range(state_, model_->config(), begin, end, shift); });
+  if (begin != end) move_callbacks(state_.prunes.back());
 }
 
 inline void Session::set_key(int64_t layer, int64_t head, int64_t position,
@@ -237,6 +277,30 @@ inline void Session::set_value(int64_t layer, int64_t head, int64_t position,
   refuse_in_sink("set_value");
   logits();
   with_mending([&] { stet::set_value(state_, layer, head, position, x); });
+}
+
+template <class Change>
+void Session::change_kv(const char* call, Change change) {
+  refuse_in_sink(call);
+  logits();
+  with_mending(change);
+}
+
+inline void Session::zero_kv(const KvRange& range) {
+  change_kv("zero_kv", [&] { stet::zero_kv(state_, range); });
+}
+
+inline void Session::scale_kv(const KvRange& range, float factor) {
+  change_kv("scale_kv", [&] { stet::scale_kv(state_, range, factor); });
+}
+
+inline void Session::set_kv(const KvRange& range, std::span<const float> x) {
+  change_kv("set_kv", [&] { stet::set_kv(state_, range, x); });
+}
+
+inline void Session::copy_kv(const KvRange& range, const Session& from, int64_t from_position) {
+  change_kv("copy_kv",
+            [&] { stet::copy_kv(state_, model_->config(), range, from.state_, from_position); });
 }
 
 inline std::vector<BlockIdentity> Session::block_identities() {

@@ -15,6 +15,7 @@
 #include "stet/session/edit.hpp"
 #include "stet/session/identity.hpp"
 #include "stet/session/intervention.hpp"
+#include "stet/session/kv_range.hpp"
 #include "stet/session/prune.hpp"
 #include "stet/session/state.hpp"
 
@@ -102,6 +103,13 @@ class Session {
   // argument Error, and does nothing, for a point, layer or head that is not there, positions that
   // were processed already, and values of another number or that are not finite.
   void attach(Intervention intervention);
+  // From here on this function changes activations (hooks.hpp): of what is processed now, in this
+  // session and its forks, until it is detached; snapshots do not hold it. All that it had part in
+  // is marked as an edit: such a state is truth itself, named by its bytes and never computed
+  // again. Throws an argument Error, and does nothing, for a point that is not there, stands twice
+  // or cannot be changed, and without a function.
+  void attach(std::shared_ptr<const Callback> callback);
+  void detach_callbacks();
   // Drops all tokens from position `size` on. Exact: what follows is as if they had never been. A
   // turn that is cut is open again; text of its reply then begins at the next token. Throws an
   // argument Error for a position that is not there, or that is not after the last prune
@@ -114,6 +122,11 @@ class Session {
   void prune_range(int64_t begin, int64_t end, bool shift);
   void set_key(int64_t layer, int64_t head, int64_t position, std::span<const float> x);
   void set_value(int64_t layer, int64_t head, int64_t position, std::span<const float> x);
+  // See kv_range.hpp.
+  void zero_kv(const KvRange& range);
+  void scale_kv(const KvRange& range, float factor);
+  void set_kv(const KvRange& range, std::span<const float> x);
+  void copy_kv(const KvRange& range, const Session& from, int64_t from_position);
   Session(Session&&) noexcept = default;
   Session& operator=(Session&&) noexcept = default;
 
@@ -133,6 +146,7 @@ class Session {
   const std::vector<Prune>& prunes() const { return state_.prunes; }
   const std::vector<KvEdit>& edits() const { return state_.edits; }
   const std::vector<Intervention>& interventions() const { return state_.interventions; }
+  size_t callbacks() const { return callbacks_.size(); }
   ChatState& chat() { return state_.chat; }
   const ChatState& chat() const { return state_.chat; }
   std::vector<int32_t> transcript() const { return state_.transcript(); }
@@ -156,6 +170,11 @@ class Session {
   struct PendingAppend {
     int64_t before = -1;                         // the size it began with; -1: none is running
     std::shared_ptr<std::vector<float>> logits;  // where the new ones will go
+    bool marked = false;                         // the log of edits has one more for it
+  };
+  struct Attached {
+    std::shared_ptr<const Callback> what;
+    int64_t from;  // position
   };
 
   Session(const Session& other);  // fork() is the only copy
@@ -165,6 +184,10 @@ class Session {
   std::shared_ptr<std::vector<float>> logits_room() const;
   void refuse_in_sink(const char* call) const;
   void cut(int64_t to);
+  void mark_callback();
+  void move_callbacks(const Prune& prune);
+  template <class Change>
+  void change_kv(const char* call, Change change);
   template <class Reads>
   void with_mending(Reads reads);
   void mend(KvCache::Look look);
@@ -180,6 +203,7 @@ class Session {
   // The logits of the token before, which nobody else holds.
   std::shared_ptr<std::vector<float>> spare_;
   std::vector<HealedBlocks> healed_;
+  std::vector<Attached> callbacks_;
 };
 
 // The tokens, one or more, that a batch adds to one of its sessions.

@@ -95,16 +95,25 @@ struct KvEdit {
   enum class What : uint8_t {
     key,  // of one position, layer and head
     value,
-    kv_type,  // all, rounded to another type once they were there
+    kv_type,   // all, rounded to another type once they were there
+    callback,  // what came from `position` on was computed under a program's own function
+    splice,    // positions from `position` on were put together from several states
   };
+  enum class How : uint8_t { set, scale, copy };  // of a key or value
   What what = What::key;
   int64_t at = 0;
   int64_t prunes = 0;  // that were made before: `position` counts as after them
   int64_t position = -1, layer = -1, head = -1;  // -1: all
+  int64_t end = -1;  // positions position .. end-1; -1: one, or as `what` says
+  How how = How::set;
+  std::string source = {};  // the id of the state that they are of: of a copy and a splice
+
+  // One past the last position that it changed itself; -1: all of them.
+  int64_t reach() const { return position < 0 ? -1 : std::max(end, position + 1); }
 
   bool operator==(const KvEdit&) const = default;
 };
-const char* kv_edit_name(KvEdit::What what);  // "key", "value", "kv type"
+const char* kv_edit_name(KvEdit::What what);  // "key", "value", "kv type", "callback", "splice"
 
 // How many positions the shifts of a log took out.
 int64_t shifted_out(const std::vector<Prune>& prunes);

@@ -1,0 +1,195 @@
+// Keys and values as material: ranges of layers, heads and positions are set, made zero, scaled, or
+// copied from another state of the model. Like edit.hpp, each leaves entries in the log of edits,
+// so that the state says what was done, and blocks that others share stay as they are.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "stet/kernels/steer.hpp"
+#include "stet/session/edit.hpp"
+#include "stet/session/identity.hpp"
+#include "stet/session/prune.hpp"
+
+namespace stet {
+
+// Positions that were pruned are left out of each of these.
+struct KvRange {
+  std::vector<int64_t> layers, heads;  // of keys and values; empty: all
+  int64_t begin = 0, end = -1;         // positions begin .. end-1; -1: to the last
+  bool keys = true, values = true;
+};
+
+// The logits stay those of the last token, as it was computed. All of these throw an argument
+// Error, and change nothing, for what is not there: layers, heads or positions out of range or
+// twice, neither keys nor values, no position, numbers that are not finite or would not be.
+void zero_kv(State& state, const KvRange& range);
+void scale_kv(State& state, const KvRange& range, float factor);
+// x: [head_dim], for each of them; or [positions][heads][head_dim], the same for each layer.
+void set_kv(State& state, const KvRange& range, std::span<const float> x);
+// From positions from_position .. of `from`, of the same model and contract. Where that is not
+// range.begin, keys are rotated to their new positions (prune.hpp says how), which an unsupported
+// Error refuses for a model whose keys carry no rotary position; a mismatch Error for another model
+// or contract. Types of keys and values may differ.
+void copy_kv(State& state, const ModelConfig& config, const KvRange& range, const State& from,
+             int64_t from_position);
+
+namespace detail {
+
+inline std::vector<int64_t> check_some(const char* field, const std::vector<int64_t>& some,
+                                       int64_t count) {
+  std::vector<int64_t> all = some;
+  for (int64_t i = 0; some.empty() && i < count; ++i) all.push_back(i);
+  for (size_t i = 0; i < all.size(); ++i) {
+    check_index(field, all[i], count);
+    if (std::count(all.begin(), all.end(), all[i]) > 1)
+      throw Error(ErrorKind::argument, "", field, "each once", std::to_string(all[i]) + " twice");
+  }
+  return all;
+}
+
+inline KvRange checked_range(const State& state, KvRange r) {
+  const KvShape& shape = state.kv.shape();
+  r.layers = check_some("layers", r.layers, shape.layers);
+  r.heads = check_some("heads", r.heads, shape.kv_heads);
+  if (r.end == -1) r.end = state.size();
+  if (r.begin < 0 || r.end <= r.begin || r.end > state.size())
+    throw Error(ErrorKind::argument, "", "positions",
+                "begin < end within 0.." + std::to_string(state.size()),
+                std::to_string(r.begin) + ".." + std::to_string(r.end));
+  if (!r.keys && !r.values)
+    throw Error(ErrorKind::argument, "", "range", "keys, values or both", "neither");
+  return r;
+}
+
+// change(entry, x) for each vector of the range, x being what is there. Entries of the log are as
+// few as name what was meant.
+template <class Change>
+void change_range(State& state, const KvRange& given, const KvEdit& log, Change change) {
+  const FloatEnvironment contract;
+  const KvRange r = checked_range(state, given);
+  State changed = state;
+  const KvShape& shape = changed.kv.shape();
+  KvWriter writer(changed.kv);
+  for (int64_t b = r.begin / kBlockPositions; b < blocks_of(r.end); ++b) writer.own(b);
+  for (const KvEdit::What what : {KvEdit::What::key, KvEdit::What::value}) {
+    if (!(what == KvEdit::What::key ? r.keys : r.values)) continue;
+    KvEdit e = log;
+    e.what = what;
+    for (e.position = r.begin; e.position < r.end; ++e.position) {
+      const int64_t b = e.position / kBlockPositions;
+      if ((changed.kv.visible(b) >> (e.position % kBlockPositions) & 1) == 0) continue;
+      for (const int64_t l : r.layers) {
+        for (const int64_t h : r.heads) {
+          e.layer = l, e.head = h;
+          std::vector<float> x = read_kv(changed, what == KvEdit::What::key, l, h, e.position);
+          change(e, x);
+          if (const std::optional<size_t> bad = find_not_finite(x))
+            throw Error(ErrorKind::argument, "", kv_edit_name(what), "finite numbers",
+                        std::to_string(x[*bad]));
+          const bool key = what == KvEdit::What::key;
+          write_row(shape, key, x, writer.writable(b) + shape.offset(key, l, h),
+                    e.position % kBlockPositions);
+        }
+      }
+    }
+    e.position = r.begin, e.end = r.end;
+    const std::vector<int64_t> all = {-1};
+    for (const int64_t l : given.layers.empty() ? all : r.layers) {
+      for (const int64_t h : given.heads.empty() ? all : r.heads) {
+        e.layer = l, e.head = h;
+        changed.edits.push_back(e);
+      }
+    }
+  }
+  state = std::move(changed);
+}
+
+}  // namespace detail
+
+inline void zero_kv(State& state, const KvRange& range) {
+  const std::vector<float> zeros(static_cast<size_t>(state.kv.shape().head_dim));
+  set_kv(state, range, zeros);
+}
+
+inline void scale_kv(State& state, const KvRange& range, float factor) {
+  KvEdit log = detail::entry(state, KvEdit::What::key);
+  log.how = KvEdit::How::scale;
+  if (find_not_finite({&factor, 1}))
+    throw Error(ErrorKind::argument, "", "factor", "a finite number", std::to_string(factor));
+  detail::change_range(state, range, log, [&](const KvEdit&, std::vector<float>& x) {
+    steer_scale(x.data(), factor, x.size());
+  });
+}
+
+inline void set_kv(State& state, const KvRange& range, std::span<const float> x) {
+  const KvRange r = detail::checked_range(state, range);
+  const auto dim = static_cast<size_t>(state.kv.shape().head_dim),
+             all = static_cast<size_t>(r.end - r.begin) * r.heads.size() * dim;
+  if (x.size() != dim && x.size() != all)
+    throw Error(ErrorKind::argument, "", "values",
+                std::to_string(dim) + " numbers, or " + std::to_string(all),
+                std::to_string(x.size()));
+  detail::change_range(
+      state, range, detail::entry(state, KvEdit::What::key),
+      [&](const KvEdit& e, std::vector<float>& to) {
+        const auto head = std::find(r.heads.begin(), r.heads.end(), e.head) - r.heads.begin();
+        const size_t row = x.size() == dim
+                               ? 0
+                               : static_cast<size_t>(e.position - r.begin) * r.heads.size() +
+                                     static_cast<size_t>(head);
+        std::copy_n(x.begin() + static_cast<std::ptrdiff_t>(row * dim), dim, to.begin());
+      });
+}
+
+namespace detail {
+
+inline void check_same_model(const State& a, const State& b) {
+  const auto text = [](const StateOrigin& o) {
+    return o.model + " under " + o.contract + " version " + std::to_string(o.version);
+  };
+  if (!(a.origin == b.origin))
+    throw Error(ErrorKind::mismatch, "", "model", text(a.origin), text(b.origin));
+}
+
+inline void check_can_move(const ModelConfig& config, int64_t distance) {
+  if (distance != 0 && config.ropes.empty())
+    throw Error(ErrorKind::unsupported, "", "positions",
+                "the same ones (keys of this model carry no rotary position)",
+                "some that are " + std::to_string(distance) + " away");
+}
+
+}  // namespace detail
+
+inline void copy_kv(State& state, const ModelConfig& config, const KvRange& range,
+                    const State& from, int64_t from_position) {
+  const KvRange r = detail::checked_range(state, range);
+  const int64_t away = from_position - r.begin;
+  detail::check_same_model(state, from);
+  detail::check_can_move(config, away);
+  if (from_position < 0 || from_position + (r.end - r.begin) > from.size())
+    throw Error(ErrorKind::argument, "", "from position",
+                "0.." + std::to_string(from.size() - (r.end - r.begin)),
+                std::to_string(from_position));
+  std::vector<detail::Rotation> rotations;
+  for (const Rope& rope : config.ropes) rotations.emplace_back(rope, config.head_dim, away);
+  KvEdit log = detail::entry(state, KvEdit::What::key);
+  log.how = KvEdit::How::copy;
+  log.source = sha256_text(state_id(from));
+  detail::change_range(state, range, log, [&](const KvEdit& e, std::vector<float>& x) {
+    const bool key = e.what == KvEdit::What::key;
+    const int64_t position = e.position + away;
+    if ((from.kv.visible(position / kBlockPositions) >> (position % kBlockPositions) & 1) == 0)
+      throw Error(ErrorKind::argument, "", "from position", "positions that are visible",
+                  std::to_string(position) + ", which was pruned");
+    x = detail::read_kv(from, key, e.layer, e.head, position);
+    const int rope = config.rope_of.empty() ? -1 : config.rope_of[static_cast<size_t>(e.layer)];
+    if (!key || away == 0 || rope < 0) return;
+    const detail::Rotation& turn = rotations[static_cast<size_t>(rope)];
+    best_kernels().rope(x.data(), turn.cos.data(), turn.sin.data(), turn.cos.size());
+  });
+}
+
+}  // namespace stet

@@ -1,0 +1,120 @@
+// States put together from parts of others.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "stet/session/session.hpp"
+
+namespace stet {
+
+// Positions begin .. end-1 of a state.
+struct Cut {
+  const State* from;
+  int64_t begin, end;
+};
+
+// The positions of all cuts, one after the other, as one state: tokens, and keys and values as they
+// are there, keys rotated to where they are now (prune.hpp says how). A prefix of one state onto
+// another is {a, 0, n}, {b, m, b.size()}. Nothing is computed again: each part still saw what stood
+// before it where it was taken from, and not what stands there now. How far that is from the truth,
+// truth_of() says, beside compare(). Settings, open interventions and the capacity are those of the
+// first cut's state; there are no messages, turns and logits (Session::logits computes those).
+//
+// Throws an argument Error for positions that are not there or were pruned, and for none at all; a
+// mismatch Error for states of different models or contracts, or of different types of keys and
+// values; an unsupported Error where parts move and keys of the model carry no rotary position; a
+// capacity Error where they do not fit.
+State splice(const ModelConfig& config, std::span<const Cut> cuts);
+
+// The same tokens, prunes and interventions computed from nothing, whatever was edited.
+inline Session truth_of(std::shared_ptr<const Model> model, const State& state,
+                        const SessionOptions& options, const Progress& progress = nullptr) {
+  State recipe = state;
+  recipe.edits.clear();
+  return replay(std::move(model), recipe, options, progress);
+}
+
+namespace detail {
+
+inline void check_cuts(const ModelConfig& config, std::span<const Cut> cuts) {
+  int64_t size = 0;
+  for (size_t i = 0; i < cuts.size(); ++i) {
+    const Cut& c = cuts[i];
+    const std::string field = "cuts[" + std::to_string(i) + "]";
+    check_same_model(*cuts[0].from, *c.from);
+    if (c.begin < 0 || c.end <= c.begin || c.end > c.from->size())
+      throw Error(ErrorKind::argument, "", field,
+                  "begin < end within 0.." + std::to_string(c.from->size()),
+                  std::to_string(c.begin) + ".." + std::to_string(c.end));
+    const KvType ours = cuts[0].from->kv.shape().type, theirs = c.from->kv.shape().type;
+    if (ours != theirs)
+      throw Error(ErrorKind::mismatch, "", field + ": kv type", kv_type_name(ours),
+                  kv_type_name(theirs));
+    for (int64_t p = c.begin; p < c.end; ++p) {
+      if ((c.from->kv.visible(p / kBlockPositions) >> (p % kBlockPositions) & 1) == 0)
+        throw Error(ErrorKind::argument, "", field, "positions that are visible",
+                    std::to_string(p) + ", which was pruned");
+    }
+    check_can_move(config, size - c.begin);
+    size += c.end - c.begin;
+  }
+  if (size == 0) throw Error(ErrorKind::argument, "", "cuts", "at least one", "none");
+  if (size > cuts[0].from->kv.capacity())
+    throw Error(ErrorKind::capacity, "", "tokens",
+                "at most " + std::to_string(cuts[0].from->kv.capacity()) + " positions (--ctx)",
+                std::to_string(size));
+}
+
+// The front of a state, shared where its blocks are whole.
+inline void take_front(State& to, const Cut& c) {
+  to.kv = KvCache(c.from->kv);
+  KvWriter(to.kv).truncate(c.end);
+}
+
+inline void add_cut(State& to, const Cut& c, const ModelConfig& config) {
+  KvCache from(c.from->kv);
+  for (int64_t b = c.begin / kBlockPositions; b < blocks_of(c.end); ++b) KvWriter(from).load(b);
+  add_positions(from, c.begin, c.end, to.kv, config);
+}
+
+}  // namespace detail
+
+inline State splice(const ModelConfig& config, std::span<const Cut> cuts) {
+  if (cuts.empty()) throw Error(ErrorKind::argument, "", "cuts", "at least one", "none");
+  detail::check_cuts(config, cuts);
+  const FloatEnvironment contract;
+  const State& first = *cuts[0].from;
+  State s;
+  s.origin = first.origin;
+  s.generation.sampling = first.generation.sampling;
+  s.generation.stop_ids = first.generation.stop_ids;
+  s.generation.stop_strings = first.generation.stop_strings;
+  const bool plain = first.prunes.empty() && first.edits.empty() && first.interventions.empty();
+  if (cuts[0].begin == 0)
+    detail::take_front(s, cuts[0]);
+  else
+    s.kv = KvCache(first.kv.shape(), first.kv.capacity());
+  for (const Cut& c : cuts) {
+    if (c.begin > 0 || &c != cuts.data()) detail::add_cut(s, c, config);
+    s.tokens.insert(s.tokens.end(), c.from->tokens.begin() + c.begin,
+                    c.from->tokens.begin() + c.end);
+  }
+  for (Intervention w : first.interventions) {
+    if (reach_of(first, w).end >= 0) continue;
+    w.begin = 0, w.at = s.size(), w.prunes = 0;
+    s.interventions.push_back(std::move(w));
+  }
+  KvEdit e = detail::entry(s, KvEdit::What::splice);
+  e.position = plain && cuts[0].begin == 0 ? cuts[0].end : 0;
+  e.end = s.size();
+  for (const Cut& c : cuts)
+    e.source += (e.source.empty() ? "" : "+") + std::to_string(c.begin) + ".." +
+                std::to_string(c.end) + " of " + sha256_text(state_id(*c.from));
+  if (e.position < e.end) s.edits.push_back(std::move(e));
+  return s;
+}
+
+}  // namespace stet

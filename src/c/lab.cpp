@@ -1,0 +1,285 @@
+// Points, changes, captures, traces, and keys and values as material, in the C interface.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "src/c/internal.hpp"
+#include "stet/kv/kv_writer.hpp"
+#include "stet/session/splice.hpp"
+#include "stet/session/trace.hpp"
+
+struct stet_view {
+  std::shared_ptr<const void> memory;
+};
+
+struct stet_capture {
+  struct Rows {
+    size_t count = 0, width = 0;
+    std::vector<float> data;
+  };
+  std::vector<Rows> points;
+};
+
+struct stet_trace {
+  stet::Trace trace;
+};
+
+namespace stet::c {
+
+PointAt point_of(const char* name, const char* field) {
+  const auto at = parse_point_at(cstring(name, field));
+  if (!at) fail(field, "the name of a point", name);
+  return *at;
+}
+
+Intervention intervention_of(const stet_intervention& i) {
+  Intervention w;
+  const std::string name = cstring(i.point, "point");
+  const auto at = parse_point_at(name);
+  const auto point = at ? std::optional<Point>(at->point) : parse_point(name);
+  if (!point) fail("point", "the name of a point", name);
+  w.point = *point;
+  if (at && point_info(*point).of_layer) w.layers = {at->layer};
+  if (i.layer_count > 0) {
+    const auto layers = items(i.layers, i.layer_count, "layers");
+    w.layers.assign(layers.begin(), layers.end());
+  }
+  const auto heads = items(i.heads, i.head_count, "heads");
+  w.heads.assign(heads.begin(), heads.end());
+  w.begin = i.begin;
+  w.end = i.end == 0 ? -1 : i.end;
+  if (i.op < STET_SET || i.op > STET_CLAMP) fail("op", "0..4", std::to_string(i.op));
+  w.op = static_cast<Intervention::Op>(i.op);
+  w.amount = i.amount, w.bias = i.bias, w.threshold = i.threshold;
+  if (i.value_count > 0) {
+    const auto values = items(i.values, i.value_count, "values");
+    w.values = std::make_shared<const std::vector<float>>(values.begin(), values.end());
+  }
+  return w;
+}
+
+namespace {
+
+KvRange range_of(const stet_kv_range* given) {
+  const stet_kv_range r = input(given, "range");
+  const auto layers = items(r.layers, r.layer_count, "range.layers"),
+             heads = items(r.heads, r.head_count, "range.heads");
+  KvRange range;
+  range.layers.assign(layers.begin(), layers.end());
+  range.heads.assign(heads.begin(), heads.end());
+  range.begin = r.begin;
+  range.end = r.end == 0 ? -1 : r.end;
+  const bool both = r.keys == 0 && r.values == 0;
+  range.keys = both || r.keys != 0;
+  range.values = both || r.values != 0;
+  return range;
+}
+
+// Rows as a sink gets them, with a column for each position that there will be.
+void keep_rows(stet_capture::Rows& to, const PointAt& at, const ModelConfig& c, int64_t positions,
+               Rows rows) {
+  const bool wide = at.point == Point::scores || at.point == Point::pattern;
+  const size_t heads = wide ? static_cast<size_t>(c.heads) : 1, from = rows.width / heads;
+  to.width = static_cast<size_t>(point_width(c, at.point, positions));
+  const float unseen = at.point == Point::scores ? -std::numeric_limits<float>::infinity() : 0.0f;
+  const size_t begin = to.count * to.width;
+  to.data.resize(begin + rows.count * to.width, unseen);
+  for (size_t i = 0; i < rows.count * heads; ++i)
+    std::copy_n(rows.row(i / heads) + i % heads * from, from,
+                to.data.data() + begin + i * (to.width / heads));
+  to.count += rows.count;
+}
+
+std::unique_ptr<stet_capture> capture_of(Session& s, std::span<const int32_t> ids,
+                                         std::span<const char* const> names, bool logits) {
+  auto capture = std::make_unique<stet_capture>();
+  Watch watch;
+  for (const char* name : names) watch.points.push_back(point_of(name, "points"));
+  capture->points.resize(names.size() + (logits ? 1 : 0));
+  const ModelConfig& c = s.model().config();
+  const int64_t positions = s.size() + static_cast<int64_t>(ids.size());
+  watch.sink = [&](const PointAt& at, int64_t, Rows rows) {
+    for (size_t i = 0; i < watch.points.size(); ++i) {
+      if (watch.points[i] == at) keep_rows(capture->points[i], at, c, positions, rows);
+    }
+  };
+  const LogitSink sink = [&](int64_t, Rows rows) {
+    stet_capture::Rows& to = capture->points.back();
+    to.width = rows.width;
+    to.count += rows.count;
+    for (size_t i = 0; i < rows.count; ++i)
+      to.data.insert(to.data.end(), rows.row(i), rows.row(i) + rows.width);
+  };
+  s.append(ids, logits ? sink : nullptr, nullptr, nullptr, &watch);
+  return capture;
+}
+
+}  // namespace
+
+}  // namespace stet::c
+
+using namespace stet::c;
+
+stet_status stet_model_points(const stet_model* model, char** text, size_t* size,
+                              stet_error** error) {
+  return guarded(error, [&] {
+    const auto to = outputs(text, "text", size, "size");
+    std::string lines;
+    for (const stet::PointAt& p : stet::points_of(at(model, "model").model->config()))
+      lines += stet::point_name(p) + "\n";
+    give_text(lines, to);
+  });
+}
+
+// ---------------------------------------------------------------- callbacks
+
+stet_status stet_session_attach_callback(stet_session* session, const stet_callback* callback,
+                                         stet_error** error) {
+  return guarded(error, [&] {
+    const stet_callback c = input(&at(callback, "callback"), "callback");
+    const auto context = lent(c.release, c.context);
+    auto what = std::make_shared<stet::Callback>();
+    for (const char* name : items(c.points, c.point_count, "points"))
+      what->points.push_back(point_of(name, "points"));
+    if (c.change == nullptr) fail("change", "not NULL", "NULL");
+    what->change = [c, context, points = what->points](const stet::PointAt& point, int64_t first,
+                                                       stet::Rows rows) {
+      const auto index = std::find(points.begin(), points.end(), point) - points.begin();
+      if (c.change(c.context, static_cast<size_t>(index), first, rows.data, rows.count, rows.width,
+                   rows.stride) != 0)
+        throw Canceled();
+    };
+    at(session, "session").at->attach(std::move(what));
+  });
+}
+
+stet_status stet_session_detach_callbacks(stet_session* session, stet_error** error) {
+  return guarded(error, [&] { at(session, "session").at->detach_callbacks(); });
+}
+
+// ---------------------------------------------------------------- captures, traces
+
+stet_status stet_session_capture(stet_session* session, const int32_t* ids, size_t count,
+                                 const char* const* points, size_t point_count, int32_t logits,
+                                 stet_capture** capture, stet_error** error) {
+  return guarded(error, [&] {
+    stet_capture*& to = output(capture, "capture");
+    to = capture_of(*at(session, "session").at, items(ids, count, "ids"),
+                    items(points, point_count, "points"), logits != 0)
+             .release();
+  });
+}
+
+void stet_capture_free(stet_capture* capture) { delete capture; }
+
+stet_status stet_capture_rows(const stet_capture* capture, size_t index, const float** rows,
+                              size_t* count, size_t* width, stet_error** error) {
+  return guarded(error, [&] {
+    const auto to = outputs(rows, "rows", count, "count");
+    size_t& columns = output(width, "width");
+    const stet_capture::Rows& r = element(at(capture, "capture").points, index, "index");
+    to.first = r.data.data();
+    to.second = r.count;
+    columns = r.width;
+  });
+}
+
+stet_status stet_trace_new(const stet_session* before, const int32_t* ids, size_t count,
+                           stet_trace** trace, stet_error** error) {
+  return guarded(error, [&] {
+    stet_trace*& to = output(trace, "trace");
+    to = new stet_trace{stet::Trace(*at(before, "before").at, items(ids, count, "ids"))};
+  });
+}
+
+void stet_trace_free(stet_trace* trace) { delete trace; }
+
+stet_status stet_trace_run(stet_trace* trace, const stet_intervention* changes, size_t count,
+                           stet_logits_callback on_logits, void* context, stet_error** error) {
+  return guarded(error, [&] {
+    std::vector<stet::Intervention> all;
+    for (const stet_intervention& i : items(changes, count, "changes"))
+      all.push_back(intervention_of(input(&i, "changes")));
+    if (on_logits == nullptr) fail("on_logits", "not NULL", "NULL");
+    at(trace, "trace").trace.run(all, [&](size_t index, std::span<const float> logits) {
+      if (on_logits(context, static_cast<int64_t>(index), logits.data(), logits.size()) != 0)
+        throw Canceled();
+    });
+  });
+}
+
+// ---------------------------------------------------------------- keys and values
+
+stet_status stet_session_zero_kv(stet_session* session, const stet_kv_range* range,
+                                 stet_error** error) {
+  return guarded(error, [&] { at(session, "session").at->zero_kv(range_of(range)); });
+}
+
+stet_status stet_session_scale_kv(stet_session* session, const stet_kv_range* range, float factor,
+                                  stet_error** error) {
+  return guarded(error, [&] { at(session, "session").at->scale_kv(range_of(range), factor); });
+}
+
+stet_status stet_session_set_kv(stet_session* session, const stet_kv_range* range, const float* x,
+                                size_t count, stet_error** error) {
+  return guarded(error,
+                 [&] { at(session, "session").at->set_kv(range_of(range), items(x, count, "x")); });
+}
+
+stet_status stet_session_copy_kv(stet_session* session, const stet_kv_range* range,
+                                 const stet_session* from, int64_t position, stet_error** error) {
+  return guarded(error, [&] {
+    at(session, "session").at->copy_kv(range_of(range), *at(from, "from").at, position);
+  });
+}
+
+stet_status stet_session_splice(const stet_cut* cuts, size_t count, stet_session** spliced,
+                                stet_error** error) {
+  return guarded(error, [&] {
+    stet_session*& to = output(spliced, "spliced");
+    std::vector<stet::Cut> all;
+    for (const stet_cut& cut : items(cuts, count, "cuts"))
+      all.push_back({&at(cut.from, "cuts.from").at->state(), cut.begin, cut.end});
+    if (all.empty()) fail("cuts", "at least one", "none");
+    const stet::Session& first = *cuts[0].from->at;
+    to = new stet_session(stet::Session(first.shared_model(),
+                                        stet::splice(first.model().config(), all),
+                                        {0, first.kv().shape().type, first.compute()}));
+  });
+}
+
+// ---------------------------------------------------------------- views
+
+void stet_view_free(stet_view* view) { delete view; }
+
+stet_status stet_session_view_logits(stet_session* session, stet_view** view, const float** data,
+                                     size_t* count, stet_error** error) {
+  return guarded(error, [&] {
+    stet_view*& to = output(view, "view");
+    const auto where = outputs(data, "data", count, "count");
+    stet::Session& s = *at(session, "session").at;
+    s.logits();
+    const std::shared_ptr<std::vector<float>> logits = s.state().logits;
+    to = new stet_view{logits};
+    if (logits == nullptr) return;
+    where.first = logits->data();
+    where.second = logits->size();
+  });
+}
+
+stet_status stet_session_view_block(stet_session* session, int64_t index, stet_view** view,
+                                    const void** data, size_t* size, stet_error** error) {
+  return guarded(error, [&] {
+    stet_view*& to = output(view, "view");
+    const auto where = outputs(data, "data", size, "size");
+    stet::Session& s = *at(session, "session").at;
+    if (index < 0 || index >= s.kv().blocks())
+      fail("index", "a block below " + std::to_string(s.kv().blocks()), std::to_string(index));
+    stet::KvCache own(s.state().kv);  // whoever writes first copies
+    stet::KvWriter writer(own);
+    writer.load(index);
+    to = new stet_view{writer.share(index)};
+    where.first = own.block(index);
+    where.second = own.shape().content_bytes();
+  });
+}

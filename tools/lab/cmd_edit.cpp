@@ -1,0 +1,230 @@
+// stet edit: keys and values of a state set to zero, scaled, set, copied from another state, or put
+// together from two; and how far that is from what the tokens give.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "stet/base/error.hpp"
+#include "stet/session/splice.hpp"
+#include "stet/snapshot/compare.hpp"
+#include "tools/command.hpp"
+#include "tools/lab/tensor_file.hpp"
+#include "tools/store/store.hpp"
+
+namespace stet::tool {
+namespace {
+
+struct EditCommand {
+  std::string snapshot, output, layers, heads, positions, set, tensor, copy, splice, take;
+  std::optional<double> scale;
+  std::optional<int64_t> from_position, at, resume;
+  bool zero = false, keys = false, values = false, json = false;
+  ModelOptions model;
+  SaveFileOptions save;
+};
+
+struct Stretch {
+  int64_t begin, end;
+};
+
+// "3..9": 3 to 8; "": all of `size`.
+Stretch stretch_of(const std::string& text, const char* option, int64_t size) {
+  if (text.empty()) return {0, size};
+  Stretch s{};
+  const size_t dots = text.find("..");
+  const auto read = [](std::string_view t, int64_t& to) {
+    const auto [end, error] = std::from_chars(t.data(), t.data() + t.size(), to);
+    return error == std::errc() && end == t.data() + t.size();
+  };
+  if (dots == std::string::npos || !read(std::string_view(text).substr(0, dots), s.begin) ||
+      !read(std::string_view(text).substr(dots + 2), s.end) || s.begin < 0 || s.end <= s.begin ||
+      s.end > size)
+    usage_error(option, fmt::format("A..B, positions A to B - 1 of 0..{}", size), text);
+  return s;
+}
+
+std::vector<int64_t> list_of(const std::string& text, const char* option) {
+  std::vector<int64_t> all;
+  if (text.empty()) return all;
+  for (const int32_t i : parse_ids(text, option)) all.push_back(i);
+  return all;
+}
+
+KvRange range_of(const EditCommand& o, int64_t size) {
+  const Stretch s = stretch_of(o.positions, "--positions", size);
+  const bool both = o.keys == o.values;
+  return {list_of(o.layers, "--layers"),
+          list_of(o.heads, "--heads"),
+          s.begin,
+          s.end,
+          both || o.keys,
+          both || o.values};
+}
+
+// The other state, of --copy or --splice.
+State open_other(const std::string& path) { return open_state_with_parents(path, {}).state(); }
+
+State spliced(const EditCommand& o, const State& state, const ModelConfig& config) {
+  const State other = open_other(o.splice);
+  const Stretch take = stretch_of(o.take, "--take", other.size());
+  const int64_t at = o.at.value_or(0), resume = o.resume.value_or(at);
+  if (at > state.size())
+    usage_error("--at", fmt::format("0..{}", state.size()), std::to_string(at));
+  if (resume < at || resume > state.size())
+    usage_error("--resume-at", fmt::format("{}..{}", at, state.size()), std::to_string(resume));
+  std::vector<Cut> cuts;
+  if (at > 0) cuts.push_back({&state, 0, at});
+  cuts.push_back({&other, take.begin, take.end});
+  if (resume < state.size()) cuts.push_back({&state, resume, state.size()});
+  State joined = splice(config, cuts);
+  joined.generation.sampling = state.generation.sampling;
+  joined.generation.stop_ids = state.generation.stop_ids;
+  joined.generation.stop_strings = state.generation.stop_strings;
+  return joined;
+}
+
+State changed(const EditCommand& o, State state, const ModelConfig& config) {
+  if (!o.splice.empty()) return spliced(o, state, config);
+  const KvRange range = range_of(o, state.size());
+  if (o.zero) zero_kv(state, range);
+  if (o.scale) scale_kv(state, range, static_cast<float>(*o.scale));
+  if (!o.set.empty()) {
+    const TensorSource source(o.set);
+    set_kv(state, range, source.load(o.tensor).values);
+  }
+  if (!o.copy.empty())
+    copy_kv(state, config, range, open_other(o.copy), o.from_position.value_or(range.begin));
+  state.logits.reset();  // those that follow what is there now
+  return state;
+}
+
+double worst(const Comparison& c, bool keys) {
+  double most = 0;
+  for (const Comparison::Layer& l : c.layers)
+    most = std::max(most, keys ? l.keys.largest : l.values.largest);
+  return most;
+}
+
+int32_t likeliest(std::span<const float> logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+void report(const EditCommand& o, const StateDigests& digests, Session& session, Session& truth) {
+  const Comparison c = compare(truth.state(), session.state());
+  const double kl = c.a_from_b.value_or(0);
+  const int32_t said = likeliest(session.logits()), true_one = likeliest(truth.logits());
+  if (o.json) {
+    Json j = {{"path", o.output},
+              {"id", sha256_text(digests.id)},
+              {"tokens", session.size()},
+              {"edits", session.edits().size()},
+              {"equal_positions", c.equal_positions},
+              {"key_difference", worst(c, true)},
+              {"value_difference", worst(c, false)},
+              {"kl", kl},
+              {"best", said},
+              {"true_best", true_one}};
+    out(dump(j) + "\n");
+    return;
+  }
+  say("{}: {} tokens, {} edits, state {}\n", printable(o.output), session.size(),
+      session.edits().size(), sha256_text(digests.id));
+  out(fmt::format(
+      "beside the same tokens computed again: the first {} positions are equal; keys "
+      "differ by {:.4g} at most, values by {:.4g};\nnext token: KL {:.4g} nats, likeliest "
+      "{}{}\n",
+      c.equal_positions, worst(c, true), worst(c, false), kl, said,
+      said == true_one ? ", as it would be" : fmt::format(" instead of {}", true_one)));
+}
+
+void run(EditCommand& o) {
+  if (!o.set.empty() && o.tensor.empty()) usage_error("--set", "--tensor NAME beside it", "none");
+  check_writable(o.output);
+  const Snapshot snapshot = open_state_with_parents(o.snapshot, {});
+  snapshot.check_not_needed(o.output);
+  choose_checkpoint(o.model, snapshot);
+  choose_contract(o.model, snapshot);
+  const SessionOptions options = o.model.session_options();
+  const auto model = o.model.load_model();
+  snapshot.check_compatible(*model, options.compute.contract);
+  State state = changed(o, snapshot.state(), model->config());
+  SessionOptions as = options;
+  as.kv_type = state.kv.shape().type;
+  as.capacity = std::min(state.kv.capacity(), model->config().max_positions);
+  Session session(model, std::move(state), as);
+  Session truth = truth_of(model, session.state(), as, prefill_progress(session.size()));
+  const StateDigests digests =
+      o.save.write(session.state(), snapshot, o.output, o.model.checkpoint);
+  report(o, digests, session, truth);
+}
+
+}  // namespace
+
+void add_edit(CLI::App& app) {
+  const auto o = std::make_shared<EditCommand>();
+  CLI::App* sub = app.add_subcommand(
+      "edit", "A state with keys and values changed, and how far that is from the truth.");
+  sub->add_option("snapshot", o->snapshot, "a snapshot")->required()->type_name("FILE");
+  sub->add_option("-o,--output", o->output, "the snapshot to write")
+      ->required()
+      ->type_name("FILE")
+      ->check(named());
+  SourceOptions what;
+  const auto change = [&](CLI::Option* option) { return what.add(option)->group("Changes"); };
+  change(sub->add_flag("--zero", o->zero, "the range becomes zeros"));
+  change(sub->add_option("--scale", o->scale, "the range is multiplied by this")->type_name("X"));
+  CLI::Option* set = change(sub->add_option("--set", o->set,
+                                            "the range becomes what is in a tensor: [head_dim], or "
+                                            "[positions, heads, head_dim]")
+                                ->type_name("SAFETENSORS"));
+  CLI::Option* copy =
+      change(sub->add_option("--copy", o->copy, "the range becomes what another state has there")
+                 ->type_name("FILE"));
+  CLI::Option* splice = change(
+      sub->add_option("--splice", o->splice,
+                      "positions of another state are put in before --at; later ones move up")
+          ->type_name("FILE"));
+  const auto more = [&](CLI::Option* option, const char* type, const char* group) {
+    return option->type_name(type)->group(group);
+  };
+  more(sub->add_option("--layers", o->layers, "of these layers (default: all)"), "LIST", "Range");
+  more(sub->add_option("--heads", o->heads, "of these heads (default: all)"), "LIST", "Range");
+  more(sub->add_option("--positions", o->positions, "of positions A to B - 1 (default: all)"),
+       "A..B", "Range");
+  sub->add_flag("--keys", o->keys, "keys alone")->group("Range");
+  sub->add_flag("--values", o->values, "values alone")->group("Range");
+  more(sub->add_option("--tensor", o->tensor, "of --set: the tensor's name"), "NAME", "Range")
+      ->needs(set);
+  more(sub->add_option("--from-position", o->from_position,
+                       "of --copy: from there on in the other state (default: the same)"),
+       "N", "Range")
+      ->check(integer(0, kMaxPositions))
+      ->needs(copy);
+  more(
+      sub->add_option("--take", o->take, "of --splice: the other state's positions (default: all)"),
+      "A..B", "Splice")
+      ->needs(splice);
+  more(sub->add_option("--at", o->at, "where they are put (default: 0, before everything)"), "N",
+       "Splice")
+      ->check(integer(0, kMaxPositions))
+      ->needs(splice);
+  more(sub->add_option("--resume-at", o->resume,
+                       "this state's position that comes behind them (default: --at)"),
+       "N", "Splice")
+      ->check(integer(0, kMaxPositions))
+      ->needs(splice);
+  sub->add_flag("--json", o->json, "JSON for programs")->group("Output");
+  o->save.add_to(*sub);
+  o->model.add_to(*sub);
+  sub->callback([o, what] {
+    what.require("--zero, --scale, --set, --copy or --splice");
+    if (!o->splice.empty() &&
+        (!o->layers.empty() || !o->heads.empty() || !o->positions.empty() || o->keys || o->values))
+      usage_error("--splice", "whole positions (--take)",
+                  "a range of layers, heads or --positions");
+    run(*o);
+  });
+}
+
+}  // namespace stet::tool

@@ -1,0 +1,68 @@
+#include <fmt/format.h>
+
+#include "stet/base/error.hpp"
+#include "stet/session/lens.hpp"
+#include "tools/lab/measures.hpp"
+#include "tools/lab/tensor_file.hpp"
+
+namespace stet::tool {
+
+HeatMap measure_lens(LabWork& work, const std::string& tuned_path, Json& rows) {
+  const Model& model = work.session.model();
+  const ModelConfig& c = model.config();
+  std::optional<TensorSource> tuned;
+  if (!tuned_path.empty()) tuned.emplace(tuned_path);
+  Watch watch;
+  for (int64_t l = 0; l < c.layers; ++l) watch.points.push_back({Point::resid_post, l});
+  HeatMap map{"Probability of the likeliest token, by the head after each layer",
+              "layer",
+              "position",
+              {},
+              {},
+              {},
+              {},
+              0,
+              1,
+              "probability"};
+  map.values.resize(static_cast<size_t>(c.layers));
+  map.labels.resize(static_cast<size_t>(c.layers));
+  for (const int32_t id : work.ids) map.columns.push_back(token_text(work.tokenizer.get(), id));
+  for (int64_t l = 0; l < c.layers; ++l) map.rows.push_back(std::to_string(l));
+  std::vector<float> x;
+  watch.sink = [&](const PointAt& at, int64_t first, Rows r) {
+    const std::string name = "lens." + std::to_string(at.layer);
+    if (tuned) {
+      const LoadedTensor w = tuned->load(name + ".weight"), b = tuned->load(name + ".bias");
+      const auto n = static_cast<size_t>(c.hidden_size);
+      if (w.values.size() != n * n || b.values.size() != n)
+        throw Error(ErrorKind::format, tuned_path, name, fmt::format("[{0}, {0}] and [{0}]", n),
+                    shape_text(w.shape));
+      for (size_t i = 0; i < r.count; ++i) {
+        x.assign(r.row(i), r.row(i) + n);
+        for (size_t row = 0; row < n; ++row) {
+          double sum = b.values[row];
+          for (size_t k = 0; k < n; ++k) sum += double{w.values[row * n + k]} * x[k];
+          r.row(i)[row] = static_cast<float>(x[row] + sum);
+        }
+      }
+    }
+    const std::vector<float> logits = lens_logits(work.session, r);
+    for (size_t i = 0; i < r.count; ++i) {
+      const auto width = static_cast<size_t>(c.vocab_size);
+      const Next n = next_of(std::span(logits).subspan(i * width, width));
+      const auto layer = static_cast<size_t>(at.layer);
+      map.values[layer].push_back(n.probability);
+      map.labels[layer].push_back(token_text(work.tokenizer.get(), n.best));
+      rows.push_back({{"layer", at.layer},
+                      {"position", first + static_cast<int64_t>(i)},
+                      {"best", n.best},
+                      {"text", map.labels[layer].back()},
+                      {"probability", n.probability},
+                      {"entropy", n.entropy}});
+    }
+  };
+  work.session.append(work.ids, nullptr, nullptr, nullptr, &watch);
+  return map;
+}
+
+}  // namespace stet::tool
