@@ -124,6 +124,8 @@ Response metrics(Service& service, const Request&, const Parts&) {
       t["reused"].get<int64_t>());
   add("tokens_recomputed_total", "counter", "Tokens that were processed again.",
       t["recomputed"].get<int64_t>());
+  add("tokens_verified_total", "counter", "Tokens that were processed to verify states.",
+      service.verified_tokens.load());
   add("passes_total", "counter", "Passes over the weights.", c.passes);
   add("busy_seconds_total", "counter", "Time in passes.", c.busy_seconds);
   add("batch_size", "gauge", "Sessions in the last pass.", c.batch);

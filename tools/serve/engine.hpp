@@ -31,14 +31,18 @@ struct EngineOptions {
   double slowdown = 2.35;  // of a pass of replies that a prompt's tokens may cause
 };
 
-// A piece of work: tokens that a session is to process, or a reply that it draws. The session is
-// the job's until it is over.
+// One small part of some work; false when that was the last one.
+using Step = std::function<bool()>;
+
+// A piece of work: tokens that a session is to process, a reply that it draws, or steps of
+// something else that computes. The session is the job's until it is over.
 class Job {
  public:
-  Job(Session& session, std::span<const int32_t> ids) : session_(session), ids_(ids) {}
+  explicit Job(const BatchEntry& tokens) : tokens_(tokens) {}
   // `first`: taken in place of the first token that would be drawn.
   Job(Session& session, Generator& reply, std::optional<int32_t> first)
-      : session_(session), reply_(&reply), next_(first) {}
+      : tokens_{&session, {}}, reply_(&reply), next_(first) {}
+  explicit Job(Step step) : step_(std::move(step)) {}
 
   // For what is new. Returns false when all is over and told; throws what the work threw, and
   // Cancelled.
@@ -53,11 +57,11 @@ class Job {
   friend class Engine;
   void finish(std::exception_ptr error);
 
-  Session& session_;
-  std::span<const int32_t> ids_;
+  BatchEntry tokens_{nullptr, {}};
   std::atomic<int64_t> done_{0};
   Generator* reply_ = nullptr;
   std::optional<int32_t> next_;
+  Step step_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -102,8 +106,15 @@ class Engine {
 
   // Has the job done; it must outlive that, as wait() says.
   void start(Job& job);
-  // The tokens go through the session; returns when they have.
-  void process(Session& session, std::span<const int32_t> ids, const Gone& gone);
+  // The tokens go through the sessions; returns when all have. A sink of theirs is called in the
+  // engine's thread, more than once for the same rows where a pass has to be repeated.
+  void process(std::span<const BatchEntry> tokens, const Gone& gone,
+               const Progress& progress = nullptr);
+  void process(Session& session, std::span<const int32_t> ids, const Gone& gone) {
+    if (!ids.empty()) process(std::vector<BatchEntry>{{&session, ids}}, gone);
+  }
+  // Work that is no pass, one step after each pass, so that replies keep their pace beside it.
+  void work(Step step, const Gone& gone);
 
   void close();  // no more leases
   EngineCounters counters() const;
@@ -118,6 +129,7 @@ class Engine {
   int64_t running_of(const std::string& client) const;
   void run();
   void pass(std::vector<Job*>& jobs);
+  void run_step(Job& job);
   int64_t prompt_budget(size_t replies) const;
   void learn(size_t replies, int64_t prompt_tokens, double seconds);
   void append_all(std::vector<Job*>& jobs, std::vector<BatchEntry>& batch);
@@ -134,7 +146,7 @@ class Engine {
   EngineCounters counters_;
   double reply_seconds_ = 0;  // of a pass of replies alone
   double budget_ = 16;        // tokens of prompts beside replies
-  size_t turn_ = 0;           // whose prompt comes first
+  size_t turn_ = 0;           // whose prompt, or step, comes first
   std::thread thread_;
 };
 

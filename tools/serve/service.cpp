@@ -38,6 +38,12 @@ const Tokenizer& Service::need_tokenizer() const {
   return *tokenizer;
 }
 
+Appender Service::appender(const Caller& caller) {
+  return [this, gone = caller.gone](Session& s, std::span<const int32_t> ids) {
+    engine.process(s, ids, gone);
+  };
+}
+
 Talk::Talk(Session session, std::shared_ptr<const Tokenizer> tokenizer, bool chat) {
   if (chat)
     chat_.emplace(std::move(session), std::move(tokenizer));
@@ -126,7 +132,8 @@ Prompted prompt_messages(Service& service, const Caller& caller, std::vector<Mes
   const Conversation::Plan rendering = fresh.prepare(messages);
   check_room(fresh.session(), rendering.ids.size());
   Usage usage;
-  Session session = service.states.longest_prefix(caller.client, rendering.ids, usage);
+  Session session =
+      service.states.longest_prefix(caller.client, rendering.ids, service.appender(caller), usage);
   session.generation() = default_generation(*service.model);
   session.chat() = fresh.session().chat();
   Prompted p{Talk(std::move(session), service.tokenizer, true),
@@ -149,7 +156,8 @@ Prompted prompt_ids(Service& service, const Caller& caller, const std::vector<in
   if (ids.empty())
     throw RequestError(400, "empty_prompt", "expected a prompt of at least one token, found none");
   check_room(empty, ids.size());
-  Session session = service.states.longest_prefix(caller.client, ids, usage);
+  Session session =
+      service.states.longest_prefix(caller.client, ids, service.appender(caller), usage);
   session.generation() = default_generation(*service.model);
   const std::span<const int32_t> rest = std::span(ids).subspan(static_cast<size_t>(session.size()));
   service.engine.process(session, rest, caller.gone);
@@ -162,9 +170,9 @@ Prompted prompt_ids(Service& service, const Caller& caller, const std::vector<in
           {{"name", "create"}, {"tokens", ids.size()}}};
 }
 
-Prompted resume(Service& service, const NodePtr& node) {
+Prompted resume(Service& service, const Caller& caller, const NodePtr& node) {
   Usage usage;
-  Session session = service.states.open(node, &usage);
+  Session session = service.open(caller, node, &usage);
   const bool chat = !session.chat().messages.empty() && service.tokenizer != nullptr;
   return {
       Talk(std::move(session), service.tokenizer, chat), usage, node->id, {{"name", "continue"}}};

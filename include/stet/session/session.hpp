@@ -204,8 +204,8 @@ using Appender = std::function<void(Session& session, std::span<const int32_t> i
 
 // A session in which the tokens of a state were processed again from nothing, with its prunes where
 // they were made. `state` need not have keys, values or logits; its generation state is taken over.
-// With `append`, `progress` hears of what lies between two changes at once. Throws an argument Error
-// for a state with edits.
+// With `append`, `progress` hears of what lies between two changes at once. Throws an argument
+// Error for a state with edits.
 Session replay(std::shared_ptr<const Model> model, const State& state,
                const SessionOptions& options, const Progress& progress = nullptr,
                const Appender& append = nullptr);

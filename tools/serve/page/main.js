@@ -165,7 +165,12 @@ const operations = {
   },
   pin: () => made(patch(path(), { pinned: !state().pinned }), state().pinned ? "no longer pinned" : "pinned: it stays in memory"),
   async save() {
-    const link = make("a", { href: URL.createObjectURL(await download(path("/snapshot"))), download: (state().name ?? state().id) + ".stet" });
+    const parent = page.states.find((s) => s.id === state().parent);
+    const forms = [["", "all of it"], ...(parent ? [["?form=delta&over=" + parent.id, "what its parent does not have"]] : []), ["?form=recipe", "its tokens alone"]];
+    const select = make("select", { name: "form" }, ...forms.map(([value, text]) => make("option", { value }, text)));
+    const v = await askFor("Save to a file", [make("label", {}, "What", select)]);
+    if (!v) return;
+    const link = make("a", { href: URL.createObjectURL(await download(path("/snapshot" + v.form))), download: (state().name ?? state().id) + ".stet" });
     link.click();
     URL.revokeObjectURL(link.href);
     say("saved: stet resume goes on with it");
@@ -184,7 +189,7 @@ const handlers = {
   rewindTo: (tokens) => attempt(() => made(post(path("/rewind"), { tokens }), `rewound to ${tokens} tokens`)),
   compare: (a, b) => attempt(async () => {
     const short = (id) => { const s = page.states.find((x) => x.id === id); return s?.name ?? s?.excerpt ?? id; };
-    page.comparison = { diff: await get(path("/diff/" + b, a)), a: short(a), b: short(b) };
+    page.comparison = { diff: await get(path("/diff/" + b, a)), a: short(a), b: short(b), ids: [a, b] };
     page.kind = "diff";
     await look("diff", state(), handlers, page.comparison);
     focusPane("look");
@@ -231,7 +236,11 @@ async function beginText() {
 
 async function upload(file) {
   if (!file) return;
-  const { id } = await uploadFile(file);
+  const { id } = await uploadFile(file).catch((error) => {
+    const parent = error.param === "?over" && page.states.find((s) => error.message.includes(s.digest));
+    if (!parent) throw error;
+    return uploadFile(file, parent.id);
+  });
   await show(id);
   say("loaded: Verify computes it again");
 }
