@@ -18,6 +18,25 @@ constexpr int64_t kLeastPromptTokens = 16;
 
 }  // namespace
 
+void Histogram::add(double seconds) {
+  const std::lock_guard lock(mutex_);
+  const auto bound = std::lower_bound(kBounds.begin(), kBounds.end(), seconds);
+  ++counts_[static_cast<size_t>(bound - kBounds.begin())];
+  sum_ += seconds;
+}
+
+std::string Histogram::text(const char* name, const char* help) const {
+  const std::lock_guard lock(mutex_);
+  std::string text = fmt::format("# HELP stet_{0} {1}\n# TYPE stet_{0} histogram\n", name, help);
+  uint64_t count = 0;
+  for (size_t i = 0; i < kBounds.size(); ++i)
+    text += fmt::format("stet_{}_bucket{{le=\"{}\"}} {}\n", name, kBounds[i], count += counts_[i]);
+  count += counts_.back();
+  return text +
+         fmt::format("stet_{0}_bucket{{le=\"+Inf\"}} {1}\nstet_{0}_sum {2}\nstet_{0}_count {1}\n",
+                     name, count, sum_);
+}
+
 bool Job::wait(std::vector<Piece>& pieces, const Gone& gone) {
   pieces.clear();
   std::unique_lock lock(mutex_);
@@ -124,6 +143,11 @@ void Engine::close() {
   const std::lock_guard lock(mutex_);
   closing_ = true;
   places_.notify_all();
+}
+
+bool Engine::closing() const {
+  const std::lock_guard lock(mutex_);
+  return closing_;
 }
 
 EngineCounters Engine::counters() const {
@@ -308,6 +332,9 @@ void Engine::advance(Job& job, size_t tokens) {
   const int32_t id = *job.next_;
   job.next_.reset();
   job.reply_->processed(id);
+  const double now = tool::seconds();
+  if (job.told_ > 0) token_seconds_.add(now - job.told_);
+  job.told_ = now;
   const std::lock_guard lock(job.mutex_);
   job.pieces_.push_back({id, job.reply_->certain()});
   job.changed_.notify_all();

@@ -2,6 +2,7 @@
 // prompts in chunks between the tokens of the replies. No reply depends on what else is running.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -23,6 +24,20 @@ namespace stet::serve {
 
 // Says, in any thread and often, whether whoever waits for the work has gone.
 using Gone = std::function<bool()>;
+
+// How often something took how long, as Prometheus wants it. Any thread may add.
+class Histogram {
+ public:
+  static constexpr std::array<double, 14> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+                                                     0.25,  0.5,    1,     2.5,  5,     10,   60};
+  void add(double seconds);
+  std::string text(const char* name, const char* help) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::array<uint64_t, kBounds.size() + 1> counts_{};  // the last: longer than all bounds
+  double sum_ = 0;
+};
 
 struct EngineOptions {
   int64_t streams = 16;    // at once
@@ -62,6 +77,7 @@ class Job {
   Generator* reply_ = nullptr;
   std::optional<int32_t> next_;
   Step step_;
+  double told_ = 0;  // when the last token was
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -117,7 +133,9 @@ class Engine {
   void work(Step step, const Gone& gone);
 
   void close();  // no more leases
+  bool closing() const;
   EngineCounters counters() const;
+  const Histogram& token_seconds() const { return token_seconds_; }  // from token to token
 
  private:
   struct Ticket {
@@ -144,6 +162,7 @@ class Engine {
   std::vector<std::string> running_;  // clients of leases
   bool closing_ = false, stopping_ = false;
   EngineCounters counters_;
+  Histogram token_seconds_;
   double reply_seconds_ = 0;  // of a pass of replies alone
   double budget_ = 16;        // tokens of prompts beside replies
   size_t turn_ = 0;           // whose prompt, or step, comes first

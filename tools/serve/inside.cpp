@@ -168,19 +168,19 @@ Response state_lens(Service& service, const Request& request, const Parts& parts
     const Seen seen(c, of_all_layers(c, Point::resid_post), first, count);
     process(service, caller, w, seen.watch());
     Json rows = Json::array();
-    head_over(service, caller, w.session, seen.all(),
-              [&](size_t row, std::span<const float> logits) {
-                if (row % count == 0) rows.push_back(Json::array());
-                const auto best = static_cast<int32_t>(
-                    std::max_element(logits.begin(), logits.end()) - logits.begin());
-                const size_t next = static_cast<size_t>(first) + row % count + 1;
-                rows.back().push_back({{"id", best},
-                                       {"text", text_of(service, best)},
-                                       {"logprob", log_probability(logits, best)},
-                                       {"next_logprob", next < w.ids.size()
-                                                            ? Json(log_probability(logits, w.ids[next]))
-                                                            : Json(nullptr)}});
-              });
+    head_over(
+        service, caller, w.session, seen.all(), [&](size_t row, std::span<const float> logits) {
+          if (row % count == 0) rows.push_back(Json::array());
+          const auto best =
+              static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+          const size_t next = static_cast<size_t>(first) + row % count + 1;
+          rows.back().push_back(
+              {{"id", best},
+               {"text", text_of(service, best)},
+               {"logprob", log_probability(logits, best)},
+               {"next_logprob",
+                next < w.ids.size() ? Json(log_probability(logits, w.ids[next])) : Json(nullptr)}});
+        });
     return Json{{"layers", c.layers},
                 {"first", first},
                 {"tokens", texts_of(service, std::span(w.ids).last(count))},
@@ -308,8 +308,9 @@ Json patched(Service& service, const Caller& caller, const NodePtr& from, const 
   const auto token = [&](int32_t id) { return Json{{"id", id}, {"text", text_of(service, id)}}; };
   return {{"layers", c.layers},
           {"first", first},
-          {"tokens", texts_of(service, std::span(patching.corrupt.tokens())
-                                           .last(static_cast<size_t>(size - first)))},
+          {"tokens",
+           texts_of(service,
+                    std::span(patching.corrupt.tokens()).last(static_cast<size_t>(size - first)))},
           {"answer", token(answer)},
           {"wrong", token(wrong)},
           {"clean", best},
@@ -322,7 +323,7 @@ Json patched(Service& service, const Caller& caller, const NodePtr& from, const 
 Response patch_states(Service& service, const Request& request, const Parts& parts) {
   const NodePtr from = node_of(service, request, parts),
                 into = service.states.find(request.client, parts[1], "/other");
-  const int64_t last = query_integer(request, "last", 16, 1, 64);
+  const int64_t last = query_integer(request, "last", 32, 1, 64);
   if (!from->plain || !into->plain || from->tokens.empty())
     throw RequestError(400, "not_plain", "expected states that their tokens alone give");
   if (from->tokens.size() != into->tokens.size())

@@ -27,6 +27,7 @@ Json openapi();
 
 // openai.cpp, responses.cpp, anthropic.cpp
 Response models(Service&, const Request&, const Parts&);
+Response model(Service&, const Request&, const Parts&);
 Response chat_completions(Service&, const Request&, const Parts&);
 Response completions(Service&, const Request&, const Parts&);
 Response embeddings(Service&, const Request&, const Parts&);

@@ -260,16 +260,30 @@ std::vector<float> embedding(Service& service, const Caller& caller,
 
 }  // namespace
 
+namespace {
+
+Json model_json(const Service& service) {
+  return {{"id", service.name},
+          {"object", "model"},
+          {"created", service.started},
+          {"owned_by", "stet"},
+          {"context_length", Session(service.model, service.session).capacity()},
+          {"contract", contract_name(service.session.compute.contract)},
+          {"fingerprint", service.fingerprint}};
+}
+
+}  // namespace
+
 Response models(Service& service, const Request&, const Parts&) {
-  return json_response({{"object", "list"},
-                        {"data",
-                         {{{"id", service.name},
-                           {"object", "model"},
-                           {"created", service.started},
-                           {"owned_by", "stet"},
-                           {"context_length", Session(service.model, service.session).capacity()},
-                           {"contract", contract_name(service.session.compute.contract)},
-                           {"fingerprint", service.fingerprint}}}}});
+  return json_response({{"object", "list"}, {"data", Json::array({model_json(service)})}});
+}
+
+Response model(Service& service, const Request&, const Parts& parts) {
+  if (parts[0] != service.name)
+    throw RequestError(
+        404, "model_not_found",
+        fmt::format("/id: expected {}, found {}", service.name, printable(parts[0], 60)), "/id");
+  return json_response(model_json(service));
 }
 
 Response chat_completions(Service& service, const Request& request, const Parts&) {

@@ -82,6 +82,7 @@ bool is_page(const Request& request) {
 const std::vector<Route>& routes() {
   static const std::vector<Route> all = {
       {"GET", "/v1/models", "The model that this server has.", models},
+      {"GET", "/v1/models/{id}", "The same by its name.", model},
       {"POST", "/v1/chat/completions", "A reply to messages, as OpenAI's.", chat_completions,
        OPENAI CHAT
        "messages:array! max_tokens:integer max_completion_tokens:integer logprobs:boolean "

@@ -21,6 +21,7 @@ namespace stet::serve {
 struct Caller {
   std::string client;
   Gone gone;
+  double since = 0;  // when the request came
 };
 
 struct Service {
@@ -48,6 +49,9 @@ struct Service {
   double deadline;          // seconds of a request; 0: none
   int64_t started;
   std::atomic<int64_t> verified_tokens{0};
+  // From when a request came: to the first token of its reply, and to the end of its answer (of
+  // those that need a place).
+  Histogram first_token_seconds, request_seconds;
 };
 
 // A session of raw text, or a conversation.

@@ -63,7 +63,7 @@ async function attention(state, signal, redraw) {
   pick(a.values.length - 1);
   const rows = map(a.values, a.tokens.length, `Attention of layer ${chosen.layer}, head ${chosen.head}: ${a.values.length} positions look at ${a.tokens.length}`,
     (y, x) => `${name(a.first + y)} looks at ${name(x)}: ${percent(a.values[y][x])}`, pick);
-  return [make("div", { className: "bar" }, choice("layer", numbers("layer", a.layers), redraw), choice("head", numbers("head", a.heads), redraw)),
+  return [choice("layer", numbers("layer", a.layers), redraw), choice("head", numbers("head", a.heads), redraw),
     make("p", {}, `Down: the last ${a.values.length} positions; across: what each looks at. A click shows one of them below.`), ...rows, text];
 }
 
@@ -93,7 +93,7 @@ async function norms(state, signal) {
 
 // Where the difference between two states is kept: the first one's activations put into the second one's tokens.
 export async function patching(a, b, signal) {
-  const p = await get(`/v1/states/${a}/patch/${b}?last=16`, signal);
+  const p = await get(`/v1/states/${a}/patch/${b}?last=32`, signal);
   const [say, other] = [visible(p.answer.text), visible(p.wrong.text)];
   return [make("p", {}, `How much of “${say}” (in place of “${other}”) comes back when one layer at one position is taken from the first state. Down: layers; across: the last ${p.tokens.length} tokens.`),
     ...map(p.values, p.tokens.length, `Patching: ${p.layers} layers by ${p.tokens.length} positions`,
@@ -107,7 +107,9 @@ export async function inside(state, signal) {
     const picture = choice("picture", [["attention", "attention"], ["lens", "logit lens"], ["norms", "norms of keys and values"]], draw);
     try {
       const shown = await ways[chosen.picture](state, signal, draw);
-      place.replaceChildren(make("div", { className: "bar" }, picture), ...shown);
+      const choices = shown.filter((part) => part.tagName === "SELECT");
+      place.replaceChildren(make("div", { className: "bar" }, picture, ...choices), ...shown.filter((part) => !choices.includes(part)));
+      for (const part of place.querySelectorAll(".wide")) part.scrollLeft = part.scrollWidth;
     } catch (error) {
       if (error.name !== "AbortError") place.replaceChildren(make("div", { className: "bar" }, picture), make("p", {}, error.message));
     }

@@ -185,6 +185,7 @@ const operations = {
 
 const handlers = {
   go: (id) => attempt(() => show(id)),
+  fork: (id) => attempt(async () => { page.current = id; await operations.fork(); focusPane("talk"); }),
   choose: (id) => attempt(async () => finished(await post(path("/continue"), { n: 1, choose: id }))),
   rewindTo: (tokens) => attempt(() => made(post(path("/rewind"), { tokens }), `rewound to ${tokens} tokens`)),
   compare: (a, b) => attempt(async () => {
@@ -270,12 +271,25 @@ function keys(e) {
 }
 
 function help() {
-  const rows = [["↑ ↓ Enter", "walk the tree, go to a state"], ["/", "say something"], [".", "one token"], ["u", "undo: the parent"], ["Esc", "stop a reply"], ...Object.entries(kKeys)];
+  const rows = [["drag", "a state onto another: compare; onto the conversation: fork"], ["↑ ↓ Enter", "walk the tree, go to a state"], ["/", "say something"], [".", "one token"], ["u", "undo: the parent"], ["Esc", "stop a reply"], ...Object.entries(kKeys)];
   askFor("Keys", [make("table", {}, ...rows.map(([key, what]) => make("tr", {}, make("td", {}, make("kbd", {}, key)), make("td", {}, what))))]);
+}
+
+// A state that is dragged onto the conversation goes on there by another way.
+function dropsFork(place) {
+  place.addEventListener("dragover", (e) => { e.preventDefault(); place.classList.add("over"); });
+  place.addEventListener("dragleave", () => place.classList.remove("over"));
+  place.addEventListener("drop", (e) => {
+    e.preventDefault();
+    place.classList.remove("over");
+    const id = e.dataTransfer.getData("text/plain");
+    if (page.states.some((s) => s.id === id)) handlers.fork(id);
+  });
 }
 
 function wire() {
   treeKeys(handlers);
+  dropsFork($("talk"));
   document.addEventListener("keydown", keys);
   for (const b of document.querySelectorAll("#operations button")) b.addEventListener("click", () => attempt(operations[b.dataset.do]));
   for (const b of document.querySelectorAll("[data-look]")) b.addEventListener("click", () => { page.kind = b.dataset.look; look(page.kind, state(), handlers, page.comparison); });
