@@ -261,6 +261,79 @@ class Serve(unittest.TestCase):
         self.assertFalse(diff["equal"])
         self.assertTrue(any(not layer["equal"] for layer in diff["layers"]))
 
+    def metric(self, name):
+        return next(float(line.split()[1]) for line in self.get("/metrics").decode().split("\n") if line.startswith("stet_" + name + " "))
+
+    def long_state(self):
+        return self.post("/v1/states", {"ids": [(7 * i) % 900 for i in range(1900)]})
+
+    def test_verifying_shares_passes_with_replies(self):
+        state = self.long_state()
+        body = json.dumps({**request_of("Tell me.", 1, 5, 1900), "ignore_eos": True, "stream": True}).encode()
+        with socket.create_connection(("127.0.0.1", self.server.port)) as s:
+            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            while b"delta" not in s.recv(65536):
+                pass
+            drawn, prompts, verified = (self.metric(n) for n in ("drawn_tokens_total", "prompt_tokens_total", "tokens_verified_total"))
+            self.assertTrue(self.post("/v1/states/%s/verify" % state["id"], {})["same_bits"])
+            self.assertEqual(self.metric("prompt_tokens_total"), prompts + 1900)
+            self.assertEqual(self.metric("tokens_verified_total"), verified + 1900)
+            self.assertGreaterEqual(self.metric("drawn_tokens_total"), drawn + 3)  # one in each pass, which have at most 512 tokens of prompts
+
+    def test_verifying_ends_when_nobody_waits(self):
+        state, verified = self.long_state(), self.metric("tokens_verified_total")
+        for body in (b"{}", b'{"stream": true}'):
+            with socket.create_connection(("127.0.0.1", self.server.port)) as s:
+                s.sendall(b"POST /v1/states/%s/verify HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (state["id"].encode(), len(body)) + body)
+        for _ in range(600):
+            if self.get("/v1/status")["running"] == 0:
+                break
+        self.assertEqual(self.metric("tokens_verified_total"), verified)
+        self.assertTrue(self.post("/v1/states/%s/verify" % state["id"], {})["same_bits"])
+
+    def test_what_goes_on_inside(self):
+        start = self.conversation(" ".join("Let x = %d." % i for i in range(20)) + " What is x?")
+        state = "/v1/states/%s" % self.post("/v1/states/%s/continue" % start["id"], {})["state"]["id"]
+        tokens = self.get(state + "/tokens?logprobs=true")["data"]
+        n = len(tokens)
+        short, long = self.get(state + "/attention?layer=3&head=1&last=5"), self.get(state + "/attention?layer=3&head=1&last=2000")
+        self.assertEqual((short["first"], long["first"], len(long["values"])), (n - 5, 0, n))
+        self.assertEqual(short["values"], long["values"][-5:])  # to the bit, whatever of it was there already
+        for i, row in enumerate(long["values"]):
+            self.assertEqual(len(row), i + 1)
+            self.assertAlmostEqual(sum(row), 1, places=5)
+        lens = self.get(state + "/lens?last=9")
+        self.assertEqual(lens["tokens"], [t["text"] for t in tokens[-9:]])
+        best = self.get(state + "/top?n=1")["data"][0]
+        self.assertEqual({k: lens["values"][-1][-1][k] for k in ("id", "logprob")}, {k: best[k] for k in ("id", "logprob")})
+        self.assertEqual([c["next_logprob"] for c in lens["values"][-1]], [t["logprob"] for t in tokens[-8:]] + [None])
+        norms = self.get(state + "/norms")
+        kv = [self.get(state + "/kv?layer=2&head=%d&what=v" % h) for h in range(self.get(state + "/kv")["heads"])]
+        for p in range(n):
+            self.assertAlmostEqual(norms["values"][2][p], sum(x * x for head in kv for x in head["values"][p]) ** 0.5, places=6)
+        for query in ("/attention?layer=99", "/attention?head=-1", "/attention?last=0", "/lens?last=many", "/norms?last=3", "/kv?what=x", "/tokens?logprobs=yes"):
+            self.assertEqual(self.server.call("GET", state + query)[0], 400, query)
+        for path in ("/attention?last=30", "/lens", "/norms"):  # what a prune left can be looked at, too
+            pruned = self.post(state + "/prune", {"sinks": 4, "keep_last": 16})
+            self.get("/v1/states/%s" % self.post("/v1/states/%s/continue" % pruned["id"], {"message": {"role": "user", "content": "Hi"}})["state"]["id"] + path)
+
+    def test_where_a_difference_is_kept(self):
+        both = []
+        for a in (3, 7):
+            state = self.conversation("Let a = %d. What is a?" % a)
+            reply = self.post("/v1/states/%s/continue" % state["id"], {})
+            at = next(i for i, id in enumerate(reply["ids"]) if self.post("/detokenize", {"tokens": [id]})["text"] == str(a))
+            both.append(self.post("/v1/states/%s/continue" % state["id"], {"n": at})["state"])
+        ids = [self.get("/v1/states/" + s["id"])["ids"] for s in both]
+        different = [i for i, (x, y) in enumerate(zip(*ids)) if x != y]
+        self.assertEqual(len(different), 1)
+        patch = self.get("/v1/states/%s/patch/%s?last=64" % tuple(s["id"] for s in both))
+        self.assertEqual((patch["answer"]["text"], patch["wrong"]["text"], patch["first"]), ("3", "7", 0))
+        self.assertEqual(patch["values"][0][different[0]], 1)  # the same token: the same bits from there on
+        for row in patch["values"]:
+            self.assertEqual(row[:different[0]], [0] * different[0])
+        self.assertEqual(self.server.call("GET", "/v1/states/%s/patch/%s" % (both[0]["id"], both[0]["id"]))[0], 400)
+
     def test_choosing_another_token(self):
         start = self.conversation("Let a = 3.")
         top = self.get("/v1/states/%s/top?n=5" % start["id"])["data"]
@@ -290,9 +363,38 @@ class Serve(unittest.TestCase):
         self.assertLess(len(recipe), len(data) // 4)
         again = self.server.call("POST", "/v1/states/upload", raw=recipe)[1]
         self.assertEqual((again["id"], again["origin"]), (uploaded["id"], "verified"))
-        self.assertEqual(self.server.call("GET", "/v1/states/%s/snapshot?form=delta" % uploaded["id"])[0], 400)
         for cut in (0, 10, len(data) // 2, len(data) - 1):
             self.assertEqual(self.server.call("POST", "/v1/states/upload", raw=data[:cut])[0], 400)
+
+    def test_deltas_go_down_and_up(self):
+        start = self.conversation(" ".join("Let x = %d." % i for i in range(40)))
+        reply = self.post("/v1/states/%s/continue" % start["id"], {})["state"]
+        other = self.conversation("Hello")
+        snapshot = "/v1/states/%s/snapshot" % reply["id"]
+        full, delta = self.get(snapshot), self.get(snapshot + "?over=" + start["id"])
+        self.assertLess(len(delta), len(full) // 2)
+        self.assertEqual(delta, self.get(snapshot + "?form=delta&over=" + start["id"]))
+        with tempfile.TemporaryDirectory() as directory:  # a client puts them together by what they are called
+            for name, content in (("delta.stet", delta), (start["id"] + ".stet", self.get("/v1/states/%s/snapshot" % start["id"]))):
+                with open(os.path.join(directory, name), "wb") as f:
+                    f.write(content)
+            told = subprocess.run([STET, "inspect", os.path.join(directory, "delta.stet"), "--json"], check=True, capture_output=True, text=True).stdout
+            self.assertIn(reply["digest"], told)
+            subprocess.run([STET, "verify", "-m", MODEL, os.path.join(directory, "delta.stet")], check=True, capture_output=True)
+        self.server.call("DELETE", "/v1/states/" + reply["id"])
+        for query, what in (("", start["digest"]), ("?over=" + other["id"], other["digest"]), ("?over=st_0", "st_0")):
+            status, answer = self.server.call("POST", "/v1/states/upload" + query, raw=delta)
+            self.assertEqual((status, answer["error"]["param"]), (404 if "st_0" in query else 400, "?over"))
+            self.assertIn(what, answer["error"]["message"])
+        status, uploaded = self.server.call("POST", "/v1/states/upload?over=" + start["id"], raw=delta)
+        self.assertEqual((status, uploaded["id"], uploaded["digest"]), (200, reply["id"], reply["digest"]))
+        self.assertEqual((uploaded["origin"], uploaded["parent"]), ("uploaded", start["id"]))
+        self.assertTrue(self.post("/v1/states/%s/verify" % reply["id"], {})["same_bits"])
+        self.assertEqual(self.server.call("POST", "/v1/states/upload?over=" + start["id"], raw=full)[0], 400)
+        for query in ("?form=delta", "?form=full&over=" + start["id"], "?form=recipe&over=" + start["id"], "?over=st_0", "?form=banana"):
+            self.assertIn(self.server.call("GET", snapshot + query)[0], (400, 404))
+        for cut in range(0, len(delta), len(delta) // 9):
+            self.assertEqual(self.server.call("POST", "/v1/states/upload?over=" + start["id"], raw=delta[:cut])[0], 400)
 
     def test_names_pins_and_deletion(self):
         state = self.conversation("Let n = 2.")
@@ -389,6 +491,16 @@ class Serve(unittest.TestCase):
         status = self.get("/v1/status")
         self.assertEqual((status["running"], status["queued"]), (0, 0))
 
+    def test_bodies_that_curl_calls_forms(self):
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        body = request_of("Let a = 3. " * 2000, n=1)  # longer than forms may be
+        status, answer = self.server.call("POST", "/v1/chat/completions", body, headers=form)
+        self.assertEqual((status, answer["error"]["code"]), (400, "context_length_exceeded"))
+        self.assertEqual(self.server.call("POST", "/v1/states", {"text": "a & b = c %41"}, headers=form)[0], 200)
+        self.assertEqual(self.server.call("POST", "/v1/states?banana=1", {"text": "Hi"}, headers=form)[1]["error"]["param"], "?banana")
+        status, answer = self.server.call("POST", "/v1/states", raw=b"--x\r\n\r\nHi\r\n--x--", headers={"Content-Type": "multipart/form-data; boundary=x"})
+        self.assertEqual((status, answer["error"]["code"]), (415, "unsupported_media_type"))
+
     def test_other_names_and_other_pages_are_refused(self):
         self.assertEqual(self.server.call("GET", "/v1/states", headers={"Host": "evil.example"})[0], 403)
         self.assertEqual(self.server.call("POST", "/v1/states", {}, headers={"Origin": "http://evil.example"})[0], 403)
@@ -400,6 +512,17 @@ class Serve(unittest.TestCase):
                 status, answer = self.server.call(method.upper(), address, {} if method != "get" else None)
                 self.assertNotEqual(answer["error"]["code"] if isinstance(answer, dict) and "error" in answer else "", "no_such_address", path)
         self.assertEqual(self.server.call("PUT", "/v1/states", {})[0], 405)
+
+    def test_openapi_names_every_parameter_and_no_other(self):
+        state = self.conversation("Let a = 1.")["id"]
+        good = {"layer": "0", "head": "0", "last": "1", "n": "1", "what": "v", "logprobs": "true", "form": "full", "over": ""}
+        for path, methods in self.get("/openapi.json")["paths"].items():
+            known = {p["name"] for p in methods.get("get", {}).get("parameters", []) if p["in"] == "query"}
+            if "get" not in methods or "/patch/" in path or "responses" in path:
+                continue
+            for name in [*good, "banana"]:
+                status, answer = self.server.call("GET", path.replace("{id}", state).replace("{other}", state) + "?%s=%s" % (name, good.get(name, "1")))
+                self.assertEqual(status, 200 if name in known else 400, (path, name, answer))
 
     def test_openapi_names_every_field_and_no_other(self):
         state = self.conversation("Let a = 1.")["id"]
@@ -445,7 +568,7 @@ class WithoutTokenizer(unittest.TestCase):
                  "/v1/states/%s/continue" % state: {"text": "Hi"}, "/v1/states/%s/edit" % state: {"message": 0, "content": "Hi"}}
         for path, body in asked.items():
             self.assertEqual(server.call("POST", path, body)[0], 400, path)
-        for path in ("", "/tokens?logprobs=true", "/top?n=3", "/kv?layer=0&head=0&what=k", "/diff/" + state, "/snapshot"):
+        for path in ("", "/tokens?logprobs=true", "/top?n=3", "/kv?layer=0&head=0&what=k", "/diff/" + state, "/snapshot", "/attention", "/lens", "/norms"):
             self.assertEqual(server.call("GET", "/v1/states/" + state + path)[0], 200, path)
         self.assertEqual(len(server.post("/v1/states/%s/continue" % state, {"n": 3, "ignore_eos": True})["ids"]), 3)
         self.assertTrue(server.post("/v1/states/%s/verify" % state, {})["same_bits"])
@@ -554,6 +677,15 @@ class Kept(unittest.TestCase):
                     a = server.post("/v1/chat/completions", request_of("Let a = %d. Let b = 2." % i, i, 1, 30))
                     states[a["state_id"]] = a["choices"][0]["state_digest"], i
                 self.assertTrue(any(not s["resident"] for s in server.get("/v1/states")["data"]))
+                for s in server.get("/v1/states")["data"]:
+                    if s["resident"] or kept:
+                        continue
+                    told = server.get("/metrics").decode()
+                    server.get("/v1/states/%s/top" % s["id"])  # computed again, in passes
+                    for name in ("prompt_tokens_total", "tokens_recomputed_total"):
+                        counts = [next(int(line.split()[1]) for line in text.split("\n") if line.startswith("stet_" + name + " ")) for text in (told, server.get("/metrics").decode())]
+                        self.assertEqual(counts[1], counts[0] + s["positions"])
+                    break
                 for state, (digest, i) in states.items():
                     self.assertEqual(server.post("/v1/states/%s/verify" % state, {})["digest"], digest)
                     a = server.post("/v1/chat/completions", request_of("Let a = %d. Let b = 2." % i, i, 1, 30))

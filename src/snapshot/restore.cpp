@@ -143,7 +143,7 @@ Session Snapshot::restore(std::shared_ptr<const Model> model, const RestoreOptio
       snapshot_damaged(path_, "META: kv", "the shape of the model's config", "another");
   }
   if (how.replay || meta_.form == SnapshotForm::recipe) {
-    Session session = stet::replay(model, recipe(), o);
+    Session session = stet::replay(model, recipe(), o, nullptr, how.append);
     if (!how.replay) prove(session);
     r = {0, session.size(), {}, true};
     return session;

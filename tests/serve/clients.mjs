@@ -1,16 +1,29 @@
 // Clients that others wrote: the openai and Anthropic packages and the AI SDK, against a server of pocket-llama3.
-//   node clients.mjs http://127.0.0.1:PORT     needs openai, @anthropic-ai/sdk, ai, @ai-sdk/openai-compatible
+//   node clients.mjs http://127.0.0.1:PORT [TRANSCRIPT]     needs openai, @anthropic-ai/sdk, ai, @ai-sdk/openai-compatible
+// What they asked, and what they were told, goes to the file TRANSCRIPT: tests/test_serve_clients.py asks it again.
 import assert from "node:assert/strict";
+import { writeFileSync } from "node:fs";
 import Anthropic from "@anthropic-ai/sdk";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, streamText } from "ai";
 import OpenAI from "openai";
 
-const address = process.argv[2], model = "pocket-llama3";
+const [address, file] = process.argv.slice(2), model = "pocket-llama3";
+const transcript = [], read = [];
+
+// One client's fetch, which notes what goes by; what it leaves before the end is noted without an answer.
+const noted = (client) => async (url, options = {}) => {
+  const headers = new Headers(options.headers), answer = await fetch(url, options);
+  const entry = { client, method: options.method ?? "GET", path: String(url).slice(address.length), accept: headers.get("accept"), body: options.body ? JSON.parse(options.body) : null, status: answer.status };
+  transcript.push(entry);
+  read.push(answer.clone().text().then((text) => { entry.type = answer.headers.get("content-type"); entry.answer = text; }, () => { entry.left = true; }));
+  return answer;
+};
 const messages = [{ role: "user", content: "Let a = 3. What is a?" }];
 
-const openai = new OpenAI({ baseURL: address + "/v1", apiKey: "none", maxRetries: 0 });
+const openai = new OpenAI({ baseURL: address + "/v1", apiKey: "none", maxRetries: 0, fetch: noted("openai") });
 assert.equal((await openai.models.list()).data[0].id, model);
+assert.equal((await openai.models.retrieve(model)).id, model);
 const chat = await openai.chat.completions.create({ model, messages, logprobs: true, top_logprobs: 2 });
 assert.equal(chat.choices[0].message.content, "a is 3.");
 assert.equal(chat.choices[0].logprobs.content[0].top_logprobs.length, 2);
@@ -47,17 +60,20 @@ assert.ok(vectors.data[0].embedding.length > 0 && vectors.data[0].embedding.some
 await assert.rejects(openai.chat.completions.create({ model, messages, tools: [{ type: "function", function: { name: "f" } }] }), { status: 400, param: "/tools" });
 console.log("openai embeddings:", vectors.data[0].embedding.length, "numbers; tools are refused by name");
 
-const anthropic = new Anthropic({ baseURL: address, apiKey: "none", maxRetries: 0 });
+const anthropic = new Anthropic({ baseURL: address, apiKey: "none", maxRetries: 0, fetch: noted("anthropic") });
 const message = await anthropic.messages.create({ model, max_tokens: 50, messages });
 assert.equal(message.content[0].text, "a is 3.");
 const streamed = await anthropic.messages.stream({ model, max_tokens: 50, messages }).finalMessage();
 assert.equal(streamed.content[0].text, "a is 3.");
 console.log("anthropic:", message.content[0].text, message.stop_reason);
 
-const provider = createOpenAICompatible({ name: "stet", baseURL: address + "/v1", includeUsage: true });
+const provider = createOpenAICompatible({ name: "stet", baseURL: address + "/v1", includeUsage: true, fetch: noted("AI SDK") });
 const generated = await generateText({ model: provider(model), messages, maxRetries: 0 });
 assert.equal(generated.text, "a is 3.");
 let piece = "";
 for await (const part of streamText({ model: provider(model), messages, maxRetries: 0 }).textStream) piece += part;
 assert.equal(piece, "a is 3.");
 console.log("AI SDK:", generated.text, generated.finishReason);
+
+await Promise.all(read);
+if (file) writeFileSync(file, "[" + transcript.map((entry) => JSON.stringify(entry)).join(",\n") + "]\n");

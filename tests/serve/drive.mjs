@@ -87,6 +87,14 @@ await page.evaluate((a, b) => {
 await until(() => document.getElementById("panel").textContent.includes("First difference"));
 await picture("compared");
 
+await page.evaluate((a) => {
+  const data = new DataTransfer();
+  document.querySelector(`.node[data-id="${a}"]`).dispatchEvent(new DragEvent("dragstart", { dataTransfer: data }));
+  document.getElementById("talk").dispatchEvent(new DragEvent("drop", { dataTransfer: data, cancelable: true }));
+}, first.id);
+await told("a fork");
+assert.deepEqual([(await now()).parent, (await now()).digest], [first.id, first.digest]);
+
 await does("name");
 await fill({ name: "the beginning" });
 await told("named");
@@ -125,6 +133,50 @@ await page.click('[data-look="heat"]');
 await page.waitForSelector("canvas");
 await picture("heat");
 
+await page.click('[data-look="inside"]');
+await page.waitForSelector("canvas.map");
+const sums = (await (await fetch(`${address}/v1/states/${await current()}/attention?layer=1&head=1`)).json()).values.map((row) => row.reduce((a, b) => a + b));
+assert.ok(sums.every((sum) => Math.abs(sum - 1) < 1e-5));
+await page.select('select[aria-label="layer"]', "1");
+await until(() => document.querySelector("canvas.map").ariaLabel.includes("layer 1"));
+await page.focus("canvas.map");
+await page.keyboard.press("ArrowLeft");
+assert.match(await $text("#panel .told"), /looks at .*%/);
+await picture("attention");
+await page.select('select[aria-label="picture"]', "lens");
+await page.waitForSelector("table.lens");
+const best = (await (await fetch(`${address}/v1/states/${await current()}/top?n=1`)).json()).data[0];
+assert.equal(await page.$eval("table.lens tbody tr td:last-child", (e) => e.textContent), best.text.replaceAll(" ", "·").replaceAll("\n", "⏎"));
+await picture("lens");
+await page.select('select[aria-label="picture"]', "norms");
+await until(() => document.querySelectorAll("canvas.map").length === 2);
+await picture("norms");
+
+// Two states of as many tokens: where is the difference kept?
+const twins = [];
+for (const a of [3, 7]) {
+  const made = await (await fetch(address + "/v1/states", { method: "POST", body: JSON.stringify({ messages: [{ role: "user", content: `Let a = ${a}. What is a?` }] }) })).json();
+  twins.push((await (await fetch(`${address}/v1/states/${made.id}/continue`, { method: "POST", body: '{"n": 3}' })).json()).state.id);
+}
+await page.reload();
+await page.waitForSelector(`.node[data-id="${twins[1]}"]`);
+await page.evaluate((a, b) => {
+  const data = new DataTransfer();
+  document.querySelector(`.node[data-id="${a}"]`).dispatchEvent(new DragEvent("dragstart", { dataTransfer: data }));
+  document.querySelector(`.node[data-id="${b}"]`).dispatchEvent(new DragEvent("drop", { dataTransfer: data, cancelable: true }));
+}, ...twins);
+await until(() => [...document.querySelectorAll("#panel button")].some((b) => b.textContent.startsWith("Where")));
+await page.evaluate(() => [...document.querySelectorAll("#panel button")].find((b) => b.textContent.startsWith("Where")).click());
+await until(() => document.getElementById("panel").textContent.includes("comes back"));
+await picture("patching");
+
+await page.setOfflineMode(true);
+await until(() => !document.getElementById("lost").hidden);
+faults.length = 0; // the browser says that nobody answered
+await page.setOfflineMode(false);
+await until(() => document.getElementById("lost").hidden);
+faults.length = 0;
+
 await page.$eval("#max_tokens", (e) => { e.value = "1900"; });
 await page.$eval("#temperature", (e) => { e.value = "5"; });
 await page.type("#text", "Tell me everything.");
@@ -137,6 +189,7 @@ const downloads = mkdtempSync(join(tmpdir(), "stet-page-"));
 await (await browser.target().createCDPSession()).send("Browser.setDownloadBehavior", { behavior: "allow", downloadPath: downloads });
 const saved = await now();
 await does("save");
+await fill({});
 await told("saved");
 let file;
 for (let i = 0; i < 100 && !file; ++i) {
@@ -150,6 +203,26 @@ await told("loaded");
 assert.equal((await now()).digest, saved.digest);
 await does("verify");
 await told("same bits");
+
+// What a state has beyond its parent: a delta, which finds its parent again.
+await page.$eval("#max_tokens", (e) => { e.value = "20"; });
+await page.$eval("#temperature", (e) => { e.value = ""; });
+await send("And more?");
+const more = await now();
+await does("save");
+await page.waitForSelector("dialog[open]");
+await page.select('dialog select[name="form"]', "?form=delta&over=" + more.parent);
+await page.click('dialog button[value="ok"]');
+await told("saved");
+for (let i = 0, known = file; i < 100 && file === known; ++i) {
+  file = readdirSync(downloads).find((f) => f.endsWith(".stet") && f !== known) ?? known;
+  await new Promise((done) => setTimeout(done, 50));
+}
+await does("delete");
+await told("deleted");
+await (await page.$("#file")).uploadFile(join(downloads, file));
+await told("loaded");
+assert.deepEqual([(await now()).digest, (await now()).parent], [more.digest, more.parent]);
 
 await page.click("#theme");
 await picture("dark");

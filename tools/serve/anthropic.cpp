@@ -85,7 +85,7 @@ Json message_json(const Service& service, const MessagesAsked& a, const Json& co
 
 Prompted prompt(Service& service, const Caller& caller, const MessagesAsked& a) {
   if (!a.from) return prompt_messages(service, caller, a.messages, a.chat);
-  Prompted p = resume(service, a.from);
+  Prompted p = resume(service, caller, a.from);
   say(service, caller, p, a.messages);
   return p;
 }

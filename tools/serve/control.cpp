@@ -60,6 +60,7 @@ Response health(Service&, const Request&, const Parts&) {
 
 Response ready(Service& service, const Request&, const Parts&) {
   const EngineCounters c = service.engine.counters();
+  if (service.engine.closing()) throw RequestError(503, "shutting_down", "the server is ending");
   return json_response({{"status", "ready"}, {"running", c.running}, {"queued", c.queued}});
 }
 
@@ -124,6 +125,8 @@ Response metrics(Service& service, const Request&, const Parts&) {
       t["reused"].get<int64_t>());
   add("tokens_recomputed_total", "counter", "Tokens that were processed again.",
       t["recomputed"].get<int64_t>());
+  add("tokens_verified_total", "counter", "Tokens that were processed to verify states.",
+      service.verified_tokens.load());
   add("passes_total", "counter", "Passes over the weights.", c.passes);
   add("busy_seconds_total", "counter", "Time in passes.", c.busy_seconds);
   add("batch_size", "gauge", "Sessions in the last pass.", c.batch);
@@ -140,6 +143,11 @@ Response metrics(Service& service, const Request&, const Parts&) {
   add("kv_blocks", "gauge", "", t["blocks_mapped"].get<int64_t>(), "{kind=\"mapped\"}");
   if (t["store"].is_object()) add_store(t["store"], add);
   add("memory_bytes", "gauge", "What those blocks take.", service.states.memory_used());
+  text +=
+      service.request_seconds.text("request_seconds", "From a request to the end of its answer.");
+  text += service.first_token_seconds.text("first_token_seconds",
+                                           "From a request to the first token of its reply.");
+  text += service.engine.token_seconds().text("token_seconds", "From token to token of a reply.");
   Response r;
   r.type = "text/plain; version=0.0.4";
   r.body = text;

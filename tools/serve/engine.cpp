@@ -18,6 +18,25 @@ constexpr int64_t kLeastPromptTokens = 16;
 
 }  // namespace
 
+void Histogram::add(double seconds) {
+  const std::lock_guard lock(mutex_);
+  const auto bound = std::lower_bound(kBounds.begin(), kBounds.end(), seconds);
+  ++counts_[static_cast<size_t>(bound - kBounds.begin())];
+  sum_ += seconds;
+}
+
+std::string Histogram::text(const char* name, const char* help) const {
+  const std::lock_guard lock(mutex_);
+  std::string text = fmt::format("# HELP stet_{0} {1}\n# TYPE stet_{0} histogram\n", name, help);
+  uint64_t count = 0;
+  for (size_t i = 0; i < kBounds.size(); ++i)
+    text += fmt::format("stet_{}_bucket{{le=\"{}\"}} {}\n", name, kBounds[i], count += counts_[i]);
+  count += counts_.back();
+  return text +
+         fmt::format("stet_{0}_bucket{{le=\"+Inf\"}} {1}\nstet_{0}_sum {2}\nstet_{0}_count {1}\n",
+                     name, count, sum_);
+}
+
 bool Job::wait(std::vector<Piece>& pieces, const Gone& gone) {
   pieces.clear();
   std::unique_lock lock(mutex_);
@@ -126,6 +145,11 @@ void Engine::close() {
   places_.notify_all();
 }
 
+bool Engine::closing() const {
+  const std::lock_guard lock(mutex_);
+  return closing_;
+}
+
 EngineCounters Engine::counters() const {
   const std::lock_guard lock(mutex_);
   return counters_;
@@ -139,9 +163,30 @@ void Engine::start(Job& job) {
   work_.notify_all();
 }
 
-void Engine::process(Session& session, std::span<const int32_t> ids, const Gone& gone) {
-  if (ids.empty()) return;
-  Job job(session, ids);
+void Engine::process(std::span<const BatchEntry> tokens, const Gone& gone,
+                     const Progress& progress) {
+  std::deque<Job> jobs;
+  for (const BatchEntry& entry : tokens) start(jobs.emplace_back(entry));
+  const Gone look = [&] {
+    if (progress) progress(jobs.front().processed());
+    return gone();
+  };
+  std::vector<Job::Piece> none;
+  std::exception_ptr error;
+  for (Job& job : jobs) {  // each has its session until it is over
+    try {
+      while (job.wait(
+          none, error == nullptr ? look : [] { return true; })) {
+      }
+    } catch (...) {
+      if (error == nullptr) error = std::current_exception();
+    }
+  }
+  if (error != nullptr) std::rethrow_exception(error);
+}
+
+void Engine::work(Step step, const Gone& gone) {
+  Job job(std::move(step));
   start(job);
   std::vector<Job::Piece> none;
   while (job.wait(none, gone)) {
@@ -188,9 +233,10 @@ void Engine::learn(size_t replies, int64_t prompt_tokens, double seconds) {
                        static_cast<double>(options_.chunk));
 }
 
-// One pass: the next token of every reply, and a part of one or more prompts, taken in turn.
+// One pass: the next token of every reply, and a part of one or more prompts, taken in turn; then a
+// step of something else.
 void Engine::pass(std::vector<Job*>& jobs) {
-  std::vector<Job*> ready, prompts;
+  std::vector<Job*> ready, prompts, steps;
   for (Job* job : jobs) {
     std::exception_ptr error;
     bool over = false;
@@ -211,23 +257,24 @@ void Engine::pass(std::vector<Job*>& jobs) {
       drop(job);
       job->finish(error);
     } else {
-      (job->reply_ != nullptr ? ready : prompts).push_back(job);
+      (job->reply_ != nullptr ? ready : job->step_ ? steps : prompts).push_back(job);
     }
   }
   const size_t replies = ready.size();
   std::vector<BatchEntry> batch;
-  for (Job* job : ready) batch.push_back({&job->session_, {&*job->next_, 1}});
+  for (Job* job : ready) batch.push_back({job->tokens_.session, {&*job->next_, 1}});
   int64_t budget = prompt_budget(replies), prompt_tokens = 0;
   for (size_t i = 0; i < prompts.size() && budget > 0; ++i) {
     Job* job = prompts[(turn_ + i) % prompts.size()];
-    const std::span<const int32_t> rest = job->ids_.subspan(static_cast<size_t>(job->done_));
+    const std::span<const int32_t> rest = job->tokens_.ids.subspan(static_cast<size_t>(job->done_));
     const std::span<const int32_t> part =
         rest.first(std::min(rest.size(), static_cast<size_t>(budget)));
-    batch.push_back({&job->session_, part});
+    batch.push_back({job->tokens_.session, part, job->tokens_.watch});
     ready.push_back(job);
     budget -= static_cast<int64_t>(part.size());
     prompt_tokens += static_cast<int64_t>(part.size());
   }
+  if (!steps.empty()) run_step(*steps[turn_ % steps.size()]);
   ++turn_;
   if (batch.empty()) return;
   const double start = tool::seconds();
@@ -240,6 +287,17 @@ void Engine::pass(std::vector<Job*>& jobs) {
   counters_.prompt_tokens += static_cast<uint64_t>(prompt_tokens);
   counters_.drawn_tokens += replies;
   counters_.busy_seconds += took;
+}
+
+void Engine::run_step(Job& job) {
+  std::exception_ptr error;
+  try {
+    if (job.step_()) return;
+  } catch (...) {
+    error = std::current_exception();
+  }
+  drop(&job);
+  job.finish(error);
 }
 
 // Together; where that fails, one by one, so that only those fail which are at fault.
@@ -258,8 +316,8 @@ void Engine::append_all(std::vector<Job*>& jobs, std::vector<BatchEntry>& batch)
     } catch (...) {
       error = std::current_exception();
     }
-    const bool done =
-        jobs[i]->reply_ == nullptr && static_cast<size_t>(jobs[i]->done_) == jobs[i]->ids_.size();
+    const bool done = jobs[i]->reply_ == nullptr &&
+                      static_cast<size_t>(jobs[i]->done_) == jobs[i]->tokens_.ids.size();
     if (error == nullptr && !done) continue;
     drop(jobs[i]);
     jobs[i]->finish(error);
@@ -274,6 +332,9 @@ void Engine::advance(Job& job, size_t tokens) {
   const int32_t id = *job.next_;
   job.next_.reset();
   job.reply_->processed(id);
+  const double now = tool::seconds();
+  if (job.told_ > 0) token_seconds_.add(now - job.told_);
+  job.told_ = now;
   const std::lock_guard lock(job.mutex_);
   job.pieces_.push_back({id, job.reply_->certain()});
   job.changed_.notify_all();

@@ -2,6 +2,7 @@
 // prompts in chunks between the tokens of the replies. No reply depends on what else is running.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -24,6 +25,20 @@ namespace stet::serve {
 // Says, in any thread and often, whether whoever waits for the work has gone.
 using Gone = std::function<bool()>;
 
+// How often something took how long, as Prometheus wants it. Any thread may add.
+class Histogram {
+ public:
+  static constexpr std::array<double, 14> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+                                                     0.25,  0.5,    1,     2.5,  5,     10,   60};
+  void add(double seconds);
+  std::string text(const char* name, const char* help) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::array<uint64_t, kBounds.size() + 1> counts_{};  // the last: longer than all bounds
+  double sum_ = 0;
+};
+
 struct EngineOptions {
   int64_t streams = 16;    // at once
   int64_t queue = 64;      // that wait; more are refused
@@ -31,14 +46,18 @@ struct EngineOptions {
   double slowdown = 2.35;  // of a pass of replies that a prompt's tokens may cause
 };
 
-// A piece of work: tokens that a session is to process, or a reply that it draws. The session is
-// the job's until it is over.
+// One small part of some work; false when that was the last one.
+using Step = std::function<bool()>;
+
+// A piece of work: tokens that a session is to process, a reply that it draws, or steps of
+// something else that computes. The session is the job's until it is over.
 class Job {
  public:
-  Job(Session& session, std::span<const int32_t> ids) : session_(session), ids_(ids) {}
+  explicit Job(const BatchEntry& tokens) : tokens_(tokens) {}
   // `first`: taken in place of the first token that would be drawn.
   Job(Session& session, Generator& reply, std::optional<int32_t> first)
-      : session_(session), reply_(&reply), next_(first) {}
+      : tokens_{&session, {}}, reply_(&reply), next_(first) {}
+  explicit Job(Step step) : step_(std::move(step)) {}
 
   // For what is new. Returns false when all is over and told; throws what the work threw, and
   // Cancelled.
@@ -53,11 +72,12 @@ class Job {
   friend class Engine;
   void finish(std::exception_ptr error);
 
-  Session& session_;
-  std::span<const int32_t> ids_;
+  BatchEntry tokens_{nullptr, {}};
   std::atomic<int64_t> done_{0};
   Generator* reply_ = nullptr;
   std::optional<int32_t> next_;
+  Step step_;
+  double told_ = 0;  // when the last token was
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -102,11 +122,20 @@ class Engine {
 
   // Has the job done; it must outlive that, as wait() says.
   void start(Job& job);
-  // The tokens go through the session; returns when they have.
-  void process(Session& session, std::span<const int32_t> ids, const Gone& gone);
+  // The tokens go through the sessions; returns when all have. A sink of theirs is called in the
+  // engine's thread, more than once for the same rows where a pass has to be repeated.
+  void process(std::span<const BatchEntry> tokens, const Gone& gone,
+               const Progress& progress = nullptr);
+  void process(Session& session, std::span<const int32_t> ids, const Gone& gone) {
+    if (!ids.empty()) process(std::vector<BatchEntry>{{&session, ids}}, gone);
+  }
+  // Work that is no pass, one step after each pass, so that replies keep their pace beside it.
+  void work(Step step, const Gone& gone);
 
   void close();  // no more leases
+  bool closing() const;
   EngineCounters counters() const;
+  const Histogram& token_seconds() const { return token_seconds_; }  // from token to token
 
  private:
   struct Ticket {
@@ -118,6 +147,7 @@ class Engine {
   int64_t running_of(const std::string& client) const;
   void run();
   void pass(std::vector<Job*>& jobs);
+  void run_step(Job& job);
   int64_t prompt_budget(size_t replies) const;
   void learn(size_t replies, int64_t prompt_tokens, double seconds);
   void append_all(std::vector<Job*>& jobs, std::vector<BatchEntry>& batch);
@@ -132,9 +162,10 @@ class Engine {
   std::vector<std::string> running_;  // clients of leases
   bool closing_ = false, stopping_ = false;
   EngineCounters counters_;
+  Histogram token_seconds_;
   double reply_seconds_ = 0;  // of a pass of replies alone
   double budget_ = 16;        // tokens of prompts beside replies
-  size_t turn_ = 0;           // whose prompt comes first
+  size_t turn_ = 0;           // whose prompt, or step, comes first
   std::thread thread_;
 };
 

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <new>
+#include <optional>
 
 #include "stet/base/error.hpp"
 
@@ -127,12 +128,35 @@ class Library : public httplib::Server {
   const HttpLimits& limits_;
 };
 
-Request read_request(const httplib::Request& from) {
+// The library would read bodies that curl calls forms up to 8 KB only. Nothing where the body is at
+// fault: the reader has said how in its status.
+std::optional<std::string> read_body(const httplib::Request& from,
+                                     const httplib::ContentReader& read) {
+  if (from.is_multipart_form_data()) {
+    // Read all the same: what is left of it would be taken for the next request.
+    read([](const auto&) { return true; }, [](const char*, size_t) { return true; });
+    throw RequestError(415, "unsupported_media_type", "expected JSON, found a multipart form");
+  }
+  std::string body;
+  if (!from.has_header("Content-Length") && !from.has_header("Transfer-Encoding")) return body;
+  const bool whole = read([&](const char* bytes, size_t n) {
+    body.append(bytes, n);
+    return true;
+  });
+  return whole ? std::optional(std::move(body)) : std::nullopt;
+}
+
+Request read_request(const httplib::Request& from, std::string body) {
   Request r;
-  r.method = from.method;
+  r.method = from.method == "HEAD" ? "GET" : from.method;  // the library leaves out the body
   r.path = from.path;
-  r.body = from.body;
-  for (const auto& [name, value] : from.params) r.query[name] = value;
+  r.body = std::move(body);
+  // Of the address alone: the library takes bodies for forms, too, where curl says that they are.
+  httplib::Params query;
+  const size_t mark = from.target.find('?');
+  if (mark != std::string::npos)
+    httplib::detail::parse_query_text(from.target.substr(mark + 1), query);
+  for (const auto& [name, value] : query) r.query[name] = value;
   r.authorization = from.get_header_value("Authorization");
   if (r.authorization.empty() && from.has_header("x-api-key"))  // Anthropic's
     r.authorization = "Bearer " + from.get_header_value("x-api-key");
@@ -255,20 +279,28 @@ HttpServer::HttpServer(const HttpLimits& limits, Handler handler)
   s.set_tcp_nodelay(true);
   // All requests, of any method and path, come here; nothing is left to the library's own routes.
   const auto answer = [handler = std::move(handler)](const httplib::Request& from,
-                                                     httplib::Response& to) {
-    Request request = read_request(from);
+                                                     httplib::Response& to,
+                                                     const httplib::ContentReader* read) {
     try {
+      std::optional<std::string> body = read == nullptr ? "" : read_body(from, *read);
+      if (!body) return;
+      Request request = read_request(from, *std::move(body));
       write_response(handler(request), to);
     } catch (...) {
       write_response(error_response(current_error()), to);
     }
   };
-  s.Delete(".*", httplib::Server::Handler(answer));
-  s.Patch(".*", httplib::Server::Handler(answer));
-  s.Put(".*", httplib::Server::Handler(answer));
-  s.Post(".*", httplib::Server::Handler(answer));
-  s.Get(".*", answer);
-  s.Options(".*", answer);
+  const httplib::Server::Handler plain = [answer](const auto& from, auto& to) {
+    answer(from, to, nullptr);
+  };
+  const httplib::Server::HandlerWithContentReader with_body =
+      [answer](const auto& from, auto& to, const auto& read) { answer(from, to, &read); };
+  s.Delete(".*", with_body);
+  s.Patch(".*", with_body);
+  s.Put(".*", with_body);
+  s.Post(".*", with_body);
+  s.Get(".*", plain);
+  s.Options(".*", plain);
   s.set_error_handler([](const httplib::Request&, httplib::Response& to) {
     if (!to.body.empty() || to.content_length_ > 0) return;
     const int status = to.status;

@@ -17,6 +17,7 @@ struct Route {
   Response (*answer)(Service&, const Request&, const Parts&);
   const char* fields = "";  // of its body: "name:type", where "!" follows what must be there
   bool control = false;     // needs no API key
+  const char* query = "";   // of its address, likewise
 };
 const std::vector<Route>& routes();
 // The answer of the route that a request's method and path name. Throws a RequestError (404, 405).
@@ -26,6 +27,7 @@ Json openapi();
 
 // openai.cpp, responses.cpp, anthropic.cpp
 Response models(Service&, const Request&, const Parts&);
+Response model(Service&, const Request&, const Parts&);
 Response chat_completions(Service&, const Request&, const Parts&);
 Response completions(Service&, const Request&, const Parts&);
 Response embeddings(Service&, const Request&, const Parts&);
@@ -56,6 +58,18 @@ Response state_tokens(Service&, const Request&, const Parts&);
 Response state_top(Service&, const Request&, const Parts&);
 Response state_kv(Service&, const Request&, const Parts&);
 Response diff_states(Service&, const Request&, const Parts&);
+// Of a request's ?name=, within [min, max].
+int64_t query_integer(const Request& request, const std::string& name, int64_t fallback,
+                      int64_t min, int64_t max);
+
+// inside.cpp
+Response state_attention(Service&, const Request&, const Parts&);
+Response state_lens(Service&, const Request&, const Parts&);
+Response state_norms(Service&, const Request&, const Parts&);
+Response patch_states(Service&, const Request&, const Parts&);
+// The log-probability of each token but the first one after those before it.
+std::vector<double> token_logprobs(Service& service, const Caller& caller,
+                                   std::span<const int32_t> ids);
 
 // control.cpp
 Response tokenize(Service&, const Request&, const Parts&);

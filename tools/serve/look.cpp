@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
-#include <filesystem>
 
 #include "stet/base/error.hpp"
 #include "stet/kernels/numbers.hpp"
@@ -12,17 +11,6 @@
 
 namespace stet::serve {
 namespace {
-
-int64_t query_integer(const Request& request, const std::string& name, int64_t fallback,
-                      int64_t min, int64_t max) {
-  const std::string text = request.query_or(name, std::to_string(fallback));
-  char* end = nullptr;
-  errno = 0;
-  const long long value = std::strtoll(text.c_str(), &end, 10);
-  if (text.empty() || *end != '\0' || errno != 0 || value < min || value > max)
-    refuse("?" + name, fmt::format("an integer in {}..{}", min, max), printable(text, 40));
-  return value;
-}
 
 Json messages_json(const State& state) {
   Json list = Json::array();
@@ -78,9 +66,20 @@ Json elements_json(const Service& service, const State& state, const StateDigest
 
 }  // namespace
 
+int64_t query_integer(const Request& request, const std::string& name, int64_t fallback,
+                      int64_t min, int64_t max) {
+  const std::string text = request.query_or(name, std::to_string(fallback));
+  char* end = nullptr;
+  errno = 0;
+  const long long value = std::strtoll(text.c_str(), &end, 10);
+  if (text.empty() || *end != '\0' || errno != 0 || value < min || value > max)
+    refuse("?" + name, fmt::format("an integer in {}..{}", min, max), printable(text, 40));
+  return value;
+}
+
 Response get_state(Service& service, const Request& request, const Parts& parts) {
   const NodePtr node = node_of(service, request, parts);
-  Session session = service.states.open(node, nullptr);
+  Session session = service.open(service.caller(request), node);
   const State& state = session.state();
   const SamplingSettings& s = state.generation.sampling;
   Json j = service.states.json(node);
@@ -104,21 +103,16 @@ Response get_state(Service& service, const Request& request, const Parts& parts)
 
 Response state_tokens(Service& service, const Request& request, const Parts& parts) {
   const NodePtr node = node_of(service, request, parts);
-  Session session = service.states.open(node, nullptr);
+  Session session = service.open(service.caller(request), node);
   const State& state = session.state();
   std::vector<double> logprobs;
-  if (request.query_or("logprobs", "false") == "true" && node->plain) {
+  const std::string asked = request.query_or("logprobs", "false");
+  if (asked != "true" && asked != "false")
+    refuse("?logprobs", "true or false", printable(asked, 40));
+  if (asked == "true" && node->plain) {
     const Caller caller = service.caller(request);
     const Engine::Lease lease = service.engine.enter(caller.client, caller.gone);
-    Session again(service.model, service.session);
-    again.append(state.tokens, [&](int64_t first, Rows rows) {
-      if (caller.gone()) throw Cancelled();
-      for (size_t i = 0; i < rows.count; ++i) {
-        const size_t next = static_cast<size_t>(first) + i + 1;
-        if (next < state.tokens.size())
-          logprobs.push_back(log_probability({rows.row(i), rows.width}, state.tokens[next]));
-      }
-    });
+    logprobs = token_logprobs(service, caller, state.tokens);
   }
   Json data = Json::array();
   const bool shifted = shifted_out(state.prunes) > 0;
@@ -150,7 +144,7 @@ Response state_tokens(Service& service, const Request& request, const Parts& par
 Response state_top(Service& service, const Request& request, const Parts& parts) {
   const NodePtr node = node_of(service, request, parts);
   const int64_t n = query_integer(request, "n", 20, 1, 200);
-  Session session = service.states.open(node, nullptr);
+  Session session = service.open(service.caller(request), node);
   const State& state = session.state();
   if (state.logits == nullptr)
     throw RequestError(400, "empty_state", "expected a state of at least one token, found none");
@@ -172,12 +166,14 @@ Response state_top(Service& service, const Request& request, const Parts& parts)
 Response state_kv(Service& service, const Request& request, const Parts& parts) {
   constexpr int64_t kMostRows = 512;
   const NodePtr node = node_of(service, request, parts);
-  Session session = service.states.open(node, nullptr);
+  Session session = service.open(service.caller(request), node);
   const KvCache& kv = session.state().kv;
   const KvShape& shape = kv.shape();
   const int64_t layer = query_integer(request, "layer", 0, 0, shape.layers - 1),
                 head = query_integer(request, "head", 0, 0, shape.kv_heads - 1);
-  const bool keys = request.query_or("what", "k") == "k";
+  const std::string what = request.query_or("what", "k");
+  if (what != "k" && what != "v") refuse("?what", "k or v", printable(what, 40));
+  const bool keys = what == "k";
   const int64_t step = std::max<int64_t>(1, (kv.size() + kMostRows - 1) / kMostRows);
   Json values = Json::array(), shared = Json::array();
   std::vector<float> row(static_cast<size_t>(shape.head_dim));
@@ -190,7 +186,7 @@ Response state_kv(Service& service, const Request& request, const Parts& parts) 
   for (const NodePtr& other : service.states.list(request.client))
     if (other->id == node->parent) parent = other;
   const std::optional<Session> before =
-      parent ? std::optional(service.states.open(parent, nullptr)) : std::nullopt;
+      parent ? std::optional(service.open(service.caller(request), parent)) : std::nullopt;
   for (int64_t b = 0; b < kv.blocks(); ++b)
     shared.push_back(before && b < before->kv().blocks() &&
                      before->kv().block_info(b).data() == kv.block_info(b).data());
@@ -206,7 +202,8 @@ Response state_kv(Service& service, const Request& request, const Parts& parts) 
 Response diff_states(Service& service, const Request& request, const Parts& parts) {
   const NodePtr a = node_of(service, request, parts),
                 b = service.states.find(request.client, parts[1], "/other");
-  Session x = service.states.open(a, nullptr), y = service.states.open(b, nullptr);
+  const Caller caller = service.caller(request);
+  Session x = service.open(caller, a), y = service.open(caller, b);
   const Comparison c = compare(x.state(), y.state());
   const Comparison::Part* first = c.first_difference();
   Json layers = Json::array(), kinds = Json::array();

@@ -112,7 +112,7 @@ Prompted prompt(Service& service, const Caller& caller, const Completion& c) {
   if (!c.from)
     return c.chat ? prompt_messages(service, caller, c.messages, c.state)
                   : prompt_ids(service, caller, c.ids);
-  Prompted p = resume(service, c.from);
+  Prompted p = resume(service, caller, c.from);
   if (c.chat)
     say(service, caller, p, c.messages);
   else
@@ -238,15 +238,21 @@ std::vector<float> embedding(Service& service, const Caller& caller,
   Session session(service.model, service.session);
   std::vector<double> sum;
   std::vector<float> last;
-  const HiddenSink sink = [&](size_t index, int64_t, Rows rows) {
-    if (index != layer) return;
-    sum.resize(rows.width);
-    for (size_t r = 0; r < rows.count; ++r)
-      for (size_t i = 0; mean && i < rows.width; ++i) sum[i] += static_cast<double>(rows.row(r)[i]);
-    last.assign(rows.row(rows.count - 1), rows.row(rows.count - 1) + rows.width);
-    if (caller.gone()) throw Cancelled();
-  };
-  session.append(ids, nullptr, sink);
+  int64_t taken = 0;  // positions: rows may come again
+  const bool head = static_cast<int64_t>(layer) == service.model->config().layers;
+  const Watch watch{
+      {head ? PointAt{Point::ln_final, 0} : PointAt{Point::resid_pre, static_cast<int64_t>(layer)}},
+      [&](const PointAt&, int64_t first, Rows rows) {
+        sum.resize(rows.width);
+        for (size_t r = 0; r < rows.count; ++r) {
+          if (first + static_cast<int64_t>(r) < taken) continue;
+          ++taken;
+          const float* const row = rows.row(r);
+          for (size_t i = 0; mean && i < rows.width; ++i) sum[i] += static_cast<double>(row[i]);
+          last.assign(row, row + rows.width);
+        }
+      }};
+  service.engine.process(std::vector<BatchEntry>{{&session, ids, &watch}}, caller.gone);
   for (size_t i = 0; mean && i < last.size(); ++i)
     last[i] = static_cast<float>(sum[i] / static_cast<double>(ids.size()));
   return last;
@@ -254,17 +260,30 @@ std::vector<float> embedding(Service& service, const Caller& caller,
 
 }  // namespace
 
-Response models(Service& service, const Request&, const Parts&) {
-  return json_response(
-      {{"object", "list"},
-       {"data",
-        {{{"id", service.name},
+namespace {
+
+Json model_json(const Service& service) {
+  return {{"id", service.name},
           {"object", "model"},
           {"created", service.started},
           {"owned_by", "stet"},
           {"context_length", Session(service.model, service.session).capacity()},
           {"contract", contract_name(*service.model, service.session.compute.contract)},
-          {"fingerprint", service.fingerprint}}}}});
+          {"fingerprint", service.fingerprint}};
+}
+
+}  // namespace
+
+Response models(Service& service, const Request&, const Parts&) {
+  return json_response({{"object", "list"}, {"data", Json::array({model_json(service)})}});
+}
+
+Response model(Service& service, const Request&, const Parts& parts) {
+  if (parts[0] != service.name)
+    throw RequestError(
+        404, "model_not_found",
+        fmt::format("/id: expected {}, found {}", service.name, printable(parts[0], 60)), "/id");
+  return json_response(model_json(service));
 }
 
 Response chat_completions(Service& service, const Request& request, const Parts&) {

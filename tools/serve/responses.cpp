@@ -119,7 +119,7 @@ Json kept_json(Service& service, const NodePtr& node, const std::string& text, c
 
 Prompted prompt(Service& service, const Caller& caller, const ResponseAsked& a) {
   if (!a.previous) return prompt_messages(service, caller, a.messages, a.chat);
-  Prompted p = resume(service, a.previous);
+  Prompted p = resume(service, caller, a.previous);
   say(service, caller, p, a.messages);
   return p;
 }
@@ -201,7 +201,7 @@ Response create_response(Service& service, const Request& request, const Parts&)
 
 Response get_response(Service& service, const Request& request, const Parts& parts) {
   const NodePtr node = find_response(service, request, parts[0], "/id");
-  const Session session = service.states.open(node, nullptr);
+  const Session session = service.open(service.caller(request), node);
   const auto& all = session.chat().messages;
   if (all.empty() || !all.back().generated)
     throw RequestError(404, "no_such_response",

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <ctime>
 
 #include "stet/api.h"
@@ -41,6 +42,37 @@ bool matches(const Route& route, const Parts& parts, Parts* variables) {
   "model:string n:integer stream:boolean stream_options:object resume_from:string " \
   "user:string metadata:object safety_identifier:string prompt_cache_key:string " DRAW
 
+struct Field {
+  std::string name, type;
+  bool needed;
+};
+
+// "name:type name:type!"
+std::vector<Field> fields_of(std::string_view text) {
+  std::vector<Field> all;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(' '), text.size());
+    std::string field(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (field.empty()) continue;
+    const bool needed = field.back() == '!';
+    if (needed) field.pop_back();
+    const size_t colon = field.find(':');
+    all.push_back({field.substr(0, colon), field.substr(colon + 1), needed});
+  }
+  return all;
+}
+
+void check_query(const Route& route, const Request& request) {
+  const std::vector<Field> known = fields_of(route.query);
+  for (const auto& [name, value] : request.query) {
+    const auto is = [&](const Field& f) { return f.name == name; };
+    if (std::none_of(known.begin(), known.end(), is))
+      refuse("?" + name, "a parameter that this address knows", printable(value, 60),
+             "unknown_field");
+  }
+}
+
 bool is_page(const Request& request) {
   return request.method == "GET" && (request.path == "/" || request.path.starts_with("/page/"));
 }
@@ -50,6 +82,7 @@ bool is_page(const Request& request) {
 const std::vector<Route>& routes() {
   static const std::vector<Route> all = {
       {"GET", "/v1/models", "The model that this server has.", models},
+      {"GET", "/v1/models/{id}", "The same by its name.", model},
       {"POST", "/v1/chat/completions", "A reply to messages, as OpenAI's.", chat_completions,
        OPENAI CHAT
        "messages:array! max_tokens:integer max_completion_tokens:integer logprobs:boolean "
@@ -80,7 +113,8 @@ const std::vector<Route>& routes() {
       {"GET", "/v1/states", "All states of this client, in the order they were made.", list_states},
       {"POST", "/v1/states", "A state of messages, text or token ids.", create_state,
        DRAW CHAT "model:string messages:array text:string ids:array name:string"},
-      {"POST", "/v1/states/upload", "A state from a snapshot file.", upload_state},
+      {"POST", "/v1/states/upload", "A state from a snapshot file.", upload_state, "", false,
+       "over:string"},
       {"GET", "/v1/states/{id}", "All that a state is.", get_state},
       {"PATCH", "/v1/states/{id}", "Names a state, or pins it.", patch_state,
        "name:string pinned:boolean"},
@@ -97,11 +131,24 @@ const std::vector<Route>& routes() {
        "message:integer! content:string!"},
       {"POST", "/v1/states/{id}/verify", "Whether its tokens give the state, bit for bit.",
        verify_state, "stream:boolean"},
-      {"GET", "/v1/states/{id}/tokens", "The tokens of a state.", state_tokens},
-      {"GET", "/v1/states/{id}/top", "The likeliest next tokens.", state_top},
-      {"GET", "/v1/states/{id}/kv", "Keys or values of one layer and head.", state_kv},
+      {"GET", "/v1/states/{id}/tokens", "The tokens of a state.", state_tokens, "", false,
+       "logprobs:boolean"},
+      {"GET", "/v1/states/{id}/top", "The likeliest next tokens.", state_top, "", false,
+       "n:integer"},
+      {"GET", "/v1/states/{id}/kv", "Keys or values of one layer and head.", state_kv, "", false,
+       "layer:integer head:integer what:string"},
+      {"GET", "/v1/states/{id}/attention", "Who looks where, in one layer and head.",
+       state_attention, "", false, "layer:integer head:integer last:integer"},
+      {"GET", "/v1/states/{id}/lens", "The head over each layer: the logit lens.", state_lens, "",
+       false, "last:integer"},
+      {"GET", "/v1/states/{id}/norms", "Norms of keys and values, by layer and position.",
+       state_norms},
+      {"GET", "/v1/states/{id}/patch/{other}",
+       "How much of what a state says comes back where its activations are put into another one.",
+       patch_states, "", false, "last:integer"},
       {"GET", "/v1/states/{id}/diff/{other}", "Two states side by side.", diff_states},
-      {"GET", "/v1/states/{id}/snapshot", "The state as a snapshot file.", download_state},
+      {"GET", "/v1/states/{id}/snapshot", "The state as a snapshot file.", download_state, "",
+       false, "form:string over:string"},
       {"POST", "/tokenize", "Text to token ids.", tokenize,
        "text:string! add_special:boolean parse_special:boolean"},
       {"POST", "/detokenize", "Token ids to text.", detokenize,
@@ -133,7 +180,10 @@ Response route(Service& service, const Request& request) {
   for (const Route& r : routes()) {
     Parts variables;
     if (!matches(r, parts, &variables)) continue;
-    if (r.method == request.method) return r.answer(service, request, variables);
+    if (r.method == request.method) {
+      check_query(r, request);
+      return r.answer(service, request, variables);
+    }
     allowed += (allowed.empty() ? "" : ", ") + std::string(r.method);
   }
   if (!allowed.empty())
@@ -147,19 +197,11 @@ Response route(Service& service, const Request& request) {
 namespace {
 
 // The schema of a body, of Route::fields.
-Json schema_of(std::string_view fields) {
+Json schema_of(std::string_view text) {
   Json properties = Json::object(), required = Json::array();
-  while (!fields.empty()) {
-    const size_t end = std::min(fields.find(' '), fields.size());
-    std::string field(fields.substr(0, end));
-    fields.remove_prefix(std::min(end + 1, fields.size()));
-    if (field.empty()) continue;
-    const bool needed = field.back() == '!';
-    if (needed) field.pop_back();
-    const size_t colon = field.find(':');
-    const std::string name = field.substr(0, colon), type = field.substr(colon + 1);
-    properties[name] = type == "any" ? Json::object() : Json{{"type", {type, "null"}}};
-    if (needed) required.push_back(name);
+  for (const Field& f : fields_of(text)) {
+    properties[f.name] = f.type == "any" ? Json::object() : Json{{"type", {f.type, "null"}}};
+    if (f.needed) required.push_back(f.name);
   }
   Json schema = {{"type", "object"}, {"properties", properties}, {"additionalProperties", false}};
   if (!required.empty()) schema["required"] = required;
@@ -186,6 +228,9 @@ Json openapi() {
                                            {"required", true},
                                            {"schema", {{"type", "string"}}}});
     }
+    for (const Field& f : fields_of(r.query))
+      operation["parameters"].push_back(
+          {{"name", f.name}, {"in", "query"}, {"schema", {{"type", f.type}}}});
     if (*r.fields != '\0')
       operation["requestBody"]["content"]["application/json"]["schema"] = schema_of(r.fields);
     paths[r.path][method] = operation;

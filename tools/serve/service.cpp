@@ -26,16 +26,24 @@ Service::Service(std::shared_ptr<const Model> model_, std::shared_ptr<const Toke
       started(static_cast<int64_t>(std::time(nullptr))) {}
 
 Caller Service::caller(const Request& request) const {
-  const double end = deadline > 0 ? tool::seconds() + deadline : 0;
-  return {request.client, [connection = request.connection, end] {
+  const double now = tool::seconds(), end = deadline > 0 ? now + deadline : 0;
+  return {request.client,
+          [connection = request.connection, end] {
             return connection.gone() || (end > 0 && tool::seconds() > end);
-          }};
+          },
+          now};
 }
 
 const Tokenizer& Service::need_tokenizer() const {
   if (tokenizer == nullptr)
     throw RequestError(400, "no_tokenizer", "expected token ids: this model has no tokenizer");
   return *tokenizer;
+}
+
+Appender Service::appender(const Caller& caller) {
+  return [this, gone = caller.gone](Session& s, std::span<const int32_t> ids) {
+    engine.process(s, ids, gone);
+  };
 }
 
 Talk::Talk(Session session, std::shared_ptr<const Tokenizer> tokenizer, bool chat) {
@@ -126,7 +134,8 @@ Prompted prompt_messages(Service& service, const Caller& caller, std::vector<Mes
   const Conversation::Plan rendering = fresh.prepare(messages);
   check_room(fresh.session(), rendering.ids.size());
   Usage usage;
-  Session session = service.states.longest_prefix(caller.client, rendering.ids, usage);
+  Session session =
+      service.states.longest_prefix(caller.client, rendering.ids, service.appender(caller), usage);
   session.generation() = default_generation(*service.model);
   session.chat() = fresh.session().chat();
   Prompted p{Talk(std::move(session), service.tokenizer, true),
@@ -149,7 +158,8 @@ Prompted prompt_ids(Service& service, const Caller& caller, const std::vector<in
   if (ids.empty())
     throw RequestError(400, "empty_prompt", "expected a prompt of at least one token, found none");
   check_room(empty, ids.size());
-  Session session = service.states.longest_prefix(caller.client, ids, usage);
+  Session session =
+      service.states.longest_prefix(caller.client, ids, service.appender(caller), usage);
   session.generation() = default_generation(*service.model);
   const std::span<const int32_t> rest = std::span(ids).subspan(static_cast<size_t>(session.size()));
   service.engine.process(session, rest, caller.gone);
@@ -162,9 +172,9 @@ Prompted prompt_ids(Service& service, const Caller& caller, const std::vector<in
           {{"name", "create"}, {"tokens", ids.size()}}};
 }
 
-Prompted resume(Service& service, const NodePtr& node) {
+Prompted resume(Service& service, const Caller& caller, const NodePtr& node) {
   Usage usage;
-  Session session = service.states.open(node, &usage);
+  Session session = service.open(caller, node, &usage);
   const bool chat = !session.chat().messages.empty() && service.tokenizer != nullptr;
   return {
       Talk(std::move(session), service.tokenizer, chat), usage, node->id, {{"name", "continue"}}};
@@ -252,7 +262,7 @@ bool take_pieces(Choice& choice, size_t index, const Gone& gone,
       piece.logprobs.push_back(choice.told.back());
     }
   }
-  if (!pieces.empty() && wanted && sink && !sink(piece)) wanted = false;
+  if (!pieces.empty() && wanted && !sink(piece)) wanted = false;
   return true;
 }
 
@@ -269,15 +279,20 @@ std::vector<ReplyResult> draw_replies(Service& service, const Caller& caller, Pr
   }
   const auto known = service.states.running(caller.client, prompted.talk.session());
   for (const auto& choice : choices) service.engine.start(*choice->job);
-  bool wanted = true, cancelled = false;
+  bool wanted = true, cancelled = false, first = true;
   std::exception_ptr error;
+  const auto told = [&](const ReplyPiece& piece) {
+    if (std::exchange(first, false))
+      service.first_token_seconds.add(tool::seconds() - caller.since);
+    return !sink || sink(piece);
+  };
   // Every job is waited for, whatever happens: it has its session until it is over.
   for (size_t left = choices.size(); left > 0;) {
     for (size_t i = 0; i < choices.size(); ++i) {
       Choice& choice = *choices[i];
       if (choice.over) continue;
       try {
-        if (take_pieces(choice, i, gone, sink, wanted)) continue;
+        if (take_pieces(choice, i, gone, told, wanted)) continue;
       } catch (const Cancelled&) {
         cancelled = true;
       } catch (...) {
@@ -312,7 +327,9 @@ Response answer_at_once(Service& service, const Request& request,
                         const std::function<Json(const Caller&)>& body) {
   const Caller caller = service.caller(request);
   const Engine::Lease lease = service.engine.enter(caller.client, caller.gone);
-  return json_response(body(caller));
+  Response r = json_response(body(caller));
+  service.request_seconds.add(tool::seconds() - caller.since);
+  return r;
 }
 
 Response stream_events(Service& service, const Request& request,
@@ -320,7 +337,7 @@ Response stream_events(Service& service, const Request& request,
   constexpr double kKeepAlive = 5;
   const Caller caller = service.caller(request);
   auto lease = std::make_shared<Engine::Lease>(service.engine.enter(caller.client, caller.gone));
-  return event_stream([caller, lease, body = std::move(body)](Writer& writer) {
+  return event_stream([&service, caller, lease, body = std::move(body)](Writer& writer) {
     Caller talking = caller;
     talking.gone = [&writer, &caller, next = tool::seconds() + kKeepAlive]() mutable {
       if (tool::seconds() > next) {
@@ -331,6 +348,7 @@ Response stream_events(Service& service, const Request& request,
     };
     try {
       body(talking, writer);
+      service.request_seconds.add(tool::seconds() - caller.since);
     } catch (...) {
       writer.event(current_error().json());
     }

@@ -21,6 +21,7 @@ namespace stet::serve {
 struct Caller {
   std::string client;
   Gone gone;
+  double since = 0;  // when the request came
 };
 
 struct Service {
@@ -31,6 +32,12 @@ struct Service {
   // Its work ends when the client has gone, or its time is over.
   Caller caller(const Request& request) const;
   const Tokenizer& need_tokenizer() const;
+  // By the engine's passes, as long as somebody waits for it.
+  Appender appender(const Caller& caller);
+  // A session of a state; `usage` takes in what that cost.
+  Session open(const Caller& caller, const NodePtr& node, Usage* usage = nullptr) {
+    return states.open(node, appender(caller), usage);
+  }
 
   std::shared_ptr<const Model> model;
   std::shared_ptr<const Tokenizer> tokenizer;
@@ -41,6 +48,10 @@ struct Service {
   std::string fingerprint;  // of model and contract
   double deadline;          // seconds of a request; 0: none
   int64_t started;
+  std::atomic<int64_t> verified_tokens{0};
+  // From when a request came: to the first token of its reply, and to the end of its answer (of
+  // those that need a place).
+  Histogram first_token_seconds, request_seconds;
 };
 
 // A session of raw text, or a conversation.
@@ -92,7 +103,7 @@ Prompted prompt_messages(Service& service, const Caller& caller, std::vector<Mes
                          ChatState chat);
 Prompted prompt_ids(Service& service, const Caller& caller, const std::vector<int32_t>& ids);
 // With an id: the state as it is, with messages, or text, behind it.
-Prompted resume(Service& service, const NodePtr& node);
+Prompted resume(Service& service, const Caller& caller, const NodePtr& node);
 void say(Service& service, const Caller& caller, Prompted& prompted, std::vector<Message> more);
 void append_text(Service& service, const Caller& caller, Prompted& prompted,
                  std::span<const int32_t> ids);

@@ -22,6 +22,15 @@
 
 namespace stet::serve {
 
+std::string random_secret();  // 32 bytes
+
+// How many tokens two begin with alike.
+inline size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
+  size_t n = 0;
+  while (n < a.size() && n < b.size() && a[n] == b[n]) ++n;
+  return n;
+}
+
 struct StatesOptions {
   uint64_t memory = uint64_t{2} << 30;   // bytes of KV blocks that idle states may hold together
   size_t per_client = 10000;             // states
@@ -39,6 +48,8 @@ const char* origin_name(Origin origin);
 // Whoever computes, reads or writes this state holds `io` for as long; the lock of States is held
 // for moments only, and taken after it.
 struct Node {
+  void describe(const State& state);
+
   std::string id, client, parent;
   Json operation;
   int64_t created = 0;
@@ -88,11 +99,13 @@ class States {
               std::optional<bool> pinned);
   void verified(const NodePtr& node);
 
-  // A session of this state; `usage` takes in what that cost.
-  Session open(const NodePtr& node, Usage* usage);
+  // A session of this state; `usage` takes in what that cost. What has to be computed goes by
+  // `append`.
+  Session open(const NodePtr& node, const Appender& append, Usage* usage);
   // An empty session, or the one of this client's states, and of the prompts that it has running,
   // that shares most tokens with `ids`, cut to those (at most all but the last one).
-  Session longest_prefix(const std::string& client, std::span<const int32_t> ids, Usage& usage);
+  Session longest_prefix(const std::string& client, std::span<const int32_t> ids,
+                         const Appender& append, Usage& usage);
   // A prompt that was processed and whose reply is being drawn: its tokens are known as long as the
   // answer lives.
   class Running;
@@ -122,7 +135,7 @@ class States {
   NodePtr place(Node& node, bool another);
   void check_count(const std::string& client) const;
   uint64_t shared_with(const std::string& parent, const KvCache& kv) const;
-  Session restore(const Node& node, Usage* usage);
+  Session restore(const Node& node, const Appender& append, Usage& usage);
   NodePtr find_here(const std::string& client, const std::string& id);
   NodePtr find_shared(const std::string& client, const std::string& id);
 
@@ -132,6 +145,7 @@ class States {
   void write_out(std::vector<Leaving> leaving);
   void withdraw(Node& node);
 
+  void open_directory();
   std::string path_of(const std::string& id) const { return options_.directory + "/" + id; }
   void save(Node& node, Session session, SnapshotForm form);
   NodePtr base_for(const Node& node) const;

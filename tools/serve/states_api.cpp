@@ -118,7 +118,7 @@ Continue read_continue(Service& service, const Json& body) {
 Json continued(Service& service, const Caller& caller, const NodePtr& node, const Continue& c,
                Writer* writer) {
   const double start = tool::seconds();
-  Prompted p = resume(service, node);
+  Prompted p = resume(service, caller, node);
   p.operation = {{"name", c.draw.choose        ? "choose"
                           : c.retry            ? "retry"
                           : !c.message.empty() ? "messages"
@@ -171,7 +171,8 @@ Response fork_state(Service& service, const Request& request, const Parts& parts
   const NodePtr node = node_of(service, request, parts);
   const Json body = body_of(request);
   Fields(body, "").finish();
-  return made(service, request, node, {{"name", "fork"}}, service.states.open(node, nullptr), true);
+  return made(service, request, node, {{"name", "fork"}},
+              service.open(service.caller(request), node), true);
 }
 
 Response rewind_state(Service& service, const Request& request, const Parts& parts) {
@@ -183,7 +184,7 @@ Response rewind_state(Service& service, const Request& request, const Parts& par
   f.finish();
   if (tokens.has_value() == message.has_value())
     refuse("/tokens", "one of tokens and message", tokens ? "both" : "neither", "missing_field");
-  Session session = service.states.open(node, nullptr);
+  Session session = service.open(service.caller(request), node);
   if (tokens) {
     session.rewind(*tokens);
     return made(service, request, node, {{"name", "rewind"}, {"tokens", *tokens}},
@@ -213,7 +214,7 @@ Response prune_state(Service& service, const Request& request, const Parts& part
   o.keep_last = *last;
   o.shift = f.boolean("shift").value_or(false);
   f.finish();
-  Session session = service.states.open(node, nullptr);
+  Session session = service.open(service.caller(request), node);
   const int64_t pruned = session.prune(o);
   return made(
       service, request, node,
@@ -230,7 +231,7 @@ Response edit_state(Service& service, const Request& request, const Parts& parts
   const std::string content = f.required_text("content");
   f.finish();
   return answer_at_once(service, request, [&](const Caller& caller) {
-    Prompted p = resume(service, node);
+    Prompted p = resume(service, caller, node);
     Conversation* conversation = p.talk.conversation();
     if (conversation == nullptr)
       throw RequestError(400, "not_a_conversation", "expected a conversation, found raw text");
@@ -254,9 +255,10 @@ Response edit_state(Service& service, const Request& request, const Parts& parts
 
 namespace {
 
+// Computed again by the passes that all share, so that it takes nobody's pace.
 Json verified(Service& service, const Caller& caller, const NodePtr& node, Writer* writer) {
   const double start = tool::seconds();
-  Session session = service.states.open(node, nullptr);
+  Session session = service.open(caller, node);
   const State& found = session.state();
   if (const auto limit = replay_limit(found))
     throw RequestError(
@@ -264,11 +266,19 @@ Json verified(Service& service, const Caller& caller, const NodePtr& node, Write
         fmt::format("expected a state that its tokens give, found an edit at position {}: {}",
                     limit->position, limit->reason));
   const int64_t of = found.transcript_size();
-  const auto progress = [&](int64_t done) {
-    if (writer != nullptr) writer->event({{"done", done}, {"of", of}});
-    if (caller.gone()) throw Cancelled();
+  int64_t before = 0, told = -1;
+  const auto tell = [&](int64_t done) {
+    if (writer == nullptr || before + done == told) return;
+    told = before + done;
+    writer->event({{"done", told}, {"of", of}});
   };
-  Session again = replay(service.model, found, service.session, progress);
+  const auto append = [&](Session& s, std::span<const int32_t> ids) {
+    service.engine.process(std::vector<BatchEntry>{{&s, ids}}, caller.gone, tell);
+    before += static_cast<int64_t>(ids.size());
+    tell(0);
+  };
+  Session again = replay(service.model, found, service.session, nullptr, append);
+  service.verified_tokens += of;
   const auto difference = first_difference(again.state(), found);
   const StateDigests digests = digests_of(again);
   const bool same =

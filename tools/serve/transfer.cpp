@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 
 #include "stet/base/error.hpp"
 #include "stet/files/file.hpp"
@@ -30,43 +31,79 @@ class TemporaryDirectory {
   std::string path_;
 };
 
+// The state of ?over=, as a full snapshot in a file of its own; null where none is asked for.
+std::unique_ptr<Snapshot> parent_of(Service& service, const Caller& caller, const Request& request,
+                                    const TemporaryDirectory& directory) {
+  const std::string id = request.query_or("over", "");
+  if (id.empty()) return nullptr;
+  const NodePtr node = service.states.find(caller.client, id, "?over");
+  Session session = service.open(caller, node);
+  // By this name a client has it, where it keeps what it downloads.
+  const std::string path = directory / (node->id + ".stet").c_str();
+  SaveOptions save;
+  save.tokenizer = service.tokenizer.get();
+  Snapshot::save(session, path, save);
+  return std::make_unique<Snapshot>(Snapshot::open(path));
+}
+
 }  // namespace
 
 // A recipe is computed here, so its state is as good as any; what came as keys and values is not,
-// until it was verified.
+// until it was verified. A delta says what its parent has to be.
 Response upload_state(Service& service, const Request& request, const Parts&) {
   if (request.body.empty())
     throw RequestError(400, "empty_body", "expected the bytes of a snapshot, found none");
-  const Snapshot snapshot =
+  Snapshot snapshot =
       Snapshot::parse(std::as_bytes(std::span(request.body)), "the uploaded snapshot");
   const SnapshotForm form = snapshot.meta().form;
-  if (form == SnapshotForm::delta)
-    throw RequestError(
-        400, "unsupported_form",
-        "expected a full snapshot or a recipe, found a delta, which needs another file");
+  const bool over = !request.query_or("over", "").empty();
+  if (form == SnapshotForm::delta && !over)
+    refuse("?over",
+           "the id of the state that this delta was made over, " +
+               printable(snapshot.meta().parent, 80),
+           "nothing", "missing_field");
+  if (form != SnapshotForm::delta && over)
+    refuse("?over", "a delta with it", snapshot_form_name(form));
   RestoreOptions how;
   how.session = service.session;
   how.tokenizer = service.tokenizer.get();
   how.map = false;
   how.check = true;
   return answer_at_once(service, request, [&](const Caller& caller) {
+    const TemporaryDirectory directory;
+    const std::unique_ptr<Snapshot> parent = parent_of(service, caller, request, directory);
+    if (parent != nullptr) {
+      if (parent->state_name() != snapshot.meta().parent)
+        refuse("?over",
+               "the state that this delta was made over, " + printable(snapshot.meta().parent, 80),
+               parent->state_name());
+      snapshot.find_parents(parent->path());
+    }
+    how.append = service.appender(caller);
     Session session = snapshot.restore(service.model, how);
-    return service.states.json(
-        service.states.add(caller.client, "", {{"name", "upload"}}, std::move(session),
-                           form == SnapshotForm::recipe ? Origin::verified : Origin::uploaded));
+    return service.states.json(service.states.add(
+        caller.client, request.query_or("over", ""), {{"name", "upload"}}, std::move(session),
+        form == SnapshotForm::recipe ? Origin::verified : Origin::uploaded));
   });
 }
 
 Response download_state(Service& service, const Request& request, const Parts& parts) {
   const NodePtr node = node_of(service, request, parts);
-  const std::string name = request.query_or("form", "full");
+  const std::string over = request.query_or("over", ""),
+                    name = request.query_or("form", over.empty() ? "full" : "delta");
   const auto form = parse_snapshot_form(name);
-  if (!form || *form == SnapshotForm::delta) refuse("?form", "full or recipe", printable(name, 40));
-  Session session = service.states.open(node, nullptr);
+  if (!form) refuse("?form", "full, recipe or delta", printable(name, 40));
+  if ((*form == SnapshotForm::delta) != !over.empty())
+    refuse("?over", "the id of a state with form=delta, and with no other form",
+           over.empty() ? "nothing" : printable(over, 60));
+  const Caller caller = service.caller(request);
+  Session session = service.open(caller, node);
   const TemporaryDirectory directory;
+  const std::unique_ptr<Snapshot> parent = parent_of(service, caller, request, directory);
   SaveOptions save;
   save.form = *form;
   save.tokenizer = service.tokenizer.get();
+  save.parent = parent.get();
   Snapshot::save(session, directory / "s.stet", save);
   const FileContent content = read_file_to_memory(directory / "s.stet");
   Response r;

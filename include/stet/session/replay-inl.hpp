@@ -9,7 +9,8 @@ namespace stet {
 
 // Tokens were only ever appended, so the transcript is what was appended, in order.
 inline Session replay(std::shared_ptr<const Model> model, const State& state,
-                      const SessionOptions& options, const Progress& progress) {
+                      const SessionOptions& options, const Progress& progress,
+                      const Appender& append) {
   if (!state.edits.empty()) {
     throw Error(ErrorKind::argument, "", "edits",
                 "none: a state whose keys or values were edited cannot be computed again",
@@ -25,8 +26,13 @@ inline Session replay(std::shared_ptr<const Model> model, const State& state,
                   std::to_string(end));
     }
     const std::span<const int32_t> next = rest.first(static_cast<size_t>(end - from));
-    session.append(next, nullptr, nullptr,
-                   progress ? [&](int64_t done) { progress(from + done); } : Progress());
+    const auto told = [&](int64_t done) { progress(from + done); };
+    if (!append) {
+      session.append(next, nullptr, nullptr, progress ? Progress(told) : Progress());
+    } else if (!next.empty()) {
+      append(session, next);
+      if (progress) progress(end);
+    }
     rest = rest.subspan(next.size());
   };
   auto next_change = state.interventions.begin();

@@ -223,11 +223,16 @@ struct BatchEntry {
 // tokens"). Whatever is thrown, all sessions are as they were.
 void append(std::span<const BatchEntry> batch);
 
+// Has tokens processed in place of Session::append: by passes that others share, say.
+using Appender = std::function<void(Session& session, std::span<const int32_t> ids)>;
+
 // A session in which the tokens of a state were processed again from nothing, with its prunes where
 // they were made. `state` need not have keys, values or logits; its generation state is taken over.
-// Throws an argument Error for a state with edits.
+// With `append`, `progress` hears of what lies between two changes at once. Throws an argument
+// Error for a state with edits.
 Session replay(std::shared_ptr<const Model> model, const State& state,
-               const SessionOptions& options, const Progress& progress = nullptr);
+               const SessionOptions& options, const Progress& progress = nullptr,
+               const Appender& append = nullptr);
 
 }  // namespace stet
 

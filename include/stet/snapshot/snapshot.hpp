@@ -110,6 +110,8 @@ struct RestoreOptions {
   bool trust = false;  // take blocks as they are, damaged or not: to compare them
   // Compute everything again from the tokens, under a model or contract other than the saved one.
   bool replay = false;
+  // By what all tokens of a state are computed again; null: by the session alone.
+  Appender append = nullptr;
 };
 
 // How a restored session came about.

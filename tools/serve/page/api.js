@@ -24,6 +24,7 @@ async function ask(method, path, body, signal) {
       tell(true);
       if (method !== "GET") throw new Error("The server did not answer.");
       await wait(pause);
+      signal?.throwIfAborted();
     }
   }
 }
@@ -31,13 +32,15 @@ async function ask(method, path, body, signal) {
 async function checked(answer) {
   if (answer.ok) return answer;
   let message = answer.statusText;
-  try { message = (await answer.json()).error.message; } catch { /* no JSON: the status says what there is */ }
+  let param = null;
+  try { ({ message, param } = (await answer.json()).error); } catch { /* no JSON: the status says what there is */ }
   const error = new Error(message);
+  error.param = param;
   error.status = answer.status;
   throw error;
 }
 
-export const get = async (path) => (await checked(await ask("GET", path))).json();
+export const get = async (path, signal) => (await checked(await ask("GET", path, undefined, signal))).json();
 export const post = async (path, body, signal) => (await checked(await ask("POST", path, body ?? {}, signal))).json();
 export const patch = async (path, body) => (await checked(await ask("PATCH", path, body))).json();
 export const remove = async (path) => (await checked(await ask("DELETE", path))).json();
@@ -64,4 +67,5 @@ export async function* events(path, body, signal) {
   }
 }
 
-export const upload = async (file) => (await checked(await ask("POST", "/v1/states/upload", file))).json();
+// `over`: the state that a delta was made over.
+export const upload = async (file, over) => (await checked(await ask("POST", "/v1/states/upload" + (over ? "?over=" + over : ""), file))).json();

@@ -24,11 +24,12 @@ export function askFor(title, fields) {
   return new Promise((done) => dialog.addEventListener("close", () => {
     if (dialog.returnValue !== "ok") return done(null);
     const values = {};
-    for (const input of place.querySelectorAll("input, textarea")) values[input.name] = input.type === "checkbox" ? input.checked : input.value;
+    for (const input of place.querySelectorAll("input, textarea, select")) values[input.name] = input.type === "checkbox" ? input.checked : input.value;
     done(values);
   }, { once: true }));
 }
 
+export const visible = (text) => text.replaceAll("\n", "⏎").replaceAll(" ", "·") || "∅";
 export const bytesText = (n) => n >= 1e9 ? (n / 1e9).toFixed(1) + " GB" : n >= 1e6 ? (n / 1e6).toFixed(1) + " MB" : Math.round(n / 1e3) + " KB";
 export const percent = (p) => p >= 0.9995 ? "100 %" : (100 * p).toFixed(1) + " %";
 

@@ -1,11 +1,10 @@
 // What a state is: the next token, its tokens, its elements, its keys and values, and how it differs from another.
 import { get } from "/page/api.js";
-import { $, make, percent } from "/page/dom.js";
+import { $, make, percent, visible } from "/page/dom.js";
+import { inside, patching } from "/page/inside.js";
 
-const visible = (text) => text.replaceAll("\n", "⏎").replaceAll(" ", "·") || "∅";
-
-async function next(state, handlers) {
-  const { data } = await get(`/v1/states/${state.id}/top?n=25`);
+async function next(state, signal, handlers) {
+  const { data } = await get(`/v1/states/${state.id}/top?n=25`, signal);
   const best = Math.max(...data.map((c) => Math.exp(c.logprob)));
   return [make("p", {}, "The likeliest next tokens, by the model. Choose one to go on with it."), ...data.map((c) => {
     const p = Math.exp(c.logprob), part = make("span", { className: "part" });
@@ -17,8 +16,8 @@ async function next(state, handlers) {
   })];
 }
 
-async function tokens(state, handlers) {
-  const { data } = await get(`/v1/states/${state.id}/tokens?logprobs=true`);
+async function tokens(state, signal, handlers) {
+  const { data } = await get(`/v1/states/${state.id}/tokens?logprobs=true`, signal);
   const place = make("div", { className: "tokens" });
   for (const t of data) {
     const p = t.logprob === null ? null : Math.exp(t.logprob);
@@ -30,8 +29,8 @@ async function tokens(state, handlers) {
   return [make("p", {}, "Green was likely, red was not. A click rewinds to before that token."), place];
 }
 
-async function elements(state) {
-  const whole = await get("/v1/states/" + state.id);
+async function elements(state, signal) {
+  const whole = await get("/v1/states/" + state.id, signal);
   const rows = [["digest", whole.digest], ["id", whole.id], ...whole.elements.map((e) => [e.name, e.value])];
   return [make("table", {}, make("tbody", {}, ...rows.map(([name, value]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, value)))))];
 }
@@ -50,10 +49,10 @@ function paint(canvas, values, width) {
   context.putImageData(image, 0, 0);
 }
 
-async function keysAndValues(state) {
+async function keysAndValues(state, signal) {
   const place = make("div");
   const draw = async () => {
-    const kv = await get(`/v1/states/${state.id}/kv?layer=${heat.layer}&head=${heat.head}&what=${heat.what}`);
+    const kv = await get(`/v1/states/${state.id}/kv?layer=${heat.layer}&head=${heat.head}&what=${heat.what}`, signal);
     const choice = (name, count) => {
       const select = make("select", { ariaLabel: name }, ...Array.from({ length: count }, (_, i) => make("option", { value: i, selected: i === heat[name] }, `${name} ${i}`)));
       select.addEventListener("change", () => { heat[name] = Number(select.value); draw(); });
@@ -87,16 +86,35 @@ function compared(result) {
     make("div", { className: "sides" }, make("b", {}, a), make("b", {}, b), text(diff.text_a), text(diff.text_b))];
 }
 
-let latest = 0;
+// Only where both have as many tokens, so that each has one that it can be compared with.
+function withPatching(result, shown, signal) {
+  if (!result || result.diff.equal || result.diff.tokens.a !== result.diff.tokens.b) return shown;
+  const place = make("div"), button = make("button", {}, "Where is the difference kept?");
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    try {
+      place.replaceChildren(...await patching(result.ids[0], result.ids[1], signal));
+    } catch (error) {
+      if (error.name !== "AbortError") place.replaceChildren(make("p", {}, error.message));
+    }
+  });
+  place.append(button);
+  return [...shown, place];
+}
+
+let latest = 0, running = null;
 
 // What was asked for last is what stands there, whichever answer comes first.
 export async function look(kind, state, handlers, comparison) {
   const turn = ++latest;
+  running?.abort(); // what nobody waits for is not computed
+  running = new AbortController();
+  const { signal } = running;
   for (const tab of document.querySelectorAll("[data-look]")) tab.setAttribute("aria-selected", tab.dataset.look === kind);
   if (!state && kind !== "diff") return $("panel").replaceChildren(make("p", {}, "No state yet."));
-  const ways = { next, tokens, elements, heat: keysAndValues };
+  const ways = { next, tokens, elements, heat: keysAndValues, inside };
   try {
-    const shown = kind === "diff" ? compared(comparison) : await ways[kind](state, handlers);
+    const shown = kind === "diff" ? withPatching(comparison, compared(comparison), signal) : await ways[kind](state, signal, handlers);
     if (turn === latest) $("panel").replaceChildren(...shown);
   } catch (error) {
     if (turn === latest) $("panel").replaceChildren(make("p", {}, error.message));

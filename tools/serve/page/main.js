@@ -165,7 +165,12 @@ const operations = {
   },
   pin: () => made(patch(path(), { pinned: !state().pinned }), state().pinned ? "no longer pinned" : "pinned: it stays in memory"),
   async save() {
-    const link = make("a", { href: URL.createObjectURL(await download(path("/snapshot"))), download: (state().name ?? state().id) + ".stet" });
+    const parent = page.states.find((s) => s.id === state().parent);
+    const forms = [["", "all of it"], ...(parent ? [["?form=delta&over=" + parent.id, "what its parent does not have"]] : []), ["?form=recipe", "its tokens alone"]];
+    const select = make("select", { name: "form" }, ...forms.map(([value, text]) => make("option", { value }, text)));
+    const v = await askFor("Save to a file", [make("label", {}, "What", select)]);
+    if (!v) return;
+    const link = make("a", { href: URL.createObjectURL(await download(path("/snapshot" + v.form))), download: (state().name ?? state().id) + ".stet" });
     link.click();
     URL.revokeObjectURL(link.href);
     say("saved: stet resume goes on with it");
@@ -180,11 +185,12 @@ const operations = {
 
 const handlers = {
   go: (id) => attempt(() => show(id)),
+  fork: (id) => attempt(async () => { page.current = id; await operations.fork(); focusPane("talk"); }),
   choose: (id) => attempt(async () => finished(await post(path("/continue"), { n: 1, choose: id }))),
   rewindTo: (tokens) => attempt(() => made(post(path("/rewind"), { tokens }), `rewound to ${tokens} tokens`)),
   compare: (a, b) => attempt(async () => {
     const short = (id) => { const s = page.states.find((x) => x.id === id); return s?.name ?? s?.excerpt ?? id; };
-    page.comparison = { diff: await get(path("/diff/" + b, a)), a: short(a), b: short(b) };
+    page.comparison = { diff: await get(path("/diff/" + b, a)), a: short(a), b: short(b), ids: [a, b] };
     page.kind = "diff";
     await look("diff", state(), handlers, page.comparison);
     focusPane("look");
@@ -231,7 +237,11 @@ async function beginText() {
 
 async function upload(file) {
   if (!file) return;
-  const { id } = await uploadFile(file);
+  const { id } = await uploadFile(file).catch((error) => {
+    const parent = error.param === "?over" && page.states.find((s) => error.message.includes(s.digest));
+    if (!parent) throw error;
+    return uploadFile(file, parent.id);
+  });
   await show(id);
   say("loaded: Verify computes it again");
 }
@@ -261,12 +271,25 @@ function keys(e) {
 }
 
 function help() {
-  const rows = [["↑ ↓ Enter", "walk the tree, go to a state"], ["/", "say something"], [".", "one token"], ["u", "undo: the parent"], ["Esc", "stop a reply"], ...Object.entries(kKeys)];
+  const rows = [["drag", "a state onto another: compare; onto the conversation: fork"], ["↑ ↓ Enter", "walk the tree, go to a state"], ["/", "say something"], [".", "one token"], ["u", "undo: the parent"], ["Esc", "stop a reply"], ...Object.entries(kKeys)];
   askFor("Keys", [make("table", {}, ...rows.map(([key, what]) => make("tr", {}, make("td", {}, make("kbd", {}, key)), make("td", {}, what))))]);
+}
+
+// A state that is dragged onto the conversation goes on there by another way.
+function dropsFork(place) {
+  place.addEventListener("dragover", (e) => { e.preventDefault(); place.classList.add("over"); });
+  place.addEventListener("dragleave", () => place.classList.remove("over"));
+  place.addEventListener("drop", (e) => {
+    e.preventDefault();
+    place.classList.remove("over");
+    const id = e.dataTransfer.getData("text/plain");
+    if (page.states.some((s) => s.id === id)) handlers.fork(id);
+  });
 }
 
 function wire() {
   treeKeys(handlers);
+  dropsFork($("talk"));
   document.addEventListener("keydown", keys);
   for (const b of document.querySelectorAll("#operations button")) b.addEventListener("click", () => attempt(operations[b.dataset.do]));
   for (const b of document.querySelectorAll("[data-look]")) b.addEventListener("click", () => { page.kind = b.dataset.look; look(page.kind, state(), handlers, page.comparison); });
