@@ -21,12 +21,11 @@ bool within(double x, double y, double tolerance) {
   return std::abs(x - y) <= tolerance * std::max(1.0, std::abs(x));
 }
 
-// With the bits as they are stored.
-std::string number_text(KvType type, const std::byte* at) {
+// With the bits as they are stored, in so many bytes.
+std::string number_text(float x, const void* at, size_t bytes) {
   uint32_t bits = 0;
-  std::memcpy(&bits, at,
-              type == KvType::f32 ? 4 : 2);  // the lower half, on a little-endian machine
-  return fmt::format("{} (bits {:x})", read_element(type, at), bits);
+  std::memcpy(&bits, at, bytes);  // the lower ones, on a little-endian machine
+  return fmt::format("{} (bits {:x})", x, bits);
 }
 
 class DeviationSum {
@@ -49,23 +48,36 @@ class DeviationSum {
 
 // Keys, or values, of one head of one layer in one block.
 struct HeadView {
-  KvType type;
-  size_t element_size;
+  const KvShape& shape;
+  bool key;
   const std::byte* data;
 
-  const std::byte* at(int64_t i) const { return data + static_cast<size_t>(i) * element_size; }
+  // As float32, [head_dim].
+  void read(int64_t slot, std::vector<float>& x) const { read_row(shape, key, data, slot, x); }
+  // One of them, x, with what is stored of it: of q8 the integer and the scale.
+  std::string text(int64_t slot, int64_t d, float x) const {
+    const int64_t i = key ? d * kBlockPositions + slot : slot * shape.head_dim + d;
+    const std::byte* const at = data + static_cast<size_t>(i) * shape.element_size();
+    if (shape.type != KvType::q8) return number_text(x, at, shape.element_size());
+    float scale;
+    std::memcpy(&scale, data + shape.elements_bytes() + static_cast<size_t>(slot) * sizeof scale,
+                sizeof scale);
+    return fmt::format("{} ({} x {})", x, static_cast<int>(*at) - (static_cast<int>(*at) & 128) * 2,
+                       scale);
+  }
 };
 
 HeadView head_of(const KvShape& shape, const std::byte* block, bool key, int64_t layer,
                  int64_t head) {
-  return {shape.type, shape.element_size(),
-          block + (key ? shape.k_offset(layer, head) : shape.v_offset(layer, head))};
+  return {shape, key, block + shape.offset(key, layer, head)};
 }
 
 class KvComparer {
  public:
   KvComparer(const KvCache& a, const KvCache& b, double tolerance)
-      : a_(a), b_(b), tolerance_(tolerance), sums_(static_cast<size_t>(a.shape().layers) * 2) {}
+      : a_(a), b_(b), tolerance_(tolerance), sums_(static_cast<size_t>(a.shape().layers) * 2) {
+    for (std::vector<float>& row : rows_) row.resize(static_cast<size_t>(a.shape().head_dim));
+  }
 
   KvDifferences compare() {
     const int64_t positions = std::min(a_.size(), b_.size());
@@ -98,36 +110,30 @@ class KvComparer {
     const int64_t dims = a_.shape().head_dim;
     DeviationSum& sum = sums_[static_cast<size_t>(at.layer) * 2 + key];
     sum.count(std::popcount(slots) * dims);
-    if (mine.type == theirs.type &&
+    if (mine.shape.type == theirs.shape.type &&
         (mine.data == theirs.data ||
          std::memcmp(mine.data, theirs.data, a_.shape().head_bytes()) == 0))
       return;
     for (; slots != 0; slots &= slots - 1) {
       const int64_t slot = std::countr_zero(slots);
+      mine.read(slot, rows_[0]);
+      theirs.read(slot, rows_[1]);
       for (int64_t d = 0; d < dims; ++d) {
-        const int64_t i = key ? d * kBlockPositions + slot : slot * dims + d;
-        const float x = read_element(mine.type, mine.at(i)),
-                    y = read_element(theirs.type, theirs.at(i));
+        const float x = rows_[0][static_cast<size_t>(d)], y = rows_[1][static_cast<size_t>(d)];
         if (same_bits(x, y)) continue;
         sum.add(static_cast<double>(y) - x);
         if (tolerance_ > 0 && within(x, y, tolerance_)) continue;
         std::optional<Difference>& first = first_[key];
         if (first && first->position <= at.position + slot) continue;
-        first = Difference{key ? "key" : "value",
-                           at.position + slot,
-                           at.layer,
-                           at.head,
-                           d,
-                           number_text(mine.type, mine.at(i)),
-                           number_text(theirs.type, theirs.at(i)),
-                           x,
-                           y};
+        first = Difference{key ? "key" : "value", at.position + slot,      at.layer, at.head, d,
+                           mine.text(slot, d, x), theirs.text(slot, d, y), x,        y};
       }
     }
   }
 
   const KvCache &a_, &b_;
   const double tolerance_;
+  std::vector<float> rows_[2];          // a key or value of each
   std::optional<Difference> first_[2];  // of values, of keys
   std::vector<DeviationSum> sums_;      // of each layer: of values, of keys
 };
@@ -150,9 +156,7 @@ std::optional<Difference> first_logit(std::span<const float> a, std::span<const 
                                       double tolerance) {
   for (size_t i = 0; i < a.size(); ++i) {
     if (same_bits(a[i], b[i]) || (tolerance > 0 && within(a[i], b[i], tolerance))) continue;
-    const auto text = [](const float& x) {
-      return number_text(KvType::f32, reinterpret_cast<const std::byte*>(&x));
-    };
+    const auto text = [](const float& x) { return number_text(x, &x, sizeof x); };
     return Difference{"logit",    -1,         -1,   -1,  static_cast<int64_t>(i),
                       text(a[i]), text(b[i]), a[i], b[i]};
   }

@@ -1,5 +1,6 @@
 #include "stet/kernels/numbers.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -74,7 +75,71 @@ void write_elements(KvType type, std::span<const float> x, std::byte* to, size_t
       return write_all<uint16_t>(x, to, stride, round_bf16);
     case KvType::f16:
       return write_all<uint16_t>(x, to, stride, round_f16);
+    case KvType::q8:
+      return;  // write_row
   }
+}
+
+namespace {
+
+// [head_dim] int8, a stride apart, and their scale.
+struct Int8Row {
+  int8_t* q;
+  size_t stride;
+  std::byte* scale;
+
+  Int8Row(const KvShape& shape, bool key, std::byte* part, int64_t slot)
+      : q(reinterpret_cast<int8_t*>(part) + (key ? slot : slot * shape.head_dim)),
+        stride(key ? kBlockPositions : 1),
+        scale(part + shape.elements_bytes() + static_cast<size_t>(slot) * sizeof(float)) {}
+};
+
+// Adding and taking away 1.5 x 2^23 rounds to an integer, to nearest even.
+int8_t round_int8(float x) {
+  constexpr float kOnes = 0x1.8p23f;
+  return static_cast<int8_t>(static_cast<int32_t>((x + kOnes) - kOnes));
+}
+
+void write_int8(std::span<const float> x, const Int8Row& row) {
+  uint32_t top = 0;  // magnitudes are in the order of their bits, infinity and NaN last
+  for (const float f : x) top = std::max(top, std::bit_cast<uint32_t>(f) & 0x7FFFFFFFu);
+  const float a = std::bit_cast<float>(top);
+  const bool finite = top < 0x7F800000u, zero = !finite || a < 0x1p-100f;
+  const float factor = zero ? 0.0f : 127.0f / a;
+  const float scale = !finite ? std::bit_cast<float>(0x7FC00000u) : zero ? 0.0f : a / 127.0f;
+  for (size_t i = 0; i < x.size(); ++i)
+    row.q[i * row.stride] = zero ? int8_t{0} : round_int8(x[i] * factor);
+  std::memcpy(row.scale, &scale, sizeof scale);
+}
+
+void read_int8(const Int8Row& row, std::span<float> x) {
+  float scale;
+  std::memcpy(&scale, row.scale, sizeof scale);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(row.q[i * row.stride]) * scale;
+}
+
+// Where a row of a floating-point type begins.
+size_t first_byte(const KvShape& shape, bool key, int64_t slot) {
+  return static_cast<size_t>(key ? slot : slot * shape.head_dim) * shape.element_size();
+}
+
+}  // namespace
+
+void read_row(const KvShape& shape, bool key, const std::byte* part, int64_t slot,
+              std::span<float> x) {
+  if (shape.type == KvType::q8)
+    return read_int8({shape, key, const_cast<std::byte*>(part), slot}, x);
+  read_elements(shape.type, part + first_byte(shape, key, slot), key ? kBlockPositions : 1, x);
+}
+
+void write_row(const KvShape& shape, bool key, std::span<const float> x, std::byte* part,
+               int64_t slot) {
+  if (shape.type == KvType::q8) return write_int8(x, {shape, key, part, slot});
+  write_elements(shape.type, x, part + first_byte(shape, key, slot), key ? kBlockPositions : 1);
+}
+
+void multiply(std::span<float> x, std::span<const float> by) {
+  for (size_t i = 0; i < x.size(); ++i) x[i] *= by[i];
 }
 
 std::optional<size_t> find_not_finite(std::span<const float> x) {

@@ -272,18 +272,21 @@ inline float contract_tanh(float x) {
   return y;
 }
 
-// A query against one block: k[head_dim][64], v[64][ldv], positions whose bit of `mask` is set.
+// A query against one block: k[head_dim][64], v[64][ldv], positions whose bit of `mask` is set; of
+// q8 with the scales of positions.
 struct PlainPart {
   float m, l;
   std::vector<float> o;  // [head_dim]
 };
 inline PlainPart plain_attend(const float* q, const float* k, const float* v, size_t head_dim,
-                              size_t ldv, uint64_t mask, float scale, float softcap) {
+                              size_t ldv, uint64_t mask, float scale, float softcap,
+                              const float* k_scale = nullptr, const float* v_scale = nullptr) {
   float score[64], lanes[16] = {}, p[64] = {};
   PlainPart part{-kInf, 0, std::vector<float>(head_dim, 0.0f)};
   for (size_t t = 0; t < 64; ++t) {
     float chain = 0;
     for (size_t d = 0; d < head_dim; ++d) chain = std::fma(q[d], k[d * 64 + t], chain);
+    if (k_scale != nullptr) chain *= k_scale[t];
     score[t] = chain * scale;
     if (softcap != 0) score[t] = softcap * contract_tanh(score[t] / softcap);
     if (mask >> t & 1 && score[t] > part.m) part.m = score[t];
@@ -293,6 +296,7 @@ inline PlainPart plain_attend(const float* q, const float* k, const float* v, si
     lanes[t % 16] += p[t];
   }
   part.l = plain_tree(lanes);
+  for (size_t t = 0; v_scale != nullptr && t < 64; ++t) p[t] *= v_scale[t];
   for (size_t d = 0; d < head_dim; ++d) {
     for (size_t t = 0; t < 64; ++t) {
       if (mask >> t & 1) part.o[d] = std::fma(p[t], v[t * ldv + d], part.o[d]);

@@ -174,8 +174,9 @@ class Snapshot:
         self.contents = [get("CONTENT")[i:i + 32] for i in range(0, len(get("CONTENT")), 32)]
         kv = self.meta["kv"]
         self.kv_type, self.layers, self.heads, self.head_dim = (kv[k] for k in ("type", "layers", "heads", "head_dim"))
-        self.element = 4 if self.kv_type == "f32" else 2
-        self.head_bytes = self.head_dim * POSITIONS * self.element
+        self.element = {"f32": 4, "q8": 1}.get(self.kv_type, 2)
+        self.scales = self.head_dim * POSITIONS * self.element  # of q8: 64 float32 behind the elements
+        self.head_bytes = self.scales + (4 * POSITIONS if self.kv_type == "q8" else 0)
         self.layer_bytes = self.heads * 2 * self.head_bytes
         self.block_bytes = -(-self.layers * self.layer_bytes // PAGE) * PAGE
         self.fingerprint = self.meta["fingerprints"][-1]["digest"]
@@ -240,10 +241,15 @@ class Snapshot:
         if block is None:
             return None
         t, at = position % POSITIONS, (layer * self.heads + head) * 2 * self.head_bytes
+        if what != "key":
+            at += self.head_bytes
+        scale = struct.unpack_from("<f", block, at + self.scales + 4 * t)[0] if self.kv_type == "q8" else None
         if what == "key":
             offsets = [at + (d * POSITIONS + t) * self.element for d in range(self.head_dim)]
         else:
-            offsets = [at + self.head_bytes + (t * self.head_dim + d) * self.element for d in range(self.head_dim)]
+            offsets = [at + (t * self.head_dim + d) * self.element for d in range(self.head_dim)]
+        if scale is not None:  # the product of an int8 and a float32 has 32 bits: rounded once
+            return [struct.unpack("<f", struct.pack("<f", struct.unpack_from("<b", block, o)[0] * scale))[0] for o in offsets]
         if self.kv_type == "bf16":
             return [struct.unpack("<f", b"\0\0" + block[o:o + 2])[0] for o in offsets]
         return [struct.unpack_from(ELEMENTS[self.kv_type], block, o)[0] for o in offsets]

@@ -36,6 +36,16 @@ struct Scene {
   }
 };
 
+// Of one key or value, x becomes the integers, by the formula of kv_block.hpp in the steps that it
+// names. Returns the scale.
+float quantized(float* x, size_t n) {
+  float a = 0;
+  for (size_t i = 0; i < n; ++i) a = std::max(a, std::fabs(x[i]));
+  const float factor = 127.0f / a;
+  for (size_t i = 0; i < n; ++i) x[i] = static_cast<float>(std::nearbyint(double{x[i] * factor}));
+  return a / 127.0f;
+}
+
 float stored(KvType type, float x) {
   return type == KvType::f32    ? x
          : type == KvType::bf16 ? widen_bf16(round_bf16(x))
@@ -50,6 +60,7 @@ Rows rows_of(std::vector<float>& memory, size_t width) {
 struct Sequence {
   Scene s;
   std::vector<float> q, k, v;  // q[count][heads][head_dim]; k, v[positions][kv_heads][head_dim]
+  std::vector<float> k_scale, v_scale;  // [positions][kv_heads], of q8, whose k and v are integers
   KvCache cache;
 
   explicit Sequence(const Scene& setup)
@@ -68,8 +79,18 @@ struct Sequence {
       store_kv(t, pass, 1, rows_of(k, s.kv_width()), rows_of(v, s.kv_width()));
     });
     KvWriter(cache).commit(s.positions);
+    if (s.type == KvType::q8) {
+      for (size_t i = 0; i < k.size(); i += s.head_dim) {
+        k_scale.push_back(quantized(k.data() + i, s.head_dim));
+        v_scale.push_back(quantized(v.data() + i, s.head_dim));
+      }
+      return;
+    }
     for (float& x : k) x = stored(s.type, x);
     for (float& x : v) x = stored(s.type, x);
+  }
+  float scale_of(const std::vector<float>& scales, int64_t position, size_t head) const {
+    return scales.empty() ? 1 : scales[static_cast<size_t>(position) * s.kv_heads + head];
   }
   const float* key(int64_t position, size_t head) const {
     return k.data() + (static_cast<size_t>(position) * s.kv_heads + head) * s.head_dim;
@@ -122,18 +143,22 @@ std::vector<float> plain(const Sequence& a) {
           a.q.data() + (static_cast<size_t>(query - s.first) * s.heads() + h) * s.head_dim;
       PlainPart sum{-kInf, 0, std::vector<float>(s.head_dim, 0.0f)};
       for (int64_t begin = 0; begin < s.positions; begin += 64) {
-        std::vector<float> k(s.head_dim * 64), v(64 * s.head_dim);
+        std::vector<float> k(s.head_dim * 64), v(64 * s.head_dim), k_scale(64), v_scale(64);
         uint64_t mask = 0;
         for (int64_t t = 0; t < 64 && begin + t < s.positions; ++t) {
           for (size_t d = 0; d < s.head_dim; ++d) {
             k[d * 64 + static_cast<size_t>(t)] = a.key(begin + t, h / s.group)[d];
             v[static_cast<size_t>(t) * s.head_dim + d] = a.value(begin + t, h / s.group)[d];
           }
+          k_scale[static_cast<size_t>(t)] = a.scale_of(a.k_scale, begin + t, h / s.group);
+          v_scale[static_cast<size_t>(t)] = a.scale_of(a.v_scale, begin + t, h / s.group);
           if (s.sees(query, begin + t)) mask |= uint64_t{1} << t;
         }
+        const bool scaled = s.type == KvType::q8;
         if (mask != 0)
-          plain_merge(
-              sum, plain_attend(q, k.data(), v.data(), s.head_dim, s.head_dim, mask, scale, cap));
+          plain_merge(sum, plain_attend(q, k.data(), v.data(), s.head_dim, s.head_dim, mask, scale,
+                                        cap, scaled ? k_scale.data() : nullptr,
+                                        scaled ? v_scale.data() : nullptr));
       }
       for (float o : sum.o) y.push_back(o / sum.l);
     }
@@ -143,13 +168,13 @@ std::vector<float> plain(const Sequence& a) {
 
 // Softmax in float64, and a bound on the error of each output, derived step by step (u = 2^-24,
 // first order made rigorous by gamma and expm1):
-//   score:   chain over d and the scale: E = gamma(d + 1) * scale * sum |q k|
+//   score:   chain over d and the scale: E = gamma(d + 1) * scale * sum |q k|; q8: a scale more
 //            soft cap c tanh(s / c): slope <= 1, two roundings and tanh's 1.371 ULP (<= 2 * 1.371
 //            u): + 5 u |s'|
 //   weight:  exp(score - m), then one factor exp(m - m') for each of B blocks merged. Each has an
 //            argument rounded by u R (R: the largest distance of scores) and exp's 0.94 ULP (<= 2
 //            u), and is multiplied on: 2 u more. eta = expm1(E + (B + 1) (u R + 4 u))
-//   sums:    n weights, in any order: gamma(n + B)
+//   sums:    n weights, in any order: gamma(n + B); q8: each times its value's scale, one more
 // The quotient of two sums of positive weights, each term off by at most those factors, and its
 // rounding:
 //   ((1 + eta)(1 + gamma)(1 + u) / ((1 - eta)(1 - gamma)) - 1) * sum w |v|
@@ -168,13 +193,15 @@ void check_against_float64(const Sequence& a, const std::vector<float>& y) {
         if (!s.sees(query, t)) continue;
         double sum = 0, size = 0;
         for (size_t d = 0; d < s.head_dim; ++d) {
-          const double product = static_cast<double>(q[d]) * a.key(t, h / s.group)[d];
+          const double product = static_cast<double>(q[d]) * a.key(t, h / s.group)[d] *
+                                 a.scale_of(a.k_scale, t, h / s.group);
           sum += product;
           size += std::fabs(product);
         }
         const double raw = sum * scale,
                      capped = s.softcap == 0 ? raw : s.softcap * std::tanh(raw / s.softcap);
-        error = std::max(error, gamma(static_cast<double>(s.head_dim) + 1) * scale * size +
+        const double steps = static_cast<double>(s.head_dim) + (s.type == KvType::q8 ? 2 : 1);
+        error = std::max(error, gamma(steps) * scale * size +
                                     (s.softcap == 0 ? 0 : 5 * kUnit * std::fabs(capped)));
         score.push_back(capped);
         seen.push_back(t);
@@ -184,14 +211,15 @@ void check_against_float64(const Sequence& a, const std::vector<float>& y) {
       ASSERT_LT(range, 80) << "weights must stay normal for the bound to hold";
       const double blocks = static_cast<double>(seen.back() / 64 - seen.front() / 64 + 1);
       const double eta = std::expm1(error + (blocks + 1) * kUnit * (range + 4)),
-                   g = gamma(n + blocks);
+                   g = gamma(n + blocks + (s.type == KvType::q8 ? 1 : 0));
       const double factor = (1 + eta) * (1 + g) * (1 + kUnit) / ((1 - eta) * (1 - g)) - 1;
       double total = 0;
       for (double x : score) total += weight.emplace_back(std::exp(x - *high));
       for (size_t d = 0; d < s.head_dim; ++d, ++at) {
         double expected = 0, size = 0;
         for (size_t i = 0; i < seen.size(); ++i) {
-          const double term = weight[i] / total * a.value(seen[i], h / s.group)[d];
+          const double term = weight[i] / total * a.value(seen[i], h / s.group)[d] *
+                              a.scale_of(a.v_scale, seen[i], h / s.group);
           expected += term;
           size += std::fabs(term);
         }
@@ -222,7 +250,7 @@ TEST_P(AttentionOnEachIsa, Groups) {
 
 TEST_P(AttentionOnEachIsa, HeadDimensions) {
   for (size_t head_dim : {8, 16, 24, 64, 80, 256}) {
-    for (KvType type : {KvType::f32, KvType::bf16, KvType::f16}) {
+    for (KvType type : kKvTypes) {
       check({.kv_heads = 2,
              .group = 2,
              .head_dim = head_dim,
@@ -246,6 +274,23 @@ TEST_P(AttentionOnEachIsa, SlidingWindows) {
              .first = std::max<int64_t>(0, last - 4),
              .window = window,
              .seed = static_cast<uint64_t>(last)},
+            GetParam());
+    }
+  }
+}
+
+// Windows and causal edges cut blocks of q8, too, in decoding and in a prompt.
+TEST_P(AttentionOnEachIsa, EdgesOfQ8) {
+  for (int64_t window : {0, 1, 63, 65, 130}) {
+    for (int64_t first : {0, 100, 139}) {
+      check({.kv_heads = 2,
+             .group = 3,
+             .head_dim = 24,
+             .positions = 140,
+             .first = first,
+             .window = window,
+             .softcap = window == 63 ? 2.0 : 0,
+             .type = KvType::q8},
             GetParam());
     }
   }
@@ -276,7 +321,7 @@ TEST_P(AttentionOnEachIsa, SplitOverThreadsGivesTheSameBits) {
                       .positions = position + 1,
                       .first = position,
                       .window = window,
-                      .type = KvType::bf16,
+                      .type = kv_heads == 2 ? KvType::q8 : KvType::bf16,
                       .seed = group});
           const std::vector<float> one = run({&a}, GetParam(), 1);
           for (int threads : {2, 5})
@@ -395,6 +440,67 @@ TEST(Attention, StoredBytes) {
       EXPECT_EQ(std::memcmp(a.cache.block(b), expected.data(), expected.size()), 0)
           << kv_type_name(type) << ", block " << b;
     }
+  }
+}
+
+// Of q8: integers, then the 64 scales.
+TEST(Attention, StoredBytesOfQ8) {
+  Sequence a({.kv_heads = 2, .group = 1, .head_dim = 8, .positions = 70, .type = KvType::q8});
+  const KvShape& shape = a.cache.shape();
+  ASSERT_EQ(shape.head_bytes(), 8 * 64 + 64 * 4u);
+  for (int64_t b = 0; b < 2; ++b) {
+    std::vector<std::byte> expected(shape.block_bytes(), std::byte{0});
+    for (int64_t position = b * 64; position < std::min<int64_t>(70, b * 64 + 64); ++position) {
+      for (size_t head = 0; head < 2; ++head) {
+        const size_t slot = static_cast<size_t>(position % 64),
+                     k = (2 + head) * 2 * (8 * 64 + 64 * 4), v = k + 8 * 64 + 64 * 4;
+        for (size_t d = 0; d < 8; ++d) {
+          expected[k + d * 64 + slot] =
+              static_cast<std::byte>(static_cast<int8_t>(a.key(position, head)[d]));
+          expected[v + slot * 8 + d] =
+              static_cast<std::byte>(static_cast<int8_t>(a.value(position, head)[d]));
+        }
+        const float scales[] = {a.scale_of(a.k_scale, position, head),
+                                a.scale_of(a.v_scale, position, head)};
+        std::memcpy(expected.data() + k + 8 * 64 + slot * 4, &scales[0], 4);
+        std::memcpy(expected.data() + v + 8 * 64 + slot * 4, &scales[1], 4);
+      }
+    }
+    EXPECT_EQ(std::memcmp(a.cache.block(b), expected.data(), expected.size()), 0) << b;
+  }
+}
+
+// Numbers whose quotients are known, ties to even, and what is no number or next to none.
+TEST(Attention, RowsOfQ8) {
+  const KvShape shape{1, 1, 4, KvType::q8};
+  std::vector<std::byte> part(shape.head_bytes());
+  const auto stored_as = [&](bool key, std::vector<float> x, std::vector<int> q, float scale) {
+    std::fill(part.begin(), part.end(), std::byte{7});
+    write_row(shape, key, x, part.data(), 5);
+    std::vector<std::byte> expected(part.size(), std::byte{7});
+    for (size_t d = 0; d < 4; ++d)
+      expected[key ? d * 64 + 5 : 5 * 4 + d] = static_cast<std::byte>(static_cast<int8_t>(q[d]));
+    std::memcpy(expected.data() + 4 * 64 + 5 * 4, &scale, 4);
+    EXPECT_EQ(part, expected) << x[0];
+    std::vector<float> back(4);
+    read_row(shape, key, part.data(), 5, back);
+    for (size_t d = 0; d < 4; ++d) {
+      if (std::isnan(scale))
+        EXPECT_TRUE(std::isnan(back[d]));
+      else
+        EXPECT_EQ(back[d], static_cast<float>(q[d]) * scale);
+    }
+  };
+  for (const bool key : {true, false}) {
+    stored_as(key, {127, -64.5f, 0.5f, 1.5f}, {127, -64, 0, 2}, 1);
+    stored_as(key, {0, -254, 3, 5}, {0, -127, 2, 2}, 2);
+    stored_as(key, {0, -0.0f, 0, 0}, {0, 0, 0, 0}, 0);
+    stored_as(key, {0x1p-101f, -0x1.8p-101f, 0, 0}, {0, 0, 0, 0}, 0);
+    stored_as(key, {0x1p-100f, 0, 0, 0}, {127, 0, 0, 0}, 0x1p-100f / 127);
+    stored_as(key, {0x1.fffffep127f, 1, 0, 0}, {127, 0, 0, 0}, 0x1.fffffep127f / 127);
+    const float nan = std::bit_cast<float>(0x7FC00000u);
+    for (const float bad : {kNan, -kNan, kInf, -kInf})
+      stored_as(key, {1, bad, 2, 3}, {0, 0, 0, 0}, nan);
   }
 }
 

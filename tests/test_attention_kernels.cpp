@@ -23,8 +23,17 @@ struct BlockCase {
         k(numbers(dim * 64, seed + 1)),
         v(numbers(64 * ldv, seed + 2)) {}
 
-  // Keys and values become numbers that `type` holds.
+  std::vector<float> k_scale, v_scale;  // [64], of q8
+
+  // Keys and values become numbers that `type` holds; q8: integers.
   void round_to(WeightType type) {
+    if (type == WeightType::q8) {
+      k_scale = numbers(64, 31), v_scale = numbers(64, 32);
+      for (std::vector<float>* x : {&k, &v}) {
+        for (float& f : *x) f = std::nearbyint(std::clamp(f * 60, -127.0f, 127.0f));
+      }
+      return;
+    }
     for (std::vector<float>* x : {&k, &v}) {
       for (float& f : *x)
         f = type == WeightType::f32    ? f
@@ -33,7 +42,12 @@ struct BlockCase {
     }
   }
   static Fenced<std::byte> stored(const std::vector<float>& x, WeightType type) {
-    Fenced<std::byte> out(x.size() * (type == WeightType::f32 ? 4 : 2));
+    Fenced<std::byte> out(x.size() * (type == WeightType::f32  ? 4
+                                      : type == WeightType::q8 ? 1
+                                                               : 2));
+    for (size_t i = 0; type == WeightType::q8 && i < x.size(); ++i)
+      out[i] = static_cast<std::byte>(static_cast<int8_t>(x[i]));
+    if (type == WeightType::q8) return out;
     for (size_t i = 0; i < x.size(); ++i) {
       const uint16_t half = type == WeightType::bf16 ? round_bf16(x[i]) : round_f16(x[i]);
       if (type == WeightType::f32)
@@ -56,6 +70,9 @@ struct BlockCase {
       packed[i] = row < n ? q[row * head_dim + i / kTileRows] : kNan;
     }
     AttendBlock block = {keys.data(), values.data(), head_dim, ldv, scale, softcap};
+    const Fenced<float> key_scales(k_scale), value_scales(v_scale);
+    if (type == WeightType::q8)
+      block.k_scale = key_scales.data(), block.v_scale = value_scales.data();
     std::vector<uint64_t> turned(mask.rbegin(), mask.rend());
     const Fenced<uint64_t> masks(mask), others(turned);
     std::vector<float> alone;
@@ -86,8 +103,9 @@ struct BlockCase {
     const size_t n = static_cast<size_t>(rows);
     std::vector<float> out(2 * n + n * ldv);
     for (size_t r = 0; r < n; ++r) {
-      const PlainPart part = plain_attend(q.data() + r * head_dim, k.data(), v.data(), head_dim,
-                                          ldv, mask[r], scale, softcap);
+      const PlainPart part = plain_attend(
+          q.data() + r * head_dim, k.data(), v.data(), head_dim, ldv, mask[r], scale, softcap,
+          k_scale.empty() ? nullptr : k_scale.data(), v_scale.empty() ? nullptr : v_scale.data());
       out[r] = part.m;
       out[n + r] = part.l;
       std::copy(part.o.begin(), part.o.end(), out.begin() + static_cast<int64_t>(2 * n + r * ldv));
@@ -142,10 +160,30 @@ TEST_P(EachIsa, AttendIsTheContractRestated) {
   for (size_t head_dim : {1, 8, 16, 24, 64, 80, 256}) {
     for (int rows : {1, 2, 5, 6}) {
       for (float softcap : {0.0f, 2.5f}) {
-        for (WeightType type : {WeightType::f32, WeightType::bf16, WeightType::f16}) {
+        for (WeightType type :
+             {WeightType::f32, WeightType::bf16, WeightType::f16, WeightType::q8}) {
           ASSERT_NO_FATAL_FAILURE(check(head_dim, rows, softcap, type));
         }
       }
+    }
+  }
+}
+
+// Scales of masked positions may be anything, too.
+TEST_P(EachIsa, MaskedScalesDoNotMatter) {
+  for (float poison : {kNan, kInf, -kInf}) {
+    for (uint64_t hole : kMasks) {
+      BlockCase c(24, 3, 41);
+      c.round_to(WeightType::q8);
+      const std::vector<uint64_t> mask = {~hole, ~hole & 0xFFFFFFFFFFFF0000,
+                                          ~hole & 0x0F0F0F0F0F0F0F0F};
+      const std::vector<float> clean = c.run(k, mask, 0.5f, 0.0f, WeightType::q8);
+      for (size_t t = 0; t < 64; ++t) {
+        if ((hole >> t & 1) != 0) c.k_scale[t] = c.v_scale[t] = poison;
+      }
+      const std::vector<float> poisoned = c.run(k, mask, 0.5f, 0.0f, WeightType::q8);
+      ASSERT_EQ(std::memcmp(clean.data(), poisoned.data(), clean.size() * 4), 0)
+          << poison << ", hole " << hole;
     }
   }
 }

@@ -10,7 +10,6 @@ namespace stet::test {
 namespace {
 
 constexpr int64_t kCapacity = 300;  // less where a model has fewer positions
-constexpr KvType kTypes[] = {KvType::f32, KvType::bf16, KvType::f16};
 
 using Ids = std::vector<int32_t>;
 
@@ -60,7 +59,7 @@ struct Group {
     const size_t lengths[] = {63, 0, 130, 1, 64, 20, 65}, more[] = {1, 70, 1, 2, 33};
     for (size_t i = 0; i < count; ++i) {
       const uint32_t seed = static_cast<uint32_t>(10 * i + 1);
-      start.emplace_back(m, session_options(*m, contract, kTypes[i % 3]));
+      start.emplace_back(m, session_options(*m, contract, kKvTypes[i % std::size(kKvTypes)]));
       start.back().append(random_tokens(
           *m, std::min(lengths[i % 7], static_cast<size_t>(start.back().capacity()) - 75), seed));
       single.push_back(random_tokens(*m, 1, seed + 1));
@@ -176,7 +175,7 @@ TEST_F(LlamaBatch, OfPrunedSessions) {
   std::vector<Ids> ids;
   for (uint32_t i = 0; i < 6; ++i) {
     for (std::vector<Session>* all : {&together, &expected}) {
-      all->push_back(session(150, i, kTypes[i / 2]));
+      all->push_back(session(150, i, kKvTypes[i / 2]));
       all->back().prune({.keep_last = 70 + i, .sinks = 3, .shift = i % 2 == 1});
     }
     ids.push_back(random_tokens(*m, 1 + 5 * i, i + 20));
@@ -368,7 +367,7 @@ class Crowd {
 
   void add() {
     if (members_.size() >= 8) members_.pop_front();
-    SessionOptions o = session_options(*model_, contract_, kTypes[draw(3)]);
+    SessionOptions o = session_options(*model_, contract_, kKvTypes[draw(std::size(kKvTypes))]);
     Session alone(model_, o);
     const std::vector<std::string> sets = instruction_sets(*model_);
     const int64_t chunks[] = {1, 5, 64, 512};

@@ -251,6 +251,28 @@ TEST_P(BitsOfKvType, NothingMatters) {
   }
 }
 
+// Of q8, every key and value by the formula of kv_block.hpp.
+void quantized_once(const Session& wide, const Session& narrow) {
+  const KvShape &from = wide.kv().shape(), &to = narrow.kv().shape();
+  const auto dim = static_cast<size_t>(from.head_dim);
+  std::vector<float> x(dim), y(dim);
+  for (int64_t p = 0; p < wide.size(); ++p) {
+    for (int64_t head = 0; head < from.kv_heads; ++head) {
+      for (const bool key : {true, false}) {
+        read_row(from, key, wide.kv().block(p / 64) + from.offset(key, 0, head), p % 64, x);
+        read_row(to, key, narrow.kv().block(p / 64) + to.offset(key, 0, head), p % 64, y);
+        float a = 0;
+        for (const float f : x) a = std::max(a, std::fabs(f));
+        const float factor = 127.0f / a, scale = a / 127.0f;
+        for (size_t d = 0; d < dim; ++d) {
+          ASSERT_EQ(y[d], static_cast<float>(std::nearbyint(double{x[d] * factor})) * scale)
+              << p << ", " << d;
+        }
+      }
+    }
+  }
+}
+
 // Keys and values of the first layer do not depend on attention: they are those of the f32 cache,
 // rounded once.
 TEST_P(BitsOfKvType, RoundedOnceWhenWritten) {
@@ -264,6 +286,7 @@ TEST_P(BitsOfKvType, RoundedOnceWhenWritten) {
   wide.append(ids);
   narrow.append(ids);
   const KvShape &from = wide.kv().shape(), &to = narrow.kv().shape();
+  if (type == KvType::q8) return quantized_once(wide, narrow);
   for (int64_t block = 0; block < wide.kv().blocks(); ++block) {
     const float* exact =
         reinterpret_cast<const float*>(wide.kv().block(block) + from.k_offset(0, 0));
@@ -278,13 +301,15 @@ TEST_P(BitsOfKvType, RoundedOnceWhenWritten) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Bits, testing::ValuesIn(subjects_and_contracts()), subject_name);
-INSTANTIATE_TEST_SUITE_P(
-    Models, BitsOfKvType,
-    testing::Combine(testing::ValuesIn(subjects()), testing::Values(KvType::bf16, KvType::f16)),
-    [](const auto& info) {
-      const testing::TestParamInfo<Subject> subject(std::get<0>(info.param), info.index);
-      return subject_name(subject) + "_" + kv_type_name(std::get<1>(info.param));
-    });
+INSTANTIATE_TEST_SUITE_P(Models, BitsOfKvType,
+                         testing::Combine(testing::ValuesIn(subjects()),
+                                          testing::Values(KvType::bf16, KvType::f16, KvType::q8)),
+                         [](const auto& info) {
+                           const testing::TestParamInfo<Subject> subject(std::get<0>(info.param),
+                                                                         info.index);
+                           return subject_name(subject) + "_" +
+                                  kv_type_name(std::get<1>(info.param));
+                         });
 
 }  // namespace
 }  // namespace stet::test

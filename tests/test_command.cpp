@@ -446,7 +446,7 @@ TEST_F(Command, AWrongCommandLineIsStatus2) {
        "--chunk: expected an integer in 1..65536, found 0"},
       {{"generate", "-p", "a", "--stop-id", "4294967301"},
        "--stop-id: expected an integer in 0..2147483647, found 4294967301"},
-      {{"generate", "-p", "a", "--kv", "f8"}, "--kv: expected f32, bf16 or f16, found f8"},
+      {{"generate", "-p", "a", "--kv", "f8"}, "--kv: expected f32, bf16, f16 or q8, found f8"},
       {{"generate", "-p", "a", "--compute", "f64"},
        "--compute: expected f32, bf16, q8 or q4, found f64"},
       {{"generate", "-p", "a", "--gemm", "mkl"}, "--gemm: expected own or blas, found mkl"},

@@ -136,6 +136,32 @@ TEST_F(Edits, RefuseWhatIsNotThere) {
   EXPECT_EQ(digests_of(s).state, before.state);
 }
 
+// Of q8: one position's integers and scale become others, and nothing else.
+TEST_F(Edits, OfQ8RoundToAScaleOfTheirOwn) {
+  Session original = session(150, KvType::q8), edited = original.fork();
+  edited.set_key(1, 0, 70, numbers());
+  edited.set_value(0, 0, 149, numbers());
+  const std::vector<float> x = numbers();
+  float a = 0;
+  for (const float f : x) a = std::max(a, std::fabs(f));
+  for (const std::vector<float>& found :
+       {read_key(edited.state(), 1, 0, 70), read_value(edited.state(), 0, 0, 149)}) {
+    for (size_t d = 0; d < x.size(); ++d)
+      EXPECT_EQ(found[d], std::nearbyint(x[d] * (127.0f / a)) * (a / 127.0f)) << d;
+  }
+  const std::vector<std::byte> before = kv_bytes(original.kv()), after = kv_bytes(edited.kv());
+  size_t differing = 0;
+  for (size_t i = 0; i < after.size(); ++i) differing += after[i] != before[i];
+  EXPECT_LE(differing, 2 * (x.size() + 4));
+  EXPECT_GT(differing, 0u);
+
+  const State narrow = with_kv_type(session(150).state(), KvType::q8),
+              wide = with_kv_type(narrow, KvType::f32);
+  for (const int64_t p : {0, 63, 64, 149})
+    EXPECT_EQ(read_key(wide, 1, 0, p), read_key(narrow, 1, 0, p));
+  EXPECT_EQ(narrow.edits.size(), 1u);
+}
+
 TEST_F(Edits, AnotherTypeRoundsOnceAndWideningIsExact) {
   Session s = session(150);
   s.prune_range(3, 9, false);

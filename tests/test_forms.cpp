@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(Pocket, ResumeAnywhere, testing::Values("pocket-gemma3"
                          });
 
 TEST_F(Forms, AreOneState) {
-  for (const KvType type : {KvType::f32, KvType::bf16, KvType::f16}) {
+  for (const KvType type : kKvTypes) {
     Session s = session(150, type), longer = session(230, type);
     const StateDigests digests = Snapshot::save(longer, scratch / "full.stet");
     Snapshot::save(s, scratch / "parent.stet");
@@ -410,6 +410,36 @@ TEST_F(Forms, APrunedStateIsReplayedAndCannotBeRewoundBehindThePrune) {
 }
 
 // ---------------------------------------------------------------- proofs and healing
+
+// Of q8, a key that moved is what was read, rotated, rounded again; a value moves as it is.
+TEST_F(Forms, ShiftedKeysOfQ8) {
+  Session before = session(200, KvType::q8), s = before.fork();
+  s.prune_range(10, 80, true);
+  ASSERT_EQ(s.size(), 130);
+  const KvShape& shape = s.kv().shape();
+  const ModelConfig& c = m->config();
+  std::vector<std::byte> part(shape.head_bytes());
+  for (int64_t p = 0; p < s.size(); ++p) {
+    const int64_t from = p < 10 ? p : p + 70;
+    for (int64_t layer = 0; layer < shape.layers; ++layer) {
+      const std::vector<float> frequencies = inverse_frequencies(
+          c.ropes[static_cast<size_t>(c.rope_of[static_cast<size_t>(layer)])], c.head_dim);
+      std::vector<float> cos(frequencies.size()), sin(frequencies.size());
+      rope_angles_back(70, frequencies, cos.data(), sin.data());
+      for (int64_t head = 0; head < shape.kv_heads; ++head) {
+        std::vector<float> key = read_key(before.state(), layer, head, from), rounded(key.size());
+        if (from != p) {
+          kernels_portable.rope(key.data(), cos.data(), sin.data(), cos.size());
+          write_row(shape, true, key, part.data(), 0);
+          read_row(shape, true, part.data(), 0, key);
+        }
+        ASSERT_EQ(read_key(s.state(), layer, head, p), key) << p << ", layer " << layer;
+        ASSERT_EQ(read_value(s.state(), layer, head, p),
+                  read_value(before.state(), layer, head, from));
+      }
+    }
+  }
+}
 
 TEST_F(Forms, AStateOfWhichEveryTokenWasShiftedOutIsSavedAndRestored) {
   for (const SnapshotForm form : {SnapshotForm::full, SnapshotForm::recipe}) {

@@ -3,7 +3,7 @@
 // array of token ids, and digests.txt has two lines, "NAME logits DIGEST" and "NAME kv DIGEST":
 // XXH3-128 of the logits of all positions ([T][vocab], little-endian float32) and of the bytes of
 // all blocks of keys and values, in order. "NAME@bf16" is the same under the contract bf16; "@q8"
-// and "@q4" likewise.
+// and "@q4" likewise; "+q8" with keys and values of that type.
 #include <fmt/format.h>
 
 #include <fstream>
@@ -22,12 +22,10 @@ std::map<std::string, std::string> committed() {
   return digests;
 }
 
-class GoldenBits : public testing::TestWithParam<Subject> {};
-
-TEST_P(GoldenBits, Reproduced) {
-  const std::string name = GetParam().name;
+void reproduce(const Subject& subject, const std::string& name, KvType kv) {
   const auto expected = committed();
-  std::ifstream file(data_path("golden_bits/" + name.substr(0, name.find('@')) + ".ids.json"));
+  std::ifstream file(
+      data_path("golden_bits/" + name.substr(0, name.find_first_of("@+")) + ".ids.json"));
   const auto ids = nlohmann::json::parse(file).get<std::vector<int32_t>>();
   for (const char* const* isa = kernel_names(); *isa != nullptr; ++isa) {
     for (int threads : {1, 2, 3}) {
@@ -36,8 +34,9 @@ TEST_P(GoldenBits, Reproduced) {
         // barriers not.
         if (ids.size() > 100 && threads > 1 && chunk < 64) continue;
         const std::string how = fmt::format("{}, {} threads, chunk {}", *isa, threads, chunk);
-        Session session(model(GetParam().directory, GetParam().contract),
-                        options(threads, *isa, chunk, GetParam().contract));
+        SessionOptions o = options(threads, *isa, chunk, subject.contract);
+        o.kv_type = kv;
+        Session session(model(subject.directory, subject.contract), o);
         const std::vector<float> logits = all_logits(session, ids);
         EXPECT_EQ(digest_text(digest_of(std::as_bytes(std::span(logits)))),
                   expected.at(name + " logits"))
@@ -45,6 +44,17 @@ TEST_P(GoldenBits, Reproduced) {
         EXPECT_EQ(digest_text(digest_of(kv_bytes(session.kv()))), expected.at(name + " kv")) << how;
       }
     }
+  }
+}
+
+class GoldenBits : public testing::TestWithParam<Subject> {};
+
+TEST_P(GoldenBits, Reproduced) { reproduce(GetParam(), GetParam().name, KvType::f32); }
+
+TEST(GoldenBitsOfQ8, Reproduced) {
+  for (const char* name : {"gemma3-tiny", "llama31-tiny", "gpt2-tiny", "gemma2-tiny"}) {
+    const Subject subject{name, data_path(std::string("models/") + name)};
+    reproduce(subject, std::string(name) + "+q8", KvType::q8);
   }
 }
 

@@ -112,10 +112,9 @@ TEST(HelpCommand, ZshTakesItsScript) {
   EXPECT_TRUE(script.starts_with("#compdef stet\n"));
   for (const std::string& name : subcommands())
     EXPECT_NE(script.find("    '" + name + ":"), std::string::npos) << name;
-  EXPECT_NE(
-      script.find(
-          "'--kv[keys and values are kept as f32 (default), bf16 or f16]:TYPE:(f32 bf16 f16)'"),
-      std::string::npos);
+  EXPECT_NE(script.find("'--kv[keys and values are kept as f32 (default), bf16, f16 or "
+                        "q8]:TYPE:(f32 bf16 f16 q8)'"),
+            std::string::npos);
   stet_test::write_file(scratch / "_stet", script);
   const Outcome o = run_shell("zsh -n " + scratch / "_stet");
   if (o.status == 127) GTEST_SKIP() << "no zsh here";

@@ -193,6 +193,31 @@ class Points : public testing::TestWithParam<Subject> {
   stet_test::ScratchDir scratch;
 };
 
+// Of keys and values in q8, too, a pattern is the softmax of the scores, whatever instructions.
+TEST_P(Points, OfQ8) {
+  SessionOptions o = how(2, 48);
+  o.kv_type = KvType::q8;
+  Session s(m, o);
+  Captured all = capture(s, ids);
+  const auto heads = static_cast<size_t>(m->config().heads), n = ids.size();
+  for (int64_t l = 0; l < m->config().layers; ++l) {
+    const std::vector<float>&pattern = all[point_name({Point::pattern, l})],
+          &scores = all[point_name({Point::scores, l})];
+    for (size_t row = 0; row < n * heads; ++row) {
+      const size_t t = row / heads;
+      const float *const p = pattern.data() + row * n, *const x = scores.data() + row * n;
+      double weight = 0;
+      for (size_t i = 0; i <= t; ++i) weight += std::exp(double{x[i]} - x[t]);
+      for (size_t i = 0; i <= t; ++i)
+        EXPECT_NEAR(p[i], std::exp(double{x[i]} - x[t]) / weight, 2e-6);
+    }
+  }
+  SessionOptions other = o;
+  other.compute.isa = "portable";
+  Session again(m, other);
+  EXPECT_EQ(capture(again, ids), all);
+}
+
 // What must hold between points, by bits where one thing is another, or is added up by one kernel.
 TEST_P(Points, AddUp) {
   Session s = session(how(2, 48));

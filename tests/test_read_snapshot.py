@@ -76,6 +76,21 @@ def address(stet, scratch):
         assert found == expected, f"{what} {place}: stet says {found}"
 
 
+def of_q8(stet, scratch):
+    """Keys and values as integers with scales: as stet says what a file is, and what of it differs from float32."""
+    q8, wide, packed = (os.path.join(scratch, name) for name in ("q8.stet", "wide.stet", "packed.stet"))
+    ids = ",".join(str(7 * i % 250) for i in range(100))
+    run(stet, "save", "-m", MODEL, "--ids", ids, "--kv", "q8", "-o", q8)
+    run(stet, "convert", q8, "--kv", "f32", "-o", wide)
+    run(stet, "convert", q8, "--compress", "zlib", "-o", packed)
+    for file in (q8, wide, packed):
+        compare(stet, file)
+    for what, layer, head, position in [("key", 0, 0, 0), ("key", 2, 3, 99), ("value", 1, 2, 64), ("value", 2, 3, 63)]:
+        place = (what, layer, head, position)
+        elements = read(q8).elements(*place)
+        assert any(elements) and elements == read(wide).elements(*place) == read(packed).elements(*place), place
+
+
 def long_logs(stet, scratch):
     """Prunes and an edit between tokens: what the chain of identities is made for."""
     path = lambda name: os.path.join(scratch, name + ".stet")
@@ -119,6 +134,7 @@ def main():
     assert delta.elements("key", 1, 2, 5, parent) == parent.elements("key", 1, 2, 5)
     with tempfile.TemporaryDirectory() as scratch:
         address(stet, scratch)
+        of_q8(stet, scratch)
         long_logs(stet, scratch)
         refuses_damage(scratch)
     print(f"{len(files)} files read as stet reads them")

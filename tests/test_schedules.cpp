@@ -20,10 +20,9 @@ uint64_t setting(const char* name, uint64_t fallback) {
 class AllSubjects {
  public:
   Subjects& of(uint64_t seed) {
-    static constexpr KvType kTypes[] = {KvType::f32, KvType::bf16, KvType::f16};
-    const size_t subject = seed % all_.size(), type = seed / all_.size() % std::size(kTypes);
+    const size_t subject = seed % all_.size(), type = seed / all_.size() % std::size(kKvTypes);
     std::unique_ptr<Subjects>& made = made_[{subject, type}];
-    if (made == nullptr) made = std::make_unique<Subjects>(all_[subject], kTypes[type], names_);
+    if (made == nullptr) made = std::make_unique<Subjects>(all_[subject], kKvTypes[type], names_);
     return *made;
   }
 

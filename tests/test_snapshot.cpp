@@ -138,7 +138,7 @@ TEST_F(SnapshotTest, EverythingComesBack) {
 }
 
 TEST_F(SnapshotTest, AnEmptySessionAndEveryKvType) {
-  for (const KvType type : {KvType::f32, KvType::bf16, KvType::f16}) {
+  for (const KvType type : kKvTypes) {
     for (const int64_t tokens : {0, 70}) {
       SessionOptions o = options(1);
       o.kv_type = type;
@@ -401,7 +401,7 @@ TEST_F(SnapshotTest, MetaThatDoesNotHold) {
   EXPECT_EQ(error([](Json& j) { j["fingerprints"] = {1}; }),
             "format: FILE: META: fingerprints: expected an array of objects, found an array");
   EXPECT_EQ(error([](Json& j) { j["kv"]["type"] = "f64"; }),
-            "format: FILE: META: kv.type: expected f32, bf16 or f16, found \"f64\"");
+            "format: FILE: META: kv.type: expected f32, bf16, f16 or q8, found \"f64\"");
   EXPECT_EQ(
       error([](Json& j) { j["kv"]["layers"] = int64_t{1} << 40; }),
       "format: FILE: META: kv.layers: expected an integer in 1..1048576, found 1099511627776");

@@ -141,7 +141,7 @@ class StoreTest : public testing::Test {
 using StoreSessions = StoreTest;
 
 TEST_F(StoreSessions, ComeBackBitForBitAtEveryLengthAroundABlock) {
-  for (const KvType type : {KvType::f32, KvType::bf16, KvType::f16}) {
+  for (const KvType type : kKvTypes) {
     for (const int64_t size : {0, 1, 63, 64, 65, 127, 128, 129, 200}) {
       SCOPED_TRACE(size);
       Session s = session(size, type);

@@ -158,9 +158,9 @@ void ModelOptions::add_to(CLI::App& app) {
                          "capacity in tokens (default: all that the model allows)"),
           "N")
       ->check(integer(0, 1 << 24));
-  grouped(app.add_option("--kv", kv, "keys and values are kept as f32 (default), bf16 or f16"),
+  grouped(app.add_option("--kv", kv, "keys and values are kept as f32 (default), bf16, f16 or q8"),
           "TYPE")
-      ->check(one_of({"f32", "bf16", "f16"}));
+      ->check(one_of({"f32", "bf16", "f16", "q8"}));
   grouped(app.add_option("--compute", compute,
                          "numeric contract: f32, bf16, q8 or q4 (default: the snapshot's, or what "
                          "the weights are for)"),

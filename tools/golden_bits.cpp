@@ -1,6 +1,6 @@
 // Digests of all logits and of the KV cache after a prompt, as `stet logits --digest` prints them:
 // for builds of which only the bits are in question. Arguments: a checkpoint's directory, a
-// contract, a file with a JSON array of token ids.
+// contract, a file with a JSON array of token ids and, if not f32, the type of keys and values.
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -14,12 +14,13 @@
 namespace {
 
 void print_digests(const std::string& directory, const std::string& contract,
-                   const std::string& ids_file) {
+                   const std::string& ids_file, const std::string& kv_type) {
   using namespace stet;
   const std::string list = "{\"ids\":" + read_text_file(ids_file, size_t{1} << 20) + "}";
   const std::vector<int64_t> given = parse_json(list, ids_file).integers("ids", 0, INT32_MAX);
   const std::vector<int32_t> ids(given.begin(), given.end());
   SessionOptions options;
+  options.kv_type = parse_kv_type(kv_type).value();
   options.compute.contract = parse_contract(contract).value();
   Session session(Model::load(directory_source(directory), 0, options.compute.contract), options);
   RunningDigest logits, kv;
@@ -37,8 +38,9 @@ void print_digests(const std::string& directory, const std::string& contract,
 
 int main(int argc, char** argv) {
   try {
-    if (argc != 4) throw std::runtime_error("golden_bits: expected DIRECTORY CONTRACT IDS.json");
-    print_digests(argv[1], argv[2], argv[3]);
+    if (argc != 4 && argc != 5)
+      throw std::runtime_error("golden_bits: expected DIRECTORY CONTRACT IDS.json [KV]");
+    print_digests(argv[1], argv[2], argv[3], argc == 5 ? argv[4] : "f32");
     return 0;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());

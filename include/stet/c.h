@@ -122,7 +122,8 @@ enum {
   STET_KV_DEFAULT = 0, /* that of the snapshot, or f32 */
   STET_KV_F32 = 1,
   STET_KV_BF16 = 2,
-  STET_KV_F16 = 3
+  STET_KV_F16 = 3,
+  STET_KV_Q8 = 4 /* int8, with a float32 scale for each key and each value */
 };
 
 /* ---- Models --------------------------------------------------------------------------------- */

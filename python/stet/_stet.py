@@ -123,7 +123,7 @@ class _Handle:
 
 
 CONTRACTS = {"": 0, "f32": 1, "f32-blas": 2, "bf16": 3, "q8": 4, "q4": 5}
-KV_TYPES = {"": 0, "f32": 1, "bf16": 2, "f16": 3}
+KV_TYPES = {"": 0, "f32": 1, "bf16": 2, "f16": 3, "q8": 4}
 FORMS = {"full": 0, "delta": 1, "recipe": 2}
 
 

@@ -111,8 +111,6 @@ void check_index(const char* field, int64_t i, int64_t count) {
   if (i < 0 || i >= count) fail(field, "0.." + std::to_string(count - 1), std::to_string(i));
 }
 
-// Reads a key, which is a column of a block's [head_dim][64], or a value, a row of [64][head_dim]
-// (kv_block.hpp).
 void read_stored(const Session& session, bool key, int64_t layer, int64_t head, int64_t position,
                  std::span<float> x) {
   const KvShape& shape = session.kv().shape();
@@ -121,13 +119,8 @@ void read_stored(const Session& session, bool key, int64_t layer, int64_t head, 
   check_index("position", position, session.size());
   const auto dim = static_cast<size_t>(shape.head_dim);
   if (x.size() != dim) fail("x", std::to_string(dim) + " numbers", std::to_string(x.size()));
-  const auto slot = static_cast<size_t>(position % kBlockPositions);
   const std::byte* block = session.kv().block(position / kBlockPositions);
-  const std::byte* part = block + (key ? shape.k_offset(layer, head) : shape.v_offset(layer, head));
-  for (size_t d = 0; d < dim; ++d) {
-    const size_t at = key ? d * kBlockPositions + slot : slot * dim + d;
-    x[d] = read_element(shape.type, part + at * shape.element_size());
-  }
+  read_row(shape, key, block + shape.offset(key, layer, head), position % kBlockPositions, x);
 }
 
 }  // namespace

@@ -56,6 +56,8 @@ std::optional<KvType> kv_type_of(int64_t type) {
       return KvType::bf16;
     case STET_KV_F16:
       return KvType::f16;
+    case STET_KV_Q8:
+      return KvType::q8;
     default:
       fail("kv_type", "one of STET_KV_...", std::to_string(type));
   }
@@ -69,6 +71,8 @@ int32_t kv_type_value(KvType type) {
       return STET_KV_BF16;
     case KvType::f16:
       return STET_KV_F16;
+    case KvType::q8:
+      return STET_KV_Q8;
   }
   return STET_KV_DEFAULT;
 }

@@ -362,7 +362,7 @@ std::vector<Intervention> read_interventions(const JsonReader& json, const Snaps
 // The shape of keys and values is the model's, whatever is done with them later.
 KvShape read_kv(const JsonReader& kv, const ModelConfig& config) {
   const std::optional<KvType> type = parse_kv_type(kv.string("type"));
-  if (!type) kv.fail("type", "f32, bf16 or f16");
+  if (!type) kv.fail("type", "f32, bf16, f16 or q8");
   for (const auto& [name, expected] :
        {std::pair("layers", config.layers), std::pair("heads", config.kv_heads),
         std::pair("head_dim", config.head_dim)}) {

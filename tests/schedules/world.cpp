@@ -13,10 +13,6 @@ std::string list_of(std::span<const int32_t> ids) {
   return fmt::format("std::vector<int32_t>{{{}}}", fmt::join(ids, ", "));
 }
 
-const char* kv_type_code(KvType type) {
-  return type == KvType::f32 ? "f32" : type == KvType::bf16 ? "bf16" : "f16";
-}
-
 std::string contract_code(Contract contract) {
   return std::string("Contract::") + contract_name(contract);
 }
@@ -82,7 +78,7 @@ std::string World::program() const {
       "int main() {{\n  const auto m = {};\n  SessionOptions o;\n  o.capacity = {};\n  o.kv_type = "
       "KvType::{};\n  {}\n"
       "  Session s0(m, o);\n{}{}}}\n",
-      load_code(shared_.subject), shared_.options.capacity, kv_type_code(shared_.options.kv_type),
+      load_code(shared_.subject), shared_.options.capacity, kv_type_name(shared_.options.kv_type),
       compute_code("o.compute", shared_.options.compute), said_, last);
 }
 

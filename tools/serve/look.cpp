@@ -182,11 +182,8 @@ Response state_kv(Service& service, const Request& request, const Parts& parts) 
   Json values = Json::array(), shared = Json::array();
   std::vector<float> row(static_cast<size_t>(shape.head_dim));
   for (int64_t at = 0; at < kv.size(); at += step) {
-    const int64_t slot = at % kBlockPositions;
-    const std::byte* from = kv.block(at / kBlockPositions) +
-                            (keys ? shape.k_offset(layer, head) : shape.v_offset(layer, head));
-    const auto first = static_cast<size_t>(keys ? slot : slot * shape.head_dim);
-    read_elements(shape.type, from + first * shape.element_size(), keys ? kBlockPositions : 1, row);
+    read_row(shape, keys, kv.block(at / kBlockPositions) + shape.offset(keys, layer, head),
+             at % kBlockPositions, row);
     values.push_back(row);
   }
   NodePtr parent;

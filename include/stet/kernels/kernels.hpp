@@ -21,6 +21,7 @@ namespace stet {
 
 enum class WeightType : uint8_t { f32 = 0, bf16 = 1, f16 = 2, q8 = 3, q4 = 4 };
 enum { kFloatWeightTypes = 3 };  // f32, bf16, f16: the first of WeightType
+enum { kStoredTypes = 4 };       // of keys and values: these, and int8 with scales
 
 enum {
   kLanes = 16,      // outputs in one packed block of weights; lanes of every reduction
@@ -76,8 +77,11 @@ struct SoftmaxSums {
   float* o;  // [rows][ldv] sum of exp(score - m) * v, a chain over positions
 };
 
-// One KV block of one head, of the type that attend() is for: float32, or bfloat16 or float16,
-// which are widened.
+// One KV block of one head, of the type that attend() is for: float32; or bfloat16 or float16,
+// which are widened; or int8 (kv_block.hpp), of which the key of position t stands for k
+// k_scale[t]: the chain over head_dim takes k alone, and its sum is multiplied by k_scale[t] before
+// all else. So is the weight of position t by v_scale[t] before the chain over positions takes v;
+// the sum l is that of the weights as they were.
 struct AttendBlock {
   const void* k;         // [head_dim][64]
   const void* v;         // [64][ldv]
@@ -85,6 +89,7 @@ struct AttendBlock {
   float scale;           // scores are multiplied by it
   float softcap;         // 0, or s = softcap * tanh(s / softcap)
   Fetch next = {};
+  const float *k_scale = nullptr, *v_scale = nullptr;  // [64], of int8
 };
 // Up to kTileRows queries of that head.
 struct AttendTile {
@@ -163,8 +168,8 @@ struct Kernels {
   // Attention of some tiles over one block, and the combination of blocks in order of position:
   //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.
   // Rows whose bit in `seen` is 0 stay as they are; those of `next` are not read.
-  void (*attend[kFloatWeightTypes])(const AttendBlock& block, const AttendTile* tiles,
-                                    size_t n);                      // n > 0
+  void (*attend[kStoredTypes])(const AttendBlock& block, const AttendTile* tiles,
+                               size_t n);                           // n > 0
   void (*reset)(const SoftmaxSums& sums, size_t rows, size_t ldv);  // nothing seen so far
   void (*merge)(const SoftmaxSums& sums, const SoftmaxSums& next, size_t ldv, unsigned seen);
   void (*divide)(const float* x, float divisor, float* y, size_t n);  // y = x / divisor
@@ -191,7 +196,7 @@ struct Kernels {
   // = inf. tanh: 1.371 ULP. tanh(+-0) = +-0, tanh(+-inf) = +-1. nan for nan.
   void (*exp)(const float* x, float* y, size_t n);
   void (*tanh)(const float* x, float* y, size_t n);
-  void (*widen[kFloatWeightTypes])(const void* x, float* y, size_t n);  // exact
+  void (*widen[kStoredTypes])(const void* x, float* y, size_t n);  // exact; int8 without a scale
 
   // Probes of the machine, for rooflines: read `bytes` once; run `steps` x 16 vector FMAs in
   // registers, or as many of what the contract bf16 takes two inputs with, and q8 and q4 four.

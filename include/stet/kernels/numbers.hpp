@@ -25,6 +25,9 @@ STET_API std::optional<size_t> find_not_finite(std::span<const float> x);
 STET_API double inverse_square_root(double x);
 STET_API float square_root(float x);
 
+// x[i] *= by[i], as many.
+STET_API void multiply(std::span<float> x, std::span<const float> by);
+
 // x[i] += offset: norm weights that a checkpoint stores less 1.
 STET_API void add_offset(std::span<float> x, float offset);
 

@@ -1,8 +1,9 @@
 // A block of the KV cache: keys and values of 64 consecutive positions, of every layer.
 //
 // A block is one page-aligned run of bytes: for each layer, for each kv head, K as [head_dim][64]
-// and then V as [64][head_dim]. Slots of positions that are not in the cache, or that were pruned,
-// are zero, always: the bytes of a block are a function of what is in it, not of its history.
+// and then V as [64][head_dim]; of type q8 each of the two with [64] float32 scales behind it.
+// Slots of positions that are not in the cache, or that were pruned, are zero, always: the bytes of
+// a block are a function of what is in it, not of its history.
 #pragma once
 
 #include <algorithm>
@@ -27,14 +28,17 @@ namespace stet {
 
 class MappedFile;
 
-enum class KvType : uint8_t { f32 = 0, bf16 = 1, f16 = 2 };
+// q8: an int8 for each number, and a float32 scale for each key and each value of a position.
+enum class KvType : uint8_t { f32 = 0, bf16 = 1, f16 = 2, q8 = 3 };
+constexpr KvType kKvTypes[] = {KvType::f32, KvType::bf16, KvType::f16, KvType::q8};
 const char* kv_type_name(KvType type);
 std::optional<KvType> parse_kv_type(const std::string& name);  // the inverse
 // The version of how keys and values are rounded and laid out; a state carries it.
 constexpr int kKvVersion = 1;
 
-// Elements of keys or values as float32, and back: rounded once, to nearest even. Those in memory
-// are `stride` elements apart: a key stands in a column of its block, a value in a row.
+// Elements of the types f32, bf16 and f16 as float32, and back: rounded once, to nearest even.
+// Those in memory are `stride` elements apart: a key stands in a column of its block, a value in a
+// row.
 STET_API float read_element(KvType type, const std::byte* at);
 STET_API void read_elements(KvType type, const std::byte* from, size_t stride, std::span<float> x);
 STET_API void write_elements(KvType type, std::span<const float> x, std::byte* to, size_t stride);
@@ -45,10 +49,14 @@ struct KvShape {
   int64_t layers = 0, kv_heads = 0, head_dim = 0;
   KvType type = KvType::f32;
 
-  size_t element_size() const { return type == KvType::f32 ? 4 : 2; }
-  size_t head_bytes() const {
+  size_t element_size() const { return type == KvType::f32 ? 4 : type == KvType::q8 ? 1 : 2; }
+  // Of K or V of a head, without and with its scales, which stand behind the elements.
+  size_t elements_bytes() const {
     return static_cast<size_t>(head_dim * kBlockPositions) * element_size();
-  }  // K or V
+  }
+  size_t head_bytes() const {
+    return elements_bytes() + (type == KvType::q8 ? kBlockPositions * sizeof(float) : 0);
+  }
   size_t layer_bytes() const { return static_cast<size_t>(kv_heads) * 2 * head_bytes(); }
   size_t k_offset(int64_t layer, int64_t head) const {
     return static_cast<size_t>(layer * kv_heads + head) * 2 * head_bytes();
@@ -56,10 +64,23 @@ struct KvShape {
   size_t v_offset(int64_t layer, int64_t head) const {
     return k_offset(layer, head) + head_bytes();
   }
+  size_t offset(bool key, int64_t layer, int64_t head) const {
+    return key ? k_offset(layer, head) : v_offset(layer, head);
+  }
   size_t content_bytes() const { return static_cast<size_t>(layers) * layer_bytes(); }
   size_t block_bytes() const { return (content_bytes() + 4095) / 4096 * 4096; }  // whole pages
   bool operator==(const KvShape&) const = default;
 };
+
+// The key or the value of one position of a head, of any type; x is [head_dim], `part` the K or the
+// V of the head. Writing rounds once. For q8, with a the largest magnitude of x: scale = a / 127
+// and q = x (127 / a), each operation rounded to float32, q then to the nearest integer, ties to
+// even; where a is below 2^-100 all are zero; where x holds a NaN or an infinity, q is zero and the
+// scale NaN. What is read is q scale, rounded to float32.
+STET_API void read_row(const KvShape& shape, bool key, const std::byte* part, int64_t slot,
+                       std::span<float> x);
+STET_API void write_row(const KvShape& shape, bool key, std::span<const float> x, std::byte* part,
+                        int64_t slot);
 
 // The digest of each layer's part of a block; the last part ends with the block's padding.
 std::vector<Digest> layer_digests(const KvShape& shape, const std::byte* block);
@@ -142,11 +163,14 @@ class KvBlock {
 };
 
 inline const char* kv_type_name(KvType type) {
-  return type == KvType::f32 ? "f32" : type == KvType::bf16 ? "bf16" : "f16";
+  return type == KvType::f32    ? "f32"
+         : type == KvType::bf16 ? "bf16"
+         : type == KvType::f16  ? "f16"
+                                : "q8";
 }
 
 inline std::optional<KvType> parse_kv_type(const std::string& name) {
-  for (KvType type : {KvType::f32, KvType::bf16, KvType::f16}) {
+  for (KvType type : kKvTypes) {
     if (name == kv_type_name(type)) return type;
   }
   return std::nullopt;

@@ -171,7 +171,8 @@ inline void KvCache::drop_blocks(int64_t kept) {
 
 inline void KvCache::zero_slots(int64_t index, size_t from, size_t to) {
   const size_t element = shape_.element_size(),
-               row = static_cast<size_t>(shape_.head_dim) * element;
+               row = static_cast<size_t>(shape_.head_dim) * element,
+               scale = (shape_.head_bytes() - shape_.elements_bytes()) / kBlockPositions;
   for (int64_t i = 0; i < shape_.layers * shape_.kv_heads; ++i) {
     std::byte* k = blocks_[static_cast<size_t>(index)]->data_ +
                    static_cast<size_t>(i) * 2 * shape_.head_bytes();
@@ -179,7 +180,10 @@ inline void KvCache::zero_slots(int64_t index, size_t from, size_t to) {
       std::memset(k + (static_cast<size_t>(d) * kBlockPositions + from) * element, 0,
                   (to - from) * element);
     }
-    std::memset(k + shape_.head_bytes() + from * row, 0, (to - from) * row);
+    std::byte* const v = k + shape_.head_bytes();
+    std::memset(v + from * row, 0, (to - from) * row);
+    for (std::byte* const part : {k, v})
+      std::memset(part + shape_.elements_bytes() + from * scale, 0, (to - from) * scale);
   }
 }
 

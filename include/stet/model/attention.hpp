@@ -131,9 +131,21 @@ struct BlockView {
   const void* k;  // [head_dim][64]
   const void* v;  // [64][ldv]
   KvType type;
+  const float *k_scale, *v_scale;  // [64], or null
 };
 
-// The keys and values of a block: in place, or widened to float32 where rows need padding.
+// Of a block whose rows need padding, [64][ldv].
+inline const void* padded_int8(const std::byte* v, size_t head_dim, size_t ldv, float* memory) {
+  auto* const rows = reinterpret_cast<std::byte*>(memory);
+  for (size_t t = 0; t < kPanel; ++t) {
+    std::memcpy(rows + t * ldv, v + t * head_dim, head_dim);
+    std::memset(rows + t * ldv + head_dim, 0, ldv - head_dim);
+  }
+  return rows;
+}
+
+// The keys and values of a block: in place, or widened to float32 where rows need padding (int8
+// stays what it is).
 inline BlockView view_block(const Queries& s, int64_t index, const Local& local) {
   const KvShape& shape = s.span.kv->shape();
   s.span.kv->check(index, s.a.layer);
@@ -142,13 +154,20 @@ inline BlockView view_block(const Queries& s, int64_t index, const Local& local)
   const std::byte* k = block + shape.k_offset(s.a.layer, head);
   const std::byte* v = block + shape.v_offset(s.a.layer, head);
   const size_t head_dim = s.a.head_dim, ldv = padded(head_dim);
-  if (ldv == head_dim) return {k, v, shape.type};
+  if (shape.type == KvType::q8) {
+    const auto scales = [&](const std::byte* part) {
+      return reinterpret_cast<const float*>(part + shape.elements_bytes());
+    };
+    const void* const rows = ldv == head_dim ? v : padded_int8(v, head_dim, ldv, local.v);
+    return {k, rows, shape.type, scales(k), scales(v)};
+  }
+  if (ldv == head_dim) return {k, v, shape.type, nullptr, nullptr};
   const auto widen = s.p.kernels->widen[static_cast<int>(shape.type)];
   widen(k, local.k, head_dim * kPanel);
   for (size_t t = 0; t < kPanel; ++t) {
     widen(v + t * head_dim * shape.element_size(), local.v + t * ldv, head_dim);
   }
-  return {local.k, local.v, KvType::f32};
+  return {local.k, local.v, KvType::f32, nullptr, nullptr};
 }
 
 // Tiles of queries against one block, with the causal and window mask of each; those that see
@@ -174,9 +193,15 @@ class MaskedTiles {
     if (count_ == 0) return;
     const AttentionShape& a = s_.a;
     const size_t ldv = padded(a.head_dim);
-    const AttendBlock block = {
-        view.k, view.v, a.head_dim, ldv, static_cast<float>(a.scale), static_cast<float>(a.softcap),
-        next};
+    const AttendBlock block = {view.k,
+                               view.v,
+                               a.head_dim,
+                               ldv,
+                               static_cast<float>(a.scale),
+                               static_cast<float>(a.softcap),
+                               next,
+                               view.k_scale,
+                               view.v_scale};
     s_.p.kernels->attend[static_cast<int>(view.type)](block, tiles_, count_);
   }
 
@@ -419,7 +444,7 @@ namespace detail {
 inline void store_block(const Span& span, size_t head, int64_t layer, Rows k, Rows v,
                         size_t block) {
   const KvShape& shape = span.kv->shape();
-  const size_t head_dim = static_cast<size_t>(shape.head_dim), element = shape.element_size();
+  const size_t head_dim = static_cast<size_t>(shape.head_dim);
   std::byte* const base = KvWriter(*span.kv).writable(static_cast<int64_t>(block));
   std::byte* const keys = base + shape.k_offset(layer, static_cast<int64_t>(head));
   std::byte* const values = base + shape.v_offset(layer, static_cast<int64_t>(head));
@@ -428,12 +453,9 @@ inline void store_block(const Span& span, size_t head, int64_t layer, Rows k, Ro
                 to = std::min(begin + kBlockPositions,
                               span.first + static_cast<int64_t>(span.count));
   for (int64_t position = from; position < to; ++position) {
-    const size_t slot = static_cast<size_t>(position - begin),
-                 row = span.row + static_cast<size_t>(position - span.first);
-    write_elements(shape.type, {k.row(row) + head * head_dim, head_dim}, keys + slot * element,
-                   kBlockPositions);
-    write_elements(shape.type, {v.row(row) + head * head_dim, head_dim},
-                   values + slot * head_dim * element, 1);
+    const size_t row = span.row + static_cast<size_t>(position - span.first);
+    write_row(shape, true, {k.row(row) + head * head_dim, head_dim}, keys, position - begin);
+    write_row(shape, false, {v.row(row) + head * head_dim, head_dim}, values, position - begin);
   }
 }
 

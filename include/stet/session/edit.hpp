@@ -18,10 +18,10 @@ namespace stet {
 void forget_edits(State& state, int64_t size);
 
 // Replaces the key (as it is stored: after its norm and rotation) or the value of one position by
-// `x`, [head_dim], rounded once to the cache's type. Blocks that others share stay as they are. The
-// logits stay those of the last token, as it was computed. Throws an argument Error for what is not
-// there: a position, layer or head, a position that was pruned, another number of elements, numbers
-// that are not finite.
+// `x`, [head_dim], rounded once to the cache's type (write_row()). Blocks that others share stay as
+// they are. The logits stay those of the last token, as it was computed. Throws an argument Error
+// for what is not there: a position, layer or head, a position that was pruned, another number of
+// elements, numbers that are not finite.
 void set_key(State& state, int64_t layer, int64_t head, int64_t position, std::span<const float> x);
 void set_value(State& state, int64_t layer, int64_t head, int64_t position,
                std::span<const float> x);
@@ -30,8 +30,9 @@ void set_value(State& state, int64_t layer, int64_t head, int64_t position,
 std::vector<float> read_key(const State& state, int64_t layer, int64_t head, int64_t position);
 std::vector<float> read_value(const State& state, int64_t layer, int64_t head, int64_t position);
 // The same state with keys and values of another type, each rounded once, to nearest even; widening
-// is exact. What a session of that type computes from the tokens is not the same, since its later
-// layers see rounded keys and values: so this is an edit. `capacity` 0: as it was.
+// is exact (of q8: what read_row() gives). What a session of that type computes from the tokens is
+// not the same, since its later layers see rounded keys and values: so this is an edit. `capacity`
+// 0: as it was.
 State with_kv_type(const State& state, KvType type, int64_t capacity = 0);
 
 inline const char* kv_edit_name(KvEdit::What what) {
@@ -83,10 +84,7 @@ inline void edit(State& state, const KvEdit& e, std::span<const float> x) {
   KvWriter writer(state.kv);
   writer.own(block);
   const bool key = e.what == KvEdit::What::key;
-  std::byte* const base = writer.writable(block) +
-                          (key ? shape.k_offset(e.layer, e.head) : shape.v_offset(e.layer, e.head));
-  const auto first = static_cast<size_t>(key ? slot : slot * shape.head_dim);
-  write_elements(shape.type, x, base + first * shape.element_size(), key ? kBlockPositions : 1);
+  write_row(shape, key, x, writer.writable(block) + shape.offset(key, e.layer, e.head), slot);
   state.edits.push_back(e);
 }
 
@@ -118,12 +116,9 @@ inline std::vector<float> read_kv(const State& state, bool key, int64_t layer, i
   check_index("layer", layer, shape.layers);
   check_index("head", head, shape.kv_heads);
   check_index("position", position, state.size());
-  const int64_t slot = position % kBlockPositions;
-  const std::byte* const base = state.kv.block(position / kBlockPositions) +
-                                (key ? shape.k_offset(layer, head) : shape.v_offset(layer, head));
   std::vector<float> x(static_cast<size_t>(shape.head_dim));
-  const auto first = static_cast<size_t>(key ? slot : slot * shape.head_dim);
-  read_elements(shape.type, base + first * shape.element_size(), key ? kBlockPositions : 1, x);
+  read_row(shape, key, state.kv.block(position / kBlockPositions) + shape.offset(key, layer, head),
+           position % kBlockPositions, x);
   return x;
 }
 
@@ -155,10 +150,13 @@ inline State with_kv_type(const State& state, KvType type, int64_t capacity) {
     KvWriter(source).load(b);
     const std::byte* const in = source.block(b);
     std::byte* const out = writer.writable(b);
-    std::vector<float> x(static_cast<size_t>(from.head_dim * kBlockPositions));
+    std::vector<float> x(static_cast<size_t>(from.head_dim));
     for (size_t i = 0; i < from.content_bytes() / from.head_bytes(); ++i) {
-      read_elements(from.type, in + i * from.head_bytes(), 1, x);
-      write_elements(type, x, out + i * to.head_bytes(), 1);
+      for (int64_t slot = 0; slot < kBlockPositions; ++slot) {
+        const bool key = i % 2 == 0;
+        read_row(from, key, in + i * from.head_bytes(), slot, x);
+        write_row(to, key, x, out + i * to.head_bytes(), slot);
+      }
     }
     writer.set_visible(b, state.kv.visible(b));
   }

@@ -32,7 +32,8 @@ struct PruneOptions {
 // head's dimensions and its angle t = float32(d x frequency), with c = float32(cos t), s =
 // float32(sin t):
 //   a' = fma(a, c, b s),  b' = fma(b, c, -(a s)),
-// in float32, rounded once to the cache's type; values move as they are. Beside keys computed at
+// in float32, of what read_row() gives, and is rounded once to the cache's type by write_row() (so
+// a key of type q8 has a scale of its own again); values move as they are. Beside keys computed at
 // the new position, the error is that of two angles rounded to float32 (relative 2^-24 of the
 // position's angle, in radians) and some units in the last place of the rotation itself; for
 // float32 caches, it is below 1e-6 of a key's length per thousand positions of d. Values and keys
@@ -63,14 +64,26 @@ struct Rotation {
   }
 };
 
-// Copies one position of one head, its key rotated in `key`, [head_dim], where `r` says how.
+// Copies one position of one head, its key rotated in `key`, [head_dim], where `r` says how. Values
+// are copied with their scales.
 inline void move_position(const KvShape& shape, const Rotation* r, const std::byte* from,
                           size_t slot, std::byte* to, size_t to_slot, std::vector<float>& key) {
-  const size_t element = shape.element_size(), row = static_cast<size_t>(shape.head_dim) * element;
-  read_elements(shape.type, from + slot * element, kBlockPositions, key);
-  if (r != nullptr) best_kernels().rope(key.data(), r->cos.data(), r->sin.data(), r->cos.size());
-  write_elements(shape.type, key, to + to_slot * element, kBlockPositions);
-  std::memcpy(to + shape.head_bytes() + to_slot * row, from + shape.head_bytes() + slot * row, row);
+  const size_t row = static_cast<size_t>(shape.head_dim) * shape.element_size(),
+               scale = (shape.head_bytes() - shape.elements_bytes()) / kBlockPositions;
+  const auto copy_column = [&](size_t at, size_t bytes) {  // of [64] at both ends
+    std::memcpy(to + at + to_slot * bytes, from + at + slot * bytes, bytes);
+  };
+  if (r != nullptr) {
+    read_row(shape, true, from, static_cast<int64_t>(slot), key);
+    best_kernels().rope(key.data(), r->cos.data(), r->sin.data(), r->cos.size());
+    write_row(shape, true, key, to, static_cast<int64_t>(to_slot));
+  } else {
+    for (size_t d = 0; d < static_cast<size_t>(shape.head_dim); ++d)
+      copy_column(d * kBlockPositions * shape.element_size(), shape.element_size());
+    copy_column(shape.elements_bytes(), scale);
+  }
+  copy_column(shape.head_bytes(), row);
+  copy_column(shape.head_bytes() + shape.elements_bytes(), scale);
 }
 
 // Positions end .. size-1 of `old` become begin .. of `kv`, which has been cut to `begin`.
