@@ -42,6 +42,7 @@ class Interrupted : public StoreBackend {
   Interrupted(std::shared_ptr<StoreBackend> inner, std::function<void()> before)
       : inner_(std::move(inner)), before_(std::move(before)) {}
   const std::string& url() const override { return inner_->url(); }
+  int64_t now() override { return inner_->now(); }
   std::vector<std::optional<StoredBytes>> read(Shelf shelf,
                                                std::span<const Sha256> names) override {
     before_();

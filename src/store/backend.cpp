@@ -1,7 +1,6 @@
 #include "stet/store/backend.hpp"
 
 #include <charconv>
-#include <ctime>
 
 #include "src/store/directory.hpp"
 #include "src/store/redis.hpp"
@@ -68,7 +67,6 @@ void create_store(const std::string& url, uint64_t budget) {
 
 std::unique_ptr<StoreBackend> open_store_backend(const std::string& url, StoreClock clock,
                                                  StorePatience patience) {
-  if (!clock) clock = [] { return static_cast<int64_t>(std::time(nullptr)); };
   const StoreUrl u = parse_store_url(url);
   if (u.kind == StoreUrl::Kind::directory) return open_directory_store(u.path, std::move(clock));
   return open_redis_store(u, std::move(clock), patience);

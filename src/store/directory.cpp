@@ -86,6 +86,16 @@ class DirectoryStore : public StoreBackend {
 
   const std::string& url() const override { return url_; }
 
+  int64_t now() override {
+    if (clock_) return clock_();
+    const std::string path = path_ + "/lock";
+    const DirectoryLock lock(path);
+    struct stat info = {};
+    if (::utimensat(AT_FDCWD, path.c_str(), nullptr, 0) != 0 || ::stat(path.c_str(), &info) != 0)
+      system_failed(path, "a file whose time can be set");
+    return info.st_mtim.tv_sec;
+  }
+
   std::vector<std::optional<StoredBytes>> read(Shelf shelf,
                                                std::span<const Sha256> names) override {
     std::vector<std::optional<StoredBytes>> found(names.size());
@@ -209,6 +219,7 @@ class DirectoryStore : public StoreBackend {
 
   std::vector<Sha256> leased() override {
     std::vector<Sha256> states;
+    const int64_t time = now();
     for (const std::string& file : files_in(path_ + "/leases")) {
       if (!hash_of_hex(file)) continue;  // half-written
       const std::string path = path_ + "/leases/" + file;
@@ -216,7 +227,7 @@ class DirectoryStore : public StoreBackend {
         std::istringstream line(read_text_file(path, kSmallFile));
         int64_t until = 0;
         line >> until;
-        if (until <= clock_()) {
+        if (until <= time) {
           ::unlink(path.c_str());
           continue;
         }
@@ -296,9 +307,10 @@ class DirectoryStore : public StoreBackend {
   // The file counts as used now; false where there is none. Only its owner may set a time; others
   // who may write to it can say "now", and those who may not leave it as it is.
   bool stamp(const std::string& path) const {
-    const timespec now = {clock_(), 0};
-    const timespec times[] = {now, now};
-    if (::utimensat(AT_FDCWD, path.c_str(), times, 0) == 0 || (errno == EPERM && touched(path)))
+    timespec times[2] = {};
+    if (clock_) times[0].tv_sec = times[1].tv_sec = clock_();
+    if (::utimensat(AT_FDCWD, path.c_str(), clock_ ? times : nullptr, 0) == 0 ||
+        (clock_ && errno == EPERM && touched(path)))
       return true;
     return errno != ENOENT && ::access(path.c_str(), F_OK) == 0;
   }

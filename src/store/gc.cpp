@@ -40,7 +40,7 @@ Store::Marks Store::mark(std::vector<std::string>& refused) {
 
 GcReport Store::gc(const GcOptions& options) {
   GcReport report;
-  const int64_t before = now() - options.grace;
+  const int64_t before = backend_->now() - options.grace;
   const Marks marks = mark(report.refused);
   if (options.between) options.between();
   const auto sweep = [&](Shelf shelf, const std::set<Sha256>& marked, uint64_t& removed,

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -26,7 +27,8 @@ constexpr size_t kSizeAt = 80;  // of the payload's bytes in a record's front (r
 constexpr uint64_t kMostRecord = kMaxBlockBytes + (uint64_t{64} << 20);
 constexpr int64_t kBlockTtl = 7 * 24 * 3600;
 constexpr double kMarkSeconds = 1;  // of what does not matter
-constexpr int kMostRewrites = 5;    // of what was written over a connection that failed
+constexpr auto kAskAgain = std::chrono::hours(1);
+constexpr int kMostRewrites = 5;  // of what was written over a connection that failed
 
 // EXPIREs all chunks of a record (ARGV[1] seconds; "": notes the time ARGV[2] instead). 1 where all
 // are there. KEYS: the first chunk, and of a state what notes the time: while a slot moves, a
@@ -151,6 +153,26 @@ class RedisStore : public StoreBackend {
 
   const std::string& url() const override { return text_; }
 
+  // The server is asked now and then; in between, time goes on here as it does there.
+  int64_t now() override {
+    if (clock_) return clock_();
+    const auto here = std::chrono::steady_clock::now();
+    const std::lock_guard lock(clock_mutex_);
+    if (server_seconds_ == 0 || here - asked_ > kAskAgain) {
+      RedisCommand ask{{"EVAL", "return redis.call('TIME')", "1", store_key()}};
+      ask.key = 3;
+      const RedisReply r = one(ask, patience_.write);
+      const bool told = r->type == REDIS_REPLY_ARRAY && r->elements == 2 &&
+                        r->element[0]->type == REDIS_REPLY_STRING;
+      server_seconds_ = told ? std::atoll(r->element[0]->str) : 0;
+      if (server_seconds_ < 1)
+        throw Error(ErrorKind::format, text_, "TIME", "seconds since 1970", "another answer");
+      asked_ = here;
+    }
+    return server_seconds_ +
+           std::chrono::duration_cast<std::chrono::seconds>(here - asked_).count();
+  }
+
   std::vector<std::optional<StoredBytes>> read(Shelf shelf,
                                                std::span<const Sha256> names) override {
     return receive(shelf, names, nullptr);
@@ -197,7 +219,7 @@ class RedisStore : public StoreBackend {
       for (size_t i = 0; i < names.size(); ++i) {
         const RedisReply& used = replies[2 * i + 1];
         const int64_t when = shelf == Shelf::blocks
-                                 ? clock_() - (ttl_ - integer_of(used))
+                                 ? now() - (ttl_ - integer_of(used))
                                  : std::atoll(std::string(string_of(used)).c_str());
         each({names[i], claimed_bytes(string_of(replies[2 * i])), when});
       }
@@ -206,9 +228,9 @@ class RedisStore : public StoreBackend {
 
   bool remove(Shelf shelf, const Sha256& name, int64_t unused_since) override {
     const bool block = shelf == Shelf::blocks;
-    const RedisCommand c = script(kRemove, shelf, name,
-                                  {std::to_string(unused_since), block ? std::to_string(ttl_) : "",
-                                   std::to_string(clock_())});
+    const RedisCommand c = script(
+        kRemove, shelf, name,
+        {std::to_string(unused_since), block ? std::to_string(ttl_) : "", std::to_string(now())});
     return integer_of(one(c, patience_.write)) == 1;
   }
 
@@ -245,7 +267,7 @@ class RedisStore : public StoreBackend {
   void lease(const std::string& holder, std::span<const Sha256> states, int64_t until) override {
     std::string text;
     for (const Sha256& id : states) text += hex_of_hash(id);
-    const std::string seconds = std::to_string(std::max<int64_t>(1, until - clock_()));
+    const std::string seconds = std::to_string(std::max<int64_t>(1, until - now()));
     one({{"SETEX", lease_key(holder), seconds, text}}, patience_.write);
   }
 
@@ -374,9 +396,9 @@ class RedisStore : public StoreBackend {
                                  : ", which would evict states and names"));
   }
 
-  RedisCommand touching(Shelf shelf, const Sha256& name) const {
+  RedisCommand touching(Shelf shelf, const Sha256& name) {
     return script(kTouch, shelf, name,
-                  {shelf == Shelf::blocks ? std::to_string(ttl_) : "", std::to_string(clock_()),
+                  {shelf == Shelf::blocks ? std::to_string(ttl_) : "", std::to_string(now()),
                    std::to_string(kChunk)});
   }
   RedisCommand script(const char* text, Shelf shelf, const Sha256& name,
@@ -449,7 +471,7 @@ class RedisStore : public StoreBackend {
     const std::string first = chunk_key(shelf, record.name, 0);
     if (shelf == Shelf::states)
       commands.push_back(
-          {{"SET", record_key(shelf, record.name) + ":used", std::to_string(clock_())}});
+          {{"SET", record_key(shelf, record.name) + ":used", std::to_string(now())}});
     commands.push_back(setting(shelf, first, edge));
     const std::vector<RedisReply> replies =
         shelf == Shelf::states ? run_acknowledged(first, commands) : run(commands, patience_.write);
@@ -529,6 +551,9 @@ class RedisStore : public StoreBackend {
   const StorePatience patience_;
   const std::string text_;
   StoreClock clock_;
+  std::mutex clock_mutex_;
+  int64_t server_seconds_ = 0;  // when it was asked last; 0: not yet
+  std::chrono::steady_clock::time_point asked_;
   int64_t ttl_ = kBlockTtl;
   bool replicated_ = false;
   std::mutex mutex_;

@@ -378,7 +378,7 @@ Store::Lease Store::lease(std::span<const Sha256> states, int64_t seconds) {
   const StoreKey random = StoreKey::random();
   Sha256 holder;
   holder.bytes = random.writers;
-  backend_->lease(hex_of_hash(holder), states, now() + seconds);
+  backend_->lease(hex_of_hash(holder), states, backend_->now() + seconds);
   Lease lease{backend_, hex_of_hash(holder)};
   // A collection that began before has not seen it.
   for (const Sha256& state : states) refresh(state, std::nullopt);

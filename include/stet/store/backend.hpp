@@ -77,6 +77,9 @@ class STET_API StoreBackend {
   FetchMeter& meter() { return meter_; }
 
   virtual const std::string& url() const = 0;
+  // Seconds since 1970 by the clock of what keeps the store (a file system's, a server's): those of
+  // machines may be wrong, and what was used is compared between them.
+  virtual int64_t now() = 0;
   // One for each name; nothing for what is not there.
   virtual std::vector<std::optional<StoredBytes>> read(Shelf shelf,
                                                        std::span<const Sha256> names) = 0;
@@ -126,6 +129,7 @@ STET_API StoreUrl parse_store_url(const std::string& url);
 // Makes a new store; throws an argument Error where there is one. `budget`: bytes that the blocks
 // of a directory may take, 0 for no limit.
 STET_API void create_store(const std::string& url, uint64_t budget);
+// `clock`: null for that of what keeps the store.
 STET_API std::unique_ptr<StoreBackend> open_store_backend(const std::string& url,
                                                           StoreClock clock = nullptr,
                                                           StorePatience patience = {});
