@@ -89,7 +89,7 @@ class DirectoryStore : public StoreBackend {
   int64_t now() override {
     if (clock_) return clock_();
     const std::string path = path_ + "/lock";
-    const DirectoryLock lock(path);
+    const DirectoryLock lock(path, mode_);
     struct stat info = {};
     if (::utimensat(AT_FDCWD, path.c_str(), nullptr, 0) != 0 || ::stat(path.c_str(), &info) != 0)
       system_failed(path, "a file whose time can be set");
