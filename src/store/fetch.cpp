@@ -138,8 +138,8 @@ BlockFetch::Found BlockFetch::next(size_t i) {
   front_ = i;
   changed_.notify_all();
   Item& item = items_[i];
-  const bool computes = meanwhile_ == Meanwhile::compute,
-             chooses = computes && store_.fetch_choice() == FetchChoice::by_costs;
+  const bool always = store_.fetch_choice() == FetchChoice::always,
+             chooses = !always && meanwhile_ == Meanwhile::compute;
   const double patience = store_.meter().policy().patience_seconds(item.wanted.index),
                until = chooses ? seconds_now() + patience : until_;
   const auto give_up = [&](Found why) {
@@ -154,6 +154,10 @@ BlockFetch::Found BlockFetch::next(size_t i) {
     if (!fault_.empty()) return give_up(Found::failed);
     if (chooses && (item.probe || (item.stage == Stage::waiting && to_compute(waiting()) > 0)))
       return give_up(Found::faster);
+    if (always) {  // as long as the store lets its requests take
+      changed_.wait(lock);
+      continue;
+    }
     if ((chooses && doubted_) || seconds_now() >= until) {
       doubted_ = true;
       return give_up(Found::late);
