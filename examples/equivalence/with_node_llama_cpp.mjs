@@ -7,12 +7,13 @@ import { getLlama, LlamaLogLevel } from "node-llama-cpp";
 
 const llama = await getLlama({ gpu: false, logLevel: LlamaLogLevel.error, build: "never" });
 const model = await llama.loadModel({ modelPath: process.argv[2] });
-const context = await model.createContext({ contextSize: 4096 });
+const context = await model.createContext({ contextSize: 4096, threads: 1 });
+const sequence = context.getSequence();
 const directory = mkdtempSync(join(tmpdir(), "equivalence-"));
 
 async function logits(ids, cuts, question) {
   if ("fork_at" in question || "batch" in question) return null; // sequences are not copied, and batches are made up by the bindings
-  const sequence = context.getSequence();
+  await sequence.clearHistory();
   const ends = [...cuts, ids.length];
   let done = 0, last;
   for (const end of ends) {
@@ -30,7 +31,6 @@ async function logits(ids, cuts, question) {
       await sequence.eraseContextTokenRanges([{ start: done, end: done + 5 }]);
     }
   }
-  sequence.dispose();
   return [...last.at(-1).next.logits].sort(([a], [b]) => a - b).map(([, x]) => x);
 }
 
