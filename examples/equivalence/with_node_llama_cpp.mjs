@@ -7,21 +7,19 @@ import { getLlama, LlamaLogLevel } from "node-llama-cpp";
 
 const llama = await getLlama({ gpu: false, logLevel: LlamaLogLevel.error, build: "never" });
 const model = await llama.loadModel({ modelPath: process.argv[2] });
-const context = await model.createContext({ contextSize: 4096, sequences: 4 });
+const context = await model.createContext({ contextSize: 4096, threads: 1 });
+const sequence = context.getSequence();
 const directory = mkdtempSync(join(tmpdir(), "equivalence-"));
 
 async function logits(ids, cuts, question) {
-  if ("fork_at" in question) return null; // sequences cannot be copied
-  const sequence = context.getSequence();
-  const others = (question.batch ?? []).map((tokens) => [context.getSequence(), tokens]);
+  if ("fork_at" in question || "batch" in question) return null; // sequences are not copied, and batches are made up by the bindings
+  await sequence.clearHistory();
   const ends = [...cuts, ids.length];
   let done = 0, last;
   for (const end of ends) {
     const piece = ids.slice(done, end);
     const input = end < ids.length ? piece : [...piece.slice(0, -1), [piece.at(-1), { generateNext: { logits: true } }]];
-    const work = [sequence.controlledEvaluate(input)];
-    for (const [other, tokens] of others) work.push(other.evaluateWithoutGeneratingNewTokens(tokens));
-    last = (await Promise.all(work))[0];
+    last = await sequence.controlledEvaluate(input);
     done = end;
     if (done === question.save_at && done < ids.length) {
       await sequence.saveStateToFile(join(directory, "s"));
@@ -33,7 +31,6 @@ async function logits(ids, cuts, question) {
       await sequence.eraseContextTokenRanges([{ start: done, end: done + 5 }]);
     }
   }
-  for (const each of [sequence, ...others.map(([other]) => other)]) each.dispose();
   return [...last.at(-1).next.logits].sort(([a], [b]) => a - b).map(([, x]) => x);
 }
 
