@@ -156,7 +156,7 @@ class Model(_Handle):
             setattr(self, name, getattr(info, name))
 
     def session(self, **options) -> "Session":
-        """Options: capacity, threads, chunk, isa, kv_type, contract."""
+        """Options: capacity, threads, chunk, isa, kv_type, contract, window_only, recompute, checkpoint_every."""
         return Session(self, **options)
 
     def points(self, pattern: str = "*") -> List[str]:
@@ -200,11 +200,13 @@ class Tokenizer(_Handle):
 
 
 class _SessionOptions(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("capacity", c.c_int64), ("threads", c.c_int64), ("chunk", c.c_int64), ("isa", c.c_char_p), ("kv_type", c.c_int32), ("contract", c.c_int32)]
+    _fields_ = [("struct_size", c.c_size_t), ("capacity", c.c_int64), ("threads", c.c_int64), ("chunk", c.c_int64), ("isa", c.c_char_p), ("kv_type", c.c_int32), ("contract", c.c_int32),
+                ("window_only", c.c_int32), ("recompute", c.c_int32), ("checkpoint_every", c.c_int64)]
 
 
-def _session_options(capacity=0, threads=0, chunk=0, isa="", kv_type="", contract=""):
-    return _sized(_SessionOptions(capacity=capacity, threads=threads, chunk=chunk, isa=isa.encode() or None, kv_type=KV_TYPES[kv_type], contract=CONTRACTS[contract]))
+def _session_options(capacity=0, threads=0, chunk=0, isa="", kv_type="", contract="", window_only=False, recompute=False, checkpoint_every=0):
+    return _sized(_SessionOptions(capacity=capacity, threads=threads, chunk=chunk, isa=isa.encode() or None, kv_type=KV_TYPES[kv_type], contract=CONTRACTS[contract],
+                                  window_only=window_only, recompute=recompute, checkpoint_every=checkpoint_every))
 
 
 class _SessionInfo(c.Structure):
@@ -478,6 +480,12 @@ class Session(_Handle):
     def rewind(self, size: int) -> None:
         """As if the tokens from there on had never been."""
         _call("stet_session_rewind", self._at, c.c_int64(size))
+
+    def rewind_cost(self, size: int) -> int:
+        """How many tokens that processes again: 0 unless window_only."""
+        tokens = c.c_int64()
+        _call("stet_session_rewind_cost", self._at, c.c_int64(size), c.byref(tokens))
+        return tokens.value
 
     def prune(self, keep_last: int, sinks: int = 0, shift: bool = False) -> int:
         """Takes positions out of the middle; returns how many."""
