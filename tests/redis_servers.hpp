@@ -123,25 +123,43 @@ class RedisServer {
 // Three primaries with a replica each.
 class RedisCluster {
  public:
-  RedisCluster() {
+  explicit RedisCluster(const std::vector<std::string>& more = {}) {
     std::string create = "redis-cli --cluster create";
     for (int i = 0; i < 6; ++i) {
-      servers.push_back(std::make_unique<RedisServer>(std::vector<std::string>{
-          "--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--appendonly", "yes",
-          "--appendfsync", "always", "--repl-diskless-sync-delay", "0"}));
+      std::vector<std::string> options = {"--cluster-enabled",
+                                          "yes",
+                                          "--cluster-node-timeout",
+                                          "1000",
+                                          "--appendonly",
+                                          "yes",
+                                          "--appendfsync",
+                                          "always",
+                                          "--repl-diskless-sync-delay",
+                                          "0"};
+      options.insert(options.end(), more.begin(), more.end());
+      servers.push_back(std::make_unique<RedisServer>(options));
       create += " 127.0.0.1:" + std::to_string(servers.back()->port());
     }
     create += " --cluster-replicas 1 --cluster-yes >/dev/null 2>&1";
     created = std::system(create.c_str()) == 0 && eventually([&] { return ready(); });
   }
-  // All slots are served, and every primary has its replica.
+  // All servers that answer say that all slots are served, by three primaries.
+  bool serves() const {
+    int primaries = 0;
+    for (const auto& s : servers) {
+      const std::string info = s->ask({"CLUSTER", "INFO"});
+      if (info.empty()) continue;
+      if (info.find("cluster_state:ok") == std::string::npos) return false;
+      primaries += s->ask({"ROLE"}).starts_with("master");
+    }
+    return primaries == 3;
+  }
+  // And every primary has its replica.
   bool ready() const {
     int replicas = 0;
-    for (const auto& s : servers) {
-      if (s->ask({"CLUSTER", "INFO"}).find("cluster_state:ok") == std::string::npos) return false;
+    for (const auto& s : servers)
       replicas += s->ask({"INFO", "replication"}).find("connected_slaves:1") != std::string::npos;
-    }
-    return replicas == 3;
+    return replicas == 3 && serves();
   }
   RedisServer& primary_of(const std::string& key) {
     const std::string slot = std::to_string(redis_slot(key));

@@ -13,10 +13,12 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from random import Random
 
 STET, ROOT = sys.argv[1], sys.argv[2]
 MODEL = os.path.join(ROOT, "assets/pocket-llama3")
 SAYINGS = ["Let a = 17. What is a?", "Let b = a + 4. What is b?", "What is a?", "What is b?"]
+ROUNDS = int(os.environ.get("STET_KILLS", "3"))  # of killing a server
 LONG = "Let a = 17. Let b = 4. " * 12 + "What is a?"  # several blocks
 
 
@@ -47,6 +49,13 @@ def respond(port, text, previous=None, key=None, **more):
     status, answer = call(port, "POST", "/v1/responses", {"input": text, **({"previous_response_id": previous} if previous else {}), **more}, key)
     assert status == 200, answer
     return answer
+
+
+def ask_in_stream(port, text, previous):
+    stream = socket.create_connection(("127.0.0.1", port))
+    body = json.dumps({"input": text, "previous_response_id": previous, "stream": True}).encode()
+    stream.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    return stream
 
 
 def what_was_said(answer):
@@ -113,22 +122,51 @@ class SharedStates(unittest.TestCase):
         self.assertGreaterEqual(again["usage"]["reused"], (prompt - 1) // 64 * 64)
         self.assertGreater(metric(b.port, 'store_blocks_total{found="hit"}'), 0)
 
-    def test_a_killed_server_is_replaced_in_mid_reply(self):
-        for _ in range(int(os.environ.get("STET_KILLS", "3"))):
-            a, b = self.server(), self.server()
-            first = respond(a.port, LONG)
-            stream = socket.create_connection(("127.0.0.1", a.port))
-            body = json.dumps({"input": SAYINGS[1], "previous_response_id": first["id"], "stream": True}).encode()
-            stream.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-            stream.recv(200)  # the reply has begun
-            a.end(kill=True)
+    def killed_in_mid_reply(self, rounds):
+        """A conversation on three servers, of which one dies in mid-reply each round; the client asks another, and goes on there."""
+        random, servers = Random(1), [self.server() for _ in range(3)]
+        previous = expected = None
+        for n in range(rounds):
+            if n % 8 == 0:
+                previous, expected = respond(random.choice(servers).port, LONG), respond(self.alone.port, LONG)
+                self.assertEqual(what_was_said(previous), what_was_said(expected))
+            text = SAYINGS[n % len(SAYINGS)]
+            victim = servers.pop(random.randrange(3))
+            stream = ask_in_stream(victim.port, text, previous["id"])
+            left = random.randrange(3000)  # a reply's events are about as many bytes
+            while left > 0 and (some := stream.recv(min(left, 512))):
+                left -= len(some)
+            victim.end(kill=True)
             stream.close()
-            before = metric(b.port, "prompt_tokens_total")
-            found = what_was_said(respond(b.port, SAYINGS[1], first["id"]))
-            self.assertEqual(found, what_was_said(respond(self.alone.port, SAYINGS[1], respond(self.alone.port, LONG)["id"])))
-            self.assertEqual(metric(b.port, "store_blocks_computed_total"), 0)
-            self.assertLess(metric(b.port, "prompt_tokens_total") - before, 64)
-            b.end()
+            other = random.choice(servers)
+            before = metric(other.port, "prompt_tokens_total")
+            answer = respond(other.port, text, previous["id"])
+            expected = respond(self.alone.port, text, expected["id"])
+            self.assertEqual(what_was_said(answer), what_was_said(expected))
+            # All full blocks of the state were stored: what was processed is after them.
+            stored = (previous["usage"]["input_tokens"] + previous["usage"]["output_tokens"]) // 64 * 64
+            self.assertGreaterEqual(stored, 64)
+            self.assertLessEqual(metric(other.port, "prompt_tokens_total") - before, answer["usage"]["input_tokens"] - stored)
+            self.assertGreaterEqual(answer["usage"]["input_tokens_details"]["cached_tokens"], stored)
+            self.assertEqual(metric(other.port, "store_blocks_computed_total"), 0)
+            self.assertEqual(metric(other.port, "store_failures_total"), 0)
+            previous = answer
+            servers.append(self.server())
+
+    def test_a_killed_server_is_replaced_in_mid_reply(self):
+        self.killed_in_mid_reply(ROUNDS)
+
+    @unittest.skipUnless(all(map(shutil.which, ("redis-server", "redis-cli"))), "redis-server or redis-cli is missing")
+    def test_the_same_on_a_server_of_states(self):
+        port = free_port()
+        redis = subprocess.Popen(["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", self.scratch], stdout=subprocess.DEVNULL)
+        self.addCleanup(redis.wait)
+        self.addCleanup(redis.kill)
+        while subprocess.run(["redis-cli", "-p", str(port), "ping"], capture_output=True).stdout != b"PONG\n":
+            self.assertIsNone(redis.poll())
+        self.env = {**self.env, "STET_STORE": "redis://127.0.0.1:%d/killed" % port}
+        subprocess.run([STET, "store", "init"], env=self.env, check=True, capture_output=True)
+        self.killed_in_mid_reply(ROUNDS)
 
     def test_blocks_that_are_lost_are_computed(self):
         a, b = self.server(), self.server()
@@ -174,7 +212,7 @@ class SharedStates(unittest.TestCase):
             self.assertEqual(self.conversation([port]), self.conversation([self.alone.port]))
             first = respond(port, LONG)
             with open(place + "/server2.pid") as f:
-                os.kill(int(f.read()), signal.SIGKILL)
+                os.kill(int(f.readline()), signal.SIGKILL)
             expected = what_was_said(respond(self.alone.port, SAYINGS[1], respond(self.alone.port, LONG)["id"]))
             for n in (1, 3):
                 self.assertEqual(what_was_said(respond(port + n, SAYINGS[1], first["id"])), expected)

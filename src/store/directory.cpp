@@ -4,12 +4,14 @@
 #include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <sstream>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -24,6 +26,7 @@ namespace fs = std::filesystem;
 
 constexpr char kStoreFile[] = "stet-store", kStoreHead[] = "stet store 1";
 constexpr size_t kSmallFile = size_t{1} << 20;  // of names and leases
+constexpr uint64_t kSpare = 65536;              // what a file takes beside its bytes, at most
 
 [[noreturn]] void system_failed(const std::string& path, const std::string& expected) {
   throw Error(ErrorKind::io, path, "", expected, std::generic_category().message(errno));
@@ -92,7 +95,9 @@ class DirectoryStore : public StoreBackend {
   }
 
   std::vector<bool> touch(Shelf shelf, std::span<const Sha256> names) override {
-    const DirectoryLock lock(path_ + "/lock");
+    std::optional<DirectoryLock> lock;
+    // Who may only read finds what is there; nobody can mark it.
+    if (::access(path_.c_str(), W_OK) == 0) lock.emplace(path_ + "/lock");
     std::vector<bool> there;
     for (const Sha256& name : names) there.push_back(stamp(path_of(shelf, name)));
     return there;
@@ -113,10 +118,16 @@ class DirectoryStore : public StoreBackend {
       if (bytes > room) break;
       room -= bytes;
       const std::string path = path_of(shelf, r.name);
-      AtomicFile file(path, mode_);
-      file.write(r.front);
-      file.write(r.payload);
-      file.commit();
+      try {
+        AtomicFile file(path, mode_);
+        file.write(r.front);
+        file.write(r.payload);
+        file.commit();
+      } catch (const Error&) {
+        // A full disk takes no blocks; the state, which is small, may still fit.
+        if (shelf == Shelf::blocks && is_full(bytes)) break;
+        throw;
+      }
       stamp(path);
       ++kept;
     }
@@ -186,6 +197,7 @@ class DirectoryStore : public StoreBackend {
   std::vector<Sha256> leased() override {
     std::vector<Sha256> states;
     for (const std::string& file : files_in(path_ + "/leases")) {
+      if (!hash_of_hex(file)) continue;  // half-written
       const std::string path = path_ + "/leases/" + file;
       try {
         std::istringstream line(read_text_file(path, kSmallFile));
@@ -207,11 +219,13 @@ class DirectoryStore : public StoreBackend {
 
   // Temporaries of writers that were killed have names of their own.
   void tidy(int64_t before) override {
-    for (const char* folder : {"/blocks", "/states"}) {
+    for (const char* folder : {"/blocks", "/states", "/names", "/leases"}) {
+      const bool names = folder == std::string_view("/names");
       for (const std::string& file : files_in(path_ + folder)) {
         const std::string path = path_ + folder + "/" + file;
         struct stat info = {};
-        if (!hash_of_hex(file) && ::stat(path.c_str(), &info) == 0 && info.st_mtim.tv_sec < before)
+        const bool known = names ? is_store_name(file) : hash_of_hex(file).has_value();
+        if (!known && ::stat(path.c_str(), &info) == 0 && info.st_mtim.tv_sec < before)
           ::unlink(path.c_str());
       }
     }
@@ -222,6 +236,12 @@ class DirectoryStore : public StoreBackend {
   }
 
  private:
+  // Whether the file system has no room for that many bytes more.
+  bool is_full(uint64_t bytes) const {
+    struct statvfs info = {};
+    return ::statvfs(path_.c_str(), &info) == 0 && info.f_bavail * info.f_frsize < bytes + kSpare;
+  }
+
   std::string folder_of(Shelf shelf) const {
     return path_ + (shelf == Shelf::blocks ? "/blocks" : "/states");
   }

@@ -481,7 +481,10 @@ class RedisStore : public StoreBackend {
     const uint64_t before = client.failures();
     const RedisReply info = client.run(ask, patience_.read);
     if (client.failures() != before) return false;
-    if (std::atoi(info_field(string_of(info), "connected_slaves").c_str()) == 0) return true;
+    const bool alone = std::atoi(info_field(string_of(info), "connected_slaves").c_str()) == 0;
+    // This field is there where the server is to write nothing without replicas: then one that was
+    // lost after the write is no reason to be content with less.
+    if (alone && info_field(string_of(info), "min_slaves_good_slaves").empty()) return true;
     const std::optional<int64_t> replicas = client.wait(key, patience_.read);
     if (!replicas || *replicas >= 1) return replicas.has_value();
     throw Error(ErrorKind::io, text_, "replicas", "one that has what was written", "none in time");

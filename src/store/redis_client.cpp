@@ -12,6 +12,7 @@
 #include <cstring>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "stet/base/error.hpp"
 

@@ -40,8 +40,8 @@ void check_store_name(const std::string& name) {
   if (is_store_name(name)) return;
   throw Error(
       ErrorKind::argument, "", "name",
-      "1 to 128 of a-z A-Z 0-9 . _ -, not all hexadecimal digits, the first a letter, digit "
-      "or _",
+      "1 to 128 of a-z A-Z 0-9 . _ -, not all hexadecimal digits, without \".tmp-\", the first a "
+      "letter, digit or _",
       printable(name, 60));
 }
 
@@ -55,6 +55,8 @@ bool is_store_name(const std::string& name) {
       kHex = "0123456789abcdef",
       kAll = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
   if (name.empty() || name.size() > 128 || name[0] == '.' || name[0] == '-') return false;
+  // So are files called that are being written (AtomicFile).
+  if (name.find(".tmp-") != std::string::npos) return false;
   return std::ranges::all_of(name, [&](char c) { return is_one_of(c, kAll); }) &&
          !(name.size() >= 6 &&
            std::ranges::all_of(name, [&](char c) { return is_one_of(c, kHex); }));
@@ -317,7 +319,10 @@ Store::Lease Store::lease(std::span<const Sha256> states, int64_t seconds) {
   Sha256 holder;
   holder.bytes = random.writers;
   backend_->lease(hex_of_hash(holder), states, now() + seconds);
-  return {backend_, hex_of_hash(holder)};
+  Lease lease{backend_, hex_of_hash(holder)};
+  // A collection that began before has not seen it.
+  for (const Sha256& state : states) refresh(state, std::nullopt);
+  return lease;
 }
 
 }  // namespace stet

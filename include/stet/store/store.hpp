@@ -121,7 +121,8 @@ class STET_API Store {
   void set_name(const std::string& name, const std::optional<Sha256>& expected,
                 const std::optional<Sha256>& next);
 
-  // What leads from these states stays until the lease is gone, or for that many seconds.
+  // What leads from these states stays until the lease is gone, or for that many seconds. Throws an
+  // io Error where one of them is not in the store.
   class Lease;
   Lease lease(std::span<const Sha256> states, int64_t seconds);
 
