@@ -286,9 +286,10 @@ INSTANTIATE_TEST_SUITE_P(Models, Window,
 TEST(WindowOptions, AreRefusedWhereTheyMeanNothing) {
   const auto llama = model(data_path("models/llama31-tiny")),
              gemma = model(data_path("models/gemma3-tiny"));
-  EXPECT_EQ(error_of([&] { Session(llama, windowed()); }),
-            "unsupported: window-only: expected a model of which some layers have a sliding window, "
-            "found family llama");
+  EXPECT_EQ(
+      error_of([&] { Session(llama, windowed()); }),
+      "unsupported: window-only: expected a model of which some layers have a sliding window, "
+      "found family llama");
   EXPECT_EQ(error_of([&] { Session(gemma, windowed(100)); }),
             "argument: checkpoint-every: expected 0, or at least 272 positions for a window of 8, "
             "found 100");
