@@ -93,8 +93,15 @@ class KvComparer {
 
  private:
   void compare_block(int64_t block, uint64_t slots) {
-    const std::byte *const mine = a_.block(block), *const theirs = b_.block(block);
+    const KvBlock &one = a_.block_info(block), &other = b_.block_info(block);
+    one.check_held(a_.shape(), block);
+    other.check_held(b_.shape(), block);
+    const std::byte *const mine = one.data(), *const theirs = other.data();
     for (int64_t layer = 0; layer < a_.shape().layers; ++layer) {
+      if (!one.holds(layer) || !other.holds(layer)) {
+        compare_digests(block, layer, slots);
+        continue;
+      }
       for (int64_t head = 0; head < a_.shape().kv_heads; ++head) {
         for (const bool key : {true, false}) {
           compare_head(key, {"", block * kBlockPositions, layer, head, -1, "", ""}, slots,
@@ -103,6 +110,22 @@ class KvComparer {
         }
       }
     }
+  }
+
+  // Of a layer that one of them has let go: whether it was the same, if the types are.
+  void compare_digests(int64_t block, int64_t layer, uint64_t slots) {
+    if (a_.shape().type != b_.shape().type || slots != positions_of_block(block, a_.size()) ||
+        slots != positions_of_block(block, b_.size()))
+      return;
+    const Digest x = a_.block_info(block).digests(a_.shape())[static_cast<size_t>(layer)],
+                 y = b_.block_info(block).digests(b_.shape())[static_cast<size_t>(layer)];
+    for (const size_t what : {0u, 1u})
+      sums_[static_cast<size_t>(layer) * 2 + what].count(std::popcount(slots) *
+                                                         a_.shape().kv_heads * a_.shape().head_dim);
+    std::optional<Difference>& first = first_[1];
+    if (x == y || (first && first->position <= block * kBlockPositions)) return;
+    first = Difference{"keys and values of the block", block * kBlockPositions, layer, -1, -1,
+                       "digest " + digest_text(x),     digest_text(y)};
   }
 
   void compare_head(bool key, const Difference& at, uint64_t slots, const HeadView& mine,

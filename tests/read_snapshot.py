@@ -19,7 +19,7 @@ from xxh3_128 import xxh3_128
 
 MAGIC, ARCHIVE_MAGIC = b"\x93STET\r\n\x1a", b"\x93STAR\r\n\x1a"
 HEADER, ENTRY, PAGE, POSITIONS = 192, 64, 4096, 64
-ELSEWHERE, COMPRESSED, EDITED = 1, 2, 4
+ELSEWHERE, COMPRESSED, EDITED, WINDOWED = 1, 2, 4, 16
 KNOWN = ("META TOKENS VISIBLE PRUNES REMOVED LOGITS BLOCKS CONTENT KVINDEX WEIGHTS TOKENIZR KV").split()
 ALWAYS = "META TOKENS VISIBLE LOGITS BLOCKS KV".split()
 ELEMENTS = {"f32": "<f", "bf16": None, "f16": "<e"}
@@ -89,7 +89,7 @@ class Sections:
         expect("format version", 3, version)
         expect("header", digest_text(data[176:192]), digest_text(xxh3_128(data[:176])))
         expect("header size", HEADER, size)
-        expect("required features", 0, required & ~(ELSEWHERE | COMPRESSED | EDITED))
+        expect("required features", 0, required & ~(ELSEWHERE | COMPRESSED | EDITED | WINDOWED))
         expect("file size", file_size, len(data))
         expect("section table", HEADER, table)
         entries = data[table:table + ENTRY * count]
@@ -179,6 +179,7 @@ class Snapshot:
         self.head_bytes = self.scales + (4 * POSITIONS if self.kv_type == "q8" else 0)
         self.layer_bytes = self.heads * 2 * self.head_bytes
         self.block_bytes = -(-self.layers * self.layer_bytes // PAGE) * PAGE
+        self.held = [l for l, window in enumerate(self.meta["config"]["window"]) if window == 0]
         self.fingerprint = self.meta["fingerprints"][-1]["digest"]
         expect("positions", self.meta["positions"], len(self.tokens))
         for position in range(len(self.tokens), POSITIONS * len(self.visible)):
@@ -207,8 +208,12 @@ class Snapshot:
 
     def block(self, number, parent=None):
         """The bytes of a block, compared with their digests; None where they are in no file at hand."""
+        held = range(self.layers)
         if number in self.places:
             data = self.stored(*self.places[number])
+            if self.places[number][0] >= 2:
+                held = self.held
+                data = self.spread(data)
         elif self.visible[number] == 0:
             data = bytes(self.block_bytes)
         elif parent is not None and parent.block_digests(number) == self.block_digests(number):
@@ -216,18 +221,28 @@ class Snapshot:
         else:
             return None
         for layer, digest in enumerate(self.block_digests(number)):
+            if layer not in held:
+                continue
             end = self.block_bytes if layer == self.layers - 1 else (layer + 1) * self.layer_bytes
             found = xxh3_128(data[layer * self.layer_bytes:end])
             expect(f"block {number}, layer {layer}", digest_text(digest), digest_text(found))
         return data
 
+    def spread(self, data):
+        """Layers without a window, at their places in a block."""
+        block = bytearray(self.block_bytes)
+        for i, layer in enumerate(self.held):
+            block[layer * self.layer_bytes:(layer + 1) * self.layer_bytes] = data[i * self.layer_bytes:(i + 1) * self.layer_bytes]
+        return bytes(block)
+
     def stored(self, encoding, offset, length):
         data = self.sections.data[offset:offset + length]
-        if encoding == 0:
+        if encoding in (0, 2):
             return data
-        expect("KVINDEX: encoding", 1, encoding)
-        size, at = self.block_bytes // self.element, 4 * self.element
-        block = bytearray(self.block_bytes)
+        expect("KVINDEX: encoding", True, encoding in (1, 3))
+        whole = self.block_bytes if encoding == 1 else -(-len(self.held) * self.layer_bytes // PAGE) * PAGE
+        size, at = whole // self.element, 4 * self.element
+        block = bytearray(whole)
         for i, stored in enumerate(struct.unpack_from(f"<{self.element}I", data)):
             plane = data[at:at + stored]
             block[i::self.element] = plane if stored == size else zlib.decompress(plane)

@@ -91,6 +91,24 @@ def of_q8(stet, scratch):
         assert any(elements) and elements == read(wide).elements(*place) == read(packed).elements(*place), place
 
 
+def of_windows(stet, scratch):
+    """Blocks without the layers that have a window: the same state, of which the other layers can be read."""
+    whole, windows, packed = (os.path.join(scratch, name) for name in ("whole.stet", "windows.stet", "windows-z.stet"))
+    save = ["save", "-m", "tests/data/models/gemma3-tiny", "--ids", ",".join(str(7 * i % 250) for i in range(300)), "-o"]
+    run(stet, *save, whole)
+    run(stet, *save, windows, "--window-only", "--checkpoint-every", "0")
+    run(stet, "convert", windows, "--compress", "zlib", "-o", packed)
+    layer = read(whole).held[0]
+    for file in (windows, packed):
+        compare(stet, file)
+        run(stet, "check", file)
+        run(stet, "diff", whole, file)
+        assert read(file).as_json()["digests"] == read(whole).as_json()["digests"], file
+        assert os.path.getsize(file) < os.path.getsize(whole), file
+        for position in (0, 100, 299):
+            assert read(file).elements("key", layer, 0, position) == read(whole).elements("key", layer, 0, position), position
+
+
 def long_logs(stet, scratch):
     """Prunes and an edit between tokens: what the chain of identities is made for."""
     path = lambda name: os.path.join(scratch, name + ".stet")
@@ -135,6 +153,7 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         address(stet, scratch)
         of_q8(stet, scratch)
+        of_windows(stet, scratch)
         long_logs(stet, scratch)
         refuses_damage(scratch)
     print(f"{len(files)} files read as stet reads them")

@@ -20,6 +20,7 @@ struct InspectCommand {
   std::string path, model;
   CheckpointOption checkpoint;  // `path`, where it is one
   bool json = false, check = false;
+  int64_t memory = 0;  // positions
 };
 
 // Nothing in it may drive a terminal: names come from the file.
@@ -218,6 +219,9 @@ Json elements_json(const Snapshot& s, const Present& present) {
   add("text held back",
       fmt::format("{} bytes, decoder state {} bytes", g.held.size(), g.stream.size()),
       g.held.size() + g.stream.size(), "");
+  if (s.windowed_blocks() > 0)
+    add("window only", fmt::format("{} blocks without windowed layers", s.windowed_blocks()), 0,
+        "");
   add("prunes", fmt::format("{}", m.prunes.size()), 0, "");
   const auto limit = limit_of(s);
   add("edits",
@@ -347,7 +351,33 @@ Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokeni
   return j;
 }
 
+// What keys and values of so many positions take, by config.json alone.
+Json memory_json(const ModelConfig& c, int64_t positions) {
+  Json j{{"family", c.family}, {"positions", positions}};
+  const int64_t every = WindowOptions().checkpoint_every;
+  const bool windows = detail::widest_window(c) > 0;
+  for (const KvType type : kKvTypes) {
+    const KvShape shape = detail::kv_shape(c, type);
+    Json& of = j[std::string("kv_") + kv_type_name(type)];
+    of["bytes"] = static_cast<size_t>(blocks_of(positions)) * shape.block_bytes();
+    if (windows) of["window_only_bytes"] = window_only_bytes(c, shape, every, positions);
+  }
+  if (windows) j["checkpoint_every"] = every;
+  return j;
+}
+
+void run_memory(const InspectCommand& o) {
+  const std::string file = std::filesystem::is_directory(o.path) ? o.path + "/config.json" : o.path;
+  const Json j =
+      memory_json(parse_model_config(read_text_file(file, size_t{1} << 20), file), o.memory);
+  if (o.json)
+    print_json(j, nullptr);
+  else
+    print_table(j);
+}
+
 void run(InspectCommand& o) {
+  if (o.memory > 0) return run_memory(o);
   std::error_code ignored;
   const bool checkpoint =
       std::filesystem::is_directory(o.path, ignored) || o.path.ends_with(".gguf");
@@ -395,6 +425,10 @@ void add_inspect(CLI::App& app) {
       ->type_name("DIR");
   o->checkpoint.add_overrides_to(*sub);
   sub->add_flag("--check", o->check, "compare packed weights with their digests, every byte");
+  sub->add_option("--kv-memory", o->memory,
+                  "bytes of the keys and values of N positions, by a directory's config.json alone")
+      ->type_name("N")
+      ->check(integer(1, 1 << 24));
   sub->add_flag("--json", o->json, "print JSON");
   sub->callback([o] { run(*o); });
 }

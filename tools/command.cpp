@@ -162,6 +162,14 @@ void ModelOptions::add_to(CLI::App& app) {
   grouped(app.add_option("--kv", kv, "keys and values are kept as f32 (default), bf16, f16 or q8"),
           "TYPE")
       ->check(one_of({"f32", "bf16", "f16", "q8"}));
+  app.add_flag("--window-only", session.window.only,
+               "of layers with a sliding window keep that window, and one now and then")
+      ->group("Model");
+  grouped(app.add_option("--checkpoint-every", session.window.checkpoint_every,
+                         "positions between the windows that --window-only keeps (default: 8192; "
+                         "0: none)"),
+          "N")
+      ->check(integer(0, 1 << 24));
   grouped(
       app.add_option("--compute", compute,
                      "contract: f32, bf16, q8, q4 or ggml (default: the snapshot's, or what the "
@@ -208,6 +216,10 @@ SessionOptions ModelOptions::session_options() const {
     o.compute.contract = Contract::f32_blas;
   }
   if (!kv.empty()) o.kv_type = parse_kv_type(kv).value();
+  o.window.before_recall = [](int64_t tokens) {
+    say("{} tokens are processed again: the windows before were not kept (--window-only)\n",
+        tokens);
+  };
   return o;
 }
 

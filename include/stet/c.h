@@ -306,6 +306,12 @@ typedef struct stet_session_options {
   int64_t chunk;   /* tokens processed at once; 0: 512. Changes no bit */
   const char* isa; /* one of stet_isa_name(); NULL: the best. Changes no bit */
   int32_t kv_type, contract;
+  /* Nonzero: of layers with a sliding window that window alone is kept, and the one before each
+   * multiple of checkpoint_every positions (0: 8192; -1: none). No bit depends on it. What needs a
+   * window that was not kept fails and says how many tokens it would process again, unless
+   * recompute is nonzero. */
+  int32_t window_only, recompute;
+  int64_t checkpoint_every;
 } stet_session_options;
 
 STET_API stet_status stet_session_new(const stet_model* model, const stet_session_options* options,
@@ -477,6 +483,9 @@ STET_API stet_status stet_session_logits(stet_session* session, const float** lo
 
 /* Drops all tokens from position `size` on: as if they had never been. */
 STET_API stet_status stet_session_rewind(stet_session* session, int64_t size, stet_error** error);
+/* How many tokens that processes again: 0 unless window_only. */
+STET_API stet_status stet_session_rewind_cost(const stet_session* session, int64_t size,
+                                              int64_t* tokens, stet_error** error);
 
 enum { STET_PRUNE_SHIFT = 1 }; /* later positions move up; otherwise the gap is masked */
 

@@ -195,9 +195,11 @@ class Model(_Handle):
         for name in ("vocab_size", "hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "head_dim", "max_positions", "weight_bytes"):
             setattr(self, name, getattr(info, name))
 
-    def session(self, capacity: int = 0, threads: int = 0, chunk: int = 0, isa: str = "", kv_type: str = "", contract: str = "") -> "Session":
+    def session(self, capacity: int = 0, threads: int = 0, chunk: int = 0, isa: str = "", kv_type: str = "", contract: str = "",
+                window_only: bool = False, recompute: bool = False, checkpoint_every: int = 0) -> "Session":
         """A new session: positions (0: all that the model has), and how to compute, of which only contract and kv_type change bits."""
-        return Session(self, capacity=capacity, threads=threads, chunk=chunk, isa=isa, kv_type=kv_type, contract=contract)
+        return Session(self, capacity=capacity, threads=threads, chunk=chunk, isa=isa, kv_type=kv_type, contract=contract,
+                       window_only=window_only, recompute=recompute, checkpoint_every=checkpoint_every)
 
     def points(self, pattern: str = "*") -> List[str]:
         """Names of this model's points (docs/points.md), in the order of the forward pass."""
@@ -237,7 +239,8 @@ class Tokenizer(_Handle):
 
 
 class _SessionOptions(c.Structure):
-    _fields_ = [("struct_size", c.c_size_t), ("capacity", c.c_int64), ("threads", c.c_int64), ("chunk", c.c_int64), ("isa", c.c_char_p), ("kv_type", c.c_int32), ("contract", c.c_int32)]
+    _fields_ = [("struct_size", c.c_size_t), ("capacity", c.c_int64), ("threads", c.c_int64), ("chunk", c.c_int64), ("isa", c.c_char_p), ("kv_type", c.c_int32), ("contract", c.c_int32),
+                ("window_only", c.c_int32), ("recompute", c.c_int32), ("checkpoint_every", c.c_int64)]
 
 
 def _range(layers: Sequence[int] = (), heads: Sequence[int] = (), begin: int = 0, end: int = 0, keys: bool = True, values: bool = True) -> _CRange:
@@ -249,8 +252,10 @@ def _range(layers: Sequence[int] = (), heads: Sequence[int] = (), begin: int = 0
     return r
 
 
-def _session_options(capacity: int = 0, threads: int = 0, chunk: int = 0, isa: str = "", kv_type: str = "", contract: str = "") -> "_SessionOptions":
-    return _sized(_SessionOptions(capacity=capacity, threads=threads, chunk=chunk, isa=isa.encode() or None, kv_type=KV_TYPES[kv_type], contract=CONTRACTS[contract]))
+def _session_options(capacity: int = 0, threads: int = 0, chunk: int = 0, isa: str = "", kv_type: str = "", contract: str = "",
+                     window_only: bool = False, recompute: bool = False, checkpoint_every: int = 0) -> "_SessionOptions":
+    return _sized(_SessionOptions(capacity=capacity, threads=threads, chunk=chunk, isa=isa.encode() or None, kv_type=KV_TYPES[kv_type], contract=CONTRACTS[contract],
+                                  window_only=window_only, recompute=recompute, checkpoint_every=checkpoint_every))
 
 
 class _SessionInfo(c.Structure):
@@ -648,6 +653,12 @@ class Session(_Handle):
     def rewind(self, size: int) -> None:
         """As if the tokens from there on had never been."""
         _call("stet_session_rewind", self._at, c.c_int64(size))
+
+    def rewind_cost(self, size: int) -> int:
+        """How many tokens that processes again: 0 unless window_only."""
+        tokens = c.c_int64()
+        _call("stet_session_rewind_cost", self._at, c.c_int64(size), c.byref(tokens))
+        return tokens.value
 
     def prune(self, keep_last: int, sinks: int = 0, shift: bool = False) -> int:
         """Takes positions out of the middle; returns how many."""

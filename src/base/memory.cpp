@@ -47,4 +47,12 @@ void Memory::release(size_t offset, size_t bytes) const {
   madvise(data_ + offset, bytes, MADV_DONTNEED);  // private anonymous pages
 }
 
+void Memory::use_small_pages() const { madvise(data_, size_, MADV_NOHUGEPAGE); }
+
+void release_pages(std::byte* at, size_t bytes) {
+  const size_t before = (kPage - reinterpret_cast<uintptr_t>(at) % kPage) % kPage;
+  if (bytes < before + kPage) return;
+  madvise(at + before, (bytes - before) / kPage * kPage, MADV_DONTNEED);
+}
+
 }  // namespace stet

@@ -213,6 +213,12 @@ stet_status stet_session_rewind(stet_session* session, int64_t size, stet_error*
   return guarded(error, [&] { at(session, "session").at->rewind(size); });
 }
 
+stet_status stet_session_rewind_cost(const stet_session* session, int64_t size, int64_t* tokens,
+                                     stet_error** error) {
+  return guarded(error,
+                 [&] { output(tokens, "tokens") = at(session, "session").at->rewind_cost(size); });
+}
+
 stet_status stet_session_prune(stet_session* session, const stet_prune_options* options,
                                int64_t* pruned, stet_error** error) {
   return guarded(error, [&] {

@@ -3,6 +3,8 @@
 #include "stet/kernels/kernels.hpp"
 #include "stet/threads/team.hpp"
 
+#include <algorithm>
+
 namespace stet::c {
 
 int threads_of(int64_t threads) {
@@ -90,6 +92,10 @@ SessionOptions session_options(const stet_session_options* options, Contract fal
   o.compute.threads = threads_of(given.threads);
   o.compute.isa = string_or_empty(given.isa);
   if (given.chunk != 0) o.compute.chunk = given.chunk;
+  o.window.only = given.window_only != 0;
+  if (given.checkpoint_every != 0)
+    o.window.checkpoint_every = std::max<int64_t>(0, given.checkpoint_every);
+  if (given.recompute != 0) o.window.before_recall = [](int64_t) {};
   return o;
 }
 

@@ -87,11 +87,15 @@ void Snapshot::check_block(int64_t block, const Parents& parents, const BlockNam
   const std::string field = "KV block " + std::to_string(block);
   BlockNames found = of_zeros;
   if (at.file != nullptr) {
-    const std::span<const std::byte> stored = file.bytes_.subspan(at.extent.offset, at.extent.size);
-    std::vector<std::byte> expanded(at.extent.encoding == kRaw ? 0 : meta_.kv.block_bytes());
-    if (!expanded.empty())
+    std::span<const std::byte> stored = file.bytes_.subspan(at.extent.offset, at.extent.size);
+    std::vector<std::byte> expanded(
+        is_shuffled(at.extent.encoding) ? file.stored_bytes(at.extent.encoding) : 0);
+    if (!expanded.empty()) {
       expand_shuffled(stored, meta_.kv.element_size(), expanded, file.path_, field);
-    found = names_of_block(expanded.empty() ? stored.data() : expanded.data(), content != nullptr);
+      stored = expanded;
+    }
+    if (is_held(at.extent.encoding)) return check_held_block(block, file, stored, content);
+    found = names_of_block(stored.data(), content != nullptr);
   }
   if (content != nullptr && found.content != *content)
     snapshot_damaged(file.path_, field, sha256_text(*content), sha256_text(found.content));
@@ -102,6 +106,23 @@ void Snapshot::check_block(int64_t block, const Parents& parents, const BlockNam
       version_ == 1 ? "" : ", layer " + std::to_string(parted.in1 - expected.begin());
   snapshot_damaged(file.path_, field + layer, "digest " + digest_text(*parted.in1),
                    digest_text(*parted.in2));
+}
+
+// Of a block without the layers that have a window: the others.
+void Snapshot::check_held_block(int64_t block, const Snapshot& file,
+                                std::span<const std::byte> bytes, const Sha256* content) const {
+  const std::string field = "KV block " + std::to_string(block);
+  if (content != nullptr)
+    snapshot_damaged(file.path_, field, "all layers, of which it has its name", "some");
+  std::vector<std::byte> whole(meta_.kv.block_bytes());
+  scatter_held(meta_.kv, *file.held_, bytes, whole.data());
+  const std::vector<Digest> found = layer_digests(meta_.kv, whole.data());
+  const std::span<const Digest> expected = block_digests(block);
+  for (size_t layer = 0; layer < found.size(); ++layer) {
+    if ((*file.held_)[layer] && !(found[layer] == expected[layer]))
+      snapshot_damaged(file.path_, field + ", layer " + std::to_string(layer),
+                       "digest " + digest_text(expected[layer]), digest_text(found[layer]));
+  }
 }
 
 }  // namespace stet

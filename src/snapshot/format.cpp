@@ -75,8 +75,8 @@ Header decode_header(std::span<const std::byte> file, const std::string& path) {
   h.names = get_names(r, h.version);
   r.bytes(h.bytes - kDigestBytes - r.position(), "reserved");
   check_digest(path, "header", get(r, "header digest"), file.first(h.bytes - kDigestBytes));
-  if ((required & ~(kElsewhere | kCompressed | kEdited | kIntervened)) != 0) {
-    throw Error(ErrorKind::unsupported, path, "required features", "bits 1, 2, 4 and 8 at most",
+  if ((required & ~(kElsewhere | kCompressed | kEdited | kIntervened | kWindowed)) != 0) {
+    throw Error(ErrorKind::unsupported, path, "required features", "bits 1, 2, 4, 8 and 16 at most",
                 std::to_string(required));
   }
   check_equal(path, "header size", h.bytes, bytes);
@@ -214,6 +214,31 @@ Front decode_front(std::span<const std::byte> file, const std::string& path) {
                      std::to_string(file.size()));
   }
   return front;
+}
+
+size_t held_bytes(const KvShape& shape, const HeldLayers& held) {
+  const size_t bytes = static_cast<size_t>(std::ranges::count(held, true)) * shape.layer_bytes();
+  return (bytes + 4095) / 4096 * 4096;
+}
+
+void gather_held(const KvShape& shape, const HeldLayers& held, const std::byte* block,
+                 std::vector<std::byte>& bytes) {
+  const size_t part = shape.layer_bytes();
+  bytes.clear();
+  for (size_t layer = 0; layer < held.size(); ++layer) {
+    if (held[layer]) bytes.insert(bytes.end(), block + layer * part, block + (layer + 1) * part);
+  }
+  bytes.resize(held_bytes(shape, held));
+}
+
+void scatter_held(const KvShape& shape, const HeldLayers& held, std::span<const std::byte> bytes,
+                  std::byte* block) {
+  const size_t part = shape.layer_bytes();
+  for (size_t layer = 0; layer < held.size(); ++layer) {
+    if (!held[layer]) continue;
+    std::memcpy(block + layer * part, bytes.data(), part);
+    bytes = bytes.subspan(part);
+  }
 }
 
 }  // namespace stet

@@ -23,9 +23,20 @@ inline bool is_archive_section(const std::string& name) {
 }
 bool is_known_section(const std::string& name);
 
-constexpr uint64_t kElsewhere = 1, kCompressed = 2, kEdited = 4,
-                   kIntervened = 8;             // required features
-constexpr uint32_t kRaw = 0, kByteShuffle = 1;  // encodings of a block
+constexpr uint64_t kElsewhere = 1, kCompressed = 2, kEdited = 4, kIntervened = 8,
+                   kWindowed = 16;  // required features
+// Encodings of a block; the last two are of its layers without a window alone.
+constexpr uint32_t kRaw = 0, kByteShuffle = 1, kHeldRaw = 2, kHeldShuffle = 3;
+inline bool is_held(uint32_t encoding) { return encoding >= kHeldRaw; }
+inline bool is_shuffled(uint32_t encoding) {
+  return encoding == kByteShuffle || encoding == kHeldShuffle;
+}
+// The layers `held` of a block, one behind the other and zeros up to whole pages, and back.
+size_t held_bytes(const KvShape& shape, const HeldLayers& held);
+void gather_held(const KvShape& shape, const HeldLayers& held, const std::byte* block,
+                 std::vector<std::byte>& bytes);
+void scatter_held(const KvShape& shape, const HeldLayers& held, std::span<const std::byte> bytes,
+                  std::byte* block);
 
 // Where a section begins that follows byte `end` of the file.
 uint64_t section_offset(const std::string& name, uint64_t end);

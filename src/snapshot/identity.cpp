@@ -262,6 +262,7 @@ std::vector<Sha256> contents_of(const State& state, std::span<const int64_t> blo
   std::vector<Sha256> contents(blocks.size());
   if (blocks.empty()) return contents;
   state.kv.check_all(threads > 0 ? threads : default_threads());
+  for (const int64_t b : blocks) state.kv.block_info(b).check_all(state.kv.shape(), b);
   run_each(threads > 0 ? threads : default_threads(), blocks.size(), [&](size_t i) {
     contents[i] = state.kv.block_info(blocks[i]).content(state.kv.shape());
   });

@@ -178,7 +178,7 @@ Snapshot::BlockLocation Snapshot::locate(int64_t block, const Parents& parents) 
   const Snapshot* at = this;
   for (size_t i = 0;; ++i) {
     const Extent& own = at->extents_[static_cast<size_t>(block)];
-    if (own.size > 0) return {at, own};
+    if (own.there) return {at, own};
     if (visible(block) == 0) return {};
     if (at->meta_.form != SnapshotForm::delta || at->visible(block) == 0) {
       snapshot_damaged(at->path_, "KV block " + std::to_string(block),

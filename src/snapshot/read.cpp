@@ -164,41 +164,59 @@ void Snapshot::read_extents() {
                      std::to_string(kv.size));
   }
   for (size_t b = 0; b < blocks && !none; ++b)
-    extents_[b] = {kv.offset + b * block_bytes, block_bytes, kRaw};
+    extents_[b] = {kv.offset + b * block_bytes, block_bytes, kRaw, true};
 }
 
 void Snapshot::read_index() {
   const Section& kv = section("KV");
   const uint64_t block_bytes = meta_.kv.block_bytes();
+  auto held = std::make_shared<HeldLayers>();
+  for (const int64_t window : ModelConfig::from_canonical(meta_.config, path_).window)
+    held->push_back(window == 0);
+  held_ = std::move(held);
   ByteReader r(content("KVINDEX"), path_);
   uint64_t end = 0, next = 0, expanded = 0;
   while (r.remaining() > 0) {
     const uint32_t block = r.u32("KVINDEX: block"), encoding = r.u32("KVINDEX: encoding");
     const uint64_t offset = r.u64("KVINDEX: offset"), size = r.u64("KVINDEX: bytes");
     const bool raw_fits = encoding == kRaw && size == block_bytes && offset % 4096 == 0;
+    const bool held_fits = version_ >= 3 && held_->size() == static_cast<size_t>(meta_.kv.layers) &&
+                           ((encoding == kHeldRaw && size == stored_bytes(kHeldRaw)) ||
+                            (encoding == kHeldShuffle && stored_bytes(kHeldShuffle) > 0));
     if (block < next || block >= extents_.size() || offset != end || size > kv.size - offset ||
-        !(raw_fits || encoding == kByteShuffle)) {
+        !(raw_fits || encoding == kByteShuffle || held_fits)) {
       snapshot_damaged(path_, "KVINDEX", "blocks in order, one behind the other",
                        "block " + std::to_string(block) + " at " + std::to_string(offset));
     }
-    if (encoding == kByteShuffle) check_expanded(size, expanded += block_bytes);
-    extents_[block] = {kv.offset + offset, size, encoding};
+    if (is_shuffled(encoding))
+      check_expanded(stored_bytes(encoding), size, expanded += stored_bytes(encoding));
+    extents_[block] = {kv.offset + offset, size, encoding, true};
     next = block + 1;
     end = offset + size;
   }
   if (end != kv.size)
     snapshot_damaged(path_, "KV", std::to_string(end) + " bytes", std::to_string(kv.size));
   for (size_t b = 0; b < extents_.size() && meta_.form == SnapshotForm::full; ++b) {
-    if (extents_[b].size == 0 && visible_[b] != 0)
+    if (!extents_[b].there && visible_[b] != 0)
       snapshot_damaged(path_, "KVINDEX", "block " + std::to_string(b) + ", which is visible",
                        "none");
   }
 }
 
-// A compressed block of `size` bytes may be what it says, and so may all of them up to it,
-// `expanded` bytes.
-void Snapshot::check_expanded(uint64_t size, uint64_t expanded) const {
-  const uint64_t least = meta_.kv.block_bytes() / kMaxDeflateRatio,
+// What a block has in a file before compression.
+uint64_t Snapshot::stored_bytes(uint32_t encoding) const {
+  return is_held(encoding) ? held_bytes(meta_.kv, *held_) : meta_.kv.block_bytes();
+}
+
+int64_t Snapshot::windowed_blocks() const {
+  return std::ranges::count_if(extents_,
+                               [](const Extent& e) { return e.there && is_held(e.encoding); });
+}
+
+// A compressed block of `size` bytes may be the `block` ones that it says, and so may all of them
+// up to it, `expanded` bytes.
+void Snapshot::check_expanded(uint64_t block, uint64_t size, uint64_t expanded) const {
+  const uint64_t least = block / kMaxDeflateRatio,
                  most = kExpandedBytes + kExpandedRatio * bytes_.size();
   if (size < least)
     snapshot_damaged(path_, "KVINDEX",

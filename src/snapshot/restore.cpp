@@ -26,6 +26,27 @@ std::shared_ptr<KvBlock> Snapshot::read_block(KvCache& kv, const BlockLocation& 
       at.file->bytes_.subspan(at.extent.offset, at.extent.size);
   std::shared_ptr<KvBlock> own = KvWriter(kv).fresh_block();
   std::byte* to = const_cast<std::byte*>(own->data());
+  const std::string field = "KV block " + std::to_string(block);
+  if (is_held(at.extent.encoding)) {
+    std::vector<std::byte> expanded;
+    std::span<const std::byte> held = stored;
+    if (at.extent.encoding == kHeldShuffle) {
+      expanded.resize(at.file->stored_bytes(kHeldShuffle));
+      try {
+        expand_shuffled(stored, meta_.kv.element_size(), expanded, at.file->path_, field);
+      } catch (const Error& e) {
+        if (e.kind != ErrorKind::format) throw;
+        return nullptr;
+      }
+      held = expanded;
+    }
+    scatter_held(meta_.kv, *at.file->held_, held, to);
+    SavedBlock saved = saved_block(block, at);
+    saved.held = at.file->held_;
+    auto windowed = std::make_shared<KvBlock>(to, own, std::move(saved));
+    if (!trust) windowed->check_held(meta_.kv, block);
+    return windowed;
+  }
   if (at.extent.encoding == kRaw) {
     // The whole block at once, its digests after it: measured a tenth faster than layer after
     // layer.
@@ -33,7 +54,7 @@ std::shared_ptr<KvBlock> Snapshot::read_block(KvCache& kv, const BlockLocation& 
   } else {
     try {
       expand_shuffled(stored, meta_.kv.element_size(), {to, meta_.kv.block_bytes()}, at.file->path_,
-                      "KV block " + std::to_string(block));
+                      field);
     } catch (const Error& e) {
       if (e.kind != ErrorKind::format) throw;
       return nullptr;
@@ -58,7 +79,8 @@ State Snapshot::load(const RestoreOptions& how, std::vector<int64_t>* damaged) c
   const int64_t capacity = how.session.capacity;
   State state;
   state.origin = origin();
-  state.kv = KvCache(meta_.kv, capacity == 0 ? meta_.capacity : capacity);
+  state.kv = KvCache(meta_.kv, capacity == 0 ? meta_.capacity : capacity,
+                     how.session.window.only || windowed_blocks() > 0);
   if (meta_.positions > state.kv.capacity()) {
     throw Error(ErrorKind::capacity, path_, "tokens",
                 "at most " + std::to_string(state.kv.capacity()) + " positions (--ctx)",
@@ -75,7 +97,7 @@ State Snapshot::load(const RestoreOptions& how, std::vector<int64_t>* damaged) c
       blocks[b] =
           at.file == nullptr ? zeros : load_block(state.kv, at, static_cast<int64_t>(b), how);
       if (blocks[b] != nullptr && (how.check || how.heal))
-        blocks[b]->check_all(meta_.kv, static_cast<int64_t>(b));
+        blocks[b]->check_held(meta_.kv, static_cast<int64_t>(b));
     } catch (const Error& e) {
       if (e.kind != ErrorKind::format) throw;
       blocks[b] = nullptr;

@@ -19,6 +19,7 @@
 //              digest of the bytes before it
 //   required = 1 not all keys and values are in this file (delta, recipe) | 2 blocks are compressed
 //              | 4 keys or values were edited, META says which | 8 kept for interventions
+//              | 16 some blocks are without the layers that have a window
 //   table    = { entry }                          in the order of their offsets
 //   entry    = char[8] name                       padded with zero bytes; each name once
 //              u64 offset, u64 bytes
@@ -59,6 +60,10 @@
 //              of 4 or 2 bytes: as many planes of equal size); u32 per plane: its bytes in this
 //              file; then the planes, each a zlib stream (RFC 1950), or as it is where that is
 //              shorter
+//            | encoding 2: the layers of which META's config says that they have no window, one
+//              behind the other as in memory, and zeros up to a whole page; of the others there
+//              are digests alone
+//            | encoding 3: a byte shuffle of those bytes
 //
 // Every byte is covered: header by its own digest, table by the header's, sections by the table's,
 // blocks by BLOCKS, and gaps must be zero. The id proves nothing about keys and values that tokens
@@ -146,8 +151,12 @@ struct SnapshotWriter {
     if (options.tokenizer_files != nullptr)
       tokenizer.emplace(*options.tokenizer_files, Tokenizer::files_of(*options.tokenizer_files));
     // Without an index a reader expects every block, as it is.
-    indexed = options.compress != 0 || static_cast<int64_t>(stored.size()) != state.kv.blocks();
+    windowed = std::ranges::any_of(stored, [&](int64_t b) { return !holds_all(b); });
+    indexed = options.compress != 0 || windowed ||
+              static_cast<int64_t>(stored.size()) != state.kv.blocks();
   }
+
+  bool holds_all(int64_t block) const { return state.kv.block_info(block).holds_all(); }
 
   bool is_stored(int64_t block) const {
     if (options.form == SnapshotForm::recipe) return false;
@@ -189,10 +198,10 @@ struct SnapshotWriter {
       index.digest = digest_of(index_bytes.data());
       file.write_at(index.offset, index_bytes.data());
     }
-    const uint64_t required = (options.form != SnapshotForm::full ? kElsewhere : 0) |
-                              (options.compress != 0 ? kCompressed : 0) |
-                              (meta.edits.empty() ? 0 : kEdited) |
-                              (meta.interventions.empty() ? 0 : kIntervened);
+    const uint64_t required =
+        (options.form != SnapshotForm::full ? kElsewhere : 0) |
+        (options.compress != 0 ? kCompressed : 0) | (meta.edits.empty() ? 0 : kEdited) |
+        (meta.interventions.empty() ? 0 : kIntervened) | (windowed ? kWindowed : 0);
     file.write_at(0, encode_front(sections, required, digests.state, digests.id));
   }
 
@@ -269,14 +278,14 @@ struct SnapshotWriter {
 
   template <class File>
   void write_blocks(File& file) {
-    const KvShape& shape = state.kv.shape();
     if (options.compress == 0) {
       uint64_t offset = 0;
       std::vector<std::byte> copy;
       for (const int64_t b : stored) {
-        file.write(bytes_to_write(b, copy));
-        note(b, kRaw, offset, shape.block_bytes());
-        offset += shape.block_bytes();
+        const std::span<const std::byte> bytes = bytes_to_write(b, copy);
+        file.write(bytes);
+        note(b, holds_all(b) ? kRaw : kHeldRaw, offset, bytes.size());
+        offset += bytes.size();
       }
       return;
     }
@@ -298,13 +307,19 @@ struct SnapshotWriter {
   // where the next one begins.
   template <class File>
   uint64_t write_packed(File& file, int64_t block, std::vector<std::byte> packed, uint64_t offset) {
-    expanded += state.kv.shape().block_bytes();
-    if (expanded > kExpandedBytes + kExpandedRatio * (offset + packed.size())) {
+    const bool whole = holds_all(block);
+    std::vector<std::byte> some;
+    expanded += whole ? state.kv.shape().block_bytes() : bytes_to_write(block, some).size();
+    if (!packed.empty() && expanded > kExpandedBytes + kExpandedRatio * (offset + packed.size())) {
       std::vector<std::byte> copy;
       packed = compress_shuffled(bytes_to_write(block, copy), state.kv.shape().element_size(), 0);
     }
     file.write(packed);
-    note(block, kByteShuffle, offset, packed.size());
+    note(block,
+         whole            ? kByteShuffle
+         : packed.empty() ? kHeldRaw
+                          : kHeldShuffle,
+         offset, packed.size());
     return offset + packed.size();
   }
 
@@ -313,6 +328,10 @@ struct SnapshotWriter {
     const KvBlock& info = state.kv.block_info(block);
     const size_t size = state.kv.shape().block_bytes();
     if (info.saved() == nullptr) return {info.data(), size};
+    if (!info.holds_all()) {
+      gather_held(state.kv.shape(), *info.saved()->held, info.data(), copy);
+      return copy;
+    }
     copy.assign(info.data(), info.data() + size);
     if (!info.saved_as(state.kv.shape(), copy.data()))
       throw DamagedBlock(info.saved()->file, block, 0);
@@ -324,8 +343,9 @@ struct SnapshotWriter {
     std::vector<std::vector<std::byte>> packed(some.size());
     run_each(threads, some.size(), [&](size_t i) {
       std::vector<std::byte> copy;
-      packed[i] =
-          compress_shuffled(bytes_to_write(some[i], copy), shape.element_size(), options.compress);
+      const std::span<const std::byte> bytes = bytes_to_write(some[i], copy);
+      if (!bytes.empty())
+        packed[i] = compress_shuffled(bytes, shape.element_size(), options.compress);
     });
     return packed;
   }
@@ -342,7 +362,7 @@ struct SnapshotWriter {
   StateDigests digests;
   std::span<const std::byte> logits_bytes;
   std::vector<int64_t> stored;
-  bool indexed = false;
+  bool indexed = false, windowed = false;
 
  private:
   std::string meta_text;

@@ -311,6 +311,7 @@ StorePutReport put_session(Store& store, Session& session, const StorePut& how) 
     const std::vector<BlockIdentity> ids = session.block_identities();
     for (const int64_t b :
          stored_blocks(state.size(), [&](int64_t i) { return state.kv.visible(i); })) {
+      if (!state.kv.block_info(b).holds_all()) continue;  // whoever lacks it computes it
       blocks.push_back({ids[static_cast<size_t>(b)].id, [&state, b] {
                           return std::span(state.kv.block(b), state.kv.shape().block_bytes());
                         }});

@@ -20,6 +20,8 @@ class STET_API Memory {
 
   // Gives whole pages back to the system: they read as zeros afterwards.
   void release(size_t offset, size_t bytes) const;
+  // Pages of 4 KB from now on, so that parts of it can be given back.
+  void use_small_pages() const;
 
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }
@@ -32,5 +34,8 @@ class STET_API Memory {
   std::byte* data_ = nullptr;
   size_t size_ = 0;
 };
+
+// The same as Memory::release, of those pages that lie whole in a run of such memory.
+STET_API void release_pages(std::byte* at, size_t bytes);
 
 }  // namespace stet

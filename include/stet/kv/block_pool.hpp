@@ -16,8 +16,11 @@ class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   // 2 MB pages for blocks that fill them: a small model's session would take a whole one for a few
   // tokens.
-  BlockPool(size_t block_bytes, size_t count)
-      : block_bytes_(block_bytes), memory_(block_bytes * count, block_bytes >= (size_t{1} << 20)) {
+  // `parts`: parts of blocks will be given back, so that pages are small.
+  BlockPool(size_t block_bytes, size_t count, bool parts)
+      : block_bytes_(block_bytes),
+        memory_(block_bytes * count, !parts && block_bytes >= (size_t{1} << 20)) {
+    if (parts) memory_.use_small_pages();
     free_.reserve(count);
     for (size_t i = count; i > 0; --i) free_.push_back(i - 1);
   }

@@ -21,6 +21,7 @@
 #include "stet/api.h"
 #include "stet/base/digest.hpp"
 #include "stet/base/error.hpp"
+#include "stet/base/memory.hpp"
 #include "stet/base/sha256.hpp"
 #include "stet/files/mapped_file.hpp"
 
@@ -93,13 +94,21 @@ STET_API Sha256 block_content(const KvShape& shape, const std::byte* block);
 class DamagedBlock : public Error {
  public:
   DamagedBlock(const std::string& file, int64_t index, int64_t layer);  // "KV block 3, layer 1"
+  // Of a block that was kept without that layer.
+  DamagedBlock(int64_t index, int64_t layer);
 };
+
+// For each layer, whether a block holds it. Old blocks of a session that keeps windows only lack
+// the layers that look no further back than a window (window.hpp).
+using HeldLayers = std::vector<bool>;
 
 // Where the bytes of a block come from that was saved, and what they must be.
 struct SavedBlock {
   std::vector<Digest> digests;                // one for each layer, or one for the whole block
   std::string file;                           // names it in errors
   std::shared_ptr<const MappedFile> mapping;  // null: the bytes are in memory
+  // Null: all. Of others nothing but the digest is there, and check() says that they are damaged.
+  std::shared_ptr<const HeldLayers> held = nullptr;
 };
 
 // 64 positions: memory of its cache alone, which that may write to, or bytes that never change:
@@ -121,6 +130,14 @@ class KvBlock {
     return std::make_shared<KvBlock>(data_, owner_, *saved_);
   }
 
+  bool holds(int64_t layer) const {
+    return saved_ == nullptr || saved_->held == nullptr ||
+           (*saved_->held)[static_cast<size_t>(layer)];
+  }
+  bool holds_all() const { return saved_ == nullptr || saved_->held == nullptr; }
+  // That layers which it does not hold were asked for.
+  void forget_asked(const KvShape& shape) const;
+
   // Whether several caches have it, or had it: then it never changes any more. A mark rather than a
   // count of owners, because a count that has fallen does not tell that the reads of the others are
   // over.
@@ -135,8 +152,9 @@ class KvBlock {
   // The same, without looking twice: false also when another thread is looking just now.
   bool known_good(const KvShape& shape, int64_t layer) const;
   bool looked_at(const KvShape& shape, int64_t layer) const;  // by anyone, or about to be
-  // Layer by layer; throws DamagedBlock, which names block `index`.
+  // Layer by layer; throws DamagedBlock, which names block `index`. check_held: of those it holds.
   void check_all(const KvShape& shape, int64_t index) const;
+  void check_held(const KvShape& shape, int64_t index) const;
   // Whether these bytes are those that were saved.
   bool saved_as(const KvShape& shape, const std::byte* bytes) const;
   // Of a block that does not change any more; of one of a file, after check_all().
@@ -151,6 +169,7 @@ class KvBlock {
   enum : uint8_t { kUnknown, kGood, kBad, kBusy };
   size_t part_of(const KvShape& shape, int64_t layer) const;
   uint8_t look(const KvShape& shape, size_t part) const;
+  void drop(const KvShape& shape, std::shared_ptr<const HeldLayers> held);
 
   std::byte* data_;
   std::shared_ptr<const void> owner_;
@@ -190,6 +209,11 @@ inline DamagedBlock::DamagedBlock(const std::string& file, int64_t index, int64_
             "KV block " + std::to_string(index) + ", layer " + std::to_string(layer),
             "the bytes that were saved", "others") {}
 
+inline DamagedBlock::DamagedBlock(int64_t index, int64_t layer)
+    : Error(ErrorKind::format, "",
+            "KV block " + std::to_string(index) + ", layer " + std::to_string(layer),
+            "keys and values", "none: they were outside of its window (--window-only)") {}
+
 // The bytes are never written: caches copy what is saved() before a write.
 inline KvBlock::KvBlock(const std::byte* data, std::shared_ptr<const void> owner, SavedBlock saved)
     : data_(const_cast<std::byte*>(data)),
@@ -207,6 +231,10 @@ inline size_t KvBlock::part_of(const KvShape& shape, int64_t layer) const {
 }
 
 inline uint8_t KvBlock::look(const KvShape& shape, size_t part) const {
+  if (!holds(static_cast<int64_t>(part))) {
+    looked_[part].store(kBad, std::memory_order_release);
+    return kBad;
+  }
   const size_t from = part * shape.layer_bytes();
   const size_t to =
       part + 1 == saved_->digests.size() ? shape.block_bytes() : from + shape.layer_bytes();
@@ -239,8 +267,37 @@ inline bool KvBlock::looked_at(const KvShape& shape, int64_t layer) const {
 }
 
 inline void KvBlock::check_all(const KvShape& shape, int64_t index) const {
+  for (int64_t layer = 0; !holds_all() && layer < shape.layers; ++layer) {
+    if (!holds(layer) && !check(shape, layer)) throw DamagedBlock(index, layer);
+  }
+  check_held(shape, index);
+}
+
+inline void KvBlock::check_held(const KvShape& shape, int64_t index) const {
   for (int64_t layer = 0; saved_ != nullptr && layer < shape.layers; ++layer) {
-    if (!check(shape, layer)) throw DamagedBlock(saved_->file, index, layer);
+    if (holds(layer) && !check(shape, layer)) throw DamagedBlock(saved_->file, index, layer);
+  }
+}
+
+inline void KvBlock::forget_asked(const KvShape& shape) const {
+  for (int64_t layer = 0; !holds_all() && layer < shape.layers; ++layer) {
+    if (!holds(layer))
+      looked_[static_cast<size_t>(layer)].store(kUnknown, std::memory_order_release);
+  }
+}
+
+// Memory of one cache becomes a block without some layers, whose pages the system gets back.
+inline void KvBlock::drop(const KvShape& shape, std::shared_ptr<const HeldLayers> held) {
+  SavedBlock saved{digests(shape), "", nullptr, held};
+  std::unique_ptr<std::atomic<uint8_t>[]> looked(new std::atomic<uint8_t>[saved.digests.size()]);
+  for (size_t i = 0; i < saved.digests.size(); ++i)
+    looked[i].store((*held)[i] ? kGood : kUnknown, std::memory_order_relaxed);
+  saved_.reset(new SavedBlock(std::move(saved)));
+  looked_ = std::move(looked);
+  const size_t part = shape.layer_bytes();
+  for (size_t from = 0, to = 0; from < held->size(); from = to) {
+    for (to = from + 1; to < held->size() && (*held)[to] == (*held)[from];) ++to;
+    if (!(*held)[from]) release_pages(data_ + from * part, (to - from) * part);
   }
 }
 

@@ -34,7 +34,8 @@ class KvCache {
   KvCache() = default;
   // Reserves address space for `capacity` positions at once; memory is taken as blocks are first
   // written. Throws a capacity Error when there is not that much.
-  KvCache(const KvShape& shape, int64_t capacity);
+  // `parts`: parts of blocks will be given back (KvWriter::drop).
+  KvCache(const KvShape& shape, int64_t capacity, bool parts = false);
   // Shares all blocks with `other`; whoever writes first copies. Nothing is reserved: a copy takes
   // its blocks one by one.
   KvCache(const KvCache& other);
@@ -69,10 +70,11 @@ class KvCache {
   // it was looked at.
   bool pass_was_sound() const;
   // Blocks that are not what was saved, after looking again at those of files that have changed: of
-  // all blocks, or of those that were looked at before.
+  // all blocks, or of those that were looked at before. Layers that a block does not hold count
+  // where they were asked for.
   enum class Look { at_all, again };
   std::vector<int64_t> find_damage(Look look, int threads);
-  // Looks at everything now. Throws DamagedBlock.
+  // Looks at everything that blocks hold now. Throws DamagedBlock.
   void check_all(int threads = 1) const;
 
  private:
@@ -104,12 +106,12 @@ class KvCache {
 
 int64_t visible_positions(const KvCache& kv);
 
-inline KvCache::KvCache(const KvShape& shape, int64_t capacity)
+inline KvCache::KvCache(const KvShape& shape, int64_t capacity, bool parts)
     : shape_(shape), capacity_(capacity) {
   const size_t count = static_cast<size_t>(blocks_of(capacity));
   const size_t bytes = shape.block_bytes() * count;
   try {
-    pool_ = std::make_shared<BlockPool>(shape.block_bytes(), count);
+    pool_ = std::make_shared<BlockPool>(shape.block_bytes(), count, parts);
   } catch (const std::bad_alloc&) {
     throw Error(ErrorKind::capacity, "", "ctx",
                 "positions whose keys and values fit in the address space",
@@ -154,6 +156,7 @@ inline void KvCache::own_block(int64_t index) {
     block->content_.reset();
     return;
   }
+  if (!block->holds_all()) block->check_all(shape_, index);
   std::shared_ptr<KvBlock> copy = fresh_block();
   std::memcpy(copy->data_, block->data_, shape_.block_bytes());
   if (block->saved() != nullptr && !block->saved_as(shape_, copy->data_)) {
@@ -240,6 +243,7 @@ inline std::vector<int64_t> KvCache::find_damage(Look look, int threads) {
   run_each(threads, good.size(), [&](size_t i) {
     const int64_t b = saved[i / layers], layer = static_cast<int64_t>(i % layers);
     const KvBlock& block = block_info(b);
+    if (!block.holds(layer) && !block.looked_at(shape_, layer)) return;
     if (look == Look::again && !forgotten[static_cast<size_t>(b)] &&
         !block.looked_at(shape_, layer))
       return;
@@ -259,9 +263,11 @@ inline void KvCache::check_all(int threads) const {
   if (saved.empty()) return;
   const size_t layers = static_cast<size_t>(shape_.layers);
   run_each(threads, saved.size() * layers, [&](size_t i) {
-    block_info(saved[i / layers]).check(shape_, static_cast<int64_t>(i % layers));
+    const KvBlock& block = block_info(saved[i / layers]);
+    const auto layer = static_cast<int64_t>(i % layers);
+    if (block.holds(layer)) block.check(shape_, layer);
   });
-  for (const int64_t b : saved) block_info(b).check_all(shape_, b);
+  for (const int64_t b : saved) block_info(b).check_held(shape_, b);
 }
 
 }  // namespace stet

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -51,6 +52,9 @@ class KvWriter {
   void set_visible(int64_t index, uint64_t bits) {
     kv_.visible_[static_cast<size_t>(index)] = bits;
   }
+  // Keeps of a full block the layers `held` alone, and the digests of all. Others that share it
+  // keep theirs. Nothing happens to a block of a file or of zeros.
+  void drop(int64_t index, const std::shared_ptr<const HeldLayers>& held);
   // A block of zeros, which costs no memory until it is written.
   std::shared_ptr<KvBlock> fresh_block() { return kv_.fresh_block(); }
 
@@ -108,6 +112,21 @@ inline void KvWriter::hide(int64_t begin, int64_t end) {
       kv_.zero_slots(index, from, from + count);
     }
   }
+}
+
+inline void KvWriter::drop(int64_t index, const std::shared_ptr<const HeldLayers>& held) {
+  std::shared_ptr<KvBlock>& block = kv_.blocks_[static_cast<size_t>(index)];
+  if (block->saved() != nullptr || kv_.visible(index) == 0) return;
+  if (kv_.doubt_ == nullptr) kv_.doubt_ = std::make_shared<std::atomic<bool>>(false);
+  if (!block->shared()) return block->drop(kv_.shape_, held);
+  std::shared_ptr<KvBlock> copy = kv_.fresh_block();
+  const size_t part = kv_.shape_.layer_bytes();
+  for (size_t layer = 0; layer < held->size(); ++layer) {
+    if ((*held)[layer]) std::memcpy(copy->data_ + layer * part, block->data_ + layer * part, part);
+  }
+  copy->digests_ = block->digests(kv_.shape_);
+  copy->drop(kv_.shape_, held);
+  block = std::move(copy);
 }
 
 inline void KvWriter::adopt(std::vector<std::shared_ptr<KvBlock>> blocks,

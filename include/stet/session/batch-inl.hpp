@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <vector>
@@ -134,6 +135,7 @@ class BatchAppend {
   void hand_out(const Pass& pass, const Workspace& w);
   void run_head(const Pass& pass, Rows hidden, Rows logits) const;
   void compute_logits(const Pass& pass, Workspace& w);
+  void let_windows_go();
   int threads() const { return detail::threads_of(first_.compute_); }
   const Model& model() const { return *first_.model_; }
 
@@ -173,6 +175,16 @@ inline void BatchAppend::run() {
   } catch (...) {
     for (const BatchEntry& entry : batch_.first(begun)) entry.session->undo_append();
     throw;
+  }
+  let_windows_go();
+}
+
+// A session that cannot let a window go for want of memory keeps it for now.
+inline void BatchAppend::let_windows_go() {
+  try {
+    for (const BatchEntry& entry : batch_)
+      entry.session->let_windows_go(entry.session->pending_.before);
+  } catch (const std::bad_alloc&) {
   }
 }
 
@@ -242,6 +254,7 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
     std::copy_n(pass.out.row(span.row + span.count - 1), pass.out.width, w.last.row(entry++));
     if (sinks_.progress) sinks_.progress(static_cast<int64_t>(done(e)));
   }
+  let_windows_go();
 }
 
 // What the sessions of this pass have declared, and what somebody wants to see of it. Null:

@@ -25,6 +25,8 @@ void Session::with_mending(Reads reads) {
 }
 
 inline std::string HealedBlocks::text() const {
+  if (file.empty())
+    return std::to_string(tokens) + " tokens processed again, whose windows were not kept";
   std::string list;
   for (const int64_t b : blocks) list += (list.empty() ? "" : ", ") + std::to_string(b);
   return file + (blocks.size() == 1 ? ": KV block " : ": KV blocks ") + list +
@@ -38,9 +40,22 @@ inline void Session::mend(KvCache::Look look) {
   if (!damaged.empty()) heal(damaged);
 }
 
-// Run by run, so that each is computed over whole blocks. Where a prune came later than a block,
+// Run by run, so that each is computed over whole blocks, from where a window is whole before it.
+// Where a prune came later than that,
 // what its tokens saw is gone, and everything is computed again.
 inline void Session::heal(const std::vector<int64_t>& damaged) {
+  const bool recalled =
+      std::ranges::any_of(damaged, [&](int64_t b) { return !state_.kv.block_info(b).holds_all(); });
+  if (recalled && state_.edits.empty()) {
+    const int64_t tokens = heal_cost(damaged);
+    if (before_recall_ == nullptr) {
+      throw Error(
+          ErrorKind::argument, "", "window-only",
+          "what its windows hold, or leave to process " + std::to_string(tokens) + " tokens again",
+          "block " + std::to_string(damaged[0]) + ", which was let go");
+    }
+    before_recall_(tokens);
+  }
   if (!state_.edits.empty()) {
     throw Error(
         ErrorKind::format, state_.kv.block_info(damaged[0]).saved()->file,
@@ -48,24 +63,25 @@ inline void Session::heal(const std::vector<int64_t>& damaged) {
         "the bytes that were saved (keys or values were edited: they cannot be computed again)",
         "others");
   }
-  if (damaged[0] * kBlockPositions < state_.floor()) {
-    Session again = replay(model_, state_, {capacity(), state_.kv.shape().type, compute_});
-    return take_blocks(again, damaged, again.transcript_size());
-  }
-  for (size_t i = 0, next = 0; i < damaged.size(); i = next) {
-    for (next = i + 1; next < damaged.size() && damaged[next] == damaged[next - 1] + 1;) ++next;
-    const int64_t begin = damaged[i] * kBlockPositions,
-                  end = std::min(size(), (damaged[next - 1] + 1) * kBlockPositions);
-    Session again = front(begin);
-    again.append(std::span(state_.tokens)
-                     .subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)));
-    take_blocks(again, std::span(damaged).subspan(i, next - i), end - begin);
+  size_t taken = 0;
+  for (const HealRun& run : heal_runs(damaged)) {
+    if (run.begin < state_.floor()) {
+      Session again = replay(model_, state_, {capacity(), state_.kv.shape().type, compute_});
+      return take_blocks(again, std::span(damaged).subspan(taken), again.transcript_size());
+    }
+    Session again = front(run.begin, run.blocks[0]);
+    again.append(
+        std::span(state_.tokens)
+            .subspan(static_cast<size_t>(run.begin), static_cast<size_t>(run.end - run.begin)));
+    take_blocks(again, run.blocks, run.end - run.begin);
+    taken += run.blocks.size();
   }
 }
 
 // Blocks of another session take the place of damaged ones, once all of them have proved to be what
 // was saved.
 inline void Session::take_blocks(Session& from, std::span<const int64_t> damaged, int64_t tokens) {
+  let_go_to_ = 0;
   for (const int64_t b : damaged) {
     const KvBlock& lost = state_.kv.block_info(b);
     if (lost.saved_as(state_.kv.shape(), from.state_.kv.block(b))) continue;
@@ -73,16 +89,19 @@ inline void Session::take_blocks(Session& from, std::span<const int64_t> damaged
                 "a block that its tokens give", "another, after it was computed again");
   }
   for (const int64_t b : damaged) {
-    const std::string file = state_.kv.block_info(b).saved()->file;
+    const KvBlock& lost = state_.kv.block_info(b);
+    const std::string file = lost.holds_all() ? lost.saved()->file : "";
     if (healed_.empty() || healed_.back().file != file) healed_.push_back({file, {}, 0});
     healed_.back().blocks.push_back(b);
+    lost.forget_asked(state_.kv.shape());
     KvWriter(state_.kv).replace(b, KvWriter(from.state_.kv).share(b));
   }
   healed_.back().tokens += tokens;
 }
 
-// A session of the tokens before `size`, a multiple of 64, that shares this one's blocks.
-inline Session Session::front(int64_t size) {
+// A session of the tokens before `size`, a multiple of 64, that shares this one's blocks. Of those
+// before `wanted` it keeps windows alone, where this one does.
+inline Session Session::front(int64_t size, int64_t wanted) {
   State state;
   state.origin = state_.origin;
   state.tokens.assign(state_.tokens.begin(), state_.tokens.begin() + size);
@@ -99,9 +118,15 @@ inline Session Session::front(int64_t size) {
     w.at = reach.from, w.prunes = 0;
     state.interventions.push_back(std::move(w));
   }
-  state.kv = KvCache(state_.kv.shape(), capacity());
+  state.kv = KvCache(state_.kv.shape(), capacity(), window_ != nullptr);
   KvWriter(state.kv).adopt(std::move(blocks), std::move(visible), size);
-  return Session(model_, std::move(state), {capacity(), state_.kv.shape().type, compute_});
+  Session session(model_, std::move(state), {capacity(), state_.kv.shape().type, compute_});
+  if (window_ != nullptr) {
+    WindowPlan plan = *window_;
+    plan.keep_from = wanted;
+    session.window_ = std::make_shared<const WindowPlan>(std::move(plan));
+  }
+  return session;
 }
 
 }  // namespace stet

@@ -55,7 +55,9 @@ inline Session::Session(std::shared_ptr<const Model> model, const SessionOptions
   detail::check_compute(compute_, *model_);
   const ModelConfig& c = model_->config();
   state_.origin = origin_of(*model_, compute_.contract);
-  state_.kv = KvCache(detail::kv_shape(c, options.kv_type), checked_capacity(c, options.capacity));
+  use_window(options.window);
+  state_.kv = KvCache(detail::kv_shape(c, options.kv_type), checked_capacity(c, options.capacity),
+                      window_ != nullptr);
 }
 
 inline Session::Session(std::shared_ptr<const Model> model, State state,
@@ -71,6 +73,7 @@ inline Session::Session(std::shared_ptr<const Model> model, State state,
   detail::check_origin(state_.origin, origin, *model_);
   state_.origin = origin;
   detail::check_ids(state_.tokens, model_->config().vocab_size);
+  use_window(options.window);
 }
 
 inline void Session::refuse_in_sink(const char* call) const {
@@ -92,7 +95,10 @@ inline Session::Session(const Session& other)
     : model_(other.model_),
       compute_(other.compute_),
       state_(other.state_),
-      callbacks_(other.callbacks_) {
+      callbacks_(other.callbacks_),
+      window_(other.window_),
+      let_go_to_(other.let_go_to_),
+      before_recall_(other.before_recall_) {
   other.logits_shared_.set();
   logits_shared_.set();
 }
@@ -180,6 +186,7 @@ inline std::shared_ptr<std::vector<float>> Session::logits_room() const {
 }
 
 inline void Session::undo_append() {
+  let_go_to_ = 0;
   KvWriter(state_.kv).truncate(pending_.before);
   state_.tokens.resize(static_cast<size_t>(pending_.before));
   spare_ = std::move(pending_.logits);
@@ -235,6 +242,7 @@ inline void Session::rewind(int64_t to) {
         "a position after " + std::to_string(state_.floor()) + ", where the session was pruned",
         std::to_string(to));
   }
+  recall(let_go(to - detail::widest_window(model_->config()), to));
   cut(to);
   forget_edits(state_, to);
   forget_interventions(state_, to);
@@ -244,6 +252,7 @@ inline void Session::rewind(int64_t to) {
 }
 
 inline void Session::cut(int64_t to) {
+  let_go_to_ = 0;
   with_mending([&] { KvWriter(state_.kv).truncate(to); });
   state_.tokens.resize(static_cast<size_t>(to));
   state_.logits.reset();
@@ -253,6 +262,9 @@ inline int64_t Session::prune(const PruneOptions& options) {
   refuse_in_sink("prune");
   logits();  // a rewound session cannot compute them any more when keys are gone
   int64_t gone = 0;
+  const int64_t begin = std::min(options.sinks, size()),
+                end = size() - std::min(options.keep_last, size());
+  begin_prune(begin, end, options.shift);
   with_mending([&] { gone = stet::prune(state_, model_->config(), options); });
   if (gone > 0) move_callbacks(state_.prunes.back());
   return gone;
@@ -261,6 +273,7 @@ inline int64_t Session::prune(const PruneOptions& options) {
 inline void Session::prune_range(int64_t begin, int64_t end, bool shift) {
   refuse_in_sink("prune");
   logits();
+  begin_prune(begin, end, shift);
   with_mending([&] { stet::prune_range(state_, model_->config(), begin, end, shift); });
   if (begin != end) move_callbacks(state_.prunes.back());
 }

@@ -18,6 +18,7 @@
 #include "stet/session/kv_range.hpp"
 #include "stet/session/prune.hpp"
 #include "stet/session/state.hpp"
+#include "stet/session/window.hpp"
 
 namespace stet {
 
@@ -26,6 +27,7 @@ struct SessionOptions {
   int64_t capacity = 0;
   KvType kv_type = KvType::f32;
   ComputeOptions compute = {};
+  WindowOptions window = {};
 };
 
 // Of what a session of this model computes under this contract.
@@ -85,9 +87,9 @@ class Session {
   // Throws an argument Error for options out of range, or an isa that this CPU lacks; an
   // unsupported Error for a contract that this model's weights are not for (Model::check_contract).
   explicit Session(std::shared_ptr<const Model> model, const SessionOptions& options = {});
-  // Goes on from a state of this model; of the options, only `compute` counts. Throws a mismatch
-  // Error for a state of another contract or model (State::origin), an argument Error for one whose
-  // cache has another shape, or whose tokens are not of the model's vocabulary.
+  // Goes on from a state of this model; of the options, only `compute` and `window` count. Throws a
+  // mismatch Error for a state of another contract or model (State::origin), an argument Error for
+  // one whose cache has another shape, or whose tokens are not of the model's vocabulary.
   Session(std::shared_ptr<const Model> model, State state, const SessionOptions& options);
 
   // Tokens go through the model after those already there. Throws an argument Error for an id
@@ -113,8 +115,14 @@ class Session {
   // Drops all tokens from position `size` on. Exact: what follows is as if they had never been. A
   // turn that is cut is open again; text of its reply then begins at the next token. Throws an
   // argument Error for a position that is not there, or that is not after the last prune
-  // (State::floor): what it saw is gone.
+  // (State::floor): what it saw is gone. Where windows before it were let go, its cost is
+  // rewind_cost() (WindowOptions::before_recall).
   void rewind(int64_t size);
+  // How many tokens are processed again by rewind(size), or for the keys and values of all layers
+  // to be there that a query at `size` sees. 0 but for a session that keeps windows only.
+  int64_t rewind_cost(int64_t size) const;
+  // The same for prune_range().
+  int64_t prune_cost(int64_t begin, int64_t end, bool shift) const;
   // A second session that shares every full block with this one and goes its own way.
   Session fork() const;
   // See state.hpp. Returns the number of positions that are seen no more.
@@ -192,8 +200,22 @@ class Session {
   void with_mending(Reads reads);
   void mend(KvCache::Look look);
   void heal(const std::vector<int64_t>& damaged);
+  void use_window(const WindowOptions& options);
+  void let_windows_go(int64_t before);
+  void recall(const std::vector<int64_t>& blocks);
+  // Tokens begin .. end-1 are processed again to have `blocks`.
+  struct HealRun {
+    int64_t begin, end;
+    std::vector<int64_t> blocks;
+  };
+  std::vector<HealRun> heal_runs(const std::vector<int64_t>& blocks) const;
+  int64_t resume_point(int64_t block) const;
+  int64_t heal_cost(const std::vector<int64_t>& blocks) const;
+  std::vector<int64_t> let_go(int64_t begin, int64_t end) const;
+  std::vector<int64_t> needed_by_prune(int64_t begin, int64_t end, bool shift) const;
+  void begin_prune(int64_t begin, int64_t end, bool shift);
   void take_blocks(Session& from, std::span<const int64_t> damaged, int64_t tokens);
-  Session front(int64_t size);
+  Session front(int64_t size, int64_t wanted);
 
   std::shared_ptr<const Model> model_;
   ComputeOptions compute_;  // how, not what
@@ -204,6 +226,9 @@ class Session {
   std::shared_ptr<std::vector<float>> spare_;
   std::vector<HealedBlocks> healed_;
   std::vector<Attached> callbacks_;
+  std::shared_ptr<const WindowPlan> window_;  // null: everything is kept
+  int64_t let_go_to_ = 0;                     // of the blocks before, all that can be
+  std::function<void(int64_t)> before_recall_;
 };
 
 // The tokens, one or more, that a batch adds to one of its sessions.
@@ -240,3 +265,4 @@ Session replay(std::shared_ptr<const Model> model, const State& state,
 #include "stet/session/heal-inl.hpp"
 #include "stet/session/replay-inl.hpp"
 #include "stet/session/session-inl.hpp"
+#include "stet/session/window-inl.hpp"

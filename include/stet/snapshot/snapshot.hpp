@@ -230,12 +230,15 @@ class STET_API Snapshot {
     return {meta_.contract, meta_.contract_version, meta_.fingerprints.back().second};
   }
   uint64_t stored_kv_bytes() const;
+  // Blocks of this file without the layers that have a window.
+  int64_t windowed_blocks() const;
 
  private:
-  // Bytes of a file that hold a block; none: size 0.
+  // Bytes of a file that hold a block.
   struct Extent {
     uint64_t offset = 0, size = 0;
-    uint32_t encoding = 0;  // kRaw or kByteShuffle
+    uint32_t encoding = 0;  // format.hpp
+    bool there = false;
   };
   // Where a block's bytes are: in this file or in a parent's; null: nowhere.
   struct BlockLocation {
@@ -261,7 +264,8 @@ class STET_API Snapshot {
   void read_identity(const std::optional<Sha256>& id);
   void read_extents();
   void read_index();
-  void check_expanded(uint64_t size, uint64_t expanded) const;
+  void check_expanded(uint64_t block, uint64_t size, uint64_t expanded) const;
+  uint64_t stored_bytes(uint32_t encoding) const;
   bool is_file_of(const Snapshot& other) const;
   Parents parents_or_find() const;
   Parents resolve_parents(const std::optional<std::string>& path) const;
@@ -278,6 +282,8 @@ class STET_API Snapshot {
   BlockNames names_of_block(const std::byte* bytes, bool with_content) const;
   void check_block(int64_t block, const Parents& parents, const BlockNames& of_zeros,
                    const Sha256* content) const;
+  void check_held_block(int64_t block, const Snapshot& file, std::span<const std::byte> bytes,
+                        const Sha256* content) const;
   void check_id() const;
   bool is_parent(const StateNames& names) const;
   bool is_block(int64_t block, const std::byte* bytes) const;
@@ -292,8 +298,9 @@ class STET_API Snapshot {
   std::vector<uint64_t> visible_;
   std::shared_ptr<std::vector<float>> logits_;  // shared with what is restored
   std::vector<Digest> blocks_;
-  std::vector<Sha256> contents_;  // of blocks that are named by it
-  std::vector<Extent> extents_;   // of the blocks in this file
+  std::vector<Sha256> contents_;            // of blocks that are named by it
+  std::vector<Extent> extents_;             // of the blocks in this file
+  std::shared_ptr<const HeldLayers> held_;  // by blocks without layers; null: there are none
   Parents parents_;
   StateDigests digests_;
   std::string state_name_;

@@ -1,0 +1,104 @@
+// Sessions that keep, of layers with a sliding window, no more than that window: what they hold and
+// what they let go.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "stet/base/error.hpp"
+#include "stet/kv/kv_block.hpp"
+#include "stet/model/config.hpp"
+#include "stet/model/contract.hpp"
+
+namespace stet {
+
+// Blocks of keys and values are held whole where a token that comes next can see them, and where a
+// checkpoint needs them; others are held without the layers that have a window. No bit that is
+// computed depends on it, and neither do identities and digests: those of what was let go are
+// kept. Rewinding (or pruning) to where a window was let go processes tokens again from the
+// checkpoint before, exactly, and proves by the digests that the same came out.
+struct WindowOptions {
+  bool only = false;
+  // The windows before each multiple of so many positions are kept: 0, or at least twice the window
+  // and 256.
+  int64_t checkpoint_every = 8192;
+  // Called before tokens are processed again, with their number; what it throws leaves all as it
+  // was. Null: an argument Error says the number.
+  std::function<void(int64_t tokens)> before_recall = nullptr;
+};
+
+// What that means for a model.
+struct WindowPlan {
+  std::shared_ptr<const HeldLayers> held;  // of old blocks
+  int64_t window = 0;                      // the widest
+  int64_t every = 0;                       // positions between checkpoints; 0: none
+  int64_t keep_from = INT64_MAX;           // blocks from here on are kept whole
+  // So many positions more than a window, so that the last tokens can be taken back.
+  static constexpr int64_t kSpare = 64;
+
+  // The first block that a session of `size` positions must hold whole.
+  int64_t first_whole(int64_t size) const {
+    return std::min(keep_from, std::max<int64_t>(0, size - window - kSpare) / kBlockPositions);
+  }
+  // Whether a checkpoint, present or to come, needs all of a block.
+  bool of_checkpoint(int64_t block) const {
+    if (every == 0) return false;
+    const int64_t next = (block * kBlockPositions / every + 1) * every;
+    return first_whole(next) <= block;
+  }
+};
+
+namespace detail {
+
+inline int64_t widest_window(const ModelConfig& c) {
+  return c.window.empty() ? 0 : *std::max_element(c.window.begin(), c.window.end());
+}
+
+}  // namespace detail
+
+// Throws an unsupported Error for a model without windows and a contract whose bits cannot be
+// computed again, an argument Error for checkpoints that would keep everything.
+inline std::shared_ptr<const WindowPlan> plan_window(const ModelConfig& c, Contract contract,
+                                                     const WindowOptions& options) {
+  WindowPlan plan;
+  auto held = std::make_shared<HeldLayers>();
+  for (const int64_t window : c.window) held->push_back(window == 0);
+  plan.window = detail::widest_window(c);
+  plan.held = std::move(held);
+  plan.every = options.checkpoint_every;
+  if (plan.window == 0) {
+    throw Error(ErrorKind::unsupported, "", "window-only",
+                "a model of which some layers have a sliding window", "family " + c.family);
+  }
+  if (!is_replayable(contract_name(contract))) {
+    throw Error(ErrorKind::unsupported, "", "window-only",
+                "a contract whose bits can be computed again", contract_name(contract));
+  }
+  const int64_t least = 2 * plan.window + 256;
+  if (plan.every != 0 && plan.every < least) {
+    throw Error(ErrorKind::argument, "", "checkpoint-every",
+                "0, or at least " + std::to_string(least) + " positions for a window of " +
+                    std::to_string(plan.window),
+                std::to_string(plan.every));
+  }
+  return std::make_shared<const WindowPlan>(std::move(plan));
+}
+
+// Bytes of the blocks that a session of `positions` positions holds between two passes.
+inline uint64_t window_only_bytes(const ModelConfig& c, const KvShape& shape, int64_t every,
+                                  int64_t positions) {
+  WindowPlan plan;
+  plan.window = detail::widest_window(c);
+  plan.every = every;
+  const auto held = static_cast<uint64_t>(std::ranges::count(c.window, 0)) * shape.layer_bytes();
+  const int64_t blocks = (positions + kBlockPositions - 1) / kBlockPositions;
+  uint64_t bytes = 0;
+  for (int64_t b = 0; b < blocks; ++b)
+    bytes += b < plan.first_whole(positions) && !plan.of_checkpoint(b) ? held : shape.block_bytes();
+  return bytes;
+}
+
+}  // namespace stet
