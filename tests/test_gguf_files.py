@@ -171,7 +171,7 @@ class Gguf(unittest.TestCase):
                 self.assertEqual(run("logits", "-m", packed, *digests), run("logits", "-m", self.file, *digests))
 
     def test_every_family_can_be_written(self):
-        for name in ("gemma-tiny", "gemma2-tiny", "gemma3-tiny", "gemma3-vision-tiny", "gpt2-tiny", "granite-tiny", "llama2-tiny-f16", "llama31-tiny", "mistral-tiny", "olmo2-tiny",
+        for name in ("gemma-tiny", "gemma2-tiny", "gemma3-tiny", "gemma3-tiny-bf16", "gpt2-tiny", "granite-tiny", "llama2-tiny-f16", "llama31-tiny", "mistral-tiny", "olmo2-tiny",
                      "olmo3-tiny", "qwen3-tiny", "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny"):
             model = os.path.join(ROOT, "tests/data/models", name)
             prepared = os.path.join(self.directory.name, name)
@@ -189,6 +189,8 @@ class Gguf(unittest.TestCase):
         with open(self.file, "w") as file:
             file.write("before")
         self.assertIn("window", run("convert-model", model, "-o", self.file, status=1))
+        model = os.path.join(ROOT, "tests/data/models/gemma3-vision-tiny")  # which scales its queries by another number
+        self.assertIn("attention_scale", run("convert-model", model, "-o", self.file, status=1))
         packed = os.path.join(self.directory.name, "p")
         run("convert-model", POCKETS[1], "-o", self.file + "2.gguf")
         run("convert-model", self.file + "2.gguf", "-o", self.file + "2.gguf")  # which is mapped meanwhile
