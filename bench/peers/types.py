@@ -66,7 +66,7 @@ def text_of(stet, model, conversations):
         s = stet.Session(m)
         s.append(c["prompt_ids"])
         s.sampling = stet.Sampling(greedy=True)
-        same += list(s.generate(max_tokens=64).ids) == c["greedy"]
+        same += list(s.generate(max_tokens=len(c["greedy"]), ignore_eos=True).ids) == c["greedy"]
         ids = np.asarray(c["ids"])
         rows = stet.Session(m).append(ids, logits=True)["logits"].astype(np.float64)
         logs = stet.log_softmax(rows)

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "src/checkpoint/packed.hpp"
@@ -122,6 +123,15 @@ class Rows {
   Matrix matrix_;
 };
 
+// What a checkpoint is called: the last part of its path, without the ending.
+std::string name_of(const std::string& path) {
+  const auto stem = [](const std::filesystem::path& p) {
+    return p.extension() == ".gguf" ? p.stem().string() : p.filename().string();
+  };
+  const std::filesystem::path whole(path);
+  return stem(whole.has_filename() ? whole : whole.parent_path());
+}
+
 struct Entry {
   GgufDeclared declared;
   const WeightNeed* need = nullptr;  // null: `values`
@@ -229,7 +239,9 @@ class Conversion {
   GgufKeys keys() const {
     GgufKeys keys;
     add_config_keys(config_, architecture_, keys);
-    keys.text("general.name", config_.architecture);
+    // llama.cpp expects tokens of its own by some names.
+    if (options_.tokenizer == GgufTokenizer::own)
+      keys.text("general.name", name_of(source_.path()));
     uint32_t most = kGgmlF32;  // of the matrices of layers
     for (const Entry& e : entries_) {
       if (e.declared.name.starts_with("blk.") && e.declared.shape.size() > 1)
