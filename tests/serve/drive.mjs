@@ -153,7 +153,7 @@ await until(() => document.querySelectorAll("canvas.map").length === 2);
 await picture("norms");
 
 // Two states of as many tokens: where is the difference kept?
-const twins = [];
+const twins = [], there = await current();
 for (const a of [3, 7]) {
   const made = await (await fetch(address + "/v1/states", { method: "POST", body: JSON.stringify({ messages: [{ role: "user", content: `Let a = ${a}. What is a?` }] }) })).json();
   twins.push((await (await fetch(`${address}/v1/states/${made.id}/continue`, { method: "POST", body: '{"n": 3}' })).json()).state.id);
@@ -169,6 +169,8 @@ await until(() => [...document.querySelectorAll("#panel button")].some((b) => b.
 await page.evaluate(() => [...document.querySelectorAll("#panel button")].find((b) => b.textContent.startsWith("Where")).click());
 await until(() => document.getElementById("panel").textContent.includes("comes back"));
 await picture("patching");
+await page.evaluate((id) => document.querySelector(`.node[data-id="${id}"]`).click(), there);
+await until((id) => document.querySelector('.node[aria-selected="true"]')?.dataset.id === id, there);
 
 await page.setOfflineMode(true);
 await until(() => !document.getElementById("lost").hidden);
@@ -223,6 +225,7 @@ await told("deleted");
 await (await page.$("#file")).uploadFile(join(downloads, file));
 await told("loaded");
 assert.deepEqual([(await now()).digest, (await now()).parent], [more.digest, more.parent]);
+faults.splice(0, faults.length, ...faults.filter((f) => !f.includes("status of 400"))); // by which the server said what it is a delta of
 
 await page.click("#theme");
 await picture("dark");

@@ -19,6 +19,8 @@ namespace stet::serve {
 namespace {
 
 thread_local int current_socket = -1;
+// A body was not read to its end: what is left of it is no request.
+thread_local bool half_read = false;
 
 std::chrono::steady_clock::time_point after(double seconds) {
   return std::chrono::steady_clock::now() +
@@ -116,8 +118,9 @@ class Library : public httplib::Server {
     current_socket = sock;
     SocketStream stream(sock, limits_);
     bool closed = false;
+    half_read = false;
     for (int i = 0; i < 1000 && !closed && stream.wait_for_request(kKeepAliveSeconds); ++i) {
-      if (!process_request(stream, !is_running(), closed, nullptr)) break;
+      if (!process_request(stream, !is_running(), closed, nullptr) || half_read) break;
     }
     current_socket = -1;
     ::shutdown(sock, SHUT_WR);
@@ -128,10 +131,10 @@ class Library : public httplib::Server {
   const HttpLimits& limits_;
 };
 
-// The library would read bodies that curl calls forms up to 8 KB only. Nothing where the body is at
-// fault: the reader has said how in its status.
+// The library would read bodies that curl calls forms up to 8 KB only, and what it unpacks without
+// end. Nothing where the body is at fault: the reader has said how in its status.
 std::optional<std::string> read_body(const httplib::Request& from,
-                                     const httplib::ContentReader& read) {
+                                     const httplib::ContentReader& read, size_t most) {
   if (from.is_multipart_form_data()) {
     // Read all the same: what is left of it would be taken for the next request.
     read([](const auto&) { return true; }, [](const char*, size_t) { return true; });
@@ -139,10 +142,15 @@ std::optional<std::string> read_body(const httplib::Request& from,
   }
   std::string body;
   if (!from.has_header("Content-Length") && !from.has_header("Transfer-Encoding")) return body;
+  bool fits = true;
   const bool whole = read([&](const char* bytes, size_t n) {
-    body.append(bytes, n);
-    return true;
+    fits = n <= most - body.size();
+    if (fits) body.append(bytes, n);
+    return fits;
   });
+  half_read = !whole;
+  if (!fits)
+    throw RequestError(413, "bad_request", "expected a body within the limit, found a larger one");
   return whole ? std::optional(std::move(body)) : std::nullopt;
 }
 
@@ -278,11 +286,11 @@ HttpServer::HttpServer(const HttpLimits& limits, Handler handler)
   s.set_keep_alive_max_count(1000);
   s.set_tcp_nodelay(true);
   // All requests, of any method and path, come here; nothing is left to the library's own routes.
-  const auto answer = [handler = std::move(handler)](const httplib::Request& from,
-                                                     httplib::Response& to,
-                                                     const httplib::ContentReader* read) {
+  const auto answer = [handler = std::move(handler), most = limits.body_bytes](
+                          const httplib::Request& from, httplib::Response& to,
+                          const httplib::ContentReader* read) {
     try {
-      std::optional<std::string> body = read == nullptr ? "" : read_body(from, *read);
+      std::optional<std::string> body = read == nullptr ? "" : read_body(from, *read, most);
       if (!body) return;
       Request request = read_request(from, *std::move(body));
       write_response(handler(request), to);
