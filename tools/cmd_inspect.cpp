@@ -84,8 +84,10 @@ Json turns_json(const GenerationState& g) {
   return turns;
 }
 
-// Where keys or values were changed; null: everywhere.
+// Where keys or values were changed; null: everywhere. Of ranges and copies also how far, how, and
+// where from.
 Json edits_json(const std::vector<KvEdit>& edits) {
+  static constexpr const char* kHows[] = {"set", "scale", "copy"};
   const auto index = [](int64_t i) { return i < 0 ? Json(nullptr) : Json(i); };
   Json list = Json::array();
   for (const KvEdit& e : edits) {
@@ -94,6 +96,10 @@ Json edits_json(const std::vector<KvEdit>& edits) {
                     {"position", index(e.position)},
                     {"layer", index(e.layer)},
                     {"head", index(e.head)}});
+    Json& edit = list.back();
+    if (e.end >= 0) edit["end"] = e.end;
+    if (e.how != KvEdit::How::set) edit["how"] = kHows[static_cast<int>(e.how)];
+    if (!e.source.empty()) edit["source"] = e.source;
   }
   return list;
 }

@@ -1,4 +1,4 @@
-// llama.cpp by its JavaScript bindings: with_node_llama_cpp.mjs MODEL.gguf (package node-llama-cpp, 3.18 or later)
+// llama.cpp by its JavaScript bindings: with_node_llama_cpp.mjs MODEL.gguf (package node-llama-cpp; tried with 3.22)
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
