@@ -22,7 +22,7 @@ constexpr std::pair<const char*, const char*> kKinds[] = {
 
 // ggml's name of what the kernels compute with.
 std::string type_name(WeightType type) {
-  const std::string own = type_name(type);
+  const std::string own = weight_type_name(type);
   return type == WeightType::q8 || type == WeightType::q4 ? own + "_0" : own;
 }
 
