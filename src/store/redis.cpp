@@ -161,7 +161,7 @@ class RedisStore : public StoreBackend {
     if (server_seconds_ == 0 || here - asked_ > kAskAgain) {
       RedisCommand ask{{"EVAL", "return redis.call('TIME')", "1", store_key()}};
       ask.key = 3;
-      const RedisReply r = one(ask, patience_.write);
+      const RedisReply r = one(ask, patience_.read);
       const bool told = r->type == REDIS_REPLY_ARRAY && r->elements == 2 &&
                         r->element[0]->type == REDIS_REPLY_STRING;
       server_seconds_ = told ? std::atoll(r->element[0]->str) : 0;
@@ -398,8 +398,8 @@ class RedisStore : public StoreBackend {
 
   RedisCommand touching(Shelf shelf, const Sha256& name) {
     return script(kTouch, shelf, name,
-                  {shelf == Shelf::blocks ? std::to_string(ttl_) : "", std::to_string(now()),
-                   std::to_string(kChunk)});
+                  {shelf == Shelf::blocks ? std::to_string(ttl_) : "",
+                   shelf == Shelf::blocks ? "" : std::to_string(now()), std::to_string(kChunk)});
   }
   RedisCommand script(const char* text, Shelf shelf, const Sha256& name,
                       const std::vector<std::string>& arguments) const {
@@ -415,11 +415,11 @@ class RedisStore : public StoreBackend {
 
   void mark_used(Shelf shelf, std::span<const Sha256> names,
                  const std::vector<std::optional<StoredBytes>>& found) {
-    std::vector<RedisCommand> commands;
-    for (size_t i = 0; i < names.size(); ++i) {
-      if (found[i]) commands.push_back(touching(shelf, names[i]));
-    }
     try {
+      std::vector<RedisCommand> commands;
+      for (size_t i = 0; i < names.size(); ++i) {
+        if (found[i]) commands.push_back(touching(shelf, names[i]));
+      }
       run(commands, kMarkSeconds);
     } catch (const Error&) {
       // What was read is none the worse for it.
