@@ -5,6 +5,8 @@
 #include <cpuid.h>
 #endif
 
+#include "kernels/fetching.hpp"
+
 namespace stet {
 namespace {
 
@@ -48,6 +50,15 @@ bool have_avx512bf16() {
 bool streams_are_fetched() {
 #if defined(__x86_64__)
   return __builtin_cpu_is("intel");
+#else
+  return false;
+#endif
+}
+
+bool bursts_are_fetched() {
+#if defined(__x86_64__)
+  static const bool are = __builtin_cpu_is("amdfam19h");
+  return are;
 #else
   return false;
 #endif

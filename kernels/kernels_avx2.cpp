@@ -1,4 +1,5 @@
 #include <immintrin.h>
+#include "kernels/fetching.hpp"
 #include "stet/kernels/kernels.hpp"
 
 namespace stet {

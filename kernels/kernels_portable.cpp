@@ -1,3 +1,4 @@
+#include "kernels/fetching.hpp"
 #include "stet/kernels/kernels.hpp"
 
 namespace stet {

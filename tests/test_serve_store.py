@@ -91,6 +91,9 @@ class SharedStates(unittest.TestCase):
         self.alone = self.server(env={k: v for k, v in os.environ.items() if not k.startswith("STET_STORE")})
 
     def server(self, *options, env=None):
+        # What is stored is fetched, however fast this machine computes it.
+        if "--store-fetch" not in options:
+            options = ("--store-fetch", "always", *options)
         server = Server(*options, env=env or self.env)
         self.addCleanup(server.end)
         return server
@@ -121,6 +124,19 @@ class SharedStates(unittest.TestCase):
         prompt = again["usage"]["prompt_tokens"]
         self.assertGreaterEqual(again["usage"]["reused"], (prompt - 1) // 64 * 64)
         self.assertGreater(metric(b.port, 'store_blocks_total{found="hit"}'), 0)
+        self.assertGreaterEqual(metric(b.port, "store_blocks_fetched_total"), (prompt - 1) // 64)
+        self.assertGreater(metric(b.port, "store_reads_total"), 0)
+        self.assertGreater(metric(b.port, "store_bytes_per_second"), 0)
+        self.assertGreater(metric(a.port, "store_token_seconds"), 0)
+
+    def test_how_blocks_are_had_changes_no_reply(self):
+        expected = self.conversation([self.alone.port])
+        for options in ("--store-fetch", "costs"), ("--store-compress", "always"), ("--store-compress", "never"):
+            a, b = self.server(*options), self.server(*options)
+            self.assertEqual(self.conversation([a.port, b.port]), expected)
+            self.assertEqual(metric(b.port, "store_failures_total"), 0)
+            a.end()
+            b.end()
 
     def killed_in_mid_reply(self, rounds):
         """A conversation on three servers, of which one dies in mid-reply each round; the client asks another, and goes on there."""

@@ -7,6 +7,7 @@
 
 #include "scratch.hpp"
 #include "stet/base/hmac.hpp"
+#include "stet/store/copy.hpp"
 #include "stet/store/session.hpp"
 #include "support.hpp"
 
@@ -76,6 +77,13 @@ TEST(StoreRecord, EveryFlippedBitIsRefused) {
   }
 }
 
+// What is stored is fetched, however fast this machine computes it.
+const StoreOptions kAlways = [] {
+  StoreOptions o;
+  o.fetch = FetchChoice::always;
+  return o;
+}();
+
 class StoreTest : public testing::Test {
  protected:
   StoreTest() : model_(test::model(asset_path("pocket-gemma3"))) {
@@ -84,7 +92,7 @@ class StoreTest : public testing::Test {
   }
 
   std::unique_ptr<Store> open(const StoreKey& key) const {
-    return std::make_unique<Store>(open_store_backend(path_), key);
+    return std::make_unique<Store>(open_store_backend(path_), key, kAlways);
   }
   Session session(int64_t size, KvType type = KvType::f32) const {
     Session s(model_, {.capacity = 512, .kv_type = type});
@@ -267,6 +275,29 @@ TEST_F(StoreSessions, WhatIsDamagedIsWrittenAgainWhenItIsPutAgain) {
   EXPECT_EQ(store_->state(place).blocks.size(), 3u);
 }
 
+// What one directory has, another on the same file system need not write again.
+TEST_F(StoreSessions, ACopyInAnotherDirectorySharesTheBytes) {
+  Session s = session(300);
+  const Sha256 place = put_session(*store_, s, {}).place;
+  create_store(scratch_ / "other", 0);
+  Store other(open_store_backend(scratch_ / "other"), key_, kAlways);
+  EXPECT_EQ(copy_state(*store_, other, place).blocks, 4u);
+  for (const std::string& file : block_files()) {
+    struct stat info = {};
+    ASSERT_EQ(::stat(file.c_str(), &info), 0);
+    EXPECT_LE(info.st_nlink, 2u);  // 1: the file system shares bytes by itself, or cannot
+    fs::remove(file);
+  }
+  const StoreSnapshot from = open_snapshot(other, place);
+  StoreRestore report;
+  Session again = restore_session(other, *from.snapshot, model_, {}, &report);
+  expect_equal(again, s);
+  EXPECT_EQ(report.fetched, 4u);
+  EXPECT_EQ(copy_state(other, *store_, place).blocks, 4u);
+  EXPECT_EQ(round_trip(s).computed, 0u);
+  EXPECT_EQ(block_files().size(), 4u);
+}
+
 TEST_F(StoreSessions, AFileThatChangesWhileItIsMappedIsFoundOut) {
   Session s = session(300);
   const Sha256 place = put_session(*store_, s, {}).place;
@@ -285,7 +316,8 @@ TEST_F(StoreSessions, ABudgetIsNeverExceeded) {
   create_store(small, 3 * block + block / 2);
   int64_t clock = 1000;
   const StoreClock now = [&clock] { return ++clock; };
-  store_ = std::make_unique<Store>(open_store_backend(small, now), key_, StoreOptions{now});
+  store_ = std::make_unique<Store>(open_store_backend(small, now), key_,
+                                   StoreOptions{now, 0, FetchChoice::always});
   const auto total = [&] {
     uint64_t bytes = 0;
     for (const auto& e : fs::directory_iterator(small + "/blocks")) bytes += e.file_size();
@@ -327,8 +359,8 @@ TEST_F(StoreTest, NamesAreSetByWhoeverKnowsWhatTheyHold) {
 
 TEST_F(StoreTest, ATenantFindsNothingOfAnother) {
   Session s = session(200);
-  Store alice(open_store_backend(path_), key_.for_tenant("alice")),
-      bob(open_store_backend(path_), key_.for_tenant("bob"));
+  Store alice(open_store_backend(path_), key_.for_tenant("alice"), kAlways),
+      bob(open_store_backend(path_), key_.for_tenant("bob"), kAlways);
   const StorePutReport of_alice = put_session(alice, s, {});
   EXPECT_NE(of_alice.place, of_alice.digests.id);
   const StorePutReport of_bob = put_session(bob, s, {});

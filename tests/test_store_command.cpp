@@ -65,12 +65,12 @@ TEST_F(StoreCommand, AConversationGoesOnInAnotherProcessAsFromAFile) {
   // By the first digits of its id, too.
   const std::string id = log.substr(log.find('\n') + 1, 12);
   EXPECT_NE(run({"inspect", "store:" + id}).out.find("sha256:" + id), std::string::npos);
-  EXPECT_EQ(run({"store", "check"}).err, "2 states, 1 sound blocks, 0 faults\n");
+  EXPECT_EQ(run({"store", "check"}).err, "2 states, 1 sound block, 0 faults\n");
 }
 
 TEST_F(StoreCommand, WhatIsGoneIsComputedAndTold) {
   talk();
-  const Args ask = {"resume", "store:talk", "--say", "What is m?"};
+  const Args ask = {"resume", "store:talk", "--store-fetch", "always", "--say", "What is m?"};
   const Outcome whole = run(ask);
   EXPECT_NE(whole.err.find("store:talk: 1 block fetched, 0 computed\n"), std::string::npos);
   fs::resize_file(blocks()[0], 5000);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #ifdef STET_HAVE_HIREDIS
+#include <array>
 #include <chrono>
 #include <fstream>
 #include <random>
@@ -22,7 +23,9 @@ const StoreKey kKey = [] {
 }();
 
 std::unique_ptr<Store> open_redis(const std::string& url, const StoreKey& key = kKey) {
-  return std::make_unique<Store>(open_store_backend(url), key);
+  StoreOptions o;
+  o.fetch = FetchChoice::always;
+  return std::make_unique<Store>(open_store_backend(url), key, o);
 }
 
 class RedisStoreTest : public testing::Test {
@@ -68,6 +71,88 @@ TEST(RedisSlot, IsThatOfTheSpecification) {
   EXPECT_EQ(redis_slot("foo{}{bar}"), redis_slot("foo{}{bar}"));
   EXPECT_NE(redis_slot("foo{}{bar}"), redis_slot("bar"));
   EXPECT_EQ(redis_slot("foo{bar}{zap}"), redis_slot("bar"));
+}
+
+// Says what it is told to, whatever it is asked but for the slots of a cluster; then it closes.
+class FakeServer {
+ public:
+  explicit FakeServer(std::string answer) : answer_(std::move(answer)) {
+    listening_ = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    ::bind(listening_, reinterpret_cast<sockaddr*>(&address), size);
+    ::getsockname(listening_, reinterpret_cast<sockaddr*>(&address), &size);
+    ::listen(listening_, 8);
+    port_ = ntohs(address.sin_port);
+    thread_ = std::thread([this] { serve(); });
+  }
+  ~FakeServer() {
+    ::shutdown(listening_, SHUT_RDWR);
+    thread_.join();
+    ::close(listening_);
+  }
+  StoreUrl url() const { return parse_store_url("redis://127.0.0.1:" + std::to_string(port_)); }
+
+ private:
+  void serve() {
+    for (int fd; (fd = ::accept(listening_, nullptr, nullptr)) >= 0; ::close(fd)) {
+      std::array<char, 4096> asked;
+      for (ssize_t n; (n = ::recv(fd, asked.data(), asked.size(), 0)) > 0;) {
+        const bool slots = std::string_view(asked.data(), static_cast<size_t>(n)).find("SLOTS") !=
+                           std::string::npos;
+        const std::string& answer = slots ? no_cluster_ : answer_;
+        ::send(fd, answer.data(), answer.size(), MSG_NOSIGNAL);
+        if (!slots) break;
+      }
+    }
+  }
+
+  const std::string answer_, no_cluster_ = "-ERR This instance has cluster support disabled\r\n";
+  int listening_ = -1, port_ = 0;
+  std::thread thread_;
+};
+
+TEST(RedisValues, AreReceivedWhereTheyAreToLie) {
+  const std::string large(100000, 'x');
+  const FakeServer server("$100000\r\n" + large + "\r\n$-1\r\n$3\r\nabc\r\n-ERR no\r\n$0\r\n\r\n");
+  std::array<std::string, 5> found;
+  std::vector<RedisCommand> gets;
+  for (size_t i = 0; i < found.size(); ++i) {
+    gets.push_back({{"GET", "key"}});
+    gets.back().place = [&to = found[i], i](size_t bytes, std::span<const std::byte> head) {
+      EXPECT_EQ(head.size(), std::min(bytes, kRedisHead));
+      to.resize(i == 2 ? 0 : bytes);  // of no use to anybody
+      return std::as_writable_bytes(std::span(to));
+    };
+  }
+  RedisClient client(server.url());
+  const std::vector<RedisReply> replies = client.run(gets, 10);
+  EXPECT_EQ(replies[0]->integer, 100000);
+  EXPECT_EQ(found[0], large);
+  EXPECT_EQ(replies[1]->type, REDIS_REPLY_NIL);
+  EXPECT_EQ(replies[2]->integer, 3);
+  EXPECT_EQ(replies[3]->type, REDIS_REPLY_ERROR);
+  EXPECT_EQ(replies[4]->type, REDIS_REPLY_INTEGER);
+}
+
+TEST(RedisValues, WhatNoServerSaysIsNoAnswer) {
+  for (const std::string& answer : std::vector<std::string>{
+           "", "$", "$5\r\nhel", "$5\r\nhelloXX", "$5\r\nhello\r\nmore",
+           "$99999999999999999999\r\n", "$999999999999\r\nx", "$-2\r\n", "$x\r\n", "*2\r\n",
+           "+OK\r\n", ":1\r\n", "\r\n", std::string(5000, 'a'), std::string("\0\r\n", 3)}) {
+    SCOPED_TRACE(answer.substr(0, 20));
+    const FakeServer server(answer);
+    std::string to;
+    RedisCommand get{{"GET", "key"}};
+    get.place = [&](size_t bytes, auto) {
+      to.resize(bytes < 100 ? bytes : 0);
+      return std::as_writable_bytes(std::span(to));
+    };
+    RedisClient client(server.url());
+    EXPECT_THROW(client.run(get, 0.1), Error);
+  }
 }
 
 TEST_F(RedisStoreTest, StatesComeBackBitForBit) {
@@ -125,7 +210,12 @@ TEST_F(RedisStoreTest, DamageIsComputedAndTold) {
 TEST_F(RedisStoreTest, AServerThatIsGoneOrHangsIsDoneWithout) {
   Session s = session(300);
   const StoreSnapshot from = open_snapshot(*store_, put_session(*store_, s, {}).place);
+  Store quick(open_store_backend(server_->url()), kKey);
   server_->send(SIGSTOP);
+  StoreRestore late;
+  Session again = restore_session(quick, *from.snapshot, model_, {}, &late);
+  EXPECT_EQ(digests_of(again).state, digests_of(s).state);
+  EXPECT_EQ(late.text(), "0 blocks fetched, 4 computed (4 did not come in time)");
   const auto start = std::chrono::steady_clock::now();
   const StoreRestore hung = restore(from, s);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));

@@ -145,7 +145,9 @@ class Bench {
 };
 
 std::unique_ptr<Store> opened(const std::string& url) {
-  return std::make_unique<Store>(open_store_backend(url, nullptr, {300, 300}), StoreKey{});
+  StoreOptions options;
+  options.fetch = FetchChoice::always;
+  return std::make_unique<Store>(open_store_backend(url, nullptr, {300, 300}), StoreKey{}, options);
 }
 
 void line(const std::string& what, const Measured& m) {

@@ -12,6 +12,7 @@
 
 #include "stet/files/file.hpp"
 #include "stet/store/store.hpp"
+#include "stet/threads/team.hpp"
 
 namespace {
 
@@ -64,8 +65,9 @@ int main(int argc, char** argv) {
   Store store(open_store_backend(argv[1]), StoreKey::load(argv[2]));
   const double bytes = static_cast<double>(count) * static_cast<double>(size);
   std::mt19937_64 random(1);
-  std::vector<double> put, get, check, written, mapped;
+  std::vector<double> put, get, check, together, written, mapped;
   uint64_t sum = 0;
+  std::vector<Sha256> hashes(count);
   for (int round = 0; round < kRounds; ++round) {
     std::vector<std::vector<std::byte>> blocks(count, std::vector<std::byte>(size));
     std::vector<Store::NewBlock> news;
@@ -91,6 +93,10 @@ int main(int argc, char** argv) {
       for (const std::vector<std::byte>& b : blocks)
         sum += static_cast<uint64_t>(sha256_of(b).bytes[0]);
     }));
+    together.push_back(seconds_of([&] {
+      run_each(default_threads(), count, [&](size_t i) { hashes[i] = sha256_of(blocks[i]); });
+    }));
+    sum += static_cast<uint64_t>(hashes[0].bytes[0]);
     std::filesystem::remove_all(files.directory);
   }
   fmt::print("{} blocks of {} bytes, medians of {} rounds ({})\n", count, size, kRounds, sum % 10);
@@ -99,4 +105,5 @@ int main(int argc, char** argv) {
   line("get, checked", get, bytes);
   line("files mapped, read", mapped, bytes);
   line("SHA-256 alone, one thread", check, bytes);
+  line("SHA-256 alone, all threads", together, bytes);
 }

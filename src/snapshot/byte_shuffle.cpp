@@ -1,5 +1,6 @@
 #include "src/snapshot/byte_shuffle.hpp"
 
+#include <array>
 #include <cstring>
 
 #include "stet/base/bytes.hpp"
@@ -16,14 +17,33 @@ namespace stet {
 
 bool have_zlib() { return true; }
 
+namespace {
+
+// Two bytes of a plane are equal hardly more often than those of noise, 1 of 256 pairs: then
+// Huffman's codes save next to nothing.
+bool is_noise(std::span<const std::byte> plane) {
+  std::array<uint64_t, 256> counts{};
+  for (const std::byte b : plane) ++counts[static_cast<size_t>(b)];
+  uint64_t pairs = 0;
+  for (const uint64_t n : counts) pairs += n * n;
+  return pairs / 9 * 8 < plane.size() * plane.size() / 256;
+}
+
+}  // namespace
+
 std::vector<std::byte> compress_shuffled(std::span<const std::byte> bytes, size_t element,
-                                         int level) {
+                                         int level, NoisePlanes noise) {
   const size_t size = bytes.size() / element;
   std::vector<std::byte> plane(size), packed(compressBound(size));
   ByteWriter sizes, planes;
   for (size_t p = 0; p < element; ++p) {
     for (size_t i = 0; i < size; ++i) plane[i] = bytes[i * element + p];
     uLongf length = packed.size();
+    if (noise == NoisePlanes::as_they_are && is_noise(plane)) {
+      sizes.u32(static_cast<uint32_t>(size));
+      planes.bytes(plane);
+      continue;
+    }
     const int status = compress2(reinterpret_cast<Bytef*>(packed.data()), &length,
                                  reinterpret_cast<const Bytef*>(plane.data()), size, level);
     if (status == Z_MEM_ERROR) throw std::bad_alloc();
@@ -62,7 +82,7 @@ void expand_shuffled(std::span<const std::byte> stored, size_t element, std::spa
 
 bool have_zlib() { return false; }
 
-std::vector<std::byte> compress_shuffled(std::span<const std::byte>, size_t, int) {
+std::vector<std::byte> compress_shuffled(std::span<const std::byte>, size_t, int, NoisePlanes) {
   throw Error(ErrorKind::unsupported, "", "compress", "none (built without zlib)", "zlib");
 }
 

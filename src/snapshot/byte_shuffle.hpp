@@ -11,10 +11,13 @@
 
 namespace stet {
 
+// Planes of which every byte value is about as frequent: tried, or left as they are at once.
+enum class NoisePlanes { tried, as_they_are };
+
 // `bytes` is a multiple of `element` bytes, which is 2 or 4. Throws an unsupported Error in a build
 // without zlib.
 std::vector<std::byte> compress_shuffled(std::span<const std::byte> bytes, size_t element,
-                                         int level);
+                                         int level, NoisePlanes noise = NoisePlanes::tried);
 // Throws a format Error, naming `file` and `field`, unless `stored` gives exactly bytes.size()
 // bytes.
 void expand_shuffled(std::span<const std::byte> stored, size_t element, std::span<std::byte> bytes,

@@ -22,6 +22,11 @@ std::string cut_before(std::string& text, char mark) {
 
 StoreBackend::~StoreBackend() = default;
 
+std::vector<std::optional<StoredBytes>> StoreBackend::read_blocks(std::span<const Sha256> names,
+                                                                  const std::atomic<bool>&) {
+  return read(Shelf::blocks, names);
+}
+
 StoreUrl parse_store_url(const std::string& url) {
   StoreUrl u;
   const auto fail = [](const std::string& expected, const std::string& found) {

@@ -22,7 +22,7 @@ void copy_blocks(Store& from, Store& to, const std::vector<Sha256>& places, Stor
       if (found[i].bytes.empty())
         ++report.missing_blocks;
       else
-        blocks.push_back({some[i], [&found, i] { return found[i].bytes; }});
+        blocks.push_back({some[i], [&found, i] { return found[i].bytes; }, found[i].mapping});
     }
     report.blocks += to.put_blocks(blocks).written;
   }

@@ -2,12 +2,15 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/fs.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <sstream>
@@ -35,8 +38,13 @@ constexpr uint64_t kSpare = 65536;              // what a file takes beside its 
 // Held while files are removed or replaced, by one process at a time.
 class DirectoryLock {
  public:
-  explicit DirectoryLock(const std::string& path)
-      : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+  // `mode`: of a file that is not there yet.
+  DirectoryLock(const std::string& path, unsigned mode)
+      : fd_(::open(path.c_str(), O_RDWR | O_CLOEXEC)) {
+    if (fd_ < 0 && errno == ENOENT) {
+      fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+      if (fd_ >= 0) ::fchmod(fd_, mode);
+    }
     if (fd_ < 0) system_failed(path, "a lock file that can be opened");
     while (::flock(fd_, LOCK_EX) != 0) {
       if (errno == EINTR) continue;
@@ -55,7 +63,10 @@ class DirectoryLock {
 class DirectoryStore : public StoreBackend {
  public:
   DirectoryStore(std::string path, StoreClock clock)
-      : path_(std::move(path)), url_("dir:" + path_), clock_(std::move(clock)) {
+      : StoreBackend({.latency_seconds = 1e-4, .byte_seconds = 1e-9, .write_byte_seconds = 2e-9}),
+        path_(std::move(path)),
+        url_("dir:" + path_),
+        clock_(std::move(clock)) {
     struct stat info = {};
     if (::stat((path_ + "/" + kStoreFile).c_str(), &info) != 0) {
       throw Error(ErrorKind::io, path_, "store", "a store (stet store init makes one)",
@@ -97,7 +108,7 @@ class DirectoryStore : public StoreBackend {
   std::vector<bool> touch(Shelf shelf, std::span<const Sha256> names) override {
     std::optional<DirectoryLock> lock;
     // Who may only read finds what is there; nobody can mark it.
-    if (::access(path_.c_str(), W_OK) == 0) lock.emplace(path_ + "/lock");
+    if (::access(path_.c_str(), W_OK) == 0) lock.emplace(path_ + "/lock", mode_);
     std::vector<bool> there;
     for (const Sha256& name : names) there.push_back(stamp(path_of(shelf, name)));
     return there;
@@ -107,7 +118,7 @@ class DirectoryStore : public StoreBackend {
     std::optional<DirectoryLock> lock;
     uint64_t room = UINT64_MAX;
     if (shelf == Shelf::blocks && budget_ > 0) {
-      lock.emplace(path_ + "/lock");
+      lock.emplace(path_ + "/lock", mode_);
       uint64_t wanted = 0;
       for (const NewRecord& r : records) wanted += r.front.size() + r.payload.size();
       room = make_room(std::min(wanted, budget_));
@@ -119,10 +130,12 @@ class DirectoryStore : public StoreBackend {
       room -= bytes;
       const std::string path = path_of(shelf, r.name);
       try {
-        AtomicFile file(path, mode_);
-        file.write(r.front);
-        file.write(r.payload);
-        file.commit();
+        if (r.file == nullptr || !share(r.file->path(), bytes, path)) {
+          AtomicFile file(path, mode_);
+          file.write(r.front);
+          file.write(r.payload);
+          file.commit();
+        }
       } catch (const Error&) {
         // A full disk takes no blocks; the state, which is small, may still fit.
         if (shelf == Shelf::blocks && is_full(bytes)) break;
@@ -144,7 +157,7 @@ class DirectoryStore : public StoreBackend {
   }
 
   bool remove(Shelf shelf, const Sha256& name, int64_t unused_since) override {
-    const DirectoryLock lock(path_ + "/lock");
+    const DirectoryLock lock(path_ + "/lock", mode_);
     const std::string path = path_of(shelf, name);
     struct stat info = {};
     if (::stat(path.c_str(), &info) != 0 || info.st_mtim.tv_sec >= unused_since) return false;
@@ -168,7 +181,7 @@ class DirectoryStore : public StoreBackend {
 
   bool replace_name(const std::string& name, const std::optional<std::vector<std::byte>>& expected,
                     const std::optional<std::vector<std::byte>>& next) override {
-    const DirectoryLock lock(path_ + "/lock");
+    const DirectoryLock lock(path_ + "/lock", mode_);
     if (read_name(name) != expected) return false;
     const std::string path = path_ + "/names/" + name;
     if (next) {
@@ -236,6 +249,37 @@ class DirectoryStore : public StoreBackend {
   }
 
  private:
+  // Puts a file of another directory here without writing its bytes: a reflink where the file
+  // system has them, else a hard link, where it would be the same file but for its place. False,
+  // and nothing has changed, where neither can be.
+  bool share(const std::string& from, uint64_t bytes, const std::string& to) const {
+    static std::atomic<uint64_t> count{0};
+    const std::string aside = fmt::format("{}.shared-{}-{}", to, ::getpid(), ++count);
+    const int source = ::open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    struct stat info = {};
+    bool done = source >= 0 && ::fstat(source, &info) == 0 && S_ISREG(info.st_mode) &&
+                static_cast<uint64_t>(info.st_size) == bytes &&
+                (is_cloned(source, aside) ||
+                 (info.st_uid == ::geteuid() && (info.st_mode & 0777) == mode_ &&
+                  ::link(from.c_str(), aside.c_str()) == 0));
+    if (source >= 0) ::close(source);
+    done = done && ::rename(aside.c_str(), to.c_str()) == 0;
+    ::unlink(aside.c_str());  // also where both names were one file's already
+    const int folder = done ? ::open(folder_of(Shelf::blocks).c_str(), O_RDONLY | O_CLOEXEC) : -1;
+    if (folder >= 0) {
+      ::fsync(folder);
+      ::close(folder);
+    }
+    return done;
+  }
+  bool is_cloned(int source, const std::string& to) const {
+    const int fd = ::open(to.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode_);
+    if (fd < 0) return false;
+    const bool done = ::ioctl(fd, FICLONE, source) == 0 && ::fsync(fd) == 0;
+    ::close(fd);
+    if (!done) ::unlink(to.c_str());
+    return done;
+  }
   // Whether the file system has no room for that many bytes more.
   bool is_full(uint64_t bytes) const {
     struct statvfs info = {};
@@ -249,11 +293,17 @@ class DirectoryStore : public StoreBackend {
     return folder_of(shelf) + "/" + hex_of_hash(name);
   }
 
-  // The file counts as used now; false where there is none.
+  // The file counts as used now; false where there is none. Only its owner may set a time; others
+  // who may write to it can say "now", and those who may not leave it as it is.
   bool stamp(const std::string& path) const {
     const timespec now = {clock_(), 0};
     const timespec times[] = {now, now};
-    return ::utimensat(AT_FDCWD, path.c_str(), times, 0) == 0;
+    if (::utimensat(AT_FDCWD, path.c_str(), times, 0) == 0 || (errno == EPERM && touched(path)))
+      return true;
+    return errno != ENOENT && ::access(path.c_str(), F_OK) == 0;
+  }
+  static bool touched(const std::string& path) {
+    return ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0) == 0;
   }
 
   static std::vector<std::string> files_in(const std::string& folder) {

@@ -2,13 +2,19 @@
 
 #include <algorithm>
 
+#include "src/snapshot/byte_shuffle.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
+#include "stet/base/limits.hpp"
+#include "stet/base/memory.hpp"
 
 namespace stet {
 namespace {
 
 constexpr uint32_t kMostNote = 4096;
+constexpr size_t kElement = 4;  // also of 2 bytes each: every other plane holds exponents then
+constexpr int kLevel = 1;
+constexpr uint64_t kMostExpanded = kMaxBlockBytes + (uint64_t{64} << 20);  // with logits behind it
 
 Sha256 read_hash(ByteReader& r, const char* field) {
   Sha256 hash;
@@ -24,6 +30,28 @@ void check_count(const ByteReader& r, uint64_t count, size_t each, const char* f
 }
 
 }  // namespace
+
+std::vector<std::byte> encode_block(std::span<const std::byte> bytes) {
+  if (bytes.empty() || bytes.size() % kElement != 0) return {};
+  ByteWriter w;
+  w.u64(bytes.size());
+  w.bytes(compress_shuffled(bytes, kElement, kLevel, NoisePlanes::as_they_are));
+  return w.size() < bytes.size() ? w.take() : std::vector<std::byte>();
+}
+
+StoredBytes decode_block(std::span<const std::byte> payload, const std::string& where) {
+  ByteReader r(payload, where);
+  const uint64_t size = r.u64("expanded bytes");
+  const std::span<const std::byte> planes = r.bytes(r.remaining(), "planes");
+  const uint64_t most = std::min(kMostExpanded, planes.size() * kMaxDeflateRatio);
+  if (size == 0 || size > most || size % kElement != 0)
+    throw Error(ErrorKind::format, where, "expanded bytes",
+                "a multiple of 4 in 4.." + std::to_string(most), std::to_string(size));
+  auto memory = std::make_shared<Memory>(static_cast<size_t>(size), false);
+  const std::span<std::byte> bytes(memory->data(), static_cast<size_t>(size));
+  expand_shuffled(planes, kElement, bytes, where, "planes");
+  return {bytes, memory};
+}
 
 std::vector<std::byte> encode_state_payload(const StateRecord& state) {
   if (state.note.size() > kMostNote)

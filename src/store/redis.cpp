@@ -21,6 +21,7 @@ namespace stet {
 namespace {
 
 constexpr size_t kChunk = size_t{1} << 20;
+static_assert(kRedisHead == kRecordFront);
 constexpr size_t kSizeAt = 80;  // of the payload's bytes in a record's front (record.hpp)
 constexpr uint64_t kMostRecord = kMaxBlockBytes + (uint64_t{64} << 20);
 constexpr int64_t kBlockTtl = 7 * 24 * 3600;
@@ -150,37 +151,13 @@ class RedisStore : public StoreBackend {
 
   const std::string& url() const override { return text_; }
 
-  // The first chunks tell how many more there are; those come in a second round.
   std::vector<std::optional<StoredBytes>> read(Shelf shelf,
                                                std::span<const Sha256> names) override {
-    std::vector<RedisCommand> commands;
-    for (const Sha256& name : names) commands.push_back({{"GET", chunk_key(shelf, name, 0)}});
-    const std::vector<RedisReply> first = run(commands, patience_.read);
-    std::vector<std::optional<StoredBytes>> found(names.size());
-    std::vector<Rest> rest;
-    commands.clear();
-    for (size_t i = 0; i < names.size(); ++i) {
-      if (first[i]->type == REDIS_REPLY_NIL) continue;
-      const std::string_view front = string_of(first[i]);
-      const uint64_t bytes = claimed_bytes(front);
-      if (bytes == 0 || front.size() != std::min<uint64_t>(bytes, kChunk)) {
-        found[i] = StoredBytes{{}, nullptr, nullptr};  // there, and damaged
-        continue;
-      }
-      for (size_t n = 1; n < chunks_of(bytes); ++n)
-        commands.push_back({{"GET", chunk_key(shelf, names[i], n)}});
-      rest.push_back({i, bytes});
-    }
-    const std::vector<RedisReply> more = run(commands, patience_.read);
-    size_t next = 0;
-    for (const Rest& r : rest) {
-      const size_t chunks = chunks_of(r.bytes);
-      found[r.index] =
-          joined(string_of(first[r.index]), r.bytes, std::span(more).subspan(next, chunks - 1));
-      next += chunks - 1;
-    }
-    mark_used(shelf, names, found);
-    return found;
+    return receive(shelf, names, nullptr);
+  }
+  std::vector<std::optional<StoredBytes>> read_blocks(std::span<const Sha256> names,
+                                                      const std::atomic<bool>& stop) override {
+    return receive(Shelf::blocks, names, &stop);
   }
 
   std::vector<bool> touch(Shelf shelf, std::span<const Sha256> names) override {
@@ -303,9 +280,30 @@ class RedisStore : public StoreBackend {
   }
 
  private:
-  struct Rest {
-    size_t index;
-    uint64_t bytes;
+  // A record whose chunks are on their way. One that is there but is not one, or of which a chunk
+  // has another size, has no bytes: it is refused.
+  struct Incoming {
+    std::shared_ptr<Memory> memory;
+    uint64_t bytes = 0;  // as its first chunk claims
+    bool gone = false, damaged = false;
+
+    std::span<std::byte> first(size_t size, std::span<const std::byte> head) {
+      bytes = claimed_bytes({reinterpret_cast<const char*>(head.data()), head.size()});
+      if (size != std::min<uint64_t>(bytes, kChunk)) bytes = 0;
+      if (bytes == 0) return {};
+      memory = std::make_shared<Memory>(static_cast<size_t>(bytes), false);
+      return {memory->data(), size};
+    }
+    std::span<std::byte> chunk(size_t n, size_t size) {
+      const size_t at = n * kChunk, expected = std::min<size_t>(kChunk, bytes - at);
+      damaged |= size != expected;
+      return size == expected ? std::span(memory->data() + at, size) : std::span<std::byte>();
+    }
+    std::optional<StoredBytes> stored() const {
+      if (gone) return std::nullopt;
+      if (damaged || bytes == 0) return StoredBytes{{}, nullptr, nullptr};
+      return StoredBytes{{memory->data(), static_cast<size_t>(bytes)}, memory, nullptr};
+    }
   };
 
   std::string store_key() const { return url_.prefix + ":store"; }
@@ -352,10 +350,11 @@ class RedisStore : public StoreBackend {
             string_of(r).find("-OOM") != std::string_view::npos);
   }
 
-  std::vector<RedisReply> run(std::span<const RedisCommand> commands, double seconds) {
+  std::vector<RedisReply> run(std::span<const RedisCommand> commands, double seconds,
+                              const std::atomic<bool>* stop = nullptr) {
     std::vector<RedisReply> replies;
     if (commands.empty()) return replies;
-    with_client([&](RedisClient& client) { replies = client.run(commands, seconds); });
+    with_client([&](RedisClient& client) { replies = client.run(commands, seconds, stop); });
     for (RedisReply& r : replies) r = checked(std::move(r));
     return replies;
   }
@@ -405,22 +404,33 @@ class RedisStore : public StoreBackend {
     }
   }
 
-  // Nothing where a chunk is gone; bytes that are refused later where one has another size.
-  static std::optional<StoredBytes> joined(std::string_view first, uint64_t bytes,
-                                           std::span<const RedisReply> rest) {
-    auto memory = std::make_shared<Memory>(static_cast<size_t>(bytes), false);
-    size_t at = 0;
-    const auto add = [&](std::string_view chunk) {
-      const size_t n = std::min(chunk.size(), static_cast<size_t>(bytes) - at);
-      std::memcpy(memory->data() + at, chunk.data(), n);
-      at += n;
-    };
-    add(first);
-    for (const RedisReply& r : rest) {
-      if (r->type != REDIS_REPLY_STRING) return std::nullopt;
-      add(string_of(r));
+  // The first chunks tell how many more there are; those come in a second round. All of them are
+  // received where they are to lie.
+  std::vector<std::optional<StoredBytes>> receive(Shelf shelf, std::span<const Sha256> names,
+                                                  const std::atomic<bool>* stop) {
+    std::vector<Incoming> all(names.size());
+    std::vector<RedisCommand> commands;
+    for (size_t i = 0; i < names.size(); ++i) {
+      commands.push_back({{"GET", chunk_key(shelf, names[i], 0)}});
+      commands.back().place = [&in = all[i]](size_t n, auto head) { return in.first(n, head); };
     }
-    return StoredBytes{{memory->data(), at}, memory, nullptr};
+    std::vector<RedisReply> replies = run(commands, patience_.read, stop);
+    std::vector<Incoming*> of;
+    commands.clear();
+    for (size_t i = 0; i < names.size(); ++i) {
+      all[i].gone = replies[i]->type == REDIS_REPLY_NIL;
+      for (size_t n = 1; n < chunks_of(all[i].bytes); ++n) {
+        commands.push_back({{"GET", chunk_key(shelf, names[i], n)}});
+        commands.back().place = [&in = all[i], n](size_t size, auto) { return in.chunk(n, size); };
+        of.push_back(&all[i]);
+      }
+    }
+    replies = run(commands, patience_.read, stop);
+    for (size_t i = 0; i < of.size(); ++i) of[i]->gone |= replies[i]->type == REDIS_REPLY_NIL;
+    std::vector<std::optional<StoredBytes>> found;
+    for (Incoming& in : all) found.push_back(in.stored());
+    mark_used(shelf, names, found);
+    return found;
   }
 
   // The first chunk last: a record whose writer was killed is not there. False where the server is

@@ -14,6 +14,8 @@
 #include <thread>
 #include <utility>
 
+#include "src/store/clock.hpp"
+#include "src/store/redis_values.hpp"
 #include "stet/base/error.hpp"
 
 namespace stet {
@@ -24,14 +26,13 @@ constexpr size_t kMostReplyBytes = size_t{64} << 20;  // unread, of one connecti
 constexpr int kMostElements = 1 << 20;
 constexpr size_t kMostNodes = 4096;
 constexpr size_t kPipelineBytes = size_t{16} << 20;  // sent before answers are read
+// Values that are asked for before the first of them has come. A server copies each into memory of
+// its own; so few of them are in its caches, and make it ask the system for no more.
+constexpr size_t kPipelineValues = 6;
 constexpr auto kRetryAfter = std::chrono::milliseconds(50);
 
-double redis_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 timeval timeout_until(double until) {
-  const double left = std::max(0.001, until - redis_seconds());
+  const double left = std::max(0.001, until - seconds_now());
   return {static_cast<time_t>(left), static_cast<suseconds_t>((left - std::floor(left)) * 1e6)};
 }
 
@@ -70,16 +71,21 @@ void append_command(redisContext* c, const RedisCommand& command) {
 }
 
 // The next answer, or null where the connection failed or the time is over.
-RedisReply next_reply(redisContext* c, double until) {
+bool send_all(redisContext* c, double until) {
   int sent = 0;
   while (sent == 0) {
-    if (redis_seconds() > until || ::redisBufferWrite(c, &sent) != REDIS_OK) return nullptr;
+    if (seconds_now() > until || ::redisBufferWrite(c, &sent) != REDIS_OK) return false;
   }
+  return true;
+}
+
+RedisReply next_reply(redisContext* c, double until, const std::atomic<bool>* stop = nullptr) {
+  if (!send_all(c, until)) return nullptr;
   for (void* reply = nullptr;;) {
     if (::redisGetReplyFromReader(c, &reply) != REDIS_OK) return nullptr;
     if (reply != nullptr) return RedisReply(static_cast<redisReply*>(reply));
-    if (redis_seconds() > until || c->reader->len - c->reader->pos > kMostReplyBytes)
-      return nullptr;
+    if (seconds_now() > until || c->reader->len - c->reader->pos > kMostReplyBytes) return nullptr;
+    if (!wait_for_bytes(c->fd, until, stop)) return nullptr;
     ::redisSetTimeout(c, timeout_until(until));
     if (::redisBufferRead(c) != REDIS_OK) return nullptr;
   }
@@ -173,7 +179,7 @@ bool RedisClient::read_slots(const redisReply& slots) {
 }
 
 bool RedisClient::learn_from(const std::string& node, double until) {
-  Connection& c = connected(node, std::min(until, redis_seconds() + 1));
+  Connection& c = connected(node, std::min(until, seconds_now() + 1));
   if (c == nullptr) return false;
   append_command(c.get(), {{"CLUSTER", "SLOTS"}});
   const RedisReply reply = next_reply(c.get(), until);
@@ -194,7 +200,7 @@ void RedisClient::learn_slots(double until) {
   std::vector<std::string> nodes = {seed()};
   nodes.insert(nodes.end(), others_.begin(), others_.end());
   for (const std::string& node : nodes) {
-    if (redis_seconds() < until && learn_from(node, until)) return;
+    if (seconds_now() < until && learn_from(node, until)) return;
   }
 }
 
@@ -205,27 +211,74 @@ std::string RedisClient::node_of(const RedisCommand& command) const {
   return node.empty() ? seed() : node;
 }
 
-// Sends and reads; what has no answer afterwards is to be sent again.
-void RedisClient::exchange(const std::string& node, std::vector<Pending*>& pending, double until) {
-  for (size_t begin = 0; begin < pending.size();) {
-    Connection& c = connected(node, until);
-    if (c == nullptr) return;
-    size_t end = begin, bytes = 0;
-    for (; end < pending.size() && (bytes < kPipelineBytes || end == begin); ++end) {
-      if (pending[end]->asking) append_command(c.get(), {{"ASKING"}});
-      append_command(c.get(), *pending[end]->command);
-      bytes += pending[end]->command->last.size();
+// An answer where it is to go: straight to its place, as long as hiredis holds nothing back.
+RedisReply RedisClient::answer(redisContext* c, RedisValues& values, const Pending& p, bool direct,
+                               double until) {
+  if (direct) return values.next(*p.command);
+  RedisReply asked = p.asking ? next_reply(c, until, stop_) : nullptr;
+  if (p.asking && asked == nullptr) return nullptr;
+  RedisReply reply = next_reply(c, until, stop_);
+  if (reply == nullptr || !p.command->place || reply->type != REDIS_REPLY_STRING) return reply;
+  const auto bytes = std::as_bytes(std::span(reply->str, static_cast<size_t>(reply->len)));
+  const auto to = p.command->place(bytes.size(), bytes.first(std::min(bytes.size(), kRedisHead)));
+  if (to.size() == bytes.size()) std::copy(bytes.begin(), bytes.end(), to.begin());
+  return reply;
+}
+
+// Sends some of these, all where they are small; returns how many. What fails shows when their
+// answers are read.
+size_t RedisClient::send(const std::string& node, std::span<Pending* const> pending, double until) {
+  Connection& c = connected(node, until);
+  if (c == nullptr) return 0;
+  ::redisSetTimeout(c.get(), timeout_until(until));
+  size_t count = 0, bytes = 0, values = 0;
+  for (; count < pending.size() && (bytes < kPipelineBytes || count == 0); ++count) {
+    values += pending[count]->command->place ? 1 : 0;
+    if (values > kPipelineValues) break;
+    if (pending[count]->asking) append_command(c.get(), {{"ASKING"}});
+    append_command(c.get(), *pending[count]->command);
+    bytes += pending[count]->command->last.size();
+  }
+  send_all(c.get(), until);
+  return count;
+}
+
+// The answers to the first `sent` of these; of values that go straight to their places, one more is
+// asked for whenever one has come. Returns how many were answered; 0: the connection failed.
+size_t RedisClient::receive(const std::string& node, std::span<Pending* const> all, size_t sent,
+                            double until) {
+  Connection& c = connections_[node];
+  const bool direct =
+      c->err == 0 && c->reader->pos == c->reader->len &&
+      std::ranges::all_of(all, [](const Pending* p) { return p->command->place && !p->asking; });
+  RedisValues values(c.get(), until, stop_);
+  for (size_t i = 0; i < sent; ++i) {
+    all[i]->reply = answer(c.get(), values, *all[i], direct, until);
+    if (direct && all[i]->reply != nullptr && sent < all.size()) {
+      append_command(c.get(), *all[sent++]->command);
+      send_all(c.get(), until);
     }
-    for (; begin < end; ++begin) {
-      RedisReply asked = pending[begin]->asking ? next_reply(c.get(), until) : RedisReply(nullptr);
-      if (!pending[begin]->asking || asked != nullptr)
-        pending[begin]->reply = next_reply(c.get(), until);
-      if (pending[begin]->reply != nullptr) continue;
-      fault_ = node + ": " + (c->err == 0 ? "no answer in time" : c->errstr);
-      c = nullptr;
-      known_ = false;
-      ++failures_;
-      return;
+    if (all[i]->reply != nullptr && (i + 1 < sent || values.is_done())) continue;
+    all[i]->reply = nullptr;
+    fault_ = node + ": " + (c->err == 0 ? values.fault() : c->errstr);
+    c = nullptr;
+    known_ = false;
+    ++failures_;
+    return 0;
+  }
+  return sent;
+}
+
+// To all nodes before the first answer is read; what has no answer afterwards is to be sent again.
+void RedisClient::exchange(std::map<std::string, std::vector<Pending*>>& by_node, double until) {
+  std::map<std::string, size_t> sent;
+  for (auto& [node, pending] : by_node) sent[node] = send(node, pending, until);
+  for (auto& [node, pending] : by_node) {
+    std::span<Pending* const> left = pending;
+    size_t count = sent[node];
+    while (count > 0 && (count = receive(node, left, count, until)) > 0) {
+      left = left.subspan(count);
+      count = left.empty() ? 0 : send(node, left, until);
     }
   }
 }
@@ -256,8 +309,10 @@ bool RedisClient::follow(Pending& p) {
   return true;
 }
 
-std::vector<RedisReply> RedisClient::run(std::span<const RedisCommand> commands, double seconds) {
-  const double until = redis_seconds() + seconds;
+std::vector<RedisReply> RedisClient::run(std::span<const RedisCommand> commands, double seconds,
+                                         const std::atomic<bool>* stop) {
+  const double until = seconds_now() + seconds;
+  stop_ = stop;
   std::vector<Pending> all(commands.size());
   for (size_t i = 0; i < commands.size(); ++i) all[i].command = &commands[i];
   for (bool first = true;; first = false) {
@@ -267,11 +322,11 @@ std::vector<RedisReply> RedisClient::run(std::span<const RedisCommand> commands,
       if (p.reply == nullptr)
         by_node[p.node.empty() ? node_of(*p.command) : std::exchange(p.node, "")].push_back(&p);
     }
-    for (auto& [node, pending] : by_node) exchange(node, pending, until);
+    exchange(by_node, until);
     bool done = true;
     for (Pending& p : all) done = p.reply != nullptr && !follow(p) && done;
     if (done) break;
-    if (redis_seconds() > until) unreachable(fault_.empty() ? "none" : fault_);
+    if (seconds_now() > until || is_stopped()) unreachable(fault_.empty() ? "none" : fault_);
     if (!first) std::this_thread::sleep_for(kRetryAfter);
   }
   std::vector<RedisReply> replies;
@@ -284,7 +339,7 @@ RedisReply RedisClient::run(const RedisCommand& command, double seconds) {
 }
 
 std::vector<std::string> RedisClient::masters(double seconds) {
-  if (!known_) learn_slots(redis_seconds() + seconds);
+  if (!known_) learn_slots(seconds_now() + seconds);
   if (!known_) unreachable(fault_);
   if (slots_.empty()) return {seed()};
   std::vector<std::string> all = slots_;
@@ -299,7 +354,7 @@ std::optional<int64_t> RedisClient::wait(const std::string& key, double seconds)
   if (found == connections_.end() || found->second == nullptr) return std::nullopt;
   const std::string limit = std::to_string(static_cast<int64_t>(seconds * 1000));
   append_command(found->second.get(), {{"WAIT", "1", limit}});
-  const RedisReply r = next_reply(found->second.get(), redis_seconds() + seconds + 1);
+  const RedisReply r = next_reply(found->second.get(), seconds_now() + seconds + 1);
   if (r != nullptr) return r->type == REDIS_REPLY_INTEGER ? r->integer : 0;
   found->second = nullptr;
   known_ = false;

@@ -4,7 +4,9 @@
 
 #include <hiredis/hiredis.h>
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -22,13 +24,19 @@ struct RedisFree {
 };
 using RedisReply = std::unique_ptr<redisReply, RedisFree>;
 
+class RedisValues;  // redis_values.hpp
+
 struct RedisCommand {
   std::vector<std::string> words;
   std::span<const std::byte> last{};  // one word more, where `with_last`
   bool with_last = false;
   size_t key = 1;      // which word is the key
   std::string node{};  // "host:port", where it is for one node; else that of the key's slot
+  // Of a GET: where a value of so many bytes that begins like this (kRedisHead of them, or all) is
+  // received; empty: nowhere. The reply is its size then, an integer.
+  std::function<std::span<std::byte>(size_t bytes, std::span<const std::byte> head)> place{};
 };
+constexpr size_t kRedisHead = 192;
 
 class RedisClient {
  public:
@@ -36,8 +44,10 @@ class RedisClient {
   explicit RedisClient(const StoreUrl& url) : url_(url) {}
 
   // The answers, in order; those that are errors as well, but for what routing needs (MOVED, ASK,
-  // a failover in progress), which is followed until the deadline. Throws an io Error then.
-  std::vector<RedisReply> run(std::span<const RedisCommand> commands, double seconds);
+  // a failover in progress), which is followed until the deadline, or `stop` is set. Throws an io
+  // Error then.
+  std::vector<RedisReply> run(std::span<const RedisCommand> commands, double seconds,
+                              const std::atomic<bool>* stop = nullptr);
   RedisReply run(const RedisCommand& command, double seconds);
   // "host:port" of the servers that keys are on.
   std::vector<std::string> masters(double seconds);
@@ -57,8 +67,13 @@ class RedisClient {
   bool learn_from(const std::string& node, double until);
   bool read_slots(const redisReply& slots);
   std::string node_of(const RedisCommand& command) const;
-  void exchange(const std::string& node, std::vector<Pending*>& pending, double until);
+  RedisReply answer(redisContext* c, RedisValues& values, const Pending& p, bool direct,
+                    double until);
+  size_t send(const std::string& node, std::span<Pending* const> pending, double until);
+  size_t receive(const std::string& node, std::span<Pending* const> all, size_t sent, double until);
+  void exchange(std::map<std::string, std::vector<Pending*>>& by_node, double until);
   bool follow(Pending& p);
+  bool is_stopped() const { return stop_ != nullptr && *stop_; }
   std::string seed() const { return url_.host + ":" + std::to_string(url_.port); }
   [[noreturn]] void unreachable(const std::string& why) const;
 
@@ -68,7 +83,8 @@ class RedisClient {
   std::vector<std::string> others_;  // nodes to ask about the slots
   bool known_ = false;
   uint64_t failures_ = 0;
-  std::string fault_;  // the last
+  const std::atomic<bool>* stop_ = nullptr;  // of the run that is going on
+  std::string fault_;                        // the last
 };
 
 // XMODEM's CRC-16 of what is between the first braces of a key, or of all of it, modulo 16384.

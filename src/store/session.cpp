@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <utility>
 
+#include "src/store/clock.hpp"
+#include "src/store/fetch.hpp"
 #include "src/store/text.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
@@ -54,16 +57,52 @@ std::vector<int64_t> stored_blocks(int64_t size, Visible visible) {
   return found;
 }
 
+// Until it is measured: what a machine of 10^11 operations a second takes for a token; and the
+// positions whose attention is as many operations as all matrices.
+constexpr double kAssumedOperations = 1e11;
+
+void assume_costs(FetchMeter& meter, const ModelConfig& c) {
+  const auto product = [](int64_t a, int64_t b) {
+    return static_cast<double>(a) * static_cast<double>(b);
+  };
+  const double matrices = product(c.hidden_size * 2, c.head_dim * (c.heads + c.kv_heads)) +
+                          product(c.hidden_size * 3, c.intermediate_size),
+               position = 2 * product(c.heads, c.head_dim);
+  meter.learn([&](FetchPolicy& p) {
+    p.assume(2 * matrices * static_cast<double>(c.layers) / kAssumedOperations,
+             matrices / position);
+  });
+}
+
+// The first full blocks of a state, and nothing of what is not theirs.
+State front_of(const State& state, const KvShape& shape, int64_t capacity,
+               std::span<const std::shared_ptr<KvBlock>> blocks) {
+  State front;
+  front.origin = state.origin;
+  const auto size = static_cast<std::ptrdiff_t>(blocks.size()) * kBlockPositions;
+  front.tokens.assign(state.tokens.begin(), state.tokens.begin() + size);
+  front.kv = KvCache(shape, capacity);
+  KvWriter(front.kv).adopt({blocks.begin(), blocks.end()},
+                           std::vector<uint64_t>(blocks.size(), ~uint64_t{0}), size);
+  return front;
+}
+
 // One state on its way out of a store.
 class Restorer {
  public:
-  Restorer(Store& store, const Snapshot& snapshot, const RestoreOptions& how, StoreRestore& report)
-      : store_(store), snapshot_(snapshot), how_(how), report_(report) {}
+  Restorer(Store& store, const Snapshot& snapshot, std::shared_ptr<const Model> model,
+           const RestoreOptions& how, const SessionOptions& options, StoreRestore& report)
+      : store_(store),
+        snapshot_(snapshot),
+        model_(std::move(model)),
+        how_(how),
+        options_(options),
+        report_(report) {}
 
-  State state(int64_t capacity) {
+  State state() {
     State state = snapshot_.recipe();
     const SnapshotMeta& meta = snapshot_.meta();
-    state.kv = KvCache(meta.kv, capacity);
+    state.kv = KvCache(meta.kv, options_.capacity);
     zeros_ = KvWriter(state.kv).fresh_block();
     zeros_->mark_shared();
     blocks_.assign(static_cast<size_t>(blocks_of(meta.positions)), zeros_);
@@ -78,15 +117,25 @@ class Restorer {
   // Whether the last tokens cannot be computed from what is before them.
   bool lost_tail() const { return lost_tail_; }
 
+  // The tokens behind the last full block were computed in that time: where nothing else was, and
+  // they are many enough to tell.
+  void learn_tail(const Session& session, double seconds) {
+    const int64_t tokens = session.size() % kBlockPositions;
+    if (missing_ > computed_ || tokens < kBlockPositions / 2) return;
+    store_.meter().learn(
+        [&](FetchPolicy& p) { p.computed(session.size() - tokens, tokens, seconds); });
+  }
+
   void finish(Session& session) {
+    report_.restored.recomputed += static_cast<int64_t>(computed_) * kBlockPositions;
     std::vector<int64_t> computed;
     for (const HealedBlocks& healed : session.take_healed()) {
       computed.insert(computed.end(), healed.blocks.begin(), healed.blocks.end());
       report_.restored.recomputed += healed.tokens;
     }
     const int64_t full = session.size() / kBlockPositions;
-    report_.computed =
-        static_cast<size_t>(std::ranges::count_if(computed, [&](int64_t b) { return b < full; }));
+    report_.computed = computed_ + static_cast<size_t>(std::ranges::count_if(
+                                       computed, [&](int64_t b) { return b < full; }));
     report_.fetched = wanted_ - report_.computed;
     if (report_.computed > missing_)
       ++reasons_[fmt::format("{} held other bytes than the state", report_.computed - missing_)];
@@ -125,71 +174,108 @@ class Restorer {
     return snapshot_.digests_like_saved(own->data()) == as.digests ? own : missing(block);
   }
 
-  void note(const StoredBlock& found, size_t bytes) {
+  // Why a block did not come from the store.
+  void note(BlockFetch::Found why, const StoredBlock& found, size_t bytes) {
     ++missing_;
-    if (!found.refused.empty())
+    if (why == BlockFetch::Found::faster)
+      ++faster_;
+    else if (why == BlockFetch::Found::late)
+      ++late_;
+    else if (!found.refused.empty())
       ++refused_[found.refused];
-    else if (found.bytes.empty())
+    else if (why == BlockFetch::Found::gone)
       ++absent_;
-    else
+    else if (why == BlockFetch::Found::here)
       ++refused_[fmt::format("expected {} bytes, found {}", bytes, found.bytes.size())];
+  }
+
+  // Of a state that is nothing but its tokens: the blocks before it are there.
+  std::shared_ptr<KvBlock> computed(const State& state, int64_t block) {
+    const int64_t first = block * kBlockPositions;
+    if (!running_ || running_->size() != first) {
+      running_.emplace(model_,
+                       front_of(state, state.kv.shape(), options_.capacity,
+                                std::span(blocks_).first(static_cast<size_t>(block))),
+                       options_);
+    }
+    const double start = seconds_now();
+    running_->append(std::span(state.tokens).subspan(static_cast<size_t>(first), kBlockPositions));
+    const double took = seconds_now() - start;
+    store_.meter().learn([&](FetchPolicy& p) { p.computed(first, kBlockPositions, took); });
+    State now = running_->state();
+    const std::shared_ptr<KvBlock> own = KvWriter(now.kv).share(block);
+    if (snapshot_.digests_like_saved(own->data()) != saved(block).digests)
+      throw Error(ErrorKind::format, snapshot_.path(), "KV block " + std::to_string(block),
+                  "a block that its tokens give", "another, after it was computed again");
+    ++computed_;
+    return own;
   }
 
   void fetch(State& state) {
     const size_t size = state.kv.shape().block_bytes();
     const std::vector<BlockIdentity> all = snapshot_.block_identities();
-    const std::vector<int64_t> wanted =
-        stored_blocks(state.size(), [&](int64_t b) { return snapshot_.visible(b); });
-    std::vector<Sha256> ids;
-    for (const int64_t b : wanted) ids.push_back(all[static_cast<size_t>(b)].id);
-    const bool tail = needs_tail(state.size(), state.floor());
-    if (tail) ids.push_back(tail_identity(snapshot_.digests().id));
+    std::vector<BlockFetch::Wanted> wanted;
+    for (const int64_t b :
+         stored_blocks(state.size(), [&](int64_t i) { return snapshot_.visible(i); }))
+      wanted.push_back({all[static_cast<size_t>(b)].id, b});
     wanted_ = wanted.size();
-    std::vector<StoredBlock> found(ids.size());
-    bool reached = true;
-    try {
-      found = store_.blocks(ids);
-    } catch (const Error& e) {
-      if (e.kind != ErrorKind::io) throw;
-      reached = false;
-      ++reasons_[e.what()];
-      missing_ = wanted.size();
+    const bool tail = needs_tail(state.size(), state.floor());
+    if (tail)
+      wanted.push_back({tail_identity(snapshot_.digests().id), state.size() / kBlockPositions});
+    const bool plain = state.prunes.empty() && state.interventions.empty();
+    BlockFetch fetch(store_, wanted, size, plain ? Meanwhile::compute : Meanwhile::wait);
+    for (size_t i = 0; i < wanted_; ++i) {
+      const int64_t b = wanted[i].index;
+      const BlockFetch::Found why = fetch.next(i);
+      const StoredBlock found = fetch.take(i);
+      const bool good = why == BlockFetch::Found::here && found.bytes.size() == size;
+      if (!good) note(why, found, size);
+      blocks_[static_cast<size_t>(b)] = good    ? kept(state, b, found, found.bytes)
+                                        : plain ? computed(state, b)
+                                                : missing(b);
     }
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      const bool good = found[i].bytes.size() == size;
-      if (!good && reached) note(found[i], size);
-      blocks_[static_cast<size_t>(wanted[i])] =
-          good ? kept(state, wanted[i], found[i], found[i].bytes) : missing(wanted[i]);
-    }
-    place_tail(state, tail ? &found.back() : nullptr);
+    place_tail(state, tail,
+               tail && fetch.next(wanted_) == BlockFetch::Found::here ? fetch.take(wanted_)
+                                                                      : StoredBlock());
+    tell(fetch.fault());
+  }
+
+  void tell(const std::string& fault) {
+    if (!fault.empty()) ++reasons_[fault];
     if (absent_ > 0)
       ++reasons_[fmt::format("{} {} not in the store", absent_, absent_ == 1 ? "was" : "were")];
+    if (faster_ > 0)
+      ++reasons_[fmt::format("{} {} faster to compute", faster_, faster_ == 1 ? "was" : "were")];
+    if (late_ > 0) ++reasons_[fmt::format("{} did not come in time", late_)];
     for (const auto& [reason, n] : refused_)
       ++reasons_[fmt::format("{} {} refused: {}", n, n == 1 ? "was" : "were", reason)];
   }
 
-  void place_tail(State& state, const StoredBlock* tail) {
+  void place_tail(State& state, bool wanted, const StoredBlock& tail) {
     const bool partial = state.size() % kBlockPositions != 0;
     const int64_t last = static_cast<int64_t>(blocks_.size()) - 1;
     const size_t block = partial ? state.kv.shape().block_bytes() : 0;
     if (partial) blocks_.back() = missing(last);
-    if (tail == nullptr) return;
+    if (!wanted) return;
     const size_t vocab = static_cast<size_t>(
         ModelConfig::from_canonical(snapshot_.meta().config, snapshot_.path()).vocab_size);
-    lost_tail_ = tail->bytes.size() != block + vocab * sizeof(float);
+    lost_tail_ = tail.bytes.size() != block + vocab * sizeof(float);
     if (lost_tail_) return;
-    if (partial) blocks_.back() = kept(state, last, *tail, tail->bytes.first(block));
+    if (partial) blocks_.back() = kept(state, last, tail, tail.bytes.first(block));
     state.logits = std::make_shared<std::vector<float>>(vocab);
-    std::memcpy(state.logits->data(), tail->bytes.data() + block, vocab * sizeof(float));
+    std::memcpy(state.logits->data(), tail.bytes.data() + block, vocab * sizeof(float));
   }
 
   Store& store_;
   const Snapshot& snapshot_;
+  const std::shared_ptr<const Model> model_;
   const RestoreOptions& how_;
+  const SessionOptions& options_;
   StoreRestore& report_;
+  std::optional<Session> running_;  // that computes what is not fetched
   std::shared_ptr<KvBlock> zeros_;
   std::vector<std::shared_ptr<KvBlock>> blocks_;
-  size_t wanted_ = 0, missing_ = 0, absent_ = 0, mapped_ = 0;
+  size_t wanted_ = 0, missing_ = 0, absent_ = 0, faster_ = 0, late_ = 0, computed_ = 0, mapped_ = 0;
   bool lost_tail_ = false;
   std::map<std::string, size_t> refused_, reasons_;
 };
@@ -269,8 +355,9 @@ Session restore_session(Store& store, const Snapshot& snapshot, std::shared_ptr<
                 "at most " + std::to_string(o.capacity) + " positions (--ctx)",
                 std::to_string(meta.positions));
   }
-  Restorer restorer(store, snapshot, how, r);
-  State state = restorer.state(o.capacity);
+  assume_costs(store.meter(), model->config());
+  Restorer restorer(store, snapshot, model, how, o, r);
+  State state = restorer.state();
   if (restorer.lost_tail()) {
     RestoreOptions recipe = how;
     Session session = snapshot.restore(model, recipe, &r.restored);
@@ -280,11 +367,27 @@ Session restore_session(Store& store, const Snapshot& snapshot, std::shared_ptr<
     return session;
   }
   Session session(model, std::move(state), o);
+  const double start = seconds_now();
   session.state();  // computes what is missing
+  restorer.learn_tail(session, seconds_now() - start);
   prove_logits(snapshot, session);
   restorer.finish(session);
   return session;
 }
+
+namespace {
+
+// Whether the first `blocks` are fetched faster than those of them are computed that are behind
+// `known` tokens; what a store does not have of them costs neither way.
+bool is_worth_fetching(Store& store, int64_t blocks, uint64_t bytes, int64_t known) {
+  if (store.fetch_choice() == FetchChoice::always) return true;
+  const FetchPolicy policy = store.meter().policy();
+  const int64_t first = known / kBlockPositions;
+  return policy.fetch_seconds(static_cast<uint64_t>(blocks) * bytes) <=
+         policy.compute_seconds(first, blocks - first) + policy.costs().least_gain;
+}
+
+}  // namespace
 
 std::optional<Session> fetch_prefix(Store& store, std::shared_ptr<const Model> model,
                                     const SessionOptions& options, std::span<const int32_t> ids,
@@ -300,18 +403,17 @@ std::optional<Session> fetch_prefix(Store& store, std::shared_ptr<const Model> m
       std::min(static_cast<int64_t>(ids.size()), state.kv.capacity()) / kBlockPositions);
   if (static_cast<int64_t>(most) * kBlockPositions <= more_than) return std::nullopt;
   state.tokens.assign(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(most) * 64);
-  std::vector<Sha256> identities;
-  for (const BlockIdentity& b : block_identities(state)) identities.push_back(b.id);
-  std::vector<StoredBlock> found;
-  try {
-    found = store.blocks(identities);
-  } catch (const Error& e) {
-    if (e.kind != ErrorKind::io) throw;
-    return std::nullopt;
-  }
   const KvShape& shape = state.kv.shape();
+  assume_costs(store.meter(), c);
+  if (!is_worth_fetching(store, static_cast<int64_t>(most), shape.block_bytes(), more_than))
+    return std::nullopt;
+  std::vector<BlockFetch::Wanted> wanted;
+  for (const BlockIdentity& b : block_identities(state))
+    wanted.push_back({b.id, static_cast<int64_t>(wanted.size())});
+  BlockFetch fetch(store, wanted, shape.block_bytes(), Meanwhile::wait);
   std::vector<std::shared_ptr<KvBlock>> blocks;
-  for (const StoredBlock& b : found) {
+  for (size_t i = 0; i < wanted.size() && fetch.next(i) == BlockFetch::Found::here; ++i) {
+    const StoredBlock b = fetch.take(i);
     if (b.bytes.size() != shape.block_bytes()) break;
     // The record's own digests were checked; these are for what happens to its file later.
     SavedBlock as{layer_digests(shape, b.bytes.data()), store.url(),
@@ -319,6 +421,7 @@ std::optional<Session> fetch_prefix(Store& store, std::shared_ptr<const Model> m
     blocks.push_back(std::make_shared<KvBlock>(b.bytes.data(), b.owner, std::move(as)));
   }
   const auto size = static_cast<int64_t>(blocks.size()) * kBlockPositions;
+  if (size <= more_than) fetch.throw_fault();
   if (size <= more_than) return std::nullopt;
   state.tokens.resize(static_cast<size_t>(size));
   std::vector<uint64_t> visible(blocks.size(), ~uint64_t{0});

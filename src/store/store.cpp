@@ -7,21 +7,21 @@
 #include <ctime>
 #include <utility>
 
+#include "src/store/clock.hpp"
 #include "src/store/payloads.hpp"
 #include "src/store/text.hpp"
 #include "stet/base/error.hpp"
+#include "stet/snapshot/snapshot.hpp"
 #include "stet/threads/team.hpp"
 
 namespace stet {
 namespace {
 
-constexpr size_t kBlocksAtOnce = 32;   // hashed, read or written together
+constexpr size_t kBlocksAtOnce = 32;   // hashed or written together
+constexpr size_t kReadAtOnce = 8;      // by one request of several
+constexpr uint64_t kSmall = 1 << 16;   // bytes of an answer that tells the latency
 constexpr size_t kMostEntries = 1000;  // of a name's history
 constexpr size_t kMostTries = 64;      // of a name that others set, too
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 Sha256 identity_of_name(const std::string& name) {
   const std::string text = "stet name 1\n" + name;
@@ -43,6 +43,14 @@ void check_store_name(const std::string& name) {
       "1 to 128 of a-z A-Z 0-9 . _ -, not all hexadecimal digits, without \".tmp-\", the first a "
       "letter, digit or _",
       printable(name, 60));
+}
+
+// Whether a file is this record: then a directory need not write it again.
+bool is_file_of(const MappedFile* file, std::span<const std::byte> front,
+                std::span<const std::byte> payload) {
+  return file != nullptr && file->bytes().size() == front.size() + payload.size() &&
+         file->bytes().data() + front.size() == payload.data() &&
+         std::ranges::equal(file->bytes().first(front.size()), front);
 }
 
 }  // namespace
@@ -67,6 +75,8 @@ Store::Store(std::shared_ptr<StoreBackend> backend, const StoreKey& key,
     : backend_(std::move(backend)),
       key_(key),
       threads_(options.threads > 0 ? options.threads : default_threads()),
+      fetch_(options.fetch),
+      encoding_(options.encoding),
       clock_(options.clock ? options.clock
                            : [] { return static_cast<int64_t>(std::time(nullptr)); }) {}
 
@@ -88,6 +98,8 @@ void Store::count(const StoreTraffic& more) {
   traffic_.refused += more.refused;
   traffic_.read_bytes += more.read_bytes;
   traffic_.written_bytes += more.written_bytes;
+  traffic_.reads += more.reads;
+  traffic_.writes += more.writes;
   traffic_.read_seconds += more.read_seconds;
   traffic_.write_seconds += more.write_seconds;
 }
@@ -99,22 +111,45 @@ StoreTraffic Store::traffic() const {
 
 // ---------------------------------------------------------------- blocks
 
+// Blocks as they are to be written: compressed where that pays, and makes them shorter.
+std::vector<std::vector<std::byte>> Store::encoded(
+    std::span<const std::span<const std::byte>> all) {
+  std::vector<std::vector<std::byte>> packed(all.size());
+  const bool pays = encoding_ == StoreEncoding::always ||
+                    (encoding_ == StoreEncoding::by_costs && meter().policy().worth_encoding());
+  if (!pays || !have_zlib()) return packed;
+  run_each(threads_, all.size(), [&](size_t i) {
+    const double start = seconds_now();
+    packed[i] = encode_block(all[i]);
+    const size_t after = packed[i].empty() ? all[i].size() : packed[i].size();
+    meter().learn([&](FetchPolicy& p) { p.encoded(all[i].size(), after, seconds_now() - start); });
+  });
+  return packed;
+}
+
 size_t Store::write_blocks(std::span<const NewBlock* const> blocks) {
   std::vector<std::span<const std::byte>> bytes(blocks.size());
   std::vector<std::vector<std::byte>> fronts(blocks.size());
   std::vector<NewRecord> records(blocks.size());
   for (size_t i = 0; i < blocks.size(); ++i) bytes[i] = blocks[i]->bytes();
+  const std::vector<std::vector<std::byte>> packed = encoded(bytes);
   run_each(threads_, blocks.size(), [&](size_t i) {
     const Sha256 name = place(blocks[i]->identity);
-    fronts[i] = seal_record(key_, {RecordKind::block, name, 0, bytes[i]});
+    const bool shorter = !packed[i].empty();
+    if (shorter) bytes[i] = packed[i];
+    fronts[i] = seal_record(key_, {RecordKind::block, name, shorter ? 1u : 0u, bytes[i]});
     records[i] = {name, fronts[i], bytes[i]};
+    if (is_file_of(blocks[i]->mapping.get(), fronts[i], bytes[i]))
+      records[i].file = blocks[i]->mapping;
   });
   const double start = seconds_now();
   const size_t kept = backend_->write(Shelf::blocks, records);
   StoreTraffic t;
   for (size_t i = 0; i < kept; ++i) t.written_bytes += kBlockFront + bytes[i].size();
   t.write_seconds = seconds_now() - start;
+  t.writes = 1;
   count(t);
+  meter().learn([&](FetchPolicy& p) { p.written(t.written_bytes, t.write_seconds); });
   return kept;
 }
 
@@ -141,18 +176,27 @@ Store::PutReport Store::put_blocks(std::span<const NewBlock> blocks) {
   return report;
 }
 
-StoredBlock Store::checked(const Sha256& name, const std::optional<StoredBytes>& found) const {
+StoredBlock Store::checked(const Sha256& name, const std::optional<StoredBytes>& found) {
   if (!found) return {};
+  const std::string where = where_of(url(), "block", name);
+  StoredBlock b;
+  b.carried = found->bytes.size();
   try {
-    const Record r =
-        open_record(key_, RecordKind::block, name, found->bytes, where_of(url(), "block", name));
-    if (r.encoding != 0)
-      throw Error(ErrorKind::unsupported, where_of(url(), "block", name), "encoding", "0",
-                  std::to_string(r.encoding));
-    return {r.payload, found->owner, found->mapping, ""};
+    const Record r = open_record(key_, RecordKind::block, name, found->bytes, where);
+    if (r.encoding > 1)
+      throw Error(ErrorKind::unsupported, where, "encoding", "0 or 1", std::to_string(r.encoding));
+    if (r.encoding == 0) {
+      b.bytes = r.payload, b.owner = found->owner, b.mapping = found->mapping;
+      return b;
+    }
+    const double start = seconds_now();
+    const StoredBytes expanded = decode_block(r.payload, where);
+    b.bytes = expanded.bytes, b.owner = expanded.owner;
+    meter().learn([&](FetchPolicy& p) { p.decoded(b.bytes.size(), seconds_now() - start); });
   } catch (const Error& e) {
-    return {{}, nullptr, nullptr, e.what()};
+    b.refused = e.what();
   }
+  return b;
 }
 
 std::vector<StoredBlock> Store::blocks(std::span<const Sha256> identities) {
@@ -161,20 +205,33 @@ std::vector<StoredBlock> Store::blocks(std::span<const Sha256> identities) {
   return blocks_at(places);
 }
 
+// Some are hashed while others come, over several connections where there are such.
 std::vector<StoredBlock> Store::blocks_at(std::span<const Sha256> places) {
   std::vector<StoredBlock> all(places.size());
+  const std::atomic<bool> stop{false};
+  run_each(std::max(2, threads_), (places.size() + kReadAtOnce - 1) / kReadAtOnce, [&](size_t i) {
+    const size_t begin = i * kReadAtOnce;
+    std::vector<StoredBlock> some =
+        request(places.subspan(begin, std::min(kReadAtOnce, places.size() - begin)), stop);
+    std::ranges::move(some, all.begin() + static_cast<std::ptrdiff_t>(begin));
+  });
+  return all;
+}
+
+std::vector<StoredBlock> Store::request(std::span<const Sha256> places,
+                                        const std::atomic<bool>& stop) {
   StoreTraffic t;
+  t.reads = 1;
   const double start = seconds_now();
-  for (size_t begin = 0; begin < places.size(); begin += kBlocksAtOnce) {
-    const size_t n = std::min(kBlocksAtOnce, places.size() - begin);
-    const auto found = backend_->read(Shelf::blocks, places.subspan(begin, n));
-    run_each(threads_, n, [&](size_t i) { all[begin + i] = checked(places[begin + i], found[i]); });
-    for (const auto& f : found) t.read_bytes += f ? f->bytes.size() : 0;
-  }
+  const auto found = backend_->read_blocks(places, stop);
+  std::vector<StoredBlock> all(places.size());
+  for (size_t i = 0; i < places.size(); ++i) all[i] = checked(places[i], found[i]);
   t.read_seconds = seconds_now() - start;
-  for (const StoredBlock& b : all)
+  for (const StoredBlock& b : all) {
     ++(!b.bytes.empty() ? t.hits : b.refused.empty() ? t.misses : t.refused);
-  {
+    t.read_bytes += b.carried;
+  }
+  if (t.refused > 0) {
     const std::lock_guard lock(mutex_);
     for (size_t i = 0; i < all.size(); ++i) {
       if (!all[i].refused.empty()) refused_.insert(places[i]);
@@ -214,8 +271,11 @@ StateRecord Store::state(const Sha256& name) {
 }
 
 std::optional<StateRecord> Store::find_state(const Sha256& name) {
+  const double start = seconds_now();
   const std::optional<StoredBytes> found = backend_->read(Shelf::states, {&name, 1})[0];
   if (!found) return std::nullopt;
+  if (found->bytes.size() <= kSmall)
+    meter().learn([&](FetchPolicy& p) { p.answered(seconds_now() - start); });
   const std::string where = where_of(url(), "state", name);
   return decode_state_payload(
       open_record(key_, RecordKind::state, name, found->bytes, where).payload, where);

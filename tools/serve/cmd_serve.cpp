@@ -124,7 +124,10 @@ void run(ServeCommand& o) {
   if (!store_url().empty()) {
     o.states.shared = std::make_shared<serve::SharedStates>(
         open_store_backend(store_url(), nullptr, kServePatience), StoreKey::load(store_key_path()),
-        o.states.share_prefixes);
+        o.states.share_prefixes, store_options());
+    o.engine.prompt_took = [shared = o.states.shared](int64_t first, int64_t n, double seconds) {
+      shared->computed(first, n, seconds);
+    };
   }
   o.states.memory = static_cast<uint64_t>(o.memory_mb) << 20;
   serve::Service service(model, tokenizer, o.model.session_options(), o.states, o.engine,

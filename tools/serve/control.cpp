@@ -95,6 +95,8 @@ void add_store(const Json& store, Add add) {
       "{found=\"hit\"}");
   add("store_blocks_total", "counter", "", blocks("misses"), "{found=\"miss\"}");
   add("store_blocks_total", "counter", "", blocks("refused"), "{found=\"refused\"}");
+  add("store_blocks_fetched_total", "counter", "Blocks that states and prompts went on with.",
+      blocks("fetched"));
   add("store_blocks_computed_total", "counter", "Blocks of its states that were computed instead.",
       blocks("computed"));
   add("store_read_bytes_total", "counter", "Bytes of records that came.", blocks("read_bytes"));
@@ -104,6 +106,13 @@ void add_store(const Json& store, Add add) {
       store["read_seconds"].get<double>());
   add("store_write_seconds_total", "counter", "Time in which they went.",
       store["write_seconds"].get<double>());
+  add("store_reads_total", "counter", "Requests for blocks.", blocks("reads"));
+  add("store_writes_total", "counter", "Requests that took blocks.", blocks("writes"));
+  const auto cost = [&](const char* of) { return store[of].get<double>(); };
+  add("store_latency_seconds", "gauge", "Of an answer, as fetching or computing is decided by.",
+      cost("latency"));
+  add("store_bytes_per_second", "gauge", "At which blocks come, likewise.", cost("bandwidth"));
+  add("store_token_seconds", "gauge", "Of computing a token, likewise.", cost("token"));
   add("store_failures_total", "counter", "Times that the store did not do what it was asked.",
       blocks("failures"));
 }

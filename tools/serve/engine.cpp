@@ -230,10 +230,14 @@ void Engine::pass(std::vector<Job*>& jobs) {
   }
   ++turn_;
   if (batch.empty()) return;
+  const int64_t first = batch[0].session->size();
   const double start = tool::seconds();
   append_all(ready, batch);
   const double took = tool::seconds() - start;
   learn(replies, prompt_tokens, took);
+  if (options_.prompt_took && replies == 0 && batch.size() == 1 &&
+      prompt_tokens >= kLeastPromptTokens)
+    options_.prompt_took(first, prompt_tokens, took);
   const std::lock_guard lock(mutex_);
   ++counters_.passes;
   counters_.batch = batch.size();

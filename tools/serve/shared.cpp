@@ -25,8 +25,7 @@ Store& SharedStates::store_of(const std::string& client) {
   const std::lock_guard lock(mutex_);
   std::unique_ptr<Store>& store = stores_[together_ ? "" : client];
   if (store == nullptr)
-    store = std::make_unique<Store>(backend_, together_ ? key_ : key_.for_tenant(client),
-                                    StoreOptions{nullptr, 1});
+    store = std::make_unique<Store>(backend_, together_ ? key_ : key_.for_tenant(client), options_);
   return *store;
 }
 
@@ -75,6 +74,7 @@ std::optional<SharedState> SharedStates::get(const std::string& client, const st
     const StoreSnapshot s = open_snapshot(store, entries.back().state);
     StoreRestore restored;
     Session session = restore_session(store, *s.snapshot, model, how, &restored);
+    fetched_ += restored.fetched;
     computed_ += restored.computed;
     const Json note = parse_body(s.record.note);
     found.emplace(SharedState{{note.value("parent", ""), note.value("operation", Json::object())},
@@ -98,6 +98,7 @@ std::optional<Session> SharedStates::prefix(const std::string& client,
                                             std::span<const int32_t> ids, int64_t more_than) {
   std::optional<Session> found;
   attempt([&] { found = fetch_prefix(store_of(client), model, options, ids, more_than); });
+  if (found) fetched_ += static_cast<uint64_t>(found->size() / kBlockPositions);
   return found;
 }
 
@@ -111,6 +112,8 @@ StoreTraffic SharedStates::traffic() const {
     all.refused += t.refused;
     all.read_bytes += t.read_bytes;
     all.written_bytes += t.written_bytes;
+    all.reads += t.reads;
+    all.writes += t.writes;
     all.read_seconds += t.read_seconds;
     all.write_seconds += t.write_seconds;
   }

@@ -30,8 +30,9 @@ struct SharedState {
 class SharedStates {
  public:
   // With `together`, clients find one another's blocks.
-  SharedStates(std::shared_ptr<StoreBackend> backend, const StoreKey& key, bool together)
-      : backend_(std::move(backend)), key_(key), together_(together) {}
+  SharedStates(std::shared_ptr<StoreBackend> backend, const StoreKey& key, bool together,
+               const StoreOptions& options)
+      : backend_(std::move(backend)), key_(key), together_(together), options_(options) {}
 
   // Handles are made with it, so that they are the same on every server.
   std::string secret() const;
@@ -51,9 +52,17 @@ class SharedStates {
                                 const SessionOptions& options, std::span<const int32_t> ids,
                                 int64_t more_than);
 
+  // What computing costs here (FetchPolicy::computed).
+  void computed(int64_t first, int64_t tokens, double seconds) {
+    backend_->meter().learn([&](FetchPolicy& p) { p.computed(first, tokens, seconds); });
+  }
+
   StoreTraffic traffic() const;
   uint64_t failures() const { return failures_; }
+  // Full blocks of states and prompts that came from it, and of its states that were computed.
+  uint64_t fetched_blocks() const { return fetched_; }
   uint64_t computed_blocks() const { return computed_; }
+  FetchPolicy policy() const { return backend_->meter().policy(); }
 
  private:
   Store& store_of(const std::string& client);
@@ -64,10 +73,11 @@ class SharedStates {
   const std::shared_ptr<StoreBackend> backend_;
   const StoreKey key_;
   const bool together_;
+  const StoreOptions options_;
   mutable std::mutex mutex_;
   std::map<std::string, std::unique_ptr<Store>> stores_;  // of each client
   std::atomic<double> not_before_{0};
-  std::atomic<uint64_t> failures_{0}, computed_{0};
+  std::atomic<uint64_t> failures_{0}, fetched_{0}, computed_{0};
 };
 
 }  // namespace stet::serve

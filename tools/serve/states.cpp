@@ -520,6 +520,7 @@ Json States::totals() const {
   Json shared = nullptr;
   if (options_.shared != nullptr) {
     const StoreTraffic t = options_.shared->traffic();
+    const FetchCosts costs = options_.shared->policy().costs();
     shared = {{"hits", t.hits},
               {"misses", t.misses},
               {"refused", t.refused},
@@ -527,6 +528,12 @@ Json States::totals() const {
               {"written_bytes", t.written_bytes},
               {"read_seconds", t.read_seconds},
               {"write_seconds", t.write_seconds},
+              {"reads", t.reads},
+              {"writes", t.writes},
+              {"latency", costs.latency_seconds},
+              {"bandwidth", 1 / costs.byte_seconds},
+              {"token", costs.token_seconds},
+              {"fetched", options_.shared->fetched_blocks()},
               {"computed", options_.shared->computed_blocks()},
               {"failures", options_.shared->failures()}};
   }

@@ -56,6 +56,10 @@ void require_words(const StoreCommand& o, size_t least, size_t most, const std::
     usage_error("store " + o.action, usage, std::to_string(o.words.size()) + " arguments");
 }
 
+std::string counted(uint64_t n, const std::string& what) {
+  return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
+}
+
 std::string reference(const std::string& word) { return is_in_store(word) ? word.substr(6) : word; }
 
 // ---------------------------------------------------------------- making one
@@ -71,8 +75,8 @@ void run_init(const StoreCommand& o) {
     std::filesystem::create_directories(std::filesystem::path(key).parent_path(), ignored);
     StoreKey::random().save(key);
   }
-  open_store(url);
-  say("{}: a new store; writers' key: {} ({})\n", printable(url), printable(key),
+  const std::string name = open_store(url)->url();  // without a password
+  say("{}: a new store; writers' key: {} ({})\n", printable(name), printable(key),
       made ? "new: copy it to every machine that is to use the store" : "as it was there");
 }
 
@@ -128,11 +132,11 @@ void run_copy(const StoreCommand& o, Store& from, Store& to) {
   const Sha256 place = from.resolve(what);
   const StoreCopy copied = copy_state(from, to, place);
   if (std::ranges::count(from.names(), what) > 0) advance_name(from, to, what, place);
-  say("{} to {}: {} states and {} blocks copied{}{}\n", hex(place, 16), printable(to.url()),
-      copied.states, copied.blocks,
-      copied.missing_blocks == 0
-          ? ""
-          : fmt::format(", {} blocks to be computed where they are needed", copied.missing_blocks),
+  say("{} to {}: {} and {} copied{}{}\n", hex(place, 16), printable(to.url()),
+      counted(copied.states, "state"), counted(copied.blocks, "block"),
+      copied.missing_blocks == 0 ? ""
+                                 : ", " + counted(copied.missing_blocks, "block") +
+                                       " to be computed where they are needed",
       copied.whole_history ? "" : "; its earliest ancestors are not there any more");
 }
 
@@ -275,9 +279,10 @@ void run_gc(const StoreCommand& o) {
               {"kept_blocks", r.kept_blocks}}) +
         "\n");
   } else {
-    say("{}: {} states and {} blocks, {}; kept: {} states and {} blocks\n",
-        o.dry_run ? "to be removed" : "removed", r.states, r.blocks,
-        bytes_text(static_cast<double>(r.bytes)), r.kept_states, r.kept_blocks);
+    say("{}: {} and {}, {}; kept: {} and {}\n", o.dry_run ? "to be removed" : "removed",
+        counted(r.states, "state"), counted(r.blocks, "block"),
+        bytes_text(static_cast<double>(r.bytes)), counted(r.kept_states, "state"),
+        counted(r.kept_blocks, "block"));
   }
 }
 
@@ -331,7 +336,8 @@ void run_check(const StoreCommand& o) {
   if (o.json)
     out(dump({{"states", states}, {"blocks", blocks}, {"faults", faults}}) + "\n");
   else
-    say("{} states, {} sound blocks, {} faults\n", states, blocks, faults);
+    say("{}, {}, {}\n", counted(states, "state"), counted(blocks, "sound block"),
+        counted(faults, "fault"));
   finish_output();
   if (faults > 0) throw ExitStatus{1};
 }

@@ -27,7 +27,7 @@ struct KnownState {
 };
 
 struct StoreUse {
-  std::string url = environment("STET_STORE"), key;
+  std::string url = environment("STET_STORE"), key, fetch = "costs", compress = "costs";
   std::unique_ptr<Store> store;
   std::list<StoreSnapshot> opened;  // whose bytes snapshots lie in
   std::vector<KnownState> known;
@@ -76,6 +76,17 @@ void add_store_options(CLI::App& app) {
                  "the writers' key (default: STET_STORE_KEY, or ~/.config/stet/store.key)")
       ->type_name("FILE")
       ->group("Store");
+  app.add_option(
+         "--store-fetch", use().fetch,
+         "blocks that are computed faster: costs computes them, always fetches (default: costs)")
+      ->type_name("WHICH")
+      ->check(one_of({"costs", "always"}))
+      ->group("Store");
+  app.add_option("--store-compress", use().compress,
+                 "blocks: costs where the wire is slow, always, never (default: costs)")
+      ->type_name("WHICH")
+      ->check(one_of({"costs", "always", "never"}))
+      ->group("Store");
 }
 
 std::string store_url() { return use().url; }
@@ -88,7 +99,16 @@ std::string store_key_path() {
 }
 
 std::unique_ptr<Store> open_store(const std::string& url) {
-  return std::make_unique<Store>(open_store_backend(url), StoreKey::load(store_key_path()));
+  return std::make_unique<Store>(open_store_backend(url), StoreKey::load(store_key_path()),
+                                 store_options());
+}
+
+StoreOptions store_options() {
+  StoreOptions o;
+  if (use().fetch == "always") o.fetch = FetchChoice::always;
+  if (use().compress != "costs")
+    o.encoding = use().compress == "always" ? StoreEncoding::always : StoreEncoding::never;
+  return o;
 }
 
 Store& the_store() {

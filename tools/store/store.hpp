@@ -12,7 +12,7 @@
 
 namespace stet::tool {
 
-// --store and --store-key, which stand for the whole process.
+// --store, --store-key, --store-fetch and --store-compress, which stand for the whole process.
 void add_store_options(CLI::App& app);
 
 // "" : none was named, neither by --store nor by STET_STORE.
@@ -22,6 +22,8 @@ std::string store_key_path();
 // Opened at the first call. Throws an argument Error where none is named.
 Store& the_store();
 std::unique_ptr<Store> open_store(const std::string& url);
+// As --store-fetch and --store-compress say.
+StoreOptions store_options();
 
 bool is_in_store(const std::string& path);  // begins with "store:"
 // The recipe of a state of the store, under the path as it was given.

@@ -2,9 +2,11 @@
 // keeps bytes by name and vouches for nothing; Store (store.hpp) checks what it gives.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,6 +15,7 @@
 #include "stet/api.h"
 #include "stet/base/sha256.hpp"
 #include "stet/files/mapped_file.hpp"
+#include "stet/store/policy.hpp"
 
 namespace stet {
 
@@ -31,6 +34,7 @@ struct ShelfEntry {
 struct NewRecord {
   Sha256 name;
   std::span<const std::byte> front, payload;
+  std::shared_ptr<const MappedFile> file{};  // that holds both, and nothing else; null: none does
 };
 // Seconds since 1970.
 using StoreClock = std::function<int64_t()>;
@@ -41,16 +45,44 @@ struct StorePatience {
   double read = 5, write = 20;
 };
 
+// A policy that threads share: what they have measured, and what follows from it.
+class FetchMeter {
+ public:
+  explicit FetchMeter(const FetchCosts& assumed) : policy_(assumed) {}
+
+  FetchPolicy policy() const {
+    const std::lock_guard lock(mutex_);
+    return policy_;
+  }
+  // tell(FetchPolicy&)
+  template <class Tell>
+  void learn(Tell tell) {
+    const std::lock_guard lock(mutex_);
+    tell(policy_);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  FetchPolicy policy_;
+};
+
 // Every call may be made by any number of threads and processes at once, and throws an io Error
 // when the store cannot be reached.
 class STET_API StoreBackend {
  public:
+  explicit StoreBackend(const FetchCosts& assumed = {}) : meter_(assumed) {}
   virtual ~StoreBackend();
+
+  // Of the wire to it, and of this process.
+  FetchMeter& meter() { return meter_; }
 
   virtual const std::string& url() const = 0;
   // One for each name; nothing for what is not there.
   virtual std::vector<std::optional<StoredBytes>> read(Shelf shelf,
                                                        std::span<const Sha256> names) = 0;
+  // Of blocks. Once `stop` is set nobody waits for them any more: it may throw an io Error then.
+  virtual std::vector<std::optional<StoredBytes>> read_blocks(std::span<const Sha256> names,
+                                                              const std::atomic<bool>& stop);
   // Which of them are there; those count as used now.
   virtual std::vector<bool> touch(Shelf shelf, std::span<const Sha256> names) = 0;
   // In this order, durably. Blocks for which there is no room are left out; returns how many were
@@ -77,6 +109,9 @@ class STET_API StoreBackend {
   virtual void tidy(int64_t before) = 0;
   // Lines of "name value" that describe it.
   virtual std::vector<std::pair<std::string, std::string>> about() = 0;
+
+ private:
+  FetchMeter meter_;
 };
 
 // "dir:PATH" or a path: a directory; "redis://[USER:PASSWORD@]HOST[:PORT][/PREFIX]": a server.

@@ -7,7 +7,9 @@
 //            hash name                          what it is stored under
 //            hash content                       SHA-256 of the payload as it stands here
 //            u64 bytes of the payload
-//            u32 encoding                       0 as it is, 1 byte shuffle (src/snapshot/write.cpp)
+//            u32 encoding                       0 as it is; 1, of blocks: u64 bytes that it gives,
+//                                               and those shuffled as elements of 4 bytes and
+//                                               deflated plane by plane (src/snapshot/write.cpp)
 //            u32 offset of the payload          4096 for blocks, so that it can be mapped; 192
 //            hash HMAC-SHA256 of the bytes before it, under the writers' key
 //            zeros up to the payload

@@ -49,7 +49,8 @@ STET_API Session restore_session(Store& store, const Snapshot& snapshot,
                                  StoreRestore* report);
 
 // A session of the longest front of `ids` whose full blocks a store has, where that is longer than
-// `more_than` tokens: nothing otherwise, also where the store cannot be reached.
+// `more_than` tokens, and fetched faster than computed; else nothing. Throws an io Error where
+// nothing came because the store cannot be asked.
 STET_API std::optional<Session> fetch_prefix(Store& store, std::shared_ptr<const Model> model,
                                              const SessionOptions& options,
                                              std::span<const int32_t> ids, int64_t more_than);

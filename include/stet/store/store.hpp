@@ -14,6 +14,7 @@
 //                        latest last
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -52,12 +53,21 @@ struct StoredBlock {
   std::span<const std::byte> bytes;
   std::shared_ptr<const void> owner;
   std::shared_ptr<const MappedFile> mapping;
-  std::string refused;  // why a record that is there is not used
+  std::string refused;   // why a record that is there is not used
+  uint64_t carried = 0;  // bytes of its record, as it came
 };
 
+// Whether blocks that a store has are fetched: as FetchPolicy decides, or always. Without a choice
+// between both, time alone changes; for tests of what is stored, and where processors are busy.
+enum class FetchChoice { by_costs, always };
+// Whether blocks are compressed: where the wire is slower than the codec (FetchPolicy), or not.
+enum class StoreEncoding { by_costs, never, always };
+
 struct StoreOptions {
-  StoreClock clock;  // null: the system's
-  int threads = 0;   // to hash with; 0: all processors
+  StoreClock clock = nullptr;  // null: the system's
+  int threads = 0;             // to hash with; 0: all processors
+  FetchChoice fetch = FetchChoice::by_costs;
+  StoreEncoding encoding = StoreEncoding::by_costs;
 };
 
 struct GcOptions {
@@ -73,6 +83,7 @@ struct GcReport {
 
 struct StoreTraffic {  // since the store was opened
   uint64_t hits = 0, misses = 0, refused = 0, read_bytes = 0, written_bytes = 0;
+  uint64_t reads = 0, writes = 0;  // requests
   double read_seconds = 0, write_seconds = 0;
 };
 
@@ -86,10 +97,14 @@ class STET_API Store {
   const std::string& url() const { return backend_->url(); }
   StoreBackend& backend() { return *backend_; }
   Sha256 place(const Sha256& identity) const { return key_.place(identity); }
+  // What fetching and computing cost here. All stores of one backend share it.
+  FetchMeter& meter() { return backend_->meter(); }
+  FetchChoice fetch_choice() const { return fetch_; }
 
   struct NewBlock {
     Sha256 identity;
     std::function<std::span<const std::byte>()> bytes;  // asked for where they are to be written
+    std::shared_ptr<const MappedFile> mapping{};        // a store's file of this block, if any
   };
   struct PutReport {
     size_t written = 0, present = 0;
@@ -100,6 +115,8 @@ class STET_API Store {
   // Each checked against its name, its content digest and the writers' key.
   std::vector<StoredBlock> blocks(std::span<const Sha256> identities);
   std::vector<StoredBlock> blocks_at(std::span<const Sha256> places);
+  // The same by one request on this thread; once `stop` is set, it may throw an io Error.
+  std::vector<StoredBlock> request(std::span<const Sha256> places, const std::atomic<bool>& stop);
 
   // After its blocks. One that is there already stays as it is, unless it is damaged; throws
   // the mismatch Error of open_record where it is not of this key. Returns its place.
@@ -136,7 +153,8 @@ class STET_API Store {
                                      std::span<const NameEntry> entries) const;
   std::vector<NameEntry> opened_name(const std::string& name,
                                      std::span<const std::byte> bytes) const;
-  StoredBlock checked(const Sha256& place, const std::optional<StoredBytes>& found) const;
+  StoredBlock checked(const Sha256& place, const std::optional<StoredBytes>& found);
+  std::vector<std::vector<std::byte>> encoded(std::span<const std::span<const std::byte>> blocks);
   size_t write_blocks(std::span<const NewBlock* const> blocks);
   void refresh(Sha256 state, const std::optional<Sha256>& known);
   Marks mark(std::vector<std::string>& refused);
@@ -146,6 +164,8 @@ class STET_API Store {
   std::shared_ptr<StoreBackend> backend_;
   const StoreKey key_;
   const int threads_;
+  const FetchChoice fetch_;
+  const StoreEncoding encoding_;
   StoreClock clock_;
   mutable std::mutex mutex_;
   StoreTraffic traffic_;

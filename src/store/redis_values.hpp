@@ -1,0 +1,49 @@
+// Values of a Redis server received where they are to lie: hiredis copies them twice.
+//
+//   answer = "$" size CR LF bytes CR LF | "$-1" CR LF | a line of another kind
+#pragma once
+
+#include <hiredis/hiredis.h>
+
+#include <array>
+#include <atomic>
+#include <string_view>
+
+#include "src/store/redis_client.hpp"
+
+namespace stet {
+
+// Waits for bytes of a connection; false once the time is over or `stop` is set.
+bool wait_for_bytes(int fd, double until, const std::atomic<bool>* stop);
+
+// The answers to GETs that were sent over a connection of which hiredis has read nothing further.
+class RedisValues {
+ public:
+  RedisValues(redisContext* connection, double until, const std::atomic<bool>* stop)
+      : connection_(connection), until_(until), stop_(stop) {}
+
+  // The next one; an integer for a value that went to its place. Null where the connection failed,
+  // the time is over, or the server says what no server says.
+  RedisReply next(const RedisCommand& get);
+  // Nothing was received that is not an answer.
+  bool is_done() const { return at_ == end_; }
+  const char* fault() const { return closed_ ? "the connection was closed" : "no answer in time"; }
+
+ private:
+  bool more(ssize_t received);
+  bool has(size_t bytes);  // buffered, which is at most kBuffer
+  bool receive(std::span<std::byte> bytes);
+  bool receive_value(const RedisCommand& get, size_t bytes);
+  bool line(std::string_view& text);
+  RedisReply parsed(std::string_view text);
+
+  static constexpr size_t kBuffer = 4096;
+  redisContext* connection_;
+  double until_;
+  const std::atomic<bool>* stop_;
+  std::array<char, kBuffer> buffer_;
+  size_t at_ = 0, end_ = 0;
+  bool closed_ = false;
+};
+
+}  // namespace stet
