@@ -28,7 +28,7 @@ void run(const PackCommand& o) {
       {"q4k", DType::q4_k}, {"q5k", DType::q5_k}, {"q6k", DType::q6_k}};
   const auto blocks = kBlocks.find(o.to);
   if (blocks != kBlocks.end()) {
-    pack_checkpoint(*source, Contract::ggml, o.directory, o.threads, blocks->second);
+    pack_checkpoint(*source, Contract::ggml, o.directory, o.threads, nullptr, blocks->second);
   } else {
     pack_checkpoint(*source, o.to.empty() ? contract_of_weights(*source) : *parse_contract(o.to),
                     o.directory, o.threads);
