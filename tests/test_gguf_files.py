@@ -253,7 +253,7 @@ class Gguf(unittest.TestCase):
         # Content is what counts: a file of another name, and of another time, is the same.
         copy = os.path.join(self.directory.name, "copy.gguf")
         shutil.copy(self.file, copy)
-        ids = ["--ids", "2,5,9", "--digest"]
+        ids = ["--compute", "f32", "--ids", "2,5,9", "--digest"]
         expected = run("logits", "-m", self.file, *ids)
         self.assertEqual(expected, run("logits", "-m", copy, "--cache-dir", cache, *ids))
         self.assertEqual(self.entries(cache), entries)
@@ -264,8 +264,14 @@ class Gguf(unittest.TestCase):
         self.assertEqual(other, run("logits", "-m", self.file, "--cache-dir", cache, *ids))
         self.assertEqual(len(self.entries(cache)), 5)
         # Given overrides are part of it.
-        run("generate", "-m", self.file, "--eos", "7", "--cache-dir", cache, "--ids", "2", "-n", "1")
+        run("generate", "-m", self.file, "--compute", "f32", "--eos", "7", "--cache-dir", cache, "--ids", "2", "-n", "1")
         self.assertEqual(len(self.entries(cache)), 6)
+        # Without a contract named, each tensor stays in the file's type.
+        own = ["--ids", "2,5,9", "--digest"]
+        expected = run("logits", "-m", self.file, *own)
+        for _ in range(2):
+            self.assertEqual(expected, run("logits", "-m", self.file, "--cache-dir", cache, *own))
+        self.assertEqual(len(self.entries(cache)), 7)
 
     def test_a_damaged_cache_is_made_anew(self):
         cache = os.path.join(self.directory.name, "cache")

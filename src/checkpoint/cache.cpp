@@ -251,7 +251,8 @@ std::shared_ptr<const FileSource> cached(std::shared_ptr<const FileSource> sourc
                                          const std::string& directory, const CacheUse& use) {
   if (source->has(kPackedName)) return source;
   CacheUse plain = use;
-  if (use.contract != Contract::q8 && use.contract != Contract::q4) plain.contract = Contract::f32;
+  if (use.contract == Contract::f32_blas || use.contract == Contract::bf16)
+    plain.contract = Contract::f32;
   return std::make_shared<const CachedSource>(*source, Cache(*source, directory, plain).entry());
 }
 

@@ -219,19 +219,49 @@ void WeightLoader::note_types(const std::vector<Part>& parts, const Matrix& matr
   }
 }
 
+namespace {
+
+// The matrix of a packed checkpoint that part `at` stands in: that of all parts, or of some after
+// another.
+void find_packed(const Checkpoint& checkpoint, const std::vector<WeightLoader::Part>& parts,
+                 size_t at, WeightNeed* need) {
+  for (size_t first = 0; first <= at; ++first) {
+    for (size_t end = parts.size(); end > at; --end) {
+      const std::string name = joined(parts, first, end);
+      if (!has_packed_matrix(checkpoint, name)) continue;
+      need->matrix = name;
+      for (size_t i = first; i < end; ++i) {
+        if (i < at) need->first_row += parts[i].rows;
+        need->matrix_rows += parts[i].rows;
+      }
+      return;
+    }
+  }
+  throw Error(ErrorKind::format, checkpoint.source(), parts[at].name, "a packed matrix of it",
+              "none");
+}
+
+}  // namespace
+
 void WeightLoader::note(const std::vector<Part>& parts, int64_t columns, Stored stored,
                         bool rounded) const {
-  int64_t rows = 0, all = 0;
-  for (const Part& part : parts) all += part.rows;
-  for (const Part& part : parts) {
-    if (!checkpoint_.packed()) {
-      stored.transposed ? checkpoint_.require(part.name, {columns, part.rows})
-                        : checkpoint_.require(part.name, {part.rows, columns}, true);
-    }
-    needs_->push_back({part.name, canonical(part.name), part.rows, columns, false,
-                       stored.transposed, !rounded, stored.heads, joined(parts, 0, parts.size()),
-                       rows, all});
-    rows += part.rows;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Part& part = parts[i];
+    WeightNeed need = {};
+    need.name = part.name;
+    need.canonical = canonical(part.name);
+    need.rows = part.rows;
+    need.columns = columns;
+    need.transposed = stored.transposed;
+    need.looked_up = !rounded;
+    need.heads = stored.heads;
+    if (checkpoint_.packed())
+      find_packed(checkpoint_, parts, i, &need);
+    else if (stored.transposed)
+      checkpoint_.require(part.name, {columns, part.rows});
+    else
+      checkpoint_.require(part.name, {part.rows, columns}, true);
+    needs_->push_back(std::move(need));
   }
 }
 
