@@ -34,6 +34,7 @@ class Scripted : public StoreBackend {
   }
 
   const std::string& url() const override { return inner_->url(); }
+  int64_t now() override { return inner_->now(); }
   Blocks read(Shelf shelf, std::span<const Sha256> names) override {
     return inner_->read(shelf, names);
   }
