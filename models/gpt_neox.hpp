@@ -13,6 +13,7 @@ class GptNeoX : public Model {
  public:
   GptNeoX(ModelConfig config, WeightLoader& w);
   void forward(Team t, const Pass& p) const override;
+  bool begins_anywhere() const override { return true; }
   FinalNorm final_norm() const override { return {&final_norm_.weight, &final_norm_.bias}; }
 
  private:
@@ -76,23 +77,26 @@ inline void GptNeoX::forward(Team t, const Pass& p) const {
   const Qkv qkv(config_, p.qkv);
   const double eps = config_.norm_eps;
   rope_tables(t, p, frequencies_);
-  embed(t, p, embedding_, 1.0f, p.x);
-  point(t, p, Point::embed, 0, p.x);
-  for (size_t i = 0; i < layers_.size(); ++i) {
+  if (p.first_layer == 0) {
+    embed(t, p, embedding_, 1.0f, p.x);
+    point(t, p, Point::embed, 0, p.x);
+  }
+  for (size_t i = p.first_layer; i < layers_.size(); ++i) {
     const Layer& l = layers_[i];
     point(t, p, Point::resid_pre, i, p.x);
     layer_norm(t, p, l.attention_norm.weight, l.attention_norm.bias, eps, p.x, p.normed);
-    point(t, p, Point::ln1, i, p.normed);
+    norm_point(t, p, Point::ln1, i, eps, p.x, p.normed, true);
     linear(t, p, l.qkv, p.normed, p.qkv);
     point(t, p, i, qkv);
     rotate(t, p, config_, i, qkv);
     attend(t, p, config_, i, qkv, p.attention);
+    result_point(t, p, config_, i, l.o.weight);
     linear(t, p, l.o, p.attention, p.out);
     if (!config_.parallel_residual) add_attention(t, p, i);
 
     layer_norm(t, p, l.mlp_norm.weight, l.mlp_norm.bias, eps, p.x, p.normed);
+    norm_point(t, p, Point::ln2, i, eps, p.x, p.normed, true);
     if (config_.parallel_residual) add_attention(t, p, i);
-    point(t, p, Point::ln2, i, p.normed);
     linear(t, p, l.up, p.normed, p.mlp);
     point(t, p, Point::mlp_pre, i, p.mlp);
     gelu(t, p, p.mlp, p.mlp);
@@ -101,7 +105,7 @@ inline void GptNeoX::forward(Team t, const Pass& p) const {
     add_mlp(t, p, i);
   }
   layer_norm(t, p, final_norm_.weight, final_norm_.bias, eps, p.x, p.out);
-  point(t, p, Point::ln_final, 0, p.out);
+  norm_point(t, p, Point::ln_final, 0, eps, p.x, p.out, true);
 }
 
 }  // namespace gpt_neox

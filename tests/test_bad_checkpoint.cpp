@@ -170,9 +170,9 @@ TEST_F(BadCheckpoint, NotANumber) {
 TEST_F(BadCheckpoint, UnknownArchitecture) {
   const std::string known =
       "GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, "
-      "GPT2LMHeadModel, GraniteForCausalLM, LlamaForCausalLM, MistralForCausalLM, "
-      "Olmo2ForCausalLM, Olmo3ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, "
-      "SmolLM3ForCausalLM";
+      "GPT2LMHeadModel, GPTNeoXForCausalLM, GraniteForCausalLM, LlamaForCausalLM, "
+      "MistralForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, Phi3ForCausalLM, "
+      "Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM";
   EXPECT_EQ(
       config_error(ErrorKind::unsupported, [](Json& j) { j["architectures"] = {"BertModel"}; }),
       "@/config.json: architectures: expected one of " + known + ", found BertModel");
@@ -221,10 +221,10 @@ TEST_F(BadCheckpoint, AbsurdSizes) {
 
 TEST_F(BadCheckpoint, UnknownRopeType) {
   const char* const expected =
-      "@/config.json: rope_scaling.rope_type: expected default, linear, llama3 or yarn, "
-      "found longrope";
+      "@/config.json: rope_scaling.rope_type: expected default, linear, llama3, yarn or longrope, "
+      "found dynamic";
   EXPECT_EQ(config_error(ErrorKind::unsupported,
-                         [](Json& j) { j["rope_scaling"]["rope_type"] = "longrope"; }),
+                         [](Json& j) { j["rope_scaling"]["rope_type"] = "dynamic"; }),
             expected);
   const auto yarn = [&](const char* field, const Json& value) {
     return [=](Json& j) {

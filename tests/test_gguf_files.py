@@ -110,7 +110,7 @@ class Gguf(unittest.TestCase):
             run("prepare", "-m", self.file, "-o", packed)
             self.assertEqual(expected, run("logits", "-m", packed, *ids), name)
             run("save", "-m", self.file, "--ids", "2,5,9", "-o", state)
-            self.assertEqual(json.loads(run("inspect", state, "--json"))["contract"], name)
+            self.assertEqual(json.loads(run("inspect", state, "--json"))["contract"], name + " version 1")
             for model in (self.file, packed):
                 run("resume", state, "-m", model, "-n", "1")
             self.assertIn("ggml", run("resume", state, "-m", same, "-n", "1", status=1))

@@ -126,7 +126,10 @@ TEST(HelpCommand, TheManualHasEveryOption) {
   const std::string page = run_stet({"completion", "man"}).out;
   stet_test::write_file(scratch / "stet.1", page);
   for (const std::string& name : subcommands()) {
-    const size_t begin = page.find(".SS stet " + name + "\n");
+    std::string title = name;
+    for (size_t at = 0; (at = title.find('-', at)) != std::string::npos; at += 2)
+      title.insert(at, "\\");
+    const size_t begin = page.find(".SS stet " + title + "\n");
     ASSERT_NE(begin, std::string::npos) << name;
     const std::string section = page.substr(begin, page.find("\n.S", begin + 1) - begin);
     for (std::string option : options_of(name)) {

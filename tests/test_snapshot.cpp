@@ -335,7 +335,7 @@ TEST_F(SnapshotTest, WhatOtherVersionsMayWrite) {
   EXPECT_EQ(changed([](SnapshotImage& i) { i.version = 4; }),
             "unsupported: FILE: format version: expected 1 .. 3, found 4");
   EXPECT_EQ(
-      changed([](SnapshotImage& i) { i.required = 17; }),
+      changed([](SnapshotImage& i) { i.required = 33; }),
       "unsupported: FILE: required features: expected bits 1, 2, 4, 8 and 16 at most, found 33");
   EXPECT_EQ(changed([](SnapshotImage& i) { i.optional = ~uint64_t{0}; }), "no error");
   EXPECT_EQ(changed([](SnapshotImage& i) { i.header_size = 128; }),

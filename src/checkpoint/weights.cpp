@@ -41,7 +41,7 @@ struct Widened {
     });
     view.dtype = DType::f32;
     view.dtype_text = dtype_name(DType::f32);
-    view.bytes = {memory.data(), memory.size()};
+    view.bytes = {memory.data(), blocks * type.elements * sizeof(float)};  // of whole pages
   }
   TensorView view;
   Memory memory;

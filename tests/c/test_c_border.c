@@ -241,7 +241,7 @@ static void structs_may_grow(void) {
   OK(stet_model_load(TINY, NULL, &model, &error));
   stet_session_options options = {.capacity = 99, .threads = -1};
   FAILS(stet_session_new(model, &options, &session, &error), STET_ERROR_ARGUMENT,
-        "options.struct_size: expected the size of the struct, 48, found 0");
+        "options.struct_size: expected the size of the struct, 64, found 0");
   options.struct_size = (size_t)-1;
   CHECK(stet_session_new(model, &options, &session, NULL) == STET_ERROR_ARGUMENT);
 

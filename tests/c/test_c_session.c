@@ -302,6 +302,10 @@ static void an_append_is_watched(void) {
                       .on_progress = see_progress};
   OK(stet_session_append_watched(session, ids, kTokens, &watch, &error));
   CHECK(seen.positions == kTokens && seen.hidden == 8 * kTokens && seen.done == kTokens);
+  int64_t cost = -1;
+  OK(stet_session_rewind_cost(session, 60, &cost, &error));
+  CHECK(cost == 0); /* everything is kept */
+  FAILS_WITH(stet_session_rewind_cost(NULL, 60, &cost, &error), STET_ERROR_ARGUMENT, "session");
   OK(stet_session_rewind(session, 60, &error));
 
   seen.positions = 60;

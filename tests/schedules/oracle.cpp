@@ -24,10 +24,11 @@ Intervention change_of(const Model& m, uint32_t which) {
 }
 
 std::shared_ptr<const Callback> callback_of(const Model& m) {
-  return std::make_shared<const Callback>(
-      Callback{{{Point::resid_pre, m.config().layers - 1}}, [](const PointAt&, int64_t, Rows rows) {
-                 for (size_t i = 0; i < rows.count; ++i) rows.row(i)[i % 3] += 0.5f;
-               }});
+  return std::make_shared<const Callback>(Callback{
+      {{Point::resid_pre, m.config().layers - 1}}, [](const PointAt&, int64_t first, Rows rows) {
+        for (size_t i = 0; i < rows.count; ++i)
+          rows.row(i)[(static_cast<size_t>(first) + i) % 3] += 0.5f;
+      }});
 }
 
 int64_t Timeline::size() const { return size_; }
