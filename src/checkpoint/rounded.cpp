@@ -83,7 +83,7 @@ RoundedTensor::RoundedTensor(const TensorView& from, bool transposed, DType to, 
   });
   view.dtype = to;
   view.dtype_text = dtype_name(to);
-  view.bytes = {memory.data(), memory.size()};
+  view.bytes = {memory.data(), rows * blocks * type.bytes};  // of whole pages
 }
 
 }  // namespace stet

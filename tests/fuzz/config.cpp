@@ -15,7 +15,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       fuzz::must(index >= 0 && index < static_cast<int>(c.ropes.size()), "a rope of the list");
     for (const Rope& rope : c.ropes) {
       fuzz::must(
-          inverse_frequencies(rope, c.head_dim).size() == static_cast<size_t>(c.head_dim / 2),
+          inverse_frequencies(rope, c.rotated()).size() == static_cast<size_t>(c.rotated() / 2),
           "an angle per pair");
     }
     const JsonReader canonical = parse_json(c.canonical(), "canonical");

@@ -57,6 +57,9 @@ void Timeline::rewind(int64_t size) {
     c.after = tokens.size();
     return c.kind == Stage::Change::intervention;
   });
+  // Logits after a rewind are of what the caches hold then.
+  if (size > 0 && edited())
+    stages_.back().changes.push_back({tokens.size(), Stage::Change::fresh_logits});
 }
 
 void Timeline::prune(int64_t begin, int64_t end, bool shift) {
@@ -95,7 +98,8 @@ bool Timeline::calls() const {
 bool Timeline::edited() const {
   for (const Stage& s : stages_) {
     for (const Stage::Change& c : s.changes) {
-      if (c.kind != Stage::Change::intervention) return true;
+      if (c.kind != Stage::Change::intervention && c.kind != Stage::Change::fresh_logits)
+        return true;
     }
   }
   return false;
@@ -105,6 +109,11 @@ void Timeline::apply(const Model& m, Session& session, const Stage::Change& c) {
   if (c.kind == Stage::Change::intervention) session.attach(change_of(m, c.which));
   if (c.kind == Stage::Change::callback_on) session.attach(callback_of(m));
   if (c.kind == Stage::Change::callback_off) session.detach_callbacks();
+  if (c.kind == Stage::Change::fresh_logits) {
+    session.append(std::vector<int32_t>{1});
+    session.rewind(session.size() - 1);
+    session.logits();
+  }
   if (c.kind != Stage::Change::edit) return;
   if (c.what.source == nullptr) return session.scale_kv(c.what.range, c.what.factor);
   SessionOptions o;
@@ -121,6 +130,7 @@ std::string Timeline::text_of(const Stage::Change& c) {
     return fmt::format("attach(change_of(model, {}))", c.which);
   if (c.kind == Stage::Change::callback_on) return "attach(callback_of(model))";
   if (c.kind == Stage::Change::callback_off) return "detach_callbacks()";
+  if (c.kind == Stage::Change::fresh_logits) return "logits(), anew";
   const KvRange& r = c.what.range;
   const std::string range =
       fmt::format("{{{{{}}}, {{}}, {}, {}}}", fmt::join(r.layers, ", "), r.begin, r.end);

@@ -54,7 +54,7 @@ class Timeline {
     bool shift = false;
     struct Change {
       size_t after;  // so many of the tokens
-      enum Kind { intervention, callback_on, callback_off, edit } kind;
+      enum Kind { intervention, callback_on, callback_off, edit, fresh_logits } kind;
       uint32_t which = 0;
       Edit what = {};
     };

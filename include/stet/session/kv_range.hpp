@@ -174,7 +174,7 @@ inline void copy_kv(State& state, const ModelConfig& config, const KvRange& rang
                 "0.." + std::to_string(from.size() - (r.end - r.begin)),
                 std::to_string(from_position));
   std::vector<detail::Rotation> rotations;
-  for (const Rope& rope : config.ropes) rotations.emplace_back(rope, config.head_dim, away);
+  for (const Rope& rope : config.ropes) rotations.emplace_back(rope, config.rotated(), away);
   KvEdit log = detail::entry(state, KvEdit::What::key);
   log.how = KvEdit::How::copy;
   log.source = sha256_text(state_id(from));
