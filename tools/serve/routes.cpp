@@ -65,10 +65,10 @@ std::vector<Field> fields_of(std::string_view text) {
 
 void check_query(const Route& route, const Request& request) {
   const std::vector<Field> known = fields_of(route.query);
-  for (const auto& [name, value] : request.query) {
-    const auto is = [&](const Field& f) { return f.name == name; };
+  for (const auto& given : request.query) {
+    const auto is = [&](const Field& f) { return f.name == given.first; };
     if (std::none_of(known.begin(), known.end(), is))
-      refuse("?" + name, "a parameter that this address knows", printable(value, 60),
+      refuse("?" + given.first, "a parameter that this address knows", printable(given.second, 60),
              "unknown_field");
   }
 }
