@@ -305,7 +305,7 @@ static void an_append_is_watched(void) {
   int64_t cost = -1;
   OK(stet_session_rewind_cost(session, 60, &cost, &error));
   CHECK(cost == 0); /* everything is kept */
-  FAILS_WITH(stet_session_rewind_cost(NULL, 60, &cost, &error), STET_ERROR_ARGUMENT, "session");
+  FAILS_WITH(stet_session_rewind_cost(NULL, 60, &cost, &error), STET_ERROR_ARGUMENT, "found NULL");
   OK(stet_session_rewind(session, 60, &error));
 
   seen.positions = 60;
