@@ -1,4 +1,5 @@
-// Prints what both units compute. Arguments: a checkpoint's directory, a contract, a file of ids.
+// Prints what both units compute. Arguments: a checkpoint's directory, a contract, a file of ids, the
+// type of keys and values.
 #include <cstdio>
 #include <exception>
 #include <stdexcept>
@@ -7,9 +8,9 @@
 
 int main(int argc, char** argv) {
   try {
-    if (argc != 4) throw std::runtime_error("expected DIRECTORY CONTRACT IDS.json");
+    if (argc != 5) throw std::runtime_error("expected DIRECTORY CONTRACT IDS.json KV");
     for (const Compute compute : {compute_fast, compute_plain})
-      std::fputs(compute(argv[1], argv[2], argv[3]).c_str(), stdout);
+      std::fputs(compute(argv[1], argv[2], argv[3], argv[4]).c_str(), stdout);
     return 0;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());

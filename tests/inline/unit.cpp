@@ -6,10 +6,16 @@
 #include "models/gemma2.hpp"
 #include "models/gemma3.hpp"
 #include "models/gpt2.hpp"
+#include "models/gpt_neox.hpp"
+#include "models/granite.hpp"
 #include "models/llama.hpp"
 #include "models/mistral.hpp"
+#include "models/olmo2.hpp"
+#include "models/olmo3.hpp"
+#include "models/phi3.hpp"
 #include "models/qwen2.hpp"
 #include "models/qwen3.hpp"
+#include "models/smollm3.hpp"
 #include "stet/stet.hpp"
 
 namespace {
@@ -64,8 +70,9 @@ std::string edited_digest(Session& session) {
 }  // namespace
 
 std::string STET_UNIT(const std::string& directory, const std::string& contract,
-                      const std::string& ids_file) {
+                      const std::string& ids_file, const std::string& kv_type) {
   SessionOptions options;
+  options.kv_type = parse_kv_type(kv_type).value();
   options.compute.contract = parse_contract(contract).value();
   Session session(Model::load(directory_source(directory), 0, options.compute.contract), options);
   const std::string prompt = prompt_digests(session, read_ids(ids_file));
