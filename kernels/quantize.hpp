@@ -24,10 +24,11 @@ QuantizedBlock round_block_q8(std::span<const float, kQuantBlock> w);
 QuantizedBlock round_block_q4(std::span<const float, kQuantBlock> w);
 
 // 256 weights, finite and less than 65520 in magnitude, as a block of ggml's Q4_K (144 bytes), Q5_K
-// (176) or Q6_K (210).
-void round_super_q4(std::span<const float, kSuperBlock> x, uint8_t* to);
-void round_super_q5(std::span<const float, kSuperBlock> x, uint8_t* to);
-void round_super_q6(std::span<const float, kSuperBlock> x, uint8_t* to);
+// (176) or Q6_K (210). `importance`, where it is not null: 256 positive numbers that the squares of
+// their errors are multiplied with.
+void round_super_q4(std::span<const float, kSuperBlock> x, const float* importance, uint8_t* to);
+void round_super_q5(std::span<const float, kSuperBlock> x, const float* importance, uint8_t* to);
+void round_super_q6(std::span<const float, kSuperBlock> x, const float* importance, uint8_t* to);
 
 // What Matrix::quantized() throws: a weight that has no place in a block.
 struct WeightError : Error {

@@ -1,6 +1,6 @@
 // Weights rounded to ggml's K types, by the search of its reference functions without an importance
 // matrix (quantize_row_q4_K_ref, _q5_K_ref, _q6_K_ref in ggml-quants.c), as facts: which scales are
-// tried and which sums decide. Every operation is rounded by itself, so that bits do not depend on
+// tried and which sums decide. With one, the same search weighs errors by it and by magnitudes. Every operation is rounded by itself, so that bits do not depend on
 // the compiler; builds of ggml that fuse multiplications and additions may decide otherwise where
 // two candidates are all but equal.
 #include <algorithm>
@@ -66,11 +66,18 @@ bool least_squares(const float* x, const float* weight, const int* u, float* sca
   return true;
 }
 
-ScaleMinimum search(const float* x, const Search& s) {
-  float square = 0, weight[kPart];
+// How much the error of each weight of a part counts.
+void weigh(const float* x, const float* importance, float* weight) {
+  float square = 0;
   for (int i = 0; i < kPart; ++i) square += x[i] * x[i];
   const float typical = std::sqrt(square / kPart);
-  for (int i = 0; i < kPart; ++i) weight[i] = typical + std::fabs(x[i]);
+  for (int i = 0; i < kPart; ++i)
+    weight[i] = (typical + std::fabs(x[i])) * (importance == nullptr ? 1.0f : importance[i]);
+}
+
+ScaleMinimum search(const float* x, const float* importance, const Search& s) {
+  float weight[kPart];
+  weigh(x, importance, weight);
   const float most = *std::max_element(x, x + kPart);
   float least = std::min(0.0f, *std::min_element(x, x + kPart));
   ScaleMinimum best;
@@ -115,11 +122,12 @@ struct Super {
   int scale[kSuperParts], minimum[kSuperParts], u[kSuperParts][kPart];
 };
 
-Super round_super(const float* x, const Search& s) {
+Super round_super(const float* x, const float* importance, const Search& s) {
   ScaleMinimum part[kSuperParts];
   float most_scale = 0, most_minimum = 0;
   for (int p = 0; p < kSuperParts; ++p) {
-    part[p] = search(x + kPart * p, s);
+    const float* const counts = importance == nullptr ? nullptr : importance + kPart * p;
+    part[p] = search(x + kPart * p, counts, s);
     most_scale = std::max(most_scale, part[p].scale);
     most_minimum = std::max(most_minimum, part[p].minimum);
   }
@@ -147,14 +155,14 @@ void put_nibbles(const Super& y, uint8_t* to) {
 }
 
 // The scale of 16 weights of q6_k, for integers l of -32 .. 31: the one that fits best, where a
-// weight counts by its square. Of the sums of w x l and w l l, the first squared over the second is
+// weight counts by its square or by its importance. Of the sums of w x l and w l l, the first squared over the second is
 // how well they fit, and their quotient is the scale.
 struct SixSearch {
-  const float* x;
+  const float *x, *importance;
   int l[kSixPart] = {};
   float sum_x = 0, sum_l = 0, scale = 0, best = 0;
 
-  float weight(int i) const { return x[i] * x[i]; }
+  float weight(int i) const { return importance == nullptr ? x[i] * x[i] : importance[i]; }
   // Takes another pair of sums, if it fits better.
   bool take(float other_x, float other_l) {
     if (!(other_l > 0 && other_x * other_x > best * other_l)) return false;
@@ -197,11 +205,11 @@ struct SixSearch {
   }
 };
 
-float search_six(const float* x) {
+float search_six(const float* x, const float* importance) {
   const float* const top = std::max_element(
       x, x + kSixPart, [](float a, float b) { return std::fabs(a) < std::fabs(b); });
   if (std::fabs(*top) < 1e-15f) return 0;
-  SixSearch search{x};
+  SixSearch search{x, importance};
   search.consider(-32 / *top);
   for (int step = -9; step <= 9; ++step) {
     search.consider(-(32 + 0.1f * static_cast<float>(step)) / *top);
@@ -214,16 +222,16 @@ float search_six(const float* x) {
 
 }  // namespace
 
-void round_super_q4(std::span<const float, kSuperBlock> x, uint8_t* to) {
-  const Super y = round_super(x.data(), {15, -1.0f, 20});
+void round_super_q4(std::span<const float, kSuperBlock> x, const float* importance, uint8_t* to) {
+  const Super y = round_super(x.data(), importance, {15, -1.0f, 20});
   put_half(to, y.d);
   put_half(to + 2, y.m);
   put_six_bits(y.scale, y.minimum, to + 4);
   put_nibbles(y, to + 16);
 }
 
-void round_super_q5(std::span<const float, kSuperBlock> x, uint8_t* to) {
-  const Super y = round_super(x.data(), {31, -0.5f, 15});
+void round_super_q5(std::span<const float, kSuperBlock> x, const float* importance, uint8_t* to) {
+  const Super y = round_super(x.data(), importance, {31, -0.5f, 15});
   put_half(to, y.d);
   put_half(to + 2, y.m);
   put_six_bits(y.scale, y.minimum, to + 4);
@@ -235,10 +243,11 @@ void round_super_q5(std::span<const float, kSuperBlock> x, uint8_t* to) {
   put_nibbles(y, to + 48);
 }
 
-void round_super_q6(std::span<const float, kSuperBlock> x, uint8_t* to) {
+void round_super_q6(std::span<const float, kSuperBlock> x, const float* importance, uint8_t* to) {
   float scale[kSixParts], most = 0;
   for (int p = 0; p < kSixParts; ++p) {
-    scale[p] = search_six(x.data() + kSixPart * p);
+    scale[p] = search_six(x.data() + kSixPart * p,
+                          importance == nullptr ? nullptr : importance + kSixPart * p);
     if (std::fabs(scale[p]) > std::fabs(most)) most = scale[p];
   }
   std::memset(to, 0, 210);

@@ -40,7 +40,8 @@ TEST(SuperModel, HasTheCommittedBits) {
   for (const Rounded& rounded : kRounded) {
     const ScratchDir scratch;
     const std::string packed = scratch / "packed";
-    pack_checkpoint(*directory_source(pocket), Contract::ggml, packed, 0, nullptr, rounded.type);
+    pack_checkpoint(*directory_source(pocket), Contract::ggml, packed, 0, nullptr,
+                    BlockRounding{rounded.type});
     EXPECT_EQ(contract_of_weights(*directory_source(packed)), Contract::ggml);
     const auto loaded = Model::load(directory_source(packed), 0, Contract::ggml);
     EXPECT_EQ(loaded->types(), rounded.contract);

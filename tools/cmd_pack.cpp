@@ -8,8 +8,10 @@
 
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/gguf.hpp"
+#include "stet/checkpoint/importance.hpp"
 #include "stet/checkpoint/packed.hpp"
 #include "stet/checkpoint/safetensors.hpp"
+#include "stet/session/session.hpp"
 #include "tools/command.hpp"
 
 namespace stet::tool {
@@ -17,9 +19,40 @@ namespace {
 
 struct PackCommand {
   CheckpointOption checkpoint;
-  std::string to, directory;
+  std::string to, directory, importance;
   int threads = 0;
 };
+
+// Measured where the weights are still what they were, on pieces of the text that know nothing of
+// each other, each with what the tokenizer puts before a text.
+Importance measured(const PackCommand& o, const std::shared_ptr<const FileSource>& source) {
+  constexpr size_t kPiece = 512, kMostText = size_t{1} << 26;
+  const auto tokenizer = require_tokenizer(o.checkpoint, "for --importance");
+  const std::string text = read_text_file(o.importance, kMostText);
+  const std::vector<int32_t> ids = tokenizer->encode(text, Tokenizer::Bos::off),
+                             marks = tokenizer->encode("", Tokenizer::Bos::automatic);
+  if (ids.empty()) throw Error(ErrorKind::argument, o.importance, "", "some text", "none");
+  SessionOptions options;
+  options.compute.threads = o.threads;
+  options.compute.contract = contract_of_weights(*source);
+  const auto model = Model::load(source, o.threads, options.compute.contract);
+  Importance importance(model->config());
+  const Watch watch{importance.points(), [&](const PointAt& at, int64_t, Rows rows) {
+                      importance.add(at, rows);
+                    }};
+  const size_t most = std::min(kPiece, static_cast<size_t>(model->config().max_positions));
+  const bool begins = tokenizer->bos() && !marks.empty() && marks[0] == *tokenizer->bos();
+  for (size_t first = 0; first < ids.size();) {
+    std::vector<int32_t> piece;
+    if (begins) piece.push_back(*tokenizer->bos());
+    const size_t end = std::min(ids.size(), first + most - piece.size());
+    piece.insert(piece.end(), ids.begin() + static_cast<std::ptrdiff_t>(first),
+                 ids.begin() + static_cast<std::ptrdiff_t>(end));
+    Session(model, options).append(piece, nullptr, nullptr, nullptr, &watch);
+    first = end;
+  }
+  return importance;
+}
 
 void run(const PackCommand& o) {
   const double start = seconds();
@@ -28,7 +61,13 @@ void run(const PackCommand& o) {
       {"q4k", DType::q4_k}, {"q5k", DType::q5_k}, {"q6k", DType::q6_k}};
   const auto blocks = kBlocks.find(o.to);
   if (blocks != kBlocks.end()) {
-    pack_checkpoint(*source, Contract::ggml, o.directory, o.threads, nullptr, blocks->second);
+    const auto importance = o.importance.empty()
+                                ? nullptr
+                                : std::make_unique<const Importance>(measured(o, source));
+    pack_checkpoint(*source, Contract::ggml, o.directory, o.threads, nullptr,
+                    BlockRounding{blocks->second, importance.get()});
+  } else if (!o.importance.empty()) {
+    usage_error("--importance", "--to q4k, q5k or q6k", "--to " + o.to);
   } else {
     pack_checkpoint(*source, o.to.empty() ? contract_of_weights(*source) : *parse_contract(o.to),
                     o.directory, o.threads);
@@ -55,6 +94,11 @@ void add(CLI::App& app, const std::string& name, const std::string& help,
         ->type_name("FORMAT")
         ->required()
         ->check(one_of({"q8", "q4", "q4k", "q5k", "q6k"}));
+    sub->add_option("--importance", o->importance,
+                    "text in UTF-8 by which K types weigh the errors of their rounding: inputs that "
+                    "are large there count more")
+        ->type_name("TEXT")
+        ->check(named());
   }
   add_threads(*sub, o->threads);
   sub->callback([o] { run(*o); });

@@ -64,7 +64,7 @@ Plan read_plan(const FileSource& source) {
 
 std::unique_ptr<Model> build(Plan plan, const Checkpoint& checkpoint, Contract contract,
                              int threads, PackedWriter* writer,
-                             std::optional<DType> blocks = std::nullopt) {
+                             std::optional<BlockRounding> blocks = std::nullopt) {
   WeightLoader weights(checkpoint, find_prefix(checkpoint, *plan.family), contract,
                        threads > 0 ? threads : default_threads(), writer);
   if (blocks) weights.round_to(*blocks);
@@ -91,7 +91,7 @@ std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> sourc
 }
 
 void Model::pack(const FileSource& source, Contract contract, const std::string& path, int threads,
-                 std::atomic<uint64_t>* written, std::optional<DType> blocks) {
+                 std::atomic<uint64_t>* written, std::optional<BlockRounding> blocks) {
   const FloatEnvironment standard;
   Plan plan = read_plan(source);
   const Checkpoint checkpoint = Checkpoint::open(source);

@@ -288,7 +288,7 @@ bool make_empty_directory(const std::string& directory) {
 
 void pack_checkpoint(const FileSource& source, Contract contract, const std::string& directory,
                      int threads, std::atomic<uint64_t>* written_bytes,
-                     std::optional<DType> blocks) {
+                     std::optional<BlockRounding> blocks) {
   const bool made = make_empty_directory(directory);
   std::vector<std::string> written;
   const auto path_of = [&](const std::string& name) { return directory + "/" + name; };

@@ -39,7 +39,7 @@ void read_row(const TensorView& t, bool transposed, size_t rows, size_t row,
     to[c] = element(t, transposed ? c * rows + row : row * to.size() + c);
 }
 
-void round_block(DType to, const float* x, std::byte* out) {
+void round_block(DType to, const float* x, const float* importance, std::byte* out) {
   auto* const bytes = reinterpret_cast<uint8_t*>(out);
   if (to == DType::q8_0) {
     const QuantizedBlock block =
@@ -51,12 +51,13 @@ void round_block(DType to, const float* x, std::byte* out) {
   const std::span<const float, kSuperBlock> super(x, kSuperBlock);
   (to == DType::q4_k   ? round_super_q4
    : to == DType::q5_k ? round_super_q5
-                       : round_super_q6)(super, bytes);
+                       : round_super_q6)(super, importance, bytes);
 }
 
 }  // namespace
 
-RoundedTensor::RoundedTensor(const TensorView& from, bool transposed, DType to, int threads,
+RoundedTensor::RoundedTensor(const TensorView& from, bool transposed, DType to,
+                             std::span<const float> importance, int threads,
                              const std::string& file)
     : view(from) {
   if (transposed) std::swap(view.shape.at(0), view.shape.at(1));
@@ -77,9 +78,11 @@ RoundedTensor::RoundedTensor(const TensorView& from, bool transposed, DType to, 
                   fmt::format("less than 65520 in magnitude for {}", dtype_name(to)),
                   fmt::format("{:g}", *bad));
     }
-    for (size_t b = 0; b < blocks; ++b)
-      round_block(to, row.data() + b * type.elements,
+    for (size_t b = 0; b < blocks; ++b) {
+      const size_t first = b * type.elements;
+      round_block(to, row.data() + first, importance.empty() ? nullptr : &importance[first],
                   memory.data() + (r * blocks + b) * type.bytes);
+    }
   });
   view.dtype = to;
   view.dtype_text = dtype_name(to);

@@ -128,7 +128,7 @@ Matrix WeightLoader::pack_rounded(const std::string& group, const std::vector<Pa
   const bool sensitive = group == "embeddings" || group == "head";
   const DType type = columns % kSuperBlock != 0 ? DType::q8_0
                      : sensitive                ? DType::q6_k
-                                                : *round_to_;
+                                                : round_to_->type;
   if (columns % kQuantBlock != 0)
     throw Error(ErrorKind::unsupported, checkpoint_.file_of(parts[0].name), parts[0].name,
                 "columns of a multiple of 32 to round to blocks", std::to_string(columns));
@@ -136,7 +136,11 @@ Matrix WeightLoader::pack_rounded(const std::string& group, const std::vector<Pa
   blocks.reserve(views.size());
   std::vector<const TensorView*> to;
   for (const TensorView* view : views) {
-    blocks.emplace_back(*view, stored.transposed, type, threads_, checkpoint_.file_of(view->name));
+    const std::vector<float> importance =
+        round_to_->importance == nullptr ? std::vector<float>()
+                                         : round_to_->importance->of(canonical(view->name));
+    blocks.emplace_back(*view, stored.transposed, type, importance, threads_,
+                        checkpoint_.file_of(view->name));
     to.push_back(&blocks.back().view);
     names_->add(group, canonical(view->name), *to.back(), digest_matrix(*to.back(), threads_));
     checkpoint_.drop(*view);

@@ -1,7 +1,10 @@
-// The server's requests: the first byte of an input chooses the address, the rest is the body.
+// The server's requests: the first line of an input is the address, as "POST /v1/states", or its
+// first byte chooses one; the rest is the body.
 // Every answer is JSON, events or a file; an error is one line with a code, and never the server's
 // own.
+#include <algorithm>
 #include <string>
+#include <string_view>
 
 #include "tests/fuzz/fuzz.hpp"
 #include "tools/serve/interfaces.hpp"
@@ -58,12 +61,26 @@ void ask(const serve::Request& request) {
   }
 }
 
+// Takes the address off the input.
+const serve::Route& address(std::string_view& input) {
+  const auto& all = serve::routes();
+  const std::string_view line = input.substr(0, input.find('\n'));
+  for (const serve::Route& route : all) {
+    if (line != std::string(route.method) + " " + route.path) continue;
+    input.remove_prefix(std::min(line.size() + 1, input.size()));
+    return route;
+  }
+  const serve::Route& any = all[static_cast<uint8_t>(input[0]) % all.size()];
+  input.remove_prefix(1);
+  return any;
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
-  const auto& all = serve::routes();
-  const serve::Route& route = all[data[0] % all.size()];
+  std::string_view input = fuzz::text_of(data, size);
+  const serve::Route& route = address(input);
   serve::Request request;
   request.method = route.method;
   request.path = route.path;
@@ -71,7 +88,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     request.path.replace(at, 4, state());
   if (const size_t at = request.path.find("{other}"); at != std::string::npos)
     request.path.replace(at, 7, state());
-  const std::string rest(fuzz::text_of(data, size).substr(1));
+  const std::string rest(input);
   if (request.method == "GET") {
     for (const char* name : {"n", "layer", "head", "what", "logprobs", "form"})
       request.query[name] = rest;

@@ -21,6 +21,7 @@
 #include <string>
 
 #include "stet/api.h"
+#include "stet/checkpoint/importance.hpp"
 #include "stet/files/file_source.hpp"
 #include "stet/model/ops.hpp"
 
@@ -35,7 +36,7 @@ namespace stet {
 STET_API void pack_checkpoint(const FileSource& source, Contract contract,
                               const std::string& directory, int threads = 0,
                               std::atomic<uint64_t>* written = nullptr,
-                              std::optional<DType> blocks = std::nullopt);
+                              std::optional<BlockRounding> blocks = std::nullopt);
 
 // The contract that a checkpoint's weights are for: f32, unless they are packed for another, or
 // ggml where they are in blocks, as in GGUF files of quantized types. Reads no weights.

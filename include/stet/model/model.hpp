@@ -15,6 +15,7 @@
 
 #include "stet/api.h"
 #include "stet/base/error.hpp"
+#include "stet/checkpoint/importance.hpp"
 #include "stet/files/file_source.hpp"
 #include "stet/model/config.hpp"
 #include "stet/model/ops.hpp"
@@ -72,7 +73,7 @@ class STET_API Model {
   // pack_checkpoint). `blocks`: for the contract ggml, what to round to (WeightLoader::round_to).
   static void pack(const FileSource& source, Contract contract, const std::string& path,
                    int threads = 0, std::atomic<uint64_t>* written = nullptr,
-                   std::optional<DType> blocks = std::nullopt);
+                   std::optional<BlockRounding> blocks = std::nullopt);
   // The tensors that the weights of a checkpoint are, in the order in which they are loaded. Loads
   // none of them.
   static std::vector<WeightNeed> weights_of(const FileSource& source, const Checkpoint& checkpoint);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "stet/api.h"
+#include "stet/checkpoint/importance.hpp"
 #include "stet/checkpoint/safetensors.hpp"
 #include "stet/model/contract.hpp"
 #include "stet/model/rows.hpp"
@@ -48,9 +49,8 @@ class STET_API WeightLoader {
 
   ~WeightLoader();
 
-  // For the contract ggml: matrices are rounded to these blocks, q4_k, q5_k or q6_k; embeddings and
-  // head to q6_k; those whose columns are no multiple of 256 to q8_0.
-  void round_to(DType type) { round_to_ = type; }
+  // For the contract ggml: matrices are rounded to these blocks; embeddings and head to q6_k; those whose columns are no multiple of 256 to q8_0.
+  void round_to(BlockRounding to) { round_to_ = to; }
 
   struct Part {
     std::string name;
@@ -112,7 +112,7 @@ class STET_API WeightLoader {
   int threads_;
   PackedWriter* writer_;
   std::vector<WeightNeed>* needs_ = nullptr;
-  std::optional<DType> round_to_;
+  std::optional<BlockRounding> round_to_;
   size_t bytes_ = 0;
   std::vector<std::span<const std::byte>> matrices_;       // of linear layers
   std::vector<std::pair<std::string, WeightType>> types_;  // of their tensors, by canonical name
