@@ -1,8 +1,9 @@
 // Weights rounded to ggml's K types, by the search of its reference functions without an importance
 // matrix (quantize_row_q4_K_ref, _q5_K_ref, _q6_K_ref in ggml-quants.c), as facts: which scales are
-// tried and which sums decide. With one, the same search weighs errors by it and by magnitudes. Every operation is rounded by itself, so that bits do not depend on
-// the compiler; builds of ggml that fuse multiplications and additions may decide otherwise where
-// two candidates are all but equal.
+// tried and which sums decide. With one, the same search weighs errors by it and by magnitudes.
+// Every operation is rounded by itself, so that bits do not depend on the compiler; builds of ggml
+// that fuse multiplications and additions may decide otherwise where two candidates are all but
+// equal.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -155,8 +156,8 @@ void put_nibbles(const Super& y, uint8_t* to) {
 }
 
 // The scale of 16 weights of q6_k, for integers l of -32 .. 31: the one that fits best, where a
-// weight counts by its square or by its importance. Of the sums of w x l and w l l, the first squared over the second is
-// how well they fit, and their quotient is the scale.
+// weight counts by its square or by its importance. Of the sums of w x l and w l l, the first
+// squared over the second is how well they fit, and their quotient is the scale.
 struct SixSearch {
   const float *x, *importance;
   int l[kSixPart] = {};

@@ -154,11 +154,14 @@ class RedisCluster {
     }
     return primaries == 3;
   }
-  // And every primary has its replica.
+  // And every primary has its replica, which has all that the primary had.
   bool ready() const {
     int replicas = 0;
-    for (const auto& s : servers)
-      replicas += s->ask({"INFO", "replication"}).find("connected_slaves:1") != std::string::npos;
+    for (const auto& s : servers) {
+      const std::string info = s->ask({"INFO", "replication"});
+      replicas += info.find("connected_slaves:1") != std::string::npos &&
+                  info.find("state=online") != std::string::npos;
+    }
     return replicas == 3 && serves();
   }
   RedisServer& primary_of(const std::string& key) {

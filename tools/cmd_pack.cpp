@@ -37,9 +37,8 @@ Importance measured(const PackCommand& o, const std::shared_ptr<const FileSource
   options.compute.contract = contract_of_weights(*source);
   const auto model = Model::load(source, o.threads, options.compute.contract);
   Importance importance(model->config());
-  const Watch watch{importance.points(), [&](const PointAt& at, int64_t, Rows rows) {
-                      importance.add(at, rows);
-                    }};
+  const Watch watch{importance.points(),
+                    [&](const PointAt& at, int64_t, Rows rows) { importance.add(at, rows); }};
   const size_t most = std::min(kPiece, static_cast<size_t>(model->config().max_positions));
   const bool begins = tokenizer->bos() && !marks.empty() && marks[0] == *tokenizer->bos();
   for (size_t first = 0; first < ids.size();) {
@@ -61,9 +60,8 @@ void run(const PackCommand& o) {
       {"q4k", DType::q4_k}, {"q5k", DType::q5_k}, {"q6k", DType::q6_k}};
   const auto blocks = kBlocks.find(o.to);
   if (blocks != kBlocks.end()) {
-    const auto importance = o.importance.empty()
-                                ? nullptr
-                                : std::make_unique<const Importance>(measured(o, source));
+    const auto importance =
+        o.importance.empty() ? nullptr : std::make_unique<const Importance>(measured(o, source));
     pack_checkpoint(*source, Contract::ggml, o.directory, o.threads, nullptr,
                     BlockRounding{blocks->second, importance.get()});
   } else if (!o.importance.empty()) {
@@ -94,9 +92,10 @@ void add(CLI::App& app, const std::string& name, const std::string& help,
         ->type_name("FORMAT")
         ->required()
         ->check(one_of({"q8", "q4", "q4k", "q5k", "q6k"}));
-    sub->add_option("--importance", o->importance,
-                    "text in UTF-8 by which K types weigh the errors of their rounding: inputs that "
-                    "are large there count more")
+    sub->add_option(
+           "--importance", o->importance,
+           "text in UTF-8 by which K types weigh the errors of their rounding: inputs that "
+           "are large there count more")
         ->type_name("TEXT")
         ->check(named());
   }

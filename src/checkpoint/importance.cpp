@@ -46,12 +46,14 @@ std::optional<int64_t> layer_of(std::string_view name) {
   const size_t dot = name.find('.');
   if (dot == std::string_view::npos) return std::nullopt;
   int64_t layer = -1;
-  const auto [end, error] = std::from_chars(name.data() + dot + 1, name.data() + name.size(), layer);
+  const auto [end, error] =
+      std::from_chars(name.data() + dot + 1, name.data() + name.size(), layer);
   if (error != std::errc() || layer < 0) return std::nullopt;
   return layer;
 }
 
 std::optional<PointAt> input_of(const ModelConfig& c, std::string_view name) {
+  if (!name.ends_with(".weight")) return std::nullopt;
   if (is_head(c, name)) return PointAt{Point::ln_final, 0};
   const auto layer = layer_of(name);
   for (const Input& input : kInputs) {

@@ -136,9 +136,9 @@ Matrix WeightLoader::pack_rounded(const std::string& group, const std::vector<Pa
   blocks.reserve(views.size());
   std::vector<const TensorView*> to;
   for (const TensorView* view : views) {
-    const std::vector<float> importance =
-        round_to_->importance == nullptr ? std::vector<float>()
-                                         : round_to_->importance->of(canonical(view->name));
+    const std::vector<float> importance = round_to_->importance == nullptr
+                                              ? std::vector<float>()
+                                              : round_to_->importance->of(canonical(view->name));
     blocks.emplace_back(*view, stored.transposed, type, importance, threads_,
                         checkpoint_.file_of(view->name));
     to.push_back(&blocks.back().view);

@@ -1,5 +1,5 @@
-// Prints what both units compute. Arguments: a checkpoint's directory, a contract, a file of ids, the
-// type of keys and values.
+// Prints what both units compute. Arguments: a checkpoint's directory, a contract, a file of ids,
+// the type of keys and values.
 #include <cstdio>
 #include <exception>
 #include <stdexcept>

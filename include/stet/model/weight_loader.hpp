@@ -49,7 +49,8 @@ class STET_API WeightLoader {
 
   ~WeightLoader();
 
-  // For the contract ggml: matrices are rounded to these blocks; embeddings and head to q6_k; those whose columns are no multiple of 256 to q8_0.
+  // For the contract ggml: matrices are rounded to these blocks; embeddings and head to q6_k; those
+  // whose columns are no multiple of 256 to q8_0.
   void round_to(BlockRounding to) { round_to_ = to; }
 
   struct Part {
