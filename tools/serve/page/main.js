@@ -106,7 +106,7 @@ async function reply(body, said) {
 async function finished(event) {
   const u = event.usage;
   await show(event.state.id);
-  say(`${event.ids.length} tokens in ${event.seconds.toFixed(2)} s (${Math.round(event.ids.length / Math.max(event.seconds, 1e-6))} tokens/s) · ${u.reused} reused, ${u.recomputed} recomputed, ${u.new} new · ended by ${event.stop}`);
+  say(`${event.ids.length} ${event.ids.length === 1 ? "token" : "tokens"} in ${event.seconds.toFixed(2)} s (${Math.round(event.ids.length / Math.max(event.seconds, 1e-6))} tokens/s) · ${u.reused} reused, ${u.recomputed} recomputed, ${u.new} new · ended by ${event.stop}`);
 }
 
 // The server keeps what was drawn; it is the newest child of the state that the reply began from.

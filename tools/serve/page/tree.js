@@ -70,8 +70,9 @@ export function drawTree(states, current, verified, handlers) {
 
 function drawNode({ state, level }, current, verified, handlers) {
   const what = make("div", { className: "what" }, state.name ? make("b", {}, state.name + " ") : "", (state.role ? state.role + ": " : "") + (state.excerpt || "nothing yet"));
-  const below = make("div", { className: "facts" }, facts(state));
-  if (verified.has(state.id)) below.append(" ", make("span", { className: "same" }, "✓ same bits"));
+  const below = make("div", { className: "facts" });
+  if (verified.has(state.id)) below.append(make("span", { className: "same" }, "✓ same bits"), " · ");
+  below.append(facts(state));
   const node = make("div", { className: "node", role: "treeitem", tabIndex: state.id === current ? 0 : -1, draggable: true, title: state.digest }, what, below);
   node.dataset.id = state.id;
   node.setAttribute("aria-level", level);
