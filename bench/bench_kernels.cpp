@@ -111,6 +111,28 @@ void q4_panel(const Kernels& k, const std::byte* w, size_t rows, const void* pac
   quant_panel<&Kernels::tile_q4>(k, local, rows, packed, y);
 }
 
+template <size_t kSuper>
+void super_gemv(const Kernels& k, const void* w, size_t blocks, const float* x, float* y,
+                int rows) {
+  SuperInput inputs[kGemvRows * kInputs / kQuantBlock];
+  k.quantize_super(x, static_cast<size_t>(rows) * kInputs, inputs);
+  k.gemv_super[kSuper](w, blocks, kInputs, inputs, kInputs / kQuantBlock, y, blocks * kLanes, rows);
+}
+template <size_t kSuper>
+void super_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed,
+                 std::byte* local, float* y) {
+  constexpr size_t kDepth = 1024;
+  for (size_t k0 = 0; k0 < kInputs; k0 += kDepth) {
+    k.expand_super[kSuper](w, 4 * kDepth / kSuperBlock, local);
+    each_tile<SuperTile>(rows, packed, kDepth / kQuantBlock, y,
+                         [&](const SuperTile* a, const Tile& sums) {
+                           k.tile_super[kSuper](a, local, kDepth, kDepth, sums);
+                         });
+  }
+}
+
+constexpr size_t kSuperRow = kInputs / kQuantBlock * sizeof(SuperTile) / kTileRows,
+                 kSupers = kInputs / kSuperBlock;
 constexpr size_t kStrips = kInputs / kQuantStrip,
                  kQuantRow = kInputs / kQuantBlock * sizeof(QuantTile) / kTileRows;
 constexpr Linear kLinears[] = {
@@ -119,6 +141,9 @@ constexpr Linear kLinears[] = {
     {"bf16", kLanes* kInputs * 2, pairs_gemv, pairs_panel, kInputs * 4},
     {"q8", kStrips* kStripBytesQ8, quant_gemv<&Kernels::gemv_q8>, q8_panel, kQuantRow},
     {"q4", kStrips* kStripBytesQ4, quant_gemv<&Kernels::gemv_q4>, q4_panel, kQuantRow},
+    {"q4_k", kSupers* kSuperBytesQ4K, super_gemv<0>, super_panel<0>, kSuperRow},
+    {"q5_k", kSupers* kSuperBytesQ5K, super_gemv<1>, super_panel<1>, kSuperRow},
+    {"q6_k", kSupers* kSuperBytesQ6K, super_gemv<2>, super_panel<2>, kSuperRow},
 };
 
 // Matrix-vector products, one for each row, of a layer that the caches do not hold.

@@ -21,9 +21,8 @@ using stet_test::write_file;
 
 void measure(Importance& importance, const std::shared_ptr<const Model>& model,
              const std::vector<int32_t>& ids, int64_t chunk = 512) {
-  const Watch watch{importance.points(), [&](const PointAt& at, int64_t, Rows rows) {
-                      importance.add(at, rows);
-                    }};
+  const Watch watch{importance.points(),
+                    [&](const PointAt& at, int64_t, Rows rows) { importance.add(at, rows); }};
   SessionOptions options;
   options.compute.chunk = chunk;
   Session(model, options).append(ids, nullptr, nullptr, nullptr, &watch);
@@ -139,7 +138,8 @@ class Divergence {
     session.append(ids, [&](int64_t, Rows rows) {
       for (size_t i = 0; i < rows.count; ++i) {
         double sum = 0;
-        for (size_t v = 0; v < rows.width; ++v) sum += std::exp(static_cast<double>(rows.row(i)[v]));
+        for (size_t v = 0; v < rows.width; ++v)
+          sum += std::exp(static_cast<double>(rows.row(i)[v]));
         for (size_t v = 0; v < rows.width; ++v)
           all.push_back(static_cast<double>(rows.row(i)[v]) - std::log(sum));
       }
@@ -180,9 +180,8 @@ TEST(Importance, IsMeasuredByTheCommand) {
   const std::string text = scratch / "text";
   write_file(text, "Let a = 3. What is a? a is 3. Set b to 9. What is a + b?\n");
   const auto quantize = [&](const std::string& name, const Args& more) {
-    Args args = {"quantize", "-m",         asset_path("pocket-llama3"),
-                 "--to",     "q4k",        "-o",
-                 scratch / name};
+    Args args = {"quantize", "-m",          asset_path("pocket-llama3"), "--to", "q4k",
+                 "-o",       scratch / name};
     args.insert(args.end(), more.begin(), more.end());
     const Outcome o = run_stet(args);
     EXPECT_EQ(o.status, 0) << o.err;

@@ -7,13 +7,14 @@ import {ikLlama} from "./ik.mjs";
 import {llama} from "./llama.mjs";
 import {Failure, Talker, say} from "./processes.mjs";
 import {figuresOf, printHeader, printNotes, printTable} from "./report.mjs";
-import {Tools, formats, root, vocabularyOf} from "./tools.mjs";
+import {Tools, fileTypes, formats, root, vocabularyOf} from "./tools.mjs";
 import {inTurn} from "./turns.mjs";
 
 const usage = `bench/peers/run [SHAPE] [options]: stet beside llama.cpp, in turn.
   SHAPE             of a checkpoint of random weights (tools/make_checkpoint; default llama3.2-1b)
   -m, --model DIR   a checkpoint that is there, in place of SHAPE; it is only read
-  --formats LIST    of f32,bf16,q8,q4 (default: all); those that this build of stet refuses are skipped
+  --formats LIST    of f32,bf16,q8,q4 (default: all); those that this build of stet refuses are skipped; with --ik, of
+                    ${fileTypes}, too: one GGUF file for both
   --threads N       of both (default 2)
   --prompt N        tokens of the prefill (default 512)
   --decode N        tokens after it (default 64)
@@ -58,15 +59,18 @@ function parse() {
   for (const name of ["threads", "prompt", "decode", "slice", "runs", "repeat", "batch"]) o[name] = number(name, o[name]);
   o.formats = o.formats.split(",");
   for (const name of o.formats) {
-    if (!Object.hasOwn(formats, name)) throw new WrongUsage(`--formats: expected some of ${Object.keys(formats)}, found ${name}`);
+    if (Object.hasOwn(formats, name)) continue;
+    if (!fileTypes.includes(name)) throw new WrongUsage(`--formats: expected some of ${Object.keys(formats)} or ${fileTypes}, found ${name}`);
+    if (o.ik === undefined) throw new WrongUsage(`--formats ${name}: expected --ik, found none`);
   }
   return o;
 }
 
 async function measure(tools, o, directory, name, side) {
-  const vocab = vocabularyOf(directory), {compute, type} = formats[name];
+  const vocab = vocabularyOf(directory), own = formats[name];
+  const gguf = own ? await tools.gguf(directory, own.type) : await tools.quantized(directory, name, side.quantize);
   const stet = () => Talker.start(tools.stet, [
-    "bench", "--turns", "-m", directory, "--compute", compute, "--kv", o.kv, "--threads", o.threads, "-p", o.prompt,
+    "bench", "--turns", "-m", own ? directory : gguf, ...(own ? ["--compute", own.compute] : []), "--kv", o.kv, "--threads", o.threads, "-p", o.prompt,
     "--repeat", o.repeat, ...(o.isa ? ["--isa", o.isa] : [])]);
   try {
     await (await stet()).end();  // which also brings its file into memory
@@ -75,7 +79,7 @@ async function measure(tools, o, directory, name, side) {
     return {skipped: e.message};
   }
   const {threads, prompt, decode, slice, repeat, batch} = o;
-  const job = await side.prepare({gguf: await tools.gguf(directory, type), vocab, threads, prompt, decode, slice, repeat, batch});
+  const job = await side.prepare({gguf, vocab, threads, prompt, decode, slice, repeat, batch});
   const talkers = {stet: await stet(), peer: await side.start(job)}, processes = {};
   const rounds = await inTurn(talkers, o, name);
   for (const [who, talker] of Object.entries(talkers)) {

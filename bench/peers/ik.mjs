@@ -34,6 +34,7 @@ export async function ikLlama(directory) {
   const build = path.resolve(directory), program = await compiled(build);
   return {
     hasState: false,
+    quantize: path.join(build, "bin/llama-quantize"),
     about: async () => `ik_llama.cpp, ${build}`,
     prepare: async (job) => ({...job, flash: true}),
     start: ({gguf, prompt, decode, batch, threads}) => Talker.start(program, [gguf, prompt, decode, batch, threads]),

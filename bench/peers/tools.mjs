@@ -14,6 +14,8 @@ export const formats = {
   q8: {compute: "q8", type: "q8_0"},
   q4: {compute: "q4", type: "q4_0"},
 };
+// Types of GGUF files that both sides read as they are, made by the peer's own llama-quantize.
+export const fileTypes = ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_K_S", "Q4_0"];
 
 // Is this file missing, or older than what it was made from?
 export function outdated(file, sources) {
@@ -51,6 +53,16 @@ export class Tools {
     if (outdated(file, [this.stet, ...fs.readdirSync(directory).map((name) => path.join(directory, name))])) {
       say(`writing ${file}`);
       await run(this.stet, ["convert-model", directory, "-o", file, "--type", type, "--tokenizer", "made-up"]);
+    }
+    return file;
+  }
+
+  // The same, rounded by a program of the peer's.
+  async quantized(directory, type, quantize) {
+    const whole = await this.gguf(directory, "bf16"), file = whole.replace(/-bf16\.gguf$/, `-${type}.gguf`);
+    if (outdated(file, [whole])) {
+      say(`writing ${file}`);
+      await run(quantize, [whole, file, type]);
     }
     return file;
   }

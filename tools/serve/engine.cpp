@@ -14,7 +14,7 @@ namespace {
 // How often whoever waits looks whether its client is still there.
 constexpr auto kLook = std::chrono::milliseconds(50);
 // No pass has fewer tokens of a waiting prompt, so that prompts end.
-constexpr int64_t kLeastPromptTokens = 16;
+constexpr int64_t kLeastPromptTokens = static_cast<int64_t>(kTileRows);
 
 }  // namespace
 
@@ -212,11 +212,12 @@ void Engine::drop(Job* job) {
 }
 
 // So many tokens of prompts that running replies keep their pace; clocks decide how fast, never
-// what is said. Rows fill whole tiles of the products.
+// what is said. Many rows fill whole tiles of the products.
 int64_t Engine::prompt_budget(size_t replies) const {
   if (replies == 0) return options_.chunk;
-  const auto beside = static_cast<int64_t>(replies), tile = static_cast<int64_t>(kTileRows),
-             rows = (static_cast<int64_t>(budget_) + beside + tile / 2) / tile * tile;
+  const auto beside = static_cast<int64_t>(replies), tile = static_cast<int64_t>(kTileRows);
+  int64_t rows = static_cast<int64_t>(budget_) + beside;
+  if (rows > static_cast<int64_t>(kGemvRows)) rows = (rows + tile / 2) / tile * tile;
   return std::clamp(rows - beside, kLeastPromptTokens, options_.chunk);
 }
 
@@ -224,7 +225,7 @@ int64_t Engine::prompt_budget(size_t replies) const {
 // beside them make a pass `slowdown` times as long.
 void Engine::learn(size_t replies, int64_t prompt_tokens, double seconds) {
   if (prompt_tokens == 0)
-    reply_seconds_ = reply_seconds_ == 0 ? seconds : 0.8 * reply_seconds_ + 0.2 * seconds;
+    reply_seconds_ = reply_seconds_ == 0 ? seconds : 0.95 * reply_seconds_ + 0.05 * seconds;
   if (replies == 0 || prompt_tokens < kLeastPromptTokens || reply_seconds_ == 0) return;
   const double more = std::max(seconds - reply_seconds_, 0.1 * seconds),
                room = options_.slowdown * reply_seconds_ - seconds;

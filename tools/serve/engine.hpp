@@ -40,10 +40,10 @@ class Histogram {
 };
 
 struct EngineOptions {
-  int64_t streams = 16;    // at once
-  int64_t queue = 64;      // that wait; more are refused
-  int64_t chunk = 512;     // most tokens of prompts in one pass
-  double slowdown = 2.35;  // of a pass of replies that a prompt's tokens may cause
+  int64_t streams = 16;   // at once
+  int64_t queue = 64;     // that wait; more are refused
+  int64_t chunk = 512;    // most tokens of prompts in one pass
+  double slowdown = 2.3;  // of a pass of replies that a prompt's tokens may cause
   // Told of each pass of one prompt alone: the position of its first token, their number, the time.
   std::function<void(int64_t first, int64_t tokens, double seconds)> prompt_took = nullptr;
 };
