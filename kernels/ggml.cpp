@@ -4,7 +4,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 
+#include "kernels/quantize.hpp"
 #include "stet/kernels/numbers.hpp"
 
 namespace stet {
@@ -216,16 +218,23 @@ struct Entry {
   GgmlType stored;
   void (*dequantize)(const uint8_t*, float*);
   void (*quantize)(const float*, uint8_t*) = nullptr;
+  void (*quantize_by)(std::span<const float, kSuper>, const float* importance, uint8_t*) = nullptr;
 };
-constexpr Entry kTypes[] = {
-    {0, {"F32", 1, 4}, f32, to_f32},      {1, {"F16", 1, 2}, f16, to_f16},
-    {2, {"Q4_0", 32, 18}, q4_0, to_q4_0}, {3, {"Q4_1", 32, 20}, q4_1},
-    {6, {"Q5_0", 32, 22}, q5_0},          {7, {"Q5_1", 32, 24}, q5_1},
-    {8, {"Q8_0", 32, 34}, q8_0, to_q8_0}, {10, {"Q2_K", kSuper, 84}, q2_k},
-    {11, {"Q3_K", kSuper, 110}, q3_k},    {12, {"Q4_K", kSuper, 144}, q4_k},
-    {13, {"Q5_K", kSuper, 176}, q5_k},    {14, {"Q6_K", kSuper, 210}, q6_k},
-    {20, {"IQ4_NL", 32, 18}, iq4_nl},     {23, {"IQ4_XS", kSuper, 136}, iq4_xs},
-    {30, {"BF16", 1, 2}, bf16, to_bf16}};
+constexpr Entry kTypes[] = {{0, {"F32", 1, 4}, f32, to_f32},
+                            {1, {"F16", 1, 2}, f16, to_f16},
+                            {2, {"Q4_0", 32, 18}, q4_0, to_q4_0},
+                            {3, {"Q4_1", 32, 20}, q4_1},
+                            {6, {"Q5_0", 32, 22}, q5_0},
+                            {7, {"Q5_1", 32, 24}, q5_1},
+                            {8, {"Q8_0", 32, 34}, q8_0, to_q8_0},
+                            {10, {"Q2_K", kSuper, 84}, q2_k},
+                            {11, {"Q3_K", kSuper, 110}, q3_k},
+                            {12, {"Q4_K", kSuper, 144}, q4_k, nullptr, round_super_q4},
+                            {13, {"Q5_K", kSuper, 176}, q5_k, nullptr, round_super_q5},
+                            {14, {"Q6_K", kSuper, 210}, q6_k, nullptr, round_super_q6},
+                            {20, {"IQ4_NL", 32, 18}, iq4_nl},
+                            {23, {"IQ4_XS", kSuper, 136}, iq4_xs},
+                            {30, {"BF16", 1, 2}, bf16, to_bf16}};
 
 const Entry* entry_of(uint32_t type) {
   for (const Entry& e : kTypes) {
@@ -248,20 +257,29 @@ void dequantize_ggml(uint32_t type, const void* from, size_t blocks, float* to) 
     e.dequantize(bytes + i * e.stored.bytes, to + i * e.stored.elements);
 }
 
-void quantize_ggml(uint32_t type, const float* from, size_t blocks, void* to) {
+void quantize_ggml(uint32_t type, const float* from, size_t blocks, void* to,
+                   const float* importance) {
   const Entry& e = *entry_of(type);
   auto* bytes = static_cast<uint8_t*>(to);
-  for (size_t i = 0; i < blocks; ++i)
-    e.quantize(from + i * e.stored.elements, bytes + i * e.stored.bytes);
+  for (size_t i = 0; i < blocks; ++i) {
+    const size_t first = i * e.stored.elements;
+    if (e.quantize_by == nullptr)
+      e.quantize(from + first, bytes + i * e.stored.bytes);
+    else
+      e.quantize_by(std::span<const float, kSuper>(from + first, kSuper),
+                    importance == nullptr ? nullptr : importance + first,
+                    bytes + i * e.stored.bytes);
+  }
 }
 
 float ggml_limit(uint32_t type) {
   constexpr float kHalf = 65520, kBf16 = 0x1.FFp127f;  // round to infinity
-  return type == 1    ? kHalf
-         : type == 8  ? kHalf * 127
-         : type == 2  ? kHalf * 8
-         : type == 30 ? kBf16
-                      : std::numeric_limits<float>::infinity();
+  const bool super = type >= 12 && type <= 14;
+  return type == 1 || super ? kHalf
+         : type == 8        ? kHalf * 127
+         : type == 2        ? kHalf * 8
+         : type == 30       ? kBf16
+                            : std::numeric_limits<float>::infinity();
 }
 
 void store_ggml_block(uint32_t type, uint16_t scale, const uint8_t* u, void* to) {

@@ -196,6 +196,24 @@ class Gguf(unittest.TestCase):
                 digests = ["--compute", contract, "--ids", "2,5,9,17", "--digest"]
                 self.assertEqual(run("logits", "-m", packed, *digests), run("logits", "-m", self.file, *digests))
 
+    def test_k_types_are_those_of_quantize(self):
+        pocket = next(p for p in POCKETS if p.endswith("gemma3"))
+        text = os.path.join(self.directory.name, "text")
+        with open(text, "w") as file:
+            file.write("Let a = 3. What is a? a is 3.")
+        digests = ["--ids", "2,5,9,17", "--digest"]
+        found = []
+        for kind in ("q4_k", "q5_k", "q6_k"):
+            for more in ([], ["--importance", text]):
+                packed = os.path.join(self.directory.name, "packed-%s-%d" % (kind, len(more)))
+                run("quantize", "-m", pocket, "--to", kind.replace("_", ""), "-o", packed, *more)
+                run("convert-model", pocket, "-o", self.file, "--type", kind, "--threads", "3", *more)
+                found.append(run("logits", "-m", packed, *digests))
+                self.assertEqual(found[-1], run("logits", "-m", self.file, *digests))
+                self.assertEqual(*[json.loads(run("inspect", m, "--json"))["fingerprints"]["model"] for m in (packed, self.file)])
+        self.assertEqual(len(set(found)), 6)
+        self.assertIn("--importance", run("convert-model", pocket, "-o", self.file, "--type", "q8_0", "--importance", text, status=2))
+
     def test_every_family_can_be_written(self):
         for name in ("gemma-tiny", "gemma2-tiny", "gemma3-tiny", "gemma3-tiny-bf16", "gpt2-tiny", "granite-tiny", "llama2-tiny-f16", "llama31-tiny", "mistral-tiny", "olmo2-tiny",
                      "olmo3-tiny", "qwen3-tiny", "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny"):

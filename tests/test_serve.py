@@ -417,7 +417,7 @@ class Serve(unittest.TestCase):
             ("tools", [{"type": "function"}], "/tools"), ("frequency_penalty", 0.5, "/frequency_penalty"), ("banana", 1, "/banana"),
             ("n", 0, "/n"), ("temperature", -1, "/temperature"), ("temperature", "hot", "/temperature"), ("max_tokens", 0, "/max_tokens"),
             ("messages", [], "/messages"), ("messages", [{"role": "user"}], "/messages/0/content"), ("messages", [{"role": "cat", "content": ""}], "/messages/0/role"),
-            ("stop", [1], "/stop/0"), ("seed", 1.5, "/seed"), ("response_format", {"type": "json_object"}, "/response_format"),
+            ("stop", [1], "/stop/0"), ("stop", ["a", ""], "/stop/1"), ("stop", "", "/stop"), ("seed", 1.5, "/seed"), ("response_format", {"type": "json_object"}, "/response_format"),
             ("model", "gpt", "/model"), ("resume_from", "st_0", "/resume_from"), ("stream", "yes", "/stream")):
             status, answer = self.server.call("POST", "/v1/chat/completions", {**good, field: value})
             self.assertIn(status, (400, 404), (field, value, answer))

@@ -23,22 +23,26 @@ struct PackCommand {
   int threads = 0;
 };
 
-// Measured where the weights are still what they were, on pieces of the text that know nothing of
-// each other, each with what the tokenizer puts before a text.
-Importance measured(const PackCommand& o, const std::shared_ptr<const FileSource>& source) {
+// Null without a file. Measured where the weights are still what they were, on pieces of the text
+// that know nothing of each other, each with what the tokenizer puts before a text.
+std::unique_ptr<const Importance> measured(const CheckpointOption& checkpoint,
+                                           const std::string& file,
+                                           const std::shared_ptr<const FileSource>& source,
+                                           int threads) {
   constexpr size_t kPiece = 512, kMostText = size_t{1} << 26;
-  const auto tokenizer = require_tokenizer(o.checkpoint, "for --importance");
-  const std::string text = read_text_file(o.importance, kMostText);
+  if (file.empty()) return nullptr;
+  const auto tokenizer = require_tokenizer(checkpoint, "for --importance");
+  const std::string text = read_text_file(file, kMostText);
   const std::vector<int32_t> ids = tokenizer->encode(text, Tokenizer::Bos::off),
                              marks = tokenizer->encode("", Tokenizer::Bos::automatic);
-  if (ids.empty()) throw Error(ErrorKind::argument, o.importance, "", "some text", "none");
+  if (ids.empty()) throw Error(ErrorKind::argument, file, "", "some text", "none");
   SessionOptions options;
-  options.compute.threads = o.threads;
+  options.compute.threads = threads;
   options.compute.contract = contract_of_weights(*source);
-  const auto model = Model::load(source, o.threads, options.compute.contract);
-  Importance importance(model->config());
-  const Watch watch{importance.points(),
-                    [&](const PointAt& at, int64_t, Rows rows) { importance.add(at, rows); }};
+  const auto model = Model::load(source, threads, options.compute.contract);
+  auto importance = std::make_unique<Importance>(model->config());
+  const Watch watch{importance->points(),
+                    [&](const PointAt& at, int64_t, Rows rows) { importance->add(at, rows); }};
   const size_t most = std::min(kPiece, static_cast<size_t>(model->config().max_positions));
   const bool begins = tokenizer->bos() && !marks.empty() && marks[0] == *tokenizer->bos();
   for (size_t first = 0; first < ids.size();) {
@@ -60,8 +64,7 @@ void run(const PackCommand& o) {
       {"q4k", DType::q4_k}, {"q5k", DType::q5_k}, {"q6k", DType::q6_k}};
   const auto blocks = kBlocks.find(o.to);
   if (blocks != kBlocks.end()) {
-    const auto importance =
-        o.importance.empty() ? nullptr : std::make_unique<const Importance>(measured(o, source));
+    const auto importance = measured(o.checkpoint, o.importance, source, o.threads);
     pack_checkpoint(*source, Contract::ggml, o.directory, o.threads, nullptr,
                     BlockRounding{blocks->second, importance.get()});
   } else if (!o.importance.empty()) {
@@ -74,6 +77,15 @@ void run(const PackCommand& o) {
       static_cast<double>(std::filesystem::file_size(o.directory + "/" + kPackedName));
   out(fmt::format("{}: {} of weights{} in {:.1f} s\n", printable(o.directory), bytes_text(size),
                   o.to.empty() ? "" : " rounded to " + o.to, seconds() - start));
+}
+
+void add_importance(CLI::App& app, std::string& file) {
+  app.add_option(
+         "--importance", file,
+         "text in UTF-8 by which K types weigh the errors of their rounding: inputs that are "
+         "large there count more")
+      ->type_name("TEXT")
+      ->check(named());
 }
 
 void add(CLI::App& app, const std::string& name, const std::string& help,
@@ -92,12 +104,7 @@ void add(CLI::App& app, const std::string& name, const std::string& help,
         ->type_name("FORMAT")
         ->required()
         ->check(one_of({"q8", "q4", "q4k", "q5k", "q6k"}));
-    sub->add_option(
-           "--importance", o->importance,
-           "text in UTF-8 by which K types weigh the errors of their rounding: inputs that "
-           "are large there count more")
-        ->type_name("TEXT")
-        ->check(named());
+    add_importance(*sub, o->importance);
   }
   add_threads(*sub, o->threads);
   sub->callback([o] { run(*o); });
@@ -105,7 +112,8 @@ void add(CLI::App& app, const std::string& name, const std::string& help,
 
 const std::vector<std::pair<std::string, GgufWeights>> kTypes = {
     {"f32", GgufWeights::f32},   {"f16", GgufWeights::f16},   {"bf16", GgufWeights::bf16},
-    {"q8_0", GgufWeights::q8_0}, {"q4_0", GgufWeights::q4_0}, {"stored", GgufWeights::stored}};
+    {"q8_0", GgufWeights::q8_0}, {"q4_0", GgufWeights::q4_0}, {"q4_k", GgufWeights::q4_k},
+    {"q5_k", GgufWeights::q5_k}, {"q6_k", GgufWeights::q6_k}, {"stored", GgufWeights::stored}};
 const std::vector<std::pair<std::string, GgufTokenizer>> kTokenizers = {
     {"own", GgufTokenizer::own},
     {"none", GgufTokenizer::none},
@@ -124,15 +132,19 @@ CLI::Validator one_of_these(const std::vector<std::pair<std::string, T>>& all) {
 
 struct ConvertCommand {
   CheckpointOption checkpoint;
-  std::string file, type = "stored", tokenizer = "own";
+  std::string file, type = "stored", tokenizer = "own", importance;
   int threads = 0;
 };
 
 void run(const ConvertCommand& o) {
   const double start = seconds();
+  if (!o.importance.empty() && !o.type.ends_with("_k"))
+    usage_error("--importance", "--type q4_k, q5_k or q6_k", "--type " + o.type);
   const auto source = o.checkpoint.source();
-  write_gguf(*source, o.file,
-             {chosen(kTypes, o.type), chosen(kTokenizers, o.tokenizer), o.threads});
+  const auto importance = measured(o.checkpoint, o.importance, source, o.threads);
+  write_gguf(
+      *source, o.file,
+      {chosen(kTypes, o.type), chosen(kTokenizers, o.tokenizer), o.threads, importance.get()});
   out(fmt::format("{}: {} in {:.1f} s\n", printable(o.file),
                   bytes_text(static_cast<double>(std::filesystem::file_size(o.file))),
                   seconds() - start));
@@ -161,9 +173,11 @@ void add_convert_model(CLI::App& app) {
       ->required()
       ->check(named());
   sub->add_option("--type", o->type,
-                  "of matrices: f32, f16, bf16, q8_0 or q4_0 (default: stored, as they are)")
+                  "of matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q5_k or q6_k (default: stored, "
+                  "as they are)")
       ->type_name("TYPE")
       ->check(one_of_these(kTypes));
+  add_importance(*sub, o->importance);
   sub->add_option("--tokenizer", o->tokenizer,
                   "own (default), none, or made-up for programs that go by ids and want one")
       ->type_name("WHICH")

@@ -48,10 +48,7 @@ void round_block(DType to, const float* x, const float* importance, std::byte* o
     for (int i = 0; i < kQuantBlock; ++i) bytes[2 + i] = block.u[i] ^ 0x80;
     return;
   }
-  const std::span<const float, kSuperBlock> super(x, kSuperBlock);
-  (to == DType::q4_k   ? round_super_q4
-   : to == DType::q5_k ? round_super_q5
-                       : round_super_q6)(super, importance, bytes);
+  quantize_ggml(ggml_number(to), x, 1, out, importance);
 }
 
 }  // namespace

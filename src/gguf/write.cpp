@@ -187,8 +187,17 @@ class Conversion {
         return kGgmlQ8_0;
       case GgufWeights::q4_0:
         return ends ? kGgmlQ8_0 : kGgmlQ4_0;
+      case GgufWeights::q4_k:
+        return in_super_blocks(need, ends ? kGgmlQ6_K : kGgmlQ4_K);
+      case GgufWeights::q5_k:
+        return in_super_blocks(need, ends ? kGgmlQ6_K : kGgmlQ5_K);
+      case GgufWeights::q6_k:
+        return in_super_blocks(need, kGgmlQ6_K);
     }
     return kGgmlF32;
+  }
+  static uint32_t in_super_blocks(const WeightNeed& need, uint32_t type) {
+    return need.columns % kSuperBlock == 0 ? type : uint32_t{kGgmlQ8_0};
   }
 
   void add(const WeightNeed& need) {
@@ -279,7 +288,8 @@ class Conversion {
     return row - within + within % 2 * (d / 2) + within / 2;
   }
 
-  void encode(const Entry& e, const Rows& rows, size_t row, std::byte* to) const {
+  void encode(const Entry& e, const Rows& rows, size_t row, const std::vector<float>& importance,
+              std::byte* to) const {
     const GgufDeclared& d = e.declared;
     const auto columns = static_cast<size_t>(d.shape.back());
     if (rows.stored_as(d.type)) return rows.copy(model_row(e, row), to);
@@ -291,7 +301,8 @@ class Conversion {
     }
     if (e.stored.plus_one) add_offset(values, 1.0f);
     require_in_range(e, values);
-    quantize_ggml(d.type, values.data(), columns / ggml_type(d.type)->elements, to);
+    quantize_ggml(d.type, values.data(), columns / ggml_type(d.type)->elements, to,
+                  importance.empty() ? nullptr : importance.data());
   }
 
   void require_in_range(const Entry& e, std::span<const float> values) const {
@@ -308,6 +319,8 @@ class Conversion {
   void write(const Entry& e, GgufWriter& writer) const {
     if (e.need == nullptr) return writer.write(std::as_bytes(std::span(e.values)));
     const Rows rows(checkpoint_, *e.need);
+    std::vector<float> importance;
+    if (options_.importance != nullptr) importance = options_.importance->of(e.need->canonical);
     const size_t count = e.declared.shape.size() > 1 ? static_cast<size_t>(e.declared.shape.front())
                                                      : 1,
                  row_bytes = e.declared.bytes() / count,
@@ -316,8 +329,9 @@ class Conversion {
     for (size_t first = 0; first < count; first += at_once) {
       const size_t n = std::min(at_once, count - first);
       bytes.resize(n * row_bytes);
-      run_each(threads_, n,
-               [&](size_t i) { encode(e, rows, first + i, bytes.data() + i * row_bytes); });
+      run_each(threads_, n, [&](size_t i) {
+        encode(e, rows, first + i, importance, bytes.data() + i * row_bytes);
+      });
       writer.write(bytes);
     }
   }

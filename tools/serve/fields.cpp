@@ -102,15 +102,20 @@ std::optional<std::vector<int32_t>> Fields::ids(const std::string& name) {
 std::vector<std::string> Fields::texts(const std::string& name, size_t most) {
   const Json* value = find(name);
   if (value == nullptr) return {};
-  if (value->is_string()) return {value->get<std::string>()};
+  const auto text_of = [](const std::string& where, const Json& text) {
+    constexpr size_t kMost = 65536;
+    if (!text.is_string()) refuse(where, "a string", shown(text));
+    auto s = text.get<std::string>();
+    if (s.empty() || s.size() > kMost)
+      refuse(where, fmt::format("1 to {} bytes", kMost), std::to_string(s.size()));
+    return s;
+  };
+  if (value->is_string()) return {text_of(at(name), *value)};
   if (!value->is_array() || value->size() > most)
     refuse(at(name), fmt::format("a string, or at most {} of them", most), shown(*value));
   std::vector<std::string> all;
-  for (const Json& text : *value) {
-    if (!text.is_string())
-      refuse(fmt::format("{}/{}", at(name), all.size()), "a string", shown(text));
-    all.push_back(text.get<std::string>());
-  }
+  for (const Json& text : *value)
+    all.push_back(text_of(fmt::format("{}/{}", at(name), all.size()), text));
   return all;
 }
 

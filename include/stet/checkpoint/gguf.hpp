@@ -5,6 +5,7 @@
 #include <string>
 
 #include "stet/api.h"
+#include "stet/checkpoint/importance.hpp"
 #include "stet/files/file_source.hpp"
 
 namespace stet {
@@ -22,9 +23,10 @@ STET_API std::shared_ptr<const FileSource> checkpoint_source(const std::string& 
 
 // What write_gguf() makes of matrices. stored: what they are, f32, bf16, f16, or of packed q8 and
 // q4 weights Q8_0 and Q4_0 without loss; quantized types of a GGUF file are widened. The others
-// round, as ggml's reference does (kernels/ggml.hpp); with q4_0, embeddings and head are q8_0. Norm
-// weights, biases and learned positions are float32 always.
-enum class GgufWeights { stored, f32, f16, bf16, q8_0, q4_0 };
+// round, as ggml's reference does (kernels/ggml.hpp); with q4_0, embeddings and head are q8_0, with
+// K types q6_k, and matrices whose columns are no multiple of 256 q8_0. Norm weights, biases and
+// learned positions are float32 always.
+enum class GgufWeights { stored, f32, f16, bf16, q8_0, q4_0, q4_k, q5_k, q6_k };
 
 // own: the checkpoint's, where it has one. made_up: tokens for bytes and then anything, for
 // programs that want a vocabulary and are given ids.
@@ -34,6 +36,7 @@ struct GgufWriteOptions {
   GgufWeights weights = GgufWeights::stored;
   GgufTokenizer tokenizer = GgufTokenizer::own;
   int threads = 0;
+  const Importance* importance = nullptr;  // not owned; what K types weigh their errors by
 };
 
 // Writes a checkpoint as GGUF, version 3, which llama.cpp reads and computes alike: weights, the

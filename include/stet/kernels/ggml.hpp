@@ -22,13 +22,18 @@ STET_API std::optional<GgmlType> ggml_type(uint32_t type);
 // `blocks` blocks of a type of ggml_type() to float32, exactly as the reference does.
 STET_API void dequantize_ggml(uint32_t type, const void* from, size_t blocks, float* to);
 
-// The inverse for F32, F16, BF16, Q8_0 and Q4_0, as quantize_row_*_ref rounds:
+// The inverse for F32, F16, BF16, Q8_0, Q4_0 and the K types from Q4_K on, as quantize_row_*_ref
+// rounds:
 //   F16, BF16  to nearest, ties to even
 //   Q8_0       d = max |x| / 127, and round(x (1 / d)), halves away from zero
 //   Q4_0       d = m / -8 for the x of largest magnitude m, and min(15, floor(x (1 / d) + 8.5))
+//   K types    by a search (kernels/quantize_super.cpp), whose errors weigh by `importance`, a
+//   positive
+//              number for each element, where it is not null
 // d is stored as float16, and not what x is divided by. Values must be finite, and below what
 // ggml_limit() says.
-STET_API void quantize_ggml(uint32_t type, const float* from, size_t blocks, void* to);
+STET_API void quantize_ggml(uint32_t type, const float* from, size_t blocks, void* to,
+                            const float* importance = nullptr);
 // The magnitude from which on values have no place in that type.
 STET_API float ggml_limit(uint32_t type);
 
