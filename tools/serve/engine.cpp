@@ -280,18 +280,21 @@ void Engine::pass(std::vector<Job*>& jobs) {
   if (batch.empty()) return;
   const int64_t first = batch[0].session->size();
   const double start = tool::seconds();
-  append_all(ready, batch);
+  const bool together = append_together(batch);
   const double took = tool::seconds() - start;
   learn(replies, prompt_tokens, took);
   if (options_.prompt_took && replies == 0 && batch.size() == 1 &&
       prompt_tokens >= kLeastPromptTokens)
     options_.prompt_took(first, prompt_tokens, took);
-  const std::lock_guard lock(mutex_);
-  ++counters_.passes;
-  counters_.batch = batch.size();
-  counters_.prompt_tokens += static_cast<uint64_t>(prompt_tokens);
-  counters_.drawn_tokens += replies;
-  counters_.busy_seconds += took;
+  {  // before anybody is told, so that who asks afterwards finds it counted
+    const std::lock_guard lock(mutex_);
+    ++counters_.passes;
+    counters_.batch = batch.size();
+    counters_.prompt_tokens += static_cast<uint64_t>(prompt_tokens);
+    counters_.drawn_tokens += replies;
+    counters_.busy_seconds += took;
+  }
+  advance_all(ready, batch, together);
 }
 
 void Engine::run_step(Job& job) {
@@ -305,14 +308,18 @@ void Engine::run_step(Job& job) {
   job.finish(error);
 }
 
-// Together; where that fails, one by one, so that only those fail which are at fault.
-void Engine::append_all(std::vector<Job*>& jobs, std::vector<BatchEntry>& batch) {
-  bool together = true;
+bool Engine::append_together(std::vector<BatchEntry>& batch) {
   try {
     append(batch);
+    return true;
   } catch (...) {
-    together = false;
+    return false;
   }
+}
+
+// Where they failed together they are appended one by one, so that only those fail which are at
+// fault.
+void Engine::advance_all(std::vector<Job*>& jobs, std::vector<BatchEntry>& batch, bool together) {
   for (size_t i = 0; i < batch.size(); ++i) {
     std::exception_ptr error;
     try {

@@ -152,7 +152,8 @@ class Engine {
   void run_step(Job& job);
   int64_t prompt_budget(size_t replies) const;
   void learn(size_t replies, int64_t prompt_tokens, double seconds);
-  void append_all(std::vector<Job*>& jobs, std::vector<BatchEntry>& batch);
+  static bool append_together(std::vector<BatchEntry>& batch);
+  void advance_all(std::vector<Job*>& jobs, std::vector<BatchEntry>& batch, bool together);
   void advance(Job& job, size_t tokens);
   void drop(Job* job);
 
