@@ -8,6 +8,7 @@ Both are started by this program on loopback, with two threads and 16 places, an
 import argparse
 import http.client
 import json
+import os
 import random
 import signal
 import socket
@@ -22,12 +23,14 @@ import time
 class Server:
     """A process that answers; `ask` streams a reply and returns when its tokens came."""
 
+    folder = None  # where it runs, and may leave logs
+
     def __init__(self, command, port, ready):
         self.command, self.port, self.ready = command, port, ready
         self.start()
 
     def start(self):
-        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(self.command, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         began = time.monotonic()
         while True:
             try:
@@ -157,11 +160,14 @@ def main():
     p.add_argument("--tokens", type=int, default=48)
     p.add_argument("--only", default="throughput,pace,first,fork")
     o = p.parse_args()
+    o.stet, o.model, o.peer, o.gguf = (path and os.path.abspath(path) for path in (o.stet, o.model, o.peer, o.gguf))
+    logs = tempfile.TemporaryDirectory()
+    Server.folder = logs.name
     draws = random.Random(1)
     vocabulary = json.load(open(o.model + "/config.json"))["vocab_size"]
 
     def ids(n):
-        return [draws.randrange(1000, min(vocabulary, 30000)) for _ in range(n)]
+        return [draws.randrange(min(1000, vocabulary // 2), min(vocabulary, 30000)) for _ in range(n)]
 
     directory = tempfile.TemporaryDirectory()
     sides = {"stet": Stet([o.stet, "serve", "-m", o.model, "--compute", o.compute, "--threads", "2", "--state-dir", directory.name], free_port())}
@@ -217,6 +223,7 @@ def main():
             server.process.kill()
             server.process.wait()
         directory.cleanup()
+        logs.cleanup()
 
 
 if __name__ == "__main__":

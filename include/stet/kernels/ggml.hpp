@@ -27,9 +27,8 @@ STET_API void dequantize_ggml(uint32_t type, const void* from, size_t blocks, fl
 //   F16, BF16  to nearest, ties to even
 //   Q8_0       d = max |x| / 127, and round(x (1 / d)), halves away from zero
 //   Q4_0       d = m / -8 for the x of largest magnitude m, and min(15, floor(x (1 / d) + 8.5))
-//   K types    by a search (kernels/quantize_super.cpp), whose errors weigh by `importance`, a
-//   positive
-//              number for each element, where it is not null
+//   K types    by a search (kernels/quantize_super.cpp); errors weigh by `importance`, a positive
+//              number for each element, where that is not null
 // d is stored as float16, and not what x is divided by. Values must be finite, and below what
 // ggml_limit() says.
 STET_API void quantize_ggml(uint32_t type, const float* from, size_t blocks, void* to,
