@@ -15,7 +15,7 @@ namespace {
 
 // One row of a block of 16 in packed strips: where its scales and bytes stand (kernels.hpp).
 constexpr size_t kScaleBytes = 2 * kLanes * sizeof(uint16_t), kLine = kLanes * 4,
-                 kBlockQuads = kQuantBlock / 4;
+                 kBlockQuads = kQuantBlock / 4, kSuperParts = size_t{kSuperBlock} / kQuantBlock;
 
 struct StripRow {
   WeightType type;
@@ -55,60 +55,88 @@ struct StripRow {
   }
 };
 
-// One weight of a lane in a super-block, exactly as ggml's reference widens it: products are exact,
-// and the difference is rounded once.
+// One row of a super-block of 16: its integers, and its weights exactly as ggml's reference widens
+// them: products are exact, and the difference is rounded once.
 struct SuperRow {
   WeightType type;
   size_t lane;
 
   static uint8_t at(const std::byte* p, size_t i) { return static_cast<uint8_t>(p[i]); }
-  static float half_at(const std::byte* p) {
+  static uint16_t half_at(const std::byte* p) {
     uint16_t bits;
     std::memcpy(&bits, p, sizeof bits);
-    return widen_f16(bits);
+    return bits;
   }
+  uint16_t d(const std::byte* super) const { return half_at(super + 2 * lane); }
+  uint16_t m(const std::byte* super) const { return half_at(super + 2 * (kLanes + lane)); }
   // Value v of eight scales and eight minimums.
-  int six(const std::byte* lines, size_t v) const {
+  int six(const std::byte* super, size_t v) const {
+    const std::byte* const lines = super + kLine;
     if (v < 12) return at(lines, v / 4 * kLine + v % 4 * kLanes + lane) & 63;
     int value = 0;
     for (size_t line = 0; line < 3; ++line)
       value |= (at(lines, line * kLine + (v - 12) * kLanes + lane) >> 6) << (2 * line);
     return value;
   }
+  // Scale s of the sixteen of q6_k.
+  int eight(const std::byte* super, size_t s) const {
+    return static_cast<int8_t>(at(super, kLine + s * kLanes + lane));
+  }
   int nibble(const std::byte* lines, size_t i) const {
     const int both = at(lines, i % 16 / 4 * kLine + 4 * lane + i % 4);
     return i < 16 ? both & 15 : both >> 4;
   }
+  // The 32 integers of block b.
+  void integers(const std::byte* super, size_t b, int* to) const {
+    const size_t first = type == WeightType::q6_k ? 5 : 4, lines = type == WeightType::q4_k   ? 4
+                                                                   : type == WeightType::q5_k ? 5
+                                                                                              : 6;
+    const std::byte* const block = super + (first + lines * b) * kLine;
+    for (size_t i = 0; i < kQuantBlock; ++i) {
+      if (type == WeightType::q4_k) {
+        to[i] = nibble(block, i);
+      } else if (type == WeightType::q5_k) {
+        const int fifth = at(block, 4 * lane + i % 4) >> (i / 4) & 1;
+        to[i] = nibble(block + kLine, i) | fifth << 4;
+      } else {
+        const int high = at(block, (4 + i / 16) * kLine + 4 * lane + i % 4) >> (2 * (i / 4 % 4));
+        to[i] = nibble(block, i) | (high & 3) << 4;
+      }
+    }
+  }
   // The 32 weights of block b.
   void read(const std::byte* super, size_t b, float* to) const {
-    const float d = half_at(super + 2 * lane);
-    if (type == WeightType::q6_k) return read_q6(super, b, d, to);
-    const std::byte* block = super + (4 + (type == WeightType::q5_k ? 5 : 4) * b) * kLine;
-    const float scale = d * static_cast<float>(six(super + kLine, b)),
-                minimum = half_at(super + 2 * (kLanes + lane)) *
-                          static_cast<float>(six(super + kLine, 8 + b));
-    const std::byte* const fifths = block;
-    if (type == WeightType::q5_k) block += kLine;
-    for (size_t i = 0; i < kQuantBlock; ++i) {
-      int u = nibble(block, i);
-      if (type == WeightType::q5_k) u |= (at(fifths, 4 * lane + i % 4) >> (i / 4) & 1) << 4;
-      to[i] = scale * static_cast<float>(u) - minimum;
+    int u[kQuantBlock];
+    integers(super, b, u);
+    const float d_of_all = widen_f16(d(super));
+    if (type == WeightType::q6_k) {
+      for (size_t i = 0; i < kQuantBlock; ++i) {
+        const float scale = d_of_all * static_cast<float>(eight(super, 2 * b + i / 16));
+        to[i] = scale * static_cast<float>(u[i] - 32);
+      }
+      return;
     }
+    const float scale = d_of_all * static_cast<float>(six(super, b)),
+                minimum = widen_f16(m(super)) * static_cast<float>(six(super, 8 + b));
+    for (size_t i = 0; i < kQuantBlock; ++i) to[i] = scale * static_cast<float>(u[i]) - minimum;
   }
-  void read_q6(const std::byte* super, size_t b, float d, float* to) const {
-    const std::byte* const block = super + (5 + 6 * b) * kLine;
-    for (size_t i = 0; i < kQuantBlock; ++i) {
-      const float scale = d * static_cast<float>(static_cast<int8_t>(
-                                  at(super, kLine + (2 * b + i / 16) * kLanes + lane)));
-      const int high = at(block, (4 + i / 16) * kLine + 4 * lane + i % 4) >> (2 * (i / 4 % 4)) & 3;
-      to[i] = scale * static_cast<float>((nibble(block, i) | high << 4) - 32);
+  // All 256 as a block of ggml.
+  void store(const std::byte* super, uint8_t* to) const {
+    SuperIntegers all;
+    all.d = d(super);
+    for (size_t b = 0; b < kSuperParts; ++b) integers(super, b, all.u + b * kQuantBlock);
+    if (type == WeightType::q6_k) {
+      for (size_t s = 0; s < kSuperBlock / 16; ++s) all.scale[s] = eight(super, s);
+      return store_super_q6(all, to);
     }
+    all.m = m(super);
+    for (size_t b = 0; b < kSuperParts; ++b) {
+      all.scale[b] = six(super, b);
+      all.minimum[b] = six(super, 8 + b);
+    }
+    return type == WeightType::q4_k ? store_super_q4(all, to) : store_super_q5(all, to);
   }
 };
-
-}  // namespace
-
-namespace {
 
 // By magnitude, and NaN above all.
 bool less_fit(float a, float b) {
@@ -182,11 +210,17 @@ void Matrix::gather(size_t row, float* out) const {
 
 void Matrix::store_ggml(size_t row, std::byte* out) const {
   const std::byte* const base = data_ + row / kLanes * block_bytes();
-  const uint32_t type = type_ == WeightType::q8 ? 8 : 2;
-  const size_t each = ggml_type(type)->bytes;
-  for (size_t b = 0; b < columns_ / kQuantBlock; ++b) {
-    const QuantizedBlock block = StripRow{type_, row % kLanes}.read(b, base);
-    store_ggml_block(type, block.scale, block.u, out + b * each);
+  const uint32_t type = ggml_number(stored_dtype(type_));
+  const GgmlType block = *ggml_type(type);
+  for (size_t b = 0; b < columns_ / block.elements; ++b) {
+    std::byte* const to = out + b * block.bytes;
+    if (is_super(type_)) {
+      const size_t super_bytes = block_bytes() / (depth() / kSuperBlock);
+      SuperRow{type_, row % kLanes}.store(base + b * super_bytes, reinterpret_cast<uint8_t*>(to));
+    } else {
+      const QuantizedBlock quants = StripRow{type_, row % kLanes}.read(b, base);
+      store_ggml_block(type, quants.scale, quants.u, to);
+    }
   }
 }
 

@@ -30,6 +30,16 @@ void round_super_q4(std::span<const float, kSuperBlock> x, const float* importan
 void round_super_q5(std::span<const float, kSuperBlock> x, const float* importance, uint8_t* to);
 void round_super_q6(std::span<const float, kSuperBlock> x, const float* importance, uint8_t* to);
 
+// Such a block as integers. Of Q4_K and Q5_K weight i is (d scale[i / 32]) u[i] - m minimum[i /
+// 32], of Q6_K (d scale[i / 16]) (u[i] - 32).
+struct SuperIntegers {
+  uint16_t d = 0, m = 0;  // float16
+  int scale[kSuperBlock / 16] = {}, minimum[kSuperBlock / 32] = {}, u[kSuperBlock] = {};
+};
+void store_super_q4(const SuperIntegers& from, uint8_t* to);
+void store_super_q5(const SuperIntegers& from, uint8_t* to);
+void store_super_q6(const SuperIntegers& from, uint8_t* to);
+
 // What Matrix::quantized() throws: a weight that has no place in a block.
 struct WeightError : Error {
   WeightError(WeightType to, size_t in_row, size_t in_column, float weight);

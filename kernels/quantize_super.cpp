@@ -118,12 +118,7 @@ void put_six_bits(const int* scale, const int* minimum, uint8_t* to) {
 }
 
 // q4_k and q5_k: d, the minimums' d and the integers of all parts, then u again for these.
-struct Super {
-  uint16_t d, m;
-  int scale[kSuperParts], minimum[kSuperParts], u[kSuperParts][kPart];
-};
-
-Super round_super(const float* x, const float* importance, const Search& s) {
+SuperIntegers round_super(const float* x, const float* importance, const Search& s) {
   ScaleMinimum part[kSuperParts];
   float most_scale = 0, most_minimum = 0;
   for (int p = 0; p < kSuperParts; ++p) {
@@ -134,7 +129,7 @@ Super round_super(const float* x, const float* importance, const Search& s) {
   }
   const float to_scale = most_scale > 0 ? 63.0f / most_scale : 0,
               to_minimum = most_minimum > 0 ? 63.0f / most_minimum : 0;
-  Super y;
+  SuperIntegers y;
   y.d = round_f16(most_scale / 63.0f);
   y.m = round_f16(most_minimum / 63.0f);
   for (int p = 0; p < kSuperParts; ++p) {
@@ -143,15 +138,15 @@ Super round_super(const float* x, const float* importance, const Search& s) {
     const float d = widen_f16(y.d) * static_cast<float>(y.scale[p]),
                 m = widen_f16(y.m) * static_cast<float>(y.minimum[p]);
     for (int i = 0; i < kPart; ++i)
-      y.u[p][i] = d == 0 ? part[p].u[i] : nearest((x[kPart * p + i] + m) / d, 0, s.top);
+      y.u[kPart * p + i] = d == 0 ? part[p].u[i] : nearest((x[kPart * p + i] + m) / d, 0, s.top);
   }
   return y;
 }
 
-void put_nibbles(const Super& y, uint8_t* to) {
-  for (int p = 0; p < kSuperParts; p += 2, to += kPart) {
-    for (int i = 0; i < kPart; ++i)
-      to[i] = static_cast<uint8_t>((y.u[p][i] & 15) | (y.u[p + 1][i] & 15) << 4);
+void put_nibbles(const int* u, uint8_t* to) {
+  for (int first = 0; first < kSuperParts * kPart; first += 2 * kPart, to += kPart) {
+    for (int i = first; i < first + kPart; ++i)
+      to[i - first] = static_cast<uint8_t>((u[i] & 15) | (u[i + kPart] & 15) << 4);
   }
 }
 
@@ -223,25 +218,43 @@ float search_six(const float* x, const float* importance) {
 
 }  // namespace
 
+void store_super_q4(const SuperIntegers& from, uint8_t* to) {
+  put_half(to, from.d);
+  put_half(to + 2, from.m);
+  put_six_bits(from.scale, from.minimum, to + 4);
+  put_nibbles(from.u, to + 16);
+}
+
+void store_super_q5(const SuperIntegers& from, uint8_t* to) {
+  put_half(to, from.d);
+  put_half(to + 2, from.m);
+  put_six_bits(from.scale, from.minimum, to + 4);
+  for (int i = 0; i < kPart; ++i) {
+    int fifth = 0;
+    for (int p = 0; p < kSuperParts; ++p) fifth |= (from.u[kPart * p + i] >> 4) << p;
+    to[16 + i] = static_cast<uint8_t>(fifth);
+  }
+  put_nibbles(from.u, to + 48);
+}
+
+void store_super_q6(const SuperIntegers& from, uint8_t* to) {
+  std::memset(to, 0, 210);
+  put_half(to + 208, from.d);
+  for (int p = 0; p < kSixParts; ++p) to[192 + p] = static_cast<uint8_t>(from.scale[p]);
+  for (int w = 0; w < kSixParts * kSixPart; ++w) {
+    const int part = w / 32 % 4, at = w / 128 * 32 + w % 32, u = from.u[w];
+    to[w / 128 * 64 + part % 2 * 32 + w % 32] |=
+        static_cast<uint8_t>((u & 15) << (part < 2 ? 0 : 4));
+    to[128 + at] |= static_cast<uint8_t>(u >> 4 << (2 * part));
+  }
+}
+
 void round_super_q4(std::span<const float, kSuperBlock> x, const float* importance, uint8_t* to) {
-  const Super y = round_super(x.data(), importance, {15, -1.0f, 20});
-  put_half(to, y.d);
-  put_half(to + 2, y.m);
-  put_six_bits(y.scale, y.minimum, to + 4);
-  put_nibbles(y, to + 16);
+  store_super_q4(round_super(x.data(), importance, {15, -1.0f, 20}), to);
 }
 
 void round_super_q5(std::span<const float, kSuperBlock> x, const float* importance, uint8_t* to) {
-  const Super y = round_super(x.data(), importance, {31, -0.5f, 15});
-  put_half(to, y.d);
-  put_half(to + 2, y.m);
-  put_six_bits(y.scale, y.minimum, to + 4);
-  for (int i = 0; i < kPart; ++i) {
-    int fifth = 0;
-    for (int p = 0; p < kSuperParts; ++p) fifth |= (y.u[p][i] >> 4) << p;
-    to[16 + i] = static_cast<uint8_t>(fifth);
-  }
-  put_nibbles(y, to + 48);
+  store_super_q5(round_super(x.data(), importance, {31, -0.5f, 15}), to);
 }
 
 void round_super_q6(std::span<const float, kSuperBlock> x, const float* importance, uint8_t* to) {
@@ -251,23 +264,17 @@ void round_super_q6(std::span<const float, kSuperBlock> x, const float* importan
                           importance == nullptr ? nullptr : importance + kSixPart * p);
     if (std::fabs(scale[p]) > std::fabs(most)) most = scale[p];
   }
-  std::memset(to, 0, 210);
-  if (std::fabs(most) < 1e-15f) return;
+  SuperIntegers y;
+  if (std::fabs(most) < 1e-15f) return store_super_q6(y, to);
   const float inverse = -128.0f / most;
-  const uint16_t half = round_f16(1 / inverse);
-  put_half(to + 208, half);
+  y.d = round_f16(1 / inverse);
   for (int p = 0; p < kSixParts; ++p) {
-    const int s = nearest(inverse * scale[p], -128, 127);
-    to[192 + p] = static_cast<uint8_t>(s);
-    const float d = widen_f16(half) * static_cast<float>(s);
-    for (int i = 0; i < kSixPart; ++i) {
-      const int w = kSixPart * p + i, part = w / 32 % 4, at = w / 128 * 32 + w % 32;
-      const int u = 32 + (d == 0 ? 0 : nearest(x[static_cast<size_t>(w)] / d, -32, 31));
-      to[w / 128 * 64 + part % 2 * 32 + w % 32] |=
-          static_cast<uint8_t>((u & 15) << (part < 2 ? 0 : 4));
-      to[128 + at] |= static_cast<uint8_t>(u >> 4 << (2 * part));
-    }
+    y.scale[p] = nearest(inverse * scale[p], -128, 127);
+    const float d = widen_f16(y.d) * static_cast<float>(y.scale[p]);
+    for (int w = kSixPart * p; w < kSixPart * (p + 1); ++w)
+      y.u[w] = 32 + (d == 0 ? 0 : nearest(x[static_cast<size_t>(w)] / d, -32, 31));
   }
+  store_super_q6(y, to);
 }
 
 }  // namespace stet

@@ -304,7 +304,7 @@ def header_of(path):
 
 def tensors_of(path):
     """name -> (shape, type, bytes), for the types that are written here."""
-    sizes = {0: (1, 4), 1: (1, 2), 30: (1, 2), 2: (32, 18), 8: (32, 34)}
+    sizes = {0: (1, 4), 1: (1, 2), 30: (1, 2), 2: (32, 18), 8: (32, 34), 12: (256, 144), 13: (256, 176), 14: (256, 210)}
     with open(path, "rb") as file:
         raw = file.read()
     return {name: (shape, kind, raw[at : at + int(np.prod(shape)) // sizes[kind][0] * sizes[kind][1]]) for name, shape, kind, at in header_of(path)}

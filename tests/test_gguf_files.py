@@ -210,9 +210,21 @@ class Gguf(unittest.TestCase):
                 run("convert-model", pocket, "-o", self.file, "--type", kind, "--threads", "3", *more)
                 found.append(run("logits", "-m", packed, *digests))
                 self.assertEqual(found[-1], run("logits", "-m", self.file, *digests))
+                again = os.path.join(self.directory.name, "again.gguf")
+                run("convert-model", packed, "-o", again)
+                self.assertEqual(gguf_writer.tensors_of(again), gguf_writer.tensors_of(self.file))
                 self.assertEqual(*[json.loads(run("inspect", m, "--json"))["fingerprints"]["model"] for m in (packed, self.file)])
         self.assertEqual(len(set(found)), 6)
         self.assertIn("--importance", run("convert-model", pocket, "-o", self.file, "--type", "q8_0", "--importance", text, status=2))
+
+    def test_a_prepared_file_of_several_types_is_written_without_loss(self):
+        for pocket in POCKETS:
+            for kind in ("q4_k", "q5_k"):
+                prepared, again = (os.path.join(self.directory.name, name % kind) for name in (os.path.basename(pocket) + "-%s", "again-%s.gguf"))
+                run("convert-model", pocket, "-o", self.file, "--type", kind)
+                run("prepare", "-m", self.file, "-o", prepared)
+                run("convert-model", prepared, "-o", again)
+                self.assertEqual(gguf_writer.tensors_of(again), gguf_writer.tensors_of(self.file))
 
     def test_every_family_can_be_written(self):
         for name in ("gemma-tiny", "gemma2-tiny", "gemma3-tiny", "gemma3-tiny-bf16", "gpt2-tiny", "granite-tiny", "llama2-tiny-f16", "llama31-tiny", "mistral-tiny", "olmo2-tiny",

@@ -64,6 +64,7 @@ void run(const PackCommand& o) {
       {"q4k", DType::q4_k}, {"q5k", DType::q5_k}, {"q6k", DType::q6_k}};
   const auto blocks = kBlocks.find(o.to);
   if (blocks != kBlocks.end()) {
+    check_pack_directory(o.directory);
     const auto importance = measured(o.checkpoint, o.importance, source, o.threads);
     pack_checkpoint(*source, Contract::ggml, o.directory, o.threads, nullptr,
                     BlockRounding{blocks->second, importance.get()});
@@ -141,6 +142,7 @@ void run(const ConvertCommand& o) {
   if (!o.importance.empty() && !o.type.ends_with("_k"))
     usage_error("--importance", "--type q4_k, q5_k or q6_k", "--type " + o.type);
   const auto source = o.checkpoint.source();
+  check_writable(o.file);
   const auto importance = measured(o.checkpoint, o.importance, source, o.threads);
   write_gguf(
       *source, o.file,

@@ -81,6 +81,12 @@ WeightType weight_type(DType dtype) {
   }
 }
 
+DType stored_dtype(WeightType type) {
+  static constexpr DType kTypes[] = {DType::f32,  DType::bf16, DType::f16,  DType::q8_0,
+                                     DType::q4_0, DType::q4_k, DType::q5_k, DType::q6_k};
+  return kTypes[static_cast<int>(type)];
+}
+
 size_t Matrix::depth() const {
   const size_t unit = is_super(type_) ? kSuperBlock : is_quantized(type_) ? kQuantStrip : 2;
   return (columns_ + unit - 1) / unit * unit;

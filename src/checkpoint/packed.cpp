@@ -286,6 +286,11 @@ bool make_empty_directory(const std::string& directory) {
 
 }  // namespace
 
+void check_pack_directory(const std::string& directory) {
+  std::error_code ignored;
+  if (make_empty_directory(directory)) fs::remove(directory, ignored);
+}
+
 void pack_checkpoint(const FileSource& source, Contract contract, const std::string& directory,
                      int threads, std::atomic<uint64_t>* written_bytes,
                      std::optional<BlockRounding> blocks) {

@@ -40,8 +40,24 @@ bool is_weight_dtype(DType dtype) {
 bool is_block_dtype(DType dtype) { return dtype >= DType::q8_0 && dtype < DType::other; }
 
 uint32_t ggml_number(DType dtype) {
-  constexpr uint32_t kNumbers[] = {8, 2, 12, 13, 14};
-  return kNumbers[static_cast<size_t>(dtype) - static_cast<size_t>(DType::q8_0)];
+  switch (dtype) {
+    case DType::f16:
+      return 1;
+    case DType::q4_0:
+      return 2;
+    case DType::q8_0:
+      return 8;
+    case DType::q4_k:
+      return 12;
+    case DType::q5_k:
+      return 13;
+    case DType::q6_k:
+      return 14;
+    case DType::bf16:
+      return 30;
+    default:
+      return 0;  // F32
+  }
 }
 
 std::optional<int64_t> tensor_bytes(DType dtype, const std::vector<int64_t>& shape) {

@@ -20,18 +20,6 @@ namespace {
 
 constexpr size_t kConfigLimit = size_t{16} << 20, kRowsAtOnce = size_t{4} << 20;
 
-// ggml's numbers.
-enum GgmlNumber : uint32_t {
-  kGgmlF32 = 0,
-  kGgmlF16 = 1,
-  kGgmlQ4_0 = 2,
-  kGgmlQ8_0 = 8,
-  kGgmlQ4_K = 12,
-  kGgmlQ5_K = 13,
-  kGgmlQ6_K = 14,
-  kGgmlBf16 = 30
-};
-
 // The weights of one tensor in the order of the model, row by row.
 class Rows {
  public:
@@ -52,25 +40,16 @@ class Rows {
   Rows(const Rows&) = delete;
   Rows& operator=(const Rows&) = delete;
 
-  static uint32_t type(const Checkpoint& checkpoint, const WeightNeed& need) {
-    if (!checkpoint.packed()) {
-      const DType dtype = checkpoint.find(need.name)->dtype;
-      if (is_block_dtype(dtype)) return ggml_number(dtype);
-      return dtype == DType::f16 ? kGgmlF16 : dtype == DType::bf16 ? kGgmlBf16 : kGgmlF32;
-    }
-    const WeightType type = packed_type(checkpoint, need.matrix);
-    return type == WeightType::q8     ? kGgmlQ8_0
-           : type == WeightType::q4   ? kGgmlQ4_0
-           : type == WeightType::f16  ? kGgmlF16
-           : type == WeightType::bf16 ? kGgmlBf16
-                                      : kGgmlF32;
+  static DType dtype(const Checkpoint& checkpoint, const WeightNeed& need) {
+    return checkpoint.packed() ? stored_dtype(packed_type(checkpoint, need.matrix))
+                               : checkpoint.find(need.name)->dtype;
   }
 
   // Whether the rows are blocks of this type already.
   bool stored_as(uint32_t type) const {
     if (has_blocks()) return ggml_number(view_->dtype) == type;
-    return matrix_.rows() > 0 && ((type == kGgmlQ8_0 && matrix_.type() == WeightType::q8) ||
-                                  (type == kGgmlQ4_0 && matrix_.type() == WeightType::q4));
+    return matrix_.rows() > 0 && is_quantized(matrix_.type()) &&
+           ggml_number(stored_dtype(matrix_.type())) == type;
   }
   void copy(size_t row, std::byte* to) const {
     if (!has_blocks()) return matrix_.store_ggml(at(row), to);
@@ -132,6 +111,17 @@ std::string name_of(const std::string& path) {
   return stem(whole.has_filename() ? whole : whole.parent_path());
 }
 
+// What llama.cpp calls a file whose matrices are mostly of a type of ggml.
+uint32_t file_type(uint32_t most) {
+  static constexpr std::pair<DType, uint32_t> kFileTypes[] = {
+      {DType::f16, 1},   {DType::q4_0, 2},  {DType::q8_0, 7}, {DType::q4_k, 15},
+      {DType::q5_k, 17}, {DType::q6_k, 18}, {DType::bf16, 32}};
+  for (const auto& [dtype, type] : kFileTypes) {
+    if (ggml_number(dtype) == most) return type;
+  }
+  return 0;
+}
+
 struct Entry {
   GgufDeclared declared;
   const WeightNeed* need = nullptr;  // null: `values`
@@ -150,9 +140,6 @@ class Conversion {
         architecture_(architecture_for(config_, source.path_of("config.json"))),
         needs_(Model::weights_of(source, checkpoint_)),
         threads_(o.threads > 0 ? o.threads : default_threads()) {
-    if (checkpoint_.packed() && packed_contract(checkpoint_) == Contract::ggml)
-      throw Error(ErrorKind::unsupported, checkpoint_.source(), "contract", "f32, q8 or q4",
-                  "ggml");
     for (const WeightNeed& need : needs_) add(need);
     // llama.cpp's GPT-2 has a head of its own.
     if (config_.tied_head && architecture_.layout == GgufLayout::gpt2) add_head();
@@ -170,34 +157,34 @@ class Conversion {
   }
 
  private:
-  uint32_t type_of(const WeightNeed& need) const {
+  DType dtype_of(const WeightNeed& need) const {
     // Those are added, normalised with and looked up, which llama.cpp does in float32 alone.
-    if (need.is_vector || need.looked_up) return kGgmlF32;
+    if (need.is_vector || need.looked_up) return DType::f32;
     const bool ends = need.canonical.find("layers.") != 0 && need.canonical.find("h.") != 0;
     switch (options_.weights) {
       case GgufWeights::stored:
-        return Rows::type(checkpoint_, need);
+        return Rows::dtype(checkpoint_, need);
       case GgufWeights::f32:
-        return kGgmlF32;
+        return DType::f32;
       case GgufWeights::bf16:
-        return kGgmlBf16;
+        return DType::bf16;
       case GgufWeights::f16:
-        return kGgmlF16;
+        return DType::f16;
       case GgufWeights::q8_0:
-        return kGgmlQ8_0;
+        return DType::q8_0;
       case GgufWeights::q4_0:
-        return ends ? kGgmlQ8_0 : kGgmlQ4_0;
+        return ends ? DType::q8_0 : DType::q4_0;
       case GgufWeights::q4_k:
-        return in_super_blocks(need, ends ? kGgmlQ6_K : kGgmlQ4_K);
+        return in_super_blocks(need, ends ? DType::q6_k : DType::q4_k);
       case GgufWeights::q5_k:
-        return in_super_blocks(need, ends ? kGgmlQ6_K : kGgmlQ5_K);
+        return in_super_blocks(need, ends ? DType::q6_k : DType::q5_k);
       case GgufWeights::q6_k:
-        return in_super_blocks(need, kGgmlQ6_K);
+        return in_super_blocks(need, DType::q6_k);
     }
-    return kGgmlF32;
+    return DType::f32;
   }
-  static uint32_t in_super_blocks(const WeightNeed& need, uint32_t type) {
-    return need.columns % kSuperBlock == 0 ? type : uint32_t{kGgmlQ8_0};
+  static DType in_super_blocks(const WeightNeed& need, DType type) {
+    return need.columns % kSuperBlock == 0 ? type : DType::q8_0;
   }
 
   void add(const WeightNeed& need) {
@@ -208,7 +195,7 @@ class Conversion {
                   "another");
     std::vector<int64_t> shape = {need.columns};
     if (!need.is_vector) shape.insert(shape.begin(), need.rows);
-    entries_.push_back({{stored->name, type_of(need), shape}, &need, {}, *stored});
+    entries_.push_back({{stored->name, ggml_number(dtype_of(need)), shape}, &need, {}, *stored});
   }
 
   void add_head() {
@@ -221,8 +208,10 @@ class Conversion {
   }
 
   void add_numbers(const char* name, std::vector<float> values) {
-    entries_.push_back(
-        {{name, kGgmlF32, {static_cast<int64_t>(values.size())}}, nullptr, std::move(values), {}});
+    entries_.push_back({{name, ggml_number(DType::f32), {static_cast<int64_t>(values.size())}},
+                        nullptr,
+                        std::move(values),
+                        {}});
   }
 
   // What llama.cpp divides the frequency of each pair by.
@@ -251,20 +240,12 @@ class Conversion {
     // llama.cpp expects tokens of its own by some names.
     if (options_.tokenizer == GgufTokenizer::own)
       keys.text("general.name", name_of(source_.path()));
-    uint32_t most = kGgmlF32;  // of the matrices of layers
+    uint32_t most = ggml_number(DType::f32);  // of the matrices of layers
     for (const Entry& e : entries_) {
       if (e.declared.name.starts_with("blk.") && e.declared.shape.size() > 1)
         most = e.declared.type;
     }
-    const uint64_t file_type = most == kGgmlF16    ? 1
-                               : most == kGgmlQ4_0 ? 2
-                               : most == kGgmlQ8_0 ? 7
-                               : most == kGgmlQ4_K ? 15
-                               : most == kGgmlQ5_K ? 17
-                               : most == kGgmlQ6_K ? 18
-                               : most == kGgmlBf16 ? 32
-                                                   : 0;
-    keys.u32("general.file_type", file_type);
+    keys.u32("general.file_type", file_type(most));
     if (ggml_type(most)->elements > 1) keys.u32("general.quantization_version", 2);
     GenerationConfig generation;
     const std::string name = "generation_config.json";

@@ -37,6 +37,9 @@ STET_API void pack_checkpoint(const FileSource& source, Contract contract,
                               const std::string& directory, int threads = 0,
                               std::atomic<uint64_t>* written = nullptr,
                               std::optional<BlockRounding> blocks = std::nullopt);
+// Throws the Error that pack_checkpoint() would throw for a directory that cannot be made and is
+// not empty, for those who have something to compute before.
+STET_API void check_pack_directory(const std::string& directory);
 
 // The contract that a checkpoint's weights are for: f32, unless they are packed for another, or
 // ggml where they are in blocks, as in GGUF files of quantized types. Reads no weights.

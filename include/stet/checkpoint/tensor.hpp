@@ -43,7 +43,7 @@ STET_API std::optional<DType> parse_dtype(const std::string& name);  // the inve
 STET_API bool is_weight_dtype(DType dtype);  // f32, bf16 or f16: what weights may be stored in
 
 STET_API bool is_block_dtype(DType dtype);   // one of ggml's
-STET_API uint32_t ggml_number(DType dtype);  // what ggml_type() calls it
+STET_API uint32_t ggml_number(DType dtype);  // what ggml_type() calls one that weights may have
 
 // Bytes of a tensor of a known type. Nothing when they do not fit an int64_t, or where rows are no
 // multiple of a block.

@@ -55,8 +55,8 @@ class STET_API Matrix {
   std::span<const std::byte> all() const { return {data_, data_ == nullptr ? 0 : bytes()}; }
   // Row `row` widened to float32: out[columns].
   void gather(size_t row, float* out) const;
-  // Row `row` of q8 or q4 as the blocks that ggml calls Q8_0 or Q4_0, exactly: columns / 32 of
-  // them; columns must be a multiple of 32.
+  // Row `row` of a quantized type as the blocks of stored_dtype(type()), exactly. The columns must
+  // be whole blocks: of 32, or of 256 in super-blocks.
   void store_ggml(size_t row, std::byte* out) const;
 
  private:
@@ -85,6 +85,8 @@ STET_API bool is_quantized(WeightType type);
 STET_API const char* weight_type_name(WeightType type);
 // What tensors of a type that weights may be stored in are packed as.
 STET_API WeightType weight_type(DType dtype);
+// The inverse: what holds the same weights, q8 and q4 in ggml's Q8_0 and Q4_0.
+STET_API DType stored_dtype(WeightType type);
 
 // Whether weights of this type stand in super-blocks, and where in the kernels' arrays.
 inline bool is_super(WeightType type) { return type >= WeightType::q4_k; }
