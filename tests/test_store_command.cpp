@@ -3,6 +3,7 @@
 
 #include "run_command.hpp"
 #include "support.hpp"
+#include "terminal.hpp"
 
 namespace stet::test {
 namespace {
@@ -105,6 +106,27 @@ TEST_F(StoreCommand, NamesMoveOnlyFromWhereTheyWere) {
   const Outcome gc = run({"store", "gc", "--grace", "0", "--dry-run"});
   EXPECT_NE(gc.err.find("to be removed: "), std::string::npos);
   EXPECT_NE(run({"store", "tree"}).out, "");
+}
+
+TEST_F(StoreCommand, NothingIsCollectedThatAProcessGoesOnFrom) {
+  run({"generate", "--say", "Let a = 3.", "-o", "store:"});
+  const std::string id = fs::directory_iterator(path_ + "/states")->path().filename();
+  const auto collected = [&] {
+    // A state of this very second is in use.
+    fs::last_write_time(path_ + "/states/" + id,
+                        fs::file_time_type::clock::now() - std::chrono::hours(1));
+    run({"store", "gc", "--grace", "0"});
+    return !fs::exists(path_ + "/states/" + id);
+  };
+  {
+    Terminal chat({"chat", "--resume", "store:" + id}, scratch_ / "home");
+    chat.until("you> ");
+    EXPECT_FALSE(collected());
+    chat.type("/quit\r");
+    EXPECT_EQ(chat.wait(), 0);
+  }
+  EXPECT_TRUE(fs::is_empty(path_ + "/leases"));
+  EXPECT_TRUE(collected());
 }
 
 TEST_F(StoreCommand, FaultsAreOneLine) {

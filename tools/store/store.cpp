@@ -14,6 +14,7 @@ namespace stet::tool {
 namespace {
 
 constexpr char kInStore[] = "store:";
+constexpr int64_t kLeaseSeconds = 24 * 3600;
 
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
@@ -24,6 +25,7 @@ std::string environment(const char* name) {
 struct KnownState {
   Sha256 place;
   std::vector<int32_t> transcript;
+  Store::Lease lease;  // no collection takes it while this process may go on from it
 };
 
 struct StoreUse {
@@ -46,8 +48,18 @@ std::optional<Sha256> meaning(const std::string& name) {
   return entries.empty() ? std::nullopt : std::optional(entries.back().state);
 }
 
+// None where the store may only be read.
+Store::Lease leased(const Sha256& place) {
+  try {
+    return the_store().lease({&place, 1}, kLeaseSeconds);
+  } catch (const Error& e) {
+    if (e.kind == ErrorKind::io) return {};
+    throw;
+  }
+}
+
 void know(const Sha256& place, std::vector<int32_t> transcript) {
-  use().known.push_back({place, std::move(transcript)});
+  use().known.push_back({place, std::move(transcript), leased(place)});
 }
 
 // The known state of which `transcript` goes on from most tokens.
