@@ -4,6 +4,7 @@
 """
 import base64
 import concurrent.futures
+import gzip
 import http.client
 import json
 import os
@@ -451,6 +452,29 @@ class Serve(unittest.TestCase):
                 while s.recv(4096):
                     pass
         self.assertEqual(self.get("/health"), {"status": "ok"})
+
+    def test_token_ids_that_are_none_are_said_by_their_place(self):
+        for path, body, where in (("/v1/completions", {"prompt": [1, 10 ** 9]}, "/prompt/1"), ("/v1/completions", {"prompt": [[1, -1]]}, "/prompt/0/1"),
+                                  ("/v1/completions", {"prompt": ["a", "b"]}, "/prompt"), ("/v1/states", {"ids": [10 ** 9]}, "/ids/0"), ("/v1/embeddings", {"input": [1, 2, 10 ** 30]}, "/input/2"),
+                                  ("/v1/embeddings", {"input": [[1], [2, "a"]]}, "/input/1/1"), ("/detokenize", {"tokens": [10 ** 9]}, "/tokens/0")):
+            status, answer = self.server.call("POST", path, body)
+            self.assertEqual((status, answer["error"]["param"]), (400, where), answer)
+        state = self.post("/v1/states", {"ids": [1, 2]})
+        self.assertEqual(self.server.call("POST", "/v1/states/%s/continue" % state["id"], {"ids": [10 ** 9]})[1]["error"]["param"], "/ids/0")
+        one, two = (self.post("/v1/embeddings", {"input": ids})["data"][0]["embedding"] for ids in ([1, 2], [[1, 2], [3]]))
+        self.assertEqual(one, two)
+
+    def test_compressed_bodies(self):
+        body = {"prompt": "Let a = 3.", "max_tokens": 2}
+        packed, headers = gzip.compress(json.dumps(body).encode()), {"Content-Encoding": "gzip"}
+        self.assertEqual(self.post("/v1/completions", None, raw=packed, headers=headers)["choices"], self.post("/v1/completions", body)["choices"])
+        bomb = gzip.compress(bytes(257 << 20), 1)  # larger than any body may be
+        for raw, expected, said in ((packed[: len(packed) // 2], 400, "expected a JSON object"), (b"{}", 400, "expected a body as its Content-Encoding says"),
+                                    (bomb, 413, "expected a body within the limit")):
+            status, answer = self.server.call("POST", "/v1/completions", raw=raw, headers=headers)
+            self.assertEqual(status, expected, answer)
+            self.assertIn(said, answer["error"]["message"])
+        self.assertEqual(self.get("/health")["status"], "ok")
 
     def test_requests_that_are_broken_slow_or_half_sent(self):
         draws = random.Random(5)

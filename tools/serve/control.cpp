@@ -26,7 +26,7 @@ Response tokenize(Service& service, const Request& request, const Parts&) {
 Response detokenize(Service& service, const Request& request, const Parts&) {
   const Json body = parse_body(request.body);
   Fields f(body, "");
-  const auto ids = f.ids("tokens");
+  const auto ids = f.ids("tokens", service.need_tokenizer().size());
   if (!ids) refuse("/tokens", "an array of token ids", "nothing", "missing_field");
   const bool skip = f.boolean("skip_special").value_or(false);
   f.finish();

@@ -86,17 +86,22 @@ std::optional<bool> Fields::boolean(const std::string& name) {
   return value->get<bool>();
 }
 
-std::optional<std::vector<int32_t>> Fields::ids(const std::string& name) {
-  const Json* value = find(name);
-  if (value == nullptr) return std::nullopt;
-  if (!value->is_array()) refuse(at(name), "an array of token ids", shown(*value));
+std::vector<int32_t> read_ids(const Json& value, const std::string& pointer, int64_t vocab_size) {
+  if (!value.is_array()) refuse(pointer, "an array of token ids", shown(value));
   std::vector<int32_t> all;
-  for (const Json& id : *value) {
-    if (!id.is_number_unsigned() || id.get<uint64_t>() > INT32_MAX)
-      refuse(fmt::format("{}/{}", at(name), all.size()), "a token id", shown(id));
+  for (const Json& id : value) {
+    if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(vocab_size))
+      refuse(fmt::format("{}/{}", pointer, all.size()),
+             fmt::format("a token id in 0..{}", vocab_size - 1), shown(id));
     all.push_back(static_cast<int32_t>(id.get<uint64_t>()));
   }
   return all;
+}
+
+std::optional<std::vector<int32_t>> Fields::ids(const std::string& name, int64_t vocab_size) {
+  const Json* value = find(name);
+  if (value == nullptr) return std::nullopt;
+  return read_ids(*value, at(name), vocab_size);
 }
 
 std::vector<std::string> Fields::texts(const std::string& name, size_t most) {

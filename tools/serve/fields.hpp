@@ -20,6 +20,9 @@ Json parse_body(const std::string& body);
 [[noreturn]] void refuse(const std::string& pointer, const std::string& expected,
                          const std::string& found, const std::string& code = "invalid_value");
 
+// An array of token ids below `vocab_size`.
+std::vector<int32_t> read_ids(const Json& value, const std::string& pointer, int64_t vocab_size);
+
 class Fields {
  public:
   // `object` must outlive this.
@@ -31,7 +34,8 @@ class Fields {
   std::optional<int64_t> integer(const std::string& name, int64_t min, int64_t max);
   std::optional<double> number(const std::string& name, double min, double max);
   std::optional<bool> boolean(const std::string& name);
-  std::optional<std::vector<int32_t>> ids(const std::string& name);
+  // Each below `vocab_size`.
+  std::optional<std::vector<int32_t>> ids(const std::string& name, int64_t vocab_size);
   // A text, or an array of them.
   std::vector<std::string> texts(const std::string& name, size_t most);
   std::optional<Fields> object(const std::string& name);

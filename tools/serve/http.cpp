@@ -151,6 +151,9 @@ std::optional<std::string> read_body(const httplib::Request& from,
   half_read = !whole;
   if (!fits)
     throw RequestError(413, "bad_request", "expected a body within the limit, found a larger one");
+  if (!whole && from.has_header("Content-Encoding"))
+    throw RequestError(400, "bad_request",
+                       "expected a body as its Content-Encoding says, found another");
   return whole ? std::optional(std::move(body)) : std::nullopt;
 }
 

@@ -89,12 +89,16 @@ Completion read_completion(Service& service, const Request& request, const Json&
   const Json* prompt = f.find("prompt");
   if (prompt == nullptr) refuse("/prompt", "a string or token ids", "nothing", "missing_field");
   if (prompt->is_array()) {
-    if (prompt->size() == 1 && prompt->front().is_string())
-      c.ids =
-          service.need_tokenizer().encode(prompt->front().get<std::string>(),
-                                          c.from ? Tokenizer::Bos::off : Tokenizer::Bos::automatic);
+    const Json* const one =
+        prompt->empty() || prompt->front().is_number() ? prompt : &prompt->front();
+    if (one != prompt && prompt->size() != 1)
+      refuse("/prompt", "one text, or the token ids of one", fmt::format("{}", prompt->size()));
+    if (one->is_string())
+      c.ids = service.need_tokenizer().encode(
+          one->get<std::string>(), c.from ? Tokenizer::Bos::off : Tokenizer::Bos::automatic);
     else
-      c.ids = *f.ids("prompt");
+      c.ids = read_ids(*one, one == prompt ? "/prompt" : "/prompt/0",
+                       service.model->config().vocab_size);
   } else {
     c.ids = service.need_tokenizer().encode(
         f.required_text("prompt"), c.from ? Tokenizer::Bos::off : Tokenizer::Bos::automatic);
@@ -306,13 +310,24 @@ Response embeddings(Service& service, const Request& request, const Parts&) {
     refuse("/pooling", "mean or last", printable(pooling, 60));
   if (format != "float" && format != "base64")
     refuse("/encoding_format", "float or base64", printable(format, 60));
+  constexpr size_t kMostInputs = 64;
   std::vector<std::vector<int32_t>> inputs;
   const Json* input = f.find("input");
-  if (input != nullptr && input->is_array() && !input->empty() && input->front().is_number())
-    inputs.push_back(*f.ids("input"));
-  else
-    for (const std::string& text : f.texts("input", 64))
+  const Json* const first =
+      input != nullptr && input->is_array() && !input->empty() ? &input->front() : nullptr;
+  if (first != nullptr && first->is_number()) {
+    inputs.push_back(*f.ids("input", service.model->config().vocab_size));
+  } else if (first != nullptr && first->is_array()) {
+    if (input->size() > kMostInputs)
+      refuse("/input", fmt::format("at most {} of them", kMostInputs),
+             fmt::format("{}", input->size()));
+    for (const Json& ids : *input)
+      inputs.push_back(read_ids(ids, fmt::format("/input/{}", inputs.size()),
+                                service.model->config().vocab_size));
+  } else {
+    for (const std::string& text : f.texts("input", kMostInputs))
       inputs.push_back(service.need_tokenizer().encode(text));
+  }
   if (inputs.empty())
     refuse("/input", "text, a list of texts, or token ids", "nothing", "missing_field");
   f.neutral("dimensions", {});

@@ -12,10 +12,17 @@ std::string response_id(const Node& node) { return kPrefix + node.id.substr(3); 
 
 NodePtr find_response(Service& service, const Request& request, const std::string& id,
                       const std::string& pointer) {
-  if (!id.starts_with(kPrefix))
-    throw RequestError(404, "no_such_response",
-                       pointer + ": expected resp_…, found " + printable(id, 60), pointer);
-  return service.states.find(request.client, "st_" + id.substr(sizeof kPrefix - 1), pointer);
+  const auto unknown = [&](const char* expected) -> RequestError {
+    return {404, "no_such_response",
+            pointer + ": expected " + expected + ", found " + printable(id, 60), pointer};
+  };
+  if (!id.starts_with(kPrefix)) throw unknown("resp_…");
+  try {
+    return service.states.find(request.client, "st_" + id.substr(sizeof kPrefix - 1), pointer);
+  } catch (const RequestError& e) {
+    if (e.status != 404) throw;
+    throw unknown("a response of this client");
+  }
 }
 
 struct ResponseAsked {

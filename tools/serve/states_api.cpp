@@ -36,7 +36,7 @@ Response create_state(Service& service, const Request& request, const Parts&) {
   check_model(service, f);
   const bool said = f.find("messages") != nullptr;
   const auto text = f.text("text");
-  const auto ids = f.ids("ids");
+  const auto ids = f.ids("ids", service.model->config().vocab_size);
   if ((said ? 1 : 0) + (text ? 1 : 0) + (ids ? 1 : 0) != 1)
     refuse("/messages", "one of messages, text and ids", "none, or more", "missing_field");
   std::vector<Message> messages;
@@ -106,7 +106,7 @@ Continue read_continue(Service& service, const Json& body) {
     c.message = read_messages(one, "message");
   }
   c.text = f.text("text");
-  c.ids = f.ids("ids");
+  c.ids = f.ids("ids", service.model->config().vocab_size);
   c.retry = f.boolean("retry").value_or(false);
   c.stream = f.boolean("stream").value_or(false);
   if ((c.message.empty() ? 0 : 1) + (c.text ? 1 : 0) + (c.ids ? 1 : 0) > 1)
