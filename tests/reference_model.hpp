@@ -328,7 +328,11 @@ class ReferenceModel {
       const double length = config_.at("original_max_position_embeddings"),
                    stretch = config_.at("max_position_embeddings").get<double>() / length;
       const double by = yarn.at(stretch > 1 ? "long_factor" : "short_factor").at(i);
-      return {plain / by, stretch > 1 ? std::sqrt(1 + std::log(stretch) / std::log(length)) : 1};
+      // In float32 there, too, and in this order.
+      const auto power = static_cast<float>(std::pow(
+          theta, static_cast<double>(2 * static_cast<float>(i) / static_cast<float>(width))));
+      return {1 / (static_cast<float>(by) * power),
+              stretch > 1 ? std::sqrt(1 + std::log(stretch) / std::log(length)) : 1};
     }
     if (yarn.value("rope_type", "") != "yarn") throw std::runtime_error("another scaling");
     if (window_of(config_.at("model_type"), layer) > 0) return {plain, 1};
@@ -361,7 +365,9 @@ class ReferenceModel {
           config_.value("rotary_pct", config_.value("partial_rotary_factor", 1.0)));
       for (size_t i = 0; rotated && i < turning / 2; ++i) {
         const auto [speed, magnitude] = turn(i, turning, layer);
-        const double angle = static_cast<double>(t) * speed;
+        // Frequencies and angles are float32 in modeling_rope_utils.py, whatever the model's type:
+        // at position 66 that moves an angle by up to 8e-6.
+        const double angle = static_cast<float>(t) * static_cast<float>(speed);
         const double a = h[i] * magnitude, b = h[turning / 2 + i] * magnitude;
         h[i] = a * std::cos(angle) - b * std::sin(angle);
         h[turning / 2 + i] = b * std::cos(angle) + a * std::sin(angle);
