@@ -635,6 +635,18 @@ class Clients(unittest.TestCase):
         server.stop()
 
 
+    def test_a_deadline_ends_a_request(self):
+        server = Server("--deadline", "0.02")
+        long = {**request_of("Hi", n=1900), "ignore_eos": True}
+        for _ in range(3):
+            status, answer = server.call("POST", "/v1/chat/completions", long)
+            self.assertEqual((status, answer["error"]["code"]), (504, "deadline_exceeded"))
+            self.assertIn("within 0.02 s (--deadline)", answer["error"]["message"])
+            status, content = server.call("POST", "/v1/chat/completions", {**long, "stream": True})
+            self.assertIn(b"deadline_exceeded", content)
+        server.stop()
+
+
 class Kept(unittest.TestCase):
     def test_what_a_reply_named_survives_a_kill(self):
         draws = random.Random(11)

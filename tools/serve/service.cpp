@@ -31,7 +31,7 @@ Caller Service::caller(const Request& request) const {
           [connection = request.connection, end] {
             return connection.gone() || (end > 0 && tool::seconds() > end);
           },
-          now};
+          now, end};
 }
 
 const Tokenizer& Service::need_tokenizer() const {
@@ -323,20 +323,41 @@ std::vector<ReplyResult> draw_replies(Service& service, const Caller& caller, Pr
 
 // ---------------------------------------------------------------- answers
 
+namespace {
+
+// Whoever reads an answer has not gone.
+template <class Work>
+auto in_time(const Caller& caller, Work&& work) {
+  try {
+    return work();
+  } catch (const Cancelled&) {
+    if (caller.until == 0 || tool::seconds() <= caller.until) throw;
+    throw RequestError(504, "deadline_exceeded",
+                       fmt::format("expected an end within {:g} s (--deadline), found none",
+                                   caller.until - caller.since));
+  }
+}
+
+}  // namespace
+
 Response answer_at_once(Service& service, const Request& request,
                         const std::function<Json(const Caller&)>& body) {
   const Caller caller = service.caller(request);
-  const Engine::Lease lease = service.engine.enter(caller.client, caller.gone);
-  Response r = json_response(body(caller));
-  service.request_seconds.add(tool::seconds() - caller.since);
-  return r;
+  return in_time(caller, [&] {
+    const Engine::Lease lease = service.engine.enter(caller.client, caller.gone);
+    Response r = json_response(body(caller));
+    service.request_seconds.add(tool::seconds() - caller.since);
+    return r;
+  });
 }
 
 Response stream_events(Service& service, const Request& request,
                        std::function<void(const Caller&, Writer&)> body) {
   constexpr double kKeepAlive = 5;
   const Caller caller = service.caller(request);
-  auto lease = std::make_shared<Engine::Lease>(service.engine.enter(caller.client, caller.gone));
+  const auto lease = in_time(caller, [&] {
+    return std::make_shared<Engine::Lease>(service.engine.enter(caller.client, caller.gone));
+  });
   return event_stream([&service, caller, lease, body = std::move(body)](Writer& writer) {
     Caller talking = caller;
     talking.gone = [&writer, &caller, next = tool::seconds() + kKeepAlive]() mutable {
@@ -347,7 +368,7 @@ Response stream_events(Service& service, const Request& request,
       return !writer.good() || caller.gone();
     };
     try {
-      body(talking, writer);
+      in_time(caller, [&] { body(talking, writer); });
       service.request_seconds.add(tool::seconds() - caller.since);
     } catch (...) {
       writer.event(current_error().json());

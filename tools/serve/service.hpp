@@ -22,6 +22,7 @@ struct Caller {
   std::string client;
   Gone gone;
   double since = 0;  // when the request came
+  double until = 0;  // its deadline; 0: none
 };
 
 struct Service {
