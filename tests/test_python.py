@@ -417,8 +417,18 @@ class Commands(unittest.TestCase):
             run(STET, "resume", d + "/s.stet", "-m", POCKET, "-n", "3")
             plain, changed = (json.loads(run(STET, "measure", *text, "--tokens", "--json", *more)) for more in ([], ["--intervene", d + "/i.json"]))
             self.assertNotEqual(plain, changed)
+            row = [float(x) for x in np.linspace(-1, 1, 256, dtype=np.float32)]
+            header = json.dumps({"v": {"dtype": "F32", "shape": [256], "data_offsets": [0, 1024]}}).encode()
+            write(d + "/v.safetensors", len(header).to_bytes(8, "little") + header + np.array(row, np.float32).tobytes())
+            found = []
+            for op in ("set", "add", "mean"):
+                for values in (row, {"file": "v.safetensors", "tensor": "v"}):
+                    write(d + "/v.json", [{"point": "blocks.2.hook_resid_post", "op": op, "values": values}])
+                    found.append(json.loads(run(STET, "measure", *text, "--tokens", "--json", "--intervene", d + "/v.json")))
+                self.assertEqual(*found[-2:])
+                self.assertNotEqual(found[-1], plain)
             for bad, word in (([{"point": "hook_nowhere", "op": "zero"}], "point"), ([{"point": "hook_z", "op": "zero"}], "point"), ([{"point": "attn.hook_z", "op": "turn"}], "op"),
-                              ([{"point": "attn.hook_z", "heads": [9], "op": "zero"}], "heads"), ([{"point": "hook_resid_mid", "op": "add", "values": [1, 2]}], "values"),
+                              ([{"point": "attn.hook_z", "heads": [9], "op": "zero"}], "heads"), ([{"point": "hook_resid_mid", "op": "add", "values": [1, 2]}], "256 numbers, found 2"), ([{"point": "hook_resid_mid", "op": "add", "values": "x"}], "values"),
                               ([{"point": "hook_resid_mid", "op": "add", "values": {"file": "c.safetensors", "tensor": "x"}}], "x"), ([{"point": "attn.hook_pattern", "op": "zero"}], "point")):
                 write(d + "/b.json", bad)
                 done = subprocess.run([STET, "generate", *text, "--intervene", d + "/b.json"], capture_output=True, text=True)
