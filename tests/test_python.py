@@ -39,6 +39,15 @@ def run(*command, status=0, **more):
     return done.stdout
 
 
+def tensors(path):
+    """The tensors of a safetensors file by their names."""
+    raw = read(path)
+    begin = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:begin])
+    kinds = {"F32": "<f4", "I32": "<i4"}
+    return {name: np.frombuffer(raw[begin:][slice(*t["data_offsets"])], kinds[t["dtype"]]).reshape(t["shape"]) for name, t in header.items() if name != "__metadata__"}
+
+
 class Package(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -192,6 +201,9 @@ class Package(unittest.TestCase):
             with self.assertRaises(kind), s.changing([at], function):
                 s.append(self.ids[40:])
             self.assertEqual(s.digests(), before)
+        with s.changing([at], fails), self.assertRaises(KeyError):
+            stet.append_batch([(s, self.ids[40:])])
+        self.assertEqual(s.digests(), before)
         with s.changing(["*.hook_mlp_out"], fails):
             with self.assertRaises(KeyError):
                 s.generate(self.tokenizer, 4)
@@ -273,8 +285,12 @@ class Package(unittest.TestCase):
         alone, a, b = self.model.session(), self.model.session(), self.model.session()
         for s in (alone, a):
             s.attach(change)
-        alone.append(self.ids)
-        stet.append_batch([(a, self.ids), (b, self.ids)])
+        points = ["blocks.1.attn.hook_pattern", "blocks.*.hook_resid_post"]
+        first, _ = stet.append_batch([(a, self.ids), (b, self.ids)], points)
+        seen = alone.append(self.ids, points)
+        self.assertEqual([*first], [*seen])
+        for name in seen:
+            self.assertEqual(first[name].tobytes(), seen[name].tobytes(), name)
         self.assertIsNone(alone.difference(a))
         self.assertIsNone(self.session().difference(b))
         self.assertIsNotNone(a.difference(b))
@@ -305,6 +321,14 @@ class Examples(unittest.TestCase):
         self.assertIn("the value is kept at position 9, and read into position 23 by the layers before layer 6", said)
         said = run(sys.executable, "examples/python/patching.py", os.path.join(ROOT, "assets/pocket-llama3"))
         self.assertIn("the value is kept at position 20, and read into position 56 by the layers before layer 2", said)
+
+    def test_the_guide_of_the_laboratory_runs(self):
+        guide = read(os.path.join(ROOT, "docs/lab.md")).decode()
+        (code,) = [part.split("```")[0] for part in guide.split("```python\n")[1:]]
+        said = run(sys.executable, "-c", code)  # from the root, as its paths are
+        reply, edits = said.rstrip("\n").rsplit("\n", 1)
+        self.assertRegex(reply, r"[0-9a-f]{64}$")
+        self.assertRegex(edits, r"^[1-9][0-9]* [0-9.e+-]+$")
 
     def test_notebooks_say_what_they_said(self):
         here = os.getcwd()
@@ -474,22 +498,57 @@ class Commands(unittest.TestCase):
             run(STET, "save", "-m", POCKET, "--ids", text(ids[:25]), "-o", d + "/s.stet")
             run(STET, "logits", "-m", POCKET, "--ids", text(ids), "-o", d + "/all.safetensors")
             run(STET, "logits", "-m", POCKET, "--from", d + "/s.stet", "--ids", text(ids[25:]), "-o", d + "/rest.safetensors")
-            size = 4 * 15 * stet.Model(POCKET).vocab_size
-
-            def logits_of(name):
-                raw = read(d + name)
-                header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-                begin, end = header["logits"]["data_offsets"]
-                at = 8 + int.from_bytes(raw[:8], "little")
-                return raw[at + begin : at + end]
-
-            self.assertEqual(logits_of("/all.safetensors")[-size:], logits_of("/rest.safetensors"))
+            whole, rest = (tensors(d + name)["logits"] for name in ("/all.safetensors", "/rest.safetensors"))
+            self.assertEqual(whole[-15:].tobytes(), rest.tobytes())
             other = ids[:30] + [7] + ids[31:]
             sweep = ["--answer", "3", "--wrong", "8", "--json", "-m", POCKET]
             long = json.loads(run(STET, "patch", "--clean-ids", text(ids), "--corrupt-ids", text(other), "--positions", "30,39", *sweep))
             short = json.loads(run(STET, "patch", "--from", d + "/s.stet", "--clean-ids", text(ids[25:]), "--corrupt-ids", text(other[25:]), "--positions", "5,14", *sweep))
             self.assertEqual(long["scores"], short["scores"])
-            run(STET, "patch", "--clean-ids", "5,6", "--corrupt-ids", "5,7", *sweep, "--positions", "2", status=2)
+            for wrong in ("2", "1..", "0..3", "1..1", "x", "0,", "-1"):
+                run(STET, "patch", "--clean-ids", "5,6", "--corrupt-ids", "5,7", *sweep, "--positions", wrong, status=2)
+
+    def test_a_capture_keeps_the_rows_and_heads_that_were_asked_for(self):
+        points = "blocks.2.attn.hook_q,blocks.2.attn.hook_pattern,blocks.5.attn.hook_attn_scores"
+        what = ["capture", "-m", POCKET, "--ids", ",".join(map(str, range(20, 90))), "-n", "5", "--points"]
+        with tempfile.TemporaryDirectory() as d:
+            run(STET, *what, points + ",hook_embed", "-o", d + "/all.safetensors")
+            run(STET, *what, points, "--positions", "72..75,3,40..42", "--heads", "3,1", "-o", d + "/some.safetensors")
+            everything, some = tensors(d + "/all.safetensors"), tensors(d + "/some.safetensors")
+            self.assertEqual(everything["positions"].tolist(), list(range(75)))
+            self.assertEqual(some["positions"].tolist(), [3, 40, 41, 72, 73, 74])
+            self.assertEqual(some["input_ids"].tolist(), everything["input_ids"].tolist())
+            for name in points.split(","):
+                self.assertEqual(some[name].tobytes(), everything[name][some["positions"]][:, [3, 1]].tobytes(), name)
+            run(STET, "save", "-m", POCKET, "--ids", ",".join(map(str, range(20, 60))), "-o", d + "/s.stet")
+            behind = ["capture", "-m", POCKET, "--from", d + "/s.stet", "--ids", ",".join(map(str, range(60, 90)))]
+            run(STET, *behind, "--points", points, "--positions", "41", "-o", d + "/one.safetensors")
+            for name in points.split(","):
+                columns = slice(0, 64) if "hook_q" in name else slice(0, 70)
+                self.assertEqual(tensors(d + "/one.safetensors")[name].tobytes(), everything[name][41:42, :, columns].tobytes(), name)
+            for wrong in (["--positions", "39"], ["--positions", "70"], ["--heads", "4"], ["--heads", "0", "--points", "hook_embed"], ["--heads", "1", "--points", "blocks.0.attn.hook_k"]):
+                done = subprocess.run([STET, *behind, *([] if "--points" in wrong else ["--points", points]), *wrong, "-o", d + "/no.safetensors"], capture_output=True, text=True)
+                self.assertEqual((done.returncode, done.stderr.count("\n"), os.path.exists(d + "/no.safetensors")), (2, 1, False), done.stderr)
+
+    def test_a_message_is_a_prompt_of_the_laboratory(self):
+        say = ["-m", POCKET, "--system", "Be brief.", "--say", "Let a = 3. What is a?"]
+        with tempfile.TemporaryDirectory() as d:
+            run(STET, "generate", *say, "--say", "And twice that?", "-n", "6", "--save", d + "/two.stet")
+            run(STET, "generate", *say, "-n", "6", "--save", d + "/one.stet")
+            run(STET, "logits", *say, "-o", d + "/one.safetensors")
+            run(STET, "logits", "-m", POCKET, "--from", d + "/one.stet", "--say", "And twice that?", "-o", d + "/two.safetensors")
+            two = stet.Snapshot(d + "/two.stet").tokens().tolist()
+            one, behind = (tensors(d + "/%s.safetensors" % name)["input_ids"].tolist() for name in ("one", "two"))
+            self.assertEqual(two[: len(one)], one)
+            self.assertIn(",".join(map(str, behind)), ",".join(map(str, two)))
+            seen = json.loads(run(STET, "measure", *say, "--tokens", "--json"))
+            self.assertEqual([row["best"] for row in seen], tensors(d + "/one.safetensors")["logits"].argmax(1).tolist())
+            run(STET, "capture", *say, "--points", "hook_embed", "-o", d + "/c.safetensors")
+            self.assertEqual(tensors(d + "/c.safetensors")["input_ids"].tolist(), one)
+            run(STET, "save", "-m", POCKET, "-p", "raw", "-o", d + "/raw.stet")
+            for status, wrong in ((2, [*say, "--say", "More."]), (1, ["-m", POCKET, "--from", d + "/raw.stet", "--say", "Hi"]), (2, ["-m", POCKET, "-p", "x", "--say", "Hi"])):
+                done = subprocess.run([STET, "logits", *wrong, "--digest"], capture_output=True, text=True)
+                self.assertEqual((done.returncode, done.stderr.count("\n"), done.stdout), (status, 1, ""), done.stderr)
 
     def test_edits(self):
         with tempfile.TemporaryDirectory() as d:

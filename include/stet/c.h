@@ -602,6 +602,11 @@ typedef struct stet_batch_entry {
  * are of one model and contract, and each stands once. After a failure all are as they were. */
 STET_API stet_status stet_batch_append(const stet_batch_entry* entries, size_t count,
                                        stet_error** error);
+/* The same, and keeps rows of points as stet_session_capture() does: captures is [count], each new.
+ * After a failure there is none. */
+STET_API stet_status stet_batch_capture(const stet_batch_entry* entries, size_t count,
+                                        const char* const* points, size_t point_count,
+                                        stet_capture** captures, stet_error** error);
 
 /* ---- Generation ----------------------------------------------------------------------------- */
 

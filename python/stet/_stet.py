@@ -148,6 +148,10 @@ class _Memory:
 class _Capture(_View):
     _free = "stet_capture_free"
 
+    def __init__(self, at: Optional[int] = None) -> None:
+        super().__init__()
+        self._at.value = at
+
 
 CONTRACTS = {"": 0, "f32": 1, "f32-blas": 2, "bf16": 3, "q8": 4, "q4": 5, "ggml": 6}
 KV_TYPES = {"": 0, "f32": 1, "bf16": 2, "f16": 3, "q8": 4}
@@ -207,6 +211,15 @@ class Model(_Handle):
         _call("stet_model_points", self._at, c.byref(text), c.byref(size))
         names = _taken_text(text, size).splitlines()
         return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+
+    def _matching(self, patterns: Iterable[str]) -> List[str]:
+        names: List[str] = []
+        for pattern in patterns:
+            found = self.points(pattern)
+            if not found:
+                raise Error("argument", "points: expected names of points of family %s, found %s" % (self.family, pattern), "", "points", "names of points", pattern)
+            names += [name for name in found if name not in names]
+        return names
 
 
 class Tokenizer(_Handle):
@@ -467,36 +480,27 @@ class Session(_Handle):
         """Processes tokens. Returns what was at these points (names or patterns), [positions, ...]; heads and scores by head; and "logits" where asked for.
 
         The arrays are read-only views of memory that the library filled; they keep it for as long as they live."""
-        array, first = _ids(ids), len(self)
-        names: List[str] = []
-        for pattern in points:
-            found = self.model.points(pattern)
-            if not found:
-                raise Error("argument", "points: expected names of points of family %s, found %s" % (self.model.family, pattern), "", "points", "names of points", pattern)
-            names += [name for name in found if name not in names]
+        array = _ids(ids)
+        names = self.model._matching(points)
         if not names and not logits:
             self._append("stet_session_append", _pointer(array, c.c_int32), c.c_size_t(array.size))
             return {}
         capture = _Capture()
         self._append("stet_session_capture", _pointer(array, c.c_int32), c.c_size_t(array.size), (c.c_char_p * len(names))(*[n.encode() for n in names]), c.c_size_t(len(names)),
                      c.c_int32(logits), c.byref(capture._at))
+        return self._seen(capture, names + (["logits"] if logits else []))
+
+    def _seen(self, capture: "_Capture", names: List[str]) -> Dict[str, np.ndarray]:
         seen = {}
-        for index, name in enumerate(names + (["logits"] if logits else [])):
+        for index, name in enumerate(names):
             rows, count, width = P(c.c_float)(), c.c_size_t(), c.c_size_t()
             _call("stet_capture_rows", capture._at, c.c_size_t(index), c.byref(rows), c.byref(count), c.byref(width))
-            shape = self._shape(name, count.value, first + array.size)
+            shape = self._shape(name, count.value, len(self))
             seen[name] = capture.array(c.cast(rows, c.c_void_p).value, shape)
         return seen
 
     def _append(self, function: str, *arguments: Any) -> None:
-        """A call that callbacks may end: what they raised is raised here."""
-        self._raised.clear()
-        try:
-            _call(function, self._at, *arguments)
-        except Error:
-            if self._raised:
-                raise self._raised.pop() from None
-            raise
+        _call_of([self], function, self._at, *arguments)
 
     def _shape(self, name: str, rows: int, positions: int) -> Tuple[int, ...]:
         m, last = self.model, name.rsplit(".", 1)[-1]
@@ -522,9 +526,7 @@ class Session(_Handle):
 
     def attach_callback(self, points: Iterable[str], function: Callable[[str, int, np.ndarray], Optional[np.ndarray]]) -> None:
         """As `changing`, until detach_callbacks(); forks carry it, snapshots do not."""
-        names: List[str] = []
-        for pattern in points:
-            names += [name for name in self.model.points(pattern) or [pattern] if name not in names]
+        names = self.model._matching(points)
         raised = self._raised
 
         def change(_: object, index: int, first: int, data: Any, count: int, width: int, stride: int) -> int:
@@ -856,11 +858,27 @@ class _BatchEntry(c.Structure):
     _fields_ = [("session", c.c_void_p), ("ids", P(c.c_int32)), ("count", c.c_size_t)]
 
 
-def append_batch(entries: Sequence[Tuple[Session, Ids]]) -> None:
-    """Every session goes on by its tokens, in shared passes, with the bits of an append of its own."""
+def _call_of(sessions: Sequence[Session], function: str, *arguments: Any) -> None:
+    """A call that callbacks of these sessions may end: what they raised is raised here."""
+    for session in sessions:
+        session._raised.clear()
+    try:
+        _call(function, *arguments)
+    except Error:
+        for session in sessions:
+            if session._raised:
+                raise session._raised.pop() from None
+        raise
+
+
+def append_batch(entries: Sequence[Tuple[Session, Ids]], points: Iterable[str] = ()) -> List[Dict[str, np.ndarray]]:
+    """Every session goes on by its tokens, in shared passes, with the bits of an append of its own. Returns what Session.append does, for each."""
     arrays = [_ids(ids) for _, ids in entries]
     batch = (_BatchEntry * len(entries))(*[_BatchEntry(s._at, _pointer(a, c.c_int32), a.size) for (s, _), a in zip(entries, arrays)])
-    _call("stet_batch_append", batch, c.c_size_t(len(entries)))
+    names = entries[0][0].model._matching(points) if entries else []
+    captures = (c.c_void_p * len(entries))()
+    _call_of([s for s, _ in entries], "stet_batch_capture", batch, c.c_size_t(len(entries)), (c.c_char_p * len(names))(*[n.encode() for n in names]), c.c_size_t(len(names)), captures)
+    return [s._seen(_Capture(at), names) for (s, _), at in zip(entries, captures)]
 
 
 def splice(cuts: Sequence[Tuple[Session, int, int]]) -> Session:

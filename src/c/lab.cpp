@@ -1,6 +1,7 @@
 // Points, changes, captures, traces, and keys and values as material, in the C interface.
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <limits>
 
 #include "src/c/internal.hpp"
@@ -90,29 +91,42 @@ void keep_rows(stet_capture::Rows& to, const PointAt& at, const ModelConfig& c, 
   to.count += rows.count;
 }
 
-std::unique_ptr<stet_capture> capture_of(Session& s, std::span<const int32_t> ids,
-                                         std::span<const char* const> names, bool logits) {
-  auto capture = std::make_unique<stet_capture>();
-  Watch watch;
-  for (const char* name : names) watch.points.push_back(point_of(name, "points"));
-  capture->points.resize(names.size() + (logits ? 1 : 0));
-  const ModelConfig& c = s.model().config();
-  const int64_t positions = s.size() + static_cast<int64_t>(ids.size());
-  watch.sink = [&](const PointAt& at, int64_t, Rows rows) {
-    for (size_t i = 0; i < watch.points.size(); ++i) {
-      if (watch.points[i] == at) keep_rows(capture->points[i], at, c, positions, rows);
-    }
-  };
-  const LogitSink sink = [&](int64_t, Rows rows) {
-    stet_capture::Rows& to = capture->points.back();
+// What a capture watches, and where it keeps it. It stays where it is: the watch's sink points to
+// it.
+class Keeping {
+ public:
+  // `count` tokens are to come; with `logits` there is a place for theirs behind the points.
+  Keeping(const Session& s, size_t count, std::span<const char* const> names, bool logits)
+      : config_(s.model().config()), positions_(s.size() + static_cast<int64_t>(count)) {
+    for (const char* name : names) watch_.points.push_back(point_of(name, "points"));
+    capture_->points.resize(names.size() + (logits ? 1 : 0));
+    watch_.sink = [this](const PointAt& at, int64_t, Rows rows) { keep(at, rows); };
+  }
+  Keeping(const Keeping&) = delete;
+  Keeping& operator=(const Keeping&) = delete;
+
+  const Watch& watch() const { return watch_; }
+  void keep_logits(Rows rows) {
+    stet_capture::Rows& to = capture_->points.back();
     to.width = rows.width;
     to.count += rows.count;
     for (size_t i = 0; i < rows.count; ++i)
       to.data.insert(to.data.end(), rows.row(i), rows.row(i) + rows.width);
-  };
-  s.append(ids, logits ? sink : nullptr, nullptr, nullptr, &watch);
-  return capture;
-}
+  }
+  stet_capture* release() { return capture_.release(); }
+
+ private:
+  void keep(const PointAt& at, Rows rows) {
+    for (size_t i = 0; i < watch_.points.size(); ++i) {
+      if (watch_.points[i] == at) keep_rows(capture_->points[i], at, config_, positions_, rows);
+    }
+  }
+
+  const ModelConfig& config_;
+  int64_t positions_;
+  Watch watch_;
+  std::unique_ptr<stet_capture> capture_ = std::make_unique<stet_capture>();
+};
 
 }  // namespace
 
@@ -164,9 +178,31 @@ stet_status stet_session_capture(stet_session* session, const int32_t* ids, size
                                  stet_capture** capture, stet_error** error) {
   return guarded(error, [&] {
     stet_capture*& to = output(capture, "capture");
-    to = capture_of(*at(session, "session").at, items(ids, count, "ids"),
-                    items(points, point_count, "points"), logits != 0)
-             .release();
+    stet::Session& s = *at(session, "session").at;
+    const auto tokens = items(ids, count, "ids");
+    Keeping keeping(s, tokens.size(), items(points, point_count, "points"), logits != 0);
+    const stet::LogitSink sink = [&](int64_t, stet::Rows rows) { keeping.keep_logits(rows); };
+    s.append(tokens, logits != 0 ? sink : nullptr, nullptr, nullptr, &keeping.watch());
+    to = keeping.release();
+  });
+}
+
+stet_status stet_batch_capture(const stet_batch_entry* entries, size_t count,
+                               const char* const* points, size_t point_count,
+                               stet_capture** captures, stet_error** error) {
+  return guarded(error, [&] {
+    const auto names = items(points, point_count, "points");
+    std::deque<Keeping> keeping;
+    std::vector<stet::BatchEntry> batch;
+    for (const stet_batch_entry& entry : items(entries, count, "entries")) {
+      stet::Session& s = *at(entry.session, "entries.session").at;
+      const auto ids = items(entry.ids, entry.count, "entries.ids");
+      batch.push_back({&s, ids, &keeping.emplace_back(s, ids.size(), names, false).watch()});
+    }
+    if (count > 0) output(captures, "captures");
+    std::fill_n(captures, count, nullptr);
+    stet::append(batch);
+    for (size_t i = 0; i < count; ++i) captures[i] = keeping[i].release();
   });
 }
 

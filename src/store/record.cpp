@@ -106,13 +106,22 @@ Sha256 StoreKey::place(const Sha256& identity) const {
   return salt == Sha256() ? identity : hmac_sha256(salt.bytes, identity.bytes);
 }
 
+std::span<const std::byte> payload_of(RecordKind kind, std::span<const std::byte> bytes) {
+  return bytes.subspan(std::min<size_t>(bytes.size(), payload_offset(kind)));
+}
+
 std::vector<std::byte> seal_record(const StoreKey& key, const Record& record) {
+  return seal_record(key, record, sha256_of(record.payload));
+}
+
+std::vector<std::byte> seal_record(const StoreKey& key, const Record& record,
+                                   const Sha256& content) {
   ByteWriter w;
   w.bytes(std::as_bytes(std::span(kRecordMagic)));
   w.u32(kRecordVersion);
   w.u32(static_cast<uint32_t>(record.kind));
   w.bytes(record.name.bytes);
-  w.bytes(sha256_of(record.payload).bytes);
+  w.bytes(content.bytes);
   w.u64(record.payload.size());
   w.u32(record.encoding);
   w.u32(payload_offset(record.kind));
@@ -124,6 +133,12 @@ std::vector<std::byte> seal_record(const StoreKey& key, const Record& record) {
 
 Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
                    std::span<const std::byte> bytes, const std::string& where) {
+  return open_record(key, kind, name, bytes, where, sha256_of(payload_of(kind, bytes)));
+}
+
+Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
+                   std::span<const std::byte> bytes, const std::string& where,
+                   const Sha256& content) {
   ByteReader r(bytes, where);
   if (!std::ranges::equal(r.bytes(8, "first bytes"), std::as_bytes(std::span(kRecordMagic))))
     record_damaged(where, "first bytes", "those of a record", "others");
@@ -132,7 +147,8 @@ Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
     throw Error(ErrorKind::unsupported, where, "version", std::to_string(kRecordVersion),
                 std::to_string(version));
   const uint32_t found = r.u32("kind");
-  const Sha256 found_name = hash_of(r.bytes(32, "name")), content = hash_of(r.bytes(32, "content"));
+  const Sha256 found_name = hash_of(r.bytes(32, "name")),
+               sealed_content = hash_of(r.bytes(32, "content"));
   const uint64_t size = r.u64("bytes");
   const uint32_t encoding = r.u32("encoding"), offset = r.u32("offset");
   const Sha256 seal = hash_of(r.bytes(32, "HMAC"));
@@ -149,10 +165,9 @@ Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
   const std::span<const std::byte> gap = bytes.subspan(r.position(), offset - r.position());
   if (std::ranges::any_of(gap, [](std::byte b) { return b != std::byte{}; }))
     record_damaged(where, "gap", "zeros before the payload", "others");
-  const std::span<const std::byte> payload = bytes.subspan(offset);
-  if (sha256_of(payload) != content)
-    record_damaged(where, "content", sha256_text(content), sha256_text(sha256_of(payload)));
-  return {kind, name, encoding, payload};
+  if (content != sealed_content)
+    record_damaged(where, "content", sha256_text(sealed_content), sha256_text(content));
+  return {kind, name, encoding, bytes.subspan(offset)};
 }
 
 }  // namespace stet

@@ -133,15 +133,22 @@ size_t Store::write_blocks(std::span<const NewBlock* const> blocks) {
   std::vector<NewRecord> records(blocks.size());
   for (size_t i = 0; i < blocks.size(); ++i) bytes[i] = blocks[i]->bytes();
   const std::vector<std::vector<std::byte>> packed = encoded(bytes);
-  run_each(threads_, blocks.size(), [&](size_t i) {
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    if (!packed[i].empty()) bytes[i] = packed[i];
+  }
+  std::vector<Sha256> contents(blocks.size());
+  run_each(threads_, (blocks.size() + 1) / 2, [&](size_t pair) {
+    const size_t begin = 2 * pair, n = std::min<size_t>(2, blocks.size() - begin);
+    sha256_of_each(std::span(bytes).subspan(begin, n), std::span(contents).subspan(begin, n));
+  });
+  for (size_t i = 0; i < blocks.size(); ++i) {
     const Sha256 name = place(blocks[i]->identity);
-    const bool shorter = !packed[i].empty();
-    if (shorter) bytes[i] = packed[i];
-    fronts[i] = seal_record(key_, {RecordKind::block, name, shorter ? 1u : 0u, bytes[i]});
+    fronts[i] = seal_record(key_, {RecordKind::block, name, packed[i].empty() ? 0u : 1u, bytes[i]},
+                            contents[i]);
     records[i] = {name, fronts[i], bytes[i]};
     if (is_file_of(blocks[i]->mapping.get(), fronts[i], bytes[i]))
       records[i].file = blocks[i]->mapping;
-  });
+  }
   const double start = seconds_now();
   const size_t kept = backend_->write(Shelf::blocks, records);
   StoreTraffic t;
@@ -176,17 +183,16 @@ Store::PutReport Store::put_blocks(std::span<const NewBlock> blocks) {
   return report;
 }
 
-StoredBlock Store::checked(const Sha256& name, const std::optional<StoredBytes>& found) {
-  if (!found) return {};
+StoredBlock Store::checked(const Sha256& name, const StoredBytes& found, const Sha256& content) {
   const std::string where = where_of(url(), "block", name);
   StoredBlock b;
-  b.carried = found->bytes.size();
+  b.carried = found.bytes.size();
   try {
-    const Record r = open_record(key_, RecordKind::block, name, found->bytes, where);
+    const Record r = open_record(key_, RecordKind::block, name, found.bytes, where, content);
     if (r.encoding > 1)
       throw Error(ErrorKind::unsupported, where, "encoding", "0 or 1", std::to_string(r.encoding));
     if (r.encoding == 0) {
-      b.bytes = r.payload, b.owner = found->owner, b.mapping = found->mapping;
+      b.bytes = r.payload, b.owner = found.owner, b.mapping = found.mapping;
       return b;
     }
     const double start = seconds_now();
@@ -224,8 +230,16 @@ std::vector<StoredBlock> Store::request(std::span<const Sha256> places,
   t.reads = 1;
   const double start = seconds_now();
   const auto found = backend_->read_blocks(places, stop);
+  std::vector<std::span<const std::byte>> payloads(places.size());
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (found[i]) payloads[i] = payload_of(RecordKind::block, found[i]->bytes);
+  }
+  std::vector<Sha256> contents(places.size());
+  sha256_of_each(payloads, contents);
   std::vector<StoredBlock> all(places.size());
-  for (size_t i = 0; i < places.size(); ++i) all[i] = checked(places[i], found[i]);
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (found[i]) all[i] = checked(places[i], *found[i], contents[i]);
+  }
   t.read_seconds = seconds_now() - start;
   for (const StoredBlock& b : all) {
     ++(!b.bytes.empty() ? t.hits : b.refused.empty() ? t.misses : t.refused);

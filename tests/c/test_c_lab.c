@@ -108,6 +108,40 @@ static void a_function_changes_activations(void) {
   CHECK(adding.released == 4);
 }
 
+static void a_batch_captures_what_each_does_alone(void) {
+  static const char* const points[] = {"blocks.6.hook_resid_post", "blocks.1.attn.hook_pattern"};
+  enum { kFirst = 10, kMore = 40 };
+  stet_session* sessions[] = {session_of(0, kFirst), session_of(0, 5)};
+  stet_session* alone[] = {session_of(0, kFirst), session_of(0, 5)};
+  const stet_batch_entry entries[] = {{sessions[0], ids + kFirst, kMore},
+                                      {sessions[1], ids + 5, 1}};
+  stet_capture* captures[2] = {NULL, NULL};
+  OK(stet_batch_capture(entries, 2, points, 2, captures, &error));
+  for (size_t i = 0; i < 2; ++i) {
+    stet_capture* expected = NULL;
+    OK(stet_session_capture(alone[i], entries[i].ids, entries[i].count, points, 2, 0, &expected,
+                            &error));
+    for (size_t p = 0; p < 2; ++p) {
+      const float *x = NULL, *y = NULL;
+      size_t count = 0, width = 0, count_alone = 0, width_alone = 0;
+      OK(stet_capture_rows(captures[i], p, &x, &count, &width, &error));
+      OK(stet_capture_rows(expected, p, &y, &count_alone, &width_alone, &error));
+      CHECK(count == entries[i].count && count == count_alone && width == width_alone);
+      CHECK(memcmp(x, y, count * width * sizeof *x) == 0);
+    }
+    stet_capture_free(expected);
+    stet_capture_free(captures[i]);
+  }
+  static const char* const wrong[] = {"blocks.9.hook_resid_post"};
+  FAILS_WITH(stet_batch_capture(entries, 2, wrong, 1, captures, &error), STET_ERROR_ARGUMENT,
+             "found blocks.9.hook_resid_post");
+  CHECK(captures[0] == NULL && captures[1] == NULL && info_of(sessions[1]).size == 6);
+  for (size_t i = 0; i < 2; ++i) {
+    stet_session_free(sessions[i]);
+    stet_session_free(alone[i]);
+  }
+}
+
 static void points_are_captured(void) {
   char* names = NULL;
   size_t size = 0;
@@ -137,6 +171,7 @@ static void points_are_captured(void) {
   FAILS(stet_capture_rows(capture, 3, &rows, &count, &width, &error), STET_ERROR_ARGUMENT,
         "index: expected an index below 3, found 3");
   stet_capture_free(capture);
+
   static const char* const wrong[] = {"blocks.9.hook_resid_post"};
   FAILS_WITH(stet_session_capture(session, ids, 1, wrong, 1, 0, &capture, &error),
              STET_ERROR_ARGUMENT, "found blocks.9.hook_resid_post");
@@ -276,6 +311,7 @@ int main(void) {
   for (int i = 0; i < kTokens; ++i) ids[i] = (i * 97 + 13) % kVocab;
   a_function_changes_activations();
   points_are_captured();
+  a_batch_captures_what_each_does_alone();
   changes_are_traced();
   keys_and_values_are_material();
   views_outlive_what_they_show();

@@ -14,7 +14,7 @@ namespace {
 
 struct CaptureCommand {
   LabOptions lab;
-  std::string points, output;
+  std::string points, positions, heads, output;
   int64_t generate = 0;
   bool list = false;
 };
@@ -32,85 +32,137 @@ void list_points(const ModelConfig& c) {
   }
 }
 
+// Which rows and columns of the points are kept.
+struct Selection {
+  std::vector<PointAt> points;
+  std::vector<int64_t> positions, heads;  // no heads: all columns
+};
+
+Selection selection_of(const CaptureCommand& o, const ModelConfig& c, int64_t first, int64_t end) {
+  Selection s{
+      match_points(o.points, c), parse_positions(o.positions, "--positions", first, end), {}};
+  if (o.heads.empty()) return s;
+  for (const int32_t h : parse_ids(o.heads, "--heads")) s.heads.push_back(h);
+  const int64_t most = *std::max_element(s.heads.begin(), s.heads.end());
+  for (const PointAt& at : s.points) {
+    const int64_t heads = point_heads(c, at.point);
+    if (heads == 0) usage_error("--heads", "points that have heads", point_name(at));
+    if (most >= heads)
+      usage_error("--heads", fmt::format("heads of {}, which has {}", point_name(at), heads),
+                  o.heads);
+  }
+  return s;
+}
+
 // Rows as they come, into one tensor for each point.
 class Capture {
  public:
-  Capture(const std::string& path, const ModelConfig& c, const std::vector<PointAt>& points,
-          int64_t first, int64_t count, const std::map<std::string, std::string>& metadata)
-      : config_(c), points_(points), first_(first), positions_(first + count) {
+  // `end`: where the session will end, which is the width of scores and patterns.
+  Capture(const std::string& path, const ModelConfig& c, const Selection& selection, int64_t end,
+          const std::map<std::string, std::string>& metadata)
+      : config_(c), selection_(selection), end_(end) {
+    const auto count = static_cast<int64_t>(selection.positions.size());
     std::vector<NamedShape> shapes;
-    for (const PointAt& at : points) {
+    for (const PointAt& at : selection.points) {
       std::vector<int64_t> shape = {count};
-      const int64_t heads = point_heads(c, at.point);
-      if (heads > 0) shape.push_back(heads);
-      shape.push_back(heads > 0 ? width(at) / heads : width(at));
+      if (point_heads(c, at.point) > 0) shape.push_back(static_cast<int64_t>(heads_of(at)));
+      shape.push_back(static_cast<int64_t>(width_of(at)));
       shapes.push_back({point_name(at), DType::f32, shape});
     }
-    shapes.push_back({"input_ids", DType::i32, {positions_}});
+    shapes.push_back({"input_ids", DType::i32, {end}});
+    shapes.push_back({"positions", DType::i32, {count}});
     file_ = make_tensor_file(path, shapes, metadata);
   }
 
   void operator()(const PointAt& at, int64_t first, Rows rows) {
+    const std::vector<PointAt>& points = selection_.points;
     const auto index =
-        static_cast<size_t>(std::find(points_.begin(), points_.end(), at) - points_.begin());
-    const auto full = static_cast<size_t>(width(at));
-    const size_t heads = std::max<size_t>(1, static_cast<size_t>(point_heads(config_, at.point)));
+        static_cast<size_t>(std::find(points.begin(), points.end(), at) - points.begin());
+    const std::vector<int64_t>& kept = selection_.positions;
+    const auto begin = std::lower_bound(kept.begin(), kept.end(), first);
+    const auto end = std::lower_bound(begin, kept.end(), first + static_cast<int64_t>(rows.count));
+    const size_t heads = heads_of(at), width = width_of(at), row = heads * width;
     // What has a column for each position has those that come later as it has what is not seen.
-    buffer_.assign(rows.count * full,
+    buffer_.assign(static_cast<size_t>(end - begin) * row,
                    at.point == Point::scores ? -std::numeric_limits<float>::infinity() : 0.0f);
-    const size_t from = rows.width / heads, to = full / heads;
-    for (size_t r = 0; r < rows.count; ++r) {
-      for (size_t h = 0; h < heads; ++h)
-        std::copy_n(rows.row(r) + h * from, from, buffer_.data() + r * full + h * to);
+    const size_t from =
+        rows.width / std::max<size_t>(1, static_cast<size_t>(point_heads(config_, at.point)));
+    float* to = buffer_.data();
+    for (auto p = begin; p != end; ++p) {
+      const float* const x = rows.row(static_cast<size_t>(*p - first));
+      for (size_t h = 0; h < heads; ++h, to += width) {
+        const size_t head = selection_.heads.empty() ? h : static_cast<size_t>(selection_.heads[h]);
+        std::copy_n(x + head * from, from, to);
+      }
     }
-    file_->write(index, static_cast<size_t>(first - first_) * full,
+    file_->write(index, static_cast<size_t>(begin - kept.begin()) * row,
                  std::as_bytes(std::span(buffer_)));
   }
   void finish(const std::vector<int32_t>& ids) {
-    file_->write(points_.size(), 0, std::as_bytes(std::span(ids)));
+    const std::vector<int32_t> positions(selection_.positions.begin(), selection_.positions.end());
+    file_->write(selection_.points.size(), 0, std::as_bytes(std::span(ids)));
+    file_->write(selection_.points.size() + 1, 0, std::as_bytes(std::span(positions)));
     file_->commit();
   }
 
  private:
-  int64_t width(const PointAt& at) const { return point_width(config_, at.point, positions_); }
+  size_t heads_of(const PointAt& at) const {
+    if (!selection_.heads.empty()) return selection_.heads.size();
+    return std::max<size_t>(1, static_cast<size_t>(point_heads(config_, at.point)));
+  }
+  size_t width_of(const PointAt& at) const {
+    const int64_t heads = std::max<int64_t>(1, point_heads(config_, at.point));
+    return static_cast<size_t>(point_width(config_, at.point, end_) / heads);
+  }
 
   const ModelConfig& config_;
-  const std::vector<PointAt>& points_;
-  int64_t first_, positions_;
+  const Selection& selection_;
+  int64_t end_;
   std::unique_ptr<TensorFile> file_;
   std::vector<float> buffer_;
 };
 
+// The prompt, and as many drawn tokens as were asked for; those before the first position that is
+// kept are not looked at.
+void process(const CaptureCommand& o, LabWork& work, int64_t first_kept, const Watch& watch) {
+  Session& session = work.session;
+  const std::span<const int32_t> ids(work.ids);
+  const auto before =
+      static_cast<size_t>(std::min(first_kept - session.size(), static_cast<int64_t>(ids.size())));
+  session.append(ids.first(before));
+  session.append(ids.subspan(before), nullptr, nullptr, nullptr, &watch);
+  GenerateOptions options;
+  options.max_tokens = o.generate;
+  options.ignore_eos = true;
+  if (o.generate == 0) return;
+  Generator reply(session, work.tokenizer.get(), options);
+  while (const auto id = reply.draw()) {
+    session.append({&*id, 1}, nullptr, nullptr, nullptr, &watch);
+    reply.processed(*id);
+  }
+}
+
 void run(CaptureCommand& o) {
   LabWork work = begin(o.lab);
-  Session& session = work.session;
+  const Session& session = work.session;
   const ModelConfig& c = session.model().config();
   if (o.list) return list_points(c);
-  const std::vector<PointAt> points = match_points(o.points, c);
   const auto prompt = static_cast<int64_t>(work.ids.size()), first = session.size();
   if (prompt + o.generate == 0) usage_error("capture", "a prompt, or -n with --from", "neither");
   if (prompt + o.generate > session.capacity() - first)
     throw Error(ErrorKind::capacity, "", "tokens",
                 fmt::format("at most {} positions (--ctx)", session.capacity()),
                 fmt::format("{} + {}", first, prompt + o.generate));
-  Capture capture(o.output, c, points, first, prompt + o.generate,
+  const int64_t end = first + prompt + o.generate;
+  const Selection selection = selection_of(o, c, first, end);
+  Capture capture(o.output, c, selection, end,
                   {{"contract", contract_name(session.model(), session.compute().contract)},
                    {"model", session.model().fingerprint()},
-                   {"first_position", std::to_string(first)}});
-  const Watch watch{points, std::ref(capture)};
-  session.append(work.ids, nullptr, nullptr, nullptr, &watch);
-  GenerateOptions options;
-  options.max_tokens = o.generate;
-  options.ignore_eos = true;
-  if (o.generate > 0) {
-    Generator reply(session, work.tokenizer.get(), options);
-    while (const auto id = reply.draw()) {
-      session.append({&*id, 1}, nullptr, nullptr, nullptr, &watch);
-      reply.processed(*id);
-    }
-  }
+                   {"first_position", std::to_string(selection.positions.front())}});
+  process(o, work, selection.positions.front(), {selection.points, std::ref(capture)});
   capture.finish(session.tokens());
-  say("{} points of positions {} .. {} in {}\n", points.size(), first, session.size() - 1,
+  say("{} points of {} positions, {} .. {}, in {}\n", selection.points.size(),
+      selection.positions.size(), selection.positions.front(), selection.positions.back(),
       printable(o.output));
 }
 
@@ -124,6 +176,10 @@ void add_capture(CLI::App& app) {
       sub->add_option("--points", o->points,
                       "names, * for any: 'blocks.*.hook_resid_post,blocks.3.attn.hook_pattern'")
           ->type_name("NAMES");
+  sub->add_option("--positions", o->positions, "which are kept: 3..9,12 (default: all)")
+      ->type_name("LIST");
+  sub->add_option("--heads", o->heads, "which are kept, of points that have heads: 0,2")
+      ->type_name("LIST");
   sub->add_option("-o,--output", o->output, "a .safetensors file, or DIR/ for .npy files")
       ->type_name("FILE")
       ->check(named())

@@ -56,55 +56,75 @@ Json kl_from(LabWork& work, const MeasureCommand& o) {
   return measure_kl(p, q);
 }
 
-void run(MeasureCommand& o) {
+void check(const MeasureCommand& o) {
   if (o.pictures.asked() && (o.tokens || !o.kl.empty()))
     usage_error(o.pictures.option(), "a measure with a picture", o.tokens ? "--tokens" : "--kl");
   if (o.layer >= 0 && !o.attention) usage_error("--layer", "--attention", "another measure");
   if (o.target && !o.attribution) usage_error("--target", "--attribution", "another measure");
-  LabWork work = begin(o.lab);
-  if (work.ids.empty() && o.kl.empty() && !o.norms) usage_error("measure", "a prompt", "none");
-  if (o.layer >= work.session.model().config().layers)
-    usage_error("--layer", fmt::format("0..{}", work.session.model().config().layers - 1),
-                std::to_string(o.layer));
-  Json j;
+}
+
+// What was measured: numbers, pictures, or both.
+struct Measured {
+  Json numbers;
   std::vector<HeatMap> maps;
-  if (o.tokens) j = measure_tokens(work);
+};
+
+Measured measure(LabWork& work, const MeasureCommand& o) {
+  Measured m;
+  if (o.tokens) m.numbers = measure_tokens(work);
   if (o.logit_lens || !o.lens.empty()) {
-    j = Json::array();
-    maps.push_back(measure_lens(work, o.lens, j));
+    m.numbers = Json::array();
+    m.maps.push_back(measure_lens(work, o.lens, m.numbers));
   }
-  if (o.attribution) maps.push_back(measure_attribution(work, o.target, j));
-  if (o.attention) maps = measure_attention(work, o.layer);
+  if (o.attribution) m.maps.push_back(measure_attribution(work, o.target, m.numbers));
+  if (o.attention) m.maps = measure_attention(work, o.layer);
   if (o.norms) {
     work.session.append(work.ids);
-    maps = measure_norms(work.session.state(), work.tokenizer.get());
+    m.maps = measure_norms(work.session.state(), work.tokenizer.get());
   }
-  if (!o.kl.empty()) j = kl_from(work, o);
-  o.pictures.write("stet measure", maps);
-  if (o.json) {
-    if (j.is_null()) {
-      for (const HeatMap& m : maps) j.push_back({{"title", m.title}, {"values", m.values}});
-    }
-    out(dump(j) + "\n");
-  } else if (o.tokens) {
-    print_tokens(j);
-  } else if (!o.kl.empty()) {
-    out(fmt::format("KL {:.6g} (reversed {:.6g}); likeliest next: {} and {}\n",
-                    j["kl"].get<double>(), j["kl_reversed"].get<double>(),
-                    token_text(work.tokenizer.get(), j["best"].get<int32_t>()),
-                    token_text(work.tokenizer.get(), j["best_other"].get<int32_t>())));
-  } else if (o.attribution) {
-    for (const Json& part : j["parts"])
-      out(fmt::format("{:9.4f}  {}\n", part["logit"].get<double>(),
-                      part["point"].get<std::string>()));
-    out(fmt::format("{:9.4f}  together; the logit of {} is {:.4f}\n", j["sum"].get<double>(),
-                    token_text(work.tokenizer.get(), j["target"].get<int32_t>()),
-                    j["logit"].get<double>()));
-  } else if (!o.pictures.asked()) {
-    for (const HeatMap& m : maps) {
-      out(m.title + "\n");
-      print_map(m);
-    }
+  if (!o.kl.empty()) m.numbers = kl_from(work, o);
+  return m;
+}
+
+void print_kl(const Json& j, const Tokenizer* tokenizer) {
+  out(fmt::format("KL {:.6g} (reversed {:.6g}); likeliest next: {} and {}\n", j["kl"].get<double>(),
+                  j["kl_reversed"].get<double>(), token_text(tokenizer, j["best"].get<int32_t>()),
+                  token_text(tokenizer, j["best_other"].get<int32_t>())));
+}
+
+void print_attribution(const Json& j, const Tokenizer* tokenizer) {
+  for (const Json& part : j["parts"])
+    out(fmt::format("{:9.4f}  {}\n", part["logit"].get<double>(),
+                    part["point"].get<std::string>()));
+  out(fmt::format("{:9.4f}  together; the logit of {} is {:.4f}\n", j["sum"].get<double>(),
+                  token_text(tokenizer, j["target"].get<int32_t>()), j["logit"].get<double>()));
+}
+
+void print_json(Measured m) {
+  if (m.numbers.is_null()) {
+    for (const HeatMap& map : m.maps)
+      m.numbers.push_back({{"title", map.title}, {"values", map.values}});
+  }
+  out(dump(m.numbers) + "\n");
+}
+
+void run(MeasureCommand& o) {
+  check(o);
+  LabWork work = begin(o.lab);
+  if (work.ids.empty() && o.kl.empty() && !o.norms) usage_error("measure", "a prompt", "none");
+  const int64_t layers = work.session.model().config().layers;
+  if (o.layer >= layers)
+    usage_error("--layer", fmt::format("0..{}", layers - 1), std::to_string(o.layer));
+  const Measured m = measure(work, o);
+  o.pictures.write("stet measure", m.maps);
+  if (o.json) return print_json(m);
+  if (o.tokens) return print_tokens(m.numbers);
+  if (!o.kl.empty()) return print_kl(m.numbers, work.tokenizer.get());
+  if (o.attribution) return print_attribution(m.numbers, work.tokenizer.get());
+  if (o.pictures.asked()) return;
+  for (const HeatMap& map : m.maps) {
+    out(map.title + "\n");
+    print_map(map);
   }
 }
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "stet/base/error.hpp"
-#include "stet/chat/conversation.hpp"
 #include "stet/session/trace.hpp"
 #include "tools/lab/lab.hpp"
 #include "tools/lab/picture.hpp"
@@ -35,11 +34,8 @@ std::vector<int32_t> ids_of(const std::string& text, const std::string& ids, con
   if (!o.chat)
     return work.tokenizer->encode(
         text, work.session.size() == 0 ? Tokenizer::Bos::automatic : Tokenizer::Bos::off);
-  const Conversation conversation(work.session.fork(), work.tokenizer);
-  Message user;
-  user.role = "user";
-  user.content = text;
-  return conversation.prepare({user}).ids;
+  Session session = work.session.fork();
+  return begin_message(session, work.tokenizer, "", text);
 }
 
 // The one token that a text is, or a number.
@@ -52,22 +48,6 @@ int32_t token_of(const std::string& text, const char* option, const Tokenizer* t
   if (ids[0] < 0 || ids[0] >= vocab)
     usage_error(option, fmt::format("a token id in 0..{}", vocab - 1), std::to_string(ids[0]));
   return ids[0];
-}
-
-std::vector<int64_t> positions_of(const std::string& text, int64_t count) {
-  std::vector<int64_t> all;
-  if (text.empty()) {
-    for (int64_t p = 0; p < count; ++p) all.push_back(p);
-    return all;
-  }
-  for (const int32_t p : parse_ids(text, "--positions")) {
-    if (p < 0 || p >= count)
-      usage_error("--positions", fmt::format("0..{}", count - 1), std::to_string(p));
-    all.push_back(p);
-  }
-  std::sort(all.begin(), all.end());
-  all.erase(std::unique(all.begin(), all.end()), all.end());
-  return all;
 }
 
 double score(std::span<const float> logits, const Sweep& s) {
@@ -119,64 +99,60 @@ std::vector<std::vector<double>> sweep(Trace& corrupt, const Sweep& s, const Cap
   return scores;
 }
 
-void run(PatchCommand& o) {
-  if (o.chat && !o.lab.from.empty()) usage_error("--chat", "no --from beside it", o.lab.from);
-  const LabWork work = begin(o.lab);
-  const auto& tokenizer = work.tokenizer;
+// Everything that can be refused is, before anything runs.
+Sweep sweep_of(const PatchCommand& o, const LabWork& work) {
   const ModelConfig& config = work.session.model().config();
+  const Tokenizer* const tokenizer = work.tokenizer.get();
   Sweep s;
   s.clean = ids_of(o.clean, o.clean_ids, "--clean-ids", work, o);
   s.corrupt = ids_of(o.corrupt, o.corrupt_ids, "--corrupt-ids", work, o);
   if (s.clean.size() != s.corrupt.size() || s.clean.empty())
     usage_error("--corrupt", fmt::format("as many tokens as --clean has, {}", s.clean.size()),
                 std::to_string(s.corrupt.size()));
-  s.answer = token_of(o.answer, "--answer", tokenizer.get(), config.vocab_size);
-  s.wrong = token_of(o.wrong, "--wrong", tokenizer.get(), config.vocab_size);
+  s.answer = token_of(o.answer, "--answer", tokenizer, config.vocab_size);
+  s.wrong = token_of(o.wrong, "--wrong", tokenizer, config.vocab_size);
   const auto point = parse_point(o.point);
   if (!point || !has_point(config, *point) || !point_info(*point).changes)
     usage_error("--point", "a point that can be changed, without its layer", o.point);
   s.point = *point;
-  s.positions = positions_of(o.positions, static_cast<int64_t>(s.clean.size()));
-  Session clean = work.session.fork();
-  const Captured rows = capture_clean(clean, s);
-  const double start = seconds();
-  Trace corrupt(work.session, s.corrupt);
-  const double best = score(clean.logits(), s), worst = score(corrupt.session().logits(), s);
-  const auto scores = sweep(corrupt, s, rows, work.session.size());
-  say("{} runs in {:.2f} s; logit difference {:.3f} clean, {:.3f} corrupt\n",
-      rows.size() * s.positions.size(), seconds() - start, best, worst);
-  HeatMap map{
-      fmt::format("How much of the difference between \"{}\" and \"{}\" comes back",
-                  token_text(tokenizer.get(), s.answer), token_text(tokenizer.get(), s.wrong)),
-      "layer",
-      "position",
-      {},
-      {},
-      {},
-      {},
-      -1,
-      1,
-      "restored"};
+  s.positions =
+      parse_positions(o.positions, "--positions", 0, static_cast<int64_t>(s.clean.size()));
+  return s;
+}
+
+// How the two prompts answer, and each patched run: logit of the answer less that of the wrong one.
+struct Scores {
+  double clean, corrupt;
+  std::vector<std::vector<double>> patched;  // [layers][positions]
+
+  double restored(double x) const {
+    return clean == corrupt ? 0 : (x - corrupt) / (clean - corrupt);
+  }
+};
+
+HeatMap picture_of(const Scores& scores, const Sweep& s, const Tokenizer* tokenizer) {
+  HeatMap map{fmt::format("How much of the difference between \"{}\" and \"{}\" comes back",
+                          token_text(tokenizer, s.answer), token_text(tokenizer, s.wrong)),
+              "layer",
+              "position",
+              {},
+              {},
+              {},
+              {},
+              -1,
+              1,
+              "restored"};
   for (const int64_t p : s.positions)
-    map.columns.push_back(token_text(tokenizer.get(), s.corrupt[static_cast<size_t>(p)]));
-  for (size_t l = 0; l < scores.size(); ++l) {
+    map.columns.push_back(token_text(tokenizer, s.corrupt[static_cast<size_t>(p)]));
+  for (size_t l = 0; l < scores.patched.size(); ++l) {
     map.rows.push_back(std::to_string(l));
     map.values.emplace_back();
-    for (const double x : scores[l])
-      map.values.back().push_back(best == worst ? 0 : (x - worst) / (best - worst));
+    for (const double x : scores.patched[l]) map.values.back().push_back(scores.restored(x));
   }
-  o.pictures.write("stet patch: " + o.point, {map});
-  if (o.json) {
-    out(dump(Json{{"point", o.point},
-                  {"clean", best},
-                  {"corrupt", worst},
-                  {"positions", s.positions},
-                  {"tokens", map.columns},
-                  {"scores", scores},
-                  {"restored", map.values}}) +
-        "\n");
-    return;
-  }
+  return map;
+}
+
+void print(const HeatMap& map) {
   out("layer");
   for (const std::string& token : map.columns) out(fmt::format(" {:>6.6}", token));
   out("\n");
@@ -185,6 +161,31 @@ void run(PatchCommand& o) {
     for (const double x : map.values[l]) out(fmt::format(" {:6.2f}", x));
     out("\n");
   }
+}
+
+void run(PatchCommand& o) {
+  if (o.chat && !o.lab.from.empty()) usage_error("--chat", "no --from beside it", o.lab.from);
+  const LabWork work = begin(o.lab);
+  const Sweep s = sweep_of(o, work);
+  Session clean = work.session.fork();
+  const Captured rows = capture_clean(clean, s);
+  const double start = seconds();
+  Trace corrupt(work.session, s.corrupt);
+  const Scores scores{score(clean.logits(), s), score(corrupt.session().logits(), s),
+                      sweep(corrupt, s, rows, work.session.size())};
+  say("{} runs in {:.2f} s; logit difference {:.3f} clean, {:.3f} corrupt\n",
+      rows.size() * s.positions.size(), seconds() - start, scores.clean, scores.corrupt);
+  const HeatMap map = picture_of(scores, s, work.tokenizer.get());
+  o.pictures.write("stet patch: " + o.point, {map});
+  if (!o.json) return print(map);
+  out(dump(Json{{"point", o.point},
+                {"clean", scores.clean},
+                {"corrupt", scores.corrupt},
+                {"positions", s.positions},
+                {"tokens", map.columns},
+                {"scores", scores.patched},
+                {"restored", map.values}}) +
+      "\n");
 }
 
 }  // namespace
@@ -204,7 +205,7 @@ void add_patch(CLI::App& app) {
   text("--wrong", o->wrong, "the one after the corrupt prompt", "TEXT")->required();
   sub->add_flag("--chat", o->chat, "prompts are messages of the user")->group("Prompts");
   text("--point", o->point, "what is put in (default: hook_resid_pre)", "NAME");
-  text("--positions", o->positions, "where: 3,4,5 (default: all)", "LIST");
+  text("--positions", o->positions, "where: 3..9,12 (default: all)", "LIST");
   o->pictures.add_to(*sub);
   sub->add_flag("--json", o->json, "JSON for programs")->group("Output");
   o->lab.add_without_prompt_to(*sub);

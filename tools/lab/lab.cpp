@@ -1,12 +1,21 @@
 #include "tools/lab/lab.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
 #include "stet/base/error.hpp"
+#include "stet/chat/conversation.hpp"
 #include "stet/text/utf8.hpp"
 
 namespace stet::tool {
 
 void LabOptions::add_to(CLI::App& app) {
   prompt.add_to(app);
+  prompt.add_messages_to(app);
+  app.get_option("--prompt")->description("raw text; given again, it goes on");
+  app.get_option("--say")->description("a message of the user, through the chat template");
   add_without_prompt_to(app);
 }
 
@@ -20,6 +29,9 @@ void LabOptions::add_without_prompt_to(CLI::App& app) {
 }
 
 LabWork begin(LabOptions& o) {
+  if (o.prompt.messages.size() > 1)
+    usage_error("--say", "one message here (stet generate --save draws replies, --from goes on)",
+                std::to_string(o.prompt.messages.size()));
   std::shared_ptr<const Tokenizer> tokenizer;
   std::optional<Session> session;
   if (o.from.empty()) {
@@ -27,6 +39,7 @@ LabWork begin(LabOptions& o) {
     session.emplace(o.model.load_model(), o.model.session_options());
   } else {
     const Snapshot snapshot = o.restore.open(o.from);
+    if (o.prompt.conversation()) o.prompt.require_fit(snapshot);
     choose_checkpoint(o.model, snapshot);
     follow(o.model, snapshot, o.restore.how.replay);
     tokenizer = tokenizer_of(snapshot, o.model);
@@ -37,8 +50,55 @@ LabWork begin(LabOptions& o) {
     for (const Prompt& p : o.prompt.read(o.model.source()->path(), tokenizer, session->size() == 0))
       ids.insert(ids.end(), p.ids.begin(), p.ids.end());
   }
+  if (o.prompt.conversation())
+    ids = begin_message(*session, tokenizer, o.prompt.system, o.prompt.messages[0]);
   o.interventions.attach_to(*session);
   return {tokenizer, std::move(*session), std::move(ids)};
+}
+
+std::vector<int32_t> begin_message(Session& session,
+                                   const std::shared_ptr<const Tokenizer>& tokenizer,
+                                   const std::string& system, const std::string& text) {
+  Conversation conversation(std::move(session), tokenizer);
+  if (!system.empty()) conversation.set_system(system);
+  std::vector<Message> messages = conversation.messages();
+  messages.emplace_back();
+  messages.back().role = "user";
+  messages.back().content = text;
+  const Conversation::Plan plan = conversation.prepare(std::move(messages));
+  conversation.begin(plan);
+  session = std::move(conversation.session());
+  const std::span<const int32_t> ids = Conversation::to_process(plan);
+  return {ids.begin(), ids.end()};
+}
+
+std::vector<int64_t> parse_positions(const std::string& text, const char* option, int64_t begin,
+                                     int64_t end) {
+  std::vector<int64_t> all;
+  const auto add = [&](int64_t from, int64_t to) {
+    for (int64_t p = from; p < to; ++p) all.push_back(p);
+  };
+  if (text.empty()) add(begin, end);
+  for (size_t at = 0; at < text.size();) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    const std::string_view part(text.data() + at, comma - at);
+    const char* const last = part.data() + part.size();
+    int64_t from = -1, to = -1;
+    auto [next, error] = std::from_chars(part.data(), last, from);
+    if (error == std::errc() && next == last) {
+      to = from + 1;
+    } else if (std::string_view(next, static_cast<size_t>(last - next)).starts_with("..")) {
+      next = std::from_chars(next + 2, last, to).ptr;
+    }
+    if (next != last || from < begin || to <= from || to > end || comma + 1 == text.size())
+      usage_error(option, fmt::format("positions of {}..{}, as 3..9,12", begin, end),
+                  printable(text, 60));
+    add(from, to);
+    at = comma + 1;
+  }
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  return all;
 }
 
 std::string token_text(const Tokenizer* tokenizer, int32_t id) {

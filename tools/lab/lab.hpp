@@ -9,7 +9,7 @@
 
 namespace stet::tool {
 
-// -m, a prompt, --from, --intervene.
+// -m, a prompt (raw, ids, or one message of the user), --from, --intervene.
 struct LabOptions {
   ModelOptions model;
   PromptOptions prompt;
@@ -28,6 +28,17 @@ struct LabWork {
   std::vector<int32_t> ids;
 };
 LabWork begin(LabOptions& options);
+
+// The tokens of a message of the user, through the chat template, behind what `session` holds,
+// which is rewound to where they go. `system`: a system message in place of the one that is there,
+// or "".
+std::vector<int32_t> begin_message(Session& session,
+                                   const std::shared_ptr<const Tokenizer>& tokenizer,
+                                   const std::string& system, const std::string& text);
+
+// "3..9,12": positions 3 to 8 and 12, in order, each once; "": all of [begin, end).
+std::vector<int64_t> parse_positions(const std::string& text, const char* option, int64_t begin,
+                                     int64_t end);
 
 // "Hello", escaped, for tables; the id where there is no tokenizer.
 std::string token_text(const Tokenizer* tokenizer, int32_t id);

@@ -63,12 +63,21 @@ struct Record {
   std::span<const std::byte> payload;
 };
 
-// The front of a record; the payload follows it.
+// The front of a record; the payload follows it. `content`: the payload's SHA-256, of those who
+// have hashed many together (sha256_of_each).
 STET_API std::vector<std::byte> seal_record(const StoreKey& key, const Record& record);
+STET_API std::vector<std::byte> seal_record(const StoreKey& key, const Record& record,
+                                            const Sha256& content);
 // Checks everything. `where` names the source in errors. Throws a format Error: damage; a mismatch
 // Error: of another kind or name than was asked for, or by another writer. The payload is a view.
 STET_API Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
                             std::span<const std::byte> bytes, const std::string& where);
+// The same by the SHA-256 of payload_of(kind, bytes).
+STET_API Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
+                            std::span<const std::byte> bytes, const std::string& where,
+                            const Sha256& content);
+// What stands behind the front in the bytes of a record, which nobody has looked at yet.
+STET_API std::span<const std::byte> payload_of(RecordKind kind, std::span<const std::byte> bytes);
 
 inline const char* record_kind_name(RecordKind kind) {
   return kind == RecordKind::block ? "block" : kind == RecordKind::state ? "state" : "name";

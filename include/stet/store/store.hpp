@@ -153,7 +153,7 @@ class STET_API Store {
                                      std::span<const NameEntry> entries) const;
   std::vector<NameEntry> opened_name(const std::string& name,
                                      std::span<const std::byte> bytes) const;
-  StoredBlock checked(const Sha256& place, const std::optional<StoredBytes>& found);
+  StoredBlock checked(const Sha256& place, const StoredBytes& found, const Sha256& content);
   std::vector<std::vector<std::byte>> encoded(std::span<const std::span<const std::byte>> blocks);
   size_t write_blocks(std::span<const NewBlock* const> blocks);
   void refresh(Sha256 state, const std::optional<Sha256>& known);

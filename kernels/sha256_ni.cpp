@@ -1,0 +1,81 @@
+// SHA-256 by the SHA extensions of x86 (Intel 64 and IA-32 Architectures Software Developer's
+// Manual, volume 2: SHA256RNDS2, SHA256MSG1, SHA256MSG2).
+#include <immintrin.h>
+
+#include "kernels/sha256.hpp"
+
+namespace stet {
+namespace {
+
+__m128i load(const void* at) { return _mm_loadu_si128(static_cast<const __m128i*>(at)); }
+void store(void* at, __m128i x) { _mm_storeu_si128(static_cast<__m128i*>(at), x); }
+
+// The state as the instructions want it: a, b, e, f and c, d, g, h, the first in the highest word.
+struct Halves {
+  __m128i abef, cdgh;
+};
+
+Halves load_state(const uint32_t* state) {
+  const __m128i cdab = _mm_shuffle_epi32(load(state), 0xB1),
+                efgh = _mm_shuffle_epi32(load(state + 4), 0x1B);
+  return {_mm_alignr_epi8(cdab, efgh, 8), _mm_blend_epi16(efgh, cdab, 0xF0)};
+}
+
+void store_state(uint32_t* state, Halves s) {
+  const __m128i feba = _mm_shuffle_epi32(s.abef, 0x1B), dchg = _mm_shuffle_epi32(s.cdgh, 0xB1);
+  store(state, _mm_blend_epi16(feba, dchg, 0xF0));
+  store(state + 4, _mm_alignr_epi8(dchg, feba, 8));
+}
+
+// N messages, instruction by instruction in turn.
+template <int N>
+void compress(const Sha256Lane (&lanes)[N], size_t count) {
+  const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
+  Halves s[N];
+  for (int n = 0; n < N; ++n) s[n] = load_state(lanes[n].state);
+  for (size_t block = 0; block < count; ++block) {
+    Halves before[N];
+    __m128i w[4][N];  // words of the schedule, four at a time, the last sixteen
+    for (int n = 0; n < N; ++n) {
+      before[n] = s[n];
+      for (int i = 0; i < 4; ++i)
+        w[i][n] = _mm_shuffle_epi8(load(lanes[n].blocks + 64 * block + 16 * i), big_endian);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+      const __m128i k = _mm_load_si128(reinterpret_cast<const __m128i*>(kSha256Constants + 4 * i));
+#pragma GCC unroll 2
+      for (int n = 0; n < N; ++n) {
+        const __m128i x = _mm_add_epi32(w[i % 4][n], k);
+        s[n].cdgh = _mm_sha256rnds2_epu32(s[n].cdgh, s[n].abef, x);
+        s[n].abef = _mm_sha256rnds2_epu32(s[n].abef, s[n].cdgh, _mm_shuffle_epi32(x, 0x0E));
+      }
+      if (i >= 12) continue;
+#pragma GCC unroll 2
+      for (int n = 0; n < N; ++n) {
+        const __m128i last = w[(i + 3) % 4][n],
+                      seven = _mm_alignr_epi8(last, w[(i + 2) % 4][n], 4);  // W[t - 7]
+        const __m128i sum =
+            _mm_add_epi32(_mm_sha256msg1_epu32(w[i % 4][n], w[(i + 1) % 4][n]), seven);
+        w[i % 4][n] = _mm_sha256msg2_epu32(sum, last);
+      }
+    }
+    for (int n = 0; n < N; ++n) {
+      s[n].abef = _mm_add_epi32(s[n].abef, before[n].abef);
+      s[n].cdgh = _mm_add_epi32(s[n].cdgh, before[n].cdgh);
+    }
+  }
+  for (int n = 0; n < N; ++n) store_state(lanes[n].state, s[n]);
+}
+
+void one(Sha256Lane lane, size_t count) { compress<1>({lane}, count); }
+void two(Sha256Lane first, Sha256Lane second, size_t count) {
+  compress<2>({first, second}, count);
+}
+
+}  // namespace
+
+extern const Sha256Kernel kSha256Ni;
+const Sha256Kernel kSha256Ni = {one, two};
+
+}  // namespace stet
