@@ -69,9 +69,7 @@ void compress(const Sha256Lane (&lanes)[N], size_t count) {
 }
 
 void one(Sha256Lane lane, size_t count) { compress<1>({lane}, count); }
-void two(Sha256Lane first, Sha256Lane second, size_t count) {
-  compress<2>({first, second}, count);
-}
+void two(Sha256Lane first, Sha256Lane second, size_t count) { compress<2>({first, second}, count); }
 
 }  // namespace
 

@@ -634,7 +634,6 @@ class Clients(unittest.TestCase):
         self.assertEqual(len(good), 1)
         server.stop()
 
-
     def test_a_deadline_ends_a_request(self):
         server = Server("--deadline", "0.02")
         long = {**request_of("Hi", n=1900), "ignore_eos": True}

@@ -68,6 +68,7 @@ int main(int argc, char** argv) {
   std::vector<double> put, get, check, together, written, mapped;
   uint64_t sum = 0;
   std::vector<Sha256> hashes(count);
+  std::vector<std::span<const std::byte>> views(count);
   for (int round = 0; round < kRounds; ++round) {
     std::vector<std::vector<std::byte>> blocks(count, std::vector<std::byte>(size));
     std::vector<Store::NewBlock> news;
@@ -94,7 +95,11 @@ int main(int argc, char** argv) {
         sum += static_cast<uint64_t>(sha256_of(b).bytes[0]);
     }));
     together.push_back(seconds_of([&] {
-      run_each(default_threads(), count, [&](size_t i) { hashes[i] = sha256_of(blocks[i]); });
+      std::copy(blocks.begin(), blocks.end(), views.begin());
+      run_each(default_threads(), (count + 1) / 2, [&](size_t pair) {
+        const size_t i = 2 * pair, n = std::min<size_t>(2, count - i);
+        sha256_of_each(std::span(views).subspan(i, n), std::span(hashes).subspan(i, n));
+      });
     }));
     sum += static_cast<uint64_t>(hashes[0].bytes[0]);
     std::filesystem::remove_all(files.directory);

@@ -16,7 +16,8 @@ def logits(ids, cuts, question):
         longest = max(map(len, rows))
         padded = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-        return model(padded, attention_mask=mask).logits[-1, -1].tolist()
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)  # forward() counts the padding, too
+        return model(padded, attention_mask=mask, position_ids=positions).logits[-1, -1].tolist()
     cache, done = DynamicCache(), 0
     for piece in pieces(ids, cuts):
         out = model(torch.tensor([piece]), past_key_values=cache, use_cache=True).logits

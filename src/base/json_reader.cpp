@@ -198,6 +198,11 @@ bool JsonReader::has(const std::string& name) const {
   return JsonAccess::find(*this, name) != nullptr;
 }
 
+bool JsonReader::has_object(const std::string& name) const {
+  const Json* value = JsonAccess::find(*this, name);
+  return value != nullptr && value->is_object();
+}
+
 std::vector<std::string> JsonReader::keys() const {
   std::vector<std::string> keys;
   for (const auto& item : json_of(*this).items()) keys.push_back(item.key());

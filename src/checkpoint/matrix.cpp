@@ -87,19 +87,6 @@ DType stored_dtype(WeightType type) {
   return kTypes[static_cast<int>(type)];
 }
 
-size_t Matrix::depth() const {
-  const size_t unit = is_super(type_) ? kSuperBlock : is_quantized(type_) ? kQuantStrip : 2;
-  return (columns_ + unit - 1) / unit * unit;
-}
-
-size_t Matrix::block_bytes() const {
-  if (type_ == WeightType::q8) return depth() / kQuantStrip * kStripBytesQ8;
-  if (type_ == WeightType::q4) return depth() / kQuantStrip * kStripBytesQ4;
-  constexpr size_t kSuperBytes[] = {kSuperBytesQ4K, kSuperBytesQ5K, kSuperBytesQ6K};
-  if (is_super(type_)) return depth() / kSuperBlock * kSuperBytes[super_index(type_)];
-  return depth() * kLanes * element_size();
-}
-
 size_t Matrix::bytes() const {
   size_t bytes = parts_.empty() ? blocks() * block_bytes() : 0;
   for (const Matrix& part : parts_) bytes += part.bytes();
@@ -184,8 +171,6 @@ Matrix Matrix::packed(WeightType type, size_t rows, size_t columns, const std::b
 size_t Matrix::packed_bytes(WeightType type, size_t rows, size_t columns) {
   return packed(type, rows, columns, nullptr, nullptr).bytes();
 }
-
-bool is_quantized(WeightType type) { return type >= WeightType::q8; }
 
 const char* weight_type_name(WeightType type) {
   static constexpr const char* kNames[] = {"f32", "bf16", "f16",  "q8",

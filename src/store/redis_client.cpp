@@ -70,7 +70,6 @@ void append_command(redisContext* c, const RedisCommand& command) {
   ::redisAppendCommandArgv(c, static_cast<int>(words.size()), words.data(), sizes.data());
 }
 
-// The next answer, or null where the connection failed or the time is over.
 bool send_all(redisContext* c, double until) {
   int sent = 0;
   while (sent == 0) {
@@ -79,6 +78,7 @@ bool send_all(redisContext* c, double until) {
   return true;
 }
 
+// The next answer, or null where the connection failed or the time is over.
 RedisReply next_reply(redisContext* c, double until, const std::atomic<bool>* stop = nullptr) {
   if (!send_all(c, until)) return nullptr;
   for (void* reply = nullptr;;) {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "stet/base/error.hpp"
 #include "stet/base/json_reader.hpp"
@@ -19,14 +18,10 @@ bool fits(std::string_view pattern, std::string_view text) {
   return !text.empty() && pattern[0] == text[0] && fits(pattern.substr(1), text.substr(1));
 }
 
-bool is_object(const JsonReader& json, const std::string& name) {
-  return json.has(name) && nlohmann::json::parse(json.text()).at(name).is_object();
-}
-
 // "values": numbers; or {"file", "tensor"} with "rows": [begin, end], relative to the file.
 std::vector<float> read_values(const JsonReader& json, const std::string& name,
                                const std::string& path) {
-  if (is_object(json, name)) {
+  if (json.has_object(name)) {
     const auto from = json.object(name);
     const std::filesystem::path file = from->string("file");
     const TensorSource source(file.is_absolute()

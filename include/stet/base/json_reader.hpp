@@ -21,6 +21,7 @@ class STET_API JsonReader {
  public:
   // A null field is not there; names() has it.
   bool has(const std::string& name) const;
+  bool has_object(const std::string& name) const;
   bool names(const std::string& name) const;
   std::vector<std::string> keys() const;  // sorted; null fields included
 

@@ -46,11 +46,11 @@ class STET_API Matrix {
 
   size_t rows() const { return rows_; }
   size_t columns() const { return columns_; }
-  size_t depth() const;  // columns, padded: to pairs, or to strips
+  inline size_t depth() const;  // columns, padded: to pairs, to strips or to super-blocks
   size_t blocks() const { return (rows_ + kLanes - 1) / kLanes; }
   WeightType type() const { return type_; }
   const void* block(size_t index) const { return data_ + index * block_bytes(); }
-  size_t block_bytes() const;
+  inline size_t block_bytes() const;
   size_t bytes() const;
   std::span<const std::byte> all() const { return {data_, data_ == nullptr ? 0 : bytes()}; }
   // Row `row` widened to float32: out[columns].
@@ -80,7 +80,6 @@ inline size_t interleaved_row(size_t row, size_t rows, size_t heads) {
   return within / each * 3 * each + row / all * each + within % each;
 }
 
-STET_API bool is_quantized(WeightType type);
 // "f32", "bf16", "f16", "q8", "q4", "q4_k", "q5_k", "q6_k"
 STET_API const char* weight_type_name(WeightType type);
 // What tensors of a type that weights may be stored in are packed as.
@@ -88,8 +87,23 @@ STET_API WeightType weight_type(DType dtype);
 // The inverse: what holds the same weights, q8 and q4 in ggml's Q8_0 and Q4_0.
 STET_API DType stored_dtype(WeightType type);
 
-// Whether weights of this type stand in super-blocks, and where in the kernels' arrays.
+// Whether weights of this type stand in blocks of integers with a scale; and whether those are
+// super-blocks, and where in the kernels' arrays.
+inline bool is_quantized(WeightType type) { return type >= WeightType::q8; }
 inline bool is_super(WeightType type) { return type >= WeightType::q4_k; }
 inline int super_index(WeightType type) { return static_cast<int>(type) - kFirstSuperType; }
+
+inline size_t Matrix::depth() const {
+  const size_t unit = is_super(type_) ? kSuperBlock : is_quantized(type_) ? kQuantStrip : 2;
+  return (columns_ + unit - 1) / unit * unit;
+}
+
+inline size_t Matrix::block_bytes() const {
+  if (type_ == WeightType::q8) return depth() / kQuantStrip * kStripBytesQ8;
+  if (type_ == WeightType::q4) return depth() / kQuantStrip * kStripBytesQ4;
+  constexpr size_t kSuperBytes[] = {kSuperBytesQ4K, kSuperBytesQ5K, kSuperBytesQ6K};
+  if (is_super(type_)) return depth() / kSuperBlock * kSuperBytes[super_index(type_)];
+  return depth() * kLanes * element_size();
+}
 
 }  // namespace stet

@@ -91,46 +91,50 @@ inline void embed_positions(Team t, const Pass& p, const Matrix& table, Rows x) 
 
 namespace detail {
 
-// Up to kGemvRows rows. Every thread rounds the inputs for itself, with its first piece: shorter
-// than waiting for each other.
 constexpr size_t kPieceBytes = 128 << 10;
 
+// f(begin, count) for packed blocks of w, which the team shares out.
+template <class F>
+void each_piece(Team t, const Matrix& w, F f) {
+  t.each_range(w.blocks(), std::max<size_t>(1, kPieceBytes / w.block_bytes()),
+               [&](Range blocks) { f(blocks.begin, blocks.size()); });
+}
+
+// Products of weights that are multiplied with rounded inputs, `per_row` of them each. Every thread
+// rounds for itself, with its first piece: shorter than waiting for each other.
+template <class Input>
+void rounded_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y, size_t per_row,
+                     void (*round)(const float* x, size_t k, Input* y),
+                     void (*gemv)(const void* w, size_t blocks, size_t k, const Input* x,
+                                  size_t ldx, float* y, size_t ldy, int rows)) {
+  const size_t depth = w.depth();
+  Input* const inputs =
+      reinterpret_cast<Input*>(p.scratch->local[static_cast<size_t>(t.rank)].data());
+  bool rounded = false;
+  each_piece(t, w, [&](size_t begin, size_t count) {
+    for (size_t r = 0; !rounded && r < x.count; ++r) round(x.row(r), depth, inputs + r * per_row);
+    rounded = true;
+    gemv(w.block(begin), count, depth, inputs, per_row, y.data + begin * kLanes, y.stride,
+         static_cast<int>(x.count));
+  });
+}
+
+// Up to kGemvRows rows.
 inline void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows y) {
   const Kernels& k = *p.kernels;
   const size_t depth = w.depth();
-  std::byte* const local = p.scratch->local[static_cast<size_t>(t.rank)].data();
-  const auto quants = [&](size_t r) {
-    return reinterpret_cast<QuantBlock*>(local) + r * (depth / kQuantBlock);
-  };
-  const auto supers = [&](size_t r) {
-    return reinterpret_cast<SuperInput*>(local) + r * (depth / kQuantBlock);
-  };
-  const auto pairs = [&](size_t r) { return reinterpret_cast<uint32_t*>(local) + r * (depth / 2); };
-  const bool quantized = is_quantized(w.type()),
-             paired = !quantized && p.contract == Contract::bf16;
-  bool rounded = false;
-  t.each_range(w.blocks(), std::max<size_t>(1, kPieceBytes / w.block_bytes()), [&](Range blocks) {
-    for (size_t r = 0; !rounded && r < x.count; ++r) {
-      if (quantized && !is_super(w.type())) k.quantize(x.row(r), depth, quants(r));
-      if (is_super(w.type())) k.quantize_super(x.row(r), depth, supers(r));
-      if (paired) k.round_pairs(x.row(r), depth, pairs(r));
-    }
-    rounded = true;
-    const void* const from = w.block(blocks.begin);
-    float* const to = y.data + blocks.begin * kLanes;
-    const int rows = static_cast<int>(x.count);
-    if (w.type() == WeightType::q8)
-      k.gemv_q8(from, blocks.size(), depth, quants(0), depth / kQuantBlock, to, y.stride, rows);
-    else if (w.type() == WeightType::q4)
-      k.gemv_q4(from, blocks.size(), depth, quants(0), depth / kQuantBlock, to, y.stride, rows);
-    else if (is_super(w.type()))
-      k.gemv_super[super_index(w.type())](from, blocks.size(), depth, supers(0),
-                                          depth / kQuantBlock, to, y.stride, rows);
-    else if (paired)
-      k.gemv_pairs(from, blocks.size(), depth, pairs(0), depth / 2, to, y.stride, rows);
-    else
-      k.gemv[static_cast<int>(w.type())](from, blocks.size(), depth, x.data, x.stride, to, y.stride,
-                                         rows);
+  if (is_super(w.type()))
+    return rounded_vectors(t, p, w, x, y, depth / kQuantBlock, k.quantize_super,
+                           k.gemv_super[super_index(w.type())]);
+  if (is_quantized(w.type()))
+    return rounded_vectors(t, p, w, x, y, depth / kQuantBlock, k.quantize,
+                           w.type() == WeightType::q8 ? k.gemv_q8 : k.gemv_q4);
+  if (p.contract == Contract::bf16)
+    return rounded_vectors(t, p, w, x, y, depth / 2, k.round_pairs, k.gemv_pairs);
+  each_piece(t, w, [&](size_t begin, size_t count) {
+    k.gemv[static_cast<int>(w.type())](w.block(begin), count, depth, x.data, x.stride,
+                                       y.data + begin * kLanes, y.stride,
+                                       static_cast<int>(x.count));
   });
 }
 
