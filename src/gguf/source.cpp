@@ -136,7 +136,7 @@ class ShardContent : public MadeContent {
                            .dump();
     text.resize((text.size() + 8 + kPage - 1) / kPage * kPage - 8, ' ');
     header_ = 8 + text.size();
-    memory_ = Memory(header_ + size, false);
+    memory_ = Memory(header_ + size);
     const uint64_t length = text.size();
     std::memcpy(memory_.data(), &length, sizeof length);
     std::memcpy(memory_.data() + 8, text.data(), text.size());
