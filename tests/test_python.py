@@ -526,7 +526,7 @@ class Commands(unittest.TestCase):
             for name in points.split(","):
                 columns = slice(0, 64) if "hook_q" in name else slice(0, 70)
                 self.assertEqual(tensors(d + "/one.safetensors")[name].tobytes(), everything[name][41:42, :, columns].tobytes(), name)
-            for wrong in (["--positions", "39"], ["--positions", "70"], ["--heads", "4"], ["--heads", "0", "--points", "hook_embed"], ["--heads", "1", "--points", "blocks.0.attn.hook_k"]):
+            for wrong in (["--positions", "39"], ["--positions", "70"], ["--heads", "4"], ["--heads", "[]"], ["--heads", "0", "--points", "hook_embed"], ["--heads", "1", "--points", "blocks.0.attn.hook_k"]):
                 done = subprocess.run([STET, *behind, *([] if "--points" in wrong else ["--points", points]), *wrong, "-o", d + "/no.safetensors"], capture_output=True, text=True)
                 self.assertEqual((done.returncode, done.stderr.count("\n"), os.path.exists(d + "/no.safetensors")), (2, 1, False), done.stderr)
 

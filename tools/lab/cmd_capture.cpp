@@ -43,6 +43,7 @@ Selection selection_of(const CaptureCommand& o, const ModelConfig& c, int64_t fi
       match_points(o.points, c), parse_positions(o.positions, "--positions", first, end), {}};
   if (o.heads.empty()) return s;
   for (const int32_t h : parse_ids(o.heads, "--heads")) s.heads.push_back(h);
+  if (s.heads.empty()) usage_error("--heads", "at least one head", o.heads);
   const int64_t most = *std::max_element(s.heads.begin(), s.heads.end());
   for (const PointAt& at : s.points) {
     const int64_t heads = point_heads(c, at.point);
