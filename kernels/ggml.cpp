@@ -145,12 +145,13 @@ void q6_k(const uint8_t* b, float* y) {
   const auto* scales = reinterpret_cast<const int8_t*>(b + 192);
   const float d = half_at(b + 208);
   for (int half = 0; half < 2; ++half, low += 64, high += 32, scales += 8, y += 128) {
-    for (int part = 0; part < 4; ++part) {
-      for (int i = 0; i < 32; ++i) {
-        const uint8_t byte = low[part % 2 * 32 + i];
-        const int q = (part < 2 ? byte & 15 : byte >> 4) | (high[i] >> (2 * part) & 3) << 4;
-        y[32 * part + i] =
-            d * static_cast<float>(scales[2 * part + i / 16]) * static_cast<float>(q - 32);
+    for (int sub = 0; sub < 8; ++sub) {
+      const int part = sub / 2, from = sub % 2 * 16;
+      const float scale = d * static_cast<float>(scales[sub]);
+      for (int i = from; i < from + 16; ++i) {
+        const int nibble = low[part % 2 * 32 + i] >> (part < 2 ? 0 : 4) & 15;
+        const int q = nibble | (high[i] >> (2 * part) & 3) << 4;
+        y[32 * part + i] = scale * static_cast<float>(q - 32);
       }
     }
   }

@@ -146,5 +146,15 @@ TEST(HostileGguf, DamagedHeadersGiveAnErrorOrTheSameBits) {
   RecordProperty("refused", fmt::format("{} of {}, {} the same model", refused, files, same));
 }
 
+TEST(HostileGguf, AFileThatIsWrittenToMeanwhileIsRefused) {
+  const stet_test::ScratchDir dir;
+  const std::string path = dir / "m.gguf";
+  whole_file(path);
+  const auto source = gguf_source(path);
+  std::ofstream(path, std::ios::binary | std::ios::app).put(0);
+  const std::string error = error_of([&] { Model::load(source, 1); });
+  EXPECT_TRUE(error.starts_with("io: " + path + ": size: ")) << error;
+}
+
 }  // namespace
 }  // namespace stet::test

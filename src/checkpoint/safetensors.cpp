@@ -136,8 +136,14 @@ std::map<std::string, std::string> read_weight_map(const FileSource& source) {
 
 SafeTensors SafeTensors::parse(std::span<const std::byte> bytes, const std::string& file) {
   ByteReader reader(bytes, file);
+  header_text(&reader);
+  return parse(bytes.first(reader.position()), bytes.subspan(reader.position()), file);
+}
+
+SafeTensors SafeTensors::parse(std::span<const std::byte> head, std::span<const std::byte> data,
+                               const std::string& file) {
+  ByteReader reader(head, file);
   const JsonReader header = parse_json(header_text(&reader), file);
-  const std::span<const std::byte> data = bytes.subspan(reader.position());
 
   SafeTensors result;
   for (const std::string& name : header.keys()) {
@@ -198,8 +204,14 @@ const Checkpoint::Shard& Checkpoint::add_shard(const FileSource& source, const s
   auto file = source.open(name);
   if (file->extent().empty())
     throw Error(ErrorKind::format, file->path(), "", "a file with content", "0 bytes");
-  SafeTensors tensors = SafeTensors::parse(file->extent(), file->path());
-  shards_.push_back(std::make_unique<const Shard>(Shard{std::move(file), std::move(tensors)}));
+  FilePart data = file->in_place();
+  SafeTensors tensors =
+      data.file == nullptr
+          ? SafeTensors::parse(file->extent(), file->path())
+          : SafeTensors::parse(file->header(), data.file->bytes().subspan(data.offset, data.size),
+                               file->path());
+  shards_.push_back(
+      std::make_unique<const Shard>(Shard{std::move(file), std::move(data), std::move(tensors)}));
   return *shards_.back();
 }
 
@@ -251,20 +263,22 @@ const TensorView& Checkpoint::require(const std::string& name, const std::vector
   return *tensor;
 }
 
-const FileBytes* Checkpoint::file_with(const TensorView& tensor) const {
+const Checkpoint::Shard* Checkpoint::shard_with(const TensorView& tensor) const {
   const auto it = locations_.find(tensor.name);
   const bool ours = it != locations_.end() && it->second.view->bytes.data() == tensor.bytes.data();
-  return ours ? it->second.shard->file.get() : nullptr;
+  return ours ? it->second.shard : nullptr;
 }
 
 void Checkpoint::fill(const TensorView& tensor) const {
-  if (const FileBytes* const file = file_with(tensor)) file->bytes();
+  const Shard* const shard = shard_with(tensor);
+  if (shard != nullptr && shard->data.file == nullptr) shard->file->bytes();
 }
 
 void Checkpoint::drop(const TensorView& tensor) const {
-  const FileBytes* const file = file_with(tensor);
-  if (file == nullptr) return;
-  file->drop(static_cast<size_t>(tensor.bytes.data() - file->extent().data()), tensor.bytes.size());
+  const Shard* const shard = shard_with(tensor);
+  if (shard == nullptr) return;
+  const FileBytes& file = shard->data.file != nullptr ? *shard->data.file : *shard->file;
+  file.drop(static_cast<size_t>(tensor.bytes.data() - file.extent().data()), tensor.bytes.size());
 }
 
 std::vector<std::string> Checkpoint::names() const {

@@ -134,6 +134,19 @@ FileBytes::FileBytes(std::string path, std::span<const std::byte> bytes,
 FileBytes::FileBytes(std::string path, std::shared_ptr<const MadeContent> content)
     : path_(std::move(path)), bytes_(content->extent()), content_(std::move(content)) {}
 
+void FileBytes::check_unchanged() const {
+  if (mapping_ != nullptr) mapping_->check_unchanged();
+  if (content_ != nullptr) content_->origin().check_unchanged();
+}
+
+FilePart FileBytes::in_place() const {
+  return content_ != nullptr ? content_->in_place() : FilePart();
+}
+
+std::span<const std::byte> FileBytes::header() const {
+  return content_ != nullptr ? bytes_.first(content_->header()) : bytes_;
+}
+
 void FileBytes::drop(size_t offset, size_t size) const {
   if (content_ != nullptr && offset + size == bytes_.size()) return content_->drop();
   if (mapping_ == nullptr || offset > bytes_.size() || size > bytes_.size() - offset) return;

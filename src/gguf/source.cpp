@@ -58,6 +58,15 @@ DType dtype_of(const Shard& s) {
   return s.from->type == 1 ? DType::f16 : s.from->type == 30 ? DType::bf16 : DType::f32;
 }
 
+// Whether the file has the very bytes that were published.
+bool as_published(const Shard& s) {
+  const Kept* const as = kept(s);
+  const bool rows_in_order = !s.to.transposed && s.to.rotated_heads == 0 && s.to.fused_heads == 0,
+             same_type = as != nullptr ? as->transcode == nullptr
+                                       : dtype_of(s) != DType::f32 || s.from->type == 0;
+  return rows_in_order && same_type && !s.to.less_one;
+}
+
 std::vector<int64_t> shape_of(const Shard& s) {
   std::vector<int64_t> shape = s.from->shape;
   if (s.to.transposed) std::reverse(shape.begin(), shape.end());
@@ -154,6 +163,13 @@ class ShardContent : public MadeContent {
     const std::lock_guard lock(mutex_);
     memory_.release(header_, memory_.size() - header_);
     made_ = false;
+  }
+  const FileBytes& origin() const override { return *shard_.part->file(); }
+  FilePart in_place() const override {
+    if (!as_published(shard_)) return {};
+    const std::span<const std::byte> bytes = shard_.from->bytes;
+    const auto& file = shard_.part->file();
+    return {file, static_cast<size_t>(bytes.data() - file->bytes().data()), bytes.size()};
   }
 
  private:

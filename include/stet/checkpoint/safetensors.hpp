@@ -29,6 +29,9 @@ class STET_API SafeTensors {
  public:
   // The views point into `bytes`, which must outlive them. `file` names it in errors.
   static SafeTensors parse(std::span<const std::byte> bytes, const std::string& file);
+  // The same of a file whose data lies elsewhere than behind its header.
+  static SafeTensors parse(std::span<const std::byte> header, std::span<const std::byte> data,
+                           const std::string& file);
 
   // nullptr when there is none.
   const TensorView* find(const std::string& name) const;
@@ -90,6 +93,7 @@ class STET_API Checkpoint {
  private:
   struct Shard {
     std::shared_ptr<const FileBytes> file;
+    FilePart data;  // no file: behind the header
     SafeTensors tensors;
   };
   struct TensorLocation {
@@ -97,7 +101,7 @@ class STET_API Checkpoint {
     const TensorView* view;
   };
 
-  const FileBytes* file_with(const TensorView& tensor) const;  // null: a view of another's
+  const Shard* shard_with(const TensorView& tensor) const;  // null: a view of another's
   const Shard& add_shard(const FileSource& source, const std::string& name);
   void add_shards(const FileSource& source);
 

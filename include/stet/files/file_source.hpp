@@ -17,7 +17,15 @@
 
 namespace stet {
 
-// The content of a file that is made, part by part, when it is asked for.
+class FileBytes;
+
+// A part of an open file; no file: nothing.
+struct FilePart {
+  std::shared_ptr<const FileBytes> file;
+  size_t offset = 0, size = 0;
+};
+
+// The content of a file that is made out of another, when it is asked for.
 class MadeContent {
  public:
   virtual ~MadeContent() = default;
@@ -27,6 +35,10 @@ class MadeContent {
   // Any thread may call these; what was dropped is made again.
   virtual void make() const = 0;
   virtual void drop() const = 0;
+  // The file that it is made out of.
+  virtual const FileBytes& origin() const = 0;
+  // The part of that file that is what would be made: who reads it there needs no copy.
+  virtual FilePart in_place() const = 0;
 };
 
 // The content of one file, readable as long as the object lives.
@@ -50,10 +62,14 @@ class STET_API FileBytes {
   // The mapped file that the bytes are of; null where they are in memory.
   const std::shared_ptr<const MappedFile>& mapping() const { return mapping_; }
 
-  // Throws an io Error when the mapped file was written to since it was opened.
-  void check_unchanged() const {
-    if (mapping_ != nullptr) mapping_->check_unchanged();
-  }
+  // Throws an io Error when the mapped file, or the one that this is made out of, was written to
+  // since it was opened.
+  void check_unchanged() const;
+
+  // Of content that is made: where the bytes behind its header are already. Otherwise no file.
+  FilePart in_place() const;
+  // Of content that is made, what is there before bytes() was called; otherwise all of it.
+  std::span<const std::byte> header() const;
 
   // Says that bytes [offset, offset + size) were consumed, so that they need not stay in resident
   // memory; of content that is made, all of it goes with the last byte. Out of range: nothing
