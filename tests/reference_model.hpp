@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "kernel_support.hpp"
 #include "support.hpp"
@@ -134,8 +135,8 @@ class ReferenceModel {
           Vec p;
           double sum = 0;
           for (size_t s = first; s <= t; ++s) {
-            double score = 0;
-            for (size_t d = 0; d < dim; ++d) score += q[t][h * dim + d] * k[s][kv + d];
+            const double score =
+                std::transform_reduce(&q[t][h * dim], &q[t][h * dim] + dim, &k[s][kv], 0.0);
             scores[h * x.size() + s] = capped(score * scale, "attn_logit_softcapping");
             p.push_back(std::exp(scores[h * x.size() + s]));
             sum += p.back();
@@ -278,7 +279,8 @@ class ReferenceModel {
   Vec times(const Vec& x, const std::string& matrix) const {
     const Vec& w = weights_.at(matrix);
     Vec y(w.size() / x.size());
-    for (size_t i = 0; i < w.size(); ++i) y[i / x.size()] += w[i] * x[i % x.size()];
+    for (size_t i = 0; i < y.size(); ++i)
+      y[i] = std::transform_reduce(x.begin(), x.end(), w.data() + i * x.size(), 0.0);
     return y;
   }
   Vec linear(const Vec& x, const std::string& name) const {
