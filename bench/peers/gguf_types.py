@@ -1,7 +1,7 @@
 """GGUF files of every type, made by llama.cpp's own llama-quantize of the pocket checkpoints: are the weights those that ggml itself has of
 them, and what is left of the model?
 
-    bench/peers/types.py BUILD IK_BUILD [--type Q4_K_M]...
+    bench/peers/gguf_types.py BUILD IK_BUILD [--type Q4_K_M]... [--model pocket-gemma3]
 
 BUILD is stet's build directory (stet_command and stet_shared), IK_BUILD one of ik_llama.cpp. For each file: whether every weight that stet reads is ggml's
 bit for bit; how many of the 40 greedy replies of tests/data/pocket are those of the checkpoint; and the negative log-likelihood of the
@@ -19,6 +19,8 @@ import numpy as np
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path += [os.path.join(ROOT, "python"), os.path.join(ROOT, "tests")]
 TYPES = ["BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q3_K_M", "Q2_K"]
+PURE = ("IQ4_NL", "IQ4_XS")  # which ik_llama.cpp otherwise mixes with types that only it has
+POCKETS = ["pocket-gemma3", "pocket-llama3"]
 
 
 def run(*command):
@@ -80,6 +82,7 @@ def main():
     options.add_argument("build")
     options.add_argument("ik")
     options.add_argument("--type", action="append")
+    options.add_argument("--model", action="append", choices=POCKETS)
     o = options.parse_args()
     os.environ.setdefault("STET_LIBRARY", os.path.join(o.build, "libstet.so"))
     import stet
@@ -87,13 +90,13 @@ def main():
     command = os.path.join(o.build, "tools/stet")
     with tempfile.TemporaryDirectory() as scratch:
         widen = built(o.ik, scratch)
-        for pocket in ("pocket-gemma3", "pocket-llama3"):
+        for pocket in o.model or POCKETS:
             with open(os.path.join(ROOT, "tests/data/pocket", pocket.replace("pocket", "golden"), "conversations.json")) as file:
                 conversations = json.load(file)
             whole, gguf = (os.path.join(scratch, name) for name in ("whole.gguf", "typed.gguf"))
             run(command, "convert-model", os.path.join(ROOT, "assets", pocket), "-o", whole)
             for kind in o.type or TYPES:
-                run(os.path.join(o.ik, "bin/llama-quantize"), whole, gguf, kind, "2")
+                run(os.path.join(o.ik, "bin/llama-quantize"), *(["--pure"] if kind in PURE else []), whole, gguf, kind, "2")
                 wrong, all_ = differing(command, widen, gguf, scratch)
                 same, nll = text_of(stet, gguf, conversations)
                 print("| %s | %s | %.2f | %d of %d | %d of %d | %.4f |" % (pocket, kind, os.path.getsize(gguf) / 1e6, wrong, all_, same, len(conversations), nll), flush=True)
