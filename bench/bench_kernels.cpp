@@ -105,10 +105,11 @@ void q8_panel(const Kernels& k, const std::byte* w, size_t rows, const void* pac
               float* y) {
   quant_panel<&Kernels::tile_q8>(k, w, rows, packed, y);
 }
-void q4_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed,
-              std::byte* local, float* y) {
-  k.expand_q4(w, 4 * kInputs / kQuantStrip, local);
-  quant_panel<&Kernels::tile_q4>(k, local, rows, packed, y);
+template <auto Kernels::*kExpand, auto Kernels::*kTile>
+void expanded_panel(const Kernels& k, const std::byte* w, size_t rows, const void* packed,
+                    std::byte* local, float* y) {
+  (k.*kExpand)(w, 4 * kInputs / kQuantStrip, local);
+  quant_panel<kTile>(k, local, rows, packed, y);
 }
 
 template <size_t kSuper>
@@ -140,7 +141,10 @@ constexpr Linear kLinears[] = {
     {"f32_of_bf16", kLanes* kInputs * 2, widened_gemv<1>, widened_panel<1>, kInputs * 4},
     {"bf16", kLanes* kInputs * 2, pairs_gemv, pairs_panel, kInputs * 4},
     {"q8", kStrips* kStripBytesQ8, quant_gemv<&Kernels::gemv_q8>, q8_panel, kQuantRow},
-    {"q4", kStrips* kStripBytesQ4, quant_gemv<&Kernels::gemv_q4>, q4_panel, kQuantRow},
+    {"q4", kStrips* kStripBytesQ4, quant_gemv<&Kernels::gemv_q4>,
+     expanded_panel<&Kernels::expand_q4, &Kernels::tile_q4>, kQuantRow},
+    {"q5", kStrips* kStripBytesQ5, quant_gemv<&Kernels::gemv_q5>,
+     expanded_panel<&Kernels::expand_q5, &Kernels::tile_q8>, kQuantRow},
     {"q4_k", kSupers* kSuperBytesQ4K, super_gemv<0>, super_panel<0>, kSuperRow},
     {"q5_k", kSupers* kSuperBytesQ5K, super_gemv<1>, super_panel<1>, kSuperRow},
     {"q6_k", kSupers* kSuperBytesQ6K, super_gemv<2>, super_panel<2>, kSuperRow},

@@ -288,6 +288,10 @@ void store_ggml_block(uint32_t type, uint16_t scale, const uint8_t* u, void* to)
   std::memcpy(b, &scale, sizeof scale);
   for (int i = 0; type == 8 && i < 32; ++i) b[2 + i] = static_cast<uint8_t>(u[i] - 128);
   for (int i = 0; type == 2 && i < 16; ++i) b[2 + i] = static_cast<uint8_t>(u[i] | u[i + 16] << 4);
+  if (type != 6) return;
+  std::memset(b + 2, 0, 4);
+  for (int i = 0; i < 32; ++i) b[2 + i / 8] |= static_cast<uint8_t>(u[i] >> 4 << (i % 8));
+  for (int i = 0; i < 16; ++i) b[6 + i] = static_cast<uint8_t>((u[i] & 15) | (u[i + 16] & 15) << 4);
 }
 
 }  // namespace stet

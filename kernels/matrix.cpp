@@ -21,13 +21,12 @@ struct StripRow {
   WeightType type;
   size_t lane;
 
-  size_t strip_bytes() const { return type == WeightType::q8 ? kStripBytesQ8 : kStripBytesQ4; }
-  size_t block_bytes() const { return (strip_bytes() - kScaleBytes) / 2; }
+  size_t block_bytes() const { return (strip_bytes(type) - kScaleBytes) / 2; }
   size_t scale_at(size_t block) const {
-    return block / 2 * strip_bytes() + (block % 2 * kLanes + lane) * sizeof(uint16_t);
+    return block / 2 * strip_bytes(type) + (block % 2 * kLanes + lane) * sizeof(uint16_t);
   }
   size_t quads_at(size_t block) const {
-    return block / 2 * strip_bytes() + kScaleBytes + block % 2 * block_bytes() + lane * 4;
+    return block / 2 * strip_bytes(type) + kScaleBytes + block % 2 * block_bytes() + lane * 4;
   }
 
   void write(const QuantizedBlock& from, size_t block, std::byte* packed) const {
@@ -44,13 +43,17 @@ struct StripRow {
     QuantizedBlock to;
     std::memcpy(&to.scale, packed + scale_at(block), sizeof to.scale);
     const std::byte* from = packed + quads_at(block);
+    const std::byte* const fifths = from;
+    if (type == WeightType::q5) from += kLine;
     for (size_t quad = 0; type == WeightType::q8 && quad < kBlockQuads; ++quad)
       std::memcpy(to.u + 4 * quad, from + quad * kLine, 4);
-    for (size_t i = 0; type == WeightType::q4 && i < kQuantBlock / 2; ++i) {
+    for (size_t i = 0; type != WeightType::q8 && i < kQuantBlock / 2; ++i) {
       const std::byte both = from[i / 4 * kLine + i % 4];
       to.u[i] = static_cast<uint8_t>(both & std::byte{15});
       to.u[i + kQuantBlock / 2] = static_cast<uint8_t>(both >> 4);
     }
+    for (size_t i = 0; type == WeightType::q5 && i < kQuantBlock; ++i)
+      to.u[i] |= (static_cast<uint8_t>(fifths[i % 4]) >> (i / 4) & 1) << 4;
     return to;
   }
 };
@@ -192,7 +195,7 @@ void Matrix::gather(size_t row, float* out) const {
     return;
   }
   if (is_quantized(type_)) {
-    const int zero = type_ == WeightType::q8 ? 128 : 8;
+    const int zero = type_ == WeightType::q8 ? 128 : type_ == WeightType::q4 ? 8 : 16;
     for (size_t k = 0; k < columns_; k += kQuantBlock) {
       const QuantizedBlock block = StripRow{type_, lane}.read(k / kQuantBlock, base);
       const float scale = widen_f16(block.scale);

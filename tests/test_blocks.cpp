@@ -16,7 +16,8 @@
 namespace stet::test {
 namespace {
 
-constexpr DType kBlockTypes[] = {DType::q8_0, DType::q4_0, DType::q4_k, DType::q5_k, DType::q6_k};
+constexpr DType kBlockTypes[] = {DType::q8_0, DType::q4_0, DType::q5_0,
+                                 DType::q4_k, DType::q5_k, DType::q6_k};
 
 struct Tensor {
   std::vector<std::byte> bytes;
@@ -68,7 +69,7 @@ TEST(Blocks, RowsAreTheReferencesNumbers) {
 }
 
 TEST(Blocks, OfHalfAStrip) {
-  for (const DType dtype : {DType::q8_0, DType::q4_0}) {
+  for (const DType dtype : {DType::q8_0, DType::q4_0, DType::q5_0}) {
     const Tensor t(dtype, 3, 96, 4);
     const Matrix m({&t.view}, 96, 1);
     std::vector<float> row(96);
@@ -145,6 +146,9 @@ TEST(Blocks, NamesListTheTypesOfTensors) {
   EXPECT_EQ(parse_contract(name), Contract::ggml);
   EXPECT_EQ(parse_contract_name(name)->text(), name);
   EXPECT_EQ(types_text({{"lm_head.weight", WeightType::q8}}), "ggml(*=q8_0)");
+  // q5 computes as q8 does.
+  EXPECT_EQ(types_text({{"lm_head.weight", WeightType::q5}, {"norm.weight", WeightType::q8}}),
+            "ggml(*=q8_0)");
   // More than a name has room for.
   Types many;
   for (int layer = 0; layer < 1000; ++layer)

@@ -1,4 +1,4 @@
-// Kernels of the contracts q8 and q4 against the contract restated in plain C++, bit for bit.
+// Kernels of q8, q4 and q5 against the contract restated in plain C++, bit for bit.
 #include "kernel_support.hpp"
 
 namespace stet::test {
@@ -31,40 +31,66 @@ PlainBlock plain_quantize(const float* x) {
   return block;
 }
 
+constexpr WeightType kTypes[] = {WeightType::q8, WeightType::q4, WeightType::q5};
+
 // Weights as numbers, and packed as the comment in kernels.hpp says.
 struct QuantWeights {
-  bool q8;
+  WeightType type;
   size_t blocks, k;
   std::vector<int> u;           // [16 blocks][k]
   std::vector<uint16_t> scale;  // [16 blocks][k / 32]
   Fenced<uint8_t> packed;
 
-  QuantWeights(bool eight, size_t n, size_t columns, uint64_t seed)
-      : q8(eight),
+  QuantWeights(WeightType t, size_t n, size_t columns, uint64_t seed)
+      : type(t),
         blocks(n),
         k(columns),
         u(16 * n * columns),
         scale(16 * n * columns / 32),
-        packed(n * columns / 64 * static_cast<size_t>(eight ? kStripBytesQ8 : kStripBytesQ4)) {
+        packed(n * columns / 64 * strip_bytes()) {
     Stream s(seed);
     std::memset(packed.data(), 0, packed.size());
-    for (int& x : u) x = static_cast<int>(s.next() % (q8 ? 256 : 16));
+    for (int& x : u) x = static_cast<int>(s.next() % static_cast<size_t>(2 * zero()));
     for (uint16_t& d : scale)
       d = static_cast<uint16_t>((s.next() & 0x83FF) | (10 + s.next() % 8) << 10);
     for (size_t row = 0; row < 16 * blocks; ++row) {
       for (size_t i = 0; i < k; ++i) place(row, i);
     }
   }
+  const char* name() const {
+    return type == WeightType::q8 ? "q8" : type == WeightType::q4 ? "q4" : "q5";
+  }
+  size_t strip_bytes() const {
+    return type == WeightType::q8 ? 1088 : type == WeightType::q4 ? 576 : 704;
+  }
+  int zero() const { return type == WeightType::q8 ? 128 : type == WeightType::q4 ? 8 : 16; }
+  auto gemv(const Kernels& kernels) const {
+    return type == WeightType::q8   ? kernels.gemv_q8
+           : type == WeightType::q4 ? kernels.gemv_q4
+                                    : kernels.gemv_q5;
+  }
+  // The strips of q8 that tiles take, and what takes them; `bytes` has room for all.
+  auto tile(const Kernels& kernels, uint8_t* bytes) const {
+    const size_t strips = blocks * k / 64;
+    if (type == WeightType::q8) std::memcpy(bytes, packed.data(), packed.size());
+    if (type == WeightType::q4) kernels.expand_q4(packed.data(), strips, bytes);
+    if (type == WeightType::q5) kernels.expand_q5(packed.data(), strips, bytes);
+    return type == WeightType::q4 ? kernels.tile_q4 : kernels.tile_q8;
+  }
   void place(size_t row, size_t i) {
-    const size_t strip_bytes = q8 ? 1088 : 576, lane = row % 16, half = i / 32 % 2, in = i % 32;
-    uint8_t* strip = packed.data() + (row / 16 * (k / 64) + i / 64) * strip_bytes;
+    const size_t lane = row % 16, half = i / 32 % 2, in = i % 32;
+    uint8_t* strip = packed.data() + (row / 16 * (k / 64) + i / 64) * strip_bytes();
     std::memcpy(strip + (half * 16 + lane) * 2, &scale[(row * k + i) / 32], 2);
     const int value = u[row * k + i];
-    if (q8)
+    if (type == WeightType::q8) {
       strip[64 + half * 512 + in / 4 * 64 + lane * 4 + in % 4] = static_cast<uint8_t>(value);
-    else
-      strip[64 + half * 256 + in % 16 / 4 * 64 + lane * 4 + in % 4] |=
-          static_cast<uint8_t>(in < 16 ? value : value << 4);
+      return;
+    }
+    const bool q5 = type == WeightType::q5;
+    uint8_t* const block = strip + 64 + half * (q5 ? 320 : 256);
+    if (q5) block[lane * 4 + in % 4] |= static_cast<uint8_t>(value >> 4 << (in / 4));
+    block[(q5 ? 64 : 0) + in % 16 / 4 * 64 + lane * 4 + in % 4] |=
+        static_cast<uint8_t>(in < 16 ? value & 15 : (value & 15) << 4);
   }
 
   float times(size_t row, const float* x) const {
@@ -72,7 +98,7 @@ struct QuantWeights {
     for (size_t b = 0; b < k / 32; ++b) {
       const PlainBlock in = plain_quantize(x + b * 32);
       int sum = 0;
-      for (size_t i = 0; i < 32; ++i) sum += (u[row * k + b * 32 + i] - (q8 ? 128 : 8)) * in.q[i];
+      for (size_t i = 0; i < 32; ++i) sum += (u[row * k + b * 32 + i] - zero()) * in.q[i];
       const float d = static_cast<float>(exact_f16(scale[row * (k / 32) + b]));
       const float factor = d * in.scale;
       acc = std::fma(static_cast<float>(sum), factor, acc);
@@ -152,10 +178,10 @@ TEST_P(EachIsa, InputsAreRoundedAsTheContractSays) {
 // ---------------------------------------------------------------- products
 
 TEST_P(EachIsa, MatrixVectorIsTheChainOverBlocks) {
-  for (const bool q8 : {true, false}) {
+  for (const WeightType type : kTypes) {
     for (size_t depth : {64, 128, 320, 1088}) {
       for (size_t blocks : {1, 2, 3, 5}) {
-        const QuantWeights w(q8, blocks, depth, depth + blocks);
+        const QuantWeights w(type, blocks, depth, depth + blocks);
         const size_t ldx = depth / 32 + 1, width = 16 * blocks, ldy = width + 16;
         const Fenced<QuantBlock> quants(kGemvRows * ldx);
         std::vector<std::vector<float>> x;
@@ -165,12 +191,12 @@ TEST_P(EachIsa, MatrixVectorIsTheChainOverBlocks) {
         }
         for (size_t rows = 1; rows <= kGemvRows; ++rows) {
           const Fenced<float> y(rows * ldy);
-          (q8 ? k.gemv_q8 : k.gemv_q4)(w.packed.data(), blocks, depth, quants.data(), ldx, y.data(),
-                                       ldy, static_cast<int>(rows));
+          w.gemv(k)(w.packed.data(), blocks, depth, quants.data(), ldx, y.data(), ldy,
+                    static_cast<int>(rows));
           for (size_t r = 0; r < rows; ++r) {
             ASSERT_TRUE(equal_bits(y.span().subspan(r * ldy, width), w.times(x[r].data())))
-                << (q8 ? "q8" : "q4") << ", depth " << depth << ", blocks " << blocks << ", row "
-                << r << " of " << rows;
+                << w.name() << ", depth " << depth << ", blocks " << blocks << ", row " << r
+                << " of " << rows;
           }
           ASSERT_TRUE(y.untouched());
         }
@@ -181,12 +207,12 @@ TEST_P(EachIsa, MatrixVectorIsTheChainOverBlocks) {
 
 // The largest integers of both signs: no intermediate sum may saturate or overflow.
 TEST_P(EachIsa, ExtremeIntegersDoNotSaturate) {
-  for (const bool q8 : {true, false}) {
-    for (const int extreme : {0, q8 ? 255 : 15}) {
+  for (const WeightType type : kTypes) {
+    for (const bool largest : {false, true}) {
       for (const float sign : {1.0f, -1.0f}) {
-        QuantWeights w(q8, 1, 64, 1);
+        QuantWeights w(type, 1, 64, 1);
         std::memset(w.packed.data(), 0, w.packed.size());
-        std::fill(w.u.begin(), w.u.end(), extreme);
+        std::fill(w.u.begin(), w.u.end(), largest ? 2 * w.zero() - 1 : 0);
         for (size_t row = 0; row < 16; ++row) {
           for (size_t i = 0; i < 64; ++i) w.place(row, i);
         }
@@ -195,7 +221,7 @@ TEST_P(EachIsa, ExtremeIntegersDoNotSaturate) {
         std::vector<float> y(16);
         k.quantize(x.data(), 64, quants.data());
         ASSERT_EQ(quants[0].sum, static_cast<int>(sign) * 32 * 127);
-        (q8 ? k.gemv_q8 : k.gemv_q4)(w.packed.data(), 1, 64, quants.data(), 0, y.data(), 0, 1);
+        w.gemv(k)(w.packed.data(), 1, 64, quants.data(), 0, y.data(), 0, 1);
         ASSERT_TRUE(equal_bits(y, w.times(x.data())));
       }
     }
@@ -203,7 +229,7 @@ TEST_P(EachIsa, ExtremeIntegersDoNotSaturate) {
 }
 
 TEST_P(EachIsa, ANanInputMakesTheOutputsNan) {
-  const QuantWeights w(true, 1, 64, 1);
+  const QuantWeights w(WeightType::q8, 1, 64, 1);
   std::vector<float> x = numbers(64, 3);
   x[40] = kInf;
   std::vector<QuantBlock> quants(2);
@@ -214,17 +240,21 @@ TEST_P(EachIsa, ANanInputMakesTheOutputsNan) {
 }
 
 TEST_P(EachIsa, ExpandedWeightsAreTheSame) {
-  const QuantWeights w(false, 1, 256, 9);
-  const Fenced<uint8_t> q8(256 / 64 * static_cast<size_t>(kStripBytesQ8));
-  k.expand_q4(w.packed.data(), 256 / 64, q8.data());
-  QuantWeights expected(true, 1, 256, 9);
-  for (size_t i = 0; i < w.u.size(); ++i) expected.u[i] = w.u[i];
-  expected.scale = w.scale;
-  for (size_t row = 0; row < 16; ++row) {
-    for (size_t i = 0; i < 256; ++i) expected.place(row, i);
+  for (const WeightType type : {WeightType::q4, WeightType::q5}) {
+    const QuantWeights w(type, 1, 256, 9);
+    const Fenced<uint8_t> q8(256 / 64 * static_cast<size_t>(kStripBytesQ8));
+    w.tile(k, q8.data());
+    QuantWeights expected(WeightType::q8, 1, 256, 9);
+    // q5 becomes q8, and q4 keeps its zero.
+    const int moved = type == WeightType::q5 ? 128 - 16 : 0;
+    for (size_t i = 0; i < w.u.size(); ++i) expected.u[i] = w.u[i] + moved;
+    expected.scale = w.scale;
+    for (size_t row = 0; row < 16; ++row) {
+      for (size_t i = 0; i < 256; ++i) expected.place(row, i);
+    }
+    EXPECT_EQ(std::memcmp(q8.data(), expected.packed.data(), q8.size()), 0) << w.name();
+    EXPECT_TRUE(q8.untouched());
   }
-  EXPECT_EQ(std::memcmp(q8.data(), expected.packed.data(), q8.size()), 0);
-  EXPECT_TRUE(q8.untouched());
 }
 
 // In one go and continued in the middle of the chain, against the chain of plain integers.
@@ -232,11 +262,7 @@ void check_tile(const Kernels& k, const QuantWeights& w, const Fenced<float>& x,
   const size_t depth = w.k, width = 16 * w.blocks, ld = width + 3, cut = depth / 128 * 64;
   const int vectors = static_cast<int>(w.blocks);
   std::vector<uint8_t> bytes(w.blocks * depth / 64 * static_cast<size_t>(kStripBytesQ8));
-  if (w.q8)
-    std::memcpy(bytes.data(), w.packed.data(), bytes.size());
-  else
-    k.expand_q4(w.packed.data(), w.blocks * depth / 64, bytes.data());
-  const auto tile = w.q8 ? k.tile_q8 : k.tile_q4;
+  const auto tile = w.tile(k, bytes.data());
   const Fenced<QuantTile> packed(depth / 32);
   const Fenced<float> y(static_cast<size_t>(rows) * ld), halves(static_cast<size_t>(rows) * ld);
   k.pack_quants(x.data(), depth, rows, depth, packed.data());
@@ -249,8 +275,8 @@ void check_tile(const Kernels& k, const QuantWeights& w, const Fenced<float>& x,
        {halves.data(), ld, halves.data(), ld, rows, vectors});
   for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
     ASSERT_TRUE(equal_bits(y.span().subspan(r * ld, width), w.times(x.data() + r * depth)))
-        << (w.q8 ? "q8" : "q4") << ", row " << r << " of " << rows << ", depth " << depth
-        << ", blocks " << w.blocks;
+        << w.name() << ", row " << r << " of " << rows << ", depth " << depth << ", blocks "
+        << w.blocks;
     for (size_t i = width; i < ld; ++i)
       ASSERT_EQ(bits_of(y[r * ld + i]), 0xFFFFFFFFu) << "written past the row";
   }
@@ -259,10 +285,10 @@ void check_tile(const Kernels& k, const QuantWeights& w, const Fenced<float>& x,
 }
 
 TEST_P(EachIsa, TileGivesTheBitsOfPlainIntegers) {
-  for (const bool q8 : {true, false}) {
+  for (const WeightType type : kTypes) {
     for (size_t depth : {64, 192, 640, 1088}) {
       for (size_t blocks : {1, 2, 3, 4}) {
-        const QuantWeights w(q8, blocks, depth, depth + blocks);
+        const QuantWeights w(type, blocks, depth, depth + blocks);
         for (int rows = 1; rows <= kTileRows; ++rows) {
           check_tile(k, w,
                      Fenced<float>(hard_inputs(static_cast<size_t>(rows) * depth, 11 + depth)),
@@ -275,12 +301,12 @@ TEST_P(EachIsa, TileGivesTheBitsOfPlainIntegers) {
 
 // The largest sums of a block, where integers of 16 bits would overflow if they could.
 TEST_P(EachIsa, TileTakesTheLargestSums) {
-  for (const bool q8 : {true, false}) {
+  for (const WeightType type : kTypes) {
     for (const bool largest : {true, false}) {
       for (const float x : {3.0f, -3.0f}) {
-        QuantWeights w(q8, 4, 128, 5);
+        QuantWeights w(type, 4, 128, 5);
         std::memset(w.packed.data(), 0, w.packed.size());
-        for (int& u : w.u) u = !largest ? 0 : q8 ? 255 : 15;
+        std::fill(w.u.begin(), w.u.end(), largest ? 2 * w.zero() - 1 : 0);
         for (size_t row = 0; row < 64; ++row) {
           for (size_t i = 0; i < 128; ++i) w.place(row, i);
         }

@@ -95,6 +95,19 @@ void transpose_fields(uint32_t (&w)[n]) {
   }
 }
 
+// Of Q5_0: float16 d; bit i of four bytes is the fifth one of weight i; byte i has weights i and
+// 16 + i.
+void q5_0(const uint8_t* from, size_t lane, size_t half, uint8_t* strip) {
+  std::memcpy(strip + (half * kLanes + lane) * 2, from, 2);
+  uint8_t* const block = strip + kLine + half * 5 * kLine;
+  const uint32_t fifths = word(from + 2);
+  uint32_t bits = 0;
+  for (size_t i = 0; i < 8; ++i)  // the product puts four bits into a byte each
+    bits |= ((fifths >> 4 * i & 15) * 0x204081u & 0x01010101u) << i;
+  put(block, lane, bits);
+  for (size_t i = 0; i < 4; ++i) put(block + (1 + i) * kLine, lane, word(from + 6 + 4 * i));
+}
+
 // Q4_K: d, the minimums' d, scales (put_scales); 32 bytes for each two sub-blocks.
 void q4_k(const uint8_t* from, size_t lane, uint8_t* super) {
   std::memcpy(super + 2 * lane, from, 2);
@@ -158,7 +171,7 @@ void pack_supers(const Layout& layout, const std::byte* const rows[], size_t sup
   }
 }
 
-// Blocks that are not there are zeros: as the kernels have them, 128 or 8 times a scale of 0.
+// Blocks that are not there are zeros: as the kernels have them, 128, 8 or 16 times a scale of 0.
 template <void pack(const uint8_t*, size_t, size_t, uint8_t*)>
 void pack_strips(const Layout& layout, const uint8_t* zeros, const std::byte* const rows[],
                  size_t blocks, uint8_t* out) {
@@ -177,6 +190,7 @@ void pack_blocks(DType dtype, const std::byte* const rows[], size_t columns, std
   static constexpr uint8_t kZeros8[34] = {};
   static constexpr uint8_t kZeros4[18] = {0,    0,    0x88, 0x88, 0x88, 0x88, 0x88, 0x88, 0x88,
                                           0x88, 0x88, 0x88, 0x88, 0x88, 0x88, 0x88, 0x88, 0x88};
+  static constexpr uint8_t kZeros5[22] = {0, 0, 0xFF, 0xFF, 0xFF, 0xFF};  // 0 .. 15 below them
   auto* const to = reinterpret_cast<uint8_t*>(out);
   const GgmlType type = *ggml_type(ggml_number(dtype));
   const size_t blocks = columns / type.elements;
@@ -184,6 +198,8 @@ void pack_blocks(DType dtype, const std::byte* const rows[], size_t columns, std
     pack_strips<q8_0>({type.bytes, kStripBytesQ8}, kZeros8, rows, blocks, to);
   else if (dtype == DType::q4_0)
     pack_strips<q4_0>({type.bytes, kStripBytesQ4}, kZeros4, rows, blocks, to);
+  else if (dtype == DType::q5_0)
+    pack_strips<q5_0>({type.bytes, kStripBytesQ5}, kZeros5, rows, blocks, to);
   else if (dtype == DType::q4_k)
     pack_supers<q4_k>({type.bytes, kSuperBytesQ4K}, rows, blocks, to);
   else if (dtype == DType::q5_k)

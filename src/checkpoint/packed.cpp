@@ -58,7 +58,7 @@ std::optional<MatrixEntry> parse_entry(const std::string& text) {
   if (!number(words[1], &entry.rows) || !number(words[2], &entry.columns)) return std::nullopt;
   for (const WeightType type :
        {WeightType::f32, WeightType::bf16, WeightType::f16, WeightType::q8, WeightType::q4,
-        WeightType::q4_k, WeightType::q5_k, WeightType::q6_k}) {
+        WeightType::q5, WeightType::q4_k, WeightType::q5_k, WeightType::q6_k}) {
     entry.type = type;
     const bool whole = !is_super(type) || entry.columns % kSuperBlock == 0;
     if (words[0] == weight_type_name(type) && whole) return entry;

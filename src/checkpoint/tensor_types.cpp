@@ -20,11 +20,12 @@ constexpr std::pair<const char*, const char*> kKinds[] = {
     {"attn.c_attn", "attn_qkv"},    {"attn.c_proj", "attn_output"}, {"mlp.c_fc", "ffn_up"},
     {"mlp.c_proj", "ffn_down"}};
 
-// ggml's name of what the kernels compute with.
+// ggml's name of what the kernels compute with: of q5 it is q8, in fewer bytes.
 std::string type_name(WeightType type) {
   const std::string own = weight_type_name(type);
   return type == WeightType::q8 || type == WeightType::q4 ? own + "_0" : own;
 }
+WeightType computed(WeightType type) { return type == WeightType::q5 ? WeightType::q8 : type; }
 
 struct Name {
   std::string layer;  // "blk.3.", or nothing
@@ -62,7 +63,8 @@ Name name_of(std::string published) {
 
 }  // namespace
 
-std::string types_text(const std::vector<std::pair<std::string, WeightType>>& types) {
+std::string types_text(std::vector<std::pair<std::string, WeightType>> types) {
+  for (auto& tensor : types) tensor.second = computed(tensor.second);
   std::map<WeightType, size_t> counts;
   std::map<std::string, std::set<WeightType>> of_kind;
   for (const auto& [published, type] : types) {

@@ -16,6 +16,6 @@ namespace stet {
 // of them have (the first in the order of WeightType among equals); a kind whose tensors have one
 // other type in all layers is one entry, others are an entry each. A list that is longer than a
 // name may be is "ggml(*=sha256-...)", of its text.
-std::string types_text(const std::vector<std::pair<std::string, WeightType>>& types);
+std::string types_text(std::vector<std::pair<std::string, WeightType>> types);
 
 }  // namespace stet

@@ -17,6 +17,7 @@
 #include "stet/checkpoint/gguf.hpp"
 #include "stet/checkpoint/tensor.hpp"
 #include "stet/kernels/ggml.hpp"
+#include "stet/kernels/kernels.hpp"
 #include "stet/kernels/numbers.hpp"
 #include "stet/threads/team.hpp"
 
@@ -41,13 +42,17 @@ struct Kept {
   DType as;
   void (*transcode)(const std::byte* from, std::byte* to);  // a block; null: as it is
 };
-constexpr Kept kKept[] = {{2, DType::q4_0, nullptr},  {6, DType::q8_0, q5_0_as_q8_0},
+constexpr Kept kKept[] = {{2, DType::q4_0, nullptr},  {6, DType::q5_0, nullptr},
                           {8, DType::q8_0, nullptr},  {11, DType::q6_k, q3_k_as_q6_k},
                           {12, DType::q4_k, nullptr}, {13, DType::q5_k, nullptr},
                           {14, DType::q6_k, nullptr}, {20, DType::q8_0, iq4_nl_as_q8_0}};
 
+// Q5_0 whose rows fill no packed blocks: it may stand in one matrix with Q8_0.
+constexpr Kept kQ5InBytes = {6, DType::q8_0, q5_0_as_q8_0};
+
 const Kept* kept(const Shard& s) {
   if (s.to.less_one || s.to.transposed || s.from->shape.size() != 2) return nullptr;
+  if (s.from->type == kQ5InBytes.type && s.from->shape[0] % kLanes != 0) return &kQ5InBytes;
   const auto found = std::ranges::find(kKept, s.from->type, &Kept::type);
   return found == std::end(kKept) ? nullptr : found;
 }

@@ -114,8 +114,8 @@ std::string name_of(const std::string& path) {
 // What llama.cpp calls a file whose matrices are mostly of a type of ggml.
 uint32_t file_type(uint32_t most) {
   static constexpr std::pair<DType, uint32_t> kFileTypes[] = {
-      {DType::f16, 1},   {DType::q4_0, 2},  {DType::q8_0, 7}, {DType::q4_k, 15},
-      {DType::q5_k, 17}, {DType::q6_k, 18}, {DType::bf16, 32}};
+      {DType::f16, 1},   {DType::q4_0, 2},  {DType::q8_0, 7},  {DType::q5_0, 8},
+      {DType::q4_k, 15}, {DType::q5_k, 17}, {DType::q6_k, 18}, {DType::bf16, 32}};
   for (const auto& [dtype, type] : kFileTypes) {
     if (ggml_number(dtype) == most) return type;
   }

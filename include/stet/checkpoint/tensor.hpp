@@ -31,6 +31,7 @@ enum class DType {
   boolean,
   q8_0,
   q4_0,
+  q5_0,
   q4_k,
   q5_k,
   q6_k,

@@ -25,14 +25,15 @@ enum class WeightType : uint8_t {
   f16 = 2,
   q8 = 3,
   q4 = 4,
-  q4_k = 5,
-  q5_k = 6,
-  q6_k = 7
+  q5 = 5,
+  q4_k = 6,
+  q5_k = 7,
+  q6_k = 8
 };
 enum {
   kFloatWeightTypes = 3,  // f32, bf16, f16: the first of WeightType
   kSuperTypes = 3,        // q4_k, q5_k, q6_k: the last
-  kFirstSuperType = 5,
+  kFirstSuperType = 6,
   kStoredTypes = 4  // of keys and values: the floats, and int8 with scales
 };
 
@@ -51,6 +52,7 @@ enum {
   kQuantStrip = 64,
   kStripBytesQ8 = 1088,  // of 16 outputs: 64 for scales, 64 for each 4 inputs
   kStripBytesQ4 = 576,
+  kStripBytesQ5 = 704,
 };
 
 // The types q4_k, q5_k and q6_k have super-blocks of 256 consecutive inputs.
@@ -177,15 +179,17 @@ struct Kernels {
   void (*pack_rounded)(const float* x, size_t ldx, int rows, size_t kc, float* packed);
   void (*tile_flushed)(const float* packed, const float* panel, size_t kc, const Tile& sums);
 
-  // Linear layers of the contracts q8 and q4. Inputs are rounded to int8 in blocks of 32: with a
-  // the largest magnitude of a block, scale = a / 127 and q = x (127 / a), each operation rounded
-  // to float32, q then to the nearest integer, ties to even. A block whose a is below 2^-100 is
-  // zero, scale 0; one with a NaN or an infinity is zero, scale NaN. A weight is (u - 128) d in q8
-  // and (u - 8) d in q4, with the float16 d of its block. Each output is one chain over the blocks:
-  // acc = fma(sum of (u - 128) q over the block, d scale, acc), the sum exact, d scale rounded to
-  // float32. Packed weights: [n/16][k/64] strips: d as [2][16]; then u. q8: [2][8][16][4], a line
-  // of 64 bytes for each four inputs. q4: [2][4][16][4], line i holding inputs 4i .. 4i+3 in the
-  // low halves of its bytes and 16 more on in the high ones.
+  // Linear layers of the contracts q8 and q4, and of ggml's blocks of 32. Inputs are rounded to
+  // int8 in blocks of 32: with a the largest magnitude of a block, scale = a / 127 and q = x (127 /
+  // a), each operation rounded to float32, q then to the nearest integer, ties to even. A block
+  // whose a is below 2^-100 is zero, scale 0; one with a NaN or an infinity is zero, scale NaN. A
+  // weight is (u - 128) d in q8, (u - 8) d in q4 and (u - 16) d in q5, with the float16 d of its
+  // block; so q5 is q8 in fewer bytes, and gives its bits. Each output is one chain over the
+  // blocks: acc = fma(sum of (u - 128) q over the block, d scale, acc), the sum exact, d scale
+  // rounded to float32. Packed weights: [n/16][k/64] strips: d as [2][16]; then u. q8:
+  // [2][8][16][4], a line of 64 bytes for each four inputs. q4: [2][4][16][4], line i holding
+  // inputs 4i .. 4i+3 in the low halves of its bytes and 16 more on in the high ones. q5: the same,
+  // each block behind a line of its fifth bits, as in q5_k below.
 
   // y[k/32] = x[k], for k a multiple of 32.
   void (*quantize)(const float* x, size_t k, QuantBlock* y);
@@ -194,12 +198,16 @@ struct Kernels {
                   size_t ldy, int rows);
   void (*gemv_q4)(const void* w, size_t blocks, size_t k, const QuantBlock* x, size_t ldx, float* y,
                   size_t ldy, int rows);
+  void (*gemv_q5)(const void* w, size_t blocks, size_t k, const QuantBlock* x, size_t ldx, float* y,
+                  size_t ldy, int rows);
   // Like pack_rows and tile_pairs; kc a multiple of 64, packed[kc/32].
   void (*pack_quants)(const float* x, size_t ldx, int rows, size_t kc, QuantTile* packed);
   void (*tile_q8)(const QuantTile* packed, const void* w, size_t k, size_t kc, const Tile& sums);
   // q4 strips with a byte for each u, laid out as q8 strips are; and like tile_q8, of those.
   void (*expand_q4)(const void* w, size_t strips, void* y);
   void (*tile_q4)(const QuantTile* packed, const void* w, size_t k, size_t kc, const Tile& sums);
+  // q5 strips as those of q8.
+  void (*expand_q5)(const void* w, size_t strips, void* y);
 
   // Linear layers of weights in ggml's K types: super-blocks of 256 inputs with float16 d and m,
   // and small integers for each sub-block. A weight is (d s) u - (m t) in q4_k (u 4 bits) and q5_k

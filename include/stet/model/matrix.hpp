@@ -22,8 +22,8 @@ class STET_API Matrix {
  public:
   Matrix() = default;
   // Stacks tensors of shape [n_i][columns], all of one dtype (checked by the caller). Blocks of
-  // ggml keep their numbers: q8_0 and q4_0 become q8 and q4. `heads`: not 0 where there is one
-  // tensor, which has the q, k and v of so many heads in turn; they go apart.
+  // ggml keep their numbers: q8_0, q4_0 and q5_0 become q8, q4 and q5. `heads`: not 0 where there
+  // is one tensor, which has the q, k and v of so many heads in turn; they go apart.
   Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads,
          size_t heads = 0);
   // The matrix whose transpose, [columns][rows], is stored.
@@ -80,11 +80,11 @@ inline size_t interleaved_row(size_t row, size_t rows, size_t heads) {
   return within / each * 3 * each + row / all * each + within % each;
 }
 
-// "f32", "bf16", "f16", "q8", "q4", "q4_k", "q5_k", "q6_k"
+// "f32", "bf16", "f16", "q8", "q4", "q5", "q4_k", "q5_k", "q6_k"
 STET_API const char* weight_type_name(WeightType type);
 // What tensors of a type that weights may be stored in are packed as.
 STET_API WeightType weight_type(DType dtype);
-// The inverse: what holds the same weights, q8 and q4 in ggml's Q8_0 and Q4_0.
+// The inverse: what holds the same weights, q8, q4 and q5 in ggml's Q8_0, Q4_0 and Q5_0.
 STET_API DType stored_dtype(WeightType type);
 
 // Whether weights of this type stand in blocks of integers with a scale; and whether those are
@@ -93,16 +93,22 @@ inline bool is_quantized(WeightType type) { return type >= WeightType::q8; }
 inline bool is_super(WeightType type) { return type >= WeightType::q4_k; }
 inline int super_index(WeightType type) { return static_cast<int>(type) - kFirstSuperType; }
 
+// Of the others: a packed strip of 64 inputs of 16 outputs.
+inline size_t strip_bytes(WeightType type) {
+  return type == WeightType::q8   ? kStripBytesQ8
+         : type == WeightType::q4 ? kStripBytesQ4
+                                  : kStripBytesQ5;
+}
+
 inline size_t Matrix::depth() const {
   const size_t unit = is_super(type_) ? kSuperBlock : is_quantized(type_) ? kQuantStrip : 2;
   return (columns_ + unit - 1) / unit * unit;
 }
 
 inline size_t Matrix::block_bytes() const {
-  if (type_ == WeightType::q8) return depth() / kQuantStrip * kStripBytesQ8;
-  if (type_ == WeightType::q4) return depth() / kQuantStrip * kStripBytesQ4;
   constexpr size_t kSuperBytes[] = {kSuperBytesQ4K, kSuperBytesQ5K, kSuperBytesQ6K};
   if (is_super(type_)) return depth() / kSuperBlock * kSuperBytes[super_index(type_)];
+  if (is_quantized(type_)) return depth() / kQuantStrip * strip_bytes(type_);
   return depth() * kLanes * element_size();
 }
 

@@ -128,7 +128,9 @@ inline void matrix_vectors(Team t, const Pass& p, const Matrix& w, Rows x, Rows 
                            k.gemv_super[super_index(w.type())]);
   if (is_quantized(w.type()))
     return rounded_vectors(t, p, w, x, y, depth / kQuantBlock, k.quantize,
-                           w.type() == WeightType::q8 ? k.gemv_q8 : k.gemv_q4);
+                           w.type() == WeightType::q8   ? k.gemv_q8
+                           : w.type() == WeightType::q4 ? k.gemv_q4
+                                                        : k.gemv_q5);
   if (p.contract == Contract::bf16)
     return rounded_vectors(t, p, w, x, y, depth / 2, k.round_pairs, k.gemv_pairs);
   each_piece(t, w, [&](size_t begin, size_t count) {

@@ -150,7 +150,9 @@ struct Quants8 : Quants {  // weights as they stand
   }
 };
 
-struct Quants4 : Quants {  // expanded to bytes once and reused for all rows
+// Expanded to bytes once and reused for all rows.
+template <auto kExpand, auto kTile>
+struct Expanded : Quants {
   static constexpr size_t kDepth = 1024;
   static constexpr size_t kBlockFloats = kDepth / kQuantStrip * kStripBytesQ8 / sizeof(float);
   static constexpr size_t kPanelFloats = kPanelBlocks * kBlockFloats;
@@ -158,16 +160,18 @@ struct Quants4 : Quants {  // expanded to bytes once and reused for all rows
   static void begin(const Kernels& k, const Piece& p, float* local) {
     for (size_t i = 0; i < p.group->count; ++i) {
       for (size_t b = 0; b < p.panel(i).blocks; ++b) {
-        k.expand_q4(p.weights(i, b), p.kc / kQuantStrip,
-                    local + i * kPanelFloats + b * kBlockFloats);
+        (k.*kExpand)(p.weights(i, b), p.kc / kQuantStrip,
+                     local + i * kPanelFloats + b * kBlockFloats);
       }
     }
   }
   static void tile(const Kernels& k, const Piece& p, size_t i, const QuantTile* packed,
                    const float* local, const Tile& sums) {
-    k.tile_q4(packed, local + i * kPanelFloats, kDepth, p.kc, sums);
+    (k.*kTile)(packed, local + i * kPanelFloats, kDepth, p.kc, sums);
   }
 };
+using Quants4 = Expanded<&Kernels::expand_q4, &Kernels::tile_q4>;
+using Quants5 = Expanded<&Kernels::expand_q5, &Kernels::tile_q8>;
 
 // Weights in super-blocks, expanded to bytes once and reused for all rows.
 struct Supers {
@@ -338,6 +342,8 @@ void multiply(Team t, const Pass& p, const Output& out, Rows x) {
     product<Quants8>(t, p, out, x);
   else if (type == WeightType::q4)
     product<Quants4>(t, p, out, x);
+  else if (type == WeightType::q5)
+    product<Quants5>(t, p, out, x);
   else if (is_super(type))
     product<Supers>(t, p, out, x);
   else if (p.contract == Contract::bf16 && p.kernels->tile_flushed != nullptr)
