@@ -62,10 +62,18 @@ export class Tools {
     const whole = await this.gguf(directory, "bf16"), file = whole.replace(/-bf16\.gguf$/, `-${type}.gguf`);
     if (outdated(file, [whole])) {
       say(`writing ${file}`);
-      await run(quantize, [whole, file, type]);
+      await run(quantize, [...ownFallbacks(directory, type), whole, file, type]);
     }
     return file;
   }
+}
+
+// Rows that are no multiple of 256 cannot be of a K type. llama.cpp writes Q5_0 and Q8_0 instead, as published files have; ik_llama.cpp
+// types that only it reads, unless it is told.
+function ownFallbacks(directory, type) {
+  const {hidden_size} = configOf(directory);
+  if (type !== "Q4_K_M" || hidden_size % 256 === 0) return [];
+  return ["--custom-q", "token_embd=q8_0,attn_q=q5_0,attn_k=q5_0,attn_v=q8_0,ffn_gate=q5_0,ffn_up=q5_0"];
 }
 
 export function configOf(directory) {

@@ -313,7 +313,7 @@ class RedisStore : public StoreBackend {
       bytes = claimed_bytes({reinterpret_cast<const char*>(head.data()), head.size()});
       if (size != std::min<uint64_t>(bytes, kChunk)) bytes = 0;
       if (bytes == 0) return {};
-      memory = std::make_shared<Memory>(static_cast<size_t>(bytes), false);
+      memory = std::make_shared<Memory>(static_cast<size_t>(bytes));
       return {memory->data(), size};
     }
     std::span<std::byte> chunk(size_t n, size_t size) {
