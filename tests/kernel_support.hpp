@@ -314,4 +314,27 @@ inline void plain_merge(PlainPart& sum, const PlainPart& next) {
   for (size_t d = 0; d < sum.o.size(); ++d) sum.o[d] = std::fma(next.o[d], take, sum.o[d] * keep);
 }
 
+// 32 inputs rounded to int8, as kernels.hpp says; the environment rounds to nearest even.
+struct PlainInput {
+  int q[kQuantBlock] = {};
+  float scale = 0;
+};
+
+inline PlainInput plain_input(const float* x) {
+  PlainInput block;
+  float top = 0;
+  bool finite = true;
+  for (int i = 0; i < kQuantBlock; ++i) {
+    finite = finite && std::isfinite(x[i]);
+    top = std::max(top, std::isfinite(x[i]) ? std::fabs(x[i]) : 0);
+  }
+  if (!finite) block.scale = kNan;
+  if (!finite || top < 0x1p-100f) return block;
+  const float inverse = 127.0f / top;
+  for (int i = 0; i < kQuantBlock; ++i)
+    block.q[i] = static_cast<int>(std::nearbyint(x[i] * inverse));
+  block.scale = top / 127.0f;
+  return block;
+}
+
 }  // namespace stet::test

@@ -6,31 +6,6 @@ namespace {
 
 // ---------------------------------------------------------------- the contract, restated
 
-struct PlainBlock {
-  int q[kQuantBlock] = {};
-  float scale = 0;
-};
-
-PlainBlock plain_quantize(const float* x) {
-  PlainBlock block;
-  float top = 0;
-  bool finite = true;
-  for (int i = 0; i < kQuantBlock; ++i) {
-    finite = finite && std::isfinite(x[i]);
-    if (std::fabs(x[i]) > top) top = std::fabs(x[i]);
-  }
-  if (!finite) block.scale = kNan;
-  if (!finite || top < 0x1p-100f) return block;
-  const float inverse = 127.0f / top;
-  for (int i = 0; i < kQuantBlock; ++i) {
-    const float product = x[i] * inverse;
-    // The environment rounds to nearest even.
-    block.q[i] = static_cast<int>(std::nearbyint(product));
-  }
-  block.scale = top / 127.0f;
-  return block;
-}
-
 constexpr WeightType kTypes[] = {WeightType::q8, WeightType::q4, WeightType::q5};
 
 // Weights as numbers, and packed as the comment in kernels.hpp says.
@@ -96,7 +71,7 @@ struct QuantWeights {
   float times(size_t row, const float* x) const {
     float acc = 0;
     for (size_t b = 0; b < k / 32; ++b) {
-      const PlainBlock in = plain_quantize(x + b * 32);
+      const PlainInput in = plain_input(x + b * 32);
       int sum = 0;
       for (size_t i = 0; i < 32; ++i) sum += (u[row * k + b * 32 + i] - zero()) * in.q[i];
       const float d = static_cast<float>(exact_f16(scale[row * (k / 32) + b]));
@@ -158,7 +133,7 @@ TEST_P(EachIsa, InputsAreRoundedAsTheContractSays) {
     const Fenced<QuantBlock> y(n / 32);
     k.quantize(x.data(), n, y.data());
     for (size_t b = 0; b < n / 32; ++b) {
-      const PlainBlock expected = plain_quantize(values.data() + 32 * b);
+      const PlainInput expected = plain_input(values.data() + 32 * b);
       ASSERT_TRUE(same_bits(y[b].scale, expected.scale)) << y[b].scale << " " << expected.scale;
       int sum = 0;
       for (int i = 0; i < kQuantBlock; ++i) {

@@ -6,28 +6,6 @@ namespace {
 
 // ---------------------------------------------------------------- the contract, restated
 
-struct PlainInput {
-  int q[kQuantBlock] = {};
-  float scale = 0;
-};
-
-PlainInput plain_input(const float* x) {
-  PlainInput block;
-  float top = 0;
-  bool finite = true;
-  for (int i = 0; i < kQuantBlock; ++i) {
-    finite = finite && std::isfinite(x[i]);
-    top = std::max(top, std::isfinite(x[i]) ? std::fabs(x[i]) : 0);
-  }
-  if (!finite) block.scale = kNan;
-  if (!finite || top < 0x1p-100f) return block;
-  const float inverse = 127.0f / top;
-  for (int i = 0; i < kQuantBlock; ++i)
-    block.q[i] = static_cast<int>(std::nearbyint(x[i] * inverse));
-  block.scale = top / 127.0f;
-  return block;
-}
-
 struct Type {
   const char* name;
   int index;  // in the table
