@@ -5,7 +5,7 @@ them, and what is left of the model?
 
 BUILD is stet's build directory (stet_command and stet_shared), IK_BUILD one of ik_llama.cpp. For each file: whether every weight that stet reads is ggml's
 bit for bit; how many of the 40 greedy replies of tests/data/pocket are those of the checkpoint; and the negative log-likelihood of the
-conversations, in nats a token. Prints lines of a table (docs/gguf.md).
+conversations, in nats a token. Prints lines of a table (bench/RESULTS.md).
 """
 import argparse
 import json
