@@ -7,6 +7,7 @@
 #include <span>
 
 #include "kernels/quantize.hpp"
+#include "stet/kernels/kernels.hpp"
 #include "stet/kernels/numbers.hpp"
 
 namespace stet {
@@ -106,57 +107,6 @@ void q3_k(const uint8_t* b, float* y) {
   }
 }
 
-// Scale and minimum of sub-block i of Q4_K and Q5_K, of 6 bits each in 12 bytes.
-struct ScaleMinimum {
-  float scale, minimum;
-};
-ScaleMinimum scale_k(const uint8_t* s, int i, float d, float least) {
-  const int scale = i < 4 ? s[i] & 63 : (s[i + 4] & 15) | (s[i - 4] >> 6) << 4;
-  const int minimum = i < 4 ? s[i + 4] & 63 : s[i + 4] >> 4 | (s[i] >> 6) << 4;
-  return {d * static_cast<float>(scale), least * static_cast<float>(minimum)};
-}
-
-void q4_k(const uint8_t* b, float* y) {
-  const float d = half_at(b), least = half_at(b + 2);
-  const uint8_t* q = b + 16;
-  for (int sub = 0; sub < 8; sub += 2, q += 32) {
-    const ScaleMinimum low = scale_k(b + 4, sub, d, least),
-                       high = scale_k(b + 4, sub + 1, d, least);
-    for (int i = 0; i < 32; ++i) *y++ = low.scale * static_cast<float>(q[i] & 15) - low.minimum;
-    for (int i = 0; i < 32; ++i) *y++ = high.scale * static_cast<float>(q[i] >> 4) - high.minimum;
-  }
-}
-
-void q5_k(const uint8_t* b, float* y) {
-  const float d = half_at(b), least = half_at(b + 2);
-  const uint8_t *high = b + 16, *q = b + 48;
-  for (int sub = 0; sub < 8; ++sub) {
-    const ScaleMinimum s = scale_k(b + 4, sub, d, least);
-    for (int i = 0; i < 32; ++i) {
-      const int low = sub % 2 == 0 ? q[i] & 15 : q[i] >> 4;
-      *y++ = s.scale * static_cast<float>(low + ((high[i] >> sub & 1) << 4)) - s.minimum;
-    }
-    if (sub % 2 == 1) q += 32;
-  }
-}
-
-void q6_k(const uint8_t* b, float* y) {
-  const uint8_t *low = b, *high = b + 128;
-  const auto* scales = reinterpret_cast<const int8_t*>(b + 192);
-  const float d = half_at(b + 208);
-  for (int half = 0; half < 2; ++half, low += 64, high += 32, scales += 8, y += 128) {
-    for (int sub = 0; sub < 8; ++sub) {
-      const int part = sub / 2, from = sub % 2 * 16;
-      const float scale = d * static_cast<float>(scales[sub]);
-      for (int i = from; i < from + 16; ++i) {
-        const int nibble = low[part % 2 * 32 + i] >> (part < 2 ? 0 : 4) & 15;
-        const int q = nibble | (high[i] >> (2 * part) & 3) << 4;
-        y[32 * part + i] = scale * static_cast<float>(q - 32);
-      }
-    }
-  }
-}
-
 constexpr int kNonLinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                 1,    13,   25,  38,  53,  69,  89,  113};
 
@@ -217,10 +167,11 @@ void to_q4_0(const float* x, uint8_t* b) {
 struct Entry {
   uint32_t type;
   GgmlType stored;
-  void (*dequantize)(const uint8_t*, float*);
+  void (*dequantize)(const uint8_t*, float*);  // null: by kernels, from kFirstSuper on
   void (*quantize)(const float*, uint8_t*) = nullptr;
   void (*quantize_by)(std::span<const float, kSuper>, const float* importance, uint8_t*) = nullptr;
 };
+constexpr uint32_t kFirstSuper = 12;
 constexpr Entry kTypes[] = {{0, {"F32", 1, 4}, f32, to_f32},
                             {1, {"F16", 1, 2}, f16, to_f16},
                             {2, {"Q4_0", 32, 18}, q4_0, to_q4_0},
@@ -230,9 +181,9 @@ constexpr Entry kTypes[] = {{0, {"F32", 1, 4}, f32, to_f32},
                             {8, {"Q8_0", 32, 34}, q8_0, to_q8_0},
                             {10, {"Q2_K", kSuper, 84}, q2_k},
                             {11, {"Q3_K", kSuper, 110}, q3_k},
-                            {12, {"Q4_K", kSuper, 144}, q4_k, nullptr, round_super_q4},
-                            {13, {"Q5_K", kSuper, 176}, q5_k, nullptr, round_super_q5},
-                            {14, {"Q6_K", kSuper, 210}, q6_k, nullptr, round_super_q6},
+                            {12, {"Q4_K", kSuper, 144}, nullptr, nullptr, round_super_q4},
+                            {13, {"Q5_K", kSuper, 176}, nullptr, nullptr, round_super_q5},
+                            {14, {"Q6_K", kSuper, 210}, nullptr, nullptr, round_super_q6},
                             {20, {"IQ4_NL", 32, 18}, iq4_nl},
                             {23, {"IQ4_XS", kSuper, 136}, iq4_xs},
                             {30, {"BF16", 1, 2}, bf16, to_bf16}};
@@ -253,6 +204,8 @@ std::optional<GgmlType> ggml_type(uint32_t type) {
 
 void dequantize_ggml(uint32_t type, const void* from, size_t blocks, float* to) {
   const Entry& e = *entry_of(type);
+  if (e.dequantize == nullptr)
+    return best_kernels().dequantize_super[type - kFirstSuper](from, blocks, to);
   const auto* bytes = static_cast<const uint8_t*>(from);
   for (size_t i = 0; i < blocks; ++i)
     e.dequantize(bytes + i * e.stored.bytes, to + i * e.stored.elements);

@@ -10,11 +10,20 @@
 namespace stet {
 namespace {
 
+#if defined(__x86_64__)
+// clang 14 knows no name for F16C. Asked once: a virtual machine takes microseconds to answer.
+bool have_f16c() {
+  static const bool have = [] {
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+  }();
+  return have;
+}
+#endif
+
 bool have_avx2() {
 #if defined(__x86_64__)
-  unsigned a, b, c = 0, d;  // clang 14 knows no name for F16C
-  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0 && __builtin_cpu_supports("avx2") &&
-         __builtin_cpu_supports("fma");
+  return have_f16c() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #else
   return false;
 #endif
@@ -91,9 +100,12 @@ const char* const* kernel_names() {
 }
 
 const Kernels& best_kernels() {
-  const char* const* name = kernel_names();
-  while (name[1] != nullptr) ++name;
-  return *find_kernels(*name);
+  static const Kernels& best = []() -> const Kernels& {
+    const char* const* name = kernel_names();
+    while (name[1] != nullptr) ++name;
+    return *find_kernels(*name);
+  }();
+  return best;
 }
 
 #if defined(__x86_64__)

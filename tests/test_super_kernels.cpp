@@ -1,5 +1,6 @@
 // Kernels of the K types against the contract restated in plain C++, bit for bit.
 #include "kernel_support.hpp"
+#include "stet/kernels/numbers.hpp"
 
 namespace stet::test {
 namespace {
@@ -254,6 +255,60 @@ TEST_P(EachIsa, AnInputThatIsNotFiniteMakesTheOutputsNan) {
     k.quantize_super(x.data(), 256, in.data());
     k.gemv_super[type.index](w.packed.data(), 1, 256, in.data(), 0, y.data(), 0, 1);
     for (const float value : y) EXPECT_NE(value, value);
+  }
+}
+
+// ---------------------------------------------------------------- blocks of a file
+
+// Value v of the twelve bytes that hold eight integers of 6 bits, and eight more.
+int six_bits(const uint8_t* s, size_t v) {
+  const size_t i = v % 8, high = v / 8 * 4;
+  return i < 4 ? s[high + i] & 63 : (s[4 + i] >> high & 15) | (s[high + i - 4] >> 6) << 4;
+}
+
+// Number i of a super-block, by the layouts of ggml.
+float number_of(const Type& type, const uint8_t* b, size_t i) {
+  const auto half = [&](size_t at) {
+    uint16_t bits;
+    std::memcpy(&bits, b + at, sizeof bits);
+    return widen_f16(bits);
+  };
+  if (type.bits == 6) {
+    const size_t part = i % 128 / 32, in = i % 32;
+    const int low = b[i / 128 * 64 + part % 2 * 32 + in] >> part / 2 * 4 & 15,
+              high = b[128 + i / 128 * 32 + in] >> 2 * part & 3;
+    const float scale = half(208) * static_cast<float>(static_cast<int8_t>(b[192 + i / 16]));
+    return scale * static_cast<float>((low | high << 4) - 32);
+  }
+  const size_t block = i / 32, nibbles = type.bits == 4 ? 16 : 48;
+  const int low = b[nibbles + block / 2 * 32 + i % 32] >> block % 2 * 4 & 15,
+            fifth = type.bits == 4 ? 0 : b[16 + i % 32] >> block & 1;
+  const float scale = half(0) * static_cast<float>(six_bits(b + 4, block)),
+              minimum = half(2) * static_cast<float>(six_bits(b + 4, 8 + block));
+  const float product = scale * static_cast<float>(low | fifth << 4);
+  return product - minimum;
+}
+
+TEST_P(EachIsa, BlocksOfAFileAreTheNumbersOfTheirFormula) {
+  constexpr size_t kSupers = 40, kBytes[] = {144, 176, 210};
+  for (const Type& type : kTypes) {
+    const size_t bytes = kBytes[type.index];
+    const Fenced<uint8_t> blocks(kSupers * bytes);
+    Stream stream(bytes);
+    for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = static_cast<uint8_t>(stream.next());
+    for (size_t s = 0; s < kSupers; ++s) {  // d and m are finite
+      uint8_t* const b = blocks.data() + s * bytes;
+      for (const size_t at : {size_t{1}, size_t{3}, bytes - 1}) {
+        if ((type.bits == 6) == (at == bytes - 1)) b[at] &= 0xBF;
+      }
+    }
+    std::vector<float> expected;
+    for (size_t i = 0; i < kSupers * 256; ++i)
+      expected.push_back(number_of(type, blocks.data() + i / 256 * bytes, i % 256));
+    const Fenced<float> y(expected.size());
+    k.dequantize_super[type.index](blocks.data(), kSupers, y.data());
+    ASSERT_TRUE(equal_bits(y.span(), expected)) << type.name;
+    ASSERT_TRUE(y.untouched());
   }
 }
 

@@ -242,6 +242,8 @@ struct Kernels {
   void (*expand_super[kSuperTypes])(const void* w, size_t supers, void* y);
   void (*tile_super[kSuperTypes])(const SuperTile* packed, const void* w, size_t k, size_t kc,
                                   const Tile& sums);
+  // Super-blocks of Q4_K, Q5_K or Q6_K, as GGUF files have them, to y[256 supers] (ggml.hpp).
+  void (*dequantize_super[kSuperTypes])(const void* from, size_t supers, float* y);
 
   // Attention of some tiles over one block, and the combination of blocks in order of position:
   //   m' = max(m, mb); l = l*exp(m-m') + lb*exp(mb-m'); o likewise. m = -inf: nothing seen so far.
