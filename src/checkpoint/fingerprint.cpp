@@ -13,7 +13,8 @@ namespace stet {
 namespace {
 
 constexpr const char* kGroups[] = {"embeddings", "norms", "attention", "mlp", "head"};
-constexpr size_t kRows = 16;
+constexpr size_t kRows = 16;   // of a slab
+constexpr size_t kSlabs = 16;  // that a thread digests before it takes more
 
 template <class T>
 T element(std::span<const std::byte> bytes, size_t i) {
@@ -83,31 +84,56 @@ Sha256 hash_of(const std::vector<Leaf>& leaves) {
   return sha256_of(w.data());
 }
 
+// Rows of a matrix in their order, blocks of ggml as float32. What is read stays as it is until the
+// next is.
+class SlabReader {
+ public:
+  explicit SlabReader(const TensorView& matrix)
+      : matrix_(matrix), widen_(is_block_dtype(matrix.dtype)) {}
+
+  DType dtype() const { return widen_ ? DType::f32 : matrix_.dtype; }
+  std::span<const std::byte> read(size_t begin, size_t end) {
+    const size_t stored = row_of(matrix_, 0).size(), made = made_bytes(stored);
+    if (!widen_ && matrix_.paired_heads == 0)
+      return matrix_.bytes.subspan(begin * stored, (end - begin) * stored);
+    made_.resize((end - begin) * made);
+    for (size_t row = begin; row < end; ++row)
+      make(row_of(matrix_, row), made_.data() + (row - begin) * made);
+    return made_;
+  }
+
+ private:
+  size_t made_bytes(size_t stored) const {
+    const auto type = ggml_type(ggml_number(matrix_.dtype));
+    return widen_ ? stored / type->bytes * type->elements * sizeof(float) : stored;
+  }
+  void make(std::span<const std::byte> row, std::byte* to) const {
+    const uint32_t number = ggml_number(matrix_.dtype);
+    if (widen_)
+      dequantize_ggml(number, row.data(), row.size() / ggml_type(number)->bytes,
+                      reinterpret_cast<float*>(to));
+    else
+      std::memcpy(to, row.data(), row.size());
+  }
+
+  const TensorView& matrix_;
+  bool widen_;
+  std::vector<std::byte> made_;
+};
+
 }  // namespace
 
 TensorDigests digest_matrix(const TensorView& tensor, int threads) {
-  const bool widen = is_block_dtype(tensor.dtype);
-  const size_t rows = static_cast<size_t>(tensor.shape.at(0)),
-               slab_bytes = rows == 0 ? 1 : tensor.bytes.size() / rows * kRows;
-  const size_t slabs = (tensor.bytes.size() + slab_bytes - 1) / slab_bytes;
+  const size_t rows = static_cast<size_t>(tensor.shape.at(0)), slabs = (rows + kRows - 1) / kRows;
   std::vector<Digest> stored(slabs);
   std::vector<Leaf> leaves(slabs);
-  run_team(threads, [&](Team team) {
-    const Range mine = team.share(slabs);
-    std::vector<float> wide;
-    for (size_t s = mine.begin; s < mine.end; ++s) {
-      const size_t begin = s * slab_bytes;
-      std::span<const std::byte> slab =
-          tensor.bytes.subspan(begin, std::min(slab_bytes, tensor.bytes.size() - begin));
-      if (widen) {
-        const GgmlType type = *ggml_type(ggml_number(tensor.dtype));
-        wide.resize(slab.size() / type.bytes * type.elements);
-        dequantize_ggml(ggml_number(tensor.dtype), slab.data(), slab.size() / type.bytes,
-                        wide.data());
-        slab = std::as_bytes(std::span(wide));
-      }
+  run_each(threads, (slabs + kSlabs - 1) / kSlabs, [&](size_t piece) {
+    SlabReader reader(tensor);
+    for (size_t s = piece * kSlabs; s < std::min(slabs, (piece + 1) * kSlabs); ++s) {
+      const std::span<const std::byte> slab =
+          reader.read(s * kRows, std::min(rows, (s + 1) * kRows));
       stored[s] = digest_of(slab);
-      leaves[s] = leaf_of(slab, widen ? DType::f32 : tensor.dtype, stored[s]);
+      leaves[s] = leaf_of(slab, reader.dtype(), stored[s]);
     }
   });
   return {digest_of(std::as_bytes(std::span(stored))), hash_of(leaves)};

@@ -46,6 +46,10 @@ void pack_transposed(const std::byte* first, size_t row_bytes, size_t lanes, siz
   }
 }
 
+// Bytes that a thread packs before it takes more: as the system gives memory in large pages, two
+// threads rarely wait for the same one.
+constexpr size_t kPackedAtOnce = size_t{4} << 20;
+
 size_t rows_of(const std::vector<const TensorView*>& parts) {
   size_t rows = 0;
   for (const TensorView* part : parts) rows += static_cast<size_t>(part->shape.at(0));
@@ -114,9 +118,8 @@ Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int 
           : columns * element_size();
   std::vector<const std::byte*> source;  // one per row
   for (const TensorView* part : parts) {
-    for (size_t offset = 0; offset < part->bytes.size(); offset += row_bytes) {
-      source.push_back(part->bytes.data() + offset);
-    }
+    for (size_t row = 0; row < static_cast<size_t>(part->shape.at(0)); ++row)
+      source.push_back(row_of(*part, row).data());
   }
   if (heads > 0) {
     const std::vector<const std::byte*> stored = source;
@@ -124,19 +127,17 @@ Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int 
       source[row] = stored[interleaved_row(row, source.size(), heads)];
   }
   source.resize(blocks() * kLanes, nullptr);
-  const size_t words = row_bytes / 4;
-  run_team(threads, [&](Team team) {
-    const Range mine = team.share(blocks());
-    for (size_t b = mine.begin; b < mine.end; ++b) {
-      const std::byte* const* rows = source.data() + b * kLanes;
-      if (is_block_dtype(dtype)) {
-        pack_blocks(dtype, rows, columns, memory_.data() + b * block_bytes());
-        continue;
-      }
-      uint32_t* out = reinterpret_cast<uint32_t*>(memory_.data() + b * block_bytes());
-      transpose_words(rows, words, out);
-      if (row_bytes % 4 != 0) last_half_word(rows, columns, out);
-    }
+  const auto pack = [&](size_t b) {
+    const std::byte* const* rows = source.data() + b * kLanes;
+    std::byte* const out = memory_.data() + b * block_bytes();
+    if (is_block_dtype(dtype)) return pack_blocks(dtype, rows, columns, out);
+    auto* const words = reinterpret_cast<uint32_t*>(out);
+    transpose_words(rows, row_bytes / 4, words);
+    if (row_bytes % 4 != 0) last_half_word(rows, columns, words);
+  };
+  const size_t at_once = std::max<size_t>(1, kPackedAtOnce / std::max<size_t>(1, block_bytes()));
+  run_each(threads, (blocks() + at_once - 1) / at_once, [&](size_t piece) {
+    for (size_t b = piece * at_once; b < std::min(blocks(), (piece + 1) * at_once); ++b) pack(b);
   });
 }
 

@@ -31,10 +31,10 @@ void read_row(const TensorView& t, bool transposed, size_t rows, size_t row,
   if (is_block_dtype(t.dtype)) {
     const GgmlType type = *ggml_type(ggml_number(t.dtype));
     const size_t blocks = to.size() / type.elements;
-    dequantize_ggml(ggml_number(t.dtype), t.bytes.data() + row * blocks * type.bytes, blocks,
-                    to.data());
+    dequantize_ggml(ggml_number(t.dtype), row_of(t, row).data(), blocks, to.data());
     return;
   }
+  if (t.paired_heads > 0) row = paired_row(row, rows, t.paired_heads);
   for (size_t c = 0; c < to.size(); ++c)
     to[c] = element(t, transposed ? c * rows + row : row * to.size() + c);
 }
@@ -84,6 +84,7 @@ RoundedTensor::RoundedTensor(const TensorView& from, bool transposed, DType to,
   view.dtype = to;
   view.dtype_text = dtype_name(to);
   view.bytes = {memory.data(), rows * blocks * type.bytes};  // of whole pages
+  view.paired_heads = 0;
 }
 
 }  // namespace stet

@@ -205,13 +205,12 @@ const Checkpoint::Shard& Checkpoint::add_shard(const FileSource& source, const s
   if (file->extent().empty())
     throw Error(ErrorKind::format, file->path(), "", "a file with content", "0 bytes");
   FilePart data = file->in_place();
-  SafeTensors tensors =
-      data.file == nullptr
-          ? SafeTensors::parse(file->extent(), file->path())
-          : SafeTensors::parse(file->header(), data.file->bytes().subspan(data.offset, data.size),
-                               file->path());
-  shards_.push_back(
-      std::make_unique<const Shard>(Shard{std::move(file), std::move(data), std::move(tensors)}));
+  auto shard = std::make_unique<Shard>(Shard{std::move(file), std::move(data), {}});
+  const std::string& path = shard->file->path();
+  shard->tensors = shard->in_order()
+                       ? SafeTensors::parse(shard->file->header(), shard->bytes_in_file(), path)
+                       : SafeTensors::parse(shard->file->extent(), path);
+  shards_.push_back(std::move(shard));
   return *shards_.back();
 }
 
@@ -265,19 +264,35 @@ const TensorView& Checkpoint::require(const std::string& name, const std::vector
 
 const Checkpoint::Shard* Checkpoint::shard_with(const TensorView& tensor) const {
   const auto it = locations_.find(tensor.name);
-  const bool ours = it != locations_.end() && it->second.view->bytes.data() == tensor.bytes.data();
+  if (it == locations_.end()) return nullptr;
+  const auto* const bytes = tensor.bytes.data();
+  const bool ours =
+      it->second.view->bytes.data() == bytes || it->second.shard->bytes_in_file().data() == bytes;
   return ours ? it->second.shard : nullptr;
 }
 
 void Checkpoint::fill(const TensorView& tensor) const {
   const Shard* const shard = shard_with(tensor);
-  if (shard != nullptr && shard->data.file == nullptr) shard->file->bytes();
+  if (shard != nullptr && !shard->in_order()) shard->file->bytes();
+}
+
+TensorView Checkpoint::read(const TensorView& tensor) const {
+  const Shard* const shard = shard_with(tensor);
+  TensorView found = tensor;
+  if (shard == nullptr || shard->data.paired_heads == 0) {
+    fill(tensor);
+  } else {
+    found.bytes = shard->bytes_in_file();
+    found.paired_heads = shard->data.paired_heads;
+  }
+  return found;
 }
 
 void Checkpoint::drop(const TensorView& tensor) const {
   const Shard* const shard = shard_with(tensor);
   if (shard == nullptr) return;
-  const FileBytes& file = shard->data.file != nullptr ? *shard->data.file : *shard->file;
+  const bool in_file = tensor.bytes.data() == shard->bytes_in_file().data();
+  const FileBytes& file = in_file ? *shard->data.file : *shard->file;
   file.drop(static_cast<size_t>(tensor.bytes.data() - file.extent().data()), tensor.bytes.size());
 }
 

@@ -93,4 +93,16 @@ std::optional<int64_t> element_count(const std::vector<int64_t>& shape) {
   return count;
 }
 
+size_t paired_row(size_t row, size_t rows, size_t heads) {
+  const size_t each = rows / heads, half = each / 2, within = row % each;
+  return row - within + 2 * (within % half) + within / half;
+}
+
+std::span<const std::byte> row_of(const TensorView& matrix, size_t row) {
+  const auto rows = static_cast<size_t>(matrix.shape.at(0));
+  const size_t bytes = matrix.bytes.size() / rows;
+  if (matrix.paired_heads > 0) row = paired_row(row, rows, matrix.paired_heads);
+  return matrix.bytes.subspan(row * bytes, bytes);
+}
+
 }  // namespace stet

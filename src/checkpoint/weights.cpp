@@ -31,17 +31,16 @@ struct Widened {
       : view(from), memory(static_cast<size_t>(element_count(from.shape).value()) * sizeof(float)) {
     const uint32_t number = ggml_number(from.dtype);
     const GgmlType type = *ggml_type(number);
-    constexpr size_t kAtOnce = 1024;  // blocks
-    const size_t blocks = from.bytes.size() / type.bytes;
-    run_each(threads, (blocks + kAtOnce - 1) / kAtOnce, [&](size_t i) {
-      const size_t first = i * kAtOnce;
-      dequantize_ggml(number, from.bytes.data() + first * type.bytes,
-                      std::min(kAtOnce, blocks - first),
-                      memory.as<float>() + first * type.elements);
+    const auto rows = static_cast<size_t>(from.shape.at(0)),
+               columns = static_cast<size_t>(from.shape.at(1));
+    run_each(threads, rows, [&](size_t row) {
+      dequantize_ggml(number, row_of(from, row).data(), columns / type.elements,
+                      memory.as<float>() + row * columns);
     });
     view.dtype = DType::f32;
     view.dtype_text = dtype_name(DType::f32);
-    view.bytes = {memory.data(), blocks * type.elements * sizeof(float)};  // of whole pages
+    view.bytes = {memory.data(), rows * columns * sizeof(float)};  // of whole pages
+    view.paired_heads = 0;
   }
   TensorView view;
   Memory memory;
@@ -88,13 +87,15 @@ std::vector<WeightLoader::Part> WeightLoader::prefixed(const std::vector<Part>& 
 // The packed matrix of tensors of the checkpoint.
 Matrix WeightLoader::pack(const std::string& group, const std::vector<Part>& parts, int64_t columns,
                           Stored stored, bool rounded) {
-  std::vector<const TensorView*> views;
+  std::vector<TensorView> tensors;
   for (const Part& part : parts) {
-    views.push_back(stored.transposed
-                        ? &checkpoint_.require(part.name, {columns, part.rows})
-                        : &checkpoint_.require(part.name, {part.rows, columns}, true));
+    const TensorView& found = stored.transposed
+                                  ? checkpoint_.require(part.name, {columns, part.rows})
+                                  : checkpoint_.require(part.name, {part.rows, columns}, true);
+    tensors.push_back(checkpoint_.read(found));
   }
-  for (const TensorView* view : views) checkpoint_.fill(*view);
+  std::vector<const TensorView*> views;
+  for (const TensorView& tensor : tensors) views.push_back(&tensor);
   if (not_bf16_.empty() && rounded && views[0]->dtype != DType::bf16) {
     not_bf16_ = parts[0].name;
     its_type_ = views[0]->dtype_text;

@@ -63,13 +63,14 @@ DType dtype_of(const Shard& s) {
   return s.from->type == 1 ? DType::f16 : s.from->type == 30 ? DType::bf16 : DType::f32;
 }
 
-// Whether the file has the very bytes that were published.
-bool as_published(const Shard& s) {
+// Whether the file has the very rows that were published, if not in their order.
+bool rows_as_published(const Shard& s) {
   const Kept* const as = kept(s);
-  const bool rows_in_order = !s.to.transposed && s.to.rotated_heads == 0 && s.to.fused_heads == 0,
+  const bool whole_rows = !s.to.transposed && s.to.fused_heads == 0 &&
+                          (s.to.rotated_heads == 0 || s.from->shape.size() == 2),
              same_type = as != nullptr ? as->transcode == nullptr
                                        : dtype_of(s) != DType::f32 || s.from->type == 0;
-  return rows_in_order && same_type && !s.to.less_one;
+  return whole_rows && same_type && !s.to.less_one;
 }
 
 std::vector<int64_t> shape_of(const Shard& s) {
@@ -81,11 +82,7 @@ std::vector<int64_t> shape_of(const Shard& s) {
 // Which row of the file is row `row` as it was published. Of Llama's q and k, neighbours go back to
 // halves of a head; GPT-NeoX has the q, k and v of each head together.
 size_t row_in_file(const Shard& s, size_t row, size_t rows) {
-  if (s.to.rotated_heads > 0) {
-    const size_t each = rows / static_cast<size_t>(s.to.rotated_heads), half = each / 2,
-                 within = row % each;
-    return row - within + 2 * (within % half) + within / half;
-  }
+  if (s.to.rotated_heads > 0) return paired_row(row, rows, static_cast<size_t>(s.to.rotated_heads));
   if (s.to.fused_heads > 0) {
     const size_t each = rows / 3 / static_cast<size_t>(s.to.fused_heads), head = row / (3 * each),
                  within = row % (3 * each);
@@ -171,10 +168,11 @@ class ShardContent : public MadeContent {
   }
   const FileBytes& origin() const override { return *shard_.part->file(); }
   FilePart in_place() const override {
-    if (!as_published(shard_)) return {};
+    if (!rows_as_published(shard_)) return {};
     const std::span<const std::byte> bytes = shard_.from->bytes;
     const auto& file = shard_.part->file();
-    return {file, static_cast<size_t>(bytes.data() - file->bytes().data()), bytes.size()};
+    return {file, static_cast<size_t>(bytes.data() - file->bytes().data()), bytes.size(),
+            static_cast<size_t>(shard_.to.rotated_heads)};
   }
 
  private:

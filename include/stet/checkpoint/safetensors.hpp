@@ -68,6 +68,9 @@ class STET_API Checkpoint {
   // Has a tensor's bytes made, where its file makes them when they are asked for (GGUF): to be
   // called before they are read.
   void fill(const TensorView& tensor) const;
+  // A tensor of this checkpoint for who reads it by row_of(): where its file has the same rows in
+  // another order, those, so that nothing is made.
+  TensorView read(const TensorView& tensor) const;
   // Says that a tensor's bytes were consumed, so that they need not stay in resident memory.
   void drop(const TensorView& tensor) const;
 
@@ -95,6 +98,12 @@ class STET_API Checkpoint {
     std::shared_ptr<const FileBytes> file;
     FilePart data;  // no file: behind the header
     SafeTensors tensors;
+
+    bool in_order() const { return data.file != nullptr && data.paired_heads == 0; }
+    std::span<const std::byte> bytes_in_file() const {
+      return data.file == nullptr ? std::span<const std::byte>()
+                                  : data.file->bytes().subspan(data.offset, data.size);
+    }
   };
   struct TensorLocation {
     const Shard* shard;

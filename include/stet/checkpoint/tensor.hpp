@@ -63,6 +63,16 @@ struct TensorView {
   std::string dtype_text;  // as the file has it
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;  // tensor_bytes(dtype, shape), checked; any length for other
+  // Rows stand in their order where this is 0, as in all views but those of Checkpoint::read().
+  // Otherwise they are those of so many heads in the order of GGUF: paired_row().
+  size_t paired_heads = 0;
 };
+
+// Where GGUF has row `row` of Llama's q and k: what RoPE turns together stands side by side there,
+// and half a head apart in what was published.
+STET_API size_t paired_row(size_t row, size_t rows, size_t heads);
+
+// One row of a matrix, wherever it stands.
+STET_API std::span<const std::byte> row_of(const TensorView& matrix, size_t row);
 
 }  // namespace stet

@@ -19,10 +19,11 @@ namespace stet {
 
 class FileBytes;
 
-// A part of an open file; no file: nothing.
+// A part of an open file; no file: nothing. `paired_heads`: as TensorView has it.
 struct FilePart {
   std::shared_ptr<const FileBytes> file;
   size_t offset = 0, size = 0;
+  size_t paired_heads = 0;
 };
 
 // The content of a file that is made out of another, when it is asked for.
@@ -37,7 +38,8 @@ class MadeContent {
   virtual void drop() const = 0;
   // The file that it is made out of.
   virtual const FileBytes& origin() const = 0;
-  // The part of that file that is what would be made: who reads it there needs no copy.
+  // The part of that file that is what would be made, or its rows in another order: who reads it
+  // there needs no copy.
   virtual FilePart in_place() const = 0;
 };
 
@@ -66,7 +68,8 @@ class STET_API FileBytes {
   // since it was opened.
   void check_unchanged() const;
 
-  // Of content that is made: where the bytes behind its header are already. Otherwise no file.
+  // Of content that is made: where the bytes behind its header, or their rows in another order, are
+  // already. Otherwise no file.
   FilePart in_place() const;
   // Of content that is made, what is there before bytes() was called; otherwise all of it.
   std::span<const std::byte> header() const;
