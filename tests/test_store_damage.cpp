@@ -44,7 +44,8 @@ class Damage {
       models_.push_back(test::model(asset_path(name)));
       Session s(models_.back(), {.capacity = 1024});
       std::vector<int32_t> ids;
-      for (int i = 0; i < 300; ++i) ids.push_back(3 + i * 37 % 450);
+      // Four blocks, and few tokens behind them, which every restore computes.
+      for (int i = 0; i < 4 * 64 + 3; ++i) ids.push_back(3 + i * 37 % 450);
       s.append(ids);
       sessions_.push_back(std::move(s));
       const StorePutReport put = put_session(*store_, sessions_.back(), {});
