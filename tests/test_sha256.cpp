@@ -54,23 +54,6 @@ TEST(Sha256, OursAgreesWithTheLibraryWhateverTheLengthAndThePieces) {
   }
 }
 
-TEST(Sha256, ManyAtOnceAreWhatEachIsAlone) {
-  std::mt19937 random(2);
-  for (size_t count = 0; count < 20; ++count) {
-    std::vector<std::string> texts(count);
-    for (std::string& text : texts) {
-      text.resize(random() % (random() % 2 == 0 ? 130 : 5000));
-      for (char& c : text) c = static_cast<char>(random());
-    }
-    std::vector<std::span<const std::byte>> messages;
-    for (const std::string& text : texts) messages.push_back(bytes_of(text));
-    std::vector<Sha256> hashes(count);
-    sha256_of_each(messages, hashes);
-    for (size_t i = 0; i < count; ++i)
-      EXPECT_EQ(hashes[i], sha256_of(messages[i])) << messages[i].size();
-  }
-}
-
 TEST(Sha256, TextGoesBothWays) {
   const Sha256 hash = sha256_of(bytes_of("stet"));
   EXPECT_EQ(parse_sha256(sha256_text(hash)), hash);

@@ -5,8 +5,10 @@
 
 #include <filesystem>
 
+#include "record_version_1.hpp"
 #include "scratch.hpp"
 #include "stet/base/hmac.hpp"
+#include "stet/base/poly1305.hpp"
 #include "stet/store/copy.hpp"
 #include "stet/store/session.hpp"
 #include "support.hpp"
@@ -33,8 +35,9 @@ TEST(Hmac, IsThatOfTheStandard) {
             "sha256:60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
   Sha256 a, b;
   b.bytes[31] = std::byte{1};
-  EXPECT_TRUE(equal_in_constant_time(a, a));
-  EXPECT_FALSE(equal_in_constant_time(a, b));
+  EXPECT_TRUE(equal_in_constant_time(a.bytes, a.bytes));
+  EXPECT_FALSE(equal_in_constant_time(a.bytes, b.bytes));
+  EXPECT_FALSE(equal_in_constant_time(a.bytes, std::span(a.bytes).first(31)));
 }
 
 TEST(StoreKey, IsKeptFromOthers) {
@@ -56,25 +59,158 @@ TEST(StoreKey, IsKeptFromOthers) {
                 ": first line: expected stet store key 1, found something else");
 }
 
+constexpr RecordKind kKinds[] = {RecordKind::block, RecordKind::state, RecordKind::name};
+const Sha256 kName = sha256_of(stet_test::as_bytes("name"));
+
+// By the version that is written.
+std::vector<std::byte> sealed(const StoreKey& key, const Record& record) {
+  std::vector<std::byte> bytes = seal_record(key, record);
+  EXPECT_EQ(bytes.size(), record.kind == RecordKind::block ? kBlockFront : kRecordFront);
+  bytes.insert(bytes.end(), record.payload.begin(), record.payload.end());
+  return bytes;
+}
+
+void expect_refused(const StoreKey& key, RecordKind kind, const Sha256& name,
+                    std::span<const std::byte> bytes, const std::string& why) {
+  const std::string error = stet_test::error_of([&] { open_record(key, kind, name, bytes, "r"); });
+  EXPECT_TRUE(error.starts_with(why)) << error;
+}
+
+// Opens as it was made; with another bit, fewer bytes, or asked for as something else it does not.
+void expect_guarded(const StoreKey& key, const Record& record, std::vector<std::byte> bytes) {
+  const Record found = open_record(key, record.kind, record.name, bytes, "r");
+  EXPECT_EQ(text_of(found.payload), text_of(record.payload));
+  EXPECT_EQ(found.encoding, record.encoding);
+  for (size_t i = 0; i < bytes.size() * 8; ++i) {
+    bytes[i / 8] ^= std::byte{1} << (i % 8);
+    EXPECT_THROW(open_record(key, record.kind, record.name, bytes, "r"), Error) << i;
+    bytes[i / 8] ^= std::byte{1} << (i % 8);
+  }
+  for (size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_THROW(open_record(key, record.kind, record.name, std::span(bytes).first(size), "r"),
+                 Error);
+  bytes.push_back(std::byte{0});
+  expect_refused(key, record.kind, record.name, bytes, "format: r: bytes: expected ");
+  bytes.pop_back();
+  expect_refused(StoreKey::random(), record.kind, record.name, bytes,
+                 "mismatch: r: HMAC: expected one of the writers' key, found another");
+  expect_refused(key, record.kind, Sha256(), bytes, "mismatch: r: name: expected sha256:000000");
+  for (const RecordKind other : kKinds) {
+    if (other != record.kind)
+      expect_refused(key, other, record.name, bytes, "mismatch: r: kind: expected ");
+  }
+}
+
 TEST(StoreRecord, EveryFlippedBitIsRefused) {
   const StoreKey key = StoreKey::random();
-  const std::string payload = "sixty-four positions";
-  const Sha256 name = sha256_of(stet_test::as_bytes("name"));
-  for (const RecordKind kind : {RecordKind::block, RecordKind::state, RecordKind::name}) {
-    std::vector<std::byte> bytes = seal_record(key, {kind, name, 0, stet_test::as_bytes(payload)});
-    EXPECT_EQ(bytes.size(), kind == RecordKind::block ? kBlockFront : kRecordFront);
-    for (const std::byte b : stet_test::as_bytes(payload)) bytes.push_back(b);
-    EXPECT_EQ(text_of(open_record(key, kind, name, bytes, "r").payload), payload);
-    for (size_t i = 0; i < bytes.size() * 8; ++i) {
-      bytes[i / 8] ^= std::byte{1} << (i % 8);
-      EXPECT_THROW(open_record(key, kind, name, bytes, "r"), Error) << i;
-      bytes[i / 8] ^= std::byte{1} << (i % 8);
+  for (const RecordKind kind : kKinds) {
+    for (const std::string& payload : {std::string("sixty-four positions"), std::string()}) {
+      const Record record{kind, kName, 0, stet_test::as_bytes(payload)};
+      expect_guarded(key, record, sealed(key, record));
     }
-    for (size_t size = 0; size < bytes.size(); ++size)
-      EXPECT_THROW(open_record(key, kind, name, std::span(bytes).first(size), "r"), Error);
-    EXPECT_THROW(open_record(StoreKey::random(), kind, name, bytes, "r"), Error);
-    EXPECT_THROW(open_record(key, kind, Sha256(), bytes, "r"), Error);
   }
+}
+
+TEST(StoreRecord, OfVersion1IsReadAndGuardedToo) {
+  const StoreKey key = StoreKey::random();
+  const std::string payload = "sixty-four positions";
+  for (const RecordKind kind : kKinds) {
+    const Record record{kind, kName, kind == RecordKind::block ? 1u : 0u,
+                        stet_test::as_bytes(payload)};
+    const std::vector<std::byte> bytes = stet_test::record_version_1(key, record);
+    expect_guarded(key, record, bytes);
+    std::vector<std::byte> damaged = bytes;
+    damaged.back() = std::byte{'S'};
+    expect_refused(key, kind, kName, damaged,
+                   "format: r: content: expected " +
+                       sha256_text(sha256_of(stet_test::as_bytes(payload))) + ", found sha256:");
+  }
+}
+
+TEST(StoreRecord, OfAnUnknownVersionIsNotRead) {
+  const StoreKey key = StoreKey::random();
+  std::vector<std::byte> bytes = sealed(key, {RecordKind::state, kName, 0, {}});
+  for (const int version : {0, 3}) {
+    bytes[8] = static_cast<std::byte>(version);
+    expect_refused(key, RecordKind::state, kName, bytes,
+                   "unsupported: r: version: expected 1 or 2, found " + std::to_string(version));
+  }
+}
+
+// A record's fields, to be changed by one who has the key.
+constexpr size_t kNameAt = 16, kNonceAt = 48, kTagAt = 64, kSealAt = 96;
+
+void copy_bytes(std::vector<std::byte>& to, std::span<const std::byte> from, size_t at,
+                size_t count) {
+  std::ranges::copy(from.subspan(at, count), to.begin() + static_cast<std::ptrdiff_t>(at));
+}
+
+void seal_again(const StoreKey& key, std::vector<std::byte>& bytes) {
+  const Sha256 seal = hmac_sha256(key.writers, std::span(bytes).first(kSealAt));
+  std::ranges::copy(seal.bytes, bytes.begin() + kSealAt);
+}
+
+TEST(StoreRecord, IsThatOfTheTableInItsHeader) {
+  const StoreKey key = StoreKey::random();
+  const std::string payload = "sixty-four positions";
+  const Record record{RecordKind::state, kName, 0, stet_test::as_bytes(payload)};
+  const std::vector<std::byte> bytes = sealed(key, record);
+  // But for its version and what stands in its content, it is a record of version 1.
+  std::vector<std::byte> expected = stet_test::record_version_1(key, record);
+  expected[8] = std::byte{2};
+  copy_bytes(expected, bytes, kNonceAt, 16);
+  ByteWriter w;
+  w.text("stet content 2\n");
+  w.u32(2);
+  w.bytes(kName.bytes);
+  w.bytes(std::span(bytes).subspan(kNonceAt, 16));
+  const Poly1305Tag tag = poly1305_of(hmac_sha256(key.writers, w.data()).bytes, record.payload);
+  std::ranges::copy(tag, expected.begin() + kTagAt);
+  seal_again(key, expected);
+  EXPECT_EQ(bytes, expected);
+}
+
+TEST(StoreRecord, IsNeverTheSameTwice) {
+  const StoreKey key = StoreKey::random();
+  const std::string payload = "sixty-four positions";
+  for (const RecordKind kind : kKinds) {
+    const Record record{kind, kName, 0, stet_test::as_bytes(payload)};
+    const std::vector<std::byte> a = sealed(key, record), b = sealed(key, record);
+    for (const size_t at : {kNonceAt, kTagAt, kSealAt})
+      EXPECT_FALSE(std::ranges::equal(std::span(a).subspan(at, 16), std::span(b).subspan(at, 16)));
+    for (const auto& bytes : {a, b})
+      EXPECT_EQ(text_of(open_record(key, kind, kName, bytes, "r").payload), payload);
+    // What follows the fronts goes with either.
+    EXPECT_TRUE(
+        std::ranges::equal(std::span(a).subspan(kSealAt + 32), std::span(b).subspan(kSealAt + 32)));
+  }
+}
+
+// Even under an HMAC that is right: a nonce and a tag belong to one payload, name and kind.
+TEST(StoreRecord, TheTagOfAnotherIsRefused) {
+  const StoreKey key = StoreKey::random();
+  const std::string payload = "sixty-four positions", other = "sixty-four POSITIONS";
+  const auto swapped = [&](const std::vector<std::byte>& from, size_t at, size_t count) {
+    std::vector<std::byte> bytes =
+        sealed(key, {RecordKind::state, kName, 0, stet_test::as_bytes(payload)});
+    copy_bytes(bytes, from, at, count);
+    expect_refused(key, RecordKind::state, kName, bytes, "mismatch: r: HMAC: ");
+    seal_again(key, bytes);
+    expect_refused(key, RecordKind::state, kName, bytes,
+                   "format: r: content: expected what was sealed, found other bytes");
+  };
+  const auto state_of = [&](const Sha256& name, const std::string& text) {
+    return sealed(key, {RecordKind::state, name, 0, stet_test::as_bytes(text)});
+  };
+  swapped(state_of(kName, other), kNonceAt, 32);
+  swapped(state_of(kName, payload), kNonceAt, 16);
+  swapped(state_of(kName, payload), kTagAt, 16);
+  swapped(state_of(Sha256(), payload), kNonceAt, 32);
+  swapped(sealed(key, {RecordKind::name, kName, 0, stet_test::as_bytes(payload)}), kNonceAt, 32);
+  // The whole front of one before the payload of the other.
+  std::vector<std::byte> bytes = state_of(kName, other);
+  copy_bytes(bytes, state_of(kName, payload), 0, kRecordFront);
+  expect_refused(key, RecordKind::state, kName, bytes, "format: r: content: ");
 }
 
 // What is stored is fetched, however fast this machine computes it.
@@ -286,6 +422,8 @@ TEST_F(StoreSessions, ACopyInAnotherDirectorySharesTheBytes) {
     struct stat info = {};
     ASSERT_EQ(::stat(file.c_str(), &info), 0);
     EXPECT_LE(info.st_nlink, 2u);  // 1: the file system shares bytes by itself, or cannot
+    const std::string copy = scratch_ / "other/blocks/" + fs::path(file).filename().string();
+    EXPECT_EQ(read_text_file(file, size_t{1} << 30), read_text_file(copy, size_t{1} << 30));
     fs::remove(file);
   }
   const StoreSnapshot from = open_snapshot(other, place);
@@ -296,6 +434,33 @@ TEST_F(StoreSessions, ACopyInAnotherDirectorySharesTheBytes) {
   EXPECT_EQ(copy_state(other, *store_, place).blocks, 4u);
   EXPECT_EQ(round_trip(s).computed, 0u);
   EXPECT_EQ(block_files().size(), 4u);
+}
+
+TEST_F(StoreSessions, OfVersion1ComeBackAndAreCopied) {
+  Session s = session(300);
+  const Sha256 place = put_session(*store_, s, {}).place;
+  store_->set_name("talk", std::nullopt, place);
+  for (const RecordKind kind : kKinds) {
+    for (const auto& e : fs::directory_iterator(path_ + "/" + record_kind_name(kind) + "s")) {
+      const std::string path = e.path().string(), bytes = read_text_file(path, size_t{1} << 30);
+      Record record{kind, {}, 0, {}};
+      std::memcpy(record.name.bytes.data(), bytes.data() + kNameAt, 32);
+      record.payload = stet_test::as_bytes(bytes).subspan(kind == RecordKind::block ? kBlockFront
+                                                                                    : kRecordFront);
+      stet_test::write_file(path, text_of(stet_test::record_version_1(key_, record)));
+    }
+  }
+  EXPECT_EQ(store_->resolve("talk"), place);
+  create_store(scratch_ / "other", 0);
+  Store other(open_store_backend(scratch_ / "other"), key_, kAlways);
+  EXPECT_EQ(copy_state(*store_, other, place).blocks, 4u);
+  for (Store* store : {store_.get(), &other}) {
+    const StoreSnapshot from = open_snapshot(*store, place);
+    StoreRestore report;
+    Session again = restore_session(*store, *from.snapshot, model_, {}, &report);
+    expect_equal(again, s);
+    EXPECT_EQ(report.fetched, 4u);
+  }
 }
 
 TEST_F(StoreSessions, AFileThatChangesWhileItIsMappedIsFoundOut) {

@@ -27,9 +27,10 @@ Sha256 hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> me
   return second.result();
 }
 
-bool equal_in_constant_time(const Sha256& a, const Sha256& b) {
+bool equal_in_constant_time(std::span<const std::byte> a, std::span<const std::byte> b) {
+  if (a.size() != b.size()) return false;
   std::byte difference{};
-  for (size_t i = 0; i < a.bytes.size(); ++i) difference |= a.bytes[i] ^ b.bytes[i];
+  for (size_t i = 0; i < a.size(); ++i) difference |= a[i] ^ b[i];
   volatile std::byte found = difference;  // or the loop may be left early
   return found == std::byte{};
 }

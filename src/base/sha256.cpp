@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "src/base/sha256_portable.hpp"
 
 #ifdef STET_HAVE_LIBCRYPTO
@@ -66,21 +64,6 @@ Sha256 sha256_of(std::span<const std::byte> bytes) {
   RunningSha256 running;
   running.add(bytes);
   return running.result();
-}
-
-void sha256_of_each(std::span<const std::span<const std::byte>> messages,
-                    std::span<Sha256> hashes) {
-  size_t i = 0;
-  for (; i + 1 < messages.size(); i += 2) {
-    const std::span<const std::byte> x = messages[i], y = messages[i + 1];
-    const size_t blocks = std::min(x.size(), y.size()) / PortableSha256::kBlock;
-    PortableSha256 a, b;
-    if (!PortableSha256::add_both(a, b, x.data(), y.data(), blocks)) break;
-    a.add(x.subspan(blocks * PortableSha256::kBlock));
-    b.add(y.subspan(blocks * PortableSha256::kBlock));
-    hashes[i] = a.result(), hashes[i + 1] = b.result();
-  }
-  for (; i < messages.size(); ++i) hashes[i] = sha256_of(messages[i]);
 }
 
 namespace {

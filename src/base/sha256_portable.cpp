@@ -8,8 +8,6 @@
 namespace stet {
 namespace {
 
-constexpr size_t kBlock = PortableSha256::kBlock;
-
 uint32_t read_big_endian(const std::byte* at) {
   uint32_t x = 0;
   for (int i = 0; i < 4; ++i) x = x << 8 | static_cast<uint32_t>(at[i]);
@@ -57,16 +55,6 @@ void PortableSha256::add(std::span<const std::byte> bytes) {
   compress(bytes.data(), whole);
   const std::span<const std::byte> rest = bytes.subspan(whole * kBlock);
   if (!rest.empty()) std::memcpy(rest_.data(), rest.data(), rest.size());
-}
-
-bool PortableSha256::add_both(PortableSha256& a, PortableSha256& b, const std::byte* x,
-                              const std::byte* y, size_t blocks) {
-  const Sha256Kernel* kernel = a.kernel_;
-  if (kernel == nullptr || a.length_ % kBlock != 0 || b.length_ % kBlock != 0) return false;
-  kernel->two({a.state_.data(), x}, {b.state_.data(), y}, blocks);
-  a.length_ += blocks * kBlock;
-  b.length_ += blocks * kBlock;
-  return true;
 }
 
 Sha256 PortableSha256::result() {

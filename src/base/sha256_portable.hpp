@@ -1,4 +1,4 @@
-// SHA-256 of our own: for builds without libcrypto, and for two messages side by side.
+// SHA-256 of our own: for builds without libcrypto.
 #pragma once
 
 #include <array>
@@ -17,11 +17,6 @@ class PortableSha256 {
 
   void add(std::span<const std::byte> bytes);
   Sha256 result();
-
-  // Adds so many blocks of kBlock bytes to each of two messages. False, and nothing is added, where
-  // the CPU has no instructions that gain by it, or a block of either is half full.
-  static bool add_both(PortableSha256& a, PortableSha256& b, const std::byte* x, const std::byte* y,
-                       size_t blocks);
 
  private:
   void compress(const std::byte* blocks, size_t count);

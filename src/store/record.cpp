@@ -12,12 +12,15 @@
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/hmac.hpp"
+#include "stet/base/poly1305.hpp"
 #include "stet/files/file.hpp"
 
 namespace stet {
 namespace {
 
 constexpr unsigned char kRecordMagic[8] = {0x93, 'S', 'T', 'K', 0x0D, 0x0A, 0x1A, 0x0A};
+constexpr uint32_t kHashed = 1, kTagged = 2;  // versions
+constexpr size_t kNonce = 16;
 constexpr size_t kSealed = 8 + 4 + 4 + 32 + 32 + 8 + 4 + 4;  // what the HMAC covers
 constexpr size_t kKeyFileBytes = 4096;
 constexpr char kKeyFileHead[] = "stet store key 1";
@@ -56,13 +59,42 @@ uint32_t payload_offset(RecordKind kind) {
   return kind == RecordKind::block ? kBlockFront : kRecordFront;
 }
 
+// At most 256 bytes, which no signal cuts short.
+void fill_randomly(std::span<std::byte> bytes) {
+  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
+    throw Error(ErrorKind::io, "", "random bytes", fmt::format("{} of the system", bytes.size()),
+                "fewer");
+}
+
+Poly1305Tag tag_of_payload(const StoreKey& key, const Record& record,
+                           std::span<const std::byte> nonce) {
+  ByteWriter w;
+  w.text("stet content 2\n");
+  w.u32(static_cast<uint32_t>(record.kind));
+  w.bytes(record.name.bytes);
+  w.bytes(nonce);
+  return poly1305_of(hmac_sha256(key.writers, w.data()).bytes, record.payload);
+}
+
+// By what the front says of it. What the tag should be is told to nobody: it would be the second
+// under its key.
+void check_payload(const StoreKey& key, const Record& record, uint32_t version,
+                   std::span<const std::byte> content, const std::string& where) {
+  if (version == kHashed) {
+    const Sha256 expected = hash_of(content), found = sha256_of(record.payload);
+    if (found != expected)
+      record_damaged(where, "content", sha256_text(expected), sha256_text(found));
+  } else if (!equal_in_constant_time(tag_of_payload(key, record, content.first(kNonce)),
+                                     content.subspan(kNonce))) {
+    record_damaged(where, "content", "what was sealed", "other bytes");
+  }
+}
+
 }  // namespace
 
 StoreKey StoreKey::random() {
   StoreKey key;
-  if (::getrandom(key.writers.data(), key.writers.size(), 0) !=
-      static_cast<ssize_t>(key.writers.size()))
-    throw Error(ErrorKind::io, "", "random bytes", "32 of the system", "fewer");
+  fill_randomly(key.writers);
   return key;
 }
 
@@ -106,22 +138,16 @@ Sha256 StoreKey::place(const Sha256& identity) const {
   return salt == Sha256() ? identity : hmac_sha256(salt.bytes, identity.bytes);
 }
 
-std::span<const std::byte> payload_of(RecordKind kind, std::span<const std::byte> bytes) {
-  return bytes.subspan(std::min<size_t>(bytes.size(), payload_offset(kind)));
-}
-
 std::vector<std::byte> seal_record(const StoreKey& key, const Record& record) {
-  return seal_record(key, record, sha256_of(record.payload));
-}
-
-std::vector<std::byte> seal_record(const StoreKey& key, const Record& record,
-                                   const Sha256& content) {
+  std::array<std::byte, kNonce> nonce;
+  fill_randomly(nonce);
   ByteWriter w;
   w.bytes(std::as_bytes(std::span(kRecordMagic)));
-  w.u32(kRecordVersion);
+  w.u32(kTagged);
   w.u32(static_cast<uint32_t>(record.kind));
   w.bytes(record.name.bytes);
-  w.bytes(content.bytes);
+  w.bytes(nonce);
+  w.bytes(tag_of_payload(key, record, nonce));
   w.u64(record.payload.size());
   w.u32(record.encoding);
   w.u32(payload_offset(record.kind));
@@ -133,26 +159,19 @@ std::vector<std::byte> seal_record(const StoreKey& key, const Record& record,
 
 Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
                    std::span<const std::byte> bytes, const std::string& where) {
-  return open_record(key, kind, name, bytes, where, sha256_of(payload_of(kind, bytes)));
-}
-
-Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
-                   std::span<const std::byte> bytes, const std::string& where,
-                   const Sha256& content) {
   ByteReader r(bytes, where);
   if (!std::ranges::equal(r.bytes(8, "first bytes"), std::as_bytes(std::span(kRecordMagic))))
     record_damaged(where, "first bytes", "those of a record", "others");
   const uint32_t version = r.u32("version");
-  if (version != kRecordVersion)
-    throw Error(ErrorKind::unsupported, where, "version", std::to_string(kRecordVersion),
-                std::to_string(version));
+  if (version != kHashed && version != kTagged)
+    throw Error(ErrorKind::unsupported, where, "version", "1 or 2", std::to_string(version));
   const uint32_t found = r.u32("kind");
-  const Sha256 found_name = hash_of(r.bytes(32, "name")),
-               sealed_content = hash_of(r.bytes(32, "content"));
+  const Sha256 found_name = hash_of(r.bytes(32, "name"));
+  const std::span<const std::byte> content = r.bytes(32, "content");
   const uint64_t size = r.u64("bytes");
   const uint32_t encoding = r.u32("encoding"), offset = r.u32("offset");
-  const Sha256 seal = hash_of(r.bytes(32, "HMAC"));
-  if (!equal_in_constant_time(seal, hmac_sha256(key.writers, bytes.first(kSealed))))
+  const std::span<const std::byte> seal = r.bytes(32, "HMAC");
+  if (!equal_in_constant_time(seal, hmac_sha256(key.writers, bytes.first(kSealed)).bytes))
     throw Error(ErrorKind::mismatch, where, "HMAC", "one of the writers' key", "another");
   if (found != static_cast<uint32_t>(kind) || offset != payload_offset(kind))
     throw Error(ErrorKind::mismatch, where, "kind", record_kind_name(kind), "another");
@@ -165,9 +184,9 @@ Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
   const std::span<const std::byte> gap = bytes.subspan(r.position(), offset - r.position());
   if (std::ranges::any_of(gap, [](std::byte b) { return b != std::byte{}; }))
     record_damaged(where, "gap", "zeros before the payload", "others");
-  if (content != sealed_content)
-    record_damaged(where, "content", sha256_text(sealed_content), sha256_text(content));
-  return {kind, name, encoding, bytes.subspan(offset)};
+  const Record record{kind, name, encoding, bytes.subspan(offset)};
+  check_payload(key, record, version, content, where);
+  return record;
 }
 
 }  // namespace stet

@@ -60,8 +60,7 @@ if KEYS[2] then redis.call('DEL', KEYS[2]) end
 return 1)";
 
 // Compare-and-set: ARGV[1] is 1 where ARGV[2] is expected, ARGV[3] is 1 where ARGV[4] comes next. A
-// second try finds what the first one did. Records of names are never the same twice: their times
-// and states are in them.
+// second try finds what the first one did. No two records are the same: their nonces are in them.
 constexpr char kReplace[] = R"(local found = redis.call('GET', KEYS[1])
 local expected, next = ARGV[1] == '1' and ARGV[2], ARGV[3] == '1' and ARGV[4]
 if found ~= expected and found ~= next then return 0 end
@@ -455,8 +454,9 @@ class RedisStore : public StoreBackend {
     return found;
   }
 
-  // The first chunk last: a record whose writer was killed is not there. False where the server is
-  // full.
+  // The first chunk last: a record whose writer was killed is not there. Chunks of two writers of
+  // one payload make a record, since only the front, in the first chunk, is a writer's own. False
+  // where the server is full.
   bool write_record(Shelf shelf, const NewRecord& record) {
     std::vector<std::byte> edge(record.front.begin(), record.front.end());
     const size_t head = std::min(kChunk - edge.size(), record.payload.size());

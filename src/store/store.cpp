@@ -17,7 +17,7 @@
 namespace stet {
 namespace {
 
-constexpr size_t kBlocksAtOnce = 32;   // hashed or written together
+constexpr size_t kBlocksAtOnce = 32;   // sealed and written together
 constexpr size_t kReadAtOnce = 8;      // by one request of several
 constexpr uint64_t kSmall = 1 << 16;   // bytes of an answer that tells the latency
 constexpr size_t kMostEntries = 1000;  // of a name's history
@@ -45,12 +45,18 @@ void check_store_name(const std::string& name) {
       printable(name, 60));
 }
 
-// Whether a file is this record: then a directory need not write it again.
-bool is_file_of(const MappedFile* file, std::span<const std::byte> front,
-                std::span<const std::byte> payload) {
-  return file != nullptr && file->bytes().size() == front.size() + payload.size() &&
-         file->bytes().data() + front.size() == payload.data() &&
-         std::ranges::equal(file->bytes().first(front.size()), front);
+// Whether a file is this record of a block, whoever has sealed it and when: then a directory need
+// not write it again.
+bool is_file_of(const MappedFile* file, const StoreKey& key, const Record& record) {
+  if (file == nullptr || file->bytes().size() != kBlockFront + record.payload.size() ||
+      file->bytes().data() + kBlockFront != record.payload.data())
+    return false;
+  try {
+    return open_record(key, record.kind, record.name, file->bytes(), file->path()).encoding ==
+           record.encoding;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 }  // namespace
@@ -136,19 +142,17 @@ size_t Store::write_blocks(std::span<const NewBlock* const> blocks) {
   for (size_t i = 0; i < blocks.size(); ++i) {
     if (!packed[i].empty()) bytes[i] = packed[i];
   }
-  std::vector<Sha256> contents(blocks.size());
-  run_each(threads_, (blocks.size() + 1) / 2, [&](size_t pair) {
-    const size_t begin = 2 * pair, n = std::min<size_t>(2, blocks.size() - begin);
-    sha256_of_each(std::span(bytes).subspan(begin, n), std::span(contents).subspan(begin, n));
+  run_each(threads_, blocks.size(), [&](size_t i) {
+    const Record record{RecordKind::block, place(blocks[i]->identity), packed[i].empty() ? 0u : 1u,
+                        bytes[i]};
+    const std::shared_ptr<const MappedFile>& file = blocks[i]->mapping;
+    if (is_file_of(file.get(), key_, record)) {
+      records[i] = {record.name, file->bytes().first(kBlockFront), bytes[i], file};
+      return;
+    }
+    fronts[i] = seal_record(key_, record);
+    records[i] = {record.name, fronts[i], bytes[i]};
   });
-  for (size_t i = 0; i < blocks.size(); ++i) {
-    const Sha256 name = place(blocks[i]->identity);
-    fronts[i] = seal_record(key_, {RecordKind::block, name, packed[i].empty() ? 0u : 1u, bytes[i]},
-                            contents[i]);
-    records[i] = {name, fronts[i], bytes[i]};
-    if (is_file_of(blocks[i]->mapping.get(), fronts[i], bytes[i]))
-      records[i].file = blocks[i]->mapping;
-  }
   const double start = seconds_now();
   const size_t kept = backend_->write(Shelf::blocks, records);
   StoreTraffic t;
@@ -183,12 +187,12 @@ Store::PutReport Store::put_blocks(std::span<const NewBlock> blocks) {
   return report;
 }
 
-StoredBlock Store::checked(const Sha256& name, const StoredBytes& found, const Sha256& content) {
+StoredBlock Store::checked(const Sha256& name, const StoredBytes& found) {
   const std::string where = where_of(url(), "block", name);
   StoredBlock b;
   b.carried = found.bytes.size();
   try {
-    const Record r = open_record(key_, RecordKind::block, name, found.bytes, where, content);
+    const Record r = open_record(key_, RecordKind::block, name, found.bytes, where);
     if (r.encoding > 1)
       throw Error(ErrorKind::unsupported, where, "encoding", "0 or 1", std::to_string(r.encoding));
     if (r.encoding == 0) {
@@ -211,7 +215,7 @@ std::vector<StoredBlock> Store::blocks(std::span<const Sha256> identities) {
   return blocks_at(places);
 }
 
-// Some are hashed while others come, over several connections where there are such.
+// Some are checked while others come, over several connections where there are such.
 std::vector<StoredBlock> Store::blocks_at(std::span<const Sha256> places) {
   std::vector<StoredBlock> all(places.size());
   const std::atomic<bool> stop{false};
@@ -230,15 +234,9 @@ std::vector<StoredBlock> Store::request(std::span<const Sha256> places,
   t.reads = 1;
   const double start = seconds_now();
   const auto found = backend_->read_blocks(places, stop);
-  std::vector<std::span<const std::byte>> payloads(places.size());
-  for (size_t i = 0; i < places.size(); ++i) {
-    if (found[i]) payloads[i] = payload_of(RecordKind::block, found[i]->bytes);
-  }
-  std::vector<Sha256> contents(places.size());
-  sha256_of_each(payloads, contents);
   std::vector<StoredBlock> all(places.size());
   for (size_t i = 0; i < places.size(); ++i) {
-    if (found[i]) all[i] = checked(places[i], *found[i], contents[i]);
+    if (found[i]) all[i] = checked(places[i], *found[i]);
   }
   t.read_seconds = seconds_now() - start;
   for (const StoredBlock& b : all) {

@@ -1,8 +1,11 @@
-// Records of a store and their payloads. The first byte says which; a record is sealed again, so
-// that what stands behind the HMAC is reached, too.
+// Records of a store and their payloads. The first byte says which, and the version of a record;
+// one is sealed again, so that what stands behind the HMAC is reached, too.
+#include <algorithm>
+
 #include "src/store/payloads.hpp"
 #include "stet/store/record.hpp"
 #include "tests/fuzz/fuzz.hpp"
+#include "tests/record_version_1.hpp"
 
 using namespace stet;
 
@@ -14,10 +17,28 @@ void read_record(std::span<const std::byte> bytes) {
   fuzz::must(r.payload.size() < bytes.size(), "a payload within the record");
 }
 
-void read_sealed(std::span<const std::byte> payload) {
+// Whatever its fields say, under an HMAC that is right.
+void read_forged(std::span<const std::byte> bytes) {
   const StoreKey key;
-  std::vector<std::byte> bytes = seal_record(key, {RecordKind::state, Sha256(), 0, payload});
-  bytes.insert(bytes.end(), payload.begin(), payload.end());
+  constexpr size_t kSealAt = 96;
+  std::vector<std::byte> forged(bytes.begin(), bytes.end());
+  if (forged.size() < kSealAt + 32) return;
+  const Sha256 seal = hmac_sha256(key.writers, std::span(forged).first(kSealAt));
+  std::ranges::copy(seal.bytes, forged.begin() + kSealAt);
+  read_record(forged);
+}
+
+std::vector<std::byte> sealed(const StoreKey& key, const Record& record, bool version_1) {
+  if (version_1) return stet_test::record_version_1(key, record);
+  std::vector<std::byte> bytes = seal_record(key, record);
+  bytes.insert(bytes.end(), record.payload.begin(), record.payload.end());
+  return bytes;
+}
+
+void read_sealed(std::span<const std::byte> payload, bool version_1) {
+  const StoreKey key;
+  const std::vector<std::byte> bytes =
+      sealed(key, {RecordKind::state, Sha256(), 0, payload}, version_1);
   const Record r = open_record(key, RecordKind::state, Sha256(), bytes, "record");
   fuzz::must(std::ranges::equal(r.payload, payload), "the payload that was sealed");
   const StateRecord state = decode_state_payload(r.payload, "record");
@@ -37,8 +58,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const auto bytes = std::as_bytes(std::span(data + 1, size - 1));
   return fuzz::read_and_use([&] {
-    if (data[0] % 3 == 0) read_record(bytes);
-    if (data[0] % 3 == 1) read_sealed(bytes);
-    if (data[0] % 3 == 2) read_name(bytes);
+    const int which = data[0] % 5;
+    if (which == 0) read_record(bytes);
+    if (which == 1 || which == 3) read_sealed(bytes, which == 1);
+    if (which == 2) read_name(bytes);
+    if (which == 4) read_forged(bytes);
   });
 }

@@ -11,7 +11,8 @@ namespace stet {
 
 // A key of more than 64 bytes counts as its SHA-256.
 STET_API Sha256 hmac_sha256(std::span<const std::byte> key, std::span<const std::byte> message);
-// Takes as long for hashes that differ early as for those that differ late.
-STET_API bool equal_in_constant_time(const Sha256& a, const Sha256& b);
+// Takes as long for bytes that differ early as for those that differ late; bytes of other numbers
+// are not equal.
+STET_API bool equal_in_constant_time(std::span<const std::byte> a, std::span<const std::byte> b);
 
 }  // namespace stet

@@ -20,9 +20,6 @@ struct Sha256 {
 };
 
 STET_API Sha256 sha256_of(std::span<const std::byte> bytes);
-// Of each message; two at a time where the CPU gains by it. `hashes`: as many.
-STET_API void sha256_of_each(std::span<const std::span<const std::byte>> messages,
-                             std::span<Sha256> hashes);
 STET_API std::string sha256_text(const Sha256& hash);  // "sha256:" and 64 hex digits
 STET_API std::optional<Sha256> parse_sha256(const std::string& text);  // the inverse
 

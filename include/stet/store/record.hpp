@@ -2,10 +2,14 @@
 // holds the writers' key has written it. Everything in a store comes from strangers until then.
 //
 //   record = 93 'S' 'T' 'K' 0D 0A 1A 0A
-//            u32 version                        1
+//            u32 version                        2; 1 is read, too
 //            u32 kind                           1 block, 2 state, 3 name
 //            hash name                          what it is stored under
-//            hash content                       SHA-256 of the payload as it stands here
+//            32 bytes content                   what the payload is checked by, as it stands here:
+//              version 1: hash                  SHA-256
+//              version 2: 16 bytes nonce        random
+//                         16 bytes tag          Poly1305 under the one-time key HMAC-SHA256(
+//                                               writers' key, "stet content 2\n" kind name nonce)
 //            u64 bytes of the payload
 //            u32 encoding                       0 as it is; 1, of blocks: u64 bytes that it gives,
 //                                               and those shuffled as elements of 4 bytes and
@@ -16,6 +20,11 @@
 //            payload
 //
 // Integers are little-endian; hashes are SHA-256.
+//
+// Poly1305 is several times as fast as SHA-256, and its key must never tag two payloads: whoever
+// sees both tags can forge a third. Name and kind do not say what the payload is (two machines may
+// store one block in different encodings, a name is set to another state), so every record has a
+// nonce of its own. Hence records of one payload differ, but in their fronts alone.
 #pragma once
 
 #include <array>
@@ -53,7 +62,6 @@ struct StoreKey {
   STET_API Sha256 place(const Sha256& identity) const;
 };
 
-constexpr uint32_t kRecordVersion = 1;
 constexpr size_t kRecordFront = 192, kBlockFront = 4096;
 
 struct Record {
@@ -63,21 +71,14 @@ struct Record {
   std::span<const std::byte> payload;
 };
 
-// The front of a record; the payload follows it. `content`: the payload's SHA-256, of those who
-// have hashed many together (sha256_of_each).
+// The front of a record, never the same twice; the payload follows it. Throws an io Error where the
+// system has no random numbers.
 STET_API std::vector<std::byte> seal_record(const StoreKey& key, const Record& record);
-STET_API std::vector<std::byte> seal_record(const StoreKey& key, const Record& record,
-                                            const Sha256& content);
 // Checks everything. `where` names the source in errors. Throws a format Error: damage; a mismatch
-// Error: of another kind or name than was asked for, or by another writer. The payload is a view.
+// Error: of another kind or name than was asked for, or by another writer; an unsupported Error: of
+// another version. The payload is a view.
 STET_API Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
                             std::span<const std::byte> bytes, const std::string& where);
-// The same by the SHA-256 of payload_of(kind, bytes).
-STET_API Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
-                            std::span<const std::byte> bytes, const std::string& where,
-                            const Sha256& content);
-// What stands behind the front in the bytes of a record, which nobody has looked at yet.
-STET_API std::span<const std::byte> payload_of(RecordKind kind, std::span<const std::byte> bytes);
 
 inline const char* record_kind_name(RecordKind kind) {
   return kind == RecordKind::block ? "block" : kind == RecordKind::state ? "state" : "name";

@@ -65,7 +65,7 @@ enum class StoreEncoding { by_costs, never, always };
 
 struct StoreOptions {
   StoreClock clock = nullptr;  // null: the system's
-  int threads = 0;             // to hash with; 0: all processors
+  int threads = 0;             // to seal and compress with; 0: all processors
   FetchChoice fetch = FetchChoice::by_costs;
   StoreEncoding encoding = StoreEncoding::by_costs;
 };
@@ -112,7 +112,7 @@ class STET_API Store {
   // Those that are not there yet, or that this Store has refused; all count as used now. What is in
   // neither number had no room.
   PutReport put_blocks(std::span<const NewBlock> blocks);
-  // Each checked against its name, its content digest and the writers' key.
+  // Each checked: its name, its bytes and the writers' key.
   std::vector<StoredBlock> blocks(std::span<const Sha256> identities);
   std::vector<StoredBlock> blocks_at(std::span<const Sha256> places);
   // The same by one request on this thread; once `stop` is set, it may throw an io Error.
@@ -153,7 +153,7 @@ class STET_API Store {
                                      std::span<const NameEntry> entries) const;
   std::vector<NameEntry> opened_name(const std::string& name,
                                      std::span<const std::byte> bytes) const;
-  StoredBlock checked(const Sha256& place, const StoredBytes& found, const Sha256& content);
+  StoredBlock checked(const Sha256& place, const StoredBytes& found);
   std::vector<std::vector<std::byte>> encoded(std::span<const std::span<const std::byte>> blocks);
   size_t write_blocks(std::span<const NewBlock* const> blocks);
   void refresh(Sha256 state, const std::optional<Sha256>& known);
