@@ -1,6 +1,5 @@
 // The compression function of SHA-256 (FIPS 180-4, 6.2.2) by the instructions that processors have
-// for it. Each of its steps waits for the one before, so that two messages side by side take hardly
-// longer than one.
+// for it.
 #pragma once
 
 #include <cstddef>
@@ -20,15 +19,14 @@ alignas(16) constexpr uint32_t kSha256Constants[64] = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-// One message and its next `count` blocks of 64 bytes; the state is a to h.
+// A message and its next `count` blocks of 64 bytes; the state is a to h.
 struct Sha256Lane {
   uint32_t* state;
   const std::byte* blocks;
 };
 
 struct Sha256Kernel {
-  void (*one)(Sha256Lane lane, size_t count);
-  void (*two)(Sha256Lane first, Sha256Lane second, size_t count);
+  void (*compress)(Sha256Lane lane, size_t count);
 };
 
 // Null where this CPU has no such instructions.

@@ -27,53 +27,35 @@ void store_state(uint32_t* state, Halves s) {
   store(state + 4, _mm_alignr_epi8(dchg, feba, 8));
 }
 
-// N messages, instruction by instruction in turn.
-template <int N>
-void compress(const Sha256Lane (&lanes)[N], size_t count) {
+void compress(Sha256Lane lane, size_t count) {
   const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
-  Halves s[N];
-  for (int n = 0; n < N; ++n) s[n] = load_state(lanes[n].state);
+  Halves s = load_state(lane.state);
   for (size_t block = 0; block < count; ++block) {
-    Halves before[N];
-    __m128i w[4][N];  // words of the schedule, four at a time, the last sixteen
-    for (int n = 0; n < N; ++n) {
-      before[n] = s[n];
-      for (int i = 0; i < 4; ++i)
-        w[i][n] = _mm_shuffle_epi8(load(lanes[n].blocks + 64 * block + 16 * i), big_endian);
-    }
+    const Halves before = s;
+    __m128i w[4];  // words of the schedule, four at a time, the last sixteen
+    for (int i = 0; i < 4; ++i)
+      w[i] = _mm_shuffle_epi8(load(lane.blocks + 64 * block + 16 * i), big_endian);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {
-      const __m128i k = _mm_load_si128(reinterpret_cast<const __m128i*>(kSha256Constants + 4 * i));
-#pragma GCC unroll 2
-      for (int n = 0; n < N; ++n) {
-        const __m128i x = _mm_add_epi32(w[i % 4][n], k);
-        s[n].cdgh = _mm_sha256rnds2_epu32(s[n].cdgh, s[n].abef, x);
-        s[n].abef = _mm_sha256rnds2_epu32(s[n].abef, s[n].cdgh, _mm_shuffle_epi32(x, 0x0E));
-      }
+      const __m128i k = _mm_load_si128(reinterpret_cast<const __m128i*>(kSha256Constants + 4 * i)),
+                    x = _mm_add_epi32(w[i % 4], k);
+      s.cdgh = _mm_sha256rnds2_epu32(s.cdgh, s.abef, x);
+      s.abef = _mm_sha256rnds2_epu32(s.abef, s.cdgh, _mm_shuffle_epi32(x, 0x0E));
       if (i >= 12) continue;
-#pragma GCC unroll 2
-      for (int n = 0; n < N; ++n) {
-        const __m128i last = w[(i + 3) % 4][n],
-                      seven = _mm_alignr_epi8(last, w[(i + 2) % 4][n], 4);  // W[t - 7]
-        const __m128i sum =
-            _mm_add_epi32(_mm_sha256msg1_epu32(w[i % 4][n], w[(i + 1) % 4][n]), seven);
-        w[i % 4][n] = _mm_sha256msg2_epu32(sum, last);
-      }
+      const __m128i last = w[(i + 3) % 4],
+                    seven = _mm_alignr_epi8(last, w[(i + 2) % 4], 4);  // W[t - 7]
+      const __m128i sum = _mm_add_epi32(_mm_sha256msg1_epu32(w[i % 4], w[(i + 1) % 4]), seven);
+      w[i % 4] = _mm_sha256msg2_epu32(sum, last);
     }
-    for (int n = 0; n < N; ++n) {
-      s[n].abef = _mm_add_epi32(s[n].abef, before[n].abef);
-      s[n].cdgh = _mm_add_epi32(s[n].cdgh, before[n].cdgh);
-    }
+    s.abef = _mm_add_epi32(s.abef, before.abef);
+    s.cdgh = _mm_add_epi32(s.cdgh, before.cdgh);
   }
-  for (int n = 0; n < N; ++n) store_state(lanes[n].state, s[n]);
+  store_state(lane.state, s);
 }
-
-void one(Sha256Lane lane, size_t count) { compress<1>({lane}, count); }
-void two(Sha256Lane first, Sha256Lane second, size_t count) { compress<2>({first, second}, count); }
 
 }  // namespace
 
 extern const Sha256Kernel kSha256Ni;
-const Sha256Kernel kSha256Ni = {one, two};
+const Sha256Kernel kSha256Ni = {compress};
 
 }  // namespace stet
