@@ -4,9 +4,11 @@
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <set>
 
 #include "record_version_1.hpp"
 #include "scratch.hpp"
+#include "src/store/block_memory.hpp"
 #include "stet/base/hmac.hpp"
 #include "stet/base/poly1305.hpp"
 #include "stet/store/copy.hpp"
@@ -543,6 +545,34 @@ TEST_F(StoreTest, ATenantFindsNothingOfAnother) {
   StoreRestore r;
   Session again = restore_session(alice, *from.snapshot, model_, {}, &r);
   EXPECT_EQ(r.fetched, 3u);
+}
+
+TEST(BlockMemory, HandsOutAgainWhatNobodyNeeds) {
+  constexpr size_t kBlock = (size_t{2} << 20) + 4096;
+  std::shared_ptr<Memory> last;
+  {
+    BlockMemory blocks(2 * kBlock);
+    std::vector<std::shared_ptr<Memory>> held;
+    std::vector<const std::byte*> places;
+    for (int i = 0; i < 3; ++i) {
+      held.push_back(blocks.take(kBlock - 5));
+      ASSERT_EQ(held.back()->size(), kBlock);
+      held.back()->data()[kBlock - 6] = std::byte{1};
+      places.push_back(held.back()->data());
+    }
+    EXPECT_NE(blocks.take(4096)->data(), nullptr);
+    held.clear();
+    const std::set<const std::byte*> others(places.begin(), places.end());
+    const auto other = blocks.take(2 * kBlock);
+    EXPECT_EQ(other->size(), 2 * kBlock);
+    const auto first = blocks.take(kBlock), second = blocks.take(kBlock - 4095);
+    EXPECT_NE(first->data(), second->data());
+    EXPECT_TRUE(others.contains(first->data()) && others.contains(second->data()));
+    last = blocks.take(kBlock);  // of the three, two were kept
+    last->data()[kBlock - 1] = std::byte{1};
+  }
+  EXPECT_EQ(last->data()[kBlock - 1], std::byte{1});
+  last = nullptr;
 }
 
 TEST_F(StoreTest, ALeaseKeepsWhatNoNameLeadsTo) {

@@ -12,6 +12,7 @@
 #include <functional>
 #include <mutex>
 
+#include "src/store/block_memory.hpp"
 #include "src/store/redis_client.hpp"
 #include "src/store/text.hpp"
 #include "stet/base/limits.hpp"
@@ -26,7 +27,8 @@ static_assert(kRedisHead == kRecordFront);
 constexpr size_t kSizeAt = 80;  // of the payload's bytes in a record's front (record.hpp)
 constexpr uint64_t kMostRecord = kMaxBlockBytes + (uint64_t{64} << 20);
 constexpr int64_t kBlockTtl = 7 * 24 * 3600;
-constexpr double kMarkSeconds = 1;  // of what does not matter
+constexpr size_t kMostIdle = size_t{256} << 20;  // bytes for blocks to come
+constexpr double kMarkSeconds = 1;               // of what does not matter
 constexpr auto kAskAgain = std::chrono::hours(1);
 constexpr int kMostRewrites = 5;  // of what was written over a connection that failed
 
@@ -304,6 +306,7 @@ class RedisStore : public StoreBackend {
   // A record whose chunks are on their way. One that is there but is not one, or of which a chunk
   // has another size, has no bytes: it is refused.
   struct Incoming {
+    BlockMemory* from = nullptr;
     std::shared_ptr<Memory> memory;
     uint64_t bytes = 0;  // as its first chunk claims
     bool gone = false, damaged = false;
@@ -312,7 +315,7 @@ class RedisStore : public StoreBackend {
       bytes = claimed_bytes({reinterpret_cast<const char*>(head.data()), head.size()});
       if (size != std::min<uint64_t>(bytes, kChunk)) bytes = 0;
       if (bytes == 0) return {};
-      memory = std::make_shared<Memory>(static_cast<size_t>(bytes));
+      memory = from->take(static_cast<size_t>(bytes));
       return {memory->data(), size};
     }
     std::span<std::byte> chunk(size_t n, size_t size) {
@@ -432,6 +435,7 @@ class RedisStore : public StoreBackend {
     std::vector<Incoming> all(names.size());
     std::vector<RedisCommand> commands;
     for (size_t i = 0; i < names.size(); ++i) {
+      all[i].from = &memory_;
       commands.push_back({{"GET", chunk_key(shelf, names[i], 0)}});
       commands.back().place = [&in = all[i]](size_t n, auto head) { return in.first(n, head); };
     }
@@ -558,6 +562,7 @@ class RedisStore : public StoreBackend {
   bool replicated_ = false;
   std::mutex mutex_;
   std::vector<std::unique_ptr<RedisClient>> idle_;
+  BlockMemory memory_{kMostIdle};
 };
 
 }  // namespace
