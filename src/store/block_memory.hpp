@@ -27,7 +27,7 @@ class BlockMemory {
 
     const size_t most;
     std::mutex mutex;
-    std::list<Memory> idle;   // the longest unused first
+    std::list<Memory> idle;  // the longest unused first
     size_t bytes = 0;
   };
   std::shared_ptr<Kept> kept_;
