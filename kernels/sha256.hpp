@@ -19,14 +19,9 @@ alignas(16) constexpr uint32_t kSha256Constants[64] = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-// A message and its next `count` blocks of 64 bytes; the state is a to h.
-struct Sha256Lane {
-  uint32_t* state;
-  const std::byte* blocks;
-};
-
 struct Sha256Kernel {
-  void (*compress)(Sha256Lane lane, size_t count);
+  // The next `count` blocks of 64 bytes of a message; the state is a to h.
+  void (*compress)(uint32_t* state, const std::byte* blocks, size_t count);
 };
 
 // Null where this CPU has no such instructions.

@@ -27,14 +27,14 @@ void store_state(uint32_t* state, Halves s) {
   store(state + 4, _mm_alignr_epi8(dchg, feba, 8));
 }
 
-void compress(Sha256Lane lane, size_t count) {
+void compress(uint32_t* state, const std::byte* blocks, size_t count) {
   const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
-  Halves s = load_state(lane.state);
+  Halves s = load_state(state);
   for (size_t block = 0; block < count; ++block) {
     const Halves before = s;
     __m128i w[4];  // words of the schedule, four at a time, the last sixteen
     for (int i = 0; i < 4; ++i)
-      w[i] = _mm_shuffle_epi8(load(lane.blocks + 64 * block + 16 * i), big_endian);
+      w[i] = _mm_shuffle_epi8(load(blocks + 64 * block + 16 * i), big_endian);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {
       const __m128i k = _mm_load_si128(reinterpret_cast<const __m128i*>(kSha256Constants + 4 * i)),
@@ -50,7 +50,7 @@ void compress(Sha256Lane lane, size_t count) {
     s.abef = _mm_add_epi32(s.abef, before.abef);
     s.cdgh = _mm_add_epi32(s.cdgh, before.cdgh);
   }
-  store_state(lane.state, s);
+  store_state(state, s);
 }
 
 }  // namespace

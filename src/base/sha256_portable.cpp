@@ -37,7 +37,7 @@ void compress_block(std::array<uint32_t, 8>& state, const std::byte* block) {
 }  // namespace
 
 void PortableSha256::compress(const std::byte* blocks, size_t count) {
-  if (kernel_ != nullptr) return kernel_->compress({state_.data(), blocks}, count);
+  if (kernel_ != nullptr) return kernel_->compress(state_.data(), blocks, count);
   for (size_t i = 0; i < count; ++i) compress_block(state_, blocks + kBlock * i);
 }
 
