@@ -6,6 +6,8 @@ namespace stet {
 
 Hash128 xxh3_128_avx2(const void* data, size_t size);
 Hash128 xxh3_128_avx512(const void* data, size_t size);
+void xxh3_update_avx2(void* state, const void* data, size_t size);
+void xxh3_update_avx512(void* state, const void* data, size_t size);
 
 namespace {
 
@@ -14,21 +16,30 @@ Hash128 baseline(const void* data, size_t size) {
   return {h.low64, h.high64};
 }
 
-using Hash = Hash128 (*)(const void*, size_t);
+void baseline_update(void* state, const void* data, size_t size) {
+  XXH3_128bits_update(static_cast<XXH3_state_t*>(state), data, size);
+}
 
-Hash choose() {
+struct Xxh3 {
+  Hash128 (*hash)(const void*, size_t);
+  void (*update)(void*, const void*, size_t);
+};
+
+const Xxh3& widest() {
+  static const Xxh3 chosen = [] {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return xxh3_128_avx512;
-  if (__builtin_cpu_supports("avx2")) return xxh3_128_avx2;
+    if (__builtin_cpu_supports("avx512f")) return Xxh3{xxh3_128_avx512, xxh3_update_avx512};
+    if (__builtin_cpu_supports("avx2")) return Xxh3{xxh3_128_avx2, xxh3_update_avx2};
 #endif
-  return baseline;
+    return Xxh3{baseline, baseline_update};
+  }();
+  return chosen;
 }
 
 }  // namespace
 
-Hash128 xxh3_128(const void* data, size_t size) {
-  static const Hash hash = choose();
-  return hash(data, size);
-}
+Hash128 xxh3_128(const void* data, size_t size) { return widest().hash(data, size); }
+
+void xxh3_update(void* state, const void* data, size_t size) { widest().update(state, data, size); }
 
 }  // namespace stet

@@ -13,5 +13,7 @@ struct Hash128 {
 
 // By the widest vectors that this CPU has.
 Hash128 xxh3_128(const void* data, size_t size);
+// XXH3_128bits_update of an XXH3_state_t: its layout is the same for all vectors.
+void xxh3_update(void* state, const void* data, size_t size);
 
 }  // namespace stet

@@ -14,4 +14,9 @@ Hash128 xxh3_128_avx512(const void* data, size_t size) {
   return {h.low64, h.high64};
 }
 
+void xxh3_update_avx512(void* state, const void* data, size_t size);
+void xxh3_update_avx512(void* state, const void* data, size_t size) {
+  XXH3_128bits_update(static_cast<XXH3_state_t*>(state), data, size);
+}
+
 }  // namespace stet

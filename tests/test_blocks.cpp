@@ -10,6 +10,7 @@
 #include "src/gguf/transcode.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kernels/ggml.hpp"
+#include "stet/kernels/numbers.hpp"
 #include "stet/model/contract.hpp"
 #include "stet/model/matrix.hpp"
 
@@ -102,6 +103,32 @@ TEST(Blocks, AreNamedByTheirValues) {
     const TensorDigests a = digest_matrix(t.view, 2), b = digest_matrix(wide, 1);
     EXPECT_EQ(a.values, b.values);
     EXPECT_EQ(digest_text(a.stored), digest_text(b.stored));
+  }
+}
+
+// What a row begins with need not fit what it ends with: in bfloat16, in float16, in float32 alone.
+TEST(Blocks, AreNamedByTheValuesOfWholeRows) {
+  constexpr size_t kColumns = 8192, kBlock = 34;
+  for (const float scale : {1.0f, 1.125f, 1 + 1.0f / 1024}) {
+    std::vector<uint8_t> blocks(17 * kColumns / 32 * kBlock);
+    for (size_t at = 0; at < blocks.size(); at += kBlock) {
+      const uint16_t d = round_f16(at / kBlock % (kColumns / 32) < 200 ? 1.0f : scale);
+      std::memcpy(&blocks[at], &d, sizeof d);
+      std::fill_n(blocks.begin() + static_cast<long>(at) + 2, 32, uint8_t{127});
+    }
+    std::vector<float> values(17 * kColumns);
+    dequantize_ggml(8, blocks.data(), blocks.size() / kBlock, values.data());
+    TensorView narrow{"t", DType::q8_0, "Q8_0", {17, kColumns}, std::as_bytes(std::span(blocks))},
+        wide{"t", DType::f32, "F32", {17, kColumns}, std::as_bytes(std::span(values))};
+    const TensorDigests a = digest_matrix(narrow, 2), b = digest_matrix(wide, 1);
+    EXPECT_EQ(a.values, b.values) << scale;
+    EXPECT_EQ(digest_text(a.stored), digest_text(b.stored));
+    std::vector<uint16_t> as_it_is;  // in the narrowest type
+    TensorView published{"t", DType::bf16, "BF16", {17, kColumns}, {}};
+    if (scale > 1) published.dtype = DType::f16;
+    for (const float x : values) as_it_is.push_back(scale > 1 ? round_f16(x) : round_bf16(x));
+    published.bytes = std::as_bytes(std::span(as_it_is));
+    EXPECT_EQ(a.values == digest_matrix(published, 1).values, scale == 1 || scale == 1.125f);
   }
 }
 

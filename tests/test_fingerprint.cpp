@@ -1,9 +1,12 @@
 // What models are called: the same for the same values in any file, another for anything else.
 #include "src/checkpoint/fingerprint.hpp"
 
+#include <xxhash.h>
+
 #include <bit>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "scratch.hpp"
 #include "src/base/sha256_portable.hpp"
@@ -221,6 +224,24 @@ Sha256 leaves(const std::vector<std::pair<uint8_t, Digest>>& all) {
     hash.add(std::as_bytes(std::span(&digest, 1)));
   }
   return hash.result();
+}
+
+// By whatever vectors, in whatever pieces, it is XXH3 as its library has it for any processor.
+TEST(FingerprintLeaves, DigestsAreThoseOfXxhash) {
+  std::mt19937 random(1);
+  std::vector<uint8_t> bytes(100000);
+  for (uint8_t& b : bytes) b = static_cast<uint8_t>(random());
+  const std::span<const std::byte> all = std::as_bytes(std::span(bytes));
+  for (const size_t size : {0, 1, 16, 200, 240, 241, 256, 257, 1024, 5000, 16384, 100000}) {
+    const XXH128_hash_t expected = XXH3_128bits(bytes.data(), size);
+    EXPECT_EQ(digest_of(all.first(size)), (Digest{expected.low64, expected.high64})) << size;
+    for (const size_t piece : {1, 7, 64, 255, 256, 257, 4096, 16384}) {
+      RunningDigest running;
+      for (size_t at = 0; at < size; at += piece)
+        running.add(all.subspan(at, std::min(piece, size - at)));
+      EXPECT_EQ(running.result(), digest_of(all.first(size))) << size << " by " << piece;
+    }
+  }
 }
 
 TEST(FingerprintLeaves, AreOf16RowsInTheNarrowestTypeThatHoldsThem) {

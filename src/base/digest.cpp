@@ -36,7 +36,7 @@ RunningDigest::RunningDigest() : state_(std::make_unique<State>()) {
 RunningDigest::~RunningDigest() = default;
 
 void RunningDigest::add(std::span<const std::byte> bytes) {
-  XXH3_128bits_update(&state_->hash, bytes.data(), bytes.size());
+  xxh3_update(&state_->hash, bytes.data(), bytes.size());
 }
 
 Digest RunningDigest::result() const {

@@ -1,5 +1,6 @@
 #include "src/checkpoint/blocks.hpp"
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 
@@ -11,144 +12,157 @@ namespace {
 
 constexpr size_t kLine = 64;
 constexpr uint32_t kLow = 0x0F0F0F0F;
+constexpr size_t kFour = 4;  // lanes that are packed together
 
-uint32_t word(const uint8_t* p) {
-  uint32_t w;
-  std::memcpy(&w, p, sizeof w);
-  return w;
+// Where the blocks of lanes begin in the file.
+using Lanes = const uint8_t* const*;
+// A word of each of four lanes: four inputs of each, as a line has them side by side.
+using Words = uint32_t __attribute__((vector_size(4 * kFour)));
+
+// Those at `at` bytes, of from[0], from[stride], ...
+Words words(Lanes from, size_t at, size_t stride = 1) {
+  uint32_t w[kFour];
+  for (size_t i = 0; i < kFour; ++i) std::memcpy(w + i, from[i * stride] + at, sizeof *w);
+  return Words{w[0], w[1], w[2], w[3]};
 }
-// Four inputs of one lane.
-void put(uint8_t* line, size_t lane, uint32_t w) { std::memcpy(line + 4 * lane, &w, sizeof w); }
+
+// Into a line, from lane `first` on.
+void put(uint8_t* line, size_t first, Words w) { std::memcpy(line + 4 * first, &w, sizeof w); }
+
+// A number of 16 bits of each of four lanes.
+void put_halves(uint8_t* to, size_t first, Lanes from, size_t at) {
+  for (size_t i = 0; i < kFour; ++i) std::memcpy(to + 2 * (first + i), from[i] + at, 2);
+}
+
+// In each n * kBits bits of n words, field i of word j and field j of word i change places.
+template <size_t kBits, size_t n>
+void transpose_fields(Words (&w)[n]) {
+  for (uint32_t step = 1; step < n; step *= 2) {
+    uint32_t stay = 0;  // the fields of a pair's first word that stay
+    for (size_t f = 0; f < 32 / kBits; ++f)
+      if ((f & step) == 0) stay |= ((1u << kBits) - 1) << f * kBits;
+    constexpr uint32_t kShift = kBits;
+    for (size_t i = 0; i < n; ++i) {
+      if ((i & step) != 0) continue;
+      const Words differ = (w[i] >> step * kShift ^ w[i + step]) & stay;
+      w[i + step] ^= differ;
+      w[i] ^= differ << step * kShift;
+    }
+  }
+}
+
+// Four bytes of each of the 16 lanes, given those of lanes j, 4 + j, 8 + j and 12 + j in w[j]:
+// first the first byte of all lanes.
+void put_bytes(uint8_t* line, Words (&w)[kFour]) {
+  transpose_fields<8>(w);
+  std::memcpy(line, w, sizeof w);
+}
 
 // 32 weights of Q8_0: float16 d, int8 each.
-void q8_0(const uint8_t* from, size_t lane, size_t half, uint8_t* strip) {
-  std::memcpy(strip + (half * kLanes + lane) * 2, from, 2);
+void q8_0(Lanes from, size_t first, size_t half, uint8_t* strip) {
+  put_halves(strip + half * kLine / 2, first, from, 0);
   uint8_t* const lines = strip + kLine + half * 8 * kLine;
-  for (size_t i = 0; i < 8; ++i) put(lines + i * kLine, lane, word(from + 2 + 4 * i) ^ 0x80808080u);
+  for (size_t i = 0; i < 8; ++i)
+    put(lines + i * kLine, first, words(from, 2 + 4 * i) ^ 0x80808080u);
 }
 
 // Of Q4_0: float16 d; byte i has weights i and 16 + i.
-void q4_0(const uint8_t* from, size_t lane, size_t half, uint8_t* strip) {
-  std::memcpy(strip + (half * kLanes + lane) * 2, from, 2);
+void q4_0(Lanes from, size_t first, size_t half, uint8_t* strip) {
+  put_halves(strip + half * kLine / 2, first, from, 0);
   uint8_t* const lines = strip + kLine + half * 4 * kLine;
-  for (size_t i = 0; i < 4; ++i) put(lines + i * kLine, lane, word(from + 2 + 4 * i));
+  for (size_t i = 0; i < 4; ++i) put(lines + i * kLine, first, words(from, 2 + 4 * i));
 }
 
 // Of Q4_K and Q5_K, all lanes of a block: 12 bytes that hold eight scales and eight minimums of 6
-// bits. Rows that are not there have zeros.
-void put_scales(const uint8_t* const from[], uint8_t* lines) {
-  using Line = uint8_t[kLanes];
-  Line s[12] = {}, v[16];
-  for (size_t lane = 0; lane < kLanes; ++lane) {
-    for (size_t i = 0; from[lane] != nullptr && i < 12; ++i) s[i][lane] = from[lane][4 + i];
+// bits. Of the last four minimums a line has two bits each.
+void put_scales(Lanes from, uint8_t* lines) {
+  constexpr uint32_t kSix = 0x3F3F3F3F, kTwo = 0x03030303;
+  Words out[3][kFour];
+  for (size_t j = 0; j < kFour; ++j) {
+    const Words a = words(from + j, 4, kFour), b = words(from + j, 8, kFour),
+                c = words(from + j, 12, kFour);
+    const Words last = (c >> 4 & kLow) | (b >> 6 & kTwo) << 4;
+    out[0][j] = (a & kSix) | (last & kTwo) << 6;
+    out[1][j] = (c & kLow) | (a >> 6 & kTwo) << 4 | (last >> 2 & kTwo) << 6;
+    out[2][j] = (b & kSix) | (last >> 4 & kTwo) << 6;
   }
+  for (size_t line = 0; line < 3; ++line) put_bytes(lines + line * kLine, out[line]);
+}
+
+// Of Q6_K: 16 bytes.
+void put_scales_q6(Lanes from, uint8_t* lines) {
   for (size_t i = 0; i < 4; ++i) {
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      const uint8_t a = s[i][lane], b = s[4 + i][lane], c = s[8 + i][lane];
-      v[i][lane] = a & 63;
-      v[8 + i][lane] = b & 63;
-      v[4 + i][lane] = static_cast<uint8_t>((c & 15) | (a >> 6) << 4);
-      v[12 + i][lane] = static_cast<uint8_t>(c >> 4 | (b >> 6) << 4);
-    }
-  }
-  for (size_t line = 0; line < 3; ++line) {
-    for (size_t i = 0; i < 4; ++i, lines += kLanes) {
-      for (size_t lane = 0; lane < kLanes; ++lane)
-        lines[lane] =
-            static_cast<uint8_t>(v[4 * line + i][lane] | (v[12 + i][lane] >> (2 * line) & 3) << 6);
-    }
+    Words four[kFour];
+    for (size_t j = 0; j < kFour; ++j) four[j] = words(from + j, 192 + 4 * i, kFour);
+    put_bytes(lines + i * kLine, four);
   }
 }
 
 // The low four bits of 64 weights, 32 in the low and 32 in the high halves of 32 bytes: their lines
 // are `low` and `high`.
-void put_nibbles(const uint8_t* q, size_t lane, uint8_t* low, uint8_t* high) {
-  uint32_t a[4], b[4], l[4], h[4];
-  std::memcpy(a, q, sizeof a);
-  std::memcpy(b, q + sizeof a, sizeof b);
+void put_nibbles(Lanes from, size_t at, size_t first, uint8_t* low, uint8_t* high) {
   for (size_t i = 0; i < 4; ++i) {
-    l[i] = (a[i] & kLow) | (b[i] & kLow) << 4;
-    h[i] = (a[i] >> 4 & kLow) | (b[i] & ~kLow);
-  }
-  for (size_t i = 0; i < 4; ++i) {
-    put(low + i * kLine, lane, l[i]);
-    put(high + i * kLine, lane, h[i]);
-  }
-}
-
-// In each byte of n words, field i of word j and field j of word i change places; a byte has n
-// fields.
-template <size_t n>
-void transpose_fields(uint32_t (&w)[n]) {
-  constexpr size_t kBits = 8 / n;
-  for (size_t step = 1; step < n; step *= 2) {
-    uint32_t stay = 0;  // the fields of a pair's first word that stay
-    for (size_t f = 0; f < n; ++f)
-      if ((f & step) == 0) stay |= ((1u << kBits) - 1) << f * kBits;
-    stay *= 0x01010101u;
-    for (size_t i = 0; i < n; ++i) {
-      if ((i & step) != 0) continue;
-      const uint32_t differ = (w[i] >> step * kBits ^ w[i + step]) & stay;
-      w[i + step] ^= differ;
-      w[i] ^= differ << step * kBits;
-    }
+    const Words a = words(from, at + 4 * i), b = words(from, at + 16 + 4 * i);
+    put(low + i * kLine, first, (a & kLow) | (b & kLow) << 4);
+    put(high + i * kLine, first, (a >> 4 & kLow) | (b & ~kLow));
   }
 }
 
 // Of Q5_0: float16 d; bit i of four bytes is the fifth one of weight i; byte i has weights i and
 // 16 + i.
-void q5_0(const uint8_t* from, size_t lane, size_t half, uint8_t* strip) {
-  std::memcpy(strip + (half * kLanes + lane) * 2, from, 2);
+void q5_0(Lanes from, size_t first, size_t half, uint8_t* strip) {
+  put_halves(strip + half * kLine / 2, first, from, 0);
   uint8_t* const block = strip + kLine + half * 5 * kLine;
-  const uint32_t fifths = word(from + 2);
-  uint32_t bits = 0;
-  for (size_t i = 0; i < 8; ++i)  // the product puts four bits into a byte each
-    bits |= ((fifths >> 4 * i & 15) * 0x204081u & 0x01010101u) << i;
-  put(block, lane, bits);
-  for (size_t i = 0; i < 4; ++i) put(block + (1 + i) * kLine, lane, word(from + 6 + 4 * i));
+  const Words fifths = words(from, 2);
+  Words bits = {};
+  for (uint32_t i = 0; i < 8; ++i) {  // four bits into a byte each
+    const Words four = fifths >> 4 * i & 15;
+    bits |= ((four | four << 7 | four << 14 | four << 21) & 0x01010101u) << i;
+  }
+  put(block, first, bits);
+  for (size_t i = 0; i < 4; ++i) put(block + (1 + i) * kLine, first, words(from, 6 + 4 * i));
 }
 
 // Q4_K: d, the minimums' d, scales (put_scales); 32 bytes for each two sub-blocks.
-void q4_k(const uint8_t* from, size_t lane, uint8_t* super) {
-  std::memcpy(super + 2 * lane, from, 2);
-  std::memcpy(super + 2 * (kLanes + lane), from + 2, 2);
+void q4_k(Lanes from, size_t first, uint8_t* super) {
+  put_halves(super, first, from, 0);
+  put_halves(super + kLine / 2, first, from, 2);
   for (size_t pair = 0; pair < 4; ++pair) {
     uint8_t* const lines = super + (4 + 8 * pair) * kLine;
-    put_nibbles(from + 16 + 32 * pair, lane, lines, lines + 4 * kLine);
+    put_nibbles(from, 16 + 32 * pair, first, lines, lines + 4 * kLine);
   }
 }
 
 // Q5_K: bit b of byte i between scales and nibbles is the fifth one of weight i of sub-block b.
-void q5_k(const uint8_t* from, size_t lane, uint8_t* super) {
-  std::memcpy(super + 2 * lane, from, 2);
-  std::memcpy(super + 2 * (kLanes + lane), from + 2, 2);
+void q5_k(Lanes from, size_t first, uint8_t* super) {
+  put_halves(super, first, from, 0);
+  put_halves(super + kLine / 2, first, from, 2);
   uint8_t* const blocks = super + 4 * kLine;
-  uint32_t fifth[8];
-  std::memcpy(fifth, from + 16, sizeof fifth);
-  transpose_fields(fifth);
-  for (size_t b = 0; b < 8; ++b) put(blocks + 5 * b * kLine, lane, fifth[b]);
+  Words fifth[8];
+  for (size_t i = 0; i < 8; ++i) fifth[i] = words(from, 16 + 4 * i);
+  transpose_fields<1>(fifth);
+  for (size_t b = 0; b < 8; ++b) put(blocks + 5 * b * kLine, first, fifth[b]);
   for (size_t pair = 0; pair < 4; ++pair) {
     uint8_t* const lines = blocks + (10 * pair + 1) * kLine;
-    put_nibbles(from + 48 + 32 * pair, lane, lines, lines + 5 * kLine);
+    put_nibbles(from, 48 + 32 * pair, first, lines, lines + 5 * kLine);
   }
 }
 
 // Q6_K, for each 128 weights: 64 bytes of low halves, of parts 0 and 2, 1 and 3 of 32; 32 of two
 // bits for each part. Then 16 scales and d.
-void q6_k(const uint8_t* from, size_t lane, uint8_t* super) {
-  std::memcpy(super + 2 * lane, from + 208, 2);
-  for (size_t i = 0; i < 16; ++i) super[kLine + i * kLanes + lane] = from[192 + i];
+void q6_k(Lanes from, size_t first, uint8_t* super) {
+  put_halves(super, first, from, 208);
   constexpr size_t kPart = 6 * kLine;
   for (size_t half = 0; half < 2; ++half) {
     uint8_t* const parts = super + 5 * kLine + half * 4 * kPart;
     for (size_t i = 0; i < 2; ++i)
-      put_nibbles(from + half * 64 + i * 32, lane, parts + i * kPart, parts + (2 + i) * kPart);
+      put_nibbles(from, half * 64 + i * 32, first, parts + i * kPart, parts + (2 + i) * kPart);
     for (size_t line = 0; line < 2; ++line) {
-      uint32_t two[4];
-      std::memcpy(two, from + 128 + half * 32 + line * sizeof two, sizeof two);
-      transpose_fields(two);
+      Words two[4];
+      for (size_t i = 0; i < 4; ++i) two[i] = words(from, 128 + half * 32 + line * 16 + 4 * i);
+      transpose_fields<2>(two);
       for (size_t part = 0; part < 4; ++part)
-        put(parts + part * kPart + (4 + line) * kLine, lane, two[part]);
+        put(parts + part * kPart + (4 + line) * kLine, first, two[part]);
     }
   }
 }
@@ -158,29 +172,35 @@ struct Layout {
   size_t out;  // of 16 packed ones, or of a strip
 };
 
-template <void pack(const uint8_t*, size_t, uint8_t*)>
+constexpr uint8_t kZeros[256] = {};  // a block of a K type that is not there
+
+// The rows' blocks at `at` bytes; `zeros` stand for rows that are not there.
+std::array<const uint8_t*, kLanes> lanes_at(const std::byte* const rows[], size_t at,
+                                            const uint8_t* zeros) {
+  std::array<const uint8_t*, kLanes> lanes;
+  for (size_t i = 0; i < kLanes; ++i)
+    lanes[i] = rows[i] == nullptr ? zeros : reinterpret_cast<const uint8_t*>(rows[i]) + at;
+  return lanes;
+}
+
+template <void pack(Lanes, size_t, uint8_t*), void scales(Lanes, uint8_t*)>
 void pack_supers(const Layout& layout, const std::byte* const rows[], size_t supers, uint8_t* out) {
-  const uint8_t* from[kLanes];
   for (size_t s = 0; s < supers; ++s, out += layout.out) {
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      const auto* const row = reinterpret_cast<const uint8_t*>(rows[lane]);
-      from[lane] = row == nullptr ? nullptr : row + s * layout.in;
-      if (row != nullptr) pack(from[lane], lane, out);  // otherwise the memory is zero already
-    }
-    if constexpr (pack != q6_k) put_scales(from, out + kLine);
+    const auto lanes = lanes_at(rows, s * layout.in, kZeros);
+    for (size_t i = 0; i < kLanes; i += kFour) pack(lanes.data() + i, i, out);
+    scales(lanes.data(), out + kLine);
   }
 }
 
 // Blocks that are not there are zeros: as the kernels have them, 128, 8 or 16 times a scale of 0.
-template <void pack(const uint8_t*, size_t, size_t, uint8_t*)>
+template <void pack(Lanes, size_t, size_t, uint8_t*)>
 void pack_strips(const Layout& layout, const uint8_t* zeros, const std::byte* const rows[],
                  size_t blocks, uint8_t* out) {
+  constexpr const std::byte* kNone[kLanes] = {};
   for (size_t b = 0; b < (blocks + 1) / 2 * 2; ++b) {
-    for (size_t lane = 0; lane < kLanes; ++lane) {
-      const bool there = rows[lane] != nullptr && b < blocks;
-      pack(there ? reinterpret_cast<const uint8_t*>(rows[lane]) + b * layout.in : zeros, lane,
-           b % 2, out + b / 2 * layout.out);
-    }
+    const auto lanes = lanes_at(b < blocks ? rows : kNone, b * layout.in, zeros);
+    for (size_t i = 0; i < kLanes; i += kFour)
+      pack(lanes.data() + i, i, b % 2, out + b / 2 * layout.out);
   }
 }
 
@@ -201,11 +221,11 @@ void pack_blocks(DType dtype, const std::byte* const rows[], size_t columns, std
   else if (dtype == DType::q5_0)
     pack_strips<q5_0>({type.bytes, kStripBytesQ5}, kZeros5, rows, blocks, to);
   else if (dtype == DType::q4_k)
-    pack_supers<q4_k>({type.bytes, kSuperBytesQ4K}, rows, blocks, to);
+    pack_supers<q4_k, put_scales>({type.bytes, kSuperBytesQ4K}, rows, blocks, to);
   else if (dtype == DType::q5_k)
-    pack_supers<q5_k>({type.bytes, kSuperBytesQ5K}, rows, blocks, to);
+    pack_supers<q5_k, put_scales>({type.bytes, kSuperBytesQ5K}, rows, blocks, to);
   else
-    pack_supers<q6_k>({type.bytes, kSuperBytesQ6K}, rows, blocks, to);
+    pack_supers<q6_k, put_scales_q6>({type.bytes, kSuperBytesQ6K}, rows, blocks, to);
 }
 
 }  // namespace stet

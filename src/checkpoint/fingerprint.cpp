@@ -1,5 +1,7 @@
 #include "src/checkpoint/fingerprint.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <span>
 
@@ -7,7 +9,6 @@
 #include "stet/kernels/ggml.hpp"
 #include "stet/kernels/numbers.hpp"
 #include "stet/model/matrix.hpp"
-#include "stet/threads/team.hpp"
 
 namespace stet {
 namespace {
@@ -25,19 +26,6 @@ T element(std::span<const std::byte> bytes, size_t i) {
 
 uint32_t bits_of(float x) { return element<uint32_t>(std::as_bytes(std::span(&x, 1)), 0); }
 
-// What `to` makes of each element; nothing when it says of one, as a rule the first, that it
-// cannot.
-template <class From, class To>
-std::vector<uint16_t> converted(std::span<const std::byte> bytes, To to) {
-  uint16_t first;
-  if (!to(element<From>(bytes, 0), &first)) return {};
-  std::vector<uint16_t> out(bytes.size() / sizeof(From));
-  for (size_t i = 0; i < out.size(); ++i) {
-    if (!to(element<From>(bytes, i), &out[i])) return {};
-  }
-  return out;
-}
-
 // A bfloat16 is the upper half of a float32.
 bool f32_to_bf16(uint32_t x, uint16_t* y) {
   *y = static_cast<uint16_t>(x >> 16);
@@ -53,30 +41,59 @@ bool f32_to_f16(uint32_t x, uint16_t* y) {
 
 bool f16_to_bf16(uint16_t x, uint16_t* y) { return f32_to_bf16(bits_of(widen_f16(x)), y); }
 
-struct Leaf {
-  uint8_t type;  // 0: bfloat16, 1: float16, 2: float32
-  Digest digest;
-};
-
-// Of rows whose bytes have the digest `stored`.
-Leaf leaf_of(std::span<const std::byte> rows, DType dtype, const Digest& stored) {
-  const auto narrow = [](uint8_t type, const std::vector<uint16_t>& values) {
-    return Leaf{type, digest_of(std::as_bytes(std::span(values)))};
+// What `to` makes of each element, into a digest, if there is one; false when it says of one, as a
+// rule the first, that it cannot.
+template <class From>
+bool add_converted(std::span<const std::byte> bytes, bool to(From, uint16_t*),
+                   RunningDigest* digest) {
+  std::array<uint16_t, 512> out;
+  size_t filled = 0;
+  const auto flush = [&] {
+    if (digest != nullptr) digest->add(std::as_bytes(std::span(out).first(filled)));
+    filled = 0;
   };
-  if (dtype == DType::bf16 || rows.empty()) return {0, stored};
-  if (dtype == DType::f16) {
-    const std::vector<uint16_t> bf16 = converted<uint16_t>(rows, f16_to_bf16);
-    return bf16.empty() ? Leaf{1, stored} : narrow(0, bf16);
+  for (size_t i = 0; i < bytes.size() / sizeof(From); ++i) {
+    if (!to(element<From>(bytes, i), &out[filled])) return false;
+    if (++filled == out.size()) flush();
   }
-  const std::vector<uint16_t> bf16 = converted<uint32_t>(rows, f32_to_bf16);
-  if (!bf16.empty()) return narrow(0, bf16);
-  const std::vector<uint16_t> f16 = converted<uint32_t>(rows, f32_to_f16);
-  return f16.empty() ? Leaf{2, stored} : narrow(1, f16);
+  flush();
+  return true;
 }
 
-Sha256 hash_of(const std::vector<Leaf>& leaves) {
+struct SlabDigests {
+  Digest stored;
+  WeightLeaf leaf;
+};
+
+// Of bytes that come in chunks: each(f) calls f for all of them in order, as long as it returns
+// true, and returns whether it always did.
+template <class Each>
+SlabDigests digest_slab(DType dtype, const Each& each) {
+  using Chunk = std::span<const std::byte>;
+  RunningDigest stored, narrow;
+  bool bf16 = dtype != DType::bf16, f16 = dtype == DType::f32, first = true;
+  each([&](Chunk chunk) {
+    stored.add(chunk);
+    if (bf16)
+      bf16 = dtype == DType::f16 ? add_converted<uint16_t>(chunk, f16_to_bf16, &narrow)
+                                 : add_converted<uint32_t>(chunk, f32_to_bf16, &narrow);
+    if (f16 && !bf16 && first) f16 = add_converted<uint32_t>(chunk, f32_to_f16, nullptr);
+    first = false;
+    return true;
+  });
+  const Digest whole = stored.result();
+  if (dtype == DType::bf16) return {whole, {0, whole}};
+  if (bf16) return {whole, {0, narrow.result()}};
+  if (dtype == DType::f16) return {whole, {1, whole}};
+  RunningDigest half;
+  const auto add = [&](Chunk chunk) { return add_converted<uint32_t>(chunk, f32_to_f16, &half); };
+  if (f16 && each(add)) return {whole, {1, half.result()}};
+  return {whole, {2, whole}};
+}
+
+Sha256 hash_of(std::span<const WeightLeaf> leaves) {
   ByteWriter w;
-  for (const Leaf& leaf : leaves) {
+  for (const WeightLeaf& leaf : leaves) {
     w.u8(leaf.type);
     w.u64(leaf.digest.low);
     w.u64(leaf.digest.high);
@@ -84,64 +101,99 @@ Sha256 hash_of(const std::vector<Leaf>& leaves) {
   return sha256_of(w.data());
 }
 
-// Rows of a matrix in their order, blocks of ggml as float32. What is read stays as it is until the
-// next is.
-class SlabReader {
+size_t row_count(const TensorView& matrix) { return static_cast<size_t>(matrix.shape.at(0)); }
+
+// Some rows of a matrix in their order, blocks of ggml as float32: few at a time, so that they stay
+// in the first-level cache until they are digested.
+class RowReader {
  public:
-  explicit SlabReader(const TensorView& matrix)
-      : matrix_(matrix), widen_(is_block_dtype(matrix.dtype)) {}
+  explicit RowReader(const TensorView& matrix)
+      : matrix_(matrix), widen_(is_block_dtype(matrix.dtype)) {
+    if (widen_) type_ = *ggml_type(ggml_number(matrix.dtype));
+  }
 
   DType dtype() const { return widen_ ? DType::f32 : matrix_.dtype; }
-  std::span<const std::byte> read(size_t begin, size_t end) {
-    const size_t stored = row_of(matrix_, 0).size(), made = made_bytes(stored);
-    if (!widen_ && matrix_.paired_heads == 0)
-      return matrix_.bytes.subspan(begin * stored, (end - begin) * stored);
-    made_.resize((end - begin) * made);
-    for (size_t row = begin; row < end; ++row)
-      make(row_of(matrix_, row), made_.data() + (row - begin) * made);
-    return made_;
+
+  template <class Use>
+  bool each(size_t begin, size_t end, const Use& use) {
+    if (!widen_ && matrix_.paired_heads == 0) {
+      const size_t bytes = row_of(matrix_, 0).size();
+      return use(matrix_.bytes.subspan(begin * bytes, (end - begin) * bytes));
+    }
+    for (size_t row = begin; row < end; ++row) {
+      const std::span<const std::byte> stored = row_of(matrix_, row);
+      if (widen_ ? !each_widened(stored, use) : !use(stored)) return false;
+    }
+    return true;
   }
 
  private:
-  size_t made_bytes(size_t stored) const {
-    const auto type = ggml_type(ggml_number(matrix_.dtype));
-    return widen_ ? stored / type->bytes * type->elements * sizeof(float) : stored;
-  }
-  void make(std::span<const std::byte> row, std::byte* to) const {
-    const uint32_t number = ggml_number(matrix_.dtype);
-    if (widen_)
-      dequantize_ggml(number, row.data(), row.size() / ggml_type(number)->bytes,
-                      reinterpret_cast<float*>(to));
-    else
-      std::memcpy(to, row.data(), row.size());
+  template <class Use>
+  bool each_widened(std::span<const std::byte> row, const Use& use) {
+    const size_t at_once = widened_.size() / type_.elements;
+    for (size_t left = row.size() / type_.bytes; left > 0;) {
+      const size_t blocks = std::min(left, at_once);
+      dequantize_ggml(ggml_number(matrix_.dtype), row.data(), blocks, widened_.data());
+      if (!use(std::as_bytes(std::span(widened_).first(blocks * type_.elements)))) return false;
+      row = row.subspan(blocks * type_.bytes);
+      left -= blocks;
+    }
+    return true;
   }
 
   const TensorView& matrix_;
   bool widen_;
-  std::vector<std::byte> made_;
+  GgmlType type_{};
+  alignas(64) std::array<float, 4096> widened_;
 };
 
 }  // namespace
 
-TensorDigests digest_matrix(const TensorView& tensor, int threads) {
-  const size_t rows = static_cast<size_t>(tensor.shape.at(0)), slabs = (rows + kRows - 1) / kRows;
-  std::vector<Digest> stored(slabs);
-  std::vector<Leaf> leaves(slabs);
-  run_each(threads, (slabs + kSlabs - 1) / kSlabs, [&](size_t piece) {
-    SlabReader reader(tensor);
-    for (size_t s = piece * kSlabs; s < std::min(slabs, (piece + 1) * kSlabs); ++s) {
-      const std::span<const std::byte> slab =
-          reader.read(s * kRows, std::min(rows, (s + 1) * kRows));
-      stored[s] = digest_of(slab);
-      leaves[s] = leaf_of(slab, reader.dtype(), stored[s]);
+MatrixDigester::MatrixDigester(const std::vector<const TensorView*>& matrices)
+    : matrices_(matrices), first_{0} {
+  for (const TensorView* m : matrices)
+    first_.push_back(first_.back() + (row_count(*m) + kRows - 1) / kRows);
+  stored_.resize(first_.back());
+  leaves_.resize(first_.back());
+}
+
+void MatrixDigester::add(Range slabs) {
+  for (size_t m = 0; m < matrices_.size(); ++m) {
+    const size_t begin = std::max(slabs.begin, first_[m]), end = std::min(slabs.end, first_[m + 1]);
+    RowReader reader(*matrices_[m]);
+    for (size_t s = begin; s < end; ++s) {
+      const size_t row = (s - first_[m]) * kRows;
+      const SlabDigests digests = digest_slab(reader.dtype(), [&](const auto& use) {
+        return reader.each(row, std::min(row_count(*matrices_[m]), row + kRows), use);
+      });
+      stored_[s] = digests.stored;
+      leaves_[s] = digests.leaf;
     }
-  });
-  return {digest_of(std::as_bytes(std::span(stored))), hash_of(leaves)};
+  }
+}
+
+std::vector<TensorDigests> MatrixDigester::result() const {
+  std::vector<TensorDigests> digests;
+  for (size_t m = 0; m < matrices_.size(); ++m) {
+    const size_t slabs = first_[m + 1] - first_[m];
+    digests.push_back({digest_of(std::as_bytes(std::span(stored_).subspan(first_[m], slabs))),
+                       hash_of(std::span(leaves_).subspan(first_[m], slabs))});
+  }
+  return digests;
+}
+
+TensorDigests digest_matrix(const TensorView& tensor, int threads) {
+  MatrixDigester digester({&tensor});
+  const size_t pieces = (digester.slabs() + kSlabs - 1) / kSlabs;
+  run_each(threads, pieces,
+           [&](size_t piece) { digester.add(part_of(digester.slabs(), pieces, piece)); });
+  return digester.result()[0];
 }
 
 TensorDigests digest_vector(const TensorView& tensor) {
-  const Digest stored = digest_of(tensor.bytes);
-  return {stored, hash_of({leaf_of(tensor.bytes, tensor.dtype, stored)})};
+  const SlabDigests digests =
+      digest_slab(tensor.dtype, [&](const auto& use) { return use(tensor.bytes); });
+  return {digests.stored, hash_of(std::span(&digests.leaf, 1))};
 }
 
 void WeightFingerprints::add(const std::string& group, const std::string& name,

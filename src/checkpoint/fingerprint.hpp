@@ -18,7 +18,9 @@
 // with_legacy_model_fingerprint().
 #pragma once
 
+#include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +28,7 @@
 #include "stet/base/digest.hpp"
 #include "stet/base/sha256.hpp"
 #include "stet/checkpoint/tensor.hpp"
+#include "stet/threads/team.hpp"
 
 namespace stet {
 
@@ -36,7 +39,30 @@ struct TensorDigests {
   Sha256 values;
 };
 
-// Blocks of ggml count as the float32 that its reference makes of them.
+struct WeightLeaf {
+  uint8_t type;  // 0: bfloat16, 1: float16, 2: float32
+  Digest digest;
+};
+
+// The digests of matrices, slab by slab of 16 rows, those of one matrix after those of the one
+// before. Blocks of ggml count as the float32 that its reference makes of them.
+class MatrixDigester {
+ public:
+  // The views stay what they are until all slabs were added.
+  explicit MatrixDigester(const std::vector<const TensorView*>& matrices);
+  size_t slabs() const { return stored_.size(); }
+  // By any number of threads, in any order, each slab once.
+  void add(Range slabs);
+  // Of each matrix, once all slabs were added.
+  std::vector<TensorDigests> result() const;
+
+ private:
+  std::vector<const TensorView*> matrices_;
+  std::vector<size_t> first_;  // slab of each matrix, then their number
+  std::vector<Digest> stored_;
+  std::vector<WeightLeaf> leaves_;
+};
+
 TensorDigests digest_matrix(const TensorView& tensor, int threads);
 TensorDigests digest_vector(const TensorView& tensor);
 

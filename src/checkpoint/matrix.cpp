@@ -64,6 +64,17 @@ Matrix::Matrix(WeightType type, size_t rows, size_t columns)
   data_ = memory_.data();
 }
 
+void Matrix::fill(int threads, const std::function<void(size_t)>& pack, const Before& before) {
+  const size_t pieces = std::max<size_t>(1, bytes() / kPackedAtOnce);
+  run_each(threads, pieces, [&](size_t piece) {
+    const Range mine = part_of(blocks(), pieces, piece);
+    for (size_t b = mine.begin; b < mine.end; ++b) {
+      if (before) before(b, blocks());
+      pack(b);
+    }
+  });
+}
+
 WeightType weight_type(DType dtype) {
   switch (dtype) {
     case DType::bf16:
@@ -109,7 +120,7 @@ Matrix Matrix::stacked(std::vector<Matrix> parts) {
 }
 
 Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads,
-               size_t heads)
+               size_t heads, const Before& before)
     : Matrix(weight_type(parts.at(0)->dtype), rows_of(parts), columns) {
   const DType dtype = parts[0]->dtype;
   const size_t row_bytes =
@@ -135,29 +146,24 @@ Matrix::Matrix(const std::vector<const TensorView*>& parts, size_t columns, int 
     transpose_words(rows, row_bytes / 4, words);
     if (row_bytes % 4 != 0) last_half_word(rows, columns, words);
   };
-  const size_t at_once = std::max<size_t>(1, kPackedAtOnce / std::max<size_t>(1, block_bytes()));
-  run_each(threads, (blocks() + at_once - 1) / at_once, [&](size_t piece) {
-    for (size_t b = piece * at_once; b < std::min(blocks(), (piece + 1) * at_once); ++b) pack(b);
-  });
+  fill(threads, pack, before);
 }
 
-Matrix Matrix::transposed(const TensorView& tensor, int threads) {
+Matrix Matrix::transposed(const TensorView& tensor, int threads, const Before& before) {
   Matrix m(weight_type(tensor.dtype), static_cast<size_t>(tensor.shape.at(1)),
            static_cast<size_t>(tensor.shape.at(0)));
   const size_t row_bytes = m.rows_ * m.element_size();
-  run_team(threads, [&](Team team) {
-    const Range mine = team.share(m.blocks());
-    for (size_t b = mine.begin; b < mine.end; ++b) {
-      const std::byte* first = tensor.bytes.data() + b * kLanes * m.element_size();
-      const size_t lanes = std::min(size_t{kLanes}, m.rows_ - b * kLanes);
-      std::byte* out = m.memory_.data() + b * m.block_bytes();
-      if (m.type_ == WeightType::f32) {
-        pack_transposed(first, row_bytes, lanes, m.columns_, reinterpret_cast<uint32_t*>(out));
-      } else {
-        pack_transposed(first, row_bytes, lanes, m.columns_, reinterpret_cast<uint16_t*>(out));
-      }
+  const auto pack = [&](size_t b) {
+    const std::byte* first = tensor.bytes.data() + b * kLanes * m.element_size();
+    const size_t lanes = std::min(size_t{kLanes}, m.rows_ - b * kLanes);
+    std::byte* out = m.memory_.data() + b * m.block_bytes();
+    if (m.type_ == WeightType::f32) {
+      pack_transposed(first, row_bytes, lanes, m.columns_, reinterpret_cast<uint32_t*>(out));
+    } else {
+      pack_transposed(first, row_bytes, lanes, m.columns_, reinterpret_cast<uint16_t*>(out));
     }
-  });
+  };
+  m.fill(threads, pack, before);
   return m;
 }
 

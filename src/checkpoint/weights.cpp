@@ -111,13 +111,9 @@ Matrix WeightLoader::pack(const std::string& group, const std::vector<Part>& par
     size_t end = first + 1;
     while (end < views.size() && (!apart || views[end]->dtype == views[first]->dtype)) ++end;
     const auto at = [](auto& list, size_t i) { return list.begin() + static_cast<ptrdiff_t>(i); };
-    matrices.push_back(of_one_type({at(parts, first), at(parts, end)},
+    matrices.push_back(of_one_type(group, {at(parts, first), at(parts, end)},
                                    {at(views, first), at(views, end)}, columns, stored));
     first = end;
-  }
-  for (const TensorView* view : views) {
-    names_->add(group, canonical(view->name), *view, digest_matrix(*view, threads_));
-    checkpoint_.drop(*view);
   }
   return matrices.size() == 1 ? std::move(matrices[0]) : Matrix::stacked(std::move(matrices));
 }
@@ -150,10 +146,11 @@ Matrix WeightLoader::pack_rounded(const std::string& group, const std::vector<Pa
 }
 
 // Blocks stay what they are under the contract ggml, next to their like; otherwise they are
-// widened.
-Matrix WeightLoader::of_one_type(const std::vector<Part>& parts,
+// widened. Rows are digested by the threads that pack them, while they are in their caches; and a
+// thread that waits for the system to clear memory leaves the other one to compute.
+Matrix WeightLoader::of_one_type(const std::string& group, const std::vector<Part>& parts,
                                  const std::vector<const TensorView*>& views, int64_t columns,
-                                 Stored stored) const {
+                                 Stored stored) {
   const auto differs = [&](const TensorView* v) { return v->dtype != views[0]->dtype; };
   const bool mixed = std::ranges::any_of(views, differs);
   const bool keep = contract_ == Contract::ggml && !mixed;
@@ -170,9 +167,17 @@ Matrix WeightLoader::of_one_type(const std::vector<Part>& parts,
                   "dtype " + views[0]->dtype_text + " like " + views[0]->name, view->dtype_text);
     }
   }
-  return stored.transposed ? Matrix::transposed(*plain[0], threads_)
-                           : Matrix(plain, static_cast<size_t>(columns), threads_,
-                                    static_cast<size_t>(stored.heads));
+  MatrixDigester digester(views);
+  const auto digest = [&](size_t i, size_t n) { digester.add(part_of(digester.slabs(), n, i)); };
+  Matrix matrix = stored.transposed ? Matrix::transposed(*plain[0], threads_, digest)
+                                    : Matrix(plain, static_cast<size_t>(columns), threads_,
+                                             static_cast<size_t>(stored.heads), digest);
+  const std::vector<TensorDigests> digests = digester.result();
+  for (size_t i = 0; i < views.size(); ++i) {
+    names_->add(group, canonical(views[i]->name), *views[i], digests[i]);
+    checkpoint_.drop(*views[i]);
+  }
+  return matrix;
 }
 
 // The matrix of all parts, or, where they have types of their own, those of some after another.

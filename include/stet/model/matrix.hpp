@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -20,14 +21,18 @@ namespace stet {
 // padded to 16 and columns to depth() with zeros. The same bytes serve every instruction set.
 class STET_API Matrix {
  public:
+  // Is called for each block of 16 rows, the one at `i` of `n`, by the thread that packs it then:
+  // what reads the same rows leaves them in its caches.
+  using Before = std::function<void(size_t i, size_t n)>;
+
   Matrix() = default;
   // Stacks tensors of shape [n_i][columns], all of one dtype (checked by the caller). Blocks of
   // ggml keep their numbers: q8_0, q4_0 and q5_0 become q8, q4 and q5. `heads`: not 0 where there
   // is one tensor, which has the q, k and v of so many heads in turn; they go apart.
-  Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads,
-         size_t heads = 0);
+  Matrix(const std::vector<const TensorView*>& parts, size_t columns, int threads, size_t heads = 0,
+         const Before& before = {});
   // The matrix whose transpose, [columns][rows], is stored.
-  static Matrix transposed(const TensorView& tensor, int threads);
+  static Matrix transposed(const TensorView& tensor, int threads, const Before& before = {});
   // Packed bytes that someone else owns, at an address that is a multiple of 64: packed_bytes(type,
   // rows, columns) of them.
   static Matrix packed(WeightType type, size_t rows, size_t columns, const std::byte* bytes,
@@ -61,6 +66,7 @@ class STET_API Matrix {
 
  private:
   Matrix(WeightType type, size_t rows, size_t columns);
+  void fill(int threads, const std::function<void(size_t block)>& pack, const Before& before);
   size_t element_size() const {
     return type_ == WeightType::f32 ? 4 : 2;
   }  // of those that are not quantized

@@ -94,8 +94,8 @@ class STET_API WeightLoader {
               Stored stored, bool rounded);
   Matrix pack_rounded(const std::string& group, const std::vector<Part>& parts,
                       const std::vector<const TensorView*>& views, int64_t columns, Stored stored);
-  Matrix of_one_type(const std::vector<Part>& parts, const std::vector<const TensorView*>& views,
-                     int64_t columns, Stored stored) const;
+  Matrix of_one_type(const std::string& group, const std::vector<Part>& parts,
+                     const std::vector<const TensorView*>& views, int64_t columns, Stored stored);
   Matrix of_packed(const std::vector<Part>& parts, size_t columns,
                    std::optional<WeightType> type) const;
   void write(const std::vector<Part>& parts, Matrix* matrix);
