@@ -27,10 +27,11 @@ class Scripted : public StoreBackend {
       [](auto, const auto&) {};
   std::atomic<int> requests{0};
 
-  Blocks read_blocks(std::span<const Sha256> names, const std::atomic<bool>& stop) override {
+  void read_blocks(std::span<const Sha256> names, const std::atomic<bool>& stop,
+                   const TakeBlock& take) override {
     ++requests;
     before(names, stop);
-    return inner_->read(Shelf::blocks, names);
+    inner_->read_blocks(names, stop, take);
   }
 
   const std::string& url() const override { return inner_->url(); }

@@ -10,6 +10,8 @@
 #include <random>
 
 #include "redis_servers.hpp"
+#include "src/store/redis_record.hpp"
+#include "stet/store/record.hpp"
 #include "stet/store/session.hpp"
 #include "support.hpp"
 
@@ -152,6 +154,132 @@ TEST(RedisValues, WhatNoServerSaysIsNoAnswer) {
     };
     RedisClient client(server.url());
     EXPECT_THROW(client.run(get, 0.1), Error);
+  }
+}
+
+// A sealed block of so many bytes, and what came of its chunks.
+struct Arriving {
+  explicit Arriving(size_t payload) : bytes(payload) {
+    std::mt19937 random(static_cast<unsigned>(payload));
+    for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+    const std::vector<std::byte> front = seal_record(kKey, {RecordKind::block, {}, 0, bytes});
+    bytes.insert(bytes.begin(), front.begin(), front.end());
+  }
+  std::span<const std::byte> chunk(size_t n) const {
+    const size_t at = n * kRedisChunk;
+    return std::span(bytes).subspan(at, std::min(kRedisChunk, bytes.size() - at));
+  }
+  // Whether there was a place for it.
+  bool receive(size_t n, std::span<const std::byte> value) {
+    const auto to = record.place(n, value.size(), value.first(std::min(value.size(), kRedisHead)));
+    std::ranges::copy(value.first(to.size()), to.begin());
+    record.placed(n);
+    return !to.empty();
+  }
+  bool receive(size_t n) { return receive(n, chunk(n)); }
+  bool is_whole() const { return found && std::ranges::equal(found->bytes, bytes); }
+  bool is_refused() const { return found && found->bytes.empty(); }
+
+  std::vector<std::byte> bytes;
+  BlockMemory memory{0};
+  int taken = 0;
+  std::optional<StoredBytes> found;
+  IncomingRecord record{memory, [this](std::optional<StoredBytes> r) {
+                          ++taken;
+                          found = std::move(r);
+                        }};
+};
+constexpr size_t kThreeChunks = 2 * kRedisChunk + 5;
+
+TEST(RedisRecord, IsTakenOnceItsLastChunkIsThere) {
+  Arriving a(kThreeChunks);
+  EXPECT_TRUE(a.receive(0));
+  EXPECT_TRUE(a.receive(2));
+  EXPECT_EQ(a.taken, 0);
+  EXPECT_TRUE(a.record.is_missing(1));
+  EXPECT_TRUE(a.receive(1));
+  EXPECT_TRUE(a.is_whole());
+  a.record.gone(1);
+  a.record.end();
+  EXPECT_EQ(a.taken, 1);
+  Arriving one(100);
+  EXPECT_TRUE(one.receive(0));
+  EXPECT_TRUE(one.is_whole());
+}
+
+// While a slot moves, answers may come in another order: those before the first are asked for
+// again.
+TEST(RedisRecord, ChunksBeforeTheFirstAreMissing) {
+  Arriving a(kThreeChunks);
+  EXPECT_FALSE(a.receive(1));
+  EXPECT_EQ(a.record.chunks(), 0u);
+  EXPECT_TRUE(a.receive(0));
+  EXPECT_TRUE(a.receive(2));
+  EXPECT_TRUE(a.record.is_missing(1));
+  EXPECT_TRUE(a.receive(1));
+  EXPECT_TRUE(a.is_whole());
+}
+
+TEST(RedisRecord, MoreChunksThanItHasAreNothing) {
+  Arriving a(kThreeChunks);
+  EXPECT_TRUE(a.receive(0));
+  EXPECT_FALSE(a.receive(3, std::vector<std::byte>(10)));
+  a.record.gone(4);
+  EXPECT_EQ(a.taken, 0);
+  EXPECT_TRUE(a.receive(1) && a.receive(2) && a.is_whole());
+}
+
+TEST(RedisRecord, OfWhichAChunkIsGoneIsNotThere) {
+  for (const size_t n : {size_t{0}, size_t{2}}) {
+    Arriving a(kThreeChunks);
+    for (size_t i = 0; i < n; ++i) EXPECT_TRUE(a.receive(i));
+    a.record.gone(n);
+    EXPECT_EQ(a.taken, 1);
+    EXPECT_FALSE(a.found.has_value());
+  }
+}
+
+TEST(RedisRecord, WithAChunkOfAnotherSizeIsRefused) {
+  for (const size_t n : {size_t{0}, size_t{1}, size_t{2}}) {
+    Arriving a(kThreeChunks);
+    for (size_t i = 0; i < n; ++i) EXPECT_TRUE(a.receive(i));
+    EXPECT_FALSE(a.receive(n, a.chunk(n).first(a.chunk(n).size() - 1)));
+    EXPECT_TRUE(a.is_refused()) << n;
+  }
+}
+
+TEST(RedisRecord, ThatIsNoneIsRefused) {
+  Arriving claims(kThreeChunks), other(100);
+  std::fill_n(claims.bytes.begin() + 80, 8, std::byte{255});  // bytes of the payload
+  EXPECT_FALSE(claims.receive(0));
+  EXPECT_TRUE(claims.is_refused());
+  EXPECT_FALSE(other.receive(0, std::vector<std::byte>(7)));
+  EXPECT_TRUE(other.is_refused());
+}
+
+TEST_F(RedisStoreTest, BlocksOfAnySizesComeInAnyOrder) {
+  std::mt19937 random(3);
+  std::vector<std::vector<std::byte>> payloads;
+  std::vector<Store::NewBlock> blocks;
+  std::vector<Sha256> ids;
+  for (const size_t size : {size_t{70}, kThreeChunks, size_t{64}, kRedisChunk - kBlockFront,
+                            kRedisChunk - kBlockFront + 1, 4 * kRedisChunk, size_t{80}})
+    payloads.emplace_back(size);
+  for (std::vector<std::byte>& payload : payloads) {
+    for (std::byte& b : payload) b = static_cast<std::byte>(random());
+    ids.push_back(sha256_of(std::span(payload).first(64)));
+    blocks.push_back({ids.back(), [&] { return std::span<const std::byte>(payload); }});
+  }
+  EXPECT_EQ(store_->put_blocks(blocks).written, blocks.size());
+  for (int round = 0; round < 3; ++round) {
+    for (const size_t at_once : {size_t{1}, ids.size()}) {
+      for (size_t first = 0; first < ids.size(); first += at_once) {
+        const std::vector<StoredBlock> found =
+            store_->blocks(std::span(ids).subspan(first, at_once));
+        for (size_t i = 0; i < at_once; ++i)
+          EXPECT_TRUE(std::ranges::equal(found[i].bytes, payloads[first + i])) << found[i].refused;
+      }
+    }
   }
 }
 

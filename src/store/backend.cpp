@@ -1,6 +1,7 @@
 #include "stet/store/backend.hpp"
 
 #include <charconv>
+#include <utility>
 
 #include "src/store/directory.hpp"
 #include "src/store/redis.hpp"
@@ -21,9 +22,10 @@ std::string cut_before(std::string& text, char mark) {
 
 StoreBackend::~StoreBackend() = default;
 
-std::vector<std::optional<StoredBytes>> StoreBackend::read_blocks(std::span<const Sha256> names,
-                                                                  const std::atomic<bool>&) {
-  return read(Shelf::blocks, names);
+void StoreBackend::read_blocks(std::span<const Sha256> names, const std::atomic<bool>&,
+                               const TakeBlock& take) {
+  std::vector<std::optional<StoredBytes>> found = read(Shelf::blocks, names);
+  for (size_t i = 0; i < found.size(); ++i) take(i, std::move(found[i]));
 }
 
 StoreUrl parse_store_url(const std::string& url) {

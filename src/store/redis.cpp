@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <cstring>
@@ -14,18 +15,16 @@
 
 #include "src/store/block_memory.hpp"
 #include "src/store/redis_client.hpp"
+#include "src/store/redis_record.hpp"
 #include "src/store/text.hpp"
-#include "stet/base/limits.hpp"
 #include "stet/base/memory.hpp"
 #include "stet/store/record.hpp"
 
 namespace stet {
 namespace {
 
-constexpr size_t kChunk = size_t{1} << 20;
 static_assert(kRedisHead == kRecordFront);
-constexpr size_t kSizeAt = 80;  // of the payload's bytes in a record's front (record.hpp)
-constexpr uint64_t kMostRecord = kMaxBlockBytes + (uint64_t{64} << 20);
+constexpr int kMostConnections = 4;  // of one reader
 constexpr int64_t kBlockTtl = 7 * 24 * 3600;
 constexpr size_t kMostIdle = size_t{256} << 20;  // bytes for blocks to come
 constexpr double kMarkSeconds = 1;               // of what does not matter
@@ -81,24 +80,6 @@ std::string string_of(std::span<const std::byte> bytes) {
 }
 
 int64_t integer_of(const RedisReply& r) { return r->type == REDIS_REPLY_INTEGER ? r->integer : 0; }
-
-uint64_t little_endian(std::string_view bytes) {
-  uint64_t value = 0;
-  for (size_t i = bytes.size(); i > 0; --i)
-    value = value << 8 | static_cast<unsigned char>(bytes[i - 1]);
-  return value;
-}
-
-// Of the whole record, as its first bytes claim; 0 where they claim nothing that can be.
-uint64_t claimed_bytes(std::string_view first) {
-  if (first.size() < kRecordFront) return 0;
-  const uint64_t payload = little_endian(first.substr(kSizeAt, 8)),
-                 offset = little_endian(first.substr(kSizeAt + 12, 4));
-  if ((offset != kBlockFront && offset != kRecordFront) || payload > kMostRecord) return 0;
-  return offset + payload;
-}
-
-size_t chunks_of(uint64_t bytes) { return static_cast<size_t>((bytes + kChunk - 1) / kChunk); }
 
 // The line of INFO that begins with "NAME:".
 std::string info_field(std::string_view info, const std::string& name) {
@@ -176,12 +157,18 @@ class RedisStore : public StoreBackend {
 
   std::vector<std::optional<StoredBytes>> read(Shelf shelf,
                                                std::span<const Sha256> names) override {
-    return receive(shelf, names, nullptr);
+    std::vector<std::optional<StoredBytes>> found(names.size());
+    receive(shelf, names, nullptr,
+            [&](size_t i, std::optional<StoredBytes> record) { found[i] = std::move(record); });
+    return found;
   }
-  std::vector<std::optional<StoredBytes>> read_blocks(std::span<const Sha256> names,
-                                                      const std::atomic<bool>& stop) override {
-    return receive(Shelf::blocks, names, &stop);
+  void read_blocks(std::span<const Sha256> names, const std::atomic<bool>& stop,
+                   const TakeBlock& take) override {
+    receive(Shelf::blocks, names, &stop, take);
   }
+  // One processor is left to what is at the other end of a connection: the system, and a server
+  // that may be on this machine.
+  int readers(int threads) const override { return std::clamp(threads - 1, 1, kMostConnections); }
 
   std::vector<bool> touch(Shelf shelf, std::span<const Sha256> names) override {
     std::vector<RedisCommand> commands;
@@ -222,7 +209,7 @@ class RedisStore : public StoreBackend {
         const int64_t when = shelf == Shelf::blocks
                                  ? now() - (ttl_ - integer_of(used))
                                  : std::atoll(std::string(string_of(used)).c_str());
-        each({names[i], claimed_bytes(string_of(replies[2 * i])), when});
+        each({names[i], claimed_bytes(std::as_bytes(std::span(string_of(replies[2 * i])))), when});
       }
     });
   }
@@ -303,33 +290,6 @@ class RedisStore : public StoreBackend {
   }
 
  private:
-  // A record whose chunks are on their way. One that is there but is not one, or of which a chunk
-  // has another size, has no bytes: it is refused.
-  struct Incoming {
-    BlockMemory* from = nullptr;
-    std::shared_ptr<Memory> memory;
-    uint64_t bytes = 0;  // as its first chunk claims
-    bool gone = false, damaged = false;
-
-    std::span<std::byte> first(size_t size, std::span<const std::byte> head) {
-      bytes = claimed_bytes({reinterpret_cast<const char*>(head.data()), head.size()});
-      if (size != std::min<uint64_t>(bytes, kChunk)) bytes = 0;
-      if (bytes == 0) return {};
-      memory = from->take(static_cast<size_t>(bytes));
-      return {memory->data(), size};
-    }
-    std::span<std::byte> chunk(size_t n, size_t size) {
-      const size_t at = n * kChunk, expected = std::min<size_t>(kChunk, bytes - at);
-      damaged |= size != expected;
-      return size == expected ? std::span(memory->data() + at, size) : std::span<std::byte>();
-    }
-    std::optional<StoredBytes> stored() const {
-      if (gone) return std::nullopt;
-      if (damaged || bytes == 0) return StoredBytes{{}, nullptr, nullptr};
-      return StoredBytes{{memory->data(), static_cast<size_t>(bytes)}, memory, nullptr};
-    }
-  };
-
   std::string store_key() const { return url_.prefix + ":store"; }
   std::string shelf_key(Shelf shelf) const {
     return url_.prefix + (shelf == Shelf::blocks ? ":b:" : ":s:");
@@ -399,9 +359,10 @@ class RedisStore : public StoreBackend {
   }
 
   RedisCommand touching(Shelf shelf, const Sha256& name) {
-    return script(kTouch, shelf, name,
-                  {shelf == Shelf::blocks ? std::to_string(ttl_) : "",
-                   shelf == Shelf::blocks ? "" : std::to_string(now()), std::to_string(kChunk)});
+    return script(
+        kTouch, shelf, name,
+        {shelf == Shelf::blocks ? std::to_string(ttl_) : "",
+         shelf == Shelf::blocks ? "" : std::to_string(now()), std::to_string(kRedisChunk)});
   }
   RedisCommand script(const char* text, Shelf shelf, const Sha256& name,
                       const std::vector<std::string>& arguments) const {
@@ -415,8 +376,7 @@ class RedisStore : public StoreBackend {
     return c;
   }
 
-  void mark_used(Shelf shelf, std::span<const Sha256> names,
-                 const std::vector<std::optional<StoredBytes>>& found) {
+  void mark_used(Shelf shelf, std::span<const Sha256> names, const std::vector<bool>& found) {
     try {
       std::vector<RedisCommand> commands;
       for (size_t i = 0; i < names.size(); ++i) {
@@ -428,34 +388,55 @@ class RedisStore : public StoreBackend {
     }
   }
 
-  // The first chunks tell how many more there are; those come in a second round. All of them are
-  // received where they are to lie.
-  std::vector<std::optional<StoredBytes>> receive(Shelf shelf, std::span<const Sha256> names,
-                                                  const std::atomic<bool>* stop) {
-    std::vector<Incoming> all(names.size());
-    std::vector<RedisCommand> commands;
+  // The first chunk tells how many there are. As many as the record before had are asked for at
+  // once, what is then missing in a second round. All of them are received where they are to lie,
+  // and a record is taken while the server sends the next one.
+  void receive(Shelf shelf, std::span<const Sha256> names, const std::atomic<bool>* stop,
+               const TakeBlock& take) {
+    std::atomic<size_t>& usual = usual_chunks_[shelf == Shelf::blocks ? 0 : 1];
+    std::vector<bool> found(names.size());
+    std::vector<IncomingRecord> all;
     for (size_t i = 0; i < names.size(); ++i) {
-      all[i].from = &memory_;
-      commands.push_back({{"GET", chunk_key(shelf, names[i], 0)}});
-      commands.back().place = [&in = all[i]](size_t n, auto head) { return in.first(n, head); };
+      all.emplace_back(memory_, [&, i](std::optional<StoredBytes> record) {
+        found[i] = record.has_value();
+        if (record && !record->bytes.empty()) usual = chunks_of(record->bytes.size());
+        take(i, std::move(record));
+      });
     }
-    std::vector<RedisReply> replies = run(commands, patience_.read, stop);
-    std::vector<Incoming*> of;
-    commands.clear();
+    const size_t asked = usual;
+    std::vector<Chunk> chunks;
     for (size_t i = 0; i < names.size(); ++i) {
-      all[i].gone = replies[i]->type == REDIS_REPLY_NIL;
-      for (size_t n = 1; n < chunks_of(all[i].bytes); ++n) {
-        commands.push_back({{"GET", chunk_key(shelf, names[i], n)}});
-        commands.back().place = [&in = all[i], n](size_t size, auto) { return in.chunk(n, size); };
-        of.push_back(&all[i]);
+      for (size_t n = 0; n < asked; ++n)
+        chunks.push_back({&all[i], chunk_key(shelf, names[i], n), n});
+    }
+    receive(chunks, stop);
+    chunks.clear();
+    for (size_t i = 0; i < names.size(); ++i) {
+      for (size_t n = 0; n < all[i].chunks(); ++n) {
+        if (all[i].is_missing(n)) chunks.push_back({&all[i], chunk_key(shelf, names[i], n), n});
       }
     }
-    replies = run(commands, patience_.read, stop);
-    for (size_t i = 0; i < of.size(); ++i) of[i]->gone |= replies[i]->type == REDIS_REPLY_NIL;
-    std::vector<std::optional<StoredBytes>> found;
-    for (Incoming& in : all) found.push_back(in.stored());
+    receive(chunks, stop);
+    for (IncomingRecord& record : all) record.end();
     mark_used(shelf, names, found);
-    return found;
+  }
+
+  struct Chunk {
+    IncomingRecord* of;
+    std::string key;
+    size_t n;
+  };
+  void receive(std::span<const Chunk> chunks, const std::atomic<bool>* stop) {
+    std::vector<RedisCommand> commands;
+    for (const Chunk& c : chunks) {
+      commands.push_back({{"GET", c.key}});
+      commands.back().place = [&c](size_t size, auto head) { return c.of->place(c.n, size, head); };
+      commands.back().placed = [&c] { c.of->placed(c.n); };
+    }
+    const std::vector<RedisReply> replies = run(commands, patience_.read, stop);
+    for (size_t i = 0; i < chunks.size(); ++i) {
+      if (replies[i]->type == REDIS_REPLY_NIL) chunks[i].of->gone(chunks[i].n);
+    }
   }
 
   // The first chunk last: a record whose writer was killed is not there. Chunks of two writers of
@@ -463,12 +444,12 @@ class RedisStore : public StoreBackend {
   // where the server is full.
   bool write_record(Shelf shelf, const NewRecord& record) {
     std::vector<std::byte> edge(record.front.begin(), record.front.end());
-    const size_t head = std::min(kChunk - edge.size(), record.payload.size());
+    const size_t head = std::min(kRedisChunk - edge.size(), record.payload.size());
     edge.insert(edge.end(), record.payload.begin(),
                 record.payload.begin() + static_cast<std::ptrdiff_t>(head));
     std::vector<RedisCommand> commands;
-    for (size_t at = head, n = 1; at < record.payload.size(); at += kChunk, ++n) {
-      const size_t size = std::min(kChunk, record.payload.size() - at);
+    for (size_t at = head, n = 1; at < record.payload.size(); at += kRedisChunk, ++n) {
+      const size_t size = std::min(kRedisChunk, record.payload.size() - at);
       commands.push_back(
           setting(shelf, chunk_key(shelf, record.name, n), record.payload.subspan(at, size)));
     }
@@ -563,6 +544,7 @@ class RedisStore : public StoreBackend {
   std::mutex mutex_;
   std::vector<std::unique_ptr<RedisClient>> idle_;
   BlockMemory memory_{kMostIdle};
+  std::atomic<size_t> usual_chunks_[2] = {1, 1};  // of the latest block, and state
 };
 
 }  // namespace

@@ -28,7 +28,7 @@ constexpr size_t kMostNodes = 4096;
 constexpr size_t kPipelineBytes = size_t{16} << 20;  // sent before answers are read
 // Values that are asked for before the first of them has come. A server copies each into memory of
 // its own; so few of them are in its caches, and make it ask the system for no more.
-constexpr size_t kPipelineValues = 6;
+constexpr size_t kPipelineValues = 4;
 constexpr auto kRetryAfter = std::chrono::milliseconds(50);
 
 timeval timeout_until(double until) {
@@ -112,6 +112,11 @@ struct RedisClient::Pending {
   RedisReply reply;
   std::string node;
   bool asking = false;
+
+  bool is_placed() const {
+    return command->placed &&
+           (reply->type == REDIS_REPLY_INTEGER || reply->type == REDIS_REPLY_STRING);
+  }
 };
 
 void RedisClient::unreachable(const std::string& why) const {
@@ -246,7 +251,7 @@ size_t RedisClient::send(const std::string& node, std::span<Pending* const> pend
 // The answers to the first `sent` of these; of values that go straight to their places, one more is
 // asked for whenever one has come. Returns how many were answered; 0: the connection failed.
 size_t RedisClient::receive(const std::string& node, std::span<Pending* const> all, size_t sent,
-                            double until) {
+                            double& until) {
   Connection& c = connections_[node];
   const bool direct =
       c->err == 0 && c->reader->pos == c->reader->len &&
@@ -258,7 +263,13 @@ size_t RedisClient::receive(const std::string& node, std::span<Pending* const> a
       append_command(c.get(), *all[sent++]->command);
       send_all(c.get(), until);
     }
-    if (all[i]->reply != nullptr && (i + 1 < sent || values.is_done())) continue;
+    if (all[i]->reply != nullptr && (i + 1 < sent || values.is_done())) {
+      if (all[i]->is_placed()) {
+        all[i]->command->placed();
+        until = std::max(until, seconds_now() + seconds_);
+      }
+      continue;
+    }
     all[i]->reply = nullptr;
     fault_ = node + ": " + (c->err == 0 ? values.fault() : c->errstr);
     c = nullptr;
@@ -270,7 +281,7 @@ size_t RedisClient::receive(const std::string& node, std::span<Pending* const> a
 }
 
 // To all nodes before the first answer is read; what has no answer afterwards is to be sent again.
-void RedisClient::exchange(std::map<std::string, std::vector<Pending*>>& by_node, double until) {
+void RedisClient::exchange(std::map<std::string, std::vector<Pending*>>& by_node, double& until) {
   std::map<std::string, size_t> sent;
   for (auto& [node, pending] : by_node) sent[node] = send(node, pending, until);
   for (auto& [node, pending] : by_node) {
@@ -311,8 +322,9 @@ bool RedisClient::follow(Pending& p) {
 
 std::vector<RedisReply> RedisClient::run(std::span<const RedisCommand> commands, double seconds,
                                          const std::atomic<bool>* stop) {
-  const double until = seconds_now() + seconds;
+  double until = seconds_now() + seconds;
   stop_ = stop;
+  seconds_ = seconds;
   std::vector<Pending> all(commands.size());
   for (size_t i = 0; i < commands.size(); ++i) all[i].command = &commands[i];
   for (bool first = true;; first = false) {

@@ -35,6 +35,7 @@ struct RedisCommand {
   // Of a GET: where a value of so many bytes that begins like this (kRedisHead of them, or all) is
   // received; empty: nowhere. The reply is its size then, an integer.
   std::function<std::span<std::byte>(size_t bytes, std::span<const std::byte> head)> place{};
+  std::function<void()> placed{};  // is called when it is there, and others are asked for
 };
 constexpr size_t kRedisHead = 192;
 
@@ -45,7 +46,8 @@ class RedisClient {
 
   // The answers, in order; those that are errors as well, but for what routing needs (MOVED, ASK,
   // a failover in progress), which is followed until the deadline, or `stop` is set. Throws an io
-  // Error then.
+  // Error then. The deadline is so many seconds from now, and from each value that has gone to its
+  // place.
   std::vector<RedisReply> run(std::span<const RedisCommand> commands, double seconds,
                               const std::atomic<bool>* stop = nullptr);
   RedisReply run(const RedisCommand& command, double seconds);
@@ -70,8 +72,9 @@ class RedisClient {
   RedisReply answer(redisContext* c, RedisValues& values, const Pending& p, bool direct,
                     double until);
   size_t send(const std::string& node, std::span<Pending* const> pending, double until);
-  size_t receive(const std::string& node, std::span<Pending* const> all, size_t sent, double until);
-  void exchange(std::map<std::string, std::vector<Pending*>>& by_node, double until);
+  size_t receive(const std::string& node, std::span<Pending* const> all, size_t sent,
+                 double& until);
+  void exchange(std::map<std::string, std::vector<Pending*>>& by_node, double& until);
   bool follow(Pending& p);
   bool is_stopped() const { return stop_ != nullptr && *stop_; }
   std::string seed() const { return url_.host + ":" + std::to_string(url_.port); }
@@ -83,8 +86,10 @@ class RedisClient {
   std::vector<std::string> others_;  // nodes to ask about the slots
   bool known_ = false;
   uint64_t failures_ = 0;
-  const std::atomic<bool>* stop_ = nullptr;  // of the run that is going on
-  std::string fault_;                        // the last
+  // Of the run that is going on.
+  const std::atomic<bool>* stop_ = nullptr;
+  double seconds_ = 0;
+  std::string fault_;  // the last
 };
 
 // XMODEM's CRC-16 of what is between the first braces of a key, or of all of it, modulo 16384.

@@ -19,7 +19,8 @@ bool wait_for_bytes(int fd, double until, const std::atomic<bool>* stop);
 // The answers to GETs that were sent over a connection of which hiredis has read nothing further.
 class RedisValues {
  public:
-  RedisValues(redisContext* connection, double until, const std::atomic<bool>* stop)
+  // `until` is looked at for each wait.
+  RedisValues(redisContext* connection, const double& until, const std::atomic<bool>* stop)
       : connection_(connection), until_(until), stop_(stop) {}
 
   // The next one; an integer for a value that went to its place. Null where the connection failed,
@@ -39,7 +40,7 @@ class RedisValues {
 
   static constexpr size_t kBuffer = 4096;
   redisContext* connection_;
-  double until_;
+  const double& until_;
   const std::atomic<bool>* stop_;
   std::array<char, kBuffer> buffer_;
   size_t at_ = 0, end_ = 0;

@@ -18,7 +18,7 @@ namespace stet {
 namespace {
 
 constexpr size_t kBlocksAtOnce = 32;   // sealed and written together
-constexpr size_t kReadAtOnce = 8;      // by one request of several
+constexpr size_t kReadAtOnce = 32;     // by one request of several
 constexpr uint64_t kSmall = 1 << 16;   // bytes of an answer that tells the latency
 constexpr size_t kMostEntries = 1000;  // of a name's history
 constexpr size_t kMostTries = 64;      // of a name that others set, too
@@ -215,15 +215,17 @@ std::vector<StoredBlock> Store::blocks(std::span<const Sha256> identities) {
   return blocks_at(places);
 }
 
-// Some are checked while others come, over several connections where there are such.
+// Each is checked while others come.
 std::vector<StoredBlock> Store::blocks_at(std::span<const Sha256> places) {
   std::vector<StoredBlock> all(places.size());
   const std::atomic<bool> stop{false};
-  run_each(std::max(2, threads_), (places.size() + kReadAtOnce - 1) / kReadAtOnce, [&](size_t i) {
-    const size_t begin = i * kReadAtOnce;
-    std::vector<StoredBlock> some =
-        request(places.subspan(begin, std::min(kReadAtOnce, places.size() - begin)), stop);
-    std::ranges::move(some, all.begin() + static_cast<std::ptrdiff_t>(begin));
+  const int readers = backend_->readers(threads_);
+  const size_t requests = std::max((places.size() + kReadAtOnce - 1) / kReadAtOnce,
+                                   std::min(places.size(), static_cast<size_t>(readers)));
+  run_each(readers, requests, [&](size_t i) {
+    const Range mine = part_of(places.size(), requests, i);
+    std::ranges::move(request(places.subspan(mine.begin, mine.size()), stop),
+                      all.begin() + static_cast<std::ptrdiff_t>(mine.begin));
   });
   return all;
 }
@@ -233,11 +235,10 @@ std::vector<StoredBlock> Store::request(std::span<const Sha256> places,
   StoreTraffic t;
   t.reads = 1;
   const double start = seconds_now();
-  const auto found = backend_->read_blocks(places, stop);
   std::vector<StoredBlock> all(places.size());
-  for (size_t i = 0; i < places.size(); ++i) {
-    if (found[i]) all[i] = checked(places[i], *found[i]);
-  }
+  backend_->read_blocks(places, stop, [&](size_t i, const std::optional<StoredBytes>& found) {
+    if (found) all[i] = checked(places[i], *found);
+  });
   t.read_seconds = seconds_now() - start;
   for (const StoredBlock& b : all) {
     ++(!b.bytes.empty() ? t.hits : b.refused.empty() ? t.misses : t.refused);

@@ -83,9 +83,13 @@ class STET_API StoreBackend {
   // One for each name; nothing for what is not there.
   virtual std::vector<std::optional<StoredBytes>> read(Shelf shelf,
                                                        std::span<const Sha256> names) = 0;
-  // Of blocks. Once `stop` is set nobody waits for them any more: it may throw an io Error then.
-  virtual std::vector<std::optional<StoredBytes>> read_blocks(std::span<const Sha256> names,
-                                                              const std::atomic<bool>& stop);
+  // Of blocks: take(i, what was found) once for each, on this thread, while others are on their
+  // way. Once `stop` is set nobody waits for them any more: it may throw an io Error then.
+  using TakeBlock = std::function<void(size_t i, std::optional<StoredBytes> found)>;
+  virtual void read_blocks(std::span<const Sha256> names, const std::atomic<bool>& stop,
+                           const TakeBlock& take);
+  // How many threads had best read blocks at once, where `threads` are there to do so.
+  virtual int readers(int threads) const { return threads; }
   // Which of them are there; those count as used now.
   virtual std::vector<bool> touch(Shelf shelf, std::span<const Sha256> names) = 0;
   // In this order, durably. Blocks for which there is no room are left out; returns how many were
