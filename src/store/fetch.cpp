@@ -11,7 +11,7 @@
 namespace stet {
 namespace {
 
-constexpr size_t kThreads = 2;      // one receives while the other checks
+constexpr size_t kThreads = 2;      // requests on their way
 constexpr int64_t kMostAtOnce = 8;  // blocks of one request
 constexpr double kLeastWait = 5;    // of those who cannot compute meanwhile
 
