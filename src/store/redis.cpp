@@ -14,7 +14,7 @@
 #include <mutex>
 
 #include "src/store/block_memory.hpp"
-#include "src/store/redis_client.hpp"
+#include "src/store/redis_connections.hpp"
 #include "src/store/redis_record.hpp"
 #include "src/store/text.hpp"
 #include "stet/base/memory.hpp"
@@ -29,7 +29,6 @@ constexpr int64_t kBlockTtl = 7 * 24 * 3600;
 constexpr size_t kMostIdle = size_t{256} << 20;  // bytes for blocks to come
 constexpr double kMarkSeconds = 1;               // of what does not matter
 constexpr auto kAskAgain = std::chrono::hours(1);
-constexpr int kMostRewrites = 5;  // of what was written over a connection that failed
 
 // EXPIREs all chunks of a record (ARGV[1] seconds; "": notes the time ARGV[2] instead). 1 where all
 // are there. KEYS: the first chunk, and of a state what notes the time: while a slot moves, a
@@ -68,72 +67,38 @@ if found ~= expected and found ~= next then return 0 end
 if ARGV[3] == '1' then redis.call('SET', KEYS[1], ARGV[4]) else redis.call('DEL', KEYS[1]) end
 return 1)";
 
-std::string_view string_of(const RedisReply& r) {
-  return r->type == REDIS_REPLY_STRING || r->type == REDIS_REPLY_STATUS ||
-                 r->type == REDIS_REPLY_ERROR
-             ? std::string_view(r->str, static_cast<size_t>(r->len))
-             : std::string_view();
-}
-
-std::string string_of(std::span<const std::byte> bytes) {
+std::string text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-int64_t integer_of(const RedisReply& r) { return r->type == REDIS_REPLY_INTEGER ? r->integer : 0; }
-
-// The line of INFO that begins with "NAME:".
-std::string info_field(std::string_view info, const std::string& name) {
-  const size_t at = info.find("\n" + name + ":");
-  if (at == std::string_view::npos) return "";
-  const size_t from = at + name.size() + 2;
-  return std::string(info.substr(from, info.find('\r', from) - from));
 }
 
 class RedisStore : public StoreBackend {
  public:
   RedisStore(const StoreUrl& url, StoreClock clock, StorePatience patience)
-      : url_(url),
-        patience_(patience),
-        text_(fmt::format("redis://{}:{}/{}", url.host, url.port, url.prefix)),
-        clock_(std::move(clock)) {}
+      : url_(url), patience_(patience), servers_(url, patience), clock_(std::move(clock)) {}
 
-  // Throws where the server is not one that a store can be on.
-  void check_server() {
-    with_client([&](RedisClient& client) {
-      for (const std::string& node : client.masters(patience_.read)) {
-        RedisCommand ask{{"INFO", "memory"}};
-        ask.node = node;
-        const RedisReply reply = checked(client.run(ask, patience_.read));
-        check_policy(node, string_of(reply));
-        ask.words[1] = "replication";
-        const RedisReply replicas = checked(client.run(ask, patience_.read));
-        replicated_ = replicated_ ||
-                      std::atoi(info_field(string_of(replicas), "connected_slaves").c_str()) > 0;
-      }
-    });
-  }
+  void check_server() { servers_.check(); }
 
   void create() {
     const std::string text = fmt::format("stet store 1 ttl {}", kBlockTtl);
-    const RedisReply reply = one({{"SET", store_key(), text, "NX"}}, patience_.write);
+    const RedisReply reply = servers_.one({{"SET", store_key(), text, "NX"}}, patience_.write);
     if (reply->type == REDIS_REPLY_NIL)
-      throw Error(ErrorKind::argument, text_, "store", "a server without one", "a store");
+      throw Error(ErrorKind::argument, url(), "store", "a server without one", "a store");
   }
 
   void open() {
-    const RedisReply reply = one({{"GET", store_key()}}, patience_.read);
+    const RedisReply reply = servers_.one({{"GET", store_key()}}, patience_.read);
     if (reply->type == REDIS_REPLY_NIL)
-      throw Error(ErrorKind::io, text_, "store", "a store (stet store init makes one)", "nothing");
+      throw Error(ErrorKind::io, url(), "store", "a store (stet store init makes one)", "nothing");
     constexpr std::string_view kFront = "stet store 1 ttl ";
     const std::string text(string_of(reply));
     const char* const end = text.data() + text.size();
     if (!text.starts_with(kFront) ||
         std::from_chars(text.data() + kFront.size(), end, ttl_).ptr != end || ttl_ < 1)
-      throw Error(ErrorKind::unsupported, text_, store_key(), "stet store 1 ttl SECONDS",
+      throw Error(ErrorKind::unsupported, url(), store_key(), "stet store 1 ttl SECONDS",
                   printable(text, 60));
   }
 
-  const std::string& url() const override { return text_; }
+  const std::string& url() const override { return servers_.url(); }
 
   // The server is asked now and then; in between, time goes on here as it does there.
   int64_t now() override {
@@ -143,12 +108,12 @@ class RedisStore : public StoreBackend {
     if (server_seconds_ == 0 || here - asked_ > kAskAgain) {
       RedisCommand ask{{"EVAL", "return redis.call('TIME')", "1", store_key()}};
       ask.key = 3;
-      const RedisReply r = one(ask, patience_.read);
+      const RedisReply r = servers_.one(ask, patience_.read);
       const bool told = r->type == REDIS_REPLY_ARRAY && r->elements == 2 &&
                         r->element[0]->type == REDIS_REPLY_STRING;
       server_seconds_ = told ? std::atoll(r->element[0]->str) : 0;
       if (server_seconds_ < 1)
-        throw Error(ErrorKind::format, text_, "TIME", "seconds since 1970", "another answer");
+        throw Error(ErrorKind::format, url(), "TIME", "seconds since 1970", "another answer");
       asked_ = here;
     }
     return server_seconds_ +
@@ -174,7 +139,8 @@ class RedisStore : public StoreBackend {
     std::vector<RedisCommand> commands;
     for (const Sha256& name : names) commands.push_back(touching(shelf, name));
     std::vector<bool> there;
-    for (const RedisReply& r : run(commands, patience_.write)) there.push_back(integer_of(r) == 1);
+    for (const RedisReply& r : servers_.run(commands, patience_.write))
+      there.push_back(integer_of(r) == 1);
     return there;
   }
 
@@ -182,14 +148,14 @@ class RedisStore : public StoreBackend {
     for (size_t i = 0; i < records.size(); ++i) {
       if (write_record(shelf, records[i])) continue;
       if (shelf == Shelf::blocks) return i;
-      throw Error(ErrorKind::io, text_, "state", "memory for it (maxmemory)", "none left");
+      throw Error(ErrorKind::io, url(), "state", "memory for it (maxmemory)", "none left");
     }
     return records.size();
   }
 
   void list(Shelf shelf, const std::function<void(const ShelfEntry&)>& each) override {
     const std::string front = shelf_key(shelf) + "{", end = "}:0";
-    scan(front + "*" + end, [&](const std::vector<std::string>& keys) {
+    servers_.scan(front + "*" + end, [&](const std::vector<std::string>& keys) {
       std::vector<RedisCommand> commands;
       std::vector<Sha256> names;
       for (const std::string& key : keys) {
@@ -203,7 +169,7 @@ class RedisStore : public StoreBackend {
                                ? RedisCommand{{"TTL", key}}
                                : RedisCommand{{"GET", record_key(shelf, *name) + ":used"}});
       }
-      const std::vector<RedisReply> replies = run(commands, patience_.write);
+      const std::vector<RedisReply> replies = servers_.run(commands, patience_.write);
       for (size_t i = 0; i < names.size(); ++i) {
         const RedisReply& used = replies[2 * i + 1];
         const int64_t when = shelf == Shelf::blocks
@@ -219,13 +185,13 @@ class RedisStore : public StoreBackend {
     const RedisCommand c = script(
         kRemove, shelf, name,
         {std::to_string(unused_since), block ? std::to_string(ttl_) : "", std::to_string(now())});
-    return integer_of(one(c, patience_.write)) == 1;
+    return integer_of(servers_.one(c, patience_.write)) == 1;
   }
 
   std::vector<std::string> names() override {
     const std::string front = url_.prefix + ":n:";
     std::vector<std::string> found;
-    scan(front + "*", [&](const std::vector<std::string>& keys) {
+    servers_.scan(front + "*", [&](const std::vector<std::string>& keys) {
       for (const std::string& key : keys) {
         if (is_store_name(key.substr(front.size()))) found.push_back(key.substr(front.size()));
       }
@@ -236,7 +202,7 @@ class RedisStore : public StoreBackend {
   }
 
   std::optional<std::vector<std::byte>> read_name(const std::string& name) override {
-    const RedisReply r = one({{"GET", name_key(name)}}, patience_.write);
+    const RedisReply r = servers_.one({{"GET", name_key(name)}}, patience_.write);
     if (r->type != REDIS_REPLY_STRING) return std::nullopt;
     const auto bytes = std::as_bytes(std::span(string_of(r)));
     return std::vector<std::byte>(bytes.begin(), bytes.end());
@@ -246,29 +212,29 @@ class RedisStore : public StoreBackend {
   bool replace_name(const std::string& name, const std::optional<std::vector<std::byte>>& expected,
                     const std::optional<std::vector<std::byte>>& next) override {
     RedisCommand c{{"EVAL", kReplace, "1", name_key(name), expected ? "1" : "0",
-                    expected ? string_of(*expected) : "", next ? "1" : "0",
-                    next ? string_of(*next) : ""}};
+                    expected ? text_of(*expected) : "", next ? "1" : "0",
+                    next ? text_of(*next) : ""}};
     c.key = 3;
-    return integer_of(run_acknowledged(name_key(name), {&c, 1})[0]) == 1;
+    return integer_of(servers_.run_acknowledged(name_key(name), {&c, 1})[0]) == 1;
   }
 
   void lease(const std::string& holder, std::span<const Sha256> states, int64_t until) override {
     std::string text;
     for (const Sha256& id : states) text += hex_of_hash(id);
     const std::string seconds = std::to_string(std::max<int64_t>(1, until - now()));
-    one({{"SETEX", lease_key(holder), seconds, text}}, patience_.write);
+    servers_.one({{"SETEX", lease_key(holder), seconds, text}}, patience_.write);
   }
 
   void release(const std::string& holder) override {
-    one({{"DEL", lease_key(holder)}}, patience_.read);
+    servers_.one({{"DEL", lease_key(holder)}}, patience_.read);
   }
 
   std::vector<Sha256> leased() override {
     std::vector<Sha256> states;
-    scan(lease_key("*"), [&](const std::vector<std::string>& keys) {
+    servers_.scan(lease_key("*"), [&](const std::vector<std::string>& keys) {
       std::vector<RedisCommand> commands;
       for (const std::string& key : keys) commands.push_back({{"GET", key}});
-      for (const RedisReply& r : run(commands, patience_.write)) {
+      for (const RedisReply& r : servers_.run(commands, patience_.write)) {
         const std::string text(string_of(r));
         for (size_t i = 0; i + 64 <= text.size(); i += 64) {
           if (const auto id = hash_of_hex(text.substr(i, 64))) states.push_back(*id);
@@ -281,11 +247,9 @@ class RedisStore : public StoreBackend {
   void tidy(int64_t) override {}
 
   std::vector<std::pair<std::string, std::string>> about() override {
-    size_t masters = 0;
-    with_client([&](RedisClient& c) { masters = c.masters(patience_.read).size(); });
-    return {{"store", text_},
-            {"servers", std::to_string(masters)},
-            {"replicated", replicated_ ? "yes" : "no"},
+    return {{"store", url()},
+            {"servers", std::to_string(servers_.masters(patience_.read).size())},
+            {"replicated", servers_.is_replicated() ? "yes" : "no"},
             {"block_ttl", std::to_string(ttl_)}};
   }
 
@@ -302,61 +266,6 @@ class RedisStore : public StoreBackend {
   }
   std::string name_key(const std::string& name) const { return url_.prefix + ":n:" + name; }
   std::string lease_key(const std::string& holder) const { return url_.prefix + ":l:" + holder; }
-
-  // A client that nobody else uses meanwhile; one that failed is not used again.
-  void with_client(const std::function<void(RedisClient&)>& work) {
-    std::unique_ptr<RedisClient> client;
-    {
-      const std::lock_guard lock(mutex_);
-      if (!idle_.empty()) {
-        client = std::move(idle_.back());
-        idle_.pop_back();
-      }
-    }
-    if (client == nullptr) client = std::make_unique<RedisClient>(url_);
-    work(*client);
-    const std::lock_guard lock(mutex_);
-    idle_.push_back(std::move(client));
-  }
-
-  // Errors of the server are ours, but for those that say that its memory is full, or that a key
-  // holds something that no store has put there.
-  RedisReply checked(RedisReply reply) const {
-    if (reply->type == REDIS_REPLY_ERROR && !is_full(reply) &&
-        string_of(reply).find("WRONGTYPE") == std::string_view::npos)
-      throw Error(ErrorKind::io, text_, "", "a server that does what it is asked",
-                  printable(std::string(string_of(reply))));
-    return reply;
-  }
-  static bool is_full(const RedisReply& r) {
-    return r->type == REDIS_REPLY_ERROR &&
-           (string_of(r).starts_with("OOM") || string_of(r).starts_with("MISCONF") ||
-            string_of(r).find("-OOM") != std::string_view::npos);
-  }
-
-  std::vector<RedisReply> run(std::span<const RedisCommand> commands, double seconds,
-                              const std::atomic<bool>* stop = nullptr) {
-    std::vector<RedisReply> replies;
-    if (commands.empty()) return replies;
-    with_client([&](RedisClient& client) { replies = client.run(commands, seconds, stop); });
-    for (RedisReply& r : replies) r = checked(std::move(r));
-    return replies;
-  }
-  RedisReply one(const RedisCommand& command, double seconds) {
-    return std::move(run({&command, 1}, seconds)[0]);
-  }
-
-  void check_policy(const std::string& node, std::string_view info) const {
-    const std::string limit = info_field(info, "maxmemory"),
-                      policy = info_field(info, "maxmemory_policy");
-    if (limit.empty() || limit == "0" || policy.starts_with("volatile-")) return;
-    throw Error(
-        ErrorKind::unsupported, text_, node + " maxmemory-policy",
-        "volatile-lru or another volatile one: it evicts blocks, which can be computed again",
-        printable(policy) + (policy == "noeviction"
-                                 ? ", under which states cannot be stored once it is full"
-                                 : ", which would evict states and names"));
-  }
 
   RedisCommand touching(Shelf shelf, const Sha256& name) {
     return script(
@@ -382,7 +291,7 @@ class RedisStore : public StoreBackend {
       for (size_t i = 0; i < names.size(); ++i) {
         if (found[i]) commands.push_back(touching(shelf, names[i]));
       }
-      run(commands, kMarkSeconds);
+      servers_.run(commands, kMarkSeconds);
     } catch (const Error&) {
       // What was read is none the worse for it.
     }
@@ -433,7 +342,7 @@ class RedisStore : public StoreBackend {
       commands.back().place = [&c](size_t size, auto head) { return c.of->place(c.n, size, head); };
       commands.back().placed = [&c] { c.of->placed(c.n); };
     }
-    const std::vector<RedisReply> replies = run(commands, patience_.read, stop);
+    const std::vector<RedisReply> replies = servers_.run(commands, patience_.read, stop);
     for (size_t i = 0; i < chunks.size(); ++i) {
       if (replies[i]->type == REDIS_REPLY_NIL) chunks[i].of->gone(chunks[i].n);
     }
@@ -458,8 +367,9 @@ class RedisStore : public StoreBackend {
       commands.push_back(
           {{"SET", record_key(shelf, record.name) + ":used", std::to_string(now())}});
     commands.push_back(setting(shelf, first, edge));
-    const std::vector<RedisReply> replies =
-        shelf == Shelf::states ? run_acknowledged(first, commands) : run(commands, patience_.write);
+    const std::vector<RedisReply> replies = shelf == Shelf::states
+                                                ? servers_.run_acknowledged(first, commands)
+                                                : servers_.run(commands, patience_.write);
     return std::ranges::none_of(replies, is_full);
   }
 
@@ -473,76 +383,14 @@ class RedisStore : public StoreBackend {
     return c;
   }
 
-  // Where there are replicas, one of them has it before anybody is told that it is stored. What is
-  // written again after a connection failed is the same.
-  std::vector<RedisReply> run_acknowledged(const std::string& key,
-                                           std::span<const RedisCommand> commands) {
-    std::vector<RedisReply> replies;
-    for (int tries = 0; tries < kMostRewrites; ++tries) {
-      bool held = false;
-      with_client([&](RedisClient& client) {
-        const uint64_t before = client.failures();
-        replies = client.run(commands, patience_.write);
-        held = client.failures() == before && (!replicated_ || is_held(client, key));
-      });
-      if (!held) continue;
-      for (RedisReply& r : replies) r = checked(std::move(r));
-      return replies;
-    }
-    throw Error(ErrorKind::io, text_, "", "a connection that lasts for a write", "none");
-  }
-
-  bool is_held(RedisClient& client, const std::string& key) const {
-    RedisCommand ask{{"INFO", "replication"}};
-    ask.node = client.node_of_key(key);
-    const uint64_t before = client.failures();
-    const RedisReply info = client.run(ask, patience_.read);
-    if (client.failures() != before) return false;
-    const bool alone = std::atoi(info_field(string_of(info), "connected_slaves").c_str()) == 0;
-    // This field is there where the server is to write nothing without replicas: then one that was
-    // lost after the write is no reason to be content with less.
-    if (alone && info_field(string_of(info), "min_slaves_good_slaves").empty()) return true;
-    const std::optional<int64_t> replicas = client.wait(key, patience_.read);
-    if (!replicas || *replicas >= 1) return replicas.has_value();
-    throw Error(ErrorKind::io, text_, "replicas", "one that has what was written", "none in time");
-  }
-
-  void scan(const std::string& pattern,
-            const std::function<void(const std::vector<std::string>&)>& each) {
-    std::vector<std::string> nodes;
-    with_client([&](RedisClient& c) { nodes = c.masters(patience_.write); });
-    for (const std::string& node : nodes) {
-      std::string cursor = "0";
-      do {
-        RedisCommand c{{"SCAN", cursor, "MATCH", pattern, "COUNT", "1000"}};
-        c.node = node;
-        const RedisReply r = one(c, patience_.write);
-        if (r->type != REDIS_REPLY_ARRAY || r->elements != 2 ||
-            r->element[0]->type != REDIS_REPLY_STRING || r->element[1]->type != REDIS_REPLY_ARRAY)
-          throw Error(ErrorKind::format, text_, "SCAN", "a cursor and keys", "another answer");
-        cursor.assign(r->element[0]->str, static_cast<size_t>(r->element[0]->len));
-        std::vector<std::string> keys;
-        for (size_t i = 0; i < r->element[1]->elements; ++i) {
-          const redisReply* key = r->element[1]->element[i];
-          if (key->type == REDIS_REPLY_STRING)
-            keys.emplace_back(key->str, static_cast<size_t>(key->len));
-        }
-        each(keys);
-      } while (cursor != "0");
-    }
-  }
-
   const StoreUrl url_;
   const StorePatience patience_;
-  const std::string text_;
+  RedisConnections servers_;
   StoreClock clock_;
   std::mutex clock_mutex_;
   int64_t server_seconds_ = 0;  // when it was asked last; 0: not yet
   std::chrono::steady_clock::time_point asked_;
   int64_t ttl_ = kBlockTtl;
-  bool replicated_ = false;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<RedisClient>> idle_;
   BlockMemory memory_{kMostIdle};
   std::atomic<size_t> usual_chunks_[2] = {1, 1};  // of the latest block, and state
 };
