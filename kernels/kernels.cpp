@@ -21,7 +21,7 @@ bool have_f16c() {
 }
 #endif
 
-bool have_avx2() {
+[[maybe_unused]] bool have_avx2() {
 #if defined(__x86_64__)
   return have_f16c() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #else
@@ -29,7 +29,7 @@ bool have_avx2() {
 #endif
 }
 
-bool have_avx512() {
+[[maybe_unused]] bool have_avx512() {
 #if defined(__x86_64__)
   return have_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -38,7 +38,7 @@ bool have_avx512() {
 #endif
 }
 
-bool have_avx512vnni() {
+[[maybe_unused]] bool have_avx512vnni() {
 #if defined(__x86_64__)
   return have_avx512() && __builtin_cpu_supports("avx512vnni");
 #else
@@ -46,7 +46,7 @@ bool have_avx512vnni() {
 #endif
 }
 
-bool have_avx512bf16() {
+[[maybe_unused]] bool have_avx512bf16() {
 #if defined(__x86_64__)
   return have_avx512vnni() && __builtin_cpu_supports("avx512bf16");
 #else
@@ -75,10 +75,16 @@ bool bursts_are_fetched() {
 
 const Kernels* find_kernels(const char* name) {
   if (strcmp(name, "portable") == 0) return &kernels_portable;
-#if defined(__x86_64__)
+#if defined(STET_KERNELS_AVX2)
   if (strcmp(name, "avx2") == 0 && have_avx2()) return &kernels_avx2;
+#endif
+#if defined(STET_KERNELS_AVX512)
   if (strcmp(name, "avx512") == 0 && have_avx512()) return &kernels_avx512;
+#endif
+#if defined(STET_KERNELS_AVX512VNNI)
   if (strcmp(name, "avx512vnni") == 0 && have_avx512vnni()) return &kernels_avx512vnni;
+#endif
+#if defined(STET_KERNELS_AVX512BF16)
   if (strcmp(name, "avx512bf16") == 0 && have_avx512bf16()) return &kernels_avx512bf16;
 #endif
   return nullptr;

@@ -27,8 +27,10 @@ struct Xxh3 {
 
 const Xxh3& widest() {
   static const Xxh3 chosen = [] {
-#if defined(__x86_64__)
+#if defined(STET_KERNELS_AVX512)
     if (__builtin_cpu_supports("avx512f")) return Xxh3{xxh3_128_avx512, xxh3_update_avx512};
+#endif
+#if defined(STET_KERNELS_AVX2)
     if (__builtin_cpu_supports("avx2")) return Xxh3{xxh3_128_avx2, xxh3_update_avx2};
 #endif
     return Xxh3{baseline, baseline_update};

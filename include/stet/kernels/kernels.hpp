@@ -300,7 +300,7 @@ STET_API extern const Kernels kernels_avx512bf16;
 // end of a 4 KB page and start late; AMD's do better alone (bench/README.md).
 STET_API bool streams_are_fetched();
 
-// The table of that name, or null when the name is unknown or this CPU lacks the instructions.
+// The table of that name; null for an unknown name, or where CPU or build lack the instructions.
 STET_API const Kernels* find_kernels(const char* name);
 STET_API const Kernels& best_kernels();
 // Names of all tables this CPU can run, slowest first; null-terminated.
