@@ -83,7 +83,7 @@ void refuse_parent(const CheckCommand& o) {
   for (const std::string& path : o.paths) {
     if (open_state(path).meta().form == SnapshotForm::delta) return;
   }
-  throw CLI::ValidationError("--parent: of no use: there is no delta");
+  throw UsageError("--parent: of no use: there is no delta");
 }
 
 void run(const CheckCommand& o) {
@@ -111,9 +111,9 @@ void run(const CheckCommand& o) {
 
 }  // namespace
 
-void add_check(CLI::App& app) {
+void add_check(Command& app) {
   const auto o = std::make_shared<CheckCommand>();
-  CLI::App* sub = app.add_subcommand("check",
+  Command* sub = app.add_subcommand("check",
                                      "Prove without a model that every byte of a snapshot, or of "
                                      "packed weights, is what was written.");
   sub->add_option("path", o->paths, "snapshots, or directories with packed weights")

@@ -154,7 +154,7 @@ Snapshot open_side(const std::string& path, const std::optional<std::string>& pa
   Snapshot s = open_state(path);
   if (!parent) return s;
   if (s.meta().form != SnapshotForm::delta)
-    throw CLI::ValidationError(fmt::format("{}: {} is no delta, it needs no parent", option, path));
+    throw UsageError(fmt::format("{}: {} is no delta, it needs no parent", option, path));
   s.find_parents(parent);
   return s;
 }
@@ -184,9 +184,9 @@ Json difference_json(const Difference& d) {
           {"found", number_json(d, d.found_number, d.found)}};
 }
 
-void add_diff(CLI::App& app) {
+void add_diff(Command& app) {
   const auto o = std::make_shared<DiffCommand>();
-  CLI::App* sub = app.add_subcommand(
+  Command* sub = app.add_subcommand(
       "diff",
       "Two snapshots, part by part: what is equal, where they first differ, and by how much.");
   sub->add_option("a", o->a, "a snapshot")->required()->type_name("FILE");

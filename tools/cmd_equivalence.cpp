@@ -203,9 +203,9 @@ void run_equivalence(EquivalenceCommand& o) {
 
 }  // namespace
 
-void add_equivalence(CLI::App& app) {
+void add_equivalence(Command& app) {
   const auto o = std::make_shared<EquivalenceCommand>();
-  CLI::App* sub = app.add_subcommand("equivalence",
+  Command* sub = app.add_subcommand("equivalence",
                                      "Compare one generation by every way a state can take: "
                                      "cached, saved, loaded, computed again.");
   o->prompt.add_to(*sub);

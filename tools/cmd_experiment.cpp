@@ -323,7 +323,7 @@ void print_table(const std::vector<Run>& runs, const Summary& s, const Experimen
 
 // ---------------------------------------------------------------- the state to branch from
 
-Session open_state(ExperimentCommand& o, std::shared_ptr<const Tokenizer>& tokenizer) {
+Session open_session(ExperimentCommand& o, std::shared_ptr<const Tokenizer>& tokenizer) {
   if (!o.snapshot.empty()) {
     o.restore.take(o.model);
     const Snapshot snapshot = o.restore.open(o.snapshot);
@@ -349,7 +349,7 @@ void tell_idle(const Session& session, const ExperimentCommand& o) {
 
 void run_experiment(ExperimentCommand& o) {
   std::shared_ptr<const Tokenizer> tokenizer;
-  Session session = open_state(o, tokenizer);
+  Session session = open_session(o, tokenizer);
   const double start = seconds();
   const Prompts prompts = o.prompt.read(o.model.source()->path(), tokenizer, session.size() == 0);
   prepare_files(o, combinations(o, session.generation().sampling).size());
@@ -376,12 +376,12 @@ void run_experiment(ExperimentCommand& o) {
 
 }  // namespace
 
-void add_experiment(CLI::App& app) {
+void add_experiment(Command& app) {
   const auto o = std::make_shared<ExperimentCommand>();
-  CLI::App* sub = app.add_subcommand(
+  Command* sub = app.add_subcommand(
       "experiment",
       "Many continuations of one state: every seed with every combination of settings.");
-  CLI::Option* snapshot =
+  Option* snapshot =
       sub->add_option("snapshot", o->snapshot, "the state to branch from (or give a prompt)")
           ->type_name("FILE");
   o->prompt.add_to(*sub);
@@ -389,7 +389,7 @@ void add_experiment(CLI::App& app) {
   sub->add_option("--seeds", o->seeds, "seeds: 1,2,3 or 1..20, or both: 1,2,10..12 (default: 1)")
       ->delimiter(',')
       ->allow_extra_args(false)
-      ->check(CLI::Validator(seeds_fault, ""))
+      ->check({seeds_fault, ""})
       ->type_name("LIST")
       ->group("Settings");
   for (Axis& axis : o->axes) {
@@ -407,17 +407,16 @@ void add_experiment(CLI::App& app) {
       ->check(integer(1, INT64_MAX));
   sub->add_flag("--ignore-eos", o->generate.ignore_eos, "go on past stop tokens");
   sub->add_flag("--twice", o->twice, "draw each twice; the states must be equal");
-  CLI::Option* json = sub->add_flag("--json", o->json, "print JSON");
+  Option* json = sub->add_flag("--json", o->json, "print JSON");
   sub->add_flag("--csv", o->csv, "print CSV")->excludes(json);
-  CLI::Option* save_dir =
+  Option* save_dir =
       sub->add_option("--save-dir", o->save_dir,
                       "keep each continuation in this directory: run-01.stet ...")
           ->type_name("DIR");
-  save_dir->check(
-      [](const std::string& name) {
-        return name.empty() ? "expected a directory, found nothing" : "";
-      },
-      "");
+  save_dir->check({[](const std::string& name) {
+                     return name.empty() ? "expected a directory, found nothing" : "";
+                   },
+                   ""});
   o->save_as.add_to(*sub, save_dir);
   o->restore.add_to(*sub, snapshot);
   o->model.add_to(*sub);

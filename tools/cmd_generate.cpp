@@ -22,7 +22,7 @@ struct GenerateCommand {
   std::string snapshot, save;
   bool json = false;
 
-  void add_generation_to(CLI::App& app) {
+  void add_generation_to(Command& app) {
     sampling.add_to(app);
     app.add_option("-n,--max-tokens", generate.max_tokens, "most tokens of a reply (default: 256)")
         ->type_name("N")
@@ -30,7 +30,7 @@ struct GenerateCommand {
         ->group("Stopping");
     app.add_flag("--ignore-eos", generate.ignore_eos, "go on past stop tokens")->group("Stopping");
     save_as.add_to(
-        app, add_save_output(app, save, "keep the state in this file afterwards, for `stet resume`")
+        app, app.add_save_output(save, "keep the state in this file afterwards, for `stet resume`")
                  ->group("Output"));
     app.add_flag("--json", json, "one JSON object per reply")->group("Output");
     interventions.add_to(app);
@@ -308,9 +308,9 @@ void run_resume(GenerateCommand& o) {
 
 }  // namespace
 
-void add_generate(CLI::App& app) {
+void add_generate(Command& app) {
   const auto o = std::make_shared<GenerateCommand>();
-  CLI::App* sub = app.add_subcommand("generate", "Reply to a prompt, or to several in turn.");
+  Command* sub = app.add_subcommand("generate", "Reply to a prompt, or to several in turn.");
   o->prompt.add_to(*sub);
   o->prompt.add_messages_to(*sub);
   o->add_generation_to(*sub);
@@ -321,13 +321,13 @@ void add_generate(CLI::App& app) {
   });
 }
 
-void add_save(CLI::App& app) {
+void add_save(Command& app) {
   const auto o = std::make_shared<GenerateCommand>();
-  CLI::App* sub = app.add_subcommand("save", "Process a prompt and keep the state in a file.");
+  Command* sub = app.add_subcommand("save", "Process a prompt and keep the state in a file.");
   o->prompt.add_to(*sub);
   o->prompt.add_messages_to(*sub);
   o->sampling.add_to(*sub);
-  add_output(*sub, o->save, "the snapshot")->required()->group("Output");
+  sub->add_output(o->save, "the snapshot")->required()->group("Output");
   o->save_as.add_to(*sub);
   sub->add_flag("--json", o->json, "print a JSON object")->group("Output");
   o->model.add_to(*sub);
@@ -337,9 +337,9 @@ void add_save(CLI::App& app) {
   });
 }
 
-void add_resume(CLI::App& app) {
+void add_resume(Command& app) {
   const auto o = std::make_shared<GenerateCommand>();
-  CLI::App* sub = app.add_subcommand(
+  Command* sub = app.add_subcommand(
       "resume", "Go on from a snapshot: with a prompt, or with a reply that was cut.");
   sub->add_option("snapshot", o->snapshot, "the snapshot")->required()->type_name("FILE");
   o->prompt.add_to(*sub);

@@ -390,10 +390,10 @@ void run(InspectCommand& o) {
   Json j;
   std::optional<Snapshot> snapshot;
   if (!checkpoint && o.checkpoint.overrides.any())
-    throw CLI::ValidationError("--chat-template, --eos: of no use: " + o.path + " is a snapshot");
+    throw UsageError("--chat-template, --eos: of no use: " + o.path + " is a snapshot");
   if (checkpoint) {
     if (!o.model.empty())
-      throw CLI::ValidationError("--model: of no use: " + o.path + " is a checkpoint itself");
+      throw UsageError("--model: of no use: " + o.path + " is a checkpoint itself");
     const size_t checked = o.check ? check_packed(*directory_source(o.path)) : 0;
     o.checkpoint.directory = o.path;
     j = describe(*load_own(o.checkpoint), load_tokenizer(o.checkpoint));
@@ -421,9 +421,9 @@ void run(InspectCommand& o) {
 
 }  // namespace
 
-void add_inspect(CLI::App& app) {
+void add_inspect(Command& app) {
   const auto o = std::make_shared<InspectCommand>();
-  CLI::App* sub = app.add_subcommand("inspect", "What is in a snapshot or a checkpoint.");
+  Command* sub = app.add_subcommand("inspect", "What is in a snapshot or a checkpoint.");
   sub->add_option("path", o->path, "a snapshot, or a checkpoint: a directory or a .gguf file")
       ->required()
       ->type_name("FILE|DIR");

@@ -132,11 +132,11 @@ void run(LogitsCommand& o) {
 
 }  // namespace
 
-void add_logits(CLI::App& app) {
+void add_logits(Command& app) {
   const auto o = std::make_shared<LogitsCommand>();
-  CLI::App* sub =
+  Command* sub =
       app.add_subcommand("logits", "Logits of every position, and hidden states, as safetensors.");
-  CLI::Option* output =
+  Option* output =
       sub->add_option("-o,--output", o->output,
                       "file to write: logits [T, vocab], input_ids [T], hidden.i [T, hidden]")
           ->type_name("FILE")
@@ -154,7 +154,7 @@ void add_logits(CLI::App& app) {
   sub->callback([o] {
     o->lab.prompt.require();
     if (o->output.empty() && !o->digest && !o->nll)
-      throw CLI::RequiredError("-o, --digest or --nll");
+      required_error("-o, --digest or --nll");
     run(*o);
   });
 }

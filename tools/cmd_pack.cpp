@@ -80,7 +80,7 @@ void run(const PackCommand& o) {
                   o.to.empty() ? "" : " rounded to " + o.to, seconds() - start));
 }
 
-void add_importance(CLI::App& app, std::string& file) {
+void add_importance(Command& app, std::string& file) {
   app.add_option(
          "--importance", file,
          "text in UTF-8 by which K types weigh the errors of their rounding: inputs that are "
@@ -89,9 +89,9 @@ void add_importance(CLI::App& app, std::string& file) {
       ->check(named());
 }
 
-void add(CLI::App& app, const std::string& name, const std::string& help,
+void add(Command& app, const std::string& name, const std::string& help,
          const std::shared_ptr<PackCommand>& o) {
-  CLI::App* sub = app.add_subcommand(name, help);
+  Command* sub = app.add_subcommand(name, help);
   o->checkpoint.add_to(*sub);
   o->checkpoint.add_overrides_to(*sub);
   sub->add_option("-o,--output", o->directory, "directory to make, or an empty one")
@@ -125,7 +125,7 @@ T chosen(const std::vector<std::pair<std::string, T>>& all, const std::string& n
   return std::ranges::find(all, name, &std::pair<std::string, T>::first)->second;
 }
 template <class T>
-CLI::Validator one_of_these(const std::vector<std::pair<std::string, T>>& all) {
+Check one_of_these(const std::vector<std::pair<std::string, T>>& all) {
   std::vector<std::string> names;
   for (const auto& [name, value] : all) names.push_back(name);
   return one_of(names);
@@ -154,13 +154,13 @@ void run(const ConvertCommand& o) {
 
 }  // namespace
 
-void add_convert_model(CLI::App& app) {
+void add_convert_model(Command& app) {
   const auto o = std::make_shared<ConvertCommand>();
-  CLI::App* sub = app.add_subcommand(
+  Command* sub = app.add_subcommand(
       "convert-model", "A checkpoint as a GGUF file, for llama.cpp and what reads its files.");
   o->checkpoint.add_to(*sub);
   o->checkpoint.add_overrides_to(*sub);
-  sub->add_option_function<std::string>(
+  sub->add_option_function(
          "IN",
          [o](const std::string& given) {
            o->checkpoint.directory = given;
@@ -188,11 +188,11 @@ void add_convert_model(CLI::App& app) {
   sub->callback([o] { run(*o); });
 }
 
-void add_quantize(CLI::App& app) {
+void add_quantize(Command& app) {
   add(app, "quantize", "A checkpoint with rounded weights, mapped and used in place.",
       std::make_shared<PackCommand>());
 }
-void add_prepare(CLI::App& app) {
+void add_prepare(Command& app) {
   add(app, "prepare", "The same checkpoint, packed once: mapped and used in place.",
       std::make_shared<PackCommand>());
 }

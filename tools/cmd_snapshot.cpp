@@ -22,7 +22,7 @@ struct SnapshotCommand {
   bool bisect = false, json = false;
 };
 
-void add_snapshot(CLI::App& app, SnapshotCommand& o) {
+void add_snapshot(Command& app, SnapshotCommand& o) {
   app.add_option("snapshot", o.snapshot, "a snapshot")->required()->type_name("FILE");
   app.add_option("--parent", o.parent, "the snapshot that a delta was made from")
       ->type_name("FILE");
@@ -30,13 +30,13 @@ void add_snapshot(CLI::App& app, SnapshotCommand& o) {
 }
 
 // Options that would do nothing are a wrong command line.
-void refuse(const CLI::App& app, const std::vector<std::string>& names, const std::string& reason) {
+void refuse(const Command& app, const std::vector<std::string>& names, const std::string& reason) {
   for (const std::string& name : names) {
-    if (app.count(name) > 0) throw CLI::ValidationError(name + ": " + reason);
+    if (app.count(name) > 0) throw UsageError(name + ": " + reason);
   }
 }
 
-Snapshot open_snapshot(const CLI::App& app, const SnapshotCommand& o) {
+Snapshot open_snapshot(const Command& app, const SnapshotCommand& o) {
   const Snapshot snapshot = open_state(o.snapshot);
   if (snapshot.meta().form == SnapshotForm::delta)
     return open_state_with_parents(o.snapshot, o.parent);
@@ -51,7 +51,7 @@ Json saved_json(const std::string& path, const StateDigests& digests, int64_t po
           {"digests", digests_json(digests)}};
 }
 
-void run_prune(const CLI::App& app, SnapshotCommand& o) {
+void run_prune(const Command& app, SnapshotCommand& o) {
   check_writable(o.output);
   const Snapshot snapshot = open_snapshot(app, o);
   if (!o.save.with_weights && !o.save.with_tokenizer)
@@ -79,7 +79,7 @@ const std::vector<std::string> kComputing = {"--compute", "--gemm",  "--threads"
 
 // A model is loaded to compute a recipe, or to be put into the snapshot; a checkpoint may bring its
 // tokenizer alone.
-void refuse_model_options(const CLI::App& app, const SnapshotCommand& o, const Snapshot& snapshot) {
+void refuse_model_options(const Command& app, const SnapshotCommand& o, const Snapshot& snapshot) {
   if (snapshot.meta().form == SnapshotForm::recipe) return;
   refuse(app, kComputing,
          "of no use: nothing is computed, since " + o.snapshot + " has its keys and values");
@@ -105,7 +105,7 @@ State state_of(SnapshotCommand& o, const Snapshot& snapshot) {
   return session.state();
 }
 
-void run_convert(const CLI::App& app, SnapshotCommand& o) {
+void run_convert(const Command& app, SnapshotCommand& o) {
   check_writable(o.output);
   const Snapshot snapshot = open_snapshot(app, o);
   refuse_model_options(app, o, snapshot);
@@ -172,7 +172,7 @@ std::string verified_text(const Snapshot& snapshot, double seconds, const std::s
                      snapshot.meta().positions, seconds, what, how, rest, snapshot.state_name());
 }
 
-int run_verify(const CLI::App& app, SnapshotCommand& o) {
+int run_verify(const Command& app, SnapshotCommand& o) {
   const Snapshot snapshot = open_snapshot(app, o);
   const Json proved = proved_json(snapshot);
   choose_checkpoint(o.model, snapshot);
@@ -206,11 +206,11 @@ void exit_with(int status) {
 
 }  // namespace
 
-void add_prune(CLI::App& app) {
+void add_prune(Command& app) {
   const auto o = std::make_shared<SnapshotCommand>();
-  CLI::App* sub = app.add_subcommand("prune", "Take positions out of a snapshot: needs no model.");
+  Command* sub = app.add_subcommand("prune", "Take positions out of a snapshot: needs no model.");
   add_snapshot(*sub, *o);
-  add_output(*sub, o->output, "the pruned snapshot")->required();
+  sub->add_output(o->output, "the pruned snapshot")->required();
   sub->add_option("--keep-last", o->prune.keep_last, "positions kept at the end")
       ->required()
       ->type_name("N")
@@ -227,21 +227,21 @@ void add_prune(CLI::App& app) {
   sub->callback([o, sub] { run_prune(*sub, *o); });
 }
 
-void add_convert(CLI::App& app) {
+void add_convert(Command& app) {
   const auto o = std::make_shared<SnapshotCommand>();
-  CLI::App* sub = app.add_subcommand("convert",
+  Command* sub = app.add_subcommand("convert",
                                      "The same state in another form, with another capacity "
                                      "(--ctx), or rounded to another type (--kv).");
   add_snapshot(*sub, *o);
-  add_output(*sub, o->output, "the converted snapshot")->required();
+  sub->add_output(o->output, "the converted snapshot")->required();
   o->save.add_to(*sub);
   o->model.add_to(*sub);
   sub->callback([o, sub] { run_convert(*sub, *o); });
 }
 
-void add_verify(CLI::App& app) {
+void add_verify(Command& app) {
   const auto o = std::make_shared<SnapshotCommand>();
-  CLI::App* sub = app.add_subcommand(
+  Command* sub = app.add_subcommand(
       "verify", "Process the tokens of a snapshot again and compare every byte.");
   add_snapshot(*sub, *o);
   sub->add_flag(
@@ -250,7 +250,7 @@ void add_verify(CLI::App& app) {
       "keys and values in the file");
   o->model.add_to(*sub);
   for (const char* fixed : {"--ctx", "--kv"})
-    sub->remove_option(sub->get_option(fixed));  // as the snapshot has them
+    sub->remove_option(fixed);  // as the snapshot has them
   sub->callback([o, sub] { exit_with(run_verify(*sub, *o)); });
 }
 

@@ -130,9 +130,9 @@ void run(const TemplateCommand& o) {
 
 }  // namespace
 
-void add_template(CLI::App& app) {
+void add_template(Command& app) {
   const auto o = std::make_shared<TemplateCommand>();
-  CLI::App* sub = app.add_subcommand(
+  Command* sub = app.add_subcommand(
       "template", "Chat messages to the text of a prompt, by the checkpoint's chat template.");
   o->sources.add(
       sub->add_option("--messages", o->messages, "a JSON array of {\"role\": …, \"content\": …}")
@@ -140,9 +140,9 @@ void add_template(CLI::App& app) {
   o->sources.add(sub->add_option("--messages-file", o->messages_file,
                                  "the same, from a file (- for standard input)")
                      ->type_name("FILE"));
-  CLI::Option* prompt = o->sources.add(
+  Option* prompt = o->sources.add(
       sub->add_option("-p,--prompt", o->prompt, "one message of the user")->type_name("TEXT"));
-  CLI::Option* lines = o->sources.add(sub->add_flag(
+  Option* lines = o->sources.add(sub->add_flag(
       "--jsonl", o->jsonl,
       "per line of standard input {\"messages\": […], \"add_generation_prompt\": …, further "
       "variables}, per line out {\"text\": …, \"ids\": […]} or {\"error\": …}"));
@@ -155,12 +155,12 @@ void add_template(CLI::App& app) {
   sub->add_option("--tools", o->tools, "a JSON array of functions that the model may call")
       ->type_name("FILE")
       ->excludes(lines);
-  add_texts(*sub, "--var", o->variables,
+  sub->add_texts("--var", o->variables,
             "a variable of the template: name=JSON (may be given again)")
       ->excludes(lines);
   sub->add_option("--chat-template", o->chat_template, "another template than the checkpoint's")
       ->type_name("FILE");
-  CLI::Option* json =
+  Option* json =
       sub->add_flag("--json", o->json, "{\"text\": …, \"ids\": […]}")->excludes(lines);
   add_raw_output(*sub);
   sub->add_flag("--show-ids", o->show_ids, "the tokens of the text, one per line")
@@ -172,7 +172,7 @@ void add_template(CLI::App& app) {
   sub->callback([o] {
     o->sources.require("--messages, --messages-file, --prompt or --jsonl");
     if (o->plain_special && !o->json && !o->show_ids && !o->jsonl)
-      throw CLI::RequiredError("--plain-special: --json, --show-ids or --jsonl");
+      required_error("--plain-special: --json, --show-ids or --jsonl");
     run(*o);
   });
 }

@@ -55,14 +55,14 @@ void run_detokenize(const TokenizeCommand& o) {
 
 }  // namespace
 
-void add_tokenize(CLI::App& app) {
+void add_tokenize(Command& app) {
   const auto o = std::make_shared<TokenizeCommand>();
-  CLI::App* sub = app.add_subcommand("tokenize", "Text to token ids.");
+  Command* sub = app.add_subcommand("tokenize", "Text to token ids.");
   o->sources.add(sub->add_option("text,-p,--prompt", o->text, "the text")->type_name("TEXT"));
   o->sources.add(
       sub->add_option("--prompt-file", o->file, "the text, from a file (- for standard input)")
           ->type_name("FILE"));
-  CLI::Option* lines = o->sources.add(
+  Option* lines = o->sources.add(
       sub->add_flag("--jsonl", o->jsonl,
                     "one JSON string per line of standard input, one JSON array per line out"));
   sub->add_flag("--json", o->json, "a JSON array of ids")->excludes(lines);
@@ -76,11 +76,11 @@ void add_tokenize(CLI::App& app) {
   });
 }
 
-void add_detokenize(CLI::App& app) {
+void add_detokenize(Command& app) {
   const auto o = std::make_shared<TokenizeCommand>();
-  CLI::App* sub = app.add_subcommand("detokenize", "Token ids to text.");
+  Command* sub = app.add_subcommand("detokenize", "Token ids to text.");
   o->sources.add(sub->add_option("ids,--ids", o->ids, "token ids: 1,2,3")->type_name("IDS"));
-  CLI::Option* lines = o->sources.add(
+  Option* lines = o->sources.add(
       sub->add_flag("--jsonl", o->jsonl,
                     "one JSON array per line of standard input, one JSON string per line out"));
   sub->add_flag("--json", o->json, "a JSON string")->excludes(lines);

@@ -41,8 +41,8 @@ constexpr int kInterrupts[] = {SIGINT, SIGTERM};
 std::atomic<int> noted{0};  // lock-free: a handler may write it, any thread read it
 static_assert(std::atomic<int>::is_always_lock_free);  // the signal that came
 
-void note(int signal) { noted = signal; }
-void note_once(int signal) {
+void remember_signal(int signal) { noted = signal; }
+void remember_signal_once(int signal) {
   noted = signal;
   std::signal(signal, SIG_DFL);
 }
@@ -51,7 +51,7 @@ void note_once(int signal) {
 
 Interrupts::Interrupts(bool patient) {
   noted = 0;
-  for (int i = 0; i < 2; ++i) before_[i] = std::signal(kInterrupts[i], patient ? note : note_once);
+  for (int i = 0; i < 2; ++i) before_[i] = std::signal(kInterrupts[i], patient ? remember_signal : remember_signal_once);
 }
 
 Interrupts::~Interrupts() {
@@ -87,9 +87,9 @@ std::string checkpoint_name(const std::string& path) {
   return std::filesystem::weakly_canonical(path, ignored).filename().string();
 }
 
-void CheckpointOption::add_to(CLI::App& app) {
+void CheckpointOption::add_to(Command& app) {
   directory = bundled_checkpoint(kDefaultCheckpoint);
-  app.add_option_function<std::string>(
+  app.add_option_function(
          "-m,--model",
          [this](const std::string& given) {
            directory = given;
@@ -101,10 +101,10 @@ void CheckpointOption::add_to(CLI::App& app) {
       ->group("Model");
 }
 
-void CheckpointOption::add_overrides_to(CLI::App& app) {
+void CheckpointOption::add_overrides_to(Command& app) {
   // stet chat has one of its own, which stays with the conversation.
-  if (app.get_option_no_throw("--chat-template") == nullptr) {
-    app.add_option_function<std::string>(
+  if (!app.has_option("--chat-template")) {
+    app.add_option_function(
            "--chat-template",
            [this](const std::string& file) { overrides.chat_template = read_prompt(file); },
            "a chat template to use in place of the checkpoint's")
@@ -135,12 +135,12 @@ std::vector<std::string> kernels_here() {
 }  // namespace
 
 // The choice holds for all that the process does from there on: loading and checking, too.
-void add_threads(CLI::App& app, int& threads, const std::string& group) {
+void add_threads(Command& app, int& threads, const std::string& group) {
   app.add_option("--threads", threads, "threads (default: all processors, or OMP_NUM_THREADS)")
       ->type_name("N")
       ->group(group)
       ->check(integer(0, kMostThreads));
-  app.add_option_function<std::string>(
+  app.add_option_function(
          "--team", [](const std::string& name) { set_team_backend(*team_backend_of(name)); },
          "whose threads they are: openmp or own (default: openmp, if built with LLVM's runtime)")
       ->type_name("NAME")
@@ -148,11 +148,11 @@ void add_threads(CLI::App& app, int& threads, const std::string& group) {
       ->check(one_of(team_backends()));
 }
 
-void ModelOptions::add_to(CLI::App& app) {
+void ModelOptions::add_to(Command& app) {
   checkpoint.add_to(app);
   checkpoint.add_overrides_to(app);
   ComputeOptions& c = session.compute;
-  const auto grouped = [](CLI::Option* option, const char* type) {
+  const auto grouped = [](Option* option, const char* type) {
     return option->type_name(type)->group("Model");
   };
   grouped(app.add_option("--ctx", session.capacity,
@@ -187,8 +187,7 @@ void ModelOptions::add_to(CLI::App& app) {
               "--isa", c.isa,
               "portable, avx2, avx512, avx512vnni or avx512bf16 (default: the best this CPU has)"),
           "NAME")
-      ->check(one_of(kernels_here())
-                  .description(""));  // no part of what completes: other CPUs have others
+      ->check({one_of(kernels_here()).fault, ""});  // completion names none: other CPUs have others
   grouped(app.add_option("--chunk", c.chunk, "tokens of a prompt processed at once (default: 512)"),
           "N")
       ->check(integer(1, 65536));
@@ -233,7 +232,7 @@ void ModelOptions::check_digests(const FileSource& from) const {
   if (from.has(kPackedName)) {
     check_packed(from, session.compute.threads);
   } else if (!of_snapshot) {
-    throw CLI::ValidationError("--check: of no use: " + printable(from.path()) +
+    throw UsageError("--check: of no use: " + printable(from.path()) +
                                " has no digests (stet prepare gives it some)");
   }
 }
@@ -302,50 +301,8 @@ void no_tokenizer(const std::string& from, const std::string& hint) {
               "none");
 }
 
-void usage_error(const std::string& option, const std::string& expected, const std::string& found) {
-  throw CLI::ValidationError(option, "expected " + expected + ", found " + found);
-}
-
-CLI::Validator one_of(std::vector<std::string> words) {
-  const std::string known = fmt::format("{}", fmt::join(words, "|"));
-  return CLI::Validator(
-      [words = std::move(words)](std::string& text) {
-        if (std::find(words.begin(), words.end(), text) != words.end()) return std::string();
-        return fmt::format("expected {}, found {}{}", listed(words),
-                           text.empty() ? "nothing" : text, did_you_mean(text, words));
-      },
-      known);
-}
-
-CLI::Validator integer(uint64_t min, uint64_t max) {
-  return CLI::Validator(
-      [min, max](std::string& text) {
-        uint64_t value = 0;
-        const char* const end = text.data() + text.size();
-        const auto [stop, error] = std::from_chars(text.data(), end, value);
-        if (error == std::errc() && stop == end && value >= min && value <= max) {
-          text = std::to_string(value);
-          return std::string();
-        }
-        return fmt::format("expected an integer in {}..{}, found {}", min, max, text);
-      },
-      "");
-}
-
-// An option of the library for lists takes all arguments that follow, and splits [a,b]; a text is
-// one argument.
-CLI::Option* add_texts(CLI::App& app, const std::string& name, std::vector<std::string>& texts,
-                       const std::string& help) {
-  return app.add_option(name, texts, help)
-      ->type_size(1)
-      ->expected(1)
-      ->allow_extra_args(false)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->type_name("TEXT");
-}
-
-CLI::Option* SourceOptions::add(CLI::Option* option) {
-  for (CLI::Option* other : options_) {
+Option* SourceOptions::add(Option* option) {
+  for (Option* other : options_) {
     option->excludes(other);
     other->excludes(option);
   }
@@ -353,14 +310,14 @@ CLI::Option* SourceOptions::add(CLI::Option* option) {
   return option;
 }
 
-const CLI::Option* SourceOptions::chosen() const {
+const Option* SourceOptions::chosen() const {
   const auto found = std::find_if(options_.begin(), options_.end(),
-                                  [](const CLI::Option* option) { return option->count() > 0; });
+                                  [](const Option* option) { return option->count() > 0; });
   return found == options_.end() ? nullptr : *found;
 }
 
 void SourceOptions::require(const std::string& names) const {
-  if (chosen() == nullptr) throw CLI::RequiredError(names);
+  if (chosen() == nullptr) required_error(names);
 }
 
 void each_line(const std::function<std::string(const std::string&, const std::string&)>& f) {
@@ -390,8 +347,8 @@ std::string mode_fault(std::string& mode) {
 
 }  // namespace
 
-void SaveFileOptions::add_to(CLI::App& app, CLI::Option* target) {
-  for (CLI::Option* option :
+void SaveFileOptions::add_to(Command& app, Option* target) {
+  for (Option* option :
        {app.add_option("--form", form,
                        "full (default); delta: only what --against does not have; recipe: tokens "
                        "and digests")
@@ -405,16 +362,16 @@ void SaveFileOptions::add_to(CLI::App& app, CLI::Option* target) {
         app.add_option("--compress", compress,
                        "zlib, or zlib:1 .. zlib:9 (such a file is read, not mapped)")
             ->type_name("HOW")
-            ->check(CLI::Validator(compress_fault, "")),
+            ->check({compress_fault, ""}),
         app.add_option(
                "--mode", mode,
                "permissions of a new file, in octal, less the umask (default: 600, yours alone)")
             ->type_name("MODE")
-            ->check(CLI::Validator(mode_fault, ""))}) {
+            ->check({mode_fault, ""})}) {
     option->group("Snapshot");
     if (target != nullptr) option->needs(target);
   }
-  app.parse_complete_callback([this] {
+  app.after_parsing([this] {
     if (form == "delta" && against.empty())
       usage_error("--against", "a snapshot for --form delta", "none");
     if (form != "delta" && !against.empty()) usage_error("--against", "--form delta", form);
@@ -491,8 +448,8 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like,
   return Snapshot::save(state, like, path, o);
 }
 
-void RestoreFileOptions::add_to(CLI::App& app, CLI::Option* snapshot) {
-  for (CLI::Option* option :
+void RestoreFileOptions::add_to(Command& app, Option* snapshot) {
+  for (Option* option :
        {app.add_flag("--heal", how.heal, "compute damaged blocks again from the tokens"),
         app.add_flag("--replay", how.replay,
                      "compute everything again: under another model, contract or kv type"),

@@ -1,7 +1,6 @@
 // What the subcommands of `stet` share: options, opening models and tokenizers, output.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,7 +15,7 @@
 #include "stet/session/session.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/text/tokenizer.hpp"
-#include "tools/outputs.hpp"
+#include "tools/options/options.hpp"
 #include "tools/streams.hpp"
 
 namespace stet::tool {
@@ -24,46 +23,42 @@ namespace stet::tool {
 using Json = nlohmann::ordered_json;
 
 // Every subcommand adds itself to the application and runs when it was named.
-void add_generate(CLI::App& app);
-void add_save(CLI::App& app);
-void add_resume(CLI::App& app);
-void add_logits(CLI::App& app);
-void add_tokenize(CLI::App& app);
-void add_detokenize(CLI::App& app);
-void add_template(CLI::App& app);
-void add_inspect(CLI::App& app);
-void add_check(CLI::App& app);
-void add_prune(CLI::App& app);
-void add_convert(CLI::App& app);
-void add_verify(CLI::App& app);
-void add_diff(CLI::App& app);
-void add_quantize(CLI::App& app);
-void add_prepare(CLI::App& app);
-void add_convert_model(CLI::App& app);
-void add_bench(CLI::App& app);
-void add_chat(CLI::App& app);
-void add_serve(CLI::App& app);
-void add_store(CLI::App& app);
-void add_capture(CLI::App& app);
-void add_measure(CLI::App& app);
-void add_patch(CLI::App& app);
-void add_edit(CLI::App& app);
-void add_export(CLI::App& app);
-void add_import(CLI::App& app);
-void add_experiment(CLI::App& app);
-void add_equivalence(CLI::App& app);
-void add_lab(CLI::App& app);
-void add_completion(CLI::App& app);
-void add_help(CLI::App& app);
+void add_generate(Command& app);
+void add_save(Command& app);
+void add_resume(Command& app);
+void add_logits(Command& app);
+void add_tokenize(Command& app);
+void add_detokenize(Command& app);
+void add_template(Command& app);
+void add_inspect(Command& app);
+void add_check(Command& app);
+void add_prune(Command& app);
+void add_convert(Command& app);
+void add_verify(Command& app);
+void add_diff(Command& app);
+void add_quantize(Command& app);
+void add_prepare(Command& app);
+void add_convert_model(Command& app);
+void add_bench(Command& app);
+void add_chat(Command& app);
+void add_serve(Command& app);
+void add_store(Command& app);
+void add_capture(Command& app);
+void add_measure(Command& app);
+void add_patch(Command& app);
+void add_edit(Command& app);
+void add_export(Command& app);
+void add_import(Command& app);
+void add_experiment(Command& app);
+void add_equivalence(Command& app);
+void add_lab(Command& app);
+void add_completion(Command& app);
+void add_help(Command& app);
 
 // Thrown by a subcommand that has said all it has to say.
 struct ExitStatus {
   int status;
 };
-
-// The command line is at fault: exit status 2. `option` as it is typed.
-[[noreturn]] void usage_error(const std::string& option, const std::string& expected,
-                              const std::string& found);
 
 // -m: the checkpoint's directory, or its GGUF file.
 struct CheckpointOption {
@@ -71,8 +66,8 @@ struct CheckpointOption {
   bool named = false;  // by the user
   CheckpointOverrides overrides = {};
 
-  void add_to(CLI::App& app);
-  void add_overrides_to(CLI::App& app);  // --chat-template, --eos
+  void add_to(Command& app);
+  void add_overrides_to(Command& app);  // --chat-template, --eos
   std::shared_ptr<const FileSource> source(bool map = true) const;
 };
 
@@ -93,7 +88,7 @@ struct ModelOptions {
   bool of_snapshot = false;       // `check` is for one as well
   bool follows_snapshot = false;  // its contract, which is in `session`
 
-  void add_to(CLI::App& app);
+  void add_to(Command& app);
   std::shared_ptr<const FileSource> source() const;  // of the weights
   // Loads the model, with a line on stderr when that takes long and someone watches.
   std::shared_ptr<const Model> load_model();
@@ -116,13 +111,13 @@ std::shared_ptr<const Tokenizer> require_tokenizer(const CheckpointOption& check
 // Options of which one is to be given, and no two.
 class SourceOptions {
  public:
-  CLI::Option* add(CLI::Option* option);
-  const CLI::Option* chosen() const;             // null where none was given
+  Option* add(Option* option);
+  const Option* chosen() const;             // null where none was given
   void require(const std::string& names) const;  // a wrong command line, where none was given
-  const std::vector<CLI::Option*>& options() const { return options_; }
+  const std::vector<Option*>& options() const { return options_; }
 
  private:
-  std::vector<CLI::Option*> options_;
+  std::vector<Option*> options_;
 };
 
 // Writes f(line, name of the line) for every line of standard input, at once: whoever asks may wait
@@ -143,8 +138,8 @@ struct PromptOptions {
   std::vector<std::string> prompts, messages;
   std::string prompt_file, ids, ids_file, system, bos = "auto";
 
-  void add_to(CLI::App& app);
-  void add_messages_to(CLI::App& app);  // --say and --system
+  void add_to(Command& app);
+  void add_messages_to(Command& app);  // --say and --system
   bool given() const { return sources_.chosen() != nullptr; }
   bool conversation() const { return !messages.empty(); }
   void require() const;  // one of them
@@ -159,11 +154,11 @@ struct PromptOptions {
 
  private:
   SourceOptions sources_;
-  CLI::Option* bos_ = nullptr;
+  Option* bos_ = nullptr;
 };
 
 // `automatic` says what auto means.
-CLI::Option* add_bos_to(CLI::App& app, std::string& bos, const std::string& automatic,
+Option* add_bos_to(Command& app, std::string& bos, const std::string& automatic,
                         const std::string& group);
 Tokenizer::Bos bos_of(const std::string& name);
 
@@ -176,7 +171,7 @@ struct SamplingOptions {
   std::vector<std::string> stop_strings;
   std::vector<int32_t> stop_ids;
 
-  void add_to(CLI::App& app);
+  void add_to(Command& app);
   void validate() const;  // what can be told without a model
   void apply(GenerationState& state, int64_t vocab_size) const;
   // A line on stderr for options that were given and change nothing, since `state`, to which all
@@ -184,11 +179,11 @@ struct SamplingOptions {
   void tell_idle(const GenerationState& state) const;
 
  private:
-  std::vector<CLI::Option*> for_draws_;
+  std::vector<Option*> for_draws_;
 };
 
 // What the sampling option of this name ("--top-p") accepts.
-CLI::Validator sampling_range(std::string_view option);
+Check sampling_range(std::string_view option);
 
 // --form, --compress: how a state is written.
 struct SaveFileOptions {
@@ -197,7 +192,7 @@ struct SaveFileOptions {
 
   // `target`: the option that names the file, without which none of these does anything; null where
   // there is always one.
-  void add_to(CLI::App& app, CLI::Option* target = nullptr);
+  void add_to(Command& app, Option* target = nullptr);
   // Options as the library takes them; `parent`, which must outlive them, is opened for a delta.
   SaveOptions options(std::unique_ptr<Snapshot>& parent) const;
   // A session, with the tokenizer that it was used with, if any.
@@ -219,8 +214,8 @@ struct RestoreFileOptions {
   RestoreOptions how;
   std::optional<std::string> parent;
 
-  void add_to(CLI::App& app,
-              CLI::Option* snapshot = nullptr);  // which may be left out; null where it may not
+  void add_to(Command& app,
+              Option* snapshot = nullptr);  // which may be left out; null where it may not
   void take(ModelOptions& model);  // --no-mmap and --check, which are for its weights, too
   // With its parents; --replay needs none.
   Snapshot open(const std::string& path) const;
@@ -272,19 +267,8 @@ Json tell_healed(Session& session);
 // A progress line on stderr for `total` tokens, once that takes over a second and someone watches.
 Progress prefill_progress(int64_t total);
 
-// The texts of an option that may be given again, each as it is.
-CLI::Option* add_texts(CLI::App& app, const std::string& name, std::vector<std::string>& texts,
-                       const std::string& help);
-
-// One of these words; another is told which of them it resembles.
-CLI::Validator one_of(std::vector<std::string> words);
-
-// A decimal integer from min to max: what the library would otherwise take in any base, and wrap
-// around.
-CLI::Validator integer(uint64_t min, uint64_t max);
-
 // --threads, and --team, which says where they come from.
-void add_threads(CLI::App& app, int& threads, const std::string& group = "Options");
+void add_threads(Command& app, int& threads, const std::string& group = "Options");
 
 // Token ids: 1,2,3 or a JSON array. `where` names the source in errors.
 std::vector<int32_t> parse_ids(const std::string& text, const std::string& where);
@@ -303,7 +287,7 @@ bool out(std::string_view text);
 bool out_text(std::string_view text);
 // Our own sequences, as they are.
 bool out_style(std::string_view sequence);
-void add_raw_output(CLI::App& app);
+void add_raw_output(Command& app);
 void flush_output();
 void finish_output();  // throws an io Error unless all of it was written
 

@@ -33,7 +33,7 @@ bool out_text(std::string_view text) {
   return terminal && !raw_output ? out(text) : out_style(text);
 }
 
-void add_raw_output(CLI::App& app) {
+void add_raw_output(Command& app) {
   raw_output = false;
   app.add_flag("--raw-output", raw_output,
                "on a terminal, write control characters of the text as they are")

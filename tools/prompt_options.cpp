@@ -37,7 +37,7 @@ Tokenizer::Bos bos_of(const std::string& name) {
                          : Tokenizer::Bos::automatic;
 }
 
-CLI::Option* add_bos_to(CLI::App& app, std::string& bos, const std::string& automatic,
+Option* add_bos_to(Command& app, std::string& bos, const std::string& automatic,
                         const std::string& group) {
   return app
       .add_option("--bos", bos,
@@ -72,9 +72,9 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& where
   return ids;
 }
 
-void PromptOptions::add_to(CLI::App& app) {
-  for (CLI::Option* option :
-       {add_texts(app, "-p,--prompt", prompts,
+void PromptOptions::add_to(Command& app) {
+  for (Option* option :
+       {app.add_texts("-p,--prompt", prompts,
                   "raw text; given again, it is put after the reply to the one before"),
         app.add_option("--prompt-file", prompt_file, "raw text from a file (- for standard input)")
             ->type_name("FILE"),
@@ -87,15 +87,16 @@ void PromptOptions::add_to(CLI::App& app) {
   bos_ = add_bos_to(app, bos, "as the checkpoint says, but no second bos", "Prompt");
 }
 
-void PromptOptions::add_messages_to(CLI::App& app) {
-  CLI::Option* say =
-      add_texts(app, "--say", messages,
+void PromptOptions::add_messages_to(Command& app) {
+  Option* say =
+      app.add_texts("--say", messages,
                 "a message of the user, through the chat template (again for more turns)");
-  sources_.add(say)->group("Prompt")->check(
-      [](const std::string& text) {
-        return text.empty() ? "expected a message, found nothing" : "";
-      },
-      "");
+  sources_.add(say)->group("Prompt")->check({[](const std::string& text) {
+                                               return text.empty()
+                                                          ? "expected a message, found nothing"
+                                                          : "";
+                                             },
+                                             ""});
   app.add_option("--system", system, "with --say: the system message")
       ->type_name("TEXT")
       ->needs(say)
@@ -104,7 +105,7 @@ void PromptOptions::add_messages_to(CLI::App& app) {
 
 void PromptOptions::require() const {
   std::string names;
-  for (const CLI::Option* option : sources_.options())
+  for (const Option* option : sources_.options())
     names += (names.empty() ? "" : ", ") + option->get_name();
   sources_.require(names.replace(names.rfind(", "), 2, " or "));
 }
@@ -121,7 +122,7 @@ Prompts PromptOptions::read(const std::string& from,
     const bool first = all.empty() && (fresh || bos == "on");
     take(encode_prompt(*tokenizer, text, first ? bos_of(bos) : Tokenizer::Bos::off), where);
   };
-  const CLI::Option* source = sources_.chosen();
+  const Option* source = sources_.chosen();
   const std::string name = source == nullptr ? "" : source->get_name();
   if (bos_->count() > 0 && !name.starts_with("--prompt"))
     usage_error("--bos", "--prompt or --prompt-file", name.empty() ? "neither" : name);

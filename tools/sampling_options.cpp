@@ -31,23 +31,22 @@ constexpr Range kRanges[] = {
 
 }  // namespace
 
-CLI::Validator sampling_range(std::string_view option) {
+Check sampling_range(std::string_view option) {
   const auto* const range = std::find_if(std::begin(kRanges), std::end(kRanges),
                                          [&](const Range& r) { return r.option == option; });
-  return CLI::Validator(
-      [range](std::string& text) {
-        double value = 0;
-        const char* const end = text.data() + text.size();
-        const auto [stop, error] = std::from_chars(text.data(), end, value);
-        const bool good = error == std::errc() && stop == end && range->holds(value);
-        return good ? std::string()
-                    : fmt::format("expected {}, found {}", range->text,
-                                  text.empty() ? "nothing" : text);
-      },
-      "");
+  return {[range](std::string& text) {
+            double value = 0;
+            const char* const end = text.data() + text.size();
+            const auto [stop, error] = std::from_chars(text.data(), end, value);
+            const bool good = error == std::errc() && stop == end && range->holds(value);
+            return good ? std::string()
+                        : fmt::format("expected {}, found {}", range->text,
+                                      text.empty() ? "nothing" : text);
+          },
+          ""};
 }
 
-void SamplingOptions::add_to(CLI::App& app) {
+void SamplingOptions::add_to(Command& app) {
   const auto number = [&](const char* name, auto& value, const char* help, const char* type) {
     return app.add_option(name, value, help)
         ->check(sampling_range(name))
@@ -66,11 +65,11 @@ void SamplingOptions::add_to(CLI::App& app) {
           ->group("Sampling")};
   number("--repetition-penalty", repetition_penalty, "divide the scores of tokens already there",
          "X");
-  CLI::Option* best = app.add_flag("--greedy", greedy, "always the best token")->group("Sampling");
+  Option* best = app.add_flag("--greedy", greedy, "always the best token")->group("Sampling");
   app.add_flag("--sample", sample, "draw, with the checkpoint's settings where none are given")
       ->group("Sampling")
       ->excludes(best);
-  add_texts(app, "--stop", stop_strings, "end a reply at this text (again for more)")
+  app.add_texts("--stop", stop_strings, "end a reply at this text (again for more)")
       ->group("Stopping");
   app.add_option("--stop-id", stop_ids, "end a reply at these tokens, in place of the checkpoint's")
       ->delimiter(',')
@@ -118,7 +117,7 @@ void SamplingOptions::validate() const {
 void SamplingOptions::tell_idle(const GenerationState& state) const {
   if (!state.sampling.greedy) return;
   std::string names;
-  for (const CLI::Option* option : for_draws_) {
+  for (const Option* option : for_draws_) {
     const bool makes_greedy = option->get_name() == "--temperature" && *temperature == 0;
     if (option->count() > 0 && !makes_greedy)
       names += (names.empty() ? "" : ", ") + option->get_name();

@@ -1,5 +1,6 @@
 // The `stet` command. Exit status: 0 done; 1 the input or the state is at fault; 2 the command line
 // is.
+#include <algorithm>
 #include <csignal>
 #include <exception>
 #include <memory>
@@ -8,7 +9,6 @@
 #include "stet/api.h"
 #include "stet/base/error.hpp"
 #include "tools/command.hpp"
-#include "tools/help.hpp"
 #include "tools/run.hpp"
 #include "tools/store/store.hpp"
 
@@ -23,26 +23,81 @@ constexpr char kExamples[] = R"(Examples:
 Exit status: 0 done; 1 the input or the state is at fault; 2 the command line is.
 )";
 
-// Which accept or write store:NAME in place of a snapshot's file.
-constexpr const char* kStoreUsers[] = {
-    "generate", "chat",    "save",  "resume", "inspect", "check",      "verify", "diff", "convert",
-    "capture",  "measure", "patch", "edit",   "export",  "experiment", "serve",  "store"};
+struct Subcommand {
+  const char* name;
+  void (*add)(stet::tool::Command& app);
+  bool uses_store = false;  // accepts or writes store:NAME in place of a snapshot's file
+};
 
-int run(CLI::App& app, int argc, char** argv) {
+using namespace stet::tool;
+constexpr Subcommand kSubcommands[] = {
+    {"generate", add_generate, true},
+    {"chat", add_chat, true},
+    {"serve", add_serve, true},
+    {"save", add_save, true},
+    {"resume", add_resume, true},
+    {"inspect", add_inspect, true},
+    {"check", add_check, true},
+    {"verify", add_verify, true},
+    {"diff", add_diff, true},
+    {"prune", add_prune},
+    {"convert", add_convert, true},
+    {"capture", add_capture, true},
+    {"measure", add_measure, true},
+    {"patch", add_patch, true},
+    {"edit", add_edit, true},
+    {"export", add_export, true},
+    {"import", add_import},
+    {"experiment", add_experiment, true},
+    {"equivalence", add_equivalence},
+    {"lab", add_lab},
+    {"logits", add_logits},
+    {"tokenize", add_tokenize},
+    {"detokenize", add_detokenize},
+    {"template", add_template},
+    {"quantize", add_quantize},
+    {"prepare", add_prepare},
+    {"convert-model", add_convert_model},
+    {"bench", add_bench},
+    {"store", add_store, true},
+    {"completion", add_completion},
+    {"help", add_help},
+};
+
+const Subcommand* find_subcommand(const std::string& name) {
+  const auto* const found = std::ranges::find(kSubcommands, name, &Subcommand::name);
+  return found == std::end(kSubcommands) ? nullptr : found;
+}
+
+void add_store_options_to(Command& app) {
+  for (Command* sub : app.subcommands()) {
+    const Subcommand* const known = find_subcommand(sub->name());
+    if (known != nullptr && known->uses_store) add_store_options(*sub);
+    add_store_options_to(*sub);  // of stet lab
+  }
+}
+
+// Adds the subcommand that the first word names, or all of them where help, a completion script or
+// an unknown word needs them: describing the options of all takes longer than many a command.
+void add_subcommands(Command& app, int argc, char** argv) {
+  const Subcommand* const named = argc > 1 ? find_subcommand(argv[1]) : nullptr;
+  const bool one = named != nullptr && named->add != add_help && named->add != add_completion;
+  for (const Subcommand& sub : kSubcommands) {
+    if (!one || &sub == named) sub.add(app);
+  }
+  add_store_options_to(app);
+}
+
+int run(Command& app, int argc, char** argv) {
   try {
-    app.parse(argc, argv);
-    if (app.get_subcommands().empty()) throw CLI::RequiredError("a subcommand");
-  } catch (const CLI::CallForHelp&) {
-    stet::tool::out(app.help());
-  } catch (const CLI::CallForVersion&) {
-    stet::tool::out(app.version() + "\n");
-  } catch (const stet::tool::ExitStatus& e) {
+    if (const auto text = app.run(argc, argv)) out(*text);
+  } catch (const ExitStatus& e) {
     return e.status;
-  } catch (const CLI::ParseError& e) {
-    stet::tool::say("stet: {}\n", stet::tool::usage_text(app, e.what()));
+  } catch (const UsageError& e) {
+    say("stet: {}\n", e.what());
     return 2;
   }
-  stet::tool::finish_output();
+  finish_output();
   return 0;
 }
 
@@ -53,31 +108,11 @@ int stet::tool::run_command(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is a write error like any other
   std::signal(SIGPIPE, SIG_IGN);  // and so is a reader that has gone
   try {
-    CLI::App app{"stet: transformer state that can be saved, moved and proved, bit for bit",
-                 "stet"};
-    app.require_subcommand(0, 1);
-    app.set_version_flag("--version",
-                         [] { return "stet " STET_VERSION "\nteams: " + stet::team_runtime(); });
-    app.formatter(std::make_shared<HelpFormatter>());
-    app.get_formatter()->column_width(28);
-    for (auto add :
-         {add_generate, add_chat,          add_serve,      add_save,        add_resume,
-          add_inspect,  add_check,         add_verify,     add_diff,        add_prune,
-          add_convert,  add_capture,       add_measure,    add_patch,       add_edit,
-          add_export,   add_import,        add_experiment, add_equivalence, add_lab,
-          add_logits,   add_tokenize,      add_detokenize, add_template,    add_quantize,
-          add_prepare,  add_convert_model, add_bench,      add_store,       add_completion,
-          add_help}) {
-      add(app);
-    }
-    CLI::App* const lab = app.get_subcommand("lab");
-    for (const char* name : kStoreUsers) {
-      stet::tool::add_store_options(*app.get_subcommand(name));
-      for (CLI::App* same :
-           lab->get_subcommands([&](CLI::App* sub) { return sub->get_name() == name; }))
-        stet::tool::add_store_options(*same);
-    }
+    Command app("stet: transformer state that can be saved, moved and proved, bit for bit", "stet");
+    app.allow_one_subcommand();
+    app.set_version([] { return "stet " STET_VERSION "\nteams: " + stet::team_runtime(); });
     app.footer(kExamples);
+    add_subcommands(app, argc, argv);
     return run(app, argc, argv);
   } catch (const std::bad_alloc&) {
     write_error("stet: expected enough memory, found none left\n");

@@ -13,7 +13,7 @@
 namespace stet {
 namespace {
 
-using Json = nlohmann::json;
+using SortedJson = nlohmann::json;
 
 constexpr size_t kDepthLimit = 64;
 constexpr double kExactIntegers = 9007199254740992.0;  // 2^53
@@ -28,11 +28,11 @@ std::string line_and_column(std::string_view text, size_t count) {
 }
 
 // Builds the document as the parser's events arrive, refusing what the library would let pass.
-class Builder : public nlohmann::json_sax<Json> {
+class Builder : public nlohmann::json_sax<SortedJson> {
  public:
   Builder(std::string_view text, const std::string& file) : text_(text), file_(file) {}
 
-  Json take() { return std::move(root_); }
+  SortedJson take() { return std::move(root_); }
 
   bool null() override { return add(nullptr); }
   bool boolean(bool value) override { return add(value); }
@@ -41,8 +41,8 @@ class Builder : public nlohmann::json_sax<Json> {
   bool number_float(number_float_t value, const string_t&) override { return add(value); }
   bool string(string_t& value) override { return add(std::move(value)); }
   bool binary(binary_t&) override { return false; }  // JSON text has none
-  bool start_object(size_t) override { return open(Json::object()); }
-  bool start_array(size_t) override { return open(Json::array()); }
+  bool start_object(size_t) override { return open(SortedJson::object()); }
+  bool start_array(size_t) override { return open(SortedJson::array()); }
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
 
@@ -64,13 +64,13 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
  private:
-  Json* add(Json&& value, bool) {
+  SortedJson* add(SortedJson&& value, bool) {
     memory_.charge(value, !open_.empty() && open_.back()->is_object() ? &keys_.back() : nullptr);
     if (open_.empty()) {
       root_ = std::move(value);
       return &root_;
     }
-    Json& parent = *open_.back();
+    SortedJson& parent = *open_.back();
     if (parent.is_array()) {
       parent.push_back(std::move(value));
       return &parent.back();
@@ -80,11 +80,11 @@ class Builder : public nlohmann::json_sax<Json> {
 
   template <typename Value>
   bool add(Value&& value) {
-    add(Json(std::forward<Value>(value)), true);
+    add(SortedJson(std::forward<Value>(value)), true);
     return true;
   }
 
-  bool open(Json&& container) {
+  bool open(SortedJson&& container) {
     if (open_.size() == kDepthLimit) {
       throw Error(ErrorKind::format, file_, "",
                   "JSON at most " + std::to_string(kDepthLimit) + " levels deep", "more levels");
@@ -111,23 +111,23 @@ class Builder : public nlohmann::json_sax<Json> {
   std::string_view text_;
   const std::string& file_;
   JsonMemory memory_{text_.size(), file_};
-  Json root_;
+  SortedJson root_;
   // The containers around the next value. They are last in their parents, so that none moves.
-  std::vector<Json*> open_;
+  std::vector<SortedJson*> open_;
   std::vector<std::string> keys_;  // of each, the key whose value comes next
 };
 
-std::string describe(const Json* value) {
+std::string describe(const SortedJson* value) {
   if (value == nullptr) return "nothing";
   if (value->is_object()) return "an object";
   if (value->is_array()) return "an array";
-  return value->dump(-1, ' ', false, Json::error_handler_t::replace);
+  return value->dump(-1, ' ', false, SortedJson::error_handler_t::replace);
 }
 
-std::string number_text(double value) { return Json(value).dump(); }
+std::string number_text(double value) { return SortedJson(value).dump(); }
 
 // The value as an integer, if it is one.
-std::optional<int64_t> as_integer(const Json& value) {
+std::optional<int64_t> as_integer(const SortedJson& value) {
   if (value.is_number_unsigned()) {
     const auto number = value.get<uint64_t>();
     if (number > INT64_MAX) return std::nullopt;
@@ -143,21 +143,21 @@ std::optional<int64_t> as_integer(const Json& value) {
 }  // namespace
 
 struct JsonAccess {
-  static JsonReader make(std::shared_ptr<const Json> object, const std::string& file) {
+  static JsonReader make(std::shared_ptr<const SortedJson> object, const std::string& file) {
     return {std::move(object), file, ""};
   }
-  static const Json& of(const JsonReader& r) { return *static_cast<const Json*>(r.object_.get()); }
+  static const SortedJson& of(const JsonReader& r) { return *static_cast<const SortedJson*>(r.object_.get()); }
   // A value inside of the reader's, which keeps the whole alive.
-  static JsonReader part(const JsonReader& r, const Json* value, std::string path) {
+  static JsonReader part(const JsonReader& r, const SortedJson* value, std::string path) {
     return {std::shared_ptr<const void>(r.object_, value), r.file_, std::move(path)};
   }
   // Null where it is absent or null.
-  static const Json* find(const JsonReader& r, const std::string& name) {
-    const Json& object = of(r);
+  static const SortedJson* find(const JsonReader& r, const std::string& name) {
+    const SortedJson& object = of(r);
     const auto it = object.find(name);
     return it == object.end() || it->is_null() ? nullptr : &*it;
   }
-  static int64_t checked_integer(const JsonReader& r, const Json& value, const std::string& path,
+  static int64_t checked_integer(const JsonReader& r, const SortedJson& value, const std::string& path,
                                  int64_t min, int64_t max) {
     const std::optional<int64_t> number = as_integer(value);
     if (number && *number >= min && *number <= max) return *number;
@@ -167,14 +167,14 @@ struct JsonAccess {
   }
 };
 
-Json parse_json_value(std::string_view text, const std::string& file) {
+SortedJson parse_json_value(std::string_view text, const std::string& file) {
   Builder builder(text, file);
-  Json::sax_parse(text.begin(), text.end(), &builder);
+  SortedJson::sax_parse(text.begin(), text.end(), &builder);
   return builder.take();
 }
 
 JsonReader parse_json(std::string_view text, const std::string& file) {
-  auto value = std::make_shared<const Json>(parse_json_value(text, file));
+  auto value = std::make_shared<const SortedJson>(parse_json_value(text, file));
   if (!value->is_object())
     throw Error(ErrorKind::format, file, "", "a JSON object", describe(value.get()));
   return JsonAccess::make(std::move(value), file);
@@ -199,7 +199,7 @@ bool JsonReader::has(const std::string& name) const {
 }
 
 bool JsonReader::has_object(const std::string& name) const {
-  const Json* value = JsonAccess::find(*this, name);
+  const SortedJson* value = JsonAccess::find(*this, name);
   return value != nullptr && value->is_object();
 }
 
@@ -210,7 +210,7 @@ std::vector<std::string> JsonReader::keys() const {
 }
 
 int64_t JsonReader::integer(const std::string& name, int64_t min, int64_t max) const {
-  const Json* value = JsonAccess::find(*this, name);
+  const SortedJson* value = JsonAccess::find(*this, name);
   if (value == nullptr)
     fail(name, "an integer in " + std::to_string(min) + ".." + std::to_string(max));
   return JsonAccess::checked_integer(*this, *value, path_of(name), min, max);
@@ -222,7 +222,7 @@ int64_t JsonReader::integer_or(const std::string& name, int64_t fallback, int64_
 }
 
 double JsonReader::number(const std::string& name, double min, double max) const {
-  const Json* value = JsonAccess::find(*this, name);
+  const SortedJson* value = JsonAccess::find(*this, name);
   if (value != nullptr && value->is_number()) {
     const double number = value->get<double>();
     if (number >= min && number <= max) return number;
@@ -241,7 +241,7 @@ double JsonReader::number_or(const std::string& name, double fallback, double mi
 }
 
 bool JsonReader::boolean(const std::string& name) const {
-  const Json* value = JsonAccess::find(*this, name);
+  const SortedJson* value = JsonAccess::find(*this, name);
   if (value == nullptr || !value->is_boolean()) fail(name, "true or false");
   return value->get<bool>();
 }
@@ -251,7 +251,7 @@ bool JsonReader::boolean_or(const std::string& name, bool fallback) const {
 }
 
 std::string JsonReader::string(const std::string& name) const {
-  const Json* value = JsonAccess::find(*this, name);
+  const SortedJson* value = JsonAccess::find(*this, name);
   if (value == nullptr || !value->is_string()) fail(name, "a string");
   return value->get<std::string>();
 }
@@ -261,7 +261,7 @@ std::string JsonReader::string_or(const std::string& name, const std::string& fa
 }
 
 JsonReader JsonReader::required_object(const std::string& name) const {
-  const Json* value = JsonAccess::find(*this, name);
+  const SortedJson* value = JsonAccess::find(*this, name);
   if (value == nullptr || !value->is_object()) fail(name, "an object");
   return JsonAccess::part(*this, value, path_of(name));
 }
@@ -272,11 +272,11 @@ std::optional<JsonReader> JsonReader::object(const std::string& name) const {
 }
 
 std::vector<JsonReader> JsonReader::objects(const std::string& name) const {
-  const Json* array = JsonAccess::find(*this, name);
+  const SortedJson* array = JsonAccess::find(*this, name);
   if (array == nullptr || !array->is_array()) fail(name, "an array of objects");
   std::vector<JsonReader> elements;
   elements.reserve(array->size());
-  for (const Json& element : *array) {
+  for (const SortedJson& element : *array) {
     if (!element.is_object()) fail(name, "an array of objects");
     elements.push_back(JsonAccess::part(
         *this, &element, path_of(name) + "[" + std::to_string(elements.size()) + "]"));
@@ -286,10 +286,10 @@ std::vector<JsonReader> JsonReader::objects(const std::string& name) const {
 
 std::vector<int64_t> JsonReader::integers(const std::string& name, int64_t min, int64_t max) const {
   std::vector<int64_t> numbers;
-  const Json* value = JsonAccess::find(*this, name);
+  const SortedJson* value = JsonAccess::find(*this, name);
   if (value == nullptr) return numbers;
   if (!value->is_array()) fail(name, "an array of integers");
-  for (const Json& element : *value) {
+  for (const SortedJson& element : *value) {
     const std::string path = path_of(name) + "[" + std::to_string(numbers.size()) + "]";
     numbers.push_back(JsonAccess::checked_integer(*this, element, path, min, max));
   }
@@ -298,10 +298,10 @@ std::vector<int64_t> JsonReader::integers(const std::string& name, int64_t min, 
 
 std::vector<double> JsonReader::numbers(const std::string& name) const {
   std::vector<double> numbers;
-  const Json* value = JsonAccess::find(*this, name);
+  const SortedJson* value = JsonAccess::find(*this, name);
   if (value == nullptr) return numbers;
   if (!value->is_array()) fail(name, "an array of numbers");
-  for (const Json& element : *value) {
+  for (const SortedJson& element : *value) {
     if (!element.is_number()) fail(name + "[" + std::to_string(numbers.size()) + "]", "a number");
     numbers.push_back(element.get<double>());
   }
@@ -310,17 +310,17 @@ std::vector<double> JsonReader::numbers(const std::string& name) const {
 
 std::vector<int64_t> JsonReader::integer_or_integers(const std::string& name, int64_t min,
                                                      int64_t max) const {
-  const Json* value = JsonAccess::find(*this, name);
+  const SortedJson* value = JsonAccess::find(*this, name);
   if (value == nullptr || value->is_array()) return integers(name, min, max);
   return {integer(name, min, max)};
 }
 
 std::vector<std::string> JsonReader::strings(const std::string& name) const {
   std::vector<std::string> texts;
-  const Json* value = JsonAccess::find(*this, name);
+  const SortedJson* value = JsonAccess::find(*this, name);
   if (value == nullptr) return texts;
   if (!value->is_array()) fail(name, "an array of strings");
-  for (const Json& element : *value) {
+  for (const SortedJson& element : *value) {
     if (!element.is_string()) {
       throw Error(ErrorKind::format, file_,
                   path_of(name) + "[" + std::to_string(texts.size()) + "]", "a string",

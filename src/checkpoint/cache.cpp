@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kPiece = size_t{64} << 20, kSmall = 4096;
+constexpr size_t kDigestedAtOnce = size_t{64} << 20, kSmall = 4096;
 constexpr const char* kVersion = "stet cache 1\n";
 
 // The packed files under the name of the checkpoint that they were made of.
@@ -131,10 +131,10 @@ class Origin {
   }
   std::string content(const FileBytes& file) const {
     const std::span<const std::byte> bytes = file.bytes();
-    std::vector<Digest> digests((bytes.size() + kPiece - 1) / kPiece);
+    std::vector<Digest> digests((bytes.size() + kDigestedAtOnce - 1) / kDigestedAtOnce);
     run_each(threads_, digests.size(), [&](size_t i) {
       digests[i] =
-          digest_of(bytes.subspan(i * kPiece, std::min(kPiece, bytes.size() - i * kPiece)));
+          digest_of(bytes.subspan(i * kDigestedAtOnce, std::min(kDigestedAtOnce, bytes.size() - i * kDigestedAtOnce)));
     });
     return digest_text(digest_of(std::as_bytes(std::span(digests)))) + " " +
            std::to_string(bytes.size());

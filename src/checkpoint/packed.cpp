@@ -19,11 +19,11 @@
 namespace stet {
 namespace {
 
-constexpr size_t kPage = 4096;
+constexpr size_t kPackedPage = 4096;
 constexpr const char *kMatrix = "matrix:", *kVector = "vector:", *kLegacyFingerprint = "weights:",
                      *kFingerprint = "fingerprint:";
 
-size_t whole_pages(size_t n) { return (n + kPage - 1) / kPage * kPage; }
+size_t whole_pages(size_t n) { return (n + kPackedPage - 1) / kPackedPage * kPackedPage; }
 
 const std::string* find_metadata(const Checkpoint& checkpoint, const std::string& key) {
   const auto it = checkpoint.metadata().find(key);
@@ -183,12 +183,12 @@ namespace {
 
 // No entry of the header is longer than its names by more than this; fields of the file as a whole
 // need one page.
-constexpr size_t kEntryBytes = 512;
+constexpr size_t kHeaderEntryBytes = 512;
 
 size_t header_room(const Checkpoint& checkpoint) {
-  size_t bytes = 2 * kPage;
+  size_t bytes = 2 * kPackedPage;
   for (const std::string& name : checkpoint.names())
-    bytes += 2 * nlohmann::json(name).dump().size() + kEntryBytes;
+    bytes += 2 * nlohmann::json(name).dump().size() + kHeaderEntryBytes;
   return whole_pages(bytes);
 }
 
@@ -213,8 +213,8 @@ void PackedWriter::note_contract(Contract contract) {
 }
 
 void PackedWriter::pad() {
-  static const std::byte zeros[kPage] = {};
-  file_.write({zeros, (kPage - file_.written() % kPage) % kPage});
+  static const std::byte zeros[kPackedPage] = {};
+  file_.write({zeros, (kPackedPage - file_.written() % kPackedPage) % kPackedPage});
 }
 
 namespace {

@@ -10,7 +10,7 @@
 namespace stet {
 namespace {
 
-constexpr size_t kPiece = size_t{1} << 20;
+constexpr size_t kReadAtOnce = size_t{1} << 20;
 
 std::shared_ptr<const FileBytes> read_into_memory(const std::string& path) {
   const auto content = std::make_shared<const FileContent>(read_file_to_memory(path));
@@ -154,8 +154,8 @@ void FileBytes::drop(size_t offset, size_t size) const {
 }
 
 void FileBytes::stream(const std::function<void(std::span<const std::byte>)>& use) const {
-  for (size_t at = 0; at < bytes().size(); at += kPiece) {
-    const size_t size = std::min(kPiece, bytes_.size() - at);
+  for (size_t at = 0; at < bytes().size(); at += kReadAtOnce) {
+    const size_t size = std::min(kReadAtOnce, bytes_.size() - at);
     use(bytes_.subspan(at, size));
     drop(at, size);
   }

@@ -26,7 +26,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kPiece = size_t{256} << 10;  // bytes that a thread makes at a time
+constexpr size_t kMadeAtOnce = size_t{256} << 10;  // bytes that a thread makes at a time
 
 // One tensor as a safetensors file of its own, whose data is made when it is asked for.
 struct Shard {
@@ -109,7 +109,7 @@ void fill(const Shard& s, std::span<std::byte> data) {
   const bool matrix = t.shape.size() > 1 || s.to.rotated_heads > 0 || s.to.fused_heads > 0;
   const auto rows = static_cast<size_t>(matrix ? t.shape.front() : 1);
   const size_t from_bytes = t.bytes.size() / rows, to_bytes = data.size() / rows,
-               blocks = from_bytes / type.bytes, at_once = std::max<size_t>(1, kPiece / to_bytes);
+               blocks = from_bytes / type.bytes, at_once = std::max<size_t>(1, kMadeAtOnce / to_bytes);
   const Kept* const as = kept(s);
   const auto make_row = [&](size_t row) {
     const std::byte* const from = t.bytes.data() + row_in_file(s, row, rows) * from_bytes;

@@ -18,12 +18,12 @@
 namespace stet {
 namespace {
 
-constexpr size_t kConfigLimit = size_t{16} << 20, kRowsAtOnce = size_t{4} << 20;
+constexpr size_t kConfigBytes = size_t{16} << 20, kRowsAtOnce = size_t{4} << 20;
 
 // The weights of one tensor in the order of the model, row by row.
-class Rows {
+class SourceRows {
  public:
-  Rows(const Checkpoint& checkpoint, const WeightNeed& need)
+  SourceRows(const Checkpoint& checkpoint, const WeightNeed& need)
       : checkpoint_(checkpoint), need_(need) {
     if (checkpoint.packed() && !need.is_vector) {
       matrix_ = packed_matrix(checkpoint, need.matrix, static_cast<size_t>(need.matrix_rows),
@@ -34,11 +34,11 @@ class Rows {
     checkpoint.fill(*view_);
     if (need.transposed) matrix_ = Matrix::transposed(*view_, default_threads());
   }
-  ~Rows() {
+  ~SourceRows() {
     if (view_ != nullptr && !need_.is_vector) checkpoint_.drop(*view_);
   }
-  Rows(const Rows&) = delete;
-  Rows& operator=(const Rows&) = delete;
+  SourceRows(const SourceRows&) = delete;
+  SourceRows& operator=(const SourceRows&) = delete;
 
   static DType dtype(const Checkpoint& checkpoint, const WeightNeed& need) {
     return checkpoint.packed() ? stored_dtype(packed_type(checkpoint, need.matrix))
@@ -103,7 +103,7 @@ class Rows {
 };
 
 // What a checkpoint is called: the last part of its path, without the ending.
-std::string name_of(const std::string& path) {
+std::string model_name_of(const std::string& path) {
   const auto stem = [](const std::filesystem::path& p) {
     return p.extension() == ".gguf" ? p.stem().string() : p.filename().string();
   };
@@ -122,7 +122,7 @@ uint32_t file_type(uint32_t most) {
   return 0;
 }
 
-struct Entry {
+struct Tensor {
   GgufDeclared declared;
   const WeightNeed* need = nullptr;  // null: `values`
   std::vector<float> values;
@@ -135,7 +135,7 @@ class Conversion {
       : options_(o),
         source_(source),
         checkpoint_(Checkpoint::open(source)),
-        config_(parse_model_config(source.read("config.json", kConfigLimit),
+        config_(parse_model_config(source.read("config.json", kConfigBytes),
                                    source.path_of("config.json"))),
         architecture_(architecture_for(config_, source.path_of("config.json"))),
         needs_(Model::weights_of(source, checkpoint_)),
@@ -148,9 +148,9 @@ class Conversion {
 
   void write(const std::string& path) {
     std::vector<GgufDeclared> declared;
-    for (const Entry& e : entries_) declared.push_back(e.declared);
+    for (const Tensor& e : entries_) declared.push_back(e.declared);
     GgufWriter writer(path, keys(), declared);
-    for (const Entry& e : entries_) write(e, writer);
+    for (const Tensor& e : entries_) write(e, writer);
     for (const auto& file : checkpoint_.files()) file->check_unchanged();
     require_same_config(writer.uncommitted(), path);
     writer.commit();
@@ -163,7 +163,7 @@ class Conversion {
     const bool ends = need.canonical.find("layers.") != 0 && need.canonical.find("h.") != 0;
     switch (options_.weights) {
       case GgufWeights::stored:
-        return Rows::dtype(checkpoint_, need);
+        return SourceRows::dtype(checkpoint_, need);
       case GgufWeights::f32:
         return DType::f32;
       case GgufWeights::bf16:
@@ -239,9 +239,9 @@ class Conversion {
     add_config_keys(config_, architecture_, keys);
     // llama.cpp expects tokens of its own by some names.
     if (options_.tokenizer == GgufTokenizer::own)
-      keys.text("general.name", name_of(source_.path()));
+      keys.text("general.name", model_name_of(source_.path()));
     uint32_t most = ggml_number(DType::f32);  // of the matrices of layers
-    for (const Entry& e : entries_) {
+    for (const Tensor& e : entries_) {
       if (e.declared.name.starts_with("blk.") && e.declared.shape.size() > 1)
         most = e.declared.type;
     }
@@ -250,7 +250,7 @@ class Conversion {
     GenerationConfig generation;
     const std::string name = "generation_config.json";
     if (source_.has(name)) {
-      const std::string text = source_.read(name, kConfigLimit);
+      const std::string text = source_.read(name, kConfigBytes);
       generation = parse_generation_config(text, source_.path_of(name), config_.vocab_size);
       keys.text(kGgufGeneration, text);
     } else if (!config_.eos_ids.empty()) {
@@ -263,13 +263,13 @@ class Conversion {
 
   // Which row of the model is row `row` of the file: llama.cpp has the pairs of Llama's heads as
   // neighbours.
-  size_t model_row(const Entry& e, size_t row) const {
+  size_t model_row(const Tensor& e, size_t row) const {
     if (e.stored.rows == GgufStored::Rows::as_they_are) return row;
     const auto d = static_cast<size_t>(config_.head_dim), within = row % d;
     return row - within + within % 2 * (d / 2) + within / 2;
   }
 
-  void encode(const Entry& e, const Rows& rows, size_t row, const std::vector<float>& importance,
+  void encode(const Tensor& e, const SourceRows& rows, size_t row, const std::vector<float>& importance,
               std::byte* to) const {
     const GgufDeclared& d = e.declared;
     const auto columns = static_cast<size_t>(d.shape.back());
@@ -286,7 +286,7 @@ class Conversion {
                   importance.empty() ? nullptr : importance.data());
   }
 
-  void require_in_range(const Entry& e, std::span<const float> values) const {
+  void require_in_range(const Tensor& e, std::span<const float> values) const {
     const float limit = ggml_limit(e.declared.type);
     for (const float v : values) {
       if (v > -limit && v < limit) continue;
@@ -297,9 +297,9 @@ class Conversion {
     }
   }
 
-  void write(const Entry& e, GgufWriter& writer) const {
+  void write(const Tensor& e, GgufWriter& writer) const {
     if (e.need == nullptr) return writer.write(std::as_bytes(std::span(e.values)));
-    const Rows rows(checkpoint_, *e.need);
+    const SourceRows rows(checkpoint_, *e.need);
     std::vector<float> importance;
     if (options_.importance != nullptr) importance = options_.importance->of(e.need->canonical);
     const size_t count = e.declared.shape.size() > 1 ? static_cast<size_t>(e.declared.shape.front())
@@ -321,7 +321,7 @@ class Conversion {
   void require_same_config(const std::string& temporary, const std::string& path) const {
     const auto source = gguf_source(temporary);
     const auto back = nlohmann::json::parse(
-        parse_model_config(source->read("config.json", kConfigLimit), path).canonical());
+        parse_model_config(source->read("config.json", kConfigBytes), path).canonical());
     const auto config = nlohmann::json::parse(config_.canonical());
     for (const auto& [key, value] : config.items()) {
       const auto found = back.value(key, nlohmann::json());
@@ -342,7 +342,7 @@ class Conversion {
   const GgufArchitecture& architecture_;
   std::vector<WeightNeed> needs_;
   int threads_;
-  std::vector<Entry> entries_;
+  std::vector<Tensor> entries_;
 };
 
 }  // namespace

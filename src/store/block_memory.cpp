@@ -8,7 +8,7 @@
 
 namespace stet {
 namespace {
-constexpr size_t kPage = 4096;
+constexpr size_t kPageBytes = 4096;
 }
 
 std::shared_ptr<Memory> BlockMemory::take(size_t bytes) {
@@ -17,7 +17,7 @@ std::shared_ptr<Memory> BlockMemory::take(size_t bytes) {
     const std::lock_guard lock(kept_->mutex);
     // As large as what is asked for, but for the rest of a page.
     const auto found = std::ranges::find_if(kept_->idle, [&](const Memory& m) {
-      return m.size() >= bytes && m.size() - bytes < kPage;
+      return m.size() >= bytes && m.size() - bytes < kPageBytes;
     });
     if (found != kept_->idle.end()) {
       memory = std::move(*found);

@@ -21,7 +21,7 @@ constexpr std::chrono::microseconds kGivesWay(2500);
 
 // What a helper is about. A caller claims one that is idle, posts a run to it, and frees it when
 // that is over: at once if the helper has not come (then it stays away), else once it is done.
-enum State : uint32_t { kIdle, kClaimed, kPosted, kRunning, kDone, kEnded };
+enum HelperState : uint32_t { kIdle, kClaimed, kPosted, kRunning, kDone, kEnded };
 
 }  // namespace
 

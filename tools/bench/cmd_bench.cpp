@@ -19,7 +19,7 @@ struct BenchCommand {
   ModelOptions model;
   int64_t prompt = 512, decode = 64;
   int repeat = 3;
-  bool machine = false, probes = true, snapshot = false, turns = false, json = false;
+  bool machine = false, without_probes = false, snapshot = false, turns = false, json = false;
   std::vector<int64_t> lengths = {512, 4096, 16384};
   std::vector<int64_t> batch;  // sessions
   std::string directory;
@@ -119,7 +119,7 @@ double as_double(int64_t x) { return static_cast<double>(x); }
 
 // Medians; the share is that of each run in the yardstick right before and after it, so that it
 // holds on a machine whose memory is shared.
-struct Measured {
+struct Timings {
   double seconds, yardstick = 0, share = 0;
 };
 
@@ -127,7 +127,7 @@ struct Measured {
 class Runs {
  public:
   Runs(const BenchCommand& o, double amount, std::function<double()> yardstick)
-      : probes_(o.probes), amount_(amount), yardstick_(std::move(yardstick)) {}
+      : probes_(!o.without_probes), amount_(amount), yardstick_(std::move(yardstick)) {}
 
   // `times` pieces of work, counted one.
   template <class F>
@@ -141,7 +141,7 @@ class Runs {
     yardsticks_.push_back((before + yardstick_()) / 2);
     shares_.push_back(amount_ / times_.back() / yardsticks_.back());
   }
-  Measured medians() const {
+  Timings medians() const {
     if (!probes_) return {median(times_)};
     return {median(times_), median(yardsticks_), median(shares_)};
   }
@@ -155,7 +155,7 @@ class Runs {
 
 struct Speed {
   double first;              // s for the first token after loading
-  Measured prefill, decode;  // of the prompt, of one token
+  Timings prefill, decode;  // of the prompt, of one token
 };
 
 // Prompts and the tokens behind them in turn, as conversations have them.
@@ -230,7 +230,7 @@ void measure_model(Json& j, BenchCommand& o, const SessionOptions& options, cons
   Session session(model, options);
   const Speed s = measure_speed(session, o, probes);
   j["first_token_s"] = s.first;
-  if (!o.probes) j["peak_bytes"] = peak_bytes();
+  if (o.without_probes) j["peak_bytes"] = peak_bytes();
   j["prefill"] = {
       {"tokens", o.prompt},
       {"s", s.prefill.seconds},
@@ -240,7 +240,7 @@ void measure_model(Json& j, BenchCommand& o, const SessionOptions& options, cons
                  {"s_per_token", s.decode.seconds},
                  {"tokens_per_s", 1 / s.decode.seconds},
                  {"weights_gb_per_s", bytes_per_token(*model) / s.decode.seconds / 1e9}};
-  if (o.probes) {
+  if (!o.without_probes) {
     note_machine(j, {s.decode.yardstick, s.prefill.yardstick});
     j["prefill"]["share_of_peak"] = s.prefill.share;
     j["decode"]["share_of_read"] = s.decode.share;
@@ -249,7 +249,7 @@ void measure_model(Json& j, BenchCommand& o, const SessionOptions& options, cons
   j["state"] = state_figures(session, options, o.repeat);
 }
 
-void print_table(const Json& j) {
+void print_timings(const Json& j) {
   const auto number = [](const Json& of, const char* name) { return of[name].get<double>(); };
   const bool probes = j.contains("read_gb_per_s");
   const auto share = [&](const Json& of, const char* name, const char* whole) {
@@ -325,32 +325,32 @@ void run(BenchCommand& o) {
   if (o.json)
     out(dump(j, 2) + "\n");
   else
-    print_table(j);
+    print_timings(j);
 }
 
 }  // namespace
 
-void add_bench(CLI::App& app) {
+void add_bench(Command& app) {
   const auto o = std::make_shared<BenchCommand>();
-  CLI::App* sub = app.add_subcommand("bench", "Speed of this machine and of stet on it.");
-  CLI::Option* alone = sub->add_flag("--machine", o->machine, "measure the machine alone");
-  CLI::Option* snapshot =
+  Command* sub = app.add_subcommand("bench", "Speed of this machine and of stet on it.");
+  Option* alone = sub->add_flag("--machine", o->machine, "measure the machine alone");
+  Option* snapshot =
       sub->add_flag("--snapshot", o->snapshot,
                     "measure saving, restoring and forking, each beside its yardstick")
           ->excludes(alone);
-  CLI::Option* turns = sub->add_flag(
+  Option* turns = sub->add_flag(
       "--turns", o->turns,
       "prefill and decode when standard input says so, for measuring in turn with another program");
   turns->excludes(alone)->excludes(snapshot);
-  const auto of_model = [&](CLI::Option* option) {
+  const auto of_model = [&](Option* option) {
     return option->excludes(alone)->excludes(snapshot);
   };
   of_model(sub->add_option("-p,--prompt-tokens", o->prompt, "tokens of the prefill"))
-      ->capture_default_str()
+      ->show_default()
       ->type_name("N")
       ->check(integer(1, 1 << 20));
   of_model(sub->add_option("-n,--decode-tokens", o->decode, "tokens decoded after it"))
-      ->capture_default_str()
+      ->show_default()
       ->type_name("N")
       ->check(integer(1, 1 << 20))
       ->excludes(turns);
@@ -361,11 +361,10 @@ void add_bench(CLI::App& app) {
       ->check(integer(1, 256))
       ->excludes(turns);
   sub->add_option("--repeat", o->repeat, "runs; medians are printed")
-      ->capture_default_str()
+      ->show_default()
       ->type_name("N")
       ->check(integer(1, 1000));
-  sub->add_flag_callback(
-         "--no-probes", [o] { o->probes = false; }, "measure the model alone")
+  sub->add_flag("--no-probes", o->without_probes, "measure the model alone")
       ->excludes(alone)
       ->excludes(snapshot);
   sub->add_option("--lengths", o->lengths,

@@ -118,9 +118,9 @@ Conversation resume_chat(ChatOptions& o, const std::string& path,
   return Conversation(std::move(session), tokenizer);
 }
 
-void add_chat(CLI::App& app) {
+void add_chat(Command& app) {
   const auto o = std::make_shared<ChatOptions>();
-  CLI::App* sub = app.add_subcommand("chat", "Talk with a model, or run a scripted conversation.");
+  Command* sub = app.add_subcommand("chat", "Talk with a model, or run a scripted conversation.");
   sub->add_option("--system", o->system, "the system message")
       ->type_name("TEXT")
       ->group("Conversation");
@@ -132,7 +132,7 @@ void add_chat(CLI::App& app) {
                   "go on from a snapshot (which is not written to: that is --save)")
       ->type_name("FILE")
       ->group("Conversation");
-  add_save_output(*sub, o->save, "write the state to this file at the end, and to no other")
+  sub->add_save_output(o->save, "write the state to this file at the end, and to no other")
       ->group("Conversation");
   sub->add_flag("--autosave", o->autosave, "with --save: write it after every reply, too")
       ->group("Conversation")
@@ -141,7 +141,7 @@ void add_chat(CLI::App& app) {
                   "a Jinja template in place of the checkpoint's")
       ->type_name("FILE")
       ->group("Conversation");
-  add_texts(*sub, "--var", o->variables, "a variable for the template: NAME=JSON (again for more)")
+  sub->add_texts("--var", o->variables, "a variable for the template: NAME=JSON (again for more)")
       ->group("Conversation");
   sub->add_flag("--special-in-user-text", o->special_in_user_text,
                 "marks in messages are marks, not text")
@@ -159,7 +159,7 @@ void add_chat(CLI::App& app) {
   o->restore.add_to(*sub);
   o->model.add_to(*sub);
   sub->callback([o] {
-    if (o->json && o->script.empty()) throw CLI::RequiredError("--json: --script");
+    if (o->json && o->script.empty()) required_error("--json: --script");
     variables_json(o->variables);  // refused before anything is loaded
     run_chat(*o);
   });

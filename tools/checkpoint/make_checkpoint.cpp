@@ -19,7 +19,6 @@
 #include "stet/files/file.hpp"
 #include "tools/checkpoint/checkpoint_shapes.hpp"
 #include "tools/checkpoint/random_weights.hpp"
-#include "tools/outputs.hpp"
 #include "tools/streams.hpp"
 
 namespace {

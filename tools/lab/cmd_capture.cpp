@@ -169,11 +169,11 @@ void run(CaptureCommand& o) {
 
 }  // namespace
 
-void add_capture(CLI::App& app) {
+void add_capture(Command& app) {
   const auto o = std::make_shared<CaptureCommand>();
-  CLI::App* sub = app.add_subcommand(
+  Command* sub = app.add_subcommand(
       "capture", "Activations at points of the forward pass, as safetensors or .npy.");
-  CLI::Option* points =
+  Option* points =
       sub->add_option("--points", o->points,
                       "names, * for any: 'blocks.*.hook_resid_post,blocks.3.attn.hook_pattern'")
           ->type_name("NAMES");
@@ -192,7 +192,7 @@ void add_capture(CLI::App& app) {
   o->lab.add_to(*sub);
   sub->callback([o, points] {
     if (!o->list && (points->count() == 0 || o->output.empty()))
-      throw CLI::RequiredError("--points and -o, or --list");
+      required_error("--points and -o, or --list");
     run(*o);
   });
 }

@@ -161,9 +161,9 @@ void run(EditCommand& o) {
 
 }  // namespace
 
-void add_edit(CLI::App& app) {
+void add_edit(Command& app) {
   const auto o = std::make_shared<EditCommand>();
-  CLI::App* sub = app.add_subcommand(
+  Command* sub = app.add_subcommand(
       "edit", "A state with keys and values changed, and how far that is from the truth.");
   sub->add_option("snapshot", o->snapshot, "a snapshot")->required()->type_name("FILE");
   sub->add_option("-o,--output", o->output, "the snapshot to write")
@@ -171,21 +171,21 @@ void add_edit(CLI::App& app) {
       ->type_name("FILE")
       ->check(named());
   SourceOptions what;
-  const auto change = [&](CLI::Option* option) { return what.add(option)->group("Changes"); };
+  const auto change = [&](Option* option) { return what.add(option)->group("Changes"); };
   change(sub->add_flag("--zero", o->zero, "the range becomes zeros"));
   change(sub->add_option("--scale", o->scale, "the range is multiplied by this")->type_name("X"));
-  CLI::Option* set = change(sub->add_option("--set", o->set,
+  Option* set = change(sub->add_option("--set", o->set,
                                             "the range becomes what is in a tensor: [head_dim], or "
                                             "[positions, heads, head_dim]")
                                 ->type_name("SAFETENSORS"));
-  CLI::Option* copy =
+  Option* copy =
       change(sub->add_option("--copy", o->copy, "the range becomes what another state has there")
                  ->type_name("FILE"));
-  CLI::Option* splice = change(
+  Option* splice = change(
       sub->add_option("--splice", o->splice,
                       "positions of another state are put in before --at; later ones move up")
           ->type_name("FILE"));
-  const auto more = [&](CLI::Option* option, const char* type, const char* group) {
+  const auto more = [&](Option* option, const char* type, const char* group) {
     return option->type_name(type)->group(group);
   };
   more(sub->add_option("--layers", o->layers, "of these layers (default: all)"), "LIST", "Range");

@@ -138,7 +138,7 @@ void run_import(ExportCommand& o) {
       printable(o.output));
 }
 
-void add_common(CLI::App& sub, ExportCommand& o, const char* output) {
+void add_common(Command& sub, ExportCommand& o, const char* output) {
   sub.add_option("snapshot", o.snapshot, "a snapshot")->required()->type_name("FILE");
   sub.add_option("-o,--output", o.output, output)->required()->type_name("FILE")->check(named());
   sub.add_option("--parent", o.parent, "the snapshot that a delta was made from")
@@ -147,17 +147,17 @@ void add_common(CLI::App& sub, ExportCommand& o, const char* output) {
 
 }  // namespace
 
-void add_export(CLI::App& app) {
+void add_export(Command& app) {
   const auto o = std::make_shared<ExportCommand>();
-  CLI::App* sub = app.add_subcommand(
+  Command* sub = app.add_subcommand(
       "export", "Keys, values, tokens and logits of a state as tensors of natural shape.");
   add_common(*sub, *o, "a .safetensors file, or DIR/ for .npy files");
   sub->callback([o] { run_export(*o); });
 }
 
-void add_import(CLI::App& app) {
+void add_import(Command& app) {
   const auto o = std::make_shared<ExportCommand>();
-  CLI::App* sub = app.add_subcommand(
+  Command* sub = app.add_subcommand(
       "import",
       "A state with keys and values of a file; what differs becomes edits, which verify names.");
   add_common(*sub, *o, "the snapshot to write");

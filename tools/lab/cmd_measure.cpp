@@ -130,9 +130,9 @@ void run(MeasureCommand& o) {
 
 }  // namespace
 
-void add_measure(CLI::App& app) {
+void add_measure(Command& app) {
   const auto o = std::make_shared<MeasureCommand>();
-  CLI::App* sub = app.add_subcommand(
+  Command* sub = app.add_subcommand(
       "measure", "What a model thinks of a text, token by token and layer by layer.");
   SourceOptions what;
   what.add(sub->add_flag("--tokens", o->tokens, "log-probability and entropy of each token"));

@@ -190,9 +190,9 @@ void run(PatchCommand& o) {
 
 }  // namespace
 
-void add_patch(CLI::App& app) {
+void add_patch(Command& app) {
   const auto o = std::make_shared<PatchCommand>();
-  CLI::App* sub = app.add_subcommand(
+  Command* sub = app.add_subcommand(
       "patch", "Where a model keeps what makes a difference: activation patching, as a table.");
   const auto text = [&](const char* name, std::string& to, const char* help, const char* type) {
     return sub->add_option(name, to, help)->type_name(type)->group("Prompts");
@@ -212,7 +212,7 @@ void add_patch(CLI::App& app) {
   sub->callback([o] {
     if ((o->clean.empty() && o->clean_ids.empty()) ||
         (o->corrupt.empty() && o->corrupt_ids.empty()))
-      throw CLI::RequiredError("--clean and --corrupt");
+      required_error("--clean and --corrupt");
     run(*o);
   });
 }

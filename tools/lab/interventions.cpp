@@ -156,7 +156,7 @@ std::vector<PointAt> match_points(const std::string& patterns, const ModelConfig
   return found;
 }
 
-void InterventionOption::add_to(CLI::App& app) {
+void InterventionOption::add_to(Command& app) {
   app.add_option("--intervene", file, "changes of activations, as JSON (docs/lab.md)")
       ->type_name("FILE")
       ->group("Interventions");

@@ -12,7 +12,7 @@ namespace stet::tool {
 struct InterventionOption {
   std::string file;
 
-  void add_to(CLI::App& app);
+  void add_to(Command& app);
   // Attaches those of the file, if one was named, to a session.
   void attach_to(Session& session) const;
 };

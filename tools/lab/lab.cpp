@@ -11,7 +11,7 @@
 
 namespace stet::tool {
 
-void LabOptions::add_to(CLI::App& app) {
+void LabOptions::add_to(Command& app) {
   prompt.add_to(app);
   prompt.add_messages_to(app);
   app.get_option("--prompt")->description("raw text; given again, it goes on");
@@ -19,8 +19,8 @@ void LabOptions::add_to(CLI::App& app) {
   add_without_prompt_to(app);
 }
 
-void LabOptions::add_without_prompt_to(CLI::App& app) {
-  CLI::Option* snapshot =
+void LabOptions::add_without_prompt_to(Command& app) {
+  Option* snapshot =
       app.add_option("--from", from, "a snapshot whose state goes before the prompt")
           ->type_name("FILE");
   restore.add_to(app, snapshot);

@@ -17,8 +17,8 @@ struct LabOptions {
   InterventionOption interventions;
   std::string from;
 
-  void add_to(CLI::App& app);
-  void add_without_prompt_to(CLI::App& app);
+  void add_to(Command& app);
+  void add_without_prompt_to(Command& app);
 };
 
 // A session, and what is to go through it: after the state of --from, where there is one.

@@ -93,7 +93,7 @@ std::string html_of(const std::string& title, const std::vector<HeatMap>& maps) 
   return page;
 }
 
-void PictureOptions::add_to(CLI::App& app) {
+void PictureOptions::add_to(Command& app) {
   for (const auto& [name, to, help] :
        {std::tuple("--html", &html, "a picture: one HTML file, with zoom and hover"),
         std::tuple("--svg", &svg, "a picture for papers: one SVG file")})

@@ -1,7 +1,6 @@
 // Pictures for people: files that need nothing else. HTML with zoom and hover, or SVG for papers.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
@@ -25,7 +24,7 @@ std::string svg_of(const std::string& title, const std::vector<HeatMap>& maps);
 struct PictureOptions {
   std::string html, svg;
 
-  void add_to(CLI::App& app);
+  void add_to(Command& app);
   bool asked() const { return !html.empty() || !svg.empty(); }
   std::string option() const { return html.empty() ? "--svg" : "--html"; }
   // Throws an argument Error for more cells than a viewer of SVG can bear, an io Error where

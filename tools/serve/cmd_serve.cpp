@@ -157,9 +157,9 @@ void run(ServeCommand& o) {
 
 }  // namespace
 
-void add_serve(CLI::App& app) {
+void add_serve(Command& app) {
   const auto o = std::make_shared<ServeCommand>();
-  CLI::App* sub = app.add_subcommand(
+  Command* sub = app.add_subcommand(
       "serve", "States over HTTP: OpenAI's interface, Anthropic's, and stet's own, with a page.");
   const auto number = [&](const char* name, auto& value, const char* help, uint64_t most) {
     sub->add_option(name, value, help)->type_name("N")->check(integer(0, most))->group("Server");

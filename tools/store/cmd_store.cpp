@@ -384,9 +384,9 @@ void run(StoreCommand& o) {
 
 }  // namespace
 
-void add_store(CLI::App& app) {
+void add_store(Command& app) {
   const auto o = std::make_shared<StoreCommand>();
-  CLI::App* sub =
+  Command* sub =
       app.add_subcommand("store", "Keep states where other processes and machines go on.");
   sub->add_option(
          "store", o->action,
@@ -399,7 +399,7 @@ void add_store(CLI::App& app) {
   sub->add_option("words", o->words,
                   "what the action is about; REF is a name or the first digits of an id")
       ->type_name("WORD ...");
-  add_output(*sub, o->output, "get: the snapshot that is written");
+  sub->add_output(o->output, "get: the snapshot that is written");
   sub->add_option("--name", o->name, "put: what the state is called from now on")
       ->type_name("NAME");
   sub->add_option("--to,--from", o->to, "push, pull: the other store")->type_name("URL");

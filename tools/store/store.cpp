@@ -78,7 +78,7 @@ Sha256 parent_of(const std::vector<int32_t>& transcript, const Sha256& itself) {
 
 }  // namespace
 
-void add_store_options(CLI::App& app) {
+void add_store_options(Command& app) {
   app.add_option(
          "--store", use().url,
          "where store:NAME is: dir:PATH or redis://HOST[:PORT][/PREFIX] (default: STET_STORE)")

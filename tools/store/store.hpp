@@ -1,7 +1,6 @@
 // --store, and "store:REFERENCE" wherever a snapshot's file is accepted or written.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,7 +12,7 @@
 namespace stet::tool {
 
 // --store, --store-key, --store-fetch and --store-compress, which stand for the whole process.
-void add_store_options(CLI::App& app);
+void add_store_options(Command& app);
 
 // "" : none was named, neither by --store nor by STET_STORE.
 std::string store_url();

@@ -9,7 +9,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kDepthLimit = 100;
+constexpr size_t kJsonDepthLimit = 100;
 
 // Builds values as the parser's events arrive.
 class Reader : public nlohmann::json_sax<Json> {
@@ -71,8 +71,8 @@ class Reader : public nlohmann::json_sax<Json> {
     throw Error(ErrorKind::format, file_, field, expected, found);
   }
   bool open(bool object) {
-    if (open_.size() == kDepthLimit)
-      fail("", "JSON at most " + std::to_string(kDepthLimit) + " levels deep", "more levels");
+    if (open_.size() == kJsonDepthLimit)
+      fail("", "JSON at most " + std::to_string(kJsonDepthLimit) + " levels deep", "more levels");
     open_.push_back({object});
     return true;
   }

@@ -158,7 +158,7 @@ Value part(Context& c, const Text& text, size_t begin, size_t end) {
 }
 
 template <Case kCase>
-Value change(Context& c, const Value& self, const Bound&) {
+Value change_text(Context& c, const Value& self, const Bound&) {
   c.scan(self_text(self).bytes.size());
   return c.string(change_case(self_text(self), kCase));
 }
@@ -347,11 +347,11 @@ Value without(Context& c, const Value& self, const Bound& a) {
   return text.bytes.starts_with(affix) ? part(c, text, affix.size(), size) : self;
 }
 
-Value replace(Context& c, const Value& self, const Bound& a) {
+Value replace_text(Context& c, const Value& self, const Bound& a) {
   return replaced(c, self_text(self), a.text(c, 0), a.text(c, 1), a.integer(c, 2, -1));
 }
 
-Value join(Context& c, const Value& self, const Bound& a) {
+Value join_texts(Context& c, const Value& self, const Bound& a) {
   Builder out(c);
   bool first = true;
   each(c, a[0], [&](const Value& item) {
@@ -464,8 +464,8 @@ struct FormatMethod : Callable {
 };
 
 constexpr Builtin kStringMethods[] = {
-    {"capitalize", "", 0, change<Case::capitalized>},
-    {"casefold", "", 0, change<Case::lower>},
+    {"capitalize", "", 0, change_text<Case::capitalized>},
+    {"casefold", "", 0, change_text<Case::lower>},
     {"center", "width fillchar", 1, justify<Side::center>},
     {"count", "sub start end", 1, count},
     {"endswith", "suffix start end", 1, begins<true>},
@@ -483,14 +483,14 @@ constexpr Builtin kStringMethods[] = {
     {"isspace", "", 0, all_are<is_space>},
     {"istitle", "", 0, istitle},
     {"isupper", "", 0, has_case<true>},
-    {"join", "iterable", 1, join},
+    {"join", "iterable", 1, join_texts},
     {"ljust", "width fillchar", 1, justify<Side::left>},
-    {"lower", "", 0, change<Case::lower>},
+    {"lower", "", 0, change_text<Case::lower>},
     {"lstrip", "chars", 0, strip<true, false>},
     {"partition", "sep", 1, partition<false>},
     {"removeprefix", "prefix", 1, without<false>},
     {"removesuffix", "suffix", 1, without<true>},
-    {"replace", "old new count", 2, replace},
+    {"replace", "old new count", 2, replace_text},
     {"rfind", "sub start end", 1, find<true, false>},
     {"rindex", "sub start end", 1, find<true, true>},
     {"rjust", "width fillchar", 1, justify<Side::right>},
@@ -501,9 +501,9 @@ constexpr Builtin kStringMethods[] = {
     {"splitlines", "keepends", 0, splitlines},
     {"startswith", "prefix start end", 1, begins<false>},
     {"strip", "chars", 0, strip<true, true>},
-    {"swapcase", "", 0, change<Case::swapped>},
-    {"title", "", 0, change<Case::title>},
-    {"upper", "", 0, change<Case::upper>},
+    {"swapcase", "", 0, change_text<Case::swapped>},
+    {"title", "", 0, change_text<Case::title>},
+    {"upper", "", 0, change_text<Case::upper>},
     {"zfill", "width", 1, zfill},
 };
 

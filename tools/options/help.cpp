@@ -1,4 +1,4 @@
-#include "tools/help.hpp"
+#include "tools/options/help.hpp"
 
 #include <fmt/format.h>
 
@@ -34,8 +34,7 @@ void print_help(const CLI::App& app, const std::string& name) {
   const auto found = std::find_if(all.begin(), all.end(),
                                   [&](const CLI::App* sub) { return sub->get_name() == name; });
   if (found == all.end())
-    throw CLI::ParseError(unknown_text("subcommand", name, subcommand_names(app)),
-                          CLI::ExitCodes::InvalidError);
+    throw UsageError(unknown_text("subcommand", name, subcommand_names(app)));
   out((*found)->help("stet"));
 }
 
@@ -101,30 +100,31 @@ std::string usage_text(const CLI::App& app, const std::string& reason) {
   return printable(text, 400) + " (stet --help)";
 }
 
-void add_help(CLI::App& app) {
+void add_help(Command& app) {
   const auto name = std::make_shared<std::string>();
-  CLI::App* sub = app.add_subcommand("help", "What a subcommand does, and its options.");
+  Command* sub = app.add_subcommand("help", "What a subcommand does, and its options.");
   sub->add_option("subcommand", *name, "one of those that stet --help lists")->type_name("NAME");
   sub->callback([name, &app] {
     if (name->empty())
-      out(app.get_formatter()->make_help(&app, "stet", CLI::AppFormatMode::Normal));
+      out(app.library().get_formatter()->make_help(&app.library(), "stet",
+                                                   CLI::AppFormatMode::Normal));
     else
-      print_help(app, *name);
+      print_help(app.library(), *name);
   });
 }
 
-void add_completion(CLI::App& app) {
+void add_completion(Command& app) {
   const auto form = std::make_shared<std::string>();
-  CLI::App* sub = app.add_subcommand(
-      "completion", "Print a completion script for bash or zsh, or the manual page.");
+  Command* sub = app.add_subcommand("completion",
+                                    "Print a completion script for bash or zsh, or the manual page.");
   sub->add_option("form", *form, "bash, zsh or man")
       ->required()
       ->type_name("FORM")
       ->check(one_of({"bash", "zsh", "man"}));
   sub->callback([form, &app] {
-    out(*form == "bash"  ? bash_completion(app)
-        : *form == "zsh" ? zsh_completion(app)
-                         : manual_page(app));
+    out(*form == "bash"  ? bash_completion(app.library())
+        : *form == "zsh" ? zsh_completion(app.library())
+                         : manual_page(app.library()));
   });
 }
 

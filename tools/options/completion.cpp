@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "tools/help.hpp"
+#include "tools/options/help.hpp"
 
 namespace stet::tool {
 namespace {
