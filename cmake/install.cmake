@@ -2,6 +2,36 @@
 # checkpoints that it can run at once. `cpack -G DEB` makes a package of it.
 include(CMakePackageConfigHelpers)
 
+# What is not built yet, after `cmake --build --target stet_command` say, is built before anything is copied: no half of a package
+# is left. Where all is there, nothing is built, so that root can install what somebody else built.
+set(targets ${libraries})
+set(files "")
+foreach(library ${libraries})
+  list(APPEND files $<TARGET_FILE:${library}>)
+endforeach()
+if(STET_TOOLS)
+  list(APPEND targets stet_command make_checkpoint)
+  list(APPEND files $<TARGET_FILE:stet_command> $<TARGET_FILE:make_checkpoint>)
+  if(TARGET stet_completion)
+    set(completion ${PROJECT_BINARY_DIR}/tools/completion)
+    list(APPEND targets stet_completion)
+    list(APPEND files ${completion}/bash/stet ${completion}/zsh/_stet ${completion}/man/stet.1)
+  endif()
+endif()
+add_custom_target(stet_package DEPENDS ${targets})
+install(CODE "
+  set(files \"${files}\")
+  foreach(file IN LISTS files)
+    if(NOT EXISTS \"\${file}\")
+      message(STATUS \"Building what is not there yet: \${file}\")
+      execute_process(COMMAND \"${CMAKE_COMMAND}\" --build \"${CMAKE_BINARY_DIR}\" --target stet_package RESULT_VARIABLE failed)
+      if(failed)
+        message(FATAL_ERROR \"Nothing was installed: ${CMAKE_BINARY_DIR} does not build.\")
+      endif()
+      break()
+    endif()
+  endforeach()")
+
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/stet)
 install(DIRECTORY include/stet TYPE INCLUDE)
 # The package finds libstet where the system does.
@@ -66,6 +96,11 @@ endif()
 if(STET_TOOLS)
   install(TARGETS stet_command make_checkpoint RUNTIME)
   install(DIRECTORY assets DESTINATION ${CMAKE_INSTALL_DATADIR}/stet)
+  if(TARGET stet_completion)
+    install(FILES ${completion}/bash/stet DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+    install(FILES ${completion}/zsh/_stet DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+    install(FILES ${completion}/man/stet.1 DESTINATION ${CMAKE_INSTALL_DATADIR}/man/man1)
+  endif()
 endif()
 
 set(CPACK_PACKAGE_NAME stet)

@@ -151,11 +151,3 @@ TEST(TokenizerDamage, ErrorsOfModelsSayWhere) {
                   "a\x18\x02\x12\x02\x18\x04"),
             "tokenizer.model: trainer_spec.model_type: expected 1 (unigram) or 2 (BPE), found 4");
 }
-
-TEST(TokenizerDamage, WithoutSentencepieceModelsAreRefused) {
-  if (kHaveSentencepiece) GTEST_SKIP() << "built with sentencepiece";
-  EXPECT_EQ(message_of([] { Tokenizer::load(kGemma); }),
-            kGemma +
-                "/tokenizer.model: expected a build with sentencepiece, found one without it: only "
-                "tokenizer.json can be read");
-}

@@ -44,10 +44,15 @@ struct TokenizerParts {
 
 // `file` names the bytes in errors.
 TokenizerParts parse_bpe_tokenizer(std::string_view bytes, const std::string& file);
+// Encodes a sentencepiece model: the library, or sentencepiece_bpe(). Both give the same ids; ours
+// reads BPE without a character map alone. A build without the library always takes ours.
+enum class SentencePieceBy { library, own };
 // `prefix_every_segment`: where the model puts a space before the text, it does so after each added
-// token too (transformers' "legacy"). Throws Error: unsupported in a build without sentencepiece.
+// token too (transformers' "legacy"). Throws Error: unsupported for models that a build without
+// sentencepiece cannot encode.
 TokenizerParts parse_sentencepiece_tokenizer(std::string_view bytes, const std::string& file,
-                                             bool prefix_every_segment);
+                                             bool prefix_every_segment,
+                                             SentencePieceBy by = SentencePieceBy::library);
 
 // Adds a token to the parts. It may be in the vocabulary already, under the same id. Throws Error:
 // format, naming `field`, where text or id belong to another.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,7 +12,16 @@ namespace stet {
 struct SentencePiece {
   std::string text;
   float score = 0;
-  uint64_t type = 1;  // 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte
+  uint64_t type = 1;  // one of SentencePieceType
+};
+
+enum SentencePieceType : uint64_t {
+  kNormal = 1,
+  kUnknown = 2,
+  kControl = 3,
+  kUserDefined = 4,
+  kUnused = 5,
+  kByte = 6
 };
 
 struct SentencePieceModel {
@@ -23,8 +33,24 @@ struct SentencePieceModel {
   bool add_dummy_prefix = true, remove_extra_whitespaces = true, escape_whitespaces = true;
 };
 
-// The content of a tokenizer.model; `file` names it in errors. Throws Error: format for what is no
-// such model; unsupported in a build without sentencepiece.
+// Reads and checks the content of a tokenizer.model; `file` names it in errors. Throws Error:
+// format for what is no such model; unsupported for settings that nothing here encodes with.
 SentencePieceModel parse_sentencepiece_model(std::string_view bytes, const std::string& file);
+
+// Returns the byte that a piece of type BYTE stands for ("<0xE2>"), or -1.
+int sentencepiece_byte(std::string_view piece);
+
+// Encodes texts with a checked model. Text is valid UTF-8.
+class SentencePieceTextEncoder {
+ public:
+  virtual ~SentencePieceTextEncoder() = default;
+  // Appends the ids of a text. Throws Error: argument where a control piece would come out of it.
+  virtual void encode(std::string_view text, std::vector<int32_t>& out) const = 0;
+};
+
+// Returns an encoder of ours, without the sentencepiece library, that gives the library's ids.
+// Throws Error: unsupported for a unigram model, and for one with a character map.
+std::unique_ptr<SentencePieceTextEncoder> sentencepiece_bpe(const SentencePieceModel& model,
+                                                            const std::string& file);
 
 }  // namespace stet

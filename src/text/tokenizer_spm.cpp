@@ -1,17 +1,17 @@
 // tokenizer.model: a sentencepiece model (sentencepiece_model.proto), encoded by the sentencepiece
-// library. The library sees only a model that is written anew here from what was read and checked,
-// because it trusts its input in places: an index out of range in a damaged character map, say,
-// would be followed.
+// library where the build has it, by SentencePieceBpe elsewhere. The library sees only a model that
+// is written anew here from what was read and checked, because it trusts its input in places: an
+// index out of range in a damaged character map, say, would be followed.
 #include "src/text/encoder.hpp"
 #include "src/text/sentencepiece.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
 #include "stet/text/utf8.hpp"
 
-#ifdef STET_HAVE_SENTENCEPIECE
-
 #include <fmt/format.h>
+#ifdef STET_HAVE_SENTENCEPIECE
 #include <sentencepiece_processor.h>
+#endif
 
 #include <bit>
 #include <cmath>
@@ -19,15 +19,6 @@
 
 namespace stet {
 namespace {
-
-enum PieceType : uint64_t {
-  kNormal = 1,
-  kUnknown = 2,
-  kControl = 3,
-  kUserDefined = 4,
-  kUnused = 5,
-  kByte = 6
-};
 
 using Piece = SentencePiece;
 using SpmModel = SentencePieceModel;
@@ -106,27 +97,6 @@ class Wire {
   size_t at_ = 0;
   uint64_t field_ = 0, kind_ = 0, number_ = 0;
 };
-
-// And its writer.
-void put_varint(std::string& out, uint64_t value) {
-  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>((value & 0x7F) | 0x80));
-  out.push_back(static_cast<char>(value));
-}
-void put_number(std::string& out, uint64_t field, uint64_t value) {
-  put_varint(out, field << 3);
-  put_varint(out, value);
-}
-void put_data(std::string& out, uint64_t field, std::string_view data) {
-  put_varint(out, field << 3 | 2);
-  put_varint(out, data.size());
-  out += data;
-}
-void put_real(std::string& out, uint64_t field, float value) {
-  put_varint(out, field << 3 | 5);
-  const auto bits = std::bit_cast<uint32_t>(value);
-  for (int shift = 0; shift < 32; shift += 8)
-    out.push_back(static_cast<char>(bits >> shift & 0xFF));
-}
 
 void read_trainer(Wire wire, SpmModel& model) {
   while (wire.next()) {
@@ -255,7 +225,10 @@ void check_model(const SpmModel& model, const std::string& file) {
     if (piece.type < kNormal || piece.type > kByte)
       fail(field + ".type", "1..6", fmt::format("{}", piece.type));
     unknowns += piece.type == kUnknown;
-    bytes += piece.type == kByte;
+    if (piece.type != kByte) continue;
+    ++bytes;
+    if (sentencepiece_byte(piece.text) < 0)
+      fail(field, "<0x00>..<0xFF> for a piece of type BYTE", piece.text);
   }
   if (unknowns != 1) fail("pieces", "one piece of type UNKNOWN", fmt::format("{}", unknowns));
   if (bytes != (model.byte_fallback ? 256 : 0)) {
@@ -276,6 +249,29 @@ void check_model(const SpmModel& model, const std::string& file) {
     fail("normalizer_spec.precompiled_charsmap",
          "a trie within its bounds, and replacements within limits", "one that leaves them");
   }
+}
+
+#ifdef STET_HAVE_SENTENCEPIECE
+
+// Writes protocol buffers' wire format.
+void put_varint(std::string& out, uint64_t value) {
+  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>((value & 0x7F) | 0x80));
+  out.push_back(static_cast<char>(value));
+}
+void put_number(std::string& out, uint64_t field, uint64_t value) {
+  put_varint(out, field << 3);
+  put_varint(out, value);
+}
+void put_data(std::string& out, uint64_t field, std::string_view data) {
+  put_varint(out, field << 3 | 2);
+  put_varint(out, data.size());
+  out += data;
+}
+void put_real(std::string& out, uint64_t field, float value) {
+  put_varint(out, field << 3 | 5);
+  const auto bits = std::bit_cast<uint32_t>(value);
+  for (int shift = 0; shift < 32; shift += 8)
+    out.push_back(static_cast<char>(bits >> shift & 0xFF));
 }
 
 std::string write_model(const SpmModel& model) {
@@ -301,16 +297,50 @@ std::string write_model(const SpmModel& model) {
   return out;
 }
 
+class LibraryEncoder : public SentencePieceTextEncoder {
+ public:
+  LibraryEncoder(const SpmModel& model, std::string file) : file_(std::move(file)) {
+    const sentencepiece::util::Status status = library_.LoadFromSerializedProto(write_model(model));
+    if (!status.ok())
+      throw Error(ErrorKind::format, file_, "", "a sentencepiece model", status.ToString());
+  }
+
+  void encode(std::string_view text, std::vector<int32_t>& out) const override {
+    std::vector<int> ids;
+    const sentencepiece::util::Status status = library_.Encode(text, &ids);
+    if (!status.ok())
+      throw Error(ErrorKind::argument, file_, "text", "text to encode", status.ToString());
+    out.insert(out.end(), ids.begin(), ids.end());
+  }
+
+ private:
+  sentencepiece::SentencePieceProcessor library_;
+  std::string file_;
+};
+
+#endif
+
+std::unique_ptr<SentencePieceTextEncoder> encoder_of(const SpmModel& model, const std::string& file,
+                                                     [[maybe_unused]] SentencePieceBy by) {
+#ifdef STET_HAVE_SENTENCEPIECE
+  if (by == SentencePieceBy::library) return std::make_unique<LibraryEncoder>(model, file);
+#endif
+  return sentencepiece_bpe(model, file);
+}
+
 class SpmEncoder : public Encoder {
  public:
-  SpmEncoder(SpmModel model, std::string file, bool prefix_every_segment)
-      : model_(std::move(model)), file_(std::move(file)), every_segment_(prefix_every_segment) {
-    // The space before the text is put by us, unless the library would strip it again.
+  SpmEncoder(SpmModel model, std::string file, bool prefix_every_segment, SentencePieceBy by)
+      : model_(std::move(model)),
+        file_(std::move(file)),
+        by_(by),
+        every_segment_(prefix_every_segment) {
+    // The space before the text is put by us, unless remove_extra_whitespaces would take it away.
     own_prefix_ = model_.add_dummy_prefix && !model_.remove_extra_whitespaces;
     if (own_prefix_) model_.add_dummy_prefix = false;
   }
 
-  // The library never makes a control piece out of text, so what is reserved becomes one.
+  // Text never becomes a control piece, so what is reserved becomes one.
   void set_added(const std::vector<AddedToken>& added, int32_t) override {
     const auto count = static_cast<int32_t>(model_.pieces.size());
     for (const AddedToken& token : added) {
@@ -318,15 +348,11 @@ class SpmEncoder : public Encoder {
       uint64_t& type = model_.pieces[static_cast<size_t>(token.id)].type;
       if (type == kNormal || type == kUserDefined || type == kUnused) type = kControl;
     }
-    const sentencepiece::util::Status status =
-        library_.LoadFromSerializedProto(write_model(model_));
-    if (!status.ok())
-      throw Error(ErrorKind::format, file_, "", "a sentencepiece model", status.ToString());
+    text_ = encoder_of(model_, file_, by_);
     model_ = SpmModel();
   }
 
   void encode(const std::vector<Segment>& segments, std::vector<int32_t>& out) const override {
-    std::vector<int> ids;
     std::string prefixed;
     for (const Segment& segment : segments) {
       if (segment.id >= 0) {
@@ -338,17 +364,15 @@ class SpmEncoder : public Encoder {
         prefixed = " ";
         text = prefixed += text;
       }
-      const sentencepiece::util::Status status = library_.Encode(text, &ids);
-      if (!status.ok())
-        throw Error(ErrorKind::argument, file_, "text", "text to encode", status.ToString());
-      out.insert(out.end(), ids.begin(), ids.end());
+      text_->encode(text, out);
     }
   }
 
  private:
-  sentencepiece::SentencePieceProcessor library_;
-  SpmModel model_;  // until the library has it
+  std::unique_ptr<SentencePieceTextEncoder> text_;
+  SpmModel model_;  // until text_ is made of it
   std::string file_;
+  SentencePieceBy by_;
   bool every_segment_, own_prefix_;
 };
 
@@ -361,7 +385,7 @@ SentencePieceModel parse_sentencepiece_model(std::string_view bytes, const std::
 }
 
 TokenizerParts parse_sentencepiece_tokenizer(std::string_view bytes, const std::string& file,
-                                             bool prefix_every_segment) {
+                                             bool prefix_every_segment, SentencePieceBy by) {
   SpmModel model = parse_sentencepiece_model(bytes, file);
   TokenizerParts parts;
   parts.kind = "sentencepiece";
@@ -398,25 +422,8 @@ TokenizerParts parse_sentencepiece_tokenizer(std::string_view bytes, const std::
                     {"remove_extra_whitespaces", model.remove_extra_whitespaces},
                     {"prefix_every_segment", prefix_every_segment}};
   for (const char c : model.character_map) parts.table.push_back(c);
-  parts.encoder = std::make_unique<SpmEncoder>(std::move(model), file, prefix_every_segment);
+  parts.encoder = std::make_unique<SpmEncoder>(std::move(model), file, prefix_every_segment, by);
   return parts;
 }
 
 }  // namespace stet
-
-#else
-
-namespace stet {
-
-SentencePieceModel parse_sentencepiece_model(std::string_view, const std::string& file) {
-  throw Error(ErrorKind::unsupported, file, "", "a build with sentencepiece", "one without it");
-}
-
-TokenizerParts parse_sentencepiece_tokenizer(std::string_view, const std::string& file, bool) {
-  throw Error(ErrorKind::unsupported, file, "", "a build with sentencepiece",
-              "one without it: only tokenizer.json can be read");
-}
-
-}  // namespace stet
-
-#endif

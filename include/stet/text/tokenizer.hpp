@@ -3,7 +3,8 @@
 // Two kinds of vocabulary file:
 //   tokenizer.json   model BPE, byte-level (GPT-2, Llama 3) or with byte fallback (Gemma, Llama 2);
 //                    uncommon patterns need PCRE2, Unicode normal forms need utf8proc.
-//   tokenizer.model  a sentencepiece model, through the sentencepiece library.
+//   tokenizer.model  a sentencepiece model, by the sentencepiece library or, without it, by code of
+//                    ours that gives the same ids.
 // Where a directory has both, tokenizer.json is taken (as transformers does). tokenizer_config.json
 // is optional and gives bos, eos, add_bos_token, add_eos_token, added_tokens_decoder and the chat
 // template; chat_template.jinja overrides the latter.

@@ -223,20 +223,26 @@ Value join(Context& c, const Value& v, const Bound& a) {
   return out.string();
 }
 
+// Returns the number that v is or spells. Throws where it does neither.
+double number_of_bytes(Context& c, const Value& v) {
+  if (is_number(v)) return as_double(v);
+  if (is_string(v)) {
+    if (const std::optional<double> parsed = parse_float(text_of(v).bytes)) return *parsed;
+  }
+  c.fail("a number of bytes", type_name(v));
+}
+
 Value filesizeformat(Context& c, const Value& v, const Bound& a) {
-  const std::optional<double> parsed = is_string(v)   ? parse_float(text_of(v).bytes)
-                                       : is_number(v) ? std::optional(as_double(v))
-                                                      : std::nullopt;
-  if (!parsed) c.fail("a number of bytes", type_name(v));
+  const double bytes = number_of_bytes(c, v);
   const bool binary = a.truth(c, 0, false);
   const double base = binary ? 1024 : 1000;
-  if (*parsed == 1) return c.string("1 Byte");
-  if (*parsed < base) return c.string(std::to_string(checked_integer(c, *parsed)) + " Bytes");
+  if (bytes == 1) return c.string("1 Byte");
+  if (bytes < base) return c.string(std::to_string(checked_integer(c, bytes)) + " Bytes");
   double unit = base;
   const std::string_view prefixes = binary ? "KMGTPEZY" : "kMGTPEZY";
   size_t i = 0;
-  for (; i + 1 < prefixes.size() && *parsed >= unit * base; ++i) unit *= base;
-  return c.string(fixed(*parsed / unit, 1) + " " + prefixes[i] + (binary ? "iB" : "B"));
+  for (; i + 1 < prefixes.size() && bytes >= unit * base; ++i) unit *= base;
+  return c.string(fixed(bytes / unit, 1) + " " + prefixes[i] + (binary ? "iB" : "B"));
 }
 
 constexpr Builtin kTextFilters[] = {
