@@ -59,6 +59,15 @@ static stet_error* error;
     error = NULL;                                                                      \
   } while (0)
 
+/* What main.c runs by their names: 0, or the program ends. */
+int test_border(void);
+int test_chat(void);
+int test_generate(void);
+int test_lab(void);
+int test_session(void);
+int test_snapshot(void);
+int test_text(void);
+
 #define POCKET STET_ROOT "/assets/pocket-gemma3"
 #define POCKET_LLAMA STET_ROOT "/assets/pocket-llama3"
 #define TINY STET_ROOT "/tests/data/models/gemma3-tiny"

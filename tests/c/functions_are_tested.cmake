@@ -1,7 +1,7 @@
-# Fails, and names it, where HEADER declares a function that no test_c_*.c in TESTS calls.
+# Fails, and names it, where HEADER declares a function that no file in TESTS calls.
 file(READ ${HEADER} header)
 string(REGEX MATCHALL "STET_API[ \na-z0-9_*]*[ \n*]stet_[a-z0-9_]+\\(" declarations "${header}")
-file(GLOB sources ${TESTS}/test_c_*.c)
+file(GLOB sources ${TESTS}/*.c)
 set(text "")
 foreach(source ${sources})
   file(READ ${source} one)

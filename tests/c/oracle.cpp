@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "../heap.hpp"
 #include "stet/chat/conversation.hpp"
 #include "stet/generate/generate.hpp"
 #include "stet/session/session.hpp"
 #include "stet/snapshot/snapshot.hpp"
+#include "tests/support/heap.hpp"
 
 namespace {
 
@@ -78,11 +78,11 @@ int32_t refuse_memory(int64_t after) {
 #ifdef STET_OPERATOR_NEW_IS_TAKEN
   return 0;
 #else
-  heap::allocations_left = -1;
-  const int64_t before = heap::allocations;
+  stet::test::heap::allocations_left = -1;
+  const int64_t before = stet::test::heap::allocations;
   ::operator delete(::operator new(1));
-  if (heap::allocations == before) return 0;  // under valgrind
-  heap::allocations_left = after;
+  if (stet::test::heap::allocations == before) return 0;  // under valgrind
+  stet::test::heap::allocations_left = after;
   return 1;
 #endif
 }

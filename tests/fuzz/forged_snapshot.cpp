@@ -12,7 +12,7 @@
 #include "stet/generate/generate.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "tests/fuzz/fuzz.hpp"
-#include "tests/snapshot_image.hpp"
+#include "tests/support/snapshot_image.hpp"
 
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 

@@ -4,7 +4,7 @@
 #include "stet/generate/generate.hpp"
 #include "tests/fuzz/forged_snapshot.hpp"
 #include "tests/fuzz/fuzz.hpp"
-#include "tests/use_snapshot.hpp"
+#include "tests/snapshot/use_snapshot.hpp"
 
 using namespace stet;
 

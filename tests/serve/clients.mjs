@@ -1,6 +1,6 @@
 // Clients that others wrote: the openai and Anthropic packages and the AI SDK, against a server of pocket-llama3.
 //   node clients.mjs http://127.0.0.1:PORT [TRANSCRIPT]     needs openai, @anthropic-ai/sdk, ai, @ai-sdk/openai-compatible
-// What they asked, and what they were told, goes to the file TRANSCRIPT: tests/test_serve_clients.py asks it again.
+// What they asked, and what they were told, goes to the file TRANSCRIPT: tests/serve/clients.py asks it again.
 import assert from "node:assert/strict";
 import { writeFileSync } from "node:fs";
 import Anthropic from "@anthropic-ai/sdk";

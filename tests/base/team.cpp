@@ -1,0 +1,413 @@
+// Teams: every piece once, in every order in which the system lets threads come, and no thread that
+// a run could wait for in vain.
+#include "stet/threads/team.hpp"
+
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "src/threads/helper_worth.hpp"
+#include "src/threads/processors.hpp"
+#include "stet/base/error.hpp"
+#include "tests/support/error_of.hpp"
+
+namespace stet::test::team_tests {
+namespace {
+
+// Operations that each need all of the one before: `rows` numbers, of which each becomes the sum of
+// its neighbours. Members sleep between pieces now and then, as if put aside.
+class Chain {
+ public:
+  Chain(size_t rows, size_t operations, unsigned one_in)
+      : first_(rows), operations_(operations), one_in_(one_in) {
+    std::iota(first_.begin(), first_.end(), 1);
+  }
+
+  std::vector<uint64_t> run(const TeamOptions& options) const {
+    std::vector<uint64_t> from = first_, to(from.size());
+    run_operations(options, [&](Team t) {
+      std::minstd_rand random(static_cast<unsigned>(t.rank) + 1);
+      uint64_t *a = from.data(), *b = to.data();
+      for (size_t op = 0; op < operations_; ++op, std::swap(a, b)) {
+        t.each_range(from.size(), 1, [&](Range r) {
+          for (size_t i = r.begin; i < r.end; ++i) b[i] = a[i] + 3 * a[(i + 1) % from.size()];
+          if (one_in_ > 0 && random() % one_in_ == 0)
+            std::this_thread::sleep_for(std::chrono::microseconds(200));
+        });
+      }
+    });
+    return operations_ % 2 == 0 ? from : to;
+  }
+
+ private:
+  std::vector<uint64_t> first_;
+  size_t operations_;
+  unsigned one_in_;
+};
+
+// Of every backend of this build.
+class Teams : public testing::TestWithParam<std::string> {
+ protected:
+  TeamOptions of(int threads) const { return {threads, *team_backend_of(GetParam())}; }
+};
+INSTANTIATE_TEST_SUITE_P(Backends, Teams, testing::ValuesIn(team_backends()),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(Teams, OperationsFollowEachOtherWhoeverComes) {
+  for (const size_t rows : {size_t{1}, size_t{2}, size_t{7}, size_t{100}}) {
+    for (const unsigned one_in : {0u, 50u}) {
+      const Chain chain(rows, 101, one_in);
+      const std::vector<uint64_t> expected = Chain(rows, 101, 0).run(1);
+      for (const int threads : {2, 3, 8}) {
+        for (int i = 0; i < 20; ++i)
+          ASSERT_EQ(chain.run(of(threads)), expected) << rows << " rows, " << threads << " threads";
+      }
+    }
+  }
+}
+
+// Runs so short that helpers often come when they are over, beside runs that all must join, on
+// teams of changing size.
+TEST_P(Teams, ShortRunsOneAfterTheOther) {
+  for (int i = 0; i < 3000; ++i) {
+    const int threads = 1 + i % 5;
+    std::vector<int> done(static_cast<size_t>(1 + i % 3), 0), came(static_cast<size_t>(threads), 0);
+    run_operations(of(threads),
+                   [&](Team t) { t.each(done.size(), [&](size_t piece) { ++done[piece]; }); });
+    ASSERT_EQ(done, std::vector<int>(done.size(), 1));
+    run_team(of(threads), [&](Team t) {
+      ASSERT_EQ(t.size, threads);
+      ++came[static_cast<size_t>(t.rank)];
+    });
+    ASSERT_EQ(came, std::vector<int>(came.size(), 1));
+  }
+}
+
+TEST_P(Teams, SeveralCallersAtOnce) {
+  const Chain chain(40, 200, 100);
+  const std::vector<uint64_t> expected = Chain(40, 200, 0).run(1);
+  std::vector<std::vector<uint64_t>> results(6);
+  std::vector<std::thread> callers;
+  for (std::vector<uint64_t>& result : results)
+    callers.emplace_back([&] { result = chain.run(of(3)); });
+  for (std::thread& t : callers) t.join();
+  for (const std::vector<uint64_t>& result : results) EXPECT_EQ(result, expected);
+}
+
+TEST_P(Teams, ARunInsideOfARunIsRight) {
+  const Chain chain(10, 20, 0);
+  const std::vector<uint64_t> expected = chain.run(1);
+  std::vector<std::vector<uint64_t>> results(8);
+  run_each(of(3), results.size(), [&](size_t i) { results[i] = chain.run(of(2)); });
+  for (const std::vector<uint64_t>& result : results) EXPECT_EQ(result, expected);
+}
+
+size_t threads_of_this_process() {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/task"),
+                                           std::filesystem::directory_iterator()));
+}
+
+// Neither the caller nor a helper makes threads for it.
+TEST_P(Teams, ARunInsideOfARunMakesNoThreads) {
+  run_team(of(3), [](Team) {});
+  const size_t before = threads_of_this_process();
+  std::vector<int> inner(3, 0);
+  run_team(of(3), [&](Team outer) {
+    run_team(of(4), [&](Team t) { inner[static_cast<size_t>(outer.rank)] = t.size; });
+  });
+  EXPECT_EQ(inner, (std::vector<int>{1, 1, 1}));
+  EXPECT_EQ(threads_of_this_process(), before);
+}
+
+// A helper that is put aside before it comes to a run: it stands in a signal handler, which reads a
+// pipe.
+int put_aside[2], standing[2];
+void stand_aside(int) {
+  char byte = 0;
+  (void)!write(standing[1], &byte, 1);
+  (void)!read(put_aside[0], &byte, 1);
+}
+
+// Waiting for it, as a parallel region of OpenMP does, would last until the alarm ends the process.
+TEST(Team, APassDoesNotWaitForAHelperThatHasNotCome) {
+#if defined(STET_THREAD_SANITIZER)
+  GTEST_SKIP() << "ThreadSanitizer holds signals back from a thread that sleeps";
+#endif
+  ASSERT_EQ(pipe(put_aside), 0);
+  ASSERT_EQ(pipe(standing), 0);
+  pthread_t helper{};
+  run_team({2, TeamBackend::own}, [&](Team t) {
+    if (t.rank == 1) helper = pthread_self();
+  });
+  struct sigaction action = {}, before = {};
+  action.sa_handler = stand_aside;
+  ASSERT_EQ(sigaction(SIGUSR1, &action, &before), 0);
+  ASSERT_EQ(pthread_kill(helper, SIGUSR1), 0);
+  char byte = 0;
+  ASSERT_EQ(read(standing[0], &byte, 1), 1);  // it stands
+  alarm(60);
+  std::vector<int> ranks;
+  run_operations({2, TeamBackend::own}, [&](Team t) {
+    for (int op = 0; op < 50; ++op) t.each(5, [&](size_t) { ranks.push_back(t.rank); });
+  });
+  alarm(0);
+  EXPECT_EQ(ranks, std::vector<int>(250, 0));
+  ASSERT_EQ(write(put_aside[1], &byte, 1), 1);
+  std::vector<int> came(2, 0);
+  run_team({2, TeamBackend::own},
+           [&](Team t) { came[static_cast<size_t>(t.rank)] = 1; });  // and it comes again
+  EXPECT_EQ(came, (std::vector<int>{1, 1}));
+  ASSERT_EQ(sigaction(SIGUSR1, &before, nullptr), 0);
+}
+
+TEST(Team, MoreThanAThousandProcessorsAreCounted) {
+  const auto machine = [](size_t processors, size_t allowed) {
+    return [=](size_t bytes, cpu_set_t* set) {
+      if (bytes * 8 < processors) return errno = EINVAL, -1;
+      CPU_ZERO_S(bytes, set);
+      for (size_t i = processors - allowed; i < processors; ++i) CPU_SET_S(i, bytes, set);
+      return 0;
+    };
+  };
+  EXPECT_EQ(count_processors(machine(2, 2)), 2);
+  EXPECT_EQ(count_processors(machine(1024, 1024)), 1024);
+  EXPECT_EQ(count_processors(machine(1025, 1025)), 1025);
+  EXPECT_EQ(count_processors(machine(4096, 3)), 3);
+  EXPECT_EQ(count_processors(machine(8192, 8192)), 8192);
+  EXPECT_EQ(count_processors([](size_t, cpu_set_t*) { return errno = EPERM, -1; }), 1);
+}
+
+TEST_P(Teams, TheFirstExceptionIsThrown) {
+  for (int i = 0; i < 50; ++i) {
+    try {
+      run_each(of(4), 40, [](size_t piece) {
+        if (piece % 10 == 7) throw std::runtime_error(std::to_string(piece));
+      });
+      FAIL();
+    } catch (const std::runtime_error& e) {
+      ASSERT_STREQ(e.what(), "7");
+    }
+  }
+}
+
+// In a process that was forked, which has none of its parent's helpers; its exit status, or -1.
+template <class F>
+int in_child(F f) {
+  const pid_t child = fork();
+  if (child == 0) _exit(f());
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST_P(Teams, AForkedProcessMakesItsOwn) {
+  const Chain chain(40, 100, 0);
+  const std::vector<uint64_t> expected = chain.run(of(3));
+  EXPECT_EQ(in_child([&] {
+              int came = 0;
+              std::thread([&] { came += chain.run(of(3)) == expected; }).join();
+              std::vector<int> members(4, 0);
+              run_team(of(4), [&](Team t) { members[static_cast<size_t>(t.rank)] = t.size; });
+              return came == 1 && chain.run(of(3)) == expected && members == std::vector<int>(4, 4)
+                         ? 0
+                         : 1;
+            }),
+            0);
+  EXPECT_EQ(chain.run(of(3)), expected);
+}
+
+// Address space for some stacks and no more.
+TEST_P(Teams, ThreadsThatTheSystemRefusesAreDoneWithout) {
+#if defined(STET_SANITIZED)
+  GTEST_SKIP() << "sanitizers need the address space";
+#endif
+  EXPECT_EQ(in_child([&] {
+              std::ifstream statm("/proc/self/statm");
+              size_t pages = 0;
+              statm >> pages;
+              const rlim_t most =
+                  pages * static_cast<size_t>(sysconf(_SC_PAGESIZE)) + (size_t{64} << 20);
+              const rlimit limit{most, most};
+              if (setrlimit(RLIMIT_AS, &limit) != 0) return 2;
+              std::vector<int> members(64, 0);
+              run_team(of(64), [&](Team t) { members[static_cast<size_t>(t.rank)] = t.size; });
+              const int size = members[0];
+              if (size < 1 || size >= 64) return 3;
+              for (int i = 0; i < 64; ++i) {
+                if (members[static_cast<size_t>(i)] != (i < size ? size : 0)) return 4;
+              }
+              return 0;
+            }),
+            0);
+}
+
+// All runs together have no more helpers than the largest asked for: of no other test, here.
+TEST_P(Teams, SeveralCallersShareTheHelpers) {
+  int while_all_are_taken = 0, afterwards = 0;
+  run_team(of(9), [&](Team t) {
+    if (t.rank != 0) return;
+    std::thread([&] {
+      run_team(of(3), [&](Team other) { while_all_are_taken = other.size; });
+    }).join();
+  });
+  std::thread([&] {
+    run_team(of(3), [&](Team t) {
+      if (t.rank == 0) afterwards = t.size;
+    });
+  }).join();
+  EXPECT_EQ(while_all_are_taken, 1);
+  EXPECT_EQ(afterwards, 3);
+}
+
+// An executor with one thread, which need not even be the caller's, and an order of its own.
+class Backwards : public Executor {
+ public:
+  void run(int size, const std::function<void(int rank)>& member) override {
+    sizes.push_back(size);
+    for (int rank = size - 1; rank >= 0; --rank) member(rank);
+  }
+  std::vector<int> sizes;
+};
+
+class NewThreads : public Executor {
+ public:
+  void run(int size, const std::function<void(int rank)>& member) override {
+    ++runs;
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size; ++rank) threads.emplace_back(member, rank);
+    for (std::thread& t : threads) t.join();
+  }
+  std::atomic<int> runs{0};
+};
+
+TEST(Executors, OneThatHasNoThreadsRunsAllMembers) {
+  const Chain chain(40, 60, 0);
+  Backwards executor;
+  EXPECT_EQ(chain.run({3, TeamBackend::automatic, &executor}), chain.run(1));
+  std::vector<int> ranks;
+  run_team({4, TeamBackend::automatic, &executor}, [&](Team t) {
+    EXPECT_EQ(t.size, 4);
+    ranks.push_back(t.rank);
+    run_team({2, TeamBackend::automatic, &executor}, [](Team inner) { EXPECT_EQ(inner.size, 1); });
+  });
+  EXPECT_EQ(ranks, (std::vector<int>{3, 2, 1, 0}));
+  EXPECT_EQ(executor.sizes, (std::vector<int>{3, 4}));
+}
+
+TEST(Executors, TheProcessHasOneUntilItIsTakenBack) {
+  const Chain chain(40, 60, 50);
+  const std::vector<uint64_t> expected = Chain(40, 60, 0).run(1);
+  NewThreads executor;
+  EXPECT_EQ(set_executor(&executor), nullptr);
+  EXPECT_EQ(team_runtime(), "an executor of the program's own");
+  std::vector<std::thread> callers;
+  std::vector<std::vector<uint64_t>> results(4);
+  for (std::vector<uint64_t>& result : results)
+    callers.emplace_back([&] { result = chain.run(3); });
+  for (std::thread& t : callers) t.join();
+  EXPECT_EQ(set_executor(nullptr), &executor);
+  for (const std::vector<uint64_t>& result : results) EXPECT_EQ(result, expected);
+  EXPECT_EQ(executor.runs, 4);
+  EXPECT_EQ(chain.run(3), expected);
+  EXPECT_EQ(executor.runs, 4);
+}
+
+TEST(Backends, HaveNames) {
+  for (const std::string& name : team_backends())
+    EXPECT_EQ(team_backend_name(*team_backend_of(name)), name);
+  EXPECT_FALSE(team_backend_of("tbb").has_value());
+  EXPECT_FALSE(team_backend_of("").has_value());
+}
+
+TEST(Backends, TheProcessHasADefault) {
+  const std::string runtime = team_runtime();
+  const TeamBackend before = set_team_backend(TeamBackend::own);
+  EXPECT_EQ(team_runtime(), "own threads");
+  EXPECT_EQ(default_threads(), count_processors());
+#if defined(STET_HAVE_OPENMP)
+  EXPECT_TRUE(team_runtime(TeamBackend::openmp).starts_with("OpenMP (lib"));
+#else
+  EXPECT_EQ(error_of([] { set_team_backend(TeamBackend::openmp); }),
+            "unsupported: team: expected own (built without OpenMP), found openmp");
+#endif
+  EXPECT_EQ(set_team_backend(before), TeamBackend::own);
+  EXPECT_EQ(team_runtime(), runtime);
+}
+
+// Runs of 100 us, if no other length is named, of which helpers do half.
+class Worth : public testing::Test {
+ protected:
+  using us = std::chrono::microseconds;
+  void run(us waited, us length = us(100), uint64_t done = 20) {
+    const HelperWorth::Clock::time_point start = now;
+    now += length;
+    HelperWorth::Run r{.helpers = 1, .start = start};
+    r.done = now;
+    r.tally = {.operations = 10, .pieces = 40, .done = done};
+    now += waited;
+    worth.note(r, now);
+  }
+  bool asked() {
+    return worth.are_worth_it([&] { return now; });
+  }
+  HelperWorth worth;
+  HelperWorth::Clock::time_point now{};
+};
+
+TEST_F(Worth, HelpersThatSaveMoreThanTheyCostStay) {
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_TRUE(asked());
+    run(us(90));
+  }
+}
+
+TEST_F(Worth, HelpersThatCostMoreAreTriedNowAndThen) {
+  us with{0}, alone{0};
+  for (int i = 0; i < 100000; ++i) {
+    if (asked()) {
+      run(us(3000));
+      with += us(3000);
+    } else {
+      now += us(100);
+      alone += us(100);
+    }
+  }
+  EXPECT_GT(with.count(), 0);
+  EXPECT_LT(with.count(), alone.count() / 20);
+}
+
+// Every other run they do not come before it is done, and a long run loses little by that.
+TEST_F(Worth, LongRunsCanAffordDelays) {
+  for (int i = 0; i < 100; ++i) {
+    run(us(0), us(50000));
+    EXPECT_TRUE(asked());
+    run(us(15000), us(90000), 40);
+    EXPECT_TRUE(asked());
+    run(us(0), us(3000));  // the head
+    EXPECT_TRUE(asked());
+  }
+}
+
+TEST_F(Worth, OneDelayCostsAThirdOfASecondAtMost) {
+  run(std::chrono::hours(1));
+  EXPECT_FALSE(asked());
+  now += std::chrono::milliseconds(334);
+  EXPECT_TRUE(asked());
+}
+
+}  // namespace
+}  // namespace stet::test::team_tests

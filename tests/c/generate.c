@@ -1,0 +1,313 @@
+/* Sampling and generation through the C interface: the text and the tokens of the C++ one. */
+#include <math.h>
+
+#include "check.h"
+#include "oracle.h"
+
+static stet_model* model;
+static stet_tokenizer* tokenizer;
+static const char kPrompt[] = "Once upon a time there was";
+
+/* A session with the recommended settings and the prompt. */
+static stet_session* prompted(void) {
+  stet_session* session = NULL;
+  OK(stet_session_new(model, NULL, &session, &error));
+  OK(stet_session_use_recommended(session, &error));
+  int32_t* ids = NULL;
+  size_t count = 0;
+  OK(stet_tokenizer_encode(tokenizer, kPrompt, strlen(kPrompt), NULL, &ids, &count, &error));
+  OK(stet_session_append_prompt(session, ids, count, &error));
+  stet_free(ids);
+  return session;
+}
+
+static void sample_with(stet_session* session, double temperature, uint64_t seed) {
+  stet_sampling sampling = {.struct_size = sizeof sampling};
+  OK(stet_session_get_sampling(session, &sampling, &error));
+  sampling.greedy = 0;
+  sampling.temperature = temperature;
+  sampling.seed = seed;
+  OK(stet_session_set_sampling(session, &sampling, &error));
+}
+
+static stet_reply* reply_of(stet_session* session, const stet_generate_options* options) {
+  stet_reply* reply = NULL;
+  OK(stet_session_generate(session, tokenizer, options, &reply, &error));
+  return reply;
+}
+
+static void settings_stay_with_the_session(void) {
+  stet_session* session = NULL;
+  OK(stet_session_new(model, NULL, &session, &error));
+  stet_sampling s = {.struct_size = sizeof s}, fresh = s;
+  OK(stet_session_get_sampling(session, &s, &error));
+  OK(stet_sampling_init(&fresh, &error));
+  CHECK(memcmp(&s, &fresh, sizeof s) == 0);
+  CHECK(s.greedy == 1 && s.temperature == 1 && s.top_k == 0 && s.top_p == 1 && s.seed == 0);
+
+  s.greedy = 0;
+  s.top_p = 0.5;
+  s.seed = UINT64_MAX;
+  OK(stet_session_set_sampling(session, &s, &error));
+  s.top_p = 1.5;
+  FAILS_WITH(stet_session_set_sampling(session, &s, &error), STET_ERROR_ARGUMENT, "found 1.5");
+  s.top_p = 0.5;
+  s.greedy = 2;
+  FAILS(stet_session_set_sampling(session, &s, &error), STET_ERROR_ARGUMENT,
+        "greedy: expected 0 or 1, found 2");
+  stet_sampling found = {.struct_size = sizeof found};
+  OK(stet_session_get_sampling(session, &found, &error));
+  CHECK(found.top_p == 0.5 && found.seed == UINT64_MAX && found.greedy == 0);
+
+  OK(stet_session_use_recommended(session, &error));
+  OK(stet_session_get_sampling(session, &found, &error));
+  CHECK(found.top_k == 64 && found.top_p == 0.95 && found.greedy == 1 && found.seed == UINT64_MAX);
+  const int32_t* ids = NULL;
+  size_t count = 0;
+  OK(stet_session_stop_ids(session, &ids, &count, &error));
+  CHECK(count == 2 && ids[0] == 1 && ids[1] == 6);
+  const int32_t others[] = {7, 8, 9};
+  OK(stet_session_set_stop_ids(session, others, 3, &error));
+  OK(stet_session_stop_ids(session, &ids, &count, &error));
+  CHECK(count == 3 && memcmp(ids, others, sizeof others) == 0);
+  const int32_t strange[] = {7, 1620};
+  FAILS(stet_session_set_stop_ids(session, strange, 2, &error), STET_ERROR_ARGUMENT,
+        "stop_ids[1]: expected a token id in 0..1619, found 1620");
+  OK(stet_session_set_stop_ids(session, NULL, 0, &error));
+  OK(stet_session_stop_ids(session, &ids, &count, &error));
+  CHECK(count == 0 && ids == NULL);
+
+  const stet_text strings[] = {{"\n\n", 2}, {"a\0b", 3}};
+  OK(stet_session_set_stop_strings(session, strings, 2, &error));
+  stet_text text;
+  OK(stet_session_stop_string(session, 1, &text, &error));
+  CHECK(text.size == 3 && memcmp(text.data, "a\0b", 4) == 0);
+  FAILS(stet_session_stop_string(session, 2, &text, &error), STET_ERROR_ARGUMENT,
+        "index: expected an index below 2, found 2");
+  const stet_text broken[] = {{"\xFF", 1}};
+  FAILS(stet_session_set_stop_strings(session, broken, 1, &error), STET_ERROR_ARGUMENT,
+        "stop[0]: expected UTF-8, found \\xff");
+  stet_session_info info = {.struct_size = sizeof info};
+  OK(stet_session_get_info(session, &info, &error));
+  CHECK(info.stop_strings == 2 && info.stop_ids == 0);
+  stet_session_free(session);
+}
+
+static void replies_are_those_of_cpp(void) {
+  char expected[4096];
+  oracle_reply(POCKET, kPrompt, 0, 0, 40, expected, sizeof expected);
+  stet_session* session = prompted();
+  const stet_generate_options options = {.struct_size = sizeof options, .max_tokens = 40};
+  stet_reply* reply = reply_of(session, &options);
+  CHECK_TEXT(reply->text.data, expected);
+  CHECK(reply->text.size == strlen(expected) && reply->id_count > 0);
+  stet_turn turn;
+  OK(stet_session_turn(session, 0, &turn, &error));
+  CHECK(turn.prompt == 0 && turn.reply > 0);
+  CHECK(turn.end == turn.reply + (int64_t)reply->id_count);
+  CHECK(turn.open == (reply->stop == STET_STOP_LENGTH));
+  CHECK(stet_session_turn(session, 1, &turn, NULL) == STET_ERROR_ARGUMENT);
+  stet_reply_free(reply);
+  stet_session_free(session);
+
+  oracle_reply(POCKET, kPrompt, 0.9, 1234567, 40, expected, sizeof expected);
+  session = prompted();
+  sample_with(session, 0.9, 1234567);
+  reply = reply_of(session, &options);
+  CHECK_TEXT(reply->text.data, expected);
+  stet_reply_free(reply);
+  stet_session_free(session);
+}
+
+/* The state after a reply of at most 24 tokens, stop tokens ignored. */
+static stet_digests whole_reply(char* text, size_t size) {
+  stet_session* session = prompted();
+  sample_with(session, 0.8, 5);
+  const stet_generate_options options = {
+      .struct_size = sizeof options, .flags = STET_GENERATE_IGNORE_EOS, .max_tokens = 24};
+  stet_reply* reply = reply_of(session, &options);
+  CHECK(reply->stop == STET_STOP_LENGTH && reply->id_count == 24 && reply->text.size < size);
+  memcpy(text, reply->text.data, reply->text.size + 1);
+  stet_reply_free(reply);
+  stet_digests digests = {.struct_size = sizeof digests};
+  OK(stet_session_get_digests(session, &digests, &error));
+  stet_session_free(session);
+  return digests;
+}
+
+struct heard {
+  int tokens;
+  int stop_at; /* tokens */
+  char text[4096];
+};
+
+static int32_t hear_text(void* context, const char* text, size_t size) {
+  struct heard* heard = context;
+  CHECK(strlen(text) == size);
+  strcat(heard->text, text);
+  return 0;
+}
+
+static int32_t hear_token(void* context, int32_t id, const float* logits, size_t count) {
+  struct heard* heard = context;
+  CHECK(count == 1620 && id >= 0 && id < 1620 && logits[id] > -INFINITY);
+  return ++heard->tokens == heard->stop_at;
+}
+
+static int32_t stop_at_once(void* context, const char* text, size_t size) {
+  (void)context, (void)text, (void)size;
+  return -1;
+}
+
+static void a_reply_may_be_cut_anywhere(void) {
+  char whole[4096];
+  const stet_digests expected = whole_reply(whole, sizeof whole);
+  stet_session* session = prompted();
+  sample_with(session, 0.8, 5);
+  struct heard heard = {0, 7, ""};
+  stet_generate_options options = {.struct_size = sizeof options,
+                                   .flags = STET_GENERATE_IGNORE_EOS,
+                                   .max_tokens = 24,
+                                   .context = &heard,
+                                   .on_text = hear_text,
+                                   .on_token = hear_token};
+  stet_reply* reply = reply_of(session, &options);
+  CHECK(reply->stop == STET_STOP_CALLBACK && reply->id_count == 7 && heard.tokens == 7);
+  stet_reply_free(reply);
+
+  options.on_text = stop_at_once;
+  options.on_token = NULL;
+  reply = reply_of(session, &options);
+  CHECK(reply->stop == STET_STOP_CALLBACK && reply->id_count == 1);
+  strcat(heard.text, reply->text.data);
+  stet_reply_free(reply);
+
+  options.on_text = throwing_text;
+  FAILS(stet_session_generate(session, tokenizer, &options, &reply, &error), STET_ERROR_INTERNAL,
+        "exception: expected none but of stet, found no more");
+  CHECK(reply == NULL);
+  stet_session_info info = {.struct_size = sizeof info};
+  OK(stet_session_get_info(session, &info, &error));
+
+  options.on_text = hear_text;
+  options.max_tokens = 24 - 9;
+  reply = reply_of(session, &options);
+  CHECK(reply->stop == STET_STOP_LENGTH && reply->id_count == 15);
+  stet_reply_free(reply);
+  stet_digests found = {.struct_size = sizeof found};
+  OK(stet_session_get_digests(session, &found, &error));
+  CHECK_TEXT(found.tokens, expected.tokens);
+  CHECK_TEXT(found.state, expected.state);
+  CHECK_TEXT(found.id, expected.id);
+
+  char* rest = NULL;
+  size_t size = 0;
+  OK(stet_session_end_reply(session, tokenizer, &rest, &size, &error));
+  CHECK(strlen(rest) == size);
+  stet_turn turn;
+  OK(stet_session_turn(session, 0, &turn, &error));
+  CHECK(turn.open == 0);
+  stet_free(rest);
+  stet_session_free(session);
+}
+
+static void stop_strings_end_a_reply(void) {
+  char whole[4096];
+  whole_reply(whole, sizeof whole);
+  stet_session* session = prompted();
+  sample_with(session, 0.8, 5);
+  char stop[4] = "";
+  memcpy(stop, whole + 10, 3);
+  const stet_text strings[] = {{stop, 3}};
+  OK(stet_session_set_stop_strings(session, strings, 1, &error));
+  const stet_generate_options options = {
+      .struct_size = sizeof options, .flags = STET_GENERATE_IGNORE_EOS, .max_tokens = 24};
+  stet_reply* reply = reply_of(session, &options);
+  const size_t before = (size_t)(strstr(whole, stop) - whole);
+  CHECK(reply->stop == STET_STOP_STRING && reply->text.size == before);
+  CHECK(memcmp(reply->text.data, whole, before) == 0);
+  stet_reply_free(reply);
+  FAILS(stet_session_generate(session, NULL, &options, &reply, &error), STET_ERROR_ARGUMENT,
+        "stop strings: expected a tokenizer to match them in text, found none");
+  OK(stet_session_set_stop_strings(session, NULL, 0, &error));
+  OK(stet_session_generate(session, NULL, &options, &reply, &error));
+  CHECK(reply->text.size == 0 && reply->id_count == 24);
+  stet_reply_free(reply);
+  stet_session_free(session);
+}
+
+static void wrong_options_draw_nothing(void) {
+  stet_session* session = NULL;
+  stet_reply* reply = NULL;
+  OK(stet_session_new(model, NULL, &session, &error));
+  FAILS(stet_session_generate(session, tokenizer, NULL, &reply, &error), STET_ERROR_ARGUMENT,
+        "prompt: expected at least one token, found none");
+  stet_generate_options options = {.struct_size = sizeof options, .max_tokens = -1};
+  FAILS(stet_session_generate(session, tokenizer, &options, &reply, &error), STET_ERROR_ARGUMENT,
+        "max_tokens: expected 0 or more, found -1");
+  options.max_tokens = 1;
+  options.flags = 2;
+  FAILS(stet_session_generate(session, tokenizer, &options, &reply, &error), STET_ERROR_UNSUPPORTED,
+        "options.flags: expected flags of 1, found 2");
+  CHECK(reply == NULL);
+  stet_session_free(session);
+}
+
+static void a_sampler_draws_what_the_session_draws(void) {
+  stet_session* session = prompted();
+  sample_with(session, 0.8, 99);
+  stet_sampler* sampler = NULL;
+  OK(stet_sampler_new(1620, &sampler, &error));
+  stet_sampling sampling = {.struct_size = sizeof sampling};
+  OK(stet_session_get_sampling(session, &sampling, &error));
+  const stet_generate_options one = {.struct_size = sizeof one, .max_tokens = 1};
+  for (int i = 0; i < 12; ++i) {
+    const float* logits = NULL;
+    const int32_t* tokens = NULL;
+    size_t vocab = 0, count = 0;
+    int32_t id = -1;
+    OK(stet_session_logits(session, &logits, &vocab, &error));
+    OK(stet_session_tokens(session, &tokens, &count, &error));
+    OK(stet_sampler_sample(sampler, &sampling, logits, vocab, tokens, count, count, &id, &error));
+    float p[1620];
+    OK(stet_sampler_probabilities(sampler, &sampling, logits, vocab, tokens, count, p, &error));
+    CHECK(p[id] > 0);
+    double log_p = 1;
+    OK(stet_log_probability(logits, vocab, id, &log_p, &error));
+    CHECK(log_p < 0 && log_p > -30);
+    stet_reply* reply = reply_of(session, &one);
+    CHECK(reply->id_count == 1 && reply->ids[0] == id);
+    stet_reply_free(reply);
+  }
+  const float two[] = {0, -INFINITY}, none[] = {-INFINITY}, nan[] = {NAN};
+  int32_t id = -1;
+  double log_p = 1;
+  FAILS(stet_sampler_sample(sampler, &sampling, two, 2, NULL, 0, 0, &id, &error),
+        STET_ERROR_ARGUMENT, "logits: expected 1620 values, found 2");
+  OK(stet_log_probability(two, 2, 0, &log_p, &error));
+  CHECK(log_p == 0);
+  FAILS(stet_log_probability(two, 2, 2, &log_p, &error), STET_ERROR_ARGUMENT,
+        "id: expected an id below 2, found 2");
+  FAILS(stet_log_probability(none, 1, 0, &log_p, &error), STET_ERROR_ARGUMENT,
+        "logits: expected at least one finite value, found -inf alone");
+  FAILS(stet_log_probability(nan, 1, 0, &log_p, &error), STET_ERROR_ARGUMENT,
+        "logits: expected finite values or -inf, found nan");
+  stet_sampler_free(sampler);
+  FAILS(stet_sampler_new(0, &sampler, &error), STET_ERROR_ARGUMENT,
+        "vocab_size: expected a positive integer, found 0");
+  stet_session_free(session);
+}
+
+int test_generate(void) {
+  OK(stet_model_load(POCKET, NULL, &model, &error));
+  OK(stet_tokenizer_load(POCKET, &tokenizer, &error));
+  settings_stay_with_the_session();
+  replies_are_those_of_cpp();
+  a_reply_may_be_cut_anywhere();
+  stop_strings_end_a_reply();
+  wrong_options_draw_nothing();
+  a_sampler_draws_what_the_session_draws();
+  stet_tokenizer_free(tokenizer);
+  stet_model_free(model);
+  return 0;
+}

@@ -1,0 +1,23 @@
+/* The tests of the C interface: one of them by its name, or all. They write to the working
+ * directory. c_tests [NAME] */
+#include <string.h>
+
+#include "check.h"
+
+int main(int argc, char** argv) {
+  static const struct {
+    const char* name;
+    int (*run)(void);
+  } tests[] = {
+      {"border", test_border}, {"chat", test_chat},       {"generate", test_generate},
+      {"lab", test_lab},       {"session", test_session}, {"snapshot", test_snapshot},
+      {"text", test_text},
+  };
+  int ran = 0;
+  for (size_t i = 0; i < sizeof tests / sizeof *tests; ++i) {
+    if (argc > 1 && strcmp(argv[1], tests[i].name) != 0) continue;
+    ++ran;
+    if (tests[i].run() != 0) return 1;
+  }
+  return ran > 0 ? 0 : 2;
+}

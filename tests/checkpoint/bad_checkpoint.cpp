@@ -1,0 +1,495 @@
+// Checkpoints with something wrong: each is one line of error that names file, field, what was
+// expected and what was found.
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/models.hpp"
+
+namespace stet::test::bad_checkpoint_tests {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+// A copy of a small checkpoint, to be damaged. In expected texts "@" stands for its directory.
+class BadCheckpoint : public testing::Test {
+ protected:
+  explicit BadCheckpoint(const std::string& name = "llama31-tiny") : source_(name) {
+    for (const char* file : {"config.json", "model.safetensors"}) {
+      fs::copy_file(data_path("models/" + name + "/" + file), path(file));
+      fs::permissions(path(file), fs::perms::owner_write, fs::perm_options::add);
+    }
+  }
+
+  std::string path(const std::string& file) const { return directory_.path() + "/" + file; }
+  void write(const std::string& file, const std::string& text) const {
+    std::ofstream(path(file)) << text;
+  }
+  void config(const std::function<void(Json&)>& change) const {
+    std::ifstream in(data_path("models/" + source_ + "/config.json"));
+    Json json = Json::parse(in);
+    change(json);
+    write("config.json", json.dump());
+  }
+
+  // Writes model.safetensors anew, each tensor as `change` leaves it; one that it names "" is left
+  // out.
+  struct Tensor {
+    TensorSpec spec;
+    std::vector<std::byte> bytes;
+  };
+  void tensors(const std::function<void(Tensor&)>& change) const {
+    const Golden original(data_path("models/" + source_ + "/model.safetensors"));
+    std::vector<Tensor> all;
+    for (const TensorView& view : original.all()) {
+      Tensor t{{view.name, view.dtype, view.shape}, {view.bytes.begin(), view.bytes.end()}};
+      change(t);
+      if (!t.spec.name.empty()) all.push_back(std::move(t));
+    }
+    std::vector<TensorSpec> specs;
+    for (const Tensor& t : all) specs.push_back(t.spec);
+    SafeTensorsWriter writer(path("model.safetensors"), specs);
+    for (const Tensor& t : all) writer.write(t.bytes);
+    writer.commit();
+  }
+
+  std::string error(ErrorKind kind) const {
+    std::string text = error_of([&] { Model::load(directory_.path(), 1); }, kind);
+    EXPECT_EQ(text.find('\n'), std::string::npos);
+    const std::string& name = directory_.path();  // the path that errors begin with
+    return text.starts_with(name) ? fmt::format("@{}", text.substr(name.size())) : text;
+  }
+  std::string config_error(ErrorKind kind, const std::function<void(Json&)>& change) const {
+    config(change);
+    return error(kind);
+  }
+  // Sets one field of config.json.
+  std::string field_error(const char* field, const Json& value) const {
+    return config_error(ErrorKind::format, [&](Json& j) { j[field] = value; });
+  }
+
+  std::string source_;
+  TemporaryDirectory directory_;
+};
+
+class BadGemma : public BadCheckpoint {
+ protected:
+  BadGemma() : BadCheckpoint("gemma3-tiny") {}
+};
+
+class BadGpt2 : public BadCheckpoint {
+ protected:
+  BadGpt2() : BadCheckpoint("gpt2-tiny") {}
+};
+
+TEST_F(BadCheckpoint, TheCopyItselfLoads) {
+  tensors([](Tensor&) {});
+  config([](Json&) {});
+  EXPECT_EQ(error(ErrorKind::io), "no error");
+}
+
+// ---- files ----
+
+TEST_F(BadCheckpoint, MissingFiles) {
+  fs::remove(path("model.safetensors"));
+  EXPECT_EQ(error(ErrorKind::io),
+            "@: expected model.safetensors or model.safetensors.index.json in it, found neither");
+  fs::remove(path("config.json"));
+  EXPECT_EQ(error(ErrorKind::io),
+            "@/config.json: expected a readable file, found No such file or directory");
+  fs::remove(directory_.path());
+  EXPECT_EQ(error(ErrorKind::io),
+            "@/config.json: expected a readable file, found No such file or directory");
+}
+
+TEST_F(BadCheckpoint, AFileInsteadOfADirectory) {
+  EXPECT_EQ(error_of([&] { Model::load(path("config.json"), 1); }, ErrorKind::io),
+            path("config.json") + "/config.json: expected a readable file, found Not a directory");
+}
+
+TEST_F(BadCheckpoint, TruncatedWeights) {
+  const size_t size = fs::file_size(path("model.safetensors"));
+  std::ifstream in(path("model.safetensors"), std::ios::binary);
+  uint64_t header = 0;
+  in.read(reinterpret_cast<char*>(&header), sizeof header);
+  const auto cut = [&](size_t bytes) {
+    fs::resize_file(path("model.safetensors"), bytes);
+    return error(ErrorKind::format);
+  };
+  const std::string short_data = cut(size - 1);
+  EXPECT_EQ(short_data.rfind("@/model.safetensors: ", 0), 0u) << short_data;
+  const std::string range = fmt::format(
+      "data_offsets: expected a range within {} bytes of data, found [", size - 9 - header);
+  EXPECT_NE(short_data.find(range), std::string::npos) << short_data;
+  EXPECT_EQ(
+      cut(8 + header - 1),
+      fmt::format(
+          "@/model.safetensors: header: expected {} bytes at offset 8, found {} before the end",
+          header, header - 1));
+  EXPECT_EQ(
+      cut(7),
+      "@/model.safetensors: header length: expected 8 bytes at offset 0, found 7 before the end");
+  EXPECT_EQ(cut(0), "@/model.safetensors: expected a file with content, found 0 bytes");
+}
+
+TEST_F(BadCheckpoint, EveryTruncationOfTheHeaderIsAnError) {
+  std::ifstream in(path("model.safetensors"), std::ios::binary);
+  uint64_t header = 0;
+  in.read(reinterpret_cast<char*>(&header), sizeof header);
+  for (size_t size = 8 + header + 4; size-- > 0;) {
+    fs::resize_file(path("model.safetensors"), size);
+    ASSERT_EQ(error(ErrorKind::format).rfind("@/model.safetensors: ", 0), 0u) << size;
+  }
+}
+
+// ---- config.json ----
+
+TEST_F(BadCheckpoint, ConfigIsNoJson) {
+  write("config.json", "{\"vocab_size\": ");
+  EXPECT_EQ(error(ErrorKind::format),
+            "@/config.json: line 1, column 16: expected valid JSON, found the end of the text");
+  write("config.json", "[1, 2]");
+  EXPECT_EQ(error(ErrorKind::format), "@/config.json: expected a JSON object, found an array");
+  write("config.json", "");
+  EXPECT_EQ(error(ErrorKind::format),
+            "@/config.json: line 1, column 1: expected valid JSON, found the end of the text");
+}
+
+TEST_F(BadCheckpoint, NotANumber) {
+  write("config.json", "{\"rms_norm_eps\": NaN}");
+  EXPECT_EQ(error(ErrorKind::format),
+            "@/config.json: line 1, column 18: expected valid JSON, found '\"rms_norm_eps\": N'");
+  write("config.json", "{\"rms_norm_eps\": 1e999}");
+  EXPECT_EQ(
+      error(ErrorKind::format),
+      "@/config.json: line 1, column 22: expected a number that fits a double, found '1e999'");
+}
+
+TEST_F(BadCheckpoint, UnknownArchitecture) {
+  const std::string known =
+      "GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, "
+      "GPT2LMHeadModel, GPTNeoXForCausalLM, GraniteForCausalLM, LlamaForCausalLM, "
+      "MistralForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, Phi3ForCausalLM, "
+      "Qwen2ForCausalLM, Qwen3ForCausalLM, SmolLM3ForCausalLM";
+  EXPECT_EQ(
+      config_error(ErrorKind::unsupported, [](Json& j) { j["architectures"] = {"BertModel"}; }),
+      "@/config.json: architectures: expected one of " + known + ", found BertModel");
+  EXPECT_EQ(config_error(ErrorKind::unsupported,
+                         [](Json& j) {
+                           j.erase("architectures");
+                           j["model_type"] = "bert";
+                         }),
+            "@/config.json: model_type: expected one of " + known + ", found bert");
+  EXPECT_EQ(config_error(ErrorKind::unsupported,
+                         [](Json& j) {
+                           j.erase("architectures");
+                           j.erase("model_type");
+                         }),
+            "@/config.json: model_type: expected one of " + known + ", found nothing");
+}
+
+TEST_F(BadCheckpoint, AbsurdSizes) {
+  EXPECT_EQ(field_error("num_attention_heads", 0),
+            "@/config.json: num_attention_heads: expected an integer in 1..1024, found 0");
+  EXPECT_EQ(
+      field_error("num_hidden_layers", int64_t{1} << 40),
+      "@/config.json: num_hidden_layers: expected an integer in 1..1024, found 1099511627776");
+  EXPECT_EQ(field_error("vocab_size", -1),
+            "@/config.json: vocab_size: expected an integer in 1..1048576, found -1");
+  EXPECT_EQ(field_error("vocab_size", 1e300),
+            "@/config.json: vocab_size: expected an integer in 1..1048576, found 1e+300");
+  EXPECT_EQ(field_error("hidden_size", nullptr),
+            "@/config.json: hidden_size: expected an integer in 1..1048576, found nothing");
+  EXPECT_EQ(field_error("hidden_size", 64.5),
+            "@/config.json: hidden_size: expected an integer in 1..1048576, found 64.5");
+  EXPECT_EQ(field_error("intermediate_size", "176"),
+            "@/config.json: intermediate_size: expected an integer in 1..1048576, found \"176\"");
+  EXPECT_EQ(field_error("max_position_embeddings", 0),
+            "@/config.json: max_position_embeddings: expected an integer in 1..16777216, found 0");
+  EXPECT_EQ(field_error("head_dim", 7),
+            "@/config.json: head_dim: expected an even number, found 7");
+  EXPECT_EQ(
+      field_error("num_key_value_heads", 3),
+      "@/config.json: num_key_value_heads: expected a divisor of num_attention_heads 8, found 3");
+  EXPECT_EQ(field_error("num_key_value_heads", 9),
+            "@/config.json: num_key_value_heads: expected an integer in 1..8, found 9");
+  EXPECT_EQ(field_error("hidden_size", 63),
+            "@/config.json: hidden_size: expected a multiple of num_attention_heads 8, found 63");
+}
+
+TEST_F(BadCheckpoint, UnknownRopeType) {
+  const char* const expected =
+      "@/config.json: rope_scaling.rope_type: expected default, linear, llama3, yarn or longrope, "
+      "found dynamic";
+  EXPECT_EQ(config_error(ErrorKind::unsupported,
+                         [](Json& j) { j["rope_scaling"]["rope_type"] = "dynamic"; }),
+            expected);
+  const auto yarn = [&](const char* field, const Json& value) {
+    return [=](Json& j) {
+      j["rope_scaling"]["rope_type"] = "yarn";
+      j["rope_scaling"][field] = value;
+    };
+  };
+  EXPECT_EQ(config_error(ErrorKind::format, yarn("beta_fast", 1)),
+            "@/config.json: rope_scaling.beta_fast: expected a number above beta_slow, found 1");
+  EXPECT_EQ(config_error(ErrorKind::format, yarn("original_max_position_embeddings", nullptr)),
+            "@/config.json: rope_scaling.original_max_position_embeddings: expected a number in "
+            "1.0..1000000000.0, found nothing");
+  EXPECT_EQ(config_error(ErrorKind::unsupported, yarn("mscale", 0.7)),
+            "@/config.json: rope_scaling.mscale: expected no such field, found one");
+  EXPECT_EQ(
+      config_error(ErrorKind::format, [](Json& j) { j["rope_scaling"].erase("factor"); }),
+      "@/config.json: rope_scaling.factor: expected a number in 1e-06..1000000.0, found nothing");
+  EXPECT_EQ(
+      config_error(ErrorKind::format, [](Json& j) { j["rope_scaling"]["high_freq_factor"] = 0.5; }),
+      "@/config.json: rope_scaling.high_freq_factor: expected a number above low_freq_factor, "
+      "found 0.5");
+  EXPECT_EQ(field_error("rope_theta", 0),
+            "@/config.json: rope_theta: expected a number in 1.0..1000000000000.0, found 0");
+}
+
+TEST_F(BadCheckpoint, UnknownActivation) {
+  EXPECT_EQ(config_error(ErrorKind::unsupported, [](Json& j) { j["hidden_act"] = "relu"; }),
+            "@/config.json: hidden_act: expected silu, found relu");
+}
+
+TEST_F(BadCheckpoint, StopTokensOutsideTheVocabulary) {
+  EXPECT_EQ(field_error("eos_token_id", 320),
+            "@/config.json: eos_token_id: expected an integer in 0..319, found 320");
+  EXPECT_EQ(field_error("eos_token_id", {1, -1}),
+            "@/config.json: eos_token_id[1]: expected an integer in 0..319, found -1");
+}
+
+TEST_F(BadGemma, LayerTypes) {
+  EXPECT_EQ(field_error("layer_types", {"full_attention", "sliding_attention"}),
+            "@/config.json: layer_types: expected one entry for each of 7 layers, found an array");
+  EXPECT_EQ(config_error(ErrorKind::unsupported,
+                         [](Json& j) {
+                           j["layer_types"] = std::vector<std::string>(7, "chunked_attention");
+                         }),
+            "@/config.json: layer_types: expected sliding_attention or full_attention, found "
+            "chunked_attention");
+  EXPECT_EQ(field_error("sliding_window", 0),
+            "@/config.json: sliding_window: expected an integer in 1..4294967296, found 0");
+  EXPECT_EQ(field_error("sliding_window_pattern", 0),
+            "@/config.json: sliding_window_pattern: expected an integer in 1..1024, found 0");
+}
+
+// The multimodal layout names stop tokens at the top, or in the text part alone.
+TEST_F(BadGemma, StopTokensOfANestedConfig) {
+  const Json text = {{"model_type", "gemma3_text"}, {"eos_token_id", 3}};
+  Json whole = {{"architectures", {"Gemma3ForConditionalGeneration"}}, {"text_config", text}};
+  EXPECT_EQ(parse_model_config(whole.dump(), "config.json").eos_ids, std::vector<int32_t>{3});
+  whole["eos_token_id"] = {1, 106};
+  EXPECT_EQ(parse_model_config(whole.dump(), "config.json").eos_ids,
+            (std::vector<int32_t>{1, 106}));
+}
+
+// ---- generation_config.json ----
+
+TEST_F(BadCheckpoint, GenerationConfig) {
+  const auto generation = [&](const std::string& text) {
+    write("generation_config.json", text);
+    return error(ErrorKind::format);
+  };
+  const std::string file = "@/generation_config.json: ";
+  EXPECT_EQ(generation("{\"temperature\": -1}"),
+            file + "temperature: expected a number in 0.0..1000000.0, found -1");
+  EXPECT_EQ(generation("{\"top_p\": 1.5}"),
+            file + "top_p: expected a number in 0.0..1.0, found 1.5");
+  EXPECT_EQ(generation("{\"top_k\": -3}"),
+            file + "top_k: expected an integer in 0..2147483648, found -3");
+  EXPECT_EQ(generation("{\"repetition_penalty\": 0}"),
+            file + "repetition_penalty: expected a number in 1e-06..1000000.0, found 0");
+  EXPECT_EQ(generation("{\"do_sample\": 1}"), file + "do_sample: expected true or false, found 1");
+  EXPECT_EQ(generation("{\"eos_token_id\": [2, 999]}"),
+            file + "eos_token_id[1]: expected an integer in 0..319, found 999");
+  EXPECT_EQ(generation("nonsense"), file + "line 1, column 2: expected valid JSON, found 'no'");
+}
+
+TEST_F(BadCheckpoint, GenerationConfigThatIsABrokenLink) {
+  fs::create_symlink("nowhere.json", path("generation_config.json"));
+  EXPECT_EQ(error(ErrorKind::io),
+            "@/generation_config.json: expected a readable file, found No such file or directory");
+}
+
+// ---- tensors ----
+
+TEST_F(BadCheckpoint, MissingTensor) {
+  tensors([](Tensor& t) {
+    if (t.spec.name == "model.layers.2.mlp.up_proj.weight") t.spec.name.clear();
+  });
+  EXPECT_EQ(error(ErrorKind::format),
+            "@/model.safetensors: model.layers.2.mlp.up_proj.weight: expected F32, BF16 or F16 "
+            "[176, 64], found nothing");
+}
+
+TEST_F(BadCheckpoint, MissingEmbeddingsAndHead) {
+  tensors([](Tensor& t) {
+    if (t.spec.name == "lm_head.weight") t.spec.name.clear();
+  });
+  EXPECT_EQ(
+      error(ErrorKind::format),
+      "@/model.safetensors: lm_head.weight: expected F32, BF16 or F16 [320, 64], found nothing");
+  tensors([](Tensor& t) {
+    if (t.spec.name == "model.embed_tokens.weight") t.spec.name.clear();
+  });
+  EXPECT_EQ(
+      error(ErrorKind::format),
+      "@/model.safetensors: model.embed_tokens.weight: expected a tensor of that name, found none");
+}
+
+TEST_F(BadCheckpoint, WrongShape) {
+  tensors([](Tensor& t) {
+    if (t.spec.name == "model.layers.0.self_attn.k_proj.weight")
+      std::swap(t.spec.shape[0], t.spec.shape[1]);
+  });
+  EXPECT_EQ(error(ErrorKind::mismatch),
+            "@/model.safetensors: model.layers.0.self_attn.k_proj.weight: expected F32, BF16 or "
+            "F16 [16, 64], "
+            "found F32 [64, 16]");
+}
+
+// More layers than there are tensors for: found at the first that is missing.
+TEST_F(BadCheckpoint, ConfigWithMoreLayersThanTheWeights) {
+  EXPECT_EQ(field_error("num_hidden_layers", 1024),
+            "@/model.safetensors: model.layers.4.self_attn.q_proj.weight: expected F32, BF16 or "
+            "F16 [64, 64], found nothing");
+}
+
+TEST_F(BadCheckpoint, WrongDtype) {
+  tensors([](Tensor& t) {
+    if (t.spec.name != "model.norm.weight") return;
+    t.spec.dtype = DType::i64;
+    t.bytes.resize(64 * 8);
+  });
+  EXPECT_EQ(
+      error(ErrorKind::unsupported),
+      "@/model.safetensors: model.norm.weight: expected F32, BF16 or F16 [64], found I64 [64]");
+}
+
+TEST_F(BadCheckpoint, MixedDtypesInOneMatrix) {
+  tensors([](Tensor& t) {
+    if (t.spec.name != "model.layers.1.self_attn.v_proj.weight") return;
+    t.spec.dtype = DType::bf16;
+    t.bytes.resize(t.bytes.size() / 2);
+  });
+  EXPECT_EQ(error(ErrorKind::unsupported),
+            "@/model.safetensors: model.layers.1.self_attn.v_proj.weight: expected dtype F32 like "
+            "model.layers.1.self_attn.q_proj.weight, found BF16");
+}
+
+// ---- families ----
+
+// A field of the config and a tensor of each family: what is refused, and how.
+struct FamilyCase {
+  std::string name, field;
+  Json value;
+  std::string config_error;
+  std::string tensor, shape,
+      swapped;  // left out, then with its dimensions swapped, or doubled where it has one
+};
+void PrintTo(const FamilyCase& c, std::ostream* out) { *out << c.name << " " << c.field; }
+
+class BadFamily : public BadCheckpoint, public testing::WithParamInterface<FamilyCase> {
+ protected:
+  BadFamily() : BadCheckpoint(GetParam().name) {}
+};
+
+TEST_P(BadFamily, ConfigAndTensorsAreChecked) {
+  const FamilyCase& c = GetParam();
+  EXPECT_EQ(config_error(ErrorKind::unsupported, [&](Json& j) { j[c.field] = c.value; }),
+            "@/config.json: " + c.field + ": expected " + c.config_error);
+  config([](Json&) {});
+  tensors([&](Tensor& t) {
+    if (t.spec.name == c.tensor) t.spec.name.clear();
+  });
+  const std::string expected =
+      "@/model.safetensors: " + c.tensor + ": expected F32, BF16 or F16 " + c.shape + ", found ";
+  EXPECT_EQ(error(ErrorKind::format), expected + "nothing");
+  std::string dtype;
+  tensors([&](Tensor& t) {
+    if (t.spec.name != c.tensor) return;
+    dtype = dtype_name(t.spec.dtype);
+    if (t.spec.shape.size() == 1) {
+      t.spec.shape[0] *= 2;
+      t.bytes.resize(t.bytes.size() * 2);
+    } else {
+      std::swap(t.spec.shape[0], t.spec.shape[1]);
+    }
+  });
+  EXPECT_EQ(error(ErrorKind::mismatch), expected + dtype + " " + c.swapped);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Families, BadFamily,
+    testing::Values(
+        FamilyCase{"gpt2-tiny", "activation_function", "relu",
+                   "gelu_new or gelu_pytorch_tanh, found relu", "h.1.attn.c_attn.weight",
+                   "[64, 192]", "[192, 64]"},
+        FamilyCase{"gpt2-tiny", "scale_attn_by_inverse_layer_idx", true, "false, found true",
+                   "wpe.weight", "[128, 64]", "[64, 128]"},
+        FamilyCase{"gpt2-tiny", "reorder_and_upcast_attn", true, "false, found true",
+                   "h.2.mlp.c_proj.bias", "[64]", "[128]"},
+        FamilyCase{"gpt2-tiny", "add_cross_attention", true, "false, found true", "ln_f.bias",
+                   "[64]", "[128]"},
+        FamilyCase{"gemma-tiny", "hidden_activation", "gelu", "gelu_pytorch_tanh, found gelu",
+                   "model.layers.1.mlp.down_proj.weight", "[64, 160]", "[160, 64]"},
+        FamilyCase{"gemma-tiny", "hidden_act", "relu", "gelu_pytorch_tanh or gelu, found relu",
+                   "model.layers.2.post_attention_layernorm.weight", "[64]", "[128]"},
+        FamilyCase{"gemma2-tiny", "hidden_activation", "relu", "gelu_pytorch_tanh, found relu",
+                   "model.layers.3.pre_feedforward_layernorm.weight", "[64]", "[128]"},
+        FamilyCase{"gemma2-tiny", "attention_bias", true, "false, found true",
+                   "model.layers.0.self_attn.v_proj.weight", "[32, 64]", "[64, 32]"},
+        FamilyCase{"mistral-tiny", "hidden_act", "gelu", "silu, found gelu", "lm_head.weight",
+                   "[320, 64]", "[64, 320]"},
+        FamilyCase{"qwen2-tiny", "hidden_act", "gelu", "silu, found gelu",
+                   "model.layers.1.self_attn.k_proj.bias", "[32]", "[64]"},
+        FamilyCase{"qwen3-tiny", "hidden_act", "gelu", "silu, found gelu",
+                   "model.layers.0.self_attn.q_norm.weight", "[24]", "[48]"},
+        FamilyCase{"granite-tiny", "hidden_act", "gelu", "silu, found gelu",
+                   "model.layers.0.input_layernorm.weight", "[64]", "[128]"},
+        FamilyCase{"olmo2-tiny", "hidden_act", "gelu", "silu, found gelu",
+                   "model.layers.0.self_attn.q_norm.weight", "[64]", "[128]"},
+        FamilyCase{"olmo3-tiny", "hidden_act", "gelu", "silu, found gelu",
+                   "model.layers.3.self_attn.k_norm.weight", "[32]", "[64]"},
+        FamilyCase{"smollm3-tiny", "use_sliding_window", true, "false, found true",
+                   "model.layers.0.self_attn.k_proj.weight", "[32, 64]", "[64, 32]"},
+        FamilyCase{"pythia-tiny", "hidden_act", "gelu_new", "gelu, found gelu_new",
+                   "gpt_neox.layers.1.attention.query_key_value.weight", "[192, 64]", "[64, 192]"},
+        FamilyCase{"phi3-tiny", "attention_bias", true, "false, found true",
+                   "model.layers.2.mlp.gate_up_proj.weight", "[192, 64]", "[64, 192]"}),
+    [](const auto& info) { return fmt::format("{}", info.index); });
+
+TEST_F(BadGpt2, Sizes) {
+  EXPECT_EQ(field_error("n_head", 5),
+            "@/config.json: n_embd: expected an even multiple of n_head 5, found 64");
+  EXPECT_EQ(field_error("n_head", 64),
+            "@/config.json: n_embd: expected an even multiple of n_head 64, found 64");
+  EXPECT_EQ(field_error("n_positions", 0),
+            "@/config.json: n_positions: expected an integer in 1..1048576, found 0");
+  EXPECT_EQ(field_error("n_inner", -1),
+            "@/config.json: n_inner: expected an integer in 1..4194304, found -1");
+  EXPECT_EQ(field_error("n_layer", nullptr),
+            "@/config.json: n_layer: expected an integer in 1..1024, found nothing");
+  EXPECT_EQ(field_error("eos_token_id", 320),
+            "@/config.json: eos_token_id: expected an integer in 0..319, found 320");
+  EXPECT_EQ(field_error("layer_norm_epsilon", -1),
+            "@/config.json: layer_norm_epsilon: expected a number in 0.0..1.0, found -1");
+}
+
+TEST_F(BadGpt2, NoEmbeddings) {
+  tensors([](Tensor& t) {
+    if (t.spec.name == "wte.weight") t.spec.name.clear();
+  });
+  EXPECT_EQ(
+      error(ErrorKind::format),
+      "@/model.safetensors: transformer.wte.weight: expected a tensor of that name, found none");
+}
+
+}  // namespace
+}  // namespace stet::test::bad_checkpoint_tests

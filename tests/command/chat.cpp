@@ -1,0 +1,446 @@
+// `stet chat`, `experiment` and `equivalence` as programs meet them: scripts, pipes, processes that
+// are killed.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "stet/snapshot/snapshot.hpp"
+#include "stet/snapshot/verify.hpp"
+#include "tests/support/models.hpp"
+#include "tests/support/run_command.hpp"
+
+namespace stet::test::chat_tests {
+namespace {
+
+using Json = nlohmann::json;
+
+const std::string kScript = data_path("pocket/golden-gemma3/script.json");
+
+Json script() { return Json::parse(read_text(kScript)); }
+
+std::vector<Json> lines_of(const std::string& text) {
+  std::vector<Json> all;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) all.push_back(Json::parse(line));
+  return all;
+}
+
+// A pipe with a name, to talk with a process that goes on.
+class Pipe {
+ public:
+  explicit Pipe(std::string path) : path(std::move(path)) {
+    if (::mkfifo(this->path.c_str(), 0600) != 0) std::abort();
+    fd_ = ::open(this->path.c_str(), O_RDWR);
+  }
+  ~Pipe() {
+    ::close(fd_);
+    std::filesystem::remove(path);
+  }
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+
+  void write(const std::string& text) const {
+    ASSERT_EQ(::write(fd_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  }
+  // The next line without its end; what came of it, where the rest does not come for a minute.
+  std::string read_line() const {
+    std::string line;
+    pollfd ready{fd_, POLLIN, 0};
+    for (char c = 0; ::poll(&ready, 1, 60000) == 1 && ::read(fd_, &c, 1) == 1 && c != '\n';)
+      line += c;
+    return line;
+  }
+
+  const std::string path;
+
+ private:
+  int fd_ = -1;
+};
+
+class ChatCommand : public testing::Test {
+ protected:
+  // A file with messages, one per line.
+  std::string lines(const std::vector<std::string>& messages) const {
+    std::string text;
+    for (const std::string& message : messages) text += message + "\n";
+    write_file(scratch / "lines", text);
+    return scratch / "lines";
+  }
+  TemporaryDirectory scratch;
+  const std::string snapshot = scratch / "s.stet";
+};
+
+TEST_F(ChatCommand, TheScriptedConversationIsAsExpected) {
+  const Outcome o =
+      run_stet({"chat", "--threads", "1", "--script", kScript, "--json", "--save", snapshot});
+  EXPECT_EQ(o.status, 0) << o.err;
+  const std::vector<Json> turns = lines_of(o.out);
+  const Json expected = script();
+  ASSERT_EQ(turns.size(), 8u);
+  int64_t before = 0;
+  for (size_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(turns[i]["text"], expected["turns"][i]["model"]);
+    EXPECT_EQ(turns[i]["as_expected"], true);
+    EXPECT_EQ(turns[i]["tokens"]["kept"], before);
+    EXPECT_EQ(turns[i]["tokens"]["recomputed"], 0);
+    EXPECT_EQ(turns[i]["tokens"]["added"],
+              expected["turns"][i]["reply_starts"].get<int64_t>() - before);
+    EXPECT_EQ(turns[i]["prompt_ids"].size(), turns[i]["tokens"]["added"]);
+    before = turns[i]["positions"];
+  }
+  EXPECT_EQ(Json(Snapshot::open(snapshot).tokens()), expected["ids"]);
+  // And the transcript for people; an expectation that fails is the exit status.
+  const Outcome text = run_stet({"chat", "--threads", "1", "--script", kScript});
+  EXPECT_EQ(text.status, 0);
+  EXPECT_NE(text.out.find("model  m was 66.\n"), std::string::npos) << text.out;
+  write_file(
+      scratch / "wrong.json",
+      R"([{"user": "Set k = 5.", "expect": "never"}, {"user": "What is k?", "contains": ["5"]}])");
+  const Outcome wrong = run_stet({"chat", "--threads", "1", "--script", scratch / "wrong.json"});
+  EXPECT_EQ(wrong.status, 1);
+  EXPECT_NE(wrong.out.find("NOT AS EXPECTED: expected \"never\""), std::string::npos);
+}
+
+TEST_F(ChatCommand, ScriptsAreCheckedBeforeTheyRun) {
+  for (const auto& [text, error] :
+       {std::pair{"{", "expected JSON, or lines of text"},
+        {"{\"turns\": 3}", "turns: expected an array, found 3"},
+        {"[3]", "turns[0]: expected a string, or an object with user or command, found 3"},
+        {"[{\"command\": \"x\"}]", "turns[0].command: expected a command that begins with /"}}) {
+    write_file(scratch / "bad.json", text);
+    const Outcome o = run_stet({"chat", "--threads", "1", "--script", scratch / "bad.json"});
+    EXPECT_EQ(o.status, 1);
+    EXPECT_NE(o.err.find(error), std::string::npos) << o.err;
+  }
+  EXPECT_EQ(run_stet({"chat", "--threads", "1", "--json"}).status, 2);
+  EXPECT_EQ(run_stet({"chat", "--threads", "1", "--script", lines({"/nonsense"})}).status, 1);
+}
+
+// Each turn in a process of its own, which is killed as soon as the state is on disk.
+TEST_F(ChatCommand, KilledAfterEverySaveAndResumed) {
+  const Json expected = script();
+  for (size_t i = 0; i < 8; ++i) {
+    const Pipe in(scratch / "in"), err(scratch / "err");
+    Args args = {"chat", "--threads", "1", "--save", snapshot, "--autosave"};
+    if (i > 0) args.insert(args.end(), {"--resume", snapshot});
+    const CommandRun run(args, in.path, scratch / "out", err.path);
+    if (i > 0) {
+      EXPECT_TRUE(err.read_line().starts_with("resumed "));
+    }
+    in.write(expected["turns"][i]["user"].get<std::string>() + "\n");
+    EXPECT_TRUE(err.read_line().starts_with("saved "));
+    run.send(SIGKILL);
+    EXPECT_EQ(run.wait(), -SIGKILL);
+    EXPECT_EQ(read_text(scratch / "out"), expected["turns"][i]["model"].get<std::string>() + "\n");
+    const Snapshot saved = Snapshot::open(snapshot);
+    EXPECT_EQ(static_cast<int64_t>(saved.tokens().size()),
+              expected["turns"][i]["reply_ends"].get<int64_t>());
+  }
+  const Snapshot killed = Snapshot::open(snapshot);
+  EXPECT_EQ(Json(killed.tokens()), expected["ids"]);
+  ASSERT_EQ(
+      run_stet({"chat", "--threads", "1", "--script", kScript, "--save", scratch / "unbroken.stet"})
+          .status,
+      0);
+  const Snapshot unbroken = Snapshot::open(scratch / "unbroken.stet");
+  EXPECT_EQ(killed.digests().kv, unbroken.digests().kv);
+  EXPECT_EQ(killed.digests().logits, unbroken.digests().logits);
+  EXPECT_EQ(run_stet({"verify", snapshot}).status, 0);
+}
+
+TEST_F(ChatCommand, CommandsInScripts) {
+  const Outcome o = run_stet({"chat", "--threads", "1", "--script", lines({"Set k = 5.",
+                                                                           "/fork other",
+                                                                           "Set k = 9.",
+                                                                           "What is k?",
+                                                                           "/switch main",
+                                                                           "What is k?",
+                                                                           "/branches",
+                                                                           "/edit Set k = 3.",
+                                                                           "/rewind",
+                                                                           "/system Be terse.",
+                                                                           "What is k?",
+                                                                           "/messages",
+                                                                           "/verify",
+                                                                           "/state",
+                                                                           "/set temperature 0.5",
+                                                                           "/set",
+                                                                           "/prune 20 2 shift",
+                                                                           "What is k?",
+                                                                           "/verify",
+                                                                           "//quit is a word",
+                                                                           "/quit",
+                                                                           "never said"})});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_NE(o.out.find("k is 9."), std::string::npos);
+  EXPECT_NE(o.out.find("k is 5."), std::string::npos);
+  EXPECT_NE(o.out.find("* main"), std::string::npos);
+  EXPECT_NE(o.out.find("system: Be terse."), std::string::npos);
+  EXPECT_NE(o.out.find("temperature 0.5"), std::string::npos);
+  EXPECT_NE(o.out.find("/quit is a word"), std::string::npos);
+  EXPECT_EQ(o.out.find("never said"), std::string::npos);
+  size_t equal = 0;
+  for (size_t at = 0; (at = o.out.find("equal: ", at)) != std::string::npos; ++at) ++equal;
+  EXPECT_EQ(equal, 2u) << o.out << o.err;
+}
+
+TEST_F(ChatCommand, TheConversationIsInTheSnapshot) {
+  ASSERT_EQ(run_stet({"chat", "--threads", "1", "--system", "Be terse.", "--script",
+                      lines({"Set k = 5."}), "--save", snapshot})
+                .status,
+            0);
+  const Snapshot s = Snapshot::open(snapshot);
+  ASSERT_EQ(s.meta().chat.messages.size(), 3u);
+  EXPECT_EQ(s.meta().chat.messages[0].content, "Be terse.");
+  EXPECT_TRUE(s.meta().chat.messages[2].generated);
+  EXPECT_EQ(run_stet({"chat", "--threads", "1", "--resume", snapshot, "--script",
+                      lines({"What is k?"}), "--json"})
+                .status,
+            0);
+  const Json inspected = Json::parse(run_stet({"inspect", snapshot, "--json"}).out);
+  EXPECT_EQ(inspected["messages"].size(), 3u);
+}
+
+TEST_F(ChatCommand, ExperimentsBranchFromOneState) {
+  ASSERT_EQ(
+      run_stet({"chat", "--threads", "1", "--script", lines({"Set k = 5."}), "--save", snapshot})
+          .status,
+      0);
+  const Args args = {"experiment", snapshot, "--threads",     "1",    "--say",   "What is k?",
+                     "--seeds",    "1,2,1",  "--temperature", "0,20", "--top-k", "5,50",
+                     "-n",         "12",     "--twice"};
+  Args json = args, csv = args;
+  json.push_back("--json");
+  csv.push_back("--csv");
+  const Json j = Json::parse(run_stet(json).out);
+  ASSERT_EQ(j["runs"].size(), 12u);
+  for (size_t i = 0; i < 12; i += 3) {
+    EXPECT_EQ(j["runs"][i]["ids"], j["runs"][i + 2]["ids"]);
+    EXPECT_EQ(j["runs"][i]["state"], j["runs"][i + 2]["state"]);
+    if (j["runs"][i]["temperature"] == 0) {
+      EXPECT_EQ(j["runs"][i]["text"], "k is 5.");
+    }
+  }
+  EXPECT_GE(j["distinct"], 2);
+  EXPECT_GT(j["tokens_reused"], 12 * 20);
+  const std::string table = run_stet(csv).out;
+  size_t rows = 0;
+  for (size_t at = 0; (at = table.find(",xxh3:", at)) != std::string::npos; ++at) ++rows;
+  EXPECT_EQ(rows, 12u);
+  EXPECT_TRUE(table.starts_with("run,seed,temperature,top-k,"));
+  EXPECT_NE(run_stet(args).out.find("each drawn twice with the same state"), std::string::npos);
+  EXPECT_EQ(run_stet({"experiment", snapshot, "--top-p", "7"}).status, 2);
+  EXPECT_EQ(run_stet({"experiment"}).status, 2);
+}
+
+TEST_F(ChatCommand, EquivalenceIsProvedWayByWay) {
+  const Outcome o = run_stet({"equivalence", "--threads", "1", "--say", "Set k = 5.", "--sample",
+                              "--temperature", "1.2", "--seed", "4", "-n", "24", "--json"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  const Json rows = Json::parse(o.out);
+  ASSERT_GE(rows.size(), 9u);
+  for (const Json& row : rows) {
+    EXPECT_EQ(row["equal"], true) << row;
+    EXPECT_EQ(row["digests"]["state"], rows[0]["digests"]["state"]);
+  }
+  EXPECT_EQ(run_stet({"equivalence", "--threads", "1", "-m", data_path("models/gemma3-tiny"),
+                      "--ids", "1,2,3,4,5,6,7,8,9,10,11,12"})
+                .status,
+            0);
+}
+
+// ---------------------------------------------------------------- what is kept
+
+TEST_F(ChatCommand, OnlyTheTargetIsWrittenAtTheEnd) {
+  const std::string copy = scratch / "copy.stet";
+  ASSERT_EQ(
+      run_stet({"chat", "--threads", "1", "--script", lines({"Set k = 5."}), "--save", snapshot})
+          .status,
+      0);
+  const std::string before = read_text(snapshot);
+  // A copy is what the conversation was then; the file that was resumed stays as it is.
+  const Outcome o = run_stet({"chat", "--threads", "1", "--resume", snapshot, "--script",
+                              lines({"What is k?", "/save " + copy, "Set k = 9."})});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(read_text(snapshot), before);
+  EXPECT_EQ(Snapshot::open(copy).meta().chat.messages.size(), 4u);
+  EXPECT_NE(o.err.find("this conversation has 2 messages that no file holds: /save FILE or --save "
+                       "FILE would have kept them\n"),
+            std::string::npos)
+      << o.err;
+  // Where all is in a file, there is nothing to say.
+  EXPECT_EQ(run_stet({"chat", "--threads", "1", "--resume", copy, "--script", lines({"/messages"})})
+                .err.find("holds"),
+            std::string::npos);
+  EXPECT_NE(run_stet({"chat", "--threads", "1", "--script", lines({"/save"})})
+                .err.find("/save: expected a file (there is no --save), found nothing"),
+            std::string::npos);
+}
+
+TEST_F(ChatCommand, BranchesThatWouldBeLostAreNamed) {
+  const Args args = {"chat", "--threads", "1", "--save", snapshot, "--script"};
+  const auto run = [&](const std::vector<std::string>& messages) {
+    Args all = args;
+    all.push_back(lines(messages));
+    return run_stet(all);
+  };
+  const Outcome lost = run({"Set k = 5.", "/fork side", "Set k = 9.", "/switch main"});
+  EXPECT_NE(lost.err.find("branch side has 2 messages that no file holds: /switch side, /save FILE "
+                          "would have kept them\n"),
+            std::string::npos)
+      << lost.err;
+  EXPECT_EQ(lost.err.find("branch main"), std::string::npos) << lost.err;
+  EXPECT_EQ(Snapshot::open(snapshot).meta().chat.messages.size(), 2u);
+  EXPECT_EQ(run({"Set k = 5.", "/fork side", "Set k = 9."}).err.find("branch"),
+            std::string::npos);  // main is a part of side
+  EXPECT_EQ(run({"Set k = 5.", "/fork side", "Set k = 9.", "/save " + scratch / "side.stet",
+                 "/switch main"})
+                .err.find("branch"),
+            std::string::npos);
+  // A file that another state takes holds the first no more.
+  const Outcome over = run({"Set k = 5.", "/save " + scratch / "one.stet", "/fork side", "/rewind",
+                            "Set k = 9.", "/save " + scratch / "./one.stet"});
+  EXPECT_NE(over.err.find("branch main has 2 messages"), std::string::npos) << over.err;
+  // What is loaded comes beside what is not in a file yet.
+  const Outcome loaded = run(
+      {"Set k = 5.", "/load " + scratch / "one.stet", "/messages", "/switch main-1", "/messages"});
+  EXPECT_NE(loaded.err.find("(2 messages that no file holds are in branch main-1 from here on)"),
+            std::string::npos)
+      << loaded.err;
+  EXPECT_NE(loaded.out.find("user: Set k = 9."), std::string::npos) << loaded.out;
+  EXPECT_NE(loaded.out.find("user: Set k = 5."), std::string::npos) << loaded.out;
+}
+
+TEST_F(ChatCommand, AScriptThatFailsKeepsWhatWasSaid) {
+  const Outcome o =
+      run_stet({"chat", "--threads", "1", "--script",
+                lines({"Set k = 5.", "/nonsense", "never said"}), "--save", snapshot});
+  EXPECT_EQ(o.status, 1);
+  EXPECT_NE(o.err.find("stet: command: expected one that /help lists, found /nonsense"),
+            std::string::npos)
+      << o.err;
+  EXPECT_EQ(Snapshot::open(snapshot).meta().chat.messages.size(), 2u);
+  // Through a pipe, the other lines are said; the exit status tells.
+  const Outcome piped =
+      run_stet({"chat", "--threads", "1", "--save", snapshot}, "/nonsense\nSet k = 5.\n");
+  EXPECT_EQ(piped.status, 1);
+  EXPECT_EQ(piped.out, "OK, k = 5.\n");
+  EXPECT_EQ(Snapshot::open(snapshot).meta().chat.messages.size(), 2u);
+}
+
+TEST_F(ChatCommand, SignalsEndAChatInGoodOrder) {
+  for (const int signal : {SIGTERM, SIGHUP, SIGINT}) {
+    const Pipe in(scratch / "in"), out(scratch / "out"), err(scratch / "err");
+    const CommandRun run({"chat", "--threads", "1", "--save", snapshot}, in.path, out.path,
+                         err.path);
+    in.write("Set k = 5.\n");
+    EXPECT_EQ(out.read_line(), "OK, k = 5.");
+    run.send(signal);  // while the process waits for the next line
+    EXPECT_EQ(run.wait(), -signal);
+    EXPECT_TRUE(err.read_line().starts_with("saved 25 tokens to " + snapshot));
+    EXPECT_EQ(Snapshot::open(snapshot).meta().chat.messages.size(), 2u);
+    std::filesystem::remove(snapshot);
+  }
+}
+
+TEST_F(ChatCommand, AutosaveNeedsATarget) {
+  const Outcome o = run_stet({"chat", "--autosave", "--script", lines({"Set k = 5."})});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_EQ(o.err, "stet: --autosave requires --save (stet --help)\n");
+}
+
+TEST_F(ChatCommand, RawTextIsNoConversation) {
+  ASSERT_EQ(
+      run_stet({"generate", "--threads", "1", "-p", "Once", "-n", "4", "--save", snapshot}).status,
+      0);
+  const size_t tokens = Snapshot::open(snapshot).tokens().size();
+  const std::string expected = snapshot + ": messages: expected a conversation (stet resume " +
+                               snapshot + " -p TEXT goes on with raw text), found " +
+                               std::to_string(tokens) + " tokens of raw text, and no messages\n";
+  for (const Args& args : {Args{"chat", "--resume", snapshot, "--script", lines({"Hello"})},
+                           Args{"chat", "--script", lines({"/load " + snapshot})}}) {
+    const Outcome o = run_stet(args);
+    EXPECT_EQ(o.status, 1);
+    EXPECT_EQ(o.err, "stet: " + expected);
+  }
+}
+
+// ---------------------------------------------------------------- what is typed
+
+TEST_F(ChatCommand, SettingsNameWhatWasTyped) {
+  const auto run = [&](const std::vector<std::string>& commands) {
+    return run_stet({"chat", "--threads", "1", "--script", lines(commands)});
+  };
+  for (const auto& [command, error] :
+       {std::pair{"/set temperature -1",
+                  "temperature: expected 0 (greedy) or a number in 1e-30..1e30, found -1"},
+        {"/set temperature nan",
+         "temperature: expected 0 (greedy) or a number in 1e-30..1e30, found nan"},
+        {"/set top-k -1", "top-k: expected an integer in 0..2147483647 (0: all), found -1"},
+        {"/set top-p 1.5", "top-p: expected a number in 0..1 (1: all), found 1.5"},
+        {"/set typical 0", "typical: expected a number above 0, up to 1 (1: all), found 0"},
+        {"/set repetition-penalty 0",
+         "repetition-penalty: expected a number in 1e-30..1e30 (1: none), found 0"},
+        {"/set seed 18446744073709551616",
+         "seed: expected an integer in 0..18446744073709551615, found 18446744073709551616"},
+        {"/set max-tokens 0", "max-tokens: expected an integer in 1..9223372036854775807, found 0"},
+        {"/set greedy perhaps", "greedy: expected on or off, found perhaps"}}) {
+    const Outcome o = run({command});
+    EXPECT_EQ(o.status, 1);
+    EXPECT_EQ(o.err, "stet: " + std::string(error) + "\n");
+  }
+  const Outcome o = run({"/set top-k 7", "/set temperature 0.7", "/set seed 18446744073709551615",
+                         "/set", "/set temperature 0", "/set"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(o.err,
+            "(top-k has no effect while greedy: /set temperature T draws)\n(not greedy: tokens are "
+            "drawn at temperature 0.7)\n"
+            "(greedy: always the best token)\n");
+  EXPECT_NE(o.out.find("temperature 0.7\ntop-k 7\n"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("seed 18446744073709551615\ngreedy off\n"), std::string::npos) << o.out;
+  EXPECT_NE(
+      o.out.find("temperature 0.7 (no effect while greedy)\ntop-k 7 (no effect while greedy)\n"),
+      std::string::npos)
+      << o.out;
+}
+
+TEST_F(ChatCommand, MessagesOfSeveralLines) {
+  const std::vector<std::string> typed = {"\"\"\"",        "one",       "two\\",
+                                          "\"\"\"",        "three\\",   "four",
+                                          "\"\"\"/five",   "six\"\"\"", "/system \"\"\"Be terse.",
+                                          "Always.\"\"\"", "exit",      "/edit 4 \"\"\"",
+                                          "quit",          "\"\"\"",    "/messages"};
+  const Outcome o = run_stet({"chat", "--threads", "1", "--script", lines(typed)});
+  EXPECT_EQ(o.status, 0) << o.err;
+  std::string text;
+  for (const std::string& line : typed) text += line + "\n";
+  for (const std::string& out : {o.out, run_stet({"chat", "--threads", "1"}, text).out}) {
+    EXPECT_NE(out.find("system: Be terse.\\nAlways.\n"), std::string::npos) << out;
+    EXPECT_NE(out.find("user: one\\ntwo\\\n"), std::string::npos) << out;
+    EXPECT_NE(out.find("user: three\\nfour\n"), std::string::npos) << out;
+    EXPECT_NE(out.find("user: /five\\nsix\n"), std::string::npos) << out;
+    // The word ends a chat on a terminal alone.
+    EXPECT_NE(out.find("user: quit\n"), std::string::npos) << out;
+  }
+  const Outcome open =
+      run_stet({"chat", "--threads", "1", "--script", lines({"\"\"\"", "never closed"})});
+  EXPECT_EQ(open.status, 1);
+  EXPECT_NE(open.err.find("expected a line that ends in \"\"\", found the end"), std::string::npos)
+      << open.err;
+  EXPECT_EQ(run_stet({"chat", "--threads", "1"}, "begun\\\n").status, 1);
+  for (const char* word : {"/quit", "/bye", "/exit"}) {
+    EXPECT_EQ(run_stet({"chat", "--threads", "1", "--script", lines({word, "/nonsense"})}).status,
+              0);
+  }
+}
+
+}  // namespace
+}  // namespace stet::test::chat_tests

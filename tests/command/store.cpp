@@ -1,0 +1,150 @@
+// stet store, and store:NAME in place of a snapshot's file, as a user runs them.
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+
+#include "tests/support/models.hpp"
+#include "tests/support/run_command.hpp"
+#include "tests/support/terminal.hpp"
+
+namespace stet::test::store_tests {
+namespace {
+
+namespace fs = std::filesystem;
+
+class StoreCommand : public testing::Test {
+ protected:
+  StoreCommand() {
+    ::setenv("STET_STORE", ("dir:" + path_).c_str(), 1);
+    ::setenv("STET_STORE_KEY", (scratch_ / "keys/key").c_str(), 1);
+    const Outcome o = run({"store", "init"});
+    EXPECT_NE(o.err.find("a new store"), std::string::npos);
+  }
+  ~StoreCommand() override {
+    ::unsetenv("STET_STORE");
+    ::unsetenv("STET_STORE_KEY");
+  }
+  static Outcome run(const Args& args, int status = 0, const std::string& in = "") {
+    Outcome o = run_stet(args, in);
+    EXPECT_EQ(o.status, status) << o.err;
+    return o;
+  }
+  std::vector<fs::path> blocks() const {
+    std::vector<fs::path> all;
+    for (const auto& e : fs::directory_iterator(path_ + "/blocks")) all.push_back(e.path());
+    return all;
+  }
+  // Says two things, in two processes; returns the second reply.
+  std::string talk() {
+    run({"chat", "--script", "-", "--save", "store:talk"}, 0,
+        "Let's start by defining a variable k equal to 5. What is k?\n"
+        "Now set a new variable m equal to k multiplied by 11. What is m?\n");
+    return run({"resume", "store:talk", "--say", "What is k?", "--save", "store:talk"}).out;
+  }
+
+  TemporaryDirectory scratch_;
+  const std::string path_ = scratch_ / "store";
+};
+
+TEST_F(StoreCommand, AConversationGoesOnInAnotherProcessAsFromAFile) {
+  EXPECT_EQ(fs::status(scratch_ / "keys/key").permissions(),
+            fs::perms::owner_read | fs::perms::owner_write);
+  const std::string reply = talk();
+  run({"chat", "--script", "-", "--save", scratch_ / "f.stet"}, 0,
+      "Let's start by defining a variable k equal to 5. What is k?\n"
+      "Now set a new variable m equal to k multiplied by 11. What is m?\n");
+  EXPECT_EQ(reply, run({"resume", scratch_ / "f.stet", "--say", "What is k?", "--save",
+                        scratch_ / "f.stet"})
+                       .out);
+  run({"store", "get", "talk", "-o", scratch_ / "g.stet"});
+  EXPECT_NE(run({"diff", scratch_ / "f.stet", scratch_ / "g.stet"}).out.find("equal: state"),
+            std::string::npos);
+  run({"diff", scratch_ / "f.stet", "store:talk"});
+  run({"verify", "store:talk"});
+  const std::string log = run({"store", "log", "talk"}).out;
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 2);
+  EXPECT_NE(log.find("6 messages  assistant: "), std::string::npos);
+  EXPECT_NE(log.find("(talk)"), std::string::npos);
+  // By the first digits of its id, too.
+  const std::string id = log.substr(log.find('\n') + 1, 12);
+  EXPECT_NE(run({"inspect", "store:" + id}).out.find("sha256:" + id), std::string::npos);
+  EXPECT_EQ(run({"store", "check"}).err, "2 states, 1 sound block, 0 faults\n");
+}
+
+TEST_F(StoreCommand, WhatIsGoneIsComputedAndTold) {
+  talk();
+  const Args ask = {"resume", "store:talk", "--store-fetch", "always", "--say", "What is m?"};
+  const Outcome whole = run(ask);
+  EXPECT_NE(whole.err.find("store:talk: 1 block fetched, 0 computed\n"), std::string::npos);
+  fs::resize_file(blocks()[0], 5000);
+  const Outcome cut = run(ask);
+  EXPECT_EQ(cut.out, whole.out);
+  EXPECT_NE(cut.err.find("store:talk: 0 blocks fetched, 1 computed (1 was refused: "),
+            std::string::npos);
+  EXPECT_NE(run({"store", "check"}, 1).out.find("bytes: expected"), std::string::npos);
+  fs::remove(blocks()[0]);
+  const Outcome gone = run(ask);
+  EXPECT_EQ(gone.out, whole.out);
+  EXPECT_NE(gone.err.find("store:talk: 0 blocks fetched, 1 computed (1 was not in the store)\n"),
+            std::string::npos);
+}
+
+TEST_F(StoreCommand, NamesMoveOnlyFromWhereTheyWere) {
+  talk();
+  const std::string before = run({"store", "names", "talk"}).out.substr(0, 12);
+  // Another's copy goes on from the same state; then both want the name.
+  const std::string other = "dir:" + (scratch_ / "other");
+  run({"store", "init", other});
+  run({"store", "push", "talk", "--to", other});
+  run({"resume", "store:talk", "--say", "What is m?", "--save", "store:talk"});
+  run({"resume", "store:talk", "--store", other, "--say", "What is k?", "--save", "store:talk"});
+  const std::string fault = run({"store", "pull", "talk", "--from", other}, 1).err;
+  EXPECT_NE(fault.find("name talk: expected a state that "), std::string::npos);
+  run({"store", "names", "talk", before});
+  run({"store", "pull", "talk", "--from", other});
+  EXPECT_EQ(run({"store", "log", "talk"}).out, run({"store", "log", "talk", "--store", other}).out);
+  run({"store", "names", "talk", "--remove"});
+  EXPECT_EQ(run({"store", "names"}).out, "");
+  const Outcome gc = run({"store", "gc", "--grace", "0", "--dry-run"});
+  EXPECT_NE(gc.err.find("to be removed: "), std::string::npos);
+  EXPECT_NE(run({"store", "tree"}).out, "");
+}
+
+TEST_F(StoreCommand, NothingIsCollectedThatAProcessGoesOnFrom) {
+  run({"generate", "--say", "Let a = 3.", "-o", "store:"});
+  const std::string id = fs::directory_iterator(path_ + "/states")->path().filename();
+  const auto collected = [&] {
+    // A state of this very second is in use.
+    fs::last_write_time(path_ + "/states/" + id,
+                        fs::file_time_type::clock::now() - std::chrono::hours(1));
+    run({"store", "gc", "--grace", "0"});
+    return !fs::exists(path_ + "/states/" + id);
+  };
+  {
+    Terminal chat({"chat", "--resume", "store:" + id}, scratch_ / "home");
+    chat.until("you> ");
+    EXPECT_FALSE(collected());
+    chat.type("/quit\r");
+    EXPECT_EQ(chat.wait(), 0);
+  }
+  EXPECT_TRUE(fs::is_empty(path_ + "/leases"));
+  EXPECT_TRUE(collected());
+}
+
+TEST_F(StoreCommand, FaultsAreOneLine) {
+  EXPECT_EQ(run({"resume", "store:nobody", "-n", "3"}, 1).err,
+            "stet: dir:" + path_ + ": nobody: expected a state that is in the store, found none\n");
+  EXPECT_EQ(run({"store", "init"}, 1).err,
+            "stet: " + path_ + ": store: expected a directory without one, found a store\n");
+  EXPECT_EQ(run({"save", "-p", "hi", "-o", "store:x", "--compress", "zlib"}, 2).err,
+            "stet: --compress: expected a file to save to, found store:x (stet --help)\n");
+  EXPECT_EQ(run({"store", "names", "--store", "dir:" + (scratch_ / "no")}, 1).err,
+            "stet: " + scratch_ / "no" +
+                ": store: expected a store (stet store init makes one), found nothing\n");
+  fs::permissions(scratch_ / "keys/key", fs::perms::group_read, fs::perm_options::add);
+  EXPECT_NE(run({"store", "names"}, 1).err.find("permissions: expected 600"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace stet::test::store_tests

@@ -1,0 +1,393 @@
+"""GGUF files: a model like any other, of the same names and bits.
+
+    files.py STET ROOT
+"""
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import gguf_writer  # noqa: E402
+
+STET, ROOT = sys.argv[1:3]
+POCKETS = [os.path.join(ROOT, "assets", name) for name in ("pocket-gemma3", "pocket-llama3")]
+TEXTS = ["Let a = 3.", " two  spaces", "Größe: 12345 ß🙂\n\n\ttab", "I'll don't WE'VE", "<end_of_turn><|eot_id|><bos>", "", "a" * 300, "漢字 и кириллица"]
+
+
+def run(*command, status=0):
+    done = subprocess.run([STET, *command], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == status, (command, done.returncode, done.stdout[-500:], done.stderr[-500:])
+    return done.stdout if status == 0 else done.stderr
+
+
+class Gguf(unittest.TestCase):
+    def setUp(self):
+        self.directory = tempfile.TemporaryDirectory()
+        self.file = os.path.join(self.directory.name, "m.gguf")
+
+    def tearDown(self):
+        self.directory.cleanup()
+
+    def say(self, model, *more):
+        return json.loads(run("generate", "-m", model, "--say", "Let a = 3. What is a?", "-n", "12", "--json", *more))
+
+    def fingerprint(self, model, contract="f32"):
+        """The model's, as a state of it says."""
+        state = os.path.join(self.directory.name, "f.stet")
+        run("save", "-m", model, "--compute", contract, "--ids", "2,5", "-o", state)
+        return json.loads(run("inspect", state, "--json"))["fingerprints"]["model"]
+
+    def test_a_bf16_file_is_the_same_model(self):
+        for pocket in POCKETS:
+            gguf_writer.write(pocket, self.file, "BF16")
+            for contract in ("f32", "bf16"):
+                expected, found = (self.say(model, "--compute", contract) for model in (pocket, self.file))
+                for part in ("tokens", "logits", "kv"):  # a file has no recommended sampling
+                    self.assertEqual(expected["digests"][part], found["digests"][part], pocket)
+                self.assertEqual(expected["text"], found["text"])
+            self.assertEqual(self.fingerprint(pocket), self.fingerprint(self.file))
+
+    def test_every_type_has_the_values_that_the_file_says(self):
+        for pocket in POCKETS:
+            for kind in ("F32", "F16", "Q8_0", "Q4_0"):
+                has = gguf_writer.write(pocket, self.file, kind, with_tokenizer=False)
+                same = os.path.join(self.directory.name, "same")
+                os.makedirs(same, exist_ok=True)
+                shutil.copy(os.path.join(pocket, "config.json"), same)
+                gguf_writer.write_safetensors(os.path.join(same, "model.safetensors"), has)
+                ids = ["--ids", "2,5,9,17,33,65,129", "--digest"]
+                self.assertEqual(run("logits", "-m", same, *ids), run("logits", "-m", self.file, "--compute", "f32", *ids), (pocket, kind))
+
+    def test_every_architecture_is_the_model_that_it_was_made_from(self):
+        for name in ("gemma", "gemma2", "gpt2", "granite", "mistral", "olmo2", "olmo3", "qwen2", "qwen3", "smollm3"):
+            model = os.path.join(ROOT, "tests", "data", "models", name + "-tiny")
+            if name == "qwen2":  # a file cannot say which layers slide
+                shutil.copytree(model, model := os.path.join(self.directory.name, "q"))
+                with open(os.path.join(model, "config.json")) as file:
+                    config = json.load(file)
+                with open(os.path.join(model, "config.json"), "w") as file:
+                    json.dump({**config, "use_sliding_window": False}, file)
+            gguf_writer.write(model, self.file, "F32", with_tokenizer=False)
+            ids = ["--ids", ",".join(str(7 * i % 320) for i in range(100)), "--digest"]
+            self.assertEqual(run("logits", "-m", model, *ids), run("logits", "-m", self.file, *ids), name)
+            if name != "gemma2":  # of float32 norms, adding one and taking it off leaves less
+                self.assertEqual(self.fingerprint(model), self.fingerprint(self.file), name)
+
+    def test_q8_0_and_q4_0_go_into_their_contracts_without_loss(self):
+        for pocket in POCKETS:
+            for kind, contract in (("Q8_0", "q8"), ("Q4_0", "q4")):
+                gguf_writer.write(pocket, self.file, kind, with_tokenizer=False)
+                packed = os.path.join(self.directory.name, os.path.basename(pocket) + contract)
+                run("quantize", "-m", self.file, "--to", contract, "-o", packed)
+                digests = ["--compute", contract, "--ids", "2,5,9,17", "--digest"]
+                self.assertEqual(run("logits", "-m", packed, *digests), run("logits", "-m", self.file, *digests))
+                # Fingerprints are of exact values: nothing was lost on the way into the contract.
+                self.assertEqual(self.fingerprint(self.file), self.fingerprint(packed, contract))
+
+    def test_k_types_are_computed_with_as_they_are(self):
+        pocket, ids = POCKETS[0], ["--ids", ",".join(str(7 * i % 1620) for i in range(80)), "--digest"]
+        mixed = lambda name: "Q6_K" if "attn_v" in name or ".3.ffn_down" in name or "token_embd" in name else "Q4_K"  # noqa: E731
+        names = {"Q4_K": "ggml(*=q4_k)", "Q5_K": "ggml(*=q5_k)", "Q6_K": "ggml(*=q6_k)", "Q8_0": "ggml(*=q8_0)",
+                 mixed: "ggml(*=q4_k,attn_v=q6_k,blk.3.ffn_down=q6_k,token_embd=q6_k)"}
+        for number, (kind, name) in enumerate(names.items()):
+            has = gguf_writer.write(pocket, self.file, kind)
+            same, packed, state = (os.path.join(self.directory.name, f"{part}{number}") for part in ("same", "packed", "state"))
+            os.makedirs(same)
+            shutil.copy(os.path.join(pocket, "config.json"), same)
+            gguf_writer.write_safetensors(os.path.join(same, "model.safetensors"), has)
+            self.assertEqual(run("logits", "-m", same, *ids), run("logits", "-m", self.file, "--compute", "f32", *ids), name)
+            self.assertEqual(self.fingerprint(same), self.fingerprint(self.file))
+            # By default under the contract of its types: the same bits on every way.
+            expected = run("logits", "-m", self.file, *ids)
+            self.assertNotEqual(expected, run("logits", "-m", same, *ids))
+            for more in (["--isa", "portable"], ["--chunk", "7"], ["--chunk", "1", "--threads", "1"]):
+                self.assertEqual(expected, run("logits", "-m", self.file, *ids, *more), (name, more))
+            run("prepare", "-m", self.file, "-o", packed)
+            self.assertEqual(expected, run("logits", "-m", packed, *ids), name)
+            run("save", "-m", self.file, "--ids", "2,5,9", "-o", state)
+            self.assertEqual(json.loads(run("inspect", state, "--json"))["contract"], name + " version 1")
+            for model in (self.file, packed):
+                run("resume", state, "-m", model, "-n", "1")
+            self.assertIn("ggml", run("resume", state, "-m", same, "-n", "1", status=1))
+
+    def test_token_ids_are_those_of_the_published_tokenizer(self):
+        draws = random.Random(5)
+        for pocket in POCKETS:
+            gguf_writer.write(pocket, self.file, "BF16")
+            texts = TEXTS + ["".join(draws.choice("abc XYZ019.,\n'äß🙂漢_-<>|") for _ in range(draws.randrange(40))) for _ in range(2000)]
+            lines = "\n".join(json.dumps(t) for t in texts) + "\n"
+            ids = [subprocess.run([STET, "tokenize", "-m", model, "--jsonl"], input=lines, capture_output=True, text=True, check=True).stdout for model in (pocket, self.file)]
+            self.assertEqual(*ids)
+            self.assertEqual(*[run("template", "-m", model, "-p", "Hi") for model in (pocket, self.file)])
+
+    def test_what_a_file_says_wrong_is_overridden(self):
+        gguf_writer.write(POCKETS[1], self.file, "BF16")
+        template, state, again = (os.path.join(self.directory.name, name) for name in ("t.jinja", "s.stet", "again.stet"))
+        with open(os.path.join(POCKETS[1], "tokenizer_config.json")) as file:
+            published = json.load(file)["chat_template"]
+        with open(template, "w") as file:
+            file.write(published)
+        with open(self.file, "rb") as file:
+            raw = file.read()
+        with open(self.file, "wb") as file:  # the key has another name: no template
+            file.write(raw.replace(b"tokenizer.chat_template", b"tokenizer.chat_tempxxxx", 1))
+        say = ["-m", self.file, "--say", "Hi", "-n", "3"]
+        self.assertIn("chat_template", run("generate", *say, status=1))
+        expected = self.say(POCKETS[1])
+        self.assertEqual(self.say(self.file, "--chat-template", template)["prompt_ids"], expected["prompt_ids"])
+        # What was given is part of the state, of what inspect says and of what is packed.
+        run("save", *say[:4], "--chat-template", template, "--eos", "5,7", "-o", state)
+        described = json.loads(run("inspect", state, "--json"))
+        self.assertEqual(described["stop_ids"], [5, 7])
+        checkpoint = json.loads(run("inspect", self.file, "--chat-template", template, "--eos", "5,7", "--json"))
+        self.assertEqual(checkpoint["stop_ids"], [5, 7])
+        self.assertEqual(checkpoint["fingerprints"]["tokenizer"], described["fingerprints"]["tokenizer"])
+        self.assertNotEqual(checkpoint["fingerprints"]["tokenizer"], json.loads(run("inspect", self.file, "--json"))["fingerprints"]["tokenizer"])
+        self.assertIn("tokenizer", run("resume", state, "-m", self.file, "-n", "1", status=1))
+        run("resume", state, "-m", self.file, "--chat-template", template, "--eos", "9", "-n", "1", "-o", again)
+        self.assertEqual(json.loads(run("inspect", again, "--json"))["stop_ids"], [9])
+        packed = os.path.join(self.directory.name, "packed")
+        run("prepare", "-m", self.file, "--chat-template", template, "--eos", "5,7", "-o", packed)
+        self.assertEqual(json.loads(run("inspect", packed, "--json"))["stop_ids"], [5, 7])
+        self.assertEqual(self.say(packed)["prompt_ids"], expected["prompt_ids"])
+        self.assertIn("eos_token_id", run("generate", *say, "--chat-template", template, "--eos", "99999", status=1))
+
+    def test_what_is_written_is_the_same_model(self):
+        for pocket in POCKETS:
+            states = [os.path.join(self.directory.name, name) for name in ("a.stet", "b.stet")]
+            for source in (pocket, self.file):  # the file again, out of itself
+                out = os.path.join(self.directory.name, "out.gguf")
+                run("convert-model", source, "-o", out)
+                shutil.move(out, self.file)
+                for contract in ("f32", "bf16"):
+                    expected, found = (self.say(model, "--compute", contract) for model in (pocket, self.file))
+                    expected.pop("timings"), found.pop("timings")
+                    self.assertEqual(expected, found, pocket)  # sampling, stop tokens and digests, too
+                for model, state in zip((pocket, self.file), states):
+                    run("save", "-m", model, "--say", "Let a = 3.", "-o", state)
+                self.assertEqual(*[json.loads(run("inspect", s, "--json"))["fingerprints"] for s in states])
+                run("resume", states[0], "-m", self.file, "-n", "4")  # tokenizer included
+            for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0"):  # as the other writer has them, tensor by tensor
+                run("convert-model", "-m", pocket, "-o", self.file, "--type", kind.lower(), "--threads", "3")
+                other = os.path.join(self.directory.name, "other.gguf")
+                gguf_writer.write(pocket, other, kind)
+                mine, theirs = gguf_writer.tensors_of(self.file), gguf_writer.tensors_of(other)
+                self.assertEqual(set(mine), set(theirs))
+                for name in theirs:
+                    if kind == "Q4_0" and name in ("token_embd.weight", "output.weight"):
+                        self.assertEqual(mine[name][1], 8)  # Q8_0
+                    elif name == "rope_freqs.weight" or theirs[name][1] in (2, 8):  # computed, or rounded by rules of its own
+                        self.assertEqual(mine[name][:2], theirs[name][:2])
+                    else:
+                        self.assertEqual(mine[name], theirs[name], (pocket, kind, name))
+
+    def test_packed_checkpoints_are_written_without_loss(self):
+        for pocket in POCKETS:
+            for command in (["prepare"], ["quantize", "--to", "q8"], ["quantize", "--to", "q4"]):
+                packed = os.path.join(self.directory.name, os.path.basename(pocket) + command[-1])
+                run(*command, "-m", pocket, "-o", packed)
+                run("convert-model", packed, "-o", self.file)
+                contract = command[-1] if len(command) > 1 else "f32"
+                digests = ["--compute", contract, "--ids", "2,5,9,17", "--digest"]
+                self.assertEqual(run("logits", "-m", packed, *digests), run("logits", "-m", self.file, *digests))
+
+    def test_k_types_are_those_of_quantize(self):
+        pocket = next(p for p in POCKETS if p.endswith("gemma3"))
+        text = os.path.join(self.directory.name, "text")
+        with open(text, "w") as file:
+            file.write("Let a = 3. What is a? a is 3.")
+        digests = ["--ids", "2,5,9,17", "--digest"]
+        found = []
+        for kind in ("q4_k", "q5_k", "q6_k"):
+            for more in ([], ["--importance", text]):
+                packed = os.path.join(self.directory.name, "packed-%s-%d" % (kind, len(more)))
+                run("quantize", "-m", pocket, "--to", kind.replace("_", ""), "-o", packed, *more)
+                run("convert-model", pocket, "-o", self.file, "--type", kind, "--threads", "3", *more)
+                found.append(run("logits", "-m", packed, *digests))
+                self.assertEqual(found[-1], run("logits", "-m", self.file, *digests))
+                again = os.path.join(self.directory.name, "again.gguf")
+                run("convert-model", packed, "-o", again)
+                self.assertEqual(gguf_writer.tensors_of(again), gguf_writer.tensors_of(self.file))
+                self.assertEqual(*[json.loads(run("inspect", m, "--json"))["fingerprints"]["model"] for m in (packed, self.file)])
+        self.assertEqual(len(set(found)), 6)
+        self.assertIn("--importance", run("convert-model", pocket, "-o", self.file, "--type", "q8_0", "--importance", text, status=2))
+
+    def test_a_prepared_file_of_several_types_is_written_without_loss(self):
+        for pocket in POCKETS:
+            for kind in ("q4_k", "q5_k"):
+                prepared, again = (os.path.join(self.directory.name, name % kind) for name in (os.path.basename(pocket) + "-%s", "again-%s.gguf"))
+                run("convert-model", pocket, "-o", self.file, "--type", kind)
+                run("prepare", "-m", self.file, "-o", prepared)
+                run("convert-model", prepared, "-o", again)
+                self.assertEqual(gguf_writer.tensors_of(again), gguf_writer.tensors_of(self.file))
+
+    def test_every_family_can_be_written(self):
+        for name in ("gemma-tiny", "gemma2-tiny", "gemma3-tiny", "gemma3-tiny-bf16", "gpt2-tiny", "granite-tiny", "llama2-tiny-f16", "llama31-tiny", "mistral-tiny", "olmo2-tiny",
+                     "olmo3-tiny", "qwen3-tiny", "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny"):
+            model = os.path.join(ROOT, "tests/data/models", name)
+            prepared = os.path.join(self.directory.name, name)
+            run("prepare", "-m", model, "-o", prepared)
+            ids = ["--ids", ",".join(str(7 * i % 250) for i in range(100)), "--digest"]
+            expected = run("logits", "-m", model, *ids)
+            for source in (model, prepared):
+                run("convert-model", source, "-o", self.file)
+                self.assertEqual(expected, run("logits", "-m", self.file, *ids), name)
+                if name not in ("gemma2-tiny", "gemma3-tiny", "gemma-tiny"):  # of float32 norms, adding one and taking it off leaves less
+                    self.assertEqual(self.fingerprint(model), self.fingerprint(self.file), name)
+
+    def test_what_a_file_cannot_say_is_refused(self):
+        model = os.path.join(ROOT, "tests/data/models/qwen2-tiny")  # whose last layers slide
+        with open(self.file, "w") as file:
+            file.write("before")
+        self.assertIn("window", run("convert-model", model, "-o", self.file, status=1))
+        model = os.path.join(ROOT, "tests/data/models/gemma3-vision-tiny")  # which scales its queries by another number
+        self.assertIn("attention_scale", run("convert-model", model, "-o", self.file, status=1))
+        packed = os.path.join(self.directory.name, "p")
+        run("convert-model", POCKETS[1], "-o", self.file + "2.gguf")
+        run("convert-model", self.file + "2.gguf", "-o", self.file + "2.gguf")  # which is mapped meanwhile
+        self.assertIn("--type", run("convert-model", POCKETS[1], "-o", self.file, "--type", "q3", status=2))
+        shutil.copytree(POCKETS[1], packed)
+        with open(os.path.join(packed, "tokenizer.json")) as file:
+            tokenizer = json.load(file)
+        tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\\\p{L}+|."
+        with open(os.path.join(packed, "tokenizer.json"), "w") as file:
+            json.dump(tokenizer, file)
+        self.assertIn("pre_tokenizer", run("convert-model", packed, "-o", self.file, status=1))
+        with open(self.file) as file:
+            self.assertEqual(file.read(), "before")
+        self.assertEqual(sorted(os.listdir(self.directory.name)), ["m.gguf", "m.gguf2.gguf", "p"])
+        run("convert-model", packed, "-o", self.file, "--tokenizer", "none")
+        self.assertIn("neither", run("tokenize", "-m", self.file, "a", status=1))
+
+    def entries(self, cache):
+        packed = os.path.join(cache, "packed")
+        return [os.path.join(packed, name) for name in sorted(os.listdir(packed)) if not name.endswith(".lock")]
+
+    def test_a_cache_keeps_the_packed_form(self):
+        cache = os.path.join(self.directory.name, "cache", "deep")
+        gguf_writer.write(POCKETS[1], self.file, "Q4_0")
+        for model in (self.file, POCKETS[0]):
+            with_cache = ["-m", model, "--cache-dir", cache]
+            for contract in ("f32", "q8"):
+                digest = ["--compute", contract, "--ids", "2,5,9", "--digest"]
+                expected = run("logits", "-m", model, *digest)
+                for _ in range(2):
+                    self.assertEqual(expected, run("logits", *with_cache, *digest))
+        entries = self.entries(cache)
+        self.assertEqual(len(entries), 4)
+        # Content is what counts: a file of another name, and of another time, is the same.
+        copy = os.path.join(self.directory.name, "copy.gguf")
+        shutil.copy(self.file, copy)
+        ids = ["--compute", "f32", "--ids", "2,5,9", "--digest"]
+        expected = run("logits", "-m", self.file, *ids)
+        self.assertEqual(expected, run("logits", "-m", copy, "--cache-dir", cache, *ids))
+        self.assertEqual(self.entries(cache), entries)
+        # Another content is another, under the same name, too.
+        gguf_writer.write(POCKETS[1], self.file, "Q8_0")
+        other = run("logits", "-m", self.file, *ids)
+        self.assertNotEqual(other, expected)
+        self.assertEqual(other, run("logits", "-m", self.file, "--cache-dir", cache, *ids))
+        self.assertEqual(len(self.entries(cache)), 5)
+        # Given overrides are part of it.
+        run("generate", "-m", self.file, "--compute", "f32", "--eos", "7", "--cache-dir", cache, "--ids", "2", "-n", "1")
+        self.assertEqual(len(self.entries(cache)), 6)
+        # Without a contract named, each tensor stays in the file's type.
+        own = ["--ids", "2,5,9", "--digest"]
+        expected = run("logits", "-m", self.file, *own)
+        for _ in range(2):
+            self.assertEqual(expected, run("logits", "-m", self.file, "--cache-dir", cache, *own))
+        self.assertEqual(len(self.entries(cache)), 7)
+
+    def test_a_damaged_cache_is_made_anew(self):
+        cache = os.path.join(self.directory.name, "cache")
+        gguf_writer.write(POCKETS[1], self.file, "BF16")
+        command = ["logits", "-m", self.file, "--cache-dir", cache, "--ids", "2,5,9", "--digest"]
+        expected = run(*command)
+        (entry,) = self.entries(cache)
+        def damage(name, at, how):
+            with open(os.path.join(entry, name), "r+b") as file:
+                how(file, at)
+        def flip(file, at):
+            file.seek(at, os.SEEK_END if at < 0 else os.SEEK_SET)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+        for name, at, how in (("packed.safetensors", -5000, flip), ("packed.safetensors", 100, flip), ("config.json", 40, flip), ("tokenizer.json", 3000, flip), ("stamp", 1, flip),
+                              ("packed.safetensors", 70000, lambda file, n: file.truncate(n)), ("config.json", 0, lambda file, n: file.truncate(n))):
+            damage(name, at, how)
+            self.assertEqual(expected, run(*command), name)
+            self.assertEqual(self.entries(cache), [entry])
+            run("check", entry)
+        for name in ("config.json", "packed.safetensors", "stamp"):
+            os.unlink(os.path.join(entry, name))
+            self.assertEqual(expected, run(*command), name)
+        for name in os.listdir(os.path.join(cache, "files")):
+            with open(os.path.join(cache, "files", name), "w") as file:
+                file.write("../../../etc")
+        self.assertEqual(expected, run(*command))
+        # What a killed process left is in nobody's way.
+        shutil.rmtree(entry)
+        os.makedirs(entry + ".making/x")
+        self.assertEqual(expected, run(*command))
+        self.assertEqual(self.entries(cache), [entry])
+        # Many at once: one makes it.
+        shutil.rmtree(cache)
+        processes = [subprocess.Popen([STET, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(6)]
+        for p in processes:
+            out, err = p.communicate()
+            self.assertEqual((p.returncode, out, err), (0, expected, ""))
+        self.assertEqual(self.entries(cache), [entry])
+
+    def test_split_files(self):
+        gguf_writer.write(POCKETS[1], self.file, "BF16")
+        whole = self.say(self.file)["digests"]
+        parts = [os.path.join(self.directory.name, "m-0000%d-of-00002.gguf" % i) for i in (1, 2)]
+        gguf_writer.write(POCKETS[1], parts, "BF16")
+        self.assertEqual(self.say(parts[0])["digests"]["kv"], whole["kv"])
+        os.unlink(parts[1])
+        self.assertIn("m-00002-of-00002.gguf", run("generate", "-m", parts[0], "-p", "Hi", status=1))
+
+    def test_what_stet_does_not_know_is_refused_by_name(self):
+        gguf_writer.write(POCKETS[1], self.file, "BF16")
+        with open(self.file, "rb") as file:
+            raw = file.read()
+        for old, new, word in ((b"llama-bpe", b"lyrics-bp", "tokenizer.ggml.pre"), (b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0zebra", "general.architecture"),
+                               (b"blk.0.attn_q.weight", b"blk.0.attn_x.weight", "attn_x"), (b"GGUF\x03", b"GGUF\x09", "version"), (b"GGUF", b"GGML", "magic")):
+            self.assertIn(old, raw)
+            with open(self.file, "wb") as file:
+                file.write(raw.replace(old, new, 1))
+            error = run("generate", "-m", self.file, "-p", "Hi", "-n", "1", status=1)
+            self.assertIn(word, error)
+            self.assertEqual(error.count("\n"), 1, error)
+
+    def test_damaged_files(self):
+        gguf_writer.write(POCKETS[1], self.file, "Q4_0")
+        with open(self.file, "rb") as file:
+            raw = file.read()
+        expected = run("logits", "-m", self.file, "--ids", "2,5", "--digest")
+        draws = random.Random(9)
+        header = raw.index(b"blk.7.") + 400
+        for i in range(int(os.environ.get("STET_GGUF_DAMAGED", "60"))):
+            damaged = bytearray(raw)
+            if i % 5 == 0:
+                damaged = damaged[: draws.randrange(len(damaged))]
+            else:
+                for _ in range(draws.randrange(1, 4)):
+                    at = draws.randrange(header)
+                    damaged[at] = draws.choice([0, 255, 127, damaged[at] ^ 1 << draws.randrange(8)])
+            with open(self.file, "wb") as file:
+                file.write(damaged)
+            done = subprocess.run([STET, "logits", "-m", self.file, "--ids", "2,5", "--digest"], capture_output=True, text=True)
+            self.assertIn(done.returncode, (0, 1), done)
+            if done.returncode == 1:
+                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertTrue(expected)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])

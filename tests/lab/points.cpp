@@ -1,0 +1,651 @@
+// Points of the forward pass: what is captured there is what the pass has there, whatever the
+// chunks, threads, instruction sets and batches; what is declared there changes it, and stays part
+// of the state.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "stet/session/lens.hpp"
+#include "stet/session/trace.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "stet/snapshot/verify.hpp"
+#include "tests/support/models.hpp"
+#include "tests/support/reference_gpt2.hpp"
+
+namespace stet::test::points_tests {
+namespace {
+
+using Captured = std::map<std::string, std::vector<float>>;
+
+// Rows, one position after the other; what has a column for each position is filled with what is
+// not seen: scores of -inf, weights of zero.
+Watch watch_into(const ModelConfig& c, const std::vector<PointAt>& points, Captured& to,
+                 int64_t positions) {
+  return {points, [&c, &to, positions](const PointAt& at, int64_t, Rows r) {
+            const bool wide = at.point == Point::scores || at.point == Point::pattern;
+            const size_t heads = wide ? static_cast<size_t>(c.heads) : 1, from = r.width / heads,
+                         full = wide ? static_cast<size_t>(positions) : from;
+            for (size_t i = 0; i < r.count * heads; ++i) {
+              std::vector<float> row(full, at.point == Point::scores ? -INFINITY : 0.0f);
+              std::copy_n(r.row(i / heads) + i % heads * from, from, row.begin());
+              to[point_name(at)].insert(to[point_name(at)].end(), row.begin(), row.end());
+            }
+          }};
+}
+
+Captured capture(Session& s, std::span<const int32_t> ids) {
+  Captured all;
+  const ModelConfig& c = s.model().config();
+  const Watch watch = watch_into(c, points_of(c), all, s.size() + static_cast<int64_t>(ids.size()));
+  s.append(ids, nullptr, nullptr, nullptr, &watch);
+  return all;
+}
+
+void expect_close(const std::vector<float>& got, const std::vector<double>& expected,
+                  const std::string& what) {
+  ASSERT_EQ(got.size(), expected.size()) << what;
+  double squares = 0, worst = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (std::isinf(got[i])) continue;  // a score of what is not seen
+    squares += expected[i] * expected[i];
+    worst = std::max(worst, std::abs(got[i] - expected[i]));
+  }
+  EXPECT_LE(worst, 1e-4 * std::max(1.0, std::sqrt(squares / static_cast<double>(got.size()))))
+      << what;
+}
+
+class PointsOfFamily : public testing::TestWithParam<const char*> {
+ protected:
+  // Logits, [T][vocab].
+  std::vector<double> reference(const ReferenceModel::Hook& hook) const {
+    if (m->config().family == "gpt2") return Gpt2Reference(directory).run(ids, hook);
+    return ReferenceModel(directory).run(ids, hook).logits;
+  }
+  const std::string directory = data_path(std::string("models/") + GetParam());
+  const std::shared_ptr<const Model> m = model(directory);
+  const std::vector<int32_t> ids = random_tokens(*m, 70);
+};
+
+TEST_P(PointsOfFamily, PointsAreThoseOfTheReference) {
+  std::map<std::string, std::vector<double>> expected;
+  reference([&](const std::string& point, size_t, auto& x) {
+    expected[point].insert(expected[point].end(), x.begin(), x.end());
+  });
+  Session s(m, options(2, STET_DEFAULT_ISA, 32));
+  const Captured found = capture(s, ids);
+  EXPECT_EQ(found.size(), expected.size());
+  for (const auto& [name, rows] : found) {
+    ASSERT_TRUE(expected.contains(name)) << name;
+    expect_close(rows, expected[name], name);
+  }
+}
+
+// Each operation, with the same thing done by hand.
+TEST_P(PointsOfFamily, ChangesAreThoseOfTheReference) {
+  const ModelConfig& c = m->config();
+  const auto direction = [](size_t n) {
+    std::vector<float> v(n);
+    for (size_t i = 0; i < n; ++i) v[i] = 0.1f * static_cast<float>(static_cast<int>(i % 7) - 3);
+    return v;
+  };
+  size_t count = 0;
+  for (const PointAt& at : points_of(c)) {
+    if (!point_info(at.point).changes) continue;
+    const auto width = static_cast<size_t>(point_width(c, at.point, 0));
+    using Op = Intervention::Op;
+    const Op op = std::vector{Op::set, Op::add, Op::scale, Op::project_out, Op::clamp}[count++ % 5];
+    Intervention w;
+    w.point = at.point;
+    if (point_info(at.point).of_layer) w.layers = {at.layer};
+    w.begin = 20, w.end = 30;
+    w.op = op;
+    w.amount = op == Op::clamp ? 1.5f : -0.75f;
+    std::vector<float> v = direction(op == Op::clamp ? 2 * width : width);
+    if (op != Op::scale) w.values = std::make_shared<const std::vector<float>>(v);
+    Session s(m, options(2));
+    s.attach(w);
+    s.append(ids);
+    const auto by_hand = [&](const std::string& point, size_t t, ReferenceModel::Vec& x) {
+      if (point != point_name(at) || t < 20 || t >= 30) return;
+      double dot = 0, square = 0;
+      for (size_t i = 0; i < width; ++i) dot += x[i] * v[i], square += double{v[i]} * v[i];
+      for (size_t i = 0; i < width; ++i) {
+        if (op == Op::set) x[i] = v[i];
+        if (op == Op::add) x[i] += w.amount * v[i];
+        if (op == Op::scale) x[i] *= w.amount;
+        if (op == Op::project_out) x[i] -= dot / square * v[i];
+        if (op == Op::clamp) x[i] += (w.amount - std::max(dot, 0.0)) * v[width + i];
+      }
+    };
+    const std::vector<double> expected = reference(by_hand);
+    const auto vocab = static_cast<std::ptrdiff_t>(c.vocab_size);
+    expect_close({s.logits().begin(), s.logits().end()}, {expected.end() - vocab, expected.end()},
+                 point_name(at) + " " + intervention_op_name(op));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, PointsOfFamily,
+                         testing::Values("llama2-tiny-f16", "gemma-tiny", "gemma2-tiny",
+                                         "gemma3-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny",
+                                         "granite-tiny", "olmo2-tiny", "olmo3-tiny", "smollm3-tiny",
+                                         "gpt2-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+class Points : public testing::TestWithParam<Subject> {
+ protected:
+  Session session(const SessionOptions& how) const { return Session(m, how); }
+  SessionOptions how(int threads = 1, int64_t chunk = 512) const {
+    SessionOptions o = options(threads, STET_DEFAULT_ISA, chunk, GetParam().contract);
+    o.capacity = std::min<int64_t>(256, m->config().max_positions);
+    return o;
+  }
+  // Some of every kind, from position 40 on.
+  std::vector<Intervention> changes() const {
+    const ModelConfig& c = m->config();
+    using Op = Intervention::Op;
+    std::vector<Intervention> all;
+    const auto add = [&](Point p, Op op, std::vector<int64_t> heads, int64_t begin, int64_t end) {
+      Intervention w;
+      w.point = p, w.op = op, w.heads = std::move(heads), w.begin = begin, w.end = end;
+      if (point_info(p).of_layer) w.layers = {c.layers - 1};
+      const size_t n =
+          static_cast<size_t>(point_width(c, p, 0) / (w.heads.empty() ? 1 : point_heads(c, p))) *
+          (op == Op::clamp ? 2 : 1);
+      std::vector<float> v(n);
+      for (size_t i = 0; i < n; ++i) v[i] = 0.01f * static_cast<float>(i % 11) - 0.05f;
+      w.amount = 1.25f;
+      if (op != Op::scale) w.values = std::make_shared<const std::vector<float>>(std::move(v));
+      all.push_back(std::move(w));
+    };
+    add(Point::resid_pre, Op::add, {}, 0, -1);
+    add(Point::v, Op::scale, {0}, 45, 60);
+    add(Point::mlp_post, Op::project_out, {}, 50, -1);
+    add(Point::z, Op::set, {0}, 70, 71);
+    add(Point::resid_post, Op::clamp, {}, 41, 100);
+    return all;
+  }
+  Session steered(const SessionOptions& o, std::span<const int64_t> cuts = {}) const {
+    Session s = session(o);
+    s.append(std::span(ids).first(40));
+    for (const Intervention& w : changes()) s.attach(w);
+    size_t at = 40;
+    for (const int64_t cut : cuts) {
+      s.append(std::span(ids).subspan(at, static_cast<size_t>(cut) - at));
+      at = static_cast<size_t>(cut);
+    }
+    s.append(std::span(ids).subspan(at));
+    return s;
+  }
+
+  const std::shared_ptr<const Model> m = model(GetParam().directory, GetParam().contract);
+  const std::vector<int32_t> ids =
+      random_tokens(*m, static_cast<size_t>(std::min<int64_t>(130, m->config().max_positions - 2)));
+  TemporaryDirectory scratch;
+};
+
+// Of keys and values in q8, too, a pattern is the softmax of the scores, whatever instructions.
+TEST_P(Points, OfQ8) {
+  SessionOptions o = how(2, 48);
+  o.kv_type = KvType::q8;
+  Session s(m, o);
+  Captured all = capture(s, ids);
+  const auto heads = static_cast<size_t>(m->config().heads), n = ids.size();
+  for (int64_t l = 0; l < m->config().layers; ++l) {
+    const std::vector<float>&pattern = all[point_name({Point::pattern, l})],
+          &scores = all[point_name({Point::scores, l})];
+    for (size_t row = 0; row < n * heads; ++row) {
+      const size_t t = row / heads;
+      const float *const p = pattern.data() + row * n, *const x = scores.data() + row * n;
+      double weight = 0;
+      for (size_t i = 0; i <= t; ++i) weight += std::exp(double{x[i]} - x[t]);
+      for (size_t i = 0; i <= t; ++i)
+        EXPECT_NEAR(p[i], std::exp(double{x[i]} - x[t]) / weight, 2e-6);
+    }
+  }
+  SessionOptions other = o;
+  other.compute.isa = "portable";
+  Session again(m, other);
+  EXPECT_EQ(capture(again, ids), all);
+}
+
+// What must hold between points, by bits where one thing is another, or is added up by one kernel.
+TEST_P(Points, AddUp) {
+  Session s = session(how(2, 48));
+  const ModelConfig& c = m->config();
+  Captured all = capture(s, ids);
+  for (int64_t l = 0; l < c.layers; ++l) {
+    const auto at = [&](Point p) -> const std::vector<float>& { return all[point_name({p, l})]; };
+    const auto sum = [](std::vector<float> a, const std::vector<float>& b) {
+      for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+      return a;
+    };
+    EXPECT_TRUE(same_bytes(sum(at(Point::resid_pre), at(Point::attn_out)), at(Point::resid_mid)));
+    EXPECT_TRUE(same_bytes(sum(at(Point::resid_mid), at(Point::mlp_out)), at(Point::resid_post)));
+    if (l > 0) {
+      EXPECT_TRUE(same_bytes(all[point_name({Point::resid_post, l - 1})], at(Point::resid_pre)));
+    }
+    const auto heads = static_cast<size_t>(c.heads),
+               group = heads / static_cast<size_t>(c.kv_heads);
+    const auto dim = static_cast<size_t>(c.head_dim), n = ids.size();
+    const std::vector<float>&pattern = at(Point::pattern), &scores = at(Point::scores),
+          &z = at(Point::z), &v = at(Point::v);
+    for (size_t t = 0; t < n; ++t) {
+      for (size_t h = 0; h < heads; ++h) {
+        const float* const p = pattern.data() + (t * heads + h) * n;
+        const float* const x = scores.data() + (t * heads + h) * n;
+        double total = 0, most = -1e300, weight = 0;
+        for (size_t i = 0; i <= t; ++i) {
+          total += p[i];
+          most = std::max(most, double{x[i]});
+        }
+        for (size_t i = 0; i <= t; ++i) weight += std::exp(x[i] - most);
+        EXPECT_NEAR(total, 1, 1e-5);
+        for (size_t i = 0; i <= t; ++i) EXPECT_NEAR(p[i], std::exp(x[i] - most) / weight, 2e-6);
+        for (size_t d = 0; d < dim; ++d) {
+          double sum_of_values = 0;
+          for (size_t i = 0; i <= t; ++i)
+            sum_of_values +=
+                double{p[i]} * v[(i * static_cast<size_t>(c.kv_heads) + h / group) * dim + d];
+          EXPECT_NEAR(z[(t * heads + h) * dim + d], sum_of_values, 1e-4);
+        }
+      }
+      for (int64_t h = 0; h < c.kv_heads && c.family != "gpt2"; ++h) {
+        const std::vector<float> k = read_key(s.state(), l, h, static_cast<int64_t>(t));
+        EXPECT_TRUE(same_bytes(
+            k, std::span(at(Point::rot_k))
+                   .subspan((t * static_cast<size_t>(c.kv_heads) + static_cast<size_t>(h)) * dim,
+                            dim)));
+      }
+    }
+  }
+  const std::vector<float>& last = all[point_name({Point::resid_post, c.layers - 1})];
+  std::vector<float> row(last.end() - c.hidden_size, last.end());
+  const std::vector<float> lens = lens_logits(s, {row.data(), row.size(), row.size(), 1});
+  EXPECT_TRUE(same_bytes(lens, s.logits()));
+}
+
+TEST_P(Points, AreTheSameHoweverTheyAreComputed) {
+  Session first = session(how());
+  const Captured expected = capture(first, ids);
+  for (const auto& [threads, chunk] : {std::pair(1, 1), std::pair(2, 7), std::pair(2, 64)}) {
+    Session s = session(how(threads, chunk));
+    EXPECT_TRUE(capture(s, ids) == expected) << threads << " " << chunk;
+    EXPECT_TRUE(same_state(s, first));
+  }
+  for (const std::string& isa : isa_names()) {
+    SessionOptions o = how();
+    o.compute.isa = isa;
+    Session s = session(o);
+    EXPECT_TRUE(capture(s, ids) == expected) << isa;
+  }
+  Session a = session(how()), b = session(how()), plain = session(how());
+  Captured of_a;
+  const Watch watch =
+      watch_into(m->config(), points_of(m->config()), of_a, static_cast<int64_t>(ids.size()));
+  b.attach(changes()[0]);
+  const std::vector<BatchEntry> batch = {{&b, ids}, {&a, ids, &watch}};
+  append(batch);
+  EXPECT_TRUE(of_a == expected);
+  plain.append(ids);
+  EXPECT_TRUE(same_state(a, plain));
+  EXPECT_FALSE(same_state(a, b));
+}
+
+TEST_P(Points, ChangesAreTheSameHoweverTheyAreComputed) {
+  Session first = steered(how());
+  const StateDigests expected = digests_of(first);
+  for (const auto& [threads, chunk] : {std::pair(1, 1), std::pair(2, 7), std::pair(2, 64)}) {
+    Session s = steered(how(threads, chunk), std::vector<int64_t>{41, 64, 99});
+    EXPECT_TRUE(same_state(s, first));
+    EXPECT_EQ(digests_of(s).id, expected.id);
+  }
+  for (const std::string& isa : isa_names()) {
+    SessionOptions o = how();
+    o.compute.isa = isa;
+    Session s = steered(o);
+    EXPECT_TRUE(same_state(s, first)) << isa;
+  }
+  Session plain = session(how());
+  plain.append(ids);
+  EXPECT_FALSE(same_state(plain, first));
+  EXPECT_FALSE(digests_of(plain).id == expected.id);
+  // Blocks before the changes are the same, and are called the same.
+  const auto names = first.block_identities(), others = plain.block_identities();
+  EXPECT_FALSE(names[1] == others[1]);
+  Session early = session(how());
+  early.append(std::span(ids).first(64));
+  Session late = early.fork();
+  late.attach(changes()[0]);
+  late.append(std::span(ids).subspan(64));
+  EXPECT_EQ(late.block_identities()[0], plain.block_identities()[0]);
+  EXPECT_FALSE(late.block_identities()[1] == plain.block_identities()[1]);
+}
+
+TEST_P(Points, ChangesStayWithTheState) {
+  Session s = steered(how());
+  const StateDigests expected = digests_of(s);
+  for (const SnapshotForm form : {SnapshotForm::full, SnapshotForm::recipe}) {
+    SaveOptions save;
+    save.form = form;
+    const std::string file = scratch / (std::string(snapshot_form_name(form)) + ".stet");
+    Snapshot::save(s, file, save);
+    const Snapshot snapshot = Snapshot::open(file);
+    EXPECT_EQ(snapshot.meta().interventions, s.interventions());
+    RestoreOptions restore;
+    restore.session = how();
+    Session again = snapshot.restore(m, restore);
+    EXPECT_TRUE(same_state(again, s));
+    EXPECT_EQ(digests_of(again).id, expected.id);
+    EXPECT_EQ(again.interventions(), s.interventions());
+    EXPECT_FALSE(verify(snapshot, m, how(), false, nullptr));
+    again.append({&ids[0], 1});
+    Session on = s.fork();
+    on.append({&ids[0], 1});
+    EXPECT_TRUE(same_state(again, on));
+  }
+  Session replayed = replay(m, s.state(), how());
+  EXPECT_TRUE(same_state(replayed, s));
+  EXPECT_EQ(digests_of(replayed).id, expected.id);
+  // Rewound to where they were attached they stay; before it they are forgotten.
+  Session back = s.fork();
+  back.rewind(70);
+  EXPECT_EQ(back.interventions(), s.interventions());
+  back.append(std::span(ids).subspan(70));
+  EXPECT_TRUE(same_state(back, s));
+  back.rewind(39);
+  EXPECT_TRUE(back.interventions().empty());
+  back.append(std::span(ids).subspan(39));
+  Session plain = session(how());
+  plain.append(ids);
+  EXPECT_TRUE(same_state(back, plain));
+  EXPECT_EQ(digests_of(back).id, digests_of(plain).id);
+}
+
+// Positions that moved up are no longer those that were said: what had begun goes on, what was over
+// stays over, and what still waits for positions refuses the shift.
+TEST_P(Points, ChangesOutliveShifts) {
+  if (m->config().ropes.empty()) return;
+  const auto first = std::span(ids).first(80), rest = std::span(ids).subspan(80);
+  for (const bool over : {false, true}) {
+    Intervention w = changes()[0];
+    w.end = over ? 70 : -1;
+    Session s = session(how()), plain = session(how());
+    s.append(first.first(60));
+    plain.append(first.first(60));
+    s.attach(w);
+    s.append(first.subspan(60));
+    plain.append(first.subspan(60));
+    s.prune_range(4, 64, true);
+    plain.prune_range(4, 64, true);
+    Session none = s.fork();
+    s.append(rest);
+    Session replayed = replay(m, s.state(), how());
+    EXPECT_TRUE(same_state(replayed, s));
+    // By a change of the last layer's input, by nothing else: what the head reads of the last token
+    // differs from the same keys and values without it, unless it is over.
+    State same_past = none.state();
+    same_past.interventions.clear();
+    Session without(m, same_past, how());
+    none.append(rest.first(1));
+    without.append(rest.first(1));
+    EXPECT_EQ(same_bytes(none.logits(), without.logits()), over);
+  }
+  Session waits = session(how());
+  waits.append(first);
+  Intervention later = changes()[0];
+  later.begin = 90, later.end = 95;
+  waits.attach(later);
+  EXPECT_NE(error_of([&] { waits.prune_range(4, 64, true); }).find("90..95"), std::string::npos);
+  waits.prune_range(4, 64, false);
+}
+
+TEST_P(Points, ChangesThatChangeNothingChangeNoBit) {
+  const ModelConfig& c = m->config();
+  Session plain = session(how());
+  Captured all = capture(plain, ids);
+  for (const PointAt& at : points_of(c)) {
+    if (!point_info(at.point).changes) continue;
+    const auto width = static_cast<size_t>(point_width(c, at.point, 0));
+    Intervention nothing, itself, once;
+    for (Intervention* w : {&nothing, &itself, &once}) {
+      w->point = at.point;
+      if (point_info(at.point).of_layer) w->layers = {at.layer};
+    }
+    nothing.values = std::make_shared<const std::vector<float>>(width, 0.0f);
+    itself.op = Intervention::Op::set;
+    itself.begin = 10, itself.end = 20;
+    const std::vector<float>& rows = all[point_name(at)];
+    itself.values = std::make_shared<const std::vector<float>>(
+        rows.begin() + static_cast<std::ptrdiff_t>(10 * width),
+        rows.begin() + static_cast<std::ptrdiff_t>(20 * width));
+    once.op = Intervention::Op::scale;
+    Session s = session(how(2, 33));
+    for (const Intervention& w : {nothing, itself, once}) s.attach(w);
+    s.append(ids);
+    EXPECT_TRUE(same_state(s, plain)) << point_name(at);
+  }
+}
+
+// A function of the program does what a declared change does, to the bit, and the state says that
+// no tokens give it.
+std::shared_ptr<const Callback> adding(const PointAt& at, float x) {
+  return std::make_shared<const Callback>(Callback{{at}, [x](const PointAt&, int64_t, Rows rows) {
+                                                     for (size_t i = 0; i < rows.count; ++i) {
+                                                       for (size_t k = 0; k < rows.width; ++k)
+                                                         rows.row(i)[k] += x;
+                                                     }
+                                                   }});
+}
+
+TEST_P(Points, CallbacksChangeWhatTheySay) {
+  const PointAt at = {Point::resid_pre, m->config().layers - 1};
+  Intervention declared;
+  declared.point = at.point;
+  declared.layers = {at.layer};
+  declared.values = std::make_shared<const std::vector<float>>(
+      static_cast<size_t>(m->config().hidden_size), 0.25f);
+  const auto first = std::span(ids).first(70), rest = std::span(ids).subspan(70);
+  Session expected = session(how());
+  expected.append(first);
+  Session plain = expected.fork();
+  expected.attach(declared);
+  expected.append(rest);
+  plain.append(rest);
+  for (const auto& [threads, chunk] : {std::pair(1, 512), std::pair(2, 7), std::pair(1, 1)}) {
+    Session s = session(how(threads, chunk));
+    s.append(first);
+    s.attach(adding(at, 0.25f));
+    std::vector<float> before(s.logits().begin(), s.logits().end());
+    EXPECT_TRUE(s.edits().empty());  // nothing has happened yet
+    s.append(rest);
+    EXPECT_EQ(kv_bytes(s.kv()), kv_bytes(expected.kv()));
+    EXPECT_TRUE(same_bytes(s.logits(), expected.logits()));
+    EXPECT_FALSE(digests_of(s).id == digests_of(expected).id);
+    EXPECT_EQ(s.edits(), (std::vector<KvEdit>{{KvEdit::What::callback, 70, 0, 70, -1, -1}}));
+    EXPECT_EQ(replay_limit(s.state())->position, 70);
+    const auto names = s.block_identities();
+    EXPECT_EQ(names[0], plain.block_identities()[0]);
+    for (size_t b = 1; b < names.size(); ++b) {
+      EXPECT_FALSE(names[b].replayable);
+      EXPECT_EQ(names[b].id, block_content(s.kv().shape(), s.kv().block(static_cast<int64_t>(b))));
+    }
+    // A fork goes on under it, until it is detached; a rewind to before it forgets the mark.
+    Session fork = s.fork(), other = expected.fork();
+    const int32_t next[] = {ids[3]};
+    fork.append(next);
+    other.append(next);
+    EXPECT_TRUE(same_bytes(fork.logits(), other.logits()));
+    s.rewind(90);
+    other.rewind(90);
+    EXPECT_TRUE(same_bytes(s.logits(), other.logits()));
+    s.rewind(70);
+    EXPECT_TRUE(s.edits().empty());
+    EXPECT_TRUE(same_bytes(s.logits(), before));
+    s.detach_callbacks();
+    s.append(rest);
+    EXPECT_EQ(digests_of(s).id, digests_of(plain).id);
+  }
+}
+
+TEST_P(Points, WhatCallbacksChangedIsKeptAndNeverComputedAgain) {
+  Session s = session(how());
+  s.append(std::span(ids).first(70));
+  s.attach(adding({Point::z, 0}, 0.5f));
+  s.append(std::span(ids).subspan(70));
+  const std::string file = scratch / "s.stet";
+  Snapshot::save(s, file, {});
+  const Snapshot snapshot = Snapshot::open(file);
+  RestoreOptions restore;
+  restore.session = how();
+  Session again = snapshot.restore(m, restore);
+  EXPECT_TRUE(same_state(again, s));
+  EXPECT_EQ(digests_of(again).id, digests_of(s).id);
+  EXPECT_EQ(again.callbacks(), 0u);
+  EXPECT_FALSE(verify(snapshot, m, how(), false, nullptr));
+  EXPECT_EQ(replayable_blocks(snapshot)[0], true);
+  EXPECT_EQ(replayable_blocks(snapshot)[1], false);
+  SaveOptions recipe;
+  recipe.form = SnapshotForm::recipe;
+  EXPECT_NE(error_of([&] {
+              Snapshot::save(s, file, recipe);
+            }).find("a callback changed activations from position 70 on"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { replay(m, s.state(), how()); }).find("edits"), std::string::npos);
+}
+
+TEST_P(Points, CallbacksThatFailLeaveAllAsItWas) {
+  Session s = session(how(2, 16)), other = session(how(2, 16));
+  s.append(std::span(ids).first(50));
+  other.append(std::span(ids).first(20));
+  const StateDigests before = digests_of(s), before_other = digests_of(other);
+  const auto failing = [&](float x, int64_t from) {
+    return std::make_shared<const Callback>(
+        Callback{{{Point::mlp_out, 0}}, [=](const PointAt&, int64_t first, Rows rows) {
+                   if (first + static_cast<int64_t>(rows.count) <= from) return;
+                   if (x == 0) throw std::runtime_error("enough");
+                   rows.row(rows.count - 1)[0] = x;
+                 }});
+  };
+  for (const float x : {0.0f, std::nanf("")}) {
+    s.attach(failing(x, 70));
+    const std::string error = [&] {
+      try {
+        append(std::vector<BatchEntry>{{&other, std::span(ids).first(30)},
+                                       {&s, std::span(ids).subspan(50)}});
+      } catch (const std::exception& e) {
+        return std::string(e.what());
+      }
+      return std::string();
+    }();
+    EXPECT_NE(error.find(x == 0 ? "enough" : "callback: blocks.0.hook_mlp_out, position "),
+              std::string::npos)
+        << error;
+    s.detach_callbacks();
+    EXPECT_TRUE(s.edits().empty());
+    EXPECT_EQ(digests_of(s).id, before.id);
+    EXPECT_EQ(digests_of(other).id, before_other.id);
+  }
+  for (const PointAt& at : {PointAt{Point::pattern, 0}, PointAt{Point::ln_final_scale, 0},
+                            PointAt{Point::z, m->config().layers}})
+    EXPECT_NE(error_of([&] { s.attach(adding(at, 1)); }).find(point_name(at)), std::string::npos);
+  EXPECT_NE(error_of([&] { s.attach(std::shared_ptr<const Callback>()); }).find("callback"),
+            std::string::npos);
+  EXPECT_EQ(s.callbacks(), 0u);
+}
+
+// Each change of a sweep, from its layer and position on, gives what the long way gives.
+TEST_P(Points, TracesGiveTheSameBits) {
+  const ModelConfig& c = m->config();
+  const auto prompt = std::span(ids).subspan(20, 90);
+  for (const auto& [threads, chunk] : {std::pair(1, 512), std::pair(2, 40)}) {
+    Session before = session(how(threads, chunk));
+    before.append(std::span(ids).first(20));
+    before.attach(changes()[0]);
+    Trace trace(before, prompt);
+    std::vector<Intervention> some;
+    for (const PointAt& at : points_of(c)) {
+      if (!point_info(at.point).changes) continue;
+      Intervention w;
+      w.point = at.point;
+      if (point_info(at.point).of_layer) w.layers = {at.layer};
+      w.begin = some.size() % 3 == 0 ? 0 : 20 + static_cast<int64_t>(some.size() * 7 % 90);
+      w.end = some.size() % 4 == 0 ? -1 : w.begin + 21;
+      w.values = std::make_shared<const std::vector<float>>(
+          static_cast<size_t>(point_width(c, at.point, 0)), 0.125f);
+      some.push_back(std::move(w));
+    }
+    some.push_back(changes()[0]);  // all layers
+    some.back().layers.clear();
+    some.push_back(changes()[0]);  // of what comes later
+    some.back().begin = 110;
+    std::vector<std::vector<float>> found(some.size());
+    trace.run(some, [&](size_t i, std::span<const float> logits) {
+      EXPECT_TRUE(found[i].empty());
+      found[i].assign(logits.begin(), logits.end());
+    });
+    for (size_t i = 0; i < some.size(); ++i) {
+      Session plain = before.fork();
+      plain.attach(some[i]);
+      plain.append(prompt);
+      EXPECT_TRUE(same_bytes(found[i], plain.logits())) << i;
+    }
+    some[2].layers = {c.layers};
+    EXPECT_NE(error_of([&] { trace.run(some, nullptr); }).find("changes[2]: intervention: layers"),
+              std::string::npos);
+  }
+}
+
+TEST_P(Points, WhatIsNotThereIsRefused) {
+  Session s = session(how());
+  s.append(std::span(ids).first(20));
+  const ModelConfig& c = m->config();
+  const auto refused = [&](auto change) {
+    Intervention w;
+    w.values = std::make_shared<const std::vector<float>>(static_cast<size_t>(c.hidden_size));
+    change(w);
+    const std::string error = error_of([&] { s.attach(w); });
+    EXPECT_TRUE(error.find("intervention") != std::string::npos) << error;
+    EXPECT_TRUE(s.interventions().empty());
+  };
+  refused([&](Intervention& w) { w.layers = {c.layers}; });
+  refused([&](Intervention& w) { w.layers = {0, 0}; });
+  refused([&](Intervention& w) { w.heads = {0}; });
+  refused([&](Intervention& w) { w.point = Point::pattern; });
+  refused([&](Intervention& w) { w.point = Point::z, w.heads = {c.heads}; });
+  refused([&](Intervention& w) { w.begin = 5, w.end = 5; });
+  refused([&](Intervention& w) { w.begin = 5, w.end = 20; });  // processed already
+  refused([&](Intervention& w) { w.values = nullptr; });
+  refused([&](Intervention& w) { w.amount = std::nanf(""); });
+  refused([&](Intervention& w) {
+    w.values =
+        std::make_shared<const std::vector<float>>(static_cast<size_t>(c.hidden_size), INFINITY);
+  });
+  if (c.family == "gpt2") refused([&](Intervention& w) { w.point = Point::rot_q; });
+  const Watch watch{{{Point::resid_pre, c.layers}}, [](const PointAt&, int64_t, Rows) {}};
+  EXPECT_NE(error_of([&] {
+              s.append({&ids[0], 1}, nullptr, nullptr, nullptr, &watch);
+            }).find("points[0]"),
+            std::string::npos);
+  EXPECT_EQ(s.size(), 20);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Points, testing::ValuesIn([] {
+                           std::vector<Subject> some;
+                           for (const Subject& s : subjects_and_contracts()) {
+                             for (const char* name :
+                                  {"gemma3-tiny", "llama31-tiny", "gpt2-tiny", "qwen3-tiny",
+                                   "llama31-tiny@q4", "gemma3-tiny-bf16@bf16",
+                                   "llama2-tiny-f16@q8"}) {
+                               if (s.name == name) some.push_back(s);
+                             }
+                           }
+                           return some;
+                         }()),
+                         subject_name);
+
+}  // namespace
+}  // namespace stet::test::points_tests

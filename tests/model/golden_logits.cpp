@@ -1,0 +1,132 @@
+// Logits, hidden states, keys, values and greedy continuations against transformers
+// (tests/data/models).
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "tests/support/models.hpp"
+
+namespace stet::test::golden_logits_tests {
+namespace {
+
+double deviation(const std::vector<float>& x) {
+  double sum = 0, squares = 0;
+  for (float v : x) sum += v;
+  const double mean = sum / static_cast<double>(x.size());
+  for (float v : x) squares += (v - mean) * (v - mean);
+  return std::sqrt(squares / static_cast<double>(x.size()));
+}
+
+void expect_close(const std::vector<float>& got, const std::vector<float>& golden,
+                  const std::string& what) {
+  ASSERT_EQ(got.size(), golden.size()) << what;
+  const double bound = 1e-4 * std::max(1.0, deviation(golden));
+  double worst = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    ASSERT_TRUE(std::isfinite(got[i])) << what << " element " << i;
+    worst = std::max(worst, std::abs(static_cast<double>(got[i]) - golden[i]));
+  }
+  EXPECT_LE(worst, bound) << what;
+}
+
+class GoldenModel : public testing::TestWithParam<std::string> {
+ protected:
+  std::string directory() const { return data_path("models/" + GetParam()); }
+};
+
+TEST_P(GoldenModel, LogitsAndHiddenStates) {
+  const Golden golden(directory() + "/golden.safetensors");
+  const std::vector<int32_t> ids = golden.ids("input_ids");
+  Session session(model(directory()));
+  std::vector<float> logits;
+  std::vector<std::vector<float>> hidden(static_cast<size_t>(session.model().config().layers) + 1);
+  session.append(
+      ids,
+      [&](int64_t, Rows r) {
+        for (size_t i = 0; i < r.count; ++i)
+          logits.insert(logits.end(), r.row(i), r.row(i) + r.width);
+      },
+      [&](size_t index, int64_t, Rows r) {
+        for (size_t i = 0; i < r.count; ++i)
+          hidden[index].insert(hidden[index].end(), r.row(i), r.row(i) + r.width);
+      });
+  expect_close(logits, golden.floats("logits"), "logits");
+  for (size_t i = 0; i < hidden.size(); ++i) {
+    expect_close(hidden[i], golden.floats("hidden." + std::to_string(i)),
+                 "hidden." + std::to_string(i));
+  }
+}
+
+TEST_P(GoldenModel, KeysAndValues) {
+  const Golden golden(directory() + "/golden.safetensors");
+  Session session(model(directory()));
+  session.append(golden.ids("input_ids"));
+  const KvCache& kv = session.kv();
+  const KvShape& shape = kv.shape();
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    for (const bool keys : {true, false}) {
+      const std::string name = (keys ? "k." : "v.") + std::to_string(layer);
+      // A sliding layer may hold only its last positions.
+      const int64_t held = golden.view(name).shape[1];
+      std::vector<float> got;
+      for (int64_t head = 0; head < shape.kv_heads; ++head) {
+        for (int64_t t = kv.size() - held; t < kv.size(); ++t) {
+          const std::byte* block = kv.block(t / kBlockPositions);
+          const float* base = reinterpret_cast<const float*>(
+              block + (keys ? shape.k_offset(layer, head) : shape.v_offset(layer, head)));
+          const int64_t slot = t % kBlockPositions;
+          for (int64_t d = 0; d < shape.head_dim; ++d) {
+            got.push_back(keys ? base[d * kBlockPositions + slot]
+                               : base[slot * shape.head_dim + d]);
+          }
+        }
+      }
+      expect_close(got, golden.floats(name), name);
+    }
+  }
+}
+
+TEST_P(GoldenModel, GreedyContinuation) {
+  const Golden golden(directory() + "/golden.safetensors");
+  Session session(model(directory()));
+  session.append(golden.ids("input_ids"));
+  std::vector<int32_t> greedy;
+  for (size_t i = 0; i < 24; ++i) {
+    greedy.push_back(argmax(session.logits()));
+    session.append({&greedy.back(), 1});
+  }
+  EXPECT_EQ(greedy, golden.ids("greedy"));
+}
+
+// Left padding moves the same tokens to later positions, where RoPE gives the same relative angles:
+// the logits of the real tokens are those of the unpadded run up to rounding.
+TEST_P(GoldenModel, PaddedReferenceAgrees) {
+  const Golden golden(directory() + "/golden.safetensors");
+  if (!golden.has("padded.logits")) GTEST_SKIP() << "no padded reference";
+  Session session(model(directory()));
+  const std::vector<float> logits = all_logits(session, golden.ids("input_ids"));
+  expect_close(logits, golden.floats("padded.logits"), "padded.logits");
+}
+
+// The same model as newer transformers writes its config.
+TEST_P(GoldenModel, NewerConfigIsTheSameModel) {
+  const std::string newer = directory() + "/config.v5.json";
+  if (!std::filesystem::exists(newer)) GTEST_SKIP() << "no config.v5.json";
+  const std::string older = directory() + "/config.json";
+  const ModelConfig a = parse_model_config(read_text(older), older);
+  const ModelConfig b = parse_model_config(read_text(newer), newer);
+  EXPECT_EQ(a.canonical(), b.canonical());
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GoldenModel,
+                         testing::Values("gemma3-tiny", "gemma3-tiny-bf16", "gemma3-vision-tiny",
+                                         "llama31-tiny", "llama32-tiny-bf16", "llama2-tiny-f16",
+                                         "gpt2-tiny", "gemma2-tiny", "mistral-tiny", "qwen3-tiny"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace stet::test::golden_logits_tests

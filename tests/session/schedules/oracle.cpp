@@ -1,0 +1,238 @@
+#include "tests/session/schedules/oracle.hpp"
+#include "tests/support/files.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <algorithm>
+
+namespace stet::test {
+
+Intervention change_of(const Model& m, uint32_t which) {
+  static constexpr Point kPoints[kChanges] = {Point::resid_pre, Point::v, Point::mlp_post,
+                                              Point::z};
+  static constexpr Intervention::Op kOps[kChanges] = {
+      Intervention::Op::add, Intervention::Op::scale, Intervention::Op::project_out,
+      Intervention::Op::set};
+  Intervention w;
+  w.point = kPoints[which];
+  w.op = kOps[which];
+  w.layers = {0};
+  w.amount = 0.5f;
+  if (w.op == Intervention::Op::scale) return w;
+  std::vector<float> values(static_cast<size_t>(point_width(m.config(), w.point, 0)));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = 0.125f * static_cast<float>(i % 5) - 0.25f;
+  w.values = std::make_shared<const std::vector<float>>(std::move(values));
+  return w;
+}
+
+std::shared_ptr<const Callback> callback_of(const Model& m) {
+  return std::make_shared<const Callback>(Callback{
+      {{Point::resid_pre, m.config().layers - 1}}, [](const PointAt&, int64_t first, Rows rows) {
+        for (size_t i = 0; i < rows.count; ++i)
+          rows.row(i)[(static_cast<size_t>(first) + i) % 3] += 0.5f;
+      }});
+}
+
+int64_t Timeline::size() const { return size_; }
+
+int64_t Timeline::floor() const {
+  return stages_.size() == 1 ? 0 : size_ - static_cast<int64_t>(stages_.back().tokens.size()) + 1;
+}
+
+void Timeline::append(std::span<const int32_t> ids) {
+  stages_.back().tokens.insert(stages_.back().tokens.end(), ids.begin(), ids.end());
+  size_ += static_cast<int64_t>(ids.size());
+}
+
+void Timeline::rewind(int64_t size) {
+  std::vector<int32_t>& tokens = stages_.back().tokens;
+  tokens.resize(tokens.size() - static_cast<size_t>(size_ - size));
+  size_ = size;
+  // What was attached later is forgotten; callbacks stay with the session, and edits where their
+  // positions are.
+  std::erase_if(stages_.back().changes, [&](Stage::Change& c) {
+    if (c.kind == Stage::Change::edit) {
+      if (c.what.range.begin >= size) return true;
+      c.what.range.end = std::min(c.what.range.end, size);
+    }
+    if (c.after <= tokens.size()) return false;
+    c.after = tokens.size();
+    return c.kind == Stage::Change::intervention;
+  });
+  // Logits after a rewind are of what the caches hold then.
+  if (size > 0 && edited())
+    stages_.back().changes.push_back({tokens.size(), Stage::Change::fresh_logits});
+}
+
+void Timeline::prune(int64_t begin, int64_t end, bool shift) {
+  if (begin == end) return;
+  Stage& last = stages_.back();
+  last.begin = begin, last.end = end, last.shift = shift;
+  stages_.push_back({});
+  if (shift) size_ -= end - begin;
+}
+
+void Timeline::attach(uint32_t which) {
+  stages_.back().changes.push_back(
+      {stages_.back().tokens.size(), Stage::Change::intervention, which});
+}
+
+void Timeline::call(bool on) {
+  stages_.back().changes.push_back({stages_.back().tokens.size(),
+                                    on ? Stage::Change::callback_on : Stage::Change::callback_off});
+}
+
+void Timeline::edit(const Edit& edit) {
+  stages_.back().changes.push_back({stages_.back().tokens.size(), Stage::Change::edit, 0, edit});
+}
+
+bool Timeline::calls() const {
+  bool on = false;
+  for (const Stage& s : stages_) {
+    for (const Stage::Change& c : s.changes) {
+      if (c.kind == Stage::Change::callback_on) on = true;
+      if (c.kind == Stage::Change::callback_off) on = false;
+    }
+  }
+  return on;
+}
+
+bool Timeline::edited() const {
+  for (const Stage& s : stages_) {
+    for (const Stage::Change& c : s.changes) {
+      if (c.kind != Stage::Change::intervention && c.kind != Stage::Change::fresh_logits)
+        return true;
+    }
+  }
+  return false;
+}
+
+void Timeline::apply(const Model& m, Session& session, const Stage::Change& c) {
+  if (c.kind == Stage::Change::intervention) session.attach(change_of(m, c.which));
+  if (c.kind == Stage::Change::callback_on) session.attach(callback_of(m));
+  if (c.kind == Stage::Change::callback_off) session.detach_callbacks();
+  if (c.kind == Stage::Change::fresh_logits) {
+    session.append(std::vector<int32_t>{1});
+    session.rewind(session.size() - 1);
+    session.logits();
+  }
+  if (c.kind != Stage::Change::edit) return;
+  if (c.what.source == nullptr) return session.scale_kv(c.what.range, c.what.factor);
+  SessionOptions o;
+  o.capacity = session.capacity();
+  o.kv_type = session.kv().shape().type;
+  o.compute = session.compute();
+  Session source(session.shared_model(), o);
+  c.what.source->replay(m, source);
+  session.copy_kv(c.what.range, source, c.what.range.begin);
+}
+
+std::string Timeline::text_of(const Stage::Change& c) {
+  if (c.kind == Stage::Change::intervention)
+    return fmt::format("attach(change_of(model, {}))", c.which);
+  if (c.kind == Stage::Change::callback_on) return "attach(callback_of(model))";
+  if (c.kind == Stage::Change::callback_off) return "detach_callbacks()";
+  if (c.kind == Stage::Change::fresh_logits) return "logits(), anew";
+  const KvRange& r = c.what.range;
+  const std::string range =
+      fmt::format("{{{{{}}}, {{}}, {}, {}}}", fmt::join(r.layers, ", "), r.begin, r.end);
+  return c.what.source == nullptr ? fmt::format("scale_kv({}, {})", range, c.what.factor)
+                                  : fmt::format("copy_kv({}, source, {})", range, r.begin);
+}
+
+void Timeline::replay(const Model& m, Session& session) const {
+  for (const Stage& s : stages_) {
+    size_t done = 0;
+    for (const Stage::Change& c : s.changes) {
+      session.append(std::span(s.tokens).subspan(done, c.after - done));
+      apply(m, session, c);
+      done = c.after;
+    }
+    session.append(std::span(s.tokens).subspan(done));
+    if (s.begin != s.end) session.prune_range(s.begin, s.end, s.shift);
+  }
+}
+
+std::string Timeline::text() const {
+  std::string text;
+  for (const Stage& s : stages_) {
+    for (const Stage::Change& c : s.changes)
+      text += fmt::format("  // after {} of these tokens: plain.{};\n", c.after, text_of(c));
+    if (!s.tokens.empty())
+      text +=
+          fmt::format("  plain.append(std::vector<int32_t>{{{}}});\n", fmt::join(s.tokens, ", "));
+    if (s.begin != s.end)
+      text += fmt::format("  plain.prune_range({}, {}, {});\n", s.begin, s.end, s.shift);
+  }
+  return text;
+}
+
+std::string Timeline::name() const {
+  std::string bytes;
+  const auto add = [&](const auto& number) {
+    bytes.append(reinterpret_cast<const char*>(&number), sizeof number);
+  };
+  for (const Stage& s : stages_) {
+    add(s.tokens.size()), add(s.begin), add(s.end), add(s.shift);
+    bytes.append(reinterpret_cast<const char*>(s.tokens.data()), s.tokens.size() * sizeof(int32_t));
+    add(s.changes.size());
+    for (const Stage::Change& c : s.changes) {
+      add(c.after), add(c.kind), add(c.which);
+      if (c.kind != Stage::Change::edit) continue;
+      add(c.what.range.begin), add(c.what.range.end), add(c.what.factor);
+      for (const int64_t layer : c.what.range.layers) add(layer);
+      if (c.what.source != nullptr) bytes += c.what.source->name();
+    }
+  }
+  return bytes;
+}
+
+Truth truth_of(Session& session) {
+  const StateDigests digests = digests_of(session);
+  return {session.tokens(),
+          digest_of(std::as_bytes(session.logits())),
+          digest_of(kv_bytes(session.kv())),
+          digests.state,
+          digests.id,
+          session.block_identities()};
+}
+
+bool Names::blocks_agree(const KvCache& kv, const std::vector<BlockIdentity>& blocks) {
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    const auto i = static_cast<int64_t>(b);
+    const Digest bytes = digest_of({kv.block(i), kv.shape().block_bytes()});
+    const uint64_t meaning[] = {bytes.low, bytes.high, kv.visible(i),
+                                static_cast<uint64_t>(kv.shape().type)};
+    if (!is_of(blocks[b].id, digest_of(std::as_bytes(std::span(meaning))))) return false;
+  }
+  return true;
+}
+
+namespace {
+
+// Of a state and of the logits after two more tokens.
+Digest continuation(Session& session, const Truth& truth) {
+  const std::vector<int32_t> two = {5, 6};
+  Session on = session.fork();
+  on.detach_callbacks();  // they are no part of the state
+  if (on.size() + 2 <= on.capacity()) on.append(two);
+  const Digest logits = digest_of(std::as_bytes(on.logits()));
+  const uint64_t all[] = {truth.state.low, truth.state.high, logits.low, logits.high};
+  return digest_of(std::as_bytes(std::span(all)));
+}
+
+}  // namespace
+
+const Truth& Oracle::truth(const Timeline& timeline) {
+  const auto [it, is_new] = known_.try_emplace(timeline.name());
+  if (is_new) {
+    Session plain(model_, plain_);
+    timeline.replay(*model_, plain);
+    it->second = truth_of(plain);
+    if (!names_.is_of(it->second.id, continuation(plain, it->second)))
+      throw std::runtime_error("one id of two states:\n" + timeline.text());
+  }
+  return it->second;
+}
+
+}  // namespace stet::test

@@ -1,0 +1,109 @@
+// Random schedules on several sessions and files, each step compared with a plain list of tokens
+// replayed from scratch; and over all of them, no name of a block or of a state is that of two.
+// What fails is made short and printed as a program. STET_SCHEDULES=N runs N of them, STET_SEED=S
+// begins with the one of seed S.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "tests/session/schedules/shrink.hpp"
+#include "tests/session/schedules/world.hpp"
+
+namespace stet::test::schedules_tests {
+namespace {
+
+constexpr size_t kSteps = 12;
+
+uint64_t setting(const char* name, uint64_t fallback) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
+}
+
+// The small checkpoints under every contract that they are for, each with every type of keys and
+// values.
+class AllSubjects {
+ public:
+  Subjects& of(uint64_t seed) {
+    const size_t subject = seed % all_.size(), type = seed / all_.size() % std::size(kKvTypes);
+    std::unique_ptr<Subjects>& made = made_[{subject, type}];
+    if (made == nullptr) made = std::make_unique<Subjects>(all_[subject], kKvTypes[type], names_);
+    return *made;
+  }
+
+ private:
+  static std::vector<Subject> small() {
+    std::vector<Subject> all = subjects_and_contracts();
+    std::erase_if(all, [](const Subject& s) { return s.name.starts_with("pocket"); });
+    return all;
+  }
+
+  const std::vector<Subject> all_ = small();
+  Names names_;
+  std::map<std::pair<size_t, size_t>, std::unique_ptr<Subjects>> made_;
+};
+
+// The failure, its steps made few, as a program.
+std::string report(Subjects& subjects, const Steps& steps,
+                   PlantedFault planted = PlantedFault::none) {
+  const Steps few = shrunk(
+      steps, [&](const Steps& tried) { return !World(subjects, planted).run(tried).empty(); });
+  World world(subjects, planted);
+  const std::string failure = world.run(few);
+  return failure + "\n" + world.program();
+}
+
+TEST(Schedules, EqualTheSameTokensProcessedAtOnce) {
+  AllSubjects all;
+  const uint64_t count = setting("STET_SCHEDULES", 2000), first = setting("STET_SEED", 1);
+  for (uint64_t seed = first; seed < first + count; ++seed) {
+    Subjects& subjects = all.of(seed);
+    const Steps steps = draw_steps(static_cast<uint32_t>(seed), kSteps);
+    const std::string failure = World(subjects).run(steps);
+    ASSERT_EQ(failure, "") << "repeat with STET_SCHEDULES=1 STET_SEED=" << seed << "\n"
+                           << report(subjects, steps);
+  }
+}
+
+// ---------------------------------------------------------------- the test of the test
+
+TEST(Shrinking, LeavesTheStepsThatMatterWithSmallNumbers) {
+  Steps steps = draw_steps(5, 40);
+  steps[11] = {Action::convert, 9, 100, 7}, steps[30] = {Action::touch, 3, 8, 1};
+  int runs = 0;
+  const Steps few = shrunk(steps, [&](const Steps& tried) {
+    ++runs;
+    size_t at = 0;
+    while (at < tried.size() && !(tried[at].action == Action::convert && tried[at].x >= 77)) ++at;
+    return std::any_of(tried.begin() + static_cast<long>(at), tried.end(),
+                       [](const Step& s) { return s.action == Action::touch; });
+  });
+  ASSERT_EQ(few.size(), 2u);
+  EXPECT_EQ(few[0].action, Action::convert);
+  EXPECT_EQ(few[0].x, 77u);
+  EXPECT_EQ(few[1].action, Action::touch);
+  EXPECT_EQ(few[0].who + few[0].y + few[1].who + few[1].x + few[1].y, 0u);
+  EXPECT_LT(runs, 500);
+}
+
+TEST(Shrinking, FindsAPlantedFaultAndPrintsAShortProgram) {
+  AllSubjects all;
+  Subjects& subjects = all.of(3);
+  const PlantedFault fault = PlantedFault::rewind_to_a_border_keeps_a_token;
+  Steps steps;
+  for (uint32_t seed = 1; steps.empty(); ++seed) {
+    ASSERT_LT(seed, 200u);
+    const Steps tried = draw_steps(seed, 40);
+    if (!World(subjects, fault).run(tried).empty()) steps = tried;
+  }
+  const std::string text = report(subjects, steps, fault);
+  EXPECT_TRUE(text.starts_with("s0 has 0 positions, not 1\n")) << text;
+  EXPECT_NE(text.find("  Session s0(m, o);\n  s0.append(std::vector<int32_t>{3});\n  "
+                      "s0.rewind(0);\n  // s0 ought to be:\n"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(World(subjects).run(steps), "");
+}
+
+}  // namespace
+}  // namespace stet::test::schedules_tests

@@ -1,0 +1,361 @@
+#include "tests/session/schedules/world.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+#include <algorithm>
+#include <functional>
+
+namespace stet::test {
+namespace {
+
+constexpr int64_t kCapacity = 260;
+constexpr size_t kMostSessions = 4;
+
+std::string list_of(std::span<const int32_t> ids) {
+  return fmt::format("std::vector<int32_t>{{{}}}", fmt::join(ids, ", "));
+}
+
+std::string contract_code(Contract contract) {
+  return std::string("Contract::") + contract_name(contract);
+}
+
+std::string compute_code(const std::string& target, const ComputeOptions& c) {
+  const std::string contract =
+      c.contract == Contract::f32
+          ? ""
+          : fmt::format(" {}.contract = {};", target, contract_code(c.contract));
+  return fmt::format("{0}.threads = {1}; {0}.isa = \"{2}\"; {0}.chunk = {3};{4}", target, c.threads,
+                     c.isa, c.chunk, contract);
+}
+
+std::string load_code(const Subject& s) {
+  if (s.contract != Contract::q8 && s.contract != Contract::q4)
+    return fmt::format("Model::load(\"{}\")", s.directory);
+  return fmt::format("Model::load(directory_source(\"{}\"), 0, {})", s.directory,
+                     contract_code(s.contract));
+}
+
+SessionOptions options_for(const Model& m, Contract contract, KvType kv_type) {
+  SessionOptions o = options(1, STET_DEFAULT_ISA, 512, contract);
+  o.kv_type = kv_type;
+  o.capacity = std::min(kCapacity, m.config().max_positions);
+  return o;
+}
+
+}  // namespace
+
+Subjects::Subjects(const Subject& s, KvType kv_type, Names& all_names)
+    : subject(s),
+      model(test::model(s.directory, s.contract)),
+      options(options_for(*model, s.contract, kv_type)),
+      oracle(model, options, all_names),
+      names(all_names) {}
+
+World::World(Subjects& shared, PlantedFault planted) : shared_(shared), planted_(planted) {
+  live_.push_back({Session(shared.model, shared.options), {}, numbers_++});
+}
+
+std::string World::run(const Steps& steps) {
+  try {
+    for (size_t i = 0; i < steps.size() && failure_.empty(); ++i) take(steps[i]);
+    compare_all();
+  } catch (const std::exception& e) {
+    fail(std::string("an exception: ") + e.what());
+  }
+  return failure_;
+}
+
+std::string World::program() const {
+  const std::string last = culprit_ == nullptr
+                               ? ""
+                               : fmt::format(
+                                     "  // s{0} ought to be:\n  Session plain(m, o);\n{1}  return "
+                                     "digests_of(s{0}).state == digests_of(plain).state ? 0 : 1;\n",
+                                     culprit_->number, culprit_->timeline.text());
+  return fmt::format(
+      "#include <filesystem>\n#include <fstream>\n#include <thread>\n#include "
+      "\"stet/snapshot/snapshot.hpp\"\nusing namespace stet;\n\n"
+      "void put(const char* file, long at, char byte) {{ std::fstream f(file, std::ios::in | "
+      "std::ios::out | std::ios::binary); f.seekp(at); f.put(byte); }}\n\n"
+      "int main() {{\n  const auto m = {};\n  SessionOptions o;\n  o.capacity = {};\n  o.kv_type = "
+      "KvType::{};\n  {}\n"
+      "  Session s0(m, o);\n{}{}}}\n",
+      load_code(shared_.subject), shared_.options.capacity, kv_type_name(shared_.options.kv_type),
+      compute_code("o.compute", shared_.options.compute), said_, last);
+}
+
+void World::fail(const std::string& what) {
+  if (failure_.empty()) failure_ = what;
+}
+
+World::Live& World::live(uint32_t who) {
+  auto it = live_.begin();
+  std::advance(it, who % live_.size());
+  return *it;
+}
+
+bool World::sound(int file) const {
+  for (; file >= 0; file = files_[static_cast<size_t>(file)].parent) {
+    if (!files_[static_cast<size_t>(file)].sound) return false;
+  }
+  return true;
+}
+
+bool World::heals(int file) const {
+  for (; file >= 0; file = files_[static_cast<size_t>(file)].parent) {
+    if (!files_[static_cast<size_t>(file)].heals) return false;
+  }
+  return true;
+}
+
+void World::add(Session session, const Timeline& timeline) {
+  live_.push_back({std::move(session), timeline, numbers_++, false});
+  if (live_.size() > kMostSessions) {
+    compare(live_.front());
+    if (failure_.empty()) live_.pop_front();
+  }
+}
+
+void World::compare(Live& live) {
+  if (live.session.size() != live.timeline.size()) {
+    culprit_ = &live;
+    return fail(fmt::format("s{} has {} positions, not {}", live.number, live.session.size(),
+                            live.timeline.size()));
+  }
+  if (live.looked_at) return;
+  const Truth found = truth_of(live.session);
+  const Truth& expected = shared_.oracle.truth(live.timeline);
+  live.looked_at = true;
+  if (found == expected && shared_.names.blocks_agree(live.session.kv(), found.blocks)) return;
+  culprit_ = &live;
+  fail(fmt::format("s{}: other {}", live.number,
+                   found.tokens != expected.tokens   ? "tokens"
+                   : found.kv != expected.kv         ? "keys and values"
+                   : found.logits != expected.logits ? "logits"
+                   : found.state != expected.state   ? "state"
+                   : found == expected               ? "bytes of a block of the same identity"
+                                                     : "identities"));
+}
+
+void World::compare_all() {
+  for (Live& l : live_) {
+    l.looked_at = false;
+    if (failure_.empty()) compare(l);
+  }
+}
+
+// One step in three is compared later: what nobody looked at stays in its file.
+void World::take(const Step& step) {
+  Live& l = live(step.who);
+  switch (step.action) {
+    case Action::append:
+      append(l, step);
+      break;
+    case Action::append_refused:
+      append_refused(l, step);
+      break;
+    case Action::rewind:
+      rewind(l, step);
+      break;
+    case Action::fork:
+      fork(l);
+      break;
+    case Action::prune:
+      prune(l, step);
+      break;
+    case Action::attach:
+      attach(l, step);
+      break;
+    case Action::callback:
+      callback(l, step);
+      break;
+    case Action::edit:
+      edit(l, step);
+      break;
+    case Action::batch:
+      batch(step);
+      break;
+    case Action::batch_refused:
+      batch_refused(step);
+      break;
+    case Action::logits:
+      say(fmt::format("s{}.logits();", l.number)), l.session.logits();
+      break;
+    case Action::set_compute:
+      set_compute(l, step);
+      break;
+    case Action::save:
+      save(l, step);
+      break;
+    case Action::restore:
+      restore(step);
+      break;
+    case Action::restore_by_threads:
+      restore_by_threads(step);
+      break;
+    case Action::convert:
+      convert(step);
+      break;
+    default:
+      harm(step);
+  }
+  for (Live& each : live_) {
+    if (!failure_.empty()) break;
+    each.looked_at = each.looked_at && each.session.size() == each.timeline.size();
+    if (!each.looked_at && step.y % 3 != 0) compare(each);
+  }
+}
+
+std::vector<int32_t> World::draw_tokens(const Live& live, uint32_t length, uint32_t text) const {
+  static constexpr int64_t kLengths[] = {1, 2, 7, 31, 63, 64, 65, 100};
+  const int64_t room = shared_.options.capacity - live.session.size();
+  std::vector<int32_t> ids(
+      static_cast<size_t>(std::min(kLengths[length % std::size(kLengths)], room)));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    ids[i] = token_of(*shared_.model, text % 4 == 3 ? 1 : 0,
+                      live.session.size() + static_cast<int64_t>(i));
+  }
+  return ids;
+}
+
+void World::append(Live& live, const Step& step) {
+  const std::vector<int32_t> ids = draw_tokens(live, step.x, step.y);
+  say(fmt::format("s{}.append({});", live.number, list_of(ids)));
+  live.looked_at = live.looked_at && ids.empty();
+  live.session.append(ids);
+  live.timeline.append(ids);
+}
+
+void World::expect_error(const std::string& call, const std::function<void()>& act) {
+  say("try { " + call + " return 2; } catch (const Error&) {}");
+  try {
+    act();
+    fail("no error: " + call);
+  } catch (const Error&) {
+  }
+}
+
+void World::append_refused(Live& live, const Step& step) {
+  std::vector<int32_t> ids = draw_tokens(live, step.x, step.y);
+  if (step.x % 2 == 0 || ids.empty())
+    ids.resize(static_cast<size_t>(shared_.options.capacity - live.session.size() + 1));
+  else
+    ids.back() = static_cast<int32_t>(shared_.model->config().vocab_size);
+  live.looked_at = false;
+  expect_error(fmt::format("s{}.append({});", live.number, list_of(ids)),
+               [&] { live.session.append(ids); });
+}
+
+void World::rewind(Live& live, const Step& step) {
+  const int64_t size = live.timeline.size(), floor = live.timeline.floor();
+  if (floor > size) return;
+  const int64_t back[] = {1, 2, 64, size % 64, size / 2, static_cast<int64_t>(step.y) % (size + 1)};
+  const int64_t to = std::clamp(size - back[step.x % std::size(back)], floor, size);
+  say(fmt::format("s{}.rewind({});", live.number, to));
+  live.looked_at = false;
+  live.session.rewind(to);
+  const bool keeps_one = planted_ == PlantedFault::rewind_to_a_border_keeps_a_token &&
+                         to % kBlockPositions == 0 && to < size;
+  live.timeline.rewind(to + keeps_one);
+}
+
+void World::fork(const Live& live) {
+  say(fmt::format("Session s{} = s{}.fork();", numbers_, live.number));
+  add(live.session.fork(), live.timeline);
+}
+
+void World::prune(Live& live, const Step& step) {
+  const int64_t size = live.timeline.size();
+  PruneOptions o{static_cast<int64_t>(step.x % 100), static_cast<int64_t>(step.y % 20),
+                 step.x % 2 == 0};
+  o.shift = o.shift && !shared_.model->config().ropes.empty();
+  say(fmt::format("s{}.prune({{{}, {}, {}}});", live.number, o.keep_last, o.sinks, o.shift));
+  const int64_t begin = std::min(o.sinks, size),
+                end = std::max(begin, size - std::min(o.keep_last, size));
+  live.looked_at = false;
+  if (live.session.prune(o) != end - begin) fail("prune took out another number of positions");
+  live.timeline.prune(begin, end, o.shift);
+}
+
+void World::attach(Live& live, const Step& step) {
+  const uint32_t which = step.x % kChanges;
+  if (live.session.interventions().size() >= 3) return;  // they multiply what the oracle must know
+  say(fmt::format("s{}.attach(change_of(model, {}));", live.number, which));
+  live.looked_at = false;
+  live.session.attach(change_of(*shared_.model, which));
+  live.timeline.attach(which);
+}
+
+namespace {
+
+// What is edited cannot be healed: no file is to be under it that may be harmed.
+bool is_mapped(const Session& session) {
+  for (int64_t b = 0; b < session.kv().blocks(); ++b) {
+    if (session.kv().block_info(b).saved() != nullptr) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void World::callback(Live& live, const Step&) {
+  if (is_mapped(live.session)) return;
+  const bool on = !live.timeline.calls();
+  say(fmt::format("s{}.{};", live.number,
+                  on ? "attach(callback_of(model))" : "detach_callbacks()"));
+  live.looked_at = false;
+  if (on)
+    live.session.attach(callback_of(*shared_.model));
+  else
+    live.session.detach_callbacks();
+  live.timeline.call(on);
+}
+
+// One step in two copies from another session.
+void World::edit(Live& to, const Step& step) {
+  const int64_t size = to.session.size();
+  if (size == 0 || to.session.edits().size() >= 3 || is_mapped(to.session)) return;
+  Timeline::Edit e;
+  e.range.begin = static_cast<int64_t>(step.x) % size;
+  e.range.end = std::min(size, e.range.begin + 1 + static_cast<int64_t>(step.y % 70));
+  if (step.x % 3 != 0) e.range.layers = {static_cast<int64_t>(step.x) % 2};
+  e.factor = step.y % 5 == 0 ? -0.25f : 0.5f;
+  const Live& from = live(step.who + 1);
+  bool hidden = true;  // a range of which nothing is seen
+  for (int64_t p = e.range.begin; p < e.range.end; ++p)
+    hidden = hidden && (to.session.kv().visible(p / 64) >> (p % 64) & 1) == 0;
+  if (hidden) return;
+  if (step.y % 2 == 0 && !from.timeline.edited() && !is_mapped(from.session) &&
+      from.session.prunes().empty() && from.session.size() >= e.range.end) {
+    e.factor = 0;
+    e.source = std::make_shared<const Timeline>(from.timeline);
+    say(fmt::format("s{}.copy_kv({{{{{}}}, {{}}, {}, {}}}, s{}, {});", to.number,
+                    fmt::join(e.range.layers, ", "), e.range.begin, e.range.end, from.number,
+                    e.range.begin));
+    to.session.copy_kv(e.range, from.session, e.range.begin);
+  } else {
+    say(fmt::format("s{}.scale_kv({{{{{}}}, {{}}, {}, {}}}, {});", to.number,
+                    fmt::join(e.range.layers, ", "), e.range.begin, e.range.end, e.factor));
+    to.session.scale_kv(e.range, e.factor);
+  }
+  to.looked_at = false;
+  to.timeline.edit(e);
+}
+
+void World::set_compute(Live& live, const Step& step) {
+  ComputeOptions c = shared_.options.compute;
+  size_t sets = 0;
+  while (kernel_names()[sets] != nullptr) ++sets;
+  // The portable kernels are slow: one time in four.
+  c.isa = step.x % 4 == 0 ? kernel_names()[step.y % sets] : STET_DEFAULT_ISA;
+  static constexpr int kThreads[] = {1, 1, 2, 3};
+  static constexpr int64_t kChunks[] = {7, 63, 64, 65, 512};
+  c.threads = kThreads[step.x / 4 % std::size(kThreads)];
+  c.chunk = c.threads > 1 ? 64 : kChunks[step.y % std::size(kChunks)];
+  say(fmt::format("{{ ComputeOptions c; {} s{}.set_compute(c); }}", compute_code("c", c),
+                  live.number));
+  live.session.set_compute(c);
+}
+
+}  // namespace stet::test

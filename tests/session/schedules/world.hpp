@@ -1,0 +1,97 @@
+// Sessions and files on which a schedule is run, beside what they ought to be.
+#pragma once
+
+#include <functional>
+#include <list>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/session/schedules/oracle.hpp"
+#include "tests/session/schedules/steps.hpp"
+#include "tests/support/files.hpp"
+
+namespace stet::test {
+
+// What the schedules of one checkpoint share.
+struct Subjects {
+  Subject subject;
+  std::shared_ptr<const Model> model;
+  SessionOptions options;
+  Oracle oracle;
+
+  Names& names;
+
+  Subjects(const Subject& s, KvType kv_type, Names& all_names);
+};
+
+// A fault of the timeline, not of the library: to test that faults are found and shrunk.
+enum class PlantedFault { none, rewind_to_a_border_keeps_a_token };
+
+class World {
+ public:
+  explicit World(Subjects& shared, PlantedFault planted = PlantedFault::none);
+
+  // What is wrong after some step; empty where nothing is.
+  std::string run(const Steps& steps);
+  // The calls of the last run as a program.
+  std::string program() const;
+
+ private:
+  struct Live {
+    Session session;
+    Timeline timeline;
+    int number;
+    bool looked_at = true;  // compared since it changed
+  };
+  struct File {
+    std::string path;
+    Timeline timeline;
+    SnapshotForm form;
+    int parent = -1;    // of a delta: a file
+    bool sound = true;  // its bytes are those that were saved
+    bool heals = true;  // all that is not sound is keys and values
+  };
+
+  void take(const Step& step);
+  void append(Live& live, const Step& step);
+  void append_refused(Live& live, const Step& step);
+  void rewind(Live& live, const Step& step);
+  void fork(const Live& live);
+  void prune(Live& live, const Step& step);
+  void attach(Live& live, const Step& step);
+  void callback(Live& live, const Step& step);
+  void edit(Live& live, const Step& step);
+  void batch(const Step& step);
+  void batch_refused(const Step& step);
+  void set_compute(Live& live, const Step& step);
+  void save(Live& live, const Step& step);
+  void restore(const Step& step);
+  void restore_by_threads(const Step& step);
+  void convert(const Step& step);
+  void harm(const Step& step);
+
+  std::vector<int32_t> draw_tokens(const Live& live, uint32_t length, uint32_t text) const;
+  SaveOptions draw_form(const Step& step, std::optional<Snapshot>* parent, int* parent_file);
+  Live& live(uint32_t who);
+  int file(uint32_t which) const { return static_cast<int>(which % files_.size()); }
+  bool sound(int file) const;
+  bool heals(int file) const;
+  void add(Session session, const Timeline& timeline);
+  void expect_error(const std::string& call, const std::function<void()>& act);
+  void compare(Live& live);
+  void compare_all();
+  void say(const std::string& line) { said_ += "  " + line + "\n"; }
+  void fail(const std::string& what);
+
+  Subjects& shared_;
+  PlantedFault planted_;
+  TemporaryDirectory directory_;
+  std::list<Live> live_;
+  std::vector<File> files_;
+  int numbers_ = 0;
+  std::string said_, failure_;
+  const Live* culprit_ = nullptr;
+};
+
+}  // namespace stet::test

@@ -1,0 +1,161 @@
+// Deltas of deltas: their files are found once, before anything is read, and one snapshot serves
+// any number of threads.
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <thread>
+
+#include "stet/snapshot/snapshot.hpp"
+#include "tests/support/models.hpp"
+
+namespace stet::test::delta_chains_tests {
+namespace {
+
+class DeltaChains : public testing::TestWithParam<int> {
+ protected:
+  std::string name(int i) const { return scratch / (std::to_string(i) + ".stet"); }
+
+  // Files 0 .. length-1, each but the first a delta of the one before, `step` tokens longer; every
+  // third is compressed.
+  Session make(int length, size_t step) const {
+    SessionOptions o = options(1);
+    o.capacity = 512;
+    Session s(m, o);
+    std::unique_ptr<const Snapshot> parent;
+    for (int i = 0; i < length; ++i) {
+      s.append(std::span(ids).subspan(static_cast<size_t>(i) * step, step));
+      SaveOptions how;
+      how.compress = have_zlib() && i % 3 == 1 ? 1 : 0;
+      if (i > 0) how.form = SnapshotForm::delta, how.parent = parent.get();
+      Snapshot::save(s, name(i), how);
+      parent = std::make_unique<const Snapshot>(Snapshot::open(name(i)));
+    }
+    return s;
+  }
+
+  std::shared_ptr<const Model> m = model(data_path("models/gemma3-tiny-bf16"));
+  const std::vector<int32_t> ids = random_tokens(*m, 512);
+  TemporaryDirectory scratch;
+};
+
+TEST_P(DeltaChains, AreRestoredByManyThreadsAtOnce) {
+  const int length = GetParam();
+  Session whole = make(length, length > 100 ? 1 : 90);
+  const StateDigests digests = digests_of(whole);
+  for (const bool found_before : {false, true}) {
+    Snapshot opened = Snapshot::open(name(length - 1));
+    if (found_before) opened.find_parents();
+    EXPECT_EQ(opened.parents().size(), found_before ? static_cast<size_t>(length - 1) : 0);
+    const Snapshot& snapshot = opened;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        const RestoreOptions how = {.session = options(2), .map = t % 2 == 0, .check = t == 2};
+        Session back = snapshot.restore(m, how);
+        EXPECT_TRUE(digests_of(back).state == digests.state);
+        const State state = snapshot.state({.session = options(2), .map = t % 2 != 0});
+        EXPECT_EQ(state.tokens, back.tokens());
+      });
+    }
+    for (std::thread& t : threads) t.join();
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Lengths, DeltaChains, testing::Values(2, 3, 257),
+                         [](const auto& info) { return std::to_string(info.param); });
+
+// The largest team that was asked for.
+class Largest : public Executor {
+ public:
+  void run(int size, const std::function<void(int rank)>& member) override {
+    largest = std::max(largest, size);
+    for (int rank = 0; rank < size; ++rank) member(rank);
+  }
+  int largest = 1;
+};
+
+// Of the session that is restored, no more and no fewer.
+TEST_F(DeltaChains, RestoringUsesTheThreadsOfItsSession) {
+  if (!have_zlib()) GTEST_SKIP() << "built without zlib";
+  make(2, 200);  // the second is compressed
+  const Snapshot snapshot = Snapshot::open_with_parents(name(1));
+  for (const int threads : {1, 2, 4}) {
+    for (const bool map : {true, false}) {
+      Largest executor;
+      Executor* const before = set_executor(&executor);
+      const Session back = snapshot.restore(m, {.session = options(threads), .map = map});
+      set_executor(before);
+      EXPECT_EQ(executor.largest, threads) << map;
+    }
+  }
+}
+
+TEST_F(DeltaChains, ALongerOneIsRefused) {
+  make(258, 1);
+  EXPECT_EQ(
+      error_of([&] { Snapshot::open_with_parents(name(257)); }),
+      "format: " + name(257) + ": parent: expected at most 256 deltas in a chain, found more");
+}
+
+// The parent's file lost, and a delta of that state put in its place: a circle.
+TEST_F(DeltaChains, ACircleIsRefused) {
+  Session s = make(2, 90);
+  const Snapshot last = Snapshot::open_with_parents(name(1));
+  Snapshot::save(s, scratch / "same.stet", {.form = SnapshotForm::delta, .parent = &last});
+  std::filesystem::rename(scratch / "same.stet", name(1));
+  for (const std::optional<std::string>& parent : {std::optional<std::string>(), {name(1)}}) {
+    EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(name(1), parent); }),
+              "format: " + name(1) +
+                  ": parent: expected a file that is no delta of this one, found " + name(1));
+  }
+}
+
+// By any name: its own, a link's, another hard link's.
+TEST_F(DeltaChains, ADeltaIsNotWrittenOverWhatItNeeds) {
+  Session s = make(3, 90);
+  const Snapshot parent = Snapshot::open(name(2));
+  std::filesystem::create_symlink(name(1), scratch / "link.stet");
+  std::filesystem::create_hard_link(name(0), scratch / "hard.stet");
+  s.append({&ids[300], 1});
+  const SaveOptions delta = {.form = SnapshotForm::delta, .parent = &parent};
+  const std::vector<std::pair<std::string, std::string>> needed = {
+      {name(2), name(2)},
+      {name(1), name(1)},
+      {name(0), name(0)},
+      {scratch / "link.stet", name(1)},
+      {scratch / "hard.stet", name(0)}};
+  for (const auto& [path, file] : needed) {
+    const std::string refused =
+        "argument: " + path + ": expected a file that the delta does not need, found its parent " +
+        file;
+    EXPECT_EQ(error_of([&, &path = path] { Snapshot::save(s, path, delta); }), refused);
+    EXPECT_EQ(error_of([&, &path = path] { Snapshot::save(s.state(), parent, path, delta); }),
+              refused);
+  }
+  Session back =
+      Snapshot::open_with_parents(name(2)).restore(m, {.session = options(1), .check = true});
+  EXPECT_EQ(back.size(), 270);
+  Snapshot::save(s, scratch / "next.stet", delta);
+  Session next =
+      Snapshot::open_with_parents(scratch / "next.stet").restore(m, {.session = options(1)});
+  EXPECT_TRUE(same_state(next, s));
+  Snapshot::save(s, name(2));  // whole: it needs nothing
+  Session whole = Snapshot::open(name(2)).restore(m, {.session = options(1)});
+  EXPECT_TRUE(same_state(whole, s));
+}
+
+TEST_F(DeltaChains, ParentsNeverChangeOnceFound) {
+  make(3, 90);
+  Snapshot snapshot = Snapshot::open_with_parents(name(2), name(1));
+  const auto parents = snapshot.parents();
+  ASSERT_EQ(parents.size(), 2u);
+  EXPECT_EQ(parents[0]->path(), name(1));
+  EXPECT_EQ(parents[1]->path(), name(0));
+  std::filesystem::copy_file(name(1), scratch / "copy.stet");
+  snapshot.find_parents(scratch / "copy.stet");
+  snapshot.restore(m, {.session = options(1)});
+  EXPECT_EQ(snapshot.parents(), parents);
+}
+
+}  // namespace
+}  // namespace stet::test::delta_chains_tests

@@ -1,0 +1,123 @@
+// A snapshot file taken apart, changed, and put together again with digests that are right: what a
+// later version, or someone who means harm, could write. Written from the specification, not with
+// the library's code.
+#pragma once
+
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "stet/base/digest.hpp"
+#include "stet/base/error.hpp"
+#include "stet/snapshot/snapshot.hpp"
+#include "tests/support/files.hpp"
+
+namespace stet::test {
+
+inline uint64_t get_le(std::string_view bytes, size_t at, size_t width) {
+  uint64_t value = 0;
+  for (size_t i = width; i > 0; --i)
+    value = value << 8 | static_cast<unsigned char>(bytes.at(at + i - 1));
+  return value;
+}
+
+inline std::string le(uint64_t value, size_t width) {
+  std::string out;
+  for (size_t i = 0; i < width; ++i) out += static_cast<char>(value >> (8 * i));
+  return out;
+}
+
+inline std::string le(const Digest& d) { return le(d.low, 8) + le(d.high, 8); }
+
+inline std::string digest_bytes(std::string_view text) {
+  return le(digest_of(std::as_bytes(std::span(text))));
+}
+
+// An archive's section is known by the digest of its index, which says how long it is.
+inline std::string_view archive_index(std::string_view archive) {
+  return archive.size() < 12 ? archive : archive.substr(0, get_le(archive, 8, 4));
+}
+
+struct SnapshotImage {
+  struct Section {
+    std::string name, content;
+    uint32_t flags = 1, encoding = 0;
+  };
+  static uint64_t header_bytes(uint64_t version) { return version < 3 ? 128 : 192; }
+  uint64_t version = 3, header_size = 192, required = 0, optional = 0;
+  std::string state;  // digest
+  std::string id;     // SHA-256; not in versions 1 and 2
+  std::vector<Section> sections;
+
+  static SnapshotImage parse(std::string_view file) {
+    SnapshotImage image;
+    image.version = get_le(file, 8, 4);
+    image.header_size = header_bytes(image.version);
+    image.state = file.substr(72, 16);
+    if (image.version >= 3) image.id = file.substr(88, 32);
+    for (size_t i = 0; i < get_le(file, 40, 4); ++i) {
+      const size_t at = image.header_size + 64 * i;
+      const std::string name(file.substr(at, 8));
+      image.sections.push_back(
+          {name.substr(0, name.find('\0')),
+           std::string(file.substr(get_le(file, at + 8, 8), get_le(file, at + 16, 8)))});
+    }
+    return image;
+  }
+
+  Section& section(const std::string& name) {
+    for (Section& s : sections) {
+      if (s.name == name) return s;
+    }
+    throw std::runtime_error("no section " + name);
+  }
+
+  // A section named KV carries the digest of BLOCKS.
+  std::string build() const {
+    std::string table, body;
+    const uint64_t header_end = header_bytes(version);
+    uint64_t end = header_end + 64 * sections.size();
+    const uint64_t front = end;
+    std::string blocks;
+    for (const Section& s : sections) {
+      const bool archive = s.name == "WEIGHTS" || s.name == "TOKENIZR";
+      const uint64_t alignment = s.name == "KV" ? 65536
+                                 : archive      ? 4096
+                                                : 64,
+                     offset = (end + alignment - 1) / alignment * alignment;
+      body += std::string(offset - end, '\0') + s.content;
+      end = offset + s.content.size();
+      if (s.name == "BLOCKS") blocks = digest_bytes(s.content);
+      table +=
+          s.name + std::string(8 - s.name.size(), '\0') + le(offset, 8) + le(s.content.size(), 8) +
+          le(s.flags, 4) + le(s.encoding, 4) +
+          (s.name == "KV" ? blocks : digest_bytes(archive ? archive_index(s.content) : s.content)) +
+          std::string(16, '\0');
+    }
+    std::string header = std::string("\x93STET\r\n\x1a", 8) + le(version, 4) + le(header_size, 4) +
+                         le(required, 8) + le(optional, 8) + le(front + body.size(), 8) +
+                         le(sections.size(), 4) + le(0, 4) + le(header_end, 8) +
+                         digest_bytes(table) + state + id;
+    header.resize(header_end - 16);
+    return header + digest_bytes(header) + table + body;
+  }
+};
+
+// The file with the state digest that its reader asks for: every digest right, whatever it says.
+// XXH3 is no signature.
+inline std::string forged(SnapshotImage image) {
+  const std::string file = image.build();
+  try {
+    Snapshot::parse(std::as_bytes(std::span(file)), "");
+  } catch (const Error& e) {
+    const std::optional<Digest> state = parse_digest(e.found);
+    if (e.field != "state" || !state) return file;
+    image.state = le(*state);
+    return image.build();
+  }
+  return file;
+}
+
+}  // namespace stet::test
