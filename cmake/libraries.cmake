@@ -32,7 +32,7 @@ foreach(dir ${STET_JSON_INCLUDE} ${STET_XXHASH_INCLUDE} ${STET_FMT_INCLUDE} ${ST
     target_include_directories(stet_headers SYSTEM INTERFACE ${dir})
   endif()
 endforeach()
-target_compile_definitions(stet_headers INTERFACE FMT_HEADER_ONLY=1 XXH_INLINE_ALL=1)
+target_compile_definitions(stet_headers INTERFACE XXH_INLINE_ALL=1)
 list(APPEND STET_LIBRARIES $<BUILD_INTERFACE:stet_headers>)
 
 # OpenMP: LLVM's runtime with g++ and clang alike (it has GNU's interface beside its own), GNU's where only that is there. Code
@@ -86,6 +86,18 @@ endif()
 stet_have(STET_ZLIB STET_HAVE_ZLIB ZLIB::ZLIB have_zlib)
 
 find_package(PkgConfig QUIET)
+
+# fmt as its package compiled it: as headers alone, every unit would compile it again.
+set(have_fmt OFF)
+if(PkgConfig_FOUND AND NOT STET_FMT STREQUAL "OFF")
+  pkg_check_modules(STET_FORMAT QUIET IMPORTED_TARGET fmt)
+  set(have_fmt ${STET_FORMAT_FOUND})
+endif()
+stet_have(STET_FMT STET_HAVE_FMT PkgConfig::STET_FORMAT have_fmt)
+if(NOT have_fmt)
+  target_compile_definitions(stet_headers INTERFACE FMT_HEADER_ONLY=1)
+endif()
+
 set(have_sentencepiece OFF)
 set(have_pcre2 OFF)
 set(have_utf8proc OFF)

@@ -20,9 +20,10 @@ function(stet_library_objects target)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 endfunction()
 
-# Files of one folder are compiled as one: JSON and the standard library's headers, which are most of the work, are then read once.
+# stet_compile_together(TARGET NAME FOLDER...): the files of TARGET in these folders are compiled as one. Reading the headers of the
+# standard library and of JSON, and instantiating what they declare, is most of the work of a file.
 # STET_UNITY=OFF is for whoever changes one file at a time.
-function(stet_compile_by_folder target)
+function(stet_compile_together target name)
   if(NOT STET_UNITY)
     return()
   endif()
@@ -33,10 +34,10 @@ function(stet_compile_by_folder target)
   get_target_property(sources ${target} SOURCES)
   foreach(source ${sources})
     cmake_path(ABSOLUTE_PATH source OUTPUT_VARIABLE path)
-    cmake_path(RELATIVE_PATH path BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
-    string(REGEX REPLACE "/cmd_[^/]*$" "/commands/" path ${path}) # subcommands stand beside what they share
-    string(REGEX REPLACE "/[^/]*$" "" folder ${path})
-    string(MAKE_C_IDENTIFIER ${folder} group)
-    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${group})
+    cmake_path(GET path PARENT_PATH folder)
+    cmake_path(RELATIVE_PATH folder BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+    if(folder IN_LIST ARGN)
+      set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${name})
+    endif()
   endforeach()
 endfunction()

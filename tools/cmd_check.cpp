@@ -114,8 +114,8 @@ void run(const CheckCommand& o) {
 void add_check(Command& app) {
   const auto o = std::make_shared<CheckCommand>();
   Command* sub = app.add_subcommand("check",
-                                     "Prove without a model that every byte of a snapshot, or of "
-                                     "packed weights, is what was written.");
+                                    "Prove without a model that every byte of a snapshot, or of "
+                                    "packed weights, is what was written.");
   sub->add_option("path", o->paths, "snapshots, or directories with packed weights")
       ->required()
       ->type_name("FILE|DIR ...");

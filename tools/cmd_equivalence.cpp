@@ -206,8 +206,8 @@ void run_equivalence(EquivalenceCommand& o) {
 void add_equivalence(Command& app) {
   const auto o = std::make_shared<EquivalenceCommand>();
   Command* sub = app.add_subcommand("equivalence",
-                                     "Compare one generation by every way a state can take: "
-                                     "cached, saved, loaded, computed again.");
+                                    "Compare one generation by every way a state can take: "
+                                    "cached, saved, loaded, computed again.");
   o->prompt.add_to(*sub);
   o->prompt.add_messages_to(*sub);
   o->sampling.add_to(*sub);

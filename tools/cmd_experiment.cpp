@@ -409,10 +409,9 @@ void add_experiment(Command& app) {
   sub->add_flag("--twice", o->twice, "draw each twice; the states must be equal");
   Option* json = sub->add_flag("--json", o->json, "print JSON");
   sub->add_flag("--csv", o->csv, "print CSV")->excludes(json);
-  Option* save_dir =
-      sub->add_option("--save-dir", o->save_dir,
-                      "keep each continuation in this directory: run-01.stet ...")
-          ->type_name("DIR");
+  Option* save_dir = sub->add_option("--save-dir", o->save_dir,
+                                     "keep each continuation in this directory: run-01.stet ...")
+                         ->type_name("DIR");
   save_dir->check({[](const std::string& name) {
                      return name.empty() ? "expected a directory, found nothing" : "";
                    },

@@ -153,8 +153,7 @@ void add_logits(Command& app) {
   o->lab.add_to(*sub);
   sub->callback([o] {
     o->lab.prompt.require();
-    if (o->output.empty() && !o->digest && !o->nll)
-      required_error("-o, --digest or --nll");
+    if (o->output.empty() && !o->digest && !o->nll) required_error("-o, --digest or --nll");
     run(*o);
   });
 }

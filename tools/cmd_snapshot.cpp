@@ -230,8 +230,8 @@ void add_prune(Command& app) {
 void add_convert(Command& app) {
   const auto o = std::make_shared<SnapshotCommand>();
   Command* sub = app.add_subcommand("convert",
-                                     "The same state in another form, with another capacity "
-                                     "(--ctx), or rounded to another type (--kv).");
+                                    "The same state in another form, with another capacity "
+                                    "(--ctx), or rounded to another type (--kv).");
   add_snapshot(*sub, *o);
   sub->add_output(o->output, "the converted snapshot")->required();
   o->save.add_to(*sub);

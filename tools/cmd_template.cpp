@@ -156,12 +156,11 @@ void add_template(Command& app) {
       ->type_name("FILE")
       ->excludes(lines);
   sub->add_texts("--var", o->variables,
-            "a variable of the template: name=JSON (may be given again)")
+                 "a variable of the template: name=JSON (may be given again)")
       ->excludes(lines);
   sub->add_option("--chat-template", o->chat_template, "another template than the checkpoint's")
       ->type_name("FILE");
-  Option* json =
-      sub->add_flag("--json", o->json, "{\"text\": …, \"ids\": […]}")->excludes(lines);
+  Option* json = sub->add_flag("--json", o->json, "{\"text\": …, \"ids\": […]}")->excludes(lines);
   add_raw_output(*sub);
   sub->add_flag("--show-ids", o->show_ids, "the tokens of the text, one per line")
       ->excludes(lines)

@@ -51,7 +51,8 @@ void remember_signal_once(int signal) {
 
 Interrupts::Interrupts(bool patient) {
   noted = 0;
-  for (int i = 0; i < 2; ++i) before_[i] = std::signal(kInterrupts[i], patient ? remember_signal : remember_signal_once);
+  for (int i = 0; i < 2; ++i)
+    before_[i] = std::signal(kInterrupts[i], patient ? remember_signal : remember_signal_once);
 }
 
 Interrupts::~Interrupts() {
@@ -233,7 +234,7 @@ void ModelOptions::check_digests(const FileSource& from) const {
     check_packed(from, session.compute.threads);
   } else if (!of_snapshot) {
     throw UsageError("--check: of no use: " + printable(from.path()) +
-                               " has no digests (stet prepare gives it some)");
+                     " has no digests (stet prepare gives it some)");
   }
 }
 

@@ -112,7 +112,7 @@ std::shared_ptr<const Tokenizer> require_tokenizer(const CheckpointOption& check
 class SourceOptions {
  public:
   Option* add(Option* option);
-  const Option* chosen() const;             // null where none was given
+  const Option* chosen() const;                  // null where none was given
   void require(const std::string& names) const;  // a wrong command line, where none was given
   const std::vector<Option*>& options() const { return options_; }
 
@@ -159,7 +159,7 @@ struct PromptOptions {
 
 // `automatic` says what auto means.
 Option* add_bos_to(Command& app, std::string& bos, const std::string& automatic,
-                        const std::string& group);
+                   const std::string& group);
 Tokenizer::Bos bos_of(const std::string& name);
 
 // Sampling and stop options; those that were given replace what `state` holds.
@@ -216,7 +216,7 @@ struct RestoreFileOptions {
 
   void add_to(Command& app,
               Option* snapshot = nullptr);  // which may be left out; null where it may not
-  void take(ModelOptions& model);  // --no-mmap and --check, which are for its weights, too
+  void take(ModelOptions& model);           // --no-mmap and --check, which are for its weights, too
   // With its parents; --replay needs none.
   Snapshot open(const std::string& path) const;
 };

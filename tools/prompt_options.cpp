@@ -38,7 +38,7 @@ Tokenizer::Bos bos_of(const std::string& name) {
 }
 
 Option* add_bos_to(Command& app, std::string& bos, const std::string& automatic,
-                        const std::string& group) {
+                   const std::string& group) {
   return app
       .add_option("--bos", bos,
                   "tokens around the text: auto (" + automatic + "; default), on or off")
@@ -75,7 +75,7 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& where
 void PromptOptions::add_to(Command& app) {
   for (Option* option :
        {app.add_texts("-p,--prompt", prompts,
-                  "raw text; given again, it is put after the reply to the one before"),
+                      "raw text; given again, it is put after the reply to the one before"),
         app.add_option("--prompt-file", prompt_file, "raw text from a file (- for standard input)")
             ->type_name("FILE"),
         app.add_option("--ids", ids, "token ids: 1,2,3")->type_name("IDS"),
@@ -88,9 +88,8 @@ void PromptOptions::add_to(Command& app) {
 }
 
 void PromptOptions::add_messages_to(Command& app) {
-  Option* say =
-      app.add_texts("--say", messages,
-                "a message of the user, through the chat template (again for more turns)");
+  Option* say = app.add_texts(
+      "--say", messages, "a message of the user, through the chat template (again for more turns)");
   sources_.add(say)->group("Prompt")->check({[](const std::string& text) {
                                                return text.empty()
                                                           ? "expected a message, found nothing"

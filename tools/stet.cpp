@@ -88,7 +88,7 @@ void add_subcommands(Command& app, int argc, char** argv) {
   add_store_options_to(app);
 }
 
-int run(Command& app, int argc, char** argv) {
+int execute(Command& app, int argc, char** argv) {
   try {
     if (const auto text = app.run(argc, argv)) out(*text);
   } catch (const ExitStatus& e) {
@@ -113,7 +113,7 @@ int stet::tool::run_command(int argc, char** argv) {
     app.set_version([] { return "stet " STET_VERSION "\nteams: " + stet::team_runtime(); });
     app.footer(kExamples);
     add_subcommands(app, argc, argv);
-    return run(app, argc, argv);
+    return execute(app, argc, argv);
   } catch (const std::bad_alloc&) {
     write_error("stet: expected enough memory, found none left\n");
   } catch (const std::exception& e) {

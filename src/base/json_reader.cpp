@@ -146,7 +146,9 @@ struct JsonAccess {
   static JsonReader make(std::shared_ptr<const SortedJson> object, const std::string& file) {
     return {std::move(object), file, ""};
   }
-  static const SortedJson& of(const JsonReader& r) { return *static_cast<const SortedJson*>(r.object_.get()); }
+  static const SortedJson& of(const JsonReader& r) {
+    return *static_cast<const SortedJson*>(r.object_.get());
+  }
   // A value inside of the reader's, which keeps the whole alive.
   static JsonReader part(const JsonReader& r, const SortedJson* value, std::string path) {
     return {std::shared_ptr<const void>(r.object_, value), r.file_, std::move(path)};
@@ -157,8 +159,8 @@ struct JsonAccess {
     const auto it = object.find(name);
     return it == object.end() || it->is_null() ? nullptr : &*it;
   }
-  static int64_t checked_integer(const JsonReader& r, const SortedJson& value, const std::string& path,
-                                 int64_t min, int64_t max) {
+  static int64_t checked_integer(const JsonReader& r, const SortedJson& value,
+                                 const std::string& path, int64_t min, int64_t max) {
     const std::optional<int64_t> number = as_integer(value);
     if (number && *number >= min && *number <= max) return *number;
     throw Error(ErrorKind::format, r.file_, path,

@@ -133,8 +133,8 @@ class Origin {
     const std::span<const std::byte> bytes = file.bytes();
     std::vector<Digest> digests((bytes.size() + kDigestedAtOnce - 1) / kDigestedAtOnce);
     run_each(threads_, digests.size(), [&](size_t i) {
-      digests[i] =
-          digest_of(bytes.subspan(i * kDigestedAtOnce, std::min(kDigestedAtOnce, bytes.size() - i * kDigestedAtOnce)));
+      digests[i] = digest_of(bytes.subspan(
+          i * kDigestedAtOnce, std::min(kDigestedAtOnce, bytes.size() - i * kDigestedAtOnce)));
     });
     return digest_text(digest_of(std::as_bytes(std::span(digests)))) + " " +
            std::to_string(bytes.size());

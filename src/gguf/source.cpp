@@ -109,7 +109,8 @@ void fill(const Shard& s, std::span<std::byte> data) {
   const bool matrix = t.shape.size() > 1 || s.to.rotated_heads > 0 || s.to.fused_heads > 0;
   const auto rows = static_cast<size_t>(matrix ? t.shape.front() : 1);
   const size_t from_bytes = t.bytes.size() / rows, to_bytes = data.size() / rows,
-               blocks = from_bytes / type.bytes, at_once = std::max<size_t>(1, kMadeAtOnce / to_bytes);
+               blocks = from_bytes / type.bytes,
+               at_once = std::max<size_t>(1, kMadeAtOnce / to_bytes);
   const Kept* const as = kept(s);
   const auto make_row = [&](size_t row) {
     const std::byte* const from = t.bytes.data() + row_in_file(s, row, rows) * from_bytes;

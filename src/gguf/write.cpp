@@ -269,8 +269,8 @@ class Conversion {
     return row - within + within % 2 * (d / 2) + within / 2;
   }
 
-  void encode(const Tensor& e, const SourceRows& rows, size_t row, const std::vector<float>& importance,
-              std::byte* to) const {
+  void encode(const Tensor& e, const SourceRows& rows, size_t row,
+              const std::vector<float>& importance, std::byte* to) const {
     const GgufDeclared& d = e.declared;
     const auto columns = static_cast<size_t>(d.shape.back());
     if (rows.stored_as(d.type)) return rows.copy(model_row(e, row), to);

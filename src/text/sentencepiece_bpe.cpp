@@ -57,8 +57,8 @@ class SentencePieceBpe : public SentencePieceTextEncoder {
   Vocabulary pieces_;
   std::vector<uint64_t> types_;  // by id
   std::vector<float> scores_;
-  size_t longest_ = 0;           // piece, in bytes
-  AddedTokenFinder whole_;       // user-defined pieces
+  size_t longest_ = 0;      // piece, in bytes
+  AddedTokenFinder whole_;  // user-defined pieces
   int32_t unknown_ = -1;
   int32_t byte_ids_[256];
   bool byte_fallback_, add_dummy_prefix_, remove_extra_whitespaces_;

@@ -6,7 +6,10 @@
 // and "@q4" likewise; "+q8" with keys and values of that type.
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <fstream>
+#include <functional>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "tests/support/models.hpp"
@@ -22,29 +25,48 @@ std::map<std::string, std::string> committed() {
   return digests;
 }
 
+// Returns whether all combinations are checked, as tools/check --full asks for.
+bool all_ways() { return std::getenv("STET_ALL_WAYS") != nullptr; }
+
+// Calls check(instruction set, threads, chunk) so that each pair of two of these occurs, or for all
+// combinations of the three, which take three times as long.
+void for_each_way(const std::function<void(const char*, int, int64_t)>& check) {
+  constexpr int kThreads[] = {1, 2, 3};
+  constexpr int64_t kChunks[] = {1, 7, 64, 512};
+  const char* const* const isas = kernel_names();
+  for (size_t i = 0; isas[i] != nullptr; ++i) {
+    for (size_t c = 0; c < std::size(kChunks); ++c) {
+      for (size_t t = 0; t < std::size(kThreads); ++t) {
+        if (all_ways() || t == (i + c) % std::size(kThreads))
+          check(isas[i], kThreads[t], kChunks[c]);
+      }
+    }
+  }
+}
+
 void reproduce(const Subject& subject, const std::string& name, KvType kv) {
   const auto expected = committed();
   std::ifstream file(
       data_path("golden_bits/" + name.substr(0, name.find_first_of("@+")) + ".ids.json"));
   const auto ids = nlohmann::json::parse(file).get<std::vector<int32_t>>();
-  for (const char* const* isa = kernel_names(); *isa != nullptr; ++isa) {
-    for (int threads : {1, 2, 3}) {
-      for (int64_t chunk : {1, 7, 64, 512}) {
-        // The larger checkpoints take their small chunks on one thread: a token costs the same, its
-        // barriers not.
-        if (ids.size() > 100 && threads > 1 && chunk < 64) continue;
-        const std::string how = fmt::format("{}, {} threads, chunk {}", *isa, threads, chunk);
-        SessionOptions o = options(threads, *isa, chunk, subject.contract);
-        o.kv_type = kv;
-        Session session(model(subject.directory, subject.contract), o);
-        const std::vector<float> logits = all_logits(session, ids);
-        EXPECT_EQ(digest_text(digest_of(std::as_bytes(std::span(logits)))),
-                  expected.at(name + " logits"))
-            << how;
-        EXPECT_EQ(digest_text(digest_of(kv_bytes(session.kv()))), expected.at(name + " kv")) << how;
-      }
+  const auto check = [&](const char* isa, int threads, int64_t chunk) {
+    // The larger checkpoints take their small chunks on one thread: a token costs the same, its
+    // barriers not.
+    if (ids.size() > 100 && chunk < 64 && threads > 1) {
+      if (all_ways()) return;
+      threads = 1;
     }
-  }
+    const std::string how = fmt::format("{}, {} threads, chunk {}", isa, threads, chunk);
+    SessionOptions o = options(threads, isa, chunk, subject.contract);
+    o.kv_type = kv;
+    Session session(model(subject.directory, subject.contract), o);
+    const std::vector<float> logits = all_logits(session, ids);
+    EXPECT_EQ(digest_text(digest_of(std::as_bytes(std::span(logits)))),
+              expected.at(name + " logits"))
+        << how;
+    EXPECT_EQ(digest_text(digest_of(kv_bytes(session.kv()))), expected.at(name + " kv")) << how;
+  };
+  for_each_way(check);
 }
 
 class GoldenBits : public testing::TestWithParam<Subject> {};

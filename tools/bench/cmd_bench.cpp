@@ -154,7 +154,7 @@ class Runs {
 };
 
 struct Speed {
-  double first;              // s for the first token after loading
+  double first;             // s for the first token after loading
   Timings prefill, decode;  // of the prompt, of one token
 };
 
@@ -342,9 +342,7 @@ void add_bench(Command& app) {
       "--turns", o->turns,
       "prefill and decode when standard input says so, for measuring in turn with another program");
   turns->excludes(alone)->excludes(snapshot);
-  const auto of_model = [&](Option* option) {
-    return option->excludes(alone)->excludes(snapshot);
-  };
+  const auto of_model = [&](Option* option) { return option->excludes(alone)->excludes(snapshot); };
   of_model(sub->add_option("-p,--prompt-tokens", o->prompt, "tokens of the prefill"))
       ->show_default()
       ->type_name("N")

@@ -175,9 +175,9 @@ void add_edit(Command& app) {
   change(sub->add_flag("--zero", o->zero, "the range becomes zeros"));
   change(sub->add_option("--scale", o->scale, "the range is multiplied by this")->type_name("X"));
   Option* set = change(sub->add_option("--set", o->set,
-                                            "the range becomes what is in a tensor: [head_dim], or "
-                                            "[positions, heads, head_dim]")
-                                ->type_name("SAFETENSORS"));
+                                       "the range becomes what is in a tensor: [head_dim], or "
+                                       "[positions, heads, head_dim]")
+                           ->type_name("SAFETENSORS"));
   Option* copy =
       change(sub->add_option("--copy", o->copy, "the range becomes what another state has there")
                  ->type_name("FILE"));

@@ -20,9 +20,8 @@ void LabOptions::add_to(Command& app) {
 }
 
 void LabOptions::add_without_prompt_to(Command& app) {
-  Option* snapshot =
-      app.add_option("--from", from, "a snapshot whose state goes before the prompt")
-          ->type_name("FILE");
+  Option* snapshot = app.add_option("--from", from, "a snapshot whose state goes before the prompt")
+                         ->type_name("FILE");
   restore.add_to(app, snapshot);
   interventions.add_to(app);
   model.add_to(app);

@@ -33,8 +33,7 @@ void print_help(const CLI::App& app, const std::string& name) {
   const std::vector<const CLI::App*> all = subcommands_of(app);
   const auto found = std::find_if(all.begin(), all.end(),
                                   [&](const CLI::App* sub) { return sub->get_name() == name; });
-  if (found == all.end())
-    throw UsageError(unknown_text("subcommand", name, subcommand_names(app)));
+  if (found == all.end()) throw UsageError(unknown_text("subcommand", name, subcommand_names(app)));
   out((*found)->help("stet"));
 }
 
@@ -115,8 +114,8 @@ void add_help(Command& app) {
 
 void add_completion(Command& app) {
   const auto form = std::make_shared<std::string>();
-  Command* sub = app.add_subcommand("completion",
-                                    "Print a completion script for bash or zsh, or the manual page.");
+  Command* sub = app.add_subcommand(
+      "completion", "Print a completion script for bash or zsh, or the manual page.");
   sub->add_option("form", *form, "bash, zsh or man")
       ->required()
       ->type_name("FORM")

@@ -35,12 +35,14 @@ class UsageError : public std::runtime_error {
 struct Check {
   // Returns "" for a value that is accepted, which it may write in another way, or what is wrong.
   std::function<std::string(std::string&)> fault;
-  std::string values;  // the accepted words, joined by '|', for completion; "" where they are no list
+  std::string
+      values;  // the accepted words, joined by '|', for completion; "" where they are no list
 };
 
 // Accepts these words alone; the fault of another names the word that it resembles.
 Check one_of(std::vector<std::string> words);
-// Accepts a decimal integer from min to max. (The library alone would take any base, and wrap around.)
+// Accepts a decimal integer from min to max. (The library alone would take any base, and wrap
+// around.)
 Check integer(uint64_t min, uint64_t max);
 // Accepts a name that is not empty: an output without one would be computed and lost.
 Check named();
@@ -61,7 +63,7 @@ class Option {
   Option* needs(const std::string& name);
   Option* excludes(const Option* other);
   Option* excludes(const std::string& name);
-  Option* delimiter(char c);            // splits a value into several
+  Option* delimiter(char c);             // splits a value into several
   Option* allow_extra_args(bool allow);  // whether a list takes the arguments that follow, too
   Option* show_default();                // in help
 
