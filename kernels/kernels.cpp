@@ -6,6 +6,7 @@
 #endif
 
 #include "kernels/fetching.hpp"
+#include "kernels/tables.hpp"
 
 namespace stet {
 namespace {
@@ -54,6 +55,20 @@ bool have_f16c() {
 #endif
 }
 
+// These functions run code of their instruction set: callers ask the processor first.
+#if defined(STET_KERNELS_AVX512VNNI)
+const Kernels& avx512vnni_table() {
+  static const Kernels table = kernels_avx512vnni(kernels_avx512);
+  return table;
+}
+#endif
+#if defined(STET_KERNELS_AVX512BF16)
+const Kernels& avx512bf16_table() {
+  static const Kernels table = kernels_avx512bf16(avx512vnni_table());
+  return table;
+}
+#endif
+
 }  // namespace
 
 bool streams_are_fetched() {
@@ -82,10 +97,10 @@ const Kernels* find_kernels(const char* name) {
   if (strcmp(name, "avx512") == 0 && have_avx512()) return &kernels_avx512;
 #endif
 #if defined(STET_KERNELS_AVX512VNNI)
-  if (strcmp(name, "avx512vnni") == 0 && have_avx512vnni()) return &kernels_avx512vnni;
+  if (strcmp(name, "avx512vnni") == 0 && have_avx512vnni()) return &avx512vnni_table();
 #endif
 #if defined(STET_KERNELS_AVX512BF16)
-  if (strcmp(name, "avx512bf16") == 0 && have_avx512bf16()) return &kernels_avx512bf16;
+  if (strcmp(name, "avx512bf16") == 0 && have_avx512bf16()) return &avx512bf16_table();
 #endif
   return nullptr;
 }

@@ -9,6 +9,6 @@ namespace {
 #include "kernels/kernels.inc"
 }  // namespace
 
-constinit const Kernels kernels_avx2 = table("avx2");
+constinit const Kernels kernels_avx2 = table_of("avx2");
 
 }  // namespace stet

@@ -9,6 +9,6 @@ namespace {
 #include "kernels/kernels.inc"
 }  // namespace
 
-constinit const Kernels kernels_avx512 = table("avx512");
+constinit const Kernels kernels_avx512 = table_of("avx512");
 
 }  // namespace stet

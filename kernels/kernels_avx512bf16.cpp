@@ -1,14 +1,22 @@
 #include <immintrin.h>
 #include "kernels/fetching.hpp"
+#include "kernels/tables.hpp"
 #include "stet/kernels/kernels.hpp"
 
 namespace stet {
 namespace {
 #include "kernels/simd_avx512.inc"
 
-#include "kernels/kernels.inc"
+#include "kernels/products.inc"
+
+#include "kernels/pairs.inc"
 }  // namespace
 
-constinit const Kernels kernels_avx512bf16 = table("avx512bf16");
+Kernels kernels_avx512bf16(const Kernels& avx512vnni) {
+  Kernels table = avx512vnni;
+  table.name = "avx512bf16";
+  put_pairs(table);
+  return table;
+}
 
 }  // namespace stet

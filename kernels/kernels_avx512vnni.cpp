@@ -1,14 +1,25 @@
 #include <immintrin.h>
 #include "kernels/fetching.hpp"
+#include "kernels/tables.hpp"
 #include "stet/kernels/kernels.hpp"
 
 namespace stet {
 namespace {
 #include "kernels/simd_avx512.inc"
 
-#include "kernels/kernels.inc"
+#include "kernels/products.inc"
+
+#include "kernels/quants.inc"
+
+#include "kernels/kquants.inc"
 }  // namespace
 
-constinit const Kernels kernels_avx512vnni = table("avx512vnni");
+Kernels kernels_avx512vnni(const Kernels& avx512) {
+  Kernels table = avx512;
+  table.name = "avx512vnni";
+  put_quants(table);
+  put_supers(table);
+  return table;
+}
 
 }  // namespace stet

@@ -8,6 +8,6 @@ namespace {
 #include "kernels/kernels.inc"
 }  // namespace
 
-constinit const Kernels kernels_portable = table("portable");
+constinit const Kernels kernels_portable = table_of("portable");
 
 }  // namespace stet

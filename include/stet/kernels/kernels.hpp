@@ -293,8 +293,6 @@ struct Kernels {
 STET_API extern const Kernels kernels_portable;
 STET_API extern const Kernels kernels_avx2;
 STET_API extern const Kernels kernels_avx512;
-STET_API extern const Kernels kernels_avx512vnni;
-STET_API extern const Kernels kernels_avx512bf16;
 
 // Whether streams of weights are fetched ahead of their loads: Intel's own prefetchers stop at the
 // end of a 4 KB page and start late; AMD's do better alone (bench/README.md).
