@@ -7,6 +7,16 @@ target_compile_options(stet_options INTERFACE
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   target_compile_options(stet_options INTERFACE -Wno-restrict) # warns of "literal" + std::string: GCC bug 105651
 endif()
+# Static programs leave out what nothing refers to, and symbols where size matters. Where compiler and libc can, they are
+# position-independent: exceptions are then found by an index, and not by sorting the tables of the whole program at the first one.
+if(STET_STATIC)
+  include(CheckCXXSourceCompiles)
+  set(CMAKE_REQUIRED_LINK_OPTIONS -static-pie)
+  check_cxx_source_compiles("#ifndef __PIE__\n#error\n#endif\nint main() {}" STET_STATIC_PIE)
+  unset(CMAKE_REQUIRED_LINK_OPTIONS)
+  target_compile_options(stet_options INTERFACE -ffunction-sections -fdata-sections $<$<BOOL:${STET_STATIC_PIE}>:-fPIE>)
+  set(STET_LINK_OPTIONS $<IF:$<BOOL:${STET_STATIC_PIE}>,-static-pie,-static> -Wl,--gc-sections $<$<CONFIG:MinSizeRel>:-s>)
+endif()
 if(STET_SANITIZE)
   target_compile_options(stet_options INTERFACE -fsanitize=${STET_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(stet_options INTERFACE -fsanitize=${STET_SANITIZE})

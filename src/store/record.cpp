@@ -56,7 +56,7 @@ Sha256 key_line(std::istream& lines, const std::string& name, const std::string&
 }
 
 uint32_t payload_offset(RecordKind kind) {
-  return kind == RecordKind::block ? kBlockFront : kRecordFront;
+  return static_cast<uint32_t>(kind == RecordKind::block ? kBlockFront : kRecordFront);
 }
 
 // At most 256 bytes, which no signal cuts short.
