@@ -43,10 +43,10 @@ TEST(Isa, AForcedTableIsTheOneAskedFor) {
 }
 
 // Identical code folded by a linker, or a table filled from another one, would make the choice an
-// empty one.
+// empty one. The tables of VNNI and BF16 are filled from another one on purpose: see below.
 TEST(Isa, TablesShareNoFunction) {
   const std::vector<std::string> names = isa_names();
-  for (size_t i = 0; i < names.size(); ++i) {
+  for (size_t i = 0; i < names.size() && names[i] != "avx512vnni"; ++i) {
     for (size_t j = 0; j < i; ++j) {
       const Kernels &a = *find_kernels(names[i].c_str()), &b = *find_kernels(names[j].c_str());
       for (int t = 0; t < kFloatWeightTypes; ++t) {
@@ -80,6 +80,36 @@ TEST(Isa, TablesShareNoFunction) {
       EXPECT_NE(a.probe_dot, b.probe_dot);
     }
   }
+}
+
+// Functions that differ between two tables: products of quantized weights, and of pairs.
+void expect_shared_but(const Kernels& a, const Kernels& b, bool quants, bool pairs) {
+  EXPECT_EQ(a.gemv_q8 != b.gemv_q8, quants);
+  EXPECT_EQ(a.gemv_q4 != b.gemv_q4, quants);
+  EXPECT_EQ(a.gemv_q5 != b.gemv_q5, quants);
+  EXPECT_EQ(a.tile_q8 != b.tile_q8, quants);
+  EXPECT_EQ(a.tile_q4 != b.tile_q4, quants);
+  for (int t = 0; t < kSuperTypes; ++t) {
+    EXPECT_EQ(a.gemv_super[t] != b.gemv_super[t], quants);
+    EXPECT_EQ(a.tile_super[t] != b.tile_super[t], quants);
+  }
+  EXPECT_EQ(a.probe_bytes != b.probe_bytes, quants);
+  EXPECT_EQ(a.round_pairs != b.round_pairs, pairs);
+  EXPECT_EQ(a.gemv_pairs != b.gemv_pairs, pairs);
+  EXPECT_EQ(a.pack_pairs != b.pack_pairs, pairs);
+  EXPECT_EQ(a.tile_pairs != b.tile_pairs, pairs);
+  EXPECT_EQ(a.probe_dot != b.probe_dot, pairs);
+  EXPECT_EQ(a.tile, b.tile);
+  EXPECT_EQ(a.exp, b.exp);
+  for (int t = 0; t < kStoredTypes; ++t) EXPECT_EQ(a.attend[t], b.attend[t]);
+}
+
+TEST(Isa, TablesOf512BitsShareWhatNoNewInstructionServes) {
+  const Kernels *const plain = find_kernels("avx512"), *const vnni = find_kernels("avx512vnni"),
+                       *const bf16 = find_kernels("avx512bf16");
+  if (vnni == nullptr) GTEST_SKIP() << "no AVX512-VNNI on this machine";
+  expect_shared_but(*plain, *vnni, true, false);
+  if (bf16 != nullptr) expect_shared_but(*vnni, *bf16, false, true);
 }
 
 // ---------------------------------------------------------------- linear layers
