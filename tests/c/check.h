@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cases.h"
 #include "stet/c.h"
 
 static void fail_at(const char* file, int line, const char* what, const char* found) {
@@ -58,15 +59,6 @@ static stet_error* error;
     stet_error_free(error);                                                            \
     error = NULL;                                                                      \
   } while (0)
-
-/* What main.c runs by their names: 0, or the program ends. */
-int test_border(void);
-int test_chat(void);
-int test_generate(void);
-int test_lab(void);
-int test_session(void);
-int test_snapshot(void);
-int test_text(void);
 
 #define POCKET STET_ROOT "/assets/pocket-gemma3"
 #define POCKET_LLAMA STET_ROOT "/assets/pocket-llama3"

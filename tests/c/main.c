@@ -1,8 +1,9 @@
 /* The tests of the C interface: one of them by its name, or all. They write to the working
  * directory. c_tests [NAME] */
+#include <stddef.h>
 #include <string.h>
 
-#include "check.h"
+#include "cases.h"
 
 int main(int argc, char** argv) {
   static const struct {

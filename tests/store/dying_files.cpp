@@ -12,9 +12,11 @@
 #include <cstdarg>
 #include <ctime>
 
-Death death;
+stet::test::Death stet::test::death;
 
 namespace {
+
+using stet::test::death;
 
 time_t passed = 0;  // seconds that the dead have not waited
 

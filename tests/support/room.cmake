@@ -3,7 +3,7 @@
 set(STET_TEST_O0 $<$<NOT:$<CONFIG:Debug>>:-O0>)
 set(STET_TEST_O1 $<$<NOT:$<CONFIG:Debug>>:-O1>)
 set(STET_TEST_IN_SCRATCH ${CMAKE_CURRENT_LIST_DIR}/in_scratch) # before a command that writes files
-set(STET_TEST_BATCH 8 CACHE STRING "files of a room of tests that are compiled as one")
+set(STET_TEST_BATCH 12 CACHE STRING "files of a room of tests that are compiled as one")
 
 # stet_test_program(NAME ROOM SOURCES FILE... [COMPUTES FILE...] [SLOW REGEX] [TOGETHER REGEX] [LINKS LIBRARY...] [NEEDS TARGET...]
 #                   [PROPERTIES NAME VALUE...])

@@ -11,6 +11,9 @@
 #include "tests/support/process_cost.hpp"
 
 namespace stet::test::hostile_template_tests {
+
+using namespace stet::jinja;
+
 namespace {
 
 std::string times(const std::string& text, size_t count) {

@@ -1,0 +1,14 @@
+/* The tests of the C interface, as main.c runs them by their names: each returns 0, or ends the
+ * program. */
+#ifndef STET_TESTS_C_CASES_H
+#define STET_TESTS_C_CASES_H
+
+int test_border(void);
+int test_chat(void);
+int test_generate(void);
+int test_lab(void);
+int test_session(void);
+int test_snapshot(void);
+int test_text(void);
+
+#endif
