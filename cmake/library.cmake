@@ -1,7 +1,7 @@
 # The library: compiled once, linked as an archive (stet) and as a shared object (stet_shared). Programs name it stet::static,
 # stet::shared, or stet::stet, which follows BUILD_SHARED_LIBS.
-# Two sets of objects: stet_runtime reads and packs weights and text, stet_states is what stands around a state and waits for disks
-# and networks; -O1 compiles it in three quarters of the time.
+# Nothing but src/text and what packs weights is in anybody's way: the rest waits for kernels, disks and networks, and -O1 compiles it
+# in three quarters of the time.
 file(GLOB sources CONFIGURE_DEPENDS src/*/*.cpp models/*.cpp)
 set(states ${sources})
 list(FILTER states INCLUDE REGEX "src/(snapshot|store|c)/")

@@ -9,7 +9,7 @@
 namespace stet::tool {
 namespace {
 
-struct Range {
+struct AcceptedRange {
   const char* option;
   const char* text;
   bool (*holds)(double);  // false for nan
@@ -18,7 +18,7 @@ struct Range {
 bool holds_scale(double x) { return x >= 1e-30 && x <= 1e30; }
 bool holds_probability(double x) { return x >= 0 && x <= 1; }
 
-constexpr Range kRanges[] = {
+constexpr AcceptedRange kRanges[] = {
     {"--temperature", "0 (greedy) or a number in 1e-30..1e30",
      [](double x) { return x == 0 || holds_scale(x); }},
     {"--top-k", "an integer in 0..2147483647 (0: all)",
@@ -32,8 +32,9 @@ constexpr Range kRanges[] = {
 }  // namespace
 
 Check sampling_range(std::string_view option) {
-  const auto* const range = std::find_if(std::begin(kRanges), std::end(kRanges),
-                                         [&](const Range& r) { return r.option == option; });
+  const auto* const range =
+      std::find_if(std::begin(kRanges), std::end(kRanges),
+                   [&](const AcceptedRange& r) { return r.option == option; });
   return {[range](std::string& text) {
             double value = 0;
             const char* const end = text.data() + text.size();

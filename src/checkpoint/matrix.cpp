@@ -18,8 +18,14 @@ void transpose_words(const std::byte* const rows[kLanes], size_t words, uint32_t
     const size_t end = std::min(words, begin + kStrip);
     for (int lane = 0; lane < kLanes; ++lane) {
       if (rows[lane] == nullptr) continue;  // the memory is zero already
-      for (size_t w = begin; w < end; ++w)
-        std::memcpy(out + w * kLanes + lane, rows[lane] + w * 4, 4);
+      const std::byte* from = rows[lane] + begin * 4;
+      uint32_t* to = out + begin * kLanes + lane;
+#pragma GCC unroll 8
+      for (size_t w = begin; w < end; ++w, from += 4, to += kLanes) {
+        uint32_t word;
+        std::memcpy(&word, from, 4);
+        *to = word;
+      }
     }
   }
 }
