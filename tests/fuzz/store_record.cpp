@@ -29,7 +29,7 @@ void read_forged(std::span<const std::byte> bytes) {
 }
 
 std::vector<std::byte> sealed(const StoreKey& key, const Record& record, bool version_1) {
-  if (version_1) return record_version_1(key, record);
+  if (version_1) return stet::test::record_version_1(key, record);
   std::vector<std::byte> bytes = seal_record(key, record);
   bytes.insert(bytes.end(), record.payload.begin(), record.payload.end());
   return bytes;

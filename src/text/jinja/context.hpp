@@ -237,6 +237,7 @@ std::string format_time(Context& c, double seconds, const std::string& format);
 // Numbers as Python writes and reads them (number.cpp).
 std::string float_repr(double value);
 std::string fixed(double value, int precision);
+std::string with_exponent(double value, int precision);
 std::optional<int64_t> parse_integer(Context& c, std::string_view text, int base);
 std::optional<double> parse_float(std::string_view text);
 int64_t checked_integer(Context& c, double whole);

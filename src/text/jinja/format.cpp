@@ -44,17 +44,10 @@ std::string grouped(const std::string& digits, char separator, size_t group) {
   return out + digits.substr(whole);
 }
 
-std::string with_exponent(double value, int64_t precision) {
-  char buffer[1100];
-  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value,
-                                 std::chars_format::scientific, static_cast<int>(precision));
-  return std::string(buffer, end.ptr);
-}
-
 // C's %g: the shorter of the two forms, without zeros at the end.
 std::string general(double value, int64_t precision, bool keep_zeros) {
   precision = std::max<int64_t>(precision, 1);
-  const std::string scientific = with_exponent(value, precision - 1);
+  const std::string scientific = with_exponent(value, static_cast<int>(precision - 1));
   const size_t e = scientific.find('e');
   const int exponent = std::stoi(scientific.substr(e + 1));
   const bool small = exponent >= -4 && exponent < precision;
@@ -73,7 +66,7 @@ std::string float_digits(double magnitude, char type, int64_t precision, bool al
   if (std::isinf(magnitude)) return "inf";
   switch (type | 0x20) {
     case 'e':
-      return with_exponent(magnitude, precision);
+      return with_exponent(magnitude, static_cast<int>(precision));
     case 'g':
       return general(magnitude, precision, alternate);
     default:

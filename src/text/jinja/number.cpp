@@ -1,4 +1,6 @@
 // Numbers as Python writes and reads them.
+#include <fmt/core.h>
+
 #include <charconv>
 #include <cmath>
 
@@ -9,28 +11,24 @@ namespace stet::jinja {
 // repr: the shortest digits that give the value back; with an exponent below 1e-4 and from 1e16 on.
 std::string float_repr(double value) {
   if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
-  char buffer[32];
-  const auto scientific =
-      std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::scientific);
-  const std::string text(buffer, scientific.ptr);
-  const size_t e = text.find('e');
-  const int exponent = std::stoi(text.substr(e + 1));
-  if (value == 0 || (exponent >= -4 && exponent < 16)) {
-    char plain[48];
-    const auto fixed = std::to_chars(plain, plain + sizeof plain, value, std::chars_format::fixed);
-    const std::string shown(plain, fixed.ptr);
-    return shown.find('.') == std::string::npos ? shown + ".0" : shown;
-  }
-  return text;  // to_chars writes at least two digits of exponent, and its sign, as Python does
+  const std::string text = fmt::format("{}", value);
+  return text.find_first_of(".ein") == std::string::npos ? text + ".0" : text;
 }
 
+// fmt leaves out zeros behind the 767 digits that a double can have.
 std::string fixed(double value, int precision) {
-  std::string buffer(static_cast<size_t>(precision) + 330, '\0');
-  const auto end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value,
-                                 std::chars_format::fixed, precision);
-  buffer.resize(static_cast<size_t>(end.ptr - buffer.data()));
-  return buffer;
+  std::string text = fmt::format("{:.{}f}", value, precision);
+  const size_t point = text.find('.');
+  if (point != std::string::npos) text.resize(point + 1 + static_cast<size_t>(precision), '0');
+  return text;
+}
+
+std::string with_exponent(double value, int precision) {
+  std::string text = fmt::format("{:.{}e}", value, precision);
+  const size_t point = text.find('.'), e = text.find('e');
+  if (point != std::string::npos)
+    text.insert(e, point + 1 + static_cast<size_t>(precision) - e, '0');
+  return text;
 }
 
 namespace {
