@@ -1,29 +1,20 @@
 # The library: compiled once, linked as an archive (stet) and as a shared object (stet_shared). Programs name it stet::static,
 # stet::shared, or stet::stet, which follows BUILD_SHARED_LIBS.
-# Nothing but src/text and what packs weights is in anybody's way: the rest waits for kernels, disks and networks, and -O1 compiles it
-# in three quarters of the time.
 file(GLOB sources CONFIGURE_DEPENDS src/*/*.cpp models/*.cpp)
-set(states ${sources})
-list(FILTER states INCLUDE REGEX "src/(snapshot|store|c)/")
-list(FILTER sources EXCLUDE REGEX "src/(snapshot|store|c)/")
 add_library(stet_runtime OBJECT ${sources})
+stet_library_objects(stet_runtime)
 stet_compile_together(stet_runtime checkpoint src/base src/blas src/files src/threads src/checkpoint src/gguf models)
+stet_compile_together(stet_runtime states src/snapshot src/store src/c)
 stet_compile_together(stet_runtime text src/text)
-add_library(stet_states OBJECT ${states})
-stet_compile_together(stet_states states src/snapshot src/store src/c)
-foreach(target stet_runtime stet_states)
-  stet_library_objects(${target})
-  target_link_libraries(${target} PRIVATE ${STET_LIBRARIES})
-  target_compile_definitions(${target} PRIVATE ${STET_DEFINITIONS})
-endforeach()
-target_compile_options(stet_runtime PRIVATE $<$<CONFIG:Release>:-O2>)
-target_compile_options(stet_states PRIVATE $<$<CONFIG:Release>:-O1>)
+target_link_libraries(stet_runtime PRIVATE ${STET_LIBRARIES})
+target_compile_definitions(stet_runtime PRIVATE ${STET_DEFINITIONS})
+target_compile_options(stet_runtime PRIVATE $<$<CONFIG:Release>:-O2>) # what computes for long is in the kernels
 if(have_openmp)
   set_source_files_properties(src/threads/openmp.cpp PROPERTIES COMPILE_OPTIONS -fopenmp) # all that is OpenMP's
 endif()
 
 find_package(Threads REQUIRED)
-set(objects $<TARGET_OBJECTS:stet_runtime> $<TARGET_OBJECTS:stet_states> $<TARGET_OBJECTS:stet_kernels> $<TARGET_OBJECTS:stet_jinja>)
+set(objects $<TARGET_OBJECTS:stet_runtime> $<TARGET_OBJECTS:stet_kernels> $<TARGET_OBJECTS:stet_jinja>)
 add_library(stet STATIC ${objects})
 set(libraries stet)
 if(NOT STET_STATIC AND NOT STET_SANITIZE)

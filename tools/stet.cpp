@@ -112,7 +112,8 @@ int stet::tool::run_command(int argc, char** argv) {
     app.allow_one_subcommand();
     app.set_version([] { return "stet " STET_VERSION "\nteams: " + stet::team_runtime(); });
     add_subcommands(app, argc, argv);
-    app.footer(kExamples);  // now: subcommands take over what the application has when they are added
+    app.footer(
+        kExamples);  // now: subcommands take over what the application has when they are added
     return execute(app, argc, argv);
   } catch (const std::bad_alloc&) {
     write_error("stet: expected enough memory, found none left\n");

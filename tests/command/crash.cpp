@@ -245,7 +245,7 @@ TEST_P(Crash, KilledBeforeAndAfterEveryCall) {
 
 TEST_P(Crash, KilledAtRandomMoments) {
   const char* given = std::getenv("STET_KILLS");
-  const int kills = given != nullptr ? std::atoi(given) : 150;
+  const int kills = given != nullptr ? std::atoi(given) : 40;
   std::mt19937 random(7);
   std::optional<Clock::duration> latest;  // moments are drawn up to here, from the first call on
   for (int runs = 0, killed = 0; killed < kills; ++runs) {

@@ -5,16 +5,17 @@ set(STET_TEST_O1 $<$<NOT:$<CONFIG:Debug>>:-O1>)
 set(STET_TEST_IN_SCRATCH ${CMAKE_CURRENT_LIST_DIR}/in_scratch) # before a command that writes files
 set(STET_TEST_BATCH 12 CACHE STRING "files of a room of tests that are compiled as one")
 
-# stet_test_program(NAME ROOM SOURCES FILE... [COMPUTES FILE...] [SLOW REGEX] [TOGETHER REGEX] [LINKS LIBRARY...] [NEEDS TARGET...]
+# stet_test_program(NAME ROOM SOURCES FILE... [COMPUTES FILE...] [SLOW REGEX] [THOROUGH REGEX] [TOGETHER REGEX] [LINKS LIBRARY...] [NEEDS TARGET...]
 #                   [PROPERTIES NAME VALUE...])
 # One program, and a test of ctest's for each of its cases, called ROOM/Suite.Case: all parameters of a case are one test.
 #   COMPUTES    those that compute what they compare with, or the bytes that they damage: compiled with -O1
 #   SLOW        cases that get the label "slow", which tools/check leaves out
+#   THOROUGH    cases that get the label "thorough", which tools/check --full alone runs
 #   TOGETHER    suites that are one test each, ROOM/Suite, because their cases share what is expensive
 #   NEEDS       what is built before: programs that the tests run
 #   PROPERTIES  of all its tests
 function(stet_test_program name room)
-  cmake_parse_arguments(PARSE_ARGV 2 own "" "SLOW;TOGETHER" "SOURCES;COMPUTES;LINKS;NEEDS;PROPERTIES")
+  cmake_parse_arguments(PARSE_ARGV 2 own "" "SLOW;THOROUGH;TOGETHER" "SOURCES;COMPUTES;LINKS;NEEDS;PROPERTIES")
   set(parts)
   foreach(part SOURCES COMPUTES)
     if(own_${part})
@@ -44,6 +45,7 @@ function(stet_test_program name room)
 "set(program [==[$<TARGET_FILE:${name}>]==])
 set(room [==[${room}]==])
 set(slow [==[${own_SLOW}]==])
+set(thorough [==[${own_THOROUGH}]==])
 set(together [==[${own_TOGETHER}]==])
 set(properties [==[${own_PROPERTIES}]==])
 include([==[${PROJECT_SOURCE_DIR}/tests/support/discover.cmake]==])

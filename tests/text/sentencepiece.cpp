@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "src/text/encoder.hpp"
+#include "tests/support/files.hpp"
 #include "tests/text/tokenizer_testing.hpp"
 
 namespace stet::test::sentencepiece_tests {
@@ -205,14 +206,14 @@ const std::string kModels = STET_ROOT "/tests/data/tokenizer/";
 
 TEST(SentencePiece, PocketGemmaHasTheIdsOfTheLibrary) {
   NEEDS(Sentencepiece);
-  const std::string bytes = read_bytes(kGemma + "/tokenizer.model");
+  const std::string bytes = read_text(kGemma + "/tokenizer.model");
   EXPECT_EQ(compare(bytes, false, 1500, 1), 1500u);
   EXPECT_EQ(compare(bytes, true, 500, 2), 500u);
 }
 
 TEST(SentencePiece, AModelThatPutsSpacesFirstHasTheIdsOfTheLibrary) {
   NEEDS(Sentencepiece);
-  const std::string bytes = read_bytes(kModels + "bpe.model");
+  const std::string bytes = read_text(kModels + "bpe.model");
   EXPECT_EQ(compare(bytes, false, 500, 3), 500u);
   EXPECT_EQ(compare(bytes, true, 500, 4), 500u);
 }
@@ -228,8 +229,8 @@ TEST(SentencePiece, RandomModelsHaveTheIdsOfTheLibrary) {
 
 // The conversations' ids were made by others, so a build without the library is held to them too.
 TEST(SentencePiece, PocketGemmaHasTheIdsOfItsConversations) {
-  const OneWay own(read_bytes(kGemma + "/tokenizer.model"), true, SentencePieceBy::own);
-  const auto script = nlohmann::json::parse(read_bytes(kGoldens + "gemma3/script.json"));
+  const OneWay own(read_text(kGemma + "/tokenizer.model"), true, SentencePieceBy::own);
+  const auto script = nlohmann::json::parse(read_text(kGoldens + "gemma3/script.json"));
   std::string text = "<bos>";
   for (const auto& turn : script["turns"]) {
     text += "<start_of_turn>user\n" + std::string(turn["user"]) + "<end_of_turn>\n";
@@ -241,7 +242,7 @@ TEST(SentencePiece, PocketGemmaHasTheIdsOfItsConversations) {
 }
 
 TEST(SentencePiece, LongTextsTakeLittleTime) {
-  const OneWay own(read_bytes(kGemma + "/tokenizer.model"), false, SentencePieceBy::own);
+  const OneWay own(read_text(kGemma + "/tokenizer.model"), false, SentencePieceBy::own);
   std::vector<Piece> pieces{{"<unk>", 0, 2}};
   for (size_t n = 1; n <= 1000; ++n)
     pieces.push_back({std::string(n, 'a'), static_cast<float>(n), 1});
@@ -273,7 +274,7 @@ TEST(SentencePiece, RefusesWhatOnlyTheLibraryReads) {
 
 TEST(SentencePiece, DamagedModelsGiveErrorsOrIds) {
   std::mt19937 random(7);
-  const std::string pocket = read_bytes(kGemma + "/tokenizer.model");
+  const std::string pocket = read_text(kGemma + "/tokenizer.model");
   size_t loaded = 0;
   for (int i = 0; i < 4000; ++i) {
     const std::string bytes = i % 10 == 0 ? pocket : random_model(random);

@@ -246,7 +246,11 @@ int main(int argc, char** argv) {
       ->required();
   CLI::Option* output =
       app.add_option("-o,--output", options.directory, "directory to make; must be empty")
-          ->check(stet::tool::named());
+          ->check(CLI::Validator(
+              [](const std::string& name) {
+                return name.empty() ? "expected a name, found nothing" : "";
+              },
+              ""));
   app.add_option("--seed", options.seed, "seed of the weights")->capture_default_str();
   app.add_option("--dtype", options.dtype, "bf16, f16 or f32; otherwise as the config says")
       ->check(CLI::IsMember({"bf16", "f16", "f32"}));
