@@ -11,11 +11,17 @@ endif()
 # position-independent: exceptions are then found by an index, and not by sorting the tables of the whole program at the first one.
 if(STET_STATIC)
   include(CheckCXXSourceCompiles)
+  include(CheckCXXSourceRuns)
   set(CMAKE_REQUIRED_LINK_OPTIONS -static-pie)
   check_cxx_source_compiles("#ifndef __PIE__\n#error\n#endif\nint main() {}" STET_STATIC_PIE)
+  if(STET_STATIC_PIE AND NOT CMAKE_CROSSCOMPILING)  # libc relocates itself: before glibc 2.36 it does not know this form
+    list(APPEND CMAKE_REQUIRED_LINK_OPTIONS -Wl,-z,pack-relative-relocs)
+    check_cxx_source_runs("const char* volatile texts[] = {\"a\", \"b\"};\nint main() { return texts[1][0] != 'b'; }" STET_PACKED_RELOCATIONS)
+  endif()
   unset(CMAKE_REQUIRED_LINK_OPTIONS)
   target_compile_options(stet_options INTERFACE -ffunction-sections -fdata-sections $<$<BOOL:${STET_STATIC_PIE}>:-fPIE>)
-  set(STET_LINK_OPTIONS $<IF:$<BOOL:${STET_STATIC_PIE}>,-static-pie,-static> -Wl,--gc-sections $<$<CONFIG:MinSizeRel>:-s>)
+  set(STET_LINK_OPTIONS $<IF:$<BOOL:${STET_STATIC_PIE}>,-static-pie,-static> -Wl,--gc-sections $<$<BOOL:${STET_PACKED_RELOCATIONS}>:-Wl,-z,pack-relative-relocs>
+    $<$<CONFIG:MinSizeRel>:-s>)
 endif()
 if(STET_SANITIZE)
   target_compile_options(stet_options INTERFACE -fsanitize=${STET_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
