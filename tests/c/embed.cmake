@@ -1,5 +1,5 @@
-# STATE saves a snapshot and prints how it goes on; EMBED, made of SOURCE, resumes it and prints the same.
-execute_process(COMMAND ${STATE} ${MODEL} ${FOLDER}/embed.stet OUTPUT_VARIABLE expected RESULT_VARIABLE status)
+# STATE (c_tests) saves a snapshot and prints how it goes on; EMBED, made of SOURCE, resumes it and prints the same.
+execute_process(COMMAND ${STATE} save_cut_reply ${MODEL} ${FOLDER}/embed.stet OUTPUT_VARIABLE expected RESULT_VARIABLE status)
 if(NOT status EQUAL 0 OR expected STREQUAL "")
   message(FATAL_ERROR "${STATE}: expected a snapshot and a reply, found status ${status} and '${expected}'")
 endif()

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cases.h"
+#include "oracle.h"
 
 int main(int argc, char** argv) {
   static const struct {
@@ -14,6 +15,10 @@ int main(int argc, char** argv) {
       {"lab", test_lab},       {"session", test_session}, {"snapshot", test_snapshot},
       {"text", test_text},
   };
+  if (argc == 4 && strcmp(argv[1], "save_cut_reply") == 0) {
+    oracle_save_cut_reply(argv[2], argv[3]);
+    return 0;
+  }
   int ran = 0;
   for (size_t i = 0; i < sizeof tests / sizeof *tests; ++i) {
     if (argc > 1 && strcmp(argv[1], tests[i].name) != 0) continue;

@@ -74,6 +74,21 @@ void oracle_chat_id(const char* directory, const char* const* messages, size_t c
   copy(stet::sha256_text(stet::digests_of(chat.session()).id), out, size);
 }
 
+void oracle_save_cut_reply(const char* directory, const char* path) {
+  const auto model = stet::Model::load(directory);
+  const auto tokenizer = stet::Tokenizer::load(std::string(directory));
+  stet::Session session(model);
+  session.generation() = stet::default_generation(*model);
+  stet::Conversation chat(std::move(session), tokenizer);
+  chat.say("My name is Ada.");
+  stet::GenerateOptions options;
+  options.max_tokens = 3;
+  chat.reply(options);
+  stet::Snapshot::save(chat.session(), path, {.tokenizer = tokenizer.get()});
+  options.max_tokens = 64;
+  std::fputs(chat.reply(options).text.c_str(), stdout);
+}
+
 int32_t refuse_memory(int64_t after) {
 #ifdef STET_OPERATOR_NEW_IS_TAKEN
   return 0;

@@ -22,6 +22,9 @@ void oracle_reply(const char* directory, const char* prompt, double temperature,
 void oracle_chat_id(const char* directory, const char* const* messages, size_t count, char* out,
                     size_t size);
 
+/* Saves a conversation whose last reply was cut, and prints how that goes on. */
+void oracle_save_cut_reply(const char* directory, const char* path);
+
 /* The allocation in C++ after so many more fails; -1: none does. 0 where that cannot be had. */
 int32_t refuse_memory(int64_t after);
 

@@ -10,7 +10,7 @@
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/snapshot/verify.hpp"
 #include "tests/support/models.hpp"
-#include "tests/support/reference_gpt2.hpp"
+#include "tests/support/reference_model.hpp"
 
 namespace stet::test::points_tests {
 namespace {

@@ -7,11 +7,11 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/snapshot/verify.hpp"
-#include "tests/support/error_of.hpp"
-#include "tests/support/files.hpp"
+#include "tests/support/models.hpp"
 #include "tests/support/reference_model.hpp"
 
 #define main own_architecture  // the example's program, as a function

@@ -2,7 +2,6 @@
 // without a file system would have them: nothing can be opened while they are read and run.
 // Arguments: the repository, a file to write. Prints the state after a reply, which is the same
 // without a stop and resumed.
-#include <fmt/format.h>
 #include <sys/resource.h>
 
 #include <cstdio>
@@ -70,8 +69,7 @@ void run(const std::string& root, const std::string& path) {
     drawn.erase(drawn.begin(), drawn.begin() + static_cast<std::ptrdiff_t>(prompt.size()));
     expect("reply", greedy, drawn);
     const StateDigests digests = digests_of(session);
-    const std::string found =
-        fmt::format("{} {}", sha256_text(digests.id), digest_text(digests.kv));
+    const std::string found = sha256_text(digests.id) + " " + digest_text(digests.kv);
     if (state.empty()) state = found;
     expect("state", state, found);
     return reply.text;

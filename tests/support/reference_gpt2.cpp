@@ -1,19 +1,18 @@
-// GPT-2 in plain float64, written from its paper and from transformers' modeling_gpt2.py: a
-// position at a time, none of the library's configs or operations.
-#pragma once
-
 #include <cmath>
 #include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
 
+#include "tests/support/models.hpp"
 #include "tests/support/reference_model.hpp"
 
 namespace stet::test {
 
-class Gpt2Reference {
+class Gpt2Reference::Weights {
  public:
   using Vec = ReferenceModel::Vec;
 
-  explicit Gpt2Reference(const std::string& directory)
+  explicit Weights(const std::string& directory)
       : config_(nlohmann::json::parse(std::ifstream(directory + "/config.json"))) {
     const Golden weights(directory + "/model.safetensors");
     for (const TensorView& t : weights.all()) {
@@ -23,7 +22,7 @@ class Gpt2Reference {
   }
 
   // Logits, [T][vocab].
-  Vec run(const std::vector<int32_t>& ids, const ReferenceModel::Hook& hook = nullptr) const {
+  Vec run(const std::vector<int32_t>& ids, const ReferenceModel::Hook& hook) const {
     const auto at_point = [&](const std::string& point, size_t t, Vec x) {
       if (hook) hook(point, t, x);
       return x;
@@ -145,5 +144,12 @@ class Gpt2Reference {
   nlohmann::json config_;
   std::map<std::string, Vec> weights_;
 };
+
+Gpt2Reference::Gpt2Reference(const std::string& directory)
+    : weights_(std::make_shared<Weights>(directory)) {}
+ReferenceModel::Vec Gpt2Reference::run(const std::vector<int32_t>& ids,
+                                       const ReferenceModel::Hook& hook) const {
+  return weights_->run(ids, hook);
+}
 
 }  // namespace stet::test

@@ -1,0 +1,377 @@
+#include "tests/support/reference_model.hpp"
+
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "tests/support/kernel_testing.hpp"
+#include "tests/support/models.hpp"
+
+namespace stet::test {
+
+class ReferenceModel::Weights {
+ public:
+  explicit Weights(const std::string& directory) {
+    config_ = nlohmann::json::parse(std::ifstream(directory + "/config.json"));
+    const Golden weights(directory + "/model.safetensors");
+    for (const TensorView& t : weights.all()) {
+      Vec& w = weights_[plain_name(t.name)];
+      for (size_t i = 0; i * dtype_size(t.dtype) < t.bytes.size(); ++i) {
+        uint32_t bits = 0;
+        std::memcpy(&bits, t.bytes.data() + i * dtype_size(t.dtype), dtype_size(t.dtype));
+        const uint16_t half = static_cast<uint16_t>(bits);
+        w.push_back(t.dtype == DType::f32    ? double{float_of(bits)}
+                    : t.dtype == DType::bf16 ? exact_bf16(half)
+                                             : exact_f16(half));
+      }
+    }
+  }
+
+  // As Llama has it where GPT-NeoX has another name for the same.
+  static std::string plain_name(std::string name) {
+    for (const auto& [from, to] :
+         {std::pair("model.", ""), std::pair("gpt_neox.", ""),
+          std::pair("embed_in.", "embed_tokens."), std::pair("embed_out.", "lm_head."),
+          std::pair("final_layer_norm.", "norm."),
+          std::pair("attention.dense.", "self_attn.o_proj."),
+          std::pair("attention.query_key_value.", "self_attn.fused."),
+          std::pair("mlp.dense_h_to_4h.", "mlp.up_proj."),
+          std::pair("mlp.dense_4h_to_h.", "mlp.down_proj.")}) {
+      const size_t at = name.find(from);
+      if (at != std::string::npos) name.replace(at, std::string(from).size(), to);
+    }
+    return name;
+  }
+
+  Result run(const std::vector<int32_t>& ids, const Hook& hook) const {
+    const auto at_point = [&](const std::string& point, size_t t, Vec& x) {
+      if (hook) hook(point, t, x);
+    };
+    const std::string family = config_.at("model_type");
+    const bool neox = family == "gpt_neox";
+    const bool gemma = family.starts_with("gemma"),
+               parallel =
+                   family == "parallel" || (neox && config_.value("use_parallel_residual", true)),
+               tied = config_.value("tie_word_embeddings", gemma);
+    const size_t hidden = config_.at("hidden_size"), heads = config_.at("num_attention_heads");
+    const size_t kv_heads = config_.value("num_key_value_heads", heads),
+                 dim = config_.value("head_dim", hidden / heads);
+    const double scale = config_.value(
+        "attention_multiplier",
+        1 / std::sqrt(config_.value("query_pre_attn_scalar", static_cast<double>(dim))));
+    const double residual = config_.value("residual_multiplier", 1.0);
+    Result r;
+    std::vector<Vec> x;
+    for (int32_t id : ids) {
+      const auto row =
+          weights_.at("embed_tokens.weight").begin() + static_cast<int64_t>(hidden) * id;
+      x.emplace_back(row, row + static_cast<int64_t>(hidden));
+      for (double& e : x.back())
+        e *= gemma ? std::sqrt(static_cast<double>(hidden))
+                   : config_.value("embedding_multiplier", 1.0);
+    }
+    for (size_t t = 0; t < x.size(); ++t) at_point("hook_embed", t, x[t]);
+    const auto record = [&](const std::vector<Vec>& rows) {
+      r.hidden.emplace_back();
+      for (const Vec& row : rows)
+        r.hidden.back().insert(r.hidden.back().end(), row.begin(), row.end());
+    };
+    record(x);
+    const size_t layers = config_.at("num_hidden_layers");
+    for (size_t layer = 0; layer < layers; ++layer) {
+      const std::string at = "layers." + std::to_string(layer) + ".", self = at + "self_attn.",
+                        mlp = at + "mlp.";
+      const std::string block = "blocks." + std::to_string(layer) + ".";
+      for (size_t t = 0; t < x.size(); ++t) at_point(block + "hook_resid_pre", t, x[t]);
+      const bool four_norms = weights_.contains(at + "pre_feedforward_layernorm.weight");
+      const bool before_norm = weights_.contains(at + "input_layernorm.weight"),
+                 after_norm = weights_.contains(at + "post_feedforward_layernorm.weight");
+      std::vector<Vec> q, k, v;
+      for (size_t t = 0; t < x.size(); ++t) {
+        Vec n = x[t];
+        if (before_norm) {
+          Vec scale = scale_of(n);
+          at_point(block + "ln1.hook_scale", t, scale);
+          n = norm(n, at + "input_layernorm");
+          at_point(block + "ln1.hook_normalized", t, n);
+        }
+        const std::vector<Vec> parts = queries_keys_values(n, self, heads, kv_heads, dim);
+        for (size_t part = 0; part < 3; ++part) {
+          const std::string name(1, "qkv"[part]);
+          std::vector<Vec>* const to = part == 0 ? &q : part == 1 ? &k : &v;
+          Vec y = parts[part];
+          at_point(block + "attn.hook_" + name, t, y);
+          if (to != &v) {
+            y = turned(y, self + name + "_norm", dim, t, layer);
+            at_point(block + "attn.hook_rot_" + name, t, y);
+          }
+          to->push_back(std::move(y));
+        }
+      }
+      for (size_t t = 0; t < x.size(); ++t) {
+        Vec mixed(heads * dim), scores(heads * x.size()), pattern(heads * x.size());
+        const size_t window = window_of(family, layer),
+                     first = window > 0 && t + 1 > window ? t + 1 - window : 0;
+        for (size_t h = 0; h < heads; ++h) {
+          const size_t kv = h / (heads / kv_heads) * dim;
+          Vec p;
+          double sum = 0;
+          for (size_t s = first; s <= t; ++s) {
+            const double score =
+                std::transform_reduce(&q[t][h * dim], &q[t][h * dim] + dim, &k[s][kv], 0.0);
+            scores[h * x.size() + s] = capped(score * scale, "attn_logit_softcapping");
+            p.push_back(std::exp(scores[h * x.size() + s]));
+            sum += p.back();
+          }
+          for (size_t s = first; s <= t; ++s) {
+            pattern[h * x.size() + s] = p[s - first] / sum;
+            for (size_t d = 0; d < dim; ++d)
+              mixed[h * dim + d] += p[s - first] / sum * v[s][kv + d];
+          }
+        }
+        at_point(block + "attn.hook_attn_scores", t, scores);
+        at_point(block + "attn.hook_pattern", t, pattern);
+        at_point(block + "attn.hook_z", t, mixed);
+        Vec results;
+        for (size_t h = 0; h < heads; ++h) {
+          Vec alone(mixed.size());
+          std::copy_n(mixed.begin() + static_cast<int64_t>(h * dim), dim,
+                      alone.begin() + static_cast<int64_t>(h * dim));
+          const Vec part = times(alone, self + "o_proj.weight");
+          results.insert(results.end(), part.begin(), part.end());
+        }
+        at_point(block + "attn.hook_result", t, results);
+        Vec out = linear(mixed, self + "o_proj");
+        if (after_norm) out = norm(out, at + "post_attention_layernorm");
+        for (double& e : out) e *= residual;
+        at_point(block + "hook_attn_out", t, out);
+        const Vec before = x[t];
+        for (size_t i = 0; i < hidden; ++i) x[t][i] += out[i];
+
+        if (!neox || !parallel) at_point(block + "hook_resid_mid", t, x[t]);
+        Vec n = parallel ? before : x[t];
+        if (before_norm) {
+          Vec scale = scale_of(n);
+          at_point(block + "ln2.hook_scale", t, scale);
+          n = norm(n, at + (parallel && !neox ? "input_layernorm"
+                            : four_norms      ? "pre_feedforward_layernorm"
+                                              : "post_attention_layernorm"));
+          at_point(block + "ln2.hook_normalized", t, n);
+        }
+        auto [gate, up] = gate_and_up(n, mlp);
+        at_point(block + "mlp.hook_pre", t, gate);
+        if (!neox) at_point(block + "mlp.hook_pre_linear", t, up);
+        for (size_t i = 0; i < gate.size(); ++i)
+          gate[i] = (neox ? gelu_by_erf(gate[i]) : gemma ? gelu(gate[i]) : silu(gate[i])) * up[i];
+        at_point(block + "mlp.hook_post", t, gate);
+        out = linear(gate, mlp + "down_proj");
+        if (after_norm) out = norm(out, at + "post_feedforward_layernorm");
+        for (double& e : out) e *= residual;
+        at_point(block + "hook_mlp_out", t, out);
+        for (size_t i = 0; i < hidden; ++i) x[t][i] += out[i];
+        at_point(block + "hook_resid_post", t, x[t]);
+        append(r.k, layer, k[t]);
+        append(r.v, layer, v[t]);
+      }
+      if (layer + 1 < layers) record(x);
+    }
+    for (size_t t = 0; t < x.size(); ++t) {
+      Vec scale = scale_of(x[t]);
+      at_point("ln_final.hook_scale", t, scale);
+      x[t] = norm(x[t], "norm");
+      at_point("ln_final.hook_normalized", t, x[t]);
+    }
+    record(x);
+    for (const Vec& row : x) {
+      for (double logit : times(row, tied ? "embed_tokens.weight" : "lm_head.weight")) {
+        r.logits.push_back(
+            capped(logit / config_.value("logits_scaling", 1.0), "final_logit_softcapping"));
+      }
+    }
+    return r;
+  }
+
+ private:
+  static void append(std::vector<Vec>& to, size_t layer, const Vec& values) {
+    to.resize(std::max(to.size(), layer + 1));
+    to[layer].insert(to[layer].end(), values.begin(), values.end());
+  }
+  static double silu(double g) { return g / (1 + std::exp(-g)); }
+  static double gelu(double g) {
+    return 0.5 * g * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g)));
+  }
+  static double gelu_by_erf(double g) { return 0.5 * g * (1 + std::erf(g / std::sqrt(2.0))); }
+
+  static Vec part_of(const Vec& x, size_t first, size_t n) {
+    const auto begin = x.begin() + static_cast<int64_t>(first);
+    return {begin, begin + static_cast<int64_t>(n)};
+  }
+  // Out of one tensor each, or of one for all three: Phi-3's has all queries first, GPT-NeoX's the
+  // queries, keys and values of one head after the other.
+  std::vector<Vec> queries_keys_values(const Vec& n, const std::string& self, size_t heads,
+                                       size_t kv_heads, size_t dim) const {
+    if (weights_.contains(self + "qkv_proj.weight")) {
+      const Vec all = linear(n, self + "qkv_proj");
+      const size_t q = heads * dim, kv = kv_heads * dim;
+      return {part_of(all, 0, q), part_of(all, q, kv), part_of(all, q + kv, kv)};
+    }
+    if (!weights_.contains(self + "fused.weight"))
+      return {linear(n, self + "q_proj"), linear(n, self + "k_proj"), linear(n, self + "v_proj")};
+    const Vec all = linear(n, self + "fused");
+    std::vector<Vec> parts(3);
+    for (size_t h = 0; h < heads; ++h) {
+      for (size_t part = 0; part < 3; ++part) {
+        const Vec one = part_of(all, (3 * h + part) * dim, dim);
+        parts[part].insert(parts[part].end(), one.begin(), one.end());
+      }
+    }
+    return parts;
+  }
+  // GPT-NeoX has no gate: what it has is multiplied by 1.
+  std::pair<Vec, Vec> gate_and_up(const Vec& n, const std::string& mlp) const {
+    if (weights_.contains(mlp + "gate_up_proj.weight")) {
+      const Vec both = linear(n, mlp + "gate_up_proj");
+      return {part_of(both, 0, both.size() / 2), part_of(both, both.size() / 2, both.size() / 2)};
+    }
+    const Vec up = linear(n, mlp + "up_proj");
+    if (!weights_.contains(mlp + "gate_proj.weight")) return {up, Vec(up.size(), 1.0)};
+    return {linear(n, mlp + "gate_proj"), up};
+  }
+  double capped(double y, const char* field) const {
+    if (!config_.contains(field) || config_.at(field).is_null()) return y;
+    const double cap = config_.at(field);
+    return cap * std::tanh(y / cap);
+  }
+
+  // How many positions a query of that layer sees; 0: all.
+  size_t window_of(const std::string& family, size_t layer) const {
+    if (!config_.contains("sliding_window") || config_.at("sliding_window").is_null()) return 0;
+    const size_t window = config_.at("sliding_window");
+    if (family == "gemma2") return layer % 2 == 0 ? window : 0;
+    if (family == "gemma3_text")
+      return (layer + 1) % config_.at("sliding_window_pattern").get<size_t>() != 0 ? window : 0;
+    if (family == "mistral" || family == "phi3") return window;
+    if (family == "olmo3")
+      return config_.at("layer_types").at(layer) == "sliding_attention" ? window : 0;
+    const bool slides = config_.value("use_sliding_window", false) &&
+                        layer >= config_.value("max_window_layers", size_t{28});
+    return slides ? window : 0;
+  }
+
+  Vec times(const Vec& x, const std::string& matrix) const {
+    const Vec& w = weights_.at(matrix);
+    Vec y(w.size() / x.size());
+    for (size_t i = 0; i < y.size(); ++i)
+      y[i] = std::transform_reduce(x.begin(), x.end(), w.data() + i * x.size(), 0.0);
+    return y;
+  }
+  Vec linear(const Vec& x, const std::string& name) const {
+    Vec y = times(x, name + ".weight");
+    const auto bias = weights_.find(name + ".bias");
+    for (size_t i = 0; bias != weights_.end() && i < y.size(); ++i) y[i] += bias->second[i];
+    return y;
+  }
+  Vec norm(Vec x, const std::string& name) const {
+    const Vec& w = weights_.at(name + ".weight");
+    if (const auto bias = weights_.find(name + ".bias"); bias != weights_.end()) {
+      double mean = 0;
+      for (double e : x) mean += e / static_cast<double>(x.size());
+      const double size = scale_of(x)[0];
+      for (size_t i = 0; i < x.size(); ++i) x[i] = (x[i] - mean) / size * w[i] + bias->second[i];
+      return x;
+    }
+    const double offset = config_.at("model_type").get<std::string>().starts_with("gemma") ? 1 : 0;
+    const double size = scale_of(x)[0];
+    for (size_t i = 0; i < x.size(); ++i) x[i] *= (w[i] + offset) / size;
+    return x;
+  }
+  // What a norm divides by: of a layer norm the deviation from the mean, else the root mean square.
+  Vec scale_of(const Vec& x) const {
+    const bool layer_norm = config_.contains("layer_norm_eps");
+    const auto n = static_cast<double>(x.size());
+    double mean = 0, squares = 0;
+    for (double e : x) mean += layer_norm ? e / n : 0;
+    for (double e : x) squares += (e - mean) * (e - mean) / n;
+    return {std::sqrt(squares +
+                      config_.at(layer_norm ? "layer_norm_eps" : "rms_norm_eps").get<double>())};
+  }
+  // How far pair i of a head turns per position of a layer, and what its length is multiplied by:
+  // YaRN by its paper's formulas (arXiv 2309.00071, 3.2 to 3.4), the ramp's ends whole pairs.
+  std::pair<double, double> turn(size_t i, size_t dim, size_t layer) const {
+    const bool local =
+        config_.contains("rope_local_base_freq") && window_of(config_.at("model_type"), layer) > 0;
+    const double theta =
+                     local ? config_.at("rope_local_base_freq").get<double>()
+                           : config_.value("rope_theta", config_.value("rotary_emb_base", 10000.0)),
+                 width = static_cast<double>(dim),
+                 plain = std::pow(theta, -2 * static_cast<double>(i) / width);
+    if (!config_.contains("rope_scaling") || config_.at("rope_scaling").is_null())
+      return {plain, 1};
+    const nlohmann::json& yarn = config_.at("rope_scaling");
+    if (yarn.value("type", yarn.value("rope_type", "")) == "longrope") {
+      const double length = config_.at("original_max_position_embeddings"),
+                   stretch = config_.at("max_position_embeddings").get<double>() / length;
+      const double by = yarn.at(stretch > 1 ? "long_factor" : "short_factor").at(i);
+      // In float32 there, too, and in this order.
+      const auto power = static_cast<float>(std::pow(
+          theta, static_cast<double>(2 * static_cast<float>(i) / static_cast<float>(width))));
+      return {1 / (static_cast<float>(by) * power),
+              stretch > 1 ? std::sqrt(1 + std::log(stretch) / std::log(length)) : 1};
+    }
+    if (yarn.value("rope_type", "") != "yarn") throw std::runtime_error("another scaling");
+    if (window_of(config_.at("model_type"), layer) > 0) return {plain, 1};
+    const double factor = yarn.at("factor"), length = yarn.at("original_max_position_embeddings");
+    const auto pair_that_turns = [&](double times) {
+      return width * std::log(length / (times * 2 * std::acos(-1.0))) / (2 * std::log(theta));
+    };
+    const double low = std::max(0.0, std::floor(pair_that_turns(yarn.value("beta_fast", 32.0)))),
+                 high =
+                     std::min(width - 1, std::ceil(pair_that_turns(yarn.value("beta_slow", 1.0)))),
+                 part = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    return {plain * (1 - part) + plain / factor * part,
+            yarn.value("attention_factor", 0.1 * std::log(factor) + 1)};
+  }
+
+  // Normalised, each head or all of them where there is such a norm, and each rotated to position
+  // t.
+  Vec turned(Vec x, const std::string& qk_norm, size_t dim, size_t t, size_t layer) const {
+    const auto weight = weights_.find(qk_norm + ".weight");
+    const bool normed = weight != weights_.end(), each = normed && weight->second.size() == dim;
+    if (normed && !each) x = norm(x, qk_norm);
+    const bool rotated =
+        config_.at("model_type") != "smollm3" || config_.at("no_rope_layers").at(layer) != 0;
+    for (size_t at = 0; at < x.size(); at += dim) {
+      const auto head = x.begin() + static_cast<int64_t>(at);
+      Vec h(head, head + static_cast<int64_t>(dim));
+      if (each) h = norm(h, qk_norm);
+      const auto turning = static_cast<size_t>(
+          static_cast<double>(dim) *
+          config_.value("rotary_pct", config_.value("partial_rotary_factor", 1.0)));
+      for (size_t i = 0; rotated && i < turning / 2; ++i) {
+        const auto [speed, magnitude] = turn(i, turning, layer);
+        // Frequencies and angles are float32 in modeling_rope_utils.py, whatever the model's type:
+        // at position 66 that moves an angle by up to 8e-6.
+        const double angle = static_cast<float>(t) * static_cast<float>(speed);
+        const double a = h[i] * magnitude, b = h[turning / 2 + i] * magnitude;
+        h[i] = a * std::cos(angle) - b * std::sin(angle);
+        h[turning / 2 + i] = b * std::cos(angle) + a * std::sin(angle);
+      }
+      std::copy(h.begin(), h.end(), head);
+    }
+    return x;
+  }
+
+  nlohmann::json config_;
+  std::map<std::string, Vec> weights_;
+};
+
+ReferenceModel::ReferenceModel(const std::string& directory)
+    : weights_(std::make_shared<Weights>(directory)) {}
+ReferenceModel::Result ReferenceModel::run(const std::vector<int32_t>& ids,
+                                           const Hook& hook) const {
+  return weights_->run(ids, hook);
+}
+
+}  // namespace stet::test
