@@ -9,6 +9,7 @@
 #include "stet/session/trace.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/snapshot/verify.hpp"
+#include "tests/support/kernel_testing.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/reference_model.hpp"
 

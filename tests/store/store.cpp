@@ -480,8 +480,7 @@ TEST_F(StoreSessions, ABudgetIsNeverExceeded) {
   int64_t clock = 1000;
   const StoreClock now = [&clock] { return ++clock; };
   store_ = std::make_unique<Store>(open_store_backend(small, now), key_,
-                                   StoreOptions{now, 0, FetchChoice::always,
-                                                StoreEncoding::never});
+                                   StoreOptions{now, 0, FetchChoice::always, StoreEncoding::never});
   const auto total = [&] {
     uint64_t bytes = 0;
     for (const auto& e : fs::directory_iterator(small + "/blocks")) bytes += e.file_size();
