@@ -265,7 +265,7 @@ struct Kernels {
   void (*add)(float* y, const float* x, size_t n);  // y += x
   void (*scale)(float* y, float factor, size_t n);  // y *= factor
   // Largest errors before the multiplication by `up`, over the sweeps of
-  // tests/test_transcendentals.cpp. silu: 2.40 ULP of the result for gate >= -88; |error| <
+  // tests/kernels/transcendentals.cpp. silu: 2.40 ULP of the result for gate >= -88; |error| <
   // 2.61e-37 below, where it turns to -0. gelu: 1.57 ULP of gate (so of the result where it is not
   // small beside it). Both: nan for -inf.
   void (*silu_mul)(const float* gate, const float* up, float* y, size_t n);

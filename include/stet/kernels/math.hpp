@@ -3,8 +3,8 @@
 // in one fixed order, so that every compiler and architecture returns the same bits. Rounding must
 // be to nearest.
 //
-// The errors are the largest that the sweeps of tests/test_math.cpp measured, in units in the last
-// place of the double result; the tests refuse more.
+// The errors are the largest that the sweeps of tests/kernels/math.cpp measured, in units in the
+// last place of the double result; the tests refuse more.
 #pragma once
 
 #include <cstddef>
