@@ -2,8 +2,13 @@
 # flags a project around this one sets, and no instruction-set flag is global (kernels/CMakeLists.txt gives each kernel file its own).
 add_library(stet_options INTERFACE)
 target_compile_options(stet_options INTERFACE
-  -fno-fast-math -ffp-contract=off -fno-math-errno -fno-trapping-math
-  -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion $<$<BOOL:${STET_WERROR}>:-Werror>)
+  -fno-fast-math -ffp-contract=off -fno-math-errno -fno-trapping-math)
+if(STET_WARNINGS OR STET_WERROR)
+  target_compile_options(stet_options INTERFACE
+    -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion $<$<BOOL:${STET_WERROR}>:-Werror>)
+else()
+  target_compile_options(stet_options INTERFACE -w)
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   target_compile_options(stet_options INTERFACE -Wno-restrict) # warns of "literal" + std::string: GCC bug 105651
 endif()
