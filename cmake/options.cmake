@@ -25,6 +25,8 @@ if(STET_STATIC)
   endif()
   unset(CMAKE_REQUIRED_LINK_OPTIONS)
   target_compile_options(stet_options INTERFACE -ffunction-sections -fdata-sections $<$<BOOL:${STET_STATIC_PIE}>:-fPIE>)
+  # What is small is compiled as a whole, but for the kernels: their bits are those of their own flags.
+  set(CMAKE_INTERPROCEDURAL_OPTIMIZATION_MINSIZEREL ON)
   set(STET_LINK_OPTIONS $<IF:$<BOOL:${STET_STATIC_PIE}>,-static-pie,-static> -Wl,--gc-sections $<$<BOOL:${STET_PACKED_RELOCATIONS}>:-Wl,-z,pack-relative-relocs>
     $<$<CONFIG:MinSizeRel>:-s>)
 endif()

@@ -37,26 +37,35 @@ bool is_there(const std::filesystem::path& path) {
 
 namespace {
 
-constexpr int kInterrupts[] = {SIGINT, SIGTERM};
+constexpr int kInterrupts[] = {SIGINT, SIGTERM, SIGHUP};
 std::atomic<int> noted{0};  // lock-free: a handler may write it, any thread read it
 static_assert(std::atomic<int>::is_always_lock_free);  // the signal that came
 
 void remember_signal(int signal) { noted = signal; }
+std::atomic<bool> hangup_is_ignored{false};  // by nohup, say
+
+// A second signal, of any kind, ends the process.
 void remember_signal_once(int signal) {
   noted = signal;
-  std::signal(signal, SIG_DFL);
+  for (const int other : kInterrupts) {
+    if (other != SIGHUP || !hangup_is_ignored) std::signal(other, SIG_DFL);
+  }
 }
 
 }  // namespace
 
 Interrupts::Interrupts(bool patient) {
   noted = 0;
-  for (int i = 0; i < 2; ++i)
+  for (size_t i = 0; i < std::size(kInterrupts); ++i) {
     before_[i] = std::signal(kInterrupts[i], patient ? remember_signal : remember_signal_once);
+    if (kInterrupts[i] != SIGHUP) continue;
+    hangup_is_ignored = before_[i] == SIG_IGN;
+    if (hangup_is_ignored) std::signal(SIGHUP, SIG_IGN);
+  }
 }
 
 Interrupts::~Interrupts() {
-  for (int i = 0; i < 2; ++i) std::signal(kInterrupts[i], before_[i]);
+  for (size_t i = 0; i < std::size(kInterrupts); ++i) std::signal(kInterrupts[i], before_[i]);
 }
 
 int Interrupts::signal() { return noted; }

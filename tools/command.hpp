@@ -242,8 +242,9 @@ Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Mo
 Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how,
                         const Tokenizer* tokenizer, RestoreReport* report = nullptr);
 
-// While an object of this class lives, the first SIGINT or SIGTERM is noted, so that work can end
-// in good order. The second acts as it otherwise would, unless `patient`.
+// While an object of this class lives, the first SIGINT, SIGTERM or SIGHUP (unless that was ignored
+// before) is noted, so that work can end in good order. The second acts as it otherwise would,
+// unless `patient`.
 class Interrupts {
  public:
   explicit Interrupts(bool patient = false);
@@ -254,7 +255,7 @@ class Interrupts {
   static int signal();  // that came since the last object was made; 0: none
 
  private:
-  void (*before_[2])(int);
+  void (*before_[3])(int);
 };
 
 // Thrown out of a prompt that a signal interrupts, which leaves the session as it was before.

@@ -1,6 +1,6 @@
 # Sourced by tools/demo and tools/check: installs Debian or Ubuntu packages that are missing.
 
-BUILD_PACKAGES="g++ cmake ninja-build pkg-config nlohmann-json3-dev libxxhash-dev libfmt-dev libcli11-dev libsentencepiece-dev libpcre2-dev libutf8proc-dev libedit-dev libcpp-httplib-dev zlib1g-dev libssl-dev libhiredis-dev libomp-dev libopenblas-dev"
+BUILD_PACKAGES="g++ cmake ninja-build pkg-config nlohmann-json3-dev libxxhash-dev libfmt-dev libcli11-dev libsentencepiece-dev libpcre2-dev libutf8proc-dev libedit-dev libboost-dev zlib1g-dev libssl-dev libhiredis-dev libomp-dev libopenblas-dev"
 
 # need PACKAGE...
 need() {

@@ -48,7 +48,7 @@ class Server:
 
     def call(self, method, path, body=None):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
-        connection.request(method, path, None if body is None else json.dumps(body))
+        connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         content = answer.read()
         connection.close()
@@ -58,7 +58,7 @@ class Server:
         path, body = self.request(ids, tokens)
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         times = [time.monotonic()]
-        connection.request("POST", path, json.dumps(body))
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         if answer.status != 200:
             raise SystemExit("%s: %s" % (path, answer.read()))

@@ -38,7 +38,7 @@ class Server:
 
 def call(port, method, path, body=None, key=None):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request(method, path, None if body is None else json.dumps(body).encode(), {"Authorization": "Bearer " + key} if key else {})
+    connection.request(method, path, None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json", **({"Authorization": "Bearer " + key} if key else {})})
     answer = connection.getresponse()
     content = answer.read()
     connection.close()

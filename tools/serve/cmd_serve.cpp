@@ -1,13 +1,14 @@
 // stet serve: states over HTTP.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <csignal>
+#include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "stet/base/error.hpp"
 #include "stet/base/sha256.hpp"
 #include "stet/files/file.hpp"
+#include "tools/serve/admission.hpp"
 #include "tools/serve/interfaces.hpp"
 #include "tools/store/store.hpp"
 
@@ -21,16 +22,12 @@ struct ServeCommand {
   ModelOptions model;
   std::string host = "127.0.0.1", key_file, memory = "2048";
   int port = 8080;
-  std::vector<std::string> hosts;
+  std::vector<std::string> hosts, origins;
   serve::StatesOptions states;
   serve::EngineOptions engine;
-  double deadline = 0;
+  double deadline = 0, stop_seconds = 20;
   int64_t memory_mb = 2048;
 };
-
-bool is_loopback(const std::string& host) {
-  return host == "127.0.0.1" || host == "localhost" || host == "::1";
-}
 
 // Names of clients by the hash of their key: "KEY" or "NAME KEY" on each line.
 class Keys {
@@ -81,39 +78,46 @@ class Keys {
   std::vector<std::pair<Sha256, std::string>> keys_;
 };
 
-std::string host_name(const std::string& host) {
-  if (host.starts_with('[')) return host.substr(1, host.find(']') - 1);
-  return host.substr(0, host.find(':'));
-}
-
-// Whoever may ask: by key, by the name under which this server was asked for (so that no other
-// page's name leads here), and by the page that asks.
-void admit(serve::Request& request, const Keys& keys, const ServeCommand& o) {
-  const std::string name = host_name(request.host);
-  const bool known = is_loopback(name) || name == o.host ||
-                     std::find(o.hosts.begin(), o.hosts.end(), name) != o.hosts.end();
-  if (!known && (is_loopback(o.host) || !o.hosts.empty()))
-    throw serve::RequestError(
-        403, "unknown_host",
-        "expected a Host of this server (--allow-host), found " + printable(request.host, 60));
-  if (!request.origin.empty() && request.origin != "http://" + request.host &&
-      request.origin != "https://" + request.host)
-    throw serve::RequestError(
-        403, "foreign_origin",
-        "expected a page of this server, found " + printable(request.origin, 60));
-  if (!keys.any() || serve::is_control(request)) return;
-  request.client = keys.client(request.authorization);
-  if (request.client.empty())
-    throw serve::RequestError(401, "invalid_api_key", "expected an API key of this server");
-}
-
 void check(const ServeCommand& o) {
-  if (!is_loopback(o.host) && o.key_file.empty())
+  if (!serve::is_loopback(o.host) && o.key_file.empty())
     usage_error("--host", "a loopback address (127.0.0.1), or --api-key-file with it", o.host);
+  for (const std::string& origin : o.origins) {
+    if (origin == "*" && o.key_file.empty())
+      usage_error("--allow-origin", "--api-key-file with *, or the origins by their names", origin);
+    if (origin != "*" && !origin.starts_with("http://") && !origin.starts_with("https://"))
+      usage_error("--allow-origin", "an origin, as https://example.org", origin);
+  }
   if (o.states.durable && o.states.directory.empty())
     usage_error("--durable", "--state-dir with it", "none");
   if (!store_url().empty() && !o.states.directory.empty())
     usage_error("--state-dir", "--store or this, not both", o.states.directory);
+}
+
+// A signal ends new work; what is running may go on for a while, and is cut then: what was drawn
+// until then is kept. Throws what ends the server otherwise.
+void serve_until_signal(serve::HttpServer& server, serve::Engine& engine, double patience) {
+  std::atomic<bool> over{false};
+  const auto wait = [&](double seconds_, auto&& until) {
+    const double end = seconds() + seconds_;
+    while (!over && !until() && (seconds_ < 0 || seconds() < end))
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  };
+  std::thread watch([&] {
+    wait(-1, [] { return Interrupts::signal() != 0; });
+    engine.close();
+    server.drain();
+    wait(patience, [] { return false; });
+    server.stop();
+  });
+  std::exception_ptr error;
+  try {
+    server.run();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  over = true;
+  watch.join();
+  if (error != nullptr) std::rethrow_exception(error);
 }
 
 void run(ServeCommand& o) {
@@ -134,24 +138,19 @@ void run(ServeCommand& o) {
                          o.deadline);
   serve::HttpLimits limits;
   limits.threads = static_cast<size_t>(o.engine.streams + o.engine.queue) + 16;
-  serve::HttpServer server(limits, [&](serve::Request& request) {
-    admit(request, keys, o);
-    return serve::route(service, request);
-  });
+  serve::AdmissionRules rules{o.host, o.hosts, o.origins, nullptr};
+  if (keys.any()) rules.client = [&keys](const std::string& given) { return keys.client(given); };
+  serve::HttpServer server(
+      limits, [&rules](serve::Request& request) { return serve::admit(request, rules); },
+      [&service](serve::Request& request) {
+        return serve::is_preflight(request) ? serve::preflight() : serve::route(service, request);
+      });
   const int port = server.bind(o.host, o.port);
+  const Interrupts noted;
   out(fmt::format("{}, {}: http://{}:{}/\n", service.name,
                   contract_name(*service.model, service.session.compute.contract), o.host, port));
   flush_output();
-  const Interrupts noted;
-  std::thread watch([&] {
-    while (Interrupts::signal() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    service.engine.close();
-    while (service.engine.counters().running > 0)
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    server.stop();
-  });
-  server.run();
-  watch.join();
+  serve_until_signal(server, service.engine, o.stop_seconds / 2);
   service.states.save_all();
 }
 
@@ -171,6 +170,12 @@ void add_serve(Command& app) {
   sub->add_option("--allow-host", o->hosts,
                   "a name under which this server is reached, as behind a proxy")
       ->type_name("NAME")
+      ->allow_extra_args(false)
+      ->group("Server");
+  sub->add_option(
+         "--allow-origin", o->origins,
+         "a page of others that may ask, as https://example.org; * with --api-key-file: any")
+      ->type_name("ORIGIN")
       ->allow_extra_args(false)
       ->group("Server");
   sub->add_option("--api-key-file", o->key_file, "keys of clients: KEY or NAME KEY on each line")

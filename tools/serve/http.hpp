@@ -40,23 +40,27 @@ struct Cancelled {};
 // The error of an exception that is being handled, whatever it is; nothing internal is told.
 RequestError current_error();
 
-// The two ways in which a request's client can be told to have gone: before and while a reply is
-// written. Of any thread.
+// Whether the client of a request is there still. Of any thread.
 class Connection {
  public:
-  explicit Connection(int socket) : socket_(socket) {}
-  bool gone() const;
+  Connection() = default;
+  explicit Connection(std::shared_ptr<const std::atomic<bool>> gone) : gone_(std::move(gone)) {}
+  bool gone() const { return gone_ != nullptr && gone_->load(); }
 
  private:
-  int socket_;
+  std::shared_ptr<const std::atomic<bool>> gone_;
 };
+
+using HeaderList = std::vector<std::pair<std::string, std::string>>;
 
 struct Request {
   std::string method, path, body;
   std::map<std::string, std::string> query;
   std::string authorization, host, origin, content_type, remote;
-  Connection connection{-1};
-  std::string client;  // of the API key, once that is known
+  bool has_body = false;
+  Connection connection;
+  std::string client;        // of the API key, once that is known
+  HeaderList reply_headers;  // of whatever is answered
 
   std::string query_or(const std::string& name, const std::string& fallback) const;
 };
@@ -77,7 +81,7 @@ class Writer {
 struct Response {
   int status = 200;
   std::string type = "application/json", body;
-  std::vector<std::pair<std::string, std::string>> headers;
+  HeaderList headers;
   std::function<void(Writer&)> stream;  // in place of `body`, where there is one
 };
 Response json_response(const Json& json, int status = 200);
@@ -85,25 +89,48 @@ Response error_response(const RequestError& error);
 Response event_stream(std::function<void(Writer&)> stream);
 
 struct HttpLimits {
-  size_t body_bytes = size_t{256} << 20;
-  double request_seconds = 30;  // a request must have come in this time
-  double write_seconds = 30;    // and a client must take a piece of the answer in this
-  size_t threads = 128;         // connections at once; more wait
+  size_t head_bytes = 16384;                // of a request line and its fields
+  size_t bodies_bytes = size_t{512} << 20;  // of all bodies that are in memory
+  double idle_seconds = 75;                 // between two requests of a connection
+  double request_seconds = 30;              // a head must have come in this time, and a body
+  double body_bytes_per_second = 1 << 20;   // may take as long again for each so many bytes
+  double write_seconds = 30;                // a client must take some of its answer in this
+  size_t connections = 1024;                // at once
+  size_t per_address = 256;                 // of these from one address
+  size_t threads = 128;                     // requests at once; more wait
+};
+
+// Where a request is answered. `at_once`: by the thread that reads and writes, for what neither
+// waits nor computes. `beside`: by one that no work occupies.
+enum class Lane : uint8_t { at_once, beside, work };
+
+// What becomes of a request of which the head alone was read.
+struct Admission {
+  Lane lane = Lane::work;
+  size_t body_bytes = 0;  // as many at most
 };
 
 class HttpServer {
  public:
   using Handler = std::function<Response(Request&)>;
+  // Called by the thread that reads and writes; a RequestError refuses the request, and its body
+  // is not read.
+  using Admit = std::function<Admission(Request&)>;
 
-  HttpServer(const HttpLimits& limits, Handler handler);
+  HttpServer(const HttpLimits& limits, Admit admit, Handler handler);
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
 
   // Port 0: any that is free. Returns the port; an io Error where the address cannot be had.
   int bind(const std::string& host, int port);
-  void run();   // until stop()
-  void stop();  // from any thread
+  // Until stop(), or until all connections have ended after drain(). Throws where the server cannot
+  // listen any more.
+  void run();
+  // From any thread: takes no more connections, ends those that wait or have sent half a request,
+  // and the others after their answers.
+  void drain();
+  void stop();  // from any thread: ends all connections; whoever works for one finds it gone
 
  private:
   struct Impl;

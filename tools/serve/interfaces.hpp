@@ -18,9 +18,14 @@ struct Route {
   const char* fields = "";  // of its body: "name:type", where "!" follows what must be there
   bool control = false;     // needs no API key
   const char* query = "";   // of its address, likewise
+  Lane lane = Lane::work;
+  bool takes_file = false;  // its body is no JSON
 };
 const std::vector<Route>& routes();
-// The answer of the route that a request's method and path name. Throws a RequestError (404, 405).
+// The route that a request's method and path name; null for the page. Throws a RequestError (404,
+// 405).
+const Route* find_route(const Request& request, Parts* parts = nullptr);
+// The answer of that route.
 Response route(Service& service, const Request& request);
 bool is_control(const Request& request);
 Json openapi();

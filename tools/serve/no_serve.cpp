@@ -7,8 +7,8 @@ namespace stet::tool {
 void add_serve(Command& app) {
   Command* sub = app.add_subcommand("serve", "States over HTTP; this build has no HTTP library.");
   sub->callback([] {
-    throw Error(ErrorKind::unsupported, "", "serve",
-                "a build with cpp-httplib (libcpp-httplib-dev)", "one without");
+    throw Error(ErrorKind::unsupported, "", "serve", "a build with Boost.Beast (libboost-dev)",
+                "one without");
   });
 }
 

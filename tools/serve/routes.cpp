@@ -114,7 +114,7 @@ const std::vector<Route>& routes() {
       {"POST", "/v1/states", "A state of messages, text or token ids.", create_state,
        DRAW CHAT "model:string messages:array text:string ids:array name:string"},
       {"POST", "/v1/states/upload", "A state from a snapshot file.", upload_state, "", false,
-       "over:string"},
+       "over:string", Lane::work, true},
       {"GET", "/v1/states/{id}", "All that a state is.", get_state},
       {"PATCH", "/v1/states/{id}", "Names a state, or pins it.", patch_state,
        "name:string pinned:boolean"},
@@ -155,11 +155,11 @@ const std::vector<Route>& routes() {
        "tokens:array! skip_special:boolean"},
       {"POST", "/apply-template", "Messages to the text of a prompt.", apply_template,
        CHAT "messages:array!"},
-      {"GET", "/health", "Whether the server lives.", health, "", true},
-      {"GET", "/ready", "Whether it takes requests.", ready, "", true},
-      {"GET", "/v1/status", "What the server is doing.", status},
-      {"GET", "/metrics", "The same for Prometheus.", metrics},
-      {"GET", "/openapi.json", "These addresses.", openapi_page, "", true},
+      {"GET", "/health", "Whether the server lives.", health, "", true, "", Lane::at_once},
+      {"GET", "/ready", "Whether it takes requests.", ready, "", true, "", Lane::beside},
+      {"GET", "/v1/status", "What the server is doing.", status, "", false, "", Lane::beside},
+      {"GET", "/metrics", "The same for Prometheus.", metrics, "", false, "", Lane::beside},
+      {"GET", "/openapi.json", "These addresses.", openapi_page, "", true, "", Lane::beside},
   };
   return all;
 }
@@ -173,16 +173,16 @@ bool is_control(const Request& request) {
   return false;
 }
 
-Response route(Service& service, const Request& request) {
-  if (is_page(request)) return page(service, request, {});
-  const Parts parts = split(request.path);
+const Route* find_route(const Request& request, Parts* parts) {
+  if (is_page(request)) return nullptr;
+  const Parts asked = split(request.path);
   std::string allowed;
   for (const Route& r : routes()) {
     Parts variables;
-    if (!matches(r, parts, &variables)) continue;
+    if (!matches(r, asked, &variables)) continue;
     if (r.method == request.method) {
-      check_query(r, request);
-      return r.answer(service, request, variables);
+      if (parts != nullptr) *parts = std::move(variables);
+      return &r;
     }
     allowed += (allowed.empty() ? "" : ", ") + std::string(r.method);
   }
@@ -192,6 +192,14 @@ Response route(Service& service, const Request& request) {
         fmt::format("expected {}, found {}", allowed, printable(request.method, 20)));
   throw RequestError(404, "no_such_address",
                      "expected an address of /openapi.json, found " + printable(request.path, 100));
+}
+
+Response route(Service& service, const Request& request) {
+  Parts parts;
+  const Route* const to = find_route(request, &parts);
+  if (to == nullptr) return page(service, request, {});
+  check_query(*to, request);
+  return to->answer(service, request, parts);
 }
 
 namespace {

@@ -1,0 +1,145 @@
+"""Byte strings that may be requests: whatever the server takes for some, Node, nginx and haproxy take for the same, or it refuses them.
+
+    framing.py FRAMES [COUNT]    FRAMES: the program of frames.cpp. Needs node, nginx and haproxy.
+"""
+import json
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+FRAMES, COUNT = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 10000
+
+NGINX = """daemon off; error_log %(work)s/nginx.log; pid %(work)s/nginx.pid; worker_processes 1; events {}
+http { access_log off; client_body_temp_path %(work)s/b; proxy_temp_path %(work)s/p; fastcgi_temp_path %(work)s/f; uwsgi_temp_path %(work)s/u; scgi_temp_path %(work)s/s;
+  server { listen 127.0.0.1:%(port)d; client_header_timeout 2s; client_body_timeout 2s; lingering_timeout 1s; proxy_ignore_client_abort on;
+    location / { proxy_pass http://127.0.0.1:%(to)d; proxy_http_version 1.1; proxy_set_header X-Port $remote_port; proxy_set_header Host localhost; } } }
+"""
+HAPROXY = """defaults
+  mode http
+  timeout client 2s
+  timeout server 5s
+  timeout connect 5s
+  timeout http-request 2s
+frontend f
+  bind 127.0.0.1:%(port)d
+  http-request set-header X-Port %%[src_port]
+  default_backend b
+backend b
+  server s 127.0.0.1:%(to)d
+"""
+
+
+def seeds():
+    host = b"Host: localhost\r\n"
+    get = b"GET /a HTTP/1.1\r\n" + host + b"\r\n"
+    length = b"POST /b HTTP/1.1\r\n" + host + b"Content-Length: 5\r\n\r\nhello"
+    chunks = b"POST /c HTTP/1.1\r\n" + host + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n3\r\nyou\r\n0\r\n\r\n"
+    inner = b"POST /d HTTP/1.1\r\n" + host + b"Content-Length: %d\r\n\r\n" % len(get) + get
+    both = b"POST /e HTTP/1.1\r\n" + host + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
+    old = b"POST /f HTTP/1.0\r\n" + host + b"Connection: keep-alive\r\nContent-Length: 5\r\n\r\nhello"
+    return [get, length, chunks, inner, both, old, b"DELETE /g HTTP/1.1\r\n" + host + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"]
+
+
+def strings(count):
+    draws, all = random.Random(17), seeds()
+    pieces = [b"\r\n", b"\n", b"\r", b" ", b"\t", b":", b"0", b"1", b"5", b";", b"+", b"-", b",", b"x", b"\0", b"\x0b", b"\xff", b"chunked", b"Content-Length: 3\r\n", b"Content-Length: 5\r\n",
+              b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: identity\r\n", b"Transfer-Encoding:\r\n chunked\r\n", b"Host: other\r\n", b"0\r\n\r\n", b"\r\n\r\n", b"GET /z HTTP/1.1\r\nHost: localhost\r\n\r\n"]
+    for _ in range(count):
+        text = bytearray(b"".join(draws.choice(all) for _ in range(draws.randrange(1, 4))))
+        for _ in range(draws.choice([0, 1, 1, 2, 3])):
+            at = draws.randrange(len(text) + 1)
+            text[at:at + draws.choice([0, 0, 1, 2])] = draws.choice(pieces)
+        yield bytes(text)
+
+
+def ours(texts):
+    said = subprocess.run([FRAMES], input=b"".join(struct.pack("<I", len(t)) + t for t in texts), capture_output=True, check=True).stdout
+    return [json.loads(line) for line in said.split(b"\n")[:-1]]
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def wait_for(port):
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            time.sleep(0.05)
+
+
+def sent(port, texts):
+    """Sends each on a connection of its own; the port that it came from."""
+    ports = []
+    for text in texts:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as s:
+            ports.append(str(s.getsockname()[1]))
+            try:
+                s.sendall(text)
+                s.shutdown(socket.SHUT_WR)
+                while s.recv(65536):
+                    pass
+            except OSError:
+                pass
+    return ports
+
+
+def recorded(recorder):
+    recorder.terminate()
+    requests = {}
+    for line in recorder.communicate()[0].split("\n"):
+        if line:
+            entry = json.loads(line)
+            requests.setdefault(entry["port"], []).append(entry["request"])
+    return requests
+
+
+def compare(name, texts, mine, ports, theirs):
+    """Ports may come again; then nothing can be said of those strings."""
+    said, wrong = 0, []
+    for text, frame, port in zip(texts, mine, ports):
+        if ports.count(port) > 1:
+            continue
+        said += 1
+        other = theirs.get(port, [])
+        same = all(a == b for a, b in zip(frame["requests"], other))
+        if not same or (len(other) > len(frame["requests"]) and not frame["refused"]):
+            wrong.append((text, frame, other))
+    print("%s: %d strings, %d of them requests here, %d there; %d framed otherwise" %
+          (name, said, sum(bool(f["requests"]) for f in mine), len(theirs), len(wrong)))
+    for case in wrong[:10]:
+        print("  ", *case)
+    return not wrong
+
+
+def main():
+    texts = list(strings(COUNT))
+    mine, good = ours(texts), True
+    for name, config in (("node", None), ("nginx", NGINX), ("haproxy", HAPROXY)):
+        recorder = subprocess.Popen(["node", HERE + "/recorder.mjs"], stdout=subprocess.PIPE, text=True)
+        port, proxy = int(recorder.stdout.readline()), None
+        with tempfile.TemporaryDirectory() as work:
+            if config is not None:
+                to, port = port, free_port()
+                with open(work + "/proxy.conf", "w") as file:
+                    file.write(config % {"work": work, "port": port, "to": to})
+                proxy = subprocess.Popen(["nginx", "-c", work + "/proxy.conf", "-p", work] if name == "nginx" else ["haproxy", "-f", work + "/proxy.conf"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                wait_for(port)
+            ports = sent(port, texts)
+            if proxy is not None:
+                proxy.terminate()
+                proxy.wait()
+        good = compare(name, texts, mine, ports, recorded(recorder)) and good
+    sys.exit(0 if good else 1)
+
+
+main()

@@ -1,0 +1,93 @@
+#include "tools/serve/admission.hpp"
+
+#include <algorithm>
+
+#include "tools/serve/interfaces.hpp"
+
+namespace stet::serve {
+namespace {
+
+constexpr size_t kMostJson = size_t{16} << 20;
+constexpr size_t kMostFile = size_t{256} << 20;
+
+std::string host_name(const std::string& host) {
+  if (host.starts_with('[')) return host.substr(1, host.find(']') - 1);
+  return host.substr(0, host.find(':'));
+}
+
+// By the name under which this server was asked for, so that no other page's name leads here.
+void check_host(const Request& request, const AdmissionRules& rules) {
+  const std::string name = host_name(request.host);
+  const bool known = is_loopback(name) || name == rules.host ||
+                     std::find(rules.hosts.begin(), rules.hosts.end(), name) != rules.hosts.end();
+  if (known || (!is_loopback(rules.host) && rules.hosts.empty())) return;
+  if (request.host.empty() && request.path == "/health") return;
+  throw RequestError(
+      403, "unknown_host",
+      "expected a Host of this server (--allow-host), found " + printable(request.host, 60));
+}
+
+// By the page that asks. `null` is the origin of any page that hides its own.
+void check_origin(Request& request, const AdmissionRules& rules) {
+  if (request.origin.empty()) return;
+  if (request.origin == "http://" + request.host || request.origin == "https://" + request.host)
+    return;
+  const auto allowed = [&](const char* what) {
+    return std::find(rules.origins.begin(), rules.origins.end(), what) != rules.origins.end();
+  };
+  const bool may =
+      request.origin != "null" && (allowed("*") || allowed(request.origin.c_str()));
+  if (!may)
+    throw RequestError(403, "foreign_origin",
+                       "expected a page of this server (--allow-origin), found " +
+                           printable(request.origin, 60));
+  request.reply_headers = {{"Access-Control-Allow-Origin", request.origin}, {"Vary", "Origin"}};
+}
+
+// A page can send text, forms and what has no type without having asked whether it may.
+void check_type(const Request& request) {
+  std::string type = request.content_type.substr(0, request.content_type.find(';'));
+  while (!type.empty() && type.back() == ' ') type.pop_back();
+  for (char& c : type) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
+  if (type != "application/json")
+    throw RequestError(415, "unsupported_media_type",
+                       "Content-Type: expected application/json, found " +
+                           (type.empty() ? "none" : printable(type, 60)));
+}
+
+}  // namespace
+
+bool is_loopback(const std::string& host) {
+  return host == "127.0.0.1" || host == "localhost" || host == "::1";
+}
+
+bool is_preflight(const Request& request) {
+  return request.method == "OPTIONS" && !request.reply_headers.empty();
+}
+
+Response preflight() {
+  Response r;
+  r.status = 204;
+  r.headers = {{"Access-Control-Allow-Methods", "GET, POST, PATCH, DELETE"},
+               {"Access-Control-Allow-Headers",
+                "Authorization, Content-Type, X-API-Key, Anthropic-Version, Anthropic-Beta"},
+               {"Access-Control-Max-Age", "600"}};
+  return r;
+}
+
+Admission admit(Request& request, const AdmissionRules& rules) {
+  check_host(request, rules);
+  check_origin(request, rules);
+  if (is_preflight(request)) return {Lane::at_once, 0};
+  if (rules.client && !is_control(request)) {
+    request.client = rules.client(request.authorization);
+    if (request.client.empty())
+      throw RequestError(401, "invalid_api_key", "expected an API key of this server");
+  }
+  const Route* const to = find_route(request);
+  if (to == nullptr) return {Lane::beside, 0};  // the page
+  if (request.has_body && !to->takes_file) check_type(request);
+  return {to->lane, to->takes_file ? kMostFile : kMostJson};
+}
+
+}  // namespace stet::serve

@@ -1,0 +1,80 @@
+// What is answered: JSON, events, errors.
+#include <new>
+
+#include "stet/base/error.hpp"
+#include "tools/serve/http.hpp"
+
+namespace stet::serve {
+
+Json RequestError::json() const {
+  const char* type = status == 401   ? "authentication_error"
+                     : status == 403 ? "permission_error"
+                     : status == 404 ? "not_found_error"
+                     : status == 429 ? "rate_limit_error"
+                     : status >= 500 ? "server_error"
+                                     : "invalid_request_error";
+  return {{"type", "error"},
+          {"error",
+           {{"message", what()},
+            {"type", type},
+            {"param", pointer.empty() ? Json(nullptr) : Json(pointer)},
+            {"code", code}}}};
+}
+
+RequestError current_error() {
+  try {
+    throw;
+  } catch (const RequestError& e) {
+    return e;
+  } catch (const Error& e) {
+    const bool theirs = e.kind == ErrorKind::argument || e.kind == ErrorKind::capacity ||
+                        e.kind == ErrorKind::unsupported || e.kind == ErrorKind::mismatch ||
+                        e.kind == ErrorKind::format;
+    if (e.kind == ErrorKind::io)
+      return {500, "io", "expected a file of the server, found an error"};
+    return {theirs ? 400 : 500,
+            e.kind == ErrorKind::capacity ? "context_length_exceeded" : "invalid",
+            Error(e.kind, "", e.field, e.expected, e.found).what()};
+  } catch (const Cancelled&) {
+    return {499, "cancelled", "expected a client that waits, found none, or no time left"};
+  } catch (const std::bad_alloc&) {
+    return {503, "out_of_memory", "expected enough memory, found none left"};
+  } catch (const std::exception&) {
+    return {500, "internal", "an error of the server's"};
+  }
+}
+
+std::string Request::query_or(const std::string& name, const std::string& fallback) const {
+  const auto found = query.find(name);
+  return found == query.end() ? fallback : found->second;
+}
+
+bool Writer::event(const Json& data, std::string_view name) {
+  std::string text;
+  if (!name.empty()) text = "event: " + std::string(name) + "\n";
+  return write(text + "data: " + tool::dump(data) + "\n\n");
+}
+
+Response json_response(const Json& json, int status) {
+  Response r;
+  r.status = status;
+  r.body = tool::dump(json) + "\n";
+  return r;
+}
+
+Response error_response(const RequestError& error) {
+  Response r = json_response(error.json(), error.status);
+  if (error.status == 429 || error.status == 503) r.headers.emplace_back("Retry-After", "1");
+  if (error.status == 401) r.headers.emplace_back("WWW-Authenticate", "Bearer");
+  return r;
+}
+
+Response event_stream(std::function<void(Writer&)> stream) {
+  Response r;
+  r.type = "text/event-stream";
+  r.headers = {{"Cache-Control", "no-store"}};
+  r.stream = std::move(stream);
+  return r;
+}
+
+}  // namespace stet::serve

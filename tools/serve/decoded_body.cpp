@@ -1,0 +1,62 @@
+// Bodies that were sent compressed.
+#include <fmt/format.h>
+
+#ifdef STET_HAVE_ZLIB
+#include <zlib.h>
+#endif
+
+#include "tools/serve/request_reader.hpp"
+
+namespace stet::serve {
+
+#ifdef STET_HAVE_ZLIB
+namespace {
+
+struct Inflate {
+  Inflate() { ready = ::inflateInit2(&stream, 15 + 32) == Z_OK; }  // zlib's form or gzip's
+  ~Inflate() { ::inflateEnd(&stream); }
+  z_stream stream{};
+  bool ready = false;
+};
+
+}  // namespace
+
+std::string decoded_body(std::string body, std::string_view encoding, size_t most) {
+  if (encoding.empty() || encoding == "identity") return body;
+  if (encoding != "gzip" && encoding != "x-gzip" && encoding != "deflate")
+    throw RequestError(415, "unsupported_encoding",
+                       "expected a Content-Encoding of gzip or deflate, found " +
+                           printable(std::string(encoding), 40));
+  Inflate inflate;
+  if (!inflate.ready) throw std::bad_alloc();
+  inflate.stream.next_in = reinterpret_cast<Bytef*>(body.data());
+  inflate.stream.avail_in = static_cast<uInt>(body.size());
+  std::string text;
+  char piece[65536];
+  for (int status = Z_OK; status != Z_STREAM_END;) {
+    inflate.stream.next_out = reinterpret_cast<Bytef*>(piece);
+    inflate.stream.avail_out = sizeof piece;
+    status = ::inflate(&inflate.stream, Z_NO_FLUSH);
+    const size_t n = sizeof piece - inflate.stream.avail_out;
+    const bool bad = status != Z_OK && status != Z_STREAM_END;
+    if (bad || (n == 0 && status != Z_STREAM_END))
+      throw RequestError(400, "bad_request",
+                         "expected a body as its Content-Encoding says, found another");
+    if (n > most - text.size())
+      throw RequestError(413, "body_too_large",
+                         fmt::format("expected a body of at most {} bytes, found a larger one", most));
+    text.append(piece, n);
+  }
+  if (inflate.stream.avail_in > 0)
+    throw RequestError(400, "bad_request", "expected an end of the compressed body, found more");
+  return text;
+}
+#else
+std::string decoded_body(std::string body, std::string_view encoding, size_t) {
+  if (encoding.empty() || encoding == "identity") return body;
+  throw RequestError(415, "unsupported_encoding",
+                     "expected a body without Content-Encoding, found " + printable(std::string(encoding), 40));
+}
+#endif
+
+}  // namespace stet::serve
