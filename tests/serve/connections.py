@@ -93,6 +93,7 @@ class Framing(Raw):
             "HTTP/9.9": head(b"GET /health").replace(b"HTTP/1.1", b"HTTP/9.9"),
             "no version": b"GET /health\r\n\r\n",
             "a whole URL": head(b"GET http://localhost/health"),
+            "another method": head(b"POSt /tokenize", JSON, length) + BODY,
             "another server": head(b"CONNECT localhost:80"),
             "a fragment": head(b"GET /health#x"),
             "half an escape": head(b"GET /%4"),
@@ -104,6 +105,7 @@ class Framing(Raw):
             "a chunk that is too long": head(b"POST /tokenize", JSON, chunked) + b"c\r\n" + BODY + b"\r\n0\r\n\r\n",
             "a chunk with an extension": head(b"POST /tokenize", JSON, chunked) + b"d;a=b\r\n" + BODY + b"\r\n0\r\n\r\n",
             "a chunk with a line end without CR": head(b"POST /tokenize", JSON, chunked) + b"d\n" + BODY + b"\n0\n\n",
+            "a last chunk with a line end without CR": head(b"POST /tokenize", JSON, chunked) + whole[:-2] + b"\n",
             "a chunk of no number": head(b"POST /tokenize", JSON, chunked) + b"+d\r\n" + BODY + b"\r\n0\r\n\r\n",
             "a chunk of too large a number": head(b"POST /tokenize", JSON, chunked) + b"fffffffffffffffff\r\n" + BODY + b"\r\n0\r\n\r\n",
             "a field behind the chunks": head(b"POST /tokenize", JSON, chunked) + whole[:-2] + b"Host: evil.example\r\n\r\n",
@@ -111,7 +113,7 @@ class Framing(Raw):
         before = self.states()
         for name, data in cases.items():
             answer = self.ask(data + smuggled)
-            self.assertRegex(answer[:13], rb"HTTP/1\.1 4\d\d", (name, answer[:200]))
+            self.assertRegex(answer[:13], rb"HTTP/1\.1 (4\d\d|501)", (name, answer[:200]))
             self.assertEqual(answer.count(b"HTTP/1.1 "), 1, (name, answer))
             self.assertIn(b"Connection: close\r\n", answer, name)
             self.assertIn("message", json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"], name)
@@ -177,7 +179,7 @@ class Framing(Raw):
                 except ConnectionResetError:
                     pass
             for part in answer.split(b"HTTP/1.1 ")[1:]:
-                self.assertIn(part[:3], (b"200", b"400", b"403", b"404", b"405", b"408", b"413", b"415", b"417", b"431", b"499"), (raw, part))
+                self.assertIn(part[:3], (b"200", b"400", b"403", b"404", b"405", b"408", b"413", b"415", b"417", b"431", b"499", b"501"), (raw, part))
         self.assertEqual(self.server.get("/health")["status"], "ok")
 
 

@@ -37,7 +37,8 @@ Json frames(std::string in) {
       if (!reader.read_head(in)) break;
       parse_target(reader.head().target);
       if (reader.head().has_body() && !reader.read_body(in, 1 << 20)) break;
-      requests.push_back({reader.head().method, hex(reader.head().target), hex(reader.take_body())});
+      requests.push_back(
+          {reader.head().method, hex(reader.head().target), hex(reader.take_body())});
       if (!reader.head().keep_alive) return {{"requests", requests}, {"refused", true}};
     }
   } catch (const RequestError&) {

@@ -2,6 +2,7 @@
 
     framing.py FRAMES [COUNT]    FRAMES: the program of frames.cpp. Needs node, nginx and haproxy.
 """
+import concurrent.futures
 import json
 import os
 import random
@@ -18,7 +19,7 @@ FRAMES, COUNT = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 10000
 NGINX = """daemon off; error_log %(work)s/nginx.log; pid %(work)s/nginx.pid; worker_processes 1; events {}
 http { access_log off; client_body_temp_path %(work)s/b; proxy_temp_path %(work)s/p; fastcgi_temp_path %(work)s/f; uwsgi_temp_path %(work)s/u; scgi_temp_path %(work)s/s;
   server { listen 127.0.0.1:%(port)d; client_header_timeout 2s; client_body_timeout 2s; lingering_timeout 1s; proxy_ignore_client_abort on;
-    location / { proxy_pass http://127.0.0.1:%(to)d; proxy_http_version 1.1; proxy_set_header X-Port $remote_port; proxy_set_header Host localhost; } } }
+    location / { proxy_pass http://127.0.0.1:%(to)d; proxy_http_version 1.1; proxy_set_header X-From $remote_addr; proxy_set_header Host localhost; } } }
 """
 HAPROXY = """defaults
   mode http
@@ -28,7 +29,7 @@ HAPROXY = """defaults
   timeout http-request 2s
 frontend f
   bind 127.0.0.1:%(port)d
-  http-request set-header X-Port %%[src_port]
+  http-request set-header X-From %%[src]
   default_backend b
 backend b
   server s 127.0.0.1:%(to)d
@@ -77,45 +78,40 @@ def wait_for(port):
             time.sleep(0.05)
 
 
-def sent(port, texts):
-    """Sends each on a connection of its own; the port that it came from."""
-    ports = []
-    for text in texts:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as s:
-            ports.append(str(s.getsockname()[1]))
-            try:
-                s.sendall(text)
-                s.shutdown(socket.SHUT_WR)
-                while s.recv(65536):
-                    pass
-            except OSError:
+def send(port, number, text):
+    """From an address of its own, by a connection that stays open until nothing has come for a while."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(address(number), 0)) as s:
+        try:
+            s.sendall(text)
+            s.settimeout(0.3)
+            while s.recv(65536):
                 pass
-    return ports
+        except OSError:
+            pass
 
 
-def recorded(recorder):
-    recorder.terminate()
+def address(number):
+    return "127.1.%d.%d" % (number // 250, number % 250 + 1)
+
+
+def recorded(file):
     requests = {}
-    for line in recorder.communicate()[0].split("\n"):
-        if line:
-            entry = json.loads(line)
-            requests.setdefault(entry["port"], []).append(entry["request"])
+    for line in file:
+        entry = json.loads(line)
+        requests.setdefault(entry["from"], []).append(entry["request"])
     return requests
 
 
-def compare(name, texts, mine, ports, theirs):
-    """Ports may come again; then nothing can be said of those strings."""
-    said, wrong = 0, []
-    for text, frame, port in zip(texts, mine, ports):
-        if ports.count(port) > 1:
-            continue
-        said += 1
-        other = theirs.get(port, [])
-        same = all(a == b for a, b in zip(frame["requests"], other))
-        if not same or (len(other) > len(frame["requests"]) and not frame["refused"]):
+def compare(name, texts, mine, theirs):
+    """Requests may be missing there: what the proxy or the recorder refused."""
+    wrong = []
+    for number, (text, frame) in enumerate(zip(texts, mine)):
+        other = theirs.get(address(number), [])
+        rest = iter(frame["requests"])
+        known = [any(request == own for own in rest) for request in other]
+        if not all(known[:len(frame["requests"])]) or (not all(known) and not frame["refused"]):
             wrong.append((text, frame, other))
-    print("%s: %d strings, %d of them requests here, %d there; %d framed otherwise" %
-          (name, said, sum(bool(f["requests"]) for f in mine), len(theirs), len(wrong)))
+    print("%s: %d strings, %d requests here, %d there; %d strings framed otherwise" % (name, len(texts), sum(len(f["requests"]) for f in mine), sum(map(len, theirs.values())), len(wrong)))
     for case in wrong[:10]:
         print("  ", *case)
     return not wrong
@@ -125,20 +121,27 @@ def main():
     texts = list(strings(COUNT))
     mine, good = ours(texts), True
     for name, config in (("node", None), ("nginx", NGINX), ("haproxy", HAPROXY)):
-        recorder = subprocess.Popen(["node", HERE + "/recorder.mjs"], stdout=subprocess.PIPE, text=True)
-        port, proxy = int(recorder.stdout.readline()), None
-        with tempfile.TemporaryDirectory() as work:
+        with tempfile.TemporaryDirectory() as work, open(work + "/said", "w+") as said:
+            recorder, proxy = subprocess.Popen(["node", HERE + "/recorder.mjs"], stdout=said), None
+            while not (port := open(work + "/said").readline().strip()):
+                time.sleep(0.05)
+            port = int(port)
             if config is not None:
                 to, port = port, free_port()
                 with open(work + "/proxy.conf", "w") as file:
                     file.write(config % {"work": work, "port": port, "to": to})
                 proxy = subprocess.Popen(["nginx", "-c", work + "/proxy.conf", "-p", work] if name == "nginx" else ["haproxy", "-f", work + "/proxy.conf"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 wait_for(port)
-            ports = sent(port, texts)
-            if proxy is not None:
-                proxy.terminate()
-                proxy.wait()
-        good = compare(name, texts, mine, ports, recorded(recorder)) and good
+            with concurrent.futures.ThreadPoolExecutor(64) as clients:
+                list(clients.map(lambda numbered: send(port, *numbered), enumerate(texts)))
+            for process in (proxy, recorder):
+                if process is not None:
+                    process.terminate()
+                    process.wait()
+            said.seek(0)
+            said.readline()
+            theirs = recorded(said)
+        good = compare(name, texts, mine, theirs) and good
     sys.exit(0 if good else 1)
 
 

@@ -1,14 +1,14 @@
-// A server that says on standard output which requests it was sent: {"port", "request": [method, target, body]}.
+// A server that says on standard output which requests it was sent: {"from", "request": [method, target, body]}.
 //   recorder.mjs   prints its port first
 import { createServer } from "node:http";
 
 const server = createServer((request, response) => {
   const body = [];
+  const from = request.headers["x-from"] ?? request.socket.remoteAddress;
   request.on("data", (piece) => body.push(piece));
   request.on("end", () => {
-    const port = request.headers["x-port"] ?? String(request.socket.remotePort);
     const hex = (bytes) => Buffer.from(bytes, "latin1").toString("hex");
-    console.log(JSON.stringify({ port, request: [request.method, hex(request.url), Buffer.concat(body).toString("hex")] }));
+    console.log(JSON.stringify({ from, request: [request.method, hex(request.url), Buffer.concat(body).toString("hex")] }));
     response.end("ok");
   });
 });

@@ -35,12 +35,11 @@ void check_origin(Request& request, const AdmissionRules& rules) {
   const auto allowed = [&](const char* what) {
     return std::find(rules.origins.begin(), rules.origins.end(), what) != rules.origins.end();
   };
-  const bool may =
-      request.origin != "null" && (allowed("*") || allowed(request.origin.c_str()));
+  const bool may = request.origin != "null" && (allowed("*") || allowed(request.origin.c_str()));
   if (!may)
-    throw RequestError(403, "foreign_origin",
-                       "expected a page of this server (--allow-origin), found " +
-                           printable(request.origin, 60));
+    throw RequestError(
+        403, "foreign_origin",
+        "expected a page of this server (--allow-origin), found " + printable(request.origin, 60));
   request.reply_headers = {{"Access-Control-Allow-Origin", request.origin}, {"Vary", "Origin"}};
 }
 

@@ -14,9 +14,9 @@ namespace asio = boost::asio;
 using boost::system::error_code;
 using tcp = asio::ip::tcp;
 
-constexpr size_t kMostAhead = 65536;       // bytes of further requests while one is answered
-constexpr size_t kMostQueued = 1 << 20;    // bytes of a stream that its client has not taken
-constexpr size_t kMostPiece = 256 << 10;   // of an answer that one deadline is for
+constexpr size_t kMostAhead = 65536;          // bytes of further requests while one is answered
+constexpr size_t kMostQueued = 1 << 20;       // bytes of a stream that its client has not taken
+constexpr size_t kMostPiece = 256 << 10;      // of an answer that one deadline is for
 constexpr size_t kMostDiscarded = 256 << 10;  // of a body that nobody wants
 constexpr double kLingerSeconds = 1;
 
@@ -233,10 +233,9 @@ void Link::admit() {
   admission_ = hub_.admit(r);
   if (!head.has_body()) return dispatch();
   if (head.length.value_or(0) > admission_.body_bytes)
-    throw RequestError(
-        413, "body_too_large",
-        fmt::format("expected a body of at most {} bytes, found one of {}", admission_.body_bytes,
-                    *head.length));
+    throw RequestError(413, "body_too_large",
+                       fmt::format("expected a body of at most {} bytes, found one of {}",
+                                   admission_.body_bytes, *head.length));
   if (hub_.bodies + head.length.value_or(0) > hub_.limits.bodies_bytes) throw no_room();
   phase_ = Phase::body;
   const auto size = static_cast<double>(head.length.value_or(admission_.body_bytes));
@@ -258,9 +257,15 @@ void Link::dispatch() {
     self->answer(std::move(self->request_), self->admission_.lane == Lane::at_once);
   };
   switch (admission_.lane) {
-    case Lane::at_once: work(); break;
-    case Lane::beside: asio::post(hub_.beside, work); break;
-    case Lane::work: asio::post(hub_.work, work); break;
+    case Lane::at_once:
+      work();
+      break;
+    case Lane::beside:
+      asio::post(hub_.beside, work);
+      break;
+    case Lane::work:
+      asio::post(hub_.work, work);
+      break;
   }
   read();  // to notice that the client leaves
 }
@@ -301,9 +306,8 @@ void Link::answer(Request request, bool at_once) {
     whole = false;
   }
   if (at_once) return ended(whole);
-  asio::post(hub_.io, [self = shared_from_this(), whole] {
-    self->guarded([&] { self->ended(whole); });
-  });
+  asio::post(hub_.io,
+             [self = shared_from_this(), whole] { self->guarded([&] { self->ended(whole); }); });
 }
 
 void Link::send_whole(Response response, const Request& request) {

@@ -43,8 +43,9 @@ std::string decoded_body(std::string body, std::string_view encoding, size_t mos
       throw RequestError(400, "bad_request",
                          "expected a body as its Content-Encoding says, found another");
     if (n > most - text.size())
-      throw RequestError(413, "body_too_large",
-                         fmt::format("expected a body of at most {} bytes, found a larger one", most));
+      throw RequestError(
+          413, "body_too_large",
+          fmt::format("expected a body of at most {} bytes, found a larger one", most));
     text.append(piece, n);
   }
   if (inflate.stream.avail_in > 0)
@@ -54,8 +55,9 @@ std::string decoded_body(std::string body, std::string_view encoding, size_t mos
 #else
 std::string decoded_body(std::string body, std::string_view encoding, size_t) {
   if (encoding.empty() || encoding == "identity") return body;
-  throw RequestError(415, "unsupported_encoding",
-                     "expected a body without Content-Encoding, found " + printable(std::string(encoding), 40));
+  throw RequestError(
+      415, "unsupported_encoding",
+      "expected a body without Content-Encoding, found " + printable(std::string(encoding), 40));
 }
 #endif
 

@@ -29,10 +29,9 @@ std::string lower(std::string_view text) {
 }
 
 // Fields that decide where a request ends, who asks, or how the body is read.
-constexpr std::string_view kOnce[] = {"host",   "content-length", "transfer-encoding",
-                                      "expect", "origin",         "authorization",
-                                      "range",  "content-type",   "content-encoding",
-                                      "x-api-key"};
+constexpr std::string_view kOnce[] = {
+    "host",          "content-length", "transfer-encoding", "expect",           "origin",
+    "authorization", "range",          "content-type",      "content-encoding", "x-api-key"};
 
 }  // namespace
 
@@ -113,6 +112,23 @@ void RequestReader::check_bytes(std::string_view in) {
 
 namespace {
 
+// Some take one for the end of a chunk's line, which others wait for.
+bool has_bare_line_end(std::string_view text) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\n' && (i == 0 || text[i - 1] != '\r')) return true;
+  }
+  return false;
+}
+
+void check_method(const std::string& method) {
+  constexpr std::string_view kMethods[] = {"GET",   "HEAD",   "POST",   "PUT",
+                                           "PATCH", "DELETE", "OPTIONS"};
+  if (std::find(std::begin(kMethods), std::end(kMethods), method) == std::end(kMethods))
+    throw RequestError(
+        501, "unknown_method",
+        "expected GET, HEAD, POST, PUT, PATCH, DELETE or OPTIONS, found " + printable(method, 20));
+}
+
 void check_once(const Head& head) {
   for (const std::string_view name : kOnce) {
     const auto n = std::count_if(head.fields.begin(), head.fields.end(),
@@ -126,8 +142,7 @@ void check_once(const Head& head) {
 
 // Where the body ends is said in one way, which everybody reads alike.
 void read_framing(Head& head) {
-  const std::string length = head.field("content-length"),
-                    coding = head.field("transfer-encoding");
+  const std::string length = head.field("content-length"), coding = head.field("transfer-encoding");
   const auto has = [&](std::string_view name) {
     return std::any_of(head.fields.begin(), head.fields.end(),
                        [&](const auto& field) { return field.first == name; });
@@ -145,7 +160,8 @@ void read_framing(Head& head) {
       refuse_head("a number of bytes in Content-Length", printable(length, 40));
     head.length = n;
   }
-  if (head.has_body() && (head.method == "GET" || head.method == "HEAD" || head.method == "OPTIONS"))
+  if (head.has_body() &&
+      (head.method == "GET" || head.method == "HEAD" || head.method == "OPTIONS"))
     refuse_head("no body with " + head.method, "one");
   if (const std::string expect = lower(head.field("expect")); !expect.empty()) {
     if (expect != "100-continue")
@@ -175,6 +191,7 @@ bool RequestReader::read_head(std::string& in) {
     refuse_head("an HTTP request", error ? error.message() : "something else");
   in.erase(0, used);
   Head& head = parser_->head;
+  check_method(head.method);
   check_once(head);
   read_framing(head);
   head.keep_alive = parser_->keep_alive();
@@ -187,10 +204,13 @@ bool RequestReader::read_body(std::string& in, size_t most) {
   while (!parser_->is_done() && at < in.size()) {
     error_code error;
     at += parser_->put(boost::asio::const_buffer(in.data() + at, in.size() - at), error);
-    if (error == http::error::need_more && in.size() - at <= kMostChunkHead) break;
+    if (error == http::error::need_more && in.size() - at <= kMostChunkHead &&
+        !has_bare_line_end(std::string_view(in).substr(at)))
+      break;
     if (parser_->too_large)
-      throw RequestError(413, "body_too_large",
-                         fmt::format("expected a body of at most {} bytes, found a larger one", most));
+      throw RequestError(
+          413, "body_too_large",
+          fmt::format("expected a body of at most {} bytes, found a larger one", most));
     if (error) refuse_head("a body as its fields say", error.message());
   }
   in.erase(0, at);
@@ -204,9 +224,9 @@ std::string decoded(std::string_view text, bool plus) {
   for (size_t i = 0; i < text.size(); ++i) {
     unsigned byte = static_cast<unsigned char>(text[i]);
     if (text[i] == '%') {
-      const auto [end, error] =
-          i + 2 < text.size() ? std::from_chars(&text[i + 1], &text[i + 1] + 2, byte, 16)
-                              : std::from_chars_result{nullptr, std::errc::invalid_argument};
+      const auto [end, error] = i + 2 < text.size()
+                                    ? std::from_chars(&text[i + 1], &text[i + 1] + 2, byte, 16)
+                                    : std::from_chars_result{nullptr, std::errc::invalid_argument};
       if (error != std::errc() || end != &text[i + 1] + 2)
         refuse_head("an address with % and two digits", printable(std::string(text), 60));
       i += 2;
