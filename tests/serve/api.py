@@ -147,7 +147,7 @@ class Serve(unittest.TestCase):
         def leave(i):
             s = socket.create_connection(("127.0.0.1", self.server.port))
             body = json.dumps({**request_of("Tell me about %d." % i, i, 3, 1900), "stream": i % 2 == 0, "ignore_eos": True}).encode()
-            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body[: len(body) - i % 3])
+            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body[: len(body) - i % 3])
             s.recv(1 + i % 7) if i % 2 == 0 and i % 3 == 0 else None
             s.close()
 
@@ -274,7 +274,7 @@ class Serve(unittest.TestCase):
         state = self.long_state()
         body = json.dumps({**request_of("Tell me.", 1, 5, 1900), "ignore_eos": True, "stream": True}).encode()
         with socket.create_connection(("127.0.0.1", self.server.port)) as s:
-            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             while b"delta" not in s.recv(65536):
                 pass
             drawn, prompts, verified = (self.metric(n) for n in ("drawn_tokens_total", "prompt_tokens_total", "tokens_verified_total"))
@@ -287,7 +287,7 @@ class Serve(unittest.TestCase):
         state, verified = self.long_state(), self.metric("tokens_verified_total")
         for body in (b"{}", b'{"stream": true}'):
             with socket.create_connection(("127.0.0.1", self.server.port)) as s:
-                s.sendall(b"POST /v1/states/%s/verify HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (state["id"].encode(), len(body)) + body)
+                s.sendall(b"POST /v1/states/%s/verify HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (state["id"].encode(), len(body)) + body)
         for _ in range(600):
             if self.get("/v1/status")["running"] == 0:
                 break
