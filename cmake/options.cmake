@@ -15,6 +15,7 @@ endif()
 # Static programs leave out what nothing refers to, and symbols where size matters. Where compiler and libc can, they are
 # position-independent: exceptions are then found by an index, and not by sorting the tables of the whole program at the first one.
 if(STET_STATIC)
+  include(CheckCXXCompilerFlag)
   include(CheckCXXSourceCompiles)
   include(CheckCXXSourceRuns)
   set(CMAKE_REQUIRED_LINK_OPTIONS -static-pie)
@@ -27,6 +28,10 @@ if(STET_STATIC)
   target_compile_options(stet_options INTERFACE -ffunction-sections -fdata-sections $<$<BOOL:${STET_STATIC_PIE}>:-fPIE>)
   # What is small is compiled as a whole, but for the kernels: their bits are those of their own flags.
   set(CMAKE_INTERPROCEDURAL_OPTIMIZATION_MINSIZEREL ON)
+  check_cxx_compiler_flag(-Oz STET_HAVE_OZ)
+  if(STET_HAVE_OZ)
+    string(REPLACE -Os -Oz CMAKE_CXX_FLAGS_MINSIZEREL "${CMAKE_CXX_FLAGS_MINSIZEREL}")
+  endif()
   set(STET_LINK_OPTIONS $<IF:$<BOOL:${STET_STATIC_PIE}>,-static-pie,-static> -Wl,--gc-sections $<$<BOOL:${STET_PACKED_RELOCATIONS}>:-Wl,-z,pack-relative-relocs>
     $<$<CONFIG:MinSizeRel>:-s>)
 endif()

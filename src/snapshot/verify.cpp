@@ -11,25 +11,59 @@ namespace stet {
 
 namespace {
 
-// Of blocks that tokens give, and logits if they give all.
-std::optional<Difference> first_digest_difference(const Snapshot& snapshot, Session& again) {
-  const std::vector<bool> given = replayable_blocks(snapshot);
-  for (int64_t b = 0; b < again.kv().blocks(); ++b) {
-    if (!given[static_cast<size_t>(b)]) continue;
-    const std::vector<Digest> found = snapshot.digests_like_saved(again.kv().block(b));
-    const std::span<const Digest> saved = snapshot.block_digests(b);
-    for (size_t layer = 0; layer < found.size(); ++layer) {
-      if (found[layer] == saved[layer]) continue;
-      return Difference{
-          fmt::format("keys and values of block {} (positions {} .. {})", b, b * kBlockPositions,
-                      std::min(snapshot.meta().positions, (b + 1) * kBlockPositions) - 1),
+Difference block_difference(const Snapshot& snapshot, int64_t block, size_t layer,
+                            const std::string& expected, const std::string& found) {
+  return {fmt::format("keys and values of block {} (positions {} .. {})", block,
+                      block * kBlockPositions,
+                      std::min(snapshot.meta().positions, (block + 1) * kBlockPositions) - 1),
           -1,
           snapshot.version() == 1 ? -1 : static_cast<int64_t>(layer),
           -1,
           -1,
-          "digest " + digest_text(found[layer]),
-          digest_text(saved[layer])};
-    }
+          expected,
+          found};
+}
+
+// Of one block's bytes, in those layers that it holds, from what the snapshot says of it.
+// `computed`: they are what was expected, else what was found.
+std::optional<Difference> digest_difference(const Snapshot& snapshot, const KvCache& kv,
+                                            int64_t block, bool computed) {
+  const std::vector<Digest> own = snapshot.digests_like_saved(kv.block(block));
+  const std::span<const Digest> saved = snapshot.block_digests(block);
+  for (size_t layer = 0; layer < own.size(); ++layer) {
+    if (own[layer] == saved[layer] || !kv.block_info(block).holds(static_cast<int64_t>(layer)))
+      continue;
+    const std::string of_bytes = "digest " + digest_text(own[layer]),
+                      of_file = digest_text(saved[layer]);
+    return computed ? block_difference(snapshot, block, layer, of_bytes, of_file)
+                    : block_difference(snapshot, block, layer, "digest " + of_file, of_bytes);
+  }
+  return std::nullopt;
+}
+
+// The keys and values that the file has, or that its parents have; nothing where these are not at
+// hand, as for a recipe.
+std::optional<State> stored_state(const Snapshot& snapshot) {
+  if (snapshot.meta().form == SnapshotForm::recipe) return std::nullopt;
+  try {
+    return snapshot.state({.trust = true});
+  } catch (const Error& e) {
+    if (snapshot.meta().form == SnapshotForm::delta && e.kind == ErrorKind::io) return std::nullopt;
+    throw;
+  }
+}
+
+// Of blocks that tokens give, and logits if they give all. The bytes of all blocks that are at hand
+// are compared with their digests, too: digests alone would prove bytes that are not there any more.
+std::optional<Difference> first_digest_difference(const Snapshot& snapshot, Session& again) {
+  const std::vector<bool> given = replayable_blocks(snapshot);
+  const std::optional<State> stored = stored_state(snapshot);
+  for (int64_t b = 0; b < again.kv().blocks(); ++b) {
+    std::optional<Difference> found;
+    if (given[static_cast<size_t>(b)])
+      found = digest_difference(snapshot, again.kv(), b, true);
+    if (!found && stored) found = digest_difference(snapshot, stored->kv, b, false);
+    if (found) return found;
   }
   const Digest logits = digest_of(std::as_bytes(again.logits()));
   if (logits == snapshot.digests().logits || !snapshot.meta().edits.empty()) return std::nullopt;

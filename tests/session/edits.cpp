@@ -315,6 +315,20 @@ TEST_F(Edits, PrefixesAreSplicedOntoOthers) {
   Session back = snapshot.restore(m, {.session = options(1)});
   EXPECT_EQ(digests_of(back).id, digests_of(s).id);
   EXPECT_FALSE(verify(snapshot, m, options(1), false, nullptr));
+  // A bit of a key before the edit, and one behind it, which the tokens do not give.
+  const std::string whole = read_text(file);
+  for (const size_t block : {size_t{0}, size_t{1}}) {
+    std::string damaged = whole;
+    damaged[65536 + block * s.kv().shape().block_bytes() + 77] ^= 1;
+    write_file(file, damaged);
+    for (const bool bisect : {false, true}) {
+      const auto found = verify(Snapshot::open(file), m, options(1), bisect, nullptr);
+      ASSERT_TRUE(found) << block;
+      EXPECT_NE(found->text().find("block " + std::to_string(block)), std::string::npos)
+          << found->text();
+    }
+  }
+  write_file(file, whole);
   const int32_t next[] = {ids[7]};
   back.append(next);
   s.append(next);
