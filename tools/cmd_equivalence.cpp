@@ -175,6 +175,7 @@ void run_equivalence(EquivalenceCommand& o) {
   session.generation() = default_generation(*model);
   o.sampling.apply(session.generation(), model->config().vocab_size);
   o.sampling.tell_idle(session.generation());
+  o.sampling.tell_seed(session.generation());
   const Exchange::Kind kind = kind_of(o.prompt, session, tokenizer);
   Exchange exchange(std::move(session), tokenizer, kind);
   exchange.set_system(o.prompt.system);

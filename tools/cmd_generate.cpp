@@ -67,6 +67,7 @@ Json reply_json(Exchange& exchange, const std::vector<int32_t>& prompt, const Pr
   j["ids"] = reply.ids;
   if (exchange.tokenizer() != nullptr) j["text"] = reply.text;
   j["stop"] = stop_reason_name(reply.stop);
+  j["seed"] = session.generation().sampling.seed;
   j["positions"] = session.size();
   if (exchange.kind() == Exchange::Kind::conversation) {
     j["tokens"] = {
@@ -252,6 +253,7 @@ void run_generate(GenerateCommand& o, bool reply) {
   session.generation() = default_generation(*model);
   Exchange exchange = begin(std::move(session), tokenizer, prompts, o);
   if (!reply) return process_prompts(exchange, prompts, o);
+  o.sampling.tell_seed(exchange.session().generation());
   with_interrupts(exchange, o, [&] { Replies(exchange, o, timing).run(prompts); });
 }
 
@@ -303,6 +305,7 @@ void run_resume(GenerateCommand& o) {
                     kv_type_name(session.kv().shape().type), sha256_text(digests_of(session).id));
   }
   Exchange exchange = begin(std::move(session), tokenizer, prompts, o);
+  o.sampling.tell_seed(exchange.session().generation());
   with_interrupts(exchange, o, [&] { Replies(exchange, o, timing, greeting).run(prompts); });
 }
 

@@ -166,8 +166,8 @@ Tokenizer::Bos bos_of(const std::string& name);
 struct SamplingOptions {
   std::optional<double> temperature, top_p, min_p, typical_p, repetition_penalty;
   std::optional<int> top_k;
-  std::optional<uint64_t> seed;
   bool greedy = false, sample = false;
+  std::string seed;  // a number, "random", or "" where none was given
   std::vector<std::string> stop_strings;
   std::vector<int32_t> stop_ids;
 
@@ -177,10 +177,17 @@ struct SamplingOptions {
   // A line on stderr for options that were given and change nothing, since `state`, to which all
   // was applied, is greedy.
   void tell_idle(const GenerationState& state) const;
+  // A line on stderr for the seed of replies that are drawn, unless it was named.
+  void tell_seed(const GenerationState& state) const;
 
  private:
   std::vector<Option*> for_draws_;
+  mutable std::optional<uint64_t> drawn_seed_;  // for "random"
 };
+
+// One that nobody chose, below 2^53 - 10^6: exact in JavaScript, also where some are counted up
+// from it.
+uint64_t random_seed();
 
 // What the sampling option of this name ("--top-p") accepts.
 Check sampling_range(std::string_view option);

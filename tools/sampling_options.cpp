@@ -1,5 +1,6 @@
 // How tokens are drawn and where replies end, as the command line says it.
 #include <fmt/format.h>
+#include <sys/random.h>
 
 #include <charconv>
 
@@ -31,6 +32,30 @@ constexpr AcceptedRange kRanges[] = {
 
 }  // namespace
 
+namespace {
+
+Check seed_range() {
+  return {[number = integer(0, UINT64_MAX)](std::string& text) {
+            if (text == "random" || number.fault(text).empty()) return std::string();
+            return fmt::format("expected random, or an integer in 0..{}, found {}", UINT64_MAX,
+                               text.empty() ? "nothing" : text);
+          },
+          ""};
+}
+
+}  // namespace
+
+uint64_t random_seed() {
+  constexpr uint64_t kSeeds = (uint64_t{1} << 53) - 1'000'000;
+  uint64_t bits = kSeeds;
+  while (bits >= kSeeds) {  // all are equally likely
+    if (::getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits))
+      throw Error(ErrorKind::io, "", "random bytes", "8 of the system", "fewer");
+    bits >>= 11;
+  }
+  return bits;
+}
+
 Check sampling_range(std::string_view option) {
   const auto* const range =
       std::find_if(std::begin(kRanges), std::end(kRanges),
@@ -60,8 +85,8 @@ void SamplingOptions::add_to(Command& app) {
       number("--top-p", top_p, "draw from the best that hold this probability", "P"),
       number("--min-p", min_p, "draw from those at least this likely, relative to the best", "P"),
       number("--typical", typical_p, "draw from the most typical that hold this probability", "P"),
-      app.add_option("--seed", seed, "seed of the draws: 0 .. 2^64-1")
-          ->check(integer(0, UINT64_MAX))
+      app.add_option("--seed", seed, "seed of the draws: 0 .. 2^64-1, or random (default: 0)")
+          ->check(seed_range())
           ->type_name("N")
           ->group("Sampling")};
   number("--repetition-penalty", repetition_penalty, "divide the scores of tokens already there",
@@ -97,7 +122,12 @@ void SamplingOptions::apply(GenerationState& state, int64_t vocab_size) const {
   if (min_p) s.min_p = *min_p;
   if (typical_p) s.typical_p = *typical_p;
   if (repetition_penalty) s.repetition_penalty = *repetition_penalty;
-  if (seed) s.seed = *seed;
+  if (seed == "random") {
+    if (!drawn_seed_) drawn_seed_ = random_seed();
+    s.seed = *drawn_seed_;
+  } else if (!seed.empty()) {
+    s.seed = std::stoull(seed);
+  }
   if (greedy) s.greedy = true;
   if (!stop_strings.empty()) state.stop_strings = stop_strings;
   if (!stop_ids.empty()) state.stop_ids = stop_ids;
@@ -113,6 +143,11 @@ void SamplingOptions::validate() const {
   } catch (const Error& e) {
     usage_error("--stop", e.expected, e.found);
   }
+}
+
+void SamplingOptions::tell_seed(const GenerationState& state) const {
+  if (state.sampling.greedy || (!seed.empty() && seed != "random")) return;
+  say("seed {}{}\n", state.sampling.seed, seed.empty() ? " (--seed random: another)" : "");
 }
 
 void SamplingOptions::tell_idle(const GenerationState& state) const {

@@ -448,5 +448,20 @@ TEST(BatchSchedules, EqualSessionsThatRunAlone) {
   }
 }
 
+// A sign once a layer, which changes no bit.
+TEST(Batch, LayersGiveASign) {
+  for (const Subject& subject : subjects()) {
+    const auto m = model(subject.directory, subject.contract);
+    Session plain(m, options(2, STET_DEFAULT_ISA, 7, subject.contract)), watched = plain.fork();
+    const Ids ids(20, 1);
+    int64_t layers = 0;
+    plain.append(ids);
+    const BatchEntry entry{&watched, ids};
+    append({&entry, 1}, {[&] { ++layers; }});
+    EXPECT_EQ(layers, 3 * m->config().layers) << subject.name;
+    EXPECT_TRUE(same_state(plain, watched)) << subject.name;
+  }
+}
+
 }  // namespace
 }  // namespace stet::test::batch_tests

@@ -58,6 +58,7 @@ void run_chat(ChatOptions& o) {
   if (!greeting.empty() && !o.json) note(greeting);
   if (!o.system.empty()) first.set_system(o.system);
   o.sampling.tell_idle(first.session().generation());
+  o.sampling.tell_seed(first.session().generation());
   ChatShell shell(std::move(first), o);
   bool good = true;
   {

@@ -8,22 +8,21 @@ namespace {
 struct MessagesAsked {
   std::vector<Message> messages;
   DrawOptions draw;
-  ChatState chat;
+  ChatAsked chat;
   NodePtr from;
   bool stream = false;
-  std::string id;
+  std::string id, model;
 };
 
-MessagesAsked read_messages_request(Service& service, const Request& request, const Json& body) {
-  Fields f(body, "");
+MessagesAsked read_messages_request(Service& service, const Request& request, Fields& f) {
   MessagesAsked a;
-  check_model(service, f);
+  a.model = check_model(service, f);
   a.messages = read_messages(f, "messages");
-  if (const Json* system = f.find("system"))
-    a.messages.insert(a.messages.begin(),
-                      Message{"system", read_content(*system, "/system"), "", 0, 0, false});
+  const Json* const given = f.find("system");
+  const std::string system = given == nullptr ? "" : read_content(*given, "/system");
+  if (!system.empty())
+    a.messages.insert(a.messages.begin(), Message{"system", system, "", 0, 0, false});
   a.draw.max_tokens = f.integer("max_tokens", 1, kMaxPositions);
-  if (!a.draw.max_tokens) refuse("/max_tokens", "a number of tokens", "nothing", "missing_field");
   a.draw.temperature = f.number("temperature", 0, 1e30);
   a.draw.top_p = f.number("top_p", 0, 1);
   a.draw.top_k = f.integer("top_k", 0, INT32_MAX);
@@ -31,14 +30,18 @@ MessagesAsked read_messages_request(Service& service, const Request& request, co
   if (f.find("stop_sequences") != nullptr) a.draw.stop = f.texts("stop_sequences", 16);
   a.stream = f.boolean("stream").value_or(false);
   a.chat = read_chat(f);
-  if (const auto from = f.text("resume_from"))
+  if (const auto from = f.name("resume_from"))
     a.from = service.states.find(request.client, *from, "/resume_from");
   f.neutral("tools", {Json::array()});
-  f.neutral("tool_choice", {{{"type", "auto"}}, {{"type", "none"}}});
+  f.neutral("tool_choice", {{{"type", "none"}},
+                            {{"type", "auto"}},
+                            {{"type", "auto"}, {"disable_parallel_tool_use", false}},
+                            {{"type", "auto"}, {"disable_parallel_tool_use", true}}});
   f.neutral("thinking", {{{"type", "disabled"}}});
   f.neutral("service_tier", {"auto", "standard_only"});
   f.unused({"metadata"});
   f.finish();
+  a.draw.settle(service);
   a.id = service.states.handle("msg_", request.client, request.body);
   return a;
 }
@@ -71,29 +74,26 @@ Json anthropic_usage(const Usage& u, size_t drawn) {
           {"reason", u.reason}};
 }
 
-Json message_json(const Service& service, const MessagesAsked& a, const Json& content,
-                  const Json& used) {
+Json message_json(const MessagesAsked& a, const Json& content, const Json& used) {
   return {{"id", a.id},
           {"type", "message"},
           {"role", "assistant"},
-          {"model", service.name},
+          {"model", a.model},
           {"content", content},
           {"stop_reason", nullptr},
           {"stop_sequence", nullptr},
+          {"seed", a.draw.told_seed()},
           {"usage", used}};
 }
 
-Prompted prompt(Service& service, const Caller& caller, const MessagesAsked& a) {
-  if (!a.from) return prompt_messages(service, caller, a.messages, a.chat);
-  Prompted p = resume(service, caller, a.from);
-  say(service, caller, p, a.messages);
-  return p;
+Prompt check(Service& service, const Caller& caller, const MessagesAsked& a) {
+  return check_messages(service, caller, a.from, a.messages, a.chat);
 }
 
 Json whole(Service& service, const Caller& caller, const MessagesAsked& a) {
-  Prompted p = prompt(service, caller, a);
+  Prompted p = check(service, caller, a)(caller);
   const ReplyResult r = draw_replies(service, caller, p, a.draw, nullptr)[0];
-  Json j = message_json(service, a, {{{"type", "text"}, {"text", r.reply.text}}},
+  Json j = message_json(a, {{{"type", "text"}, {"text", r.reply.text}}},
                         anthropic_usage(p.usage, r.reply.ids.size()));
   j["stop_reason"] = stop_reason(r.reply);
   j["stop_sequence"] = stop_sequence(service, a, r);
@@ -102,15 +102,15 @@ Json whole(Service& service, const Caller& caller, const MessagesAsked& a) {
   return j;
 }
 
-void stream(Service& service, const Caller& caller, const MessagesAsked& a, Writer& writer) {
+void stream(Service& service, const Caller& caller, const MessagesAsked& a, const Prompt& prompt,
+            Writer& writer) {
   const auto send = [&](const char* type, Json fields) {
     Json j = {{"type", type}};
     j.update(fields);
     return writer.event(j, type);
   };
-  Prompted p = prompt(service, caller, a);
-  send("message_start",
-       {{"message", message_json(service, a, Json::array(), anthropic_usage(p.usage, 0))}});
+  Prompted p = prompt(caller);
+  send("message_start", {{"message", message_json(a, Json::array(), anthropic_usage(p.usage, 0))}});
   send("content_block_start", {{"index", 0}, {"content_block", {{"type", "text"}, {"text", ""}}}});
   const ReplyResult r = draw_replies(service, caller, p, a.draw, [&](const ReplyPiece& piece) {
     if (piece.text.empty()) return writer.good();
@@ -130,13 +130,28 @@ void stream(Service& service, const Caller& caller, const MessagesAsked& a, Writ
 }  // namespace
 
 Response messages(Service& service, const Request& request, const Parts&) {
-  const MessagesAsked a = read_messages_request(service, request, parse_body(request.body));
-  if (!a.from) check_messages(service, a.messages, a.chat);
+  const Json body = parse_body(request.body);
+  Fields f(body, "");
+  const MessagesAsked a = read_messages_request(service, request, f);
+  if (!a.draw.max_tokens) refuse("/max_tokens", "a number of tokens", "nothing", "missing_field");
   if (!a.stream)
     return answer_at_once(service, request,
                           [&](const Caller& caller) { return whole(service, caller, a); });
-  return stream_events(service, request, [&service, a](const Caller& caller, Writer& writer) {
-    stream(service, caller, a, writer);
+  return stream_events(service, request, [&service, a](const Caller& caller) -> StreamBody {
+    return
+        [&service, a, prompt = check(service, caller, a)](const Caller& talking, Writer& writer) {
+          stream(service, talking, a, prompt, writer);
+        };
+  });
+}
+
+Response count_tokens(Service& service, const Request& request, const Parts&) {
+  const Json body = parse_body(request.body);
+  Fields f(body, "");
+  const MessagesAsked a = read_messages_request(service, request, f);
+  return answer_at_once(service, request, [&](const Caller& caller) {
+    return Json{
+        {"input_tokens", render_prompt(service, caller, a.from, a.messages, a.chat).ids.size()}};
   });
 }
 

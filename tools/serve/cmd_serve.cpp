@@ -22,7 +22,7 @@ struct ServeCommand {
   ModelOptions model;
   std::string host = "127.0.0.1", key_file, memory = "2048";
   int port = 8080;
-  std::vector<std::string> hosts, origins;
+  std::vector<std::string> hosts, origins, aliases;
   serve::StatesOptions states;
   serve::EngineOptions engine;
   double deadline = 0, stop_seconds = 20;
@@ -136,6 +136,9 @@ void run(ServeCommand& o) {
   o.states.memory = static_cast<uint64_t>(o.memory_mb) << 20;
   serve::Service service(model, tokenizer, o.model.session_options(), o.states, o.engine,
                          o.deadline);
+  for (const std::string& alias : o.aliases) {
+    if (!service.is_name(alias)) service.aliases.push_back(alias);
+  }
   serve::HttpLimits limits;
   limits.threads = static_cast<size_t>(o.engine.streams + o.engine.queue) + 16;
   serve::AdmissionRules rules{o.host, o.hosts, o.origins, nullptr};
@@ -180,6 +183,12 @@ void add_serve(Command& app) {
       ->group("Server");
   sub->add_option("--api-key-file", o->key_file, "keys of clients: KEY or NAME KEY on each line")
       ->type_name("FILE")
+      ->group("Server");
+  sub->add_option("--alias", o->aliases,
+                  "another name for the model, as requests may give it (again for more)")
+      ->type_name("NAME")
+      ->allow_extra_args(false)
+      ->check(named())
       ->group("Server");
   number("--streams", o->engine.streams, "requests that run at once (default: 16)", 1024);
   number("--queue", o->engine.queue, "requests that wait (default: 64)", 4096);

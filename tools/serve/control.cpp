@@ -1,12 +1,36 @@
 // Text and tokens, the health of the server, and its page.
 #include <fmt/format.h>
 
+#include <iterator>
+
 #include "stet/api.h"
 #include "stet/base/error.hpp"
 #include "tools/serve/interfaces.hpp"
 #include "tools/serve/page.hpp"
 
 namespace stet::serve {
+
+namespace {
+
+// Of text that is to become tokens for their own sake.
+constexpr size_t kMostText = size_t{1} << 20;
+
+// As text at once: values of a JSON library take ten times as much memory.
+std::string tokens_json(const Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
+  std::string json =
+      fmt::format("{{\"tokens\":[{}],\"count\":{},\"pieces\":[", fmt::join(ids, ","), ids.size());
+  const auto to = std::back_inserter(json);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const std::string bytes = token_bytes(&tokenizer, ids[i]);
+    fmt::format_to(to, "{}{{\"id\":{},\"bytes\":[", i == 0 ? "" : ",", ids[i]);
+    for (size_t k = 0; k < bytes.size(); ++k)
+      fmt::format_to(to, "{}{}", k == 0 ? "" : ",", static_cast<unsigned char>(bytes[k]));
+    json += "]}";
+  }
+  return json += "]}\n";
+}
+
+}  // namespace
 
 Response tokenize(Service& service, const Request& request, const Parts&) {
   const Json body = parse_body(request.body);
@@ -16,11 +40,16 @@ Response tokenize(Service& service, const Request& request, const Parts&) {
              special = f.boolean("parse_special").value_or(true);
   f.finish();
   const Tokenizer& t = service.need_tokenizer();
-  const auto ids = t.encode(text, bos ? Tokenizer::Bos::automatic : Tokenizer::Bos::off, special);
-  Json pieces = Json::array();
-  for (const int32_t id : ids)
-    pieces.push_back({{"id", id}, {"bytes", bytes_json(token_bytes(&t, id))}});
-  return json_response({{"tokens", ids}, {"count", ids.size()}, {"pieces", pieces}});
+  if (text.size() > kMostText)
+    refuse("/text", fmt::format("at most {} bytes", kMostText), std::to_string(text.size()));
+  return respond_at_once(service, request, [&](const Caller& caller) {
+    const TokenizeTurn turn(service, caller, text.size());
+    Response r;
+    r.body = tokens_json(
+        t, t.encode(text, bos ? Tokenizer::Bos::automatic : Tokenizer::Bos::off, special));
+    if (caller.gone()) throw Cancelled();
+    return r;
+  });
 }
 
 Response detokenize(Service& service, const Request& request, const Parts&) {
@@ -30,28 +59,21 @@ Response detokenize(Service& service, const Request& request, const Parts&) {
   if (!ids) refuse("/tokens", "an array of token ids", "nothing", "missing_field");
   const bool skip = f.boolean("skip_special").value_or(false);
   f.finish();
-  return json_response({{"text", service.need_tokenizer().decode(*ids, skip)}});
+  return answer_at_once(service, request, [&](const Caller&) {
+    return Json{{"text", service.need_tokenizer().decode(*ids, skip)}};
+  });
 }
 
 Response apply_template(Service& service, const Request& request, const Parts&) {
   const Json body = parse_body(request.body);
   Fields f(body, "");
   const std::vector<Message> messages = read_messages(f, "messages");
-  const ChatState chat = read_chat(f);
+  const ChatAsked chat = read_chat(f);
   f.finish();
-  service.need_tokenizer();
-  Session empty(service.model, service.session);
-  empty.chat() = chat;
-  const Conversation conversation(std::move(empty), service.tokenizer);
-  const int64_t time = conversation.session().chat().now;
-  const jinja::Text text =
-      ChatTemplate(*service.tokenizer)
-          .render(template_messages(messages), true,
-                  jinja::Value::from_json(chat.variables.empty() ? "{}" : chat.variables,
-                                          "template_variables"),
-                  static_cast<double>(time));
-  return json_response(
-      {{"prompt", text.bytes}, {"tokens", conversation.prepare(messages).ids}, {"now", time}});
+  return answer_at_once(service, request, [&](const Caller& caller) {
+    const Rendered rendered = render_prompt(service, caller, nullptr, messages, chat);
+    return Json{{"prompt", rendered.text}, {"tokens", rendered.ids}, {"now", rendered.now}};
+  });
 }
 
 Response health(Service&, const Request&, const Parts&) {

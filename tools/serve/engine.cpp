@@ -39,15 +39,22 @@ std::string Histogram::text(const char* name, const char* help) const {
 
 bool Job::wait(std::vector<Piece>& pieces, const Gone& gone) {
   pieces.clear();
+  std::exception_ptr failure;
   std::unique_lock lock(mutex_);
-  while (!over_ && pieces_.empty()) {
+  while (!over_ && (failure != nullptr || pieces_.empty())) {
     changed_.wait_for(lock, kLook);
     if (over_ || cancelled_) continue;
     lock.unlock();
-    const bool leave = gone();
+    bool leave = true;
+    try {
+      leave = gone();
+    } catch (...) {
+      failure = std::current_exception();
+    }
     lock.lock();
     if (leave) cancelled_ = true;  // the engine ends it before its next pass
   }
+  if (failure != nullptr) std::rethrow_exception(failure);
   std::swap(pieces, pieces_);
   if (!pieces.empty() && !cancelled_) return true;
   if (!over_) return true;
@@ -56,11 +63,21 @@ bool Job::wait(std::vector<Piece>& pieces, const Gone& gone) {
   return false;
 }
 
+void Job::cancel() {
+  const std::lock_guard lock(mutex_);
+  cancelled_ = true;
+}
+
+bool Job::over() {
+  const std::lock_guard lock(mutex_);
+  return over_;
+}
+
 void Job::finish(std::exception_ptr error) {
   const std::lock_guard lock(mutex_);
   over_ = true;
   error_ = std::move(error);
-  changed_.notify_all();  // under the lock: the job may be gone once it is free
+  changed_.notify_all();
 }
 
 Engine::Engine(const EngineOptions& options) : options_(options), thread_([this] { run(); }) {}
@@ -157,26 +174,29 @@ EngineCounters Engine::counters() const {
 
 // ---------------------------------------------------------------- what runs
 
-void Engine::start(Job& job) {
+void Engine::start(std::span<const JobPtr> jobs) {
   const std::lock_guard lock(mutex_);
-  jobs_.push_back(&job);
+  jobs_.reserve(jobs_.size() + jobs.size());
+  jobs_.insert(jobs_.end(), jobs.begin(), jobs.end());
+  if (beat_ == 0) beat();
   work_.notify_all();
 }
 
 void Engine::process(std::span<const BatchEntry> tokens, const Gone& gone,
                      const Progress& progress) {
-  std::deque<Job> jobs;
-  for (const BatchEntry& entry : tokens) start(jobs.emplace_back(entry));
+  std::vector<JobPtr> jobs;
+  for (const BatchEntry& entry : tokens) jobs.push_back(std::make_shared<Job>(entry));
   const Gone look = [&] {
-    if (progress) progress(jobs.front().processed());
+    if (progress) progress(jobs.front()->processed());
     return gone();
   };
+  const Gone leave = [] { return true; };
   std::vector<Job::Piece> none;
   std::exception_ptr error;
-  for (Job& job : jobs) {  // each has its session until it is over
+  start(jobs);
+  for (const JobPtr& job : jobs) {  // the engine has the sessions until each is over
     try {
-      while (job.wait(
-          none, error == nullptr ? look : [] { return true; })) {
+      while (job->wait(none, error == nullptr ? look : leave)) {
       }
     } catch (...) {
       if (error == nullptr) error = std::current_exception();
@@ -186,29 +206,56 @@ void Engine::process(std::span<const BatchEntry> tokens, const Gone& gone,
 }
 
 void Engine::work(Step step, const Gone& gone) {
-  Job job(std::move(step));
-  start(job);
+  const JobPtr job = std::make_shared<Job>(std::move(step));
+  start({&job, 1});
   std::vector<Job::Piece> none;
-  while (job.wait(none, gone)) {
+  while (job->wait(none, gone)) {
   }
 }
 
+void Engine::beat() { beat_ = tool::seconds(); }
+
+double Engine::heartbeat_age() const {
+  const double beat = beat_;
+  return beat == 0 ? 0 : std::max(0.0, tool::seconds() - beat);
+}
+
+// False once the engine is to end, and has nothing left to do.
+bool Engine::wait_for_jobs() {
+  std::unique_lock lock(mutex_);
+  if (jobs_.empty()) beat_ = 0;
+  work_.wait(lock, [&] { return stopping_ || !jobs_.empty(); });
+  return !jobs_.empty();
+}
+
+// What cannot be blamed on a job ends all of them, and never the thread.
 void Engine::run() {
-  for (;;) {
-    std::vector<Job*> jobs;
-    {
-      std::unique_lock lock(mutex_);
-      work_.wait(lock, [&] { return stopping_ || !jobs_.empty(); });
-      if (jobs_.empty()) return;
-      jobs.assign(jobs_.begin(), jobs_.end());
+  while (wait_for_jobs()) {
+    beat();
+    try {
+      pass();
+    } catch (...) {
+      end_all(std::current_exception());
     }
-    pass(jobs);
+    for (std::vector<JobPtr>* jobs : {&present_, &ready_, &prompts_, &steps_}) jobs->clear();
   }
 }
 
-void Engine::drop(Job* job) {
-  const std::lock_guard lock(mutex_);
-  std::erase(jobs_, job);
+void Engine::end(const JobPtr& job, std::exception_ptr error) {
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase(jobs_, job);
+  }
+  job->finish(std::move(error));
+}
+
+void Engine::end_all(const std::exception_ptr& error) {
+  std::vector<JobPtr> jobs;
+  {
+    const std::lock_guard lock(mutex_);
+    jobs.swap(jobs_);
+  }
+  for (const JobPtr& job : jobs) job->finish(error);
 }
 
 // So many tokens of prompts that running replies keep their pace; clocks decide how fast, never
@@ -234,11 +281,14 @@ void Engine::learn(size_t replies, int64_t prompt_tokens, double seconds) {
                        static_cast<double>(options_.chunk));
 }
 
-// One pass: the next token of every reply, and a part of one or more prompts, taken in turn; then a
-// step of something else.
-void Engine::pass(std::vector<Job*>& jobs) {
-  std::vector<Job*> ready, prompts, steps;
-  for (Job* job : jobs) {
+// Draws the next token of every reply, and parts the jobs by their kind. Those that are over end
+// here.
+void Engine::sort_jobs() {
+  {
+    const std::lock_guard lock(mutex_);
+    present_ = jobs_;
+  }
+  for (const JobPtr& job : present_) {
     std::exception_ptr error;
     bool over = false;
     {
@@ -254,63 +304,67 @@ void Engine::pass(std::vector<Job*>& jobs) {
         over = true;
       }
     }
-    if (over) {
-      drop(job);
-      job->finish(error);
-    } else {
-      (job->reply_ != nullptr ? ready : job->step_ ? steps : prompts).push_back(job);
-    }
+    if (over)
+      end(job, error);
+    else
+      (job->reply_ != nullptr ? ready_ : job->step_ ? steps_ : prompts_).push_back(job);
   }
-  const size_t replies = ready.size();
-  std::vector<BatchEntry> batch;
-  for (Job* job : ready) batch.push_back({job->tokens_.session, {&*job->next_, 1}});
+}
+
+// One pass: the next token of every reply, and a part of one or more prompts, taken in turn; then a
+// step of something else.
+void Engine::pass() {
+  sort_jobs();
+  const size_t replies = ready_.size();
+  batch_.clear();
+  for (const JobPtr& job : ready_) batch_.push_back({job->tokens_.session, {&*job->next_, 1}});
   int64_t budget = prompt_budget(replies), prompt_tokens = 0;
-  for (size_t i = 0; i < prompts.size() && budget > 0; ++i) {
-    Job* job = prompts[(turn_ + i) % prompts.size()];
+  for (size_t i = 0; i < prompts_.size() && budget > 0; ++i) {
+    const JobPtr& job = prompts_[(turn_ + i) % prompts_.size()];
     const std::span<const int32_t> rest = job->tokens_.ids.subspan(static_cast<size_t>(job->done_));
     const std::span<const int32_t> part =
         rest.first(std::min(rest.size(), static_cast<size_t>(budget)));
-    batch.push_back({job->tokens_.session, part, job->tokens_.watch});
-    ready.push_back(job);
+    batch_.push_back({job->tokens_.session, part, job->tokens_.watch});
+    ready_.push_back(job);
     budget -= static_cast<int64_t>(part.size());
     prompt_tokens += static_cast<int64_t>(part.size());
   }
-  if (!steps.empty()) run_step(*steps[turn_ % steps.size()]);
+  if (!steps_.empty()) run_step(steps_[turn_ % steps_.size()]);
   ++turn_;
-  if (batch.empty()) return;
-  const int64_t first = batch[0].session->size();
+  if (batch_.empty()) return;
+  const int64_t first = batch_[0].session->size();
   const double start = tool::seconds();
-  const bool together = append_together(batch);
+  const bool together = append_together();
   const double took = tool::seconds() - start;
   learn(replies, prompt_tokens, took);
-  if (options_.prompt_took && replies == 0 && batch.size() == 1 &&
+  if (options_.prompt_took && replies == 0 && batch_.size() == 1 &&
       prompt_tokens >= kLeastPromptTokens)
     options_.prompt_took(first, prompt_tokens, took);
   {  // before anybody is told, so that who asks afterwards finds it counted
     const std::lock_guard lock(mutex_);
     ++counters_.passes;
-    counters_.batch = batch.size();
+    counters_.batch = batch_.size();
     counters_.prompt_tokens += static_cast<uint64_t>(prompt_tokens);
     counters_.drawn_tokens += replies;
     counters_.busy_seconds += took;
   }
-  advance_all(ready, batch, together);
+  advance_all(together);
 }
 
-void Engine::run_step(Job& job) {
+void Engine::run_step(const JobPtr& job) {
   std::exception_ptr error;
+  beat();
   try {
-    if (job.step_()) return;
+    if (job->step_()) return;
   } catch (...) {
     error = std::current_exception();
   }
-  drop(&job);
-  job.finish(error);
+  end(job, error);
 }
 
-bool Engine::append_together(std::vector<BatchEntry>& batch) {
+bool Engine::append_together() {
   try {
-    append(batch);
+    append(batch_, pass_options_);
     return true;
   } catch (...) {
     return false;
@@ -319,20 +373,19 @@ bool Engine::append_together(std::vector<BatchEntry>& batch) {
 
 // Where they failed together they are appended one by one, so that only those fail which are at
 // fault.
-void Engine::advance_all(std::vector<Job*>& jobs, std::vector<BatchEntry>& batch, bool together) {
-  for (size_t i = 0; i < batch.size(); ++i) {
+void Engine::advance_all(bool together) {
+  for (size_t i = 0; i < batch_.size(); ++i) {
+    const JobPtr& job = ready_[i];
     std::exception_ptr error;
     try {
-      if (!together) append({&batch[i], 1});
-      advance(*jobs[i], batch[i].ids.size());
+      if (!together) append({&batch_[i], 1}, pass_options_);
+      advance(*job, batch_[i].ids.size());
     } catch (...) {
       error = std::current_exception();
     }
-    const bool done = jobs[i]->reply_ == nullptr &&
-                      static_cast<size_t>(jobs[i]->done_) == jobs[i]->tokens_.ids.size();
-    if (error == nullptr && !done) continue;
-    drop(jobs[i]);
-    jobs[i]->finish(error);
+    const bool done =
+        job->reply_ == nullptr && static_cast<size_t>(job->done_) == job->tokens_.ids.size();
+    if (error != nullptr || done) end(job, error);
   }
 }
 

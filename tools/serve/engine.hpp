@@ -5,7 +5,6 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -52,7 +51,8 @@ struct EngineOptions {
 using Step = std::function<bool()>;
 
 // A piece of work: tokens that a session is to process, a reply that it draws, or steps of
-// something else that computes. The session is the job's until it is over.
+// something else that computes. The session is the job's until it is over. The engine and whoever
+// waits own a job together.
 class Job {
  public:
   explicit Job(const BatchEntry& tokens) : tokens_(tokens) {}
@@ -61,13 +61,17 @@ class Job {
       : tokens_{&session, {}}, reply_(&reply), next_(first) {}
   explicit Job(Step step) : step_(std::move(step)) {}
 
-  // For what is new. Returns false when all is over and told; throws what the work threw, and
-  // Cancelled.
   struct Piece {
     int32_t id;
     std::string text;
   };
+  // Waits for what is new. Returns false when all is over and told. Throws what the work threw,
+  // Cancelled, and what `gone` threw: none of these before the engine has let go of the job.
   bool wait(std::vector<Piece>& pieces, const Gone& gone);
+  // Ends it before its next pass. Nobody needs to wait for that.
+  void cancel();
+  // Whether the engine has let go of it.
+  bool over();
   int64_t processed() const { return done_.load(); }
 
  private:
@@ -95,10 +99,12 @@ struct EngineCounters {
   size_t batch = 0;  // of the last pass
 };
 
+using JobPtr = std::shared_ptr<Job>;
+
 class Engine {
  public:
   explicit Engine(const EngineOptions& options);
-  ~Engine();  // jobs must be over
+  ~Engine();  // waits until all jobs are over
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -122,8 +128,8 @@ class Engine {
   // ends; Cancelled.
   Lease enter(const std::string& client, const Gone& gone);
 
-  // Has the job done; it must outlive that, as wait() says.
-  void start(Job& job);
+  // Has the jobs done, all or (where it throws) none.
+  void start(std::span<const JobPtr> jobs);
   // The tokens go through the sessions; returns when all have. A sink of theirs is called in the
   // engine's thread, more than once for the same rows where a pass has to be repeated.
   void process(std::span<const BatchEntry> tokens, const Gone& gone,
@@ -137,6 +143,9 @@ class Engine {
   void close();  // no more leases
   bool closing() const;
   EngineCounters counters() const;
+  // Seconds since the engine's thread last gave a sign, as it does before each pass and step and
+  // after each layer; 0 while it has nothing to do. Waits for nothing.
+  double heartbeat_age() const;
   const Histogram& token_seconds() const { return token_seconds_; }  // from token to token
 
  private:
@@ -148,27 +157,36 @@ class Engine {
   void grant();
   int64_t running_of(const std::string& client) const;
   void run();
-  void pass(std::vector<Job*>& jobs);
-  void run_step(Job& job);
+  bool wait_for_jobs();
+  void pass();
+  void sort_jobs();
+  void run_step(const JobPtr& job);
   int64_t prompt_budget(size_t replies) const;
   void learn(size_t replies, int64_t prompt_tokens, double seconds);
-  static bool append_together(std::vector<BatchEntry>& batch);
-  void advance_all(std::vector<Job*>& jobs, std::vector<BatchEntry>& batch, bool together);
+  bool append_together();
+  void advance_all(bool together);
   void advance(Job& job, size_t tokens);
-  void drop(Job* job);
+  void end(const JobPtr& job, std::exception_ptr error);
+  void end_all(const std::exception_ptr& error);
+  void beat();
 
   const EngineOptions options_;
   mutable std::mutex mutex_;
   std::condition_variable work_, places_;
-  std::deque<Job*> jobs_;  // that are not over
-  std::deque<Ticket*> waiting_;
+  std::vector<JobPtr> jobs_;  // that are not over
+  std::vector<Ticket*> waiting_;
   std::vector<std::string> running_;  // clients of leases
   bool closing_ = false, stopping_ = false;
   EngineCounters counters_;
   Histogram token_seconds_;
-  double reply_seconds_ = 0;  // of a pass of replies alone
-  double budget_ = 16;        // tokens of prompts beside replies
-  size_t turn_ = 0;           // whose prompt, or step, comes first
+  double reply_seconds_ = 0;     // of a pass of replies alone
+  double budget_ = 16;           // tokens of prompts beside replies
+  size_t turn_ = 0;              // whose prompt, or step, comes first
+  std::atomic<double> beat_{0};  // when the thread last gave a sign; 0: it has nothing to do
+  // Of the present pass. Only the thread touches them.
+  std::vector<JobPtr> present_, ready_, prompts_, steps_;
+  std::vector<BatchEntry> batch_;
+  const BatchOptions pass_options_{[this] { beat(); }};
   std::thread thread_;
 };
 

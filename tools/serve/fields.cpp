@@ -14,6 +14,22 @@ constexpr int kMostLevels = 32;
 
 std::string shown(const Json& value) { return printable(tool::dump(value), 60); }
 
+bool is_nothing(const Json& value) {
+  return value.is_null() || (value.is_string() && value.get_ref<const std::string&>().empty()) ||
+         ((value.is_array() || value.is_object()) && value.empty());
+}
+
+// A value without those members that ask for nothing; levels are bounded by parse_body().
+Json what_is_asked(const Json& value) {
+  if (!value.is_object()) return value;
+  Json asked = Json::object();
+  for (const auto& [name, member] : value.items()) {
+    Json inner = what_is_asked(member);
+    if (!is_nothing(inner)) asked[name] = std::move(inner);
+  }
+  return asked;
+}
+
 }  // namespace
 
 void refuse(const std::string& pointer, const std::string& expected, const std::string& found,
@@ -21,6 +37,14 @@ void refuse(const std::string& pointer, const std::string& expected, const std::
   throw RequestError(
       400, code, fmt::format("{}: expected {}, found {}", printable(pointer, 200), expected, found),
       pointer);
+}
+
+void unsupported(const std::string& pointer, const std::string& what, const std::string& hint,
+                 const std::string& code) {
+  throw RequestError(400, code,
+                     fmt::format("{}: {} is not supported by this server; {}",
+                                 printable(pointer, 200), printable(what, 100), hint),
+                     pointer);
 }
 
 Json parse_body(const std::string& body) {
@@ -130,10 +154,21 @@ std::optional<Fields> Fields::object(const std::string& name) {
   return Fields(*value, at(name));
 }
 
-void Fields::neutral(const std::string& name, std::initializer_list<Json> values) {
+std::optional<std::string> Fields::name(const std::string& name) {
+  std::optional<std::string> value = text(name);
+  return value && value->empty() ? std::nullopt : std::move(value);
+}
+
+void Fields::neutral(const std::string& name, std::initializer_list<Json> values,
+                     const std::string& hint) {
   const Json* value = find(name);
-  if (value == nullptr || std::find(values.begin(), values.end(), *value) != values.end()) return;
-  refuse(at(name), "nothing: this server has no " + name, shown(*value), "unsupported_field");
+  if (value == nullptr) return;
+  const Json asked = what_is_asked(*value);
+  if (is_nothing(asked) || std::find(values.begin(), values.end(), asked) != values.end()) return;
+  if (!hint.empty()) unsupported(at(name), name, hint);
+  unsupported(at(name), name,
+              values.size() == 0 ? "leave it out"
+                                 : "send " + tool::dump(*values.begin()) + " or leave it out");
 }
 
 void Fields::unused(std::initializer_list<const char*> names) {
@@ -155,8 +190,8 @@ std::string Fields::at(const std::string& name) const {
 
 void Fields::finish() const {
   for (const auto& [name, value] : object_.items()) {
-    if (!known_.contains(name))
-      refuse(at(name), "a field that this server knows", shown(value), "unknown_field");
+    if (!known_.contains(name) && !value.is_null())
+      unsupported(at(name), name, "leave it out", "unknown_field");
   }
 }
 

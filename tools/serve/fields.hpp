@@ -20,6 +20,11 @@ Json parse_body(const std::string& body);
 [[noreturn]] void refuse(const std::string& pointer, const std::string& expected,
                          const std::string& found, const std::string& code = "invalid_value");
 
+// The error of something that this server does not have: `hint` says what would do.
+[[noreturn]] void unsupported(const std::string& pointer, const std::string& what,
+                              const std::string& hint = "leave it out",
+                              const std::string& code = "unsupported_field");
+
 // An array of token ids below `vocab_size`.
 std::vector<int32_t> read_ids(const Json& value, const std::string& pointer, int64_t vocab_size);
 
@@ -40,12 +45,16 @@ class Fields {
   std::vector<std::string> texts(const std::string& name, size_t most);
   std::optional<Fields> object(const std::string& name);
   std::string required_text(const std::string& name);
+  // A name; nothing where it is empty.
+  std::optional<std::string> name(const std::string& name);
 
-  // What is not there, but for values that ask for nothing.
-  void neutral(const std::string& name, std::initializer_list<Json> values);
+  // Refuses what this server does not have. These values ask for nothing of it, and so does what is
+  // empty, or an object whose members are.
+  void neutral(const std::string& name, std::initializer_list<Json> values,
+               const std::string& hint = "");
   // Has no effect on a reply by its definition.
   void unused(std::initializer_list<const char*> names);
-  // To be called last: refuses fields that nobody asked for.
+  // To be called last: refuses fields that nobody asked for, unless they are null.
   void finish() const;
 
   std::string at(const std::string& name) const;  // its JSON pointer

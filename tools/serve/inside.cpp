@@ -221,18 +221,37 @@ Response state_norms(Service& service, const Request& request, const Parts& part
                         {"values", norms(false)}});
 }
 
-std::vector<double> token_logprobs(Service& service, const Caller& caller,
-                                   std::span<const int32_t> ids) {
+std::vector<std::optional<TokenLogprob>> process_scored(Service& service, const Caller& caller,
+                                                        Session& session,
+                                                        std::span<const int32_t> ids, size_t top) {
   const ModelConfig& c = service.model->config();
-  Session session(service.model, service.session);
-  std::vector<double> logprobs;
+  std::vector<std::optional<TokenLogprob>> scores;
+  const auto add = [&](std::span<const float> logits) {
+    const int32_t id = ids[scores.size()];
+    scores.push_back(TokenLogprob{id, log_probability(logits, id), top_candidates(logits, top)});
+  };
+  if (ids.empty()) return scores;
+  if (session.size() == 0)
+    scores.emplace_back();
+  else
+    add(session.logits());
   for (size_t at = 0; at < ids.size(); at += kTokensAtOnce) {
     const std::span<const int32_t> part = ids.subspan(at, std::min(kTokensAtOnce, ids.size() - at));
     const Seen seen(c, {{Point::resid_post, c.layers - 1}}, session.size(), part.size());
     service.engine.process(std::vector<BatchEntry>{{&session, part, seen.watch()}}, caller.gone);
-    head_over(service, caller, session, seen.all(), [&](size_t row, std::span<const float> logits) {
-      if (at + row + 1 < ids.size()) logprobs.push_back(log_probability(logits, ids[at + row + 1]));
+    head_over(service, caller, session, seen.all(), [&](size_t, std::span<const float> logits) {
+      if (scores.size() < ids.size()) add(logits);
     });
+  }
+  return scores;
+}
+
+std::vector<double> token_logprobs(Service& service, const Caller& caller,
+                                   std::span<const int32_t> ids) {
+  Session session(service.model, service.session);
+  std::vector<double> logprobs;
+  for (const auto& score : process_scored(service, caller, session, ids, 0)) {
+    if (score) logprobs.push_back(score->logprob);
   }
   return logprobs;
 }

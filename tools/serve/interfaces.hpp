@@ -30,16 +30,17 @@ Response route(Service& service, const Request& request);
 bool is_control(const Request& request);
 Json openapi();
 
-// openai.cpp, responses.cpp, anthropic.cpp
+// openai.cpp, completions.cpp, responses.cpp, anthropic.cpp
 Response models(Service&, const Request&, const Parts&);
 Response model(Service&, const Request&, const Parts&);
+Response embeddings(Service&, const Request&, const Parts&);
 Response chat_completions(Service&, const Request&, const Parts&);
 Response completions(Service&, const Request&, const Parts&);
-Response embeddings(Service&, const Request&, const Parts&);
 Response create_response(Service&, const Request&, const Parts&);
 Response get_response(Service&, const Request&, const Parts&);
 Response delete_response(Service&, const Request&, const Parts&);
 Response messages(Service&, const Request&, const Parts&);
+Response count_tokens(Service&, const Request&, const Parts&);
 
 // states_api.cpp
 Response list_states(Service&, const Request&, const Parts&);
@@ -75,6 +76,11 @@ Response patch_states(Service&, const Request&, const Parts&);
 // The log-probability of each token but the first one after those before it.
 std::vector<double> token_logprobs(Service& service, const Caller& caller,
                                    std::span<const int32_t> ids);
+// Processes tokens behind those of a session. Returns the log-probability of each, with the `top`
+// likeliest ones in its place; none for the first token of all.
+std::vector<std::optional<TokenLogprob>> process_scored(Service& service, const Caller& caller,
+                                                        Session& session,
+                                                        std::span<const int32_t> ids, size_t top);
 
 // control.cpp
 Response tokenize(Service&, const Request&, const Parts&);
@@ -90,8 +96,9 @@ Response page(Service&, const Request&, const Parts&);
 // Shared by them.
 NodePtr node_of(Service& service, const Request& request, const Parts& parts);  // of {id}
 int64_t now();
-void check_model(const Service& service, Fields& fields);
-ChatState read_chat(Fields& fields);  // "now", "template_variables"
+// The name that a request gives the model, one of which it has, or the first of those.
+std::string check_model(const Service& service, Fields& fields);
+ChatAsked read_chat(Fields& fields);  // "now", "template_variables", "continue_final_message"
 Json usage_json(const Usage& usage, size_t drawn);
 
 }  // namespace stet::serve

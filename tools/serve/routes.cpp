@@ -4,6 +4,7 @@
 #include <ctime>
 
 #include "stet/api.h"
+#include "stet/base/error.hpp"
 #include "tools/serve/interfaces.hpp"
 
 namespace stet::serve {
@@ -37,10 +38,15 @@ bool matches(const Route& route, const Parts& parts, Parts* variables) {
   "temperature:number top_p:number top_k:integer min_p:number typical_p:number " \
   "repetition_penalty:number seed:integer stop:any ignore_eos:boolean "          \
   "frequency_penalty:number presence_penalty:number logit_bias:object "
-#define CHAT "now:integer template_variables:object "
+#define CHAT "now:integer template_variables:object continue_final_message:boolean "
 #define OPENAI                                                                      \
   "model:string n:integer stream:boolean stream_options:object resume_from:string " \
-  "user:string metadata:object safety_identifier:string prompt_cache_key:string " DRAW
+  "user:string metadata:object safety_identifier:string prompt_cache_key:string "   \
+  "prompt_cache_retention:string " DRAW
+#define MESSAGES                                                                          \
+  CHAT "messages:array! model:string system:any temperature:number top_p:number "         \
+       "top_k:integer seed:integer stop_sequences:any stream:boolean resume_from:string " \
+       "tools:array tool_choice:object thinking:object service_tier:string metadata:object "
 
 struct Field {
   std::string name, type;
@@ -73,6 +79,22 @@ void check_query(const Route& route, const Request& request) {
   }
 }
 
+// What the operator has to know of a failure is in the log, and no more than that it was one in the
+// answer.
+Response answer_of(const Route& route, Service& service, const Request& request,
+                   const Parts& variables) {
+  try {
+    return route.answer(service, request, variables);
+  } catch (const RequestError&) {
+    throw;
+  } catch (const Error& e) {
+    if (e.kind != ErrorKind::io) throw;
+    throw reported_error();
+  } catch (const std::exception&) {
+    throw reported_error();
+  }
+}
+
 bool is_page(const Request& request) {
   return request.method == "GET" && (request.path == "/" || request.path.starts_with("/page/"));
 }
@@ -81,8 +103,9 @@ bool is_page(const Request& request) {
 
 const std::vector<Route>& routes() {
   static const std::vector<Route> all = {
-      {"GET", "/v1/models", "The model that this server has.", models},
-      {"GET", "/v1/models/{id}", "The same by its name.", model},
+      {"GET", "/v1/models", "The model that this server has, by all its names.", models, "", false,
+       "beta:boolean"},
+      {"GET", "/v1/models/{id}", "The same by one of them.", model, "", false, "beta:boolean"},
       {"POST", "/v1/chat/completions", "A reply to messages, as OpenAI's.", chat_completions,
        OPENAI CHAT
        "messages:array! max_tokens:integer max_completion_tokens:integer logprobs:boolean "
@@ -102,14 +125,14 @@ const std::vector<Route>& routes() {
                  "tool_choice:string parallel_tool_calls:boolean text:object reasoning:object "
                  "truncation:string background:boolean include:array service_tier:string "
                  "top_logprobs:integer metadata:object user:string safety_identifier:string "
-                 "prompt_cache_key:string"},
+                 "prompt_cache_key:string prompt_cache_retention:string conversation:any "
+                 "prompt:object max_tool_calls:integer stream_options:object"},
       {"GET", "/v1/responses/{id}", "A reply that was kept.", get_response},
       {"DELETE", "/v1/responses/{id}", "Forgets a reply.", delete_response},
       {"POST", "/v1/messages", "A reply to messages, as Anthropic's.", messages,
-       CHAT "messages:array! max_tokens:integer! model:string system:any temperature:number "
-            "top_p:number top_k:integer seed:integer stop_sequences:any stream:boolean "
-            "resume_from:string tools:array tool_choice:object thinking:object service_tier:string "
-            "metadata:object"},
+       MESSAGES "max_tokens:integer!", false, "beta:boolean"},
+      {"POST", "/v1/messages/count_tokens", "How many tokens these messages are.", count_tokens,
+       MESSAGES "max_tokens:integer", false, "beta:boolean"},
       {"GET", "/v1/states", "All states of this client, in the order they were made.", list_states},
       {"POST", "/v1/states", "A state of messages, text or token ids.", create_state,
        DRAW CHAT "model:string messages:array text:string ids:array name:string"},
@@ -121,7 +144,7 @@ const std::vector<Route>& routes() {
       {"DELETE", "/v1/states/{id}", "Forgets a state.", delete_state},
       {"POST", "/v1/states/{id}/continue", "A reply, or some tokens of it.", continue_state,
        DRAW "n:integer max_tokens:integer choose:integer message:object text:string ids:array "
-            "retry:boolean stream:boolean"},
+            "retry:boolean stream:boolean continue_final_message:boolean"},
       {"POST", "/v1/states/{id}/fork", "The same state under another id.", fork_state},
       {"POST", "/v1/states/{id}/rewind", "The state before a token or a message.", rewind_state,
        "tokens:integer message:integer"},
@@ -199,7 +222,7 @@ Response route(Service& service, const Request& request) {
   const Route* const to = find_route(request, &parts);
   if (to == nullptr) return page(service, request, {});
   check_query(*to, request);
-  return to->answer(service, request, parts);
+  return answer_of(*to, service, request, parts);
 }
 
 namespace {
@@ -254,20 +277,21 @@ NodePtr node_of(Service& service, const Request& request, const Parts& parts) {
 
 int64_t now() { return static_cast<int64_t>(std::time(nullptr)); }
 
-void check_model(const Service& service, Fields& fields) {
-  const auto model = fields.text("model");
-  if (model && *model != service.name)
+std::string check_model(const Service& service, Fields& fields) {
+  const std::string model = fields.name("model").value_or(service.name);
+  if (!service.is_name(model))
     throw RequestError(
         404, "model_not_found",
-        fmt::format("/model: expected {}, found {}", service.name, printable(*model, 60)),
-        "/model");
+        fmt::format("/model: expected {}, found {}", service.name, printable(model, 60)), "/model");
+  return model;
 }
 
-ChatState read_chat(Fields& fields) {
-  ChatState chat;
-  chat.now = fields.integer("now", 0, INT64_C(1) << 40).value_or(0);
+ChatAsked read_chat(Fields& fields) {
+  ChatAsked chat;
+  chat.state.now = fields.integer("now", 0, INT64_C(1) << 40).value_or(0);
   if (auto variables = fields.object("template_variables"))
-    chat.variables = tool::dump(*fields.find("template_variables"));
+    chat.state.variables = tool::dump(*fields.find("template_variables"));
+  chat.continues = fields.boolean("continue_final_message").value_or(true);
   return chat;
 }
 

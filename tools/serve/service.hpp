@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -25,6 +26,13 @@ struct Caller {
   double until = 0;  // its deadline; 0: none
 };
 
+// Who makes tokens of a long text has this meanwhile.
+struct Tokenizing {
+  std::mutex mutex;
+  std::condition_variable free;
+  bool busy = false;
+};
+
 struct Service {
   Service(std::shared_ptr<const Model> model_, std::shared_ptr<const Tokenizer> tokenizer_,
           const SessionOptions& session_, const StatesOptions& states_,
@@ -33,6 +41,9 @@ struct Service {
   // Its work ends when the client has gone, or its time is over.
   Caller caller(const Request& request) const;
   const Tokenizer& need_tokenizer() const;
+  // Whether requests may call the model so.
+  bool is_name(const std::string& model_name) const;
+  size_t longest_token() const;  // in bytes; at least 1
   // By the engine's passes, as long as somebody waits for it.
   Appender appender(const Caller& caller);
   // A session of a state; `usage` takes in what that cost.
@@ -45,14 +56,20 @@ struct Service {
   SessionOptions session;
   States states;
   Engine engine;
-  std::string name;         // of the model
-  std::string fingerprint;  // of model and contract
-  double deadline;          // seconds of a request; 0: none
+  std::string name;                  // of the model
+  std::vector<std::string> aliases;  // other names for it
+  std::string fingerprint;           // of model and contract
+  double deadline;                   // seconds of a request; 0: none
   int64_t started;
   std::atomic<int64_t> verified_tokens{0};
+  Tokenizing tokenizing;
   // From when a request came: to the first token of its reply, and to the end of its answer (of
   // those that need a place).
   Histogram first_token_seconds, request_seconds;
+
+ private:
+  mutable std::once_flag measured_;
+  mutable size_t longest_token_ = 1;
 };
 
 // A session of raw text, or a conversation.
@@ -61,7 +78,9 @@ class Talk {
   Talk(Session session, std::shared_ptr<const Tokenizer> tokenizer, bool chat);
   Talk fork() const;
   Session& session() { return chat_ ? chat_->session() : *raw_; }
+  const Session& session() const { return chat_ ? chat_->session() : *raw_; }
   Conversation* conversation() { return chat_ ? &*chat_ : nullptr; }
+  const Conversation* conversation() const { return chat_ ? &*chat_ : nullptr; }
 
  private:
   Talk() = default;
@@ -78,8 +97,18 @@ struct DrawOptions {
   std::optional<int32_t> choose;  // the first token
   int64_t n = 1;
   int top_logprobs = -1;  // -1: none; else with so many others
+  // Of a reply that its length ends: text that may yet become a stop string, or a character, waits
+  // in the state for the one who goes on with it. Else it is told at the end.
+  bool hold_back = false;
 
   void apply(GenerationState& state, const Model& model) const;
+  // Throws the errors that a reply with these settings would begin with.
+  void check(const Service& service, GenerationState state) const;
+  // For a request that has settings of its own, and none of an earlier one's: where it samples and
+  // names no seed, it draws one. Throws what check() does.
+  void settle(const Service& service);
+  // What a reply tells, so that the same request with it draws the same.
+  int64_t told_seed() const { return seed.value_or(0); }
 };
 // The fields that all interfaces name alike.
 DrawOptions read_draw(Fields& fields);
@@ -90,24 +119,81 @@ struct TokenLogprob {
   std::vector<std::pair<int32_t, double>> top;
 };
 
-// A state that a request goes on from.
+// A state that a reply goes on from.
 struct Prompted {
   Talk talk;
   Usage usage;
   std::string parent;  // its handle; "": none
   Json operation;
+  std::string told = "";  // text at the beginning of the reply that is known to whoever asks
+  // Of a prompt's own tokens, where they were asked for: none of the first token of all.
+  std::vector<std::optional<TokenLogprob>> prompt_logprobs = {};
 };
 
-// Without an id: the rendering of the messages, and nothing else, whatever is known already. Long
-// prompts are refused with both numbers.
+// How a request's messages become a prompt.
+struct ChatAsked {
+  ChatState state;
+  // A last message of the assistant is the beginning of the reply. Else it is a whole one.
+  bool continues = true;
+};
+
+// A prompt that was checked, all but for being processed: what is to be refused is refused before
+// the first byte of an answer. It is called once.
+using Prompt = std::function<Prompted(const Caller&)>;
+// Without a node: the rendering of the messages, and nothing else, whatever is known already. With
+// one: the state as it is, with messages behind it, and the model's settings in place of its own.
+// Long prompts are refused with both numbers.
+Prompt check_messages(Service& service, const Caller& caller, const NodePtr& node,
+                      std::vector<Message> messages, const ChatAsked& chat);
+// Such a prompt, whether or not it fits.
+struct Rendered {
+  std::string text;
+  std::vector<int32_t> ids;
+  int64_t now;  // the time that the template was told
+};
+Rendered render_prompt(Service& service, const Caller& caller, const NodePtr& node,
+                       std::vector<Message> messages, const ChatAsked& chat);
+// The same of tokens of text.
+struct IdsAsked {
+  std::vector<int32_t> ids;
+  int64_t room = 1;       // how many tokens there must be room for behind them
+  int top_logprobs = -1;  // of these tokens themselves; -1: none
+};
+Prompt check_ids(Service& service, const Caller& caller, const NodePtr& node, IdsAsked asked);
+
+// The same at once, and with the settings of the state.
 Prompted prompt_messages(Service& service, const Caller& caller, std::vector<Message> messages,
-                         ChatState chat);
+                         const ChatAsked& chat);
 Prompted prompt_ids(Service& service, const Caller& caller, const std::vector<int32_t>& ids);
-// With an id: the state as it is, with messages, or text, behind it.
 Prompted resume(Service& service, const Caller& caller, const NodePtr& node);
-void say(Service& service, const Caller& caller, Prompted& prompted, std::vector<Message> more);
+void say(Service& service, const Caller& caller, Prompted& prompted, std::vector<Message> more,
+         bool continues = true);
 void append_text(Service& service, const Caller& caller, Prompted& prompted,
                  std::span<const int32_t> ids);
+
+// The steps of say(). The first checks, and changes nothing.
+Conversation::Plan plan_more(Service& service, const Caller& caller, const Prompted& prompted,
+                             std::vector<Message> more, bool continues);
+void process_plan(Service& service, const Caller& caller, Prompted& prompted,
+                  const Conversation::Plan& plan);
+// Throws the error of tokens that do not fit behind what the session holds.
+void check_room(const Session& session, std::span<const int32_t> ids, int64_t room = 1);
+
+// Text of a request as tokens. A text that could not fit a context is refused before; of long ones
+// one at a time is looked at, because that takes many times their memory.
+std::vector<int32_t> encode_text(Service& service, const Caller& caller, const std::string& text,
+                                 Tokenizer::Bos bos);
+// For whoever makes tokens of so many bytes by itself.
+class TokenizeTurn {
+ public:
+  TokenizeTurn(Service& service, const Caller& caller, size_t bytes);
+  ~TokenizeTurn();
+  TokenizeTurn(const TokenizeTurn&) = delete;
+  TokenizeTurn& operator=(const TokenizeTurn&) = delete;
+
+ private:
+  Tokenizing* held_ = nullptr;
+};
 
 struct ReplyPiece {
   size_t choice;
@@ -128,16 +214,22 @@ std::vector<ReplyResult> draw_replies(Service& service, const Caller& caller, Pr
                                       const DrawOptions& options,
                                       const std::function<bool(const ReplyPiece&)>& sink);
 
-// An answer that comes as events: `body` runs once there is a place among the streams, and what it
-// throws is the last event. While it waits, comments keep the connection alive.
+// An answer that comes as events. Once there is a place among the streams, `prepare` checks what is
+// asked: what it throws is the answer. What it returns runs then, and what that throws is the last
+// event, called "error". While it waits, comments keep the connection alive.
+using StreamBody = std::function<void(const Caller&, Writer&)>;
+using TellError = std::function<Json(const RequestError&)>;
 Response stream_events(Service& service, const Request& request,
-                       std::function<void(const Caller&, Writer&)> body);
-// The same in one piece.
+                       const std::function<StreamBody(const Caller&)>& prepare,
+                       const TellError& tell = nullptr);
+// An answer in one piece.
 Response answer_at_once(Service& service, const Request& request,
                         const std::function<Json(const Caller&)>& body);
-// Throws the error of a prompt that cannot be processed, before anything is.
-void check_messages(const Service& service, const std::vector<Message>& messages,
-                    const ChatState& chat);
+Response respond_at_once(Service& service, const Request& request,
+                         const std::function<Response(const Caller&)>& body);
+// The error of an exception that is being handled, as clients are told of it. What its operator has
+// to know, such as the file that could not be written, is in the log of the server alone.
+RequestError reported_error();
 
 // Messages of a request: role and content, which may be a list of text parts.
 std::vector<Message> read_messages(Fields& fields, const std::string& name);

@@ -62,6 +62,23 @@ std::string States::handle(const std::string& prefix, const std::string& client,
   return prefix + sha256_text(hmac_sha256(bytes_of(secret_), bytes_of(message))).substr(7, 32);
 }
 
+std::string States::response_id(const std::string& client, const std::string& name) const {
+  return handle("st_", client, "response " + name);
+}
+
+// Made of what the state is, but for a response, which was told before that was known. Where the
+// end of a reply was told that its state holds back, it is another one to whoever goes on with it.
+// `number`: of those that are alike, 0 the first.
+std::string States::id_of(const std::string& client, const Sha256& digest, const Json& operation,
+                          int number) const {
+  if (operation.contains("response"))
+    return response_id(client, operation["response"].get<std::string>());
+  std::string content = sha256_text(digest);
+  if (operation.contains("told")) content += " told";
+  if (number > 0) content += "/" + std::to_string(number);
+  return handle("st_", client, content);
+}
+
 // What can be told of it without its keys and values.
 void Node::describe(const State& state) {
   const std::vector<Turn>& turns = state.generation.turns;
@@ -96,13 +113,12 @@ NodePtr States::node_of(const std::string& client, const std::string& parent, Js
 
 // Gives a node its id. The node that has it already, unless the state is to be there twice.
 NodePtr States::place(Node& node, bool another) {
-  const std::string content = sha256_text(node.digests.id);
-  node.id = handle("st_", node.client, content);
-  for (int n = 1; nodes_.contains(node.id); ++n) {
-    if (!another) return nodes_[node.id];
-    node.id = handle("st_", node.client, content + "/" + std::to_string(n));
+  for (int n = 0;; ++n) {
+    node.id = id_of(node.client, node.digests.id, node.operation, n);
+    const auto there = nodes_.find(node.id);
+    if (there == nodes_.end()) return nullptr;
+    if (!another) return there->second;
   }
-  return nullptr;
 }
 
 void States::check_count(const std::string& client) const {
@@ -181,7 +197,7 @@ NodePtr States::find_shared(const std::string& client, const std::string& id) {
   how.session = session_;
   how.tokenizer = tokenizer_.get();
   std::optional<SharedState> found = options_.shared->get(client, id, model_, how);
-  if (!found || handle("st_", client, sha256_text(digests_of(found->session).id)) != id)
+  if (!found || id_of(client, digests_of(found->session).id, found->note.operation, 0) != id)
     return nullptr;
   Usage fetched;
   fetched.recomputed = found->restored.restored.recomputed;

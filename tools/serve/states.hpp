@@ -23,6 +23,7 @@
 namespace stet::serve {
 
 std::string random_secret();  // 32 bytes
+std::string random_name();    // 32 hex digits
 
 // How many tokens two begin with alike.
 inline size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
@@ -121,6 +122,8 @@ class States {
   // A name that tells nothing of what it stands for.
   std::string handle(const std::string& prefix, const std::string& client,
                      const std::string& content) const;
+  // The id of the state after a reply whose operation names this "response": it is known before.
+  std::string response_id(const std::string& client, const std::string& name) const;
 
  private:
   // A state on its way out of memory.
@@ -133,6 +136,8 @@ class States {
   NodePtr node_of(const std::string& client, const std::string& parent, Json operation,
                   Session& session, Origin origin) const;
   NodePtr place(Node& node, bool another);
+  std::string id_of(const std::string& client, const Sha256& digest, const Json& operation,
+                    int number) const;
   void check_count(const std::string& client) const;
   uint64_t shared_with(const std::string& parent, const KvCache& kv) const;
   Session restore(const Node& node, const Appender& append, Usage& usage);

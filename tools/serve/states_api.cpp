@@ -41,14 +41,16 @@ Response create_state(Service& service, const Request& request, const Parts&) {
     refuse("/messages", "one of messages, text and ids", "none, or more", "missing_field");
   std::vector<Message> messages;
   if (said) messages = read_messages(f, "messages");
-  const ChatState chat = read_chat(f);
+  const ChatAsked chat = read_chat(f);
   const DrawOptions draw = read_draw(f);
   const auto name = f.text("name");
   f.finish();
   return answer_at_once(service, request, [&](const Caller& caller) {
     Prompted p =
         said ? prompt_messages(service, caller, messages, chat)
-             : prompt_ids(service, caller, ids ? *ids : service.need_tokenizer().encode(*text));
+             : prompt_ids(
+                   service, caller,
+                   ids ? *ids : encode_text(service, caller, *text, Tokenizer::Bos::automatic));
     draw.apply(p.talk.session().generation(), *service.model);
     p.operation["name"] = "create";
     service.states.count(p.usage);
@@ -88,7 +90,7 @@ struct Continue {
   std::vector<Message> message;
   std::optional<std::string> text;
   std::optional<std::vector<int32_t>> ids;
-  bool retry = false, stream = false;
+  bool retry = false, stream = false, continues = true;
 };
 
 Continue read_continue(Service& service, const Json& body) {
@@ -109,16 +111,38 @@ Continue read_continue(Service& service, const Json& body) {
   c.ids = f.ids("ids", service.model->config().vocab_size);
   c.retry = f.boolean("retry").value_or(false);
   c.stream = f.boolean("stream").value_or(false);
+  c.continues = f.boolean("continue_final_message").value_or(true);
+  c.draw.hold_back = true;
   if ((c.message.empty() ? 0 : 1) + (c.text ? 1 : 0) + (c.ids ? 1 : 0) > 1)
     refuse("/message", "one of message, text and ids", "more");
   f.finish();
   return c;
 }
 
-Json continued(Service& service, const Caller& caller, const NodePtr& node, const Continue& c,
-               Writer* writer) {
-  const double start = tool::seconds();
-  Prompted p = resume(service, caller, node);
+// What a state is to go on with, checked: nothing was processed yet.
+struct ContinueBegun {
+  Prompted prompted;
+  std::optional<Conversation::Plan> plan;
+  std::vector<int32_t> ids;
+};
+
+void check_reply(const Prompted& p, const Continue& c) {
+  const Session& session = p.talk.session();
+  const std::vector<Turn>& turns = session.generation().turns;
+  const bool ended = !turns.empty() && !turns.back().open;
+  if (ended && (p.talk.conversation() != nullptr || !c.draw.ignore_eos))
+    throw RequestError(400, "reply_has_ended",
+                       "expected a message, or a reply that was cut, found one that has ended");
+  if (session.size() == session.capacity())
+    throw RequestError(
+        400, "context_length_exceeded",
+        fmt::format("expected fewer than {} tokens, found {}", session.capacity(), session.size()));
+}
+
+ContinueBegun begin_continue(Service& service, const Caller& caller, const NodePtr& node,
+                             const Continue& c) {
+  ContinueBegun begun{resume(service, caller, node), std::nullopt, {}};
+  Prompted& p = begun.prompted;
   p.operation = {{"name", c.draw.choose        ? "choose"
                           : c.retry            ? "retry"
                           : !c.message.empty() ? "messages"
@@ -127,20 +151,30 @@ Json continued(Service& service, const Caller& caller, const NodePtr& node, cons
   if (c.retry && p.talk.conversation() == nullptr)
     throw RequestError(400, "not_a_conversation", "/retry: expected a conversation, found raw text",
                        "/retry");
-  if (c.retry) p.talk.conversation()->retry();
-  if (!c.message.empty()) say(service, caller, p, c.message);
-  if (c.text || c.ids)
-    append_text(service, caller, p,
-                c.ids ? *c.ids : service.need_tokenizer().encode(*c.text, Tokenizer::Bos::off));
-  Session& session = p.talk.session();
-  const bool ended = !session.generation().turns.empty() && !session.generation().turns.back().open;
-  if (ended && (p.talk.conversation() != nullptr || !c.draw.ignore_eos))
-    throw RequestError(400, "reply_has_ended",
-                       "expected a message, or a reply that was cut, found one that has ended");
-  if (session.size() == session.capacity())
-    throw RequestError(
-        400, "context_length_exceeded",
-        fmt::format("expected fewer than {} tokens, found {}", session.capacity(), session.size()));
+  if (c.retry) {
+    p.talk.conversation()->retry();
+    p.told.clear();
+  }
+  c.draw.check(service, p.talk.session().generation());
+  if (!c.message.empty()) {
+    begun.plan = plan_more(service, caller, p, c.message, c.continues);
+  } else if (c.text || c.ids) {
+    begun.ids = c.ids ? *c.ids : encode_text(service, caller, *c.text, Tokenizer::Bos::off);
+    check_room(p.talk.session(), begun.ids);
+  } else {
+    check_reply(p, c);
+  }
+  return begun;
+}
+
+Json continued(Service& service, const Caller& caller, ContinueBegun& begun, const Continue& c,
+               Writer* writer) {
+  const double start = tool::seconds();
+  Prompted& p = begun.prompted;
+  if (begun.plan)
+    process_plan(service, caller, p, *begun.plan);
+  else if (c.text || c.ids)
+    append_text(service, caller, p, begun.ids);
   const ReplyResult r = draw_replies(service, caller, p, c.draw, [&](const ReplyPiece& piece) {
     return writer == nullptr || writer->event({{"text", piece.text}, {"ids", piece.ids}});
   })[0];
@@ -159,11 +193,15 @@ Response continue_state(Service& service, const Request& request, const Parts& p
   const Continue c = read_continue(service, body_of(request));
   if (!c.stream)
     return answer_at_once(service, request, [&](const Caller& caller) {
-      return continued(service, caller, node, c, nullptr);
+      ContinueBegun begun = begin_continue(service, caller, node, c);
+      return continued(service, caller, begun, c, nullptr);
     });
-  return stream_events(service, request, [&service, node, c](const Caller& caller, Writer& writer) {
-    writer.event(continued(service, caller, node, c, &writer));
-    writer.write("data: [DONE]\n\n");
+  return stream_events(service, request, [&service, node, c](const Caller& caller) -> StreamBody {
+    const auto begun = std::make_shared<ContinueBegun>(begin_continue(service, caller, node, c));
+    return [&service, begun, c](const Caller& talking, Writer& writer) {
+      writer.event(continued(service, talking, *begun, c, &writer));
+      writer.write("data: [DONE]\n\n");
+    };
   });
 }
 
@@ -171,8 +209,9 @@ Response fork_state(Service& service, const Request& request, const Parts& parts
   const NodePtr node = node_of(service, request, parts);
   const Json body = body_of(request);
   Fields(body, "").finish();
-  return made(service, request, node, {{"name", "fork"}},
-              service.open(service.caller(request), node), true);
+  Json operation = {{"name", "fork"}};
+  if (node->operation.contains("told")) operation["told"] = true;
+  return made(service, request, node, operation, service.open(service.caller(request), node), true);
 }
 
 Response rewind_state(Service& service, const Request& request, const Parts& parts) {
@@ -255,16 +294,21 @@ Response edit_state(Service& service, const Request& request, const Parts& parts
 
 namespace {
 
-// Computed again by the passes that all share, so that it takes nobody's pace.
-Json verified(Service& service, const Caller& caller, const NodePtr& node, Writer* writer) {
-  const double start = tool::seconds();
+Session open_to_verify(Service& service, const Caller& caller, const NodePtr& node) {
   Session session = service.open(caller, node);
-  const State& found = session.state();
-  if (const auto limit = replay_limit(found))
+  if (const auto limit = replay_limit(session.state()))
     throw RequestError(
         400, "not_replayable",
         fmt::format("expected a state that its tokens give, found an edit at position {}: {}",
                     limit->position, limit->reason));
+  return session;
+}
+
+// Computed again by the passes that all share, so that it takes nobody's pace.
+Json verified(Service& service, const Caller& caller, const NodePtr& node, Session& session,
+              Writer* writer) {
+  const double start = tool::seconds();
+  const State& found = session.state();
   const int64_t of = found.transcript_size();
   int64_t before = 0, told = -1;
   const auto tell = [&](int64_t done) {
@@ -302,11 +346,15 @@ Response verify_state(Service& service, const Request& request, const Parts& par
   f.finish();
   if (!stream)
     return answer_at_once(service, request, [&](const Caller& caller) {
-      return verified(service, caller, node, nullptr);
+      Session session = open_to_verify(service, caller, node);
+      return verified(service, caller, node, session, nullptr);
     });
-  return stream_events(service, request, [&service, node](const Caller& caller, Writer& writer) {
-    writer.event(verified(service, caller, node, &writer));
-    writer.write("data: [DONE]\n\n");
+  return stream_events(service, request, [&service, node](const Caller& caller) -> StreamBody {
+    const auto session = std::make_shared<Session>(open_to_verify(service, caller, node));
+    return [&service, node, session](const Caller& talking, Writer& writer) {
+      writer.event(verified(service, talking, node, *session, &writer));
+      writer.write("data: [DONE]\n\n");
+    };
   });
 }
 

@@ -44,6 +44,11 @@ std::string random_secret() {
   return secret;
 }
 
+std::string random_name() {
+  const std::string secret = random_secret();
+  return sha256_text(sha256_of(std::as_bytes(std::span(secret)))).substr(7, 32);
+}
+
 void States::open_directory() {
   std::error_code error;
   std::filesystem::create_directories(options_.directory, error);

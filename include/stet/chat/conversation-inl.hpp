@@ -58,10 +58,12 @@ inline size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int
 
 // The tokens of a rendering, and where the messages are in them.
 struct Conversation::Plan {
+  std::string text;  // the rendering
   std::vector<int32_t> ids;
   std::vector<Message> messages;
   int64_t kept = 0;
   PromptReport report;
+  int64_t begun = 0;  // of the tokens at the end: those of a reply that goes on
 
   // Messages first .. last-1, none of them generated, are in the tokens that follow.
   void add_text(const std::vector<int32_t>& tokens, size_t first, size_t last, bool fresh) {
@@ -78,6 +80,7 @@ struct Conversation::Plan {
     pieces.emplace_back(static_cast<int64_t>(ids.size()), fresh);
   }
   void compare(const std::vector<int32_t>& transcript) {
+    report = {};
     kept = report.kept = static_cast<int64_t>(detail::common_prefix(ids, transcript));
     int64_t begin = kept;
     for (const auto& [end, fresh] : pieces) {
@@ -141,13 +144,21 @@ inline std::vector<int32_t> Conversation::tokens_of(const Message& m,
   return ids;
 }
 
-inline Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages) const {
+inline jinja::Text Conversation::render(const std::vector<Message>& messages,
+                                        bool add_generation_prompt) const {
   const ChatState& chat = session_.chat();
-  const std::vector<int32_t> transcript = session_.transcript();
-  const jinja::Text text = template_->render(
-      template_messages(messages), true,
+  return template_->render(
+      template_messages(messages), add_generation_prompt,
       jinja::Value::from_json(chat.variables.empty() ? "{}" : chat.variables, "variables"),
       static_cast<double>(chat.now));
+}
+
+// `begun`: where the last message stands in the text, at its end, if it is a reply that goes on.
+inline Conversation::Plan Conversation::make_plan(const std::vector<Message>& messages,
+                                                  const jinja::Text& text,
+                                                  std::optional<TextRange> begun) const {
+  const ChatState& chat = session_.chat();
+  const std::vector<int32_t> transcript = session_.transcript();
   Plan plan;
   plan.messages = messages;
   const auto is_new = [&](size_t i) {
@@ -176,25 +187,67 @@ inline Conversation::Plan Conversation::make_plan(const std::vector<Message>& me
     at = there.end;
     first = i + 1;
   }
-  add_text(text.bytes.size(), messages.size(), false);
+  if (begun) {
+    add_text(begun->begin, messages.size() - 1, false);
+    const auto before = static_cast<int64_t>(plan.ids.size());
+    at = begun->begin;
+    first = messages.size() - 1;
+    add_text(begun->end, messages.size(), false);
+    plan.messages.back().generated = true;
+    plan.begun = static_cast<int64_t>(plan.ids.size()) - before;
+  } else {
+    add_text(text.bytes.size(), messages.size(), false);
+  }
+  plan.text = text.bytes.substr(0, begun ? begun->end : text.bytes.size());
   plan.compare(transcript);
   return plan;
 }
 
 inline PromptReport Conversation::plan(const std::vector<Message>& messages) const {
-  return make_plan(messages).report;
+  return make_plan(messages, render(messages, true), std::nullopt).report;
 }
 
 inline Conversation::Plan Conversation::prepare(std::vector<Message> messages) const {
+  Plan plan = *lay_out(std::move(messages), false);
+  check_fit(plan);
+  return plan;
+}
+
+inline std::optional<Conversation::Plan> Conversation::lay_out(std::vector<Message> messages,
+                                                               bool continued) const {
   for (Message& m : messages) m.content = utf8_lossy(m.content);
-  Plan plan = make_plan(messages);
+  const jinja::Text text = render(messages, !continued);
+  if (!continued) return make_plan(messages, text, std::nullopt);
+  if (text.marks.empty()) return std::nullopt;
+  const jinja::Mark& last = text.marks.back();
+  const std::string_view all = text.bytes;
+  if (last.origin != static_cast<int>(messages.size()) - 1 ||
+      all.substr(last.begin, last.end - last.begin) != messages.back().content ||
+      !ends_turn(all.substr(last.end)))
+    return std::nullopt;
+  return make_plan(messages, text, TextRange{last.begin, last.end});
+}
+
+// Whether a text that a template writes is nothing but marks and white space.
+inline bool Conversation::ends_turn(std::string_view text) const {
+  for (const int32_t id : tokenizer_->encode(text, Tokenizer::Bos::off, {}, true)) {
+    const std::string piece = tokenizer_->bytes(id);
+    if (tokenizer_->is_special(id) || detail::trimmed(piece).empty()) continue;
+    const TextRange whole{0, piece.size()};
+    const std::vector<int32_t> plain =
+        tokenizer_->encode(piece, Tokenizer::Bos::off, {&whole, 1}, true);
+    if (plain.size() == 1 && plain[0] == id) return false;  // a mark is no token of plain text
+  }
+  return true;
+}
+
+inline void Conversation::check_fit(const Plan& plan) const {
   const int64_t size = static_cast<int64_t>(plan.ids.size()) - shifted_out(session_.prunes());
   if (size > session_.capacity()) {
     throw Error(ErrorKind::capacity, "", "tokens",
                 "at most " + std::to_string(session_.capacity()) + " positions (--ctx)",
                 std::to_string(size));
   }
-  return plan;
 }
 
 inline void Conversation::begin(const Plan& plan) {
@@ -209,6 +262,21 @@ inline std::span<const int32_t> Conversation::to_process(const Plan& plan) {
 inline void Conversation::prompted(const Plan& plan) {
   open_prompt_turn(session_, session_.size() - static_cast<int64_t>(plan.ids.size()) + plan.kept);
   session_.chat().messages = plan.messages;
+  if (plan.begun > 0) begin_continued(plan.begun);
+}
+
+// The last `tokens` become the beginning of a reply that was cut.
+inline void Conversation::begin_continued(int64_t tokens) {
+  GenerationState& state = session_.generation();
+  const int64_t reply = session_.size() - tokens;
+  Turn turn{reply, reply, session_.size(), true};
+  for (; !state.turns.empty() && state.turns.back().end > reply; state.turns.pop_back())
+    turn.prompt = std::min(turn.prompt, state.turns.back().prompt);
+  state.turns.push_back(turn);
+  TextStream stream(*tokenizer_, true);
+  for (const int32_t id : std::span(session_.tokens()).last(static_cast<size_t>(tokens)))
+    stream.push(id);
+  state.stream = stream.state();
 }
 
 inline PromptReport Conversation::prompt(std::vector<Message> messages, const Progress& progress) {

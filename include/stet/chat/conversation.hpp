@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -65,6 +66,12 @@ class Conversation {
   // begun and not prompted is to be thrown away.
   struct Plan;
   Plan prepare(std::vector<Message> messages) const;
+  // prepare() in two steps. `continued`: the last message, the assistant's, is the beginning of a
+  // reply. Its text becomes tokens by itself, as if they had been drawn, and the reply goes on
+  // behind them as one that was cut does. Returns nothing where the template does not write this
+  // text as it is, and then no more than the marks that end a turn.
+  std::optional<Plan> lay_out(std::vector<Message> messages, bool continued) const;
+  void check_fit(const Plan& plan) const;
   void begin(const Plan& plan);
   static std::span<const int32_t> to_process(const Plan& plan);
   void prompted(const Plan& plan);
@@ -93,7 +100,11 @@ class Conversation {
  private:
   Conversation(Session session, std::shared_ptr<const Tokenizer> tokenizer,
                std::shared_ptr<const ChatTemplate> chat_template);
-  Plan make_plan(const std::vector<Message>& messages) const;
+  jinja::Text render(const std::vector<Message>& messages, bool add_generation_prompt) const;
+  Plan make_plan(const std::vector<Message>& messages, const jinja::Text& text,
+                 std::optional<TextRange> begun) const;
+  bool ends_turn(std::string_view text) const;
+  void begin_continued(int64_t tokens);
   static std::vector<int32_t> tokens_at(const Message& m, const std::vector<int32_t>& transcript);
   std::vector<int32_t> tokens_of(const Message& reply,
                                  const std::vector<int32_t>& transcript) const;

@@ -72,6 +72,10 @@ void open_prompt_turn(Session& session, int64_t begin);
 Reply generate(Session& session, const Tokenizer* tokenizer, const GenerateOptions& options,
                const TextSink& sink = nullptr);
 
+// The end of an open reply's text that is held back, as end_reply() would return it. Changes
+// nothing.
+std::string held_text(const GenerationState& state, const Tokenizer* tokenizer);
+
 // Closes an open reply that is not to go on. Returns the end of its text, which was held back until
 // now.
 std::string end_reply(Session& session, const Tokenizer* tokenizer);
@@ -317,11 +321,15 @@ inline Reply generate(Session& session, const Tokenizer* tokenizer, const Genera
   return generator.finish();
 }
 
-inline std::string end_reply(Session& session, const Tokenizer* tokenizer) {
-  GenerationState& state = session.generation();
+inline std::string held_text(const GenerationState& state, const Tokenizer* tokenizer) {
   detail::ReplyText text(tokenizer, state.stop_strings);
   std::string rest;
   if (!text.restore(state, &rest)) rest += text.finish();
+  return rest;
+}
+
+inline std::string end_reply(Session& session, const Tokenizer* tokenizer) {
+  std::string rest = held_text(session.generation(), tokenizer);
   detail::close_turn(session);
   return rest;
 }

@@ -319,7 +319,10 @@ inline void add_attention(Team t, const Pass& p, size_t index) {
 
 inline void add_mlp(Team t, const Pass& p, size_t index) {
   point(t, p, Point::mlp_out, index, p.out);
-  add(t, p, p.x, p.out);
+  detail::each_row(t, p.out.count, [&](size_t r) {
+    p.kernels->add(p.x.row(r), p.out.row(r), p.out.width);
+    if (r == 0 && p.after_layer != nullptr) (*p.after_layer)();
+  });
   point(t, p, Point::resid_post, index, p.x);
 }
 

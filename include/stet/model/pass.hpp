@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -48,6 +49,9 @@ struct Pass {
   // Not 0: x is the residual stream before this layer already, and the keys and values of the
   // layers below are in the caches (Model::begins_anywhere).
   size_t first_layer = 0;
+
+  // Called by one of the threads when a layer is done; null: nobody asks. It may not throw.
+  const std::function<void()>* after_layer = nullptr;
 };
 
 }  // namespace stet

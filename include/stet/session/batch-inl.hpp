@@ -114,14 +114,22 @@ void for_entry(size_t entries, size_t index, Step step) {
 // product gives the logits, and nothing can fail any more.
 class BatchAppend {
  public:
-  struct Sinks {  // of a batch of one
-    const LogitSink& logits;
-    const Progress& progress;
+  struct Sinks {
+    const LogitSink& logits;   // of a batch of one
+    const Progress& progress;  // likewise
+    const std::function<void()>* after_layer = nullptr;
   };
 
   // At least one entry, none of them empty.
   BatchAppend(std::span<const BatchEntry> batch, const Sinks& sinks)
-      : batch_(batch), sinks_(sinks), first_(*batch[0].session) {}
+      : batch_(batch), sinks_(sinks), first_(*batch[0].session) {
+    for (const BatchEntry& entry : batch_) entry.session->after_layer_ = sinks_.after_layer;
+  }
+  ~BatchAppend() {
+    for (const BatchEntry& entry : batch_) entry.session->after_layer_ = nullptr;
+  }
+  BatchAppend(const BatchAppend&) = delete;
+  BatchAppend& operator=(const BatchAppend&) = delete;
 
   // Whatever is thrown, all sessions are as they were.
   void run();
@@ -144,7 +152,7 @@ class BatchAppend {
   const Session& first_;  // says how to compute
 };
 
-inline void append(std::span<const BatchEntry> batch) {
+inline void append(std::span<const BatchEntry> batch, const BatchOptions& options) {
   for (size_t i = 0; i < batch.size(); ++i) {
     if (batch[i].session == nullptr)
       throw Error(ErrorKind::argument, "", detail::entry_name(i) + "session", "a session", "null");
@@ -152,7 +160,9 @@ inline void append(std::span<const BatchEntry> batch) {
       throw Error(ErrorKind::argument, "", detail::entry_name(i) + "ids", "at least one token",
                   "none");
   }
-  if (!batch.empty()) BatchAppend(batch, {nullptr, nullptr}).run();
+  if (batch.empty()) return;
+  BatchAppend(batch, {nullptr, nullptr, options.after_layer ? &options.after_layer : nullptr})
+      .run();
 }
 
 inline void BatchAppend::run() {
@@ -241,7 +251,8 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
   }
   std::vector<detail::WatchedRows> watched;
   const std::unique_ptr<Hooks> hooks = hooks_of(entry, w, watched);
-  const Pass pass = detail::make_pass(first_.compute_, w, hooks.get());
+  Pass pass = detail::make_pass(first_.compute_, w, hooks.get());
+  pass.after_layer = sinks_.after_layer;
   run_until_sound(entry, pass, w);
   for (const detail::WatchedRows& x : watched) x.watch->sink(x.at, x.first, x.rows);
   hand_out(pass, w);

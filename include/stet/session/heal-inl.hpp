@@ -63,16 +63,22 @@ inline void Session::heal(const std::vector<int64_t>& damaged) {
         "the bytes that were saved (keys or values were edited: they cannot be computed again)",
         "others");
   }
+  const Appender process = [this](Session& session, std::span<const int32_t> ids) {
+    if (ids.empty()) return;
+    const BatchEntry alone{&session, ids};
+    BatchAppend({&alone, 1}, {nullptr, nullptr, after_layer_}).run();
+  };
   size_t taken = 0;
   for (const HealRun& run : heal_runs(damaged)) {
     if (run.begin < state_.floor()) {
-      Session again = replay(model_, state_, {capacity(), state_.kv.shape().type, compute_});
+      Session again =
+          replay(model_, state_, {capacity(), state_.kv.shape().type, compute_}, nullptr, process);
       return take_blocks(again, std::span(damaged).subspan(taken), again.transcript_size());
     }
     Session again = front(run.begin, run.blocks[0]);
-    again.append(
-        std::span(state_.tokens)
-            .subspan(static_cast<size_t>(run.begin), static_cast<size_t>(run.end - run.begin)));
+    process(again,
+            std::span(state_.tokens)
+                .subspan(static_cast<size_t>(run.begin), static_cast<size_t>(run.end - run.begin)));
     take_blocks(again, run.blocks, run.end - run.begin);
     taken += run.blocks.size();
   }

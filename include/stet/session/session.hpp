@@ -229,6 +229,7 @@ class Session {
   std::shared_ptr<const WindowPlan> window_;  // null: everything is kept
   int64_t let_go_to_ = 0;                     // of the blocks before, all that can be
   std::function<void(int64_t)> before_recall_;
+  const std::function<void()>* after_layer_ = nullptr;  // of an append that is running
 };
 
 // The tokens, one or more, that a batch adds to one of its sessions.
@@ -236,6 +237,12 @@ struct BatchEntry {
   Session* session;
   std::span<const int32_t> ids;
   const Watch* watch = nullptr;
+};
+
+struct BatchOptions {
+  // Called after each layer of each pass, also of those that compute again what a file has lost: a
+  // sign that the call goes on. By any thread that computes, one at a time; it may not throw.
+  std::function<void()> after_layer = nullptr;
 };
 
 // Every session goes on by its tokens, and all of them by the same passes over the weights: prompts
@@ -246,7 +253,7 @@ struct BatchEntry {
 // different models or contracts, for one that stands twice and for an entry without tokens, and
 // what append() throws; where an entry is at fault, the field begins with its place ("batch[2]:
 // tokens"). Whatever is thrown, all sessions are as they were.
-void append(std::span<const BatchEntry> batch);
+void append(std::span<const BatchEntry> batch, const BatchOptions& options = {});
 
 // Has tokens processed in place of Session::append: by passes that others share, say.
 using Appender = std::function<void(Session& session, std::span<const int32_t> ids)>;

@@ -1,0 +1,211 @@
+// The engine of the server: what fails in it, or in whoever waits for it, ends that work and
+// nothing else.
+#include "tools/serve/engine.hpp"
+
+#include <gtest/gtest.h>
+
+#include <latch>
+#include <new>
+#include <stdexcept>
+
+#include "tests/support/models.hpp"
+#include "tools/serve/service.hpp"
+
+namespace stet::test::engine_tests {
+namespace {
+
+using namespace stet::serve;
+
+constexpr auto kStays = [] { return false; };
+
+std::shared_ptr<const Model> small_model() { return model(asset_path("pocket-llama3")); }
+
+std::vector<int32_t> some_ids(size_t n) {
+  std::vector<int32_t> ids(n);
+  for (size_t i = 0; i < n; ++i) ids[i] = static_cast<int32_t>(1 + 7 * i % 900);
+  return ids;
+}
+
+// The state that these tokens give, by nobody's engine.
+void expect_as_alone(Session& session, std::span<const int32_t> ids) {
+  Session alone(small_model(), options(1));
+  alone.append(ids);
+  EXPECT_EQ(digests_of(session).state, digests_of(alone).state);
+}
+
+// Keeps an engine's thread until somebody has looked whether a client is still there.
+class Busy {
+ public:
+  explicit Busy(Engine& engine)
+      : thread_([this, &engine] {
+          engine.work(
+              [this] {
+                begun_.count_down();
+                looked_.wait();
+                return false;
+              },
+              kStays);
+        }) {
+    begun_.wait();
+  }
+  ~Busy() { thread_.join(); }
+  void looked() { looked_.count_down(); }
+
+ private:
+  std::latch begun_{1}, looked_{1};
+  std::thread thread_;
+};
+
+TEST(Engine, WhoeverWaitsMayThrow) {
+  Engine engine({});
+  const std::vector<int32_t> ids = some_ids(1500);
+  {
+    Session session(small_model(), options(1));
+    Busy busy(engine);
+    const auto fails = [&]() -> bool {
+      busy.looked();
+      throw std::runtime_error("gone");
+    };
+    EXPECT_THROW(engine.process(session, ids, fails), std::runtime_error);
+    expect_as_alone(session, std::span(ids).first(static_cast<size_t>(session.size())));
+  }
+  {
+    Session session(small_model(), options(1));
+    Busy busy(engine);
+    const auto fails = [&](int64_t) {
+      busy.looked();
+      throw std::bad_alloc();
+    };
+    EXPECT_THROW(engine.process(std::vector<BatchEntry>{{&session, ids}}, kStays, fails),
+                 std::bad_alloc);
+    expect_as_alone(session, std::span(ids).first(static_cast<size_t>(session.size())));
+  }
+  EXPECT_THROW(engine.work([]() -> bool { throw std::length_error("step"); }, kStays),
+               std::length_error);
+  Session session(small_model(), options(1));
+  engine.process(session, ids, kStays);
+  expect_as_alone(session, ids);
+}
+
+TEST(Engine, AJobThatNobodyWaitsForIsItsOwn) {
+  struct Work {
+    Session session{small_model(), options(1)};
+    std::vector<int32_t> ids = some_ids(1500);
+    Job job{BatchEntry{&session, ids}};
+  };
+  std::weak_ptr<Work> left;
+  {
+    Engine engine({});
+    auto work = std::make_shared<Work>();
+    left = work;
+    const JobPtr job(work, &work->job);
+    engine.start({&job, 1});
+    work->job.cancel();
+    work.reset();
+  }
+  EXPECT_TRUE(left.expired());
+}
+
+// What the thread itself throws, as it does where there is no memory left, ends the jobs of that
+// pass.
+TEST(Engine, ItsThreadOutlivesAnException) {
+  int passes = 0;
+  EngineOptions o;
+  o.prompt_took = [&](int64_t, int64_t, double) {
+    if (++passes == 2) throw std::bad_alloc();
+  };
+  Engine engine(o);
+  const std::vector<int32_t> ids = some_ids(1500);
+  {
+    Session session(small_model(), options(1));
+    EXPECT_THROW(engine.process(session, ids, kStays), std::bad_alloc);
+  }
+  Session session(small_model(), options(1));
+  engine.process(session, ids, kStays);
+  expect_as_alone(session, ids);
+}
+
+TEST(Engine, GivesASignForAsLongAsItWorks) {
+  Engine engine({});
+  EXPECT_EQ(engine.heartbeat_age(), 0);
+  {
+    Busy busy(engine);
+    const double first = engine.heartbeat_age();
+    while (engine.heartbeat_age() <= first) {
+    }
+    busy.looked();
+  }
+  while (engine.heartbeat_age() != 0) {
+  }
+}
+
+// ---------------------------------------------------------------- replies
+
+struct Server {
+  explicit Server(const std::string& name = "pocket-llama3")
+      : service(model(asset_path(name)), Tokenizer::load(asset_path(name)), options(1), {}, {}, 0) {
+  }
+
+  Prompted prompt() { return prompt_ids(service, caller, some_ids(20)); }
+
+  Service service;
+  Caller caller{"", kStays, 0, 0};
+};
+
+DrawOptions draws(int64_t n) {
+  DrawOptions o;
+  o.n = n;
+  o.max_tokens = 12;
+  o.ignore_eos = true;
+  o.temperature = 2;
+  o.seed = 5;
+  return o;
+}
+
+TEST(Replies, ASinkMayThrow) {
+  Server server;
+  Prompted prompted = server.prompt();
+  const auto good = draw_replies(server.service, server.caller, prompted, draws(3), nullptr);
+  for (int at = 1; at < 12; at += 3) {
+    int pieces = 0;
+    EXPECT_THROW(draw_replies(server.service, server.caller, prompted, draws(3),
+                              [&](const ReplyPiece&) -> bool {
+                                if (++pieces == at) throw std::runtime_error("sink");
+                                return true;
+                              }),
+                 std::runtime_error);
+    Caller leaves = server.caller;
+    leaves.gone = []() -> bool { throw std::runtime_error("gone"); };
+    DrawOptions long_one = draws(2);
+    long_one.max_tokens = 1900;
+    EXPECT_THROW(draw_replies(server.service, leaves, prompted, long_one, nullptr),
+                 std::runtime_error);
+  }
+  const auto again = draw_replies(server.service, server.caller, prompted, draws(3), nullptr);
+  for (size_t i = 0; i < good.size(); ++i) EXPECT_EQ(good[i].node->id, again[i].node->id);
+}
+
+TEST(Replies, PiecesAddUpToTheText) {
+  for (const char* name : {"pocket-llama3", "pocket-gemma3"}) {
+    Server server(name);
+    Prompted prompted = server.prompt();
+    for (int64_t seed = 0; seed < 40; ++seed) {
+      DrawOptions o = draws(2);
+      o.temperature = 1e9;
+      o.seed = seed;
+      std::vector<std::string> texts(2);
+      const auto results =
+          draw_replies(server.service, server.caller, prompted, o, [&](const ReplyPiece& piece) {
+            texts[piece.choice] += piece.text;
+            return true;
+          });
+      for (size_t i = 0; i < results.size(); ++i) {
+        EXPECT_EQ(results[i].reply.text, texts[i]);
+        EXPECT_EQ(texts[i], server.service.tokenizer->decode(results[i].reply.ids, true));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace stet::test::engine_tests

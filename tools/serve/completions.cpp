@@ -1,0 +1,377 @@
+// OpenAI's chat completions and completions.
+#include <fmt/format.h>
+
+#include "stet/base/error.hpp"
+#include "stet/text/utf8.hpp"
+#include "tools/serve/interfaces.hpp"
+#include "tools/serve/text_offsets.hpp"
+
+namespace stet::serve {
+namespace {
+
+constexpr size_t kMostPrompts = 256;
+
+const char* finish_reason(const Reply& reply) {
+  return reply.stop == StopReason::length ? "length" : "stop";
+}
+
+// A prompt of a request: text, or token ids in its place.
+struct TextPrompt {
+  std::optional<std::string> text;
+  std::vector<int32_t> ids;
+};
+
+// What chat and text completions have in common.
+struct Completion {
+  DrawOptions draw;
+  bool chat = true, stream = false, include_usage = false, echo = false;
+  std::vector<Message> messages;
+  ChatAsked state;
+  std::vector<TextPrompt> prompts;
+  NodePtr from;
+  std::string id, model;
+
+  Json head(const Service& service) const {
+    const char* kind =
+        chat ? (stream ? "chat.completion.chunk" : "chat.completion") : "text_completion";
+    return {
+        {"id", id},       {"object", kind},           {"created", now()},
+        {"model", model}, {"seed", draw.told_seed()}, {"system_fingerprint", service.fingerprint}};
+  }
+};
+
+// ---------------------------------------------------------------- what is asked
+
+void read_common(Service& service, const Request& request, Fields& f, Completion& c) {
+  c.model = check_model(service, f);
+  c.draw = read_draw(f);
+  c.draw.n = f.integer("n", 1, 16).value_or(1);
+  c.stream = f.boolean("stream").value_or(false);
+  if (auto options = f.object("stream_options")) {
+    c.include_usage = options->boolean("include_usage").value_or(false);
+    options->neutral("include_obfuscation", {false, true});
+    options->finish();
+  }
+  if (const auto from = f.name("resume_from"))
+    c.from = service.states.find(request.client, *from, "/resume_from");
+  f.unused({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"});
+}
+
+Completion read_chat_completion(Service& service, const Request& request, const Json& body) {
+  Fields f(body, "");
+  Completion c;
+  read_common(service, request, f, c);
+  c.messages = read_messages(f, "messages");
+  c.state = read_chat(f);
+  c.draw.max_tokens = f.integer("max_completion_tokens", 1, kMaxPositions);
+  const auto older = f.integer("max_tokens", 1, kMaxPositions);
+  if (!c.draw.max_tokens) c.draw.max_tokens = older;
+  const bool logprobs = f.boolean("logprobs").value_or(false);
+  const auto top = f.integer("top_logprobs", 0, 20);
+  if (top && *top > 0 && !logprobs)
+    refuse("/top_logprobs", "logprobs: true with it", std::to_string(*top));
+  if (logprobs) c.draw.top_logprobs = static_cast<int>(top.value_or(0));
+  f.neutral("tools", {Json::array()});
+  f.neutral("tool_choice", {"none", "auto"});
+  f.neutral("parallel_tool_calls", {true, false});
+  f.neutral("functions", {Json::array()});
+  f.neutral("function_call", {"none", "auto"});
+  f.neutral("response_format", {{{"type", "text"}}});
+  f.neutral("modalities", {{"text"}});
+  f.neutral("store", {false});
+  f.neutral("service_tier", {"auto", "default"});
+  f.neutral("audio", {});
+  f.neutral("prediction", {});
+  f.neutral("reasoning_effort", {"none"});
+  f.neutral("verbosity", {"medium"});
+  f.neutral("web_search_options", {});
+  f.finish();
+  return c;
+}
+
+TextPrompt read_prompt(const Service& service, const Json& prompt, const std::string& pointer) {
+  if (prompt.is_string()) return {prompt.get<std::string>(), {}};
+  if (!prompt.is_array())
+    refuse(pointer, "a string or token ids", printable(tool::dump(prompt), 60));
+  return {std::nullopt, read_ids(prompt, pointer, service.model->config().vocab_size)};
+}
+
+std::vector<TextPrompt> read_prompts(const Service& service, Fields& f) {
+  const Json* prompt = f.find("prompt");
+  if (prompt == nullptr) refuse("/prompt", "a string or token ids", "nothing", "missing_field");
+  const bool several = prompt->is_array() && !prompt->empty() && !prompt->front().is_number();
+  if (!several) return {read_prompt(service, *prompt, "/prompt")};
+  if (prompt->size() > kMostPrompts)
+    refuse("/prompt", fmt::format("at most {} prompts", kMostPrompts),
+           std::to_string(prompt->size()));
+  std::vector<TextPrompt> all;
+  for (const Json& one : *prompt)
+    all.push_back(read_prompt(service, one, fmt::format("/prompt/{}", all.size())));
+  return all;
+}
+
+Completion read_completion(Service& service, const Request& request, const Json& body) {
+  Fields f(body, "");
+  Completion c;
+  c.chat = false;
+  read_common(service, request, f, c);
+  c.prompts = read_prompts(service, f);
+  c.draw.max_tokens = f.integer("max_tokens", 0, kMaxPositions).value_or(16);
+  if (const auto top = f.integer("logprobs", 0, 20)) c.draw.top_logprobs = static_cast<int>(*top);
+  c.echo = f.boolean("echo").value_or(false);
+  f.neutral("suffix", {});
+  f.neutral("best_of", {1, c.draw.n});
+  f.finish();
+  return c;
+}
+
+// ---------------------------------------------------------------- prompts
+
+// A checked prompt, and its text where that is echoed.
+struct Asked {
+  Prompt prompt;
+  std::string text;
+  std::vector<int32_t> ids;
+};
+
+Asked check_prompt(Service& service, const Caller& caller, const Completion& c,
+                   const TextPrompt& prompt) {
+  Asked asked;
+  asked.ids = prompt.text ? encode_text(service, caller, *prompt.text,
+                                        c.from ? Tokenizer::Bos::off : Tokenizer::Bos::automatic)
+                          : prompt.ids;
+  if (c.echo && prompt.text)
+    asked.text = *prompt.text;
+  else if (c.echo && service.tokenizer != nullptr)
+    asked.text = service.tokenizer->decode(asked.ids, true);
+  asked.prompt =
+      check_ids(service, caller, c.from,
+                {asked.ids, *c.draw.max_tokens == 0 ? 0 : 1, c.echo ? c.draw.top_logprobs : -1});
+  return asked;
+}
+
+std::vector<Asked> check(Service& service, const Caller& caller, const Completion& c) {
+  std::vector<Asked> all;
+  if (c.chat) all.push_back({check_messages(service, caller, c.from, c.messages, c.state), "", {}});
+  for (const TextPrompt& prompt : c.prompts)
+    all.push_back(check_prompt(service, caller, c, prompt));
+  return all;
+}
+
+// ---------------------------------------------------------------- log-probabilities
+
+Json chat_logprobs(const Service& service, const std::vector<TokenLogprob>& all) {
+  Json content = Json::array();
+  for (const TokenLogprob& t : all) content.push_back(logprob_json(service.tokenizer.get(), t));
+  return {{"content", content}, {"refusal", nullptr}};
+}
+
+// Those of text completions, in the order of their tokens, as soon as their place in the text is
+// certain.
+class TextLogprobs {
+ public:
+  explicit TextLogprobs(const Tokenizer* tokenizer) : tokenizer_(tokenizer), offsets_(tokenizer) {}
+
+  void add(int32_t id, const TokenLogprob* logprob) {
+    waiting_.push_back(entry(id, logprob));
+    settle(offsets_.push(id));
+  }
+  // What follows is another text, behind so many characters.
+  void end(size_t at = 0) { settle(offsets_.finish(at)); }
+  // Those that were not taken yet.
+  Json take() {
+    Json j = {{"tokens", Json::array()},
+              {"token_logprobs", Json::array()},
+              {"top_logprobs", Json::array()},
+              {"text_offset", Json::array()}};
+    for (Json& e : settled_) {
+      for (auto& [name, value] : e.items()) j[name].push_back(std::move(value));
+    }
+    settled_.clear();
+    return j;
+  }
+  bool any() const { return !settled_.empty(); }
+
+ private:
+  Json entry(int32_t id, const TokenLogprob* logprob) const {
+    Json e = {{"tokens", utf8_lossy(token_bytes(tokenizer_, id))},
+              {"token_logprobs", nullptr},
+              {"top_logprobs", nullptr}};
+    if (logprob == nullptr) return e;
+    e["token_logprobs"] = logprob->logprob;
+    e["top_logprobs"] = Json::object();
+    for (const auto& [other, its] : logprob->top)
+      e["top_logprobs"][utf8_lossy(token_bytes(tokenizer_, other))] = its;
+    return e;
+  }
+  void settle(const std::vector<size_t>& offsets) {
+    for (size_t i = 0; i < offsets.size(); ++i) {
+      settled_.push_back(std::move(waiting_[i]));
+      settled_.back()["text_offset"] = offsets[i];
+    }
+    waiting_.erase(waiting_.begin(),
+                   waiting_.begin() + static_cast<std::ptrdiff_t>(offsets.size()));
+  }
+
+  const Tokenizer* tokenizer_;
+  TextOffsets offsets_;
+  std::vector<Json> waiting_, settled_;
+};
+
+// ---------------------------------------------------------------- answers
+
+// Choices as they are told, whole or in pieces: those of one prompt.
+class Telling {
+ public:
+  Telling(const Service& service, const Completion& c, size_t first)
+      : service_(service), c_(c), first_(first) {
+    for (int64_t i = 0; i < c.draw.n; ++i) texts_.emplace_back(service.tokenizer.get());
+  }
+
+  // The prompt of each choice, which is the beginning of its text.
+  void echo(const Asked& asked, const Prompted& prompted) {
+    echo_ = asked.text;
+    for (TextLogprobs& text : texts_) {
+      for (size_t i = 0; i < prompted.prompt_logprobs.size(); ++i) {
+        const auto& logprob = prompted.prompt_logprobs[i];
+        text.add(asked.ids[i], logprob ? &*logprob : nullptr);
+      }
+      text.end(characters(echo_));
+    }
+  }
+  bool has_echo(size_t i) const { return !echo_.empty() || texts_[i].any(); }
+  Json echoed(size_t i) { return choice(i, echo_, {}, nullptr); }
+  Json piece(const ReplyPiece& p) { return choice(p.choice, p.text, p.logprobs, nullptr); }
+  Json last(size_t i, const ReplyResult& result) { return choice(i, "", {}, &result); }
+  Json whole(size_t i, const ReplyResult& result) {
+    return choice(i, echo_ + result.reply.text, result.logprobs, &result);
+  }
+
+ private:
+  // `result` null: there is more to come.
+  Json choice(size_t i, const std::string& text, const std::vector<TokenLogprob>& logprobs,
+              const ReplyResult* result) {
+    Json j = {{"index", first_ + i}};
+    if (c_.chat && c_.stream)
+      j["delta"] = text.empty() && result != nullptr ? Json::object() : Json{{"content", text}};
+    else if (c_.chat)
+      j["message"] = {{"role", "assistant"}, {"content", text}, {"refusal", nullptr}};
+    else
+      j["text"] = text;
+    j["logprobs"] = logprobs_json(i, logprobs, result != nullptr);
+    j["finish_reason"] = result == nullptr ? Json(nullptr) : Json(finish_reason(result->reply));
+    if (result == nullptr) return j;
+    j["state_id"] = result->node->id;
+    j["state_digest"] = sha256_text(result->node->digests.id);
+    return j;
+  }
+  Json logprobs_json(size_t i, const std::vector<TokenLogprob>& logprobs, bool over) {
+    if (c_.draw.top_logprobs < 0) return nullptr;
+    if (c_.chat) return chat_logprobs(service_, logprobs);
+    for (const TokenLogprob& t : logprobs) texts_[i].add(t.id, &t);
+    if (over) texts_[i].end();
+    return texts_[i].take();
+  }
+
+  const Service& service_;
+  const Completion& c_;
+  size_t first_;
+  std::string echo_;
+  std::vector<TextLogprobs> texts_;  // of each choice
+};
+
+// The tokens of all prompts and replies of an answer.
+struct Total {
+  Usage usage;
+  size_t drawn = 0;
+
+  void add(const Prompted& p, const std::vector<ReplyResult>& results) {
+    if (usage.reason.empty()) usage.reason = p.usage.reason;
+    usage.reused += p.usage.reused;
+    usage.recomputed += p.usage.recomputed;
+    usage.fresh += p.usage.fresh;
+    for (const ReplyResult& r : results) drawn += r.reply.ids.size();
+  }
+  Json json() const { return usage_json(usage, drawn); }
+};
+
+Json whole(Service& service, const Caller& caller, const Completion& c) {
+  Json j = c.head(service), choices = Json::array();
+  Total total;
+  std::string state;
+  for (Asked& asked : check(service, caller, c)) {
+    Prompted p = std::exchange(asked.prompt, nullptr)(caller);
+    Telling telling(service, c, choices.size());
+    if (c.echo) telling.echo(asked, p);
+    const std::vector<ReplyResult> results = draw_replies(service, caller, p, c.draw, nullptr);
+    for (size_t i = 0; i < results.size(); ++i) choices.push_back(telling.whole(i, results[i]));
+    if (state.empty()) state = results[0].node->id;
+    j["now"] = p.talk.session().chat().now;
+    total.add(p, results);
+  }
+  j["choices"] = std::move(choices);
+  j["usage"] = total.json();
+  j["state_id"] = state;
+  return j;
+}
+
+void stream(Service& service, const Caller& caller, const Completion& c, std::vector<Asked>& all,
+            Writer& writer) {
+  const Json head = c.head(service);
+  const auto send = [&](Json choice, const Json& usage = nullptr) {
+    Json j = head;
+    j["choices"] = choice.is_null() ? Json::array() : Json::array({std::move(choice)});
+    if (c.include_usage) j["usage"] = usage;
+    return writer.event(j);
+  };
+  Total total;
+  for (size_t k = 0; k < all.size(); ++k) {
+    Prompted p = std::exchange(all[k].prompt, nullptr)(caller);
+    Telling telling(service, c, k * static_cast<size_t>(c.draw.n));
+    if (c.echo) telling.echo(all[k], p);
+    for (size_t i = 0; i < static_cast<size_t>(c.draw.n); ++i) {
+      if (c.chat)
+        send({{"index", i},
+              {"delta", {{"role", "assistant"}, {"content", ""}}},
+              {"logprobs", nullptr},
+              {"finish_reason", nullptr}});
+      else if (telling.has_echo(i))
+        send(telling.echoed(i));
+    }
+    const auto sink = [&](const ReplyPiece& piece) {
+      if (piece.text.empty() && piece.logprobs.empty()) return writer.good();
+      return send(telling.piece(piece));
+    };
+    const std::vector<ReplyResult> results = draw_replies(service, caller, p, c.draw, sink);
+    for (size_t i = 0; i < results.size(); ++i) send(telling.last(i, results[i]));
+    total.add(p, results);
+  }
+  if (c.include_usage) send(nullptr, total.json());
+  writer.write("data: [DONE]\n\n");
+}
+
+Response answer(Service& service, const Request& request, Completion c) {
+  c.id = service.states.handle(c.chat ? "chatcmpl-" : "cmpl-", request.client, request.body);
+  c.draw.settle(service);
+  if (!c.stream)
+    return answer_at_once(service, request,
+                          [&](const Caller& caller) { return whole(service, caller, c); });
+  return stream_events(service, request, [&service, c](const Caller& caller) -> StreamBody {
+    const auto all = std::make_shared<std::vector<Asked>>(check(service, caller, c));
+    return [&service, c, all](const Caller& talking, Writer& writer) {
+      stream(service, talking, c, *all, writer);
+    };
+  });
+}
+
+}  // namespace
+
+Response chat_completions(Service& service, const Request& request, const Parts&) {
+  return answer(service, request, read_chat_completion(service, request, parse_body(request.body)));
+}
+
+Response completions(Service& service, const Request& request, const Parts&) {
+  return answer(service, request, read_completion(service, request, parse_body(request.body)));
+}
+
+}  // namespace stet::serve

@@ -1,0 +1,319 @@
+// From a request's messages, text or state to a session that is ready to reply.
+#include <fmt/format.h>
+
+#include "stet/base/error.hpp"
+#include "tools/serve/interfaces.hpp"
+
+namespace stet::serve {
+namespace {
+
+// The context is left to tokens; `room` of its positions stay free for a reply.
+void check_positions(const Session& session, int64_t positions, int64_t room) {
+  if (positions + room <= session.capacity()) return;
+  throw RequestError(400, "context_length_exceeded",
+                     fmt::format("expected a prompt of fewer than {} tokens, found {}",
+                                 session.capacity() + 1 - room, positions));
+}
+
+// No token has more bytes than the longest one, so that a much longer text cannot fit.
+void check_bytes(Service& service, size_t bytes) {
+  const auto capacity = static_cast<size_t>(Session(service.model, service.session).capacity());
+  if (bytes <= capacity) return;
+  const size_t longest = service.longest_token(), tokens = (bytes + longest - 1) / longest;
+  if (tokens <= capacity) return;
+  throw RequestError(
+      400, "context_length_exceeded",
+      fmt::format("expected a prompt of fewer than {} tokens, found {} bytes: at least {} tokens",
+                  capacity, bytes, tokens));
+}
+
+// What an earlier request has asked for ends with it.
+void use_model_settings(const Service& service, Session& session) {
+  const GenerationState own = default_generation(*service.model);
+  GenerationState& state = session.generation();
+  state.sampling = own.sampling;
+  state.stop_ids = own.stop_ids;
+  state.stop_strings.clear();
+}
+
+void run_plan(Service& service, const Caller& caller, Prompted& p, const Conversation::Plan& plan) {
+  Conversation& conversation = *p.talk.conversation();
+  conversation.begin(plan);
+  service.engine.process(conversation.session(), Conversation::to_process(plan), caller.gone);
+  conversation.prompted(plan);
+  p.told.clear();
+  if (plan.begun == 0) return;
+  // The end of the text that a reply begins with may come out of the decoder behind it.
+  p.told = held_text(conversation.session().generation(), service.tokenizer.get());
+  if (!p.told.empty()) p.operation["told"] = true;
+  p.operation["prefilled"] = plan.messages.back().content.size();
+}
+
+Prompted prompt_plan(Service& service, const Caller& caller, Conversation::Plan plan,
+                     const ChatState& chat, size_t count) {
+  Usage usage;
+  Session session =
+      service.states.longest_prefix(caller.client, plan.ids, service.appender(caller), usage);
+  session.generation() = default_generation(*service.model);
+  session.chat() = chat;
+  plan.compare(session.transcript());
+  Prompted p{Talk(std::move(session), service.tokenizer, true),
+             usage,
+             "",
+             {{"name", "messages"}, {"count", count}}};
+  run_plan(service, caller, p, plan);
+  const int64_t size = p.talk.session().size();
+  // As if all had been processed now: a state does not tell what was known before.
+  p.talk.session().generation().turns = {{0, size - plan.begun, size, true}};
+  p.usage.fresh = static_cast<int64_t>(plan.ids.size()) - p.usage.reused;
+  return p;
+}
+
+// Tokens of text behind what a session holds.
+void process_ids(Service& service, const Caller& caller, Prompted& p, const IdsAsked& asked) {
+  Session& session = p.talk.session();
+  const int64_t at = session.size();
+  if (asked.top_logprobs < 0)
+    service.engine.process(session, asked.ids, caller.gone);
+  else
+    p.prompt_logprobs = process_scored(service, caller, session, asked.ids,
+                                       static_cast<size_t>(asked.top_logprobs));
+  open_prompt_turn(session, at);
+  p.told.clear();
+  p.usage.fresh += static_cast<int64_t>(asked.ids.size());
+}
+
+Prompted prompt_fresh_ids(Service& service, const Caller& caller, const IdsAsked& asked) {
+  Usage usage;
+  const bool scored = asked.top_logprobs >= 0;
+  usage.reason = "log-probabilities were asked of all tokens";
+  Session session = scored ? Session(service.model, service.session)
+                           : service.states.longest_prefix(caller.client, asked.ids,
+                                                           service.appender(caller), usage);
+  session.generation() = default_generation(*service.model);
+  const auto known = static_cast<size_t>(session.size());
+  Prompted p{Talk(std::move(session), service.tokenizer, false),
+             usage,
+             "",
+             {{"name", "create"}, {"tokens", asked.ids.size()}}};
+  process_ids(service, caller, p,
+              {{asked.ids.begin() + static_cast<std::ptrdiff_t>(known), asked.ids.end()},
+               asked.room,
+               asked.top_logprobs});
+  p.talk.session().generation().turns.clear();
+  open_prompt_turn(p.talk.session(), 0);
+  return p;
+}
+
+Conversation new_conversation(const Service& service, const ChatAsked& chat) {
+  service.need_tokenizer();
+  Session empty(service.model, service.session);
+  empty.chat() = chat.state;
+  return Conversation(std::move(empty), service.tokenizer);
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- tokens
+
+TokenizeTurn::TokenizeTurn(Service& service, const Caller& caller, size_t bytes) {
+  constexpr size_t kLong = size_t{64} << 10;
+  if (bytes < kLong) return;
+  std::unique_lock lock(service.tokenizing.mutex);
+  while (service.tokenizing.busy) {
+    service.tokenizing.free.wait_for(lock, std::chrono::milliseconds(50));
+    lock.unlock();
+    if (caller.gone()) throw Cancelled();
+    lock.lock();
+  }
+  service.tokenizing.busy = true;
+  held_ = &service.tokenizing;
+}
+
+TokenizeTurn::~TokenizeTurn() {
+  if (held_ == nullptr) return;
+  const std::lock_guard lock(held_->mutex);
+  held_->busy = false;
+  held_->free.notify_one();
+}
+
+std::vector<int32_t> encode_text(Service& service, const Caller& caller, const std::string& text,
+                                 Tokenizer::Bos bos) {
+  const Tokenizer& tokenizer = service.need_tokenizer();
+  check_bytes(service, text.size());
+  const TokenizeTurn turn(service, caller, text.size());
+  std::vector<int32_t> ids = tokenizer.encode(text, bos);
+  if (caller.gone()) throw Cancelled();
+  return ids;
+}
+
+// ---------------------------------------------------------------- checked
+
+namespace {
+
+// `more` of the messages are new. Whether it fits is another question.
+Conversation::Plan lay_out(Service& service, const Caller& caller, const Conversation& conversation,
+                           std::vector<Message> messages, size_t more, bool continues) {
+  size_t bytes = 0;
+  for (size_t i = messages.size() - more; i < messages.size(); ++i)
+    bytes += messages[i].content.size();
+  check_bytes(service, bytes);
+  const TokenizeTurn turn(service, caller, bytes);
+  bool begun = continues && more > 0 && messages.back().role == "assistant";
+  if (begun && messages.back().content.empty()) {  // the beginning of a reply that says nothing
+    messages.pop_back();
+    begun = false;
+  }
+  const std::string last = messages.empty() ? "" : messages.back().content;
+  std::optional<Conversation::Plan> plan = conversation.lay_out(std::move(messages), begun);
+  if (!plan)
+    throw RequestError(
+        400, "altered_by_template",
+        fmt::format("/messages: expected a last message of the assistant that the chat template "
+                    "(chat_template of {}) writes as it is, so that the reply goes on with it, "
+                    "found one that it trims or alters: {}; send \"continue_final_message\": false "
+                    "for a turn of its own",
+                    service.name, printable(tool::dump(Json(last)), 60)),
+        "/messages");
+  if (caller.gone()) throw Cancelled();
+  return *std::move(plan);
+}
+
+Conversation::Plan plan_messages(Service& service, const Caller& caller,
+                                 const Conversation& conversation, std::vector<Message> messages,
+                                 size_t more, bool continues) {
+  Conversation::Plan plan =
+      lay_out(service, caller, conversation, std::move(messages), more, continues);
+  const Session& session = conversation.session();
+  check_positions(session, static_cast<int64_t>(plan.ids.size()) - shifted_out(session.prunes()),
+                  1);
+  return plan;
+}
+
+// The messages of a state, with more behind them.
+std::vector<Message> with_more(const Prompted& p, std::vector<Message> more) {
+  if (p.talk.conversation() == nullptr)
+    throw RequestError(400, "not_a_conversation",
+                       "expected a state of a conversation, found one of raw text");
+  std::vector<Message> messages = p.talk.conversation()->messages();
+  std::move(more.begin(), more.end(), std::back_inserter(messages));
+  return messages;
+}
+
+}  // namespace
+
+Conversation::Plan plan_more(Service& service, const Caller& caller, const Prompted& p,
+                             std::vector<Message> more, bool continues) {
+  const size_t count = more.size();
+  std::vector<Message> messages = with_more(p, std::move(more));
+  return plan_messages(service, caller, *p.talk.conversation(), std::move(messages), count,
+                       continues);
+}
+
+void check_room(const Session& session, std::span<const int32_t> ids, int64_t room) {
+  detail::check_ids(ids, session.model().config().vocab_size);
+  check_positions(session, session.size() + static_cast<int64_t>(ids.size()), room);
+}
+
+Prompt check_messages(Service& service, const Caller& caller, const NodePtr& node,
+                      std::vector<Message> messages, const ChatAsked& chat) {
+  if (node == nullptr) {
+    const size_t count = messages.size();
+    const Conversation fresh = new_conversation(service, chat);
+    return
+        [&service, count, state = fresh.session().chat(),
+         plan = plan_messages(service, caller, fresh, std::move(messages), count, chat.continues)](
+            const Caller& c) { return prompt_plan(service, c, plan, state, count); };
+  }
+  service.need_tokenizer();
+  const auto p = std::make_shared<Prompted>(resume(service, caller, node));
+  use_model_settings(service, p->talk.session());
+  return [&service, p, plan = plan_more(service, caller, *p, std::move(messages), chat.continues)](
+             const Caller& c) {
+    process_plan(service, c, *p, plan);
+    return std::move(*p);
+  };
+}
+
+Rendered render_prompt(Service& service, const Caller& caller, const NodePtr& node,
+                       std::vector<Message> messages, const ChatAsked& chat) {
+  const size_t count = messages.size();
+  if (node == nullptr) {
+    const Conversation fresh = new_conversation(service, chat);
+    Conversation::Plan plan =
+        lay_out(service, caller, fresh, std::move(messages), count, chat.continues);
+    return {std::move(plan.text), std::move(plan.ids), fresh.session().chat().now};
+  }
+  service.need_tokenizer();
+  const Prompted p = resume(service, caller, node);
+  messages = with_more(p, std::move(messages));
+  const Conversation& conversation = *p.talk.conversation();
+  Conversation::Plan plan =
+      lay_out(service, caller, conversation, std::move(messages), count, chat.continues);
+  return {std::move(plan.text), std::move(plan.ids), conversation.session().chat().now};
+}
+
+Prompt check_ids(Service& service, const Caller& caller, const NodePtr& node, IdsAsked asked) {
+  if (node == nullptr) {
+    if (asked.ids.empty())
+      throw RequestError(400, "empty_prompt",
+                         "expected a prompt of at least one token, found none");
+    check_room(Session(service.model, service.session), asked.ids, asked.room);
+    return [&service, asked = std::move(asked)](const Caller& c) {
+      return prompt_fresh_ids(service, c, asked);
+    };
+  }
+  const auto p = std::make_shared<Prompted>(resume(service, caller, node));
+  use_model_settings(service, p->talk.session());
+  check_room(p->talk.session(), asked.ids, asked.room);
+  return [&service, p, asked = std::move(asked)](const Caller& c) {
+    process_ids(service, c, *p, asked);
+    return std::move(*p);
+  };
+}
+
+// ---------------------------------------------------------------- at once
+
+Prompted prompt_messages(Service& service, const Caller& caller, std::vector<Message> messages,
+                         const ChatAsked& chat) {
+  return check_messages(service, caller, nullptr, std::move(messages), chat)(caller);
+}
+
+Prompted prompt_ids(Service& service, const Caller& caller, const std::vector<int32_t>& ids) {
+  return check_ids(service, caller, nullptr, {ids})(caller);
+}
+
+Prompted resume(Service& service, const Caller& caller, const NodePtr& node) {
+  Usage usage;
+  Session session = service.open(caller, node, &usage);
+  const bool chat = !session.chat().messages.empty() && service.tokenizer != nullptr;
+  std::string told;
+  if (node->operation.is_object() && node->operation.value("told", false))
+    told = held_text(session.generation(), service.tokenizer.get());
+  return {Talk(std::move(session), service.tokenizer, chat),
+          usage,
+          node->id,
+          {{"name", "continue"}},
+          std::move(told)};
+}
+
+void process_plan(Service& service, const Caller& caller, Prompted& p,
+                  const Conversation::Plan& plan) {
+  run_plan(service, caller, p, plan);
+  p.usage.reused = std::min(p.usage.reused, plan.report.kept);
+  p.usage.recomputed += plan.report.recomputed;
+  p.usage.fresh += plan.report.added;
+}
+
+void say(Service& service, const Caller& caller, Prompted& p, std::vector<Message> more,
+         bool continues) {
+  process_plan(service, caller, p, plan_more(service, caller, p, std::move(more), continues));
+}
+
+void append_text(Service& service, const Caller& caller, Prompted& p,
+                 std::span<const int32_t> ids) {
+  check_room(p.talk.session(), ids);
+  process_ids(service, caller, p, {{ids.begin(), ids.end()}});
+}
+
+}  // namespace stet::serve

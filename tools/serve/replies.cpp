@@ -1,0 +1,196 @@
+// How replies are drawn, told piece by piece, and kept as states.
+#include <algorithm>
+#include <utility>
+
+#include "stet/base/error.hpp"
+#include "tools/serve/service.hpp"
+
+namespace stet::serve {
+namespace {
+
+// Leaves out of a text that comes in pieces what it begins with and its reader knows.
+class Untold {
+ public:
+  explicit Untold(std::string told) : told_(std::move(told)) {}
+
+  std::string operator()(std::string_view text) {
+    size_t n = 0;
+    while (n < text.size() && n < told_.size() && text[n] == told_[n]) ++n;
+    const bool goes_on = n == text.size();
+    while (n > 0 && n < text.size() && (static_cast<unsigned char>(text[n]) & 0xc0) == 0x80)
+      --n;  // whole characters
+    told_.erase(0, goes_on ? n : told_.size());
+    return std::string(text.substr(n));
+  }
+
+ private:
+  std::string told_;
+};
+
+// One reply on its way. The engine owns it as well, as long as it draws.
+struct Choice {
+  Choice(Service& service, Talk talk_, const Prompted& prompted, const DrawOptions& options,
+         size_t index)
+      : talk(std::move(talk_)), untold(prompted.told) {
+    GenerationState& g = talk.session().generation();
+    options.apply(g, *service.model);
+    if (options.seed) g.sampling.seed += index;
+    if (talk.conversation() != nullptr) talk.conversation()->begin_reply();
+    GenerateOptions o;
+    o.max_tokens = options.max_tokens.value_or(INT64_MAX);
+    o.ignore_eos = options.ignore_eos;
+    if (options.top_logprobs >= 0) {
+      o.observe = [this, n = static_cast<size_t>(options.top_logprobs)](
+                      int32_t id, std::span<const float> logits) {
+        const std::lock_guard lock(mutex);
+        seen.push_back({id, log_probability(logits, id), top_candidates(logits, n)});
+      };
+    }
+    generator.emplace(talk.session(), service.tokenizer.get(), o);
+    first.text = untold(generator->certain());
+    job.emplace(talk.session(), *generator, options.choose);
+  }
+
+  // Adds to what its reader was told; the text of a reply is what its pieces say.
+  const ReplyPiece& told(const ReplyPiece& piece) {
+    text += piece.text;
+    return piece;
+  }
+
+  Reply finish() {
+    Reply reply = generator->finish();
+    if (talk.conversation() != nullptr) talk.conversation()->end_reply(reply);
+    reply.text = text;
+    return reply;
+  }
+
+  Talk talk;
+  Untold untold;
+  ReplyPiece first;  // what was certain before anything was drawn
+  std::optional<Generator> generator;
+  std::optional<Job> job;
+  std::string text;
+  std::mutex mutex;  // the engine's thread writes what it sees
+  std::vector<TokenLogprob> seen;
+  size_t logprobs_told = 0;
+  bool over = false;
+};
+using Choices = std::vector<std::shared_ptr<Choice>>;
+
+// However drawing ends, no choice is drawn on for nobody.
+class DrawGuard {
+ public:
+  explicit DrawGuard(const Choices& choices) : choices_(choices) {}
+  ~DrawGuard() {
+    for (const auto& choice : choices_) choice->job->cancel();
+  }
+  DrawGuard(const DrawGuard&) = delete;
+  DrawGuard& operator=(const DrawGuard&) = delete;
+
+ private:
+  const Choices& choices_;
+};
+
+using PieceSink = std::function<bool(const ReplyPiece&)>;
+
+// What has come of one choice since the last look. False when it is over.
+bool take_pieces(Choice& choice, size_t index, const Gone& gone, const PieceSink& sink,
+                 bool& wanted) {
+  std::vector<Job::Piece> pieces;
+  if (!choice.job->wait(pieces, [&] { return !wanted || gone(); })) return false;
+  ReplyPiece piece{index, "", {}, {}};
+  for (const Job::Piece& p : pieces) {
+    piece.text += p.text;
+    piece.ids.push_back(p.id);
+    const std::lock_guard lock(choice.mutex);
+    if (choice.logprobs_told < choice.seen.size())
+      piece.logprobs.push_back(choice.seen[choice.logprobs_told++]);
+  }
+  piece.text = choice.untold(piece.text);
+  if (!pieces.empty() && wanted && !sink(choice.told(piece))) wanted = false;
+  return true;
+}
+
+// Draws them all to their ends. True where the client has gone.
+bool draw_all(const Choices& choices, const Gone& gone, const PieceSink& sink) {
+  bool wanted = true, cancelled = false;
+  std::exception_ptr error;
+  for (size_t left = choices.size(); left > 0;) {
+    for (size_t i = 0; i < choices.size(); ++i) {
+      Choice& choice = *choices[i];
+      if (choice.over) continue;
+      try {
+        if (take_pieces(choice, i, gone, sink, wanted)) continue;
+      } catch (const Cancelled&) {
+        cancelled = true;
+      } catch (...) {
+        if (error == nullptr) error = std::current_exception();
+        wanted = false;
+        if (!choice.job->over()) continue;
+      }
+      choice.over = true;
+      --left;
+    }
+  }
+  if (error != nullptr) std::rethrow_exception(error);
+  return cancelled;
+}
+
+// The state after a reply, and the end of its text, which nobody else will tell.
+ReplyResult keep(Service& service, const Caller& caller, const Prompted& prompted,
+                 const DrawOptions& options, Choice& choice, size_t index, bool cancelled,
+                 const PieceSink& sink) {
+  ReplyResult r;
+  Json operation = prompted.operation;
+  operation.erase("told");  // of the state before
+  const GenerationState& g = choice.talk.session().generation();
+  r.reply = choice.finish();
+  if (!options.hold_back && !cancelled && r.reply.stop == StopReason::length) {
+    const std::string held = held_text(g, service.tokenizer.get());
+    if (!held.empty()) operation["told"] = true;
+    const ReplyPiece rest{index, choice.untold(held), {}, {}};
+    if (!rest.text.empty()) sink(choice.told(rest));
+    r.reply.text = choice.text;
+  }
+  r.logprobs = std::move(choice.seen);
+  r.cancelled = cancelled;
+  operation["drawn"] = r.reply.ids.size();
+  r.node = service.states.add(caller.client, prompted.parent, std::move(operation),
+                              std::move(choice.talk.session()));
+  return r;
+}
+
+}  // namespace
+
+std::vector<ReplyResult> draw_replies(Service& service, const Caller& caller, Prompted& prompted,
+                                      const DrawOptions& options, const PieceSink& sink) {
+  Choices choices;
+  std::vector<JobPtr> jobs;
+  for (int64_t i = 0; i < options.n; ++i) {
+    choices.push_back(std::make_shared<Choice>(service, prompted.talk.fork(), prompted, options,
+                                               static_cast<size_t>(i)));
+    jobs.emplace_back(choices.back(), &*choices.back()->job);
+  }
+  const DrawGuard guard(choices);
+  const auto known = service.states.running(caller.client, prompted.talk.session());
+  bool first = true;
+  const PieceSink told = [&](const ReplyPiece& piece) {
+    if (std::exchange(first, false))
+      service.first_token_seconds.add(tool::seconds() - caller.since);
+    return !sink || sink(piece);
+  };
+  service.engine.start(jobs);
+  for (size_t i = 0; i < choices.size(); ++i) {
+    choices[i]->first.choice = i;
+    if (!choices[i]->first.text.empty()) told(choices[i]->told(choices[i]->first));
+  }
+  const bool cancelled = draw_all(choices, caller.gone, told);
+  service.states.count(prompted.usage);
+  std::vector<ReplyResult> results;
+  for (size_t i = 0; i < choices.size(); ++i)
+    results.push_back(keep(service, caller, prompted, options, *choices[i], i, cancelled, told));
+  if (cancelled) throw Cancelled();
+  return results;
+}
+
+}  // namespace stet::serve
