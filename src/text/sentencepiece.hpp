@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 namespace stet {
@@ -46,6 +47,22 @@ class SentencePieceTextEncoder {
   virtual ~SentencePieceTextEncoder() = default;
   // Appends the ids of a text. Throws Error: argument where a control piece would come out of it.
   virtual void encode(std::string_view text, std::vector<int32_t>& out) const = 0;
+};
+
+// Where texts can be cut before a space: the ids of the parts are those of the whole. A text takes
+// some hundred times its memory while it is encoded, its parts only theirs.
+class SentencePieceCuts {
+ public:
+  explicit SentencePieceCuts(const SentencePieceModel& model);
+  // Returns how many bytes of a text to encode next: at most `size`, or more where that is the
+  // first place, or the end.
+  size_t part(std::string_view text, size_t size) const;
+
+ private:
+  bool at(std::string_view text, size_t place) const;
+
+  bool possible_;
+  std::unordered_set<uint32_t> before_space_;  // characters which some piece has before a space
 };
 
 // Returns an encoder of ours, without the sentencepiece library, that gives the library's ids.

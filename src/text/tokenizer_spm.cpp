@@ -16,6 +16,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 namespace stet {
 namespace {
@@ -349,6 +350,7 @@ class SpmEncoder : public Encoder {
       if (type == kNormal || type == kUserDefined || type == kUnused) type = kControl;
     }
     text_ = encoder_of(model_, file_, by_);
+    cuts_.emplace(model_);
     model_ = SpmModel();
   }
 
@@ -364,13 +366,20 @@ class SpmEncoder : public Encoder {
         prefixed = " ";
         text = prefixed += text;
       }
-      text_->encode(text, out);
+      do {
+        const size_t size = cuts_->part(text, kPart);
+        text_->encode(text.substr(0, size), out);
+        text.remove_prefix(size);
+      } while (!text.empty());
     }
   }
 
  private:
+  static constexpr size_t kPart = size_t{64} << 10;
+
   std::unique_ptr<SentencePieceTextEncoder> text_;
-  SpmModel model_;  // until text_ is made of it
+  std::optional<SentencePieceCuts> cuts_;
+  SpmModel model_;  // until both are made of it
   std::string file_;
   SentencePieceBy by_;
   bool every_segment_, own_prefix_;

@@ -421,12 +421,12 @@ class Serve(unittest.TestCase):
             ("tools", [{"type": "function"}], "/tools"), ("frequency_penalty", 0.5, "/frequency_penalty"), ("banana", 1, "/banana"),
             ("n", 0, "/n"), ("temperature", -1, "/temperature"), ("temperature", "hot", "/temperature"), ("max_tokens", 0, "/max_tokens"),
             ("messages", [], "/messages"), ("messages", [{"role": "user"}], "/messages/0/content"), ("messages", [{"role": "cat", "content": ""}], "/messages/0/role"),
-            ("stop", [1], "/stop/0"), ("stop", ["a", ""], "/stop/1"), ("stop", "", "/stop"), ("seed", 1.5, "/seed"), ("response_format", {"type": "json_object"}, "/response_format"),
+            ("stop", [1], "/stop/0"), ("stop", ["a", ""], "/stop/1"), ("stop", "a" * 65537, "/stop"), ("seed", 1.5, "/seed"), ("response_format", {"type": "json_object"}, "/response_format"),
             ("model", "gpt", "/model"), ("resume_from", "st_0", "/resume_from"), ("stream", "yes", "/stream")):
             status, answer = self.server.call("POST", "/v1/chat/completions", {**good, field: value})
             self.assertIn(status, (400, 404), (field, value, answer))
             self.assertEqual(answer["error"]["param"], pointer, answer)
-        for field, value in (("tools", []), ("frequency_penalty", 0), ("logit_bias", {}), ("response_format", {"type": "text"}), ("user", "me"), ("tool_choice", "none"), ("stop", None)):
+        for field, value in (("tools", []), ("frequency_penalty", 0), ("logit_bias", {}), ("response_format", {"type": "text"}), ("user", "me"), ("tool_choice", "none"), ("stop", None), ("stop", "")):
             self.post("/v1/chat/completions", {**good, field: value})
 
     def test_too_long_a_prompt_tells_both_numbers(self):
@@ -457,7 +457,7 @@ class Serve(unittest.TestCase):
 
     def test_token_ids_that_are_none_are_said_by_their_place(self):
         for path, body, where in (("/v1/completions", {"prompt": [1, 10 ** 9]}, "/prompt/1"), ("/v1/completions", {"prompt": [[1, -1]]}, "/prompt/0/1"),
-                                  ("/v1/completions", {"prompt": ["a", "b"]}, "/prompt"), ("/v1/states", {"ids": [10 ** 9]}, "/ids/0"), ("/v1/embeddings", {"input": [1, 2, 10 ** 30]}, "/input/2"),
+                                  ("/v1/completions", {"prompt": ["a", 5]}, "/prompt/1"), ("/v1/states", {"ids": [10 ** 9]}, "/ids/0"), ("/v1/embeddings", {"input": [1, 2, 10 ** 30]}, "/input/2"),
                                   ("/v1/embeddings", {"input": [[1], [2, "a"]]}, "/input/1/1"), ("/detokenize", {"tokens": [10 ** 9]}, "/tokens/0")):
             status, answer = self.server.call("POST", path, body)
             self.assertEqual((status, answer["error"]["param"]), (400, where), answer)
@@ -545,6 +545,7 @@ class Serve(unittest.TestCase):
         state = self.conversation("Let a = 1.")["id"]
         good = {"/v1/chat/completions": request_of("Hi", n=1), "/v1/completions": {"prompt": "Hi", "max_tokens": 1}, "/v1/embeddings": {"input": "Hi"},
                 "/v1/responses": {"input": "Hi", "max_output_tokens": 1}, "/v1/messages": request_of("Hi", n=1), "/v1/states": {"text": "Hi"},
+                "/v1/messages/count_tokens": request_of("Hi", n=1),
                 "/v1/states/{id}/continue": {"n": 1}, "/v1/states/{id}/rewind": {"tokens": 1}, "/v1/states/{id}/prune": {"keep_last": 8},
                 "/v1/states/{id}/edit": {"message": 0, "content": "Let b = 1."}, "/tokenize": {"text": "Hi"}, "/detokenize": {"tokens": [5]},
                 "/apply-template": {"messages": [{"role": "user", "content": "Hi"}]}}

@@ -255,6 +255,56 @@ TEST(SentencePiece, LongTextsTakeLittleTime) {
   EXPECT_EQ(greedy.encode(std::string(400'000, 'a'), false)->size(), 400u);
 }
 
+// A long text is encoded in parts. Here parts are short, and models such that pieces lie across
+// most places.
+TEST(SentencePiece, PartsHaveTheIdsOfTheWhole) {
+  std::mt19937 random(7);
+  size_t parts = 0;
+  const auto encode = [](const auto& encoder, std::string_view text) -> std::optional<Ids> {
+    Ids ids;
+    try {
+      encoder->encode(text, ids);
+    } catch (const stet::Error&) {
+      return std::nullopt;
+    }
+    return ids;
+  };
+  for (int i = 0; i < 3000; ++i) {
+    const std::string bytes =
+        i % 10 == 0 ? read_text(kGemma + "/tokenizer.model") : random_model(random);
+    const stet::SentencePieceModel model = stet::parse_sentencepiece_model(bytes, "m");
+    const auto encoder = stet::sentencepiece_bpe(model, "m");
+    const stet::SentencePieceCuts cuts(model);
+    std::string text;
+    for (size_t n = random() % 60; n > 0; --n)
+      text += std::string(1, "abc  \n"[random() % 6]) + (random() % 9 == 0 ? "\u2581" : "");
+    const std::optional<Ids> whole = encode(encoder, text);
+    Ids ids;
+    std::string_view rest = text;
+    while (whole && !rest.empty()) {
+      const size_t size = cuts.part(rest, 1 + random() % 6);
+      const auto some = encode(encoder, rest.substr(0, size));
+      ASSERT_TRUE(some);
+      ids.insert(ids.end(), some->begin(), some->end());
+      rest.remove_prefix(size);
+      parts += rest.empty() ? 0 : 1;
+    }
+    if (whole) ASSERT_EQ(ids, *whole) << nlohmann::json(text).dump();
+  }
+  EXPECT_GT(parts, 1000u);
+}
+
+TEST(SentencePiece, LongTextsHaveTheIdsOfTheirParts) {
+  const auto tokenizer = stet::Tokenizer::load(kGemma);
+  const std::string part = " Let a = 3. What is a?";
+  std::string text;
+  while (text.size() < 300'000) text += part;
+  const Ids once = tokenizer->encode(part, stet::Tokenizer::Bos::off),
+            all = tokenizer->encode(text, stet::Tokenizer::Bos::off);
+  ASSERT_EQ(all.size(), once.size() * (text.size() / part.size()));
+  for (size_t i = 0; i < all.size(); ++i) ASSERT_EQ(all[i], once[i % once.size()]);
+}
+
 TEST(SentencePiece, RefusesWhatOnlyTheLibraryReads) {
   const auto error = [](const std::string& bytes) {
     return message_of([&] { OneWay(bytes, false, SentencePieceBy::own); });

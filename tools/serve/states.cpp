@@ -66,15 +66,17 @@ std::string States::response_id(const std::string& client, const std::string& na
   return handle("st_", client, "response " + name);
 }
 
-// Made of what the state is, but for a response, which was told before that was known. Where the
-// end of a reply was told that its state holds back, it is another one to whoever goes on with it.
-// `number`: of those that are alike, 0 the first.
+// Made of what the state is, but for a response, which was told before that was known. Two ways to
+// one state are two ids where they differ in what was told of its last reply: the end that the
+// state holds back, or a beginning that came with the request. `number`: of those that are alike, 0
+// the first.
 std::string States::id_of(const std::string& client, const Sha256& digest, const Json& operation,
                           int number) const {
   if (operation.contains("response"))
     return response_id(client, operation["response"].get<std::string>());
   std::string content = sha256_text(digest);
   if (operation.contains("told")) content += " told";
+  if (operation.contains("prefilled")) content += " prefilled " + operation["prefilled"].dump();
   if (number > 0) content += "/" + std::to_string(number);
   return handle("st_", client, content);
 }

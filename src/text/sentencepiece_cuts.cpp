@@ -1,0 +1,48 @@
+#include "src/text/sentencepiece.hpp"
+#include "stet/text/utf8.hpp"
+
+namespace stet {
+namespace {
+
+constexpr uint32_t kSpaceMark = 0x2581;
+
+uint32_t as_in_pieces(uint32_t character) { return character == ' ' ? kSpaceMark : character; }
+
+}  // namespace
+
+// Merges never reach across a place that lies within no piece, so that both sides go their own way.
+// Elsewhere the whole text matters: its ends, where spaces are put or taken away; runs of unknown
+// characters, which become one; character maps; and the sums of a unigram model, which round.
+SentencePieceCuts::SentencePieceCuts(const SentencePieceModel& model)
+    : possible_(model.model_type == 2 && model.byte_fallback && model.character_map.empty() &&
+                !model.add_dummy_prefix && !model.remove_extra_whitespaces) {
+  for (const SentencePiece& piece : model.pieces) {
+    uint32_t before = 0;
+    for (size_t at = 0; at < piece.text.size();) {
+      const Utf8 c = utf8_at(piece.text, at);
+      if (at > 0 && as_in_pieces(c.code) == kSpaceMark) before_space_.insert(before);
+      before = as_in_pieces(c.code);
+      at += c.length;
+    }
+  }
+}
+
+bool SentencePieceCuts::at(std::string_view text, size_t place) const {
+  if (text[place] != ' ') return false;
+  size_t begin = place - 1;
+  while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) --begin;
+  return !before_space_.contains(as_in_pieces(utf8_at(text, begin).code));
+}
+
+size_t SentencePieceCuts::part(std::string_view text, size_t size) const {
+  if (!possible_ || text.size() <= size) return text.size();
+  for (size_t place = size; place > 0; --place) {
+    if (at(text, place)) return place;
+  }
+  for (size_t place = size + 1; place < text.size(); ++place) {
+    if (at(text, place)) return place;
+  }
+  return text.size();
+}
+
+}  // namespace stet
