@@ -4,9 +4,9 @@
 namespace stet {
 namespace {
 
-constexpr uint32_t kSpaceMark = 0x2581;
+constexpr uint32_t kSpaceInPieces = 0x2581;
 
-uint32_t as_in_pieces(uint32_t character) { return character == ' ' ? kSpaceMark : character; }
+uint32_t as_in_pieces(uint32_t character) { return character == ' ' ? kSpaceInPieces : character; }
 
 }  // namespace
 
@@ -20,7 +20,7 @@ SentencePieceCuts::SentencePieceCuts(const SentencePieceModel& model)
     uint32_t before = 0;
     for (size_t at = 0; at < piece.text.size();) {
       const Utf8 c = utf8_at(piece.text, at);
-      if (at > 0 && as_in_pieces(c.code) == kSpaceMark) before_space_.insert(before);
+      if (at > 0 && as_in_pieces(c.code) == kSpaceInPieces) before_space_.insert(before);
       before = as_in_pieces(c.code);
       at += c.length;
     }

@@ -43,7 +43,12 @@ const two = await openai.responses.create({ model, input: "What is a?", previous
 assert.match(two.output_text, /6/);
 assert.equal((await openai.responses.retrieve(two.id)).output_text, two.output_text);
 const stream = openai.responses.stream({ model, input: "What is a?", previous_response_id: one.id });
-assert.equal((await stream.finalResponse()).output_text, two.output_text);
+let created;
+stream.on("response.created", (event) => { created = event.response.id; });
+const last = await stream.finalResponse();
+assert.equal(last.output_text, two.output_text);
+assert.equal(last.id, created);
+assert.equal((await openai.responses.retrieve(created)).output_text, two.output_text);
 await openai.responses.delete(two.id);
 await assert.rejects(openai.responses.retrieve(two.id), { status: 404 });
 console.log("openai responses:", one.output_text, "|", two.output_text);
@@ -63,6 +68,9 @@ console.log("openai embeddings:", vectors.data[0].embedding.length, "numbers; to
 const anthropic = new Anthropic({ baseURL: address, apiKey: "none", maxRetries: 0, fetch: noted("anthropic") });
 const message = await anthropic.messages.create({ model, max_tokens: 50, messages });
 assert.equal(message.content[0].text, "a is 3.");
+assert.equal((await anthropic.messages.countTokens({ model, messages })).input_tokens, message.usage.input_tokens + message.usage.cache_read_input_tokens);
+const begun = await anthropic.beta.messages.create({ model, max_tokens: 50, messages: [...messages, { role: "assistant", content: "a" }] });
+assert.equal("a" + begun.content[0].text, "a is 3.");
 const streamed = await anthropic.messages.stream({ model, max_tokens: 50, messages }).finalMessage();
 assert.equal(streamed.content[0].text, "a is 3.");
 console.log("anthropic:", message.content[0].text, message.stop_reason);

@@ -87,6 +87,18 @@ TEST(Engine, WhoeverWaitsMayThrow) {
   expect_as_alone(session, ids);
 }
 
+TEST(Engine, WhoeverWaitsForAPlaceMayThrow) {
+  Engine engine({.streams = 1});
+  {
+    const Engine::Lease only = engine.enter("a", kStays);
+    EXPECT_THROW(engine.enter("b", []() -> bool { throw std::bad_alloc(); }), std::bad_alloc);
+    EXPECT_THROW(engine.enter("b", [] { return true; }), Cancelled);
+    EXPECT_EQ(engine.counters().queued, 0);
+  }
+  EXPECT_EQ(engine.counters().running, 0);
+  const Engine::Lease next = engine.enter("b", kStays);
+}
+
 TEST(Engine, AJobThatNobodyWaitsForIsItsOwn) {
   struct Work {
     Session session{small_model(), options(1)};

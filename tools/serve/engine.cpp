@@ -80,7 +80,10 @@ void Job::finish(std::exception_ptr error) {
   changed_.notify_all();
 }
 
-Engine::Engine(const EngineOptions& options) : options_(options), thread_([this] { run(); }) {}
+Engine::Engine(const EngineOptions& options) : options_(options) {
+  running_.reserve(static_cast<size_t>(options.streams));
+  thread_ = std::thread([this] { run(); });
+}
 
 Engine::~Engine() {
   {
@@ -98,6 +101,7 @@ int64_t Engine::running_of(const std::string& client) const {
 }
 
 // Gives free places to those who wait: to the client that runs fewest, of equals to who came first.
+// Nothing in it fails, as a lease that ends has to be taken back.
 void Engine::grant() {
   while (static_cast<int64_t>(running_.size()) < options_.streams && !waiting_.empty()) {
     const auto next =
@@ -105,7 +109,7 @@ void Engine::grant() {
           return running_of(a->client) < running_of(b->client);
         });
     (*next)->granted = true;
-    running_.push_back((*next)->client);
+    running_.push_back(std::move((*next)->client));
     waiting_.erase(next);
   }
   counters_.running = static_cast<int64_t>(running_.size());
@@ -114,6 +118,8 @@ void Engine::grant() {
 }
 
 Engine::Lease Engine::enter(const std::string& client, const Gone& gone) {
+  std::string name = client;  // nothing can fail once there is a place
+  Ticket ticket{client};
   std::unique_lock lock(mutex_);
   if (closing_) throw RequestError(503, "shutting_down", "the server is ending");
   if (static_cast<int64_t>(running_.size()) >= options_.streams &&
@@ -124,30 +130,33 @@ Engine::Lease Engine::enter(const std::string& client, const Gone& gone) {
         fmt::format("expected at most {} requests that wait, found more: try again later",
                     options_.queue));
   }
-  Ticket ticket{client};
   waiting_.push_back(&ticket);
   grant();
-  const auto give_up = [&] {
-    std::erase(waiting_, &ticket);
-    grant();
-    ++counters_.cancelled;
-  };
-  while (!ticket.granted) {
-    places_.wait_for(lock, kLook);
-    if (ticket.granted) break;
-    if (closing_) {
-      give_up();
-      throw RequestError(503, "shutting_down", "the server is ending");
+  try {
+    while (!ticket.granted) {
+      places_.wait_for(lock, kLook);
+      if (ticket.granted) break;
+      if (closing_) throw RequestError(503, "shutting_down", "the server is ending");
+      lock.unlock();
+      const bool leave = gone();
+      lock.lock();
+      if (leave && !ticket.granted) throw Cancelled();
     }
-    lock.unlock();
-    const bool leave = gone();
-    lock.lock();
-    if (leave && !ticket.granted) {
-      give_up();
-      throw Cancelled();
-    }
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    give_up(ticket, client);
+    throw;
   }
-  return Lease(this, client);
+  return Lease(this, std::move(name));
+}
+
+void Engine::give_up(const Ticket& ticket, const std::string& client) {
+  if (ticket.granted)
+    running_.erase(std::find(running_.begin(), running_.end(), client));
+  else
+    std::erase(waiting_, &ticket);
+  ++counters_.cancelled;
+  grant();
 }
 
 void Engine::leave(const std::string& client) {

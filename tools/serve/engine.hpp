@@ -155,6 +155,7 @@ class Engine {
   };
   void leave(const std::string& client);
   void grant();
+  void give_up(const Ticket& ticket, const std::string& client);
   int64_t running_of(const std::string& client) const;
   void run();
   bool wait_for_jobs();
