@@ -76,7 +76,15 @@ Response apply_template(Service& service, const Request& request, const Parts&) 
   });
 }
 
-Response health(Service&, const Request&, const Parts&) {
+// By the thread that reads and writes: it waits for no lock that work may hold.
+Response health(Service& service, const Request&, const Parts&) {
+  constexpr double kMostSilent = 10;
+  const double age = service.engine.heartbeat_age();
+  if (age > kMostSilent)
+    throw RequestError(
+        503, "engine_hangs",
+        fmt::format("expected a sign of the engine each {:g} s, found none for {:.0f} s",
+                    kMostSilent, age));
   return json_response({{"status", "ok"}});
 }
 
