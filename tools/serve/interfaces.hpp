@@ -30,7 +30,7 @@ Response route(Service& service, const Request& request);
 bool is_control(const Request& request);
 Json openapi();
 
-// openai.cpp, responses.cpp, anthropic.cpp
+// openai.cpp, embeddings.cpp, responses.cpp, anthropic.cpp
 Response models(Service&, const Request&, const Parts&);
 Response model(Service&, const Request&, const Parts&);
 Response chat_completions(Service&, const Request&, const Parts&);

@@ -72,6 +72,8 @@ class Talk {
 // How replies are drawn: what was given replaces what the checkpoint or the state says.
 struct DrawOptions {
   std::optional<double> temperature, top_p, min_p, typical_p, repetition_penalty;
+  std::optional<double> frequency_penalty, presence_penalty;
+  std::optional<std::vector<TokenBias>> logit_bias;
   std::optional<int64_t> top_k, seed, max_tokens;
   std::optional<std::vector<std::string>> stop;
   bool ignore_eos = false;
@@ -81,8 +83,8 @@ struct DrawOptions {
 
   void apply(GenerationState& state, const Model& model) const;
 };
-// The fields that all interfaces name alike.
-DrawOptions read_draw(Fields& fields);
+// The fields that all interfaces name alike. Ids of tokens are below `vocab_size`.
+DrawOptions read_draw(Fields& fields, int64_t vocab_size);
 
 struct TokenLogprob {
   int32_t id;
