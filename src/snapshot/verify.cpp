@@ -54,14 +54,14 @@ std::optional<State> stored_state(const Snapshot& snapshot) {
 }
 
 // Of blocks that tokens give, and logits if they give all. The bytes of all blocks that are at hand
-// are compared with their digests, too: digests alone would prove bytes that are not there any more.
+// are compared with their digests, too: digests alone would prove bytes that are not there any
+// more.
 std::optional<Difference> first_digest_difference(const Snapshot& snapshot, Session& again) {
   const std::vector<bool> given = replayable_blocks(snapshot);
   const std::optional<State> stored = stored_state(snapshot);
   for (int64_t b = 0; b < again.kv().blocks(); ++b) {
     std::optional<Difference> found;
-    if (given[static_cast<size_t>(b)])
-      found = digest_difference(snapshot, again.kv(), b, true);
+    if (given[static_cast<size_t>(b)]) found = digest_difference(snapshot, again.kv(), b, true);
     if (!found && stored) found = digest_difference(snapshot, stored->kv, b, false);
     if (found) return found;
   }

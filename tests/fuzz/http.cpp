@@ -26,7 +26,8 @@ class Connection {
       while (frames.status == 0 && step()) {
       }
     } catch (const serve::RequestError& e) {
-      fuzz::must((e.status >= 400 && e.status < 500) || e.status == 501, "what is sent is no error of the server");
+      fuzz::must((e.status >= 400 && e.status < 500) || e.status == 501,
+                 "what is sent is no error of the server");
       frames.status = e.status;
     }
   }
@@ -41,7 +42,8 @@ class Connection {
     const serve::Address address = serve::parse_target(reader_->head().target);
     frames.requests.push_back(reader_->head().method + " " + address.path + " " +
                               serve::decoded_body(reader_->take_body(),
-                                                  reader_->head().field("content-encoding"), kMostBody));
+                                                  reader_->head().field("content-encoding"),
+                                                  kMostBody));
     ++fuzz::tally.accepted;
     reader_.reset();
     has_head_ = false;

@@ -128,7 +128,8 @@ void add_serve(Command& app) {
       ->type_name("ORIGIN")
       ->allow_extra_args(false)
       ->group("Server");
-  sub->add_option("--api-key-file", o->key_file, "keys of clients, readable by you alone: KEY or NAME KEY on each line")
+  sub->add_option("--api-key-file", o->key_file,
+                  "keys of clients, readable by you alone: KEY or NAME KEY on each line")
       ->type_name("FILE")
       ->group("Server");
   number("--streams", o->engine.streams, "requests that run at once (default: 16)", 1024);
