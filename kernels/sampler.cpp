@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "stet/base/error.hpp"
 #include "stet/kernels/math.hpp"
@@ -33,6 +34,15 @@ uint32_t key_of(float x) {
 
 // Overflow saturates, so that no finite logit becomes infinite; -0 becomes 0.
 float saturate(float x) { return (x > kLargest ? kLargest : x < -kLargest ? -kLargest : x) + 0.0f; }
+
+float nearest(double x) { return saturate(static_cast<float>(x)); }
+
+float penalised(float x, float penalty) { return saturate(x < 0 ? x * penalty : x / penalty); }
+
+auto scale_by(const SamplingSettings& settings) {
+  const float temperature = settings.greedy ? 1.0f : static_cast<float>(settings.temperature);
+  return [=](float x) { return x == kMinusInfinity ? x : saturate(x / temperature); };
+}
 
 struct Crossing {
   uint32_t key;  // the first key, in ascending order, at which the cumulated mass is enough
@@ -83,6 +93,31 @@ void SamplingSettings::validate(const std::string& source) const {
   require(typical_p > 0 && typical_p <= 1, source, "typical_p", "a number in (0, 1]", typical_p);
   require(repetition_penalty >= 1e-30 && repetition_penalty <= 1e30, source, "repetition_penalty",
           scale, repetition_penalty);
+  const char* penalty = "a number in [-2, 2]";
+  require(frequency_penalty >= -2 && frequency_penalty <= 2, source, "frequency_penalty", penalty,
+          frequency_penalty);
+  require(presence_penalty >= -2 && presence_penalty <= 2, source, "presence_penalty", penalty,
+          presence_penalty);
+  require(logit_bias.size() <= kMaxLogitBias, source, "logit_bias", "at most 4096 tokens",
+          static_cast<double>(logit_bias.size()));
+  int64_t before = -1;
+  for (const auto& [id, bias] : logit_bias) {
+    const std::string field = fmt::format("logit_bias[{}]", id);
+    require(id > before, source, field.c_str(), "ids from 0 on, ascending", id);
+    require(bias >= -100 && bias <= 100 && bias != 0, source, field.c_str(),
+            "a number in [-100, 100] other than 0", bias);
+    before = id;
+  }
+}
+
+std::vector<TokenBias> logit_bias_of(std::vector<TokenBias> biases) {
+  std::ranges::stable_sort(biases, {}, &TokenBias::id);
+  const auto twice = std::ranges::adjacent_find(biases, {}, &TokenBias::id);
+  if (twice != biases.end())
+    throw Error(ErrorKind::argument, "", fmt::format("logit_bias[{}]", twice->id),
+                "each token once", "a second bias");
+  std::erase_if(biases, [](const TokenBias& b) { return b.bias == 0; });
+  return biases;
 }
 
 double log_probability(std::span<const float> logits, int32_t id) {
@@ -103,12 +138,9 @@ Sampler::Sampler(int vocab_size) {
   bins_.resize(kBins);
 }
 
-// Fills scores_ from the logits: penalty, temperature.
-void Sampler::score(const SamplingSettings& settings, std::span<const float> logits,
-                    std::span<const int32_t> previous_ids) {
-  const size_t vocab = scores_.size();
-  if (logits.size() != vocab) {
-    throw Error(ErrorKind::argument, "", "logits", fmt::format("{} values", vocab),
+void Sampler::check(std::span<const float> logits) const {
+  if (logits.size() != scores_.size()) {
+    throw Error(ErrorKind::argument, "", "logits", fmt::format("{} values", scores_.size()),
                 std::to_string(logits.size()));
   }
   bool bad = false;
@@ -119,25 +151,60 @@ void Sampler::score(const SamplingSettings& settings, std::span<const float> log
     throw Error(ErrorKind::argument, "", fmt::format("logits[{}]", at - logits.begin()),
                 "a finite number or -inf", fmt::format("{}", *at));
   }
-  const float penalty = static_cast<float>(settings.repetition_penalty);
-  const float temperature = settings.greedy ? 1.0f : static_cast<float>(settings.temperature);
-  const auto scaled = [=](float x) { return x == kMinusInfinity ? x : saturate(x / temperature); };
-  for (size_t i = 0; i < vocab; ++i) scores_[i] = scaled(logits[i]);
-  for (const int32_t id : previous_ids) {
-    if (id < 0 || static_cast<size_t>(id) >= vocab) {
-      throw Error(ErrorKind::argument, "", "previous_ids", fmt::format("ids in 0..{}", vocab - 1),
-                  std::to_string(id));
-    }
-    const float x = logits[id];
-    if (x != kMinusInfinity) scores_[id] = scaled(saturate(x < 0 ? x * penalty : x / penalty));
-  }
-  count_ = vocab;
-  std::iota(ids_.begin(), ids_.end(), 0);
-  find_best();
 }
 
-// Fills best_, and group_best_ on the way.
+void Sampler::check(std::span<const int32_t> ids, const char* field) const {
+  for (const int32_t id : ids) {
+    if (id >= 0 && static_cast<size_t>(id) < scores_.size()) continue;
+    throw Error(ErrorKind::argument, "", field, fmt::format("ids in 0..{}", scores_.size() - 1),
+                std::to_string(id));
+  }
+}
+
+// Fills scores_ from the logits: repetition penalty, temperature.
+void Sampler::score(const SamplingSettings& settings, std::span<const float> logits,
+                    std::span<const int32_t> previous_ids) {
+  const float penalty = static_cast<float>(settings.repetition_penalty);
+  const auto scaled = scale_by(settings);
+  for (size_t i = 0; i < logits.size(); ++i) scores_[i] = scaled(logits[i]);
+  for (const int32_t id : previous_ids) {
+    const float x = logits[id];
+    if (x != kMinusInfinity) scores_[id] = scaled(penalised(x, penalty));
+  }
+}
+
+// The same with biases before the repetition penalty, and those on drawn tokens behind it.
+void Sampler::score_tokens(const SamplingSettings& settings, std::span<const float> logits,
+                           std::span<const int32_t> previous_ids,
+                           std::span<const int32_t> drawn_ids) {
+  const float penalty = static_cast<float>(settings.repetition_penalty);
+  std::copy(logits.begin(), logits.end(), scores_.begin());
+  for (const auto& [id, bias] : settings.logit_bias) {
+    check({&id, 1}, "logit_bias");
+    if (scores_[id] != kMinusInfinity) scores_[id] = nearest(scores_[id] + bias);
+  }
+  for (const int32_t id : previous_ids) weights_[id] = scores_[id];
+  for (const int32_t id : previous_ids) {  // some more than once
+    const float x = static_cast<float>(weights_[id]);
+    if (x != kMinusInfinity) scores_[id] = penalised(x, penalty);
+  }
+  std::vector<float>& counts = values_;  // exact: there are less than 2^24 positions
+  for (const int32_t id : drawn_ids) counts[id] = 0;
+  for (const int32_t id : drawn_ids) ++counts[id];
+  for (const int32_t id : drawn_ids) {
+    const double count = std::exchange(counts[id], 0.0f);
+    if (count == 0 || scores_[id] == kMinusInfinity) continue;
+    const double less = count * settings.frequency_penalty + settings.presence_penalty;
+    scores_[id] = nearest(scores_[id] - less);
+  }
+  const auto scaled = scale_by(settings);
+  for (float& x : scores_) x = scaled(x);
+}
+
+// Puts all tokens into play. Fills best_, and group_best_ on the way.
 void Sampler::find_best() {
+  count_ = scores_.size();
+  std::iota(ids_.begin(), ids_.end(), 0);
   const size_t groups = group_best_.size();
   float* best = group_best_.data();
   std::fill_n(best, groups, kMinusInfinity);

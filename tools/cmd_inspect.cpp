@@ -220,6 +220,11 @@ Json elements_json(const Snapshot& s, const Present& present) {
           ? "greedy"
           : fmt::format("temperature {}, seed {}", g.sampling.temperature, g.sampling.seed),
       0, "");
+  if (g.sampling.weighs_tokens())
+    add("penalties and biases",
+        fmt::format("frequency {}, presence {}, {} biased tokens", g.sampling.frequency_penalty,
+                    g.sampling.presence_penalty, g.sampling.logit_bias.size()),
+        0, "");
   add("stop tokens and strings", fmt::format("{} and {}", g.stop_ids.size(), g.stop_strings.size()),
       0, "");
   add("text held back",
@@ -289,6 +294,9 @@ Json describe(const Snapshot& s, const Present& present) {
                    {"min_p", p.min_p},
                    {"typical_p", p.typical_p},
                    {"repetition_penalty", p.repetition_penalty},
+                   {"frequency_penalty", p.frequency_penalty},
+                   {"presence_penalty", p.presence_penalty},
+                   {"logit_bias", logit_bias_json(p.logit_bias)},
                    {"seed", p.seed}};
   j["stop_ids"] = s.generation().stop_ids;
   j["stop_strings"] = s.generation().stop_strings;

@@ -66,7 +66,7 @@ void add_tokenize(Command& app) {
       sub->add_flag("--jsonl", o->jsonl,
                     "one JSON string per line of standard input, one JSON array per line out"));
   sub->add_flag("--json", o->json, "a JSON array of ids")->excludes(lines);
-  add_bos_to(*sub, o->bos, "as the checkpoint says", "TokenizeCommand");
+  add_bos_to(*sub, o->bos, "as the checkpoint says, but no second bos", "Options");
   sub->add_flag("--plain-special", o->plain_special,
                 "special tokens in the text are ordinary text");
   o->checkpoint.add_to(*sub);

@@ -165,9 +165,11 @@ Tokenizer::Bos bos_of(const std::string& name);
 // Sampling and stop options; those that were given replace what `state` holds.
 struct SamplingOptions {
   std::optional<double> temperature, top_p, min_p, typical_p, repetition_penalty;
+  std::optional<double> frequency_penalty, presence_penalty;
   std::optional<int> top_k;
   bool greedy = false, sample = false;
-  std::string seed;  // a number, "random", or "" where none was given
+  std::string seed;                     // a number, "random", or "" where none was given
+  std::vector<std::string> logit_bias;  // each as parse_logit_bias() takes it
   std::vector<std::string> stop_strings;
   std::vector<int32_t> stop_ids;
 
@@ -181,6 +183,7 @@ struct SamplingOptions {
   void tell_seed(const GenerationState& state) const;
 
  private:
+  std::vector<TokenBias> biases() const;
   std::vector<Option*> for_draws_;
   mutable std::optional<uint64_t> drawn_seed_;  // for "random"
 };
@@ -188,6 +191,9 @@ struct SamplingOptions {
 // One that nobody chose, below 2^53 - 10^6: exact in JavaScript, also where some are counted up
 // from it.
 uint64_t random_seed();
+// Biases as a user writes them: "17=-100,5=2.5", or nothing.
+std::optional<std::vector<TokenBias>> parse_logit_bias(std::string_view text);
+constexpr const char* kLogitBiasRange = "ID=X with X in -100..100 (17=-100)";
 
 // What the sampling option of this name ("--top-p") accepts.
 Check sampling_range(std::string_view option);
@@ -301,6 +307,7 @@ void finish_output();  // throws an io Error unless all of it was written
 
 std::string dump(const Json& json, int indent = -1);  // never throws for text that is not UTF-8
 Json digests_json(const StateDigests& digests);
-std::string bytes_text(double bytes);  // "1.5 MB"
+Json logit_bias_json(const std::vector<TokenBias>& biases);  // {"17": -100.0}
+std::string bytes_text(double bytes);                        // "1.5 MB"
 
 }  // namespace stet::tool

@@ -80,6 +80,13 @@ Json digests_json(const StateDigests& d) {
           {"id", sha256_text(d.id)}};
 }
 
+Json logit_bias_json(const std::vector<TokenBias>& biases) {
+  Json json = Json::object();
+  auto& members = json.get_ref<Json::object_t&>();
+  for (const auto& [id, bias] : biases) members.emplace_back(std::to_string(id), bias);
+  return json;
+}
+
 std::string bytes_text(double bytes) {
   const char* const units[] = {"bytes", "KB", "MB", "GB", "TB"};
   size_t unit = 0;

@@ -20,15 +20,6 @@ constexpr size_t kPromptLimit = size_t{1} << 30;
   throw Error(ErrorKind::argument, where, field, expected, found);
 }
 
-// A rendered chat template has written its own: it gets no second one.
-std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, const std::string& text,
-                                   Tokenizer::Bos bos) {
-  std::vector<int32_t> ids = tokenizer.encode(text, bos);
-  const bool twice = bos == Tokenizer::Bos::automatic && tokenizer.bos() && ids.size() > 1 &&
-                     ids[0] == *tokenizer.bos() && ids[1] == ids[0];
-  return twice ? tokenizer.encode(text, Tokenizer::Bos::off) : ids;
-}
-
 }  // namespace
 
 Tokenizer::Bos bos_of(const std::string& name) {
@@ -63,9 +54,13 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& where
                       (value.is_number_unsigned() ? value.get<uint64_t>() <= INT32_MAX
                                                   : value.get<int64_t>() >= 0);
     if (!fits) {
+      // A structure may have more levels than printing it takes.
       refuse_ids(
           where, "[" + std::to_string(ids.size()) + "]", "a token id",
-          printable(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), 60));
+          value.is_structured()
+              ? std::string(value.type_name())
+              : printable(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
+                          60));
     }
     ids.push_back(static_cast<int32_t>(value.get<int64_t>()));
   }
@@ -119,7 +114,7 @@ Prompts PromptOptions::read(const std::string& from,
   const auto encode = [&](const std::string& text, const std::string& where) {
     if (tokenizer == nullptr) no_tokenizer(from, " (or use --ids)");
     const bool first = all.empty() && (fresh || bos == "on");
-    take(encode_prompt(*tokenizer, text, first ? bos_of(bos) : Tokenizer::Bos::off), where);
+    take(tokenizer->encode(text, first ? bos_of(bos) : Tokenizer::Bos::off), where);
   };
   const Option* source = sources_.chosen();
   const std::string name = source == nullptr ? "" : source->get_name();

@@ -18,6 +18,7 @@ struct AcceptedRange {
 
 bool holds_scale(double x) { return x >= 1e-30 && x <= 1e30; }
 bool holds_probability(double x) { return x >= 0 && x <= 1; }
+bool holds_penalty(double x) { return x >= -2 && x <= 2; }
 
 constexpr AcceptedRange kRanges[] = {
     {"--temperature", "0 (greedy) or a number in 1e-30..1e30",
@@ -28,7 +29,15 @@ constexpr AcceptedRange kRanges[] = {
     {"--min-p", "a number in 0..1 (0: all)", holds_probability},
     {"--typical", "a number above 0, up to 1 (1: all)", [](double x) { return x > 0 && x <= 1; }},
     {"--repetition-penalty", "a number in 1e-30..1e30 (1: none)", holds_scale},
+    {"--frequency-penalty", "a number in -2..2 (0: none)", holds_penalty},
+    {"--presence-penalty", "a number in -2..2 (0: none)", holds_penalty},
 };
+
+std::string bias_fault(const std::string& text) {
+  const auto biases = parse_logit_bias(text);
+  if (biases && biases->size() == 1) return "";
+  return fmt::format("expected {}, found {}", kLogitBiasRange, text.empty() ? "nothing" : text);
+}
 
 }  // namespace
 
@@ -72,6 +81,24 @@ Check sampling_range(std::string_view option) {
           ""};
 }
 
+std::optional<std::vector<TokenBias>> parse_logit_bias(std::string_view text) {
+  std::vector<TokenBias> biases;
+  while (!text.empty()) {
+    const std::string_view one = text.substr(0, text.find(','));
+    text.remove_prefix(one.size());
+    if (!text.empty()) text.remove_prefix(1);
+    TokenBias b;
+    const char* const end = one.data() + one.size();
+    const auto [equals, no_id] = std::from_chars(one.data(), end, b.id);
+    if (no_id != std::errc() || b.id < 0 || equals == end || *equals != '=') return std::nullopt;
+    const auto [stop, no_number] = std::from_chars(equals + 1, end, b.bias);
+    if (no_number != std::errc() || stop != end || !(b.bias >= -100 && b.bias <= 100))
+      return std::nullopt;
+    biases.push_back(b);
+  }
+  return biases;
+}
+
 void SamplingOptions::add_to(Command& app) {
   const auto number = [&](const char* name, auto& value, const char* help, const char* type) {
     return app.add_option(name, value, help)
@@ -91,6 +118,17 @@ void SamplingOptions::add_to(Command& app) {
           ->group("Sampling")};
   number("--repetition-penalty", repetition_penalty, "divide the scores of tokens already there",
          "X");
+  number("--frequency-penalty", frequency_penalty,
+         "lower the score of a token by this for each time that it stands in the reply", "X");
+  number("--presence-penalty", presence_penalty,
+         "lower the scores of tokens that stand in the reply by this", "X");
+  app.add_option("--logit-bias", logit_bias,
+                 "add to the scores of these tokens: 17=-100,5=2.5 (0: none)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check({bias_fault, ""})
+      ->type_name("ID=X")
+      ->group("Sampling");
   Option* best = app.add_flag("--greedy", greedy, "always the best token")->group("Sampling");
   app.add_flag("--sample", sample, "draw, with the checkpoint's settings where none are given")
       ->group("Sampling")
@@ -103,6 +141,14 @@ void SamplingOptions::add_to(Command& app) {
       ->check(integer(0, INT32_MAX))
       ->type_name("IDS")
       ->group("Stopping");
+}
+
+std::vector<TokenBias> SamplingOptions::biases() const {
+  try {
+    return logit_bias_of(*parse_logit_bias(fmt::format("{}", fmt::join(logit_bias, ","))));
+  } catch (const Error& e) {
+    usage_error("--logit-bias", e.expected, e.found + " of " + e.field);
+  }
 }
 
 void SamplingOptions::apply(GenerationState& state, int64_t vocab_size) const {
@@ -128,12 +174,21 @@ void SamplingOptions::apply(GenerationState& state, int64_t vocab_size) const {
   } else if (!seed.empty()) {
     s.seed = std::stoull(seed);
   }
+  if (frequency_penalty) s.frequency_penalty = *frequency_penalty;
+  if (presence_penalty) s.presence_penalty = *presence_penalty;
+  if (!logit_bias.empty()) s.logit_bias = biases();
+  if (const auto& b = s.logit_bias; !logit_bias.empty() && !b.empty() && b.back().id >= vocab_size)
+    usage_error("--logit-bias", fmt::format("token ids in 0..{}", vocab_size - 1),
+                std::to_string(b.back().id));
   if (greedy) s.greedy = true;
   if (!stop_strings.empty()) state.stop_strings = stop_strings;
   if (!stop_ids.empty()) state.stop_ids = stop_ids;
 }
 
 void SamplingOptions::validate() const {
+  if (biases().size() > kMaxLogitBias)
+    usage_error("--logit-bias", fmt::format("at most {} tokens", kMaxLogitBias),
+                std::to_string(logit_bias.size()));
   if (sample && temperature && *temperature == 0)
     usage_error("--sample", "a temperature above 0", "--temperature 0, which is greedy");
   GenerationState state;

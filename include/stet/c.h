@@ -212,8 +212,10 @@ STET_API stet_status stet_tokenizer_get_info(const stet_tokenizer* tokenizer,
                                              stet_tokenizer_info* info, stet_error** error);
 
 enum {
-  STET_ENCODE_BOS = 1,      /* bos comes first even where the checkpoint does not ask for it */
-  STET_ENCODE_NO_BOS = 2,   /* nothing but the text's own tokens; neither: as the checkpoint asks */
+  STET_ENCODE_BOS = 1, /* bos comes first even where the checkpoint does not ask for it */
+  /* Nothing but the text's own tokens. Neither: as the checkpoint asks, but no second bos where the
+   * text begins with one. */
+  STET_ENCODE_NO_BOS = 2,
   STET_ENCODE_PLAIN = 4,    /* marks in the text ("<eos>") stay text: for text of unknown origin */
   STET_ENCODE_CONTINUED = 8 /* the text goes on from another: no space is put before it */
 };
@@ -610,6 +612,11 @@ STET_API stet_status stet_batch_capture(const stet_batch_entry* entries, size_t 
 
 /* ---- Generation ----------------------------------------------------------------------------- */
 
+typedef struct stet_token_bias { /* what is added to the logit of a token */
+  int32_t id;
+  double bias; /* [-100, 100]; 0 counts as none */
+} stet_token_bias;
+
 typedef struct stet_sampling {
   size_t struct_size;
   double temperature;        /* [1e-30, 1e30] */
@@ -619,13 +626,20 @@ typedef struct stet_sampling {
   double repetition_penalty; /* [1e-30, 1e30]; 1: off */
   uint64_t seed;             /* draws are a function of seed and position */
   int32_t top_k;             /* >= 0; 0: off */
-  int32_t greedy;            /* 1: the best token, whatever the other settings but the penalty */
+  int32_t greedy; /* 1: the best token, whatever the other settings but penalties and biases */
+  /* A token that stands c > 0 times in the reply so far has its score lowered by c times the
+   * first, and once by the second. */
+  double frequency_penalty;          /* [-2, 2]; 0: off */
+  double presence_penalty;           /* [-2, 2]; 0: off */
+  const stet_token_bias* logit_bias; /* [logit_bias_count], each token once, in any order */
+  size_t logit_bias_count;           /* at most 4096 */
 } stet_sampling;
 
 /* The settings of a new session: greedy, everything off. */
 STET_API stet_status stet_sampling_init(stet_sampling* sampling, stet_error** error);
 /* These settings stay with the session and its snapshots. Zero is no default here: change what
- * stet_session_get_sampling() or stet_sampling_init() gave. */
+ * stet_session_get_sampling() or stet_sampling_init() gave. The biases that the first gives are
+ * borrowed. The second keeps what a struct_size of an older version does not have. */
 STET_API stet_status stet_session_get_sampling(const stet_session* session, stet_sampling* sampling,
                                                stet_error** error);
 STET_API stet_status stet_session_set_sampling(stet_session* session, const stet_sampling* sampling,
@@ -697,11 +711,16 @@ STET_API stet_status stet_session_generate(stet_session* session, const stet_tok
 STET_API stet_status stet_session_end_reply(stet_session* session, const stet_tokenizer* tokenizer,
                                             char** text, size_t* size, stet_error** error);
 
-/* From logits to a token, without a session. Holds scratch memory and nothing else. */
+/* From logits to a token, without a session. Holds scratch memory, and the tokens that
+ * stet_sampler_set_drawn() gave it. */
 typedef struct stet_sampler stet_sampler;
 STET_API stet_status stet_sampler_new(int32_t vocab_size, stet_sampler** sampler,
                                       stet_error** error);
 STET_API void stet_sampler_free(stet_sampler* sampler);
+/* The tokens of the reply so far, which frequency and presence penalties count from now on; a new
+ * sampler has none. */
+STET_API stet_status stet_sampler_set_drawn(stet_sampler* sampler, const int32_t* ids, size_t count,
+                                            stet_error** error);
 /* The token that is to stand at `position`. logits [vocab_size]: finite or -inf; previous: what the
  * repetition penalty applies to. */
 STET_API stet_status stet_sampler_sample(stet_sampler* sampler, const stet_sampling* sampling,

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import os
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 import numpy as np
 
@@ -343,14 +343,19 @@ def _split(all: np.ndarray, part: int, shape: Tuple[int, int]) -> np.ndarray:
     return view
 
 
+class _CTokenBias(c.Structure):
+    _fields_ = [("id", c.c_int32), ("bias", c.c_double)]
+
+
 class _CSampling(c.Structure):
     _fields_ = [("struct_size", c.c_size_t), ("temperature", c.c_double), ("top_p", c.c_double), ("min_p", c.c_double), ("typical_p", c.c_double), ("repetition_penalty", c.c_double),
-                ("seed", c.c_uint64), ("top_k", c.c_int32), ("greedy", c.c_int32)]
+                ("seed", c.c_uint64), ("top_k", c.c_int32), ("greedy", c.c_int32), ("frequency_penalty", c.c_double), ("presence_penalty", c.c_double),
+                ("logit_bias", P(_CTokenBias)), ("logit_bias_count", c.c_size_t)]
 
 
 @dataclasses.dataclass
 class Sampling:
-    """How tokens are drawn; draws are a function of seed and position."""
+    """How tokens are drawn; draws are a function of seed and position. Frequency and presence penalties count the tokens of the reply so far; logit_bias is added to the logits of single tokens."""
     greedy: bool = True
     temperature: float = 1.0
     top_k: int = 0
@@ -359,6 +364,9 @@ class Sampling:
     typical_p: float = 1.0
     repetition_penalty: float = 1.0
     seed: int = 0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
 
 class _CReply(c.Structure):
@@ -673,11 +681,16 @@ class Session(_Handle):
         """How tokens are drawn; set another to change it."""
         s = _sized(_CSampling())
         _call("stet_session_get_sampling", self._at, c.byref(s))
-        return Sampling(bool(s.greedy), *(getattr(s, f.name) for f in dataclasses.fields(Sampling)[1:]))
+        plain = {f.name: getattr(s, f.name) for f in dataclasses.fields(Sampling) if f.name not in ("greedy", "logit_bias")}
+        return Sampling(greedy=bool(s.greedy), logit_bias={s.logit_bias[i].id: s.logit_bias[i].bias for i in range(s.logit_bias_count)}, **plain)
 
     @sampling.setter
     def sampling(self, new: Sampling) -> None:
-        s = _sized(_CSampling(**{**dataclasses.asdict(new), "greedy": int(new.greedy)}))
+        for id in new.logit_bias:  # which C would cut to 32 bits
+            if not 0 <= id < 1 << 31:
+                raise Error("argument", "logit_bias: expected token ids, found %s" % id, "", "logit_bias", "token ids", str(id))
+        biases = (_CTokenBias * len(new.logit_bias))(*new.logit_bias.items())
+        s = _sized(_CSampling(**{**vars(new), "greedy": int(new.greedy), "logit_bias": biases, "logit_bias_count": len(biases)}))
         _call("stet_session_set_sampling", self._at, c.byref(s))
 
     def generate(self, tokenizer: Optional[Tokenizer] = None, max_tokens: int = 256, ignore_eos: bool = False) -> Reply:

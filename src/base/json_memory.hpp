@@ -16,9 +16,10 @@ class JsonMemory {
 
   // Roughly: an element of an array that has just doubled, or a node of a map with its key. Throws
   // a format Error.
-  void charge(const nlohmann::json& value, const std::string* key) {
+  template <class Json>
+  void charge(const Json& value, const std::string* key) {
     size_t cost = key != nullptr ? 96 + key->capacity() : 2 * sizeof value;
-    if (value.is_string()) cost += 48 + value.get_ref<const std::string&>().capacity();
+    if (value.is_string()) cost += 48 + value.template get_ref<const std::string&>().capacity();
     if (value.is_structured()) cost += 64;
     if (cost > left_)
       throw Error(ErrorKind::format, file_, "",

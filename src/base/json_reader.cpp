@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 #include <utility>
 
 #include "src/base/json_memory.hpp"
@@ -27,29 +28,36 @@ std::string line_and_column(std::string_view text, size_t count) {
   return fmt::format("line {}, column {}", line, before.size() - line_start + 1);
 }
 
-// Builds the document as the parser's events arrive, refusing what the library would let pass.
-class Builder : public nlohmann::json_sax<SortedJson> {
+// Builds the document as the parser's events arrive, refusing what the library would let pass. Json
+// keeps members sorted, or in the order of the text.
+template <class Json>
+class Builder : public nlohmann::json_sax<Json> {
+  using Sax = nlohmann::json_sax<Json>;
+
  public:
   Builder(std::string_view text, const std::string& file) : text_(text), file_(file) {}
 
-  SortedJson take() { return std::move(root_); }
+  Json take() { return std::move(root_); }
 
   bool null() override { return add(nullptr); }
   bool boolean(bool value) override { return add(value); }
-  bool number_integer(number_integer_t value) override { return add(value); }
-  bool number_unsigned(number_unsigned_t value) override { return add(value); }
-  bool number_float(number_float_t value, const string_t&) override { return add(value); }
-  bool string(string_t& value) override { return add(std::move(value)); }
-  bool binary(binary_t&) override { return false; }  // JSON text has none
-  bool start_object(size_t) override { return open(SortedJson::object()); }
-  bool start_array(size_t) override { return open(SortedJson::array()); }
-  bool end_object() override { return close(); }
+  bool number_integer(typename Sax::number_integer_t value) override { return add(value); }
+  bool number_unsigned(typename Sax::number_unsigned_t value) override { return add(value); }
+  bool number_float(typename Sax::number_float_t value, const std::string&) override {
+    return add(value);
+  }
+  bool string(std::string& value) override { return add(std::move(value)); }
+  bool binary(typename Sax::binary_t&) override { return false; }  // JSON text has none
+  bool start_object(size_t) override { return open(Json::object()); }
+  bool start_array(size_t) override { return open(Json::array()); }
+  bool end_object() override {
+    if constexpr (!kSorted) check_keys();
+    return close();
+  }
   bool end_array() override { return close(); }
 
-  bool key(string_t& name) override {
-    if (open_.back()->contains(name)) {
-      throw Error(ErrorKind::format, file_, path(name), "each key once", "a second value");
-    }
+  bool key(std::string& name) override {
+    if (kSorted && open_.back()->contains(name)) fail_twice(name);
     keys_.back() = std::move(name);
     return true;
   }
@@ -64,27 +72,34 @@ class Builder : public nlohmann::json_sax<SortedJson> {
   }
 
  private:
-  SortedJson* add(SortedJson&& value, bool) {
+  static constexpr bool kSorted = std::is_same_v<Json, SortedJson>;
+
+  Json* add(Json&& value, bool) {
     memory_.charge(value, !open_.empty() && open_.back()->is_object() ? &keys_.back() : nullptr);
     if (open_.empty()) {
       root_ = std::move(value);
       return &root_;
     }
-    SortedJson& parent = *open_.back();
+    Json& parent = *open_.back();
     if (parent.is_array()) {
       parent.push_back(std::move(value));
       return &parent.back();
     }
-    return &(parent[keys_.back()] = std::move(value));
+    if constexpr (kSorted) {
+      return &(parent[keys_.back()] = std::move(value));
+    } else {  // by its name the library would look for the member among all before it
+      auto& members = parent.template get_ref<typename Json::object_t&>();
+      return &members.emplace_back(std::move(keys_.back()), std::move(value)).second;
+    }
   }
 
   template <typename Value>
   bool add(Value&& value) {
-    add(SortedJson(std::forward<Value>(value)), true);
+    add(Json(std::forward<Value>(value)), true);
     return true;
   }
 
-  bool open(SortedJson&& container) {
+  bool open(Json&& container) {
     if (open_.size() == kDepthLimit) {
       throw Error(ErrorKind::format, file_, "",
                   "JSON at most " + std::to_string(kDepthLimit) + " levels deep", "more levels");
@@ -100,22 +115,50 @@ class Builder : public nlohmann::json_sax<SortedJson> {
     return true;
   }
 
-  std::string path(const std::string& name) const {
+  void check_keys() const {
+    std::vector<const std::string*> names;
+    for (const auto& member : open_.back()->template get_ref<const typename Json::object_t&>())
+      names.push_back(&member.first);
+    std::ranges::sort(
+        names, {}, [](const std::string* name) -> const auto& { return *name; });
+    const auto twice = std::ranges::adjacent_find(
+        names, [](const std::string* a, const std::string* b) { return *a == *b; });
+    if (twice != names.end()) fail_twice(**twice);
+  }
+
+  [[noreturn]] void fail_twice(const std::string& name) const {
     std::string path;
     for (size_t i = 0; i + 1 < open_.size(); ++i) {
-      path += open_[i]->is_array() ? std::to_string(open_[i]->size() - 1) + "." : keys_[i] + ".";
+      if (open_[i]->is_array())
+        path += std::to_string(open_[i]->size() - 1) + ".";
+      else
+        path += name_of(i) + ".";
     }
-    return path + name;
+    throw Error(ErrorKind::format, file_, path + name, "each key once", "a second value");
+  }
+  // Of the member of open object `i` in which the next open container stands.
+  const std::string& name_of(size_t i) const {
+    if constexpr (kSorted)
+      return keys_[i];
+    else
+      return open_[i]->template get_ref<const typename Json::object_t&>().back().first;
   }
 
   std::string_view text_;
   const std::string& file_;
   JsonMemory memory_{text_.size(), file_};
-  SortedJson root_;
+  Json root_;
   // The containers around the next value. They are last in their parents, so that none moves.
-  std::vector<SortedJson*> open_;
+  std::vector<Json*> open_;
   std::vector<std::string> keys_;  // of each, the key whose value comes next
 };
+
+template <class Json>
+Json parse(std::string_view text, const std::string& file) {
+  Builder<Json> builder(text, file);
+  Json::sax_parse(text.begin(), text.end(), &builder);
+  return builder.take();
+}
 
 std::string describe(const SortedJson* value) {
   if (value == nullptr) return "nothing";
@@ -170,9 +213,11 @@ struct JsonAccess {
 };
 
 SortedJson parse_json_value(std::string_view text, const std::string& file) {
-  Builder builder(text, file);
-  SortedJson::sax_parse(text.begin(), text.end(), &builder);
-  return builder.take();
+  return parse<SortedJson>(text, file);
+}
+
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& file) {
+  return parse<nlohmann::ordered_json>(text, file);
 }
 
 JsonReader parse_json(std::string_view text, const std::string& file) {

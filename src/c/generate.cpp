@@ -1,11 +1,14 @@
 // Sampling and generation in the C interface.
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 
 #include "src/c/internal.hpp"
 
 struct stet_sampler {
   stet::Sampler sampler;
+  std::vector<int32_t> drawn = {};
 };
 
 namespace stet::c {
@@ -38,6 +41,8 @@ stet_sampling sampling_value(const SamplingSettings& s) {
   value.min_p = s.min_p;
   value.typical_p = s.typical_p;
   value.repetition_penalty = s.repetition_penalty;
+  value.frequency_penalty = s.frequency_penalty;
+  value.presence_penalty = s.presence_penalty;
   value.seed = s.seed;
   value.top_k = s.top_k;
   value.greedy = s.greedy ? 1 : 0;
@@ -113,16 +118,35 @@ stet_status stet_session_get_sampling(const stet_session* session, stet_sampling
                                       stet_error** error) {
   return guarded(error, [&] {
     stet_sampling& to = checked(sampling, "sampling");
-    const stet::Session& s = *at(session, "session").at;
-    give(sampling_value(s.generation().sampling), to);
+    const stet_session& from = at(session, "session");
+    const stet::SamplingSettings& s = from.at->generation().sampling;
+    stet_sampling value = sampling_value(s);
+    // What was lent before stays where it is as long as it is right.
+    const auto same = [](const stet_token_bias& a, const stet::TokenBias& b) {
+      return a.id == b.id && a.bias == b.bias;
+    };
+    if (!std::ranges::equal(from.logit_bias, s.logit_bias, same)) {
+      from.logit_bias.clear();
+      for (const auto& [id, bias] : s.logit_bias) from.logit_bias.push_back({id, bias});
+    }
+    value.logit_bias_count = s.logit_bias.size();
+    if (value.logit_bias_count > 0) value.logit_bias = from.logit_bias.data();
+    give(value, to);
   });
 }
 
 stet_status stet_session_set_sampling(stet_session* session, const stet_sampling* sampling,
                                       stet_error** error) {
   return guarded(error, [&] {
-    stet::Session& s = *at(session, "session").at;
-    s.generation().sampling = sampling_of(sampling);
+    change_generation(*at(session, "session").at, [&](stet::GenerationState& state) {
+      stet::SamplingSettings changed = sampling_of(sampling), &before = state.sampling;
+      if (sampling->struct_size <= offsetof(stet_sampling, frequency_penalty)) {
+        changed.frequency_penalty = before.frequency_penalty;
+        changed.presence_penalty = before.presence_penalty;
+        changed.logit_bias = std::move(before.logit_bias);
+      }
+      before = std::move(changed);
+    });
   });
 }
 
@@ -230,15 +254,23 @@ stet_status stet_sampler_new(int32_t vocab_size, stet_sampler** sampler, stet_er
 
 void stet_sampler_free(stet_sampler* sampler) { delete sampler; }
 
+stet_status stet_sampler_set_drawn(stet_sampler* sampler, const int32_t* ids, size_t count,
+                                   stet_error** error) {
+  return guarded(error, [&] {
+    const std::span<const int32_t> drawn = items(ids, count, "ids");
+    at(sampler, "sampler").drawn.assign(drawn.begin(), drawn.end());
+  });
+}
+
 stet_status stet_sampler_sample(stet_sampler* sampler, const stet_sampling* sampling,
                                 const float* logits, size_t count, const int32_t* previous,
                                 size_t previous_count, uint64_t position, int32_t* id,
                                 stet_error** error) {
   return guarded(error, [&] {
     int32_t& to = output(id, "id");
-    to = at(sampler, "sampler")
-             .sampler.sample(sampling_of(sampling), items(logits, count, "logits"),
-                             items(previous, previous_count, "previous"), position);
+    stet_sampler& s = at(sampler, "sampler");
+    to = s.sampler.sample(sampling_of(sampling), items(logits, count, "logits"),
+                          items(previous, previous_count, "previous"), position, s.drawn);
   });
 }
 
@@ -246,10 +278,10 @@ stet_status stet_sampler_probabilities(stet_sampler* sampler, const stet_samplin
                                        const float* logits, size_t count, const int32_t* previous,
                                        size_t previous_count, float* out, stet_error** error) {
   return guarded(error, [&] {
-    at(sampler, "sampler")
-        .sampler.probabilities(sampling_of(sampling), items(logits, count, "logits"),
-                               items(previous, previous_count, "previous"),
-                               items(out, count, "out"));
+    stet_sampler& s = at(sampler, "sampler");
+    s.sampler.probabilities(sampling_of(sampling), items(logits, count, "logits"),
+                            items(previous, previous_count, "previous"), items(out, count, "out"),
+                            s.drawn);
   });
 }
 

@@ -41,6 +41,7 @@ struct stet_session {
 
   std::optional<stet::Session> own;
   stet::Session* at;
+  mutable std::vector<stet_token_bias> logit_bias;  // lent to whoever asked for it last
 };
 
 struct stet_snapshot {

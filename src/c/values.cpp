@@ -115,6 +115,12 @@ SamplingSettings sampling_of(const stet_sampling* sampling) {
   settings.min_p = s.min_p;
   settings.typical_p = s.typical_p;
   settings.repetition_penalty = s.repetition_penalty;
+  settings.frequency_penalty = s.frequency_penalty;
+  settings.presence_penalty = s.presence_penalty;
+  std::vector<TokenBias> biases;
+  for (const stet_token_bias& b : items(s.logit_bias, s.logit_bias_count, "logit_bias"))
+    biases.push_back({b.id, b.bias});
+  settings.logit_bias = logit_bias_of(std::move(biases));
   settings.seed = s.seed;
   settings.validate("");
   return settings;

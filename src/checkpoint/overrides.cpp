@@ -3,6 +3,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "src/base/json_value.hpp"
 #include "stet/base/error.hpp"
 
 namespace stet {
@@ -16,7 +17,8 @@ const std::string kGeneration = "generation_config.json";
 std::string with_eos(const FileSource& source, const std::vector<int32_t>& ids) {
   Json config = Json::object();
   if (source.has(kGeneration))
-    config = Json::parse(source.read(kGeneration, kMostGeneration), nullptr, false);
+    config =
+        parse_ordered_json(source.read(kGeneration, kMostGeneration), source.path_of(kGeneration));
   if (!config.is_object())
     throw Error(ErrorKind::format, source.path_of(kGeneration), "", "a JSON object", "other text");
   config["eos_token_id"] = ids;

@@ -75,9 +75,11 @@ Header decode_header(std::span<const std::byte> file, const std::string& path) {
   h.names = get_names(r, h.version);
   r.bytes(h.bytes - kDigestBytes - r.position(), "reserved");
   check_digest(path, "header", get(r, "header digest"), file.first(h.bytes - kDigestBytes));
-  if ((required & ~(kElsewhere | kCompressed | kEdited | kIntervened | kWindowed)) != 0) {
-    throw Error(ErrorKind::unsupported, path, "required features", "bits 1, 2, 4, 8 and 16 at most",
-                std::to_string(required));
+  constexpr uint64_t known =
+      kElsewhere | kCompressed | kEdited | kIntervened | kWindowed | kWeighsTokens;
+  if ((required & ~known) != 0) {
+    throw Error(ErrorKind::unsupported, path, "required features",
+                "bits 1, 2, 4, 8, 16 and 32 at most", std::to_string(required));
   }
   check_equal(path, "header size", h.bytes, bytes);
   check_equal(path, "section table", h.bytes, table);

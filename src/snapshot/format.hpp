@@ -23,8 +23,9 @@ inline bool is_archive_section(const std::string& name) {
 }
 bool is_known_section(const std::string& name);
 
-constexpr uint64_t kElsewhere = 1, kCompressed = 2, kEdited = 4, kIntervened = 8,
-                   kWindowed = 16;  // required features
+// Required features.
+constexpr uint64_t kElsewhere = 1, kCompressed = 2, kEdited = 4, kIntervened = 8, kWindowed = 16,
+                   kWeighsTokens = 32;
 // Encodings of a block; the last two are of its layers without a window alone.
 constexpr uint32_t kRaw = 0, kByteShuffle = 1, kHeldRaw = 2, kHeldShuffle = 3;
 inline bool is_held(uint32_t encoding) { return encoding >= kHeldRaw; }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <limits>
@@ -56,19 +57,40 @@ Json generation_json(const GenerationState& g) {
     turns.push_back({{"prompt", t.prompt}, {"reply", t.reply}, {"end", t.end}, {"open", t.open}});
   }
   const SamplingSettings& s = g.sampling;
-  return {{"greedy", s.greedy},
-          {"temperature", s.temperature},
-          {"top_k", s.top_k},
-          {"top_p", s.top_p},
-          {"min_p", s.min_p},
-          {"typical_p", s.typical_p},
-          {"repetition_penalty", s.repetition_penalty},
-          {"seed", fmt::format("{:016x}", s.seed)},
-          {"stop_ids", g.stop_ids},
-          {"stop_strings", g.stop_strings},
-          {"turns", turns},
-          {"stream", hex(g.stream)},
-          {"held", hex(g.held)}};
+  Json json = {{"greedy", s.greedy},
+               {"temperature", s.temperature},
+               {"top_k", s.top_k},
+               {"top_p", s.top_p},
+               {"min_p", s.min_p},
+               {"typical_p", s.typical_p},
+               {"repetition_penalty", s.repetition_penalty},
+               {"seed", fmt::format("{:016x}", s.seed)},
+               {"stop_ids", g.stop_ids},
+               {"stop_strings", g.stop_strings},
+               {"turns", turns},
+               {"stream", hex(g.stream)},
+               {"held", hex(g.held)}};
+  // A state that has none of these is named and written as it was before there were any.
+  if (s.frequency_penalty != 0) json["frequency_penalty"] = s.frequency_penalty;
+  if (s.presence_penalty != 0) json["presence_penalty"] = s.presence_penalty;
+  for (const TokenBias& b : s.logit_bias) json["logit_bias"][std::to_string(b.id)] = b.bias;
+  return json;
+}
+
+std::vector<TokenBias> read_logit_bias(const JsonReader& json, int64_t vocab) {
+  std::vector<TokenBias> biases;
+  const std::optional<JsonReader> object = json.object("logit_bias");
+  if (!object) return biases;
+  for (const std::string& key : object->keys()) {
+    int32_t id = -1;
+    const char* const end = key.data() + key.size();
+    const auto [stop, error] = std::from_chars(key.data(), end, id);
+    if (error != std::errc() || stop != end || std::to_string(id) != key || id < 0 || id >= vocab)
+      object->fail(key, fmt::format("as name a token id in 0..{}", vocab - 1));
+    biases.push_back({id, object->number(key)});
+  }
+  std::ranges::sort(biases, {}, &TokenBias::id);
+  return biases;
 }
 
 GenerationState read_generation(const JsonReader& json, int64_t vocab, int64_t positions) {
@@ -81,6 +103,9 @@ GenerationState read_generation(const JsonReader& json, int64_t vocab, int64_t p
   s.min_p = json.number("min_p");
   s.typical_p = json.number("typical_p");
   s.repetition_penalty = json.number("repetition_penalty");
+  s.frequency_penalty = json.number_or("frequency_penalty", 0);
+  s.presence_penalty = json.number_or("presence_penalty", 0);
+  s.logit_bias = read_logit_bias(json, vocab);
   s.seed = read_seed(json);
   for (int64_t id : json.integers("stop_ids", 0, vocab - 1))
     g.stop_ids.push_back(static_cast<int32_t>(id));

@@ -20,6 +20,7 @@
 //   required = 1 not all keys and values are in this file (delta, recipe) | 2 blocks are compressed
 //              | 4 keys or values were edited, META says which | 8 kept for interventions
 //              | 16 some blocks are without the layers that have a window
+//              | 32 frequency_penalty, presence_penalty or logit_bias in META's generation
 //   table    = { entry }                          in the order of their offsets
 //   entry    = char[8] name                       padded with zero bytes; each name once
 //              u64 offset, u64 bytes
@@ -201,7 +202,8 @@ struct SnapshotWriter {
     const uint64_t required =
         (options.form != SnapshotForm::full ? kElsewhere : 0) |
         (options.compress != 0 ? kCompressed : 0) | (meta.edits.empty() ? 0 : kEdited) |
-        (meta.interventions.empty() ? 0 : kIntervened) | (windowed ? kWindowed : 0);
+        (meta.interventions.empty() ? 0 : kIntervened) | (windowed ? kWindowed : 0) |
+        (meta.generation.sampling.weighs_tokens() ? kWeighsTokens : 0);
     file.write_at(0, encode_front(sections, required, digests.state, digests.id));
   }
 

@@ -471,7 +471,11 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos,
   }
   std::vector<Segment> segments;
   impl_->finder.split({text, -1, !continued, false}, plain, segments);
+  const size_t own = ids.size();  // where the text's begin
   impl_->encoder->encode(segments, ids);
+  const bool twice = bos == Bos::automatic && impl_->bos && own > 0 && own < ids.size() &&
+                     ids[own - 1] == *impl_->bos && ids[own] == *impl_->bos;
+  if (twice) ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(own));
   if (bos != Bos::off) ids.insert(ids.end(), impl_->after.begin(), impl_->after.end());
   return ids;
 }

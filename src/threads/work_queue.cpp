@@ -13,26 +13,29 @@ void pause() {
 #endif
 }
 
-}  // namespace
-
-uint32_t EventCount::wait_while(uint32_t seen) {
+// Returns the value once it is not `seen`: spins for a while, and then sleeps.
+template <class Value>
+Value wait_for_change(std::atomic<Value>& value, std::atomic<uint32_t>& sleepers, Value seen) {
   for (int i = 0; i < kSpins; ++i) {
-    if (const uint32_t now = load(); now != seen) return now;
+    if (const Value now = value.load(std::memory_order_acquire); now != seen) return now;
     pause();
   }
-  sleepers_.fetch_add(1);
-  value_.wait(seen);
-  sleepers_.fetch_sub(1);
-  return load();
+  sleepers.fetch_add(1);
+  value.wait(seen);
+  sleepers.fetch_sub(1);
+  return value.load(std::memory_order_acquire);
 }
+
+}  // namespace
+
+uint32_t EventCount::wait_while(uint32_t seen) { return wait_for_change(value_, sleepers_, seen); }
 
 uint32_t WorkQueue::take(uint32_t op, uint32_t n) {
   uint64_t next = next_.load(std::memory_order_acquire);
   while (static_cast<uint32_t>(next >> 32) == op) {
     const uint32_t piece = static_cast<uint32_t>(next);
     if (piece == n) {
-      op_.wait_while(op);
-      next = next_.load(std::memory_order_acquire);
+      next = wait_for_change(next_, sleepers_, next);
     } else if (next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) {
       return piece;
     }
@@ -40,12 +43,13 @@ uint32_t WorkQueue::take(uint32_t op, uint32_t n) {
   return kNone;
 }
 
+// The next operation is open with the very write that ends this one: whoever waits for the end
+// never finds it half published, however long the system puts this thread aside.
 bool WorkQueue::finish(uint32_t op, uint32_t n) {
   if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 != n) return false;
   done_.store(0, std::memory_order_relaxed);
-  op_.store(op + 1);
-  next_.store(static_cast<uint64_t>(op + 1) << 32, std::memory_order_release);
-  op_.wake();
+  next_.store(static_cast<uint64_t>(op + 1) << 32);
+  if (sleepers_.load() > 0) next_.notify_all();
   return true;
 }
 

@@ -77,6 +77,31 @@ TEST(ParseJson, BuildsTheValue) {
   EXPECT_EQ(stet::parse_json_value("\xef\xbb\xbf \"\\ud83d\\ude00\"", "f"), "\U0001F600");
 }
 
+TEST(ParseJson, KeepsTheOrderOfTheText) {
+  const std::string text = R"({"b":[{"z":1,"a":{}}],"a":{"y":[],"x":"s"}})";
+  EXPECT_EQ(stet::parse_ordered_json(text, "f").dump(), text);
+  const auto refused = [](const std::string& t) {
+    return error_of([&] { stet::parse_ordered_json(t, "f"); });
+  };
+  EXPECT_EQ(refused(R"({"b":[0,{"z":{"d":1,"c":2,"d":3}}]})"),
+            "format: f: b.1.z.d: expected each key once, found a second value");
+  EXPECT_EQ(refused(R"({"b":1,"b":1})"),
+            "format: f: b: expected each key once, found a second value");
+  EXPECT_EQ(refused("{\n \"b\":}"),
+            "format: f: line 2, column 6: expected valid JSON, found '\"b\":}'");
+}
+
+// The library's own parser of ordered values compares each member with all before it: of so many,
+// this would take minutes.
+TEST(ParseJson, ManyMembersAreParsedInTheirOrder) {
+  std::string text = "{";
+  for (int i = 300'000; i > 0; --i) text += fmt::format("\"{}\":0,", i);
+  text.back() = '}';
+  const nlohmann::ordered_json parsed = stet::parse_ordered_json(text, "f");
+  EXPECT_EQ(parsed.size(), 300'000u);
+  EXPECT_EQ(parsed.dump(), text);
+}
+
 TEST(ParseJson, DamageIsAnErrorOrAnotherValue) {
   const std::string text =
       R"({"text_config":{"num_hidden_layers":26,"eps":1e-06,"list":[1,[2,"x\u00e9"]]},"f":false})";

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -172,6 +173,40 @@ TEST(Team, APassDoesNotWaitForAHelperThatHasNotCome) {
            [&](Team t) { came[static_cast<size_t>(t.rank)] = 1; });  // and it comes again
   EXPECT_EQ(came, (std::vector<int>{1, 1}));
   ASSERT_EQ(sigaction(SIGUSR1, &before, nullptr), 0);
+}
+
+// Whether a thread of this process sleeps, as the system sees it.
+bool sleeps(pid_t thread) {
+  std::ifstream stat("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string text;
+  std::getline(stat, text);
+  const size_t name_ends = text.rfind(')');
+  return name_ends != std::string::npos && text[name_ends + 2] == 'S';
+}
+
+// The end of an operation and the beginning of the next are one write: a member that sleeps until
+// the one is over, and then asks for the other, gets its piece, and is never told that it is over.
+TEST(Team, WhoSleepsUntilAnOperationIsOverFindsTheNextOneOpen) {
+  WorkQueue queue;
+  constexpr uint32_t kEnd = 400;
+  std::atomic<pid_t> waiter{0};
+  std::atomic<uint32_t> taken{UINT32_MAX}, wrong{0};
+  std::thread member([&] {
+    waiter = static_cast<pid_t>(gettid());
+    for (uint32_t op = 0; op < kEnd; op += 2) {
+      while (taken != op) std::this_thread::yield();
+      if (queue.take(op, 1) != WorkQueue::kNone) ++wrong;
+      if (queue.take(op + 1, 1) != 0 || !queue.finish(op + 1, 1)) ++wrong;
+    }
+  });
+  for (uint32_t op = 0; op < kEnd; op += 2) {
+    while (queue.take(op, 1) != 0) std::this_thread::yield();  // until the one before is over
+    taken = op;
+    while (waiter == 0 || !sleeps(waiter)) std::this_thread::yield();
+    EXPECT_TRUE(queue.finish(op, 1));
+  }
+  member.join();
+  EXPECT_EQ(wrong, 0u);
 }
 
 TEST(Team, MoreThanAThousandProcessorsAreCounted) {

@@ -141,6 +141,7 @@ static void sessions_need_arguments(void) {
   MISSES(stet_session_generate(NULL, NULL, NULL, &(stet_reply*){NULL}, &error), "session");
   MISSES(stet_session_end_reply(NULL, NULL, &text, &size, &error), "session");
   MISSES(stet_sampler_new(1, NULL, &error), "sampler");
+  MISSES(stet_sampler_set_drawn(NULL, NULL, 0, &error), "sampler");
   MISSES(stet_sampler_sample(NULL, &sampling, x, 1, NULL, 0, 0, &id, &error), "sampler");
   MISSES(stet_sampler_probabilities(NULL, &sampling, x, 1, NULL, 0, x, &error), "sampler");
   MISSES(stet_log_probability(NULL, 1, 0, &p, &error), "logits");

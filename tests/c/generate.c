@@ -1,5 +1,6 @@
 /* Sampling and generation through the C interface: the text and the tokens of the C++ one. */
 #include <math.h>
+#include <stddef.h>
 
 #include "check.h"
 #include "oracle.h"
@@ -253,13 +254,69 @@ static void wrong_options_draw_nothing(void) {
   stet_session_free(session);
 }
 
-static void a_sampler_draws_what_the_session_draws(void) {
+static void penalties_and_biases_stay_with_the_session(void) {
+  stet_session* session = prompted();
+  stet_sampling s = {.struct_size = sizeof s}, found = s;
+  OK(stet_session_get_sampling(session, &s, &error));
+  CHECK(s.frequency_penalty == 0 && s.presence_penalty == 0);
+  CHECK(s.logit_bias == NULL && s.logit_bias_count == 0);
+  const stet_token_bias biases[] = {{300, 2.5}, {7, -100}, {9, 0}};
+  s.frequency_penalty = 0.5;
+  s.presence_penalty = -0.25;
+  s.logit_bias = biases;
+  s.logit_bias_count = 3;
+  OK(stet_session_set_sampling(session, &s, &error));
+  OK(stet_session_get_sampling(session, &found, &error));
+  CHECK(found.frequency_penalty == 0.5 && found.presence_penalty == -0.25);
+  CHECK(found.logit_bias_count == 2 && found.logit_bias[0].id == 7 &&
+        found.logit_bias[0].bias == -100 && found.logit_bias[1].id == 300);
+  stet_sampling again = {.struct_size = sizeof again};
+  OK(stet_session_get_sampling(session, &again, &error));
+  CHECK(again.logit_bias == found.logit_bias); /* what was lent is right as long as it is */
+
+  /* A program that was compiled before there were any changes what it knows, and no more. */
+  stet_sampling old = {.struct_size = offsetof(stet_sampling, frequency_penalty)};
+  OK(stet_session_get_sampling(session, &old, &error));
+  old.top_k = 5;
+  OK(stet_session_set_sampling(session, &old, &error));
+  OK(stet_session_get_sampling(session, &found, &error));
+  CHECK(found.top_k == 5 && found.frequency_penalty == 0.5 && found.logit_bias_count == 2);
+
+  s.frequency_penalty = 3;
+  FAILS(stet_session_set_sampling(session, &s, &error), STET_ERROR_ARGUMENT,
+        "frequency_penalty: expected a number in [-2, 2], found 3");
+  s.frequency_penalty = 0;
+  s.logit_bias = NULL;
+  FAILS(stet_session_set_sampling(session, &s, &error), STET_ERROR_ARGUMENT,
+        "logit_bias: expected not NULL, found NULL");
+  const stet_token_bias twice[] = {{7, 1}, {7, 1}}, strange[] = {{1620, 1}};
+  s.logit_bias = twice;
+  s.logit_bias_count = 2;
+  FAILS(stet_session_set_sampling(session, &s, &error), STET_ERROR_ARGUMENT,
+        "logit_bias[7]: expected each token once, found a second bias");
+  s.logit_bias = strange;
+  s.logit_bias_count = 1;
+  FAILS(stet_session_set_sampling(session, &s, &error), STET_ERROR_ARGUMENT,
+        "logit_bias: expected a token id in 0..1619, found 1620");
+  stet_session_free(session);
+}
+
+static void a_sampler_draws_what_the_session_draws(int weighs) {
   stet_session* session = prompted();
   sample_with(session, 0.8, 99);
   stet_sampler* sampler = NULL;
   OK(stet_sampler_new(1620, &sampler, &error));
   stet_sampling sampling = {.struct_size = sizeof sampling};
   OK(stet_session_get_sampling(session, &sampling, &error));
+  const stet_token_bias bias = {17, 3};
+  int32_t drawn[12] = {0};
+  if (weighs) {
+    sampling.frequency_penalty = 2;
+    sampling.presence_penalty = 1;
+    sampling.logit_bias = &bias;
+    sampling.logit_bias_count = 1;
+    OK(stet_session_set_sampling(session, &sampling, &error));
+  }
   const stet_generate_options one = {.struct_size = sizeof one, .max_tokens = 1};
   for (int i = 0; i < 12; ++i) {
     const float* logits = NULL;
@@ -268,7 +325,9 @@ static void a_sampler_draws_what_the_session_draws(void) {
     int32_t id = -1;
     OK(stet_session_logits(session, &logits, &vocab, &error));
     OK(stet_session_tokens(session, &tokens, &count, &error));
+    OK(stet_sampler_set_drawn(sampler, drawn, (size_t)i, &error));
     OK(stet_sampler_sample(sampler, &sampling, logits, vocab, tokens, count, count, &id, &error));
+    drawn[i] = id;
     float p[1620];
     OK(stet_sampler_probabilities(sampler, &sampling, logits, vocab, tokens, count, p, &error));
     CHECK(p[id] > 0);
@@ -306,7 +365,9 @@ int test_generate(void) {
   a_reply_may_be_cut_anywhere();
   stop_strings_end_a_reply();
   wrong_options_draw_nothing();
-  a_sampler_draws_what_the_session_draws();
+  penalties_and_biases_stay_with_the_session();
+  a_sampler_draws_what_the_session_draws(0);
+  a_sampler_draws_what_the_session_draws(1);
   stet_tokenizer_free(tokenizer);
   stet_model_free(model);
   return 0;

@@ -389,6 +389,14 @@ TEST_F(ChatCommand, SettingsNameWhatWasTyped) {
         {"/set typical 0", "typical: expected a number above 0, up to 1 (1: all), found 0"},
         {"/set repetition-penalty 0",
          "repetition-penalty: expected a number in 1e-30..1e30 (1: none), found 0"},
+        {"/set frequency-penalty 3",
+         "frequency-penalty: expected a number in -2..2 (0: none), found 3"},
+        {"/set logit-bias 7",
+         "logit-bias: expected 17=-100,5=2.5 with ids of tokens and numbers in "
+         "-100..100, or nothing, found 7"},
+        {"/set logit-bias 99999=1",
+         "logit-bias: expected 17=-100,5=2.5 with ids of tokens and "
+         "numbers in -100..100, or nothing, found 99999=1"},
         {"/set seed 18446744073709551616",
          "seed: expected an integer in 0..18446744073709551615, found 18446744073709551616"},
         {"/set max-tokens 0", "max-tokens: expected an integer in 1..9223372036854775807, found 0"},

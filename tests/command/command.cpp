@@ -326,6 +326,20 @@ TEST_F(Command, TokenizeAndDetokenizeLines) {
             "standard input: line 1: [1]: expected a token id, found -2");
 }
 
+TEST_F(Command, ATextThatBeginsWithBosGetsNoSecondOne) {
+  NEEDS_TEXT();
+  const Json plain = Json::parse(succeed({"tokenize", "--json", "k = 5"}).out),
+             marked = Json::parse(succeed({"tokenize", "--json", "<bos>k = 5"}).out);
+  EXPECT_EQ(marked.front(), plain.front());
+  EXPECT_NE(marked[1], marked[0]);
+  const auto count = [&](const std::string& bos) {
+    return Json::parse(succeed({"tokenize", "--json", "--bos", bos, "<bos>k = 5"}).out).size();
+  };
+  EXPECT_EQ(count("off"), marked.size());
+  EXPECT_EQ(count("on"), marked.size() + 1);
+  EXPECT_EQ(succeed({"tokenize", "--jsonl"}, "\"<bos>k = 5\"\n").out, marked.dump() + "\n");
+}
+
 TEST_F(Command, TextsAreTakenAsTheyAre) {
   NEEDS_TEXT();
   const auto tokenizer = Tokenizer::load(kGemma);
@@ -479,6 +493,20 @@ TEST_F(Command, OptionsOutOfRangeAreStatus2AndNothingIsWritten) {
       {ids + Args{"--temperature", ""}, temperature + "nothing"},
       {ids + Args{"--repetition-penalty", "nan"},
        "--repetition-penalty: expected a number in " + scale + " (1: none), found nan"},
+      {ids + Args{"--frequency-penalty", "2.1"},
+       "--frequency-penalty: expected a number in -2..2 (0: none), found 2.1"},
+      {ids + Args{"--presence-penalty", "-3"},
+       "--presence-penalty: expected a number in -2..2 (0: none), found -3"},
+      {ids + Args{"--logit-bias", "17"},
+       "--logit-bias: expected ID=X with X in -100..100 (17=-100), found 17"},
+      {ids + Args{"--logit-bias", "17=1,18=101"},
+       "--logit-bias: expected ID=X with X in -100..100 (17=-100), found 18=101"},
+      {ids + Args{"--logit-bias", "-1=1"},
+       "--logit-bias: expected ID=X with X in -100..100 (17=-100), found -1=1"},
+      {ids + Args{"--logit-bias", "17=1", "--logit-bias", "17=2"},
+       "--logit-bias: expected each token once, found a second bias of logit_bias[17]"},
+      {ids + Args{"--logit-bias", "1620=1"},
+       "--logit-bias: expected token ids in 0..1619, found 1620"},
       {ids + Args{"--top-k", "1.5"},
        "--top-k: expected an integer in 0..2147483647 (0: all), found 1.5"},
       {ids + Args{"--top-p", "nan"}, "--top-p: expected a number in 0..1 (1: all), found nan"},
@@ -506,7 +534,17 @@ TEST_F(Command, OptionsOutOfRangeAreStatus2AndNothingIsWritten) {
       {{"generate", "--ids", "", "--save", snapshot},
        "--ids: expected at least one token, found none"},
       {{"generate", "--say", "", "--save", snapshot}, "--say: expected a message, found nothing"},
-      {{"chat", "--var", "x", "--script", "/dev/null"}, "--var: expected NAME=JSON, found x"}};
+      {{"generate", "--ids", std::string(100'000, '['), "--save", snapshot},
+       "--ids: expected token ids: 1,2,3 or [1,2,3], found " + std::string(60, '[') + "..."},
+      {{"generate", "--ids", "1," + std::string(50'000, '[') + std::string(50'000, ']'), "--save",
+        snapshot},
+       "--ids: [1]: expected a token id, found array"},
+      {{"chat", "--var", "x", "--script", "/dev/null"}, "--var: expected NAME=JSON, found x"},
+      {{"chat", "--var", "x=[1,", "--script", "/dev/null"},
+       "--var x: expected valid JSON at line 1, column 4, found the end of the text"},
+      {{"chat", "--var", "x=" + std::string(50'000, '[') + std::string(50'000, ']'), "--script",
+        "/dev/null"},
+       "--var x: expected JSON at most 64 levels deep, found more levels"}};
   for (const auto& [args, error] : bad) EXPECT_EQ(failure(args, 2), error + " (stet --help)");
   EXPECT_TRUE(failure(ids + Args{"--isa", "sse9"}, 2).starts_with("--isa: expected portable"));
   EXPECT_FALSE(std::filesystem::exists(snapshot));

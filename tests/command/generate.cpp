@@ -205,6 +205,8 @@ TEST_F(GenerateCommand, OptionsWithoutEffectAreTold) {
       {{"--temperature", "0", "--top-k", "3"}, "--top-k"},
       {{"--greedy", "--temperature", "0"}, ""},
       {{"--greedy", "--repetition-penalty", "1.5"}, ""},
+      {{"--greedy", "--frequency-penalty", "1.5", "--presence-penalty", "1", "--logit-bias", "5=1"},
+       ""},
       {{"--top-k", "5", "--seed", "3"}, ""},
       {{"--sample", "--seed", "3"}, ""},
       {{"--temperature", "0.7", "--seed", "3"}, ""}};
@@ -216,6 +218,33 @@ TEST_F(GenerateCommand, OptionsWithoutEffectAreTold) {
             told + "--seed (--temperature T draws)\n");
   EXPECT_EQ(succeed({"resume", s, "--seed", "5", "-n", "1", "--json"}).err,
             told + "--seed (--temperature T draws)\n");
+}
+
+TEST_F(GenerateCommand, PenaltiesAndBiasesArePartOfTheState) {
+  const auto reply = [this](const Args& args) {
+    return Json::parse(succeed(args + Args{"--json", "--ignore-eos"}).out);
+  };
+  const Args ask = {"generate", "-p", "Once"};
+  const Args options = {"--frequency-penalty", "1.5",        "--presence-penalty", "0.5",
+                        "--logit-bias",        "5=2,17=-100"};
+  const Json plain = reply(ask + Args{"-n", "40"});
+  EXPECT_EQ(reply(ask + Args{"-n", "40", "--frequency-penalty", "0", "--presence-penalty", "-0",
+                             "--logit-bias", "5=0"})["digests"]["id"],
+            plain["digests"]["id"]);
+  const Json whole = reply(ask + options + Args{"-n", "40"});
+  EXPECT_NE(whole["ids"], plain["ids"]);
+  succeed(ask + options + Args{"-n", "23", "--ignore-eos", "--save", s});
+  EXPECT_EQ(reply({"resume", s, "-n", "17"})["digests"]["id"], whole["digests"]["id"]);
+  // What is named replaces what the state holds; a bias of 0 leaves none.
+  const std::string other = scratch / "other.stet";
+  succeed(
+      {"resume", s, "-n", "0", "--logit-bias", "5=0", "--presence-penalty", "0", "--save", other});
+  const Json settings = Json::parse(run_stet({"inspect", other, "--json"}).out)["sampling"];
+  EXPECT_EQ(settings["logit_bias"], Json::object());
+  EXPECT_EQ(settings["presence_penalty"], 0.0);
+  EXPECT_EQ(settings["frequency_penalty"], 1.5);
+  EXPECT_NE(run_stet({"inspect", s}).out.find("frequency 1.5, presence 0.5, 2 biased tokens"),
+            std::string::npos);
 }
 
 TEST_F(GenerateCommand, WhatASubcommandCannotHonourIsRefused) {

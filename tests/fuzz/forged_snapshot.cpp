@@ -179,7 +179,6 @@ std::string mutated(std::string bytes) {
 std::string with_other_section(std::string_view file, std::minstd_rand& random) {
   SnapshotImage image = SnapshotImage::parse(file);
   if (image.sections.empty()) return seed_file(random());
-  image.required = get_le(file, 16, 8);
   const size_t i = random() % image.sections.size(), j = random() % image.sections.size();
   SnapshotImage::Section& section = image.sections[i];
   switch (random() % 16) {

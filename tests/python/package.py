@@ -91,6 +91,21 @@ class Package(unittest.TestCase):
         self.assertEqual(replies[0], replies[1])
         self.assertNotEqual(replies[0], replies[2])
 
+    def test_penalties_and_biases_are_part_of_the_state(self):
+        s, plain = self.session(), self.session()
+        plain.sampling = stet.Sampling(logit_bias={7: 0})
+        self.assertEqual(plain.digests().id, s.digests().id)
+        first = s.fork().generate(self.tokenizer, 1, ignore_eos=True).ids[0]
+        s.sampling = stet.Sampling(frequency_penalty=0.5, presence_penalty=-0.25, logit_bias={int(first): -100, 3: 1.5, 2: 0})
+        self.assertEqual(s.sampling.logit_bias, {int(first): -100.0, 3: 1.5})
+        self.assertEqual((s.sampling.frequency_penalty, s.sampling.presence_penalty), (0.5, -0.25))
+        self.assertNotIn(first, s.generate(self.tokenizer, 5, ignore_eos=True).ids)
+        for field, wrong in (("frequency_penalty", {"frequency_penalty": 2.5}), ("logit_bias", {"logit_bias": {1 << 32: 1}}), ("logit_bias", {"logit_bias": {10 ** 6: 1}}),
+                             ("logit_bias[5]", {"logit_bias": {5: 101}})):
+            with self.assertRaises(stet.Error) as e:
+                s.sampling = stet.Sampling(**wrong)
+            self.assertEqual(e.exception.field, field)
+
     def test_captures_are_those_of_the_command_and_of_any_chunks(self):
         points = ["blocks.*.hook_resid_post", "blocks.2.attn.hook_pattern", "blocks.1.attn.hook_k"]
         one = self.model.session(chunk=1).append(self.ids, points=points, logits=True)

@@ -205,6 +205,7 @@ class SharedStates(unittest.TestCase):
         keys = self.scratch + "/keys"
         with open(keys, "w") as f:
             f.write("alice alice-secret\nbob bob-secret\n")
+        os.chmod(keys, 0o600)
         a, b = self.server("--api-key-file", keys), self.server("--api-key-file", keys)
         first = respond(a.port, LONG, key="alice-secret")
         self.assertEqual(call(b.port, "POST", "/v1/responses", {"input": "x", "previous_response_id": first["id"]}, "bob-secret")[0], 404)

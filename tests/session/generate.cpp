@@ -229,6 +229,50 @@ TEST_P(Generate, ACutSampledReplyGoesOnAsIfItHadNotBeenCut) {
   expect_cuts_do_not_matter(sampled(1.2, 40, 0.95, 1.1, 0xDEADBEEF12345678), 24, {});
 }
 
+SamplingSettings weighing(SamplingSettings s) {
+  s.frequency_penalty = 0.75;
+  s.presence_penalty = 0.25;
+  s.logit_bias = {{11, 2.5}, {40, -100}};
+  return s;
+}
+
+TEST_P(Generate, ACutReplyWithPenaltiesGoesOnAsIfItHadNotBeenCut) {
+  expect_cuts_do_not_matter(weighing(sampled(1.2, 40, 0.95, 1.1, 77)), 24, {});
+  expect_cuts_do_not_matter(weighing({}), 24, {});
+}
+
+// A reply is drawn by a sampler that is told what stands in it, and of the other tokens nothing:
+// neither the prompt nor an earlier reply.
+TEST_P(Generate, PenaltiesCountTheTokensOfTheReplyAlone) {
+  Session s = asked();
+  s.generation().sampling = weighing(sampled(1.5, 0, 1, 1, 3));
+  Sampler sampler(static_cast<int>(m->config().vocab_size));
+  for (int turn = 0; turn < 2; ++turn) {
+    std::vector<int32_t> drawn;
+    for (int i = 0; i < 30; ++i) {
+      const int32_t expected = sampler.sample(s.generation().sampling, s.logits(), s.tokens(),
+                                              static_cast<uint64_t>(s.size()), drawn);
+      ASSERT_EQ(reply(s, 1, true).ids, std::vector<int32_t>{expected}) << turn << ", " << i;
+      drawn.push_back(expected);
+    }
+    EXPECT_TRUE(std::ranges::equal(s.generation().reply_of(s.tokens()), drawn));
+    append_prompt(s, std::vector<int32_t>(drawn.begin(), drawn.begin() + 5));
+    EXPECT_TRUE(s.generation().reply_of(s.tokens()).empty());
+  }
+}
+
+TEST_P(Generate, ARewoundReplyWithPenaltiesIsDrawnAgain) {
+  Session s = asked();
+  s.generation().sampling = weighing(sampled(1.5, 0, 1, 1, 3));
+  const Reply r = reply(s, 30, true);
+  Session whole = s.fork();
+  s.rewind(s.size() - 17);
+  Session resumed = through_file(s);
+  const Reply again = reply(resumed, 17, true);
+  EXPECT_EQ(again.ids, std::vector<int32_t>(r.ids.begin() + 13, r.ids.end()));
+  EXPECT_EQ(digests_of(resumed).id, digests_of(whole).id);
+}
+
 TEST_P(Generate, ACutInTheMiddleOfACharacterDoesNotMatter) {
   // Nearly uniform draws: many tokens are bytes that make no character yet.
   EXPECT_GT(expect_cuts_do_not_matter(sampled(1000, 0, 1, 1, 11), 40, {}), 0);
@@ -260,6 +304,13 @@ TEST_P(Generate, RefusesWhatItCannotDoBeforeItDraws) {
                 },
                 tokenizer.get()),
             "argument: stop_ids[2]: expected a token id in 0.." + last + ", found " + over);
+  EXPECT_EQ(
+      refused(
+          [&](GenerationState& g) {
+            g.sampling.logit_bias = {{1, 1}, {static_cast<int32_t>(m->config().vocab_size), 1}};
+          },
+          tokenizer.get()),
+      "argument: logit_bias: expected a token id in 0.." + last + ", found " + over);
   EXPECT_EQ(refused(
                 [](GenerationState& g) {
                   g.stop_strings = {"a", ""};

@@ -40,9 +40,10 @@ SamplingSettings random_settings() {
   return s;
 }
 
-Floats probabilities(const SamplingSettings& s, const Floats& logits, const Ids& previous = {}) {
+Floats probabilities(const SamplingSettings& s, const Floats& logits, const Ids& previous = {},
+                     const Ids& drawn = {}) {
   Floats out(logits.size(), kNan);
-  Sampler(static_cast<int>(logits.size())).probabilities(s, logits, previous, out);
+  Sampler(static_cast<int>(logits.size())).probabilities(s, logits, previous, out, drawn);
   return out;
 }
 
@@ -153,6 +154,104 @@ TEST(Sampler, PenaltyAppliesOnceToEachPreviousId) {
   EXPECT_EQ(probabilities(s, {1, 2, 2}, {0})[0], 1.0f / 3);
   s.repetition_penalty = 1e30;  // -1e30 * 1e30 saturates instead of becoming -inf
   EXPECT_EQ(probabilities(s, {-1e30f, -1e30f}, {0, 1}), (Floats{0.5f, 0.5f}));
+}
+
+// The header's formulas, one token after the other.
+Floats weighed(const SamplingSettings& s, Floats logits, const Ids& previous, const Ids& drawn) {
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const auto id = static_cast<int32_t>(i);
+    float& x = logits[i];
+    if (x == -kInf) continue;
+    for (const auto& b : s.logit_bias) {
+      if (b.id == id) x = static_cast<float>(static_cast<double>(x) + b.bias);
+    }
+    const auto penalty = static_cast<float>(s.repetition_penalty);
+    if (std::ranges::count(previous, id) > 0) x = x < 0 ? x * penalty : x / penalty;
+    const auto count = static_cast<double>(std::ranges::count(drawn, id));
+    const double less = count * s.frequency_penalty + s.presence_penalty;
+    if (count > 0) x = static_cast<float>(static_cast<double>(x) - less);
+  }
+  return logits;
+}
+
+TEST(Sampler, PenaltiesAndBiasesAreThoseOfAPlainReference) {
+  constexpr size_t kVocab = 300;
+  for (uint64_t round = 0; round < 40; ++round) {
+    uint64_t at = 0;
+    const auto draw = [&](double low, double high) {
+      return low + (high - low) * stet::philox_uniform(round + 100, at++);
+    };
+    SamplingSettings s = random_settings();
+    s.temperature = draw(0.3, 2);
+    s.top_k = static_cast<int>(draw(0, 80));
+    s.top_p = draw(0.5, 1);
+    s.greedy = round % 5 == 0;
+    SamplingSettings plain = s;
+    if (round % 2 == 0) s.repetition_penalty = draw(0.5, 2);
+    if (round % 3 != 0) s.frequency_penalty = draw(-2, 2);
+    if (round % 7 != 0) s.presence_penalty = draw(-2, 2);
+    std::vector<stet::TokenBias> biases;
+    for (int32_t i = 0; i < static_cast<int32_t>(round); ++i)
+      biases.push_back({(i * 37 + 11) % 300, draw(-100, 100)});
+    s.logit_bias = stet::logit_bias_of(biases);
+    Floats logits = noise(kVocab, 3, round);
+    logits[round] = -kInf;
+    Ids previous, drawn;
+    for (int i = 0; i < 60; ++i) previous.push_back(static_cast<int32_t>(draw(0, kVocab)));
+    drawn.assign(previous.begin() + 20, previous.end());
+    for (int i = 0; i < 30; ++i) drawn.push_back(drawn[static_cast<size_t>(i) / 3]);
+    EXPECT_EQ(probabilities(s, logits, previous, drawn),
+              probabilities(plain, weighed(s, logits, previous, drawn)))
+        << round;
+  }
+}
+
+TEST(Sampler, DrawnTokensCountEachTimeAndPresenceOnce) {
+  SamplingSettings s;
+  s.frequency_penalty = 0.5;
+  EXPECT_EQ(sample(s, {4, 3, 1}, {0, 0, 0}), 0);  // previous ones are not counted
+  Sampler sampler(3);
+  const Floats logits = {4, 3.25f, 1};
+  EXPECT_EQ(sampler.sample(s, logits, {}, 0, Ids{0}), 0);     // 3.5
+  EXPECT_EQ(sampler.sample(s, logits, {}, 0, Ids{0, 0}), 1);  // 3
+  EXPECT_EQ(sampler.sample(s, logits, {}, 0, Ids{0}), 0);     // nothing is left of the count
+  s.frequency_penalty = 0;
+  s.presence_penalty = 0.5;
+  EXPECT_EQ(sampler.sample(s, logits, {}, 0, Ids(9, 0)), 0);
+  s.presence_penalty = -2;  // favours what is there
+  EXPECT_EQ(sampler.sample(s, logits, {}, 0, Ids{1}), 1);
+}
+
+// The bias comes first, so the repetition penalty divides or multiplies what it gives; the
+// temperature comes last.
+TEST(Sampler, BiasThenRepetitionThenPresenceThenTemperature) {
+  SamplingSettings s = random_settings();
+  s.temperature = 2;
+  s.repetition_penalty = 2;
+  s.presence_penalty = 1;
+  s.logit_bias = {{0, 3}, {1, -3}};
+  // ((1 + 3) / 2 - 1) / 2, ((1 - 3) * 2 - 1) / 2, 0
+  const Floats p = probabilities(s, {1, 1, 0}, {0, 1}, {0, 1});
+  EXPECT_FLOAT_EQ(p[0] / p[2], static_cast<float>(std::exp(0.5)));
+  EXPECT_FLOAT_EQ(p[1] / p[2], static_cast<float>(std::exp(-2.5)));
+  EXPECT_EQ(probabilities(s, {-kInf, 1e38f, 0}, {}, {1}), (Floats{0, 1, 0}));
+}
+
+TEST(Sampler, BiasesHaveOneForm) {
+  using stet::logit_bias_of;
+  const std::vector<stet::TokenBias> none, some = {{2, -1}, {7, 0.5}};
+  EXPECT_EQ(logit_bias_of({}), none);
+  EXPECT_EQ(logit_bias_of({{5, 0}, {2, -0.0}}), none);
+  EXPECT_EQ(logit_bias_of({{7, 0.5}, {5, 0}, {2, -1}}), some);
+  EXPECT_EQ(refusal([] {
+              logit_bias_of({{5, 1}, {3, 1}, {5, 0}});
+            }),
+            "logit_bias[5]: expected each token once, found a second bias");
+  SamplingSettings s;
+  EXPECT_FALSE(s.weighs_tokens());
+  s.frequency_penalty = -0.0;
+  EXPECT_FALSE(s.weighs_tokens());
+  EXPECT_EQ(s, SamplingSettings());
 }
 
 TEST(Sampler, TopKKeepsAllTokensThatTieWithTheLast) {
@@ -452,6 +551,41 @@ TEST(Sampler, RefusesSettingsOutOfRange) {
   EXPECT_EQ(
       message([&](auto& s) { s.repetition_penalty = nan; }),
       "generation_config.json: repetition_penalty: expected a number in [1e-30, 1e30], found nan");
+  EXPECT_EQ(message([&](auto& s) { s.frequency_penalty = 2.5; }),
+            "generation_config.json: frequency_penalty: expected a number in [-2, 2], found 2.5");
+  EXPECT_EQ(message([&](auto& s) { s.presence_penalty = nan; }),
+            "generation_config.json: presence_penalty: expected a number in [-2, 2], found nan");
+  EXPECT_EQ(message([&](auto& s) {
+              s.logit_bias = {{3, 101}};
+            }),
+            "generation_config.json: logit_bias[3]: expected a number in [-100, 100] other than 0, "
+            "found 101");
+  EXPECT_EQ(message([&](auto& s) {
+              s.logit_bias = {{3, 0}};
+            }),
+            "generation_config.json: logit_bias[3]: expected a number in [-100, 100] other than 0, "
+            "found 0");
+  for (const int32_t second : {-1, 3, 2}) {
+    EXPECT_EQ(message([&](auto& s) {
+                s.logit_bias = {{3, 1}, {second, 1}};
+              }),
+              "generation_config.json: logit_bias[" + std::to_string(second) +
+                  "]: expected ids from 0 on, ascending, found " + std::to_string(second));
+  }
+  EXPECT_EQ(message([&](auto& s) {
+              for (int32_t i = 0; i <= 4096; ++i) s.logit_bias.push_back({i, 1});
+            }),
+            "generation_config.json: logit_bias: expected at most 4096 tokens, found 4097");
+  SamplingSettings biased;
+  biased.logit_bias = {{1, 1}, {3, 1}};
+  EXPECT_EQ(refusal([&] {
+              sample(biased, {1, 2, 3});
+            }),
+            "logit_bias: expected ids in 0..2, found 3");
+  EXPECT_EQ(refusal([&] {
+              Sampler(2).sample({}, Floats{1, 2}, {}, 0, Ids{2});
+            }),
+            "drawn_ids: expected ids in 0..1, found 2");
 }
 
 // The draw as the header defines it: the first token in id order whose cumulated probability
@@ -555,6 +689,17 @@ TEST(Sampler, BitsAreTheSameEverywhere) {
     for (int i = 0; i < 32; i += 8) bytes.push_back(static_cast<unsigned char>(bits >> i));
   }
   EXPECT_EQ(XXH64(bytes.data(), bytes.size(), 0), 8031336739387545872u);
+  s.frequency_penalty = 0.7;
+  s.presence_penalty = 0.3;
+  s.logit_bias = {{3, -50.5}, {10169, -1.1}, {17000, 2.3}};
+  const Ids reply = {10169, 3, 10169, 15446, 14893};
+  const auto drawn_again = [&] {
+    Ids ids;
+    for (uint64_t i = 0; i < 6; ++i)
+      ids.push_back(sampler.sample(s, logits, previous, 1000 + i, reply));
+    return ids;
+  };
+  EXPECT_EQ(drawn_again(), (Ids{10069, 14280, 16982, 2841, 14442, 5678}));
 }
 
 TEST(Sampler, AllocatesNothingPerToken) {
@@ -566,6 +711,9 @@ TEST(Sampler, AllocatesNothingPerToken) {
   s.min_p = 0.001;
   s.typical_p = 0.9;
   s.repetition_penalty = 1.2;
+  SamplingSettings weighs = s;
+  weighs.presence_penalty = 0.5;
+  weighs.logit_bias = {{2, 1}, {9, -1}};
   Sampler sampler(10000);
 #ifdef STET_OPERATOR_NEW_IS_TAKEN
   GTEST_SKIP() << "operator new is the sanitizer's";
@@ -576,6 +724,7 @@ TEST(Sampler, AllocatesNothingPerToken) {
   sampler.sample(s, logits, previous, 2);
   s.greedy = true;
   sampler.sample(s, logits, previous, 3);
+  sampler.sample(weighs, logits, previous, 4, previous);
   EXPECT_EQ(heap::allocations, before);
 }
 

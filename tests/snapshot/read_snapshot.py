@@ -19,7 +19,7 @@ from xxh3_128 import xxh3_128
 
 MAGIC, ARCHIVE_MAGIC = b"\x93STET\r\n\x1a", b"\x93STAR\r\n\x1a"
 HEADER, ENTRY, PAGE, POSITIONS = 192, 64, 4096, 64
-ELSEWHERE, COMPRESSED, EDITED, WINDOWED = 1, 2, 4, 16
+ELSEWHERE, COMPRESSED, EDITED, WINDOWED, WEIGHS_TOKENS = 1, 2, 4, 16, 32
 KNOWN = ("META TOKENS VISIBLE PRUNES REMOVED LOGITS BLOCKS CONTENT KVINDEX WEIGHTS TOKENIZR KV").split()
 ALWAYS = "META TOKENS VISIBLE LOGITS BLOCKS KV".split()
 ELEMENTS = {"f32": "<f", "bf16": None, "f16": "<e"}
@@ -89,7 +89,7 @@ class Sections:
         expect("format version", 3, version)
         expect("header", digest_text(data[176:192]), digest_text(xxh3_128(data[:176])))
         expect("header size", HEADER, size)
-        expect("required features", 0, required & ~(ELSEWHERE | COMPRESSED | EDITED | WINDOWED))
+        expect("required features", 0, required & ~(ELSEWHERE | COMPRESSED | EDITED | WINDOWED | WEIGHS_TOKENS))
         expect("file size", file_size, len(data))
         expect("section table", HEADER, table)
         entries = data[table:table + ENTRY * count]

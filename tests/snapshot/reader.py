@@ -127,6 +127,20 @@ def long_logs(stet, scratch):
     run(stet, "verify", path("g"), "-m", MODEL)
 
 
+def of_penalties(stet, scratch):
+    """Settings that weigh tokens: fields of `generation`, and the bit that says so."""
+    plain, weighed = (os.path.join(scratch, name) for name in ("plain.stet", "weighed.stet"))
+    generate = ["generate", "-m", MODEL, "--ids", "1,2,3", "-n", "5", "--ignore-eos", "--save"]
+    run(stet, *generate, plain, "--frequency-penalty", "0", "--logit-bias", "7=0")
+    run(stet, *generate, weighed, "--frequency-penalty", "0.5", "--presence-penalty", "-0.25", "--logit-bias", "7=-100,17=2.5")
+    for file in (plain, weighed):
+        compare(stet, file)
+        run(stet, "check", file)
+    assert read(plain).sections.required & 32 == 0 and read(weighed).sections.required & 32 == 32
+    settings = json.loads(run(stet, "inspect", weighed, "--json"))["sampling"]
+    assert settings["logit_bias"] == {"7": -100, "17": 2.5} and settings["presence_penalty"] == -0.25, settings
+
+
 def refuses_damage(scratch):
     """One changed byte anywhere in the file is found."""
     with open(f"{SNAPSHOTS}/v3-full.stet", "rb") as file:
@@ -155,6 +169,7 @@ def main():
         of_q8(stet, scratch)
         of_windows(stet, scratch)
         long_logs(stet, scratch)
+        of_penalties(stet, scratch)
         refuses_damage(scratch)
     print(f"{len(files)} files read as stet reads them")
 

@@ -30,7 +30,17 @@ std::vector<int32_t> some_ids(int64_t n) { return stepped_ids(n, 97, 300, 5); }
 // Every field has a value that is not its default.
 GenerationState unusual() {
   GenerationState g;
-  g.sampling = {false, 0.1 + 0.2, 41, 0.9, 0.01, 0.99, 1.1, 0xFEDCBA9876543210};
+  g.sampling = {false,
+                0.1 + 0.2,
+                41,
+                0.9,
+                0.01,
+                0.99,
+                1.1,
+                0xFEDCBA9876543210,
+                -0.1,
+                1.5,
+                {{9, 0.1 + 0.2}, {10, -100}, {299, 1}}};
   g.stop_ids = {7, 0, 299};
   g.stop_strings = {"\n\n", "\xE2\x82\xAC\"\\", std::string("a\0b", 3)};
   g.turns = {{0, 3, 4, false}, {4, 5, 5, true}};
@@ -128,6 +138,51 @@ TEST_F(SnapshotTest, EverythingComesBack) {
     EXPECT_TRUE(same_bytes(back.logits(), s.logits()));
     EXPECT_EQ(kv_bytes(back.kv()), kv_bytes(s.kv()));
   }
+}
+
+// A state without penalties on drawn tokens and biases is what it was before there were any; one
+// with them sets a feature that older readers refuse.
+TEST_F(SnapshotTest, PenaltiesAndBiasesAreARequiredFeature) {
+  const auto image_of = [&](const SamplingSettings& sampling, SnapshotForm form) {
+    Session s = session(1);
+    s.generation().sampling = sampling;
+    SaveOptions o;
+    o.form = form;
+    Snapshot::save(s, file, o);
+    return SnapshotImage::parse(read_text(file));
+  };
+  Session unweighed = session(1);
+  for (const SnapshotForm form : {SnapshotForm::full, SnapshotForm::recipe}) {
+    const uint64_t plain = image_of({}, form).required;
+    SamplingSettings zero;
+    zero.frequency_penalty = -0.0;
+    zero.logit_bias = logit_bias_of({{3, 0}});
+    const std::string meta = image_of(zero, form).section("META").content;
+    EXPECT_EQ(meta, image_of({}, form).section("META").content);
+    EXPECT_EQ(meta.find("_penalty\":0"), std::string::npos);
+    EXPECT_EQ(meta.find("logit_bias"), std::string::npos);
+    for (const auto& change : {+[](SamplingSettings& s) { s.frequency_penalty = 0.5; },
+                               +[](SamplingSettings& s) { s.presence_penalty = -0.5; },
+                               +[](SamplingSettings& s) {
+                                 s.logit_bias = {{10, 1}, {9, 0.5}};
+                               }}) {
+      SamplingSettings s;
+      change(s);
+      s.logit_bias = logit_bias_of(s.logit_bias);
+      EXPECT_EQ(image_of(s, form).required, plain | 32);
+      const Snapshot snapshot = Snapshot::open(file);
+      EXPECT_EQ(snapshot.generation().sampling, s);
+      EXPECT_NE(snapshot.digests().id, digests_of(unweighed).id);
+    }
+    EXPECT_NE(SnapshotImage::parse(read_text(file))
+                  .section("META")
+                  .content.find(R"("logit_bias":{"10":1.0,"9":0.5})"),
+              std::string::npos);
+  }
+  Session unsorted = session(1);
+  unsorted.generation().sampling.logit_bias = {{10, 1}, {9, 1}};
+  EXPECT_EQ(error_of([&] { Snapshot::save(unsorted, file); }),
+            "argument: logit_bias[9]: expected ids from 0 on, ascending, found 9");
 }
 
 TEST_F(SnapshotTest, AnEmptySessionAndEveryKvType) {
@@ -327,9 +382,9 @@ TEST_F(SnapshotTest, WhatOtherVersionsMayWrite) {
   EXPECT_EQ(changed([](SnapshotImage&) {}), "no error");
   EXPECT_EQ(changed([](SnapshotImage& i) { i.version = 4; }),
             "unsupported: FILE: format version: expected 1 .. 3, found 4");
-  EXPECT_EQ(
-      changed([](SnapshotImage& i) { i.required = 33; }),
-      "unsupported: FILE: required features: expected bits 1, 2, 4, 8 and 16 at most, found 33");
+  EXPECT_EQ(changed([](SnapshotImage& i) { i.required = 65; }),
+            "unsupported: FILE: required features: expected bits 1, 2, 4, 8, 16 and 32 at most, "
+            "found 65");
   EXPECT_EQ(changed([](SnapshotImage& i) { i.optional = ~uint64_t{0}; }), "no error");
   EXPECT_EQ(changed([](SnapshotImage& i) { i.header_size = 128; }),
             "format: FILE: header size: expected 192, found 128");
@@ -422,6 +477,18 @@ TEST_F(SnapshotTest, MetaThatDoesNotHold) {
             "format: FILE: META: generation.held: expected hex digits, found \"0g\"");
   EXPECT_EQ(error([](Json& j) { j["generation"]["temperature"] = -1; }),
             "argument: FILE: META: temperature: expected a number in [1e-30, 1e30], found -1");
+  const auto biased = [&](const char* name, const Json& bias) {
+    return error([&](Json& j) { j["generation"]["logit_bias"] = {{name, bias}}; });
+  };
+  for (const char* name : {"", "-1", "07", "+7", "7 ", "320", "99999999999"}) {
+    EXPECT_EQ(biased(name, 1), std::string("format: FILE: META: generation.logit_bias.") + name +
+                                   ": expected as name a token id in 0..319, found 1");
+  }
+  EXPECT_EQ(biased("7", "x"),
+            "format: FILE: META: generation.logit_bias.7: expected a number, found \"x\"");
+  EXPECT_EQ(biased("7", 0),
+            "argument: FILE: META: logit_bias[7]: expected a number in [-100, 100] "
+            "other than 0, found 0");
   EXPECT_EQ(
       error([](Json& j) {
         j["generation"]["stop_ids"][0] = 1 << 30;

@@ -55,6 +55,7 @@ struct SnapshotImage {
     SnapshotImage image;
     image.version = get_le(file, 8, 4);
     image.header_size = header_bytes(image.version);
+    image.required = get_le(file, 16, 8);
     image.state = file.substr(72, 16);
     if (image.version >= 3) image.id = file.substr(88, 32);
     for (size_t i = 0; i < get_le(file, 40, 4); ++i) {

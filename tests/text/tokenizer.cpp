@@ -140,6 +140,27 @@ TEST(Tokenizer, PutsBosAsAskedFor) {
   EXPECT_EQ(llama->eos(), 934);
 }
 
+// As a rendered chat template does.
+TEST(Tokenizer, ATextThatBeginsWithBosGetsNoSecondOne) {
+  NEEDS(Sentencepiece);
+  for (const auto& [directory, mark] :
+       {std::pair(kGemma, "<bos>"), std::pair(kLlama, "<|begin_of_text|>")}) {
+    const auto tokenizer = Tokenizer::load(directory);
+    const std::string text = std::string(mark) + "What";
+    Ids own = tokenizer->encode("What", Bos::off);
+    own.insert(own.begin(), *tokenizer->bos());
+    EXPECT_EQ(tokenizer->encode(text, Bos::off), own);
+    EXPECT_EQ(tokenizer->encode(text), own);
+    EXPECT_EQ(tokenizer->encode(mark), Ids{*tokenizer->bos()});
+    Ids twice = own;
+    twice.insert(twice.begin(), *tokenizer->bos());
+    EXPECT_EQ(tokenizer->encode(text, Bos::on), twice);
+    EXPECT_EQ(tokenizer->encode(mark + text), twice);  // both are in the text
+    EXPECT_EQ(tokenizer->encode(text, Bos::automatic, false)[0], *tokenizer->bos());
+    EXPECT_NE(tokenizer->encode(text, Bos::automatic, false)[1], *tokenizer->bos());
+  }
+}
+
 TEST(Tokenizer, TheConfigDecidesAboutBosAndEos) {
   NEEDS(Sentencepiece);
   const std::string model = read_text(STET_ROOT "/tests/data/tokenizer/bpe.model");
@@ -156,6 +177,12 @@ TEST(Tokenizer, TheConfigDecidesAboutBosAndEos) {
       around(
           R"({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": false, "add_eos_token": true})"),
       (Ids{263, 2}));
+  const std::string both =
+      R"({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": true, "add_eos_token": true})";
+  EXPECT_EQ(
+      Tokenizer::load_from_files({{"tokenizer.model", model}, {"tokenizer_config.json", both}})
+          ->encode("<s>the"),
+      (Ids{1, 263, 2}));  // no bos alone is left out
 }
 
 TEST(Tokenizer, SpecialTokensInTextAreTextWhereTheyAreNotAskedFor) {

@@ -8,15 +8,19 @@ namespace {
 
 class GoldenTokenizer : public testing::TestWithParam<const char*> {};
 
-// What transformers gave for the texts of `directory`. Returns how many there are.
+// What transformers gave for the texts of `directory`; but a text that begins with bos gets no
+// second one here. Returns how many there are.
 size_t expect_golden_texts(const std::string& directory) {
   const auto tokenizer = Tokenizer::load(directory);
   const auto golden = nlohmann::json::parse(read_text(directory + "/golden.json"));
   for (const auto& entry : golden["encode"]) {
     const std::string text = entry["text"];
     const Ids ids = entry["ids"], with_special = entry["with_special"];
+    const bool twice = with_special.size() > 1 && tokenizer->bos() == with_special[0] &&
+                       tokenizer->bos() == with_special[1];
+    const Ids once(with_special.begin() + (twice ? 1 : 0), with_special.end());
     EXPECT_EQ(tokenizer->encode(text, Bos::off), ids) << text;
-    EXPECT_EQ(tokenizer->encode(text, Bos::automatic), with_special) << text;
+    EXPECT_EQ(tokenizer->encode(text, Bos::automatic), once) << text;
     EXPECT_EQ(tokenizer->decode(ids, false), std::string(entry["decoded"])) << text;
     EXPECT_EQ(tokenizer->decode(with_special, true), std::string(entry["decoded_skip_special"]))
         << text;

@@ -1,6 +1,7 @@
 // stet chat.
 #include <fmt/format.h>
 
+#include "src/base/json_value.hpp"
 #include "stet/base/error.hpp"
 #include "tools/chat/chat.hpp"
 #include "tools/chat/signals.hpp"
@@ -15,13 +16,15 @@ std::string variables_json(const std::vector<std::string>& given) {
   Json all = Json::object();
   for (const std::string& entry : given) {
     const size_t equals = entry.find('=');
-    const Json value = equals == std::string::npos || equals == 0
-                           ? Json()
-                           : Json::parse(entry.substr(equals + 1), nullptr, false);
-    if (equals == std::string::npos || equals == 0 || value.is_discarded()) {
+    if (equals == std::string::npos || equals == 0)
       usage_error("--var", "NAME=JSON", printable(entry, 60));
+    try {
+      all[entry.substr(0, equals)] = parse_ordered_json(entry.substr(equals + 1), "");
+    } catch (const Error& e) {
+      usage_error("--var " + printable(entry.substr(0, equals), 60),
+                  e.field.empty() ? e.expected : e.expected + " at " + e.field,
+                  printable(e.found, 60));
     }
-    all[entry.substr(0, equals)] = value;
   }
   return dump(all);
 }

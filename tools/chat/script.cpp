@@ -1,6 +1,7 @@
 // Scripted conversations: one turn of the user per line, or JSON with expectations.
 #include <fmt/format.h>
 
+#include "src/base/json_value.hpp"
 #include "stet/base/error.hpp"
 #include "tools/chat/chat.hpp"
 #include "tools/chat/input.hpp"
@@ -92,11 +93,12 @@ Script read_script(const std::string& path) {
   const std::string text = read_prompt(path);
   const size_t first = text.find_first_not_of(" \t\r\n");
   if (first != std::string::npos && (text[first] == '{' || text[first] == '[')) {
-    const Json j = Json::parse(text, nullptr, false);
-    if (j.is_discarded())
-      throw Error(ErrorKind::format, path, "", "JSON, or lines of text",
-                  printable(text.substr(first), 60));
-    return read_json(j, path);
+    try {
+      return read_json(parse_ordered_json(text, path), path);
+    } catch (const Error& e) {
+      if (e.expected != "valid JSON") throw;
+      throw Error(e.kind, e.file, e.field, "JSON, or lines of text", e.found);
+    }
   }
   return read_lines(text, path);
 }

@@ -46,6 +46,19 @@ bool read_temperature(Settings& p, const std::string& text) {
   return true;
 }
 
+bool read_logit_bias(Settings& p, const std::string& text) {
+  const auto biases = parse_logit_bias(text);
+  if (biases) p.sampling.logit_bias = logit_bias_of(*biases);
+  return biases.has_value();
+}
+
+std::string logit_bias_text(const std::vector<TokenBias>& biases) {
+  std::string text;
+  for (const auto& [id, bias] : biases)
+    text += fmt::format("{}{}={}", text.empty() ? "" : ",", id, bias);
+  return text.size() > 200 ? text.substr(0, 200) + "..." : text;
+}
+
 template <double SamplingSettings::*member>
 Setting probability(const char* name, const char* range) {
   return {name, range, true,
@@ -71,6 +84,18 @@ const std::vector<Setting>& settings() {
        [](Settings& p, const std::string& text) {
          return read_number(text, &p.sampling.repetition_penalty);
        }},
+      {"frequency-penalty", "a number in -2..2 (0: none)", false,
+       [](const Settings& p) { return fmt::format("{}", p.sampling.frequency_penalty); },
+       [](Settings& p, const std::string& text) {
+         return read_number(text, &p.sampling.frequency_penalty);
+       }},
+      {"presence-penalty", "a number in -2..2 (0: none)", false,
+       [](const Settings& p) { return fmt::format("{}", p.sampling.presence_penalty); },
+       [](Settings& p, const std::string& text) {
+         return read_number(text, &p.sampling.presence_penalty);
+       }},
+      {"logit-bias", "17=-100,5=2.5 with ids of tokens and numbers in -100..100, or nothing", false,
+       [](const Settings& p) { return logit_bias_text(p.sampling.logit_bias); }, read_logit_bias},
       {"seed", "an integer in 0..18446744073709551615", true,
        [](const Settings& p) { return fmt::format("{}", p.sampling.seed); },
        [](Settings& p, const std::string& text) { return read_number(text, &p.sampling.seed); }},

@@ -6,10 +6,9 @@
 #include <thread>
 
 #include "stet/base/error.hpp"
-#include "stet/base/sha256.hpp"
-#include "stet/files/file.hpp"
 #include "tools/serve/admission.hpp"
 #include "tools/serve/interfaces.hpp"
+#include "tools/serve/keys.hpp"
 #include "tools/store/store.hpp"
 
 namespace stet::tool {
@@ -27,55 +26,6 @@ struct ServeCommand {
   serve::EngineOptions engine;
   double deadline = 0, stop_seconds = 20;
   int64_t memory_mb = 2048;
-};
-
-// Names of clients by the hash of their key: "KEY" or "NAME KEY" on each line.
-class Keys {
- public:
-  explicit Keys(const std::string& path) {
-    if (path.empty()) return;
-    const std::string text = read_text_file(path, size_t{1} << 20);
-    size_t line = 0, at = 0;
-    while (at < text.size()) {
-      const size_t end = std::min(text.find('\n', at), text.size());
-      add(path, ++line, text.substr(at, end - at));
-      at = end + 1;
-    }
-    if (keys_.empty()) throw Error(ErrorKind::format, path, "keys", "at least one", "none");
-  }
-
-  bool any() const { return !keys_.empty(); }
-  // "" for a wrong one. All keys are compared, in a time that tells nothing of them.
-  std::string client(const std::string& authorization) const {
-    if (!authorization.starts_with("Bearer ")) return "";
-    const Sha256 given = hash(authorization.substr(7));
-    std::string found;
-    for (const auto& [key, name] : keys_) {
-      unsigned different = 0;
-      for (size_t i = 0; i < key.bytes.size(); ++i)
-        different |= std::to_integer<unsigned>(key.bytes[i] ^ given.bytes[i]);
-      if (different == 0) found = name;
-    }
-    return found;
-  }
-
- private:
-  static Sha256 hash(const std::string& key) { return sha256_of(std::as_bytes(std::span(key))); }
-  void add(const std::string& path, size_t line, std::string text) {
-    while (!text.empty() && (text.back() == '\r' || text.back() == ' ')) text.pop_back();
-    if (text.empty() || text[0] == '#') return;
-    const size_t space = text.find(' ');
-    const std::string key = space == std::string::npos ? text : text.substr(space + 1);
-    if (key.size() < 8)
-      throw Error(ErrorKind::format, path, fmt::format("line {}", line),
-                  "a key of at least 8 characters", "a shorter one");
-    const Sha256 hashed = hash(key);
-    keys_.emplace_back(hashed, space == std::string::npos
-                                   ? "key-" + sha256_text(hashed).substr(7, 12)
-                                   : text.substr(0, space));
-  }
-
-  std::vector<std::pair<Sha256, std::string>> keys_;
 };
 
 void check(const ServeCommand& o) {
@@ -122,7 +72,7 @@ void serve_until_signal(serve::HttpServer& server, serve::Engine& engine, double
 
 void run(ServeCommand& o) {
   check(o);
-  const Keys keys(o.key_file);
+  const serve::Keys keys = o.key_file.empty() ? serve::Keys() : serve::Keys(o.key_file);
   const auto model = o.model.load_model();
   const auto tokenizer = load_tokenizer(o.model.checkpoint);
   if (!store_url().empty()) {
@@ -181,7 +131,8 @@ void add_serve(Command& app) {
       ->type_name("ORIGIN")
       ->allow_extra_args(false)
       ->group("Server");
-  sub->add_option("--api-key-file", o->key_file, "keys of clients: KEY or NAME KEY on each line")
+  sub->add_option("--api-key-file", o->key_file,
+                  "keys of clients, readable by you alone: KEY or NAME KEY on each line")
       ->type_name("FILE")
       ->group("Server");
   sub->add_option("--alias", o->aliases,

@@ -44,7 +44,7 @@ struct Completion {
 
 void read_common(Service& service, const Request& request, Fields& f, Completion& c) {
   c.model = check_model(service, f);
-  c.draw = read_draw(f);
+  c.draw = read_draw(f, service.model->config().vocab_size);
   c.draw.n = f.integer("n", 1, 16).value_or(1);
   c.stream = f.boolean("stream").value_or(false);
   if (auto options = f.object("stream_options")) {

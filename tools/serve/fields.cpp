@@ -10,8 +10,6 @@
 namespace stet::serve {
 namespace {
 
-constexpr int kMostLevels = 32;
-
 std::string shown(const Json& value) { return printable(tool::dump(value), 60); }
 
 bool is_nothing(const Json& value) {
@@ -47,23 +45,15 @@ void unsupported(const std::string& pointer, const std::string& what, const std:
                      pointer);
 }
 
-Json parse_body(const std::string& body) {
-  const auto levels = [](int depth, Json::parse_event_t, Json&) {
-    if (depth > kMostLevels)
-      throw RequestError(400, "invalid_json", "expected JSON of at most 32 levels, found more");
-    return true;
-  };
-  const Json parsed = Json::parse(body, levels, false);
-  if (!parsed.is_object())
-    throw RequestError(400, "invalid_json",
-                       parsed.is_discarded() ? "expected a JSON object, found no JSON"
-                                             : "expected a JSON object, found " + shown(parsed));
-  return parsed;
-}
-
 Fields::Fields(const Json& object, std::string pointer)
     : object_(object), pointer_(std::move(pointer)) {
   if (!object.is_object()) refuse(pointer_, "an object", shown(object));
+}
+
+std::vector<std::string> Fields::names() const {
+  std::vector<std::string> all;
+  for (const auto& [name, value] : object_.items()) all.push_back(name);
+  return all;
 }
 
 const Json* Fields::find(const std::string& name) {

@@ -30,7 +30,7 @@ Response route(Service& service, const Request& request);
 bool is_control(const Request& request);
 Json openapi();
 
-// openai.cpp, completions.cpp, responses.cpp, anthropic.cpp
+// openai.cpp, completions.cpp, embeddings.cpp, responses.cpp, anthropic.cpp
 Response models(Service&, const Request&, const Parts&);
 Response model(Service&, const Request&, const Parts&);
 Response embeddings(Service&, const Request&, const Parts&);

@@ -96,6 +96,9 @@ Response get_state(Service& service, const Request& request, const Parts& parts)
                    {"min_p", s.min_p},
                    {"typical_p", s.typical_p},
                    {"repetition_penalty", s.repetition_penalty},
+                   {"frequency_penalty", s.frequency_penalty},
+                   {"presence_penalty", s.presence_penalty},
+                   {"logit_bias", tool::logit_bias_json(s.logit_bias)},
                    {"seed", s.seed}};
   j["ids"] = state.tokens;
   return json_response(j);
@@ -150,7 +153,8 @@ Response state_top(Service& service, const Request& request, const Parts& parts)
     throw RequestError(400, "empty_state", "expected a state of at least one token, found none");
   std::vector<float> p(state.logits->size());
   Sampler(static_cast<int>(p.size()))
-      .probabilities(state.generation.sampling, *state.logits, state.tokens, p);
+      .probabilities(state.generation.sampling, *state.logits, state.tokens, p,
+                     state.generation.reply_of(state.tokens));
   Json data = Json::array();
   for (const auto& [id, logprob] : top_candidates(*state.logits, static_cast<size_t>(n))) {
     const std::string bytes = token_bytes(service.tokenizer.get(), id);

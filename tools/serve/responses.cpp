@@ -64,7 +64,7 @@ ResponseAsked read_response(Service& service, const Request& request, const Json
   Fields f(body, "");
   ResponseAsked a;
   a.model = check_model(service, f);
-  a.draw = read_draw(f);
+  a.draw = read_draw(f, service.model->config().vocab_size);
   a.draw.max_tokens = f.integer("max_output_tokens", 1, kMaxPositions);
   a.stream = f.boolean("stream").value_or(false);
   a.store = f.boolean("store").value_or(true);

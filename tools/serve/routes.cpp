@@ -116,9 +116,10 @@ const std::vector<Route>& routes() {
       {"POST", "/v1/completions", "A reply to text or token ids, as OpenAI's.", completions,
        OPENAI "prompt:any! max_tokens:integer logprobs:integer echo:boolean suffix:string "
               "best_of:integer"},
-      {"POST", "/v1/embeddings", "Hidden states of a layer, mean or last.", embeddings,
-       "input:any! model:string layer:integer pooling:string encoding_format:string "
-       "dimensions:integer user:string"},
+      {"POST", "/v1/embeddings", "Hidden states of a layer, mean or last, of unit length.",
+       embeddings,
+       "input:any! model:string layer:integer pooling:string normalize:boolean "
+       "encoding_format:string dimensions:integer user:string"},
       {"POST", "/v1/responses", "A reply that is kept, as OpenAI's.", create_response,
        DRAW CHAT "input:any! model:string max_output_tokens:integer stream:boolean store:boolean "
                  "previous_response_id:string resume_from:string instructions:string tools:array "

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <ctime>
 
 #include "stet/base/error.hpp"
@@ -75,7 +76,28 @@ Talk Talk::fork() const {
 
 // ---------------------------------------------------------------- how to draw
 
-DrawOptions read_draw(Fields& f) {
+namespace {
+
+std::vector<TokenBias> read_logit_bias(Fields f, int64_t vocab_size) {
+  std::vector<TokenBias> biases;
+  for (const std::string& name : f.names()) {
+    int32_t id = -1;
+    std::from_chars(name.data(), name.data() + name.size(), id);
+    if (id < 0 || id >= vocab_size || std::to_string(id) != name)
+      refuse(f.at(name), fmt::format("a token id in 0..{} as name", vocab_size - 1),
+             printable(name, 60));
+    if (const auto bias = f.number(name, -100, 100)) biases.push_back({id, *bias});
+  }
+  biases = logit_bias_of(std::move(biases));
+  if (biases.size() > kMaxLogitBias)
+    refuse(f.pointer(), fmt::format("at most {} tokens", kMaxLogitBias),
+           std::to_string(biases.size()));
+  return biases;
+}
+
+}  // namespace
+
+DrawOptions read_draw(Fields& f, int64_t vocab_size) {
   DrawOptions o;
   o.temperature = f.number("temperature", 0, 1e30);
   o.top_p = f.number("top_p", 0, 1);
@@ -87,9 +109,10 @@ DrawOptions read_draw(Fields& f) {
   if (const Json* stop = f.find("stop"); stop != nullptr && *stop != "")
     o.stop = f.texts("stop", 16);
   o.ignore_eos = f.boolean("ignore_eos").value_or(false);
-  f.neutral("frequency_penalty", {0});
-  f.neutral("presence_penalty", {0});
-  f.neutral("logit_bias", {Json::object()});
+  o.frequency_penalty = f.number("frequency_penalty", -2, 2);
+  o.presence_penalty = f.number("presence_penalty", -2, 2);
+  if (auto biases = f.object("logit_bias"))
+    o.logit_bias = read_logit_bias(std::move(*biases), vocab_size);
   return o;
 }
 
@@ -114,6 +137,9 @@ void DrawOptions::apply(GenerationState& state, const Model& model) const {
   if (min_p) s.min_p = *min_p;
   if (typical_p) s.typical_p = *typical_p;
   if (repetition_penalty) s.repetition_penalty = *repetition_penalty;
+  if (frequency_penalty) s.frequency_penalty = *frequency_penalty;
+  if (presence_penalty) s.presence_penalty = *presence_penalty;
+  if (logit_bias) s.logit_bias = *logit_bias;
   if (seed) s.seed = static_cast<uint64_t>(*seed);
   if (stop) state.stop_strings = *stop;
   check_generation(state, model.config().vocab_size, kMaxPositions, "");

@@ -91,6 +91,8 @@ class Talk {
 // How replies are drawn: what was given replaces what the checkpoint or the state says.
 struct DrawOptions {
   std::optional<double> temperature, top_p, min_p, typical_p, repetition_penalty;
+  std::optional<double> frequency_penalty, presence_penalty;
+  std::optional<std::vector<TokenBias>> logit_bias;
   std::optional<int64_t> top_k, seed, max_tokens;
   std::optional<std::vector<std::string>> stop;
   bool ignore_eos = false;
@@ -110,8 +112,8 @@ struct DrawOptions {
   // What a reply tells, so that the same request with it draws the same.
   int64_t told_seed() const { return seed.value_or(0); }
 };
-// The fields that all interfaces name alike.
-DrawOptions read_draw(Fields& fields);
+// The fields that all interfaces name alike. Ids of tokens are below `vocab_size`.
+DrawOptions read_draw(Fields& fields, int64_t vocab_size);
 
 struct TokenLogprob {
   int32_t id;

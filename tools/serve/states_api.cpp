@@ -42,7 +42,7 @@ Response create_state(Service& service, const Request& request, const Parts&) {
   std::vector<Message> messages;
   if (said) messages = read_messages(f, "messages");
   const ChatAsked chat = read_chat(f);
-  const DrawOptions draw = read_draw(f);
+  const DrawOptions draw = read_draw(f, service.model->config().vocab_size);
   const auto name = f.text("name");
   f.finish();
   return answer_at_once(service, request, [&](const Caller& caller) {
@@ -96,7 +96,7 @@ struct Continue {
 Continue read_continue(Service& service, const Json& body) {
   Fields f(body, "");
   Continue c;
-  c.draw = read_draw(f);
+  c.draw = read_draw(f, service.model->config().vocab_size);
   c.draw.max_tokens = f.integer("n", 1, kMaxPositions);
   const auto most = f.integer("max_tokens", 1, kMaxPositions);
   if (!c.draw.max_tokens) c.draw.max_tokens = most.value_or(256);

@@ -51,8 +51,8 @@ struct GenerateOptions {
 GenerationState default_generation(const Model& model);
 
 // Throws an argument Error, naming `source` where it is not empty, for sampling settings out of
-// range, stop ids outside the vocabulary, stop strings that are no UTF-8 or not of 1 to 65536
-// bytes, and turns that are out of order or beyond `positions`.
+// range, biased tokens and stop ids outside the vocabulary, stop strings that are no UTF-8 or not
+// of 1 to 65536 bytes, and turns that are out of order or beyond `positions`.
 void check_generation(const GenerationState& state, int64_t vocab_size, int64_t positions,
                       const std::string& source);
 
@@ -215,10 +215,15 @@ inline void check_generation(const GenerationState& state, int64_t vocab_size, i
                 found);
   };
   state.sampling.validate(source);
+  const std::string id_range = "a token id in 0.." + std::to_string(vocab_size - 1);
+  if (const auto& biases = state.sampling.logit_bias;  // in ascending order
+      !biases.empty() && biases.back().id >= vocab_size)
+    throw Error(ErrorKind::argument, source, "logit_bias", id_range,
+                std::to_string(biases.back().id));
   for (size_t i = 0; i < state.stop_ids.size(); ++i) {
     const int32_t id = state.stop_ids[i];
     if (id < 0 || id >= vocab_size) {
-      fail("stop_ids", i, "a token id in 0.." + std::to_string(vocab_size - 1), std::to_string(id));
+      fail("stop_ids", i, id_range, std::to_string(id));
     }
   }
   const StopMatcher lengths_are_right(state.stop_strings);
@@ -279,9 +284,11 @@ inline std::optional<int32_t> Generator::draw() {
     reply_stop_ = StopReason::length;
   }
   if (reply_stop_) return std::nullopt;
+  const GenerationState& state = session_.generation();
+  const std::span<const int32_t> tokens = session_.tokens();
   const int32_t id =
-      sampler_.sample(session_.generation().sampling, session_.logits(), session_.tokens(),
-                      static_cast<uint64_t>(session_.transcript_size()));
+      sampler_.sample(state.sampling, session_.logits(), tokens,
+                      static_cast<uint64_t>(session_.transcript_size()), state.reply_of(tokens));
   if (options_.observe) options_.observe(id, session_.logits());
   return id;
 }

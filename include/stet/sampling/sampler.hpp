@@ -4,6 +4,16 @@
 // (generation/logits_process.py): repetition penalty, temperature, top-k, top-p, min-p, typical. As
 // there, scores are float32 through penalty and temperature, and each later processor sees the
 // distribution that the ones before it left, renormalised. Probabilities are accumulated in double.
+//
+// Transformers has no frequency and presence penalties. They are OpenAI's (API reference, "Advanced
+// usage: parameter details"), and stand where vLLM (v1/sample/sampler.py) and llama.cpp
+// (llama-sampling.cpp) apply them: a token's bias is added first, then comes the repetition
+// penalty, then these, then the temperature. Each step is computed in double and rounded to float32
+// once. With c the number of times that a token stands among the drawn ones:
+//   logit    score += bias
+//   penalty  score /= repetition_penalty if it is positive, *= if not; once for each previous token
+//   drawn    score -= c * frequency_penalty + presence_penalty, where c > 0
+//
 // Equal scores are treated as transformers does:
 //   top-k    keeps every token whose score equals that of the k-th
 //   top-p    drops the lowest scores while their probabilities sum to at most 1 - p; of equal
@@ -27,6 +37,19 @@
 
 namespace stet {
 
+// What is added to the logit of a token.
+struct TokenBias {
+  int32_t id = 0;
+  double bias = 0;
+
+  bool operator==(const TokenBias&) const = default;
+};
+
+// The one form in which biases stand in settings: by ascending id, without those of 0. Throws an
+// argument Error for an id that comes twice.
+STET_API std::vector<TokenBias> logit_bias_of(std::vector<TokenBias> biases);
+constexpr size_t kMaxLogitBias = 4096;  // tokens with a bias
+
 struct STET_API SamplingSettings {
   // The best score after the penalty, of equals the lowest id; the other settings do not matter
   // then.
@@ -38,10 +61,17 @@ struct STET_API SamplingSettings {
   double typical_p = 1;           // (0, 1]; 1: off
   double repetition_penalty = 1;  // [1e-30, 1e30]; 1: off
   uint64_t seed = 0;
+  double frequency_penalty = 0;            // [-2, 2]; 0: off
+  double presence_penalty = 0;             // [-2, 2]; 0: off
+  std::vector<TokenBias> logit_bias = {};  // as logit_bias_of() gives it, each in [-100, 100]
 
   // Throws an argument Error that names `source` (a file, or empty), the field, its range and what
   // was found.
   void validate(const std::string& source) const;
+  // Whether a frequency or presence penalty or a bias is in use.
+  bool weighs_tokens() const {
+    return frequency_penalty != 0 || presence_penalty != 0 || !logit_bias.empty();
+  }
   bool operator==(const SamplingSettings&) const = default;
 };
 
@@ -58,6 +88,7 @@ STET_API double log_probability(std::span<const float> logits, int32_t id);
 //   logits        [vocab_size]: finite or -inf, at least one finite; anything else is an argument
 //                 Error, so a nan never turns into a token
 //   previous_ids  any length, any order, repeated or not: what the repetition penalty applies to
+//   drawn_ids     the same: what the frequency and the presence penalty count
 class STET_API Sampler {
  public:
   explicit Sampler(int vocab_size);  // >= 1; an argument Error otherwise
@@ -65,20 +96,26 @@ class STET_API Sampler {
   // The distribution that sample() draws from: out [vocab_size], exact zeros for tokens that were
   // dropped.
   void probabilities(const SamplingSettings& settings, std::span<const float> logits,
-                     std::span<const int32_t> previous_ids, std::span<float> out);
+                     std::span<const int32_t> previous_ids, std::span<float> out,
+                     std::span<const int32_t> drawn_ids = {});
 
   // Draws the token that will stand at `position`, counted in tokens from the start of the session:
   // u = philox_uniform(seed, position), and of the kept tokens in the order of their ids the first
   // at which the cumulated probability exceeds u. Allocates nothing.
   int32_t sample(const SamplingSettings& settings, std::span<const float> logits,
-                 std::span<const int32_t> previous_ids, uint64_t position);
+                 std::span<const int32_t> previous_ids, uint64_t position,
+                 std::span<const int32_t> drawn_ids = {});
 
  private:
   // Which of these run is decided here; what they compute stands in kernels/sampler.cpp.
   void process(const SamplingSettings& settings, std::span<const float> logits,
-               std::span<const int32_t> previous_ids);
+               std::span<const int32_t> previous_ids, std::span<const int32_t> drawn_ids);
   void score(const SamplingSettings& settings, std::span<const float> logits,
              std::span<const int32_t> previous_ids);
+  void score_tokens(const SamplingSettings& settings, std::span<const float> logits,
+                    std::span<const int32_t> previous_ids, std::span<const int32_t> drawn_ids);
+  void check(std::span<const float> logits) const;
+  void check(std::span<const int32_t> ids, const char* field) const;
   void find_best();
   void keep_best();
   void keep_top_k(size_t k);
@@ -103,15 +140,23 @@ class STET_API Sampler {
   std::vector<double> weights_;  // exp(score - best score), once weigh() was called
 
   std::vector<float> group_best_;  // [groups] best score of the ids that are equal modulo groups
-  std::vector<float> values_;      // [vocab] scratch of keep_typical
+  std::vector<float> values_;      // [vocab] scratch of keep_typical and score_tokens
   std::vector<double> bins_;       // [2048] scratch
 };
 
 // Leaves the tokens kept and their weights in ids_ and weights_.
 inline void Sampler::process(const SamplingSettings& settings, std::span<const float> logits,
-                             std::span<const int32_t> previous_ids) {
+                             std::span<const int32_t> previous_ids,
+                             std::span<const int32_t> drawn_ids) {
   settings.validate("");
-  score(settings, logits, previous_ids);
+  check(logits);
+  check(previous_ids, "previous_ids");
+  check(drawn_ids, "drawn_ids");
+  if (settings.weighs_tokens())
+    score_tokens(settings, logits, previous_ids, drawn_ids);
+  else
+    score(settings, logits, previous_ids);
+  find_best();
   if (settings.greedy) return keep_best();
   if (settings.top_k > 0) keep_top_k(static_cast<size_t>(settings.top_k));
   if (settings.top_p == 1 && settings.min_p > 0) keep_near(settings.min_p);
@@ -122,20 +167,22 @@ inline void Sampler::process(const SamplingSettings& settings, std::span<const f
 }
 
 inline void Sampler::probabilities(const SamplingSettings& settings, std::span<const float> logits,
-                                   std::span<const int32_t> previous_ids, std::span<float> out) {
+                                   std::span<const int32_t> previous_ids, std::span<float> out,
+                                   std::span<const int32_t> drawn_ids) {
   if (out.size() != scores_.size()) {
     throw Error(ErrorKind::argument, "", "out", std::to_string(scores_.size()) + " values",
                 std::to_string(out.size()));
   }
   const FloatEnvironment contract;
-  process(settings, logits, previous_ids);
+  process(settings, logits, previous_ids, drawn_ids);
   normalize(out);
 }
 
 inline int32_t Sampler::sample(const SamplingSettings& settings, std::span<const float> logits,
-                               std::span<const int32_t> previous_ids, uint64_t position) {
+                               std::span<const int32_t> previous_ids, uint64_t position,
+                               std::span<const int32_t> drawn_ids) {
   const FloatEnvironment contract;
-  process(settings, logits, previous_ids);
+  process(settings, logits, previous_ids, drawn_ids);
   return draw(philox_uniform(settings.seed, position));
 }
 

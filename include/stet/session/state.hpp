@@ -41,6 +41,10 @@ struct GenerationState {
   // Forgets what lies at or after a position: later turns, the end of a turn that is cut, which may
   // then go on, and text held back by a reply.
   void rewind(int64_t size);
+  // Of a session's tokens those of the open reply, from its first one on: what frequency and
+  // presence penalties count. Earlier replies and prompts are not counted, and a reply that was cut
+  // and goes on is one reply.
+  std::span<const int32_t> reply_of(std::span<const int32_t> tokens) const;
   bool operator==(const GenerationState&) const = default;
 };
 
@@ -156,6 +160,11 @@ inline void GenerationState::rewind(int64_t size) {
   if (turns.empty() || turns.back().end <= size) return;
   Turn& cut = turns.back();
   cut = {cut.prompt, std::min(cut.reply, size), size, true};
+}
+
+inline std::span<const int32_t> GenerationState::reply_of(std::span<const int32_t> tokens) const {
+  if (turns.empty() || !turns.back().open) return {};
+  return tokens.subspan(std::min(static_cast<size_t>(turns.back().reply), tokens.size()));
 }
 
 inline int64_t shifted_out(const std::vector<Prune>& prunes) {

@@ -44,8 +44,10 @@ class STET_API Tokenizer {
 
   // Whether tokens are put around the text. `automatic`: what the checkpoint asks for (its
   // post-processor and add_bos_token, add_eos_token), which is transformers'
-  // add_special_tokens=True. `on`: the same, and bos comes first even where the checkpoint does not
-  // ask for it. `off`: nothing but the text's own tokens.
+  // add_special_tokens=True, but a text that begins with the bos token, as a rendered chat template
+  // does, gets no second one. `on`: what the checkpoint asks for, with a bos first even where it
+  // does not ask for one, and whatever the text begins with. `off`: nothing but the text's own
+  // tokens.
   enum class Bos { automatic, on, off };
 
   // Reads the tokenizer of a checkpoint directory. Throws Error: io (no vocabulary file,

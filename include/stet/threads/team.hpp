@@ -63,7 +63,9 @@ class STET_API WorkQueue {
 
  private:
   alignas(64) std::atomic<uint64_t> next_{0};  // operation << 32 | piece
-  EventCount op_;                              // the operation alone, never behind next_
+  // Of those who wait for the operation to end. As in EventCount, this and next_ are sequentially
+  // consistent where one ends it and where one goes to sleep.
+  std::atomic<uint32_t> sleepers_{0};
   alignas(64) std::atomic<uint32_t> done_{0};  // pieces of it
 };
 
