@@ -264,6 +264,45 @@ class Serve(unittest.TestCase):
         self.assertFalse(diff["equal"])
         self.assertTrue(any(not layer["equal"] for layer in diff["layers"]))
 
+    def test_the_list_tells_which_state_each_one_continues(self):
+        server = Server()
+        try:
+            self.check_tree(server)
+        finally:
+            server.stop()
+
+    def check_tree(self, server):
+        def then(path, body):
+            answer = server.post("/v1/states" + path, body)
+            return answer.get("state", answer)["id"]
+
+        asked = then("", {"messages": [{"role": "user", "content": "Let a = 3."}]})
+        reply = then("/%s/continue" % asked, {})
+        more = then("/%s/continue" % reply, {"message": {"role": "user", "content": "What is a?"}})
+        retry = then("/%s/continue" % more, {"retry": True, "temperature": 9, "seed": 1, "n": 20})
+        edit = then("/%s/edit" % more, {"message": 2, "content": "What is a + a?"})
+        edited = then("/%s/continue" % edit, {})
+        first = then("/%s/edit" % more, {"message": 0, "content": "Let b = 4."})
+        fork = then("/%s/fork" % more, {})
+        of_fork = then("/%s/continue" % fork, {"message": {"role": "user", "content": "And b?"}})
+        pruned = then("/%s/prune" % more, {"sinks": 4, "keep_last": 16, "shift": True})
+        of_pruned = then("/%s/continue" % pruned, {"message": {"role": "user", "content": "And a?"}})
+        place = {asked: None, reply: asked, more: reply, retry: reply, edit: reply, edited: edit, first: None, fork: reply, of_fork: fork, pruned: reply, of_pruned: pruned}
+
+        def listed():
+            return {s["id"]: s for s in server.get("/v1/states")["data"]}
+
+        self.assertEqual({id: s["continues"] for id, s in listed().items()}, place)
+        self.assertEqual([(listed()[id]["question"], listed()[id]["role"]) for id in (asked, more, edit)],
+                         [("Let a = 3.", "user"), ("What is a?", "assistant"), ("What is a + a?", "user")])
+        # What continues a state that is deleted keeps its place, and a file finds the same one.
+        status, file = server.call("GET", "/v1/states/%s/snapshot" % more)
+        for id in (reply, more):
+            server.call("DELETE", "/v1/states/" + id)
+        self.assertEqual({listed()[id]["continues"] for id in (retry, edit, fork, pruned)}, {asked})
+        again = server.post("/v1/states/upload", None, raw=file, headers={"Content-Type": "application/octet-stream"})["id"]
+        self.assertEqual((again, listed()[again]["continues"], listed()[of_fork]["continues"]), (more, asked, fork))
+
     def metric(self, name):
         return next(float(line.split()[1]) for line in self.get("/metrics").decode().split("\n") if line.startswith("stet_" + name + " "))
 

@@ -85,10 +85,14 @@ std::string States::id_of(const std::string& client, const Sha256& digest, const
 void Node::describe(const State& state) {
   const std::vector<Turn>& turns = state.generation.turns;
   tokens = state.tokens;
+  if (shifted_out(state.prunes) > 0) unshifted = state.transcript();
   plain = state.prunes.empty() && state.edits.empty() && state.interventions.empty();
   messages = static_cast<int64_t>(state.chat.messages.size());
   transcript = state.transcript_size();
   role = messages == 0 ? "" : state.chat.messages.back().role;
+  const auto asked = std::find_if(state.chat.messages.rbegin(), state.chat.messages.rend(),
+                                  [](const Message& m) { return m.role == "user"; });
+  question = asked == state.chat.messages.rend() ? "" : excerpt_of(asked->content);
   open = !turns.empty() && turns.back().open && turns.back().end > turns.back().reply;
 }
 
@@ -283,6 +287,7 @@ Json States::json(const NodePtr& node) const {
           {"resident", n.session.has_value()},
           {"open", n.open},
           {"excerpt", n.excerpt},
+          {"question", n.question.empty() ? Json(nullptr) : Json(n.question)},
           {"role", n.role.empty() ? Json(nullptr) : Json(n.role)},
           {"messages", n.messages}};
 }

@@ -50,17 +50,21 @@ const char* origin_name(Origin origin);
 // for moments only, and taken after it.
 struct Node {
   void describe(const State& state);
+  // All its tokens, those that a prune has shifted out among them.
+  std::span<const int32_t> transcript_ids() const { return unshifted.empty() ? tokens : unshifted; }
 
   std::string id, client, parent;
   Json operation;
   int64_t created = 0;
   StateDigests digests;
   std::vector<int32_t> tokens;
-  bool plain = false;  // its tokens alone gave it: no prunes, no edits
+  std::vector<int32_t> unshifted;  // its transcript, where a prune has shifted tokens out
+  bool plain = false;              // its tokens alone gave it: no prunes, no edits
   int64_t messages = 0, transcript = 0;
   bool open = false;
   uint64_t bytes = 0, shared_bytes = 0;
   std::string excerpt, role;
+  std::string question;  // the beginning of the last message of the user
 
   std::optional<std::string> name;
   bool pinned = false, removed = false;

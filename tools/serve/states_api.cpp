@@ -4,6 +4,7 @@
 #include "stet/base/error.hpp"
 #include "stet/snapshot/compare.hpp"
 #include "tools/serve/interfaces.hpp"
+#include "tools/serve/tree.hpp"
 
 namespace stet::serve {
 namespace {
@@ -24,9 +25,17 @@ Response made(Service& service, const Request& request, const NodePtr& parent, J
 }  // namespace
 
 Response list_states(Service& service, const Request& request, const Parts&) {
+  const std::vector<NodePtr> nodes = service.states.list(request.client);
+  std::vector<TreeItem> items;
+  for (const NodePtr& node : nodes)
+    items.push_back({node->transcript_ids(), node->id, node->parent});
+  const std::vector<size_t> under = conversation_tree(items);
   Json data = Json::array();
-  for (const NodePtr& node : service.states.list(request.client))
-    data.push_back(service.states.json(node));
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    Json state = service.states.json(nodes[i]);
+    state["continues"] = under[i] == kTreeRoot ? Json(nullptr) : Json(nodes[under[i]]->id);
+    data.push_back(std::move(state));
+  }
   return json_response({{"object", "list"}, {"data", data}});
 }
 

@@ -4,8 +4,8 @@ export const onLost = (listener) => listeners.push(listener);
 const tell = (lost) => listeners.forEach((listener) => listener(lost));
 const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 
-function headers(json) {
-  const all = json ? { "Content-Type": "application/json" } : {};
+function headers(body) {
+  const all = body ? { "Content-Type": body instanceof Blob ? "application/octet-stream" : "application/json" } : {};
   const key = sessionStorage.getItem("key");
   if (key) all.Authorization = "Bearer " + key;
   return all;
@@ -15,8 +15,7 @@ function headers(json) {
 async function ask(method, path, body, signal) {
   for (let pause = 250; ; pause = Math.min(pause * 2, 4000)) {
     try {
-      const raw = body instanceof Blob;
-      const answer = await fetch(path, { method, signal, headers: headers(body && !raw), body: raw ? body : body && JSON.stringify(body) });
+      const answer = await fetch(path, { method, signal, headers: headers(body), body: body instanceof Blob ? body : body && JSON.stringify(body) });
       tell(false);
       return answer;
     } catch (error) {

@@ -1,39 +1,76 @@
-// Small helpers for what stands on the page.
+// Small helpers for elements. All text that reaches the page goes through here, so no invisible sign stays invisible.
+import { pieces, plain } from "./signs.js";
+
 export const $ = (id) => document.getElementById(id);
+
+const kTexts = new Set(["title", "ariaLabel", "placeholder", "alt"]);
+
+// Returns the nodes that show a text.
+export function shown(text) {
+  return pieces(text).map((piece) => {
+    if (typeof piece === "string") return document.createTextNode(piece);
+    const sign = document.createElement("span");
+    sign.className = "sign";
+    sign.title = `${piece.sign}, ${piece.name}: it is in the text and would not be seen`;
+    sign.textContent = piece.sign;
+    return sign;
+  });
+}
 
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
+  for (const [name, given] of Object.entries(properties)) {
+    const value = kTexts.has(name) ? plain(String(given)) : given;
     if (name in element) element[name] = value;
     else element.setAttribute(name, value);
   }
-  element.append(...children);
+  put(element, ...children);
   return element;
 }
 
-const field = (f) => f.rows ? make("textarea", { name: f.name, value: f.value ?? "", rows: f.rows })
-  : make("input", { name: f.name, type: f.type ?? "text", value: f.value ?? "" });
-
-// Asks for some fields; null where the person thinks better of it.
-export function askFor(title, fields) {
-  const dialog = $("dialog"), place = dialog.querySelector(".fields");
-  dialog.querySelector("h2").textContent = title;
-  place.replaceChildren(...fields.map((f) => f instanceof Node ? f : make("label", {}, f.label, field(f))));
-  dialog.returnValue = "cancel";
-  dialog.showModal();
-  return new Promise((done) => dialog.addEventListener("close", () => {
-    if (dialog.returnValue !== "ok") return done(null);
-    const values = {};
-    for (const input of place.querySelectorAll("input, textarea, select")) values[input.name] = input.type === "checkbox" ? input.checked : input.value;
-    done(values);
-  }, { once: true }));
+// Replaces what an element holds. Null stands for nothing.
+export function put(element, ...children) {
+  element.replaceChildren();
+  for (const child of children) {
+    if (child === null) continue;
+    for (const node of child instanceof Node ? [child] : shown(String(child))) element.append(node);
+  }
 }
 
 export const visible = (text) => text.replaceAll("\n", "⏎").replaceAll(" ", "·") || "∅";
 export const bytesText = (n) => n >= 1e9 ? (n / 1e9).toFixed(1) + " GB" : n >= 1e6 ? (n / 1e6).toFixed(1) + " MB" : Math.round(n / 1e3) + " KB";
 export const percent = (p) => p >= 0.9995 ? "100 %" : p > 0 && p < 0.0005 ? "< 0.1 %" : (100 * p).toFixed(1) + " %";
+export const plainNumber = (n) => String(Number(n.toPrecision(6)));
+export const counted = (n, one) => `${n} ${one}${n === 1 ? "" : "s"}`;
 
 export function say(text, bad = false) {
-  $("told").textContent = text;
+  put($("told"), text);
   $("told").classList.toggle("bad", bad);
+}
+
+// The clipboard is closed to pages that came without TLS from another machine; the older way is not.
+export async function copyText(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = make("textarea", { value: text, className: "hidden" });
+  (document.querySelector("dialog[open]") ?? document.body).append(area);
+  area.select();
+  const copied = document.execCommand("copy");
+  area.remove();
+  if (!copied) throw new Error("The browser does not let this page copy: select the text and copy it by hand.");
+}
+
+// Says beside the button that it worked, and for how long that is seen.
+export function copyButton(text, label) {
+  const button = make("button", { type: "button", className: "copy", ariaLabel: label }, "Copy");
+  button.addEventListener("click", async () => {
+    try {
+      await copyText(text());
+      button.textContent = "Copied";
+    } catch (error) {
+      button.textContent = "Not copied";
+      say(error.message, true);
+    }
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
+  return button;
 }

@@ -1,7 +1,7 @@
 // What goes on inside the model at the tokens of a state: who looks where, what each layer would say next, how long keys and
 // values are, and where a difference between two states is kept.
-import { get } from "/page/api.js";
-import { make, percent, visible } from "/page/dom.js";
+import { get } from "./api.js";
+import { make, percent, put, visible } from "./dom.js";
 
 const chosen = { picture: "attention", layer: 0, head: 0, last: 48 };
 
@@ -25,7 +25,7 @@ export function map(values, columns, label, tell, pick) {
   context.putImageData(image, 0, 0);
   canvas.style.minHeight = Math.min(40 * values.length, 160) + "px";
   const at = { x: columns - 1, y: values.length - 1 };
-  const show = () => { if (at.x < values[at.y].length) line.textContent = tell(at.y, at.x); };
+  const show = () => { if (at.x < values[at.y].length) put(line, tell(at.y, at.x)); };
   const clamp = (v, count) => Math.max(0, Math.min(count - 1, v));
   canvas.addEventListener("pointermove", (e) => {
     const box = canvas.getBoundingClientRect();
@@ -58,7 +58,7 @@ async function attention(state, signal, redraw) {
       return span;
     });
     const head = make("b", {}, `${name(a.first + row)} looks at:`);
-    text.replaceChildren(head, "\n", ...spans);
+    put(text, head, "\n", ...spans);
   };
   pick(a.values.length - 1);
   const rows = map(a.values, a.tokens.length, `Attention of layer ${chosen.layer}, head ${chosen.head}: ${a.values.length} positions look at ${a.tokens.length}`,

@@ -1,7 +1,7 @@
 // What a state is: the next token, its tokens, its elements, its keys and values, and how it differs from another.
-import { get } from "/page/api.js";
-import { $, make, percent, visible } from "/page/dom.js";
-import { inside, patching } from "/page/inside.js";
+import { get } from "./api.js";
+import { $, make, percent, visible } from "./dom.js";
+import { inside, patching } from "./inside.js";
 
 async function next(state, signal, handlers) {
   const { data } = await get(`/v1/states/${state.id}/top?n=25`, signal);

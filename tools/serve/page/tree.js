@@ -1,105 +1,158 @@
-// The tree of states as rows: a state's first continuation goes on below it, every other one begins a column of its own.
-import { $, make, bytesText } from "/page/dom.js";
+// The tree of conversations on the page.
+import { $, bytesText, counted, make, put } from "./dom.js";
+import { find, handlers, page, trash } from "./app.js";
+import { finds, layout, line, wordsOf } from "./layout.js";
 
-const kRow = 34, kColumn = 14, kLeft = 14;
+const kRow = 62, kColumn = 16, kLeft = 14, kMostColumns = 12, kDot = 5; // as in style.css
+const kOperations = { create: "start", messages: "message", continue: "continued", choose: "chosen token" };
 
-export function layout(states) {
-  const children = new Map(), roots = [], known = new Set(states.map((s) => s.id));
-  for (const s of states) {
-    if (s.parent && known.has(s.parent)) children.set(s.parent, [...(children.get(s.parent) ?? []), s]);
-    else roots.push(s);
-  }
-  const rows = [];
-  // A stack of its own: a long conversation is a deep tree.
-  const stack = roots.map((s) => ({ state: s, column: 0, level: 1 })).reverse();
-  while (stack.length > 0) {
-    const row = stack.pop();
-    rows.push(row);
-    const [first, ...others] = children.get(row.state.id) ?? [];
-    if (first) stack.push({ state: first, column: row.column, level: row.level + 1, from: row.state.id });
-    others.forEach((s, i) => stack.push({ state: s, column: row.column + 1 + (others.length - 1 - i) % 3, level: row.level + 1, from: row.state.id }));
-  }
-  return rows;
-}
+function badge(text, kind, title) { return make("span", { className: "badge " + kind, title }, text); }
 
 function facts(s) {
-  const words = [s.operation.name, s.tokens + " tokens", bytesText(s.bytes - s.shared_bytes), new Date(1000 * s.created).toLocaleTimeString()];
-  if (s.open) words.push("open");
-  if (s.pinned) words.push("pinned");
-  if (!s.resident) words.push("in a file");
-  if (s.origin === "uploaded") words.push("not verified");
-  return words.join(" · ");
+  const below = make("div", { className: "facts" }, make("span", { className: "operation" }, kOperations[s.operation.name] ?? s.operation.name));
+  if (page.verified.has(s.id) || s.origin === "verified") below.append(badge("✓ same bits", "good", "computed again from its tokens, and equal to the bit"));
+  if (s.origin === "uploaded") below.append(badge("not verified", "warn", "it came from a file: Verify computes it again"));
+  if (s.open) below.append(badge("unfinished", "", "its reply has not ended: Continue goes on with it"));
+  if (s.pinned) below.append(badge("pinned", "", "it stays in memory"));
+  if (!s.resident) below.append(badge("on disk", "", "it has left memory, and comes back when it is needed"));
+  below.append(make("span", { title: `${bytesText(s.bytes - s.shared_bytes)} of its own` }, counted(s.tokens, "token")),
+    make("time", { title: new Date(1000 * s.created).toLocaleString() }, new Date(1000 * s.created).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })));
+  return below;
 }
 
-function drawEdges(rows, current) {
-  const place = new Map(rows.map((r, i) => [r.state.id, { x: kLeft + kColumn * r.column, y: kRow * (i + 0.5) }]));
+// The beginning of a text in one row, with what was searched for marked.
+function excerpt(text, words) {
+  const row = text.replaceAll(/\s+/g, " "), lower = row.toLowerCase();
+  if (words.length === 0 || lower.length !== row.length) return [row];
+  const parts = [];
+  let at = 0;
+  for (;;) {
+    const hits = words.map((w) => [lower.indexOf(w, at), w.length]).filter(([i]) => i >= 0).sort((a, b) => a[0] - b[0] || b[1] - a[1]);
+    if (hits.length === 0) return [...parts, row.slice(at)];
+    const [[i, length]] = hits;
+    parts.push(row.slice(at, i), make("mark", {}, row.slice(i, i + length)));
+    at = i + length;
+  }
+}
+
+// The last question and the reply to it; of raw text its end.
+function texts(s, words) {
+  const name = s.name ? [make("b", {}, ...excerpt(s.name, words)), " "] : [];
+  if (s.role === null) return [make("div", { className: "raw", dir: "auto" }, ...name, ...excerpt(s.excerpt || "no text", words))];
+  const reply = s.role === "assistant";
+  return [make("div", { className: "question", dir: "auto" }, ...name, ...excerpt(s.question ?? "no question", words)),
+    make("div", { className: reply ? "reply" : "reply none", dir: "auto" }, ...(reply ? excerpt(s.excerpt, words) : ["no reply yet"]))];
+}
+
+function node(row, words) {
+  const s = row.state;
+  const element = make("div", { className: "node", role: "treeitem", tabIndex: -1, draggable: true }, ...texts(s, words), facts(s));
+  element.dataset.id = s.id;
+  return element;
+}
+
+// Nodes that say the same stay the same elements.
+const drawn = new Map();
+
+function nodeOf(row, words) {
+  const s = row.state, what = JSON.stringify([s, page.verified.has(s.id), words]);
+  const known = drawn.get(s.id);
+  const element = known?.what === what ? known.element : node(row, words);
+  drawn.set(s.id, { what, element });
+  element.style.setProperty("--in", kLeft + kColumn * Math.min(row.column, kMostColumns) + "px");
+  for (const [name, value] of [["aria-level", row.level], ["aria-setsize", row.siblings], ["aria-posinset", row.position], ["aria-selected", s.id === page.current]]) {
+    element.setAttribute(name, value);
+  }
+  return element;
+}
+
+function edges(rows, path) {
+  const place = new Map(rows.map((r, i) => [r.state.id, { x: kLeft + kColumn * Math.min(r.column, kMostColumns), y: kRow * i + 18 }]));
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const width = Math.max(...rows.map((r) => r.column), 0) * kColumn + 2 * kLeft;
-  svg.setAttribute("width", width);
+  svg.setAttribute("width", kLeft * 2 + kColumn * kMostColumns);
   svg.setAttribute("height", rows.length * kRow);
   svg.setAttribute("aria-hidden", "true");
-  const shape = (name, attributes) => {
-    const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-    svg.append(element);
-  };
-  for (const { state, from } of rows) {
-    if (!from) continue;
-    const a = place.get(from), b = place.get(state.id);
-    shape("path", { d: a.x === b.x ? `M${a.x} ${a.y}V${b.y}` : `M${a.x} ${a.y}V${b.y - 10}Q${a.x} ${b.y} ${b.x} ${b.y}` });
+  const lines = { all: "", path: "" };
+  for (const r of rows) {
+    if (!r.from) continue;
+    const a = place.get(r.from), b = place.get(r.state.id);
+    const d = `M${a.x} ${a.y + kDot}` + (a.x === b.x ? `V${b.y - kDot}` : `V${b.y - 8}Q${a.x} ${b.y} ${a.x + 8} ${b.y}H${b.x - kDot}`);
+    lines[path.has(r.state.id) ? "path" : "all"] += d;
   }
-  for (const { state } of rows) {
-    const { x, y } = place.get(state.id);
-    shape("circle", { cx: x, cy: y, r: 4.5, class: state.id === current ? "now" : "" });
+  for (const [name, d] of Object.entries(lines)) {
+    const shape = document.createElementNS("http://www.w3.org/2000/svg", "path");
+    shape.setAttribute("d", d);
+    shape.setAttribute("class", name);
+    svg.append(shape);
   }
-  return { svg, width };
+  return svg;
 }
 
-export function drawTree(states, current, verified, handlers) {
-  const rows = layout(states), tree = $("tree"), focused = tree.contains(document.activeElement);
-  const { svg, width } = drawEdges(rows, current);
-  const nodes = rows.map((r) => drawNode(r, current, verified, handlers));
-  tree.replaceChildren(svg, ...nodes);
-  tree.style.setProperty("--width", width + "px");
-  for (const [i, node] of nodes.entries()) node.style.paddingLeft = kLeft + kColumn * rows[i].column + 14 + "px";
-  $("count").textContent = states.length + (states.length === 1 ? " state" : " states");
-  const now = nodes.find((n) => n.dataset.id === current);
-  now?.scrollIntoView({ block: "nearest" });
-  if (focused) now?.focus();
+export const searched = () => wordsOf($("search").value);
+
+// Draws page.states; where something is searched for, those that have it.
+export function drawTree() {
+  page.rows = layout(page.all, (s) => !trash.has(s.id));
+  const words = searched(), tree = $("tree"), focused = document.activeElement?.closest?.(".node")?.dataset.id;
+  const rows = words.length === 0 ? page.rows : layout(page.all, (s) => !trash.has(s.id) && finds(words, s));
+  const path = line(rows, page.current);
+  const nodes = rows.map((r) => nodeOf(r, words));
+  for (const id of drawn.keys()) if (!find(id)) drawn.delete(id);
+  tree.replaceChildren(edges(rows, path), ...nodes);
+  for (const [i, element] of nodes.entries()) element.classList.toggle("above", path.has(rows[i].state.id));
+  const now = nodes.find((n) => n.dataset.id === page.current);
+  for (const element of nodes) element.tabIndex = -1;
+  if (nodes.length > 0) (now ?? nodes[0]).tabIndex = 0;
+  put($("count"), words.length > 0 ? `${rows.length} of ${counted(page.states.length, "state")}` : counted(page.states.length, "state"));
+  $("no-states").hidden = rows.length > 0;
+  put($("no-states"), words.length > 0 ? "No state says this. The search looks at names, questions and the beginnings of replies." : "No states yet.");
+  if (focused) nodes.find((n) => n.dataset.id === focused)?.focus({ preventScroll: true });
+  return now;
 }
 
-function drawNode({ state, level }, current, verified, handlers) {
-  const what = make("div", { className: "what" }, state.name ? make("b", {}, state.name + " ") : "", (state.role ? state.role + ": " : "") + (state.excerpt || "nothing yet"));
-  const below = make("div", { className: "facts" });
-  if (verified.has(state.id)) below.append(make("span", { className: "same" }, "✓ same bits"), " · ");
-  below.append(facts(state));
-  const node = make("div", { className: "node", role: "treeitem", tabIndex: state.id === current ? 0 : -1, draggable: true, title: state.digest }, what, below);
-  node.dataset.id = state.id;
-  node.setAttribute("aria-level", level);
-  node.setAttribute("aria-selected", state.id === current);
-  node.addEventListener("click", () => handlers.go(state.id));
-  node.addEventListener("dragstart", (e) => e.dataTransfer.setData("text/plain", state.id));
-  node.addEventListener("dragover", (e) => { e.preventDefault(); node.classList.add("over"); });
-  node.addEventListener("dragleave", () => node.classList.remove("over"));
-  node.addEventListener("drop", (e) => {
+export const bringIntoView = (element) => element?.scrollIntoView({ block: "nearest" });
+
+const nodes = () => [...$("tree").querySelectorAll(".node")];
+const nodeAt = (e) => e.target.closest?.(".node");
+
+// Arrows walk the tree: up and down along its rows, left to what a state continues, right to what continues it.
+function walk(e) {
+  const all = nodes(), at = all.indexOf(document.activeElement);
+  if (at < 0) return;
+  const level = (i) => Number(all[i]?.getAttribute("aria-level") ?? 0);
+  let to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: all.length - 1 }[e.key];
+  if (e.key === "ArrowRight") to = level(at + 1) > level(at) ? at + 1 : at;
+  if (e.key === "ArrowLeft") for (to = at; level(at) > 1 && level(to) >= level(at);) --to;
+  if (to !== undefined) {
     e.preventDefault();
-    node.classList.remove("over");
-    handlers.compare(e.dataTransfer.getData("text/plain"), state.id);
-  });
-  return node;
+    const next = all[Math.max(0, Math.min(to, all.length - 1))];
+    next.focus();
+    bringIntoView(next);
+  } else if (e.key === "Enter" || e.key === " ") {
+    e.preventDefault();
+    handlers.go(all[at].dataset.id);
+  }
 }
 
-// Arrows walk along the rows; Enter goes there; letters are operations on the state in focus.
-export function treeKeys(handlers) {
-  $("tree").addEventListener("keydown", (e) => {
-    const nodes = [...$("tree").querySelectorAll(".node")];
-    const at = nodes.indexOf(document.activeElement);
-    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: nodes.length - 1 }[e.key];
-    if (to !== undefined) {
-      e.preventDefault();
-      nodes[Math.max(0, Math.min(to, nodes.length - 1))]?.focus();
-    } else if (e.key === "Enter" && at >= 0) {
-      handlers.go(nodes[at].dataset.id);
-    }
+export function wireTree() {
+  const tree = $("tree");
+  tree.addEventListener("keydown", walk);
+  tree.addEventListener("click", (e) => { const n = nodeAt(e); if (n) handlers.open(n.dataset.id); });
+  tree.addEventListener("dragstart", (e) => { const n = nodeAt(e); if (n) e.dataTransfer.setData("text/plain", n.dataset.id); });
+  tree.addEventListener("dragover", (e) => { const n = nodeAt(e); if (n) { e.preventDefault(); n.classList.add("over"); } });
+  tree.addEventListener("dragleave", (e) => nodeAt(e)?.classList.remove("over"));
+  tree.addEventListener("drop", (e) => {
+    const n = nodeAt(e);
+    if (!n) return;
+    e.preventDefault();
+    n.classList.remove("over");
+    const id = e.dataTransfer.getData("text/plain");
+    if (find(id)) handlers.compare(id, n.dataset.id);
+  });
+  $("search").addEventListener("input", () => drawTree());
+  $("search").addEventListener("keydown", (e) => {
+    if (e.key === "Escape") { $("search").value = ""; drawTree(); }
+    if (e.key === "ArrowDown") { e.preventDefault(); nodes()[0]?.focus(); }
+    if (e.key === "Enter") { e.preventDefault(); const first = nodes()[0]; if (first) handlers.open(first.dataset.id); }
   });
 }

@@ -1,0 +1,145 @@
+// What can be done to a state. Each makes another one; the old one stays.
+import { download, events, get, patch, post, upload as uploadFile } from "./api.js";
+import { called, find, handlers, page, path, state, trash } from "./app.js";
+import { askFor } from "./dialog.js";
+import { $, counted, make, put, say } from "./dom.js";
+import { continuations } from "./layout.js";
+import { look } from "./look.js";
+import { attempt, choose, reply } from "./replies.js";
+import { plain } from "./signs.js";
+import { refresh, relist, show, showCurrent } from "./view.js";
+
+async function made(request, words) {
+  const result = await request;
+  await show(result.id);
+  say(typeof words === "function" ? words(result) : words);
+}
+
+export const operations = {
+  fork: () => made(post(path("/fork")), "a fork: the same state, to go another way"),
+  async rewind() {
+    const v = await askFor("Rewind", [{ label: `To so many tokens (of ${state().tokens})`, name: "tokens", type: "number", min: 0, max: state().tokens, value: state().tokens - 1, required: true }], { ok: "Rewind" });
+    if (v) await handlers.rewindTo(Number(v.tokens));
+  },
+  async prune() {
+    const v = await askFor("Prune the middle", [{ label: "Keep the first (sinks)", name: "sinks", type: "number", min: 0, value: 4, required: true },
+      { label: "Keep the last (window)", name: "keep_last", type: "number", min: 0, value: 64, required: true }, { label: "Move later positions up", name: "shift", type: "checkbox" }], { ok: "Prune" });
+    if (v) await made(post(path("/prune"), { sinks: Number(v.sinks), keep_last: Number(v.keep_last), shift: v.shift }), (r) => `${r.pruned} positions are seen no more`);
+  },
+  async compare() {
+    const others = page.states.filter((s) => s.id !== page.current);
+    if (others.length === 0) return say("there is no other state to compare with");
+    const select = make("select", { name: "other" }, ...others.map((s) => make("option", { value: s.id }, plain(`${called(s)} (${s.operation.name}, ${counted(s.tokens, "token")})`))));
+    const v = await askFor("Compare with", [make("label", {}, "Another state", select)], { ok: "Compare" });
+    if (v) await handlers.compare(page.current, v.other);
+  },
+  async verify() {
+    const id = page.current;
+    for await (const event of events(path("/verify"), {})) {
+      if (event.of) { say(`computing again: ${event.done} of ${event.of} tokens`); continue; }
+      if (event.same_bits) page.verified.add(id);
+      await refresh();
+      say(event.same_bits ? `✓ same bits: ${event.tokens} tokens computed again in ${event.seconds.toFixed(2)} s` : `DIFFERENT: ${event.difference}`, !event.same_bits);
+    }
+  },
+  async name() {
+    const v = await askFor("Name", [{ label: "What to call it", name: "name", value: state().name ?? "" }]);
+    if (v) await made(patch(path(), { name: v.name || null }), "named");
+  },
+  pin: () => made(patch(path(), { pinned: !state().pinned }), state().pinned ? "no longer pinned" : "pinned: it stays in memory"),
+  async save() {
+    const now = state(), parent = find(now.parent);
+    const forms = [["", "all of it"], ...(parent ? [["?form=delta&over=" + parent.id, "what its parent does not have"]] : []), ["?form=recipe", "its tokens alone"]];
+    const select = make("select", { name: "form" }, ...forms.map(([value, text]) => make("option", { value }, text)));
+    const v = await askFor("Save to a file", [make("label", {}, "What", select)], { ok: "Save" });
+    if (!v) return;
+    const name = plain(now.name ?? now.id).replaceAll(/[\\/:*?"<>|\s]+/g, " ").trim() || now.id;
+    const link = make("a", { href: URL.createObjectURL(await download(path("/snapshot" + v.form, now.id))), download: name + ".stet" });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60000); // the browser may read it later than it is told to
+    say("saved: stet resume goes on with it");
+  },
+  async delete() {
+    const now = state(), after = continuations(page.rows, now.id), from = page.rows.find((r) => r.state.id === now.id)?.from;
+    const what = make("p", { className: "quoted" }, make("span", { dir: "auto" }, called(now)), now.role === "assistant" ? make("span", { dir: "auto" }, now.excerpt) : null);
+    const more = after.length === 0 ? "" : after.length === 1 ? " One state continues it, and keeps its place." : ` ${after.length} states continue it, and keep their place.`;
+    const fields = [what, make("p", {}, `You can take it back for a minute.${more}`),
+      ...(after.length > 0 ? [{ label: after.length === 1 ? "Delete that one, too" : `Delete these ${after.length}, too`, name: "after", type: "checkbox" }] : [])];
+    const v = await askFor("Delete this state?", fields, { ok: "Delete", danger: true });
+    if (!v) return;
+    const gone = v.after ? [...after.map((s) => s.id), now.id] : [now.id];
+    page.current = v.after ? from : from ?? after[0]?.id ?? null;
+    trash.put(gone, called(now));
+    say("deleted: it can be taken back for a minute");
+  },
+};
+
+Object.assign(handlers, {
+  go: (id) => attempt(() => show(id)),
+  open: (id) => attempt(async () => { focusPane("talk"); await show(id); }),
+  fork: (id) => attempt(async () => { page.current = id; await operations.fork(); focusPane("talk"); }),
+  choose: (id) => attempt(() => choose(id)),
+  rewindTo: (tokens) => attempt(() => made(post(path("/rewind"), { tokens }), `rewound to ${tokens} tokens`)),
+  compare: (a, b) => attempt(async () => {
+    page.comparison = { diff: await get(path("/diff/" + b, a)), a: called(find(a)), b: called(find(b)), ids: [a, b] };
+    page.kind = "diff";
+    await look("diff", state(), handlers, page.comparison);
+    focusPane("look");
+  }),
+  edit: (m) => attempt(async () => {
+    const v = await askFor("Edit this message", [{ label: m.role, name: "content", value: m.content, rows: 6 }], { ok: m.role === "user" ? "Save and reply" : "Save", wide: true });
+    if (!v) return;
+    await made(post(path("/edit"), { message: m.index, content: v.content }), "edited: what followed is in the old state");
+    if (m.role === "user") await reply({});
+  }),
+  // The trash has changed, here or on another page.
+  deleted: () => attempt(async () => {
+    relist();
+    drawUndo();
+    if (state()?.id !== page.whole?.id && !page.running) await showCurrent();
+  }),
+});
+
+export function drawUndo() {
+  const latest = trash.latest();
+  $("undo").hidden = !latest;
+  if (!latest) return;
+  put($("undo-what"), `Deleted “${latest.label}”${latest.ids.length > 1 ? ` and ${latest.ids.length - 1} more` : ""}`);
+  put($("undo-left"), `${latest.seconds} s`);
+}
+
+export const undoDelete = () => attempt(async () => {
+  const ids = trash.undo();
+  if (ids.length === 0) return;
+  await show(ids.at(-1));
+  say("it is there again");
+});
+
+export async function beginText() {
+  const v = await askFor("New text", [{ label: "The model goes on from it", name: "text", rows: 4 }], { ok: "Begin", wide: true });
+  if (v?.text) await made(post("/v1/states", { text: v.text }), "Continue goes on with the text");
+}
+
+export function begin() {
+  page.current = "new";
+  focusPane("talk");
+  $("text").focus();
+  return showCurrent().then(() => { relist(); say("a new conversation begins with what you write"); });
+}
+
+// A delta says over which state it was made; it goes up over that one.
+export async function load(file) {
+  if (!file) return;
+  const { id } = await uploadFile(file).catch((error) => {
+    const parent = error.param === "?over" && page.states.find((s) => error.message.includes(s.digest));
+    if (!parent) throw error;
+    return uploadFile(file, parent.id);
+  });
+  await show(id);
+  say("loaded: Verify computes it again");
+}
+
+export function focusPane(name) {
+  for (const section of document.querySelectorAll("main > section")) section.classList.toggle("shown", section.id === name);
+  for (const tab of document.querySelectorAll("#tabs button")) tab.setAttribute("aria-current", tab.dataset.show === name);
+}

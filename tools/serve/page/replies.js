@@ -1,0 +1,105 @@
+// Replies: streamed into the page, stopped, drawn again.
+import { events, get, post } from "./api.js";
+import { called, find, page, path, state } from "./app.js";
+import { $, counted, say } from "./dom.js";
+import { beginReply } from "./messages.js";
+import { nextSeed, readSettings } from "./settings.js";
+import { drawButtons, refresh, show } from "./view.js";
+
+// Does something and says what came of it; nothing fails in silence.
+export async function attempt(action) {
+  try {
+    await action();
+  } catch (error) {
+    say(error.message, true);
+  }
+}
+
+const pace = (tokens, seconds) => `${Math.round(tokens / Math.max(seconds, 1e-6))} tokens/s`;
+
+// Streams a reply to the current state into the page, and goes to the state after it. Stopped, it goes to what was drawn until then.
+export async function reply(body, said) {
+  const request = { ...readSettings(), ...body }, from = page.current, before = state(), start = performance.now();
+  const stopper = page.running = new AbortController(), shown = beginReply(said, body.retry);
+  let tokens = 0, last = null, error = null;
+  drawButtons();
+  try {
+    for await (const event of events(path("/continue", from), request, stopper.signal)) {
+      if (event.state) { last = event; break; }
+      shown.add(event.text);
+      tokens += event.ids.length;
+      say(`${counted(tokens, "token")}, ${pace(tokens, (performance.now() - start) / 1000)}`);
+    }
+  } catch (caught) {
+    error = caught;
+  }
+  shown.end();
+  page.running = null;
+  const to = last?.state.id ?? (error?.name === "AbortError" ? await stopped(from) : from);
+  if (page.current === from) await show(to);
+  else await leftBehind(to);
+  if (last) finished(last, before, body);
+  else if (error?.name === "AbortError") say("stopped: Continue goes on with it");
+  else if (error) throw error;
+}
+
+// Somebody went to another state while the reply was drawn, and stays there.
+async function leftBehind(id) {
+  await refresh();
+  drawButtons();
+  if (find(id)) say(`the reply to “${called(find(id))}” is there`);
+}
+
+function finished(event, before, body) {
+  const u = event.usage, same = body.retry && before?.id === event.state.id;
+  say(`${counted(event.ids.length, "token")} in ${event.seconds.toFixed(2)} s (${pace(event.ids.length, event.seconds)}) · ${u.reused} reused, ${u.recomputed} recomputed, ${u.new} new · ended by ${event.stop}` +
+    (same ? ". It is the same reply: without a temperature the likeliest token is always taken." : ""));
+}
+
+// The server keeps what was drawn; it is the newest one made of the state that the reply began from.
+async function stopped(from) {
+  const known = new Set(page.all.map((s) => s.id));
+  for (let i = 0; i < 20; ++i) {
+    const fresh = (await get("/v1/states")).data.filter((s) => s.parent === from && !known.has(s.id));
+    if (fresh.length > 0) return fresh.at(-1).id;
+    await new Promise((done) => setTimeout(done, 50));
+  }
+  return from;
+}
+
+// Goes on with one token that somebody has chosen.
+export async function choose(id) {
+  const before = state(), event = await post(path("/continue"), { ...readSettings(), n: 1, max_tokens: undefined, choose: id });
+  await show(event.state.id);
+  finished(event, before, {});
+}
+
+export const retry = async () => {
+  const settings = readSettings(), { seed } = (await get(path())).sampling;
+  await reply({ retry: true, seed: settings.seed !== undefined && settings.seed !== seed ? settings.seed : nextSeed(seed) });
+};
+
+export async function send() {
+  const text = $("text").value, now = state();
+  if (!text.trim() || page.running) return;
+  $("text").value = "";
+  fit();
+  try {
+    if (now && now.role === null) return await reply({ text }, text);
+    if (now) return await reply({ message: { role: "user", content: text } }, text);
+    const messages = [...($("system").value ? [{ role: "system", content: $("system").value }] : []), { role: "user", content: text }];
+    const { max_tokens, ...settings } = readSettings();
+    await show((await post("/v1/states", { messages, ...settings })).id);
+    await reply({});
+  } catch (error) {
+    $("text").value ||= text; // nothing that was typed is lost
+    fit();
+    say(error.message, true);
+  }
+}
+
+// The field grows with what is typed, up to a third of the page (style.css).
+export function fit() {
+  $("text").style.height = "auto";
+  $("text").style.height = $("text").scrollHeight + 2 + "px";
+}

@@ -1,0 +1,80 @@
+// States that were deleted and can still be had back. Until its minute is over a deletion is only noted, in the browser's storage: a
+// page that is loaded again, or another one of the same server, knows it too, and sends what has become due.
+const kKey = "deleted", kMilliseconds = 60000;
+
+export class Trash {
+  // `remove(id)` deletes on the server; `changed()` is called after every change; `storage` is as localStorage.
+  constructor({ storage, remove, changed, now = Date.now }) {
+    Object.assign(this, { storage, remove, changed, now, sending: false });
+    this.reload();
+  }
+
+  // Takes up what another page has noted.
+  reload() {
+    try {
+      const noted = JSON.parse(this.storage.getItem(kKey) ?? "[]");
+      this.batches = Array.isArray(noted) ? noted.filter((b) => Array.isArray(b.ids) && Number.isFinite(b.until)) : [];
+    } catch {
+      this.batches = [];
+    }
+  }
+
+  write() {
+    this.storage.setItem(kKey, JSON.stringify(this.batches));
+    this.changed();
+  }
+
+  has(id) { return this.batches.some((b) => b.ids.includes(id)); }
+
+  // What can be had back: the latest deletion, and for how many seconds.
+  latest() {
+    const batch = this.batches.filter((b) => b.until > this.now()).at(-1);
+    return batch ? { ...batch, seconds: Math.ceil((batch.until - this.now()) / 1000) } : null;
+  }
+
+  put(ids, label) {
+    this.reload();
+    this.batches.push({ ids, label, until: this.now() + kMilliseconds });
+    this.write();
+  }
+
+  // Returns the ids that are there again.
+  undo() {
+    this.reload();
+    const batch = this.latest();
+    if (!batch) return [];
+    this.batches = this.batches.filter((b) => b.until !== batch.until || b.ids[0] !== batch.ids[0]);
+    this.write();
+    return batch.ids;
+  }
+
+  // A state that an operation has led to again is wanted.
+  keep(id) {
+    if (!this.has(id)) return;
+    this.reload();
+    for (const b of this.batches) b.ids = b.ids.filter((other) => other !== id);
+    this.batches = this.batches.filter((b) => b.ids.length > 0);
+    this.write();
+  }
+
+  // Deletes what is due. What the server does not answer for is tried again at the next call.
+  async send() {
+    if (this.sending) return;
+    this.sending = true;
+    try {
+      for (;;) {
+        const due = this.batches.find((b) => b.until <= this.now());
+        if (!due) return;
+        const id = due.ids.at(-1);
+        await this.remove(id).catch((error) => { if (error.status !== 404) throw error; });
+        this.reload();
+        const same = this.batches.find((b) => b.until === due.until && b.ids.includes(id));
+        if (same) same.ids = same.ids.filter((other) => other !== id);
+        this.batches = this.batches.filter((b) => b.ids.length > 0);
+        this.write();
+      }
+    } catch { /* nobody answered */ } finally {
+      this.sending = false;
+    }
+  }
+}

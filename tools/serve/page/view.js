@@ -1,0 +1,97 @@
+// Goes to a state, and keeps all parts of the page with it.
+import { get } from "./api.js";
+import { handlers, page, path, state, trash } from "./app.js";
+import { $, bytesText, put, say } from "./dom.js";
+import { look } from "./look.js";
+import { showMessages } from "./messages.js";
+import { showSettings } from "./settings.js";
+import { bringIntoView, drawTree } from "./tree.js";
+
+export async function refresh() {
+  page.all = (await get("/v1/states")).data;
+  relist();
+}
+
+// After a state was hidden, or is there again.
+export function relist() {
+  page.states = page.all.filter((s) => !trash.has(s.id));
+  if (!state() && page.current !== "new") page.current = page.states.at(-1)?.id ?? "new";
+  return drawTree();
+}
+
+// Shows a state; without an id the current one anew.
+export async function show(id = page.current) {
+  trash.keep(id);
+  page.current = id;
+  await refresh();
+  bringIntoView(document.querySelector('.node[aria-selected="true"]'));
+  await showCurrent();
+}
+
+export async function showCurrent() {
+  const id = page.current, now = state();
+  history.replaceState(null, "", now ? "#" + id : location.pathname);
+  const whole = now ? await get(path("", id)) : null;
+  if (page.current !== id) return;
+  page.whole = whole;
+  showSettings(whole?.sampling);
+  drawButtons();
+  await Promise.all([showMessages(), look(page.kind, now, handlers, page.comparison)]);
+}
+
+// Why nothing can be drawn; "" where it can.
+export function whyNot(now = state()) {
+  if (page.running) return "A reply is being drawn: Stop or Esc ends it.";
+  if (!now) return "Nothing to continue yet: write a message first.";
+  if (now.role === "assistant" && !now.open) return "The reply has ended: write a message, or Retry.";
+  if (now.role === null && !now.open && now.operation.drawn > 0) return "The model has ended this text: add to it below.";
+  return "";
+}
+
+// A button that says why it does nothing can still be reached.
+function able(button, reason) {
+  button.setAttribute("aria-disabled", reason !== "");
+  button.reason = reason;
+  button.title = reason || button.dataset.title;
+}
+
+export function drawButtons() {
+  const now = state(), why = whyNot(now);
+  for (const button of document.querySelectorAll("#operations button")) button.disabled = !now;
+  put(document.querySelector('[data-do="pin"]'), now?.pinned ? "Unpin" : "Pin");
+  able($("go"), why);
+  able($("step"), why);
+  able($("retry"), page.running ? why : !now ? "There is no reply to draw again yet." : now.role !== "assistant" ? "There is no reply here to draw again." : "");
+  able($("back"), page.running ? why : back() ? "" : "No state leads to this one.");
+  put($("why"), why);
+  $("stop").hidden = !page.running;
+  $("send").hidden = page.running !== null;
+}
+
+// The state from which the current one was made, or, where that is gone, the one that it continues.
+export function back() {
+  const now = state(), from = now && page.states.find((s) => s.id === now.parent);
+  return from?.id ?? page.rows.find((r) => r.state.id === page.current)?.from ?? null;
+}
+
+// After the list has changed: the state that was shown may be gone.
+export async function followUp() {
+  await refresh();
+  if (state()?.id !== page.whole?.id) await showCurrent();
+}
+
+let states = null; // how many the server had when it was last asked
+
+export async function meters() {
+  try {
+    const s = await get("/v1/status");
+    put($("model"), `${s.model} · ${s.contract} · ${s.isa} · ${s.threads} threads`);
+    const all = s.reuse.reused + s.reuse.recomputed + s.reuse.new;
+    put($("meters"), `${Math.round(s.tokens_per_second)} tokens/s · ${bytesText(s.memory.used)} of ${bytesText(s.memory.budget)} · ${all ? Math.round(100 * s.reuse.reused / all) : 0} % reused · ${s.running} running`);
+    if (states !== null && states !== s.states && !page.running) await followUp(); // another client made some, or deleted them
+    states = s.states;
+  } catch (error) {
+    if (error.status === 401) $("key").hidden = false;
+    else say(error.message, true);
+  }
+}
