@@ -14,11 +14,21 @@ Json body_of(const Request& request) {
 
 Response made(Service& service, const Request& request, const NodePtr& parent, Json operation,
               Session session, bool another = false, const Json& more = Json::object()) {
-  const Origin origin = parent->origin == Origin::uploaded ? Origin::uploaded : Origin::computed;
+  const Origin origin =
+      service.states.origin(parent) == Origin::uploaded ? Origin::uploaded : Origin::computed;
   Json j = service.states.json(service.states.add(request.client, parent->id, std::move(operation),
                                                   std::move(session), origin, another));
   j.update(more);
   return json_response(j);
+}
+
+// What somebody calls a state; nothing where the field is null.
+std::optional<std::string> read_name(Fields& f) {
+  constexpr size_t kMostBytes = 200;
+  std::optional<std::string> name = f.text("name");
+  if (name && name->size() > kMostBytes)
+    refuse("/name", fmt::format("at most {} bytes", kMostBytes), std::to_string(name->size()));
+  return name;
 }
 
 }  // namespace
@@ -43,7 +53,7 @@ Response create_state(Service& service, const Request& request, const Parts&) {
   if (said) messages = read_messages(f, "messages");
   const ChatState chat = read_chat(f);
   const DrawOptions draw = read_draw(f);
-  const auto name = f.text("name");
+  const auto name = read_name(f);
   f.finish();
   return answer_at_once(service, request, [&](const Caller& caller) {
     Prompted p =
@@ -66,10 +76,8 @@ Response patch_state(Service& service, const Request& request, const Parts& part
   const Json body = parse_body(request.body);
   Fields f(body, "");
   std::optional<std::optional<std::string>> name;
-  if (body.contains("name")) name = f.text("name");
+  if (body.contains("name")) name = read_name(f);
   f.find("name");
-  if (name && *name && (*name)->size() > 200)
-    refuse("/name", "at most 200 bytes", std::to_string((*name)->size()));
   const auto pinned = f.boolean("pinned");
   f.finish();
   service.states.change(node, name, pinned);

@@ -1,0 +1,31 @@
+// What the files of a store in a directory share: its names, and how they are looked at.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "stet/base/error.hpp"
+
+namespace stet {
+
+constexpr char kStoreFile[] = "stet-store", kStoreHead[] = "stet store 1";
+constexpr const char* kStoreFolders[] = {"/blocks", "/states", "/names", "/leases"};
+constexpr std::string_view kTemporary = ".tmp-";  // in the names of AtomicFile's temporaries
+
+[[noreturn]] inline void system_failed(const std::string& path, const std::string& expected) {
+  throw Error(ErrorKind::io, path, "", expected, std::generic_category().message(errno));
+}
+
+// Of what stands at a path, if it is a file, and no link to one: all else is somebody's else.
+inline std::optional<struct stat> file_at(const std::string& path) {
+  struct stat info = {};
+  if (::lstat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+  return info;
+}
+
+}  // namespace stet
