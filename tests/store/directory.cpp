@@ -1,4 +1,5 @@
 // Where a store is made, and what `gc` takes there: nothing that is not the store's.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -126,7 +127,7 @@ TEST_F(StoreDirectory, OnlyTheStoresOwnTemporariesAreSwept) {
 TEST_F(StoreDirectory, WhatIsNoFileIsNoRecord) {
   create_store(path_, 0);
   write_old(scratch_ / "target", "mine");
-  for (const std::string& folder : {"/blocks/", "/states/", "/names/", "/leases/"}) {
+  for (const std::string folder : {"/blocks/", "/states/", "/names/", "/leases/"}) {
     const bool names = folder == "/names/";
     ASSERT_EQ(::mkfifo((path_ + folder + (names ? "talk" : kHash)).c_str(), 0600), 0);
     fs::create_symlink(scratch_ / "target",
@@ -146,7 +147,7 @@ TEST_F(StoreDirectory, WhatIsNoFileIsNoRecord) {
   struct stat info = {};
   ASSERT_EQ(::stat((scratch_ / "target").c_str(), &info), 0);
   EXPECT_EQ(info.st_mtim.tv_sec, 1000);
-  for (const std::string& folder : {"/blocks/", "/states/"})
+  for (const std::string folder : {"/blocks/", "/states/"})
     EXPECT_TRUE(fs::is_fifo(path_ + folder + kHash));
   EXPECT_TRUE(fs::is_fifo(path_ + "/names/talk"));
 }
@@ -168,7 +169,7 @@ TEST_F(StoreDirectory, ALockThatIsNoFileIsNotFollowed) {
 
 TEST_F(StoreDirectory, ABudgetIsANumber) {
   create_store(path_, 0);
-  for (const std::string& line :
+  for (const std::string line :
        {"budget -5", "budget 5x", "budget", "budget ", "budget 99999999999999999999", "limit 5"}) {
     write_file(path_ + "/stet-store", "stet store 1\n" + line + "\n");
     EXPECT_EQ(error_of([&] { open_store_backend(path_); }),

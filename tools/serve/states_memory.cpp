@@ -97,6 +97,7 @@ void States::let_tokens_go(const std::string& client, const Node* keep,
 void States::write_out(std::vector<Leaving> leaving) {
   if (!in_files()) return;
   for (Leaving& l : leaving) {
+    const std::unique_lock io = std::move(l.io);
     Node& node = *l.node;
     try {
       if (l.session) save_blocks(node, *l.session);
