@@ -1,4 +1,4 @@
-// What the files of a store in a directory share: its names, and how they are looked at.
+// Names of files in a store that is a directory, and the look at one of them.
 #pragma once
 
 #include <sys/stat.h>
@@ -21,7 +21,8 @@ constexpr std::string_view kTemporary = ".tmp-";  // in the names of AtomicFile'
   throw Error(ErrorKind::io, path, "", expected, std::generic_category().message(errno));
 }
 
-// Of what stands at a path, if it is a file, and no link to one: all else is somebody's else.
+// Returns the status of a regular file. Nothing for a link, a pipe or anything else, which is not
+// the store's.
 inline std::optional<struct stat> file_at(const std::string& path) {
   struct stat info = {};
   if (::lstat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;

@@ -33,8 +33,9 @@ class ChatFiles : public testing::Test {
     return run_stet(Args{"chat", "--threads", "1", "-n", "12"} + options, typed);
   }
   static std::vector<std::string> said(const std::string& path) {
+    const Snapshot snapshot = Snapshot::open(path);
     std::vector<std::string> all;
-    for (const Message& m : Snapshot::open(path).meta().chat.messages) {
+    for (const Message& m : snapshot.meta().chat.messages) {
       if (m.role == "user") all.push_back(m.content);
     }
     return all;
@@ -84,7 +85,7 @@ TEST_F(ChatFiles, WhatWasNamedIsReplaced) {
   ASSERT_EQ(chat({"--save", talk}, "Set k = 5.\n").status, 0);
   EXPECT_EQ(chat({"--resume", talk, "--save", talk}, "Set b = 4.\n").status, 0);
   EXPECT_EQ(said(talk), (Said{"Set k = 5.", "Set b = 4."}));
-  // By another name, too.
+  // The same by another name.
   fs::create_symlink(talk, scratch / "link.stet");
   EXPECT_EQ(chat({"--resume", talk, "--save", scratch / "link.stet"}, "Set c = 3.\n").status, 0);
   EXPECT_EQ(said(talk), (Said{"Set k = 5.", "Set b = 4.", "Set c = 3."}));

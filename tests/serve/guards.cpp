@@ -1,5 +1,5 @@
-// What tools/serve/mutex.hpp says that a mutex guards cannot be touched without it: clang refuses
-// this program where UNGUARDED is defined, and no other part of it.
+// Clang refuses this program if UNGUARDED is defined, since it then touches a guarded member
+// without the mutex (tools/serve/mutex.hpp). It accepts the rest.
 #include "tools/serve/mutex.hpp"
 
 namespace stet::serve {

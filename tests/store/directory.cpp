@@ -1,4 +1,4 @@
-// Where a store is made, and what `gc` takes there: nothing that is not the store's.
+// A store takes no directory with files of others, and `gc` removes none of them.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -77,7 +77,7 @@ TEST_F(StoreDirectory, IsNewOrEmptyOrRefused) {
     for (const auto& e : fs::directory_iterator(path_)) after.insert(e.path().filename().string());
     EXPECT_EQ(mode_of(path_), 0755u);
     if (cases[i].second) {
-      EXPECT_EQ(error, "");
+      EXPECT_EQ(error, "no error");
       EXPECT_TRUE(std::ranges::includes(after, folders));
       EXPECT_EQ(mode_of(path_ + "/blocks"), 0755u);
     } else {

@@ -182,7 +182,7 @@ void add_chat(Command& app) {
     for (const auto& [name, given] :
          {std::pair{"--autosave", o->autosave}, {"--overwrite", o->overwrite}}) {
       if (given && o->save.empty())
-        throw UsageError(fmt::format("{} requires --save (stet --help)", name));
+        throw UsageError(fmt::format("{} requires --save", name));
     }
     o->overwrite = o->overwrite || output->count() > 0;
     variables_json(o->variables);  // refused before anything is loaded

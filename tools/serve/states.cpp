@@ -24,7 +24,7 @@ std::string excerpt_of(const std::string& text) {
   return text.substr(0, end) + "…";
 }
 
-// What it takes to compute a state again.
+// Returns a state without its keys, values and logits: they are computed from the rest.
 State recipe_of(const State& state) {
   return {state.origin, state.tokens,        {},        nullptr, state.generation, state.prunes,
           state.edits,  state.interventions, state.chat};

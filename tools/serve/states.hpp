@@ -25,7 +25,7 @@
 
 namespace stet::serve {
 
-// How many tokens two begin with alike.
+// Returns the number of tokens that two sequences begin with alike.
 inline size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   size_t n = 0;
   while (n < a.size() && n < b.size() && a[n] == b[n]) ++n;
@@ -47,14 +47,16 @@ struct StatesOptions {
   std::shared_ptr<SharedStates> shared;  // with other servers; null: with none
 };
 
-// Where a state comes from. An uploaded one serves nothing but itself until it was computed again.
+// The way in which a state came. An uploaded one serves nothing but itself until the server has
+// computed it again.
 enum class Origin : uint8_t { computed, uploaded, verified };
 const char* origin_name(Origin origin);
 
-// One state of one client. What is public never changes once States has it; the rest is States'.
+// A state of a client. Its public members never change once States has it; States guards the
+// others.
 class Node {
  public:
-  // Takes what can be told of a state without its keys and values.
+  // Sets the members that follow from tokens and settings.
   void describe(const State& recipe);
 
   std::string id, client;
@@ -62,8 +64,7 @@ class Node {
   int64_t created = 0;
   StateDigests digests;
   bool plain = false;  // its tokens alone gave it: no prunes, no edits
-  // Its tokens and settings give it: computed again from them it has the same bits.
-  bool given = false;
+  bool given = false;  // computed again from its tokens and settings it has the same bits
   KvType kv_type = KvType::f32;
   int64_t positions = 0, messages = 0, transcript = 0;
   bool open = false;
@@ -73,7 +74,7 @@ class Node {
  private:
   friend class States;
 
-  // Which files there are of it (StateDirectory).
+  // The files that there are of it (StateDirectory).
   struct Kept {
     bool described = false, recipe = false, gone = false;
     bool strange = false;                // a .stet that the server did not write is in the way
@@ -81,15 +82,15 @@ class Node {
     std::string base;                    // the state whose .stet a delta needs
     int depth = 0;                       // how many files that are, one behind the other
   };
-  // Guarded by the mutex of States, which reaches it by States::at() alone.
+  // Guarded by the mutex of States. States::at(), which requires it, is the only way here.
   struct Changing {
     std::string parent;
     std::optional<std::string> name;
     bool pinned = false;
     bool removed = false;  // out of the tree; here as long as files of it are
     Origin origin = Origin::computed;
-    int64_t claims = 1;                   // requests that were told of it, and may have kept it
-    std::optional<Session> session;       // while its keys and values are in memory
+    int64_t claims = 1;              // calls of add() that returned it, less those of release()
+    std::optional<Session> session;  // while its keys and values are in memory
     std::shared_ptr<const State> recipe;  // while its tokens are
     Kept kept;
     std::string lost;  // why no file gives it
@@ -97,13 +98,13 @@ class Node {
     int64_t used_at = 0, touched_at = 0;  // seconds since 1970; as its file says
   };
   Changing changing_;
-  // Held by whoever computes, reads or writes this state. Of two nodes, that of the delta is taken
-  // before that of its base, and the mutex of States, which is held for moments only, after both.
+  // Locked while this state is computed, read or written. A thread that locks two nodes takes a
+  // delta before its base. It takes the mutex of States last, and for moments only.
   std::mutex io_;
 };
 using NodePtr = std::shared_ptr<Node>;
 
-// What became of the tokens of a request.
+// The tokens of a request by how the server got their keys and values.
 struct Usage {
   int64_t reused = 0, recomputed = 0, fresh = 0;
   std::string reason;
@@ -124,10 +125,10 @@ class States {
   // is state_expired where a limit has forgotten it.
   NodePtr find(const std::string& client, const std::string& id, const std::string& pointer);
   std::vector<NodePtr> list(const std::string& client);  // as they were made
-  // What was made from it then hangs under its parent.
+  // Removes a state. Its children then hang under its parent.
   void remove(const NodePtr& node);
-  // Takes back what one call of add() gave: the state goes, unless another call has given it too,
-  // or somebody has named or pinned it.
+  // Undoes one call of add(): removes the state, unless another call has returned it too, or
+  // somebody has named or pinned it.
   void release(const NodePtr& node);
   void change(const NodePtr& node, std::optional<std::optional<std::string>> name,
               std::optional<bool> pinned);
@@ -148,9 +149,9 @@ class States {
   std::shared_ptr<Running> running(const std::string& client, const Session& prompt);
 
   Json json(const NodePtr& node) const;
-  // Writes what is in no file yet: states that tokens do not give, then the tokens of all others,
-  // then, until that time (tool::seconds()), keys and values. Says on stderr what could not be
-  // written. Returns the number of states that no file gives.
+  // Writes states that are in no file yet: first those that tokens do not give, then the tokens of
+  // all others, then keys and values until that time (tool::seconds()). Logs each failure and goes
+  // on. Returns the number of states that no file gives.
   size_t save_all(double until);
   uint64_t memory_used() const;
   uint64_t memory_budget() const { return options_.memory; }
@@ -161,7 +162,7 @@ class States {
                      const std::string& content) const;
 
  private:
-  // A state on its way out of memory: its keys and values, and (`tokens`) its tokens too.
+  // A state on its way out of memory: its keys and values, and its tokens if `tokens` is set.
   struct Leaving {
     NodePtr node;
     std::unique_lock<std::mutex> io;
@@ -169,8 +170,8 @@ class States {
     bool tokens = false;
   };
   struct Client {
-    std::unordered_set<Node*> states;  // but for those that were removed
-    size_t in_memory = 0;              // of them, whose tokens are
+    std::unordered_set<Node*> states;  // without those that were removed
+    size_t in_memory = 0;              // the number of them whose tokens are in memory
   };
 
   Node::Changing& at(Node& node) const STET_REQUIRES(mutex_) { return node.changing_; }
@@ -212,7 +213,7 @@ class States {
   std::shared_ptr<const State> tokens_of(const Node& node) const;
   [[noreturn]] void refuse_lost(const Node& node, const std::string& why) const;
   std::optional<Session> at_hand(const NodePtr& node, const Appender& append);
-  // The state, or (where that is longer) the prompt that is running, that shares most tokens.
+  // The state or the running prompt that shares most tokens with a new prompt.
   struct Longest {
     NodePtr node;
     std::optional<Session> running;
@@ -264,17 +265,17 @@ class States {
   const std::string secret_;
 
   mutable Mutex mutex_;
-  // Those that were removed are here until their files are gone: whoever wants the same id waits.
+  // A removed state stays until its files are gone: a request that makes it again waits for that.
   std::unordered_map<std::string, NodePtr> nodes_ STET_GUARDED_BY(mutex_);
   std::unordered_map<std::string, std::unordered_set<Node*>> children_ STET_GUARDED_BY(mutex_);
   std::map<std::string, Client> clients_ STET_GUARDED_BY(mutex_);
   std::unordered_set<Node*> resident_ STET_GUARDED_BY(mutex_);  // keys and values in memory
-  // Blocks that states in memory hold, and how many hold each.
+  // The number of states in memory that hold each block.
   std::unordered_map<const KvBlock*, int64_t> blocks_ STET_GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<Running>> running_ STET_GUARDED_BY(mutex_);
-  std::unordered_map<std::string, int> needed_ STET_GUARDED_BY(mutex_);  // by how many deltas
-  // Clients of states that a limit has forgotten, in two generations; parents of states that are
-  // gone.
+  std::unordered_map<std::string, int> needed_ STET_GUARDED_BY(mutex_);  // deltas over each state
+  // The clients of states that a limit has forgotten, in two generations; the parents of removed
+  // states.
   std::unordered_map<std::string, std::string> expired_ STET_GUARDED_BY(mutex_), expired_before_
       STET_GUARDED_BY(mutex_);
   std::unordered_map<std::string, std::string> parents_ STET_GUARDED_BY(mutex_);

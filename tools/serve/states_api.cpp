@@ -22,7 +22,7 @@ Response made(Service& service, const Request& request, const NodePtr& parent, J
   return json_response(j);
 }
 
-// What somebody calls a state; nothing where the field is null.
+// Reads the name of a state. Returns nothing where the field is null or absent.
 std::optional<std::string> read_name(Fields& f) {
   constexpr size_t kMostBytes = 200;
   std::optional<std::string> name = f.text("name");

@@ -13,8 +13,8 @@ bool States::is_removed(const Node& node) const {
   return at(node).removed;
 }
 
-// To be called with the node's `io`, as all that writes or removes its files. `pending`: what it
-// describes is written only now.
+// Writes the description of a state. The caller holds the node's `io`, as for every function that
+// writes or removes its files. `pending`: the file that it describes is not there yet.
 void States::describe_in_file(Node& node, bool pending) {
   const bool in_the_way = directory_->has(node.id, ".stet");
   Json meta;
@@ -47,7 +47,7 @@ void States::describe_in_file(Node& node, bool pending) {
   if (gone) directory_->remove(node.id, ".gone");
 }
 
-// Its tokens and settings.
+// Writes the tokens and settings of a state.
 void States::save_recipe(Node& node, Session& session) {
   if (is_removed(node)) return;
   SaveOptions options;
@@ -63,8 +63,8 @@ void States::save_recipe(Node& node, Session& session) {
   describe_in_file(node);
 }
 
-// Whose file a delta can be made over: of this client's states in files with keys and values, the
-// one that shares most tokens, if that is a block at least.
+// Returns the state that a delta can be made over: the one of this client, with keys and values in
+// a file, that shares most tokens, if that is a block at least. Null where there is none.
 NodePtr States::base_for(const Node& node) const {
   constexpr int kDeepest = 8;
   const auto client = clients_.find(node.client);
@@ -85,7 +85,8 @@ NodePtr States::base_for(const Node& node) const {
   return best == nullptr ? nullptr : nodes_.at(best->id);
 }
 
-// Its keys and values, where no file has them yet; what describes it, and its tokens, before them.
+// Writes the keys and values of a state, unless a file has them. Its description and its tokens are
+// written before.
 void States::save_blocks(Node& node, Session& session) {
   Node::Kept kept;
   {
@@ -111,7 +112,8 @@ void States::save_blocks(Node& node, Session& session) {
   if (first) describe_in_file(node);
 }
 
-// As a delta, where there is something that it can be one of and whose file is sound; else full.
+// Writes a delta if there is a state that it can be made over and whose file is sound, else a full
+// snapshot.
 void States::write_blocks(Node& node, Session& session) {
   const std::string path = directory_->file(node.id, ".stet");
   SaveOptions options;
@@ -146,8 +148,8 @@ void States::write_blocks(Node& node, Session& session) {
   kept.depth = base == nullptr ? 0 : at(*base).kept.depth + 1;
 }
 
-// Of a new state: durably, where that is promised. The description of a state of this id that was
-// removed says nothing of this one.
+// Writes a new state if the server is durable. The description of a removed state of the same id is
+// replaced in any case.
 void States::keep(Node& node, Session& session) {
   if (!in_files()) return;
   bool stale = false, whole = false;
@@ -160,7 +162,8 @@ void States::keep(Node& node, Session& session) {
   if (stale) describe_in_file(node);
 }
 
-// One delta fewer needs the file of this state. Where the state was removed, the file goes, too.
+// Notes that one delta fewer needs the file of this state. Removes the file if the state was
+// removed and no other delta needs it.
 void States::unneed(const std::string& id) {
   NodePtr gone;
   {
@@ -176,7 +179,8 @@ void States::unneed(const std::string& id) {
   forget_files(gone);
 }
 
-// A file that was lost or damaged is none; it is written again when there is time.
+// Notes that the file of keys and values is lost or damaged. It is written again when the state
+// leaves memory or the server ends.
 void States::forget_blocks(Node& node) {
   std::string base;
   {
@@ -189,8 +193,8 @@ void States::forget_blocks(Node& node) {
   if (!base.empty()) unneed(base);
 }
 
-// Of a state that was removed; to be called with its `io`. Its keys and values stay as long as a
-// delta needs them.
+// Removes the files of a removed state, whose `io` the caller holds. Keys and values stay as long
+// as a delta needs them.
 void States::forget_files(const NodePtr& node) {
   const std::string& id = node->id;
   Node::Kept kept;
@@ -229,7 +233,7 @@ std::optional<Session> States::resident(const Node& node) const {
   return at(node).session->fork();
 }
 
-// Whether its keys and values are in a file, as far as its name tells.
+// Returns true if there is a file of its keys and values. Does not look into it.
 bool States::has_blocks(const Node& node) const {
   {
     const MutexLock lock(mutex_);
@@ -238,7 +242,8 @@ bool States::has_blocks(const Node& node) const {
   return directory_->has(node.id, ".stet");
 }
 
-// Whole, since computing would not give it. False where no file has it then.
+// Writes a state that cannot be computed again, keys and values included. Returns false if no file
+// has it then.
 bool States::save_truth(Node& node) {
   if (is_removed(node) || has_blocks(node)) return true;
   std::optional<Session> session = resident(node);
@@ -248,7 +253,7 @@ bool States::save_truth(Node& node) {
   return true;
 }
 
-// The tokens of a state that they give. False where no file has them then.
+// Writes the tokens of a state that they give.
 bool States::save_tokens(Node& node) {
   {
     const MutexLock lock(mutex_);
@@ -302,8 +307,8 @@ size_t States::save_all(double until) {
   return lost;
 }
 
-// Keys and values of states whose tokens are in files, those used last first. Notes when each was
-// used.
+// Writes keys and values of states whose tokens are in files, those used last first. Sets the times
+// of files to when each state was used.
 void States::save_all_blocks(const std::vector<NodePtr>& all, double until) {
   size_t late = 0;
   for (const NodePtr& node : all) {

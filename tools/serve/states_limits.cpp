@@ -1,5 +1,5 @@
-// Which states are forgotten: those beyond --max-states, and those that --ttl makes too old. With
-// neither, no state of a directory is.
+// Forgets states: those beyond --max-states, and those that --ttl makes too old. With neither, a
+// state in a directory is never forgotten.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,9 +21,9 @@ std::optional<size_t> States::most_states() const {
   return in_files() ? std::nullopt : std::optional(options_.in_memory);
 }
 
-// States of a client in the order in which they may go: those with a name last; those that others
-// were made from before leaves, whose tokens are most; those used longest ago first. Pinned ones
-// stay.
+// Returns the states of a client in the order in which they may go. Pinned ones are left out, those
+// with a name come last. States with children, whose tokens the children have, come before leaves.
+// Among equals, the one used longest ago comes first.
 std::vector<NodePtr> States::forgettable(const std::string& client, const Node* keep) {
   std::vector<std::tuple<bool, bool, uint64_t, NodePtr>> all;
   for (Node* node : clients_[client].states) {
@@ -38,8 +38,8 @@ std::vector<NodePtr> States::forgettable(const std::string& client, const Node* 
   return nodes;
 }
 
-// Those of a client that are too many. Some more go with them, so that not every new state looks
-// through all others.
+// Returns states of a client to forget, if it has too many. They are a few more than necessary, so
+// that not every new state looks through all others.
 std::vector<NodePtr> States::surplus(const std::string& client, const Node* keep) {
   const std::optional<size_t> most = most_states();
   const size_t now = clients_[client].states.size();
@@ -49,7 +49,7 @@ std::vector<NodePtr> States::surplus(const std::string& client, const Node* keep
   return nodes;
 }
 
-// Throws where a new state would find all others pinned.
+// Throws if there is no room for a new state because all others are pinned.
 void States::check_count(const std::string& client) {
   const std::optional<size_t> most = most_states();
   if (!most || clients_[client].states.size() < *most || !forgettable(client, nullptr).empty())
@@ -60,7 +60,8 @@ void States::check_count(const std::string& client) {
                   *most));
 }
 
-// What cannot be removed from the disk is said; it is there again after a restart.
+// Removes states and remembers their ids as expired. Logs a state whose files cannot be removed: it
+// is there again after a restart.
 void States::forget(const std::vector<NodePtr>& nodes) {
   for (const NodePtr& node : nodes) {
     try {

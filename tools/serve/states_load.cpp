@@ -1,4 +1,4 @@
-// What a state directory holds when the server starts.
+// Reads a state directory when the server starts.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -86,7 +86,8 @@ void States::load() {
   expire();
 }
 
-// Null where there is nothing to it: it was deleted, or never told of.
+// Reads a description and the files that go with it. Returns null for a state that was deleted, or
+// that no client was told of.
 NodePtr States::read_node(Loading& loading, const StateDirectory::Described& described) {
   const std::string path = directory_->file(described.id, ".json");
   const Json meta = parse_body(read_text_file(path, size_t{1} << 20));
@@ -129,7 +130,8 @@ NodePtr States::read_node(Loading& loading, const StateDirectory::Described& des
   return node;
 }
 
-// What its files tell; false where neither tells anything. Throws where they are of another model.
+// Takes over what the files of a state say. Returns false if none can be read. Throws a mismatch
+// Error if they are of another model.
 bool States::read_files(Loading&, Node& node, bool with_tokens) {
   const MutexLock lock(mutex_);
   Node::Changing& c = at(node);
@@ -160,7 +162,7 @@ bool States::read_files(Loading&, Node& node, bool with_tokens) {
   return false;
 }
 
-// The tree, in the order in which it was made. What leads round to itself hangs nowhere.
+// Builds the tree, in the order in which it was made. A state that leads to itself becomes a root.
 void States::order(std::vector<NodePtr> loaded) {
   const MutexLock lock(mutex_);
   uint64_t used = loaded.size();
@@ -190,7 +192,7 @@ void States::order(std::vector<NodePtr> loaded) {
   }
 }
 
-// The files of deleted states go, but for those that deltas need.
+// Removes the files of deleted states, except those that deltas need.
 void States::load_gone(const Loading& loading) {
   std::map<std::string, NodePtr> found;
   for (const std::string& id : loading.gone) {

@@ -1,4 +1,5 @@
-// Which states are in memory, which leave it, and how they come back.
+// Decides which states are in memory. Writes those that leave, and brings back those that are asked
+// for.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -67,8 +68,8 @@ std::vector<States::Leaving> States::make_room(const Node* keep) {
   return leaving;
 }
 
-// With a directory, the tokens of the states that were used longest ago are in files alone: first
-// of those that others were made from, since these have the same tokens.
+// Chooses states whose tokens leave memory, if a client has too many there. With a directory, they
+// are in files.
 void States::let_tokens_go(const std::string& client, const Node* keep,
                            std::vector<Leaving>& leaving) {
   const size_t most = options_.in_memory, now = clients_[client].in_memory;
@@ -93,7 +94,8 @@ void States::let_tokens_go(const std::string& client, const Node* keep,
   }
 }
 
-// Into files, where there is a directory. What cannot be written stays in memory.
+// Writes states that leave memory into files, if there is a directory. A state that cannot be
+// written stays in memory.
 void States::write_out(std::vector<Leaving> leaving) {
   if (!in_files()) return;
   for (Leaving& l : leaving) {
@@ -145,7 +147,7 @@ Session States::open(const NodePtr& node, const Appender& append, Usage* usage) 
   return bring_back(node, std::move(io), std::move(*session), tokens_of(*node));
 }
 
-// Into memory. Its tokens count as there again.
+// Puts a state back into memory, with its tokens.
 Session States::bring_back(const NodePtr& node, std::unique_lock<std::mutex> io, Session session,
                            std::shared_ptr<const State> recipe) {
   std::vector<Leaving> leaving;
@@ -168,8 +170,8 @@ Session States::bring_back(const NodePtr& node, std::unique_lock<std::mutex> io,
   return session;
 }
 
-// By whoever holds the node's `io`: from its keys and values in a file. Nothing where there are
-// none, or the file is lost or damaged; a line on stderr then says which.
+// Restores a state from its file of keys and values; the caller holds the node's `io`. Returns
+// nothing if there is none, or if it is lost or damaged, which is logged.
 std::optional<Session> States::from_file(Node& node, const Appender& append, Usage& usage) {
   {
     const MutexLock lock(mutex_);
@@ -199,7 +201,7 @@ std::optional<Session> States::from_file(Node& node, const Appender& append, Usa
   }
 }
 
-// Its tokens and settings: in memory, else from either file. Null where no file has them.
+// Returns the tokens and settings of a state, from memory or a file. Null if they are in neither.
 std::shared_ptr<const State> States::tokens_of(const Node& node) const {
   {
     const MutexLock lock(mutex_);
@@ -227,7 +229,8 @@ void States::refuse_lost(const Node& node, const std::string& why) const {
                                  node.id, printable(why, 300)));
 }
 
-// By whoever holds the node's `io`. What comes of it is the state to the bit, or is refused.
+// Computes a state from its tokens; the caller holds the node's `io`. Refuses a state that does not
+// come out equal to the bit.
 Session States::computed_again(Node& node, const Appender& append, Usage& usage) {
   const std::shared_ptr<const State> recipe = tokens_of(node);
   if (recipe == nullptr) refuse_lost(node, "no file has its tokens");
@@ -260,7 +263,7 @@ std::shared_ptr<States::Running> States::running(const std::string& client, cons
   return running;
 }
 
-// A session of a state that need not be computed; nothing where its file is lost.
+// Returns a session of a state if it is in memory or a sound file.
 std::optional<Session> States::at_hand(const NodePtr& node, const Appender& append) {
   if (auto session = in_memory(*node)) return session;
   std::unique_lock io(node->io_);
@@ -272,7 +275,8 @@ std::optional<Session> States::at_hand(const NodePtr& node, const Appender& appe
   return bring_back(node, std::move(io), std::move(*session), tokens_of(*node));
 }
 
-// Among states that are at hand, but for those whose file has turned out to be lost.
+// Finds the longest beginning among states in memory or in files and prompts that are running. The
+// files of `lost` have turned out to be lost.
 States::Longest States::longest(const std::string& client, std::span<const int32_t> ids,
                                 const std::set<NodePtr>& lost) const {
   Longest best;

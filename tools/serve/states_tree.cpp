@@ -1,4 +1,4 @@
-// How states are found, named and removed.
+// Finds, names and removes states.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -76,8 +76,8 @@ std::vector<NodePtr> States::list(const std::string& client) {
   return all;
 }
 
-// Takes a node out of the tree, whose `io` is held; its files stay. Those that were made from it
-// hang under its parent then: `children` are those whose files say otherwise. False where it is out
+// Takes a node, whose `io` the caller holds, out of the tree. Its files stay. Its children then
+// hang under its parent: `children` are those whose files say otherwise. Returns false if it is out
 // already, or somebody has a claim.
 bool States::withdraw(Node& node, bool unless_claimed, std::vector<NodePtr>& children) {
   constexpr size_t kMostParents = 100000;  // that are known of states that are gone
@@ -105,8 +105,8 @@ bool States::withdraw(Node& node, bool unless_claimed, std::vector<NodePtr>& chi
   return true;
 }
 
-// What was made from it says so in its file before the files of this one go, so that a crash
-// between loses no place in the tree.
+// Removes a node and its files. The files of its children name their new parent before, so that a
+// crash between loses no place in the tree.
 bool States::take_away(const NodePtr& node, bool unless_claimed) {
   std::vector<NodePtr> children;
   {
