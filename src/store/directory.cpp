@@ -12,12 +12,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <filesystem>
 #include <sstream>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
+#include "src/store/directory_files.hpp"
 #include "src/store/text.hpp"
 #include "stet/base/error.hpp"
 #include "stet/files/file.hpp"
@@ -27,25 +29,42 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kStoreFile[] = "stet-store", kStoreHead[] = "stet store 1";
+constexpr std::string_view kShared = ".shared-";
 constexpr size_t kSmallFile = size_t{1} << 20;  // of names and leases
 constexpr uint64_t kSpare = 65536;              // what a file takes beside its bytes, at most
 
-[[noreturn]] void system_failed(const std::string& path, const std::string& expected) {
-  throw Error(ErrorKind::io, path, "", expected, std::generic_category().message(errno));
+// The file that a temporary was to become (AtomicFile, DirectoryStore::share); "" where it is none.
+std::string written_for(const std::string& file) {
+  const size_t temporary = file.rfind(kTemporary), shared = file.rfind(kShared);
+  if (temporary != std::string::npos) {
+    const std::string_view digits = std::string_view(file).substr(temporary + kTemporary.size());
+    const bool whole = digits.size() == 16 &&
+                       digits.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+    return whole ? file.substr(0, temporary) : "";
+  }
+  if (shared == std::string::npos ||
+      file.find_first_not_of("0123456789-", shared + kShared.size()) != std::string::npos)
+    return "";
+  return file.substr(0, shared);
 }
 
 // Held while files are removed or replaced, by one process at a time.
 class DirectoryLock {
  public:
-  // `mode`: of a file that is not there yet.
+  // `mode`: of a file that is not there yet. A link is not followed: its file would be created, or
+  // touched.
   DirectoryLock(const std::string& path, unsigned mode)
-      : fd_(::open(path.c_str(), O_RDWR | O_CLOEXEC)) {
+      : fd_(::open(path.c_str(), O_RDWR | kFlags)) {
     if (fd_ < 0 && errno == ENOENT) {
-      fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+      fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | kFlags, 0600);
       if (fd_ >= 0) ::fchmod(fd_, mode);
     }
-    if (fd_ < 0) system_failed(path, "a lock file that can be opened");
+    if (fd_ < 0) system_failed(path, "a lock file that can be opened, and is no link");
+    struct stat info = {};
+    if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
+      ::close(fd_);
+      throw Error(ErrorKind::io, path, "", "a regular file to lock", "a device or pipe");
+    }
     while (::flock(fd_, LOCK_EX) != 0) {
       if (errno == EINTR) continue;
       ::close(fd_);
@@ -56,9 +75,24 @@ class DirectoryLock {
   DirectoryLock& operator=(const DirectoryLock&) = delete;
   ~DirectoryLock() { ::close(fd_); }
 
+  int descriptor() const { return fd_; }
+
  private:
+  static constexpr int kFlags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
   int fd_;
 };
+
+// The number behind "budget ", of digits alone.
+uint64_t budget_of(const std::string& path, const std::string& line) {
+  constexpr std::string_view kBefore = "budget ";
+  uint64_t bytes = 0;
+  const char* const end = line.data() + line.size();
+  const char* const first = line.data() + std::min(kBefore.size(), line.size());
+  const auto read = std::from_chars(first, end, bytes);
+  if (!line.starts_with(kBefore) || read.ec != std::errc() || read.ptr != end)
+    throw Error(ErrorKind::format, path, "budget", "\"budget BYTES\"", printable(line, 60));
+  return bytes;
+}
 
 class DirectoryStore : public StoreBackend {
  public:
@@ -73,14 +107,13 @@ class DirectoryStore : public StoreBackend {
                   fs::exists(path_) ? "another directory" : "nothing");
     }
     std::istringstream lines(read_text_file(path_ + "/" + kStoreFile, kSmallFile));
-    std::string head, word;
+    std::string head, budget;
     std::getline(lines, head);
+    std::getline(lines, budget);
     if (head != kStoreHead)
       throw Error(ErrorKind::unsupported, path_ + "/" + kStoreFile, "first line", kStoreHead,
                   printable(head, 60));
-    if (!(lines >> word >> budget_) || word != "budget")
-      throw Error(ErrorKind::format, path_ + "/" + kStoreFile, "budget", "\"budget BYTES\"",
-                  "another line");
+    budget_ = budget_of(path_ + "/" + kStoreFile, budget);
     if (::stat(path_.c_str(), &info) == 0) mode_ = info.st_mode & 0666;
   }
 
@@ -91,7 +124,7 @@ class DirectoryStore : public StoreBackend {
     const std::string path = path_ + "/lock";
     const DirectoryLock lock(path, mode_);
     struct stat info = {};
-    if (::utimensat(AT_FDCWD, path.c_str(), nullptr, 0) != 0 || ::stat(path.c_str(), &info) != 0)
+    if (::futimens(lock.descriptor(), nullptr) != 0 || ::fstat(lock.descriptor(), &info) != 0)
       system_failed(path, "a file whose time can be set");
     return info.st_mtim.tv_sec;
   }
@@ -160,24 +193,24 @@ class DirectoryStore : public StoreBackend {
   void list(Shelf shelf, const std::function<void(const ShelfEntry&)>& each) override {
     for (const std::string& file : files_in(folder_of(shelf))) {
       const auto name = hash_of_hex(file);
-      struct stat info = {};
-      if (name && ::stat((folder_of(shelf) + "/" + file).c_str(), &info) == 0)
-        each({*name, static_cast<uint64_t>(info.st_size), info.st_mtim.tv_sec});
+      const auto info = name ? file_at(folder_of(shelf) + "/" + file) : std::nullopt;
+      if (info) each({*name, static_cast<uint64_t>(info->st_size), info->st_mtim.tv_sec});
     }
   }
 
   bool remove(Shelf shelf, const Sha256& name, int64_t unused_since) override {
     const DirectoryLock lock(path_ + "/lock", mode_);
     const std::string path = path_of(shelf, name);
-    struct stat info = {};
-    if (::stat(path.c_str(), &info) != 0 || info.st_mtim.tv_sec >= unused_since) return false;
+    const auto info = file_at(path);
+    if (!info || info->st_mtim.tv_sec >= unused_since) return false;
     return ::unlink(path.c_str()) == 0;
   }
 
   std::vector<std::string> names() override {
     std::vector<std::string> found;
     for (std::string& file : files_in(path_ + "/names")) {
-      if (is_store_name(file)) found.push_back(std::move(file));
+      if (is_store_name(file) && file_at(path_ + "/names/" + file))
+        found.push_back(std::move(file));
     }
     std::sort(found.begin(), found.end());
     return found;
@@ -185,7 +218,7 @@ class DirectoryStore : public StoreBackend {
 
   std::optional<std::vector<std::byte>> read_name(const std::string& name) override {
     const std::string path = path_ + "/names/" + name;
-    if (!fs::exists(path)) return std::nullopt;
+    if (!file_at(path)) return std::nullopt;
     return read_file(path, kSmallFile);
   }
 
@@ -223,6 +256,7 @@ class DirectoryStore : public StoreBackend {
     for (const std::string& file : files_in(path_ + "/leases")) {
       if (!hash_of_hex(file)) continue;  // half-written
       const std::string path = path_ + "/leases/" + file;
+      if (!file_at(path)) continue;
       try {
         std::istringstream line(read_text_file(path, kSmallFile));
         int64_t until = 0;
@@ -241,16 +275,16 @@ class DirectoryStore : public StoreBackend {
     return states;
   }
 
-  // Temporaries of writers that were killed have names of their own.
+  // Temporaries of writers that were killed have names of their own. Nothing else goes: what else
+  // lies there is no file of the store's.
   void tidy(int64_t before) override {
-    for (const char* folder : {"/blocks", "/states", "/names", "/leases"}) {
+    for (const char* folder : kStoreFolders) {
       const bool names = folder == std::string_view("/names");
       for (const std::string& file : files_in(path_ + folder)) {
-        const std::string path = path_ + folder + "/" + file;
-        struct stat info = {};
-        const bool known = names ? is_store_name(file) : hash_of_hex(file).has_value();
-        if (!known && ::stat(path.c_str(), &info) == 0 && info.st_mtim.tv_sec < before)
-          ::unlink(path.c_str());
+        const std::string path = path_ + folder + "/" + file, of = written_for(file);
+        const auto info = file_at(path);
+        const bool ours = names ? is_store_name(of) : hash_of_hex(of).has_value();
+        if (ours && info && info->st_mtim.tv_sec < before) ::unlink(path.c_str());
       }
     }
   }
@@ -309,13 +343,14 @@ class DirectoryStore : public StoreBackend {
   bool stamp(const std::string& path) const {
     timespec times[2] = {};
     if (clock_) times[0].tv_sec = times[1].tv_sec = clock_();
-    if (::utimensat(AT_FDCWD, path.c_str(), clock_ ? times : nullptr, 0) == 0 ||
+    if (!file_at(path)) return false;
+    if (::utimensat(AT_FDCWD, path.c_str(), clock_ ? times : nullptr, AT_SYMLINK_NOFOLLOW) == 0 ||
         (clock_ && errno == EPERM && touched(path)))
       return true;
     return errno != ENOENT && ::access(path.c_str(), F_OK) == 0;
   }
   static bool touched(const std::string& path) {
-    return ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0) == 0;
+    return ::utimensat(AT_FDCWD, path.c_str(), nullptr, AT_SYMLINK_NOFOLLOW) == 0;
   }
 
   static std::vector<std::string> files_in(const std::string& folder) {
@@ -338,12 +373,12 @@ class DirectoryStore : public StoreBackend {
     std::vector<File> files;
     uint64_t total = 0;
     for (const std::string& file : files_in(path_ + "/blocks")) {
-      struct stat info = {};
       const std::string path = path_ + "/blocks/" + file;
-      if (::stat(path.c_str(), &info) != 0) continue;
-      total += static_cast<uint64_t>(info.st_size);
+      const auto info = file_at(path);
+      if (!info) continue;
+      total += static_cast<uint64_t>(info->st_size);
       if (hash_of_hex(file))
-        files.push_back({path, static_cast<uint64_t>(info.st_size), info.st_mtim.tv_sec});
+        files.push_back({path, static_cast<uint64_t>(info->st_size), info->st_mtim.tv_sec});
     }
     std::sort(files.begin(), files.end(),
               [](const File& a, const File& b) { return a.used < b.used; });
@@ -361,26 +396,6 @@ class DirectoryStore : public StoreBackend {
 };
 
 }  // namespace
-
-void create_directory_store(const std::string& path, uint64_t budget) {
-  std::error_code error;
-  const bool made = fs::create_directories(path, error);
-  if (error) throw Error(ErrorKind::io, path, "", "a directory that can be made", error.message());
-  if (made) ::chmod(path.c_str(), 0700);
-  if (fs::exists(path + "/" + kStoreFile))
-    throw Error(ErrorKind::argument, path, "store", "a directory without one", "a store");
-  struct stat info = {};
-  ::stat(path.c_str(), &info);
-  for (const char* folder : {"/blocks", "/states", "/names", "/leases"}) {
-    fs::create_directory(path + folder, error);
-    if (error) throw Error(ErrorKind::io, path + folder, "", "a new directory", error.message());
-    ::chmod((path + folder).c_str(), info.st_mode & 07777);
-  }
-  AtomicFile file(path + "/" + kStoreFile, info.st_mode & 0666);
-  const std::string text = fmt::format("{}\nbudget {}\n", kStoreHead, budget);
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
-}
 
 std::unique_ptr<StoreBackend> open_directory_store(const std::string& path, StoreClock clock) {
   return std::make_unique<DirectoryStore>(path, std::move(clock));

@@ -1,8 +1,6 @@
 // `stet chat`, `experiment` and `equivalence` as programs meet them: scripts, pipes, processes that
 // are killed.
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,6 +12,7 @@
 
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/snapshot/verify.hpp"
+#include "tests/command/pipe.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/run_command.hpp"
 
@@ -32,38 +31,6 @@ std::vector<Json> lines_of(const std::string& text) {
   for (std::string line; std::getline(in, line);) all.push_back(Json::parse(line));
   return all;
 }
-
-// A pipe with a name, to talk with a process that goes on.
-class Pipe {
- public:
-  explicit Pipe(std::string path) : path(std::move(path)) {
-    if (::mkfifo(this->path.c_str(), 0600) != 0) std::abort();
-    fd_ = ::open(this->path.c_str(), O_RDWR);
-  }
-  ~Pipe() {
-    ::close(fd_);
-    std::filesystem::remove(path);
-  }
-  Pipe(const Pipe&) = delete;
-  Pipe& operator=(const Pipe&) = delete;
-
-  void write(const std::string& text) const {
-    ASSERT_EQ(::write(fd_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
-  }
-  // The next line without its end; what came of it, where the rest does not come for a minute.
-  std::string read_line() const {
-    std::string line;
-    pollfd ready{fd_, POLLIN, 0};
-    for (char c = 0; ::poll(&ready, 1, 60000) == 1 && ::read(fd_, &c, 1) == 1 && c != '\n';)
-      line += c;
-    return line;
-  }
-
-  const std::string path;
-
- private:
-  int fd_ = -1;
-};
 
 class ChatCommand : public testing::Test {
  protected:
@@ -286,7 +253,7 @@ TEST_F(ChatCommand, OnlyTheTargetIsWrittenAtTheEnd) {
 }
 
 TEST_F(ChatCommand, BranchesThatWouldBeLostAreNamed) {
-  const Args args = {"chat", "--threads", "1", "--save", snapshot, "--script"};
+  const Args args = {"chat", "--threads", "1", "--save", snapshot, "--overwrite", "--script"};
   const auto run = [&](const std::vector<std::string>& messages) {
     Args all = args;
     all.push_back(lines(messages));
@@ -330,7 +297,7 @@ TEST_F(ChatCommand, AScriptThatFailsKeepsWhatWasSaid) {
   EXPECT_EQ(Snapshot::open(snapshot).meta().chat.messages.size(), 2u);
   // Through a pipe, the other lines are said; the exit status tells.
   const Outcome piped =
-      run_stet({"chat", "--threads", "1", "--save", snapshot}, "/nonsense\nSet k = 5.\n");
+      run_stet({"chat", "--threads", "1", "-o", snapshot}, "/nonsense\nSet k = 5.\n");
   EXPECT_EQ(piped.status, 1);
   EXPECT_EQ(piped.out, "OK, k = 5.\n");
   EXPECT_EQ(Snapshot::open(snapshot).meta().chat.messages.size(), 2u);

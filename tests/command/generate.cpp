@@ -35,7 +35,7 @@ class GenerateCommand : public testing::Test {
   std::string chat(const std::string& name, const std::string& lines, const Args& more = {}) const {
     const std::string path = scratch / name;
     const Outcome o = run_stet(
-        Args{"chat", "--script", file("script", lines), "--save", path, "-n", "40"} + one + more);
+        Args{"chat", "--script", file("script", lines), "-o", path, "-n", "40"} + one + more);
     EXPECT_EQ(o.status, 0) << o.err;
     return read_text(path);
   }

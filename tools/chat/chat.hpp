@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "stet/chat/conversation.hpp"
+#include "tools/chat/save_targets.hpp"
 #include "tools/command.hpp"
 
 namespace stet::tool {
@@ -22,6 +23,7 @@ struct ChatOptions {
   std::string system, script, resume, save, template_file;
   std::vector<std::string> variables;  // name=JSON
   bool special_in_user_text = false, autosave = false, stats = false, json = false;
+  bool overwrite = false;  // of a file that --resume has not read
 };
 
 // One reply and how it came about.
@@ -83,7 +85,8 @@ class SavedStates {
 // Named conversations that branch from one another, and the commands on them.
 class ChatShell {
  public:
-  ChatShell(Conversation first, ChatOptions& options);
+  // `targets` knows the files of --resume and --save as they were before anything was read.
+  ChatShell(Conversation first, ChatOptions& options, SaveTargets targets);
 
   // Whether a person at a terminal types.
   static bool interactive();
@@ -116,7 +119,8 @@ class ChatShell {
   std::string greeting() const;
 
   void help(const std::string& about);
-  void save(const std::string& path);
+  void save(const std::string& given);
+  void save_to(const std::string& path);
   void load(const std::string& path);
   std::vector<std::string> losses(bool may_stay) const;
   void fork(const std::string& name);
@@ -133,6 +137,7 @@ class ChatShell {
   std::map<std::string, Conversation> branches_;
   std::string name_ = "main";
   SavedStates saved_;
+  SaveTargets targets_;
   std::optional<TurnReport> last_;
   bool colour_;
   bool leaving_ = false, left_ = false;  // leave() was called since the last input; for good

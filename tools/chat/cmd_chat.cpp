@@ -54,7 +54,15 @@ void run_chat(ChatOptions& o) {
   o.sampling.validate();
   o.restore.take(o.model);
   o.model.of_snapshot = !o.resume.empty();
-  if (!o.save.empty()) check_writable(o.save);
+  SaveTargets targets;
+  if (!o.resume.empty()) targets.know(o.resume);
+  if (o.overwrite && !o.save.empty()) targets.know(o.save);
+  if (!o.save.empty()) {
+    targets.check(
+        o.save, "--save",
+        fmt::format("--resume {0} goes on with it, --overwrite replaces it", printable(o.save)));
+    check_writable(o.save);
+  }
   std::string greeting;
   Conversation first =
       o.resume.empty() ? open_chat(o, &greeting) : resume_chat(o, o.resume, nullptr, &greeting);
@@ -62,7 +70,7 @@ void run_chat(ChatOptions& o) {
   if (!o.system.empty()) first.set_system(o.system);
   o.sampling.tell_idle(first.session().generation());
   o.sampling.tell_seed(first.session().generation());
-  ChatShell shell(std::move(first), o);
+  ChatShell shell(std::move(first), o, std::move(targets));
   bool good = true;
   {
     const bool typed = o.script.empty() && ChatShell::interactive();
@@ -136,11 +144,22 @@ void add_chat(Command& app) {
                   "go on from a snapshot (which is not written to: that is --save)")
       ->type_name("FILE")
       ->group("Conversation");
-  sub->add_save_output(o->save, "write the state to this file at the end, and to no other")
+  Option* save =
+      sub->add_option("--save", o->save,
+                      "write the state to this file at the end, and to no other: a new one, or "
+                      "that of --resume")
+          ->type_name("FILE")
+          ->check(named())
+          ->group("Conversation");
+  sub->add_flag("--overwrite", o->overwrite, "with --save: replace whatever is in that file")
       ->group("Conversation");
+  Option* output = sub->add_option("-o,--output", o->save, "--save and --overwrite")
+                       ->type_name("FILE")
+                       ->check(named())
+                       ->group("Conversation");
+  output->excludes(save);
   sub->add_flag("--autosave", o->autosave, "with --save: write it after every reply, too")
-      ->group("Conversation")
-      ->needs("--save");
+      ->group("Conversation");
   sub->add_option("--chat-template", o->template_file,
                   "a Jinja template in place of the checkpoint's")
       ->type_name("FILE")
@@ -162,8 +181,14 @@ void add_chat(Command& app) {
   o->save_as.add_to(*sub);
   o->restore.add_to(*sub);
   o->model.add_to(*sub);
-  sub->callback([o] {
+  sub->callback([o, output] {
     if (o->json && o->script.empty()) required_error("--json: --script");
+    for (const auto& [name, given] :
+         {std::pair{"--autosave", o->autosave}, {"--overwrite", o->overwrite}}) {
+      if (given && o->save.empty())
+        throw UsageError(fmt::format("{} requires --save", name));
+    }
+    o->overwrite = o->overwrite || output->count() > 0;
     variables_json(o->variables);  // refused before anything is loaded
     run_chat(*o);
   });

@@ -54,12 +54,36 @@ size_t SavedStates::missing(const Conversation& conversation, const std::string&
       }));
 }
 
+// "FILE", or "--overwrite FILE".
 void ChatShell::save(const std::string& given) {
-  const std::string path = given.empty() ? options_.save : given;
+  constexpr std::string_view kOverwrite = "--overwrite ";
+  const bool overwrite = given.starts_with(kOverwrite);
+  const std::string path = given.empty() ? options_.save
+                           : overwrite   ? given.substr(kOverwrite.size())
+                                         : given;
   if (path.empty())
     throw Error(ErrorKind::argument, "", "/save", "a file (there is no --save)", "nothing");
+  if (overwrite)
+    targets_.know(path);
+  else if (canonical(path) != canonical(options_.save))
+    targets_.check(path, "/save", fmt::format("/save --overwrite {} replaces it", printable(path)));
+  save_to(path);
+}
+
+void ChatShell::save_to(const std::string& wanted) {
   const double start = seconds();
-  const StateDigests d = options_.save_as.save(current().session(), current().tokenizer(), path);
+  const std::string& mode_text = options_.save_as.mode;
+  const unsigned long mode = mode_text.empty() ? 0600 : std::stoul(mode_text, nullptr, 8);
+  StateDigests d;
+  const std::string path =
+      targets_.save(wanted, static_cast<unsigned>(mode), [&](const std::string& to) {
+        d = options_.save_as.save(current().session(), current().tokenizer(), to);
+      });
+  if (path != wanted) {
+    complain(fmt::format("{} was changed by somebody else meanwhile: saved to {} instead",
+                         printable(wanted), printable(path)));
+    if (wanted == options_.save) options_.save = path;
+  }
   saved_.add(path, current());
   if (options_.json) return;
   note(fmt::format("saved {} tokens to {} in {:.1f} ms, state {}", current().session().size(),
@@ -68,6 +92,8 @@ void ChatShell::save(const std::string& given) {
 
 void ChatShell::load(const std::string& path) {
   if (path.empty()) throw Error(ErrorKind::argument, "", "/load", "a file", "nothing");
+  SaveTargets known = targets_;
+  known.know(path);  // as it is before it is read
   std::string greeting;
   Conversation loaded = resume_chat(options_, path, current().session().shared_model(), &greeting);
   if (const size_t missing = saved_.missing(current()); missing > 0) {
@@ -79,6 +105,7 @@ void ChatShell::load(const std::string& path) {
     branches_.emplace(name, std::move(current()));
   }
   current() = std::move(loaded);
+  targets_ = std::move(known);
   saved_.add(path, current());
   note(greeting);
 }
@@ -113,7 +140,7 @@ bool ChatShell::leave(bool may_stay) {
     note("(/quit or Ctrl-D again leaves without keeping them)");
     return false;
   }
-  if (!options_.save.empty() && current().session().size() > 0) save(options_.save);
+  if (!options_.save.empty() && current().session().size() > 0) save_to(options_.save);
   return left_ = true;
 }
 

@@ -105,7 +105,8 @@ const std::vector<ChatShell::Command>& ChatShell::commands() {
       {"/switch", "NAME", "go to a branch",
        [](ChatShell& s, const std::string& r) { s.switch_to(r); }},
       {"/branches", "", "list them", [](ChatShell& s, const std::string&) { s.list_branches(); }},
-      {"/save", "[FILE]", "a copy of this branch as it is (no FILE: the one of --save)",
+      {"/save", "[[--overwrite] FILE]",
+       "a copy of this branch as it is (no FILE: the one of --save)",
        [](ChatShell& s, const std::string& r) { s.save(r); }},
       {"/load", "FILE", "go on from a saved state in this branch",
        [](ChatShell& s, const std::string& r) { s.load(r); }},
@@ -129,7 +130,8 @@ const std::vector<ChatShell::Command>& ChatShell::commands() {
   return all;
 }
 
-ChatShell::ChatShell(Conversation first, ChatOptions& options) : options_(options) {
+ChatShell::ChatShell(Conversation first, ChatOptions& options, SaveTargets targets)
+    : options_(options), targets_(std::move(targets)) {
   branches_.emplace(name_, std::move(first));
   if (!options.resume.empty()) saved_.add(options.resume, current());
   colour_ = colours_on(STDOUT_FILENO);
@@ -309,7 +311,7 @@ void ChatShell::tell_end() {
              : fmt::format("(the limit of {} tokens is reached; /continue goes on)",
                            options_.generate.max_tokens));
   }
-  if (options_.autosave) save(options_.save);
+  if (options_.autosave) save_to(options_.save);
 }
 
 void ChatShell::edit(const std::string& rest) {

@@ -24,8 +24,8 @@ struct ServeCommand {
   std::vector<std::string> hosts, origins, aliases;
   serve::StatesOptions states;
   serve::EngineOptions engine;
-  double deadline = 0, stop_seconds = 20;
-  int64_t memory_mb = 2048;
+  double deadline = 0;
+  int64_t memory_mb = 2048, stop_seconds = 20, max_states = 0, in_memory = 10000;
 };
 
 void check(const ServeCommand& o) {
@@ -44,8 +44,9 @@ void check(const ServeCommand& o) {
 }
 
 // A signal ends new work; what is running may go on for a while, and is cut then: what was drawn
-// until then is kept. Throws what ends the server otherwise.
-void serve_until_signal(serve::HttpServer& server, serve::Engine& engine, double patience) {
+// until then is kept. Sets `told` to when the signal came. Throws what ends the server otherwise.
+void serve_until_signal(serve::HttpServer& server, serve::Engine& engine, double patience,
+                        double& told) {
   std::atomic<bool> over{false};
   const auto wait = [&](double seconds_, auto&& until) {
     const double end = seconds() + seconds_;
@@ -54,6 +55,7 @@ void serve_until_signal(serve::HttpServer& server, serve::Engine& engine, double
   };
   std::thread watch([&] {
     wait(-1, [] { return Interrupts::signal() != 0; });
+    if (!over) told = seconds();
     engine.close();
     server.drain();
     wait(patience, [] { return false; });
@@ -84,6 +86,9 @@ void run(ServeCommand& o) {
     };
   }
   o.states.memory = static_cast<uint64_t>(o.memory_mb) << 20;
+  if (o.max_states > 0) o.states.max_states = static_cast<size_t>(o.max_states);
+  o.states.in_memory = static_cast<size_t>(o.in_memory);
+  o.states.lock_seconds = static_cast<double>(o.stop_seconds) + 5;
   serve::Service service(model, tokenizer, o.model.session_options(), o.states, o.engine,
                          o.deadline);
   for (const std::string& alias : o.aliases) {
@@ -103,8 +108,17 @@ void run(ServeCommand& o) {
   out(fmt::format("{}, {}: http://{}:{}/\n", service.name,
                   contract_name(*service.model, service.session.compute.contract), o.host, port));
   flush_output();
-  serve_until_signal(server, service.engine, o.stop_seconds / 2);
-  service.states.save_all();
+  const auto stop_seconds = static_cast<double>(o.stop_seconds);
+  double told = 0;
+  std::exception_ptr error;
+  try {
+    serve_until_signal(server, service.engine, stop_seconds / 2, told);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const size_t lost = service.states.save_all((told > 0 ? told : seconds()) + stop_seconds);
+  if (error != nullptr) std::rethrow_exception(error);
+  if (lost > 0) throw ExitStatus{1};
 }
 
 }  // namespace
@@ -152,6 +166,23 @@ void add_serve(Command& app) {
                   "where states are kept (default: in memory alone)")
       ->type_name("DIR")
       ->group("Server");
+  sub->add_option("--max-states", o->max_states,
+                  "states of a client; those used longest ago are forgotten (default: 10000, with "
+                  "--state-dir any number)")
+      ->type_name("N")
+      ->check(integer(1, uint64_t{1} << 40))
+      ->group("Server");
+  sub->add_option("--states-in-memory", o->in_memory,
+                  "states of a client whose tokens are in memory; with --state-dir the others are "
+                  "in files alone (default: 10000)")
+      ->type_name("N")
+      ->check(integer(1, uint64_t{1} << 40))
+      ->group("Server");
+  number("--ttl", o->states.ttl,
+         "seconds since its last use after which a state is forgotten (default: 0, never)",
+         uint64_t{1} << 40);
+  number("--stop-seconds", o->stop_seconds,
+         "seconds in which keys and values are written after a signal (default: 20)", 86400);
   sub->add_flag("--durable", o->states.durable, "write a state before a reply names it")
       ->group("Server");
   sub->add_flag("--share-prefixes", o->states.share_prefixes,

@@ -134,7 +134,7 @@ Response state_attention(Service& service, const Request& request, const Parts& 
   const int64_t layer = query_integer(request, "layer", 0, 0, c.layers - 1),
                 head = query_integer(request, "head", 0, 0, c.heads - 1),
                 last = query_integer(request, "last", 64, 1, kMaxPositions);
-  const auto positions = static_cast<int64_t>(node->tokens.size());
+  const int64_t positions = node->positions;
   check_cells("?last", std::min(last, positions), positions);
   return answer_at_once(service, request, [&](const Caller& caller) {
     Watched w = last_tokens(service.open(caller, node), last);
@@ -159,7 +159,7 @@ Response state_lens(Service& service, const Request& request, const Parts& parts
   const NodePtr node = node_of(service, request, parts);
   const ModelConfig& c = service.model->config();
   const int64_t last = query_integer(request, "last", 16, 1, kMaxPositions);
-  check_cells("?last", std::min(last, static_cast<int64_t>(node->tokens.size())),
+  check_cells("?last", std::min(last, node->positions),
               c.layers * c.hidden_size);
   return answer_at_once(service, request, [&](const Caller& caller) {
     Watched w = last_tokens(service.open(caller, node), last);
@@ -343,12 +343,12 @@ Response patch_states(Service& service, const Request& request, const Parts& par
   const NodePtr from = node_of(service, request, parts),
                 into = service.states.find(request.client, parts[1], "/other");
   const int64_t last = query_integer(request, "last", 32, 1, 64);
-  if (!from->plain || !into->plain || from->tokens.empty())
+  if (!from->plain || !into->plain || from->positions == 0)
     throw RequestError(400, "not_plain", "expected states that their tokens alone give");
-  if (from->tokens.size() != into->tokens.size())
+  if (from->positions != into->positions)
     throw RequestError(400, "different_lengths",
                        fmt::format("expected a state of {} tokens, as the first, found {}",
-                                   from->tokens.size(), into->tokens.size()),
+                                   from->positions, into->positions),
                        "/other");
   return answer_at_once(service, request, [&](const Caller& caller) {
     return patched(service, caller, from, into, last);

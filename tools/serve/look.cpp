@@ -186,9 +186,7 @@ Response state_kv(Service& service, const Request& request, const Parts& parts) 
              at % kBlockPositions, row);
     values.push_back(row);
   }
-  NodePtr parent;
-  for (const NodePtr& other : service.states.list(request.client))
-    if (other->id == node->parent) parent = other;
+  const NodePtr parent = service.states.parent_of(node);
   const std::optional<Session> before =
       parent ? std::optional(service.open(service.caller(request), parent)) : std::nullopt;
   for (int64_t b = 0; b < kv.blocks(); ++b)

@@ -20,7 +20,7 @@ NodePtr find_response(Service& service, const Request& request, const std::strin
   try {
     return service.states.find(request.client, "st_" + id.substr(sizeof kPrefix - 1), pointer);
   } catch (const RequestError& e) {
-    if (e.status != 404) throw;
+    if (e.status != 404 || e.code == "state_expired") throw;
     throw unknown("a response of this client");
   }
 }
@@ -122,8 +122,9 @@ Json kept_json(Service& service, const NodePtr& node, const std::string& model,
   Json j = response_json(service, id, model, node->open ? "incomplete" : "completed", node->created,
                          Json::array({output_item(id.substr(5), text, true)}));
   j["output_text"] = text;
+  const Json parent = service.states.json(node)["parent"];
   j["previous_response_id"] =
-      node->parent.empty() ? Json(nullptr) : Json(kPrefix + node->parent.substr(3));
+      parent.is_null() ? Json(nullptr) : Json(kPrefix + parent.get<std::string>().substr(3));
   j["state_id"] = node->id;
   j["state_digest"] = sha256_text(node->digests.id);
   if (usage == nullptr) return j;
@@ -158,7 +159,7 @@ Json finish(Service& service, const ResponseAsked& a, const Prompted& p, const R
   Json j = kept_json(service, r.node, a.model, r.reply.text, &p.usage, r.reply.ids.size());
   j["seed"] = a.draw.told_seed();
   j["store"] = a.store;
-  if (!a.store) service.states.remove(r.node);
+  if (!a.store) service.states.release(r.node);
   return j;
 }
 

@@ -22,7 +22,7 @@ std::string SharedStates::secret() const {
 }
 
 Store& SharedStates::store_of(const std::string& client) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::unique_ptr<Store>& store = stores_[together_ ? "" : client];
   if (store == nullptr)
     store = std::make_unique<Store>(backend_, together_ ? key_ : key_.for_tenant(client), options_);
@@ -103,7 +103,7 @@ std::optional<Session> SharedStates::prefix(const std::string& client,
 }
 
 StoreTraffic SharedStates::traffic() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   StoreTraffic all;
   for (const auto& [client, store] : stores_) {
     const StoreTraffic t = store->traffic();

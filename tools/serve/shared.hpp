@@ -5,13 +5,13 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 
 #include "stet/store/session.hpp"
 #include "tools/serve/http.hpp"
+#include "tools/serve/mutex.hpp"
 
 namespace stet::serve {
 
@@ -74,8 +74,8 @@ class SharedStates {
   const StoreKey key_;
   const bool together_;
   const StoreOptions options_;
-  mutable std::mutex mutex_;
-  std::map<std::string, std::unique_ptr<Store>> stores_;  // of each client
+  mutable Mutex mutex_;
+  std::map<std::string, std::unique_ptr<Store>> stores_ STET_GUARDED_BY(mutex_);  // of each client
   std::atomic<double> not_before_{0};
   std::atomic<uint64_t> failures_{0}, fetched_{0}, computed_{0};
 };

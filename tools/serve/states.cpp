@@ -24,6 +24,12 @@ std::string excerpt_of(const std::string& text) {
   return text.substr(0, end) + "…";
 }
 
+// Returns a state without its keys, values and logits: they are computed from the rest.
+State recipe_of(const State& state) {
+  return {state.origin, state.tokens,        {},        nullptr, state.generation, state.prunes,
+          state.edits,  state.interventions, state.chat};
+}
+
 }  // namespace
 
 const char* origin_name(Origin origin) {
@@ -45,13 +51,14 @@ States::States(std::shared_ptr<const Model> model, std::shared_ptr<const Tokeniz
     : model_(std::move(model)),
       tokenizer_(std::move(tokenizer)),
       session_(session),
-      options_(options) {
-  if (options_.shared != nullptr)
-    secret_ = options_.shared->secret();
-  else if (options_.directory.empty())
-    secret_ = random_secret();
-  else
-    open_directory();
+      options_(options),
+      directory_(options.directory.empty()
+                     ? nullptr
+                     : std::make_unique<StateDirectory>(options.directory, options.lock_seconds)),
+      secret_(options.shared != nullptr ? options.shared->secret()
+              : directory_ != nullptr   ? directory_->secret()
+                                        : random_secret()) {
+  if (in_files()) load();
 }
 
 std::string States::handle(const std::string& prefix, const std::string& client,
@@ -81,18 +88,17 @@ std::string States::id_of(const std::string& client, const Sha256& digest, const
   return handle("st_", client, content);
 }
 
-// What can be told of it without its keys and values.
-void Node::describe(const State& state) {
-  const std::vector<Turn>& turns = state.generation.turns;
-  tokens = state.tokens;
-  if (shifted_out(state.prunes) > 0) unshifted = state.transcript();
-  plain = state.prunes.empty() && state.edits.empty() && state.interventions.empty();
-  messages = static_cast<int64_t>(state.chat.messages.size());
-  transcript = state.transcript_size();
-  role = messages == 0 ? "" : state.chat.messages.back().role;
-  const auto asked = std::find_if(state.chat.messages.rbegin(), state.chat.messages.rend(),
+void Node::describe(const State& recipe) {
+  const std::vector<Turn>& turns = recipe.generation.turns;
+  plain = recipe.prunes.empty() && recipe.edits.empty() && recipe.interventions.empty();
+  given = !replay_limit(recipe);
+  positions = recipe.size();
+  messages = static_cast<int64_t>(recipe.chat.messages.size());
+  transcript = recipe.transcript_size();
+  role = messages == 0 ? "" : recipe.chat.messages.back().role;
+  const auto asked = std::find_if(recipe.chat.messages.rbegin(), recipe.chat.messages.rend(),
                                   [](const Message& m) { return m.role == "user"; });
-  question = asked == state.chat.messages.rend() ? "" : excerpt_of(asked->content);
+  question = asked == recipe.chat.messages.rend() ? "" : excerpt_of(asked->content);
   open = !turns.empty() && turns.back().open && turns.back().end > turns.back().reply;
 }
 
@@ -101,23 +107,28 @@ NodePtr States::node_of(const std::string& client, const std::string& parent, Js
   auto node = std::make_shared<Node>();
   node->digests = digests_of(session);
   const State& state = session.state();
+  auto recipe = std::make_shared<const State>(recipe_of(state));
   node->client = client;
-  node->parent = parent;
   node->operation = std::move(operation);
   node->created = static_cast<int64_t>(std::time(nullptr));
-  node->describe(state);
-  node->origin = origin;
+  node->describe(*recipe);
   if (!state.chat.messages.empty()) {
     node->excerpt = excerpt_of(state.chat.messages.back().content);
   } else if (tokenizer_ != nullptr) {
     const size_t n = std::min<size_t>(state.tokens.size(), 32);
     node->excerpt = excerpt_of(tokenizer_->decode(std::span(state.tokens).last(n), true));
   }
+  node->kv_type = state.kv.shape().type;
   node->bytes = static_cast<uint64_t>(state.kv.blocks()) * state.kv.shape().block_bytes();
+  const MutexLock lock(mutex_);
+  Node::Changing& c = at(*node);
+  c.parent = parent;
+  c.origin = origin;
+  c.recipe = std::move(recipe);
   return node;
 }
 
-// Gives a node its id. The node that has it already, unless the state is to be there twice.
+// Gives a node its id. Returns the node that has it already, unless the state is to be there twice.
 NodePtr States::place(Node& node, bool another) {
   for (int n = 0;; ++n) {
     node.id = id_of(node.client, node.digests.id, node.operation, n);
@@ -127,20 +138,16 @@ NodePtr States::place(Node& node, bool another) {
   }
 }
 
-void States::check_count(const std::string& client) const {
-  size_t count = 0;
-  for (const NodePtr& other : order_) count += other->client == client ? 1 : 0;
-  if (count >= options_.per_client)
-    throw RequestError(
-        429, "too_many_states",
-        fmt::format("expected at most {} states, found as many: delete some", options_.per_client));
+NodePtr States::living(const std::string& id) const {
+  const auto found = nodes_.find(id);
+  return found == nodes_.end() || at(*found->second).removed ? nullptr : found->second;
 }
 
 uint64_t States::shared_with(const std::string& parent, const KvCache& kv) const {
-  const auto from = nodes_.find(parent);
-  if (from == nodes_.end() || !from->second->session) return 0;
-  std::set<const KvBlock*> theirs;
-  const KvCache& other = from->second->session->kv();
+  const NodePtr from = living(parent);
+  if (from == nullptr || !at(*from).session) return 0;
+  std::unordered_set<const KvBlock*> theirs;
+  const KvCache& other = at(*from).session->kv();
   for (int64_t b = 0; b < other.blocks(); ++b) theirs.insert(&other.block_info(b));
   uint64_t shared = 0;
   for (int64_t b = 0; b < kv.blocks(); ++b)
@@ -148,160 +155,146 @@ uint64_t States::shared_with(const std::string& parent, const KvCache& kv) const
   return shared;
 }
 
-NodePtr States::add(const std::string& client, const std::string& parent, Json operation,
-                    Session session, Origin origin, bool another, bool share) {
-  const NodePtr node = node_of(client, parent, std::move(operation), session, origin);
-  std::unique_lock io(node->io);
+void States::touch(Node& node) {
+  at(node).used = ++clock_;
+  at(node).used_at = static_cast<int64_t>(std::time(nullptr));
+}
+
+// A parent that was removed while this state was made stands for its own parent.
+void States::insert(const NodePtr& node) {
+  Node::Changing& c = at(*node);
+  for (auto gone = parents_.find(c.parent); gone != parents_.end() && living(c.parent) == nullptr;
+       gone = parents_.find(c.parent))
+    c.parent = gone->second;
+  c.serial = ++serial_;
+  touch(*node);
+  nodes_[node->id] = node;
+  children_[c.parent].insert(node.get());
+  Client& client = clients_[node->client];
+  client.states.insert(node.get());
+  client.in_memory += c.recipe != nullptr ? 1 : 0;
+  parents_.erase(node->id);
+  expired_.erase(node->id);
+  expired_before_.erase(node->id);
+}
+
+void States::admit(const NodePtr& node, const Session& session, std::vector<Leaving>& leaving) {
+  check_count(node->client);
+  insert(node);
+  node->shared_bytes = shared_with(at(*node).parent, session.kv());
+  put_in(*node, session.fork());
+  leaving = make_room(node.get());
+  let_tokens_go(node->client, node.get(), leaving);
+}
+
+// Puts a new node into the tree; to be called with its `io`. Returns the node that is there
+// already, if any. A state that is made again takes over the files of the one that was removed.
+NodePtr States::enter(const NodePtr& node, const Session& session, bool another,
+                      std::vector<Leaving>& leaving) {
   for (;;) {
-    std::unique_lock lock(mutex_);
-    if (const NodePtr there = place(*node, another)) {
-      there->used = ++clock_;
-      if (origin == Origin::computed && there->origin == Origin::uploaded)
-        there->origin = Origin::verified;
-      lock.unlock();
-      const std::lock_guard saved(there->io);  // whoever made it may still be writing it
-      lock.lock();
-      if (there->removed) continue;
-      return there;
+    NodePtr there;
+    {
+      const MutexLock lock(mutex_);
+      there = place(*node, another);
+      if (there == nullptr) {
+        admit(node, session, leaving);
+        return nullptr;
+      }
+      touch(*there);
+      ++at(*there).claims;
     }
-    check_count(client);
-    node->shared_bytes = shared_with(parent, session.kv());
-    node->used = ++clock_;
-    node->session.emplace(session.fork());
-    hold(node->session->kv());
-    nodes_[node->id] = node;
-    order_.push_back(node);
-    std::vector<Leaving> leaving = make_room(node.get());
-    lock.unlock();
-    write_out(std::move(leaving));
-    break;
+    // Whoever made it may still be writing its files, or removing them.
+    const std::lock_guard io(there->io_);
+    const MutexLock lock(mutex_);
+    if (!at(*there).removed) return there;
+    const auto found = nodes_.find(there->id);
+    if (found == nodes_.end() || found->second != there) continue;
+    at(*node).kept = at(*there).kept;
+    nodes_.erase(found);
+    admit(node, session, leaving);
+    return nullptr;
   }
-  if (options_.shared != nullptr && share && !another && origin == Origin::computed)
-    options_.shared->put(client, node->id, session, tokenizer_.get(), {parent, node->operation});
-  if (!options_.durable) return node;
+}
+
+NodePtr States::add(const std::string& client, const std::string& parent, Json operation,
+                    Session session, Origin origin, bool another, bool shared) {
+  expire();
+  const NodePtr node = node_of(client, parent, std::move(operation), session, origin);
+  std::unique_lock io(node->io_);
+  std::vector<Leaving> leaving;
+  if (const NodePtr there = enter(node, session, another, leaving)) {
+    if (origin == Origin::computed && this->origin(there) == Origin::uploaded) verified(there);
+    return there;
+  }
+  std::exception_ptr error;
   try {
-    save(*node, std::move(session), node->plain ? SnapshotForm::recipe : SnapshotForm::delta);
-  } catch (...) {
-    withdraw(*node);
-    throw;
+    if (shared && !another && origin == Origin::computed) share(node, parent, session);
+    keep(*node, session);
+  } catch (const std::exception& e) {
+    tool::say("{}: not saved: {}\n", node->id, printable(e.what(), 3000));
+    error = std::current_exception();
   }
+  io.unlock();
+  write_out(std::move(leaving));
+  if (error != nullptr) {
+    take_away(node, false);
+    std::rethrow_exception(error);
+  }
+  std::vector<NodePtr> forgotten;
+  {
+    const MutexLock lock(mutex_);
+    forgotten = surplus(client, node.get());
+  }
+  forget(forgotten);
   return node;
 }
 
-NodePtr States::find_here(const std::string& client, const std::string& id) {
-  const std::lock_guard lock(mutex_);
-  const auto found = nodes_.find(id);
-  if (found == nodes_.end() || found->second->client != client) return nullptr;
-  found->second->used = ++clock_;
-  return found->second;
-}
-
-// What another server has made for this client: a handle proves that it is.
-NodePtr States::find_shared(const std::string& client, const std::string& id) {
-  if (options_.shared == nullptr || !id.starts_with("st_")) return nullptr;
-  RestoreOptions how;
-  how.session = session_;
-  how.tokenizer = tokenizer_.get();
-  std::optional<SharedState> found = options_.shared->get(client, id, model_, how);
-  if (!found || id_of(client, digests_of(found->session).id, found->note.operation, 0) != id)
-    return nullptr;
-  Usage fetched;
-  fetched.recomputed = found->restored.restored.recomputed;
-  count(fetched);
-  return add(client, found->note.parent, std::move(found->note.operation),
-             std::move(found->session), Origin::computed, false, false);
-}
-
-NodePtr States::find(const std::string& client, const std::string& id, const std::string& pointer) {
-  if (NodePtr node = find_here(client, id)) return node;
-  if (NodePtr node = find_shared(client, id)) return node;
-  throw RequestError(404, "no_such_state",
-                     pointer + ": expected a state of this client, found " + printable(id, 60),
-                     pointer);
-}
-
-std::vector<NodePtr> States::list(const std::string& client) const {
-  const std::lock_guard lock(mutex_);
-  std::vector<NodePtr> all;
-  for (const NodePtr& node : order_) {
-    if (node->client == client) all.push_back(node);
-  }
-  return all;
-}
-
-// Out of the tree; its files stay.
-void States::withdraw(Node& node) {
-  const std::lock_guard lock(mutex_);
-  if (node.removed) return;
-  node.removed = true;
-  if (node.session) release(node.session->kv());
-  node.session.reset();
-  nodes_.erase(node.id);
-  std::erase_if(order_, [&](const NodePtr& other) { return other.get() == &node; });
-}
-
-void States::remove(const NodePtr& node) {
-  const std::lock_guard io(node->io);
-  if (node->removed) return;
-  withdraw(*node);
-  if (options_.shared != nullptr) options_.shared->remove(node->client, node->id);
-  if (node->saved) forget_files(*node);
-}
-
-void States::change(const NodePtr& node, std::optional<std::optional<std::string>> name,
-                    std::optional<bool> pinned) {
-  const std::lock_guard io(node->io);
-  {
-    const std::lock_guard lock(mutex_);
-    if (name) node->name = *name;
-    if (pinned) node->pinned = *pinned;
-  }
-  if (node->saved && !node->removed) write_meta(*node);
-}
-
-void States::verified(const NodePtr& node) {
-  const std::lock_guard io(node->io);
-  {
-    const std::lock_guard lock(mutex_);
-    node->origin = Origin::verified;
-  }
-  if (node->saved && !node->removed) write_meta(*node);
+void States::share(const NodePtr& node, const std::string& parent, Session& session) {
+  if (options_.shared != nullptr)
+    options_.shared->put(node->client, node->id, session, tokenizer_.get(),
+                         {parent, node->operation});
 }
 
 Json States::json(const NodePtr& node) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const Node& n = *node;
-  return {{"id", n.id},
-          {"object", "state"},
-          {"digest", sha256_text(n.digests.id)},
-          {"parent", n.parent.empty() ? Json(nullptr) : Json(n.parent)},
-          {"operation", n.operation},
-          {"created", n.created},
-          {"name", n.name ? Json(*n.name) : Json(nullptr)},
-          {"pinned", n.pinned},
-          {"origin", origin_name(n.origin)},
-          {"tokens", n.transcript},
-          {"positions", n.tokens.size()},
-          {"bytes", n.bytes},
-          {"shared_bytes", n.shared_bytes},
-          {"resident", n.session.has_value()},
-          {"open", n.open},
-          {"excerpt", n.excerpt},
-          {"question", n.question.empty() ? Json(nullptr) : Json(n.question)},
-          {"role", n.role.empty() ? Json(nullptr) : Json(n.role)},
-          {"messages", n.messages}};
+  const Node::Changing& c = at(n);
+  // Another server may have a parent that this one does not know.
+  const bool known = living(c.parent) != nullptr || options_.shared != nullptr;
+  Json j = {{"id", n.id},
+            {"object", "state"},
+            {"digest", n.digests.id == Sha256() ? Json(nullptr) : Json(sha256_text(n.digests.id))},
+            {"parent", c.parent.empty() || !known ? Json(nullptr) : Json(c.parent)},
+            {"operation", n.operation},
+            {"created", n.created},
+            {"name", c.name ? Json(*c.name) : Json(nullptr)},
+            {"pinned", c.pinned},
+            {"origin", origin_name(c.origin)},
+            {"tokens", n.transcript},
+            {"positions", n.positions},
+            {"bytes", n.bytes},
+            {"shared_bytes", n.shared_bytes},
+            {"resident", c.session.has_value()},
+            {"open", n.open},
+            {"excerpt", n.excerpt},
+            {"role", n.role.empty() ? Json(nullptr) : Json(n.role)},
+            {"messages", n.messages}};
+  if (!c.lost.empty()) j["lost"] = true;
+  return j;
 }
 
 void States::count(const Usage& usage) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   totals_.reused += usage.reused;
   totals_.recomputed += usage.recomputed;
   totals_.fresh += usage.fresh;
 }
 
 Json States::totals() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   int64_t mapped = 0;
+  size_t states = 0;
+  for (const auto& [name, client] : clients_) states += client.states.size();
   for (const auto& [block, count] : blocks_) mapped += block->saved() != nullptr ? 1 : 0;
   Json shared = nullptr;
   if (options_.shared != nullptr) {
@@ -324,7 +317,7 @@ Json States::totals() const {
               {"failures", options_.shared->failures()}};
   }
   return {
-      {"states", order_.size()},  {"store", shared},
+      {"states", states},         {"store", shared},
       {"reused", totals_.reused}, {"recomputed", totals_.recomputed},
       {"new", totals_.fresh},     {"evictions", evictions_},
       {"restores", restores_},    {"blocks_memory", static_cast<int64_t>(blocks_.size()) - mapped},

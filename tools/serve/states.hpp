@@ -12,20 +12,22 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "stet/session/session.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/text/tokenizer.hpp"
 #include "tools/serve/http.hpp"
+#include "tools/serve/mutex.hpp"
 #include "tools/serve/shared.hpp"
+#include "tools/serve/state_directory.hpp"
 
 namespace stet::serve {
 
-std::string random_secret();  // 32 bytes
-std::string random_name();    // 32 hex digits
+std::string random_name();  // 32 hex digits
 
-// How many tokens two begin with alike.
+// Returns the number of tokens that two sequences begin with alike.
 inline size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   size_t n = 0;
   while (n < a.size() && n < b.size() && a[n] == b[n]) ++n;
@@ -33,53 +35,79 @@ inline size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t>
 }
 
 struct StatesOptions {
-  uint64_t memory = uint64_t{2} << 30;   // bytes of KV blocks that idle states may hold together
-  size_t per_client = 10000;             // states
-  std::string directory;                 // where they are kept; "": nowhere
+  uint64_t memory = uint64_t{2} << 30;  // bytes of KV blocks that idle states may hold together
+  // States of a client whose tokens are in memory. With a directory, the others are in files alone.
+  size_t in_memory = 10000;
+  // States of a client, in memory and in files: those used longest ago are forgotten. Nothing: as
+  // many as are in memory, or (with a directory) any number.
+  std::optional<size_t> max_states;
+  int64_t ttl = 0;        // seconds since its last use after which a state is forgotten; 0: never
+  std::string directory;  // where they are kept; "": nowhere
+  double lock_seconds = 25;              // in which another server has to let go of it
   bool durable = false;                  // before anybody is told of them
   bool share_prefixes = false;           // between clients
   std::shared_ptr<SharedStates> shared;  // with other servers; null: with none
 };
 
-// Where a state comes from. An uploaded one serves nothing but itself until it was computed again.
+// The way in which a state came. An uploaded one serves nothing but itself until the server has
+// computed it again.
 enum class Origin : uint8_t { computed, uploaded, verified };
 const char* origin_name(Origin origin);
 
-// One state of one client. What never changes is read without a lock; the rest is States' to guard.
-// Whoever computes, reads or writes this state holds `io` for as long; the lock of States is held
-// for moments only, and taken after it.
-struct Node {
-  void describe(const State& state);
-  // All its tokens, those that a prune has shifted out among them.
-  std::span<const int32_t> transcript_ids() const { return unshifted.empty() ? tokens : unshifted; }
+// A state of a client. Its public members never change once States has it; States guards the
+// others.
+class Node {
+ public:
+  // Sets the members that follow from tokens and settings.
+  void describe(const State& recipe);
 
-  std::string id, client, parent;
+  std::string id, client;
   Json operation;
   int64_t created = 0;
   StateDigests digests;
-  std::vector<int32_t> tokens;
-  std::vector<int32_t> unshifted;  // its transcript, where a prune has shifted tokens out
-  bool plain = false;              // its tokens alone gave it: no prunes, no edits
-  int64_t messages = 0, transcript = 0;
+  bool plain = false;  // its tokens alone gave it: no prunes, no edits
+  bool given = false;  // computed again from its tokens and settings it has the same bits
+  KvType kv_type = KvType::f32;
+  int64_t positions = 0, messages = 0, transcript = 0;
   bool open = false;
   uint64_t bytes = 0, shared_bytes = 0;
   std::string excerpt, role;
   std::string question;  // the beginning of the last message of the user
 
-  std::optional<std::string> name;
-  bool pinned = false, removed = false;
-  Origin origin = Origin::computed;
-  std::optional<Session> session;     // while it is in memory
-  std::optional<State> recipe;        // while it is neither there nor in a file
-  std::optional<SnapshotForm> saved;  // the form of its file, where it has one
-  std::string base;                   // the state whose file a delta needs
-  int depth = 0;                      // how many files that are, one behind the other
-  uint64_t used = 0;
-  std::mutex io;
+ private:
+  friend class States;
+
+  // The files that there are of it (StateDirectory).
+  struct Kept {
+    bool described = false, recipe = false, gone = false;
+    bool strange = false;                // a .stet that the server did not write is in the way
+    std::optional<SnapshotForm> blocks;  // the form of the .stet
+    std::string base;                    // the state whose .stet a delta needs
+    int depth = 0;                       // how many files that are, one behind the other
+  };
+  // Guarded by the mutex of States. States::at(), which requires it, is the only way here.
+  struct Changing {
+    std::string parent;
+    std::optional<std::string> name;
+    bool pinned = false;
+    bool removed = false;  // out of the tree; here as long as files of it are
+    Origin origin = Origin::computed;
+    int64_t claims = 1;              // calls of add() that returned it, less those of release()
+    std::optional<Session> session;  // while its keys and values are in memory
+    std::shared_ptr<const State> recipe;  // while its tokens are
+    Kept kept;
+    std::string lost;  // why no file gives it
+    uint64_t used = 0, serial = 0;
+    int64_t used_at = 0, touched_at = 0;  // seconds since 1970; as its file says
+  };
+  Changing changing_;
+  // Locked while this state is computed, read or written. A thread that locks two nodes takes a
+  // delta before its base. It takes the mutex of States last, and for moments only.
+  std::mutex io_;
 };
 using NodePtr = std::shared_ptr<Node>;
 
-// What became of the tokens of a request.
+// The tokens of a request by how the server got their keys and values.
 struct Usage {
   int64_t reused = 0, recomputed = 0, fresh = 0;
   std::string reason;
@@ -96,16 +124,29 @@ class States {
   // already, unless it is `another`.
   NodePtr add(const std::string& client, const std::string& parent, Json operation, Session session,
               Origin origin = Origin::computed, bool another = false, bool share = true);
-  // Throws a RequestError (404) for what this client does not have, here or in the store.
+  // Throws a RequestError (404) for what this client does not have, here or in the store; its code
+  // is state_expired where a limit has forgotten it.
   NodePtr find(const std::string& client, const std::string& id, const std::string& pointer);
-  std::vector<NodePtr> list(const std::string& client) const;
+  std::vector<NodePtr> list(const std::string& client);  // as they were made
+  // The same, each with the state that it hangs under in the tree of conversations (tree.hpp): by its
+  // tokens, or by the operation that made it where these are not in memory. Null: under none.
+  struct InTree {
+    NodePtr node, above;
+  };
+  std::vector<InTree> conversations(const std::string& client);
+  // Removes a state. Its children then hang under its parent.
   void remove(const NodePtr& node);
+  // Undoes one call of add(): removes the state, unless another call has returned it too, or
+  // somebody has named or pinned it.
+  void release(const NodePtr& node);
   void change(const NodePtr& node, std::optional<std::optional<std::string>> name,
               std::optional<bool> pinned);
   void verified(const NodePtr& node);
+  Origin origin(const NodePtr& node) const;
+  NodePtr parent_of(const NodePtr& node) const;  // null where there is none
 
   // A session of this state; `usage` takes in what that cost. What has to be computed goes by
-  // `append`.
+  // `append`. Throws a RequestError (410) where its files are lost and its tokens do not give it.
   Session open(const NodePtr& node, const Appender& append, Usage* usage);
   // An empty session, or the one of this client's states, and of the prompts that it has running,
   // that shares most tokens with `ids`, cut to those (at most all but the last one).
@@ -117,8 +158,10 @@ class States {
   std::shared_ptr<Running> running(const std::string& client, const Session& prompt);
 
   Json json(const NodePtr& node) const;
-  // Writes what is in no file yet.
-  void save_all();
+  // Writes states that are in no file yet: first those that tokens do not give, then the tokens of
+  // all others, then keys and values until that time (tool::seconds()). Logs each failure and goes
+  // on. Returns the number of states that no file gives.
+  size_t save_all(double until);
   uint64_t memory_used() const;
   uint64_t memory_budget() const { return options_.memory; }
   Json totals() const;  // of Usage, for the metrics
@@ -130,56 +173,129 @@ class States {
   std::string response_id(const std::string& client, const std::string& name) const;
 
  private:
-  // A state on its way out of memory.
+  // A state on its way out of memory: its keys and values, and its tokens if `tokens` is set.
   struct Leaving {
     NodePtr node;
     std::unique_lock<std::mutex> io;
-    Session session;
+    std::optional<Session> session;
+    bool tokens = false;
+  };
+  struct Client {
+    std::unordered_set<Node*> states;  // without those that were removed
+    size_t in_memory = 0;              // the number of them whose tokens are in memory
   };
 
+  Node::Changing& at(Node& node) const STET_REQUIRES(mutex_) { return node.changing_; }
+  const Node::Changing& at(const Node& node) const STET_REQUIRES(mutex_) { return node.changing_; }
+
+  // states.cpp
   NodePtr node_of(const std::string& client, const std::string& parent, Json operation,
                   Session& session, Origin origin) const;
-  NodePtr place(Node& node, bool another);
+  NodePtr place(Node& node, bool another) STET_REQUIRES(mutex_);
   std::string id_of(const std::string& client, const Sha256& digest, const Json& operation,
                     int number) const;
-  void check_count(const std::string& client) const;
-  uint64_t shared_with(const std::string& parent, const KvCache& kv) const;
-  Session restore(const Node& node, const Appender& append, Usage& usage);
+  void insert(const NodePtr& node) STET_REQUIRES(mutex_);
+  void admit(const NodePtr& node, const Session& session, std::vector<Leaving>& leaving)
+      STET_REQUIRES(mutex_);
+  NodePtr enter(const NodePtr& node, const Session& session, bool another,
+                std::vector<Leaving>& leaving);
+  void touch(Node& node) STET_REQUIRES(mutex_);
+  NodePtr living(const std::string& id) const STET_REQUIRES(mutex_);
+  uint64_t shared_with(const std::string& parent, const KvCache& kv) const STET_REQUIRES(mutex_);
   NodePtr find_here(const std::string& client, const std::string& id);
   NodePtr find_shared(const std::string& client, const std::string& id);
+  bool withdraw(Node& node, bool unless_claimed, std::vector<NodePtr>& children);
+  bool take_away(const NodePtr& node, bool unless_claimed);
+  void share(const NodePtr& node, const std::string& parent, Session& session);
 
-  void hold(const KvCache& kv);
-  void release(const KvCache& kv);
-  std::vector<Leaving> make_room(const Node* keep);
+  // states_memory.cpp
+  uint64_t block_bytes() const;
+  void hold(const KvCache& kv) STET_REQUIRES(mutex_);
+  void release_blocks(const KvCache& kv) STET_REQUIRES(mutex_);
+  void put_in(Node& node, Session session) STET_REQUIRES(mutex_);
+  std::optional<Session> take_out(Node& node) STET_REQUIRES(mutex_);
+  std::vector<Leaving> make_room(const Node* keep) STET_REQUIRES(mutex_);
+  void let_tokens_go(const std::string& client, const Node* keep, std::vector<Leaving>& leaving)
+      STET_REQUIRES(mutex_);
   void write_out(std::vector<Leaving> leaving);
-  void withdraw(Node& node);
+  std::optional<Session> in_memory(Node& node);
+  Session bring_back(const NodePtr& node, std::unique_lock<std::mutex> io, Session session,
+                     std::shared_ptr<const State> recipe);
+  std::optional<Session> from_file(Node& node, const Appender& append, Usage& usage);
+  Session computed_again(Node& node, const Appender& append, Usage& usage);
+  std::shared_ptr<const State> tokens_of(const Node& node) const;
+  [[noreturn]] void refuse_lost(const Node& node, const std::string& why) const;
+  std::optional<Session> at_hand(const NodePtr& node, const Appender& append);
+  // The state or the running prompt that shares most tokens with a new prompt.
+  struct Longest {
+    NodePtr node;
+    std::optional<Session> running;
+    size_t tokens = 0;
+  };
+  Longest longest(const std::string& client, std::span<const int32_t> ids,
+                  const std::set<NodePtr>& lost) const;
 
-  void open_directory();
-  std::string path_of(const std::string& id) const { return options_.directory + "/" + id; }
-  void save(Node& node, Session session, SnapshotForm form);
-  NodePtr base_for(const Node& node) const;
-  void unneed(std::string id);
-  void forget_files(const Node& node);
-  void write_meta(const Node& node) const;
-  void load_directory();
-  void load_node(const std::string& path);
+  // states_limits.cpp
+  std::optional<size_t> most_states() const;
+  std::vector<NodePtr> forgettable(const std::string& client, const Node* keep)
+      STET_REQUIRES(mutex_);
+  std::vector<NodePtr> surplus(const std::string& client, const Node* keep) STET_REQUIRES(mutex_);
+  void check_count(const std::string& client) STET_REQUIRES(mutex_);
+  void forget(const std::vector<NodePtr>& nodes);
+  void expire();
+
+  // states_files.cpp
+  bool in_files() const { return directory_ != nullptr; }
+  void describe_in_file(Node& node, bool pending = false);
+  void save_recipe(Node& node, Session& session);
+  void save_blocks(Node& node, Session& session);
+  void write_blocks(Node& node, Session& session);
+  void keep(Node& node, Session& session);
+  NodePtr base_for(const Node& node) const STET_REQUIRES(mutex_);
+  void unneed(const std::string& id);
+  void forget_blocks(Node& node);
+  void forget_files(const NodePtr& node);
+  bool is_removed(const Node& node) const;
+  bool has_blocks(const Node& node) const;
+  std::optional<Session> resident(const Node& node) const;
+  bool save_truth(Node& node);
+  bool save_tokens(Node& node);
+  void save_all_blocks(const std::vector<NodePtr>& all, double until);
+
+  // states_load.cpp
+  struct Loading;
+  void load();
+  NodePtr read_node(Loading& loading, const StateDirectory::Described& described);
+  bool read_files(Loading& loading, Node& node, bool with_tokens);
+  void load_gone(const Loading& loading);
+  void order(std::vector<NodePtr> loaded);
 
   const std::shared_ptr<const Model> model_;
   const std::shared_ptr<const Tokenizer> tokenizer_;
   const SessionOptions session_;
   const StatesOptions options_;
-  std::string secret_;
+  const std::unique_ptr<StateDirectory> directory_;  // null: none
+  const std::string secret_;
 
-  mutable std::mutex mutex_;
-  std::map<std::string, NodePtr> nodes_;
-  std::vector<NodePtr> order_;                          // as they were made
-  std::unordered_map<const KvBlock*, int64_t> blocks_;  // held by states in memory, and by how many
-  std::vector<std::weak_ptr<Running>> running_;
-  std::map<std::string, int> needed_;           // files, by how many deltas
-  std::map<std::string, std::string> orphans_;  // needed files of states that are gone; their bases
-  uint64_t clock_ = 0;
-  Usage totals_;
-  uint64_t evictions_ = 0, restores_ = 0;
+  mutable Mutex mutex_;
+  // A removed state stays until its files are gone: a request that makes it again waits for that.
+  std::unordered_map<std::string, NodePtr> nodes_ STET_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, std::unordered_set<Node*>> children_ STET_GUARDED_BY(mutex_);
+  std::map<std::string, Client> clients_ STET_GUARDED_BY(mutex_);
+  std::unordered_set<Node*> resident_ STET_GUARDED_BY(mutex_);  // keys and values in memory
+  // The number of states in memory that hold each block.
+  std::unordered_map<const KvBlock*, int64_t> blocks_ STET_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<Running>> running_ STET_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, int> needed_ STET_GUARDED_BY(mutex_);  // deltas over each state
+  // The clients of states that a limit has forgotten, in two generations; the parents of removed
+  // states.
+  std::unordered_map<std::string, std::string> expired_ STET_GUARDED_BY(mutex_), expired_before_
+      STET_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, std::string> parents_ STET_GUARDED_BY(mutex_);
+  uint64_t clock_ STET_GUARDED_BY(mutex_) = 0, serial_ STET_GUARDED_BY(mutex_) = 0;
+  int64_t next_expiry_ STET_GUARDED_BY(mutex_) = 0;
+  Usage totals_ STET_GUARDED_BY(mutex_);
+  uint64_t evictions_ STET_GUARDED_BY(mutex_) = 0, restores_ STET_GUARDED_BY(mutex_) = 0;
 };
 
 class States::Running {
@@ -190,7 +306,7 @@ class States::Running {
  private:
   friend class States;
   std::string client_;
-  Session session_;  // States' lock is held for it
+  Session session_;  // forked under the mutex of States, and otherwise left alone
 };
 
 }  // namespace stet::serve

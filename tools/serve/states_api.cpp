@@ -4,7 +4,6 @@
 #include "stet/base/error.hpp"
 #include "stet/snapshot/compare.hpp"
 #include "tools/serve/interfaces.hpp"
-#include "tools/serve/tree.hpp"
 
 namespace stet::serve {
 namespace {
@@ -15,25 +14,30 @@ Json body_of(const Request& request) {
 
 Response made(Service& service, const Request& request, const NodePtr& parent, Json operation,
               Session session, bool another = false, const Json& more = Json::object()) {
-  const Origin origin = parent->origin == Origin::uploaded ? Origin::uploaded : Origin::computed;
+  const Origin origin =
+      service.states.origin(parent) == Origin::uploaded ? Origin::uploaded : Origin::computed;
   Json j = service.states.json(service.states.add(request.client, parent->id, std::move(operation),
                                                   std::move(session), origin, another));
   j.update(more);
   return json_response(j);
 }
 
+// Reads the name of a state. Returns nothing where the field is null or absent.
+std::optional<std::string> read_name(Fields& f) {
+  constexpr size_t kMostBytes = 200;
+  std::optional<std::string> name = f.text("name");
+  if (name && name->size() > kMostBytes)
+    refuse("/name", fmt::format("at most {} bytes", kMostBytes), std::to_string(name->size()));
+  return name;
+}
+
 }  // namespace
 
 Response list_states(Service& service, const Request& request, const Parts&) {
-  const std::vector<NodePtr> nodes = service.states.list(request.client);
-  std::vector<TreeItem> items;
-  for (const NodePtr& node : nodes)
-    items.push_back({node->transcript_ids(), node->id, node->parent});
-  const std::vector<size_t> under = conversation_tree(items);
   Json data = Json::array();
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    Json state = service.states.json(nodes[i]);
-    state["continues"] = under[i] == kTreeRoot ? Json(nullptr) : Json(nodes[under[i]]->id);
+  for (const auto& [node, above] : service.states.conversations(request.client)) {
+    Json state = service.states.json(node);
+    state["continues"] = above == nullptr ? Json(nullptr) : Json(above->id);
     data.push_back(std::move(state));
   }
   return json_response({{"object", "list"}, {"data", data}});
@@ -52,7 +56,7 @@ Response create_state(Service& service, const Request& request, const Parts&) {
   if (said) messages = read_messages(f, "messages");
   const ChatAsked chat = read_chat(f);
   const DrawOptions draw = read_draw(f, service.model->config().vocab_size);
-  const auto name = f.text("name");
+  const auto name = read_name(f);
   f.finish();
   return answer_at_once(service, request, [&](const Caller& caller) {
     Prompted p =
@@ -77,10 +81,8 @@ Response patch_state(Service& service, const Request& request, const Parts& part
   const Json body = parse_body(request.body);
   Fields f(body, "");
   std::optional<std::optional<std::string>> name;
-  if (body.contains("name")) name = f.text("name");
+  if (body.contains("name")) name = read_name(f);
   f.find("name");
-  if (name && *name && (*name)->size() > 200)
-    refuse("/name", "at most 200 bytes", std::to_string((*name)->size()));
   const auto pinned = f.boolean("pinned");
   f.finish();
   service.states.change(node, name, pinned);

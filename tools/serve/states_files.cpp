@@ -1,47 +1,66 @@
-// States in files: snapshots that are deltas of one another, and what is said of each beside it.
-#include <sys/random.h>
-#include <sys/stat.h>
-
+// States in files: what describes each, its tokens, and its keys and values, which are deltas of
+// one another.
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
+#include <ctime>
 
 #include "stet/base/error.hpp"
-#include "stet/files/file.hpp"
-#include "tools/serve/fields.hpp"
 #include "tools/serve/states.hpp"
 
 namespace stet::serve {
-namespace {
 
-void write_file(const std::string& path, std::string_view bytes) {
-  AtomicFile file(path, 0600);
-  file.write(std::as_bytes(std::span(bytes.data(), bytes.size())));
-  file.commit();
+bool States::is_removed(const Node& node) const {
+  const MutexLock lock(mutex_);
+  return at(node).removed;
 }
 
-// One that was there before, so that handles outlive the server.
-std::string kept_secret(const std::string& directory) {
-  const std::string path = directory + "/secret";
-  std::error_code ignored;
-  if (std::filesystem::exists(path, ignored)) {
-    std::string secret = read_text_file(path, 64);
-    if (secret.size() != 32)
-      throw Error(ErrorKind::format, path, "secret", "32 bytes", std::to_string(secret.size()));
-    return secret;
+// Writes the description of a state. The caller holds the node's `io`, as for every function that
+// writes or removes its files. `pending`: the file that it describes is not there yet.
+void States::describe_in_file(Node& node, bool pending) {
+  const bool in_the_way = directory_->has(node.id, ".stet");
+  Json meta;
+  int64_t used_at = 0;
+  {
+    const MutexLock lock(mutex_);
+    Node::Changing& c = at(node);
+    if (c.removed) return;
+    const bool first = !c.kept.described && !c.kept.gone;
+    if (first && in_the_way && !c.kept.blocks) c.kept.strange = true;
+    used_at = c.used_at;
+    meta = {{"id", node.id},           {"client", node.client},
+            {"parent", c.parent},      {"operation", node.operation},
+            {"created", node.created}, {"name", c.name ? Json(*c.name) : Json(nullptr)},
+            {"pinned", c.pinned},      {"origin", origin_name(c.origin)},
+            {"excerpt", node.excerpt}};
+    if (pending) meta["pending"] = true;
+    if (c.kept.strange) meta["strange"] = true;
   }
-  std::string secret = random_secret();
-  write_file(path, secret);
-  return secret;
+  directory_->write(node.id, ".json", tool::dump(meta));
+  bool gone = false;
+  {
+    const MutexLock lock(mutex_);
+    Node::Changing& c = at(node);
+    c.kept.described = true;
+    gone = std::exchange(c.kept.gone, false);
+    c.touched_at = used_at;
+  }
+  directory_->touch(node.id, used_at);
+  if (gone) directory_->remove(node.id, ".gone");
 }
 
-}  // namespace
-
-std::string random_secret() {
-  std::string secret(32, '\0');
-  if (::getrandom(secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size()))
-    throw Error(ErrorKind::io, "", "random bytes", "32 of the system", "fewer");
-  return secret;
+// Writes the tokens and settings of a state.
+void States::save_recipe(Node& node, Session& session) {
+  if (is_removed(node)) return;
+  SaveOptions options;
+  options.form = SnapshotForm::recipe;
+  options.tokenizer = tokenizer_.get();
+  options.threads = 1;  // the others compute
+  Snapshot::save(session, directory_->file(node.id, ".recipe"), options);
+  {
+    const MutexLock lock(mutex_);
+    at(node).kept.recipe = true;
+    if (at(node).kept.described) return;
+  }
+  describe_in_file(node);
 }
 
 std::string random_name() {
@@ -49,195 +68,279 @@ std::string random_name() {
   return sha256_text(sha256_of(std::as_bytes(std::span(secret)))).substr(7, 32);
 }
 
-void States::open_directory() {
-  std::error_code error;
-  std::filesystem::create_directories(options_.directory, error);
-  ::chmod(options_.directory.c_str(), 0700);
-  secret_ = kept_secret(options_.directory);
-  load_directory();
-}
-
-// Whose file a delta can be made over: of this client's states in files with keys and values, the
-// one that shares most tokens, if that is a block at least.
+// Returns the state that a delta can be made over: the one of this client, with keys and values in
+// a file, that shares most tokens, if that is a block at least. Null where there is none.
 NodePtr States::base_for(const Node& node) const {
   constexpr int kDeepest = 8;
-  NodePtr best;
+  const auto client = clients_.find(node.client);
+  if (client == clients_.end() || at(node).recipe == nullptr) return nullptr;
+  const std::vector<int32_t>& tokens = at(node).recipe->tokens;
+  const Node* best = nullptr;
   size_t most = static_cast<size_t>(kBlockPositions) - 1;
-  for (const NodePtr& other : order_) {
-    const bool may = other.get() != &node && other->client == node.client && other->saved &&
-                     *other->saved != SnapshotForm::recipe && other->depth < kDeepest;
+  for (const Node* other : client->second.states) {
+    const Node::Changing& c = at(*other);
+    const bool may = other != &node && c.recipe != nullptr && c.kept.blocks &&
+                     c.kept.depth < kDeepest && other->kv_type == node.kv_type;
     if (!may) continue;
-    const size_t n = common_prefix(other->tokens, node.tokens);
-    if (n <= most) continue;
+    const size_t n = common_prefix(c.recipe->tokens, tokens);
+    if (n < most || (n == most && (best == nullptr || c.serial > at(*best).serial))) continue;
     best = other;
     most = n;
   }
-  return best;
+  return best == nullptr ? nullptr : nodes_.at(best->id);
 }
 
-// To be called with the node's `io`. As a delta, where there is something that it can be one of.
-void States::save(Node& node, Session session, SnapshotForm form) {
-  const std::string path = path_of(node.id) + ".stet";
+// Writes the keys and values of a state, unless a file has them. Its description and its tokens are
+// written before.
+void States::save_blocks(Node& node, Session& session) {
+  Node::Kept kept;
+  {
+    const MutexLock lock(mutex_);
+    kept = at(node).kept;
+    if (at(node).removed) return;
+  }
+  if (kept.blocks) {
+    if (!kept.described) describe_in_file(node);
+    return;
+  }
+  if (node.given && !directory_->has(node.id, ".recipe")) save_recipe(node, session);
+  const bool first = !kept.described && !node.given;
+  if (first) describe_in_file(node, true);
+  {
+    const MutexLock lock(mutex_);
+    kept = at(node).kept;
+  }
+  if (kept.strange)
+    throw Error(ErrorKind::io, directory_->file(node.id, ".stet"), "",
+                "a file that this server has written", "another one, which is in the way");
+  write_blocks(node, session);
+  if (first) describe_in_file(node);
+}
+
+// Writes a delta if there is a state that it can be made over and whose file is sound, else a full
+// snapshot.
+void States::write_blocks(Node& node, Session& session) {
+  const std::string path = directory_->file(node.id, ".stet");
   SaveOptions options;
-  options.form = form;
   options.tokenizer = tokenizer_.get();
   options.threads = 1;  // the others compute
   NodePtr base;
-  if (form == SnapshotForm::delta) {
-    const std::lock_guard lock(mutex_);
+  {
+    const MutexLock lock(mutex_);
     base = base_for(node);
     if (base != nullptr) ++needed_[base->id];
   }
-  try {
-    std::optional<Snapshot> parent;
-    if (base != nullptr) parent = Snapshot::open(path_of(base->id) + ".stet");
-    if (form == SnapshotForm::delta && !parent) options.form = SnapshotForm::full;
-    options.parent = parent ? &*parent : nullptr;
-    Snapshot::save(session, path, options);
-  } catch (...) {
-    if (base != nullptr) unneed(base->id);
-    throw;
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    node.saved = options.form;
-    node.base = base == nullptr ? "" : base->id;
-    node.depth = base == nullptr ? 0 : base->depth + 1;
-  }
-  if (node.removed)
-    forget_files(node);
-  else
-    write_meta(node);
-}
-
-// One delta fewer needs the file of this state. Where that is gone but for its file, so is this.
-void States::unneed(std::string id) {
-  const std::lock_guard lock(mutex_);
-  while (!id.empty() && --needed_[id] == 0) {
-    needed_.erase(id);
-    const auto orphan = orphans_.find(id);
-    if (orphan == orphans_.end()) return;
-    std::error_code ignored;
-    std::filesystem::remove(path_of(id) + ".json", ignored);
-    std::filesystem::remove(path_of(id) + ".stet", ignored);
-    id = orphan->second;
-    orphans_.erase(orphan);
-  }
-}
-
-// The snapshot goes last: without its description a file is nobody's, and swept up at the next
-// start.
-void States::forget_files(const Node& node) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (needed_.contains(node.id)) {
-      orphans_[node.id] = node.base;
-      write_file(path_of(node.id) + ".json",
-                 tool::dump(Json{{"id", node.id}, {"base", node.base}, {"removed", true}}));
-      return;
-    }
-  }
-  std::error_code ignored;
-  std::filesystem::remove(path_of(node.id) + ".json", ignored);
-  std::filesystem::remove(path_of(node.id) + ".stet", ignored);
-  if (!node.base.empty()) unneed(node.base);
-}
-
-void States::write_meta(const Node& n) const {
-  const Json meta = {{"id", n.id},           {"client", n.client},
-                     {"parent", n.parent},   {"operation", n.operation},
-                     {"created", n.created}, {"name", n.name ? Json(*n.name) : Json(nullptr)},
-                     {"pinned", n.pinned},   {"origin", origin_name(n.origin)},
-                     {"excerpt", n.excerpt}, {"base", n.base},
-                     {"depth", n.depth}};
-  write_file(path_of(n.id) + ".json", tool::dump(meta));
-}
-
-void States::save_all() {
-  if (options_.directory.empty()) return;
-  std::vector<NodePtr> all;
-  {
-    const std::lock_guard lock(mutex_);
-    all = order_;
-  }
-  for (const NodePtr& node : all) {
-    const std::lock_guard io(node->io);
-    const bool whole = node->saved && *node->saved != SnapshotForm::recipe;
-    if (node->session && !whole) save(*node, node->session->fork(), SnapshotForm::delta);
-  }
-}
-
-void States::load_directory() {
-  std::vector<std::string> paths, files;
-  for (const auto& entry : std::filesystem::directory_iterator(options_.directory)) {
-    const std::string path = entry.path().string();
-    if (path.ends_with(".json")) paths.push_back(path);
-    if (path.ends_with(".stet")) files.push_back(path.substr(0, path.size() - 5));
-  }
-  std::set<std::string> described;
-  for (const std::string& path : paths) {
-    described.insert(path.substr(0, path.size() - 5));
+  if (base != nullptr) {
     try {
-      load_node(path);
-    } catch (const std::exception& e) {
-      tool::say("left out {}: {}\n", printable(path), printable(e.what()));
+      const Snapshot parent = Snapshot::open(directory_->file(base->id, ".stet"));
+      options.form = SnapshotForm::delta;
+      options.parent = &parent;
+      Snapshot::save(session, path, options);
+    } catch (const std::exception&) {
+      unneed(base->id);
+      base = nullptr;
     }
   }
-  std::error_code ignored;
-  for (const std::string& file : files) {
-    if (!described.contains(file)) std::filesystem::remove(file + ".stet", ignored);
+  if (base == nullptr) {
+    options.form = SnapshotForm::full;
+    options.parent = nullptr;
+    Snapshot::save(session, path, options);
   }
-  for (const auto& [id, base] : orphans_) {
-    if (!base.empty()) ++needed_[base];
-  }
-  for (const NodePtr& node : order_) {
-    if (!node->base.empty()) ++needed_[node->base];
-  }
-  for (const auto& [id, base] : std::map(orphans_)) {
-    if (orphans_.contains(id) && !needed_.contains(id)) {
-      ++needed_[id];
-      unneed(id);
-    }
-  }
-  std::sort(order_.begin(), order_.end(), [](const NodePtr& a, const NodePtr& b) {
-    return std::tie(a->created, a->transcript, a->id) < std::tie(b->created, b->transcript, b->id);
-  });
+  const MutexLock lock(mutex_);
+  Node::Kept& kept = at(node).kept;
+  kept.blocks = options.form;
+  kept.base = base == nullptr ? "" : base->id;
+  kept.depth = base == nullptr ? 0 : at(*base).kept.depth + 1;
 }
 
-void States::load_node(const std::string& path) {
-  const Json meta = parse_body(read_text_file(path, size_t{1} << 20));
-  const std::string id = meta.at("id").get<std::string>();
-  if (path != path_of(id) + ".json")
-    throw Error(ErrorKind::format, path, "id", "the name of the file", printable(id));
-  if (meta.contains("removed")) {
-    orphans_[id] = meta.at("base").get<std::string>();
-    return;
+// Writes a new state if the server is durable. The description of a removed state of the same id is
+// replaced in any case.
+void States::keep(Node& node, Session& session) {
+  if (!in_files()) return;
+  bool stale = false, whole = false;
+  {
+    const MutexLock lock(mutex_);
+    stale = at(node).kept.described;
+    whole = !node.given || at(node).origin == Origin::uploaded;
   }
-  auto node = std::make_shared<Node>();
-  node->id = id;
-  node->client = meta.at("client").get<std::string>();
-  node->parent = meta.at("parent").get<std::string>();
-  node->operation = meta.at("operation");
-  node->created = meta.at("created").get<int64_t>();
-  if (meta.at("name").is_string()) node->name = meta.at("name").get<std::string>();
-  node->pinned = meta.at("pinned").get<bool>();
-  const std::string origin = meta.at("origin").get<std::string>();
-  node->origin = origin == "uploaded"   ? Origin::uploaded
-                 : origin == "verified" ? Origin::verified
-                                        : Origin::computed;
-  node->excerpt = meta.at("excerpt").get<std::string>();
-  node->base = meta.at("base").get<std::string>();
-  node->depth = meta.at("depth").get<int>();
-  const Snapshot snapshot = Snapshot::open(path_of(id) + ".stet");
-  node->saved = snapshot.meta().form;
-  snapshot.check_compatible(*model_, session_.compute.contract, tokenizer_.get());
-  const State recipe = snapshot.recipe();
-  node->digests = snapshot.digests();
-  node->describe(recipe);
-  node->bytes = static_cast<uint64_t>(blocks_of(snapshot.meta().positions)) *
-                snapshot.meta().kv.block_bytes();
-  nodes_[node->id] = node;
-  order_.push_back(node);
+  if (options_.durable) whole ? save_blocks(node, session) : save_recipe(node, session);
+  if (stale) describe_in_file(node);
+}
+
+// Notes that one delta fewer needs the file of this state. Removes the file if the state was
+// removed and no other delta needs it.
+void States::unneed(const std::string& id) {
+  NodePtr gone;
+  {
+    const MutexLock lock(mutex_);
+    const auto needed = needed_.find(id);
+    if (needed == needed_.end() || --needed->second > 0) return;
+    needed_.erase(needed);
+    const auto found = nodes_.find(id);
+    if (found == nodes_.end() || !at(*found->second).kept.gone) return;
+    gone = found->second;
+  }
+  const std::lock_guard io(gone->io_);
+  forget_files(gone);
+}
+
+// Notes that the file of keys and values is lost or damaged. It is written again when the state
+// leaves memory or the server ends.
+void States::forget_blocks(Node& node) {
+  std::string base;
+  {
+    const MutexLock lock(mutex_);
+    Node::Kept& kept = at(node).kept;
+    kept.blocks.reset();
+    kept.depth = 0;
+    base = std::exchange(kept.base, "");
+  }
+  if (!base.empty()) unneed(base);
+}
+
+// Removes the files of a removed state, whose `io` the caller holds. Keys and values stay as long
+// as a delta needs them.
+void States::forget_files(const NodePtr& node) {
+  const std::string& id = node->id;
+  Node::Kept kept;
+  {
+    const MutexLock lock(mutex_);
+    const auto found = nodes_.find(id);
+    if (found == nodes_.end() || found->second != node || !at(*node).removed) return;
+    kept = at(*node).kept;
+  }
+  if (kept.described) directory_->rename(id, ".json", ".gone");  // from here on it is deleted
+  if (kept.recipe) directory_->remove(id, ".recipe");
+  bool needed = false;
+  {
+    const MutexLock lock(mutex_);
+    Node::Changing& c = at(*node);
+    c.kept.gone = kept.gone || kept.described;
+    c.kept.described = c.kept.recipe = false;
+    needed = kept.blocks && needed_.contains(id);
+    if (needed) c.recipe = nullptr;
+  }
+  if (!needed) {
+    if (!kept.strange && (kept.described || kept.gone)) directory_->remove(id, ".stet");
+    directory_->remove(id, ".gone");
+    const MutexLock lock(mutex_);
+    nodes_.erase(id);
+  }
+  if (kept.described || kept.gone || kept.recipe || kept.blocks) directory_->sync();
+  if (!needed && !kept.base.empty()) unneed(kept.base);
+}
+
+// ---------------------------------------------------------------- when the server ends
+
+std::optional<Session> States::resident(const Node& node) const {
+  const MutexLock lock(mutex_);
+  if (!at(node).session) return std::nullopt;
+  return at(node).session->fork();
+}
+
+// Returns true if there is a file of its keys and values. Does not look into it.
+bool States::has_blocks(const Node& node) const {
+  {
+    const MutexLock lock(mutex_);
+    if (!at(node).kept.blocks) return false;
+  }
+  return directory_->has(node.id, ".stet");
+}
+
+// Writes a state that cannot be computed again, keys and values included. Returns false if no file
+// has it then.
+bool States::save_truth(Node& node) {
+  if (is_removed(node) || has_blocks(node)) return true;
+  std::optional<Session> session = resident(node);
+  if (!session) return false;
+  forget_blocks(node);
+  save_blocks(node, *session);
+  return true;
+}
+
+// Writes the tokens of a state that they give.
+bool States::save_tokens(Node& node) {
+  {
+    const MutexLock lock(mutex_);
+    if (at(node).removed) return true;
+    // A server of an older version kept them where keys and values are kept now.
+    if (at(node).kept.recipe && directory_->has(node.id, ".stet")) return true;
+  }
+  if (directory_->has(node.id, ".recipe")) return true;
+  std::optional<Session> session = resident(node);
+  if (!session && has_blocks(node)) return true;
+  Usage cost;
+  if (!session) session.emplace(computed_again(node, nullptr, cost));
+  save_recipe(node, *session);
+  return true;
+}
+
+size_t States::save_all(double until) {
+  if (!in_files()) return 0;
+  std::vector<std::pair<uint64_t, NodePtr>> used;
+  std::vector<NodePtr> truths, given;
+  {
+    const MutexLock lock(mutex_);
+    for (const auto& [id, node] : nodes_) {
+      if (!at(*node).removed && at(*node).lost.empty()) used.emplace_back(at(*node).used, node);
+    }
+    std::sort(used.rbegin(), used.rend());
+    for (const auto& [when, node] : used)
+      (node->given && at(*node).origin != Origin::uploaded ? given : truths).push_back(node);
+  }
+  size_t lost = 0;
+  const auto attempt = [&](Node& node, bool (States::*save)(Node&)) {
+    try {
+      if ((this->*save)(node)) return true;
+      tool::say("{}: lost: its file is gone\n", node.id);
+    } catch (const std::exception& e) {
+      tool::say("{}: not saved: {}\n", node.id, printable(e.what(), 3000));
+    }
+    return false;
+  };
+  for (const NodePtr& node : truths) {
+    const std::lock_guard io(node->io_);
+    const bool saved = attempt(*node, &States::save_truth) ||
+                       (node->given && attempt(*node, &States::save_tokens));
+    lost += saved ? 0 : 1;
+  }
+  for (const NodePtr& node : given) {
+    const std::lock_guard io(node->io_);
+    lost += attempt(*node, &States::save_tokens) ? 0 : 1;
+  }
+  save_all_blocks(given, until);
+  return lost;
+}
+
+// Writes keys and values of states whose tokens are in files, those used last first. Sets the times
+// of files to when each state was used.
+void States::save_all_blocks(const std::vector<NodePtr>& all, double until) {
+  size_t late = 0;
+  for (const NodePtr& node : all) {
+    const std::lock_guard io(node->io_);
+    std::optional<Session> session = resident(*node);
+    if (session && !has_blocks(*node)) {
+      forget_blocks(*node);
+      if (tool::seconds() > until) {
+        ++late;
+        continue;
+      }
+      try {
+        save_blocks(*node, *session);
+      } catch (const std::exception& e) {
+        tool::say("{}: kept as its tokens: {}\n", node->id, printable(e.what(), 3000));
+      }
+    }
+    int64_t used_at = 0;
+    {
+      const MutexLock lock(mutex_);
+      used_at = at(*node).used_at;
+    }
+    directory_->touch(node->id, used_at);
+  }
+  if (late > 0)
+    tool::say("{} states are kept as their tokens: no time was left for their keys and values\n",
+              late);
 }
 
 }  // namespace stet::serve

@@ -1,4 +1,5 @@
-// Which states are in memory, which leave it, and how they come back.
+// Decides which states are in memory. Writes those that leave, and brings back those that are asked
+// for.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,93 +8,135 @@
 #include "tools/serve/states.hpp"
 
 namespace stet::serve {
-namespace {
 
-State recipe_of(const State& state) {
-  return {state.origin, state.tokens,        {},        nullptr, state.generation, state.prunes,
-          state.edits,  state.interventions, state.chat};
+uint64_t States::block_bytes() const {
+  const ModelConfig& c = model_->config();
+  return KvShape{c.layers, c.kv_heads, c.head_dim, session_.kv_type}.block_bytes();
 }
-
-}  // namespace
 
 void States::hold(const KvCache& kv) {
   for (int64_t b = 0; b < kv.blocks(); ++b) ++blocks_[&kv.block_info(b)];
 }
 
-void States::release(const KvCache& kv) {
+void States::release_blocks(const KvCache& kv) {
   for (int64_t b = 0; b < kv.blocks(); ++b) {
     const auto found = blocks_.find(&kv.block_info(b));
     if (--found->second == 0) blocks_.erase(found);
   }
 }
 
+void States::put_in(Node& node, Session session) {
+  std::optional<Session>& place = at(node).session;
+  if (place) release_blocks(place->kv());
+  place.emplace(std::move(session));
+  hold(place->kv());
+  resident_.insert(&node);
+}
+
+std::optional<Session> States::take_out(Node& node) {
+  std::optional<Session>& place = at(node).session;
+  if (!place) return std::nullopt;
+  release_blocks(place->kv());
+  resident_.erase(&node);
+  return std::exchange(place, std::nullopt);
+}
+
 uint64_t States::memory_used() const {
-  const std::lock_guard lock(mutex_);
-  const ModelConfig& c = model_->config();
-  return blocks_.size() * KvShape{c.layers, c.kv_heads, c.head_dim, session_.kv_type}.block_bytes();
+  const MutexLock lock(mutex_);
+  return blocks_.size() * block_bytes();
 }
 
 // The states that were used longest ago leave, until the rest is within the budget. What somebody
 // is reading or writing stays, and so does what neither its tokens nor a file would give again.
 std::vector<States::Leaving> States::make_room(const Node* keep) {
-  const ModelConfig& c = model_->config();
-  const uint64_t block = KvShape{c.layers, c.kv_heads, c.head_dim, session_.kv_type}.block_bytes();
+  const uint64_t block = block_bytes();
   std::vector<Leaving> leaving;
   if (blocks_.size() * block <= options_.memory) return leaving;
-  std::vector<NodePtr> idle;
-  for (const NodePtr& node : order_) {
-    if (node.get() == keep || !node->session || node->pinned) continue;
-    if (!options_.directory.empty() || node->session->edits().empty()) idle.push_back(node);
+  std::vector<std::pair<uint64_t, Node*>> idle;
+  for (Node* node : resident_) {
+    if (node == keep || at(*node).pinned) continue;
+    if (in_files() || node->given) idle.emplace_back(at(*node).used, node);
   }
-  std::sort(idle.begin(), idle.end(),
-            [](const NodePtr& a, const NodePtr& b) { return a->used < b->used; });
-  for (const NodePtr& node : idle) {
+  std::sort(idle.begin(), idle.end());
+  for (const auto& [used, node] : idle) {
     if (blocks_.size() * block <= options_.memory) break;
-    std::unique_lock io(node->io, std::try_to_lock);
+    std::unique_lock io(node->io_, std::try_to_lock);
     if (!io.owns_lock()) continue;
-    if (options_.directory.empty()) node->recipe = recipe_of(node->session->state());
-    release(node->session->kv());
-    leaving.push_back({node, std::move(io), std::move(*node->session)});
-    node->session.reset();
+    leaving.push_back({nodes_.at(node->id), std::move(io), take_out(*node), false});
     ++evictions_;
   }
   return leaving;
 }
 
-// Into files, where there is a directory. What cannot be written stays in memory.
+// Chooses states whose tokens leave memory, if a client has too many there. With a directory, they
+// are in files.
+void States::let_tokens_go(const std::string& client, const Node* keep,
+                           std::vector<Leaving>& leaving) {
+  const size_t most = options_.in_memory, now = clients_[client].in_memory;
+  if (!in_files() || now <= most) return;
+  const size_t wanted = now - most + most / 16;
+  std::vector<NodePtr> idle = forgettable(client, keep);
+  std::unordered_map<const Node*, Leaving*> on_their_way;
+  leaving.reserve(leaving.size() + idle.size());  // so that none of them moves
+  for (Leaving& l : leaving) on_their_way[l.node.get()] = &l;
+  size_t count = 0;
+  for (const NodePtr& node : idle) {
+    if (count == wanted) break;
+    if (at(*node).recipe == nullptr) continue;
+    if (const auto found = on_their_way.find(node.get()); found != on_their_way.end()) {
+      found->second->tokens = true;
+    } else {
+      std::unique_lock io(node->io_, std::try_to_lock);
+      if (!io.owns_lock()) continue;
+      leaving.push_back({node, std::move(io), take_out(*node), true});
+    }
+    ++count;
+  }
+}
+
+// Writes states that leave memory into files, if there is a directory. A state that cannot be
+// written stays in memory.
 void States::write_out(std::vector<Leaving> leaving) {
-  if (options_.directory.empty()) return;
+  if (!in_files()) return;
   for (Leaving& l : leaving) {
+    const std::unique_lock io = std::move(l.io);
     Node& node = *l.node;
-    if (node.saved && *node.saved != SnapshotForm::recipe) continue;
     try {
-      save(node, l.session.fork(), SnapshotForm::delta);
+      if (l.session) save_blocks(node, *l.session);
+      const MutexLock lock(mutex_);
+      Node::Changing& c = at(node);
+      if (!l.tokens || c.recipe == nullptr || !(c.kept.recipe || c.kept.blocks)) continue;
+      c.recipe = nullptr;
+      --clients_[node.client].in_memory;
     } catch (const std::exception& e) {
-      tool::say("kept in memory: {}\n", printable(e.what()));
-      const std::lock_guard lock(mutex_);
-      if (node.removed) continue;
-      node.session.emplace(std::move(l.session));
-      hold(node.session->kv());
+      tool::say("kept in memory: {}\n", printable(e.what(), 3000));
+      const MutexLock lock(mutex_);
+      if (l.session && !at(node).removed) put_in(node, std::move(*l.session));
     }
   }
 }
 
+std::optional<Session> States::in_memory(Node& node) {
+  const MutexLock lock(mutex_);
+  touch(node);
+  if (!at(node).session) return std::nullopt;
+  return at(node).session->fork();
+}
+
 Session States::open(const NodePtr& node, const Appender& append, Usage* usage) {
-  const auto in_memory = [&]() -> std::optional<Session> {
-    const std::lock_guard lock(mutex_);
-    node->used = ++clock_;
-    if (!node->session) return std::nullopt;
+  const auto told = [&](Session session) {
     if (usage != nullptr) {
-      usage->reused += static_cast<int64_t>(node->tokens.size());
+      usage->reused += node->positions;
       usage->reason = "the state was in memory";
     }
-    return node->session->fork();
+    return session;
   };
-  if (auto session = in_memory()) return std::move(*session);
-  std::unique_lock io(node->io);  // one brings it back, the others wait for that
-  if (auto session = in_memory()) return std::move(*session);
+  if (auto session = in_memory(*node)) return told(std::move(*session));
+  std::unique_lock io(node->io_);  // one brings it back, the others wait for that
+  if (auto session = in_memory(*node)) return told(std::move(*session));
   Usage cost;
-  Session session = restore(*node, append, cost);
+  std::optional<Session> session = from_file(*node, append, cost);
+  if (!session) session.emplace(computed_again(*node, append, cost));
   if (usage == nullptr) {
     count({0, cost.recomputed, 0, ""});
   } else {
@@ -101,15 +144,25 @@ Session States::open(const NodePtr& node, const Appender& append, Usage* usage) 
     usage->recomputed += cost.recomputed;
     usage->reason = cost.reason;
   }
+  return bring_back(node, std::move(io), std::move(*session), tokens_of(*node));
+}
+
+// Puts a state back into memory, with its tokens.
+Session States::bring_back(const NodePtr& node, std::unique_lock<std::mutex> io, Session session,
+                           std::shared_ptr<const State> recipe) {
   std::vector<Leaving> leaving;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ++restores_;
-    if (!node->removed) {
-      node->session.emplace(session.fork());
-      node->recipe.reset();
-      hold(node->session->kv());
+    Node::Changing& c = at(*node);
+    if (!c.removed) {
+      put_in(*node, session.fork());
+      if (c.recipe == nullptr && recipe != nullptr) {
+        c.recipe = std::move(recipe);
+        ++clients_[node->client].in_memory;
+      }
       leaving = make_room(node.get());
+      let_tokens_go(node->client, node.get(), leaving);
     }
   }
   io.unlock();
@@ -117,94 +170,179 @@ Session States::open(const NodePtr& node, const Appender& append, Usage* usage) 
   return session;
 }
 
-// By whoever holds the node's `io`.
-Session States::restore(const Node& node, const Appender& append, Usage& usage) {
-  const auto again = [&](const State& recipe, const char* why) {
-    usage = {0, static_cast<int64_t>(node.tokens.size()), 0, why};
-    return replay(model_, recipe, session_, nullptr, append);
-  };
-  if (node.recipe)
-    return again(*node.recipe, "the state had left memory: computed again from its tokens");
+// Restores a state from its file of keys and values; the caller holds the node's `io`. Returns
+// nothing if there is none, or if it is lost or damaged, which is logged.
+std::optional<Session> States::from_file(Node& node, const Appender& append, Usage& usage) {
+  {
+    const MutexLock lock(mutex_);
+    if (!at(node).kept.blocks) return std::nullopt;
+  }
   RestoreOptions how;
   how.session = session_;
   how.tokenizer = tokenizer_.get();
   how.heal = true;
   how.append = append;
   RestoreReport report;
-  const Snapshot snapshot = Snapshot::open(path_of(node.id) + ".stet");
   try {
+    const Snapshot snapshot = Snapshot::open(directory_->file(node.id, ".stet"));
+    if (snapshot.digests().id != node.digests.id)
+      throw Error(ErrorKind::mismatch, snapshot.path(), "id", sha256_text(node.digests.id),
+                  snapshot.state_name());
     Session session = snapshot.restore(model_, how, &report);
     usage = {report.reused, report.recomputed, 0,
-             report.recomputed > 0 ? "the state was kept as its tokens: computed again"
+             report.recomputed > 0 ? "a part of the state's file was lost: computed again"
                                    : "the state was in a file"};
     return session;
-  } catch (const Error&) {
-    const State recipe = snapshot.recipe();
-    if (snapshot.meta().form != SnapshotForm::delta || replay_limit(recipe)) throw;
-    Session session = again(recipe, "a file of the state was lost: computed again from its tokens");
-    if (digests_of(session).id != node.digests.id) throw;
-    return session;
+  } catch (const Error& e) {
+    tool::say("{}: {}\n", node.id, printable(e.what(), 3000));
+    usage.reason = "a file of the state was lost: computed again from its tokens";
+    if (node.given) forget_blocks(node);
+    return std::nullopt;
   }
+}
+
+// Returns the tokens and settings of a state, from memory or a file. Null if they are in neither.
+std::shared_ptr<const State> States::tokens_of(const Node& node) const {
+  {
+    const MutexLock lock(mutex_);
+    if (at(node).recipe != nullptr) return at(node).recipe;
+  }
+  if (!in_files()) return nullptr;
+  for (const char* ending : {".recipe", ".stet"}) {
+    if (!directory_->has(node.id, ending)) continue;
+    try {
+      const Snapshot snapshot = Snapshot::open(directory_->file(node.id, ending));
+      if (snapshot.digests().id == node.digests.id)
+        return std::make_shared<const State>(snapshot.recipe());
+    } catch (const Error& e) {
+      tool::say("{}: {}\n", node.id, printable(e.what(), 3000));
+    }
+  }
+  return nullptr;
+}
+
+void States::refuse_lost(const Node& node, const std::string& why) const {
+  tool::say("{}: lost: {}\n", node.id, printable(why, 3000));
+  throw RequestError(410, "state_lost",
+                     fmt::format("{}: expected the keys and values of this state, found its file "
+                                 "lost or damaged; {}",
+                                 node.id, printable(why, 300)));
+}
+
+// Computes a state from its tokens; the caller holds the node's `io`. Refuses a state that does not
+// come out equal to the bit.
+Session States::computed_again(Node& node, const Appender& append, Usage& usage) {
+  const std::shared_ptr<const State> recipe = tokens_of(node);
+  if (recipe == nullptr) refuse_lost(node, "no file has its tokens");
+  if (const auto limit = replay_limit(*recipe))
+    refuse_lost(node, "its tokens do not give it: " + limit->reason);
+  const bool told = !usage.reason.empty();
+  usage = {0, node.positions, 0,
+           told         ? usage.reason
+           : in_files() ? "the state was kept as its tokens: computed again"
+                        : "the state had left memory: computed again from its tokens"};
+  SessionOptions how = session_;
+  how.kv_type = node.kv_type;
+  Session session = replay(model_, *recipe, how, nullptr, append);
+  const StateDigests found = digests_of(session);
+  if (found.id != node.digests.id || found.state != node.digests.state)
+    refuse_lost(node, "its keys and values were not those that its tokens give");
+  try {
+    if (in_files() && !directory_->has(node.id, ".recipe")) save_recipe(node, session);
+  } catch (const std::exception& e) {
+    tool::say("{}: not saved: {}\n", node.id, printable(e.what(), 3000));
+  }
+  return session;
 }
 
 std::shared_ptr<States::Running> States::running(const std::string& client, const Session& prompt) {
   auto running = std::make_shared<Running>(client, prompt.fork());
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase_if(running_, [](const std::weak_ptr<Running>& r) { return r.expired(); });
   running_.push_back(running);
   return running;
 }
 
+// Returns a session of a state if it is in memory or a sound file.
+std::optional<Session> States::at_hand(const NodePtr& node, const Appender& append) {
+  if (auto session = in_memory(*node)) return session;
+  std::unique_lock io(node->io_);
+  if (auto session = in_memory(*node)) return session;
+  Usage cost;
+  std::optional<Session> session = from_file(*node, append, cost);
+  if (!session) return std::nullopt;
+  count({0, cost.recomputed, 0, ""});
+  return bring_back(node, std::move(io), std::move(*session), tokens_of(*node));
+}
+
+// Finds the longest beginning among states in memory or in files and prompts that are running. The
+// files of `lost` have turned out to be lost.
+States::Longest States::longest(const std::string& client, std::span<const int32_t> ids,
+                                const std::set<NodePtr>& lost) const {
+  Longest best;
+  std::pair<bool, uint64_t> rank;  // of two that share as many tokens: in memory; made before
+  const auto alike = [&](const std::vector<int32_t>& tokens) {
+    return std::min(common_prefix(tokens, ids), ids.size() - 1);
+  };
+  const MutexLock lock(mutex_);
+  for (const auto& [id, node] : nodes_) {
+    const Node::Changing& c = at(*node);
+    const bool may = (node->client == client || options_.share_prefixes) && node->plain &&
+                     !c.removed && c.recipe != nullptr && c.origin != Origin::uploaded &&
+                     (c.session || c.kept.blocks) && !lost.contains(node);
+    if (!may) continue;
+    const size_t n = alike(c.recipe->tokens);
+    const std::pair<bool, uint64_t> its{!c.session, c.serial};
+    if (n < best.tokens || n == 0 || (n == best.tokens && rank < its)) continue;
+    best.node = node;
+    best.tokens = n;
+    rank = its;
+  }
+  for (const std::weak_ptr<Running>& weak : running_) {
+    const std::shared_ptr<Running> r = weak.lock();
+    if (r == nullptr || (r->client_ != client && !options_.share_prefixes)) continue;
+    const size_t n = alike(r->session_.tokens());
+    if (n <= best.tokens) continue;
+    best.running.emplace(r->session_.fork());
+    best.tokens = n;
+  }
+  return best;
+}
+
 Session States::longest_prefix(const std::string& client, std::span<const int32_t> ids,
                                const Appender& append, Usage& usage) {
-  NodePtr best;
-  std::optional<Session> running;
-  size_t most = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const NodePtr& node : order_) {
-      const bool may = (node->client == client || options_.share_prefixes) && node->plain &&
-                       node->origin != Origin::uploaded &&
-                       (node->session || (node->saved && *node->saved != SnapshotForm::recipe));
-      if (!may) continue;
-      const size_t n = std::min(common_prefix(node->tokens, ids), ids.size() - 1);
-      if (n > most || (n == most && n > 0 && node->session && !best->session)) {
-        best = node;
-        most = n;
-      }
-    }
-    for (const std::weak_ptr<Running>& weak : running_) {
-      const std::shared_ptr<Running> r = weak.lock();
-      if (r == nullptr || (r->client_ != client && !options_.share_prefixes)) continue;
-      const size_t n = std::min(common_prefix(r->session_.state().tokens, ids), ids.size() - 1);
-      if (n <= most) continue;
-      running.emplace(r->session_.fork());
-      most = n;
-    }
-  }
+  Longest best = longest(client, ids, {});
   if (options_.shared != nullptr) {
     auto fetched = options_.shared->prefix(client, model_, session_, ids.first(ids.size() - 1),
-                                           static_cast<int64_t>(most));
+                                           static_cast<int64_t>(best.tokens));
     if (fetched) {
       usage.reused = fetched->size();
       usage.reason = fmt::format("{} tokens came from the store", fetched->size());
       return *std::move(fetched);
     }
   }
-  if (best == nullptr && !running) {
+  std::optional<Session> session;
+  std::string from = "a prompt that is running";
+  for (std::set<NodePtr> lost; !session && best.tokens > 0;) {
+    if (best.running) {
+      session.emplace(*std::move(best.running));
+    } else if ((session = at_hand(best.node, append))) {
+      from = best.node->client == client ? best.node->id : "another client's state";
+    } else {
+      lost.insert(best.node);
+      best = longest(client, ids, lost);
+    }
+  }
+  if (!session) {
     usage.reason = "no state of this client begins like this";
     return Session(model_, session_);
   }
-  Session session = running ? std::move(*running) : open(best, append, nullptr);
-  session.rewind(static_cast<int64_t>(most));
-  session.generation() = GenerationState();
-  session.chat() = ChatState();
-  usage.reused = static_cast<int64_t>(most);
-  usage.reason = fmt::format("{} tokens of {} are the same", most,
-                             running                  ? "a prompt that is running"
-                             : best->client == client ? best->id
-                                                      : "another client's state");
-  return session;
+  session->rewind(static_cast<int64_t>(best.tokens));
+  session->generation() = GenerationState();
+  session->chat() = ChatState();
+  usage.reused = static_cast<int64_t>(best.tokens);
+  usage.reason = fmt::format("{} tokens of {} are the same", best.tokens, from);
+  return *std::move(session);
 }
 
 }  // namespace stet::serve

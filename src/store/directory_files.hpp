@@ -1,0 +1,32 @@
+// Names of files in a store that is a directory, and the look at one of them.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "stet/base/error.hpp"
+
+namespace stet {
+
+constexpr char kStoreFile[] = "stet-store", kStoreHead[] = "stet store 1";
+constexpr const char* kStoreFolders[] = {"/blocks", "/states", "/names", "/leases"};
+constexpr std::string_view kTemporary = ".tmp-";  // in the names of AtomicFile's temporaries
+
+[[noreturn]] inline void system_failed(const std::string& path, const std::string& expected) {
+  throw Error(ErrorKind::io, path, "", expected, std::generic_category().message(errno));
+}
+
+// Returns the status of a regular file. Nothing for a link, a pipe or anything else, which is not
+// the store's.
+inline std::optional<struct stat> file_at(const std::string& path) {
+  struct stat info = {};
+  if (::lstat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
+  return info;
+}
+
+}  // namespace stet

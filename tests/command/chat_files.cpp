@@ -1,0 +1,162 @@
+// The files of `stet chat`: a conversation that somebody else has kept is never replaced without
+// being asked for.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "stet/snapshot/snapshot.hpp"
+#include "tests/command/pipe.hpp"
+#include "tests/support/models.hpp"
+#include "tests/support/run_command.hpp"
+
+namespace stet::test::chat_files_tests {
+namespace {
+
+namespace fs = std::filesystem;
+
+Args operator+(Args a, const Args& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+class ChatFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+#ifndef STET_HAVE_SENTENCEPIECE
+    GTEST_SKIP() << "built without a library for the tokenizers";
+#endif
+  }
+  static Outcome chat(const Args& options, const std::string& typed) {
+    return run_stet(Args{"chat", "--threads", "1", "-n", "12"} + options, typed);
+  }
+  static std::vector<std::string> said(const std::string& path) {
+    const Snapshot snapshot = Snapshot::open(path);
+    std::vector<std::string> all;
+    for (const Message& m : snapshot.meta().chat.messages) {
+      if (m.role == "user") all.push_back(m.content);
+    }
+    return all;
+  }
+  using Said = std::vector<std::string>;
+
+  // A chat that says "Set d = 1."; before it ends, another one says "Set b = 4.", with the same
+  // options.
+  Outcome chat_around_another(const Args& options) const {
+    const Pipe in(scratch / "in"), out(scratch / "out");
+    const CommandRun run(Args{"chat", "--threads", "1", "-n", "12"} + options, in.path, out.path,
+                         scratch / "err");
+    in.write("Set d = 1.\n");
+    const std::string reply = out.read_line();
+    EXPECT_EQ(chat(options, "Set b = 4.\n").status, 0);
+    in.write("/quit\n");
+    const int status = run.wait();
+    return {status, reply, read_text(scratch / "err")};
+  }
+
+  TemporaryDirectory scratch;
+  const std::string talk = scratch / "talk.stet", aside = scratch / "talk-1.stet";
+};
+
+TEST_F(ChatFiles, AnotherConversationIsRefusedBeforeAnythingIsSaid) {
+  ASSERT_EQ(chat({"--save", talk}, "Set k = 5.\n").status, 0);
+  const std::string before = read_text(talk);
+  const std::string expected =
+      "stet: " + talk + ": --save: expected a new file (--resume " + talk +
+      " goes on with it, --overwrite replaces it), found one that is there already\n";
+  for (const Args& options : {Args{"--save", talk}, Args{"--save", scratch / "./talk.stet"},
+                              Args{"--resume", talk, "--save", scratch / "other.stet"}}) {
+    if (options.size() > 2) write_file(scratch / "other.stet", "something else");
+    const Outcome o = chat(options, "Hello\n");
+    EXPECT_EQ(o.status, 1);
+    EXPECT_EQ(o.out, "");
+    EXPECT_NE(o.err.find("expected a new file (--resume "), std::string::npos) << o.err;
+    if (options.size() == 2 && options[1] == talk) {
+      EXPECT_EQ(o.err, expected);
+    }
+  }
+  EXPECT_EQ(read_text(talk), before);
+  EXPECT_EQ(read_text(scratch / "other.stet"), "something else");
+}
+
+TEST_F(ChatFiles, WhatWasNamedIsReplaced) {
+  ASSERT_EQ(chat({"--save", talk}, "Set k = 5.\n").status, 0);
+  EXPECT_EQ(chat({"--resume", talk, "--save", talk}, "Set b = 4.\n").status, 0);
+  EXPECT_EQ(said(talk), (Said{"Set k = 5.", "Set b = 4."}));
+  // The same by another name.
+  fs::create_symlink(talk, scratch / "link.stet");
+  EXPECT_EQ(chat({"--resume", talk, "--save", scratch / "link.stet"}, "Set c = 3.\n").status, 0);
+  EXPECT_EQ(said(talk), (Said{"Set k = 5.", "Set b = 4.", "Set c = 3."}));
+  EXPECT_TRUE(fs::is_symlink(scratch / "link.stet"));
+  EXPECT_EQ(chat({"--save", talk, "--overwrite"}, "Set d = 1.\n").status, 0);
+  EXPECT_EQ(said(talk), Said{"Set d = 1."});
+  for (const char* option : {"-o", "--output"}) {
+    EXPECT_EQ(chat({option, talk}, "Set e = 2.\n").status, 0);
+    EXPECT_EQ(said(talk), Said{"Set e = 2."});
+  }
+  write_file(scratch / "empty.stet", "");  // as mktemp makes one
+  EXPECT_EQ(chat({"--save", scratch / "empty.stet"}, "Set k = 5.\n").status, 0);
+  EXPECT_EQ(said(scratch / "empty.stet"), Said{"Set k = 5."});
+  EXPECT_EQ(chat({"--overwrite"}, "").err, "stet: --overwrite requires --save (stet --help)\n");
+  EXPECT_EQ(chat({"-o", talk, "--save", talk}, "").status, 2);
+}
+
+TEST_F(ChatFiles, ANewFileHasTheModeThatWasAskedFor) {
+  ASSERT_EQ(chat({"--save", talk, "--mode", "640"}, "Set k = 5.\n").status, 0);
+  struct stat info = {};
+  ASSERT_EQ(::stat(talk.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0640u);
+}
+
+// While one chat goes on, another one writes to its file.
+TEST_F(ChatFiles, AFileThatChangedMeanwhileIsKeptToo) {
+  ASSERT_EQ(chat({"--save", talk}, "Set k = 5.\n").status, 0);
+  for (const bool resumed : {true, false}) {
+    SCOPED_TRACE(resumed);
+    fs::remove(aside);
+    if (!resumed) fs::remove(talk);
+    const Outcome o = chat_around_another(resumed ? Args{"--resume", talk, "--save", talk}
+                                                  : Args{"--save", talk});
+    EXPECT_EQ(o.status, 0) << o.err;
+    EXPECT_NE(o.err.find(talk + " was changed by somebody else meanwhile: saved to " + aside +
+                         " instead\n"),
+              std::string::npos)
+        << o.err;
+    EXPECT_EQ(said(talk).back(), "Set b = 4.");
+    EXPECT_EQ(said(aside).back(), "Set d = 1.");
+    EXPECT_EQ(said(aside).size(), resumed ? 2u : 1u);
+    EXPECT_FALSE(fs::exists(scratch / "talk-2.stet"));
+  }
+}
+
+TEST_F(ChatFiles, ACopyReplacesNothingEither) {
+  ASSERT_EQ(chat({"--save", talk}, "Set k = 5.\n").status, 0);
+  const std::string before = read_text(talk);
+  const Outcome o = chat({}, "Set b = 4.\n/save " + talk + "\n");
+  EXPECT_EQ(o.status, 1);
+  EXPECT_NE(o.err.find(talk + ": /save: expected a new file (/save --overwrite " + talk +
+                       " replaces it), found one that is there already\n"),
+            std::string::npos)
+      << o.err;
+  EXPECT_EQ(read_text(talk), before);
+  EXPECT_EQ(chat({}, "/load " + talk + "\nSet b = 4.\n/save " + talk + "\n").status, 0);
+  EXPECT_EQ(said(talk), (Said{"Set k = 5.", "Set b = 4."}));
+  EXPECT_EQ(chat({}, "Set c = 3.\n/save --overwrite " + talk + "\n").status, 0);
+  EXPECT_EQ(said(talk), Said{"Set c = 3."});
+  EXPECT_EQ(chat({}, "Set b = 4.\n/save " + aside + "\nSet c = 3.\n/save " + aside + "\n").status,
+            0);
+  EXPECT_EQ(said(aside), (Said{"Set b = 4.", "Set c = 3."}));
+}
+
+TEST_F(ChatFiles, WhatCannotBeWrittenLeavesNothing) {
+  ASSERT_EQ(chat({"--save", scratch / "none/talk.stet"}, "Set k = 5.\n").status, 1);
+  const Outcome o =
+      chat({"--save", talk, "--form", "delta", "--against", scratch / "none"}, "Set k = 5.\n");
+  EXPECT_EQ(o.status, 1);
+  EXPECT_FALSE(fs::exists(talk));
+}
+
+}  // namespace
+}  // namespace stet::test::chat_files_tests

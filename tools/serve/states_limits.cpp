@@ -1,0 +1,102 @@
+// Forgets states: those beyond --max-states, and those that --ttl makes too old. With neither, a
+// state in a directory is never forgotten.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <tuple>
+
+#include "stet/base/error.hpp"
+#include "tools/serve/states.hpp"
+
+namespace stet::serve {
+namespace {
+
+constexpr size_t kMostForgotten = 50000;  // that are known, and as many before those
+
+}  // namespace
+
+std::optional<size_t> States::most_states() const {
+  if (options_.max_states) return options_.max_states;
+  return in_files() ? std::nullopt : std::optional(options_.in_memory);
+}
+
+// Returns the states of a client in the order in which they may go. Pinned ones are left out, those
+// with a name come last. States with children, whose tokens the children have, come before leaves.
+// Among equals, the one used longest ago comes first.
+std::vector<NodePtr> States::forgettable(const std::string& client, const Node* keep) {
+  std::vector<std::tuple<bool, bool, uint64_t, NodePtr>> all;
+  for (Node* node : clients_[client].states) {
+    const Node::Changing& c = at(*node);
+    if (node == keep || c.pinned) continue;
+    all.emplace_back(c.name.has_value(), !children_.contains(node->id), c.used,
+                     nodes_.at(node->id));
+  }
+  std::sort(all.begin(), all.end());
+  std::vector<NodePtr> nodes;
+  for (auto& [named, leaf, used, node] : all) nodes.push_back(std::move(node));
+  return nodes;
+}
+
+// Returns states of a client to forget, if it has too many. They are a few more than necessary, so
+// that not every new state looks through all others.
+std::vector<NodePtr> States::surplus(const std::string& client, const Node* keep) {
+  const std::optional<size_t> most = most_states();
+  const size_t now = clients_[client].states.size();
+  if (!most || now <= *most) return {};
+  std::vector<NodePtr> nodes = forgettable(client, keep);
+  nodes.resize(std::min(nodes.size(), now - *most + *most / 64));
+  return nodes;
+}
+
+// Throws if there is no room for a new state because all others are pinned.
+void States::check_count(const std::string& client) {
+  const std::optional<size_t> most = most_states();
+  if (!most || clients_[client].states.size() < *most || !forgettable(client, nullptr).empty())
+    return;
+  throw RequestError(
+      429, "too_many_states",
+      fmt::format("expected fewer than {} pinned states, found as many: unpin or delete some",
+                  *most));
+}
+
+// Removes states and remembers their ids as expired. Logs a state whose files cannot be removed: it
+// is there again after a restart.
+void States::forget(const std::vector<NodePtr>& nodes) {
+  for (const NodePtr& node : nodes) {
+    try {
+      {
+        const MutexLock lock(mutex_);
+        if (at(*node).removed || at(*node).pinned) continue;
+        if (expired_.size() >= kMostForgotten) expired_before_ = std::exchange(expired_, {});
+        expired_[node->id] = node->client;
+      }
+      if (in_files()) directory_->add_expired(node->id + " " + node->client);
+      take_away(node, false);
+    } catch (const std::exception& e) {
+      tool::say("{}: not removed: {}\n", node->id, printable(e.what(), 3000));
+    }
+  }
+}
+
+void States::expire() {
+  if (options_.ttl == 0) return;
+  const auto now = static_cast<int64_t>(std::time(nullptr));
+  std::vector<NodePtr> old;
+  {
+    const MutexLock lock(mutex_);
+    if (now < next_expiry_) return;
+    next_expiry_ = now + options_.ttl;
+    for (const auto& [id, node] : nodes_) {
+      const Node::Changing& c = at(*node);
+      if (c.removed || c.pinned) continue;
+      if (now - c.used_at > options_.ttl)
+        old.push_back(node);
+      else
+        next_expiry_ = std::min(next_expiry_, c.used_at + options_.ttl + 1);
+    }
+  }
+  forget(old);
+}
+
+}  // namespace stet::serve

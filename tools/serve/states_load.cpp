@@ -1,0 +1,238 @@
+// Reads a state directory when the server starts.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "stet/base/error.hpp"
+#include "stet/files/file.hpp"
+#include "tools/serve/fields.hpp"
+#include "tools/serve/states.hpp"
+
+namespace stet::serve {
+namespace {
+
+constexpr size_t kMostListed = 10;  // names in a line of the log
+
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (size_t i = 0; i < names.size() && i < kMostListed; ++i)
+    text += (i == 0 ? "" : ", ") + printable(names[i], 80);
+  return names.size() <= kMostListed
+             ? text
+             : text + fmt::format(" and {} more", names.size() - kMostListed);
+}
+
+// The state whose file a delta says that it was made over.
+std::string base_of(const Snapshot& snapshot) {
+  const std::string& file = snapshot.meta().parent_file;
+  if (snapshot.meta().form != SnapshotForm::delta || !file.ends_with(".stet")) return "";
+  const std::string id = file.substr(0, file.size() - 5);
+  return is_state_id(id) ? id : "";
+}
+
+Origin origin_of_name(const std::string& name) {
+  return name == "uploaded"   ? Origin::uploaded
+         : name == "verified" ? Origin::verified
+                              : Origin::computed;
+}
+
+}  // namespace
+
+struct States::Loading {
+  std::vector<std::string> gone;            // states that were deleted
+  std::map<std::string, size_t> in_memory;  // of each client
+  std::vector<std::string> left_out;        // and why
+};
+
+void States::load() {
+  directory_->sweep();
+  const StateDirectory::Content content = directory_->content();
+  if (!content.strange.empty())
+    tool::say("{}: left alone, since no state describes them: {}\n", printable(directory_->path()),
+              listed(content.strange));
+  Loading loading;
+  loading.gone = content.gone;
+  std::vector<StateDirectory::Described> described = content.described;
+  std::sort(described.begin(), described.end(),
+            [](const auto& a, const auto& b) { return a.touched > b.touched; });
+  std::vector<NodePtr> loaded;
+  for (const StateDirectory::Described& d : described) {
+    try {
+      if (NodePtr node = read_node(loading, d)) loaded.push_back(std::move(node));
+    } catch (const std::exception& e) {
+      loading.left_out.push_back(fmt::format("{} ({})", d.id, printable(e.what(), 300)));
+    }
+  }
+  if (!loading.left_out.empty())
+    tool::say("{}: left out: {}\n", printable(directory_->path()), listed(loading.left_out));
+  order(std::move(loaded));
+  load_gone(loading);
+  std::vector<NodePtr> surplus_of_all;
+  {
+    const MutexLock lock(mutex_);
+    for (const std::string& line : directory_->expired()) {
+      const size_t space = line.find(' ');
+      if (space != std::string::npos && living(line.substr(0, space)) == nullptr)
+        expired_[line.substr(0, space)] = line.substr(space + 1);
+    }
+    std::vector<std::string> clients;
+    for (const auto& [client, states] : clients_) clients.push_back(client);
+    for (const std::string& client : clients) {
+      for (NodePtr& node : surplus(client, nullptr)) surplus_of_all.push_back(std::move(node));
+    }
+  }
+  forget(surplus_of_all);
+  expire();
+}
+
+// Reads a description and the files that go with it. Returns null for a state that was deleted, or
+// that no client was told of.
+NodePtr States::read_node(Loading& loading, const StateDirectory::Described& described) {
+  const std::string path = directory_->file(described.id, ".json");
+  const Json meta = parse_body(read_text_file(path, size_t{1} << 20));
+  if (meta.at("id").get<std::string>() != described.id)
+    throw Error(ErrorKind::format, path, "id", "the name of the file", "another");
+  if (meta.contains("removed")) {  // by a server of an older version
+    directory_->rename(described.id, ".json", ".gone");
+    loading.gone.push_back(described.id);
+    return nullptr;
+  }
+  auto node = std::make_shared<Node>();
+  node->id = described.id;
+  node->client = meta.at("client").get<std::string>();
+  node->operation = meta.at("operation");
+  node->created = meta.at("created").get<int64_t>();
+  node->excerpt = meta.at("excerpt").get<std::string>();
+  {
+    const MutexLock lock(mutex_);
+    Node::Changing& c = at(*node);
+    c.parent = meta.at("parent").get<std::string>();
+    if (meta.at("name").is_string()) c.name = meta.at("name").get<std::string>();
+    c.pinned = meta.at("pinned").get<bool>();
+    c.origin = origin_of_name(meta.at("origin").get<std::string>());
+    c.kept.described = true;
+    c.kept.strange = meta.contains("strange");
+    c.used_at = c.touched_at = described.touched;
+  }
+  size_t& in_memory = loading.in_memory[node->client];
+  if (!read_files(loading, *node, in_memory < options_.in_memory)) {
+    if (meta.contains("pending")) {
+      directory_->remove(node->id, ".json");
+      return nullptr;
+    }
+    tool::say("{}: lost: no file has its tokens\n", node->id);
+    const MutexLock lock(mutex_);
+    at(*node).lost = "no file has its tokens";
+    return node;
+  }
+  ++in_memory;
+  return node;
+}
+
+// Takes over what the files of a state say. Returns false if none can be read. Throws a mismatch
+// Error if they are of another model.
+bool States::read_files(Loading&, Node& node, bool with_tokens) {
+  const MutexLock lock(mutex_);
+  Node::Changing& c = at(node);
+  c.kept.recipe = directory_->has(node.id, ".recipe");
+  for (const char* ending : {".stet", ".recipe"}) {
+    const bool blocks = ending == std::string_view(".stet");
+    if ((blocks && c.kept.strange) || !directory_->has(node.id, ending)) continue;
+    try {
+      const Snapshot snapshot = Snapshot::open(directory_->file(node.id, ending));
+      const SnapshotMeta& meta = snapshot.meta();
+      if (blocks && meta.form == SnapshotForm::recipe) c.kept.recipe = true;
+      if (blocks && meta.form != SnapshotForm::recipe) c.kept.blocks = meta.form;
+      if (blocks) c.kept.base = base_of(snapshot);
+      if (!c.kept.base.empty() && blocks) ++needed_[c.kept.base];
+      snapshot.check_compatible(*model_, session_.compute.contract, tokenizer_.get());
+      auto recipe = std::make_shared<const State>(snapshot.recipe());
+      node.digests = snapshot.digests();
+      node.describe(*recipe);
+      node.kv_type = meta.kv.type;
+      node.bytes = static_cast<uint64_t>(blocks_of(meta.positions)) * meta.kv.block_bytes();
+      if (with_tokens) c.recipe = std::move(recipe);
+      return true;
+    } catch (const Error& e) {
+      if (e.kind == ErrorKind::mismatch) throw;
+      tool::say("{}: {}\n", node.id, printable(e.what(), 3000));
+    }
+  }
+  return false;
+}
+
+// Builds the tree, in the order in which it was made. A state that leads to itself becomes a root.
+void States::order(std::vector<NodePtr> loaded) {
+  const MutexLock lock(mutex_);
+  uint64_t used = loaded.size();
+  for (const NodePtr& node : loaded) at(*node).used = used--;  // the latest is the first
+  clock_ = loaded.size();
+  std::sort(loaded.begin(), loaded.end(), [](const NodePtr& a, const NodePtr& b) {
+    return std::tie(a->created, a->transcript, a->id) < std::tie(b->created, b->transcript, b->id);
+  });
+  for (const NodePtr& node : loaded) nodes_[node->id] = node;
+  for (const NodePtr& node : loaded) {
+    Node::Changing& c = at(*node);
+    NodePtr above = living(c.parent);
+    for (size_t steps = 0; above != nullptr && steps < loaded.size(); ++steps) {
+      if (above == node) c.parent = "";
+      above = above == node ? nullptr : living(at(*above).parent);
+    }
+    c.serial = ++serial_;
+    children_[c.parent].insert(node.get());
+    Client& client = clients_[node->client];
+    client.states.insert(node.get());
+    client.in_memory += c.recipe != nullptr ? 1 : 0;
+  }
+  for (const NodePtr& node : loaded) {
+    NodePtr base = living(at(*node).kept.base);
+    for (int& depth = at(*node).kept.depth; base != nullptr && depth < 256; ++depth)
+      base = living(at(*base).kept.base);
+  }
+}
+
+// Removes the files of deleted states, except those that deltas need.
+void States::load_gone(const Loading& loading) {
+  std::map<std::string, NodePtr> found;
+  for (const std::string& id : loading.gone) {
+    const MutexLock lock(mutex_);
+    if (living(id) != nullptr) {
+      directory_->remove(id, ".gone");  // it was made again
+      continue;
+    }
+    auto node = std::make_shared<Node>();
+    node->id = id;
+    Node::Changing& c = at(*node);
+    c.removed = c.kept.gone = true;
+    c.kept.recipe = directory_->has(id, ".recipe");
+    try {
+      const Json meta = parse_body(read_text_file(directory_->file(id, ".gone"), size_t{1} << 20));
+      c.kept.strange = meta.contains("strange");
+      if (!c.kept.strange && directory_->has(id, ".stet")) {
+        const Snapshot snapshot = Snapshot::open(directory_->file(id, ".stet"));
+        if (snapshot.meta().form != SnapshotForm::recipe) c.kept.blocks = snapshot.meta().form;
+        c.kept.base = base_of(snapshot);
+        if (!c.kept.base.empty()) ++needed_[c.kept.base];
+      }
+    } catch (const std::exception& e) {
+      tool::say("{}: {}\n", id, printable(e.what(), 3000));
+    }
+    nodes_[id] = node;
+    found[id] = node;
+  }
+  for (const auto& [id, node] : found) {
+    {
+      const MutexLock lock(mutex_);
+      if (needed_.contains(id)) continue;
+    }
+    try {
+      const std::lock_guard io(node->io_);
+      forget_files(node);
+    } catch (const std::exception& e) {
+      tool::say("{}: not removed: {}\n", id, printable(e.what(), 3000));
+    }
+  }
+}
+
+}  // namespace stet::serve

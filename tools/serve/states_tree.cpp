@@ -1,0 +1,213 @@
+// Finds, names and removes states.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <deque>
+
+#include "stet/base/error.hpp"
+#include "tools/serve/states.hpp"
+#include "tools/serve/tree.hpp"
+
+namespace stet::serve {
+
+NodePtr States::find_here(const std::string& client, const std::string& id) {
+  NodePtr node;
+  bool stale = false;
+  {
+    const MutexLock lock(mutex_);
+    node = living(id);
+    if (node == nullptr || node->client != client) return nullptr;
+    touch(*node);
+    Node::Changing& c = at(*node);
+    stale = c.kept.described && options_.ttl > 0 && c.used_at - c.touched_at > options_.ttl / 10;
+    if (stale) c.touched_at = c.used_at;
+  }
+  if (stale) directory_->touch(id, static_cast<int64_t>(std::time(nullptr)));
+  return node;
+}
+
+// What another server has made for this client: a handle proves that it is.
+NodePtr States::find_shared(const std::string& client, const std::string& id) {
+  if (options_.shared == nullptr || !id.starts_with("st_")) return nullptr;
+  RestoreOptions how;
+  how.session = session_;
+  how.tokenizer = tokenizer_.get();
+  std::optional<SharedState> found = options_.shared->get(client, id, model_, how);
+  if (!found || id_of(client, digests_of(found->session).id, found->note.operation, 0) != id)
+    return nullptr;
+  Usage fetched;
+  fetched.recomputed = found->restored.restored.recomputed;
+  count(fetched);
+  return add(client, found->note.parent, std::move(found->note.operation),
+             std::move(found->session), Origin::computed, false, false);
+}
+
+NodePtr States::find(const std::string& client, const std::string& id, const std::string& pointer) {
+  expire();
+  if (NodePtr node = find_here(client, id)) return node;
+  if (NodePtr node = find_shared(client, id)) return node;
+  const MutexLock lock(mutex_);
+  const auto forgotten = [&](const auto& ids) {
+    const auto found = ids.find(id);
+    return found != ids.end() && found->second == client;
+  };
+  if (forgotten(expired_) || forgotten(expired_before_))
+    throw RequestError(
+        404, "state_expired",
+        fmt::format("{}: expected a state that the server still has, found {}, which "
+                    "was forgotten (--max-states, --ttl)",
+                    pointer, printable(id, 60)),
+        pointer);
+  throw RequestError(404, "no_such_state",
+                     pointer + ": expected a state of this client, found " + printable(id, 60),
+                     pointer);
+}
+
+std::vector<NodePtr> States::list(const std::string& client) {
+  expire();
+  std::vector<std::pair<uint64_t, NodePtr>> found;
+  {
+    const MutexLock lock(mutex_);
+    for (Node* node : clients_[client].states)
+      found.emplace_back(at(*node).serial, nodes_.at(node->id));
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<NodePtr> all;
+  for (auto& [serial, node] : found) all.push_back(std::move(node));
+  return all;
+}
+
+std::vector<States::InTree> States::conversations(const std::string& client) {
+  const std::vector<NodePtr> nodes = list(client);
+  std::vector<std::shared_ptr<const State>> recipes;
+  std::vector<NodePtr> parents;
+  {
+    const MutexLock lock(mutex_);
+    for (const NodePtr& node : nodes) {
+      recipes.push_back(at(*node).recipe);
+      parents.push_back(living(at(*node).parent));
+    }
+  }
+  std::deque<std::vector<int32_t>> unshifted;  // transcripts of which a prune has shifted tokens out
+  std::vector<TreeItem> items;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    std::span<const int32_t> transcript;
+    if (const State* const state = recipes[i].get())
+      transcript = shifted_out(state->prunes) > 0 ? unshifted.emplace_back(state->transcript())
+                                                  : std::span<const int32_t>(state->tokens);
+    items.push_back({transcript, nodes[i]->id, parents[i] == nullptr ? "" : parents[i]->id});
+  }
+  const std::vector<size_t> under = conversation_tree(items);
+  std::vector<InTree> all;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const bool known = recipes[i] != nullptr;
+    all.push_back({nodes[i], !known ? parents[i] : under[i] == kTreeRoot ? nullptr : nodes[under[i]]});
+  }
+  return all;
+}
+
+// Takes a node, whose `io` the caller holds, out of the tree. Its files stay. Its children then
+// hang under its parent: `children` are those whose files say otherwise. Returns false if it is out
+// already, or somebody has a claim.
+bool States::withdraw(Node& node, bool unless_claimed, std::vector<NodePtr>& children) {
+  constexpr size_t kMostParents = 100000;  // that are known of states that are gone
+  std::optional<Session> session;          // goes after the lock
+  const MutexLock lock(mutex_);
+  Node::Changing& c = at(node);
+  if (c.removed) return false;
+  if (unless_claimed && (--c.claims > 0 || c.name || c.pinned)) return false;
+  c.removed = true;
+  session = take_out(node);
+  Client& client = clients_[node.client];
+  client.states.erase(&node);
+  client.in_memory -= c.recipe != nullptr ? 1 : 0;
+  children_[c.parent].erase(&node);
+  if (parents_.size() >= kMostParents) parents_.clear();
+  parents_[node.id] = c.parent;
+  const auto of_it = children_.extract(node.id);
+  for (Node* child : of_it.empty() ? std::unordered_set<Node*>() : of_it.mapped()) {
+    at(*child).parent = c.parent;
+    children_[c.parent].insert(child);
+    if (at(*child).kept.described) children.push_back(nodes_.at(child->id));
+  }
+  if (children_[c.parent].empty()) children_.erase(c.parent);
+  if (!in_files()) nodes_.erase(node.id);
+  return true;
+}
+
+// Removes a node and its files. The files of its children name their new parent before, so that a
+// crash between loses no place in the tree.
+bool States::take_away(const NodePtr& node, bool unless_claimed) {
+  std::vector<NodePtr> children;
+  {
+    const std::lock_guard io(node->io_);
+    if (!withdraw(*node, unless_claimed, children)) return false;
+  }
+  if (!in_files()) return true;
+  for (const NodePtr& child : children) {
+    const std::lock_guard io(child->io_);
+    describe_in_file(*child);
+  }
+  const std::lock_guard io(node->io_);
+  forget_files(node);
+  return true;
+}
+
+void States::remove(const NodePtr& node) {
+  if (take_away(node, false) && options_.shared != nullptr)
+    options_.shared->remove(node->client, node->id);
+}
+
+void States::release(const NodePtr& node) {
+  if (take_away(node, true) && options_.shared != nullptr)
+    options_.shared->remove(node->client, node->id);
+}
+
+void States::change(const NodePtr& node, std::optional<std::optional<std::string>> name,
+                    std::optional<bool> pinned) {
+  const std::lock_guard io(node->io_);
+  std::optional<std::string> name_before;
+  bool pinned_before = false, described = false;
+  {
+    const MutexLock lock(mutex_);
+    Node::Changing& c = at(*node);
+    name_before = c.name;
+    pinned_before = c.pinned;
+    described = c.kept.described && !c.removed;
+    if (name) c.name = *name;
+    if (pinned) c.pinned = *pinned;
+    touch(*node);
+  }
+  if (!described) return;
+  try {
+    describe_in_file(*node);
+  } catch (...) {
+    const MutexLock lock(mutex_);
+    at(*node).name = name_before;
+    at(*node).pinned = pinned_before;
+    throw;
+  }
+}
+
+void States::verified(const NodePtr& node) {
+  const std::lock_guard io(node->io_);
+  {
+    const MutexLock lock(mutex_);
+    at(*node).origin = Origin::verified;
+    if (!at(*node).kept.described || at(*node).removed) return;
+  }
+  describe_in_file(*node);
+}
+
+Origin States::origin(const NodePtr& node) const {
+  const MutexLock lock(mutex_);
+  return at(*node).origin;
+}
+
+NodePtr States::parent_of(const NodePtr& node) const {
+  const MutexLock lock(mutex_);
+  return living(at(*node).parent);
+}
+
+}  // namespace stet::serve
