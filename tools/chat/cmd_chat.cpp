@@ -185,8 +185,7 @@ void add_chat(Command& app) {
     if (o->json && o->script.empty()) required_error("--json: --script");
     for (const auto& [name, given] :
          {std::pair{"--autosave", o->autosave}, {"--overwrite", o->overwrite}}) {
-      if (given && o->save.empty())
-        throw UsageError(fmt::format("{} requires --save", name));
+      if (given && o->save.empty()) throw UsageError(fmt::format("{} requires --save", name));
     }
     o->overwrite = o->overwrite || output->count() > 0;
     variables_json(o->variables);  // refused before anything is loaded

@@ -159,8 +159,7 @@ Response state_lens(Service& service, const Request& request, const Parts& parts
   const NodePtr node = node_of(service, request, parts);
   const ModelConfig& c = service.model->config();
   const int64_t last = query_integer(request, "last", 16, 1, kMaxPositions);
-  check_cells("?last", std::min(last, node->positions),
-              c.layers * c.hidden_size);
+  check_cells("?last", std::min(last, node->positions), c.layers * c.hidden_size);
   return answer_at_once(service, request, [&](const Caller& caller) {
     Watched w = last_tokens(service.open(caller, node), last);
     const int64_t first = w.first();

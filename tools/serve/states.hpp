@@ -128,8 +128,8 @@ class States {
   // is state_expired where a limit has forgotten it.
   NodePtr find(const std::string& client, const std::string& id, const std::string& pointer);
   std::vector<NodePtr> list(const std::string& client);  // as they were made
-  // The same, each with the state that it hangs under in the tree of conversations (tree.hpp): by its
-  // tokens, or by the operation that made it where these are not in memory. Null: under none.
+  // The same, each with the state that it hangs under in the tree of conversations (tree.hpp): by
+  // its tokens, or by the operation that made it where these are not in memory. Null: under none.
   struct InTree {
     NodePtr node, above;
   };

@@ -89,20 +89,24 @@ std::vector<States::InTree> States::conversations(const std::string& client) {
       parents.push_back(living(at(*node).parent));
     }
   }
-  std::deque<std::vector<int32_t>> unshifted;  // transcripts of which a prune has shifted tokens out
+  std::deque<std::vector<int32_t>>
+      unshifted;  // transcripts of which a prune has shifted tokens out
   std::vector<TreeItem> items;
   for (size_t i = 0; i < nodes.size(); ++i) {
     std::span<const int32_t> transcript;
     if (const State* const state = recipes[i].get())
       transcript = shifted_out(state->prunes) > 0 ? unshifted.emplace_back(state->transcript())
                                                   : std::span<const int32_t>(state->tokens);
-    items.push_back({transcript, nodes[i]->id, parents[i] == nullptr ? "" : parents[i]->id});
+    items.push_back(
+        {transcript, nodes[i]->id, parents[i] == nullptr ? std::string_view() : parents[i]->id});
   }
   const std::vector<size_t> under = conversation_tree(items);
   std::vector<InTree> all;
   for (size_t i = 0; i < nodes.size(); ++i) {
     const bool known = recipes[i] != nullptr;
-    all.push_back({nodes[i], !known ? parents[i] : under[i] == kTreeRoot ? nullptr : nodes[under[i]]});
+    all.push_back({nodes[i], !known                  ? parents[i]
+                             : under[i] == kTreeRoot ? nullptr
+                                                     : nodes[under[i]]});
   }
   return all;
 }
