@@ -43,8 +43,9 @@ bool SharedStates::attempt(Work work) {
   }
 }
 
-void SharedStates::put(const std::string& client, const std::string& handle, Session& session,
+bool SharedStates::put(const std::string& client, const std::string& handle, Session& session,
                        const Tokenizer* tokenizer, const SharedNote& note) {
+  bool put = false;
   attempt([&] {
     Store& store = store_of(client);
     if (!store.history(handle).empty()) return;
@@ -60,7 +61,9 @@ void SharedStates::put(const std::string& client, const std::string& handle, Ses
     }
     const Sha256 place = put_session(store, session, how).place;
     store.set_name(handle, std::nullopt, place);
+    put = true;
   });
+  return put;
 }
 
 std::optional<SharedState> SharedStates::get(const std::string& client, const std::string& handle,

@@ -38,8 +38,8 @@ class SharedStates {
   std::string secret() const;
 
   // Under its handle. Says on stderr where the store does not take it: then this server alone has
-  // it.
-  void put(const std::string& client, const std::string& handle, Session& session,
+  // it. Returns false where the store did not take it, or has had it before.
+  bool put(const std::string& client, const std::string& handle, Session& session,
            const Tokenizer* tokenizer, const SharedNote& note);
   // Nothing where there is none of this handle, or the store cannot be asked.
   std::optional<SharedState> get(const std::string& client, const std::string& handle,

@@ -250,9 +250,11 @@ NodePtr States::add(const std::string& client, const std::string& parent, Json o
 }
 
 void States::share(const NodePtr& node, const std::string& parent, Session& session) {
-  if (options_.shared != nullptr)
-    options_.shared->put(node->client, node->id, session, tokenizer_.get(),
-                         {parent, node->operation});
+  if (options_.shared == nullptr) return;
+  const bool put = options_.shared->put(node->client, node->id, session, tokenizer_.get(),
+                                        {parent, node->operation});
+  const MutexLock lock(mutex_);
+  at(*node).put = put;
 }
 
 Json States::json(const NodePtr& node) const {

@@ -92,6 +92,7 @@ class Node {
     bool pinned = false;
     bool removed = false;  // out of the tree; here as long as files of it are
     Origin origin = Origin::computed;
+    bool put = false;                // into the store, which did not have it before
     int64_t claims = 1;              // calls of add() that returned it, less those of release()
     std::optional<Session> session;  // while its keys and values are in memory
     std::shared_ptr<const State> recipe;  // while its tokens are

@@ -164,8 +164,13 @@ void States::remove(const NodePtr& node) {
 }
 
 void States::release(const NodePtr& node) {
-  if (take_away(node, true) && options_.shared != nullptr)
-    options_.shared->remove(node->client, node->id);
+  if (!take_away(node, true) || options_.shared == nullptr) return;
+  bool put = false;
+  {
+    const MutexLock lock(mutex_);
+    put = at(*node).put;
+  }
+  if (put) options_.shared->remove(node->client, node->id);
 }
 
 void States::change(const NodePtr& node, std::optional<std::optional<std::string>> name,
