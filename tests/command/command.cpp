@@ -457,9 +457,10 @@ TEST_F(Command, AWrongCommandLineIsStatus2) {
       {{"generate", "-p", "a", "-n", "-1"},
        "--max-tokens: expected an integer in 0..9223372036854775807, found -1"},
       {{"generate", "-p", "a", "--seed", "-1"},
-       "--seed: expected an integer in 0..18446744073709551615, found -1"},
+       "--seed: expected random, or an integer in 0..18446744073709551615, found -1"},
       {{"generate", "-p", "a", "--seed", "18446744073709551616"},
-       "--seed: expected an integer in 0..18446744073709551615, found 18446744073709551616"},
+       "--seed: expected random, or an integer in 0..18446744073709551615, found "
+       "18446744073709551616"},
       {{"generate", "-p", "a", "--threads", "0x2"},
        "--threads: expected an integer in 0..8192, found 0x2"},
       {{"generate", "-p", "a", "--chunk", "0"},

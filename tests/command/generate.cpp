@@ -247,6 +247,28 @@ TEST_F(GenerateCommand, PenaltiesAndBiasesArePartOfTheState) {
             std::string::npos);
 }
 
+// Nobody has to know a seed to draw the same again.
+TEST_F(GenerateCommand, TheSeedOfADrawnReplyIsPrintedUnlessItWasNamed) {
+  const Args draw = {"generate", "-p", "Once", "-n", "20", "--temperature", "3", "--json"};
+  const Outcome plain = succeed(draw), zero = succeed(draw + Args{"--seed", "0"});
+  EXPECT_EQ(plain.err, "seed 0 (--seed random: another)\n");
+  EXPECT_EQ(zero.err, "");
+  const Json reply = Json::parse(plain.out);
+  EXPECT_EQ(reply["seed"], 0);
+  EXPECT_EQ(reply["ids"], Json::parse(zero.out)["ids"]);
+  const Outcome random = succeed(draw + Args{"--seed", "random"});
+  const Json drawn = Json::parse(random.out);
+  const uint64_t seed = drawn["seed"];
+  EXPECT_LT(seed, (uint64_t{1} << 53) - 1'000'000);
+  EXPECT_EQ(random.err, "seed " + std::to_string(seed) + "\n");
+  EXPECT_NE(drawn["ids"], reply["ids"]);
+  EXPECT_EQ(Json::parse(succeed(draw + Args{"--seed", std::to_string(seed)}).out)["ids"],
+            drawn["ids"]);
+  EXPECT_NE(Json::parse(succeed(draw + Args{"--seed", "random"}).out)["seed"], drawn["seed"]);
+  succeed({"save", "-p", "Once", "--temperature", "3", "--seed", "7", "-o", s, "--json"});
+  EXPECT_EQ(succeed({"resume", s, "-n", "1", "--json"}).err, "seed 7 (--seed random: another)\n");
+}
+
 TEST_F(GenerateCommand, WhatASubcommandCannotHonourIsRefused) {
   const std::vector<Args> wrong = {{"generate", "-p", "a", "--form", "recipe"},
                                    {"generate", "-p", "a", "--compress", "zlib"},

@@ -440,11 +440,23 @@ class Serve(unittest.TestCase):
             self.assertEqual(self.server.call("POST", "/v1/states/upload?over=" + start["id"], raw=delta[:cut])[0], 400)
 
     def test_names_pins_and_deletion(self):
+        changes = [self.get("/v1/status")["changes"]]
+
+        def changed():
+            """Whether a client that knows the number of changes sees that it has to ask for the list again."""
+            changes.append(self.get("/v1/status")["changes"])
+            return changes[-1] > changes[-2]
+
         state = self.conversation("Let n = 2.")
+        self.assertTrue(changed())
+        self.get("/v1/states/" + state["id"])
+        self.assertFalse(changed())
         named = self.server.call("PATCH", "/v1/states/" + state["id"], {"name": "begin", "pinned": True})[1]
         self.assertEqual((named["name"], named["pinned"]), ("begin", True))
+        self.assertTrue(changed())
         self.assertIsNone(self.server.call("PATCH", "/v1/states/" + state["id"], {"name": None})[1]["name"])
         self.assertTrue(self.server.call("DELETE", "/v1/states/" + state["id"])[1]["deleted"])
+        self.assertTrue(changed())
         self.assertEqual(self.server.call("GET", "/v1/states/" + state["id"])[0], 404)
 
     def test_tokens_and_templates(self):

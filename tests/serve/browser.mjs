@@ -25,7 +25,10 @@ export const states = async () => (await get("/v1/states")).data;
 
 export function hands(page) {
   const text = (selector) => page.$eval(selector, (e) => e.textContent);
-  const until = (f, ...args) => page.waitForFunction(f, { timeout: 20000 }, ...args);
+  const until = (f, ...args) => page.waitForFunction(f, { timeout: 20000 }, ...args).catch(async (error) => {
+    const told = await text("#told");
+    throw new Error(`${error.message}: ${f} of ${JSON.stringify(args)}; the page says “${told}”, and of faults ${JSON.stringify(faults)}`, { cause: error });
+  });
   const told = async (words) => {
     await until((w) => document.getElementById("told").textContent.includes(w), words);
     await page.$eval("#told", (e) => { e.textContent = ""; }); // so that the next one is seen

@@ -246,6 +246,9 @@ test("what the server does not have is done, what it does not answer is tried ag
   error = new Error("The server did not answer.");
   await trash.send();
   assert.ok(trash.has("a"));
+  await trash.send(); // not at once
+  assert.ok(trash.has("a"));
+  clock.now += 5000;
   error = Object.assign(new Error("gone"), { status: 404 });
   await trash.send();
   assert.deepEqual([log, trash.has("a")], [[], false]);

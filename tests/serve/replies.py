@@ -191,6 +191,10 @@ class Beginnings(WithServer):
         self.assertEqual(beginning + answer["choices"][0]["message"]["content"], whole["message"]["content"])
         self.assertEqual(answer["choices"][0]["state_digest"], whole["state_digest"])
 
+    def test_stop_strings_are_found_behind_it(self):
+        answer = self.post("/v1/messages", {"messages": user("Let a = 3. What is a?") + assistant("a is"), "max_tokens": 20, "stop_sequences": ["."]})
+        self.assertEqual((answer["stop_reason"], answer["stop_sequence"], said(answer)), ("stop_sequence", ".", " 3"))
+
     def test_a_stream_says_the_same(self):
         messages = user("Let a = 3. What is a?") + assistant("a is")
         whole = self.chat(messages, max_tokens=20)

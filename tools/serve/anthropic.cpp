@@ -50,9 +50,12 @@ MessagesAsked read_messages_request(Service& service, const Request& request, Fi
 Json stop_sequence(const Service& service, const MessagesAsked& a, const ReplyResult& r) {
   if (r.reply.stop != StopReason::stop_string || !a.draw.stop) return nullptr;
   const std::string all = service.tokenizer->decode(r.reply.ids, true);
+  // Alone, a reply that goes on from a beginning may lose the space between both.
+  const bool whole = all.find(r.reply.text) != std::string::npos;
+  const std::string text = r.reply.text.substr(whole ? 0 : 1);
   std::string best;
   for (const std::string& s : *a.draw.stop) {
-    if (all.find(r.reply.text + s) != std::string::npos && s.size() > best.size()) best = s;
+    if (all.find(text + s) != std::string::npos && s.size() > best.size()) best = s;
   }
   return best.empty() ? Json(nullptr) : Json(best);
 }

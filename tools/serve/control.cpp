@@ -115,6 +115,7 @@ Response status(Service& service, const Request&, const Parts&) {
          {"recomputed", totals["recomputed"]},
          {"new", totals["new"]}}},
        {"states", totals["states"]},
+       {"changes", totals["changes"]},
        {"version", STET_VERSION}});
 }
 

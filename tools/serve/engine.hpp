@@ -2,7 +2,6 @@
 // prompts in chunks between the tokens of the replies. No reply depends on what else is running.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <exception>
@@ -17,26 +16,13 @@
 
 #include "stet/generate/generate.hpp"
 #include "stet/session/session.hpp"
+#include "tools/serve/histogram.hpp"
 #include "tools/serve/http.hpp"
 
 namespace stet::serve {
 
 // Says, in any thread and often, whether whoever waits for the work has gone.
 using Gone = std::function<bool()>;
-
-// How often something took how long, as Prometheus wants it. Any thread may add.
-class Histogram {
- public:
-  static constexpr std::array<double, 14> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
-                                                     0.25,  0.5,    1,     2.5,  5,     10,   60};
-  void add(double seconds);
-  std::string text(const char* name, const char* help) const;
-
- private:
-  mutable std::mutex mutex_;
-  std::array<uint64_t, kBounds.size() + 1> counts_{};  // the last: longer than all bounds
-  double sum_ = 0;
-};
 
 struct EngineOptions {
   int64_t streams = 16;   // at once

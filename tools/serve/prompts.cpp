@@ -305,11 +305,6 @@ void process_plan(Service& service, const Caller& caller, Prompted& p,
   p.usage.fresh += plan.report.added;
 }
 
-void say(Service& service, const Caller& caller, Prompted& p, std::vector<Message> more,
-         bool continues) {
-  process_plan(service, caller, p, plan_more(service, caller, p, std::move(more), continues));
-}
-
 void append_text(Service& service, const Caller& caller, Prompted& p,
                  std::span<const int32_t> ids) {
   check_room(p.talk.session(), ids);

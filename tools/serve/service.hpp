@@ -168,12 +168,10 @@ Prompted prompt_messages(Service& service, const Caller& caller, std::vector<Mes
                          const ChatAsked& chat);
 Prompted prompt_ids(Service& service, const Caller& caller, const std::vector<int32_t>& ids);
 Prompted resume(Service& service, const Caller& caller, const NodePtr& node);
-void say(Service& service, const Caller& caller, Prompted& prompted, std::vector<Message> more,
-         bool continues = true);
 void append_text(Service& service, const Caller& caller, Prompted& prompted,
                  std::span<const int32_t> ids);
 
-// The steps of say(). The first checks, and changes nothing.
+// Messages behind those of a state, in two steps. The first checks, and changes nothing.
 Conversation::Plan plan_more(Service& service, const Caller& caller, const Prompted& prompted,
                              std::vector<Message> more, bool continues);
 void process_plan(Service& service, const Caller& caller, Prompted& prompted,

@@ -167,6 +167,7 @@ void States::insert(const NodePtr& node) {
        gone = parents_.find(c.parent))
     c.parent = gone->second;
   c.serial = ++serial_;
+  ++changes_;
   touch(*node);
   nodes_[node->id] = node;
   children_[c.parent].insert(node.get());
@@ -318,12 +319,16 @@ Json States::totals() const {
               {"computed", options_.shared->computed_blocks()},
               {"failures", options_.shared->failures()}};
   }
-  return {
-      {"states", states},         {"store", shared},
-      {"reused", totals_.reused}, {"recomputed", totals_.recomputed},
-      {"new", totals_.fresh},     {"evictions", evictions_},
-      {"restores", restores_},    {"blocks_memory", static_cast<int64_t>(blocks_.size()) - mapped},
-      {"blocks_mapped", mapped}};
+  return {{"states", states},
+          {"store", shared},
+          {"changes", changes_},
+          {"reused", totals_.reused},
+          {"recomputed", totals_.recomputed},
+          {"new", totals_.fresh},
+          {"evictions", evictions_},
+          {"restores", restores_},
+          {"blocks_memory", static_cast<int64_t>(blocks_.size()) - mapped},
+          {"blocks_mapped", mapped}};
 }
 
 }  // namespace stet::serve

@@ -293,6 +293,8 @@ class States {
   std::unordered_map<std::string, std::string> expired_ STET_GUARDED_BY(mutex_), expired_before_
       STET_GUARDED_BY(mutex_);
   std::unordered_map<std::string, std::string> parents_ STET_GUARDED_BY(mutex_);
+  // To what the list says: a page that knows their number need not ask again.
+  uint64_t changes_ STET_GUARDED_BY(mutex_) = 0;
   uint64_t clock_ STET_GUARDED_BY(mutex_) = 0, serial_ STET_GUARDED_BY(mutex_) = 0;
   int64_t next_expiry_ STET_GUARDED_BY(mutex_) = 0;
   Usage totals_ STET_GUARDED_BY(mutex_);

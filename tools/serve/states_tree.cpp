@@ -122,6 +122,7 @@ bool States::withdraw(Node& node, bool unless_claimed, std::vector<NodePtr>& chi
   if (c.removed) return false;
   if (unless_claimed && (--c.claims > 0 || c.name || c.pinned)) return false;
   c.removed = true;
+  ++changes_;
   session = take_out(node);
   Client& client = clients_[node.client];
   client.states.erase(&node);
@@ -186,6 +187,7 @@ void States::change(const NodePtr& node, std::optional<std::optional<std::string
     described = c.kept.described && !c.removed;
     if (name) c.name = *name;
     if (pinned) c.pinned = *pinned;
+    ++changes_;
     touch(*node);
   }
   if (!described) return;
@@ -204,6 +206,7 @@ void States::verified(const NodePtr& node) {
   {
     const MutexLock lock(mutex_);
     at(*node).origin = Origin::verified;
+    ++changes_;
     if (!at(*node).kept.described || at(*node).removed) return;
   }
   describe_in_file(*node);

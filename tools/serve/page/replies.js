@@ -82,20 +82,26 @@ export const retry = async () => {
 export async function send() {
   const text = $("text").value, now = state();
   if (!text.trim() || page.running) return;
-  $("text").value = "";
-  fit();
+  write("");
   try {
-    if (now && now.role === null) return await reply({ text }, text);
-    if (now) return await reply({ message: { role: "user", content: text } }, text);
-    const messages = [...($("system").value ? [{ role: "system", content: $("system").value }] : []), { role: "user", content: text }];
-    const { max_tokens, ...settings } = readSettings();
-    await show((await post("/v1/states", { messages, ...settings })).id);
-    await reply({});
+    if (!now) await beginConversation(text);
+    else await reply(now.role === null ? { text } : { message: { role: "user", content: text } }, text);
   } catch (error) {
-    $("text").value ||= text; // nothing that was typed is lost
-    fit();
+    if (!$("text").value) write(text); // nothing that was typed is lost
     say(error.message, true);
   }
+}
+
+async function beginConversation(text) {
+  const messages = [...($("system").value ? [{ role: "system", content: $("system").value }] : []), { role: "user", content: text }];
+  const { max_tokens, ...settings } = readSettings();
+  await show((await post("/v1/states", { messages, ...settings })).id);
+  await attempt(() => reply({}));
+}
+
+function write(text) {
+  $("text").value = text;
+  fit();
 }
 
 // The field grows with what is typed, up to a third of the page (style.css).

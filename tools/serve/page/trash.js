@@ -1,11 +1,11 @@
 // States that were deleted and can still be had back. Until its minute is over a deletion is only noted, in the browser's storage: a
 // page that is loaded again, or another one of the same server, knows it too, and sends what has become due.
-const kKey = "deleted", kMilliseconds = 60000;
+const kKey = "deleted", kMilliseconds = 60000, kPause = 5000;
 
 export class Trash {
   // `remove(id)` deletes on the server; `changed()` is called after every change; `storage` is as localStorage.
   constructor({ storage, remove, changed, now = Date.now }) {
-    Object.assign(this, { storage, remove, changed, now, sending: false });
+    Object.assign(this, { storage, remove, changed, now, sending: false, notBefore: 0 });
     this.reload();
   }
 
@@ -57,9 +57,9 @@ export class Trash {
     this.write();
   }
 
-  // Deletes what is due. What the server does not answer for is tried again at the next call.
+  // Deletes what is due. What the server refuses, or does not answer, is tried again by a call after a pause.
   async send() {
-    if (this.sending) return;
+    if (this.sending || this.now() < this.notBefore) return;
     this.sending = true;
     try {
       for (;;) {
@@ -73,7 +73,9 @@ export class Trash {
         this.batches = this.batches.filter((b) => b.ids.length > 0);
         this.write();
       }
-    } catch { /* nobody answered */ } finally {
+    } catch {
+      this.notBefore = this.now() + kPause;
+    } finally {
       this.sending = false;
     }
   }

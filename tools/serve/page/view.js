@@ -80,7 +80,7 @@ export async function followUp() {
   if (state()?.id !== page.whole?.id) await showCurrent();
 }
 
-let states = null; // how many the server had when it was last asked
+let changes = null; // to the list, when the server was last asked
 
 export async function meters() {
   try {
@@ -88,8 +88,9 @@ export async function meters() {
     put($("model"), `${s.model} · ${s.contract} · ${s.isa} · ${s.threads} threads`);
     const all = s.reuse.reused + s.reuse.recomputed + s.reuse.new;
     put($("meters"), `${Math.round(s.tokens_per_second)} tokens/s · ${bytesText(s.memory.used)} of ${bytesText(s.memory.budget)} · ${all ? Math.round(100 * s.reuse.reused / all) : 0} % reused · ${s.running} running`);
-    if (states !== null && states !== s.states && !page.running) await followUp(); // another client made some, or deleted them
-    states = s.states;
+    if (page.running) return;
+    if (changes !== null && changes !== s.changes) await followUp(); // this page's own, or another client's
+    changes = s.changes;
   } catch (error) {
     if (error.status === 401) $("key").hidden = false;
     else say(error.message, true);

@@ -1,0 +1,25 @@
+// Times as metrics show them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+namespace stet::serve {
+
+// How often something took how long, as Prometheus wants it. Any thread may add.
+class Histogram {
+ public:
+  static constexpr std::array<double, 14> kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+                                                     0.25,  0.5,    1,     2.5,  5,     10,   60};
+  void add(double seconds);
+  std::string text(const char* name, const char* help) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::array<uint64_t, kBounds.size() + 1> counts_{};  // the last: longer than all bounds
+  double sum_ = 0;
+};
+
+}  // namespace stet::serve
