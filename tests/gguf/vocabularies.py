@@ -112,8 +112,10 @@ class Vocabularies(unittest.TestCase):
             for text, a, b in zip(texts, found, expected):
                 self.assertEqual(a, b, repr(text))
             self.assertEqual(len(found), len(texts))
-            for g, a in zip(golden["encode"], found):  # as transformers gave them
-                self.assertEqual(json.loads(a), g["with_special"], repr(g["text"]))
+            bos = golden["encode"][0]["with_special"][:1]
+            for g, a in zip(golden["encode"], found):  # as transformers gave them, but for a second bos
+                twice = bos and g["with_special"][:2] == bos * 2
+                self.assertEqual(json.loads(a), g["with_special"][1 if twice else 0:], repr(g["text"]))
 
     def test_gemma_3(self):
         self.equal_ids("gemma3", None)

@@ -280,6 +280,7 @@ Json States::json(const NodePtr& node) const {
             {"resident", c.session.has_value()},
             {"open", n.open},
             {"excerpt", n.excerpt},
+            {"question", n.question.empty() ? Json(nullptr) : Json(n.question)},
             {"role", n.role.empty() ? Json(nullptr) : Json(n.role)},
             {"messages", n.messages}};
   if (!c.lost.empty()) j["lost"] = true;
