@@ -73,9 +73,10 @@ TEST_F(GenerateCommand, MessagesGiveTheBytesOfAChat) {
     succeed(Args{"generate", "--say", "Set k = 5.", "--say", "What is k?", "--save", t} + limit +
             model);
     EXPECT_EQ(read_text(t), second) << name;
-    const Outcome resumed = run_stet(
-        Args{"chat", "--resume", s, "--script", file("more", "What is k?\n"), "--save", t} + limit +
-        model + one);
+    const Outcome resumed =
+        run_stet(Args{"chat", "--resume", s, "--script", file("more", "What is k?\n"), "--save", t,
+                      "--overwrite"} +
+                 limit + model + one);
     EXPECT_EQ(resumed.status, 0) << resumed.err;
     EXPECT_EQ(read_text(t), second) << name;
   }
