@@ -33,7 +33,7 @@ if(STET_STATIC)
     string(REPLACE -Os -Oz CMAKE_CXX_FLAGS_MINSIZEREL "${CMAKE_CXX_FLAGS_MINSIZEREL}")
   endif()
   set(STET_LINK_OPTIONS $<IF:$<BOOL:${STET_STATIC_PIE}>,-static-pie,-static> -Wl,--gc-sections $<$<BOOL:${STET_PACKED_RELOCATIONS}>:-Wl,-z,pack-relative-relocs>
-    $<$<CONFIG:MinSizeRel>:-s>)
+    $<$<CONFIG:MinSizeRel>:-s> $<$<CONFIG:MinSizeRel>:-Wl,-z,noseparate-code> $<$<AND:$<CONFIG:MinSizeRel>,$<CXX_COMPILER_ID:GNU>>:-flto-partition=one>)
 endif()
 if(STET_SANITIZE)
   target_compile_options(stet_options INTERFACE -fsanitize=${STET_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
