@@ -100,13 +100,16 @@ void SamplingSettings::validate(const std::string& source) const {
           presence_penalty);
   require(logit_bias.size() <= kMaxLogitBias, source, "logit_bias", "at most 4096 tokens",
           static_cast<double>(logit_bias.size()));
-  int64_t before = -1;
+  int32_t before = -1;
   for (const auto& [id, bias] : logit_bias) {
-    const std::string field = fmt::format("logit_bias[{}]", id);
-    require(id > before, source, field.c_str(), "ids from 0 on, ascending", id);
-    require(bias >= -100 && bias <= 100 && bias != 0, source, field.c_str(),
-            "a number in [-100, 100] other than 0", bias);
-    before = id;
+    const bool ascending = id > before;
+    if (ascending && bias >= -100 && bias <= 100 && bias != 0) {
+      before = id;
+      continue;
+    }
+    throw Error(ErrorKind::argument, source, fmt::format("logit_bias[{}]", id),
+                ascending ? "a number in [-100, 100] other than 0" : "ids from 0 on, ascending",
+                ascending ? fmt::format("{}", bias) : std::to_string(id));
   }
 }
 

@@ -713,7 +713,7 @@ TEST(Sampler, AllocatesNothingPerToken) {
   s.repetition_penalty = 1.2;
   SamplingSettings weighs = s;
   weighs.presence_penalty = 0.5;
-  weighs.logit_bias = {{2, 1}, {9, -1}};
+  weighs.logit_bias = {{2, 1}, {9999, -1}};
   Sampler sampler(10000);
 #ifdef STET_OPERATOR_NEW_IS_TAKEN
   GTEST_SKIP() << "operator new is the sanitizer's";

@@ -8,10 +8,9 @@
 // Transformers has no frequency and presence penalties. They are OpenAI's (API reference, "Advanced
 // usage: parameter details"), and stand where vLLM (v1/sample/sampler.py) and llama.cpp
 // (llama-sampling.cpp) apply them: a token's bias is added first, then comes the repetition
-// penalty, then these, then the temperature. Each step is computed in double and rounded to float32
+// penalty, then these, then the temperature. The sums are computed in double and rounded to float32
 // once. With c the number of times that a token stands among the drawn ones:
-//   logit    score += bias
-//   penalty  score /= repetition_penalty if it is positive, *= if not; once for each previous token
+//   bias     score += bias
 //   drawn    score -= c * frequency_penalty + presence_penalty, where c > 0
 //
 // Equal scores are treated as transformers does:
@@ -51,8 +50,8 @@ STET_API std::vector<TokenBias> logit_bias_of(std::vector<TokenBias> biases);
 constexpr size_t kMaxLogitBias = 4096;  // tokens with a bias
 
 struct STET_API SamplingSettings {
-  // The best score after the penalty, of equals the lowest id; the other settings do not matter
-  // then.
+  // The best score after biases and penalties, of equals the lowest id; the other settings do not
+  // matter then.
   bool greedy = true;
   double temperature = 1;         // [1e-30, 1e30]
   int top_k = 0;                  // >= 0; 0: off
