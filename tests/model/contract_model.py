@@ -1,0 +1,401 @@
+"""Checkpoints and forward passes of docs/contracts/models.md and attention.md, written from these pages alone."""
+
+import json
+import math
+import os
+import struct
+
+import numpy as np
+
+import contract_arithmetic as a
+from contract_arithmetic import F32, F64
+from contract_products import make
+
+BLOCK = 64
+
+
+# ---------------------------------------------------------------- config.json
+
+class Config:
+    pass
+
+
+def read_config(directory):
+    with open(os.path.join(directory, "config.json"), encoding="utf-8") as file:
+        whole = json.load(file)
+    j = whole.get("text_config") or whole
+    family = FAMILIES[(whole.get("architectures") or [""])[0]]
+    c = Config()
+    c.family = family
+    if family == "gpt2":
+        return _gpt2(c, j)
+    get = lambda name, absent=None: absent if j.get(name) is None else j[name]
+    gemma = family.startswith("gemma")
+    c.vocab_size, c.hidden_size, c.intermediate_size = j["vocab_size"], j["hidden_size"], j["intermediate_size"]
+    c.layers, c.heads = j["num_hidden_layers"], j["num_attention_heads"]
+    c.kv_heads = get("num_key_value_heads", {"gemma3": 4, "smollm3": 4}.get(family, c.heads))
+    c.head_dim = get("head_dim", 256 if gemma else 128 if family == "qwen3" else c.hidden_size // c.heads)
+    c.max_positions = get("max_position_embeddings", DEFAULT_POSITIONS.get(family, 2048))
+    c.norm_eps = float(get("layer_norm_eps", 1e-5) if family == "gpt_neox" else
+                       get("rms_norm_eps", 1e-5 if family in ("olmo2", "olmo3", "phi3") else 1e-6))
+    c.attention_scale = 1.0 / math.sqrt(float(c.head_dim))
+    c.attention_softcap = c.logit_softcap = 0.0
+    c.embedding_scale = c.residual_scale = c.logit_divisor = 1.0
+    c.tied_head = get("tie_word_embeddings", whole.get("tie_word_embeddings", gemma or family == "smollm3"))
+    c.attention_bias = get("attention_bias", family == "gpt_neox") or family == "qwen2"
+    c.mlp_bias = get("mlp_bias", False) or family == "gpt_neox"
+    c.parallel_residual = family == "gpt_neox" and get("use_parallel_residual", True)
+    c.rotary_dim = 0
+    window, slides = 0, lambda i: True
+    c.rope_of = [0] * c.layers
+    theta = {"gemma3": 1e6, "smollm3": 2e6}.get(family, 10000.0)
+    if gemma:
+        c.embedding_scale = float(np.sqrt(F32(c.hidden_size)))
+    if family in ("gemma2", "gemma3"):
+        c.attention_scale = 1.0 / math.sqrt(float(get("query_pre_attn_scalar", 256)))
+        off = {"gemma2": (50, 30), "gemma3": (0, 0)}[family]
+        names = ("attn_logit_softcapping", "final_logit_softcapping")
+        c.attention_softcap, c.logit_softcap = (float((j[n] or 0) if n in j else d) for n, d in zip(names, off))
+        window = get("sliding_window", 4096)
+        pattern = get("sliding_window_pattern", get("_sliding_window_pattern", 6))
+        slides = (lambda i: i % 2 == 0) if family == "gemma2" else lambda i: (i + 1) % pattern != 0
+    elif family in ("mistral", "phi3"):
+        window = (j["sliding_window"] or 0) if "sliding_window" in j else 4096 if family == "mistral" else 0
+    elif family in ("qwen2", "qwen3") and get("use_sliding_window", False):
+        window, first = get("sliding_window", 4096), get("max_window_layers", 28)
+        slides = lambda i: i >= first
+    elif family == "olmo3":
+        window, slides = get("sliding_window", 4096), lambda i: (i + 1) % 4 != 0
+    elif family == "granite":
+        c.embedding_scale, c.attention_scale = float(get("embedding_multiplier", 1)), float(get("attention_multiplier", 1))
+        c.residual_scale, c.logit_divisor = float(get("residual_multiplier", 1)), float(get("logits_scaling", 1))
+    elif family == "smollm3":
+        every = get("no_rope_layer_interval", 4)
+        turns = get("no_rope_layers", [(i + 1) % every for i in range(c.layers)])
+        c.rope_of = [0 if t else -1 for t in turns]
+    types = get("layer_types", []) if family in ("gemma2", "gemma3", "qwen2", "qwen3", "olmo3") else []
+    c.window = [window if (types[i] == "sliding_attention" if types else slides(i)) else 0 for i in range(c.layers)]
+    if family in ("phi3", "gpt_neox"):
+        part = get("partial_rotary_factor", 1 if family == "phi3" else get("rotary_pct", 0.25))
+        turned = int(c.head_dim * part)
+        c.rotary_dim = 0 if turned == c.head_dim else turned
+        theta = float(get("rotary_emb_base", 10000)) if family == "gpt_neox" else theta
+    c.ropes = [read_rope(j, theta)]
+    if family in ("gemma3", "olmo3"):
+        local = get("rope_local_base_freq", 10000) if family == "gemma3" else c.ropes[0]["theta"]
+        c.ropes.append(plain_rope(float(local)))
+        c.rope_of = [0 if w == 0 else 1 for w in c.window]
+    return c
+
+
+DEFAULT_POSITIONS = {"gemma": 8192, "gemma2": 8192, "gemma3": 131072, "smollm3": 32768}
+FAMILIES = {"GemmaForCausalLM": "gemma", "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3",
+            "Gemma3ForConditionalGeneration": "gemma3", "GPT2LMHeadModel": "gpt2", "GPTNeoXForCausalLM": "gpt_neox",
+            "GraniteForCausalLM": "granite", "LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral",
+            "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo3", "Phi3ForCausalLM": "phi3", "Qwen2ForCausalLM": "qwen2",
+            "Qwen3ForCausalLM": "qwen3", "SmolLM3ForCausalLM": "smollm3"}
+SCALINGS = ("none", "linear", "llama3", "yarn", "longrope")
+
+
+def _gpt2(c, j):
+    c.vocab_size, c.hidden_size, c.layers, c.heads = j["vocab_size"], j["n_embd"], j["n_layer"], j["n_head"]
+    c.intermediate_size = j.get("n_inner") or 4 * c.hidden_size
+    c.kv_heads, c.head_dim = c.heads, c.hidden_size // c.heads
+    c.max_positions = j.get("n_positions", j.get("n_ctx", 1024))
+    c.norm_eps = float(j.get("layer_norm_epsilon", 1e-5))
+    c.attention_scale = 1.0 / math.sqrt(float(c.head_dim)) if j.get("scale_attn_weights", True) else 1.0
+    c.attention_softcap = c.logit_softcap = 0.0
+    c.embedding_scale = c.residual_scale = c.logit_divisor = 1.0
+    c.attention_bias = c.mlp_bias = True
+    c.parallel_residual = False
+    c.tied_head = j.get("tie_word_embeddings", True)
+    c.rotary_dim, c.window, c.rope_of, c.ropes = 0, [0] * c.layers, [], []
+    return c
+
+
+def plain_rope(theta):
+    return {"theta": theta, "scaling": "none", "factor": 1.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_positions": 0.0}
+
+
+def read_rope(j, theta):
+    rope = plain_rope(float(j.get("rope_theta", theta)))
+    scaling = j.get("rope_scaling")
+    kind = (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))
+    if kind == "default":
+        return rope
+    rope["scaling"] = "longrope" if kind == "su" else kind
+    if rope["scaling"] == "longrope":
+        original = float(j.get("original_max_position_embeddings", scaling.get("original_max_position_embeddings")))
+        positions = float(j.get("max_position_embeddings", 2048))
+        factor = positions / original
+        rope.update(original_positions=original, factor=factor, is_long=positions > original,
+                    short_factors=[float(F32(f)) for f in scaling["short_factor"]],
+                    long_factors=[float(F32(f)) for f in scaling["long_factor"]])
+        root = 1.0 / (1.0 / math.sqrt(1 + a.log64(factor) / a.log64(original))) if factor > 1 else 1.0
+        rope["attention_factor"] = float(scaling.get("attention_factor", root))
+        rope["factors"] = rope["long_factors"] if rope["is_long"] else rope["short_factors"]
+        return rope
+    rope["factor"] = float(scaling["factor"])
+    if kind == "linear":
+        return rope
+    rope["original_positions"] = float(scaling["original_max_position_embeddings"])
+    if kind == "llama3":
+        rope.update(low_freq_factor=float(scaling["low_freq_factor"]), high_freq_factor=float(scaling["high_freq_factor"]))
+        return rope
+    given = 0.1 * a.log64(rope["factor"]) + 1 if rope["factor"] > 1 else 1.0
+    rope.update(beta_fast=float(scaling.get("beta_fast", 32)), beta_slow=float(scaling.get("beta_slow", 1)),
+                truncate=scaling.get("truncate", True), attention_factor=float(scaling.get("attention_factor", given)))
+    return rope
+
+
+# ---------------------------------------------------------------- weights
+
+class Checkpoint:
+    """A model.safetensors: tensors by name without the family's prefix."""
+
+    PREFIXES = ("language_model.model.", "model.language_model.", "transformer.", "gpt_neox.", "model.")
+
+    def __init__(self, directory):
+        with open(os.path.join(directory, "model.safetensors"), "rb") as file:
+            data = file.read()
+        size = struct.unpack_from("<Q", data)[0]
+        self.header, self.data = json.loads(data[8:8 + size]), data[8 + size:]
+        self.header.pop("__metadata__", None)
+        self.short = {self._short(name): name for name in self.header}
+
+    def _short(self, name):
+        if name.endswith("lm_head.weight"):
+            return "lm_head.weight"
+        return next((name[len(p):] for p in self.PREFIXES if name.startswith(p)), name)
+
+    def raw(self, name):
+        """dtype and elements as they are stored."""
+        entry = self.header[self.short[name]]
+        begin, end = entry["data_offsets"]
+        kind = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[entry["dtype"]]
+        return entry["dtype"], np.frombuffer(self.data[begin:end], kind).reshape(entry["shape"])
+
+    def __call__(self, name):
+        dtype, x = self.raw(name)
+        return a.widen_bf16(x) if dtype == "BF16" else x.astype(F32)
+
+    def has(self, name):
+        return name in self.short
+
+
+class Linear:
+    def __init__(self, w, kind, group, bias=None):
+        self.matrix, self.bias = make(np.ascontiguousarray(w), kind, group), bias
+
+    def __call__(self, x):
+        y = self.matrix.product(x)
+        return y if self.bias is None else y + self.bias
+
+
+# ---------------------------------------------------------------- keys, values, attention
+
+class Cache:
+    """Keys and values of all positions as attention takes them, and the bytes of their blocks."""
+
+    def __init__(self, c, kind):
+        self.c, self.kind, self.layers = c, kind, []
+
+    def store(self, k, v):
+        """[T][kv_heads][head_dim] each: what is stored, with scales [T][kv_heads] or None."""
+        stored = [store_row(x, self.kind) for x in (k, v)]
+        self.layers.append(stored)
+        return stored
+
+    def bytes(self):
+        positions = len(self.layers[0][0][0])
+        out = bytearray()
+        for first in range(0, positions, BLOCK):
+            block = bytearray()
+            for stored in self.layers:
+                for head in range(self.c.kv_heads):
+                    for (x, scale), key in zip(stored, (True, False)):
+                        part = x[first:first + BLOCK, head]
+                        part = np.pad(part, ((0, BLOCK - len(part)), (0, 0)))
+                        block += np.ascontiguousarray(part.T if key else part).tobytes()
+                        if scale is not None:
+                            some = scale[first:first + BLOCK, head]
+                            block += np.pad(some, (0, BLOCK - len(some))).tobytes()
+            out += block + bytes(-len(block) % 4096)
+        return bytes(out)
+
+
+def store_row(x, kind):
+    if kind == "bf16":
+        return a.round_bf16(x), None
+    if kind == "f16":
+        return a.round_f16(x), None
+    if kind == "f32":
+        return x, None
+    largest = np.abs(x).max(axis=-1)
+    finite = np.isfinite(x).all(axis=-1)
+    zero = ~finite | (largest < F32(2.0**-100))
+    with np.errstate(all="ignore"):
+        q = a.nearest(x * (F32(127) / largest)[..., None])
+        scale = largest / F32(127)
+    q = np.where(zero[..., None], F32(0), q).astype(np.int8)
+    return q, np.where(finite, np.where(zero, F32(0), scale), a.from_bits32(0x7FC00000))
+
+
+def widened(x, kind):
+    return a.widen_bf16(x) if kind == "bf16" else a.widen_f16(x) if kind == "f16" else x.astype(F32)
+
+
+def attention(q, keys, values, scale, softcap, window, kind="f32", first=0, hidden=()):
+    """Queries [T][D] of positions first, first + 1, ... of one head, over keys and values (x [P][D], scales [P] or None)."""
+    (k, k_scale), (v, v_scale) = keys, values
+    k, v = widened(k, kind), widened(v, kind)
+    rows = len(q)
+    m, l, o = np.full(rows, -np.inf, F32), np.zeros(rows, F32), np.zeros(q.shape, F32)
+    at = np.arange(first, first + rows)[:, None]
+    for begin in range(0, len(k), BLOCK):
+        p = np.arange(begin, min(begin + BLOCK, len(k)))
+        seen = (p <= at) & ((p > at - window) if window else True) & ~np.isin(p, hidden)
+        if not seen.any():
+            continue
+        s = np.zeros((rows, len(p)))
+        for d in range(q.shape[1]):
+            s = a.fma64(q[:, d, None].astype(F64) * k[p, d].astype(F64), s)
+        s = s.astype(F32)
+        if k_scale is not None:
+            s = s * k_scale[p]
+        s = s * F32(scale)
+        if softcap:
+            s = a.softcap(s, softcap)
+        s = np.where(seen, s, F32(-np.inf))
+        mb = s.max(axis=1)
+        any_seen = seen.any(axis=1)
+        with np.errstate(invalid="ignore"):
+            w = np.where(seen, a.exp(s - mb[:, None]), F32(0))
+        lb = a.lanes(w, lambda x, total: total + x)
+        if v_scale is not None:
+            w = w * v_scale[p]
+        ob = np.zeros(q.shape)
+        for i, position in enumerate(p):
+            ob = np.where(seen[:, i, None], a.fma64(w[:, i, None].astype(F64) * v[position].astype(F64), ob), ob)
+        ob = ob.astype(F32)
+        with np.errstate(invalid="ignore"):
+            after = np.maximum(m, mb)
+            keep, take = a.exp(m - after), a.exp(mb - after)
+        l = np.where(any_seen, a.fma(lb, take, l * keep), l)
+        o = np.where(any_seen[:, None], a.fma(ob, take[:, None], o * keep[:, None]), o)
+        m = np.where(any_seen, after, m)
+    return o / l[:, None]
+
+
+# ---------------------------------------------------------------- forward passes
+
+class Model:
+    def __init__(self, directory, kind="f32"):
+        self.c, self.t, self.kind = read_config(directory), Checkpoint(directory), kind
+        c, t = self.c, self.t
+        self.offset = F32(1) if c.family.startswith("gemma") else None
+        self.names = {"gpt2": ("wte.weight", "ln_f", "h."), "gpt_neox": ("embed_in.weight", "final_layer_norm", "layers.")}.get(
+            c.family, ("embed_tokens.weight", "norm", "layers."))
+        self.embedding = make(t(self.names[0]), kind, "embeddings")
+        head = "embed_out.weight" if c.family == "gpt_neox" else "lm_head.weight"
+        self.head = self.embedding if c.tied_head else make(t(head), kind, "head")
+        turned = c.rotary_dim or c.head_dim
+        self.ropes = [(a.frequencies(r, turned), r.get("attention_factor", 1.0)) for r in c.ropes]
+
+    def norm(self, name):
+        w = self.t(name + ".weight")
+        w = w if self.offset is None else w + self.offset
+        if self.c.family in ("gpt2", "gpt_neox"):
+            b = self.t(name + ".bias")
+            return lambda x: a.layer_norm(x, w, b, self.c.norm_eps)
+        return lambda x: a.rms_norm(x, w, self.c.norm_eps)
+
+    def linear(self, names, group, bias, turn=None):
+        w = np.concatenate([self.t(n + ".weight").T if turn == "transposed" else self.t(n + ".weight") for n in names])
+        b = np.concatenate([self.t(n + ".bias") for n in names]) if bias else None
+        if turn == "interleaved":  # [heads][q, k, v][head_dim] -> q of all heads, k, v
+            order = np.arange(len(w)).reshape(self.c.heads, 3, -1).transpose(1, 0, 2).reshape(-1)
+            w, b = w[order], None if b is None else b[order]
+        return Linear(w, self.kind, group, b)
+
+    def layer(self, i):
+        """q, k and v in one, output, gate and up (or up alone), down."""
+        c, at = self.c, self.names[2] + str(i) + "."
+        if c.family == "gpt2":
+            return [self.linear([at + n], g, True, "transposed") for n, g in
+                    (("attn.c_attn", "attention"), ("attn.c_proj", "attention"), ("mlp.c_fc", "mlp"), ("mlp.c_proj", "mlp"))]
+        if c.family == "gpt_neox":
+            return [self.linear([at + "attention.query_key_value"], "attention", c.attention_bias, "interleaved"),
+                    self.linear([at + "attention.dense"], "attention", c.attention_bias),
+                    self.linear([at + "mlp.dense_h_to_4h"], "mlp", True), self.linear([at + "mlp.dense_4h_to_h"], "mlp", True)]
+        fused = c.family == "phi3"
+        qkv = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
+        gates = ["gate_up_proj"] if fused else ["gate_proj", "up_proj"]
+        bias = c.attention_bias
+        return [self.linear([at + "self_attn." + n for n in qkv], "attention", bias),
+                self.linear([at + "self_attn.o_proj"], "attention", bias and c.family != "qwen2"),
+                self.linear([at + "mlp." + n for n in gates], "mlp", c.mlp_bias),
+                self.linear([at + "mlp.down_proj"], "mlp", c.mlp_bias)]
+
+    def attend(self, i, y, cache, positions):
+        c = self.c
+        q, k, v = np.split(y, [c.heads * c.head_dim, (c.heads + c.kv_heads) * c.head_dim], axis=1)
+        at = self.names[2] + str(i) + ".self_attn."
+        if c.family in ("olmo2", "olmo3"):
+            q, k = self.norm(at + "q_norm")(q), self.norm(at + "k_norm")(k)
+        q, k, v = (x.reshape(len(x), -1, c.head_dim) for x in (q, k, v))
+        if c.family in ("gemma3", "qwen3"):
+            q, k = self.norm(at + "q_norm")(q), self.norm(at + "k_norm")(k)
+        if c.rope_of and c.rope_of[i] >= 0:
+            cos, sin = (x[:, None] for x in a.angles(positions, *self.ropes[c.rope_of[i]]))
+            q, k = a.rotate(q, cos, sin), a.rotate(k, cos, sin)
+        keys, values = cache.store(k, v)
+        one = lambda pair, g: (pair[0][:, g], None if pair[1] is None else pair[1][:, g])
+        z = [attention(q[:, h], one(keys, g), one(values, g), c.attention_scale, c.attention_softcap, c.window[i], cache.kind)
+             for h in range(c.heads) for g in [h // (c.heads // c.kv_heads)]]
+        return np.concatenate(z, axis=1)
+
+    def forward(self, ids, kv="f32"):
+        """Logits [T][vocab] and the cache of the tokens."""
+        c, t = self.c, self.t
+        cache, positions = Cache(c, kv), range(len(ids))
+        x = self.embedding.rows(np.array(ids))
+        if F32(c.embedding_scale) != 1:
+            x = x * F32(c.embedding_scale)
+        if c.family == "gpt2":
+            x = x + t("wpe.weight")[:len(ids)]
+        for i in range(c.layers):
+            x = self.run_layer(i, x, cache, positions)
+        y = self.head.product(self.norm(self.names[1])(x))
+        if c.logit_divisor != 1:
+            y = y / F32(c.logit_divisor)
+        return (a.softcap(y, c.logit_softcap) if c.logit_softcap else y), cache
+
+    def run_layer(self, i, x, cache, positions):
+        c, at = self.c, self.names[2] + str(i) + "."
+        family = c.family
+        qkv, o, up, down = self.layer(i)
+        before = {"gpt2": "ln_1", "gpt_neox": "input_layernorm"}.get(family, "input_layernorm")
+        middle = {"gpt2": "ln_2", "gemma2": "pre_feedforward_layernorm", "gemma3": "pre_feedforward_layernorm"}.get(
+            family, "post_attention_layernorm")
+        olmo, sandwich = family in ("olmo2", "olmo3"), family in ("gemma2", "gemma3")
+        y = o(self.attend(i, qkv(x if olmo else self.norm(at + before)(x)), cache, positions))
+        if olmo or sandwich:
+            y = self.norm(at + "post_attention_layernorm")(y)
+        if c.residual_scale != 1:
+            y = y * F32(c.residual_scale)
+        after = x + y
+        z = after if olmo else self.norm(at + middle)(x if c.parallel_residual else after)
+        z = up(z)
+        if family in ("gpt2", "gpt_neox"):
+            z = a.gelu_tanh(z) if family == "gpt2" else a.gelu(z)
+        else:
+            gate, rest = np.split(z, 2, axis=1)
+            z = (a.gelu_tanh(gate) if family.startswith("gemma") else a.silu(gate)) * rest
+        z = down(z)
+        if olmo or sandwich:
+            z = self.norm(at + "post_feedforward_layernorm")(z)
+        if c.residual_scale != 1:
+            z = z * F32(c.residual_scale)
+        return after + z
