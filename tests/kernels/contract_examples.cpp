@@ -177,7 +177,8 @@ Matrix matrix_of(const std::string& kind, const std::vector<float>& w) {
     return Matrix({&rounded}, w.size(), 1);
   }
   if (kind == "q8" || kind == "q4")
-    return Matrix({&view}, w.size(), 1).quantized(kind == "q8" ? WeightType::q8 : WeightType::q4, 1);
+    return Matrix({&view}, w.size(), 1)
+        .quantized(kind == "q8" ? WeightType::q8 : WeightType::q4, 1);
   const DType type = kind == "q4k" ? DType::q4_k : kind == "q5k" ? DType::q5_k : DType::q6_k;
   const RoundedTensor rounded(view, false, type, {}, 1, "");
   return Matrix({&rounded.view}, w.size(), 1);
@@ -217,9 +218,18 @@ Compute product(const std::string& kind) {
   };
 }
 
+// v(32, s), or the numbers themselves and zeros behind them.
+std::vector<float> thirty_two(const Example& e) {
+  if (e.arguments.size() == 1) return vector_of(kQuantBlock, e.integer(0));
+  std::vector<float> x;
+  for (const std::string& number : e.arguments) x.push_back(std::stof(number));
+  x.resize(kQuantBlock);
+  return x;
+}
+
 Words quantize(const Kernels& k, const Example& e) {
   QuantBlock block;
-  k.quantize(vector_of(kQuantBlock, e.integer(0)).data(), kQuantBlock, &block);
+  k.quantize(thirty_two(e).data(), kQuantBlock, &block);
   Words all = {text(block.scale)};
   for (const int32_t quad : block.quads) {
     for (int i = 0; i < 4; ++i)
@@ -230,7 +240,7 @@ Words quantize(const Kernels& k, const Example& e) {
 
 Compute rounded_block(QuantizedBlock (*round)(std::span<const float, kQuantBlock>), int zero) {
   return [round, zero](const Kernels&, const Example& e) {
-    const auto w = vector_of(kQuantBlock, e.integer(0));
+    const auto w = thirty_two(e);
     const QuantizedBlock block = round(std::span<const float, kQuantBlock>(w.data(), kQuantBlock));
     Words all = {fmt::format("{:04x}", block.scale)};
     for (const uint8_t u : block.u) all.push_back(std::to_string(u - zero));
@@ -251,10 +261,11 @@ Compute rounded_super(uint32_t type) {
 // ---------------------------------------------------------------- positions, keys, values
 
 Words rope_frequencies(const Kernels&, const Example& e) {
-  static const std::map<std::string, Rope::Scaling> kinds = {
-      {"none", Rope::Scaling::none},     {"linear", Rope::Scaling::linear},
-      {"llama3", Rope::Scaling::llama3}, {"yarn", Rope::Scaling::yarn},
-      {"longrope", Rope::Scaling::longrope}};
+  static const std::map<std::string, Rope::Scaling> kinds = {{"none", Rope::Scaling::none},
+                                                             {"linear", Rope::Scaling::linear},
+                                                             {"llama3", Rope::Scaling::llama3},
+                                                             {"yarn", Rope::Scaling::yarn},
+                                                             {"longrope", Rope::Scaling::longrope}};
   Rope rope;
   rope.scaling = kinds.at(e.arguments[0]);
   rope.theta = e.decimal("theta");
@@ -402,9 +413,13 @@ const std::map<std::string, Compute>& computations() {
        }},
       {"fma-flushed", fma_flushed},
       {"bf16",
-       [](auto&, const Example& e) { return Words{fmt::format("{:04x}", round_bf16(e.number(0)))}; }},
+       [](auto&, const Example& e) {
+         return Words{fmt::format("{:04x}", round_bf16(e.number(0)))};
+       }},
       {"f16",
-       [](auto&, const Example& e) { return Words{fmt::format("{:04x}", round_f16(e.number(0)))}; }},
+       [](auto&, const Example& e) {
+         return Words{fmt::format("{:04x}", round_f16(e.number(0)))};
+       }},
       {"exp", unary(&Kernels::exp)},
       {"tanh", unary(&Kernels::tanh)},
       {"gelu", unary(&Kernels::gelu)},

@@ -100,14 +100,21 @@ def product(kind):
     return compute
 
 
-def quantize(s):
-    q, scale = products.quantize(vector(32, int(s))[None])
+def thirty_two(values):
+    """v(32, s), or the numbers themselves and zeros behind them."""
+    if len(values) == 1:
+        return vector(32, int(values[0]))[None]
+    return np.array([[float(v) for v in values] + [0.0] * (32 - len(values))], F32)
+
+
+def quantize(*values):
+    q, scale = products.quantize(thirty_two(values))
     return text32(scale) + integers(q)
 
 
 def block(round_block):
-    def compute(s):
-        d, q = round_block(vector(32, int(s))[None])
+    def compute(*values):
+        d, q = round_block(thirty_two(values))
         return text16(d) + integers(q)
     return compute
 

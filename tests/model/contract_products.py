@@ -81,7 +81,7 @@ def _inverse(d):
 
 def round_q4(w):
     at = np.abs(w).argmax(axis=-1)  # the first of equal magnitudes
-    top = np.take_along_axis(w, at[..., None], axis=-1)[..., 0]
+    top = np.take_along_axis(w, at[..., None], axis=-1)[..., 0] + F32(0)  # a zero is +0
     tried = []
     for divisor in (-8, 7):
         d = round_f16(top / F32(divisor))
