@@ -118,7 +118,7 @@ def fast_two_sum(a, b):
 
 
 def two_product(a, b):
-    split = 134217729.0
+    split = float.fromhex("0x1.0000002p+27")
     a1, b1 = a * split, b * split
     ah, bh = a1 - (a1 - a), b1 - (b1 - b)
     al, bl = a - ah, b - bh
@@ -236,8 +236,9 @@ def _hex(text):
     return [F32(float.fromhex(h)) for h in text.split()]
 
 
-MAGIC = F32(12582912.0)
-EXP = [F32(1) / F32(math.factorial(i)) for i in range(7, -1, -1)]
+MAGIC, = _hex("0x1.8p+23")
+EXP = _hex("0x1.a01a02p-13 0x1.6c16c2p-10 0x1.111112p-7 0x1.555556p-5 0x1.555556p-3 0x1p-1 0x1p+0 0x1p+0")
+SMALL_TANH, SMALL_ERF = _hex("0x1.4p-1 0x1.ccccccp-1")
 TANH = _hex("-0x1.75e1d4p-8 0x1.52269cp-6 -0x1.b83c5ap-5 0x1.110726p-3 -0x1.555532p-2")
 ERF_SMALL = _hex("0x1.6512ap-14 -0x1.aca43p-11 0x1.550a5ap-8 -0x1.b81526p-6 0x1.ce2e54p-4 -0x1.812744p-2 0x1.06eba8p-3")
 ERF_LARGE = _hex("-0x1.5d724ep-16 0x1.c4596p-12 -0x1.106266p-8 0x1.9aebbep-6 -0x1.bb454cp-4 -0x1.444d1ep-1 -0x1.212626p+0 0x1.62d96ep-13")
@@ -267,14 +268,14 @@ def tanh(x):
     a, z = np.abs(x), x * x
     small = fma(_horner(TANH, z) * z, x, x)
     large = F32(1) - F32(2) / (exp(a + a) + F32(1))
-    return np.copysign(np.where(a < F32(0.625), small, large), x)
+    return np.copysign(np.where(a < SMALL_TANH, small, large), x)
 
 
 def erf(x):
     x = np.asarray(x, F32)
     a, z = np.abs(x), x * x
     large = F32(1) - exp(_horner(ERF_LARGE, np.where(F32(4) < a, F32(4), a)))
-    return np.copysign(np.where(a < F32(0.9), fma(_horner(ERF_SMALL, z), a, a), large), x)
+    return np.copysign(np.where(a < SMALL_ERF, fma(_horner(ERF_SMALL, z), a, a), large), x)
 
 
 def silu(g):

@@ -1,15 +1,14 @@
 """Names of docs/contracts/names.md, written from that page alone: digests of bytes, fingerprints of models."""
 
 import hashlib
-import json
 import os
 import struct
 import sys
 
 import numpy as np
 
-import contract_arithmetic as a
-from contract_model import SCALINGS, Checkpoint, read_config
+from contract_config import canonical, read_config
+from contract_model import Checkpoint
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), os.pardir, "snapshot"))
 import xxh3_128 as xxh3  # made from the specification of xxHash  # noqa: E402
@@ -81,21 +80,6 @@ def group_of(name):
     if "self_attn" in name or ".attn." in name or ".attention." in name:
         return "attention"
     return "mlp"
-
-
-def canonical(c):
-    ropes = []
-    for r in c.ropes:
-        r = {k: v for k, v in r.items() if k != "factors"}
-        ropes.append({**r, "scaling": SCALINGS.index(r["scaling"])})
-    names = ("vocab_size hidden_size intermediate_size layers heads kv_heads head_dim max_positions norm_eps attention_scale "
-             "attention_softcap logit_softcap embedding_scale tied_head attention_bias mlp_bias window rope_of family").split()
-    j = {n: getattr(c, n) for n in names}
-    j["ropes"] = ropes
-    for name, absent in (("residual_scale", 1), ("logit_divisor", 1), ("rotary_dim", 0), ("parallel_residual", False)):
-        if getattr(c, name) != absent:
-            j[name] = getattr(c, name)
-    return json.dumps(j, sort_keys=True, separators=(",", ":"))
 
 
 def used(c, names):

@@ -245,6 +245,11 @@ EXAMPLES = {
 }
 
 
+def constants(path):
+    with open(path, encoding="utf-8") as file:
+        return {float.fromhex(x) for x in re.findall(r"0x1(?:\.[0-9a-f]*)?p[+-]?\d+", file.read())}
+
+
 # ---------------------------------------------------------------- what the command says
 
 def run(*arguments):
@@ -279,6 +284,10 @@ def main():
                 failed += 1
                 print(f"docs/contracts/{page}:{number}: {name} {' '.join(arguments)}: {' '.join(expected)} stands there, "
                       f"{who} gives {' '.join(results)}")
+    page, module = (constants(path) for path in (os.path.join(ROOT, "docs/contracts/functions.md"), a.__file__))
+    for x in page ^ module:
+        failed += 1
+        print(f"docs/contracts/functions.md: the constant {x.hex()} stands {'there' if x in page else 'in contract_arithmetic.py'} alone")
     for name in set(EXAMPLES) - seen:
         failed += 1
         print(f"docs/contracts has no example of {name}")

@@ -1,7 +1,6 @@
 """Checkpoints and forward passes of docs/contracts/models.md and attention.md, written from these pages alone."""
 
 import json
-import math
 import os
 import struct
 
@@ -9,144 +8,10 @@ import numpy as np
 
 import contract_arithmetic as a
 from contract_arithmetic import F32, F64
+from contract_config import read_config
 from contract_products import make
 
 BLOCK = 64
-
-
-# ---------------------------------------------------------------- config.json
-
-class Config:
-    pass
-
-
-def read_config(directory):
-    with open(os.path.join(directory, "config.json"), encoding="utf-8") as file:
-        whole = json.load(file)
-    j = whole.get("text_config") or whole
-    family = FAMILIES[(whole.get("architectures") or [""])[0]]
-    c = Config()
-    c.family = family
-    if family == "gpt2":
-        return _gpt2(c, j)
-    get = lambda name, absent=None: absent if j.get(name) is None else j[name]
-    gemma = family.startswith("gemma")
-    c.vocab_size, c.hidden_size, c.intermediate_size = j["vocab_size"], j["hidden_size"], j["intermediate_size"]
-    c.layers, c.heads = j["num_hidden_layers"], j["num_attention_heads"]
-    c.kv_heads = get("num_key_value_heads", {"gemma3": 4, "smollm3": 4}.get(family, c.heads))
-    c.head_dim = get("head_dim", 256 if gemma else 128 if family == "qwen3" else c.hidden_size // c.heads)
-    c.max_positions = get("max_position_embeddings", DEFAULT_POSITIONS.get(family, 2048))
-    c.norm_eps = float(get("layer_norm_eps", 1e-5) if family == "gpt_neox" else
-                       get("rms_norm_eps", 1e-5 if family in ("olmo2", "olmo3", "phi3") else 1e-6))
-    c.attention_scale = 1.0 / math.sqrt(float(c.head_dim))
-    c.attention_softcap = c.logit_softcap = 0.0
-    c.embedding_scale = c.residual_scale = c.logit_divisor = 1.0
-    c.tied_head = get("tie_word_embeddings", whole.get("tie_word_embeddings", gemma or family == "smollm3"))
-    c.attention_bias = get("attention_bias", family == "gpt_neox") or family == "qwen2"
-    c.mlp_bias = get("mlp_bias", False) or family == "gpt_neox"
-    c.parallel_residual = family == "gpt_neox" and get("use_parallel_residual", True)
-    c.rotary_dim = 0
-    window, slides = 0, lambda i: True
-    c.rope_of = [0] * c.layers
-    theta = {"gemma3": 1e6, "smollm3": 2e6}.get(family, 10000.0)
-    if gemma:
-        c.embedding_scale = float(np.sqrt(F32(c.hidden_size)))
-    if family in ("gemma2", "gemma3"):
-        c.attention_scale = 1.0 / math.sqrt(float(get("query_pre_attn_scalar", 256)))
-        off = {"gemma2": (50, 30), "gemma3": (0, 0)}[family]
-        names = ("attn_logit_softcapping", "final_logit_softcapping")
-        c.attention_softcap, c.logit_softcap = (float((j[n] or 0) if n in j else d) for n, d in zip(names, off))
-        window = get("sliding_window", 4096)
-        pattern = get("sliding_window_pattern", get("_sliding_window_pattern", 6))
-        slides = (lambda i: i % 2 == 0) if family == "gemma2" else lambda i: (i + 1) % pattern != 0
-    elif family in ("mistral", "phi3"):
-        window = (j["sliding_window"] or 0) if "sliding_window" in j else 4096 if family == "mistral" else 0
-    elif family in ("qwen2", "qwen3") and get("use_sliding_window", False):
-        window, first = get("sliding_window", 4096), get("max_window_layers", 28)
-        slides = lambda i: i >= first
-    elif family == "olmo3":
-        window, slides = get("sliding_window", 4096), lambda i: (i + 1) % 4 != 0
-    elif family == "granite":
-        c.embedding_scale, c.attention_scale = float(get("embedding_multiplier", 1)), float(get("attention_multiplier", 1))
-        c.residual_scale, c.logit_divisor = float(get("residual_multiplier", 1)), float(get("logits_scaling", 1))
-    elif family == "smollm3":
-        every = get("no_rope_layer_interval", 4)
-        turns = get("no_rope_layers", [(i + 1) % every for i in range(c.layers)])
-        c.rope_of = [0 if t else -1 for t in turns]
-    types = get("layer_types", []) if family in ("gemma2", "gemma3", "qwen2", "qwen3", "olmo3") else []
-    c.window = [window if (types[i] == "sliding_attention" if types else slides(i)) else 0 for i in range(c.layers)]
-    if family in ("phi3", "gpt_neox"):
-        part = get("partial_rotary_factor", 1 if family == "phi3" else get("rotary_pct", 0.25))
-        turned = int(c.head_dim * part)
-        c.rotary_dim = 0 if turned == c.head_dim else turned
-        theta = float(get("rotary_emb_base", 10000)) if family == "gpt_neox" else theta
-    c.ropes = [read_rope(j, theta)]
-    if family in ("gemma3", "olmo3"):
-        local = get("rope_local_base_freq", 10000) if family == "gemma3" else c.ropes[0]["theta"]
-        c.ropes.append(plain_rope(float(local)))
-        c.rope_of = [0 if w == 0 else 1 for w in c.window]
-    return c
-
-
-DEFAULT_POSITIONS = {"gemma": 8192, "gemma2": 8192, "gemma3": 131072, "smollm3": 32768}
-FAMILIES = {"GemmaForCausalLM": "gemma", "Gemma2ForCausalLM": "gemma2", "Gemma3ForCausalLM": "gemma3",
-            "Gemma3ForConditionalGeneration": "gemma3", "GPT2LMHeadModel": "gpt2", "GPTNeoXForCausalLM": "gpt_neox",
-            "GraniteForCausalLM": "granite", "LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral",
-            "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo3", "Phi3ForCausalLM": "phi3", "Qwen2ForCausalLM": "qwen2",
-            "Qwen3ForCausalLM": "qwen3", "SmolLM3ForCausalLM": "smollm3"}
-SCALINGS = ("none", "linear", "llama3", "yarn", "longrope")
-
-
-def _gpt2(c, j):
-    c.vocab_size, c.hidden_size, c.layers, c.heads = j["vocab_size"], j["n_embd"], j["n_layer"], j["n_head"]
-    c.intermediate_size = j.get("n_inner") or 4 * c.hidden_size
-    c.kv_heads, c.head_dim = c.heads, c.hidden_size // c.heads
-    c.max_positions = j.get("n_positions", j.get("n_ctx", 1024))
-    c.norm_eps = float(j.get("layer_norm_epsilon", 1e-5))
-    c.attention_scale = 1.0 / math.sqrt(float(c.head_dim)) if j.get("scale_attn_weights", True) else 1.0
-    c.attention_softcap = c.logit_softcap = 0.0
-    c.embedding_scale = c.residual_scale = c.logit_divisor = 1.0
-    c.attention_bias = c.mlp_bias = True
-    c.parallel_residual = False
-    c.tied_head = j.get("tie_word_embeddings", True)
-    c.rotary_dim, c.window, c.rope_of, c.ropes = 0, [0] * c.layers, [], []
-    return c
-
-
-def plain_rope(theta):
-    return {"theta": theta, "scaling": "none", "factor": 1.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_positions": 0.0}
-
-
-def read_rope(j, theta):
-    rope = plain_rope(float(j.get("rope_theta", theta)))
-    scaling = j.get("rope_scaling")
-    kind = (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))
-    if kind == "default":
-        return rope
-    rope["scaling"] = "longrope" if kind == "su" else kind
-    if rope["scaling"] == "longrope":
-        original = float(j.get("original_max_position_embeddings", scaling.get("original_max_position_embeddings")))
-        positions = float(j.get("max_position_embeddings", 2048))
-        factor = positions / original
-        rope.update(original_positions=original, factor=factor, is_long=positions > original,
-                    short_factors=[float(F32(f)) for f in scaling["short_factor"]],
-                    long_factors=[float(F32(f)) for f in scaling["long_factor"]])
-        root = 1.0 / (1.0 / math.sqrt(1 + a.log64(factor) / a.log64(original))) if factor > 1 else 1.0
-        rope["attention_factor"] = float(scaling.get("attention_factor", root))
-        rope["factors"] = rope["long_factors"] if rope["is_long"] else rope["short_factors"]
-        return rope
-    rope["factor"] = float(scaling["factor"])
-    if kind == "linear":
-        return rope
-    rope["original_positions"] = float(scaling["original_max_position_embeddings"])
-    if kind == "llama3":
-        rope.update(low_freq_factor=float(scaling["low_freq_factor"]), high_freq_factor=float(scaling["high_freq_factor"]))
-        return rope
-    given = 0.1 * a.log64(rope["factor"]) + 1 if rope["factor"] > 1 else 1.0
-    rope.update(beta_fast=float(scaling.get("beta_fast", 32)), beta_slow=float(scaling.get("beta_slow", 1)),
-                truncate=scaling.get("truncate", True), attention_factor=float(scaling.get("attention_factor", given)))
-    return rope
 
 
 # ---------------------------------------------------------------- weights
@@ -199,18 +64,37 @@ class Cache:
     """Keys and values of all positions as attention takes them, and the bytes of their blocks."""
 
     def __init__(self, c, kind):
-        self.c, self.kind, self.layers = c, kind, []
+        self.c, self.kind, self.layers, self.size, self.hidden = c, kind, [None] * c.layers, 0, set()
 
-    def store(self, k, v):
-        """[T][kv_heads][head_dim] each: what is stored, with scales [T][kv_heads] or None."""
-        stored = [store_row(x, self.kind) for x in (k, v)]
-        self.layers.append(stored)
-        return stored
+    def store(self, layer, k, v):
+        """Appends [T][kv_heads][head_dim] each: what is stored of all, with scales [P][kv_heads] or None."""
+        new, old = [store_row(x, self.kind) for x in (k, v)], self.layers[layer]
+        if old is not None:
+            new = [tuple(None if y is None else np.concatenate([x, y]) for x, y in zip(*pair)) for pair in zip(old, new)]
+        self.layers[layer] = new
+        return new
+
+    def prune(self, begin, end, shift, ropes):
+        """Takes positions out: they are hidden and zero, or those behind move up."""
+        for layer, (keys, values) in enumerate(self.layers):
+            if not shift:
+                for x in (*keys, *values):
+                    if x is not None:
+                        x[begin:end] = 0
+                continue
+            k = read_row(keys, self.kind)[end:]
+            cos, sin = a.angles([end - begin], ropes[self.c.rope_of[layer]][0])
+            moved = store_row(a.rotate(k, cos[:, None], F32(0) - sin[:, None]), self.kind)
+            keys = tuple(None if x is None else np.concatenate([x[:begin], y]) for x, y in zip(keys, moved))
+            self.layers[layer] = [keys, tuple(None if x is None else np.delete(x, range(begin, end), axis=0) for x in values)]
+        if shift:
+            self.size -= end - begin
+        else:
+            self.hidden.update(range(begin, end))
 
     def bytes(self):
-        positions = len(self.layers[0][0][0])
         out = bytearray()
-        for first in range(0, positions, BLOCK):
+        for first in range(0, self.size, BLOCK):
             block = bytearray()
             for stored in self.layers:
                 for head in range(self.c.kv_heads):
@@ -240,6 +124,11 @@ def store_row(x, kind):
         scale = largest / F32(127)
     q = np.where(zero[..., None], F32(0), q).astype(np.int8)
     return q, np.where(finite, np.where(zero, F32(0), scale), a.from_bits32(0x7FC00000))
+
+
+def read_row(stored, kind):
+    x, scale = stored
+    return widened(x, kind) if scale is None else x.astype(F32) * scale[..., None]
 
 
 def widened(x, kind):
@@ -350,23 +239,26 @@ class Model:
         if c.rope_of and c.rope_of[i] >= 0:
             cos, sin = (x[:, None] for x in a.angles(positions, *self.ropes[c.rope_of[i]]))
             q, k = a.rotate(q, cos, sin), a.rotate(k, cos, sin)
-        keys, values = cache.store(k, v)
+        keys, values = cache.store(i, k, v)
         one = lambda pair, g: (pair[0][:, g], None if pair[1] is None else pair[1][:, g])
-        z = [attention(q[:, h], one(keys, g), one(values, g), c.attention_scale, c.attention_softcap, c.window[i], cache.kind)
+        z = [attention(q[:, h], one(keys, g), one(values, g), c.attention_scale, c.attention_softcap, c.window[i], cache.kind,
+                       cache.size, list(cache.hidden))
              for h in range(c.heads) for g in [h // (c.heads // c.kv_heads)]]
         return np.concatenate(z, axis=1)
 
-    def forward(self, ids, kv="f32"):
-        """Logits [T][vocab] and the cache of the tokens."""
+    def forward(self, ids, kv="f32", cache=None):
+        """Logits [T][vocab] of tokens behind those of the cache, and the cache."""
         c, t = self.c, self.t
-        cache, positions = Cache(c, kv), range(len(ids))
+        cache = cache or Cache(c, kv)
+        positions = range(cache.size, cache.size + len(ids))
         x = self.embedding.rows(np.array(ids))
         if F32(c.embedding_scale) != 1:
             x = x * F32(c.embedding_scale)
         if c.family == "gpt2":
-            x = x + t("wpe.weight")[:len(ids)]
+            x = x + t("wpe.weight")[positions.start:positions.stop]
         for i in range(c.layers):
             x = self.run_layer(i, x, cache, positions)
+        cache.size += len(ids)
         y = self.head.product(self.norm(self.names[1])(x))
         if c.logit_divisor != 1:
             y = y / F32(c.logit_divisor)
