@@ -457,6 +457,10 @@ const std::map<std::string, Compute>& computations() {
       {"shift", rotate(rope_angles_back)},
       {"store-q8", store_q8},
       {"attention", attention},
+      {"embedding-scale",
+       [](auto&, const Example& e) {
+         return Words{text(square_root(static_cast<float>(e.integer(0))))};
+       }},
       {"project-out", project_out},
       {"clamp", clamp},
       {"digest",
@@ -470,7 +474,8 @@ const std::map<std::string, Compute>& computations() {
 }
 
 // What no kernel does by itself, and what the command is asked for by contract_examples.py.
-const std::set<std::string> kElsewhere = {"erf", "sum", "squares", "fingerprint", "block"};
+const std::set<std::string> kElsewhere = {"erf",    "sum",         "squares",
+                                          "config", "fingerprint", "block"};
 
 class ContractExamples : public EachIsa {};
 

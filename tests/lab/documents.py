@@ -47,6 +47,8 @@ def examples(text):
             elif line[3:] in ("sh", "bash", "console"):
                 for number, command in enumerate(lines[at + 1:end], begin + 1):
                     yield number, "shell", command.removeprefix("$ ")
+            else:
+                raise SystemExit(f"{DOCUMENT}:{begin}: this test cannot run a block of {line[3:] or 'nothing'}")
             at = end
         elif re.match(r"    (stet|python3?|pip|make_checkpoint) ", line):
             command = line.strip()

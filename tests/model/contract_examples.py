@@ -20,6 +20,7 @@ import contract_arithmetic as a
 import contract_digests as names
 import contract_products as products
 from contract_arithmetic import F32, F64, vector
+from contract_config import canonical, read_config
 from contract_model import attention, store_row
 
 
@@ -240,7 +241,8 @@ EXAMPLES = {
     "weights-q4k": super_block(15, -1.0, 20), "weights-q5k": super_block(31, -0.5, 15), "weights-q6k": six_block,
     "rope-frequencies": rope_frequencies, "rope-angles": rope_angles, "rotate": rotate,
     "shift": lambda *x: rotate(*x, back=True), "store-q8": store_q8, "attention": attend,
-    "project-out": project_out, "clamp": clamp,
+    "embedding-scale": lambda n: text32(np.sqrt(F32(int(n)))),
+    "config": lambda directory: [canonical(read_config(os.path.join(ROOT, directory)))], "project-out": project_out, "clamp": clamp,
     "digest": lambda text: [names.digest_text(json.loads(text).encode())], "fingerprint": fingerprint, "block": block_identity,
 }
 
@@ -258,6 +260,9 @@ def run(*arguments):
 
 def by_command(stet, name, arguments):
     """The results by stet, of the examples that its kernels have no part in."""
+    if name == "config":
+        config = json.loads(run(stet, "inspect", os.path.join(ROOT, arguments[0]), "--json"))["config"]
+        return [json.dumps(config, sort_keys=True, separators=(",", ":"))]
     if name == "fingerprint":
         directory, group = arguments
         every = json.loads(run(stet, "inspect", os.path.join(ROOT, directory), "--json"))["fingerprints"]
@@ -277,7 +282,7 @@ def main():
     for page, number, name, arguments, expected in read_examples(ROOT):
         seen.add(name)
         got = {"this page": EXAMPLES[name](*arguments)}
-        if stet and name in ("fingerprint", "block"):
+        if stet and name in ("config", "fingerprint", "block"):
             got["stet"] = by_command(stet, name, arguments)
         for who, results in got.items():
             if results != expected:
