@@ -67,11 +67,26 @@ def direction(path):
         file.write(struct.pack("<Q", len(header)) + header + values)
 
 
+# Runs blocks of Python one after another with what those before them left, as a reader would; answers each with a line of JSON.
+INTERPRETER = """
+import contextlib, io, json, sys, traceback
+answers, names = sys.stdout, {"__name__": "__main__"}
+for line in sys.stdin:
+    error = None
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(json.loads(line), "example", "exec"), names)
+    except BaseException:
+        error = traceback.format_exc()
+    print(json.dumps(error), file=answers, flush=True)
+"""
+
+
 class Place:
     """A directory with what the examples need, and `stet` in PATH."""
 
     def __init__(self, scratch):
-        self.scratch = scratch
+        self.scratch, self.interpreter = scratch, None
         programs = os.path.join(scratch, ".programs")
         os.mkdir(programs)
         os.symlink(STET, os.path.join(programs, "stet"))
@@ -91,7 +106,15 @@ class Place:
         return self.run(["bash", "-euc", command])
 
     def python(self, text):
-        return self.run([sys.executable, "-c", text])
+        if self.interpreter is None:
+            self.interpreter = subprocess.Popen([sys.executable, "-c", INTERPRETER], cwd=self.scratch, env=self.environment,
+                                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        print(json.dumps(text), file=self.interpreter.stdin, flush=True)
+        return json.loads(self.interpreter.stdout.readline() or '"the interpreter has ended"')
+
+    def close(self):
+        if self.interpreter is not None:
+            self.interpreter.communicate(timeout=60)
 
     def interventions(self, text):
         path = os.path.join(self.scratch, "interventions.json")
@@ -123,6 +146,7 @@ def main():
             if error:
                 failed += 1
                 print(f"{DOCUMENT}:{number}: {example.splitlines()[0]}\n    {error}")
+        place.close()
     for begin in left_out:
         failed += 1
         print(f"{DOCUMENT}: no example begins with {begin!r}, which this test leaves out")
