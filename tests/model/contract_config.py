@@ -13,11 +13,12 @@ class Config:
     pass
 
 
-def read_config(directory):
-    with open(os.path.join(directory, "config.json"), encoding="utf-8") as file:
+def read_config(directory, name="config.json"):
+    with open(os.path.join(directory, name), encoding="utf-8") as file:
         whole = json.load(file)
     j = whole.get("text_config") or whole
-    family = FAMILIES[(whole.get("architectures") or [""])[0]]
+    named = whole.get("architectures")
+    family = FAMILIES[named[0]] if named else whole["model_type"].removesuffix("_text")
     c = Config()
     c.family = family
     if family == "gpt2":
@@ -73,10 +74,11 @@ def read_config(directory):
         turned = int(c.head_dim * part)
         c.rotary_dim = 0 if turned == c.head_dim else turned
         theta = float(get("rotary_emb_base", 10000)) if family == "gpt_neox" else theta
-    c.ropes = [read_rope(j, theta)]
+    c.ropes = [read_rope(j, theta, "full_attention")]
     if family in ("gemma3", "olmo3"):
         local = get("rope_local_base_freq", 10000) if family == "gemma3" else c.ropes[0]["theta"]
-        c.ropes.append(plain_rope(float(local)))
+        sliding = (j.get("rope_parameters") or {}).get("sliding_attention")
+        c.ropes.append(read_rope({"rope_parameters": sliding}, float(local), ""))
         c.rope_of = [0 if w == 0 else 1 for w in c.window]
     return c
 
@@ -111,10 +113,11 @@ def plain_rope(theta):
             "original_positions": 0.0}
 
 
-def read_rope(j, theta):
-    rope = plain_rope(float(j.get("rope_theta", theta)))
-    scaling = j.get("rope_scaling")
-    kind = (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))
+def read_rope(j, theta, layer_type):
+    newer = j.get("rope_parameters") or {}
+    scaling = {**(newer.get(layer_type) or newer), **(j.get("rope_scaling") or {})}
+    rope = plain_rope(float(scaling.get("rope_theta", j.get("rope_theta", theta))))
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return rope
     rope["scaling"] = "longrope" if kind == "su" else kind

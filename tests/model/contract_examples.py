@@ -242,7 +242,7 @@ EXAMPLES = {
     "rope-frequencies": rope_frequencies, "rope-angles": rope_angles, "rotate": rotate,
     "shift": lambda *x: rotate(*x, back=True), "store-q8": store_q8, "attention": attend,
     "embedding-scale": lambda n: text32(np.sqrt(F32(int(n)))),
-    "config": lambda directory: [canonical(read_config(os.path.join(ROOT, directory)))], "project-out": project_out, "clamp": clamp,
+    "config": lambda at, *file: [canonical(read_config(os.path.join(ROOT, at), *file))], "project-out": project_out, "clamp": clamp,
     "digest": lambda text: [names.digest_text(json.loads(text).encode())], "fingerprint": fingerprint, "block": block_identity,
 }
 
@@ -260,6 +260,8 @@ def run(*arguments):
 
 def by_command(stet, name, arguments):
     """The results by stet, of the examples that its kernels have no part in."""
+    if name == "config" and len(arguments) > 1:  # a file beside the one that the command reads
+        return by_command(stet, name, arguments[:1])
     if name == "config":
         config = json.loads(run(stet, "inspect", os.path.join(ROOT, arguments[0]), "--json"))["config"]
         return [json.dumps(config, sort_keys=True, separators=(",", ":"))]
