@@ -11,6 +11,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/kernels/math.hpp"
+#include "stet/sampling/log_probabilities.hpp"
 
 namespace stet {
 namespace {
@@ -124,10 +125,26 @@ std::vector<TokenBias> logit_bias_of(std::vector<TokenBias> biases) {
 }
 
 double log_probability(std::span<const float> logits, int32_t id) {
-  const double best = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (const float x : logits) sum += math::exp(x - best);
-  return logits[static_cast<size_t>(id)] - best - math::log(sum);
+  double result = 0;
+  log_probabilities(logits, {&id, 1}, {&result, 1});
+  return result;
+}
+
+int32_t log_probabilities(std::span<const float> logits, std::span<const int32_t> ids,
+                          std::span<double> out) {
+  const auto first = std::max_element(logits.begin(), logits.end());
+  const double best = *first;
+  double sum = 0, some[256];
+  for (size_t at = 0; at < logits.size(); at += std::size(some)) {
+    const size_t n = std::min(std::size(some), logits.size() - at);
+    for (size_t i = 0; i < n; ++i) some[i] = logits[at + i] - best;
+    math::exp_all(some, n);
+    for (size_t i = 0; i < n; ++i) sum += some[i];
+  }
+  const double log_sum = math::log(sum);
+  for (size_t i = 0; i < ids.size(); ++i)
+    out[i] = logits[static_cast<size_t>(ids[i])] - best - log_sum;
+  return static_cast<int32_t>(first - logits.begin());
 }
 
 Sampler::Sampler(int vocab_size) {

@@ -231,6 +231,16 @@ typedef struct stet_encode_options {
 STET_API stet_status stet_tokenizer_encode(const stet_tokenizer* tokenizer, const char* text,
                                            size_t size, const stet_encode_options* options,
                                            int32_t** ids, size_t* count, stet_error** error);
+/* A context and a text that goes on from it, to be scored (stet_session_score), cut as the
+ * lm-evaluation-harness cuts them: white space at the context's end belongs to the continuation; of
+ * the tokens of both texts put together, as many are the context's as it has alone. options: flags
+ * alone, but for STET_ENCODE_CONTINUED. ids: new, [count]; those from `begin` on are the
+ * continuation. */
+STET_API stet_status stet_tokenizer_encode_pair(const stet_tokenizer* tokenizer,
+                                                const char* context, size_t context_size,
+                                                const char* continuation, size_t continuation_size,
+                                                const stet_encode_options* options, int32_t** ids,
+                                                size_t* count, size_t* begin, stet_error** error);
 /* out: new. Valid UTF-8 whatever the ids; with skip_special, special tokens are left out. */
 STET_API stet_status stet_tokenizer_decode(const stet_tokenizer* tokenizer, const int32_t* ids,
                                            size_t count, int32_t skip_special, char** out,
@@ -471,6 +481,30 @@ STET_API void stet_trace_free(stet_trace* trace);
 STET_API stet_status stet_trace_run(stet_trace* trace, const stet_intervention* changes,
                                     size_t count, stet_logits_callback on_logits, void* context,
                                     stet_error** error);
+
+typedef struct stet_ids { /* tokens */
+  const int32_t* ids;
+  size_t count;
+} stet_ids;
+/* The same of several prompts, each after what the session holds. */
+STET_API stet_status stet_trace_new_prompts(const stet_session* before, const stet_ids* prompts,
+                                            size_t count, stet_trace** trace, stet_error** error);
+
+typedef struct stet_traced {        /* a prompt of a trace under changes, all of them at once */
+  const stet_intervention* changes; /* [change_count], attached in this order */
+  size_t change_count;
+  size_t prompt;            /* which of the trace's */
+  const int64_t* positions; /* [position_count], whose logits are asked for; none: the last */
+  size_t position_count;
+} stet_traced;
+/* The logits that follow the token at a position of runs[index], [count]; valid during the call. */
+typedef int32_t (*stet_trace_callback)(void* context, size_t index, int64_t position,
+                                       const float* logits, size_t count);
+/* The same of runs with any number of changes: on_logits is called once for each position that a
+ * run asks for, those of a run in ascending order. */
+STET_API stet_status stet_trace_run_all(stet_trace* trace, const stet_traced* runs, size_t count,
+                                        stet_trace_callback on_logits, void* context,
+                                        stet_error** error);
 
 /* The tokens that are there, [count], borrowed; NULL for none. */
 STET_API stet_status stet_session_tokens(const stet_session* session, const int32_t** ids,
@@ -736,6 +770,38 @@ STET_API stet_status stet_sampler_probabilities(stet_sampler* sampler,
 /* The natural logarithm of a token's probability under the softmax of the logits alone. */
 STET_API stet_status stet_log_probability(const float* logits, size_t count, int32_t id,
                                           double* result, stet_error** error);
+
+/* ---- Scoring -------------------------------------------------------------------------------- */
+
+typedef struct stet_score_request { /* ids[begin] .. ids[count-1], each given all before it */
+  const int32_t* ids;
+  size_t count, begin;
+} stet_score_request;
+
+typedef struct stet_token_score {
+  double log_probability; /* natural logarithm, as stet_log_probability() */
+  int32_t id;
+  int32_t best; /* the likeliest token in its place; of equals the lowest id */
+} stet_token_score;
+
+typedef struct stet_score_options {
+  size_t struct_size;
+  size_t batch; /* texts that are processed together, at most; 0: 16. Changes no bit */
+} stet_score_options;
+
+/* The scores of requests[index], [count], valid during the call. */
+typedef int32_t (*stet_score_callback)(void* context, size_t index, const stet_token_score* tokens,
+                                       size_t count);
+
+/* Scores each request after what the session holds, which stays as it is. What requests begin with
+ * alike is processed once. on_score is called once for each, in any order, and once it returns
+ * non-zero no more: STET_ERROR_CANCELED. A request with begin 0 needs a session with tokens. What
+ * can be refused is, before anything is computed. */
+STET_API stet_status stet_session_score(const stet_session* session,
+                                        const stet_score_request* requests, size_t count,
+                                        const stet_score_options* options,
+                                        stet_score_callback on_score, void* context,
+                                        stet_error** error);
 
 /* ---- Snapshots ------------------------------------------------------------------------------ */
 

@@ -4,6 +4,7 @@
 #include "stet/chat/conversation.hpp"
 #include "stet/checkpoint/packed.hpp"
 #include "stet/generate/generate.hpp"
+#include "stet/generate/score.hpp"
 #include "stet/model/decoder.hpp"
 #include "stet/model/model.hpp"
 #include "stet/session/session.hpp"

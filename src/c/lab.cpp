@@ -244,6 +244,38 @@ stet_status stet_trace_run(stet_trace* trace, const stet_intervention* changes, 
   });
 }
 
+stet_status stet_trace_new_prompts(const stet_session* before, const stet_ids* prompts,
+                                   size_t count, stet_trace** trace, stet_error** error) {
+  return guarded(error, [&] {
+    stet_trace*& to = output(trace, "trace");
+    std::vector<std::vector<int32_t>> all;
+    for (const stet_ids& prompt : items(prompts, count, "prompts")) {
+      const auto ids = items(prompt.ids, prompt.count, "prompts.ids");
+      all.emplace_back(ids.begin(), ids.end());
+    }
+    to = new stet_trace{stet::Trace(*at(before, "before").at, all)};
+  });
+}
+
+stet_status stet_trace_run_all(stet_trace* trace, const stet_traced* runs, size_t count,
+                               stet_trace_callback on_logits, void* context, stet_error** error) {
+  return guarded(error, [&] {
+    std::vector<stet::TraceRun> all;
+    for (const stet_traced& r : items(runs, count, "runs")) {
+      const auto positions = items(r.positions, r.position_count, "runs.positions");
+      all.push_back({{}, r.prompt, {positions.begin(), positions.end()}});
+      for (const stet_intervention& i : items(r.changes, r.change_count, "runs.changes"))
+        all.back().changes.push_back(intervention_of(input(&i, "runs.changes")));
+    }
+    if (on_logits == nullptr) fail("on_logits", "not NULL", "NULL");
+    at(trace, "trace")
+        .trace.run(all, [&](size_t index, int64_t position, std::span<const float> logits) {
+          if (on_logits(context, index, position, logits.data(), logits.size()) != 0)
+            throw Canceled();
+        });
+  });
+}
+
 // ---------------------------------------------------------------- keys and values
 
 stet_status stet_session_zero_kv(stet_session* session, const stet_kv_range* range,

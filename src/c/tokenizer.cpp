@@ -1,5 +1,6 @@
 // Tokenizers in the C interface.
 #include "src/c/internal.hpp"
+#include "stet/generate/score.hpp"
 
 struct stet_text_stream {
   std::shared_ptr<const stet::Tokenizer> tokenizer;
@@ -20,16 +21,18 @@ const Tokenizer* optional_tokenizer(const stet_tokenizer* tokenizer) {
 
 namespace {
 
+Tokenizer::Bos bos_of(const stet_encode_options& o) {
+  const bool on = (o.flags & STET_ENCODE_BOS) != 0, off = (o.flags & STET_ENCODE_NO_BOS) != 0;
+  if (on && off) fail("options.flags", "one of STET_ENCODE_BOS and _NO_BOS", "both");
+  return on ? Tokenizer::Bos::on : off ? Tokenizer::Bos::off : Tokenizer::Bos::automatic;
+}
+
 std::vector<int32_t> encode(const Tokenizer& tokenizer, std::string_view text,
                             const stet_encode_options& o) {
   check_flags(o.flags,
               STET_ENCODE_BOS | STET_ENCODE_NO_BOS | STET_ENCODE_PLAIN | STET_ENCODE_CONTINUED,
               "options");
-  const bool on = (o.flags & STET_ENCODE_BOS) != 0, off = (o.flags & STET_ENCODE_NO_BOS) != 0;
-  if (on && off) fail("options.flags", "one of STET_ENCODE_BOS and _NO_BOS", "both");
-  const Tokenizer::Bos bos = on    ? Tokenizer::Bos::on
-                             : off ? Tokenizer::Bos::off
-                                   : Tokenizer::Bos::automatic;
+  const Tokenizer::Bos bos = bos_of(o);
   const bool all_plain = (o.flags & STET_ENCODE_PLAIN) != 0,
              continued = (o.flags & STET_ENCODE_CONTINUED) != 0;
   if (all_plain && o.plain_count > 0)
@@ -90,6 +93,26 @@ stet_status stet_tokenizer_encode(const stet_tokenizer* tokenizer, const char* t
     const std::vector<int32_t> found =
         encode(t, text_of(text, size, "text"), input(options, "options"));
     give_items<int32_t>(found, to);
+  });
+}
+
+stet_status stet_tokenizer_encode_pair(const stet_tokenizer* tokenizer, const char* context,
+                                       size_t context_size, const char* continuation,
+                                       size_t continuation_size, const stet_encode_options* options,
+                                       int32_t** ids, size_t* count, size_t* begin,
+                                       stet_error** error) {
+  return guarded(error, [&] {
+    const auto to = outputs(ids, "ids", count, "count");
+    size_t& from = output(begin, "begin");
+    const stet_encode_options o = input(options, "options");
+    check_flags(o.flags, STET_ENCODE_BOS | STET_ENCODE_NO_BOS | STET_ENCODE_PLAIN, "options");
+    if (o.plain_count > 0) fail("options.plain", "none", std::to_string(o.plain_count));
+    const stet::ScoreRequest pair = stet::encode_pair(
+        *at(tokenizer, "tokenizer").tokenizer, text_of(context, context_size, "context"),
+        text_of(continuation, continuation_size, "continuation"), bos_of(o),
+        (o.flags & STET_ENCODE_PLAIN) == 0);
+    give_items<int32_t>(pair.ids, to);
+    from = pair.begin;
   });
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <tuple>
@@ -133,9 +134,43 @@ std::optional<Difference> in_prunes(const State& a, const State& b) {
 std::optional<Difference> in_edits(const State& a, const State& b) {
   return in_json("edits", encode_edits(a.edits), encode_edits(b.edits));
 }
+
+// "add at hook_resid_post, layers 3, positions 12..20, from size 12 on, amount 2, 64 values".
+// Ranges are inclusive.
+std::string intervention_text(const Intervention& w) {
+  std::string text = fmt::format("{} at {}", intervention_op_name(w.op), point_info(w.point).name);
+  if (!w.layers.empty()) text += fmt::format(", layers {}", fmt::join(w.layers, ","));
+  if (!w.heads.empty()) text += fmt::format(", heads {}", fmt::join(w.heads, ","));
+  text += w.end < 0 ? fmt::format(", positions {}..", w.begin)
+                    : fmt::format(", positions {}..{}", w.begin, w.end - 1);
+  text += fmt::format(", attached at {}", w.at);
+  if (w.prunes > 0) text += fmt::format(" after {} prunes", w.prunes);
+  const bool clamp = w.op == Intervention::Op::clamp;
+  if (clamp || w.op == Intervention::Op::add || w.op == Intervention::Op::scale)
+    text += fmt::format(", amount {}", w.amount);
+  if (clamp) text += fmt::format(", bias {}, threshold {}", w.bias, w.threshold);
+  if (w.values) text += fmt::format(", {} values", w.values->size());
+  return text;
+}
+
+// The first that is not the same; where its values alone are not, the first of those.
 std::optional<Difference> in_interventions(const State& a, const State& b) {
-  return in_json("interventions", encode_interventions(a.interventions),
-                 encode_interventions(b.interventions));
+  const auto [x, y] = std::ranges::mismatch(a.interventions, b.interventions);
+  if (x == a.interventions.end() && y == b.interventions.end()) return std::nullopt;
+  std::string from = x == a.interventions.end() ? "" : intervention_text(*x),
+              to = y == b.interventions.end() ? "" : intervention_text(*y);
+  if (from == to) {
+    const std::vector<float> none, &p = x->values ? *x->values : none,
+                                   &q = y->values ? *y->values : none;
+    const auto bits = [](float v) { return std::bit_cast<uint32_t>(v); };
+    const auto [v, w] = std::ranges::mismatch(p, q, {}, bits, bits);
+    if (v == p.end() || w == q.end())  // in what the operation does not use
+      return in_json("interventions", encode_interventions(a.interventions),
+                     encode_interventions(b.interventions));
+    from += fmt::format(": value[{}] {}", v - p.begin(), *v);
+    to += fmt::format(": value[{}] {}", v - p.begin(), *w);
+  }
+  return in_text(fmt::format("interventions[{}]", x - a.interventions.begin()), from, to);
 }
 std::optional<Difference> in_generation(const State& a, const State& b) {
   return in_json("generation", encode_generation(a.generation), encode_generation(b.generation));

@@ -7,6 +7,7 @@ int test_border(void);
 int test_chat(void);
 int test_generate(void);
 int test_lab(void);
+int test_score(void);
 int test_session(void);
 int test_snapshot(void);
 int test_text(void);

@@ -222,6 +222,74 @@ static void changes_are_traced(void) {
   stet_session_free(before);
 }
 
+typedef struct Rows {
+  float logits[2][3][kVocab];
+  int64_t positions[2][3];
+  size_t counts[2];
+} Rows;
+
+static int32_t see_run(void* context, size_t index, int64_t position, const float* logits,
+                       size_t count) {
+  Rows* const rows = context;
+  CHECK(index < 2 && rows->counts[index] < 3 && count == kVocab);
+  rows->positions[index][rows->counts[index]] = position;
+  memcpy(rows->logits[index][rows->counts[index]++], logits, count * sizeof *logits);
+  return 0;
+}
+
+/* Two prompts, several changes of each, and the logits of several positions. */
+static void runs_of_several_changes_are_traced(void) {
+  stet_session* before = session_of(0, 20);
+  const stet_ids prompts[] = {{ids + 20, 60}, {ids + 7, 30}};
+  stet_trace* trace = NULL;
+  OK(stet_trace_new_prompts(before, prompts, 2, &trace, &error));
+  float values[kHidden];
+  for (int i = 0; i < kHidden; ++i) values[i] = 0.5f;
+  const stet_intervention changes[2] = {{.struct_size = sizeof changes[0],
+                                         .point = "blocks.5.hook_resid_pre",
+                                         .begin = 30,
+                                         .end = 40,
+                                         .op = STET_SET,
+                                         .values = values,
+                                         .value_count = kHidden},
+                                        {.struct_size = sizeof changes[0],
+                                         .point = "blocks.2.hook_mlp_out",
+                                         .begin = 35,
+                                         .op = STET_SCALE,
+                                         .amount = 0.5f}};
+  const int64_t positions[] = {79, 22, 40};
+  stet_traced runs[2] = {{changes, 2, 0, positions, 3}, {changes + 1, 1, 1, NULL, 0}};
+  Rows found = {.counts = {0, 0}};
+  OK(stet_trace_run_all(trace, runs, 2, see_run, &found, &error));
+  CHECK(found.counts[0] == 3 && found.counts[1] == 1 && found.positions[1][0] == 49);
+  CHECK(found.positions[0][0] == 22 && found.positions[0][1] == 40);
+  for (size_t r = 0; r < 2; ++r) {
+    for (size_t i = 0; i < found.counts[r]; ++i) {
+      stet_session* plain = NULL;
+      OK(stet_session_fork(before, &plain, &error));
+      for (size_t c = 0; c < runs[r].change_count; ++c)
+        OK(stet_session_attach(plain, &runs[r].changes[c], &error));
+      OK(stet_session_append(plain, prompts[r].ids, (size_t)found.positions[r][i] - 19, &error));
+      const float* logits = NULL;
+      size_t size = 0;
+      OK(stet_session_logits(plain, &logits, &size, &error));
+      CHECK_FLOATS(found.logits[r][i], logits, kVocab);
+      stet_session_free(plain);
+    }
+  }
+  runs[1].prompt = 2;
+  FAILS(stet_trace_run_all(trace, runs, 2, see_run, &found, &error), STET_ERROR_ARGUMENT,
+        "runs[1]: prompt: expected one below 2, found 2");
+  const int64_t early = 19;
+  runs[1] = (stet_traced){NULL, 0, 1, &early, 1};
+  FAILS(stet_trace_run_all(trace, runs, 2, see_run, &found, &error), STET_ERROR_ARGUMENT,
+        "runs[1]: positions: expected some of 20..49, found 19");
+  stet_trace_free(trace);
+  FAILS_WITH(stet_trace_new_prompts(before, NULL, 0, &trace, &error), STET_ERROR_ARGUMENT,
+             "prompts: expected at least one, found none");
+  stet_session_free(before);
+}
+
 static void keys_and_values_are_material(void) {
   stet_session* a = session_of(0, 80);
   stet_session* b = session_of(10, 80);
@@ -313,6 +381,7 @@ int test_lab(void) {
   points_are_captured();
   a_batch_captures_what_each_does_alone();
   changes_are_traced();
+  runs_of_several_changes_are_traced();
   keys_and_values_are_material();
   views_outlive_what_they_show();
   stet_model_free(model);

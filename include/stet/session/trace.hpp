@@ -1,5 +1,5 @@
 // What tokens gave, kept so that their end can be computed again under changes of activations, from
-// the layer and the position of each change on: sweeps of activation patching.
+// the layer and the position of the first change on: sweeps of activation patching.
 #pragma once
 
 #include <algorithm>
@@ -7,117 +7,214 @@
 #include <functional>
 #include <numeric>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "stet/session/session.hpp"
 
 namespace stet {
 
+// A prompt of a trace under changes, all of them at once.
+struct TraceRun {
+  std::vector<Intervention> changes;
+  size_t prompt = 0;                    // which of the trace's
+  std::vector<int64_t> positions = {};  // whose logits are asked for; none: the last
+};
+
 // Holds the residual stream behind each layer, [layers][tokens][hidden_size] float32, beside a
-// session.
+// session of each prompt.
 class Trace {
  public:
   // `ids` go through the model after what `before` holds, which stays as it is. Throws what
   // Session::append does, and an argument Error for a session with callbacks and for no tokens.
   Trace(const Session& before, std::span<const int32_t> ids);
+  // The same of several prompts, each after what `before` holds.
+  Trace(const Session& before, std::span<const std::vector<int32_t>> prompts);
 
-  // After the tokens.
-  Session& session() { return session_; }
+  // After the tokens of a prompt.
+  Session& session(size_t prompt = 0) { return prompts_[prompt].session; }
+  size_t prompts() const { return prompts_.size(); }
   // Called once for each change: the logits after the last token, [vocab_size].
   using Sink = std::function<void(size_t index, std::span<const float> logits)>;
-  // Each change alone, as if it had been attached before the tokens, with the same bits. Changes of
-  // a layer share passes over the weights, from that layer on (all layers, where the model cannot
-  // begin at a later one). Throws what attach() does, its field with the change's place before it
-  // ("changes[3]: ..."), before anything is computed.
+  // Each change alone, to the first prompt, as if it had been attached before the tokens, with the
+  // same bits. Changes of a layer share passes over the weights, from that layer on (all layers,
+  // where the model cannot begin at a later one). Throws what attach() does, its field with the
+  // change's place before it ("changes[3]: ..."), before anything is computed.
   void run(std::span<const Intervention> changes, const Sink& sink);
+  // Called once for each position that a run asks for, those of a run in ascending order.
+  using RunSink =
+      std::function<void(size_t index, int64_t position, std::span<const float> logits)>;
+  // The same of runs with any number of changes, attached in their order. Throws, before anything
+  // is computed, what attach() does ("runs[2]: changes[0]: ..."), and an argument Error for a
+  // prompt that is not there and a position that none of its tokens has.
+  void run(std::span<const TraceRun> runs, const RunSink& sink);
 
  private:
-  // A change that is being computed.
+  struct Prompt {
+    Session session;
+    std::vector<std::vector<float>> residual;  // [layers]: [tokens][hidden_size], behind each
+  };
+  // A run that is checked, and what is computed of it.
+  struct Job {
+    Prompt* prompt;
+    std::vector<Intervention> changes;
+    std::vector<int64_t> positions;  // ascending
+    size_t layer = 0;                // the first that is computed
+    int64_t first = 0;               // the position where it begins
+  };
+  // A job that is being computed.
   struct Run {
     size_t index;
-    Intervention what;
-    int64_t first, next;  // positions: where it begins; of its next pass
+    const Job* job;
+    int64_t next;  // position of its next pass
     KvCache kv;
+
+    int64_t size() const { return job->prompt->session.size(); }
+  };
+  // A row of the pass whose logits are asked for.
+  struct Wanted {
+    size_t index, row;
+    int64_t position;
   };
 
+  void process(const Session& before, std::span<const std::span<const int32_t>> prompts);
   size_t layer_of(const Intervention& w) const;
-  std::vector<Intervention> checked(std::span<const Intervention> changes) const;
-  Run begin(size_t index, const Intervention& what);
-  void run_layer(size_t layer, std::span<const size_t> order,
-                 const std::vector<Intervention>& changes, const Sink& sink);
-  void run_pass(size_t layer, std::vector<Run>& runs, Workspace& w, const Sink& sink);
-  void forward(size_t layer, const Workspace& w, const Pass& pass) const;
+  Job job_of(const TraceRun& run, const std::string& name);
+  void run_jobs(const std::vector<Job>& jobs, const RunSink& sink);
+  Run begin(size_t index, const Job& job);
+  void run_layer(size_t layer, std::span<const size_t> order, const std::vector<Job>& jobs,
+                 const RunSink& sink);
+  void run_pass(size_t layer, std::vector<Run>& runs, Workspace& w, const RunSink& sink);
+  void hand_out(std::span<const Wanted> wanted, const Pass& pass, Workspace& w,
+                const RunSink& sink) const;
+  void forward(size_t layer, std::span<Run* const> runs, const Workspace& w,
+               const Pass& pass) const;
   Hooks hooks_of(std::span<Run* const> runs, const Workspace& w) const;
+  const Model& model() const { return prompts_[0].session.model(); }
+  const ComputeOptions& compute() const { return prompts_[0].session.compute(); }
+  size_t layers() const { return static_cast<size_t>(model().config().layers); }
 
-  Session session_;
-  int64_t first_;                             // position of the first token
-  std::vector<std::vector<float>> residual_;  // [layers]: [tokens][hidden_size], behind each
+  std::vector<Prompt> prompts_;
+  int64_t first_;  // position of the first token of each
 };
 
-inline Trace::Trace(const Session& before, std::span<const int32_t> ids)
-    : session_(before.fork()), first_(before.size()) {
+inline Trace::Trace(const Session& before, std::span<const int32_t> ids) : first_(before.size()) {
+  process(before, {&ids, 1});
+}
+
+inline Trace::Trace(const Session& before, std::span<const std::vector<int32_t>> prompts)
+    : first_(before.size()) {
+  process(before, std::vector<std::span<const int32_t>>(prompts.begin(), prompts.end()));
+}
+
+inline void Trace::process(const Session& before,
+                           std::span<const std::span<const int32_t>> prompts) {
   if (before.callbacks() > 0)
     throw Error(ErrorKind::argument, "", "callbacks", "none: they cannot be traced",
                 std::to_string(before.callbacks()));
-  if (ids.empty()) throw Error(ErrorKind::argument, "", "ids", "at least one token", "none");
-  residual_.resize(static_cast<size_t>(session_.model().config().layers));
-  Watch watch;
-  for (size_t l = 0; l < residual_.size(); ++l)
-    watch.points.push_back({Point::resid_post, static_cast<int64_t>(l)});
-  watch.sink = [&](const PointAt& at, int64_t, Rows rows) {
-    std::vector<float>& to = residual_[static_cast<size_t>(at.layer)];
-    to.reserve(ids.size() * rows.width);
-    for (size_t i = 0; i < rows.count; ++i)
-      to.insert(to.end(), rows.row(i), rows.row(i) + rows.width);
-  };
-  session_.append(ids, nullptr, nullptr, nullptr, &watch);
-  session_.state();  // all blocks are what they should be
+  if (prompts.empty()) throw Error(ErrorKind::argument, "", "prompts", "at least one", "none");
+  const auto layers = static_cast<size_t>(before.model().config().layers);
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const std::string name = prompts.size() == 1 ? "" : "prompts[" + std::to_string(i) + "]: ";
+    if (prompts[i].empty())
+      throw Error(ErrorKind::argument, "", name + "ids", "at least one token", "none");
+    prompts_.push_back({before.fork(), std::vector<std::vector<float>>(layers)});
+  }
+  std::vector<Watch> watches(prompts.size());
+  std::vector<BatchEntry> batch;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    for (size_t l = 0; l < layers; ++l)
+      watches[i].points.push_back({Point::resid_post, static_cast<int64_t>(l)});
+    watches[i].sink = [this, i, count = prompts[i].size()](const PointAt& at, int64_t, Rows rows) {
+      std::vector<float>& to = prompts_[i].residual[static_cast<size_t>(at.layer)];
+      to.reserve(count * rows.width);
+      for (size_t r = 0; r < rows.count; ++r)
+        to.insert(to.end(), rows.row(r), rows.row(r) + rows.width);
+    };
+    batch.push_back({&prompts_[i].session, prompts[i], &watches[i]});
+  }
+  append(batch);
+  for (Prompt& p : prompts_) p.session.state();  // all blocks are what they should be
 }
 
 // The first that it changes anything in; all of them for what comes behind the last.
 inline size_t Trace::layer_of(const Intervention& w) const {
-  if (!session_.model().begins_anywhere()) return 0;
-  if (w.point == Point::ln_final) return residual_.size();
+  if (!model().begins_anywhere()) return 0;
+  if (w.point == Point::ln_final) return layers();
   if (!point_info(w.point).of_layer || w.layers.empty()) return 0;
   return static_cast<size_t>(*std::min_element(w.layers.begin(), w.layers.end()));
 }
 
-inline std::vector<Intervention> Trace::checked(std::span<const Intervention> changes) const {
+inline Trace::Job Trace::job_of(const TraceRun& run, const std::string& name) {
+  const auto fail = [&](const std::string& field, const std::string& expected, int64_t found) {
+    throw Error(ErrorKind::argument, "", name + field, expected, std::to_string(found));
+  };
+  if (run.prompt >= prompts_.size())
+    fail("prompt", "one below " + std::to_string(prompts_.size()),
+         static_cast<int64_t>(run.prompt));
+  Prompt& prompt = prompts_[run.prompt];
+  const int64_t size = prompt.session.size();
+  Job job{&prompt, {}, run.positions, model().begins_anywhere() ? layers() : 0, size};
+  for (const int64_t p : run.positions) {
+    if (p < first_ || p >= size)
+      fail("positions", "some of " + std::to_string(first_) + ".." + std::to_string(size - 1), p);
+  }
+  if (job.positions.empty()) job.positions = {size - 1};
+  std::sort(job.positions.begin(), job.positions.end());
+  job.positions.erase(std::unique(job.positions.begin(), job.positions.end()), job.positions.end());
   State before;
   before.tokens.resize(static_cast<size_t>(first_));
-  before.prunes = session_.prunes();
-  for (size_t i = 0; i < changes.size(); ++i) {
+  before.prunes = prompt.session.prunes();
+  for (size_t i = 0; i < run.changes.size(); ++i) {
+    const std::string place =
+        name.starts_with("runs") ? name + "changes[" + std::to_string(i) + "]: " : name;
     try {
-      attach(before, session_.model().config(), changes[i]);
+      attach(before, model().config(), run.changes[i]);
     } catch (const Error& e) {
-      throw Error(e.kind, e.file, "changes[" + std::to_string(i) + "]: " + e.field, e.expected,
-                  e.found);
+      throw Error(e.kind, e.file, place + e.field, e.expected, e.found);
     }
+    job.layer = std::min(job.layer, layer_of(run.changes[i]));
+    job.first = std::min(job.first, std::max(run.changes[i].begin, first_));
   }
-  return std::move(before.interventions);
+  job.first = std::min(job.first, job.positions.front());
+  job.changes = std::move(before.interventions);
+  return job;
 }
 
-inline void Trace::run(std::span<const Intervention> given, const Sink& sink) {
-  const std::vector<Intervention> changes = checked(given);
-  std::vector<size_t> order(changes.size());
+inline void Trace::run(std::span<const Intervention> changes, const Sink& sink) {
+  std::vector<Job> jobs;
+  for (size_t i = 0; i < changes.size(); ++i)
+    jobs.push_back(job_of({{changes[i]}}, "changes[" + std::to_string(i) + "]: "));
+  run_jobs(jobs,
+           [&](size_t index, int64_t, std::span<const float> logits) { sink(index, logits); });
+}
+
+inline void Trace::run(std::span<const TraceRun> runs, const RunSink& sink) {
+  std::vector<Job> jobs;
+  for (size_t i = 0; i < runs.size(); ++i)
+    jobs.push_back(job_of(runs[i], "runs[" + std::to_string(i) + "]: "));
+  run_jobs(jobs, sink);
+}
+
+inline void Trace::run_jobs(const std::vector<Job>& jobs, const RunSink& sink) {
+  std::vector<size_t> order(jobs.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return layer_of(changes[a]) < layer_of(changes[b]); });
+                   [&](size_t a, size_t b) { return jobs[a].layer < jobs[b].layer; });
   for (size_t at = 0, next = 0; at < order.size(); at = next) {
-    const size_t layer = layer_of(changes[order[at]]);
-    while (next < order.size() && layer_of(changes[order[next]]) == layer) ++next;
-    run_layer(layer, std::span(order).subspan(at, next - at), changes, sink);
+    const size_t layer = jobs[order[at]].layer;
+    while (next < order.size() && jobs[order[next]].layer == layer) ++next;
+    run_layer(layer, std::span(order).subspan(at, next - at), jobs, sink);
   }
 }
 
 // What comes before its position is shared; the blocks behind are its own, and are written again
 // from its layer on.
-inline Trace::Run Trace::begin(size_t index, const Intervention& what) {
-  const int64_t first = std::max(what.begin, first_);
-  Run r{index, what, first, first, KvCache(session_.kv())};
+inline Trace::Run Trace::begin(size_t index, const Job& job) {
+  Run r{index, &job, job.first, KvCache(job.prompt->session.kv())};
   KvWriter writer(r.kv);
   for (int64_t b = 0; b < r.kv.blocks(); ++b) {
-    if (b < first / kBlockPositions)
+    if (b < job.first / kBlockPositions)
       writer.load(b);
     else
       writer.own(b);
@@ -127,97 +224,97 @@ inline Trace::Run Trace::begin(size_t index, const Intervention& what) {
 
 // As many runs at a time as fill a pass.
 inline void Trace::run_layer(size_t layer, std::span<const size_t> order,
-                             const std::vector<Intervention>& changes, const Sink& sink) {
-  const ComputeOptions& compute = session_.compute();
-  const auto most = static_cast<size_t>(compute.chunk);
-  const detail::WorkspaceLease lease(session_.model(), most, detail::threads_of(compute));
+                             const std::vector<Job>& jobs, const RunSink& sink) {
+  const auto most = static_cast<size_t>(compute().chunk);
+  const detail::WorkspaceLease lease(model(), most, detail::threads_of(compute()));
   std::vector<Run> runs;
   size_t rows = 0;
   for (auto next = order.begin(); next != order.end() || !runs.empty();) {
     for (; next != order.end() && rows < most; ++next) {
-      if (changes[*next].begin >= session_.size()) {  // none of these tokens
-        sink(*next, session_.logits());
-        continue;
-      }
-      runs.push_back(begin(*next, changes[*next]));
-      rows += static_cast<size_t>(session_.size() - runs.back().first);
+      runs.push_back(begin(*next, jobs[*next]));
+      rows += static_cast<size_t>(runs.back().size() - runs.back().next);
     }
-    if (runs.empty()) return;
     run_pass(layer, runs, *lease, sink);
-    std::erase_if(runs, [&](const Run& r) { return r.next == session_.size(); });
+    std::erase_if(runs, [](const Run& r) { return r.next == r.size(); });
     rows = 0;
-    for (const Run& r : runs) rows += static_cast<size_t>(session_.size() - r.next);
+    for (const Run& r : runs) rows += static_cast<size_t>(r.size() - r.next);
   }
 }
 
-inline void Trace::run_pass(size_t layer, std::vector<Run>& runs, Workspace& w, const Sink& sink) {
-  const auto most = static_cast<size_t>(session_.compute().chunk);
+inline void Trace::run_pass(size_t layer, std::vector<Run>& runs, Workspace& w,
+                            const RunSink& sink) {
+  const auto most = static_cast<size_t>(compute().chunk);
   std::vector<Run*> some;
+  std::vector<Wanted> wanted;
   w.ids.clear();
   w.spans.clear();
   for (Run& r : runs) {
-    const size_t count =
-        std::min(static_cast<size_t>(session_.size() - r.next), most - w.ids.size());
+    const size_t count = std::min(static_cast<size_t>(r.size() - r.next), most - w.ids.size());
     if (count == 0) break;
     w.spans.push_back({&r.kv, r.next, w.ids.size(), count});
-    const auto ids = session_.tokens().begin() + r.next;
+    for (const int64_t p : r.job->positions) {
+      if (p >= r.next && p < r.next + static_cast<int64_t>(count))
+        wanted.push_back({r.index, w.ids.size() + static_cast<size_t>(p - r.next), p});
+    }
+    const auto ids = r.job->prompt->session.tokens().begin() + r.next;
     w.ids.insert(w.ids.end(), ids, ids + static_cast<std::ptrdiff_t>(count));
     some.push_back(&r);
   }
   const Hooks hooks = hooks_of(some, w);
-  Pass pass = detail::make_pass(session_.compute(), w, &hooks);
+  Pass pass = detail::make_pass(compute(), w, &hooks);
   pass.first_layer = layer;
-  std::vector<size_t> ended;
   for (int tries = 0;; ++tries) {
     if (tries > detail::kMostMends) detail::throw_restless();
-    const uint64_t weights = session_.model().weights_version();
-    forward(layer, w, pass);
-    if (session_.model().weights_held_since(weights)) break;
+    const uint64_t weights = model().weights_version();
+    forward(layer, some, w, pass);
+    if (model().weights_held_since(weights)) break;
   }
-  for (size_t i = 0; i < some.size(); ++i) {
-    some[i]->next += static_cast<int64_t>(w.spans[i].count);
-    if (some[i]->next == session_.size()) ended.push_back(i);
-  }
-  const size_t hidden = pass.out.width * sizeof(float);
-  for (size_t at = 0; at < ended.size(); at += w.logits.count) {
-    const size_t count = std::min(w.logits.count, ended.size() - at);
-    for (size_t i = 0; i < count; ++i) {
-      const Span& span = w.spans[ended[at + i]];
-      std::memcpy(w.last.row(i), pass.out.row(span.row + span.count - 1), hidden);
-    }
-    const auto head = [&](Team t) {
-      session_.model().head(t, pass, w.last.rows(0, count), w.logits.rows(0, count));
-    };
-    run_operations(detail::team_of(session_.compute()), std::ref(head));
+  for (size_t i = 0; i < some.size(); ++i) some[i]->next += static_cast<int64_t>(w.spans[i].count);
+  hand_out(wanted, pass, w, sink);
+}
+
+inline void Trace::hand_out(std::span<const Wanted> wanted, const Pass& pass, Workspace& w,
+                            const RunSink& sink) const {
+  for (size_t at = 0; at < wanted.size(); at += w.logits.count) {
+    const size_t count = std::min(w.logits.count, wanted.size() - at);
     for (size_t i = 0; i < count; ++i)
-      sink(some[ended[at + i]]->index, {w.logits.row(i), w.logits.width});
+      std::memcpy(w.last.row(i), pass.out.row(wanted[at + i].row), pass.out.width * sizeof(float));
+    const auto head = [&](Team t) {
+      model().head(t, pass, w.last.rows(0, count), w.logits.rows(0, count));
+    };
+    run_operations(detail::team_of(compute()), std::ref(head));
+    for (size_t i = 0; i < count; ++i)
+      sink(wanted[at + i].index, wanted[at + i].position, {w.logits.row(i), w.logits.width});
   }
 }
 
-inline void Trace::forward(size_t layer, const Workspace& w, const Pass& pass) const {
-  for (size_t i = 0; layer > 0 && i < w.spans.size(); ++i) {
+inline void Trace::forward(size_t layer, std::span<Run* const> runs, const Workspace& w,
+                           const Pass& pass) const {
+  for (size_t i = 0; layer > 0 && i < runs.size(); ++i) {
     const Span& span = w.spans[i];
+    const std::vector<float>& residual = runs[i]->job->prompt->residual[layer - 1];
     for (size_t r = 0; r < span.count; ++r) {
       const size_t at = static_cast<size_t>(span.first - first_) + r;
-      std::memcpy(pass.x.row(span.row + r), residual_[layer - 1].data() + at * pass.x.width,
+      std::memcpy(pass.x.row(span.row + r), residual.data() + at * pass.x.width,
                   pass.x.width * sizeof(float));
     }
   }
-  const auto work = [&](Team t) { session_.model().forward(t, pass); };
-  run_operations(detail::team_of(session_.compute()), std::ref(work));
+  const auto work = [&](Team t) { model().forward(t, pass); };
+  run_operations(detail::team_of(compute()), std::ref(work));
 }
 
 inline Hooks Trace::hooks_of(std::span<Run* const> runs, const Workspace& w) const {
-  Hooks hooks(session_.model().config());
+  Hooks hooks(model().config());
   for (size_t i = 0; i < runs.size(); ++i) {
     const Span& span = w.spans[i];
-    for (const Intervention& x : session_.interventions()) {
-      const Reach reach = reach_of(session_.prunes(), x);
+    const Session& session = runs[i]->job->prompt->session;
+    for (const Intervention& x : session.interventions()) {
+      const Reach reach = reach_of(session.prunes(), x);
       if (reach.end < 0 || reach.end > span.first)
         hooks.change({&x, span.row, span.count, span.first, reach.from, reach.end});
     }
-    const Intervention& x = runs[i]->what;
-    hooks.change({&x, span.row, span.count, span.first, runs[i]->first, x.end});
+    for (const Intervention& x : runs[i]->job->changes)
+      hooks.change({&x, span.row, span.count, span.first, std::max(x.begin, first_), x.end});
   }
   return hooks;
 }
