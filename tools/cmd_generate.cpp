@@ -333,6 +333,7 @@ void add_save(Command& app) {
   sub->add_output(o->save, "the snapshot")->required()->group("Output");
   o->save_as.add_to(*sub);
   sub->add_flag("--json", o->json, "print a JSON object")->group("Output");
+  o->interventions.add_to(*sub);
   o->model.add_to(*sub);
   sub->callback([o] {
     o->prompt.require();

@@ -9,6 +9,7 @@
 #include "stet/api.h"
 #include "stet/base/error.hpp"
 #include "tools/command.hpp"
+#include "tools/lab/lab.hpp"
 #include "tools/run.hpp"
 #include "tools/store/store.hpp"
 
@@ -51,6 +52,7 @@ constexpr Subcommand kSubcommands[] = {
     {"experiment", add_experiment, true},
     {"equivalence", add_equivalence},
     {"lab", add_lab},
+    {"score", add_score, true},
     {"logits", add_logits},
     {"tokenize", add_tokenize},
     {"detokenize", add_detokenize},

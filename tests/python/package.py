@@ -520,7 +520,7 @@ class Commands(unittest.TestCase):
             long = json.loads(run(STET, "patch", "--clean-ids", text(ids), "--corrupt-ids", text(other), "--positions", "30,39", *sweep))
             short = json.loads(run(STET, "patch", "--from", d + "/s.stet", "--clean-ids", text(ids[25:]), "--corrupt-ids", text(other[25:]), "--positions", "5,14", *sweep))
             self.assertEqual(long["scores"], short["scores"])
-            for wrong in ("2", "1..", "0..3", "1..1", "x", "0,", "-1"):
+            for wrong in ("2", "1..", "0..2", "1..0", "x", "0,", "-1"):
                 run(STET, "patch", "--clean-ids", "5,6", "--corrupt-ids", "5,7", *sweep, "--positions", wrong, status=2)
 
     def test_a_capture_keeps_the_rows_and_heads_that_were_asked_for(self):
@@ -528,7 +528,7 @@ class Commands(unittest.TestCase):
         what = ["capture", "-m", POCKET, "--ids", ",".join(map(str, range(20, 90))), "-n", "5", "--points"]
         with tempfile.TemporaryDirectory() as d:
             run(STET, *what, points + ",hook_embed", "-o", d + "/all.safetensors")
-            run(STET, *what, points, "--positions", "72..75,3,40..42", "--heads", "3,1", "-o", d + "/some.safetensors")
+            run(STET, *what, points, "--positions", "72..74,3,40..41", "--heads", "3,1", "-o", d + "/some.safetensors")
             everything, some = tensors(d + "/all.safetensors"), tensors(d + "/some.safetensors")
             self.assertEqual(everything["positions"].tolist(), list(range(75)))
             self.assertEqual(some["positions"].tolist(), [3, 40, 41, 72, 73, 74])
@@ -571,7 +571,7 @@ class Commands(unittest.TestCase):
                 run(STET, "save", "-m", POCKET, "-p", text, "-o", d + "/%s.stet" % name)
             edit = lambda *more, **how: run(STET, "edit", d + "/a.stet", "-m", POCKET, "-o", d + "/t.stet", *more, **how)
             tokens = len(stet.Snapshot(d + "/a.stet").tokens())
-            said = json.loads(edit("--scale", "0.5", "--layers", "2,3", "--positions", "4..6", "--keys", "--json"))
+            said = json.loads(edit("--scale", "0.5", "--layers", "2,3", "--positions", "4..5", "--keys", "--json"))
             self.assertEqual((said["edits"], said["equal_positions"], said["value_difference"]), (2, 4, 0))
             self.assertGreater(said["key_difference"], 0)
             self.assertGreater(said["kl"], 0)
@@ -583,7 +583,7 @@ class Commands(unittest.TestCase):
             edit("--copy", d + "/b.stet", "--positions", "3..9")
             t = json.loads(run(STET, "inspect", d + "/t.stet", "--json"))
             self.assertEqual(t["edits"][0]["source"], json.loads(run(STET, "inspect", d + "/b.stet", "--json"))["id"])
-            said = json.loads(edit("--splice", d + "/b.stet", "--take", "0..10", "--resume-at", "1", "--json"))
+            said = json.loads(edit("--splice", d + "/b.stet", "--take", "0..9", "--resume-at", "1", "--json"))
             self.assertEqual((said["tokens"], said["equal_positions"]), (tokens + 9, 10))
             self.assertIn("nats", run(STET, "lab", "edit", d + "/a.stet", "-m", POCKET, "-o", d + "/t.stet", "--zero"))
             for status, wrong in ((2, ["--zero", "--scale", "1"]), (2, []), (2, ["--zero", "--positions", "3..99"]), (2, ["--splice", d + "/b.stet", "--layers", "1"]), (1, ["--zero", "--layers", "99"]),

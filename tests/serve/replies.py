@@ -555,6 +555,8 @@ class Completions(WithServer):
         many = self.post("/v1/completions", {"prompt": [ids, ids[:5]], "max_tokens": 0, "echo": True, "logprobs": 3})["choices"]
         self.assertEqual(many[0]["logprobs"], scores)
         self.assertEqual(many[1]["logprobs"]["token_logprobs"], scores["token_logprobs"][:5])
+        said = subprocess.run([STET, "score", "-m", self.MODEL, "--jsonl"], input=json.dumps({"ids": ids}), capture_output=True, text=True, check=True).stdout
+        self.assertEqual([None] + json.loads(said)["logprobs"], scores["token_logprobs"])
 
     def test_long_prompts_are_scored_in_parts(self):
         ids = [(7 * i) % 900 for i in range(700)]

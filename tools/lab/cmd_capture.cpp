@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 
 #include "stet/base/error.hpp"
@@ -16,7 +17,7 @@ struct CaptureCommand {
   LabOptions lab;
   std::string points, positions, heads, output;
   int64_t generate = 0;
-  bool list = false;
+  bool list = false, jsonl = false;
 };
 
 void list_points(const ModelConfig& c) {
@@ -143,11 +144,10 @@ void process(const CaptureCommand& o, LabWork& work, int64_t first_kept, const W
   }
 }
 
-void run(CaptureCommand& o) {
-  LabWork work = begin(o.lab);
+// Captures what the work's tokens give, into one file or folder. Returns what was kept.
+Selection capture(const CaptureCommand& o, LabWork& work, const std::string& output) {
   const Session& session = work.session;
   const ModelConfig& c = session.model().config();
-  if (o.list) return list_points(c);
   const auto prompt = static_cast<int64_t>(work.ids.size()), first = session.size();
   if (prompt + o.generate == 0) usage_error("capture", "a prompt, or -n with --from", "neither");
   if (prompt + o.generate > session.capacity() - first)
@@ -155,13 +155,41 @@ void run(CaptureCommand& o) {
                 fmt::format("at most {} positions (--ctx)", session.capacity()),
                 fmt::format("{} + {}", first, prompt + o.generate));
   const int64_t end = first + prompt + o.generate;
-  const Selection selection = selection_of(o, c, first, end);
-  Capture capture(o.output, c, selection, end,
+  Selection selection = selection_of(o, c, first, end);
+  Capture capture(output, c, selection, end,
                   {{"contract", contract_name(session.model(), session.compute().contract)},
                    {"model", session.model().fingerprint()},
                    {"first_position", std::to_string(selection.positions.front())}});
   process(o, work, selection.positions.front(), {selection.points, std::ref(capture)});
   capture.finish(session.tokens());
+  return selection;
+}
+
+// A file for each line, by its number, in the folder that -o names.
+void run_lines(CaptureCommand& o) {
+  if (!o.output.ends_with('/')) usage_error("--jsonl", "-o DIR/, a folder", o.output);
+  std::error_code error;
+  std::filesystem::create_directories(o.output, error);
+  if (error) throw Error(ErrorKind::io, o.output, "", "a folder", error.message());
+  size_t number = 0;
+  each_lab_line(o.lab, [&](LabLine& line) {
+    const std::string path = fmt::format("{}{}.safetensors", o.output, ++number);
+    const Selection kept = capture(o, line.work, path);
+    Json j = Json::object();
+    if (!line.id.is_null()) j["id"] = line.id;
+    j["file"] = path;
+    j["points"] = Json::array();
+    for (const PointAt& at : kept.points) j["points"].push_back(point_name(at));
+    j["positions"] = kept.positions;
+    out(dump(j) + "\n");
+  });
+}
+
+void run(CaptureCommand& o) {
+  if (o.jsonl) return run_lines(o);
+  LabWork work = begin(o.lab);
+  if (o.list) return list_points(work.session.model().config());
+  const Selection selection = capture(o, work, o.output);
   say("{} points of {} positions, {} .. {}, in {}\n", selection.points.size(),
       selection.positions.size(), selection.positions.front(), selection.positions.back(),
       printable(o.output));
@@ -188,6 +216,11 @@ void add_capture(Command& app) {
   sub->add_option("-n,--max-tokens", o->generate, "tokens that are drawn behind the prompt")
       ->type_name("N")
       ->check(integer(0, kMaxPositions));
+  sub->add_flag(
+         "--jsonl", o->jsonl,
+         "an object per line of standard input: {\"prompt\"}, {\"ids\"} or {\"say\"}; of line "
+         "N, -o DIR/ gets N.safetensors, and a line says so")
+      ->group("Output");
   sub->add_flag("--list", o->list, "the points of this model");
   o->lab.add_to(*sub);
   sub->callback([o, points] {

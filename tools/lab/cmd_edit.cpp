@@ -28,7 +28,7 @@ struct Stretch {
   int64_t begin, end;
 };
 
-// "3..9": 3 to 8; "": all of `size`.
+// "3..9": 3 to 9, "3": that alone; "": all of `size`.
 Stretch stretch_of(const std::string& text, const char* option, int64_t size) {
   if (text.empty()) return {0, size};
   Stretch s{};
@@ -37,10 +37,13 @@ Stretch stretch_of(const std::string& text, const char* option, int64_t size) {
     const auto [end, error] = std::from_chars(t.data(), t.data() + t.size(), to);
     return error == std::errc() && end == t.data() + t.size();
   };
-  if (dots == std::string::npos || !read(std::string_view(text).substr(0, dots), s.begin) ||
-      !read(std::string_view(text).substr(dots + 2), s.end) || s.begin < 0 || s.end <= s.begin ||
-      s.end > size)
-    usage_error(option, fmt::format("A..B, positions A to B - 1 of 0..{}", size), text);
+  const std::string_view first = std::string_view(text).substr(0, dots),
+                         last = dots == std::string::npos ? first
+                                                          : std::string_view(text).substr(dots + 2);
+  int64_t end = -1;
+  if (!read(first, s.begin) || !read(last, end) || s.begin < 0 || end < s.begin || end >= size)
+    usage_error(option, fmt::format("A..B, positions A to B of 0..{}", size - 1), text);
+  s.end = end + 1;
   return s;
 }
 
@@ -190,8 +193,8 @@ void add_edit(Command& app) {
   };
   more(sub->add_option("--layers", o->layers, "of these layers (default: all)"), "LIST", "Range");
   more(sub->add_option("--heads", o->heads, "of these heads (default: all)"), "LIST", "Range");
-  more(sub->add_option("--positions", o->positions, "of positions A to B - 1 (default: all)"),
-       "A..B", "Range");
+  more(sub->add_option("--positions", o->positions, "of positions A to B (default: all)"), "A..B",
+       "Range");
   sub->add_flag("--keys", o->keys, "keys alone")->group("Range");
   sub->add_flag("--values", o->values, "values alone")->group("Range");
   more(sub->add_option("--tensor", o->tensor, "of --set: the tensor's name"), "NAME", "Range")

@@ -1,12 +1,12 @@
 // stet lab: the laboratory's subcommands in one place, under the names that they have anyway.
-#include "tools/command.hpp"
+#include "tools/lab/lab.hpp"
 
 namespace stet::tool {
 
 void add_lab(Command& app) {
   Command* const sub = app.add_subcommand(
       "lab", "Look inside a state, change it, draw it: the subcommands for that.");
-  for (auto add : {add_capture, add_measure, add_patch, add_edit, add_export, add_import,
+  for (auto add : {add_capture, add_measure, add_score, add_patch, add_edit, add_export, add_import,
                    add_experiment, add_equivalence})
     add(*sub);
   sub->allow_one_subcommand();

@@ -2,6 +2,8 @@
 // what comes next.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "stet/base/error.hpp"
 #include "tools/lab/measures.hpp"
 
@@ -13,7 +15,7 @@ struct MeasureCommand {
   PictureOptions pictures;
   std::string lens, kl;
   bool tokens = false, logit_lens = false, attribution = false, attention = false, norms = false,
-       json = false;
+       json = false, jsonl = false;
   int64_t layer = -1;
   std::optional<int32_t> target;
 };
@@ -28,10 +30,20 @@ void print_tokens(const Json& rows) {
   }
 }
 
+// The last columns, as many as a terminal has room for, and how many those are.
 void print_map(const HeatMap& m) {
+  constexpr size_t kMost = 12;
+  const size_t from = m.columns.size() > kMost ? m.columns.size() - kMost : 0;
+  if (from > 0)
+    out(fmt::format("columns: the last {} of {} positions; --json, --html and --svg have all\n",
+                    kMost, m.columns.size()));
+  size_t width = 3;
+  for (const std::string& row : m.rows) width = std::max(width, row.size());
+  out(std::string(width + 1, ' '));
+  for (size_t c = from; c < m.columns.size(); ++c) out(fmt::format(" {:>9.9}", m.columns[c]));
+  out("\n");
   for (size_t r = m.rows.size(); r-- > 0;) {
-    out(fmt::format("{:>3} ", m.rows[r]));
-    const size_t from = m.columns.size() > 12 ? m.columns.size() - 12 : 0;
+    out(fmt::format("{:>{}} ", m.rows[r], width));
     for (size_t c = from; c < m.columns.size(); ++c) {
       out(m.labels.empty() ? fmt::format(" {:9.3f}", m.values[r][c])
                            : fmt::format(" {:>6.6} {:2.0f}", m.labels[r][c], 99 * m.values[r][c]));
@@ -59,6 +71,7 @@ Json kl_from(LabWork& work, const MeasureCommand& o) {
 void check(const MeasureCommand& o) {
   if (o.pictures.asked() && (o.tokens || !o.kl.empty()))
     usage_error(o.pictures.option(), "a measure with a picture", o.tokens ? "--tokens" : "--kl");
+  if (o.jsonl && o.pictures.asked()) usage_error(o.pictures.option(), "no --jsonl beside it", "it");
   if (o.layer >= 0 && !o.attention) usage_error("--layer", "--attention", "another measure");
   if (o.target && !o.attribution) usage_error("--target", "--attribution", "another measure");
 }
@@ -96,28 +109,49 @@ void print_attribution(const Json& j, const Tokenizer* tokenizer) {
   for (const Json& part : j["parts"])
     out(fmt::format("{:9.4f}  {}\n", part["logit"].get<double>(),
                     part["point"].get<std::string>()));
-  out(fmt::format("{:9.4f}  together; the logit of {} is {:.4f}\n", j["sum"].get<double>(),
-                  token_text(tokenizer, j["target"].get<int32_t>()), j["logit"].get<double>()));
+  const auto target = j["target"].get<int32_t>();
+  out(fmt::format("{:9.4f}  together; the logit of the target, {} ({}; {}), is {:.4f}\n",
+                  j["sum"].get<double>(), token_text(tokenizer, target), target,
+                  j["likeliest"].get<bool>() ? "the likeliest next token" : "of --target",
+                  j["logit"].get<double>()));
 }
 
-void print_json(Measured m) {
+Json json_of(Measured m) {
   if (m.numbers.is_null()) {
     for (const HeatMap& map : m.maps)
       m.numbers.push_back({{"title", map.title}, {"values", map.values}});
   }
-  out(dump(m.numbers) + "\n");
+  return std::move(m.numbers);
+}
+
+void check_layer(const MeasureCommand& o, const LabWork& work) {
+  const int64_t layers = work.session.model().config().layers;
+  if (o.layer >= layers)
+    usage_error("--layer", fmt::format("0..{}", layers - 1), std::to_string(o.layer));
+}
+
+void run_lines(MeasureCommand& o) {
+  each_lab_line(o.lab, [&](LabLine& line) {
+    check_layer(o, line.work);
+    Json j = Json::object();
+    if (!line.id.is_null()) j["id"] = line.id;
+    j["measured"] = json_of(measure(line.work, o));
+    out(dump(j) + "\n");
+  });
 }
 
 void run(MeasureCommand& o) {
   check(o);
+  if (o.jsonl) return run_lines(o);
   LabWork work = begin(o.lab);
   if (work.ids.empty() && o.kl.empty() && !o.norms) usage_error("measure", "a prompt", "none");
-  const int64_t layers = work.session.model().config().layers;
-  if (o.layer >= layers)
-    usage_error("--layer", fmt::format("0..{}", layers - 1), std::to_string(o.layer));
+  check_layer(o, work);
   const Measured m = measure(work, o);
   o.pictures.write("stet measure", m.maps);
-  if (o.json) return print_json(m);
+  if (o.json) {
+    out(dump(json_of(m)) + "\n");
+    return;
+  }
   if (o.tokens) return print_tokens(m.numbers);
   if (!o.kl.empty()) return print_kl(m.numbers, work.tokenizer.get());
   if (o.attribution) return print_attribution(m.numbers, work.tokenizer.get());
@@ -156,6 +190,10 @@ void add_measure(Command& app) {
       ->check(integer(0, INT32_MAX));
   o->pictures.add_to(*sub);
   sub->add_flag("--json", o->json, "JSON for programs")->group("Output");
+  sub->add_flag("--jsonl", o->jsonl,
+                "an object per line of standard input: {\"prompt\"}, {\"ids\"} or {\"say\"}; one "
+                "per line out, with what --json prints as \"measured\"")
+      ->group("Output");
   o->lab.add_to(*sub);
   sub->callback([o, what] {
     what.require("--tokens, --lens, --tuned-lens, --attribution, --attention, --norms or --kl");

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iostream>
 
 #include "stet/base/error.hpp"
 #include "stet/session/trace.hpp"
@@ -14,10 +15,23 @@ namespace {
 
 struct PatchCommand {
   LabOptions lab;  // without its prompt
-  std::string clean, corrupt, clean_ids, corrupt_ids, answer, wrong, point = "hook_resid_pre";
-  std::string positions;
+  std::string clean, corrupt, clean_ids, corrupt_ids, answer, wrong, point, positions;
   PictureOptions pictures;
-  bool chat = false, json = false;
+  bool chat = false, heads = false, json = false, jsonl = false;
+};
+
+// What is compared, as somebody wrote it: by options, or on a line of standard input.
+struct Question {
+  std::string clean, corrupt, clean_ids, corrupt_ids, answer, wrong;
+  std::string where;  // "" for options
+  Json id;            // null: none was given
+
+  // An Error where a line is at fault, a UsageError where the command line is.
+  [[noreturn]] void refuse(const std::string& field, const std::string& expected,
+                           const std::string& found) const {
+    if (where.empty()) usage_error("--" + field, expected, found);
+    throw Error(ErrorKind::argument, where, field, expected, found);
+  }
 };
 
 struct Sweep {
@@ -25,10 +39,37 @@ struct Sweep {
   int32_t answer = 0, wrong = 0;
   Point point = Point::resid_pre;
   std::vector<int64_t> positions;
+  size_t heads = 0;  // 0: a run for each position; else one for each head, at all of them
 };
 
-std::vector<int32_t> ids_of(const std::string& text, const std::string& ids, const char* name,
-                            const LabWork& work, const PatchCommand& o) {
+Question question_of(const PatchCommand& o) {
+  return {o.clean, o.corrupt, o.clean_ids, o.corrupt_ids, o.answer, o.wrong, "", {}};
+}
+
+Question question_of(const std::string& line, const std::string& where) {
+  const Json json = parse_line(
+      line, where, {"clean", "corrupt", "clean_ids", "corrupt_ids", "answer", "wrong", "id"});
+  const auto text = [&](const char* name) -> std::string {
+    if (!json.contains(name)) return "";
+    const Json& value = json[name];
+    if (value.is_string()) return value.get<std::string>();
+    if (value.is_array() && std::string_view(name).ends_with("_ids")) return dump(value);
+    throw Error(ErrorKind::format, where, name, "a string (clean_ids, corrupt_ids: token ids)",
+                dump(value).substr(0, 60));
+  };
+  Question q{
+      text("clean"), text("corrupt"), text("clean_ids"),       text("corrupt_ids"), text("answer"),
+      text("wrong"), where,           json.value("id", Json())};
+  for (const auto& [name, value] : {std::pair("answer", &q.answer), std::pair("wrong", &q.wrong)})
+    if (value->empty()) q.refuse(name, "a token", "none");
+  if (q.clean.empty() == q.clean_ids.empty()) q.refuse("clean", "clean or clean_ids", "not one");
+  if (q.corrupt.empty() == q.corrupt_ids.empty())
+    q.refuse("corrupt", "corrupt or corrupt_ids", "not one");
+  return q;
+}
+
+std::vector<int32_t> ids_of(const std::string& text, const std::string& ids,
+                            const std::string& name, const LabWork& work, const PatchCommand& o) {
   if (!ids.empty()) return parse_ids(ids, name);
   if (work.tokenizer == nullptr) no_tokenizer(o.lab.model.checkpoint.directory);
   if (!o.chat)
@@ -39,14 +80,14 @@ std::vector<int32_t> ids_of(const std::string& text, const std::string& ids, con
 }
 
 // The one token that a text is, or a number.
-int32_t token_of(const std::string& text, const char* option, const Tokenizer* tokenizer,
-                 int64_t vocab) {
+int32_t token_of(const Question& q, const std::string& text, const char* field,
+                 const Tokenizer* tokenizer, int64_t vocab) {
   const std::vector<int32_t> ids =
-      tokenizer == nullptr ? parse_ids(text, option) : tokenizer->encode(text, Tokenizer::Bos::off);
-  if (ids.size() != 1)
-    usage_error(option, "a text of one token", fmt::format("{} tokens", ids.size()));
+      tokenizer == nullptr ? parse_ids(text, q.where.empty() ? std::string("--") + field : q.where)
+                           : tokenizer->encode(text, Tokenizer::Bos::off);
+  if (ids.size() != 1) q.refuse(field, "a text of one token", fmt::format("{} tokens", ids.size()));
   if (ids[0] < 0 || ids[0] >= vocab)
-    usage_error(option, fmt::format("a token id in 0..{}", vocab - 1), std::to_string(ids[0]));
+    q.refuse(field, fmt::format("a token id in 0..{}", vocab - 1), std::to_string(ids[0]));
   return ids[0];
 }
 
@@ -72,58 +113,99 @@ Captured capture_clean(Session& session, const Sweep& s) {
   return rows;
 }
 
-// [layers][positions]: the score of each patched run, which begins at the layer and the position of
-// its patch. `first`: the position where the prompts begin.
+// Puts the clean rows of positions [begin, end) in. `head` -1: whole rows. `first`: the position
+// where the prompts begin.
+Intervention patch_of(const Sweep& s, const ModelConfig& c, int64_t layer,
+                      const std::vector<float>& clean, int64_t begin, int64_t end, int64_t head,
+                      int64_t first) {
+  const auto width = static_cast<size_t>(point_width(c, s.point, 0));
+  const size_t each = head < 0 ? width : width / s.heads;
+  Intervention w;
+  w.point = s.point;
+  if (point_info(s.point).of_layer) w.layers = {layer};
+  if (head >= 0) w.heads = {head};
+  w.begin = first + begin, w.end = first + end;
+  w.op = Intervention::Op::set;
+  std::vector<float> values;
+  for (int64_t p = begin; p < end; ++p) {
+    const float* const row = clean.data() + static_cast<size_t>(p) * width +
+                             (head < 0 ? 0 : static_cast<size_t>(head) * each);
+    values.insert(values.end(), row, row + each);
+  }
+  w.values = std::make_shared<const std::vector<float>>(std::move(values));
+  return w;
+}
+
+// A run for each cell of the table, row by row.
+std::vector<TraceRun> runs_of(const Sweep& s, const ModelConfig& c, const Captured& clean,
+                              int64_t first) {
+  std::vector<TraceRun> runs;
+  for (size_t l = 0; l < clean.size(); ++l) {
+    const auto layer = static_cast<int64_t>(l);
+    for (size_t h = 0; h < s.heads; ++h) {
+      runs.emplace_back();
+      for (size_t i = 0, next = 0; i < s.positions.size(); i = next) {
+        for (next = i + 1;
+             next < s.positions.size() && s.positions[next] == s.positions[next - 1] + 1;)
+          ++next;
+        runs.back().changes.push_back(patch_of(s, c, layer, clean[l], s.positions[i],
+                                               s.positions[next - 1] + 1, static_cast<int64_t>(h),
+                                               first));
+      }
+    }
+    for (const int64_t p : s.heads == 0 ? s.positions : std::vector<int64_t>())
+      runs.push_back({{patch_of(s, c, layer, clean[l], p, p + 1, -1, first)}});
+  }
+  return runs;
+}
+
+// [layers][positions or heads]: the score of each patched run, which begins at the layer and the
+// position of its patch.
 std::vector<std::vector<double>> sweep(Trace& corrupt, const Sweep& s, const Captured& clean,
                                        int64_t first) {
-  const ModelConfig& c = corrupt.session().model().config();
-  const auto width = static_cast<size_t>(point_width(c, s.point, 0));
-  const size_t columns = s.positions.size();
+  const size_t columns = s.heads > 0 ? s.heads : s.positions.size();
   std::vector<std::vector<double>> scores(clean.size(), std::vector<double>(columns));
-  std::vector<Intervention> patches;
-  for (size_t l = 0; l < clean.size(); ++l) {
-    for (const int64_t p : s.positions) {
-      Intervention w;
-      w.point = s.point;
-      if (point_info(s.point).of_layer) w.layers = {static_cast<int64_t>(l)};
-      w.begin = first + p, w.end = first + p + 1;
-      w.op = Intervention::Op::set;
-      const float* const row = clean[l].data() + static_cast<size_t>(p) * width;
-      w.values = std::make_shared<const std::vector<float>>(row, row + width);
-      patches.push_back(std::move(w));
-    }
-  }
-  corrupt.run(patches, [&](size_t i, std::span<const float> logits) {
-    scores[i / columns][i % columns] = score(logits, s);
-  });
+  corrupt.run(runs_of(s, corrupt.session().model().config(), clean, first),
+              [&](size_t i, int64_t, std::span<const float> logits) {
+                scores[i / columns][i % columns] = score(logits, s);
+              });
   return scores;
 }
 
+Point point_of(const PatchCommand& o, const ModelConfig& config) {
+  const std::string name = !o.point.empty() ? o.point : o.heads ? "attn.hook_z" : "hook_resid_pre";
+  const auto point = parse_point(name);
+  if (!point || !has_point(config, *point) || !point_info(*point).changes)
+    usage_error("--point", "a point that can be changed, without its layer", name);
+  if (o.heads && point_heads(config, *point) == 0)
+    usage_error("--heads", "a point that has heads", name);
+  return *point;
+}
+
 // Everything that can be refused is, before anything runs.
-Sweep sweep_of(const PatchCommand& o, const LabWork& work) {
+Sweep sweep_of(const PatchCommand& o, const Question& q, const LabWork& work) {
   const ModelConfig& config = work.session.model().config();
   const Tokenizer* const tokenizer = work.tokenizer.get();
+  const auto name = [&](const char* option) { return q.where.empty() ? option : q.where; };
   Sweep s;
-  s.clean = ids_of(o.clean, o.clean_ids, "--clean-ids", work, o);
-  s.corrupt = ids_of(o.corrupt, o.corrupt_ids, "--corrupt-ids", work, o);
+  s.point = point_of(o, config);
+  s.clean = ids_of(q.clean, q.clean_ids, name("--clean-ids"), work, o);
+  s.corrupt = ids_of(q.corrupt, q.corrupt_ids, name("--corrupt-ids"), work, o);
   if (s.clean.size() != s.corrupt.size() || s.clean.empty())
-    usage_error("--corrupt", fmt::format("as many tokens as --clean has, {}", s.clean.size()),
-                std::to_string(s.corrupt.size()));
-  s.answer = token_of(o.answer, "--answer", tokenizer, config.vocab_size);
-  s.wrong = token_of(o.wrong, "--wrong", tokenizer, config.vocab_size);
-  const auto point = parse_point(o.point);
-  if (!point || !has_point(config, *point) || !point_info(*point).changes)
-    usage_error("--point", "a point that can be changed, without its layer", o.point);
-  s.point = *point;
+    q.refuse("corrupt", fmt::format("as many tokens as clean has, {}", s.clean.size()),
+             std::to_string(s.corrupt.size()));
+  s.answer = token_of(q, q.answer, "answer", tokenizer, config.vocab_size);
+  s.wrong = token_of(q, q.wrong, "wrong", tokenizer, config.vocab_size);
   s.positions =
       parse_positions(o.positions, "--positions", 0, static_cast<int64_t>(s.clean.size()));
+  if (o.heads) s.heads = static_cast<size_t>(point_heads(config, s.point));
   return s;
 }
 
 // How the two prompts answer, and each patched run: logit of the answer less that of the wrong one.
 struct Scores {
   double clean, corrupt;
-  std::vector<std::vector<double>> patched;  // [layers][positions]
+  std::vector<std::vector<double>> patched;  // [layers][positions or heads]
 
   double restored(double x) const {
     return clean == corrupt ? 0 : (x - corrupt) / (clean - corrupt);
@@ -134,7 +216,7 @@ HeatMap picture_of(const Scores& scores, const Sweep& s, const Tokenizer* tokeni
   HeatMap map{fmt::format("How much of the difference between \"{}\" and \"{}\" comes back",
                           token_text(tokenizer, s.answer), token_text(tokenizer, s.wrong)),
               "layer",
-              "position",
+              s.heads > 0 ? "head" : "position",
               {},
               {},
               {},
@@ -142,8 +224,9 @@ HeatMap picture_of(const Scores& scores, const Sweep& s, const Tokenizer* tokeni
               -1,
               1,
               "restored"};
-  for (const int64_t p : s.positions)
-    map.columns.push_back(token_text(tokenizer, s.corrupt[static_cast<size_t>(p)]));
+  for (size_t h = 0; h < s.heads; ++h) map.columns.push_back(std::to_string(h));
+  for (size_t i = 0; s.heads == 0 && i < s.positions.size(); ++i)
+    map.columns.push_back(token_text(tokenizer, s.corrupt[static_cast<size_t>(s.positions[i])]));
   for (size_t l = 0; l < scores.patched.size(); ++l) {
     map.rows.push_back(std::to_string(l));
     map.values.emplace_back();
@@ -152,40 +235,87 @@ HeatMap picture_of(const Scores& scores, const Sweep& s, const Tokenizer* tokeni
   return map;
 }
 
-void print(const HeatMap& map) {
-  out("layer");
+void print(const HeatMap& map, const Scores& scores, const Sweep& s, const Tokenizer* tokenizer) {
+  const auto token = [&](int32_t id) {
+    return fmt::format("\"{}\" ({})", token_text(tokenizer, id), id);
+  };
+  out(fmt::format(
+      "logit of {} less that of {}: {:.3f} clean, {:.3f} corrupt; how much comes back:\n",
+      token(s.answer), token(s.wrong), scores.clean, scores.corrupt));
+  if (s.heads == 0) {
+    out("position");
+    for (const int64_t p : s.positions) out(fmt::format(" {:>6}", p));
+    out("\n");
+  }
+  out(s.heads > 0 ? "    head" : "        ");
   for (const std::string& token : map.columns) out(fmt::format(" {:>6.6}", token));
   out("\n");
   for (size_t l = map.rows.size(); l-- > 0;) {
-    out(fmt::format("{:>5}", map.rows[l]));
+    out(fmt::format("layer {:>2}", map.rows[l]));
     for (const double x : map.values[l]) out(fmt::format(" {:6.2f}", x));
     out("\n");
   }
 }
 
-void run(PatchCommand& o) {
-  if (o.chat && !o.lab.from.empty()) usage_error("--chat", "no --from beside it", o.lab.from);
-  const LabWork work = begin(o.lab);
-  const Sweep s = sweep_of(o, work);
+Json json_of(const HeatMap& map, const Scores& scores, const Sweep& s, const Question& q,
+             const Tokenizer* tokenizer) {
+  const auto token = [&](int32_t id) {
+    return Json{{"id", id}, {"text", token_text(tokenizer, id)}};
+  };
+  Json j = Json::object();
+  if (!q.id.is_null()) j["id"] = q.id;
+  j.update(Json{{"point", point_info(s.point).name},
+                {"answer", token(s.answer)},
+                {"wrong", token(s.wrong)},
+                {"clean", scores.clean},
+                {"corrupt", scores.corrupt},
+                {"positions", s.positions}});
+  if (s.heads > 0)
+    j["heads"] = s.heads;
+  else
+    j["tokens"] = map.columns;
+  j["scores"] = scores.patched;
+  j["restored"] = map.values;
+  return j;
+}
+
+// What came of one question, as text for programs or for a person.
+void answer(const PatchCommand& o, const Question& q, const LabWork& work) {
+  const Sweep s = sweep_of(o, q, work);
   Session clean = work.session.fork();
   const Captured rows = capture_clean(clean, s);
   const double start = seconds();
   Trace corrupt(work.session, s.corrupt);
   const Scores scores{score(clean.logits(), s), score(corrupt.session().logits(), s),
                       sweep(corrupt, s, rows, work.session.size())};
-  say("{} runs in {:.2f} s; logit difference {:.3f} clean, {:.3f} corrupt\n",
-      rows.size() * s.positions.size(), seconds() - start, scores.clean, scores.corrupt);
-  const HeatMap map = picture_of(scores, s, work.tokenizer.get());
-  o.pictures.write("stet patch: " + o.point, {map});
-  if (!o.json) return print(map);
-  out(dump(Json{{"point", o.point},
-                {"clean", scores.clean},
-                {"corrupt", scores.corrupt},
-                {"positions", s.positions},
-                {"tokens", map.columns},
-                {"scores", scores.patched},
-                {"restored", map.values}}) +
-      "\n");
+  const Tokenizer* const tokenizer = work.tokenizer.get();
+  const HeatMap map = picture_of(scores, s, tokenizer);
+  if (o.jsonl || o.json) out(dump(json_of(map, scores, s, q, tokenizer)) + "\n");
+  if (o.jsonl) return flush_output();
+  say("{} runs in {:.2f} s\n", scores.patched.size() * map.columns.size(), seconds() - start);
+  o.pictures.write(fmt::format("stet patch: {}", point_info(s.point).name), {map});
+  if (!o.json) print(map, scores, s, tokenizer);
+}
+
+void check(const PatchCommand& o) {
+  if (o.chat && !o.lab.from.empty()) usage_error("--chat", "no --from beside it", o.lab.from);
+  const bool any = !o.clean.empty() || !o.corrupt.empty() || !o.clean_ids.empty() ||
+                   !o.corrupt_ids.empty() || !o.answer.empty() || !o.wrong.empty();
+  if (o.jsonl && (any || o.pictures.asked()))
+    usage_error("--jsonl", "no prompts, tokens and pictures beside it", "some");
+  if (o.jsonl) return;
+  if ((o.clean.empty() && o.clean_ids.empty()) || (o.corrupt.empty() && o.corrupt_ids.empty()))
+    required_error("--clean and --corrupt, or --jsonl");
+  if (o.answer.empty() || o.wrong.empty()) required_error("--answer and --wrong");
+}
+
+void run(PatchCommand& o) {
+  check(o);
+  const LabWork work = begin(o.lab);
+  if (!o.jsonl) return answer(o, question_of(o), work);
+  std::string line;
+  for (size_t number = 1; out("") && std::getline(std::cin, line); ++number)
+    answer(o, question_of(line, fmt::format("standard input: line {}", number)), work);
 }
 
 }  // namespace
@@ -201,20 +331,22 @@ void add_patch(Command& app) {
   text("--corrupt", o->corrupt, "the prompt that they are put into, of as many tokens", "TEXT");
   text("--clean-ids", o->clean_ids, "the same as token ids", "IDS");
   text("--corrupt-ids", o->corrupt_ids, "the same as token ids", "IDS");
-  text("--answer", o->answer, "the token that is right after the clean prompt", "TEXT")->required();
-  text("--wrong", o->wrong, "the one after the corrupt prompt", "TEXT")->required();
+  text("--answer", o->answer, "the token that is right after the clean prompt", "TEXT");
+  text("--wrong", o->wrong, "the one after the corrupt prompt", "TEXT");
+  sub->add_flag("--jsonl", o->jsonl,
+                "an object per line of standard input, {\"clean\", \"corrupt\", \"answer\", "
+                "\"wrong\"}, with --json's object for each")
+      ->group("Prompts");
   sub->add_flag("--chat", o->chat, "prompts are messages of the user")->group("Prompts");
-  text("--point", o->point, "what is put in (default: hook_resid_pre)", "NAME");
+  text("--point", o->point, "what is put in (default: hook_resid_pre; with --heads: attn.hook_z)",
+       "NAME");
   text("--positions", o->positions, "where: 3..9,12 (default: all)", "LIST");
+  sub->add_flag("--heads", o->heads, "a column for each head, put in at all of the positions")
+      ->group("Prompts");
   o->pictures.add_to(*sub);
   sub->add_flag("--json", o->json, "JSON for programs")->group("Output");
   o->lab.add_without_prompt_to(*sub);
-  sub->callback([o] {
-    if ((o->clean.empty() && o->clean_ids.empty()) ||
-        (o->corrupt.empty() && o->corrupt_ids.empty()))
-      required_error("--clean and --corrupt");
-    run(*o);
-  });
+  sub->callback([o] { run(*o); });
 }
 
 }  // namespace stet::tool

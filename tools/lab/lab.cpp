@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iostream>
 
 #include "stet/base/error.hpp"
 #include "stet/chat/conversation.hpp"
@@ -55,6 +56,69 @@ LabWork begin(LabOptions& o) {
   return {tokenizer, std::move(*session), std::move(ids)};
 }
 
+Json parse_line(const std::string& line, const std::string& where,
+                const std::vector<std::string>& fields) {
+  Json json = Json::parse(line, nullptr, false);
+  if (!json.is_object())
+    throw Error(ErrorKind::format, where, "", "an object of JSON", printable(line, 60));
+  for (const auto& [name, value] : json.items()) {
+    if (std::find(fields.begin(), fields.end(), name) != fields.end()) continue;
+    std::string known;
+    for (const std::string& field : fields) known += (known.empty() ? "" : ", ") + field;
+    throw Error(ErrorKind::format, where, "", known, printable(name, 60));
+  }
+  return json;
+}
+
+namespace {
+
+LabLine lab_line(const LabOptions& o, const LabWork& base, const std::string& text,
+                 const std::string& where) {
+  const Json json = parse_line(text, where, {"prompt", "ids", "say", "id"});
+  if (json.contains("prompt") + json.contains("ids") + json.contains("say") != 1)
+    throw Error(ErrorKind::format, where, "", "one of prompt, ids and say", printable(text, 60));
+  LabLine line{where, json.value("id", Json()), {base.tokenizer, base.session.fork(), {}}};
+  const auto string = [&](const char* name) {
+    if (!json[name].is_string())
+      throw Error(ErrorKind::format, where, name, "a string", dump(json[name]).substr(0, 60));
+    if (base.tokenizer == nullptr) no_tokenizer(o.model.source()->path(), " (or use ids)");
+    return json[name].get<std::string>();
+  };
+  const Tokenizer::Bos bos =
+      base.session.size() == 0 || o.prompt.bos == "on" ? bos_of(o.prompt.bos) : Tokenizer::Bos::off;
+  if (json.contains("ids"))
+    line.work.ids = parse_ids(dump(json["ids"]), where + ": ids");
+  else if (json.contains("prompt"))
+    line.work.ids = base.tokenizer->encode(string("prompt"), bos);
+  else
+    line.work.ids =
+        begin_message(line.work.session, base.tokenizer, o.prompt.system, string("say"));
+  if (line.work.ids.empty())
+    throw Error(ErrorKind::argument, where, "", "at least one token", "none");
+  return line;
+}
+
+}  // namespace
+
+void each_lab_line(LabOptions& o, const std::function<void(LabLine&)>& f) {
+  if (o.prompt.given()) usage_error("--jsonl", "no prompt beside it", "one");
+  const LabWork base = begin(o);
+  std::string text;
+  for (size_t number = 1; out("") && std::getline(std::cin, text); ++number) {
+    const std::string where = fmt::format("standard input: line {}", number);
+    LabLine line = lab_line(o, base, text, where);
+    try {
+      f(line);
+    } catch (const Error& e) {
+      if (!e.file.empty()) throw;
+      throw Error(e.kind, where, e.field, e.expected, e.found);
+    } catch (const UsageError& e) {  // an option that this line cannot follow
+      throw UsageError(where + ": " + e.what());
+    }
+    flush_output();
+  }
+}
+
 std::vector<int32_t> begin_message(Session& session,
                                    const std::shared_ptr<const Tokenizer>& tokenizer,
                                    const std::string& system, const std::string& text) {
@@ -85,14 +149,16 @@ std::vector<int64_t> parse_positions(const std::string& text, const char* option
     int64_t from = -1, to = -1;
     auto [next, error] = std::from_chars(part.data(), last, from);
     if (error == std::errc() && next == last) {
-      to = from + 1;
+      to = from;
     } else if (std::string_view(next, static_cast<size_t>(last - next)).starts_with("..")) {
       next = std::from_chars(next + 2, last, to).ptr;
     }
-    if (next != last || from < begin || to <= from || to > end || comma + 1 == text.size())
-      usage_error(option, fmt::format("positions of {}..{}, as 3..9,12", begin, end),
+    if (next != last || from < begin || to < from || to >= end || comma + 1 == text.size())
+      usage_error(option,
+                  begin < end ? fmt::format("positions of {}..{}, as 3..9,12", begin, end - 1)
+                              : std::string("none: there are no positions"),
                   printable(text, 60));
-    add(from, to);
+    add(from, to + 1);
     at = comma + 1;
   }
   std::sort(all.begin(), all.end());

@@ -52,7 +52,7 @@ HeatMap measure_attribution(LabWork& work, std::optional<int32_t> asked, Json& j
                     }};
   work.session.append(work.ids, nullptr, nullptr, nullptr, &watch);
   const std::span<const float> logits = work.session.logits();
-  const int32_t target = asked.value_or(next_of(logits).best);
+  const int32_t likeliest = next_of(logits).best, target = asked.value_or(likeliest);
   if (target >= c.vocab_size)
     usage_error("--target", fmt::format("a token id in 0..{}", c.vocab_size - 1),
                 std::to_string(target));
@@ -69,8 +69,11 @@ HeatMap measure_attribution(LabWork& work, std::optional<int32_t> asked, Json& j
               1,
               "logit"};
   double total = 0, most = 0;
-  j = {
-      {"target", target}, {"logit", logits[static_cast<size_t>(target)]}, {"parts", Json::array()}};
+  j = {{"target", target},
+       {"target_text", token_text(work.tokenizer.get(), target)},
+       {"likeliest", target == likeliest},
+       {"logit", logits[static_cast<size_t>(target)]},
+       {"parts", Json::array()}};
   for (size_t i = 0; i + 1 < points.size(); ++i) {
     double sum = 0;
     for (size_t k = 0; k < n; ++k) sum += direction[k] * parts[i][k];

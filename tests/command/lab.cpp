@@ -1,0 +1,228 @@
+// The laboratory's subcommands: data sets line by line, tables that say what they show, ranges, and
+// interventions of states.
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "stet/sampling/sampler.hpp"
+#include "stet/session/trace.hpp"
+#include "tests/support/models.hpp"
+#include "tests/support/run_command.hpp"
+
+namespace stet::test::lab_tests {
+namespace {
+
+using Json = nlohmann::json;
+
+const std::string kTiny = data_path("models/gemma3-tiny");  // has no tokenizer
+
+Outcome succeed(const Args& args, const std::string& input = "") {
+  Outcome o = run_stet(args, input);
+  EXPECT_EQ(o.status, 0) << o.err;
+  return o;
+}
+
+std::vector<Json> lines_of(const std::string& out) {
+  std::vector<Json> lines;
+  std::istringstream in(out);
+  for (std::string line; std::getline(in, line);) lines.push_back(Json::parse(line));
+  return lines;
+}
+
+std::string text_of(const std::vector<int32_t>& ids) {
+  std::string text;
+  for (const int32_t id : ids) text += (text.empty() ? "" : ",") + std::to_string(id);
+  return text;
+}
+
+struct LabCommand : testing::Test {
+  const std::vector<int32_t> ids = stepped_ids(30, 7, 300, 0, 5),
+                             other = stepped_ids(30, 11, 300, 3, 5);
+  TemporaryDirectory scratch;
+};
+
+TEST_F(LabCommand, ScoresAreThoseOfTheLogits) {
+  Session s(model(kTiny));
+  const std::vector<float> logits = all_logits(s, ids);
+  const auto vocab = static_cast<size_t>(s.model().config().vocab_size);
+  const Json lines[] = {
+      {{"ids", ids}}, {{"ids", ids}, {"begin", 20}, {"id", "two"}}, {{"ids", {9}}}};
+  std::string input;
+  for (const Json& line : lines) input += line.dump() + "\n";
+  const std::vector<Json> found =
+      lines_of(succeed({"score", "-m", kTiny, "--jsonl", "--batch", "2"}, input).out);
+  ASSERT_EQ(found.size(), 3u);
+  double sum = 0;
+  for (size_t i = 1; i < ids.size(); ++i) {
+    const double expected =
+        log_probability(std::span(logits).subspan((i - 1) * vocab, vocab), ids[i]);
+    EXPECT_EQ(found[0]["logprobs"][i - 1], expected);
+    if (i >= 20) {
+      EXPECT_EQ(found[1]["logprobs"][i - 20], expected);
+    }
+    sum += expected;
+  }
+  EXPECT_EQ(found[0]["sum"], sum);
+  EXPECT_EQ(found[1]["id"], "two");
+  EXPECT_FALSE(found[0].contains("id"));
+  EXPECT_EQ(found[2]["logprobs"], Json::array());
+  const Json alone =
+      Json::parse(succeed({"score", "-m", kTiny, "--ids", text_of(ids), "--json"}).out);
+  EXPECT_EQ(alone["logprobs"], found[0]["logprobs"]);
+  const std::string table = succeed({"score", "-m", kTiny, "--ids", text_of(ids)}).out;
+  EXPECT_NE(table.find("over 29 tokens, perplexity"), std::string::npos) << table;
+}
+
+// Lines before one that is wrong are scored; the error says which it is.
+TEST_F(LabCommand, ALineThatCannotBeScoredIsNamed) {
+  for (const auto& [line, error] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"ids": [1, 999]})", "ids[1]: expected a token id in 0..319, found 999"},
+           {R"({"ids": [1, 2], "begin": 3})", "begin: expected at most the 2 ids, found 3"},
+           {R"({"ids": [1, 2], "begin": -1})", "begin: expected a number of ids, found -1"},
+           {R"({"ids": [1], "text": "a"})",
+            "expected text; context and continuation; or ids, with or without begin"},
+           {R"({"txt": "a"})", "expected text, context, continuation, ids, begin, id, found txt"},
+           {"[1, 2]", "expected an object of JSON, found [1, 2]"}}) {
+    const Outcome o = run_stet({"score", "-m", kTiny, "--jsonl"},
+                               "{\"ids\": [1, 2, 3]}\n" + line + "\n{\"ids\": [4, 5]}\n");
+    EXPECT_EQ(o.status, 1);
+    EXPECT_EQ(lines_of(o.out).size(), 1u) << line;
+    EXPECT_NE(o.err.find("standard input: line 2: "), std::string::npos) << o.err;
+    EXPECT_NE(o.err.find(error), std::string::npos) << o.err;
+  }
+  EXPECT_EQ(run_stet({"score", "-m", kTiny, "--jsonl", "--ids", "1,2"}).status, 2);
+  EXPECT_EQ(run_stet({"score", "-m", kTiny}).status, 2);
+}
+
+TEST_F(LabCommand, RangesAreInclusive) {
+  const Args capture = {"capture",    "-m",         kTiny,
+                        "--ids",      text_of(ids), "--points",
+                        "hook_embed", "-o",         scratch / "c.safetensors",
+                        "--positions"};
+  Args some = capture;
+  some.push_back("3..5,29");
+  succeed(some);
+  EXPECT_EQ(Golden(scratch / "c.safetensors").ids("positions"),
+            (std::vector<int32_t>{3, 4, 5, 29}));
+  for (const char* wrong : {"3..30", "5..4", "30"}) {
+    Args bad = capture;
+    bad.push_back(wrong);
+    const Outcome o = run_stet(bad);
+    EXPECT_EQ(o.status, 2);
+    EXPECT_NE(o.err.find("positions of 0..29, as 3..9,12"), std::string::npos) << o.err;
+  }
+}
+
+TEST_F(LabCommand, DataSetsAreCapturedAndMeasured) {
+  const std::string input =
+      Json({{"ids", ids}, {"id", 7}}).dump() + "\n" + Json({{"ids", other}}).dump() + "\n";
+  const Args capture = {"capture", "-m", kTiny,           "--points", "blocks.2.hook_resid_post",
+                        "--jsonl", "-o", scratch / "all/"};
+  const std::vector<Json> said = lines_of(succeed(capture, input).out);
+  ASSERT_EQ(said.size(), 2u);
+  EXPECT_EQ(said[0]["id"], 7);
+  const auto alone = [&](const std::vector<int32_t>& some) {
+    succeed({"capture", "-m", kTiny, "--ids", text_of(some), "--points", "blocks.2.hook_resid_post",
+             "-o", scratch / "one.safetensors"});
+    return Golden(scratch / "one.safetensors").floats("blocks.2.hook_resid_post");
+  };
+  EXPECT_EQ(Golden(said[0]["file"]).floats("blocks.2.hook_resid_post"), alone(ids));
+  EXPECT_EQ(Golden(scratch / "all/2.safetensors").floats("blocks.2.hook_resid_post"), alone(other));
+
+  const std::vector<Json> measured =
+      lines_of(succeed({"measure", "-m", kTiny, "--tokens", "--jsonl"}, input).out);
+  ASSERT_EQ(measured.size(), 2u);
+  EXPECT_EQ(
+      measured[1]["measured"],
+      Json::parse(
+          succeed({"measure", "-m", kTiny, "--tokens", "--json", "--ids", text_of(other)}).out));
+  const Outcome bad =
+      run_stet({"measure", "-m", kTiny, "--tokens", "--jsonl"}, input + "{\"ids\": [1, 400]}\n");
+  EXPECT_EQ(bad.status, 1);
+  EXPECT_EQ(lines_of(bad.out).size(), 2u);
+  EXPECT_NE(bad.err.find("standard input: line 3: ids[1]"), std::string::npos) << bad.err;
+}
+
+TEST_F(LabCommand, TablesSayWhatTheyShow) {
+  const std::string lens = succeed({"measure", "-m", kTiny, "--lens", "--ids", text_of(ids)}).out;
+  EXPECT_NE(lens.find("columns: the last 12 of 30 positions"), std::string::npos) << lens;
+  const std::string few =
+      succeed({"measure", "-m", kTiny, "--lens", "--ids", text_of({1, 2, 3})}).out;
+  EXPECT_EQ(few.find("columns:"), std::string::npos) << few;
+  const Args attribution = {"measure", "-m", kTiny, "--attribution", "--ids", text_of(ids)};
+  EXPECT_NE(succeed(attribution).out.find("; the likeliest next token)"), std::string::npos);
+  Args target = attribution;
+  target.insert(target.end(), {"--target", "17"});
+  EXPECT_NE(succeed(target).out.find("the logit of the target, 17 (17; of --target), is"),
+            std::string::npos);
+}
+
+// A cell for each head is what attaching the same by hand gives; so is a line of a data set.
+TEST_F(LabCommand, HeadsArePatched) {
+  const std::vector<std::string> more = {"--answer", "3",           "--wrong", "4",
+                                         "--heads",  "--positions", "4..9,20"};
+  Args args = {"patch",       "-m",         kTiny,           "--json",
+               "--clean-ids", text_of(ids), "--corrupt-ids", text_of(other)};
+  args.insert(args.end(), more.begin(), more.end());
+  const Json found = Json::parse(succeed(args).out);
+  const auto m = model(kTiny);
+  const auto heads = static_cast<size_t>(m->config().heads);
+  ASSERT_EQ(found["scores"][2].size(), heads);
+  EXPECT_EQ(found["answer"]["id"], 3);
+  std::vector<float> z;
+  const Watch watch{{{Point::z, 2}}, [&](const PointAt&, int64_t, Rows rows) {
+                      for (size_t i = 0; i < rows.count; ++i)
+                        z.insert(z.end(), rows.row(i), rows.row(i) + rows.width);
+                    }};
+  Session clean(m), patched(m);
+  clean.append(ids, nullptr, nullptr, nullptr, &watch);
+  const size_t width = z.size() / ids.size(), dim = width / heads;
+  for (const size_t p : {4, 5, 6, 7, 8, 9, 20}) {
+    Intervention w;
+    w.point = Point::z, w.layers = {2}, w.heads = {1}, w.op = Intervention::Op::set;
+    w.begin = static_cast<int64_t>(p), w.end = w.begin + 1;
+    const float* const row = z.data() + p * width + dim;
+    w.values = std::make_shared<const std::vector<float>>(row, row + dim);
+    patched.attach(w);
+  }
+  patched.append(other);
+  EXPECT_EQ(found["scores"][2][1], double{patched.logits()[3]} - patched.logits()[4]);
+
+  Args lines = {"patch", "-m", kTiny, "--jsonl", "--heads", "--positions", "4..9,20"};
+  const Json line = {
+      {"clean_ids", ids}, {"corrupt_ids", other}, {"answer", "3"}, {"wrong", "4"}, {"id", 1}};
+  const std::vector<Json> said = lines_of(succeed(lines, line.dump() + "\n").out);
+  EXPECT_EQ(said.at(0)["scores"], found["scores"]);
+  EXPECT_EQ(said.at(0)["id"], 1);
+  args.insert(args.end(), {"--point", "hook_resid_pre"});
+  EXPECT_NE(run_stet(args).err.find("a point that has heads"), std::string::npos);
+}
+
+TEST_F(LabCommand, StatesAreSavedUnderInterventionsAndDifferByName) {
+  const auto saved = [&](const std::string& name, const std::string& interventions) {
+    write_file(scratch / "i.json", interventions);
+    succeed({"save", "-m", kTiny, "--ids", text_of(ids), "--intervene", scratch / "i.json", "-o",
+             scratch / name});
+    return scratch / name;
+  };
+  const std::string front = R"([{"point": "hook_resid_post", "layers": [3], "from": 4, "op": )";
+  const std::string a = saved("a.stet", front + R"("scale", "amount": 0.5}])"),
+                    b = saved("b.stet", front + R"("scale", "amount": 0.75}])"),
+                    c = saved("c.stet",
+                              R"([{"point": "ln_final.hook_normalized", "positions": [3, 6],
+                                             "op": "zero"}])");
+  succeed({"verify", a, "-m", kTiny});
+  const std::string one = run_stet({"diff", a, b}).out, two = run_stet({"diff", a, c}).out;
+  EXPECT_NE(
+      one.find("interventions[0]: scale at hook_resid_post, layers 3, positions 4.., attached "
+               "at 0, amount 0.5 in a, scale at"),
+      std::string::npos)
+      << one;
+  EXPECT_NE(
+      two.find("set at ln_final.hook_normalized, positions 3..5, attached at 0, 64 values in b"),
+      std::string::npos)
+      << two;
+}
+
+}  // namespace
+}  // namespace stet::test::lab_tests
