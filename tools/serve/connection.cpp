@@ -1,6 +1,7 @@
 #include "tools/serve/connection.hpp"
 
 #include <fmt/format.h>
+#include <sys/socket.h>
 
 #include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
@@ -29,6 +30,13 @@ RequestError no_room() {
           "expected room for the bodies of all requests, found none: try again later"};
 }
 
+// How many of the bytes the system takes without waiting. An error is left to who writes the rest.
+size_t written_at_once(int socket, std::string_view bytes) {
+  if (bytes.empty()) return 0;
+  const ssize_t n = ::send(socket, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  return n > 0 ? static_cast<size_t>(n) : 0;
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------- bytes to the client
@@ -38,6 +46,7 @@ bool Outbox::put(std::string bytes, bool* idle) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return failed_ || bytes_ < kMostQueued; });
   if (failed_) return false;
+  if (!writing_) bytes.erase(0, written_at_once(socket_, bytes));
   if (bytes.empty()) return true;
   bytes_ += bytes.size();
   queue_.push_back(std::move(bytes));
@@ -75,7 +84,8 @@ Link::Link(tcp::socket socket, std::string remote, std::string group, Hub& hub)
       remote_(std::move(remote)),
       group_(std::move(group)),
       hub_(hub),
-      gone_(std::make_shared<std::atomic<bool>>(false)) {}
+      gone_(std::make_shared<std::atomic<bool>>(false)),
+      out_(socket_.native_handle()) {}
 
 template <class Work>
 void Link::guarded(Work work) {

@@ -40,17 +40,21 @@ struct Hub {
   ~Hub() = default;
 };
 
-// Bytes on their way to a client: any one thread puts them in, the server's takes them out.
+// Bytes on their way to a client. Whoever computes them hands them to the system at once, as far as
+// it takes them; the rest is kept for the server's thread, so that a token waits for no other thread
+// where its client reads.
 class Outbox {
  public:
-  // Waits while much is on its way. False once nobody takes it. `idle`: nobody was writing, and
-  // whoever called is to have it begun.
+  explicit Outbox(int socket) : socket_(socket) {}
+  // Waits while much is on its way. False once nobody takes it. `idle`: bytes are kept and nobody
+  // was writing; whoever called is to have it begun.
   bool put(std::string bytes, bool* idle);
   std::string take();  // "" where there is none, and whoever writes has ended
-  void fail();
+  void fail();  // nothing is written to the socket from here on: it may be closed
   bool empty();
 
  private:
+  const int socket_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::string> queue_;
