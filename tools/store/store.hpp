@@ -8,6 +8,7 @@
 #include "stet/session/session.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/store/session.hpp"
+#include "tools/options/options.hpp"
 
 namespace stet::tool {
 
