@@ -41,8 +41,8 @@ struct Hub {
 };
 
 // Bytes on their way to a client. Whoever computes them hands them to the system at once, as far as
-// it takes them; the rest is kept for the server's thread, so that a token waits for no other thread
-// where its client reads.
+// it takes them; the rest is kept for the server's thread, so that a token waits for no other
+// thread where its client reads.
 class Outbox {
  public:
   explicit Outbox(int socket) : socket_(socket) {}
@@ -50,7 +50,7 @@ class Outbox {
   // was writing; whoever called is to have it begun.
   bool put(std::string bytes, bool* idle);
   std::string take();  // "" where there is none, and whoever writes has ended
-  void fail();  // nothing is written to the socket from here on: it may be closed
+  void fail();         // nothing is written to the socket from here on: it may be closed
   bool empty();
 
  private:
