@@ -80,6 +80,14 @@ STET_API void stet_error_free(stet_error* error);
 
 STET_API void stet_free(void* buffer); /* a buffer that is the caller's */
 
+/* Asked by calls of the thread that set it, on that thread, while tokens are processed: as each
+ * pass through the model begins, and between pieces of its work, every few milliseconds at most.
+ * Nonzero ends the call, which then returns STET_ERROR_CANCELED; its sessions are as they were, but
+ * that tokens of a reply which were drawn before stay. It may call nothing that processes tokens.
+ * NULL: nobody is asked any more. */
+typedef int32_t (*stet_interrupt_callback)(void* context);
+STET_API void stet_set_interrupt(stet_interrupt_callback interrupt, void* context);
+
 /* The name of kernel set `index` that this processor has, the slowest first; NULL past the last.
  * Static. */
 STET_API const char* stet_isa_name(size_t index);
@@ -422,6 +430,17 @@ typedef struct stet_intervention {
 /* Attaches it from here on: see docs/lab.md. */
 STET_API stet_status stet_session_attach(stet_session* session,
                                          const stet_intervention* intervention, stet_error** error);
+/* Intervention `index` < stet_session_info.interventions, in the order in which they were attached,
+ * and the position from which on: borrowed. `point` is without its layer, `end` 0 where it goes on
+ * for ever. attached may be NULL. */
+STET_API stet_status stet_session_intervention(const stet_session* session, size_t index,
+                                               stet_intervention* intervention, int64_t* attached,
+                                               stet_error** error);
+/* It ends at a position that is not there yet: the session is then what it would be, had it been
+ * attached with that end, and a later rewind leaves the end where it is. One that has changed
+ * nothing by then is forgotten, and those behind it move up. */
+STET_API stet_status stet_session_detach(stet_session* session, size_t index, int64_t position,
+                                         stet_error** error);
 /* The final norm and head over rows of the residual stream, [rows][hidden_size] one after the
  * other: new, [count] = [rows][vocab_size]. */
 STET_API stet_status stet_session_lens(const stet_session* session, const float* residual,
@@ -454,6 +473,17 @@ STET_API stet_status stet_session_detach_callbacks(stet_session* session, stet_e
 STET_API stet_status stet_model_points(const stet_model* model, char** text, size_t* size,
                                        stet_error** error);
 
+typedef struct stet_point_info {
+  size_t struct_size;
+  int64_t heads;        /* that a row is of, one after the other; 0: none */
+  int64_t width;        /* numbers of a row; of scores and patterns, those of one position */
+  int32_t of_positions; /* 1: scores and patterns: [heads][positions] */
+  int32_t can_be_changed;
+} stet_point_info;
+/* A point by its name, with its layer or, where all layers are alike, without. */
+STET_API stet_status stet_model_point(const stet_model* model, const char* point,
+                                      stet_point_info* info, stet_error** error);
+
 /* What was at points while tokens were processed; the memory of its rows is its own. */
 typedef struct stet_capture stet_capture;
 /* Appends the tokens and keeps the rows of points[0] .. points[point_count-1]; with `logits` not 0
@@ -462,6 +492,18 @@ STET_API stet_status stet_session_capture(stet_session* session, const int32_t* 
                                           const char* const* points, size_t point_count,
                                           int32_t logits, stet_capture** capture,
                                           stet_error** error);
+typedef struct stet_capture_options {
+  size_t struct_size;
+  const char* const* points; /* [point_count] */
+  size_t point_count;
+  int32_t logits;
+  stet_progress_callback on_progress; /* or NULL */
+  void* context;
+} stet_capture_options;
+/* The same, told how far it has come. */
+STET_API stet_status stet_session_capture_with(stet_session* session, const int32_t* ids,
+                                               size_t count, const stet_capture_options* options,
+                                               stet_capture** capture, stet_error** error);
 STET_API void stet_capture_free(stet_capture* capture);
 /* Borrowed: [count][width]. Scores and patterns are [heads][positions], -inf and 0 where positions
  * come later. */
@@ -593,6 +635,21 @@ STET_API stet_status stet_session_splice(const stet_cut* cuts, size_t count, ste
  * becomes of the session. */
 typedef struct stet_view stet_view;
 STET_API void stet_view_free(stet_view* view);
+/* The names of a model's weights, as TransformerLens calls them, a line for each: new. A tensor
+ * that has no such name keeps that of its checkpoint. */
+STET_API stet_status stet_model_weights(const stet_model* model, char** text, size_t* size,
+                                        stet_error** error);
+typedef struct stet_weight {
+  size_t struct_size;
+  const float* data; /* of the view, row after row */
+  int64_t shape[4];
+  int32_t dimensions; /* as many of them count */
+} stet_weight;
+/* The numbers that the model multiplies with, widened to float32: matrices as [inputs][outputs],
+ * those of heads as [heads][inputs][outputs] ("blocks.0.attn.W_Q", of keys and values the heads
+ * that these have). The embedding is scaled as its family scales it. */
+STET_API stet_status stet_model_weight(const stet_model* model, const char* name, stet_view** view,
+                                       stet_weight* weight, stet_error** error);
 /* Logits that follow the last token, [count]; NULL when there are no tokens. */
 STET_API stet_status stet_session_view_logits(stet_session* session, stet_view** view,
                                               const float** data, size_t* count,
@@ -703,6 +760,13 @@ STET_API stet_status stet_session_turn(const stet_session* session, size_t index
 STET_API stet_status stet_session_append_prompt(stet_session* session, const int32_t* ids,
                                                 size_t count, stet_error** error);
 
+/* The same, told how far it has come. When the callback returns non-zero, the session is as it was
+ * before the call, which returns STET_ERROR_CANCELED. */
+STET_API stet_status stet_session_append_prompt_watched(stet_session* session, const int32_t* ids,
+                                                        size_t count,
+                                                        stet_progress_callback on_progress,
+                                                        void* context, stet_error** error);
+
 /* Text that is certain now, after every token; often empty. */
 typedef int32_t (*stet_text_callback)(void* context, const char* text, size_t size);
 /* A token that was drawn, and the logits, [count], that it was drawn from. */
@@ -741,6 +805,19 @@ STET_API void stet_reply_free(stet_reply* reply);
 STET_API stet_status stet_session_generate(stet_session* session, const stet_tokenizer* tokenizer,
                                            const stet_generate_options* options, stet_reply** reply,
                                            stet_error** error);
+typedef struct stet_batch_reply {
+  stet_session* session;                /* its own sampling, stops and interventions count */
+  const stet_generate_options* options; /* of its own; NULL: all defaults */
+} stet_batch_reply;
+/* Draws a reply of each session, in shared passes, with the bits of a reply of its own: sessions
+ * are of one model and contract, and each stands once. replies: [count], each new. captures:
+ * [count], each new, of the tokens that were drawn, as stet_session_capture() has them; may be NULL
+ * where there are no points. After a failure there are none, and tokens drawn so far stay in the
+ * sessions. */
+STET_API stet_status stet_batch_generate(const stet_batch_reply* entries, size_t count,
+                                         const stet_tokenizer* tokenizer, const char* const* points,
+                                         size_t point_count, stet_capture** captures,
+                                         stet_reply** replies, stet_error** error);
 /* Closes an open reply that is not to go on. text: new, the end of its text that was held back. */
 STET_API stet_status stet_session_end_reply(stet_session* session, const stet_tokenizer* tokenizer,
                                             char** text, size_t* size, stet_error** error);

@@ -3,10 +3,12 @@
 
 #include "stet/chat/conversation.hpp"
 #include "stet/checkpoint/packed.hpp"
+#include "stet/generate/batch.hpp"
 #include "stet/generate/generate.hpp"
 #include "stet/generate/score.hpp"
 #include "stet/model/decoder.hpp"
 #include "stet/model/model.hpp"
+#include "stet/model/named_weights.hpp"
 #include "stet/session/session.hpp"
 #include "stet/session/splice.hpp"
 #include "stet/session/trace.hpp"
@@ -14,3 +16,4 @@
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/snapshot/verify.hpp"
 #include "stet/text/tokenizer.hpp"
+#include "stet/threads/interrupt.hpp"

@@ -10,7 +10,23 @@
 
 Arrays are numpy's: activations [positions, ...] of float32, read-only views of the library's memory. Handles free themselves, or by `with`.
 """
-from ._stet import (Block, Comparison, Difference, Digests, Error, Intervention, LayerDeviation, Model, Reply, Sampling, Session, Snapshot, Tokenizer, Trace, append_batch, compare, log_softmax, splice, version)
+from ._library import ArgumentError, Error, isa_names, version
+from ._session import Turn
+from .batch import Row, append_batch, compare, generate_batch, splice
+from .chat import Chat, PromptReport
+from .comparison import Comparison, Difference, LayerDeviation
+from .digests import Digests
+from .generation import Reply, Sampler, Sampling, Stream, Token, log_probability, log_softmax
+from .intervention import Attached, Attachment, Intervention
+from .keys_values import Block
+from .message import Message
+from .model import Model, Point, check_packed, pack
+from .session import BlockIdentity, Session
+from .snapshot import CheckReport, RestoreReport, Snapshot, SnapshotInfo
+from .tokenizer import ChatTemplate, Rendered, TextStream, Tokenizer
+from .trace import Trace
 
-__all__ = ["Block", "Comparison", "Difference", "Digests", "Error", "Intervention", "LayerDeviation", "Model", "Reply", "Sampling", "Session", "Snapshot", "Tokenizer", "Trace", "append_batch", "compare", "log_softmax", "splice", "version"]
+__all__ = ["ArgumentError", "Attached", "Attachment", "Block", "BlockIdentity", "Chat", "ChatTemplate", "CheckReport", "Comparison", "Difference", "Digests", "Error", "Intervention",
+           "LayerDeviation", "Message", "Model", "Point", "PromptReport", "Rendered", "Reply", "RestoreReport", "Row", "Sampler", "Sampling", "Session", "Snapshot", "SnapshotInfo", "Stream",
+           "TextStream", "Token", "Tokenizer", "Trace", "Turn", "append_batch", "check_packed", "compare", "generate_batch", "isa_names", "log_probability", "log_softmax", "pack", "splice", "version"]
 __version__ = version()

@@ -2,6 +2,7 @@
 #include <new>
 
 #include "src/c/internal.hpp"
+#include "stet/threads/interrupt.hpp"
 
 namespace stet::c {
 namespace {
@@ -62,6 +63,9 @@ stet_status report(stet_error** error) {
   } catch (const Canceled&) {
     return give(STET_ERROR_CANCELED,
                 {ErrorKind::argument, "", "callback", "0, to go on", "another value"});
+  } catch (const Interrupted&) {
+    return give(STET_ERROR_CANCELED,
+                {ErrorKind::argument, "", "interrupt", "0, to go on", "another value"});
   } catch (const std::exception& e) {
     return give(STET_ERROR_INTERNAL,
                 {ErrorKind::argument, "", "exception", "none but of stet", e.what()});
@@ -151,3 +155,7 @@ void stet_error_free(stet_error* error) {
 }
 
 void stet_free(void* buffer) { std::free(buffer); }
+
+void stet_set_interrupt(stet_interrupt_callback interrupt, void* context) {
+  stet::set_interrupt({interrupt, context});
+}

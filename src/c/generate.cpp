@@ -223,6 +223,15 @@ stet_status stet_session_append_prompt(stet_session* session, const int32_t* ids
       error, [&] { stet::append_prompt(*at(session, "session").at, items(ids, count, "ids")); });
 }
 
+stet_status stet_session_append_prompt_watched(stet_session* session, const int32_t* ids,
+                                               size_t count, stet_progress_callback on_progress,
+                                               void* context, stet_error** error) {
+  return guarded(error, [&] {
+    stet::append_prompt(*at(session, "session").at, items(ids, count, "ids"),
+                        progress_of(on_progress, context));
+  });
+}
+
 stet_status stet_session_generate(stet_session* session, const stet_tokenizer* tokenizer,
                                   const stet_generate_options* options, stet_reply** reply,
                                   stet_error** error) {

@@ -4,22 +4,11 @@
 #include <deque>
 #include <limits>
 
-#include "src/c/internal.hpp"
+#include "src/c/capture.hpp"
+#include "src/c/view.hpp"
 #include "stet/kv/kv_writer.hpp"
 #include "stet/session/splice.hpp"
 #include "stet/session/trace.hpp"
-
-struct stet_view {
-  std::shared_ptr<const void> memory;
-};
-
-struct stet_capture {
-  struct Rows {
-    size_t count = 0, width = 0;
-    std::vector<float> data;
-  };
-  std::vector<Rows> points;
-};
 
 struct stet_trace {
   stet::Trace trace;
@@ -76,58 +65,6 @@ KvRange range_of(const stet_kv_range* given) {
   return range;
 }
 
-// Rows as a sink gets them, with a column for each position that there will be.
-void keep_rows(stet_capture::Rows& to, const PointAt& at, const ModelConfig& c, int64_t positions,
-               Rows rows) {
-  const bool wide = at.point == Point::scores || at.point == Point::pattern;
-  const size_t heads = wide ? static_cast<size_t>(c.heads) : 1, from = rows.width / heads;
-  to.width = static_cast<size_t>(point_width(c, at.point, positions));
-  const float unseen = at.point == Point::scores ? -std::numeric_limits<float>::infinity() : 0.0f;
-  const size_t begin = to.count * to.width;
-  to.data.resize(begin + rows.count * to.width, unseen);
-  for (size_t i = 0; i < rows.count * heads; ++i)
-    std::copy_n(rows.row(i / heads) + i % heads * from, from,
-                to.data.data() + begin + i * (to.width / heads));
-  to.count += rows.count;
-}
-
-// What a capture watches, and where it keeps it. It stays where it is: the watch's sink points to
-// it.
-class Keeping {
- public:
-  // `count` tokens are to come; with `logits` there is a place for theirs behind the points.
-  Keeping(const Session& s, size_t count, std::span<const char* const> names, bool logits)
-      : config_(s.model().config()), positions_(s.size() + static_cast<int64_t>(count)) {
-    for (const char* name : names) watch_.points.push_back(point_of(name, "points"));
-    capture_->points.resize(names.size() + (logits ? 1 : 0));
-    watch_.sink = [this](const PointAt& at, int64_t, Rows rows) { keep(at, rows); };
-  }
-  Keeping(const Keeping&) = delete;
-  Keeping& operator=(const Keeping&) = delete;
-
-  const Watch& watch() const { return watch_; }
-  void keep_logits(Rows rows) {
-    stet_capture::Rows& to = capture_->points.back();
-    to.width = rows.width;
-    to.count += rows.count;
-    for (size_t i = 0; i < rows.count; ++i)
-      to.data.insert(to.data.end(), rows.row(i), rows.row(i) + rows.width);
-  }
-  stet_capture* release() { return capture_.release(); }
-
- private:
-  void keep(const PointAt& at, Rows rows) {
-    for (size_t i = 0; i < watch_.points.size(); ++i) {
-      if (watch_.points[i] == at) keep_rows(capture_->points[i], at, config_, positions_, rows);
-    }
-  }
-
-  const ModelConfig& config_;
-  int64_t positions_;
-  Watch watch_;
-  std::unique_ptr<stet_capture> capture_ = std::make_unique<stet_capture>();
-};
-
 }  // namespace
 
 }  // namespace stet::c
@@ -176,13 +113,26 @@ stet_status stet_session_detach_callbacks(stet_session* session, stet_error** er
 stet_status stet_session_capture(stet_session* session, const int32_t* ids, size_t count,
                                  const char* const* points, size_t point_count, int32_t logits,
                                  stet_capture** capture, stet_error** error) {
+  stet_capture_options options{};
+  options.struct_size = sizeof options;
+  options.points = points;
+  options.point_count = point_count;
+  options.logits = logits;
+  return stet_session_capture_with(session, ids, count, &options, capture, error);
+}
+
+stet_status stet_session_capture_with(stet_session* session, const int32_t* ids, size_t count,
+                                      const stet_capture_options* options, stet_capture** capture,
+                                      stet_error** error) {
   return guarded(error, [&] {
     stet_capture*& to = output(capture, "capture");
+    const stet_capture_options o = input(options, "options");
     stet::Session& s = *at(session, "session").at;
     const auto tokens = items(ids, count, "ids");
-    Keeping keeping(s, tokens.size(), items(points, point_count, "points"), logits != 0);
+    Keeping keeping(s, tokens.size(), items(o.points, o.point_count, "points"), o.logits != 0);
     const stet::LogitSink sink = [&](int64_t, stet::Rows rows) { keeping.keep_logits(rows); };
-    s.append(tokens, logits != 0 ? sink : nullptr, nullptr, nullptr, &keeping.watch());
+    s.append(tokens, o.logits != 0 ? sink : nullptr, nullptr, progress_of(o.on_progress, o.context),
+             &keeping.watch());
     to = keeping.release();
   });
 }

@@ -229,6 +229,30 @@ void WeightLoader::note_types(const std::vector<Part>& parts, const Matrix& matr
   }
 }
 
+// A part of a stacked matrix lies within one of those it is stacked of.
+void WeightLoader::note_loaded(const std::vector<Part>& parts, const Matrix& matrix) {
+  const auto alias = [](const Matrix& m) {
+    return Matrix::packed(m.type(), m.rows(), m.columns(), m.all().data(), nullptr);
+  };
+  size_t row = 0;
+  for (const Part& part : parts) {
+    const Matrix* within = &matrix;
+    size_t first = row;
+    for (const Matrix& m : matrix.parts()) {
+      within = &m;
+      if (first < m.rows()) break;
+      first -= m.rows();
+    }
+    loaded_.push_back({canonical(part.name),
+                       part.rows,
+                       static_cast<int64_t>(matrix.columns()),
+                       alias(*within),
+                       first,
+                       {}});
+    row += static_cast<size_t>(part.rows);
+  }
+}
+
 namespace {
 
 // The matrix of a packed checkpoint that part `at` stands in: that of all parts, or of some after
@@ -305,6 +329,7 @@ Matrix WeightLoader::load(const std::string& group, const std::vector<Part>& par
   } else if (rounded && matrix.parts().empty()) {
     matrices_.push_back(matrix.all());
   }
+  if (writer_ == nullptr) note_loaded(parts, matrix);
   for (const Matrix& part : matrix.parts()) matrices_.push_back(part.all());
   return matrix;
 }
@@ -361,6 +386,7 @@ Vector WeightLoader::vector(const std::string& group, const std::string& name, i
   names_->add(group, canonical(view.name), view, digest_vector(view));
   bytes_ += result.size() * sizeof(float);
   if (writer_ != nullptr) writer_->add(view);
+  loaded_.push_back({canonical(view.name), 1, n, {}, 0, result});
   return result;
 }
 
@@ -392,9 +418,11 @@ Linear WeightLoader::interleaved(const std::string& group, const Part& layer, in
                 {}};
   if (!bias) return result;
   const Vector stored = vector(group, layer.name + ".bias", layer.rows);
+  LoadedWeight& noted = loaded_.back();
   if (needs_ != nullptr) needs_->back().heads = heads;
   for (size_t i = 0; i < stored.size(); ++i)
     result.bias.push_back(stored[interleaved_row(i, stored.size(), static_cast<size_t>(heads))]);
+  noted.vector = result.bias;
   return result;
 }
 
@@ -417,8 +445,9 @@ void WeightLoader::name(Model& model) const {
       named ? with_model_fingerprint(std::move(names), config) : model.legacy_fingerprints_;
 }
 
-void WeightLoader::finish(Model& model) const {
+void WeightLoader::finish(Model& model) {
   name(model);
+  model.loaded_ = std::move(loaded_);
   model.weight_bytes_ = bytes_;
   for (const std::span<const std::byte> matrix : matrices_) {
     if (model.config().tied_head || matrix.data() != model.embedding_.all().data())

@@ -341,6 +341,7 @@ Json interventions_json(const std::vector<Intervention>& all) {
                     {"values", w.values ? hex_of(*w.values) : ""},
                     {"at", w.at},
                     {"prunes", w.prunes}});
+    if (w.ended >= 0) list.back()["ended"] = w.ended;
   }
   return list;
 }
@@ -374,6 +375,7 @@ Intervention read_intervention(const JsonReader& entry, const SnapshotMeta& m) {
     w.values = std::make_shared<const std::vector<float>>(std::move(values));
   w.at = entry.integer("at", 0, m.capacity);
   w.prunes = entry.integer("prunes", 0, static_cast<int64_t>(m.prunes.size()));
+  w.ended = entry.integer_or("ended", -1, w.prunes + 1, static_cast<int64_t>(m.prunes.size()));
   return w;
 }
 

@@ -357,6 +357,112 @@ static void a_sampler_draws_what_the_session_draws(int weighs) {
   stet_session_free(session);
 }
 
+static int32_t stop_at_third(void* context, int32_t id, const float* logits, size_t count) {
+  int* seen = context;
+  CHECK(id >= 0 && logits != NULL && count == 1620);
+  return ++*seen == 3;
+}
+
+/* Each row with its own settings replies as it would alone, and is captured. */
+static void a_batch_replies_as_each_would_alone(void) {
+  enum { kRows = 4 };
+  static const char* const points[] = {"blocks.2.hook_resid_post", "blocks.1.attn.hook_pattern"};
+  static const stet_text stop = {"e", 1};
+  static const float zeros[256];
+  const stet_intervention change = {.struct_size = sizeof change,
+                                    .point = "blocks.3.hook_mlp_out",
+                                    .op = STET_SET,
+                                    .values = zeros,
+                                    .value_count = 256};
+  stet_generate_options options[kRows] = {{0}};
+  stet_session *together[kRows], *alone[kRows];
+  int seen[2] = {0, 0};
+  for (int i = 0; i < kRows; ++i) {
+    options[i].struct_size = sizeof options[i];
+    options[i].max_tokens = 4 + 3 * i;
+    options[i].flags = STET_GENERATE_IGNORE_EOS;
+    for (int which = 0; which < 2; ++which) {
+      stet_session* s = prompted();
+      if (i == 1) sample_with(s, 1.5, 7);
+      if (i == 2) OK(stet_session_set_stop_strings(s, &stop, 1, &error));
+      if (i == 3) OK(stet_session_attach(s, &change, &error));
+      (which == 0 ? together : alone)[i] = s;
+    }
+  }
+  options[3].on_token = stop_at_third;
+  stet_batch_reply entries[kRows];
+  for (int i = 0; i < kRows; ++i) entries[i] = (stet_batch_reply){together[i], &options[i]};
+  options[3].context = &seen[0];
+  stet_reply* replies[kRows] = {NULL};
+  stet_capture* captures[kRows] = {NULL};
+  OK(stet_batch_generate(entries, kRows, tokenizer, points, 2, captures, replies, &error));
+  options[3].context = &seen[1];
+  static const int stops[kRows] = {STET_STOP_LENGTH, STET_STOP_LENGTH, STET_STOP_STRING,
+                                   STET_STOP_CALLBACK};
+  for (int i = 0; i < kRows; ++i) {
+    stet_session* again = NULL;
+    OK(stet_session_fork(alone[i], &again, &error));
+    stet_reply* reply = reply_of(alone[i], &options[i]);
+    CHECK(replies[i]->id_count == reply->id_count && replies[i]->stop == reply->stop);
+    CHECK(reply->stop == stops[i]);
+    CHECK(memcmp(replies[i]->ids, reply->ids, reply->id_count * sizeof *reply->ids) == 0);
+    CHECK_TEXT(replies[i]->text.data, reply->text.data);
+    stet_digests a = {.struct_size = sizeof a}, b = a;
+    OK(stet_session_get_digests(together[i], &a, &error));
+    OK(stet_session_get_digests(alone[i], &b, &error));
+    CHECK_TEXT(a.id, b.id);
+    stet_capture* capture = NULL;
+    OK(stet_session_capture(again, reply->ids, reply->id_count, points, 2, 0, &capture, &error));
+    for (size_t p = 0; p < 2; ++p) {
+      const float *x = NULL, *y = NULL;
+      size_t count = 0, width = 0, same_count = 0, same_width = 0;
+      OK(stet_capture_rows(captures[i], p, &x, &count, &width, &error));
+      OK(stet_capture_rows(capture, p, &y, &same_count, &same_width, &error));
+      CHECK(count == reply->id_count && count == same_count && width == same_width);
+      CHECK_FLOATS(x, y, count * width);
+    }
+    stet_capture_free(capture);
+    stet_capture_free(captures[i]);
+    stet_reply_free(reply);
+    stet_reply_free(replies[i]);
+    stet_session_free(again);
+  }
+  entries[1] = entries[0];
+  FAILS(stet_batch_generate(entries, 2, tokenizer, NULL, 0, NULL, replies, &error),
+        STET_ERROR_ARGUMENT,
+        "batch[1]: session: expected one that stands once, found one that stands twice");
+  CHECK(replies[0] == NULL && replies[1] == NULL);
+  FAILS(stet_batch_generate(entries, 2, tokenizer, points, 2, NULL, replies, &error),
+        STET_ERROR_ARGUMENT, "captures: expected not NULL, found NULL");
+  OK(stet_batch_generate(NULL, 0, NULL, NULL, 0, NULL, NULL, &error));
+  for (int i = 0; i < kRows; ++i) {
+    stet_session_free(together[i]);
+    stet_session_free(alone[i]);
+  }
+}
+
+static int32_t end_at_two(void* context, int64_t done) {
+  *(int64_t*)context = done;
+  return done >= 2;
+}
+
+static void a_prompt_says_how_far_it_has_come(void) {
+  const stet_session_options one = {.struct_size = sizeof one, .chunk = 1};
+  const int32_t ids[] = {2, 20, 21, 22};
+  int64_t done = 0;
+  stet_session* session = NULL;
+  OK(stet_session_new(model, &one, &session, &error));
+  FAILS(stet_session_append_prompt_watched(session, ids, 4, end_at_two, &done, &error),
+        STET_ERROR_CANCELED, "callback: expected 0, to go on, found another value");
+  stet_session_info info = {.struct_size = sizeof info};
+  OK(stet_session_get_info(session, &info, &error));
+  CHECK(done == 2 && info.size == 0 && info.turns == 0);
+  OK(stet_session_append_prompt_watched(session, ids, 4, NULL, NULL, &error));
+  OK(stet_session_get_info(session, &info, &error));
+  CHECK(info.size == 4 && info.turns == 1);
+  stet_session_free(session);
+}
+
 int test_generate(void) {
   OK(stet_model_load(POCKET, NULL, &model, &error));
   OK(stet_tokenizer_load(POCKET, &tokenizer, &error));
@@ -368,6 +474,8 @@ int test_generate(void) {
   penalties_and_biases_stay_with_the_session();
   a_sampler_draws_what_the_session_draws(0);
   a_sampler_draws_what_the_session_draws(1);
+  a_batch_replies_as_each_would_alone();
+  a_prompt_says_how_far_it_has_come();
   stet_tokenizer_free(tokenizer);
   stet_model_free(model);
   return 0;

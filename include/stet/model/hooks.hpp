@@ -44,15 +44,18 @@ struct Intervention {
   std::shared_ptr<const std::vector<float>> values;
   // Made by attach(): the positions and prunes that were there.
   int64_t at = 0, prunes = 0;
+  // Made by detach() where positions had moved since: the prunes that there were when `end` was
+  // said, before which it was open. -1: `end` counts as `begin` does.
+  int64_t ended = -1;
 
   bool operator==(const Intervention& o) const {
     const auto same = [](const auto& a, const auto& b) {
       return a == b || (a && b && a->size() == b->size() &&
                         std::memcmp(a->data(), b->data(), a->size() * sizeof(float)) == 0);
     };
-    return std::tie(point, layers, heads, begin, end, op, amount, bias, threshold, at, prunes) ==
-               std::tie(o.point, o.layers, o.heads, o.begin, o.end, o.op, o.amount, o.bias,
-                        o.threshold, o.at, o.prunes) &&
+    return std::tie(point, layers, heads, begin, end, op, amount, bias, threshold, at, prunes,
+                    ended) == std::tie(o.point, o.layers, o.heads, o.begin, o.end, o.op, o.amount,
+                                       o.bias, o.threshold, o.at, o.prunes, o.ended) &&
            same(values, o.values);
   }
 };

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "stet/api.h"
@@ -77,6 +78,16 @@ class STET_API Matrix {
   std::shared_ptr<const void> owner_;
   const std::byte* data_ = nullptr;
   std::vector<Matrix> parts_;
+};
+
+// A tensor as it was loaded: rows `first_row` .. of a matrix, which is the model's; or a vector,
+// which has one row.
+struct LoadedWeight {
+  std::string name;  // in the checkpoint, without what differs between those of a family
+  int64_t rows, columns;
+  Matrix matrix;  // shows the model's bytes; empty for a vector
+  size_t first_row = 0;
+  std::vector<float> vector;
 };
 
 // Of `rows` rows that stand as the queries, keys and values of `heads` heads in turn: which is row

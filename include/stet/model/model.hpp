@@ -104,6 +104,9 @@ class STET_API Model {
   // Where the packed matrices lie that every token multiplies with: all but the embeddings, where
   // the head has its own. They live as long as the model.
   const std::vector<std::span<const std::byte>>& matrices() const { return matrices_; }
+  // The tensors that it was made of, in the order in which they were loaded (matrix.hpp). They
+  // show what lives as long as the model.
+  const std::vector<LoadedWeight>& loaded() const { return loaded_; }
   // The contract that the weights are for: q8 or q4 when they are rounded, ggml when they are in
   // types of its own, otherwise f32 (or bf16, where they are bfloat16).
   Contract contract() const { return contract_; }
@@ -153,6 +156,7 @@ class STET_API Model {
   std::shared_ptr<const WeightGuard> guard_;  // of packed weights in a mapped file
   size_t weight_bytes_ = 0;
   std::vector<std::span<const std::byte>> matrices_;
+  std::vector<LoadedWeight> loaded_;
   Contract contract_ = Contract::f32;
   std::string types_;
   struct {

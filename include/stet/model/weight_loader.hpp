@@ -79,7 +79,7 @@ class STET_API WeightLoader {
                      bool bias);
 
   // Fills in what Model reports of its weights. Call once, after everything was loaded.
-  void finish(Model& model) const;
+  void finish(Model& model);
 
  private:
   // How the rows of a matrix stand in the checkpoint.
@@ -100,6 +100,7 @@ class STET_API WeightLoader {
                    std::optional<WeightType> type) const;
   void write(const std::vector<Part>& parts, Matrix* matrix);
   void note_types(const std::vector<Part>& parts, const Matrix& matrix);
+  void note_loaded(const std::vector<Part>& parts, const Matrix& matrix);
   void note(const std::vector<Part>& parts, int64_t columns, Stored stored, bool rounded) const;
   [[noreturn]] void refuse(const WeightError& e, const std::vector<Part>& parts,
                            Stored stored) const;
@@ -118,6 +119,7 @@ class STET_API WeightLoader {
   std::vector<std::span<const std::byte>> matrices_;       // of linear layers
   std::vector<std::pair<std::string, WeightType>> types_;  // of their tensors, by canonical name
   std::string not_bf16_, its_type_;                        // the first matrix of another type
+  std::vector<LoadedWeight> loaded_;
   std::unique_ptr<WeightFingerprints> names_;
 };
 

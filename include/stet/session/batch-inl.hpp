@@ -217,8 +217,8 @@ inline void BatchAppend::run_until_sound(size_t first_entry, const Pass& pass, c
   const auto forward = [&](Team t) { model().forward(t, pass); };
   for (int tries = 0; tries <= detail::kMostMends; ++tries) {
     const uint64_t weights = model().weights_version();
-    run_operations(detail::team_of(first_.compute_),
-                   std::ref(forward));  // by reference: a copy of the closure would be allocated
+    run_interruptible(detail::team_of(first_.compute_),
+                      std::ref(forward));  // by reference: a copy of the closure would be allocated
     if (pass.hooks != nullptr) pass.hooks->rethrow();
     bool sound = model().weights_held_since(weights);
     for (size_t i = first_entry; i < first_entry + w.spans.size(); ++i) {
@@ -316,7 +316,7 @@ inline void BatchAppend::hand_out(const Pass& pass, const Workspace& w) {
 
 inline void BatchAppend::run_head(const Pass& pass, Rows hidden, Rows logits) const {
   const auto head = [&](Team t) { model().head(t, pass, hidden, logits); };
-  run_operations(detail::team_of(first_.compute_), std::ref(head));
+  run_interruptible(detail::team_of(first_.compute_), std::ref(head));
 }
 
 // The logits of every entry, from weights that were the model's all the while.

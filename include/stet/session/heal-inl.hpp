@@ -122,6 +122,7 @@ inline Session Session::front(int64_t size, int64_t wanted) {
     if (reach.end == 0) continue;
     if (reach.from < w.begin) w.begin = 0;
     w.at = reach.from, w.prunes = 0;
+    w.end = reach.end, w.ended = -1;
     state.interventions.push_back(std::move(w));
   }
   state.kv = KvCache(state_.kv.shape(), capacity(), window_ != nullptr);

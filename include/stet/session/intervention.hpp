@@ -16,6 +16,10 @@ const char* intervention_op_name(Intervention::Op op);  // "set", "add", "scale"
 void check_intervention(const ModelConfig& config, const Intervention& w);
 // Attaches it where the state is now; see Session::attach.
 void attach(State& state, const ModelConfig& config, Intervention w);
+// Intervention `index` ends at position `from`, as if that had been said when it was attached: it
+// changes what is processed before, and nothing from there on. One that has changed nothing by then
+// is forgotten. Throws an argument Error for an index or a position that is not there.
+void detach(State& state, const ModelConfig& config, size_t index, int64_t from);
 // Those that were attached after position `size` are forgotten, as by a rewind.
 void forget_interventions(State& state, int64_t size);
 // Positions of a shift would no longer be those that were said: an argument Error where one goes
@@ -29,10 +33,14 @@ struct Reach {
   int64_t from, end;
 };
 inline Reach reach_of(const std::vector<Prune>& prunes, const Intervention& w) {
-  const auto later = prunes.begin() + std::min<std::ptrdiff_t>(w.prunes, std::ssize(prunes));
-  const bool moved = std::any_of(later, prunes.end(), [](const Prune& p) { return p.shift; });
-  if (!moved) return {std::max(w.begin, w.at), w.end};
-  return {0, w.end < 0 ? -1 : 0};
+  const auto moved_since = [&](int64_t count) {
+    const auto later = prunes.begin() + std::min<std::ptrdiff_t>(count, std::ssize(prunes));
+    return std::any_of(later, prunes.end(), [](const Prune& p) { return p.shift; });
+  };
+  const bool moved = moved_since(w.prunes);
+  const int64_t from = moved ? 0 : std::max(w.begin, w.at);
+  if (w.end < 0 || std::ssize(prunes) < w.ended) return {from, -1};
+  return {from, moved_since(std::max(w.prunes, w.ended)) ? 0 : w.end};
 }
 
 inline Reach reach_of(const State& state, const Intervention& w) {
@@ -68,7 +76,8 @@ inline size_t values_of(const ModelConfig& c, const Intervention& w, size_t foun
                                                          : point_width(c, w.point, 0) / heads);
   if (w.op == Intervention::Op::scale) return 0;
   if (w.op == Intervention::Op::clamp) return 2 * width;
-  const size_t each = w.end < 0 ? width : static_cast<size_t>(w.end - w.begin) * width;
+  const bool open = w.end < 0 || w.ended >= 0;
+  const size_t each = open ? width : static_cast<size_t>(w.end - w.begin) * width;
   return w.op == Intervention::Op::set && found == each ? each : width;
 }
 
@@ -87,7 +96,7 @@ inline void check_intervention(const ModelConfig& config, const Intervention& w)
   if (heads == 0 && !w.heads.empty())
     refuse_intervention("heads", "none: the point has no heads", std::to_string(w.heads.front()));
   detail::check_indices("heads", w.heads, heads);
-  if (w.begin < 0 || (w.end >= 0 && w.end <= w.begin))
+  if (w.begin < 0 || (w.end >= 0 && w.ended < 0 && w.end <= w.begin))
     refuse_intervention("positions", "begin < end",
                         std::to_string(w.begin) + ".." + std::to_string(w.end));
   const std::span<const float> values =
@@ -105,10 +114,38 @@ inline void attach(State& state, const ModelConfig& config, Intervention w) {
   check_intervention(config, w);
   w.at = state.size();
   w.prunes = static_cast<int64_t>(state.prunes.size());
-  if (w.end >= 0 && w.end <= w.at)
+  if (w.end >= 0 && w.end <= w.at && w.ended < 0)
     detail::refuse_intervention("positions", "some from " + std::to_string(w.at) + " on",
                                 std::to_string(w.begin) + ".." + std::to_string(w.end));
   state.interventions.push_back(std::move(w));
+}
+
+inline void detach(State& state, const ModelConfig& config, size_t index, int64_t from) {
+  if (index >= state.interventions.size())
+    detail::refuse_intervention("index", "one below " + std::to_string(state.interventions.size()),
+                                std::to_string(index));
+  if (from < state.size())
+    detail::refuse_intervention("position", std::to_string(state.size()) + " or a later one",
+                                std::to_string(from));
+  const Intervention& w = state.interventions[index];
+  const Reach reach = reach_of(state, w);
+  if (reach.end >= 0 && reach.end <= from) return;  // it has ended by then
+  const bool moved = std::any_of(state.prunes.begin() + w.prunes, state.prunes.end(),
+                                 [](const Prune& p) { return p.shift; });
+  if (!moved && from <= reach.from) {
+    state.interventions.erase(state.interventions.begin() + static_cast<std::ptrdiff_t>(index));
+    return;
+  }
+  Intervention shorter = w;
+  shorter.end = from;
+  if (moved) shorter.ended = std::ssize(state.prunes);
+  const size_t each = detail::values_of(config, w, 0);  // of one row
+  if (w.op == Intervention::Op::set && w.values->size() > each) {
+    const auto rows = static_cast<size_t>(from - w.begin);
+    shorter.values = std::make_shared<const std::vector<float>>(
+        w.values->begin(), w.values->begin() + static_cast<std::ptrdiff_t>(rows * each));
+  }
+  state.interventions[index] = std::move(shorter);
 }
 
 inline void forget_interventions(State& state, int64_t size) {

@@ -209,6 +209,12 @@ inline void Session::attach(Intervention intervention) {
   stet::attach(state_, model_->config(), std::move(intervention));
 }
 
+inline void Session::detach(size_t index, int64_t from) {
+  refuse_in_sink("detach");
+  logits();  // those of the last token, which it had part in
+  stet::detach(state_, model_->config(), index, from);
+}
+
 inline void Session::attach(std::shared_ptr<const Callback> callback) {
   refuse_in_sink("attach");
   detail::check_callback(model_->config(), callback.get());

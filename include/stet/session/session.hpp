@@ -105,6 +105,11 @@ class Session {
   // argument Error, and does nothing, for a point, layer or head that is not there, positions that
   // were processed already, and values of another number or that are not finite.
   void attach(Intervention intervention);
+  // Intervention `index` of interventions() ends at position `from`, which is not before size():
+  // the session is then what it would be, had it been attached with that end. A later rewind leaves
+  // the end where it is. One that has changed nothing by then is forgotten. Throws an argument
+  // Error for an index or a position that is not there.
+  void detach(size_t index, int64_t from);
   // From here on this function changes activations (hooks.hpp): of what is processed now, in this
   // session and its forks, until it is detached; snapshots do not hold it. All that it had part in
   // is marked as an edit: such a state is truth itself, named by its bytes and never computed

@@ -282,7 +282,7 @@ inline void Trace::hand_out(std::span<const Wanted> wanted, const Pass& pass, Wo
     const auto head = [&](Team t) {
       model().head(t, pass, w.last.rows(0, count), w.logits.rows(0, count));
     };
-    run_operations(detail::team_of(compute()), std::ref(head));
+    run_interruptible(detail::team_of(compute()), std::ref(head));
     for (size_t i = 0; i < count; ++i)
       sink(wanted[at + i].index, wanted[at + i].position, {w.logits.row(i), w.logits.width});
   }
@@ -300,7 +300,7 @@ inline void Trace::forward(size_t layer, std::span<Run* const> runs, const Works
     }
   }
   const auto work = [&](Team t) { model().forward(t, pass); };
-  run_operations(detail::team_of(compute()), std::ref(work));
+  run_interruptible(detail::team_of(compute()), std::ref(work));
 }
 
 inline Hooks Trace::hooks_of(std::span<Run* const> runs, const Workspace& w) const {

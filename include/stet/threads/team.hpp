@@ -75,23 +75,28 @@ struct Tally {
   uint64_t pieces = 0, done = 0;  // of those operations; how many of them this member did
 };
 
+class Interruption;  // interrupt.hpp
+// Whether the run is to end, after asking where it is time to and this is the thread to ask.
+STET_API bool interrupted(Interruption& interruption);
+
 struct STET_API Team {
   int rank = 0;  // this thread, 0 .. size-1
   int size = 1;
-  WorkQueue* queue = nullptr;  // null for a team of one
-  Tally* tally = nullptr;      // this thread's; null for a team of one
+  WorkQueue* queue = nullptr;            // null for a team of one
+  Tally* tally = nullptr;                // this thread's; null for a team of one
+  Interruption* interruption = nullptr;  // null: nobody asks for the run to end
 
   // f(i) for every i below n, each by one thread. Returns when all are done.
   template <class F>
   void each(size_t n, F f) const {
     if (queue == nullptr || n == 0) {
-      for (size_t i = 0; i < n; ++i) f(i);
+      for (size_t i = 0; i < n; ++i) piece(f, i);
       return;
     }
     const uint32_t op = tally->operations++, count = static_cast<uint32_t>(n);
     tally->pieces += count;
     for (uint32_t i; (i = queue->take(op, count)) != WorkQueue::kNone;) {
-      f(i);
+      piece(f, i);
       ++tally->done;
       if (queue->finish(op, count)) return;
     }
@@ -104,6 +109,11 @@ struct STET_API Team {
     each(parts, [&](size_t i) { f(part_of(n, parts, i)); });
   }
   size_t parts_of(size_t n, size_t least) const;
+  // Once a run is to end, what is left of its pieces does nothing.
+  template <class F>
+  void piece(F& f, size_t i) const {
+    if (interruption == nullptr || !interrupted(*interruption)) f(i);
+  }
   // This thread's part of 0 .. n-1, for work that is not in operations.
   Range share(size_t n) const {
     return part_of(n, static_cast<size_t>(size), static_cast<size_t>(rank));
@@ -174,6 +184,10 @@ STET_API void run_team(const TeamOptions& options, const std::function<void(Team
 // time it is done are not waited for, where the backend lets one go on without them (our own does).
 // On a busy machine a pass of a small model is done before the system lets them.
 STET_API void run_operations(const TeamOptions& options, const std::function<void(Team)>& work);
+
+// The same, which ends early, with its work half done, where the calling thread's interrupt says
+// so: then it throws Interrupted (interrupt.hpp).
+STET_API void run_interruptible(const TeamOptions& options, const std::function<void(Team)>& work);
 
 // Runs work(i) for every i below n, shared out among the threads. What work throws is rethrown
 // here, once all threads have stopped: that of the lowest i.

@@ -1,0 +1,74 @@
+// Replies of many sessions, drawn in shared passes.
+#pragma once
+
+#include <deque>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "stet/generate/generate.hpp"
+
+namespace stet {
+
+// One session of a batch: its own sampling, stops and interventions count, and its own options.
+struct BatchReply {
+  Session* session;
+  GenerateOptions options = {};
+  TextSink sink = nullptr;       // as that of generate()
+  const Watch* watch = nullptr;  // of the tokens that are drawn
+};
+
+// Draws a reply of each, with the bits that generate() alone would give it; one that has come to
+// its end leaves the batch. Throws what generate() and append() of a batch throw, the place of the
+// entry before the field where one is at fault; tokens drawn so far stay in the sessions.
+std::vector<Reply> generate(std::span<const BatchReply> batch, const Tokenizer* tokenizer);
+
+inline std::vector<Reply> generate(std::span<const BatchReply> batch, const Tokenizer* tokenizer) {
+  std::deque<Generator> generators;
+  std::vector<size_t> going;  // places in the batch
+  const auto goes_on = [&](size_t i) {
+    const std::string& text = generators[i].certain();
+    return !batch[i].sink || batch[i].sink(text);
+  };
+  for (size_t i = 0; i < batch.size(); ++i) {
+    detail::for_entry(batch.size(), i, [&] {
+      if (batch[i].session == nullptr)
+        throw Error(ErrorKind::argument, "", "session", "a session", "null");
+      for (const BatchReply& before : batch.first(i)) {
+        if (before.session == batch[i].session)
+          throw Error(ErrorKind::argument, "", "session", "one that stands once",
+                      "one that stands twice");
+      }
+      generators.emplace_back(*batch[i].session, tokenizer, batch[i].options);
+    });
+  }
+  for (size_t i = 0; i < batch.size(); ++i) {
+    if (generators[i].certain().empty() || goes_on(i)) going.push_back(i);
+  }
+  while (!going.empty()) {
+    std::vector<size_t> drawing;
+    std::vector<int32_t> ids;
+    for (const size_t i : going) {
+      if (const std::optional<int32_t> id = generators[i].draw()) {
+        drawing.push_back(i);
+        ids.push_back(*id);
+      }
+    }
+    std::vector<BatchEntry> entries;
+    for (size_t k = 0; k < drawing.size(); ++k) {
+      const BatchReply& b = batch[drawing[k]];
+      entries.push_back({b.session, {&ids[k], 1}, b.watch});
+    }
+    append(entries);
+    going.clear();
+    for (size_t k = 0; k < drawing.size(); ++k) {
+      generators[drawing[k]].processed(ids[k]);
+      if (goes_on(drawing[k])) going.push_back(drawing[k]);
+    }
+  }
+  std::vector<Reply> replies;
+  for (Generator& generator : generators) replies.push_back(generator.finish());
+  return replies;
+}
+
+}  // namespace stet

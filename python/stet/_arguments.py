@@ -1,0 +1,143 @@
+"""What callers pass in, checked by name before the library sees it: ctypes would cut numbers to 32 bits and texts at a NUL without a word."""
+from __future__ import annotations
+
+import ctypes as c
+import json
+import operator
+import os
+from typing import Any, Iterable, List, Mapping, Sequence, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from ._library import F32, I32, P, refuse
+
+Ids = Union[Sequence[int], npt.NDArray[np.integer[Any]]]
+Path = Union[str, "os.PathLike[str]"]
+
+
+def ids_of(ids: Ids, name: str = "ids") -> I32:
+    """Token ids as int32: integers that fit, in a list or an array of one dimension. Whether the vocabulary has them, the library says."""
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+        refuse(name, "a sequence of token ids", repr(ids))
+    if hasattr(ids, "__array__"):
+        return _ids_of_array(np.asarray(ids), name)
+    items = list(ids)
+    return np.array([integer(x, "%s[%d]" % (name, i), -1 << 31, (1 << 31) - 1, "a token id") for i, x in enumerate(items)], np.int32).reshape(len(items))
+
+
+def _ids_of_array(array: npt.NDArray[Any], name: str) -> I32:
+    if array.ndim != 1:
+        refuse(name, "one dimension", "an array of shape %s" % (array.shape,))
+    if array.size == 0:
+        return np.zeros(0, np.int32)
+    if array.dtype.kind not in "iu":
+        refuse(name, "integers", "an array of %s" % array.dtype)
+    for edge in (int(array.min()), int(array.max())):
+        if not -1 << 31 <= edge < 1 << 31:
+            refuse(name, "token ids", edge)
+    return np.ascontiguousarray(array, np.int32)
+
+
+def integer(x: Any, name: str, low: int = -1 << 63, high: int = (1 << 63) - 1, what: str = "") -> int:
+    """An integer from `low` to `high`; numpy's are fine, booleans are not."""
+    if not isinstance(x, (bool, np.bool_)):
+        try:
+            value = operator.index(x)
+        except TypeError:
+            pass
+        else:
+            if low <= value <= high:
+                return value
+    expected = what or ("an integer of %d or more" % low if high >= 1 << 62 and low > -1 << 62 else "an integer" if low <= -1 << 62 else "an integer in %d..%d" % (low, high))
+    refuse(name, expected, repr(x) if isinstance(x, (str, bytes)) else x)
+
+
+def integers(all: Any, name: str) -> npt.NDArray[np.int64]:
+    """A sequence of integers as int64."""
+    if isinstance(all, (str, bytes)) or not isinstance(all, Iterable):
+        refuse(name, "a sequence of integers", repr(all))
+    items = list(all)
+    return np.array([integer(x, "%s[%d]" % (name, i)) for i, x in enumerate(items)], np.int64).reshape(len(items))
+
+
+def number(x: Any, name: str) -> float:
+    """A float."""
+    if not isinstance(x, (bool, np.bool_, str, bytes)):
+        try:
+            return float(x)
+        except (TypeError, ValueError):
+            pass
+    refuse(name, "a number", repr(x))
+
+
+def floats(x: Any, name: str) -> F32:
+    """Numbers as float32, side by side in memory."""
+    try:
+        array = np.asarray(x)
+    except ValueError:
+        refuse(name, "an array of numbers", "rows of different lengths")
+    if array.dtype.kind not in "fiu" and array.size:
+        refuse(name, "an array of numbers", "an array of %s" % array.dtype)
+    return np.ascontiguousarray(array, np.float32)
+
+
+def choice(x: Any, among: Mapping[str, int], name: str) -> int:
+    """The library's number of one of these words."""
+    if not isinstance(x, str) or x not in among:
+        refuse(name, "one of %s" % ", ".join(repr(word) for word in among), repr(x))
+    return among[x]
+
+
+def text(x: Any, name: str) -> bytes:
+    """A text as UTF-8."""
+    if not isinstance(x, str):
+        refuse(name, "a text", "a %s" % type(x).__name__)
+    try:
+        return x.encode()
+    except UnicodeEncodeError:
+        refuse(name, "a text in Unicode", ascii(x))
+
+
+def word(x: Any, name: str) -> bytes:
+    """A text that ends at its NUL in C, and so may not have one."""
+    encoded = text(x, name)
+    if b"\0" in encoded:
+        refuse(name, "a text without NUL", ascii(x))
+    return encoded
+
+
+def path(x: Any, name: str = "path") -> bytes:
+    """A path in the system's bytes."""
+    try:
+        encoded = os.fsencode(x)
+    except (TypeError, UnicodeEncodeError):
+        refuse(name, "a path", repr(x))
+    if b"\0" in encoded or not encoded:
+        refuse(name, "a path", ascii(x))
+    return encoded
+
+
+def json_text(x: Any, name: str) -> bytes:
+    """A value as JSON; a text is JSON already."""
+    if isinstance(x, str):
+        return text(x, name)
+    try:
+        return json.dumps(x, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        refuse(name, "what JSON can say", str(error))
+
+
+def words(names: List[str]) -> Any:
+    """char* names[]."""
+    return (c.c_char_p * len(names))(*[name.encode() for name in names])
+
+
+def pointer(array: npt.NDArray[Any], kind: Any) -> Any:
+    """Where an array lies, for C."""
+    return array.ctypes.data_as(P(kind))
+
+
+def size(n: int) -> c.c_size_t:
+    """size_t."""
+    return c.c_size_t(n)

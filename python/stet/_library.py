@@ -1,0 +1,369 @@
+"""The library behind the package (stet/c.h, by ctypes): how it is found and called, and who frees what it gives."""
+from __future__ import annotations
+
+import ctypes as c
+import ctypes.util
+import os
+import signal
+import sys
+import threading
+from typing import Any, Callable, Dict, Generator, List, NoReturn, Optional, Tuple, Type, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+P = c.POINTER
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+I32 = npt.NDArray[np.int32]
+
+
+def _load() -> c.CDLL:
+    here = os.path.dirname(os.path.abspath(__file__))
+    for path in (os.environ.get("STET_LIBRARY"), os.path.join(here, "libstet.so.0"), ctypes.util.find_library("stet"), "libstet.so.0"):
+        if not path:
+            continue
+        try:
+            library = c.CDLL(path)
+        except OSError:
+            continue
+        library.stet_abi_version.restype = c.c_uint32
+        if library.stet_abi_version() != 1:
+            raise ImportError("%s: expected ABI version 1, found %d" % (path, library.stet_abi_version()))
+        return library
+    raise ImportError("expected libstet.so.0 in STET_LIBRARY, beside this package or where the system looks, found none")
+
+
+lib = _load()
+_functions: Dict[str, Any] = {}
+
+
+class CError(c.Structure):
+    """stet_error."""
+    _fields_ = [("kind", c.c_int32), ("message", c.c_char_p), ("file", c.c_char_p), ("field", c.c_char_p), ("expected", c.c_char_p), ("found", c.c_char_p)]
+
+
+class CText(c.Structure):
+    """stet_text."""
+    _fields_ = [("data", c.c_void_p), ("size", c.c_size_t)]
+
+    def __str__(self) -> str:
+        return c.string_at(self.data, self.size).decode("utf-8", "replace") if self.size else ""
+
+
+class Error(Exception):
+    """What stet refuses: `kind` ("format", "argument", ...), and where known file, field, expected, found."""
+
+    def __init__(self, kind: str, message: str, file: str = "", field: str = "", expected: str = "", found: str = "") -> None:
+        super().__init__(message)
+        self.kind, self.file, self.field, self.expected, self.found = kind, file, field, expected, found
+
+    def __reduce__(self) -> Tuple[Type["Error"], Tuple[str, ...]]:
+        return type(self), (self.kind, str(self), self.file, self.field, self.expected, self.found)
+
+
+class ArgumentError(Error, ValueError):
+    """An Error of kind "argument": `field` names the argument that is at fault."""
+
+
+def refuse(field: str, expected: str, found: object) -> NoReturn:
+    """Raises the ArgumentError of an argument, by its name."""
+    text = str(found)
+    text = text if len(text) <= 200 else text[:200] + "..."
+    text = "".join(x if x.isprintable() else repr(x)[1:-1] for x in text)
+    raise ArgumentError("argument", "%s: expected %s, found %s" % (field, expected, text), "", field, expected, text)
+
+
+lib.stet_status_name.restype = c.c_char_p
+lib.stet_error_free.argtypes = [P(CError)]
+lib.stet_free.argtypes = [c.c_void_p]
+lib.stet_version.restype = c.c_char_p
+lib.stet_isa_name.restype = c.c_char_p
+lib.stet_isa_name.argtypes = [c.c_size_t]
+_Interrupt = c.CFUNCTYPE(c.c_int32, c.c_void_p)
+lib.stet_set_interrupt.argtypes, lib.stet_set_interrupt.restype = [_Interrupt, c.c_void_p], None
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Calls a function that can fail; what it refuses is an Error."""
+    function = _functions.get(name)
+    if function is None:
+        function = getattr(lib, name)
+        function.restype = c.c_int32
+        _functions[name] = function
+    error = P(CError)()
+    status = function(*arguments, c.byref(error))
+    if status == 0:
+        return
+    e = error.contents
+    parts = [text.decode("utf-8", "replace") if text else "" for text in (e.message, e.file, e.field, e.expected, e.found)]
+    lib.stet_error_free(error)
+    kind = lib.stet_status_name(status).decode()
+    raise (ArgumentError if kind == "argument" else Error)(kind, *parts)
+
+
+# ---- interrupts: what the keyboard or another signal says while tokens are processed
+
+
+class _Interrupts:
+    """Lets Python's signal handlers run while the main thread is within a call, and ends that call by what they raise.
+
+    The library asks, every few milliseconds. An exception of a handler may come up at any bytecode, the first of a callback included, where ctypes would drop it. So the answer comes from a
+    generator, which is within its `try` when it goes on; and an interrupt from the keyboard is only noted until the call has ended."""
+
+    def __init__(self) -> None:
+        self._raised: List[BaseException] = []
+        self._pressed = False
+        self._depth = 0
+        answers = self._answers()
+        next(answers)
+        self._ask = _Interrupt(answers.send)
+        self._set = False
+
+    def _answers(self) -> Generator[int, Any, None]:
+        answer = 0
+        while True:
+            try:
+                while True:
+                    yield answer
+                    answer = 1 if self._pressed else 0
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                # Without this frame: whoever clears the frames of a traceback would end the generator.
+                trace = error.__traceback__
+                self._raised.append(error.with_traceback(trace.tb_next if trace is not None else None))
+                answer = 1
+
+    def _note(self, number: int, frame: object) -> None:
+        self._pressed = True
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """As call(), of a function that may take long."""
+        if threading.current_thread() is not threading.main_thread():
+            return call(name, *arguments)
+        if not self._set:
+            lib.stet_set_interrupt(self._ask, None)
+            self._set = True
+        ours = self._depth == 0 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        self._depth += 1
+        try:
+            if ours:
+                self._pressed = False
+                signal.signal(signal.SIGINT, self._note)
+            call(name, *arguments)
+        except Error as error:
+            if error.kind == "canceled" and self._raised:
+                raise self._raised.pop() from None
+            if error.kind == "canceled" and ours and self._pressed:
+                self._pressed = False
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            self._depth -= 1
+            self._raised.clear()
+            if ours:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                if self._pressed:  # it came too late to end the call
+                    self._pressed = False
+                    signal.raise_signal(signal.SIGINT)
+
+
+long_call = _Interrupts().call
+
+
+class Raised:
+    """What callbacks of a session have raised, to be raised again by the call that they were part of."""
+
+    def __init__(self) -> None:
+        self.errors: List[BaseException] = []
+
+    def guard(self, function: Callable[..., Optional[int]]) -> Callable[..., int]:
+        """The function as a callback for C: what it raises is kept, and cancels."""
+
+        def guarded(*arguments: Any) -> int:
+            _inside.count = getattr(_inside, "count", 0) + 1
+            try:
+                return function(*arguments) or 0
+            except BaseException as error:
+                self.errors.append(error)
+                return 1
+            finally:
+                _inside.count -= 1
+
+        return guarded
+
+    def raise_first(self) -> None:
+        """Raises what came first, if anything did."""
+        if self.errors:
+            first = self.errors[0]
+            self.errors.clear()
+            raise first from None
+
+
+_inside = threading.local()  # how many callbacks of the library this thread is in
+
+
+def in_callback() -> bool:
+    """Whether this thread is within a callback of the library."""
+    return getattr(_inside, "count", 0) > 0
+
+
+# ---- memory
+
+
+_Self = TypeVar("_Self", bound="Handle")
+
+
+class Handle:
+    """Something of the library's, freed once: by close(), by `with`, or with the last reference."""
+
+    _free = ""
+
+    def __init__(self) -> None:
+        self._pointer: Optional[c.c_void_p] = c.c_void_p()
+
+    @property
+    def _at(self) -> c.c_void_p:
+        pointer: Optional[c.c_void_p] = getattr(self, "_pointer", None)
+        if pointer is None:
+            refuse(type(self).__name__.lower(), "one that is open", "one that was closed")
+        return pointer
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() has been called."""
+        return getattr(self, "_pointer", None) is None
+
+    def close(self) -> None:
+        """Frees it now; nothing else may be asked of it then."""
+        pointer, self._pointer = getattr(self, "_pointer", None), None
+        if pointer:
+            free = getattr(lib, self._free)
+            free.argtypes, free.restype = [c.c_void_p], None
+            free(pointer)
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        try:
+            if not sys.is_finalizing():
+                self.close()
+        except Exception:  # the interpreter is ending
+            pass
+
+    def __copy__(self: _Self) -> _Self:
+        raise TypeError("a %s cannot be copied" % type(self).__name__)
+
+    def __deepcopy__(self: _Self, memo: object) -> _Self:
+        return self.__copy__()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a %s cannot be pickled: it is memory of this process%s" % (type(self).__name__, self._instead))
+
+    _instead = ""
+
+    def __repr__(self) -> str:
+        return "<stet.%s%s>" % (type(self).__name__, ", closed" if self.closed else "")
+
+
+class Shared(Handle):
+    """A handle of something that never changes: its copies are itself."""
+
+    def __copy__(self: _Self) -> _Self:
+        return self
+
+
+class View(Handle):
+    """Memory that the library owns, as long as an array over it lives: the base of read-only arrays."""
+
+    _free = "stet_view_free"
+
+    def array(self, address: Optional[int], shape: Tuple[int, ...], kind: str = "<f4") -> npt.NDArray[Any]:
+        """The memory at an address as an array that cannot be written to."""
+        if not address or 0 in shape:
+            empty = np.zeros(shape, kind)
+            empty.flags.writeable = False
+            return empty
+        return np.asarray(_Memory(self, {"data": (address, True), "shape": shape, "typestr": kind, "version": 3}))
+
+
+class _Memory:
+    """What numpy asks for an address; it keeps the owner alive."""
+
+    def __init__(self, owner: object, interface: Dict[str, Any]) -> None:
+        self.owner, self.__array_interface__ = owner, interface
+
+
+class Capture(View):
+    """Rows that a call has kept."""
+
+    _free = "stet_capture_free"
+
+    def __init__(self, at: Optional[int] = None) -> None:
+        super().__init__()
+        self._at.value = at
+
+
+def sized(struct: Any) -> Any:
+    """A struct with its struct_size."""
+    struct.struct_size = c.sizeof(struct)
+    return struct
+
+
+def taken_text(data: c.c_void_p, size: c.c_size_t) -> str:
+    """Text that the library gave us, and that is freed here."""
+    text = c.string_at(data, size.value).decode("utf-8", "replace")
+    lib.stet_free(data)
+    return text
+
+
+def taken_ids(ids: Any, count: c.c_size_t) -> I32:
+    """Ids that the library gave us, and that are freed here."""
+    array = copied_ids(ids, count.value)
+    lib.stet_free(c.cast(ids, c.c_void_p))
+    return array
+
+
+def copied_ids(ids: Any, count: int) -> I32:
+    """A copy of ids that are the library's."""
+    return np.ctypeslib.as_array(ids, (count,)).copy() if count else np.zeros(0, np.int32)
+
+
+# Bytes that the library reads until it says that it does not need them any more, by their number.
+_lent: Dict[int, object] = {}
+_Release = c.CFUNCTYPE(None, c.c_void_p)
+_next_lent = iter(range(1, sys.maxsize))
+
+
+def _released(context: Optional[int]) -> None:
+    _lent.pop(context or 0, None)
+
+
+_release = _Release(_released)
+
+
+def lend(what: object) -> Tuple[Any, c.c_void_p]:
+    """Keeps something alive until the library lets it go: the callback and the context that say so."""
+    number = next(_next_lent)
+    _lent[number] = what
+    return _release, c.c_void_p(number)
+
+
+def version() -> str:
+    """The library's version, "0.1.0"."""
+    return str(lib.stet_version().decode())
+
+
+def isa_names() -> List[str]:
+    """The kernel sets that this processor has, the slowest first: what `isa` of a session may be."""
+    names: List[str] = []
+    while True:
+        name = lib.stet_isa_name(len(names))
+        if name is None:
+            return names
+        names.append(name.decode())

@@ -1,0 +1,243 @@
+"""What the parts of a session share: its handle, its options, and calls that callbacks and signals may end."""
+from __future__ import annotations
+
+import contextlib
+import ctypes as c
+import threading
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from . import _arguments as arguments
+from ._library import F32, I32, Capture, Error, Handle, P, Raised, call, copied_ids, in_callback, long_call, sized, taken_ids
+from .message import CMessage, Message
+from .model import CONTRACTS, THREADS, Model
+
+if TYPE_CHECKING:
+    from .snapshot import RestoreReport
+
+KV_TYPES = {"": 0, "f32": 1, "bf16": 2, "f16": 3, "q8": 4}
+KV_NAMES = {number: name for name, number in KV_TYPES.items()}
+
+
+class CSessionOptions(c.Structure):
+    """stet_session_options."""
+    _fields_ = [("struct_size", c.c_size_t), ("capacity", c.c_int64), ("threads", c.c_int64), ("chunk", c.c_int64), ("isa", c.c_char_p), ("kv_type", c.c_int32), ("contract", c.c_int32),
+                ("window_only", c.c_int32), ("recompute", c.c_int32), ("checkpoint_every", c.c_int64)]
+
+
+class _CSessionInfo(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("size", c.c_int64), ("capacity", c.c_int64), ("floor", c.c_int64), ("visible", c.c_int64), ("drawn", c.c_int64), ("threads", c.c_int64),
+                ("chunk", c.c_int64), ("isa", c.c_char_p), ("contract_name", c.c_char_p), ("contract", c.c_int32), ("kv_type", c.c_int32), ("stop_ids", c.c_size_t),
+                ("stop_strings", c.c_size_t), ("turns", c.c_size_t), ("messages", c.c_size_t), ("prunes", c.c_size_t), ("edits", c.c_size_t), ("interventions", c.c_size_t)]
+
+
+OnProgress = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int64)
+OnLogits = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int64, P(c.c_float), c.c_size_t)
+
+
+def session_options(capacity: int = 0, threads: int = 0, chunk: int = 0, isa: str = "", kv_type: str = "", contract: str = "",
+                    window_only: bool = False, recompute: bool = False, checkpoint_every: int = 0) -> Any:
+    """stet_session_options, as Model.session describes them."""
+    return sized(CSessionOptions(capacity=arguments.integer(capacity, "capacity", 0), threads=arguments.integer(threads, "threads", *THREADS), chunk=arguments.integer(chunk, "chunk", 0),
+                                 isa=arguments.word(isa, "isa") or None, kv_type=arguments.choice(kv_type, KV_TYPES, "kv_type"), contract=arguments.choice(contract, CONTRACTS, "contract"),
+                                 window_only=bool(window_only), recompute=bool(recompute), checkpoint_every=arguments.integer(checkpoint_every, "checkpoint_every", -1)))
+
+
+def progress_callback(function: Optional[Callable[[int], None]], raised: Raised) -> Any:
+    """stet_progress_callback of a function, or none."""
+    if function is None:
+        return c.cast(0, OnProgress)
+    wanted = function
+
+    def on_progress(_: object, done: int) -> None:
+        wanted(done)
+
+    return OnProgress(raised.guard(on_progress))
+
+
+class _CTurn(c.Structure):
+    _fields_ = [("prompt", c.c_int64), ("reply", c.c_int64), ("end", c.c_int64), ("open", c.c_int32)]
+
+
+class Turn(NamedTuple):
+    """A prompt and the reply to it, as positions: prompt .. reply - 1, reply .. end - 1. `open`: the reply may go on."""
+    prompt: int
+    reply: int
+    end: int
+    open: bool
+
+
+_NOTHING: ContextManager[None] = contextlib.nullcontext()
+
+
+class SessionBase(Handle):
+    """A session as all that is asked of it needs it: its handle, its turn among threads, and what it is."""
+
+    _free = "stet_session_free"
+    _instead = "; save() writes it to a file"
+
+    def _begin(self, model: Model) -> None:
+        self.model = model
+        self.restored: Optional["RestoreReport"] = None
+        self._callbacks: List[Any] = []
+        self._raised = Raised()
+        self._turn_of_threads = threading.RLock()
+
+    # ---- calls
+
+    def _turn(self) -> ContextManager[Any]:
+        """Its own among the threads; a callback is part of the call that it came from."""
+        turn: ContextManager[Any] = self._turn_of_threads
+        return _NOTHING if in_callback() else turn
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        with self._turn():
+            call(function, self._at, *arguments)
+
+    def _long_call(self, function: str, *arguments: Any) -> None:
+        """A call that callbacks may end, and signals: what they raised is raised here."""
+        with self._turn():
+            calls_of([self], function, self._at, *arguments)
+
+    def close(self) -> None:
+        """Frees it now; nothing else may be asked of it then."""
+        turn = getattr(self, "_turn_of_threads", None)
+        with turn if turn is not None and not in_callback() else contextlib.nullcontext():
+            super().close()
+            self._callbacks = []
+
+    # ---- what it is
+
+    def _info(self) -> Any:
+        info = sized(_CSessionInfo())
+        self._call("stet_session_get_info", c.byref(info))
+        return info
+
+    def __len__(self) -> int:
+        return int(self._info().size)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<stet.Session, closed>"
+        i = self._info()
+        more = "".join(", %d %s" % (n, what if n > 1 else what[:-1]) for n, what in ((i.interventions, "interventions"), (i.prunes, "prunes"), (i.edits, "edits")) if n)
+        return "<stet.Session of %s: %d of %d positions, %s, keys and values %s%s>" % (self.model.family, i.size, i.capacity, i.contract_name.decode(), KV_NAMES[i.kv_type], more)
+
+    @property
+    def capacity(self) -> int:
+        """Positions that it can hold."""
+        return int(self._info().capacity)
+
+    @property
+    def floor(self) -> int:
+        """Below this size it cannot be rewound: that of the last prune."""
+        return int(self._info().floor)
+
+    @property
+    def visible(self) -> int:
+        """Positions that are seen: all but those that were pruned."""
+        return int(self._info().visible)
+
+    @property
+    def drawn(self) -> int:
+        """Tokens that were ever appended and not rewound, those shifted out included."""
+        return int(self._info().drawn)
+
+    @property
+    def contract(self) -> str:
+        """The name of the numeric contract in full: "f32", "bf16", ..."""
+        return str(self._info().contract_name.decode())
+
+    @property
+    def kv_type(self) -> str:
+        """What keys and values are stored as."""
+        return KV_NAMES[self._info().kv_type]
+
+    @property
+    def prunes(self) -> int:
+        """Entries of the log of prunes."""
+        return int(self._info().prunes)
+
+    @property
+    def edits(self) -> int:
+        """Entries of the log of what its tokens do not give: keys and values that were set, callbacks, splices."""
+        return int(self._info().edits)
+
+    @property
+    def interventions(self) -> int:
+        """How many are attached; attached() lists them."""
+        return int(self._info().interventions)
+
+    @property
+    def messages(self) -> List[Message]:
+        """Those of a chat that it holds."""
+        with self._turn():
+            return [self._message(index) for index in range(self._info().messages)]
+
+    def _message(self, index: int) -> Message:
+        m = CMessage()
+        self._call("stet_session_message", arguments.size(index), c.byref(m))
+        return Message._of(m)
+
+    @property
+    def turns(self) -> List[Turn]:
+        """Prompts and the replies to them."""
+        found = []
+        with self._turn():
+            for index in range(self._info().turns):
+                t = _CTurn()
+                self._call("stet_session_turn", arguments.size(index), c.byref(t))
+                found.append(Turn(t.prompt, t.reply, t.end, bool(t.open)))
+        return found
+
+    def tokens(self) -> I32:
+        """The ids of all positions, [positions]."""
+        with self._turn():
+            ids, count = P(c.c_int32)(), c.c_size_t()
+            self._call("stet_session_tokens", c.byref(ids), c.byref(count))
+            return copied_ids(ids, count.value)
+
+    def transcript(self) -> I32:
+        """The same as if none had ever been shifted out."""
+        ids, count = P(c.c_int32)(), c.c_size_t()
+        self._call("stet_session_transcript", c.byref(ids), c.byref(count))
+        return taken_ids(ids, count)
+
+    def set_compute(self, threads: int = 0, chunk: int = 0, isa: str = "", contract: str = "") -> None:
+        """How to compute from now on. Only the contract changes bits, and it may not change while there are tokens."""
+        options = session_options(threads=threads, chunk=chunk, isa=isa, contract=contract)
+        self._call("stet_session_set_compute", c.byref(options))
+
+
+@contextlib.contextmanager
+def turns_of(*sessions: SessionBase) -> Iterator[None]:
+    """The turns of several sessions at once, always in the same order."""
+    with contextlib.ExitStack() as stack:
+        for session in sorted({id(s): s for s in sessions}.values(), key=id):
+            stack.enter_context(session._turn())
+        yield
+
+
+def calls_of(sessions: Sequence[SessionBase], function: str, *arguments: Any) -> None:
+    """A call that callbacks of these sessions may end: what they raised is raised here."""
+    for session in sessions:
+        session._raised.errors.clear()
+    try:
+        long_call(function, *arguments)
+    except Error:
+        for session in sessions:
+            session._raised.raise_first()
+        raise
+
+
+def seen(session: SessionBase, capture: Capture, names: List[str], positions: int) -> Dict[str, F32]:
+    """The arrays of a capture, by the names of its points."""
+    found: Dict[str, F32] = {}
+    for index, name in enumerate(names):
+        rows, count, width = P(c.c_float)(), c.c_size_t(), c.c_size_t()
+        call("stet_capture_rows", capture._at, arguments.size(index), c.byref(rows), c.byref(count), c.byref(width))
+        shape: Tuple[int, ...] = (session.model.vocab_size,) if name == "logits" else session.model._row_shape(name, positions)
+        found[name] = capture.array(c.cast(rows, c.c_void_p).value, (count.value,) + shape)
+    return found

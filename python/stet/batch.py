@@ -1,0 +1,134 @@
+"""Many sessions at once: shared passes, with the bits of each alone."""
+from __future__ import annotations
+
+import ctypes as c
+import dataclasses
+from typing import TYPE_CHECKING, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+
+from . import _arguments as arguments
+from ._library import F32, Capture, P, refuse
+from ._session import calls_of, seen, turns_of
+from .comparison import Comparison
+from .generation import CGenerateOptions, CReply, Recorder, Reply, Sampling
+from .intervention import Intervention
+from .session import Session
+from .snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
+
+
+class _CBatchEntry(c.Structure):
+    _fields_ = [("session", c.c_void_p), ("ids", P(c.c_int32)), ("count", c.c_size_t)]
+
+
+class _CBatchReply(c.Structure):
+    _fields_ = [("session", c.c_void_p), ("options", P(CGenerateOptions))]
+
+
+class _CCut(c.Structure):
+    _fields_ = [("from_session", c.c_void_p), ("begin", c.c_int64), ("end", c.c_int64)]
+
+
+@dataclasses.dataclass
+class Row:
+    """A row of generate_batch: a session, and what is to be set of it before. None leaves what the session has; its settings and interventions stay with it afterwards.
+
+    Interventions are attached before the prompt is processed."""
+    session: Session
+    prompt: Optional[arguments.Ids] = None
+    max_tokens: Optional[int] = None
+    ignore_eos: Optional[bool] = None
+    sampling: Optional[Sampling] = None
+    stop_ids: Optional[Sequence[int]] = None
+    stop_strings: Optional[Sequence[str]] = None
+    interventions: Sequence[Intervention] = ()
+
+    def _prepare(self) -> None:
+        s = self.session
+        if self.sampling is not None:
+            s.sampling = self.sampling
+        if self.stop_ids is not None:
+            s.stop_ids = list(self.stop_ids)
+        if self.stop_strings is not None:
+            s.stop_strings = list(self.stop_strings)
+        if self.interventions:
+            s.attach(*self.interventions)
+        if self.prompt is not None:
+            s.append_prompt(self.prompt)
+
+
+def generate_batch(rows: Sequence[Union[Session, Row]], tokenizer: Optional["Tokenizer"] = None, max_tokens: int = 256, ignore_eos: bool = False, points: Iterable[str] = (),
+                   log_probabilities: bool = True) -> List[Reply]:
+    """Draws a reply of each session in shared passes, with the bits of a reply of its own: its sampling, stops and interventions are its own, and so are max_tokens and ignore_eos of a Row.
+
+    Replies have log_probabilities, and of points (names or patterns) what was captured of the tokens that were drawn, [ids, ...]. After a failure, tokens drawn so far stay in the sessions."""
+    all = [row if isinstance(row, Row) else Row(row) for row in rows]
+    for i, row in enumerate(all):
+        if not isinstance(row.session, Session):
+            refuse("rows[%d]" % i, "a Session or a Row", type(row.session).__name__)
+    if not all:
+        return []
+    sessions = [row.session for row in all]
+    names = sessions[0].model._matching(points)
+    with turns_of(*sessions):
+        recorders = [Recorder(max_tokens if row.max_tokens is None else row.max_tokens, ignore_eos if row.ignore_eos is None else row.ignore_eos, log_probabilities, None, row.session._raised)
+                     for row in all]
+        for row in all:
+            row._prepare()
+        entries = (_CBatchReply * len(all))(*[_CBatchReply(s._at, c.pointer(r.options)) for s, r in zip(sessions, recorders)])
+        captures, replies = (c.c_void_p * len(all))(), (P(CReply) * len(all))()
+        calls_of(sessions, "stet_batch_generate", entries, arguments.size(len(all)), tokenizer._at if tokenizer is not None else None, arguments.words(names), arguments.size(len(names)),
+                 captures, replies)
+        made = []
+        for session, recorder, capture, reply in zip(sessions, recorders, captures, replies):
+            one, kept = recorder.reply(reply), Capture(capture)
+            one.captured = seen(session, kept, names, len(session))
+            made.append(one)
+    for session in sessions:
+        session._raised.raise_first()
+    return made
+
+
+def append_batch(entries: Sequence[Tuple[Session, arguments.Ids]], points: Iterable[str] = ()) -> List[Dict[str, F32]]:
+    """Every session goes on by its tokens, in shared passes, with the bits of an append of its own. Returns what Session.append does, for each. After a failure all are as they were."""
+    for i, entry in enumerate(entries):
+        if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], Session):
+            refuse("entries[%d]" % i, "(session, ids)", repr(entry))
+    if not entries:
+        return []
+    arrays = [arguments.ids_of(ids, "entries[%d].ids" % i) for i, (_, ids) in enumerate(entries)]
+    sessions = [session for session, _ in entries]
+    names = sessions[0].model._matching(points)
+    with turns_of(*sessions):
+        batch = (_CBatchEntry * len(entries))(*[_CBatchEntry(s._at, arguments.pointer(a, c.c_int32), a.size) for s, a in zip(sessions, arrays)])
+        if not names:
+            calls_of(sessions, "stet_batch_append", batch, arguments.size(len(entries)))
+            return [{} for _ in entries]
+        captures = (c.c_void_p * len(entries))()
+        calls_of(sessions, "stet_batch_capture", batch, arguments.size(len(entries)), arguments.words(names), arguments.size(len(names)), captures)
+        return [seen(s, Capture(at), names, len(s)) for s, at in zip(sessions, captures)]
+
+
+def splice(cuts: Sequence[Tuple[Session, int, int]]) -> Session:
+    """A session of positions begin .. end - 1 of others, (session, begin, end) one after the other: tokens, and keys and values as they are there, keys rotated to where they are now. Nothing
+    is computed again; `truth()` of it says how far that is from what the tokens give."""
+    at = c.c_void_p()
+    for i, cut in enumerate(cuts):
+        if not isinstance(cut, tuple) or len(cut) != 3 or not isinstance(cut[0], Session):
+            refuse("cuts[%d]" % i, "(session, begin, end)", repr(cut))
+    sessions = [session for session, _, _ in cuts]
+    with turns_of(*sessions):
+        all = (_CCut * len(cuts))(*[_CCut(s._at, arguments.integer(begin, "cuts[%d].begin" % i), arguments.integer(end, "cuts[%d].end" % i)) for i, (s, begin, end) in enumerate(cuts)])
+        calls_of(sessions, "stet_session_splice", all, arguments.size(len(cuts)), c.byref(at))
+    return Session._adopt(sessions[0].model, at)
+
+
+def compare(a: Union[Session, Snapshot], b: Union[Session, Snapshot]) -> Comparison:
+    """Two sessions, or two snapshots, part by part."""
+    if isinstance(a, Snapshot) and isinstance(b, Snapshot):
+        return Comparison._made("stet_snapshot_compare", a._at, b._at)
+    if not isinstance(a, Session) or not isinstance(b, Session):
+        refuse("compare", "two sessions or two snapshots", "%s and %s" % (type(a).__name__, type(b).__name__))
+    with turns_of(a, b):
+        return Comparison._made("stet_session_compare", a._at, b._at)

@@ -1,0 +1,102 @@
+"""Two states beside each other."""
+from __future__ import annotations
+
+import ctypes as c
+import dataclasses
+from typing import Any, Dict, List, Optional
+
+from ._library import P, call, lib, long_call, sized
+
+
+class CDifference(c.Structure):
+    """stet_difference."""
+    _fields_ = [("text", c.c_char_p), ("where", c.c_char_p), ("what", c.c_char_p), ("expected", c.c_char_p), ("found", c.c_char_p), ("position", c.c_int64), ("layer", c.c_int64),
+                ("head", c.c_int64), ("element", c.c_int64), ("expected_number", c.c_double), ("found_number", c.c_double)]
+
+
+class _CComparisonInfo(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("parts", c.c_size_t), ("layers", c.c_size_t), ("equal", c.c_int64), ("common_tokens", c.c_int64), ("equal_positions", c.c_int64),
+                ("a_from_b", c.c_double), ("b_from_a", c.c_double)]
+
+
+class _CComparisonPart(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("name", c.c_char_p), ("note", c.c_char_p), ("difference", P(CDifference)), ("compared", c.c_int64)]
+
+
+class _CComparisonLayer(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("key_largest", c.c_double), ("key_rms", c.c_double), ("value_largest", c.c_double), ("value_rms", c.c_double)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """The first place where two states differ; -1: does not apply. Numbers are NaN where what differs is none."""
+    text: str
+    what: str
+    position: int
+    layer: int
+    head: int
+    element: int
+    expected: str = ""
+    found: str = ""
+    expected_number: float = float("nan")
+    found_number: float = float("nan")
+
+    @classmethod
+    def _of(cls, at: Any) -> Optional["Difference"]:
+        """Takes over a stet_difference; None of NULL."""
+        if not at:
+            return None
+        d = at.contents
+        texts = [text.decode("utf-8", "replace") for text in (d.text, d.what, d.expected, d.found)]
+        difference = cls(texts[0], texts[1], d.position, d.layer, d.head, d.element, texts[2], texts[3], d.expected_number, d.found_number)
+        lib.stet_difference_free.argtypes = [P(CDifference)]
+        lib.stet_difference_free(at)
+        return difference
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerDeviation:
+    """How far keys and values of a layer are apart: the largest difference, and the root of the mean square."""
+    key_largest: float
+    key_rms: float
+    value_largest: float
+    value_rms: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Two states, a and b, part by part. Divergences are of the next token's distributions, in nats; NaN where a state has no logits.
+
+    `differences` has the first of each part that differs, `notes` why a part was not compared, both by the part's name."""
+    equal: bool
+    common_tokens: int
+    equal_positions: int
+    a_from_b: float
+    b_from_a: float
+    differences: Dict[str, str]
+    layers: List[LayerDeviation]
+    notes: Dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def _made(cls, function: str, *arguments: Any) -> "Comparison":
+        at, info = c.c_void_p(), sized(_CComparisonInfo())
+        long_call(function, *arguments, c.byref(at))
+        try:
+            call("stet_comparison_get_info", at, c.byref(info))
+            differences, layers, notes = {}, [], {}
+            for i in range(info.parts):
+                part = sized(_CComparisonPart())
+                call("stet_comparison_get_part", at, c.c_size_t(i), c.byref(part))
+                name = part.name.decode()
+                if part.difference:
+                    differences[name] = part.difference.contents.text.decode("utf-8", "replace")
+                if part.note:
+                    notes[name] = part.note.decode("utf-8", "replace")
+            for i in range(info.layers):
+                layer = sized(_CComparisonLayer())
+                call("stet_comparison_get_layer", at, c.c_size_t(i), c.byref(layer))
+                layers.append(LayerDeviation(layer.key_largest, layer.key_rms, layer.value_largest, layer.value_rms))
+        finally:
+            lib.stet_comparison_free.argtypes, lib.stet_comparison_free.restype = [c.c_void_p], None
+            lib.stet_comparison_free(at)
+        return cls(bool(info.equal), info.common_tokens, info.equal_positions, info.a_from_b, info.b_from_a, differences, layers, notes)

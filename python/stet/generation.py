@@ -1,0 +1,236 @@
+"""Drawing tokens: settings, replies, and replies token by token."""
+from __future__ import annotations
+
+import asyncio
+import ctypes as c
+import dataclasses
+from typing import Any, AsyncIterator, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _arguments as arguments
+from ._library import F32, F64, I32, CText, Handle, P, Raised, call, copied_ids, lib, refuse, sized
+
+STOPS = {1: "eos", 2: "string", 3: "length", 4: "callback"}
+
+
+class CTokenBias(c.Structure):
+    """stet_token_bias."""
+    _fields_ = [("id", c.c_int32), ("bias", c.c_double)]
+
+
+class CSampling(c.Structure):
+    """stet_sampling."""
+    _fields_ = [("struct_size", c.c_size_t), ("temperature", c.c_double), ("top_p", c.c_double), ("min_p", c.c_double), ("typical_p", c.c_double), ("repetition_penalty", c.c_double),
+                ("seed", c.c_uint64), ("top_k", c.c_int32), ("greedy", c.c_int32), ("frequency_penalty", c.c_double), ("presence_penalty", c.c_double),
+                ("logit_bias", P(CTokenBias)), ("logit_bias_count", c.c_size_t)]
+
+
+class CReply(c.Structure):
+    """stet_reply."""
+    _fields_ = [("ids", P(c.c_int32)), ("id_count", c.c_size_t), ("text", CText), ("stop", c.c_int32)]
+
+
+OnToken = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int32, P(c.c_float), c.c_size_t)
+OnText = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_void_p, c.c_size_t)
+
+
+class CGenerateOptions(c.Structure):
+    """stet_generate_options."""
+    _fields_ = [("struct_size", c.c_size_t), ("flags", c.c_uint64), ("max_tokens", c.c_int64), ("context", c.c_void_p), ("on_text", OnText), ("on_token", OnToken)]
+
+
+@dataclasses.dataclass
+class Sampling:
+    """How tokens are drawn; draws are a function of seed and position. Frequency and presence penalties count the tokens of the reply so far; logit_bias is added to the logits of single tokens."""
+    greedy: bool = True
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def initial(cls) -> "Sampling":
+        """The settings of a new session, as the library has them."""
+        s = sized(CSampling())
+        call("stet_sampling_init", c.byref(s))
+        return cls._of(s)
+
+    @classmethod
+    def _of(cls, s: CSampling) -> "Sampling":
+        plain = {f.name: getattr(s, f.name) for f in dataclasses.fields(cls) if f.name not in ("greedy", "logit_bias")}
+        return cls(greedy=bool(s.greedy), logit_bias={s.logit_bias[i].id: s.logit_bias[i].bias for i in range(s.logit_bias_count)}, **plain)
+
+    def _struct(self) -> Any:
+        pairs = [(arguments.integer(id, "logit_bias", 0, (1 << 31) - 1, "token ids"), arguments.number(bias, "logit_bias[%s]" % id)) for id, bias in self.logit_bias.items()]
+        biases = (CTokenBias * len(pairs))(*[CTokenBias(id, bias) for id, bias in pairs])
+        if self.greedy not in (True, False):
+            refuse("greedy", "True or False", repr(self.greedy))
+        floats = {name: arguments.number(getattr(self, name), name)
+                  for name in ("temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty")}
+        return sized(CSampling(greedy=int(self.greedy), seed=arguments.integer(self.seed, "seed", 0, (1 << 64) - 1, "an integer of 64 bits, 0 or more"),
+                               top_k=arguments.integer(self.top_k, "top_k", -1 << 31, (1 << 31) - 1), logit_bias=biases, logit_bias_count=len(pairs), **floats))
+
+
+@dataclasses.dataclass
+class Reply:
+    """ids: a stop token included; text: special tokens left out; stop: eos, string, length or callback.
+
+    log_probabilities [ids]: of each drawn token under the softmax of the logits alone, where they were asked for. captured: point -> [ids, ...], of a batch with points."""
+    ids: I32
+    text: str
+    stop: str
+    log_probabilities: Optional[F64] = None
+    captured: Dict[str, F32] = dataclasses.field(default_factory=dict)
+
+
+class Token(NamedTuple):
+    """A token that was drawn; the text that is certain since, often ""; and the natural logarithm of its probability under the softmax of the logits alone."""
+    id: int
+    text: str
+    log_probability: float
+
+
+def log_probability(logits: F32, id: int) -> float:
+    """The natural logarithm of a token's probability under the softmax of logits, [vocab]."""
+    array, result = arguments.floats(logits, "logits"), c.c_double()
+    call("stet_log_probability", arguments.pointer(array, c.c_float), arguments.size(array.size), c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)), c.byref(result))
+    return result.value
+
+
+def log_softmax(logits: npt.ArrayLike) -> F64:
+    """Along the last axis, in float64."""
+    x = np.asarray(logits, np.float64)
+    x = x - x.max(axis=-1, keepdims=True)
+    result: F64 = x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+    return result
+
+
+class Recorder:
+    """The options of one reply as C takes them, and what its callbacks record."""
+
+    def __init__(self, max_tokens: int, ignore_eos: bool, log_probabilities: bool, on_text: Optional[Callable[[str], Optional[bool]]], raised: Raised) -> None:
+        self.log_probabilities: List[float] = []
+        self._record = log_probabilities
+        more: Dict[str, Any] = {}
+
+        def token(_: object, id: int, logits: Any, count: int) -> None:
+            result = c.c_double()
+            call("stet_log_probability", logits, arguments.size(count), c.c_int32(id), c.byref(result))
+            self.log_probabilities.append(result.value)
+
+        def text(_: object, data: int, size: int) -> int:
+            said = c.string_at(data, size).decode("utf-8", "replace") if size else ""
+            return int(on_text(said) is False) if on_text is not None and said else 0
+
+        if log_probabilities:
+            more["on_token"] = OnToken(raised.guard(token))
+        if on_text is not None:
+            more["on_text"] = OnText(raised.guard(text))
+        most = arguments.integer(max_tokens, "max_tokens", 1, (1 << 62))
+        self.options = sized(CGenerateOptions(flags=1 if ignore_eos else 0, max_tokens=most, **more))
+        self._kept = more
+
+    def reply(self, at: Any) -> Reply:
+        """Takes over a stet_reply."""
+        r = at.contents
+        made = Reply(copied_ids(r.ids, r.id_count), str(r.text), STOPS[r.stop], np.array(self.log_probabilities) if self._record else None)
+        lib.stet_reply_free.argtypes = [P(CReply)]
+        lib.stet_reply_free(at)
+        return made
+
+
+class Stream(Iterator[Token], AsyncIterator[Token]):
+    """A reply token by token, by `for` or, off the event loop's thread, by `async for`.
+
+    Between two tokens the session is what it would be, had the reply been cut there: it may be saved, forked, or left. `reply` is what has come so far; its stop is "length" until it
+    has ended."""
+
+    def __init__(self, step: Callable[[], Reply], max_tokens: int) -> None:
+        self._step, self._left = step, arguments.integer(max_tokens, "max_tokens", 1)
+        self._ended = False
+        self.reply = Reply(np.zeros(0, np.int32), "", "length", np.zeros(0))
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    def __repr__(self) -> str:
+        return "<stet.Stream: %d tokens, %s>" % (self.reply.ids.size, self.reply.stop if self._ended else "going on")
+
+    def _next(self) -> Optional[Token]:
+        if self._ended or self._left <= 0:
+            self._ended = True
+            return None
+        one, whole = self._step(), self.reply
+        ended = one.stop != "length"
+        if one.ids.size == 0:  # a full session, or a stop string that was set meanwhile
+            self._ended = True
+            self.reply = Reply(whole.ids, whole.text + one.text, one.stop, whole.log_probabilities)
+            return None
+        self._left -= 1
+        self._ended = ended
+        self.reply = Reply(np.append(whole.ids, one.ids), whole.text + one.text, one.stop, np.append(whole.log_probabilities, one.log_probabilities))  # type: ignore[arg-type]
+        assert one.log_probabilities is not None
+        return Token(int(one.ids[0]), one.text, float(one.log_probabilities[0]))
+
+    def __next__(self) -> Token:
+        token = self._next()
+        if token is None:
+            raise StopIteration
+        return token
+
+    async def __anext__(self) -> Token:
+        token = await asyncio.get_running_loop().run_in_executor(None, self._next)
+        if token is None:
+            raise StopAsyncIteration
+        return token
+
+
+class Sampler(Handle):
+    """From logits to a token, without a session. It remembers the tokens that set_drawn() gave it; a copy does, too."""
+
+    _free = "stet_sampler_free"
+    _instead = "; make one there"
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self._vocab_size = arguments.integer(vocab_size, "vocab_size", 1, (1 << 31) - 1)
+        self._drawn: I32 = np.zeros(0, np.int32)
+        call("stet_sampler_new", c.c_int32(self._vocab_size), c.byref(self._at))
+
+    def set_drawn(self, ids: arguments.Ids) -> None:
+        """The tokens of the reply so far, which frequency and presence penalties count from now on."""
+        array = arguments.ids_of(ids)
+        call("stet_sampler_set_drawn", self._at, arguments.pointer(array, c.c_int32), arguments.size(array.size))
+        self._drawn = array
+
+    def sample(self, logits: F32, sampling: Sampling, position: int, previous: arguments.Ids = ()) -> int:
+        """The token that is to stand at a position; logits [vocab] are finite or -inf, `previous` are the tokens that the repetition penalty applies to."""
+        array, before, id = arguments.floats(logits, "logits"), arguments.ids_of(previous, "previous"), c.c_int32()
+        settings = sampling._struct()
+        call("stet_sampler_sample", self._at, c.byref(settings), arguments.pointer(array, c.c_float), arguments.size(array.size), arguments.pointer(before, c.c_int32),
+             arguments.size(before.size), c.c_uint64(arguments.integer(position, "position", 0)), c.byref(id))
+        return id.value
+
+    def probabilities(self, logits: F32, sampling: Sampling, previous: arguments.Ids = ()) -> F32:
+        """The distribution that a token is drawn from, [vocab]."""
+        array, before = arguments.floats(logits, "logits"), arguments.ids_of(previous, "previous")
+        settings, out = sampling._struct(), np.zeros(array.size, np.float32)
+        call("stet_sampler_probabilities", self._at, c.byref(settings), arguments.pointer(array, c.c_float), arguments.size(array.size), arguments.pointer(before, c.c_int32),
+             arguments.size(before.size), arguments.pointer(out, c.c_float))
+        return out
+
+    def __copy__(self) -> "Sampler":
+        copy = Sampler(self._vocab_size)
+        copy.set_drawn(self._drawn)
+        return copy

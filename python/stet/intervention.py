@@ -1,0 +1,227 @@
+"""Interventions: changes of activations that a state declares."""
+from __future__ import annotations
+
+import ctypes as c
+import dataclasses
+from typing import TYPE_CHECKING, Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _arguments as arguments
+from ._library import F32, Error, P, refuse, sized
+
+if TYPE_CHECKING:
+    from .model import Model, Point
+    from .attaching import Attaching
+
+# What C has, by its numbers; and what is said by one of those.
+C_OPS = ["set", "add", "scale", "project_out", "clamp"]
+OPS = ["set", "replace", "zero", "mean", "add", "scale", "project_out", "clamp"]
+
+
+class CIntervention(c.Structure):
+    """stet_intervention."""
+    _fields_ = [("struct_size", c.c_size_t), ("point", c.c_char_p), ("layers", P(c.c_int64)), ("layer_count", c.c_size_t), ("heads", P(c.c_int64)), ("head_count", c.c_size_t),
+                ("begin", c.c_int64), ("end", c.c_int64), ("op", c.c_int32), ("amount", c.c_float), ("bias", c.c_float), ("threshold", c.c_float), ("values", P(c.c_float)), ("value_count", c.c_size_t)]
+
+
+@dataclasses.dataclass
+class Intervention:
+    """A change of activations (docs/lab.md), part of the state that it is attached to.
+
+    `point` is named with its layer ("blocks.3.attn.hook_z"), or without and then of `layers` (none: all). `op` is set (or replace), zero, mean (of rows), add (`amount` times the values), scale (by
+    `amount`), project_out (the part in this direction) or clamp (a feature of a sparse autoencoder, values [2, width]: its encoder and decoder). Positions are begin .. end - 1; end 0: for ever.
+
+    `values` are a row of the point, [width] or [heads, head_dim]; for set also one for each position, [positions, ...]; for mean any number of rows. With `heads` they are one row of
+    a head, [head_dim], that all of these get; or a row for each, [len(heads), head_dim] or [positions, len(heads), head_dim]; or what a capture gave, [heads, head_dim] or
+    [positions, heads, head_dim] with all heads of the point, of which these are taken."""
+    point: str
+    op: str = "add"
+    values: Optional[npt.ArrayLike] = None
+    amount: float = 1.0
+    begin: int = 0
+    end: int = 0  # 0: from `begin` on for ever
+    layers: Sequence[int] = ()
+    heads: Sequence[int] = ()
+    bias: float = 0.0
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    def _check(self) -> None:
+        arguments.word(self.point, "point")
+        if self.op not in OPS:
+            refuse("op", "one of %s" % ", ".join(OPS), self.op)
+        if len(arguments.integers(self.layers, "layers")) and self.point.startswith("blocks."):
+            refuse("layers", "none beside a point of one layer, %s" % self.point, list(self.layers))
+        arguments.integers(self.heads, "heads")
+        if arguments.integer(self.end, "end", 0) and self.end <= arguments.integer(self.begin, "begin", 0):
+            refuse("end", "0, or a position after begin %d" % self.begin, self.end)
+        arguments.integer(self.begin, "begin", 0)
+        for name in ("amount", "bias", "threshold"):
+            arguments.number(getattr(self, name), name)
+        if self.op in ("zero", "scale") and self.values is not None:
+            refuse("values", "none for %s" % self.op, "an array of shape %s" % (np.shape(self.values),))
+        if self.op not in ("zero", "scale") and self.values is None:
+            refuse("values", "numbers for %s" % self.op, "none")
+
+    def __repr__(self) -> str:
+        parts = [repr(self.point), repr(self.op)]
+        for f in dataclasses.fields(self)[2:]:
+            value = getattr(self, f.name)
+            if f.name == "values" and value is not None:
+                parts.append("values=<%s>" % " x ".join(str(n) for n in np.shape(value)))
+            elif f.name != "values" and (len(value) > 0 if f.name in ("layers", "heads") else value != f.default):
+                parts.append("%s=%r" % (f.name, value if f.name not in ("layers", "heads") else list(value)))
+        return "Intervention(%s)" % ", ".join(parts)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Intervention):
+            return NotImplemented
+        same = [f.name for f in dataclasses.fields(self) if f.name not in ("values", "layers", "heads")]
+        mine, its = (np.zeros(0, np.float32) if x.values is None else np.asarray(x.values, np.float32) for x in (self, other))
+        return (all(getattr(self, name) == getattr(other, name) for name in same) and list(self.layers) == list(other.layers) and list(self.heads) == list(other.heads)
+                and mine.shape == its.shape and mine.tobytes() == its.tobytes())
+
+
+class Attached(NamedTuple):
+    """An intervention of a session: its place in the list, what it is, and the size that the session had when it was attached."""
+    place: int
+    intervention: Intervention
+    at: int
+
+
+class Attachment:
+    """What Session.attach() has attached: detach() ends it, and so does leaving a `with`."""
+
+    def __init__(self, session: "Attaching", entries: List[Attached]) -> None:
+        self._session, self._entries = session, entries
+
+    def __repr__(self) -> str:
+        return "<stet.Attachment: %s>" % ", ".join(repr(e.intervention) for e in self._entries)
+
+    def detach(self, position: Optional[int] = None) -> None:
+        """It ends at a position, which is not before the session's size (None: there). What a rewind has forgotten, or was detached before, stays so."""
+        for entry in reversed(self._entries):
+            for now in reversed(self._session.attached()):
+                there = dataclasses.replace(now.intervention, end=entry.intervention.end)
+                if now.at == entry.at and there == entry.intervention:
+                    self._session.detach(now.place, position)
+                    break
+
+    def __enter__(self) -> "Attachment":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._session.closed:
+            self.detach()
+
+
+def c_intervention(point: str, op: str, values: F32, change: Intervention, heads: Sequence[int]) -> Any:
+    """stet_intervention."""
+    layers, some = arguments.integers(change.layers, "layers"), arguments.integers(heads, "heads")
+    flat = np.ascontiguousarray(values, np.float32).reshape(-1)
+    w = sized(CIntervention(point=point.encode(), layers=arguments.pointer(layers, c.c_int64), layer_count=layers.size, heads=arguments.pointer(some, c.c_int64), head_count=some.size,
+                            begin=change.begin, end=change.end, op=C_OPS.index(op), amount=change.amount, bias=change.bias, threshold=change.threshold,
+                            values=arguments.pointer(flat, c.c_float), value_count=flat.size))
+    w.kept = (flat, layers, some)
+    return w
+
+
+def c_interventions(model: "Model", change: Intervention) -> List[Any]:
+    """What C is told of it: one, or one for each head that has a row of its own."""
+    change._check()
+    point = model.point(change.point)
+    for head in change.heads:
+        if point.heads == 0:
+            refuse("heads", "none: %s has no heads" % change.point, list(change.heads))
+        arguments.integer(head, "heads", 0, point.heads - 1)
+    heads = [int(h) for h in change.heads]
+    width = point.width // point.heads if heads else point.width
+    if change.op == "zero":
+        return [c_intervention(change.point, "set", np.zeros(width, np.float32), change, heads)]
+    if change.op == "scale":
+        return [c_intervention(change.point, "scale", np.zeros(0, np.float32), change, heads)]
+    op = "set" if change.op in ("replace", "mean") else change.op
+    values = arguments.floats(change.values, "values")
+    if change.op == "clamp":
+        return [c_intervention(change.point, op, values, change, heads)]
+    count = change.end - change.begin if change.end else 0
+    if not heads:
+        rows = _rows(values, point, width, change)
+        if change.op == "mean":
+            rows = _mean(rows)
+        return [c_intervention(change.point, op, _per_position(rows, op, count), change, heads)]
+    by_head = _rows_of_heads(values, point, width, heads, change, count)  # [rows][heads or 1][head_dim]
+    if change.op == "mean":
+        by_head = _mean(by_head)
+    if by_head.shape[1] == 1:
+        return [c_intervention(change.point, op, _per_position(by_head[:, 0], op, count), change, heads)]
+    return [c_intervention(change.point, op, _per_position(by_head[:, i], op, count), change, [head]) for i, head in enumerate(heads)]
+
+
+def _per_position(rows: F32, op: str, count: int) -> F32:
+    """Rows as C takes them: one, or for `set` one for each position."""
+    if len(rows) == 1:
+        return rows
+    if op != "set":
+        refuse("values", "one row for %s" % op, "%d" % len(rows))
+    if len(rows) != count:
+        refuse("values", "one row, or one for each of %s" % ("%d positions" % count if count else "positions begin .. end - 1, with an end"), "%d" % len(rows))
+    return rows
+
+
+def _rows(values: F32, point: "Point", width: int, change: Intervention) -> F32:
+    """[rows][width] of a whole point."""
+    shapes: List[Tuple[int, ...]] = [(width,)] + ([(point.heads, width // point.heads)] if point.heads else [])
+    for shape in shapes:
+        if values.shape == shape or values.shape[1:] == shape:
+            return values.reshape(-1, width)
+    if values.ndim == 1 and values.size and values.size % width == 0:  # rows one after the other
+        return values.reshape(-1, width)
+    refuse("values", "%d numbers for a row of %s, as one of the shapes %s" % (width, change.point, ", ".join(str(s) for s in shapes)), "shape %s" % (values.shape,))
+
+
+def _rows_of_heads(values: F32, point: "Point", width: int, heads: List[int], change: Intervention, count: int) -> F32:
+    """[rows][heads or 1][head_dim], with one head for a row that all of them get."""
+    every = point.heads
+    if values.shape == (width,):
+        return values.reshape(1, 1, width)
+    if values.shape[-1:] == (width,) and values.ndim == 3:
+        if values.shape[1] in (len(heads), 1):
+            return values
+        if values.shape[1] == every:
+            return values[:, heads]
+    if values.shape[-1:] == (width,) and values.ndim == 2:
+        n = len(values)
+        of_positions = change.op == "mean" or (n == count and change.op in ("set", "replace"))
+        of_heads = n in (len(heads), every)
+        if of_positions and of_heads and len(heads) > 1:
+            refuse("values", "rows of heads, or of positions, which %d can be both: give [positions, heads, head_dim]" % n, "shape %s" % (values.shape,))
+        if n == len(heads) and not (of_positions and len(heads) == 1):
+            return values.reshape(1, n, width)
+        if n == every and not of_positions:
+            return values[heads].reshape(1, len(heads), width)
+        if of_positions:
+            return values.reshape(n, 1, width)
+    refuse("values", "%d numbers for a head of %s, a row for each of %d heads, or what was captured of all %d" % (width, change.point, len(heads), every), "shape %s" % (values.shape,))
+
+
+def _mean(rows: F32) -> F32:
+    """Of rows, [1][...], summed in their order in float32, as the command does."""
+    share = np.float32(1) / np.float32(len(rows))
+    mean = np.zeros(rows.shape[1:], np.float32)
+    for row in rows:
+        mean += row * share
+    return mean.reshape(1, *mean.shape)
+
+
+def intervention_of(w: CIntervention) -> Intervention:
+    """What C has attached."""
+    values = np.ctypeslib.as_array(w.values, (w.value_count,)).copy() if w.value_count else None
+    op = C_OPS[w.op] if 0 <= w.op < len(C_OPS) else str(w.op)
+    if op not in OPS:
+        raise Error("unsupported", "op: expected one that this package knows, found %s" % op, "", "op", "one that this package knows", op)
+    return Intervention(w.point.decode(), op, values, w.amount, w.begin, w.end, [w.layers[i] for i in range(w.layer_count)], [w.heads[i] for i in range(w.head_count)], w.bias, w.threshold)

@@ -1,0 +1,119 @@
+"""Keys and values of a session: read, and changed from outside."""
+from __future__ import annotations
+
+import ctypes as c
+import dataclasses
+from typing import Any, Optional, Sequence, Tuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _arguments as arguments
+from ._library import F32, Error, P, View, refuse, sized
+from ._session import SessionBase, turns_of
+
+_PLAIN = {1: "<f4", 2: "<u2", 3: "<f2"}  # types whose blocks are plain arrays
+
+
+class CRange(c.Structure):
+    """stet_kv_range."""
+    _fields_ = [("struct_size", c.c_size_t), ("layers", P(c.c_int64)), ("layer_count", c.c_size_t), ("heads", P(c.c_int64)), ("head_count", c.c_size_t), ("begin", c.c_int64), ("end", c.c_int64),
+                ("keys", c.c_int32), ("values", c.c_int32)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """64 positions: keys [layers, kv_heads, head_dim, 64], values [layers, kv_heads, 64, head_dim], of the cache's type; bfloat16 as its bits, uint16. Slots that hold no position are 0."""
+    keys: npt.NDArray[Any]
+    values: npt.NDArray[Any]
+
+
+def _split(all: npt.NDArray[Any], part: int, shape: Tuple[int, int]) -> npt.NDArray[Any]:
+    half = all[:, :, part]
+    view = half.view()
+    view.shape = half.shape[:2] + shape  # an error, never a copy, where that cannot be
+    return view
+
+
+def _range(layers: Sequence[int] = (), heads: Sequence[int] = (), begin: int = 0, end: int = 0, keys: bool = True, values: bool = True) -> Any:
+    of_layers, of_heads = arguments.integers(layers, "layers"), arguments.integers(heads, "heads")
+    if not keys and not values:
+        refuse("range", "keys, values or both", "neither")
+    r = sized(CRange(layers=arguments.pointer(of_layers, c.c_int64), layer_count=of_layers.size, heads=arguments.pointer(of_heads, c.c_int64), head_count=of_heads.size,
+                     begin=arguments.integer(begin, "begin", 0), end=arguments.integer(end, "end", 0), keys=bool(keys), values=bool(values)))
+    r.kept = (of_layers, of_heads)
+    return r
+
+
+class KeysAndValues(SessionBase):
+    """Keys and values as material. A change is an edit: the state says from then on that its tokens do not give it. Ranges are given as layers, heads (all), begin, end (all positions), keys and
+    values (both)."""
+
+    def block(self, index: int) -> Block:
+        """Keys and values of positions 64 index .. 64 index + 63, as they lie in memory: read-only views."""
+        m, view, data, size = self.model, View(), c.c_void_p(), c.c_size_t()
+        with self._turn():
+            self._long_call("stet_session_view_block", c.c_int64(arguments.integer(index, "index")), c.byref(view._at), c.byref(data), c.byref(size))
+            kind = _PLAIN.get(self._info().kv_type)
+        if kind is None or size.value != m.layers * m.kv_heads * 2 * m.head_dim * 64 * np.dtype(kind).itemsize:
+            raise Error("unsupported", "kv type: expected f32, bf16 or f16, whose blocks are plain arrays, found another", "", "kv type", "f32, bf16 or f16", "another")
+        all = view.array(data.value, (m.layers, m.kv_heads, 2, m.head_dim * 64), kind)
+        return Block(_split(all, 0, (m.head_dim, 64)), _split(all, 1, (64, m.head_dim)))
+
+    def _kv(self, keys: bool, layer: int) -> F32:
+        m = self.model
+        layer = arguments.integer(layer, "layer", 0, m.layers - 1)
+        with self._turn():
+            count = len(self)
+            all = np.empty((count, m.kv_heads, m.head_dim), np.float32)
+            if self._info().kv_type not in _PLAIN:
+                for position, head in np.ndindex(count, m.kv_heads):
+                    self._call("stet_session_get_key" if keys else "stet_session_get_value", c.c_int64(layer), c.c_int64(head), c.c_int64(position),
+                               arguments.pointer(all[position, head], c.c_float), arguments.size(m.head_dim))
+                return all
+            for begin in range(0, count, 64):
+                block, end = self.block(begin // 64), min(count, begin + 64)
+                part = block.keys[layer].transpose(2, 0, 1) if keys else block.values[layer].transpose(1, 0, 2)
+                part = part[: end - begin]
+                all[begin:end] = (part.astype(np.uint32) << 16).view(np.float32) if part.dtype == np.uint16 else part
+            return all
+
+    def keys(self, layer: int) -> F32:
+        """As the cache has them, [positions, kv_heads, head_dim]."""
+        return self._kv(True, layer)
+
+    def values(self, layer: int) -> F32:
+        """As the cache has them, [positions, kv_heads, head_dim]."""
+        return self._kv(False, layer)
+
+    def _set(self, function: str, layer: int, head: int, position: int, x: npt.ArrayLike) -> None:
+        row = arguments.floats(x, "x").reshape(-1)
+        at = [c.c_int64(arguments.integer(value, name)) for value, name in ((layer, "layer"), (head, "head"), (position, "position"))]
+        self._long_call(function, *at, arguments.pointer(row, c.c_float), arguments.size(row.size))
+
+    def set_key(self, layer: int, head: int, position: int, x: npt.ArrayLike) -> None:
+        """Replaces the stored key of one position, [head_dim]: an edit."""
+        self._set("stet_session_set_key", layer, head, position, x)
+
+    def set_value(self, layer: int, head: int, position: int, x: npt.ArrayLike) -> None:
+        """Replaces the stored value of one position, [head_dim]: an edit."""
+        self._set("stet_session_set_value", layer, head, position, x)
+
+    def zero_kv(self, **where: Any) -> None:
+        """Keys and values of a range become zeros: an edit."""
+        self._long_call("stet_session_zero_kv", c.byref(_range(**where)))
+
+    def scale_kv(self, factor: float, **where: Any) -> None:
+        """Multiplies keys and values of a range: an edit."""
+        self._long_call("stet_session_scale_kv", c.byref(_range(**where)), c.c_float(arguments.number(factor, "factor")))
+
+    def set_kv(self, x: npt.ArrayLike, **where: Any) -> None:
+        """Sets keys or values of a range: one vector [head_dim] for each, or [positions, heads, head_dim] for each layer. An edit."""
+        rows = arguments.floats(x, "x")
+        self._long_call("stet_session_set_kv", c.byref(_range(**where)), arguments.pointer(rows, c.c_float), arguments.size(rows.size))
+
+    def copy_kv(self, source: "KeysAndValues", position: Optional[int] = None, **where: Any) -> None:
+        """Copies a range from another session of the model, from `position` (None: the same) on; keys that move are rotated to where they are then. An edit."""
+        begin = where.get("begin", 0) if position is None else arguments.integer(position, "position")
+        with turns_of(self, source):
+            self._long_call("stet_session_copy_kv", c.byref(_range(**where)), source._at, c.c_int64(begin))

@@ -1,0 +1,260 @@
+"""Models: immutable weights, their points and their arrays."""
+from __future__ import annotations
+
+import ctypes as c
+import fnmatch
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple, TypeVar
+
+import numpy as np
+
+from . import _arguments as arguments
+from ._library import F32, Shared, View, call, lend, refuse, sized, taken_text
+
+if TYPE_CHECKING:
+    from .chat import Chat
+    from .session import Session
+    from .tokenizer import Tokenizer
+
+CONTRACTS = {"": 0, "f32": 1, "f32-blas": 2, "bf16": 3, "q8": 4, "q4": 5, "ggml": 6}
+CONTRACT_NAMES = {number: name for name, number in CONTRACTS.items()}
+THREADS = (0, 1 << 31)
+
+
+class CModelOptions(c.Structure):
+    """stet_model_options."""
+    _fields_ = [("struct_size", c.c_size_t), ("flags", c.c_uint64), ("threads", c.c_int64), ("contract", c.c_int64)]
+
+
+class _CModelInfo(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("family", c.c_char_p), ("architecture", c.c_char_p), ("source", c.c_char_p), ("fingerprint", c.c_char_p),
+                ("vocab_size", c.c_int64), ("hidden_size", c.c_int64), ("intermediate_size", c.c_int64), ("layers", c.c_int64), ("heads", c.c_int64),
+                ("kv_heads", c.c_int64), ("head_dim", c.c_int64), ("max_positions", c.c_int64), ("weight_bytes", c.c_uint64), ("contract", c.c_int64),
+                ("fingerprint_count", c.c_size_t)]
+
+
+class _CPointInfo(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("heads", c.c_int64), ("width", c.c_int64), ("of_positions", c.c_int32), ("can_be_changed", c.c_int32)]
+
+
+class _CWeight(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("data", c.c_void_p), ("shape", c.c_int64 * 4), ("dimensions", c.c_int32)]
+
+
+class CFile(c.Structure):
+    """stet_file."""
+    _fields_ = [("name", c.c_char_p), ("data", c.c_void_p), ("size", c.c_size_t)]
+
+
+class Point(NamedTuple):
+    """A row at a point: `width` numbers, of `heads` heads one after the other (0: none). `of_positions`: scores and patterns, [heads, positions]."""
+    heads: int
+    width: int
+    of_positions: bool
+    can_be_changed: bool
+
+
+def model_options(contract: str, threads: int, in_memory: bool) -> Any:
+    """stet_model_options of these."""
+    return sized(CModelOptions(flags=1 if in_memory else 0, threads=arguments.integer(threads, "threads", *THREADS), contract=arguments.choice(contract, CONTRACTS, "contract")))
+
+
+def c_files(files: Mapping[str, bytes]) -> Tuple[Any, object]:
+    """stet_file[] of files in memory, and what must live as long as they are read."""
+    held = []
+    for name, data in files.items():
+        if not isinstance(data, bytes):
+            refuse("files[%r]" % name, "bytes", "a %s" % type(data).__name__)
+        held.append((arguments.word(name, "files"), data))
+    return (CFile * len(held))(*[CFile(name, c.cast(c.c_char_p(data), c.c_void_p), len(data)) for name, data in held]), held
+
+
+_Self = TypeVar("_Self", bound="Model")
+
+
+class Model(Shared):
+    """A checkpoint: weights that any number of sessions and threads share. Its copies are itself.
+
+    `directory` is in the published Hugging Face layout, a packed one, or a .gguf file. `contract` "q8" or "q4" rounds the weights; "" takes what they are for. `in_memory` reads the files
+    instead of mapping them. Raises an Error that names file and field."""
+
+    _free = "stet_model_free"
+    _instead = "; load its checkpoint there"
+
+    family: str
+    architecture: str
+    source: str
+    fingerprint: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_positions: int
+    weight_bytes: int
+    contract: str
+
+    def __init__(self, directory: arguments.Path, contract: str = "", threads: int = 0, in_memory: bool = False) -> None:
+        super().__init__()
+        where, options = arguments.path(directory, "directory"), model_options(contract, threads, in_memory)
+        call("stet_model_load", where, c.byref(options), c.byref(self._at))
+        self._read_info()
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes], name: str = "memory", contract: str = "", threads: int = 0) -> "Model":
+        """A model of files in memory, name -> bytes ("config.json", "model.safetensors", ...), which are kept as long as they are needed. `name` stands for the directory in errors."""
+        model = cls.__new__(cls)
+        Shared.__init__(model)
+        entries, held = c_files(files)
+        options = model_options(contract, threads, False)
+        label = arguments.word(name, "name")
+        release, context = lend(held)
+        call("stet_model_load_files", entries, arguments.size(len(files)), label, release, context, c.byref(options), c.byref(model._at))
+        model._read_info()
+        return model
+
+    @classmethod
+    def _adopt(cls, at: c.c_void_p) -> "Model":
+        model = cls.__new__(cls)
+        model._pointer = at
+        model._read_info()
+        return model
+
+    def _read_info(self) -> None:
+        info = sized(_CModelInfo())
+        call("stet_model_get_info", self._at, c.byref(info))
+        for name in ("family", "architecture", "source", "fingerprint"):
+            setattr(self, name, getattr(info, name).decode("utf-8", "replace"))
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "head_dim", "max_positions", "weight_bytes"):
+            setattr(self, name, getattr(info, name))
+        self.contract = CONTRACT_NAMES[info.contract]
+        self._fingerprints = info.fingerprint_count
+        self._shapes: Dict[str, Point] = {}
+        self._stacks: Dict[str, F32] = {}
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<stet.Model, closed>"
+        return "<stet.Model %s from %r: %d layers, %d heads, hidden size %d, vocabulary %d>" % (self.family, self.source, self.layers, self.heads, self.hidden_size, self.vocab_size)
+
+    @property
+    def fingerprints(self) -> Dict[str, str]:
+        """The names of the weights' values, group -> "sha256:...": "embeddings", "norms", ..., "config" and, over all of these, "model"."""
+        found = {}
+        for index in range(self._fingerprints):
+            group, text = c.c_char_p(), c.c_char_p()
+            call("stet_model_fingerprint", self._at, arguments.size(index), c.byref(group), c.byref(text))
+            found[(group.value or b"").decode()] = (text.value or b"").decode()
+        return found
+
+    def session(self, capacity: int = 0, threads: int = 0, chunk: int = 0, isa: str = "", kv_type: str = "", contract: str = "",
+                window_only: bool = False, recompute: bool = False, checkpoint_every: int = 0) -> "Session":
+        """A new session: positions (0: all that the model has), and how to compute, of which only contract and kv_type change bits.
+
+        window_only keeps of layers with a sliding window that window alone, and the one before each multiple of checkpoint_every positions (0: 8192; -1: none); what needs another fails,
+        or processes tokens again where `recompute` says so."""
+        from .session import Session
+        return Session(self, capacity=capacity, threads=threads, chunk=chunk, isa=isa, kv_type=kv_type, contract=contract,
+                       window_only=window_only, recompute=recompute, checkpoint_every=checkpoint_every)
+
+    def chat(self, tokenizer: "Tokenizer", capacity: int = 0, **options: Any) -> "Chat":
+        """A conversation through the checkpoint's chat template, in a new session with the settings that the checkpoint recommends; options as of Chat."""
+        from .chat import Chat
+        with self.session(capacity=capacity) as session:
+            session.use_recommended()
+            return Chat(session, tokenizer, **options)
+
+    # ---- points
+
+    def points(self, pattern: str = "*") -> List[str]:
+        """Names of this model's points (docs/points.md), in the order of the forward pass."""
+        text, size = c.c_void_p(), c.c_size_t()
+        call("stet_model_points", self._at, c.byref(text), c.byref(size))
+        names = taken_text(text, size).splitlines()
+        return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+
+    def point(self, name: str) -> Point:
+        """The shape of a row at a point, named with its layer or, where all layers are alike, without."""
+        found = self._shapes.get(name)
+        if found is None:
+            info = sized(_CPointInfo())
+            call("stet_model_point", self._at, arguments.word(name, "point"), c.byref(info))
+            found = self._shapes[name] = Point(info.heads, info.width, bool(info.of_positions), bool(info.can_be_changed))
+        return found
+
+    def _matching(self, patterns: Iterable[str]) -> List[str]:
+        if isinstance(patterns, (str, bytes)):
+            refuse("points", "a sequence of names", repr(patterns))
+        names: List[str] = []
+        for pattern in patterns:
+            found = self.points(arguments.word(pattern, "points").decode())
+            if not found:
+                refuse("points", "names of points of family %s" % self.family, pattern)
+            names += [name for name in found if name not in names]
+        return names
+
+    def _row_shape(self, name: str, positions: int) -> Tuple[int, ...]:
+        """Of one position at a point, where `positions` are there."""
+        point = self.point(name)
+        if point.of_positions:
+            return point.heads, positions
+        return (point.heads, point.width // point.heads) if point.heads else (point.width,)
+
+    # ---- weights
+
+    def weights(self, pattern: str = "*") -> List[str]:
+        """Names of the weights, as TransformerLens calls them ("embed.W_E", "blocks.0.attn.W_Q", ...); a tensor that has no such name keeps that of its checkpoint."""
+        text, size = c.c_void_p(), c.c_size_t()
+        call("stet_model_weights", self._at, c.byref(text), c.byref(size))
+        return [name for name in taken_text(text, size).splitlines() if fnmatch.fnmatchcase(name, pattern)]
+
+    def weight(self, name: str) -> F32:
+        """The numbers that the model multiplies with, widened to float32: a read-only array, which keeps its memory for as long as it lives.
+
+        W_Q, W_K and W_V are [heads, hidden, head_dim], W_O is [heads, head_dim, hidden], W_in and W_gate are [hidden, intermediate], W_out is [intermediate, hidden], W_E is [vocab, hidden] (scaled
+        as the family scales embeddings) and W_U is [hidden, vocab]. Keys and values of a model with fewer kv heads are repeated for each head that reads them, as TransformerLens does;
+        with an underscore ("blocks.0.attn._W_K") they are as they are, [kv_heads, ...]."""
+        asked = arguments.word(name, "name").decode()
+        front, _, last = asked.rpartition(".")
+        bare = last[1:] if last in ("_W_K", "_W_V", "_b_K", "_b_V") else last
+        view, about = View(), sized(_CWeight())
+        call("stet_model_weight", self._at, (front + "." + bare if front else bare).encode(), c.byref(view._at), c.byref(about))
+        array = view.array(about.data, tuple(about.shape[: about.dimensions]))
+        if last in ("W_K", "W_V", "b_K", "b_V") and self.kv_heads < self.heads:
+            array = np.repeat(array, self.heads // self.kv_heads, axis=0)
+            array.flags.writeable = False
+        return array
+
+    def _stack(self, name: str) -> F32:
+        """That of all layers, [layers, ...], read once."""
+        found = self._stacks.get(name)
+        if found is None:
+            found = np.stack([self.weight("blocks.%d.%s" % (layer, name)) for layer in range(self.layers)])
+            found.flags.writeable = False
+            self._stacks[name] = found
+        return found
+
+    def __getattr__(self, name: str) -> F32:
+        # The weights of all layers, as TransformerLens has them: W_Q, W_K, W_V, W_O, b_..., W_in, W_gate, W_out; and W_E, W_pos, W_U.
+        if name.startswith(("W_", "b_")) and not self.closed:
+            for front, names in (("attn.", ("Q", "K", "V", "O")), ("mlp.", ("in", "gate", "out"))):
+                if name[2:] in names and self.weights("blocks.0.%s%s" % (front, name)):
+                    return self._stack(front + name)
+            for whole in ("embed.W_E", "pos_embed.W_pos", "unembed.W_U"):
+                if whole.endswith("." + name) and self.weights(whole):
+                    return self.weight(whole)
+        raise AttributeError("%r has no attribute %r" % (type(self).__name__, name))
+
+
+def pack(directory: arguments.Path, output: arguments.Path, contract: str = "", threads: int = 0) -> None:
+    """Packs a checkpoint for a contract into `output`, a new or empty directory, which loads in milliseconds. "" keeps the weights as they are."""
+    call("stet_model_pack", arguments.path(directory, "directory"), arguments.path(output, "output"), c.c_int32(arguments.choice(contract, CONTRACTS, "contract")),
+         c.c_int32(arguments.integer(threads, "threads", *THREADS)))
+
+
+def check_packed(directory: arguments.Path, threads: int = 0) -> int:
+    """Compares all weights of a packed checkpoint with their digests: an Error names the first that is not what it was. Returns how many bytes were compared."""
+    count = c.c_uint64()
+    call("stet_model_check_packed", arguments.path(directory, "directory"), c.c_int32(arguments.integer(threads, "threads", *THREADS)), c.byref(count))
+    return count.value

@@ -1,0 +1,99 @@
+"""How a session replies: settings, stops, and replies whole or token by token."""
+from __future__ import annotations
+
+import ctypes as c
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence
+
+from . import _arguments as arguments
+from ._library import CText, P, copied_ids, refuse, sized, taken_text
+from ._session import SessionBase, progress_callback
+from .generation import CReply, CSampling, Recorder, Reply, Sampling, Stream
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
+
+
+class Replying(SessionBase):
+    """Settings of how tokens are drawn, and replies."""
+
+    def append_prompt(self, ids: arguments.Ids, progress: Optional[Callable[[int], None]] = None) -> None:
+        """Tokens that a reply is to follow. An open reply before them is closed as it is."""
+        array = arguments.ids_of(ids)
+        if progress is None:
+            self._long_call("stet_session_append_prompt", arguments.pointer(array, c.c_int32), arguments.size(array.size))
+            return
+        told = progress_callback(progress, self._raised)
+        self._long_call("stet_session_append_prompt_watched", arguments.pointer(array, c.c_int32), arguments.size(array.size), told, None)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are drawn; set another to change it."""
+        with self._turn():
+            s = sized(CSampling())
+            self._call("stet_session_get_sampling", c.byref(s))
+            return Sampling._of(s)
+
+    @sampling.setter
+    def sampling(self, new: Sampling) -> None:
+        if not isinstance(new, Sampling):
+            refuse("sampling", "a Sampling", repr(new))
+        settings = new._struct()
+        self._call("stet_session_set_sampling", c.byref(settings))
+
+    def use_recommended(self) -> None:
+        """Sampling and stop ids that the checkpoint recommends. The seed and stop strings stay."""
+        self._call("stet_session_use_recommended")
+
+    @property
+    def stop_ids(self) -> List[int]:
+        """Tokens that end a reply; set others to change them."""
+        with self._turn():
+            ids, count = P(c.c_int32)(), c.c_size_t()
+            self._call("stet_session_stop_ids", c.byref(ids), c.byref(count))
+            return [int(id) for id in copied_ids(ids, count.value)]
+
+    @stop_ids.setter
+    def stop_ids(self, ids: arguments.Ids) -> None:
+        array = arguments.ids_of(ids, "stop_ids")
+        self._call("stet_session_set_stop_ids", arguments.pointer(array, c.c_int32), arguments.size(array.size))
+
+    @property
+    def stop_strings(self) -> List[str]:
+        """Texts that end a reply, and are left out of it; set others to change them. They need a tokenizer."""
+        found = []
+        with self._turn():
+            for index in range(self._info().stop_strings):
+                text = CText()
+                self._call("stet_session_stop_string", arguments.size(index), c.byref(text))
+                found.append(str(text))
+        return found
+
+    @stop_strings.setter
+    def stop_strings(self, strings: Sequence[str]) -> None:
+        if isinstance(strings, (str, bytes)):
+            refuse("stop_strings", "a sequence of texts", repr(strings))
+        held = [arguments.text(s, "stop_strings[%d]" % i) for i, s in enumerate(strings)]
+        texts = (CText * len(held))(*[CText(c.cast(c.c_char_p(data), c.c_void_p), len(data)) for data in held])
+        self._call("stet_session_set_stop_strings", texts, arguments.size(len(held)))
+
+    def generate(self, tokenizer: Optional["Tokenizer"] = None, max_tokens: int = 256, ignore_eos: bool = False, on_text: Optional[Callable[[str], Optional[bool]]] = None,
+                 log_probabilities: bool = False) -> Reply:
+        """Draws a reply; one that was cut goes on at the next call. Without a tokenizer there is no text.
+
+        `on_text` is given text as it becomes certain; False from it ends the reply there, with stop "callback". KeyboardInterrupt leaves the tokens that were drawn before."""
+        with self._turn():
+            recorder, at = Recorder(max_tokens, ignore_eos, log_probabilities, on_text, self._raised), P(CReply)()
+            self._long_call("stet_session_generate", tokenizer._at if tokenizer is not None else None, c.byref(recorder.options), c.byref(at))
+            reply = recorder.reply(at)
+            self._raised.raise_first()  # of a callback, which ended the reply
+            return reply
+
+    def stream(self, tokenizer: Optional["Tokenizer"] = None, max_tokens: int = 256, ignore_eos: bool = False) -> Stream:
+        """The reply of generate(), token by token with text and log-probability: for `for` and `async for`."""
+        return Stream(lambda: self.generate(tokenizer, 1, ignore_eos, log_probabilities=True), max_tokens)
+
+    def end_reply(self, tokenizer: Optional["Tokenizer"] = None) -> str:
+        """Closes an open reply that is not to go on. Returns the end of its text that was held back."""
+        text, size = c.c_void_p(), c.c_size_t()
+        self._call("stet_session_end_reply", tokenizer._at if tokenizer is not None else None, c.byref(text), c.byref(size))
+        return taken_text(text, size)

@@ -1,0 +1,231 @@
+"""Tokenizers: text and ids, and messages through chat templates."""
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
+
+from . import _arguments as arguments
+from ._library import I32, CText, Handle, P, Shared, call, lib, refuse, sized, taken_ids, taken_text
+from .message import Messages, json_of_messages
+from .model import c_files
+
+_BOS, _NO_BOS, _PLAIN, _CONTINUED = 1, 2, 4, 8
+
+
+class _CRange(c.Structure):
+    _fields_ = [("begin", c.c_size_t), ("end", c.c_size_t)]
+
+
+class _CEncodeOptions(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("flags", c.c_uint64), ("plain", P(_CRange)), ("plain_count", c.c_size_t)]
+
+
+class _CTokenizerInfo(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("fingerprint", c.c_char_p), ("size", c.c_int64), ("bos", c.c_int32), ("eos", c.c_int32), ("special_count", c.c_size_t)]
+
+
+class _CRenderOptions(c.Structure):
+    _fields_ = [("struct_size", c.c_size_t), ("flags", c.c_uint64), ("variables", CText), ("now", c.c_int64)]
+
+
+def c_text(data: bytes) -> CText:
+    """stet_text of bytes, which must outlive it."""
+    return CText(c.cast(c.c_char_p(data), c.c_void_p), len(data))
+
+
+class Tokenizer(Shared):
+    """The tokenizer of a checkpoint directory or a .gguf file. It never changes: its copies are itself."""
+
+    _free = "stet_tokenizer_free"
+    _instead = "; load its checkpoint there"
+
+    def __init__(self, directory: arguments.Path) -> None:
+        super().__init__()
+        call("stet_tokenizer_load", arguments.path(directory, "directory"), c.byref(self._at))
+        self._from = str(directory)
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes], name: str = "memory") -> "Tokenizer":
+        """A tokenizer of files in memory, name -> bytes, which are read here. `name` stands for the directory in errors."""
+        tokenizer = cls.__new__(cls)
+        Handle.__init__(tokenizer)
+        entries, _held = c_files(files)
+        call("stet_tokenizer_load_files", entries, arguments.size(len(files)), arguments.word(name, "name"), c.byref(tokenizer._at))
+        tokenizer._from = name
+        return tokenizer
+
+    @classmethod
+    def _adopt(cls, at: c.c_void_p, name: str) -> "Tokenizer":
+        tokenizer = cls.__new__(cls)
+        tokenizer._pointer, tokenizer._from = at, name
+        return tokenizer
+
+    def __repr__(self) -> str:
+        return "<stet.Tokenizer, closed>" if self.closed else "<stet.Tokenizer from %r: %d ids>" % (self._from, len(self))
+
+    def _info(self) -> Any:
+        info = sized(_CTokenizerInfo())
+        call("stet_tokenizer_get_info", self._at, c.byref(info))
+        return info
+
+    def __len__(self) -> int:
+        return int(self._info().size)
+
+    @property
+    def fingerprint(self) -> str:
+        """The name of vocabulary, merges, special tokens and template."""
+        return str(self._info().fingerprint.decode())
+
+    @property
+    def bos(self) -> Optional[int]:
+        """The id that begins a text; None: there is none."""
+        id = self._info().bos
+        return None if id < 0 else int(id)
+
+    @property
+    def eos(self) -> Optional[int]:
+        """The id that ends a text; None: there is none."""
+        id = self._info().eos
+        return None if id < 0 else int(id)
+
+    @property
+    def special_tokens(self) -> Dict[str, str]:
+        """The named special tokens, as templates see them: "bos_token" -> "<bos>"."""
+        found = {}
+        for index in range(self._info().special_count):
+            name, text = CText(), CText()
+            call("stet_tokenizer_special_token", self._at, arguments.size(index), c.byref(name), c.byref(text))
+            found[str(name)] = str(text)
+        return found
+
+    def chat_template(self, name: str = "") -> str:
+        """The Jinja source of the chat template, or of that with a name ("tool_use"); "": there is none."""
+        source = CText()
+        call("stet_tokenizer_chat_template", self._at, arguments.word(name, "name") or None, c.byref(source))
+        return str(source)
+
+    def encode(self, text: str, bos: Optional[bool] = None, special: bool = True, continued: bool = False) -> I32:
+        """Token ids, [tokens].
+
+        `bos` True puts bos first, False leaves it out; None does as the checkpoint asks, and puts no second one where the text begins with it. `special` False takes marks in the text ("<eos>")
+        as text: for text of unknown origin. `continued`: the text goes on from another, and no space is put before it."""
+        return self._encode(arguments.text(text, "text"), bos, special, continued, ())
+
+    def _encode(self, data: bytes, bos: Optional[bool], special: bool, continued: bool, plain: Iterable[Tuple[int, int]]) -> I32:
+        if bos is not None and not isinstance(bos, bool):
+            refuse("bos", "True, False or None", repr(bos))
+        if bos and self.bos is not None:  # the same one, where the text has it already
+            written = self.special_tokens.get("bos_token", "").encode()
+            if special and written and data.startswith(written):
+                bos = None
+        flags = (0 if bos is None else _BOS if bos else _NO_BOS) | (0 if special else _PLAIN) | (_CONTINUED if continued else 0)
+        ranges = [_CRange(begin, end) for begin, end in plain]
+        options = sized(_CEncodeOptions(flags=flags, plain=(_CRange * len(ranges))(*ranges), plain_count=len(ranges)))
+        ids, count = P(c.c_int32)(), c.c_size_t()
+        call("stet_tokenizer_encode", self._at, data, arguments.size(len(data)), c.byref(options), c.byref(ids), c.byref(count))
+        return taken_ids(ids, count)
+
+    def decode(self, ids: arguments.Ids, skip_special: bool = False) -> str:
+        """The text of tokens: valid Unicode, whatever they are."""
+        array, out, size = arguments.ids_of(ids), c.c_void_p(), c.c_size_t()
+        call("stet_tokenizer_decode", self._at, arguments.pointer(array, c.c_int32), arguments.size(array.size), c.c_int32(bool(skip_special)), c.byref(out), c.byref(size))
+        return taken_text(out, size)
+
+    def id(self, piece: str) -> int:
+        """The id of a token as the vocabulary writes it; -1: there is none."""
+        data, id = arguments.text(piece, "piece"), c.c_int32()
+        call("stet_tokenizer_id", self._at, data, arguments.size(len(data)), c.byref(id))
+        return id.value
+
+    def piece(self, id: int) -> str:
+        """A token as the vocabulary writes it; "" for an id that it leaves out."""
+        out, size = c.c_void_p(), c.c_size_t()
+        call("stet_tokenizer_piece", self._at, c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)), c.byref(out), c.byref(size))
+        return taken_text(out, size)
+
+    def is_special(self, id: int) -> bool:
+        """Whether decoding can leave it out."""
+        special = c.c_int32()
+        call("stet_tokenizer_is_special", self._at, c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)), c.byref(special))
+        return bool(special.value)
+
+    def apply_chat_template(self, messages: Messages, add_generation_prompt: bool = True, variables: Optional[Mapping[str, Any]] = None, now: int = 0, template: Optional[str] = None) -> I32:
+        """The token ids of a whole conversation as the chat template writes it: the template's marks are tokens, marks in what was said are text, and there is one bos.
+
+        `messages` are dicts with "role" and "content" (what else they have goes to the template), or Messages; `variables` are further ones of the template ("tools", ...); `template` is a
+        Jinja source in place of the tokenizer's."""
+        with ChatTemplate(self, template) as t:
+            rendered = t.render(messages, add_generation_prompt, variables, now)
+        data = rendered.text.encode()
+        return self._encode(data, None, True, False, rendered.plain)
+
+
+class Rendered(NamedTuple):
+    """The text of a prompt, and which bytes of it, begin .. end - 1 in UTF-8, came from messages: marks in those are text."""
+    text: str
+    plain: List[Tuple[int, int]]
+
+
+class ChatTemplate(Shared):
+    """What turns messages into the text of a prompt: the tokenizer's own template, or a Jinja source for the same special tokens."""
+
+    _free = "stet_chat_template_free"
+
+    def __init__(self, tokenizer: Tokenizer, source: Optional[str] = None) -> None:
+        super().__init__()
+        data = None if source is None else arguments.text(source, "source")
+        call("stet_chat_template_new", tokenizer._at, data, arguments.size(len(data or b"")), c.byref(self._at))
+
+    def render(self, messages: Messages, add_generation_prompt: bool = True, variables: Union[str, Mapping[str, Any], None] = None, now: int = 0) -> Rendered:
+        """The text of messages; with add_generation_prompt it ends where the model's reply begins. `now` is the time for a template that asks for it, in seconds since 1970."""
+        data = json_of_messages(messages)
+        more = b"" if variables is None else arguments.json_text(variables, "variables")
+        options = sized(_CRenderOptions(flags=1 if add_generation_prompt else 0, variables=c_text(more), now=arguments.integer(now, "now")))
+        out, size, plain, count = c.c_void_p(), c.c_size_t(), P(_CRange)(), c.c_size_t()
+        call("stet_chat_template_render", self._at, data, arguments.size(len(data)), c.byref(options), c.byref(out), c.byref(size), c.byref(plain), c.byref(count))
+        ranges = [(plain[i].begin, plain[i].end) for i in range(count.value)]
+        lib.stet_free(c.cast(plain, c.c_void_p))
+        return Rendered(taken_text(out, size), ranges)
+
+
+class TextStream(Handle):
+    """The text of tokens as they come: bytes of an unfinished character wait for the next token. A copy goes its own way."""
+
+    _free = "stet_text_stream_free"
+    _instead = "; state() is what can be kept"
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        super().__init__()
+        self._tokenizer, self._skip = tokenizer, bool(skip_special)
+        call("stet_text_stream_new", tokenizer._at, c.c_int32(self._skip), c.byref(self._at))
+
+    def push(self, id: int) -> str:
+        """The text that this id completes, often ""."""
+        text = CText()
+        call("stet_text_stream_push", self._at, c.c_int32(arguments.integer(id, "id", -1 << 31, (1 << 31) - 1)), c.byref(text))
+        return str(text)
+
+    def finish(self) -> str:
+        """What is left at the end; the stream then starts anew."""
+        text = CText()
+        call("stet_text_stream_finish", self._at, c.byref(text))
+        return str(text)
+
+    def state(self) -> bytes:
+        """All that it remembers."""
+        data, size = c.c_void_p(), c.c_size_t()
+        call("stet_text_stream_save", self._at, c.byref(data), c.byref(size))
+        kept = c.string_at(data, size.value)
+        lib.stet_free(data)
+        return kept
+
+    def restore(self, state: bytes) -> None:
+        """Goes on from what state() gave."""
+        if not isinstance(state, bytes):
+            refuse("state", "bytes", "a %s" % type(state).__name__)
+        call("stet_text_stream_restore", self._at, state, arguments.size(len(state)))
+
+    def __copy__(self) -> "TextStream":
+        copy = TextStream(self._tokenizer, self._skip)
+        copy.restore(self.state())
+        return copy

@@ -1,0 +1,90 @@
+// Rows of points that a call of the C interface keeps.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include "src/c/internal.hpp"
+
+struct stet_capture {
+  struct Rows {
+    size_t count = 0, width = 0;
+    std::vector<float> data;
+  };
+  std::vector<Rows> points;
+};
+
+namespace stet::c {
+
+// Rows as a sink gets them, with a column for each position that there will be.
+inline void keep_rows(stet_capture::Rows& to, const PointAt& at, const ModelConfig& c,
+                      int64_t positions, Rows rows) {
+  const bool wide = at.point == Point::scores || at.point == Point::pattern;
+  const size_t heads = wide ? static_cast<size_t>(c.heads) : 1, from = rows.width / heads;
+  to.width = static_cast<size_t>(point_width(c, at.point, positions));
+  const float unseen = at.point == Point::scores ? -std::numeric_limits<float>::infinity() : 0.0f;
+  const size_t begin = to.count * to.width;
+  to.data.resize(begin + rows.count * to.width, unseen);
+  for (size_t i = 0; i < rows.count * heads; ++i)
+    std::copy_n(rows.row(i / heads) + i % heads * from, from,
+                to.data.data() + begin + i * (to.width / heads));
+  to.count += rows.count;
+}
+
+// What a capture watches, and where it keeps it. It stays where it is: the watch's sink points to
+// it.
+class Keeping {
+ public:
+  // `count` tokens are to come; with `logits` there is a place for theirs behind the points.
+  Keeping(const Session& s, size_t count, std::span<const char* const> names, bool logits)
+      : config_(s.model().config()), positions_(s.size() + static_cast<int64_t>(count)) {
+    for (const char* name : names) watch_.points.push_back(point_of(name, "points"));
+    capture_->points.resize(names.size() + (logits ? 1 : 0));
+    watch_.sink = [this](const PointAt& at, int64_t, Rows rows) { keep(at, rows); };
+  }
+  Keeping(const Keeping&) = delete;
+  Keeping& operator=(const Keeping&) = delete;
+
+  const Watch& watch() const { return watch_; }
+  void keep_logits(Rows rows) {
+    stet_capture::Rows& to = capture_->points.back();
+    to.width = rows.width;
+    to.count += rows.count;
+    for (size_t i = 0; i < rows.count; ++i)
+      to.data.insert(to.data.end(), rows.row(i), rows.row(i) + rows.width);
+  }
+  // Where fewer positions came than there were to come, rows have as many columns.
+  void end_at(int64_t positions) {
+    for (size_t i = 0; i < watch_.points.size(); ++i) {
+      const Point point = watch_.points[i].point;
+      if (point != Point::scores && point != Point::pattern) continue;
+      cut_columns(capture_->points[i], static_cast<size_t>(config_.heads),
+                  static_cast<size_t>(positions));
+    }
+  }
+  stet_capture* release() { return capture_.release(); }
+
+ private:
+  static void cut_columns(stet_capture::Rows& rows, size_t heads, size_t to) {
+    const size_t from = rows.width / heads;
+    if (to >= from) return;
+    for (size_t i = 0; i < rows.count * heads; ++i)
+      std::memmove(rows.data.data() + i * to, rows.data.data() + i * from, to * sizeof(float));
+    rows.width = heads * to;
+    rows.data.resize(rows.count * rows.width);
+  }
+  void keep(const PointAt& at, Rows rows) {
+    for (size_t i = 0; i < watch_.points.size(); ++i) {
+      if (watch_.points[i] == at) keep_rows(capture_->points[i], at, config_, positions_, rows);
+    }
+  }
+
+  const ModelConfig& config_;
+  int64_t positions_;
+  Watch watch_;
+  std::unique_ptr<stet_capture> capture_ = std::make_unique<stet_capture>();
+};
+
+}  // namespace stet::c

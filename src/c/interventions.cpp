@@ -1,0 +1,75 @@
+// What is attached to a session, and points as they are called, in the C interface.
+#include "src/c/internal.hpp"
+
+namespace stet::c {
+namespace {
+
+// Borrows from `w`.
+stet_intervention intervention_value(const Intervention& w) {
+  stet_intervention value{};
+  value.point = point_info(w.point).name;
+  value.layers = w.layers.empty() ? nullptr : w.layers.data();
+  value.layer_count = w.layers.size();
+  value.heads = w.heads.empty() ? nullptr : w.heads.data();
+  value.head_count = w.heads.size();
+  value.begin = w.ended < 0 ? w.begin : 0;  // what it was counts as before positions moved
+  value.end = w.end < 0 ? 0 : w.end;
+  value.op = static_cast<int32_t>(w.op);
+  value.amount = w.amount;
+  value.bias = w.bias;
+  value.threshold = w.threshold;
+  if (w.values != nullptr && !w.values->empty()) {
+    value.values = w.values->data();
+    value.value_count = w.values->size();
+  }
+  return value;
+}
+
+Point point_called(const ModelConfig& config, const std::string& name) {
+  std::optional<Point> point = parse_point(name);
+  if (const auto place = parse_point_at(name)) {
+    const int64_t layers = point_info(place->point).of_layer ? config.layers : 1;
+    if (place->layer >= 0 && place->layer < layers) point = place->point;
+  }
+  if (!point || !has_point(config, *point))
+    fail("point", "the name of a point of family " + config.family, name);
+  return *point;
+}
+
+}  // namespace
+}  // namespace stet::c
+
+using namespace stet::c;
+
+stet_status stet_session_intervention(const stet_session* session, size_t index,
+                                      stet_intervention* intervention, int64_t* attached,
+                                      stet_error** error) {
+  return guarded(error, [&] {
+    if (attached != nullptr) *attached = 0;
+    stet_intervention& to = checked(intervention, "intervention");
+    const stet::Session& s = *at(session, "session").at;
+    const stet::Intervention& w = element(s.interventions(), index, "index");
+    give(intervention_value(w), to);
+    if (attached != nullptr) *attached = w.at;
+  });
+}
+
+stet_status stet_session_detach(stet_session* session, size_t index, int64_t position,
+                                stet_error** error) {
+  return guarded(error, [&] { at(session, "session").at->detach(index, position); });
+}
+
+stet_status stet_model_point(const stet_model* model, const char* point, stet_point_info* info,
+                             stet_error** error) {
+  return guarded(error, [&] {
+    stet_point_info& to = checked(info, "info");
+    const stet::ModelConfig& config = at(model, "model").model->config();
+    const stet::Point p = point_called(config, cstring(point, "point"));
+    stet_point_info value{};
+    value.heads = stet::point_heads(config, p);
+    value.width = stet::point_width(config, p, 1);
+    value.of_positions = p == stet::Point::scores || p == stet::Point::pattern ? 1 : 0;
+    value.can_be_changed = stet::point_info(p).changes ? 1 : 0;
+    give(value, to);
+  });
+}

@@ -1,0 +1,59 @@
+#include "stet/threads/interrupt.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "stet/threads/team.hpp"
+
+namespace stet {
+
+// One run's: asked by the thread that began it, heard by all of its team.
+class Interruption {
+ public:
+  explicit Interruption(const Interrupt& what) : what_(what) {}
+
+  bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
+  bool asked() {
+    if (stopped() || std::this_thread::get_id() != asker_) return stopped();
+    const auto now = std::chrono::steady_clock::now();
+    if (now < next_) return false;
+    if (what_.ask(what_.context) != 0) stopped_.store(true, std::memory_order_relaxed);
+    next_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
+    return stopped();
+  }
+
+ private:
+  Interrupt what_;
+  std::thread::id asker_ = std::this_thread::get_id();
+  std::chrono::steady_clock::time_point next_ = {};
+  std::atomic<bool> stopped_{false};
+};
+
+namespace {
+
+thread_local Interrupt interrupt_of_thread;
+
+}  // namespace
+
+Interrupt set_interrupt(const Interrupt& interrupt) noexcept {
+  return std::exchange(interrupt_of_thread, interrupt);
+}
+
+const char* Interrupted::what() const noexcept { return "interrupted"; }
+
+bool interrupted(Interruption& interruption) { return interruption.asked(); }
+
+void run_interruptible(const TeamOptions& options, const std::function<void(Team)>& work) {
+  if (interrupt_of_thread.ask == nullptr) return run_operations(options, work);
+  Interruption interruption(interrupt_of_thread);
+  if (interruption.asked()) throw Interrupted();
+  run_operations(options, [&](Team team) {
+    team.interruption = &interruption;
+    work(team);
+  });
+  if (interruption.stopped()) throw Interrupted();
+}
+
+}  // namespace stet
