@@ -4,7 +4,8 @@ from __future__ import annotations
 import asyncio
 import ctypes as c
 import dataclasses
-from typing import Any, AsyncIterator, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional
+import threading
+from typing import Any, AsyncIterator, Callable, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional
 
 import numpy as np
 import numpy.typing as npt
@@ -155,7 +156,7 @@ class Stream(Iterator[Token], AsyncIterator[Token]):
 
     def __init__(self, step: Callable[[], Reply], max_tokens: int) -> None:
         self._step, self._left = step, arguments.integer(max_tokens, "max_tokens", 1)
-        self._ended = False
+        self._ended, self._turn = False, threading.Lock()
         self.reply = Reply(np.zeros(0, np.int32), "", "length", np.zeros(0))
 
     def __iter__(self) -> "Stream":
@@ -167,7 +168,20 @@ class Stream(Iterator[Token], AsyncIterator[Token]):
     def __repr__(self) -> str:
         return "<stet.Stream: %d tokens, %s>" % (self.reply.ids.size, self.reply.stop if self._ended else "going on")
 
+    def __copy__(self) -> "Stream":
+        raise TypeError("a Stream cannot be copied: fork its session")
+
+    def __deepcopy__(self, memo: object) -> "Stream":
+        return self.__copy__()
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a Stream cannot be pickled: save its session")
+
     def _next(self) -> Optional[Token]:
+        with self._turn:
+            return self._draw()
+
+    def _draw(self) -> Optional[Token]:
         if self._ended or self._left <= 0:
             self._ended = True
             return None

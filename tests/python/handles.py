@@ -22,7 +22,7 @@ class Handles(common.Case):
             s.close()
             gc.collect()
             other.append([7])
-            self.assertIsNone(other.verify())
+            self.assertFalse(other.verify())
 
     def test_what_never_changes_is_its_own_copy(self):
         with tempfile.TemporaryDirectory() as d:
@@ -47,15 +47,17 @@ class Handles(common.Case):
         fork = copy.deepcopy(chat)
         fork.reply(3)
         self.assertEqual((len(chat.messages), len(fork.messages)), (1, 2))
-        with self.assertRaisesRegex(TypeError, "a Trace cannot be copied"):
-            copy.copy(self.session(5).trace([6, 7]))
+        for refused in (self.session(5).trace([6, 7]), self.session(5).stream(self.tokenizer)):
+            for copied in (copy.copy, copy.deepcopy):
+                with self.assertRaisesRegex(TypeError, "a %s cannot be copied" % type(refused).__name__):
+                    copied(refused)
 
     def test_pickles_are_refused(self):
         with tempfile.TemporaryDirectory() as d:
             s = self.session(70)
             s.save(d + "/s.stet")
             for handle in (self.model, self.tokenizer, s, stet.Snapshot(d + "/s.stet"), s.trace([5]), stet.TextStream(self.tokenizer), stet.Sampler(4), stet.Chat(s, self.tokenizer),
-                           stet.ChatTemplate(self.tokenizer)):
+                           stet.ChatTemplate(self.tokenizer), s.stream()):
                 with self.assertRaisesRegex(TypeError, "a %s cannot be pickled" % type(handle).__name__):
                     pickle.dumps(handle)
             for value in (s.digests(), s.sampling, stet.Intervention("hook_embed", "zero"), stet.Snapshot(d + "/s.stet").info()):
@@ -120,7 +122,7 @@ class Handles(common.Case):
         for t in threads:
             t.join()
         self.assertEqual((failed, len(s)), ([], 48))
-        self.assertIsNone(s.verify())
+        self.assertFalse(s.verify())
 
 
 class Arguments(common.Case):

@@ -116,7 +116,7 @@ class Interventions(common.Case):
                 {"detach": attached.detach, "index": lambda: s.detach(0), "all": s.detach}[end]()
             s.append(self.ids[70:100])
             self.assertEqual(s.digests(), self.changed(Intervention("blocks.3.hook_resid_mid", "add", row, end=70)).digests())
-            self.assertIsNone(s.verify())
+            self.assertFalse(s.verify())
             self.assertEqual(s.edits, 0)
         later = self.session(40)
         later.attach(change).detach(70)

@@ -73,7 +73,7 @@ class Settings(common.Case):
         s.prune_range(30, 40, shift=True)
         self.assertEqual((len(s), s.floor, s.drawn), (90, 90, 100))
         self.assertEqual(s.transcript().tolist(), self.ids[:100].tolist())
-        self.assertIsNone(s.verify())
+        self.assertFalse(s.verify())
         self.refused(lambda: s.prune_range(50, 200), "prune")
 
     def test_a_sampler_draws_what_the_session_draws(self):
