@@ -2,6 +2,7 @@
 #include <new>
 
 #include "stet/base/error.hpp"
+#include "stet/kv/overflow.hpp"
 #include "tools/serve/http.hpp"
 
 namespace stet::serve {
@@ -26,6 +27,8 @@ RequestError current_error() {
     throw;
   } catch (const RequestError& e) {
     return e;
+  } catch (const KvOverflow& e) {  // of the type that the server was started with
+    return {500, "kv_overflow", e.what()};
   } catch (const Error& e) {
     const bool theirs = e.kind == ErrorKind::argument || e.kind == ErrorKind::capacity ||
                         e.kind == ErrorKind::unsupported || e.kind == ErrorKind::mismatch ||

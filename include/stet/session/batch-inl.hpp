@@ -11,6 +11,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/kv/kv_writer.hpp"
+#include "stet/kv/overflow.hpp"
 
 namespace stet {
 
@@ -254,6 +255,8 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
   Pass pass = detail::make_pass(first_.compute_, w, hooks.get());
   pass.after_layer = sinks_.after_layer;
   run_until_sound(entry, pass, w);
+  for (const Span& span : w.spans)
+    check_overflow(*span.kv, span.first, static_cast<int64_t>(span.count));
   for (const detail::WatchedRows& x : watched) x.watch->sink(x.at, x.first, x.rows);
   hand_out(pass, w);
   for (const Span& span : w.spans) {

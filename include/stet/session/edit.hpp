@@ -10,6 +10,7 @@
 #include "stet/kernels/float_environment.hpp"
 #include "stet/kernels/numbers.hpp"
 #include "stet/kv/kv_writer.hpp"
+#include "stet/kv/overflow.hpp"
 #include "stet/session/state.hpp"
 
 namespace stet {
@@ -58,6 +59,16 @@ inline void check_index(const char* field, int64_t i, int64_t count) {
   throw Error(ErrorKind::argument, "", field, "0.." + std::to_string(count - 1), std::to_string(i));
 }
 
+// An argument Error for numbers that the type of the cache would make infinite.
+inline void check_fits(const KvShape& shape, KvEdit::What what, std::span<const float> x) {
+  if (shape.type != KvType::f16) return;
+  for (const float& one : x) {
+    if (!fits_f16({&one, 1}))
+      throw Error(ErrorKind::argument, "", kv_edit_name(what),
+                  "numbers below 65520 in magnitude for f16", std::to_string(one));
+  }
+}
+
 inline void check_edit(const State& state, const KvEdit& e, std::span<const float> x) {
   const KvShape& shape = state.kv.shape();
   check_index("layer", e.layer, shape.layers);
@@ -75,6 +86,7 @@ inline void check_edit(const State& state, const KvEdit& e, std::span<const floa
     throw Error(ErrorKind::argument, "", kv_edit_name(e.what), "finite numbers",
                 std::to_string(x[*bad]));
   }
+  check_fits(state.kv.shape(), e.what, x);
 }
 
 inline void edit(State& state, const KvEdit& e, std::span<const float> x) {
@@ -162,6 +174,7 @@ inline State with_kv_type(const State& state, KvType type, int64_t capacity) {
     }
     writer.set_visible(b, state.kv.visible(b));
   }
+  check_overflow(changed.kv, 0, state.kv.size());
   writer.commit(state.kv.size());
   return changed;
 }

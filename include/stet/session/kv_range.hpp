@@ -89,6 +89,7 @@ void change_range(State& state, const KvRange& given, const KvEdit& log, Change 
           if (const std::optional<size_t> bad = find_not_finite(x))
             throw Error(ErrorKind::argument, "", kv_edit_name(what), "finite numbers",
                         std::to_string(x[*bad]));
+          check_fits(shape, what, x);
           const bool key = what == KvEdit::What::key;
           write_row(shape, key, x, writer.writable(b) + shape.offset(key, l, h),
                     e.position % kBlockPositions);

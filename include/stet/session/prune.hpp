@@ -11,6 +11,7 @@
 #include "stet/kernels/float_environment.hpp"
 #include "stet/kernels/rope.hpp"
 #include "stet/kv/kv_writer.hpp"
+#include "stet/kv/overflow.hpp"
 #include "stet/session/intervention.hpp"
 #include "stet/session/state.hpp"
 
@@ -118,6 +119,7 @@ inline void add_positions(const KvCache& old, int64_t begin, int64_t end, KvCach
       }
     }
   }
+  check_overflow(kv, first, moved);  // a rotation can make one of two numbers larger
   writer.commit(moved);
 }
 
