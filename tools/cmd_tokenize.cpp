@@ -1,6 +1,7 @@
 // stet tokenize, detokenize.
 #include <fmt/format.h>
 
+#include "src/base/json_value.hpp"
 #include "stet/base/error.hpp"
 #include "tools/command.hpp"
 
@@ -19,7 +20,7 @@ void run_tokenize(const TokenizeCommand& o) {
   const Tokenizer::Bos bos = bos_of(o.bos);
   if (o.jsonl) {
     return each_line([&](const std::string& line, const std::string& where) {
-      const nlohmann::json text = nlohmann::json::parse(line, nullptr, false);
+      const nlohmann::json text = parse_json_value(line, where);
       if (!text.is_string())
         throw Error(ErrorKind::format, where, "", "a JSON string", printable(line, 60));
       return dump(tokenizer->encode(text.get<std::string>(), bos, !o.plain_special));

@@ -3,9 +3,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include "src/base/json_value.hpp"
 #include "stet/base/error.hpp"
 #include "stet/files/file.hpp"
 #include "tools/command.hpp"
+#include "tools/text_input.hpp"
 
 namespace stet::tool {
 namespace {
@@ -39,15 +41,20 @@ Option* add_bos_to(Command& app, std::string& bos, const std::string& automatic,
 }
 
 std::string read_prompt(const std::string& path) {
-  return read_text_input(path == "-" ? "/dev/stdin" : path, kPromptLimit);
+  return as_text(read_text_input(path == "-" ? "/dev/stdin" : path, kPromptLimit), path);
 }
 
 std::vector<int32_t> parse_ids(const std::string& text, const std::string& where) {
   const size_t first = text.find_first_not_of(" \t\r\n");
   const bool array = first != std::string::npos && text[first] == '[';
-  const nlohmann::json parsed =
-      nlohmann::json::parse(array ? text : "[" + text + "]", nullptr, false);
-  if (!parsed.is_array()) refuse_ids(where, "", "token ids: 1,2,3 or [1,2,3]", printable(text, 60));
+  const char* const expected = "token ids: 1,2,3 or [1,2,3]";
+  nlohmann::json parsed;
+  try {
+    parsed = parse_json_value(array ? text : "[" + text + "]", where);
+  } catch (const Error& e) {
+    if (!array) refuse_ids(where, "", expected, printable(text, 60));
+    refuse_ids(where, e.field, expected, e.found);
+  }
   std::vector<int32_t> ids;
   for (const nlohmann::json& value : parsed) {
     const bool fits = value.is_number_integer() &&

@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <utility>
+
+#include "tools/text_input.hpp"
 
 #ifdef STET_HAVE_LIBEDIT
 #include <histedit.h>
@@ -37,13 +40,17 @@ class LineEditor::Input {
     *byte = buffer_[at_++];
     return true;
   }
-  // False when there is no further line.
+  // False when there is no further line. A pipe's are text of whichever program.
   bool next_line(std::string* line) {
-    line->clear();
-    for (char byte; next(&byte); *line += byte) {
-      if (byte == '\n') return true;
+    const bool piped = isatty(STDIN_FILENO) == 0;
+    for (char byte; !take_line(line); piped ? decoder_.add(byte, &text_) : text_.push_back(byte)) {
+      if (next(&byte)) continue;
+      if (piped) decoder_.end(&text_);
+      *line = std::exchange(text_, "");
+      return !line->empty();
     }
-    return !line->empty();
+    if (piped && line->ends_with('\r')) line->pop_back();
+    return true;
   }
 
  private:
@@ -61,7 +68,17 @@ class LineEditor::Input {
     }
   }
 
+  // Of the text that was decoded, of which only the last character can end a line.
+  bool take_line(std::string* line) {
+    if (!text_.ends_with('\n')) return false;
+    text_.pop_back();
+    *line = std::exchange(text_, "");
+    return true;
+  }
+
   int wake_fd_;
+  TextDecoder decoder_{"standard input"};
+  std::string text_;
   size_t at_ = 0, size_ = 0;  // of the buffer: what was handed out, and what was read
   char buffer_[4096];
 };

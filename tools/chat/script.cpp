@@ -6,6 +6,7 @@
 #include "tools/chat/chat.hpp"
 #include "tools/chat/input.hpp"
 #include "tools/chat/signals.hpp"
+#include "tools/words.hpp"
 
 namespace stet::tool {
 namespace {
@@ -15,6 +16,9 @@ struct ScriptTurn {
   std::optional<std::string> expected;  // the whole reply
   std::vector<std::string> contains;    // parts of it
 };
+
+const std::vector<std::string> kTurnFields = {"user",  "command",   "expect",
+                                              "model", "assistant", "contains"};
 
 struct Script {
   std::optional<std::string> system;
@@ -37,7 +41,7 @@ ScriptTurn read_turn(const Json& j, const std::string& where, const std::string&
     turn.input = j.get<std::string>();
     return turn;
   }
-  if (!j.is_object() || !(j.contains("user") || j.contains("command")))
+  if (!j.is_object() || j.contains("user") == j.contains("command"))
     fail(where, field, "a string, or an object with user or command", j);
   for (const auto& [name, value] : j.items()) {
     const std::string at = field + "." + name;
@@ -48,10 +52,13 @@ ScriptTurn read_turn(const Json& j, const std::string& where, const std::string&
       turn.input = text_of(value, where, at);
       if (!turn.input.starts_with("/")) fail(where, at, "a command that begins with /", value);
     } else if (name == "expect" || name == "model" || name == "assistant") {
+      if (turn.expected) fail(where, at, "one expected reply", value);
       turn.expected = text_of(value, where, at);
     } else if (name == "contains") {
       for (const Json& part : value.is_array() ? value : Json::array({value}))
         turn.contains.push_back(text_of(part, where, at));
+    } else {
+      fail(where, at, listed(kTurnFields) + did_you_mean(name, kTurnFields), value);
     }
   }
   return turn;
@@ -63,6 +70,11 @@ Script read_json(const Json& j, const std::string& where) {
   if (j.is_object()) {
     if (j.contains("system")) script.system = text_of(j["system"], where, "system");
     if (!j.contains("turns")) fail(where, "turns", "an array", Json());
+    for (const auto& [name, value] : j.items()) {
+      if (name != "system" && name != "turns")
+        fail(where, name, listed({"system", "turns"}) + did_you_mean(name, {"system", "turns"}),
+             value);
+    }
     turns = &j["turns"];
   }
   if (!turns->is_array()) fail(where, "turns", "an array", *turns);
@@ -89,10 +101,15 @@ Script read_lines(const std::string& text, const std::string& where) {
   return script;
 }
 
+// What is JSON, by its beginning or by its name, is never taken for lines that somebody said.
 Script read_script(const std::string& path) {
   const std::string text = read_prompt(path);
   const size_t first = text.find_first_not_of(" \t\r\n");
-  if (first != std::string::npos && (text[first] == '{' || text[first] == '[')) {
+  if (text.find('\0') != std::string::npos)
+    throw Error(ErrorKind::format, path, "", "JSON, or lines of text",
+                "a zero byte (UTF-16 begins with a byte order mark)");
+  const bool opens = first != std::string::npos && (text[first] == '{' || text[first] == '[');
+  if (opens || path.ends_with(".json")) {
     try {
       return read_json(parse_ordered_json(text, path), path);
     } catch (const Error& e) {

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
+#include "src/base/json_value.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/json_reader.hpp"
 #include "tools/lab/tensor_file.hpp"
@@ -118,8 +120,11 @@ Intervention read_one(const JsonReader& json, const std::string& path, const Mod
 }  // namespace
 
 std::vector<Intervention> read_interventions(const std::string& path, const ModelConfig& config) {
-  const JsonReader json =
-      parse_json(R"({"interventions": )" + read_text_file(path, size_t{64} << 20) + "}", path);
+  const std::string text = read_text_file(path, size_t{64} << 20);
+  const nlohmann::json list = parse_json_value(text, path);  // whose errors tell positions in it
+  if (!list.is_array())
+    throw Error(ErrorKind::format, path, "", "an array of interventions", list.type_name());
+  const JsonReader json = parse_json(R"({"interventions": )" + text + "}", path);
   std::vector<Intervention> all;
   for (const JsonReader& entry : json.objects("interventions")) {
     all.push_back(read_one(entry, path, config));
