@@ -48,11 +48,14 @@ inline ModelConfig read_config(const JsonReader& top) {
       "sliding_window_pattern", json.integer_or("_sliding_window_pattern", 6, 1, 1024), 1, 1024);
   c.window =
       read_windows(json, c.layers, window, [&](int64_t i) { return (i + 1) % pattern != 0; });
-  Rope local;
-  local.theta = json.number_or("rope_local_base_freq", 10000, 1, 1e12);
-  const bool per_type = json.has("rope_parameters");
-  c.ropes = {read_rope(json, "full_attention", 1e6),
-             per_type ? read_rope(json, "sliding_attention", 10000) : local};
+  const auto ropes = json.object("rope_parameters");
+  if (ropes && !ropes->keys().empty() && !ropes->has_object("full_attention") &&
+      !ropes->has_object("sliding_attention"))
+    json.fail("rope_parameters", "full_attention and sliding_attention in it");
+  const char* const local = "rope_local_base_freq";
+  c.ropes = {
+      read_rope(json, "full_attention", 1e6, {.others = {local}}),
+      read_rope(json, "sliding_attention", 10000, {.theta = {local}, .others = {"rope_theta"}})};
   for (size_t i = 0; i < c.window.size(); ++i) c.rope_of[i] = c.window[i] == 0 ? 0 : 1;
   require_activation(json, "hidden_activation", {"gelu_pytorch_tanh"});
   return c;

@@ -44,7 +44,9 @@ inline ModelConfig read_config(const JsonReader& json) {
   c.mlp_bias = true;
   c.parallel_residual = json.boolean_or("use_parallel_residual", true);
   read_rotary_part(json, json.number_or("rotary_pct", 0.25, 0, 1), &c);
-  c.ropes = {read_rope(json, "", json.number_or("rotary_emb_base", 10000, 1, 1e12))};
+  c.ropes = {read_rope(json, "", 10000,
+                       {.theta = {"rope_theta", "rotary_emb_base"},
+                        .others = {"partial_rotary_factor", "rotary_pct"}})};
   require_activation(json, "hidden_act", {"gelu"});
   return c;
 }

@@ -24,10 +24,16 @@ class Olmo2 : public Decoder {
   std::vector<Layer> layers_;
 };
 
-inline ModelConfig read_config(const JsonReader& json) {
-  ModelConfig c = read_common(json, "olmo2");
+// All but the rotary positions.
+inline ModelConfig read_layers(const JsonReader& json, const char* family) {
+  ModelConfig c = read_common(json, family);
   c.norm_eps = json.number_or("rms_norm_eps", 1e-5, 0, 1);
   require_activation(json, "hidden_act", {"silu"});
+  return c;
+}
+
+inline ModelConfig read_config(const JsonReader& json) {
+  ModelConfig c = read_layers(json, "olmo2");
   c.ropes = {read_rope(json, "", 10000)};
   return c;
 }

@@ -15,7 +15,7 @@ inline ModelConfig read_config(const JsonReader& json) {
   require_false(json, {"attention_bias", "mlp_bias"});
   c.norm_eps = json.number_or("rms_norm_eps", 1e-5, 0, 1);
   read_rotary_part(json, 1, &c);
-  c.ropes = {read_rope(json, "", 10000)};
+  c.ropes = {read_rope(json, "", 10000, {.others = {"partial_rotary_factor"}})};
   const int64_t window =
       json.has("sliding_window") ? json.integer("sliding_window", 1, int64_t{1} << 32) : 0;
   c.window.assign(static_cast<size_t>(c.layers), window);

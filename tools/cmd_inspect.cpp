@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "src/checkpoint/checkpoint_source.hpp"
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/packed.hpp"
 #include "stet/checkpoint/safetensors.hpp"
@@ -349,6 +350,14 @@ Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokeni
                                                  : "packed while loading";
   j["packed_weight_bytes"] = model.weight_bytes();
   j["stop_ids"] = model.generation().eos_ids;
+  const GenerationConfig& g = model.generation();
+  j["generation"] = {{"do_sample", g.sample},
+                     {"temperature", g.temperature},
+                     {"top_k", g.top_k},
+                     {"top_p", g.top_p},
+                     {"min_p", g.min_p},
+                     {"typical_p", g.typical_p},
+                     {"repetition_penalty", g.repetition_penalty}};
   if (tokenizer != nullptr) {
     const auto id = [](std::optional<int32_t> v) { return v ? Json(*v) : Json(nullptr); };
     j["tokenizer"] = {
@@ -390,11 +399,19 @@ void run_memory(const InspectCommand& o) {
     print_table(j);
 }
 
+// A directory, a GGUF file, and what is neither those nor a state: a name on the Hub, or one file
+// of a checkpoint.
+bool is_checkpoint(const std::string& path) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored) || path.ends_with(".gguf")) return true;
+  if (is_in_store(path)) return false;
+  if (!std::filesystem::exists(path, ignored)) return !hub_name(path).empty();
+  return path.ends_with(".safetensors") || path.ends_with(".json") || path.ends_with(".model");
+}
+
 void run(InspectCommand& o) {
   if (o.memory > 0) return run_memory(o);
-  std::error_code ignored;
-  const bool checkpoint =
-      std::filesystem::is_directory(o.path, ignored) || o.path.ends_with(".gguf");
+  const bool checkpoint = is_checkpoint(o.path);
   Json j;
   std::optional<Snapshot> snapshot;
   if (!checkpoint && o.checkpoint.overrides.any())

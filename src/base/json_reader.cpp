@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <type_traits>
 #include <utility>
 
 #include "src/base/json_memory.hpp"
+#include "src/base/known_content.hpp"
 #include "stet/base/error.hpp"
 
 namespace stet {
@@ -28,6 +31,59 @@ std::string line_and_column(std::string_view text, size_t count) {
   return fmt::format("line {}, column {}", line, before.size() - line_start + 1);
 }
 
+// A text in which Python's Infinity and NaN are replaced by numbers of the same length, so that
+// positions stay. values: what each stands for in order, nothing for one that was there before.
+struct PlainNumbers {
+  static constexpr std::string_view kNan = "0e7", kInfinity = "0.00e007", kNegative = "-0.00e007";
+  std::string text;
+  std::deque<std::optional<double>> values;
+
+  static bool marks(std::string_view number) {
+    return number == kNan || number == kInfinity || number == kNegative;
+  }
+};
+
+size_t end_of_string(std::string_view text, size_t at) {
+  for (++at; at < text.size() && text[at] != '"'; ++at) at += text[at] == '\\' ? 1 : 0;
+  return std::min(at + 1, text.size());
+}
+
+PlainNumbers plain_numbers(std::string_view text) {
+  constexpr double kInfinite = std::numeric_limits<double>::infinity();
+  PlainNumbers plain{std::string(text), {}};
+  const auto replace = [&](size_t at, std::string_view by, double value) {
+    plain.text.replace(at, by.size(), by);
+    plain.values.emplace_back(value);
+  };
+  for (size_t at = 0; at < text.size();) {
+    if (text[at] == '"') {
+      at = end_of_string(text, at);
+      continue;
+    }
+    const size_t end = std::min(text.find_first_of(" \t\r\n,:[]{}\"", at), text.size());
+    const std::string_view word = text.substr(at, end - at);
+    if (word == "NaN") replace(at, PlainNumbers::kNan, std::nan(""));
+    if (word == "Infinity") replace(at, PlainNumbers::kInfinity, kInfinite);
+    if (word == "-Infinity") replace(at, PlainNumbers::kNegative, -kInfinite);
+    if (PlainNumbers::marks(word)) plain.values.emplace_back();
+    at = std::max(end, at + 1);
+  }
+  return plain;
+}
+
+// What the library says is wrong, without the position and the text, which stand beside it.
+std::string fault_of(const nlohmann::detail::exception& e) {
+  const std::string_view all = e.what();
+  const size_t begin = all.find(" - ");
+  if (begin == std::string_view::npos) return "";
+  std::string fault(all.substr(begin + 3));
+  if (const size_t read = fault.find("; last read: '"); read != std::string::npos) {
+    const size_t end = fault.find("'; expected ", read);
+    fault.erase(read, end == std::string::npos ? std::string::npos : end + 1 - read);
+  }
+  return fault;
+}
+
 // Builds the document as the parser's events arrive, refusing what the library would let pass. Json
 // keeps members sorted, or in the order of the text.
 template <class Json>
@@ -35,7 +91,9 @@ class Builder : public nlohmann::json_sax<Json> {
   using Sax = nlohmann::json_sax<Json>;
 
  public:
-  Builder(std::string_view text, const std::string& file) : text_(text), file_(file) {}
+  Builder(std::string_view text, const std::string& file,
+          std::deque<std::optional<double>> special = {})
+      : text_(text), file_(file), special_(std::move(special)) {}
 
   Json take() { return std::move(root_); }
 
@@ -43,7 +101,11 @@ class Builder : public nlohmann::json_sax<Json> {
   bool boolean(bool value) override { return add(value); }
   bool number_integer(typename Sax::number_integer_t value) override { return add(value); }
   bool number_unsigned(typename Sax::number_unsigned_t value) override { return add(value); }
-  bool number_float(typename Sax::number_float_t value, const std::string&) override {
+  bool number_float(typename Sax::number_float_t value, const std::string& number) override {
+    if (!special_.empty() && PlainNumbers::marks(number)) {
+      value = special_.front().value_or(value);
+      special_.pop_front();
+    }
     return add(value);
   }
   bool string(std::string& value) override { return add(std::move(value)); }
@@ -66,9 +128,13 @@ class Builder : public nlohmann::json_sax<Json> {
                    const nlohmann::detail::exception& e) override {
     const std::string tail = token.substr(token.size() - std::min<size_t>(token.size(), 40));
     const bool number = e.id == 406;  // the library's number for a value that overflows a double
+    const std::string whole = known_content(std::as_bytes(std::span(text_.data(), text_.size())));
+    const std::string fault = number ? "" : fault_of(e);
     throw Error(ErrorKind::format, file_, line_and_column(text_, position),
                 number ? "a number that fits a double" : "valid JSON",
-                position > text_.size() ? "the end of the text" : "'" + tail + "'");
+                !whole.empty()            ? whole
+                : position > text_.size() ? "the end of the text"
+                                          : "'" + tail + "'" + (fault.empty() ? "" : ": " + fault));
   }
 
  private:
@@ -146,6 +212,7 @@ class Builder : public nlohmann::json_sax<Json> {
 
   std::string_view text_;
   const std::string& file_;
+  std::deque<std::optional<double>> special_;  // what stands for the numbers that are marks
   JsonMemory memory_{text_.size(), file_};
   Json root_;
   // The containers around the next value. They are last in their parents, so that none moves.
@@ -160,8 +227,22 @@ Json parse(std::string_view text, const std::string& file) {
   return builder.take();
 }
 
+template <class Json>
+Json parse_python(std::string_view text, const std::string& file) {
+  if (text.find("NaN") == std::string_view::npos && text.find("Infinity") == std::string_view::npos)
+    return parse<Json>(text, file);
+  PlainNumbers plain = plain_numbers(text);
+  Builder<Json> builder(plain.text, file, std::move(plain.values));
+  Json::sax_parse(plain.text.begin(), plain.text.end(), &builder);
+  return builder.take();
+}
+
 std::string describe(const SortedJson* value) {
   if (value == nullptr) return "nothing";
+  if (value->is_number_float() && !std::isfinite(value->get<double>())) {
+    const double number = value->get<double>();
+    return std::isnan(number) ? "NaN" : number > 0 ? "Infinity" : "-Infinity";
+  }
   if (value->is_object()) return "an object";
   if (value->is_array()) return "an array";
   return value->dump(-1, ' ', false, SortedJson::error_handler_t::replace);
@@ -186,8 +267,11 @@ std::optional<int64_t> as_integer(const SortedJson& value) {
 }  // namespace
 
 struct JsonAccess {
-  static JsonReader make(std::shared_ptr<const SortedJson> object, const std::string& file) {
-    return {std::move(object), file, ""};
+  static JsonReader make(SortedJson&& parsed, const std::string& file) {
+    auto value = std::make_shared<const SortedJson>(std::move(parsed));
+    if (!value->is_object())
+      throw Error(ErrorKind::format, file, "", "a JSON object", describe(value.get()));
+    return {std::move(value), file, ""};
   }
   static const SortedJson& of(const JsonReader& r) {
     return *static_cast<const SortedJson*>(r.object_.get());
@@ -221,10 +305,19 @@ nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::stri
 }
 
 JsonReader parse_json(std::string_view text, const std::string& file) {
-  auto value = std::make_shared<const SortedJson>(parse_json_value(text, file));
-  if (!value->is_object())
-    throw Error(ErrorKind::format, file, "", "a JSON object", describe(value.get()));
-  return JsonAccess::make(std::move(value), file);
+  return JsonAccess::make(parse<SortedJson>(text, file), file);
+}
+
+JsonReader parse_python_json(std::string_view text, const std::string& file) {
+  return JsonAccess::make(parse_python<SortedJson>(text, file), file);
+}
+
+nlohmann::json parse_python_json_value(std::string_view text, const std::string& file) {
+  return parse_python<SortedJson>(text, file);
+}
+
+nlohmann::ordered_json parse_ordered_python_json(std::string_view text, const std::string& file) {
+  return parse_python<nlohmann::ordered_json>(text, file);
 }
 
 const nlohmann::json& json_of(const JsonReader& reader) { return JsonAccess::of(reader); }

@@ -17,6 +17,12 @@ nlohmann::json parse_json_value(std::string_view text, const std::string& file);
 // the library's own parser compares each with all before it.
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& file);
 
+// The same of files that Python's json module wrote, which transformers reads: Infinity, -Infinity
+// and NaN are numbers.
+JsonReader parse_python_json(std::string_view text, const std::string& file);
+nlohmann::json parse_python_json_value(std::string_view text, const std::string& file);
+nlohmann::ordered_json parse_ordered_python_json(std::string_view text, const std::string& file);
+
 // What a reader reads.
 const nlohmann::json& json_of(const JsonReader& reader);
 

@@ -4,106 +4,12 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "src/base/json_value.hpp"
 #include "stet/base/error.hpp"
-#include "stet/kernels/math.hpp"
 #include "stet/kernels/numbers.hpp"
 #include "stet/model/family.hpp"
 
 namespace stet {
-namespace {
-
-Rope::Scaling scaling_of(const JsonReader& json, const std::string& type) {
-  if (type == "default") return Rope::Scaling::none;
-  if (type == "linear") return Rope::Scaling::linear;
-  if (type == "llama3") return Rope::Scaling::llama3;
-  if (type == "yarn") return Rope::Scaling::yarn;
-  if (type == "longrope" || type == "su") return Rope::Scaling::longrope;
-  throw Error(ErrorKind::unsupported, json.file(), json.path_of("rope_type"),
-              "default, linear, llama3, yarn or longrope", type);
-}
-
-void read_yarn(const JsonReader& json, Rope* rope) {
-  rope->original_positions = json.number("original_max_position_embeddings", 1, 1e9);
-  rope->beta_fast = json.number_or("beta_fast", 32, 1e-3, 1e6);
-  rope->beta_slow = json.number_or("beta_slow", 1, 1e-3, 1e6);
-  rope->truncate = json.boolean_or("truncate", true);
-  // Written out, so that a config that does and one that does not are the same model.
-  rope->attention_factor = json.has("attention_factor") ? json.number("attention_factor", 1e-3, 1e3)
-                           : rope->factor > 1           ? 0.1 * math::log(rope->factor) + 1
-                                                        : 1;
-  if (rope->beta_fast <= rope->beta_slow) json.fail("beta_fast", "a number above beta_slow");
-  for (const char* field : {"mscale", "mscale_all_dim"}) {
-    if (json.has(field))
-      throw Error(ErrorKind::unsupported, json.file(), json.path_of(field), "no such field", "one");
-  }
-}
-
-// Of `whole`, the config, as Phi-3 has it, where `json` does not say it.
-void read_longrope(const JsonReader& json, const JsonReader& whole, Rope* rope) {
-  const JsonReader& place = json.has("original_max_position_embeddings") ? json : whole;
-  rope->original_positions = place.number("original_max_position_embeddings", 2, 1e9);
-  const double positions = whole.number_or("max_position_embeddings", 2048, 1, 1e9);
-  rope->factor = whole.has("original_max_position_embeddings")
-                     ? positions / rope->original_positions
-                     : json.number_or("factor", positions / rope->original_positions, 1e-6, 1e6);
-  rope->is_long = positions > rope->original_positions;
-  rope->attention_factor =
-      json.has("attention_factor") ? json.number("attention_factor", 1e-3, 1e3)
-      : rope->factor > 1           ? 1 / inverse_square_root(1 + math::log(rope->factor) /
-                                                                     math::log(rope->original_positions))
-                                   : 1;
-  for (const auto& [name, to] : {std::pair("short_factor", &rope->short_factors),
-                                 std::pair("long_factor", &rope->long_factors)}) {
-    *to = json.numbers(name);
-    const auto in_range = [](double f) { return f >= 1e-3 && f <= 1e6; };
-    if (to->empty() || !std::ranges::all_of(*to, in_range))
-      json.fail(name, "numbers in 0.001..1e6");
-    for (double& f : *to) f = static_cast<double>(static_cast<float>(f));  // as they are used
-  }
-}
-
-void read_scaling(const JsonReader& json, const JsonReader& whole, Rope* rope) {
-  rope->scaling = scaling_of(json, json.string_or("rope_type", json.string_or("type", "default")));
-  if (rope->scaling == Rope::Scaling::none) return;
-  if (rope->scaling == Rope::Scaling::longrope) return read_longrope(json, whole, rope);
-  rope->factor = json.number("factor", 1e-6, 1e6);
-  if (rope->scaling == Rope::Scaling::linear) return;
-  if (rope->scaling == Rope::Scaling::yarn) return read_yarn(json, rope);
-  rope->low_freq_factor = json.number("low_freq_factor", 1e-6, 1e6);
-  rope->high_freq_factor = json.number("high_freq_factor", 1e-6, 1e6);
-  rope->original_positions = json.number("original_max_position_embeddings", 1, 1e9);
-  if (rope->high_freq_factor <= rope->low_freq_factor)
-    json.fail("high_freq_factor", "a number above low_freq_factor");
-}
-
-}  // namespace
-
-Rope read_rope(const JsonReader& json, const std::string& layer_type, double default_theta) {
-  Rope rope;
-  if (const auto parameters = json.object("rope_parameters")) {
-    const auto nested = layer_type.empty() ? std::nullopt : parameters->object(layer_type);
-    const JsonReader& r = nested ? *nested : *parameters;
-    rope.theta = r.number_or("rope_theta", default_theta, 1, 1e12);
-    read_scaling(r, json, &rope);
-    return rope;
-  }
-  rope.theta = json.number_or("rope_theta", default_theta, 1, 1e12);
-  if (const auto scaling = json.object("rope_scaling")) read_scaling(*scaling, json, &rope);
-  return rope;
-}
-
-void read_rotary_part(const JsonReader& json, double part, ModelConfig* c) {
-  const auto parameters = json.object("rope_parameters");
-  const JsonReader& place =
-      parameters && parameters->has("partial_rotary_factor") ? *parameters : json;
-  part = place.number_or("partial_rotary_factor", part, 0, 1);
-  const auto turned = static_cast<int64_t>(static_cast<double>(c->head_dim) * part);
-  if (turned < 2 || turned % 2 != 0)
-    place.fail("partial_rotary_factor",
-               "an even number of head_dim " + std::to_string(c->head_dim) + " dimensions");
-  c->rotary_dim = turned == c->head_dim ? 0 : turned;
-}
-
 std::vector<int64_t> read_windows(const JsonReader& json, int64_t layers, int64_t window,
                                   const std::function<bool(int64_t)>& slides) {
   std::vector<int64_t> result;
@@ -308,8 +214,40 @@ int64_t checked_capacity(const ModelConfig& c, int64_t capacity) {
   return capacity;
 }
 
+namespace {
+
+// Throws an unsupported Error for weights that another program's kernels read, and for what a
+// server answered in place of the file.
+void refuse_other_weights(const JsonReader& json) {
+  const std::string expected =
+      "weights that are not quantized (take the checkpoint that these were made from, with "
+      "--compute q8 or q4, or the model as a GGUF file)";
+  for (const char* const name :
+       {"quantization_config", "compression_config", "quantization"}) {  // the last of MLX
+    const auto nested = json.has_object("text_config") ? json.object("text_config") : std::nullopt;
+    const JsonReader& place = nested && nested->has_object(name) ? *nested : json;
+    if (!place.has_object(name)) continue;
+    const JsonReader how = place.required_object(name);
+    if (how.keys().empty()) continue;
+    for (const char* const method : {"quant_method", "quant_algo", "mode"}) {
+      if (how.has(method))
+        throw Error(ErrorKind::unsupported, json.file(), how.path_of(method), expected,
+                    how.string(method));
+    }
+    throw Error(ErrorKind::unsupported, json.file(), place.path_of(name), expected,
+                name == std::string("quantization") ? "weights quantized by MLX"
+                                                    : printable(how.text(), 100));
+  }
+  if (json.has("error") && !json.has("architectures") && !json.has("model_type"))
+    throw Error(ErrorKind::format, json.file(), "error", "the config of a model",
+                "a server's answer in its place");
+}
+
+}  // namespace
+
 ModelConfig parse_model_config(const std::string& text, const std::string& file) {
-  const JsonReader json = parse_json(text, file);
+  const JsonReader json = parse_python_json(text, file);
+  refuse_other_weights(json);
   const Family& family = family_of(json);
   ModelConfig config = family.read_config(json);
   for (const Rope& rope : config.ropes) {
@@ -325,7 +263,7 @@ ModelConfig parse_model_config(const std::string& text, const std::string& file)
 
 GenerationConfig parse_generation_config(const std::string& text, const std::string& file,
                                          int64_t vocab_size) {
-  const JsonReader json = parse_json(text, file);
+  const JsonReader json = parse_python_json(text, file);
   GenerationConfig g;
   g.source = file;
   g.eos_ids = read_ids(json, "eos_token_id", vocab_size);

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <new>
 
+#include "src/base/json_value.hpp"
+#include "src/checkpoint/checkpoint_source.hpp"
 #include "src/checkpoint/packed.hpp"
 #include "src/checkpoint/weight_guard.hpp"
 #include "stet/base/error.hpp"
@@ -57,9 +59,10 @@ struct Plan {
 };
 
 Plan read_plan(const FileSource& source) {
+  require_model(source);
   const std::string file = source.path_of(kConfigName);
   const std::string text = source.read(kConfigName, kConfigLimit);
-  return {parse_model_config(text, file), &family_of(parse_json(text, file))};
+  return {parse_model_config(text, file), &family_of(parse_python_json(text, file))};
 }
 
 std::unique_ptr<Model> build(Plan plan, const Checkpoint& checkpoint, Contract contract,

@@ -1,5 +1,6 @@
 #include "stet/checkpoint/overrides.hpp"
 
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -17,10 +18,15 @@ const std::string kGeneration = "generation_config.json";
 std::string with_eos(const FileSource& source, const std::vector<int32_t>& ids) {
   Json config = Json::object();
   if (source.has(kGeneration))
-    config =
-        parse_ordered_json(source.read(kGeneration, kMostGeneration), source.path_of(kGeneration));
+    config = parse_ordered_python_json(source.read(kGeneration, kMostGeneration),
+                                       source.path_of(kGeneration));
   if (!config.is_object())
     throw Error(ErrorKind::format, source.path_of(kGeneration), "", "a JSON object", "other text");
+  for (const auto& [name, value] : config.items()) {  // which has no form in JSON
+    if (value.is_number_float() && !std::isfinite(value.get<double>()))
+      throw Error(ErrorKind::format, source.path_of(kGeneration), name, "a finite number",
+                  "another");
+  }
   config["eos_token_id"] = ids;
   return config.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

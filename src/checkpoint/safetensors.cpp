@@ -10,9 +10,10 @@
 #include <set>
 #include <utility>
 
+#include "src/base/json_value.hpp"
+#include "src/base/known_content.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
-#include "stet/base/json_reader.hpp"
 
 namespace stet {
 namespace {
@@ -33,6 +34,32 @@ std::string_view header_text(ByteReader* reader) {
   }
   const auto bytes = reader->bytes(length, "header");
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// Where the data of a header ends whose tensors follow each other from 0 on, as they do in every
+// file that was written whole; 0 for another.
+uint64_t promised_data(const JsonReader& header) {
+  std::vector<std::pair<int64_t, int64_t>> ranges;
+  for (const std::string& name : header.keys()) {
+    if (name == kMetadata || !header.has_object(name)) continue;
+    const auto offsets = header.required_object(name).integers("data_offsets", 0, kMaxInt64);
+    if (offsets.size() == 2) ranges.emplace_back(offsets[0], offsets[1]);
+  }
+  std::ranges::sort(ranges);
+  int64_t end = 0;
+  for (const auto& [from, to] : ranges) {
+    if (from != end || to < from) return 0;
+    end = to;
+  }
+  return static_cast<uint64_t>(end);
+}
+
+// Throws the Error for a file whose tensors end behind it, if that is all that is wrong with it.
+void refuse_cut_off(std::span<const std::byte> bytes, const std::string& path) {
+  ByteReader reader(bytes, path);
+  const JsonReader header = parse_json(header_text(&reader), path);
+  const uint64_t promised = promised_data(header);
+  if (promised > reader.remaining()) fail_cut_off(path, reader.position() + promised, bytes.size());
 }
 
 std::map<std::string, std::string> parse_metadata(const JsonReader& object) {
@@ -105,19 +132,39 @@ void order_tensors(std::vector<TensorView>* tensors, std::span<const std::byte> 
   }
 }
 
+// Throws a format Error for a file that is something else, or whose header is not there whole.
+void check_is_safetensors(const FileBytes& file) {
+  const std::span<const std::byte> bytes = file.extent();
+  const std::string found = known_content(file.header());
+  if (!found.empty() && found != "a safetensors file")
+    throw Error(ErrorKind::format, file.path(), "", "a safetensors file", found);
+  if (found.empty() || bytes.size() < sizeof(uint64_t)) return;
+  const uint64_t header = ByteReader(file.header(), file.path()).u64("header length");
+  if (header <= kHeaderLimit && header > bytes.size() - sizeof header)
+    fail_cut_off(file.path(), sizeof header + header, bytes.size());
+}
+
 // The one file of weights, or the index of several.
 std::string weights_name(const FileSource& source) {
   for (const std::string& name : {std::string(kPackedName), kWeightsName, kIndexName}) {
     if (source.has(name)) return name;
   }
+  std::string found = "neither";
+  for (const char* other : {"pytorch_model.bin", "pytorch_model.bin.index.json",
+                            "consolidated.00.pth", "consolidated.safetensors", "tf_model.h5",
+                            "flax_model.msgpack", "model.safetensors.incomplete"}) {
+    if (source.has(other)) found = other + std::string(", which stet does not read");
+  }
+  if (source.has("pytorch_model.bin") || source.has("pytorch_model.bin.index.json"))
+    found += " (transformers' save_pretrained writes it as safetensors)";
   throw Error(ErrorKind::io, source.path(), "", kWeightsName + " or " + kIndexName + " in it",
-              "neither");
+              found);
 }
 
 // The file of each tensor, as the index lists them.
 std::map<std::string, std::string> read_weight_map(const FileSource& source) {
   const JsonReader index =
-      parse_json(source.read(kIndexName, kIndexLimit), source.path_of(kIndexName));
+      parse_python_json(source.read(kIndexName, kIndexLimit), source.path_of(kIndexName));
   const JsonReader weight_map = index.required_object("weight_map");
   std::map<std::string, std::string> files;
   std::set<std::string> shards;
@@ -204,12 +251,18 @@ const Checkpoint::Shard& Checkpoint::add_shard(const FileSource& source, const s
   auto file = source.open(name);
   if (file->extent().empty())
     throw Error(ErrorKind::format, file->path(), "", "a file with content", "0 bytes");
+  check_is_safetensors(*file);
   FilePart data = file->in_place();
   auto shard = std::make_unique<Shard>(Shard{std::move(file), std::move(data), {}});
   const std::string& path = shard->file->path();
-  shard->tensors = shard->in_order()
-                       ? SafeTensors::parse(shard->file->header(), shard->bytes_in_file(), path)
-                       : SafeTensors::parse(shard->file->extent(), path);
+  try {
+    shard->tensors = shard->in_order()
+                         ? SafeTensors::parse(shard->file->header(), shard->bytes_in_file(), path)
+                         : SafeTensors::parse(shard->file->extent(), path);
+  } catch (const Error&) {
+    refuse_cut_off(shard->file->extent(), path);
+    throw;
+  }
   shards_.push_back(std::move(shard));
   return *shards_.back();
 }

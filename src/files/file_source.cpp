@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 
+#include "src/base/known_content.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/memory.hpp"
 
@@ -36,13 +37,21 @@ class DirectorySource : public FileSource {
     if (std::filesystem::file_size(path, unknown) == 0) {  // which cannot be mapped
       return std::make_shared<const FileBytes>(path, std::span<const std::byte>(), nullptr);
     }
-    if (!map_) return read_into_memory(path);
-    const auto file = MappedFile::open(path);
-    return std::make_shared<const FileBytes>(path, file->bytes(), nullptr, file);
+    std::shared_ptr<const FileBytes> content;
+    if (map_) {
+      const auto file = MappedFile::open(path);
+      content = std::make_shared<const FileBytes>(path, file->bytes(), nullptr, file);
+    } else {
+      content = read_into_memory(path);
+    }
+    refuse_pointer(content->extent(), content->extent().size(), path);
+    return content;
   }
 
   std::string read(const std::string& name, size_t limit) const override {
-    return read_text_file(path_of(name), limit);
+    std::string text = read_text_file(path_of(name), limit);
+    refuse_pointer(std::as_bytes(std::span(text)), text.size(), path_of(name));
+    return text;
   }
 
   void check_own(const std::string& name) const override {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <set>
 
+#include "src/base/known_content.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
@@ -16,6 +17,7 @@ namespace {
 
 constexpr uint64_t kMostKeys = 1 << 16, kMostTensors = 1 << 16, kMostText = uint64_t{1} << 24,
                    kMostElements = uint64_t{1} << 24;
+constexpr int kMostDepth = 16;
 
 enum ValueType : uint32_t {
   kU8,
@@ -32,6 +34,29 @@ enum ValueType : uint32_t {
   kI64,
   kF64
 };
+
+// How many bytes a value of the type takes; 0 for a text, an array and what is no type.
+size_t size_of(uint32_t type) {
+  switch (type) {
+    case kU8:
+    case kI8:
+    case kBool:
+      return 1;
+    case kU16:
+    case kI16:
+      return 2;
+    case kU32:
+    case kI32:
+    case kF32:
+      return 4;
+    case kU64:
+    case kI64:
+    case kF64:
+      return 8;
+    default:
+      return 0;
+  }
+}
 
 class Reader {
  public:
@@ -65,9 +90,9 @@ class Reader {
       case kBool:
         return in_.u8(key) != 0;
       case kText:
-        return in_.text(count(key.c_str(), kMostText), key);
+        return in_.bytes(in_.u64(key), key);
       case kArray:
-        return array(key);
+        return array(key, 0);
       case kU64:
         return in_.u64(key);
       case kI64:
@@ -75,33 +100,44 @@ class Reader {
       case kF64:
         return std::bit_cast<double>(in_.u64(key));
       default:
-        throw Error(ErrorKind::format, in_.file(), key, "a type of value in 0..12",
-                    std::to_string(type));
+        fail_type(type, key);
     }
   }
   ByteReader& in() { return in_; }
 
  private:
-  Gguf::Value array(const std::string& key) {
-    const uint32_t type = in_.u32(key);
-    const uint64_t n = count(key.c_str(), std::min(kMostElements, uint64_t{in_.remaining()}));
-    if (type == kText) {
-      std::vector<std::string> all;
-      for (uint64_t i = 0; i < n; ++i) all.push_back(in_.text(count(key.c_str(), kMostText), key));
-      return all;
+  // Steps over the elements.
+  Gguf::Array array(const std::string& key, int depth) {
+    Gguf::Array a;
+    a.type = in_.u32(key);
+    a.count = in_.u64(key);
+    ByteReader begin = in_;
+    const size_t from = in_.position(), size = size_of(a.type);
+    if (size > 0) {
+      if (a.count > in_.remaining() / size)
+        throw Error(ErrorKind::format, in_.file(), key,
+                    std::to_string(a.count) + " elements of " + std::to_string(size) + " bytes",
+                    std::to_string(in_.remaining()) + " bytes before the end");
+      in_.bytes(a.count * size, key);
+    } else {
+      if (a.type != kText && a.type != kArray) fail_type(a.type, key);
+      if (depth == kMostDepth)
+        throw Error(ErrorKind::format, in_.file(), key,
+                    "arrays of at most " + std::to_string(kMostDepth) + " levels", "more");
+      for (uint64_t i = 0; i < a.count; ++i) {
+        if (a.type == kText)
+          in_.bytes(in_.u64(key), key);
+        else
+          array(key, depth + 1);
+      }
     }
-    if (type == kArray)
-      throw Error(ErrorKind::unsupported, in_.file(), key, "an array of numbers or texts",
-                  "one of arrays");
-    std::vector<double> all;
-    for (uint64_t i = 0; i < n; ++i) {
-      const Gguf::Value v = value(type, key);
-      if (const auto* u = std::get_if<uint64_t>(&v)) all.push_back(static_cast<double>(*u));
-      if (const auto* s = std::get_if<int64_t>(&v)) all.push_back(static_cast<double>(*s));
-      if (const auto* d = std::get_if<double>(&v)) all.push_back(*d);
-      if (const auto* b = std::get_if<bool>(&v)) all.push_back(*b ? 1 : 0);
-    }
-    return all;
+    a.elements = begin.bytes(in_.position() - from, key);
+    return a;
+  }
+
+  [[noreturn]] void fail_type(uint32_t type, const std::string& key) const {
+    throw Error(ErrorKind::format, in_.file(), key, "a type of value in 0..12",
+                std::to_string(type));
   }
 
   ByteReader in_;
@@ -150,36 +186,88 @@ void Gguf::fail(const std::string& field, const std::string& expected,
   throw Error(ErrorKind::format, path(), field, expected, found);
 }
 
-Gguf Gguf::parse(std::shared_ptr<const FileBytes> file) {
-  Gguf g;
-  g.file_ = std::move(file);
-  const std::span<const std::byte> bytes = g.file_->bytes();
-  Reader r(bytes, g.path());
-  if (r.in().remaining() < 4 || r.in().text(4, "magic") != "GGUF")
-    g.fail("magic", "GGUF", "other bytes");
+namespace {
+
+// Throws an Error for what is no GGUF file of a version that stet reads, and says what it is.
+void check_kind(Reader& r, std::span<const std::byte> bytes, const std::string& file) {
+  if (bytes.size() < 4 || r.in().text(4, "magic") != "GGUF") {
+    const std::string found = known_content(bytes);
+    throw Error(ErrorKind::format, file, "magic", "GGUF",
+                bytes.empty()   ? "an empty file"
+                : found.empty() ? "other bytes"
+                                : found);
+  }
   const uint32_t version = r.in().u32("version");
-  if (version != 2 && version != 3)
-    throw Error(ErrorKind::unsupported, g.path(), "version", "2 or 3", std::to_string(version));
+  if (version == 2 || version == 3) return;
+  const bool swapped = (version & 0xffff) == 0 && version != 0;
+  if (swapped)
+    throw Error(ErrorKind::unsupported, file, "version",
+                "a little-endian file (gguf_convert_endian.py of llama.cpp makes one)",
+                "a big-endian one");
+  throw Error(ErrorKind::unsupported, file, "version", "2 or 3", std::to_string(version));
+}
+
+// Where the data ends, if it is as the header says; 0 for tensors that overlap or do not fit.
+uint64_t promised_end(const std::vector<Declared>& declared, uint64_t data, uint64_t alignment) {
+  uint64_t end = data;
+  for (const Declared& d : declared) {
+    uint64_t tensor_end = 0;
+    if (d.offset % alignment != 0 || __builtin_add_overflow(d.offset, d.size, &tensor_end) ||
+        __builtin_add_overflow(tensor_end, data, &tensor_end))
+      return 0;
+    end = std::max(end, tensor_end);
+  }
+  uint64_t all = 0;  // tensors that leave gaps of more than what aligns them are not one file's
+  for (const Declared& d : declared) {
+    if (__builtin_add_overflow(all, d.size + alignment, &all)) return 0;
+  }
+  return !declared.empty() && end - data <= all ? end : 0;
+}
+
+std::vector<Declared> read_header(Reader& r, const std::string& file,
+                                  std::map<std::string, Gguf::Value>& values) {
   const uint64_t tensors = r.count("number of tensors", kMostTensors),
                  keys = r.count("number of keys", kMostKeys);
   for (uint64_t i = 0; i < keys; ++i) {
     const std::string key = r.text("key");
     const uint32_t type = r.in().u32(key);
-    if (!g.values_.emplace(key, r.value(type, key)).second)
-      g.fail(key, "each key once", "it twice");
+    if (!values.emplace(key, r.value(type, key)).second)
+      throw Error(ErrorKind::format, file, key, "each key once", "it twice");
   }
   std::vector<Declared> declared;
   std::set<std::string> names;
   for (uint64_t i = 0; i < tensors; ++i) {
-    declared.push_back(read_tensor(r, g.path()));
-    if (!names.insert(declared.back().tensor.name).second)
-      g.fail(declared.back().tensor.name, "each tensor once", "it twice");
+    declared.push_back(read_tensor(r, file));
+    const std::string& name = declared.back().tensor.name;
+    if (!names.insert(name).second)
+      throw Error(ErrorKind::format, file, name, "each tensor once", "it twice");
+  }
+  return declared;
+}
+
+}  // namespace
+
+Gguf Gguf::parse(std::shared_ptr<const FileBytes> file) {
+  Gguf g;
+  g.file_ = std::move(file);
+  const std::span<const std::byte> bytes = g.file_->bytes();
+  Reader r(bytes, g.path());
+  check_kind(r, bytes, g.path());
+  std::vector<Declared> declared;
+  try {
+    declared = read_header(r, g.path(), g.values_);
+  } catch (const Error& e) {
+    if (!e.found.ends_with(" before the end")) throw;
+    throw Error(e.kind, e.file, e.field, e.expected + " (the download stopped: fetch it again)",
+                e.found);
   }
   const auto alignment =
       static_cast<uint64_t>(g.integer("general.alignment", 1, 1 << 20).value_or(32));
   if (!std::has_single_bit(alignment))
     g.fail("general.alignment", "a power of two", std::to_string(alignment));
   const uint64_t data = (r.in().position() + alignment - 1) / alignment * alignment;
+  if (const uint64_t end = promised_end(declared, data, alignment); end > bytes.size())
+    fail_cut_off(g.path(), end, bytes.size());
   for (Declared& d : declared) {
     const uint64_t room = data < bytes.size() ? bytes.size() - data : 0;
     if (d.offset % alignment != 0 || d.offset > room || d.size > room - d.offset)
@@ -194,7 +282,11 @@ Gguf Gguf::parse(std::shared_ptr<const FileBytes> file) {
 std::optional<std::string> Gguf::text(const std::string& key) const {
   const auto found = values_.find(key);
   if (found == values_.end()) return std::nullopt;
-  if (const auto* text = std::get_if<std::string>(&found->second)) return *text;
+  if (const auto* text = std::get_if<std::span<const std::byte>>(&found->second)) {
+    if (text->size() > kMostText)
+      fail(key, "at most " + std::to_string(kMostText) + " bytes", std::to_string(text->size()));
+    return std::string(reinterpret_cast<const char*>(text->data()), text->size());
+  }
   fail(key, "a text", "another value");
 }
 
@@ -207,16 +299,27 @@ std::optional<int64_t> Gguf::integer(const std::string& key, int64_t min, int64_
     value = static_cast<int64_t>(*u);
   } else if (const auto* s = std::get_if<int64_t>(&found->second)) {
     value = *s;
-  } else if (const auto* list = std::get_if<std::vector<double>>(&found->second);
-             list != nullptr && !list->empty() && std::abs(list->front()) < 1e15 &&
-             std::equal(list->begin() + 1, list->end(), list->begin())) {
-    value = static_cast<int64_t>(list->front());  // the same for every layer
+  } else if (const Array* const a = std::get_if<Array>(&found->second);
+             a != nullptr && size_of(a->type) > 0) {  // the same for every layer
+    const std::vector<double>& list = *numbers(key);
+    if (list.empty() || !(std::abs(list.front()) < 1e15) ||
+        !std::equal(list.begin() + 1, list.end(), list.begin()))
+      fail(key, "an integer", "other values");
+    value = static_cast<int64_t>(list.front());
   } else {
     fail(key, "an integer", "another value");
   }
   if (value < min || value > max)
     fail(key, std::to_string(min) + ".." + std::to_string(max), std::to_string(value));
   return value;
+}
+
+std::vector<std::string> Gguf::keys(const std::string& prefix) const {
+  std::vector<std::string> found;
+  for (auto at = values_.lower_bound(prefix); at != values_.end() && at->first.starts_with(prefix);
+       ++at)
+    found.push_back(at->first);
+  return found;
 }
 
 std::optional<double> Gguf::number(const std::string& key) const {
@@ -233,18 +336,46 @@ std::optional<bool> Gguf::boolean(const std::string& key) const {
   fail(key, "true or false", "another value");
 }
 
-const std::vector<double>* Gguf::numbers(const std::string& key) const {
+const Gguf::Array* Gguf::array(const std::string& key, const char* expected) const {
   const auto found = values_.find(key);
   if (found == values_.end()) return nullptr;
-  if (const auto* list = std::get_if<std::vector<double>>(&found->second)) return list;
-  fail(key, "an array of numbers", "another value");
+  const Array* const a = std::get_if<Array>(&found->second);
+  if (a == nullptr) fail(key, expected, "another value");
+  if (a->count > kMostElements)
+    fail(key, "at most " + std::to_string(kMostElements) + " elements", std::to_string(a->count));
+  return a;
+}
+
+const std::vector<double>* Gguf::numbers(const std::string& key) const {
+  const Array* const a = array(key, "an array of numbers");
+  if (a == nullptr) return nullptr;
+  if (size_of(a->type) == 0) fail(key, "an array of numbers", "one of other values");
+  const auto [at, is_new] = numbers_.try_emplace(key);
+  std::vector<double>& all = at->second;
+  if (!is_new) return &all;
+  Reader r(a->elements, path());
+  all.reserve(a->count);
+  for (uint64_t i = 0; i < a->count; ++i) {
+    const Value v = r.value(a->type, key);
+    if (const auto* u = std::get_if<uint64_t>(&v)) all.push_back(static_cast<double>(*u));
+    if (const auto* s = std::get_if<int64_t>(&v)) all.push_back(static_cast<double>(*s));
+    if (const auto* d = std::get_if<double>(&v)) all.push_back(*d);
+    if (const auto* b = std::get_if<bool>(&v)) all.push_back(*b ? 1 : 0);
+  }
+  return &all;
 }
 
 const std::vector<std::string>* Gguf::texts(const std::string& key) const {
-  const auto found = values_.find(key);
-  if (found == values_.end()) return nullptr;
-  if (const auto* list = std::get_if<std::vector<std::string>>(&found->second)) return list;
-  fail(key, "an array of texts", "another value");
+  const Array* const a = array(key, "an array of texts");
+  if (a == nullptr) return nullptr;
+  if (a->type != kText) fail(key, "an array of texts", "one of other values");
+  const auto [at, is_new] = texts_.try_emplace(key);
+  std::vector<std::string>& all = at->second;
+  if (!is_new) return &all;
+  Reader r(a->elements, path());
+  all.reserve(a->count);
+  for (uint64_t i = 0; i < a->count; ++i) all.push_back(r.text(key.c_str()));
+  return &all;
 }
 
 }  // namespace stet

@@ -29,19 +29,29 @@ struct GgufTensor {
 
 class Gguf {
  public:
-  using Value = std::variant<uint64_t, int64_t, double, bool, std::string, std::vector<double>,
-                             std::vector<std::string>>;
+  // An array as it stands in the file: arrays that nobody asks for take no memory.
+  struct Array {
+    uint32_t type = 0;
+    uint64_t count = 0;
+    std::span<const std::byte> elements;
+  };
+  using Value = std::variant<uint64_t, int64_t, double, bool, std::span<const std::byte>, Array>;
 
-  // All of the header is checked, and that every tensor lies in the file, alone.
+  // Checks that all of the header is there, and that every tensor lies in the file, alone. Values
+  // are checked when they are asked for: a file may have any under keys of which stet knows
+  // nothing.
   static Gguf parse(std::shared_ptr<const FileBytes> file);
 
   bool has(const std::string& key) const { return values_.contains(key); }
+  // The keys that begin so, in alphabetical order.
+  std::vector<std::string> keys(const std::string& prefix) const;
   std::optional<std::string> text(const std::string& key) const;
   // Of whichever integer type; throws a format Error for one that is not in min..max.
   std::optional<int64_t> integer(const std::string& key, int64_t min, int64_t max) const;
   std::optional<double> number(const std::string& key) const;
   std::optional<bool> boolean(const std::string& key) const;
-  const std::vector<double>* numbers(const std::string& key) const;  // null: none
+  // Null: none. What they return lives as long as this; one thread at a time may call them.
+  const std::vector<double>* numbers(const std::string& key) const;
   const std::vector<std::string>* texts(const std::string& key) const;
 
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
@@ -52,7 +62,11 @@ class Gguf {
 
  private:
   std::shared_ptr<const FileBytes> file_;
+  const Array* array(const std::string& key, const char* expected) const;
+
   std::map<std::string, Value> values_;
+  mutable std::map<std::string, std::vector<double>> numbers_;  // arrays that were asked for
+  mutable std::map<std::string, std::vector<std::string>> texts_;
   std::vector<GgufTensor> tensors_;
 };
 

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "src/base/json_value.hpp"
+#include "src/gguf/sampling.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
 #include "stet/model/config.hpp"
@@ -39,6 +41,37 @@ const GgufArchitecture* find_architecture(const std::string& name) {
     if (name == a.name) return &a;
   }
   return nullptr;
+}
+
+bool has_tensor_ending(const std::vector<Gguf>& parts, std::string_view ending) {
+  return std::ranges::any_of(parts, [&](const Gguf& part) {
+    return std::ranges::any_of(part.tensors(),
+                               [&](const GgufTensor& t) { return t.name.ends_with(ending); });
+  });
+}
+
+// What a file is that is no model, in words; "" for a model.
+std::string other_kind(const std::vector<Gguf>& parts) {
+  const Gguf& keys = parts.front();
+  const std::string type = keys.text("general.type").value_or("model"),
+                    architecture = keys.text("general.architecture").value_or("");
+  const bool lora = keys.has("adapter.type") || has_tensor_ending(parts, ".lora_a");
+  if (type == "adapter" || lora)
+    return "an adapter (llama-export-lora of llama.cpp merges it into its base model)";
+  if (type == "mmproj" || architecture == "clip") return "what projects images, beside a model";
+  if (type == "imatrix" || has_tensor_ending(parts, ".in_sum2"))
+    return "an importance matrix of llama.cpp";
+  if (architecture == "controlvector") return "a control vector";
+  if (type == "vocab" ||
+      std::ranges::all_of(parts, [](const Gguf& p) { return p.tensors().empty(); }))
+    return "a vocabulary without weights";
+  return type == "model" ? "" : printable(type, 60);
+}
+
+void require_model(const std::vector<Gguf>& parts) {
+  const std::string found = other_kind(parts);
+  if (!found.empty())
+    throw Error(ErrorKind::unsupported, parts.front().path(), "general.type", "a model", found);
 }
 
 const GgufArchitecture& architecture_of(const Gguf& keys) {
@@ -102,7 +135,9 @@ const GgufArchitecture& architecture_for(const ModelConfig& c, const std::string
 }
 
 GgufNames::GgufNames(const std::vector<Gguf>& parts)
-    : parts_(parts), keys_(parts.front()), architecture_(architecture_of(keys_)) {
+    : parts_(parts),
+      keys_(parts.front()),
+      architecture_((require_model(parts), architecture_of(keys_))) {
   const GgufTensor* const embedding = find("token_embd.weight");
   if (embedding == nullptr || embedding->shape.size() != 2)
     keys_.fail("token_embd.weight", "a matrix", embedding == nullptr ? "none" : "another shape");
@@ -324,8 +359,14 @@ std::string GgufNames::config() const {
   return c.dump();
 }
 
+// What somebody changed in llama.cpp's keys goes before what stet kept of generation_config.json.
 std::string GgufNames::generation_config() const {
-  return keys_.text(kGgufGeneration).value_or(ids_config().dump());
+  const std::string kept = keys_.text(kGgufGeneration).value_or("");
+  Json g = kept.empty() ? ids_config()
+                        : parse_ordered_python_json(kept, keys_.path() + ": " + kGgufGeneration);
+  if (!g.is_object()) keys_.fail(kGgufGeneration, "a JSON object", "another value");
+  if (!take_sampling_keys(keys_, g) && !kept.empty()) return kept;
+  return g.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 nlohmann::ordered_json GgufNames::ids_config() const {

@@ -275,10 +275,4 @@ std::shared_ptr<const FileSource> gguf_source(const std::string& path, bool map)
   return std::make_shared<const GgufSource>(path, std::move(parts));
 }
 
-std::shared_ptr<const FileSource> checkpoint_source(const std::string& path, bool map) {
-  std::error_code unknown;
-  const bool file = path.ends_with(".gguf") && !std::filesystem::is_directory(path, unknown);
-  return file ? gguf_source(path, map) : directory_source(path, map);
-}
-
 }  // namespace stet

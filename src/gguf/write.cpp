@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/checkpoint/packed.hpp"
+#include "src/gguf/sampling.hpp"
 #include "src/gguf/write.hpp"
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/gguf.hpp"
@@ -253,6 +254,7 @@ class Conversion {
       const std::string text = source_.read(name, kConfigBytes);
       generation = parse_generation_config(text, source_.path_of(name), config_.vocab_size);
       keys.text(kGgufGeneration, text);
+      add_sampling_keys(generation, keys);
     } else if (!config_.eos_ids.empty()) {
       keys.text(kGgufGeneration, nlohmann::json{{"eos_token_id", config_.eos_ids}}.dump());
     }

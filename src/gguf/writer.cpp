@@ -43,6 +43,15 @@ void GgufKeys::u32(std::string_view name, uint64_t value) {
   bytes_.u32(static_cast<uint32_t>(value));
 }
 
+void GgufKeys::i32(std::string_view name, int64_t value) {
+  if (value != static_cast<int32_t>(value)) {
+    throw Error(ErrorKind::argument, "", std::string(name), "at most 32 bits",
+                std::to_string(value));
+  }
+  key(name, kWrittenI32);
+  bytes_.u32(static_cast<uint32_t>(static_cast<int32_t>(value)));
+}
+
 void GgufKeys::f32(std::string_view name, double value) {
   key(name, kWrittenF32);
   bytes_.f32(static_cast<float>(value));

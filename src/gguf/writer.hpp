@@ -17,6 +17,7 @@ namespace stet {
 class GgufKeys {
  public:
   void u32(std::string_view key, uint64_t value);  // an argument Error beyond 32 bits
+  void i32(std::string_view key, int64_t value);   // likewise
   void f32(std::string_view key, double value);
   void boolean(std::string_view key, bool value);
   void text(std::string_view key, std::string_view value);

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -34,17 +35,41 @@ TEST(ParseJson, TellsWhereTextIsNotJson) {
   EXPECT_EQ(refusal("{\"a\": [1, 2"),
             "line 1, column 12: expected valid JSON, found the end of the text");
   EXPECT_EQ(refusal("{\n  \"a\": tru\n}"),
-            "line 2, column 11: expected valid JSON, found '\"a\": tru<U+000A>'");
-  EXPECT_EQ(refusal("{} x"), "line 1, column 4: expected valid JSON, found '{} x'");
-  EXPECT_EQ(refusal("{\"a\":1,}"), "line 1, column 8: expected valid JSON, found '1,}'");
+            "line 2, column 11: expected valid JSON, found '\"a\": tru<U+000A>': invalid literal");
+  EXPECT_EQ(refusal("{} x"),
+            "line 1, column 4: expected valid JSON, found '{} x': invalid literal");
+  EXPECT_EQ(refusal("{\"a\":1,}"),
+            "line 1, column 8: expected valid JSON, found '1,}': unexpected '}'; expected string "
+            "literal");
   EXPECT_EQ(refusal("{\"a\":\"\xff\"}").substr(0, 44),
             "line 1, column 7: expected valid JSON, found");
-  EXPECT_EQ(refusal("{\"a\":NaN}").substr(0, 44), "line 1, column 6: expected valid JSON, found");
+  EXPECT_EQ(refusal("{\"a\":NaN}"),
+            "line 1, column 6: expected valid JSON, found '{\"a\":N': invalid literal");
   EXPECT_EQ(refusal("{\"a\":1} // comment").substr(0, 44),
             "line 1, column 9: expected valid JSON, found");
   EXPECT_EQ(
       refusal("{\"" + std::string(5000, 'k') + "\n"),
-      "line 1, column 5003: expected valid JSON, found '" + std::string(32, 'k') + "<U+000A>'");
+      "line 1, column 5003: expected valid JSON, found '" + std::string(32, 'k') +
+          "<U+000A>': invalid string: control character U+000A (LF) must be escaped to \\u000A or "
+          "\\n");
+}
+
+TEST(ParseJson, ReadsThePythonNumbers) {
+  const nlohmann::json j = stet::parse_python_json_value(
+      R"({"NaN": [NaN, Infinity, -Infinity, 0e7, 0.00e007, -0.00e007], "s": "a\"NaN\\", "x": [1, NaN]})",
+      "f");
+  EXPECT_TRUE(std::isnan(j["NaN"][0].get<double>()));
+  EXPECT_EQ(j["NaN"][1], std::numeric_limits<double>::infinity());
+  EXPECT_EQ(j["NaN"][2], -std::numeric_limits<double>::infinity());
+  for (int i = 3; i < 6; ++i) EXPECT_EQ(j["NaN"][i], 0.0);
+  EXPECT_EQ(j["s"], "a\"NaN\\");
+  EXPECT_TRUE(std::isnan(j["x"][1].get<double>()));
+  EXPECT_EQ(error_of([] {
+              stet::parse_python_json_value("{\"a\": NaN,\n \"b\": Infinit}", "f");
+            }).substr(0, 52),
+            "format: f: line 2, column 7: expected valid JSON, fo");
+  for (const char* text : {"NaNs", "nan", "+Infinity", "Infinity1", "--Infinity", "[NaN NaN]"})
+    EXPECT_NE(error_of([&] { stet::parse_python_json_value(text, "f"); }), kNoError) << text;
 }
 
 TEST(ParseJson, RefusesWhatTheLibraryLetsPass) {

@@ -135,11 +135,15 @@ def read_rope(j, theta, layer_type):
     rope["factor"] = float(scaling["factor"])
     if kind == "linear":
         return rope
-    rope["original_positions"] = float(scaling["original_max_position_embeddings"])
+    name = "original_max_position_embeddings"
+    rope["original_positions"] = float(j.get(name, scaling.get(name, j.get("max_position_embeddings"))))
     if kind == "llama3":
         rope.update(low_freq_factor=float(scaling["low_freq_factor"]), high_freq_factor=float(scaling["high_freq_factor"]))
         return rope
-    given = 0.1 * log64(rope["factor"]) + 1 if rope["factor"] > 1 else 1.0
+    def magnitude(scale):
+        return 0.1 * scale * log64(rope["factor"]) + 1 if rope["factor"] > 1 else 1.0
+
+    given = magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"]) if scaling.get("mscale") else magnitude(1)
     rope.update(beta_fast=float(scaling.get("beta_fast", 32)), beta_slow=float(scaling.get("beta_slow", 1)),
                 truncate=scaling.get("truncate", True), attention_factor=float(scaling.get("attention_factor", given)))
     return rope

@@ -17,7 +17,8 @@ namespace stet {
 // for architectures, types, vocabularies and pre-tokenizers that stet does not know.
 STET_API std::shared_ptr<const FileSource> gguf_source(const std::string& path, bool map = true);
 
-// A directory, or a file whose name ends with ".gguf".
+// A directory, or a GGUF file. Throws an Error for another path that says what is there: a name on
+// the Hugging Face Hub, one file of a checkpoint, a pointer, another format.
 STET_API std::shared_ptr<const FileSource> checkpoint_source(const std::string& path,
                                                              bool map = true);
 

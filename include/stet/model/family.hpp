@@ -55,12 +55,20 @@ struct Defaults {
 // in the rest.
 STET_API ModelConfig read_common(const JsonReader& json, const char* family,
                                  const Defaults& defaults = {});
-// config.json's rope_theta and rope_scaling, or the newer rope_parameters; `layer_type` names the
-// entry of rope_parameters where it has one per layer type.
-STET_API Rope read_rope(const JsonReader& json, const std::string& layer_type,
-                        double default_theta);
-// Which part of a head's dimensions turns: partial_rotary_factor of the config or its
-// rope_parameters, else `part`.
+// The fields at the top of config.json that a family has for rotary positions.
+struct RopeFields {
+  std::vector<std::string> theta = {"rope_theta"};  // what holds theta: the first that is there
+  std::vector<std::string> others = {};             // those that the family reads by itself
+};
+// Rotary positions as config.json gives them. Each value is looked for in rope_scaling, then in
+// rope_parameters; theta after that at the top level, and else is the default. `layer_type` names
+// the entry of rope_parameters where it has one for each layer type. A field that begins with rope_
+// or rotary_, or stands in those objects, and that neither stet nor the family reads is an
+// unsupported Error, unless it is null or known to have no effect.
+STET_API Rope read_rope(const JsonReader& json, const std::string& layer_type, double default_theta,
+                        const RopeFields& fields = {});
+// Which part of a head's dimensions turns: partial_rotary_factor of rope_scaling, rope_parameters
+// or the config itself, else `part`. A family that calls this names the field in RopeFields.
 STET_API void read_rotary_part(const JsonReader& json, double part, ModelConfig* config);
 // The windows of all layers: `window` where layer_types says sliding, or where it is absent and
 // slides(i) holds.

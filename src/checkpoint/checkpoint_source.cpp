@@ -1,0 +1,158 @@
+#include "src/checkpoint/checkpoint_source.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+#include "src/base/json_value.hpp"
+#include "src/base/known_content.hpp"
+#include "stet/base/error.hpp"
+#include "stet/checkpoint/gguf.hpp"
+
+namespace stet {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kBeginning = 1024, kMostConfig = size_t{16} << 20;
+const std::string kPathExpected = "a checkpoint directory or a .gguf file";
+const std::string kAdapterConfig = "adapter_config.json";
+
+// "" for what is no regular file: reading a pipe could wait for ever.
+std::string first_bytes(const std::string& path) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(path, ignored)) return "";
+  std::string bytes(kBeginning, '\0');
+  std::ifstream in(path, std::ios::binary);
+  in.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  bytes.resize(static_cast<size_t>(std::max<std::streamsize>(in.gcount(), 0)));
+  return bytes;
+}
+
+bool is_word(const std::string& text) {
+  return !text.empty() && std::ranges::all_of(text, [](unsigned char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' ||
+           c == '_' || c == '.';
+  });
+}
+
+}  // namespace
+
+std::string hub_name(std::string path) {
+  bool hub = false;
+  for (const char* address : {"https://", "http://", "hf://", "huggingface.co/", "hf.co/"}) {
+    if (!path.starts_with(address)) continue;
+    path.erase(0, std::string_view(address).size());
+    hub = true;
+  }
+  std::error_code ignored;
+  const size_t slash = path.find('/');
+  if (slash == std::string::npos) return "";
+  size_t end = path.find_first_of("/?:#@", slash + 1);
+  if (!hub && end != std::string::npos && path[end] == '/') return "";
+  const std::string owner = path.substr(0, slash), name = path.substr(slash + 1, end - slash - 1);
+  if (!is_word(owner) || !is_word(name) || owner[0] == '.' || name.ends_with(".gguf")) return "";
+  return hub || !fs::exists(owner, ignored) ? owner + "/" + name : "";
+}
+
+namespace {
+
+// The names of the files in a directory that end so, in order.
+std::vector<std::string> files_ending(const std::string& directory, const std::string& ending) {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(directory.empty() ? "." : directory, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (name.ends_with(ending)) names.push_back(name);
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+std::string base_of_adapter(const FileSource& source) {
+  const JsonReader adapter =
+      parse_python_json(source.read(kAdapterConfig, kMostConfig), source.path_of(kAdapterConfig));
+  const std::string base = adapter.string_or("base_model_name_or_path", "");
+  return base.empty() ? "" : " of " + base;
+}
+
+[[noreturn]] void refuse_found(const std::string& path, const std::string& field,
+                               const std::string& expected, const std::string& found) {
+  throw Error(ErrorKind::io, path, field, expected, found);
+}
+
+[[noreturn]] void refuse_without_config(const FileSource& source) {
+  const std::string& path = source.path();
+  const char* const config = "config.json";
+  if (source.has(kAdapterConfig))
+    throw Error(ErrorKind::unsupported, path, kAdapterConfig,
+                "a whole model (merge_and_unload of peft merges an adapter into its base model)",
+                "an adapter alone" + base_of_adapter(source));
+  if (const auto files = files_ending(path, ".gguf"); !files.empty())
+    refuse_found(path, config, "a checkpoint, or the path of a .gguf file",
+                 "none beside " + files.front());
+  if (const auto revisions = files_ending(path + "/snapshots", ""); !revisions.empty())
+    refuse_found(path, config, "a checkpoint",
+                 "a cache of the Hub, whose files are in snapshots/" + revisions.back());
+  if (source.has("params.json"))
+    refuse_found(path, config, "a checkpoint in the layout of Hugging Face",
+                 "params.json of another layout");
+  source.read(config, kMostConfig);  // throws what hinders
+  refuse_found(path, config, "a file", "none");
+}
+
+}  // namespace
+
+void refuse_path(const std::string& path) {
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) {
+    const std::string name = hub_name(path);
+    if (name.empty()) refuse_found(path, "", kPathExpected, "nothing of that name");
+    refuse_found(path, "",
+                 fmt::format("{}; \"hf download {} --local-dir {}\" gets the files from the Hub",
+                             kPathExpected, name, name.substr(name.find('/') + 1)),
+                 "a name on the Hub");
+  }
+  const std::string begin = first_bytes(path);
+  const auto bytes = std::as_bytes(std::span(begin));
+  refuse_pointer(bytes, fs::file_size(path, ignored), path);
+  const fs::path directory = fs::path(path).parent_path();
+  const std::string found = known_content(bytes);
+  if (fs::exists(directory / "config.json", ignored))
+    refuse_found(path, "",
+                 fmt::format("{}, here {}", kPathExpected,
+                             directory.empty() ? "its directory, ." : directory.string()),
+                 "one file of a checkpoint");
+  refuse_found(path, "", kPathExpected,
+               !found.empty()                        ? found
+               : !fs::is_regular_file(path, ignored) ? "a device or pipe"
+               : begin.empty()                       ? "an empty file"
+               : path.ends_with(".json")             ? "a JSON file"
+                                                     : "a file of another kind");
+}
+
+void require_model(const FileSource& source) {
+  if (!source.has("config.json")) refuse_without_config(source);
+  for (const char* name :
+       {"adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"}) {
+    if (!source.has(name)) continue;
+    throw Error(
+        ErrorKind::unsupported, source.path_of(name), "",
+        "a model without an adapter beside it (merge_and_unload of peft merges it; the base "
+        "model alone runs where this file is not)",
+        name == kAdapterConfig ? "an adapter" + base_of_adapter(source) : "an adapter");
+  }
+}
+
+std::shared_ptr<const FileSource> checkpoint_source(const std::string& path, bool map) {
+  std::error_code unknown;
+  if (path.empty() || fs::is_directory(path, unknown)) return directory_source(path, map);
+  if (path.ends_with(".gguf") || first_bytes(path).starts_with("GGUF"))
+    return gguf_source(path, map);
+  refuse_path(path);
+}
+
+}  // namespace stet

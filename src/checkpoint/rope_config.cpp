@@ -1,0 +1,262 @@
+// Rotary positions as config.json gives them, in the order in which transformers reads them
+// (PreTrainedConfig.convert_rope_params_to_dict).
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "src/base/json_value.hpp"
+#include "stet/base/error.hpp"
+#include "stet/kernels/math.hpp"
+#include "stet/kernels/numbers.hpp"
+#include "stet/model/family.hpp"
+
+namespace stet {
+namespace {
+
+using FieldNames = std::vector<std::string>;
+
+bool has_name(const FieldNames& names, const std::string& name) {
+  return std::ranges::find(names, name) != names.end();
+}
+
+// Fields of published configs that change nothing: any value of them, or the one named.
+struct WithoutEffect {
+  const char* name;
+  const char* value;  // as JSON; null: any
+};
+constexpr WithoutEffect kWithoutEffect[] = {
+    {"finetuned", nullptr},          // YaRN's authors: the checkpoint was trained on long texts
+    {"rope_interleaved", "false"},   // nanotron: pairs are halves of a head, as everywhere here
+    {"partial_rotary_factor", "1"},  // all of a head turns
+    {"partial_rotary_factor", "1.0"}};
+
+bool has_effect(const JsonReader& object, const std::string& name) {
+  if (!object.has(name)) return false;
+  const std::string value = json_of(object).at(name).dump();
+  return std::ranges::none_of(kWithoutEffect, [&](const WithoutEffect& w) {
+    return name == w.name && (w.value == nullptr || value == w.value);
+  });
+}
+
+std::string joined_names(const FieldNames& names) {
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+[[noreturn]] void refuse_field(const JsonReader& object, const std::string& name,
+                               const std::string& expected) {
+  throw Error(ErrorKind::unsupported, object.file(), object.path_of(name), expected,
+              printable(json_of(object).at(name).dump(-1, ' ', false,
+                                                      nlohmann::json::error_handler_t::replace),
+                        60));
+}
+
+struct RopeType {
+  Rope::Scaling scaling;
+  FieldNames fields;  // beside those that every type has
+};
+
+RopeType rope_type_of(const JsonReader& json, const std::string& name) {
+  const char* const original = "original_max_position_embeddings";
+  if (name == "default") return {Rope::Scaling::none, {original}};
+  if (name == "linear") return {Rope::Scaling::linear, {"factor", original}};
+  if (name == "llama3")
+    return {Rope::Scaling::llama3, {"factor", "low_freq_factor", "high_freq_factor", original}};
+  if (name == "yarn")
+    return {Rope::Scaling::yarn,
+            {"factor", "attention_factor", "beta_fast", "beta_slow", "truncate", "mscale",
+             "mscale_all_dim", original}};
+  if (name == "longrope" || name == "su")
+    return {Rope::Scaling::longrope,
+            {"factor", "attention_factor", "short_factor", "long_factor", original}};
+  throw Error(ErrorKind::unsupported, json.file(),
+              json.path_of(json.has("rope_type") ? "rope_type" : "type"),
+              "default, linear, llama3, yarn or longrope", name);
+}
+
+// Where the fields of one kind of layer stand.
+class RopePlaces {
+ public:
+  RopePlaces(const JsonReader& top, const std::string& layer_type) : top_(top) {
+    const auto scaling = filled("rope_scaling"), parameters = filled("rope_parameters");
+    const bool by_type =
+        parameters && !layer_type.empty() &&
+        (parameters->has_object("full_attention") || parameters->has_object("sliding_attention"));
+    // Of layers that differ, rope_scaling is for those that see everything.
+    if (scaling && layer_type != "sliding_attention") objects_.push_back(*scaling);
+    if (!parameters || (scaling && layer_type.empty())) return;
+    if (!by_type) {
+      objects_.push_back(*parameters);
+      return;
+    }
+    for (const std::string& name : parameters->keys()) {
+      if (name != "full_attention" && name != "sliding_attention" && has_effect(*parameters, name))
+        refuse_field(*parameters, name, "full_attention and sliding_attention alone");
+    }
+    if (const auto object = parameters->object(layer_type)) objects_.push_back(*object);
+  }
+
+  const JsonReader& top() const { return top_; }
+  const std::vector<JsonReader>& objects() const { return objects_; }
+  // The first object that has the field, or the first one, which then is the one that lacks it.
+  const JsonReader& with(const std::string& name) const {
+    const auto found =
+        std::ranges::find_if(objects_, [&](const JsonReader& o) { return o.has(name); });
+    return found != objects_.end() ? *found : objects_.empty() ? top_ : objects_.front();
+  }
+  bool has(const std::string& name) const {
+    return std::ranges::any_of(objects_, [&](const JsonReader& o) { return o.has(name); });
+  }
+  double number(const char* name, double min, double max) const {
+    return with(name).number(name, min, max);
+  }
+  double number_or(const char* name, double fallback, double min, double max) const {
+    return has(name) ? number(name, min, max) : fallback;
+  }
+
+ private:
+  std::optional<JsonReader> filled(const char* name) const {
+    auto object = top_.object(name);
+    if (object && object->keys().empty()) object.reset();
+    return object;
+  }
+
+  const JsonReader& top_;
+  std::vector<JsonReader> objects_;
+};
+
+double read_theta(const RopePlaces& places, const RopeFields& fields, double default_theta) {
+  constexpr double kLeast = 1, kMost = 1e12;
+  if (places.has("rope_theta")) return places.number("rope_theta", kLeast, kMost);
+  for (const std::string& name : fields.theta) {
+    if (places.top().has(name)) return places.top().number(name, kLeast, kMost);
+  }
+  return default_theta;
+}
+
+// The positions that a model was first trained with: the field at the top, as Phi-3 has it, before
+// that beside the factors.
+double read_original_positions(const RopePlaces& places, double least) {
+  const char* const name = "original_max_position_embeddings";
+  if (places.top().has(name)) return places.top().number(name, least, 1e9);
+  if (places.has(name)) return places.number(name, least, 1e9);
+  return places.top().number("max_position_embeddings", least, 1e9);
+}
+
+double yarn_magnitude(double factor, double scale) {
+  return factor > 1 ? 0.1 * scale * math::log(factor) + 1 : 1;
+}
+
+void read_yarn(const RopePlaces& places, Rope* rope) {
+  rope->original_positions = read_original_positions(places, 1);
+  rope->beta_fast = places.number_or("beta_fast", 32, 1e-3, 1e6);
+  rope->beta_slow = places.number_or("beta_slow", 1, 1e-3, 1e6);
+  rope->truncate = places.with("truncate").boolean_or("truncate", true);
+  if (rope->beta_fast <= rope->beta_slow)
+    places.with("beta_fast").fail("beta_fast", "a number above beta_slow");
+  const double scale = places.number_or("mscale", 0, 0, 1e3),
+               all = places.number_or("mscale_all_dim", 0, 0, 1e3);
+  if ((scale == 0) != (all == 0)) {
+    const char* const alone = scale != 0 ? "mscale" : "mscale_all_dim";
+    refuse_field(places.with(alone), alone, "mscale and mscale_all_dim, or neither");
+  }
+  // Written out, so that a config that does and one that does not are the same model.
+  rope->attention_factor =
+      places.has("attention_factor") ? places.number("attention_factor", 1e-3, 1e3)
+      : scale != 0 ? yarn_magnitude(rope->factor, scale) / yarn_magnitude(rope->factor, all)
+                   : yarn_magnitude(rope->factor, 1);
+}
+
+void read_longrope(const RopePlaces& places, Rope* rope) {
+  const JsonReader& top = places.top();
+  const char* const original = "original_max_position_embeddings";
+  if (!top.has(original) && !places.has(original))
+    places.with(original).fail(original, "a number in 2.0..1000000000.0");
+  rope->original_positions = read_original_positions(places, 2);
+  const double positions = top.number_or("max_position_embeddings", 2048, 1, 1e9),
+               stretched = positions / rope->original_positions;
+  rope->factor = top.has(original) ? stretched : places.number_or("factor", stretched, 1e-6, 1e6);
+  rope->is_long = positions > rope->original_positions;
+  rope->attention_factor =
+      places.has("attention_factor") ? places.number("attention_factor", 1e-3, 1e3)
+      : rope->factor > 1             ? 1 / inverse_square_root(1 + math::log(rope->factor) /
+                                                                       math::log(rope->original_positions))
+                                     : 1;
+  for (const auto& [name, to] : {std::pair("short_factor", &rope->short_factors),
+                                 std::pair("long_factor", &rope->long_factors)}) {
+    *to = places.with(name).numbers(name);
+    const auto in_range = [](double f) { return f >= 1e-3 && f <= 1e6; };
+    if (to->empty() || !std::ranges::all_of(*to, in_range))
+      places.with(name).fail(name, "numbers in 0.001..1e6");
+    for (double& f : *to) f = static_cast<double>(static_cast<float>(f));  // as they are used
+  }
+}
+
+void read_scaling(const RopePlaces& places, Rope* rope) {
+  if (rope->scaling == Rope::Scaling::none) return;
+  if (rope->scaling == Rope::Scaling::longrope) return read_longrope(places, rope);
+  rope->factor = places.number("factor", 1e-6, 1e6);
+  if (rope->scaling == Rope::Scaling::linear) return;
+  if (rope->scaling == Rope::Scaling::yarn) return read_yarn(places, rope);
+  rope->low_freq_factor = places.number("low_freq_factor", 1e-6, 1e6);
+  rope->high_freq_factor = places.number("high_freq_factor", 1e-6, 1e6);
+  rope->original_positions = read_original_positions(places, 1);
+  if (rope->high_freq_factor <= rope->low_freq_factor)
+    places.with("high_freq_factor").fail("high_freq_factor", "a number above low_freq_factor");
+}
+
+// A field that nobody reads would be a model that turns otherwise than it was published for.
+void refuse_unknown(const RopePlaces& places, const std::string& type, const RopeType& read,
+                    const RopeFields& fields) {
+  FieldNames known = {"rope_type", "type", "rope_theta"};
+  known.insert(known.end(), read.fields.begin(), read.fields.end());
+  if (has_name(fields.others, "partial_rotary_factor")) known.push_back("partial_rotary_factor");
+  for (const JsonReader& object : places.objects()) {
+    for (const std::string& name : object.keys()) {
+      if (!has_name(known, name) && has_effect(object, name))
+        refuse_field(object, name, "for the type " + type + " one of " + joined_names(known));
+    }
+  }
+  FieldNames at_top = {"rope_scaling", "rope_parameters"};
+  at_top.insert(at_top.end(), fields.theta.begin(), fields.theta.end());
+  at_top.insert(at_top.end(), fields.others.begin(), fields.others.end());
+  for (const std::string& name : places.top().keys()) {
+    const bool rotary =
+        name.starts_with("rope_") || name.starts_with("rotary_") || name == "partial_rotary_factor";
+    if (rotary && !has_name(at_top, name) && has_effect(places.top(), name))
+      refuse_field(places.top(), name, "of fields for rotary positions " + joined_names(at_top));
+  }
+}
+
+}  // namespace
+
+Rope read_rope(const JsonReader& json, const std::string& layer_type, double default_theta,
+               const RopeFields& fields) {
+  const RopePlaces places(json, layer_type);
+  Rope rope;
+  rope.theta = read_theta(places, fields, default_theta);
+  const JsonReader& typed = places.with(places.has("rope_type") ? "rope_type" : "type");
+  const std::string type = places.objects().empty()
+                               ? "default"
+                               : typed.string_or("rope_type", typed.string_or("type", "default"));
+  const RopeType read = rope_type_of(typed, type);
+  rope.scaling = read.scaling;
+  read_scaling(places, &rope);
+  refuse_unknown(places, type, read, fields);
+  return rope;
+}
+
+void read_rotary_part(const JsonReader& json, double part, ModelConfig* c) {
+  const auto scaling = json.object("rope_scaling"), parameters = json.object("rope_parameters");
+  const char* const name = "partial_rotary_factor";
+  const JsonReader& place = scaling && scaling->has(name)         ? *scaling
+                            : parameters && parameters->has(name) ? *parameters
+                                                                  : json;
+  part = place.number_or(name, part, 0, 1);
+  const auto turned = static_cast<int64_t>(static_cast<double>(c->head_dim) * part);
+  if (turned < 2 || turned % 2 != 0)
+    place.fail(name, "an even number of head_dim " + std::to_string(c->head_dim) + " dimensions");
+  c->rotary_dim = turned == c->head_dim ? 0 : turned;
+}
+
+}  // namespace stet

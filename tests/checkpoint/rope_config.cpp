@@ -1,0 +1,259 @@
+// Rotary positions of config.json: every place where published configs have them, in transformers'
+// order; and fields that nobody reads, which are refused.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "stet/model/config.hpp"
+#include "tests/support/models.hpp"
+
+namespace stet::test::rope_config_tests {
+namespace {
+
+using Json = nlohmann::json;
+using Change = std::function<void(Json&)>;
+
+Json config_of(const std::string& model, const Change& change) {
+  Json json = Json::parse(read_text(data_path("models/" + model + "/config.json")));
+  change(json);
+  return json;
+}
+
+std::vector<Rope> ropes(const std::string& model, const Change& change) {
+  return parse_model_config(config_of(model, change).dump(), "config.json").ropes;
+}
+
+std::string refusal(const std::string& model, const Change& change) {
+  return error_of([&] { ropes(model, change); });
+}
+
+const Json kLlama3 = {{"rope_type", "llama3"},
+                      {"factor", 8.0},
+                      {"low_freq_factor", 1.0},
+                      {"high_freq_factor", 4.0},
+                      {"original_max_position_embeddings", 64}};
+
+void without(Json& j) {
+  for (const char* name : {"rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq"})
+    j.erase(name);
+}
+
+TEST(RopeConfig, ThetaStandsInAnyOfThreePlaces) {
+  struct Place {
+    const char* name;
+    Change put;
+    double theta;
+  };
+  const Place places[] = {{"rope_parameters",
+                           [](Json& j) {
+                             j["rope_parameters"] = kLlama3;
+                             j["rope_parameters"]["rope_theta"] = 5e5;
+                           },
+                           5e5},
+                          {"beside rope_parameters",
+                           [](Json& j) {
+                             j["rope_parameters"] = kLlama3;
+                             j["rope_theta"] = 4e5;
+                           },
+                           4e5},
+                          {"rope_scaling",
+                           [](Json& j) {
+                             j["rope_scaling"] = kLlama3;
+                             j["rope_scaling"]["rope_theta"] = 3e5;
+                           },
+                           3e5},
+                          {"beside rope_scaling",
+                           [](Json& j) {
+                             j["rope_scaling"] = kLlama3;
+                             j["rope_theta"] = 2e5;
+                           },
+                           2e5},
+                          {"rope_parameters before the top",
+                           [](Json& j) {
+                             j["rope_parameters"] = kLlama3;
+                             j["rope_parameters"]["rope_theta"] = 5e5;
+                             j["rope_theta"] = 7e5;
+                           },
+                           5e5},
+                          {"rope_scaling before rope_parameters",
+                           [](Json& j) {
+                             j["rope_scaling"] = kLlama3;
+                             j["rope_scaling"]["rope_theta"] = 6e5;
+                             j["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e5}};
+                           },
+                           6e5},
+                          {"nowhere", [](Json& j) { j["rope_scaling"] = kLlama3; }, 10000}};
+  for (const Place& place : places) {
+    const std::vector<Rope> found = ropes("llama31-tiny", [&](Json& j) {
+      without(j);
+      place.put(j);
+    });
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_EQ(found[0].theta, place.theta) << place.name;
+    EXPECT_EQ(found[0].scaling, Rope::Scaling::llama3) << place.name;
+    EXPECT_EQ(found[0].factor, 8) << place.name;
+    EXPECT_EQ(found[0].original_positions, 64) << place.name;
+  }
+}
+
+// An empty rope_scaling is none, as in Python.
+TEST(RopeConfig, AnEmptyObjectIsNone) {
+  const std::vector<Rope> found = ropes("llama31-tiny", [](Json& j) {
+    without(j);
+    j["rope_scaling"] = Json::object();
+    j["rope_parameters"] = {{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 5e5}};
+  });
+  EXPECT_EQ(found[0].theta, 5e5);
+  EXPECT_EQ(found[0].scaling, Rope::Scaling::linear);
+}
+
+TEST(RopeConfig, TwoThetasOfGemma3) {
+  const Change both = [](Json& j) {
+    without(j);
+    j["rope_parameters"] = {{"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}}},
+                            {"sliding_attention", {{"rope_type", "default"}}}};
+    j["rope_theta"] = 2e6;
+    j["rope_local_base_freq"] = 20000.0;
+  };
+  const auto expect = [](const std::vector<Rope>& found, double full, double local,
+                         Rope::Scaling scaling) {
+    ASSERT_EQ(found.size(), 2u);
+    EXPECT_EQ(found[0].theta, full);
+    EXPECT_EQ(found[0].scaling, scaling);
+    EXPECT_EQ(found[1].theta, local);
+    EXPECT_EQ(found[1].scaling, Rope::Scaling::none);
+  };
+  expect(ropes("gemma3-tiny", both), 2e6, 20000, Rope::Scaling::linear);
+  expect(ropes("gemma3-tiny",
+               [&](Json& j) {
+                 both(j);
+                 j["rope_parameters"]["full_attention"]["rope_theta"] = 3e6;
+                 j["rope_parameters"]["sliding_attention"]["rope_theta"] = 30000;
+               }),
+         3e6, 30000, Rope::Scaling::linear);
+  expect(ropes("gemma3-tiny",
+               [&](Json& j) {
+                 without(j);
+                 j["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8.0}};
+                 j["rope_local_base_freq"] = 40000;
+               }),
+         1e6, 40000, Rope::Scaling::linear);
+  expect(ropes("gemma3-tiny", without), 1e6, 10000, Rope::Scaling::none);
+  EXPECT_EQ(refusal("gemma3-tiny",
+                    [](Json& j) {
+                      without(j);
+                      j["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 2e6}};
+                    }),
+            "format: config.json: rope_parameters: expected full_attention and sliding_attention "
+            "in it, found an object");
+}
+
+TEST(RopeConfig, ThetasOfOtherFamilies) {
+  EXPECT_EQ(ropes("pythia-tiny", [](Json& j) { j["rotary_emb_base"] = 20000; })[0].theta, 20000);
+  EXPECT_EQ(ropes("pythia-tiny",
+                  [](Json& j) {
+                    j.erase("rotary_emb_base");
+                    j["rope_parameters"] = {{"rope_theta", 30000.0},
+                                            {"rope_type", "default"},
+                                            {"partial_rotary_factor", 0.25}};
+                  })[0]
+                .theta,
+            30000);
+  const std::vector<Rope> olmo = ropes("olmo3-tiny", [](Json& j) {
+    const Json scaling = j["rope_scaling"];
+    without(j);
+    j["rope_parameters"] = {
+        {"full_attention", scaling},
+        {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 70000.0}}}};
+    j["rope_parameters"]["full_attention"]["rope_theta"] = 80000.0;
+  });
+  EXPECT_EQ(olmo[0].theta, 80000);
+  EXPECT_EQ(olmo[0].scaling, Rope::Scaling::yarn);
+  EXPECT_EQ(olmo[1].theta, 70000);
+}
+
+// transformers takes the field at the top first, then the one beside the factors, then all
+// positions.
+TEST(RopeConfig, PositionsOfTheFirstTraining) {
+  const auto found = [](const Change& change) {
+    return ropes("llama31-tiny",
+                 [&](Json& j) {
+                   j["max_position_embeddings"] = 256;
+                   j["rope_scaling"] = kLlama3;
+                   change(j);
+                 })[0]
+        .original_positions;
+  };
+  EXPECT_EQ(found([](Json&) {}), 64);
+  EXPECT_EQ(found([](Json& j) { j["original_max_position_embeddings"] = 128; }), 128);
+  EXPECT_EQ(found([](Json& j) { j["rope_scaling"].erase("original_max_position_embeddings"); }),
+            256);
+}
+
+// Both numbers divide each other: with the same, nothing is scaled (arXiv 2309.00071 has 0.1 ln s +
+// 1 alone).
+TEST(RopeConfig, ScalesOfYarn) {
+  const auto factor = [](const Json& more) {
+    return ropes("llama31-tiny",
+                 [&](Json& j) {
+                   j["rope_scaling"] = {{"rope_type", "yarn"},
+                                        {"factor", 16.0},
+                                        {"original_max_position_embeddings", 64}};
+                   j["rope_scaling"].update(more);
+                 })[0]
+        .attention_factor;
+  };
+  EXPECT_NEAR(factor(Json::object()), 1.2772588722239782, 1e-12);  // 0.1 ln 16 + 1
+  EXPECT_EQ(factor({{"mscale", 1.0}, {"mscale_all_dim", 1.0}}), 1);
+  EXPECT_NEAR(factor({{"mscale", 0.707}, {"mscale_all_dim", 1.0}}), 0.9363975061530204, 1e-12);
+  EXPECT_EQ(factor({{"mscale", 1.0}, {"mscale_all_dim", 1.0}, {"attention_factor", 0.5}}), 0.5);
+}
+
+TEST(RopeConfig, FieldsThatNobodyReadsAreRefused) {
+  const auto at = [](const char* object, const char* name, const Json& value) {
+    return [=](Json& j) { (*object == '\0' ? j : j[object])[name] = value; };
+  };
+  const std::string known =
+      "expected for the type llama3 one of rope_type, type, rope_theta, factor, low_freq_factor, "
+      "high_freq_factor, original_max_position_embeddings, found ";
+  EXPECT_EQ(refusal("llama31-tiny", at("rope_scaling", "mscale", 0.7)),
+            "unsupported: config.json: rope_scaling.mscale: " + known + "0.7");
+  EXPECT_EQ(refusal("llama31-tiny", at("rope_scaling", "short_factor", {1, 2})),
+            "unsupported: config.json: rope_scaling.short_factor: " + known + "[1,2]");
+  EXPECT_EQ(refusal("llama31-tiny", at("rope_scaling", "partial_rotary_factor", 0.5)),
+            "unsupported: config.json: rope_scaling.partial_rotary_factor: " + known + "0.5");
+  EXPECT_EQ(refusal("llama31-tiny", at("", "rope_interleaved", true)),
+            "unsupported: config.json: rope_interleaved: expected of fields for rotary positions "
+            "rope_scaling, rope_parameters, rope_theta, found true");
+  for (const char* name : {"rotary_pct", "rope_local_base_freq", "rotary_dim", "rope_ratio"}) {
+    EXPECT_EQ(refusal("llama31-tiny", at("", name, 0.5))
+                  .find(std::string("unsupported: config.json: ") + name + ": "),
+              0u)
+        << name;
+  }
+  EXPECT_EQ(refusal("llama31-tiny",
+                    [](Json& j) {
+                      j["rope_scaling"] = {{"factor", 4.0}};
+                    })
+                .find("unsupported: config.json: rope_scaling.factor: expected for the type "
+                      "default one of "),
+            0u);
+}
+
+TEST(RopeConfig, FieldsWithoutEffectAndNullAreNot) {
+  const std::vector<Rope> plain = ropes("llama31-tiny", [](Json&) {});
+  EXPECT_EQ(ropes("llama31-tiny",
+                  [](Json& j) {
+                    j["rope_scaling"]["mscale"] = nullptr;
+                    j["rope_scaling"]["finetuned"] = true;
+                    j["rope_scaling"]["partial_rotary_factor"] = 1.0;
+                    j["rope_interleaved"] = false;
+                    j["rope_ratio"] = nullptr;
+                    j["partial_rotary_factor"] = 1;
+                  }),
+            plain);
+}
+
+}  // namespace
+}  // namespace stet::test::rope_config_tests
