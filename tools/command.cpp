@@ -247,6 +247,38 @@ void ModelOptions::check_digests(const FileSource& from) const {
   }
 }
 
+namespace {
+
+bool computes(const Model& model, Contract contract) {
+  try {
+    model.check_contract(contract);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// Whether products of bfloat16 have an instruction of their own in what computes here.
+bool has_bf16_products(const std::string& isa) {
+  return (isa.empty() ? std::string(best_kernels().name) : isa) == "avx512bf16";
+}
+
+// Returns the model, after a line on stderr where another contract would be quicker than the
+// default; of a model for whose size that matters.
+std::shared_ptr<const Model> told(std::shared_ptr<const Model> model, const ModelOptions& o) {
+  constexpr uint64_t kLarge = 100'000'000;
+  const bool chosen = !o.compute.empty() || !o.gemm.empty() || o.follows_snapshot || o.of_snapshot;
+  if (chosen || model->weight_bytes() < kLarge || !has_bf16_products(o.session.compute.isa) ||
+      !computes(*model, Contract::f32) || !computes(*model, Contract::bf16))
+    return model;
+  say("{}: bfloat16 weights run as f32, the default contract; --compute bf16 reads prompts about "
+      "twice as fast\n",
+      printable(checkpoint_name(model->directory())));
+  return model;
+}
+
+}  // namespace
+
 std::shared_ptr<const Model> ModelOptions::load_model() {
   const auto from = source();
   const std::string name = checkpoint_name(from->path());
@@ -259,7 +291,7 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
     const auto out_of_cache = cached(from, cache, {contract, threads, check, &packed});
     return Model::load(in_memory ? stet::in_memory(out_of_cache) : out_of_cache, threads, contract);
   };
-  if (!watched()) return load();
+  if (!watched()) return told(load(), *this);
   auto loading = std::async(std::launch::async, load);
   const double start = seconds();
   bool shown = false;
@@ -273,7 +305,7 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
     shown = true;
   }
   if (shown) rewrite_line("");
-  return loading.get();
+  return told(loading.get(), *this);
 }
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const CheckpointOption& checkpoint) {
