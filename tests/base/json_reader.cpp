@@ -44,14 +44,14 @@ TEST(ParseJson, TellsWhereTextIsNotJson) {
   EXPECT_EQ(refusal("{\"a\":\"\xff\"}").substr(0, 44),
             "line 1, column 7: expected valid JSON, found");
   EXPECT_EQ(refusal("{\"a\":NaN}"),
-            "line 1, column 6: expected valid JSON, found '{\"a\":N': invalid literal");
+            "line 1, column 6: expected valid JSON, found '\"a\":N': invalid literal");
   EXPECT_EQ(refusal("{\"a\":1} // comment").substr(0, 44),
             "line 1, column 9: expected valid JSON, found");
   EXPECT_EQ(
       refusal("{\"" + std::string(5000, 'k') + "\n"),
       "line 1, column 5003: expected valid JSON, found '" + std::string(32, 'k') +
           "<U+000A>': invalid string: control character U+000A (LF) must be escaped to \\u000A or "
-          "\\n");
+          "\\n; expected string literal");
 }
 
 TEST(ParseJson, ReadsThePythonNumbers) {
@@ -113,7 +113,8 @@ TEST(ParseJson, KeepsTheOrderOfTheText) {
   EXPECT_EQ(refused(R"({"b":1,"b":1})"),
             "format: f: b: expected each key once, found a second value");
   EXPECT_EQ(refused("{\n \"b\":}"),
-            "format: f: line 2, column 6: expected valid JSON, found '\"b\":}'");
+            "format: f: line 2, column 6: expected valid JSON, found '\"b\":}': unexpected '}'; "
+            "expected '[', '{', or a literal");
 }
 
 // The library's own parser of ordered values compares each member with all before it: of so many,

@@ -50,7 +50,7 @@ class Overflow(unittest.TestCase):
 
     def test_the_command_keeps_nothing(self):
         state = os.path.join(self.scratch.name, "s.stet")
-        for arguments in (["generate", "--say", "Let a = 3. What is a?", "-n", "4"], ["save", "-p", "Let a = 3.", "-o", state], ["logits", "-p", "Let a = 3."]):
+        for arguments in (["generate", "--say", "Let a = 3. What is a?", "-n", "4"], ["save", "-p", "Let a = 3.", "-o", state], ["logits", "--digest", "-p", "Let a = 3."]):
             run = self.run_stet(*arguments, "--kv", "f16")
             self.assertEqual((run.returncode, run.stdout, run.stderr), (1, "", "stet: " + SAYS + "\n"), arguments)
         self.assertEqual(os.listdir(self.scratch.name), ["large"])
