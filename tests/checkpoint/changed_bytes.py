@@ -55,7 +55,8 @@ def described(path):
 
 def keys_of(path):
     """Where the keys of a GGUF file begin and end."""
-    data, at = open(path, "rb").read(), 24
+    with open(path, "rb") as file:
+        data, at = file.read(), 24
 
     def take(form):
         nonlocal at
@@ -124,7 +125,8 @@ class ChangedBytes(unittest.TestCase):
 
     def sweep(self, path, file, begin, end, text, count):
         original = self.original_of(path)
-        whole = open(file, "rb").read()
+        with open(file, "rb") as f:
+            whole = f.read()
         seen = {}
         for _ in range(count):
             at = self.random.randrange(begin, end)

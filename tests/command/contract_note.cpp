@@ -60,7 +60,7 @@ TEST(ContractNote, IsPrintedOfALargeModelForWhichNobodyChose) {
       ": bfloat16 weights run as f32, the default contract; --compute bf16 reads prompts about "
       "twice as fast\n";
   const auto errors = [&](const Args& more) {
-    Args args = {"logits", "--ids", "1", "--ctx", "64", "-m", directory.path()};
+    Args args = {"logits", "--digest", "--ids", "1", "--ctx", "64", "-m", directory.path()};
     args.insert(args.end(), more.begin(), more.end());
     const Outcome o = run_stet(args);
     EXPECT_EQ(o.status, 0) << o.err;

@@ -116,7 +116,7 @@ TEST_F(Scripts, AreNeverSaidToTheModel) {
   EXPECT_EQ(refusal("[{\"user\": \"a\",}]", "s.txt"),
             "line 1, column 15: expected JSON, or lines of text, found '\"a\",}': unexpected '}'; "
             "expected string literal\n");
-  EXPECT_EQ(refusal("\"Let a = 3.\""), "turns: expected an array, found \"\\\"Let a = 3.\\\"\"\n");
+  EXPECT_EQ(refusal("\"Let a = 3.\""), "turns: expected an array, found \"Let a = 3.\"\n");
 }
 
 TEST_F(Scripts, HaveNoOtherFields) {
