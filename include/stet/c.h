@@ -425,6 +425,10 @@ typedef struct stet_intervention {
   float amount, bias, threshold; /* the last two: of STET_CLAMP */
   const float* values;           /* [value_count]: a row, or for STET_SET one for each position */
   size_t value_count;
+  /* Of scores and patterns, which take STET_SET, _ADD and _SCALE: positions key_begin .. key_end-1
+   * that are looked at; key_end 0: all from there on. values: one, or one for each of these; a
+   * score that is set to -INFINITY is not seen. */
+  int64_t key_begin, key_end;
 } stet_intervention;
 
 /* Attaches it from here on: see docs/lab.md. */

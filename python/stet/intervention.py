@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 # What C has, by its numbers; and what is said by one of those.
 C_OPS = ["set", "add", "scale", "project_out", "clamp"]
-OPS = ["set", "replace", "zero", "mean", "add", "scale", "project_out", "clamp"]
+OPS = ["set", "replace", "zero", "mean", "add", "scale", "project_out", "clamp", "knock_out"]
 
 
 class CIntervention(c.Structure):
     """stet_intervention."""
     _fields_ = [("struct_size", c.c_size_t), ("point", c.c_char_p), ("layers", P(c.c_int64)), ("layer_count", c.c_size_t), ("heads", P(c.c_int64)), ("head_count", c.c_size_t),
-                ("begin", c.c_int64), ("end", c.c_int64), ("op", c.c_int32), ("amount", c.c_float), ("bias", c.c_float), ("threshold", c.c_float), ("values", P(c.c_float)), ("value_count", c.c_size_t)]
+                ("begin", c.c_int64), ("end", c.c_int64), ("op", c.c_int32), ("amount", c.c_float), ("bias", c.c_float), ("threshold", c.c_float), ("values", P(c.c_float)), ("value_count", c.c_size_t),
+                ("key_begin", c.c_int64), ("key_end", c.c_int64)]
 
 
 @dataclasses.dataclass
@@ -35,7 +36,10 @@ class Intervention:
 
     `values` are a row of the point, [width] or [heads, head_dim]; for set also one for each position, [positions, ...]; for mean any number of rows. With `heads` they are one row of
     a head, [head_dim], that all of these get; or a row for each, [len(heads), head_dim] or [positions, len(heads), head_dim]; or what a capture gave, [heads, head_dim] or
-    [positions, heads, head_dim] with all heads of the point, of which these are taken."""
+    [positions, heads, head_dim] with all heads of the point, of which these are taken.
+
+    Scores and patterns (attn.hook_attn_scores, attn.hook_pattern) take set, zero, add and scale, of the positions key_begin .. key_end - 1 that are looked at; `values` are one number, or one for each
+    of these. knock_out of scores: they are not seen, and the others share their weight."""
     point: str
     op: str = "add"
     values: Optional[npt.ArrayLike] = None
@@ -46,6 +50,8 @@ class Intervention:
     heads: Sequence[int] = ()
     bias: float = 0.0
     threshold: float = 0.0
+    key_begin: int = 0
+    key_end: int = 0  # 0: all from `key_begin` on
 
     def __post_init__(self) -> None:
         self._check()
@@ -62,9 +68,11 @@ class Intervention:
         arguments.integer(self.begin, "begin", 0)
         for name in ("amount", "bias", "threshold"):
             arguments.number(getattr(self, name), name)
-        if self.op in ("zero", "scale") and self.values is not None:
+        if arguments.integer(self.key_end, "key_end", 0) and self.key_end <= arguments.integer(self.key_begin, "key_begin", 0):
+            refuse("key_end", "0, or a position after key_begin %d" % self.key_begin, self.key_end)
+        if self.op in ("zero", "scale", "knock_out") and self.values is not None:
             refuse("values", "none for %s" % self.op, "an array of shape %s" % (np.shape(self.values),))
-        if self.op not in ("zero", "scale") and self.values is None:
+        if self.op not in ("zero", "scale", "knock_out") and self.values is None:
             refuse("values", "numbers for %s" % self.op, "none")
 
     def __repr__(self) -> str:
@@ -124,7 +132,7 @@ def c_intervention(point: str, op: str, values: F32, change: Intervention, heads
     layers, some = arguments.integers(change.layers, "layers"), arguments.integers(heads, "heads")
     flat = np.ascontiguousarray(values, np.float32).reshape(-1)
     w = sized(CIntervention(point=point.encode(), layers=arguments.pointer(layers, c.c_int64), layer_count=layers.size, heads=arguments.pointer(some, c.c_int64), head_count=some.size,
-                            begin=change.begin, end=change.end, op=C_OPS.index(op), amount=change.amount, bias=change.bias, threshold=change.threshold,
+                            begin=change.begin, end=change.end, op=C_OPS.index(op), amount=change.amount, bias=change.bias, threshold=change.threshold, key_begin=change.key_begin, key_end=change.key_end,
                             values=arguments.pointer(flat, c.c_float), value_count=flat.size))
     w.kept = (flat, layers, some)
     return w
@@ -139,6 +147,10 @@ def c_interventions(model: "Model", change: Intervention) -> List[Any]:
             refuse("heads", "none: %s has no heads" % change.point, list(change.heads))
         arguments.integer(head, "heads", 0, point.heads - 1)
     heads = [int(h) for h in change.heads]
+    if point.of_positions:
+        return [_of_attention(change, heads)]
+    if change.op == "knock_out":
+        refuse("op", "knock_out of attn.hook_attn_scores alone", change.point)
     width = point.width // point.heads if heads else point.width
     if change.op == "zero":
         return [c_intervention(change.point, "set", np.zeros(width, np.float32), change, heads)]
@@ -160,6 +172,20 @@ def c_interventions(model: "Model", change: Intervention) -> List[Any]:
     if by_head.shape[1] == 1:
         return [c_intervention(change.point, op, _per_position(by_head[:, 0], op, count), change, heads)]
     return [c_intervention(change.point, op, _per_position(by_head[:, i], op, count), change, [head]) for i, head in enumerate(heads)]
+
+
+def _of_attention(change: Intervention, heads: List[int]) -> Any:
+    """Of scores and patterns: a number, or one for each position that is looked at."""
+    if change.op == "knock_out":
+        return c_intervention(change.point, "set", np.full(1, -np.inf, np.float32), change, heads)
+    if change.op in ("zero", "scale"):
+        return c_intervention(change.point, "set" if change.op == "zero" else "scale", np.zeros(0 if change.op == "scale" else 1, np.float32), change, heads)
+    if change.op not in ("set", "replace", "add"):
+        refuse("op", "set, zero, add, scale or knock_out of scores and patterns", change.op)
+    values, count = arguments.floats(change.values, "values").reshape(-1), change.key_end - change.key_begin if change.key_end else 0
+    if values.size != 1 and values.size != count:
+        refuse("values", "one number%s" % (", or %d" % count if count else ""), "%d" % values.size)
+    return c_intervention(change.point, "add" if change.op == "add" else "set", values, change, heads)
 
 
 def _per_position(rows: F32, op: str, count: int) -> F32:
@@ -224,4 +250,5 @@ def intervention_of(w: CIntervention) -> Intervention:
     op = C_OPS[w.op] if 0 <= w.op < len(C_OPS) else str(w.op)
     if op not in OPS:
         raise Error("unsupported", "op: expected one that this package knows, found %s" % op, "", "op", "one that this package knows", op)
-    return Intervention(w.point.decode(), op, values, w.amount, w.begin, w.end, [w.layers[i] for i in range(w.layer_count)], [w.heads[i] for i in range(w.head_count)], w.bias, w.threshold)
+    return Intervention(w.point.decode(), op, values, w.amount, w.begin, w.end, [w.layers[i] for i in range(w.layer_count)], [w.heads[i] for i in range(w.head_count)], w.bias, w.threshold,
+                        w.key_begin, w.key_end)

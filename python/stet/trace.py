@@ -2,36 +2,73 @@
 from __future__ import annotations
 
 import ctypes as c
-from typing import Callable, Optional, Sequence
+import dataclasses
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union, overload
 
 import numpy as np
 
 from . import _arguments as arguments
-from ._library import F32, ArgumentError, Error, Handle, Raised, long_call, refuse
+from ._library import F32, ArgumentError, Error, Handle, P, Raised, long_call, refuse
 from ._session import OnLogits, SessionBase
 from .intervention import CIntervention, Intervention, c_interventions
 
 
+class _CIds(c.Structure):
+    _fields_ = [("ids", P(c.c_int32)), ("count", c.c_size_t)]
+
+
+class _CTraced(c.Structure):
+    _fields_ = [("changes", P(CIntervention)), ("change_count", c.c_size_t), ("prompt", c.c_size_t), ("positions", P(c.c_int64)), ("position_count", c.c_size_t)]
+
+
+_OnTraced = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_size_t, c.c_int64, P(c.c_float), c.c_size_t)
+
+
+@dataclasses.dataclass
+class TraceRun:
+    """A prompt of a trace under changes, all of them at once, attached in their order. `positions` are those whose logits are asked for; none: the last."""
+    changes: Sequence[Intervention]
+    prompt: int = 0
+    positions: Sequence[int] = ()
+
+
 class Trace(Handle):
-    """Tokens that went through a model after a session, kept so that their end can be computed again under changes."""
+    """Tokens that went through a model after a session, kept so that their end can be computed again under changes. With a list of prompts, each goes after what the session holds."""
 
     _free = "stet_trace_free"
     _instead = "; make one there"
 
-    def __init__(self, before: SessionBase, ids: arguments.Ids) -> None:
+    def __init__(self, before: SessionBase, ids: Union[arguments.Ids, Sequence[arguments.Ids]]) -> None:
         super().__init__()
         self.model = before.model
-        array = arguments.ids_of(ids)
-        self._count = array.size
+        several = isinstance(ids, (list, tuple)) and len(ids) > 0 and not isinstance(ids[0], (int, np.integer, str))
+        arrays = [arguments.ids_of(one, "ids[%d]" % i) for i, one in enumerate(ids)] if several else [arguments.ids_of(ids)]  # type: ignore[arg-type]
+        self._count, self._prompts = sum(a.size for a in arrays), len(arrays)
         with before._turn():
-            long_call("stet_trace_new", before._at, arguments.pointer(array, c.c_int32), arguments.size(array.size), c.byref(self._at))
+            if several:
+                prompts = (_CIds * len(arrays))(*[_CIds(arguments.pointer(a, c.c_int32), a.size) for a in arrays])
+                long_call("stet_trace_new_prompts", before._at, prompts, arguments.size(len(arrays)), c.byref(self._at))
+            else:
+                long_call("stet_trace_new", before._at, arguments.pointer(arrays[0], c.c_int32), arguments.size(arrays[0].size), c.byref(self._at))
 
     def __repr__(self) -> str:
-        return "<stet.Trace, closed>" if self.closed else "<stet.Trace of %d tokens>" % self._count
+        if self.closed:
+            return "<stet.Trace, closed>"
+        return "<stet.Trace of %d tokens%s>" % (self._count, ", %d prompts" % self._prompts if self._prompts > 1 else "")
 
-    def run(self, changes: Sequence[Intervention], function: Optional[Callable[[int, F32], None]] = None) -> Optional[F32]:
+    @overload
+    def run(self, changes: Sequence[Intervention], function: Optional[Callable[[int, F32], None]] = None) -> Optional[F32]: ...
+
+    @overload
+    def run(self, changes: Sequence[TraceRun], function: Optional[Callable[[int, F32], None]] = None) -> Optional[List[F32]]: ...
+
+    def run(self, changes: Any, function: Optional[Callable[[int, F32], None]] = None) -> Any:
         """The logits after the last token under each change alone, [changes, vocab], with the bits that attaching it before the tokens gives; or `function(index, logits)` for each, in
-        any order, where that would be too many numbers. Changes begin at their layer and position, and share passes."""
+        any order, where that would be too many numbers. Changes begin at their layer and position, and share passes.
+
+        Of TraceRuns: for each the logits of its positions in ascending order, [positions, vocab], in a list, or given to the function."""
+        if any(isinstance(change, TraceRun) for change in changes):
+            return self._run_all(changes, function)
         kept = []
         for i, change in enumerate(changes):
             if not isinstance(change, Intervention):
@@ -59,3 +96,36 @@ class Trace(Handle):
             raised.raise_first()
             raise
         return all
+
+    def _run_all(self, runs: Sequence[TraceRun], function: Optional[Callable[[int, F32], None]]) -> Optional[List[F32]]:
+        held: List[Any] = []
+        all = (_CTraced * len(runs))()
+        for i, run in enumerate(runs):
+            name = "changes[%d]" % i
+            if not isinstance(run, TraceRun):
+                refuse(name, "a TraceRun, as the others", type(run).__name__)
+            parts = [part for change in run.changes for part in c_interventions(self.model, change)]
+            array, positions = (CIntervention * len(parts))(*parts), np.unique(arguments.integers(run.positions, name + ".positions"))
+            held.append((parts, array, positions))
+            all[i] = _CTraced(array, len(parts), arguments.integer(run.prompt, name + ".prompt", 0), arguments.pointer(positions, c.c_int64), positions.size)
+        rows: Dict[int, List[F32]] = {}
+        found: List[F32] = [np.zeros((0, self.model.vocab_size), np.float32)] * len(runs)
+        raised = Raised()
+
+        def on_logits(_: object, index: int, position: int, row: "c.Array[c.c_float]", count: int) -> None:
+            some = rows.setdefault(index, [])
+            some.append(np.ctypeslib.as_array(row, (count,)).copy())
+            if len(some) < max(1, len(held[index][2])):
+                return
+            logits = np.stack(rows.pop(index))
+            if function is not None:
+                function(index, logits)
+            else:
+                found[index] = logits
+
+        try:
+            long_call("stet_trace_run_all", self._at, all, arguments.size(len(runs)), _OnTraced(raised.guard(on_logits)), None)
+        except Error:
+            raised.raise_first()
+            raise
+        return found if function is None else None

@@ -14,6 +14,8 @@ stet_intervention intervention_value(const Intervention& w) {
   value.head_count = w.heads.size();
   value.begin = w.ended < 0 ? w.begin : 0;  // what it was counts as before positions moved
   value.end = w.end < 0 ? 0 : w.end;
+  value.key_begin = w.key_begin;
+  value.key_end = w.key_end < 0 ? 0 : w.key_end;
   value.op = static_cast<int32_t>(w.op);
   value.amount = w.amount;
   value.bias = w.bias;

@@ -38,6 +38,8 @@ Intervention intervention_of(const stet_intervention& i) {
   w.heads.assign(heads.begin(), heads.end());
   w.begin = i.begin;
   w.end = i.end == 0 ? -1 : i.end;
+  w.key_begin = i.key_begin;
+  w.key_end = i.key_end == 0 ? -1 : i.key_end;
   if (i.op < STET_SET || i.op > STET_CLAMP) fail("op", "0..4", std::to_string(i.op));
   w.op = static_cast<Intervention::Op>(i.op);
   w.amount = i.amount, w.bias = i.bias, w.threshold = i.threshold;

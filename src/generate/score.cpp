@@ -135,7 +135,7 @@ class Scorer {
     for (int tries = 0;; ++tries) {
       if (tries > detail::kMostMends) detail::throw_restless();
       const uint64_t weights = model_.weights_version();
-      run_operations(detail::team_of(compute_), std::ref(work));
+      run_interruptible(detail::team_of(compute_), std::ref(work));
       if (model_.weights_held_since(weights)) break;
     }
     for (const Row& row : rows_) keep(row);

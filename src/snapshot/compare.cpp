@@ -143,6 +143,9 @@ std::string intervention_text(const Intervention& w) {
   if (!w.heads.empty()) text += fmt::format(", heads {}", fmt::join(w.heads, ","));
   text += w.end < 0 ? fmt::format(", positions {}..", w.begin)
                     : fmt::format(", positions {}..{}", w.begin, w.end - 1);
+  if (w.key_begin != 0 || w.key_end >= 0)
+    text += w.key_end < 0 ? fmt::format(", keys {}..", w.key_begin)
+                          : fmt::format(", keys {}..{}", w.key_begin, w.key_end - 1);
   text += fmt::format(", attached at {}", w.at);
   if (w.prunes > 0) text += fmt::format(" after {} prunes", w.prunes);
   const bool clamp = w.op == Intervention::Op::clamp;

@@ -342,6 +342,8 @@ Json interventions_json(const std::vector<Intervention>& all) {
                     {"at", w.at},
                     {"prunes", w.prunes}});
     if (w.ended >= 0) list.back()["ended"] = w.ended;
+    if (w.key_begin != 0) list.back()["key_begin"] = w.key_begin;
+    if (w.key_end >= 0) list.back()["key_end"] = w.key_end;
   }
   return list;
 }
@@ -360,6 +362,8 @@ Intervention read_intervention(const JsonReader& entry, const SnapshotMeta& m) {
   w.heads = indices("heads");
   w.begin = entry.integer("begin", 0, kMaxPositions);
   w.end = entry.integer("end", -1, kMaxPositions);
+  w.key_begin = entry.integer_or("key_begin", 0, 0, kMaxPositions);
+  w.key_end = entry.integer_or("key_end", -1, -1, kMaxPositions);
   const std::string op = entry.string("op");
   const auto found = std::find_if(std::begin(kOps), std::end(kOps),
                                   [&](auto o) { return op == intervention_op_name(o); });

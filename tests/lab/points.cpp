@@ -125,6 +125,55 @@ TEST_P(PointsOfFamily, ChangesAreThoseOfTheReference) {
   }
 }
 
+// The same of scores and patterns: of some heads, and of some of the positions that are looked at.
+TEST_P(PointsOfFamily, ChangesOfAttentionAreThoseOfTheReference) {
+  const ModelConfig& c = m->config();
+  using Op = Intervention::Op;
+  const double unseen = -std::numeric_limits<double>::infinity();
+  struct Case {
+    Point point;
+    Op op;
+    float amount;
+    std::vector<float> values;
+  };
+  const std::vector<Case> cases = {{Point::scores, Op::set, 1, {-INFINITY}},
+                                   {Point::scores, Op::set, 1, {0.5f, -INFINITY, -0.25f, 1, 0}},
+                                   {Point::scores, Op::add, 2, {0.75f}},
+                                   {Point::scores, Op::scale, 0.5f, {}},
+                                   {Point::pattern, Op::scale, 0, {}},
+                                   {Point::pattern, Op::scale, 1.5f, {}},
+                                   {Point::pattern, Op::set, 1, {0.1f, 0.2f, 0, 0.3f, 0}},
+                                   {Point::pattern, Op::add, -0.5f, {0.25f}}};
+  // Two of them for each family, because the reference takes long.
+  for (size_t i = std::string(GetParam()).size() % 4; i < cases.size(); i += 4) {
+    const Case& one = cases[i];
+    Intervention w;
+    w.point = one.point, w.op = one.op, w.amount = one.amount;
+    w.layers = {1}, w.heads = {c.heads - 1};
+    w.begin = 20, w.end = 60, w.key_begin = 14, w.key_end = 19;
+    if (!one.values.empty()) w.values = std::make_shared<const std::vector<float>>(one.values);
+    const auto by_hand = [&](const std::string& point, size_t t, ReferenceModel::Vec& x) {
+      if (point != point_name({one.point, 1}) || t < 20 || t >= 60) return;
+      const size_t window = static_cast<size_t>(c.window.empty() ? 0 : c.window[1]);
+      for (size_t k = 14; k < 19; ++k) {
+        if (window > 0 && t >= k + window) continue;
+        double& e = x[static_cast<size_t>(c.heads - 1) * ids.size() + k];
+        const double v = one.values.empty() ? 0 : one.values[one.values.size() > 1 ? k - 14 : 0];
+        e = one.op == Op::set                  ? v
+            : one.op == Op::add && e != unseen ? e + one.amount * v
+                                               : e * one.amount;
+      }
+    };
+    const std::vector<double> expected = reference(by_hand);
+    const auto vocab = static_cast<std::ptrdiff_t>(c.vocab_size);
+    Session s(m, options(2));
+    s.attach(w);
+    s.append(ids);
+    expect_close({s.logits().begin(), s.logits().end()}, {expected.end() - vocab, expected.end()},
+                 point_name({one.point, 1}) + " " + intervention_op_name(one.op));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, PointsOfFamily,
                          testing::Values("llama2-tiny-f16", "gemma-tiny", "gemma2-tiny",
                                          "gemma3-tiny", "mistral-tiny", "qwen2-tiny", "qwen3-tiny",
@@ -600,6 +649,73 @@ TEST_P(Points, TracesGiveTheSameBits) {
   }
 }
 
+// Changes of scores and patterns do not depend on chunks, threads, batches and files; one that
+// changes nothing changes no bit; and what is captured is what they leave.
+TEST_P(Points, ChangesOfAttentionKeepTheBits) {
+  const ModelConfig& c = m->config();
+  using Op = Intervention::Op;
+  const auto change = [&](Point point, Op op, std::vector<float> values, int64_t key_end) {
+    Intervention w;
+    w.point = point, w.op = op, w.amount = 1.25f;
+    w.begin = 45, w.key_begin = 3, w.key_end = key_end;
+    if (op != Op::scale) w.values = std::make_shared<const std::vector<float>>(std::move(values));
+    return w;
+  };
+  const std::vector<Intervention> all = {
+      change(Point::scores, Op::set, {-INFINITY}, 12), change(Point::scores, Op::add, {0.5f}, -1),
+      change(Point::pattern, Op::scale, {}, 70), change(Point::pattern, Op::set, {0.125f}, 5)};
+  const auto attached = [&](const SessionOptions& o, size_t cut, KvType type) {
+    SessionOptions as = o;
+    as.kv_type = type;
+    Session s(m, as);
+    s.append(std::span(ids).first(40));
+    for (const Intervention& w : all) s.attach(w);
+    for (size_t at = 40; at < ids.size(); at += cut)
+      s.append(std::span(ids).subspan(at, std::min(cut, ids.size() - at)));
+    return s;
+  };
+  for (const KvType type : {KvType::f32, KvType::bf16, KvType::q8}) {
+    Session whole = attached(how(), ids.size(), type), pieces = attached(how(2, 16), 7, type),
+            single = attached(how(2), 1, type);
+    EXPECT_TRUE(same_state(whole, pieces));
+    EXPECT_TRUE(same_state(whole, single));
+    SessionOptions as = how();
+    as.kv_type = type;
+    Session plain(m, as), nothing(m, as);
+    plain.append(ids);
+    EXPECT_FALSE(same_bytes(plain.logits(), whole.logits()));
+    for (Intervention w : all) {  // nothing is added, nothing is scaled
+      w.op = w.op == Op::set ? Op::add : w.op;
+      w.amount = w.op == Op::scale ? 1 : 0;
+      if (w.values) w.values = std::make_shared<const std::vector<float>>(1, 0.5f);
+      nothing.attach(w);
+    }
+    nothing.append(ids);
+    EXPECT_TRUE(same_bytes(plain.logits(), nothing.logits()));
+  }
+  Session first = attached(how(), ids.size(), KvType::f32), second = session(how());
+  Snapshot::save(first, scratch / "s.stet", {});
+  const Snapshot snapshot = Snapshot::open(scratch / "s.stet");
+  EXPECT_FALSE(verify(snapshot, m, how(), false, nullptr));
+  EXPECT_TRUE(snapshot.meta().interventions == first.interventions());
+  second.append(std::span(ids).first(40));
+  for (const Intervention& w : all) second.attach(w);
+  const Captured seen = [&] {
+    Captured rows;
+    const Watch watch = watch_into(c, {{Point::scores, 1}, {Point::pattern, 1}}, rows,
+                                   static_cast<int64_t>(ids.size()));
+    second.append(std::span(ids).subspan(40), nullptr, nullptr, nullptr, &watch);
+    return rows;
+  }();
+  const size_t row = static_cast<size_t>(c.heads) * ids.size();
+  const std::vector<float>&scores = seen.at(point_name({Point::scores, 1})),
+        &pattern = seen.at(point_name({Point::pattern, 1}));
+  EXPECT_EQ(scores[10 * row + 8], -INFINITY);
+  EXPECT_EQ(pattern[10 * row + 8], 0);
+  const int64_t window = c.window.empty() ? 0 : c.window[1];
+  EXPECT_EQ(pattern[10 * row + 4], window == 0 || window > 46 ? 0.125f : 0.0f);
+}
+
 TEST_P(Points, WhatIsNotThereIsRefused) {
   Session s = session(how());
   s.append(std::span(ids).first(20));
@@ -615,7 +731,10 @@ TEST_P(Points, WhatIsNotThereIsRefused) {
   refused([&](Intervention& w) { w.layers = {c.layers}; });
   refused([&](Intervention& w) { w.layers = {0, 0}; });
   refused([&](Intervention& w) { w.heads = {0}; });
-  refused([&](Intervention& w) { w.point = Point::pattern; });
+  refused([&](Intervention& w) { w.point = Point::pattern; });  // as many values as keys
+  refused([&](Intervention& w) { w.key_begin = 1; });           // of a point without keys
+  refused([&](Intervention& w) { w.point = Point::scores, w.op = Intervention::Op::clamp; });
+  refused([&](Intervention& w) { w.point = Point::ln1_scale; });
   refused([&](Intervention& w) { w.point = Point::z, w.heads = {c.heads}; });
   refused([&](Intervention& w) { w.begin = 5, w.end = 5; });
   refused([&](Intervention& w) { w.begin = 5, w.end = 20; });  // processed already

@@ -55,20 +55,26 @@ class Gpt2Reference::Weights {
       for (size_t t = 0; t < x.size(); ++t) {
         Vec z(hidden), scores(heads * x.size()), pattern(heads * x.size()), results;
         for (size_t h = 0; h < heads; ++h) {
-          double total = 0;
           for (size_t s = 0; s <= t; ++s) {
             double& score = scores[h * x.size() + s];
             for (size_t d = h * dim; d < (h + 1) * dim; ++d) score += q[t][d] * k[s][d];
             score /= std::sqrt(static_cast<double>(dim));
-            total += pattern[h * x.size() + s] = std::exp(score);
-          }
-          for (size_t s = 0; s <= t; ++s) {
-            const double weight = pattern[h * x.size() + s] /= total;
-            for (size_t d = h * dim; d < (h + 1) * dim; ++d) z[d] += weight * v[s][d];
           }
         }
-        at_point(block + "attn.hook_attn_scores", t, scores);
-        at_point(block + "attn.hook_pattern", t, pattern);
+        scores = at_point(block + "attn.hook_attn_scores", t, scores);
+        for (size_t h = 0; h < heads; ++h) {
+          double total = 0;
+          for (size_t s = 0; s <= t; ++s) total += std::exp(scores[h * x.size() + s]);
+          for (size_t s = 0; s <= t; ++s)
+            pattern[h * x.size() + s] = std::exp(scores[h * x.size() + s]) / total;
+        }
+        pattern = at_point(block + "attn.hook_pattern", t, pattern);
+        for (size_t h = 0; h < heads; ++h) {
+          for (size_t s = 0; s <= t; ++s) {
+            for (size_t d = h * dim; d < (h + 1) * dim; ++d)
+              z[d] += pattern[h * x.size() + s] * v[s][d];
+          }
+        }
         z = at_point(block + "attn.hook_z", t, z);
         for (size_t h = 0; h < heads; ++h) {
           Vec alone(hidden);

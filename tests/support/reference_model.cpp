@@ -116,23 +116,27 @@ class ReferenceModel::Weights {
                      first = window > 0 && t + 1 > window ? t + 1 - window : 0;
         for (size_t h = 0; h < heads; ++h) {
           const size_t kv = h / (heads / kv_heads) * dim;
-          Vec p;
-          double sum = 0;
           for (size_t s = first; s <= t; ++s) {
             const double score =
                 std::transform_reduce(&q[t][h * dim], &q[t][h * dim] + dim, &k[s][kv], 0.0);
             scores[h * x.size() + s] = capped(score * scale, "attn_logit_softcapping");
-            p.push_back(std::exp(scores[h * x.size() + s]));
-            sum += p.back();
-          }
-          for (size_t s = first; s <= t; ++s) {
-            pattern[h * x.size() + s] = p[s - first] / sum;
-            for (size_t d = 0; d < dim; ++d)
-              mixed[h * dim + d] += p[s - first] / sum * v[s][kv + d];
           }
         }
         at_point(block + "attn.hook_attn_scores", t, scores);
+        for (size_t h = 0; h < heads; ++h) {
+          double sum = 0;
+          for (size_t s = first; s <= t; ++s) sum += std::exp(scores[h * x.size() + s]);
+          for (size_t s = first; s <= t; ++s)
+            pattern[h * x.size() + s] = std::exp(scores[h * x.size() + s]) / sum;
+        }
         at_point(block + "attn.hook_pattern", t, pattern);
+        for (size_t h = 0; h < heads; ++h) {
+          const size_t kv = h / (heads / kv_heads) * dim;
+          for (size_t s = first; s <= t; ++s) {
+            for (size_t d = 0; d < dim; ++d)
+              mixed[h * dim + d] += pattern[h * x.size() + s] * v[s][kv + d];
+          }
+        }
         at_point(block + "attn.hook_z", t, mixed);
         Vec results;
         for (size_t h = 0; h < heads; ++h) {

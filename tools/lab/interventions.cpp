@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "src/base/json_value.hpp"
@@ -57,13 +58,20 @@ void read_operation(const JsonReader& json, const std::string& path, const Model
   using Op = Intervention::Op;
   const std::string op = json.string("op");
   const int64_t heads = point_heads(config, w.point);
-  const auto width = static_cast<size_t>(point_width(config, w.point, 0) /
-                                         (w.heads.empty() ? 1 : std::max<int64_t>(heads, 1)));
+  const auto width = is_attention(w.point)
+                         ? 1
+                         : static_cast<size_t>(point_width(config, w.point, 0) /
+                                               (w.heads.empty() ? 1 : std::max<int64_t>(heads, 1)));
   const auto values = [&] {
     return std::make_shared<const std::vector<float>>(read_values(json, "values", path));
   };
   w.amount = static_cast<float>(json.number_or("amount", 1, -1e30, 1e30));
-  if (op == "set" || op == "replace") {
+  if (op == "knock_out") {
+    if (w.point != Point::scores) json.fail("op", "knock_out of attn.hook_attn_scores alone");
+    w.op = Op::set;
+    w.values =
+        std::make_shared<const std::vector<float>>(1, -std::numeric_limits<float>::infinity());
+  } else if (op == "set" || op == "replace") {
     w.op = Op::set;
     w.values = values();
   } else if (op == "zero" || op == "mean") {
@@ -88,7 +96,7 @@ void read_operation(const JsonReader& json, const std::string& path, const Model
     w.bias = static_cast<float>(json.number_or("bias", 0, -1e30, 1e30));
     w.threshold = static_cast<float>(json.number_or("threshold", 0, -1e30, 1e30));
   } else {
-    json.fail("op", "set, replace, zero, mean, add, scale, project_out or clamp");
+    json.fail("op", "set, replace, zero, mean, add, scale, project_out, clamp or knock_out");
   }
 }
 
@@ -112,6 +120,12 @@ Intervention read_one(const JsonReader& json, const std::string& path, const Mod
     w.end = positions[1];
   } else {
     w.begin = json.integer_or("from", 0, 0, kMaxPositions);
+  }
+  if (json.has("keys")) {
+    const auto keys = json.integers("keys", 0, kMaxPositions);
+    if (keys.size() != 2) json.fail("keys", "[begin, end]");
+    w.key_begin = keys[0];
+    w.key_end = keys[1];
   }
   read_operation(json, path, config, w);
   return w;

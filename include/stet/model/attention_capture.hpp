@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "stet/kernels/numbers.hpp"
+#include "stet/model/attention_changes.hpp"
 #include "stet/model/ops.hpp"
 
 namespace stet {
@@ -18,50 +19,6 @@ void capture_attention(Team t, const Pass& p, const AttentionShape& a, Rows q);
 void result_point(Team t, const Pass& p, const ModelConfig& c, size_t index, const Matrix& output);
 
 namespace detail {
-
-// Keys of one head of a block as float32, [head_dim][64]; of q8 without their scales.
-inline void widened_keys(const Queries& s, int64_t block, std::vector<float>& keys) {
-  const KvShape& shape = s.span.kv->shape();
-  const std::byte* const k = s.span.kv->unchecked_block(block) +
-                             shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head));
-  s.p.kernels->widen[static_cast<int>(shape.type)](k, keys.data(), s.a.head_dim * kPanel);
-}
-
-// The 64 scales of one head's keys of a block; null where the type has none.
-inline const float* key_scales(const Queries& s, int64_t block) {
-  const KvShape& shape = s.span.kv->shape();
-  if (shape.type != KvType::q8) return nullptr;
-  return reinterpret_cast<const float*>(s.span.kv->unchecked_block(block) +
-                                        shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head)) +
-                                        shape.elements_bytes());
-}
-
-// One query's scores of the positions that it sees; -inf for the others. `to`: [positions].
-inline void scores_of(const Queries& s, size_t query, size_t positions, std::vector<float>& keys,
-                      float* packed, float* to) {
-  const Kernels& k = *s.p.kernels;
-  std::fill(to, to + positions, -std::numeric_limits<float>::infinity());
-  pack_queries(s, query, 1, packed);
-  const auto [from, end] = block_range(s, query, 1);
-  for (int64_t b = from; b < end; ++b) {
-    const uint64_t mask = s.mask(query, b);
-    if (mask == 0) continue;
-    widened_keys(s, b, keys);
-    alignas(64) float x[kPanel];
-    k.tile(packed, keys.data(), s.a.head_dim, {nullptr, kPanel, x, kPanel, 1, kPanel / kLanes, {}});
-    if (const float* const scales = key_scales(s, b)) stet::multiply(x, {scales, kPanel});
-    k.scale(x, static_cast<float>(s.a.scale), kPanel);
-    if (s.a.softcap != 0) {
-      const auto cap = static_cast<float>(s.a.softcap);
-      k.divide(x, cap, x, kPanel);
-      k.tanh(x, x, kPanel);
-      k.scale(x, cap, kPanel);
-    }
-    for (size_t i = 0; i < kPanel; ++i) {
-      if (mask >> i & 1) to[static_cast<size_t>(b) * kPanel + i] = x[i];
-    }
-  }
-}
 
 // Values of which each position has a column of its own, for blocks of any type.
 struct OneHot {
@@ -133,8 +90,17 @@ inline void capture_attention(Team t, const Pass& p, const AttentionShape& a, Ro
           const size_t r = i / a.heads, head = i % a.heads;
           const detail::Queries s{p, a, *span, head / group, q, {}};
           float* const out = to.row(r) + head * positions;
+          const size_t query = r * group + head % group;
+          if (detail::is_changed(s, query)) {
+            const detail::ChangedQuery changed(s, query, positions);
+            if (point == Point::scores)
+              std::copy_n(changed.scores(), positions, out);
+            else
+              changed.pattern(out);
+            continue;
+          }
           (point == Point::scores ? detail::scores_of : detail::pattern_of)(
-              s, r * group + head % group, positions, keys, packed.data(), out);
+              s, query, positions, keys, packed.data(), out);
         }
       });
     });

@@ -96,7 +96,10 @@ inline void attend(Team t, const Pass& p, const ModelConfig& c, size_t index, co
                                 c.attention_softcap};
   store_kv(t, p, shape.layer, x.k, x.v);
   attention(t, p, shape, x.q, y);
-  if (p.hooks != nullptr) capture_attention(t, p, shape, x.q);
+  if (p.hooks != nullptr) {
+    change_attention(t, p, shape, x.q, y);
+    capture_attention(t, p, shape, x.q);
+  }
   point(t, p, Point::z, index, y);
 }
 

@@ -37,10 +37,14 @@ struct Intervention {
   std::vector<int64_t> layers;  // empty: all
   std::vector<int64_t> heads;   // empty: all columns
   int64_t begin = 0, end = -1;  // positions; -1: from `begin` on for ever
+  // Of scores and patterns: the positions that are looked at; -1: all from `key_begin` on.
+  int64_t key_begin = 0, key_end = -1;
   Op op = Op::add;
   float amount = 1, bias = 0, threshold = 0;  // the last two: of clamp
   // [width], or [positions][width] for `set`, where width is that of the point or of one head;
-  // empty for scale. Shared by forks.
+  // empty for scale. Of scores and patterns, which take set, add and scale: one number, or one for
+  // each of the positions that are looked at; a score may be set to -inf, and is then not seen.
+  // Shared by forks.
   std::shared_ptr<const std::vector<float>> values;
   // Made by attach(): the positions and prunes that were there.
   int64_t at = 0, prunes = 0;
@@ -53,9 +57,10 @@ struct Intervention {
       return a == b || (a && b && a->size() == b->size() &&
                         std::memcmp(a->data(), b->data(), a->size() * sizeof(float)) == 0);
     };
-    return std::tie(point, layers, heads, begin, end, op, amount, bias, threshold, at, prunes,
-                    ended) == std::tie(o.point, o.layers, o.heads, o.begin, o.end, o.op, o.amount,
-                                       o.bias, o.threshold, o.at, o.prunes, o.ended) &&
+    return std::tie(point, layers, heads, begin, end, key_begin, key_end, op, amount, bias,
+                    threshold, at, prunes, ended) ==
+               std::tie(o.point, o.layers, o.heads, o.begin, o.end, o.key_begin, o.key_end, o.op,
+                        o.amount, o.bias, o.threshold, o.at, o.prunes, o.ended) &&
            same(values, o.values);
   }
 };
@@ -127,6 +132,14 @@ class Hooks {
   // that are not finite. Its pass, all zeros from there on, is worth nothing.
   void rethrow() const {
     if (failure_ != nullptr) std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
+  // Of scores and patterns, which no visit() changes: the changes that were declared.
+  bool changes(Point point, size_t layer) const {
+    return !slots_[layer * kPoints + static_cast<size_t>(point)].changes.empty();
+  }
+  template <class F>
+  void each_change(Point point, size_t layer, F f) const {
+    for (const Change& c : slots_[layer * kPoints + static_cast<size_t>(point)].changes) f(c);
   }
   // Of points that are computed for whoever looks (scores, pattern): where their rows go.
   template <class F>

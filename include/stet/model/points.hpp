@@ -24,7 +24,8 @@ enum class Point : uint8_t {
   v,               // likewise
   rot_q,           // as attention multiplies them
   rot_k,           // as the KV cache stores them
-  scores,          // [heads][positions]: scaled and capped, -inf where unseen; to look at alone
+  scores,          // [heads][positions]: scaled and capped, -inf where unseen; interventions alone
+                   // change them
   pattern,         // [heads][positions]: their softmax, as the runtime summed it; likewise
   z,               // [heads][head_dim], before the output matrix
   result,          // [heads][hidden]: each head's z times the output matrix; to look at alone
@@ -77,6 +78,9 @@ inline const PointInfo& point_info(Point p) {
   return kAll[static_cast<int>(p)];
 }
 
+// [heads][positions]: interventions change them (Intervention::key_begin), callbacks do not.
+inline bool is_attention(Point p) { return p == Point::scores || p == Point::pattern; }
+
 inline bool is_norm_scale(Point p) {
   return p == Point::ln1_scale || p == Point::ln2_scale || p == Point::ln_final_scale;
 }
@@ -121,7 +125,7 @@ inline int64_t point_heads(const ModelConfig& c, Point p) {
 
 // Columns of one position; of scores and pattern, of `positions` that are there.
 inline int64_t point_width(const ModelConfig& c, Point p, int64_t positions) {
-  if (p == Point::scores || p == Point::pattern) return c.heads * positions;
+  if (is_attention(p)) return c.heads * positions;
   if (p == Point::result) return c.heads * c.hidden_size;
   if (is_norm_scale(p)) return 1;
   if (const int64_t heads = point_heads(c, p)) return heads * c.head_dim;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "stet/base/error.hpp"
@@ -71,6 +72,10 @@ inline void check_indices(const char* field, const std::vector<int64_t>& all, in
 
 // How many numbers it takes.
 inline size_t values_of(const ModelConfig& c, const Intervention& w, size_t found) {
+  if (is_attention(w.point)) {
+    const auto keys = static_cast<size_t>(std::max<int64_t>(0, w.key_end - w.key_begin));
+    return w.op == Intervention::Op::scale ? 0 : found == keys ? std::max<size_t>(1, keys) : 1;
+  }
   const int64_t heads = point_heads(c, w.point);
   const auto width = static_cast<size_t>(w.heads.empty() ? point_width(c, w.point, 0)
                                                          : point_width(c, w.point, 0) / heads);
@@ -81,12 +86,30 @@ inline size_t values_of(const ModelConfig& c, const Intervention& w, size_t foun
   return w.op == Intervention::Op::set && found == each ? each : width;
 }
 
+// The positions that are looked at, and what can be done with them.
+inline void check_keys(const Intervention& w) {
+  const std::string found =
+      "[" + std::to_string(w.key_begin) + ", " + std::to_string(w.key_end) + ")";
+  if (!is_attention(w.point)) {
+    if (w.key_begin != 0 || w.key_end != -1)
+      refuse_intervention("keys", "none: the point is neither scores nor a pattern", found);
+    return;
+  }
+  if (w.key_begin < 0 || (w.key_end != -1 && w.key_end <= w.key_begin))
+    refuse_intervention("keys", "begin < end", found);
+  if (w.op != Intervention::Op::set && w.op != Intervention::Op::add &&
+      w.op != Intervention::Op::scale)
+    refuse_intervention("op", "set, add or scale of scores and patterns",
+                        intervention_op_name(w.op));
+}
+
 }  // namespace detail
 
 inline void check_intervention(const ModelConfig& config, const Intervention& w) {
   using detail::refuse_intervention;
   const PointInfo& info = point_info(w.point);
-  if (!info.changes) refuse_intervention("point", "one that can be changed", info.name);
+  if (!info.changes && !is_attention(w.point))
+    refuse_intervention("point", "one that can be changed", info.name);
   if (!has_point(config, w.point))
     refuse_intervention("point", "one of family " + config.family, info.name);
   if (!info.of_layer && !w.layers.empty())
@@ -99,6 +122,7 @@ inline void check_intervention(const ModelConfig& config, const Intervention& w)
   if (w.begin < 0 || (w.end >= 0 && w.ended < 0 && w.end <= w.begin))
     refuse_intervention("positions", "begin < end",
                         std::to_string(w.begin) + ".." + std::to_string(w.end));
+  detail::check_keys(w);
   const std::span<const float> values =
       w.values ? std::span<const float>(*w.values) : std::span<const float>();
   const size_t expected = detail::values_of(config, w, values.size());
@@ -106,7 +130,11 @@ inline void check_intervention(const ModelConfig& config, const Intervention& w)
     refuse_intervention("values", std::to_string(expected) + " numbers",
                         std::to_string(values.size()));
   const float scalars[] = {w.amount, w.bias, w.threshold};
-  if (find_not_finite(values) || find_not_finite(scalars))
+  const bool unseen = w.point == Point::scores && w.op == Intervention::Op::set;
+  if ((unseen ? std::any_of(values.begin(), values.end(),
+                            [](float x) { return !(x < std::numeric_limits<float>::infinity()); })
+              : find_not_finite(values).has_value()) ||
+      find_not_finite(scalars))
     refuse_intervention("values", "finite numbers", "others");
 }
 
@@ -140,7 +168,7 @@ inline void detach(State& state, const ModelConfig& config, size_t index, int64_
   shorter.end = from;
   if (moved) shorter.ended = std::ssize(state.prunes);
   const size_t each = detail::values_of(config, w, 0);  // of one row
-  if (w.op == Intervention::Op::set && w.values->size() > each) {
+  if (!is_attention(w.point) && w.op == Intervention::Op::set && w.values->size() > each) {
     const auto rows = static_cast<size_t>(from - w.begin);
     shorter.values = std::make_shared<const std::vector<float>>(
         w.values->begin(), w.values->begin() + static_cast<std::ptrdiff_t>(rows * each));
@@ -156,6 +184,10 @@ inline void forget_interventions(State& state, int64_t size) {
 
 inline void check_shift_allowed(const State& state) {
   for (const Intervention& w : state.interventions) {
+    if ((w.key_begin != 0 || w.key_end >= 0) && (w.end < 0 || w.end > state.size()))
+      throw Error(ErrorKind::argument, "", "prune",
+                  "no shift while an intervention names positions that are looked at",
+                  "[" + std::to_string(w.key_begin) + ", " + std::to_string(w.key_end) + ")");
     if (w.end >= 0 ? w.end > state.size() : w.begin > state.size())
       throw Error(ErrorKind::argument, "", "prune",
                   "no shift while an intervention waits for positions",

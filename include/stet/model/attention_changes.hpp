@@ -1,0 +1,302 @@
+// Attention under declared changes of scores and patterns: the queries that one reaches are
+// computed again, each alone, by the kernels and in the order of the pass, so that their bits
+// depend on nothing but the state, and a change that changes no score changes no bit.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "stet/kernels/steer.hpp"
+#include "stet/model/hooks.hpp"
+#include "stet/model/ops.hpp"
+
+namespace stet {
+
+// After attention() of a pass with hooks. Allocates, where a change reaches a query.
+void change_attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y);
+
+namespace detail {
+
+// Keys of one head of a block as float32, [head_dim][64]; of q8 without their scales.
+inline void widened_keys(const Queries& s, int64_t block, std::vector<float>& keys) {
+  const KvShape& shape = s.span.kv->shape();
+  const std::byte* const k = s.span.kv->unchecked_block(block) +
+                             shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head));
+  s.p.kernels->widen[static_cast<int>(shape.type)](k, keys.data(), s.a.head_dim * kPanel);
+}
+
+// The 64 scales of one head's keys of a block; null where the type has none.
+inline const float* key_scales(const Queries& s, int64_t block) {
+  const KvShape& shape = s.span.kv->shape();
+  if (shape.type != KvType::q8) return nullptr;
+  return reinterpret_cast<const float*>(s.span.kv->unchecked_block(block) +
+                                        shape.k_offset(s.a.layer, static_cast<int64_t>(s.kv_head)) +
+                                        shape.elements_bytes());
+}
+
+// One query's scores of the positions that it sees; -inf for the others. `to`: [positions].
+inline void scores_of(const Queries& s, size_t query, size_t positions, std::vector<float>& keys,
+                      float* packed, float* to) {
+  const Kernels& k = *s.p.kernels;
+  std::fill(to, to + positions, -std::numeric_limits<float>::infinity());
+  pack_queries(s, query, 1, packed);
+  const auto [from, end] = block_range(s, query, 1);
+  for (int64_t b = from; b < end; ++b) {
+    const uint64_t mask = s.mask(query, b);
+    if (mask == 0) continue;
+    widened_keys(s, b, keys);
+    alignas(64) float x[kPanel];
+    k.tile(packed, keys.data(), s.a.head_dim, {nullptr, kPanel, x, kPanel, 1, kPanel / kLanes, {}});
+    if (const float* const scales = key_scales(s, b)) stet::multiply(x, {scales, kPanel});
+    k.scale(x, static_cast<float>(s.a.scale), kPanel);
+    if (s.a.softcap != 0) {
+      const auto cap = static_cast<float>(s.a.softcap);
+      k.divide(x, cap, x, kPanel);
+      k.tanh(x, x, kPanel);
+      k.scale(x, cap, kPanel);
+    }
+    for (size_t i = 0; i < kPanel; ++i) {
+      if (mask >> i & 1) to[static_cast<size_t>(b) * kPanel + i] = x[i];
+    }
+  }
+}
+
+// Whether a change is of this query.
+inline bool reaches(const Hooks::Change& c, const Queries& s, size_t query) {
+  const size_t row = s.span.row + query / s.group();
+  const int64_t position = s.position(query);
+  if (row < c.row || row >= c.row + c.count || position < c.from ||
+      (c.end >= 0 && position >= c.end))
+    return false;
+  const std::vector<int64_t>& heads = c.what->heads;
+  return heads.empty() ||
+         std::find(heads.begin(), heads.end(), static_cast<int64_t>(s.head(query))) != heads.end();
+}
+
+inline bool is_changed(const Queries& s, size_t query) {
+  bool found = false;
+  for (const Point point : {Point::scores, Point::pattern})
+    s.p.hooks->each_change(point, static_cast<size_t>(s.a.layer),
+                           [&](const Hooks::Change& c) { found = found || reaches(c, s, query); });
+  return found;
+}
+
+// One query: its scores, and what its weights become, as its changes have them.
+class ChangedQuery {
+ public:
+  ChangedQuery(const Queries& s, size_t query, size_t positions)
+      : s_(s),
+        query_(query),
+        positions_(positions),
+        scores_((positions + kPanel - 1) / kPanel * kPanel),
+        factor_(positions, 1.0f),
+        term_(positions) {
+    std::vector<float> keys(s.a.head_dim * kPanel), packed(s.a.head_dim * kTileRows);
+    scores_of(s, query, positions, keys, packed.data(), scores_.data());
+    each(Point::scores, [&](const Intervention& w, size_t at, const float* value) {
+      change(w, scores_.data() + at, value);
+    });
+    each(Point::pattern, [&](const Intervention& w, size_t at, const float* value) {
+      change_weight(w, at, value);
+    });
+  }
+
+  const float* scores() const { return scores_.data(); }
+  // The weights: [positions].
+  void pattern(float* to) const {
+    const size_t width = scores_.size();
+    std::vector<float> all(width), part(width), ones(kPanel * kPanel);
+    for (size_t i = 0; i < kPanel; ++i) ones[i * kPanel + i] = 1;
+    float m = 0, l = 0;
+    const SoftmaxSums sums = {&m, &l, all.data()};
+    s_.p.kernels->reset(sums, 1, width);
+    alignas(64) float o[kPanel];
+    attend_blocks(
+        kPanel, o,
+        [&](int64_t) {
+          return BlockView{nullptr, ones.data(), KvType::f32, nullptr, nullptr};
+        },
+        [&](int64_t b, const SoftmaxSums& block) {
+          std::fill(part.begin(), part.end(), 0.0f);
+          std::copy_n(block.o, kPanel, part.begin() + b * static_cast<int64_t>(kPanel));
+          s_.p.kernels->merge(sums, {block.m, block.l, part.data()}, width, 1);
+        });
+    if (l != 0) s_.p.kernels->divide(all.data(), l, all.data(), width);
+    std::copy_n(all.begin(), positions_, to);
+    for (size_t i = 0; i < positions_; ++i) {
+      if (factor_[i] != 1) steer_scale(to + i, factor_[i], 1);
+      const float one = 1;
+      if (term_[i] != 0) steer_add(to + i, &one, term_[i], 1);
+    }
+  }
+  // The output, [head_dim]: of weights that were scaled, the values are; what was set or added
+  // comes last, by a chain in the order of the positions.
+  void output(float* to) const {
+    const size_t ldv = padded(s_.a.head_dim);
+    std::vector<float> o(ldv), block_o(ldv), values(kPanel * ldv), scales(kPanel);
+    float m = 0, l = 0;
+    const SoftmaxSums sums = {&m, &l, o.data()};
+    s_.p.kernels->reset(sums, 1, ldv);
+    attend_blocks(
+        ldv, block_o.data(), [&](int64_t b) { return values_of(b, values, scales); },
+        [&](int64_t, const SoftmaxSums& block) { s_.p.kernels->merge(sums, block, ldv, 1); });
+    std::fill_n(to, s_.a.head_dim, 0.0f);  // where nothing is seen
+    if (l != 0) s_.p.kernels->divide(o.data(), l, to, s_.a.head_dim);
+    for (size_t i = 0; i < positions_; ++i) {
+      if (term_[i] == 0) continue;
+      value_row(i, values.data());
+      steer_add(to, values.data(), term_[i], s_.a.head_dim);
+    }
+  }
+
+ private:
+  bool seen(size_t at) const {
+    return (s_.mask(query_, static_cast<int64_t>(at / kPanel)) >> (at % kPanel) & 1) != 0;
+  }
+  // f(intervention, position, its value or null) for every position that the query sees.
+  template <class F>
+  void each(Point point, F f) const {
+    s_.p.hooks->each_change(point, static_cast<size_t>(s_.a.layer), [&](const Hooks::Change& c) {
+      if (!reaches(c, s_, query_)) return;
+      const Intervention& w = *c.what;
+      const auto begin = static_cast<size_t>(w.key_begin);
+      const size_t end =
+          w.key_end < 0 ? positions_ : std::min(positions_, static_cast<size_t>(w.key_end));
+      for (size_t at = begin; at < end; ++at) {
+        if (!seen(at)) continue;
+        const float* const v = w.values ? w.values->data() : nullptr;
+        f(w, at, v == nullptr ? nullptr : v + (w.values->size() > 1 ? at - begin : 0));
+      }
+    });
+  }
+  // What is not seen any more stays so, unless it is set.
+  static void change(const Intervention& w, float* x, const float* value) {
+    if (w.op == Intervention::Op::set) {
+      *x = *value;
+    } else if (*x == -std::numeric_limits<float>::infinity()) {
+      return;
+    } else if (w.op == Intervention::Op::add) {
+      steer_add(x, value, w.amount, 1);
+    } else {
+      steer_scale(x, w.amount, 1);
+    }
+  }
+  void change_weight(const Intervention& w, size_t at, const float* value) {
+    if (w.op == Intervention::Op::set) {
+      factor_[at] = 0;
+      term_[at] = *value;
+    } else if (w.op == Intervention::Op::add) {
+      steer_add(&term_[at], value, w.amount, 1);
+    } else {
+      steer_scale(&factor_[at], w.amount, 1);
+      steer_scale(&term_[at], w.amount, 1);
+    }
+  }
+  uint64_t mask(int64_t block) const {
+    uint64_t bits = s_.mask(query_, block);
+    for (size_t i = 0; i < kPanel; ++i) {
+      if (scores_[static_cast<size_t>(block) * kPanel + i] ==
+          -std::numeric_limits<float>::infinity())
+        bits &= ~(uint64_t{1} << i);
+    }
+    return bits;
+  }
+  // A key of one number, the score, and a query of 1: their product is the score, to the bit.
+  template <class Values, class Take>
+  void attend_blocks(size_t ldv, float* o, Values values, Take take) const {
+    float packed[kTileRows] = {1.0f}, m = 0, l = 0;
+    int8_t bytes[kPanel];
+    std::fill_n(bytes, kPanel, int8_t{1});
+    const auto [from, end] = block_range(s_, query_, 1);
+    for (int64_t b = from; b < end; ++b) {
+      const uint64_t seen = mask(b);
+      if (seen == 0) continue;
+      const BlockView view = values(b);
+      const float* const scores = scores_.data() + static_cast<size_t>(b) * kPanel;
+      const bool scaled = view.type == KvType::q8;
+      const AttendBlock block = {scaled ? static_cast<const void*>(bytes) : scores,
+                                 view.v,
+                                 1,
+                                 ldv,
+                                 1.0f,
+                                 0.0f,
+                                 {},
+                                 scaled ? scores : nullptr,
+                                 view.v_scale};
+      const AttendTile tile = {packed, 1, &seen, {&m, &l, o}};
+      s_.p.kernels->attend[static_cast<int>(view.type)](block, &tile, 1);
+      take(b, tile.out);
+    }
+  }
+  const std::byte* stored_values(int64_t block) const {
+    const KvShape& shape = s_.span.kv->shape();
+    return s_.span.kv->unchecked_block(block) +
+           shape.v_offset(s_.a.layer, static_cast<int64_t>(s_.kv_head));
+  }
+  // Those of a block as attention takes them, times what their weights are multiplied by.
+  BlockView values_of(int64_t block, std::vector<float>& values, std::vector<float>& scales) const {
+    const KvShape& shape = s_.span.kv->shape();
+    const size_t head_dim = s_.a.head_dim, ldv = padded(head_dim),
+                 first = static_cast<size_t>(block) * kPanel;
+    const std::byte* const v = stored_values(block);
+    const auto factor = [&](size_t t) {
+      return first + t < positions_ ? factor_[first + t] : 1.0f;
+    };
+    if (shape.type == KvType::q8) {
+      std::copy_n(reinterpret_cast<const float*>(v + shape.elements_bytes()), kPanel,
+                  scales.data());
+      for (size_t t = 0; t < kPanel; ++t) {
+        if (factor(t) != 1) steer_scale(&scales[t], factor(t), 1);
+      }
+      return {nullptr, padded_int8(v, head_dim, ldv, values.data()), shape.type, nullptr,
+              scales.data()};
+    }
+    const auto widen = s_.p.kernels->widen[static_cast<int>(shape.type)];
+    for (size_t t = 0; t < kPanel; ++t) {
+      float* const row = values.data() + t * ldv;
+      std::fill_n(row, ldv, 0.0f);
+      if (factor(t) == 0) continue;
+      widen(v + t * head_dim * shape.element_size(), row, head_dim);
+      if (factor(t) != 1) steer_scale(row, factor(t), head_dim);
+    }
+    return {nullptr, values.data(), KvType::f32, nullptr, nullptr};
+  }
+  void value_row(size_t at, float* to) const {
+    const KvShape& shape = s_.span.kv->shape();
+    const std::byte* const v = stored_values(static_cast<int64_t>(at / kPanel));
+    const size_t t = at % kPanel;
+    s_.p.kernels->widen[static_cast<int>(shape.type)](v + t * s_.a.head_dim * shape.element_size(),
+                                                      to, s_.a.head_dim);
+    if (shape.type == KvType::q8)
+      steer_scale(to, reinterpret_cast<const float*>(v + shape.elements_bytes())[t], s_.a.head_dim);
+  }
+
+  const Queries& s_;
+  size_t query_, positions_;
+  std::vector<float> scores_;         // [positions, a multiple of 64]
+  std::vector<float> factor_, term_;  // a weight w becomes factor w + term
+};
+
+}  // namespace detail
+
+inline void change_attention(Team t, const Pass& p, const AttentionShape& a, Rows q, Rows y) {
+  const auto layer = static_cast<size_t>(a.layer);
+  if (!p.hooks->changes(Point::scores, layer) && !p.hooks->changes(Point::pattern, layer)) return;
+  const size_t group = a.heads / a.kv_heads;
+  for (const Span& span : p.spans) {
+    t.each_range(span.count * a.heads, 1, [&](Range some) {
+      for (size_t i = some.begin; i < some.end; ++i) {
+        const size_t r = i / a.heads, head = i % a.heads;
+        const detail::Queries s{p, a, span, head / group, q, y};
+        const size_t query = r * group + head % group;
+        if (!detail::is_changed(s, query)) continue;
+        const auto positions = static_cast<size_t>(s.position(query)) + 1;
+        detail::ChangedQuery(s, query, positions).output(s.output(query));
+      }
+    });
+  }
+}
+
+}  // namespace stet
