@@ -52,7 +52,7 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& where
   try {
     parsed = parse_json_value(array ? text : "[" + text + "]", where);
   } catch (const Error& e) {
-    if (!array) refuse_ids(where, "", expected, printable(text, 60));
+    if (!array || e.field.empty()) refuse_ids(where, "", expected, printable(text, 60));
     refuse_ids(where, e.field, expected, e.found);
   }
   std::vector<int32_t> ids;

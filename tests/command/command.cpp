@@ -539,7 +539,7 @@ TEST_F(Command, OptionsOutOfRangeAreStatus2AndNothingIsWritten) {
        "--ids: expected token ids: 1,2,3 or [1,2,3], found " + std::string(60, '[') + "..."},
       {{"generate", "--ids", "1," + std::string(50'000, '[') + std::string(50'000, ']'), "--save",
         snapshot},
-       "--ids: [1]: expected a token id, found array"},
+       "--ids: expected token ids: 1,2,3 or [1,2,3], found 1," + std::string(58, '[') + "..."},
       {{"chat", "--var", "x", "--script", "/dev/null"}, "--var: expected NAME=JSON, found x"},
       {{"chat", "--var", "x=[1,", "--script", "/dev/null"},
        "--var x: expected valid JSON at line 1, column 4, found the end of the text"},
@@ -559,9 +559,9 @@ TEST_F(Command, BadInputIsStatus1AndNothingIsWritten) {
   const Args ids = {"generate", "--ids", "1,2,3", "--save", out};
   const std::vector<std::pair<Args, std::string>> bad = {
       {ids + Args{"-m", none},
-       none + "/config.json: expected a readable file, found No such file or directory"},
+       none + ": expected a checkpoint directory or a .gguf file, found nothing of that name"},
       {ids + Args{"-m", empty},
-       empty + "/config.json: expected a readable file, found Not a directory"},
+       empty + ": expected a checkpoint directory or a .gguf file, found an empty file"},
       {ids + Args{"-m", scratch / "dir"},
        scratch / "dir/config.json: expected a readable file, found No such file or directory"},
       {ids + Args{"--ctx", "2049"},
@@ -572,7 +572,9 @@ TEST_F(Command, BadInputIsStatus1AndNothingIsWritten) {
       {{"generate", "--ids-file", none, "--save", out},
        none + ": expected a readable file, found No such file or directory"},
       {{"generate", "--ids-file", scratch / "bad.json", "--save", out},
-       scratch / "bad.json: expected token ids: 1,2,3 or [1,2,3], found [1, 2"},
+       scratch /
+           "bad.json: line 1, column 7: expected token ids: 1,2,3 or [1,2,3], found the end of "
+           "the text"},
       {{"generate", "--prompt-file", scratch / "dir", "--save", out},
        scratch / "dir: expected a readable file, found Is a directory"},
       {{"resume", none, "--save", out},
@@ -581,7 +583,7 @@ TEST_F(Command, BadInputIsStatus1AndNothingIsWritten) {
       {{"resume", scratch / "bad.json", "--save", out},
        scratch / "bad.json: magic: expected a stet snapshot, found another file"},
       {{"inspect", scratch / "bad.json"},
-       scratch / "bad.json: magic: expected a stet snapshot, found another file"},
+       scratch / "bad.json: expected a checkpoint directory or a .gguf file, found a JSON file"},
       {{"logits", "--ids", "1,1620", "-o", out},
        "ids[1]: expected a token id in 0..1619, found 1620"},
       {{"logits", "--ids", "1,2,3", "--ctx", "2", "-o", out},

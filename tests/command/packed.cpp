@@ -110,8 +110,9 @@ TEST_F(PackedCommand, BadInputIsStatus1AndNothingIsWritten) {
               used + "/notes: expected a new or empty directory, found a file");
     EXPECT_EQ(failure(command + Args{"-o", none + "/d"}),
               none + "/d: expected a new or empty directory, found No such file or directory");
-    EXPECT_EQ(failure(command + Args{"-m", none, "-o", d}),
-              none + "/config.json: expected a readable file, found No such file or directory");
+    EXPECT_EQ(
+        failure(command + Args{"-m", none, "-o", d}),
+        none + ": expected a checkpoint directory or a .gguf file, found nothing of that name");
     EXPECT_EQ(
         failure(command + Args{"-m", packed, "-o", d}),
         packed + "/packed.safetensors: expected weights that are not packed, found packed ones");
