@@ -13,9 +13,12 @@
 #include "stet/checkpoint/safetensors.hpp"
 #include "tools/command.hpp"
 #include "tools/store/store.hpp"
+#include "tools/tokenizer_choice.hpp"
 
 namespace stet::tool {
 namespace {
+
+constexpr size_t kNotesLimit = size_t{64} << 20;  // of a file that may hold notes
 
 struct InspectCommand {
   std::string path, model;
@@ -340,7 +343,49 @@ std::shared_ptr<const Model> load_own(const CheckpointOption& checkpoint) {
   return Model::load(source, 0, contract_of_weights(*source));
 }
 
-Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokenizer) {
+// The member "stet" of a file that was made out of a GGUF file; {} for others.
+Json notes_of(const FileSource& source, const char* file) {
+  if (!source.has(file)) return Json::object();
+  const Json text = Json::parse(source.read(file, kNotesLimit), nullptr, false);
+  return text.is_object() ? text.value("stet", Json::object()) : Json::object();
+}
+
+// The stop tokens, each with its text and with what says that it is one.
+Json stops_json(const Model& model, const Tokenizer* tokenizer, const FileSource& source) {
+  const Json from = notes_of(source, "generation_config.json").value("eos_token_id", Json::array());
+  const std::vector<int32_t>& ids = model.generation().eos_ids;
+  Json list = Json::array();
+  for (size_t i = 0; i < ids.size(); ++i) {
+    Json stop = {{"id", ids[i]}};
+    if (tokenizer != nullptr && ids[i] < tokenizer->size())
+      stop["token"] = tokenizer->piece(ids[i]);
+    if (from.is_array() && from.size() == ids.size())
+      stop["from"] = from[i];
+    else
+      stop["from"] =
+          source.has("generation_config.json") ? "generation_config.json" : "config.json";
+    list.push_back(stop);
+  }
+  return list;
+}
+
+Json tokenizer_json(const Tokenizer& tokenizer, const FileSource& source) {
+  const auto id = [](std::optional<int32_t> v) { return v ? Json(*v) : Json(nullptr); };
+  const std::vector<int32_t> around = tokenizer.encode("a");
+  Json j = {{"size", tokenizer.size()},
+            {"bos", id(tokenizer.bos())},
+            {"eos", id(tokenizer.eos())},
+            {"bos_is_added", !around.empty() && around[0] == tokenizer.bos().value_or(-1)}};
+  const Json notes = notes_of(source, "tokenizer_config.json");
+  if (notes.contains("add_bos_token")) j["bos_is_added_by"] = notes["add_bos_token"];
+  j["template_bytes"] = tokenizer.chat_template().size();
+  if (!tokenizer.chat_template("tool_use").empty())
+    j["tool_use_template_bytes"] = tokenizer.chat_template("tool_use").size();
+  return j;
+}
+
+Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokenizer,
+              const FileSource& source) {
   Json j;
   j["checkpoint"] = model.directory();
   j["architecture"] = model.config().architecture;
@@ -358,16 +403,11 @@ Json describe(const Model& model, const std::shared_ptr<const Tokenizer>& tokeni
                      {"min_p", g.min_p},
                      {"typical_p", g.typical_p},
                      {"repetition_penalty", g.repetition_penalty}};
-  if (tokenizer != nullptr) {
-    const auto id = [](std::optional<int32_t> v) { return v ? Json(*v) : Json(nullptr); };
-    j["tokenizer"] = {
-        {"size", tokenizer->size()},
-        {"bos", id(tokenizer->bos())},
-        {"eos", id(tokenizer->eos())},
-        {"bos_is_added", !tokenizer->encode("a").empty() &&
-                             tokenizer->encode("a")[0] == tokenizer->bos().value_or(-1)},
-        {"template_bytes", tokenizer->chat_template().size()}};
-  }
+  j["stop_tokens"] = stops_json(model, tokenizer.get(), source);
+  if (tokenizer != nullptr)
+    j["tokenizer"] = tokenizer_json(*tokenizer, source);
+  else if (const auto fault = tokenizer_fault(source))
+    j["tokenizer"] = {{"refused", fault->what()}};
   j["fingerprints"] = Json::object();
   for (const auto& [name, digest] : model.fingerprints()) j["fingerprints"][name] = digest;
   if (tokenizer != nullptr) j["fingerprints"]["tokenizer"] = tokenizer->fingerprint();
@@ -414,14 +454,14 @@ void run(InspectCommand& o) {
   const bool checkpoint = is_checkpoint(o.path);
   Json j;
   std::optional<Snapshot> snapshot;
-  if (!checkpoint && o.checkpoint.overrides.any())
-    throw UsageError("--chat-template, --eos: of no use: " + o.path + " is a snapshot");
+  if (!checkpoint && (o.checkpoint.overrides.any() || !chosen_pre().empty()))
+    throw UsageError("--chat-template, --eos, --pre: of no use: " + o.path + " is a snapshot");
   if (checkpoint) {
     if (!o.model.empty())
       throw UsageError("--model: of no use: " + o.path + " is a checkpoint itself");
     const size_t checked = o.check ? check_packed(*directory_source(o.path)) : 0;
     o.checkpoint.directory = o.path;
-    j = describe(*load_own(o.checkpoint), load_tokenizer(o.checkpoint));
+    j = describe(*load_own(o.checkpoint), load_tokenizer(o.checkpoint), *o.checkpoint.source());
     if (o.check) j["checked_file_bytes"] = checked;
   } else if (o.check) {
     throw Error(ErrorKind::argument, o.path, "--check",

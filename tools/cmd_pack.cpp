@@ -13,6 +13,7 @@
 #include "stet/checkpoint/safetensors.hpp"
 #include "stet/session/session.hpp"
 #include "tools/command.hpp"
+#include "tools/tokenizer_choice.hpp"
 
 namespace stet::tool {
 namespace {
@@ -143,10 +144,15 @@ void run(const ConvertCommand& o) {
     usage_error("--importance", "--type q4_k, q5_k or q6_k", "--type " + o.type);
   const auto source = o.checkpoint.source();
   check_writable(o.file);
+  GgufTokenizer tokenizer = chosen(kTokenizers, o.tokenizer);
+  if (tokenizer == GgufTokenizer::own) {
+    if (const auto fault = tokenizer_fault(*source)) {
+      say("warning: the file has no tokenizer: {}\n", fault->what());
+      tokenizer = GgufTokenizer::none;
+    }
+  }
   const auto importance = measured(o.checkpoint, o.importance, source, o.threads);
-  write_gguf(
-      *source, o.file,
-      {chosen(kTypes, o.type), chosen(kTokenizers, o.tokenizer), o.threads, importance.get()});
+  write_gguf(*source, o.file, {chosen(kTypes, o.type), tokenizer, o.threads, importance.get()});
   out(fmt::format("{}: {} in {:.1f} s\n", printable(o.file),
                   bytes_text(static_cast<double>(std::filesystem::file_size(o.file))),
                   seconds() - start));

@@ -19,7 +19,9 @@
 #include "stet/checkpoint/safetensors.hpp"
 #include "stet/files/file.hpp"
 #include "stet/kernels/kernels.hpp"
+#include "stet/text/tokenizer_warnings.hpp"
 #include "tools/store/store.hpp"
+#include "tools/tokenizer_choice.hpp"
 #include "tools/words.hpp"
 
 namespace stet::tool {
@@ -109,6 +111,7 @@ void CheckpointOption::add_to(Command& app) {
              kDefaultCheckpoint + ")")
       ->type_name("DIR")
       ->group("Model");
+  add_pre_to(app);
 }
 
 void CheckpointOption::add_overrides_to(Command& app) {
@@ -128,10 +131,11 @@ void CheckpointOption::add_overrides_to(Command& app) {
       ->check(integer(0, INT32_MAX))
       ->type_name("IDS")
       ->group("Model");
+  add_pre_to(app);
 }
 
 std::shared_ptr<const FileSource> CheckpointOption::source(bool map) const {
-  return overridden(checkpoint_source(directory, map), overrides);
+  return overridden(checkpoint_source(directory, map, chosen_pre()), overrides);
 }
 
 namespace {
@@ -310,28 +314,31 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const CheckpointOption& checkpoint) {
   const auto source = checkpoint.source();
-  if (!source->has("tokenizer.json") && !source->has("tokenizer.model")) {
-    source->read("config.json", kConfigLimit);  // fails where this is no checkpoint at all
-    return nullptr;
-  }
-  return load_tokenizer(*source);
+  if (has_tokenizer(*source)) return load_tokenizer(*source);
+  source->read("config.json", kConfigLimit);  // fails where this is no checkpoint at all
+  return nullptr;
 }
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const FileSource& source) {
+  std::shared_ptr<const Tokenizer> tokenizer;
   try {
-    return Tokenizer::load(source);
-  } catch (const Error& e) {
-    if (e.kind != ErrorKind::unsupported) throw;
-    return nullptr;  // a build without its library still runs by token ids
+    tokenizer = Tokenizer::load(source);
+  } catch (const Error&) {
+    return nullptr;  // token ids need none, and require_tokenizer() says why
   }
+  for (const std::string& warning : tokenizer_warnings(*tokenizer)) say("warning: {}\n", warning);
+  return tokenizer;
 }
 
 std::shared_ptr<const Tokenizer> require_tokenizer(const CheckpointOption& checkpoint,
                                                    const std::string& hint) {
   if (auto tokenizer = load_tokenizer(checkpoint)) return tokenizer;
   const auto source = checkpoint.source();
-  if (source->has("tokenizer.json") || source->has("tokenizer.model"))
+  try {
     return Tokenizer::load(*source);
+  } catch (const Error& e) {
+    if (e.kind != ErrorKind::io || e.found != "neither") throw;
+  }
   throw Error(ErrorKind::io, checkpoint.directory, "tokenizer",
               "tokenizer.json or tokenizer.model" + hint, "neither");
 }

@@ -147,11 +147,17 @@ void require_model(const FileSource& source) {
   }
 }
 
-std::shared_ptr<const FileSource> checkpoint_source(const std::string& path, bool map) {
+std::shared_ptr<const FileSource> checkpoint_source(const std::string& path, bool map,
+                                                    const std::string& pre) {
   std::error_code unknown;
-  if (path.empty() || fs::is_directory(path, unknown)) return directory_source(path, map);
+  if (path.empty() || fs::is_directory(path, unknown)) {
+    if (!pre.empty())
+      throw Error(ErrorKind::argument, path, "--pre",
+                  "a GGUF file, whose text it says how to split", "a directory");
+    return directory_source(path, map);
+  }
   if (path.ends_with(".gguf") || first_bytes(path).starts_with("GGUF"))
-    return gguf_source(path, map);
+    return gguf_source(path, map, pre);
   refuse_path(path);
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/base/json_value.hpp"
+#include "src/files/additional_templates.hpp"
 #include "stet/base/error.hpp"
 
 namespace stet {
@@ -28,6 +29,7 @@ std::string with_eos(const FileSource& source, const std::vector<int32_t>& ids) 
                   "another");
   }
   config["eos_token_id"] = ids;
+  config["stet"] = {{"eos_token_id", std::vector<std::string>(ids.size(), "--eos")}};
   return config.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -43,7 +45,7 @@ class OverridingSource : public FileSource {
   }
 
   bool has(const std::string& name) const override {
-    return texts_.contains(name) || source_->has(name);
+    return texts_.contains(name) || (!replaced(name) && source_->has(name));
   }
   void check_own(const std::string& name) const override {
     if (!texts_.contains(name)) source_->check_own(name);
@@ -68,6 +70,11 @@ class OverridingSource : public FileSource {
   }
 
  private:
+  // A template that was given is in place of all that the checkpoint has.
+  bool replaced(const std::string& name) const {
+    return name == kAdditionalTemplates && texts_.contains("chat_template.jinja");
+  }
+
   std::shared_ptr<const FileSource> source_;
   std::map<std::string, std::shared_ptr<const std::string>> texts_;
 };

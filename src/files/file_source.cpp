@@ -5,6 +5,7 @@
 #include <map>
 
 #include "src/base/known_content.hpp"
+#include "src/files/additional_templates.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/memory.hpp"
 
@@ -25,14 +26,15 @@ class DirectorySource : public FileSource {
                    directory.empty() || directory.ends_with('/') ? directory : directory + "/"),
         map_(map) {}
 
-  bool has(const std::string& name) const override {
-    std::error_code unknown;  // whatever hinders looking will hinder reading, and be reported there
-    return std::filesystem::symlink_status(path_of(name), unknown).type() !=
-           std::filesystem::file_type::not_found;
-  }
+  bool has(const std::string& name) const override { return is_there(name) || is_made(name); }
 
   std::shared_ptr<const FileBytes> open(const std::string& name) const override {
     const std::string path = path_of(name);
+    if (is_made(name)) {
+      const auto text =
+          std::make_shared<const std::string>(additional_templates_json(this->path()));
+      return std::make_shared<const FileBytes>(path, std::as_bytes(std::span(*text)), text);
+    }
     std::error_code unknown;
     if (std::filesystem::file_size(path, unknown) == 0) {  // which cannot be mapped
       return std::make_shared<const FileBytes>(path, std::span<const std::byte>(), nullptr);
@@ -49,12 +51,36 @@ class DirectorySource : public FileSource {
   }
 
   std::string read(const std::string& name, size_t limit) const override {
+    if (is_made(name)) {
+      std::string made = additional_templates_json(path());
+      if (made.size() <= limit) return made;
+      throw Error(ErrorKind::format, path_of(name), "",
+                  "at most " + std::to_string(limit) + " bytes", std::to_string(made.size()));
+    }
     std::string text = read_text_file(path_of(name), limit);
     refuse_pointer(std::as_bytes(std::span(text)), text.size(), path_of(name));
     return text;
   }
 
   void check_own(const std::string& name) const override {
+    if (!is_made(name)) return check_own_file(name);
+    for (const std::string& file : additional_template_files(path())) check_own_file(file);
+  }
+
+ private:
+  bool is_there(const std::string& name) const {
+    std::error_code unknown;  // whatever hinders looking will hinder reading, and be reported there
+    return std::filesystem::symlink_status(path_of(name), unknown).type() !=
+           std::filesystem::file_type::not_found;
+  }
+
+  // Whether the file is made out of those of a folder.
+  bool is_made(const std::string& name) const {
+    return name == kAdditionalTemplates && !is_there(name) &&
+           !additional_template_files(path()).empty();
+  }
+
+  void check_own_file(const std::string& name) const {
     namespace fs = std::filesystem;
     std::error_code error;
     const fs::path home = fs::canonical(path().empty() ? "." : path(), error);
@@ -69,7 +95,6 @@ class DirectorySource : public FileSource {
                 "a link to " + file.string());
   }
 
- private:
   bool map_;
 };
 

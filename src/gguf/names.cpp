@@ -1,4 +1,5 @@
 #include "src/gguf/names.hpp"
+#include "src/gguf/vocabulary_marks.hpp"
 
 #include <fmt/format.h>
 
@@ -369,20 +370,6 @@ std::string GgufNames::generation_config() const {
   return g.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-nlohmann::ordered_json GgufNames::ids_config() const {
-  Json g = Json::object();
-  const auto id = [&](const char* name) {
-    return keys_.integer(std::string("tokenizer.ggml.") + name, 0, vocab_size_ - 1);
-  };
-  if (const auto bos = id("bos_token_id")) g["bos_token_id"] = *bos;
-  Json eos = Json::array();
-  for (const char* name : {"eos_token_id", "eot_token_id", "eom_token_id"}) {
-    const auto found = id(name);
-    if (found && std::find(eos.begin(), eos.end(), Json(*found)) == eos.end())
-      eos.push_back(*found);
-  }
-  if (!eos.empty()) g["eos_token_id"] = eos;
-  return g;
-}
+nlohmann::ordered_json GgufNames::ids_config() const { return gguf_ids_config(keys_, vocab_size_); }
 
 }  // namespace stet

@@ -11,6 +11,7 @@
 #include "src/gguf/names.hpp"
 #include "src/gguf/transcode.hpp"
 #include "src/gguf/vocabulary.hpp"
+#include "src/text/tokenizer_files.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
 #include "stet/base/memory.hpp"
@@ -189,13 +190,12 @@ class ShardContent : public MadeContent {
 
 class GgufSource : public FileSource {
  public:
-  GgufSource(const std::string& path, std::vector<Gguf> parts)
+  GgufSource(const std::string& path, std::vector<Gguf> parts, const std::string& pre)
       : FileSource(path, path + ": "), parts_(std::move(parts)) {
     const GgufNames names(parts_);
     texts_["config.json"] = names.config();
     texts_["generation_config.json"] = names.generation_config();
-    for (auto& [name, text] : vocabulary_files(parts_.front(), names.vocab_size()))
-      texts_[name] = std::move(text);
+    add_vocabulary(names.vocab_size(), pre);
     Json map = Json::object();
     for (const Gguf& part : parts_) {
       for (const GgufTensor& t : part.tensors()) {
@@ -240,6 +240,17 @@ class GgufSource : public FileSource {
   }
 
  private:
+  // Weights need no vocabulary: one that cannot be used leaves a file that says why.
+  void add_vocabulary(int64_t vocab_size, const std::string& pre) {
+    try {
+      for (auto& [name, text] : vocabulary_files(parts_.front(), vocab_size, pre))
+        texts_[name] = std::move(text);
+    } catch (const Error& e) {
+      if (!pre.empty()) throw;
+      texts_[kTokenizerFault] = tokenizer_fault_text(e);
+    }
+  }
+
   std::vector<Gguf> parts_;
   std::map<std::string, std::string> texts_;
   std::map<std::string, Shard> shards_;
@@ -261,7 +272,8 @@ std::vector<std::string> parts_of(const std::string& path, const Gguf& first) {
 
 }  // namespace
 
-std::shared_ptr<const FileSource> gguf_source(const std::string& path, bool map) {
+std::shared_ptr<const FileSource> gguf_source(const std::string& path, bool map,
+                                              const std::string& pre) {
   const std::filesystem::path whole(path);
   const auto source = directory_source(whole.parent_path().string(), map);
   const auto open = [&](const std::string& name) {
@@ -272,7 +284,7 @@ std::shared_ptr<const FileSource> gguf_source(const std::string& path, bool map)
   for (const std::string& part : parts_of(path, parts.front())) {
     if (part != path) parts.push_back(open(part));
   }
-  return std::make_shared<const GgufSource>(path, std::move(parts));
+  return std::make_shared<const GgufSource>(path, std::move(parts), pre);
 }
 
 }  // namespace stet

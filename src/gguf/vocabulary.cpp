@@ -1,12 +1,15 @@
 #include "src/gguf/vocabulary.hpp"
-#include "src/gguf/write.hpp"
+#include "src/gguf/vocabulary_marks.hpp"
+#include "src/gguf/vocabulary_rules.hpp"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
+#include "stet/checkpoint/gguf.hpp"
 
 namespace stet {
 namespace {
@@ -14,10 +17,11 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Files = std::vector<std::pair<std::string, std::string>>;
 
-constexpr double kControl = 3, kUserDefined = 4, kUnused = 5;  // of tokenizer.ggml.token_type
+constexpr double kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4,
+                 kUnused = 5;  // of tokenizer.ggml.token_type
 
-struct Vocabulary {
-  const std::vector<std::string>& tokens;
+struct GgufVocabulary {
+  std::vector<std::string> tokens;
   std::vector<double> types, scores;
 
   bool special(size_t i) const { return types[i] == kControl || types[i] == kUserDefined; }
@@ -27,11 +31,12 @@ struct Vocabulary {
   }
 };
 
-Vocabulary read(const Gguf& keys, const std::vector<std::string>& tokens, int64_t vocab_size) {
+GgufVocabulary read(const Gguf& keys, const std::vector<std::string>& tokens, int64_t vocab_size) {
   if (tokens.size() > static_cast<size_t>(vocab_size))
     keys.fail("tokenizer.ggml.tokens", "at most " + std::to_string(vocab_size),
               std::to_string(tokens.size()));
-  Vocabulary v{tokens, std::vector<double>(tokens.size(), 1), std::vector<double>(tokens.size())};
+  GgufVocabulary v{tokens, std::vector<double>(tokens.size(), kNormal),
+                   std::vector<double>(tokens.size())};
   for (const auto& [key, to] : {std::pair("tokenizer.ggml.token_type", &v.types),
                                 std::pair("tokenizer.ggml.scores", &v.scores)}) {
     const std::vector<double>* const found = keys.numbers(key);
@@ -40,123 +45,142 @@ Vocabulary read(const Gguf& keys, const std::vector<std::string>& tokens, int64_
       keys.fail(key, std::to_string(tokens.size()) + " values", std::to_string(found->size()));
     *to = *found;
   }
-  for (const double type : v.types) {
-    if (!(type >= 1 && type <= 6) || type != static_cast<int>(type))
-      keys.fail("tokenizer.ggml.token_type", "types in 1..6", fmt::format("{}", type));
+  for (double& type : v.types) {
+    if (!(type >= 0 && type <= 6) || type != static_cast<int>(type))
+      keys.fail("tokenizer.ggml.token_type", "types in 0..6", fmt::format("{}", type));
+    if (type == 0) type = kNormal;  // "undefined"
   }
   for (const double score : v.scores) {
     if (!(score >= -1e30 && score <= 1e30))
       keys.fail("tokenizer.ggml.scores", "finite numbers", fmt::format("{}", score));
   }
+  for (size_t i = 0; i < v.tokens.size(); ++i) {
+    if (v.tokens[i].empty()) v.tokens[i] = fmt::format("[EMPTY_{}]", i);  // as llama.cpp calls it
+  }
   return v;
 }
 
-// The patterns of llama.cpp's list of pre-tokenizers, as the models' tokenizer.json has them.
-struct Pattern {
-  const char *name, *regex;
-  bool ignore_merges;
-  bool digits = false;  // each is a word, before the pattern is looked for
-};
-constexpr const char* kGpt2 =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr const char* kLlama3 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kQwen2 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kGpt4o =
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr Pattern kPatterns[] = {{"gpt-2", kGpt2, false},        {"olmo", kGpt2, false},
-                                 {"refact", kGpt2, false, true}, {"starcoder", kGpt2, false, true},
-                                 {"smollm", kGpt2, false, true}, {"dbrx", kLlama3, false},
-                                 {"llama-bpe", kLlama3, true},   {"llama-v3", kLlama3, true},
-                                 {"llama3", kLlama3, true},      {"smaug-bpe", kLlama3, true},
-                                 {"qwen2", kQwen2, false},       {"gpt-4o", kGpt4o, false}};
-
-const Pattern& pattern_of(const Gguf& keys) {
-  const std::string name = keys.text("tokenizer.ggml.pre").value_or("default");
+// The rules that the file names, or `given`, which goes before them. Without the key those that
+// llama.cpp takes then.
+const VocabularyRules& rules_of(const Gguf& keys, const std::string& given) {
+  const std::string name =
+      given.empty() ? keys.text("tokenizer.ggml.pre").value_or("default") : given;
+  if (const VocabularyRules* const rules = find_vocabulary_rules(name)) return *rules;
   std::string known;
-  for (const Pattern& p : kPatterns) {
-    if (name == p.name) return p;
-    known += (known.empty() ? "" : ", ") + std::string(p.name);
-  }
-  throw Error(ErrorKind::unsupported, keys.path(), "tokenizer.ggml.pre", "one of " + known,
+  for (const std::string& one : pre_tokenizer_names()) known += (known.empty() ? "" : ", ") + one;
+  throw Error(ErrorKind::unsupported, keys.path(), given.empty() ? "tokenizer.ggml.pre" : "--pre",
+              "one of " + known + (given.empty() ? " (--pre NAME chooses one in its place)" : ""),
               printable(name, 60));
 }
 
-// What tokenizer.json has in place of a pattern of ours.
-Json pre_tokenizer_of(const Pattern& pattern) {
-  Json steps = Json::array();
-  if (pattern.digits) steps.push_back({{"type", "Digits"}, {"individual_digits", true}});
-  steps.push_back({{"type", "Split"},
-                   {"pattern", {{"Regex", pattern.regex}}},
-                   {"behavior", "Isolated"},
-                   {"invert", false}});
-  steps.push_back({{"type", "ByteLevel"},
-                   {"add_prefix_space", false},
-                   {"trim_offsets", true},
-                   {"use_regex", false}});
-  return {{"type", "Sequence"}, {"pretokenizers", steps}};
+// Phi-3's marks take the white space behind them, of which its files say nothing.
+bool marks_take_space(const Gguf& keys) {
+  std::string name = keys.text("general.name").value_or("");
+  for (char& c : name) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
+  return keys.text("tokenizer.ggml.model") == "llama" &&
+         (keys.text("general.architecture") == "phi3" || name.find("phi-3") != std::string::npos ||
+          name.find("phi3") != std::string::npos);
 }
 
-Json added_tokens(const Vocabulary& v) {
+Json added_token(const GgufVocabulary& v, size_t i, bool takes_space) {
+  return {{"content", v.tokens[i]}, {"single_word", false}, {"lstrip", false},
+          {"rstrip", takes_space},  {"normalized", false},  {"special", v.types[i] == kControl}};
+}
+
+Json added_tokens(const GgufVocabulary& v) {
   Json added = Json::array();
   for (size_t i = 0; i < v.tokens.size(); ++i) {
     if (!v.special(i)) continue;
-    added.push_back({{"id", i},
-                     {"content", v.tokens[i]},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false},
-                     {"special", v.types[i] == kControl}});
+    Json token = {{"id", i}};
+    token.update(added_token(v, i, false));
+    added.push_back(token);
+  }
+  return added;
+}
+
+Json spaced_tokens(const GgufVocabulary& v) {
+  Json added = Json::object();
+  for (size_t i = 0; i < v.tokens.size(); ++i) {
+    const std::string& text = v.tokens[i];
+    const bool never = text == "<unk>" || text == "<s>" || text == "<|endoftext|>";
+    if ((v.special(i) || text == "</s>") && !never)
+      added[std::to_string(i)] = added_token(v, i, true);
   }
   return added;
 }
 
 // The token of a key, where there is one.
-std::string named(const Gguf& keys, const Vocabulary& v, const char* key) {
-  const auto id = keys.integer(std::string("tokenizer.ggml.") + key, 0,
-                               static_cast<int64_t>(v.tokens.size()) - 1);
+std::string named(const Gguf& keys, const GgufVocabulary& v, const char* key) {
+  const auto id = gguf_special_id(keys, key, static_cast<int64_t>(v.tokens.size()));
   return id ? v.tokens[static_cast<size_t>(*id)] : "";
 }
 
-std::string bpe_json(const Gguf& keys, const Vocabulary& v, bool add_bos) {
-  const Pattern& pattern = pattern_of(keys);
-  const std::vector<std::string>* const merges = keys.texts("tokenizer.ggml.merges");
-  if (merges == nullptr) keys.fail("tokenizer.ggml.merges", "an array of texts", "nothing");
-  Json vocab = Json::object();
-  std::vector<std::pair<std::string, size_t>> ids;
-  for (size_t i = 0; i < v.tokens.size(); ++i) {
-    if (!v.special(i) && !v.filler(i)) ids.emplace_back(v.tokens[i], i);
-  }
-  vocab = Json(nlohmann::ordered_map<std::string, Json>(ids.begin(), ids.end()));
-  Json j = {
-      {"version", "1.0"},
-      {"truncation", nullptr},
-      {"padding", nullptr},
-      {"added_tokens", added_tokens(v)},
-      {"normalizer", std::string(pattern.name) == "qwen2" ? Json{{"type", "NFC"}} : Json(nullptr)},
-      {"pre_tokenizer", pre_tokenizer_of(pattern)},
-      {"post_processor", nullptr},
+// Gemma 4's: pieces of text, as sentencepiece has them, joined by merges.
+Json text_rules(const Gguf& keys, const GgufVocabulary& v) {
+  const std::string unknown = named(keys, v, "unknown_token_id");
+  return {
+      {"normalizer", {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}}},
+      {"pre_tokenizer",
+       {{"type", "Split"},
+        {"pattern", {{"String", " "}}},
+        {"behavior", "MergedWithPrevious"},
+        {"invert", false}}},
       {"decoder",
-       {{"type", "ByteLevel"},
-        {"add_prefix_space", true},
-        {"trim_offsets", true},
-        {"use_regex", true}}},
+       {{"type", "Sequence"},
+        {"decoders",
+         {{{"type", "Replace"}, {"pattern", {{"String", "\u2581"}}}, {"content", " "}},
+          {{"type", "ByteFallback"}},
+          {{"type", "Fuse"}}}}}},
       {"model",
        {{"type", "BPE"},
-        {"dropout", nullptr},
-        {"unk_token", nullptr},
-        {"continuing_subword_prefix", nullptr},
-        {"end_of_word_suffix", nullptr},
-        {"fuse_unk", false},
-        {"byte_fallback", false},
-        {"ignore_merges", pattern.ignore_merges},
-        {"vocab", vocab},
-        {"merges", *merges}}}};
+        {"unk_token", unknown.empty() ? Json(nullptr) : Json(unknown)},
+        {"fuse_unk", true},
+        {"byte_fallback", true},
+        {"ignore_merges", false}}}};
+}
+
+Json byte_rules(const VocabularyRules& rules) {
+  return {{"normalizer", rules.nfc ? Json{{"type", "NFC"}} : Json(nullptr)},
+          {"pre_tokenizer", pre_tokenizer_json(rules)},
+          {"decoder",
+           {{"type", "ByteLevel"},
+            {"add_prefix_space", true},
+            {"trim_offsets", true},
+            {"use_regex", true}}},
+          {"model",
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", nullptr},
+            {"continuing_subword_prefix", nullptr},
+            {"end_of_word_suffix", nullptr},
+            {"fuse_unk", false},
+            {"byte_fallback", false},
+            {"ignore_merges", rules.ignore_merges}}}};
+}
+
+// `rules`: null for Gemma 4's.
+std::string bpe_json(const Gguf& keys, const GgufVocabulary& v, const VocabularyRules* rules,
+                     bool add_bos) {
+  const std::vector<std::string>* const merges = keys.texts("tokenizer.ggml.merges");
+  if (merges == nullptr) keys.fail("tokenizer.ggml.merges", "an array of texts", "nothing");
+  std::vector<std::pair<std::string, size_t>> ids;
+  for (size_t i = 0; i < v.tokens.size(); ++i) {
+    // Merges of text make pieces that are found as marks, too: Gemma's runs of newlines.
+    const bool piece = rules == nullptr || !v.special(i);
+    if (piece && !v.filler(i)) ids.emplace_back(v.tokens[i], i);
+  }
+  Json j = {{"version", "1.0"},
+            {"truncation", nullptr},
+            {"padding", nullptr},
+            {"added_tokens", added_tokens(v)},
+            {"post_processor", nullptr}};
+  j.update(rules != nullptr ? byte_rules(*rules) : text_rules(keys, v));
+  j["model"]["vocab"] = Json(nlohmann::ordered_map<std::string, Json>(ids.begin(), ids.end()));
+  j["model"]["merges"] = *merges;
   const std::string bos = named(keys, v, "bos_token_id");
   if (add_bos && !bos.empty()) {
-    const auto id = *keys.integer("tokenizer.ggml.bos_token_id", 0, INT32_MAX);
+    const int64_t id =
+        *gguf_special_id(keys, "bos_token_id", static_cast<int64_t>(v.tokens.size()));
     j["post_processor"] = {
         {"type", "TemplateProcessing"},
         {"single",
@@ -198,20 +222,34 @@ class Proto {
   std::string bytes_;
 };
 
-std::string sentencepiece_model(const Gguf& keys, const Vocabulary& v) {
+// Exactly one piece stands for what is unknown. Some files have it as another type, and some have
+// others of its type.
+std::vector<double> one_unknown(const Gguf& keys, const GgufVocabulary& v) {
+  std::vector<double> types = v.types;
+  auto unknown = gguf_special_id(keys, "unknown_token_id", static_cast<int64_t>(types.size()));
+  const auto typed = std::ranges::find(types, kUnknown);
+  const bool named = unknown && types[static_cast<size_t>(*unknown)] == kUnknown;
+  if (typed != types.end() && !named) unknown = typed - types.begin();
+  std::ranges::replace(types, kUnknown, kUnused);
+  if (unknown) types[static_cast<size_t>(*unknown)] = kUnknown;
+  return types;
+}
+
+std::string sentencepiece_model(const Gguf& keys, const GgufVocabulary& v) {
   Proto model;
+  const std::vector<double> types = one_unknown(keys, v);
   size_t count = v.tokens.size();
   while (count > 0 && v.filler(count - 1)) --count;
   for (size_t i = 0; i < count; ++i) {
     Proto piece;
     piece.text(1, v.tokens[i]);
     piece.f32(2, static_cast<float>(v.scores[i]));
-    piece.number(3, static_cast<uint64_t>(v.types[i]));
+    piece.number(3, static_cast<uint64_t>(types[i]));
     model.text(1, piece.bytes());
   }
   const auto id = [&](const char* name, int64_t fallback) {
     return static_cast<uint64_t>(
-        keys.integer(std::string("tokenizer.ggml.") + name, 0, INT32_MAX).value_or(fallback));
+        gguf_special_id(keys, name, static_cast<int64_t>(count)).value_or(fallback));
   };
   Proto trainer;
   trainer.number(3, 2);   // model_type: BPE
@@ -229,72 +267,63 @@ std::string sentencepiece_model(const Gguf& keys, const Vocabulary& v) {
   return model.bytes();
 }
 
-std::string tokenizer_config(const Gguf& keys, const Vocabulary& v, bool add_bos) {
-  Json j = {{"add_bos_token", add_bos}, {"add_eos_token", false}};
+// The template, or a list of all where there are several.
+Json templates_of(const Gguf& keys) {
+  const std::string prefix = "tokenizer.chat_template.";
+  const auto standard = keys.text("tokenizer.chat_template");
+  Json list = Json::array();
+  if (standard) list.push_back({{"name", "default"}, {"template", *standard}});
+  for (const std::string& key : keys.keys(prefix))
+    list.push_back({{"name", key.substr(prefix.size())}, {"template", *keys.text(key)}});
+  return list.size() == 1 && standard ? Json(*standard) : list;
+}
+
+std::string tokenizer_config(const Gguf& keys, const GgufVocabulary& v, const GgufAddsBos& bos,
+                             bool guessed) {
+  Json j = {{"add_bos_token", bos.adds},
+            {"add_eos_token", keys.boolean("tokenizer.ggml.add_eos_token").value_or(false)}};
   for (const auto& [name, key] :
        {std::pair("bos_token", "bos_token_id"), std::pair("eos_token", "eos_token_id"),
         std::pair("unk_token", "unknown_token_id"), std::pair("pad_token", "padding_token_id")}) {
     if (const std::string token = named(keys, v, key); !token.empty()) j[name] = token;
   }
-  if (const auto text = keys.text("tokenizer.chat_template")) j["chat_template"] = *text;
+  if (marks_take_space(keys)) j["added_tokens_decoder"] = spaced_tokens(v);
+  if (const Json templates = templates_of(keys); !templates.empty()) j["chat_template"] = templates;
+  j["stet"] = {{"add_bos_token", bos.from}};
+  if (guessed)
+    j["stet"]["warning"] =
+        "the file names no pre-tokenizer (tokenizer.ggml.pre): text is split as llama.cpp's "
+        "\"default\" does it, which few models were trained with; --pre NAME chooses another";
   return j.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace
 
-// The forms in which tokenizer.json asks for the same: a split by a pattern, or by the one that
-// ByteLevel has built in.
-std::optional<std::string> pre_tokenizer_name(const nlohmann::json& tokenizer) {
-  const auto none = nlohmann::json();
-  nlohmann::json before = tokenizer.value("pre_tokenizer", none);
-  if (before.value("type", "") == "ByteLevel")
-    before = {{"type", "Sequence"}, {"pretokenizers", nlohmann::json::array({before})}};
-  if (before.value("type", "") != "Sequence" || !before.contains("pretokenizers"))
-    return std::nullopt;
-  nlohmann::json& steps = before["pretokenizers"];
-  if (!steps.is_array() || steps.empty() || steps.back().value("type", "") != "ByteLevel" ||
-      steps.back().value("add_prefix_space", true))
-    return std::nullopt;
-  std::vector<std::string> shape;
-  for (const auto& step : steps) {
-    const std::string type = step.value("type", "");
-    if (type == "Digits" && step.value("individual_digits", false))
-      shape.push_back("digits");
-    else if (type == "Split" && step.value("behavior", "") == "Isolated" &&
-             !step.value("invert", false))
-      shape.push_back(step.value("pattern", none).value("Regex", ""));
-    else if (type == "ByteLevel" && &step == &steps.back())
-      shape.insert(shape.end(), step.value("use_regex", true), std::string(kGpt2));
-    else
-      return std::nullopt;
-  }
-  const bool ignores = tokenizer.value("model", none).value("ignore_merges", false);
-  for (const Pattern& p : kPatterns) {
-    std::vector<std::string> expected(p.digits ? 1 : 0, "digits");
-    expected.push_back(p.regex);
-    if (shape == expected && ignores == p.ignore_merges) return p.name;
-  }
-  return std::nullopt;
-}
-
 std::vector<std::pair<std::string, std::string>> vocabulary_files(const Gguf& keys,
-                                                                  int64_t vocab_size) {
+                                                                  int64_t vocab_size,
+                                                                  const std::string& pre) {
   const std::vector<std::string>* const tokens = keys.texts("tokenizer.ggml.tokens");
-  if (tokens == nullptr) return {};
   const std::string model = keys.text("tokenizer.ggml.model").value_or("");
-  const Vocabulary v = read(keys, *tokens, vocab_size);
-  const bool spm = model == "llama",
-             add_bos = keys.boolean("tokenizer.ggml.add_bos_token").value_or(spm);
-  Files files = {{"tokenizer_config.json", tokenizer_config(keys, v, add_bos)}};
-  if (const auto published = keys.text("tokenizer.huggingface.json"))
+  if (tokens == nullptr || model == "no_vocab" || model == "none") return {};
+  const GgufVocabulary v = read(keys, *tokens, vocab_size);
+  const auto published = keys.text("tokenizer.huggingface.json");
+  const VocabularyRules* const rules =
+      model == "gpt2" && !published ? &rules_of(keys, pre) : nullptr;
+  if (!pre.empty() && rules == nullptr)
+    throw Error(ErrorKind::argument, keys.path(), "--pre", "a file that names a pre-tokenizer",
+                published ? "one with a tokenizer.json of its own" : "a vocabulary " + model);
+  const GgufAddsBos bos = gguf_adds_bos(keys, rules);
+  const bool guessed = rules != nullptr && pre.empty() && !keys.has("tokenizer.ggml.pre");
+  Files files = {{"tokenizer_config.json", tokenizer_config(keys, v, bos, guessed)}};
+  if (published)
     files.emplace_back("tokenizer.json", *published);
-  else if (spm)
+  else if (model == "llama")
     files.emplace_back("tokenizer.model", sentencepiece_model(keys, v));
-  else if (model == "gpt2")
-    files.emplace_back("tokenizer.json", bpe_json(keys, v, add_bos));
+  else if (model == "gpt2" || model == "gemma4")
+    files.emplace_back("tokenizer.json", bpe_json(keys, v, rules, bos.adds));
   else
-    throw Error(ErrorKind::unsupported, keys.path(), "tokenizer.ggml.model", "llama or gpt2",
-                printable(model, 40));
+    throw Error(ErrorKind::unsupported, keys.path(), "tokenizer.ggml.model",
+                "llama, gpt2 or gemma4", printable(model, 40));
   return files;
 }
 

@@ -10,8 +10,10 @@
 namespace stet {
 
 // tokenizer.json or tokenizer.model, and tokenizer_config.json; none for a file without a
-// tokenizer. Throws an unsupported Error for a model or a pre-tokenizer that stet does not know.
+// tokenizer. `pre` names rules that go before those of tokenizer.ggml.pre. Throws an unsupported
+// Error for a model or a pre-tokenizer that stet does not know.
 std::vector<std::pair<std::string, std::string>> vocabulary_files(const Gguf& keys,
-                                                                  int64_t vocab_size);
+                                                                  int64_t vocab_size,
+                                                                  const std::string& pre = "");
 
 }  // namespace stet

@@ -1,8 +1,6 @@
 // What write_gguf() writes beside the weights.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
-#include <optional>
 #include <string>
 
 #include "src/gguf/names.hpp"
@@ -18,9 +16,5 @@ void add_config_keys(const ModelConfig& config, const GgufArchitecture& architec
 // Those of the tokenizer, and which tokens end a reply; without one, that there is none.
 void add_tokenizer_keys(const FileSource& source, const GenerationConfig& generation,
                         int64_t vocab_size, GgufTokenizer which, GgufKeys& keys);
-
-// The name of llama.cpp's pre-tokenizer that does what tokenizer.json asks for; nothing where none
-// does.
-std::optional<std::string> pre_tokenizer_name(const nlohmann::json& tokenizer);
 
 }  // namespace stet

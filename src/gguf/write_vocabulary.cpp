@@ -6,8 +6,10 @@
 #include <unordered_map>
 
 #include "src/gguf/vocabulary.hpp"
+#include "src/gguf/vocabulary_rules.hpp"
 #include "src/gguf/write.hpp"
 #include "src/text/sentencepiece.hpp"
+#include "src/text/tokenizer_files.hpp"
 #include "stet/base/error.hpp"
 #include "stet/text/tokenizer.hpp"
 
@@ -67,15 +69,21 @@ void mark_added(const Tokenizer& tokenizer, const PlainJson& added, Tokens& toke
   }
 }
 
-PlainJson added_tokens_decoder(const Tokenizer& tokenizer) {
+// What stands beside the vocabulary file: its added tokens, and pieces that are named as special.
+void mark_config_tokens(const Tokenizer& tokenizer, Tokens& tokens) {
+  const TokenizerConfig config = read_tokenizer_config(tokenizer.files(), "");
   PlainJson added = PlainJson::array();
-  const std::string* const text = file_named(tokenizer, "tokenizer_config.json");
-  if (text == nullptr) return added;
-  const PlainJson config = PlainJson::parse(*text);
-  if (!config.contains("added_tokens_decoder")) return added;
-  for (const auto& [id, token] : config["added_tokens_decoder"].items())
-    added.push_back({{"id", std::stoull(id)}, {"content", token.at("content")}});
-  return added;
+  for (const auto* list : {&config.added, &config.listed}) {
+    for (const auto& [field, token] : *list) {
+      if (const auto id = tokenizer.find_id(token.text))
+        added.push_back({{"id", *id}, {"content", token.text}});
+    }
+  }
+  mark_added(tokenizer, added, tokens);
+  for (size_t i = 0; i < tokens.types.size(); ++i) {
+    if (tokens.types[i] == kTokenNormal && tokenizer.is_special(static_cast<int32_t>(i)))
+      tokens.types[i] = kTokenControl;
+  }
 }
 
 Tokens of_sentencepiece(const Tokenizer& tokenizer, const std::string& bytes) {
@@ -89,7 +97,7 @@ Tokens of_sentencepiece(const Tokenizer& tokenizer, const std::string& bytes) {
     tokens.set(i, model.pieces[i].text, static_cast<int32_t>(model.pieces[i].type));
     tokens.scores[i] = model.pieces[i].score;
   }
-  mark_added(tokenizer, added_tokens_decoder(tokenizer), tokens);
+  mark_config_tokens(tokenizer, tokens);
   return tokens;
 }
 
@@ -136,7 +144,7 @@ Tokens of_json(const Tokenizer& tokenizer, const PlainJson& j) {
     tokens.space_prefix = puts_space_first(j);
   }
   if (j.contains("added_tokens")) mark_added(tokenizer, j["added_tokens"], tokens);
-  mark_added(tokenizer, added_tokens_decoder(tokenizer), tokens);
+  mark_config_tokens(tokenizer, tokens);
   if (byte_fallback) {
     const auto unknown = j["model"].value("unk_token", PlainJson());
     for (size_t i = 0; unknown.is_string() && i < tokens.texts.size(); ++i) {
@@ -167,11 +175,25 @@ void add_special(const Tokenizer& tokenizer, const GenerationConfig& generation,
   const std::vector<int32_t> ends = end_tokens(tokenizer, generation);
   const char* const names[] = {"eos_token_id", "eot_token_id", "eom_token_id"};
   for (size_t i = 0; i < std::min(ends.size(), std::size(names)); ++i) id(names[i], ends[i]);
+  if (ends.size() > std::size(names)) keys.i32s("tokenizer.ggml.eos_token_ids", ends);
   for (const auto& [name, text] : tokenizer.special_tokens()) {
     const auto token = tokenizer.find_id(text);
     if (name == "unk_token" && token) id("unknown_token_id", *token);
     if (name == "pad_token" && token) id("padding_token_id", *token);
   }
+}
+
+// The default template, and the others by their names.
+void add_templates(const Tokenizer& tokenizer, GgufKeys& keys) {
+  if (const std::string_view text = tokenizer.chat_template(); !text.empty())
+    keys.text("tokenizer.chat_template", text);
+  std::vector<std::string> names;
+  for (const auto& [name, text] : read_tokenizer_config(tokenizer.files(), "").named_templates) {
+    if (name == "default" || name.empty()) continue;
+    keys.text("tokenizer.chat_template." + name, text);
+    names.push_back(name);
+  }
+  if (!names.empty()) keys.texts("tokenizer.chat_templates", names);
 }
 
 // Bytes as sentencepiece spells them, without which llama.cpp cannot tokenize, then anything.
@@ -189,6 +211,13 @@ void add_made_up(int64_t vocab_size, GgufKeys& keys) {
   keys.f32s("tokenizer.ggml.scores", tokens.scores);
   keys.i32s("tokenizer.ggml.token_type", tokens.types);
   if (vocab_size > 256) keys.u32("tokenizer.ggml.unknown_token_id", 256);
+}
+
+// The tokenizer.json, or the one that vocab.json and merges.txt stand for.
+std::string json_of(const Tokenizer& tokenizer) {
+  if (const std::string* json = file_named(tokenizer, "tokenizer.json")) return *json;
+  TokenizerConfig config = read_tokenizer_config(tokenizer.files(), "");
+  return tokenizer_json_of_merges(tokenizer.files(), "", config);
 }
 
 // A header of these keys alone.
@@ -210,8 +239,10 @@ void require_same(const Tokenizer& tokenizer, const GgufKeys& keys, int64_t voca
       *memory_source(vocabulary_files(Gguf::parse(header_of(keys)), vocab_size), "tokenizer"));
   if (back->size() != tokenizer.size())
     refuse("tokens", std::to_string(tokenizer.size()), std::to_string(back->size()));
-  if (back->chat_template() != tokenizer.chat_template())
-    refuse("chat_template", "what a key can hold", "another text");
+  for (const char* name : {"", "tool_use"}) {
+    if (back->chat_template(name) != tokenizer.chat_template(name))
+      refuse("chat_template", "what a key can hold", "another text");
+  }
   std::string before;
   for (int32_t id = 0; id < tokenizer.size(); ++id) {
     const std::string text = tokenizer.bytes(id);
@@ -230,31 +261,34 @@ void require_same(const Tokenizer& tokenizer, const GgufKeys& keys, int64_t voca
 void add_tokenizer_keys(const FileSource& source, const GenerationConfig& generation,
                         int64_t vocab_size, GgufTokenizer which, GgufKeys& keys) {
   if (which == GgufTokenizer::made_up) return add_made_up(vocab_size, keys);
-  const bool there = source.has("tokenizer.json") || source.has("tokenizer.model");
+  const std::vector<std::string> files = Tokenizer::files_of(source);
+  const bool there = !files.empty() && is_vocabulary_file(files.front());
   if (!there || which == GgufTokenizer::none) {
     keys.text("tokenizer.ggml.model", "no_vocab");
     return;
   }
   const auto tokenizer = Tokenizer::load(source);
-  const std::string* const json = file_named(*tokenizer, "tokenizer.json");
-  const PlainJson parsed = json != nullptr ? PlainJson::parse(*json) : PlainJson();
-  Tokens tokens = json != nullptr
-                      ? of_json(*tokenizer, parsed)
-                      : of_sentencepiece(*tokenizer, *file_named(*tokenizer, "tokenizer.model"));
+  const std::string* const model = file_named(*tokenizer, "tokenizer.model");
+  const std::string json = model == nullptr ? json_of(*tokenizer) : "";
+  const PlainJson parsed = model == nullptr ? PlainJson::parse(json) : PlainJson();
+  Tokens tokens =
+      model == nullptr ? of_json(*tokenizer, parsed) : of_sentencepiece(*tokenizer, *model);
   if (tokens.texts.size() > static_cast<size_t>(vocab_size))
     refuse("tokens", "at most " + std::to_string(vocab_size), std::to_string(tokens.texts.size()));
-  const bool words = json != nullptr && !parsed["model"].value("byte_fallback", false);
+  const bool words = model == nullptr && !parsed["model"].value("byte_fallback", false);
   keys.text("tokenizer.ggml.model", words ? "gpt2" : "llama");
   if (words) {
-    const auto pre = pre_tokenizer_name(parsed);
-    if (!pre)
+    const VocabularyRules* const rules = vocabulary_rules_of(parsed);
+    if (rules == nullptr)
       refuse("pre_tokenizer", "one that llama.cpp has a name for (docs/gguf.md)",
              printable(parsed.value("pre_tokenizer", PlainJson()).dump(), 200));
-    keys.text("tokenizer.ggml.pre", *pre);
+    keys.text("tokenizer.ggml.pre", rules->name);
     keys.texts("tokenizer.ggml.merges", tokens.merges);
     // llama.cpp makes no normal forms, and the name of a pattern says of one at most.
-    const bool normalizes = !parsed.value("normalizer", PlainJson()).is_null();
-    if (normalizes != (*pre == "qwen2")) keys.text("tokenizer.huggingface.json", *json);
+    const bool normalizes = !parsed.value("normalizer", PlainJson()).is_null(),
+               ignores = parsed["model"].value("ignore_merges", false);
+    if (normalizes != rules->nfc || ignores != rules->ignore_merges)
+      keys.text("tokenizer.huggingface.json", json);
   } else {
     keys.f32s("tokenizer.ggml.scores", tokens.scores);
     keys.boolean("tokenizer.ggml.add_space_prefix", tokens.space_prefix);
@@ -269,8 +303,7 @@ void add_tokenizer_keys(const FileSource& source, const GenerationConfig& genera
                         tokenizer->encode("a").front() == *tokenizer->bos();
   keys.boolean("tokenizer.ggml.add_bos_token", adds_bos);
   keys.boolean("tokenizer.ggml.add_eos_token", false);
-  if (const std::string_view text = tokenizer->chat_template(); !text.empty())
-    keys.text("tokenizer.chat_template", text);
+  add_templates(*tokenizer, keys);
   require_same(*tokenizer, keys, vocab_size);
 }
 

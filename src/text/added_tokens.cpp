@@ -7,12 +7,40 @@
 #include "stet/text/utf8.hpp"
 
 namespace stet {
+namespace {
+
+// Runs of white space in a text. Places that are asked for one after another cost one look at each
+// character, however many of them lie in one run.
+class WhiteSpace {
+ public:
+  explicit WhiteSpace(std::string_view text) : text_(text) {}
+
+  // Returns the end of the white space that begins at `at`; `at` where none does.
+  size_t end_of_run(size_t at) {
+    if (at >= begin_ && at < end_) return end_;
+    begin_ = end_ = at;
+    while (end_ < text_.size()) {
+      const Utf8 c = utf8_at(text_, end_);
+      if (!is_white_space(c.code)) break;
+      end_ += c.length;
+    }
+    return end_;
+  }
+
+ private:
+  std::string_view text_;
+  size_t begin_ = 0, end_ = 0;  // of the last run
+};
+
+}  // namespace
 
 void AddedTokenFinder::add(const AddedToken& token, const std::string& looked_for,
                            const std::string& file) {
   if (looked_for.empty()) return;
-  if (token.single_word && !word_)
-    word_ = Pattern::regex("\\A\\w", file, "single_word of " + token.text);
+  if (token.single_word && !word_) {
+    word_ = Pattern::regex("\\A[" + std::string(kUnicodeWord) + kJoiners + "]", file,
+                           "single_word of " + token.text);
+  }
   uint32_t node = 0;
   for (auto c = looked_for.rbegin(); c != looked_for.rend(); ++c) {
     const auto byte = static_cast<unsigned char>(*c);
@@ -90,6 +118,7 @@ void AddedTokenFinder::split(const Segment& segment, std::span<const TextRange> 
                    id < 0 && touches(begin, end)});
   };
   const std::vector<Found> found = find(text);
+  WhiteSpace spaces(text);
   size_t at = 0;
   for (auto next = found.rbegin(); next != found.rend(); ++next) {
     if (next->at < at) continue;
@@ -97,19 +126,17 @@ void AddedTokenFinder::split(const Segment& segment, std::span<const TextRange> 
     const size_t length = lengths_[static_cast<size_t>(next->token)];
     size_t begin = next->at, end = begin + length;
     at = end;
-    if (begin < done || (token->reserved && touches(at - length, at))) continue;
+    if (token->reserved && touches(at - length, at)) continue;
     if (token->single_word && !stands_alone(text, begin, end)) continue;
     while (token->lstrip && begin > done) {
       const size_t last = utf8_last(text.substr(0, begin));
       if (!is_white_space(utf8_at(text, begin - last).code)) break;
       begin -= last;
     }
-    while (token->rstrip && end < text.size()) {
-      const Utf8 c = utf8_at(text, end);
-      if (!is_white_space(c.code)) break;
-      end += c.length;
-    }
-    put(done, begin, -1);
+    if (token->rstrip) end = spaces.end_of_run(end);
+    // A token inside the white space that the one before took is a token all the same, and what
+    // follows it is text again: so the `tokenizers` library cuts.
+    if (done < begin) put(done, begin, -1);
     put(begin, end, token->id);
     done = end;
   }

@@ -84,10 +84,18 @@ struct Pattern::Finder::Regex {
 namespace {
 
 // \s, \w and \d as Oniguruma has them under Unicode, for use inside a class. (PCRE2's \s has U+180E
-// too, and its \w lacks marks and connectors.)
+// too, and its \w lacks marks and connectors. The six numbers below U+0100 are words by a table of
+// Oniguruma's for Latin-1.)
 constexpr const char* kSpaces = R"(\x09-\x0d\x{85}\p{Z})";
-constexpr const char* kWords =
-    R"(\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{24B6}-\x{24E9}\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189})";
+std::string words() { return std::string(kUnicodeWord) + R"(\x{B2}\x{B3}\x{B9}\x{BC}-\x{BE})"; }
+
+// \b and \B between Oniguruma's words, which are not those of PCRE2.
+std::string word_edge(bool edge) {
+  const char* const same = edge ? "!" : "=";
+  const char* const other = edge ? "=" : "!";
+  return fmt::format("(?:(?<={0})(?{1}{0})|(?<!{0})(?{2}{0}))", fmt::format("[{}]", words()), same,
+                     other);
+}
 
 // From Oniguruma's syntax to PCRE2's. What the two read differently is refused.
 std::string translate(const std::string& source, const std::string& file, const std::string& what) {
@@ -95,6 +103,7 @@ std::string translate(const std::string& source, const std::string& file, const 
     throw Error(ErrorKind::unsupported, file, what, "a pattern that Oniguruma and PCRE2 read alike",
                 found);
   };
+  const std::string word = words();
   std::string out;
   bool in_class = false;
   size_t class_start = 0;
@@ -102,8 +111,12 @@ std::string translate(const std::string& source, const std::string& file, const 
     const char c = source[i];
     if (c == '\\' && i + 1 < source.size()) {
       const char next = source[++i];
+      if (!in_class && (next == 'b' || next == 'B')) {
+        out += word_edge(next == 'b');
+        continue;
+      }
       const char* set = next == 's' || next == 'S'   ? kSpaces
-                        : next == 'w' || next == 'W' ? kWords
+                        : next == 'w' || next == 'W' ? word.c_str()
                                                      : nullptr;
       if (set && (next == 's' || next == 'w')) {
         out += in_class ? std::string(set) : fmt::format("[{}]", set);
@@ -225,12 +238,11 @@ bool Pattern::Finder::next_of_regex(Match& match) {
     }
     const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(regex_->data);
     match = {ends[0], ends[1]};
-    if (match.end > match.begin) {
-      at_ = match.end;
+    if (match.end > match.begin || match.end != last_end_) {
+      at_ = last_end_ = match.end;
       return true;
     }
-    at_ =
-        match.end < text_.size() ? match.end + utf8_at(text_, match.end).length : text_.size() + 1;
+    at_ += at_ < text_.size() ? utf8_at(text_, at_).length : 1;
   }
   return false;
 }

@@ -2,6 +2,7 @@
 // one, or any through PCRE2.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,13 @@ namespace stet {
 
 class JsonNode;
 class TextBudget;
+
+// \w of Unicode but for joiners, to be written inside a class: letters, marks, digits, numbers that
+// are letters, connectors.
+inline constexpr const char* kUnicodeWord =
+    R"(\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}\x{24B6}-\x{24E9}\x{1F130}-\x{1F149}\x{1F150}-\x{1F169}\x{1F170}-\x{1F189})";
+// To which Rust's regex counts joiners, and Oniguruma does not.
+inline constexpr const char* kJoiners = R"(\x{200C}\x{200D})";
 
 struct Match {
   size_t begin, end;
@@ -27,7 +35,8 @@ class Pattern {
   // too.
   static Pattern parse(const JsonNode& node);
 
-  // Finds matches in one text, from left to right; empty ones are passed over.
+  // Finds matches in one text, from left to right. An empty one counts, unless the match before it
+  // ended there: so the iterator of the `tokenizers` library finds them.
   class Finder {
    public:
     // The text is valid UTF-8 and outlives the finder, like the pattern and the budget.
@@ -44,6 +53,7 @@ class Pattern {
     std::string_view text_;
     TextBudget& budget_;
     size_t at_ = 0;
+    size_t last_end_ = SIZE_MAX;  // of the last match; SIZE_MAX before the first
     std::unique_ptr<Regex> regex_;
   };
 

@@ -15,6 +15,12 @@ namespace {
 constexpr const char* kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
+// \w+|[^\w\s]+ as the `tokenizers` library means it here: in Rust's regex.
+std::string rust_words() {
+  const std::string word = std::string(kUnicodeWord) + kJoiners;
+  return "[" + word + "]+|[^" + word + "\\s]+";
+}
+
 }  // namespace
 
 PreTokenizer PreTokenizer::parse(const JsonNode& node) {
@@ -43,7 +49,7 @@ void PreTokenizer::add(const JsonNode& node) {
   if (byte_level_) type_node.unsupported("nothing after ByteLevel");
   if (steps_.size() == kMaxSteps)
     node.fail("at most " + std::to_string(kMaxSteps) + " pre-tokenizers");
-  const auto regex = [&](const char* source) {
+  const auto regex = [&](const std::string& source) {
     return Pattern::regex(source, node.file(), type_node.path());
   };
   if (type == "Sequence") {
@@ -80,7 +86,7 @@ void PreTokenizer::add(const JsonNode& node) {
     step.behavior = Behavior::merged_with_next;
     steps_.push_back(std::move(step));
   } else if (type == "Whitespace") {
-    add_split(regex(R"(\w+|[^\w\s]+)"), Behavior::removed, true);
+    add_split(regex(rust_words()), Behavior::removed, true);
   } else if (type == "WhitespaceSplit") {
     add_split(regex(R"(\s)"), Behavior::removed);
   } else if (type == "Punctuation") {
@@ -100,13 +106,12 @@ void PreTokenizer::add(const JsonNode& node) {
 }
 
 // The text is a row of parts, matches and what lies between; the behavior says which of them become
-// one word.
+// one word. A match may be empty: it parts what lies between, and is no word itself.
 void PreTokenizer::split_word(const Step& step, Word word, std::vector<Word>& out,
                               TextBudget& budget) {
   const size_t start = out.size();
   bool after_match = false;
   const auto put = [&](size_t begin, size_t end, bool matched) {
-    if (begin == end) return;
     bool join = false;
     switch (step.behavior) {
       case Behavior::removed:
@@ -135,10 +140,13 @@ void PreTokenizer::split_word(const Step& step, Word word, std::vector<Word>& ou
   Pattern::Finder finder(*step.pattern, word.text, budget);
   size_t done = 0;
   for (Match m; finder.next(m); done = m.end) {
-    put(done, m.begin, step.invert);
+    if (m.begin > done) put(done, m.begin, step.invert);
     put(m.begin, m.end, !step.invert);
   }
-  put(done, word.text.size(), step.invert);
+  if (done < word.text.size()) put(done, word.text.size(), step.invert);
+  const auto empty = [](const Word& part) { return part.text.empty(); };
+  out.erase(std::remove_if(out.begin() + static_cast<std::ptrdiff_t>(start), out.end(), empty),
+            out.end());
 }
 
 std::vector<Word> PreTokenizer::split(Word text, std::deque<std::string>& made,

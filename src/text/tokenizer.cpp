@@ -1,16 +1,17 @@
-// The Tokenizer: files, tokenizer_config.json, added tokens, what is put around a text.
+// The Tokenizer: what its files make together, and what is put around a text.
 #include "stet/text/tokenizer.hpp"
 #include "stet/base/limits.hpp"
-#include "stet/checkpoint/gguf.hpp"
 
 #include <fmt/format.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "src/text/encoder.hpp"
-#include "src/text/tokenizer_json.hpp"
+#include "src/text/tokenizer_config.hpp"
+#include "src/text/tokenizer_files.hpp"
 #include "stet/base/error.hpp"
 #include "stet/text/utf8.hpp"
 
@@ -71,121 +72,6 @@ struct Tokenizer::Impl {
 
 namespace {
 
-// tokenizer_config.json.
-struct Config {
-  bool present = false;
-  std::string file, tokenizer_class, chat_template;
-  std::string bos, eos;  // texts of tokens
-  std::map<std::string, std::string, std::less<>> named_templates;
-  std::vector<std::pair<std::string, std::string>> special;  // names and texts of all named tokens
-  std::vector<std::pair<std::string, AddedToken>> added;     // by field
-  std::optional<bool> add_bos, add_eos, legacy;
-};
-
-// A token is named by its text, or by an object that holds it.
-std::string token_text(const JsonNode& node) {
-  return node.json().is_object() ? node.at("content").string() : node.string();
-}
-
-// One template, or several by name, of which one is the default.
-void read_chat_template(const JsonNode& node, Config& config) {
-  if (!node.json().is_array()) {
-    config.chat_template = node.string();
-    return;
-  }
-  for (const JsonNode& entry : node.elements()) {
-    config.named_templates.emplace(entry.at("name").string(), entry.at("template").string());
-  }
-  const auto standard = config.named_templates.find("default");
-  if (standard == config.named_templates.end()) node.fail("a template named default");
-  config.chat_template = standard->second;
-}
-
-void read_added_decoder(const JsonNode& node, Config& config) {
-  if (!node.json().is_object()) node.fail("an object");
-  for (const auto& [key, value] : node.json().items()) {
-    const JsonNode entry(value, node.file(), node.path() + "." + key);
-    AddedToken token;
-    if (key.empty() || key.size() > 9 || key.find_first_not_of("0123456789") != std::string::npos) {
-      entry.fail("an id as key");
-    }
-    token.id = std::stoi(key);
-    token.text = entry.at("content").string();
-    token.single_word = entry.boolean_or("single_word", false);
-    token.lstrip = entry.boolean_or("lstrip", false);
-    token.rstrip = entry.boolean_or("rstrip", false);
-    token.special = entry.boolean_or("special", false);
-    token.normalized = entry.boolean_or("normalized", !token.special);
-    config.added.emplace_back(entry.path(), token);
-  }
-  std::sort(config.added.begin(), config.added.end(),
-            [](const auto& a, const auto& b) { return a.second.id < b.second.id; });
-}
-
-Config read_config(std::string_view bytes, const std::string& file) {
-  Config config;
-  config.present = true;
-  config.file = file;
-  const nlohmann::json document = parse_json_document(bytes, file);
-  const JsonNode root(document, file, "");
-  const auto flag = [&](const char* name) {
-    const std::optional<JsonNode> node = root.find(name);
-    return node ? std::optional(node->boolean()) : std::nullopt;
-  };
-  config.tokenizer_class = root.string_or("tokenizer_class", "");
-  config.add_bos = flag("add_bos_token");
-  config.add_eos = flag("add_eos_token");
-  config.legacy = flag("legacy");
-  if (const auto node = root.find("chat_template")) read_chat_template(*node, config);
-  if (const auto node = root.find("added_tokens_decoder")) read_added_decoder(*node, config);
-  for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
-                           "cls_token", "mask_token"}) {
-    const std::optional<JsonNode> node = root.find(name);
-    if (!node) continue;
-    config.special.emplace_back(name, token_text(*node));
-    if (name == std::string_view("bos_token")) config.bos = config.special.back().second;
-    if (name == std::string_view("eos_token")) config.eos = config.special.back().second;
-  }
-  for (const char* name : {"additional_special_tokens", "extra_special_tokens"}) {
-    const std::optional<JsonNode> node = root.find(name);
-    if (!node) continue;
-    if (node->json().is_object()) {
-      for (const auto& item : node->json().items()) {
-        const JsonNode entry(item.value(), file, node->path() + "." + item.key());
-        config.special.emplace_back(item.key(), token_text(entry));
-      }
-    } else {
-      for (const JsonNode& entry : node->elements()) {
-        config.special.emplace_back("additional_special_tokens", token_text(entry));
-      }
-    }
-  }
-  return config;
-}
-
-// Added tokens that the vocabulary file does not have, and those that the config names.
-void add_config_tokens(const Config& config, TokenizerParts& parts) {
-  for (const auto& [field, token] : config.added) {
-    const int32_t known = parts.vocabulary.find(token.text);
-    const auto it = known == token.id ? parts.added_index.find(known) : parts.added_index.end();
-    if (it != parts.added_index.end()) {
-      AddedToken& other = parts.added[it->second];
-      other.special = other.special || token.special;
-    } else {
-      add_token(parts, token, config.file, field);
-    }
-  }
-  for (const auto& [name, text] : config.special) {
-    AddedToken token;
-    token.id = parts.vocabulary.find(text);
-    token.text = text;
-    if (token.id < 0) continue;
-    if (!parts.added_index.contains(token.id))
-      add_token(parts, token, config.file, "special tokens");
-    parts.added[parts.added_index.at(token.id)].special = true;
-  }
-}
-
 // A token of a chat template is reserved like a special one, if it is more than white space: so
 // user text cannot open a turn even where the checkpoint does not call the token special.
 void mark_reserved(const std::string& templates, std::vector<AddedToken>& added) {
@@ -195,17 +81,19 @@ void mark_reserved(const std::string& templates, std::vector<AddedToken>& added)
   }
 }
 
-std::optional<int32_t> named_token(const Config& config, const std::string& text, const char* field,
-                                   int32_t otherwise, const Vocabulary& vocabulary) {
-  if (!config.present) return otherwise < 0 ? std::nullopt : std::optional(otherwise);
-  if (text.empty()) return std::nullopt;
+std::optional<int32_t> named_token(const TokenizerConfig& config, const std::string& text,
+                                   const char* field, int32_t otherwise,
+                                   const Vocabulary& vocabulary) {
+  if (text.empty())
+    return config.present || otherwise < 0 ? std::nullopt : std::optional(otherwise);
   const int32_t id = vocabulary.find(text);
   if (id < 0) throw Error(ErrorKind::format, config.file, field, "a token of the vocabulary", text);
   return id;
 }
 
 // The config's add_bos_token and add_eos_token go before what the vocabulary file says.
-void apply_bos_and_eos(const Config& config, const TokenizerParts& parts, Tokenizer::Impl& impl) {
+void apply_bos_and_eos(const TokenizerConfig& config, const TokenizerParts& parts,
+                       Tokenizer::Impl& impl) {
   impl.before = parts.before;
   impl.after = parts.after;
   std::optional<bool> add_bos = config.add_bos;
@@ -267,35 +155,11 @@ std::string fingerprint_of(const TokenizerParts& parts, const Tokenizer::Impl& i
   return fmt::format("xxh3:{:016x}{:016x}", hash.high64, hash.low64);
 }
 
-// Whatever hinders the reading, the vocabulary's file is named and called unreadable.
-std::string read_file(const FileSource& source, const std::string& name) {
-  try {
-    return source.read(name, name == "tokenizer.json"    ? kMaxTokenizerJson
-                             : name == "tokenizer.model" ? kMaxTokenizerModel
-                                                         : kMaxTokenizerConfig);
-  } catch (const Error& e) {
-    if (e.kind != ErrorKind::io) throw;
-    throw Error(ErrorKind::io, e.file, "", "a readable file", "one that is not");
-  }
-}
-
-const std::string* find_file(const Tokenizer::Files& files, std::string_view name) {
-  for (const auto& [file, bytes] : files) {
-    if (file == name) return &bytes;
-  }
-  return nullptr;
-}
-
 }  // namespace
 
-std::shared_ptr<const Tokenizer> Tokenizer::load(const std::string& directory) {
-  return load(*checkpoint_source(directory));
-}
-
 std::shared_ptr<const Tokenizer> Tokenizer::load(const FileSource& source) {
-  Files files;
-  for (const std::string& name : files_of(source))
-    files.emplace_back(name, read_file(source, name));
+  Files files = read_tokenizer_files(source);
+  if (files.empty() || !is_vocabulary_file(files.front().first)) throw_no_vocabulary(source);
   std::shared_ptr<const Tokenizer> tokenizer =
       load_from_files(std::move(files), source.path_of(""));
   try {
@@ -310,33 +174,21 @@ void Tokenizer::check_own_files() const {
   if (impl_->foreign) throw *impl_->foreign;
 }
 
-std::vector<std::string> Tokenizer::files_of(const FileSource& source) {
-  std::vector<std::string> names;
-  for (const char* name :
-       {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja"}) {
-    if (name == std::string_view("tokenizer.model") && !names.empty()) continue;
-    if (source.has(name)) names.push_back(name);
-  }
-  return names;
-}
-
 std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const std::string& where) {
   const std::string whole = where.ends_with(": ") ? where.substr(0, where.size() - 2) : where;
   auto impl = std::make_unique<Impl>();
-  Config config;
-  if (const std::string* bytes = find_file(files, "tokenizer_config.json")) {
-    config = read_config(*bytes, where + "tokenizer_config.json");
-  }
-  if (const std::string* bytes = find_file(files, "chat_template.jinja")) {
-    config.chat_template = *bytes;
-    config.named_templates.clear();
-  }
+  TokenizerConfig config = read_tokenizer_config(files, where);
   TokenizerParts parts;
   if (const std::string* bytes = find_file(files, "tokenizer.json")) {
     parts = parse_bpe_tokenizer(*bytes, where + "tokenizer.json");
   } else if (const std::string* model = find_file(files, "tokenizer.model")) {
     parts = parse_sentencepiece_tokenizer(*model, where + "tokenizer.model",
                                           config.legacy.value_or(true));
+  } else if (find_file(files, "vocab.json") && find_file(files, "merges.txt")) {
+    parts = parse_bpe_tokenizer(tokenizer_json_of_merges(files, where, config),
+                                where + "vocab.json and merges.txt");
+  } else if (const std::string* fault = find_file(files, kTokenizerFault)) {
+    throw_tokenizer_fault(*fault, where + kTokenizerFault);
   } else {
     throw Error(ErrorKind::io, whole, "", "tokenizer.json or tokenizer.model", "neither");
   }
@@ -368,7 +220,7 @@ std::shared_ptr<const Tokenizer> Tokenizer::load_from_files(Files files, const s
   impl->chat_template = std::move(config.chat_template);
   impl->named_templates = std::move(config.named_templates);
   impl->special_tokens = std::move(config.special);
-  if (!config.present) {
+  if (!config.present && impl->special_tokens.empty()) {
     if (impl->bos)
       impl->special_tokens.emplace_back("bos_token", impl->vocabulary.piece(*impl->bos));
     if (impl->eos)

@@ -42,11 +42,12 @@ def tokens_and_types(tokenizer):
     unknown = tokenizer["model"].get("unk_token")
     if unknown is not None:
         types[tokenizer["model"]["vocab"][unknown]] = 2
-    return [by_id[i] for i in range(len(by_id))], [types[i] for i in range(len(by_id))]
+    last = max(by_id) + 1
+    return [by_id.get(i, f"[PAD{i}]") for i in range(last)], [types.get(i, 5) for i in range(last)]
 
 
-def write(directory, path, pre, published_too=False):
-    """A model of two weights a token with this tokenizer. `pre`: None for sentencepiece's rules."""
+def write(directory, path, pre, published_too=False, gemma4=False):
+    """A model of two weights a token with this tokenizer. `pre`: None for sentencepiece's rules, or Gemma 4's."""
     tokenizer, config = published(directory)
     tokens, types = tokens_and_types(tokenizer)
     keys = [pair("general.architecture", "text", "llama")]
@@ -54,16 +55,18 @@ def write(directory, path, pre, published_too=False):
         keys.append(pair("llama." + name, "u32", value))
     keys.append(pair("llama.attention.layer_norm_rms_epsilon", "f32", 1e-6))
     keys += [pair("tokenizer.ggml.tokens", "text", tokens), pair("tokenizer.ggml.token_type", "i32", types)]
-    if pre is None:
+    merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
+    if gemma4:
+        keys += [pair("tokenizer.ggml.model", "text", "gemma4"), pair("tokenizer.ggml.merges", "text", merges)]
+    elif pre is None:
         # The score of a piece falls as its id grows: pieces are merged in the order in which they were learned.
         keys += [pair("tokenizer.ggml.model", "text", "llama"), pair("tokenizer.ggml.add_space_prefix", "bool", False), pair("tokenizer.ggml.scores", "f32", [float(-i) for i in range(len(tokens))])]
     else:
-        merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
         keys += [pair("tokenizer.ggml.model", "text", "gpt2"), pair("tokenizer.ggml.pre", "text", pre), pair("tokenizer.ggml.merges", "text", merges)]
     for key, name in (("bos_token_id", "bos_token"), ("eos_token_id", "eos_token"), ("unknown_token_id", "unk_token")):
-        if config.get(name) in tokens:
+        if isinstance(config.get(name), str) and config[name] in tokens:
             keys.append(pair("tokenizer.ggml." + key, "u32", tokens.index(config[name])))
-    keys.append(pair("tokenizer.ggml.add_bos_token", "bool", config["bos_token"] != config["eos_token"]))
+    keys.append(pair("tokenizer.ggml.add_bos_token", "bool", config.get("bos_token") != config["eos_token"]))
     if config.get("chat_template"):
         keys.append(pair("tokenizer.chat_template", "text", config["chat_template"]))
     if published_too:
@@ -96,7 +99,7 @@ def ids(model, texts):
 
 
 class Vocabularies(unittest.TestCase):
-    def equal_ids(self, name, pre, published_too=False):
+    def equal_ids(self, name, pre, published_too=False, gemma4=False):
         directory = os.path.join(FIXTURES, "tokenizers", name)
         if not os.path.isdir(directory):
             self.skipTest(directory + " is missing")
@@ -107,7 +110,7 @@ class Vocabularies(unittest.TestCase):
         texts += generated(TEXTS, name, tokens_and_types(published(directory)[0])[0])
         with tempfile.TemporaryDirectory() as scratch:
             file = os.path.join(scratch, "m.gguf")
-            write(directory, file, pre, published_too)
+            write(directory, file, pre, published_too, gemma4)
             found, expected = ids(file, texts), ids(directory, texts)
             for text, a, b in zip(texts, found, expected):
                 self.assertEqual(a, b, repr(text))
@@ -119,6 +122,9 @@ class Vocabularies(unittest.TestCase):
 
     def test_gemma_3(self):
         self.equal_ids("gemma3", None)
+
+    def test_gemma_3_as_gemma_4(self):
+        self.equal_ids("gemma3", None, gemma4=True)
 
     def test_llama_3_1(self):
         self.equal_ids("llama3_1", "llama-bpe")

@@ -461,9 +461,11 @@ TEST(TokenizerJson, WithoutPcre2OtherPatternsAreRefused) {
   EXPECT_EQ(message_of([&] { from_json(document); }),
             "tokenizer.json: pre_tokenizer.pretokenizers[0].pattern.Regex: expected a pattern of "
             "GPT-2, Llama 3 or Qwen: this build has no PCRE2 for others, found [a-z]+");
-  EXPECT_EQ(error_with({{"pre_tokenizer", {{"type", "Whitespace"}}}}),
-            "tokenizer.json: pre_tokenizer.type: expected a pattern of GPT-2, Llama 3 or Qwen: "
-            "this build has no PCRE2 for others, found \\w+|[^\\w\\s]+");
+  const std::string error = error_with({{"pre_tokenizer", {{"type", "Whitespace"}}}});
+  EXPECT_TRUE(
+      error.starts_with("tokenizer.json: pre_tokenizer.type: expected a pattern of GPT-2, Llama 3 "
+                        "or Qwen: this build has no PCRE2 for others, found ["))
+      << error;
 }
 
 TEST(TokenizerJson, WithoutUtf8procTextThatNfcMayChangeIsRefused) {

@@ -10,6 +10,7 @@
 #include "tools/serve/interfaces.hpp"
 #include "tools/serve/keys.hpp"
 #include "tools/store/store.hpp"
+#include "tools/tokenizer_choice.hpp"
 
 namespace stet::tool {
 namespace {
@@ -77,6 +78,10 @@ void run(ServeCommand& o) {
   const serve::Keys keys = o.key_file.empty() ? serve::Keys() : serve::Keys(o.key_file);
   const auto model = o.model.load_model();
   const auto tokenizer = load_tokenizer(o.model.checkpoint);
+  if (tokenizer == nullptr) {
+    if (const auto fault = tokenizer_fault(*o.model.source()))
+      say("token ids alone are served: {}\n", fault->what());
+  }
   if (!store_url().empty()) {
     o.states.shared = std::make_shared<serve::SharedStates>(
         open_store_backend(store_url(), nullptr, kServePatience), StoreKey::load(store_key_path()),

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "stet/api.h"
 #include "stet/checkpoint/importance.hpp"
@@ -14,13 +15,22 @@ namespace stet {
 // safetensors with their published names and order, and the tokenizer's files. Weights of float
 // types are passed on, others widened to float32, exactly. A file that is split is read with its
 // other parts beside it. Throws Error: io, format for what is not as the format says, unsupported
-// for architectures, types, vocabularies and pre-tokenizers that stet does not know.
-STET_API std::shared_ptr<const FileSource> gguf_source(const std::string& path, bool map = true);
+// for architectures and types that stet does not know. A vocabulary that is not as it should be, or
+// of a kind or with a pre-tokenizer that stet does not know, is refused by Tokenizer::load() alone:
+// weights need none. `pre` names a pre-tokenizer in place of tokenizer.ggml.pre, one of
+// pre_tokenizer_names(); what is wrong with it is an error here.
+STET_API std::shared_ptr<const FileSource> gguf_source(const std::string& path, bool map = true,
+                                                       const std::string& pre = "");
 
 // A directory, or a GGUF file. Throws an Error for another path that says what is there: a name on
-// the Hugging Face Hub, one file of a checkpoint, a pointer, another format.
+// the Hugging Face Hub, one file of a checkpoint, a pointer, another format. Throws an argument
+// Error for a directory with `pre`.
 STET_API std::shared_ptr<const FileSource> checkpoint_source(const std::string& path,
-                                                             bool map = true);
+                                                             bool map = true,
+                                                             const std::string& pre = "");
+
+// The names of tokenizer.ggml.pre that stet knows.
+STET_API std::vector<std::string> pre_tokenizer_names();
 
 // What write_gguf() makes of matrices. stored: what they are, f32, bf16, f16, or of packed q8 and
 // q4 weights Q8_0 and Q4_0 without loss; quantized types of a GGUF file are widened. The others

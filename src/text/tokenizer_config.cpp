@@ -1,0 +1,203 @@
+#include "src/text/tokenizer_config.hpp"
+
+#include <algorithm>
+
+#include "src/text/tokenizer_files.hpp"
+#include "src/text/tokenizer_json.hpp"
+
+namespace stet {
+namespace {
+
+// A token is named by its text, or by an object that holds it.
+std::string token_text(const JsonNode& node) {
+  return node.json().is_object() ? node.at("content").string() : node.string();
+}
+
+// One template, or several by name. Without one named "default" there is none for a conversation
+// without tools.
+void read_chat_template(const JsonNode& node, TokenizerConfig& config) {
+  config.named_templates.clear();
+  if (!node.json().is_array()) {
+    config.chat_template = node.string();
+    return;
+  }
+  for (const JsonNode& entry : node.elements())
+    config.named_templates.emplace(entry.at("name").string(), entry.at("template").string());
+  const auto standard = config.named_templates.find("default");
+  config.chat_template = standard == config.named_templates.end() ? "" : standard->second;
+}
+
+void read_added_decoder(const JsonNode& node, TokenizerConfig& config) {
+  if (!node.json().is_object()) node.fail("an object");
+  config.has_added_decoder = true;
+  for (const auto& [key, value] : node.json().items()) {
+    const JsonNode entry(value, node.file(), node.path() + "." + key);
+    AddedToken token;
+    if (key.empty() || key.size() > 9 || key.find_first_not_of("0123456789") != std::string::npos) {
+      entry.fail("an id as key");
+    }
+    token.id = std::stoi(key);
+    token.text = entry.at("content").string();
+    token.single_word = entry.boolean_or("single_word", false);
+    token.lstrip = entry.boolean_or("lstrip", false);
+    token.rstrip = entry.boolean_or("rstrip", false);
+    token.special = entry.boolean_or("special", false);
+    token.normalized = entry.boolean_or("normalized", !token.special);
+    config.added.emplace_back(entry.path(), token);
+  }
+  std::sort(config.added.begin(), config.added.end(),
+            [](const auto& a, const auto& b) { return a.second.id < b.second.id; });
+}
+
+// The tokens that a file names, as far as none before it has named them.
+void read_special(const JsonNode& root, TokenizerConfig& config) {
+  const auto known = [&config](std::string_view name) {
+    return std::ranges::any_of(config.special, [&](const auto& s) { return s.first == name; });
+  };
+  for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
+                           "cls_token", "mask_token"}) {
+    const std::optional<JsonNode> node = root.find(name);
+    if (!node || known(name)) continue;
+    config.special.emplace_back(name, token_text(*node));
+    if (name == std::string_view("bos_token")) config.bos = config.special.back().second;
+    if (name == std::string_view("eos_token")) config.eos = config.special.back().second;
+  }
+  if (known("additional_special_tokens")) return;
+  for (const char* name : {"additional_special_tokens", "extra_special_tokens"}) {
+    const std::optional<JsonNode> node = root.find(name);
+    if (!node) continue;
+    if (node->json().is_object()) {
+      for (const auto& item : node->json().items()) {
+        const JsonNode entry(item.value(), root.file(), node->path() + "." + item.key());
+        config.special.emplace_back(item.key(), token_text(entry));
+      }
+    } else {
+      for (const JsonNode& entry : node->elements()) {
+        config.special.emplace_back("additional_special_tokens", token_text(entry));
+      }
+    }
+  }
+}
+
+void read_config_file(std::string_view bytes, TokenizerConfig& config) {
+  config.present = true;
+  const nlohmann::json document = parse_json_document(bytes, config.file);
+  const JsonNode root(document, config.file, "");
+  const auto flag = [&](const char* name) {
+    const std::optional<JsonNode> node = root.find(name);
+    return node ? std::optional(node->boolean()) : std::nullopt;
+  };
+  config.tokenizer_class = root.string_or("tokenizer_class", "");
+  config.add_bos = flag("add_bos_token");
+  config.add_eos = flag("add_eos_token");
+  config.legacy = flag("legacy");
+  config.add_prefix_space = flag("add_prefix_space");
+  if (const auto node = root.find("chat_template")) read_chat_template(*node, config);
+  if (const auto node = root.find("added_tokens_decoder")) read_added_decoder(*node, config);
+  read_special(root, config);
+}
+
+// Texts and their ids.
+void read_added_list(std::string_view bytes, const std::string& file, TokenizerConfig& config) {
+  const nlohmann::json document = parse_json_document(bytes, file);
+  const JsonNode root(document, file, "");
+  if (!document.is_object()) root.fail("an object of tokens and ids");
+  for (const auto& [text, id] : document.items()) {
+    AddedToken token;
+    token.id = static_cast<int32_t>(JsonNode(id, file, text).integer(0, INT32_MAX - 1));
+    token.text = text;
+    token.special = std::ranges::any_of(
+        config.special, [&](const auto& named) { return named.second == token.text; });
+    token.normalized = !token.special;
+    config.listed.emplace_back(file, token);
+  }
+  std::ranges::sort(config.listed, {}, [](const auto& token) { return token.second.id; });
+}
+
+// Files of templates go before what tokenizer_config.json says.
+void read_templates(const Tokenizer::Files& files, const std::string& where,
+                    TokenizerConfig& config) {
+  const std::string* const standard = find_file(files, "chat_template.jinja");
+  const std::string* const further = find_file(files, kAdditionalTemplates);
+  if (standard != nullptr || further != nullptr) {
+    config.named_templates.clear();
+    if (standard != nullptr) config.chat_template = *standard;
+    if (further == nullptr) return;
+    const std::string file = where + kAdditionalTemplates;
+    const nlohmann::json document = parse_json_document(*further, file);
+    for (const auto& [name, text] : document.items())
+      config.named_templates.emplace(name, JsonNode(text, file, name).string());
+    const auto named = config.named_templates.find("default");
+    if (standard == nullptr && named != config.named_templates.end())
+      config.chat_template = named->second;
+    return;
+  }
+  const std::string* const alone = find_file(files, "chat_template.json");
+  if (alone == nullptr || !config.chat_template.empty() || !config.named_templates.empty()) return;
+  const std::string file = where + "chat_template.json";
+  const nlohmann::json document = parse_json_document(*alone, file);
+  if (const auto node = JsonNode(document, file, "").find("chat_template"))
+    read_chat_template(*node, config);
+}
+
+}  // namespace
+
+const std::string* find_file(const Tokenizer::Files& files, std::string_view name) {
+  for (const auto& [file, bytes] : files) {
+    if (file == name) return &bytes;
+  }
+  return nullptr;
+}
+
+TokenizerConfig read_tokenizer_config(const Tokenizer::Files& files, const std::string& where) {
+  TokenizerConfig config;
+  if (const std::string* bytes = find_file(files, "tokenizer_config.json")) {
+    config.file = where + "tokenizer_config.json";
+    read_config_file(*bytes, config);
+  }
+  if (!config.has_added_decoder) {
+    if (const std::string* bytes = find_file(files, "special_tokens_map.json")) {
+      const std::string file = where + "special_tokens_map.json";
+      const nlohmann::json document = parse_json_document(*bytes, file);
+      if (config.file.empty()) config.file = file;
+      read_special(JsonNode(document, file, ""), config);
+    }
+    if (const std::string* bytes = find_file(files, "added_tokens.json"))
+      read_added_list(*bytes, where + "added_tokens.json", config);
+  }
+  read_templates(files, where, config);
+  return config;
+}
+
+void add_config_tokens(const TokenizerConfig& config, TokenizerParts& parts) {
+  for (const auto& [field, token] : config.added) {
+    const int32_t known = parts.vocabulary.find(token.text);
+    const auto it = known == token.id ? parts.added_index.find(known) : parts.added_index.end();
+    if (it == parts.added_index.end()) {
+      add_token(parts, token, config.file, field);
+      continue;
+    }
+    AddedToken& other = parts.added[it->second];
+    other.special = other.special || token.special;
+    if (parts.kind != "sentencepiece") continue;  // tokenizer.json says the rest itself
+    other.single_word = token.single_word;
+    other.lstrip = token.lstrip;
+    other.rstrip = token.rstrip;
+  }
+  for (const auto& [file, listed] : config.listed) {
+    AddedToken token = listed;
+    if (const int32_t known = parts.vocabulary.find(token.text); known >= 0) token.id = known;
+    if (!parts.added_index.contains(token.id)) add_token(parts, token, file, token.text);
+  }
+  for (const auto& [name, text] : config.special) {
+    AddedToken token;
+    token.id = parts.vocabulary.find(text);
+    token.text = text;
+    if (token.id < 0) continue;
+    if (!parts.added_index.contains(token.id))
+      add_token(parts, token, config.file, "special tokens");
+    parts.added[parts.added_index.at(token.id)].special = true;
+  }
+}
+
+}  // namespace stet

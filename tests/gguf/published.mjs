@@ -1,0 +1,9 @@
+// published.mjs JOB OUT: the ids of JOB.texts by the tokenizer.json JOB.file.
+import fs from 'fs';
+import library from '@anush008/tokenizers';
+
+const job = JSON.parse(fs.readFileSync(process.argv[2], 'utf8'));
+const tokenizer = library.Tokenizer.fromString(fs.readFileSync(job.file, 'utf8'));
+const ids = [];
+for (const text of job.texts) ids.push((await tokenizer.encode(text, null, { addSpecialTokens: false })).getIds());
+fs.writeFileSync(process.argv[3], JSON.stringify(ids));
