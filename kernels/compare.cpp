@@ -79,9 +79,9 @@ class KvComparer {
     for (std::vector<float>& row : rows_) row.resize(static_cast<size_t>(a.shape().head_dim));
   }
 
-  KvDifferences compare() {
+  KvDifferences compare(int64_t begin, int64_t end) {
     const int64_t positions = std::min(a_.size(), b_.size());
-    for (int64_t block = 0; block < blocks_of(positions); ++block) {
+    for (int64_t block = begin; block < std::min(end, blocks_of(positions)); ++block) {
       compare_block(block,
                     a_.visible(block) & b_.visible(block) & positions_of_block(block, positions));
     }
@@ -171,8 +171,9 @@ double log_sum(std::span<const float> x, double* largest) {
 
 }  // namespace
 
-KvDifferences compare_kv(const KvCache& a, const KvCache& b, double tolerance) {
-  return KvComparer(a, b, tolerance).compare();
+KvDifferences compare_kv(const KvCache& a, const KvCache& b, double tolerance, int64_t begin,
+                         int64_t end) {
+  return KvComparer(a, b, tolerance).compare(begin, end);
 }
 
 std::optional<Difference> first_logit(std::span<const float> a, std::span<const float> b,

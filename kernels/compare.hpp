@@ -21,8 +21,11 @@ struct KvDifferences {
 };
 
 // Of positions that both have and none has pruned; the caches may differ in type alone. Differences
-// within `tolerance` (see first_difference) count for the deviations only.
-KvDifferences compare_kv(const KvCache& a, const KvCache& b, double tolerance);
+// within `tolerance` (see first_difference) count for the deviations only. Blocks begin .. end-1.
+KvDifferences compare_kv(const KvCache& a, const KvCache& b, double tolerance, int64_t begin = 0,
+                         int64_t end = INT64_MAX);
+// The one that comes first: by position, then layer, key before value.
+std::optional<Difference> first_of(const KvDifferences& kv);
 
 // Of as many logits.
 std::optional<Difference> first_logit(std::span<const float> a, std::span<const float> b,

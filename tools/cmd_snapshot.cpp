@@ -129,74 +129,60 @@ void run_convert(const Command& app, SnapshotCommand& o) {
   }
 }
 
-// 1 when something differs.
-int report(const std::optional<Difference>& difference, bool json, const std::string& good,
-           Json j) {
-  j["equal"] = !difference.has_value();
-  if (difference) j["difference"] = difference_json(*difference);
-  if (json)
-    out(dump(j) + "\n");
-  else
-    out((difference ? "different: " + printable(difference->text(), SIZE_MAX) : good) + "\n");
-  return difference ? 1 : 0;
-}
-
-// What was compared of a state that its tokens give up to a position; nothing where they give all
-// of it.
-Json proved_json(const Snapshot& snapshot) {
-  const auto limit = snapshot.meta().edits.empty() ? std::nullopt : replay_limit(snapshot.recipe());
-  if (!limit) return nullptr;
-  const std::vector<bool> blocks = replayable_blocks(snapshot);
-  if (std::count(blocks.begin(), blocks.end(), true) == 0) {
-    throw Error(ErrorKind::argument, snapshot.path(), "edits",
-                "a block that the tokens give (stet check proves the bytes of all)",
-                "none: " + limit->reason);
+Json proved_json(const VerifyReport& report) {
+  Json j = {{"blocks", report.blocks},
+            {"of", report.of},
+            {"by_digests", report.by_digests},
+            {"logits", report.logits},
+            {"whole", report.whole()}};
+  if (report.limit) {
+    j["from"] = report.limit->position;
+    j["reason"] = report.limit->reason;
   }
-  return {{"blocks", std::count(blocks.begin(), blocks.end(), true)},
-          {"of", blocks.size()},
-          {"from", limit->position},
-          {"reason", limit->reason}};
+  return j;
 }
 
-std::string verified_text(const Snapshot& snapshot, double seconds, const std::string& how,
-                          const Json& proved) {
-  const std::string what =
-      proved.is_null() ? "keys, values and logits are equal"
-                       : fmt::format("{} of {} blocks are what the tokens give, and equal",
-                                     proved["blocks"].get<size_t>(), proved["of"].get<size_t>());
-  const std::string rest = proved.is_null() ? ""
-                                            : fmt::format("; not proved, from position {} on: {}",
-                                                          proved["from"].get<int64_t>(),
-                                                          proved["reason"].get<std::string>());
-  return fmt::format("verified: {} tokens replayed in {:.2f} s; {}, {}{}; state {}",
-                     snapshot.meta().positions, seconds, what, how, rest, snapshot.state_name());
+// Of a state of which tokens give nothing there is nothing to verify.
+void refuse_unprovable(const Snapshot& snapshot) {
+  const std::vector<bool> blocks = replayable_blocks(snapshot);
+  if (blocks.empty() || std::ranges::count(blocks, true) > 0) return;
+  const auto limit = replay_limit(snapshot.recipe());
+  throw Error(ErrorKind::argument, snapshot.path(), "edits",
+              "a block that the tokens give (stet check proves the bytes of all)",
+              limit ? "none: " + limit->reason : "none");
 }
 
+// 1 when something differs.
 int run_verify(const Command& app, SnapshotCommand& o) {
   const Snapshot snapshot = open_snapshot(app, o);
-  const Json proved = proved_json(snapshot);
+  refuse_unprovable(snapshot);
   choose_checkpoint(o.model, snapshot);
   choose_contract(o.model, snapshot);
   const SessionOptions options = o.model.session_options();
   const auto model = o.model.load_model();
   snapshot.check_compatible(*model, options.compute.contract);
   const double start = seconds();
-  const bool digests =
-      o.bisect || snapshot.meta().form == SnapshotForm::recipe || !proved.is_null();
-  const auto difference =
+  const VerifyReport report =
       verify(snapshot, model, options, o.bisect, prefill_progress(snapshot.meta().positions));
-  const std::string how = options.compute.contract == Contract::f32_blas
-                              ? fmt::format("within {} (BLAS)", kBlasTolerance)
-                          : digests ? "by digests of every layer of every block"
-                                    : "byte for byte";
+  const double took = seconds() - start;
+  if (!o.json) {
+    out((report ? printable(report.text(), SIZE_MAX)
+                : fmt::format("verified: {} tokens replayed in {:.2f} s; {}; state {}",
+                              report.tokens, took, report.text(), snapshot.state_name())) +
+        "\n");
+    return report ? 1 : 0;
+  }
   Json j = {{"snapshot", o.snapshot},
-            {"tokens", snapshot.meta().positions},
-            {"seconds", seconds() - start},
-            {"compared", how},
+            {"tokens", report.tokens},
+            {"seconds", took},
+            {"compared", report.how()},
             {"prunes", snapshot.meta().prunes.size()},
-            {"id", snapshot.state_name()}};
-  if (!proved.is_null()) j["proved"] = proved;
-  return report(difference, o.json, verified_text(snapshot, seconds() - start, how, proved), j);
+            {"id", snapshot.state_name()},
+            {"equal", !report},
+            {"proved", proved_json(report)}};
+  if (report) j["difference"] = difference_json(*report);
+  out(dump(j) + "\n");
+  return report ? 1 : 0;
 }
 
 void exit_with(int status) {

@@ -1046,12 +1046,18 @@ typedef struct stet_verify_options {
 typedef struct stet_verify_report {
   size_t struct_size;
   int64_t tokens;     /* that were processed again */
-  int64_t blocks, of; /* blocks that the tokens give and that were compared, of all */
+  int64_t blocks, of; /* blocks that are what the tokens give, and were compared; of all */
+  int64_t by_digests; /* of those, compared by digests, wholly or in layers not at hand */
+  int64_t logits;     /* 1: those of the last token are what the tokens give; else 0 */
+  int64_t whole;      /* 1: all of the state was proved; else 0 */
+  int64_t position;   /* from where on the tokens do not give the state; -1: they give all of it */
+  char reason[256];   /* and why; "" */
 } stet_verify_report;
 
-/* Computes a snapshot's state again from its tokens and compares. difference: what differs first in
- * the file; NULL: nothing does. STET_ERROR_ARGUMENT where edits leave no block that the tokens
- * give. report may be NULL. */
+/* Computes a snapshot's state again from its tokens, as far as they give it, and compares.
+ * difference: what differs first in the file; NULL: nothing does, and the report says how much was
+ * proved: nothing, with 0 blocks, where edits leave none that the tokens give. report may be NULL.
+ */
 STET_API stet_status stet_snapshot_verify(const stet_snapshot* snapshot, const stet_model* model,
                                           const stet_session_options* options,
                                           const stet_verify_options* how,
@@ -1060,6 +1066,10 @@ STET_API stet_status stet_snapshot_verify(const stet_snapshot* snapshot, const s
 /* The same of a running session. */
 STET_API stet_status stet_session_verify(stet_session* session, stet_difference** difference,
                                          stet_error** error);
+STET_API stet_status stet_session_verify_with_report(stet_session* session,
+                                                     stet_verify_report* report,
+                                                     stet_difference** difference,
+                                                     stet_error** error);
 
 /* The first place where `found` is not as `expected`; NULL: they are equal. Numbers are equal when
  * their bits are, or with tolerance > 0 within tolerance x max(1, |expected|). */

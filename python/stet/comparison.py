@@ -54,6 +54,40 @@ class Difference:
         return difference
 
 
+class CVerifyReport(c.Structure):
+    """stet_verify_report."""
+    _fields_ = [("struct_size", c.c_size_t), ("tokens", c.c_int64), ("blocks", c.c_int64), ("of", c.c_int64), ("by_digests", c.c_int64), ("logits", c.c_int64), ("whole", c.c_int64),
+                ("position", c.c_int64), ("reason", c.c_char * 256)]
+
+
+@dataclasses.dataclass(frozen=True)
+class VerifyReport:
+    """What verify() has proved, of how much, and what it has not, and why. True where a difference was found."""
+    difference: Optional[Difference]  # the first; what comes behind it was not compared
+    tokens: int  # that were processed again
+    blocks: int  # of keys and values that are what the tokens give
+    of: int  # blocks that there are
+    by_digests: int  # of `blocks`, those compared by digests, wholly or in layers that are not at hand
+    logits: bool  # those of the last token are what the tokens give
+    whole: bool  # all of the state was proved
+    position: Optional[int]  # from where on the tokens do not give the state; None: they give all of it
+    reason: str  # and why
+
+    @classmethod
+    def _of(cls, r: Any, difference: Any) -> "VerifyReport":
+        """Takes over a stet_difference."""
+        return cls(Difference._of(difference), r.tokens, r.blocks, r.of, r.by_digests, bool(r.logits), bool(r.whole), None if r.position < 0 else r.position, r.reason.decode("utf-8", "replace"))
+
+    def __bool__(self) -> bool:
+        return self.difference is not None
+
+    def __str__(self) -> str:
+        if self.difference is not None:
+            return "different: " + self.difference.text
+        rest = "" if self.position is None else "; not proved, from position %d on: %s" % (self.position, self.reason)
+        return "%d of %d blocks%s are what the tokens give, and equal%s" % (self.blocks, self.of, " and the logits" if self.logits else "", rest)
+
+
 @dataclasses.dataclass(frozen=True)
 class LayerDeviation:
     """How far keys and values of a layer are apart: the largest difference, and the root of the mean square."""

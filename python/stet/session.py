@@ -11,7 +11,7 @@ from . import _arguments as arguments
 from ._library import F32, Capture, P, View, call, lib, refuse, sized, taken_text
 from ._session import OnLogits, OnProgress, Turn, progress_callback, seen, session_options, turns_of
 from .attaching import Attaching
-from .comparison import CDifference, Comparison, Difference
+from .comparison import CDifference, Comparison, CVerifyReport, Difference, VerifyReport
 from .digests import CDigests, Digests
 from .keys_values import KeysAndValues
 from .model import THREADS, Model
@@ -204,11 +204,11 @@ class Session(KeysAndValues, Attaching, Replying):
         self._long_call("stet_session_save", tokenizer._at if tokenizer is not None else None, where, c.byref(options), c.byref(d))
         return Digests._of(d)
 
-    def verify(self) -> Optional[Difference]:
-        """Computes the state again from its tokens; None: the same bits."""
-        at = P(CDifference)()
-        self._long_call("stet_session_verify", c.byref(at))
-        return Difference._of(at)
+    def verify(self) -> VerifyReport:
+        """Computes the state again from its tokens, as far as they give it, and compares bits."""
+        at, report = P(CDifference)(), sized(CVerifyReport())
+        self._long_call("stet_session_verify_with_report", c.byref(report), c.byref(at))
+        return VerifyReport._of(report, at)
 
     def difference(self, other: "Session", tolerance: float = 0) -> Optional[Difference]:
         """The first place where `other` is not as this one; None: equal. Numbers are equal when their bits are, or with a tolerance within it times max(1, |expected|)."""

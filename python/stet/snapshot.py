@@ -10,7 +10,7 @@ import numpy as np
 from . import _arguments as arguments
 from ._library import F32, I32, P, Shared, call, copied_ids, lend, long_call, refuse, sized
 from ._session import KV_NAMES, KV_TYPES, session_options
-from .comparison import CDifference, Difference
+from .comparison import CDifference, CVerifyReport, VerifyReport
 from .digests import CDigests, Digests
 from .message import CMessage, Message
 from .model import THREADS, Model, model_options
@@ -168,11 +168,11 @@ class Snapshot(Shared):
         long_call("stet_snapshot_check", self._at, c.c_int32(arguments.integer(threads, "threads", *THREADS)), c.byref(report))
         return CheckReport(report.blocks, report.files)
 
-    def verify(self, model: Model, bisect: bool = False, **options: Any) -> Optional[Difference]:
-        """Computes the state again from its tokens and compares; None: what they give is in the file. `bisect` names block and layer by digests alone."""
-        at, wanted, how = P(CDifference)(), session_options(**options), sized(_CVerifyOptions(flags=1 if bisect else 0))
-        long_call("stet_snapshot_verify", self._at, model._at, c.byref(wanted), c.byref(how), None, c.byref(at))
-        return Difference._of(at)
+    def verify(self, model: Model, bisect: bool = False, **options: Any) -> VerifyReport:
+        """Computes the state again from its tokens, as far as they give it, and compares the file with it. `bisect` names block and layer by digests alone."""
+        at, wanted, how, report = P(CDifference)(), session_options(**options), sized(_CVerifyOptions(flags=1 if bisect else 0)), sized(CVerifyReport())
+        long_call("stet_snapshot_verify", self._at, model._at, c.byref(wanted), c.byref(how), c.byref(report), c.byref(at))
+        return VerifyReport._of(report, at)
 
     def load_model(self, contract: str = "", threads: int = 0, in_memory: bool = False) -> Model:
         """The model that a self-contained snapshot brings along."""

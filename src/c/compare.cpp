@@ -32,26 +32,17 @@ struct OwnedDifference : stet_difference {
   std::string texts[5];
 };
 
-// What verify() is to compare: the blocks that tokens give, of which there must be some.
-stet_verify_report report_of(const Snapshot& snapshot) {
-  const std::vector<bool> given = replayable_blocks(snapshot);
-  const auto count = std::count(given.begin(), given.end(), true);
-  if (count == 0 && !given.empty()) {
-    const auto limit = replay_limit(snapshot.recipe());
-    throw Error(ErrorKind::argument, snapshot.path(), "edits", "a block that the tokens give",
-                limit ? "none: " + limit->reason : "none");
-  }
-  return {0, snapshot.meta().positions, count, static_cast<int64_t>(given.size())};
-}
-
-std::optional<Difference> verified(Session& session) {
-  SessionOptions o;
-  o.capacity = session.capacity();
-  o.kv_type = session.kv().shape().type;
-  o.compute = session.compute();
-  Session again = replay(session.shared_model(), session.state(), o);
-  const bool blas = o.compute.contract == Contract::f32_blas;
-  return first_difference(again.state(), session.state(), blas ? kBlasTolerance : 0);
+stet_verify_report report_of(const VerifyReport& r) {
+  stet_verify_report report{};
+  report.tokens = r.tokens;
+  report.blocks = r.blocks;
+  report.of = r.of;
+  report.by_digests = r.by_digests;
+  report.logits = r.logits ? 1 : 0;
+  report.whole = r.whole() ? 1 : 0;
+  report.position = r.limit ? r.limit->position : -1;
+  if (r.limit) r.limit->reason.copy(report.reason, sizeof report.reason - 1);
+  return report;
 }
 
 }  // namespace
@@ -87,11 +78,11 @@ stet_status stet_snapshot_verify(const stet_snapshot* snapshot, const stet_model
     if (given.kv_type != 0) fail("kv_type", "0: the snapshot's", std::to_string(given.kv_type));
     const uint64_t flags = input(how, "how").flags;
     check_flags(flags, STET_VERIFY_BISECT, "how");
-    const stet_verify_report proved = report_of(s);
     const stet::SessionOptions o = session_options(options, saved_contract(s));
     s.check_compatible(*m, o.compute.contract);
-    to = new_difference(stet::verify(s, m, o, (flags & STET_VERIFY_BISECT) != 0));
-    if (report != nullptr) give(proved, *report);
+    const stet::VerifyReport proved = stet::verify(s, m, o, (flags & STET_VERIFY_BISECT) != 0);
+    to = new_difference(proved.difference);
+    if (report != nullptr) give(report_of(proved), *report);
   });
 }
 
@@ -99,7 +90,18 @@ stet_status stet_session_verify(stet_session* session, stet_difference** differe
                                 stet_error** error) {
   return guarded(error, [&] {
     stet_difference*& to = output(difference, "difference");
-    to = new_difference(verified(*at(session, "session").at));
+    to = new_difference(stet::verify(*at(session, "session").at).difference);
+  });
+}
+
+stet_status stet_session_verify_with_report(stet_session* session, stet_verify_report* report,
+                                            stet_difference** difference, stet_error** error) {
+  return guarded(error, [&] {
+    stet_difference*& to = output(difference, "difference");
+    if (report != nullptr) checked(report, "report");
+    const stet::VerifyReport proved = stet::verify(*at(session, "session").at);
+    to = new_difference(proved.difference);
+    if (report != nullptr) give(report_of(proved), *report);
   });
 }
 

@@ -63,6 +63,12 @@ SnapshotCheck Snapshot::check(int threads) const {
   return done;
 }
 
+void Snapshot::check_own_blocks() const {
+  for (size_t b = 0; b < extents_.size(); ++b) {
+    if (extents_[b].there) check_block(static_cast<int64_t>(b), {}, {}, nullptr);
+  }
+}
+
 // That the id in the header is the one of what stands in the file.
 void Snapshot::check_id() const {
   if (version_ < 3) return;
@@ -115,7 +121,10 @@ void Snapshot::check_held_block(int64_t block, const Snapshot& file,
   if (content != nullptr)
     snapshot_damaged(file.path_, field, "all layers, of which it has its name", "some");
   std::vector<std::byte> whole(meta_.kv.block_bytes());
-  scatter_held(meta_.kv, *file.held_, bytes, whole.data());
+  const std::span<const std::byte> padding =
+      scatter_held(meta_.kv, *file.held_, bytes, whole.data());
+  if (std::ranges::any_of(padding, [](std::byte b) { return b != std::byte{0}; }))
+    snapshot_damaged(file.path_, field, "zeros behind its layers", "others");
   const std::vector<Digest> found = layer_digests(meta_.kv, whole.data());
   const std::span<const Digest> expected = block_digests(block);
   for (size_t layer = 0; layer < found.size(); ++layer) {

@@ -201,19 +201,18 @@ std::optional<Difference> in_logits(const State& a, const State& b, double toler
   return first_logit(x, y, tolerance);
 }
 
-// The one that comes first: by position, then layer, key before value.
+std::optional<Difference> in_kv(const State& a, const State& b, double tolerance) {
+  return first_of(compare_kv(a.kv, b.kv, tolerance));
+}
+
+}  // namespace
+
 std::optional<Difference> first_of(const KvDifferences& kv) {
   if (!kv.key || !kv.value) return kv.key ? kv.key : kv.value;
   return std::tie(kv.value->position, kv.value->layer) < std::tie(kv.key->position, kv.key->layer)
              ? kv.value
              : kv.key;
 }
-
-std::optional<Difference> in_kv(const State& a, const State& b, double tolerance) {
-  return first_of(compare_kv(a.kv, b.kv, tolerance));
-}
-
-}  // namespace
 
 std::optional<Difference> first_difference(const State& a, const State& b, double tolerance) {
   const FloatEnvironment contract;

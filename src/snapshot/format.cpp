@@ -233,14 +233,15 @@ void gather_held(const KvShape& shape, const HeldLayers& held, const std::byte* 
   bytes.resize(held_bytes(shape, held));
 }
 
-void scatter_held(const KvShape& shape, const HeldLayers& held, std::span<const std::byte> bytes,
-                  std::byte* block) {
+std::span<const std::byte> scatter_held(const KvShape& shape, const HeldLayers& held,
+                                        std::span<const std::byte> bytes, std::byte* block) {
   const size_t part = shape.layer_bytes();
   for (size_t layer = 0; layer < held.size(); ++layer) {
     if (!held[layer]) continue;
     std::memcpy(block + layer * part, bytes.data(), part);
     bytes = bytes.subspan(part);
   }
+  return bytes;
 }
 
 }  // namespace stet

@@ -15,9 +15,9 @@
 
 namespace stet {
 
-inline constexpr const char* kSectionNames[] = {"META",    "TOKENS",  "VISIBLE",  "PRUNES",
-                                                "REMOVED", "LOGITS",  "BLOCKS",   "CONTENT",
-                                                "KVINDEX", "WEIGHTS", "TOKENIZR", "KV"};
+inline constexpr const char* kSectionNames[] = {
+    "META",    "TOKENS", "VISIBLE", "PRUNES",  "REMOVED",  "LOGITS", "BLOCKS",
+    "CONTENT", "KEPT",   "KVINDEX", "WEIGHTS", "TOKENIZR", "KV"};
 inline bool is_archive_section(const std::string& name) {
   return name == "WEIGHTS" || name == "TOKENIZR";
 }
@@ -36,8 +36,9 @@ inline bool is_shuffled(uint32_t encoding) {
 size_t held_bytes(const KvShape& shape, const HeldLayers& held);
 void gather_held(const KvShape& shape, const HeldLayers& held, const std::byte* block,
                  std::vector<std::byte>& bytes);
-void scatter_held(const KvShape& shape, const HeldLayers& held, std::span<const std::byte> bytes,
-                  std::byte* block);
+// Returns the zeros.
+std::span<const std::byte> scatter_held(const KvShape& shape, const HeldLayers& held,
+                                        std::span<const std::byte> bytes, std::byte* block);
 
 // Where a section begins that follows byte `end` of the file.
 uint64_t section_offset(const std::string& name, uint64_t end);

@@ -197,6 +197,17 @@ std::vector<bool> by_content(const State& recipe, const std::vector<Chain::Block
 
 }  // namespace
 
+std::vector<bool> replayable_blocks(const State& state) {
+  std::vector<bool> given(static_cast<size_t>(blocks_of(state.size())), true);
+  if (state.edits.empty()) return given;
+  std::vector<Chain::Block> blocks = Chain({state, state.kv.shape()}).blocks(state.prunes);
+  if (blocks.size() < given.size())
+    blocks.push_back({{}, {static_cast<int64_t>(state.prunes.size()), state.size()}});
+  given = by_content(state, blocks);
+  given.flip();
+  return given;
+}
+
 std::vector<int64_t> Lineage::blocks_by_content() const {
   std::vector<int64_t> found;
   if (replayable()) return found;

@@ -472,6 +472,10 @@ int64_t meta_vocab(const SnapshotMeta& meta) {
   return parse_json(meta.config, "").integer("vocab_size", 1, kMaxSize);
 }
 
+int64_t meta_hidden(const SnapshotMeta& meta) {
+  return parse_json(meta.config, "").integer("hidden_size", 1, kMaxSize);
+}
+
 void encode_prunes(const std::vector<Prune>& prunes,
                    const std::function<void(std::string_view)>& piece) {
   std::string text = "[";

@@ -25,6 +25,7 @@ SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file);
 void encode_prunes(const std::vector<Prune>& prunes, ByteWriter& log, ByteWriter& removed);
 
 int64_t meta_vocab(const SnapshotMeta& meta);
+int64_t meta_hidden(const SnapshotMeta& meta);
 
 // Sorted keys, no spaces: part of what the state digest covers.
 std::string encode_generation(const GenerationState& generation);

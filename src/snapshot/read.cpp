@@ -4,6 +4,7 @@
 
 #include "src/snapshot/format.hpp"
 #include "src/snapshot/identity.hpp"
+#include "src/snapshot/kept.hpp"
 #include "src/snapshot/meta.hpp"
 #include "src/snapshot/state.hpp"
 #include "stet/base/bytes.hpp"
@@ -123,6 +124,8 @@ Snapshot Snapshot::parse(std::span<const std::byte> bytes, const std::string& pa
                      digest_text(s.digests_.state));
   }
   s.read_identity(front.names.id);
+  if (s.has_section("KEPT"))
+    s.kept_ = decode_kept(s.content("KEPT"), s.meta_, s.digests_.state, path + ": KEPT");
   return s;
 }
 

@@ -40,7 +40,8 @@ std::shared_ptr<KvBlock> Snapshot::read_block(KvCache& kv, const BlockLocation& 
       }
       held = expanded;
     }
-    scatter_held(meta_.kv, *at.file->held_, held, to);
+    const std::span<const std::byte> padding = scatter_held(meta_.kv, *at.file->held_, held, to);
+    if (std::ranges::any_of(padding, [](std::byte b) { return b != std::byte{0}; })) return nullptr;
     SavedBlock saved = saved_block(block, at);
     saved.held = at.file->held_;
     auto windowed = std::make_shared<KvBlock>(to, own, std::move(saved));
@@ -117,6 +118,7 @@ State Snapshot::load(const RestoreOptions& how, std::vector<int64_t>* damaged) c
   state.edits = meta_.edits;
   state.interventions = meta_.interventions;
   state.chat = meta_.chat;
+  state.kept = kept_;
   return state;
 }
 

@@ -3,93 +3,245 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
+#include <functional>
 
+#include "kernels/compare.hpp"
 #include "src/snapshot/identity.hpp"
 #include "stet/base/error.hpp"
+#include "stet/kernels/float_environment.hpp"
 
 namespace stet {
 
 namespace {
 
-Difference block_difference(const Snapshot& snapshot, int64_t block, size_t layer,
-                            const std::string& expected, const std::string& found) {
-  return {fmt::format("keys and values of block {} (positions {} .. {})", block,
-                      block * kBlockPositions,
-                      std::min(snapshot.meta().positions, (block + 1) * kBlockPositions) - 1),
-          -1,
-          snapshot.version() == 1 ? -1 : static_cast<int64_t>(layer),
-          -1,
-          -1,
-          expected,
-          found};
+// The state that is verified.
+struct Claim {
+  std::string file;  // names it in errors
+  const State& recipe;
+  const State* stored;  // with its keys and values; null: there are digests alone
+  // Of a block as it was saved: one for each layer, or one for all of them.
+  std::function<std::vector<Digest>(int64_t)> digests;
+  // Of the bytes of a block, likewise.
+  std::function<std::vector<Digest>(const std::byte*)> digests_of_bytes;
+  std::function<uint64_t(int64_t)> visible;
+  Digest logits;
+  bool bisect = false;
+};
+
+// Compares the blocks of a state, one after the other, with what its tokens gave.
+class Proof {
+ public:
+  Proof(const Claim& claim, const KvCache& again, std::vector<bool> given)
+      : claim_(claim), again_(again), given_(std::move(given)) {}
+
+  void run(VerifyReport& report) {
+    const FloatEnvironment contract;
+    for (size_t b = 0; b < given_.size() && !report.difference; ++b) {
+      by_digests_ = claim_.bisect, equal_ = true;
+      report.difference = compare(static_cast<int64_t>(b));
+      if (report.difference || !given_[b]) continue;
+      ++report.blocks;
+      report.by_digests += by_digests_;
+    }
+  }
+
+ private:
+  bool is_given(int64_t block) const { return given_[static_cast<size_t>(block)]; }
+  const KvBlock* stored(int64_t block) const {
+    return claim_.stored != nullptr ? &claim_.stored->kv.block_info(block) : nullptr;
+  }
+
+  std::optional<Difference> compare(int64_t block) {
+    if (auto found = compare_visibility(block)) return found;
+    const std::vector<Digest> saved = claim_.digests(block);
+    if (is_given(block)) {
+      if (auto found = compare_bytes(block)) return found;
+      const std::vector<Digest> computed = digests_of(again_, block);
+      for (size_t layer = 0; layer < saved.size(); ++layer) {
+        if (!(computed[layer] == saved[layer]))
+          return digest_difference(block, layer, computed[layer], saved[layer], "");
+      }
+    }
+    if (auto found = compare_with_digests(block, saved)) return found;
+    if (equal_) return std::nullopt;
+    return digest_difference(block, 0, digests_of(again_, block)[0], saved[0], "other bytes of ");
+  }
+
+  // What prunes leave. Where there are none, not all need have been computed again.
+  std::optional<Difference> compare_visibility(int64_t block) const {
+    const uint64_t expected = block < again_.blocks() ? again_.visible(block) : ~uint64_t{0},
+                   parted = expected ^ claim_.visible(block);
+    if (parted == 0) return std::nullopt;
+    const int slot = __builtin_ctzll(parted);
+    const bool seen = (expected >> slot & 1) != 0;
+    return Difference{"visibility",
+                      block * kBlockPositions + slot,
+                      -1,
+                      -1,
+                      -1,
+                      seen ? "visible" : "pruned",
+                      seen ? "pruned" : "visible"};
+  }
+
+  // What is at hand of both. A difference of an edited state is named by its block.
+  std::optional<Difference> compare_bytes(int64_t block) {
+    const KvShape& shape = again_.shape();
+    const KvBlock& computed = again_.block_info(block);
+    const KvBlock* const found = stored(block);
+    for (int64_t layer = 0; layer < shape.layers; ++layer) {
+      if (found == nullptr || !found->holds(layer) || !computed.holds(layer)) {
+        by_digests_ = true;
+        continue;
+      }
+      const size_t from = static_cast<size_t>(layer) * shape.layer_bytes(),
+                   to = layer + 1 == shape.layers && found->holds_all() && computed.holds_all()
+                            ? shape.block_bytes()
+                            : from + shape.layer_bytes();
+      equal_ = equal_ && std::memcmp(computed.data() + from, found->data() + from, to - from) == 0;
+    }
+    if (equal_ || claim_.bisect || !claim_.recipe.edits.empty()) return std::nullopt;
+    try {
+      return first_of(compare_kv(again_, claim_.stored->kv, 0, block, block + 1));
+    } catch (const DamagedBlock&) {  // named by its digests
+      return std::nullopt;
+    }
+  }
+
+  // What is at hand of the state, whether or not its tokens give it.
+  std::optional<Difference> compare_with_digests(int64_t block, const std::vector<Digest>& saved) {
+    const KvBlock* const found = stored(block);
+    if (found == nullptr) return std::nullopt;
+    const std::vector<Digest> own = claim_.digests_of_bytes(found->data());
+    for (size_t layer = 0; layer < saved.size(); ++layer) {
+      if (!(own[layer] == saved[layer]) && found->holds(static_cast<int64_t>(layer)))
+        return digest_difference(block, layer, saved[layer], own[layer], "digest ");
+    }
+    return std::nullopt;
+  }
+
+  std::vector<Digest> digests_of(const KvCache& kv, int64_t block) const {
+    const KvBlock& info = kv.block_info(block);
+    return info.holds_all() ? claim_.digests_of_bytes(info.data()) : info.digests(kv.shape());
+  }
+
+  Difference digest_difference(int64_t block, size_t layer, const Digest& expected,
+                               const Digest& found, const char* of_bytes) const {
+    const bool all_layers = claim_.digests(block).size() == 1 && again_.shape().layers > 1;
+    return {fmt::format("keys and values of block {} (positions {} .. {})", block,
+                        block * kBlockPositions,
+                        std::min(claim_.recipe.size(), (block + 1) * kBlockPositions) - 1),
+            -1,
+            all_layers ? -1 : static_cast<int64_t>(layer),
+            -1,
+            -1,
+            "digest " + digest_text(expected),
+            of_bytes + digest_text(found)};
+  }
+
+  const Claim& claim_;
+  const KvCache& again_;
+  const std::vector<bool> given_;           // which blocks the tokens give
+  bool by_digests_ = false, equal_ = true;  // of the block that is compared
+};
+
+// What has to be computed again of a state for the blocks that its tokens give.
+State needed_recipe(const State& recipe, const std::vector<bool>& given) {
+  State needed = recipe;
+  needed.edits.clear();
+  if (tokens_give_logits(recipe) || !recipe.prunes.empty()) return needed;
+  const auto last = std::find(given.rbegin(), given.rend(), true);
+  const int64_t size = std::min(recipe.size(), (given.rend() - last) * kBlockPositions);
+  needed.tokens.resize(static_cast<size_t>(size));
+  std::erase_if(needed.interventions, [&](const Intervention& w) { return w.at > size; });
+  needed.generation.rewind(size);
+  needed.chat.rewind(size);
+  return needed;
 }
 
-// Of one block's bytes, in those layers that it holds, from what the snapshot says of it.
-// `computed`: they are what was expected, else what was found.
-std::optional<Difference> digest_difference(const Snapshot& snapshot, const KvCache& kv,
-                                            int64_t block, bool computed) {
-  const std::vector<Digest> own = snapshot.digests_like_saved(kv.block(block));
-  const std::span<const Digest> saved = snapshot.block_digests(block);
-  for (size_t layer = 0; layer < own.size(); ++layer) {
-    if (own[layer] == saved[layer] || !kv.block_info(block).holds(static_cast<int64_t>(layer)))
-      continue;
-    const std::string of_bytes = "digest " + digest_text(own[layer]),
-                      of_file = digest_text(saved[layer]);
-    return computed ? block_difference(snapshot, block, layer, of_bytes, of_file)
-                    : block_difference(snapshot, block, layer, "digest " + of_file, of_bytes);
+void compare_logits(const Claim& claim, Session& again, VerifyReport& report) {
+  if (report.difference || again.size() != claim.recipe.size()) return;
+  const std::span<const float> computed = again.logits();
+  const Digest digest = digest_of(std::as_bytes(computed));
+  report.logits = digest == claim.logits && tokens_give_logits(claim.recipe);
+  if (report.logits || !claim.recipe.edits.empty()) return;
+  if (claim.stored != nullptr && claim.stored->logits != nullptr && !claim.bisect)
+    report.difference = first_logit(computed, *claim.stored->logits, 0);
+  if (report.difference) return;
+  report.difference = Difference{
+      "logits", -1, -1, -1, -1, "digest " + digest_text(digest), digest_text(claim.logits)};
+}
+
+// Numbers that are only near one another.
+void compare_within_tolerance(const Claim& claim, Session& again, VerifyReport& report) {
+  report.tolerance = kBlasTolerance;
+  if (claim.stored == nullptr)
+    throw Error(ErrorKind::argument, claim.file, "form",
+                "full or delta: BLAS does not give the same digests", "keys and values elsewhere");
+  report.difference = first_difference(again.state(), *claim.stored, kBlasTolerance);
+  report.logits = !report.difference;
+  report.blocks = report.difference ? 0 : report.of;
+}
+
+VerifyReport prove(const Claim& claim, std::vector<bool> given,
+                   const std::function<Session(const State&)>& compute, bool blas) {
+  VerifyReport report;
+  report.of = static_cast<int64_t>(given.size());
+  if (!claim.recipe.edits.empty()) report.limit = replay_limit(claim.recipe);
+  const State needed = needed_recipe(claim.recipe, given);
+  Session again = compute(needed);
+  report.tokens = again.transcript_size();
+  if (blas) {
+    Proof(claim, again.kv(), std::vector<bool>(given.size(), false)).run(report);
+    if (!report.difference) compare_within_tolerance(claim, again, report);
+    return report;
   }
-  return std::nullopt;
+  again.logits();
+  Proof(claim, again.kv(), std::move(given)).run(report);
+  compare_logits(claim, again, report);
+  return report;
 }
 
 // The keys and values that the file has, or that its parents have; nothing where these are not at
-// hand, as for a recipe.
-std::optional<State> stored_state(const Snapshot& snapshot) {
+// hand and `bisect` does without them.
+std::optional<State> stored_state(const Snapshot& snapshot, bool bisect) {
   if (snapshot.meta().form == SnapshotForm::recipe) return std::nullopt;
   try {
     return snapshot.state({.trust = true});
   } catch (const Error& e) {
-    if (snapshot.meta().form == SnapshotForm::delta && e.kind == ErrorKind::io) return std::nullopt;
-    throw;
+    if (!bisect || snapshot.meta().form != SnapshotForm::delta || e.kind != ErrorKind::io) throw;
+    snapshot.check_own_blocks();
+    return std::nullopt;
   }
-}
-
-// Of blocks that tokens give, and logits if they give all. The bytes of all blocks that are at hand
-// are compared with their digests, too: digests alone would prove bytes that are not there any
-// more.
-std::optional<Difference> first_digest_difference(const Snapshot& snapshot, Session& again) {
-  const std::vector<bool> given = replayable_blocks(snapshot);
-  const std::optional<State> stored = stored_state(snapshot);
-  for (int64_t b = 0; b < again.kv().blocks(); ++b) {
-    std::optional<Difference> found;
-    if (given[static_cast<size_t>(b)]) found = digest_difference(snapshot, again.kv(), b, true);
-    if (!found && stored) found = digest_difference(snapshot, stored->kv, b, false);
-    if (found) return found;
-  }
-  const Digest logits = digest_of(std::as_bytes(again.logits()));
-  if (logits == snapshot.digests().logits || !snapshot.meta().edits.empty()) return std::nullopt;
-  return Difference{"logits",
-                    -1,
-                    -1,
-                    -1,
-                    -1,
-                    "digest " + digest_text(logits),
-                    digest_text(snapshot.digests().logits)};
 }
 
 }  // namespace
 
-std::vector<bool> replayable_blocks(const Snapshot& snapshot) {
-  const State recipe = snapshot.recipe();
-  std::vector<bool> given(static_cast<size_t>(blocks_of(recipe.size())), true);
-  if (recipe.edits.empty()) return given;
-  for (const int64_t b : Lineage{recipe, snapshot.meta().kv}.blocks_by_content())
-    given[static_cast<size_t>(b)] = false;
-  return given;
+std::string VerifyReport::how() const {
+  if (tolerance > 0) return fmt::format("within {} (BLAS)", tolerance);
+  if (by_digests == 0) return "byte for byte";
+  if (by_digests == blocks) return "by digests of every layer of every block";
+  return fmt::format("byte for byte, {} of {} blocks in part by digests", by_digests, blocks);
 }
 
-std::optional<Difference> verify(const Snapshot& snapshot, std::shared_ptr<const Model> model,
-                                 const SessionOptions& options, bool bisect,
-                                 const Progress& progress) {
+std::string VerifyReport::text() const {
+  if (difference) return "different: " + difference->text();
+  if (whole()) return "keys, values and logits are equal, " + how();
+  const std::string rest =
+      limit ? fmt::format("; not proved, from position {} on: {}", limit->position, limit->reason)
+            : "";
+  if (blocks == 0)
+    return fmt::format("nothing is proved: none of {} blocks is what the tokens give{}", of, rest);
+  return fmt::format("{} of {} blocks{} are what the tokens give, and equal, {}{}", blocks, of,
+                     logits ? " and the logits" : "", how(), rest);
+}
+
+std::vector<bool> replayable_blocks(const Snapshot& snapshot) {
+  return replayable_blocks(snapshot.recipe());
+}
+
+VerifyReport verify(const Snapshot& snapshot, std::shared_ptr<const Model> model,
+                    const SessionOptions& options, bool bisect, const Progress& progress) {
   SessionOptions o = options;
   o.kv_type = snapshot.meta().kv.type;
   o.capacity = std::min(snapshot.meta().capacity, model->config().max_positions);
@@ -98,15 +250,45 @@ std::optional<Difference> verify(const Snapshot& snapshot, std::shared_ptr<const
     throw Error(ErrorKind::mismatch, snapshot.path(), "META: kv",
                 "keys and values of the model's shape", "others");
   }
-  State recipe = snapshot.recipe();
-  recipe.edits.clear();
-  Session again = replay(std::move(model), recipe, o, progress);
-  if (bisect || snapshot.meta().form == SnapshotForm::recipe || !snapshot.meta().edits.empty())
-    return first_digest_difference(snapshot, again);
+  const State recipe = snapshot.recipe();
+  const std::optional<State> stored = stored_state(snapshot, bisect);
+  const Claim claim{snapshot.path(),
+                    recipe,
+                    stored ? &*stored : nullptr,
+                    [&](int64_t b) {
+                      const std::span<const Digest> saved = snapshot.block_digests(b);
+                      return std::vector<Digest>(saved.begin(), saved.end());
+                    },
+                    [&](const std::byte* bytes) { return snapshot.digests_like_saved(bytes); },
+                    [&](int64_t b) { return snapshot.visible(b); },
+                    snapshot.digests().logits,
+                    bisect};
   const bool blas =
       o.compute.contract == Contract::f32_blas || snapshot.meta().contract == "f32-blas";
-  return first_difference(again.state(), snapshot.state({.trust = true}),
-                          blas ? kBlasTolerance : 0);
+  return prove(
+      claim, replayable_blocks(recipe),
+      [&](const State& needed) { return replay(model, needed, o, progress); }, blas);
+}
+
+VerifyReport verify(Session& session, const Progress& progress, const Appender& append) {
+  const State state = session.state();
+  const KvShape& shape = state.kv.shape();
+  const Claim claim{"",
+                    state,
+                    &state,
+                    [&](int64_t b) { return state.kv.block_info(b).digests(shape); },
+                    [&](const std::byte* bytes) { return layer_digests(shape, bytes); },
+                    [&](int64_t b) { return state.kv.visible(b); },
+                    digest_of(std::as_bytes(session.logits()))};
+  SessionOptions o{session.capacity(), shape.type, session.compute()};
+  for (int64_t b = 0; b < state.kv.blocks(); ++b)
+    o.window.only = o.window.only || !state.kv.block_info(b).holds_all();
+  return prove(
+      claim, replayable_blocks(state),
+      [&](const State& needed) {
+        return replay(session.shared_model(), needed, o, progress, append);
+      },
+      o.compute.contract == Contract::f32_blas);
 }
 
 }  // namespace stet

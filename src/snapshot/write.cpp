@@ -46,6 +46,11 @@
 //              padding behind them
 //     CONTENT  ? hash for each block that tokens do not give, and of the partial one behind them
 //              (identity.hpp)
+//     KEPT     ? digest of the state; { u64 position, u32 kind (0: logits, 1: hidden state), u32
+//              numbers } for each row, in order, up to one whose position is 2^64 - 1; then f32 of
+//              each row: logits, or the final norm's output, of positions before the last
+//              (KeptLogits). A reader may ignore it, and does where the digest is not that of the
+//              header
 //     KVINDEX  ? { u32 block, u32 encoding, u64 offset in KV, u64 bytes } for each block that KV
 //              holds, in order. Without it KV holds all blocks, one after the other, as they are. A
 //              block of which nothing is visible need not be there: it is zero. All others are in a
@@ -81,6 +86,7 @@
 #include "src/snapshot/byte_shuffle.hpp"
 #include "src/snapshot/format.hpp"
 #include "src/snapshot/identity.hpp"
+#include "src/snapshot/kept.hpp"
 #include "src/snapshot/meta.hpp"
 #include "src/snapshot/state.hpp"
 #include "stet/base/bytes.hpp"
@@ -243,6 +249,8 @@ struct SnapshotWriter {
     add("LOGITS", logits_bytes, true);
     add("BLOCKS", std::as_bytes(std::span(blocks)), true);
     if (!contents.empty()) add("CONTENT", std::as_bytes(std::span(contents)), true);
+    kept_bytes = encode_kept(state, digests.state);
+    if (!kept_bytes.empty()) add("KEPT", kept_bytes, false);
     index_room.resize(stored.size() * kIndexEntry);
     if (indexed) add("KVINDEX", index_room, true);
     add_archive("WEIGHTS", weights);
@@ -368,7 +376,7 @@ struct SnapshotWriter {
 
  private:
   std::string meta_text;
-  std::vector<std::byte> index_room;
+  std::vector<std::byte> index_room, kept_bytes;
   ByteWriter index_bytes, prune_bytes, removed_bytes;
   uint64_t expanded = 0;  // what the compressed blocks become
   std::vector<Snapshot::Section> sections;

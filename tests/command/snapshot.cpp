@@ -134,9 +134,9 @@ TEST_F(SnapshotCommand, VerifyProvesWhatTokensGiveOfAnEditedState) {
   Snapshot::save(s, file);
   const Outcome verified = run_stet({"verify", file, "-m", kGemma});
   EXPECT_EQ(verified.status, 0) << verified.err;
-  EXPECT_NE(verified.out.find("2 of 4 blocks are what the tokens give, and equal, by digests of "
-                              "every layer of every block; not proved, from position 70 on: "
-                              "the key of position 70, layer 1, head 0 was set; state sha256:"),
+  EXPECT_NE(verified.out.find("3 of 4 blocks and the logits are what the tokens give, and equal, "
+                              "byte for byte; not proved, from position 70 on: the key of position "
+                              "70, layer 1, head 0 was set; state sha256:"),
             std::string::npos)
       << verified.out;
   const Json j = Json::parse(run_stet({"verify", file, "-m", kGemma, "--json"}).out);
@@ -144,7 +144,7 @@ TEST_F(SnapshotCommand, VerifyProvesWhatTokensGiveOfAnEditedState) {
   EXPECT_EQ(
       j["proved"],
       Json::parse(
-          R"({"blocks":2,"of":4,"from":70,"reason":"the key of position 70, layer 1, head 0 was set"})"));
+          R"({"blocks":3,"of":4,"by_digests":0,"logits":true,"whole":false,"from":70,"reason":"the key of position 70, layer 1, head 0 was set"})"));
   const Json blocks = Json::parse(run_stet({"inspect", file, "--json"}).out)["blocks"];
   ASSERT_EQ(blocks.size(), 3u);
   EXPECT_EQ(blocks[0]["replayable"], true);

@@ -66,7 +66,7 @@ class Package(unittest.TestCase):
             reply = s.generate(self.tokenizer, 12)
             self.assertEqual(fork.generate(self.tokenizer, 12).text, reply.text)
             self.assertIsNone(s.difference(fork))
-            self.assertIsNone(s.verify())
+            self.assertTrue(s.verify().whole)
             for form in ("full", "recipe"):
                 path = os.path.join(directory, form + ".stet")
                 digests = s.save(path, self.tokenizer, form)
@@ -277,12 +277,25 @@ class Package(unittest.TestCase):
             self.session(80).save(d + "/b.stet", form="recipe")
             with stet.Snapshot(d + "/a.stet") as a, stet.Snapshot(d + "/b.stet") as b:
                 a.check()
-                self.assertIsNone(a.verify(self.model))
-                self.assertIsNone(b.verify(self.model, bisect=True))
+                self.assertTrue(a.verify(self.model).whole)
+                self.assertTrue(b.verify(self.model, bisect=True).whole)
                 both = stet.compare(a, b)
                 self.assertEqual((both.equal, both.common_tokens), (False, 70))
             with self.assertRaises(stet.Error):
                 stet.compare(stet.Snapshot(d + "/a.stet"), self.session())
+
+    def test_verifying_says_what_was_proved_of_how_much(self):
+        with tempfile.TemporaryDirectory() as d:
+            s = self.session(200)
+            report = s.verify()
+            self.assertEqual((bool(report), report.blocks, report.of, report.logits, report.position, report.reason), (False, 4, 4, True, None, ""))
+            s.scale_kv(0.5, begin=70, end=71)
+            s.save(d + "/edited.stet")
+            with stet.Snapshot(d + "/edited.stet") as snapshot:
+                for report in (s.verify(), snapshot.verify(self.model), snapshot.verify(self.model, bisect=True)):
+                    self.assertEqual((bool(report), report.whole, report.blocks, report.of, report.logits, report.position), (False, False, 3, 4, True, 70))
+                    self.assertIn("were scaled", report.reason)
+                    self.assertIn("3 of 4 blocks and the logits are what the tokens give", str(report))
 
     def test_everything_public_says_what_it_is_and_takes(self):
         for name in stet.__all__:

@@ -333,16 +333,62 @@ TEST_F(Healing, WhatItsTokensDoNotGiveIsAnError) {
   s.set_key(0, 0, 70, x);
   Snapshot::save(s, file);
   Session back = restore();
-  overwrite(file, kKv + 3, "damage");
+  overwrite(file, kKv + static_cast<off_t>(s.kv().shape().block_bytes()) + 3, "damage");
   EXPECT_EQ(error_of([&] {
               back.append({&ids[300], 1});
             }),
             "format: " + file +
-                ": KV block 0: expected the bytes that were saved (keys or values were edited: "
+                ": KV block 1: expected the bytes that were saved (keys or values were edited: "
                 "they cannot be computed again), "
                 "found others");
   EXPECT_EQ(back.size(), 300);
   EXPECT_EQ(back.tokens(), s.tokens());
+}
+
+// Blocks that were computed before the first edit are computed again; and not from what was edited.
+TEST_F(Healing, WhatLiesBeforeAnEditIsComputedAgain) {
+  Session s = straight(300);
+  block = s.kv().shape().block_bytes();
+  const std::vector<float> x(static_cast<size_t>(m->config().head_dim), 0.5f);
+  s.set_key(0, 0, 70, x);
+  s.append(std::span(ids).subspan(300, 40));
+  Snapshot::save(s, file);
+  const std::string sound = read_text(file);
+  EXPECT_EQ(replayable_blocks(s.state()),
+            (std::vector<bool>{true, false, true, true, false, false}));
+  for (const int64_t b : {0, 2, 3}) {
+    Session back = restore(), expected = restore({.map = false});
+    overwrite(file, kKv + static_cast<off_t>(block) * b + 99, "damage");
+    Session healed = restore({.heal = true});
+    for (Session* each : {&back, &healed, &expected}) each->append({&ids[340], 1});
+    EXPECT_TRUE(same_state(back, expected)) << b;
+    EXPECT_TRUE(same_state(healed, expected)) << b;
+    EXPECT_NE(healed_text(back), "") << b;
+    write_file(file, sound);
+  }
+}
+
+TEST_F(Healing, OfAPrunedStateWithAnInterventionAtItsEnd) {
+  for (const bool shift : {true, false}) {
+    Session s = straight(150);
+    block = s.kv().shape().block_bytes();
+    s.prune_range(10, 40, shift);
+    Intervention w;
+    w.point = Point::resid_pre, w.op = Intervention::Op::scale, w.layers = {0}, w.amount = 0.5f;
+    s.append(std::span(ids).subspan(150, 2));
+    s.attach(w);
+    Snapshot::save(s, file);
+    Session back = restore(), expected = s.fork();
+    for (Session* each : {&back, &expected}) {
+      each->append({&ids[152], 1});
+      each->rewind(each->size() - 1);
+    }
+    overwrite(file, kKv + 99, "damage");
+    EXPECT_TRUE(same_bytes(back.logits(), expected.logits())) << shift;
+    EXPECT_TRUE(same_state(back, expected)) << shift;
+    EXPECT_NE(healed_text(back), "") << shift;
+    EXPECT_EQ(back.interventions().size(), 1u);
+  }
 }
 
 // ---------------------------------------------------------------- the signal

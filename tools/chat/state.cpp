@@ -58,21 +58,13 @@ std::string messages_text(const std::vector<Message>& messages) {
 
 std::string verify_live_state(Session& session, const Progress& progress) {
   const double start = seconds();
-  SessionOptions o;
-  o.capacity = session.capacity();
-  o.kv_type = session.kv().shape().type;
-  o.compute = session.compute();
-  Session again = replay(session.shared_model(), session.state(), o, progress);
-  const auto difference =
-      first_difference(again.state(), session.state(),
-                       o.compute.contract == Contract::f32_blas ? kBlasTolerance : 0);
-  if (difference)
-    throw Error(ErrorKind::mismatch, "", "verify", difference->text(), "the live state");
-  return fmt::format(
-      "equal{}: {} tokens computed again in {:.0f} ms, every byte of keys, values and logits "
-      "compared\n",
-      o.compute.contract == Contract::f32_blas ? " within the tolerance of f32-blas" : "",
-      session.size(), (seconds() - start) * 1e3);
+  const VerifyReport report = verify(session, progress);
+  if (report) throw Error(ErrorKind::mismatch, "", "verify", report->text(), "the live state");
+  const std::string took = fmt::format("{} tokens computed again in {:.0f} ms", report.tokens,
+                                       (seconds() - start) * 1e3);
+  if (!report.whole()) return fmt::format("{}: {}\n", took, report.text());
+  return fmt::format("equal{}: {}, every byte of keys, values and logits compared\n",
+                     report.tolerance > 0 ? " within the tolerance of f32-blas" : "", took);
 }
 
 }  // namespace stet::tool

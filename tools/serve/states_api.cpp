@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "stet/base/error.hpp"
-#include "stet/snapshot/compare.hpp"
+#include "stet/snapshot/verify.hpp"
 #include "tools/serve/interfaces.hpp"
 
 namespace stet::serve {
@@ -305,22 +305,11 @@ Response edit_state(Service& service, const Request& request, const Parts& parts
 
 namespace {
 
-Session open_to_verify(Service& service, const Caller& caller, const NodePtr& node) {
-  Session session = service.open(caller, node);
-  if (const auto limit = replay_limit(session.state()))
-    throw RequestError(
-        400, "not_replayable",
-        fmt::format("expected a state that its tokens give, found an edit at position {}: {}",
-                    limit->position, limit->reason));
-  return session;
-}
-
 // Computed again by the passes that all share, so that it takes nobody's pace.
 Json verified(Service& service, const Caller& caller, const NodePtr& node, Session& session,
               Writer* writer) {
   const double start = tool::seconds();
-  const State& found = session.state();
-  const int64_t of = found.transcript_size();
+  const int64_t of = session.transcript_size();
   int64_t before = 0, told = -1;
   const auto tell = [&](int64_t done) {
     if (writer == nullptr || before + done == told) return;
@@ -332,19 +321,30 @@ Json verified(Service& service, const Caller& caller, const NodePtr& node, Sessi
     before += static_cast<int64_t>(ids.size());
     tell(0);
   };
-  Session again = replay(service.model, found, service.session, nullptr, append);
-  service.verified_tokens += of;
-  const auto difference = first_difference(again.state(), found);
-  const StateDigests digests = digests_of(again);
+  const VerifyReport report = verify(session, nullptr, append);
+  service.verified_tokens += report.tokens;
+  const StateDigests digests = digests_of(session);
   const bool same =
-      !difference && digests.id == node->digests.id && digests.state == node->digests.state;
+      report.whole() && digests.id == node->digests.id && digests.state == node->digests.state;
   if (same) service.states.verified(node);
-  return {{"same_bits", same},
-          {"difference", difference ? Json(difference->text()) : Json(nullptr)},
-          {"tokens", of},
-          {"digest", sha256_text(digests.id)},
-          {"digests", tool::digests_json(digests)},
-          {"seconds", tool::seconds() - start}};
+  Json j = {{"same_bits", same},
+            {"difference", report                    ? Json(report->text())
+                           : report.whole() && !same ? Json("another state is named so")
+                                                     : Json(nullptr)},
+            {"tokens", report.tokens},
+            {"proved",
+             {{"blocks", report.blocks},
+              {"of", report.of},
+              {"logits", report.logits},
+              {"whole", report.whole()}}},
+            {"digest", sha256_text(digests.id)},
+            {"digests", tool::digests_json(digests)},
+            {"seconds", tool::seconds() - start}};
+  if (report.limit) {
+    j["proved"]["from"] = report.limit->position;
+    j["proved"]["reason"] = report.limit->reason;
+  }
+  return j;
 }
 
 }  // namespace
@@ -357,11 +357,11 @@ Response verify_state(Service& service, const Request& request, const Parts& par
   f.finish();
   if (!stream)
     return answer_at_once(service, request, [&](const Caller& caller) {
-      Session session = open_to_verify(service, caller, node);
+      Session session = service.open(caller, node);
       return verified(service, caller, node, session, nullptr);
     });
   return stream_events(service, request, [&service, node](const Caller& caller) -> StreamBody {
-    const auto session = std::make_shared<Session>(open_to_verify(service, caller, node));
+    const auto session = std::make_shared<Session>(service.open(caller, node));
     return [&service, node, session](const Caller& talking, Writer& writer) {
       writer.event(verified(service, talking, node, *session, &writer));
       writer.write("data: [DONE]\n\n");

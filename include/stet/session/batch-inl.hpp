@@ -108,6 +108,25 @@ void for_entry(size_t entries, size_t index, Step step) {
   }
 }
 
+// The logits of a token, of the row of hidden state that the head reads.
+inline std::shared_ptr<std::vector<float>> logits_of(const Model& model,
+                                                     const ComputeOptions& compute,
+                                                     const std::vector<float>& hidden) {
+  const WorkspaceLease w(model, 1, threads_of(compute));
+  (*w).ids.clear();
+  const Pass pass = make_pass(compute, *w, nullptr);
+  const Rows from = (*w).last.rows(0, 1), to = (*w).logits.rows(0, 1);
+  const auto head = [&](Team t) { model.head(t, pass, from, to); };
+  std::ranges::copy(hidden, from.row(0));
+  for (int tries = 0; tries <= kMostMends; ++tries) {
+    const uint64_t weights = model.weights_version();
+    run_operations(team_of(compute), std::ref(head));
+    if (model.weights_held_since(weights))
+      return std::make_shared<std::vector<float>>(to.row(0), to.row(0) + to.width);
+  }
+  throw_restless();
+}
+
 }  // namespace detail
 
 // One append() of tokens to some sessions. The tokens of all entries, one after the other, are cut
@@ -262,6 +281,7 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
   for (const Span& span : w.spans) {
     const BatchEntry& e = batch_[entry];
     const auto ids = w.ids.begin() + static_cast<std::ptrdiff_t>(span.row);
+    if (!e.session->state_.edits.empty()) e.session->keep_rows(pass.out.rows(span.row, span.count));
     KvWriter(*span.kv).commit(static_cast<int64_t>(span.count));
     e.session->state_.tokens.insert(e.session->state_.tokens.end(), ids,
                                     ids + static_cast<std::ptrdiff_t>(span.count));

@@ -33,7 +33,9 @@ std::vector<float> read_value(const State& state, int64_t layer, int64_t head, i
 // The same state with keys and values of another type, each rounded once, to nearest even; widening
 // is exact (of q8: what read_row() gives). What a session of that type computes from the tokens is
 // not the same, since its later layers see rounded keys and values: so this is an edit. `capacity`
-// 0: as it was.
+// 0: as it was. Layers that a session with windows only has let go are computed again
+// (WindowOptions::before_recall); a state without a session (Snapshot::state) cannot do that: an
+// argument Error.
 State with_kv_type(const State& state, KvType type, int64_t capacity = 0);
 
 inline const char* kv_edit_name(KvEdit::What what) {
@@ -89,6 +91,17 @@ inline void check_edit(const State& state, const KvEdit& e, std::span<const floa
   check_fits(state.kv.shape(), e.what, x);
 }
 
+inline KvEdit entry(const State& state, KvEdit::What what) {
+  return {what, state.size(), static_cast<int64_t>(state.prunes.size()), -1, -1, -1};
+}
+
+// Keeps the logits, which an edit does not change, for whoever comes back to this size.
+// Returns whether the state did not keep them before.
+inline bool keep_logits(State& state) {
+  return state.size() > 0 && state.logits != nullptr && !state.logits->empty() &&
+         state.kept.keep({state.size() - 1, false, state.logits});
+}
+
 inline void edit(State& state, const KvEdit& e, std::span<const float> x) {
   check_edit(state, e, x);
   const FloatEnvironment contract;
@@ -97,13 +110,10 @@ inline void edit(State& state, const KvEdit& e, std::span<const float> x) {
   state.edits.reserve(state.edits.size() + 1);
   KvWriter writer(state.kv);
   writer.own(block);
+  keep_logits(state);
   const bool key = e.what == KvEdit::What::key;
   write_row(shape, key, x, writer.writable(block) + shape.offset(key, e.layer, e.head), slot);
   state.edits.push_back(e);
-}
-
-inline KvEdit entry(const State& state, KvEdit::What what) {
-  return {what, state.size(), static_cast<int64_t>(state.prunes.size()), -1, -1, -1};
 }
 
 }  // namespace detail
@@ -148,16 +158,35 @@ inline std::vector<float> read_value(const State& state, int64_t layer, int64_t 
   return detail::read_kv(state, false, layer, head, position);
 }
 
+namespace detail {
+
+// The keys and values of a state, of all layers.
+inline KvCache whole_kv(const State& state) {
+  for (int64_t b = 0; b < state.kv.blocks(); ++b) {
+    if (state.kv.block_info(b).holds_all()) continue;
+    if (state.whole_kv != nullptr) return (*state.whole_kv)(state);
+    throw Error(ErrorKind::argument, "", "KV block " + std::to_string(b),
+                "keys and values of all layers (restore a session, whose state() can compute them "
+                "again)",
+                "a block without those that were outside of its window (--window-only)");
+  }
+  return KvCache(state.kv);
+}
+
+}  // namespace detail
+
 inline State with_kv_type(const State& state, KvType type, int64_t capacity) {
   const FloatEnvironment contract;
   const KvShape from = state.kv.shape();
   KvShape to = from;
   to.type = type;
+  KvCache source = detail::whole_kv(state);
   State changed = state;
-  if (from.type != type && state.size() > 0)
+  if (from.type != type && state.size() > 0) {
+    detail::keep_logits(changed);
     changed.edits.push_back(detail::entry(state, KvEdit::What::kv_type));
+  }
   changed.kv = KvCache(to, capacity == 0 ? state.kv.capacity() : capacity);
-  KvCache source(state.kv);
   KvWriter writer(changed.kv);
   writer.prepare(state.kv.size());
   for (int64_t b = 0; b < state.kv.blocks(); ++b) {

@@ -40,13 +40,27 @@ inline void Session::mend(KvCache::Look look) {
   if (!damaged.empty()) heal(damaged);
 }
 
+// Throws for blocks that tokens do not give.
+inline void Session::refuse_edited(const std::vector<int64_t>& damaged) const {
+  if (state_.edits.empty()) return;
+  const std::vector<bool> given = replayable_blocks(state_);
+  for (const int64_t b : damaged) {
+    if (given[static_cast<size_t>(b)]) continue;
+    throw Error(
+        ErrorKind::format, state_.kv.block_info(b).saved()->file, "KV block " + std::to_string(b),
+        "the bytes that were saved (keys or values were edited: they cannot be computed again)",
+        "others");
+  }
+}
+
 // Run by run, so that each is computed over whole blocks, from where a window is whole before it.
-// Where a prune came later than that,
-// what its tokens saw is gone, and everything is computed again.
+// Where a prune came later than that, what its tokens saw is gone, and everything is computed
+// again. What was edited is no part of either.
 inline void Session::heal(const std::vector<int64_t>& damaged) {
   const bool recalled =
       std::ranges::any_of(damaged, [&](int64_t b) { return !state_.kv.block_info(b).holds_all(); });
-  if (recalled && state_.edits.empty()) {
+  refuse_edited(damaged);
+  if (recalled) {
     const int64_t tokens = heal_cost(damaged);
     if (before_recall_ == nullptr) {
       throw Error(
@@ -56,13 +70,6 @@ inline void Session::heal(const std::vector<int64_t>& damaged) {
     }
     before_recall_(tokens);
   }
-  if (!state_.edits.empty()) {
-    throw Error(
-        ErrorKind::format, state_.kv.block_info(damaged[0]).saved()->file,
-        "KV block " + std::to_string(damaged[0]),
-        "the bytes that were saved (keys or values were edited: they cannot be computed again)",
-        "others");
-  }
   const Appender process = [this](Session& session, std::span<const int32_t> ids) {
     if (ids.empty()) return;
     const BatchEntry alone{&session, ids};
@@ -71,8 +78,8 @@ inline void Session::heal(const std::vector<int64_t>& damaged) {
   size_t taken = 0;
   for (const HealRun& run : heal_runs(damaged)) {
     if (run.begin < state_.floor()) {
-      Session again =
-          replay(model_, state_, {capacity(), state_.kv.shape().type, compute_}, nullptr, process);
+      Session again = replay(model_, recipe(), {capacity(), state_.kv.shape().type, compute_},
+                             nullptr, process);
       return take_blocks(again, std::span(damaged).subspan(taken), again.transcript_size());
     }
     Session again = front(run.begin, run.blocks[0]);

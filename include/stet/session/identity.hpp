@@ -47,6 +47,10 @@ struct BlockIdentity {
 // all processors) threads: a format Error where they are damaged.
 STET_API std::vector<BlockIdentity> block_identities(const State& state, int threads = 0);
 
+// Which blocks, the last one perhaps partial, hold what the tokens give: all of a state without
+// edits; of an edited one those that were not edited, nor computed or changed after an edit.
+STET_API std::vector<bool> replayable_blocks(const State& state);
+
 // Equal ids: equal continuations, by the same tokenizer. Capacity and how to compute are not part
 // of it.
 STET_API Sha256 state_id(const State& state, int threads = 0);

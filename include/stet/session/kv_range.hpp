@@ -71,6 +71,7 @@ void change_range(State& state, const KvRange& given, const KvEdit& log, Change 
   const FloatEnvironment contract;
   const KvRange r = checked_range(state, given);
   State changed = state;
+  keep_logits(changed);
   const KvShape& shape = changed.kv.shape();
   KvWriter writer(changed.kv);
   for (int64_t b = r.begin / kBlockPositions; b < blocks_of(r.end); ++b) writer.own(b);

@@ -73,6 +73,7 @@ inline Session::Session(std::shared_ptr<const Model> model, State state,
   detail::check_origin(state_.origin, origin, *model_);
   state_.origin = origin;
   detail::check_ids(state_.tokens, model_->config().vocab_size);
+  if (!state_.edits.empty()) detail::keep_logits(state_);
   use_window(options.window);
 }
 
@@ -161,6 +162,7 @@ inline void Session::begin_append(const Session& first, std::span<const int32_t>
                     std::none_of(state_.edits.begin(), state_.edits.end(),
                                  [](const KvEdit& e) { return e.what == KvEdit::What::callback; });
   if (mark) state_.edits.reserve(state_.edits.size() + 1);
+  if ((mark || !state_.edits.empty()) && detail::keep_logits(state_)) logits_shared_.set();
   std::shared_ptr<std::vector<float>> logits =
       spare_ != nullptr ? std::move(spare_) : logits_room();
   // Those of the token before become the next spare ones, unless there are none or others have
@@ -188,6 +190,7 @@ inline std::shared_ptr<std::vector<float>> Session::logits_room() const {
 inline void Session::undo_append() {
   let_go_to_ = 0;
   KvWriter(state_.kv).truncate(pending_.before);
+  state_.kept.truncate(pending_.before);
   state_.tokens.resize(static_cast<size_t>(pending_.before));
   spare_ = std::move(pending_.logits);
   if (pending_.marked) state_.edits.pop_back();
@@ -252,6 +255,7 @@ inline void Session::rewind(int64_t to) {
   cut(to);
   forget_edits(state_, to);
   forget_interventions(state_, to);
+  if (state_.edits.empty()) state_.kept.clear();
   for (Attached& a : callbacks_) a.from = std::min(a.from, to);
   state_.generation.rewind(to);
   state_.chat.rewind(to + shifted_out(state_.prunes));
@@ -261,6 +265,7 @@ inline void Session::cut(int64_t to) {
   let_go_to_ = 0;
   with_mending([&] { KvWriter(state_.kv).truncate(to); });
   state_.tokens.resize(static_cast<size_t>(to));
+  state_.kept.truncate(to);
   state_.logits.reset();
 }
 
@@ -286,22 +291,19 @@ inline void Session::prune_range(int64_t begin, int64_t end, bool shift) {
 
 inline void Session::set_key(int64_t layer, int64_t head, int64_t position,
                              std::span<const float> x) {
-  refuse_in_sink("set_key");
-  logits();
-  with_mending([&] { stet::set_key(state_, layer, head, position, x); });
+  change_kv("set_key", [&] { stet::set_key(state_, layer, head, position, x); });
 }
 
 inline void Session::set_value(int64_t layer, int64_t head, int64_t position,
                                std::span<const float> x) {
-  refuse_in_sink("set_value");
-  logits();
-  with_mending([&] { stet::set_value(state_, layer, head, position, x); });
+  change_kv("set_value", [&] { stet::set_value(state_, layer, head, position, x); });
 }
 
 template <class Change>
 void Session::change_kv(const char* call, Change change) {
   refuse_in_sink(call);
   logits();
+  logits_shared_.set();  // the state keeps them
   with_mending(change);
 }
 
@@ -332,14 +334,86 @@ inline std::vector<BlockIdentity> Session::block_identities() {
 inline std::span<const float> Session::logits() {
   refuse_in_sink("logits");
   if (state_.tokens.empty()) return {};
-  if (state_.logits == nullptr) {
+  if (state_.logits == nullptr) restore_logits();
+  return *state_.logits;
+}
+
+namespace detail {
+
+// Whether an edit was made after the last token of a state had been processed.
+inline bool is_later(const KvEdit& e, const State& state) {
+  return std::pair(e.prunes, e.at) >
+         std::pair(static_cast<int64_t>(state.prunes.size()), state.size() - 1);
+}
+
+// Whether the cache holds what the last token saw: unless it was edited since. A callback that had
+// part in it may be gone. Positions that were put together have no other logits than these.
+inline bool cache_gives_logits(const State& state) {
+  return std::ranges::all_of(state.edits, [&](const KvEdit& e) {
+    return e.what == KvEdit::What::splice ||
+           (e.what != KvEdit::What::callback && !is_later(e, state));
+  });
+}
+
+}  // namespace detail
+
+inline bool tokens_give_logits(const State& state) {
+  if (state.edits.empty()) return true;
+  return is_replayable(state.origin.contract) &&
+         std::ranges::all_of(state.edits, [&](const KvEdit& e) {
+           return detail::is_later(e, state) && e.what != KvEdit::What::kv_type &&
+                  (e.what != KvEdit::What::splice || e.position >= state.size());
+         });
+}
+
+inline void Session::restore_logits() {
+  if (const KeptLogits::Row* row = state_.kept.find(size() - 1)) {
+    state_.logits = row->hidden ? detail::logits_of(*model_, compute_, *row->values) : row->values;
+    logits_shared_.set();
+    return;
+  }
+  const bool from_cache = detail::cache_gives_logits(state_);
+  if (!from_cache && !tokens_give_logits(state_)) {
+    throw Error(ErrorKind::argument, "", "logits",
+                "a token whose logits are kept (append one: its logits are known)",
+                "that of position " + std::to_string(size() - 1) +
+                    ", whose logits are from before an edit (" + replay_limit(state_)->reason +
+                    ")");
+  }
+  if (from_cache) {
     Session again = fork();
     again.cut(size() - 1);
+    forget_interventions(again.state_, size() - 1);  // what waits behind the last token
     again.append({&state_.tokens.back(), 1});
     state_.logits = std::move(again.state_.logits);
-    logits_shared_.clear();
+  } else {
+    if (before_recall_ != nullptr) before_recall_(transcript_size());
+    Session again = replay(model_, recipe(), {capacity(), state_.kv.shape().type, compute_});
+    again.logits();
+    state_.logits = std::move(again.state_.logits);
   }
-  return *state_.logits;
+  logits_shared_.clear();
+}
+
+// What the state is without its edits, as replay() needs it.
+inline State Session::recipe() const {
+  State recipe;
+  recipe.origin = state_.origin;
+  recipe.tokens = state_.tokens;
+  recipe.generation = state_.generation;
+  recipe.prunes = state_.prunes;
+  recipe.interventions = state_.interventions;
+  recipe.chat = state_.chat;
+  return recipe;
+}
+
+// Of the positions that come next, [positions][hidden_size]: what the head would read of them.
+inline void Session::keep_rows(Rows hidden) {
+  for (size_t i = 0; i < hidden.count; ++i) {
+    state_.kept.keep(
+        {size() + static_cast<int64_t>(i), true,
+         std::make_shared<std::vector<float>>(hidden.row(i), hidden.row(i) + hidden.width)});
+  }
 }
 
 inline const State& Session::state() {

@@ -81,7 +81,8 @@ struct HealedBlocks {
 // or unreadable, the blocks that are no longer what was saved are computed again from the session's
 // own tokens, exactly, within the call that finds out. The bytes decide: a file that is merely
 // touched changes nothing. Calls that can find out throw a format Error, and leave the session as
-// it was, where that is impossible: keys or values were edited (State::edits), or come from BLAS.
+// it was, where that is impossible: what the block holds was edited, or computed after an edit
+// (replayable_blocks), or comes from BLAS.
 class Session {
  public:
   // Throws an argument Error for options out of range, or an isa that this CPU lacks; an
@@ -117,7 +118,9 @@ class Session {
   // or cannot be changed, and without a function.
   void attach(std::shared_ptr<const Callback> callback);
   void detach_callbacks();
-  // Drops all tokens from position `size` on. Exact: what follows is as if they had never been. A
+  // Drops all tokens from position `size` on. Exact: what follows is as if they had never been. Of
+  // an edited session, the logits of before come back with what was kept of them (State::kept), or
+  // are computed again; where neither can be, logits() throws until a token is appended. A
   // turn that is cut is open again; text of its reply then begins at the next token. Throws an
   // argument Error for a position that is not there, or that is not after the last prune
   // (State::floor): what it saw is gone. Where windows before it were let go, its cost is
@@ -151,7 +154,10 @@ class Session {
   // looked at but those.
   std::vector<BlockIdentity> block_identities();
   // Logits that follow the last token, [vocab_size]; empty when there are no tokens. After a rewind
-  // they are computed here, by processing the last token again; keys and values stay as they are.
+  // they are those of before: kept, or computed here by processing the last token again, or all of
+  // them where keys or values were edited since. Keys and values stay as they are. Throws an
+  // argument Error where a rewind led to a token whose logits are neither kept nor can be computed:
+  // one from before keys and values were rounded to another type, say.
   std::span<const float> logits();
 
   GenerationState& generation() { return state_.generation; }
@@ -194,6 +200,9 @@ class Session {
   void begin_append(const Session& first, std::span<const int32_t> ids);
   void undo_append();
   void finish_append();
+  void keep_rows(Rows hidden);
+  void restore_logits();
+  State recipe() const;
   std::shared_ptr<std::vector<float>> logits_room() const;
   void refuse_in_sink(const char* call) const;
   void cut(int64_t to);
@@ -205,6 +214,7 @@ class Session {
   void with_mending(Reads reads);
   void mend(KvCache::Look look);
   void heal(const std::vector<int64_t>& damaged);
+  void refuse_edited(const std::vector<int64_t>& damaged) const;
   void use_window(const WindowOptions& options);
   void let_windows_go(int64_t before);
   void recall(const std::vector<int64_t>& blocks);
@@ -214,7 +224,8 @@ class Session {
     std::vector<int64_t> blocks;
   };
   std::vector<HealRun> heal_runs(const std::vector<int64_t>& blocks) const;
-  int64_t resume_point(int64_t block) const;
+  int64_t resume_point(int64_t block, int64_t first_edited) const;
+  int64_t first_edited_block() const;
   int64_t heal_cost(const std::vector<int64_t>& blocks) const;
   std::vector<int64_t> let_go(int64_t begin, int64_t end) const;
   std::vector<int64_t> needed_by_prune(int64_t begin, int64_t end, bool shift) const;
@@ -259,6 +270,10 @@ struct BatchOptions {
 // what append() throws; where an entry is at fault, the field begins with its place ("batch[2]:
 // tokens"). Whatever is thrown, all sessions are as they were.
 void append(std::span<const BatchEntry> batch, const BatchOptions& options = {});
+
+// Whether the logits that a state has, or had, after its last token are those that its tokens give:
+// all edits, if any, came later.
+bool tokens_give_logits(const State& state);
 
 // Has tokens processed in place of Session::append: by passes that others share, say.
 using Appender = std::function<void(Session& session, std::span<const int32_t> ids)>;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -122,6 +123,40 @@ const char* kv_edit_name(KvEdit::What what);  // "key", "value", "kv type", "cal
 // How many positions the shifts of a log took out.
 int64_t shifted_out(const std::vector<Prune>& prunes);
 
+// Logits of single positions of an edited state, which its keys and values do not give again: after
+// a rewind they are the logits of before. Kept as they were, or as the row of hidden state that the
+// head reads. In the order of their positions; what they hold is never written to.
+class KeptLogits {
+ public:
+  struct Row {
+    int64_t position = 0;
+    bool hidden = false;  // values: [hidden_size], else logits, [vocab_size]
+    std::shared_ptr<std::vector<float>> values;
+  };
+
+  const std::vector<Row>& rows() const { return rows_; }
+  // Null: it is not kept.
+  const Row* find(int64_t position) const {
+    const auto row = std::ranges::lower_bound(rows_, position, {}, &Row::position);
+    return row != rows_.end() && row->position == position ? &*row : nullptr;
+  }
+  // Adds a row behind the others. Does nothing, and returns false, for a position that is there
+  // already.
+  bool keep(Row row) {
+    if (!rows_.empty() && rows_.back().position >= row.position) return false;
+    rows_.push_back(std::move(row));
+    return true;
+  }
+  // Forgets the positions from `size` on.
+  void truncate(int64_t size) {
+    while (!rows_.empty() && rows_.back().position >= size) rows_.pop_back();
+  }
+  void clear() { rows_.clear(); }
+
+ private:
+  std::vector<Row> rows_;
+};
+
 // What computed a state, beside its tokens. Whoever goes on with it must be the same.
 struct StateOrigin {
   std::string contract;  // contract_name()
@@ -143,6 +178,10 @@ struct State {
   std::vector<KvEdit> edits;                // likewise; empty for a state that its tokens give
   std::vector<Intervention> interventions;  // in the order they were attached
   ChatState chat;                           // empty where there is no chat
+  KeptLogits kept = {};                     // empty for a state that its tokens give
+  // Computes the keys and values of all layers, also of those that a session with windows only has
+  // let go. Null: nothing was let go, or there is no model to compute with.
+  std::shared_ptr<const std::function<KvCache(const State&)>> whole_kv = nullptr;
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
   // Below this size the state cannot be rewound: keys that the earlier positions saw are gone.

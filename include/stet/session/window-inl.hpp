@@ -13,6 +13,14 @@ namespace stet {
 inline void Session::use_window(const WindowOptions& options) {
   before_recall_ = options.before_recall;
   if (options.only) window_ = plan_window(model_->config(), compute_.contract, options);
+  state_.whole_kv = nullptr;
+  if (window_ == nullptr && let_go(0, size()).empty()) return;
+  const auto whole = [model = model_, compute = compute_, options](const State& state) {
+    Session session(model, state, {state.kv.capacity(), state.kv.shape().type, compute, options});
+    session.recall(session.let_go(0, session.size()));
+    return std::move(session.state_.kv);
+  };
+  state_.whole_kv = std::make_shared<const std::function<KvCache(const State&)>>(whole);
 }
 
 // After tokens have been committed. What an append that may yet be undone needs stays: it began
@@ -38,12 +46,19 @@ inline std::vector<int64_t> Session::let_go(int64_t begin, int64_t end) const {
   return found;
 }
 
+// The first block that tokens do not give.
+inline int64_t Session::first_edited_block() const {
+  if (state_.edits.empty()) return state_.kv.blocks();
+  const std::vector<bool> given = replayable_blocks(state_);
+  return std::find(given.begin(), given.end(), false) - given.begin();
+}
+
 // The last position not behind a block's first one, and at a block's, before which a window is
-// whole.
-inline int64_t Session::resume_point(int64_t block) const {
+// whole and nothing was edited.
+inline int64_t Session::resume_point(int64_t block, int64_t first_edited) const {
   const int64_t window = detail::widest_window(model_->config());
   int64_t whole = 0, at = 0;  // the blocks before `b` from `whole` on lack nothing
-  for (int64_t b = 0; b <= block; ++b) {
+  for (int64_t b = 0; b <= std::min(block, first_edited); ++b) {
     if (whole == 0 || (b - whole) * kBlockPositions >= window) at = b;
     if (!state_.kv.block_info(b).holds_all()) whole = b + 1;
   }
@@ -54,8 +69,10 @@ inline int64_t Session::resume_point(int64_t block) const {
 // begin behind it.
 inline std::vector<Session::HealRun> Session::heal_runs(const std::vector<int64_t>& blocks) const {
   std::vector<HealRun> runs;
+  const int64_t first_edited = first_edited_block();
   for (const int64_t b : blocks) {
-    const int64_t begin = resume_point(b), end = std::min(size(), (b + 1) * kBlockPositions);
+    const int64_t begin = resume_point(b, first_edited),
+                  end = std::min(size(), (b + 1) * kBlockPositions);
     if (runs.empty() || begin > runs.back().end) runs.push_back({begin, end, {}});
     runs.back().end = end;
     runs.back().blocks.push_back(b);

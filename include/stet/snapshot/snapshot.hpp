@@ -180,6 +180,9 @@ class STET_API Snapshot {
   // format Error, an io Error for a parent that is missing. `threads` 0: all processors.
   SnapshotCheck check(int threads = 0) const;
 
+  // The same of the keys and values that this file holds itself.
+  void check_own_blocks() const;
+
   // A delta needs its parent, and all of that one's parents: `path`, or where none is given the
   // file that it was made from, or any file (*.stet) beside this one with that state. Without this
   // call, restore() and state() find them each time; after it, they never change. Throws an io
@@ -298,7 +301,8 @@ class STET_API Snapshot {
   std::vector<uint64_t> visible_;
   std::shared_ptr<std::vector<float>> logits_;  // shared with what is restored
   std::vector<Digest> blocks_;
-  std::vector<Sha256> contents_;            // of blocks that are named by it
+  std::vector<Sha256> contents_;  // of blocks that are named by it
+  KeptLogits kept_;
   std::vector<Extent> extents_;             // of the blocks in this file
   std::shared_ptr<const HeldLayers> held_;  // by blocks without layers; null: there are none
   Parents parents_;

@@ -1,4 +1,5 @@
 #include "tests/session/schedules/oracle.hpp"
+#include "stet/session/splice.hpp"
 #include "tests/support/files.hpp"
 
 #include <fmt/format.h>
@@ -36,7 +37,29 @@ std::shared_ptr<const Callback> callback_of(const Model& m) {
 int64_t Timeline::size() const { return size_; }
 
 int64_t Timeline::floor() const {
+  if (stages_.size() == 1 && joint_ != nullptr)
+    return size_ - static_cast<int64_t>(stages_.back().tokens.size());
   return stages_.size() == 1 ? 0 : size_ - static_cast<int64_t>(stages_.back().tokens.size()) + 1;
+}
+
+Timeline Timeline::joined(const Timeline& a, int64_t a_end, const Timeline& b, int64_t begin,
+                          int64_t end) {
+  Timeline t;
+  t.joint_ = std::make_shared<const Joint>(Joint{a, b, a_end, begin, end});
+  t.size_ = a_end + end - begin;
+  return t;
+}
+
+void Timeline::round(KvType type) {
+  Stage::Change c{stages_.back().tokens.size(), Stage::Change::kv_type};
+  c.type = type;
+  stages_.back().changes.push_back(std::move(c));
+}
+
+bool Timeline::may_lack_logits() const {
+  return std::ranges::any_of(stages_.back().changes, [&](const Stage::Change& c) {
+    return c.kind == Stage::Change::kv_type && c.moved && c.after >= stages_.back().tokens.size();
+  });
 }
 
 void Timeline::append(std::span<const int32_t> ids) {
@@ -49,7 +72,7 @@ void Timeline::rewind(int64_t size) {
   tokens.resize(tokens.size() - static_cast<size_t>(size_ - size));
   size_ = size;
   // What was attached later is forgotten; callbacks stay with the session, and edits where their
-  // positions are.
+  // positions are. All keys and values that are left stay rounded.
   std::erase_if(stages_.back().changes, [&](Stage::Change& c) {
     if (c.kind == Stage::Change::edit) {
       if (c.what.range.begin >= size) return true;
@@ -57,11 +80,9 @@ void Timeline::rewind(int64_t size) {
     }
     if (c.after <= tokens.size()) return false;
     c.after = tokens.size();
+    c.moved = true;
     return c.kind == Stage::Change::intervention;
   });
-  // Logits after a rewind are of what the caches hold then.
-  if (size > 0 && edited())
-    stages_.back().changes.push_back({tokens.size(), Stage::Change::fresh_logits});
 }
 
 void Timeline::prune(int64_t begin, int64_t end, bool shift) {
@@ -98,31 +119,28 @@ bool Timeline::calls() const {
 }
 
 bool Timeline::edited() const {
+  if (joint_ != nullptr) return true;
   for (const Stage& s : stages_) {
     for (const Stage::Change& c : s.changes) {
-      if (c.kind != Stage::Change::intervention && c.kind != Stage::Change::fresh_logits)
-        return true;
+      // Where there is no position, another type is no edit.
+      const bool of_nothing =
+          c.kind == Stage::Change::kv_type && c.after == 0 && &s == stages_.data();
+      if (c.kind != Stage::Change::intervention && !of_nothing) return true;
     }
   }
   return false;
 }
 
-void Timeline::apply(const Model& m, Session& session, const Stage::Change& c) {
+void Timeline::apply(const Model& m, Session& session, const SessionOptions& plain,
+                     const Stage::Change& c) {
   if (c.kind == Stage::Change::intervention) session.attach(change_of(m, c.which));
   if (c.kind == Stage::Change::callback_on) session.attach(callback_of(m));
   if (c.kind == Stage::Change::callback_off) session.detach_callbacks();
-  if (c.kind == Stage::Change::fresh_logits) {
-    session.append(std::vector<int32_t>{1});
-    session.rewind(session.size() - 1);
-    session.logits();
-  }
+  if (c.kind == Stage::Change::kv_type)
+    session = Session(session.shared_model(), with_kv_type(session.state(), c.type), plain);
   if (c.kind != Stage::Change::edit) return;
   if (c.what.source == nullptr) return session.scale_kv(c.what.range, c.what.factor);
-  SessionOptions o;
-  o.capacity = session.capacity();
-  o.kv_type = session.kv().shape().type;
-  o.compute = session.compute();
-  Session source(session.shared_model(), o);
+  Session source(session.shared_model(), plain);
   c.what.source->replay(m, source);
   session.copy_kv(c.what.range, source, c.what.range.begin);
 }
@@ -132,7 +150,8 @@ std::string Timeline::text_of(const Stage::Change& c) {
     return fmt::format("attach(change_of(model, {}))", c.which);
   if (c.kind == Stage::Change::callback_on) return "attach(callback_of(model))";
   if (c.kind == Stage::Change::callback_off) return "detach_callbacks()";
-  if (c.kind == Stage::Change::fresh_logits) return "logits(), anew";
+  if (c.kind == Stage::Change::kv_type)
+    return fmt::format("with_kv_type(plain.state(), KvType::{})", kv_type_name(c.type));
   const KvRange& r = c.what.range;
   const std::string range =
       fmt::format("{{{{{}}}, {{}}, {}, {}}}", fmt::join(r.layers, ", "), r.begin, r.end);
@@ -141,11 +160,20 @@ std::string Timeline::text_of(const Stage::Change& c) {
 }
 
 void Timeline::replay(const Model& m, Session& session) const {
+  const SessionOptions plain{session.capacity(), session.kv().shape().type, session.compute()};
+  if (joint_ != nullptr) {
+    Session a(session.shared_model(), plain), b(session.shared_model(), plain);
+    joint_->a.replay(m, a);
+    joint_->b.replay(m, b);
+    const Cut cuts[] = {{&a.state(), 0, joint_->a_end}, {&b.state(), joint_->begin, joint_->end}};
+    session = Session(session.shared_model(), splice(m.config(), cuts), plain);
+    session.logits();
+  }
   for (const Stage& s : stages_) {
     size_t done = 0;
     for (const Stage::Change& c : s.changes) {
       session.append(std::span(s.tokens).subspan(done, c.after - done));
-      apply(m, session, c);
+      apply(m, session, plain, c);
       done = c.after;
     }
     session.append(std::span(s.tokens).subspan(done));
@@ -155,6 +183,9 @@ void Timeline::replay(const Model& m, Session& session) const {
 
 std::string Timeline::text() const {
   std::string text;
+  if (joint_ != nullptr)
+    text = fmt::format("  // the first {} of:\n{}  // and {} .. {} of:\n{}", joint_->a_end,
+                       joint_->a.text(), joint_->begin, joint_->end, joint_->b.text());
   for (const Stage& s : stages_) {
     for (const Stage::Change& c : s.changes)
       text += fmt::format("  // after {} of these tokens: plain.{};\n", c.after, text_of(c));
@@ -172,12 +203,16 @@ std::string Timeline::name() const {
   const auto add = [&](const auto& number) {
     bytes.append(reinterpret_cast<const char*>(&number), sizeof number);
   };
+  if (joint_ != nullptr) {
+    add(joint_->a_end), add(joint_->begin), add(joint_->end);
+    bytes += joint_->a.name() + "|" + joint_->b.name() + "|";
+  }
   for (const Stage& s : stages_) {
     add(s.tokens.size()), add(s.begin), add(s.end), add(s.shift);
     bytes.append(reinterpret_cast<const char*>(s.tokens.data()), s.tokens.size() * sizeof(int32_t));
     add(s.changes.size());
     for (const Stage::Change& c : s.changes) {
-      add(c.after), add(c.kind), add(c.which);
+      add(c.after), add(c.kind), add(c.which), add(c.type);
       if (c.kind != Stage::Change::edit) continue;
       add(c.what.range.begin), add(c.what.range.end), add(c.what.factor);
       for (const int64_t layer : c.what.range.layers) add(layer);
@@ -187,11 +222,18 @@ std::string Timeline::name() const {
   return bytes;
 }
 
+bool is_whole(const Session& session) {
+  for (int64_t b = 0; b < session.kv().blocks(); ++b) {
+    if (!session.kv().block_info(b).holds_all()) return false;
+  }
+  return true;
+}
+
 Truth truth_of(Session& session) {
   const StateDigests digests = digests_of(session);
   return {session.tokens(),
           digest_of(std::as_bytes(session.logits())),
-          digest_of(kv_bytes(session.kv())),
+          is_whole(session) ? digest_of(kv_bytes(session.kv())) : Digest{},
           digests.state,
           digests.id,
           session.block_identities()};

@@ -26,6 +26,10 @@ class Timeline {
  public:
   int64_t size() const;
   int64_t floor() const;  // how far a rewind may go
+  // Positions 0 .. a_end-1 of one and begin .. end-1 of another, with nothing before.
+  static Timeline joined(const Timeline& a, int64_t a_end, const Timeline& b, int64_t begin,
+                         int64_t end);
+  bool is_joined() const { return joint_ != nullptr; }
   void append(std::span<const int32_t> ids);
   void rewind(int64_t size);
   void prune(int64_t begin, int64_t end, bool shift);
@@ -39,6 +43,9 @@ class Timeline {
     std::shared_ptr<const Timeline> source;
   };
   void edit(const Edit& edit);
+  void round(KvType type);
+  // Logits of this size were computed before keys and values were rounded: they may be gone.
+  bool may_lack_logits() const;
   bool calls() const;   // a callback is attached
   bool edited() const;  // tokens may not give it
 
@@ -54,16 +61,26 @@ class Timeline {
     bool shift = false;
     struct Change {
       size_t after;  // so many of the tokens
-      enum Kind { intervention, callback_on, callback_off, edit, fresh_logits } kind;
+      enum Kind { intervention, callback_on, callback_off, edit, kv_type } kind;
       uint32_t which = 0;
       Edit what = {};
+      KvType type = KvType::f32;
+      bool moved = false;  // by a rewind to before it
     };
     std::vector<Change> changes;
   };
-  static void apply(const Model& m, Session& session, const Stage::Change& change);
+  static void apply(const Model& m, Session& session, const SessionOptions& plain,
+                    const Stage::Change& change);
   static std::string text_of(const Stage::Change& change);
+  struct Joint;
   std::vector<Stage> stages_ = {{}};
   int64_t size_ = 0;
+  std::shared_ptr<const Joint> joint_;  // null: begins with no tokens
+};
+
+struct Timeline::Joint {
+  Timeline a, b;
+  int64_t a_end, begin, end;
 };
 
 struct Truth {
@@ -75,7 +92,10 @@ struct Truth {
   friend bool operator==(const Truth&, const Truth&) = default;
 };
 
-// Looks at every block.
+// Whether a session holds all keys and values.
+bool is_whole(const Session& session);
+
+// Looks at every block. Of a session that has let some go, `kv` is zero.
 Truth truth_of(Session& session);
 
 // What every name that was ever met is the name of, whatever the model, the contract and the type

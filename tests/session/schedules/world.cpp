@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <functional>
 
+#include "stet/session/splice.hpp"
+#include "stet/snapshot/verify.hpp"
+
 namespace stet::test {
 namespace {
 
@@ -75,7 +78,8 @@ std::string World::program() const {
                                      culprit_->number, culprit_->timeline.text());
   return fmt::format(
       "#include <filesystem>\n#include <fstream>\n#include <thread>\n#include "
-      "\"stet/snapshot/snapshot.hpp\"\nusing namespace stet;\n\n"
+      "\"stet/session/splice.hpp\"\n#include \"stet/snapshot/snapshot.hpp\"\nusing namespace "
+      "stet;\n\n"
       "void put(const char* file, long at, char byte) {{ std::fstream f(file, std::ios::in | "
       "std::ios::out | std::ios::binary); f.seekp(at); f.put(byte); }}\n\n"
       "int main() {{\n  const auto m = {};\n  SessionOptions o;\n  o.capacity = {};\n  o.kv_type = "
@@ -124,10 +128,13 @@ void World::compare(Live& live) {
                             live.timeline.size()));
   }
   if (live.looked_at) return;
-  const Truth found = truth_of(live.session);
+  Truth found = truth_of(live.session);
   const Truth& expected = shared_.oracle.truth(live.timeline);
   live.looked_at = true;
-  if (found == expected && shared_.names.blocks_agree(live.session.kv(), found.blocks)) return;
+  const bool whole = is_whole(live.session);
+  if (!whole) found.kv = expected.kv;
+  if (found == expected && (!whole || shared_.names.blocks_agree(live.session.kv(), found.blocks)))
+    return prove(live);
   culprit_ = &live;
   fail(fmt::format("s{}: other {}", live.number,
                    found.tokens != expected.tokens   ? "tokens"
@@ -136,6 +143,15 @@ void World::compare(Live& live) {
                    : found.state != expected.state   ? "state"
                    : found == expected               ? "bytes of a block of the same identity"
                                                      : "identities"));
+}
+
+// What is sound is proved as far as its tokens give it.
+void World::prove(Live& live) {
+  if (live.session.size() % 3 == 1) return;  // it takes a replay
+  const VerifyReport report = verify(live.session);
+  if (report) fail(fmt::format("s{}: verify: {}", live.number, report.text()));
+  if (!live.timeline.edited() && !report.whole())
+    fail(fmt::format("s{}: verify proves less than all: {}", live.number, report.text()));
 }
 
 void World::compare_all() {
@@ -172,6 +188,15 @@ void World::take(const Step& step) {
       break;
     case Action::edit:
       edit(l, step);
+      break;
+    case Action::round:
+      round(l, step);
+      break;
+    case Action::splice:
+      splice(l, step);
+      break;
+    case Action::windows:
+      windows(l);
       break;
     case Action::batch:
       batch(step);
@@ -258,6 +283,12 @@ void World::rewind(Live& live, const Step& step) {
   const bool keeps_one = planted_ == PlantedFault::rewind_to_a_border_keeps_a_token &&
                          to % kBlockPositions == 0 && to < size;
   live.timeline.rewind(to + keeps_one);
+  if (to == 0 || to == size || !live.timeline.may_lack_logits()) return;
+  try {
+    live.session.logits();
+  } catch (const Error&) {  // as it says, a token more
+    append(live, {Action::append, 0, 0, 0});
+  }
 }
 
 void World::fork(const Live& live) {
@@ -289,7 +320,7 @@ void World::attach(Live& live, const Step& step) {
 
 namespace {
 
-// What is edited cannot be healed: no file is to be under it that may be harmed.
+// What another session's edit reads of a file is not healed.
 bool is_mapped(const Session& session) {
   for (int64_t b = 0; b < session.kv().blocks(); ++b) {
     if (session.kv().block_info(b).saved() != nullptr) return true;
@@ -300,7 +331,6 @@ bool is_mapped(const Session& session) {
 }  // namespace
 
 void World::callback(Live& live, const Step&) {
-  if (is_mapped(live.session)) return;
   const bool on = !live.timeline.calls();
   say(fmt::format("s{}.{};", live.number,
                   on ? "attach(callback_of(model))" : "detach_callbacks()"));
@@ -315,7 +345,7 @@ void World::callback(Live& live, const Step&) {
 // One step in two copies from another session.
 void World::edit(Live& to, const Step& step) {
   const int64_t size = to.session.size();
-  if (size == 0 || to.session.edits().size() >= 3 || is_mapped(to.session)) return;
+  if (size == 0 || to.session.edits().size() >= 3) return;
   Timeline::Edit e;
   e.range.begin = static_cast<int64_t>(step.x) % size;
   e.range.end = std::min(size, e.range.begin + 1 + static_cast<int64_t>(step.y % 70));
@@ -341,6 +371,59 @@ void World::edit(Live& to, const Step& step) {
   }
   to.looked_at = false;
   to.timeline.edit(e);
+}
+
+bool World::has_windows() const {
+  return std::ranges::any_of(shared_.model->config().window, [](int64_t w) { return w > 0; }) &&
+         is_replayable(contract_name(shared_.subject.contract));
+}
+
+// A session of the same state that lets windows go; callbacks are no part of the state.
+void World::windows(Live& live) {
+  if (!has_windows()) return;
+  SessionOptions o = shared_.options;
+  o.window = {true, 0, [](int64_t) {}};
+  say(fmt::format(
+      "{{ SessionOptions w = o; w.window = {{true, 0, [](int64_t) {{}}}}; s{0} = Session(m, "
+      "s{0}.state(), w); }}",
+      live.number));
+  live.looked_at = false;
+  live.session = Session(shared_.model, live.session.state(), o);
+  if (live.timeline.calls()) live.timeline.call(false);
+}
+
+void World::round(Live& live, const Step& step) {
+  const KvType to = kKvTypes[step.x % std::size(kKvTypes)];
+  if (to == live.session.kv().shape().type || live.session.size() == 0) return;
+  say(fmt::format("s{0} = Session(m, with_kv_type(s{0}.state(), KvType::{1}), o);", live.number,
+                  kv_type_name(to)));
+  live.looked_at = false;
+  live.session = Session(shared_.model, with_kv_type(live.session.state(), to), shared_.options);
+  if (live.timeline.calls()) live.timeline.call(false);
+  live.timeline.round(to);
+}
+
+void World::splice(Live& a, const Step& step) {
+  Live& b = live(step.who + 1);
+  const auto usable = [](Live& l) {
+    return !l.timeline.is_joined() && l.session.prunes().empty() && l.session.size() > 0 &&
+           is_whole(l.session);
+  };
+  if (!usable(a) || !usable(b) || a.session.kv().shape().type != b.session.kv().shape().type)
+    return;
+  const int64_t a_end = 1 + step.x % a.session.size();
+  const bool moves = step.y % 2 == 0 && !shared_.model->config().ropes.empty();
+  const int64_t begin = moves ? step.y % b.session.size() : a_end;
+  const int64_t end = std::min(b.session.size(), begin + shared_.options.capacity - a_end);
+  if (begin >= end) return;
+  say(fmt::format(
+      "const Cut cuts{0}[] = {{{{&s{1}.state(), 0, {2}}}, {{&s{3}.state(), {4}, {5}}}}}; Session "
+      "s{0}(m, splice(m->config(), cuts{0}), o); s{0}.logits();",
+      numbers_, a.number, a_end, b.number, begin, end));
+  const Cut cuts[] = {{&a.session.state(), 0, a_end}, {&b.session.state(), begin, end}};
+  Session joined(shared_.model, stet::splice(shared_.model->config(), cuts), shared_.options);
+  joined.logits();
+  add(std::move(joined), Timeline::joined(a.timeline, a_end, b.timeline, begin, end));
 }
 
 void World::set_compute(Live& live, const Step& step) {

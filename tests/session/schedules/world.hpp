@@ -62,6 +62,10 @@ class World {
   void attach(Live& live, const Step& step);
   void callback(Live& live, const Step& step);
   void edit(Live& live, const Step& step);
+  void round(Live& live, const Step& step);
+  void splice(Live& live, const Step& step);
+  void windows(Live& live);
+  bool has_windows() const;
   void batch(const Step& step);
   void batch_refused(const Step& step);
   void set_compute(Live& live, const Step& step);
@@ -72,7 +76,8 @@ class World {
   void harm(const Step& step);
 
   std::vector<int32_t> draw_tokens(const Live& live, uint32_t length, uint32_t text) const;
-  SaveOptions draw_form(const Step& step, std::optional<Snapshot>* parent, int* parent_file);
+  SaveOptions draw_form(const Step& step, const KvShape& shape, std::optional<Snapshot>* parent,
+                        int* parent_file);
   Live& live(uint32_t who);
   int file(uint32_t which) const { return static_cast<int>(which % files_.size()); }
   bool sound(int file) const;
@@ -80,6 +85,8 @@ class World {
   void add(Session session, const Timeline& timeline);
   void expect_error(const std::string& call, const std::function<void()>& act);
   void compare(Live& live);
+  void prove(Live& live);
+  void prove(const File& file);
   void compare_all();
   void say(const std::string& line) { said_ += "  " + line + "\n"; }
   void fail(const std::string& what);

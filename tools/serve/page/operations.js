@@ -39,7 +39,8 @@ export const operations = {
       if (event.of) { say(`computing again: ${event.done} of ${event.of} tokens`); continue; }
       if (event.same_bits) page.verified.add(id);
       await refresh();
-      say(event.same_bits ? `✓ same bits: ${event.tokens} tokens computed again in ${event.seconds.toFixed(2)} s` : `DIFFERENT: ${event.difference}`, !event.same_bits);
+      const partly = `${event.proved.blocks} of ${event.proved.of} blocks are what the tokens give; not proved, from position ${event.proved.from} on: ${event.proved.reason}`;
+      say(!event.same_bits && event.difference === null ? partly : event.same_bits ? `✓ same bits: ${event.tokens} tokens computed again in ${event.seconds.toFixed(2)} s` : `DIFFERENT: ${event.difference}`, event.difference !== null);
     }
   },
   async name() {

@@ -1,0 +1,66 @@
+#include "src/snapshot/kept.hpp"
+
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "src/base/digest_bytes.hpp"
+#include "src/snapshot/format.hpp"
+#include "src/snapshot/meta.hpp"
+#include "stet/base/bytes.hpp"
+
+namespace stet {
+namespace {
+
+constexpr uint64_t kEnd = UINT64_MAX;
+
+}  // namespace
+
+std::vector<std::byte> encode_kept(const State& state, const Digest& digest) {
+  KeptLogits kept = state.kept;
+  kept.truncate(state.size() - 1);  // LOGITS has the last one
+  if (state.edits.empty() || kept.rows().empty()) return {};
+  ByteWriter w;
+  put(w, digest);
+  for (const KeptLogits::Row& row : kept.rows()) {
+    w.u64(static_cast<uint64_t>(row.position));
+    w.u32(row.hidden);
+    w.u32(static_cast<uint32_t>(row.values->size()));
+  }
+  w.u64(kEnd);
+  for (const KeptLogits::Row& row : kept.rows()) w.bytes(std::as_bytes(std::span(*row.values)));
+  return w.take();
+}
+
+KeptLogits decode_kept(std::span<const std::byte> bytes, const SnapshotMeta& meta,
+                       const Digest& state, const std::string& section) {
+  ByteReader r(bytes, section);
+  if (!(get(r, "state") == state)) return {};
+  const auto vocab = static_cast<uint64_t>(meta_vocab(meta)),
+             hidden = static_cast<uint64_t>(meta_hidden(meta));
+  std::vector<KeptLogits::Row> rows;
+  for (uint64_t at = r.u64("position"); at != kEnd; at = r.u64("position")) {
+    const auto positions = static_cast<uint64_t>(meta.positions);
+    if (at >= positions || (!rows.empty() && std::cmp_less_equal(at, rows.back().position)))
+      snapshot_damaged(section, "position", "ascending ones below " + std::to_string(positions),
+                       std::to_string(at));
+    const uint32_t kind = r.u32("kind"), numbers = r.u32("numbers");
+    if (kind > 1) snapshot_damaged(section, "kind", "0 or 1", std::to_string(kind));
+    if (numbers != (kind == 1 ? hidden : vocab))
+      snapshot_damaged(section, "numbers", std::to_string(kind == 1 ? hidden : vocab),
+                       std::to_string(numbers));
+    rows.push_back({static_cast<int64_t>(at), kind == 1, nullptr});
+  }
+  KeptLogits kept;
+  for (KeptLogits::Row& row : rows) {
+    const uint64_t count = row.hidden ? hidden : vocab;
+    const std::span<const std::byte> values = r.bytes(count * sizeof(float), "values");
+    row.values = std::make_shared<std::vector<float>>(count);
+    std::memcpy(row.values->data(), values.data(), values.size());
+    kept.keep(std::move(row));
+  }
+  r.end("values");
+  return kept;
+}
+
+}  // namespace stet
