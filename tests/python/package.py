@@ -286,16 +286,16 @@ class Package(unittest.TestCase):
 
     def test_verifying_says_what_was_proved_of_how_much(self):
         with tempfile.TemporaryDirectory() as d:
-            s = self.session(200)
+            s = self.session()
             report = s.verify()
-            self.assertEqual((bool(report), report.blocks, report.of, report.logits, report.position, report.reason), (False, 4, 4, True, None, ""))
+            self.assertEqual((bool(report), report.blocks, report.of, report.logits, report.position, report.reason), (False, 3, 3, True, None, ""))
             s.scale_kv(0.5, begin=70, end=71)
             s.save(d + "/edited.stet")
             with stet.Snapshot(d + "/edited.stet") as snapshot:
                 for report in (s.verify(), snapshot.verify(self.model), snapshot.verify(self.model, bisect=True)):
-                    self.assertEqual((bool(report), report.whole, report.blocks, report.of, report.logits, report.position), (False, False, 3, 4, True, 70))
+                    self.assertEqual((bool(report), report.whole, report.blocks, report.of, report.logits, report.position), (False, False, 2, 3, True, 70))
                     self.assertIn("were scaled", report.reason)
-                    self.assertIn("3 of 4 blocks and the logits are what the tokens give", str(report))
+                    self.assertIn("2 of 3 blocks and the logits are what the tokens give", str(report))
 
     def test_everything_public_says_what_it_is_and_takes(self):
         for name in stet.__all__:
