@@ -37,7 +37,8 @@ TEST(ParseJson, TellsWhereTextIsNotJson) {
   EXPECT_EQ(refusal("{\n  \"a\": tru\n}"),
             "line 2, column 11: expected valid JSON, found '\"a\": tru<U+000A>': invalid literal");
   EXPECT_EQ(refusal("{} x"),
-            "line 1, column 4: expected valid JSON, found '{} x': invalid literal");
+            "line 1, column 4: expected valid JSON, found '{} x': invalid literal; expected end of "
+            "input");
   EXPECT_EQ(refusal("{\"a\":1,}"),
             "line 1, column 8: expected valid JSON, found '1,}': unexpected '}'; expected string "
             "literal");
