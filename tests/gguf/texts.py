@@ -42,7 +42,8 @@ class File:
         begin = self.at
         for _ in range(self.tensors):
             self.text()
-            self.at += 8 * self.take("I") + 12
+            dimensions = self.take("I")
+            self.at += 8 * dimensions + 12
         self.declared = self.raw[begin:self.at]
         self.data = self.raw[-(-self.at // 32) * 32:]
 

@@ -207,10 +207,10 @@ class FailingBatch : public LlamaBatch {
     }
   }
   // A session mapped from a file whose block 0 is damaged, in the layer that a pass reads last. It
-  // cannot heal: its tokens do not give its block 1.
+  // cannot heal: its tokens do not give an edited block.
   Session damaged(size_t tokens) {
     Session s = session(tokens);
-    s.set_value(0, 0, 70, std::vector<float>(static_cast<size_t>(m->config().head_dim), 0.5f));
+    s.set_value(0, 0, 10, std::vector<float>(static_cast<size_t>(m->config().head_dim), 0.5f));
     Snapshot::save(s, file);
     std::string bytes = read_text(file);
     const size_t at =
