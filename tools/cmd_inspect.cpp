@@ -459,9 +459,10 @@ void run(InspectCommand& o) {
   if (checkpoint) {
     if (!o.model.empty())
       throw UsageError("--model: of no use: " + o.path + " is a checkpoint itself");
-    const size_t checked = o.check ? check_packed(*directory_source(o.path)) : 0;
     o.checkpoint.directory = o.path;
-    j = describe(*load_own(o.checkpoint), load_tokenizer(o.checkpoint), *o.checkpoint.source());
+    const auto source = o.checkpoint.source();
+    const size_t checked = o.check ? check_packed(*source) : 0;
+    j = describe(*load_own(o.checkpoint), load_tokenizer(o.checkpoint), *source);
     if (o.check) j["checked_file_bytes"] = checked;
   } else if (o.check) {
     throw Error(ErrorKind::argument, o.path, "--check",

@@ -142,10 +142,9 @@ void add_logits(Command& app) {
           ->type_name("FILE")
           ->check(named())
           ->group("Output");
-  sub->add_flag(
-         "--hidden", o->hidden,
-         "hidden states too, of L layers L + 1: hidden.0 is the embedding, hidden.i the residual "
-         "stream before layer i, hidden.L what the head reads, after the final norm")
+  sub->add_flag("--hidden", o->hidden,
+                "also hidden.0: the embedding; hidden.i: before layer i; last: after layers and "
+                "final norm")
       ->needs(output)
       ->group("Output");
   sub->add_flag("--digest", o->digest, "print digests of all logits and of the KV cache")

@@ -214,7 +214,7 @@ static void an_error_has_parts(void) {
   CHECK(error->kind == STET_ERROR_IO && strncmp(error->file, "no/such/\nplace", 14) == 0);
   CHECK(strchr(error->message, '\n') == NULL && strstr(error->message, "no/such/\\nplace") != NULL);
   CHECK_TEXT(error->field, "");
-  CHECK_TEXT(error->found, "No such file or directory");
+  CHECK_TEXT(error->found, "nothing of that name");
   CHECK(error->expected[0] != '\0');
   stet_error_free(error);
   error = NULL;

@@ -573,7 +573,7 @@ TEST_F(Command, BadInputIsStatus1AndNothingIsWritten) {
        none + ": expected a readable file, found No such file or directory"},
       {{"generate", "--ids-file", scratch / "bad.json", "--save", out},
        scratch /
-           "bad.json: line 1, column 7: expected token ids: 1,2,3 or [1,2,3], found the end of "
+           "bad.json: line 1, column 6: expected token ids: 1,2,3 or [1,2,3], found the end of "
            "the text"},
       {{"generate", "--prompt-file", scratch / "dir", "--save", out},
        scratch / "dir: expected a readable file, found Is a directory"},

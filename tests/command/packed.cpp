@@ -215,9 +215,8 @@ TEST_F(PackedCommand, CheckNamesWhatIsDamaged) {
   EXPECT_EQ(failure({"inspect", kLlama, "--check"}),
             kLlama + ": packed.safetensors: expected a file of packed weights, found none");
   EXPECT_EQ(failure({"inspect", path, "--check"}),
-            path +
-                ": --check: expected a directory with packed weights (for a snapshot: stet check), "
-                "found another file");
+            path + ": expected a checkpoint directory or a .gguf file, here " + directory +
+                ", found one file of a checkpoint");
 }
 
 // --check looks at all weights before the first token; --no-mmap has them in memory.

@@ -20,6 +20,11 @@ struct ScriptTurn {
 const std::vector<std::string> kTurnFields = {"user",  "command",   "expect",
                                               "model", "assistant", "contains"};
 
+// What recordings of a conversation hold beside its texts: positions, which are not compared.
+bool is_recorded_position(const std::string& name) {
+  return name == "ids" || name == "reply_starts" || name == "reply_ends";
+}
+
 struct Script {
   std::optional<std::string> system;
   std::vector<ScriptTurn> turns;
@@ -57,7 +62,7 @@ ScriptTurn read_turn(const Json& j, const std::string& where, const std::string&
     } else if (name == "contains") {
       for (const Json& part : value.is_array() ? value : Json::array({value}))
         turn.contains.push_back(text_of(part, where, at));
-    } else {
+    } else if (!is_recorded_position(name)) {
       fail(where, at, listed(kTurnFields) + did_you_mean(name, kTurnFields), value);
     }
   }
@@ -71,7 +76,7 @@ Script read_json(const Json& j, const std::string& where) {
     if (j.contains("system")) script.system = text_of(j["system"], where, "system");
     if (!j.contains("turns")) fail(where, "turns", "an array", Json());
     for (const auto& [name, value] : j.items()) {
-      if (name != "system" && name != "turns")
+      if (name != "system" && name != "turns" && !is_recorded_position(name))
         fail(where, name, listed({"system", "turns"}) + did_you_mean(name, {"system", "turns"}),
              value);
     }
