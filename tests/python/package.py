@@ -481,7 +481,7 @@ class Commands(unittest.TestCase):
                 self.assertNotEqual(found[-1], plain)
             for bad, word in (([{"point": "hook_nowhere", "op": "zero"}], "point"), ([{"point": "hook_z", "op": "zero"}], "point"), ([{"point": "attn.hook_z", "op": "turn"}], "op"),
                               ([{"point": "attn.hook_z", "heads": [9], "op": "zero"}], "heads"), ([{"point": "hook_resid_mid", "op": "add", "values": [1, 2]}], "256 numbers, found 2"), ([{"point": "hook_resid_mid", "op": "add", "values": "x"}], "values"),
-                              ([{"point": "hook_resid_mid", "op": "add", "values": {"file": "c.safetensors", "tensor": "x"}}], "x"), ([{"point": "attn.hook_pattern", "op": "zero"}], "point")):
+                              ([{"point": "hook_resid_mid", "op": "add", "values": {"file": "c.safetensors", "tensor": "x"}}], "x"), ([{"point": "attn.hook_pattern", "op": "turn"}], "op")):
                 write(d + "/b.json", bad)
                 done = subprocess.run([STET, "generate", *text, "--intervene", d + "/b.json"], capture_output=True, text=True)
                 self.assertEqual((done.returncode, done.stderr.count("\n"), done.stdout), (1, 1, ""), done.stderr)

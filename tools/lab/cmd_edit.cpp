@@ -98,7 +98,21 @@ State changed(const EditCommand& o, State state, const ModelConfig& config) {
   }
   if (!o.copy.empty())
     copy_kv(state, config, range, open_other(o.copy), o.from_position.value_or(range.begin));
-  state.logits.reset();  // those that follow what is there now
+  return state;
+}
+
+// With the logits that its last token gives over keys and values as they are there now, in place of
+// those of before the change. The last token's own keys and values stay as they were changed.
+State with_logits_of_change(State state, const std::shared_ptr<const Model>& model,
+                            const SessionOptions& options) {
+  if (state.tokens.empty()) return state;
+  const auto last = static_cast<int64_t>(state.tokens.size()) - 1;
+  const int32_t id = state.tokens.back();
+  Session again(model, state, options);
+  again.rewind(last);
+  again.append({&id, 1});
+  state.logits = again.state().logits;
+  state.kept.truncate(last);
   return state;
 }
 
@@ -155,7 +169,7 @@ void run(EditCommand& o) {
   SessionOptions as = options;
   as.kv_type = state.kv.shape().type;
   as.capacity = std::min(state.kv.capacity(), model->config().max_positions);
-  Session session(model, std::move(state), as);
+  Session session(model, with_logits_of_change(std::move(state), model, as), as);
   Session truth = truth_of(model, session.state(), as, prefill_progress(session.size()));
   const StateDigests digests =
       o.save.write(session.state(), snapshot, o.output, o.model.checkpoint);
