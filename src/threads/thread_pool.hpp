@@ -38,7 +38,7 @@ class ThreadPool {
   static void serve(Helper& me);
 
   const pid_t process_ = current_process();
-  const ThreadPool* const of_parent_;  // kept reachable, nothing else
+  [[maybe_unused]] const ThreadPool* const of_parent_;  // kept reachable, nothing else
   std::mutex mutex_;                   // of all below
   std::vector<std::unique_ptr<Helper>> helpers_;
   bool ended_ = false;
