@@ -39,7 +39,7 @@ class ThreadPool {
 
   const pid_t process_ = current_process();
   [[maybe_unused]] const ThreadPool* const of_parent_;  // kept reachable, nothing else
-  std::mutex mutex_;                   // of all below
+  std::mutex mutex_;                                    // of all below
   std::vector<std::unique_ptr<Helper>> helpers_;
   bool ended_ = false;
 };
