@@ -479,10 +479,10 @@ STET_API stet_status stet_model_points(const stet_model* model, char** text, siz
 
 typedef struct stet_point_info {
   size_t struct_size;
-  int64_t heads;        /* that a row is of, one after the other; 0: none */
-  int64_t width;        /* numbers of a row; of scores and patterns, those of one position */
-  int32_t of_positions; /* 1: scores and patterns: [heads][positions] */
-  int32_t can_be_changed;
+  int64_t heads;          /* that a row is of, one after the other; 0: none */
+  int64_t width;          /* numbers of a row; of scores and patterns, those of one position */
+  int32_t of_positions;   /* 1: scores and patterns: [heads][positions] */
+  int32_t can_be_changed; /* 1: by callbacks, too; scores and patterns by interventions alone: 0 */
 } stet_point_info;
 /* A point by its name, with its layer or, where all layers are alike, without. */
 STET_API stet_status stet_model_point(const stet_model* model, const char* point,

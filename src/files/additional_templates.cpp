@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
 #include "stet/files/file.hpp"
 
@@ -11,6 +12,7 @@ namespace stet {
 namespace {
 
 constexpr const char* kFolder = "additional_chat_templates";
+constexpr size_t kMostTemplates = 100;  // published checkpoints have a handful
 
 std::string joined(const std::string& directory, const std::string& name) {
   return directory.empty() || directory.ends_with('/') ? directory + name : directory + "/" + name;
@@ -26,6 +28,10 @@ std::vector<std::string> additional_template_files(const std::string& directory)
     const std::string name = at->path().filename().string();
     if (name.ends_with(".jinja") && name.size() > 6) files.push_back(kFolder + ("/" + name));
   }
+  if (files.size() > kMostTemplates)
+    throw Error(ErrorKind::format, joined(directory, kFolder), "",
+                "at most " + std::to_string(kMostTemplates) + " templates",
+                std::to_string(files.size()));
   std::ranges::sort(files);
   return files;
 }

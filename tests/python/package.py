@@ -13,14 +13,10 @@ import unittest
 import xml.etree.ElementTree
 import zipfile
 
-STET, LIBRARY, ROOT = sys.argv[1:4]
-os.environ.update(STET_LIBRARY=LIBRARY, PYTHONPATH=os.path.join(ROOT, "python"))
-sys.path.insert(0, os.path.join(ROOT, "python"))
-import numpy as np  # noqa: E402
-import stet  # noqa: E402
+import numpy as np
+from common import LIBRARY, POCKET, ROOT, STET, stet, tiny
 
-POCKET = os.path.join(ROOT, "assets/pocket-gemma3")
-TINY = os.path.join(ROOT, "tests/data/models/gpt2-tiny")
+TINY = tiny("gpt2-tiny")
 
 
 def read(path):
@@ -593,6 +589,9 @@ class Commands(unittest.TestCase):
             run(STET, "resume", d + "/t.stet", "-m", POCKET, "-n", "3")
             said = json.loads(edit("--scale", "1", "--json"))
             self.assertEqual((said["key_difference"], said["kl"], said["equal_positions"]), (0, 0, tokens))
+            run(STET, "prune", d + "/a.stet", "--keep-last", "4", "-o", d + "/p.stet")  # nothing before its end can be gone back to
+            pruned = json.loads(run(STET, "edit", d + "/p.stet", "-m", POCKET, "-o", d + "/t.stet", "--zero", "--layers", "0", "--json"))
+            self.assertGreater(pruned["kl"], 0)
             edit("--copy", d + "/b.stet", "--positions", "3..9")
             t = json.loads(run(STET, "inspect", d + "/t.stet", "--json"))
             self.assertEqual(t["edits"][0]["source"], json.loads(run(STET, "inspect", d + "/b.stet", "--json"))["id"])

@@ -224,5 +224,26 @@ TEST_F(Rewinding, OfWindowsAloneRoundsKeysAndValuesThatWereLetGo) {
               }).starts_with("argument: window-only: expected "));
 }
 
+// Rows of another size than the model's come from a damaged file, or from another model.
+TEST_F(Rewinding, KeptLogitsHaveTheSizesOfTheModel) {
+  Session edited = session(20);
+  edited.set_key(0, 0, 3, vector(0.5f));
+  edited.append(std::span(ids).subspan(20, 10));
+  const auto width = static_cast<size_t>(m->config().hidden_size);
+  for (const size_t numbers : {size_t{0}, width - 1, width + 1000}) {
+    State state = edited.state();
+    state.kept.clear();
+    state.kept.keep({25, true, std::make_shared<std::vector<float>>(numbers)});
+    EXPECT_EQ(error_of([&] { Session(m, state, options(1)); }, ErrorKind::argument),
+              "state: expected kept logits of " + std::to_string(width) + " numbers, found " +
+                  std::to_string(numbers));
+  }
+  State state = edited.state();
+  Session again(m, state, options(1));
+  again.rewind(25);
+  edited.rewind(25);
+  EXPECT_TRUE(same_bytes(again.logits(), edited.logits()));
+}
+
 }  // namespace
 }  // namespace stet::test::rewinding_tests

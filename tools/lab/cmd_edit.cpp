@@ -101,18 +101,18 @@ State changed(const EditCommand& o, State state, const ModelConfig& config) {
   return state;
 }
 
-// With the logits that its last token gives over keys and values as they are there now, in place of
-// those of before the change. The last token's own keys and values stay as they were changed.
+// Returns the state with the logits that its last token gives over the changed keys and values, in
+// place of those of before the change. A state whose log names no edit takes its keys and values
+// for those that its last token saw, so it computes them, below a prune as well.
 State with_logits_of_change(State state, const std::shared_ptr<const Model>& model,
                             const SessionOptions& options) {
   if (state.tokens.empty()) return state;
-  const auto last = static_cast<int64_t>(state.tokens.size()) - 1;
-  const int32_t id = state.tokens.back();
-  Session again(model, state, options);
-  again.rewind(last);
-  again.append({&id, 1});
-  state.logits = again.state().logits;
-  state.kept.truncate(last);
+  State unmarked = state;
+  unmarked.edits.clear();
+  unmarked.kept.clear();
+  unmarked.logits.reset();
+  state.logits = Session(model, std::move(unmarked), options).state().logits;
+  state.kept.truncate(state.size() - 1);
   return state;
 }
 

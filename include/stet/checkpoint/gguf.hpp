@@ -32,11 +32,11 @@ STET_API std::shared_ptr<const FileSource> checkpoint_source(const std::string& 
 // The names of tokenizer.ggml.pre that stet knows.
 STET_API std::vector<std::string> pre_tokenizer_names();
 
-// What write_gguf() makes of matrices. stored: what they are, f32, bf16, f16, or of packed q8 and
-// q4 weights Q8_0 and Q4_0 without loss; quantized types of a GGUF file are widened. The others
-// round, as ggml's reference does (kernels/ggml.hpp); with q4_0, embeddings and head are q8_0, with
-// K types q6_k, and matrices whose columns are no multiple of 256 q8_0. Norm weights, biases and
-// learned positions are float32 always.
+// The types that write_gguf() writes matrices in. `stored` keeps f32, bf16 and f16 as they are,
+// turns packed q8 and q4 weights into Q8_0 and Q4_0 without loss, and widens the quantized types of
+// a GGUF file. The others round as ggml's reference does (kernels/ggml.hpp); with q4_0, embeddings
+// and head are q8_0, with K types q6_k, and matrices whose columns are no multiple of 256 q8_0.
+// Norm weights, biases and learned positions are float32 always.
 enum class GgufWeights { stored, f32, f16, bf16, q8_0, q4_0, q4_k, q5_k, q6_k };
 
 // own: the checkpoint's, where it has one. made_up: tokens for bytes and then anything, for

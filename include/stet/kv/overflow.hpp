@@ -23,11 +23,11 @@ class STET_API KvOverflow : public Error {
                   std::to_string(layer)) {}
 };
 
-// Whether all of `rows` times `width` float16 numbers are finite, of which each row begins `stride`
+// Returns whether all of `rows` times `width` float16 numbers are finite. Each row begins `stride`
 // numbers behind the one before.
 STET_API bool all_finite_f16(const std::byte* from, size_t rows, size_t stride, size_t width);
 
-// Whether all of the numbers are finite when they are rounded to float16.
+// Returns whether all numbers are finite when they are rounded to float16.
 STET_API bool fits_f16(std::span<const float> x);
 
 // Throws KvOverflow for positions first .. first+count-1 of a cache in f16 that hold infinite

@@ -63,7 +63,7 @@ inline void scores_of(const Queries& s, size_t query, size_t positions, std::vec
   }
 }
 
-// Whether a change is of this query.
+// Returns whether a change reaches this query.
 inline bool reaches(const Hooks::Change& c, const Queries& s, size_t query) {
   const size_t row = s.span.row + query / s.group();
   const int64_t position = s.position(query);
@@ -171,7 +171,7 @@ class ChangedQuery {
       }
     });
   }
-  // What is not seen any more stays so, unless it is set.
+  // A score of -inf, which an earlier change hid, stays hidden unless it is set.
   static void change(const Intervention& w, float* x, const float* value) {
     if (w.op == Intervention::Op::set) {
       *x = *value;

@@ -48,6 +48,17 @@ inline void check_origin(const StateOrigin& state, const StateOrigin& session, c
   }
 }
 
+// Kept rows come from files, too, and are copied into room for this model's.
+inline void check_kept(const KeptLogits& kept, const ModelConfig& config) {
+  for (const KeptLogits::Row& row : kept.rows()) {
+    const int64_t numbers = row.hidden ? config.hidden_size : config.vocab_size;
+    if (row.values != nullptr && static_cast<int64_t>(row.values->size()) == numbers) continue;
+    throw Error(ErrorKind::argument, "", "state",
+                "kept logits of " + std::to_string(numbers) + " numbers",
+                row.values == nullptr ? "none" : std::to_string(row.values->size()));
+  }
+}
+
 }  // namespace detail
 
 inline Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options)
@@ -73,6 +84,7 @@ inline Session::Session(std::shared_ptr<const Model> model, State state,
   detail::check_origin(state_.origin, origin, *model_);
   state_.origin = origin;
   detail::check_ids(state_.tokens, model_->config().vocab_size);
+  detail::check_kept(state_.kept, model_->config());
   if (!state_.edits.empty()) detail::keep_logits(state_);
   use_window(options.window);
 }

@@ -35,8 +35,8 @@ StateOrigin origin_of(const Model& model, Contract contract);
 
 // Called for consecutive rows: `logits` are those of positions first .. first + logits.count - 1.
 using LogitSink = std::function<void(int64_t first, Rows logits)>;
-// Called for consecutive rows of hidden state `index` (0: embedding; i: after layer i; the last:
-// after the norm).
+// Called for consecutive rows of hidden state `index`: 0 is the embedding, i the residual stream
+// before layer i (layers count from 0), and the last one what the head reads, after the norm.
 using HiddenSink = std::function<void(size_t index, int64_t first, Rows hidden)>;
 // What somebody wants to see of the tokens of a call: these points, each once. `sink` is called
 // after every chunk, for each point, with rows of consecutive positions from `first` on; those of

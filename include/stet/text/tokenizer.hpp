@@ -1,13 +1,15 @@
 // Text to token ids and back, as Hugging Face transformers does it for the same checkpoint.
 //
-// Two kinds of vocabulary file:
+// Three kinds of vocabulary file:
 //   tokenizer.json   model BPE, byte-level (GPT-2, Llama 3) or with byte fallback (Gemma, Llama 2);
 //                    uncommon patterns need PCRE2, Unicode normal forms need utf8proc.
 //   tokenizer.model  a sentencepiece model, by the sentencepiece library or, without it, by code of
 //                    ours that gives the same ids.
-// Where a directory has both, tokenizer.json is taken (as transformers does). tokenizer_config.json
-// is optional and gives bos, eos, add_bos_token, add_eos_token, added_tokens_decoder and the chat
-// template; chat_template.jinja overrides the latter.
+//   vocab.json and merges.txt   byte-level BPE of the classes of GPT-2 and Qwen2.
+// Where a directory has several, tokenizer.json is taken (as transformers does). Optional files:
+// tokenizer_config.json, added_tokens.json and special_tokens_map.json give bos, eos,
+// add_bos_token, add_eos_token and added tokens. The chat template is chat_template.jinja's, else
+// the config's, else chat_template.json's; additional_chat_templates/ has others by their names.
 //
 // Input that is not UTF-8 is read as if each maximal ill-formed subsequence were U+FFFD (the WHATWG
 // rule, which Python's errors="replace" follows too).
