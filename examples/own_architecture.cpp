@@ -15,44 +15,26 @@ class Parallel : public Decoder {
   Parallel(ModelConfig config, WeightLoader& w) : Decoder(std::move(config), w, 0) {
     each_layer([&](const std::string& at) {
       layers_.push_back({LinearLayers(w, config_, at),
-                         w.vector("norms", at + "input_layernorm.weight", config_.hidden_size)});
+                         load_rms_norm(w, at + "input_layernorm", config_.hidden_size)});
     });
   }
 
-  bool begins_anywhere() const override { return true; }
-  void forward(Team t, const Pass& p) const override {
-    const Qkv qkv(config_, p.qkv);
-    const double eps = config_.norm_eps;
-    rope_tables(t, p, frequencies_);
-    if (p.first_layer == 0) {
-      embed(t, p, embedding_, 1.0f, p.x);
-      point(t, p, Point::embed, 0, p.x);
-    }
-    for (size_t i = p.first_layer; i < layers_.size(); ++i) {
-      const Layer& l = layers_[i];
-      point(t, p, Point::resid_pre, i, p.x);
-      rms_norm(t, p, l.norm, eps, p.x, p.normed);
-      norm_point(t, p, Point::ln1, i, eps, p.x, p.normed);
+ private:
+  void layer(const LayerPass& at) const override {
+    const Layer& l = layers_[at.index];
+    const Pass& p = at.p;
+    const Qkv x = attention_input(at, l.norm, l.qkv);  // which leaves RMSNorm(x) in p.normed
+    rotate(at, x);
+    attend(at, x);
+    attention_output(at, l.o);
+    add_attention(at);
 
-      linear(t, p, l.qkv, p.normed, p.qkv);
-      point(t, p, i, qkv);
-      rotate(t, p, config_, i, qkv);
-      attend(t, p, config_, i, qkv, p.attention);
-      result_point(t, p, config_, i, l.o.weight);
-      linear(t, p, l.o, p.attention, p.out);
-      add_attention(t, p, i);
-
-      linear_gated(t, p, i, l.gate_up, Gate::silu, p.normed, p.gate_up, p.mlp);
-      linear(t, p, l.down, p.mlp, p.out);
-      add_mlp(t, p, i);
-    }
-    rms_norm(t, p, final_norm_, eps, p.x, p.out);
-    norm_point(t, p, Point::ln_final, 0, eps, p.x, p.out);
+    gated_mlp(at, l.gate_up, l.down, Gate::silu, p.normed);
+    add_mlp(at);
   }
 
- private:
   struct Layer : LinearLayers {
-    Vector norm;  // [hidden]
+    Norm norm;  // over hidden_size
   };
   std::vector<Layer> layers_;
 };

@@ -12,12 +12,12 @@ namespace gemma2 {
 class Gemma2 : public Decoder {
  public:
   Gemma2(ModelConfig config, WeightLoader& w);
-  void forward(Team t, const Pass& p) const override;
-  bool begins_anywhere() const override { return true; }
 
  private:
+  void layer(const LayerPass& at) const override;
+
   struct Layer : LinearLayers {
-    Vector input_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm;  // [hidden]
+    Norm input_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm;  // [hidden]
   };
   std::vector<Layer> layers_;
 };
@@ -39,7 +39,7 @@ inline Gemma2::Gemma2(ModelConfig config, WeightLoader& w)
     : Decoder(std::move(config), w, kGemmaNormOffset) {
   each_layer([&](const std::string& at) {
     const auto norm = [&](const char* name) {
-      return w.vector("norms", at + name + ".weight", config_.hidden_size, kGemmaNormOffset);
+      return load_rms_norm(w, at + name, config_.hidden_size, kGemmaNormOffset);
     };
     layers_.push_back({LinearLayers(w, config_, at), norm("input_layernorm"),
                        norm("post_attention_layernorm"), norm("pre_feedforward_layernorm"),
@@ -47,37 +47,20 @@ inline Gemma2::Gemma2(ModelConfig config, WeightLoader& w)
   });
 }
 
-inline void Gemma2::forward(Team t, const Pass& p) const {
-  const Qkv qkv(config_, p.qkv);
-  const double eps = config_.norm_eps;
-  rope_tables(t, p, frequencies_);
-  if (p.first_layer == 0) {
-    embed(t, p, embedding_, static_cast<float>(config_.embedding_scale), p.x);
-    point(t, p, Point::embed, 0, p.x);
-  }
-  for (size_t i = p.first_layer; i < layers_.size(); ++i) {
-    const Layer& l = layers_[i];
-    point(t, p, Point::resid_pre, i, p.x);
-    rms_norm(t, p, l.input_norm, eps, p.x, p.normed);
-    norm_point(t, p, Point::ln1, i, eps, p.x, p.normed);
-    linear(t, p, l.qkv, p.normed, p.qkv);
-    point(t, p, i, qkv);
-    rotate(t, p, config_, i, qkv);
-    attend(t, p, config_, i, qkv, p.attention);
-    result_point(t, p, config_, i, l.o.weight);
-    linear(t, p, l.o, p.attention, p.out);
-    rms_norm(t, p, l.post_attention_norm, eps, p.out, p.out);
-    add_attention(t, p, i);
+inline void Gemma2::layer(const LayerPass& at) const {
+  const Layer& l = layers_[at.index];
+  const Pass& p = at.p;
+  const Qkv x = attention_input(at, l.input_norm, l.qkv);
+  rotate(at, x);
+  attend(at, x);
+  attention_output(at, l.o);
+  norm(at, l.post_attention_norm, p.out, p.out);
+  add_attention(at);
 
-    rms_norm(t, p, l.pre_mlp_norm, eps, p.x, p.normed);
-    norm_point(t, p, Point::ln2, i, eps, p.x, p.normed);
-    linear_gated(t, p, i, l.gate_up, Gate::gelu_tanh, p.normed, p.gate_up, p.mlp);
-    linear(t, p, l.down, p.mlp, p.out);
-    rms_norm(t, p, l.post_mlp_norm, eps, p.out, p.out);
-    add_mlp(t, p, i);
-  }
-  rms_norm(t, p, final_norm_, eps, p.x, p.out);
-  norm_point(t, p, Point::ln_final, 0, eps, p.x, p.out);
+  norm(at, Point::ln2, l.pre_mlp_norm, p.x, p.normed);
+  gated_mlp(at, l.gate_up, l.down, Gate::gelu_tanh, p.normed);
+  norm(at, l.post_mlp_norm, p.out, p.out);
+  add_mlp(at);
 }
 
 }  // namespace gemma2

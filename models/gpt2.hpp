@@ -8,17 +8,14 @@ namespace stet {
 
 namespace gpt2 {
 
-class Gpt2 : public Model {
+class Gpt2 : public Decoder {
  public:
   Gpt2(ModelConfig config, WeightLoader& w);
-  void forward(Team t, const Pass& p) const override;
-  bool begins_anywhere() const override { return true; }
-  FinalNorm final_norm() const override { return {&final_norm_.weight, &final_norm_.bias}; }
 
  private:
-  struct Norm {
-    Vector weight, bias;  // [hidden]
-  };
+  void layer(const LayerPass& at) const override;
+  void embed_tokens(Team t, const Pass& p) const override;  // and positions
+
   struct Layer {
     Norm attention_norm;
     Linear qkv;  // [3 hidden][hidden]
@@ -30,7 +27,6 @@ class Gpt2 : public Model {
 
   Matrix positions_;  // [max_positions][hidden]
   std::vector<Layer> layers_;
-  Norm final_norm_;
 };
 
 inline ModelConfig read_config(const JsonReader& json) {
@@ -61,13 +57,10 @@ inline ModelConfig read_config(const JsonReader& json) {
   return c;
 }
 
-inline Gpt2::Gpt2(ModelConfig config, WeightLoader& w) : Model(std::move(config)) {
+inline Gpt2::Gpt2(ModelConfig config, WeightLoader& w) : Decoder(std::move(config)) {
   const ModelConfig& c = config_;
   const int64_t hidden = c.hidden_size, inter = c.intermediate_size;
-  const auto norm = [&](const std::string& name) {
-    return Norm{w.vector("norms", name + ".weight", hidden),
-                w.vector("norms", name + ".bias", hidden)};
-  };
+  const auto norm = [&](const std::string& name) { return load_layer_norm(w, name, hidden); };
   embedding_ = w.matrix("embeddings", {{"wte.weight", c.vocab_size}}, hidden);
   positions_ = w.table("embeddings", {"wpe.weight", c.max_positions}, hidden);
   for (int64_t i = 0; i < c.layers; ++i) {
@@ -82,39 +75,24 @@ inline Gpt2::Gpt2(ModelConfig config, WeightLoader& w) : Model(std::move(config)
   if (!c.tied_head) head_ = w.head(c.vocab_size, hidden);
 }
 
-inline void Gpt2::forward(Team t, const Pass& p) const {
-  const Qkv qkv(config_, p.qkv);
-  const double eps = config_.norm_eps;
-  if (p.first_layer == 0) {
-    embed(t, p, embedding_, 1.0f, p.x);
-    point(t, p, Point::embed, 0, p.x);
-    embed_positions(t, p, positions_, p.out);
-    point(t, p, Point::pos_embed, 0, p.out);
-    add(t, p, p.x, p.out);
-  }
-  for (size_t i = p.first_layer; i < layers_.size(); ++i) {
-    const Layer& l = layers_[i];
-    point(t, p, Point::resid_pre, i, p.x);
-    layer_norm(t, p, l.attention_norm.weight, l.attention_norm.bias, eps, p.x, p.normed);
-    norm_point(t, p, Point::ln1, i, eps, p.x, p.normed, true);
-    linear(t, p, l.qkv, p.normed, p.qkv);
-    point(t, p, i, qkv);
-    attend(t, p, config_, i, qkv, p.attention);
-    result_point(t, p, config_, i, l.o.weight);
-    linear(t, p, l.o, p.attention, p.out);
-    add_attention(t, p, i);
+inline void Gpt2::embed_tokens(Team t, const Pass& p) const {
+  Decoder::embed_tokens(t, p);
+  embed_positions(t, p, positions_, p.out);
+  point(t, p, Point::pos_embed, 0, p.out);
+  add(t, p, p.x, p.out);
+}
 
-    layer_norm(t, p, l.mlp_norm.weight, l.mlp_norm.bias, eps, p.x, p.normed);
-    norm_point(t, p, Point::ln2, i, eps, p.x, p.normed, true);
-    linear(t, p, l.up, p.normed, p.mlp);
-    point(t, p, Point::mlp_pre, i, p.mlp);
-    gelu_tanh(t, p, p.mlp, p.mlp);
-    point(t, p, Point::mlp_post, i, p.mlp);
-    linear(t, p, l.down, p.mlp, p.out);
-    add_mlp(t, p, i);
-  }
-  layer_norm(t, p, final_norm_.weight, final_norm_.bias, eps, p.x, p.out);
-  norm_point(t, p, Point::ln_final, 0, eps, p.x, p.out, true);
+inline void Gpt2::layer(const LayerPass& at) const {
+  const Layer& l = layers_[at.index];
+  const Pass& p = at.p;
+  const Qkv x = attention_input(at, l.attention_norm, l.qkv);
+  attend(at, x);
+  attention_output(at, l.o);
+  add_attention(at);
+
+  norm(at, Point::ln2, l.mlp_norm, p.x, p.normed);
+  plain_mlp(at, l.up, l.down, gelu_tanh, p.normed);
+  add_mlp(at);
 }
 
 }  // namespace gpt2

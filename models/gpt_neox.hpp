@@ -9,17 +9,13 @@ namespace stet {
 
 namespace gpt_neox {
 
-class GptNeoX : public Model {
+class GptNeoX : public Decoder {
  public:
   GptNeoX(ModelConfig config, WeightLoader& w);
-  void forward(Team t, const Pass& p) const override;
-  bool begins_anywhere() const override { return true; }
-  FinalNorm final_norm() const override { return {&final_norm_.weight, &final_norm_.bias}; }
 
  private:
-  struct Norm {
-    Vector weight, bias;  // [hidden]
-  };
+  void layer(const LayerPass& at) const override;
+
   struct Layer {
     Norm attention_norm;
     Linear qkv;  // [3 hidden][hidden]
@@ -30,8 +26,6 @@ class GptNeoX : public Model {
   };
 
   std::vector<Layer> layers_;
-  Norm final_norm_;
-  std::vector<Frequencies> frequencies_;
 };
 
 inline ModelConfig read_config(const JsonReader& json) {
@@ -51,13 +45,10 @@ inline ModelConfig read_config(const JsonReader& json) {
   return c;
 }
 
-inline GptNeoX::GptNeoX(ModelConfig config, WeightLoader& w) : Model(std::move(config)) {
+inline GptNeoX::GptNeoX(ModelConfig config, WeightLoader& w) : Decoder(std::move(config)) {
   const ModelConfig& c = config_;
   const int64_t hidden = c.hidden_size, inter = c.intermediate_size;
-  const auto norm = [&](const std::string& name) {
-    return Norm{w.vector("norms", name + ".weight", hidden),
-                w.vector("norms", name + ".bias", hidden)};
-  };
+  const auto norm = [&](const std::string& name) { return load_layer_norm(w, name, hidden); };
   embedding_ = w.matrix("embeddings", {{"embed_in.weight", c.vocab_size}}, hidden);
   for (int64_t i = 0; i < c.layers; ++i) {
     const std::string at = "layers." + std::to_string(i) + ".", self = at + "attention.";
@@ -71,43 +62,21 @@ inline GptNeoX::GptNeoX(ModelConfig config, WeightLoader& w) : Model(std::move(c
   }
   final_norm_ = norm("final_layer_norm");
   if (!c.tied_head) head_ = w.head(c.vocab_size, hidden, "embed_out.weight");
-  for (const Rope& rope : c.ropes)
-    frequencies_.push_back({inverse_frequencies(rope, c.rotated()), rope_magnitude(rope)});
 }
 
-inline void GptNeoX::forward(Team t, const Pass& p) const {
-  const Qkv qkv(config_, p.qkv);
-  const double eps = config_.norm_eps;
-  rope_tables(t, p, frequencies_);
-  if (p.first_layer == 0) {
-    embed(t, p, embedding_, 1.0f, p.x);
-    point(t, p, Point::embed, 0, p.x);
-  }
-  for (size_t i = p.first_layer; i < layers_.size(); ++i) {
-    const Layer& l = layers_[i];
-    point(t, p, Point::resid_pre, i, p.x);
-    layer_norm(t, p, l.attention_norm.weight, l.attention_norm.bias, eps, p.x, p.normed);
-    norm_point(t, p, Point::ln1, i, eps, p.x, p.normed, true);
-    linear(t, p, l.qkv, p.normed, p.qkv);
-    point(t, p, i, qkv);
-    rotate(t, p, config_, i, qkv);
-    attend(t, p, config_, i, qkv, p.attention);
-    result_point(t, p, config_, i, l.o.weight);
-    linear(t, p, l.o, p.attention, p.out);
-    if (!config_.parallel_residual) add_attention(t, p, i);
+inline void GptNeoX::layer(const LayerPass& at) const {
+  const Layer& l = layers_[at.index];
+  const Pass& p = at.p;
+  const Qkv x = attention_input(at, l.attention_norm, l.qkv);
+  rotate(at, x);
+  attend(at, x);
+  attention_output(at, l.o);
+  if (!config_.parallel_residual) add_attention(at);
 
-    layer_norm(t, p, l.mlp_norm.weight, l.mlp_norm.bias, eps, p.x, p.normed);
-    norm_point(t, p, Point::ln2, i, eps, p.x, p.normed, true);
-    if (config_.parallel_residual) add_attention(t, p, i);
-    linear(t, p, l.up, p.normed, p.mlp);
-    point(t, p, Point::mlp_pre, i, p.mlp);
-    gelu(t, p, p.mlp, p.mlp);
-    point(t, p, Point::mlp_post, i, p.mlp);
-    linear(t, p, l.down, p.mlp, p.out);
-    add_mlp(t, p, i);
-  }
-  layer_norm(t, p, final_norm_.weight, final_norm_.bias, eps, p.x, p.out);
-  norm_point(t, p, Point::ln_final, 0, eps, p.x, p.out, true);
+  norm(at, Point::ln2, l.mlp_norm, p.x, p.normed);
+  if (config_.parallel_residual) add_attention(at);
+  plain_mlp(at, l.up, l.down, gelu, p.normed);
+  add_mlp(at);
 }
 
 }  // namespace gpt_neox

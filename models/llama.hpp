@@ -10,12 +10,12 @@ class Llama : public Decoder {
  public:
   // `fused`: as LinearLayers has it.
   Llama(ModelConfig config, WeightLoader& w, Biases biases = {}, bool fused = false);
-  void forward(Team t, const Pass& p) const override;
-  bool begins_anywhere() const override { return true; }
 
  private:
+  void layer(const LayerPass& at) const override;
+
   struct Layer : LinearLayers {
-    Vector input_norm, post_attention_norm;  // [hidden]
+    Norm input_norm, post_attention_norm;  // [hidden]
   };
   std::vector<Layer> layers_;
 };
@@ -40,44 +40,27 @@ inline Llama::Llama(ModelConfig config, WeightLoader& w, Biases biases, bool fus
     : Decoder(std::move(config), w, 0) {
   each_layer([&](const std::string& at) {
     const auto norm = [&](const char* name) {
-      return w.vector("norms", at + name + ".weight", config_.hidden_size);
+      return load_rms_norm(w, at + name, config_.hidden_size);
     };
     layers_.push_back({LinearLayers(w, config_, at, biases, fused), norm("input_layernorm"),
                        norm("post_attention_layernorm")});
   });
 }
 
-inline void Llama::forward(Team t, const Pass& p) const {
-  const Qkv qkv(config_, p.qkv);
-  const double eps = config_.norm_eps;
-  rope_tables(t, p, frequencies_);
-  if (p.first_layer == 0) {
-    embed(t, p, embedding_, static_cast<float>(config_.embedding_scale), p.x);
-    point(t, p, Point::embed, 0, p.x);
-  }
-  for (size_t i = p.first_layer; i < layers_.size(); ++i) {
-    const Layer& l = layers_[i];
-    point(t, p, Point::resid_pre, i, p.x);
-    rms_norm(t, p, l.input_norm, eps, p.x, p.normed);
-    norm_point(t, p, Point::ln1, i, eps, p.x, p.normed);
-    linear(t, p, l.qkv, p.normed, p.qkv);
-    point(t, p, i, qkv);
-    rotate(t, p, config_, i, qkv);
-    attend(t, p, config_, i, qkv, p.attention);
-    result_point(t, p, config_, i, l.o.weight);
-    linear(t, p, l.o, p.attention, p.out);
-    scale(t, p, config_.residual_scale, p.out);
-    add_attention(t, p, i);
+inline void Llama::layer(const LayerPass& at) const {
+  const Layer& l = layers_[at.index];
+  const Pass& p = at.p;
+  const Qkv x = attention_input(at, l.input_norm, l.qkv);
+  rotate(at, x);
+  attend(at, x);
+  attention_output(at, l.o);
+  scale(at.t, p, config_.residual_scale, p.out);
+  add_attention(at);
 
-    rms_norm(t, p, l.post_attention_norm, eps, p.x, p.normed);
-    norm_point(t, p, Point::ln2, i, eps, p.x, p.normed);
-    linear_gated(t, p, i, l.gate_up, Gate::silu, p.normed, p.gate_up, p.mlp);
-    linear(t, p, l.down, p.mlp, p.out);
-    scale(t, p, config_.residual_scale, p.out);
-    add_mlp(t, p, i);
-  }
-  rms_norm(t, p, final_norm_, eps, p.x, p.out);
-  norm_point(t, p, Point::ln_final, 0, eps, p.x, p.out);
+  norm(at, Point::ln2, l.post_attention_norm, p.x, p.normed);
+  gated_mlp(at, l.gate_up, l.down, Gate::silu, p.normed);
+  scale(at.t, p, config_.residual_scale, p.out);
+  add_mlp(at);
 }
 
 inline Family llama_family() {

@@ -12,14 +12,14 @@ namespace olmo2 {
 class Olmo2 : public Decoder {
  public:
   Olmo2(ModelConfig config, WeightLoader& w);
-  void forward(Team t, const Pass& p) const override;
-  bool begins_anywhere() const override { return true; }
 
  private:
+  void layer(const LayerPass& at) const override;
+
   struct Layer : LinearLayers {
-    Vector post_attention_norm, post_mlp_norm;  // [hidden]
-    Vector q_norm;                              // [heads head_dim]
-    Vector k_norm;                              // [kv_heads head_dim]
+    Norm post_attention_norm, post_mlp_norm;  // [hidden]
+    Norm q_norm;                              // [heads head_dim]
+    Norm k_norm;                              // [kv_heads head_dim]
   };
   std::vector<Layer> layers_;
 };
@@ -41,9 +41,7 @@ inline ModelConfig read_config(const JsonReader& json) {
 inline Olmo2::Olmo2(ModelConfig config, WeightLoader& w) : Decoder(std::move(config), w, 0) {
   const ModelConfig& c = config_;
   each_layer([&](const std::string& at) {
-    const auto norm = [&](const char* name, int64_t n) {
-      return w.vector("norms", at + name + ".weight", n);
-    };
+    const auto norm = [&](const char* name, int64_t n) { return load_rms_norm(w, at + name, n); };
     layers_.push_back({LinearLayers(w, c, at, {.qkv = c.attention_bias, .o = c.attention_bias}),
                        norm("post_attention_layernorm", c.hidden_size),
                        norm("post_feedforward_layernorm", c.hidden_size),
@@ -52,35 +50,21 @@ inline Olmo2::Olmo2(ModelConfig config, WeightLoader& w) : Decoder(std::move(con
   });
 }
 
-inline void Olmo2::forward(Team t, const Pass& p) const {
-  const Qkv qkv(config_, p.qkv);
-  const double eps = config_.norm_eps;
-  rope_tables(t, p, frequencies_);
-  if (p.first_layer == 0) {
-    embed(t, p, embedding_, 1.0f, p.x);
-    point(t, p, Point::embed, 0, p.x);
-  }
-  for (size_t i = p.first_layer; i < layers_.size(); ++i) {
-    const Layer& l = layers_[i];
-    point(t, p, Point::resid_pre, i, p.x);
-    linear(t, p, l.qkv, p.x, p.qkv);
-    point(t, p, i, qkv);
-    rms_norm(t, p, l.q_norm, eps, qkv.q, qkv.q);
-    rms_norm(t, p, l.k_norm, eps, qkv.k, qkv.k);
-    rotate(t, p, config_, i, qkv);
-    attend(t, p, config_, i, qkv, p.attention);
-    result_point(t, p, config_, i, l.o.weight);
-    linear(t, p, l.o, p.attention, p.out);
-    rms_norm(t, p, l.post_attention_norm, eps, p.out, p.out);
-    add_attention(t, p, i);
+inline void Olmo2::layer(const LayerPass& at) const {
+  const Layer& l = layers_[at.index];
+  const Pass& p = at.p;
+  const Qkv x = attention_input(at, l.qkv);
+  norm(at, l.q_norm, x.q, x.q);
+  norm(at, l.k_norm, x.k, x.k);
+  rotate(at, x);
+  attend(at, x);
+  attention_output(at, l.o);
+  norm(at, l.post_attention_norm, p.out, p.out);
+  add_attention(at);
 
-    linear_gated(t, p, i, l.gate_up, Gate::silu, p.x, p.gate_up, p.mlp);
-    linear(t, p, l.down, p.mlp, p.out);
-    rms_norm(t, p, l.post_mlp_norm, eps, p.out, p.out);
-    add_mlp(t, p, i);
-  }
-  rms_norm(t, p, final_norm_, eps, p.x, p.out);
-  norm_point(t, p, Point::ln_final, 0, eps, p.x, p.out);
+  gated_mlp(at, l.gate_up, l.down, Gate::silu, p.x);
+  norm(at, l.post_mlp_norm, p.out, p.out);
+  add_mlp(at);
 }
 
 }  // namespace olmo2

@@ -136,16 +136,12 @@ std::optional<Difference> in_edits(const State& a, const State& b) {
 }
 
 // "add at hook_resid_post, layers 3, positions 12..20, from size 12 on, amount 2, 64 values".
-// Ranges are inclusive.
 std::string intervention_text(const Intervention& w) {
   std::string text = fmt::format("{} at {}", intervention_op_name(w.op), point_info(w.point).name);
   if (!w.layers.empty()) text += fmt::format(", layers {}", fmt::join(w.layers, ","));
   if (!w.heads.empty()) text += fmt::format(", heads {}", fmt::join(w.heads, ","));
-  text += w.end < 0 ? fmt::format(", positions {}..", w.begin)
-                    : fmt::format(", positions {}..{}", w.begin, w.end - 1);
-  if (w.key_begin != 0 || w.key_end >= 0)
-    text += w.key_end < 0 ? fmt::format(", keys {}..", w.key_begin)
-                          : fmt::format(", keys {}..{}", w.key_begin, w.key_end - 1);
+  text += ", positions " + range_text(w.begin, w.end);
+  if (w.key_begin != 0 || w.key_end >= 0) text += ", keys " + range_text(w.key_begin, w.key_end);
   text += fmt::format(", attached at {}", w.at);
   if (w.prunes > 0) text += fmt::format(" after {} prunes", w.prunes);
   const bool clamp = w.op == Intervention::Op::clamp;

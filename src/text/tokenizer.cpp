@@ -303,7 +303,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos,
   for (const TextRange& range : plain) {
     if (range.begin < end || range.end < range.begin || range.end > text.size()) {
       throw Error(ErrorKind::argument, "", "plain", "ranges of the text, in order",
-                  fmt::format("{}..{}", range.begin, range.end));
+                  range_text(static_cast<int64_t>(range.begin), static_cast<int64_t>(range.end)));
     }
     end = range.end;
   }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "src/base/json_memory.hpp"
+#include "src/base/json_value.hpp"
 #include "stet/base/error.hpp"
 #include "stet/text/utf8.hpp"
 
@@ -13,13 +14,13 @@ using nlohmann::json;
 
 constexpr size_t kMaxDepth = 64;
 
-// Builds the document from the parser's events. With `tables`, model.vocab (if an object) and
-// model.merges (if an array) go into flat vectors: as a document, Gemma's half million merges would
-// take seconds and 200 MB.
+// Builds the document from the parser's events. model.vocab (if an object) and model.merges (if an
+// array) go into flat vectors: as a document, Gemma's half million merges would take seconds and
+// 200 MB.
 class Builder : public nlohmann::json_sax<json> {
  public:
-  Builder(TokenizerJson& out, size_t text, const std::string& file, bool tables)
-      : out_(out), file_(file), tables_(tables), memory_(text, file) {}
+  Builder(TokenizerJson& out, size_t text, const std::string& file)
+      : out_(out), file_(file), memory_(text, file) {}
 
   bool null() override { return value(nullptr, "null"); }
   bool boolean(bool v) override { return value(v, "a boolean"); }
@@ -58,7 +59,7 @@ class Builder : public nlohmann::json_sax<json> {
   }
 
   bool start_object(size_t) override {
-    if (mode_ == Mode::document && tables_ && path_is("vocab")) {
+    if (mode_ == Mode::document && path_is("vocab")) {
       mode_ = Mode::vocab;
       out_.has_vocab = true;
       return true;
@@ -75,7 +76,7 @@ class Builder : public nlohmann::json_sax<json> {
   }
 
   bool start_array(size_t) override {
-    if (mode_ == Mode::document && tables_ && path_is("merges")) {
+    if (mode_ == Mode::document && path_is("merges")) {
       mode_ = Mode::merges;
       out_.has_merges = true;
       return true;
@@ -206,7 +207,6 @@ class Builder : public nlohmann::json_sax<json> {
 
   TokenizerJson& out_;
   const std::string& file_;
-  bool tables_;
   JsonMemory memory_;
   Mode mode_ = Mode::document;
   std::vector<json*> open_;         // containers around the value that comes next
@@ -216,9 +216,11 @@ class Builder : public nlohmann::json_sax<json> {
   size_t left_ = 0, right_ = 0;
 };
 
-TokenizerJson parse(std::string_view text, const std::string& file, bool tables) {
+}  // namespace
+
+TokenizerJson parse_tokenizer_json(std::string_view text, const std::string& file) {
   TokenizerJson out;
-  Builder builder(out, text.size(), file, tables);
+  Builder builder(out, text.size(), file);
   json::sax_parse(text.begin(), text.end(), &builder);
   if (!out.document.is_object()) {
     throw Error(ErrorKind::format, file, "", "a JSON object", out.document.type_name());
@@ -226,14 +228,11 @@ TokenizerJson parse(std::string_view text, const std::string& file, bool tables)
   return out;
 }
 
-}  // namespace
-
-TokenizerJson parse_tokenizer_json(std::string_view text, const std::string& file) {
-  return parse(text, file, true);
-}
-
 nlohmann::json parse_json_document(std::string_view text, const std::string& file) {
-  return parse(text, file, false).document;
+  nlohmann::json document = parse_python_json_value(text, file);
+  if (!document.is_object())
+    throw Error(ErrorKind::format, file, "", "a JSON object", document.type_name());
+  return document;
 }
 
 std::optional<JsonNode> JsonNode::find(const std::string& name) const {

@@ -60,7 +60,8 @@ struct TokenizerJson {
 // that stand twice in an object are errors too.
 TokenizerJson parse_tokenizer_json(std::string_view text, const std::string& file);
 
-// Any other document, under the same limits.
+// A JSON object of any other file, under the same limits. Infinity and NaN are numbers, because
+// Python writes and reads them.
 nlohmann::json parse_json_document(std::string_view text, const std::string& file);
 
 }  // namespace stet

@@ -558,6 +558,19 @@ class Completions(WithServer):
         said = subprocess.run([STET, "score", "-m", self.MODEL, "--jsonl"], input=json.dumps({"ids": ids}), capture_output=True, text=True, check=True).stdout
         self.assertEqual([None] + json.loads(said)["logprobs"], scores["token_logprobs"])
 
+    def test_log_probabilities_of_a_changed_state_are_those_that_it_draws_by(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(folder + "/i.json", "w") as file:
+                json.dump([{"point": "ln_final.hook_normalized", "op": "scale", "amount": 0.5}], file)
+            subprocess.run([STET, "save", "-m", self.MODEL, "--ids", "5,6,7", "--intervene", folder + "/i.json", "-o", folder + "/s.stet"], check=True, capture_output=True)
+            with open(folder + "/s.stet", "rb") as file:
+                start = self.server.call("POST", "/v1/states/upload", raw=file.read())[1]["id"]
+        drawn = self.post("/v1/completions", {"prompt": [8, 9], "max_tokens": 4, "logprobs": 0, "resume_from": start})
+        ids = self.state(drawn["state_id"])["ids"][5:]
+        plain, changed = (self.post("/v1/completions", {"prompt": [8, 9] + ids, "max_tokens": 0, "echo": True, "logprobs": 0, **more})["choices"][0]["logprobs"]["token_logprobs"][2:] for more in ({}, {"resume_from": start}))
+        self.assertEqual(changed, drawn["choices"][0]["logprobs"]["token_logprobs"])
+        self.assertNotEqual(plain, changed)
+
     def test_long_prompts_are_scored_in_parts(self):
         ids = [(7 * i) % 900 for i in range(700)]
         scores = self.post("/v1/completions", {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 0})["choices"][0]["logprobs"]["token_logprobs"]

@@ -43,7 +43,20 @@ class Gpt2Reference::Weights {
         x[t] = at_point(block + "hook_resid_pre", t, x[t]);
         at_point(block + "ln1.hook_scale", t, {scale_of(x[t])});
         const Vec n = at_point(block + "ln1.hook_normalized", t, norm(x[t], at + "ln_1"));
-        const Vec all = linear(n, at + "attn.c_attn");
+        Vec all = linear(n, at + "attn.c_attn");
+        for (size_t i = 0; i < 3; ++i) {
+          Vec inputs;
+          for (size_t h = 0; h < heads; ++h) inputs.insert(inputs.end(), x[t].begin(), x[t].end());
+          inputs = at_point(block + "hook_" + std::string(1, "qkv"[i]) + "_input", t, inputs);
+          for (size_t h = 0; h < heads; ++h) {
+            const auto from = inputs.begin() + static_cast<int64_t>(h * hidden);
+            const Vec own(from, from + static_cast<int64_t>(hidden));
+            if (own == x[t]) continue;
+            const Vec made = linear(norm(own, at + "ln_1"), at + "attn.c_attn");
+            const auto column = static_cast<int64_t>(i * hidden + h * dim);
+            std::copy_n(made.begin() + column, dim, all.begin() + column);
+          }
+        }
         const auto part = [&](size_t i) {
           const auto begin = all.begin() + static_cast<int64_t>(i * hidden);
           return Vec(begin, begin + static_cast<int64_t>(hidden));

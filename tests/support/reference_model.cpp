@@ -97,7 +97,22 @@ class ReferenceModel::Weights {
           n = norm(n, at + "input_layernorm");
           at_point(block + "ln1.hook_normalized", t, n);
         }
-        const std::vector<Vec> parts = queries_keys_values(n, self, heads, kv_heads, dim);
+        std::vector<Vec> parts = queries_keys_values(n, self, heads, kv_heads, dim);
+        for (size_t part = 0; part < 3; ++part) {
+          const size_t copies = part == 0 ? heads : kv_heads;
+          Vec inputs;
+          for (size_t h = 0; h < copies; ++h) inputs.insert(inputs.end(), x[t].begin(), x[t].end());
+          at_point(block + "hook_" + std::string(1, "qkv"[part]) + "_input", t, inputs);
+          for (size_t h = 0; h < copies; ++h) {
+            const auto from = inputs.begin() + static_cast<int64_t>(h * hidden);
+            Vec own(from, from + static_cast<int64_t>(hidden));
+            if (own == x[t]) continue;
+            if (before_norm) own = norm(own, at + "input_layernorm");
+            const Vec made = queries_keys_values(own, self, heads, kv_heads, dim)[part];
+            const auto column = static_cast<int64_t>(h * dim);
+            std::copy_n(made.begin() + column, dim, parts[part].begin() + column);
+          }
+        }
         for (size_t part = 0; part < 3; ++part) {
           const std::string name(1, "qkv"[part]);
           std::vector<Vec>* const to = part == 0 ? &q : part == 1 ? &k : &v;

@@ -27,7 +27,7 @@ void list_points(const ModelConfig& c) {
     const int64_t heads = point_heads(c, p);
     out(fmt::format("{}{}  [{}]{}\n", point_info(p).of_layer ? "blocks.N." : "", point_info(p).name,
                     p == Point::scores || p == Point::pattern ? fmt::format("{}, positions", heads)
-                    : heads > 0 ? fmt::format("{}, {}", heads, c.head_dim)
+                    : heads > 0 ? fmt::format("{}, {}", heads, point_width(c, p, 0) / heads)
                                 : std::to_string(point_width(c, p, 0)),
                     point_info(p).changes ? "" : "  to look at alone"));
   }

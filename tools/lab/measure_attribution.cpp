@@ -11,10 +11,11 @@ namespace {
 // d logit / d x of one token, the final norm's scale held where x has it. (The bias of a norm adds
 // the same to all.)
 std::vector<double> direction_of(const Model& model, const std::vector<float>& x, int32_t token) {
-  const FinalNorm norm = model.final_norm();
+  const Norm& norm = model.final_norm();
+  const bool centred = !norm.bias.empty();
   const auto n = static_cast<double>(x.size());
   double mean = 0, square = 0;
-  for (const float e : x) mean += norm.bias != nullptr ? e / n : 0;
+  for (const float e : x) mean += centred ? e / n : 0;
   for (const float e : x) square += (e - mean) * (e - mean) / n;
   const double scale =
       1 / std::sqrt(square + model.config().norm_eps) / model.config().logit_divisor;
@@ -23,10 +24,10 @@ std::vector<double> direction_of(const Model& model, const std::vector<float>& x
   std::vector<double> direction(x.size());
   double mean_direction = 0;
   for (size_t k = 0; k < x.size(); ++k) {
-    direction[k] = double{row[k]} * (*norm.weight)[k] * scale;
+    direction[k] = double{row[k]} * norm.weight[k] * scale;
     mean_direction += direction[k] / n;
   }
-  if (norm.bias != nullptr) {
+  if (centred) {
     for (double& d : direction) d -= mean_direction;
   }
   return direction;

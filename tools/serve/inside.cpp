@@ -63,13 +63,13 @@ std::vector<PointAt> of_all_layers(const ModelConfig& c, Point point) {
 
 using LogitsOf = std::function<void(size_t row, std::span<const float> logits)>;
 
-// The final norm and the head over rows of the residual stream, between the engine's passes.
+// logits_of (lens_logits or head_logits) over rows, between the engine's passes.
 void head_over(Service& service, const Caller& caller, const Session& session, Rows rows,
-               const LogitsOf& take) {
+               std::vector<float> (*logits_of)(const Session&, Rows), const LogitsOf& take) {
   size_t at = 0;
   const auto step = [&] {
     const size_t n = std::min(kHeadRowsAtOnce, rows.count - at);
-    const std::vector<float> logits = lens_logits(session, rows.rows(at, n));
+    const std::vector<float> logits = logits_of(session, rows.rows(at, n));
     const size_t width = logits.size() / n;
     for (size_t i = 0; i < n; ++i) take(at + i, std::span(logits).subspan(i * width, width));
     at += n;
@@ -168,7 +168,8 @@ Response state_lens(Service& service, const Request& request, const Parts& parts
     process(service, caller, w, seen.watch());
     Json rows = Json::array();
     head_over(
-        service, caller, w.session, seen.all(), [&](size_t row, std::span<const float> logits) {
+        service, caller, w.session, seen.all(), lens_logits,
+        [&](size_t row, std::span<const float> logits) {
           if (row % count == 0) rows.push_back(Json::array());
           const auto best =
               static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
@@ -236,11 +237,12 @@ std::vector<std::optional<TokenLogprob>> process_scored(Service& service, const 
     add(session.logits());
   for (size_t at = 0; at < ids.size(); at += kTokensAtOnce) {
     const std::span<const int32_t> part = ids.subspan(at, std::min(kTokensAtOnce, ids.size() - at));
-    const Seen seen(c, {{Point::resid_post, c.layers - 1}}, session.size(), part.size());
+    const Seen seen(c, {{Point::ln_final, 0}}, session.size(), part.size());
     service.engine.process(std::vector<BatchEntry>{{&session, part, seen.watch()}}, caller.gone);
-    head_over(service, caller, session, seen.all(), [&](size_t, std::span<const float> logits) {
-      if (scores.size() < ids.size()) add(logits);
-    });
+    head_over(service, caller, session, seen.all(), head_logits,
+              [&](size_t, std::span<const float> logits) {
+                if (scores.size() < ids.size()) add(logits);
+              });
   }
   return scores;
 }

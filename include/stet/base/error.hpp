@@ -1,6 +1,7 @@
 // How every part of stet reports failure: one exception type, one line of text.
 #pragma once
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -37,5 +38,14 @@ STET_API std::string printable(const std::string& text, size_t limit = 200);
 // The same for any number of lines, uncut: tabs and newlines stay. What a stranger wrote cannot
 // drive a terminal then.
 STET_API std::string for_terminal(std::string_view text);
+
+// The range [begin, end) as texts have it: with its last number, "3..9"; "3.." for an end below 0,
+// which is none; "none of begin 9, end 3" where there is nothing in it.
+inline std::string range_text(int64_t begin, int64_t end) {
+  const std::string first = std::to_string(begin);
+  if (end < 0) return first + "..";
+  if (end <= begin) return "none of begin " + first + ", end " + std::to_string(end);
+  return first + ".." + std::to_string(end - 1);
+}
 
 }  // namespace stet

@@ -1,28 +1,44 @@
-// What the decoders after GPT-2 share: the ends of the model, the linear layers of a layer and
-// their names, and the attention between them. The forward pass itself stands in each family's
-// file.
+// The forward pass of a decoder: embeddings, the residual stream from layer to layer, the final
+// norm. A family derives from it and adds its layers (layer.hpp).
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "stet/model/attention_capture.hpp"
 #include "stet/model/family.hpp"
+#include "stet/model/layer.hpp"
 
 namespace stet {
 
-// Queries, keys and values: columns of what one linear layer gives for all three.
-struct Qkv {
-  Qkv(const ModelConfig& c, Rows qkv);
+class Decoder : public Model {
+ public:
+  void forward(Team t, const Pass& p) const override;
 
-  Rows q, k, v;  // [heads head_dim], [kv_heads head_dim] twice
+ protected:
+  // Loads nothing: for families whose tensors have names, or an order, of their own.
+  explicit Decoder(ModelConfig config);
+  // Loads embeddings, final norm and head under the names that Llama gave them. Norm weights are
+  // stored less `norm_offset`.
+  Decoder(ModelConfig config, WeightLoader& w, float norm_offset);
+
+  // Layer at.index: reads the residual stream p.x and adds to it.
+  virtual void layer(const LayerPass& at) const = 0;
+  // p.x = the embeddings of p.ids, times the config's embedding_scale.
+  virtual void embed_tokens(Team t, const Pass& p) const;
+
+  // f("layers.0."), f("layers.1."), ... for every layer.
+  template <class F>
+  void each_layer(F f) const {
+    for (int64_t i = 0; i < config_.layers; ++i) f("layers." + std::to_string(i) + ".");
+  }
+  // NAME.weight of an RMS norm over `width` columns; with NAME.bias of a layer norm.
+  Norm load_rms_norm(WeightLoader& w, const std::string& name, int64_t width,
+                     float offset = 0) const;
+  Norm load_layer_norm(WeightLoader& w, const std::string& name, int64_t width) const;
+
+  std::vector<Frequencies> frequencies_;  // per Rope
 };
-
-// RoPE: rotates the queries and keys of layer `index` by their positions, where it has any.
-void rotate(Team t, const Pass& p, const ModelConfig& c, size_t index, const Qkv& x);
-// Stores keys and values of layer `index` in the KV cache; y = attention of its queries over all
-// that is there then.
-void attend(Team t, const Pass& p, const ModelConfig& c, size_t index, const Qkv& x, Rows y);
 
 // Which linear layers have biases.
 struct Biases {
@@ -41,66 +57,46 @@ struct LinearLayers {
   Linear down;     // [hidden][intermediate]
 };
 
-// Embeddings, final norm, head and rotary frequencies; a family adds its layers and its forward
-// pass.
-class Decoder : public Model {
- public:
-  FinalNorm final_norm() const override { return {&final_norm_, nullptr}; }
-
- protected:
-  // Norm weights are stored less `norm_offset`.
-  Decoder(ModelConfig config, WeightLoader& w, float norm_offset);
-  // f("layers.0."), f("layers.1."), ... for every layer.
-  template <class F>
-  void each_layer(F f) const {
-    for (int64_t i = 0; i < config_.layers; ++i) f("layers." + std::to_string(i) + ".");
+inline void Decoder::forward(Team t, const Pass& p) const {
+  rope_tables(t, p, frequencies_);
+  if (p.first_layer == 0) embed_tokens(t, p);
+  for (size_t i = p.first_layer; i < static_cast<size_t>(config_.layers); ++i) {
+    point(t, p, Point::resid_pre, i, p.x);
+    layer({t, p, config_, i});
   }
-
-  Vector final_norm_;
-  std::vector<Frequencies> frequencies_;
-};
-
-// The points of what one linear layer gave for all three.
-inline void point(Team t, const Pass& p, size_t index, const Qkv& x) {
-  if (p.hooks == nullptr) return;
-  point(t, p, Point::q, index, x.q);
-  point(t, p, Point::k, index, x.k);
-  point(t, p, Point::v, index, x.v);
+  norm(t, p, final_norm_, p.x, p.out);
+  norm_point(t, p, Point::ln_final, 0, final_norm_, p.x, p.out);
 }
 
-inline Qkv::Qkv(const ModelConfig& c, Rows qkv) {
-  const size_t queries = static_cast<size_t>(c.heads * c.head_dim),
-               keys = static_cast<size_t>(c.kv_heads * c.head_dim);
-  q = qkv.columns(0, queries);
-  k = qkv.columns(queries, keys);
-  v = qkv.columns(queries + keys, keys);
+inline void Decoder::embed_tokens(Team t, const Pass& p) const {
+  embed(t, p, embedding_, static_cast<float>(config_.embedding_scale), p.x);
+  point(t, p, Point::embed, 0, p.x);
 }
 
-inline void rotate(Team t, const Pass& p, const ModelConfig& c, size_t index, const Qkv& x) {
-  if (c.rope_of[index] >= 0) {
-    rope(t, p, c.rope_of[index], x.q, static_cast<size_t>(c.head_dim));
-    rope(t, p, c.rope_of[index], x.k, static_cast<size_t>(c.head_dim));
-  }
-  point(t, p, Point::rot_q, index, x.q);
-  point(t, p, Point::rot_k, index, x.k);
+inline Decoder::Decoder(ModelConfig config) : Model(std::move(config)) {
+  for (const Rope& rope : config_.ropes)
+    frequencies_.push_back({inverse_frequencies(rope, config_.rotated()), rope_magnitude(rope)});
 }
 
-inline void attend(Team t, const Pass& p, const ModelConfig& c, size_t index, const Qkv& x,
-                   Rows y) {
-  const AttentionShape shape = {static_cast<int64_t>(index),
-                                static_cast<size_t>(c.heads),
-                                static_cast<size_t>(c.kv_heads),
-                                static_cast<size_t>(c.head_dim),
-                                c.window[index],
-                                c.attention_scale,
-                                c.attention_softcap};
-  store_kv(t, p, shape.layer, x.k, x.v);
-  attention(t, p, shape, x.q, y);
-  if (p.hooks != nullptr) {
-    change_attention(t, p, shape, x.q, y);
-    capture_attention(t, p, shape, x.q);
-  }
-  point(t, p, Point::z, index, y);
+inline Decoder::Decoder(ModelConfig config, WeightLoader& w, float norm_offset)
+    : Decoder(std::move(config)) {
+  const ModelConfig& c = config_;
+  embedding_ = w.matrix("embeddings", {{"embed_tokens.weight", c.vocab_size}}, c.hidden_size);
+  final_norm_ = load_rms_norm(w, "norm", c.hidden_size, norm_offset);
+  if (!c.tied_head) head_ = w.head(c.vocab_size, c.hidden_size);
+}
+
+inline Norm Decoder::load_rms_norm(WeightLoader& w, const std::string& name, int64_t width,
+                                   float offset) const {
+  return {
+      w.vector("norms", name + ".weight", width, offset), {}, static_cast<float>(config_.norm_eps)};
+}
+
+inline Norm Decoder::load_layer_norm(WeightLoader& w, const std::string& name,
+                                     int64_t width) const {
+  Norm n = load_rms_norm(w, name, width);
+  n.bias = w.vector("norms", name + ".bias", width);
+  return n;
 }
 
 inline LinearLayers::LinearLayers(WeightLoader& w, const ModelConfig& c, const std::string& at,
@@ -118,16 +114,6 @@ inline LinearLayers::LinearLayers(WeightLoader& w, const ModelConfig& c, const s
                            : Parts{{mlp + "gate_proj", inter}, {mlp + "up_proj", inter}},
                      c.hidden_size, biases.mlp);
   down = w.linear("mlp", {{mlp + "down_proj", c.hidden_size}}, inter, biases.mlp);
-}
-
-inline Decoder::Decoder(ModelConfig config, WeightLoader& w, float norm_offset)
-    : Model(std::move(config)) {
-  const ModelConfig& c = config_;
-  embedding_ = w.matrix("embeddings", {{"embed_tokens.weight", c.vocab_size}}, c.hidden_size);
-  final_norm_ = w.vector("norms", "norm.weight", c.hidden_size, norm_offset);
-  if (!c.tied_head) head_ = w.head(c.vocab_size, c.hidden_size);
-  for (const Rope& rope : c.ropes)
-    frequencies_.push_back({inverse_frequencies(rope, c.rotated()), rope_magnitude(rope)});
 }
 
 }  // namespace stet

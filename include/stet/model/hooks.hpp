@@ -111,23 +111,44 @@ class Hooks {
     const Slot& s = slots_[layer * kPoints + static_cast<size_t>(point)];
     return !s.changes.empty() || !s.calls.empty() || !s.copies.empty();
   }
-  void visit(Team t, Point point, size_t layer, Rows x) const {
+  // Whether what visit() leaves in x may be other than what was there.
+  bool may_change(Point point, size_t layer) const {
     const Slot& s = slots_[layer * kPoints + static_cast<size_t>(point)];
-    const int64_t heads = point_heads(*config_, point);
-    for (const Change& c : s.changes) {
-      t.each_range(c.count, 1, [&](Range some) {
-        for (size_t i = some.begin; i < some.end; ++i)
-          apply(c, c.first + static_cast<int64_t>(i), heads, x.row(c.row + i), x.width);
-      });
+    return !s.changes.empty() || !s.calls.empty();
+  }
+  // x: the rows of the pass from `begin` on.
+  void visit(Team t, Point point, size_t layer, Rows x, size_t begin = 0) const {
+    const Slot& s = slots_[layer * kPoints + static_cast<size_t>(point)];
+    visit_changes(t, point, layer, x, begin);
+    for (const Call& c : s.calls) {
+      const Range some = common(c.row, c.count, x, begin);
+      if (some.size() > 0)
+        t.each(1, [&](size_t) {
+          run(c, c.first + static_cast<int64_t>(some.begin),
+              x.rows(c.row + some.begin - begin, some.size()));
+        });
     }
-    for (const Call& c : s.calls) t.each(1, [&](size_t) { run(c, x.rows(c.row, c.count)); });
     for (const Copy& c : s.copies) {
-      t.each_range(c.to.count, 1, [&](Range some) {
-        for (size_t i = some.begin; i < some.end; ++i)
-          std::memcpy(c.to.row(i), x.row(c.row + i), x.width * sizeof(float));
+      each_common(t, c.row, c.to.count, x, begin, [&](size_t i, float* row) {
+        std::memcpy(c.to.row(i), row, x.width * sizeof(float));
       });
     }
   }
+  // The declared changes alone.
+  void visit_changes(Team t, Point point, size_t layer, Rows x, size_t begin) const {
+    const int64_t heads = point_heads(*config_, point);
+    for (const Change& c : slots_[layer * kPoints + static_cast<size_t>(point)].changes) {
+      each_common(t, c.row, c.count, x, begin, [&](size_t i, float* row) {
+        apply(c, c.first + static_cast<int64_t>(i), heads, row, x.width);
+      });
+    }
+  }
+  // Room for kHeadInputRows rows of q_input, k_input or v_input, [heads][hidden]; and for what a
+  // layer makes of one head's, as wide as its queries, keys and values together. Empty where nobody
+  // asked for such a point.
+  static constexpr size_t kHeadInputRows = 16;
+  const Rows& head_inputs() const { return head_inputs_; }
+  const Rows& head_products() const { return head_products_; }
   // After the pass: what a callback threw, or an argument Error for numbers that it left there and
   // that are not finite. Its pass, all zeros from there on, is worth nothing.
   void rethrow() const {
@@ -165,15 +186,46 @@ class Hooks {
     std::vector<Copy> copies;
   };
 
+  // Which of the rows [row, row + count) of the pass are among x, the rows from `begin` on; counted
+  // from `row`.
+  static Range common(size_t row, size_t count, Rows x, size_t begin) {
+    const size_t from = std::max(row, begin), end = std::min(row + count, begin + x.count);
+    return {from - row, std::max(from, end) - row};
+  }
+  // f(i, the row of x) for each of them.
+  template <class F>
+  static void each_common(Team t, size_t row, size_t count, Rows x, size_t begin, F f) {
+    const Range rows = common(row, count, x, begin);
+    t.each_range(rows.size(), 1, [&](Range some) {
+      for (size_t k = some.begin; k < some.end; ++k) {
+        const size_t i = rows.begin + k;
+        f(i, x.row(row + i - begin));
+      }
+    });
+  }
+
   Slot& slot(Point point, size_t layer) {
+    if (is_head_input(point) && head_inputs_.data == nullptr) make_head_room();
     return slots_[layer * kPoints + static_cast<size_t>(point)];
   }
+  void make_head_room() {
+    const ModelConfig& c = *config_;
+    const auto make = [&](Memory& memory, int64_t width) {
+      const auto n = static_cast<size_t>(width),
+                 stride = (n + kQuantStrip - 1) / kQuantStrip * kQuantStrip;
+      memory = Memory(kHeadInputRows * stride * sizeof(float), false);
+      return Rows{memory.as<float>(), stride, n, kHeadInputRows};
+    };
+    head_inputs_ = make(head_memory_[0], c.heads * c.hidden_size);
+    head_products_ = make(head_memory_[1], (c.heads + 2 * c.kv_heads) * c.head_dim);
+  }
   // No exception may leave a pass: the first waits until it is over.
-  void run(const Call& c, Rows rows) const {
+  void run(const Call& c, int64_t first, Rows rows) const {
     try {
       if (failure_ == nullptr) {
-        c.what->change(c.at, c.first, rows);
-        for (size_t i = 0; i < rows.count; ++i) check_finite(c, i, {rows.row(i), rows.width});
+        c.what->change(c.at, first, rows);
+        for (size_t i = 0; i < rows.count; ++i)
+          check_finite(c.at, first + static_cast<int64_t>(i), {rows.row(i), rows.width});
         return;
       }
     } catch (...) {
@@ -181,11 +233,10 @@ class Hooks {
     }
     for (size_t i = 0; i < rows.count; ++i) std::fill_n(rows.row(i), rows.width, 0.0f);
   }
-  static void check_finite(const Call& c, size_t i, std::span<const float> row) {
+  static void check_finite(const PointAt& at, int64_t position, std::span<const float> row) {
     if (const auto bad = find_not_finite(row)) {
       throw Error(ErrorKind::argument, "",
-                  "callback: " + point_name(c.at) + ", position " +
-                      std::to_string(c.first + static_cast<int64_t>(i)),
+                  "callback: " + point_name(at) + ", position " + std::to_string(position),
                   "finite numbers", std::to_string(row[*bad]));
     }
   }
@@ -220,6 +271,8 @@ class Hooks {
 
   const ModelConfig* config_;
   std::vector<Slot> slots_;
+  Memory head_memory_[2];
+  Rows head_inputs_, head_products_;
   mutable std::exception_ptr failure_;  // touched within pieces of the pass, and after it
 };
 

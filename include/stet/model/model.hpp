@@ -39,12 +39,6 @@ struct Workspace {
   int threads = 0;
 };
 
-// What stands between the residual stream and the head: an RMS norm, or with a bias a layer norm.
-struct FinalNorm {
-  const Vector* weight;
-  const Vector* bias;  // null: an RMS norm
-};
-
 class Checkpoint;
 // The name of a contract in full: that of ggml lists the types of the model's tensors.
 class Model;
@@ -117,15 +111,13 @@ class STET_API Model {
   void check_contract(Contract contract) const;
 
   // p.ids -> p.out, the hidden states after the final norm; keys and values go to the caches of
-  // p.spans.
+  // p.spans. Begins at p.first_layer.
   virtual void forward(Team t, const Pass& p) const = 0;
-  // Whether forward() goes by p.first_layer. Where it does not, what could begin at a later layer
-  // (session/trace.hpp) begins at the first.
-  virtual bool begins_anywhere() const { return false; }
   // Hidden states after the final norm [rows] -> logits [rows][vocab_size].
   void head(Team t, const Pass& p, Rows hidden, Rows logits) const;
 
-  virtual FinalNorm final_norm() const = 0;
+  // What stands between the residual stream and the head.
+  const Norm& final_norm() const { return final_norm_; }
   // The head's weights for one token as float32, [hidden_size].
   void head_row(int32_t token, float* to) const {
     (config_.tied_head ? embedding_ : head_).gather(static_cast<size_t>(token), to);
@@ -146,6 +138,7 @@ class STET_API Model {
 
   ModelConfig config_;
   Matrix embedding_;
+  Norm final_norm_;
   Matrix head_;  // empty when tied
 
  private:

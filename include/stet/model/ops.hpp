@@ -30,6 +30,8 @@ void linear_gated(Team t, const Pass& p, size_t index, const Linear& layer, Gate
 void rms_norm(Team t, const Pass& p, const Vector& weight, double eps, Rows x, Rows y);
 void layer_norm(Team t, const Pass& p, const Vector& weight, const Vector& bias, double eps, Rows x,
                 Rows y);
+// Whichever of both the weights are for; x and y may be the same.
+void norm(Team t, const Pass& p, const Norm& n, Rows x, Rows y);
 // Every head of x ([heads][head_dim] side by side) normalised by itself.
 void rms_norm_heads(Team t, const Pass& p, const Vector& weight, double eps, Rows x,
                     size_t head_dim);
@@ -50,16 +52,10 @@ void divide(Team t, const Pass& p, double divisor, Rows y);  // y /= divisor
 // y = cap * tanh(y / cap); nothing when cap is 0.
 void softcap(Team t, const Pass& p, double cap, Rows y);
 
-// What attention of layer `index`, or its MLP, left in p.out is added to the residual stream.
-void add_attention(Team t, const Pass& p, size_t index);
-void add_mlp(Team t, const Pass& p, size_t index);
-
 // x is what this point of layer `index` is called by: hooks of the pass change it and look at it.
 void point(Team t, const Pass& p, Point which, size_t index, Rows x);
-// The same of y, which a norm gave for x; and of what that divided by. `centred`: after the mean
-// was taken off.
-void norm_point(Team t, const Pass& p, Point which, size_t index, double eps, Rows x, Rows y,
-                bool centred = false);
+// The same of y, which a norm gave for x; and of what that divided by.
+void norm_point(Team t, const Pass& p, Point which, size_t index, const Norm& norm, Rows x, Rows y);
 
 namespace detail {
 
@@ -184,6 +180,13 @@ inline void layer_norm(Team t, const Pass& p, const Vector& weight, const Vector
   });
 }
 
+inline void norm(Team t, const Pass& p, const Norm& n, Rows x, Rows y) {
+  if (n.bias.empty())
+    rms_norm(t, p, n.weight, n.eps, x, y);
+  else
+    layer_norm(t, p, n.weight, n.bias, n.eps, x, y);
+}
+
 inline void rms_norm_heads(Team t, const Pass& p, const Vector& weight, double eps, Rows x,
                            size_t head_dim) {
   const size_t heads = x.width / head_dim;
@@ -296,34 +299,18 @@ inline void point(Team t, const Pass& p, Point which, size_t index, Rows x) {
   if (p.hooks != nullptr && p.hooks->wants(which, index)) p.hooks->visit(t, which, index, x);
 }
 
-inline void norm_point(Team t, const Pass& p, Point which, size_t index, double eps, Rows x, Rows y,
-                       bool centred) {
+inline void norm_point(Team t, const Pass& p, Point which, size_t index, const Norm& norm, Rows x,
+                       Rows y) {
   if (p.hooks == nullptr) return;
   const Point scale = scale_of_norm(which);
   if (p.hooks->wants(scale, index)) {
     p.hooks->each_copy(scale, index, [&](size_t row, const Rows& to) {
       detail::each_row(t, to.count, [&](size_t i) {
-        *to.row(i) =
-            p.kernels->norm_scale(x.row(row + i), static_cast<float>(eps), centred, x.width);
+        *to.row(i) = p.kernels->norm_scale(x.row(row + i), norm.eps, !norm.bias.empty(), x.width);
       });
     });
   }
   point(t, p, which, index, y);
-}
-
-inline void add_attention(Team t, const Pass& p, size_t index) {
-  point(t, p, Point::attn_out, index, p.out);
-  add(t, p, p.x, p.out);
-  point(t, p, Point::resid_mid, index, p.x);
-}
-
-inline void add_mlp(Team t, const Pass& p, size_t index) {
-  point(t, p, Point::mlp_out, index, p.out);
-  detail::each_row(t, p.out.count, [&](size_t r) {
-    p.kernels->add(p.x.row(r), p.out.row(r), p.out.width);
-    if (r == 0 && p.after_layer != nullptr) (*p.after_layer)();
-  });
-  point(t, p, Point::resid_post, index, p.x);
 }
 
 inline Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads,

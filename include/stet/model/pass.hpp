@@ -47,7 +47,7 @@ struct Pass {
   Rows x, normed, qkv, attention, gate_up, mlp, out;
 
   // Not 0: x is the residual stream before this layer already, and the keys and values of the
-  // layers below are in the caches (Model::begins_anywhere).
+  // layers below are in the caches.
   size_t first_layer = 0;
 
   // Called by one of the threads when a layer is done; null: nobody asks. It may not throw.

@@ -17,6 +17,9 @@ enum class Point : uint8_t {
   embed,           // the residual stream's first value, scaled where the family scales it
   pos_embed,       // GPT-2: what positions add to it
   resid_pre,       // the residual stream before a layer
+  q_input,         // [heads][hidden]: what each head's queries are made of, resid_pre each
+  k_input,         // [kv_heads][hidden]: likewise its keys
+  v_input,         // likewise its values
   ln1_scale,       // what the norm before attention divides by, one number; to look at alone
   ln1,             // what attention reads: the norm's output, its weight included
   q,               // [heads][head_dim], before norms of heads and rotation
@@ -41,7 +44,7 @@ enum class Point : uint8_t {
   ln_final_scale,  // as ln1_scale
   ln_final,        // what the head reads
 };
-constexpr int kPoints = 25;
+constexpr int kPoints = 28;
 
 struct PointInfo {
   const char* name;  // after "blocks.N." where it is of a layer
@@ -50,36 +53,31 @@ struct PointInfo {
 };
 
 inline const PointInfo& point_info(Point p) {
-  static constexpr PointInfo kAll[kPoints] = {{"hook_embed", false, true},
-                                              {"hook_pos_embed", false, true},
-                                              {"hook_resid_pre", true, true},
-                                              {"ln1.hook_scale", true, false},
-                                              {"ln1.hook_normalized", true, true},
-                                              {"attn.hook_q", true, true},
-                                              {"attn.hook_k", true, true},
-                                              {"attn.hook_v", true, true},
-                                              {"attn.hook_rot_q", true, true},
-                                              {"attn.hook_rot_k", true, true},
-                                              {"attn.hook_attn_scores", true, false},
-                                              {"attn.hook_pattern", true, false},
-                                              {"attn.hook_z", true, true},
-                                              {"attn.hook_result", true, false},
-                                              {"hook_attn_out", true, true},
-                                              {"hook_resid_mid", true, true},
-                                              {"ln2.hook_scale", true, false},
-                                              {"ln2.hook_normalized", true, true},
-                                              {"mlp.hook_pre", true, true},
-                                              {"mlp.hook_pre_linear", true, true},
-                                              {"mlp.hook_post", true, true},
-                                              {"hook_mlp_out", true, true},
-                                              {"hook_resid_post", true, true},
-                                              {"ln_final.hook_scale", false, false},
-                                              {"ln_final.hook_normalized", false, true}};
+  static constexpr PointInfo kAll[kPoints] = {
+      {"hook_embed", false, true},           {"hook_pos_embed", false, true},
+      {"hook_resid_pre", true, true},        {"hook_q_input", true, true},
+      {"hook_k_input", true, true},          {"hook_v_input", true, true},
+      {"ln1.hook_scale", true, false},       {"ln1.hook_normalized", true, true},
+      {"attn.hook_q", true, true},           {"attn.hook_k", true, true},
+      {"attn.hook_v", true, true},           {"attn.hook_rot_q", true, true},
+      {"attn.hook_rot_k", true, true},       {"attn.hook_attn_scores", true, false},
+      {"attn.hook_pattern", true, false},    {"attn.hook_z", true, true},
+      {"attn.hook_result", true, false},     {"hook_attn_out", true, true},
+      {"hook_resid_mid", true, true},        {"ln2.hook_scale", true, false},
+      {"ln2.hook_normalized", true, true},   {"mlp.hook_pre", true, true},
+      {"mlp.hook_pre_linear", true, true},   {"mlp.hook_post", true, true},
+      {"hook_mlp_out", true, true},          {"hook_resid_post", true, true},
+      {"ln_final.hook_scale", false, false}, {"ln_final.hook_normalized", false, true}};
   return kAll[static_cast<int>(p)];
 }
 
 // [heads][positions]: interventions change them (Intervention::key_begin), callbacks do not.
 inline bool is_attention(Point p) { return p == Point::scores || p == Point::pattern; }
+
+// The residual stream once for each head, before the norm: a head's copy is changed by itself.
+inline bool is_head_input(Point p) {
+  return p == Point::q_input || p == Point::k_input || p == Point::v_input;
+}
 
 inline bool is_norm_scale(Point p) {
   return p == Point::ln1_scale || p == Point::ln2_scale || p == Point::ln_final_scale;
@@ -107,10 +105,13 @@ inline bool has_point(const ModelConfig& c, Point p) {
 // Heads that its columns are of; 0: none.
 inline int64_t point_heads(const ModelConfig& c, Point p) {
   switch (p) {
+    case Point::k_input:
+    case Point::v_input:
     case Point::k:
     case Point::v:
     case Point::rot_k:
       return c.kv_heads;
+    case Point::q_input:
     case Point::q:
     case Point::rot_q:
     case Point::z:
@@ -126,7 +127,7 @@ inline int64_t point_heads(const ModelConfig& c, Point p) {
 // Columns of one position; of scores and pattern, of `positions` that are there.
 inline int64_t point_width(const ModelConfig& c, Point p, int64_t positions) {
   if (is_attention(p)) return c.heads * positions;
-  if (p == Point::result) return c.heads * c.hidden_size;
+  if (p == Point::result || is_head_input(p)) return point_heads(c, p) * c.hidden_size;
   if (is_norm_scale(p)) return 1;
   if (const int64_t heads = point_heads(c, p)) return heads * c.head_dim;
   if (p == Point::mlp_pre || p == Point::mlp_pre_linear || p == Point::mlp_post)

@@ -30,4 +30,11 @@ struct Linear {
   Vector bias;
 };
 
+// The weights of a norm over [width] columns: of an RMS norm, or with a bias of a layer norm.
+struct Norm {
+  Vector weight;
+  Vector bias;    // empty: an RMS norm
+  float eps = 0;  // under the root
+};
+
 }  // namespace stet

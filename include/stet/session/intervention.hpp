@@ -88,15 +88,14 @@ inline size_t values_of(const ModelConfig& c, const Intervention& w, size_t foun
 
 // The positions that are looked at, and what can be done with them.
 inline void check_keys(const Intervention& w) {
-  const std::string found =
-      "[" + std::to_string(w.key_begin) + ", " + std::to_string(w.key_end) + ")";
+  const std::string found = range_text(w.key_begin, w.key_end);
   if (!is_attention(w.point)) {
     if (w.key_begin != 0 || w.key_end != -1)
       refuse_intervention("keys", "none: the point is neither scores nor a pattern", found);
     return;
   }
   if (w.key_begin < 0 || (w.key_end != -1 && w.key_end <= w.key_begin))
-    refuse_intervention("keys", "begin < end", found);
+    refuse_intervention("keys", "some from 0 on", found);
   if (w.op != Intervention::Op::set && w.op != Intervention::Op::add &&
       w.op != Intervention::Op::scale)
     refuse_intervention("op", "set, add or scale of scores and patterns",
@@ -120,8 +119,7 @@ inline void check_intervention(const ModelConfig& config, const Intervention& w)
     refuse_intervention("heads", "none: the point has no heads", std::to_string(w.heads.front()));
   detail::check_indices("heads", w.heads, heads);
   if (w.begin < 0 || (w.end >= 0 && w.ended < 0 && w.end <= w.begin))
-    refuse_intervention("positions", "begin < end",
-                        std::to_string(w.begin) + ".." + std::to_string(w.end));
+    refuse_intervention("positions", "some from 0 on", range_text(w.begin, w.end));
   detail::check_keys(w);
   const std::span<const float> values =
       w.values ? std::span<const float>(*w.values) : std::span<const float>();
@@ -144,7 +142,7 @@ inline void attach(State& state, const ModelConfig& config, Intervention w) {
   w.prunes = static_cast<int64_t>(state.prunes.size());
   if (w.end >= 0 && w.end <= w.at && w.ended < 0)
     detail::refuse_intervention("positions", "some from " + std::to_string(w.at) + " on",
-                                std::to_string(w.begin) + ".." + std::to_string(w.end));
+                                range_text(w.begin, w.end));
   state.interventions.push_back(std::move(w));
 }
 
@@ -187,11 +185,10 @@ inline void check_shift_allowed(const State& state) {
     if ((w.key_begin != 0 || w.key_end >= 0) && (w.end < 0 || w.end > state.size()))
       throw Error(ErrorKind::argument, "", "prune",
                   "no shift while an intervention names positions that are looked at",
-                  "[" + std::to_string(w.key_begin) + ", " + std::to_string(w.key_end) + ")");
+                  range_text(w.key_begin, w.key_end));
     if (w.end >= 0 ? w.end > state.size() : w.begin > state.size())
       throw Error(ErrorKind::argument, "", "prune",
-                  "no shift while an intervention waits for positions",
-                  std::to_string(w.begin) + ".." + (w.end < 0 ? "" : std::to_string(w.end)));
+                  "no shift while an intervention waits for positions", range_text(w.begin, w.end));
   }
 }
 

@@ -8,35 +8,49 @@
 
 namespace stet {
 
-// Logits [rows][vocab_size] of the model's final norm and head over rows of the residual stream, as
-// the session computes.
-inline std::vector<float> lens_logits(const Session& session, Rows residual) {
+namespace detail {
+
+// Logits [rows][vocab_size] of the head, over what normed(t, pass, x, y) makes of `rows`, as the
+// session computes.
+template <class Normed>
+std::vector<float> head_over(const Session& session, Rows rows, Normed normed) {
   const Model& model = session.model();
-  const ModelConfig& c = model.config();
   const ComputeOptions& compute = session.compute();
-  const detail::WorkspaceLease lease(model, detail::kHeadRows, detail::threads_of(compute));
+  const WorkspaceLease lease(model, kHeadRows, threads_of(compute));
   Workspace& w = *lease;
-  const auto width = static_cast<size_t>(c.vocab_size);
-  std::vector<float> all(residual.count * width);
-  for (size_t at = 0; at < residual.count; at += w.logits.count) {
-    const size_t count = std::min(w.logits.count, residual.count - at);
+  const auto width = static_cast<size_t>(model.config().vocab_size);
+  std::vector<float> all(rows.count * width);
+  for (size_t at = 0; at < rows.count; at += w.logits.count) {
+    const size_t count = std::min(w.logits.count, rows.count - at);
     w.ids.assign(count, 0);
     w.spans.clear();
-    const Pass pass = detail::make_pass(compute, w, nullptr);
-    const FinalNorm norm = model.final_norm();
+    const Pass pass = make_pass(compute, w, nullptr);
     const auto work = [&](Team t) {
-      const Rows x = residual.rows(at, count), y = w.out.rows(0, count);
-      if (norm.bias == nullptr)
-        rms_norm(t, pass, *norm.weight, c.norm_eps, x, y);
-      else
-        layer_norm(t, pass, *norm.weight, *norm.bias, c.norm_eps, x, y);
+      const Rows y = w.out.rows(0, count);
+      normed(t, pass, rows.rows(at, count), y);
       model.head(t, pass, y, w.logits.rows(0, count));
     };
-    run_operations(detail::team_of(compute), work);
+    run_operations(team_of(compute), work);
     for (size_t i = 0; i < count; ++i)
       std::copy_n(w.logits.row(i), width, all.data() + (at + i) * width);
   }
   return all;
+}
+
+}  // namespace detail
+
+// Logits [rows][vocab_size] of the model's final norm and head over rows of the residual stream.
+inline std::vector<float> lens_logits(const Session& session, Rows residual) {
+  return detail::head_over(session, residual, [&](Team t, const Pass& p, Rows x, Rows y) {
+    norm(t, p, session.model().final_norm(), x, y);
+  });
+}
+
+// The same of the head alone, over rows of ln_final.hook_normalized.
+inline std::vector<float> head_logits(const Session& session, Rows normed) {
+  return detail::head_over(session, normed, [](Team t, const Pass&, Rows x, Rows y) {
+    detail::each_row(t, x.count, [&](size_t r) { std::copy_n(x.row(r), x.width, y.row(r)); });
+  });
 }
 
 }  // namespace stet

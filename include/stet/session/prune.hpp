@@ -152,8 +152,8 @@ inline void prune_range(State& state, const ModelConfig& config, int64_t begin, 
                         bool shift) {
   const int64_t size = state.size();
   if (begin < 0 || end < begin || end > size) {
-    throw Error(ErrorKind::argument, "", "prune", "positions in 0.." + std::to_string(size),
-                std::to_string(begin) + ".." + std::to_string(end));
+    throw Error(ErrorKind::argument, "", "prune", "positions of " + range_text(0, size),
+                range_text(begin, end));
   }
   if (begin == end) return;
   if (shift) check_shift_allowed(state);

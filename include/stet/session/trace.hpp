@@ -139,7 +139,6 @@ inline void Trace::process(const Session& before,
 
 // The first that it changes anything in; all of them for what comes behind the last.
 inline size_t Trace::layer_of(const Intervention& w) const {
-  if (!model().begins_anywhere()) return 0;
   if (w.point == Point::ln_final) return layers();
   if (!point_info(w.point).of_layer || w.layers.empty()) return 0;
   return static_cast<size_t>(*std::min_element(w.layers.begin(), w.layers.end()));
@@ -154,7 +153,7 @@ inline Trace::Job Trace::job_of(const TraceRun& run, const std::string& name) {
          static_cast<int64_t>(run.prompt));
   Prompt& prompt = prompts_[run.prompt];
   const int64_t size = prompt.session.size();
-  Job job{&prompt, {}, run.positions, model().begins_anywhere() ? layers() : 0, size};
+  Job job{&prompt, {}, run.positions, layers(), size};
   for (const int64_t p : run.positions) {
     if (p < first_ || p >= size)
       fail("positions", "some of " + std::to_string(first_) + ".." + std::to_string(size - 1), p);

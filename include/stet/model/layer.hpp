@@ -1,0 +1,215 @@
+// The steps that the layers of decoders are made of. Each passes the points that TransformerLens
+// names there, so that a family's file has the layer alone.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "stet/model/attention_capture.hpp"
+#include "stet/model/ops.hpp"
+
+namespace stet {
+
+// Layer `index` of a pass: what every step is given.
+struct LayerPass {
+  Team t;
+  const Pass& p;
+  const ModelConfig& config;
+  size_t index;
+};
+
+// Queries, keys and values: columns of what one linear layer gives for all three.
+struct Qkv {
+  Qkv(const ModelConfig& c, Rows qkv);
+
+  Rows q, k, v;  // [heads head_dim], [kv_heads head_dim] twice
+};
+
+// y = norm(x); at a point, if one is given: ln1 or ln2 of the layer.
+void norm(const LayerPass& at, const Norm& n, Rows x, Rows y);
+void norm(const LayerPass& at, Point point, const Norm& n, Rows x, Rows y);
+// Every head of x by itself, [heads][head_dim] side by side.
+void norm_heads(const LayerPass& at, const Norm& n, Rows x);
+
+// Queries, keys and values of the residual stream p.x: qkv(norm(x)), in p.qkv; norm(x) is left in
+// p.normed. Without a norm qkv(x).
+Qkv attention_input(const LayerPass& at, const Norm& n, const Linear& qkv);
+Qkv attention_input(const LayerPass& at, const Linear& qkv);
+// RoPE: rotates queries and keys by their positions, where the layer has any.
+void rotate(const LayerPass& at, const Qkv& x);
+// Stores keys and values in the KV cache; p.attention = attention of the queries over all that is
+// there then.
+void attend(const LayerPass& at, const Qkv& x);
+// p.out = o(p.attention).
+void attention_output(const LayerPass& at, const Linear& o);
+// What attention left in p.out is added to the residual stream.
+void add_attention(const LayerPass& at);
+
+// p.out = down(f(gate) up), where gate and up are the halves of gate_up(x).
+void gated_mlp(const LayerPass& at, const Linear& gate_up, const Linear& down, Gate f, Rows x);
+// p.out = down(f(up(x))).
+void plain_mlp(const LayerPass& at, const Linear& up, const Linear& down,
+               void (*f)(Team t, const Pass& p, Rows x, Rows y), Rows x);
+// What the MLP left in p.out is added to the residual stream.
+void add_mlp(const LayerPass& at);
+
+inline Qkv::Qkv(const ModelConfig& c, Rows qkv) {
+  const size_t queries = static_cast<size_t>(c.heads * c.head_dim),
+               keys = static_cast<size_t>(c.kv_heads * c.head_dim);
+  q = qkv.columns(0, queries);
+  k = qkv.columns(queries, keys);
+  v = qkv.columns(queries + keys, keys);
+}
+
+inline void norm(const LayerPass& at, const Norm& n, Rows x, Rows y) { norm(at.t, at.p, n, x, y); }
+
+inline void norm(const LayerPass& at, Point point, const Norm& n, Rows x, Rows y) {
+  norm(at, n, x, y);
+  norm_point(at.t, at.p, point, at.index, n, x, y);
+}
+
+inline void norm_heads(const LayerPass& at, const Norm& n, Rows x) {
+  rms_norm_heads(at.t, at.p, n.weight, n.eps, x, static_cast<size_t>(at.config.head_dim));
+}
+
+namespace detail {
+
+// Some rows of q_input, k_input or v_input, whose heads have been changed: each head's part of the
+// layer's queries, keys or values is computed again from its own copy of the residual stream. ln1's
+// interventions hold for all of them. p.out is scratch.
+inline void take_head_inputs(const LayerPass& at, const Norm* n, const Linear& qkv, Rows inputs,
+                             size_t begin, Rows to) {
+  const Team t = at.t;
+  const Pass& p = at.p;
+  const size_t width = p.x.width, dim = static_cast<size_t>(at.config.head_dim),
+               count = inputs.count;
+  const Rows alone = p.out.rows(begin, count), products = p.hooks->head_products().rows(0, count);
+  const auto first = static_cast<size_t>(to.data - p.qkv.data);  // column of `to` in the product
+  for (size_t h = 0; h < inputs.width / width; ++h) {
+    each_row(t, count, [&](size_t r) {
+      std::memcpy(alone.row(r), inputs.row(r) + h * width, width * sizeof(float));
+    });
+    if (n != nullptr) {
+      norm(t, p, *n, alone, alone);
+      p.hooks->visit_changes(t, Point::ln1, at.index, alone, begin);
+    }
+    linear(t, p, qkv, alone, products);
+    each_row(t, count, [&](size_t r) {
+      std::memcpy(to.row(begin + r) + h * dim, products.row(r) + first + h * dim,
+                  dim * sizeof(float));
+    });
+  }
+}
+
+inline void head_input_point(const LayerPass& at, Point point, const Norm* n, const Linear& qkv,
+                             Rows to) {
+  const Team t = at.t;
+  const Pass& p = at.p;
+  if (!p.hooks->wants(point, at.index)) return;
+  const size_t width = p.x.width, heads = static_cast<size_t>(point_heads(at.config, point));
+  for (size_t begin = 0; begin < p.x.count; begin += Hooks::kHeadInputRows) {
+    const size_t count = std::min(Hooks::kHeadInputRows, p.x.count - begin);
+    const Rows inputs = p.hooks->head_inputs().columns(0, heads * width).rows(0, count);
+    each_row(t, count, [&](size_t r) {
+      for (size_t h = 0; h < heads; ++h)
+        std::memcpy(inputs.row(r) + h * width, p.x.row(begin + r), width * sizeof(float));
+    });
+    p.hooks->visit(t, point, at.index, inputs, begin);
+    if (p.hooks->may_change(point, at.index)) take_head_inputs(at, n, qkv, inputs, begin, to);
+  }
+}
+
+inline Qkv attention_input(const LayerPass& at, const Norm* n, const Linear& qkv) {
+  const auto& [t, p, c, index] = at;
+  if (n != nullptr) norm(at, Point::ln1, *n, p.x, p.normed);
+  linear(t, p, qkv, n != nullptr ? p.normed : p.x, p.qkv);
+  const Qkv x(c, p.qkv);
+  if (p.hooks != nullptr) {
+    head_input_point(at, Point::q_input, n, qkv, x.q);
+    head_input_point(at, Point::k_input, n, qkv, x.k);
+    head_input_point(at, Point::v_input, n, qkv, x.v);
+    point(t, p, Point::q, index, x.q);
+    point(t, p, Point::k, index, x.k);
+    point(t, p, Point::v, index, x.v);
+  }
+  return x;
+}
+
+}  // namespace detail
+
+inline Qkv attention_input(const LayerPass& at, const Norm& n, const Linear& qkv) {
+  return detail::attention_input(at, &n, qkv);
+}
+
+inline Qkv attention_input(const LayerPass& at, const Linear& qkv) {
+  return detail::attention_input(at, nullptr, qkv);
+}
+
+inline void rotate(const LayerPass& at, const Qkv& x) {
+  const auto& [t, p, c, index] = at;
+  if (c.rope_of[index] >= 0) {
+    rope(t, p, c.rope_of[index], x.q, static_cast<size_t>(c.head_dim));
+    rope(t, p, c.rope_of[index], x.k, static_cast<size_t>(c.head_dim));
+  }
+  point(t, p, Point::rot_q, index, x.q);
+  point(t, p, Point::rot_k, index, x.k);
+}
+
+inline void attend(const LayerPass& at, const Qkv& x) {
+  const auto& [t, p, c, index] = at;
+  const AttentionShape shape = {static_cast<int64_t>(index),
+                                static_cast<size_t>(c.heads),
+                                static_cast<size_t>(c.kv_heads),
+                                static_cast<size_t>(c.head_dim),
+                                c.window[index],
+                                c.attention_scale,
+                                c.attention_softcap};
+  store_kv(t, p, shape.layer, x.k, x.v);
+  attention(t, p, shape, x.q, p.attention);
+  if (p.hooks != nullptr) {
+    change_attention(t, p, shape, x.q, p.attention);
+    capture_attention(t, p, shape, x.q);
+  }
+  point(t, p, Point::z, index, p.attention);
+}
+
+inline void attention_output(const LayerPass& at, const Linear& o) {
+  result_point(at.t, at.p, at.config, at.index, o.weight);
+  linear(at.t, at.p, o, at.p.attention, at.p.out);
+}
+
+inline void add_attention(const LayerPass& at) {
+  const auto& [t, p, c, index] = at;
+  point(t, p, Point::attn_out, index, p.out);
+  add(t, p, p.x, p.out);
+  point(t, p, Point::resid_mid, index, p.x);
+}
+
+inline void gated_mlp(const LayerPass& at, const Linear& gate_up, const Linear& down, Gate f,
+                      Rows x) {
+  const Pass& p = at.p;
+  linear_gated(at.t, p, at.index, gate_up, f, x, p.gate_up, p.mlp);
+  linear(at.t, p, down, p.mlp, p.out);
+}
+
+inline void plain_mlp(const LayerPass& at, const Linear& up, const Linear& down,
+                      void (*f)(Team t, const Pass& p, Rows x, Rows y), Rows x) {
+  const auto& [t, p, c, index] = at;
+  linear(t, p, up, x, p.mlp);
+  point(t, p, Point::mlp_pre, index, p.mlp);
+  f(t, p, p.mlp, p.mlp);
+  point(t, p, Point::mlp_post, index, p.mlp);
+  linear(t, p, down, p.mlp, p.out);
+}
+
+inline void add_mlp(const LayerPass& at) {
+  const Pass& p = at.p;
+  point(at.t, p, Point::mlp_out, at.index, p.out);
+  detail::each_row(at.t, p.out.count, [&](size_t r) {
+    p.kernels->add(p.x.row(r), p.out.row(r), p.out.width);
+    if (r == 0 && p.after_layer != nullptr) (*p.after_layer)();
+  });
+  point(at.t, p, Point::resid_post, at.index, p.x);
+}
+
+}  // namespace stet
