@@ -1,4 +1,4 @@
-#include "tools/run.hpp"
+#include "tools/command/run.hpp"
 
 #ifdef STET_STATIC
 #include <cstdlib>

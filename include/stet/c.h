@@ -29,8 +29,8 @@
  *            of threads may use one at once. A session, batch, chat, text stream or sampler may be
  *            used by one thread at a time. Freeing counts as use.
  * Callbacks  run on the calling thread, but for stet_change_callback. They get their `context`, may
- * only read the session that they are called for, and return 0 to go on. Numbers    `threads` 0
- * means all processors that the process may run on. Positions count from 0.
+ *            only read the session that they are called for, and return 0 to go on.
+ * Numbers    `threads` 0 means all processors that the process may run on. Positions count from 0.
  */
 #ifndef STET_C_H
 #define STET_C_H

@@ -1,7 +1,12 @@
-// All of stet's C++ interface.
+// stet's C++ interface. What is not here is for those who look behind it: kernels/ and base/ are what
+// the rest is made of, files/archive.hpp is the form of snapshots, snapshot/encode.hpp writes one
+// from parts, and store/backend.hpp, policy.hpp and record.hpp are for stores of one's own.
 #pragma once
 
 #include "stet/chat/conversation.hpp"
+#include "stet/checkpoint/cache.hpp"
+#include "stet/checkpoint/gguf.hpp"
+#include "stet/checkpoint/overrides.hpp"
 #include "stet/checkpoint/packed.hpp"
 #include "stet/generate/batch.hpp"
 #include "stet/generate/generate.hpp"
@@ -9,11 +14,17 @@
 #include "stet/model/decoder.hpp"
 #include "stet/model/model.hpp"
 #include "stet/model/named_weights.hpp"
+#include "stet/sampling/log_probabilities.hpp"
+#include "stet/session/lens.hpp"
 #include "stet/session/session.hpp"
 #include "stet/session/splice.hpp"
 #include "stet/session/trace.hpp"
 #include "stet/snapshot/compare.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/snapshot/verify.hpp"
+#include "stet/store/copy.hpp"
+#include "stet/store/session.hpp"
+#include "stet/store/store.hpp"
 #include "stet/text/tokenizer.hpp"
+#include "stet/text/tokenizer_warnings.hpp"
 #include "stet/threads/interrupt.hpp"

@@ -7,7 +7,7 @@
 
 #include "tests/support/models.hpp"
 #include "tests/support/run_command.hpp"
-#include "tools/words.hpp"
+#include "tools/command/words.hpp"
 
 namespace stet::test::help_tests {
 namespace {

@@ -1,6 +1,6 @@
 // Text of files and pipes in the encodings that other systems write, and scripts that are not what
 // they should be.
-#include "tools/text_input.hpp"
+#include "tools/prompt/text_input.hpp"
 
 #include <gtest/gtest.h>
 

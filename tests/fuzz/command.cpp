@@ -10,7 +10,7 @@
 #include "stet/base/error.hpp"
 #include "tests/fuzz/forged_snapshot.hpp"
 #include "tests/fuzz/fuzz.hpp"
-#include "tools/run.hpp"
+#include "tools/command/run.hpp"
 
 using namespace stet;
 

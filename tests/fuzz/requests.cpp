@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "tests/fuzz/fuzz.hpp"
-#include "tools/serve/interfaces.hpp"
+#include "tools/serve/routes.hpp"
 
 using namespace stet;
 using serve::Json;

@@ -10,7 +10,7 @@
 #include "tools/bench/figures.hpp"
 #include "tools/bench/snapshot.hpp"
 #include "tools/bench/turns.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 namespace stet::tool {
 namespace {

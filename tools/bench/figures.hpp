@@ -2,7 +2,7 @@
 // and of a session's state.
 #pragma once
 
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 namespace stet::tool {
 

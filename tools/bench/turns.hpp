@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 namespace stet::tool {
 

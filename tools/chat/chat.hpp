@@ -10,7 +10,7 @@
 
 #include "stet/chat/conversation.hpp"
 #include "tools/chat/save_targets.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 namespace stet::tool {
 

@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <utility>
 
-#include "tools/text_input.hpp"
+#include "tools/prompt/text_input.hpp"
 
 #ifdef STET_HAVE_LIBEDIT
 #include <histedit.h>

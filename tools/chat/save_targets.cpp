@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "stet/base/error.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 #include "tools/store/store.hpp"
 
 namespace stet::tool {

@@ -6,7 +6,7 @@
 #include "tools/chat/chat.hpp"
 #include "tools/chat/input.hpp"
 #include "tools/chat/signals.hpp"
-#include "tools/words.hpp"
+#include "tools/command/words.hpp"
 
 namespace stet::tool {
 namespace {

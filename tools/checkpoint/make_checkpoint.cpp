@@ -19,7 +19,7 @@
 #include "stet/files/file.hpp"
 #include "tools/checkpoint/checkpoint_shapes.hpp"
 #include "tools/checkpoint/random_weights.hpp"
-#include "tools/streams.hpp"
+#include "tools/command/streams.hpp"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include "stet/base/error.hpp"
 #include "stet/session/splice.hpp"
 #include "stet/snapshot/compare.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 #include "tools/lab/tensor_file.hpp"
 #include "tools/store/store.hpp"
 

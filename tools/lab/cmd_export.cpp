@@ -6,7 +6,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/session/edit.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 #include "tools/lab/tensor_file.hpp"
 #include "tools/store/store.hpp"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "stet/session/session.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 namespace stet::tool {
 

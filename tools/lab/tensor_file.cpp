@@ -7,7 +7,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/kernels/numbers.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 namespace stet::tool {
 namespace {

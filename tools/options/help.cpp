@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "stet/base/error.hpp"
-#include "tools/command.hpp"
-#include "tools/words.hpp"
+#include "tools/command/command.hpp"
+#include "tools/command/words.hpp"
 
 namespace stet::tool {
 namespace {

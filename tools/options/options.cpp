@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "tools/command/words.hpp"
 #include "tools/options/help.hpp"
-#include "tools/words.hpp"
 
 namespace stet::tool {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tools/serve/interfaces.hpp"
+#include "tools/serve/routes.hpp"
 
 namespace stet::serve {
 namespace {

@@ -1,6 +1,6 @@
 // Anthropic's messages: plain text, whole or streamed.
 #include "stet/base/error.hpp"
-#include "tools/serve/interfaces.hpp"
+#include "tools/serve/routes.hpp"
 
 namespace stet::serve {
 namespace {

@@ -6,11 +6,11 @@
 #include <thread>
 
 #include "stet/base/error.hpp"
+#include "tools/prompt/tokenizer_choice.hpp"
 #include "tools/serve/admission.hpp"
-#include "tools/serve/interfaces.hpp"
 #include "tools/serve/keys.hpp"
+#include "tools/serve/routes.hpp"
 #include "tools/store/store.hpp"
-#include "tools/tokenizer_choice.hpp"
 
 namespace stet::tool {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/text/utf8.hpp"
-#include "tools/serve/interfaces.hpp"
+#include "tools/serve/routes.hpp"
 #include "tools/serve/text_offsets.hpp"
 
 namespace stet::serve {
@@ -306,7 +306,7 @@ Json whole(Service& service, const Caller& caller, const Completion& c) {
     const std::vector<ReplyResult> results = draw_replies(service, caller, p, c.draw, nullptr);
     for (size_t i = 0; i < results.size(); ++i) choices.push_back(telling.whole(i, results[i]));
     if (state.empty()) state = results[0].node->id;
-    j["now"] = p.talk.session().chat().now;
+    j["now"] = p.exchange.session().chat().now;
     total.add(p, results);
   }
   j["choices"] = std::move(choices);

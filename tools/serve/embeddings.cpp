@@ -8,7 +8,7 @@
 #include "stet/base/json_reader.hpp"
 #include "stet/kernels/float_environment.hpp"
 #include "stet/kernels/pooling.hpp"
-#include "tools/serve/interfaces.hpp"
+#include "tools/serve/routes.hpp"
 
 namespace stet::serve {
 namespace {

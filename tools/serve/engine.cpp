@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 #include "tools/serve/http.hpp"
 
 namespace stet::serve {

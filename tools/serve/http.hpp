@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 namespace stet::serve {
 

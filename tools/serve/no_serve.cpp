@@ -1,6 +1,6 @@
 // A build without an HTTP library says so.
 #include "stet/base/error.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 namespace stet::tool {
 

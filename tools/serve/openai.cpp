@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "stet/base/error.hpp"
-#include "tools/serve/interfaces.hpp"
+#include "tools/serve/routes.hpp"
 
 namespace stet::serve {
 namespace {

@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "stet/base/error.hpp"
-#include "tools/serve/interfaces.hpp"
+#include "tools/serve/routes.hpp"
 
 namespace stet::serve {
 namespace {
@@ -37,7 +37,7 @@ void use_model_settings(const Service& service, Session& session) {
 }
 
 void run_plan(Service& service, const Caller& caller, Prompted& p, const Conversation::Plan& plan) {
-  Conversation& conversation = *p.talk.conversation();
+  Conversation& conversation = *p.exchange.conversation();
   conversation.begin(plan);
   service.engine.process(conversation.session(), Conversation::to_process(plan), caller.gone);
   conversation.prompted(plan);
@@ -57,21 +57,21 @@ Prompted prompt_plan(Service& service, const Caller& caller, Conversation::Plan 
   session.generation() = default_generation(*service.model);
   session.chat() = chat;
   plan.compare(session.transcript());
-  Prompted p{Talk(std::move(session), service.tokenizer, true),
+  Prompted p{Exchange(std::move(session), service.tokenizer, Exchange::Kind::conversation),
              usage,
              "",
              {{"name", "messages"}, {"count", count}}};
   run_plan(service, caller, p, plan);
-  const int64_t size = p.talk.session().size();
+  const int64_t size = p.exchange.session().size();
   // As if all had been processed now: a state does not tell what was known before.
-  p.talk.session().generation().turns = {{0, size - plan.begun, size, true}};
+  p.exchange.session().generation().turns = {{0, size - plan.begun, size, true}};
   p.usage.fresh = static_cast<int64_t>(plan.ids.size()) - p.usage.reused;
   return p;
 }
 
 // Tokens of text behind what a session holds.
 void process_ids(Service& service, const Caller& caller, Prompted& p, const IdsAsked& asked) {
-  Session& session = p.talk.session();
+  Session& session = p.exchange.session();
   const int64_t at = session.size();
   if (asked.top_logprobs < 0)
     service.engine.process(session, asked.ids, caller.gone);
@@ -92,7 +92,7 @@ Prompted prompt_fresh_ids(Service& service, const Caller& caller, const IdsAsked
                                                            service.appender(caller), usage);
   session.generation() = default_generation(*service.model);
   const auto known = static_cast<size_t>(session.size());
-  Prompted p{Talk(std::move(session), service.tokenizer, false),
+  Prompted p{Exchange(std::move(session), service.tokenizer, Exchange::Kind::raw),
              usage,
              "",
              {{"name", "create"}, {"tokens", asked.ids.size()}}};
@@ -100,8 +100,8 @@ Prompted prompt_fresh_ids(Service& service, const Caller& caller, const IdsAsked
               {{asked.ids.begin() + static_cast<std::ptrdiff_t>(known), asked.ids.end()},
                asked.room,
                asked.top_logprobs});
-  p.talk.session().generation().turns.clear();
-  open_prompt_turn(p.talk.session(), 0);
+  p.exchange.session().generation().turns.clear();
+  open_prompt_turn(p.exchange.session(), 0);
   return p;
 }
 
@@ -192,10 +192,10 @@ Conversation::Plan plan_messages(Service& service, const Caller& caller,
 
 // The messages of a state, with more behind them.
 std::vector<Message> with_more(const Prompted& p, std::vector<Message> more) {
-  if (p.talk.conversation() == nullptr)
+  if (p.exchange.conversation() == nullptr)
     throw RequestError(400, "not_a_conversation",
                        "expected a state of a conversation, found one of raw text");
-  std::vector<Message> messages = p.talk.conversation()->messages();
+  std::vector<Message> messages = p.exchange.conversation()->messages();
   std::move(more.begin(), more.end(), std::back_inserter(messages));
   return messages;
 }
@@ -206,7 +206,7 @@ Conversation::Plan plan_more(Service& service, const Caller& caller, const Promp
                              std::vector<Message> more, bool continues) {
   const size_t count = more.size();
   std::vector<Message> messages = with_more(p, std::move(more));
-  return plan_messages(service, caller, *p.talk.conversation(), std::move(messages), count,
+  return plan_messages(service, caller, *p.exchange.conversation(), std::move(messages), count,
                        continues);
 }
 
@@ -227,7 +227,7 @@ Prompt check_messages(Service& service, const Caller& caller, const NodePtr& nod
   }
   service.need_tokenizer();
   const auto p = std::make_shared<Prompted>(resume(service, caller, node));
-  use_model_settings(service, p->talk.session());
+  use_model_settings(service, p->exchange.session());
   return [&service, p, plan = plan_more(service, caller, *p, std::move(messages), chat.continues)](
              const Caller& c) {
     process_plan(service, c, *p, plan);
@@ -247,7 +247,7 @@ Rendered render_prompt(Service& service, const Caller& caller, const NodePtr& no
   service.need_tokenizer();
   const Prompted p = resume(service, caller, node);
   messages = with_more(p, std::move(messages));
-  const Conversation& conversation = *p.talk.conversation();
+  const Conversation& conversation = *p.exchange.conversation();
   Conversation::Plan plan =
       lay_out(service, caller, conversation, std::move(messages), count, chat.continues);
   return {std::move(plan.text), std::move(plan.ids), conversation.session().chat().now};
@@ -264,8 +264,8 @@ Prompt check_ids(Service& service, const Caller& caller, const NodePtr& node, Id
     };
   }
   const auto p = std::make_shared<Prompted>(resume(service, caller, node));
-  use_model_settings(service, p->talk.session());
-  check_room(p->talk.session(), asked.ids, asked.room);
+  use_model_settings(service, p->exchange.session());
+  check_room(p->exchange.session(), asked.ids, asked.room);
   return [&service, p, asked = std::move(asked)](const Caller& c) {
     process_ids(service, c, *p, asked);
     return std::move(*p);
@@ -290,7 +290,8 @@ Prompted resume(Service& service, const Caller& caller, const NodePtr& node) {
   std::string told;
   if (node->operation.is_object() && node->operation.value("told", false))
     told = held_text(session.generation(), service.tokenizer.get());
-  return {Talk(std::move(session), service.tokenizer, chat),
+  return {Exchange(std::move(session), service.tokenizer,
+                   chat ? Exchange::Kind::conversation : Exchange::Kind::raw),
           usage,
           node->id,
           {{"name", "continue"}},
@@ -307,7 +308,7 @@ void process_plan(Service& service, const Caller& caller, Prompted& p,
 
 void append_text(Service& service, const Caller& caller, Prompted& p,
                  std::span<const int32_t> ids) {
-  check_room(p.talk.session(), ids);
+  check_room(p.exchange.session(), ids);
   process_ids(service, caller, p, {{ids.begin(), ids.end()}});
 }
 

@@ -29,13 +29,13 @@ class Untold {
 
 // One reply on its way. The engine owns it as well, as long as it draws.
 struct Choice {
-  Choice(Service& service, Talk talk_, const Prompted& prompted, const DrawOptions& options,
+  Choice(Service& service, Exchange exchange_, const Prompted& prompted, const DrawOptions& options,
          size_t index)
-      : talk(std::move(talk_)), untold(prompted.told) {
-    GenerationState& g = talk.session().generation();
+      : exchange(std::move(exchange_)), untold(prompted.told) {
+    GenerationState& g = exchange.session().generation();
     options.apply(g, *service.model);
     if (options.seed) g.sampling.seed += index;
-    if (talk.conversation() != nullptr) talk.conversation()->begin_reply();
+    if (exchange.conversation() != nullptr) exchange.conversation()->begin_reply();
     GenerateOptions o;
     o.max_tokens = options.max_tokens.value_or(INT64_MAX);
     o.ignore_eos = options.ignore_eos;
@@ -46,9 +46,9 @@ struct Choice {
         seen.push_back({id, log_probability(logits, id), top_candidates(logits, n)});
       };
     }
-    generator.emplace(talk.session(), service.tokenizer.get(), o);
+    generator.emplace(exchange.session(), service.tokenizer.get(), o);
     first.text = untold(generator->certain());
-    job.emplace(talk.session(), *generator, options.choose);
+    job.emplace(exchange.session(), *generator, options.choose);
   }
 
   // Adds to what its reader was told; the text of a reply is what its pieces say.
@@ -59,12 +59,12 @@ struct Choice {
 
   Reply finish() {
     Reply reply = generator->finish();
-    if (talk.conversation() != nullptr) talk.conversation()->end_reply(reply);
+    if (exchange.conversation() != nullptr) exchange.conversation()->end_reply(reply);
     reply.text = text;
     return reply;
   }
 
-  Talk talk;
+  Exchange exchange;
   Untold untold;
   ReplyPiece first;  // what was certain before anything was drawn
   std::optional<Generator> generator;
@@ -143,7 +143,7 @@ ReplyResult keep(Service& service, const Caller& caller, const Prompted& prompte
   ReplyResult r;
   Json operation = prompted.operation;
   operation.erase("told");  // of the state before
-  const GenerationState& g = choice.talk.session().generation();
+  const GenerationState& g = choice.exchange.session().generation();
   r.reply = choice.finish();
   if (!options.hold_back && !cancelled && r.reply.stop == StopReason::length) {
     const std::string held = held_text(g, service.tokenizer.get());
@@ -156,7 +156,7 @@ ReplyResult keep(Service& service, const Caller& caller, const Prompted& prompte
   r.cancelled = cancelled;
   operation["drawn"] = r.reply.ids.size();
   r.node = service.states.add(caller.client, prompted.parent, std::move(operation),
-                              std::move(choice.talk.session()));
+                              std::move(choice.exchange.session()));
   return r;
 }
 
@@ -167,12 +167,12 @@ std::vector<ReplyResult> draw_replies(Service& service, const Caller& caller, Pr
   Choices choices;
   std::vector<JobPtr> jobs;
   for (int64_t i = 0; i < options.n; ++i) {
-    choices.push_back(std::make_shared<Choice>(service, prompted.talk.fork(), prompted, options,
+    choices.push_back(std::make_shared<Choice>(service, prompted.exchange.fork(), prompted, options,
                                                static_cast<size_t>(i)));
     jobs.emplace_back(choices.back(), &*choices.back()->job);
   }
   const DrawGuard guard(choices);
-  const auto known = service.states.running(caller.client, prompted.talk.session());
+  const auto known = service.states.running(caller.client, prompted.exchange.session());
   bool first = true;
   const PieceSink told = [&](const ReplyPiece& piece) {
     if (std::exchange(first, false))

@@ -1,7 +1,7 @@
 // OpenAI's responses: replies that are kept. A response's id is that of the state after it, so that
 // it names the state. A stream tells it before that state is there.
 #include "stet/base/error.hpp"
-#include "tools/serve/interfaces.hpp"
+#include "tools/serve/routes.hpp"
 
 namespace stet::serve {
 namespace {

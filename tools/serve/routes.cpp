@@ -5,7 +5,7 @@
 
 #include "stet/api.h"
 #include "stet/base/error.hpp"
-#include "tools/serve/interfaces.hpp"
+#include "tools/serve/routes.hpp"
 
 namespace stet::serve {
 namespace {

@@ -58,22 +58,6 @@ Appender Service::appender(const Caller& caller) {
   };
 }
 
-Talk::Talk(Session session, std::shared_ptr<const Tokenizer> tokenizer, bool chat) {
-  if (chat)
-    chat_.emplace(std::move(session), std::move(tokenizer));
-  else
-    raw_.emplace(std::move(session));
-}
-
-Talk Talk::fork() const {
-  Talk copy;
-  if (chat_)
-    copy.chat_.emplace(chat_->fork());
-  else
-    copy.raw_.emplace(raw_->fork());
-  return copy;
-}
-
 // ---------------------------------------------------------------- how to draw
 
 namespace {

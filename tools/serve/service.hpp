@@ -12,11 +12,14 @@
 #include <vector>
 
 #include "stet/chat/conversation.hpp"
+#include "tools/prompt/exchange.hpp"
 #include "tools/serve/engine.hpp"
 #include "tools/serve/fields.hpp"
 #include "tools/serve/states.hpp"
 
 namespace stet::serve {
+
+using tool::Exchange;
 
 // For whom work is done, and whether it is still wanted.
 struct Caller {
@@ -72,22 +75,6 @@ struct Service {
   mutable size_t longest_token_ = 1;
 };
 
-// A session of raw text, or a conversation.
-class Talk {
- public:
-  Talk(Session session, std::shared_ptr<const Tokenizer> tokenizer, bool chat);
-  Talk fork() const;
-  Session& session() { return chat_ ? chat_->session() : *raw_; }
-  const Session& session() const { return chat_ ? chat_->session() : *raw_; }
-  Conversation* conversation() { return chat_ ? &*chat_ : nullptr; }
-  const Conversation* conversation() const { return chat_ ? &*chat_ : nullptr; }
-
- private:
-  Talk() = default;
-  std::optional<Session> raw_;
-  std::optional<Conversation> chat_;
-};
-
 // How replies are drawn: what was given replaces what the checkpoint or the state says.
 struct DrawOptions {
   std::optional<double> temperature, top_p, min_p, typical_p, repetition_penalty;
@@ -123,7 +110,7 @@ struct TokenLogprob {
 
 // A state that a reply goes on from.
 struct Prompted {
-  Talk talk;
+  Exchange exchange;
   Usage usage;
   std::string parent;  // its handle; "": none
   Json operation;

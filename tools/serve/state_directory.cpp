@@ -18,7 +18,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/files/file.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 namespace stet::serve {
 namespace {

@@ -20,7 +20,7 @@
 #include "stet/text/tokenizer.hpp"
 #include "tools/serve/http.hpp"
 #include "tools/serve/mutex.hpp"
-#include "tools/serve/shared.hpp"
+#include "tools/serve/shared_states.hpp"
 #include "tools/serve/state_directory.hpp"
 
 namespace stet::serve {

@@ -3,7 +3,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/snapshot/verify.hpp"
-#include "tools/serve/interfaces.hpp"
+#include "tools/serve/routes.hpp"
 
 namespace stet::serve {
 namespace {
@@ -64,11 +64,11 @@ Response create_state(Service& service, const Request& request, const Parts&) {
              : prompt_ids(
                    service, caller,
                    ids ? *ids : encode_text(service, caller, *text, Tokenizer::Bos::automatic));
-    draw.apply(p.talk.session().generation(), *service.model);
+    draw.apply(p.exchange.session().generation(), *service.model);
     p.operation["name"] = "create";
     service.states.count(p.usage);
     const NodePtr node =
-        service.states.add(request.client, "", p.operation, std::move(p.talk.session()));
+        service.states.add(request.client, "", p.operation, std::move(p.exchange.session()));
     if (name) service.states.change(node, name, std::nullopt);
     Json j = service.states.json(node);
     j["usage"] = p.usage.json();
@@ -138,10 +138,10 @@ struct ContinueBegun {
 };
 
 void check_reply(const Prompted& p, const Continue& c) {
-  const Session& session = p.talk.session();
+  const Session& session = p.exchange.session();
   const std::vector<Turn>& turns = session.generation().turns;
   const bool ended = !turns.empty() && !turns.back().open;
-  if (ended && (p.talk.conversation() != nullptr || !c.draw.ignore_eos))
+  if (ended && (p.exchange.conversation() != nullptr || !c.draw.ignore_eos))
     throw RequestError(400, "reply_has_ended",
                        "expected a message, or a reply that was cut, found one that has ended");
   if (session.size() == session.capacity())
@@ -159,19 +159,19 @@ ContinueBegun begin_continue(Service& service, const Caller& caller, const NodeP
                           : !c.message.empty() ? "messages"
                                                : "continue"}};
   if (c.draw.choose) p.operation["id"] = *c.draw.choose;
-  if (c.retry && p.talk.conversation() == nullptr)
+  if (c.retry && p.exchange.conversation() == nullptr)
     throw RequestError(400, "not_a_conversation", "/retry: expected a conversation, found raw text",
                        "/retry");
   if (c.retry) {
-    p.talk.conversation()->retry();
+    p.exchange.conversation()->retry();
     p.told.clear();
   }
-  c.draw.check(service, p.talk.session().generation());
+  c.draw.check(service, p.exchange.session().generation());
   if (!c.message.empty()) {
     begun.plan = plan_more(service, caller, p, c.message, c.continues);
   } else if (c.text || c.ids) {
     begun.ids = c.ids ? *c.ids : encode_text(service, caller, *c.text, Tokenizer::Bos::off);
-    check_room(p.talk.session(), begun.ids);
+    check_room(p.exchange.session(), begun.ids);
   } else {
     check_reply(p, c);
   }
@@ -282,7 +282,7 @@ Response edit_state(Service& service, const Request& request, const Parts& parts
   f.finish();
   return answer_at_once(service, request, [&](const Caller& caller) {
     Prompted p = resume(service, caller, node);
-    Conversation* conversation = p.talk.conversation();
+    Conversation* conversation = p.exchange.conversation();
     if (conversation == nullptr)
       throw RequestError(400, "not_a_conversation", "expected a conversation, found raw text");
     std::vector<Message> messages = conversation->messages();

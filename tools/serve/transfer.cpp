@@ -7,7 +7,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/files/file.hpp"
-#include "tools/serve/interfaces.hpp"
+#include "tools/serve/routes.hpp"
 
 namespace stet::serve {
 namespace {

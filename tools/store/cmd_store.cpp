@@ -8,9 +8,9 @@
 
 #include "stet/base/error.hpp"
 #include "stet/store/copy.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
+#include "tools/command/words.hpp"
 #include "tools/store/store.hpp"
-#include "tools/words.hpp"
 
 namespace stet::tool {
 namespace {

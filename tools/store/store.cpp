@@ -8,7 +8,7 @@
 #include <map>
 
 #include "stet/base/error.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 namespace stet::tool {
 namespace {

@@ -2,11 +2,9 @@
 // start maps them (packed.hpp) instead of reading and packing the weights again.
 //
 //   DIR/packed/NAME/        a packed checkpoint; NAME is the SHA-256 of what it was made of:
-//   content
-//                           of the files (XXH3-128 of every 64 MiB), and the contract
+//                           content of the files (XXH3-128 of every 64 MiB), and the contract
 //   DIR/packed/NAME/stamp   what the system said of its files when they were last known to be
-//   right:
-//                           device, inode, size, mtime, ctime
+//                           right: device, inode, size, mtime, ctime
 //   DIR/files/STAMPS        NAME; called by the stamps of those files and the contract, so that
 //                           files that nobody wrote to need not be read to be known
 //   DIR/packed/NAME.lock    held by the process that makes the entry

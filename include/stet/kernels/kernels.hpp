@@ -223,8 +223,7 @@ struct Kernels {
   //   q5_k  the same, each sub-block behind a line of its fifth bits: bit i of byte 4 lane + j is
   //         that of input 4i + j
   //   q6_k  d [16], 32 zero bytes; s [16][16]; [8] of 32 inputs: the low four bits as q4's, then
-  //   two
-  //         lines of the high two, one for each 16 inputs: bits 2i and 2i + 1 of byte 4 lane + j
+  //         two lines of the high two, one for each 16 inputs: bits 2i and 2i + 1 of byte 4 lane + j
   //         are those of input 4i + j
   // Value v of s[8] and then t[8], v < 12, stands in the low six bits of byte 16 (v % 4) + lane of
   // line v / 4; value 12 + c is in the high two bits of byte 16 c + lane of lines 0, 1 and 2, the

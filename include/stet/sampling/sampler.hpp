@@ -16,8 +16,7 @@
 // Equal scores are treated as transformers does:
 //   top-k    keeps every token whose score equals that of the k-th
 //   top-p    drops the lowest scores while their probabilities sum to at most 1 - p; of equal
-//   scores
-//            the lower ids go first; the last token in that order stays
+//            scores the lower ids go first; the last token in that order stays
 //   min-p    keeps p(token) >= min_p * p(best)
 //   typical  (Meister et al., "Locally typical sampling", 2022) orders by |-log p - entropy| and
 //            keeps every token up to the value at which the probabilities reach the mass

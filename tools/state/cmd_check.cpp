@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "stet/base/error.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 #include "tools/store/store.hpp"
 
 namespace stet::tool {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "stet/chat/conversation.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 namespace stet::tool {
 
@@ -23,6 +23,9 @@ class Exchange {
 
   Kind kind() const { return talk_.index() == 0 ? Kind::raw : Kind::conversation; }
   Session& session();
+  const Session& session() const;
+  Conversation* conversation() { return std::get_if<Conversation>(&talk_); }  // null: raw text
+  const Conversation* conversation() const { return std::get_if<Conversation>(&talk_); }
   const std::shared_ptr<const Tokenizer>& tokenizer() const { return tokenizer_; }
 
   // "": none. Of a conversation alone.

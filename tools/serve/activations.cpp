@@ -9,7 +9,7 @@
 #include "stet/sampling/sampler.hpp"
 #include "stet/session/lens.hpp"
 #include "stet/text/utf8.hpp"
-#include "tools/serve/interfaces.hpp"
+#include "tools/serve/routes.hpp"
 
 namespace stet::serve {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/exchange.hpp"
+#include "tools/prompt/exchange.hpp"
 
 namespace stet::tool {
 namespace {
@@ -25,8 +25,11 @@ Exchange Exchange::fork() const {
 }
 
 Session& Exchange::session() {
-  Session* session = std::get_if<Session>(&talk_);
-  return session != nullptr ? *session : std::get<Conversation>(talk_).session();
+  return conversation() != nullptr ? conversation()->session() : std::get<Session>(talk_);
+}
+
+const Session& Exchange::session() const {
+  return conversation() != nullptr ? conversation()->session() : std::get<Session>(talk_);
 }
 
 void Exchange::set_system(const std::string& text) {

@@ -5,8 +5,8 @@
 #include <cstdio>
 
 #include "stet/base/error.hpp"
-#include "tools/exchange.hpp"
 #include "tools/lab/interventions.hpp"
+#include "tools/prompt/exchange.hpp"
 
 namespace stet::tool {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "src/base/json_value.hpp"
 #include "stet/base/error.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 namespace stet::tool {
 namespace {

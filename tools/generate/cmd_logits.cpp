@@ -6,7 +6,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/safetensors.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 #include "tools/lab/lab.hpp"
 
 namespace stet::tool {

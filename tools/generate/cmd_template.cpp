@@ -5,7 +5,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/chat/template.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 namespace stet::tool {
 namespace {

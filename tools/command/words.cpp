@@ -1,4 +1,4 @@
-#include "tools/words.hpp"
+#include "tools/command/words.hpp"
 
 #include <algorithm>
 

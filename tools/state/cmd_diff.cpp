@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "tools/difference.hpp"
+#include "tools/state/difference.hpp"
 #include "tools/store/store.hpp"
 
 namespace stet::tool {

@@ -1,4 +1,4 @@
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -20,9 +20,9 @@
 #include "stet/files/file.hpp"
 #include "stet/kernels/kernels.hpp"
 #include "stet/text/tokenizer_warnings.hpp"
+#include "tools/command/words.hpp"
+#include "tools/prompt/tokenizer_choice.hpp"
 #include "tools/store/store.hpp"
-#include "tools/tokenizer_choice.hpp"
-#include "tools/words.hpp"
 
 namespace stet::tool {
 namespace {

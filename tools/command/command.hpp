@@ -15,8 +15,8 @@
 #include "stet/session/session.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "stet/text/tokenizer.hpp"
+#include "tools/command/streams.hpp"
 #include "tools/options/options.hpp"
-#include "tools/streams.hpp"
 
 namespace stet::tool {
 

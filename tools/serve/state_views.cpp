@@ -7,7 +7,7 @@
 #include "stet/kernels/numbers.hpp"
 #include "stet/snapshot/compare.hpp"
 #include "stet/text/utf8.hpp"
-#include "tools/serve/interfaces.hpp"
+#include "tools/serve/routes.hpp"
 
 namespace stet::serve {
 namespace {

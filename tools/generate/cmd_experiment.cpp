@@ -8,7 +8,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/sampling/sampler.hpp"
-#include "tools/exchange.hpp"
+#include "tools/prompt/exchange.hpp"
 
 namespace stet::tool {
 namespace {

@@ -6,8 +6,8 @@
 #include "src/base/json_value.hpp"
 #include "stet/base/error.hpp"
 #include "stet/files/file.hpp"
-#include "tools/command.hpp"
-#include "tools/text_input.hpp"
+#include "tools/command/command.hpp"
+#include "tools/prompt/text_input.hpp"
 
 namespace stet::tool {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/text/utf8.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 namespace stet::tool {
 namespace {

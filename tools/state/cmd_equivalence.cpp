@@ -6,8 +6,8 @@
 
 #include "stet/base/error.hpp"
 #include "stet/snapshot/verify.hpp"
-#include "tools/exchange.hpp"
 #include "tools/lab/against.hpp"
+#include "tools/prompt/exchange.hpp"
 
 namespace stet::tool {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/streams.hpp"
+#include "tools/command/streams.hpp"
 
 #include <fcntl.h>
 

@@ -11,9 +11,9 @@
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/packed.hpp"
 #include "stet/checkpoint/safetensors.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
+#include "tools/prompt/tokenizer_choice.hpp"
 #include "tools/store/store.hpp"
-#include "tools/tokenizer_choice.hpp"
 
 namespace stet::tool {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "stet/base/error.hpp"
 #include "stet/snapshot/verify.hpp"
-#include "tools/difference.hpp"
+#include "tools/state/difference.hpp"
 #include "tools/store/store.hpp"
 
 namespace stet::tool {

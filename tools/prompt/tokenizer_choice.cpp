@@ -1,4 +1,4 @@
-#include "tools/tokenizer_choice.hpp"
+#include "tools/prompt/tokenizer_choice.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "tools/text_input.hpp"
+#include "tools/prompt/text_input.hpp"
 
 #include <string_view>
 

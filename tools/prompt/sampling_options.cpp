@@ -5,7 +5,7 @@
 #include <charconv>
 
 #include "stet/base/error.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 namespace stet::tool {
 namespace {

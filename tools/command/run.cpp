@@ -8,9 +8,9 @@
 
 #include "stet/api.h"
 #include "stet/base/error.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
+#include "tools/command/run.hpp"
 #include "tools/lab/lab.hpp"
-#include "tools/run.hpp"
 #include "tools/store/store.hpp"
 
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "stet/snapshot/compare.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 
 namespace stet::tool {
 

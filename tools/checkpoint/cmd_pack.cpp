@@ -12,8 +12,8 @@
 #include "stet/checkpoint/packed.hpp"
 #include "stet/checkpoint/safetensors.hpp"
 #include "stet/session/session.hpp"
-#include "tools/command.hpp"
-#include "tools/tokenizer_choice.hpp"
+#include "tools/command/command.hpp"
+#include "tools/prompt/tokenizer_choice.hpp"
 
 namespace stet::tool {
 namespace {

@@ -1,10 +1,10 @@
-#include "tools/serve/shared.hpp"
+#include "tools/serve/shared_states.hpp"
 
 #include <algorithm>
 
 #include "stet/base/error.hpp"
 #include "stet/base/hmac.hpp"
-#include "tools/command.hpp"
+#include "tools/command/command.hpp"
 #include "tools/serve/fields.hpp"
 
 namespace stet::serve {
