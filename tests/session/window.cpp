@@ -151,6 +151,21 @@ TEST_P(Window, PrunesAreThoseOfAWholeSession) {
   }
 }
 
+// A proof processes all tokens again, also those that a prune in the middle of a window asks for.
+TEST_P(Window, APrunedStateIsProvedAndReplayedWithoutLeaveToRecall) {
+  Session s(m, windowed());
+  s.append(some(0, 490));
+  s.prune_range(4, 470, false);
+  s.append(some(490, 508));
+  const VerifyReport proved = verify(s);
+  EXPECT_TRUE(proved.whole()) << proved.text();
+  SessionOptions asks = windowed();
+  asks.window.before_recall = nullptr;
+  Session again = replay(m, s.state(), asks);
+  EXPECT_TRUE(same(again, s));
+  EXPECT_NE(error_of([&] { again.prune_range(1, 3, false); }).find("window-only"), std::string::npos);
+}
+
 TEST_P(Window, SnapshotsOfEveryFormAreTheSameState) {
   TemporaryDirectory scratch;
   Session s(m, windowed()), straight = whole(400);

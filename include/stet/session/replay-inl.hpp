@@ -18,7 +18,9 @@ inline Session replay(std::shared_ptr<const Model> model, const State& state,
   }
   const std::vector<int32_t> all = state.transcript();
   std::span<const int32_t> rest = all;
-  Session session(model, options);
+  SessionOptions own = options;  // all that it does is processing again
+  if (own.window.only) own.window.before_recall = [](int64_t) {};
+  Session session(model, own);
   const auto append_to = [&](int64_t end) {
     const int64_t from = session.size();
     if (end < from || static_cast<size_t>(end - from) > rest.size()) {
@@ -50,6 +52,7 @@ inline Session replay(std::shared_ptr<const Model> model, const State& state,
   }
   attach_after(static_cast<int64_t>(session.prunes().size()));
   append_to(state.size());
+  if (own.window.only) session.use_window(options.window);
   session.generation() = state.generation;
   session.chat() = state.chat;
   return session;

@@ -66,6 +66,10 @@ class SharedMark {
   mutable std::atomic<bool> set_{false};
 };
 
+class Session;
+// Has tokens processed in place of Session::append: by passes that others share, say.
+using Appender = std::function<void(Session& session, std::span<const int32_t> ids)>;
+
 // Blocks of one file that were no longer what was saved there, and that a session has computed
 // again.
 struct HealedBlocks {
@@ -185,6 +189,9 @@ class Session {
  private:
   friend class Snapshot;
   friend class BatchAppend;  // batch-inl.hpp
+  friend Session replay(std::shared_ptr<const Model> model, const State& state,
+                        const SessionOptions& options, const Progress& progress,
+                        const Appender& append);  // replay-inl.hpp
   // Of an append that is running.
   struct PendingAppend {
     int64_t before = -1;                         // the size it began with; -1: none is running
@@ -275,11 +282,9 @@ void append(std::span<const BatchEntry> batch, const BatchOptions& options = {})
 // all edits, if any, came later.
 bool tokens_give_logits(const State& state);
 
-// Has tokens processed in place of Session::append: by passes that others share, say.
-using Appender = std::function<void(Session& session, std::span<const int32_t> ids)>;
-
 // A session in which the tokens of a state were processed again from nothing, with its prunes where
 // they were made. `state` need not have keys, values or logits; its generation state is taken over.
+// What a prune needs of windows that were let go is processed again, whatever before_recall says.
 // With `append`, `progress` hears of what lies between two changes at once. Throws an argument
 // Error for a state with edits.
 Session replay(std::shared_ptr<const Model> model, const State& state,
