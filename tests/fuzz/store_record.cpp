@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/store/payloads.hpp"
+#include "stet/base/hmac.hpp"
 #include "stet/store/record.hpp"
 #include "tests/fuzz/fuzz.hpp"
 

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "src/store/block_memory.hpp"
+#include "stet/base/bytes.hpp"
 #include "stet/base/hmac.hpp"
 #include "stet/base/poly1305.hpp"
 #include "stet/store/copy.hpp"
