@@ -60,15 +60,10 @@ bool add_converted(std::span<const std::byte> bytes, bool to(From, uint16_t*),
   return true;
 }
 
-struct SlabDigests {
-  Digest stored;
-  WeightLeaf leaf;
-};
-
 // Of bytes that come in chunks: each(f) calls f for all of them in order, as long as it returns
 // true, and returns whether it always did.
 template <class Each>
-SlabDigests digest_slab(DType dtype, const Each& each) {
+WeightLeaf digest_slab(DType dtype, const Each& each) {
   using Chunk = std::span<const std::byte>;
   RunningDigest stored, narrow;
   bool bf16 = dtype != DType::bf16, f16 = dtype == DType::f32, first = true;
@@ -82,13 +77,13 @@ SlabDigests digest_slab(DType dtype, const Each& each) {
     return true;
   });
   const Digest whole = stored.result();
-  if (dtype == DType::bf16) return {whole, {0, whole}};
-  if (bf16) return {whole, {0, narrow.result()}};
-  if (dtype == DType::f16) return {whole, {1, whole}};
+  if (dtype == DType::bf16) return {0, whole};
+  if (bf16) return {0, narrow.result()};
+  if (dtype == DType::f16) return {1, whole};
   RunningDigest half;
   const auto add = [&](Chunk chunk) { return add_converted<uint32_t>(chunk, f32_to_f16, &half); };
-  if (f16 && each(add)) return {whole, {1, half.result()}};
-  return {whole, {2, whole}};
+  if (f16 && each(add)) return {1, half.result()};
+  return {2, whole};
 }
 
 Sha256 hash_of(std::span<const WeightLeaf> leaves) {
@@ -153,7 +148,6 @@ MatrixDigester::MatrixDigester(const std::vector<const TensorView*>& matrices)
     : matrices_(matrices), first_{0} {
   for (const TensorView* m : matrices)
     first_.push_back(first_.back() + (row_count(*m) + kRows - 1) / kRows);
-  stored_.resize(first_.back());
   leaves_.resize(first_.back());
 }
 
@@ -163,26 +157,21 @@ void MatrixDigester::add(Range slabs) {
     RowReader reader(*matrices_[m]);
     for (size_t s = begin; s < end; ++s) {
       const size_t row = (s - first_[m]) * kRows;
-      const SlabDigests digests = digest_slab(reader.dtype(), [&](const auto& use) {
+      leaves_[s] = digest_slab(reader.dtype(), [&](const auto& use) {
         return reader.each(row, std::min(row_count(*matrices_[m]), row + kRows), use);
       });
-      stored_[s] = digests.stored;
-      leaves_[s] = digests.leaf;
     }
   }
 }
 
-std::vector<TensorDigests> MatrixDigester::result() const {
-  std::vector<TensorDigests> digests;
-  for (size_t m = 0; m < matrices_.size(); ++m) {
-    const size_t slabs = first_[m + 1] - first_[m];
-    digests.push_back({digest_of(std::as_bytes(std::span(stored_).subspan(first_[m], slabs))),
-                       hash_of(std::span(leaves_).subspan(first_[m], slabs))});
-  }
-  return digests;
+std::vector<Sha256> MatrixDigester::result() const {
+  std::vector<Sha256> hashes;
+  for (size_t m = 0; m < matrices_.size(); ++m)
+    hashes.push_back(hash_of(std::span(leaves_).subspan(first_[m], first_[m + 1] - first_[m])));
+  return hashes;
 }
 
-TensorDigests digest_matrix(const TensorView& tensor, int threads) {
+Sha256 digest_matrix(const TensorView& tensor, int threads) {
   MatrixDigester digester({&tensor});
   const size_t pieces = (digester.slabs() + kSlabs - 1) / kSlabs;
   run_each(threads, pieces,
@@ -190,17 +179,15 @@ TensorDigests digest_matrix(const TensorView& tensor, int threads) {
   return digester.result()[0];
 }
 
-TensorDigests digest_vector(const TensorView& tensor) {
-  const SlabDigests digests =
+Sha256 digest_vector(const TensorView& tensor) {
+  const WeightLeaf leaf =
       digest_slab(tensor.dtype, [&](const auto& use) { return use(tensor.bytes); });
-  return {digests.stored, hash_of(std::span(&digests.leaf, 1))};
+  return hash_of(std::span(&leaf, 1));
 }
 
 void WeightFingerprints::add(const std::string& group, const std::string& name,
-                             const TensorView& tensor, const TensorDigests& digests) {
-  const std::string dtype =
-      is_block_dtype(tensor.dtype) ? dtype_name(DType::f32) : tensor.dtype_text;
-  groups_[group][name] = {tensor.name, dtype, shape_text(tensor.shape), digests};
+                             const TensorView& tensor, const Sha256& hash) {
+  groups_[group][name] = {shape_text(tensor.shape), hash};
 }
 
 WeightFingerprints::Names WeightFingerprints::fingerprints() const {
@@ -212,27 +199,9 @@ WeightFingerprints::Names WeightFingerprints::fingerprints() const {
     w.text("stet tensors 1\n");
     for (const auto& [name, entry] : found->second) {
       w.text(name + " " + entry.shape + "\n");
-      w.bytes(entry.digests.values.bytes);
+      w.bytes(entry.hash.bytes);
     }
     names.emplace_back(group, sha256_text(sha256_of(w.data())));
-  }
-  return names;
-}
-
-WeightFingerprints::Names WeightFingerprints::legacy_fingerprints() const {
-  Names names;
-  for (const char* group : kGroups) {
-    const auto found = groups_.find(group);
-    if (found == groups_.end()) continue;
-    std::map<std::string, const Entry*> by_full_name;
-    for (const auto& [name, entry] : found->second) by_full_name[entry.full_name] = &entry;
-    ByteWriter w;
-    for (const auto& [name, entry] : by_full_name) {
-      w.text(name + " " + entry->dtype + " " + entry->shape + "\n");
-      w.u64(entry->digests.stored.low);
-      w.u64(entry->digests.stored.high);
-    }
-    names.emplace_back(group, digest_text(digest_of(w.data())));
   }
   return names;
 }
@@ -247,20 +216,6 @@ WeightFingerprints::Names with_model_fingerprint(WeightFingerprints::Names group
     w.bytes(parse_sha256(text).value().bytes);
   }
   groups.emplace_back("model", sha256_text(sha256_of(w.data())));
-  return groups;
-}
-
-WeightFingerprints::Names with_legacy_model_fingerprint(WeightFingerprints::Names groups,
-                                                        const std::string& config) {
-  groups.emplace_back("config", digest_text(digest_of(std::as_bytes(std::span(config)))));
-  ByteWriter w;
-  for (const auto& [group, text] : groups) {
-    const Digest digest = parse_digest(text).value();
-    w.text(group);
-    w.u64(digest.low);
-    w.u64(digest.high);
-  }
-  groups.emplace_back("model", digest_text(digest_of(w.data())));
   return groups;
 }
 

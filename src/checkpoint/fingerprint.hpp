@@ -13,9 +13,6 @@
 //
 // Leaves are not cryptographic, since SHA-256 of all weights would take longer than loading them:
 // whoever can forge weights can forge their name (docs/security.md).
-//
-// Format versions 1 and 2 of snapshots have another name for the same weights: see
-// with_legacy_model_fingerprint().
 #pragma once
 
 #include <cstdint>
@@ -32,39 +29,31 @@
 
 namespace stet {
 
-struct TensorDigests {
-  // The digest of the bytes as they stand: XXH3-128 over that of every 16 rows; of a vector, of all
-  // at once.
-  Digest stored;
-  Sha256 values;
-};
-
 struct WeightLeaf {
   uint8_t type;  // 0: bfloat16, 1: float16, 2: float32
   Digest digest;
 };
 
-// The digests of matrices, slab by slab of 16 rows, those of one matrix after those of the one
+// The hashes of matrices, slab by slab of 16 rows, those of one matrix after those of the one
 // before. Blocks of ggml count as the float32 that its reference makes of them.
 class MatrixDigester {
  public:
   // The views stay what they are until all slabs were added.
   explicit MatrixDigester(const std::vector<const TensorView*>& matrices);
-  size_t slabs() const { return stored_.size(); }
+  size_t slabs() const { return leaves_.size(); }
   // By any number of threads, in any order, each slab once.
   void add(Range slabs);
-  // Of each matrix, once all slabs were added.
-  std::vector<TensorDigests> result() const;
+  // Returns the hash of each matrix, once all slabs were added.
+  std::vector<Sha256> result() const;
 
  private:
   std::vector<const TensorView*> matrices_;
   std::vector<size_t> first_;  // slab of each matrix, then their number
-  std::vector<Digest> stored_;
   std::vector<WeightLeaf> leaves_;
 };
 
-TensorDigests digest_matrix(const TensorView& tensor, int threads);
-TensorDigests digest_vector(const TensorView& tensor);
+Sha256 digest_matrix(const TensorView& tensor, int threads);
+Sha256 digest_vector(const TensorView& tensor);
 
 // The tensors that a model is made of, by group, while it is loaded.
 class WeightFingerprints {
@@ -76,26 +65,21 @@ class WeightFingerprints {
   void add_group(const std::string& group) { groups_[group]; }
   // `name` is the tensor's name without the checkpoint's prefix.
   void add(const std::string& group, const std::string& name, const TensorView& tensor,
-           const TensorDigests& digests);
+           const Sha256& hash);
 
   // Of each group that was added.
   Names fingerprints() const;
-  Names legacy_fingerprints() const;
 
  private:
   struct Entry {
-    std::string full_name, dtype, shape;
-    TensorDigests digests;
+    std::string shape;
+    Sha256 hash;
   };
   std::map<std::string, std::map<std::string, Entry>> groups_;
 };
 
-// `groups` with the fingerprints of the config and of the model put behind them. The legacy form is
-// that of snapshots of format version 1 and 2: XXH3-128, over the tensors' full names, types and
-// bytes.
+// Returns `groups` with the fingerprints of the config and of the model put behind them.
 WeightFingerprints::Names with_model_fingerprint(WeightFingerprints::Names groups,
                                                  const std::string& config);
-WeightFingerprints::Names with_legacy_model_fingerprint(WeightFingerprints::Names groups,
-                                                        const std::string& config);
 
 }  // namespace stet

@@ -20,8 +20,7 @@ namespace stet {
 namespace {
 
 constexpr size_t kPackedPage = 4096;
-constexpr const char *kMatrix = "matrix:", *kVector = "vector:", *kLegacyFingerprint = "weights:",
-                     *kFingerprint = "fingerprint:";
+constexpr const char *kMatrix = "matrix:", *kVector = "vector:", *kFingerprint = "fingerprint:";
 
 size_t whole_pages(size_t n) { return (n + kPackedPage - 1) / kPackedPage * kPackedPage; }
 
@@ -144,17 +143,9 @@ Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, size
   return Matrix::packed(entry.type, rows, columns, copy->data(), copy);
 }
 
-std::string packed_legacy_fingerprint(const Checkpoint& checkpoint, const std::string& group) {
-  const std::string* text = find_metadata(checkpoint, kLegacyFingerprint + group);
-  if (text != nullptr && parse_digest(*text)) return *text;
-  throw Error(ErrorKind::format, checkpoint.source(), kLegacyFingerprint + group, "a digest",
-              found_text(text));
-}
-
 std::string packed_fingerprint(const Checkpoint& checkpoint, const std::string& group) {
   const std::string* text = find_metadata(checkpoint, kFingerprint + group);
-  if (text == nullptr) return "";
-  if (parse_sha256(*text)) return *text;
+  if (text != nullptr && parse_sha256(*text)) return *text;
   throw Error(ErrorKind::format, checkpoint.source(), kFingerprint + group, "a SHA-256",
               found_text(text));
 }
@@ -202,9 +193,6 @@ PackedWriter::PackedWriter(const std::string& path, const Checkpoint& checkpoint
   metadata_ = {{"format", kPackedFormat}, {"version", "1"}};
 }
 
-void PackedWriter::note_legacy_fingerprint(const std::string& group, const std::string& name) {
-  metadata_[kLegacyFingerprint + group] = name;
-}
 void PackedWriter::note_fingerprint(const std::string& group, const std::string& name) {
   metadata_[kFingerprint + group] = name;
 }

@@ -28,9 +28,8 @@ Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name,
 Matrix packed_matrix(const Checkpoint& checkpoint, const std::string& name, size_t rows,
                      size_t columns);
 WeightType packed_type(const Checkpoint& checkpoint, const std::string& name);
-// What stands in the metadata under "weights:GROUP", and under "fingerprint:GROUP" ("": a file that
-// was packed before there were such names). Throws a format Error for what is no digest.
-std::string packed_legacy_fingerprint(const Checkpoint& checkpoint, const std::string& group);
+// Returns what stands in the metadata under "fingerprint:GROUP". Throws a format Error for what is
+// no SHA-256.
 std::string packed_fingerprint(const Checkpoint& checkpoint, const std::string& group);
 
 // Compares all matrices and vectors with their digests; see packed.hpp.
@@ -45,7 +44,6 @@ class PackedWriter {
                std::atomic<uint64_t>* written = nullptr);
   void add(const std::string& name, const Matrix& matrix);
   void add(const TensorView& tensor);  // of the checkpoint
-  void note_legacy_fingerprint(const std::string& group, const std::string& name);
   void note_fingerprint(const std::string& group, const std::string& name);
   void note_contract(Contract contract);
   void commit();

@@ -172,9 +172,9 @@ Matrix WeightLoader::of_one_type(const std::string& group, const std::vector<Par
   Matrix matrix = stored.transposed ? Matrix::transposed(*plain[0], threads_, digest)
                                     : Matrix(plain, static_cast<size_t>(columns), threads_,
                                              static_cast<size_t>(stored.heads), digest);
-  const std::vector<TensorDigests> digests = digester.result();
+  const std::vector<Sha256> hashes = digester.result();
   for (size_t i = 0; i < views.size(); ++i) {
-    names_->add(group, canonical(views[i]->name), *views[i], digests[i]);
+    names_->add(group, canonical(views[i]->name), *views[i], hashes[i]);
     checkpoint_.drop(*views[i]);
   }
   return matrix;
@@ -426,23 +426,16 @@ Linear WeightLoader::interleaved(const std::string& group, const Part& layer, in
   return result;
 }
 
-// By the weights as they were before they were packed or rounded. A file that was packed before
-// there were names of values has the others alone.
+// By the weights as they were before they were packed or rounded.
 void WeightLoader::name(Model& model) const {
-  const std::string config = model.config().canonical();
-  WeightFingerprints::Names names = names_->fingerprints(), legacy = names_->legacy_fingerprints();
+  WeightFingerprints::Names names = names_->fingerprints();
   if (checkpoint_.packed()) {
-    for (auto& [group, text] : legacy) text = packed_legacy_fingerprint(checkpoint_, group);
     for (auto& [group, text] : names) text = packed_fingerprint(checkpoint_, group);
   }
   if (writer_ != nullptr) {
-    for (const auto& [group, text] : legacy) writer_->note_legacy_fingerprint(group, text);
     for (const auto& [group, text] : names) writer_->note_fingerprint(group, text);
   }
-  model.legacy_fingerprints_ = with_legacy_model_fingerprint(std::move(legacy), config);
-  const bool named = std::ranges::none_of(names, [](const auto& n) { return n.second.empty(); });
-  model.fingerprints_ =
-      named ? with_model_fingerprint(std::move(names), config) : model.legacy_fingerprints_;
+  model.fingerprints_ = with_model_fingerprint(std::move(names), model.config().canonical());
 }
 
 void WeightLoader::finish(Model& model) {

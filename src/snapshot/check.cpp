@@ -71,7 +71,6 @@ void Snapshot::check_own_blocks() const {
 
 // That the id in the header is the one of what stands in the file.
 void Snapshot::check_id() const {
-  if (version_ < 3) return;
   const State recipe = this->recipe();
   const Lineage lineage{recipe, meta_.kv};
   const Sha256 found = lineage.id(
@@ -81,7 +80,7 @@ void Snapshot::check_id() const {
 }
 
 Snapshot::BlockNames Snapshot::names_of_block(const std::byte* bytes, bool with_content) const {
-  return {digests_like_saved(bytes), with_content ? block_content(meta_.kv, bytes) : Sha256()};
+  return {layer_digests(meta_.kv, bytes), with_content ? block_content(meta_.kv, bytes) : Sha256()};
 }
 
 // What is stored as it is, is looked at in place. `content`: its hash, where the block is named by
@@ -108,10 +107,8 @@ void Snapshot::check_block(int64_t block, const Parents& parents, const BlockNam
   const std::span<const Digest> expected = block_digests(block);
   const auto parted = std::ranges::mismatch(expected, found.digests);
   if (parted.in1 == expected.end()) return;
-  const std::string layer =
-      version_ == 1 ? "" : ", layer " + std::to_string(parted.in1 - expected.begin());
-  snapshot_damaged(file.path_, field + layer, "digest " + digest_text(*parted.in1),
-                   digest_text(*parted.in2));
+  snapshot_damaged(file.path_, field + ", layer " + std::to_string(parted.in1 - expected.begin()),
+                   "digest " + digest_text(*parted.in1), digest_text(*parted.in2));
 }
 
 // Of a block without the layers that have a window: the others.

@@ -287,16 +287,11 @@ std::string contract_text(const std::string& name, int version) {
   return name + " version " + std::to_string(version);
 }
 
-// Format versions 1 and 2 have other names for weights than version 3.
-bool are_comparable(const std::string& fingerprint, const std::string& other) {
-  return fingerprint.substr(0, 5) == other.substr(0, 5);
-}
-
 std::optional<Difference> in_model(const StateOrigin& a, const StateOrigin& b) {
   if (auto d = in_text("contract", contract_text(a.contract, a.version),
                        contract_text(b.contract, b.version)))
     return d;
-  return are_comparable(a.model, b.model) ? in_text("model", a.model, b.model) : std::nullopt;
+  return in_text("model", a.model, b.model);
 }
 
 std::optional<Difference> in_model(const SnapshotMeta& a, const SnapshotMeta& b) {
@@ -307,18 +302,12 @@ std::optional<Difference> in_model(const SnapshotMeta& a, const SnapshotMeta& b)
   if (auto d = in_json("config", a.config, b.config)) return d;
   for (const auto& [name, digest] : a.fingerprints) {
     for (const auto& [other, theirs] : b.fingerprints) {
-      if (name != other || !are_comparable(digest, theirs)) continue;
+      if (name != other) continue;
       if (auto d = in_text(name + " weights", digest, theirs)) return d;
     }
   }
   if (a.tokenizer.empty() || b.tokenizer.empty()) return std::nullopt;
   return in_text("tokenizer", a.tokenizer, b.tokenizer);
-}
-
-Part model_part(std::optional<Difference> difference, const std::string& a, const std::string& b) {
-  const bool compared = difference.has_value() || are_comparable(a, b);
-  return {"model", std::move(difference), compared,
-          compared ? "" : "one has the weights' name of format versions 1 and 2"};
 }
 
 std::string digest_or(const Digest& d) { return "digest " + digest_text(d); }
@@ -327,10 +316,8 @@ std::string digest_or(const Digest& d) { return "digest " + digest_text(d); }
 Part kv_by_digests(const Snapshot& a, const Snapshot& b, int64_t* equal_positions) {
   Part part{"keys and values", std::nullopt, true,
             "by digests, which do not tell how far they are apart"};
-  if (!(a.meta().kv == b.meta().kv) || (a.version() == 1) != (b.version() == 1)) {
-    return {part.name, std::nullopt, false,
-            "digests of different types, or of format version 1 and a later one, tell nothing"};
-  }
+  if (!(a.meta().kv == b.meta().kv))
+    return {part.name, std::nullopt, false, "digests of different types tell nothing"};
   const int64_t both = std::min(a.meta().positions, b.meta().positions);
   std::vector<int64_t> skipped;
   for (int64_t block = 0; block < blocks_of(both); ++block) {
@@ -385,7 +372,7 @@ Comparison compare_by_digests(const Snapshot& a, const Snapshot& b) {
 Comparison compare(const State& a, const State& b) {
   const FloatEnvironment contract;
   Comparison c;
-  c.parts.push_back(model_part(in_model(a.origin, b.origin), a.origin.model, b.origin.model));
+  c.parts.push_back({"model", in_model(a.origin, b.origin)});
   add_state(c, a, b);
   return c;
 }
@@ -398,8 +385,7 @@ Comparison compare(const Snapshot& a, const Snapshot& b) {
     add_state(c, a.state({.trust = true}), b.state({.trust = true}));
   else
     c = compare_by_digests(a, b);
-  c.parts.insert(c.parts.begin(),
-                 model_part(in_model(a.meta(), b.meta()), a.origin().model, b.origin().model));
+  c.parts.insert(c.parts.begin(), {"model", in_model(a.meta(), b.meta())});
   return c;
 }
 

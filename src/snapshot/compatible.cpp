@@ -54,18 +54,17 @@ void compare_weights(Differences& differences, const SnapshotMeta& meta, const M
   };
   size_t count = 0;
   std::string name, here;
-  const Fingerprints& fingerprints = model.fingerprints_like(digest_there("model"));
-  for (const auto& [group, digest] : fingerprints) {
+  for (const auto& [group, digest] : model.fingerprints()) {
     if (group == "config" || group == "model" || digest_there(group) == digest) continue;
     groups += (count++ == 0 ? "" : "+") + group;
     name = group;
     here = digest;
   }
-  const std::string& whole = fingerprints.back().second;
   if (count == 1)
     differences.compare(groups + " weights", digest_there(name), here);
   else
-    differences.compare((count == 0 ? "model" : groups + " weights"), digest_there("model"), whole);
+    differences.compare((count == 0 ? "model" : groups + " weights"), digest_there("model"),
+                        model.fingerprint());
 }
 
 }  // namespace

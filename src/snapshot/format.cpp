@@ -15,19 +15,13 @@ namespace {
 constexpr char kMagic[] = "\x93STET\r\n\x1a";
 constexpr uint64_t kEntryBytes = 64, kMaxSections = 256;
 constexpr uint64_t kAlignment = 64, kPage = 4096, kKvAlignment = 65536;
-constexpr size_t kOldHeaderBytes = 128, kDigestBytes = 16;
+constexpr size_t kDigestBytes = 16;  // the digest of all that comes before it ends a header
 constexpr uint32_t kMustKnow = 1;
 
-// The digest of all that comes before it ends it.
-constexpr size_t header_bytes(uint32_t version) {
-  return version < 3 ? kOldHeaderBytes : kMaxHeaderBytes;
-}
-
 struct Header {
-  uint32_t version;
-  uint64_t bytes, sections;
-  Digest table;
-  StateNames names;
+  uint64_t sections;
+  Digest table, state;
+  Sha256 id;
 };
 
 void check_digest(const std::string& path, const std::string& field, const Digest& expected,
@@ -43,12 +37,10 @@ void check_equal(const std::string& path, const std::string& field, uint64_t exp
     snapshot_damaged(path, field, std::to_string(expected), std::to_string(found));
 }
 
-StateNames get_names(ByteReader& r, uint32_t version) {
-  StateNames names{get(r, "state digest"), std::nullopt};
-  if (version < 3) return names;
-  const std::span<const std::byte> id = r.bytes(sizeof(Sha256), "state id");
-  std::copy(id.begin(), id.end(), names.id.emplace().bytes.begin());
-  return names;
+Sha256 get_id(ByteReader& r) {
+  Sha256 id;
+  std::ranges::copy(r.bytes(sizeof id, "state id"), id.bytes.begin());
+  return id;
 }
 
 Header decode_header(std::span<const std::byte> file, const std::string& path) {
@@ -57,13 +49,12 @@ Header decode_header(std::span<const std::byte> file, const std::string& path) {
   }
   ByteReader r(file, path);
   r.bytes(8, "magic");
-  Header h;
-  h.version = r.u32("format version");
-  if (h.version < 1 || h.version > kSnapshotVersion) {
-    throw Error(ErrorKind::unsupported, path, "format version",
-                "1 .. " + std::to_string(kSnapshotVersion), std::to_string(h.version));
+  const uint32_t version = r.u32("format version");
+  if (version != kSnapshotVersion) {
+    throw Error(ErrorKind::unsupported, path, "format version", std::to_string(kSnapshotVersion),
+                std::to_string(version));
   }
-  h.bytes = header_bytes(h.version);
+  Header h;
   const uint32_t bytes = r.u32("header size");
   const uint64_t required = r.u64("required features");
   r.u64("optional features");
@@ -72,19 +63,20 @@ Header decode_header(std::span<const std::byte> file, const std::string& path) {
   r.u32("reserved");
   const uint64_t table = r.u64("section table");
   h.table = get(r, "table digest");
-  h.names = get_names(r, h.version);
-  r.bytes(h.bytes - kDigestBytes - r.position(), "reserved");
-  check_digest(path, "header", get(r, "header digest"), file.first(h.bytes - kDigestBytes));
+  h.state = get(r, "state digest");
+  h.id = get_id(r);
+  r.bytes(kHeaderBytes - kDigestBytes - r.position(), "reserved");
+  check_digest(path, "header", get(r, "header digest"), file.first(kHeaderBytes - kDigestBytes));
   constexpr uint64_t known =
       kElsewhere | kCompressed | kEdited | kIntervened | kWindowed | kWeighsTokens;
   if ((required & ~known) != 0) {
     throw Error(ErrorKind::unsupported, path, "required features",
                 "bits 1, 2, 4, 8, 16 and 32 at most", std::to_string(required));
   }
-  check_equal(path, "header size", h.bytes, bytes);
-  check_equal(path, "section table", h.bytes, table);
+  check_equal(path, "header size", kHeaderBytes, bytes);
+  check_equal(path, "section table", kHeaderBytes, table);
   check_equal(path, "file size", file_size, file.size());
-  if (h.sections > kMaxSections || file.size() - h.bytes < h.sections * kEntryBytes) {
+  if (h.sections > kMaxSections || file.size() - kHeaderBytes < h.sections * kEntryBytes) {
     snapshot_damaged(path, "sections", "a table inside the file",
                      std::to_string(h.sections) + " entries");
   }
@@ -133,7 +125,7 @@ bool is_known_section(const std::string& name) {
          std::end(kSectionNames);
 }
 
-uint64_t front_bytes(size_t sections) { return kMaxHeaderBytes + kEntryBytes * sections; }
+uint64_t front_bytes(size_t sections) { return kHeaderBytes + kEntryBytes * sections; }
 
 uint64_t section_offset(const std::string& name, uint64_t end) {
   const bool page = is_archive_section(name) || !is_known_section(name);
@@ -141,18 +133,14 @@ uint64_t section_offset(const std::string& name, uint64_t end) {
   return (end + alignment - 1) / alignment * alignment;
 }
 
-std::optional<StateNames> names_in_header(std::span<const std::byte> header) {
-  try {
-    if (header.size() < kOldHeaderBytes || std::memcmp(header.data(), kMagic, 8) != 0)
-      return std::nullopt;
-    ByteReader r(header, "");
-    r.bytes(8, "");
-    const uint32_t version = r.u32("");
-    r.bytes(60, "");
-    return get_names(r, version);
-  } catch (const Error&) {
+std::optional<Sha256> id_in_header(std::span<const std::byte> header) {
+  if (header.size() < kHeaderBytes || std::memcmp(header.data(), kMagic, 8) != 0)
     return std::nullopt;
-  }
+  ByteReader r(header, "");
+  r.bytes(8, "magic");
+  if (r.u32("format version") != kSnapshotVersion) return std::nullopt;
+  r.bytes(76, "all up to the id");
+  return get_id(r);
 }
 
 std::vector<std::byte> encode_front(const std::vector<Snapshot::Section>& sections,
@@ -171,17 +159,17 @@ std::vector<std::byte> encode_front(const std::vector<Snapshot::Section>& sectio
   ByteWriter w;
   w.text({kMagic, 8});
   w.u32(kSnapshotVersion);
-  w.u32(kMaxHeaderBytes);
+  w.u32(kHeaderBytes);
   w.u64(required);
   w.u64(0);
   w.u64(sections.back().offset + sections.back().size);
   w.u32(static_cast<uint32_t>(sections.size()));
   w.u32(0);
-  w.u64(kMaxHeaderBytes);
+  w.u64(kHeaderBytes);
   put(w, digest_of(table.data()));
   put(w, state);
   w.bytes(id.bytes);
-  w.zeros(kMaxHeaderBytes - kDigestBytes - w.size());
+  w.zeros(kHeaderBytes - kDigestBytes - w.size());
   put(w, digest_of(w.data()));
   w.bytes(table.data());
   return w.take();
@@ -190,11 +178,11 @@ std::vector<std::byte> encode_front(const std::vector<Snapshot::Section>& sectio
 Front decode_front(std::span<const std::byte> file, const std::string& path) {
   const Header header = decode_header(file, path);
   const std::span<const std::byte> table =
-      file.subspan(header.bytes, header.sections * kEntryBytes);
+      file.subspan(kHeaderBytes, header.sections * kEntryBytes);
   check_digest(path, "section table", header.table, table);
   ByteReader entries(table, path);
-  Front front{header.version, {}, header.names};
-  uint64_t end = header.bytes + table.size();
+  Front front{{}, header.state, header.id};
+  uint64_t end = kHeaderBytes + table.size();
   for (uint64_t i = 0; i < header.sections; ++i) {
     Snapshot::Section s = decode_entry(entries, end, file, path);
     end = s.offset + s.size;

@@ -44,25 +44,21 @@ std::span<const std::byte> scatter_held(const KvShape& shape, const HeldLayers& 
 uint64_t section_offset(const std::string& name, uint64_t end);
 uint64_t front_bytes(size_t sections);
 
-// What the header says which state the file holds.
-struct StateNames {
-  Digest state;
-  std::optional<Sha256> id;  // not in versions 1 and 2
-};
-
 // Header and section table of a file that consists of them and `sections`.
 std::vector<std::byte> encode_front(const std::vector<Snapshot::Section>& sections,
                                     uint64_t required, const Digest& state, const Sha256& id);
 
 struct Front {
-  uint32_t version;
   std::vector<Snapshot::Section> sections;
-  StateNames names;
+  // Of the state that the file holds.
+  Digest state;
+  Sha256 id;
 };
 
-constexpr size_t kMaxHeaderBytes = 192;
-// Of a file that begins so, if it is a snapshot: what a delta's parent is found by.
-std::optional<StateNames> names_in_header(std::span<const std::byte> header);
+constexpr size_t kHeaderBytes = 192;
+// Returns the id of the state in a file that begins so, if it is a snapshot: a delta's parent is
+// found by it.
+std::optional<Sha256> id_in_header(std::span<const std::byte> header);
 
 // Reads header and table, and checks every byte of the file but those of KV. Throws Error:
 // unsupported for what a later version may have written, format for damage.

@@ -189,24 +189,6 @@ void check_prunes(const std::vector<Prune>& prunes, int64_t vocab, int64_t posit
                 fmt::format("at most {} positions left", positions), std::to_string(before));
 }
 
-std::vector<Prune> read_prunes(const JsonReader& json) {
-  std::vector<Prune> prunes;
-  if (!json.has("prunes")) return prunes;
-  for (const JsonReader& entry : json.objects("prunes")) {
-    const std::string kind = entry.string("positions");
-    if (kind != "keep" && kind != "shift") entry.fail("positions", "keep or shift");
-    Prune p{entry.integer("at", 0, kMaxPositions),
-            entry.integer("begin", 0, kMaxPositions),
-            entry.integer("end", 0, kMaxPositions),
-            kind == "shift",
-            {}};
-    for (int64_t id : entry.integers("removed", 0, kMaxSize))
-      p.removed.push_back(static_cast<int32_t>(id));
-    prunes.push_back(std::move(p));
-  }
-  return prunes;
-}
-
 constexpr size_t kPruneBytes = 32;  // in PRUNES
 
 std::vector<Prune> read_prunes(std::span<const std::byte> log, std::span<const std::byte> removed,
@@ -587,14 +569,13 @@ void check_kv_version(const JsonReader& kv) {
 SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file) {
   const JsonReader json = parse_json(sections.json, file);
   SnapshotMeta m;
-  const std::optional<SnapshotForm> form = parse_snapshot_form(json.string_or("form", "full"));
+  const std::optional<SnapshotForm> form = parse_snapshot_form(json.string("form"));
   if (!form) json.fail("form", "full, delta or recipe");
   m.form = *form;
-  m.parent = json.string_or("parent", "");
-  m.parent_state = json.string_or("parent_state", "");
-  if (sections.version < 3) m.parent_state = std::exchange(m.parent, "");
-  m.parent_file = json.string_or("parent_file", "");
-  m.logits = json.string_or("logits", "");
+  m.parent = json.string("parent");
+  m.parent_state = json.string("parent_state");
+  m.parent_file = json.string("parent_file");
+  m.logits = json.string("logits");
   m.contract = json.string("contract");
   if (!parse_contract_name(m.contract)) json.fail("contract", "the name of a contract");
   m.contract_version = static_cast<int>(json.integer("contract_version", 1, 1 << 20));
@@ -610,13 +591,12 @@ SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file) 
   }
   m.tokenizer = json.string("tokenizer");
   m.kv = read_kv(json.required_object("kv"), config);
-  if (sections.version >= 3) check_kv_version(json.required_object("kv"));
+  check_kv_version(json.required_object("kv"));
   m.capacity = json.integer("capacity", 1, kMaxPositions);
   m.positions = json.integer("positions", 0, m.capacity);
   const int64_t vocab = config.vocab_size;
   m.generation = read_generation(json.required_object("generation"), vocab, m.positions);
-  m.prunes = sections.version < 3 ? read_prunes(json)
-                                  : read_prunes(sections.prunes, sections.removed, file);
+  m.prunes = read_prunes(sections.prunes, sections.removed, file);
   check_prunes(m.prunes, vocab, m.positions, m.capacity, file);
   m.edits = read_edits(json, m);
   m.interventions = read_interventions(json, m, config);

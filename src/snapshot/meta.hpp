@@ -13,9 +13,8 @@ namespace stet {
 
 SnapshotMeta meta_of(const Session& session, const Tokenizer* tokenizer);  // null: none is in use
 std::string encode_meta(const SnapshotMeta& meta);
-// What META and, from format version 3 on, the sections of the log of prunes say.
+// META and the sections of the log of prunes.
 struct MetaSections {
-  uint32_t version;
   std::string_view json;
   std::span<const std::byte> prunes, removed;
 };

@@ -35,16 +35,16 @@ class Directory {
   DIR* stream_;
 };
 
-// What the header of a regular file says; nothing where it is no snapshot.
-std::optional<StateNames> names_of_file(int directory, const char* name) {
+// The id in the header of a regular file; nothing where it is no snapshot.
+std::optional<Sha256> id_of_file(int directory, const char* name) {
   struct stat info = {};
   if (::fstatat(directory, name, &info, 0) != 0 || !S_ISREG(info.st_mode)) return std::nullopt;
   const int fd = ::openat(directory, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) return std::nullopt;
-  std::byte header[kMaxHeaderBytes];
+  std::byte header[kHeaderBytes];
   const ssize_t size = ::pread(fd, header, sizeof header, 0);
   ::close(fd);
-  return names_in_header({header, size < 0 ? 0 : static_cast<size_t>(size)});
+  return id_in_header({header, size < 0 ? 0 : static_cast<size_t>(size)});
 }
 
 // A snapshot beside a delta that is its parent: a regular file, no link, of the delta's owner. Of
@@ -63,19 +63,15 @@ std::string parent_beside(const std::filesystem::path& path, IsParent is_parent)
     if (!S_ISREG(info.st_mode) || info.st_uid != delta.st_uid || info.st_ino == delta.st_ino)
       continue;
     if (++looked_at > kMostLookedAt) return "";
-    const auto names = names_of_file(directory.descriptor(), entry->d_name);
-    if (names && is_parent(*names)) return (folder / entry->d_name).string();
+    const auto id = id_of_file(directory.descriptor(), entry->d_name);
+    if (id && is_parent(*id)) return (folder / entry->d_name).string();
   }
   return "";
 }
 
 }  // namespace
 
-// By its id; where a file of either is of an older version, by the state digest.
-bool Snapshot::is_parent(const StateNames& names) const {
-  if (!names.id || meta_.parent.empty()) return digest_text(names.state) == meta_.parent_state;
-  return sha256_text(*names.id) == meta_.parent;
-}
+bool Snapshot::is_parent(const Sha256& id) const { return sha256_text(id) == meta_.parent; }
 
 // The direct parent: the file that is named, or the one of the name that it had, or any file beside
 // it with that state.
@@ -85,22 +81,16 @@ std::shared_ptr<const Snapshot> Snapshot::find_parent(
   if (!path) {
     const std::filesystem::path name = std::filesystem::path(meta_.parent_file).filename();
     const std::string beside = std::filesystem::path(path_).replace_filename(name).string();
-    const auto names = name.empty() ? std::nullopt : names_of_file(AT_FDCWD, beside.c_str());
-    found = names && is_parent(*names)
+    const auto id = name.empty() ? std::nullopt : id_of_file(AT_FDCWD, beside.c_str());
+    found = id && is_parent(*id)
                 ? beside
-                : parent_beside(path_, [&](const StateNames& n) { return is_parent(n); });
+                : parent_beside(path_, [&](const Sha256& other) { return is_parent(other); });
   }
   const std::shared_ptr<const Snapshot> parent =
       found.empty() ? nullptr : std::make_shared<const Snapshot>(open(found));
-  const auto names_of = [](const Snapshot& s) {
-    return StateNames{s.digests().state,
-                      s.digests().id == Sha256() ? std::nullopt : std::optional(s.digests().id)};
-  };
-  if (parent == nullptr || !is_parent(names_of(*parent))) {
+  if (parent == nullptr || !is_parent(parent->digests().id)) {
     throw Error(ErrorKind::io, path_, "parent",
-                "a snapshot of state " +
-                    printable(meta_.parent.empty() ? meta_.parent_state : meta_.parent) +
-                    " beside it, or by --parent",
+                "a snapshot of state " + printable(meta_.parent) + " beside it, or by --parent",
                 parent == nullptr ? "none" : "one of " + parent->state_name());
   }
   if (!(parent->meta().kv == meta_.kv))

@@ -86,20 +86,18 @@ Snapshot Snapshot::parse(std::span<const std::byte> bytes, const std::string& pa
   s.path_ = path;
   s.bytes_ = bytes;
   Front front = decode_front(bytes, path);
-  s.version_ = front.version;
   s.sections_ = std::move(front.sections);
   const std::span<const std::byte> meta = s.content("META");
   if (meta.size() > kMaxMetaBytes)
     snapshot_damaged(path, "META", "at most " + std::to_string(kMaxMetaBytes) + " bytes",
                      std::to_string(meta.size()));
-  s.meta_ = decode_meta({s.version_,
-                         {reinterpret_cast<const char*>(meta.data()), meta.size()},
+  s.meta_ = decode_meta({{reinterpret_cast<const char*>(meta.data()), meta.size()},
                          s.optional_content("PRUNES"),
                          s.optional_content("REMOVED")},
                         path + ": META");
   const size_t positions = static_cast<size_t>(s.meta_.positions),
                blocks = static_cast<size_t>(blocks_of(s.meta_.positions));
-  const size_t digests = s.version_ == 1 ? 1 : static_cast<size_t>(s.meta_.kv.layers);
+  const size_t digests = blocks * static_cast<size_t>(s.meta_.kv.layers);
   s.tokens_ = read_array<int32_t>(s.content("TOKENS"), positions, path, "TOKENS");
   s.visible_ = read_array<uint64_t>(s.content("VISIBLE"), blocks, path, "VISIBLE");
   const size_t rest = positions % 64;
@@ -108,7 +106,7 @@ Snapshot Snapshot::parse(std::span<const std::byte> bytes, const std::string& pa
   }
   s.logits_ = std::make_shared<std::vector<float>>(read_array<float>(
       s.content("LOGITS"), s.content("LOGITS").size() / sizeof(float), path, "LOGITS"));
-  s.blocks_ = read_array<Digest>(s.content("BLOCKS"), blocks * digests, path, "BLOCKS");
+  s.blocks_ = read_array<Digest>(s.content("BLOCKS"), digests, path, "BLOCKS");
   s.check_vocabulary();
   s.read_extents();
   const bool recipe = s.meta_.form == SnapshotForm::recipe;
@@ -119,25 +117,22 @@ Snapshot Snapshot::parse(std::span<const std::byte> bytes, const std::string& pa
     snapshot_damaged(path, "KV", "digest " + digest_text(s.digests_.kv),
                      digest_text(s.section("KV").digest));
   }
-  if (!(s.digests_.state == front.names.state)) {
-    snapshot_damaged(path, "state", "digest " + digest_text(front.names.state),
+  if (!(s.digests_.state == front.state)) {
+    snapshot_damaged(path, "state", "digest " + digest_text(front.state),
                      digest_text(s.digests_.state));
   }
-  s.read_identity(front.names.id);
+  s.digests_.id = front.id;
+  s.read_contents();
   if (s.has_section("KEPT"))
     s.kept_ = decode_kept(s.content("KEPT"), s.meta_, s.digests_.state, path + ": KEPT");
   return s;
 }
 
-// The id that stands in the header; of older versions it is computed, where the tokens give all.
-void Snapshot::read_identity(const std::optional<Sha256>& id) {
+// The hashes of blocks that tokens do not give.
+void Snapshot::read_contents() {
   const bool replayable = meta_.edits.empty() && (tokens_.empty() || is_replayable(meta_.contract));
-  if (id) digests_.id = *id;
-  if (!id && replayable) digests_.id = Lineage{recipe(), meta_.kv}.id({}, Sha256());
-  const size_t named =
-      id && !replayable ? Lineage{recipe(), meta_.kv}.blocks_by_content().size() : 0;
+  const size_t named = replayable ? 0 : Lineage{recipe(), meta_.kv}.blocks_by_content().size();
   contents_ = read_array<Sha256>(optional_content("CONTENT"), named, path_, "CONTENT");
-  state_name_ = digests_.id == Sha256() ? digest_text(digests_.state) : sha256_text(digests_.id);
 }
 
 // Tokens and logits are those of the config's vocabulary.
@@ -183,7 +178,7 @@ void Snapshot::read_index() {
     const uint32_t block = r.u32("KVINDEX: block"), encoding = r.u32("KVINDEX: encoding");
     const uint64_t offset = r.u64("KVINDEX: offset"), size = r.u64("KVINDEX: bytes");
     const bool raw_fits = encoding == kRaw && size == block_bytes && offset % 4096 == 0;
-    const bool held_fits = version_ >= 3 && held_->size() == static_cast<size_t>(meta_.kv.layers) &&
+    const bool held_fits = held_->size() == static_cast<size_t>(meta_.kv.layers) &&
                            ((encoding == kHeldRaw && size == stored_bytes(kHeldRaw)) ||
                             (encoding == kHeldShuffle && stored_bytes(kHeldShuffle) > 0));
     if (block < next || block >= extents_.size() || offset != end || size > kv.size - offset ||
@@ -232,24 +227,16 @@ void Snapshot::check_expanded(uint64_t block, uint64_t size, uint64_t expanded) 
 }
 
 std::vector<BlockIdentity> Snapshot::block_identities() const {
-  const State recipe = this->recipe();
-  const Lineage lineage{recipe, meta_.kv};
-  if (version_ < 3 && !lineage.replayable()) return {};
-  return lineage.identities(contents_);
+  return Lineage{recipe(), meta_.kv}.identities(contents_);
 }
 
 std::span<const Digest> Snapshot::block_digests(int64_t block) const {
-  const size_t each = version_ == 1 ? 1 : static_cast<size_t>(meta_.kv.layers);
+  const size_t each = static_cast<size_t>(meta_.kv.layers);
   return std::span(blocks_).subspan(static_cast<size_t>(block) * each, each);
 }
 
-std::vector<Digest> Snapshot::digests_like_saved(const std::byte* block) const {
-  if (version_ == 1) return {digest_of({block, meta_.kv.block_bytes()})};
-  return layer_digests(meta_.kv, block);
-}
-
 bool Snapshot::is_block(int64_t block, const std::byte* bytes) const {
-  return std::ranges::equal(digests_like_saved(bytes), block_digests(block));
+  return std::ranges::equal(layer_digests(meta_.kv, bytes), block_digests(block));
 }
 
 uint64_t Snapshot::stored_kv_bytes() const { return section("KV").size; }

@@ -20,10 +20,8 @@ struct Claim {
   std::string file;  // names it in errors
   const State& recipe;
   const State* stored;  // with its keys and values; null: there are digests alone
-  // Of a block as it was saved: one for each layer, or one for all of them.
+  // Of the layers of a block as it was saved.
   std::function<std::vector<Digest>(int64_t)> digests;
-  // Of the bytes of a block, likewise.
-  std::function<std::vector<Digest>(const std::byte*)> digests_of_bytes;
   std::function<uint64_t(int64_t)> visible;
   Digest logits;
   bool bisect = false;
@@ -112,7 +110,7 @@ class Proof {
   std::optional<Difference> compare_with_digests(int64_t block, const std::vector<Digest>& saved) {
     const KvBlock* const found = stored(block);
     if (found == nullptr) return std::nullopt;
-    const std::vector<Digest> own = claim_.digests_of_bytes(found->data());
+    const std::vector<Digest> own = layer_digests(again_.shape(), found->data());
     for (size_t layer = 0; layer < saved.size(); ++layer) {
       if (!(own[layer] == saved[layer]) && found->holds(static_cast<int64_t>(layer)))
         return digest_difference(block, layer, saved[layer], own[layer], "digest ");
@@ -120,19 +118,18 @@ class Proof {
     return std::nullopt;
   }
 
-  std::vector<Digest> digests_of(const KvCache& kv, int64_t block) const {
+  static std::vector<Digest> digests_of(const KvCache& kv, int64_t block) {
     const KvBlock& info = kv.block_info(block);
-    return info.holds_all() ? claim_.digests_of_bytes(info.data()) : info.digests(kv.shape());
+    return info.holds_all() ? layer_digests(kv.shape(), info.data()) : info.digests(kv.shape());
   }
 
   Difference digest_difference(int64_t block, size_t layer, const Digest& expected,
                                const Digest& found, const char* of_bytes) const {
-    const bool all_layers = claim_.digests(block).size() == 1 && again_.shape().layers > 1;
     return {fmt::format("keys and values of block {} (positions {} .. {})", block,
                         block * kBlockPositions,
                         std::min(claim_.recipe.size(), (block + 1) * kBlockPositions) - 1),
             -1,
-            all_layers ? -1 : static_cast<int64_t>(layer),
+            static_cast<int64_t>(layer),
             -1,
             -1,
             "digest " + digest_text(expected),
@@ -259,7 +256,6 @@ VerifyReport verify(const Snapshot& snapshot, std::shared_ptr<const Model> model
                       const std::span<const Digest> saved = snapshot.block_digests(b);
                       return std::vector<Digest>(saved.begin(), saved.end());
                     },
-                    [&](const std::byte* bytes) { return snapshot.digests_like_saved(bytes); },
                     [&](int64_t b) { return snapshot.visible(b); },
                     snapshot.digests().logits,
                     bisect};
@@ -277,7 +273,6 @@ VerifyReport verify(Session& session, const Progress& progress, const Appender& 
                     state,
                     &state,
                     [&](int64_t b) { return state.kv.block_info(b).digests(shape); },
-                    [&](const std::byte* bytes) { return layer_digests(shape, bytes); },
                     [&](int64_t b) { return state.kv.visible(b); },
                     digest_of(std::as_bytes(session.logits()))};
   SessionOptions o{session.capacity(), shape.type, session.compute()};

@@ -74,10 +74,6 @@
 // Every byte is covered: header by its own digest, table by the header's, sections by the table's,
 // blocks by BLOCKS, and gaps must be zero. The id proves nothing about keys and values that tokens
 // give; a reader that needs it proved computes it.
-//
-// Version 2 differs in: a header of 128 bytes, without the id; META holds the log of prunes; no
-// CONTENT; fingerprints are those of Model::legacy_fingerprints(). Version 1 also: BLOCKS holds one
-// digest per block; no KVINDEX; no form and no prunes in META.
 #include "stet/snapshot/snapshot.hpp"
 
 #include <algorithm>
@@ -146,7 +142,7 @@ struct SnapshotWriter {
       logits_bytes = std::as_bytes(std::span(logits));
     if (options.form == SnapshotForm::delta) {
       const StateDigests& parent = options.parent->digests();
-      meta.parent = parent.id == Sha256() ? "" : sha256_text(parent.id);
+      meta.parent = sha256_text(parent.id);
       meta.parent_state = digest_text(parent.state);
       meta.parent_file = std::filesystem::path(options.parent->path()).filename().string();
     }
@@ -407,10 +403,9 @@ void check_writable(const State& state, const SnapshotMeta& meta, const std::str
       throw Error(ErrorKind::argument, options.parent->path(), "parent",
                   "a snapshot with keys and values", "a recipe");
     }
-    if (!(options.parent->meta().kv == meta.kv) || options.parent->version() < 2) {
+    if (!(options.parent->meta().kv == meta.kv)) {
       throw Error(ErrorKind::mismatch, options.parent->path(), "parent",
-                  "a snapshot of format version 2 or later with keys and values of the same shape",
-                  "another");
+                  "a snapshot with keys and values of the same shape", "another");
     }
     options.parent->check_not_needed(path);
   }

@@ -19,7 +19,7 @@ namespace stet {
 namespace {
 
 constexpr unsigned char kRecordMagic[8] = {0x93, 'S', 'T', 'K', 0x0D, 0x0A, 0x1A, 0x0A};
-constexpr uint32_t kHashed = 1, kTagged = 2;  // versions
+constexpr uint32_t kRecordVersion = 2;
 constexpr size_t kNonce = 16;
 constexpr size_t kSealed = 8 + 4 + 4 + 32 + 32 + 8 + 4 + 4;  // what the HMAC covers
 constexpr size_t kKeyFileBytes = 4096;
@@ -78,16 +78,11 @@ Poly1305Tag tag_of_payload(const StoreKey& key, const Record& record,
 
 // By what the front says of it. What the tag should be is told to nobody: it would be the second
 // under its key.
-void check_payload(const StoreKey& key, const Record& record, uint32_t version,
-                   std::span<const std::byte> content, const std::string& where) {
-  if (version == kHashed) {
-    const Sha256 expected = hash_of(content), found = sha256_of(record.payload);
-    if (found != expected)
-      record_damaged(where, "content", sha256_text(expected), sha256_text(found));
-  } else if (!equal_in_constant_time(tag_of_payload(key, record, content.first(kNonce)),
-                                     content.subspan(kNonce))) {
+void check_payload(const StoreKey& key, const Record& record, std::span<const std::byte> content,
+                   const std::string& where) {
+  if (!equal_in_constant_time(tag_of_payload(key, record, content.first(kNonce)),
+                              content.subspan(kNonce)))
     record_damaged(where, "content", "what was sealed", "other bytes");
-  }
 }
 
 }  // namespace
@@ -143,7 +138,7 @@ std::vector<std::byte> seal_record(const StoreKey& key, const Record& record) {
   fill_randomly(nonce);
   ByteWriter w;
   w.bytes(std::as_bytes(std::span(kRecordMagic)));
-  w.u32(kTagged);
+  w.u32(kRecordVersion);
   w.u32(static_cast<uint32_t>(record.kind));
   w.bytes(record.name.bytes);
   w.bytes(nonce);
@@ -163,8 +158,9 @@ Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
   if (!std::ranges::equal(r.bytes(8, "first bytes"), std::as_bytes(std::span(kRecordMagic))))
     record_damaged(where, "first bytes", "those of a record", "others");
   const uint32_t version = r.u32("version");
-  if (version != kHashed && version != kTagged)
-    throw Error(ErrorKind::unsupported, where, "version", "1 or 2", std::to_string(version));
+  if (version != kRecordVersion)
+    throw Error(ErrorKind::unsupported, where, "version", std::to_string(kRecordVersion),
+                std::to_string(version));
   const uint32_t found = r.u32("kind");
   const Sha256 found_name = hash_of(r.bytes(32, "name"));
   const std::span<const std::byte> content = r.bytes(32, "content");
@@ -185,7 +181,7 @@ Record open_record(const StoreKey& key, RecordKind kind, const Sha256& name,
   if (std::ranges::any_of(gap, [](std::byte b) { return b != std::byte{}; }))
     record_damaged(where, "gap", "zeros before the payload", "others");
   const Record record{kind, name, encoding, bytes.subspan(offset)};
-  check_payload(key, record, version, content, where);
+  check_payload(key, record, content, where);
   return record;
 }
 

@@ -171,7 +171,7 @@ class Restorer {
     }
     std::shared_ptr<KvBlock> own = KvWriter(state.kv).fresh_block();
     std::memcpy(const_cast<std::byte*>(own->data()), bytes.data(), bytes.size());
-    return snapshot_.digests_like_saved(own->data()) == as.digests ? own : missing(block);
+    return layer_digests(state.kv.shape(), own->data()) == as.digests ? own : missing(block);
   }
 
   // Why a block did not come from the store.
@@ -204,7 +204,7 @@ class Restorer {
     store_.meter().learn([&](FetchPolicy& p) { p.computed(first, kBlockPositions, took); });
     State now = running_->state();
     const std::shared_ptr<KvBlock> own = KvWriter(now.kv).share(block);
-    if (snapshot_.digests_like_saved(own->data()) != saved(block).digests)
+    if (layer_digests(state.kv.shape(), own->data()) != saved(block).digests)
       throw Error(ErrorKind::format, snapshot_.path(), "KV block " + std::to_string(block),
                   "a block that its tokens give", "another, after it was computed again");
     ++computed_;

@@ -350,6 +350,15 @@ TEST_F(PackedDamage, TheImageItselfLoads) {
   EXPECT_EQ(check_packed(*changed([](Image&) {})), check_packed(*directory_source(directory)));
 }
 
+TEST_F(PackedDamage, OtherMetadataIsIgnored) {
+  const auto with_more = changed([](Image& i) {
+    for (const char* group : {"embeddings", "norms", "attention", "mlp"})
+      i.metadata()[std::string("weights:") + group] = "xxh3:00000000000000000000000000000000";
+  });
+  EXPECT_EQ(Model::load(with_more, 1)->fingerprints(),
+            Model::load(data_path("models/llama31-tiny"), 1)->fingerprints());
+}
+
 TEST_F(PackedDamage, WrongMetadata) {
   EXPECT_EQ(error([](Image& i) { i.header.erase("__metadata__"); }),
             "unsupported: format: expected stet packed weights, found nothing");
@@ -367,10 +376,10 @@ TEST_F(PackedDamage, WrongMetadata) {
                 ": expected f32, bf16 or f16 for the contract f32, found q8");
   EXPECT_EQ(metadata_error("contract", "q8"),
             "format: matrix:" + qkv + ": expected q8 for the contract q8, found q4");
-  EXPECT_EQ(error([](Image& i) { i.metadata().erase("weights:mlp"); }),
-            "format: weights:mlp: expected a digest, found nothing");
-  EXPECT_EQ(metadata_error("weights:mlp", "xxh3:12"),
-            "format: weights:mlp: expected a digest, found xxh3:12");
+  EXPECT_EQ(error([](Image& i) { i.metadata().erase("fingerprint:mlp"); }),
+            "format: fingerprint:mlp: expected a SHA-256, found nothing");
+  EXPECT_EQ(metadata_error("fingerprint:mlp", "sha256:12"),
+            "format: fingerprint:mlp: expected a SHA-256, found sha256:12");
   EXPECT_EQ(contract_of_weights(*changed([](Image&) {})), Contract::q4);
   EXPECT_EQ(error_of([&] {
               contract_of_weights(*changed([](Image& i) { i.metadata()["version"] = "0"; }));

@@ -1,11 +1,11 @@
-// Records of a store and their payloads. The first byte says which, and the version of a record;
-// one is sealed again, so that what stands behind the HMAC is reached, too.
+// Records of a store and their payloads. The first byte says which; one is sealed again, so that
+// what stands behind the HMAC is reached, too.
 #include <algorithm>
 
 #include "src/store/payloads.hpp"
+#include "stet/base/hmac.hpp"
 #include "stet/store/record.hpp"
 #include "tests/fuzz/fuzz.hpp"
-#include "tests/store/record_version_1.hpp"
 
 using namespace stet;
 
@@ -28,17 +28,15 @@ void read_forged(std::span<const std::byte> bytes) {
   read_record(forged);
 }
 
-std::vector<std::byte> sealed(const StoreKey& key, const Record& record, bool version_1) {
-  if (version_1) return stet::test::record_version_1(key, record);
+std::vector<std::byte> sealed(const StoreKey& key, const Record& record) {
   std::vector<std::byte> bytes = seal_record(key, record);
   bytes.insert(bytes.end(), record.payload.begin(), record.payload.end());
   return bytes;
 }
 
-void read_sealed(std::span<const std::byte> payload, bool version_1) {
+void read_sealed(std::span<const std::byte> payload) {
   const StoreKey key;
-  const std::vector<std::byte> bytes =
-      sealed(key, {RecordKind::state, Sha256(), 0, payload}, version_1);
+  const std::vector<std::byte> bytes = sealed(key, {RecordKind::state, Sha256(), 0, payload});
   const Record r = open_record(key, RecordKind::state, Sha256(), bytes, "record");
   fuzz::must(std::ranges::equal(r.payload, payload), "the payload that was sealed");
   const StateRecord state = decode_state_payload(r.payload, "record");
@@ -60,7 +58,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   return fuzz::read_and_use([&] {
     const int which = data[0] % 5;
     if (which == 0) read_record(bytes);
-    if (which == 1 || which == 3) read_sealed(bytes, which == 1);
+    if (which == 1 || which == 3) read_sealed(bytes);
     if (which == 2) read_name(bytes);
     if (which == 4) read_forged(bytes);
   });

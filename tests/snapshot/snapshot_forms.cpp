@@ -185,25 +185,6 @@ TEST_F(SnapshotForms, UnknownOptionalSectionsAreKept) {
   EXPECT_EQ(Snapshot::open(scratch / "t.stet").digests().state, snapshot.digests().state);
 }
 
-TEST_F(SnapshotForms, AFileOfVersion1Loads) {
-  const std::string path = data_path("snapshots/v1.stet");
-  const auto llama = model(data_path("models/llama31-tiny"));
-  const Snapshot snapshot = Snapshot::open(path);
-  EXPECT_EQ(snapshot.version(), 1u);
-  for (const bool map : {true, false}) {
-    Session back = snapshot.restore(llama, {.session = options(1), .map = map, .check = true});
-    Session straight(llama, options(1));
-    straight.append(snapshot.tokens());
-    EXPECT_EQ(back.size(), 77);
-    EXPECT_TRUE(same_state(back, straight));
-    EXPECT_EQ(back.generation().sampling.seed, 7u);
-  }
-  EXPECT_FALSE(verify(snapshot, llama, options(1), false));
-  EXPECT_FALSE(verify(snapshot, llama, options(1), true));
-  Snapshot::save(snapshot.state(), snapshot, file, {});
-  EXPECT_EQ(Snapshot::open(file).version(), kSnapshotVersion);
-}
-
 // ---------------------------------------------------------------- mapped files
 
 // Whichever byte of the file is wrong, the session finds out before it uses it, and computes it

@@ -10,11 +10,11 @@
 #include <set>
 
 #include "src/store/block_memory.hpp"
+#include "stet/base/bytes.hpp"
 #include "stet/base/hmac.hpp"
 #include "stet/base/poly1305.hpp"
 #include "stet/store/copy.hpp"
 #include "stet/store/session.hpp"
-#include "tests/store/record_version_1.hpp"
 #include "tests/support/models.hpp"
 
 namespace stet::test::store_tests {
@@ -66,7 +66,6 @@ TEST(StoreKey, IsKeptFromOthers) {
 constexpr RecordKind kKinds[] = {RecordKind::block, RecordKind::state, RecordKind::name};
 const Sha256 kName = sha256_of(as_bytes("name"));
 
-// By the version that is written.
 std::vector<std::byte> sealed(const StoreKey& key, const Record& record) {
   std::vector<std::byte> bytes = seal_record(key, record);
   EXPECT_EQ(bytes.size(), record.kind == RecordKind::block ? kBlockFront : kRecordFront);
@@ -115,33 +114,18 @@ TEST(StoreRecord, EveryFlippedBitIsRefused) {
   }
 }
 
-TEST(StoreRecord, OfVersion1IsReadAndGuardedToo) {
-  const StoreKey key = StoreKey::random();
-  const std::string payload = "sixty-four positions";
-  for (const RecordKind kind : kKinds) {
-    const Record record{kind, kName, kind == RecordKind::block ? 1u : 0u, as_bytes(payload)};
-    const std::vector<std::byte> bytes = record_version_1(key, record);
-    expect_guarded(key, record, bytes);
-    std::vector<std::byte> damaged = bytes;
-    damaged.back() = std::byte{'S'};
-    expect_refused(key, kind, kName, damaged,
-                   "format: r: content: expected " + sha256_text(sha256_of(as_bytes(payload))) +
-                       ", found sha256:");
-  }
-}
+// A record's fields, to be changed by one who has the key.
+constexpr size_t kVersionAt = 8, kNonceAt = 48, kTagAt = 64, kSealAt = 96;
 
 TEST(StoreRecord, OfAnUnknownVersionIsNotRead) {
   const StoreKey key = StoreKey::random();
   std::vector<std::byte> bytes = sealed(key, {RecordKind::state, kName, 0, {}});
-  for (const int version : {0, 3}) {
-    bytes[8] = static_cast<std::byte>(version);
+  for (const int version : {0, 1, 3}) {
+    bytes[kVersionAt] = static_cast<std::byte>(version);
     expect_refused(key, RecordKind::state, kName, bytes,
-                   "unsupported: r: version: expected 1 or 2, found " + std::to_string(version));
+                   "unsupported: r: version: expected 2, found " + std::to_string(version));
   }
 }
-
-// A record's fields, to be changed by one who has the key.
-constexpr size_t kNameAt = 16, kNonceAt = 48, kTagAt = 64, kSealAt = 96;
 
 void copy_bytes(std::vector<std::byte>& to, std::span<const std::byte> from, size_t at,
                 size_t count) {
@@ -158,19 +142,26 @@ TEST(StoreRecord, IsThatOfTheTableInItsHeader) {
   const std::string payload = "sixty-four positions";
   const Record record{RecordKind::state, kName, 0, as_bytes(payload)};
   const std::vector<std::byte> bytes = sealed(key, record);
-  // But for its version and what stands in its content, it is a record of version 1.
-  std::vector<std::byte> expected = record_version_1(key, record);
-  expected[8] = std::byte{2};
-  copy_bytes(expected, bytes, kNonceAt, 16);
+  const std::span<const std::byte> nonce = std::span(bytes).subspan(kNonceAt, 16);
+  ByteWriter tagged;
+  tagged.text("stet content 2\n");
+  tagged.u32(2);
+  tagged.bytes(kName.bytes);
+  tagged.bytes(nonce);
   ByteWriter w;
-  w.text("stet content 2\n");
-  w.u32(2);
+  w.text("\x93STK\r\n\x1a\n");
+  w.u32(2);  // version
+  w.u32(2);  // a state
   w.bytes(kName.bytes);
-  w.bytes(std::span(bytes).subspan(kNonceAt, 16));
-  const Poly1305Tag tag = poly1305_of(hmac_sha256(key.writers, w.data()).bytes, record.payload);
-  std::ranges::copy(tag, expected.begin() + kTagAt);
-  seal_again(key, expected);
-  EXPECT_EQ(bytes, expected);
+  w.bytes(nonce);
+  w.bytes(poly1305_of(hmac_sha256(key.writers, tagged.data()).bytes, record.payload));
+  w.u64(payload.size());
+  w.u32(0);
+  w.u32(192);
+  w.bytes(hmac_sha256(key.writers, w.data()).bytes);
+  w.zeros(192 - w.size());
+  w.text(payload);
+  EXPECT_EQ(bytes, w.take());
 }
 
 TEST(StoreRecord, IsNeverTheSameTwice) {
@@ -434,31 +425,33 @@ TEST_F(StoreSessions, ACopyInAnotherDirectorySharesTheBytes) {
   EXPECT_EQ(block_files().size(), 4u);
 }
 
-TEST_F(StoreSessions, OfVersion1ComeBackAndAreCopied) {
+// Even under an HMAC that is right.
+TEST_F(StoreSessions, RecordsOfAnotherVersionAreAsGoodAsNone) {
   Session s = session(300);
   const Sha256 place = put_session(*store_, s, {}).place;
-  store_->set_name("talk", std::nullopt, place);
-  for (const RecordKind kind : kKinds) {
-    for (const auto& e : fs::directory_iterator(path_ + "/" + record_kind_name(kind) + "s")) {
-      const std::string path = e.path().string(), bytes = read_text(path);
-      Record record{kind, {}, 0, {}};
-      std::memcpy(record.name.bytes.data(), bytes.data() + kNameAt, 32);
-      record.payload =
-          as_bytes(bytes).subspan(kind == RecordKind::block ? kBlockFront : kRecordFront);
-      write_file(path, text_of(record_version_1(key_, record)));
+  const auto become_version_1 = [&](const char* kind) {
+    for (const auto& e : fs::directory_iterator(path_ + "/" + kind)) {
+      const std::string file = e.path().string(), text = read_text(file);
+      const auto old = as_bytes(text);
+      std::vector<std::byte> bytes(old.begin(), old.end());
+      bytes[kVersionAt] = std::byte{1};
+      seal_again(key_, bytes);
+      write_file(file, text_of(bytes));
     }
-  }
-  EXPECT_EQ(store_->resolve("talk"), place);
-  create_store(scratch_ / "other", 0);
-  Store other(open_store_backend(scratch_ / "other"), key_, kAlways);
-  EXPECT_EQ(copy_state(*store_, other, place).blocks, 4u);
-  for (Store* store : {store_.get(), &other}) {
-    const StoreSnapshot from = open_snapshot(*store, place);
-    StoreRestore report;
-    Session again = restore_session(*store, *from.snapshot, model_, {}, &report);
-    expect_equal(again, s);
-    EXPECT_EQ(report.fetched, 4u);
-  }
+  };
+  const std::string refused = "version: expected 2, found 1";
+  become_version_1("blocks");
+  const StoreSnapshot from = open_snapshot(*store_, place);
+  StoreRestore report;
+  Session again = restore_session(*store_, *from.snapshot, model_, {}, &report);
+  expect_equal(again, s);
+  EXPECT_EQ(report.fetched, 0u);
+  EXPECT_EQ(report.computed, 4u);
+  ASSERT_FALSE(report.reasons.empty());
+  EXPECT_NE(report.reasons[0].find(refused), std::string::npos) << report.reasons[0];
+  become_version_1("states");
+  const std::string error = error_of([&] { open_snapshot(*store_, place); });
+  EXPECT_NE(error.find(refused), std::string::npos) << error;
 }
 
 TEST_F(StoreSessions, AFileThatChangesWhileItIsMappedIsFoundOut) {

@@ -45,21 +45,20 @@ struct SnapshotImage {
     std::string name, content;
     uint32_t flags = 1, encoding = 0;
   };
-  static uint64_t header_bytes(uint64_t version) { return version < 3 ? 128 : 192; }
-  uint64_t version = 3, header_size = 192, required = 0, optional = 0;
+  static constexpr uint64_t kHeaderBytes = 192;
+  uint64_t version = 3, header_size = kHeaderBytes, required = 0, optional = 0;
   std::string state;  // digest
-  std::string id;     // SHA-256; not in versions 1 and 2
+  std::string id;     // SHA-256
   std::vector<Section> sections;
 
   static SnapshotImage parse(std::string_view file) {
     SnapshotImage image;
     image.version = get_le(file, 8, 4);
-    image.header_size = header_bytes(image.version);
     image.required = get_le(file, 16, 8);
     image.state = file.substr(72, 16);
-    if (image.version >= 3) image.id = file.substr(88, 32);
+    image.id = file.substr(88, 32);
     for (size_t i = 0; i < get_le(file, 40, 4); ++i) {
-      const size_t at = image.header_size + 64 * i;
+      const size_t at = kHeaderBytes + 64 * i;
       const std::string name(file.substr(at, 8));
       image.sections.push_back(
           {name.substr(0, name.find('\0')),
@@ -78,8 +77,7 @@ struct SnapshotImage {
   // A section named KV carries the digest of BLOCKS.
   std::string build() const {
     std::string table, body;
-    const uint64_t header_end = header_bytes(version);
-    uint64_t end = header_end + 64 * sections.size();
+    uint64_t end = kHeaderBytes + 64 * sections.size();
     const uint64_t front = end;
     std::string blocks;
     for (const Section& s : sections) {
@@ -99,9 +97,9 @@ struct SnapshotImage {
     }
     std::string header = std::string("\x93STET\r\n\x1a", 8) + le(version, 4) + le(header_size, 4) +
                          le(required, 8) + le(optional, 8) + le(front + body.size(), 8) +
-                         le(sections.size(), 4) + le(0, 4) + le(header_end, 8) +
+                         le(sections.size(), 4) + le(0, 4) + le(kHeaderBytes, 8) +
                          digest_bytes(table) + state + id;
-    header.resize(header_end - 16);
+    header.resize(kHeaderBytes - 16);
     return header + digest_bytes(header) + table + body;
   }
 };

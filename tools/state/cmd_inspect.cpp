@@ -472,8 +472,7 @@ void run(InspectCommand& o) {
     Present present;
     if (!o.model.empty()) {
       const auto model = load_own(CheckpointOption{.directory = o.model});
-      for (const auto& [name, digest] : model->fingerprints_like(snapshot->origin().model))
-        present[name] = digest;
+      for (const auto& [name, digest] : model->fingerprints()) present[name] = digest;
       if (const auto tokenizer = load_tokenizer(CheckpointOption{.directory = o.model}))
         present["tokenizer"] = tokenizer->fingerprint();
     }

@@ -10,9 +10,8 @@
 //   - metadata: "format" "stet packed weights", "version" "1", "contract" (what it is for: "f32"
 //     for weights as they were, "q8", "q4", "ggml" for types of each tensor's own), "matrix:NAME"
 //     "TYPE ROWS COLUMNS DIGEST" for each matrix, the digest being that of the packed bytes,
-//     "vector:NAME" the digest of each norm weight or bias, "fingerprint:GROUP" the name of a group
-//     of the original weights (Model::fingerprints), and "weights:GROUP" the one that it had for
-//     snapshots of format versions 1 and 2.
+//     "vector:NAME" the digest of each norm weight or bias, and "fingerprint:GROUP" the name of a
+//     group of the original weights (Model::fingerprints). Other entries are ignored.
 #pragma once
 
 #include <atomic>

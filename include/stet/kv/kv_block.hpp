@@ -104,7 +104,7 @@ using HeldLayers = std::vector<bool>;
 
 // Where the bytes of a block come from that was saved, and what they must be.
 struct SavedBlock {
-  std::vector<Digest> digests;                // one for each layer, or one for the whole block
+  std::vector<Digest> digests;                // one for each layer
   std::string file;                           // names it in errors
   std::shared_ptr<const MappedFile> mapping;  // null: the bytes are in memory
   // Null: all. Of others nothing but the digest is there, and check() says that they are damaged.
@@ -151,7 +151,7 @@ class KvBlock {
   bool check(const KvShape& shape, int64_t layer) const;
   // The same, without looking twice: false also when another thread is looking just now.
   bool known_good(const KvShape& shape, int64_t layer) const;
-  bool looked_at(const KvShape& shape, int64_t layer) const;  // by anyone, or about to be
+  bool looked_at(int64_t layer) const;  // by anyone, or about to be
   // Layer by layer; throws DamagedBlock, which names block `index`. check_held: of those it holds.
   void check_all(const KvShape& shape, int64_t index) const;
   void check_held(const KvShape& shape, int64_t index) const;
@@ -165,10 +165,9 @@ class KvBlock {
  private:
   friend class KvCache;
   friend class KvWriter;
-  // What is known of a part's bytes.
+  // What is known of a layer's bytes.
   enum : uint8_t { kUnknown, kGood, kBad, kBusy };
-  size_t part_of(const KvShape& shape, int64_t layer) const;
-  uint8_t look(const KvShape& shape, size_t part) const;
+  uint8_t look(const KvShape& shape, size_t layer) const;
   void drop(const KvShape& shape, std::shared_ptr<const HeldLayers> held);
 
   std::byte* data_;
@@ -224,29 +223,23 @@ inline KvBlock::KvBlock(const std::byte* data, std::shared_ptr<const void> owner
     looked_[i].store(kUnknown, std::memory_order_relaxed);
 }
 
-inline size_t KvBlock::part_of(const KvShape& shape, int64_t layer) const {
-  // A file of format version 1 has one digest for all layers.
-  const bool whole = saved_->digests.size() != static_cast<size_t>(shape.layers);
-  return whole ? 0 : static_cast<size_t>(layer);
-}
-
-inline uint8_t KvBlock::look(const KvShape& shape, size_t part) const {
-  if (!holds(static_cast<int64_t>(part))) {
-    looked_[part].store(kBad, std::memory_order_release);
+inline uint8_t KvBlock::look(const KvShape& shape, size_t layer) const {
+  if (!holds(static_cast<int64_t>(layer))) {
+    looked_[layer].store(kBad, std::memory_order_release);
     return kBad;
   }
-  const size_t from = part * shape.layer_bytes();
+  const size_t from = layer * shape.layer_bytes();
   const size_t to =
-      part + 1 == saved_->digests.size() ? shape.block_bytes() : from + shape.layer_bytes();
+      layer + 1 == saved_->digests.size() ? shape.block_bytes() : from + shape.layer_bytes();
   const uint8_t found =
-      digest_of({data_ + from, to - from}) == saved_->digests[part] ? kGood : kBad;
-  looked_[part].store(found, std::memory_order_release);
+      digest_of({data_ + from, to - from}) == saved_->digests[layer] ? kGood : kBad;
+  looked_[layer].store(found, std::memory_order_release);
   return found;
 }
 
 inline bool KvBlock::check(const KvShape& shape, int64_t layer) const {
   if (saved_ == nullptr) return true;
-  const size_t part = part_of(shape, layer);
+  const size_t part = static_cast<size_t>(layer);
   uint8_t state = looked_[part].load(std::memory_order_acquire);
   if (state != kGood && state != kBad) state = look(shape, part);
   return state == kGood;
@@ -254,16 +247,16 @@ inline bool KvBlock::check(const KvShape& shape, int64_t layer) const {
 
 inline bool KvBlock::known_good(const KvShape& shape, int64_t layer) const {
   if (saved_ == nullptr) return true;
-  const size_t part = part_of(shape, layer);
+  const size_t part = static_cast<size_t>(layer);
   uint8_t state = kUnknown;
   if (looked_[part].compare_exchange_strong(state, kBusy, std::memory_order_acquire))
     state = look(shape, part);
   return state == kGood;
 }
 
-inline bool KvBlock::looked_at(const KvShape& shape, int64_t layer) const {
+inline bool KvBlock::looked_at(int64_t layer) const {
   return saved_ != nullptr &&
-         looked_[part_of(shape, layer)].load(std::memory_order_acquire) != kUnknown;
+         looked_[static_cast<size_t>(layer)].load(std::memory_order_acquire) != kUnknown;
 }
 
 inline void KvBlock::check_all(const KvShape& shape, int64_t index) const {
@@ -302,14 +295,11 @@ inline void KvBlock::drop(const KvShape& shape, std::shared_ptr<const HeldLayers
 }
 
 inline bool KvBlock::saved_as(const KvShape& shape, const std::byte* bytes) const {
-  if (saved_->digests.size() == static_cast<size_t>(shape.layers))
-    return layer_digests(shape, bytes) == saved_->digests;
-  return digest_of({bytes, shape.block_bytes()}) == saved_->digests[0];
+  return layer_digests(shape, bytes) == saved_->digests;
 }
 
 inline std::vector<Digest> KvBlock::digests(const KvShape& shape) const {
-  if (saved_ != nullptr && saved_->digests.size() == static_cast<size_t>(shape.layers))
-    return saved_->digests;
+  if (saved_ != nullptr) return saved_->digests;
   const std::lock_guard lock(mutex_);
   if (digests_.empty()) digests_ = layer_digests(shape, data_);
   return digests_;

@@ -243,9 +243,8 @@ inline std::vector<int64_t> KvCache::find_damage(Look look, int threads) {
   run_each(threads, good.size(), [&](size_t i) {
     const int64_t b = saved[i / layers], layer = static_cast<int64_t>(i % layers);
     const KvBlock& block = block_info(b);
-    if (!block.holds(layer) && !block.looked_at(shape_, layer)) return;
-    if (look == Look::again && !forgotten[static_cast<size_t>(b)] &&
-        !block.looked_at(shape_, layer))
+    if (!block.holds(layer) && !block.looked_at(layer)) return;
+    if (look == Look::again && !forgotten[static_cast<size_t>(b)] && !block.looked_at(layer))
       return;
     good[i] = block.check(shape_, layer);
   });

@@ -81,15 +81,6 @@ class STET_API Model {
   const Fingerprints& fingerprints() const { return fingerprints_; }
   // The last of them: what the model is called.
   const std::string& fingerprint() const { return fingerprints_.back().second; }
-  // What snapshots of format versions 1 and 2 call the same weights, as they are stored here. A
-  // packed file that is older than format version 3 has these alone, for fingerprints() too.
-  const Fingerprints& legacy_fingerprints() const { return legacy_fingerprints_; }
-  // Whichever of both are of the kind that `fingerprint`, a text, is of.
-  const Fingerprints& fingerprints_like(const std::string& fingerprint) const;
-  // Whether a state's model, whatever its format version, is this one.
-  bool is_named(const std::string& fingerprint) const {
-    return fingerprints_like(fingerprint).back().second == fingerprint;
-  }
   // Where it was loaded from; as text: the directory, or what errors call the archive ("s.stet:
   // WEIGHTS").
   const FileSource& source() const { return *source_; }
@@ -144,7 +135,7 @@ class STET_API Model {
  private:
   friend class WeightLoader;
   GenerationConfig generation_;
-  Fingerprints fingerprints_, legacy_fingerprints_;
+  Fingerprints fingerprints_;
   std::shared_ptr<const FileSource> source_;
   std::shared_ptr<const WeightGuard> guard_;  // of packed weights in a mapped file
   size_t weight_bytes_ = 0;
@@ -174,10 +165,6 @@ inline Rows make_rows(Workspace& w, size_t rows, int64_t width) {
 
 inline const char* contract_name(const Model& model, Contract contract) {
   return contract == Contract::ggml ? model.types().c_str() : contract_name(contract);
-}
-
-inline const Fingerprints& Model::fingerprints_like(const std::string& fingerprint) const {
-  return fingerprint.starts_with("xxh3:") ? legacy_fingerprints_ : fingerprints_;
 }
 
 inline void Model::check_contract(Contract contract) const {

@@ -42,7 +42,7 @@ inline void check_origin(const StateOrigin& state, const StateOrigin& session, c
                 contract_text(state) + ", under which the tokens were processed",
                 contract_text(session));
   }
-  if (!model.is_named(state.model)) {
+  if (state.model != model.fingerprint()) {
     throw Error(ErrorKind::mismatch, "", "model",
                 state.model + ", by which the tokens were processed", session.model);
   }

@@ -21,7 +21,7 @@
 
 namespace stet {
 
-constexpr uint32_t kSnapshotVersion = 3;  // written; versions 1 to 3 are read
+constexpr uint32_t kSnapshotVersion = 3;  // written and read
 
 // What tells a state from others. XXH3 finds damage quickly; the id is its name.
 struct StateDigests {
@@ -31,8 +31,7 @@ struct StateDigests {
   // Covers all of it: contract, model, tokens, visibility, logits, keys, values, generation state,
   // prunes, messages.
   Digest state;
-  // identity.hpp. All zero for a file of format version 1 or 2 whose state its tokens do not give.
-  Sha256 id;
+  Sha256 id;  // identity.hpp
 };
 
 // Computes missing logits first (after a rewind), hence not const. Throws a format Error when a
@@ -51,8 +50,7 @@ STET_API std::optional<SnapshotForm> parse_snapshot_form(const std::string& name
 // What a snapshot says about itself.
 struct SnapshotMeta {
   SnapshotForm form = SnapshotForm::full;
-  // The id of a delta's parent; "" where that is not known (format versions 1 and 2).
-  std::string parent;
+  std::string parent;        // delta: the parent's id
   std::string parent_state;  // delta: the parent's state digest
   std::string parent_file;   // delta: the name its file had
   std::string logits;        // recipe: their digest
@@ -81,7 +79,6 @@ STET_API std::string encode_edits(const std::vector<KvEdit>& edits);
 STET_API std::string encode_interventions(const std::vector<Intervention>& all);
 
 class Snapshot;
-struct StateNames;
 
 STET_API bool have_zlib();  // whether this build can compress
 
@@ -204,7 +201,7 @@ class STET_API Snapshot {
   // parents': a delta that is made from it must not take their place.
   void check_not_needed(const std::string& path) const;
   uint64_t file_size() const { return bytes_.size(); }
-  uint32_t version() const { return version_; }
+  uint32_t version() const { return kSnapshotVersion; }  // of its format
   const std::vector<Section>& sections() const { return sections_; }
   const SnapshotMeta& meta() const { return meta_; }
   const std::vector<int32_t>& tokens() const { return tokens_; }
@@ -212,17 +209,12 @@ class STET_API Snapshot {
   const std::vector<float>& logits() const { return *logits_; }  // empty in a recipe
   // The id as the file gives it: check() proves it.
   const StateDigests& digests() const { return digests_; }
-  // Of every full block (identity.hpp). None for a file of format version 1 or 2 whose state its
-  // tokens do not give.
+  // Of every full block (identity.hpp).
   std::vector<BlockIdentity> block_identities() const;
-  const std::string& state_name() const {
-    return state_name_;
-  }  // the id; where there is none, the state digest
+  std::string state_name() const { return sha256_text(digests_.id); }
   uint64_t visible(int64_t block) const { return visible_[static_cast<size_t>(block)]; }
-  // Of one block: one for each layer (version 1: one for the whole block).
+  // Of one block: one for each layer.
   std::span<const Digest> block_digests(int64_t block) const;
-  // Of a block in memory, as block_digests() gives them.
-  std::vector<Digest> digests_like_saved(const std::byte* block) const;
   // What it takes to compute the state again: tokens, prunes and settings, without keys and values.
   State recipe() const {
     return {origin(),         tokens_,      {},          nullptr,
@@ -264,7 +256,7 @@ class STET_API Snapshot {
   bool has_section(const std::string& name) const;
   std::span<const std::byte> optional_content(const std::string& name) const;
   void check_vocabulary() const;
-  void read_identity(const std::optional<Sha256>& id);
+  void read_contents();
   void read_extents();
   void read_index();
   void check_expanded(uint64_t block, uint64_t size, uint64_t expanded) const;
@@ -288,13 +280,12 @@ class STET_API Snapshot {
   void check_held_block(int64_t block, const Snapshot& file, std::span<const std::byte> bytes,
                         const Sha256* content) const;
   void check_id() const;
-  bool is_parent(const StateNames& names) const;
+  bool is_parent(const Sha256& id) const;
   bool is_block(int64_t block, const std::byte* bytes) const;
 
   std::shared_ptr<const MappedFile> file_;  // null when parsed from bytes
   std::span<const std::byte> bytes_;
   std::string path_;
-  uint32_t version_ = kSnapshotVersion;
   std::vector<Section> sections_;
   SnapshotMeta meta_;
   std::vector<int32_t> tokens_;
@@ -307,7 +298,6 @@ class STET_API Snapshot {
   std::shared_ptr<const HeldLayers> held_;  // by blocks without layers; null: there are none
   Parents parents_;
   StateDigests digests_;
-  std::string state_name_;
 
   friend struct SnapshotWriter;
 };

@@ -2,13 +2,12 @@
 // holds the writers' key has written it. Everything in a store comes from strangers until then.
 //
 //   record = 93 'S' 'T' 'K' 0D 0A 1A 0A
-//            u32 version                        2; 1 is read, too
+//            u32 version                        2
 //            u32 kind                           1 block, 2 state, 3 name
 //            hash name                          what it is stored under
 //            32 bytes content                   what the payload is checked by, as it stands here:
-//              version 1: hash                  SHA-256
-//              version 2: 16 bytes nonce        random
-//                         16 bytes tag          Poly1305 under the one-time key HMAC-SHA256(
+//              16 bytes nonce                   random
+//              16 bytes tag                     Poly1305 under the one-time key HMAC-SHA256(
 //                                               writers' key, "stet content 2\n" kind name nonce)
 //            u64 bytes of the payload
 //            u32 encoding                       0 as it is; 1, of blocks: u64 bytes that it gives,

@@ -1,5 +1,4 @@
-// The snapshots of tests/data/snapshots, of every format version and form: what each is, and what
-// it becomes.
+// The snapshots of tests/data/snapshots, of every form: what each is, and what it becomes.
 #pragma once
 
 #include <algorithm>
