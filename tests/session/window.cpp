@@ -163,7 +163,8 @@ TEST_P(Window, APrunedStateIsProvedAndReplayedWithoutLeaveToRecall) {
   asks.window.before_recall = nullptr;
   Session again = replay(m, s.state(), asks);
   EXPECT_TRUE(same(again, s));
-  EXPECT_NE(error_of([&] { again.prune_range(1, 3, false); }).find("window-only"), std::string::npos);
+  EXPECT_NE(error_of([&] { again.prune_range(1, 3, false); }).find("window-only"),
+            std::string::npos);
 }
 
 TEST_P(Window, SnapshotsOfEveryFormAreTheSameState) {
