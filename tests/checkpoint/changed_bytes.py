@@ -53,6 +53,21 @@ def described(path):
     return run, shown
 
 
+def names_in(value):
+    """The keys of a JSON value, however deep they are."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    return {name for part in inside for name in names_in(part)} | (set(value) if isinstance(value, dict) else set())
+
+
+def names_in_text(content):
+    """The same of a text; None where it is no JSON object."""
+    try:
+        value = json.loads(content)
+    except ValueError:
+        return None
+    return names_in(value) if isinstance(value, dict) else None
+
+
 def keys_of(path):
     """Where the keys of a GGUF file begin and end."""
     with open(path, "rb") as file:
@@ -109,13 +124,13 @@ class ChangedBytes(unittest.TestCase):
             if one.status == 1:
                 self.assertRegex(one.err.strip(), r"(?s)\Astet: [^\n]*: expected [^\n]*\Z", what)
         if run.status == 1:
-            return "refused"
+            return "refused", run.err
         reply = json.loads(run.out)
         if all(reply[name] == original["reply"][name] for name in ("prompt_ids", "ids", "text", "stop")):
-            return "the same reply"
+            return "the same reply", None
         self.assertEqual(inspected.status, 0, "%s: %s" % (what, inspected.err))
         self.assertNotEqual(shown, original["shown"], "%s: another reply, and inspect does not show why" % what)
-        return "another model"
+        return "another model", None
 
     def original_of(self, path):
         run = Run(*GENERATE, "-m", path)
@@ -133,7 +148,11 @@ class ChangedBytes(unittest.TestCase):
             new = self.changed(whole[at], text)
             with open(file, "r+b") as f:
                 os.pwrite(f.fileno(), bytes([new]), at)
-            outcome = self.check(path, "%s, byte %d: %r -> %r" % (os.path.basename(file), at, whole[at], new), original)
+            what = "%s, byte %d: %r -> %r" % (os.path.basename(file), at, whole[at], new)
+            outcome, error = self.check(path, what, original)
+            names = names_in_text(whole[:at] + bytes([new]) + whole[at + 1:]) if text else None
+            if error and names is not None:  # of the key, or of the tensor that is not as the key has it
+                self.assertTrue(".weight: " in error or any(name in error for name in names | names_in_text(whole)), "%s: %s" % (what, error))
             seen[outcome] = seen.get(outcome, 0) + 1
             with open(file, "r+b") as f:
                 os.pwrite(f.fileno(), whole[at : at + 1], at)
