@@ -62,7 +62,7 @@ await at(second.id);
 await go(retried.id);
 
 // What a reply was drawn with, and what is set for the next one.
-assert.match(await text("#messages li:last-child .drawn"), /temperature 3, top-k 50.*seed 11/);
+await until((said) => new RegExp(said).test(document.querySelector("#messages li:last-child .drawn")?.textContent), "temperature 3, top-k 50.*seed 11");
 assert.match(await text("#settings-set"), /temperature 3 · top-k 50 · seed 11/);
 const { sampling } = await get("/v1/states/" + retried.id);
 assert.deepEqual([sampling.temperature, sampling.top_k, sampling.seed], [3, 50, 11]);
