@@ -46,8 +46,8 @@ ModelConfig read_config(const JsonReader& json) {
   return c;
 }
 
-// What config.json calls the family, how to read that file, the name of the embeddings, what stands
-// before the names of all tensors, and how to make a model of them.
+// Registers the family: what config.json calls it, how to read that file, the name of the embeddings,
+// the prefix of all tensors, and how to make a model of them.
 void add_parallel() {
   register_family({{"ParallelForCausalLM"},
                    {"parallel"},

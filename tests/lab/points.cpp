@@ -491,6 +491,35 @@ std::shared_ptr<const Callback> adding(const PointAt& at, float x) {
                                                    }});
 }
 
+// A head whose input is changed is computed again; what a callback at ln1 did to the others stays.
+TEST_P(Points, InputsOfHeadsChangeTheirHeadAlone) {
+  const ModelConfig& c = m->config();
+  if (!has_point(c, Point::ln1)) GTEST_SKIP() << "attention reads the residual stream itself";
+  const int64_t layer = c.layers - 1, from = 40, end = 50;
+  const auto dim = static_cast<size_t>(c.head_dim), heads = static_cast<size_t>(c.heads);
+  Intervention one;
+  one.point = Point::q_input;
+  one.layers = {layer};
+  one.heads = {1};
+  one.begin = from, one.end = end;
+  std::vector<float> direction(static_cast<size_t>(c.hidden_size));
+  for (size_t i = 0; i < direction.size(); ++i) direction[i] = i % 3 == 0 ? 1.0f : -0.25f;
+  one.values = std::make_shared<const std::vector<float>>(std::move(direction));
+  const std::string q = point_name({Point::q, layer});
+  std::vector<float> rows[2];
+  for (const bool changed : {false, true}) {
+    Session s = session(how(2, 33));
+    s.attach(adding({Point::ln1, layer}, 0.25f));
+    if (changed) s.attach(one);
+    rows[changed] = capture(s, ids)[q];
+  }
+  for (size_t i = 0; i < rows[0].size(); i += dim) {
+    const auto position = static_cast<int64_t>(i / (heads * dim));
+    const bool same = std::memcmp(&rows[0][i], &rows[1][i], dim * sizeof(float)) == 0;
+    EXPECT_EQ(same, i / dim % heads != 1 || position < from || position >= end) << i;
+  }
+}
+
 TEST_P(Points, CallbacksChangeWhatTheySay) {
   const PointAt at = {Point::resid_pre, m->config().layers - 1};
   Intervention declared;

@@ -1,4 +1,4 @@
-// How every part of stet reports failure: one exception type, one line of text.
+// Every part of stet reports failure by one exception type, whose text is one line.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ enum class ErrorKind {
   argument,     // a value handed in by the caller is out of its range
 };
 
-// What failed: `file` (a path, or the name of what was parsed, or empty), `field` within it, what
+// An Error names `file` (a path, or the name of what was parsed, or empty), `field` within it, what
 // was expected there and what was found. what() is "file: field: expected ..., found ..." on one
 // line; control characters of untrusted text are escaped. Whatever threw it has changed nothing.
 class STET_API Error : public std::runtime_error {
@@ -39,13 +39,17 @@ STET_API std::string printable(const std::string& text, size_t limit = 200);
 // drive a terminal then.
 STET_API std::string for_terminal(std::string_view text);
 
-// The range [begin, end) as texts have it: with its last number, "3..9"; "3.." for an end below 0,
-// which is none; "none of begin 9, end 3" where there is nothing in it.
+// Returns the range [begin, end) as texts have it, with its last number: "3..9". An end of -1 is
+// open: "3..". An empty range is told by its ends: "none (begin 9, end 3)".
 inline std::string range_text(int64_t begin, int64_t end) {
   const std::string first = std::to_string(begin);
-  if (end < 0) return first + "..";
-  if (end <= begin) return "none of begin " + first + ", end " + std::to_string(end);
+  if (end == -1) return first + "..";
+  if (end <= begin) return "none (begin " + first + ", end " + std::to_string(end) + ")";
   return first + ".." + std::to_string(end - 1);
+}
+// Returns what an error expects of positions in a state of `size` tokens.
+inline std::string some_positions(int64_t size) {
+  return size > 0 ? "some of " + range_text(0, size) : "none: there are no tokens";
 }
 
 }  // namespace stet

@@ -91,8 +91,8 @@ struct SuperTile {
   int32_t sums[2][kTileRows];
 };
 
-// What is read next: as many bytes in each of some runs, `stride` apart. They are fetched into a
-// cache while a kernel computes, a few lines at a time. No result depends on it.
+// Memory that is read next: as many bytes in each of some runs, `stride` apart. A kernel fetches it
+// into a cache while it computes, a few lines at a time. No result depends on it.
 struct Fetch {
   const void* at = nullptr;
   size_t bytes = 0, stride = 0, runs = 1;
@@ -259,7 +259,7 @@ struct Kernels {
   // y = (x - mean) (1 / sqrt(variance + eps)) w + b, each operation rounded; mean = sum(x) / n,
   // then variance = sum((x - mean)^2) / n, by FMA. Both sums in the lanes and the tree of rms_norm.
   void (*layer_norm)(const float* x, const float* w, const float* b, float eps, float* y, size_t n);
-  // What they divide by: sqrt(mean of squares + eps), or, `centred`, sqrt(variance + eps).
+  // Returns what both divide by: sqrt(mean of squares + eps), or, `centred`, sqrt(variance + eps).
   float (*norm_scale)(const float* x, float eps, bool centred, size_t n);
   void (*add)(float* y, const float* x, size_t n);  // y += x
   void (*scale)(float* y, float factor, size_t n);  // y *= factor

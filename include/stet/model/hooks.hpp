@@ -116,6 +116,14 @@ class Hooks {
     const Slot& s = slots_[layer * kPoints + static_cast<size_t>(point)];
     return !s.changes.empty() || !s.calls.empty();
   }
+  // The same of one head's columns.
+  bool may_change(Point point, size_t layer, int64_t head) const {
+    const Slot& s = slots_[layer * kPoints + static_cast<size_t>(point)];
+    return !s.calls.empty() || std::ranges::any_of(s.changes, [&](const Change& c) {
+      const std::vector<int64_t>& heads = c.what->heads;
+      return heads.empty() || std::ranges::find(heads, head) != heads.end();
+    });
+  }
   // x: the rows of the pass from `begin` on.
   void visit(Team t, Point point, size_t layer, Rows x, size_t begin = 0) const {
     const Slot& s = slots_[layer * kPoints + static_cast<size_t>(point)];

@@ -74,11 +74,11 @@ inline void norm_heads(const LayerPass& at, const Norm& n, Rows x) {
 
 namespace detail {
 
-// Some rows of q_input, k_input or v_input, whose heads have been changed: each head's part of the
-// layer's queries, keys or values is computed again from its own copy of the residual stream. ln1's
-// interventions hold for all of them. p.out is scratch.
-inline void take_head_inputs(const LayerPass& at, const Norm* n, const Linear& qkv, Rows inputs,
-                             size_t begin, Rows to) {
+// Computes the part of the layer's queries, keys or values again of every head whose row of q_input,
+// k_input or v_input is not the residual stream's any more. ln1's interventions hold for them, too.
+// p.out is scratch.
+inline void take_head_inputs(const LayerPass& at, Point point, const Norm* n, const Linear& qkv,
+                             Rows inputs, size_t begin, Rows to) {
   const Team t = at.t;
   const Pass& p = at.p;
   const size_t width = p.x.width, dim = static_cast<size_t>(at.config.head_dim),
@@ -86,6 +86,7 @@ inline void take_head_inputs(const LayerPass& at, const Norm* n, const Linear& q
   const Rows alone = p.out.rows(begin, count), products = p.hooks->head_products().rows(0, count);
   const auto first = static_cast<size_t>(to.data - p.qkv.data);  // column of `to` in the product
   for (size_t h = 0; h < inputs.width / width; ++h) {
+    if (!p.hooks->may_change(point, at.index, static_cast<int64_t>(h))) continue;
     each_row(t, count, [&](size_t r) {
       std::memcpy(alone.row(r), inputs.row(r) + h * width, width * sizeof(float));
     });
@@ -95,8 +96,10 @@ inline void take_head_inputs(const LayerPass& at, const Norm* n, const Linear& q
     }
     linear(t, p, qkv, alone, products);
     each_row(t, count, [&](size_t r) {
-      std::memcpy(to.row(begin + r) + h * dim, products.row(r) + first + h * dim,
-                  dim * sizeof(float));
+      const float* const own = inputs.row(r) + h * width;
+      if (std::memcmp(own, p.x.row(begin + r), width * sizeof(float)) != 0)
+        std::memcpy(to.row(begin + r) + h * dim, products.row(r) + first + h * dim,
+                    dim * sizeof(float));
     });
   }
 }
@@ -115,7 +118,8 @@ inline void head_input_point(const LayerPass& at, Point point, const Norm* n, co
         std::memcpy(inputs.row(r) + h * width, p.x.row(begin + r), width * sizeof(float));
     });
     p.hooks->visit(t, point, at.index, inputs, begin);
-    if (p.hooks->may_change(point, at.index)) take_head_inputs(at, n, qkv, inputs, begin, to);
+    if (p.hooks->may_change(point, at.index))
+      take_head_inputs(at, point, n, qkv, inputs, begin, to);
   }
 }
 

@@ -56,7 +56,7 @@ inline KvRange checked_range(const State& state, KvRange r) {
   r.heads = check_some("heads", r.heads, shape.kv_heads);
   if (r.end == -1) r.end = state.size();
   if (r.begin < 0 || r.end <= r.begin || r.end > state.size())
-    throw Error(ErrorKind::argument, "", "positions", "some of " + range_text(0, state.size()),
+    throw Error(ErrorKind::argument, "", "positions", some_positions(state.size()),
                 range_text(r.begin, r.end));
   if (!r.keys && !r.values)
     throw Error(ErrorKind::argument, "", "range", "keys, values or both", "neither");

@@ -152,8 +152,7 @@ inline void prune_range(State& state, const ModelConfig& config, int64_t begin, 
                         bool shift) {
   const int64_t size = state.size();
   if (begin < 0 || end < begin || end > size) {
-    throw Error(ErrorKind::argument, "", "prune", "positions of " + range_text(0, size),
-                range_text(begin, end));
+    throw Error(ErrorKind::argument, "", "prune", some_positions(size), range_text(begin, end));
   }
   if (begin == end) return;
   if (shift) check_shift_allowed(state);

@@ -46,7 +46,7 @@ inline void check_cuts(const ModelConfig& config, std::span<const Cut> cuts) {
     const std::string field = "cuts[" + std::to_string(i) + "]";
     check_same_model(*cuts[0].from, *c.from);
     if (c.begin < 0 || c.end <= c.begin || c.end > c.from->size())
-      throw Error(ErrorKind::argument, "", field, "some of " + range_text(0, c.from->size()),
+      throw Error(ErrorKind::argument, "", field, some_positions(c.from->size()),
                   range_text(c.begin, c.end));
     const KvType ours = cuts[0].from->kv.shape().type, theirs = c.from->kv.shape().type;
     if (ours != theirs)
