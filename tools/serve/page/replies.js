@@ -36,11 +36,13 @@ export async function reply(body, said) {
   shown.end();
   page.running = null;
   const to = last?.state.id ?? (error?.name === "AbortError" ? await stopped(from) : from);
-  if (page.current === from) await show(to);
+  const stayed = page.current === from;
+  if (stayed) await show(to);
   else await leftBehind(to);
+  if (error && error.name !== "AbortError") throw error;
+  if (!stayed) return;
   if (last) finished(last, before, body);
-  else if (error?.name === "AbortError") say("stopped: Continue goes on with it");
-  else if (error) throw error;
+  else if (error) say("stopped: Continue goes on with it");
 }
 
 // Somebody went to another state while the reply was drawn, and stays there.
