@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "stet/checkpoint/tensor.hpp"
+#include "stet/files/tensor.hpp"
 
 namespace stet {
 

@@ -14,8 +14,8 @@
 #include "stet/base/digest.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/sha256.hpp"
+#include "stet/checkpoint/checkpoint.hpp"
 #include "stet/checkpoint/packed.hpp"
-#include "stet/checkpoint/safetensors.hpp"
 #include "stet/model/model.hpp"
 #include "stet/text/tokenizer.hpp"
 #include "stet/threads/team.hpp"
@@ -103,7 +103,7 @@ class Origin {
     names.insert(names.end(), text.begin(), text.end());
     std::set<std::string> seen;
     for (const std::string& name : names) {
-      const auto file = source.origin(name);
+      const auto file = source.open(name);
       if (seen.insert(file->path()).second) files_.push_back(file);
     }
   }

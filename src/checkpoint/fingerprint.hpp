@@ -24,7 +24,7 @@
 
 #include "stet/base/digest.hpp"
 #include "stet/base/sha256.hpp"
-#include "stet/checkpoint/tensor.hpp"
+#include "stet/files/tensor.hpp"
 #include "stet/threads/team.hpp"
 
 namespace stet {

@@ -1,4 +1,4 @@
-#include "stet/checkpoint/importance.hpp"
+#include "stet/model/importance.hpp"
 
 #include <charconv>
 #include <optional>

@@ -7,6 +7,7 @@
 
 #include "src/base/json_value.hpp"
 #include "src/checkpoint/checkpoint_source.hpp"
+#include "src/checkpoint/model_weights.hpp"
 #include "src/checkpoint/packed.hpp"
 #include "src/checkpoint/weight_guard.hpp"
 #include "stet/base/error.hpp"
@@ -65,16 +66,13 @@ Plan read_plan(const FileSource& source) {
   return {parse_model_config(text, file), &family_of(parse_python_json(text, file))};
 }
 
-std::unique_ptr<Model> build(Plan plan, const Checkpoint& checkpoint, Contract contract,
-                             int threads, PackedWriter* writer,
-                             std::optional<BlockRounding> blocks = std::nullopt) {
-  WeightLoader weights(checkpoint, find_prefix(checkpoint, *plan.family), contract,
-                       threads > 0 ? threads : default_threads(), writer);
-  if (blocks) weights.round_to(*blocks);
+std::unique_ptr<Model> build(Plan plan, WeightLoader& weights) {
   std::unique_ptr<Model> model = plan.family->load(std::move(plan.config), weights);
   weights.finish(*model);
   return model;
 }
+
+int some_threads(int threads) { return threads > 0 ? threads : default_threads(); }
 
 }  // namespace
 
@@ -84,7 +82,9 @@ std::shared_ptr<const Model> Model::load(std::shared_ptr<const FileSource> sourc
   const FloatEnvironment standard;
   Plan plan = read_plan(*source);
   Checkpoint checkpoint = Checkpoint::open(*source);
-  std::unique_ptr<Model> model = build(std::move(plan), checkpoint, contract, threads, nullptr);
+  ModelWeights weights(checkpoint, find_prefix(checkpoint, *plan.family), contract,
+                       some_threads(threads));
+  std::unique_ptr<Model> model = build(std::move(plan), weights);
   for (const auto& file : checkpoint.files()) file->check_unchanged();
   const bool in_place = checkpoint.packed() && checkpoint.files().front()->mapping() != nullptr;
   if (in_place) model->guard_ = std::make_shared<const WeightGuard>(std::move(checkpoint));
@@ -102,16 +102,17 @@ void Model::pack(const FileSource& source, Contract contract, const std::string&
     throw Error(ErrorKind::unsupported, checkpoint.source(), "", "weights that are not packed",
                 "packed ones");
   PackedWriter writer(path, checkpoint, written);
-  build(std::move(plan), checkpoint, contract, threads, &writer, blocks);
+  WrittenWeights weights(checkpoint, find_prefix(checkpoint, *plan.family), contract,
+                         some_threads(threads), blocks, writer);
+  build(std::move(plan), weights);
   writer.commit();
 }
 
 std::vector<WeightNeed> Model::weights_of(const FileSource& source, const Checkpoint& checkpoint) {
   Plan plan = read_plan(source);
-  std::vector<WeightNeed> needs;
-  WeightLoader weights(checkpoint, find_prefix(checkpoint, *plan.family), &needs);
-  plan.family->load(std::move(plan.config), weights);
-  return needs;
+  WeightNeeds weights(checkpoint, find_prefix(checkpoint, *plan.family));
+  build(std::move(plan), weights);
+  return weights.take();
 }
 
 std::vector<std::string> Model::files_of(const FileSource& source) {

@@ -56,9 +56,6 @@ class OverridingSource : public FileSource {
     return std::make_shared<const FileBytes>(path_of(name), std::as_bytes(std::span(*text->second)),
                                              text->second);
   }
-  std::shared_ptr<const FileBytes> origin(const std::string& name) const override {
-    return texts_.contains(name) ? open(name) : source_->origin(name);
-  }
   std::string read(const std::string& name, size_t limit) const override {
     const auto text = texts_.find(name);
     if (text == texts_.end()) return source_->read(name, limit);

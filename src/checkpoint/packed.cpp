@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "src/gguf/tensors.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/digest.hpp"
 #include "stet/base/error.hpp"
@@ -229,14 +230,16 @@ void PackedWriter::add(const std::string& name, const Matrix& matrix) {
 }
 
 // Vectors are few and small: they follow all matrices, which need no holes then to begin at pages.
-void PackedWriter::add(const TensorView& tensor) { vectors_.push_back(&tensor); }
+void PackedWriter::add(const TensorView& tensor) {
+  vectors_.push_back({tensor, {tensor.bytes.begin(), tensor.bytes.end()}});
+}
 
 void PackedWriter::commit() {
-  for (const TensorView* v : vectors_) {
+  for (const auto& [v, bytes] : vectors_) {
     const uint64_t begin = file_.written() - header_bytes_;
-    entries_ += header_entry(v->name, v->dtype_text, v->shape, begin, begin + v->bytes.size());
-    file_.write(v->bytes);
-    metadata_[kVector + v->name] = digest_text(digest_of(v->bytes));
+    entries_ += header_entry(v.name, v.dtype_text, v.shape, begin, begin + bytes.size());
+    file_.write(bytes);
+    metadata_[kVector + v.name] = digest_text(digest_of(bytes));
   }
   std::string header =
       "{" + entries_ + "\"__metadata__\":" + nlohmann::json(metadata_).dump() + "}";
@@ -310,8 +313,9 @@ namespace {
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr size_t kMostIndex = 100'000'000;
 
-// Whether the index says that weights are in blocks of ggml (GgufSource).
-bool has_blocks(const FileSource& source) {
+// Whether the index says that tensors are in blocks of ggml: a snapshot may hold the weights of a
+// GGUF file in that form.
+bool says_blocks(const FileSource& source) {
   if (!source.has(kIndex) || source.has("model.safetensors")) return false;
   const nlohmann::json index =
       nlohmann::json::parse(source.read(kIndex, kMostIndex), nullptr, false);
@@ -323,8 +327,10 @@ bool has_blocks(const FileSource& source) {
 }  // namespace
 
 Contract contract_of_weights(const FileSource& source) {
-  if (!source.has(kPackedName)) return has_blocks(source) ? Contract::ggml : Contract::f32;
-  return packed_contract(Checkpoint::open(source));
+  if (source.has(kPackedName)) return packed_contract(Checkpoint::open(source));
+  const bool blocks =
+      source.has(kGgufName) ? Checkpoint::open(source).has_blocks() : says_blocks(source);
+  return blocks ? Contract::ggml : Contract::f32;
 }
 
 size_t check_packed(const FileSource& source, int threads) {

@@ -5,8 +5,9 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
-#include "stet/checkpoint/safetensors.hpp"
+#include "stet/checkpoint/checkpoint.hpp"
 #include "stet/files/file.hpp"
 #include "stet/model/matrix.hpp"
 #include "stet/model/ops.hpp"
@@ -43,7 +44,7 @@ class PackedWriter {
   PackedWriter(const std::string& path, const Checkpoint& checkpoint,
                std::atomic<uint64_t>* written = nullptr);
   void add(const std::string& name, const Matrix& matrix);
-  void add(const TensorView& tensor);  // of the checkpoint
+  void add(const TensorView& tensor);  // a vector, whose bytes are copied
   void note_fingerprint(const std::string& group, const std::string& name);
   void note_contract(Contract contract);
   void commit();
@@ -55,7 +56,11 @@ class PackedWriter {
   size_t header_bytes_;
   std::atomic<uint64_t>* written_;
   std::string entries_;
-  std::vector<const TensorView*> vectors_;
+  struct Written {
+    TensorView tensor;
+    std::vector<std::byte> bytes;
+  };
+  std::vector<Written> vectors_;
   std::map<std::string, std::string> metadata_;
 };
 

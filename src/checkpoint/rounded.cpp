@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "kernels/quantize.hpp"
@@ -53,15 +54,15 @@ void round_block(DType to, const float* x, const float* importance, std::byte* o
 
 }  // namespace
 
-RoundedTensor::RoundedTensor(const TensorView& from, bool transposed, DType to,
-                             std::span<const float> importance, int threads,
-                             const std::string& file)
-    : view(from) {
+OwnedTensor rounded_to_blocks(const TensorView& from, bool transposed, DType to,
+                              std::span<const float> importance, int threads,
+                              const std::string& file) {
+  TensorView view = from;
   if (transposed) std::swap(view.shape.at(0), view.shape.at(1));
   const auto rows = static_cast<size_t>(view.shape.at(0)),
              columns = static_cast<size_t>(view.shape.at(1));
   const GgmlType type = *ggml_type(ggml_number(to));
-  memory = Memory(static_cast<size_t>(tensor_bytes(to, view.shape).value()));
+  Memory memory(static_cast<size_t>(tensor_bytes(to, view.shape).value()));
   const size_t blocks = columns / type.elements;
   run_each(threads, rows, [&](size_t r) {
     std::vector<float> row(columns);
@@ -85,6 +86,7 @@ RoundedTensor::RoundedTensor(const TensorView& from, bool transposed, DType to,
   view.dtype_text = dtype_name(to);
   view.bytes = {memory.data(), rows * blocks * type.bytes};  // of whole pages
   view.paired_heads = 0;
+  return {std::move(view), std::move(memory)};
 }
 
 }  // namespace stet

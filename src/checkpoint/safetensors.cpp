@@ -2,8 +2,6 @@
 #include "stet/base/limits.hpp"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -19,10 +17,8 @@ namespace stet {
 namespace {
 
 constexpr uint64_t kHeaderLimit = 100'000'000;  // the reference's limit
-constexpr size_t kIndexLimit = 100'000'000;
 constexpr int64_t kMaxInt64 = std::numeric_limits<int64_t>::max();
 const std::string kMetadata = "__metadata__";
-const std::string kWeightsName = "model.safetensors", kIndexName = "model.safetensors.index.json";
 
 std::string range_text(uint64_t begin, uint64_t end) { return fmt::format("[{}, {}]", begin, end); }
 
@@ -134,76 +130,48 @@ void order_tensors(std::vector<TensorView>* tensors, std::span<const std::byte> 
 
 // Throws a format Error for a file that is something else, or whose header is not there whole.
 void check_is_safetensors(const FileBytes& file) {
-  const std::span<const std::byte> bytes = file.extent();
-  const std::string found = known_content(file.header());
+  const std::span<const std::byte> bytes = file.bytes();
+  if (bytes.empty())
+    throw Error(ErrorKind::format, file.path(), "", "a file with content", "0 bytes");
+  const std::string found = known_content(bytes);
   if (!found.empty() && found != "a safetensors file")
     throw Error(ErrorKind::format, file.path(), "", "a safetensors file", found);
   if (found.empty() || bytes.size() < sizeof(uint64_t)) return;
-  const uint64_t header = ByteReader(file.header(), file.path()).u64("header length");
+  const uint64_t header = ByteReader(bytes, file.path()).u64("header length");
   if (header <= kHeaderLimit && header > bytes.size() - sizeof header)
     fail_cut_off(file.path(), sizeof header + header, bytes.size());
 }
 
-// The one file of weights, or the index of several.
-std::string weights_name(const FileSource& source) {
-  for (const std::string& name : {std::string(kPackedName), kWeightsName, kIndexName}) {
-    if (source.has(name)) return name;
-  }
-  std::string found = "neither";
-  for (const char* other : {"pytorch_model.bin", "pytorch_model.bin.index.json",
-                            "consolidated.00.pth", "consolidated.safetensors", "tf_model.h5",
-                            "flax_model.msgpack", "model.safetensors.incomplete"}) {
-    if (source.has(other)) found = other + std::string(", which stet does not read");
-  }
-  if (source.has("pytorch_model.bin") || source.has("pytorch_model.bin.index.json"))
-    found += " (transformers' save_pretrained writes it as safetensors)";
-  throw Error(ErrorKind::io, source.path(), "", kWeightsName + " or " + kIndexName + " in it",
-              found);
-}
+struct Parsed {
+  std::vector<TensorView> tensors;
+  std::map<std::string, std::string> metadata;
+};
 
-// The file of each tensor, as the index lists them.
-std::map<std::string, std::string> read_weight_map(const FileSource& source) {
-  const JsonReader index =
-      parse_python_json(source.read(kIndexName, kIndexLimit), source.path_of(kIndexName));
-  const JsonReader weight_map = index.required_object("weight_map");
-  std::map<std::string, std::string> files;
-  std::set<std::string> shards;
-  for (const std::string& name : weight_map.keys()) {
-    const std::string file = weight_map.string(name);
-    if (shards.insert(file).second && shards.size() > kMaxShards) {
-      weight_map.fail(name, "one of at most " + std::to_string(kMaxShards) + " files");
+Parsed parse_all(std::span<const std::byte> bytes, const std::string& file) {
+  ByteReader reader(bytes, file);
+  const JsonReader header = parse_json(header_text(&reader), file);
+  const std::span<const std::byte> data = bytes.subspan(reader.position());
+  Parsed result;
+  for (const std::string& name : header.keys()) {
+    if (name == kMetadata) {
+      if (const auto metadata = header.object(name)) result.metadata = parse_metadata(*metadata);
+    } else {
+      result.tensors.push_back(parse_tensor(header.required_object(name), name, data));
     }
-    if (!is_plain_name(file)) weight_map.fail(name, "the plain name of a file beside the index");
-    files.emplace(name, file);
   }
-  return files;
+  order_tensors(&result.tensors, data, file);
+  return result;
 }
 
 }  // namespace
 
 SafeTensors SafeTensors::parse(std::span<const std::byte> bytes, const std::string& file) {
-  ByteReader reader(bytes, file);
-  header_text(&reader);
-  return parse(bytes.first(reader.position()), bytes.subspan(reader.position()), file);
-}
-
-SafeTensors SafeTensors::parse(std::span<const std::byte> head, std::span<const std::byte> data,
-                               const std::string& file) {
-  ByteReader reader(head, file);
-  const JsonReader header = parse_json(header_text(&reader), file);
-
+  Parsed parsed = parse_all(bytes, file);
   SafeTensors result;
-  for (const std::string& name : header.keys()) {
-    if (name == kMetadata) {
-      if (const auto metadata = header.object(name)) result.metadata_ = parse_metadata(*metadata);
-    } else {
-      result.tensors_.push_back(parse_tensor(header.required_object(name), name, data));
-    }
-  }
-  order_tensors(&result.tensors_, data, file);
-  for (const TensorView& tensor : result.tensors_) {
+  result.tensors_ = std::move(parsed.tensors);
+  result.metadata_ = std::move(parsed.metadata);
+  for (const TensorView& tensor : result.tensors_)
     result.index_.emplace(tensor.name, result.index_.size());
-  }
   return result;
 }
 
@@ -212,149 +180,19 @@ const TensorView* SafeTensors::find(const std::string& name) const {
   return it == index_.end() ? nullptr : &tensors_[it->second];
 }
 
-Checkpoint Checkpoint::open(const std::string& directory) {
-  struct stat info = {};
-  if (::stat(directory.c_str(), &info) != 0)
-    throw Error(ErrorKind::io, directory, "", "a checkpoint directory", "nothing");
-  if (!S_ISDIR(info.st_mode))
-    throw Error(ErrorKind::io, directory, "", "a checkpoint directory", "a file");
-  return open(*directory_source(directory));
-}
-
-Checkpoint Checkpoint::open(const FileSource& source) {
-  const std::string name = weights_name(source);
-  Checkpoint checkpoint;
-  checkpoint.source_ = source.path_of(name);
-  checkpoint.packed_ = name == kPackedName;
-  if (name == kIndexName) {
-    checkpoint.add_shards(source);
-    return checkpoint;
-  }
-  const Shard& shard = checkpoint.add_shard(source, name);
-  for (const TensorView& tensor : shard.tensors.tensors()) {
-    checkpoint.locations_.emplace(tensor.name, TensorLocation{&shard, &tensor});
-  }
-  return checkpoint;
-}
-
-std::vector<std::string> Checkpoint::files_of(const FileSource& source) {
-  const std::string name = weights_name(source);
-  std::vector<std::string> names = {name};
-  if (name != kIndexName) return names;
-  std::set<std::string> shards;
-  for (const auto& location : read_weight_map(source)) shards.insert(location.second);
-  names.insert(names.end(), shards.begin(), shards.end());
-  return names;
-}
-
-const Checkpoint::Shard& Checkpoint::add_shard(const FileSource& source, const std::string& name) {
-  auto file = source.open(name);
-  if (file->extent().empty())
-    throw Error(ErrorKind::format, file->path(), "", "a file with content", "0 bytes");
+std::unique_ptr<const TensorSource> safetensors_source(std::shared_ptr<const FileBytes> file) {
   check_is_safetensors(*file);
-  FilePart data = file->in_place();
-  auto shard = std::make_unique<Shard>(Shard{std::move(file), std::move(data), {}});
-  const std::string& path = shard->file->path();
   try {
-    shard->tensors = shard->in_order()
-                         ? SafeTensors::parse(shard->file->header(), shard->bytes_in_file(), path)
-                         : SafeTensors::parse(shard->file->extent(), path);
+    Parsed parsed = parse_all(file->bytes(), file->path());
+    return std::make_unique<const TensorSource>(file, std::move(parsed.tensors),
+                                                std::move(parsed.metadata));
   } catch (const Error&) {
-    refuse_cut_off(shard->file->extent(), path);
+    refuse_cut_off(file->bytes(), file->path());
     throw;
   }
-  shards_.push_back(std::move(shard));
-  return *shards_.back();
 }
 
-void Checkpoint::add_shards(const FileSource& source) {
-  std::map<std::string, const Shard*> opened;
-  for (const auto& [name, file] : read_weight_map(source)) {
-    auto [it, is_new] = opened.try_emplace(file, nullptr);
-    if (is_new) it->second = &add_shard(source, file);
-    const TensorView* view = it->second->tensors.find(name);
-    if (view == nullptr) {
-      throw Error(ErrorKind::format, it->second->file->path(), name,
-                  "a tensor, as model.safetensors.index.json says", "nothing");
-    }
-    locations_.emplace(name, TensorLocation{it->second, view});
-  }
-}
-
-const TensorView* Checkpoint::find(const std::string& name) const {
-  const auto it = locations_.find(name);
-  return it == locations_.end() ? nullptr : it->second.view;
-}
-
-const std::string& Checkpoint::file_of(const std::string& name) const {
-  const auto it = locations_.find(name);
-  return it == locations_.end() ? source_ : it->second.shard->file->path();
-}
-
-std::shared_ptr<const void> Checkpoint::owner_of(const std::string& name) const {
-  return locations_.at(name).shard->file;
-}
-
-std::vector<std::shared_ptr<const FileBytes>> Checkpoint::files() const {
-  std::vector<std::shared_ptr<const FileBytes>> files;
-  for (const auto& shard : shards_) files.push_back(shard->file);
-  return files;
-}
-
-const TensorView& Checkpoint::require(const std::string& name, const std::vector<int64_t>& shape,
-                                      bool blocks) const {
-  const TensorView* tensor = find(name);
-  const std::string expected = fmt::format("F32, BF16 or F16 {}", shape_text(shape));
-  if (tensor == nullptr) throw Error(ErrorKind::format, source_, name, expected, "nothing");
-  const std::string found = tensor->dtype_text + " " + shape_text(tensor->shape);
-  if (!is_weight_dtype(tensor->dtype) && !(blocks && is_block_dtype(tensor->dtype))) {
-    throw Error(ErrorKind::unsupported, file_of(name), name, expected, found);
-  }
-  if (tensor->shape != shape)
-    throw Error(ErrorKind::mismatch, file_of(name), name, expected, found);
-  return *tensor;
-}
-
-const Checkpoint::Shard* Checkpoint::shard_with(const TensorView& tensor) const {
-  const auto it = locations_.find(tensor.name);
-  if (it == locations_.end()) return nullptr;
-  const auto* const bytes = tensor.bytes.data();
-  const bool ours =
-      it->second.view->bytes.data() == bytes || it->second.shard->bytes_in_file().data() == bytes;
-  return ours ? it->second.shard : nullptr;
-}
-
-void Checkpoint::fill(const TensorView& tensor) const {
-  const Shard* const shard = shard_with(tensor);
-  if (shard != nullptr && !shard->in_order()) shard->file->bytes();
-}
-
-TensorView Checkpoint::read(const TensorView& tensor) const {
-  const Shard* const shard = shard_with(tensor);
-  TensorView found = tensor;
-  if (shard == nullptr || shard->data.paired_heads == 0) {
-    fill(tensor);
-  } else {
-    found.bytes = shard->bytes_in_file();
-    found.paired_heads = shard->data.paired_heads;
-  }
-  return found;
-}
-
-void Checkpoint::drop(const TensorView& tensor) const {
-  const Shard* const shard = shard_with(tensor);
-  if (shard == nullptr) return;
-  const bool in_file = tensor.bytes.data() == shard->bytes_in_file().data();
-  const FileBytes& file = in_file ? *shard->data.file : *shard->file;
-  file.drop(static_cast<size_t>(tensor.bytes.data() - file.extent().data()), tensor.bytes.size());
-}
-
-std::vector<std::string> Checkpoint::names() const {
-  std::vector<std::string> names;
-  for (const auto& location : locations_) names.push_back(location.first);
-  std::sort(names.begin(), names.end());
-  return names;
-}
+// ---------------------------------------------------------------- writing
 
 namespace {
 

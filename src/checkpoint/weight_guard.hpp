@@ -6,7 +6,7 @@
 #include <memory>
 #include <mutex>
 
-#include "stet/checkpoint/safetensors.hpp"
+#include "stet/checkpoint/checkpoint.hpp"
 #include "stet/files/mapped_file.hpp"
 
 namespace stet {

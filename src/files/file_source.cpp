@@ -46,7 +46,7 @@ class DirectorySource : public FileSource {
     } else {
       content = read_into_memory(path);
     }
-    refuse_pointer(content->extent(), content->extent().size(), path);
+    refuse_pointer(content->bytes(), content->bytes().size(), path);
     return content;
   }
 
@@ -165,24 +165,11 @@ FileBytes::FileBytes(std::string path, std::span<const std::byte> bytes,
       keeps_alive_(std::move(keeps_alive)),
       mapping_(std::move(mapping)) {}
 
-FileBytes::FileBytes(std::string path, std::shared_ptr<const MadeContent> content)
-    : path_(std::move(path)), bytes_(content->extent()), content_(std::move(content)) {}
-
 void FileBytes::check_unchanged() const {
   if (mapping_ != nullptr) mapping_->check_unchanged();
-  if (content_ != nullptr) content_->origin().check_unchanged();
-}
-
-FilePart FileBytes::in_place() const {
-  return content_ != nullptr ? content_->in_place() : FilePart();
-}
-
-std::span<const std::byte> FileBytes::header() const {
-  return content_ != nullptr ? bytes_.first(content_->header()) : bytes_;
 }
 
 void FileBytes::drop(size_t offset, size_t size) const {
-  if (content_ != nullptr && offset + size == bytes_.size()) return content_->drop();
   if (mapping_ == nullptr || offset > bytes_.size() || size > bytes_.size() - offset) return;
   mapping_->drop(static_cast<size_t>(bytes_.data() - mapping_->bytes().data()) + offset, size);
 }

@@ -9,7 +9,7 @@
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
-#include "stet/checkpoint/tensor.hpp"
+#include "stet/files/tensor.hpp"
 #include "stet/kernels/ggml.hpp"
 
 namespace stet {

@@ -31,8 +31,8 @@ class SourceRows {
                               static_cast<size_t>(need.columns));
       return;
     }
-    view_ = checkpoint.find(need.name);
-    checkpoint.fill(*view_);
+    tensor_ = checkpoint.read(*checkpoint.find(need.name));
+    view_ = &tensor_.view;
     if (need.transposed) matrix_ = Matrix::transposed(*view_, default_threads());
   }
   ~SourceRows() {
@@ -54,17 +54,19 @@ class SourceRows {
   }
   void copy(size_t row, std::byte* to) const {
     if (!has_blocks()) return matrix_.store_ggml(at(row), to);
-    std::memcpy(to, blocks_of(row), row_bytes());
+    const std::span<const std::byte> blocks = bytes_of(row);
+    std::memcpy(to, blocks.data(), blocks.size());
   }
   void widen(size_t row, std::span<float> to) const {
     if (matrix_.rows() > 0) return matrix_.gather(at(row), to.data());
     if (has_blocks()) {
       const uint32_t number = ggml_number(view_->dtype);
-      return dequantize_ggml(number, blocks_of(row), row_bytes() / ggml_type(number)->bytes,
+      const std::span<const std::byte> blocks = bytes_of(row);
+      return dequantize_ggml(number, blocks.data(), blocks.size() / ggml_type(number)->bytes,
                              to.data());
     }
-    if (need_.heads > 0 && !need_.is_vector) row = stored_row(row);
-    for (size_t i = 0; i < to.size(); ++i) to[i] = element(row * to.size() + i);
+    const std::span<const std::byte> stored = need_.is_vector ? view_->bytes : bytes_of(row);
+    for (size_t i = 0; i < to.size(); ++i) to[i] = element(stored, i);
     if (need_.heads > 0 && need_.is_vector) {
       const std::vector<float> stored(to.begin(), to.end());
       for (size_t i = 0; i < to.size(); ++i)
@@ -76,30 +78,30 @@ class SourceRows {
   bool has_blocks() const {
     return view_ != nullptr && matrix_.rows() == 0 && is_block_dtype(view_->dtype);
   }
-  size_t row_bytes() const { return view_->bytes.size() / static_cast<size_t>(need_.rows); }
-  const std::byte* blocks_of(size_t row) const {
-    return view_->bytes.data() + (need_.heads > 0 ? stored_row(row) : row) * row_bytes();
-  }
-  size_t stored_row(size_t row) const {
-    return interleaved_row(row, static_cast<size_t>(need_.rows), static_cast<size_t>(need_.heads));
+  // Row `row` of the model, as it is stored.
+  std::span<const std::byte> bytes_of(size_t row) const {
+    if (need_.heads > 0)
+      row = interleaved_row(row, static_cast<size_t>(need_.rows), static_cast<size_t>(need_.heads));
+    return row_of(*view_, row);
   }
   size_t at(size_t row) const {
     return row + (view_ == nullptr ? static_cast<size_t>(need_.first_row) : 0);
   }
-  float element(size_t i) const {
+  float element(std::span<const std::byte> bytes, size_t i) const {
     if (view_->dtype == DType::f32) {
       float x;
-      std::memcpy(&x, view_->bytes.data() + i * 4, 4);
+      std::memcpy(&x, bytes.data() + i * 4, 4);
       return x;
     }
     uint16_t bits;
-    std::memcpy(&bits, view_->bytes.data() + i * 2, 2);
+    std::memcpy(&bits, bytes.data() + i * 2, 2);
     return view_->dtype == DType::bf16 ? widen_bf16(bits) : widen_f16(bits);
   }
 
   const Checkpoint& checkpoint_;
   const WeightNeed& need_;
-  const TensorView* view_ = nullptr;
+  OwnedTensor tensor_;
+  const TensorView* view_ = nullptr;  // of tensor_; null: a row of matrix_
   Matrix matrix_;
 };
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <string>
 
+#include "stet/checkpoint/checkpoint.hpp"
 #include "stet/checkpoint/safetensors.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/files.hpp"

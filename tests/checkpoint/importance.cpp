@@ -7,9 +7,9 @@
 #include <random>
 
 #include "kernels/quantize.hpp"
-#include "stet/checkpoint/importance.hpp"
 #include "stet/checkpoint/packed.hpp"
 #include "stet/kernels/ggml.hpp"
+#include "stet/model/importance.hpp"
 #include "stet/model/weight_loader.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/run_command.hpp"

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "stet/checkpoint/safetensors.hpp"
+#include "stet/checkpoint/checkpoint.hpp"
 #include "stet/generate/generate.hpp"
 #include "tests/support/files.hpp"
 

@@ -180,7 +180,7 @@ Matrix matrix_of(const std::string& kind, const std::vector<float>& w) {
     return Matrix({&view}, w.size(), 1)
         .quantized(kind == "q8" ? WeightType::q8 : WeightType::q4, 1);
   const DType type = kind == "q4k" ? DType::q4_k : kind == "q5k" ? DType::q5_k : DType::q6_k;
-  const RoundedTensor rounded(view, false, type, {}, 1, "");
+  const OwnedTensor rounded = rounded_to_blocks(view, false, type, {}, 1, "");
   return Matrix({&rounded.view}, w.size(), 1);
 }
 

@@ -13,7 +13,7 @@
 
 #include "src/base/json_value.hpp"
 #include "stet/base/limits.hpp"
-#include "stet/checkpoint/safetensors.hpp"
+#include "stet/checkpoint/checkpoint.hpp"
 #include "stet/files/archive.hpp"
 #include "stet/files/file.hpp"
 #include "stet/files/mapped_file.hpp"

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "stet/base/error.hpp"
+#include "stet/checkpoint/checkpoint.hpp"
 #include "stet/checkpoint/safetensors.hpp"
 #include "stet/model/model.hpp"
 #include "stet/session/session.hpp"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "stet/checkpoint/tensor.hpp"
+#include "stet/files/tensor.hpp"
 #include "tools/checkpoint/random_weights.hpp"
 
 namespace stet_tools {

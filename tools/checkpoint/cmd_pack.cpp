@@ -7,10 +7,10 @@
 #include <map>
 
 #include "stet/base/error.hpp"
+#include "stet/checkpoint/checkpoint.hpp"
 #include "stet/checkpoint/gguf.hpp"
-#include "stet/checkpoint/importance.hpp"
 #include "stet/checkpoint/packed.hpp"
-#include "stet/checkpoint/safetensors.hpp"
+#include "stet/model/importance.hpp"
 #include "stet/session/session.hpp"
 #include "tools/command/command.hpp"
 #include "tools/prompt/tokenizer_choice.hpp"

@@ -8,7 +8,7 @@
 #include <span>
 #include <string>
 
-#include "stet/checkpoint/tensor.hpp"
+#include "stet/files/tensor.hpp"
 
 namespace stet_tools {
 

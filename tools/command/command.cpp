@@ -15,8 +15,8 @@
 
 #include "stet/base/error.hpp"
 #include "stet/checkpoint/cache.hpp"
+#include "stet/checkpoint/checkpoint.hpp"
 #include "stet/checkpoint/gguf.hpp"
-#include "stet/checkpoint/safetensors.hpp"
 #include "stet/files/file.hpp"
 #include "stet/kernels/kernels.hpp"
 #include "stet/text/tokenizer_warnings.hpp"

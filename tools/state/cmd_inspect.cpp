@@ -9,8 +9,8 @@
 
 #include "src/checkpoint/checkpoint_source.hpp"
 #include "stet/base/error.hpp"
+#include "stet/checkpoint/checkpoint.hpp"
 #include "stet/checkpoint/packed.hpp"
-#include "stet/checkpoint/safetensors.hpp"
 #include "tools/command/command.hpp"
 #include "tools/prompt/tokenizer_choice.hpp"
 #include "tools/store/store.hpp"

@@ -6,15 +6,14 @@
 #include <vector>
 
 #include "stet/api.h"
-#include "stet/checkpoint/importance.hpp"
 #include "stet/files/file_source.hpp"
+#include "stet/model/importance.hpp"
 
 namespace stet {
 
-// The file as a checkpoint directory would have it: config.json, generation_config.json, weights as
-// safetensors with their published names and order, and the tokenizer's files. Weights of float
-// types are passed on, others widened to float32, exactly. A file that is split is read with its
-// other parts beside it. Throws Error: io, format for what is not as the format says, unsupported
+// The file as the files of a checkpoint: itself, which Checkpoint reads, and config.json,
+// generation_config.json and the tokenizer's files, which say what its keys say. A file that is
+// split is read with its other parts beside it. Throws Error: io, format for what is not as the format says, unsupported
 // for architectures and types that stet does not know. A vocabulary that is not as it should be, or
 // of a kind or with a pre-tokenizer that stet does not know, is refused by Tokenizer::load() alone:
 // weights need none. `pre` names a pre-tokenizer in place of tokenizer.ggml.pre, one of

@@ -20,8 +20,8 @@
 #include <string>
 
 #include "stet/api.h"
-#include "stet/checkpoint/importance.hpp"
 #include "stet/files/file_source.hpp"
+#include "stet/model/importance.hpp"
 #include "stet/model/ops.hpp"
 
 namespace stet {

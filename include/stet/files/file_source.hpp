@@ -17,32 +17,6 @@
 
 namespace stet {
 
-class FileBytes;
-
-// A part of an open file; no file: nothing. `paired_heads`: as TensorView has it.
-struct FilePart {
-  std::shared_ptr<const FileBytes> file;
-  size_t offset = 0, size = 0;
-  size_t paired_heads = 0;
-};
-
-// The content of a file that is made out of another, when it is asked for.
-class MadeContent {
- public:
-  virtual ~MadeContent() = default;
-  // Its memory, whose first header() bytes are there already.
-  virtual std::span<const std::byte> extent() const = 0;
-  virtual size_t header() const = 0;
-  // Any thread may call these; what was dropped is made again.
-  virtual void make() const = 0;
-  virtual void drop() const = 0;
-  // The file that it is made out of.
-  virtual const FileBytes& origin() const = 0;
-  // The part of that file that is what would be made, or its rows in another order: who reads it
-  // there needs no copy.
-  virtual FilePart in_place() const = 0;
-};
-
 // The content of one file, readable as long as the object lives.
 class STET_API FileBytes {
  public:
@@ -51,32 +25,18 @@ class STET_API FileBytes {
   FileBytes(std::string path, std::span<const std::byte> bytes,
             std::shared_ptr<const void> keeps_alive,
             std::shared_ptr<const MappedFile> mapping = nullptr);
-  FileBytes(std::string path, std::shared_ptr<const MadeContent> content);
 
-  std::span<const std::byte> bytes() const {
-    if (content_ != nullptr) content_->make();
-    return bytes_;
-  }
-  // Where they are; the header at least can be read, all of them once bytes() was called.
-  std::span<const std::byte> extent() const { return bytes_; }
+  std::span<const std::byte> bytes() const { return bytes_; }
   const std::string& path() const { return path_; }
 
   // The mapped file that the bytes are of; null where they are in memory.
   const std::shared_ptr<const MappedFile>& mapping() const { return mapping_; }
 
-  // Throws an io Error when the mapped file, or the one that this is made out of, was written to
-  // since it was opened.
+  // Throws an io Error when the mapped file was written to since it was opened.
   void check_unchanged() const;
 
-  // Of content that is made: where the bytes behind its header, or their rows in another order, are
-  // already. Otherwise no file.
-  FilePart in_place() const;
-  // Of content that is made, what is there before bytes() was called; otherwise all of it.
-  std::span<const std::byte> header() const;
-
   // Says that bytes [offset, offset + size) were consumed, so that they need not stay in resident
-  // memory; of content that is made, all of it goes with the last byte. Out of range: nothing
-  // happens.
+  // memory. Out of range: nothing happens.
   void drop(size_t offset, size_t size) const;
 
   // Hands over all bytes, piece by piece in order, and drops each piece afterwards.
@@ -87,7 +47,6 @@ class STET_API FileBytes {
   std::span<const std::byte> bytes_;
   std::shared_ptr<const void> keeps_alive_;
   std::shared_ptr<const MappedFile> mapping_;
-  std::shared_ptr<const MadeContent> content_;  // null: they were there from the start
 };
 
 // Immutable; any number of threads may use one at once.
@@ -100,11 +59,6 @@ class FileSource {
   virtual std::shared_ptr<const FileBytes> open(const std::string& name) const = 0;
   // A copy of the whole content; a format Error when that is more than `limit` bytes.
   virtual std::string read(const std::string& name, size_t limit) const = 0;
-
-  // The file that it comes from: of what is made out of another one, that.
-  virtual std::shared_ptr<const FileBytes> origin(const std::string& name) const {
-    return open(name);
-  }
 
   // Throws an io Error for a file that is not the source's own: what is put into a snapshot must
   // not come from elsewhere. Of a directory those are its own that are regular files in it, also

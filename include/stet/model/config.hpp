@@ -42,6 +42,15 @@ STET_API std::vector<float> inverse_frequencies(const Rope& rope, int64_t dim);
 // sqrt(1 + ln(factor) / ln(original positions)), unless the config gives another.
 STET_API float rope_magnitude(const Rope& rope);
 
+// Attention in one layer, and the keys and values that it keeps.
+struct LayerShape {
+  int64_t heads, kv_heads;
+  int64_t key_dim, value_dim;  // of a head
+  int64_t window;              // a query sees itself and window - 1 positions before it; 0: all
+  int rope;                    // index into ropes; -1: keys are not rotated
+  int64_t owner;  // the layer whose keys and values it reads: itself, or an earlier one
+};
+
 struct STET_API ModelConfig {
   std::string family;        // "gemma3", "llama", ...
   std::string architecture;  // as config.json names it: "Gemma3ForCausalLM"
@@ -66,6 +75,17 @@ struct STET_API ModelConfig {
   std::vector<int32_t> eos_ids;  // from config.json; generation_config.json overrides
 
   int64_t rotated() const { return rotary_dim > 0 ? rotary_dim : head_dim; }
+  // The layers of these families differ in window and rotation alone.
+  LayerShape layer(int64_t index) const {
+    const auto i = static_cast<size_t>(index);
+    return {heads,
+            kv_heads,
+            head_dim,
+            head_dim,
+            window.empty() ? 0 : window[i],
+            rope_of.empty() ? -1 : rope_of[i],
+            index};
+  }
 
   // All of the above as one line of JSON with sorted keys: what fingerprints and snapshots hold.
   std::string canonical() const;

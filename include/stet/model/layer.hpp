@@ -16,11 +16,13 @@ struct LayerPass {
   const Pass& p;
   const ModelConfig& config;
   size_t index;
+
+  LayerShape shape() const { return config.layer(static_cast<int64_t>(index)); }
 };
 
 // Queries, keys and values: columns of what one linear layer gives for all three.
 struct Qkv {
-  Qkv(const ModelConfig& c, Rows qkv);
+  Qkv(const LayerShape& shape, Rows qkv);
 
   Rows q, k, v;  // [heads head_dim], [kv_heads head_dim] twice
 };
@@ -53,12 +55,13 @@ void plain_mlp(const LayerPass& at, const Linear& up, const Linear& down,
 // What the MLP left in p.out is added to the residual stream.
 void add_mlp(const LayerPass& at);
 
-inline Qkv::Qkv(const ModelConfig& c, Rows qkv) {
-  const size_t queries = static_cast<size_t>(c.heads * c.head_dim),
-               keys = static_cast<size_t>(c.kv_heads * c.head_dim);
+inline Qkv::Qkv(const LayerShape& s, Rows qkv) {
+  const size_t queries = static_cast<size_t>(s.heads * s.key_dim),
+               keys = static_cast<size_t>(s.kv_heads * s.key_dim),
+               values = static_cast<size_t>(s.kv_heads * s.value_dim);
   q = qkv.columns(0, queries);
   k = qkv.columns(queries, keys);
-  v = qkv.columns(queries + keys, keys);
+  v = qkv.columns(queries + keys, values);
 }
 
 inline void norm(const LayerPass& at, const Norm& n, Rows x, Rows y) { norm(at.t, at.p, n, x, y); }
@@ -69,7 +72,7 @@ inline void norm(const LayerPass& at, Point point, const Norm& n, Rows x, Rows y
 }
 
 inline void norm_heads(const LayerPass& at, const Norm& n, Rows x) {
-  rms_norm_heads(at.t, at.p, n.weight, n.eps, x, static_cast<size_t>(at.config.head_dim));
+  rms_norm_heads(at.t, at.p, n.weight, n.eps, x, static_cast<size_t>(at.shape().key_dim));
 }
 
 namespace detail {
@@ -127,7 +130,7 @@ inline Qkv attention_input(const LayerPass& at, const Norm* n, const Linear& qkv
   const auto& [t, p, c, index] = at;
   if (n != nullptr) norm(at, Point::ln1, *n, p.x, p.normed);
   linear(t, p, qkv, n != nullptr ? p.normed : p.x, p.qkv);
-  const Qkv x(c, p.qkv);
+  const Qkv x(at.shape(), p.qkv);
   if (p.hooks != nullptr) {
     head_input_point(at, Point::q_input, n, qkv, x.q);
     head_input_point(at, Point::k_input, n, qkv, x.k);
@@ -151,9 +154,10 @@ inline Qkv attention_input(const LayerPass& at, const Linear& qkv) {
 
 inline void rotate(const LayerPass& at, const Qkv& x) {
   const auto& [t, p, c, index] = at;
-  if (c.rope_of[index] >= 0) {
-    rope(t, p, c.rope_of[index], x.q, static_cast<size_t>(c.head_dim));
-    rope(t, p, c.rope_of[index], x.k, static_cast<size_t>(c.head_dim));
+  const LayerShape shape = at.shape();
+  if (shape.rope >= 0) {
+    rope(t, p, shape.rope, x.q, static_cast<size_t>(shape.key_dim));
+    rope(t, p, shape.rope, x.k, static_cast<size_t>(shape.key_dim));
   }
   point(t, p, Point::rot_q, index, x.q);
   point(t, p, Point::rot_k, index, x.k);
@@ -161,11 +165,12 @@ inline void rotate(const LayerPass& at, const Qkv& x) {
 
 inline void attend(const LayerPass& at, const Qkv& x) {
   const auto& [t, p, c, index] = at;
+  const LayerShape layer = at.shape();
   const AttentionShape shape = {static_cast<int64_t>(index),
-                                static_cast<size_t>(c.heads),
-                                static_cast<size_t>(c.kv_heads),
-                                static_cast<size_t>(c.head_dim),
-                                c.window[index],
+                                static_cast<size_t>(layer.heads),
+                                static_cast<size_t>(layer.kv_heads),
+                                static_cast<size_t>(layer.key_dim),
+                                layer.window,
                                 c.attention_scale,
                                 c.attention_softcap};
   store_kv(t, p, shape.layer, x.k, x.v);

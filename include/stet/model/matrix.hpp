@@ -11,7 +11,7 @@
 
 #include "stet/api.h"
 #include "stet/base/memory.hpp"
-#include "stet/checkpoint/tensor.hpp"
+#include "stet/files/tensor.hpp"
 #include "stet/kernels/kernels.hpp"
 
 namespace stet {

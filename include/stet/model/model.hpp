@@ -15,9 +15,9 @@
 
 #include "stet/api.h"
 #include "stet/base/error.hpp"
-#include "stet/checkpoint/importance.hpp"
 #include "stet/files/file_source.hpp"
 #include "stet/model/config.hpp"
+#include "stet/model/importance.hpp"
 #include "stet/model/ops.hpp"
 
 namespace stet {
@@ -64,7 +64,8 @@ class STET_API Model {
   static std::shared_ptr<const Model> load(std::shared_ptr<const FileSource> source,
                                            int threads = 0, Contract contract = Contract::f32);
   // Writes the weights, packed and rounded as load() would, to a file (packed.hpp:
-  // pack_checkpoint). `blocks`: for the contract ggml, what to round to (WeightLoader::round_to).
+  // pack_checkpoint). `blocks`: for the contract ggml, what matrices are rounded to; embeddings
+  // and head to q6_k, those whose columns are no multiple of 256 to q8_0.
   static void pack(const FileSource& source, Contract contract, const std::string& path,
                    int threads = 0, std::atomic<uint64_t>* written = nullptr,
                    std::optional<BlockRounding> blocks = std::nullopt);
@@ -133,7 +134,7 @@ class STET_API Model {
   Matrix head_;  // empty when tied
 
  private:
-  friend class WeightLoader;
+  friend class ModelWeights;
   GenerationConfig generation_;
   Fingerprints fingerprints_;
   std::shared_ptr<const FileSource> source_;

@@ -1,27 +1,17 @@
-// How a family gets its weights.
+// How a family asks for its weights.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "stet/api.h"
-#include "stet/checkpoint/importance.hpp"
-#include "stet/checkpoint/safetensors.hpp"
-#include "stet/model/contract.hpp"
 #include "stet/model/rows.hpp"
 
 namespace stet {
 
 class Model;
-class PackedWriter;
-class WeightFingerprints;
-struct WeightError;
 
 // A tensor that a model is made of, as it is multiplied: what GPT-2 stores transposed is turned,
 // and rows that a family stores in an order of its own are in that of the model.
@@ -36,22 +26,17 @@ struct WeightNeed {
   int64_t first_row = 0, matrix_rows = 0;
 };
 
-// Takes tensors out of a checkpoint by name, checks their shapes, packs them, and digests them on
-// the way; or finds them packed. Matrices are rounded where the contract asks for it.
+// Resolves what a family calls its weights to tensors of a checkpoint, and says how they stand
+// there. Who derives from it gives them (src/checkpoint): to a model, to a packed file, or not at
+// all, where only the names are wanted. `group` is that of Model::fingerprints(). All throw Error
+// for a tensor that is missing, or of another type or shape.
 class STET_API WeightLoader {
  public:
-  // With a writer, what is loaded goes there instead of into the model, which can then only be
-  // thrown away.
-  WeightLoader(const Checkpoint& checkpoint, std::string prefix, Contract contract, int threads,
-               PackedWriter* writer = nullptr);
-  // Loads nothing, and notes what a family asks for, in that order. Names and shapes are checked.
-  WeightLoader(const Checkpoint& checkpoint, std::string prefix, std::vector<WeightNeed>* needs);
-
-  ~WeightLoader();
-
-  // For the contract ggml: matrices are rounded to these blocks; embeddings and head to q6_k; those
-  // whose columns are no multiple of 256 to q8_0.
-  void round_to(BlockRounding to) { round_to_ = to; }
+  // What a family's names are preceded by in this checkpoint.
+  explicit WeightLoader(std::string prefix) : prefix_(std::move(prefix)) {}
+  virtual ~WeightLoader() = default;
+  WeightLoader(const WeightLoader&) = delete;
+  WeightLoader& operator=(const WeightLoader&) = delete;
 
   struct Part {
     std::string name;
@@ -78,49 +63,43 @@ class STET_API WeightLoader {
   Linear interleaved(const std::string& group, const Part& layer, int64_t columns, int64_t heads,
                      bool bias);
 
-  // Fills in what Model reports of its weights. Call once, after everything was loaded.
-  void finish(Model& model);
+  // Gives the model what it reports of its weights. Called once, after everything was loaded.
+  virtual void finish(Model& model) = 0;
 
- private:
-  // How the rows of a matrix stand in the checkpoint.
+  // A tensor of the checkpoint: its name there, and that without what differs between checkpoints
+  // of a family.
   struct Stored {
-    bool transposed = false;
+    std::string name, canonical;
+    int64_t rows;
+  };
+  // One matrix of tensors that follow each other.
+  struct MatrixRequest {
+    std::string group;
+    std::vector<Stored> tensors;
+    int64_t columns;
+    bool looked_up = false;   // not multiplied: no contract rounds it
+    bool transposed = false;  // the one tensor is [columns][rows]
+    int64_t heads = 0;        // as WeightNeed has it
+
+    int64_t rows() const;
+  };
+  struct VectorRequest {
+    std::string group;
+    Stored tensor;
+    float offset = 0;   // added to every element
     int64_t heads = 0;  // as WeightNeed has it
   };
-  // One matrix, of tensors with these full names. `rounded`: the contract may round it.
-  Matrix load(const std::string& group, const std::vector<Part>& parts, int64_t columns,
-              Stored stored, bool rounded);
-  Matrix pack(const std::string& group, const std::vector<Part>& parts, int64_t columns,
-              Stored stored, bool rounded);
-  Matrix pack_rounded(const std::string& group, const std::vector<Part>& parts,
-                      const std::vector<const TensorView*>& views, int64_t columns, Stored stored);
-  Matrix of_one_type(const std::string& group, const std::vector<Part>& parts,
-                     const std::vector<const TensorView*>& views, int64_t columns, Stored stored);
-  Matrix of_packed(const std::vector<Part>& parts, size_t columns,
-                   std::optional<WeightType> type) const;
-  void write(const std::vector<Part>& parts, Matrix* matrix);
-  void note_types(const std::vector<Part>& parts, const Matrix& matrix);
-  void note_loaded(const std::vector<Part>& parts, const Matrix& matrix);
-  void note(const std::vector<Part>& parts, int64_t columns, Stored stored, bool rounded) const;
-  [[noreturn]] void refuse(const WeightError& e, const std::vector<Part>& parts,
-                           Stored stored) const;
-  std::vector<Part> prefixed(const std::vector<Part>& parts) const;
-  std::string canonical(const std::string& name) const;
-  void name(Model& model) const;
 
-  const Checkpoint& checkpoint_;
+ protected:
+  virtual bool has(const std::string& tensor) const = 0;
+  virtual Matrix load(const MatrixRequest& request) = 0;
+  virtual Vector load(const VectorRequest& request) = 0;
+
+ private:
+  std::vector<Stored> stored(const std::vector<Part>& parts, const char* ending = "") const;
+  Stored stored(const std::string& full_name, int64_t rows) const;
+
   std::string prefix_;
-  Contract contract_;  // that of packed weights, whatever was asked for
-  int threads_;
-  PackedWriter* writer_;
-  std::vector<WeightNeed>* needs_ = nullptr;
-  std::optional<BlockRounding> round_to_;
-  size_t bytes_ = 0;
-  std::vector<std::span<const std::byte>> matrices_;       // of linear layers
-  std::vector<std::pair<std::string, WeightType>> types_;  // of their tensors, by canonical name
-  std::string not_bf16_, its_type_;                        // the first matrix of another type
-  std::vector<LoadedWeight> loaded_;
-  std::unique_ptr<WeightFingerprints> names_;
 };
 
 }  // namespace stet

@@ -186,7 +186,7 @@ inline void copy_kv(State& state, const ModelConfig& config, const KvRange& rang
       throw Error(ErrorKind::argument, "", "from position", "positions that are visible",
                   std::to_string(position) + ", which was pruned");
     x = detail::read_kv(from, key, e.layer, e.head, position);
-    const int rope = config.rope_of.empty() ? -1 : config.rope_of[static_cast<size_t>(e.layer)];
+    const int rope = config.layer(e.layer).rope;
     if (!key || away == 0 || rope < 0) return;
     const detail::Rotation& turn = rotations[static_cast<size_t>(rope)];
     best_kernels().rope(x.data(), turn.cos.data(), turn.sin.data(), turn.cos.size());

@@ -109,7 +109,7 @@ inline void add_positions(const KvCache& old, int64_t begin, int64_t end, KvCach
     const uint64_t bit = uint64_t{1} << to_slot, bits = kv.visible(to_block);
     writer.set_visible(to_block, seen ? bits | bit : bits & ~bit);
     for (int64_t layer = 0; seen && layer < shape.layers; ++layer) {
-      const int rope = config.rope_of.empty() ? -1 : config.rope_of[static_cast<size_t>(layer)];
+      const int rope = config.layer(layer).rope;
       const Rotation* const r =
           rope < 0 || begin == first ? nullptr : &rotations[static_cast<size_t>(rope)];
       for (int64_t head = 0; head < shape.kv_heads; ++head) {

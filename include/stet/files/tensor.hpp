@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "stet/api.h"
+#include "stet/base/memory.hpp"
 
 namespace stet {
 
@@ -63,9 +64,15 @@ struct TensorView {
   std::string dtype_text;  // as the file has it
   std::vector<int64_t> shape;
   std::span<const std::byte> bytes;  // tensor_bytes(dtype, shape), checked; any length for other
-  // Rows stand in their order where this is 0, as in all views but those of Checkpoint::read().
-  // Otherwise they are those of so many heads in the order of GGUF: paired_row().
+  // 0 where rows stand in their order. Otherwise they are those of so many heads in the order of
+  // GGUF: paired_row().
   size_t paired_heads = 0;
+};
+
+// A tensor, and the memory of its bytes where those do not lie in a file.
+struct OwnedTensor {
+  TensorView view;
+  Memory memory;
 };
 
 // Where GGUF has row `row` of Llama's q and k: what RoPE turns together stands side by side there,

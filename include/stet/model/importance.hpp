@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "stet/api.h"
-#include "stet/checkpoint/tensor.hpp"
+#include "stet/files/tensor.hpp"
 #include "stet/model/points.hpp"
 #include "stet/model/rows.hpp"
 

@@ -1,4 +1,4 @@
-#include "stet/checkpoint/tensor.hpp"
+#include "stet/files/tensor.hpp"
 
 #include <iterator>
 

@@ -1,0 +1,48 @@
+// The tensors of one file, whatever its format. Each format has a function that opens it:
+// safetensors_source() (also for packed files), and gguf_tensors() in src/gguf.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stet/api.h"
+#include "stet/files/file_source.hpp"
+#include "stet/files/tensor.hpp"
+
+namespace stet {
+
+// Immutable; any number of threads may use one at once.
+class STET_API TensorSource {
+ public:
+  TensorSource(std::shared_ptr<const FileBytes> file, std::vector<TensorView> tensors,
+               std::map<std::string, std::string> metadata = {})
+      : file_(std::move(file)), tensors_(std::move(tensors)), metadata_(std::move(metadata)) {}
+  virtual ~TensorSource() = default;
+  TensorSource(const TensorSource&) = delete;
+  TensorSource& operator=(const TensorSource&) = delete;
+
+  // Names, types and shapes as the model was published. A tensor whose bytes the file does not have
+  // in that form has none here.
+  const std::vector<TensorView>& tensors() const { return tensors_; }
+  // What the file says of itself, by key.
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const std::shared_ptr<const FileBytes>& file() const { return file_; }
+
+  // The tensor at `index` of tensors() with all its bytes: those of the file, rows perhaps in
+  // another order (TensorView::paired_heads), or memory that is made for it.
+  virtual OwnedTensor read(size_t index) const {
+    OwnedTensor tensor;
+    tensor.view = tensors_[index];
+    return tensor;
+  }
+
+ private:
+  std::shared_ptr<const FileBytes> file_;
+  std::vector<TensorView> tensors_;
+  std::map<std::string, std::string> metadata_;
+};
+
+}  // namespace stet

@@ -1,0 +1,185 @@
+#include "stet/checkpoint/checkpoint.hpp"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <set>
+
+#include "src/base/json_value.hpp"
+#include "src/gguf/tensors.hpp"
+#include "stet/base/error.hpp"
+#include "stet/base/limits.hpp"
+#include "stet/checkpoint/safetensors.hpp"
+
+namespace stet {
+namespace {
+
+constexpr size_t kIndexLimit = 100'000'000;
+constexpr const char *kWeightsName = "model.safetensors",
+                     *kIndexName = "model.safetensors.index.json";
+
+// The one file of weights, or the index of several.
+std::string weights_name(const FileSource& source) {
+  for (const char* name : {kPackedName, kWeightsName, kIndexName, kGgufName}) {
+    if (source.has(name)) return name;
+  }
+  std::string found = "neither";
+  for (const char* other : {"pytorch_model.bin", "pytorch_model.bin.index.json",
+                            "consolidated.00.pth", "consolidated.safetensors", "tf_model.h5",
+                            "flax_model.msgpack", "model.safetensors.incomplete"}) {
+    if (source.has(other)) found = other + std::string(", which stet does not read");
+  }
+  if (source.has("pytorch_model.bin") || source.has("pytorch_model.bin.index.json"))
+    found += " (transformers' save_pretrained writes it as safetensors)";
+  throw Error(ErrorKind::io, source.path(), "",
+              std::string(kWeightsName) + " or " + kIndexName + " in it", found);
+}
+
+// The file of each tensor, as the index lists them.
+std::map<std::string, std::string> read_weight_map(const FileSource& source) {
+  const JsonReader index =
+      parse_python_json(source.read(kIndexName, kIndexLimit), source.path_of(kIndexName));
+  const JsonReader weight_map = index.required_object("weight_map");
+  std::map<std::string, std::string> files;
+  std::set<std::string> shards;
+  for (const std::string& name : weight_map.keys()) {
+    const std::string file = weight_map.string(name);
+    if (shards.insert(file).second && shards.size() > kMaxShards) {
+      weight_map.fail(name, "one of at most " + std::to_string(kMaxShards) + " files");
+    }
+    if (!is_plain_name(file)) weight_map.fail(name, "the plain name of a file beside the index");
+    files.emplace(name, file);
+  }
+  return files;
+}
+
+}  // namespace
+
+Checkpoint Checkpoint::open(const std::string& directory) {
+  struct stat info = {};
+  if (::stat(directory.c_str(), &info) != 0)
+    throw Error(ErrorKind::io, directory, "", "a checkpoint directory", "nothing");
+  if (!S_ISDIR(info.st_mode))
+    throw Error(ErrorKind::io, directory, "", "a checkpoint directory", "a file");
+  return open(*directory_source(directory));
+}
+
+Checkpoint Checkpoint::open(const FileSource& source) {
+  const std::string name = weights_name(source);
+  Checkpoint checkpoint;
+  checkpoint.source_ = source.path_of(name);
+  checkpoint.packed_ = name == kPackedName;
+  if (name == kIndexName) {
+    checkpoint.add_shards(source);
+  } else if (name == kGgufName) {
+    for (auto& part : gguf_tensors(source))
+      checkpoint.add_all_of(checkpoint.add_file(std::move(part)));
+    checkpoint.source_ = checkpoint.files_.front()->file()->path();
+  } else {
+    checkpoint.add_all_of(checkpoint.add_file(safetensors_source(source.open(name))));
+  }
+  return checkpoint;
+}
+
+std::vector<std::string> Checkpoint::files_of(const FileSource& source) {
+  const std::string name = weights_name(source);
+  if (name == kGgufName) return gguf_part_names(source);
+  std::vector<std::string> names = {name};
+  if (name != kIndexName) return names;
+  std::set<std::string> shards;
+  for (const auto& location : read_weight_map(source)) shards.insert(location.second);
+  names.insert(names.end(), shards.begin(), shards.end());
+  return names;
+}
+
+const TensorSource& Checkpoint::add_file(std::unique_ptr<const TensorSource> file) {
+  files_.push_back(std::move(file));
+  return *files_.back();
+}
+
+void Checkpoint::add_all_of(const TensorSource& file) {
+  for (size_t i = 0; i < file.tensors().size(); ++i) {
+    const std::string& name = file.tensors()[i].name;
+    if (!locations_.emplace(name, Location{&file, i}).second)
+      throw Error(ErrorKind::format, file.file()->path(), name, "each tensor once", "it twice");
+  }
+}
+
+void Checkpoint::add_shards(const FileSource& source) {
+  std::map<std::string, std::vector<std::string>> wanted;  // tensors of each file
+  for (const auto& [name, file] : read_weight_map(source)) wanted[file].push_back(name);
+  for (const auto& [name, tensors] : wanted) {
+    const TensorSource& file = add_file(safetensors_source(source.open(name)));
+    std::unordered_map<std::string, size_t> has;
+    for (size_t i = 0; i < file.tensors().size(); ++i) has.emplace(file.tensors()[i].name, i);
+    for (const std::string& tensor : tensors) {
+      const auto found = has.find(tensor);
+      if (found == has.end())
+        throw Error(ErrorKind::format, file.file()->path(), tensor,
+                    "a tensor, as model.safetensors.index.json says", "nothing");
+      locations_.emplace(tensor, Location{&file, found->second});
+    }
+  }
+}
+
+const TensorView* Checkpoint::find(const std::string& name) const {
+  const auto it = locations_.find(name);
+  return it == locations_.end() ? nullptr : &it->second.view();
+}
+
+const std::string& Checkpoint::file_of(const std::string& name) const {
+  const auto it = locations_.find(name);
+  return it == locations_.end() ? source_ : it->second.file->file()->path();
+}
+
+std::shared_ptr<const void> Checkpoint::owner_of(const std::string& name) const {
+  return locations_.at(name).file->file();
+}
+
+std::vector<std::shared_ptr<const FileBytes>> Checkpoint::files() const {
+  std::vector<std::shared_ptr<const FileBytes>> files;
+  for (const auto& file : files_) files.push_back(file->file());
+  return files;
+}
+
+bool Checkpoint::has_blocks() const {
+  return std::ranges::any_of(locations_,
+                             [](const auto& l) { return is_block_dtype(l.second.view().dtype); });
+}
+
+const TensorView& Checkpoint::require(const std::string& name, const std::vector<int64_t>& shape,
+                                      bool blocks) const {
+  const TensorView* tensor = find(name);
+  const std::string expected = fmt::format("F32, BF16 or F16 {}", shape_text(shape));
+  if (tensor == nullptr) throw Error(ErrorKind::format, source_, name, expected, "nothing");
+  const std::string found = tensor->dtype_text + " " + shape_text(tensor->shape);
+  if (!is_weight_dtype(tensor->dtype) && !(blocks && is_block_dtype(tensor->dtype))) {
+    throw Error(ErrorKind::unsupported, file_of(name), name, expected, found);
+  }
+  if (tensor->shape != shape)
+    throw Error(ErrorKind::mismatch, file_of(name), name, expected, found);
+  return *tensor;
+}
+
+OwnedTensor Checkpoint::read(const TensorView& tensor) const {
+  const Location& location = locations_.at(tensor.name);
+  return location.file->read(location.index);
+}
+
+void Checkpoint::drop(const TensorView& tensor) const {
+  const FileBytes& file = *locations_.at(tensor.name).file->file();
+  const std::span<const std::byte> all = file.bytes();
+  const std::byte* const at = tensor.bytes.data();
+  if (at < all.data() || at >= all.data() + all.size()) return;  // memory made for it
+  file.drop(static_cast<size_t>(at - all.data()), tensor.bytes.size());
+}
+
+std::vector<std::string> Checkpoint::names() const {
+  std::vector<std::string> names;
+  for (const auto& location : locations_) names.push_back(location.first);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace stet

@@ -1,0 +1,206 @@
+#include "src/checkpoint/model_weights.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "src/checkpoint/packed.hpp"
+#include "src/checkpoint/tensor_types.hpp"
+#include "src/checkpoint/weight_packer.hpp"
+#include "stet/base/error.hpp"
+#include "stet/kernels/numbers.hpp"
+
+namespace stet {
+namespace {
+
+Vector widened(const TensorView& view, size_t n) {
+  Vector result(n);
+  for (size_t i = 0; i < n; ++i) {
+    if (view.dtype == DType::f32) {
+      std::memcpy(&result[i], view.bytes.data() + i * 4, 4);
+    } else {
+      uint16_t bits;
+      std::memcpy(&bits, view.bytes.data() + i * 2, 2);
+      result[i] = view.dtype == DType::bf16 ? widen_bf16(bits) : widen_f16(bits);
+    }
+  }
+  return result;
+}
+
+// All queries, then all keys, then all values.
+Vector apart(const Vector& stored, int64_t heads) {
+  Vector result(stored.size());
+  for (size_t i = 0; i < stored.size(); ++i)
+    result[i] = stored[interleaved_row(i, stored.size(), static_cast<size_t>(heads))];
+  return result;
+}
+
+// Where row `row` of a matrix stands that may be stacked of others: the one that has it, and which
+// of its rows it is.
+std::pair<const Matrix*, size_t> place_of(const Matrix& matrix, size_t row) {
+  for (const Matrix& part : matrix.parts()) {
+    if (row < part.rows()) return {&part, row};
+    row -= part.rows();
+  }
+  return {&matrix, row};
+}
+
+}  // namespace
+
+ModelWeights::ModelWeights(const Checkpoint& checkpoint, std::string prefix, Contract contract,
+                           int threads, std::optional<BlockRounding> blocks)
+    : WeightLoader(std::move(prefix)),
+      contract_(checkpoint.packed() ? packed_contract(checkpoint) : contract),
+      checkpoint_(checkpoint),
+      fingerprints_(std::make_unique<WeightFingerprints>()),
+      packer_(
+          std::make_unique<WeightPacker>(checkpoint, contract_, threads, blocks, *fingerprints_)) {}
+
+ModelWeights::~ModelWeights() = default;
+
+bool ModelWeights::has(const std::string& tensor) const {
+  return checkpoint_.find(tensor) != nullptr;
+}
+
+// The matrix of all tensors, or, where they have types of their own, those of some after another.
+Matrix ModelWeights::packed(const MatrixRequest& request) const {
+  std::vector<Matrix> matrices;
+  for (size_t first = 0; first < request.tensors.size();) {
+    size_t end = request.tensors.size();
+    while (end > first + 1 && !has_packed_matrix(checkpoint_, joined_names(request, first, end)))
+      --end;
+    if (end == first + 1 && !has_packed_matrix(checkpoint_, joined_names(request, first, end)))
+      end = request.tensors.size();  // whose name the error has
+    size_t rows = 0;
+    for (size_t i = first; i < end; ++i) rows += static_cast<size_t>(request.tensors[i].rows);
+    matrices.push_back(packed_matrix(checkpoint_, joined_names(request, first, end),
+                                     rounded_type(contract_, request), contract_ == Contract::ggml,
+                                     rows, static_cast<size_t>(request.columns)));
+    first = end;
+  }
+  return matrices.size() == 1 ? std::move(matrices[0]) : Matrix::stacked(std::move(matrices));
+}
+
+Matrix ModelWeights::load(const MatrixRequest& request) {
+  fingerprints_->add_group(request.group);
+  Matrix matrix = checkpoint_.packed() ? packed(request) : packer_->pack(request);
+  if (!request.looked_up) note_types(request, matrix);
+  return keep(request, std::move(matrix));
+}
+
+Matrix ModelWeights::keep(const MatrixRequest& request, Matrix matrix) {
+  bytes_ += matrix.bytes();
+  if (!request.looked_up && matrix.parts().empty()) matrices_.push_back(matrix.all());
+  for (const Matrix& part : matrix.parts()) matrices_.push_back(part.all());
+  note_loaded(request, matrix);
+  return matrix;
+}
+
+void ModelWeights::note_types(const MatrixRequest& request, const Matrix& matrix) {
+  size_t row = 0;
+  for (const Stored& tensor : request.tensors) {
+    types_.emplace_back(tensor.canonical, place_of(matrix, row).first->type());
+    row += static_cast<size_t>(tensor.rows);
+  }
+  if (!not_bf16_.empty()) return;
+  const Stored& first = request.tensors[0];
+  if (checkpoint_.packed()) {
+    if (matrix.type() == WeightType::bf16) return;
+    its_type_ = weight_type_name(matrix.type());
+  } else {
+    const TensorView& tensor = *checkpoint_.find(first.name);
+    if (tensor.dtype == DType::bf16) return;
+    its_type_ = tensor.dtype_text;
+  }
+  not_bf16_ = first.name;
+}
+
+void ModelWeights::note_loaded(const MatrixRequest& request, const Matrix& matrix) {
+  size_t row = 0;
+  for (const Stored& tensor : request.tensors) {
+    const auto [within, first] = place_of(matrix, row);
+    loaded_.push_back({tensor.canonical,
+                       tensor.rows,
+                       request.columns,
+                       Matrix::packed(within->type(), within->rows(), within->columns(),
+                                      within->all().data(), nullptr),
+                       first,
+                       {}});
+    row += static_cast<size_t>(tensor.rows);
+  }
+}
+
+Vector ModelWeights::load(const VectorRequest& request) {
+  const OwnedTensor stored =
+      checkpoint_.read(checkpoint_.require(request.tensor.name, {request.tensor.rows}));
+  Vector vector = widened(stored.view, static_cast<size_t>(request.tensor.rows));
+  if (request.offset != 0) add_offset(vector, request.offset);
+  if (request.heads > 0) vector = apart(vector, request.heads);
+  fingerprints_->add(request.group, request.tensor.canonical, stored.view,
+                     digest_vector(stored.view));
+  keep(request, stored.view, vector);
+  return vector;
+}
+
+void ModelWeights::keep(const VectorRequest& request, const TensorView&, const Vector& vector) {
+  bytes_ += vector.size() * sizeof(float);
+  loaded_.push_back({request.tensor.canonical, 1, request.tensor.rows, {}, 0, vector});
+}
+
+// By the weights as they were before they were packed or rounded.
+void ModelWeights::name(Model& model) const {
+  WeightFingerprints::Names names = fingerprints_->fingerprints();
+  if (checkpoint_.packed()) {
+    for (auto& [group, text] : names) text = packed_fingerprint(checkpoint_, group);
+  }
+  model.fingerprints_ = with_model_fingerprint(std::move(names), model.config().canonical());
+}
+
+void ModelWeights::finish(Model& model) {
+  name(model);
+  model.loaded_ = std::move(loaded_);
+  model.weight_bytes_ = bytes_;
+  for (const std::span<const std::byte> matrix : matrices_) {
+    if (model.config().tied_head || matrix.data() != model.embedding_.all().data())
+      model.matrices_.push_back(matrix);
+  }
+  const bool of_weights =
+      contract_ == Contract::q8 || contract_ == Contract::q4 || contract_ == Contract::ggml;
+  model.contract_ = of_weights ? contract_ : Contract::f32;
+  if (contract_ == Contract::ggml) {
+    model.types_ = types_text(types_);
+    if (std::ranges::none_of(types_, [](const auto& t) { return is_quantized(t.second); }))
+      throw Error(ErrorKind::unsupported, checkpoint_.source(), "weights",
+                  "some in types of ggml for the contract ggml", "none");
+  }
+  if (!not_bf16_.empty()) model.not_bf16_ = {checkpoint_.file_of(not_bf16_), not_bf16_, its_type_};
+}
+
+// ---------------------------------------------------------------- into a file
+
+// What is written need not be held: the model gets a matrix without bytes.
+Matrix WrittenWeights::keep(const MatrixRequest& request, Matrix matrix) {
+  size_t first = 0;
+  const auto write = [&](const Matrix& m) {
+    size_t end = first;
+    for (size_t rows = 0; rows < m.rows(); ++end)
+      rows += static_cast<size_t>(request.tensors[end].rows);
+    writer_.add(joined_names(request, first, end), m);
+    first = end;
+  };
+  if (matrix.parts().empty()) write(matrix);
+  for (const Matrix& part : matrix.parts()) write(part);
+  return Matrix::packed(matrix.type(), matrix.rows(), matrix.columns(), nullptr, nullptr);
+}
+
+void WrittenWeights::keep(const VectorRequest&, const TensorView& stored, const Vector&) {
+  writer_.add(stored);
+}
+
+void WrittenWeights::finish(Model& model) {
+  ModelWeights::finish(model);
+  for (const auto& [group, text] : fingerprints().fingerprints())
+    writer_.note_fingerprint(group, text);
+  writer_.note_contract(model.contract());
+}
+
+}  // namespace stet

@@ -1,0 +1,172 @@
+#include "src/checkpoint/weight_packer.hpp"
+
+#include <algorithm>
+
+#include "src/checkpoint/rounded.hpp"
+#include "stet/base/error.hpp"
+#include "stet/kernels/ggml.hpp"
+#include "stet/kernels/numbers.hpp"
+#include "stet/threads/team.hpp"
+
+namespace stet {
+namespace {
+
+using Request = WeightLoader::MatrixRequest;
+
+// Embeddings and head decide the most, and are a small part of a large model.
+bool is_sensitive(const std::string& group) { return group == "embeddings" || group == "head"; }
+
+// Blocks of ggml as float32.
+OwnedTensor widened(const TensorView& from, int threads) {
+  const uint32_t number = ggml_number(from.dtype);
+  const GgmlType type = *ggml_type(number);
+  const auto rows = static_cast<size_t>(from.shape.at(0)),
+             columns = static_cast<size_t>(from.shape.at(1));
+  OwnedTensor to{from, Memory(rows * columns * sizeof(float))};
+  run_each(threads, rows, [&](size_t row) {
+    dequantize_ggml(number, row_of(from, row).data(), columns / type.elements,
+                    to.memory.as<float>() + row * columns);
+  });
+  to.view.dtype = DType::f32;
+  to.view.dtype_text = dtype_name(DType::f32);
+  to.view.bytes = {to.memory.data(), rows * columns * sizeof(float)};  // of whole pages
+  to.view.paired_heads = 0;
+  return to;
+}
+
+// Where each run of tensors ends that become a matrix of their own. Tensors of one type after
+// another are one; parts before others have whole blocks of rows.
+std::vector<size_t> ends_of_runs(const Request& request,
+                                 const std::vector<const TensorView*>& views, bool types_apart) {
+  const bool whole = std::ranges::all_of(
+      request.tensors, [](const auto& tensor) { return tensor.rows % kLanes == 0; });
+  std::vector<size_t> ends;
+  for (size_t i = 1; i < views.size(); ++i) {
+    if (types_apart && whole && views[i]->dtype != views[i - 1]->dtype) ends.push_back(i);
+  }
+  ends.push_back(views.size());
+  return ends;
+}
+
+}  // namespace
+
+std::optional<WeightType> rounded_type(Contract contract, const Request& request) {
+  if (request.looked_up || (contract != Contract::q8 && contract != Contract::q4))
+    return std::nullopt;
+  return contract == Contract::q8 || is_sensitive(request.group) ? WeightType::q8 : WeightType::q4;
+}
+
+std::string joined_names(const Request& request, size_t first, size_t end) {
+  std::string name;
+  for (size_t i = first; i < end; ++i) name += (i == first ? "" : "+") + request.tensors[i].name;
+  return name;
+}
+
+Matrix WeightPacker::pack(const Request& request) const {
+  std::vector<OwnedTensor> tensors;
+  for (const WeightLoader::Stored& t : request.tensors) {
+    const TensorView& found = request.transposed
+                                  ? checkpoint_.require(t.name, {request.columns, t.rows})
+                                  : checkpoint_.require(t.name, {t.rows, request.columns}, true);
+    tensors.push_back(checkpoint_.read(found));
+  }
+  Views views;
+  for (const OwnedTensor& tensor : tensors) views.push_back(&tensor.view);
+  if (blocks_ && !request.looked_up) return pack_rounded(request, views);
+  std::vector<Matrix> matrices;
+  size_t first = 0;
+  for (const size_t end : ends_of_runs(request, views, contract_ == Contract::ggml)) {
+    matrices.push_back(of_one_type(request, views, first, end));
+    first = end;
+  }
+  Matrix matrix =
+      matrices.size() == 1 ? std::move(matrices[0]) : Matrix::stacked(std::move(matrices));
+  const std::optional<WeightType> type = rounded_type(contract_, request);
+  if (!type) return matrix;
+  try {
+    return matrix.quantized(*type, threads_);
+  } catch (const WeightError& e) {
+    refuse(e, request);
+  }
+}
+
+// Named by what they are rounded to, as a GGUF file of these blocks would be.
+Matrix WeightPacker::pack_rounded(const Request& request, const Views& views) const {
+  const auto columns = static_cast<size_t>(request.columns);
+  const DType type = columns % kSuperBlock != 0    ? DType::q8_0
+                     : is_sensitive(request.group) ? DType::q6_k
+                                                   : blocks_->type;
+  if (columns % kQuantBlock != 0)
+    throw Error(ErrorKind::unsupported, checkpoint_.file_of(request.tensors[0].name),
+                request.tensors[0].name, "columns of a multiple of 32 to round to blocks",
+                std::to_string(columns));
+  std::vector<OwnedTensor> rounded;
+  for (size_t i = 0; i < views.size(); ++i) {
+    const std::string& name = request.tensors[i].canonical;
+    const std::vector<float> importance =
+        blocks_->importance == nullptr ? std::vector<float>() : blocks_->importance->of(name);
+    rounded.push_back(rounded_to_blocks(*views[i], request.transposed, type, importance, threads_,
+                                        checkpoint_.file_of(views[i]->name)));
+    const TensorView& view = rounded.back().view;
+    fingerprints_.add(request.group, name, view, digest_matrix(view, threads_));
+    checkpoint_.drop(*views[i]);
+  }
+  Views to;
+  for (const OwnedTensor& tensor : rounded) to.push_back(&tensor.view);
+  return Matrix(to, columns, threads_, static_cast<size_t>(request.heads));
+}
+
+// Blocks stay what they are under the contract ggml, next to their like; otherwise they are
+// widened. Rows are digested by the threads that pack them, while they are in their caches; and a
+// thread that waits for the system to clear memory leaves the other one to compute.
+Matrix WeightPacker::of_one_type(const Request& request, const Views& all, size_t first,
+                                 size_t end) const {
+  const Views views(all.begin() + static_cast<ptrdiff_t>(first),
+                    all.begin() + static_cast<ptrdiff_t>(end));
+  const auto differs = [&](const TensorView* v) { return v->dtype != views[0]->dtype; };
+  const bool keep = contract_ == Contract::ggml && std::ranges::none_of(views, differs);
+  std::vector<OwnedTensor> wide;
+  wide.reserve(views.size());
+  Views plain;
+  for (const TensorView* view : views) {
+    if (is_block_dtype(view->dtype) && !keep) {
+      wide.push_back(widened(*view, threads_));
+      view = &wide.back().view;
+    }
+    plain.push_back(view);
+    if (view->dtype != plain[0]->dtype) {
+      const std::string& name = request.tensors[first + plain.size() - 1].name;
+      throw Error(ErrorKind::unsupported, checkpoint_.file_of(name), name,
+                  "dtype " + views[0]->dtype_text + " like " + views[0]->name, view->dtype_text);
+    }
+  }
+  MatrixDigester digester(views);
+  const auto digest = [&](size_t i, size_t n) { digester.add(part_of(digester.slabs(), n, i)); };
+  Matrix matrix = request.transposed ? Matrix::transposed(*plain[0], threads_, digest)
+                                     : Matrix(plain, static_cast<size_t>(request.columns), threads_,
+                                              static_cast<size_t>(request.heads), digest);
+  const std::vector<Sha256> hashes = digester.result();
+  for (size_t i = 0; i < views.size(); ++i) {
+    fingerprints_.add(request.group, request.tensors[first + i].canonical, *views[i], hashes[i]);
+    checkpoint_.drop(*views[i]);
+  }
+  return matrix;
+}
+
+// Names the tensor, and where in it the weight is.
+void WeightPacker::refuse(const WeightError& e, const Request& request) const {
+  size_t row = e.row;
+  if (request.heads > 0)
+    row = interleaved_row(row, static_cast<size_t>(request.rows()),
+                          static_cast<size_t>(request.heads));
+  auto tensor = request.tensors.begin();
+  for (; row >= static_cast<size_t>(tensor->rows); ++tensor)
+    row -= static_cast<size_t>(tensor->rows);
+  const size_t first = request.transposed ? e.column : row,
+               second = request.transposed ? row : e.column;
+  throw Error(e.kind, checkpoint_.file_of(tensor->name),
+              tensor->name + "[" + std::to_string(first) + ", " + std::to_string(second) + "]",
+              e.expected, e.found);
+}
+
+}  // namespace stet

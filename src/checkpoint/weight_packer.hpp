@@ -1,0 +1,56 @@
+// Tensors of a checkpoint as the matrices that the kernels read.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/quantize.hpp"
+#include "src/checkpoint/fingerprint.hpp"
+#include "stet/checkpoint/checkpoint.hpp"
+#include "stet/model/contract.hpp"
+#include "stet/model/importance.hpp"
+#include "stet/model/weight_loader.hpp"
+
+namespace stet {
+
+// Checks shapes and types of tensors, packs them, rounds them where the contract asks for it, and
+// names them on the way.
+class WeightPacker {
+ public:
+  // `blocks`: as ModelWeights has it. `fingerprints` gets each tensor's hash.
+  WeightPacker(const Checkpoint& checkpoint, Contract contract, int threads,
+               std::optional<BlockRounding> blocks, WeightFingerprints& fingerprints)
+      : checkpoint_(checkpoint),
+        contract_(contract),
+        threads_(threads),
+        blocks_(blocks),
+        fingerprints_(fingerprints) {}
+
+  // Throws Error: format, mismatch or unsupported, naming the tensor, or the weight in it.
+  Matrix pack(const WeightLoader::MatrixRequest& request) const;
+
+ private:
+  using Views = std::vector<const TensorView*>;
+
+  Matrix pack_rounded(const WeightLoader::MatrixRequest& request, const Views& views) const;
+  // Of the tensors from `first` to `end`.
+  Matrix of_one_type(const WeightLoader::MatrixRequest& request, const Views& views, size_t first,
+                     size_t end) const;
+  [[noreturn]] void refuse(const WeightError& e, const WeightLoader::MatrixRequest& request) const;
+
+  const Checkpoint& checkpoint_;
+  Contract contract_;
+  int threads_;
+  std::optional<BlockRounding> blocks_;
+  WeightFingerprints& fingerprints_;
+};
+
+// What the contract rounds a matrix to; null: nothing.
+std::optional<WeightType> rounded_type(Contract contract,
+                                       const WeightLoader::MatrixRequest& request);
+
+// The names of matrices in a packed file: those of tensors first .. end - 1, joined by "+".
+std::string joined_names(const WeightLoader::MatrixRequest& request, size_t first, size_t end);
+
+}  // namespace stet
