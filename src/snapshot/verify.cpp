@@ -7,11 +7,53 @@
 #include <functional>
 
 #include "kernels/compare.hpp"
-#include "src/snapshot/identity.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kernels/float_environment.hpp"
 
 namespace stet {
+
+namespace {
+
+std::string reason_of(const KvEdit& e) {
+  switch (e.what) {
+    case KvEdit::What::kv_type:
+      return "keys and values were rounded to another type";
+    case KvEdit::What::callback:
+      return fmt::format("a callback changed activations from position {} on", e.position);
+    case KvEdit::What::splice:
+      return fmt::format("positions {} .. {} were put together from other states", e.position,
+                         e.end - 1);
+    default:
+      break;
+  }
+  static constexpr const char* kDone[] = {"set", "scaled", "copied from another state"};
+  const auto one_of = [](const char* name, int64_t i) {
+    return i < 0 ? fmt::format("all {}s", name) : fmt::format("{} {}", name, i);
+  };
+  const bool one = e.end < 0;
+  return fmt::format(
+      "the {}{} of position{}, {}, {} {} {}", kv_edit_name(e.what), one ? "" : "s",
+      one ? fmt::format(" {}", e.position) : fmt::format("s {} .. {}", e.position, e.end - 1),
+      one_of("layer", e.layer), one_of("head", e.head), one ? "was" : "were",
+      kDone[static_cast<int>(e.how)]);
+}
+
+}  // namespace
+
+std::optional<ReplayLimit> replay_limit(const State& state) {
+  if (state.size() > 0 && !is_replayable(state.origin.contract))
+    return ReplayLimit{0, "OpenBLAS computed it (contract " + state.origin.contract + ")"};
+  if (state.edits.empty()) return std::nullopt;
+  const KvEdit& first = state.edits.front();
+  ReplayLimit limit{first.at, reason_of(first)};
+  for (const KvEdit& e : state.edits)
+    limit.position = std::min({limit.position, e.at, std::max<int64_t>(e.position, 0)});
+  for (size_t k = static_cast<size_t>(first.prunes); k < state.prunes.size(); ++k)
+    limit.position = std::min(limit.position, state.prunes[k].begin);
+  if (state.edits.size() > 1)
+    limit.reason += fmt::format(", and {} more edits", state.edits.size() - 1);
+  return limit;
+}
 
 namespace {
 
