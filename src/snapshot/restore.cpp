@@ -273,12 +273,13 @@ Session Snapshot::restore(std::shared_ptr<const Model> model, const RestoreOptio
     return session;
   }
   auto [state, damaged] = load(*this, complete);
-  Session session(model, std::move(state), o);
   if (!how.heal) refuse_damage(*this, damaged);
+  Recompute recompute(model, o.compute.contract, o.window);
+  if (!damaged.empty()) recompute.heal({state, o.compute}, damaged);
+  Session session(model, std::move(state), o);
   r = {session.size(), 0, {}, how.check || how.heal || !is_mapped(session.kv())};
-  if (how.heal && !damaged.empty()) {
-    session.heal(damaged);
-    for (const HealedBlocks& healed : session.take_healed()) r.recomputed += healed.tokens;
+  if (!damaged.empty()) {
+    for (const HealedBlocks& healed : recompute.take_healed()) r.recomputed += healed.tokens;
     r.healed = damaged;
     r.reused = meta().positions - std::min(meta().positions, r.recomputed);
   }
