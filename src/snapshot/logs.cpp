@@ -17,6 +17,29 @@
 
 namespace stet {
 
+std::string hex_text(std::span<const std::byte> bytes) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  text.reserve(bytes.size() * 2);
+  for (const std::byte b : bytes) {
+    text += kDigits[std::to_integer<int>(b) >> 4];
+    text += kDigits[std::to_integer<int>(b) & 15];
+  }
+  return text;
+}
+
+bool parse_hex(std::string_view text, std::span<std::byte> bytes) {
+  const auto digit = [](char c) {
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+  };
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    const int high = digit(text[2 * i]), low = digit(text[2 * i + 1]);
+    if (high < 0 || low < 0) return false;
+    bytes[i] = static_cast<std::byte>(high << 4 | low);
+  }
+  return true;
+}
+
 // ------------------------------------------------------------------ prunes
 
 namespace {
@@ -173,30 +196,13 @@ std::string encode_edits(const std::vector<KvEdit>& edits) { return edits_json(e
 
 namespace {
 
-std::string hex_of(std::span<const float> values) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  text.reserve(values.size() * 8);
-  for (const std::byte b : std::as_bytes(values)) {
-    text += kDigits[std::to_integer<int>(b) >> 4];
-    text += kDigits[std::to_integer<int>(b) & 15];
-  }
-  return text;
-}
+std::string hex_of(std::span<const float> values) { return hex_text(std::as_bytes(values)); }
 
 std::vector<float> floats_of(const JsonReader& entry, const std::string& name) {
   const std::string text = entry.string(name);
-  const auto digit = [](char c) {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-  };
   std::vector<float> values(text.size() / 8);
-  const auto bytes = std::as_writable_bytes(std::span(values));
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    const int high = digit(text[2 * i]), low = digit(text[2 * i + 1]);
-    if (high < 0 || low < 0) entry.fail(name, "float32 in hexadecimal");
-    bytes[i] = static_cast<std::byte>(high << 4 | low);
-  }
-  if (text.size() % 8 != 0) entry.fail(name, "float32 in hexadecimal");
+  if (text.size() % 8 != 0 || !parse_hex(text, std::as_writable_bytes(std::span(values))))
+    entry.fail(name, "float32 in hexadecimal");
   return values;
 }
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "stet/base/bytes.hpp"
@@ -15,6 +16,11 @@
 #include "stet/snapshot/file.hpp"
 
 namespace stet {
+
+// Bytes as members of META have them: two hexadecimal digits each, the high half first. parse_hex
+// returns whether `text`, of twice as many characters, has no others.
+std::string hex_text(std::span<const std::byte> bytes);
+bool parse_hex(std::string_view text, std::span<std::byte> bytes);
 
 // PRUNES and REMOVED.
 void encode_prunes(const std::vector<Prune>& prunes, ByteWriter& log, ByteWriter& removed);

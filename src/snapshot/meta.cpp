@@ -22,24 +22,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string hex(std::string_view bytes) {
-  std::string out;
-  for (const char c : bytes) out += fmt::format("{:02x}", static_cast<unsigned char>(c));
-  return out;
-}
+std::string hex(std::string_view bytes) { return hex_text(std::as_bytes(std::span(bytes))); }
 
 std::string unhex(const JsonReader& json, const std::string& name) {
   const std::string text = json.string(name);
   if (text.size() % 2 != 0) json.fail(name, "an even number of hex digits");
-  const auto digit = [&](char c) {
-    const size_t at = std::string_view("0123456789abcdef").find(c);
-    if (at == std::string_view::npos) json.fail(name, "hex digits");
-    return static_cast<int>(at);
-  };
-  std::string out;
-  for (size_t i = 0; i < text.size(); i += 2)
-    out += static_cast<char>(digit(text[i]) * 16 + digit(text[i + 1]));
-  return out;
+  std::string bytes(text.size() / 2, '\0');
+  if (!parse_hex(text, std::as_writable_bytes(std::span(bytes)))) json.fail(name, "hex digits");
+  return bytes;
 }
 
 uint64_t read_seed(const JsonReader& json) {

@@ -115,13 +115,10 @@ class Proof {
     if (parted == 0) return std::nullopt;
     const int slot = __builtin_ctzll(parted);
     const bool seen = (expected >> slot & 1) != 0;
-    return Difference{"visibility",
-                      block * kBlockPositions + slot,
-                      -1,
-                      -1,
-                      -1,
-                      seen ? "visible" : "pruned",
-                      seen ? "pruned" : "visible"};
+    return Difference{.what = "visibility",
+                      .position = block * kBlockPositions + slot,
+                      .expected = seen ? "visible" : "pruned",
+                      .found = seen ? "pruned" : "visible"};
   }
 
   // What is at hand of both. A difference of an edited state is named by its block.
@@ -167,15 +164,12 @@ class Proof {
 
   Difference digest_difference(int64_t block, size_t layer, const Digest& expected,
                                const Digest& found, const char* of_bytes) const {
-    return {fmt::format("keys and values of block {} (positions {} .. {})", block,
-                        block * kBlockPositions,
-                        std::min(claim_.recipe.size(), (block + 1) * kBlockPositions) - 1),
-            -1,
-            static_cast<int64_t>(layer),
-            -1,
-            -1,
-            "digest " + digest_text(expected),
-            of_bytes + digest_text(found)};
+    return {.what = fmt::format("keys and values of block {} (positions {} .. {})", block,
+                                block * kBlockPositions,
+                                std::min(claim_.recipe.size(), (block + 1) * kBlockPositions) - 1),
+            .layer = static_cast<int64_t>(layer),
+            .expected = "digest " + digest_text(expected),
+            .found = of_bytes + digest_text(found)};
   }
 
   const Claim& claim_;
@@ -207,8 +201,9 @@ void compare_logits(const Claim& claim, Session& again, VerifyReport& report) {
   if (claim.stored != nullptr && claim.stored->logits != nullptr && !claim.bisect)
     report.difference = first_logit(computed, *claim.stored->logits, 0);
   if (report.difference) return;
-  report.difference = Difference{
-      "logits", -1, -1, -1, -1, "digest " + digest_text(digest), digest_text(claim.logits)};
+  report.difference = Difference{.what = "logits",
+                                 .expected = "digest " + digest_text(digest),
+                                 .found = digest_text(claim.logits)};
 }
 
 // Numbers that are only near one another.
