@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <optional>
 
-#include "src/snapshot/byte_shuffle.hpp"
-#include "src/snapshot/format.hpp"
+#include "src/snapshot/file.hpp"
 #include "src/snapshot/identity.hpp"
+#include "src/snapshot/kv_blocks.hpp"
+#include "src/snapshot/parents.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/memory.hpp"
 #include "stet/files/archive.hpp"
@@ -16,42 +17,104 @@ namespace stet {
 namespace {
 
 // A file of an archive is compared with its digest when it is opened.
-size_t check_files(const FileSource& files, const ArchiveIndex& index) {
-  for (const ArchiveIndex::Entry& entry : index.entries) files.open(entry.name);
+size_t check_files(const SnapshotFile& file, const char* name, const FileSource* files) {
+  if (files == nullptr) return 0;
+  const ArchiveIndex index = read_archive_index(file.content(name), file.path + ": " + name);
+  for (const ArchiveIndex::Entry& entry : index.entries) files->open(entry.name);
   return index.entries.size();
 }
 
+// That the id in the header is the one of what stands in the file.
+void check_id(const SnapshotFile& file) {
+  const State recipe = file.recipe();
+  const Lineage lineage{recipe, file.meta.kv};
+  const Sha256 found = lineage.id(
+      file.contents,
+      lineage.replayable() ? Sha256() : sha256_of(std::as_bytes(std::span(*file.logits))));
+  if (found != file.digests.id)
+    snapshot_damaged(file.path, "id", sha256_text(file.digests.id), sha256_text(found));
+}
+
+// Holds blocks against their digests, and those that are named by their bytes against their names.
+class BlockCheck {
+ public:
+  // `chain` null: of the blocks in this file alone.
+  BlockCheck(const SnapshotFile& file, const SnapshotChain* chain)
+      : file_(file), chain_(chain), names_(file.visible.size()) {
+    const std::vector<int64_t> named =
+        file.contents.empty() ? std::vector<int64_t>()
+                              : Lineage{file.recipe(), file.meta.kv}.blocks_by_content();
+    bool zeros_named = false;
+    for (size_t i = 0; i < named.size(); ++i) {
+      const auto block = static_cast<size_t>(named[i]);
+      names_[block] = &file.contents[i];
+      zeros_named = zeros_named || file.visible[block] == 0;
+    }
+    if (chain == nullptr || std::ranges::count(file.visible, uint64_t{0}) == 0) return;
+    // Once for all of them, which may be large and many. Never written, so that it stays one page
+    // of the system's.
+    const Memory zeros(file.meta.kv.block_bytes(), false);
+    zeros_ = layer_digests(file.meta.kv, zeros.data());
+    if (zeros_named) zeros_name_ = block_content(file.meta.kv, zeros.data());
+  }
+
+  // Throws a format Error.
+  void check(int64_t block) const {
+    const SnapshotFile* const from = chain_ != nullptr ? chain_->holder(block) : &file_;
+    const Sha256* const name = chain_ != nullptr ? names_[static_cast<size_t>(block)] : nullptr;
+    if (from == nullptr) return compare(file_, block, zeros_, name, zeros_name_);
+    const BlockExtent& at = from->extent(block);
+    const std::byte* bytes = from->bytes.data() + at.offset;
+    std::vector<std::byte> decoded;
+    if (!is_raw(at)) {  // else it is looked at in place
+      decoded.resize(file_.meta.kv.block_bytes());
+      read_block(*from, block, decoded.data());
+      bytes = decoded.data();
+    }
+    if (is_held(at) && name != nullptr)
+      snapshot_damaged(from->path, field(block), "all layers, of which it has its name", "some");
+    compare(*from, block, layer_digests(file_.meta.kv, bytes), name,
+            name != nullptr ? block_content(file_.meta.kv, bytes) : Sha256());
+  }
+
+ private:
+  static std::string field(int64_t block) { return "KV block " + std::to_string(block); }
+
+  void compare(const SnapshotFile& from, int64_t block, const std::vector<Digest>& digests,
+               const Sha256* expected_name, const Sha256& name) const {
+    if (expected_name != nullptr && name != *expected_name)
+      snapshot_damaged(from.path, field(block), sha256_text(*expected_name), sha256_text(name));
+    const bool some = from.extent(block).there && is_held(from.extent(block));
+    const std::span<const Digest> expected = file_.block_digests(block);
+    for (size_t layer = 0; layer < expected.size(); ++layer) {
+      if (expected[layer] == digests[layer] || (some && !(*from.held)[layer])) continue;
+      snapshot_damaged(from.path, field(block) + ", layer " + std::to_string(layer),
+                       "digest " + digest_text(expected[layer]), digest_text(digests[layer]));
+    }
+  }
+
+  const SnapshotFile& file_;
+  const SnapshotChain* const chain_;
+  std::vector<const Sha256*> names_;  // [blocks]: null where tokens give it
+  std::vector<Digest> zeros_;
+  Sha256 zeros_name_;
+};
+
 }  // namespace
 
-// Opening has proved all but the blocks and the files of archives.
+// Opening has proved all but the id, the blocks and the files of archives.
 SnapshotCheck Snapshot::check(int threads) const {
   SnapshotCheck done;
-  for (const auto& [name, files] :
-       {std::pair("WEIGHTS", weights()), std::pair("TOKENIZR", tokenizer_files())}) {
-    if (files != nullptr)
-      done.files += check_files(*files, read_archive_index(content(name), path_ + ": " + name));
-  }
-  check_id();
-  if (meta_.form == SnapshotForm::recipe) return done;
-  const Parents parents = parents_or_find();
-  const Memory zeros(meta_.kv.block_bytes(),
-                     false);  // never written, so that it stays one page of the system's
-  std::vector<std::optional<Error>> faults(visible_.size());
-  std::vector<const Sha256*> contents(visible_.size());
-  const State recipe = this->recipe();
-  const std::vector<int64_t> named =
-      contents_.empty() ? std::vector<int64_t>() : Lineage{recipe, meta_.kv}.blocks_by_content();
-  bool zeros_named = false;
-  for (size_t i = 0; i < named.size(); ++i) {
-    contents[static_cast<size_t>(named[i])] = &contents_[i];
-    zeros_named = zeros_named || visible(named[i]) == 0;
-  }
-  // Once for all of them, which may be large and many.
-  const bool has_zeros = std::ranges::count(visible_, uint64_t{0}) > 0;
-  const BlockNames of_zeros = has_zeros ? names_of_block(zeros.data(), zeros_named) : BlockNames();
-  run_each(threads > 0 ? threads : default_threads(), faults.size(), [&](size_t block) {
+  done.files = check_files(*file_, "WEIGHTS", weights().get()) +
+               check_files(*file_, "TOKENIZR", tokenizer_files().get());
+  check_id(*file_);
+  if (meta().form == SnapshotForm::recipe) return done;
+  const SnapshotChain chain(*this);
+  const BlockCheck blocks(*file_, &chain);
+  std::vector<std::optional<Error>> faults(file_->visible.size());
+  run_each(threads_or_all(threads), faults.size(), [&](size_t block) {
     try {
-      check_block(static_cast<int64_t>(block), parents, of_zeros, contents[block]);
+      blocks.check(static_cast<int64_t>(block));
     } catch (const Error& e) {
       faults[block] = e;
     }
@@ -64,70 +127,9 @@ SnapshotCheck Snapshot::check(int threads) const {
 }
 
 void Snapshot::check_own_blocks() const {
-  for (size_t b = 0; b < extents_.size(); ++b) {
-    if (extents_[b].there) check_block(static_cast<int64_t>(b), {}, {}, nullptr);
-  }
-}
-
-// That the id in the header is the one of what stands in the file.
-void Snapshot::check_id() const {
-  const State recipe = this->recipe();
-  const Lineage lineage{recipe, meta_.kv};
-  const Sha256 found = lineage.id(
-      contents_, lineage.replayable() ? Sha256() : sha256_of(std::as_bytes(std::span(*logits_))));
-  if (found != digests_.id)
-    snapshot_damaged(path_, "id", sha256_text(digests_.id), sha256_text(found));
-}
-
-Snapshot::BlockNames Snapshot::names_of_block(const std::byte* bytes, bool with_content) const {
-  return {layer_digests(meta_.kv, bytes), with_content ? block_content(meta_.kv, bytes) : Sha256()};
-}
-
-// What is stored as it is, is looked at in place. `content`: its hash, where the block is named by
-// it.
-void Snapshot::check_block(int64_t block, const Parents& parents, const BlockNames& of_zeros,
-                           const Sha256* content) const {
-  const BlockLocation at = locate(block, parents);
-  const Snapshot& file = at.file != nullptr ? *at.file : *this;
-  const std::string field = "KV block " + std::to_string(block);
-  BlockNames found = of_zeros;
-  if (at.file != nullptr) {
-    std::span<const std::byte> stored = file.bytes_.subspan(at.extent.offset, at.extent.size);
-    std::vector<std::byte> expanded(
-        is_shuffled(at.extent.encoding) ? file.stored_bytes(at.extent.encoding) : 0);
-    if (!expanded.empty()) {
-      expand_shuffled(stored, meta_.kv.element_size(), expanded, file.path_, field);
-      stored = expanded;
-    }
-    if (is_held(at.extent.encoding)) return check_held_block(block, file, stored, content);
-    found = names_of_block(stored.data(), content != nullptr);
-  }
-  if (content != nullptr && found.content != *content)
-    snapshot_damaged(file.path_, field, sha256_text(*content), sha256_text(found.content));
-  const std::span<const Digest> expected = block_digests(block);
-  const auto parted = std::ranges::mismatch(expected, found.digests);
-  if (parted.in1 == expected.end()) return;
-  snapshot_damaged(file.path_, field + ", layer " + std::to_string(parted.in1 - expected.begin()),
-                   "digest " + digest_text(*parted.in1), digest_text(*parted.in2));
-}
-
-// Of a block without the layers that have a window: the others.
-void Snapshot::check_held_block(int64_t block, const Snapshot& file,
-                                std::span<const std::byte> bytes, const Sha256* content) const {
-  const std::string field = "KV block " + std::to_string(block);
-  if (content != nullptr)
-    snapshot_damaged(file.path_, field, "all layers, of which it has its name", "some");
-  std::vector<std::byte> whole(meta_.kv.block_bytes());
-  const std::span<const std::byte> padding =
-      scatter_held(meta_.kv, *file.held_, bytes, whole.data());
-  if (std::ranges::any_of(padding, [](std::byte b) { return b != std::byte{0}; }))
-    snapshot_damaged(file.path_, field, "zeros behind its layers", "others");
-  const std::vector<Digest> found = layer_digests(meta_.kv, whole.data());
-  const std::span<const Digest> expected = block_digests(block);
-  for (size_t layer = 0; layer < found.size(); ++layer) {
-    if ((*file.held_)[layer] && !(found[layer] == expected[layer]))
-      snapshot_damaged(file.path_, field + ", layer " + std::to_string(layer),
-                       "digest " + digest_text(expected[layer]), digest_text(found[layer]));
+  const BlockCheck blocks(*file_, nullptr);
+  for (int64_t b = 0; b < std::ssize(file_->extents); ++b) {
+    if (file_->extent(b).there) blocks.check(b);
   }
 }
 

@@ -43,15 +43,12 @@ namespace {
 using Part = Comparison::Part;
 
 Difference counts(const std::string& what, int64_t position, int64_t a, int64_t b) {
-  return {what,
-          position,
-          -1,
-          -1,
-          -1,
-          std::to_string(a),
-          std::to_string(b),
-          static_cast<double>(a),
-          static_cast<double>(b)};
+  return {.what = what,
+          .position = position,
+          .expected = std::to_string(a),
+          .found = std::to_string(b),
+          .expected_number = static_cast<double>(a),
+          .found_number = static_cast<double>(b)};
 }
 
 int64_t common_tokens(const State& a, const State& b) {
@@ -75,8 +72,10 @@ std::optional<Difference> in_visibility(const Mask& a, const Mask& b, int64_t po
     if (parted == 0) continue;
     const int slot = __builtin_ctzll(parted);
     const auto seen = [&](uint64_t mask) { return (mask >> slot & 1) != 0 ? "visible" : "pruned"; };
-    return Difference{"visibility",  block * kBlockPositions + slot, -1, -1, -1, seen(a(block)),
-                      seen(b(block))};
+    return Difference{.what = "visibility",
+                      .position = block * kBlockPositions + slot,
+                      .expected = seen(a(block)),
+                      .found = seen(b(block))};
   }
   return std::nullopt;
 }
@@ -91,7 +90,8 @@ std::optional<Difference> in_visibility(const State& a, const State& b) {
 std::optional<Difference> in_text(const std::string& what, const std::string& a,
                                   const std::string& b) {
   if (a == b) return std::nullopt;
-  return Difference{what, -1, -1, -1, -1, a.empty() ? "none" : a, b.empty() ? "none" : b};
+  return Difference{
+      .what = what, .expected = a.empty() ? "none" : a, .found = b.empty() ? "none" : b};
 }
 
 // The first member or element of two JSON texts that is not the same, whole.
@@ -107,13 +107,9 @@ std::optional<Difference> in_json(const std::string& what, const std::string& a,
     return (name.empty() ? "" : name.substr(1) + " ") + value.dump();
   };
   const bool added = step.at("op") == "add";
-  return Difference{what,
-                    -1,
-                    -1,
-                    -1,
-                    -1,
-                    added ? "none" : shown(from.at(nlohmann::json::json_pointer(path))),
-                    step.contains("value") ? shown(step.at("value")) : "none"};
+  return Difference{.what = what,
+                    .expected = added ? "none" : shown(from.at(nlohmann::json::json_pointer(path))),
+                    .found = step.contains("value") ? shown(step.at("value")) : "none"};
 }
 
 // Of a log of prunes, from an entry on: that entry.
@@ -330,13 +326,10 @@ Part kv_by_digests(const Snapshot& a, const Snapshot& b, int64_t* equal_position
     const std::span<const Digest> x = a.block_digests(block), y = b.block_digests(block);
     const auto parted = std::ranges::mismatch(x, y);
     if (parted.in1 != x.end()) {
-      part.difference = Difference{fmt::format("keys and values of block {}", block),
-                                   -1,
-                                   parted.in1 - x.begin(),
-                                   -1,
-                                   -1,
-                                   digest_or(*parted.in1),
-                                   digest_or(*parted.in2)};
+      part.difference = Difference{.what = fmt::format("keys and values of block {}", block),
+                                   .layer = parted.in1 - x.begin(),
+                                   .expected = digest_or(*parted.in1),
+                                   .found = digest_or(*parted.in2)};
       break;
     }
     if (skipped.empty()) *equal_positions = std::min(both, (block + 1) * kBlockPositions);

@@ -1,11 +1,11 @@
 #include "src/snapshot/identity.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
+#include "src/base/digest_bytes.hpp"
 #include "src/snapshot/meta.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
@@ -13,6 +13,58 @@
 #include "stet/threads/team.hpp"
 
 namespace stet {
+
+// -------------------------------------------------------- the state digest
+
+std::vector<uint64_t> visibility(const KvCache& kv) {
+  std::vector<uint64_t> bits;
+  for (int64_t b = 0; b < blocks_of(kv.size()); ++b) bits.push_back(kv.visible(b));
+  return bits;
+}
+
+std::vector<Digest> all_block_digests(const KvCache& kv, int threads) {
+  const size_t blocks = static_cast<size_t>(blocks_of(kv.size())),
+               layers = static_cast<size_t>(kv.shape().layers);
+  std::vector<Digest> digests(blocks * layers);
+  kv.check_all(threads_or_all(threads));
+  run_each(threads_or_all(threads), blocks, [&](size_t b) {
+    const std::vector<Digest> of = kv.block_info(static_cast<int64_t>(b)).digests(kv.shape());
+    std::copy(of.begin(), of.end(), digests.begin() + static_cast<std::ptrdiff_t>(b * layers));
+  });
+  return digests;
+}
+
+StateDigests combine_digests(const SnapshotMeta& meta, std::span<const int32_t> tokens,
+                             std::span<const uint64_t> visible, const Digest& logits,
+                             std::span<const Digest> blocks) {
+  StateDigests d;
+  d.tokens = digest_of(std::as_bytes(tokens));
+  d.logits = logits;
+  d.kv = digest_of(std::as_bytes(blocks));
+  RunningDigest all;
+  const auto text = [&](std::string_view piece) { all.add(std::as_bytes(std::span(piece))); };
+  text(meta.contract + " " + std::to_string(meta.contract_version) + " " +
+       kv_type_name(meta.kv.type) + " " + meta.fingerprints.back().second + " " +
+       encode_generation(meta.generation));
+  if (!meta.prunes.empty()) {
+    text(" ");
+    encode_prunes(meta.prunes, text);
+  }
+  if (!meta.edits.empty()) text(" edits " + encode_edits(meta.edits));
+  if (!meta.interventions.empty())
+    text(" interventions " + encode_interventions(meta.interventions));
+  if (!meta.chat.empty()) text(" " + encode_chat(meta.chat));
+  for (const Digest& part : {d.tokens, digest_of(std::as_bytes(visible)), d.logits, d.kv}) {
+    ByteWriter w;
+    put(w, part);
+    all.add(w.data());
+  }
+  d.state = all.result();
+  return d;
+}
+
+// ------------------------------------------------------------------ the id
+
 namespace {
 
 void put_text(ByteWriter& w, const std::string& text) {
@@ -269,73 +321,32 @@ Sha256 block_content(const KvShape& shape, const std::byte* block) {
   return hash.result();
 }
 
-std::vector<Sha256> contents_of(const State& state, std::span<const int64_t> blocks, int threads) {
+std::vector<Sha256> block_hashes(const State& state, std::span<const int64_t> blocks, int threads) {
   std::vector<Sha256> contents(blocks.size());
   if (blocks.empty()) return contents;
-  state.kv.check_all(threads > 0 ? threads : default_threads());
+  state.kv.check_all(threads_or_all(threads));
   for (const int64_t b : blocks) state.kv.block_info(b).check_all(state.kv.shape(), b);
-  run_each(threads > 0 ? threads : default_threads(), blocks.size(), [&](size_t i) {
+  run_each(threads_or_all(threads), blocks.size(), [&](size_t i) {
     contents[i] = state.kv.block_info(blocks[i]).content(state.kv.shape());
   });
   return contents;
 }
 
-Sha256 logits_hash(const State& state) {
-  return state.logits == nullptr ? Sha256() : sha256_of(std::as_bytes(std::span(*state.logits)));
-}
-
 std::vector<BlockIdentity> block_identities(const State& state, int threads) {
   const Lineage lineage{state, state.kv.shape()};
-  return lineage.identities(contents_of(state, lineage.blocks_by_content(), threads));
+  return lineage.identities(block_hashes(state, lineage.blocks_by_content(), threads));
+}
+
+Sha256 state_id(const State& state, std::span<const Sha256> contents) {
+  const Lineage lineage{state, state.kv.shape()};
+  const bool named = !lineage.replayable() && state.logits != nullptr;
+  return lineage.id(contents,
+                    named ? sha256_of(std::as_bytes(std::span(*state.logits))) : Sha256());
 }
 
 Sha256 state_id(const State& state, int threads) {
   const Lineage lineage{state, state.kv.shape()};
-  return lineage.id(contents_of(state, lineage.blocks_by_content(), threads),
-                    lineage.replayable() ? Sha256() : logits_hash(state));
-}
-
-namespace {
-
-std::string reason_of(const KvEdit& e) {
-  switch (e.what) {
-    case KvEdit::What::kv_type:
-      return "keys and values were rounded to another type";
-    case KvEdit::What::callback:
-      return fmt::format("a callback changed activations from position {} on", e.position);
-    case KvEdit::What::splice:
-      return fmt::format("positions {} .. {} were put together from other states", e.position,
-                         e.end - 1);
-    default:
-      break;
-  }
-  static constexpr const char* kDone[] = {"set", "scaled", "copied from another state"};
-  const auto one_of = [](const char* name, int64_t i) {
-    return i < 0 ? fmt::format("all {}s", name) : fmt::format("{} {}", name, i);
-  };
-  const bool one = e.end < 0;
-  return fmt::format(
-      "the {}{} of position{}, {}, {} {} {}", kv_edit_name(e.what), one ? "" : "s",
-      one ? fmt::format(" {}", e.position) : fmt::format("s {} .. {}", e.position, e.end - 1),
-      one_of("layer", e.layer), one_of("head", e.head), one ? "was" : "were",
-      kDone[static_cast<int>(e.how)]);
-}
-
-}  // namespace
-
-std::optional<ReplayLimit> replay_limit(const State& state) {
-  if (state.size() > 0 && !is_replayable(state.origin.contract))
-    return ReplayLimit{0, "OpenBLAS computed it (contract " + state.origin.contract + ")"};
-  if (state.edits.empty()) return std::nullopt;
-  const KvEdit& first = state.edits.front();
-  ReplayLimit limit{first.at, reason_of(first)};
-  for (const KvEdit& e : state.edits)
-    limit.position = std::min({limit.position, e.at, std::max<int64_t>(e.position, 0)});
-  for (size_t k = static_cast<size_t>(first.prunes); k < state.prunes.size(); ++k)
-    limit.position = std::min(limit.position, state.prunes[k].begin);
-  if (state.edits.size() > 1)
-    limit.reason += fmt::format(", and {} more edits", state.edits.size() - 1);
-  return limit;
+  return state_id(state, block_hashes(state, lineage.blocks_by_content(), threads));
 }
 
 }  // namespace stet

@@ -1,15 +1,28 @@
-// Names of states whose keys and values are not at hand (include/stet/session/identity.hpp).
+// Names of states and of blocks: digests and ids (docs/snapshot-format.md, "The state digest" and
+// "The id").
 #pragma once
 
-#include <functional>
+#include <cstdint>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "stet/model/contract.hpp"
 #include "stet/session/identity.hpp"
+#include "stet/snapshot/file.hpp"
+#include "stet/threads/team.hpp"
 
 namespace stet {
+
+inline int threads_or_all(int threads) { return threads > 0 ? threads : default_threads(); }
+
+std::vector<uint64_t> visibility(const KvCache& kv);
+// The layer digests of all blocks, one block after the other. What is mapped is looked at first
+// (format Error). `threads` 0: all processors.
+std::vector<Digest> all_block_digests(const KvCache& kv, int threads);
+// All digests but the id.
+StateDigests combine_digests(const SnapshotMeta& meta, std::span<const int32_t> tokens,
+                             std::span<const uint64_t> visible, const Digest& logits,
+                             std::span<const Digest> blocks);
 
 // A state as it was made: of `recipe`, keys, values and logits are not looked at.
 struct Lineage {
@@ -29,7 +42,9 @@ struct Lineage {
   Sha256 id(std::span<const Sha256> content, const Sha256& logits) const;
 };
 
-std::vector<Sha256> contents_of(const State& state, std::span<const int64_t> blocks, int threads);
-Sha256 logits_hash(const State& state);
+// The hashes of these blocks' bytes.
+std::vector<Sha256> block_hashes(const State& state, std::span<const int64_t> blocks, int threads);
+// The id of a state with these.
+Sha256 state_id(const State& state, std::span<const Sha256> contents);
 
 }  // namespace stet

@@ -2,10 +2,12 @@
 
 #include <cstring>
 #include <memory>
+#include <span>
+#include <string>
 #include <utility>
 
 #include "src/base/digest_bytes.hpp"
-#include "src/snapshot/format.hpp"
+#include "src/snapshot/file.hpp"
 #include "src/snapshot/meta.hpp"
 #include "stet/base/bytes.hpp"
 
@@ -16,12 +18,12 @@ constexpr uint64_t kEnd = UINT64_MAX;
 
 }  // namespace
 
-std::vector<std::byte> encode_kept(const State& state, const Digest& digest) {
-  KeptLogits kept = state.kept;
-  kept.truncate(state.size() - 1);  // LOGITS has the last one
-  if (state.edits.empty() || kept.rows().empty()) return {};
+std::vector<std::byte> encode_kept(const SnapshotContents& contents) {
+  KeptLogits kept = contents.kept;
+  kept.truncate(contents.meta.positions - 1);  // LOGITS has the last one
+  if (kept.rows().empty()) return {};
   ByteWriter w;
-  put(w, digest);
+  put(w, contents.digests.state);
   for (const KeptLogits::Row& row : kept.rows()) {
     w.u64(static_cast<uint64_t>(row.position));
     w.u32(row.hidden);
@@ -32,15 +34,15 @@ std::vector<std::byte> encode_kept(const State& state, const Digest& digest) {
   return w.take();
 }
 
-KeptLogits decode_kept(std::span<const std::byte> bytes, const SnapshotMeta& meta,
-                       const Digest& state, const std::string& section) {
-  ByteReader r(bytes, section);
-  if (!(get(r, "state") == state)) return {};
-  const auto vocab = static_cast<uint64_t>(meta_vocab(meta)),
-             hidden = static_cast<uint64_t>(meta_hidden(meta));
+KeptLogits decode_kept(const SnapshotFile& file) {
+  const std::string section = file.path + ": KEPT";
+  ByteReader r(file.content("KEPT"), section);
+  if (!(get(r, "state") == file.digests.state)) return {};
+  const auto vocab = static_cast<uint64_t>(meta_vocab(file.meta)),
+             hidden = static_cast<uint64_t>(meta_hidden(file.meta));
   std::vector<KeptLogits::Row> rows;
   for (uint64_t at = r.u64("position"); at != kEnd; at = r.u64("position")) {
-    const auto positions = static_cast<uint64_t>(meta.positions);
+    const auto positions = static_cast<uint64_t>(file.meta.positions);
     if (at >= positions || (!rows.empty() && std::cmp_less_equal(at, rows.back().position)))
       snapshot_damaged(section, "position", "ascending ones below " + std::to_string(positions),
                        std::to_string(at));

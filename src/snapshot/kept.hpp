@@ -1,23 +1,19 @@
-// The section KEPT: logits of earlier positions of an edited state (src/snapshot/write.cpp).
+// The section KEPT: logits of earlier positions of an edited state (docs/snapshot-format.md, "Kept
+// logits").
 #pragma once
 
 #include <cstddef>
-#include <span>
-#include <string>
 #include <vector>
 
-#include "stet/base/digest.hpp"
-#include "stet/session/state.hpp"
-#include "stet/snapshot/snapshot.hpp"
+#include "stet/snapshot/file.hpp"
 
 namespace stet {
 
-// Nothing where there are none but those of the last position. `digest`: of the state.
-std::vector<std::byte> encode_kept(const State& state, const Digest& digest);
+// Returns nothing where there are none but those of the last position.
+std::vector<std::byte> encode_kept(const SnapshotContents& contents);
 
 // Returns none where they belong to another state: a writer that does not know the section may have
-// taken it over. Throws a format Error, which names `section`, for what does not fit `meta`.
-KeptLogits decode_kept(std::span<const std::byte> bytes, const SnapshotMeta& meta,
-                       const Digest& state, const std::string& section);
+// taken it over. Throws a format Error for what does not fit META.
+KeptLogits decode_kept(const SnapshotFile& file);
 
 }  // namespace stet

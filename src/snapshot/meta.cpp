@@ -3,14 +3,13 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <charconv>
-#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <tuple>
 #include <utility>
 
 #include "src/base/json_value.hpp"
+#include "src/snapshot/logs.hpp"
 #include "stet/base/digest.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
@@ -23,24 +22,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string hex(std::string_view bytes) {
-  std::string out;
-  for (const char c : bytes) out += fmt::format("{:02x}", static_cast<unsigned char>(c));
-  return out;
-}
+std::string hex(std::string_view bytes) { return hex_text(std::as_bytes(std::span(bytes))); }
 
 std::string unhex(const JsonReader& json, const std::string& name) {
   const std::string text = json.string(name);
   if (text.size() % 2 != 0) json.fail(name, "an even number of hex digits");
-  const auto digit = [&](char c) {
-    const size_t at = std::string_view("0123456789abcdef").find(c);
-    if (at == std::string_view::npos) json.fail(name, "hex digits");
-    return static_cast<int>(at);
-  };
-  std::string out;
-  for (size_t i = 0; i < text.size(); i += 2)
-    out += static_cast<char>(digit(text[i]) * 16 + digit(text[i + 1]));
-  return out;
+  std::string bytes(text.size() / 2, '\0');
+  if (!parse_hex(text, std::as_writable_bytes(std::span(bytes)))) json.fail(name, "hex digits");
+  return bytes;
 }
 
 uint64_t read_seed(const JsonReader& json) {
@@ -164,231 +153,6 @@ ChatState read_chat(const JsonReader& json, int64_t positions) {
   return d;
 }
 
-// Whether each prune is of positions that were there after the one before, and takes out that many
-// tokens of the vocabulary.
-void check_prunes(const std::vector<Prune>& prunes, int64_t vocab, int64_t positions,
-                  int64_t capacity, const std::string& file) {
-  int64_t before = 0;
-  for (size_t i = 0; i < prunes.size(); ++i) {
-    const Prune& p = prunes[i];
-    const auto check = [&](const char* field, int64_t x, int64_t min, int64_t max) {
-      if (x >= min && x <= max) return;
-      throw Error(ErrorKind::format, file, fmt::format("prunes[{}].{}", i, field),
-                  fmt::format("{}..{}", min, max), std::to_string(x));
-    };
-    check("at", p.at, before, capacity);
-    check("end", p.end, 0, p.at);
-    check("begin", p.begin, 0, p.end);
-    const int64_t removed = p.shift ? p.end - p.begin : 0;
-    check("removed", static_cast<int64_t>(p.removed.size()), removed, removed);
-    for (const int32_t id : p.removed) check("removed", id, 0, vocab - 1);
-    before = p.left();
-  }
-  if (before > positions)
-    throw Error(ErrorKind::format, file, "prunes",
-                fmt::format("at most {} positions left", positions), std::to_string(before));
-}
-
-constexpr size_t kPruneBytes = 32;  // in PRUNES
-
-std::vector<Prune> read_prunes(std::span<const std::byte> log, std::span<const std::byte> removed,
-                               const std::string& file) {
-  for (const auto& [name, found, most] :
-       {std::tuple("PRUNES", log.size(), kMaxPrunes * kPruneBytes),
-        std::tuple("REMOVED", removed.size(), kMaxRemoved * 4)}) {
-    if (found > most)
-      throw Error(ErrorKind::format, file, name, fmt::format("at most {} bytes", most),
-                  std::to_string(found));
-  }
-  std::vector<Prune> prunes;
-  prunes.reserve(log.size() / kPruneBytes);
-  ByteReader r(log, file), ids(removed, file);
-  const auto position = [&](const char* field) {
-    return static_cast<int64_t>(std::min<uint64_t>(r.u64(field), kMaxPositions + 1));
-  };
-  while (r.remaining() > 0) {
-    Prune p{position("PRUNES: at"), position("PRUNES: begin"), position("PRUNES: end"), false, {}};
-    const uint32_t kind = r.u32("PRUNES: positions");
-    r.u32("PRUNES: reserved");
-    if (kind > 1)
-      throw Error(ErrorKind::format, file, "PRUNES: positions", "0 or 1", std::to_string(kind));
-    p.shift = kind == 1;
-    const int64_t count = p.shift && p.end > p.begin ? p.end - p.begin : 0;
-    const std::span<const std::byte> bytes =
-        ids.bytes(static_cast<uint64_t>(count) * sizeof(int32_t), "REMOVED");
-    p.removed.resize(static_cast<size_t>(count));
-    if (count > 0) std::memcpy(p.removed.data(), bytes.data(), bytes.size());
-    prunes.push_back(std::move(p));
-  }
-  ids.end("REMOVED");
-  return prunes;
-}
-
-constexpr KvEdit::What kEdits[] = {KvEdit::What::key, KvEdit::What::value, KvEdit::What::kv_type,
-                                   KvEdit::What::callback, KvEdit::What::splice};
-constexpr const char* kHows[] = {"set", "scale", "copy"};  // by KvEdit::How
-constexpr size_t kMaxEditSource = 1 << 16;
-
-Json edits_json(const std::vector<KvEdit>& edits) {
-  Json list = Json::array();
-  for (const KvEdit& e : edits) {
-    list.push_back({{"what", kv_edit_name(e.what)},
-                    {"at", e.at},
-                    {"prunes", e.prunes},
-                    {"position", e.position},
-                    {"layer", e.layer},
-                    {"head", e.head}});
-    if (e.end >= 0) list.back()["end"] = e.end;
-    if (e.how != KvEdit::How::set) list.back()["how"] = kHows[static_cast<int>(e.how)];
-    if (!e.source.empty()) list.back()["source"] = e.source;
-  }
-  return list;
-}
-
-std::vector<KvEdit> read_edits(const JsonReader& json, const SnapshotMeta& m) {
-  std::vector<KvEdit> edits;
-  if (!json.has("edits")) return edits;
-  for (const JsonReader& entry : json.objects("edits")) {
-    KvEdit e;
-    const std::string what = entry.string("what");
-    const auto found = std::find_if(std::begin(kEdits), std::end(kEdits),
-                                    [&](KvEdit::What w) { return what == kv_edit_name(w); });
-    if (found == std::end(kEdits)) entry.fail("what", "key, value, kv type, callback or splice");
-    e.what = *found;
-    e.at = entry.integer("at", 0, m.capacity);
-    e.prunes = entry.integer("prunes", 0, static_cast<int64_t>(m.prunes.size()));
-    e.position = entry.integer("position", -1, m.capacity - 1);
-    e.layer = entry.integer("layer", -1, m.kv.layers - 1);
-    e.head = entry.integer("head", -1, m.kv.kv_heads - 1);
-    e.end = entry.integer_or("end", -1, -1, m.capacity);
-    const std::string how = entry.string_or("how", kHows[0]);
-    const auto known = std::find(std::begin(kHows), std::end(kHows), how);
-    if (known == std::end(kHows)) entry.fail("how", "set, scale or copy");
-    e.how = static_cast<KvEdit::How>(known - std::begin(kHows));
-    e.source = entry.string_or("source", "");
-    if (e.source.size() > kMaxEditSource) entry.fail("source", "at most 65536 bytes");
-    const bool ranged = e.what != KvEdit::What::kv_type;
-    if (ranged ? e.position < 0 || (e.end >= 0 && e.end <= e.position)
-               : e.position >= 0 || e.end >= 0)
-      entry.fail("position", ranged ? "a position, before end" : "-1: all");
-    edits.push_back(std::move(e));
-  }
-  return edits;
-}
-
-std::string hex_of(std::span<const float> values) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  text.reserve(values.size() * 8);
-  for (const std::byte b : std::as_bytes(values)) {
-    text += kDigits[std::to_integer<int>(b) >> 4];
-    text += kDigits[std::to_integer<int>(b) & 15];
-  }
-  return text;
-}
-
-std::vector<float> floats_of(const JsonReader& entry, const std::string& name) {
-  const std::string text = entry.string(name);
-  const auto digit = [](char c) {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-  };
-  std::vector<float> values(text.size() / 8);
-  const auto bytes = std::as_writable_bytes(std::span(values));
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    const int high = digit(text[2 * i]), low = digit(text[2 * i + 1]);
-    if (high < 0 || low < 0) entry.fail(name, "float32 in hexadecimal");
-    bytes[i] = static_cast<std::byte>(high << 4 | low);
-  }
-  if (text.size() % 8 != 0) entry.fail(name, "float32 in hexadecimal");
-  return values;
-}
-
-constexpr Intervention::Op kOps[] = {Intervention::Op::set, Intervention::Op::add,
-                                     Intervention::Op::scale, Intervention::Op::project_out,
-                                     Intervention::Op::clamp};
-
-Json interventions_json(const std::vector<Intervention>& all) {
-  const auto bits = [](float x) { return hex_of({&x, 1}); };
-  Json list = Json::array();
-  for (const Intervention& w : all) {
-    list.push_back({{"point", point_info(w.point).name},
-                    {"layers", w.layers},
-                    {"heads", w.heads},
-                    {"begin", w.begin},
-                    {"end", w.end},
-                    {"op", intervention_op_name(w.op)},
-                    {"amount", bits(w.amount)},
-                    {"bias", bits(w.bias)},
-                    {"threshold", bits(w.threshold)},
-                    {"values", w.values ? hex_of(*w.values) : ""},
-                    {"at", w.at},
-                    {"prunes", w.prunes}});
-    if (w.ended >= 0) list.back()["ended"] = w.ended;
-    if (w.key_begin != 0) list.back()["key_begin"] = w.key_begin;
-    if (w.key_end >= 0) list.back()["key_end"] = w.key_end;
-  }
-  return list;
-}
-
-Intervention read_intervention(const JsonReader& entry, const SnapshotMeta& m) {
-  Intervention w;
-  const auto point = parse_point(entry.string("point"));
-  if (!point) entry.fail("point", "the name of a point");
-  w.point = *point;
-  const auto indices = [&](const char* name) {
-    std::vector<int64_t> all;
-    for (const int64_t i : entry.integers(name, 0, kMaxSize)) all.push_back(i);
-    return all;
-  };
-  w.layers = indices("layers");
-  w.heads = indices("heads");
-  w.begin = entry.integer("begin", 0, kMaxPositions);
-  w.end = entry.integer("end", -1, kMaxPositions);
-  w.key_begin = entry.integer_or("key_begin", 0, 0, kMaxPositions);
-  w.key_end = entry.integer_or("key_end", -1, -1, kMaxPositions);
-  const std::string op = entry.string("op");
-  const auto found = std::find_if(std::begin(kOps), std::end(kOps),
-                                  [&](auto o) { return op == intervention_op_name(o); });
-  if (found == std::end(kOps)) entry.fail("op", "the name of an operation");
-  w.op = *found;
-  for (const auto& [name, to] : {std::pair("amount", &w.amount), std::pair("bias", &w.bias),
-                                 std::pair("threshold", &w.threshold)}) {
-    const std::vector<float> value = floats_of(entry, name);
-    if (value.size() != 1) entry.fail(name, "one float32 in hexadecimal");
-    *to = value[0];
-  }
-  if (std::vector<float> values = floats_of(entry, "values"); !values.empty())
-    w.values = std::make_shared<const std::vector<float>>(std::move(values));
-  w.at = entry.integer("at", 0, m.capacity);
-  w.prunes = entry.integer("prunes", 0, static_cast<int64_t>(m.prunes.size()));
-  w.ended = entry.integer_or("ended", -1, w.prunes + 1, static_cast<int64_t>(m.prunes.size()));
-  return w;
-}
-
-// In the order in which they were attached, and of this model.
-std::vector<Intervention> read_interventions(const JsonReader& json, const SnapshotMeta& m,
-                                             const ModelConfig& config) {
-  std::vector<Intervention> all;
-  if (!json.has("interventions")) return all;
-  for (const JsonReader& entry : json.objects("interventions")) {
-    all.push_back(read_intervention(entry, m));
-    const Intervention& w = all.back();
-    try {
-      check_intervention(config, w);
-    } catch (const Error& e) {
-      throw Error(ErrorKind::format, json.file(), entry.path_of("values"), e.expected, e.found);
-    }
-    const size_t k = static_cast<size_t>(w.prunes);
-    const int64_t least = k == 0 ? 0 : m.prunes[k - 1].left(),
-                  most = k == m.prunes.size() ? m.positions : m.prunes[k].at;
-    const bool in_order =
-        all.size() < 2 ||
-        std::pair(all[all.size() - 2].prunes, all[all.size() - 2].at) <= std::pair(w.prunes, w.at);
-    if (w.at < least || w.at > most || !in_order) entry.fail("at", "a position in their order");
-  }
-  return all;
-}
-
 // The shape of keys and values is the model's, whatever is done with them later.
 KvShape read_kv(const JsonReader& kv, const ModelConfig& config) {
   const std::optional<KvType> type = parse_kv_type(kv.string("type"));
@@ -404,6 +168,12 @@ KvShape read_kv(const JsonReader& kv, const ModelConfig& config) {
     throw Error(ErrorKind::unsupported, kv.file(), kv.path_of("layers"),
                 "blocks of at most " + std::to_string(kMaxBlockBytes) + " bytes",
                 std::to_string(shape.block_bytes()));
+  }
+  // Keys and values of another version are rounded, or lie, otherwise.
+  const int64_t version = kv.integer("version", 1, 1 << 20);
+  if (version != kKvVersion) {
+    throw Error(ErrorKind::unsupported, kv.file(), kv.path_of("version"),
+                std::to_string(kKvVersion), std::to_string(version));
   }
   return shape;
 }
@@ -430,7 +200,19 @@ std::optional<SnapshotForm> parse_snapshot_form(const std::string& name) {
   return std::nullopt;
 }
 
-SnapshotMeta meta_of(const Session& session, const Tokenizer* tokenizer) {
+SnapshotMeta meta_of(const State& state, SnapshotMeta like) {
+  like.kv = state.kv.shape();
+  like.capacity = state.kv.capacity();
+  like.positions = state.size();
+  like.generation = state.generation;
+  like.prunes = state.prunes;
+  like.edits = state.edits;
+  like.interventions = state.interventions;
+  like.chat = state.chat;
+  return like;
+}
+
+SnapshotMeta meta_of(const State& state, const Session& session, const Tokenizer* tokenizer) {
   SnapshotMeta m;
   m.contract = contract_name(session.model(), session.compute().contract);
   m.contract_version = kContractVersion;
@@ -439,15 +221,7 @@ SnapshotMeta meta_of(const Session& session, const Tokenizer* tokenizer) {
   m.config = session.model().config().canonical();
   m.fingerprints = session.model().fingerprints();
   if (tokenizer != nullptr) m.tokenizer = tokenizer->fingerprint();
-  m.kv = session.kv().shape();
-  m.capacity = session.capacity();
-  m.positions = session.size();
-  m.generation = session.generation();
-  m.prunes = session.prunes();
-  m.edits = session.edits();
-  m.interventions = session.interventions();
-  m.chat = session.chat();
-  return m;
+  return meta_of(state, std::move(m));
 }
 
 int64_t meta_vocab(const SnapshotMeta& meta) {
@@ -456,27 +230,6 @@ int64_t meta_vocab(const SnapshotMeta& meta) {
 
 int64_t meta_hidden(const SnapshotMeta& meta) {
   return parse_json(meta.config, "").integer("hidden_size", 1, kMaxSize);
-}
-
-void encode_prunes(const std::vector<Prune>& prunes,
-                   const std::function<void(std::string_view)>& piece) {
-  std::string text = "[";
-  for (size_t i = 0; i < prunes.size(); ++i) {
-    const Prune& p = prunes[i];
-    text += fmt::format(R"({}{{"at":{},"begin":{},"end":{},"positions":"{}","removed":[)",
-                        i == 0 ? "" : ",", p.at, p.begin, p.end, p.shift ? "shift" : "keep");
-    for (size_t k = 0; k < p.removed.size(); ++k) {
-      text += (k == 0 ? "" : ",") + std::to_string(p.removed[k]);
-      if (text.size() > 4096) piece(std::exchange(text, ""));
-    }
-    text += "]}";
-  }
-  piece(text + "]");
-}
-
-std::string encode_edits(const std::vector<KvEdit>& edits) { return edits_json(edits).dump(); }
-std::string encode_interventions(const std::vector<Intervention>& all) {
-  return interventions_json(all).dump();
 }
 
 std::string encode_generation(const GenerationState& generation) {
@@ -545,27 +298,6 @@ std::string encode_meta(const SnapshotMeta& m) {
   return meta.dump();
 }
 
-void encode_prunes(const std::vector<Prune>& prunes, ByteWriter& log, ByteWriter& removed) {
-  for (const Prune& p : prunes) {
-    for (const int64_t x : {p.at, p.begin, p.end}) log.u64(static_cast<uint64_t>(x));
-    log.u32(p.shift ? 1 : 0);
-    log.u32(0);
-    removed.bytes(std::as_bytes(std::span(p.removed)));
-  }
-}
-
-namespace {
-
-// Keys and values of another version are rounded, or lie, otherwise.
-void check_kv_version(const JsonReader& kv) {
-  const int64_t version = kv.integer("version", 1, 1 << 20);
-  if (version == kKvVersion) return;
-  throw Error(ErrorKind::unsupported, kv.file(), kv.path_of("version"), std::to_string(kKvVersion),
-              std::to_string(version));
-}
-
-}  // namespace
-
 SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file) {
   const JsonReader json = parse_json(sections.json, file);
   SnapshotMeta m;
@@ -591,15 +323,13 @@ SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file) 
   }
   m.tokenizer = json.string("tokenizer");
   m.kv = read_kv(json.required_object("kv"), config);
-  check_kv_version(json.required_object("kv"));
   m.capacity = json.integer("capacity", 1, kMaxPositions);
   m.positions = json.integer("positions", 0, m.capacity);
   const int64_t vocab = config.vocab_size;
   m.generation = read_generation(json.required_object("generation"), vocab, m.positions);
-  m.prunes = read_prunes(sections.prunes, sections.removed, file);
-  check_prunes(m.prunes, vocab, m.positions, m.capacity, file);
-  m.edits = read_edits(json, m);
-  m.interventions = read_interventions(json, m, config);
+  m.prunes = decode_prunes(sections.prunes, sections.removed, m, vocab, file);
+  m.edits = decode_edits(json, m);
+  m.interventions = decode_interventions(json, m, config);
   const auto chat = json.object("dialogue");
   if (chat) m.chat = read_chat(*chat, m.positions + shifted_out(m.prunes));
   return m;

@@ -1,17 +1,20 @@
-// The META section of a snapshot: JSON, with byte strings that need not be text in hex.
+// The section META (docs/snapshot-format.md, "META").
 #pragma once
 
 #include <span>
 #include <string>
 #include <string_view>
 
-#include "stet/base/bytes.hpp"
 #include "stet/session/session.hpp"
-#include "stet/snapshot/snapshot.hpp"
+#include "stet/snapshot/file.hpp"
+#include "stet/text/tokenizer.hpp"
 
 namespace stet {
 
-SnapshotMeta meta_of(const Session& session, const Tokenizer* tokenizer);  // null: none is in use
+// What a snapshot of `state` says of itself, where `like` has it of model and tokenizer.
+SnapshotMeta meta_of(const State& state, SnapshotMeta like);
+// The same of a session's state; `tokenizer` null: none is in use.
+SnapshotMeta meta_of(const State& state, const Session& session, const Tokenizer* tokenizer);
 std::string encode_meta(const SnapshotMeta& meta);
 // META and the sections of the log of prunes.
 struct MetaSections {
@@ -20,8 +23,6 @@ struct MetaSections {
 };
 // `file` names the source in errors. Throws Error: format, or unsupported.
 SnapshotMeta decode_meta(const MetaSections& sections, const std::string& file);
-// PRUNES and REMOVED.
-void encode_prunes(const std::vector<Prune>& prunes, ByteWriter& log, ByteWriter& removed);
 
 int64_t meta_vocab(const SnapshotMeta& meta);
 int64_t meta_hidden(const SnapshotMeta& meta);

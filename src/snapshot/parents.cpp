@@ -1,4 +1,5 @@
-// The parents of a delta: which files they are, and where each block is.
+#include "src/snapshot/parents.hpp"
+
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -6,14 +7,12 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <optional>
 #include <string_view>
 #include <utility>
 
-#include "src/snapshot/format.hpp"
+#include "src/snapshot/file.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"
-#include "stet/snapshot/snapshot.hpp"
 
 namespace stet {
 namespace {
@@ -69,73 +68,113 @@ std::string parent_beside(const std::filesystem::path& path, IsParent is_parent)
   return "";
 }
 
-}  // namespace
+bool is_parent(const SnapshotFile& of, const Sha256& id) {
+  return sha256_text(id) == of.meta.parent;
+}
 
-bool Snapshot::is_parent(const Sha256& id) const { return sha256_text(id) == meta_.parent; }
+bool is_same_file(const SnapshotFile& a, const SnapshotFile& b) {
+  return a.mapping != nullptr && b.mapping != nullptr &&
+         a.mapping->opened().device == b.mapping->opened().device &&
+         a.mapping->opened().inode == b.mapping->opened().inode;
+}
 
 // The direct parent: the file that is named, or the one of the name that it had, or any file beside
-// it with that state.
-std::shared_ptr<const Snapshot> Snapshot::find_parent(
-    const std::optional<std::string>& path) const {
+// the delta with that state.
+std::shared_ptr<const SnapshotFile> find_parent(const SnapshotFile& of,
+                                                const std::optional<std::string>& path) {
   std::string found = path.value_or("");
   if (!path) {
-    const std::filesystem::path name = std::filesystem::path(meta_.parent_file).filename();
-    const std::string beside = std::filesystem::path(path_).replace_filename(name).string();
+    const std::filesystem::path name = std::filesystem::path(of.meta.parent_file).filename();
+    const std::string beside = std::filesystem::path(of.path).replace_filename(name).string();
     const auto id = name.empty() ? std::nullopt : id_of_file(AT_FDCWD, beside.c_str());
-    found = id && is_parent(*id)
+    found = id && is_parent(of, *id)
                 ? beside
-                : parent_beside(path_, [&](const Sha256& other) { return is_parent(other); });
+                : parent_beside(of.path, [&](const Sha256& other) { return is_parent(of, other); });
   }
-  const std::shared_ptr<const Snapshot> parent =
-      found.empty() ? nullptr : std::make_shared<const Snapshot>(open(found));
-  if (parent == nullptr || !is_parent(parent->digests().id)) {
-    throw Error(ErrorKind::io, path_, "parent",
-                "a snapshot of state " + printable(meta_.parent) + " beside it, or by --parent",
-                parent == nullptr ? "none" : "one of " + parent->state_name());
+  const std::shared_ptr<const SnapshotFile> parent = found.empty() ? nullptr : open_file(found);
+  if (parent == nullptr || !is_parent(of, parent->digests.id)) {
+    throw Error(ErrorKind::io, of.path, "parent",
+                "a snapshot of state " + printable(of.meta.parent) + " beside it, or by --parent",
+                parent == nullptr ? "none" : "one of " + sha256_text(parent->digests.id));
   }
-  if (!(parent->meta().kv == meta_.kv))
-    snapshot_damaged(path_, "parent", "keys and values of the same shape", "others");
+  if (!(parent->meta.kv == of.meta.kv))
+    snapshot_damaged(of.path, "parent", "keys and values of the same shape", "others");
   return parent;
 }
 
-Snapshot::Parents Snapshot::resolve_parents(const std::optional<std::string>& path) const {
-  Parents parents;
-  size_t meta_bytes = 0;
-  std::optional<std::string> given = path;
-  for (const Snapshot* s = this; s->meta().form == SnapshotForm::delta; s = parents.back().get()) {
-    if (parents.size() == kMaxParents)
-      snapshot_damaged(path_, "parent",
-                       "at most " + std::to_string(kMaxParents) + " deltas in a chain", "more");
-    std::shared_ptr<const Snapshot> parent = s->find_parent(std::exchange(given, std::nullopt));
-    const auto same = [&](const std::shared_ptr<const Snapshot>& p) {
-      return p->is_file_of(*parent);
-    };
-    if (is_file_of(*parent) || std::any_of(parents.begin(), parents.end(), same)) {
-      snapshot_damaged(s->path(), "parent", "a file that is no delta of this one",
-                       printable(parent->path()));
-    }
-    meta_bytes += parent->content("META").size();
-    if (meta_bytes > kMaxParentsMetaBytes) {
-      snapshot_damaged(path_, "parent",
-                       "a chain with META sections of at most " +
-                           std::to_string(kMaxParentsMetaBytes) + " bytes",
-                       "more");
-    }
-    parents.push_back(std::move(parent));
-  }
-  return parents;
+}  // namespace
+
+SnapshotChain::SnapshotChain(const Snapshot& snapshot) : file_(snapshot.file()) {
+  for (const auto& parent : snapshot.parents()) parents_.push_back(parent->file());
+  if (parents_.empty()) *this = SnapshotChain(file_, std::nullopt);
 }
 
-bool Snapshot::is_file_of(const Snapshot& other) const {
-  if (file_ == nullptr || other.file_ == nullptr) return false;
-  return file_->opened().device == other.file_->opened().device &&
-         file_->opened().inode == other.file_->opened().inode;
+SnapshotChain::SnapshotChain(std::shared_ptr<const SnapshotFile> file,
+                             const std::optional<std::string>& path)
+    : file_(std::move(file)) {
+  std::optional<std::string> given = path;
+  for (const SnapshotFile* f = file_.get(); f->meta.form == SnapshotForm::delta;
+       f = parents_.back().get()) {
+    if (parents_.size() == kMaxParents)
+      snapshot_damaged(file_->path, "parent",
+                       "at most " + std::to_string(kMaxParents) + " deltas in a chain", "more");
+    add(find_parent(*f, std::exchange(given, std::nullopt)), *f);
+  }
+}
+
+void SnapshotChain::add(std::shared_ptr<const SnapshotFile> parent, const SnapshotFile& of) {
+  const auto same = [&](const auto& file) { return is_same_file(*file, *parent); };
+  if (same(file_) || std::ranges::any_of(parents_, same)) {
+    snapshot_damaged(of.path, "parent", "a file that is no delta of this one",
+                     printable(parent->path));
+  }
+  meta_bytes_ += parent->content("META").size();
+  if (meta_bytes_ > kMaxParentsMetaBytes) {
+    snapshot_damaged(
+        file_->path, "parent",
+        "a chain with META sections of at most " + std::to_string(kMaxParentsMetaBytes) + " bytes",
+        "more");
+  }
+  parents_.push_back(std::move(parent));
+}
+
+const SnapshotFile* SnapshotChain::holder(int64_t block) const {
+  const SnapshotFile* at = file_.get();
+  for (size_t i = 0;; ++i) {
+    if (at->extent(block).there) return at;
+    const auto visible = [&](const SnapshotFile& f) {
+      return f.visible[static_cast<size_t>(block)] != 0;
+    };
+    if (!visible(*file_)) return nullptr;
+    if (at->meta.form != SnapshotForm::delta || !visible(*at)) {
+      snapshot_damaged(at->path, "KV block " + std::to_string(block),
+                       "one that is visible, as in " + printable(file_->path), "none");
+    }
+    const SnapshotFile& from = *parents_[i];
+    const bool there = block < blocks_of(from.meta.positions);
+    if (!std::ranges::equal(file_->block_digests(block),
+                            there ? from.block_digests(block) : std::span<const Digest>())) {
+      snapshot_damaged(at->path, "KV block " + std::to_string(block), "one that the parent has",
+                       "none");
+    }
+    at = &from;
+  }
+}
+
+// ---------------------------------------------------- what a snapshot needs
+
+void Snapshot::find_parents(const std::optional<std::string>& path) {
+  if (!parents_.empty()) return;
+  const SnapshotChain chain(file_, path);
+  for (const auto& parent : chain.parents())
+    parents_.push_back(std::shared_ptr<const Snapshot>(new Snapshot(parent)));
 }
 
 bool Snapshot::is_file_at(const std::string& path) const {
   struct stat info = {};
-  if (file_ == nullptr || ::stat(path.c_str(), &info) != 0) return false;
-  return file_->opened().device == info.st_dev && file_->opened().inode == info.st_ino;
+  if (file_->mapping == nullptr || ::stat(path.c_str(), &info) != 0) return false;
+  const FileStamp& opened = file_->mapping->opened();
+  return opened.device == info.st_dev && opened.inode == info.st_ino;
 }
 
 void Snapshot::check_not_needed(const std::string& path) const {
@@ -144,46 +183,14 @@ void Snapshot::check_not_needed(const std::string& path) const {
                 "its parent " + printable(needed.path()));
   };
   if (is_file_at(path)) refuse(*this);
-  Parents parents;
+  Snapshot whole = *this;
   try {
-    parents = parents_or_find();
+    whole.find_parents();
   } catch (const Error&) {
     return;  // what cannot be found is not at `path` either
   }
-  for (const auto& parent : parents) {
+  for (const auto& parent : whole.parents_) {
     if (parent->is_file_at(path)) refuse(*parent);
-  }
-}
-
-void Snapshot::find_parents(const std::optional<std::string>& path) {
-  if (parents_.empty()) parents_ = resolve_parents(path);
-}
-
-Snapshot::Parents Snapshot::parents_or_find() const {
-  return parents_.empty() ? resolve_parents(std::nullopt) : parents_;
-}
-
-// From file to file, each of which must know the block by the same digests.
-Snapshot::BlockLocation Snapshot::locate(int64_t block, const Parents& parents) const {
-  const Snapshot* at = this;
-  for (size_t i = 0;; ++i) {
-    const Extent& own = at->extents_[static_cast<size_t>(block)];
-    if (own.there) return {at, own};
-    if (visible(block) == 0) return {};
-    if (at->meta_.form != SnapshotForm::delta || at->visible(block) == 0) {
-      snapshot_damaged(at->path_, "KV block " + std::to_string(block),
-                       "one that is visible, as in " + printable(path_), "none");
-    }
-    const Snapshot& from = *parents[i];
-    const std::span<const Digest> mine = block_digests(block);
-    const bool there = block < blocks_of(from.meta().positions);
-    const std::span<const Digest> theirs =
-        there ? from.block_digests(block) : std::span<const Digest>();
-    if (!std::ranges::equal(mine, theirs)) {
-      snapshot_damaged(at->path_, "KV block " + std::to_string(block), "one that the parent has",
-                       "none");
-    }
-    at = &from;
   }
 }
 

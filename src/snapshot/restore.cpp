@@ -1,143 +1,222 @@
 // Restoring a session, or a state, from a snapshot.
 #include <algorithm>
-#include <cstring>
+#include <nlohmann/json.hpp>
+#include <utility>
 
-#include "src/snapshot/byte_shuffle.hpp"
-#include "src/snapshot/format.hpp"
-#include "src/snapshot/state.hpp"
+#include "src/snapshot/file.hpp"
+#include "src/snapshot/identity.hpp"
+#include "src/snapshot/kv_blocks.hpp"
+#include "src/snapshot/parents.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kv/kv_writer.hpp"
 #include "stet/snapshot/snapshot.hpp"
-#include "stet/snapshot/verify.hpp"
 #include "stet/threads/team.hpp"
 
 namespace stet {
 
-SavedBlock Snapshot::saved_block(int64_t block, const BlockLocation& at) const {
-  const std::span<const Digest> digests = block_digests(block);
-  const Snapshot& file = at.file != nullptr ? *at.file : *this;
-  return {{digests.begin(), digests.end()}, file.path_, nullptr};
+// ------------------------------------------------- what it is restored with
+
+namespace {
+
+// What differs between a snapshot and what it is to be restored with: parallel lists, for one line.
+class Differences {
+ public:
+  void compare(const std::string& name, const std::string& there, const std::string& here) {
+    if (there == here) return;
+    add(field_, name);
+    add(expected_, there);
+    add(found_, here);
+  }
+  void check(const std::string& path) const {
+    if (!field_.empty()) throw Error(ErrorKind::mismatch, path, field_, expected_, found_);
+  }
+
+ private:
+  static void add(std::string& list, const std::string& entry) {
+    list += (list.empty() ? "" : ", ") + (entry.empty() ? std::string("none") : entry);
+  }
+  std::string field_, expected_, found_;
+};
+
+void compare_config(Differences& differences, const std::string& there, const std::string& here) {
+  const nlohmann::json a = nlohmann::json::parse(there), b = nlohmann::json::parse(here);
+  const auto value = [](const nlohmann::json& j, const std::string& key) {
+    return j.contains(key) ? printable(j.at(key).dump(), 40) : std::string("none");
+  };
+  std::vector<std::string> keys;
+  for (const auto& [key, unused] : a.items()) keys.push_back(key);
+  for (const auto& [key, unused] : b.items()) {
+    if (!a.contains(key)) keys.push_back(key);
+  }
+  for (const std::string& key : keys)
+    differences.compare(printable(key, 40), value(a, key), value(b, key));
 }
 
-// Into memory of the cache; null when damaged.
-std::shared_ptr<KvBlock> Snapshot::read_block(KvCache& kv, const BlockLocation& at, int64_t block,
-                                              bool trust) const {
-  const std::span<const std::byte> stored =
-      at.file->bytes_.subspan(at.extent.offset, at.extent.size);
-  std::shared_ptr<KvBlock> own = KvWriter(kv).fresh_block();
-  std::byte* to = const_cast<std::byte*>(own->data());
-  const std::string field = "KV block " + std::to_string(block);
-  if (is_held(at.extent.encoding)) {
-    std::vector<std::byte> expanded;
-    std::span<const std::byte> held = stored;
-    if (at.extent.encoding == kHeldShuffle) {
-      expanded.resize(at.file->stored_bytes(kHeldShuffle));
+// Weights that differ are named by group, with one digest over the whole model; a single group with
+// its own.
+void compare_weights(Differences& differences, const SnapshotMeta& meta, const Model& model) {
+  std::string groups;
+  const auto digest_there = [&](const std::string& name) {
+    for (const auto& [there, digest] : meta.fingerprints) {
+      if (there == name) return digest;
+    }
+    return std::string("none");
+  };
+  size_t count = 0;
+  std::string name, here;
+  for (const auto& [group, digest] : model.fingerprints()) {
+    if (group == "config" || group == "model" || digest_there(group) == digest) continue;
+    groups += (count++ == 0 ? "" : "+") + group;
+    name = group;
+    here = digest;
+  }
+  if (count == 1)
+    differences.compare(groups + " weights", digest_there(name), here);
+  else
+    differences.compare((count == 0 ? "model" : groups + " weights"), digest_there("model"),
+                        model.fingerprint());
+}
+
+}  // namespace
+
+void Snapshot::check_compatible(const Model& model, Contract contract,
+                                const Tokenizer* tokenizer) const {
+  const auto contract_text = [](const std::string& name, int version) {
+    return name + " version " + std::to_string(version);
+  };
+  const SnapshotMeta& meta = file_->meta;
+  Differences differences;
+  differences.compare("contract", contract_text(meta.contract, meta.contract_version),
+                      contract_text(contract_name(model, contract), kContractVersion));
+  differences.compare("architecture", meta.architecture, model.config().architecture);
+  if (meta.architecture == model.config().architecture) {
+    compare_config(differences, meta.config, model.config().canonical());
+  }
+  compare_weights(differences, meta, model);
+  if (tokenizer != nullptr && !meta.tokenizer.empty())
+    differences.compare("tokenizer", meta.tokenizer, tokenizer->fingerprint());
+  differences.check(path());
+}
+
+// -------------------------------------------------------------- its blocks
+
+namespace {
+
+SavedBlock saved_block(const SnapshotFile& in, int64_t block, const std::string& from) {
+  const std::span<const Digest> digests = in.block_digests(block);
+  return {{digests.begin(), digests.end()}, from, nullptr};
+}
+
+// Takes the blocks of a snapshot into a cache.
+class BlockLoader {
+ public:
+  BlockLoader(const Snapshot& snapshot, const RestoreOptions& how, KvCache& kv)
+      : file_(*snapshot.file()), chain_(snapshot), how_(how), kv_(kv) {
+    // One block stands for all that were pruned as a whole.
+    zeros_ = KvWriter(kv).fresh_block();
+    zeros_->mark_shared();
+  }
+
+  // Returns the blocks that are damaged; they stand in the cache as such.
+  std::vector<int64_t> load() {
+    std::vector<std::shared_ptr<KvBlock>> blocks(file_.visible.size());
+    run_each(threads_or_all(how_.session.compute.threads), blocks.size(), [&](size_t b) {
       try {
-        expand_shuffled(stored, meta_.kv.element_size(), expanded, at.file->path_, field);
+        blocks[b] = load_block(static_cast<int64_t>(b));
       } catch (const Error& e) {
         if (e.kind != ErrorKind::format) throw;
-        return nullptr;
       }
-      held = expanded;
-    }
-    const std::span<const std::byte> padding = scatter_held(meta_.kv, *at.file->held_, held, to);
-    if (std::ranges::any_of(padding, [](std::byte b) { return b != std::byte{0}; })) return nullptr;
-    SavedBlock saved = saved_block(block, at);
-    saved.held = at.file->held_;
-    auto windowed = std::make_shared<KvBlock>(to, own, std::move(saved));
-    if (!trust) windowed->check_held(meta_.kv, block);
-    return windowed;
-  }
-  if (at.extent.encoding == kRaw) {
-    // The whole block at once, its digests after it: measured a tenth faster than layer after
-    // layer.
-    std::memcpy(to, stored.data(), stored.size());
-  } else {
-    try {
-      expand_shuffled(stored, meta_.kv.element_size(), {to, meta_.kv.block_bytes()}, at.file->path_,
-                      field);
-    } catch (const Error& e) {
-      if (e.kind != ErrorKind::format) throw;
-      return nullptr;
-    }
-  }
-  return trust || is_block(block, to) ? own : nullptr;
-}
-
-// In place, or read and looked at: null when damaged.
-std::shared_ptr<KvBlock> Snapshot::load_block(KvCache& kv, const BlockLocation& at, int64_t block,
-                                              const RestoreOptions& how) const {
-  if (at.extent.encoding != kRaw || !how.map || how.trust || at.file->file_ == nullptr)
-    return read_block(kv, at, block, how.trust);
-  SavedBlock saved = saved_block(block, at);
-  saved.mapping = at.file->file_;
-  return std::make_shared<KvBlock>(at.file->bytes_.data() + at.extent.offset, nullptr,
-                                   std::move(saved));
-}
-
-// The state with its blocks. Those that are damaged are listed, and stand in the cache as such.
-State Snapshot::load(const RestoreOptions& how, std::vector<int64_t>* damaged) const {
-  const int64_t capacity = how.session.capacity;
-  State state;
-  state.origin = origin();
-  state.kv = KvCache(meta_.kv, capacity == 0 ? meta_.capacity : capacity,
-                     how.session.window.only || windowed_blocks() > 0);
-  if (meta_.positions > state.kv.capacity()) {
-    throw Error(ErrorKind::capacity, path_, "tokens",
-                "at most " + std::to_string(state.kv.capacity()) + " positions (--ctx)",
-                std::to_string(meta_.positions));
-  }
-  const Parents parents = parents_or_find();
-  // One block stands for all that were pruned as a whole.
-  const std::shared_ptr<KvBlock> zeros = KvWriter(state.kv).fresh_block();
-  zeros->mark_shared();
-  std::vector<std::shared_ptr<KvBlock>> blocks(visible_.size());
-  run_each(threads_or_all(how.session.compute.threads), blocks.size(), [&](size_t b) {
-    try {
-      const BlockLocation at = locate(static_cast<int64_t>(b), parents);
+    });
+    std::vector<int64_t> damaged;
+    for (size_t b = 0; b < blocks.size(); ++b) {
+      if (blocks[b] != nullptr) continue;
+      const auto block = static_cast<int64_t>(b);
+      damaged.push_back(block);
       blocks[b] =
-          at.file == nullptr ? zeros : load_block(state.kv, at, static_cast<int64_t>(b), how);
-      if (blocks[b] != nullptr && (how.check || how.heal))
-        blocks[b]->check_held(meta_.kv, static_cast<int64_t>(b));
-    } catch (const Error& e) {
-      if (e.kind != ErrorKind::format) throw;
-      blocks[b] = nullptr;
+          std::make_shared<KvBlock>(zeros_->data(), zeros_, saved_block(file_, block, file_.path));
     }
-  });
-  for (size_t b = 0; b < blocks.size(); ++b) {
-    if (blocks[b] != nullptr) continue;
-    damaged->push_back(static_cast<int64_t>(b));
-    blocks[b] =
-        std::make_shared<KvBlock>(zeros->data(), zeros, saved_block(static_cast<int64_t>(b), {}));
+    KvWriter(kv_).adopt(std::move(blocks), file_.visible, file_.meta.positions);
+    return damaged;
   }
-  KvWriter(state.kv).adopt(std::move(blocks), visible_, meta_.positions);
-  state.tokens = tokens_;
-  if (!tokens_.empty() && !logits_->empty()) state.logits = logits_;
-  state.generation = meta_.generation;
-  state.prunes = meta_.prunes;
-  state.edits = meta_.edits;
-  state.interventions = meta_.interventions;
-  state.chat = meta_.chat;
-  state.kept = kept_;
-  return state;
+
+ private:
+  // Throws a format Error for one that is damaged, if it is looked at.
+  std::shared_ptr<KvBlock> load_block(int64_t block) const {
+    const SnapshotFile* const from = chain_.holder(block);
+    if (from == nullptr) return zeros_;
+    const BlockExtent& at = from->extent(block);
+    if (!is_raw(at) || !how_.map || how_.trust || from->mapping == nullptr)
+      return read(*from, block);
+    SavedBlock saved = saved_block(file_, block, from->path);
+    saved.mapping = from->mapping;
+    auto mapped =
+        std::make_shared<KvBlock>(from->bytes.data() + at.offset, nullptr, std::move(saved));
+    if (how_.check || how_.heal) mapped->check_held(file_.meta.kv, block);
+    return mapped;
+  }
+
+  // Into memory of the cache: the whole block at once, its digests after it, which was measured to
+  // be a tenth faster than layer after layer.
+  std::shared_ptr<KvBlock> read(const SnapshotFile& from, int64_t block) const {
+    const KvShape& shape = file_.meta.kv;
+    std::shared_ptr<KvBlock> own = KvWriter(kv_).fresh_block();
+    std::byte* const to = const_cast<std::byte*>(own->data());
+    read_block(from, block, to);
+    SavedBlock saved = saved_block(file_, block, from.path);
+    if (is_held(from.extent(block))) {
+      saved.held = from.held;
+      own = std::make_shared<KvBlock>(to, own, std::move(saved));
+      if (!how_.trust || how_.check || how_.heal) own->check_held(shape, block);
+    } else if (!how_.trust && layer_digests(shape, to) != saved.digests) {
+      throw DamagedBlock(from.path, block, 0);
+    }
+    return own;
+  }
+
+  const SnapshotFile& file_;
+  const SnapshotChain chain_;
+  const RestoreOptions& how_;
+  KvCache& kv_;
+  std::shared_ptr<KvBlock> zeros_;
+};
+
+// The state with its blocks, and which of these are damaged.
+std::pair<State, std::vector<int64_t>> load(const Snapshot& snapshot, const RestoreOptions& how) {
+  const SnapshotFile& file = *snapshot.file();
+  const int64_t capacity = how.session.capacity;
+  State state = file.recipe();
+  state.kv = KvCache(file.meta.kv, capacity == 0 ? file.meta.capacity : capacity,
+                     how.session.window.only || snapshot.windowed_blocks() > 0);
+  if (file.meta.positions > state.kv.capacity()) {
+    throw Error(ErrorKind::capacity, file.path, "tokens",
+                "at most " + std::to_string(state.kv.capacity()) + " positions (--ctx)",
+                std::to_string(file.meta.positions));
+  }
+  std::vector<int64_t> damaged = BlockLoader(snapshot, how, state.kv).load();
+  if (!file.tokens.empty() && !file.logits->empty()) state.logits = file.logits;
+  state.kept = file.kept;
+  return {std::move(state), std::move(damaged)};
 }
 
-void Snapshot::refuse_damage(const std::vector<int64_t>& damaged) const {
+void refuse_damage(const Snapshot& snapshot, const std::vector<int64_t>& damaged) {
   if (damaged.empty()) return;
-  snapshot_damaged(path_, "KV block " + std::to_string(damaged[0]),
+  snapshot_damaged(snapshot.path(), "KV block " + std::to_string(damaged[0]),
                    "the bytes that were saved (--heal computes them again)", "others");
 }
 
+}  // namespace
+
 State Snapshot::state(const RestoreOptions& how) const {
-  if (meta_.form == SnapshotForm::recipe) {
-    throw Error(ErrorKind::argument, path_, "form", "full or delta: this needs keys and values",
+  if (meta().form == SnapshotForm::recipe) {
+    throw Error(ErrorKind::argument, path(), "form", "full or delta: this needs keys and values",
                 "recipe");
   }
-  std::vector<int64_t> damaged;
-  State state = load(how, &damaged);
-  refuse_damage(damaged);
-  return state;
+  auto [state, damaged] = load(*this, how);
+  refuse_damage(*this, damaged);
+  return std::move(state);
 }
+
+// --------------------------------------------------------------- a session
 
 namespace {
 
@@ -148,6 +227,28 @@ bool is_mapped(const KvCache& kv) {
   return false;
 }
 
+// What was computed again from a recipe is what was saved.
+void prove(const SnapshotFile& file, Session& session) {
+  for (size_t b = 0; b < file.visible.size(); ++b) {
+    if (session.kv().visible(static_cast<int64_t>(b)) == file.visible[b]) continue;
+    snapshot_damaged(file.path, "VISIBLE[" + std::to_string(b) + "]", "what the prunes leave",
+                     "another mask");
+  }
+  const std::vector<Digest> found = all_block_digests(session.kv(), session.compute().threads);
+  for (size_t i = 0; i < found.size() && i < file.blocks.size(); ++i) {
+    if (found[i] == file.blocks[i]) continue;
+    const size_t layers = static_cast<size_t>(file.meta.kv.layers);
+    throw Error(ErrorKind::mismatch, file.path,
+                "KV block " + std::to_string(i / layers) + ", layer " + std::to_string(i % layers),
+                "digest " + digest_text(file.blocks[i]), digest_text(found[i]));
+  }
+  const Digest logits = digest_of(std::as_bytes(session.logits()));
+  if (!(logits == file.digests.logits)) {
+    throw Error(ErrorKind::mismatch, file.path, "logits",
+                "digest " + digest_text(file.digests.logits), digest_text(logits));
+  }
+}
+
 }  // namespace
 
 Session Snapshot::restore(std::shared_ptr<const Model> model, const RestoreOptions& how,
@@ -156,55 +257,33 @@ Session Snapshot::restore(std::shared_ptr<const Model> model, const RestoreOptio
   RestoreReport& r = report != nullptr ? *report : ignored;
   RestoreOptions complete = how;
   SessionOptions& o = complete.session;
-  if (o.capacity == 0) o.capacity = std::min(meta_.capacity, model->config().max_positions);
-  checked_capacity(model->config(), o.capacity);
-  if (!how.replay) o.kv_type = meta_.kv.type;
+  const ModelConfig& c = model->config();
+  if (o.capacity == 0) o.capacity = std::min(meta().capacity, c.max_positions);
+  checked_capacity(c, o.capacity);
   if (!how.replay) {
+    o.kv_type = meta().kv.type;
     check_compatible(*model, o.compute.contract, how.tokenizer);
-    const KvShape shape{model->config().layers, model->config().kv_heads, model->config().head_dim,
-                        meta_.kv.type};
-    if (!(shape == meta_.kv))
-      snapshot_damaged(path_, "META: kv", "the shape of the model's config", "another");
+    if (!(KvShape{c.layers, c.kv_heads, c.head_dim, meta().kv.type} == meta().kv))
+      snapshot_damaged(path(), "META: kv", "the shape of the model's config", "another");
   }
-  if (how.replay || meta_.form == SnapshotForm::recipe) {
+  if (how.replay || meta().form == SnapshotForm::recipe) {
     Session session = stet::replay(model, recipe(), o, nullptr, how.append);
-    if (!how.replay) prove(session);
+    if (!how.replay) prove(*file_, session);
     r = {0, session.size(), {}, true};
     return session;
   }
-  std::vector<int64_t> damaged;
-  Session session(model, load(complete, &damaged), o);
-  if (!how.heal) refuse_damage(damaged);
+  auto [state, damaged] = load(*this, complete);
+  if (!how.heal) refuse_damage(*this, damaged);
+  Recompute recompute(model, o.compute.contract, o.window);
+  if (!damaged.empty()) recompute.heal({state, o.compute}, damaged);
+  Session session(model, std::move(state), o);
   r = {session.size(), 0, {}, how.check || how.heal || !is_mapped(session.kv())};
-  if (how.heal && !damaged.empty()) {
-    session.heal(damaged);
-    for (const HealedBlocks& healed : session.take_healed()) r.recomputed += healed.tokens;
+  if (!damaged.empty()) {
+    for (const HealedBlocks& healed : recompute.take_healed()) r.recomputed += healed.tokens;
     r.healed = damaged;
-    r.reused = meta_.positions - std::min(meta_.positions, r.recomputed);
+    r.reused = meta().positions - std::min(meta().positions, r.recomputed);
   }
   return session;
-}
-
-// What was computed again from a recipe is what was saved.
-void Snapshot::prove(Session& session) const {
-  for (size_t b = 0; b < visible_.size(); ++b) {
-    if (session.kv().visible(static_cast<int64_t>(b)) == visible_[b]) continue;
-    snapshot_damaged(path_, "VISIBLE[" + std::to_string(b) + "]", "what the prunes leave",
-                     "another mask");
-  }
-  const std::vector<Digest> found = all_block_digests(session.kv(), session.compute().threads);
-  for (size_t i = 0; i < found.size() && i < blocks_.size(); ++i) {
-    if (found[i] == blocks_[i]) continue;
-    const size_t layers = static_cast<size_t>(meta_.kv.layers);
-    throw Error(ErrorKind::mismatch, path_,
-                "KV block " + std::to_string(i / layers) + ", layer " + std::to_string(i % layers),
-                "digest " + digest_text(blocks_[i]), digest_text(found[i]));
-  }
-  const Digest logits = digest_of(std::as_bytes(session.logits()));
-  if (!(logits == digests_.logits)) {
-    throw Error(ErrorKind::mismatch, path_, "logits", "digest " + digest_text(digests_.logits),
-                digest_text(logits));
-  }
 }
 
 }  // namespace stet

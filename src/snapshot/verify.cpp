@@ -7,11 +7,53 @@
 #include <functional>
 
 #include "kernels/compare.hpp"
-#include "src/snapshot/identity.hpp"
 #include "stet/base/error.hpp"
 #include "stet/kernels/float_environment.hpp"
 
 namespace stet {
+
+namespace {
+
+std::string reason_of(const KvEdit& e) {
+  switch (e.what) {
+    case KvEdit::What::kv_type:
+      return "keys and values were rounded to another type";
+    case KvEdit::What::callback:
+      return fmt::format("a callback changed activations from position {} on", e.position);
+    case KvEdit::What::splice:
+      return fmt::format("positions {} .. {} were put together from other states", e.position,
+                         e.end - 1);
+    default:
+      break;
+  }
+  static constexpr const char* kDone[] = {"set", "scaled", "copied from another state"};
+  const auto one_of = [](const char* name, int64_t i) {
+    return i < 0 ? fmt::format("all {}s", name) : fmt::format("{} {}", name, i);
+  };
+  const bool one = e.end < 0;
+  return fmt::format(
+      "the {}{} of position{}, {}, {} {} {}", kv_edit_name(e.what), one ? "" : "s",
+      one ? fmt::format(" {}", e.position) : fmt::format("s {} .. {}", e.position, e.end - 1),
+      one_of("layer", e.layer), one_of("head", e.head), one ? "was" : "were",
+      kDone[static_cast<int>(e.how)]);
+}
+
+}  // namespace
+
+std::optional<ReplayLimit> replay_limit(const State& state) {
+  if (state.size() > 0 && !is_replayable(state.origin.contract))
+    return ReplayLimit{0, "OpenBLAS computed it (contract " + state.origin.contract + ")"};
+  if (state.edits.empty()) return std::nullopt;
+  const KvEdit& first = state.edits.front();
+  ReplayLimit limit{first.at, reason_of(first)};
+  for (const KvEdit& e : state.edits)
+    limit.position = std::min({limit.position, e.at, std::max<int64_t>(e.position, 0)});
+  for (size_t k = static_cast<size_t>(first.prunes); k < state.prunes.size(); ++k)
+    limit.position = std::min(limit.position, state.prunes[k].begin);
+  if (state.edits.size() > 1)
+    limit.reason += fmt::format(", and {} more edits", state.edits.size() - 1);
+  return limit;
+}
 
 namespace {
 
@@ -73,13 +115,10 @@ class Proof {
     if (parted == 0) return std::nullopt;
     const int slot = __builtin_ctzll(parted);
     const bool seen = (expected >> slot & 1) != 0;
-    return Difference{"visibility",
-                      block * kBlockPositions + slot,
-                      -1,
-                      -1,
-                      -1,
-                      seen ? "visible" : "pruned",
-                      seen ? "pruned" : "visible"};
+    return Difference{.what = "visibility",
+                      .position = block * kBlockPositions + slot,
+                      .expected = seen ? "visible" : "pruned",
+                      .found = seen ? "pruned" : "visible"};
   }
 
   // What is at hand of both. A difference of an edited state is named by its block.
@@ -125,15 +164,12 @@ class Proof {
 
   Difference digest_difference(int64_t block, size_t layer, const Digest& expected,
                                const Digest& found, const char* of_bytes) const {
-    return {fmt::format("keys and values of block {} (positions {} .. {})", block,
-                        block * kBlockPositions,
-                        std::min(claim_.recipe.size(), (block + 1) * kBlockPositions) - 1),
-            -1,
-            static_cast<int64_t>(layer),
-            -1,
-            -1,
-            "digest " + digest_text(expected),
-            of_bytes + digest_text(found)};
+    return {.what = fmt::format("keys and values of block {} (positions {} .. {})", block,
+                                block * kBlockPositions,
+                                std::min(claim_.recipe.size(), (block + 1) * kBlockPositions) - 1),
+            .layer = static_cast<int64_t>(layer),
+            .expected = "digest " + digest_text(expected),
+            .found = of_bytes + digest_text(found)};
   }
 
   const Claim& claim_;
@@ -165,8 +201,9 @@ void compare_logits(const Claim& claim, Session& again, VerifyReport& report) {
   if (claim.stored != nullptr && claim.stored->logits != nullptr && !claim.bisect)
     report.difference = first_logit(computed, *claim.stored->logits, 0);
   if (report.difference) return;
-  report.difference = Difference{
-      "logits", -1, -1, -1, -1, "digest " + digest_text(digest), digest_text(claim.logits)};
+  report.difference = Difference{.what = "logits",
+                                 .expected = "digest " + digest_text(digest),
+                                 .found = digest_text(claim.logits)};
 }
 
 // Numbers that are only near one another.

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "src/snapshot/byte_shuffle.hpp"
+#include "src/snapshot/kv_blocks.hpp"
 #include "stet/base/bytes.hpp"
 #include "stet/base/error.hpp"
 #include "stet/base/limits.hpp"

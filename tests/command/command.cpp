@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "src/snapshot/byte_shuffle.hpp"
+#include "src/snapshot/kv_blocks.hpp"
 #include "stet/generate/generate.hpp"
 #include "stet/snapshot/snapshot.hpp"
 #include "tests/support/models.hpp"

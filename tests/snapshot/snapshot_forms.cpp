@@ -12,7 +12,7 @@
 #include <optional>
 #include <random>
 
-#include "src/snapshot/byte_shuffle.hpp"
+#include "src/snapshot/kv_blocks.hpp"
 #include "stet/generate/generate.hpp"
 #include "stet/kv/kv_writer.hpp"
 #include "stet/snapshot/snapshot.hpp"

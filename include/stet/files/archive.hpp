@@ -1,23 +1,5 @@
 // Several files in one run of bytes, to be embedded in another file: how a snapshot holds the
-// weights.
-//
-// Integers are little-endian, digests are XXH3-128 as two u64, low half first. Offsets count from
-// the start of the archive, which lies at a multiple of 4096 of the outer file.
-//
-//   index
-//     0   8  magic: 93 'S' 'T' 'A' 'R' 0D 0A 1A
-//     8   4  bytes of this index
-//    12   4  number of files, 1 .. 4096
-//    16   8  bytes of the archive: the end of the last file
-//    24      for each file, in the order of their offsets
-//              0   8  offset: the first multiple of 4096 at or after the end of what precedes
-//                     (index or file)
-//              8   8  size
-//             16  16  digest of the file's bytes
-//             32   2  length of the name, 1 .. 255
-//             34      name: not "." or "..", without '/', '\' and NUL; each name once
-//     end-16 16  digest of the index up to here
-//   files, each at its offset; bytes between them are zero
+// weights. docs/snapshot-format.md ("Archives") has the grammar.
 //
 // The index holds a digest of every file, so whoever keeps a digest of the index alone covers all
 // of the archive.

@@ -143,10 +143,11 @@ class BatchAppend {
   // At least one entry, none of them empty.
   BatchAppend(std::span<const BatchEntry> batch, const Sinks& sinks)
       : batch_(batch), sinks_(sinks), first_(*batch[0].session) {
-    for (const BatchEntry& entry : batch_) entry.session->after_layer_ = sinks_.after_layer;
+    for (const BatchEntry& entry : batch_)
+      entry.session->recompute_.after_layer = sinks_.after_layer;
   }
   ~BatchAppend() {
-    for (const BatchEntry& entry : batch_) entry.session->after_layer_ = nullptr;
+    for (const BatchEntry& entry : batch_) entry.session->recompute_.after_layer = nullptr;
   }
   BatchAppend(const BatchAppend&) = delete;
   BatchAppend& operator=(const BatchAppend&) = delete;
@@ -163,7 +164,7 @@ class BatchAppend {
   void hand_out(const Pass& pass, const Workspace& w);
   void run_head(const Pass& pass, Rows hidden, Rows logits) const;
   void compute_logits(const Pass& pass, Workspace& w);
-  void let_windows_go();
+  void drop_windows();
   int threads() const { return detail::threads_of(first_.compute_); }
   const Model& model() const { return *first_.model_; }
 
@@ -206,14 +207,14 @@ inline void BatchAppend::run() {
     for (const BatchEntry& entry : batch_.first(begun)) entry.session->undo_append();
     throw;
   }
-  let_windows_go();
+  drop_windows();
 }
 
-// A session that cannot let a window go for want of memory keeps it for now.
-inline void BatchAppend::let_windows_go() {
+// A session that cannot drop a window for want of memory keeps it for now.
+inline void BatchAppend::drop_windows() {
   try {
     for (const BatchEntry& entry : batch_)
-      entry.session->let_windows_go(entry.session->pending_.before);
+      entry.session->recompute_.drop_windows(entry.session->state_, entry.session->pending_.before);
   } catch (const std::bad_alloc&) {
   }
 }
@@ -245,7 +246,8 @@ inline void BatchAppend::run_until_sound(size_t first_entry, const Pass& pass, c
       Session& session = *batch_[i].session;
       if (session.state_.kv.pass_was_sound()) continue;
       sound = false;
-      detail::for_entry(batch_.size(), i, [&] { session.mend(KvCache::Look::again); });
+      detail::for_entry(batch_.size(), i,
+                        [&] { session.recompute_.mend(session.target(), KvCache::Look::again); });
     }
     if (sound) return;
   }
@@ -288,7 +290,7 @@ inline void BatchAppend::run_pass(size_t most, Workspace& w) {
     std::copy_n(pass.out.row(span.row + span.count - 1), pass.out.width, w.last.row(entry++));
     if (sinks_.progress) sinks_.progress(static_cast<int64_t>(done(e)));
   }
-  let_windows_go();
+  drop_windows();
 }
 
 // What the sessions of this pass have declared, and what somebody wants to see of it. Null:

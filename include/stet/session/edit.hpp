@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "stet/base/error.hpp"
@@ -11,6 +12,7 @@
 #include "stet/kernels/numbers.hpp"
 #include "stet/kv/kv_writer.hpp"
 #include "stet/kv/overflow.hpp"
+#include "stet/model/contract.hpp"
 #include "stet/session/state.hpp"
 
 namespace stet {
@@ -37,6 +39,9 @@ std::vector<float> read_value(const State& state, int64_t layer, int64_t head, i
 // (WindowOptions::before_recall); a state without a session (Snapshot::state) cannot do that: an
 // argument Error.
 State with_kv_type(const State& state, KvType type, int64_t capacity = 0);
+// Whether the logits that a state has, or had, after its last token are those that its tokens give:
+// all edits, if any, came later.
+bool tokens_give_logits(const State& state);
 
 inline const char* kv_edit_name(KvEdit::What what) {
   static constexpr const char* kNames[] = {"key", "value", "kv type", "callback", "splice"};
@@ -206,6 +211,34 @@ inline State with_kv_type(const State& state, KvType type, int64_t capacity) {
   check_overflow(changed.kv, 0, state.kv.size());
   writer.commit(state.kv.size());
   return changed;
+}
+
+namespace detail {
+
+// Whether an edit was made after the last token of a state had been processed.
+inline bool is_later(const KvEdit& e, const State& state) {
+  return std::pair(e.prunes, e.at) >
+         std::pair(static_cast<int64_t>(state.prunes.size()), state.size() - 1);
+}
+
+// Whether the cache holds what the last token saw: unless it was edited since. A callback that had
+// part in it may be gone. Positions that were put together have no other logits than these.
+inline bool cache_gives_logits(const State& state) {
+  return std::ranges::all_of(state.edits, [&](const KvEdit& e) {
+    return e.what == KvEdit::What::splice ||
+           (e.what != KvEdit::What::callback && !is_later(e, state));
+  });
+}
+
+}  // namespace detail
+
+inline bool tokens_give_logits(const State& state) {
+  if (state.edits.empty()) return true;
+  return is_replayable(state.origin.contract) &&
+         std::ranges::all_of(state.edits, [&](const KvEdit& e) {
+           return detail::is_later(e, state) && e.what != KvEdit::What::kv_type &&
+                  (e.what != KvEdit::What::splice || e.position >= state.size());
+         });
 }
 
 }  // namespace stet

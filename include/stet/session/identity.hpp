@@ -1,29 +1,10 @@
-// What states and blocks of keys and values are called: SHA-256 over all that produced them, so
-// that the same name means the same bytes.
+// The names of states and of blocks of keys and values: SHA-256 over all that produced them, so
+// that the same name means the same bytes. docs/snapshot-format.md ("The id") has the bytes that
+// are hashed, docs/identity.md says what the names are for.
 //
-//   start   SHA-256 of "stet blocks 1\n", contract, u32 version, kv type, u32 version, model
-//           texts: u64 length, bytes
-//   link    of tokens that fill a block     SHA-256 of 'B', link before, tokens since that link
-//           of a prune                      SHA-256 of 'P', link before, u64 count and tokens since
-//                                           that link, u64 at, begin and end, u8 shift, removed
-//                                           tokens
-//           of an intervention              SHA-256 of 'I', link before, u64 count and tokens since
-//                                           that link, its JSON (meta.cpp) as a text
-//   block   that tokens filled              their link
-//           that a prune changed later      SHA-256 of 'T', link of the last such prune, u64 index
-//                                           of the block
-//           that tokens do not give         SHA-256 of "stet block content 1\n", kv type, u64
-//                                           layers, kv_heads and head_dim, bytes
-//   state   SHA-256 of "stet state 1\n", start, tokens, prunes, edits, interventions (where there
-//           are any), generation state, messages, blocks; for a state that its tokens do not give
-//           also the bytes of its last, partial block and logits (src/snapshot/identity.cpp has the
-//           order)
-//
-// Tokens are i32 and integers little-endian. A prune changes the blocks of its range and, where
-// positions moved, all behind it. So a name is known before anything
-// is computed, does not depend on how tokens were chunked, batched, forked, rewound or restored,
-// and can be looked up by whoever has the tokens: a running state's by Session::block_identities(),
-// a file's by Snapshot::block_identities(). docs/identity.md says what for.
+// A name is known before anything is computed, does not depend on how tokens were chunked, batched,
+// forked, rewound or restored, and can be looked up by whoever has the tokens: a running state's by
+// Session::block_identities(), a file's by Snapshot::block_identities().
 #pragma once
 
 #include <cstdint>

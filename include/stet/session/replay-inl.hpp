@@ -52,7 +52,7 @@ inline Session replay(std::shared_ptr<const Model> model, const State& state,
   }
   attach_after(static_cast<int64_t>(session.prunes().size()));
   append_to(state.size());
-  if (own.window.only) session.use_window(options.window);
+  if (own.window.only) session.set_before_recall(options.window.before_recall);
   session.generation() = state.generation;
   session.chat() = state.chat;
   return session;

@@ -1,4 +1,5 @@
-// What a session does, but for the pass itself (batch-inl.hpp) and what heals it (heal-inl.hpp).
+// What a session does, but for the pass itself (batch-inl.hpp) and what it computes again
+// (recompute-inl.hpp).
 #pragma once
 
 #include <algorithm>
@@ -66,9 +67,10 @@ inline Session::Session(std::shared_ptr<const Model> model, const SessionOptions
   detail::check_compute(compute_, *model_);
   const ModelConfig& c = model_->config();
   state_.origin = origin_of(*model_, compute_.contract);
-  use_window(options.window);
+  recompute_ = Recompute(model_, compute_.contract, options.window);
   state_.kv = KvCache(detail::kv_shape(c, options.kv_type), checked_capacity(c, options.capacity),
-                      window_ != nullptr);
+                      recompute_.keeps_windows_only());
+  recompute_.offer_whole_kv(target());
 }
 
 inline Session::Session(std::shared_ptr<const Model> model, State state,
@@ -86,7 +88,13 @@ inline Session::Session(std::shared_ptr<const Model> model, State state,
   detail::check_ids(state_.tokens, model_->config().vocab_size);
   detail::check_kept(state_.kept, model_->config());
   if (!state_.edits.empty()) detail::keep_logits(state_);
-  use_window(options.window);
+  recompute_ = Recompute(model_, compute_.contract, options.window);
+  recompute_.offer_whole_kv(target());
+}
+
+inline void Session::set_before_recall(std::function<void(int64_t)> told) {
+  recompute_.set_before_recall(std::move(told));
+  recompute_.offer_whole_kv(target());
 }
 
 inline void Session::refuse_in_sink(const char* call) const {
@@ -109,9 +117,7 @@ inline Session::Session(const Session& other)
       compute_(other.compute_),
       state_(other.state_),
       callbacks_(other.callbacks_),
-      window_(other.window_),
-      let_go_to_(other.let_go_to_),
-      before_recall_(other.before_recall_) {
+      recompute_(other.recompute_.fork()) {
   other.logits_shared_.set();
   logits_shared_.set();
 }
@@ -200,7 +206,7 @@ inline std::shared_ptr<std::vector<float>> Session::logits_room() const {
 }
 
 inline void Session::undo_append() {
-  let_go_to_ = 0;
+  recompute_.blocks_changed();
   KvWriter(state_.kv).truncate(pending_.before);
   state_.kept.truncate(pending_.before);
   state_.tokens.resize(static_cast<size_t>(pending_.before));
@@ -263,7 +269,7 @@ inline void Session::rewind(int64_t to) {
         "a position after " + std::to_string(state_.floor()) + ", where the session was pruned",
         std::to_string(to));
   }
-  recall(let_go(to - detail::widest_window(model_->config()), to));
+  recompute_.before_rewind(target(), to);
   cut(to);
   forget_edits(state_, to);
   forget_interventions(state_, to);
@@ -274,7 +280,7 @@ inline void Session::rewind(int64_t to) {
 }
 
 inline void Session::cut(int64_t to) {
-  let_go_to_ = 0;
+  recompute_.blocks_changed();
   with_mending([&] { KvWriter(state_.kv).truncate(to); });
   state_.tokens.resize(static_cast<size_t>(to));
   state_.kept.truncate(to);
@@ -287,7 +293,7 @@ inline int64_t Session::prune(const PruneOptions& options) {
   int64_t gone = 0;
   const int64_t begin = std::min(options.sinks, size()),
                 end = size() - std::min(options.keep_last, size());
-  begin_prune(begin, end, options.shift);
+  recompute_.before_prune(target(), begin, end, options.shift);
   with_mending([&] { gone = stet::prune(state_, model_->config(), options); });
   if (gone > 0) move_callbacks(state_.prunes.back());
   return gone;
@@ -296,7 +302,7 @@ inline int64_t Session::prune(const PruneOptions& options) {
 inline void Session::prune_range(int64_t begin, int64_t end, bool shift) {
   refuse_in_sink("prune");
   logits();
-  begin_prune(begin, end, shift);
+  recompute_.before_prune(target(), begin, end, shift);
   with_mending([&] { stet::prune_range(state_, model_->config(), begin, end, shift); });
   if (begin != end) move_callbacks(state_.prunes.back());
 }
@@ -350,34 +356,6 @@ inline std::span<const float> Session::logits() {
   return *state_.logits;
 }
 
-namespace detail {
-
-// Whether an edit was made after the last token of a state had been processed.
-inline bool is_later(const KvEdit& e, const State& state) {
-  return std::pair(e.prunes, e.at) >
-         std::pair(static_cast<int64_t>(state.prunes.size()), state.size() - 1);
-}
-
-// Whether the cache holds what the last token saw: unless it was edited since. A callback that had
-// part in it may be gone. Positions that were put together have no other logits than these.
-inline bool cache_gives_logits(const State& state) {
-  return std::ranges::all_of(state.edits, [&](const KvEdit& e) {
-    return e.what == KvEdit::What::splice ||
-           (e.what != KvEdit::What::callback && !is_later(e, state));
-  });
-}
-
-}  // namespace detail
-
-inline bool tokens_give_logits(const State& state) {
-  if (state.edits.empty()) return true;
-  return is_replayable(state.origin.contract) &&
-         std::ranges::all_of(state.edits, [&](const KvEdit& e) {
-           return detail::is_later(e, state) && e.what != KvEdit::What::kv_type &&
-                  (e.what != KvEdit::What::splice || e.position >= state.size());
-         });
-}
-
 inline void Session::restore_logits() {
   if (const KeptLogits::Row* row = state_.kept.find(size() - 1)) {
     state_.logits = row->hidden ? detail::logits_of(*model_, compute_, *row->values) : row->values;
@@ -399,24 +377,13 @@ inline void Session::restore_logits() {
     again.append({&state_.tokens.back(), 1});
     state_.logits = std::move(again.state_.logits);
   } else {
-    if (before_recall_ != nullptr) before_recall_(transcript_size());
-    Session again = replay(model_, recipe(), {capacity(), state_.kv.shape().type, compute_});
+    recompute_.tell(transcript_size());
+    Session again =
+        replay(model_, detail::recipe_of(state_), {capacity(), state_.kv.shape().type, compute_});
     again.logits();
     state_.logits = std::move(again.state_.logits);
   }
   logits_shared_.clear();
-}
-
-// What the state is without its edits, as replay() needs it.
-inline State Session::recipe() const {
-  State recipe;
-  recipe.origin = state_.origin;
-  recipe.tokens = state_.tokens;
-  recipe.generation = state_.generation;
-  recipe.prunes = state_.prunes;
-  recipe.interventions = state_.interventions;
-  recipe.chat = state_.chat;
-  return recipe;
 }
 
 // Of the positions that come next, [positions][hidden_size]: what the head would read of them.
@@ -430,7 +397,7 @@ inline void Session::keep_rows(Rows hidden) {
 
 inline const State& Session::state() {
   logits();
-  mend(KvCache::Look::at_all);
+  recompute_.mend(target(), KvCache::Look::at_all);
   logits_shared_.set();  // whoever copies the state shares them
   return state_;
 }

@@ -17,6 +17,7 @@
 #include "stet/session/intervention.hpp"
 #include "stet/session/kv_range.hpp"
 #include "stet/session/prune.hpp"
+#include "stet/session/recompute.hpp"
 #include "stet/session/state.hpp"
 #include "stet/session/window.hpp"
 
@@ -70,17 +71,6 @@ class Session;
 // Has tokens processed in place of Session::append: by passes that others share, say.
 using Appender = std::function<void(Session& session, std::span<const int32_t> ids)>;
 
-// Blocks of one file that were no longer what was saved there, and that a session has computed
-// again.
-struct HealedBlocks {
-  std::string file;
-  std::vector<int64_t> blocks;
-  int64_t tokens = 0;  // that were processed for it
-
-  // "s.stet: KV blocks 0, 3 were not what was saved: computed again from 128 tokens"
-  std::string text() const;
-};
-
 // A session whose blocks lie in a mapped file heals itself: where that file is cut off, overwritten
 // or unreadable, the blocks that are no longer what was saved are computed again from the session's
 // own tokens, exactly, within the call that finds out. The bytes decide: a file that is merely
@@ -132,9 +122,13 @@ class Session {
   void rewind(int64_t size);
   // How many tokens are processed again by rewind(size), or for the keys and values of all layers
   // to be there that a query at `size` sees. 0 but for a session that keeps windows only.
-  int64_t rewind_cost(int64_t size) const;
+  int64_t rewind_cost(int64_t size) const { return recompute_.rewind_cost(state_, size); }
   // The same for prune_range().
-  int64_t prune_cost(int64_t begin, int64_t end, bool shift) const;
+  int64_t prune_cost(int64_t begin, int64_t end, bool shift) const {
+    return recompute_.prune_cost(state_, begin, end, shift);
+  }
+  // WindowOptions::before_recall from here on.
+  void set_before_recall(std::function<void(int64_t tokens)> told);
   // A second session that shares every full block with this one and goes its own way.
   Session fork() const;
   // See state.hpp. Returns the number of positions that are seen no more.
@@ -176,7 +170,7 @@ class Session {
   // All of it, with logits() known and every block looked at.
   const State& state();
   // What was healed since the last call.
-  std::vector<HealedBlocks> take_healed() { return std::exchange(healed_, {}); }
+  std::vector<HealedBlocks> take_healed() { return recompute_.take_healed(); }
 
   const Model& model() const { return *model_; }
   const std::shared_ptr<const Model>& shared_model() const { return model_; }
@@ -187,11 +181,7 @@ class Session {
   void set_compute(const ComputeOptions& compute);
 
  private:
-  friend class Snapshot;
   friend class BatchAppend;  // batch-inl.hpp
-  friend Session replay(std::shared_ptr<const Model> model, const State& state,
-                        const SessionOptions& options, const Progress& progress,
-                        const Appender& append);  // replay-inl.hpp
   // Of an append that is running.
   struct PendingAppend {
     int64_t before = -1;                         // the size it began with; -1: none is running
@@ -209,7 +199,6 @@ class Session {
   void finish_append();
   void keep_rows(Rows hidden);
   void restore_logits();
-  State recipe() const;
   std::shared_ptr<std::vector<float>> logits_room() const;
   void refuse_in_sink(const char* call) const;
   void cut(int64_t to);
@@ -217,28 +206,11 @@ class Session {
   void move_callbacks(const Prune& prune);
   template <class Change>
   void change_kv(const char* call, Change change);
+  Recompute::Target target() { return {state_, compute_}; }
   template <class Reads>
-  void with_mending(Reads reads);
-  void mend(KvCache::Look look);
-  void heal(const std::vector<int64_t>& damaged);
-  void refuse_edited(const std::vector<int64_t>& damaged) const;
-  void use_window(const WindowOptions& options);
-  void let_windows_go(int64_t before);
-  void recall(const std::vector<int64_t>& blocks);
-  // Tokens begin .. end-1 are processed again to have `blocks`.
-  struct HealRun {
-    int64_t begin, end;
-    std::vector<int64_t> blocks;
-  };
-  std::vector<HealRun> heal_runs(const std::vector<int64_t>& blocks) const;
-  int64_t resume_point(int64_t block, int64_t first_edited) const;
-  int64_t first_edited_block() const;
-  int64_t heal_cost(const std::vector<int64_t>& blocks) const;
-  std::vector<int64_t> let_go(int64_t begin, int64_t end) const;
-  std::vector<int64_t> needed_by_prune(int64_t begin, int64_t end, bool shift) const;
-  void begin_prune(int64_t begin, int64_t end, bool shift);
-  void take_blocks(Session& from, std::span<const int64_t> damaged, int64_t tokens);
-  Session front(int64_t size, int64_t wanted);
+  void with_mending(Reads reads) {
+    recompute_.with_mending(target(), reads);
+  }
 
   std::shared_ptr<const Model> model_;
   ComputeOptions compute_;  // how, not what
@@ -247,12 +219,8 @@ class Session {
   SharedMark logits_shared_;  // somebody else may hold state_.logits
   // The logits of the token before, which nobody else holds.
   std::shared_ptr<std::vector<float>> spare_;
-  std::vector<HealedBlocks> healed_;
   std::vector<Attached> callbacks_;
-  std::shared_ptr<const WindowPlan> window_;  // null: everything is kept
-  int64_t let_go_to_ = 0;                     // of the blocks before, all that can be
-  std::function<void(int64_t)> before_recall_;
-  const std::function<void()>* after_layer_ = nullptr;  // of an append that is running
+  Recompute recompute_;
 };
 
 // The tokens, one or more, that a batch adds to one of its sessions.
@@ -278,10 +246,6 @@ struct BatchOptions {
 // tokens"). Whatever is thrown, all sessions are as they were.
 void append(std::span<const BatchEntry> batch, const BatchOptions& options = {});
 
-// Whether the logits that a state has, or had, after its last token are those that its tokens give:
-// all edits, if any, came later.
-bool tokens_give_logits(const State& state);
-
 // A session in which the tokens of a state were processed again from nothing, with its prunes where
 // they were made. `state` need not have keys, values or logits; its generation state is taken over.
 // What a prune needs of windows that were let go is processed again, whatever before_recall says.
@@ -294,7 +258,6 @@ Session replay(std::shared_ptr<const Model> model, const State& state,
 }  // namespace stet
 
 #include "stet/session/batch-inl.hpp"
-#include "stet/session/heal-inl.hpp"
+#include "stet/session/recompute-inl.hpp"
 #include "stet/session/replay-inl.hpp"
 #include "stet/session/session-inl.hpp"
-#include "stet/session/window-inl.hpp"

@@ -28,6 +28,7 @@ struct WindowOptions {
   // Called before tokens are processed again, with their number; what it throws leaves all as it
   // was. Null: an argument Error says the number.
   std::function<void(int64_t tokens)> before_recall = nullptr;
+  int64_t keep_from = INT64_MAX;  // blocks from this one on are kept whole
 };
 
 // What that means for a model.
@@ -69,6 +70,7 @@ inline std::shared_ptr<const WindowPlan> plan_window(const ModelConfig& c, Contr
   plan.window = detail::widest_window(c);
   plan.held = std::move(held);
   plan.every = options.checkpoint_every;
+  plan.keep_from = options.keep_from;
   if (plan.window == 0) {
     throw Error(ErrorKind::unsupported, "", "window-only",
                 "a model of which some layers have a sliding window", "family " + c.family);

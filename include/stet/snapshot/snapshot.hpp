@@ -1,82 +1,26 @@
-// A session in a file. The format is specified at the head of src/snapshot/write.cpp.
+// A session in a file (file.hpp).
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "stet/api.h"
-#include "stet/base/sha256.hpp"
-#include "stet/files/file.hpp"
 #include "stet/files/file_source.hpp"
 #include "stet/session/identity.hpp"
 #include "stet/session/session.hpp"
+#include "stet/snapshot/file.hpp"
 #include "stet/text/tokenizer.hpp"
 
 namespace stet {
 
-constexpr uint32_t kSnapshotVersion = 3;  // written and read
-
-// What tells a state from others. XXH3 finds damage quickly; the id is its name.
-struct StateDigests {
-  Digest tokens;  // token ids
-  Digest logits;  // of the last position
-  Digest kv;      // the digests of all layers of all blocks
-  // Covers all of it: contract, model, tokens, visibility, logits, keys, values, generation state,
-  // prunes, messages.
-  Digest state;
-  Sha256 id;  // identity.hpp
-};
-
 // Computes missing logits first (after a rewind), hence not const. Throws a format Error when a
 // block that was mapped and not looked at yet is damaged.
 STET_API StateDigests digests_of(Session& session);
-
-// Forms of one state; all restore to the same bytes.
-enum class SnapshotForm {
-  full,    // everything
-  delta,   // keys and values that its parent, another snapshot, does not have
-  recipe,  // no keys and values: they are computed again, and proved by their digests
-};
-STET_API const char* snapshot_form_name(SnapshotForm form);
-STET_API std::optional<SnapshotForm> parse_snapshot_form(const std::string& name);  // the inverse
-
-// What a snapshot says about itself.
-struct SnapshotMeta {
-  SnapshotForm form = SnapshotForm::full;
-  std::string parent;        // delta: the parent's id
-  std::string parent_state;  // delta: the parent's state digest
-  std::string parent_file;   // delta: the name its file had
-  std::string logits;        // recipe: their digest
-  std::string contract;      // contract_name()
-  int contract_version = 0;
-  // The name of the directory that the model came from: a hint, not part of the state.
-  std::string checkpoint;
-  std::string architecture;
-  std::string config;  // ModelConfig::canonical()
-  // The texts of Model::fingerprints().
-  std::vector<std::pair<std::string, std::string>> fingerprints;
-  std::string tokenizer;  // its fingerprint, or empty
-  KvShape kv;
-  int64_t capacity = 0, positions = 0;
-  GenerationState generation;
-  std::vector<Prune> prunes;
-  std::vector<KvEdit> edits;
-  std::vector<Intervention> interventions;
-  ChatState chat;
-};
-
-// A log of prunes, of edits or of interventions as JSON; the first, which may be long, in pieces.
-STET_API void encode_prunes(const std::vector<Prune>& prunes,
-                            const std::function<void(std::string_view)>& piece);
-STET_API std::string encode_edits(const std::vector<KvEdit>& edits);
-STET_API std::string encode_interventions(const std::vector<Intervention>& all);
 
 class Snapshot;
 
@@ -126,14 +70,10 @@ struct SnapshotCheck {
   size_t files = 0;   // of a self-contained snapshot
 };
 
+// A file that was opened, and the parents of a delta. Copies share them.
 class STET_API Snapshot {
  public:
-  struct Section {
-    std::string name;
-    uint64_t offset = 0, size = 0;
-    Digest digest;
-    bool must_know = true;  // a reader that does not know it must refuse the file
-  };
+  using Section = SnapshotSection;
 
   // Writes everything that `session` is to `path`, which afterwards is the whole new snapshot or,
   // on an io Error, what it was before; but for an Error whose field is "durability": then it is
@@ -194,112 +134,42 @@ class STET_API Snapshot {
   std::shared_ptr<const FileSource> weights() const { return archive("WEIGHTS"); }
   std::shared_ptr<const FileSource> tokenizer_files() const { return archive("TOKENIZR"); }
 
-  const std::string& path() const { return path_; }
+  // All that was read of the file.
+  const std::shared_ptr<const SnapshotFile>& file() const { return file_; }
+  const std::string& path() const { return file_->path; }
   // Whether a path leads to the file that this snapshot was opened from, by whatever name.
   bool is_file_at(const std::string& path) const;
   // Throws an argument Error for a path that leads to this snapshot's file or to one of its
   // parents': a delta that is made from it must not take their place.
   void check_not_needed(const std::string& path) const;
-  uint64_t file_size() const { return bytes_.size(); }
+  uint64_t file_size() const { return file_->bytes.size(); }
   uint32_t version() const { return kSnapshotVersion; }  // of its format
-  const std::vector<Section>& sections() const { return sections_; }
-  const SnapshotMeta& meta() const { return meta_; }
-  const std::vector<int32_t>& tokens() const { return tokens_; }
-  const GenerationState& generation() const { return meta_.generation; }
-  const std::vector<float>& logits() const { return *logits_; }  // empty in a recipe
+  const std::vector<Section>& sections() const { return file_->sections; }
+  const SnapshotMeta& meta() const { return file_->meta; }
+  const std::vector<int32_t>& tokens() const { return file_->tokens; }
+  const GenerationState& generation() const { return file_->meta.generation; }
+  const std::vector<float>& logits() const { return *file_->logits; }  // empty in a recipe
   // The id as the file gives it: check() proves it.
-  const StateDigests& digests() const { return digests_; }
+  const StateDigests& digests() const { return file_->digests; }
   // Of every full block (identity.hpp).
   std::vector<BlockIdentity> block_identities() const;
-  std::string state_name() const { return sha256_text(digests_.id); }
-  uint64_t visible(int64_t block) const { return visible_[static_cast<size_t>(block)]; }
+  std::string state_name() const { return sha256_text(digests().id); }
+  uint64_t visible(int64_t block) const { return file_->visible[static_cast<size_t>(block)]; }
   // Of one block: one for each layer.
-  std::span<const Digest> block_digests(int64_t block) const;
+  std::span<const Digest> block_digests(int64_t block) const { return file_->block_digests(block); }
   // What it takes to compute the state again: tokens, prunes and settings, without keys and values.
-  State recipe() const {
-    return {origin(),         tokens_,      {},          nullptr,
-            meta_.generation, meta_.prunes, meta_.edits, meta_.interventions,
-            meta_.chat};
-  }
-  StateOrigin origin() const {
-    return {meta_.contract, meta_.contract_version, meta_.fingerprints.back().second};
-  }
+  State recipe() const { return file_->recipe(); }
+  StateOrigin origin() const { return file_->origin(); }
   uint64_t stored_kv_bytes() const;
   // Blocks of this file without the layers that have a window.
   int64_t windowed_blocks() const;
 
  private:
-  // Bytes of a file that hold a block.
-  struct Extent {
-    uint64_t offset = 0, size = 0;
-    uint32_t encoding = 0;  // format.hpp
-    bool there = false;
-  };
-  // Where a block's bytes are: in this file or in a parent's; null: nowhere.
-  struct BlockLocation {
-    const Snapshot* file = nullptr;
-    Extent extent;
-  };
-
-  // Of the bytes of a block.
-  struct BlockNames {
-    std::vector<Digest> digests;
-    Sha256 content;
-  };
-
-  using Parents = std::vector<std::shared_ptr<const Snapshot>>;
-
-  Snapshot() = default;
-  const Section& section(const std::string& name) const;
-  std::span<const std::byte> content(const std::string& name) const;
+  explicit Snapshot(std::shared_ptr<const SnapshotFile> file) : file_(std::move(file)) {}
   std::shared_ptr<const FileSource> archive(const std::string& name) const;
-  bool has_section(const std::string& name) const;
-  std::span<const std::byte> optional_content(const std::string& name) const;
-  void check_vocabulary() const;
-  void read_contents();
-  void read_extents();
-  void read_index();
-  void check_expanded(uint64_t block, uint64_t size, uint64_t expanded) const;
-  uint64_t stored_bytes(uint32_t encoding) const;
-  bool is_file_of(const Snapshot& other) const;
-  Parents parents_or_find() const;
-  Parents resolve_parents(const std::optional<std::string>& path) const;
-  std::shared_ptr<const Snapshot> find_parent(const std::optional<std::string>& path) const;
-  BlockLocation locate(int64_t block, const Parents& parents) const;
-  State load(const RestoreOptions& how, std::vector<int64_t>* damaged) const;
-  void refuse_damage(const std::vector<int64_t>& damaged) const;
-  std::shared_ptr<KvBlock> load_block(KvCache& kv, const BlockLocation& at, int64_t block,
-                                      const RestoreOptions& how) const;
-  std::shared_ptr<KvBlock> read_block(KvCache& kv, const BlockLocation& at, int64_t block,
-                                      bool trust) const;
-  SavedBlock saved_block(int64_t block, const BlockLocation& at) const;
-  void prove(Session& session) const;
-  BlockNames names_of_block(const std::byte* bytes, bool with_content) const;
-  void check_block(int64_t block, const Parents& parents, const BlockNames& of_zeros,
-                   const Sha256* content) const;
-  void check_held_block(int64_t block, const Snapshot& file, std::span<const std::byte> bytes,
-                        const Sha256* content) const;
-  void check_id() const;
-  bool is_parent(const Sha256& id) const;
-  bool is_block(int64_t block, const std::byte* bytes) const;
 
-  std::shared_ptr<const MappedFile> file_;  // null when parsed from bytes
-  std::span<const std::byte> bytes_;
-  std::string path_;
-  std::vector<Section> sections_;
-  SnapshotMeta meta_;
-  std::vector<int32_t> tokens_;
-  std::vector<uint64_t> visible_;
-  std::shared_ptr<std::vector<float>> logits_;  // shared with what is restored
-  std::vector<Digest> blocks_;
-  std::vector<Sha256> contents_;  // of blocks that are named by it
-  KeptLogits kept_;
-  std::vector<Extent> extents_;             // of the blocks in this file
-  std::shared_ptr<const HeldLayers> held_;  // by blocks without layers; null: there are none
-  Parents parents_;
-  StateDigests digests_;
-
-  friend struct SnapshotWriter;
+  std::shared_ptr<const SnapshotFile> file_;
+  std::vector<std::shared_ptr<const Snapshot>> parents_;
 };
 
 }  // namespace stet

@@ -12,7 +12,8 @@
 //            u64 bytes of the payload
 //            u32 encoding                       0 as it is; 1, of blocks: u64 bytes that it gives,
 //                                               and those shuffled as elements of 4 bytes and
-//                                               deflated plane by plane (src/snapshot/write.cpp)
+//                                               deflated plane by plane (encoding 1 of
+//                                               docs/snapshot-format.md)
 //            u32 offset of the payload          4096 for blocks, so that it can be mapped; 192
 //            hash HMAC-SHA256 of the bytes before it, under the writers' key
 //            zeros up to the payload

@@ -1,0 +1,317 @@
+// Recompute (recompute.hpp), by sessions of the tokens that give a block.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "stet/base/error.hpp"
+#include "stet/kv/kv_writer.hpp"
+
+namespace stet {
+
+namespace detail {
+
+// Blocks of positions begin .. end-1 that lack layers.
+inline std::vector<int64_t> partial_blocks(const State& state, int64_t begin, int64_t end) {
+  std::vector<int64_t> found;
+  for (int64_t b = std::max<int64_t>(0, begin) / kBlockPositions; b < blocks_of(end); ++b) {
+    if (!state.kv.block_info(b).holds_all()) found.push_back(b);
+  }
+  return found;
+}
+
+// The first block that tokens do not give.
+inline int64_t first_edited_block(const State& state) {
+  if (state.edits.empty()) return state.kv.blocks();
+  const std::vector<bool> given = replayable_blocks(state);
+  return std::find(given.begin(), given.end(), false) - given.begin();
+}
+
+// Throws for blocks that tokens do not give.
+inline void refuse_edited(const State& state, const std::vector<int64_t>& damaged) {
+  if (state.edits.empty()) return;
+  const std::vector<bool> given = replayable_blocks(state);
+  for (const int64_t b : damaged) {
+    if (given[static_cast<size_t>(b)]) continue;
+    throw Error(
+        ErrorKind::format, state.kv.block_info(b).saved()->file, "KV block " + std::to_string(b),
+        "the bytes that were saved (keys or values were edited: they cannot be computed again)",
+        "others");
+  }
+}
+
+// What the state is without its edits, as replay() needs it.
+inline State recipe_of(const State& state) {
+  State recipe;
+  recipe.origin = state.origin;
+  recipe.tokens = state.tokens;
+  recipe.generation = state.generation;
+  recipe.prunes = state.prunes;
+  recipe.interventions = state.interventions;
+  recipe.chat = state.chat;
+  return recipe;
+}
+
+}  // namespace detail
+
+inline std::string HealedBlocks::text() const {
+  if (file.empty())
+    return std::to_string(tokens) + " tokens processed again, whose windows were not kept";
+  std::string list;
+  for (const int64_t b : blocks) list += (list.empty() ? "" : ", ") + std::to_string(b);
+  return file + (blocks.size() == 1 ? ": KV block " : ": KV blocks ") + list +
+         (blocks.size() == 1 ? " was" : " were") + " not what was saved: computed again from " +
+         std::to_string(tokens) + " tokens";
+}
+
+inline Recompute::Recompute(std::shared_ptr<const Model> model, Contract contract,
+                            const WindowOptions& options)
+    : model_(std::move(model)), before_recall_(options.before_recall) {
+  if (options.only) window_ = plan_window(model_->config(), contract, options);
+}
+
+inline Recompute Recompute::fork() const {
+  Recompute copy = *this;
+  copy.healed_.clear();
+  copy.after_layer = nullptr;
+  return copy;
+}
+
+// ------------------------------------------------------------------ healing
+
+template <class Reads>
+void Recompute::with_mending(Target target, Reads reads) {
+  for (int tries = 0;; ++tries) {
+    try {
+      return reads();
+    } catch (const DamagedBlock&) {
+      if (tries == detail::kMostMends) throw;
+    }
+    mend(target, KvCache::Look::at_all);
+  }
+}
+
+inline void Recompute::mend(Target target, KvCache::Look look) {
+  const std::vector<int64_t> damaged =
+      target.state.kv.find_damage(look, detail::threads_of(target.compute));
+  if (!damaged.empty()) heal(target, damaged);
+}
+
+// Run by run, so that each is computed over whole blocks, from where a window is whole before it.
+// Where a prune came later than that, what its tokens saw is gone, and everything is computed
+// again. What was edited is no part of either.
+inline void Recompute::heal(Target target, const std::vector<int64_t>& damaged) {
+  State& state = target.state;
+  detail::refuse_edited(state, damaged);
+  tell_or_refuse(state, damaged);
+  const Appender process = [this](Session& session, std::span<const int32_t> ids) {
+    if (ids.empty()) return;
+    const BatchEntry alone{&session, ids};
+    BatchAppend({&alone, 1}, {nullptr, nullptr, after_layer}).run();
+  };
+  size_t taken = 0;
+  for (const Run& run : runs(state, damaged)) {
+    if (run.begin < state.floor()) {
+      const Session again =
+          replay(model_, detail::recipe_of(state),
+                 {state.kv.capacity(), state.kv.shape().type, target.compute}, nullptr, process);
+      return take_blocks(state, again, std::span(damaged).subspan(taken), again.transcript_size());
+    }
+    Session again = front(target, run.begin, run.blocks[0]);
+    process(again,
+            std::span(state.tokens)
+                .subspan(static_cast<size_t>(run.begin), static_cast<size_t>(run.end - run.begin)));
+    take_blocks(state, again, run.blocks, run.end - run.begin);
+    taken += run.blocks.size();
+  }
+}
+
+// Whoever keeps windows only is told before tokens are processed again for what was dropped.
+inline void Recompute::tell_or_refuse(const State& state,
+                                      const std::vector<int64_t>& damaged) const {
+  const bool recalled =
+      std::ranges::any_of(damaged, [&](int64_t b) { return !state.kv.block_info(b).holds_all(); });
+  if (!recalled) return;
+  const int64_t tokens = cost(state, damaged);
+  if (before_recall_ == nullptr) {
+    throw Error(
+        ErrorKind::argument, "", "window-only",
+        "what its windows hold, or leave to process " + std::to_string(tokens) + " tokens again",
+        "block " + std::to_string(damaged[0]) + ", which was let go");
+  }
+  before_recall_(tokens);
+}
+
+// Blocks of another session take the place of damaged ones, once all of them have proved to be what
+// was saved.
+inline void Recompute::take_blocks(State& state, const Session& from,
+                                   std::span<const int64_t> damaged, int64_t tokens) {
+  blocks_changed();
+  const KvShape& shape = state.kv.shape();
+  for (const int64_t b : damaged) {
+    const KvBlock& lost = state.kv.block_info(b);
+    if (lost.saved_as(shape, from.kv().block(b))) continue;
+    throw Error(ErrorKind::format, lost.saved()->file, "KV block " + std::to_string(b),
+                "a block that its tokens give", "another, after it was computed again");
+  }
+  KvCache computed = from.kv();
+  for (const int64_t b : damaged) {
+    const KvBlock& lost = state.kv.block_info(b);
+    const std::string file = lost.holds_all() ? lost.saved()->file : "";
+    if (healed_.empty() || healed_.back().file != file) healed_.push_back({file, {}, 0});
+    healed_.back().blocks.push_back(b);
+    lost.forget_asked(shape);
+    KvWriter(state.kv).replace(b, KvWriter(computed).share(b));
+  }
+  healed_.back().tokens += tokens;
+}
+
+// A session of the tokens before `size`, a multiple of 64, that shares the state's blocks. Of those
+// before `wanted` it keeps windows alone, where the state does.
+inline Session Recompute::front(Target target, int64_t size, int64_t wanted) const {
+  State& whole = target.state;
+  State state;
+  state.origin = whole.origin;
+  state.tokens.assign(whole.tokens.begin(), whole.tokens.begin() + size);
+  std::vector<std::shared_ptr<KvBlock>> blocks;
+  std::vector<uint64_t> visible;
+  for (int64_t b = 0; b < size / kBlockPositions; ++b) {
+    blocks.push_back(KvWriter(whole.kv).share(b));
+    visible.push_back(whole.kv.visible(b));
+  }
+  for (Intervention w : whole.interventions) {  // of this state without its prunes
+    const Reach reach = reach_of(whole, w);
+    if (reach.end == 0) continue;
+    if (reach.from < w.begin) w.begin = 0;
+    w.at = reach.from, w.prunes = 0;
+    w.end = reach.end, w.ended = -1;
+    state.interventions.push_back(std::move(w));
+  }
+  state.kv = KvCache(whole.kv.shape(), whole.kv.capacity(), keeps_windows_only());
+  KvWriter(state.kv).adopt(std::move(blocks), std::move(visible), size);
+  SessionOptions options{whole.kv.capacity(), whole.kv.shape().type, target.compute};
+  if (keeps_windows_only()) options.window = {true, window_->every, nullptr, wanted};
+  return Session(model_, std::move(state), options);
+}
+
+// ----------------------------------------------------- which tokens, for what
+
+// The last position not behind a block's first one, and at a block's, before which a window is
+// whole and nothing was edited.
+inline int64_t Recompute::resume_point(const State& state, int64_t block,
+                                       int64_t first_edited) const {
+  const int64_t window = widest_window();
+  int64_t whole = 0, at = 0;  // the blocks before `b` from `whole` on lack nothing
+  for (int64_t b = 0; b <= std::min(block, first_edited); ++b) {
+    if (whole == 0 || (b - whole) * kBlockPositions >= window) at = b;
+    if (!state.kv.block_info(b).holds_all()) whole = b + 1;
+  }
+  return at * kBlockPositions;
+}
+
+// What is computed in one go for blocks in ascending order: one goes on where the next could not
+// begin behind it.
+inline std::vector<Recompute::Run> Recompute::runs(const State& state,
+                                                   const std::vector<int64_t>& blocks) const {
+  std::vector<Run> all;
+  const int64_t first_edited = detail::first_edited_block(state);
+  for (const int64_t b : blocks) {
+    const int64_t begin = resume_point(state, b, first_edited),
+                  end = std::min(state.size(), (b + 1) * kBlockPositions);
+    if (all.empty() || begin > all.back().end) all.push_back({begin, end, {}});
+    all.back().end = end;
+    all.back().blocks.push_back(b);
+  }
+  return all;
+}
+
+// Tokens that heal() processes again.
+inline int64_t Recompute::cost(const State& state, const std::vector<int64_t>& blocks) const {
+  int64_t tokens = 0;
+  for (const Run& run : runs(state, blocks)) {
+    if (run.begin < state.floor()) return tokens + state.transcript_size();
+    tokens += run.end - run.begin;
+  }
+  return tokens;
+}
+
+// ------------------------------------------------------------------ windows
+
+inline void Recompute::drop_windows(State& state, int64_t before) {
+  if (window_ == nullptr || !state.edits.empty() || !is_replayable(state.origin.contract)) return;
+  const int64_t end = window_->first_whole(state.size());
+  const int64_t kept_from = before < 0 ? end : window_->first_whole(before),
+                kept_to = before < 0 ? end : blocks_of(before);
+  for (int64_t b = dropped_to_; b < end; ++b) {
+    if ((b >= kept_from && b < kept_to) || window_->of_checkpoint(b)) continue;
+    KvWriter(state.kv).drop(b, window_->held);
+  }
+  if (before < 0) dropped_to_ = std::max(dropped_to_, end);
+}
+
+inline std::vector<int64_t> Recompute::needed_by_rewind(const State& state, int64_t size) const {
+  return detail::partial_blocks(state, size - widest_window(), size);
+}
+
+// What a prune changes or moves of blocks, and what the next token sees of those before the gap.
+inline std::vector<int64_t> Recompute::needed_by_prune(const State& state, int64_t begin,
+                                                       int64_t end, bool shift) const {
+  if (begin < 0 || begin >= end || end > state.size()) return {};
+  if (!shift) {
+    std::vector<int64_t> found;
+    for (const int64_t b : detail::partial_blocks(state, begin, end)) {
+      if (b * kBlockPositions < begin || (b + 1) * kBlockPositions > end) found.push_back(b);
+    }
+    return found;
+  }
+  const int64_t left = state.size() - (end - begin);
+  std::vector<int64_t> found =
+      detail::partial_blocks(state, std::min(begin, left - widest_window()), begin);
+  for (const int64_t b : detail::partial_blocks(state, end, state.size())) {
+    if (found.empty() || found.back() < b) found.push_back(b);
+  }
+  return found;
+}
+
+inline int64_t Recompute::rewind_cost(const State& state, int64_t size) const {
+  if (size < 0 || size > state.size()) return 0;
+  return cost(state, needed_by_rewind(state, size));
+}
+
+inline int64_t Recompute::prune_cost(const State& state, int64_t begin, int64_t end,
+                                     bool shift) const {
+  return cost(state, needed_by_prune(state, begin, end, shift));
+}
+
+inline void Recompute::before_rewind(Target target, int64_t size) {
+  const std::vector<int64_t> needed = needed_by_rewind(target.state, size);
+  if (!needed.empty()) heal(target, needed);
+}
+
+inline void Recompute::before_prune(Target target, int64_t begin, int64_t end, bool shift) {
+  const std::vector<int64_t> needed = needed_by_prune(target.state, begin, end, shift);
+  if (!needed.empty()) heal(target, needed);
+  blocks_changed();
+}
+
+inline void Recompute::offer_whole_kv(Target target) const {
+  const auto lacking = [](const State& state) {
+    return detail::partial_blocks(state, 0, state.size());
+  };
+  target.state.whole_kv = nullptr;
+  if (!keeps_windows_only() && lacking(target.state).empty()) return;
+  const auto whole = [lacking, mine = fork(), compute = target.compute](const State& state) {
+    State copy = state;
+    Recompute again = mine;
+    const std::vector<int64_t> blocks = lacking(copy);
+    if (!blocks.empty()) again.heal({copy, compute}, blocks);
+    return std::move(copy.kv);
+  };
+  target.state.whole_kv = std::make_shared<const std::function<KvCache(const State&)>>(whole);
+}
+
+}  // namespace stet
