@@ -187,7 +187,7 @@ TEST(Replies, ASinkMayThrow) {
                               }),
                  std::runtime_error);
     Caller leaves = server.caller;
-    leaves.gone = []() -> bool { throw std::runtime_error("gone"); };
+    leaves.cancelled = []() -> bool { throw std::runtime_error("gone"); };
     DrawOptions long_one = draws(2);
     long_one.max_tokens = 1900;
     EXPECT_THROW(draw_replies(server.service, leaves, prompted, long_one, nullptr),

@@ -1,3 +1,4 @@
+#include "tools/command/command.hpp"
 #include "tools/lab/picture.hpp"
 
 #include <fmt/format.h>
