@@ -1,5 +1,5 @@
-#include "tools/command/command.hpp"
 #include "tools/lab/picture.hpp"
+#include "tools/command/command.hpp"
 
 #include <fmt/format.h>
 
