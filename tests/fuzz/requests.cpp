@@ -33,7 +33,8 @@ const std::string& state() {
   static const std::string id = [] {
     serve::Request r;
     r.body = R"({"ids": [1, 2, 3, 4, 5, 6]})";
-    return Json::parse(serve::create_state(service(), r, {}).body)["id"].get<std::string>();
+    return Json::parse(serve::create_state().answer(service(), r, {}).body)["id"]
+        .get<std::string>();
   }();
   return id;
 }
@@ -48,7 +49,11 @@ void check_error(const serve::RequestError& e) {
 
 void ask(const serve::Request& request) {
   try {
-    const serve::Response response = serve::route(service(), request);
+    serve::Parts parts;
+    const serve::Route* const route = serve::find_route(request, &parts);
+    const serve::Response response = route == nullptr
+                                         ? serve::page(service(), request, {})
+                                         : route->endpoint.answer(service(), request, parts);
     ++fuzz::tally.accepted;
     if (response.stream) {
       serve::Writer writer([](std::string_view bytes) { return !bytes.empty(); });

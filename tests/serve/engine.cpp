@@ -158,7 +158,7 @@ struct Server {
       : service(model(asset_path(name)), Tokenizer::load(asset_path(name)), options(1), {}, {}, 0) {
   }
 
-  Prompted prompt() { return prompt_ids(service, caller, some_ids(20)); }
+  PreparedPrompt prompt() { return prompt_ids(service, caller, some_ids(20)); }
 
   Service service;
   Caller caller{"", kStays, 0, 0};
@@ -176,7 +176,7 @@ DrawOptions draws(int64_t n) {
 
 TEST(Replies, ASinkMayThrow) {
   Server server;
-  Prompted prompted = server.prompt();
+  PreparedPrompt prompted = server.prompt();
   const auto good = draw_replies(server.service, server.caller, prompted, draws(3), nullptr);
   for (int at = 1; at <= 3; ++at) {  // each reply has a piece at least, however many come at once
     int pieces = 0;
@@ -187,7 +187,7 @@ TEST(Replies, ASinkMayThrow) {
                               }),
                  std::runtime_error);
     Caller leaves = server.caller;
-    leaves.gone = []() -> bool { throw std::runtime_error("gone"); };
+    leaves.cancelled = []() -> bool { throw std::runtime_error("gone"); };
     DrawOptions long_one = draws(2);
     long_one.max_tokens = 1900;
     EXPECT_THROW(draw_replies(server.service, leaves, prompted, long_one, nullptr),
@@ -200,7 +200,7 @@ TEST(Replies, ASinkMayThrow) {
 TEST(Replies, PiecesAddUpToTheText) {
   for (const char* name : {"pocket-llama3", "pocket-gemma3"}) {
     Server server(name);
-    Prompted prompted = server.prompt();
+    PreparedPrompt prompted = server.prompt();
     for (int64_t seed = 0; seed < 40; ++seed) {
       DrawOptions o = draws(2);
       o.temperature = 1e9;

@@ -1,4 +1,5 @@
 #include "tools/lab/picture.hpp"
+#include "tools/command/command.hpp"
 
 #include <fmt/format.h>
 

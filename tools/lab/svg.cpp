@@ -5,6 +5,7 @@
 #include <cmath>
 #include <iterator>
 
+#include "tools/command/command.hpp"
 #include "tools/lab/picture.hpp"
 
 namespace stet::tool {

@@ -22,9 +22,9 @@ constexpr size_t kTokensAtOnce = 256;
 constexpr int64_t kMostCells = int64_t{1} << 20;
 
 // Rows of some points by position: laid out as passes want rows, whichever come twice.
-class Seen {
+class CapturedRows {
  public:
-  Seen(const ModelConfig& config, std::vector<PointAt> points, int64_t first, size_t count)
+  CapturedRows(const ModelConfig& config, std::vector<PointAt> points, int64_t first, size_t count)
       : first_(first), count_(count) {
     const auto width = static_cast<size_t>(point_width(config, points.at(0).point, 0));
     const size_t stride = detail::round_up(width, kLanes);
@@ -38,8 +38,8 @@ class Seen {
         std::copy_n(r.row(i), r.width, row(point, from + static_cast<int64_t>(i)));
     };
   }
-  Seen(const Seen&) = delete;
-  Seen& operator=(const Seen&) = delete;
+  CapturedRows(const CapturedRows&) = delete;
+  CapturedRows& operator=(const CapturedRows&) = delete;
 
   const Watch* watch() const { return &watch_; }
   float* row(size_t point, int64_t position) const {
@@ -75,7 +75,7 @@ void head_over(Service& service, const Caller& caller, const Session& session, R
     at += n;
     return at < rows.count;
   };
-  if (rows.count > 0) service.engine.work(step, caller.gone);
+  if (rows.count > 0) service.engine.work(step, caller.cancelled);
 }
 
 std::string text_of(const Service& service, int32_t id) {
@@ -117,7 +117,7 @@ Watched last_tokens(Session session, int64_t last) {
 
 void process(Service& service, const Caller& caller, Watched& w, const Watch* watch) {
   const std::vector<int32_t> ids(w.last().begin(), w.last().end());
-  service.engine.process(std::vector<BatchEntry>{{&w.session, ids, watch}}, caller.gone);
+  service.engine.process(std::vector<BatchEntry>{{&w.session, ids, watch}}, caller.cancelled);
 }
 
 void check_cells(const char* field, int64_t last, int64_t each) {
@@ -164,7 +164,7 @@ Response state_lens(Service& service, const Request& request, const Parts& parts
     Watched w = last_tokens(service.open(caller, node), last);
     const int64_t first = w.first();
     const size_t count = w.last().size();
-    const Seen seen(c, of_all_layers(c, Point::resid_post), first, count);
+    const CapturedRows seen(c, of_all_layers(c, Point::resid_post), first, count);
     process(service, caller, w, seen.watch());
     Json rows = Json::array();
     head_over(
@@ -237,8 +237,9 @@ std::vector<std::optional<TokenLogprob>> process_scored(Service& service, const 
     add(session.logits());
   for (size_t at = 0; at < ids.size(); at += kTokensAtOnce) {
     const std::span<const int32_t> part = ids.subspan(at, std::min(kTokensAtOnce, ids.size() - at));
-    const Seen seen(c, {{Point::ln_final, 0}}, session.size(), part.size());
-    service.engine.process(std::vector<BatchEntry>{{&session, part, seen.watch()}}, caller.gone);
+    const CapturedRows seen(c, {{Point::ln_final, 0}}, session.size(), part.size());
+    service.engine.process(std::vector<BatchEntry>{{&session, part, seen.watch()}},
+                           caller.cancelled);
     head_over(service, caller, session, seen.all(), head_logits,
               [&](size_t, std::span<const float> logits) {
                 if (scores.size() < ids.size()) add(logits);
@@ -269,7 +270,7 @@ int32_t likeliest(Session& session) {
 // One state's residual stream before each layer put into another's tokens, position by position.
 struct Patching {
   Session corrupt;  // whole
-  const Seen& clean;
+  const CapturedRows& clean;
   int32_t answer, wrong;
 
   double score(Session& session) const {
@@ -296,7 +297,7 @@ struct Patching {
     const std::span<const int32_t> rest =
         std::span(corrupt.tokens()).subspan(static_cast<size_t>(position));
     for (Session& run : runs) batch.push_back({&run, rest});
-    service.engine.process(batch, caller.gone);
+    service.engine.process(batch, caller.cancelled);
     std::vector<double> scores;
     for (Session& run : runs) scores.push_back(score(run));
     return scores;
@@ -315,7 +316,7 @@ Json patched(Service& service, const Caller& caller, const NodePtr& from, const 
                                    printable(text_of(service, answer), 60)));
   Watched w = last_tokens(clean.fork(), last);
   const int64_t first = w.first(), size = clean.size();
-  const Seen seen(c, of_all_layers(c, Point::resid_pre), first, w.last().size());
+  const CapturedRows seen(c, of_all_layers(c, Point::resid_pre), first, w.last().size());
   process(service, caller, w, seen.watch());
   Patching patching{std::move(corrupt), seen, answer, wrong};
   const double best = patching.score(clean), worst = patching.score(patching.corrupt);

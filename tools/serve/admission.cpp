@@ -54,12 +54,7 @@ void check_type(const Request& request) {
                            (type.empty() ? "none" : printable(type, 60)));
 }
 
-}  // namespace
-
-bool is_loopback(const std::string& host) {
-  return host == "127.0.0.1" || host == "localhost" || host == "::1";
-}
-
+// Whether a request asks what another page may send.
 bool is_preflight(const Request& request) {
   return request.method == "OPTIONS" && !request.reply_headers.empty();
 }
@@ -74,19 +69,30 @@ Response preflight() {
   return r;
 }
 
-Admission admit(Request& request, const AdmissionRules& rules) {
+}  // namespace
+
+bool is_loopback(const std::string& host) {
+  return host == "127.0.0.1" || host == "localhost" || host == "::1";
+}
+
+Admission admit(Service& service, Request& request, const AdmissionRules& rules) {
   check_host(request, rules);
   check_origin(request, rules);
-  if (is_preflight(request)) return {Lane::at_once, 0};
+  if (is_preflight(request)) return {Lane::at_once, 0, [](const Request&) { return preflight(); }};
   if (rules.client && !is_control(request)) {
     request.client = rules.client(request.authorization);
     if (request.client.empty())
       throw RequestError(401, "invalid_api_key", "expected an API key of this server");
   }
-  const Route* const to = find_route(request);
-  if (to == nullptr) return {Lane::beside, 0};  // the page
-  if (request.has_body && !to->takes_file) check_type(request);
-  return {to->lane, to->takes_file ? kMostFile : kMostJson};
+  Parts parts;
+  const Route* const route = find_route(request, &parts);
+  if (route == nullptr)
+    return {Lane::beside, 0, [&service](const Request& r) { return page(service, r, {}); }};
+  if (request.has_body && !route->takes_file) check_type(request);
+  return {route->lane, route->takes_file ? kMostFile : kMostJson,
+          [&service, route, parts](const Request& r) {
+            return route->endpoint.answer(service, r, parts);
+          }};
 }
 
 }  // namespace stet::serve

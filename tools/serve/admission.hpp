@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/serve/http.hpp"
+#include "tools/serve/service.hpp"
 
 namespace stet::serve {
 
@@ -19,12 +19,9 @@ struct AdmissionRules {
 
 bool is_loopback(const std::string& host);
 
-// Throws a RequestError: 403 for another name or page, 401 for a wrong key, 404 and 405 for an
-// address that is none, 415 for a body of a type that the address does not take.
-Admission admit(Request& request, const AdmissionRules& rules);
-
-// Whether a request asks what another page may send; is answered with that.
-bool is_preflight(const Request& request);
-Response preflight();
+// Decides who answers. Throws a RequestError: 403 for another name or page, 401 for a wrong key, 404
+// and 405 for an address that is none, 400 for a parameter that it does not know, 415 for a body of
+// a type that it does not take.
+Admission admit(Service& service, Request& request, const AdmissionRules& rules);
 
 }  // namespace stet::serve

@@ -1,9 +1,11 @@
-// What is answered: JSON, events, errors.
+// What is answered: JSON at once, events as they come, errors.
+#include <fmt/format.h>
+
 #include <new>
 
 #include "stet/base/error.hpp"
 #include "stet/kv/overflow.hpp"
-#include "tools/serve/http.hpp"
+#include "tools/serve/service.hpp"
 
 namespace stet::serve {
 
@@ -47,6 +49,23 @@ RequestError current_error() {
   }
 }
 
+RequestError reported_error() {
+  try {
+    throw;
+  } catch (const RequestError& e) {
+    return e;
+  } catch (const Error& e) {
+    if (e.kind != ErrorKind::io) return current_error();
+    tool::say("error: {}\n", printable(e.what(), 3000));
+    return {500, "io", "the server could not use a file of its own; its log names the reason"};
+  } catch (const std::exception& e) {
+    tool::say("error: {}\n", printable(e.what(), 3000));
+    return current_error();
+  } catch (...) {
+    return current_error();
+  }
+}
+
 std::string Request::query_or(const std::string& name, const std::string& fallback) const {
   const auto found = query.find(name);
   return found == query.end() ? fallback : found->second;
@@ -78,6 +97,71 @@ Response event_stream(std::function<void(Writer&)> stream) {
   r.headers = {{"Cache-Control", "no-store"}};
   r.stream = std::move(stream);
   return r;
+}
+
+// ---------------------------------------------------------------- within a place and a deadline
+
+namespace {
+
+// An answer that is read has a client.
+template <class Work>
+auto in_time(const Caller& caller, Work&& work) {
+  try {
+    return work();
+  } catch (const Cancelled&) {
+    if (caller.until == 0 || tool::seconds() <= caller.until) throw;
+    throw RequestError(504, "deadline_exceeded",
+                       fmt::format("expected an end within {:g} s (--deadline), found none",
+                                   caller.until - caller.since));
+  }
+}
+
+}  // namespace
+
+Response respond_at_once(Service& service, const Request& request,
+                         const std::function<Response(const Caller&)>& body) {
+  const Caller caller = service.caller(request);
+  return in_time(caller, [&] {
+    const Engine::Lease lease = service.engine.enter(caller.client, caller.cancelled);
+    Response r = body(caller);
+    service.request_seconds.add(tool::seconds() - caller.since);
+    return r;
+  });
+}
+
+Response answer_at_once(Service& service, const Request& request,
+                        const std::function<Json(const Caller&)>& body) {
+  return respond_at_once(service, request,
+                         [&](const Caller& caller) { return json_response(body(caller)); });
+}
+
+Response stream_events(Service& service, const Request& request,
+                       const std::function<StreamBody(const Caller&)>& prepare,
+                       const ErrorEvent& error_event) {
+  constexpr double kKeepAlive = 5;
+  const Caller caller = service.caller(request);
+  return in_time(caller, [&] {
+    const auto lease =
+        std::make_shared<Engine::Lease>(service.engine.enter(caller.client, caller.cancelled));
+    return event_stream(
+        [&service, caller, lease, error_event, body = prepare(caller)](Writer& writer) {
+          Caller talking = caller;
+          talking.cancelled = [&writer, &caller, next = tool::seconds() + kKeepAlive]() mutable {
+            if (tool::seconds() > next) {
+              writer.write(": still here\n\n");
+              next = tool::seconds() + kKeepAlive;
+            }
+            return !writer.good() || caller.cancelled();
+          };
+          try {
+            in_time(caller, [&] { body(talking, writer); });
+            service.request_seconds.add(tool::seconds() - caller.since);
+          } catch (...) {
+            const RequestError error = reported_error();
+            writer.event(error_event ? error_event(error) : error.json(), "error");
+          }
+        });
+  });
 }
 
 }  // namespace stet::serve

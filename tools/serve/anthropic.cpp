@@ -5,49 +5,70 @@
 namespace stet::serve {
 namespace {
 
-struct MessagesAsked {
+struct MessagesRequest {
   std::vector<Message> messages;
   DrawOptions draw;
-  ChatAsked chat;
+  ChatOptions chat;
   NodePtr from;
   bool stream = false;
   std::string id, model;
 };
 
-MessagesAsked read_messages_request(Service& service, const Request& request, Fields& f) {
-  MessagesAsked a;
-  a.model = check_model(service, f);
-  a.messages = read_messages(f, "messages");
-  const Json* const given = f.find("system");
-  const std::string system = given == nullptr ? "" : read_content(*given, "/system");
-  if (!system.empty())
-    a.messages.insert(a.messages.begin(), Message{"system", system, "", 0, 0, false});
-  a.draw.max_tokens = f.integer("max_tokens", 1, kMaxPositions);
-  a.draw.temperature = f.number("temperature", 0, 1e30);
-  a.draw.top_p = f.number("top_p", 0, 1);
-  a.draw.top_k = f.integer("top_k", 0, INT32_MAX);
-  a.draw.seed = f.integer("seed", 0, INT64_MAX);
-  if (f.find("stop_sequences") != nullptr) a.draw.stop = f.texts("stop_sequences", 16);
-  a.stream = f.boolean("stream").value_or(false);
-  a.chat = read_chat(f);
-  if (const auto from = f.name("resume_from"))
-    a.from = service.states.find(request.client, *from, "/resume_from");
-  f.neutral("tools", {Json::array()});
-  f.neutral("tool_choice", {{{"type", "none"}},
-                            {{"type", "auto"}},
-                            {{"type", "auto"}, {"disable_parallel_tool_use", false}},
-                            {{"type", "auto"}, {"disable_parallel_tool_use", true}}});
-  f.neutral("thinking", {{{"type", "disabled"}}});
-  f.neutral("service_tier", {"auto", "standard_only"});
-  f.unused({"metadata"});
-  f.finish();
-  a.draw.settle(service);
-  a.id = service.states.handle("msg_", request.client, request.body);
-  return a;
+BodyFields<DrawOptions> sampling_fields() {
+  return BodyFields<DrawOptions>()
+      .number("temperature", &DrawOptions::temperature, 0, 1e30)
+      .number("top_p", &DrawOptions::top_p, 0, 1)
+      .integer("top_k", &DrawOptions::top_k, 0, INT32_MAX)
+      .integer("seed", &DrawOptions::seed, 0, INT64_MAX)
+      .field("stop_sequences", "any", [](DrawOptions& draw, const Field& f, const BodyContext&) {
+        if (f.value() != nullptr) draw.stop = f.texts(kMaxStopStrings);
+      });
+}
+
+BodyFields<MessagesRequest> message_fields() {
+  using M = MessagesRequest;
+  return BodyFields<M>()
+      .field("model", "string",
+             [](M& m, const Field& f, const BodyContext& context) {
+               m.model = read_model(f, context);
+             })
+      .required("messages", "array",
+                [](M& m, const Field& f, const BodyContext&) { m.messages = read_messages(f); })
+      .field("system", "any",
+             [](M& m, const Field& f, const BodyContext&) {
+               if (f.value() == nullptr) return;
+               const std::string system = read_content(*f.value(), f.pointer());
+               if (!system.empty())
+                 m.messages.insert(m.messages.begin(), {"system", system, "", 0, 0, false});
+             })
+      .part(&M::draw, sampling_fields())
+      .boolean("stream", &M::stream)
+      .part(&M::chat, chat_fields())
+      .field("resume_from", "string",
+             [](M& m, const Field& f, const BodyContext& context) {
+               m.from = read_resume_from(f, context);
+             })
+      .neutral("tools", "array", {Json::array()})
+      .neutral("tool_choice", "object",
+               {Json{{"type", "none"}}, Json{{"type", "auto"}},
+                Json{{"type", "auto"}, {"disable_parallel_tool_use", false}},
+                Json{{"type", "auto"}, {"disable_parallel_tool_use", true}}})
+      .neutral("thinking", "object", {Json{{"type", "disabled"}}})
+      .neutral("service_tier", "string", {"auto", "standard_only"})
+      .unused("object", {"metadata"});
+}
+
+void read_max_tokens(MessagesRequest& m, const Field& f, const BodyContext&) {
+  m.draw.max_tokens = f.integer(1, kMaxPositions);
+}
+
+void read_required_max_tokens(MessagesRequest& m, const Field& f, const BodyContext& context) {
+  read_max_tokens(m, f, context);
+  if (!m.draw.max_tokens) refuse(f.pointer(), "a number of tokens", "nothing", "missing_field");
 }
 
 // Which stop string it was: the one whose text follows the reply's in what was drawn.
-Json stop_sequence(const Service& service, const MessagesAsked& a, const ReplyResult& r) {
+Json stop_sequence(const Service& service, const MessagesRequest& a, const ReplyResult& r) {
   if (r.reply.stop != StopReason::stop_string || !a.draw.stop) return nullptr;
   const std::string all = service.tokenizer->decode(r.reply.ids, true);
   // Alone, a reply that goes on from a beginning may lose the space between both.
@@ -77,7 +98,7 @@ Json anthropic_usage(const Usage& u, size_t drawn) {
           {"reason", u.reason}};
 }
 
-Json message_json(const MessagesAsked& a, const Json& content, const Json& used) {
+Json message_json(const MessagesRequest& a, const Json& content, const Json& used) {
   return {{"id", a.id},
           {"type", "message"},
           {"role", "assistant"},
@@ -85,16 +106,16 @@ Json message_json(const MessagesAsked& a, const Json& content, const Json& used)
           {"content", content},
           {"stop_reason", nullptr},
           {"stop_sequence", nullptr},
-          {"seed", a.draw.told_seed()},
+          {"seed", a.draw.reported_seed()},
           {"usage", used}};
 }
 
-Prompt check(Service& service, const Caller& caller, const MessagesAsked& a) {
+CheckedPrompt check(Service& service, const Caller& caller, const MessagesRequest& a) {
   return check_messages(service, caller, a.from, a.messages, a.chat);
 }
 
-Json whole(Service& service, const Caller& caller, const MessagesAsked& a) {
-  Prompted p = check(service, caller, a)(caller);
+Json whole(Service& service, const Caller& caller, const MessagesRequest& a) {
+  PreparedPrompt p = check(service, caller, a)(caller);
   const ReplyResult r = draw_replies(service, caller, p, a.draw, nullptr)[0];
   Json j = message_json(a, {{{"type", "text"}, {"text", r.reply.text}}},
                         anthropic_usage(p.usage, r.reply.ids.size()));
@@ -105,14 +126,14 @@ Json whole(Service& service, const Caller& caller, const MessagesAsked& a) {
   return j;
 }
 
-void stream(Service& service, const Caller& caller, const MessagesAsked& a, const Prompt& prompt,
-            Writer& writer) {
+void stream(Service& service, const Caller& caller, const MessagesRequest& a,
+            const CheckedPrompt& prompt, Writer& writer) {
   const auto send = [&](const char* type, Json fields) {
     Json j = {{"type", type}};
     j.update(fields);
     return writer.event(j, type);
   };
-  Prompted p = prompt(caller);
+  PreparedPrompt p = prompt(caller);
   send("message_start", {{"message", message_json(a, Json::array(), anthropic_usage(p.usage, 0))}});
   send("content_block_start", {{"index", 0}, {"content_block", {{"type", "text"}, {"text", ""}}}});
   const ReplyResult r = draw_replies(service, caller, p, a.draw, [&](const ReplyPiece& piece) {
@@ -132,30 +153,34 @@ void stream(Service& service, const Caller& caller, const MessagesAsked& a, cons
 
 }  // namespace
 
-Response messages(Service& service, const Request& request, const Parts&) {
-  const Json body = parse_body(request.body);
-  Fields f(body, "");
-  const MessagesAsked a = read_messages_request(service, request, f);
-  if (!a.draw.max_tokens) refuse("/max_tokens", "a number of tokens", "nothing", "missing_field");
-  if (!a.stream)
-    return answer_at_once(service, request,
-                          [&](const Caller& caller) { return whole(service, caller, a); });
-  return stream_events(service, request, [&service, a](const Caller& caller) -> StreamBody {
-    return
-        [&service, a, prompt = check(service, caller, a)](const Caller& talking, Writer& writer) {
-          stream(service, talking, a, prompt, writer);
-        };
-  });
+Endpoint messages() {
+  return endpoint<MessagesRequest>(
+      message_fields().required("max_tokens", "integer", read_required_max_tokens),
+      [](Service& service, const Request& request, MessagesRequest a) {
+        a.draw.settle(service);
+        a.id = service.states.handle("msg_", request.client, request.body);
+        if (!a.stream)
+          return answer_at_once(service, request,
+                                [&](const Caller& caller) { return whole(service, caller, a); });
+        return stream_events(service, request, [&service, a](const Caller& caller) -> StreamBody {
+          return [&service, a, prompt = check(service, caller, a)](const Caller& talking,
+                                                                   Writer& writer) {
+            stream(service, talking, a, prompt, writer);
+          };
+        });
+      });
 }
 
-Response count_tokens(Service& service, const Request& request, const Parts&) {
-  const Json body = parse_body(request.body);
-  Fields f(body, "");
-  const MessagesAsked a = read_messages_request(service, request, f);
-  return answer_at_once(service, request, [&](const Caller& caller) {
-    return Json{
-        {"input_tokens", render_prompt(service, caller, a.from, a.messages, a.chat).ids.size()}};
-  });
+Endpoint count_tokens() {
+  return endpoint<MessagesRequest>(
+      message_fields().field("max_tokens", "integer", read_max_tokens),
+      [](Service& service, const Request& request, MessagesRequest a) {
+        a.draw.settle(service);
+        return answer_at_once(service, request, [&](const Caller& caller) {
+          const Rendered prompt = render_prompt(service, caller, a.from, a.messages, a.chat);
+          return Json{{"input_tokens", prompt.ids.size()}};
+        });
+      });
 }
 
 }  // namespace stet::serve

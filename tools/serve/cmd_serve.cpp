@@ -9,7 +9,7 @@
 #include "tools/prompt/tokenizer_choice.hpp"
 #include "tools/serve/admission.hpp"
 #include "tools/serve/keys.hpp"
-#include "tools/serve/routes.hpp"
+#include "tools/serve/service.hpp"
 #include "tools/store/store.hpp"
 
 namespace stet::tool {
@@ -103,11 +103,9 @@ void run(ServeCommand& o) {
   limits.threads = static_cast<size_t>(o.engine.streams + o.engine.queue) + 16;
   serve::AdmissionRules rules{o.host, o.hosts, o.origins, nullptr};
   if (keys.any()) rules.client = [&keys](const std::string& given) { return keys.client(given); };
-  serve::HttpServer server(
-      limits, [&rules](serve::Request& request) { return serve::admit(request, rules); },
-      [&service](serve::Request& request) {
-        return serve::is_preflight(request) ? serve::preflight() : serve::route(service, request);
-      });
+  serve::HttpServer server(limits, [&service, &rules](serve::Request& request) {
+    return serve::admit(service, request, rules);
+  });
   const int port = server.bind(o.host, o.port);
   const Interrupts noted;
   out(fmt::format("{}, {}: http://{}:{}/\n", service.name,

@@ -21,12 +21,12 @@ struct TextPrompt {
   std::vector<int32_t> ids;
 };
 
-// What chat and text completions have in common.
-struct Completion {
+// A request for chat completions or for text completions.
+struct CompletionRequest {
   DrawOptions draw;
-  bool chat = true, stream = false, include_usage = false, echo = false;
+  bool chat = true, stream = false, include_usage = false, echo = false, logprobs = false;
   std::vector<Message> messages;
-  ChatAsked state;
+  ChatOptions state;
   std::vector<TextPrompt> prompts;
   NodePtr from;
   std::string id, model;
@@ -34,59 +34,83 @@ struct Completion {
   Json head(const Service& service) const {
     const char* kind =
         chat ? (stream ? "chat.completion.chunk" : "chat.completion") : "text_completion";
-    return {
-        {"id", id},       {"object", kind},           {"created", now()},
-        {"model", model}, {"seed", draw.told_seed()}, {"system_fingerprint", service.fingerprint}};
+    return {{"id", id},
+            {"object", kind},
+            {"created", now()},
+            {"model", model},
+            {"seed", draw.reported_seed()},
+            {"system_fingerprint", service.fingerprint}};
   }
 };
 
 // ---------------------------------------------------------------- what is asked
 
-void read_common(Service& service, const Request& request, Fields& f, Completion& c) {
-  c.model = check_model(service, f);
-  c.draw = read_draw(f, service.model->config().vocab_size);
-  c.draw.n = f.integer("n", 1, 16).value_or(1);
-  c.stream = f.boolean("stream").value_or(false);
-  if (auto options = f.object("stream_options")) {
-    c.include_usage = options->boolean("include_usage").value_or(false);
-    options->neutral("include_obfuscation", {false, true});
-    options->finish();
-  }
-  if (const auto from = f.name("resume_from"))
-    c.from = service.states.find(request.client, *from, "/resume_from");
-  f.unused({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"});
+void read_stream_options(CompletionRequest& c, const Field& f, const BodyContext&) {
+  auto options = f.object();
+  if (!options) return;
+  c.include_usage = (*options)["include_usage"].boolean().value_or(false);
+  (*options)["include_obfuscation"].neutral({false, true});
+  options->finish();
 }
 
-Completion read_chat_completion(Service& service, const Request& request, const Json& body) {
-  Fields f(body, "");
-  Completion c;
-  read_common(service, request, f, c);
-  c.messages = read_messages(f, "messages");
-  c.state = read_chat(f);
-  c.draw.max_tokens = f.integer("max_completion_tokens", 1, kMaxPositions);
-  const auto older = f.integer("max_tokens", 1, kMaxPositions);
-  if (!c.draw.max_tokens) c.draw.max_tokens = older;
-  const bool logprobs = f.boolean("logprobs").value_or(false);
-  const auto top = f.integer("top_logprobs", 0, 20);
-  if (top && *top > 0 && !logprobs)
-    refuse("/top_logprobs", "logprobs: true with it", std::to_string(*top));
-  if (logprobs) c.draw.top_logprobs = static_cast<int>(top.value_or(0));
-  f.neutral("tools", {Json::array()});
-  f.neutral("tool_choice", {"none", "auto"});
-  f.neutral("parallel_tool_calls", {true, false});
-  f.neutral("functions", {Json::array()});
-  f.neutral("function_call", {"none", "auto"});
-  f.neutral("response_format", {{{"type", "text"}}});
-  f.neutral("modalities", {{"text"}});
-  f.neutral("store", {false});
-  f.neutral("service_tier", {"auto", "default"});
-  f.neutral("audio", {});
-  f.neutral("prediction", {});
-  f.neutral("reasoning_effort", {"none"});
-  f.neutral("verbosity", {"medium"});
-  f.neutral("web_search_options", {});
-  f.finish();
-  return c;
+BodyFields<CompletionRequest> openai_fields() {
+  using C = CompletionRequest;
+  return BodyFields<C>()
+      .field("model", "string",
+             [](C& c, const Field& f, const BodyContext& context) {
+               c.model = read_model(f, context);
+             })
+      .part(&C::draw, draw_fields())
+      .field(
+          "n", "integer",
+          [](C& c, const Field& f, const BodyContext&) { c.draw.n = f.integer(1, 16).value_or(1); })
+      .boolean("stream", &C::stream)
+      .field("stream_options", "object", read_stream_options)
+      .field("resume_from", "string",
+             [](C& c, const Field& f, const BodyContext& context) {
+               c.from = read_resume_from(f, context);
+             })
+      .unused("string", {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
+      .unused("object", {"metadata"});
+}
+
+BodyFields<CompletionRequest> chat_completion_fields() {
+  using C = CompletionRequest;
+  return openai_fields()
+      .required("messages", "array",
+                [](C& c, const Field& f, const BodyContext&) { c.messages = read_messages(f); })
+      .part(&C::state, chat_fields())
+      .field("max_completion_tokens", "integer",
+             [](C& c, const Field& f, const BodyContext&) {
+               c.draw.max_tokens = f.integer(1, kMaxPositions);
+             })
+      .field("max_tokens", "integer",
+             [](C& c, const Field& f, const BodyContext&) {
+               const auto older = f.integer(1, kMaxPositions);
+               if (!c.draw.max_tokens) c.draw.max_tokens = older;
+             })
+      .boolean("logprobs", &C::logprobs)
+      .field("top_logprobs", "integer",
+             [](C& c, const Field& f, const BodyContext&) {
+               const auto top = f.integer(0, 20);
+               if (top && *top > 0 && !c.logprobs)
+                 refuse(f.pointer(), "logprobs: true with it", std::to_string(*top));
+               if (c.logprobs) c.draw.top_logprobs = static_cast<int>(top.value_or(0));
+             })
+      .neutral("tools", "array", {Json::array()})
+      .neutral("tool_choice", "string", {"none", "auto"})
+      .neutral("parallel_tool_calls", "boolean", {true, false})
+      .neutral("functions", "array", {Json::array()})
+      .neutral("function_call", "string", {"none", "auto"})
+      .neutral("response_format", "object", {Json{{"type", "text"}}})
+      .neutral("modalities", "array", {Json::array({"text"})})
+      .neutral("store", "boolean", {false})
+      .neutral("service_tier", "string", {"auto", "default"})
+      .neutral("audio", "object")
+      .neutral("prediction", "object")
+      .neutral("reasoning_effort", "string", {"none"})
+      .neutral("verbosity", "string", {"medium"})
+      .neutral("web_search_options", "object");
 }
 
 TextPrompt read_prompt(const Service& service, const Json& prompt, const std::string& pointer) {
@@ -96,62 +120,70 @@ TextPrompt read_prompt(const Service& service, const Json& prompt, const std::st
   return {std::nullopt, read_ids(prompt, pointer, service.model->config().vocab_size)};
 }
 
-std::vector<TextPrompt> read_prompts(const Service& service, Fields& f) {
-  const Json* prompt = f.find("prompt");
-  if (prompt == nullptr) refuse("/prompt", "a string or token ids", "nothing", "missing_field");
+void read_prompts(CompletionRequest& c, const Field& f, const BodyContext& context) {
+  const Service& service = context.service;
+  const Json* const prompt = f.value();
+  if (prompt == nullptr) refuse(f.pointer(), "a string or token ids", "nothing", "missing_field");
   const bool several = prompt->is_array() && !prompt->empty() && !prompt->front().is_number();
-  if (!several) return {read_prompt(service, *prompt, "/prompt")};
+  if (!several) {
+    c.prompts = {read_prompt(service, *prompt, f.pointer())};
+    return;
+  }
   if (prompt->size() > kMostPrompts)
-    refuse("/prompt", fmt::format("at most {} prompts", kMostPrompts),
+    refuse(f.pointer(), fmt::format("at most {} prompts", kMostPrompts),
            std::to_string(prompt->size()));
-  std::vector<TextPrompt> all;
   for (const Json& one : *prompt)
-    all.push_back(read_prompt(service, one, fmt::format("/prompt/{}", all.size())));
-  return all;
+    c.prompts.push_back(
+        read_prompt(service, one, fmt::format("{}/{}", f.pointer(), c.prompts.size())));
 }
 
-Completion read_completion(Service& service, const Request& request, const Json& body) {
-  Fields f(body, "");
-  Completion c;
-  c.chat = false;
-  read_common(service, request, f, c);
-  c.prompts = read_prompts(service, f);
-  c.draw.max_tokens = f.integer("max_tokens", 0, kMaxPositions).value_or(16);
-  if (const auto top = f.integer("logprobs", 0, 20)) c.draw.top_logprobs = static_cast<int>(*top);
-  c.echo = f.boolean("echo").value_or(false);
-  f.neutral("suffix", {});
-  f.neutral("best_of", {1, c.draw.n});
-  f.finish();
-  return c;
+BodyFields<CompletionRequest> completion_fields() {
+  using C = CompletionRequest;
+  return openai_fields()
+      .required("prompt", "any", read_prompts)
+      .field("max_tokens", "integer",
+             [](C& c, const Field& f, const BodyContext&) {
+               c.draw.max_tokens = f.integer(0, kMaxPositions).value_or(16);
+             })
+      .field("logprobs", "integer",
+             [](C& c, const Field& f, const BodyContext&) {
+               if (const auto top = f.integer(0, 20)) c.draw.top_logprobs = static_cast<int>(*top);
+             })
+      .boolean("echo", &C::echo)
+      .neutral("suffix", "string")
+      .field("best_of", "integer", [](C& c, const Field& f, const BodyContext&) {
+        f.neutral({1, c.draw.n});
+      });
 }
 
 // ---------------------------------------------------------------- prompts
 
 // A checked prompt, and its text where that is echoed.
-struct Asked {
-  Prompt prompt;
+struct EchoedPrompt {
+  CheckedPrompt prompt;
   std::string text;
   std::vector<int32_t> ids;
 };
 
-Asked check_prompt(Service& service, const Caller& caller, const Completion& c,
-                   const TextPrompt& prompt) {
-  Asked asked;
-  asked.ids = prompt.text ? encode_text(service, caller, *prompt.text,
-                                        c.from ? Tokenizer::Bos::off : Tokenizer::Bos::automatic)
-                          : prompt.ids;
+EchoedPrompt check_prompt(Service& service, const Caller& caller, const CompletionRequest& c,
+                          const TextPrompt& prompt) {
+  EchoedPrompt checked;
+  checked.ids = prompt.text ? encode_text(service, caller, *prompt.text,
+                                          c.from ? Tokenizer::Bos::off : Tokenizer::Bos::automatic)
+                            : prompt.ids;
   if (c.echo && prompt.text)
-    asked.text = *prompt.text;
+    checked.text = *prompt.text;
   else if (c.echo && service.tokenizer != nullptr)
-    asked.text = service.tokenizer->decode(asked.ids, true);
-  asked.prompt =
+    checked.text = service.tokenizer->decode(checked.ids, true);
+  checked.prompt =
       check_ids(service, caller, c.from,
-                {asked.ids, *c.draw.max_tokens == 0 ? 0 : 1, c.echo ? c.draw.top_logprobs : -1});
-  return asked;
+                {checked.ids, *c.draw.max_tokens == 0 ? 0 : 1, c.echo ? c.draw.top_logprobs : -1});
+  return checked;
 }
 
-std::vector<Asked> check(Service& service, const Caller& caller, const Completion& c) {
-  std::vector<Asked> all;
+std::vector<EchoedPrompt> check(Service& service, const Caller& caller,
+                                const CompletionRequest& c) {
+  std::vector<EchoedPrompt> all;
   if (c.chat) all.push_back({check_messages(service, caller, c.from, c.messages, c.state), "", {}});
   for (const TextPrompt& prompt : c.prompts)
     all.push_back(check_prompt(service, caller, c, prompt));
@@ -220,16 +252,16 @@ class TextLogprobs {
 
 // ---------------------------------------------------------------- answers
 
-// Choices as they are told, whole or in pieces: those of one prompt.
-class Telling {
+// Choices as answers have them, whole or in pieces: those of one prompt.
+class ChoiceFormat {
  public:
-  Telling(const Service& service, const Completion& c, size_t first)
+  ChoiceFormat(const Service& service, const CompletionRequest& c, size_t first)
       : service_(service), c_(c), first_(first) {
     for (int64_t i = 0; i < c.draw.n; ++i) texts_.emplace_back(service.tokenizer.get());
   }
 
   // The prompt of each choice, which is the beginning of its text.
-  void echo(const Asked& asked, const Prompted& prompted) {
+  void echo(const EchoedPrompt& asked, const PreparedPrompt& prompted) {
     echo_ = asked.text;
     for (TextLogprobs& text : texts_) {
       for (size_t i = 0; i < prompted.prompt_logprobs.size(); ++i) {
@@ -274,7 +306,7 @@ class Telling {
   }
 
   const Service& service_;
-  const Completion& c_;
+  const CompletionRequest& c_;
   size_t first_;
   std::string echo_;
   std::vector<TextLogprobs> texts_;  // of each choice
@@ -285,7 +317,7 @@ struct Total {
   Usage usage;
   size_t drawn = 0;
 
-  void add(const Prompted& p, const std::vector<ReplyResult>& results) {
+  void add(const PreparedPrompt& p, const std::vector<ReplyResult>& results) {
     if (usage.reason.empty()) usage.reason = p.usage.reason;
     usage.reused += p.usage.reused;
     usage.recomputed += p.usage.recomputed;
@@ -295,16 +327,16 @@ struct Total {
   Json json() const { return usage_json(usage, drawn); }
 };
 
-Json whole(Service& service, const Caller& caller, const Completion& c) {
+Json whole(Service& service, const Caller& caller, const CompletionRequest& c) {
   Json j = c.head(service), choices = Json::array();
   Total total;
   std::string state;
-  for (Asked& asked : check(service, caller, c)) {
-    Prompted p = std::exchange(asked.prompt, nullptr)(caller);
-    Telling telling(service, c, choices.size());
-    if (c.echo) telling.echo(asked, p);
+  for (EchoedPrompt& asked : check(service, caller, c)) {
+    PreparedPrompt p = std::exchange(asked.prompt, nullptr)(caller);
+    ChoiceFormat format(service, c, choices.size());
+    if (c.echo) format.echo(asked, p);
     const std::vector<ReplyResult> results = draw_replies(service, caller, p, c.draw, nullptr);
-    for (size_t i = 0; i < results.size(); ++i) choices.push_back(telling.whole(i, results[i]));
+    for (size_t i = 0; i < results.size(); ++i) choices.push_back(format.whole(i, results[i]));
     if (state.empty()) state = results[0].node->id;
     j["now"] = p.exchange.session().chat().now;
     total.add(p, results);
@@ -315,8 +347,8 @@ Json whole(Service& service, const Caller& caller, const Completion& c) {
   return j;
 }
 
-void stream(Service& service, const Caller& caller, const Completion& c, std::vector<Asked>& all,
-            Writer& writer) {
+void stream(Service& service, const Caller& caller, const CompletionRequest& c,
+            std::vector<EchoedPrompt>& all, Writer& writer) {
   const Json head = c.head(service);
   const auto send = [&](Json choice, const Json& usage = nullptr) {
     Json j = head;
@@ -326,38 +358,38 @@ void stream(Service& service, const Caller& caller, const Completion& c, std::ve
   };
   Total total;
   for (size_t k = 0; k < all.size(); ++k) {
-    Prompted p = std::exchange(all[k].prompt, nullptr)(caller);
-    Telling telling(service, c, k * static_cast<size_t>(c.draw.n));
-    if (c.echo) telling.echo(all[k], p);
+    PreparedPrompt p = std::exchange(all[k].prompt, nullptr)(caller);
+    ChoiceFormat format(service, c, k * static_cast<size_t>(c.draw.n));
+    if (c.echo) format.echo(all[k], p);
     for (size_t i = 0; i < static_cast<size_t>(c.draw.n); ++i) {
       if (c.chat)
         send({{"index", i},
               {"delta", {{"role", "assistant"}, {"content", ""}}},
               {"logprobs", nullptr},
               {"finish_reason", nullptr}});
-      else if (telling.has_echo(i))
-        send(telling.echoed(i));
+      else if (format.has_echo(i))
+        send(format.echoed(i));
     }
     const auto sink = [&](const ReplyPiece& piece) {
       if (piece.text.empty() && piece.logprobs.empty()) return writer.good();
-      return send(telling.piece(piece));
+      return send(format.piece(piece));
     };
     const std::vector<ReplyResult> results = draw_replies(service, caller, p, c.draw, sink);
-    for (size_t i = 0; i < results.size(); ++i) send(telling.last(i, results[i]));
+    for (size_t i = 0; i < results.size(); ++i) send(format.last(i, results[i]));
     total.add(p, results);
   }
   if (c.include_usage) send(nullptr, total.json());
   writer.write("data: [DONE]\n\n");
 }
 
-Response answer(Service& service, const Request& request, Completion c) {
+Response answer(Service& service, const Request& request, CompletionRequest c) {
   c.id = service.states.handle(c.chat ? "chatcmpl-" : "cmpl-", request.client, request.body);
   c.draw.settle(service);
   if (!c.stream)
     return answer_at_once(service, request,
                           [&](const Caller& caller) { return whole(service, caller, c); });
   return stream_events(service, request, [&service, c](const Caller& caller) -> StreamBody {
-    const auto all = std::make_shared<std::vector<Asked>>(check(service, caller, c));
+    const auto all = std::make_shared<std::vector<EchoedPrompt>>(check(service, caller, c));
     return [&service, c, all](const Caller& talking, Writer& writer) {
       stream(service, talking, c, *all, writer);
     };
@@ -366,12 +398,14 @@ Response answer(Service& service, const Request& request, Completion c) {
 
 }  // namespace
 
-Response chat_completions(Service& service, const Request& request, const Parts&) {
-  return answer(service, request, read_chat_completion(service, request, parse_body(request.body)));
-}
+Endpoint chat_completions() { return endpoint(chat_completion_fields(), answer); }
 
-Response completions(Service& service, const Request& request, const Parts&) {
-  return answer(service, request, read_completion(service, request, parse_body(request.body)));
+Endpoint completions() {
+  return endpoint<CompletionRequest>(
+      completion_fields(), [](Service& service, const Request& request, CompletionRequest c) {
+        c.chat = false;
+        return answer(service, request, std::move(c));
+      });
 }
 
 }  // namespace stet::serve

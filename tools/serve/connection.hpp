@@ -20,32 +20,31 @@
 
 namespace stet::serve {
 
-class Link;
-using LinkPtr = std::shared_ptr<Link>;
+class Connection;
+using ConnectionPtr = std::shared_ptr<Connection>;
 
 // What the connections of a server have in common. The server's thread alone uses it, but `bodies`.
-struct Hub {
-  explicit Hub(const HttpLimits& limits_) : limits(limits_), work(limits_.threads) {}
-  virtual void ended(Link& link) = 0;  // closed; it is not used any more
+struct HttpContext {
+  explicit HttpContext(const HttpLimits& limits_) : limits(limits_), work(limits_.threads) {}
+  virtual void ended(Connection& connection) = 0;  // closed; it is not used any more
 
   const HttpLimits limits;
   HttpServer::Admit admit;
-  HttpServer::Handler handler;
   boost::asio::io_context io{1};
   boost::asio::thread_pool work, beside{1};
   std::atomic<size_t> bodies{0};  // bytes of bodies in memory
   bool draining = false;
 
  protected:
-  ~Hub() = default;
+  ~HttpContext() = default;
 };
 
 // Bytes on their way to a client. Whoever computes them hands them to the system at once, as far as
 // it takes them; the rest is kept for the server's thread, so that a token waits for no other
 // thread where its client reads.
-class Outbox {
+class SendQueue {
  public:
-  explicit Outbox(int socket) : socket_(socket) {}
+  explicit SendQueue(int socket) : socket_(socket) {}
   // Waits while much is on its way. False once nobody takes it. `idle`: bytes are kept and nobody
   // was writing; whoever called is to have it begun.
   bool put(std::string bytes, bool* idle);
@@ -62,13 +61,14 @@ class Outbox {
   bool writing_ = false, failed_ = false;
 };
 
-class Link : public std::enable_shared_from_this<Link> {
+class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Link(boost::asio::ip::tcp::socket socket, std::string remote, std::string group, Hub& hub);
+  Connection(boost::asio::ip::tcp::socket socket, std::string remote, std::string group,
+             HttpContext& context);
 
   void begin();
   void drain();  // closes: at once where nothing is being answered, else after that
-  void cut();    // closes at once; whoever works for the client finds it gone
+  void cut();    // closes at once; whoever works for the client finds it closed
   const std::string& group() const { return group_; }  // of addresses that count as one
   bool waits() const { return phase_ == Phase::idle; }
   bool asks() const { return phase_ == Phase::head || phase_ == Phase::body; }
@@ -78,7 +78,13 @@ class Link : public std::enable_shared_from_this<Link> {
 
   // A handler of something that the system does: what it throws ends the connection.
   template <class Work>
-  void guarded(Work work);
+  void guarded(Work work) {
+    try {
+      work();
+    } catch (...) {  // no memory, say
+      cut();
+    }
+  }
   void read();
   void took(const boost::system::error_code& error, size_t n);
   void advance();
@@ -104,7 +110,7 @@ class Link : public std::enable_shared_from_this<Link> {
   boost::asio::ip::tcp::socket socket_;
   boost::asio::steady_timer timer_;
   const std::string remote_, group_;
-  Hub& hub_;
+  HttpContext& context_;
 
   Phase phase_ = Phase::idle;
   std::string in_;  // bytes that were read and not understood yet
@@ -119,9 +125,9 @@ class Link : public std::enable_shared_from_this<Link> {
   std::string encoding_, range_;
   bool head_only_ = false, http11_ = true, keep_ = false;
   size_t accounted_ = 0;
-  std::shared_ptr<std::atomic<bool>> gone_;
+  std::shared_ptr<std::atomic<bool>> client_left_;
 
-  Outbox out_;
+  SendQueue out_;
   std::string writing_;
   size_t written_ = 0;
   bool answered_ = false;

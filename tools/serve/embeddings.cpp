@@ -13,9 +13,12 @@
 namespace stet::serve {
 namespace {
 
-struct EmbeddingOptions {
+struct EmbeddingRequest {
+  std::string model;
   size_t layer = 0, dimensions = 0;
   bool mean = true, normalize = true, as_base64 = false;
+  std::vector<std::vector<int32_t>> ids;
+  std::vector<std::string> texts;  // in their place
 };
 
 std::string base64(std::string_view bytes) {
@@ -33,7 +36,7 @@ std::string base64(std::string_view bytes) {
 
 // Pools hidden states of the layer over all tokens.
 std::vector<float> embedding(Service& service, const Caller& caller,
-                             const std::vector<int32_t>& ids, const EmbeddingOptions& o) {
+                             const std::vector<int32_t>& ids, const EmbeddingRequest& o) {
   Session session(service.model, service.session);
   std::vector<double> sum;
   std::vector<float> pooled;
@@ -52,7 +55,7 @@ std::vector<float> embedding(Service& service, const Caller& caller,
                         pooled.assign(row, row + rows.width);
                       }
                     }};
-  service.engine.process(std::vector<BatchEntry>{{&session, ids, &watch}}, caller.gone);
+  service.engine.process(std::vector<BatchEntry>{{&session, ids, &watch}}, caller.cancelled);
   const FloatEnvironment contract;
   if (o.mean) mean_of_rows(sum.data(), ids.size(), pooled.data(), pooled.size());
   pooled.resize(o.dimensions);
@@ -63,103 +66,113 @@ std::vector<float> embedding(Service& service, const Caller& caller,
 // Embeddings of a model may be cut where it was trained so that their beginnings are embeddings
 // themselves (Kusupati et al., arXiv 2205.13147). Its config.json says so: by
 // matryoshka_dimensions, a list, or by is_matryoshka.
-size_t read_dimensions(const Model& model, Fields& f) {
+size_t read_dimensions(const Model& model, const Field& f) {
   constexpr size_t kConfigLimit = size_t{16} << 20;
   const int64_t all = model.config().hidden_size;
-  const int64_t asked = f.integer("dimensions", 1, all).value_or(all);
+  const int64_t asked = f.integer(1, all).value_or(all);
   if (asked == all) return static_cast<size_t>(all);
   const std::string file = model.source().path_of("config.json");
   const JsonReader config = parse_json(model.source().read("config.json", kConfigLimit), file);
   const std::vector<int64_t> declared = config.integers("matryoshka_dimensions", 1, all);
   if (declared.empty() && !config.boolean_or("is_matryoshka", false))
-    refuse("/dimensions", fmt::format("{}: this model declares no smaller embeddings", all),
+    refuse(f.pointer(), fmt::format("{}: this model declares no smaller embeddings", all),
            std::to_string(asked), "unsupported_field");
   if (!declared.empty() && std::ranges::find(declared, asked) == declared.end())
-    refuse("/dimensions", fmt::format("{}, or one of {}", all, fmt::join(declared, ", ")),
+    refuse(f.pointer(), fmt::format("{}, or one of {}", all, fmt::join(declared, ", ")),
            std::to_string(asked));
   return static_cast<size_t>(asked);
 }
 
-EmbeddingOptions read_options(const Model& model, Fields& f) {
-  const int64_t layers = model.config().layers;
-  EmbeddingOptions o;
-  o.layer = static_cast<size_t>(f.integer("layer", 0, layers).value_or(layers));
-  const std::string pooling = f.text("pooling").value_or("mean"),
-                    format = f.text("encoding_format").value_or("float");
-  if (pooling != "mean" && pooling != "last")
-    refuse("/pooling", "mean or last", printable(pooling, 60));
-  if (format != "float" && format != "base64")
-    refuse("/encoding_format", "float or base64", printable(format, 60));
-  o.mean = pooling == "mean";
-  o.as_base64 = format == "base64";
-  o.normalize = f.boolean("normalize").value_or(true);
-  o.dimensions = read_dimensions(model, f);
-  return o;
-}
-
-struct EmbeddingInputs {
-  std::vector<std::vector<int32_t>> ids;
-  std::vector<std::string> texts;  // in their place
-};
-
 // Text, a list of texts, token ids, or a list of these.
-EmbeddingInputs read_inputs(Service& service, Fields& f) {
+void read_input(EmbeddingRequest& asked, const Field& f, const BodyContext& context) {
   constexpr size_t kMostInputs = 64;
-  const int64_t vocab = service.model->config().vocab_size;
-  EmbeddingInputs inputs;
-  const Json* input = f.find("input");
+  const int64_t vocab = context.service.model->config().vocab_size;
+  const Json* const input = f.value();
   const Json* const first =
       input != nullptr && input->is_array() && !input->empty() ? &input->front() : nullptr;
   if (first != nullptr && first->is_number()) {
-    inputs.ids.push_back(*f.ids("input", vocab));
+    asked.ids.push_back(*f.ids(vocab));
   } else if (first != nullptr && first->is_array()) {
     if (input->size() > kMostInputs)
-      refuse("/input", fmt::format("at most {} of them", kMostInputs),
+      refuse(f.pointer(), fmt::format("at most {} of them", kMostInputs),
              fmt::format("{}", input->size()));
     for (const Json& ids : *input)
-      inputs.ids.push_back(read_ids(ids, fmt::format("/input/{}", inputs.ids.size()), vocab));
+      asked.ids.push_back(
+          read_ids(ids, fmt::format("{}/{}", f.pointer(), asked.ids.size()), vocab));
   } else {
-    inputs.texts = f.texts("input", kMostInputs);
-    if (!inputs.texts.empty()) service.need_tokenizer();
+    asked.texts = f.texts(kMostInputs);
+    if (!asked.texts.empty()) context.service.need_tokenizer();
   }
-  if (inputs.ids.empty() && inputs.texts.empty())
-    refuse("/input", "text, a list of texts, or token ids", "nothing", "missing_field");
-  return inputs;
+  if (asked.ids.empty() && asked.texts.empty())
+    refuse(f.pointer(), "text, a list of texts, or token ids", "nothing", "missing_field");
 }
 
-}  // namespace
+// Reads one of two words: whether it is the other one than the first, which stands where the field
+// is absent.
+bool read_choice(const Field& f, const char* first, const char* second) {
+  const std::string word = f.text().value_or(first);
+  if (word != first && word != second)
+    refuse(f.pointer(), fmt::format("{} or {}", first, second), printable(word, 60));
+  return word == second;
+}
 
-Response embeddings(Service& service, const Request& request, const Parts&) {
-  const Json body = parse_body(request.body);
-  Fields f(body, "");
-  const std::string name = check_model(service, f);
-  const EmbeddingOptions options = read_options(*service.model, f);
-  EmbeddingInputs inputs = read_inputs(service, f);
-  f.unused({"user"});
-  f.finish();
+BodyFields<EmbeddingRequest> embedding_fields() {
+  using E = EmbeddingRequest;
+  return BodyFields<E>()
+      .field("model", "string",
+             [](E& e, const Field& f, const BodyContext& context) {
+               e.model = read_model(f, context);
+             })
+      .field("layer", "integer",
+             [](E& e, const Field& f, const BodyContext& context) {
+               const int64_t layers = context.service.model->config().layers;
+               e.layer = static_cast<size_t>(f.integer(0, layers).value_or(layers));
+             })
+      .field("pooling", "string",
+             [](E& e, const Field& f, const BodyContext&) {
+               e.mean = !read_choice(f, "mean", "last");
+             })
+      .field("encoding_format", "string",
+             [](E& e, const Field& f, const BodyContext&) {
+               e.as_base64 = read_choice(f, "float", "base64");
+             })
+      .boolean("normalize", &E::normalize)
+      .field("dimensions", "integer",
+             [](E& e, const Field& f, const BodyContext& context) {
+               e.dimensions = read_dimensions(*context.service.model, f);
+             })
+      .required("input", "any", read_input)
+      .unused("string", {"user"});
+}
+
+Response answer(Service& service, const Request& request, EmbeddingRequest asked) {
   return answer_at_once(service, request, [&](const Caller& caller) {
-    for (const std::string& text : inputs.texts)
-      inputs.ids.push_back(encode_text(service, caller, text, Tokenizer::Bos::automatic));
+    for (const std::string& text : asked.texts)
+      asked.ids.push_back(encode_text(service, caller, text, Tokenizer::Bos::automatic));
     Json data = Json::array();
     size_t tokens = 0;
-    for (const std::vector<int32_t>& ids : inputs.ids) {
+    for (const std::vector<int32_t>& ids : asked.ids) {
       if (ids.empty()) refuse("/input", "at least one token", "none");
       tokens += ids.size();
-      const std::vector<float> x = embedding(service, caller, ids, options);
+      const std::vector<float> x = embedding(service, caller, ids, asked);
       std::string bytes(x.size() * sizeof(float), '\0');
       std::memcpy(bytes.data(), x.data(), bytes.size());
       data.push_back({{"object", "embedding"},
                       {"index", data.size()},
-                      {"embedding", options.as_base64 ? Json(base64(bytes)) : Json(x)}});
+                      {"embedding", asked.as_base64 ? Json(base64(bytes)) : Json(x)}});
     }
     return Json{{"object", "list"},
                 {"data", data},
-                {"model", name},
-                {"layer", options.layer},
-                {"pooling", options.mean ? "mean" : "last"},
-                {"normalized", options.normalize},
+                {"model", asked.model},
+                {"layer", asked.layer},
+                {"pooling", asked.mean ? "mean" : "last"},
+                {"normalized", asked.normalize},
                 {"usage", {{"prompt_tokens", tokens}, {"total_tokens", tokens}}}};
   });
 }
+
+}  // namespace
+
+Endpoint embeddings() { return endpoint(embedding_fields(), answer); }
 
 }  // namespace stet::serve

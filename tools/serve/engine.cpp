@@ -18,7 +18,7 @@ constexpr int64_t kLeastPromptTokens = static_cast<int64_t>(kTileRows);
 
 }  // namespace
 
-bool Job::wait(std::vector<Piece>& pieces, const Gone& gone) {
+bool Job::wait(std::vector<Piece>& pieces, const CancelCheck& cancelled) {
   pieces.clear();
   std::exception_ptr failure;
   std::unique_lock lock(mutex_);
@@ -28,7 +28,7 @@ bool Job::wait(std::vector<Piece>& pieces, const Gone& gone) {
     lock.unlock();
     bool leave = true;
     try {
-      leave = gone();
+      leave = cancelled();
     } catch (...) {
       failure = std::current_exception();
     }
@@ -98,7 +98,7 @@ void Engine::grant() {
   places_.notify_all();
 }
 
-Engine::Lease Engine::enter(const std::string& client, const Gone& gone) {
+Engine::Lease Engine::enter(const std::string& client, const CancelCheck& cancelled) {
   std::string name = client;  // nothing can fail once there is a place
   Ticket ticket{client};
   std::unique_lock lock(mutex_);
@@ -119,7 +119,7 @@ Engine::Lease Engine::enter(const std::string& client, const Gone& gone) {
       if (ticket.granted) break;
       if (closing_) throw RequestError(503, "shutting_down", "the server is ending");
       lock.unlock();
-      const bool leave = gone();
+      const bool leave = cancelled();
       lock.lock();
       if (leave && !ticket.granted) throw Cancelled();
     }
@@ -172,15 +172,15 @@ void Engine::start(std::span<const JobPtr> jobs) {
   work_.notify_all();
 }
 
-void Engine::process(std::span<const BatchEntry> tokens, const Gone& gone,
+void Engine::process(std::span<const BatchEntry> tokens, const CancelCheck& cancelled,
                      const Progress& progress) {
   std::vector<JobPtr> jobs;
   for (const BatchEntry& entry : tokens) jobs.push_back(std::make_shared<Job>(entry));
-  const Gone look = [&] {
+  const CancelCheck look = [&] {
     if (progress) progress(jobs.front()->processed());
-    return gone();
+    return cancelled();
   };
-  const Gone leave = [] { return true; };
+  const CancelCheck leave = [] { return true; };
   std::vector<Job::Piece> none;
   std::exception_ptr error;
   start(jobs);
@@ -195,11 +195,11 @@ void Engine::process(std::span<const BatchEntry> tokens, const Gone& gone,
   if (error != nullptr) std::rethrow_exception(error);
 }
 
-void Engine::work(Step step, const Gone& gone) {
+void Engine::work(Step step, const CancelCheck& cancelled) {
   const JobPtr job = std::make_shared<Job>(std::move(step));
   start({&job, 1});
   std::vector<Job::Piece> none;
-  while (job->wait(none, gone)) {
+  while (job->wait(none, cancelled)) {
   }
 }
 

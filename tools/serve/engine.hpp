@@ -21,8 +21,9 @@
 
 namespace stet::serve {
 
-// Says, in any thread and often, whether whoever waits for the work has gone.
-using Gone = std::function<bool()>;
+// Returns whether the work is cancelled: its client has disconnected, or its time is over. It is
+// called in any thread, and often.
+using CancelCheck = std::function<bool()>;
 
 struct EngineOptions {
   int64_t streams = 16;   // at once
@@ -52,8 +53,8 @@ class Job {
     std::string text;
   };
   // Waits for what is new. Returns false when all is over and told. Throws what the work threw,
-  // Cancelled, and what `gone` threw: none of these before the engine has let go of the job.
-  bool wait(std::vector<Piece>& pieces, const Gone& gone);
+  // Cancelled, and what `cancelled` threw: none of these before the engine has let go of the job.
+  bool wait(std::vector<Piece>& pieces, const CancelCheck& cancelled);
   // Ends it before its next pass. Nobody needs to wait for that.
   void cancel();
   // Whether the engine has let go of it.
@@ -112,19 +113,19 @@ class Engine {
   };
   // Waits for one. Throws a RequestError (429) where too many wait already, (503) once the server
   // ends; Cancelled.
-  Lease enter(const std::string& client, const Gone& gone);
+  Lease enter(const std::string& client, const CancelCheck& cancelled);
 
   // Has the jobs done, all or (where it throws) none.
   void start(std::span<const JobPtr> jobs);
   // The tokens go through the sessions; returns when all have. A sink of theirs is called in the
   // engine's thread, more than once for the same rows where a pass has to be repeated.
-  void process(std::span<const BatchEntry> tokens, const Gone& gone,
+  void process(std::span<const BatchEntry> tokens, const CancelCheck& cancelled,
                const Progress& progress = nullptr);
-  void process(Session& session, std::span<const int32_t> ids, const Gone& gone) {
-    if (!ids.empty()) process(std::vector<BatchEntry>{{&session, ids}}, gone);
+  void process(Session& session, std::span<const int32_t> ids, const CancelCheck& cancelled) {
+    if (!ids.empty()) process(std::vector<BatchEntry>{{&session, ids}}, cancelled);
   }
   // Work that is no pass, one step after each pass, so that replies keep their pace beside it.
-  void work(Step step, const Gone& gone);
+  void work(Step step, const CancelCheck& cancelled);
 
   void close();  // no more leases
   bool closing() const;

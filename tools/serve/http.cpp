@@ -34,20 +34,20 @@ bool out_of_something(const error_code& error) {
 
 }  // namespace
 
-struct HttpServer::Impl final : Hub {
-  explicit Impl(const HttpLimits& limits_) : Hub(limits_) {}
+struct HttpServer::Impl final : HttpContext {
+  explicit Impl(const HttpLimits& limits_) : HttpContext(limits_) {}
 
   void bind(const std::string& host, int port);
   void accept();
   void took(const error_code& error, tcp::socket socket);
   void begin(tcp::socket socket);
   bool make_room(const std::string* group);
-  void ended(Link& link) override;
+  void ended(Connection& connection) override;
   void drain();
 
   tcp::acceptor acceptor{io};
   asio::steady_timer pause{io};
-  std::list<LinkPtr> links;  // as they came
+  std::list<ConnectionPtr> connections;  // as they came
   asio::executor_work_guard<asio::io_context::executor_type> guard = asio::make_work_guard(io);
   error_code broken;
 };
@@ -95,9 +95,10 @@ void HttpServer::Impl::begin(tcp::socket socket) {
   error_code ignored;
   const tcp::endpoint peer = socket.remote_endpoint(ignored);
   const std::string group = group_of(peer.address());
-  const auto of_group = static_cast<size_t>(std::count_if(
-      links.begin(), links.end(), [&](const LinkPtr& link) { return link->group() == group; }));
-  const bool room = (links.size() < limits.connections || make_room(nullptr)) &&
+  const auto of_group = static_cast<size_t>(
+      std::count_if(connections.begin(), connections.end(),
+                    [&](const ConnectionPtr& connection) { return connection->group() == group; }));
+  const bool room = (connections.size() < limits.connections || make_room(nullptr)) &&
                     (of_group < limits.per_address || make_room(&group));
   if (!room) {
     constexpr std::string_view kFull =
@@ -108,28 +109,28 @@ void HttpServer::Impl::begin(tcp::socket socket) {
     return;
   }
   socket.set_option(tcp::no_delay(true), ignored);
-  links.push_back(
-      std::make_shared<Link>(std::move(socket), peer.address().to_string(), group, *this));
-  links.back()->begin();
+  connections.push_back(
+      std::make_shared<Connection>(std::move(socket), peer.address().to_string(), group, *this));
+  connections.back()->begin();
 }
 
 // Ends the connection that waits longest for a request, or else for the rest of one: of this group,
 // if one is named.
 bool HttpServer::Impl::make_room(const std::string* group) {
   for (const bool idle : {true, false}) {
-    for (const LinkPtr& link : links) {
-      if (group != nullptr && link->group() != *group) continue;
-      if (idle ? !link->waits() : !link->asks()) continue;
-      link->cut();
+    for (const ConnectionPtr& connection : connections) {
+      if (group != nullptr && connection->group() != *group) continue;
+      if (idle ? !connection->waits() : !connection->asks()) continue;
+      connection->cut();
       return true;
     }
   }
   return false;
 }
 
-void HttpServer::Impl::ended(Link& link) {
-  links.remove_if([&](const LinkPtr& other) { return other.get() == &link; });
-  if (draining && links.empty()) guard.reset();
+void HttpServer::Impl::ended(Connection& connection) {
+  connections.remove_if([&](const ConnectionPtr& other) { return other.get() == &connection; });
+  if (draining && connections.empty()) guard.reset();
 }
 
 void HttpServer::Impl::drain() {
@@ -137,14 +138,13 @@ void HttpServer::Impl::drain() {
   error_code ignored;
   acceptor.close(ignored);
   pause.cancel();
-  for (const LinkPtr& link : std::list(links)) link->drain();
-  if (links.empty()) guard.reset();
+  for (const ConnectionPtr& connection : std::list(connections)) connection->drain();
+  if (connections.empty()) guard.reset();
 }
 
-HttpServer::HttpServer(const HttpLimits& limits, Admit admit, Handler handler)
+HttpServer::HttpServer(const HttpLimits& limits, Admit admit)
     : impl_(std::make_unique<Impl>(limits)) {
   impl_->admit = std::move(admit);
-  impl_->handler = std::move(handler);
 }
 
 HttpServer::~HttpServer() {
@@ -179,7 +179,7 @@ void HttpServer::drain() {
 void HttpServer::stop() {
   asio::post(impl_->io, [this] {
     impl_->drain();
-    for (const LinkPtr& link : std::list(impl_->links)) link->cut();
+    for (const ConnectionPtr& connection : std::list(impl_->connections)) connection->cut();
   });
 }
 

@@ -34,21 +34,25 @@ class RequestError : public std::runtime_error {
   std::string code, pointer;
 };
 
-// Thrown out of what waits, once whoever waited has gone.
+// Thrown out of what waits, once its client has left or its time is over.
 struct Cancelled {};
 
 // The error of an exception that is being handled, whatever it is; nothing internal is told.
 RequestError current_error();
+// The same, and what its operator has to know, such as the file that could not be written, is in
+// the log of the server.
+RequestError reported_error();
 
-// Whether the client of a request is there still. Of any thread.
-class Connection {
+// Whether a request's client has closed its connection. Any thread may ask.
+class ClientConnection {
  public:
-  Connection() = default;
-  explicit Connection(std::shared_ptr<const std::atomic<bool>> gone) : gone_(std::move(gone)) {}
-  bool gone() const { return gone_ != nullptr && gone_->load(); }
+  ClientConnection() = default;
+  explicit ClientConnection(std::shared_ptr<const std::atomic<bool>> closed)
+      : closed_(std::move(closed)) {}
+  bool closed() const { return closed_ != nullptr && closed_->load(); }
 
  private:
-  std::shared_ptr<const std::atomic<bool>> gone_;
+  std::shared_ptr<const std::atomic<bool>> closed_;
 };
 
 using HeaderList = std::vector<std::pair<std::string, std::string>>;
@@ -58,14 +62,14 @@ struct Request {
   std::map<std::string, std::string> query;
   std::string authorization, host, origin, content_type, remote;
   bool has_body = false;
-  Connection connection;
+  ClientConnection connection;
   std::string client;        // of the API key, once that is known
   HeaderList reply_headers;  // of whatever is answered
 
   std::string query_or(const std::string& name, const std::string& fallback) const;
 };
 
-// Pieces of a reply that has begun. write() is false once the client is gone.
+// Pieces of a reply that has begun. write() is false once the client has left.
 class Writer {
  public:
   explicit Writer(std::function<bool(std::string_view)> write) : write_(std::move(write)) {}
@@ -108,16 +112,16 @@ enum class Lane : uint8_t { at_once, beside, work };
 struct Admission {
   Lane lane = Lane::work;
   size_t body_bytes = 0;  // as many at most
+  std::function<Response(const Request&)> answer;
 };
 
 class HttpServer {
  public:
-  using Handler = std::function<Response(Request&)>;
   // Called by the thread that reads and writes; a RequestError refuses the request, and its body
   // is not read.
   using Admit = std::function<Admission(Request&)>;
 
-  HttpServer(const HttpLimits& limits, Admit admit, Handler handler);
+  HttpServer(const HttpLimits& limits, Admit admit);
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
@@ -130,7 +134,7 @@ class HttpServer {
   // From any thread: takes no more connections, ends those that wait or have sent half a request,
   // and the others after their answers.
   void drain();
-  void stop();  // from any thread: ends all connections; whoever works for one finds it gone
+  void stop();  // from any thread: ends all connections; whoever works for one finds it closed
 
  private:
   struct Impl;

@@ -36,31 +36,32 @@ void use_model_settings(const Service& service, Session& session) {
   state.stop_strings.clear();
 }
 
-void run_plan(Service& service, const Caller& caller, Prompted& p, const Conversation::Plan& plan) {
+void run_plan(Service& service, const Caller& caller, PreparedPrompt& p,
+              const Conversation::Plan& plan) {
   Conversation& conversation = *p.exchange.conversation();
   conversation.begin(plan);
-  service.engine.process(conversation.session(), Conversation::to_process(plan), caller.gone);
+  service.engine.process(conversation.session(), Conversation::to_process(plan), caller.cancelled);
   conversation.prompted(plan);
-  p.told.clear();
+  p.known_text.clear();
   if (plan.begun == 0) return;
   // The end of the text that a reply begins with may come out of the decoder behind it.
-  p.told = held_text(conversation.session().generation(), service.tokenizer.get());
-  if (!p.told.empty()) p.operation["told"] = true;
+  p.known_text = held_text(conversation.session().generation(), service.tokenizer.get());
+  if (!p.known_text.empty()) p.operation["told"] = true;
   p.operation["prefilled"] = plan.messages.back().content.size();
 }
 
-Prompted prompt_plan(Service& service, const Caller& caller, Conversation::Plan plan,
-                     const ChatState& chat, size_t count) {
+PreparedPrompt prompt_plan(Service& service, const Caller& caller, Conversation::Plan plan,
+                           const ChatState& chat, size_t count) {
   Usage usage;
   Session session =
       service.states.longest_prefix(caller.client, plan.ids, service.appender(caller), usage);
   session.generation() = default_generation(*service.model);
   session.chat() = chat;
   plan.compare(session.transcript());
-  Prompted p{Exchange(std::move(session), service.tokenizer, Exchange::Kind::conversation),
-             usage,
-             "",
-             {{"name", "messages"}, {"count", count}}};
+  PreparedPrompt p{Exchange(std::move(session), service.tokenizer, Exchange::Kind::conversation),
+                   usage,
+                   "",
+                   {{"name", "messages"}, {"count", count}}};
   run_plan(service, caller, p, plan);
   const int64_t size = p.exchange.session().size();
   // As if all had been processed now: a state does not tell what was known before.
@@ -70,20 +71,21 @@ Prompted prompt_plan(Service& service, const Caller& caller, Conversation::Plan 
 }
 
 // Tokens of text behind what a session holds.
-void process_ids(Service& service, const Caller& caller, Prompted& p, const IdsAsked& asked) {
+void process_ids(Service& service, const Caller& caller, PreparedPrompt& p,
+                 const TokenPrompt& asked) {
   Session& session = p.exchange.session();
   const int64_t at = session.size();
   if (asked.top_logprobs < 0)
-    service.engine.process(session, asked.ids, caller.gone);
+    service.engine.process(session, asked.ids, caller.cancelled);
   else
     p.prompt_logprobs = process_scored(service, caller, session, asked.ids,
                                        static_cast<size_t>(asked.top_logprobs));
   open_prompt_turn(session, at);
-  p.told.clear();
+  p.known_text.clear();
   p.usage.fresh += static_cast<int64_t>(asked.ids.size());
 }
 
-Prompted prompt_fresh_ids(Service& service, const Caller& caller, const IdsAsked& asked) {
+PreparedPrompt prompt_fresh_ids(Service& service, const Caller& caller, const TokenPrompt& asked) {
   Usage usage;
   const bool scored = asked.top_logprobs >= 0;
   usage.reason = "log-probabilities were asked of all tokens";
@@ -92,10 +94,10 @@ Prompted prompt_fresh_ids(Service& service, const Caller& caller, const IdsAsked
                                                            service.appender(caller), usage);
   session.generation() = default_generation(*service.model);
   const auto known = static_cast<size_t>(session.size());
-  Prompted p{Exchange(std::move(session), service.tokenizer, Exchange::Kind::raw),
-             usage,
-             "",
-             {{"name", "create"}, {"tokens", asked.ids.size()}}};
+  PreparedPrompt p{Exchange(std::move(session), service.tokenizer, Exchange::Kind::raw),
+                   usage,
+                   "",
+                   {{"name", "create"}, {"tokens", asked.ids.size()}}};
   process_ids(service, caller, p,
               {{asked.ids.begin() + static_cast<std::ptrdiff_t>(known), asked.ids.end()},
                asked.room,
@@ -105,7 +107,7 @@ Prompted prompt_fresh_ids(Service& service, const Caller& caller, const IdsAsked
   return p;
 }
 
-Conversation new_conversation(const Service& service, const ChatAsked& chat) {
+Conversation new_conversation(const Service& service, const ChatOptions& chat) {
   service.need_tokenizer();
   Session empty(service.model, service.session);
   empty.chat() = chat.state;
@@ -123,7 +125,7 @@ TokenizeTurn::TokenizeTurn(Service& service, const Caller& caller, size_t bytes)
   while (service.tokenizing.busy) {
     service.tokenizing.free.wait_for(lock, std::chrono::milliseconds(50));
     lock.unlock();
-    if (caller.gone()) throw Cancelled();
+    if (caller.cancelled()) throw Cancelled();
     lock.lock();
   }
   service.tokenizing.busy = true;
@@ -143,7 +145,7 @@ std::vector<int32_t> encode_text(Service& service, const Caller& caller, const s
   check_bytes(service, text.size());
   const TokenizeTurn turn(service, caller, text.size());
   std::vector<int32_t> ids = tokenizer.encode(text, bos);
-  if (caller.gone()) throw Cancelled();
+  if (caller.cancelled()) throw Cancelled();
   return ids;
 }
 
@@ -175,7 +177,7 @@ Conversation::Plan lay_out(Service& service, const Caller& caller, const Convers
                     "for a turn of its own",
                     service.name, printable(tool::dump(Json(last)), 60)),
         "/messages");
-  if (caller.gone()) throw Cancelled();
+  if (caller.cancelled()) throw Cancelled();
   return *std::move(plan);
 }
 
@@ -191,7 +193,7 @@ Conversation::Plan plan_messages(Service& service, const Caller& caller,
 }
 
 // The messages of a state, with more behind them.
-std::vector<Message> with_more(const Prompted& p, std::vector<Message> more) {
+std::vector<Message> with_more(const PreparedPrompt& p, std::vector<Message> more) {
   if (p.exchange.conversation() == nullptr)
     throw RequestError(400, "not_a_conversation",
                        "expected a state of a conversation, found one of raw text");
@@ -202,7 +204,7 @@ std::vector<Message> with_more(const Prompted& p, std::vector<Message> more) {
 
 }  // namespace
 
-Conversation::Plan plan_more(Service& service, const Caller& caller, const Prompted& p,
+Conversation::Plan plan_more(Service& service, const Caller& caller, const PreparedPrompt& p,
                              std::vector<Message> more, bool continues) {
   const size_t count = more.size();
   std::vector<Message> messages = with_more(p, std::move(more));
@@ -215,8 +217,8 @@ void check_room(const Session& session, std::span<const int32_t> ids, int64_t ro
   check_positions(session, session.size() + static_cast<int64_t>(ids.size()), room);
 }
 
-Prompt check_messages(Service& service, const Caller& caller, const NodePtr& node,
-                      std::vector<Message> messages, const ChatAsked& chat) {
+CheckedPrompt check_messages(Service& service, const Caller& caller, const NodePtr& node,
+                             std::vector<Message> messages, const ChatOptions& chat) {
   if (node == nullptr) {
     const size_t count = messages.size();
     const Conversation fresh = new_conversation(service, chat);
@@ -226,7 +228,7 @@ Prompt check_messages(Service& service, const Caller& caller, const NodePtr& nod
             const Caller& c) { return prompt_plan(service, c, plan, state, count); };
   }
   service.need_tokenizer();
-  const auto p = std::make_shared<Prompted>(resume(service, caller, node));
+  const auto p = std::make_shared<PreparedPrompt>(resume(service, caller, node));
   use_model_settings(service, p->exchange.session());
   return [&service, p, plan = plan_more(service, caller, *p, std::move(messages), chat.continues)](
              const Caller& c) {
@@ -236,7 +238,7 @@ Prompt check_messages(Service& service, const Caller& caller, const NodePtr& nod
 }
 
 Rendered render_prompt(Service& service, const Caller& caller, const NodePtr& node,
-                       std::vector<Message> messages, const ChatAsked& chat) {
+                       std::vector<Message> messages, const ChatOptions& chat) {
   const size_t count = messages.size();
   if (node == nullptr) {
     const Conversation fresh = new_conversation(service, chat);
@@ -245,7 +247,7 @@ Rendered render_prompt(Service& service, const Caller& caller, const NodePtr& no
     return {std::move(plan.text), std::move(plan.ids), fresh.session().chat().now};
   }
   service.need_tokenizer();
-  const Prompted p = resume(service, caller, node);
+  const PreparedPrompt p = resume(service, caller, node);
   messages = with_more(p, std::move(messages));
   const Conversation& conversation = *p.exchange.conversation();
   Conversation::Plan plan =
@@ -253,7 +255,8 @@ Rendered render_prompt(Service& service, const Caller& caller, const NodePtr& no
   return {std::move(plan.text), std::move(plan.ids), conversation.session().chat().now};
 }
 
-Prompt check_ids(Service& service, const Caller& caller, const NodePtr& node, IdsAsked asked) {
+CheckedPrompt check_ids(Service& service, const Caller& caller, const NodePtr& node,
+                        TokenPrompt asked) {
   if (node == nullptr) {
     if (asked.ids.empty())
       throw RequestError(400, "empty_prompt",
@@ -263,7 +266,7 @@ Prompt check_ids(Service& service, const Caller& caller, const NodePtr& node, Id
       return prompt_fresh_ids(service, c, asked);
     };
   }
-  const auto p = std::make_shared<Prompted>(resume(service, caller, node));
+  const auto p = std::make_shared<PreparedPrompt>(resume(service, caller, node));
   use_model_settings(service, p->exchange.session());
   check_room(p->exchange.session(), asked.ids, asked.room);
   return [&service, p, asked = std::move(asked)](const Caller& c) {
@@ -274,31 +277,31 @@ Prompt check_ids(Service& service, const Caller& caller, const NodePtr& node, Id
 
 // ---------------------------------------------------------------- at once
 
-Prompted prompt_messages(Service& service, const Caller& caller, std::vector<Message> messages,
-                         const ChatAsked& chat) {
+PreparedPrompt prompt_messages(Service& service, const Caller& caller,
+                               std::vector<Message> messages, const ChatOptions& chat) {
   return check_messages(service, caller, nullptr, std::move(messages), chat)(caller);
 }
 
-Prompted prompt_ids(Service& service, const Caller& caller, const std::vector<int32_t>& ids) {
+PreparedPrompt prompt_ids(Service& service, const Caller& caller, const std::vector<int32_t>& ids) {
   return check_ids(service, caller, nullptr, {ids})(caller);
 }
 
-Prompted resume(Service& service, const Caller& caller, const NodePtr& node) {
+PreparedPrompt resume(Service& service, const Caller& caller, const NodePtr& node) {
   Usage usage;
   Session session = service.open(caller, node, &usage);
   const bool chat = !session.chat().messages.empty() && service.tokenizer != nullptr;
-  std::string told;
+  std::string known_text;
   if (node->operation.is_object() && node->operation.value("told", false))
-    told = held_text(session.generation(), service.tokenizer.get());
+    known_text = held_text(session.generation(), service.tokenizer.get());
   return {Exchange(std::move(session), service.tokenizer,
                    chat ? Exchange::Kind::conversation : Exchange::Kind::raw),
           usage,
           node->id,
           {{"name", "continue"}},
-          std::move(told)};
+          std::move(known_text)};
 }
 
-void process_plan(Service& service, const Caller& caller, Prompted& p,
+void process_plan(Service& service, const Caller& caller, PreparedPrompt& p,
                   const Conversation::Plan& plan) {
   run_plan(service, caller, p, plan);
   p.usage.reused = std::min(p.usage.reused, plan.report.kept);
@@ -306,7 +309,7 @@ void process_plan(Service& service, const Caller& caller, Prompted& p,
   p.usage.fresh += plan.report.added;
 }
 
-void append_text(Service& service, const Caller& caller, Prompted& p,
+void append_text(Service& service, const Caller& caller, PreparedPrompt& p,
                  std::span<const int32_t> ids) {
   check_room(p.exchange.session(), ids);
   process_ids(service, caller, p, {{ids.begin(), ids.end()}});

@@ -9,29 +9,29 @@ namespace stet::serve {
 namespace {
 
 // Leaves out of a text that comes in pieces what it begins with and its reader knows.
-class Untold {
+class KnownTextFilter {
  public:
-  explicit Untold(std::string told) : told_(std::move(told)) {}
+  explicit KnownTextFilter(std::string known) : known_(std::move(known)) {}
 
   std::string operator()(std::string_view text) {
     size_t n = 0;
-    while (n < text.size() && n < told_.size() && text[n] == told_[n]) ++n;
+    while (n < text.size() && n < known_.size() && text[n] == known_[n]) ++n;
     const bool goes_on = n == text.size();
     while (n > 0 && n < text.size() && (static_cast<unsigned char>(text[n]) & 0xc0) == 0x80)
       --n;  // whole characters
-    told_.erase(0, goes_on ? n : told_.size());
+    known_.erase(0, goes_on ? n : known_.size());
     return std::string(text.substr(n));
   }
 
  private:
-  std::string told_;
+  std::string known_;
 };
 
 // One reply on its way. The engine owns it as well, as long as it draws.
 struct Choice {
-  Choice(Service& service, Exchange exchange_, const Prompted& prompted, const DrawOptions& options,
-         size_t index)
-      : exchange(std::move(exchange_)), untold(prompted.told) {
+  Choice(Service& service, Exchange exchange_, const PreparedPrompt& prompted,
+         const DrawOptions& options, size_t index)
+      : exchange(std::move(exchange_)), without_known(prompted.known_text) {
     GenerationState& g = exchange.session().generation();
     options.apply(g, *service.model);
     if (options.seed) g.sampling.seed += index;
@@ -47,12 +47,12 @@ struct Choice {
       };
     }
     generator.emplace(exchange.session(), service.tokenizer.get(), o);
-    first.text = untold(generator->certain());
+    first.text = without_known(generator->certain());
     job.emplace(exchange.session(), *generator, options.choose);
   }
 
-  // Adds to what its reader was told; the text of a reply is what its pieces say.
-  const ReplyPiece& told(const ReplyPiece& piece) {
+  // Adds to what its reader has got; the text of a reply is what its pieces say.
+  const ReplyPiece& record(const ReplyPiece& piece) {
     text += piece.text;
     return piece;
   }
@@ -65,7 +65,7 @@ struct Choice {
   }
 
   Exchange exchange;
-  Untold untold;
+  KnownTextFilter without_known;
   ReplyPiece first;  // what was certain before anything was drawn
   std::optional<Generator> generator;
   std::optional<Job> job;
@@ -94,10 +94,10 @@ class DrawGuard {
 using PieceSink = std::function<bool(const ReplyPiece&)>;
 
 // What has come of one choice since the last look. False when it is over.
-bool take_pieces(Choice& choice, size_t index, const Gone& gone, const PieceSink& sink,
+bool take_pieces(Choice& choice, size_t index, const CancelCheck& cancelled, const PieceSink& sink,
                  bool& wanted) {
   std::vector<Job::Piece> pieces;
-  if (!choice.job->wait(pieces, [&] { return !wanted || gone(); })) return false;
+  if (!choice.job->wait(pieces, [&] { return !wanted || cancelled(); })) return false;
   ReplyPiece piece{index, "", {}, {}};
   for (const Job::Piece& p : pieces) {
     piece.text += p.text;
@@ -106,13 +106,13 @@ bool take_pieces(Choice& choice, size_t index, const Gone& gone, const PieceSink
     if (choice.logprobs_told < choice.seen.size())
       piece.logprobs.push_back(choice.seen[choice.logprobs_told++]);
   }
-  piece.text = choice.untold(piece.text);
-  if (!pieces.empty() && wanted && !sink(choice.told(piece))) wanted = false;
+  piece.text = choice.without_known(piece.text);
+  if (!pieces.empty() && wanted && !sink(choice.record(piece))) wanted = false;
   return true;
 }
 
 // Draws them all to their ends. True where the client has gone.
-bool draw_all(const Choices& choices, const Gone& gone, const PieceSink& sink) {
+bool draw_all(const Choices& choices, const CancelCheck& check, const PieceSink& sink) {
   bool wanted = true, cancelled = false;
   std::exception_ptr error;
   for (size_t left = choices.size(); left > 0;) {
@@ -120,7 +120,7 @@ bool draw_all(const Choices& choices, const Gone& gone, const PieceSink& sink) {
       Choice& choice = *choices[i];
       if (choice.over) continue;
       try {
-        if (take_pieces(choice, i, gone, sink, wanted)) continue;
+        if (take_pieces(choice, i, check, sink, wanted)) continue;
       } catch (const Cancelled&) {
         cancelled = true;
       } catch (...) {
@@ -137,7 +137,7 @@ bool draw_all(const Choices& choices, const Gone& gone, const PieceSink& sink) {
 }
 
 // The state after a reply, and the end of its text, which nobody else will tell.
-ReplyResult keep(Service& service, const Caller& caller, const Prompted& prompted,
+ReplyResult keep(Service& service, const Caller& caller, const PreparedPrompt& prompted,
                  const DrawOptions& options, Choice& choice, size_t index, bool cancelled,
                  const PieceSink& sink) {
   ReplyResult r;
@@ -148,8 +148,8 @@ ReplyResult keep(Service& service, const Caller& caller, const Prompted& prompte
   if (!options.hold_back && !cancelled && r.reply.stop == StopReason::length) {
     const std::string held = held_text(g, service.tokenizer.get());
     if (!held.empty()) operation["told"] = true;
-    const ReplyPiece rest{index, choice.untold(held), {}, {}};
-    if (!rest.text.empty()) sink(choice.told(rest));
+    const ReplyPiece rest{index, choice.without_known(held), {}, {}};
+    if (!rest.text.empty()) sink(choice.record(rest));
     r.reply.text = choice.text;
   }
   r.logprobs = std::move(choice.seen);
@@ -162,8 +162,9 @@ ReplyResult keep(Service& service, const Caller& caller, const Prompted& prompte
 
 }  // namespace
 
-std::vector<ReplyResult> draw_replies(Service& service, const Caller& caller, Prompted& prompted,
-                                      const DrawOptions& options, const PieceSink& sink) {
+std::vector<ReplyResult> draw_replies(Service& service, const Caller& caller,
+                                      PreparedPrompt& prompted, const DrawOptions& options,
+                                      const PieceSink& sink) {
   Choices choices;
   std::vector<JobPtr> jobs;
   for (int64_t i = 0; i < options.n; ++i) {
@@ -174,7 +175,7 @@ std::vector<ReplyResult> draw_replies(Service& service, const Caller& caller, Pr
   const DrawGuard guard(choices);
   const auto known = service.states.running(caller.client, prompted.exchange.session());
   bool first = true;
-  const PieceSink told = [&](const ReplyPiece& piece) {
+  const PieceSink report = [&](const ReplyPiece& piece) {
     if (std::exchange(first, false))
       service.first_token_seconds.add(tool::seconds() - caller.since);
     return !sink || sink(piece);
@@ -182,13 +183,13 @@ std::vector<ReplyResult> draw_replies(Service& service, const Caller& caller, Pr
   service.engine.start(jobs);
   for (size_t i = 0; i < choices.size(); ++i) {
     choices[i]->first.choice = i;
-    if (!choices[i]->first.text.empty()) told(choices[i]->told(choices[i]->first));
+    if (!choices[i]->first.text.empty()) report(choices[i]->record(choices[i]->first));
   }
-  const bool cancelled = draw_all(choices, caller.gone, told);
+  const bool cancelled = draw_all(choices, caller.cancelled, report);
   service.states.count(prompted.usage);
   std::vector<ReplyResult> results;
   for (size_t i = 0; i < choices.size(); ++i)
-    results.push_back(keep(service, caller, prompted, options, *choices[i], i, cancelled, told));
+    results.push_back(keep(service, caller, prompted, options, *choices[i], i, cancelled, report));
   if (cancelled) throw Cancelled();
   return results;
 }

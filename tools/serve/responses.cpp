@@ -25,66 +25,88 @@ NodePtr find_response(Service& service, const Request& request, const std::strin
   }
 }
 
-struct ResponseAsked {
+struct ResponseRequest {
   std::vector<Message> messages;
   std::optional<std::string> instructions;
   NodePtr previous;
   DrawOptions draw;
-  ChatAsked chat;
+  ChatOptions chat;
   bool stream = false, store = true;
   std::string model;
 };
 
-void read_unsupported(Fields& f) {
-  if (auto text = f.object("text")) {
-    text->neutral("format", {{{"type", "text"}}});
-    text->neutral("verbosity", {"medium"});
-    text->finish();
-  }
-  if (auto options = f.object("stream_options")) {
-    options->neutral("include_obfuscation", {false, true});
-    options->finish();
-  }
-  f.neutral("tools", {Json::array()});
-  f.neutral("tool_choice", {"none", "auto"});
-  f.neutral("parallel_tool_calls", {true, false});
-  f.neutral("max_tool_calls", {});
-  f.neutral("reasoning", {{{"effort", "none"}}});
-  f.neutral("truncation", {"disabled", "auto"});
-  f.neutral("background", {false});
-  f.neutral("include", {});
-  f.neutral("conversation", {});
-  f.neutral("prompt", {});
-  f.neutral("service_tier", {"auto", "default"});
-  f.neutral("top_logprobs", {0});
-  f.unused({"metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"});
+void read_input(ResponseRequest& r, const Field& f, const BodyContext&) {
+  if (f.value() != nullptr && f.value()->is_string())
+    r.messages = {{"user", f.value()->get<std::string>(), "", 0, 0, false}};
+  else
+    r.messages = read_messages(f);
 }
 
-ResponseAsked read_response(Service& service, const Request& request, const Json& body) {
-  Fields f(body, "");
-  ResponseAsked a;
-  a.model = check_model(service, f);
-  a.draw = read_draw(f, service.model->config().vocab_size);
-  a.draw.max_tokens = f.integer("max_output_tokens", 1, kMaxPositions);
-  a.stream = f.boolean("stream").value_or(false);
-  a.store = f.boolean("store").value_or(true);
-  a.chat = read_chat(f);
-  const auto previous = f.name("previous_response_id"), from = f.name("resume_from");
-  if (previous && from) refuse("/resume_from", "previous_response_id or this, not both", *from);
-  if (previous) a.previous = find_response(service, request, *previous, "/previous_response_id");
-  if (from) a.previous = service.states.find(request.client, *from, "/resume_from");
-  const Json* input = f.find("input");
-  if (input != nullptr && input->is_string())
-    a.messages = {{"user", input->get<std::string>(), "", 0, 0, false}};
-  else
-    a.messages = read_messages(f, "input");
-  a.instructions = f.name("instructions");
-  if (a.instructions && !a.previous)
-    a.messages.insert(a.messages.begin(), Message{"system", *a.instructions, "", 0, 0, false});
-  read_unsupported(f);
-  f.finish();
-  a.draw.settle(service);
-  return a;
+void read_previous(ResponseRequest& r, const Field& f, const BodyContext& context) {
+  if (const auto id = f.nonempty_text())
+    r.previous = find_response(context.service, context.request, *id, f.pointer());
+}
+
+// Comes behind read_previous(), which it excludes.
+void read_state(ResponseRequest& r, const Field& f, const BodyContext& context) {
+  const auto id = f.nonempty_text();
+  if (!id) return;
+  if (r.previous) refuse(f.pointer(), "previous_response_id or this, not both", *id);
+  r.previous = read_resume_from(f, context);
+}
+
+void read_text_options(ResponseRequest&, const Field& f, const BodyContext&) {
+  auto text = f.object();
+  if (!text) return;
+  (*text)["format"].neutral({Json{{"type", "text"}}});
+  (*text)["verbosity"].neutral({"medium"});
+  text->finish();
+}
+
+void read_stream_options(ResponseRequest&, const Field& f, const BodyContext&) {
+  auto options = f.object();
+  if (!options) return;
+  (*options)["include_obfuscation"].neutral({false, true});
+  options->finish();
+}
+
+BodyFields<ResponseRequest> response_fields() {
+  using R = ResponseRequest;
+  return BodyFields<R>()
+      .field("model", "string",
+             [](R& r, const Field& f, const BodyContext& context) {
+               r.model = read_model(f, context);
+             })
+      .part(&R::draw, draw_fields())
+      .field("max_output_tokens", "integer",
+             [](R& r, const Field& f, const BodyContext&) {
+               r.draw.max_tokens = f.integer(1, kMaxPositions);
+             })
+      .boolean("stream", &R::stream)
+      .boolean("store", &R::store)
+      .part(&R::chat, chat_fields())
+      .field("previous_response_id", "string", read_previous)
+      .field("resume_from", "string", read_state)
+      .required("input", "any", read_input)
+      .field("instructions", "string",
+             [](R& r, const Field& f, const BodyContext&) { r.instructions = f.nonempty_text(); })
+      .field("text", "object", read_text_options)
+      .field("stream_options", "object", read_stream_options)
+      .neutral("tools", "array", {Json::array()})
+      .neutral("tool_choice", "string", {"none", "auto"})
+      .neutral("parallel_tool_calls", "boolean", {true, false})
+      .neutral("max_tool_calls", "integer")
+      .neutral("reasoning", "object", {Json{{"effort", "none"}}})
+      .neutral("truncation", "string", {"disabled", "auto"})
+      .neutral("background", "boolean", {false})
+      .neutral("include", "array")
+      .neutral("conversation", "any")
+      .neutral("prompt", "object")
+      .neutral("service_tier", "string", {"auto", "default"})
+      .neutral("top_logprobs", "integer", {0})
+      .unused("object", {"metadata"})
+      .unused("string",
+              {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"});
 }
 
 Json output_item(const std::string& id, const std::string& text, bool done) {
@@ -141,7 +163,7 @@ Json kept_json(Service& service, const NodePtr& node, const std::string& model,
 }
 
 // Instructions are the beginning of all that was processed, and stay with it.
-void check_instructions(Service& service, const Caller& caller, const ResponseAsked& a) {
+void check_instructions(Service& service, const Caller& caller, const ResponseRequest& a) {
   if (!a.instructions || !a.previous) return;
   const Session session = service.open(caller, a.previous);
   const std::vector<Message>& all = session.chat().messages;
@@ -150,14 +172,15 @@ void check_instructions(Service& service, const Caller& caller, const ResponseAs
          printable(tool::dump(Json(*a.instructions)), 60), "unsupported_field");
 }
 
-Prompt check(Service& service, const Caller& caller, const ResponseAsked& a) {
+CheckedPrompt check(Service& service, const Caller& caller, const ResponseRequest& a) {
   check_instructions(service, caller, a);
   return check_messages(service, caller, a.previous, a.messages, a.chat);
 }
 
-Json finish(Service& service, const ResponseAsked& a, const Prompted& p, const ReplyResult& r) {
+Json finish(Service& service, const ResponseRequest& a, const PreparedPrompt& p,
+            const ReplyResult& r) {
   Json j = kept_json(service, r.node, a.model, r.reply.text, &p.usage, r.reply.ids.size());
-  j["seed"] = a.draw.told_seed();
+  j["seed"] = a.draw.reported_seed();
   j["store"] = a.store;
   if (!a.store) service.states.release(r.node);
   return j;
@@ -188,18 +211,19 @@ class Events {
 };
 
 // A response that is told before its state is there: what it will be called.
-struct Announced {
-  explicit Announced(const Service& service, const std::string& client)
+struct AnnouncedResponse {
+  explicit AnnouncedResponse(const Service& service, const std::string& client)
       : name(random_name()), id(kPrefix + service.states.response_id(client, name).substr(3)) {}
 
   std::string name, id;
 };
 
-void stream(Service& service, const Caller& caller, const ResponseAsked& a, const Prompt& prompt,
-            const Announced& announced, Events& all, Writer& writer) {
+void stream(Service& service, const Caller& caller, const ResponseRequest& a,
+            const CheckedPrompt& prompt, const AnnouncedResponse& announced, Events& all,
+            Writer& writer) {
   const std::string& id = announced.id;
   Json begun = response_json(service, id, a.model, "in_progress", now(), Json::array());
-  begun["seed"] = a.draw.told_seed();
+  begun["seed"] = a.draw.reported_seed();
   const std::string item = "msg_" + id.substr(5);
   const Json part = {{"type", "output_text"}, {"text", ""}, {"annotations", Json::array()}};
   const auto send = [&](const char* type, Json fields) {
@@ -207,7 +231,7 @@ void stream(Service& service, const Caller& caller, const ResponseAsked& a, cons
   };
   send("response.created", {{"response", begun}});
   send("response.in_progress", {{"response", begun}});
-  Prompted p = prompt(caller);
+  PreparedPrompt p = prompt(caller);
   p.operation["response"] = announced.name;
   send("response.output_item.added",
        {{"output_index", 0}, {"item", output_item(id.substr(5), "", false)}});
@@ -235,27 +259,30 @@ void stream(Service& service, const Caller& caller, const ResponseAsked& a, cons
        {{"response", last}});
 }
 
+Response answer(Service& service, const Request& request, ResponseRequest a) {
+  if (a.instructions && !a.previous)
+    a.messages.insert(a.messages.begin(), Message{"system", *a.instructions, "", 0, 0, false});
+  a.draw.settle(service);
+  if (!a.stream)
+    return answer_at_once(service, request, [&](const Caller& caller) {
+      PreparedPrompt p = check(service, caller, a)(caller);
+      return finish(service, a, p, draw_replies(service, caller, p, a.draw, nullptr)[0]);
+    });
+  const auto events = std::make_shared<Events>();
+  const auto prepare = [&](const Caller& caller) -> StreamBody {
+    return [&service, a, events, prompt = check(service, caller, a),
+            announced = AnnouncedResponse(service, request.client)](const Caller& talking,
+                                                                    Writer& writer) {
+      stream(service, talking, a, prompt, announced, *events, writer);
+    };
+  };
+  return stream_events(service, request, prepare,
+                       [events](const RequestError& error) { return events->error(error); });
+}
+
 }  // namespace
 
-Response create_response(Service& service, const Request& request, const Parts&) {
-  const ResponseAsked a = read_response(service, request, parse_body(request.body));
-  if (a.stream) {
-    const auto events = std::make_shared<Events>();
-    const auto prepare = [&](const Caller& caller) -> StreamBody {
-      return
-          [&service, a, events, prompt = check(service, caller, a),
-           announced = Announced(service, request.client)](const Caller& talking, Writer& writer) {
-            stream(service, talking, a, prompt, announced, *events, writer);
-          };
-    };
-    return stream_events(service, request, prepare,
-                         [events](const RequestError& error) { return events->error(error); });
-  }
-  return answer_at_once(service, request, [&](const Caller& caller) {
-    Prompted p = check(service, caller, a)(caller);
-    return finish(service, a, p, draw_replies(service, caller, p, a.draw, nullptr)[0]);
-  });
-}
+Endpoint create_response() { return endpoint(response_fields(), answer); }
 
 Response get_response(Service& service, const Request& request, const Parts& parts) {
   const NodePtr node = find_response(service, request, parts[0], "/id");

@@ -1,65 +1,110 @@
-// What the server answers: one function for each address.
+// What the server answers: an endpoint for each address.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "tools/serve/service.hpp"
+#include "tools/serve/body_fields.hpp"
 
 namespace stet::serve {
 
 using Parts = std::vector<std::string>;  // of the address: those that a route calls {id}, {other}
 
+// What answers at an address, and the fields of the JSON that it takes.
+struct Endpoint {
+  using Answer = std::function<Response(Service&, const Request&, const Parts&)>;
+
+  // Takes no fields.
+  template <class Function>
+  Endpoint(Function answer_) : answer(answer_) {}  // NOLINT(google-explicit-constructor)
+  Endpoint(Answer answer_, std::vector<FieldSchema> fields_)
+      : answer(std::move(answer_)), fields(std::move(fields_)) {}
+
+  Answer answer;
+  std::vector<FieldSchema> fields;
+};
+
+template <class Body>
+Endpoint endpoint(const BodyFields<Body>& fields,
+                  Response (*answer)(Service&, const Request&, Body)) {
+  return {[fields, answer](Service& service, const Request& request, const Parts&) {
+            return answer(service, request,
+                          fields.read(parse_body(request.body), {service, request, nullptr}));
+          },
+          fields.schema()};
+}
+
+NodePtr node_of(Service& service, const Request& request, const Parts& parts);  // of {id}
+
+// A body may be left out where all its fields may be.
+enum class Presence : uint8_t { required, optional };
+
+// What answers for the state that an address names.
+template <class Body>
+Endpoint state_endpoint(const BodyFields<Body>& fields,
+                        Response (*answer)(Service&, const Request&, const NodePtr&, Body),
+                        Presence presence = Presence::required) {
+  return {[fields, answer, presence](Service& service, const Request& request, const Parts& parts) {
+            const NodePtr node = node_of(service, request, parts);
+            const bool none = presence == Presence::optional && request.body.empty();
+            return answer(service, request, node,
+                          fields.read(none ? Json::object() : parse_body(request.body),
+                                      {service, request, node}));
+          },
+          fields.schema()};
+}
+
 struct Route {
   const char* method;
   const char* path;  // "/v1/states/{id}/fork"
   const char* summary;
-  Response (*answer)(Service&, const Request&, const Parts&);
-  const char* fields = "";  // of its body: "name:type", where "!" follows what must be there
-  bool control = false;     // needs no API key
-  const char* query = "";   // of its address, likewise
+  Endpoint endpoint;
+  const char* query = "";  // parameters of the address: "name:type name:type"
   Lane lane = Lane::work;
+  bool control = false;     // needs no API key
   bool takes_file = false;  // its body is no JSON
 };
 const std::vector<Route>& routes();
 // The route that a request's method and path name; null for the page. Throws a RequestError (404,
-// 405).
-const Route* find_route(const Request& request, Parts* parts = nullptr);
-// The answer of that route.
-Response route(Service& service, const Request& request);
+// 405; 400 for a parameter that the address does not know).
+const Route* find_route(const Request& request, Parts* parts);
 bool is_control(const Request& request);
 Json openapi();
 
 // openai.cpp, completions.cpp, embeddings.cpp, responses.cpp, anthropic.cpp
 Response models(Service&, const Request&, const Parts&);
 Response model(Service&, const Request&, const Parts&);
-Response embeddings(Service&, const Request&, const Parts&);
-Response chat_completions(Service&, const Request&, const Parts&);
-Response completions(Service&, const Request&, const Parts&);
-Response create_response(Service&, const Request&, const Parts&);
+Endpoint embeddings();
+Endpoint chat_completions();
+Endpoint completions();
+Endpoint create_response();
 Response get_response(Service&, const Request&, const Parts&);
 Response delete_response(Service&, const Request&, const Parts&);
-Response messages(Service&, const Request&, const Parts&);
-Response count_tokens(Service&, const Request&, const Parts&);
+Endpoint messages();
+Endpoint count_tokens();
 
 // states_api.cpp
 Response list_states(Service&, const Request&, const Parts&);
-Response create_state(Service&, const Request&, const Parts&);
+Endpoint create_state();
 Response get_state(Service&, const Request&, const Parts&);
-Response patch_state(Service&, const Request&, const Parts&);
+Endpoint patch_state();
 Response delete_state(Service&, const Request&, const Parts&);
-Response continue_state(Service&, const Request&, const Parts&);
-Response fork_state(Service&, const Request&, const Parts&);
-Response rewind_state(Service&, const Request&, const Parts&);
-Response prune_state(Service&, const Request&, const Parts&);
-Response edit_state(Service&, const Request&, const Parts&);
-Response verify_state(Service&, const Request&, const Parts&);
+Endpoint fork_state();
+Endpoint rewind_state();
+Endpoint prune_state();
+Endpoint edit_state();
+Endpoint verify_state();
+
+// states_continue.cpp
+Endpoint continue_state();
 
 // transfer.cpp
 Response upload_state(Service&, const Request&, const Parts&);
 Response download_state(Service&, const Request&, const Parts&);
 
-// look.cpp
+// state_views.cpp
 Response state_tokens(Service&, const Request&, const Parts&);
 Response state_top(Service&, const Request&, const Parts&);
 Response state_kv(Service&, const Request&, const Parts&);
@@ -68,7 +113,7 @@ Response diff_states(Service&, const Request&, const Parts&);
 int64_t query_integer(const Request& request, const std::string& name, int64_t fallback,
                       int64_t min, int64_t max);
 
-// inside.cpp
+// activations.cpp
 Response state_attention(Service&, const Request&, const Parts&);
 Response state_lens(Service&, const Request&, const Parts&);
 Response state_norms(Service&, const Request&, const Parts&);
@@ -82,10 +127,12 @@ std::vector<std::optional<TokenLogprob>> process_scored(Service& service, const 
                                                         Session& session,
                                                         std::span<const int32_t> ids, size_t top);
 
-// control.cpp
-Response tokenize(Service&, const Request&, const Parts&);
-Response detokenize(Service&, const Request&, const Parts&);
-Response apply_template(Service&, const Request&, const Parts&);
+// tokens.cpp
+Endpoint tokenize();
+Endpoint detokenize();
+Endpoint apply_template();
+
+// health.cpp
 Response health(Service&, const Request&, const Parts&);
 Response ready(Service&, const Request&, const Parts&);
 Response status(Service&, const Request&, const Parts&);
@@ -94,11 +141,7 @@ Response openapi_page(Service&, const Request&, const Parts&);
 Response page(Service&, const Request&, const Parts&);
 
 // Shared by them.
-NodePtr node_of(Service& service, const Request& request, const Parts& parts);  // of {id}
 int64_t now();
-// The name that a request gives the model, one of which it has, or the first of those.
-std::string check_model(const Service& service, Fields& fields);
-ChatAsked read_chat(Fields& fields);  // "now", "template_variables", "continue_final_message"
 Json usage_json(const Usage& usage, size_t drawn);
 
 }  // namespace stet::serve

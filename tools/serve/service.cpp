@@ -1,9 +1,9 @@
+// The server's parts, and the settings of one request.
 #include "tools/serve/service.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <ctime>
 
 #include "stet/base/error.hpp"
@@ -28,7 +28,7 @@ Caller Service::caller(const Request& request) const {
   const double now = tool::seconds(), end = deadline > 0 ? now + deadline : 0;
   return {request.client,
           [connection = request.connection, end] {
-            return connection.gone() || (end > 0 && tool::seconds() > end);
+            return connection.closed() || (end > 0 && tool::seconds() > end);
           },
           now, end};
 }
@@ -53,52 +53,12 @@ size_t Service::longest_token() const {
 }
 
 Appender Service::appender(const Caller& caller) {
-  return [this, gone = caller.gone](Session& s, std::span<const int32_t> ids) {
-    engine.process(s, ids, gone);
+  return [this, cancelled = caller.cancelled](Session& s, std::span<const int32_t> ids) {
+    engine.process(s, ids, cancelled);
   };
 }
 
 // ---------------------------------------------------------------- how to draw
-
-namespace {
-
-std::vector<TokenBias> read_logit_bias(Fields f, int64_t vocab_size) {
-  std::vector<TokenBias> biases;
-  for (const std::string& name : f.names()) {
-    int32_t id = -1;
-    std::from_chars(name.data(), name.data() + name.size(), id);
-    if (id < 0 || id >= vocab_size || std::to_string(id) != name)
-      refuse(f.at(name), fmt::format("a token id in 0..{} as name", vocab_size - 1),
-             printable(name, 60));
-    if (const auto bias = f.number(name, -100, 100)) biases.push_back({id, *bias});
-  }
-  biases = logit_bias_of(std::move(biases));
-  if (biases.size() > kMaxLogitBias)
-    refuse(f.pointer(), fmt::format("at most {} tokens", kMaxLogitBias),
-           std::to_string(biases.size()));
-  return biases;
-}
-
-}  // namespace
-
-DrawOptions read_draw(Fields& f, int64_t vocab_size) {
-  DrawOptions o;
-  o.temperature = f.number("temperature", 0, 1e30);
-  o.top_p = f.number("top_p", 0, 1);
-  o.top_k = f.integer("top_k", 0, INT32_MAX);
-  o.min_p = f.number("min_p", 0, 1);
-  o.typical_p = f.number("typical_p", 1e-9, 1);
-  o.repetition_penalty = f.number("repetition_penalty", 1e-30, 1e30);
-  o.seed = f.integer("seed", 0, INT64_MAX);
-  if (const Json* stop = f.find("stop"); stop != nullptr && *stop != "")
-    o.stop = f.texts("stop", 16);
-  o.ignore_eos = f.boolean("ignore_eos").value_or(false);
-  o.frequency_penalty = f.number("frequency_penalty", -2, 2);
-  o.presence_penalty = f.number("presence_penalty", -2, 2);
-  if (auto biases = f.object("logit_bias"))
-    o.logit_bias = read_logit_bias(std::move(*biases), vocab_size);
-  return o;
-}
 
 void DrawOptions::check(const Service& service, GenerationState state) const {
   apply(state, *service.model);
@@ -127,87 +87,6 @@ void DrawOptions::apply(GenerationState& state, const Model& model) const {
   if (seed) s.seed = static_cast<uint64_t>(*seed);
   if (stop) state.stop_strings = *stop;
   check_generation(state, model.config().vocab_size, kMaxPositions, "");
-}
-
-// ---------------------------------------------------------------- answers
-
-namespace {
-
-// Whoever reads an answer has not gone.
-template <class Work>
-auto in_time(const Caller& caller, Work&& work) {
-  try {
-    return work();
-  } catch (const Cancelled&) {
-    if (caller.until == 0 || tool::seconds() <= caller.until) throw;
-    throw RequestError(504, "deadline_exceeded",
-                       fmt::format("expected an end within {:g} s (--deadline), found none",
-                                   caller.until - caller.since));
-  }
-}
-
-}  // namespace
-
-RequestError reported_error() {
-  try {
-    throw;
-  } catch (const RequestError& e) {
-    return e;
-  } catch (const Error& e) {
-    if (e.kind != ErrorKind::io) return current_error();
-    tool::say("error: {}\n", printable(e.what(), 3000));
-    return {500, "io", "the server could not use a file of its own; its log names the reason"};
-  } catch (const std::exception& e) {
-    tool::say("error: {}\n", printable(e.what(), 3000));
-    return current_error();
-  } catch (...) {
-    return current_error();
-  }
-}
-
-Response respond_at_once(Service& service, const Request& request,
-                         const std::function<Response(const Caller&)>& body) {
-  const Caller caller = service.caller(request);
-  return in_time(caller, [&] {
-    const Engine::Lease lease = service.engine.enter(caller.client, caller.gone);
-    Response r = body(caller);
-    service.request_seconds.add(tool::seconds() - caller.since);
-    return r;
-  });
-}
-
-Response answer_at_once(Service& service, const Request& request,
-                        const std::function<Json(const Caller&)>& body) {
-  return respond_at_once(service, request,
-                         [&](const Caller& caller) { return json_response(body(caller)); });
-}
-
-Response stream_events(Service& service, const Request& request,
-                       const std::function<StreamBody(const Caller&)>& prepare,
-                       const TellError& tell) {
-  constexpr double kKeepAlive = 5;
-  const Caller caller = service.caller(request);
-  return in_time(caller, [&] {
-    const auto lease =
-        std::make_shared<Engine::Lease>(service.engine.enter(caller.client, caller.gone));
-    return event_stream([&service, caller, lease, tell, body = prepare(caller)](Writer& writer) {
-      Caller talking = caller;
-      talking.gone = [&writer, &caller, next = tool::seconds() + kKeepAlive]() mutable {
-        if (tool::seconds() > next) {
-          writer.write(": still here\n\n");
-          next = tool::seconds() + kKeepAlive;
-        }
-        return !writer.good() || caller.gone();
-      };
-      try {
-        in_time(caller, [&] { body(talking, writer); });
-        service.request_seconds.add(tool::seconds() - caller.since);
-      } catch (...) {
-        const RequestError error = reported_error();
-        writer.event(tell ? tell(error) : error.json(), "error");
-      }
-    });
-  });
 }
 
 }  // namespace stet::serve

@@ -24,13 +24,13 @@ using tool::Exchange;
 // For whom work is done, and whether it is still wanted.
 struct Caller {
   std::string client;
-  Gone gone;
+  CancelCheck cancelled;
   double since = 0;  // when the request came
   double until = 0;  // its deadline; 0: none
 };
 
-// Who makes tokens of a long text has this meanwhile.
-struct Tokenizing {
+// Lets one request at a time make tokens of a long text.
+struct TokenizerGate {
   std::mutex mutex;
   std::condition_variable free;
   bool busy = false;
@@ -65,7 +65,7 @@ struct Service {
   double deadline;                   // seconds of a request; 0: none
   int64_t started;
   std::atomic<int64_t> verified_tokens{0};
-  Tokenizing tokenizing;
+  TokenizerGate tokenizing;
   // From when a request came: to the first token of its reply, and to the end of its answer (of
   // those that need a place).
   Histogram first_token_seconds, request_seconds;
@@ -97,10 +97,8 @@ struct DrawOptions {
   // names no seed, it draws one. Throws what check() does.
   void settle(const Service& service);
   // What a reply tells, so that the same request with it draws the same.
-  int64_t told_seed() const { return seed.value_or(0); }
+  int64_t reported_seed() const { return seed.value_or(0); }
 };
-// The fields that all interfaces name alike. Ids of tokens are below `vocab_size`.
-DrawOptions read_draw(Fields& fields, int64_t vocab_size);
 
 struct TokenLogprob {
   int32_t id;
@@ -109,18 +107,18 @@ struct TokenLogprob {
 };
 
 // A state that a reply goes on from.
-struct Prompted {
+struct PreparedPrompt {
   Exchange exchange;
   Usage usage;
   std::string parent;  // its handle; "": none
   Json operation;
-  std::string told = "";  // text at the beginning of the reply that is known to whoever asks
+  std::string known_text = "";  // text at the beginning of the reply that is known to whoever asks
   // Of a prompt's own tokens, where they were asked for: none of the first token of all.
   std::vector<std::optional<TokenLogprob>> prompt_logprobs = {};
 };
 
 // How a request's messages become a prompt.
-struct ChatAsked {
+struct ChatOptions {
   ChatState state;
   // A last message of the assistant is the beginning of the reply. Else it is a whole one.
   bool continues = true;
@@ -128,12 +126,12 @@ struct ChatAsked {
 
 // A prompt that was checked, all but for being processed: what is to be refused is refused before
 // the first byte of an answer. It is called once.
-using Prompt = std::function<Prompted(const Caller&)>;
+using CheckedPrompt = std::function<PreparedPrompt(const Caller&)>;
 // Without a node: the rendering of the messages, and nothing else, whatever is known already. With
 // one: the state as it is, with messages behind it, and the model's settings in place of its own.
 // Long prompts are refused with both numbers.
-Prompt check_messages(Service& service, const Caller& caller, const NodePtr& node,
-                      std::vector<Message> messages, const ChatAsked& chat);
+CheckedPrompt check_messages(Service& service, const Caller& caller, const NodePtr& node,
+                             std::vector<Message> messages, const ChatOptions& chat);
 // Such a prompt, whether or not it fits.
 struct Rendered {
   std::string text;
@@ -141,27 +139,28 @@ struct Rendered {
   int64_t now;  // the time that the template was told
 };
 Rendered render_prompt(Service& service, const Caller& caller, const NodePtr& node,
-                       std::vector<Message> messages, const ChatAsked& chat);
+                       std::vector<Message> messages, const ChatOptions& chat);
 // The same of tokens of text.
-struct IdsAsked {
+struct TokenPrompt {
   std::vector<int32_t> ids;
   int64_t room = 1;       // how many tokens there must be room for behind them
   int top_logprobs = -1;  // of these tokens themselves; -1: none
 };
-Prompt check_ids(Service& service, const Caller& caller, const NodePtr& node, IdsAsked asked);
+CheckedPrompt check_ids(Service& service, const Caller& caller, const NodePtr& node,
+                        TokenPrompt asked);
 
 // The same at once, and with the settings of the state.
-Prompted prompt_messages(Service& service, const Caller& caller, std::vector<Message> messages,
-                         const ChatAsked& chat);
-Prompted prompt_ids(Service& service, const Caller& caller, const std::vector<int32_t>& ids);
-Prompted resume(Service& service, const Caller& caller, const NodePtr& node);
-void append_text(Service& service, const Caller& caller, Prompted& prompted,
+PreparedPrompt prompt_messages(Service& service, const Caller& caller,
+                               std::vector<Message> messages, const ChatOptions& chat);
+PreparedPrompt prompt_ids(Service& service, const Caller& caller, const std::vector<int32_t>& ids);
+PreparedPrompt resume(Service& service, const Caller& caller, const NodePtr& node);
+void append_text(Service& service, const Caller& caller, PreparedPrompt& prompted,
                  std::span<const int32_t> ids);
 
 // Messages behind those of a state, in two steps. The first checks, and changes nothing.
-Conversation::Plan plan_more(Service& service, const Caller& caller, const Prompted& prompted,
+Conversation::Plan plan_more(Service& service, const Caller& caller, const PreparedPrompt& prompted,
                              std::vector<Message> more, bool continues);
-void process_plan(Service& service, const Caller& caller, Prompted& prompted,
+void process_plan(Service& service, const Caller& caller, PreparedPrompt& prompted,
                   const Conversation::Plan& plan);
 // Throws the error of tokens that do not fit behind what the session holds.
 void check_room(const Session& session, std::span<const int32_t> ids, int64_t room = 1);
@@ -179,7 +178,7 @@ class TokenizeTurn {
   TokenizeTurn& operator=(const TokenizeTurn&) = delete;
 
  private:
-  Tokenizing* held_ = nullptr;
+  TokenizerGate* held_ = nullptr;
 };
 
 struct ReplyPiece {
@@ -197,30 +196,24 @@ struct ReplyResult {
 // Draws n replies, each with a fork and a seed of its own, and keeps the states after them. `sink`
 // hears of what is certain as it comes, in this thread; false ends it. Where the client has gone,
 // what was drawn until then is kept, and Cancelled thrown.
-std::vector<ReplyResult> draw_replies(Service& service, const Caller& caller, Prompted& prompted,
-                                      const DrawOptions& options,
+std::vector<ReplyResult> draw_replies(Service& service, const Caller& caller,
+                                      PreparedPrompt& prompted, const DrawOptions& options,
                                       const std::function<bool(const ReplyPiece&)>& sink);
 
 // An answer that comes as events. Once there is a place among the streams, `prepare` checks what is
 // asked: what it throws is the answer. What it returns runs then, and what that throws is the last
 // event, called "error". While it waits, comments keep the connection alive.
 using StreamBody = std::function<void(const Caller&, Writer&)>;
-using TellError = std::function<Json(const RequestError&)>;
+using ErrorEvent = std::function<Json(const RequestError&)>;
 Response stream_events(Service& service, const Request& request,
                        const std::function<StreamBody(const Caller&)>& prepare,
-                       const TellError& tell = nullptr);
+                       const ErrorEvent& error_event = nullptr);
 // An answer in one piece.
 Response answer_at_once(Service& service, const Request& request,
                         const std::function<Json(const Caller&)>& body);
 Response respond_at_once(Service& service, const Request& request,
                          const std::function<Response(const Caller&)>& body);
-// The error of an exception that is being handled, as clients are told of it. What its operator has
-// to know, such as the file that could not be written, is in the log of the server alone.
-RequestError reported_error();
-
-// Messages of a request: role and content, which may be a list of text parts.
-std::vector<Message> read_messages(Fields& fields, const std::string& name);
-std::string read_content(const Json& content, const std::string& pointer);
+// Tokens as answers show them (logprobs.cpp).
 Json logprob_json(const Tokenizer* tokenizer, const TokenLogprob& token);
 // The bytes of a token, whether or not they are text.
 std::string token_bytes(const Tokenizer* tokenizer, int32_t id);

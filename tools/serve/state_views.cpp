@@ -114,7 +114,7 @@ Response state_tokens(Service& service, const Request& request, const Parts& par
     refuse("?logprobs", "true or false", printable(asked, 40));
   if (asked == "true" && node->plain) {
     const Caller caller = service.caller(request);
-    const Engine::Lease lease = service.engine.enter(caller.client, caller.gone);
+    const Engine::Lease lease = service.engine.enter(caller.client, caller.cancelled);
     logprobs = token_logprobs(service, caller, state.tokens);
   }
   Json data = Json::array();

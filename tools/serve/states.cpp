@@ -179,7 +179,7 @@ void States::insert(const NodePtr& node) {
   expired_before_.erase(node->id);
 }
 
-void States::admit(const NodePtr& node, const Session& session, std::vector<Leaving>& leaving) {
+void States::admit(const NodePtr& node, const Session& session, std::vector<Eviction>& leaving) {
   check_count(node->client);
   insert(node);
   node->shared_bytes = shared_with(at(*node).parent, session.kv());
@@ -191,7 +191,7 @@ void States::admit(const NodePtr& node, const Session& session, std::vector<Leav
 // Puts a new node into the tree; to be called with its `io`. Returns the node that is there
 // already, if any. A state that is made again takes over the files of the one that was removed.
 NodePtr States::enter(const NodePtr& node, const Session& session, bool another,
-                      std::vector<Leaving>& leaving) {
+                      std::vector<Eviction>& leaving) {
   for (;;) {
     NodePtr there;
     {
@@ -210,7 +210,7 @@ NodePtr States::enter(const NodePtr& node, const Session& session, bool another,
     if (!at(*there).removed) return there;
     const auto found = nodes_.find(there->id);
     if (found == nodes_.end() || found->second != there) continue;
-    at(*node).kept = at(*there).kept;
+    at(*node).files = at(*there).files;
     nodes_.erase(found);
     admit(node, session, leaving);
     return nullptr;
@@ -222,7 +222,7 @@ NodePtr States::add(const std::string& client, const std::string& parent, Json o
   expire();
   const NodePtr node = node_of(client, parent, std::move(operation), session, origin);
   std::unique_lock io(node->io_);
-  std::vector<Leaving> leaving;
+  std::vector<Eviction> leaving;
   if (const NodePtr there = enter(node, session, another, leaving)) {
     if (origin == Origin::computed && this->origin(there) == Origin::uploaded) verified(there);
     return there;

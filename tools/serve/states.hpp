@@ -78,9 +78,9 @@ class Node {
   friend class States;
 
   // The files that there are of it (StateDirectory).
-  struct Kept {
-    bool described = false, recipe = false, gone = false;
-    bool strange = false;                // a .stet that the server did not write is in the way
+  struct Files {
+    bool described = false, recipe = false, deleted = false;
+    bool foreign = false;                // a .stet that the server did not write is in the way
     std::optional<SnapshotForm> blocks;  // the form of the .stet
     std::string base;                    // the state whose .stet a delta needs
     int depth = 0;                       // how many files that are, one behind the other
@@ -96,7 +96,7 @@ class Node {
     int64_t claims = 1;              // calls of add() that returned it, less those of release()
     std::optional<Session> session;  // while its keys and values are in memory
     std::shared_ptr<const State> recipe;  // while its tokens are
-    Kept kept;
+    Files files;
     std::string lost;  // why no file gives it
     uint64_t used = 0, serial = 0;
     int64_t used_at = 0, touched_at = 0;  // seconds since 1970; as its file says
@@ -175,7 +175,7 @@ class States {
 
  private:
   // A state on its way out of memory: its keys and values, and its tokens if `tokens` is set.
-  struct Leaving {
+  struct Eviction {
     NodePtr node;
     std::unique_lock<std::mutex> io;
     std::optional<Session> session;
@@ -196,10 +196,10 @@ class States {
   std::string id_of(const std::string& client, const Sha256& digest, const Json& operation,
                     int number) const;
   void insert(const NodePtr& node) STET_REQUIRES(mutex_);
-  void admit(const NodePtr& node, const Session& session, std::vector<Leaving>& leaving)
+  void admit(const NodePtr& node, const Session& session, std::vector<Eviction>& leaving)
       STET_REQUIRES(mutex_);
   NodePtr enter(const NodePtr& node, const Session& session, bool another,
-                std::vector<Leaving>& leaving);
+                std::vector<Eviction>& leaving);
   void touch(Node& node) STET_REQUIRES(mutex_);
   NodePtr living(const std::string& id) const STET_REQUIRES(mutex_);
   uint64_t shared_with(const std::string& parent, const KvCache& kv) const STET_REQUIRES(mutex_);
@@ -215,10 +215,10 @@ class States {
   void release_blocks(const KvCache& kv) STET_REQUIRES(mutex_);
   void put_in(Node& node, Session session) STET_REQUIRES(mutex_);
   std::optional<Session> take_out(Node& node) STET_REQUIRES(mutex_);
-  std::vector<Leaving> make_room(const Node* keep) STET_REQUIRES(mutex_);
-  void let_tokens_go(const std::string& client, const Node* keep, std::vector<Leaving>& leaving)
+  std::vector<Eviction> make_room(const Node* keep) STET_REQUIRES(mutex_);
+  void let_tokens_go(const std::string& client, const Node* keep, std::vector<Eviction>& leaving)
       STET_REQUIRES(mutex_);
-  void write_out(std::vector<Leaving> leaving);
+  void write_out(std::vector<Eviction> leaving);
   std::optional<Session> in_memory(Node& node);
   Session bring_back(const NodePtr& node, std::unique_lock<std::mutex> io, Session session,
                      std::shared_ptr<const State> recipe);

@@ -23,8 +23,8 @@ void States::describe_in_file(Node& node, bool pending) {
     const MutexLock lock(mutex_);
     Node::Changing& c = at(node);
     if (c.removed) return;
-    const bool first = !c.kept.described && !c.kept.gone;
-    if (first && in_the_way && !c.kept.blocks) c.kept.strange = true;
+    const bool first = !c.files.described && !c.files.deleted;
+    if (first && in_the_way && !c.files.blocks) c.files.foreign = true;
     used_at = c.used_at;
     meta = {{"id", node.id},           {"client", node.client},
             {"parent", c.parent},      {"operation", node.operation},
@@ -32,15 +32,15 @@ void States::describe_in_file(Node& node, bool pending) {
             {"pinned", c.pinned},      {"origin", origin_name(c.origin)},
             {"excerpt", node.excerpt}};
     if (pending) meta["pending"] = true;
-    if (c.kept.strange) meta["strange"] = true;
+    if (c.files.foreign) meta["strange"] = true;
   }
   directory_->write(node.id, ".json", tool::dump(meta));
   bool gone = false;
   {
     const MutexLock lock(mutex_);
     Node::Changing& c = at(node);
-    c.kept.described = true;
-    gone = std::exchange(c.kept.gone, false);
+    c.files.described = true;
+    gone = std::exchange(c.files.deleted, false);
     c.touched_at = used_at;
   }
   directory_->touch(node.id, used_at);
@@ -57,8 +57,8 @@ void States::save_recipe(Node& node, Session& session) {
   Snapshot::save(session, directory_->file(node.id, ".recipe"), options);
   {
     const MutexLock lock(mutex_);
-    at(node).kept.recipe = true;
-    if (at(node).kept.described) return;
+    at(node).files.recipe = true;
+    if (at(node).files.described) return;
   }
   describe_in_file(node);
 }
@@ -79,8 +79,8 @@ NodePtr States::base_for(const Node& node) const {
   size_t most = static_cast<size_t>(kBlockPositions) - 1;
   for (const Node* other : client->second.states) {
     const Node::Changing& c = at(*other);
-    const bool may = other != &node && c.recipe != nullptr && c.kept.blocks &&
-                     c.kept.depth < kDeepest && other->kv_type == node.kv_type;
+    const bool may = other != &node && c.recipe != nullptr && c.files.blocks &&
+                     c.files.depth < kDeepest && other->kv_type == node.kv_type;
     if (!may) continue;
     const size_t n = common_prefix(c.recipe->tokens, tokens);
     if (n < most || (n == most && (best == nullptr || c.serial > at(*best).serial))) continue;
@@ -93,24 +93,24 @@ NodePtr States::base_for(const Node& node) const {
 // Writes the keys and values of a state, unless a file has them. Its description and its tokens are
 // written before.
 void States::save_blocks(Node& node, Session& session) {
-  Node::Kept kept;
+  Node::Files files;
   {
     const MutexLock lock(mutex_);
-    kept = at(node).kept;
+    files = at(node).files;
     if (at(node).removed) return;
   }
-  if (kept.blocks) {
-    if (!kept.described) describe_in_file(node);
+  if (files.blocks) {
+    if (!files.described) describe_in_file(node);
     return;
   }
   if (node.given && !directory_->has(node.id, ".recipe")) save_recipe(node, session);
-  const bool first = !kept.described && !node.given;
+  const bool first = !files.described && !node.given;
   if (first) describe_in_file(node, true);
   {
     const MutexLock lock(mutex_);
-    kept = at(node).kept;
+    files = at(node).files;
   }
-  if (kept.strange)
+  if (files.foreign)
     throw Error(ErrorKind::io, directory_->file(node.id, ".stet"), "",
                 "a file that this server has written", "another one, which is in the way");
   write_blocks(node, session);
@@ -147,10 +147,10 @@ void States::write_blocks(Node& node, Session& session) {
     Snapshot::save(session, path, options);
   }
   const MutexLock lock(mutex_);
-  Node::Kept& kept = at(node).kept;
-  kept.blocks = options.form;
-  kept.base = base == nullptr ? "" : base->id;
-  kept.depth = base == nullptr ? 0 : at(*base).kept.depth + 1;
+  Node::Files& files = at(node).files;
+  files.blocks = options.form;
+  files.base = base == nullptr ? "" : base->id;
+  files.depth = base == nullptr ? 0 : at(*base).files.depth + 1;
 }
 
 // Writes a new state if the server is durable. The description of a removed state of the same id is
@@ -160,7 +160,7 @@ void States::keep(Node& node, Session& session) {
   bool stale = false, whole = false;
   {
     const MutexLock lock(mutex_);
-    stale = at(node).kept.described;
+    stale = at(node).files.described;
     whole = !node.given || at(node).origin == Origin::uploaded;
   }
   if (options_.durable) whole ? save_blocks(node, session) : save_recipe(node, session);
@@ -177,7 +177,7 @@ void States::unneed(const std::string& id) {
     if (needed == needed_.end() || --needed->second > 0) return;
     needed_.erase(needed);
     const auto found = nodes_.find(id);
-    if (found == nodes_.end() || !at(*found->second).kept.gone) return;
+    if (found == nodes_.end() || !at(*found->second).files.deleted) return;
     gone = found->second;
   }
   const std::lock_guard io(gone->io_);
@@ -190,10 +190,10 @@ void States::forget_blocks(Node& node) {
   std::string base;
   {
     const MutexLock lock(mutex_);
-    Node::Kept& kept = at(node).kept;
-    kept.blocks.reset();
-    kept.depth = 0;
-    base = std::exchange(kept.base, "");
+    Node::Files& files = at(node).files;
+    files.blocks.reset();
+    files.depth = 0;
+    base = std::exchange(files.base, "");
   }
   if (!base.empty()) unneed(base);
 }
@@ -202,32 +202,32 @@ void States::forget_blocks(Node& node) {
 // as a delta needs them.
 void States::forget_files(const NodePtr& node) {
   const std::string& id = node->id;
-  Node::Kept kept;
+  Node::Files files;
   {
     const MutexLock lock(mutex_);
     const auto found = nodes_.find(id);
     if (found == nodes_.end() || found->second != node || !at(*node).removed) return;
-    kept = at(*node).kept;
+    files = at(*node).files;
   }
-  if (kept.described) directory_->rename(id, ".json", ".gone");  // from here on it is deleted
-  if (kept.recipe) directory_->remove(id, ".recipe");
+  if (files.described) directory_->rename(id, ".json", ".gone");  // from here on it is deleted
+  if (files.recipe) directory_->remove(id, ".recipe");
   bool needed = false;
   {
     const MutexLock lock(mutex_);
     Node::Changing& c = at(*node);
-    c.kept.gone = kept.gone || kept.described;
-    c.kept.described = c.kept.recipe = false;
-    needed = kept.blocks && needed_.contains(id);
+    c.files.deleted = files.deleted || files.described;
+    c.files.described = c.files.recipe = false;
+    needed = files.blocks && needed_.contains(id);
     if (needed) c.recipe = nullptr;
   }
   if (!needed) {
-    if (!kept.strange && (kept.described || kept.gone)) directory_->remove(id, ".stet");
+    if (!files.foreign && (files.described || files.deleted)) directory_->remove(id, ".stet");
     directory_->remove(id, ".gone");
     const MutexLock lock(mutex_);
     nodes_.erase(id);
   }
-  if (kept.described || kept.gone || kept.recipe || kept.blocks) directory_->sync();
-  if (!needed && !kept.base.empty()) unneed(kept.base);
+  if (files.described || files.deleted || files.recipe || files.blocks) directory_->sync();
+  if (!needed && !files.base.empty()) unneed(files.base);
 }
 
 // ---------------------------------------------------------------- when the server ends
@@ -242,7 +242,7 @@ std::optional<Session> States::resident(const Node& node) const {
 bool States::has_blocks(const Node& node) const {
   {
     const MutexLock lock(mutex_);
-    if (!at(node).kept.blocks) return false;
+    if (!at(node).files.blocks) return false;
   }
   return directory_->has(node.id, ".stet");
 }
@@ -264,7 +264,7 @@ bool States::save_tokens(Node& node) {
     const MutexLock lock(mutex_);
     if (at(node).removed) return true;
     // A server of an older version kept them where keys and values are kept now.
-    if (at(node).kept.recipe && directory_->has(node.id, ".stet")) return true;
+    if (at(node).files.recipe && directory_->has(node.id, ".stet")) return true;
   }
   if (directory_->has(node.id, ".recipe")) return true;
   std::optional<Session> session = resident(node);

@@ -111,8 +111,8 @@ NodePtr States::read_node(Loading& loading, const StateDirectory::Described& des
     if (meta.at("name").is_string()) c.name = meta.at("name").get<std::string>();
     c.pinned = meta.at("pinned").get<bool>();
     c.origin = origin_of_name(meta.at("origin").get<std::string>());
-    c.kept.described = true;
-    c.kept.strange = meta.contains("strange");
+    c.files.described = true;
+    c.files.foreign = meta.contains("strange");
     c.used_at = c.touched_at = described.touched;
   }
   size_t& in_memory = loading.in_memory[node->client];
@@ -135,17 +135,17 @@ NodePtr States::read_node(Loading& loading, const StateDirectory::Described& des
 bool States::read_files(Loading&, Node& node, bool with_tokens) {
   const MutexLock lock(mutex_);
   Node::Changing& c = at(node);
-  c.kept.recipe = directory_->has(node.id, ".recipe");
+  c.files.recipe = directory_->has(node.id, ".recipe");
   for (const char* ending : {".stet", ".recipe"}) {
     const bool blocks = ending == std::string_view(".stet");
-    if ((blocks && c.kept.strange) || !directory_->has(node.id, ending)) continue;
+    if ((blocks && c.files.foreign) || !directory_->has(node.id, ending)) continue;
     try {
       const Snapshot snapshot = Snapshot::open(directory_->file(node.id, ending));
       const SnapshotMeta& meta = snapshot.meta();
-      if (blocks && meta.form == SnapshotForm::recipe) c.kept.recipe = true;
-      if (blocks && meta.form != SnapshotForm::recipe) c.kept.blocks = meta.form;
-      if (blocks) c.kept.base = base_of(snapshot);
-      if (!c.kept.base.empty() && blocks) ++needed_[c.kept.base];
+      if (blocks && meta.form == SnapshotForm::recipe) c.files.recipe = true;
+      if (blocks && meta.form != SnapshotForm::recipe) c.files.blocks = meta.form;
+      if (blocks) c.files.base = base_of(snapshot);
+      if (!c.files.base.empty() && blocks) ++needed_[c.files.base];
       snapshot.check_compatible(*model_, session_.compute.contract, tokenizer_.get());
       auto recipe = std::make_shared<const State>(snapshot.recipe());
       node.digests = snapshot.digests();
@@ -186,9 +186,9 @@ void States::order(std::vector<NodePtr> loaded) {
     client.in_memory += c.recipe != nullptr ? 1 : 0;
   }
   for (const NodePtr& node : loaded) {
-    NodePtr base = living(at(*node).kept.base);
-    for (int& depth = at(*node).kept.depth; base != nullptr && depth < 256; ++depth)
-      base = living(at(*base).kept.base);
+    NodePtr base = living(at(*node).files.base);
+    for (int& depth = at(*node).files.depth; base != nullptr && depth < 256; ++depth)
+      base = living(at(*base).files.base);
   }
 }
 
@@ -204,16 +204,16 @@ void States::load_gone(const Loading& loading) {
     auto node = std::make_shared<Node>();
     node->id = id;
     Node::Changing& c = at(*node);
-    c.removed = c.kept.gone = true;
-    c.kept.recipe = directory_->has(id, ".recipe");
+    c.removed = c.files.deleted = true;
+    c.files.recipe = directory_->has(id, ".recipe");
     try {
       const Json meta = parse_body(read_text_file(directory_->file(id, ".gone"), size_t{1} << 20));
-      c.kept.strange = meta.contains("strange");
-      if (!c.kept.strange && directory_->has(id, ".stet")) {
+      c.files.foreign = meta.contains("strange");
+      if (!c.files.foreign && directory_->has(id, ".stet")) {
         const Snapshot snapshot = Snapshot::open(directory_->file(id, ".stet"));
-        if (snapshot.meta().form != SnapshotForm::recipe) c.kept.blocks = snapshot.meta().form;
-        c.kept.base = base_of(snapshot);
-        if (!c.kept.base.empty()) ++needed_[c.kept.base];
+        if (snapshot.meta().form != SnapshotForm::recipe) c.files.blocks = snapshot.meta().form;
+        c.files.base = base_of(snapshot);
+        if (!c.files.base.empty()) ++needed_[c.files.base];
       }
     } catch (const std::exception& e) {
       tool::say("{}: {}\n", id, printable(e.what(), 3000));

@@ -48,9 +48,9 @@ uint64_t States::memory_used() const {
 
 // The states that were used longest ago leave, until the rest is within the budget. What somebody
 // is reading or writing stays, and so does what neither its tokens nor a file would give again.
-std::vector<States::Leaving> States::make_room(const Node* keep) {
+std::vector<States::Eviction> States::make_room(const Node* keep) {
   const uint64_t block = block_bytes();
-  std::vector<Leaving> leaving;
+  std::vector<Eviction> leaving;
   if (blocks_.size() * block <= options_.memory) return leaving;
   std::vector<std::pair<uint64_t, Node*>> idle;
   for (Node* node : resident_) {
@@ -71,14 +71,14 @@ std::vector<States::Leaving> States::make_room(const Node* keep) {
 // Chooses states whose tokens leave memory, if a client has too many there. With a directory, they
 // are in files.
 void States::let_tokens_go(const std::string& client, const Node* keep,
-                           std::vector<Leaving>& leaving) {
+                           std::vector<Eviction>& leaving) {
   const size_t most = options_.in_memory, now = clients_[client].in_memory;
   if (!in_files() || now <= most) return;
   const size_t wanted = now - most + most / 16;
   std::vector<NodePtr> idle = forgettable(client, keep);
-  std::unordered_map<const Node*, Leaving*> on_their_way;
+  std::unordered_map<const Node*, Eviction*> on_their_way;
   leaving.reserve(leaving.size() + idle.size());  // so that none of them moves
-  for (Leaving& l : leaving) on_their_way[l.node.get()] = &l;
+  for (Eviction& l : leaving) on_their_way[l.node.get()] = &l;
   size_t count = 0;
   for (const NodePtr& node : idle) {
     if (count == wanted) break;
@@ -96,16 +96,16 @@ void States::let_tokens_go(const std::string& client, const Node* keep,
 
 // Writes states that leave memory into files, if there is a directory. A state that cannot be
 // written stays in memory.
-void States::write_out(std::vector<Leaving> leaving) {
+void States::write_out(std::vector<Eviction> leaving) {
   if (!in_files()) return;
-  for (Leaving& l : leaving) {
+  for (Eviction& l : leaving) {
     const std::unique_lock io = std::move(l.io);
     Node& node = *l.node;
     try {
       if (l.session) save_blocks(node, *l.session);
       const MutexLock lock(mutex_);
       Node::Changing& c = at(node);
-      if (!l.tokens || c.recipe == nullptr || !(c.kept.recipe || c.kept.blocks)) continue;
+      if (!l.tokens || c.recipe == nullptr || !(c.files.recipe || c.files.blocks)) continue;
       c.recipe = nullptr;
       --clients_[node.client].in_memory;
     } catch (const std::exception& e) {
@@ -150,7 +150,7 @@ Session States::open(const NodePtr& node, const Appender& append, Usage* usage) 
 // Puts a state back into memory, with its tokens.
 Session States::bring_back(const NodePtr& node, std::unique_lock<std::mutex> io, Session session,
                            std::shared_ptr<const State> recipe) {
-  std::vector<Leaving> leaving;
+  std::vector<Eviction> leaving;
   {
     const MutexLock lock(mutex_);
     ++restores_;
@@ -175,7 +175,7 @@ Session States::bring_back(const NodePtr& node, std::unique_lock<std::mutex> io,
 std::optional<Session> States::from_file(Node& node, const Appender& append, Usage& usage) {
   {
     const MutexLock lock(mutex_);
-    if (!at(node).kept.blocks) return std::nullopt;
+    if (!at(node).files.blocks) return std::nullopt;
   }
   RestoreOptions how;
   how.session = session_;
@@ -289,7 +289,7 @@ States::Longest States::longest(const std::string& client, std::span<const int32
     const Node::Changing& c = at(*node);
     const bool may = (node->client == client || options_.share_prefixes) && node->plain &&
                      !c.removed && c.recipe != nullptr && c.origin != Origin::uploaded &&
-                     (c.session || c.kept.blocks) && !lost.contains(node);
+                     (c.session || c.files.blocks) && !lost.contains(node);
     if (!may) continue;
     const size_t n = alike(c.recipe->tokens);
     const std::pair<bool, uint64_t> its{!c.session, c.serial};

@@ -20,7 +20,7 @@ NodePtr States::find_here(const std::string& client, const std::string& id) {
     if (node == nullptr || node->client != client) return nullptr;
     touch(*node);
     Node::Changing& c = at(*node);
-    stale = c.kept.described && options_.ttl > 0 && c.used_at - c.touched_at > options_.ttl / 10;
+    stale = c.files.described && options_.ttl > 0 && c.used_at - c.touched_at > options_.ttl / 10;
     if (stale) c.touched_at = c.used_at;
   }
   if (stale) directory_->touch(id, static_cast<int64_t>(std::time(nullptr)));
@@ -134,7 +134,7 @@ bool States::withdraw(Node& node, bool unless_claimed, std::vector<NodePtr>& chi
   for (Node* child : of_it.empty() ? std::unordered_set<Node*>() : of_it.mapped()) {
     at(*child).parent = c.parent;
     children_[c.parent].insert(child);
-    if (at(*child).kept.described) children.push_back(nodes_.at(child->id));
+    if (at(*child).files.described) children.push_back(nodes_.at(child->id));
   }
   if (children_[c.parent].empty()) children_.erase(c.parent);
   if (!in_files()) nodes_.erase(node.id);
@@ -184,7 +184,7 @@ void States::change(const NodePtr& node, std::optional<std::optional<std::string
     Node::Changing& c = at(*node);
     name_before = c.name;
     pinned_before = c.pinned;
-    described = c.kept.described && !c.removed;
+    described = c.files.described && !c.removed;
     if (name) c.name = *name;
     if (pinned) c.pinned = *pinned;
     ++changes_;
@@ -207,7 +207,7 @@ void States::verified(const NodePtr& node) {
     const MutexLock lock(mutex_);
     at(*node).origin = Origin::verified;
     ++changes_;
-    if (!at(*node).kept.described || at(*node).removed) return;
+    if (!at(*node).files.described || at(*node).removed) return;
   }
   describe_in_file(*node);
 }

@@ -29,50 +29,83 @@ std::string tokens_json(const Tokenizer& tokenizer, const std::vector<int32_t>& 
   return json += "]}\n";
 }
 
-}  // namespace
+struct TokenizeRequest {
+  std::string text;
+  bool add_special = true, parse_special = true;
+};
 
-Response tokenize(Service& service, const Request& request, const Parts&) {
-  const Json body = parse_body(request.body);
-  Fields f(body, "");
-  const std::string text = f.required_text("text");
-  const bool bos = f.boolean("add_special").value_or(true),
-             special = f.boolean("parse_special").value_or(true);
-  f.finish();
+struct DetokenizeRequest {
+  std::vector<int32_t> ids;
+  bool skip_special = false;
+};
+
+struct TemplateRequest {
+  std::vector<Message> messages;
+  ChatOptions chat;
+};
+
+Response answer_tokens(Service& service, const Request& request, TokenizeRequest asked) {
   const Tokenizer& t = service.need_tokenizer();
-  if (text.size() > kMostText)
-    refuse("/text", fmt::format("at most {} bytes", kMostText), std::to_string(text.size()));
+  if (asked.text.size() > kMostText)
+    refuse("/text", fmt::format("at most {} bytes", kMostText), std::to_string(asked.text.size()));
   return respond_at_once(service, request, [&](const Caller& caller) {
-    const TokenizeTurn turn(service, caller, text.size());
+    const TokenizeTurn turn(service, caller, asked.text.size());
+    const auto bos = asked.add_special ? Tokenizer::Bos::automatic : Tokenizer::Bos::off;
     Response r;
-    r.body = tokens_json(
-        t, t.encode(text, bos ? Tokenizer::Bos::automatic : Tokenizer::Bos::off, special));
-    if (caller.gone()) throw Cancelled();
+    r.body = tokens_json(t, t.encode(asked.text, bos, asked.parse_special));
+    if (caller.cancelled()) throw Cancelled();
     return r;
   });
 }
 
-Response detokenize(Service& service, const Request& request, const Parts&) {
-  const Json body = parse_body(request.body);
-  Fields f(body, "");
-  const auto ids = f.ids("tokens", service.need_tokenizer().size());
-  if (!ids) refuse("/tokens", "an array of token ids", "nothing", "missing_field");
-  const bool skip = f.boolean("skip_special").value_or(false);
-  f.finish();
+Response answer_text(Service& service, const Request& request, DetokenizeRequest asked) {
   return answer_at_once(service, request, [&](const Caller&) {
-    return Json{{"text", service.need_tokenizer().decode(*ids, skip)}};
+    return Json{{"text", service.need_tokenizer().decode(asked.ids, asked.skip_special)}};
   });
 }
 
-Response apply_template(Service& service, const Request& request, const Parts&) {
-  const Json body = parse_body(request.body);
-  Fields f(body, "");
-  const std::vector<Message> messages = read_messages(f, "messages");
-  const ChatAsked chat = read_chat(f);
-  f.finish();
+Response answer_template(Service& service, const Request& request, TemplateRequest asked) {
   return answer_at_once(service, request, [&](const Caller& caller) {
-    const Rendered rendered = render_prompt(service, caller, nullptr, messages, chat);
+    const Rendered rendered = render_prompt(service, caller, nullptr, asked.messages, asked.chat);
     return Json{{"prompt", rendered.text}, {"tokens", rendered.ids}, {"now", rendered.now}};
   });
+}
+
+}  // namespace
+
+Endpoint tokenize() {
+  return endpoint(BodyFields<TokenizeRequest>()
+                      .required("text", "string",
+                                [](TokenizeRequest& asked, const Field& f, const BodyContext&) {
+                                  asked.text = f.required_text();
+                                })
+                      .boolean("add_special", &TokenizeRequest::add_special)
+                      .boolean("parse_special", &TokenizeRequest::parse_special),
+                  answer_tokens);
+}
+
+Endpoint detokenize() {
+  return endpoint(
+      BodyFields<DetokenizeRequest>()
+          .required("tokens", "array",
+                    [](DetokenizeRequest& asked, const Field& f, const BodyContext& context) {
+                      const auto ids = f.ids(context.service.need_tokenizer().size());
+                      if (!ids)
+                        refuse(f.pointer(), "an array of token ids", "nothing", "missing_field");
+                      asked.ids = *ids;
+                    })
+          .boolean("skip_special", &DetokenizeRequest::skip_special),
+      answer_text);
+}
+
+Endpoint apply_template() {
+  return endpoint(BodyFields<TemplateRequest>()
+                      .required("messages", "array",
+                                [](TemplateRequest& asked, const Field& f, const BodyContext&) {
+                                  asked.messages = read_messages(f);
+                                })
+                      .part(&TemplateRequest::chat, chat_fields()),
+                  answer_template);
 }
 
 }  // namespace stet::serve

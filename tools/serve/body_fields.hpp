@@ -1,0 +1,120 @@
+// The fields of an address's body. Each is declared once: how it is read, that others are refused,
+// and what /openapi.json says of it follow from its declaration.
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/serve/service.hpp"
+
+namespace stet::serve {
+
+// What a reader may need besides its field.
+struct BodyContext {
+  Service& service;
+  const Request& request;
+  NodePtr node;  // the state that the address names; null where it names none
+};
+
+struct FieldSchema {
+  std::string name, type;  // a type of JSON schema, or "any"
+  bool required = false;
+};
+
+// The fields of a body that is read into a `Body`, in the order in which they are read.
+template <class Body>
+class BodyFields {
+ public:
+  using Read = std::function<void(Body&, const Field&, const BodyContext&)>;
+
+  // `read` is called whether or not the field is there.
+  BodyFields& field(const char* name, const char* type, Read read) {
+    fields_.push_back({{name, type, false}, std::move(read)});
+    return *this;
+  }
+  // `read` throws where the field is absent.
+  BodyFields& required(const char* name, const char* type, Read read) {
+    fields_.push_back({{name, type, true}, std::move(read)});
+    return *this;
+  }
+  BodyFields& number(const char* name, std::optional<double> Body::*member, double min,
+                     double max) {
+    return field(name, "number", [=](Body& body, const Field& f, const BodyContext&) {
+      body.*member = f.number(min, max);
+    });
+  }
+  BodyFields& integer(const char* name, std::optional<int64_t> Body::*member, int64_t min,
+                      int64_t max) {
+    return field(name, "integer", [=](Body& body, const Field& f, const BodyContext&) {
+      body.*member = f.integer(min, max);
+    });
+  }
+  BodyFields& text(const char* name, std::optional<std::string> Body::*member) {
+    return field(name, "string",
+                 [=](Body& body, const Field& f, const BodyContext&) { body.*member = f.text(); });
+  }
+  // The member's first value stands where the field is absent.
+  BodyFields& boolean(const char* name, bool Body::*member) {
+    return field(name, "boolean", [=](Body& body, const Field& f, const BodyContext&) {
+      body.*member = f.boolean().value_or(body.*member);
+    });
+  }
+  // Something that this server does not have; see Field::neutral().
+  BodyFields& neutral(const char* name, const char* type, const std::vector<Json>& values = {}) {
+    return field(name, type,
+                 [values](Body&, const Field& f, const BodyContext&) { f.neutral(values); });
+  }
+  // Has no effect on a reply by its definition.
+  BodyFields& unused(const char* type, std::initializer_list<const char*> names) {
+    for (const char* name : names)
+      field(name, type, [](Body&, const Field&, const BodyContext&) {});
+    return *this;
+  }
+  // The fields of a member.
+  template <class Part>
+  BodyFields& part(Part Body::*member, const BodyFields<Part>& fields) {
+    for (const auto& [schema, read] : fields.fields_)
+      fields_.push_back(
+          {schema, [member, read = read](Body& body, const Field& f, const BodyContext& context) {
+             read(body.*member, f, context);
+           }});
+    return *this;
+  }
+
+  // Throws a RequestError (400) for a field that is wrong, missing or not declared.
+  Body read(const Json& json, const BodyContext& context) const {
+    Body body;
+    Fields all(json, "");
+    for (const auto& [schema, read] : fields_) read(body, all[schema.name], context);
+    all.finish();
+    return body;
+  }
+  std::vector<FieldSchema> schema() const {
+    std::vector<FieldSchema> all;
+    for (const auto& declared : fields_) all.push_back(declared.first);
+    return all;
+  }
+
+ private:
+  template <class>
+  friend class BodyFields;
+  std::vector<std::pair<FieldSchema, Read>> fields_;
+};
+
+// What several bodies have in common (common_fields.cpp).
+constexpr size_t kMaxStopStrings = 16;
+BodyFields<DrawOptions> draw_fields();
+BodyFields<ChatOptions> chat_fields();
+// The name that a request gives the model, one of which it has, or the first of those.
+std::string read_model(const Field& field, const BodyContext& context);
+// The state of "resume_from"; null where it is absent.
+NodePtr read_resume_from(const Field& field, const BodyContext& context);
+// Messages: role and content, which may be a list of text parts.
+std::vector<Message> read_messages(const Field& field);
+std::string read_content(const Json& content, const std::string& pointer);
+
+}  // namespace stet::serve

@@ -1,0 +1,143 @@
+// Replies behind a state, whole or some tokens of them.
+#include <fmt/format.h>
+
+#include "stet/base/error.hpp"
+#include "tools/serve/routes.hpp"
+
+namespace stet::serve {
+namespace {
+
+struct ContinueRequest {
+  DrawOptions draw;
+  std::vector<Message> message;
+  std::optional<std::string> text;
+  std::optional<std::vector<int32_t>> ids;
+  bool retry = false, stream = false, continues = true;
+};
+
+void read_message(ContinueRequest& c, const Field& f, const BodyContext&) {
+  if (f.value() == nullptr) return;
+  const Json list = Json::array({*f.value()});
+  c.message = read_messages({&list, "message", f.pointer()});
+}
+
+BodyFields<ContinueRequest> continue_fields() {
+  using C = ContinueRequest;
+  return BodyFields<C>()
+      .part(&C::draw, draw_fields())
+      .field("n", "integer",
+             [](C& c, const Field& f, const BodyContext&) {
+               c.draw.max_tokens = f.integer(1, kMaxPositions);
+             })
+      .field("max_tokens", "integer",
+             [](C& c, const Field& f, const BodyContext&) {
+               const auto most = f.integer(1, kMaxPositions);
+               if (!c.draw.max_tokens) c.draw.max_tokens = most.value_or(256);
+             })
+      .field("choose", "integer",
+             [](C& c, const Field& f, const BodyContext& context) {
+               const int64_t vocab_size = context.service.model->config().vocab_size;
+               if (const auto id = f.integer(0, vocab_size - 1))
+                 c.draw.choose = static_cast<int32_t>(*id);
+             })
+      .field("message", "object", read_message)
+      .text("text", &C::text)
+      .field("ids", "array",
+             [](C& c, const Field& f, const BodyContext& context) {
+               c.ids = f.ids(context.service.model->config().vocab_size);
+             })
+      .boolean("retry", &C::retry)
+      .boolean("stream", &C::stream)
+      .boolean("continue_final_message", &C::continues);
+}
+
+// What a state is to go on with, checked: nothing was processed yet.
+struct CheckedContinue {
+  PreparedPrompt prompted;
+  std::optional<Conversation::Plan> plan;
+  std::vector<int32_t> ids;
+};
+
+void check_reply(const PreparedPrompt& p, const ContinueRequest& c) {
+  const Session& session = p.exchange.session();
+  const std::vector<Turn>& turns = session.generation().turns;
+  const bool ended = !turns.empty() && !turns.back().open;
+  if (ended && (p.exchange.conversation() != nullptr || !c.draw.ignore_eos))
+    throw RequestError(400, "reply_has_ended",
+                       "expected a message, or a reply that was cut, found one that has ended");
+  if (session.size() == session.capacity())
+    throw RequestError(
+        400, "context_length_exceeded",
+        fmt::format("expected fewer than {} tokens, found {}", session.capacity(), session.size()));
+}
+
+CheckedContinue begin_continue(Service& service, const Caller& caller, const NodePtr& node,
+                               const ContinueRequest& c) {
+  CheckedContinue begun{resume(service, caller, node), std::nullopt, {}};
+  PreparedPrompt& p = begun.prompted;
+  p.operation = {{"name", c.draw.choose        ? "choose"
+                          : c.retry            ? "retry"
+                          : !c.message.empty() ? "messages"
+                                               : "continue"}};
+  if (c.draw.choose) p.operation["id"] = *c.draw.choose;
+  if (c.retry && p.exchange.conversation() == nullptr)
+    throw RequestError(400, "not_a_conversation", "/retry: expected a conversation, found raw text",
+                       "/retry");
+  if (c.retry) {
+    p.exchange.conversation()->retry();
+    p.known_text.clear();
+  }
+  c.draw.check(service, p.exchange.session().generation());
+  if (!c.message.empty()) {
+    begun.plan = plan_more(service, caller, p, c.message, c.continues);
+  } else if (c.text || c.ids) {
+    begun.ids = c.ids ? *c.ids : encode_text(service, caller, *c.text, Tokenizer::Bos::off);
+    check_room(p.exchange.session(), begun.ids);
+  } else {
+    check_reply(p, c);
+  }
+  return begun;
+}
+
+Json continued(Service& service, const Caller& caller, CheckedContinue& begun,
+               const ContinueRequest& c, Writer* writer) {
+  const double start = tool::seconds();
+  PreparedPrompt& p = begun.prompted;
+  if (begun.plan)
+    process_plan(service, caller, p, *begun.plan);
+  else if (c.text || c.ids)
+    append_text(service, caller, p, begun.ids);
+  const ReplyResult r = draw_replies(service, caller, p, c.draw, [&](const ReplyPiece& piece) {
+    return writer == nullptr || writer->event({{"text", piece.text}, {"ids", piece.ids}});
+  })[0];
+  return {{"state", service.states.json(r.node)},
+          {"text", r.reply.text},
+          {"ids", r.reply.ids},
+          {"stop", stop_reason_name(r.reply.stop)},
+          {"usage", usage_json(p.usage, r.reply.ids.size())},
+          {"seconds", tool::seconds() - start}};
+}
+
+Response go_on(Service& service, const Request& request, const NodePtr& node, ContinueRequest c) {
+  c.draw.hold_back = true;
+  if ((c.message.empty() ? 0 : 1) + (c.text ? 1 : 0) + (c.ids ? 1 : 0) > 1)
+    refuse("/message", "one of message, text and ids", "more");
+  if (!c.stream)
+    return answer_at_once(service, request, [&](const Caller& caller) {
+      CheckedContinue begun = begin_continue(service, caller, node, c);
+      return continued(service, caller, begun, c, nullptr);
+    });
+  return stream_events(service, request, [&service, node, c](const Caller& caller) -> StreamBody {
+    const auto begun = std::make_shared<CheckedContinue>(begin_continue(service, caller, node, c));
+    return [&service, begun, c](const Caller& talking, Writer& writer) {
+      writer.event(continued(service, talking, *begun, c, &writer));
+      writer.write("data: [DONE]\n\n");
+    };
+  });
+}
+
+}  // namespace
+
+Endpoint continue_state() { return state_endpoint(continue_fields(), go_on, Presence::optional); }
+
+}  // namespace stet::serve
