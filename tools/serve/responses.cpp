@@ -35,7 +35,7 @@ struct ResponseRequest {
   std::string model;
 };
 
-void read_input(ResponseRequest& r, const Field& f, const BodyContext&) {
+void read_response_input(ResponseRequest& r, const Field& f, const BodyContext&) {
   if (f.value() != nullptr && f.value()->is_string())
     r.messages = {{"user", f.value()->get<std::string>(), "", 0, 0, false}};
   else
@@ -63,7 +63,7 @@ void read_text_options(ResponseRequest&, const Field& f, const BodyContext&) {
   text->finish();
 }
 
-void read_stream_options(ResponseRequest&, const Field& f, const BodyContext&) {
+void read_response_stream_options(ResponseRequest&, const Field& f, const BodyContext&) {
   auto options = f.object();
   if (!options) return;
   (*options)["include_obfuscation"].neutral({false, true});
@@ -87,11 +87,11 @@ BodyFields<ResponseRequest> response_fields() {
       .part(&R::chat, chat_fields())
       .field("previous_response_id", "string", read_previous)
       .field("resume_from", "string", read_state)
-      .required("input", "any", read_input)
+      .required("input", "any", read_response_input)
       .field("instructions", "string",
              [](R& r, const Field& f, const BodyContext&) { r.instructions = f.nonempty_text(); })
       .field("text", "object", read_text_options)
-      .field("stream_options", "object", read_stream_options)
+      .field("stream_options", "object", read_response_stream_options)
       .neutral("tools", "array", {Json::array()})
       .neutral("tool_choice", "string", {"none", "auto"})
       .neutral("parallel_tool_calls", "boolean", {true, false})

@@ -15,7 +15,7 @@ struct ContinueRequest {
   bool retry = false, stream = false, continues = true;
 };
 
-void read_message(ContinueRequest& c, const Field& f, const BodyContext&) {
+void read_next_message(ContinueRequest& c, const Field& f, const BodyContext&) {
   if (f.value() == nullptr) return;
   const Json list = Json::array({*f.value()});
   c.message = read_messages({&list, "message", f.pointer()});
@@ -40,7 +40,7 @@ BodyFields<ContinueRequest> continue_fields() {
                if (const auto id = f.integer(0, vocab_size - 1))
                  c.draw.choose = static_cast<int32_t>(*id);
              })
-      .field("message", "object", read_message)
+      .field("message", "object", read_next_message)
       .text("text", &C::text)
       .field("ids", "array",
              [](C& c, const Field& f, const BodyContext& context) {
