@@ -1,5 +1,4 @@
 #include "tools/lab/picture.hpp"
-#include "tools/command/command.hpp"
 
 #include <fmt/format.h>
 

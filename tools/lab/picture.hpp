@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "tools/command/command.hpp"
+
 namespace stet::tool {
 
 // A table of values in [low, high] as colours, a text for each cell under the pointer.

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <iterator>
 
-#include "tools/command/command.hpp"
 #include "tools/lab/picture.hpp"
 
 namespace stet::tool {
