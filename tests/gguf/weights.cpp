@@ -49,7 +49,9 @@ TEST_F(GgufWeights, LieInTheFile) {
     EXPECT_EQ(tensor.memory.size(), 0u) << name;
     const bool turned = name.ends_with("q_proj.weight") || name.ends_with("k_proj.weight");
     EXPECT_EQ(found.bytes.empty(), turned) << name;  // what is shown is in its order
-    EXPECT_EQ(tensor.view.paired_heads, !turned ? 0u : name.ends_with("q_proj.weight") ? 2u : 1u)
+    EXPECT_EQ(tensor.view.paired_heads, !turned                           ? 0u
+                                        : name.ends_with("q_proj.weight") ? 2u
+                                                                          : 1u)
         << name;
   }
 }
