@@ -339,9 +339,10 @@ std::vector<BlockIdentity> block_identities(const State& state, int threads) {
 
 Sha256 state_id(const State& state, std::span<const Sha256> contents) {
   const Lineage lineage{state, state.kv.shape()};
-  const bool named = !lineage.replayable() && state.logits != nullptr;
-  return lineage.id(contents,
-                    named ? sha256_of(std::as_bytes(std::span(*state.logits))) : Sha256());
+  if (lineage.replayable()) return lineage.id(contents, Sha256());
+  const std::span<const float> logits =
+      state.logits == nullptr ? std::span<const float>() : std::span<const float>(*state.logits);
+  return lineage.id(contents, sha256_of(std::as_bytes(logits)));
 }
 
 Sha256 state_id(const State& state, int threads) {

@@ -434,6 +434,17 @@ TEST_F(SnapshotForms, AStateOfWhichEveryTokenWasShiftedOutIsSavedAndRestored) {
   }
 }
 
+TEST_F(SnapshotForms, AnEditedStateOfWhichEveryTokenWasShiftedOutIsSound) {
+  Session s = session(70);
+  s.set_key(0, 0, 3, std::vector<float>(static_cast<size_t>(s.kv().shape().head_dim), 0.5f));
+  s.prune({.keep_last = 0, .sinks = 0, .shift = true});
+  Snapshot::save(s, file);
+  EXPECT_EQ(Snapshot::open(file).check().blocks, 0);
+  Session again = restore(file);
+  for (Session* each : {&s, &again}) each->append(std::span(ids).subspan(70, 3));
+  EXPECT_EQ(digests_of(again).state, digests_of(s).state);
+}
+
 TEST_F(SnapshotForms, VerifyNamesTheFirstDifference) {
   Session s = session(200);
   Snapshot::save(s, file);
