@@ -37,13 +37,13 @@ class ModelWeights : public WeightLoader {
   Matrix load(const MatrixRequest& request) override;
   Vector load(const VectorRequest& request) override;
 
-  // What becomes of a weight. A model keeps the bytes and shows them by name.
+  // Both decide what becomes of a weight: a model keeps the bytes and shows them by name.
   virtual Matrix keep(const MatrixRequest& request, Matrix matrix);
   virtual void keep(const VectorRequest& request, const TensorView& stored, const Vector& vector);
-  // What the weights are called as they were before they were packed or rounded.
+  // Returns the names of the weights as they were before they were packed or rounded.
   const WeightFingerprints& fingerprints() const { return *fingerprints_; }
 
-  // That of packed weights, whatever was asked for.
+  // The contract of packed weights, whatever was asked for.
   const Contract contract_;
 
  private:
@@ -62,7 +62,7 @@ class ModelWeights : public WeightLoader {
   std::vector<LoadedWeight> loaded_;
 };
 
-// The same weights into a file. The model that asks for them is thrown away.
+// Writes the same weights into a file. The model that asks for them is thrown away.
 class WrittenWeights : public ModelWeights {
  public:
   WrittenWeights(const Checkpoint& checkpoint, std::string prefix, Contract contract, int threads,

@@ -46,11 +46,12 @@ class WeightPacker {
   WeightFingerprints& fingerprints_;
 };
 
-// What the contract rounds a matrix to; null: nothing.
+// Returns what the contract rounds a matrix to, or nothing.
 std::optional<WeightType> rounded_type(Contract contract,
                                        const WeightLoader::MatrixRequest& request);
 
-// The names of matrices in a packed file: those of tensors first .. end - 1, joined by "+".
+// Returns the name of a matrix in a packed file: those of its tensors first .. end - 1, joined by
+// "+".
 std::string joined_names(const WeightLoader::MatrixRequest& request, size_t first, size_t end);
 
 }  // namespace stet

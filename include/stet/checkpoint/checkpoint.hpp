@@ -24,7 +24,7 @@ class STET_API Checkpoint {
   static Checkpoint open(const std::string& directory);
   static Checkpoint open(const FileSource& source);
 
-  // Names of the files that open() reads, in a fixed order.
+  // Returns the names of the files that open() reads, in a fixed order.
   static std::vector<std::string> files_of(const FileSource& source);
 
   // Returns nullptr when there is none. The view has no bytes where read() makes them.
@@ -42,22 +42,22 @@ class STET_API Checkpoint {
 
   std::vector<std::string> names() const;  // sorted
 
-  // Whether the weights are packed already (packed.hpp), and what the file says of them.
+  // Returns whether the weights are packed already (packed.hpp), and what the file says of them.
   bool packed() const { return packed_; }
   const std::map<std::string, std::string>& metadata() const { return files_.front()->metadata(); }
-  // Whether any tensor is in blocks of ggml.
+  // Returns whether any tensor is in blocks of ggml.
   bool has_blocks() const;
 
-  // The owner of a tensor's bytes in a file, for views that outlive the checkpoint.
+  // Returns the owner of a tensor's bytes in a file, for views that outlive the checkpoint.
   std::shared_ptr<const void> owner_of(const std::string& name) const;
 
-  // The files that the tensors are in.
+  // Returns the files that the tensors are in.
   std::vector<std::shared_ptr<const FileBytes>> files() const;
 
-  // Path of the one file of weights, of the first, or of the index.
+  // Returns the path of the one file of weights, of the first, or of the index.
   const std::string& source() const { return source_; }
 
-  // Path of the file that holds the tensor; source() when there is none.
+  // Returns the path of the file that holds the tensor; source() when there is none.
   const std::string& file_of(const std::string& name) const;
 
  private:

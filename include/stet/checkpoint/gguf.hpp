@@ -11,10 +11,10 @@
 
 namespace stet {
 
-// The file as the files of a checkpoint: itself, which Checkpoint reads, and config.json,
+// Opens the file as the files of a checkpoint: itself, which Checkpoint reads, and config.json,
 // generation_config.json and the tokenizer's files, which say what its keys say. A file that is
-// split is read with its other parts beside it. Throws Error: io, format for what is not as the format says, unsupported
-// for architectures and types that stet does not know. A vocabulary that is not as it should be, or
+// split is read with its other parts beside it. Throws Error: io; format for what is not as the
+// format says; unsupported for an architecture that stet does not know. A vocabulary that is not as it should be, or
 // of a kind or with a pre-tokenizer that stet does not know, is refused by Tokenizer::load() alone:
 // weights need none. `pre` names a pre-tokenizer in place of tokenizer.ggml.pre, one of
 // pre_tokenizer_names(); what is wrong with it is an error here.

@@ -42,8 +42,8 @@ class STET_API SafeTensors {
   std::map<std::string, std::string> metadata_;
 };
 
-// The tensors of a file. Throws what SafeTensors::parse() does, and a format Error that says so for
-// a file that is something else, or that a download left cut off.
+// Opens the tensors of a file. Throws what SafeTensors::parse() does, and a format Error that says
+// so for a file that is something else, or that a download left cut off.
 STET_API std::unique_ptr<const TensorSource> safetensors_source(
     std::shared_ptr<const FileBytes> file);
 

@@ -24,15 +24,15 @@ class STET_API TensorSource {
   TensorSource(const TensorSource&) = delete;
   TensorSource& operator=(const TensorSource&) = delete;
 
-  // Names, types and shapes as the model was published. A tensor whose bytes the file does not have
-  // in that form has none here.
+  // Returns names, types and shapes as the model was published. A view is without bytes where the
+  // file has them in another form.
   const std::vector<TensorView>& tensors() const { return tensors_; }
-  // What the file says of itself, by key.
+  // Returns what the file says of itself, by key.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const std::shared_ptr<const FileBytes>& file() const { return file_; }
 
-  // The tensor at `index` of tensors() with all its bytes: those of the file, rows perhaps in
-  // another order (TensorView::paired_heads), or memory that is made for it.
+  // Returns the tensor at `index` of tensors() with all its bytes: those of the file, rows perhaps
+  // in another order (TensorView::paired_heads), or memory that is filled for it.
   virtual OwnedTensor read(size_t index) const {
     OwnedTensor tensor;
     tensor.view = tensors_[index];

@@ -1,4 +1,4 @@
-// Where the files of a model or a tokenizer come from: a directory, or an archive inside another
+// The files of a model or a tokenizer, wherever they are: a directory, or an archive inside another
 // file (archive.hpp), or memory. Files are asked for by their plain names ("config.json").
 #pragma once
 
@@ -66,8 +66,8 @@ class FileSource {
   // (snapshots/REVISION/NAME -> ../../blobs/HASH).
   virtual void check_own(const std::string& name) const { (void)name; }
 
-  // What errors call the source, and a file of it: "DIR" and "DIR/config.json", "s.stet: WEIGHTS"
-  // and "s.stet: WEIGHTS: config.json".
+  // Return what errors call the source, and a file of it: "DIR" and "DIR/config.json",
+  // "s.stet: WEIGHTS" and "s.stet: WEIGHTS: config.json".
   const std::string& path() const { return path_; }
   std::string path_of(const std::string& name) const { return prefix_ + name; }
 
