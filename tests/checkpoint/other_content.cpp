@@ -217,6 +217,11 @@ TEST_F(OtherContent, NumbersOfPythonInFieldsThatNobodyReads) {
   write_file(at("generation_config.json"), R"({"unread": NaN, "temperature": 0.5})");
   EXPECT_EQ(with(R"("unread": {"NaN": NaN})"), kNoError);
   EXPECT_EQ(Model::load(directory_.path(), 1)->generation().temperature, 0.5);
+  EXPECT_TRUE(Model::load(directory_.path(), 1)->generation().ignored.empty());
+  write_file(at("generation_config.json"),
+             R"({"num_beams": 4, "guidance_scale": 1, "suppress_tokens": [3]})");
+  EXPECT_EQ(Model::load(directory_.path(), 1)->generation().ignored,
+            (std::vector<std::string>{"num_beams", "suppress_tokens"}));
   write_file(at("generation_config.json"), R"({"temperature": Infinity})");
   EXPECT_EQ(error(),
             "format: @/generation_config.json: temperature: expected a number in 0.0..1000000.0, "

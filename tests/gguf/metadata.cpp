@@ -77,6 +77,20 @@ TEST_F(Metadata, SamplingOfLlamaCpp) {
   EXPECT_EQ(g.repetition_penalty, 1.1);
 }
 
+TEST_F(Metadata, SamplingThatStetDoesNotHaveIsNamed) {
+  GgufKeys keys;
+  keys.i32("general.sampling.mirostat", 2);
+  put(keys);
+  EXPECT_EQ(generation().ignored, std::vector<std::string>{"general.sampling.mirostat"});
+  EXPECT_FALSE(generation().sample);
+  keys.f32("general.sampling.xtc_probability", 0.5);
+  keys.f32("general.sampling.temp", 0.7);
+  put(keys);
+  EXPECT_EQ(generation().ignored, (std::vector<std::string>{"general.sampling.mirostat",
+                                                            "general.sampling.xtc_probability"}));
+  EXPECT_TRUE(generation().sample);
+}
+
 // llama.cpp takes the best token at a temperature of 0 or less, and all of them at a top_k below 1.
 TEST_F(Metadata, SamplingThatIsNone) {
   for (const double temperature : {0.0, -1.0}) {
