@@ -65,7 +65,7 @@ enum class FetchChoice { by_costs, always };
 enum class StoreEncoding { by_costs, never, always };
 
 struct StoreOptions {
-  StoreClock clock = nullptr;  // null: the storage's clock
+  StoreClock clock = nullptr;  // null: the system's
   int threads = 0;             // for sealing and compressing; 0: all processors
   FetchChoice fetch = FetchChoice::by_costs;
   StoreEncoding encoding = StoreEncoding::by_costs;
