@@ -1,11 +1,11 @@
-// Tokenizers in the C interface.
+// C interface: tokenizers.
 #include "src/c/internal.hpp"
 #include "stet/generate/score.hpp"
 
 struct stet_text_stream {
   std::shared_ptr<const stet::Tokenizer> tokenizer;
   stet::TextStream stream;
-  std::string text;  // handed out last
+  std::string text;  // the text last returned
 };
 
 namespace stet::c {
