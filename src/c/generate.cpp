@@ -14,7 +14,7 @@ struct stet_sampler {
 namespace stet::c {
 namespace {
 
-// A reply together with what it points to.
+// A reply together with the memory that it points to.
 struct OwnedReply : stet_reply {
   explicit OwnedReply(Reply r) : reply(std::move(r)) {}
   Reply reply;

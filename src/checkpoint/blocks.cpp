@@ -108,8 +108,8 @@ void put_nibbles(Lanes from, size_t at, size_t first, uint8_t* low, uint8_t* hig
   }
 }
 
-// Packs Q5_0: float16 d; four bytes of which bit i is the fifth bit of weight i; 16 bytes of which
-// byte i holds weights i and 16 + i.
+// Packs Q5_0: float16 d, then four bytes of which bit i is the fifth bit of weight i, then 16
+// bytes. Byte i of these holds weights i and 16 + i.
 void q5_0(Lanes from, size_t first, size_t half, uint8_t* strip) {
   put_halves(strip + half * kLine / 2, first, from, 0);
   uint8_t* const block = strip + kLine + half * 5 * kLine;
@@ -134,8 +134,8 @@ void q4_k(Lanes from, size_t first, uint8_t* super) {
   }
 }
 
-// Packs Q5_K, which is Q4_K with 32 more bytes between scales and nibbles: bit b of byte i is the
-// fifth bit of weight i of sub-block b.
+// Packs Q5_K, which is Q4_K with 32 more bytes between scales and nibbles. Bit b of byte i of these
+// is the fifth bit of weight i of sub-block b.
 void q5_k(Lanes from, size_t first, uint8_t* super) {
   put_halves(super, first, from, 0);
   put_halves(super + kLine / 2, first, from, 2);
@@ -150,8 +150,9 @@ void q5_k(Lanes from, size_t first, uint8_t* super) {
   }
 }
 
-// Packs Q6_K. For each 128 weights (four parts of 32) it has 64 bytes of low nibbles, parts 0 and
-// 2, then 1 and 3, and 32 bytes with two high bits for each part. Then 16 scales and d.
+// Packs Q6_K. Each 128 weights, in four parts of 32, have 64 bytes of low nibbles, parts 0 and 2
+// before 1 and 3. Then come 32 bytes with two high bits for each part. The scales (16 bytes) and d
+// end the block.
 void q6_k(Lanes from, size_t first, uint8_t* super) {
   put_halves(super, first, from, 208);
   constexpr size_t kPart = 6 * kLine;

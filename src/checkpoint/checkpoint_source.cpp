@@ -22,7 +22,7 @@ const std::string kPathExpected = "a checkpoint directory or a .gguf file";
 const std::string kAdapterConfig = "adapter_config.json";
 
 // Returns the first bytes of a regular file, and "" for anything else: reading a pipe could block
-// for ever.
+// without end.
 std::string first_bytes(const std::string& path) {
   std::error_code ignored;
   if (!fs::is_regular_file(path, ignored)) return "";

@@ -1,4 +1,4 @@
-// Recognizes what stands at a path that should be a checkpoint, and explains what is wrong with it.
+// Recognizes paths that should be checkpoints but are not, and explains what they are.
 #pragma once
 
 #include "stet/files/file_source.hpp"
@@ -9,12 +9,12 @@ namespace stet {
 std::string hub_name(std::string path);
 
 // Throws an Error for a path that is not a directory, and says what to do. For a name on the
-// Hugging Face Hub it tells how to download the files, and for one file of a checkpoint it names
-// the directory. Otherwise it says what the file is.
+// Hugging Face Hub it tells how to download the files. For one file of a checkpoint it names the
+// directory. Otherwise it says what the file is.
 [[noreturn]] void refuse_path(const std::string& path);
 
 // Throws an Error if config.json is missing, and says what the files are instead. Also throws if an
-// adapter stands beside it: transformers would apply the adapter, stet would silently run the base
+// adapter is beside it: transformers would apply the adapter, stet would silently run the base
 // model.
 void require_model(const FileSource& source);
 

@@ -12,7 +12,7 @@
 //           of Model::fingerprints(), config
 //
 // Leaves are not cryptographic hashes, since SHA-256 of all weights would take longer than loading
-// them. Whoever can forge weights can therefore forge their fingerprint (docs/security.md).
+// them. An attacker who can forge weights can therefore forge their fingerprint (docs/security.md).
 #pragma once
 
 #include <cstdint>

@@ -42,7 +42,7 @@ Point there(const ModelConfig& c, Point p) {
   return p == Point::ln1 ? Point::resid_pre : Point::resid_mid;
 }
 
-// Returns the layer's number, which stands behind the first dot.
+// Returns the layer's number, which follows the first dot.
 std::optional<int64_t> layer_of(std::string_view name) {
   const size_t dot = name.find('.');
   if (dot == std::string_view::npos) return std::nullopt;

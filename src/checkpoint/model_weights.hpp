@@ -1,5 +1,5 @@
-// Loaders that turn the tensors of a checkpoint into the weights of a model or of a packed file, or
-// only list which tensors are needed.
+// Loaders of a checkpoint's tensors. They make the weights of a model or of a packed file, or list
+// the tensors that are needed.
 #pragma once
 
 #include <memory>

@@ -301,7 +301,7 @@ std::optional<int64_t> Gguf::integer(const std::string& key, int64_t min, int64_
   } else if (const auto* s = std::get_if<int64_t>(&found->second)) {
     value = *s;
   } else if (const Array* const a = std::get_if<Array>(&found->second);
-             a != nullptr && size_of(a->type) > 0) {  // the same for every layer
+             a != nullptr && size_of(a->type) > 0) {  // the same value in all layers
     const std::vector<double>& list = *numbers(key);
     if (list.empty() || !(std::abs(list.front()) < 1e15) ||
         !std::equal(list.begin() + 1, list.end(), list.begin()))

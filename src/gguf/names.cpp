@@ -260,7 +260,7 @@ void GgufNames::add_rotary_part(nlohmann::ordered_json& c, const char* field) co
 
 void GgufNames::add_scaling(nlohmann::ordered_json& c) const {
   const std::string scaling = keys_.text(key("rope.scaling.type")).value_or("none");
-  if (scaling == "none" || scaling == "longrope") return;  // the latter has tensors
+  if (scaling == "none" || scaling == "longrope") return;  // longrope has tensors
   if (scaling != "linear" && scaling != "yarn")
     throw Error(ErrorKind::unsupported, keys_.path(), key("rope.scaling.type"),
                 "none, linear or yarn", printable(scaling, 40));
@@ -305,8 +305,8 @@ void GgufNames::add_own(nlohmann::ordered_json& c) const {
     if (keys_.has(key(from))) c[to] = published_number(from);
   };
   if (name == "gemma2" || name == "gemma3") {
-    // As in llama.cpp: the largest model of each family derives the scale from a head's share of
-    // the hidden size.
+    // llama.cpp derives the scale of each family's largest model from a head's share of the hidden
+    // size.
     const bool largest = c["num_hidden_layers"] == (name == "gemma2" ? 46 : 62);
     c["query_pre_attn_scalar"] =
         largest ? Json(c["hidden_size"].get<int64_t>() / heads_) : c["head_dim"];
@@ -363,8 +363,8 @@ std::string GgufNames::config() const {
   return c.dump();
 }
 
-// Sampling keys of llama.cpp override the generation_config.json that stet stored, since somebody
-// may have edited them.
+// Sampling keys of llama.cpp override the generation_config.json that stet stored: a user may have
+// edited them.
 std::string GgufNames::generation_config() const {
   const std::string kept = keys_.text(kGgufGeneration).value_or("");
   Json g = kept.empty() ? ids_config()

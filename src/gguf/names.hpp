@@ -27,7 +27,7 @@ struct GgufArchitecture {
 // Error that names `file` if llama.cpp lacks the family.
 const GgufArchitecture& architecture_for(const ModelConfig& config, const std::string& file);
 
-// How a GGUF file stores a tensor.
+// The name and form of a tensor in a GGUF file.
 struct GgufStored {
   std::string name;
   enum class Rows { as_they_are, queries, keys } rows = Rows::as_they_are;
@@ -83,7 +83,7 @@ class GgufNames {
   int64_t vocab_size_ = 0, heads_ = 0, kv_heads_ = 0;
 };
 
-// Keys that stet adds for what llama.cpp's keys cannot express.
+// Keys that stet adds for information that llama.cpp's keys cannot express.
 inline constexpr const char *kGgufModelType = "stet.model_type",
                             *kGgufGeneration = "stet.generation_config";
 

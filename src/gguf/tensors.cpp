@@ -26,8 +26,8 @@ struct StoredTensor {
   GgufNames::Published to;
 };
 
-// How blocks of a ggml type are kept: unchanged, or as blocks of another type with the same
-// numbers. Types not listed are widened to float32.
+// A ggml type whose blocks are kept, unchanged or as blocks of another type with the same numbers.
+// Types not listed are widened to float32.
 struct Kept {
   uint32_t type;  // ggml's number
   DType as;

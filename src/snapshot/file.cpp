@@ -295,8 +295,8 @@ void decode_arrays(SnapshotFile& file) {
   file.blocks = read_array<Digest>(required(file, "BLOCKS"), blocks * layers, path, "BLOCKS");
 }
 
-// Checks the digests of what was read against those in the file. The id is taken from the header
-// unchecked.
+// Checks the digests of the decoded contents against those in the file. The id is taken from the
+// header unchecked.
 void decode_digests(SnapshotFile& file, const Header& header) {
   const Digest logits = file.meta.form == SnapshotForm::recipe
                             ? digest_in(file.meta.logits, file.path, "META: logits")

@@ -22,7 +22,7 @@ bool is_archive_section(std::string_view name);
 
 // Decodes a file. Checks every byte except those of KV and of archived files: the sections must fit
 // the config and the header's digests, and stay within limits.hpp. Throws an unsupported Error for
-// what a later version may have written, and a format Error for damage.
+// features of a later version, and a format Error for damage.
 std::shared_ptr<const SnapshotFile> decode_file(std::span<const std::byte> bytes,
                                                 const std::string& path,
                                                 std::shared_ptr<const MappedFile> mapping);

@@ -25,7 +25,7 @@ bool parse_hex(std::string_view text, std::span<std::byte> bytes);
 // Writes the sections PRUNES and REMOVED.
 void encode_prunes(const std::vector<Prune>& prunes, ByteWriter& log, ByteWriter& removed);
 // Reads prunes. `m` has capacity and positions. Throws a format Error if a prune is of positions
-// that did not exist after the previous one, or a removed token is outside the vocabulary.
+// that did not exist after the previous one. Removed tokens must be in the vocabulary.
 std::vector<Prune> decode_prunes(std::span<const std::byte> log, std::span<const std::byte> removed,
                                  const SnapshotMeta& m, int64_t vocab, const std::string& file);
 

@@ -29,9 +29,9 @@ int64_t meta_hidden(const SnapshotMeta& meta);
 
 // Returns JSON with sorted keys and no spaces, since the state digest covers it.
 std::string encode_generation(const GenerationState& generation);
-// Returns JSON in the same form. Throws an argument Error for messages that could not be read back:
-// texts that are not UTF-8, members that are not JSON objects, and positions that are out of order
-// or exceed `positions` of the transcript.
+// Returns JSON in the same form. Throws an argument Error for messages that could not be read back.
+// Texts must be UTF-8, members JSON objects, and positions in order and within `positions` of the
+// transcript.
 std::string encode_chat(const ChatState& chat);
 void check_chat(const ChatState& chat, int64_t positions, const std::string& source);
 

@@ -78,8 +78,8 @@ bool is_same_file(const SnapshotFile& a, const SnapshotFile& b) {
          a.mapping->opened().inode == b.mapping->opened().inode;
 }
 
-// Returns the direct parent: the file at `path`, else the file with the recorded name, else any
-// file beside the delta that holds the parent's state.
+// Returns the direct parent: the file at `path`, or else the file with the recorded name. Failing
+// that, searches the delta's directory for the parent's state.
 std::shared_ptr<const SnapshotFile> find_parent(const SnapshotFile& of,
                                                 const std::optional<std::string>& path) {
   std::string found = path.value_or("");

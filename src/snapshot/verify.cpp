@@ -108,8 +108,8 @@ class Proof {
     return digest_difference(block, 0, digests_of(again_, block)[0], saved[0], "other bytes of ");
   }
 
-  // Compares visibility with what the prunes leave. A state without prunes need not be recomputed
-  // to its end.
+  // Compares visibility with the result of the prunes. A state without prunes need not be
+  // recomputed to its end.
   std::optional<Difference> compare_visibility(int64_t block) const {
     const uint64_t expected = block < again_.blocks() ? again_.visible(block) : ~uint64_t{0},
                    parted = expected ^ claim_.visible(block);

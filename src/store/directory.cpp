@@ -295,9 +295,9 @@ class DirectoryStore : public StoreBackend {
   }
 
  private:
-  // Adds a file of another directory without copying its bytes: by a reflink if the file system has
-  // them, otherwise by a hard link if the contents are equal. Returns false and changes nothing if
-  // neither works.
+  // Adds a file of another directory without copying its bytes. Uses a reflink if the file system
+  // has them, or else a hard link if owner and permissions are the same. Returns false and changes
+  // nothing if neither works.
   bool share(const std::string& from, uint64_t bytes, const std::string& to) const {
     static std::atomic<uint64_t> count{0};
     const std::string aside = fmt::format("{}.shared-{}-{}", to, ::getpid(), ++count);

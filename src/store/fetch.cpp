@@ -115,7 +115,7 @@ void BlockFetch::settle(const std::vector<size_t>& some, std::vector<StoredBlock
   settled_ = now;
   doubted_ = false;
   store_.meter().learn([&](FetchPolicy& p) {
-    if (stop_) return;  // nobody has waited for it
+    if (stop_) return;  // no caller waited for it
     bytes > 0 ? p.fetched(bytes, took) : p.answered(took);
   });
   changed_.notify_all();

@@ -16,8 +16,8 @@
 
 namespace stet {
 
-// What the caller does about a missing block: computes it at once from those before it, or waits
-// and computes all missing ones later.
+// Options for a missing block: compute it at once from those before it, or wait and compute all
+// missing ones later.
 enum class Meanwhile { compute, wait };
 
 class BlockFetch {

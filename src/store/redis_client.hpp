@@ -92,7 +92,7 @@ class RedisClient {
   std::string fault_;  // the latest fault
 };
 
-// Returns CRC-16 (XMODEM) modulo 16384 of the key, or of what its first braces enclose.
+// Returns CRC-16 (XMODEM) modulo 16384 of the key, or of the part in its first braces.
 unsigned redis_slot(const std::string& key);
 
 }  // namespace stet

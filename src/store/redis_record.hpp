@@ -21,8 +21,8 @@ constexpr size_t kRedisChunk = size_t{1} << 20;  // bytes of a chunk, except the
 uint64_t claimed_bytes(std::span<const std::byte> first);
 size_t chunks_of(uint64_t bytes);
 
-// A record whose chunks are arriving. `take` is called as soon as its outcome is known: with
-// nothing if a chunk is missing on the server, and with empty bytes, which are refused, if the
+// A record whose chunks are arriving. `take` is called as soon as the outcome is known. It gets
+// nothing if a chunk is missing on the server. It gets empty bytes, which are refused, if the
 // chunks are not a record or have wrong sizes.
 class IncomingRecord {
  public:

@@ -19,7 +19,7 @@ bool wait_for_bytes(int fd, double until, const std::atomic<bool>* stop);
 // Reads the replies to GETs over a connection from which hiredis has read nothing beyond.
 class RedisValues {
  public:
-  // `until` is read anew for each wait.
+  // `until` is read again for each wait.
   RedisValues(redisContext* connection, const double& until, const std::atomic<bool>* stop)
       : connection_(connection), until_(until), stop_(stop) {}
 

@@ -45,7 +45,7 @@ void check_store_name(const std::string& name) {
       printable(name, 60));
 }
 
-// Returns whether a file is this record of a block, whoever sealed it and when. A directory need
+// Returns whether a file is this record of a block, whichever writer sealed it. A directory need
 // not write it again then.
 bool is_file_of(const MappedFile* file, const StoreKey& key, const Record& record) {
   if (file == nullptr || file->bytes().size() != kBlockFront + record.payload.size() ||
