@@ -31,8 +31,10 @@ void iq4_nl_as_q8_0(const std::byte* from, std::byte* to) {
   }
 }
 
-// Q3_K has 32 bytes of third bits, 64 of low two bits, 12 of scales, and float16 d.
-// Q6_K has 128 bytes of low nibbles, 64 of high two bits, 16 scales, and float16 d.
+// Q3_K: 32 bytes of third bits, 64 of low two bits, 12 of scales, float16 d.
+//
+// Q6_K: 128 bytes of low nibbles, 64 of high two bits, 16 scales, float16 d.
+//
 // Weight w is in half w / 128, and there in part w / 32 % 4 of 32 weights.
 void q3_k_as_q6_k(const std::byte* from, std::byte* to) {
   std::memset(to, 0, 210);
