@@ -1,4 +1,4 @@
-// Tokenizers in the C interface.
+// C interface: tokenizers.
 #include "src/c/internal.hpp"
 #include "stet/checkpoint/gguf.hpp"
 #include "stet/generate/score.hpp"
@@ -6,7 +6,7 @@
 struct stet_text_stream {
   std::shared_ptr<const stet::Tokenizer> tokenizer;
   stet::TextStream stream;
-  std::string text;  // handed out last
+  std::string text;  // the text last returned
 };
 
 namespace stet::c {

@@ -1,4 +1,4 @@
-// Reading config.json and generation_config.json: what all families share.
+// Reads config.json and generation_config.json: the fields that all families share.
 #include "stet/model/config.hpp"
 
 #include <algorithm>
@@ -143,7 +143,8 @@ std::string ModelConfig::canonical() const {
                       {"window", window},
                       {"rope_of", rope_of},
                       {"ropes", ropes_json}};
-  // What older families do not have is left out: their names stay what they were.
+  // Fields that older families lack are left out, so that the fingerprints of their models stay the
+  // same.
   if (residual_scale != 1) j["residual_scale"] = residual_scale;
   if (logit_divisor != 1) j["logit_divisor"] = logit_divisor;
   if (rotary_dim != 0) j["rotary_dim"] = rotary_dim;
@@ -216,14 +217,14 @@ int64_t checked_capacity(const ModelConfig& c, int64_t capacity) {
 
 namespace {
 
-// Throws an unsupported Error for weights that another program's kernels read, and for what a
-// server answered in place of the file.
+// Throws an unsupported Error for weights that only another program's kernels can read, and a
+// format Error if the file is a server's error message.
 void refuse_other_weights(const JsonReader& json) {
   const std::string expected =
       "weights that are not quantized (take the checkpoint that these were made from, with "
       "--compute q8 or q4, or the model as a GGUF file)";
   for (const char* const name :
-       {"quantization_config", "compression_config", "quantization"}) {  // the last of MLX
+       {"quantization_config", "compression_config", "quantization"}) {  // "quantization" is MLX's
     const auto nested = json.has_object("text_config") ? json.object("text_config") : std::nullopt;
     const JsonReader& place = nested && nested->has_object(name) ? *nested : json;
     if (!place.has_object(name)) continue;

@@ -14,7 +14,7 @@ using Json = nlohmann::ordered_json;
 
 struct SamplingKey {
   const char *key, *field;
-  double least, most;  // as generation_config.json may have it
+  double least, most;  // range in generation_config.json
 };
 constexpr double kMostTopK = 2147483647;
 constexpr SamplingKey kKeys[] = {
@@ -26,7 +26,7 @@ constexpr SamplingKey kKeys[] = {
 
 bool is_integer(const SamplingKey& s) { return s.most == kMostTopK; }
 
-// llama.cpp takes a temperature or a top_k below 0 like 0.
+// Returns a key's value. As in llama.cpp, a temperature or a top_k below 0 counts as 0.
 double value_of(const Gguf& keys, const SamplingKey& s) {
   double value = *keys.number(s.key);
   if (s.least == 0 && s.most > 1) value = std::max(value, 0.0);
@@ -83,7 +83,7 @@ bool take_sampling_keys(const Gguf& keys, Json& config) {
     changed = true;
     if (is_integer(s))
       config[s.field] = static_cast<int64_t>(value);
-    else  // the shortest decimal of the float32: what was published
+    else  // shortest decimal of the float32, as published
       config[s.field] = Json::parse(fmt::format("{}", static_cast<float>(value)));
   }
   if (!any) return changed;
