@@ -209,8 +209,7 @@ inline float plain_flushed_fma(float w, float x, float acc) {
   double sum = a + product;
   if (!std::isfinite(sum)) return static_cast<float>(sum);
   const double taken = sum - a,
-               error = (a - (sum - taken)) +
-                       (product - taken);  // Knuth's two-sum: sum + error is exact
+               error = (a - (sum - taken)) + (product - taken);  // Knuth's two-sum, exact
   if (error != 0 && std::bit_cast<uint64_t>(sum) % 2 == 0)
     sum = std::nextafter(sum, error > 0 ? HUGE_VAL : -HUGE_VAL);
   if (std::fabs(static_cast<float>(sum * 0x1p100)) < 0x1p-26f)

@@ -17,10 +17,9 @@
 namespace stet::test {
 
 struct ProcessCost {
-  int status = 0;  // 0: returned; 1: threw; negative: minus the number of the signal that ended it
-  size_t memory = 0;  // peak resident bytes beyond those of this process
-  double seconds =
-      0;  // processor time, scaled to a machine that sorts a million numbers in kSort seconds
+  int status = 0;      // 0: returned; 1: threw; negative: minus the signal that ended it
+  size_t memory = 0;   // peak resident bytes beyond those of this process
+  double seconds = 0;  // processor time, scaled to a machine where seconds_of_sorting() is kSort
 };
 
 // Machines differ in speed, and shared ones vary while they work. Times are therefore scaled by the
