@@ -74,7 +74,7 @@ class WithServer(unittest.TestCase):
         return self.post("/v1/chat/completions", {"messages": messages, **fields})
 
     def ways(self):
-        """Yields, for each address that replies to messages, a body with the question, the field
+        """Returns, for each address that replies to messages, a body with the question, the field
         of the id, and the way to continue."""
         return (("/v1/chat/completions", lambda text, **f: {"messages": user(text), **f}, "resume_from", lambda a: a["state_id"]),
                 ("/v1/messages", lambda text, **f: {"messages": user(text), "max_tokens": 12, **f}, "resume_from", lambda a: a["state_id"]),

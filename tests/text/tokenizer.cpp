@@ -282,7 +282,7 @@ TEST(Tokenizer, RandomTextComesBack) {
     const auto tokenizer = Tokenizer::load(directory);
     for (int i = 0; i < 2000; ++i) {
       std::string text = random_text(random, random() % 60);
-      if (directory == kGemma) text = replaced(text, "\u2581", " ");  // that is what it represents
+      if (directory == kGemma) text = replaced(text, "\u2581", " ");  // its sign for a space
       const Ids ids = tokenizer->encode(text, Bos::off);
       EXPECT_EQ(tokenizer->decode(ids), text);
       EXPECT_EQ(tokenizer->decode(tokenizer->encode(text, Bos::off, false)), text);
