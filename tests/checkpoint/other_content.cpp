@@ -1,4 +1,4 @@
-// What is not a checkpoint is called what it is, with what would do in its place.
+// A path that is not a checkpoint gives an error that names what it is and what to use instead.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -32,7 +32,7 @@ class OtherContent : public testing::Test {
   }
 
   std::string at(const std::string& name) const { return directory_ / name; }
-  // In expected texts "@" stands for the directory.
+  // Returns the error; "@" stands for the directory in expected texts.
   std::string error(const std::string& path) const {
     std::string text = error_of([&] { Model::load(path, 1); });
     EXPECT_EQ(text.find('\n'), std::string::npos);
