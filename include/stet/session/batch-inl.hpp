@@ -240,7 +240,7 @@ inline void BatchAppend::run_until_sound(size_t first_entry, const Pass& pass, c
   for (int tries = 0; tries <= detail::kMostMends; ++tries) {
     const uint64_t weights = model().weights_version();
     run_interruptible(detail::team_of(first_.compute_),
-                      // by reference, because a copy of the closure would be allocated
+                      // std::ref avoids allocating a copy of the closure
                       std::ref(forward));
     if (pass.hooks != nullptr) pass.hooks->rethrow();
     bool sound = model().weights_held_since(weights);
@@ -257,7 +257,7 @@ inline void BatchAppend::run_until_sound(size_t first_entry, const Pass& pass, c
 }
 
 // Processes the next `most` tokens of the batch. They come from consecutive entries, of which the
-// first may have begun in an earlier pass and the last may continue in the next.
+// first may continue an earlier pass and the last may continue in the next.
 inline void BatchAppend::run_pass(size_t most, Workspace& w) {
   const auto done = [](const BatchEntry& e) {
     return static_cast<size_t>(e.session->size() - e.session->pending_.before);

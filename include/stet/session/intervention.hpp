@@ -28,7 +28,7 @@ void forget_interventions(State& state, int64_t size);
 void check_shift_allowed(const State& state);
 
 // The positions [from, end) to which an intervention applies from now on; end -1: unbounded. After
-// a shift, original position numbers are no longer valid. An open intervention had begun by then
+// a shift, original position numbers are no longer valid. An open intervention was already in force
 // and applies to all further positions; the others had ended (check_shift_allowed).
 struct Reach {
   int64_t from, end;

@@ -102,8 +102,8 @@ inline void Recompute::mend(Target target, KvCache::Look look) {
 }
 
 // Recomputes run by run. Each run covers whole blocks and begins where the window before it is
-// held. If a prune came later than that, the keys that its tokens saw are gone, and everything is
-// recomputed. Edits are not reproduced in either case.
+// held. If a prune came later than that, keys that its tokens saw no longer exist, and everything
+// is recomputed. Edits are not reproduced in either case.
 inline void Recompute::heal(Target target, const std::vector<int64_t>& damaged) {
   State& state = target.state;
   detail::refuse_edited(state, damaged);
@@ -146,8 +146,8 @@ inline void Recompute::tell_or_refuse(const State& state,
   before_recall_(tokens);
 }
 
-// Replaces damaged blocks by those of another session, after all of them have proved equal to what
-// was saved.
+// Replaces damaged blocks by those of another session, after all of them have proved equal to the
+// saved ones.
 inline void Recompute::take_blocks(State& state, const Session& from,
                                    std::span<const int64_t> damaged, int64_t tokens) {
   blocks_changed();

@@ -33,7 +33,7 @@ struct WindowOptions {
 
 // The window options applied to a model.
 struct WindowPlan {
-  std::shared_ptr<const HeldLayers> held;  // layers held of old blocks
+  std::shared_ptr<const HeldLayers> held;  // layers that old blocks hold
   int64_t window = 0;                      // the widest window
   int64_t every = 0;                       // positions between checkpoints; 0: none
   int64_t keep_from = INT64_MAX;           // blocks from here on are held whole
