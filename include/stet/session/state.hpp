@@ -112,7 +112,7 @@ struct KvEdit {
   How how = How::set;
   std::string source = {};  // copy and splice: the id of the source state
 
-  // Returns one past the last position that was edited itself; -1: all of them.
+  // Returns one past the last position that the entry edits directly; -1 if it edits all.
   int64_t reach() const { return position < 0 ? -1 : std::max(end, position + 1); }
 
   bool operator==(const KvEdit&) const = default;
