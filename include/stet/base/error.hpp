@@ -49,7 +49,7 @@ inline std::string range_text(int64_t begin, int64_t end) {
 }
 // Returns the text for expected positions in a state of `size` tokens.
 inline std::string some_positions(int64_t size) {
-  return size > 0 ? "some of " + range_text(0, size) : "none: there are no tokens";
+  return size > 0 ? "positions in " + range_text(0, size) : "none: there are no tokens";
 }
 
 }  // namespace stet

@@ -222,7 +222,7 @@ inline DamagedBlock::DamagedBlock(const std::string& file, int64_t index, int64_
 inline DamagedBlock::DamagedBlock(int64_t index, int64_t layer)
     : Error(ErrorKind::format, "",
             "KV block " + std::to_string(index) + ", layer " + std::to_string(layer),
-            "keys and values", "none: they were outside of its window (--window-only)") {}
+            "keys and values", "none: they were dropped outside its window (--window-only)") {}
 
 // The cast is safe: caches copy a saved() block before they write to it.
 inline KvBlock::KvBlock(const std::byte* data, std::shared_ptr<const void> owner, SavedBlock saved)

@@ -225,8 +225,7 @@ inline void BatchAppend::begin_entry(size_t index) {
   detail::for_entry(batch_.size(), index, [&] {
     for (const BatchEntry& other : batch_.first(entry.session->pending_.before < 0 ? 0 : index)) {
       if (other.session == entry.session)
-        throw Error(ErrorKind::argument, "", "session", "one that stands once",
-                    "one that stands twice");
+        throw Error(ErrorKind::argument, "", "session", "each session once", "one twice");
     }
     if (entry.watch != nullptr) detail::check_watch(model().config(), *entry.watch);
     entry.session->begin_append(first_, entry.ids);
