@@ -429,8 +429,7 @@ static void a_batch_replies_as_each_would_alone(void) {
   }
   entries[1] = entries[0];
   FAILS(stet_batch_generate(entries, 2, tokenizer, NULL, 0, NULL, replies, &error),
-        STET_ERROR_ARGUMENT,
-        "batch[1]: session: expected one that stands once, found one that stands twice");
+        STET_ERROR_ARGUMENT, "batch[1]: session: expected each session once, found one twice");
   CHECK(replies[0] == NULL && replies[1] == NULL);
   FAILS(stet_batch_generate(entries, 2, tokenizer, points, 2, NULL, replies, &error),
         STET_ERROR_ARGUMENT, "captures: expected not NULL, found NULL");

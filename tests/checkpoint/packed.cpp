@@ -276,12 +276,13 @@ TEST_F(PackedSnapshot, ASessionTakesTheContractOfItsWeights) {
     for (const std::string& from : {llama, directory}) {
       const auto m = Model::load(directory_source(from), 1, weights);
       for (const Contract contract : kContracts) {
-        EXPECT_EQ(error_of([&] { Session(m, under(contract)); }),
-                  contract == weights
-                      ? "no error"
-                      : fmt::format("unsupported: {}: weights: expected some for the contract {}, "
-                                    "found some for {}",
-                                    from, contract_name(contract), contract_name(weights)));
+        EXPECT_EQ(
+            error_of([&] { Session(m, under(contract)); }),
+            contract == weights
+                ? "no error"
+                : fmt::format("unsupported: {}: weights: expected weights for the contract {}, "
+                              "found weights for {}",
+                              from, contract_name(contract), contract_name(weights)));
       }
       const std::string bf16 = error_of([&] { Session(m, under(Contract::bf16)); });
       EXPECT_TRUE(bf16.starts_with("unsupported: " + from + "/") &&

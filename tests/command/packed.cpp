@@ -127,9 +127,9 @@ TEST_F(PackedCommand, APackedDirectoryHasItsOwnContract) {
     EXPECT_EQ(contract_of(scratch / "g.stet"), std::string(contract) + " version 1");
     EXPECT_EQ(generated({"-m", directory, "--compute", contract}), packed);
     EXPECT_EQ(generated({"-m", kLlama, "--compute", contract}), packed);
-    EXPECT_EQ(
-        failure({"generate", "-m", directory, "--ids", "1", "--compute", "f32"}),
-        directory + ": weights: expected some for the contract f32, found some for " + contract);
+    EXPECT_EQ(failure({"generate", "-m", directory, "--ids", "1", "--compute", "f32"}),
+              directory + ": weights: expected weights for the contract f32, found weights for " +
+                  contract);
   }
   const std::string directory = prepared();
   EXPECT_EQ(generated({"-m", directory}), generated({"-m", kLlama}));
@@ -137,7 +137,7 @@ TEST_F(PackedCommand, APackedDirectoryHasItsOwnContract) {
   EXPECT_EQ(generated({"-m", directory, "--compute", "bf16"}),
             generated({"-m", kLlama, "--compute", "bf16"}));
   EXPECT_EQ(failure({"generate", "-m", directory, "--ids", "1", "--compute", "q8"}),
-            directory + ": weights: expected some for the contract q8, found some for f32");
+            directory + ": weights: expected weights for the contract q8, found weights for f32");
 }
 
 TEST_F(PackedCommand, ASnapshotGoesOnUnderItsContract) {
@@ -151,7 +151,7 @@ TEST_F(PackedCommand, ASnapshotGoesOnUnderItsContract) {
     EXPECT_TRUE(succeed({"verify", snapshot, "-m", from}).starts_with("verified: "));
   }
   const std::string refused = failure({"resume", snapshot, "-m", q4, "-n", "1"});
-  EXPECT_EQ(refused, q4 + ": weights: expected some for the contract q8, found some for q4");
+  EXPECT_EQ(refused, q4 + ": weights: expected weights for the contract q8, found weights for q4");
   const std::string other =
       failure({"resume", snapshot, "-m", kLlama, "--compute", "q4", "-n", "1"});
   EXPECT_TRUE(other.starts_with(snapshot + ": contract: expected q8 version 1, found q4 version 1"))

@@ -56,7 +56,7 @@ TEST(KTypeModel, HasTheCommittedBits) {
     }
     EXPECT_EQ(error_of([&] { Session(loaded, options(1)); }),
               "unsupported: " + packed +
-                  ": weights: expected some for the contract f32, found some for ggml");
+                  ": weights: expected weights for the contract f32, found weights for ggml");
   }
 }
 

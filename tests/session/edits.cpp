@@ -254,7 +254,7 @@ TEST_F(Edits, RangesRefuseWhatIsNotThere) {
     t.zero_kv({{1, 1}, {}, 0, -1, true, true});
   });
   refused("heads: expected 0..", [](Session& t) { t.zero_kv({{}, {7}, 0, -1, true, true}); });
-  refused("positions: expected some of 0..99, found 5..100", [](Session& t) {
+  refused("positions: expected positions in 0..99, found 5..100", [](Session& t) {
     t.zero_kv({{}, {}, 5, 101, true, true});
   });
   refused("keys, values or both", [](Session& t) { t.zero_kv({{}, {}, 0, -1, false, false}); });
