@@ -312,8 +312,10 @@ std::vector<std::pair<std::string, std::string>> vocabulary_files(const Gguf& ke
   const VocabularyRules* const rules =
       model == "gpt2" && !published ? &rules_of(keys, pre) : nullptr;
   if (!pre.empty() && rules == nullptr)
-    throw Error(ErrorKind::argument, keys.path(), "--pre", "a file that names a pre-tokenizer",
-                published ? "one with a tokenizer.json of its own" : "a vocabulary " + model);
+    throw Error(ErrorKind::argument, keys.path(), "--pre", "",
+                published
+                    ? std::string("the file has a tokenizer.json of its own, which needs no --pre")
+                    : "vocabularies of the kind " + model + " have no pre-tokenizer to choose");
   const GgufAddsBos bos = gguf_adds_bos(keys, rules);
   const bool guessed = rules != nullptr && pre.empty() && !keys.has("tokenizer.ggml.pre");
   Files files = {{"tokenizer_config.json", tokenizer_config(keys, v, bos, guessed)}};

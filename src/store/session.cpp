@@ -207,8 +207,8 @@ class Restorer {
     State now = running_->state();
     const std::shared_ptr<KvBlock> own = KvWriter(now.kv).share(block);
     if (layer_digests(state.kv.shape(), own->data()) != saved(block).digests)
-      throw Error(ErrorKind::format, snapshot_.path(), "KV block " + std::to_string(block),
-                  "a block that its tokens give", "another, after it was computed again");
+      throw Error(ErrorKind::format, snapshot_.path(), "KV block " + std::to_string(block), "",
+                  "its tokens do not give the block that was saved");
     ++computed_;
     return own;
   }

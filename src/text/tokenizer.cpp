@@ -317,7 +317,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, Bos bos,
     ids = impl_->before;
     if (bos == Bos::on) {
       if (!impl_->bos)
-        throw Error(ErrorKind::argument, "", "bos", "a tokenizer with a bos token", "none");
+        throw Error(ErrorKind::argument, "", "bos", "", "the tokenizer has no bos token");
       if (ids.empty() || ids.front() != *impl_->bos) ids.insert(ids.begin(), *impl_->bos);
     }
   }

@@ -131,7 +131,8 @@ std::vector<std::string> team_backends() {
 void check_team_backend(TeamBackend backend) {
   if (backend != TeamBackend::openmp) return;
   if (!openmp_built())
-    throw Error(ErrorKind::unsupported, "", "team", "own (built without OpenMP)", "openmp");
+    throw Error(ErrorKind::unsupported, "", "team", "",
+                "openmp is not available: this stet was built without OpenMP");
   check_openmp_environment();
 }
 
