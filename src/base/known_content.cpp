@@ -11,10 +11,10 @@
 namespace stet {
 namespace {
 
-constexpr size_t kLooked = 1024;  // a pointer has about 130 bytes
+constexpr size_t kExamined = 1024;  // a pointer has about 130 bytes
 
 std::string_view text_of(std::span<const std::byte> begin) {
-  return {reinterpret_cast<const char*>(begin.data()), std::min(begin.size(), kLooked)};
+  return {reinterpret_cast<const char*>(begin.data()), std::min(begin.size(), kExamined)};
 }
 
 // Returns whether the text begins with `with`, ignoring case.
@@ -106,7 +106,7 @@ std::string known_content(std::span<const std::byte> begin) {
 }
 
 void refuse_pointer(std::span<const std::byte> begin, uint64_t size, const std::string& path) {
-  if (size > kLooked) return;
+  if (size > kExamined) return;
   const std::string found = pointer(text_of(begin));
   if (!found.empty())
     throw Error(ErrorKind::format, path, "", "",

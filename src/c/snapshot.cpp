@@ -105,7 +105,7 @@ std::shared_ptr<const FileSource> archive_of(const stet_snapshot& s, const char*
     throw Error(ErrorKind::argument, s.snapshot.path(), what, "",
                 "the snapshot was saved without it");
   }
-  return keeping(std::move(files), s.bytes);
+  return with_owner(std::move(files), s.bytes);
 }
 
 // Returns a snapshot's state with the requested changes.
@@ -157,8 +157,8 @@ stet_status stet_snapshot_convert(const stet_snapshot* snapshot, const char* pat
                                   stet_digests* digests, stet_error** error) {
   return guarded(error, [&] {
     int64_t none = 0;
-    int64_t& gone = pruned == nullptr ? none : *pruned;
-    gone = 0;
+    int64_t& removed = pruned == nullptr ? none : *pruned;
+    removed = 0;
     if (digests != nullptr) checked(digests, "digests");
     const stet::Snapshot& s = at(snapshot, "snapshot").snapshot;
     const std::string to = cstring(path, "path");
@@ -166,7 +166,7 @@ stet_status stet_snapshot_convert(const stet_snapshot* snapshot, const char* pat
     int64_t count = 0;
     const stet::State state = converted(s, input(options, "options"), &count);
     const stet::StateDigests saved = stet::Snapshot::save(state, s, to, o);
-    gone = count;
+    removed = count;
     if (digests != nullptr) give(digests_value(saved), *digests);
   });
 }

@@ -17,7 +17,7 @@
 namespace stet {
 namespace {
 
-constexpr int kMostLookedAt = 4096;  // files beside a delta that are tried for a renamed parent
+constexpr int kMostCandidates = 4096;  // files beside a delta that are tried for a renamed parent
 
 class Directory {
  public:
@@ -55,13 +55,13 @@ std::string parent_beside(const std::filesystem::path& path, IsParent is_parent)
   const std::filesystem::path folder =
       path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
   Directory directory(folder.string());
-  int looked_at = 0;
+  int candidates = 0;
   while (const dirent* entry = directory.next()) {
     if (!std::string_view(entry->d_name).ends_with(".stet")) continue;
     if (::fstatat(directory.descriptor(), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
     if (!S_ISREG(info.st_mode) || info.st_uid != delta.st_uid || info.st_ino == delta.st_ino)
       continue;
-    if (++looked_at > kMostLookedAt) return "";
+    if (++candidates > kMostCandidates) return "";
     const auto id = id_of_file(directory.descriptor(), entry->d_name);
     if (id && is_parent(*id)) return (folder / entry->d_name).string();
   }

@@ -243,7 +243,7 @@ bool is_mapped(const KvCache& kv) {
 }
 
 // Checks that a state recomputed from a recipe equals the saved one.
-void prove(const SnapshotFile& file, Session& session) {
+void check_recomputed(const SnapshotFile& file, Session& session) {
   for (size_t b = 0; b < file.visible.size(); ++b) {
     if (session.kv().visible(static_cast<int64_t>(b)) == file.visible[b]) continue;
     snapshot_damaged(file.path, "VISIBLE[" + std::to_string(b) + "]", "",
@@ -283,7 +283,7 @@ Session Snapshot::restore(std::shared_ptr<const Model> model, const RestoreOptio
   }
   if (how.replay || meta().form == SnapshotForm::recipe) {
     Session session = stet::replay(model, recipe(), o, nullptr, how.append);
-    if (!how.replay) prove(*file_, session);
+    if (!how.replay) check_recomputed(*file_, session);
     r = {0, session.size(), {}, true};
     return session;
   }

@@ -201,7 +201,7 @@ class SnapshotWriter {
     payloads_.push_back({{}, &*archive});
   }
 
-  void add_those_of_like() {
+  void copy_other_sections() {
     if (like_ == nullptr) return;
     for (const SnapshotSection& s : like_->sections) {
       const bool replaced =
@@ -219,7 +219,7 @@ class SnapshotWriter {
     if (indexed_) add("KVINDEX", index_room_);
     add("WEIGHTS", weights_);
     add("TOKENIZR", tokenizer_);
-    add_those_of_like();
+    copy_other_sections();
     add("KV", std::span<const std::byte>());
     uint64_t end = front_bytes(sections_.size());
     for (SnapshotSection& s : sections_) {

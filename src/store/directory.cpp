@@ -35,7 +35,7 @@ constexpr uint64_t kSpare = 65536;              // most that a file takes beyond
 
 // Returns the final name of a temporary file (AtomicFile, DirectoryStore::share), or "" if it is
 // not one.
-std::string written_for(const std::string& file) {
+std::string final_name_of(const std::string& file) {
   const size_t temporary = file.rfind(kTemporary), shared = file.rfind(kShared);
   if (temporary != std::string::npos) {
     const std::string_view digits = std::string_view(file).substr(temporary + kTemporary.size());
@@ -283,7 +283,7 @@ class DirectoryStore : public StoreBackend {
     for (const char* folder : kStoreFolders) {
       const bool names = folder == std::string_view("/names");
       for (const std::string& file : files_in(path_ + folder)) {
-        const std::string path = path_ + folder + "/" + file, of = written_for(file);
+        const std::string path = path_ + folder + "/" + file, of = final_name_of(file);
         const auto info = file_at(path);
         const bool ours = names ? is_store_name(of) : hash_of_hex(of).has_value();
         if (ours && info && info->st_mtim.tv_sec < before) ::unlink(path.c_str());

@@ -342,11 +342,11 @@ class RedisStore : public StoreBackend {
     for (const Chunk& c : chunks) {
       commands.push_back({{"GET", c.key}});
       commands.back().place = [&c](size_t size, auto head) { return c.of->place(c.n, size, head); };
-      commands.back().placed = [&c] { c.of->placed(c.n); };
+      commands.back().placed = [&c] { c.of->set_received(c.n); };
     }
     const std::vector<RedisReply> replies = servers_.run(commands, patience_.read, stop);
     for (size_t i = 0; i < chunks.size(); ++i) {
-      if (replies[i]->type == REDIS_REPLY_NIL) chunks[i].of->gone(chunks[i].n);
+      if (replies[i]->type == REDIS_REPLY_NIL) chunks[i].of->set_missing(chunks[i].n);
     }
   }
 
