@@ -290,8 +290,8 @@ const std::string& AtomicFile::uncommitted() {
   return temporary_;
 }
 
-// Commits the file. Every step that can fail comes before the rename, except the last, so that a
-// failure leaves the older file in place.
+// Every step but the last comes before the rename, so that a failure leaves the older file in
+// place.
 void AtomicFile::commit() {
   write({});
   flush();
