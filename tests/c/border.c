@@ -278,33 +278,34 @@ static void structs_may_grow(void) {
   OK(stet_session_new(model, (const stet_session_options*)(const void*)&newer, &session, &error));
   stet_session_free(session);
   newer.later = 1;
-  FAILS(stet_session_new(model, (const stet_session_options*)(const void*)&newer, &session, &error),
-        STET_ERROR_UNSUPPORTED,
-        "options: expected nothing set beyond the 64 bytes that are known here, found a struct of "
-        "72");
+  FAILS(
+      stet_session_new(model, (const stet_session_options*)(const void*)&newer, &session, &error),
+      STET_ERROR_UNSUPPORTED,
+      "options: the caller's struct of 72 bytes sets members beyond the 64 bytes that this library "
+      "knows");
   CHECK(session == NULL);
   stet_model_free(model);
 }
 
 /* How often the call failed, each time with one error and nothing given, until it needed no
  * allocation more than it got. A cache says itself that it is too large. */
-#define REFUSALS(call, count)                                           \
-  do {                                                                  \
-    stet_status status = STET_ERROR_MEMORY;                             \
-    for (count = 0;; ++count) {                                         \
-      refuse_memory(count);                                             \
-      status = (call);                                                  \
-      refuse_memory(-1);                                                \
-      if (status == STET_OK) break;                                     \
-      CHECK(error != NULL && error->kind == status);                    \
-      if (status == STET_ERROR_MEMORY)                                  \
-        CHECK_TEXT(error->message, "expected memory, found none left"); \
-      else                                                              \
-        CHECK(status == STET_ERROR_CAPACITY);                           \
-      stet_error_free(error);                                           \
-      error = NULL;                                                     \
-    }                                                                   \
-    CHECK(error == NULL);                                               \
+#define REFUSALS(call, count)                        \
+  do {                                               \
+    stet_status status = STET_ERROR_MEMORY;          \
+    for (count = 0;; ++count) {                      \
+      refuse_memory(count);                          \
+      status = (call);                               \
+      refuse_memory(-1);                             \
+      if (status == STET_OK) break;                  \
+      CHECK(error != NULL && error->kind == status); \
+      if (status == STET_ERROR_MEMORY)               \
+        CHECK_TEXT(error->message, "out of memory"); \
+      else                                           \
+        CHECK(status == STET_ERROR_CAPACITY);        \
+      stet_error_free(error);                        \
+      error = NULL;                                  \
+    }                                                \
+    CHECK(error == NULL);                            \
   } while (0)
 
 /* Not of what two libraries do, which end the process when memory is refused to them: reading and

@@ -50,7 +50,7 @@ static void a_function_changes_activations(void) {
   CHECK(info_of(called).edits == 0);
   adding.fails_at = 60;
   FAILS(stet_session_append(called, ids + 40, 60, &error), STET_ERROR_CANCELED,
-        "callback: expected 0, to go on, found another value");
+        "callback: the caller cancelled the call: its callback did not return 0");
   CHECK(info_of(called).size == 40 && info_of(called).edits == 0);
   adding.fails_at = -1;
   OK(stet_session_append(called, ids + 40, 60, &error));

@@ -105,17 +105,18 @@ TEST_F(PackedCommand, BadInputIsStatus1AndNothingIsWritten) {
   const std::string packed = prepared();
   for (const Args& command : {Args{"quantize", "--to", "q4"}, Args{"prepare"}}) {
     EXPECT_EQ(failure(command + Args{"-o", used}),
-              used + ": expected a new or empty directory, found one with files in it");
+              used + ": the directory is not empty; name a new one");
     EXPECT_EQ(failure(command + Args{"-o", used + "/notes"}),
-              used + "/notes: expected a new or empty directory, found a file");
+              used + "/notes: a file stands where a new directory is to be made");
     EXPECT_EQ(failure(command + Args{"-o", none + "/d"}),
-              none + "/d: expected a new or empty directory, found No such file or directory");
+              none + "/d: the directory cannot be made: No such file or directory");
     EXPECT_EQ(
         failure(command + Args{"-m", none, "-o", d}),
         none + ": expected a checkpoint directory or a .gguf file, found nothing of that name");
-    EXPECT_EQ(
-        failure(command + Args{"-m", packed, "-o", d}),
-        packed + "/packed.safetensors: expected weights that are not packed, found packed ones");
+    EXPECT_EQ(failure(command + Args{"-m", packed, "-o", d}),
+              packed +
+                  "/packed.safetensors: the weights are packed already; take the checkpoint that "
+                  "they were packed from");
     EXPECT_FALSE(fs::exists(d));
   }
 }
@@ -213,7 +214,7 @@ TEST_F(PackedCommand, CheckNamesWhatIsDamaged) {
   EXPECT_TRUE(error.starts_with(path + ": model.layers.")) << error;
   EXPECT_NE(error.find(".weight: expected xxh3:"), error.npos) << error;
   EXPECT_EQ(failure({"inspect", kLlama, "--check"}),
-            kLlama + ": packed.safetensors: expected a file of packed weights, found none");
+            kLlama + ": packed.safetensors: the checkpoint has no packed weights");
   EXPECT_EQ(failure({"inspect", path, "--check"}),
             path + ": expected a checkpoint directory or a .gguf file, here " + directory +
                 ", found one file of a checkpoint");

@@ -62,10 +62,11 @@ TEST(KTypeModel, HasTheCommittedBits) {
 
 TEST(KTypeModel, AsksForWeightsInTypesOfGgml) {
   const std::string pocket = asset_path("pocket-gemma3");
-  EXPECT_EQ(error_of([&] { Model::load(directory_source(pocket), 0, Contract::ggml); }),
-            "unsupported: " + pocket +
-                "/model.safetensors: weights: expected some in types of ggml for the contract "
-                "ggml, found none");
+  EXPECT_EQ(
+      error_of([&] { Model::load(directory_source(pocket), 0, Contract::ggml); }),
+      "unsupported: " + pocket +
+          "/model.safetensors: weights: the contract ggml needs weights in types of ggml, and "
+          "this checkpoint has none");
 }
 
 }  // namespace

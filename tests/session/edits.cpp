@@ -97,8 +97,8 @@ TEST_F(Edits, AreKeptInSnapshotsAndCannotBeReplayed) {
   EXPECT_EQ(
       error_of([&] { Snapshot::save(mapped, scratch / "r.stet", {.form = SnapshotForm::recipe}); }),
       "argument: " + scratch / "r.stet" +
-          ": form: expected full or delta (its tokens do not give this state: the key of "
-          "position 3, layer 1, head 0 was set), found recipe");
+          ": form: the state cannot be saved as a recipe, since its tokens do not give it: the key "
+          "of position 3, layer 1, head 0 was set");
   EXPECT_EQ(first_difference(s.state(), mapped.state())->what, "edits");
 }
 
