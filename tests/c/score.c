@@ -21,7 +21,7 @@ static int32_t see(void* context, size_t index, const stet_token_score* tokens, 
   return ++seen->calls == seen->stops_at;
 }
 
-/* Compares the scores of `all` from `begin` on with scoring the sequence alone. */
+/* Compares the scores of all[begin ..] with the logits of separate sessions, one for each token. */
 static void check_alone(const Seen* seen, size_t index, const int32_t* all, size_t count,
                         size_t begin) {
   CHECK(seen->counts[index] == count - begin);
