@@ -46,8 +46,8 @@ ModelConfig read_config(const JsonReader& json) {
   return c;
 }
 
-// Registers the family: its names in config.json, a function that reads the file, the name of the
-// embeddings, the prefix of all tensors, and a function that makes a model.
+// Registers the family: its names in config.json, a function that reads the file, and the name of
+// the embeddings. Then the prefix of all tensors, and a function that makes a model.
 void add_parallel() {
   register_family({{"ParallelForCausalLM"},
                    {"parallel"},

@@ -1,5 +1,5 @@
-"""Compares the cost of an activation-patching sweep with computing each patched prompt anew, and
-that of a capture with a prefill.
+"""Compares the cost of an activation-patching sweep with computing each patched prompt
+separately, and that of a capture with a prefill.
 
     sweep.py MODEL [STEP]
 

@@ -10,11 +10,11 @@ import {configOf, formats, vocabularyOf} from "./tools.mjs";
 const kPrompt = 200, kTokens = 16; // exceeds the window of sliding layers, and the positions where scaled RoPE starts
 
 // Returns the largest allowed difference of the peer's logits from stet's f32 logits: root mean
-// square, relative to the logits' deviation. For float32 it comes from the order of sums, and from
-// the peer's RoPE angles, each of which is computed from the one before (LongRoPE 2.1e-5, others
+// square, relative to the logits' deviation. For float32 it comes from the order of sums and from
+// the peer's RoPE angles. Each angle is computed from the one before (LongRoPE 2.1e-5, others
 // less). The peer's GELU is a table of float16, which explains 1e-3 for Gemma, GPT-2 and GPT-NeoX.
-// For the other formats it comes from rounding weights and activations. A wrong scale, order or
-// permutation cannot hide in it: the logits would be unrelated.
+// The other formats round weights and activations. A wrong scale, order or permutation cannot hide
+// in these limits: the logits would be unrelated.
 const limitOf = (name, gelu) => (name === "f32" ? (gelu ? 1e-3 : 1e-4) : {bf16: 0.02, q8: 0.05, q4: 0.4}[name]);
 
 // Returns the last `rows` rows of the logits that `stet logits` wrote.

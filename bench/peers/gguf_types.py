@@ -1,12 +1,12 @@
 """Tests GGUF files of every type, which llama.cpp's llama-quantize makes of the pocket
-checkpoints. Compares the weights with ggml's own, and measures the quality of the rounded model.
+checkpoints.
 
     bench/peers/gguf_types.py BUILD IK_BUILD [--type Q4_K_M]... [--model pocket-gemma3]
 
 BUILD is stet's build directory (stet_command and stet_shared), IK_BUILD one of ik_llama.cpp.
-Prints lines of a table (bench/RESULTS.md). For each file it has three figures: the weights that
-equal ggml's bit for bit, the greedy replies of tests/data/pocket (of 40) that equal the
-checkpoint's, and the negative log-likelihood of the conversations, in nats a token.
+Prints lines of a table (bench/RESULTS.md). The first figure of a file counts the weights that
+equal ggml's bit for bit. The second counts the greedy replies of tests/data/pocket (of 40) that
+equal the checkpoint's. The third is the conversations' negative log-likelihood in nats a token.
 """
 import argparse
 import json

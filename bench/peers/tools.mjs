@@ -70,7 +70,7 @@ export class Tools {
 }
 
 // Rows whose length is not a multiple of 256 cannot have a K type. llama.cpp writes Q5_0 and Q8_0
-// instead, as in published files. ik_llama.cpp writes types of its own unless it is told otherwise.
+// instead, as in published files. ik_llama.cpp writes types of its own unless an option forbids it.
 function ownFallbacks(directory, type) {
   const {hidden_size} = configOf(directory);
   if (type !== "Q4_K_M" || hidden_size % 256 === 0) return [];

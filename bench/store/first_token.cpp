@@ -1,7 +1,7 @@
-// Measures the time to the next token of a state with TOKENS tokens: from memory, from a directory,
-// from a server of the Redis protocol, and computed. Also through a link of limited speed, below
-// and above the speed at which the policy (stet/store/policy.hpp) stops fetching. Fails unless all
-// give the same logits. Prints a table.
+// Measures the time to the next token of a state with TOKENS tokens. The state comes from memory,
+// from a directory or from a server of the Redis protocol, or is computed. Also uses a link of
+// limited speed, below and above the speed at which the policy (stet/store/policy.hpp) stops
+// fetching. Fails unless all give the same logits. Prints a table.
 //   bench_first_token MODEL DIRECTORY REDIS_PORT [TOKENS]
 #include <arpa/inet.h>
 #include <fmt/format.h>

@@ -1,7 +1,7 @@
 // Simulates a thousand machines and a million conversations on one store, with the policy of the
-// code (stet/store/policy.hpp) and measured costs (README.md). It shows how often a state is in a
-// machine's memory or in the store, the load on network and store, and the first resource to run
-// out. Deterministic: all draws use Philox. Prints the tables of README.md.
+// code (stet/store/policy.hpp) and measured costs (README.md). Shows how often a state is in a
+// machine's memory or in the store. Also shows the load on network and store, and the first
+// resource to run out. Deterministic: all draws use Philox. Prints the tables of README.md.
 //   simulate_store [TURNS]
 //
 // Each turn draws a conversation by Zipf's law, and a machine at random (a plain balancer) or by
@@ -49,9 +49,9 @@ constexpr std::array<Shape, 4> kShapes = {{{"1B", 16, 8, 64, 2, 1.24},
                                            {"8B", 32, 8, 128, 2, 8.03},
                                            {"70B", 80, 8, 128, 2, 70.6}}};
 
-// Costs measured with the 1B shape in q8 on two threads (bench/server/README.md, README.md): prompt
-// tokens, 16 replies at once, attention, and records received from a Redis server and checked.
-// Other shapes scale with their weights, attention with their keys and values.
+// Costs measured with the 1B shape in q8 on two threads (bench/server/README.md, README.md). They
+// cover prompt tokens, 16 replies at once, attention, and records received from a Redis server and
+// checked. Other shapes scale with their weights, attention with their keys and values.
 struct Machine {
   double token_seconds = 1.5e-3, draw_seconds = 5.6e-3, growth = 5600;
   double latency = 2e-4, byte_seconds = 3e-9;

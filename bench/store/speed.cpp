@@ -1,5 +1,6 @@
-// Measures how fast a store takes and returns blocks, compared with its medium at the same sizes:
-// write() and fsync of whole files, and reading the mapped files. Prints a table line by line.
+// Measures how fast a store takes and returns blocks, compared with its medium at the same sizes.
+// The medium's figures are write() and fsync of whole files, and reading the mapped files. Prints a
+// table line by line.
 //   bench_store URL KEY [BLOCKS] [BYTES]
 #include <fcntl.h>
 #include <fmt/format.h>

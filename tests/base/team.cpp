@@ -185,9 +185,8 @@ bool sleeps(pid_t thread) {
   return name_ends != std::string::npos && text[name_ends + 2] == 'S';
 }
 
-// An operation's end and the next one's beginning are one write. A member that sleeps until the
-// first is over and then asks for the second gets its piece, and never hears that the second is
-// over.
+// An operation's end and the next one's beginning are one write. A member sleeps until the first is
+// over, then asks for the second. It must get its piece, and never hear that the second is over.
 TEST(Team, WhoSleepsUntilAnOperationIsOverFindsTheNextOneOpen) {
   WorkQueue queue;
   constexpr uint32_t kEnd = 400;

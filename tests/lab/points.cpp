@@ -125,7 +125,7 @@ TEST_P(PointsOfFamily, ChangesAreThoseOfTheReference) {
   }
 }
 
-// The same for scores and patterns: of some heads, and of some of the attended positions.
+// Each operation on scores and patterns: of some heads, and of some of the attended positions.
 TEST_P(PointsOfFamily, ChangesOfAttentionAreThoseOfTheReference) {
   const ModelConfig& c = m->config();
   using Op = Intervention::Op;
@@ -416,8 +416,8 @@ TEST_P(Points, ChangesStayWithTheState) {
   EXPECT_EQ(digests_of(back).id, digests_of(plain).id);
 }
 
-// A shift renumbers positions. An intervention that has begun stays in force, one that has ended
-// stays over, and one that has yet to begin refuses the shift.
+// A shift renumbers positions. An intervention in force stays in force, one that has ended stays
+// over, and one that starts later refuses the shift.
 TEST_P(Points, ChangesOutliveShifts) {
   if (m->config().ropes.empty()) return;
   const auto first = std::span(ids).first(80), rest = std::span(ids).subspan(80);

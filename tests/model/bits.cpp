@@ -150,8 +150,8 @@ TEST_P(Bits, InstructionSetDoesNotMatter) {
   }
 }
 
-// Compares every prompt length with a session that takes one token at a time: all lengths up to a
-// few tokens of a second block, then every seventh, or all of them with STET_ALL_WAYS.
+// Compares every prompt length with a session that takes one token at a time. All lengths up to a
+// few tokens of a second block are tested, then every seventh, or all of them with STET_ALL_WAYS.
 TEST_P(Bits, EveryPromptLengthEqualsTokenByToken) {
   Session stepping(m, options(1));
   for (size_t n = 1; n <= length; ++n) {

@@ -257,7 +257,7 @@ TEST_F(FailingBatch, OfWrongEntries) {
 }
 
 // The fault is in the second of three sessions. Token by token, the first is finished by then and
-// the third has not begun. The first is pruned, so it could not recompute its logits.
+// the third has not started. The first is pruned, so it could not recompute its logits.
 TEST_F(FailingBatch, OfADamagedBlock) {
   for (const int64_t chunk : {1, 512}) {
     Session a = session(150), b = damaged(130), c = session(63);

@@ -41,7 +41,7 @@ TEST(Stop, HoldsBackWhatCouldBeABeginning) {
   EXPECT_EQ(r.stop, 0);
   EXPECT_EQ(r.consumed, 4u);
   EXPECT_EQ(m.pending(), "");
-  EXPECT_EQ(m.push("x").text, "x");  // starts anew
+  EXPECT_EQ(m.push("x").text, "x");  // starts over
 }
 
 TEST(Stop, FirstCompletedWinsThenTheLongest) {

@@ -1,5 +1,5 @@
-// Fetch or compute at run time: whatever a store does with requested blocks and whatever the policy
-// decides, a session has the same bytes and reports where its blocks came from.
+// Fetch or compute at run time. Whatever a store does with requested blocks and whatever the policy
+// decides, a session has the same bytes. It reports where its blocks came from.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -129,7 +129,7 @@ TEST_F(StoreFetch, WhatIsFasterToComputeIsComputed) {
   const StoreRestore r = restore(from, s);
   EXPECT_EQ(r.text(), "0 blocks fetched, 4 computed (4 were faster to compute)");
   EXPECT_EQ(r.restored.recomputed, 300);
-  EXPECT_LE(backend_->requests, 1);  // one request, to find out whether it has become faster
+  EXPECT_LE(backend_->requests, 1);  // one request, to measure whether it has become faster
   backend_->before = [](auto, const auto&) {};
   reopen({.fetch = FetchChoice::always});
   EXPECT_EQ(restore(from, s).text(), "4 blocks fetched, 0 computed");

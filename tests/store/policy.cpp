@@ -69,7 +69,7 @@ TEST(StorePolicy, IsNeverSlowerThanTheBetterOfBothAlone) {
   EXPECT_NEAR(plan.seconds, 5 * 0.064, 1e-6);
 }
 
-// As above; computing half of it saves 0.32 s.
+// Computing half of it saves 0.32 s, as above.
 TEST(StorePolicy, ComputesForAGainOnly) {
   for (const double least : {0.3, 0.35}) {
     const FetchPolicy p({.token_seconds = 0.001,

@@ -459,7 +459,7 @@ TEST(RedisCluster, WhatWasAcknowledgedOutlivesAPrimary) {
     operate(url, p, operations, scratch / std::to_string(p));
     ::_exit(0);
   }
-  // When all have begun, a primary dies other than the one that the processes were given.
+  // When all have started, a primary dies other than the one that the processes were given.
   EXPECT_TRUE(eventually([&] {
     return std::ranges::all_of(std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7}, [&](int p) {
       std::error_code ignored;
