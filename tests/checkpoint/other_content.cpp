@@ -207,7 +207,7 @@ TEST_F(OtherContent, Adapters) {
             "merges an adapter into its base model), found an adapter alone of meta/base");
 }
 
-TEST_F(OtherContent, NumbersOfPythonInFieldsThatNobodyReads) {
+TEST_F(OtherContent, PythonNumbersInUnreadFields) {
   const std::string whole = read_text(at("config.json"));
   const auto with = [&](const std::string& field) {
     write_file(at("config.json"), "{" + field + ", " + whole.substr(whole.find('{') + 1));

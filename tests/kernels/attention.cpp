@@ -379,7 +379,7 @@ TEST(Attention, SpansOfOnePassAreIndependent) {
 }
 
 // Slots outside the window and after the query hold NaN or infinity, which must not change a bit.
-TEST_P(AttentionOnEachIsa, WhatIsNotSeenDoesNotMatter) {
+TEST_P(AttentionOnEachIsa, MaskedPositionsDoNotMatter) {
   for (KvType type : {KvType::f32, KvType::bf16}) {
     for (size_t head_dim : {16, 24}) {
       for (float poison : {kNan, kInf, -kInf}) {

@@ -105,7 +105,7 @@ void expect_shared_but(const Kernels& a, const Kernels& b, bool quants, bool pai
   for (int t = 0; t < kStoredTypes; ++t) EXPECT_EQ(a.attend[t], b.attend[t]);
 }
 
-TEST(Isa, TablesOf512BitsShareWhatNoNewInstructionServes) {
+TEST(Isa, TablesOf512BitsShareUnchangedFunctions) {
   const Kernels *const plain = find_kernels("avx512"), *const vnni = find_kernels("avx512vnni"),
                        *const bf16 = find_kernels("avx512bf16");
   if (vnni == nullptr) GTEST_SKIP() << "no AVX512-VNNI on this machine";

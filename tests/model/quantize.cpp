@@ -137,7 +137,7 @@ TEST(RoundBlock, ZerosAndConstantsAreExact) {
   }
 }
 
-TEST(RoundBlock, WhatHasNoScaleIsNotFinite) {
+TEST(RoundBlock, BlocksWithoutAScaleAreNotFinite) {
   constexpr float inf = std::numeric_limits<float>::infinity(),
                   nan = std::numeric_limits<float>::quiet_NaN();
   for (const WeightType type : kTypes) {
@@ -250,7 +250,7 @@ TEST(Quantized, BytesAreThoseOfTheLayout) {
   }
 }
 
-TEST(Quantized, GatherGivesWhatTheBytesSay) {
+TEST(Quantized, GatherDecodesThePackedBytes) {
   for (const WeightType type : kTypes) {
     for (const size_t rows : {1, 17}) {
       for (size_t columns = 1; columns <= 130; ++columns) {
@@ -284,7 +284,7 @@ TEST(Quantized, AnyNumberOfThreadsGivesTheSameBytes) {
   }
 }
 
-TEST(Quantized, ABadWeightIsNamedWhateverTheThreads) {
+TEST(Quantized, ABadWeightIsNamedForAnyNumberOfThreads) {
   Tensor t = random_tensor(100, 70);
   t.w[93 * 70 + 2] = -std::numeric_limits<float>::infinity();
   t.w[40 * 70 + 69] = std::nanf("");

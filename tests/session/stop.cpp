@@ -29,7 +29,7 @@ TEST(Stop, WithoutStringsEverythingPasses) {
   EXPECT_EQ(m.pending(), "");
 }
 
-TEST(Stop, HoldsBackWhatCouldBeABeginning) {
+TEST(Stop, HoldsBackPossibleBeginnings) {
   StopMatcher m({"</end>"});
   EXPECT_EQ(m.push("hello <").text, "hello ");
   EXPECT_EQ(m.pending(), "<");
@@ -69,7 +69,7 @@ TEST(Stop, FindsOverlappingBeginnings) {
   EXPECT_EQ(n.push("ac").stop, 0);
 }
 
-TEST(Stop, FlushShowsWhatWasHeldBack) {
+TEST(Stop, FlushReturnsHeldBackText) {
   StopMatcher m({"STOP"});
   EXPECT_EQ(m.push("a ST").text, "a ");
   EXPECT_EQ(m.flush(), "ST");

@@ -533,7 +533,7 @@ TEST_F(SnapshotForms, ReplayMigratesToAnotherKvType) {
 
 // Random damage of every form gives an error or exactly the saved state. STET_DAMAGES sets the
 // number for each form.
-TEST_F(SnapshotForms, DamageOfAnyFormIsNoticedOrHarmless) {
+TEST_F(SnapshotForms, DamageOfAnyFormIsDetectedOrHarmless) {
   Session s = session(150), longer = session(230);
   Snapshot::save(s, scratch / "parent.stet");
   const Snapshot parent = Snapshot::open(scratch / "parent.stet");

@@ -205,7 +205,7 @@ unsigned damaged() {
   return given == nullptr ? 90 : static_cast<unsigned>(std::atoi(given));
 }
 
-TEST(StoreDamage, IsRefusedComputedAndToldInADirectory) {
+TEST(StoreDamage, IsRefusedRecomputedAndReportedInADirectory) {
   const TemporaryDirectory scratch;
   const std::string path = scratch / "store";
   Damage damage({path, [](const std::string& at) { return read_text(at); },
@@ -223,7 +223,7 @@ TEST(StoreDamage, IsRefusedComputedAndToldInADirectory) {
 }
 
 #ifdef STET_HAVE_HIREDIS
-TEST(StoreDamage, IsRefusedComputedAndToldOnAServer) {
+TEST(StoreDamage, IsRefusedRecomputedAndReportedOnAServer) {
   if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
   const RedisServer server({"--appendonly", "no"});
   Damage damage({server.url(),

@@ -523,7 +523,7 @@ TEST(StoreSchedules, NothingReachableIsLostAndNothingElseStays) {
 
 #ifdef STET_HAVE_HIREDIS
 // The server's own clock counts down the lifetimes of blocks and leases.
-TEST(StoreSchedules, NorOnAServer) {
+TEST(StoreSchedules, NothingReachableIsLostOnAServer) {
   if (!have_redis_server()) GTEST_SKIP() << "no redis-server and redis-cli here";
   const RedisServer server({"--appendonly", "no"});
   const auto pass = [&](int seconds) {
