@@ -162,7 +162,7 @@ TEST(ReadFile, ReadsUpToItsLimit) {
   EXPECT_EQ(stet::read_text_file(dir / "empty", 0), "");
 }
 
-TEST(ReadFile, NamesWhatCannotBeRead) {
+TEST(ReadFile, NamesAFileThatCannotBeRead) {
   const TemporaryDirectory dir;
   EXPECT_EQ(error_of([&] { stet::read_file(dir / "none", 10); }),
             "io: " + dir / "none" + ": cannot be read: No such file or directory");
@@ -205,7 +205,7 @@ TEST(MappedFile, ShowsTheBytes) {
   EXPECT_EQ(file->bytes()[10'000], static_cast<std::byte>(content[10'000]));
 }
 
-TEST(MappedFile, NamesWhatCannotBeMapped) {
+TEST(MappedFile, NamesAFileThatCannotBeMapped) {
   const TemporaryDirectory dir;
   EXPECT_EQ(error_of([&] { stet::MappedFile::open(dir / "none"); }),
             "io: " + dir / "none" + ": cannot be read: No such file or directory");
@@ -321,7 +321,7 @@ TEST(AtomicFile, FullDiskLeavesTheOldFileAndNoTemporary) {
   }
 }
 
-TEST(AtomicFile, SaysWhyItFailed) {
+TEST(AtomicFile, ErrorsNameTheReason) {
   const TemporaryDirectory dir;
   write_file(dir / "a", "old");
   const std::string prefix = "io: " + dir / "a" + ": ";
@@ -345,7 +345,7 @@ TEST(AtomicFile, SaysWhyItFailed) {
   EXPECT_EQ(read_text(dir / "a"), "new");
 }
 
-TEST(AtomicFile, RefusesWhatIsNoPlaceForAFile) {
+TEST(AtomicFile, RefusesAPathThatCannotHoldAFile) {
   const TemporaryDirectory dir;
   const auto open = [](const std::string& path) {
     return error_of([&] { stet::AtomicFile file(path); });
@@ -414,7 +414,7 @@ TEST(AtomicFile, RefusesLinksThatLeadNowhere) {
   EXPECT_EQ(dir.names(), (std::vector<std::string>{"a", "b", "c", "d"}));
 }
 
-TEST(AtomicFile, NextWriterRemovesWhatAKilledOneLeft) {
+TEST(AtomicFile, NextWriterRemovesTheTemporaryOfAKilledOne) {
   const TemporaryDirectory dir;
   write_file(dir / "a", "old");
   write_file(dir / "a.tmp-notes", "somebody's own");

@@ -1,4 +1,4 @@
-/* The laboratory through the C interface: callbacks, captures, traces, keys and values as material,
+/* Analysis through the C interface: callbacks, captures, traces, access to keys and values,
  * views. */
 #include <math.h>
 
@@ -9,7 +9,7 @@
 typedef struct Adding {
   float x;
   int calls, released;
-  int64_t fails_at; /* a position; -1: none */
+  int64_t fails_at; /* a position; -1: never */
 } Adding;
 
 static int32_t add(void* context, size_t index, int64_t first, float* rows, size_t count,
@@ -212,7 +212,7 @@ static int32_t see_run(void* context, size_t index, int64_t position, const floa
   return 0;
 }
 
-/* Two prompts, several changes of each, and the logits of several positions. */
+/* Two prompts with several changes each, and the logits of several positions. */
 static void runs_of_several_changes_are_traced(void) {
   stet_session* before = session_of(0, 20);
   const stet_ids prompts[] = {{ids + 20, 60}, {ids + 7, 30}};

@@ -295,7 +295,7 @@ TEST(MakeCheckpoint, LayersCanBeCut) {
   EXPECT_EQ(result.status, 2);
 }
 
-TEST(MakeCheckpoint, ReplacesACheckpointOnlyWhenTold) {
+TEST(MakeCheckpoint, ReplacesACheckpointOnlyOnRequest) {
   const TemporaryDirectory dir;
   const std::string old = make(dir, kGemma, "m", "--shard-size 20KB");
   write_file(dir / "m/notes.txt", "mine");

@@ -206,7 +206,7 @@ TEST_F(OtherContent, Adapters) {
             "merge_and_unload of peft merges it into its base model");
 }
 
-TEST_F(OtherContent, NumbersOfPythonInFieldsThatNobodyReads) {
+TEST_F(OtherContent, PythonNumbersInUnreadFields) {
   const std::string whole = read_text(at("config.json"));
   const auto with = [&](const std::string& field) {
     write_file(at("config.json"), "{" + field + ", " + whole.substr(whole.find('{') + 1));

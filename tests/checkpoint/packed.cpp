@@ -120,7 +120,7 @@ TEST_P(Packed, IsTheSameModel) {
   }
 }
 
-TEST(PackedFile, IsWrittenTheSameEveryTime) {
+TEST(PackedFile, IsWrittenReproducibly) {
   TemporaryDirectory scratch;
   for (const Contract contract : kContracts) {
     const std::string name = contract_name(contract);
@@ -469,7 +469,7 @@ TEST_F(PackedDamage, ATruncatedFileIsRefused) {
 }
 
 // Any flipped bit of the header gives an Error or a usable model.
-TEST_F(PackedDamage, FlippedBitsOfTheHeaderDoNoHarm) {
+TEST_F(PackedDamage, FlippedBitsOfTheHeaderAreHarmless) {
   std::mt19937 random(11);
   const size_t size = original.find("  ", 8);  // length of the JSON; spaces follow
   size_t loaded = 0;
@@ -520,7 +520,7 @@ TEST_F(PackedDamage, CheckFindsAFlippedBitOfEveryTensor) {
   EXPECT_EQ(check_packed(*directory_source(directory)), bytes);
 }
 
-TEST_F(PackedDamage, CheckRefusesWhatItCannotCompare) {
+TEST_F(PackedDamage, CheckRefusesMissingAndMalformedDigests) {
   const auto check = [&](const Change& change) {
     return error_of([&] { check_packed(*changed(change), 1); });
   };
@@ -606,7 +606,7 @@ TEST_F(PackingFails, InTheMiddle) {
       "magnitude for q8, found nan");
 }
 
-TEST_F(PackingFails, WhereThereIsSomethingAlready) {
+TEST_F(PackingFails, IntoANonemptyDirectory) {
   const std::string used = scratch / "used";
   fs::create_directory(used);
   write_file(used + "/notes", "mine");
@@ -621,7 +621,7 @@ TEST_F(PackingFails, WhereThereIsSomethingAlready) {
   EXPECT_EQ(scratch.names(), std::vector<std::string>{"used"});
 }
 
-TEST_F(PackingFails, OfWhatIsPacked) {
+TEST_F(PackingFails, ForAPackedCheckpoint) {
   const std::string packed = pack(llama, Contract::f32, scratch / "packed");
   leaves_nothing(*directory_source(packed), Contract::q8,
                  "unsupported: " + packed +

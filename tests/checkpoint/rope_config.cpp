@@ -210,7 +210,7 @@ TEST(RopeConfig, ScalesOfYarn) {
   EXPECT_EQ(factor({{"mscale", 1.0}, {"mscale_all_dim", 1.0}, {"attention_factor", 0.5}}), 0.5);
 }
 
-TEST(RopeConfig, FieldsThatNobodyReadsAreRefused) {
+TEST(RopeConfig, UnreadFieldsAreRefused) {
   const auto at = [](const char* object, const char* name, const Json& value) {
     return [=](Json& j) { (*object == '\0' ? j : j[object])[name] = value; };
   };

@@ -241,7 +241,7 @@ TEST_F(Command, WithoutATokenizerIdsAreEnough) {
             "stop strings: expected a tokenizer to match them in text, found none");
 }
 
-TEST_F(Command, LogitsAreTheLibrarysWhateverTheSchedule) {
+TEST_F(Command, LogitsEqualTheLibrarysForAnySchedule) {
   Ids ids;
   for (int i = 0; i < 90; ++i) ids.push_back((i * 37 + 3) % 900);
   write_file(scratch / "ids.json", Json(ids).dump());
@@ -353,7 +353,7 @@ TEST_F(Command, TextsAreTakenAsTheyAre) {
             "--prompt: expected at least one token, found none (stet --help)");
 }
 
-TEST_F(Command, InspectSaysWhatIsInIt) {
+TEST_F(Command, InspectDescribesASnapshot) {
   const Json saved = Json::parse(succeed({"save", "-m", kTiny, "--ids", "3,1,4,1,5", "-o", snapshot,
                                           "--json", "--ctx", "100", "--kv", "bf16"})
                                      .out);
@@ -603,7 +603,7 @@ TEST_F(Command, BadInputIsStatus1AndNothingIsWritten) {
   }
 }
 
-TEST_F(Command, ResumeRefusesBeforeItSaysAnything) {
+TEST_F(Command, ResumeRefusesBeforeAnyOutput) {
   succeed({"save", "-m", kTiny, "--ids", "1,2,3", "-o", snapshot, "--ctx", "10"});
   const Args resume = {"resume", snapshot, "-m", kTiny};
   EXPECT_EQ(failure(resume + Args{"--kv", "f16"}),
@@ -683,7 +683,7 @@ TEST_F(Command, FormsPruneVerifyAndDiff) {
   EXPECT_EQ(healed["restored"]["tokens_recomputed"], 15);
 }
 
-TEST_F(Command, AFullSessionSaysSo) {
+TEST_F(Command, AFullSessionIsReported) {
   const Outcome o =
       succeed({"generate", "-m", kTiny, "--ids", "1,2,3", "--ctx", "5", "--ignore-eos"});
   EXPECT_EQ(std::count(o.out.begin(), o.out.end(), ','), 1);  // two ids

@@ -64,7 +64,7 @@ struct PackedCommand : testing::Test {
   std::string snapshot = scratch / "s.stet";
 };
 
-TEST_F(PackedCommand, SaysWhatItWrote) {
+TEST_F(PackedCommand, ReportsTheWrittenFile) {
   for (const auto& [args, what] : {std::pair(Args{"quantize", "--to", "q8"}, " rounded to q8"),
                                    std::pair(Args{"quantize", "--to", "q4"}, " rounded to q4"),
                                    std::pair(Args{"prepare"}, "")}) {
@@ -185,7 +185,7 @@ TEST_F(PackedCommand, ASnapshotBringsPackedWeightsAlong) {
   }
 }
 
-TEST_F(PackedCommand, InspectSaysWhatTheWeightsAre) {
+TEST_F(PackedCommand, InspectDescribesTheWeights) {
   const Json plain = json_of({"inspect", kLlama});
   EXPECT_EQ(plain["contract"], "f32");
   EXPECT_EQ(plain["weights"], "packed while loading");
@@ -205,7 +205,7 @@ TEST_F(PackedCommand, InspectSaysWhatTheWeightsAre) {
   }
 }
 
-TEST_F(PackedCommand, CheckNamesWhatIsDamaged) {
+TEST_F(PackedCommand, CheckNamesTheDamagedTensor) {
   const std::string directory = quantized("q8"), path = directory + "/" + kPackedName;
   std::string file = read_text(path);
   file[file.size() / 2] = static_cast<char>(file[file.size() / 2] ^ 1);

@@ -72,7 +72,7 @@ TEST_F(StoreCommand, AConversationGoesOnInAnotherProcessAsFromAFile) {
   EXPECT_EQ(run({"store", "check"}).err, "2 states, 1 sound block, 0 faults\n");
 }
 
-TEST_F(StoreCommand, WhatIsGoneIsComputedAndTold) {
+TEST_F(StoreCommand, MissingBlocksAreRecomputedAndReported) {
   talk();
   const Args ask = {"resume", "store:talk", "--store-fetch", "always", "--say", "What is m?"};
   const Outcome whole = run(ask);
@@ -111,7 +111,7 @@ TEST_F(StoreCommand, NamesMoveOnlyFromWhereTheyWere) {
   EXPECT_NE(run({"store", "tree"}).out, "");
 }
 
-TEST_F(StoreCommand, NothingIsCollectedThatAProcessGoesOnFrom) {
+TEST_F(StoreCommand, StatesInUseAreNotCollected) {
   run({"generate", "--say", "Let a = 3.", "-o", "store:"});
   const std::string id = fs::directory_iterator(path_ + "/states")->path().filename();
   const auto collected = [&] {

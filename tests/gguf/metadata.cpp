@@ -167,7 +167,7 @@ std::string nested(const std::string& name, int levels) {
   return text + le(4, 4) + le(1, 8) + le(0, 4);
 }
 
-TEST_F(Metadata, ValuesThatNobodyReadsMayBeAnything) {
+TEST_F(Metadata, UnreadValuesMayBeAnything) {
   const std::string fingerprint = Model::load(gguf_source(path_), 1)->fingerprint();
   GgufKeys keys;
   keys.text("unread.text", "\xff\xfe not UTF-8");

@@ -60,7 +60,7 @@ TEST(KTypeModel, HasTheCommittedBits) {
   }
 }
 
-TEST(KTypeModel, AsksForWeightsInTypesOfGgml) {
+TEST(KTypeModel, RequiresWeightsInGgmlTypes) {
   const std::string pocket = asset_path("pocket-gemma3");
   EXPECT_EQ(
       error_of([&] { Model::load(directory_source(pocket), 0, Contract::ggml); }),

@@ -115,7 +115,7 @@ TEST_F(Edits, GoWithThePositionsThatARewindDrops) {
   EXPECT_EQ(digests_of(s).state, digests_of(plain).state);
 }
 
-TEST_F(Edits, RefuseWhatIsNotThere) {
+TEST_F(Edits, PositionsOutsideOfTheStateAreRefused) {
   Session s = session(150);
   s.prune_range(10, 20, false);
   const auto x = numbers();
@@ -139,7 +139,7 @@ TEST_F(Edits, RefuseWhatIsNotThere) {
 }
 
 // In q8, only one position's integers and scale change.
-TEST_F(Edits, OfQ8RoundToAScaleOfTheirOwn) {
+TEST_F(Edits, Q8EditsHaveTheirOwnScale) {
   Session original = session(150, KvType::q8), edited = original.fork();
   edited.set_key(1, 0, 70, numbers());
   edited.set_value(0, 0, 149, numbers());
@@ -241,7 +241,7 @@ TEST_P(Edits, RangesAreSetScaledAndCopied) {
   }
 }
 
-TEST_F(Edits, RangesRefuseWhatIsNotThere) {
+TEST_F(Edits, RangesOutsideOfTheStateAreRefused) {
   Session s = session(100), other = session(50);
   const StateDigests before = digests_of(s);
   const auto refused = [&](const std::string& words, auto change) {

@@ -111,7 +111,7 @@ TEST_P(Window, GoingBackIsExactAndItsCostIsSaid) {
   }
 }
 
-TEST_P(Window, WhatIsNotAllowedIsRefusedAndChangesNothing) {
+TEST_P(Window, RefusedCallsChangeNothing) {
   SessionOptions o = windowed();
   o.window.before_recall = nullptr;
   Session s(m, o), straight = whole(508);
@@ -228,7 +228,7 @@ TEST_P(Window, SnapshotsOfEveryFormAreTheSameState) {
 }
 
 // Damage in a held block is detected before use, and the block is computed again.
-TEST_P(Window, DamageInWhatIsHeldIsFound) {
+TEST_P(Window, DamageInAHeldBlockIsDetected) {
   TemporaryDirectory scratch;
   Session s(m, windowed()), straight = whole(508);
   s.append(some(0, 500));
@@ -318,7 +318,7 @@ TEST(WindowOptions, AreRefusedWhereTheyMeanNothing) {
 
 // Edited keys cannot be recomputed, so nothing is evicted from then on. Blocks evicted before the
 // edit can be recomputed.
-TEST(WindowOptions, AnEditedStateKeepsWhatItHas) {
+TEST(WindowOptions, AnEditedStateEvictsNothing) {
   const auto m = model(data_path("models/gemma3-tiny"));
   const std::vector<int32_t> ids = random_tokens(*m, 508);
   SessionOptions plain = options(1);

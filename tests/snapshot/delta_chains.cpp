@@ -111,7 +111,7 @@ TEST_F(DeltaChains, ACircleIsRefused) {
 }
 
 // A parent is recognized by its own name, a symbolic link and a hard link.
-TEST_F(DeltaChains, ADeltaIsNotWrittenOverWhatItNeeds) {
+TEST_F(DeltaChains, ADeltaIsNotWrittenOverItsParents) {
   Session s = make(3, 90);
   const Snapshot parent = Snapshot::open(name(2));
   std::filesystem::create_symlink(name(1), scratch / "link.stet");

@@ -201,7 +201,7 @@ TEST_F(SnapshotTest, AnEmptySessionAndEveryKvType) {
   }
 }
 
-TEST_F(SnapshotTest, TheSameStateIsTheSameBytesWhateverItsHistory) {
+TEST_F(SnapshotTest, EqualStatesHaveEqualBytesForAnyHistory) {
   Session s = session(70), t = session(90);
   t.rewind(70);
   t.generation() = s.generation();
@@ -376,7 +376,7 @@ TEST_F(SnapshotTest, SplicedFilesAreRefused) {
   }
 }
 
-TEST_F(SnapshotTest, WhatOtherVersionsMayWrite) {
+TEST_F(SnapshotTest, FilesOfOtherVersions) {
   EXPECT_EQ(changed([](SnapshotImage&) {}), "no error");
   for (const uint64_t version : {0, 1, 2, 4}) {
     EXPECT_EQ(changed([&](SnapshotImage& i) { i.version = version; }),
@@ -570,7 +570,7 @@ TEST_F(SnapshotTest, FilesThatAreNone) {
             "format: " + file + ".bad: magic: expected a stet snapshot, found another file");
 }
 
-TEST_F(SnapshotTest, WhatCannotBeWrittenLeavesTheOldFile) {
+TEST_F(SnapshotTest, AFailedWriteLeavesTheOldFile) {
   Session s = session(), t = session(70);
   Snapshot::save(s, file);
   const std::string old = read_text(file);

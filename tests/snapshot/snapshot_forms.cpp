@@ -506,7 +506,7 @@ TEST_F(SnapshotForms, EveryDamagedBlockHeals) {
       EXPECT_LE(report.recomputed, 64 * static_cast<int64_t>(report.healed.size()));
     }
   }
-  // Damage before a prune: tokens that the block saw are gone, so everything is recomputed.
+  // Damage before a prune: tokens that the block saw are pruned, so everything is recomputed.
   s.prune({.keep_last = 100, .sinks = 70});
   Snapshot::save(s, file);
   std::string bad = read_text(file);
@@ -533,7 +533,7 @@ TEST_F(SnapshotForms, ReplayMigratesToAnotherKvType) {
 
 // Random damage of every form gives an error or exactly the saved state. STET_DAMAGES sets the
 // number for each form.
-TEST_F(SnapshotForms, DamageOfAnyFormIsNoticedOrHarmless) {
+TEST_F(SnapshotForms, DamageOfAnyFormIsDetectedOrHarmless) {
   Session s = session(150), longer = session(230);
   Snapshot::save(s, scratch / "parent.stet");
   const Snapshot parent = Snapshot::open(scratch / "parent.stet");

@@ -92,7 +92,7 @@ TEST_F(StoreDirectory, IsNewOrEmptyOrRefused) {
   }
 }
 
-TEST_F(StoreDirectory, IsItsOwnersAloneWhereItIsNew) {
+TEST_F(StoreDirectory, ANewOneIsPrivateToItsOwner) {
   create_store("dir:" + path_ + "/", 0);
   EXPECT_EQ(mode_of(path_), 0700u);
   EXPECT_EQ(mode_of(path_ + "/blocks"), 0700u);
@@ -123,7 +123,7 @@ TEST_F(StoreDirectory, OnlyTheStoresOwnTemporariesAreSwept) {
 }
 
 // Pipes and links under the names of records are not records, and do no harm.
-TEST_F(StoreDirectory, WhatIsNoFileIsNoRecord) {
+TEST_F(StoreDirectory, PipesAndLinksAreNotRecords) {
   create_store(path_, 0);
   write_old(scratch_ / "target", "mine");
   for (const std::string folder : {"/blocks/", "/states/", "/names/", "/leases/"}) {

@@ -44,7 +44,7 @@ TEST(Hmac, IsThatOfTheStandard) {
   EXPECT_FALSE(equal_in_constant_time(a.bytes, std::span(a.bytes).first(31)));
 }
 
-TEST(StoreKey, IsKeptFromOthers) {
+TEST(StoreKey, IsPrivate) {
   const TemporaryDirectory scratch;
   const std::string path = scratch / "key";
   const StoreKey key = StoreKey::random();
@@ -118,7 +118,7 @@ TEST(StoreRecord, EveryFlippedBitIsRefused) {
 // Offsets of fields that an owner of the key might change.
 constexpr size_t kVersionAt = 8, kNonceAt = 48, kTagAt = 64, kSealAt = 96;
 
-TEST(StoreRecord, OfAnUnknownVersionIsNotRead) {
+TEST(StoreRecord, AnUnknownVersionIsNotRead) {
   const StoreKey key = StoreKey::random();
   std::vector<std::byte> bytes = sealed(key, {RecordKind::state, kName, 0, {}});
   for (const int version : {0, 1, 3}) {
@@ -281,7 +281,7 @@ TEST_F(StoreSessions, ComeBackBitForBitAtEveryLengthAroundABlock) {
   }
 }
 
-TEST_F(StoreSessions, WhatIsPrunedOrIntervenedComesBackToo) {
+TEST_F(StoreSessions, PrunesAndInterventionsAreRestored) {
   for (const bool shift : {false, true}) {
     for (const auto& [begin, end, more] : std::vector<std::array<int64_t, 3>>{
              {10, 20, 0}, {10, 20, 5}, {0, 128, 3}, {60, 150, 80}}) {
@@ -307,7 +307,7 @@ TEST_F(StoreSessions, WhatIsPrunedOrIntervenedComesBackToo) {
   EXPECT_EQ(round_trip(steered).fetched, 3u);
 }
 
-TEST_F(StoreSessions, WhatTokensDoNotGiveIsInTheStateItself) {
+TEST_F(StoreSessions, EditedBlocksAreInTheStateRecord) {
   Session s = session(150);
   s.set_value(1, 0, 70, std::vector<float>(static_cast<size_t>(model_->config().head_dim), 0.5f));
   EXPECT_EQ(round_trip(s).restored.recomputed, 0);
@@ -387,7 +387,7 @@ TEST_F(StoreSessions, WhateverHappensToBlocksTheyAreComputedAndItIsTold) {
       4, "4 held other bytes than the state");
 }
 
-TEST_F(StoreSessions, WhatIsDamagedIsWrittenAgainWhenItIsPutAgain) {
+TEST_F(StoreSessions, APutRepairsDamagedRecords) {
   Session s = session(200);
   const Sha256 place = put_session(*store_, s, {}).place;
   const std::string state = path_ + "/states/" + sha256_text(place).substr(7);
@@ -490,7 +490,7 @@ TEST_F(StoreSessions, ABudgetIsNeverExceeded) {
   EXPECT_EQ(total(), 3 * block);
 }
 
-TEST_F(StoreTest, NamesAreSetByWhoeverKnowsWhatTheyHold) {
+TEST_F(StoreTest, SettingANameRequiresItsPresentValue) {
   Session a = session(70), b = session(80);
   const Sha256 first = put_session(*store_, a, {}).place,
                second = put_session(*store_, b, {.parent = first, .note = "more"}).place;
@@ -538,7 +538,7 @@ TEST_F(StoreTest, ATenantFindsNothingOfAnother) {
   EXPECT_EQ(r.fetched, 3u);
 }
 
-TEST(BlockMemory, HandsOutAgainWhatNobodyNeeds) {
+TEST(BlockMemory, ReusesFreedMemory) {
   constexpr size_t kBlock = (size_t{2} << 20) + 4096;
   std::shared_ptr<Memory> last;
   {
@@ -566,7 +566,7 @@ TEST(BlockMemory, HandsOutAgainWhatNobodyNeeds) {
   last = nullptr;
 }
 
-TEST_F(StoreTest, ALeaseKeepsWhatNoNameLeadsTo) {
+TEST_F(StoreTest, ALeaseKeepsUnnamedStates) {
   Session s = session(100);
   const Sha256 place = put_session(*store_, s, {}).place;
   GcOptions now;

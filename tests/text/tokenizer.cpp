@@ -393,7 +393,7 @@ TEST(Tokenizer, MissingFilesAreNamed) {
   std::filesystem::remove_all(directory);
 }
 
-TEST(Tokenizer, FingerprintsFollowWhatDecidesIdsAndText) {
+TEST(Tokenizer, FingerprintsCoverEverythingThatAffectsIdsAndText) {
   const std::string base = from_json(small_json())->fingerprint();
   const auto changed = [](const char* patch, const std::string& config = "") {
     nlohmann::json json = small_json();

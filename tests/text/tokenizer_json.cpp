@@ -532,7 +532,7 @@ TEST(TokenizerJson, AddedTokensThatContradictAreErrors) {
             "tokenizer.json: added_tokens[0].id: expected an integer in 0..2147483646, found -9");
 }
 
-TEST(TokenizerJson, WhatIsNotJsonIsAnError) {
+TEST(TokenizerJson, InvalidJsonIsAnError) {
   const auto error = [](const std::string& bytes) {
     return message_of([&] { Tokenizer::load_from_files({{"tokenizer.json", bytes}}); });
   };
@@ -585,7 +585,7 @@ TEST(TokenizerJson, APatternThatBacktracksWithoutEndIsAnError) {
 
 // A megabyte of one word, of spaces, of everything that a careless algorithm would scan repeatedly.
 // Each takes well under a second; quadratic time would be hours.
-TEST(TokenizerJson, AMegabyteIsNoTrouble) {
+TEST(TokenizerJson, AMegabyteTakesLinearTime) {
   std::mt19937 random(5);
   std::string letters, marks = "e";
   for (int i = 0; i < 1'000'000; ++i) letters.push_back(static_cast<char>('a' + random() % 26));
