@@ -1,4 +1,4 @@
-// The worked examples of docs/formats.md are compared with what stet writes.
+// The worked examples of docs/formats.md, compared with the files that stet writes.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -50,7 +50,7 @@ TEST(FormatDocument, EveryLineIsInTheSnapshot) {
   expect_lines("Example of a snapshot", read_text(scratch / "example.stet"), 500);
 }
 
-// As that page says, written a second time.
+// Combines the state digest a second time, by that page.
 TEST(FormatDocument, TheStateDigestIsCombinedAsItSays) {
   using Json = nlohmann::json;
   for (const char* name :
