@@ -65,7 +65,7 @@ class Page:
     def block(self, language, lines, at, end, comment, value):
         body = lines[at + 1:end]
         if language not in LANGUAGES:
-            self.fault(at, f"expected a block of {', '.join(LANGUAGES)}, found {language or 'none of them'}")
+            self.fault(at, f"a block of {language or 'nothing'}: expected {', '.join(LANGUAGES)}")
         elif comment == "not run":
             return
         elif comment == "file":
@@ -86,6 +86,7 @@ class Page:
 
 
 def examples(root):
+    """Yields the C and C++ files of examples/ without white space."""
     for folder, _, names in os.walk(os.path.join(root, "examples")):
         for name in names:
             if name.endswith((".c", ".cpp")):
@@ -94,9 +95,12 @@ def examples(root):
 
 
 def run(arguments, scratch, environment):
-    done = subprocess.run(arguments, cwd=scratch, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=300, check=False)
-    return [] if done.returncode == 0 else [f"{arguments[0]}: status {done.returncode}: {(done.stderr or done.stdout).strip()[-1500:]}"]
+    """Returns a list with the error of the program, or an empty one."""
+    done = subprocess.run(arguments, cwd=scratch, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True, timeout=300, check=False)
+    if done.returncode == 0:
+        return []
+    return [f"{arguments[0]}: status {done.returncode}: {(done.stderr or done.stdout).strip()[-1500:]}"]
 
 
 def main():
@@ -119,11 +123,13 @@ def main():
         for folder in ("assets", "examples", "tests"):
             os.symlink(os.path.join(root, folder), os.path.join(scratch, folder))
         environment = {key: value for key, value in os.environ.items() if not key.startswith("STET_")}
-        environment.update(STET_LIBRARY=library, PYTHONPATH=os.path.join(root, "python"), MPLBACKEND="Agg", HOME=home,
-                           XDG_CONFIG_HOME=os.path.join(home, ".config"), PATH=programs + os.pathsep + os.environ["PATH"],
-                           PYTHONDONTWRITEBYTECODE="1")
+        environment.update(
+            STET_LIBRARY=library, PYTHONPATH=os.path.join(root, "python"), MPLBACKEND="Agg", HOME=home,
+            XDG_CONFIG_HOME=os.path.join(home, ".config"), PATH=programs + os.pathsep + os.environ["PATH"],
+            PYTHONDONTWRITEBYTECODE="1")
         called = os.path.join(scratch, ".programs", os.path.basename(name))
-        for lines, before, program in ((page.shell, "trap 'kill $(jobs -p) 2>/dev/null || :' EXIT; ", ["bash", "-eu", "-o", "pipefail"]),
+        end_servers = "trap 'kill $(jobs -p) 2>/dev/null || :' EXIT; "
+        for lines, before, program in ((page.shell, end_servers, ["bash", "-eu", "-o", "pipefail"]),
                                        (page.python, "", [sys.executable])):
             if not any(lines):
                 continue
