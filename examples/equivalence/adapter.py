@@ -1,4 +1,4 @@
-"""What adapters for `stet equivalence --against` share: a question a line in, an answer a line out (docs/equivalence.md)."""
+"""What adapters for `stet equivalence --against` share: a question a line in, an answer a line out (docs/lab.md)."""
 import json
 import sys
 
