@@ -2,12 +2,14 @@
 
     documents.py STET LIBRARY ROOT PAGE
 
-The directory is empty but for links to assets, examples and tests; `stet` and `python3` are in PATH. Blocks:
+The directory is empty except for links to assets, examples and tests. `stet` and `python3` are in PATH. A chat without
+another input gets one message. Blocks:
 
     ```sh        run by bash; a command that fails ends the page. Lines that begin with # are comments
     ```python    run after the commands, all blocks of the page in one interpreter
-    ```c, cpp    must stand in a file of examples/, apart from white space
-    ```json      parsed; ```text and ```example are not looked at
+    ```c, cpp    must be lines of a file of examples/, apart from white space
+    ```json      parsed
+    ```text      ignored, as is ```example
 
 A comment on the line above a block, or alone, says more:
 
@@ -15,18 +17,26 @@ A comment on the line above a block, or alone, says more:
     <!-- file: NAME -->          the block below is the content of this file
     <!-- before: COMMAND -->     bash runs this here: it makes what a reader would have
 
-Port 8080 stands for a free one. Indented lines are never run, so they must not look like commands.
+Port 8080 is replaced by a free one. Indented lines are never run, so they must not look like commands.
 """
 
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
 import tempfile
 
 COMMAND = re.compile(r"    (?:\$ )?(?:stet|curl|cmake|cpack|ctest|pip|python3?|hf|export|tools/\w+)\s")
+WRAPPER = """#!/bin/sh
+if [ "$1" = chat ] && [ /dev/stdin -ef /dev/null ]; then
+  printf 'Let k = 5.\\n' | {stet} "$@"
+else
+  exec {stet} "$@"
+fi
+"""
 COMMENT = re.compile(r"<!-- (not run|file|before): (.*) -->")
 LANGUAGES = ("sh", "python", "c", "cpp", "json", "text", "example")
 
@@ -118,7 +128,9 @@ def main():
         programs, home = os.path.join(scratch, ".programs"), os.path.join(scratch, ".home")
         os.mkdir(programs)
         os.mkdir(home)
-        os.symlink(stet, os.path.join(programs, "stet"))
+        with open(os.path.join(programs, "stet"), "w", encoding="utf-8") as file:
+            file.write(WRAPPER.replace("{stet}", shlex.quote(stet)))
+        os.chmod(os.path.join(programs, "stet"), 0o755)
         os.symlink(sys.executable, os.path.join(programs, "python3"))
         for folder in ("assets", "examples", "tests"):
             os.symlink(os.path.join(root, folder), os.path.join(scratch, folder))
