@@ -140,8 +140,9 @@ def main():
             XDG_CONFIG_HOME=os.path.join(home, ".config"), PATH=programs + os.pathsep + os.environ["PATH"],
             PYTHONDONTWRITEBYTECODE="1")
         called = os.path.join(scratch, ".programs", os.path.basename(name))
-        # Ends the server that a page started, and names the command that failed.
-        traps = f"""trap 'kill $(jobs -p) 2>/dev/null || :' EXIT; trap 'echo "{name}:$LINENO: $BASH_COMMAND" >&2' ERR; """
+        # Ends the server that a page started. Names the command that failed.
+        traps = "trap 'kill $(jobs -p) 2>/dev/null || :' EXIT; "
+        traps += f"""trap 'echo "{name}:$LINENO: $BASH_COMMAND" >&2' ERR; """
         for lines, before, program in ((page.shell, traps, ["bash", "-eu", "-o", "pipefail"]),
                                        (page.python, "", [sys.executable])):
             if not any(lines):
