@@ -1,5 +1,5 @@
 """The loop that adapters for `stet equivalence --against` share: one question a line in, one
-answer a line out (docs/equivalence.md)."""
+answer a line out (docs/lab.md)."""
 import json
 import sys
 

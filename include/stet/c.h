@@ -1,4 +1,4 @@
-/* The C99 interface of stet, also for other languages. docs/c.md shows it in use.
+/* The C99 interface of stet, also for other languages. docs/c-and-python.md shows it in use.
  *
  * Calls      A function that can fail returns STET_OK or the kind of its failure. Its last
  *            parameter, `error`, may be NULL. Otherwise *error becomes NULL on success, and on
@@ -114,7 +114,7 @@ typedef struct stet_file { /* a file in memory */
  * then stay valid until all handles made from them are freed. */
 typedef void (*stet_release_callback)(void* context);
 
-/* The numeric contract: the arithmetic of linear layers (docs/contracts.md). */
+/* The numeric contract: the arithmetic of linear layers (docs/contracts-and-identity.md). */
 enum {
   STET_CONTRACT_DEFAULT = 0, /* the snapshot's, or the one that weights were rounded for, or f32 */
   STET_CONTRACT_F32 = 1,
@@ -411,7 +411,7 @@ typedef struct stet_watch { /* callbacks, each of which may be NULL */
   stet_logits_callback on_logits;
   stet_hidden_callback on_hidden;
   stet_progress_callback on_progress;
-  /* [point_count] names of points (docs/points.md), each once: "blocks.0.attn.hook_z". on_point
+  /* [point_count] names of points (docs/lab.md), each once: "blocks.0.attn.hook_z". on_point
    * receives each point's row for every position. NULL if there are none. */
   const char* const* points;
   size_t point_count;
@@ -703,7 +703,8 @@ STET_API stet_status stet_session_get_digests(stet_session* session, stet_digest
                                               stet_error** error);
 
 typedef struct stet_block_identity { /* of a full block of 64 positions */
-  uint8_t id[32];                    /* SHA-256; equal ids mean equal bytes (docs/identity.md) */
+  /* SHA-256; equal ids mean equal bytes (docs/contracts-and-identity.md). */
+  uint8_t id[32];
   int32_t replayable; /* 1: its tokens determine it; 0: the id is a digest of its bytes */
 } stet_block_identity;
 /* Returns the identities of all full blocks. blocks: new, [count]; NULL if there are none. */

@@ -166,7 +166,7 @@ Declared read_tensor(Reader& r, const std::string& file) {
     throw Error(ErrorKind::format, file, name, "a shape", shape_text(d.tensor.shape));
   const std::optional<GgmlType> type = ggml_type(d.tensor.type);
   if (!type)
-    throw Error(ErrorKind::unsupported, file, name, "a type that stet reads (docs/gguf.md)",
+    throw Error(ErrorKind::unsupported, file, name, "a type that stet reads (docs/models.md)",
                 "type " + std::to_string(d.tensor.type));
   const auto row = static_cast<uint64_t>(d.tensor.shape.back());
   if (row % type->elements != 0)

@@ -281,7 +281,7 @@ void add_tokenizer_keys(const FileSource& source, const GenerationConfig& genera
   if (words) {
     const VocabularyRules* const rules = vocabulary_rules_of(parsed);
     if (rules == nullptr)
-      refuse("pre_tokenizer", "one that llama.cpp has a name for (docs/gguf.md)",
+      refuse("pre_tokenizer", "one that llama.cpp has a name for (docs/models.md)",
              printable(parsed.value("pre_tokenizer", PlainJson()).dump(), 200));
     keys.text("tokenizer.ggml.pre", rules->name);
     keys.texts("tokenizer.ggml.merges", tokens.merges);

@@ -1,5 +1,5 @@
 // Encodes and decodes the section KEPT: logits of earlier positions of an edited state
-// (docs/snapshot-format.md, "Kept logits").
+// (docs/formats.md, "Kept logits").
 #pragma once
 
 #include <cstddef>

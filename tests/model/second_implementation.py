@@ -1,4 +1,4 @@
-"""A second implementation of the contracts, made from docs/contracts.md and the pages below it
+"""A second implementation of the contracts, made from docs/contracts-and-identity.md and the pages below it
 alone, must reach the golden bits.
 
     second_implementation.py ROOT PATTERN...      of names as in tests/data/golden_bits: "*-tiny*"

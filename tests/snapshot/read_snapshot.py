@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A reader of snapshots that shares no code with stet, written from docs/snapshot-format.md with
+"""A reader of snapshots that shares no code with stet, written from docs/formats.md with
 the standard library only.
 
     read_snapshot.py FILE [--parent FILE] [--key LAYER HEAD POSITION] [--value LAYER HEAD POSITION]
@@ -401,7 +401,7 @@ def read(path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Reads a snapshot of format version 3, as docs/snapshot-format.md says.")
+    parser = argparse.ArgumentParser(description="Reads a snapshot of format version 3, as docs/formats.md says.")
     parser.add_argument("file")
     parser.add_argument("--parent", help="of a delta")
     for what in ("key", "value"):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares docs/snapshot-format.md with stet. The output of read_snapshot.py, written from that
+"""Compares docs/formats.md with stet. The output of read_snapshot.py, written from that
 page, must equal that of `stet inspect --json`. An element addressed by the page's formulas must
 be the one that `stet diff` names.
 

@@ -169,7 +169,7 @@ std::vector<PointAt> match_points(const std::string& patterns, const ModelConfig
     }
     if (!any)
       throw Error(ErrorKind::argument, "", "--points",
-                  "names of points of family " + config.family + " (docs/points.md)",
+                  "names of points of family " + config.family + " (docs/lab.md)",
                   printable(pattern));
   }
   return found;

@@ -221,7 +221,7 @@ void add_equivalence(Command& app) {
       ->group("Stopping");
   sub->add_flag("--json", o->json, "print JSON")->group("Output");
   sub->add_option("--against", o->against,
-                  "ask this program instead, whatever it runs (docs/equivalence.md)")
+                  "ask this program instead, whatever it runs (docs/lab.md)")
       ->type_name("CMD");
   o->model.add_to(*sub);
   sub->callback([o] {

@@ -1,5 +1,5 @@
 // Packed checkpoints, whose weights are stored as the kernels read them. They are mapped and used
-// in place, ready in milliseconds, and shared by all processes. docs/packed-format.md describes
+// in place, ready in milliseconds, and shared by all processes. docs/formats.md describes
 // them.
 //
 // packed.safetensors is a safetensors file beside the usual config.json and tokenizer files:

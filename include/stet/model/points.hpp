@@ -1,5 +1,5 @@
 // Points of the forward pass where activations can be captured and changed, under TransformerLens's
-// names. docs/points.md lists the points of each family.
+// names. docs/lab.md lists the points of each family.
 #pragma once
 
 #include <charconv>

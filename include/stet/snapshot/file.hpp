@@ -1,4 +1,4 @@
-// The contents of a snapshot file. docs/snapshot-format.md defines the format.
+// The contents of a snapshot file. docs/formats.md defines the format.
 #pragma once
 
 #include <cstdint>

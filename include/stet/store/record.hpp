@@ -13,7 +13,7 @@
 //            u32 encoding                       0 none; 1, for blocks: u64 uncompressed bytes, then
 //                                               the data, shuffled as elements of 4 bytes and
 //                                               deflated plane by plane (encoding 1 of
-//                                               docs/snapshot-format.md)
+//                                               docs/formats.md)
 //            u32 offset of the payload          4096 for blocks, so that it can be mapped; 192
 //            hash HMAC-SHA256 of the bytes before it, under the writers' key
 //            zeros up to the payload

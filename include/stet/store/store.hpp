@@ -9,7 +9,7 @@
 //
 //   payload of a state = place of its parent (zeros: none), u64 seconds since 1970, u32 bytes and
 //                        text of a note, u32 count and places of blocks, u64 bytes and snapshot
-//                        (docs/snapshot-format.md)
+//                        (docs/formats.md)
 //   payload of a name  = u32 bytes and text, u32 count and { place of a state, u64 seconds }, the
 //                        latest last
 #pragma once
