@@ -111,14 +111,18 @@ void Checkpoint::add_shards(const FileSource& source) {
   for (const auto& [name, file] : read_weight_map(source)) wanted[file].push_back(name);
   for (const auto& [name, tensors] : wanted) {
     const TensorSource& file = add_file(safetensors_source(source.open(name)));
-    std::unordered_map<std::string, size_t> has;
-    for (size_t i = 0; i < file.tensors().size(); ++i) has.emplace(file.tensors()[i].name, i);
+    std::unordered_map<std::string, std::vector<size_t>> has;  // by what the file calls them
+    for (size_t i = 0; i < file.tensors().size(); ++i) {
+      const TensorView& t = file.tensors()[i];
+      has[t.stack.empty() ? t.name : t.stack].push_back(i);
+    }
     for (const std::string& tensor : tensors) {
       const auto found = has.find(tensor);
       if (found == has.end())
         throw Error(ErrorKind::format, file.file()->path(), tensor,
                     "a tensor, as model.safetensors.index.json says", "nothing");
-      locations_.emplace(tensor, Location{&file, found->second});
+      for (const size_t i : found->second)
+        locations_.emplace(file.tensors()[i].name, Location{&file, i});
     }
   }
 }

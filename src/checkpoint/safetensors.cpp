@@ -1,4 +1,5 @@
 #include "stet/checkpoint/safetensors.hpp"
+#include "src/checkpoint/expert_slices.hpp"
 #include "stet/base/limits.hpp"
 
 #include <fmt/format.h>
@@ -185,7 +186,7 @@ std::unique_ptr<const TensorSource> safetensors_source(std::shared_ptr<const Fil
   check_is_safetensors(*file);
   try {
     Parsed parsed = parse_all(file->bytes(), file->path());
-    return std::make_unique<const TensorSource>(file, std::move(parsed.tensors),
+    return std::make_unique<const TensorSource>(file, split_experts(std::move(parsed.tensors)),
                                                 std::move(parsed.metadata));
   } catch (const Error&) {
     refuse_cut_off(file->bytes(), file->path());

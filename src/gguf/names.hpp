@@ -4,6 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "src/gguf/gguf.hpp"
@@ -38,6 +39,15 @@ struct GgufStored {
 std::optional<GgufStored> stored_as(const GgufArchitecture& architecture,
                                     const std::string& canonical);
 
+// A tensor that has one matrix, or vector, of all experts of a layer: its name, and which expert's
+// this one is.
+struct GgufStoredExpert {
+  std::string name;
+  int64_t expert;
+};
+std::optional<GgufStoredExpert> stored_expert(const GgufArchitecture& architecture,
+                                              const std::string& canonical);
+
 class GgufNames {
  public:
   // Reads the keys of the first part of a file. Throws an unsupported Error for an unknown
@@ -58,6 +68,9 @@ class GgufNames {
   // Returns the published name. Returns nothing for tensors implied by the config: rope_freqs, and
   // a head equal to the embeddings.
   std::optional<Published> published(const GgufTensor& tensor) const;
+  // The parts of a tensor that has those of all experts of a layer, or of one, each as a tensor of
+  // its own. Empty for another.
+  std::vector<std::pair<GgufTensor, Published>> experts(const GgufTensor& tensor) const;
 
  private:
   const GgufTensor* find(const std::string& name) const;
@@ -73,6 +86,7 @@ class GgufNames {
   void add_long_factors(nlohmann::ordered_json& config) const;
   void add_rotary_part(nlohmann::ordered_json& config, const char* field) const;
   void add_layer_types(nlohmann::ordered_json& config) const;
+  void add_experts(nlohmann::ordered_json& config) const;
   void add_own(nlohmann::ordered_json& config) const;
   std::optional<Published> of_layer(const std::string& at, const std::string& stem,
                                     const std::string& kind, const GgufTensor& tensor) const;

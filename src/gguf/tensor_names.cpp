@@ -99,6 +99,40 @@ const Rename* layer_name(GgufLayout layout, std::string_view name, const char* R
   return find_in(names_of(layout).layer, name, side);
 }
 
+// Published names of experts, by GGUF architecture: the router, what precedes an expert's number,
+// and what follows it.
+struct GgufExpertNames {
+  std::string_view architecture, router, experts, gate, up, down;
+};
+constexpr GgufExpertNames kExperts[] = {
+    {"llama", "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2"},
+    {"granitemoe", "block_sparse_moe.router.layer", "block_sparse_moe.experts", "gate_proj",
+     "up_proj", "down_proj"},
+    {"qwen3moe", "mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"},
+    {"olmoe", "mlp.gate", "mlp.experts", "gate_proj", "up_proj", "down_proj"}};
+
+const GgufExpertNames* experts_of(const GgufArchitecture& a) {
+  for (const GgufExpertNames& n : kExperts) {
+    if (n.architecture == a.name) return &n;
+  }
+  return nullptr;
+}
+
+// llama.cpp's name of a tensor of experts, and the expert's matrix in it. If there are two, the rows
+// of the second follow those of the first.
+struct GgufExpertTensor {
+  std::string_view stem;
+  std::string_view GgufExpertNames::*first;
+  std::string_view GgufExpertNames::*second;
+};
+constexpr GgufExpertTensor kExpertTensors[] = {
+    {"ffn_gate", &GgufExpertNames::gate, nullptr},
+    {"ffn_up", &GgufExpertNames::up, nullptr},
+    {"ffn_down", &GgufExpertNames::down, nullptr},
+    {"ffn_gate_up", &GgufExpertNames::gate, &GgufExpertNames::up}};
+
+constexpr std::string_view kRouter = "ffn_gate_inp";
+
 // Splits "STEM.3.REST" into the number and REST.
 std::optional<std::pair<int64_t, std::string>> numbered(const std::string& name,
                                                         const std::string& stem) {
@@ -122,6 +156,9 @@ std::optional<GgufNames::Published> GgufNames::of_layer(const std::string& at,
                                                         const std::string& stem,
                                                         const std::string& kind,
                                                         const GgufTensor& t) const {
+  const GgufExpertNames* const experts = experts_of(architecture_);
+  if (experts != nullptr && stem == kRouter && kind == "weight")
+    return Published{at + std::string(experts->router) + "." + kind};
   const Rename* const n = layer_name(architecture_.layout, stem, &Rename::from);
   if (n == nullptr || !fits(*n, architecture_.layout, kind)) return std::nullopt;
   Published p{at + n->to + "." + kind};
@@ -160,6 +197,64 @@ std::optional<GgufNames::Published> GgufNames::published(const GgufTensor& t) co
               std::string("the architecture ") + architecture_.name + " has no such tensor");
 }
 
+std::vector<std::pair<GgufTensor, GgufNames::Published>> GgufNames::experts(
+    const GgufTensor& t) const {
+  std::vector<std::pair<GgufTensor, Published>> parts;
+  const GgufExpertNames* const names = experts_of(architecture_);
+  const auto layer = names == nullptr ? std::nullopt : numbered(t.name, "blk");
+  if (!layer) return parts;
+  const Names& all = names_of(architecture_.layout);
+  const std::string at =
+      fmt::format("{}{}.{}.{}.", all.prefix, all.layers, layer->first, names->experts);
+  for (const GgufExpertTensor& e : kExpertTensors) {
+    const std::string stem(e.stem);
+    const int64_t matrices = e.second == nullptr ? 1 : 2;
+    const auto one = e.second == nullptr ? numbered(layer->second, stem) : std::nullopt;
+    if (one && one->second == "weight") {  // as the first files of Mixtral have it
+      parts.emplace_back(t,
+                         Published{fmt::format("{}{}.{}.weight", at, one->first, names->*e.first)});
+      return parts;
+    }
+    for (const char* const kind : {"weight", "bias"}) {
+      const size_t dimensions = kind == std::string("weight") ? 3 : 2;
+      if (layer->second != stem + "_exps." + kind) continue;
+      if (t.shape.size() != dimensions || t.shape[1] % matrices != 0)
+        keys_.fail(t.name, fmt::format("{} dimensions", dimensions),
+                   std::to_string(t.shape.size()));
+      const auto count = static_cast<size_t>(t.shape[0] * matrices);
+      const size_t bytes = t.bytes.size() / count;
+      for (size_t i = 0; i < count; ++i) {
+        GgufTensor part = t;
+        part.shape.erase(part.shape.begin());
+        part.shape[0] /= matrices;
+        part.bytes = t.bytes.subspan(i * bytes, bytes);
+        const auto matrix = i % static_cast<size_t>(matrices) == 0 ? e.first : e.second;
+        parts.emplace_back(std::move(part), Published{fmt::format("{}{}.{}.{}", at,
+                                                                  i / static_cast<size_t>(matrices),
+                                                                  names->*matrix, kind)});
+      }
+      return parts;
+    }
+  }
+  return parts;
+}
+
+std::optional<GgufStoredExpert> stored_expert(const GgufArchitecture& a,
+                                              const std::string& canonical) {
+  const GgufExpertNames* const names = experts_of(a);
+  const auto layer = names == nullptr ? std::nullopt : numbered(canonical, "layers");
+  const auto expert = layer ? numbered(layer->second, std::string(names->experts)) : std::nullopt;
+  if (!expert) return std::nullopt;
+  for (const GgufExpertTensor& e : kExpertTensors) {
+    for (const char* const kind : {"weight", "bias"}) {
+      if (e.second == nullptr && expert->second == std::string(names->*e.first) + "." + kind)
+        return GgufStoredExpert{fmt::format("blk.{}.{}_exps.{}", layer->first, e.stem, kind),
+                                expert->first};
+    }
+  }
+  return std::nullopt;
+}
+
 std::optional<GgufStored> stored_as(const GgufArchitecture& a, const std::string& canonical) {
   const Names& names = names_of(a.layout);
   for (const std::string& published : {names.prefix + canonical, canonical}) {
@@ -170,6 +265,9 @@ std::optional<GgufStored> stored_as(const GgufArchitecture& a, const std::string
   const size_t dot = layer ? layer->second.rfind('.') : std::string::npos;
   if (dot == std::string::npos) return std::nullopt;
   const std::string kind = layer->second.substr(dot + 1);
+  const GgufExpertNames* const experts = experts_of(a);
+  if (experts != nullptr && layer->second == std::string(experts->router) + ".weight")
+    return GgufStored{fmt::format("blk.{}.{}.weight", layer->first, kRouter), {}, false};
   const Rename* const n = layer_name(a.layout, layer->second.substr(0, dot), &Rename::to);
   if (n == nullptr || !fits(*n, a.layout, kind)) return std::nullopt;
   GgufStored stored{fmt::format("blk.{}.{}.{}", layer->first, n->from, kind),

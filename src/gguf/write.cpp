@@ -127,7 +127,8 @@ uint32_t file_type(uint32_t most) {
 
 struct Tensor {
   GgufDeclared declared;
-  const WeightSpec* need = nullptr;  // null: uses `values`
+  const WeightSpec* need = nullptr;          // null: uses `values`
+  std::vector<const WeightSpec*> more = {};  // the same weight of the other experts, in order
   std::vector<float> values;
   GgufStored stored;
 };
@@ -161,8 +162,8 @@ class Conversion {
 
  private:
   DType dtype_of(const WeightSpec& need) const {
-    // Biases, norms and tables are used in float32 only by llama.cpp.
-    if (need.is_vector || need.looked_up) return DType::f32;
+    // Biases, norms, tables and routers are used in float32 only by llama.cpp.
+    if (need.is_vector || need.looked_up || need.exact) return DType::f32;
     const bool ends = need.canonical.find("layers.") != 0 && need.canonical.find("h.") != 0;
     switch (options_.weights) {
       case GgufWeights::stored:
@@ -190,14 +191,33 @@ class Conversion {
     return need.columns % kSuperBlock == 0 ? type : DType::q8_0;
   }
 
+  // Those of one layer come one after another.
+  bool add_expert(const WeightSpec& need) {
+    const auto expert = stored_expert(architecture_, need.canonical);
+    if (!expert) return false;
+    if (expert->expert > 0) {
+      Tensor& all = entries_.back();
+      all.more.push_back(&need);
+      ++all.declared.shape[0];
+      return true;
+    }
+    std::vector<int64_t> shape = {1, need.columns};
+    if (!need.is_vector) shape.insert(shape.begin() + 1, need.rows);
+    entries_.push_back(
+        {{expert->name, ggml_number(dtype_of(need)), shape}, &need, {}, {}, {expert->name}});
+    return true;
+  }
+
   void add(const WeightSpec& need) {
+    if (add_expert(need)) return;
     const auto stored = stored_as(architecture_, need.canonical);
     if (!stored)
       throw Error(ErrorKind::unsupported, checkpoint_.source(), need.name, "",
                   std::string("llama.cpp's ") + architecture_.name + " has no such tensor");
     std::vector<int64_t> shape = {need.columns};
     if (!need.is_vector) shape.insert(shape.begin(), need.rows);
-    entries_.push_back({{stored->name, ggml_number(dtype_of(need)), shape}, &need, {}, *stored});
+    entries_.push_back(
+        {{stored->name, ggml_number(dtype_of(need)), shape}, &need, {}, {}, *stored});
   }
 
   void add_head() {
@@ -212,6 +232,7 @@ class Conversion {
   void add_numbers(const char* name, std::vector<float> values) {
     entries_.push_back({{name, ggml_number(DType::f32), {static_cast<int64_t>(values.size())}},
                         nullptr,
+                        {},
                         std::move(values),
                         {}});
   }
@@ -278,7 +299,7 @@ class Conversion {
     const auto columns = static_cast<size_t>(d.shape.back());
     if (rows.stored_as(d.type)) return rows.copy(model_row(e, row), to);
     std::vector<float> values(columns);
-    rows.widen(d.shape.size() > 1 ? model_row(e, row) : row, values);
+    rows.widen(e.need->is_vector ? row : model_row(e, row), values);
     if (d.shape.size() == 1 && e.stored.rows != GgufStored::Rows::as_they_are) {  // a bias
       const std::vector<float> model = values;
       for (size_t i = 0; i < columns; ++i) values[i] = model[model_row(e, i)];
@@ -302,12 +323,16 @@ class Conversion {
 
   void write(const Tensor& e, GgufWriter& writer) const {
     if (e.need == nullptr) return writer.write(std::as_bytes(std::span(e.values)));
-    const SourceRows rows(checkpoint_, *e.need);
+    write(e, *e.need, writer);
+    for (const WeightSpec* const need : e.more) write(e, *need, writer);
+  }
+
+  void write(const Tensor& e, const WeightSpec& need, GgufWriter& writer) const {
+    const SourceRows rows(checkpoint_, need);
     std::vector<float> importance;
-    if (options_.importance != nullptr) importance = options_.importance->of(e.need->canonical);
-    const size_t count = e.declared.shape.size() > 1 ? static_cast<size_t>(e.declared.shape.front())
-                                                     : 1,
-                 row_bytes = e.declared.bytes() / count,
+    if (options_.importance != nullptr) importance = options_.importance->of(need.canonical);
+    const size_t count = need.is_vector ? 1 : static_cast<size_t>(need.rows),
+                 row_bytes = e.declared.bytes() / count / (1 + e.more.size()),
                  at_once = std::max<size_t>(1, kRowsAtOnce / row_bytes);
     std::vector<std::byte> bytes;
     for (size_t first = 0; first < count; first += at_once) {

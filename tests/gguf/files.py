@@ -87,6 +87,34 @@ class Gguf(unittest.TestCase):
             if name != "gemma2":
                 self.assertEqual(self.fingerprint(model), self.fingerprint(self.file), name)
 
+    def test_experts_stand_in_one_tensor_or_in_many(self):
+        ids = ["--ids", ",".join(str(7 * i % 300) for i in range(60)), "--digest"]
+        for name in ("qwen3moe", "mixtral"):
+            model = os.path.join(ROOT, "tests", "data", "models", name + "-tiny")
+            expected, fingerprint = run("logits", "-m", model, *ids), self.fingerprint(model)
+            for how in ("stacked", "gate_up", "one") if name == "mixtral" else ("stacked", "gate_up"):
+                gguf_writer.write(model, self.file, "F32", with_tokenizer=False, experts=how)
+                self.assertEqual(expected, run("logits", "-m", self.file, *ids), (name, how))
+                self.assertEqual(fingerprint, self.fingerprint(self.file), (name, how))
+        # Rounded ones under the contract of their types, which may be two of gates and ups; written again as they are.
+        model = os.path.join(ROOT, "tests", "data", "models", "qwen3moe-tiny")
+        mixed = lambda to: "Q8_0" if "ffn_up_exps" in to else "Q4_0"  # noqa: E731
+        for kind in ("Q4_0", "Q8_0", mixed):
+            has = gguf_writer.write(model, self.file, kind, with_tokenizer=False)
+            same, packed, again = (os.path.join(self.directory.name, f"{part}-{kind if isinstance(kind, str) else 'mixed'}") for part in ("same", "packed", "again"))
+            os.makedirs(same)
+            shutil.copy(os.path.join(model, "config.json"), same)
+            gguf_writer.write_safetensors(os.path.join(same, "model.safetensors"), has)
+            self.assertEqual(run("logits", "-m", same, *ids), run("logits", "-m", self.file, "--compute", "f32", *ids))
+            self.assertEqual(self.fingerprint(same), self.fingerprint(self.file))
+            expected = run("logits", "-m", self.file, *ids)
+            for more in (["--isa", "portable"], ["--chunk", "7"], ["--chunk", "1", "--threads", "1"]):
+                self.assertEqual(expected, run("logits", "-m", self.file, *ids, *more), more)
+            run("prepare", "-m", self.file, "-o", packed)
+            self.assertEqual(expected, run("logits", "-m", packed, *ids))
+            run("convert-model", packed, "-o", again)
+            self.assertEqual(gguf_writer.tensors_of(again), gguf_writer.tensors_of(self.file))
+
     def test_q8_0_and_q4_0_go_into_their_contracts_without_loss(self):
         for pocket, (kind, contract) in with_pockets((("Q8_0", "q8"), ("Q4_0", "q4"))):
             gguf_writer.write(pocket, self.file, kind, with_tokenizer=False)
@@ -239,7 +267,7 @@ class Gguf(unittest.TestCase):
 
     def test_every_family_can_be_written(self):
         for name in ("gemma-tiny", "gemma2-tiny", "gemma3-tiny", "gemma3-tiny-bf16", "gpt2-tiny", "granite-tiny", "llama2-tiny-f16", "llama31-tiny", "mistral-tiny", "olmo2-tiny",
-                     "olmo3-tiny", "qwen3-tiny", "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny"):
+                     "olmo3-tiny", "qwen3-tiny", "smollm3-tiny", "pythia-tiny", "phi3-tiny", "phi4-tiny", "qwen3moe-tiny", "mixtral-tiny", "olmoe-tiny"):
             model = os.path.join(ROOT, "tests/data/models", name)
             prepared = os.path.join(self.directory.name, name)
             run("prepare", "-m", model, "-o", prepared)

@@ -2,6 +2,7 @@
 BF16, Q8_0, Q4_0 and K types."""
 import json
 import os
+import re
 import struct
 
 import gguf_k_types
@@ -165,8 +166,8 @@ def frequencies(config):
 
 # Maps a model_type to llama.cpp's architecture where they differ. NEIGHBOURS store the rotary pairs
 # of q and k as neighbours.
-ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2"}
-NEIGHBOURS = {"llama", "mistral", "granite", "smollm3"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "olmo3": "olmo2", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+NEIGHBOURS = {"llama", "mistral", "granite", "granitemoe", "smollm3"}
 
 
 def architecture_keys(c, arch):
@@ -192,6 +193,10 @@ def architecture_keys(c, arch):
         keys.append(pair(k("attention.sliding_window_pattern"), "bool", [(i + 1) % c["sliding_window_pattern"] != 0 for i in range(c["num_hidden_layers"])]))
     if c["model_type"] == "olmo3":
         keys.append(pair(k("attention.sliding_window_pattern"), "bool", [t == "sliding_attention" for t in c["layer_types"]]))
+    if "num_experts_per_tok" in c:
+        width = c.get("moe_intermediate_size", c["intermediate_size"])
+        keys += [pair(k("expert_count"), "u32", c.get("num_experts") or c["num_local_experts"]), pair(k("expert_used_count"), "u32", c["num_experts_per_tok"]),
+                 pair(k("expert_feed_forward_length"), "u32", width)]
     scaling = c.get("rope_scaling") or {}
     if scaling.get("rope_type") == "yarn":
         keys += [pair(k("rope.scaling.type"), "text", "yarn"), pair(k("rope.scaling.factor"), "f32", scaling["factor"]),
@@ -206,7 +211,8 @@ def gguf_name(name, c, arch):
     inner = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
              "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
              "post_attention_layernorm": "post_attention_norm" if after_norms else "ffn_norm", "pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffw_norm",
-             "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+             "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
+             "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp"}
     if name in ends:
         return ends[name]
     layer, rest = name.removeprefix("model.layers.").removeprefix("h.").split(".", 1)
@@ -214,7 +220,32 @@ def gguf_name(name, c, arch):
     return "blk.%s.%s.%s" % (layer, inner[part], suffix)
 
 
-def write(directory, path, kind, float_kind="F32", with_tokenizer=True):
+EXPERT = re.compile(r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
+EXPERT_PARTS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
+
+
+def expert_tensors(weights, how):
+    """Returns name -> (published names, tensor). `how` is "stacked" (a tensor per matrix), "gate_up"
+    (gates and ups in one tensor) or "one" (a tensor per expert and matrix)."""
+    layers, tensors = {}, {}
+    for name in weights:
+        if found := EXPERT.fullmatch(name):
+            layer, expert, part = found.groups()
+            layers.setdefault(layer, {}).setdefault(EXPERT_PARTS[part], {})[int(expert)] = name
+    for layer, parts in layers.items():
+        if how == "one":
+            for part, names in parts.items():
+                for expert, name in names.items():
+                    tensors[f"blk.{layer}.ffn_{part}.{expert}.weight"] = [name], weights[name]
+            continue
+        rows = [("gate_up", ("gate", "up")), ("down", ("down",))] if how == "gate_up" else [(part, (part,)) for part in ("gate", "up", "down")]
+        for stem, together in rows:
+            names = [[parts[part][e] for part in together] for e in sorted(parts["gate"])]
+            tensors[f"blk.{layer}.ffn_{stem}_exps.weight"] = sum(names, []), np.stack([np.concatenate([weights[n] for n in one]) for one in names])
+    return tensors
+
+
+def write(directory, path, kind, float_kind="F32", with_tokenizer=True, experts="stacked"):
     """Writes a directory as GGUF. `kind` is the type of the matrices, or a function from a
     tensor's name in the file to its type. Two paths make a file of two parts. Returns the weights
     as the file has them, by their published names."""
@@ -225,7 +256,9 @@ def write(directory, path, kind, float_kind="F32", with_tokenizer=True):
     gemma = arch.startswith("gemma")
     keys = architecture_keys(c, arch)
     eos = c["eos_token_id"] if isinstance(c["eos_token_id"], list) else [c["eos_token_id"]]
-    keys += [pair("tokenizer.ggml.bos_token_id", "u32", c["bos_token_id"]), pair("tokenizer.ggml.eos_token_id", "u32", eos[0])]
+    keys += [pair("tokenizer.ggml.eos_token_id", "u32", eos[0])]
+    if "bos_token_id" in c:
+        keys.append(pair("tokenizer.ggml.bos_token_id", "u32", c["bos_token_id"]))
     if len(eos) > 1:
         keys.append(pair("tokenizer.ggml.eot_token_id", "u32", eos[1]))
     if with_tokenizer:
@@ -233,9 +266,16 @@ def write(directory, path, kind, float_kind="F32", with_tokenizer=True):
     tensors, has = [], {}
     if (c.get("rope_scaling") or {}).get("rope_type") == "llama3":
         tensors.append(("rope_freqs.weight", frequencies(c), "F32"))
+    for to, (names, x) in expert_tensors(weights, experts).items():
+        used = kind(to) if callable(kind) else kind
+        tensors.append((to, x, used))
+        for name in names:
+            has[name] = decoded(weights[name], used)
     for name, x in weights.items():
+        if name in has:
+            continue
         to = gguf_name(name, c, arch)
-        used = float_kind if x.ndim != 2 else kind(to) if callable(kind) else kind
+        used = float_kind if x.ndim != 2 or "ffn_gate_inp" in to else kind(to) if callable(kind) else kind
         y = x + np.float32(1) if gemma and "norm" in to else x
         if arch in NEIGHBOURS and ".attn_q." in to or arch in NEIGHBOURS and ".attn_k." in to:
             n = c["num_attention_heads"] if "attn_q" in to else c["num_key_value_heads"]

@@ -227,19 +227,60 @@ class Model:
         qkv = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
         gates = ["gate_up_proj"] if fused else ["gate_proj", "up_proj"]
         bias = c.attention_bias
-        return [self.linear([at + "self_attn." + n for n in qkv], "attention", bias),
-                self.linear([at + "self_attn.o_proj"], "attention", bias and c.family != "qwen2"),
+        attention = [self.linear([at + "self_attn." + n for n in qkv], "attention", bias),
+                     self.linear([at + "self_attn.o_proj"], "attention", bias and c.family != "qwen2")]
+        if c.experts and i not in c.experts["dense"]:
+            return attention + [None, lambda x: self.experts(at, x)]
+        return attention + [
                 self.linear([at + "mlp." + n for n in gates], "mlp", c.mlp_bias),
                 self.linear([at + "mlp.down_proj"], "mlp", c.mlp_bias)]
+
+    def experts(self, at, x):
+        """What the experts of a layer give together."""
+        c, e = self.c, self.c.experts
+        moe = at + ("mlp." if c.family in ("qwen3_moe", "olmoe") else "block_sparse_moe.")
+        router = make(self.t(moe + ("router.layer" if c.family == "granitemoe" else "gate") + ".weight"), "f32", "mlp")
+        weights = np.array([self.route(row) for row in router.product(x)])
+        gate, up, down = ("w1", "w3", "w2") if c.family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+        z = np.zeros(x.shape, F32)
+        for i in range(e["count"]):
+            rows = np.nonzero(weights[:, i])[0]
+            if len(rows) == 0:
+                continue
+            g, u, d = (self.linear([f"{moe}experts.{i}.{n}"], "mlp", False) for n in (gate, up, down))
+            y = d(a.silu(g(x[rows])) * u(x[rows]))
+            z[rows] = a.fma(weights[rows, i, None], y, z[rows])
+        return z
+
+    def route(self, logits):
+        """The weights of all experts for one row."""
+        e = self.c.experts
+        chosen = np.sort(np.argsort(-logits, kind="stable")[:e["chosen"]])
+
+        def softmax(x):
+            s = a.exp(x - x.max())
+            return s / a.lanes(s[None], lambda x, total: total + x)[0]
+
+        w = softmax(logits[chosen]) if e["rule"] == 2 else softmax(logits)[chosen]
+        if e["rule"] == 1:
+            total = F32(0)
+            for x in w:
+                total = total + x
+            w = w / total
+        all_weights = np.zeros(e["count"], F32)
+        all_weights[chosen] = w
+        return all_weights
 
     def attend(self, i, y, cache, positions):
         c = self.c
         q, k, v = np.split(y, [c.heads * c.head_dim, (c.heads + c.kv_heads) * c.head_dim], axis=1)
         at = self.names[2] + str(i) + ".self_attn."
-        if c.family in ("olmo2", "olmo3"):
+        if c.family in ("olmo2", "olmo3", "olmoe"):
             q, k = self.norm(at + "q_norm")(q), self.norm(at + "k_norm")(k)
+        if c.qkv_clip:
+            q, k, v = (np.minimum(F32(c.qkv_clip), np.maximum(F32(-c.qkv_clip), x)) for x in (q, k, v))
         q, k, v = (x.reshape(len(x), -1, c.head_dim) for x in (q, k, v))
-        if c.family in ("gemma3", "qwen3"):
+        if c.family in ("gemma3", "qwen3", "qwen3_moe"):
             q, k = self.norm(at + "q_norm")(q), self.norm(at + "k_norm")(k)
         if c.rope_of and c.rope_of[i] >= 0:
             cos, sin = (x[:, None] for x in a.angles(positions, *self.ropes[c.rope_of[i]]))
@@ -284,10 +325,10 @@ class Model:
             y = y * F32(c.residual_scale)
         after = x + y
         z = after if olmo else self.norm(at + middle)(x if c.parallel_residual else after)
-        z = up(z)
         if family in ("gpt2", "gpt_neox"):
-            z = a.gelu_tanh(z) if family == "gpt2" else a.gelu(z)
-        else:
+            z = a.gelu_tanh(up(z)) if family == "gpt2" else a.gelu(up(z))
+        elif up is not None:
+            z = up(z)
             gate, rest = np.split(z, 2, axis=1)
             z = (a.gelu_tanh(gate) if family.startswith("gemma") else a.silu(gate)) * rest
         z = down(z)

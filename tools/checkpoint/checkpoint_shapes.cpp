@@ -30,6 +30,7 @@ Json llama_config(const Shape& shape);
 Json mistral_config(const Shape& shape);
 Json qwen2_config(const Shape& shape);
 Json qwen3_config(const Shape& shape);
+Json qwen3_moe_config(const Shape& shape);
 
 constexpr Shape kShapes[] = {
     {"gemma2-2b", 2304, 9216, 26, 8, 4, 256, 256000, 8192, 4096, 256, 0, true, gemma2_config},
@@ -47,6 +48,7 @@ constexpr Shape kShapes[] = {
     {"mistral-7b", 4096, 14336, 32, 32, 8, 128, 32000, 32768, 4096, 0, 0, false, mistral_config},
     {"qwen2.5-0.5b", 896, 4864, 24, 14, 2, 64, 151936, 32768, 0, 0, 0, true, qwen2_config},
     {"qwen3-0.6b", 1024, 3072, 28, 16, 8, 128, 151936, 40960, 0, 0, 0, true, qwen3_config},
+    {"qwen3-30b-a3b", 2048, 6144, 48, 32, 4, 128, 151936, 40960, 0, 0, 0, false, qwen3_moe_config},
 };
 
 bool is_llama2(const Shape& shape) { return shape.vocab == 32000; }
@@ -213,6 +215,19 @@ Json qwen3_config(const Shape& shape) {
   return config;
 }
 
+Json qwen3_moe_config(const Shape& shape) {
+  Json config = qwen3_config(shape);
+  config.update({{"architectures", {"Qwen3MoeForCausalLM"}},
+                 {"model_type", "qwen3_moe"},
+                 {"decoder_sparse_step", 1},
+                 {"mlp_only_layers", Json::array()},
+                 {"moe_intermediate_size", 768},
+                 {"norm_topk_prob", true},
+                 {"num_experts", 128},
+                 {"num_experts_per_tok", 8}});
+  return config;
+}
+
 // What families differ in, as far as names and sizes of weights go; and the defaults that their
 // configs leave out.
 struct Family {
@@ -237,6 +252,7 @@ constexpr Family kFamilies[] = {
     {"mistral", "", false, false, false, 1, false, 0, 0, 0, 0},
     {"qwen2", "", false, false, true, 1, false, 0, 0, 0, 0},
     {"qwen3", "", false, true, false, 1, false, 128, 0, 0, 0},
+    {"qwen3_moe", "", false, true, false, 1, false, 0, 0, 0, 0},
 };
 
 const Family& family_of(const stet::JsonReader& config) {
@@ -348,7 +364,7 @@ Json generation_config(const std::string& name, const Json& config) {
         {{"do_sample", true}, {"cache_implementation", "hybrid"}, {"top_k", 64}, {"top_p", 0.95}});
   } else if (shape->config == llama_config) {
     result.update({{"do_sample", true}, {"temperature", 0.6}, {"top_p", 0.9}});
-  } else if (shape->config == qwen3_config) {
+  } else if (shape->config == qwen3_config || shape->config == qwen3_moe_config) {
     result.update({{"do_sample", true}, {"temperature", 0.6}, {"top_k", 20}, {"top_p", 0.95}});
   }
   return result;
@@ -388,6 +404,33 @@ void set_weight_dtype(Json* config, stet::DType dtype) {
   if (!config->contains("dtype")) (*config)["torch_dtype"] = name;
 }
 
+namespace {
+
+// Whether a layer of Qwen 3's mixtures has experts.
+bool is_sparse_layer(const stet::JsonReader& config, int64_t layer) {
+  const std::vector<int64_t> dense = config.integers("mlp_only_layers", 0, kMaxLayers);
+  return (layer + 1) % config.integer_or("decoder_sparse_step", 1, 1, kMaxLayers) == 0 &&
+         std::find(dense.begin(), dense.end(), layer) == dense.end();
+}
+
+void add_mlp_weights(WeightList& list, const std::string& at, int64_t hidden, int64_t width,
+                     bool bias) {
+  list.linear(at + "gate_proj", width, hidden, bias);
+  list.linear(at + "up_proj", width, hidden, bias);
+  list.linear(at + "down_proj", hidden, width, bias);
+}
+
+void add_expert_weights(WeightList& list, const stet::JsonReader& config, const std::string& at,
+                        int64_t hidden) {
+  const int64_t count = config.integer("num_experts", 1, 1024),
+                width = config.integer("moe_intermediate_size", 1, kMaxSize);
+  list.linear(at + "gate", count, hidden, false);
+  for (int64_t i = 0; i < count; ++i)
+    add_mlp_weights(list, at + "experts." + std::to_string(i) + ".", hidden, width, false);
+}
+
+}  // namespace
+
 std::vector<Weight> weights_of(const Json& whole, const std::string& file) {
   const stet::JsonReader top = reader_of(whole, file);
   const Family& family = family_of(top);
@@ -426,9 +469,10 @@ std::vector<Weight> weights_of(const Json& whole, const std::string& file) {
     }
     list.norm(layer + "post_attention_layernorm", hidden);
     if (family.four_norms) list.norm(layer + "pre_feedforward_layernorm", hidden);
-    list.linear(layer + "mlp.gate_proj", intermediate, hidden, mlp_bias);
-    list.linear(layer + "mlp.up_proj", intermediate, hidden, mlp_bias);
-    list.linear(layer + "mlp.down_proj", hidden, intermediate, mlp_bias);
+    if (std::string(family.model_type) == "qwen3_moe" && is_sparse_layer(config, i))
+      add_expert_weights(list, config, layer + "mlp.", hidden);
+    else
+      add_mlp_weights(list, layer + "mlp.", hidden, intermediate, mlp_bias);
     if (family.four_norms) list.norm(layer + "post_feedforward_layernorm", hidden);
   }
   list.norm("model.norm", hidden);

@@ -68,6 +68,7 @@ struct TensorView {
   // 0 if rows are in their normal order. Otherwise they belong to that many heads in GGUF's order:
   // paired_row().
   size_t paired_heads = 0;
+  std::string stack = {};  // the tensor of the file that this is one expert's part of; or nothing
 };
 
 // A tensor, with the memory of its bytes if they are not in a file.

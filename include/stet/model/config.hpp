@@ -1,11 +1,13 @@
 // The shape of a model, in one form for all families and config.json dialects.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "stet/api.h"
+#include "stet/kernels/router.hpp"
 
 namespace stet {
 
@@ -43,6 +45,17 @@ STET_API std::vector<float> inverse_frequencies(const Rope& rope, int64_t dim);
 //   LongRoPE  sqrt(1 + ln(factor) / ln(original positions)), arXiv 2402.13753
 STET_API float rope_magnitude(const Rope& rope);
 
+// A mixture of experts: a router assigns each token to some of many MLPs.
+struct ExpertShape {
+  int64_t count = 0;   // experts of a layer; 0: no layer has experts
+  int64_t chosen = 0;  // experts per token
+  int64_t width = 0;   // intermediate size of one expert
+  RouterRule rule = RouterRule::softmax_divided;
+  std::vector<int64_t> dense;  // ascending: the layers that have a plain MLP instead
+
+  bool operator==(const ExpertShape&) const = default;
+};
+
 // The shape of one layer's attention, and of the keys and values that it stores.
 struct LayerShape {
   int64_t heads, kv_heads;
@@ -69,6 +82,8 @@ struct STET_API ModelConfig {
   bool tied_head = false;
   bool parallel_residual = false;  // attention and MLP read the same input
   bool attention_bias = false, mlp_bias = false;
+  double qkv_clip = 0;  // OLMoE: queries, keys and values are clamped to +- this; 0: no clamping
+  ExpertShape experts;
   // Per layer: a query sees itself and the window - 1 positions before it; 0 means all.
   std::vector<int64_t> window;
   std::vector<int> rope_of;      // per layer: index into ropes; -1: no rotation
@@ -76,6 +91,10 @@ struct STET_API ModelConfig {
   std::vector<int32_t> eos_ids;  // from config.json; generation_config.json overrides
 
   int64_t rotated() const { return rotary_dim > 0 ? rotary_dim : head_dim; }
+  // Returns whether a layer has experts.
+  bool has_experts(int64_t index) const {
+    return experts.count > 0 && !std::ranges::binary_search(experts.dense, index);
+  }
   // Returns the shape of one layer. In the supported families, layers differ only in window and
   // rotation.
   LayerShape layer(int64_t index) const {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -83,6 +84,14 @@ STET_API std::vector<int64_t> read_windows(const JsonReader& json, int64_t layer
 // Returns a number that null disables: 0 for null, `absent` if the field is missing.
 STET_API double read_optional(const JsonReader& json, const char* field, double absent, double min,
                               double max);
+// Fields of config.json that describe a mixture of experts.
+struct ExpertFields {
+  const char* width;                    // the field with an expert's intermediate size
+  std::optional<RouterRule> rule = {};  // if empty, norm_topk_prob selects one
+  bool divided = false;                 // norm_topk_prob if it is missing
+};
+// Reads a mixture of experts: num_experts or num_local_experts, num_experts_per_tok, and `fields`.
+STET_API ExpertShape read_experts(const JsonReader& json, const ExpertFields& fields);
 // Returns sliding_window: 0 for null, 4096 if it is missing.
 STET_API int64_t read_sliding_window(const JsonReader& json);
 // Returns a token id or a list of them, each below vocab_size.

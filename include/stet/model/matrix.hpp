@@ -44,6 +44,10 @@ class STET_API Matrix {
   // Stacks matrices of equal columns, which may have different types. All but the last must have a
   // multiple of 16 rows.
   static Matrix stacked(std::vector<Matrix> parts);
+  // Returns `count` matrices of one shape and type, one behind the other in one block of memory.
+  // Each begins at a packed block: block i of matrix j is block j * blocks() / count + i. Any number
+  // of threads call make(j), which returns matrix j.
+  static Matrix of_experts(size_t count, int threads, const std::function<Matrix(size_t)>& make);
   // Returns the weights rounded to q8 or q4 (kernels/quantize.hpp). Throws an unsupported Error for
   // weights that are not finite or too large for a float16 scale.
   Matrix quantized(WeightType to, int threads) const;

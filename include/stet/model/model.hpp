@@ -88,7 +88,8 @@ class STET_API Model {
   const std::string& directory() const { return source_->path(); }
   size_t weight_bytes() const { return weight_bytes_; }
   // Returns the packed matrices that every token is multiplied with: all but the embeddings, if the
-  // head is separate. They live as long as the model.
+  // head is separate. Of experts these are the first ones, as many as a token uses. They live as
+  // long as the model.
   const std::vector<std::span<const std::byte>>& matrices() const { return matrices_; }
   // Returns the tensors of the model in loading order (matrix.hpp). They are views that live as
   // long as the model.

@@ -21,6 +21,24 @@ struct Span {
   size_t row, count;
 };
 
+// Scratch memory of layers with experts. A slot is one row of one expert. It is written and read
+// only within operations.
+struct ExpertScratch {
+  Memory memory;
+  Rows logits, weights;  // [rows][experts]
+  Rows chosen;           // [rows][experts per token], as numbers
+  Rows hidden;           // [slots][width]: inputs of the last matrices
+  Rows out;              // [rows][hidden_size]: room for the experts' output
+  // The rows that are computed together, grouped by expert (group_by_expert()).
+  std::vector<uint32_t> experts, first, rows, tiles;
+  std::vector<float> slot_weights;
+  size_t active = 0;
+  std::vector<uint8_t> sound;  // [rows]: 1 if the router's logits are finite
+  // The first layer, and row of the pass, with a router logit that is not finite; -1: none.
+  int64_t failed_layer = -1;
+  size_t failed_row = 0;
+};
+
 // Scratch memory of a pass, sized once for the largest pass, the number of threads and the
 // capacity.
 struct Scratch {
@@ -31,6 +49,7 @@ struct Scratch {
   Memory partial;  // decoding attention: the sums of each tile of queries over each block
   std::vector<Memory> tables;
   std::vector<Rows> cos, sin;  // per Rope: [rows][head_dim / 2], in `tables`
+  ExpertScratch experts;
 };
 
 class Hooks;  // hooks.hpp

@@ -20,7 +20,8 @@ struct WeightSpec {
   std::string canonical;  // without the family's prefix
   int64_t rows, columns;  // a vector has one row
   bool is_vector = false, transposed = false, looked_up = false;
-  int64_t heads = 0;  // not 0: the checkpoint stores q, k and v of each head together
+  int64_t heads = 0;   // not 0: the checkpoint stores q, k and v of each head together
+  bool exact = false;  // multiplied in float32 under every contract
   // In a packed checkpoint: the matrix that contains the tensor, and the first row of the tensor in
   // it.
   std::string matrix;
@@ -59,6 +60,16 @@ class STET_API WeightLoader {
   // Loads a layer that is stored transposed, as in GPT-2's Conv1D: NAME.weight [columns][rows] and
   // NAME.bias [rows].
   Linear transposed(const std::string& group, const Part& layer, int64_t columns);
+  // Loads EXPERTS.N.NAME.weight [rows][columns] of `count` experts into one matrix, in which each
+  // expert begins at a packed block.
+  Matrix experts(const std::string& group, const std::string& experts, int64_t count,
+                 const Part& part, int64_t columns);
+  // Loads EXPERTS.N.NAME.bias [rows] of `count` experts: [count][rows].
+  Vector expert_biases(const std::string& group, const std::string& experts, int64_t count,
+                       const Part& part);
+  // Loads a layer that is multiplied in float32 under every contract, such as a router:
+  // NAME.weight and, if `bias`, NAME.bias.
+  Linear exact(const std::string& group, const Part& layer, int64_t columns, bool bias);
   // Loads queries, keys and values from one tensor that stores them head by head, as in GPT-NeoX;
   // if `bias`, also their bias. Returns all queries, then all keys, then all values.
   Linear interleaved(const std::string& group, const Part& layer, int64_t columns, int64_t heads,
@@ -80,8 +91,15 @@ class STET_API WeightLoader {
     bool looked_up = false;   // a lookup table: no contract rounds it
     bool transposed = false;  // the one tensor is [columns][rows]
     int64_t heads = 0;        // see WeightSpec
+    bool exact = false;       // see WeightSpec
+    // If not empty, each tensor belongs to one expert and begins at a packed block. The name of the
+    // whole matrix in packed files.
+    std::string experts = {};
 
+    // Returns the rows of the matrix.
     int64_t rows() const;
+    // Returns the distance in rows from the beginning of a tensor to that of the next one.
+    int64_t step(const Stored& tensor) const;
   };
   struct VectorRequest {
     std::string group;
