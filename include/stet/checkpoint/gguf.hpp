@@ -45,6 +45,7 @@ enum class GgufWeights { stored, f32, f16, bf16, q8_0, q4_0, q4_k, q5_k, q6_k };
 // programs that require a vocabulary but are given ids.
 enum class GgufTokenizer { own, none, made_up };
 
+// Options of write_gguf().
 struct GgufWriteOptions {
   GgufWeights weights = GgufWeights::stored;
   GgufTokenizer tokenizer = GgufTokenizer::own;

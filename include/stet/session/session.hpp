@@ -23,6 +23,7 @@
 
 namespace stet {
 
+// Options of a session.
 struct SessionOptions {
   // In positions. 0 means the model's max_position_embeddings, which is also the maximum.
   int64_t capacity = 0;
@@ -243,6 +244,7 @@ struct BatchEntry {
   const Watch* watch = nullptr;
 };
 
+// Options of append() for a batch.
 struct BatchOptions {
   // Called after each layer of each pass, including those that recompute damaged blocks, as a sign
   // of progress. Any computing thread may call it, one at a time. It must not throw.
