@@ -139,7 +139,7 @@ class Session {
     return recompute_.prune_cost(state_, begin, end, shift);
   }
   // Replaces WindowOptions::before_recall.
-  void set_before_recall(std::function<void(int64_t tokens)> told);
+  void set_before_recall(std::function<void(int64_t tokens)> callback);
   // Returns an independent copy of the session, which shares all blocks until one of the two
   // writes.
   Session fork() const;
