@@ -207,6 +207,12 @@ typedef struct stet_tokenizer stet_tokenizer;
 /* Loads the tokenizer of a checkpoint directory. *tokenizer is a new handle. */
 STET_API stet_status stet_tokenizer_load(const char* directory, stet_tokenizer** tokenizer,
                                          stet_error** error);
+/* Loads the tokenizer of a GGUF file whose tokenizer.ggml.pre is missing, wrong or unknown to stet:
+ * pre_tokenizer ("llama-bpe") takes its place. An unknown name is an argument error that lists the
+ * known ones; so is a directory, whose tokenizer.json has the rules itself. *tokenizer is a new
+ * handle. */
+STET_API stet_status stet_tokenizer_load_pre(const char* file, const char* pre_tokenizer,
+                                             stet_tokenizer** tokenizer, stet_error** error);
 /* Loads a tokenizer from files in memory, which are read only during the call. `name` stands for
  * the directory in errors. */
 STET_API stet_status stet_tokenizer_load_files(const stet_file* files, size_t count,

@@ -1,4 +1,4 @@
-/* The laboratory through the C interface: callbacks, captures, traces, keys and values as material,
+/* Analysis through the C interface: callbacks, captures, traces, access to keys and values,
  * views. */
 #include <math.h>
 
@@ -9,7 +9,7 @@
 typedef struct Adding {
   float x;
   int calls, released;
-  int64_t fails_at; /* a position; -1: none */
+  int64_t fails_at; /* a position; -1: never */
 } Adding;
 
 static int32_t add(void* context, size_t index, int64_t first, float* rows, size_t count,
@@ -50,7 +50,7 @@ static void a_function_changes_activations(void) {
   CHECK(info_of(called).edits == 0);
   adding.fails_at = 60;
   FAILS(stet_session_append(called, ids + 40, 60, &error), STET_ERROR_CANCELED,
-        "callback: expected 0, to go on, found another value");
+        "callback: the caller cancelled the call: its callback did not return 0");
   CHECK(info_of(called).size == 40 && info_of(called).edits == 0);
   adding.fails_at = -1;
   OK(stet_session_append(called, ids + 40, 60, &error));
@@ -212,7 +212,7 @@ static int32_t see_run(void* context, size_t index, int64_t position, const floa
   return 0;
 }
 
-/* Two prompts, several changes of each, and the logits of several positions. */
+/* Two prompts with several changes each, and the logits of several positions. */
 static void runs_of_several_changes_are_traced(void) {
   stet_session* before = session_of(0, 20);
   const stet_ids prompts[] = {{ids + 20, 60}, {ids + 7, 30}};

@@ -103,7 +103,9 @@ struct GenerationConfig {
   std::vector<int32_t> eos_ids;  // stop tokens
   bool sample = false;           // do_sample
   double temperature = 1, top_p = 1, min_p = 0, typical_p = 1, repetition_penalty = 1;
-  int64_t top_k = 0;   // 0: all
+  int64_t top_k = 0;  // 0: all
+  // Settings that the makers recommend and stet does not have: the fields or keys that say so.
+  std::vector<std::string> ignored;
   std::string source;  // path for errors; empty if there was no file
 };
 
