@@ -161,6 +161,7 @@ STET_API stet_status stet_model_load_files(const stet_file* files, size_t count,
                                            const stet_model_options* options, stet_model** model,
                                            stet_error** error);
 
+/* Frees a model. */
 STET_API void stet_model_free(stet_model* model);
 
 typedef struct stet_model_info {
@@ -217,6 +218,7 @@ STET_API stet_status stet_tokenizer_load_pre(const char* file, const char* pre_t
 STET_API stet_status stet_tokenizer_load_files(const stet_file* files, size_t count,
                                                const char* name, stet_tokenizer** tokenizer,
                                                stet_error** error);
+/* Frees a tokenizer. */
 STET_API void stet_tokenizer_free(stet_tokenizer* tokenizer);
 
 typedef struct stet_tokenizer_info {
@@ -288,8 +290,10 @@ STET_API stet_status stet_tokenizer_chat_template(const stet_tokenizer* tokenize
 
 /* Decodes tokens one by one. Bytes of an unfinished character wait for the next token. */
 typedef struct stet_text_stream stet_text_stream;
+/* Creates a stream. If skip_special is not 0, special tokens are left out. */
 STET_API stet_status stet_text_stream_new(const stet_tokenizer* tokenizer, int32_t skip_special,
                                           stet_text_stream** stream, stet_error** error);
+/* Frees a stream. */
 STET_API void stet_text_stream_free(stet_text_stream* stream);
 /* Adds a token and returns the text that it completes, often "". Borrowed. */
 STET_API stet_status stet_text_stream_push(stet_text_stream* stream, int32_t id, stet_text* text,
@@ -310,6 +314,7 @@ typedef struct stet_chat_template stet_chat_template;
 STET_API stet_status stet_chat_template_new(const stet_tokenizer* tokenizer, const char* source,
                                             size_t size, stet_chat_template** chat_template,
                                             stet_error** error);
+/* Frees a template. */
 STET_API void stet_chat_template_free(stet_chat_template* chat_template);
 
 enum { STET_RENDER_GENERATION_PROMPT = 1 }; /* end where the model's reply begins */
@@ -350,14 +355,12 @@ typedef struct stet_session_options {
   int32_t window_only, recompute;
   int64_t checkpoint_every;
 } stet_session_options;
-/* Creates an empty session. */
-
+/* Creates an empty session. *session is a new handle. */
 STET_API stet_status stet_session_new(const stet_model* model, const stet_session_options* options,
                                       stet_session** session, stet_error** error);
 /* Frees a session. Does nothing for a session that belongs to a chat (stet_chat_session). */
 STET_API void stet_session_free(stet_session* session);
-/* Creates an independent copy of a session. Both share blocks of keys and values until one writes.
- */
+/* Creates an independent copy. Both share blocks of keys and values until one writes. */
 STET_API stet_status stet_session_fork(const stet_session* session, stet_session** fork,
                                        stet_error** error);
 
@@ -376,8 +379,8 @@ typedef struct stet_session_info {
   size_t turns, messages;        /* see stet_session_turn(), _message() */
   size_t prunes, edits;          /* entries of the logs */
   size_t interventions;
-  /* Fills `info`. Its strings are borrowed or static. */
 } stet_session_info;
+/* Fills `info`. Its strings are borrowed or static. */
 STET_API stet_status stet_session_get_info(const stet_session* session, stet_session_info* info,
                                            stet_error** error);
 /* Changes how the session computes: threads, chunk, isa, contract. The contract may not change
@@ -432,8 +435,7 @@ enum {
   STET_CLAMP = 4 /* sets a feature of a sparse autoencoder to amount; values: encoder, decoder */
 };
 
-/* A change of activations, part of the state. It applies to tokens processed after it was attached.
- */
+/* A change of activations, part of the state. Applies to tokens processed after it was attached. */
 typedef struct stet_intervention {
   size_t struct_size;
   const char* point;     /* "hook_resid_post", for `layers`; or with its layer, "blocks.3...." */
@@ -491,8 +493,8 @@ typedef struct stet_callback {
  * recomputed: the state counts it as an edit and is identified by its bytes. */
 STET_API stet_status stet_session_attach_callback(stet_session* session,
                                                   const stet_callback* callback,
-                                                  /* Detaches all callbacks of the session. */
                                                   stet_error** error);
+/* Detaches all callbacks of the session. */
 STET_API stet_status stet_session_detach_callbacks(stet_session* session, stet_error** error);
 
 /* Returns the names of all points of a model in the order of the pass, one per line. text: new. */
@@ -531,6 +533,7 @@ typedef struct stet_capture_options {
 STET_API stet_status stet_session_capture_with(stet_session* session, const int32_t* ids,
                                                size_t count, const stet_capture_options* options,
                                                stet_capture** capture, stet_error** error);
+/* Frees a capture. */
 STET_API void stet_capture_free(stet_capture* capture);
 /* Returns the rows of point `index`: borrowed, [count][width]. Scores and patterns are
  * [heads][positions]; later positions are -inf and 0. */
@@ -544,6 +547,7 @@ typedef struct stet_trace stet_trace;
 /* Processes tokens after those of the session, which does not change. *trace is a new handle. */
 STET_API stet_status stet_trace_new(const stet_session* before, const int32_t* ids, size_t count,
                                     stet_trace** trace, stet_error** error);
+/* Frees a trace. */
 STET_API void stet_trace_free(stet_trace* trace);
 /* Computes the logits under each change alone, with the bits that attaching it before the tokens
  * would give. on_logits receives the change's index in `changes` as its position, in any order. */
@@ -638,8 +642,7 @@ typedef struct stet_kv_range {
 } stet_kv_range;
 /* Zero, scale, set or copy all keys and values of a range; each counts as an edit. x: [count], one
  * vector of head_dim for all, or [positions][heads][head_dim] for each layer. copy_kv copies from
- * positions `position` .. of a session of the same model and rotates keys to their new positions.
- */
+ * positions `position` .. of a session of the same model, and rotates keys to the new positions. */
 STET_API stet_status stet_session_zero_kv(stet_session* session, const stet_kv_range* range,
                                           stet_error** error);
 STET_API stet_status stet_session_scale_kv(stet_session* session, const stet_kv_range* range,
@@ -663,6 +666,7 @@ STET_API stet_status stet_session_splice(const stet_cut* cuts, size_t count, ste
 /* A view of the library's memory, read in place. It stays valid and unchanged until it is freed,
  * also after the session is freed. */
 typedef struct stet_view stet_view;
+/* Frees a view. */
 STET_API void stet_view_free(stet_view* view);
 /* Returns the names of a model's weights, as TransformerLens names them, one per line. text: new. A
  * tensor without such a name keeps its name in the checkpoint. */
@@ -771,9 +775,9 @@ STET_API stet_status stet_session_set_sampling(stet_session* session, const stet
  * stop strings. */
 STET_API stet_status stet_session_use_recommended(stet_session* session, stet_error** error);
 
-/* Returns or replaces the stop tokens. */
+/* Return (borrowed) and replace the stop tokens. */
 STET_API stet_status stet_session_stop_ids(const stet_session* session, const int32_t** ids,
-                                           size_t* count, stet_error** error); /* borrowed */
+                                           size_t* count, stet_error** error);
 STET_API stet_status stet_session_set_stop_ids(stet_session* session, const int32_t* ids,
                                                size_t count, stet_error** error);
 /* Returns stop string `index`. Borrowed. */
@@ -832,6 +836,7 @@ typedef struct stet_reply { /* freed with stet_reply_free() */
   stet_text text; /* their text, without special tokens and stop strings */
   int32_t stop;   /* STET_STOP_... */
 } stet_reply;
+/* Frees a reply. */
 STET_API void stet_reply_free(stet_reply* reply);
 
 /* Generates a reply, or continues an open one. The tokenizer may be NULL: the reply then has no
@@ -860,8 +865,10 @@ STET_API stet_status stet_session_end_reply(stet_session* session, const stet_to
 /* Draws tokens from logits, without a session. Holds scratch memory, and the tokens given to
  * stet_sampler_set_drawn(). */
 typedef struct stet_sampler stet_sampler;
+/* Creates a sampler for logits of this size. */
 STET_API stet_status stet_sampler_new(int32_t vocab_size, stet_sampler** sampler,
                                       stet_error** error);
+/* Frees a sampler. */
 STET_API void stet_sampler_free(stet_sampler* sampler);
 /* Sets the tokens of the reply so far, which frequency and presence penalties count from now on. A
  * new sampler has none. */
@@ -960,6 +967,7 @@ STET_API stet_status stet_snapshot_open(const char* path, const char* parent,
 STET_API stet_status stet_snapshot_open_bytes(const void* data, size_t size, const char* name,
                                               stet_release_callback release, void* context,
                                               stet_snapshot** snapshot, stet_error** error);
+/* Frees a snapshot. */
 STET_API void stet_snapshot_free(stet_snapshot* snapshot);
 
 typedef struct stet_snapshot_info {
@@ -985,16 +993,16 @@ typedef struct stet_snapshot_info {
   int32_t has_logits, has_weights, has_tokenizer; /* 0 or 1 */
   size_t messages;                                /* see stet_snapshot_message() */
   size_t prunes, edits;
-  /* Fills `info`. Its strings are borrowed from the snapshot. */
 } stet_snapshot_info;
+/* Fills `info`. Its strings are borrowed. */
 STET_API stet_status stet_snapshot_get_info(const stet_snapshot* snapshot, stet_snapshot_info* info,
                                             stet_error** error);
 /* Returns the digests stored in the file; stet_snapshot_check() verifies them. */
 STET_API stet_status stet_snapshot_get_digests(const stet_snapshot* snapshot, stet_digests* digests,
-                                               /* Returns the tokens, [count]. */
                                                stet_error** error);
+/* Returns the tokens: borrowed, [count]. */
 STET_API stet_status stet_snapshot_tokens(const stet_snapshot* snapshot, const int32_t** ids,
-                                          size_t* count, stet_error** error); /* borrowed */
+                                          size_t* count, stet_error** error);
 /* Returns the logits: borrowed, [vocab_size]; NULL for a recipe and if there are no tokens. */
 STET_API stet_status stet_snapshot_logits(const stet_snapshot* snapshot, const float** logits,
                                           size_t* count, stet_error** error);
@@ -1071,6 +1079,7 @@ typedef struct stet_difference { /* freed with stet_difference_free(), unless bo
   int64_t position, layer, head, element; /* -1: not applicable */
   double expected_number, found_number;   /* NaN if not numbers */
 } stet_difference;
+/* Frees a difference that is not borrowed. */
 STET_API void stet_difference_free(stet_difference* difference);
 
 enum { STET_VERIFY_BISECT = 1 }; /* compare digests of each layer of each block */
@@ -1102,6 +1111,7 @@ STET_API stet_status stet_snapshot_verify(const stet_snapshot* snapshot, const s
 /* Like stet_snapshot_verify(), for a session. */
 STET_API stet_status stet_session_verify(stet_session* session, stet_difference** difference,
                                          stet_error** error);
+/* Like stet_session_verify(), with a report, which may be NULL. */
 STET_API stet_status stet_session_verify_with_report(stet_session* session,
                                                      stet_verify_report* report,
                                                      stet_difference** difference,
@@ -1122,8 +1132,10 @@ STET_API stet_status stet_session_compare(stet_session* a, stet_session* b,
  * (b). The difference is the effect of edits. */
 STET_API stet_status stet_session_compare_truth(stet_session* session, stet_comparison** comparison,
                                                 stet_error** error);
+/* Compares two snapshots part by part. *comparison is a new handle. */
 STET_API stet_status stet_snapshot_compare(const stet_snapshot* a, const stet_snapshot* b,
                                            stet_comparison** comparison, stet_error** error);
+/* Frees a comparison. */
 STET_API void stet_comparison_free(stet_comparison* comparison);
 
 typedef struct stet_comparison_info {
@@ -1135,8 +1147,8 @@ typedef struct stet_comparison_info {
   /* Kullback-Leibler divergence of the next token's distributions, in nats; NaN if a state has no
    * logits */
   double a_from_b, b_from_a;
-  /* Fills `info`. */
 } stet_comparison_info;
+/* Fills `info`. */
 STET_API stet_status stet_comparison_get_info(const stet_comparison* comparison,
                                               stet_comparison_info* info, stet_error** error);
 
@@ -1194,6 +1206,7 @@ typedef struct stet_chat_options { /* empty or 0: as in the session */
 STET_API stet_status stet_chat_new(const stet_session* session, const stet_tokenizer* tokenizer,
                                    const stet_chat_options* options, stet_chat** chat,
                                    stet_error** error);
+/* Frees a chat and its session. */
 STET_API void stet_chat_free(stet_chat* chat);
 /* Creates an independent copy of the chat. */
 STET_API stet_status stet_chat_fork(const stet_chat* chat, stet_chat** fork, stet_error** error);

@@ -581,7 +581,7 @@ Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Mo
   }
 }
 
-Json tell_healed(Session& session) {
+Json report_healed(Session& session) {
   Json all = Json::array();
   for (const HealedBlocks& healed : session.take_healed()) {
     say("{}\n", printable(healed.text(), 3000));

@@ -10,6 +10,7 @@
 
 namespace stet {
 
+// The kind of an error. The C interface has the same kinds as status codes.
 enum class ErrorKind {
   io,           // a file cannot be opened, read or written
   format,       // bytes do not follow their format: truncated, out of range, inconsistent

@@ -36,6 +36,7 @@ struct PromptReport {
 // content and further fields.
 STET_API jinja::Value template_messages(const std::vector<Message>& messages);
 
+// A conversation: a session, its tokenizer and its chat template.
 class Conversation {
  public:
   // Continues with the session's messages (Session::chat). Throws Error if there is no template or

@@ -24,6 +24,7 @@
 
 namespace stet {
 
+// Options of cached().
 struct CacheOptions {
   Contract contract = Contract::f32;  // q8 and q4 round the weights; others keep them
   int threads = 0;

@@ -47,6 +47,7 @@ class STET_API SafeTensors {
 STET_API std::unique_ptr<const TensorSource> safetensors_source(
     std::shared_ptr<const FileBytes> file);
 
+// A tensor to be written: name, type and shape.
 struct TensorSpec {
   std::string name;
   DType dtype;

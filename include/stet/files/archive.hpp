@@ -20,6 +20,7 @@ namespace stet {
 
 inline constexpr uint64_t kArchiveAlignment = 4096;
 
+// The index of an archive.
 struct ArchiveIndex {
   struct Entry {
     std::string name;

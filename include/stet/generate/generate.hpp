@@ -27,6 +27,7 @@ enum class StopReason : uint8_t {
 };
 const char* stop_reason_name(StopReason reason);  // "eos", "stop", "length", "interrupt"
 
+// A generated reply, or the continuation of one.
 struct Reply {
   std::vector<int32_t> ids;  // drawn in this call, including a stop token
   std::string text;          // their text, without special tokens and stop strings
@@ -41,6 +42,7 @@ using TextSink = std::function<bool(std::string_view)>;
 // was drawn from. Cannot change the draw.
 using TokenObserver = std::function<void(int32_t id, std::span<const float> logits)>;
 
+// Options of generate().
 struct GenerateOptions {
   int64_t max_tokens = 256;
   bool ignore_eos = false;

@@ -19,6 +19,7 @@
 
 namespace stet {
 
+// The type of packed weights.
 enum class WeightType : uint8_t {
   f32 = 0,
   bf16 = 1,
@@ -84,6 +85,7 @@ struct SuperInput {
   float offset;     // -(scale times the sum of all int8)
   int32_t sums[2];  // of the first 16 int8, and of the last 16
 };
+// SuperInput for all rows of a tile.
 struct SuperTile {
   int32_t quads[kQuantBlock / 4][kTileRows];
   float scale[kTileRows];
@@ -140,6 +142,7 @@ struct AttendTile {
   SoftmaxSums out;
 };
 
+// The kernels of one instruction set.
 struct Kernels {
   const char* name;  // "portable", "avx2", "avx512", "avx512vnni", "avx512bf16"
 

@@ -47,6 +47,7 @@ STET_API void write_elements(KvType type, std::span<const float> x, std::byte* t
 
 constexpr int64_t kBlockPositions = 64;
 
+// The shape of a KV cache, and the offsets in a block that follow from it.
 struct KvShape {
   int64_t layers = 0, kv_heads = 0, head_dim = 0;
   KvType type = KvType::f32;

@@ -28,6 +28,8 @@ inline int64_t blocks_of(int64_t positions) {
   return (positions + kBlockPositions - 1) / kBlockPositions;
 }
 
+// The keys, values and visibility of a session's positions. Copies share blocks. The threads of a
+// pass may call const functions at once.
 class KvCache {
  public:
   KvCache() = default;
@@ -105,6 +107,7 @@ class KvCache {
   std::shared_ptr<std::atomic<bool>> check_failed_;
 };
 
+// Returns the number of visible positions.
 int64_t visible_positions(const KvCache& kv);
 
 inline KvCache::KvCache(const KvShape& shape, int64_t capacity, bool parts)

@@ -12,6 +12,7 @@
 
 namespace stet {
 
+// Changes a KV cache. Holds a reference to it.
 class KvWriter {
  public:
   explicit KvWriter(KvCache& kv) : kv_(kv) {}

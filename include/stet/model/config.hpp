@@ -65,6 +65,7 @@ struct LayerShape {
   int64_t owner;  // the layer whose keys and values are read: this one or an earlier one
 };
 
+// The shape and constants of a model.
 struct STET_API ModelConfig {
   std::string family;        // "gemma3", "llama", ...
   std::string architecture;  // as config.json names it: "Gemma3ForCausalLM"

@@ -11,6 +11,7 @@
 
 namespace stet {
 
+// Base class of all decoders.
 class Decoder : public Model {
  public:
   void forward(Team t, const Pass& p) const override;

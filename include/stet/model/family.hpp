@@ -20,6 +20,7 @@
 
 namespace stet {
 
+// A model family.
 struct Family {
   std::vector<std::string> architectures;  // accepted values of config.json's "architectures"
   // accepted values of "model_type" if "architectures" is absent

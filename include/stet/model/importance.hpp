@@ -16,6 +16,7 @@
 
 namespace stet {
 
+// Accumulates the squares of a model's matrix inputs.
 class STET_API Importance {
  public:
   explicit Importance(ModelConfig config) : config_(std::move(config)) {}

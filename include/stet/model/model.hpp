@@ -28,6 +28,7 @@ namespace stet {
 // depend on how or in which file they are stored (src/checkpoint/fingerprint.hpp).
 using Fingerprints = std::vector<std::pair<std::string, std::string>>;
 
+// The memory of one pass, reused by later passes: scratch memory and activations.
 struct Workspace {
   Scratch scratch;
   std::vector<Memory> memory;

@@ -17,8 +17,12 @@
 
 namespace stet {
 
+// Allocates scratch memory for passes of up to `max_rows` rows on `threads` threads, in a session
+// of `capacity` positions.
 Scratch make_scratch(const ModelConfig& config, size_t max_rows, int threads, int64_t capacity);
 
+// embed() sets each row of x to `scale` times the table's row for its token. linear() computes y =
+// W x, with the bias of `layer` if it has one.
 void embed(Team t, const Pass& p, const Matrix& table, float scale, Rows x);
 void embed_positions(Team t, const Pass& p, const Matrix& table,
                      Rows x);  // x = the row of `table` for each position

@@ -13,6 +13,7 @@
 
 namespace stet {
 
+// The points of the forward pass. point_width() returns the numbers in a row.
 enum class Point : uint8_t {
   embed,           // the initial residual stream, scaled if the family scales it
   pos_embed,       // GPT-2: the position embeddings added to it
@@ -49,6 +50,7 @@ enum class Point : uint8_t {
 };
 constexpr int kPoints = 31;
 
+// Properties of a point.
 struct PointInfo {
   const char* name;  // after "blocks.N." if the point belongs to a layer
   bool of_layer;

@@ -23,6 +23,7 @@ inline auto gate_kernel(const Kernels& k, Gate gate) {
   return gate == Gate::silu ? k.silu_mul : k.gelu_tanh_mul;
 }
 
+// Computes y = W x for many rows.
 void gemm(Team t, const Pass& p, const Matrix& w, Rows x, Rows y);
 // Computes linear_gated() for a matrix whose half is a multiple of kLanes. Gates go no further than
 // the first-level cache.
@@ -45,6 +46,7 @@ inline size_t piece_depth(size_t depth, size_t most, size_t unit) {
 
 inline size_t tiles_of(size_t rows) { return (rows + kTileRows - 1) / kTileRows; }
 
+// A panel of packed weights.
 struct Panel {
   const Matrix* w;
   size_t block, blocks;  // up to kPanelBlocks packed blocks of w, beginning with `block`
@@ -133,6 +135,7 @@ struct Pairs {  // weights used in place
   }
 };
 
+// Weights in blocks of 32, whose inputs are rounded to int8.
 struct Quants {
   using Packed = QuantTile;
   static constexpr size_t kInputs = kQuantBlock, kElements = 1, kUnit = kQuantStrip;

@@ -13,8 +13,8 @@ namespace stet {
 
 class Model;
 
-// A tensor of a model in the form that is multiplied. Tensors that GPT-2 stores transposed are
-// turned, and rows that a family stores in another order are put in the model's order.
+// A tensor of a model in the form that is multiplied. Transposed tensors (GPT-2's) are transposed
+// back, and rows in another order are put in the model's order.
 struct WeightSpec {
   std::string name;       // in the checkpoint
   std::string canonical;  // without the family's prefix

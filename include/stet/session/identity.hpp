@@ -18,6 +18,7 @@
 
 namespace stet {
 
+// The identity of a full block.
 struct BlockIdentity {
   Sha256 id;
   bool replayable = true;  // false: the id is a digest of the bytes instead

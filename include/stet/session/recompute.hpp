@@ -75,7 +75,9 @@ class Recomputer {
   void before_rewind(Target target, int64_t size);
   void before_prune(Target target, int64_t begin, int64_t end, bool shift);
   // Replaces WindowOptions::before_recall; null: none.
-  void set_before_recall(std::function<void(int64_t)> told) { before_recall_ = std::move(told); }
+  void set_before_recall(std::function<void(int64_t)> callback) {
+    before_recall_ = std::move(callback);
+  }
   void tell(int64_t tokens) const {
     if (before_recall_ != nullptr) before_recall_(tokens);
   }

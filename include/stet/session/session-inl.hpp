@@ -92,8 +92,8 @@ inline Session::Session(std::shared_ptr<const Model> model, State state,
   recompute_.set_whole_kv(target());
 }
 
-inline void Session::set_before_recall(std::function<void(int64_t)> told) {
-  recompute_.set_before_recall(std::move(told));
+inline void Session::set_before_recall(std::function<void(int64_t)> callback) {
+  recompute_.set_before_recall(std::move(callback));
   recompute_.set_whole_kv(target());
 }
 

@@ -23,6 +23,7 @@
 
 namespace stet {
 
+// Options of a session.
 struct SessionOptions {
   // In positions. 0 means the model's max_position_embeddings, which is also the maximum.
   int64_t capacity = 0;
@@ -138,7 +139,7 @@ class Session {
     return recompute_.prune_cost(state_, begin, end, shift);
   }
   // Replaces WindowOptions::before_recall.
-  void set_before_recall(std::function<void(int64_t tokens)> told);
+  void set_before_recall(std::function<void(int64_t tokens)> callback);
   // Returns an independent copy of the session, which shares all blocks until one of the two
   // writes.
   Session fork() const;
@@ -243,6 +244,7 @@ struct BatchEntry {
   const Watch* watch = nullptr;
 };
 
+// Options of append() for a batch.
 struct BatchOptions {
   // Called after each layer of each pass, including those that recompute damaged blocks, as a sign
   // of progress. Any computing thread may call it, one at a time. It must not throw.

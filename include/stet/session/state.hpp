@@ -164,6 +164,7 @@ struct StateOrigin {
   bool operator==(const StateOrigin&) const = default;
 };
 
+// The state of a session.
 struct State {
   StateOrigin origin;
   std::vector<int32_t> tokens;  // position i holds tokens[i]

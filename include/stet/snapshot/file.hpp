@@ -100,6 +100,7 @@ struct SnapshotContents {
   }
 };
 
+// A section of a snapshot file.
 struct SnapshotSection {
   std::string name;
   uint64_t offset = 0, size = 0;

@@ -26,6 +26,7 @@ class Snapshot;
 
 STET_API bool have_zlib();  // true if this build can compress
 
+// Options of Snapshot::save().
 struct SaveOptions {
   SnapshotForm form = SnapshotForm::full;
   int compress = 0;                  // zlib level 1 .. 9; 0: uncompressed, can be mapped
@@ -40,6 +41,7 @@ struct SaveOptions {
   unsigned mode = 0600;  // permissions of a new file, less the umask: private by default
 };
 
+// Options of Snapshot::restore() and state().
 struct RestoreOptions {
   // Compute options and, if not 0, a new capacity. The KV type applies only to `replay`.
   SessionOptions session = {};

@@ -19,18 +19,22 @@
 
 namespace stet {
 
-enum class RecordClass { blocks, states };  // can be recomputed; what they are recomputed from
+// The two classes of records. Blocks can be recomputed from states; states cannot.
+enum class RecordClass { blocks, states };
 
+// The bytes of a stored record.
 struct StoredBytes {
   std::span<const std::byte> bytes;             // blocks are 64-byte aligned in memory
   std::shared_ptr<const void> owner;            // keeps the bytes alive
   std::shared_ptr<const MappedFile> mapping{};  // set if the bytes are mapped from a file
 };
+// A record in a listing.
 struct RecordInfo {
   Sha256 name;
   uint64_t bytes = 0;
   int64_t used = 0;  // time of the last write, read or touch, in seconds; 0: unknown
 };
+// A record to be written.
 struct NewRecord {
   Sha256 name;
   std::span<const std::byte> front, payload;

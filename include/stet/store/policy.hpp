@@ -54,6 +54,7 @@ struct FetchPlan {
   double seconds = 0;    // until all are available
 };
 
+// Decides between fetching and computing, from measured costs.
 class FetchPolicy {
  public:
   // Starts with `assumed` costs, which measurements replace.

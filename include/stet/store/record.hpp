@@ -39,6 +39,7 @@
 
 namespace stet {
 
+// The kind of a record.
 enum class RecordKind : uint32_t { block = 1, state = 2, name = 3 };
 const char* record_kind_name(RecordKind kind);  // "block", "state" or "name"
 
@@ -64,6 +65,7 @@ struct StoreKey {
 
 constexpr size_t kRecordFront = 192, kBlockFront = 4096;
 
+// A record without its header.
 struct Record {
   RecordKind kind = RecordKind::block;
   Sha256 name;

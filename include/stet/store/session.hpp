@@ -12,11 +12,13 @@
 
 namespace stet {
 
+// Options of put_session().
 struct StorePutOptions {
   Sha256 parent;                         // place of the state it was made from; zeros: none
   std::string note;                      // one line of text for users
   const Tokenizer* tokenizer = nullptr;  // the session's tokenizer; may be null
 };
+// The result of put_session().
 struct StorePutReport {
   Sha256 place;  // place of the state
   StateDigests digests;
@@ -34,6 +36,7 @@ struct StoreSnapshot {
 // Opens a stored state. Throws what Store::state and Snapshot::parse throw.
 STET_API StoreSnapshot open_snapshot(Store& store, const Sha256& place);
 
+// A report of how a session was restored from a store.
 struct StoreRestoreReport {
   RestoreReport restored;
   size_t fetched = 0, computed = 0;  // full blocks

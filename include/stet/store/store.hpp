@@ -42,6 +42,7 @@ struct StateRecord {
   std::vector<std::byte> snapshot;
 };
 
+// An entry in a name's history.
 struct NameEntry {
   Sha256 state;     // place of the state
   int64_t set = 0;  // seconds since 1970
@@ -64,6 +65,7 @@ enum class FetchChoice { by_costs, always };
 // always.
 enum class StoreEncoding { by_costs, never, always };
 
+// Options of a store.
 struct StoreOptions {
   StoreClock clock = nullptr;  // null: the system's
   int threads = 0;             // for sealing and compressing; 0: all processors
@@ -71,11 +73,13 @@ struct StoreOptions {
   StoreEncoding encoding = StoreEncoding::by_costs;
 };
 
+// Options of Store::gc().
 struct GcOptions {
   int64_t grace = 14 * 24 * 3600;  // seconds without use before removal
   bool dry_run = false;
   std::function<void()> between;  // called between mark and sweep
 };
+// The result of Store::gc().
 struct GcReport {
   uint64_t states = 0, blocks = 0, bytes = 0;  // removed, or to be removed (dry_run)
   uint64_t kept_states = 0, kept_blocks = 0;
@@ -88,6 +92,7 @@ struct StoreTraffic {  // counts since the store was opened
   double read_seconds = 0, write_seconds = 0;
 };
 
+// A store as seen by one process.
 class STET_API Store {
  public:
   Store(std::shared_ptr<StoreBackend> backend, const StoreKey& key,
@@ -173,6 +178,7 @@ class STET_API Store {
   std::set<Sha256> refused_;  // places of blocks to write again
 };
 
+// A lease on states; ends when destroyed.
 class STET_API Store::Lease {
  public:
   Lease() = default;

@@ -21,6 +21,7 @@
 
 namespace stet {
 
+// Numbers begin .. end-1.
 struct Range {
   size_t begin, end;
   size_t size() const { return end - begin; }
