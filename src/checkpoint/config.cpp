@@ -264,6 +264,29 @@ ModelConfig parse_model_config(const std::string& text, const std::string& file)
   return config;
 }
 
+// Lists the settings of transformers' generate() that would draw other tokens, and the keys that a
+// GGUF file's reader noted.
+static std::vector<std::string> ignored_settings(const JsonReader& json) {
+  constexpr std::pair<const char*, double> kNumbers[] = {
+      {"num_beams", 1},      {"no_repeat_ngram_size", 0},
+      {"penalty_alpha", 0},  {"encoder_repetition_penalty", 1},
+      {"epsilon_cutoff", 0}, {"eta_cutoff", 0},
+      {"guidance_scale", 1}, {"diversity_penalty", 0}};
+  std::vector<std::string> ignored;
+  for (const auto& [name, neutral] : kNumbers) {
+    if (json.number_or(name, neutral) != neutral) ignored.push_back(name);
+  }
+  for (const char* const name :
+       {"bad_words_ids", "begin_suppress_tokens", "exponential_decay_length_penalty",
+        "forced_bos_token_id", "forced_eos_token_id", "sequence_bias", "suppress_tokens",
+        "watermarking_config"}) {
+    if (json.has(name)) ignored.push_back(name);
+  }
+  if (const auto notes = json.object("stet"))
+    for (const std::string& key : notes->strings("ignored")) ignored.push_back(key);
+  return ignored;
+}
+
 GenerationConfig parse_generation_config(const std::string& text, const std::string& file,
                                          int64_t vocab_size) {
   const JsonReader json = parse_python_json(text, file);
@@ -277,6 +300,7 @@ GenerationConfig parse_generation_config(const std::string& text, const std::str
   g.min_p = json.number_or("min_p", 0, 0, 1);
   g.typical_p = json.number_or("typical_p", 1, 0, 1);
   g.repetition_penalty = json.number_or("repetition_penalty", 1, 1e-6, 1e6);
+  g.ignored = ignored_settings(json);
   return g;
 }
 

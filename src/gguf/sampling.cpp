@@ -39,6 +39,22 @@ double value_of(const Gguf& keys, const SamplingKey& s) {
   return value;
 }
 
+// Notes the keys of sampling methods that stet does not have (Mirostat, XTC, an order of samplers)
+// where parse_generation_config() finds them. Returns whether there are any.
+bool note_ignored(const Gguf& keys, Json& config) {
+  Json ignored = Json::array();
+  for (const std::string& key : keys.keys("general.sampling.")) {
+    if (std::none_of(std::begin(kKeys), std::end(kKeys),
+                     [&](const SamplingKey& s) { return key == s.key; }))
+      ignored.push_back(key);
+  }
+  if (ignored.empty()) return false;
+  Json& notes = config["stet"];
+  if (!notes.is_object()) notes = Json::object();
+  notes["ignored"] = ignored;
+  return true;
+}
+
 }  // namespace
 
 void add_sampling_keys(const GenerationConfig& g, GgufKeys& keys) {
@@ -55,7 +71,7 @@ void add_sampling_keys(const GenerationConfig& g, GgufKeys& keys) {
 }
 
 bool take_sampling_keys(const Gguf& keys, Json& config) {
-  bool any = false, changed = false;
+  bool any = false, changed = note_ignored(keys, config);
   for (const SamplingKey& s : kKeys) {
     if (!keys.has(s.key)) continue;
     any = true;
@@ -70,7 +86,7 @@ bool take_sampling_keys(const Gguf& keys, Json& config) {
     else  // shortest decimal of the float32, as published
       config[s.field] = Json::parse(fmt::format("{}", static_cast<float>(value)));
   }
-  if (!any) return false;
+  if (!any) return changed;
   const auto temperature = config.find("temperature");
   const Json draws = temperature == config.end() || *temperature != 0;
   if (config.value("do_sample", Json()) == draws) return changed;

@@ -1,4 +1,4 @@
-/* Scoring through the C interface: the log-probabilities of the logits that appending gives. */
+/* Scores through the C interface are the log-probabilities of the logits that appending gives. */
 #include "check.h"
 #include "oracle.h"
 
@@ -21,7 +21,7 @@ static int32_t see(void* context, size_t index, const stet_token_score* tokens, 
   return ++seen->calls == seen->stops_at;
 }
 
-/* Where ids of the whole sequence from `begin` on are scored, each alone. */
+/* Compares the scores of all[begin ..] with the logits of separate sessions, one for each token. */
 static void check_alone(const Seen* seen, size_t index, const int32_t* all, size_t count,
                         size_t begin) {
   CHECK(seen->counts[index] == count - begin);

@@ -34,7 +34,7 @@ static stet_session* restored(const stet_snapshot* snapshot) {
   return session;
 }
 
-/* Every state digest is equal, and the logits of one more token are. */
+/* All state digests are equal, and so are the logits of one more token. */
 static void check_same(stet_session* a, stet_session* b) {
   stet_digests x = digests_of(a), y = digests_of(b);
   CHECK(memcmp(&x, &y, sizeof x) == 0);
@@ -200,7 +200,7 @@ static void damage_is_found_and_healed(void) {
 
   float key[16], *x = key;
   OK(stet_session_get_key(session, 0, 0, 0, x, 16, &error));
-  size_t at = size; /* of the first key in the file: the keys of its dimension 0 lie in a row */
+  size_t at = size; /* of the first key; the keys of its dimension 0 are consecutive */
   for (size_t i = 0; i + 4 <= size && at == size; i += 4096) {
     if (memcmp(bytes + i, key, 4) == 0) at = i;
   }
@@ -224,7 +224,7 @@ static void damage_is_found_and_healed(void) {
   check_same(session, again);
   stet_session_free(again);
 
-  /* Taken as it is, it differs from what its tokens give. */
+  /* Trusted without checks, it differs from the state of its tokens. */
   stet_difference* difference = NULL;
   stet_verify_report proved = {.struct_size = sizeof proved};
   OK(stet_snapshot_verify(snapshot, model, NULL, NULL, &proved, &difference, &error));

@@ -1,5 +1,5 @@
-// Rotary positions of config.json: every place where published configs have them, in transformers'
-// order; and fields that nobody reads, which are refused.
+// Rotary positions in config.json: every place where published configs have them, in transformers'
+// order of precedence. Fields that nothing reads are refused.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -97,7 +97,7 @@ TEST(RopeConfig, ThetaStandsInAnyOfThreePlaces) {
   }
 }
 
-// An empty rope_scaling is none, as in Python.
+// An empty rope_scaling means none, as in Python.
 TEST(RopeConfig, AnEmptyObjectIsNone) {
   const std::vector<Rope> found = ropes("llama31-tiny", [](Json& j) {
     without(j);
@@ -191,8 +191,8 @@ TEST(RopeConfig, PositionsOfTheFirstTraining) {
             256);
 }
 
-// Both numbers divide each other: with the same, nothing is scaled (arXiv 2309.00071 has 0.1 ln s +
-// 1 alone).
+// The two mscale numbers form a ratio: equal numbers scale nothing (arXiv 2309.00071 has only 0.1
+// ln s + 1).
 TEST(RopeConfig, ScalesOfYarn) {
   const auto factor = [](const Json& more) {
     return ropes("llama31-tiny",
@@ -210,7 +210,7 @@ TEST(RopeConfig, ScalesOfYarn) {
   EXPECT_EQ(factor({{"mscale", 1.0}, {"mscale_all_dim", 1.0}, {"attention_factor", 0.5}}), 0.5);
 }
 
-TEST(RopeConfig, FieldsThatNobodyReadsAreRefused) {
+TEST(RopeConfig, UnreadFieldsAreRefused) {
   const auto at = [](const char* object, const char* name, const Json& value) {
     return [=](Json& j) { (*object == '\0' ? j : j[object])[name] = value; };
   };
