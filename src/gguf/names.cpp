@@ -271,7 +271,7 @@ void GgufNames::add_rotary_part(nlohmann::ordered_json& c, const char* field) co
 
 void GgufNames::add_scaling(nlohmann::ordered_json& c) const {
   const std::string scaling = keys_.text(key("rope.scaling.type")).value_or("none");
-  if (scaling == "none" || scaling == "longrope") return;  // longrope has tensors
+  if (scaling == "none" || scaling == "longrope") return;  // longrope's factors are tensors
   if (scaling != "linear" && scaling != "yarn")
     throw Error(ErrorKind::unsupported, keys_.path(), key("rope.scaling.type"),
                 "none, linear or yarn", printable(scaling, 40));

@@ -20,7 +20,7 @@ constexpr uint64_t kEnd = UINT64_MAX;
 
 std::vector<std::byte> encode_kept(const SnapshotContents& contents) {
   RewindLogits kept = contents.kept;
-  kept.truncate(contents.meta.positions - 1);  // LOGITS has the last one
+  kept.truncate(contents.meta.positions - 1);  // LOGITS holds the last row
   if (kept.rows().empty()) return {};
   ByteWriter w;
   put(w, contents.digests.state);

@@ -263,7 +263,7 @@ Pattern Pattern::compile(const std::string& source, const std::string& file,
 Pattern::Finder::Finder(const Pattern& pattern, std::string_view text, TextBudget& budget)
     : pattern_(pattern), text_(text), budget_(budget) {}
 
-bool Pattern::Finder::next_of_regex(Match&) { return false; }  // never called
+bool Pattern::Finder::next_of_regex(Match&) { return false; }  // without PCRE2 there is none
 
 #endif
 

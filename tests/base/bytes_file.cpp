@@ -264,9 +264,8 @@ TEST(AtomicFile, AppearsWhole) {
   file.commit();
   EXPECT_EQ(read_text(dir / "a"), "head" + big + "tail");
   EXPECT_EQ(dir.names(), std::vector<std::string>{"a"});
-  EXPECT_EQ(
-      error_of([&] { file.write(as_bytes("x")); }),
-      "io: " + dir / "a" + ": expected a file open for writing, found one committed or failed");
+  EXPECT_EQ(error_of([&] { file.write(as_bytes("x")); }),
+            "io: " + dir / "a" + ": the file has been committed or has failed before");
 }
 
 TEST(AtomicFile, WithoutCommitLeavesTheOldFile) {
@@ -337,10 +336,10 @@ TEST(AtomicFile, ErrorsNameTheReason) {
   expect({.rename_error = EACCES}, "the finished file cannot be renamed to it: Permission denied");
 
   with({.fsync_error = EIO, .fsyncs_before = 1}, [&] {  // the directory's fsync
-    EXPECT_EQ(error_of(save), "io: " + dir / "a" +
-                                  ": durability: expected its name on the disk (the new file is in "
-                                  "place, whole, but a loss of power may undo that), "
-                                  "found Input/output error");
+    EXPECT_EQ(error_of(save),
+              "io: " + dir / "a" +
+                  ": durability: the new file is in place, but a loss of power may undo "
+                  "that: Input/output error");
   });
   EXPECT_EQ(read_text(dir / "a"), "new");
 }
@@ -358,8 +357,7 @@ TEST(AtomicFile, RefusesAPathThatCannotHoldAFile) {
             "io: " + dir / "a/b" + ": no file can be made in its directory: Not a directory");
   EXPECT_EQ(open(dir.path()),
             "io: " + dir.path() + ": expected a regular file to write, found a directory");
-  EXPECT_EQ(open(dir / ""),
-            "io: " + dir / "" + ": expected the name of a file, found the name of a directory");
+  EXPECT_EQ(open(dir / ""), "io: " + dir / "" + ": this is the name of a directory; name a file");
   EXPECT_EQ(open("/dev/null"),
             "io: /dev/null: expected a regular file to write, found a device or pipe");
   EXPECT_EQ(open("/proc/x"),

@@ -182,8 +182,8 @@ TEST_F(Metadata, UnreadValuesMayBeAnything) {
             "format: " + path_ + ": x.deep: expected arrays of at most 16 levels, found more");
   put({}, le(1, 8) + "x" + le(9, 4) + le(4, 4) + le(uint64_t{1} << 62, 8), 1);
   EXPECT_EQ(error().find("format: " + path_ +
-                         ": x: expected 4611686018427387904 elements of 4 bytes (the download "
-                         "stopped: fetch it again), found "),
+                         ": x: expected 4611686018427387904 elements of 4 bytes (the file is "
+                         "truncated: download it again), found "),
             0u)
       << error();
 }

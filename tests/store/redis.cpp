@@ -180,7 +180,7 @@ struct Arriving {
   bool receive(size_t n, std::span<const std::byte> value) {
     const auto to = record.place(n, value.size(), value.first(std::min(value.size(), kRedisHead)));
     std::ranges::copy(value.first(to.size()), to.begin());
-    record.placed(n);
+    record.set_received(n);
     return !to.empty();
   }
   bool receive(size_t n) { return receive(n, chunk(n)); }
@@ -206,7 +206,7 @@ TEST(RedisRecord, IsCompleteWithItsLastChunk) {
   EXPECT_TRUE(a.record.is_missing(1));
   EXPECT_TRUE(a.receive(1));
   EXPECT_TRUE(a.is_whole());
-  a.record.gone(1);
+  a.record.set_missing(1);
   a.record.end();
   EXPECT_EQ(a.taken, 1);
   Arriving one(100);
@@ -231,7 +231,7 @@ TEST(RedisRecord, MoreChunksThanItHasAreNothing) {
   Arriving a(kThreeChunks);
   EXPECT_TRUE(a.receive(0));
   EXPECT_FALSE(a.receive(3, std::vector<std::byte>(10)));
-  a.record.gone(4);
+  a.record.set_missing(4);
   EXPECT_EQ(a.taken, 0);
   EXPECT_TRUE(a.receive(1) && a.receive(2) && a.is_whole());
 }
@@ -240,7 +240,7 @@ TEST(RedisRecord, WithAMissingChunkIsMissing) {
   for (const size_t n : {size_t{0}, size_t{2}}) {
     Arriving a(kThreeChunks);
     for (size_t i = 0; i < n; ++i) EXPECT_TRUE(a.receive(i));
-    a.record.gone(n);
+    a.record.set_missing(n);
     EXPECT_EQ(a.taken, 1);
     EXPECT_FALSE(a.found.has_value());
   }
