@@ -97,22 +97,37 @@ class Place:
         os.symlink(sys.executable, os.path.join(programs, "python3"))
         for name in ("assets", "examples"):
             os.symlink(os.path.join(ROOT, name), os.path.join(scratch, name))
-        self.environment = {**os.environ, "STET_LIBRARY": LIBRARY, "PYTHONPATH": os.path.join(ROOT, "python"), "MPLBACKEND": "Agg",
-                            "PATH": programs + os.pathsep + os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+        self.environment = {
+            **os.environ, "STET_LIBRARY": LIBRARY, "PYTHONPATH": os.path.join(ROOT, "python"), "MPLBACKEND": "Agg",
+            "PATH": programs + os.pathsep + os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"
+        }
 
     def run(self, command):
         """Runs a command. Returns None, or a description of the failure."""
-        done = subprocess.run(command, cwd=self.scratch, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True,
-                              text=True, timeout=300, check=False)
-        return None if done.returncode == 0 else f"status {done.returncode}: {(done.stderr or done.stdout).strip()[-600:]}"
+        done = subprocess.run(
+            command,
+            cwd=self.scratch,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return (
+            None
+            if done.returncode == 0
+            else f"status {done.returncode}: {(done.stderr or done.stdout).strip()[-600:]}"
+        )
 
     def shell(self, command):
         return self.run(["bash", "-euc", command])
 
     def python(self, text):
         if self.interpreter is None:
-            self.interpreter = subprocess.Popen([sys.executable, "-c", INTERPRETER], cwd=self.scratch, env=self.environment,
-                                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self.interpreter = subprocess.Popen([sys.executable, "-c", INTERPRETER], cwd=self.scratch,
+                                                env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                                text=True)
         print(json.dumps(text), file=self.interpreter.stdin, flush=True)
         return json.loads(self.interpreter.stdout.readline() or '"the interpreter has ended"')
 
