@@ -200,8 +200,7 @@ static void damage_is_found_and_healed(void) {
 
   float key[16], *x = key;
   OK(stet_session_get_key(session, 0, 0, 0, x, 16, &error));
-  size_t at =
-      size; /* of the first key; the keys of its dimension 0 are consecutive */
+  size_t at = size; /* of the first key; its dimension 0 is contiguous */
   for (size_t i = 0; i + 4 <= size && at == size; i += 4096) {
     if (memcmp(bytes + i, key, 4) == 0) at = i;
   }
