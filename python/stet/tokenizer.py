@@ -36,14 +36,22 @@ def c_text(data: bytes) -> CText:
 
 class Tokenizer(Shared):
     """The tokenizer of a checkpoint directory or a .gguf file, immutable. Copying returns the
-    same tokenizer."""
+    same tokenizer.
+
+    `pre` names a pre-tokenizer ("llama-bpe") for a .gguf file whose tokenizer.ggml.pre is
+    missing, wrong or unknown to stet.
+    """
 
     _free = "stet_tokenizer_free"
     _instead = "; load its checkpoint there"
 
-    def __init__(self, directory: arguments.Path) -> None:
+    def __init__(self, directory: arguments.Path, pre: Optional[str] = None) -> None:
         super().__init__()
-        call("stet_tokenizer_load", arguments.path(directory, "directory"), c.byref(self._at))
+        path = arguments.path(directory, "directory")
+        if pre is None:
+            call("stet_tokenizer_load", path, c.byref(self._at))
+        else:
+            call("stet_tokenizer_load_pre", path, arguments.word(pre, "pre"), c.byref(self._at))
         self._from = str(directory)
 
     @classmethod

@@ -164,7 +164,7 @@ static void messages_are_edited(void) {
 
   int64_t done = 0;
   FAILS(stet_chat_prompt(chat, messages, 3, refuse, &done, &report, &error), STET_ERROR_CANCELED,
-        "callback: expected 0, to go on, found another value");
+        "callback: the caller cancelled the call: its callback did not return 0");
   CHECK(done == plan.added);
   stet_digests now = digests_of(chat);
   CHECK(memcmp(&before, &now, sizeof now) == 0 && count_of(chat) == 2);

@@ -186,7 +186,7 @@ static void a_reply_may_be_cut_anywhere(void) {
 
   options.on_text = throwing_text;
   FAILS(stet_session_generate(session, tokenizer, &options, &reply, &error), STET_ERROR_INTERNAL,
-        "exception: expected none but of stet, found no more");
+        "exception: unexpected: no more");
   CHECK(reply == NULL);
   stet_session_info info = {.struct_size = sizeof info};
   OK(stet_session_get_info(session, &info, &error));
@@ -430,8 +430,7 @@ static void a_batch_replies_as_each_would_alone(void) {
   }
   entries[1] = entries[0];
   FAILS(stet_batch_generate(entries, 2, tokenizer, NULL, 0, NULL, replies, &error),
-        STET_ERROR_ARGUMENT,
-        "batch[1]: session: expected one that stands once, found one that stands twice");
+        STET_ERROR_ARGUMENT, "batch[1]: session: expected each session once, found one twice");
   CHECK(replies[0] == NULL && replies[1] == NULL);
   FAILS(stet_batch_generate(entries, 2, tokenizer, points, 2, NULL, replies, &error),
         STET_ERROR_ARGUMENT, "captures: expected not NULL, found NULL");
@@ -454,7 +453,8 @@ static void a_prompt_says_how_far_it_has_come(void) {
   stet_session* session = NULL;
   OK(stet_session_new(model, &one, &session, &error));
   FAILS(stet_session_append_prompt_watched(session, ids, 4, end_at_two, &done, &error),
-        STET_ERROR_CANCELED, "callback: expected 0, to go on, found another value");
+        STET_ERROR_CANCELED,
+        "callback: the caller cancelled the call: its callback did not return 0");
   stet_session_info info = {.struct_size = sizeof info};
   OK(stet_session_get_info(session, &info, &error));
   CHECK(done == 2 && info.size == 0 && info.turns == 0);

@@ -236,21 +236,21 @@ static void a_thread_can_end_what_it_waits_for(void) {
   OK(stet_session_append(plain, ids + 40, 1, &error));
   answer = 1;
   FAILS(stet_session_append(session, ids + 41, 20, &error), STET_ERROR_CANCELED,
-        "interrupt: expected 0, to go on, found another value");
+        "interrupt: the caller cancelled the call: its interrupt function did not return 0");
   CHECK(info_of(session).size == 41);
   stet_reply* reply = NULL;
   FAILS(stet_session_generate(session, NULL, NULL, &reply, &error), STET_ERROR_CANCELED,
-        "interrupt: expected 0, to go on, found another value");
+        "interrupt: the caller cancelled the call: its interrupt function did not return 0");
   CHECK(reply == NULL && info_of(session).size == 41);
   const stet_batch_entry entries[] = {{session, ids + 41, 20}, {plain, ids + 41, 20}};
   FAILS(stet_batch_append(entries, 2, &error), STET_ERROR_CANCELED,
-        "interrupt: expected 0, to go on, found another value");
+        "interrupt: the caller cancelled the call: its interrupt function did not return 0");
   const stet_intervention change = {.struct_size = sizeof change,
                                     .point = "blocks.3.hook_resid_mid",
                                     .op = STET_SCALE,
                                     .end = 60};
   FAILS(stet_trace_run(trace, &change, 1, see_trace, traced, &error), STET_ERROR_CANCELED,
-        "interrupt: expected 0, to go on, found another value");
+        "interrupt: the caller cancelled the call: its interrupt function did not return 0");
   stet_set_interrupt(NULL, NULL);
   check_same_logits(session, plain, 1);
   OK(stet_batch_append(entries, 2, &error));

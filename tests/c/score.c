@@ -65,7 +65,7 @@ static void requests_are_scored(void) {
   check_alone(&seen, 0, ids, 30, 20);
   Seen stopped = {.calls = 0, .stops_at = 1};
   FAILS_WITH(stet_session_score(empty, requests, kRequests, NULL, see, &stopped, &error),
-             STET_ERROR_CANCELED, "found another value");
+             STET_ERROR_CANCELED, "its callback did not return 0");
   CHECK(stopped.calls == 1);
   stet_session_free(before);
   stet_session_free(empty);

@@ -107,11 +107,11 @@ static void how_to_compute_changes_no_bit(void) {
   stet_session* session = new_session(NULL);
   stet_session_options wrong = {.struct_size = sizeof wrong, .capacity = 3};
   FAILS(stet_session_set_compute(session, &wrong, &error), STET_ERROR_ARGUMENT,
-        "capacity: expected 0: it stays, found 3");
+        "capacity: expected 0, since it cannot change, found 3");
   wrong.capacity = 0;
   wrong.kv_type = STET_KV_F16;
   FAILS(stet_session_set_compute(session, &wrong, &error), STET_ERROR_ARGUMENT,
-        "kv_type: expected 0: it stays, found 3");
+        "kv_type: expected 0, since it cannot change, found 3");
   stet_session_free(session);
 }
 
@@ -311,13 +311,13 @@ static void an_append_is_watched(void) {
   seen.positions = 60;
   seen.stop_at = 100;
   FAILS(stet_session_append_watched(session, ids + 60, 90, &watch, &error), STET_ERROR_CANCELED,
-        "callback: expected 0, to go on, found another value");
+        "callback: the caller cancelled the call: its callback did not return 0");
   CHECK(info_of(session).size == 60);
   check_logits(session, 60);
 
   const stet_watch throwing = {.struct_size = sizeof throwing, .on_progress = throwing_progress};
   FAILS(stet_session_append_watched(session, ids + 60, 9, &throwing, &error), STET_ERROR_INTERNAL,
-        "exception: expected none but of stet, found one of another type");
+        "exception: unexpected, of a type that is not std::exception");
   CHECK(info_of(session).size == 60);
   OK(stet_session_append_watched(session, ids + 60, 9, NULL, &error));
   check_logits(session, 69);

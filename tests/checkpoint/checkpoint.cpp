@@ -114,8 +114,8 @@ TEST(Checkpoint, NamesMissingTensors) {
   EXPECT_EQ(opening(dir / "file"),
             "io: " + dir / "file" + ": expected a checkpoint directory, found a file");
   write_index(dir, R"({"a":"model-1.safetensors"})");
-  EXPECT_EQ(opening(dir.path()), "io: " + dir / "model-1.safetensors" +
-                                     ": expected a readable file, found No such file or directory");
+  EXPECT_EQ(opening(dir.path()),
+            "io: " + dir / "model-1.safetensors" + ": cannot be read: No such file or directory");
   write_tensors(dir / "model-1.safetensors", {{"b", DType::f32, {1}}});
   EXPECT_EQ(opening(dir.path()),
             "format: " + dir / "model-1.safetensors" +
@@ -168,8 +168,7 @@ TEST(Checkpoint, AnIndexNamesFilesOfItsDirectoryOnly) {
   write_index(dir, R"({"a":"b\\a.safetensors"})");
   EXPECT_EQ(opening(dir.path()), prefix + "\"b\\\\a.safetensors\"");
   write_index(dir, R"({"a":"sub"})");
-  EXPECT_EQ(opening(dir.path()),
-            "io: " + dir / "sub" + ": expected a readable file, found Is a directory");
+  EXPECT_EQ(opening(dir.path()), "io: " + dir / "sub" + ": cannot be read: Is a directory");
   write_index(dir, R"({"a":"a.safetensors"})");
   EXPECT_EQ(opening(dir.path()), "no error");
 }

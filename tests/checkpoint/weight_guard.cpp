@@ -148,7 +148,7 @@ TEST(Loading, AFileWrittenToMeanwhileIsAnError) {
   fs::copy(data_path("models/llama31-tiny"), scratch / "m");
   EXPECT_EQ(error_of([&] { Model::load(std::make_shared<const Restless>(scratch / "m")); }),
             "io: " + scratch / "m/model.safetensors" +
-                ": expected the file as it was opened, found one written to since");
+                ": the file changed while it was in use: it was written to");
 }
 
 }  // namespace

@@ -77,6 +77,20 @@ TEST_F(Metadata, SamplingOfLlamaCpp) {
   EXPECT_EQ(g.repetition_penalty, 1.1);
 }
 
+TEST_F(Metadata, SamplingThatStetDoesNotHaveIsNamed) {
+  GgufKeys keys;
+  keys.i32("general.sampling.mirostat", 2);
+  put(keys);
+  EXPECT_EQ(generation().ignored, std::vector<std::string>{"general.sampling.mirostat"});
+  EXPECT_FALSE(generation().sample);
+  keys.f32("general.sampling.xtc_probability", 0.5);
+  keys.f32("general.sampling.temp", 0.7);
+  put(keys);
+  EXPECT_EQ(generation().ignored, (std::vector<std::string>{"general.sampling.mirostat",
+                                                            "general.sampling.xtc_probability"}));
+  EXPECT_TRUE(generation().sample);
+}
+
 // llama.cpp decodes greedily at a temperature of 0 or less, and considers all tokens if top_k is
 // below 1.
 TEST_F(Metadata, SamplingThatIsNone) {
@@ -218,16 +232,18 @@ TEST_F(Metadata, DownloadsThatStopped) {
     write_file(path_, whole_.substr(0, size));
     return error();
   };
-  const std::string half = cut(whole_.size() / 2), start = "format: " + path_ + ": expected ",
-                    end = ", as its header says (the download stopped: fetch it again), found " +
-                          size_text(whole_.size() / 2);
+  const std::string half = cut(whole_.size() / 2),
+                    start = "format: " + path_ + ": the file is truncated: it has " +
+                            size_text(whole_.size() / 2) + " of the ",
+                    end = " that its header promises; download it again";
   ASSERT_TRUE(half.starts_with(start) && half.ends_with(end)) << half;
   const std::string promised = half.substr(start.size(), half.size() - start.size() - end.size());
   // The last tensor may be followed by padding.
   EXPECT_TRUE(promised == size_text(whole_.size()) || promised == size_text(whole_.size() - 31))
       << promised;
   EXPECT_EQ(cut(100).find("format: " + path_ + ": "), 0u);
-  EXPECT_NE(cut(100).find("(the download stopped: fetch it again)"), std::string::npos) << cut(100);
+  EXPECT_NE(cut(100).find("(the file is truncated: download it again)"), std::string::npos)
+      << cut(100);
 }
 
 }  // namespace

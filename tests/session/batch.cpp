@@ -234,13 +234,13 @@ TEST_F(FailingBatch, WrongEntries) {
                "batch[1]: ids[1]: expected a token id in 0.." +
                    std::to_string(m->config().vocab_size - 1) + ", found " + vocab);
   expect_error({{&a, some}, {&b, one}, {&a, one}}, argument,
-               "batch[2]: session: expected one that stands once, found one that stands twice");
+               "batch[2]: session: expected each session once, found one twice");
   expect_error({{&a, some}, {nullptr, one}}, argument,
                "batch[1]: session: expected a session, found null");
   expect_error({{&a, some}, {&b, {}}}, argument,
                "batch[1]: ids: expected at least one token, found none");
   expect_error({{&a, some}, {&other, one}}, argument,
-               "batch[1]: model: expected that of the first session, found another");
+               "batch[1]: model: expected the model of the first session, found another model");
   expect_error({{&a, some}, {&bf16, one}}, argument,
                "batch[1]: contract: expected f32, as of the first session, found bf16");
   expect_error({{&a, one}, {&full, some}}, ErrorKind::capacity,

@@ -97,8 +97,8 @@ TEST_F(Edits, AreKeptInSnapshotsAndCannotBeReplayed) {
   EXPECT_EQ(
       error_of([&] { Snapshot::save(mapped, scratch / "r.stet", {.form = SnapshotForm::recipe}); }),
       "argument: " + scratch / "r.stet" +
-          ": form: expected full or delta (its tokens do not give this state: the key of "
-          "position 3, layer 1, head 0 was set), found recipe");
+          ": form: the state cannot be saved as a recipe, since its tokens do not give it: the key "
+          "of position 3, layer 1, head 0 was set");
   EXPECT_EQ(first_difference(s.state(), mapped.state())->what, "edits");
 }
 
@@ -254,7 +254,7 @@ TEST_F(Edits, RangesOutsideOfTheStateAreRefused) {
     t.zero_kv({{1, 1}, {}, 0, -1, true, true});
   });
   refused("heads: expected 0..", [](Session& t) { t.zero_kv({{}, {7}, 0, -1, true, true}); });
-  refused("positions: expected some of 0..99, found 5..100", [](Session& t) {
+  refused("positions: expected positions in 0..99, found 5..100", [](Session& t) {
     t.zero_kv({{}, {}, 5, 101, true, true});
   });
   refused("keys, values or both", [](Session& t) { t.zero_kv({{}, {}, 0, -1, false, false}); });

@@ -336,8 +336,8 @@ TEST_F(Identity, BlocksComputedByBlasAreIdentifiedByBytes) {
   EXPECT_EQ(replay_limit(s.state())->position, 0);
   EXPECT_EQ(error_of([&] { Snapshot::save(s, file, {.form = SnapshotForm::recipe}); }),
             "argument: " + file +
-                ": form: expected full or delta (its tokens do not give this state: OpenBLAS "
-                "computed it (contract f32-blas)), found recipe");
+                ": form: the state cannot be saved as a recipe, since its tokens do not give it: "
+                "OpenBLAS computed it (contract f32-blas)");
   Snapshot::save(s, file);
   EXPECT_EQ(Snapshot::open(file).block_identities(), names(s));
   Snapshot::open(file).check(1);

@@ -117,9 +117,9 @@ TEST_P(Window, RefusedCallsChangeNothing) {
   Session s(m, o), straight = whole(508);
   s.append(ids);
   EXPECT_EQ(error_of([&] { s.rewind(200); }),
-            "argument: window-only: expected what its windows hold, or leave to process 256 tokens "
-            "again, found block " +
-                std::to_string(std::max<int64_t>(0, 200 - window) / 64) + ", which was let go");
+            "argument: window-only: expected positions whose windows are held, or permission to "
+            "process 256 tokens again, found block " +
+                std::to_string(std::max<int64_t>(0, 200 - window) / 64) + ", which was dropped");
   ASSERT_TRUE(same(s, straight));
   EXPECT_EQ(s.rewind_cost(500), 0);
   s.rewind(500);
@@ -308,10 +308,9 @@ INSTANTIATE_TEST_SUITE_P(Models, Window,
 TEST(WindowOptions, AreRefusedWhereTheyMeanNothing) {
   const auto llama = model(data_path("models/llama31-tiny")),
              gemma = model(data_path("models/gemma3-tiny"));
-  EXPECT_EQ(
-      error_of([&] { Session(llama, windowed()); }),
-      "unsupported: window-only: expected a model of which some layers have a sliding window, "
-      "found family llama");
+  EXPECT_EQ(error_of([&] { Session(llama, windowed()); }),
+            "unsupported: window-only: expected a model with sliding-window layers, "
+            "found family llama");
   EXPECT_EQ(error_of([&] { Session(gemma, windowed(100)); }),
             "argument: checkpoint-every: expected 0, or at least 272 positions for a window of 8, "
             "found 100");

@@ -126,8 +126,7 @@ TEST_F(DeltaChains, ADeltaIsNotWrittenOverItsParents) {
       {scratch / "hard.stet", name(0)}};
   for (const auto& [path, file] : needed) {
     const std::string refused =
-        "argument: " + path + ": expected a file that the delta does not need, found its parent " +
-        file;
+        "argument: " + path + ": the delta needs its parent " + file + "; save to another file";
     EXPECT_EQ(error_of([&, &path = path] { Snapshot::save(s, path, delta); }), refused);
     EXPECT_EQ(error_of([&, &path = path] { Snapshot::save(s.state(), parent, path, delta); }),
               refused);

@@ -288,8 +288,8 @@ TEST_F(HostileFiles, AParentIsLookedForAmongFilesOfTheSameOwnerAlone) {
   fs::create_symlink("/dev/zero", scratch / "zero.stet");
   fs::rename(file, moved);
   EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(delta); }), kNoError);
-  const std::string none = "io: " + delta + ": parent: expected a snapshot of state " +
-                           parent.state_name() + " beside it, or by --parent, found none";
+  const std::string none = "io: " + delta + ": parent: the delta needs the snapshot of state " +
+                           parent.state_name() + ", which is not beside it; name it with --parent";
   if (::chown(moved.c_str(), 65534, 65534) == 0) {  // only root may give files away
     EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(delta); }), none);
     EXPECT_EQ(error_of([&] { Snapshot::open_with_parents(delta, moved); }), kNoError);

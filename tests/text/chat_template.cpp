@@ -161,7 +161,7 @@ TEST(Template, AnInvalidConversationIsAnError) {
   EXPECT_EQ(error(ordered_json::array(), {{"messages", 1}}),
             "variables: expected names beside messages and add_generation_prompt, found messages");
   EXPECT_EQ(message_of([] { ChatTemplate{*tokenizer_with(ordered_json::object())}; }),
-            "chat_template: expected a tokenizer with a chat template, found one without");
+            "chat_template: the tokenizer has no chat template");
   EXPECT_EQ(message_of([] {
               ChatTemplate{*tokenizer_with({{"chat_template", "\n{{"}})};
             }),

@@ -460,12 +460,13 @@ TEST(TokenizerJson, WithoutPcre2OtherPatternsAreRefused) {
   json document = json::parse(read_text(kLlama + "/tokenizer.json"));
   document["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "[a-z]+";
   EXPECT_EQ(message_of([&] { from_json(document); }),
-            "tokenizer.json: pre_tokenizer.pretokenizers[0].pattern.Regex: expected a pattern of "
-            "GPT-2, Llama 3 or Qwen: this build has no PCRE2 for others, found [a-z]+");
+            "tokenizer.json: pre_tokenizer.pretokenizers[0].pattern.Regex: only the patterns of "
+            "GPT-2, Llama 3 and Qwen are known: this stet was built without PCRE2, which [a-z]+ "
+            "needs");
   const std::string error = error_with({{"pre_tokenizer", {{"type", "Whitespace"}}}});
   EXPECT_TRUE(
-      error.starts_with("tokenizer.json: pre_tokenizer.type: expected a pattern of GPT-2, Llama 3 "
-                        "or Qwen: this build has no PCRE2 for others, found ["))
+      error.starts_with("tokenizer.json: pre_tokenizer.type: only the patterns of GPT-2, Llama 3 "
+                        "and Qwen are known: this stet was built without PCRE2, which ["))
       << error;
 }
 
