@@ -19,7 +19,10 @@ import numpy as np
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path += [os.path.join(ROOT, "python"), os.path.join(ROOT, "tests")]
-TYPES = ["BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS", "Q3_K_M", "Q2_K"]
+TYPES = [
+    "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_1", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS",
+    "Q3_K_M", "Q2_K"
+]
 PURE = ("IQ4_NL", "IQ4_XS")  # ik_llama.cpp otherwise mixes these with types of its own
 POCKETS = ["pocket-gemma3", "pocket-llama3"]
 
@@ -35,7 +38,9 @@ def built(ik, scratch):
     with open(os.path.join(ik, "CMakeCache.txt")) as file:
         tree = next(line.split("=", 1)[1].strip() for line in file if line.startswith("CMAKE_HOME_DIRECTORY"))
     library, program = os.path.join(ik, "ggml/src/libggml.so"), os.path.join(scratch, "ik_widen")
-    run(os.environ.get("CXX", "c++"), "-std=c++17", "-O2", "-I", os.path.join(tree, "ggml/include"), os.path.join(ROOT, "bench/peers/ik_widen.cpp"), library, "-Wl,-rpath," + os.path.dirname(library), "-o", program)
+    run(os.environ.get("CXX", "c++"), "-std=c++17", "-O2", "-I", os.path.join(tree, "ggml/include"),
+        os.path.join(ROOT, "bench/peers/ik_widen.cpp"), library, "-Wl,-rpath," + os.path.dirname(library), "-o",
+        program)
     return program
 
 
@@ -93,15 +98,21 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         widen = built(o.ik, scratch)
         for pocket in o.model or POCKETS:
-            with open(os.path.join(ROOT, "tests/data/pocket", pocket.replace("pocket", "golden"), "conversations.json")) as file:
+            with open(
+                    os.path.join(ROOT, "tests/data/pocket", pocket.replace("pocket", "golden"),
+                                 "conversations.json")) as file:
                 conversations = json.load(file)
             whole, gguf = (os.path.join(scratch, name) for name in ("whole.gguf", "typed.gguf"))
             run(command, "convert-model", os.path.join(ROOT, "assets", pocket), "-o", whole)
             for kind in o.type or TYPES:
-                run(os.path.join(o.ik, "bin/llama-quantize"), *(["--pure"] if kind in PURE else []), whole, gguf, kind, "2")
+                run(os.path.join(o.ik, "bin/llama-quantize"), *(["--pure"] if kind in PURE else []), whole, gguf,
+                    kind, "2")
                 wrong, all_ = differing(command, widen, gguf, scratch)
                 same, nll = text_of(stet, gguf, conversations)
-                print("| %s | %s | %.2f | %d of %d | %d of %d | %.4f |" % (pocket, kind, os.path.getsize(gguf) / 1e6, wrong, all_, same, len(conversations), nll), flush=True)
+                print(
+                    "| %s | %s | %.2f | %d of %d | %d of %d | %.4f |" %
+                    (pocket, kind, os.path.getsize(gguf) / 1e6, wrong, all_, same, len(conversations), nll),
+                    flush=True)
 
 
 main()

@@ -10,7 +10,8 @@ def serve(whole):
     for line in sys.stdin:
         question = json.loads(line)
         logits = whole(question["ids"], question["cuts"], question)
-        print(json.dumps({"unsupported": True} if logits is None else {"logits": [float(x) for x in logits]}), flush=True)
+        print(json.dumps({"unsupported": True} if logits is None else {"logits": [float(x) for x in logits]}),
+              flush=True)
 
 
 def pieces(ids, cuts):

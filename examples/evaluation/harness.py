@@ -85,12 +85,20 @@ class StetLM(LM):
     def row(self, context, settings):
         until = settings.get("until") or []
         most = int(settings.get("max_gen_toks", self.max_gen_toks))
-        temperature = float(settings.get("temperature", 0)) if settings.get("do_sample", "temperature" in settings) else 0
-        sampling = stet.Sampling(greedy=temperature == 0, temperature=temperature or 1, top_p=settings.get("top_p", 1.0), top_k=settings.get("top_k", 0))
+        temperature = (
+            float(settings.get("temperature", 0)) if settings.get("do_sample", "temperature" in settings) else 0
+        )
+        sampling = stet.Sampling(
+            greedy=temperature == 0,
+            temperature=temperature or 1,
+            top_p=settings.get("top_p", 1.0),
+            top_k=settings.get("top_k", 0),
+        )
         session = self.model.session(capacity=self.max_length, **self.session)
         session.use_recommended()  # sets its stop ids
         prompt = self.tokenizer.encode(context)[-max(1, self.max_length - most):]
-        return stet.Row(session, prompt, most, sampling=sampling, stop_strings=[until] if isinstance(until, str) else list(until))
+        return stet.Row(session, prompt, most, sampling=sampling,
+                        stop_strings=[until] if isinstance(until, str) else list(until))
 
 
 if __name__ == "__main__":
@@ -104,5 +112,6 @@ if __name__ == "__main__":
     options.add_argument("--limit", type=float)
     options.add_argument("--batch-size", type=int, default=16)
     chosen = options.parse_args()
-    results = lm_eval.simple_evaluate(StetLM(chosen.checkpoint, chosen.batch_size), tasks=chosen.tasks.split(","), limit=chosen.limit)
+    results = lm_eval.simple_evaluate(StetLM(chosen.checkpoint, chosen.batch_size), tasks=chosen.tasks.split(","),
+                                      limit=chosen.limit)
     print(lm_eval.utils.make_table(results) if results else "", file=sys.stdout)
