@@ -115,7 +115,7 @@ TEST(HelpCommand, ZshTakesItsScript) {
   EXPECT_TRUE(script.starts_with("#compdef stet\n"));
   for (const std::string& name : subcommands())
     EXPECT_NE(script.find("    '" + name + ":"), std::string::npos) << name;
-  EXPECT_NE(script.find("'--kv[keys and values are kept as f32 (default), bf16, f16 or "
+  EXPECT_NE(script.find("'--kv[type of cached keys and values\\: f32 (default), bf16, f16 or "
                         "q8]:TYPE:(f32 bf16 f16 q8)'"),
             std::string::npos);
   write_file(scratch / "_stet", script);

@@ -292,7 +292,7 @@ void run_snapshot(BenchCommand& o, const SessionOptions& options) {
   for (const int64_t n : o.lengths) {
     if (n + 64 <= model->config().max_positions) lengths.push_back(n);
   }
-  if (lengths.empty()) usage_error("--lengths", "one below the model's context", "none");
+  if (lengths.empty()) usage_error("--lengths needs a length below the model's context");
   const std::string directory =
       o.directory.empty() ? std::filesystem::temp_directory_path().string() : o.directory;
   const Json rows = snapshot_figures(model, options, lengths, o.repeat, directory);
@@ -332,37 +332,36 @@ void run(BenchCommand& o) {
 
 void add_bench(Command& app) {
   const auto o = std::make_shared<BenchCommand>();
-  Command* sub = app.add_subcommand("bench", "Speed of this machine and of stet on it.");
-  Option* alone = sub->add_flag("--machine", o->machine, "measure the machine alone");
-  Option* snapshot =
-      sub->add_flag("--snapshot", o->snapshot,
-                    "measure saving, restoring and forking, each beside its yardstick")
-          ->excludes(alone);
+  Command* sub =
+      app.add_subcommand("bench", "Measure the speed of this machine and of stet on it.");
+  Option* alone = sub->add_flag("--machine", o->machine, "measure only the machine");
+  Option* snapshot = sub->add_flag("--snapshot", o->snapshot,
+                                   "measure saving, restoring and forking, each beside its limit")
+                         ->excludes(alone);
   Option* turns = sub->add_flag(
       "--turns", o->turns,
-      "prefill and decode when standard input says so, for measuring in turn with another program");
+      "prefill and decode at commands of standard input, to measure in turn with another program");
   turns->excludes(alone)->excludes(snapshot);
   const auto of_model = [&](Option* option) { return option->excludes(alone)->excludes(snapshot); };
-  of_model(sub->add_option("-p,--prompt-tokens", o->prompt, "tokens of the prefill"))
+  of_model(sub->add_option("-p,--prompt-tokens", o->prompt, "tokens to prefill"))
       ->show_default()
       ->type_name("N")
       ->check(integer(1, 1 << 20));
-  of_model(sub->add_option("-n,--decode-tokens", o->decode, "tokens decoded after it"))
+  of_model(sub->add_option("-n,--decode-tokens", o->decode, "tokens to decode after the prefill"))
       ->show_default()
       ->type_name("N")
       ->check(integer(1, 1 << 20))
       ->excludes(turns);
-  of_model(
-      sub->add_option("--batch", o->batch, "also decode in so many sessions at once, beside one"))
+  of_model(sub->add_option("--batch", o->batch, "also decode in this many sessions at once"))
       ->delimiter(',')
       ->type_name("N,N")
       ->check(integer(1, 256))
       ->excludes(turns);
-  sub->add_option("--repeat", o->repeat, "runs; medians are printed")
+  sub->add_option("--repeat", o->repeat, "number of runs; medians are printed")
       ->show_default()
       ->type_name("N")
       ->check(integer(1, 1000));
-  sub->add_flag("--no-probes", o->without_probes, "measure the model alone")
+  sub->add_flag("--no-probes", o->without_probes, "measure only the model")
       ->excludes(alone)
       ->excludes(snapshot);
   sub->add_option("--lengths", o->lengths,

@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
 
 #include "stet/base/error.hpp"
 #include "stet/base/memory.hpp"
@@ -52,18 +54,21 @@ Session made_up(const std::shared_ptr<const Model>& model, const SessionOptions&
 
 void plain_write(const std::string& path, std::span<const std::byte> bytes) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (fd < 0) throw Error(ErrorKind::io, path, "", "a writable file", "none");
+  if (fd < 0)
+    throw Error(ErrorKind::io, path, "", "a writable file", std::generic_category().message(errno));
   while (!bytes.empty()) {
     const ssize_t n = ::write(fd, bytes.data(), std::min<size_t>(bytes.size(), 8 << 20));
     if (n <= 0) {
       ::close(fd);
-      throw Error(ErrorKind::io, path, "", "to write the file", "a failure");
+      throw Error(ErrorKind::io, path, "", "to write the file",
+                  std::generic_category().message(errno));
     }
     bytes = bytes.subspan(static_cast<size_t>(n));
   }
   const bool good = ::fsync(fd) == 0;
   if (::close(fd) != 0 || !good)
-    throw Error(ErrorKind::io, path, "", "its bytes to reach the disk", "a failure");
+    throw Error(ErrorKind::io, path, "", "its bytes to reach the disk",
+                std::generic_category().message(errno));
 }
 
 // Maps a file and copies it into new memory of the kind that sessions take: the least that a

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <stdexcept>
 
 #include "stet/base/error.hpp"
 #include "tools/chat/chat.hpp"
@@ -62,7 +63,7 @@ void ChatShell::save(const std::string& given) {
                            : overwrite   ? given.substr(kOverwrite.size())
                                          : given;
   if (path.empty())
-    throw Error(ErrorKind::argument, "", "/save", "a file (there is no --save)", "nothing");
+    throw std::runtime_error("/save needs a file, since the chat was started without --save");
   if (overwrite)
     targets_.know(path);
   else if (canonical(path) != canonical(options_.save))
@@ -80,7 +81,7 @@ void ChatShell::save_to(const std::string& wanted) {
         d = options_.save_as.save(current().session(), current().tokenizer(), to);
       });
   if (path != wanted) {
-    complain(fmt::format("{} was changed by somebody else meanwhile: saved to {} instead",
+    complain(fmt::format("{} was changed by another program: saved to {} instead",
                          printable(wanted), printable(path)));
     if (wanted == options_.save) options_.save = path;
   }
@@ -91,7 +92,7 @@ void ChatShell::save_to(const std::string& wanted) {
 }
 
 void ChatShell::load(const std::string& path) {
-  if (path.empty()) throw Error(ErrorKind::argument, "", "/load", "a file", "nothing");
+  if (path.empty()) throw std::runtime_error("/load needs a file");
   SaveTargets known = targets_;
   known.know(path);  // as it is before it is read
   std::string greeting;
@@ -100,8 +101,7 @@ void ChatShell::load(const std::string& path) {
     std::string name;
     for (int i = 1; name.empty() || branches_.contains(name); ++i)
       name = fmt::format("{}-{}", name_, i);
-    note(fmt::format("({} that no file holds are in branch {} from here on)", count_text(missing),
-                     name));
+    note(fmt::format("({} not saved yet are kept in branch {})", count_text(missing), name));
     branches_.emplace(name, std::move(current()));
   }
   current() = std::move(loaded);
@@ -122,7 +122,7 @@ std::vector<std::string> ChatShell::losses(bool may_stay) const {
                                 ? "this conversation has"
                                 : fmt::format("branch {} has", printable(name, 40));
     const std::string there = name == name_ ? "" : fmt::format("/switch {}, ", printable(name, 40));
-    lines.push_back(fmt::format("{} {} that no file holds: {}{}{}", who, count_text(missing), there,
+    lines.push_back(fmt::format("{} {} not saved yet: {}{}{}", who, count_text(missing), there,
                                 "/save FILE",
                                 may_stay                ? " keeps them"
                                 : branches_.size() == 1 ? " or --save FILE would have kept them"

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <stdexcept>
 #include <utility>
 
 #include "stet/base/error.hpp"
@@ -106,8 +107,8 @@ void SaveTargets::check(const std::string& path, const std::string& option,
            entry.second->inode == there->inode;
   });
   if (known) return;  // by another name
-  throw Error(ErrorKind::argument, path, option, "a new file (" + instead + ")",
-              "one that is there already");
+  throw std::runtime_error(
+      fmt::format("{}: {} exists already: {}", option, printable(path), instead));
 }
 
 std::string SaveTargets::save(const std::string& path, unsigned mode,

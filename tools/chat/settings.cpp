@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <stdexcept>
 
 #include "stet/base/error.hpp"
 #include "tools/chat/chat.hpp"
+#include "tools/command/words.hpp"
 
 namespace stet::tool {
 namespace {
@@ -161,8 +163,8 @@ std::string change_setting(GenerationState& state, ChatOptions& options, int64_t
   const auto found = std::find_if(settings().begin(), settings().end(),
                                   [&](const Setting& s) { return s.name == name; });
   if (found == settings().end()) {
-    throw Error(ErrorKind::argument, "", "/set",
-                fmt::format("one of {}", fmt::join(setting_names(), ", ")), printable(name, 40));
+    throw std::runtime_error(fmt::format("unknown setting {}{} (/set lists them)",
+                                         printable(name, 40), did_you_mean(name, setting_names())));
   }
   const auto refuse = [&] {
     throw Error(ErrorKind::argument, "", name, found->range,

@@ -303,11 +303,15 @@ bool out_text(std::string_view text);
 bool out_style(std::string_view sequence);
 void add_raw_output(Command& app);
 void flush_output();
-void finish_output();  // throws an io Error unless all of it was written
+// Throws unless all of it was written: an ExitStatus if the reader of a pipe has closed it, else an
+// exception with the reason.
+void finish_output();
 
 std::string dump(const Json& json, int indent = -1);  // never throws for text that is not UTF-8
 Json digests_json(const StateDigests& digests);
 Json logit_bias_json(const std::vector<TokenBias>& biases);  // {"17": -100.0}
 std::string bytes_text(double bytes);                        // "1.5 MB"
+// Returns the error for `tokens` more tokens than fit behind `used` of `capacity` positions.
+std::string does_not_fit(int64_t tokens, int64_t used, int64_t capacity);
 
 }  // namespace stet::tool

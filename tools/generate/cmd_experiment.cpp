@@ -178,7 +178,8 @@ void prepare_files(const ExperimentCommand& o, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     const std::string file = file_of(o, i, count);
     if (std::filesystem::exists(std::filesystem::symlink_status(file, error))) {
-      throw Error(ErrorKind::io, file, "--save-dir", "a name that is free", "a file");
+      throw std::runtime_error(
+          fmt::format("--save-dir: {} exists already; choose an empty directory", printable(file)));
     }
   }
   check_writable(file_of(o, 0, count));
@@ -216,8 +217,8 @@ std::vector<Run> run_all(Exchange& state, const ExperimentCommand& o) {
     run.values = values;
     run.same_as = first.try_emplace(run.reply.ids, runs.size()).first->second;
     if (o.twice && !(run_one(state, settings, o, "").digests.state == run.digests.state)) {
-      throw Error(ErrorKind::mismatch, "", fmt::format("run {}", runs.size() + 1),
-                  "the same state from the same seed", "another");
+      throw std::runtime_error(
+          fmt::format("run {} gave another state the second time", runs.size() + 1));
     }
     runs.push_back(std::move(run));
   }
@@ -380,7 +381,7 @@ void add_experiment(Command& app) {
   const auto o = std::make_shared<ExperimentCommand>();
   Command* sub = app.add_subcommand(
       "experiment",
-      "Many continuations of one state: every seed with every combination of settings.");
+      "Draw many continuations of one state: every seed with every combination of settings.");
   Option* snapshot =
       sub->add_option("snapshot", o->snapshot, "the state to branch from (or give a prompt)")
           ->type_name("FILE");
@@ -402,15 +403,15 @@ void add_experiment(Command& app) {
         ->group("Settings");
   }
   sub->add_option("-n,--max-tokens", o->generate.max_tokens,
-                  "most tokens of a continuation (default: 64)")
+                  "maximum tokens of a continuation (default: 64)")
       ->type_name("N")
       ->check(integer(1, INT64_MAX));
-  sub->add_flag("--ignore-eos", o->generate.ignore_eos, "go on past stop tokens");
-  sub->add_flag("--twice", o->twice, "draw each twice; the states must be equal");
+  sub->add_flag("--ignore-eos", o->generate.ignore_eos, "continue past stop tokens");
+  sub->add_flag("--twice", o->twice, "draw each twice, and fail unless the states are equal");
   Option* json = sub->add_flag("--json", o->json, "print JSON");
   sub->add_flag("--csv", o->csv, "print CSV")->excludes(json);
   Option* save_dir = sub->add_option("--save-dir", o->save_dir,
-                                     "keep each continuation in this directory: run-01.stet ...")
+                                     "save each continuation in this directory: run-01.stet ...")
                          ->type_name("DIR");
   save_dir->check({[](const std::string& name) {
                      return name.empty() ? "expected a directory, found nothing" : "";

@@ -24,13 +24,15 @@ struct GenerateCommand {
 
   void add_generation_to(Command& app) {
     sampling.add_to(app);
-    app.add_option("-n,--max-tokens", generate.max_tokens, "most tokens of a reply (default: 256)")
+    app.add_option("-n,--max-tokens", generate.max_tokens,
+                   "maximum tokens of a reply (default: 256)")
         ->type_name("N")
         ->check(integer(0, INT64_MAX))
         ->group("Stopping");
-    app.add_flag("--ignore-eos", generate.ignore_eos, "go on past stop tokens")->group("Stopping");
+    app.add_flag("--ignore-eos", generate.ignore_eos, "continue past stop tokens")
+        ->group("Stopping");
     save_as.add_to(
-        app, app.add_save_output(save, "keep the state in this file afterwards, for `stet resume`")
+        app, app.add_save_output(save, "save the state to this file afterwards, for `stet resume`")
                  ->group("Output"));
     app.add_flag("--json", json, "one JSON object per reply")->group("Output");
     interventions.add_to(app);
@@ -193,9 +195,8 @@ void check(const Session& session, const Prompts& prompts) {
     count += ids.size();
   }
   if (count > static_cast<size_t>(session.capacity() - session.size())) {
-    throw Error(ErrorKind::capacity, "", "tokens",
-                "at most " + std::to_string(session.capacity()) + " positions (--ctx)",
-                std::to_string(session.size()) + " + " + std::to_string(count));
+    throw std::runtime_error(
+        does_not_fit(static_cast<int64_t>(count), session.size(), session.capacity()));
   }
 }
 
@@ -271,8 +272,8 @@ void check(const Snapshot& snapshot, const GenerateCommand& o) {
   if (ended && !o.prompt.given() && (conversation || !o.generate.ignore_eos) &&
       o.generate.max_tokens > 0) {
     throw Error(ErrorKind::argument, o.snapshot, "reply",
-                conversation ? "one to go on with (or --say)"
-                             : "one to go on with (or --prompt, or --ignore-eos)",
+                conversation ? "an unfinished one (--say TEXT adds a message)"
+                             : "an unfinished one (--prompt TEXT or --ignore-eos continues)",
                 "one that has ended");
   }
 }
@@ -344,8 +345,8 @@ void add_save(Command& app) {
 void add_resume(Command& app) {
   const auto o = std::make_shared<GenerateCommand>();
   Command* sub = app.add_subcommand(
-      "resume", "Go on from a snapshot: with a prompt, or with a reply that was cut.");
-  sub->add_option("snapshot", o->snapshot, "the snapshot")->required()->type_name("FILE");
+      "resume", "Continue from a snapshot: with a prompt, or with a reply that was stopped.");
+  sub->add_option("snapshot", o->snapshot, "the state to continue")->required()->type_name("FILE");
   o->prompt.add_to(*sub);
   o->prompt.add_messages_to(*sub);
   o->add_generation_to(*sub);

@@ -112,8 +112,7 @@ void run(LogitsCommand& o) {
   LabWork work = begin(o.lab);
   Session& session = work.session;
   const std::vector<int32_t>& ids = work.ids;
-  if (o.nll && ids.size() < 2)
-    usage_error("--nll", "two tokens or more", std::to_string(ids.size()));
+  if (o.nll && ids.size() < 2) usage_error("--nll needs at least two tokens");
   Output output(o, session, ids);
   HiddenSink hidden;
   if (o.hidden) hidden = [&](size_t index, int64_t, Rows rows) { output.hidden(index, rows); };
@@ -134,8 +133,8 @@ void run(LogitsCommand& o) {
 
 void add_logits(Command& app) {
   const auto o = std::make_shared<LogitsCommand>();
-  Command* sub =
-      app.add_subcommand("logits", "Logits of every position, and hidden states, as safetensors.");
+  Command* sub = app.add_subcommand(
+      "logits", "Write the logits of every position, and hidden states, as safetensors.");
   Option* output =
       sub->add_option("-o,--output", o->output,
                       "file to write: logits [T, vocab], input_ids [T], hidden.i [T, hidden]")

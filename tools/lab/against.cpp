@@ -50,7 +50,7 @@ class Asked {
   Json ask(const Json& question) {
     const std::string line = dump(question) + "\n";
     std::fwrite(line.data(), 1, line.size(), to_);
-    if (std::fflush(to_) != 0) fail("a program that reads", "one that has ended");
+    if (std::fflush(to_) != 0) fail("a program that reads its input", "one that has ended");
     char* answer = nullptr;
     size_t room = 0;
     const ssize_t size = ::getline(&answer, &room, from_);

@@ -149,8 +149,8 @@ void add_common(Command& sub, ExportCommand& o, const char* output) {
 
 void add_export(Command& app) {
   const auto o = std::make_shared<ExportCommand>();
-  Command* sub = app.add_subcommand(
-      "export", "Keys, values, tokens and logits of a state as tensors of natural shape.");
+  Command* sub =
+      app.add_subcommand("export", "Write keys, values, tokens and logits of a state as tensors.");
   add_common(*sub, *o, "a .safetensors file, or DIR/ for .npy files");
   sub->callback([o] { run_export(*o); });
 }
@@ -159,9 +159,9 @@ void add_import(Command& app) {
   const auto o = std::make_shared<ExportCommand>();
   Command* sub = app.add_subcommand(
       "import",
-      "A state with keys and values of a file; what differs becomes edits, which verify names.");
+      "Make a state with the keys and values of a file; changed ones are recorded as edits.");
   add_common(*sub, *o, "the snapshot to write");
-  sub->add_option("tensors", o->tensors, "what `stet export` wrote, changed")
+  sub->add_option("tensors", o->tensors, "a file of `stet export`, changed")
       ->required()
       ->type_name("SAFETENSORS");
   o->save.add_to(*sub);

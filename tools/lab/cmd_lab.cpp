@@ -4,8 +4,7 @@
 namespace stet::tool {
 
 void add_lab(Command& app) {
-  Command* const sub = app.add_subcommand(
-      "lab", "Look inside a state, change it, draw it: the subcommands for that.");
+  Command* const sub = app.add_subcommand("lab", "Inspect, change and plot the inside of a state.");
   for (auto add : {add_capture, add_measure, add_score, add_patch, add_edit, add_export, add_import,
                    add_experiment, add_equivalence})
     add(*sub);

@@ -61,7 +61,7 @@ Question question_of(const std::string& line, const std::string& where) {
       text("clean"), text("corrupt"), text("clean_ids"),       text("corrupt_ids"), text("answer"),
       text("wrong"), where,           json.value("id", Json())};
   for (const auto& [name, value] : {std::pair("answer", &q.answer), std::pair("wrong", &q.wrong)})
-    if (value->empty()) q.refuse(name, "a token", "none");
+    if (value->empty()) q.refuse(name, "a token", "an empty text");
   if (q.clean.empty() == q.clean_ids.empty()) q.refuse("clean", "clean or clean_ids", "not one");
   if (q.corrupt.empty() == q.corrupt_ids.empty())
     q.refuse("corrupt", "corrupt or corrupt_ids", "not one");
@@ -178,7 +178,7 @@ Point point_of(const PatchCommand& o, const ModelConfig& config) {
   if (!point || !has_point(config, *point) || !point_info(*point).changes)
     usage_error("--point", "a point that can be changed, without its layer", name);
   if (o.heads && point_heads(config, *point) == 0)
-    usage_error("--heads", "a point that has heads", name);
+    usage_error("--heads is for points with heads, and " + name + " has none");
   return *point;
 }
 
@@ -298,11 +298,11 @@ void answer(const PatchCommand& o, const Question& q, const LabWork& work) {
 }
 
 void check(const PatchCommand& o) {
-  if (o.chat && !o.lab.from.empty()) usage_error("--chat", "no --from beside it", o.lab.from);
+  if (o.chat && !o.lab.from.empty()) usage_error("--chat cannot be used with --from");
   const bool any = !o.clean.empty() || !o.corrupt.empty() || !o.clean_ids.empty() ||
                    !o.corrupt_ids.empty() || !o.answer.empty() || !o.wrong.empty();
   if (o.jsonl && (any || o.pictures.asked()))
-    usage_error("--jsonl", "no prompts, tokens and pictures beside it", "some");
+    usage_error("--jsonl takes prompts and tokens from standard input and draws no pictures");
   if (o.jsonl) return;
   if ((o.clean.empty() && o.clean_ids.empty()) || (o.corrupt.empty() && o.corrupt_ids.empty()))
     required_error("--clean and --corrupt, or --jsonl");
@@ -323,28 +323,28 @@ void run(PatchCommand& o) {
 void add_patch(Command& app) {
   const auto o = std::make_shared<PatchCommand>();
   Command* sub = app.add_subcommand(
-      "patch", "Where a model keeps what makes a difference: activation patching, as a table.");
+      "patch", "Patch activations of one prompt into another, and print the effect as a table.");
   const auto text = [&](const char* name, std::string& to, const char* help, const char* type) {
     return sub->add_option(name, to, help)->type_name(type)->group("Prompts");
   };
-  text("--clean", o->clean, "the prompt whose activations are put in", "TEXT");
-  text("--corrupt", o->corrupt, "the prompt that they are put into, of as many tokens", "TEXT");
+  text("--clean", o->clean, "the prompt that activations are taken from", "TEXT");
+  text("--corrupt", o->corrupt, "the prompt that they are patched into, of as many tokens", "TEXT");
   text("--clean-ids", o->clean_ids, "the same as token ids", "IDS");
   text("--corrupt-ids", o->corrupt_ids, "the same as token ids", "IDS");
-  text("--answer", o->answer, "the token that is right after the clean prompt", "TEXT");
-  text("--wrong", o->wrong, "the one after the corrupt prompt", "TEXT");
+  text("--answer", o->answer, "the right next token after the clean prompt", "TEXT");
+  text("--wrong", o->wrong, "the right next token after the corrupt prompt", "TEXT");
   sub->add_flag("--jsonl", o->jsonl,
                 "an object per line of standard input, {\"clean\", \"corrupt\", \"answer\", "
                 "\"wrong\"}, with --json's object for each")
       ->group("Prompts");
-  sub->add_flag("--chat", o->chat, "prompts are messages of the user")->group("Prompts");
-  text("--point", o->point, "what is put in (default: hook_resid_pre; with --heads: attn.hook_z)",
-       "NAME");
-  text("--positions", o->positions, "where: 3..9,12 (default: all)", "LIST");
-  sub->add_flag("--heads", o->heads, "a column for each head, put in at all of the positions")
+  sub->add_flag("--chat", o->chat, "treat prompts as user messages")->group("Prompts");
+  text("--point", o->point,
+       "the point to patch (default: hook_resid_pre; with --heads: attn.hook_z)", "NAME");
+  text("--positions", o->positions, "positions to patch: 3..9,12 (default: all)", "LIST");
+  sub->add_flag("--heads", o->heads, "a column for each head, patched at all positions")
       ->group("Prompts");
   o->pictures.add_to(*sub);
-  sub->add_flag("--json", o->json, "JSON for programs")->group("Output");
+  sub->add_flag("--json", o->json, "print JSON")->group("Output");
   o->lab.add_without_prompt_to(*sub);
   sub->callback([o] { run(*o); });
 }

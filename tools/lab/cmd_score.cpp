@@ -175,8 +175,9 @@ void print_table(const ScoreRequest& request, const Score& score, const LabWork&
 }
 
 void check(const ScoreCommand& o) {
-  if (o.jsonl && o.lab.prompt.given()) usage_error("--jsonl", "no prompt beside it", "one");
-  if (o.jsonl && o.continuation) usage_error("--jsonl", "no --continuation beside it", "one");
+  if (o.jsonl && o.lab.prompt.given())
+    usage_error("--jsonl takes its texts from standard input; leave the prompt out");
+  if (o.jsonl && o.continuation) usage_error("--continuation cannot be used with --jsonl");
   if (!o.jsonl && !o.lab.prompt.given() && o.lab.from.empty())
     required_error("a prompt, or --jsonl");
   if (!o.jsonl && !o.lab.prompt.given() && !o.continuation)
@@ -191,7 +192,7 @@ void run(ScoreCommand& o) {
   if (o.jsonl) return score_input(scores);
   const ScoreRequest request = scores.of_prompt();
   if (request.begin >= request.ids.size())
-    usage_error("score", "a token behind the first, to be scored", "none");
+    usage_error("score needs at least two tokens: the first has no log-probability");
   const Score score = scores.score({&request, 1})[0];
   if (o.json) {
     out(dump(scores.json(request, score)) + "\n");
@@ -204,11 +205,11 @@ void run(ScoreCommand& o) {
 
 void add_score(Command& app) {
   const auto o = std::make_shared<ScoreCommand>();
-  Command* sub =
-      app.add_subcommand("score", "Log-probabilities of the tokens of texts, for evaluation.");
+  Command* sub = app.add_subcommand(
+      "score", "Print log-probabilities of the tokens of texts, for evaluation.");
   o->lab.add_to(*sub);
   sub->add_option("--continuation", o->continuation,
-                  "the text to score behind the prompt (default: the prompt itself)")
+                  "the text to score after the prompt (default: the prompt itself)")
       ->type_name("TEXT")
       ->group("Prompt");
   sub->add_flag("--jsonl", o->jsonl,
@@ -216,10 +217,10 @@ void add_score(Command& app) {
                 "\"continuation\"} or {\"ids\", \"begin\"}; one per line out, in their order")
       ->group("Prompt");
   sub->add_option("--batch", o->batch,
-                  "texts that are processed together, at most (default: 16); changes no bit")
+                  "maximum texts processed together (default: 16); changes no bit")
       ->type_name("N")
       ->check(integer(1, 4096));
-  sub->add_flag("--json", o->json, "JSON for programs")->group("Output");
+  sub->add_flag("--json", o->json, "print JSON")->group("Output");
   sub->callback([o] { run(*o); });
 }
 

@@ -95,8 +95,8 @@ std::string html_of(const std::string& title, const std::vector<HeatMap>& maps) 
 
 void PictureOptions::add_to(Command& app) {
   for (const auto& [name, to, help] :
-       {std::tuple("--html", &html, "a picture: one HTML file, with zoom and hover"),
-        std::tuple("--svg", &svg, "a picture for papers: one SVG file")})
+       {std::tuple("--html", &html, "write a picture as one HTML file, with zoom and hover"),
+        std::tuple("--svg", &svg, "write a picture as one SVG file")})
     app.add_option(name, *to, help)->type_name("FILE")->check(named())->group("Output");
 }
 

@@ -178,7 +178,7 @@ _stet "$@"
 std::string manual_page(const CLI::App& app) {
   std::string text =
       fmt::format(".TH STET 1 \"\" \"{}\" \"User Commands\"\n.SH NAME\nstet \\- {}\n",
-                  troff_text(app.version()),
+                  troff_text(app.version().substr(0, app.version().find('\n'))),
                   troff_text(app.get_description().substr(app.get_description().find(": ") + 2)));
   text += ".SH SYNOPSIS\n.B stet\n.I subcommand\n[\\fIoptions\\fR]\n.SH OPTIONS\n";
   for (const CLI::Option* option : options_of(app)) text += troff_option(*option);

@@ -28,6 +28,9 @@ std::vector<std::string> values_of(const CLI::Option& option);  // of one_of(); 
 // One line on what is wrong with a command line that was refused for `reason`; an unknown word is
 // named before anything else.
 std::string usage_text(const CLI::App& app, const std::string& reason);
+// Returns the text for a missing argument: "diff needs b, the snapshot to compare it with: stet diff
+// a b". `reason` is the library's text, which is returned where it names an option.
+std::string missing_text(const CLI::App& app, const std::string& reason);
 
 // Completion for a shell, and the manual page.
 std::string bash_completion(const CLI::App& app);

@@ -15,6 +15,8 @@ void usage_error(const std::string& option, const std::string& expected, const s
   throw UsageError(option + ": expected " + expected + ", found " + found);
 }
 
+void usage_error(const std::string& text) { throw UsageError(text); }
+
 void required_error(const std::string& names) { throw UsageError(names + " is required"); }
 
 // ---------------------------------------------------------------- values
@@ -207,12 +209,14 @@ bool Command::subcommand_given() const { return !app_->get_subcommands().empty()
 std::optional<std::string> Command::run(int argc, char** argv) {
   try {
     app_->parse(argc, argv);
-    if (!subcommand_given()) required_error("a subcommand");
+    if (!subcommand_given()) return app_->help();
     return std::nullopt;
   } catch (const CLI::CallForHelp&) {
     return app_->help();
   } catch (const CLI::CallForVersion&) {
     return app_->version() + "\n";
+  } catch (const CLI::RequiredError& e) {
+    throw UsageError(usage_text(*app_, missing_text(*app_, e.what())));
   } catch (const CLI::ParseError& e) {
     throw UsageError(usage_text(*app_, e.what()));
   } catch (const UsageError& e) {

@@ -30,6 +30,8 @@ class UsageError : public std::runtime_error {
                               const std::string& found);
 // Throws a UsageError: "NAMES is required".
 [[noreturn]] void required_error(const std::string& names);
+// Throws a UsageError of this text, a sentence without a point.
+[[noreturn]] void usage_error(const std::string& text);
 
 // A test of an option's value.
 struct Check {

@@ -77,7 +77,7 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& where
 void PromptOptions::add_to(Command& app) {
   for (Option* option :
        {app.add_texts("-p,--prompt", prompts,
-                      "raw text; given again, it is put after the reply to the one before"),
+                      "raw text; each further one follows the reply to the one before"),
         app.add_option("--prompt-file", prompt_file, "raw text from a file (- for standard input)")
             ->type_name("FILE"),
         app.add_option("--ids", ids, "token ids: 1,2,3")->type_name("IDS"),
@@ -90,8 +90,8 @@ void PromptOptions::add_to(Command& app) {
 }
 
 void PromptOptions::add_messages_to(Command& app) {
-  Option* say = app.add_texts(
-      "--say", messages, "a message of the user, through the chat template (again for more turns)");
+  Option* say = app.add_texts("--say", messages,
+                              "a user message, through the chat template (repeat for more turns)");
   sources_.add(say)->group("Prompt")->check({[](const std::string& text) {
                                                return text.empty()
                                                           ? "expected a message, found nothing"

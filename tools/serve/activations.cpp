@@ -109,7 +109,7 @@ Watched last_tokens(Session session, int64_t last) {
   for (const Intervention& w : state.interventions) from = std::max(from, w.at);
   if (from >= state.size())
     throw RequestError(400, "nothing_to_look_at",
-                       "expected a state with tokens after its last prune or edit, found none");
+                       "this state has no tokens after its last prune or edit to look at");
   std::vector<int32_t> ids = state.tokens;
   session.rewind(from);
   return {std::move(session), std::move(ids)};
@@ -311,8 +311,8 @@ Json patched(Service& service, const Caller& caller, const NodePtr& from, const 
   const int32_t answer = likeliest(clean), wrong = likeliest(corrupt);
   if (answer == wrong)
     throw RequestError(400, "nothing_to_find",
-                       fmt::format("expected states whose likeliest next tokens differ, found {} "
-                                   "for both",
+                       fmt::format("both states have the same likeliest next token, {}: choose "
+                                   "states whose next tokens differ",
                                    printable(text_of(service, answer), 60)));
   Watched w = last_tokens(clean.fork(), last);
   const int64_t first = w.first(), size = clean.size();
@@ -346,12 +346,15 @@ Response patch_states(Service& service, const Request& request, const Parts& par
                 into = service.states.find(request.client, parts[1], "/other");
   const int64_t last = query_integer(request, "last", 32, 1, 64);
   if (!from->plain || !into->plain || from->positions == 0)
-    throw RequestError(400, "not_plain", "expected states that their tokens alone give");
+    throw RequestError(400, "not_plain",
+                       "patching needs states that were neither pruned nor edited, with at least "
+                       "one token");
   if (from->positions != into->positions)
-    throw RequestError(400, "different_lengths",
-                       fmt::format("expected a state of {} tokens, as the first, found {}",
-                                   from->positions, into->positions),
-                       "/other");
+    throw RequestError(
+        400, "different_lengths",
+        fmt::format("the states have {} and {} tokens: choose two of the same length",
+                    from->positions, into->positions),
+        "/other");
   return answer_at_once(service, request, [&](const Caller& caller) {
     return patched(service, caller, from, into, last);
   });

@@ -1,5 +1,7 @@
 #include "tools/serve/admission.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "tools/serve/routes.hpp"
@@ -24,7 +26,8 @@ void check_host(const Request& request, const AdmissionRules& rules) {
   if (request.host.empty() && request.path == "/health") return;
   throw RequestError(
       403, "unknown_host",
-      "expected a Host of this server (--allow-host), found " + printable(request.host, 60));
+      fmt::format("{} is not a name of this server; --allow-host adds one",
+                  request.host.empty() ? "an empty Host" : printable(request.host, 60)));
 }
 
 // By the page that asks. `null` is the origin of any page that hides its own.
@@ -39,7 +42,8 @@ void check_origin(Request& request, const AdmissionRules& rules) {
   if (!may)
     throw RequestError(
         403, "foreign_origin",
-        "expected a page of this server (--allow-origin), found " + printable(request.origin, 60));
+        fmt::format("pages of {} may not use this server; --allow-origin allows them",
+                    printable(request.origin, 60)));
   request.reply_headers = {{"Access-Control-Allow-Origin", request.origin}, {"Vary", "Origin"}};
 }
 
@@ -50,8 +54,8 @@ void check_type(const Request& request) {
   for (char& c : type) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
   if (type != "application/json")
     throw RequestError(415, "unsupported_media_type",
-                       "Content-Type: expected application/json, found " +
-                           (type.empty() ? "none" : printable(type, 60)));
+                       "send Content-Type: application/json" +
+                           (type.empty() ? "" : ", not " + printable(type, 60)));
 }
 
 // Whether a request asks what another page may send.
@@ -82,7 +86,8 @@ Admission admit(Service& service, Request& request, const AdmissionRules& rules)
   if (rules.client && !is_control(request)) {
     request.client = rules.client(request.authorization);
     if (request.client.empty())
-      throw RequestError(401, "invalid_api_key", "expected an API key of this server");
+      throw RequestError(401, "invalid_api_key",
+                         "the API key is missing or is not one of this server's");
   }
   Parts parts;
   const Route* const route = find_route(request, &parts);

@@ -111,7 +111,7 @@ auto in_time(const Caller& caller, Work&& work) {
   } catch (const Cancelled&) {
     if (caller.until == 0 || tool::seconds() <= caller.until) throw;
     throw RequestError(504, "deadline_exceeded",
-                       fmt::format("expected an end within {:g} s (--deadline), found none",
+                       fmt::format("the request did not end within {:g} s (--deadline)",
                                    caller.until - caller.since));
   }
 }

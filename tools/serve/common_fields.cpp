@@ -88,7 +88,8 @@ std::string read_model(const Field& field, const BodyContext& context) {
   if (!service.is_name(model))
     throw RequestError(
         404, "model_not_found",
-        fmt::format("/model: expected {}, found {}", service.name, printable(model, 60)), "/model");
+        fmt::format("/model: this server runs {}, not {}", service.name, printable(model, 60)),
+        "/model");
   return model;
 }
 

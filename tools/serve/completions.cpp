@@ -94,7 +94,8 @@ BodyFields<CompletionRequest> chat_completion_fields() {
              [](C& c, const Field& f, const BodyContext&) {
                const auto top = f.integer(0, 20);
                if (top && *top > 0 && !c.logprobs)
-                 refuse(f.pointer(), "logprobs: true with it", std::to_string(*top));
+                 throw RequestError(400, "invalid_value", f.pointer() + " needs \"logprobs\": true",
+                                    f.pointer());
                if (c.logprobs) c.draw.top_logprobs = static_cast<int>(top.value_or(0));
              })
       .neutral("tools", "array", {Json::array()})

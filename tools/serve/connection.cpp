@@ -101,7 +101,7 @@ void Connection::disarm() {
 
 void Connection::late() {
   if (!asks()) return cut();
-  refuse({408, "request_timeout", "expected a whole request in time, found a part of one"}, true);
+  refuse({408, "request_timeout", "the request did not arrive in time"}, true);
 }
 
 // ---------------------------------------------------------------- requests
@@ -183,9 +183,9 @@ void Connection::admit() {
   admission_ = context_.admit(r);
   if (!head.has_body()) return dispatch();
   if (head.length.value_or(0) > admission_.body_bytes)
-    throw RequestError(413, "body_too_large",
-                       fmt::format("expected a body of at most {} bytes, found one of {}",
-                                   admission_.body_bytes, *head.length));
+    throw RequestError(
+        413, "body_too_large",
+        fmt::format("the body has {} bytes; the limit is {}", *head.length, admission_.body_bytes));
   if (context_.bodies + head.length.value_or(0) > context_.limits.bodies_bytes) throw no_room();
   phase_ = Phase::body;
   const auto size = static_cast<double>(head.length.value_or(admission_.body_bytes));

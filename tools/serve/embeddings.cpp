@@ -75,8 +75,10 @@ size_t read_dimensions(const Model& model, const Field& f) {
   const JsonReader config = parse_json(model.source().read("config.json", kConfigLimit), file);
   const std::vector<int64_t> declared = config.integers("matryoshka_dimensions", 1, all);
   if (declared.empty() && !config.boolean_or("is_matryoshka", false))
-    refuse(f.pointer(), fmt::format("{}: this model declares no smaller embeddings", all),
-           std::to_string(asked), "unsupported_field");
+    throw RequestError(400, "unsupported_field",
+                       fmt::format("{}: this model has embeddings of {} numbers only; leave it out",
+                                   f.pointer(), all),
+                       f.pointer());
   if (!declared.empty() && std::ranges::find(declared, asked) == declared.end())
     refuse(f.pointer(), fmt::format("{}, or one of {}", all, fmt::join(declared, ", ")),
            std::to_string(asked));
@@ -94,7 +96,7 @@ void read_input(EmbeddingRequest& asked, const Field& f, const BodyContext& cont
     asked.ids.push_back(*f.ids(vocab));
   } else if (first != nullptr && first->is_array()) {
     if (input->size() > kMostInputs)
-      refuse(f.pointer(), fmt::format("at most {} of them", kMostInputs),
+      refuse(f.pointer(), fmt::format("at most {} inputs", kMostInputs),
              fmt::format("{}", input->size()));
     for (const Json& ids : *input)
       asked.ids.push_back(

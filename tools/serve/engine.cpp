@@ -102,14 +102,13 @@ Engine::Lease Engine::enter(const std::string& client, const CancelCheck& cancel
   std::string name = client;  // nothing can fail once there is a place
   Ticket ticket{client};
   std::unique_lock lock(mutex_);
-  if (closing_) throw RequestError(503, "shutting_down", "the server is ending");
+  if (closing_) throw RequestError(503, "shutting_down", "the server is shutting down");
   if (static_cast<int64_t>(running_.size()) >= options_.streams &&
       static_cast<int64_t>(waiting_.size()) >= options_.queue) {
     ++counters_.refused;
     throw RequestError(
         429, "queue_full",
-        fmt::format("expected at most {} requests that wait, found more: try again later",
-                    options_.queue));
+        fmt::format("{} requests are waiting already (--queue): try again later", options_.queue));
   }
   waiting_.push_back(&ticket);
   grant();
@@ -117,7 +116,7 @@ Engine::Lease Engine::enter(const std::string& client, const CancelCheck& cancel
     while (!ticket.granted) {
       places_.wait_for(lock, kLook);
       if (ticket.granted) break;
-      if (closing_) throw RequestError(503, "shutting_down", "the server is ending");
+      if (closing_) throw RequestError(503, "shutting_down", "the server is shutting down");
       lock.unlock();
       const bool leave = cancelled();
       lock.lock();

@@ -151,9 +151,12 @@ Json parse_body(const std::string& body) {
 
 void refuse(const std::string& pointer, const std::string& expected, const std::string& found,
             const std::string& code) {
-  throw RequestError(
-      400, code, fmt::format("{}: expected {}, found {}", printable(pointer, 200), expected, found),
-      pointer);
+  const std::string place = printable(pointer, 200);
+  throw RequestError(400, code,
+                     code == "missing_field"
+                         ? fmt::format("{} is missing: give {}", place, expected)
+                         : fmt::format("{}: expected {}, found {}", place, expected, found),
+                     pointer);
 }
 
 void unsupported(const std::string& pointer, const std::string& what, const std::string& hint,

@@ -11,8 +11,8 @@ namespace {
 void check_positions(const Session& session, int64_t positions, int64_t room) {
   if (positions + room <= session.capacity()) return;
   throw RequestError(400, "context_length_exceeded",
-                     fmt::format("expected a prompt of fewer than {} tokens, found {}",
-                                 session.capacity() + 1 - room, positions));
+                     fmt::format("the prompt has {} tokens and must have fewer than {} (--ctx)",
+                                 positions, session.capacity() + 1 - room));
 }
 
 // No token has more bytes than the longest one, so that a much longer text cannot fit.
@@ -23,8 +23,9 @@ void check_bytes(Service& service, size_t bytes) {
   if (tokens <= capacity) return;
   throw RequestError(
       400, "context_length_exceeded",
-      fmt::format("expected a prompt of fewer than {} tokens, found {} bytes: at least {} tokens",
-                  capacity, bytes, tokens));
+      fmt::format(
+          "the prompt of {} bytes has at least {} tokens and must have fewer than {} (--ctx)",
+          bytes, tokens, capacity));
 }
 
 // What an earlier request has asked for ends with it.
@@ -171,10 +172,9 @@ Conversation::Plan lay_out(Service& service, const Caller& caller, const Convers
   if (!plan)
     throw RequestError(
         400, "altered_by_template",
-        fmt::format("/messages: expected a last message of the assistant that the chat template "
-                    "(chat_template of {}) writes as it is, so that the reply goes on with it, "
-                    "found one that it trims or alters: {}; send \"continue_final_message\": false "
-                    "for a turn of its own",
+        fmt::format("/messages: the chat template of {} alters the last message of the assistant, "
+                    "{}, so the reply cannot continue it; send \"continue_final_message\": false "
+                    "to begin a new turn",
                     service.name, printable(tool::dump(Json(last)), 60)),
         "/messages");
   if (caller.cancelled()) throw Cancelled();
@@ -196,7 +196,7 @@ Conversation::Plan plan_messages(Service& service, const Caller& caller,
 std::vector<Message> with_more(const PreparedPrompt& p, std::vector<Message> more) {
   if (p.exchange.conversation() == nullptr)
     throw RequestError(400, "not_a_conversation",
-                       "expected a state of a conversation, found one of raw text");
+                       "this state holds raw text; send text or ids instead of messages");
   std::vector<Message> messages = p.exchange.conversation()->messages();
   std::move(more.begin(), more.end(), std::back_inserter(messages));
   return messages;
@@ -259,8 +259,7 @@ CheckedPrompt check_ids(Service& service, const Caller& caller, const NodePtr& n
                         TokenPrompt asked) {
   if (node == nullptr) {
     if (asked.ids.empty())
-      throw RequestError(400, "empty_prompt",
-                         "expected a prompt of at least one token, found none");
+      throw RequestError(400, "empty_prompt", "the prompt is empty: give at least one token");
     check_room(Session(service.model, service.session), asked.ids, asked.room);
     return [&service, asked = std::move(asked)](const Caller& c) {
       return prompt_fresh_ids(service, c, asked);

@@ -124,9 +124,7 @@ void check_method(const std::string& method) {
   constexpr std::string_view kMethods[] = {"GET",   "HEAD",   "POST",   "PUT",
                                            "PATCH", "DELETE", "OPTIONS"};
   if (std::find(std::begin(kMethods), std::end(kMethods), method) == std::end(kMethods))
-    throw RequestError(
-        501, "unknown_method",
-        "expected GET, HEAD, POST, PUT, PATCH, DELETE or OPTIONS, found " + printable(method, 20));
+    throw RequestError(501, "unknown_method", "unknown method " + printable(method, 20));
 }
 
 void check_once(const Head& head) {
@@ -136,7 +134,7 @@ void check_once(const Head& head) {
     if (n > 1) refuse_head(fmt::format("one {}", name), fmt::format("{}", n));
     // Without one, a request of HTTP/1.0 may ask whether the server lives.
     const bool may_lack = name != "host" || (!head.http11 && head.target == "/health");
-    if (n == 0 && !may_lack) refuse_head("a Host", "none");
+    if (n == 0 && !may_lack) throw RequestError(400, "bad_request", "the Host field is missing");
   }
 }
 
@@ -150,7 +148,8 @@ void read_framing(Head& head) {
   if (has("transfer-encoding")) {
     if (lower(coding) != "chunked" || !head.http11)
       refuse_head("no Transfer-Encoding but chunked", printable(coding, 40));
-    if (has("content-length")) refuse_head("Transfer-Encoding or Content-Length", "both");
+    if (has("content-length"))
+      throw RequestError(400, "bad_request", "send Transfer-Encoding or Content-Length, not both");
     head.chunked = true;
   }
   if (has("content-length")) {
@@ -162,11 +161,12 @@ void read_framing(Head& head) {
   }
   if (head.has_body() &&
       (head.method == "GET" || head.method == "HEAD" || head.method == "OPTIONS"))
-    refuse_head("no body with " + head.method, "one");
+    throw RequestError(400, "bad_request", head.method + " takes no body");
   if (const std::string expect = lower(head.field("expect")); !expect.empty()) {
     if (expect != "100-continue")
-      throw RequestError(417, "bad_request",
-                         "expected no Expect but 100-continue, found " + printable(expect, 40));
+      throw RequestError(
+          417, "bad_request",
+          "Expect: " + printable(expect, 40) + " is not supported; only 100-continue is");
     head.expects_continue = head.http11 && head.has_body();
   }
 }
@@ -183,7 +183,7 @@ bool RequestReader::read_head(std::string& in) {
   check_bytes(std::string_view(in).substr(0, end == std::string::npos ? in.size() : end + 4));
   if ((end == std::string::npos ? in.size() : end) > head_bytes_)
     throw RequestError(431, "bad_request",
-                       fmt::format("expected a head of at most {} bytes, found more", head_bytes_));
+                       fmt::format("the head has more than {} bytes", head_bytes_));
   if (end == std::string::npos) return false;
   error_code error;
   const size_t used = parser_->put(boost::asio::const_buffer(in.data(), end + 4), error);
@@ -208,10 +208,9 @@ bool RequestReader::read_body(std::string& in, size_t most) {
         !has_bare_line_end(std::string_view(in).substr(at)))
       break;
     if (parser_->too_large)
-      throw RequestError(
-          413, "body_too_large",
-          fmt::format("expected a body of at most {} bytes, found a larger one", most));
-    if (error) refuse_head("a body as its fields say", error.message());
+      throw RequestError(413, "body_too_large",
+                         fmt::format("the body has more than {} bytes", most));
+    if (error) refuse_head("a body that follows its fields", error.message());
   }
   in.erase(0, at);
   return parser_->is_done();
@@ -280,7 +279,7 @@ std::optional<std::pair<size_t, size_t>> parse_range(std::string_view range, siz
   if (first && last && *last < *first) return std::nullopt;
   if (first ? *first >= size : *last == 0 || size == 0)
     throw RequestError(416, "no_such_range",
-                       fmt::format("expected a range of {} bytes, found none of them", size));
+                       fmt::format("the range is outside the {} bytes of this answer", size));
   if (!first) return std::pair{size - std::min(*last, size), std::min(*last, size)};
   const size_t end = std::min(last.value_or(size - 1), size - 1);
   return std::pair{*first, end - *first + 1};

@@ -51,7 +51,10 @@ void read_previous(ResponseRequest& r, const Field& f, const BodyContext& contex
 void read_state(ResponseRequest& r, const Field& f, const BodyContext& context) {
   const auto id = f.nonempty_text();
   if (!id) return;
-  if (r.previous) refuse(f.pointer(), "previous_response_id or this, not both", *id);
+  if (r.previous)
+    throw RequestError(400, "invalid_value",
+                       f.pointer() + ": give previous_response_id or resume_from, not both",
+                       f.pointer());
   r.previous = read_resume_from(f, context);
 }
 
@@ -168,7 +171,7 @@ void check_instructions(Service& service, const Caller& caller, const ResponseRe
   const Session session = service.open(caller, a.previous);
   const std::vector<Message>& all = session.chat().messages;
   if (!all.empty() && all[0].role == "system" && all[0].content == *a.instructions) return;
-  refuse("/instructions", "those of the response that is gone on from, or none",
+  refuse("/instructions", "the instructions of the previous response, or none",
          printable(tool::dump(Json(*a.instructions)), 60), "unsupported_field");
 }
 
@@ -290,7 +293,7 @@ Response get_response(Service& service, const Request& request, const Parts& par
   const auto& all = session.chat().messages;
   if (all.empty() || !all.back().generated)
     throw RequestError(404, "no_such_response",
-                       "expected a response, found a state without a reply");
+                       "this state ends without a reply, so it is not a response");
   // What the request has begun it with is no part of a response.
   const std::string& content = all.back().content;
   const size_t begun = node->operation.value("prefilled", size_t{0});

@@ -35,7 +35,7 @@ Caller Service::caller(const Request& request) const {
 
 const Tokenizer& Service::need_tokenizer() const {
   if (tokenizer == nullptr)
-    throw RequestError(400, "no_tokenizer", "expected token ids: this model has no tokenizer");
+    throw RequestError(400, "no_tokenizer", "this model has no tokenizer; send token ids");
   return *tokenizer;
 }
 

@@ -63,8 +63,8 @@ BodyFields<CreateRequest> create_fields() {
              [](C& c, const Field& f, const BodyContext&) {
                const int ways = (f.value() ? 1 : 0) + (c.text ? 1 : 0) + (c.ids ? 1 : 0);
                if (ways != 1)
-                 refuse(f.pointer(), "one of messages, text and ids", "none, or more",
-                        "missing_field");
+                 throw RequestError(400, "missing_field", "give one of messages, text and ids",
+                                    f.pointer());
                if (f.value() != nullptr) c.messages = read_messages(f);
              })
       .part(&C::chat, chat_fields())
@@ -149,7 +149,7 @@ BodyFields<RewindRequest> rewind_fields() {
 
 Response rewind(Service& service, const Request& request, const NodePtr& node, RewindRequest r) {
   if (r.tokens.has_value() == r.message.has_value())
-    refuse("/tokens", "one of tokens and message", r.tokens ? "both" : "neither", "missing_field");
+    throw RequestError(400, "missing_field", "give one of tokens and message", "/tokens");
   Session session = service.open(service.caller(request), node);
   if (r.tokens) {
     session.rewind(*r.tokens);
@@ -161,7 +161,7 @@ Response rewind(Service& service, const Request& request, const NodePtr& node, R
   const std::vector<Message>& all = conversation.messages();
   const bool reply = all[k].generated;
   if (!reply && all[k].role != "user")
-    refuse("/message", "a message of the user, or a reply that was drawn", all[k].role);
+    refuse("/message", "the index of a user message or of a drawn reply", all[k].role);
   const auto users = detail::count_users({all.begin() + static_cast<std::ptrdiff_t>(k), all.end()});
   if (users > 0) conversation.rewind(users);
   if (reply) conversation.retry();
@@ -218,7 +218,8 @@ Response edit(Service& service, const Request& request, const NodePtr& node, Edi
     PreparedPrompt p = resume(service, caller, node);
     Conversation* conversation = p.exchange.conversation();
     if (conversation == nullptr)
-      throw RequestError(400, "not_a_conversation", "expected a conversation, found raw text");
+      throw RequestError(400, "not_a_conversation",
+                         "this state holds raw text, which has no messages to edit");
     std::vector<Message> messages = conversation->messages();
     messages.resize(static_cast<size_t>(e.message) + 1);
     messages.back().content = e.content;

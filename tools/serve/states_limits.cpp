@@ -56,8 +56,7 @@ void States::check_count(const std::string& client) {
     return;
   throw RequestError(
       429, "too_many_states",
-      fmt::format("expected fewer than {} pinned states, found as many: unpin or delete some",
-                  *most));
+      fmt::format("all {} states of this client are pinned: unpin or delete some", *most));
 }
 
 // Removes states and remembers their ids as expired. Logs a state whose files cannot be removed: it

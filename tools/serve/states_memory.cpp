@@ -224,8 +224,7 @@ std::shared_ptr<const State> States::tokens_of(const Node& node) const {
 void States::refuse_lost(const Node& node, const std::string& why) const {
   tool::say("{}: lost: {}\n", node.id, printable(why, 3000));
   throw RequestError(410, "state_lost",
-                     fmt::format("{}: expected the keys and values of this state, found its file "
-                                 "lost or damaged; {}",
+                     fmt::format("{}: the file of this state is missing or damaged, and {}",
                                  node.id, printable(why, 300)));
 }
 
@@ -235,18 +234,18 @@ Session States::computed_again(Node& node, const Appender& append, Usage& usage)
   const std::shared_ptr<const State> recipe = tokens_of(node);
   if (recipe == nullptr) refuse_lost(node, "no file has its tokens");
   if (const auto limit = replay_limit(*recipe))
-    refuse_lost(node, "its tokens do not give it: " + limit->reason);
+    refuse_lost(node, "its tokens alone do not give it: " + limit->reason);
   const bool told = !usage.reason.empty();
   usage = {0, node.positions, 0,
            told         ? usage.reason
            : in_files() ? "the state was kept as its tokens: computed again"
-                        : "the state had left memory: computed again from its tokens"};
+                        : "the state was evicted from memory: computed again from its tokens"};
   SessionOptions how = session_;
   how.kv_type = node.kv_type;
   Session session = replay(model_, *recipe, how, nullptr, append);
   const StateDigests found = digests_of(session);
   if (found.id != node.digests.id || found.state != node.digests.state)
-    refuse_lost(node, "its keys and values were not those that its tokens give");
+    refuse_lost(node, "its keys and values were not those of its tokens");
   try {
     if (in_files() && !directory_->has(node.id, ".recipe")) save_recipe(node, session);
   } catch (const std::exception& e) {

@@ -53,15 +53,13 @@ NodePtr States::find(const std::string& client, const std::string& id, const std
     return found != ids.end() && found->second == client;
   };
   if (forgotten(expired_) || forgotten(expired_before_))
-    throw RequestError(
-        404, "state_expired",
-        fmt::format("{}: expected a state that the server still has, found {}, which "
-                    "was forgotten (--max-states, --ttl)",
-                    pointer, printable(id, 60)),
-        pointer);
-  throw RequestError(404, "no_such_state",
-                     pointer + ": expected a state of this client, found " + printable(id, 60),
-                     pointer);
+    throw RequestError(404, "state_expired",
+                       fmt::format("{}: the state {} has expired (--max-states, --ttl)", pointer,
+                                   printable(id, 60)),
+                       pointer);
+  throw RequestError(
+      404, "no_such_state",
+      fmt::format("{}: there is no state {} of this client", pointer, printable(id, 60)), pointer);
 }
 
 std::vector<NodePtr> States::list(const std::string& client) {

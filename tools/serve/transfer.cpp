@@ -52,7 +52,7 @@ std::unique_ptr<Snapshot> parent_of(Service& service, const Caller& caller, cons
 // until it was verified. A delta says what its parent has to be.
 Response upload_state(Service& service, const Request& request, const Parts&) {
   if (request.body.empty())
-    throw RequestError(400, "empty_body", "expected the bytes of a snapshot, found none");
+    throw RequestError(400, "empty_body", "the body is empty: send the bytes of a snapshot");
   Snapshot snapshot =
       Snapshot::parse(std::as_bytes(std::span(request.body)), "the uploaded snapshot");
   const SnapshotForm form = snapshot.meta().form;
@@ -63,7 +63,10 @@ Response upload_state(Service& service, const Request& request, const Parts&) {
                printable(snapshot.meta().parent, 80),
            "nothing", "missing_field");
   if (form != SnapshotForm::delta && over)
-    refuse("?over", "a delta with it", snapshot_form_name(form));
+    throw RequestError(400, "invalid_value",
+                       fmt::format("?over is for deltas, and this is a {} snapshot; leave it out",
+                                   snapshot_form_name(form)),
+                       "?over");
   RestoreOptions how;
   how.session = service.session;
   how.tokenizer = service.tokenizer.get();
@@ -94,8 +97,10 @@ Response download_state(Service& service, const Request& request, const Parts& p
   const auto form = parse_snapshot_form(name);
   if (!form) refuse("?form", "full, recipe or delta", printable(name, 40));
   if ((*form == SnapshotForm::delta) != !over.empty())
-    refuse("?over", "the id of a state with form=delta, and with no other form",
-           over.empty() ? "nothing" : printable(over, 60));
+    throw RequestError(400, "invalid_value",
+                       over.empty() ? "?form=delta needs ?over, the id of the state to compare with"
+                                    : "?over is for ?form=delta; leave it out",
+                       "?over");
   const Caller caller = service.caller(request);
   Session session = service.open(caller, node);
   const TemporaryDirectory directory;

@@ -83,7 +83,7 @@ void refuse_parent(const CheckCommand& o) {
   for (const std::string& path : o.paths) {
     if (open_state(path).meta().form == SnapshotForm::delta) return;
   }
-  throw UsageError("--parent: of no use: there is no delta");
+  usage_error("--parent is for deltas, and no file here is one");
 }
 
 void run(const CheckCommand& o) {
@@ -113,9 +113,8 @@ void run(const CheckCommand& o) {
 
 void add_check(Command& app) {
   const auto o = std::make_shared<CheckCommand>();
-  Command* sub = app.add_subcommand("check",
-                                    "Prove without a model that every byte of a snapshot, or of "
-                                    "packed weights, is what was written.");
+  Command* sub = app.add_subcommand(
+      "check", "Compare a snapshot or packed weights with their digests, without a model.");
   sub->add_option("path", o->paths, "snapshots, or directories with packed weights")
       ->required()
       ->type_name("FILE|DIR ...");

@@ -154,7 +154,7 @@ Snapshot open_side(const std::string& path, const std::optional<std::string>& pa
   Snapshot s = open_state(path);
   if (!parent) return s;
   if (s.meta().form != SnapshotForm::delta)
-    throw UsageError(fmt::format("{}: {} is no delta, it needs no parent", option, path));
+    usage_error(fmt::format("{} is for deltas, and {} holds all of its state", option, path));
   s.find_parents(parent);
   return s;
 }
@@ -188,9 +188,9 @@ void add_diff(Command& app) {
   const auto o = std::make_shared<DiffCommand>();
   Command* sub = app.add_subcommand(
       "diff",
-      "Two snapshots, part by part: what is equal, where they first differ, and by how much.");
+      "Compare two snapshots part by part, and show where they first differ and by how much.");
   sub->add_option("a", o->a, "a snapshot")->required()->type_name("FILE");
-  sub->add_option("b", o->b, "another one")->required()->type_name("FILE");
+  sub->add_option("b", o->b, "the snapshot to compare it with")->required()->type_name("FILE");
   sub->add_option("--parent", o->parent_a, "the snapshot that a, a delta, was made from")
       ->type_name("FILE");
   sub->add_option("--other-parent", o->parent_b, "the snapshot that b, a delta, was made from")

@@ -207,17 +207,17 @@ void run_equivalence(EquivalenceCommand& o) {
 void add_equivalence(Command& app) {
   const auto o = std::make_shared<EquivalenceCommand>();
   Command* sub = app.add_subcommand("equivalence",
-                                    "Compare one generation by every way a state can take: "
-                                    "cached, saved, loaded, computed again.");
+                                    "Generate one reply in every way (cached, saved, loaded, "
+                                    "computed again) and compare the bits.");
   o->prompt.add_to(*sub);
   o->prompt.add_messages_to(*sub);
   o->sampling.add_to(*sub);
   sub->add_option("-n,--max-tokens", o->generate.max_tokens,
-                  "most tokens of the reply (default: 64)")
+                  "maximum tokens of the reply (default: 64)")
       ->type_name("N")
       ->check(integer(1, INT64_MAX))
       ->group("Stopping");
-  sub->add_flag("--ignore-eos", o->generate.ignore_eos, "go on past stop tokens")
+  sub->add_flag("--ignore-eos", o->generate.ignore_eos, "continue past stop tokens")
       ->group("Stopping");
   sub->add_flag("--json", o->json, "print JSON")->group("Output");
   sub->add_option("--against", o->against,

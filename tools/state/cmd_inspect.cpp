@@ -455,10 +455,11 @@ void run(InspectCommand& o) {
   Json j;
   std::optional<Snapshot> snapshot;
   if (!checkpoint && (o.checkpoint.overrides.any() || !chosen_pre().empty()))
-    throw UsageError("--chat-template, --eos, --pre: of no use: " + o.path + " is a snapshot");
+    usage_error("--chat-template, --eos and --pre are for checkpoints, and " + o.path +
+                " is a snapshot");
   if (checkpoint) {
     if (!o.model.empty())
-      throw UsageError("--model: of no use: " + o.path + " is a checkpoint itself");
+      usage_error("--model is for snapshots, and " + o.path + " is a checkpoint itself");
     o.checkpoint.directory = o.path;
     const auto source = o.checkpoint.source();
     const size_t checked = o.check ? check_packed(*source) : 0;
@@ -488,16 +489,16 @@ void run(InspectCommand& o) {
 
 void add_inspect(Command& app) {
   const auto o = std::make_shared<InspectCommand>();
-  Command* sub = app.add_subcommand("inspect", "What is in a snapshot or a checkpoint.");
+  Command* sub = app.add_subcommand("inspect", "Show the contents of a snapshot or a checkpoint.");
   sub->add_option("path", o->path, "a snapshot, or a checkpoint: a directory or a .gguf file")
       ->required()
       ->type_name("FILE|DIR");
-  sub->add_option("-m,--model", o->model, "a checkpoint directory: does the snapshot match it?")
+  sub->add_option("-m,--model", o->model, "compare the snapshot with this checkpoint")
       ->type_name("DIR");
   o->checkpoint.add_overrides_to(*sub);
-  sub->add_flag("--check", o->check, "compare packed weights with their digests, every byte");
+  sub->add_flag("--check", o->check, "compare packed weights with their digests");
   sub->add_option("--kv-memory", o->memory,
-                  "bytes of the keys and values of N positions, by a directory's config.json alone")
+                  "print the bytes of keys and values of N positions, from config.json only")
       ->type_name("N")
       ->check(integer(1, 1 << 24));
   sub->add_flag("--json", o->json, "print JSON");

@@ -40,7 +40,7 @@ Snapshot open_snapshot(const Command& app, const SnapshotCommand& o) {
   const Snapshot snapshot = open_state(o.snapshot);
   if (snapshot.meta().form == SnapshotForm::delta)
     return open_state_with_parents(o.snapshot, o.parent);
-  refuse(app, {"--parent"}, "of no use: " + o.snapshot + " is no delta");
+  refuse(app, {"--parent"}, "this option is for deltas, and " + o.snapshot + " is none");
   return snapshot;
 }
 
@@ -55,7 +55,7 @@ void run_prune(const Command& app, SnapshotCommand& o) {
   check_writable(o.output);
   const Snapshot snapshot = open_snapshot(app, o);
   if (!o.save.with_weights && !o.save.with_tokenizer)
-    refuse(app, {"--model"}, "of no use without --with-weights or --with-tokenizer");
+    refuse(app, {"--model"}, "this option needs --with-weights or --with-tokenizer");
   choose_checkpoint(o.model, snapshot);
   State state = snapshot.state();
   PruneOptions options = o.prune;
@@ -82,11 +82,12 @@ const std::vector<std::string> kComputing = {"--compute", "--gemm",  "--threads"
 void refuse_model_options(const Command& app, const SnapshotCommand& o, const Snapshot& snapshot) {
   if (snapshot.meta().form == SnapshotForm::recipe) return;
   refuse(app, kComputing,
-         "of no use: nothing is computed, since " + o.snapshot + " has its keys and values");
+         "this option has no effect, since nothing is computed: " + o.snapshot +
+             " has its keys and values");
   if (!o.save.with_weights && !o.save.with_tokenizer) {
     refuse(app, {"--model"},
-           "of no use: " + o.snapshot +
-               " has its keys and values (for --with-weights or --with-tokenizer)");
+           "this option is for --with-weights and --with-tokenizer, since " + o.snapshot +
+               " has its keys and values");
   }
 }
 
@@ -194,18 +195,19 @@ void exit_with(int status) {
 
 void add_prune(Command& app) {
   const auto o = std::make_shared<SnapshotCommand>();
-  Command* sub = app.add_subcommand("prune", "Take positions out of a snapshot: needs no model.");
+  Command* sub = app.add_subcommand("prune", "Remove positions from a snapshot, without a model.");
   add_snapshot(*sub, *o);
   sub->add_output(o->output, "the pruned snapshot")->required();
-  sub->add_option("--keep-last", o->prune.keep_last, "positions kept at the end")
+  sub->add_option("--keep-last", o->prune.keep_last, "number of positions to keep at the end")
       ->required()
       ->type_name("N")
       ->check(integer(0, INT64_MAX));
-  sub->add_option("--sinks", o->prune.sinks, "positions kept at the beginning (default: 0)")
+  sub->add_option("--sinks", o->prune.sinks,
+                  "number of positions to keep at the beginning (default: 0)")
       ->type_name("K")
       ->check(integer(0, INT64_MAX));
   sub->add_option("--positions", o->positions,
-                  "keep: the gap is masked (default); shift: later positions move up")
+                  "keep (default): later positions stay; shift: they move up over the gap")
       ->type_name("HOW")
       ->check(one_of({"keep", "shift"}));
   o->save.add_to(*sub);
@@ -215,9 +217,9 @@ void add_prune(Command& app) {
 
 void add_convert(Command& app) {
   const auto o = std::make_shared<SnapshotCommand>();
-  Command* sub = app.add_subcommand("convert",
-                                    "The same state in another form, with another capacity "
-                                    "(--ctx), or rounded to another type (--kv).");
+  Command* sub = app.add_subcommand(
+      "convert",
+      "Convert a snapshot to another form, capacity (--ctx) or type of keys and values (--kv).");
   add_snapshot(*sub, *o);
   sub->add_output(o->output, "the converted snapshot")->required();
   o->save.add_to(*sub);

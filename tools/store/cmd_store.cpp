@@ -98,7 +98,7 @@ void run_put(StoreCommand& o) {
 
 void run_get(StoreCommand& o) {
   require_words(o, 1, 1, "stet store get REFERENCE -o FILE");
-  if (o.output.empty()) usage_error("--output", "a file for the snapshot", "none");
+  if (o.output.empty()) usage_error("store get needs --output FILE");
   check_writable(o.output);
   o.restore.take(o.model);
   const Snapshot snapshot = open_stored("store:" + reference(o.words[0]));
@@ -377,7 +377,7 @@ void run(StoreCommand& o) {
   if (o.action == "gc") return run_gc(o);
   if (o.action == "check") return run_check(o);
   if (o.action == "stats") return run_stats(o);
-  if (o.to.empty()) usage_error("--to", "the URL of the other store", "none");
+  if (o.to.empty()) usage_error("store push and pull need --to URL, the other store");
   const std::unique_ptr<Store> other = open_store(o.to);
   o.action == "push" ? run_copy(o, the_store(), *other) : run_copy(o, *other, the_store());
 }
@@ -386,8 +386,8 @@ void run(StoreCommand& o) {
 
 void add_store(Command& app) {
   const auto o = std::make_shared<StoreCommand>();
-  Command* sub =
-      app.add_subcommand("store", "Keep states where other processes and machines go on.");
+  Command* sub = app.add_subcommand(
+      "store", "Keep states in a store, from which other processes and machines continue.");
   sub->add_option(
          "store", o->action,
          "init [URL], put FILE, get REF, log REF, names [NAME [REF]], tree, push REF, pull "
@@ -397,20 +397,19 @@ void add_store(Command& app) {
       ->check(one_of(
           {"init", "put", "get", "log", "names", "tree", "push", "pull", "gc", "check", "stats"}));
   sub->add_option("words", o->words,
-                  "what the action is about; REF is a name or the first digits of an id")
+                  "arguments of the action; REF is a name or the first digits of an id")
       ->type_name("WORD ...");
-  sub->add_output(o->output, "get: the snapshot that is written");
-  sub->add_option("--name", o->name, "put: what the state is called from now on")
-      ->type_name("NAME");
+  sub->add_output(o->output, "get: the snapshot to write");
+  sub->add_option("--name", o->name, "put: the name of the state")->type_name("NAME");
   sub->add_option("--to,--from", o->to, "push, pull: the other store")->type_name("URL");
-  sub->add_option("--budget", o->budget, "init: what the blocks of a directory may take, as 20G")
+  sub->add_option("--budget", o->budget, "init: maximum bytes of blocks in a directory, as 20G")
       ->type_name("BYTES");
   sub->add_option("--grace", o->grace,
-                  "gc: seconds since its last use before anything goes (default: 14 days)")
+                  "gc: keep everything used in the last SECONDS (default: 14 days)")
       ->type_name("SECONDS")
       ->check(integer(0, uint64_t{1} << 40));
-  sub->add_flag("--dry-run", o->dry_run, "gc: say what would go");
-  sub->add_flag("--remove", o->remove, "names: remove this one, with its history");
+  sub->add_flag("--dry-run", o->dry_run, "gc: list what would be deleted");
+  sub->add_flag("--remove", o->remove, "names: remove this name, with its history");
   sub->add_flag("--json", o->json, "print JSON");
   o->restore.add_to(*sub);
   o->model.add_to(*sub);

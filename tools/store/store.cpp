@@ -81,21 +81,20 @@ Sha256 parent_of(const std::vector<int32_t>& transcript, const Sha256& itself) {
 void add_store_options(Command& app) {
   app.add_option(
          "--store", use().url,
-         "where store:NAME is: dir:PATH or redis://HOST[:PORT][/PREFIX] (default: STET_STORE)")
+         "the store of store:NAME: dir:PATH or redis://HOST[:PORT][/PREFIX] (default: STET_STORE)")
       ->type_name("URL")
       ->group("Store");
   app.add_option("--store-key", use().key,
                  "the writers' key (default: STET_STORE_KEY, or ~/.config/stet/store.key)")
       ->type_name("FILE")
       ->group("Store");
-  app.add_option(
-         "--store-fetch", use().fetch,
-         "blocks that are computed faster: costs computes them, always fetches (default: costs)")
+  app.add_option("--store-fetch", use().fetch,
+                 "always: fetch every block; costs (default): compute a block if that is faster")
       ->type_name("WHICH")
       ->check(one_of({"costs", "always"}))
       ->group("Store");
   app.add_option("--store-compress", use().compress,
-                 "blocks: costs where the wire is slow, always, never (default: costs)")
+                 "compress blocks: always, never, or costs (default): if the connection is slow")
       ->type_name("WHICH")
       ->check(one_of({"costs", "always", "never"}))
       ->group("Store");
@@ -184,7 +183,7 @@ Snapshot open_state(const std::string& path) {
 Snapshot open_state_with_parents(const std::string& path,
                                  const std::optional<std::string>& parent) {
   if (!is_in_store(path)) return Snapshot::open_with_parents(path, parent);
-  if (parent) usage_error("--parent", "a snapshot's file for it", printable(path));
+  if (parent) usage_error("--parent is for files, and " + printable(path) + " is in a store");
   return open_stored(path);
 }
 
