@@ -29,15 +29,14 @@ std::string variables_json(const std::vector<std::string>& given) {
   return dump(all);
 }
 
-// What the command line says of a conversation's beginning.
+// Applies the options for the system message, template and variables.
 void apply(const ChatOptions& o, ChatState& chat) {
   if (!o.template_file.empty()) chat.chat_template = read_prompt(o.template_file);
   if (!o.variables.empty()) chat.variables = variables_json(o.variables);
   if (o.special_in_user_text) chat.special_in_text = true;
 }
 
-// Runs until the conversation ends, however it ends; what was said until then is written to --save.
-// Whether all went well.
+// Runs the conversation. Saves to --save however it ends. Returns false if a command failed.
 bool converse(ChatShell& shell, const ChatOptions& o) {
   bool good = true;
   try {
@@ -79,13 +78,13 @@ void run_chat(ChatOptions& o) {
   }
   flush_output();
   if (ChatSignals::ending() != 0)
-    std::raise(ChatSignals::ending());  // the process ends as it would have without a chat to keep
+    std::raise(ChatSignals::ending());  // ends the process as without a handler
   finish_output();
   if (!good) throw ExitStatus{1};
 }
 
-// A state without messages is no beginning of a conversation: its tokens would be dropped at the
-// first turn.
+// Throws an argument Error for a state with tokens but no messages: the first turn would discard
+// the tokens.
 void require_conversation(const Snapshot& snapshot) {
   const size_t tokens = snapshot.tokens().size();
   if (tokens == 0 || !snapshot.meta().chat.messages.empty()) return;
@@ -189,7 +188,7 @@ void add_chat(Command& app) {
       if (given && o->save.empty()) usage_error(fmt::format("{} needs --save FILE", name));
     }
     o->overwrite = o->overwrite || output->count() > 0;
-    variables_json(o->variables);  // refused before anything is loaded
+    variables_json(o->variables);  // throws before anything is loaded
     run_chat(*o);
   });
 }

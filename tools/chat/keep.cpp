@@ -1,4 +1,4 @@
-// What of a chat is in files: saving, loading, and leaving without losing anything in silence.
+// Saving and loading in a chat, and the warning before unsaved messages are lost.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -47,15 +47,15 @@ size_t SavedStates::missing(const Conversation& conversation, const std::string&
   const std::vector<int32_t> transcript = conversation.session().transcript();
   return static_cast<size_t>(std::count_if(
       conversation.messages().begin(), conversation.messages().end(), [&](const Message& m) {
-        // A message that no token stands for yet (a system message before the next turn) is a
-        // setting.
+        // A message without tokens yet, such as a system message before the next turn, is a setting
+        // and needs no file.
         return m.end > 0 && std::none_of(files.begin(), files.end(), [&](const auto& file) {
                  return holds(file.second, transcript, m);
                });
       }));
 }
 
-// "FILE", or "--overwrite FILE".
+// `given` is "FILE" or "--overwrite FILE".
 void ChatShell::save(const std::string& given) {
   constexpr std::string_view kOverwrite = "--overwrite ";
   const bool overwrite = given.starts_with(kOverwrite);
@@ -94,7 +94,7 @@ void ChatShell::save_to(const std::string& wanted) {
 void ChatShell::load(const std::string& path) {
   if (path.empty()) throw std::runtime_error("/load needs a file");
   SaveTargets known = targets_;
-  known.know(path);  // as it is before it is read
+  known.know(path);  // its stamp must be taken before it is read
   std::string greeting;
   Conversation loaded = resume_chat(options_, path, current().session().shared_model(), &greeting);
   if (const size_t missing = saved_.missing(current()); missing > 0) {
@@ -110,7 +110,7 @@ void ChatShell::load(const std::string& path) {
   note(greeting);
 }
 
-// A line for each branch that would be lost.
+// Returns a line for each branch with unsaved messages.
 std::vector<std::string> ChatShell::losses(bool may_stay) const {
   const Conversation& now = branches_.at(name_);
   const Conversation* last = options_.save.empty() || now.session().size() == 0 ? nullptr : &now;

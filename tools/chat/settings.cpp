@@ -1,4 +1,4 @@
-// What /set changes: sampling, limits, what is shown.
+// The settings that /set changes: sampling, limits and output.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -11,7 +11,7 @@
 namespace stet::tool {
 namespace {
 
-// What settings are read from and written to.
+// The places that settings are read from and written to.
 struct Settings {
   GenerationState& state;
   ChatOptions& options;
@@ -21,9 +21,9 @@ struct Settings {
 struct Setting {
   const char* name;
   const char* range;
-  bool for_draws;  // no effect while greedy
+  bool for_draws;  // has no effect while greedy
   std::string (*text)(const Settings&);
-  // Whether the text is one of the range. What check_generation refuses is not judged here.
+  // Returns false for a text outside the range. check_generation() tests the rest.
   bool (*read)(Settings&, const std::string&);
 };
 
@@ -124,7 +124,7 @@ const std::vector<Setting>& settings() {
   return all;
 }
 
-// What a change means beyond its value.
+// Returns a remark on the effect of a change, or "".
 std::string consequence(const Setting& setting, const SamplingSettings& before,
                         const SamplingSettings& after) {
   if (before.greedy != after.greedy) {

@@ -1,4 +1,4 @@
-// The shell of a chat: what is typed goes to a branch, as a message or a command.
+// The shell of a chat: applies messages and commands to the current branch.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@
 namespace stet::tool {
 namespace {
 
-// The first word of a text, and what follows it.
+// Splits a text into its first word and the rest.
 std::pair<std::string, std::string> split_word(const std::string& text) {
   const size_t begin = text.find_first_not_of(' ');
   if (begin == std::string::npos) return {"", ""};
@@ -45,10 +45,10 @@ int64_t number(const std::string& text, const char* command, int64_t min, int64_
   return value;
 }
 
-// Files and directories that a word may become.
+// Returns the files and directories whose paths begin with `word`.
 std::vector<std::string> paths_like(const std::string& word) {
   namespace fs = std::filesystem;
-  const size_t slash = word.rfind('/') + 1;  // 0 where there is none
+  const size_t slash = word.rfind('/') + 1;  // 0 without a slash
   const std::string folder = word.substr(0, slash);
   std::vector<std::string> paths;
   std::error_code ignored;
@@ -60,12 +60,12 @@ std::vector<std::string> paths_like(const std::string& word) {
   return paths;
 }
 
-// Other words for a command.
+// Returns the command for a synonym.
 std::string command_of(const std::string& word) {
   return word == "/bye" || word == "/exit" ? "/quit" : word == "/?" ? "/help" : word;
 }
 
-// What many type at a terminal to leave. Of a script or a pipe, it is a message.
+// Returns true for words that many users type to leave. In a script or a pipe they are messages.
 bool is_farewell(const std::string& line) {
   const auto [word, rest] = split_word(line);
   return (word == "exit" || word == "quit") && rest.empty();
@@ -244,13 +244,13 @@ bool ChatShell::run() {
   return !failed_;
 }
 
-// False when the chat is to end.
+// Returns false if the chat is to end.
 bool ChatShell::try_input(const std::string& text) {
   try {
     if (!input(text)) return interactive() && !try_leave();
-  } catch (const std::exception& e) {  // memory may run out, too, and is there for the next try
+  } catch (const std::exception& e) {  // includes a lack of memory, which may pass
     complain(printable(e.what(), 3000));
-    failed_ = failed_ || !interactive();  // who types has seen it, and may do it in another way
+    failed_ = failed_ || !interactive();  // a user at a terminal sees the error and can retry
   }
   leaving_ = false;
   return true;
@@ -268,7 +268,7 @@ bool ChatShell::try_leave() {
   }
 }
 
-// ---------------------------------------------------------------- talking
+// ---------------------------------------------------------------- conversation
 
 bool ChatShell::converse(const std::optional<std::string>& user, Then then) {
   int64_t to_process = 0;
@@ -304,7 +304,7 @@ bool ChatShell::converse(const std::optional<std::string>& user, Then then) {
   return true;
 }
 
-// What there is to say of the turn just taken, and the copy of it that --autosave asks for.
+// Prints the remarks on the turn just taken, and saves for --autosave.
 void ChatShell::tell_end() {
   if (!quiet && options_.stats) note(fmt::format("({})", last_->text()));
   if (!quiet && last_->reply.stop == StopReason::interrupted && ChatSignals::ending() == 0)
@@ -332,8 +332,8 @@ void ChatShell::edit(const std::string& rest) {
                              : static_cast<int64_t>(users.size());
   const std::string text = need(numbered ? tail : rest, "/edit", "the new text");
   const size_t at = users[static_cast<size_t>(n - 1)];
-  // What is kept of the tokens shows only when the new text is compared: the conversation is cut
-  // there, not the session.
+  // Cut only the messages, not the session: the tokens to keep are known once the new text is
+  // compared.
   std::vector<Message> messages(current().messages().begin(),
                                 current().messages().begin() + static_cast<std::ptrdiff_t>(at));
   Conversation before = current().fork();

@@ -1,4 +1,4 @@
-// What /state, /messages and /verify tell of a conversation.
+// The texts of /state, /messages and /verify.
 #include <fmt/format.h>
 
 #include <algorithm>

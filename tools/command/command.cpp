@@ -40,13 +40,13 @@ bool is_there(const std::filesystem::path& path) {
 namespace {
 
 constexpr int kInterrupts[] = {SIGINT, SIGTERM, SIGHUP};
-std::atomic<int> noted{0};  // lock-free: a handler may write it, any thread read it
-static_assert(std::atomic<int>::is_always_lock_free);  // the signal that came
+std::atomic<int> noted{0};  // the signal that came; a handler writes it, any thread reads it
+static_assert(std::atomic<int>::is_always_lock_free);
 
 void remember_signal(int signal) { noted = signal; }
-std::atomic<bool> hangup_is_ignored{false};  // by nohup, say
+std::atomic<bool> hangup_is_ignored{false};  // as under nohup
 
-// A second signal, of any kind, ends the process.
+// Records the first signal. A second one, of any kind, ends the process.
 void remember_signal_once(int signal) {
   noted = signal;
   for (const int other : kInterrupts) {
@@ -80,10 +80,10 @@ bool watched() { return isatty(STDERR_FILENO) != 0; }
 
 void check_writable(const std::string& path) {
   if (is_in_store(path)) return check_storable(path);
-  const AtomicFile probe(path);  // goes away again
+  const AtomicFile probe(path);  // removed by its destructor
 }
 
-// Beside an installed command, or in the source tree.
+// Looks beside an installed command, then in the source tree.
 std::string bundled_checkpoint(const std::string& name) {
   if (name.empty() || name[0] == '.' || name.find('/') != std::string::npos) return "";
   std::error_code ignored;
@@ -115,7 +115,7 @@ void CheckpointOption::add_to(Command& app) {
 }
 
 void CheckpointOption::add_overrides_to(Command& app) {
-  // stet chat has one of its own, which stays with the conversation.
+  // stet chat has its own option, whose template is kept with the conversation.
   if (!app.has_option("--chat-template")) {
     app.add_option_function(
            "--chat-template",
@@ -148,7 +148,7 @@ std::vector<std::string> kernels_here() {
 
 }  // namespace
 
-// The choice holds for all that the process does from there on: loading and checking, too.
+// Adds options whose values hold for the whole process, loading and checking included.
 void add_threads(Command& app, int& threads, const std::string& group) {
   app.add_option("--threads", threads,
                  "number of threads (default: all processors, or OMP_NUM_THREADS)")
@@ -203,7 +203,7 @@ void ModelOptions::add_to(Command& app) {
               "--isa", c.isa,
               "portable, avx2, avx512, avx512vnni or avx512bf16 (default: the best this CPU has)"),
           "NAME")
-      ->check({one_of(kernels_here()).fault, ""});  // completion names none: other CPUs have others
+      ->check({one_of(kernels_here()).fault, ""});  // no completion: other CPUs have other names
   grouped(
       app.add_option("--chunk", c.chunk, "tokens of a prompt processed per pass (default: 512)"),
       "N")
@@ -245,7 +245,7 @@ std::shared_ptr<const FileSource> ModelOptions::source() const {
   return overridden(in_memory ? stet::in_memory(weights) : weights, checkpoint.overrides);
 }
 
-// Of weights; a snapshot's are checked when it is restored.
+// Checks packed weights. Those of a snapshot are checked when it is restored.
 void ModelOptions::check_digests(const FileSource& from) const {
   if (from.has(kPackedName)) {
     check_packed(from, session.compute.threads);
@@ -266,13 +266,13 @@ bool computes(const Model& model, Contract contract) {
   }
 }
 
-// Whether products of bfloat16 have an instruction of their own in what computes here.
+// Returns true if the chosen kernels have an instruction for products of bfloat16.
 bool has_bf16_products(const std::string& isa) {
   return (isa.empty() ? std::string(best_kernels().name) : isa) == "avx512bf16";
 }
 
-// Returns the model, after a line on stderr where another contract would be quicker than the
-// default; of a model for whose size that matters.
+// Returns the model. Prints a hint on stderr if it is large and another contract would be faster than
+// the default.
 std::shared_ptr<const Model> told(std::shared_ptr<const Model> model, const ModelOptions& o) {
   constexpr uint64_t kLarge = 100'000'000;
   const bool chosen = !o.compute.empty() || !o.gemm.empty() || o.follows_snapshot || o.of_snapshot;
@@ -319,7 +319,7 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
 std::shared_ptr<const Tokenizer> load_tokenizer(const CheckpointOption& checkpoint) {
   const auto source = checkpoint.source();
   if (has_tokenizer(*source)) return load_tokenizer(*source);
-  source->read("config.json", kConfigLimit);  // fails where this is no checkpoint at all
+  source->read("config.json", kConfigLimit);  // throws if this is no checkpoint
   return nullptr;
 }
 
@@ -328,7 +328,7 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const FileSource& source) {
   try {
     tokenizer = Tokenizer::load(source);
   } catch (const Error&) {
-    return nullptr;  // token ids need none, and require_tokenizer() says why
+    return nullptr;  // not needed for token ids; require_tokenizer() throws the reason
   }
   for (const std::string& warning : tokenizer_warnings(*tokenizer)) say("warning: {}\n", warning);
   return tokenizer;
@@ -446,7 +446,7 @@ SaveOptions SaveFileOptions::options(std::unique_ptr<Snapshot>& parent) const {
   return o;
 }
 
-// A store has one form of a state, and gives its own permissions.
+// Refuses options of files: a store has one form of a state, and sets its own permissions.
 void SaveFileOptions::require_plain(const std::string& path) const {
   for (const auto& [option, given] : {std::pair{"--form", form != "full"},
                                       {"--compress", !compress.empty()},
@@ -489,7 +489,7 @@ StateDigests SaveFileOptions::write(const State& state, const Snapshot& like,
   SaveOptions o = options(parent);
   const auto source = checkpoint.source();
   if (with_weights) {
-    // Only the checkpoint that the state was made with may come along.
+    // Only the checkpoint that the state was made with may be included.
     const Contract contract = parse_contract(like.meta().contract).value_or(Contract::f32);
     like.check_compatible(*Model::load(source, 0, contract), contract);
     o.weights_files = source.get();
@@ -537,7 +537,7 @@ void choose_checkpoint(ModelOptions& model, const Snapshot& snapshot) {
 std::shared_ptr<const Tokenizer> tokenizer_of(const Snapshot& snapshot, const ModelOptions& model) {
   const auto brought = model.checkpoint.named ? nullptr : snapshot.tokenizer_files();
   if (brought != nullptr) return load_tokenizer(*overridden(brought, model.checkpoint.overrides));
-  if (model.weights != nullptr) return nullptr;  // a snapshot without the tokenizer: by token ids
+  if (model.weights != nullptr) return nullptr;  // the snapshot includes weights but no tokenizer
   return load_tokenizer(model.checkpoint);
 }
 

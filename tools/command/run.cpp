@@ -1,5 +1,5 @@
-// The `stet` command. Exit status: 0 done; 1 the input or the state is at fault; 2 the command line
-// is.
+// The `stet` command. Exit status: 0 success; 1 an error in the input or the state; 2 an error in the
+// command line.
 #include <algorithm>
 #include <csignal>
 #include <exception>
@@ -79,8 +79,8 @@ void add_store_options_to(Command& app) {
   }
 }
 
-// Adds the subcommand that the first word names, or all of them where help, a completion script or
-// an unknown word needs them: describing the options of all takes longer than many a command.
+// Adds the subcommand that the first word names. Adds all of them for help, a completion script or
+// an unknown word. Describing all options takes longer than many commands run.
 void add_subcommands(Command& app, int argc, char** argv) {
   const Subcommand* const named = argc > 1 ? find_subcommand(argv[1]) : nullptr;
   const bool one = named != nullptr && named->add != add_help && named->add != add_completion;
@@ -108,7 +108,7 @@ int execute(Command& app, int argc, char** argv) {
 int stet::tool::run_command(int argc, char** argv) {
   open_standard_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is a write error like any other
-  std::signal(SIGPIPE, SIG_IGN);  // and so is a reader that has gone
+  std::signal(SIGPIPE, SIG_IGN);  // and so is a closed pipe
   try {
     Command app(
         "stet: a transformer runtime whose state can be saved, moved and proved, bit for bit",
@@ -116,8 +116,7 @@ int stet::tool::run_command(int argc, char** argv) {
     app.allow_one_subcommand();
     app.set_version([] { return "stet " STET_VERSION "\nteams: " + stet::team_runtime(); });
     add_subcommands(app, argc, argv);
-    app.footer(
-        kExamples);  // now: subcommands take over what the application has when they are added
+    app.footer(kExamples);  // set last, since added subcommands inherit the application's footer
     return execute(app, argc, argv);
   } catch (const std::bad_alloc&) {
     write_error("stet: out of memory\n");

@@ -1,4 +1,4 @@
-// stet template: chat messages to the text of a prompt.
+// stet template: renders chat messages to the text of a prompt.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -66,7 +66,7 @@ class Renderer {
                      const Value& variables) const {
     return template_.render(messages, add_generation_prompt, variables, epoch_seconds());
   }
-  // The template writes all special tokens itself, bos too.
+  // Adds no bos: the template writes all special tokens itself.
   std::vector<int32_t> ids(const jinja::Text& text) const {
     return tokenizer_->encode(text.bytes, Tokenizer::Bos::off,
                               plain_special_ ? plain_ranges(text) : std::vector<TextRange>());
@@ -80,7 +80,7 @@ class Renderer {
   bool plain_special_;
 };
 
-// The answer to one line: {"messages": […], "add_generation_prompt": …, further variables}.
+// Answers one line: {"messages": […], "add_generation_prompt": …, further variables}.
 Json answer_line(const Renderer& renderer, const std::string& line, const std::string& where) {
   try {
     const Value request = Value::from_json(line, where);

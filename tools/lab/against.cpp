@@ -17,7 +17,7 @@
 namespace stet::tool {
 namespace {
 
-// A program that answers each line with a line.
+// A program that answers each line with one line.
 class Asked {
  public:
   explicit Asked(const std::string& command) : command_(command) {
@@ -78,7 +78,7 @@ struct AgainstCase {
   Json question;
 };
 
-// Ends of pieces of `each` tokens.
+// Returns the ends of pieces of `each` tokens.
 std::vector<size_t> cuts_of(size_t count, size_t each) {
   std::vector<size_t> cuts;
   for (size_t at = each; at < count; at += each) cuts.push_back(at);

@@ -1,4 +1,4 @@
-// stet capture: activations at points of the forward pass, into a file.
+// stet capture: writes activations at points of the forward pass to a file.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,10 +33,10 @@ void list_points(const ModelConfig& c) {
   }
 }
 
-// Which rows and columns of the points are kept.
+// The rows and columns to write.
 struct Selection {
   std::vector<PointAt> points;
-  std::vector<int64_t> positions, heads;  // no heads: all columns
+  std::vector<int64_t> positions, heads;  // without heads: all columns
 };
 
 Selection selection_of(const CaptureCommand& o, const ModelConfig& c, int64_t first, int64_t end) {
@@ -57,10 +57,10 @@ Selection selection_of(const CaptureCommand& o, const ModelConfig& c, int64_t fi
   return s;
 }
 
-// Rows as they come, into one tensor for each point.
+// Writes the captured rows, one tensor for each point.
 class Capture {
  public:
-  // `end`: where the session will end, which is the width of scores and patterns.
+  // `end` is the final size of the session, which is the width of scores and patterns.
   Capture(const std::string& path, const ModelConfig& c, const Selection& selection, int64_t end,
           const std::map<std::string, std::string>& metadata)
       : config_(c), selection_(selection), end_(end) {
@@ -85,7 +85,7 @@ class Capture {
     const auto begin = std::lower_bound(kept.begin(), kept.end(), first);
     const auto end = std::lower_bound(begin, kept.end(), first + static_cast<int64_t>(rows.count));
     const size_t heads = heads_of(at), width = width_of(at), row = heads * width;
-    // What has a column for each position has those that come later as it has what is not seen.
+    // Later positions get the value of positions that are not visible.
     buffer_.assign(static_cast<size_t>(end - begin) * row,
                    at.point == Point::scores ? -std::numeric_limits<float>::infinity() : 0.0f);
     const size_t from =
@@ -125,8 +125,7 @@ class Capture {
   std::vector<float> buffer_;
 };
 
-// The prompt, and as many drawn tokens as were asked for; those before the first position that is
-// kept are not looked at.
+// Processes the prompt and draws tokens. Watches nothing before the first position to write.
 void process(const CaptureCommand& o, LabWork& work, int64_t first_kept, const Watch& watch) {
   Session& session = work.session;
   const std::span<const int32_t> ids(work.ids);
@@ -145,7 +144,7 @@ void process(const CaptureCommand& o, LabWork& work, int64_t first_kept, const W
   }
 }
 
-// Captures what the work's tokens give, into one file or folder. Returns what was kept.
+// Captures the tokens of `work` into one file or directory. Returns the rows and columns written.
 Selection capture(const CaptureCommand& o, LabWork& work, const std::string& output) {
   const Session& session = work.session;
   const ModelConfig& c = session.model().config();
@@ -164,7 +163,7 @@ Selection capture(const CaptureCommand& o, LabWork& work, const std::string& out
   return selection;
 }
 
-// A file for each line, by its number, in the folder that -o names.
+// Writes a file for each line, named by its number, in the directory of -o.
 void run_lines(CaptureCommand& o) {
   if (!o.output.ends_with('/')) usage_error("--jsonl needs -o DIR/, a directory");
   std::error_code error;

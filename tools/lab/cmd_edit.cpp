@@ -1,5 +1,5 @@
-// stet edit: keys and values of a state set to zero, scaled, set, copied from another state, or put
-// together from two; and how far that is from what the tokens give.
+// stet edit: sets keys and values of a state to zero, scales, replaces or copies them, or joins two
+// states. Reports how far the result is from the keys and values of its tokens.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ struct Stretch {
   int64_t begin, end;
 };
 
-// "3..9": 3 to 9, "3": that alone; "": all of `size`.
+// Parses "3..9" (3 to 9), "3" (only 3) or "" (all of `size`).
 Stretch stretch_of(const std::string& text, const char* option, int64_t size) {
   if (text.empty()) return {0, size};
   Stretch s{};
@@ -65,7 +65,7 @@ KvRange range_of(const EditCommand& o, int64_t size) {
           both || o.values};
 }
 
-// The other state, of --copy or --splice.
+// Opens the other state, of --copy or --splice.
 State open_other(const std::string& path) { return open_state_with_parents(path, {}).state(); }
 
 State spliced(const EditCommand& o, const State& state, const ModelConfig& config) {
@@ -101,9 +101,9 @@ State changed(const EditCommand& o, State state, const ModelConfig& config) {
   return state;
 }
 
-// Returns the state with the logits that its last token gives over the changed keys and values, in
-// place of those of before the change. A state whose log names no edit takes its keys and values
-// for those that its last token saw, so it computes them, below a prune as well.
+// Returns the state with the logits that its last token gives over the changed keys and values. They
+// replace the logits from before the change. A state whose log has no edit is assumed to have
+// consistent logits, so they must be computed here, even below a prune.
 State with_logits_of_change(State state, const std::shared_ptr<const Model>& model,
                             const SessionOptions& options) {
   if (state.tokens.empty()) return state;

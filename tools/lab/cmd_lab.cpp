@@ -1,4 +1,4 @@
-// stet lab: the laboratory's subcommands in one place, under the names that they have anyway.
+// stet lab: groups the subcommands of the laboratory, which are also subcommands of stet.
 #include "tools/lab/lab.hpp"
 
 namespace stet::tool {

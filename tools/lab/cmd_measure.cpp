@@ -1,5 +1,5 @@
-// stet measure: what a model thinks of each token, layer by layer; and how two states differ in
-// what comes next.
+// stet measure: measures each token layer by layer, and compares the next token's distributions of
+// two states.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ void print_tokens(const Json& rows) {
   }
 }
 
-// The last columns, as many as a terminal has room for, and how many those are.
+// Prints the last columns, as many as a terminal has room for, and their number.
 void print_map(const HeatMap& m) {
   constexpr size_t kMost = 12;
   const size_t from = m.columns.size() > kMost ? m.columns.size() - kMost : 0;
@@ -52,7 +52,7 @@ void print_map(const HeatMap& m) {
   }
 }
 
-// The next token after this state, and after that of another snapshot.
+// Compares the next token's distribution after this state with that after another snapshot.
 Json kl_from(LabWork& work, const MeasureCommand& o) {
   work.session.append(work.ids);
   LabOptions other = o.lab;
@@ -78,7 +78,7 @@ void check(const MeasureCommand& o) {
   if (o.target && !o.attribution) usage_error("--target is for --attribution only");
 }
 
-// What was measured: numbers, pictures, or both.
+// The results: numbers, pictures, or both.
 struct Measured {
   Json numbers;
   std::vector<HeatMap> maps;

@@ -1,4 +1,4 @@
-// stet score: log-probabilities of texts, alone or behind a context, one or many at once.
+// stet score: log-probabilities of texts, alone or after a context, one or many at once.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -13,7 +13,7 @@
 namespace stet::tool {
 namespace {
 
-constexpr size_t kLinesAtOnce = 1024;  // that can share what they begin with
+constexpr size_t kLinesAtOnce = 1024;  // lines that can share common beginnings
 
 struct ScoreCommand {
   LabOptions lab;
@@ -23,10 +23,10 @@ struct ScoreCommand {
   bool jsonl = false, json = false;
 };
 
-// What a line of standard input asks for.
+// A request on a line of standard input.
 struct Line {
   std::string where;
-  Json id;  // null: none was given
+  Json id;  // null if absent
   ScoreRequest request;
 };
 
@@ -85,7 +85,7 @@ class Scoring {
   }
 
  private:
-  // The first token that something stands before.
+  // Returns the index of the first token that has a predecessor.
   size_t first() const { return work_.session.size() == 0 ? 1 : 0; }
   Tokenizer::Bos bos() const {
     const Tokenizer::Bos asked = bos_of(o_.lab.prompt.bos);
@@ -121,7 +121,8 @@ void print(const Scoring& scores, std::span<const Line> lines) {
   flush_output();
 }
 
-// Prints the scores of lines; where one cannot be scored, of those before it, and says which it is.
+// Prints the scores of lines. If a line fails, prints those before it and throws an Error that names
+// it.
 void score_lines(const Scoring& scores, std::span<const Line> lines) {
   constexpr std::string_view kRequest = "requests[";
   try {
@@ -137,8 +138,8 @@ void score_lines(const Scoring& scores, std::span<const Line> lines) {
   }
 }
 
-// Reads lines until there are enough for one call, or no more. What is wrong with a line is said
-// once those before it have been scored.
+// Reads and scores lines in groups. An error in a line is thrown after the lines before it were
+// scored.
 void score_input(const Scoring& scores) {
   size_t number = 0;
   for (bool more = true; more && out("");) {

@@ -113,7 +113,7 @@ void each_lab_line(LabOptions& o, const std::function<void(LabLine&)>& f) {
     } catch (const Error& e) {
       if (!e.file.empty()) throw;
       throw Error(e.kind, where, e.field, e.expected, e.found);
-    } catch (const UsageError& e) {  // an option that this line cannot follow
+    } catch (const UsageError& e) {  // an option does not fit this line
       throw UsageError(where + ": " + e.what());
     }
     flush_output();

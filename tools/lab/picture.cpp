@@ -12,7 +12,7 @@
 namespace stet::tool {
 namespace {
 
-// The page draws itself from the JSON in it.
+// A page that draws itself from the JSON in it.
 constexpr const char* kPage = R"(<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title></title><style>

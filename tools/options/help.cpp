@@ -70,7 +70,7 @@ std::vector<std::string> names_of(const CLI::Option& option) {
   return names;
 }
 
-// The library puts what a validator says of itself behind a colon.
+// CLI11 appends a validator's description after a colon.
 std::string type_of(const CLI::Option& option) {
   const std::string type = option.get_type_name();
   return type.substr(0, type.find(':'));
@@ -83,7 +83,7 @@ std::vector<std::string> values_of(const CLI::Option& option) {
                                     : CLI::detail::split(type.substr(colon + 1), '|');
 }
 
-// The library writes "NAME is required".
+// CLI11 writes "NAME is required".
 std::string missing_text(const CLI::App& app, const std::string& reason) {
   const CLI::App* sub = &app;
   std::string usage = "stet", needed;

@@ -162,7 +162,7 @@ Option* Command::add_flag(const std::string& names, bool& value, const std::stri
   return keep(app_->add_flag(names, value, help));
 }
 
-// An option of the library for lists takes all arguments that follow, and splits [a,b].
+// CLI11's own option for lists takes all arguments that follow, and splits [a,b].
 Option* Command::add_texts(const std::string& names, std::vector<std::string>& texts,
                            const std::string& help) {
   return keep(app_->add_option(names, texts, help)

@@ -1,4 +1,4 @@
-// How tokens are drawn and where replies end, as the command line says it.
+// The options for sampling and stopping.
 #include <fmt/format.h>
 #include <sys/random.h>
 
