@@ -1,4 +1,4 @@
-// stet bench: prefill, decode, save, restore, fork, beside what the machine can do.
+// stet bench: measures prefill, decode, save, restore and fork, next to the machine's limits.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,11 +21,11 @@ struct BenchCommand {
   int repeat = 3;
   bool machine = false, without_probes = false, snapshot = false, turns = false, json = false;
   std::vector<int64_t> lengths = {512, 4096, 16384};
-  std::vector<int64_t> batch;  // sessions
+  std::vector<int64_t> batch;  // numbers of sessions
   std::string directory;
 };
 
-// What a contract multiplies with, and its operations in each lane.
+// The probe for the multiply instruction of a contract, and its operations per lane.
 struct Peak {
   float (*probe)(size_t steps);
   int operations;
@@ -40,15 +40,15 @@ Peak peak(const Kernels& k, Contract contract) {
 
 using Regions = std::vector<std::span<const std::byte>>;
 
-// The yardsticks. Each is measured in turn with what is held against it, so that a passing
-// disturbance hits both.
+// Measures the machine's limits. Each is measured in turn with the run that is compared with it, so
+// that a passing disturbance affects both.
 struct Probes {
   const Kernels& kernels;
   Contract contract;
   int threads;
 
-  // Operations in 10^9 per s: independent chains in registers, of what the contract computes linear
-  // layers with.
+  // Returns 10^9 operations per s of independent chains in registers, with the instruction of the
+  // contract's linear layers.
   double peak() const {
     const Peak of = tool::peak(kernels, contract);
     const size_t steps = 4'000'000;
@@ -60,7 +60,7 @@ struct Probes {
     return static_cast<double>(steps) * 16 * 16 * of.operations * threads / (seconds() - start) /
            1e9;
   }
-  // 10^9 bytes per s: these regions once, in order.
+  // Returns 10^9 bytes per s for one read of these regions in order.
   double read(const Regions& regions) const {
     double bytes = 0;
     const double start = seconds();
@@ -80,7 +80,7 @@ struct Machine {
   double read_gb_s, gflop_s;
 };
 
-// Reads of a buffer beyond all caches.
+// Measures reads of a buffer larger than all caches.
 Machine measure_machine(const Probes& probes, int repeat) {
   const size_t bytes = size_t{1} << 30;
   const Memory buffer(bytes);
@@ -96,7 +96,8 @@ Machine measure_machine(const Probes& probes, int repeat) {
   return {median(read), median(peak)};
 }
 
-// Multiply-adds of the linear layers for `tokens` tokens, the head once; twice that in operations.
+// Returns the operations of the linear layers for `tokens` tokens: two per multiply-add, and the
+// head once.
 double prefill_operations(const Model& model, double tokens) {
   const ModelConfig& c = model.config();
   const double q = static_cast<double>(c.heads * c.head_dim),
@@ -117,19 +118,19 @@ double bytes_per_token(const Model& model) {
 
 double as_double(int64_t x) { return static_cast<double>(x); }
 
-// Medians; the share is that of each run in the yardstick right before and after it, so that it
-// holds on a machine whose memory is shared.
+// Medians of a kind of run. The share is computed for each run from the limits right before and
+// after it, so it holds on a machine whose memory is shared.
 struct Timings {
   double seconds, yardstick = 0, share = 0;
 };
 
-// Runs of one kind. `amount`: what each does, in 10^9 of what the yardstick counts per s.
+// Runs of one kind. `amount` is the work of each, in 10^9 units of the limit's rate.
 class Runs {
  public:
   Runs(const BenchCommand& o, double amount, std::function<double()> yardstick)
       : probes_(!o.without_probes), amount_(amount), yardstick_(std::move(yardstick)) {}
 
-  // `times` pieces of work, counted one.
+  // Runs `times` pieces of work and counts their mean as one run.
   template <class F>
   void run(int64_t times, F f) {
     const double before = probes_ ? yardstick_() : 0;
@@ -155,14 +156,14 @@ class Runs {
 
 struct Speed {
   double first;             // s for the first token after loading
-  Timings prefill, decode;  // of the prompt, of one token
+  Timings prefill, decode;  // per prompt, per token
 };
 
-// Prompts and the tokens behind them in turn, as conversations have them.
+// Measures prompts and replies in turn, as in a conversation.
 Speed measure_speed(Session& session, const BenchCommand& o, const Probes& probes) {
   const Model& model = session.model();
   const std::vector<int32_t> ids = some_tokens(model, o.prompt), next = some_tokens(model, 1);
-  const double first = time_of([&] { session.append(next); });  // touches the scratch memory
+  const double first = time_of([&] { session.append(next); });  // first use of the scratch memory
   Runs prefill(o, prefill_operations(model, as_double(o.prompt)) / 1e9,
                [&] { return probes.peak(); });
   Runs decode(o, bytes_per_token(model) / 1e9, [&] { return probes.read(model.matrices()); });
@@ -174,7 +175,8 @@ Speed measure_speed(Session& session, const BenchCommand& o, const Probes& probe
   return {first, prefill.medians(), decode.medians()};
 }
 
-// Decode steps of 1 and of `o.batch` sessions at once, in turn, each behind a prompt of its own.
+// Measures decode steps of 1 and of `o.batch` sessions at once, in turn. Each session has a prompt
+// of its own.
 Json batch_json(const std::shared_ptr<const Model>& model, const SessionOptions& options,
                 const BenchCommand& o) {
   const std::vector<int32_t> ids = some_tokens(*model, o.prompt + 1);
@@ -224,7 +226,7 @@ std::shared_ptr<const Model> load(Json& j, BenchCommand& o, const SessionOptions
   return model;
 }
 
-// Without probes there are no shares, and the peak of memory is the model's.
+// Measures the model. Without probes there are no shares, and the peak of memory is the model's.
 void measure_model(Json& j, BenchCommand& o, const SessionOptions& options, const Probes& probes) {
   const auto model = load(j, o, options);
   Session session(model, options);
@@ -285,7 +287,7 @@ void print_timings(const Json& j) {
                   1e6 * number(s, "fork_s")));
 }
 
-// Lengths beyond what the model allows are left out.
+// Measures snapshots. Leaves out lengths beyond the model's maximum.
 void run_snapshot(BenchCommand& o, const SessionOptions& options) {
   const auto model = o.model.load_model();
   std::vector<int64_t> lengths;

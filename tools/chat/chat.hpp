@@ -66,8 +66,8 @@ class SavedStates {
  public:
   // Records that the file at `path` holds this conversation.
   void add(const std::string& path, const Conversation& conversation);
-  // Returns the number of messages of a conversation that no file holds. If `target` will be written
-  // with `last`, that counts instead of its present content.
+  // Returns the number of messages of a conversation that no file holds. If `target` will be
+  // written with `last`, that counts instead of its present content.
   size_t missing(const Conversation& conversation, const std::string& target = "",
                  const Conversation* last = nullptr) const;
 
@@ -98,9 +98,9 @@ class ChatShell {
   // Reads standard input until its end, /quit, or a signal that ends the chat. Returns false if a
   // command failed and no user at a terminal could correct it.
   bool run();
-  // Saves the current branch to --save, and names on stderr the messages that no file holds. Returns
-  // false if it has named some for the first time and `may_stay` is set. Does nothing once the chat
-  // was left.
+  // Saves the current branch to --save, and names on stderr the messages that no file holds.
+  // Returns false if it has named some for the first time and `may_stay` is set. Does nothing once
+  // the chat was left.
   bool leave(bool may_stay);
 
   Conversation& current() { return branches_.at(name_); }

@@ -6,10 +6,10 @@
 
 namespace stet::tool {
 
-// A line that ends in \ continues in the next. A line that begins with """ opens a message of several
-// lines, and the first line that ends in """ closes it. After a command ("/system """) the quotes
-// open a text for the command. A pasted block is one message. A line that begins with / is a command,
-// and one that begins with // is a message that begins with /.
+// A line that ends in \ continues in the next. A line that begins with """ opens a message of
+// several lines, and the first line that ends in """ closes it. After a command ("/system """) the
+// quotes open a text for the command. A pasted block is one message. A line that begins with / is a
+// command, and one that begins with // is a message that begins with /.
 class InputLines {
  public:
   // Returns the message or command that this line completes, or nothing.

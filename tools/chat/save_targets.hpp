@@ -11,7 +11,8 @@ namespace stet::tool {
 
 class SaveTargets {
  public:
-  // Allows the file at `path` to be replaced as it is now: the chat has read it, or the user said so.
+  // Allows the file at `path` to be replaced as it is now: the chat has read it, or the user said
+  // so.
   void know(const std::string& path);
   // Throws if there is a file that is not known. `option` and `instead` go into the text. An empty
   // file counts as none.

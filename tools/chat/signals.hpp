@@ -5,9 +5,9 @@
 
 namespace stet::tool {
 
-// While an object of this class lives, SIGHUP, SIGTERM and SIGINT are recorded instead of ending the
-// process. Signals that the process was started to ignore (nohup) stay ignored. At most one object
-// may exist at a time.
+// While an object of this class lives, SIGHUP, SIGTERM and SIGINT are recorded instead of ending
+// the process. Signals that the process was started to ignore (nohup) stay ignored. At most one
+// object may exist at a time.
 class ChatSignals {
  public:
   // The effect of SIGINT: it stops the reply that is being drawn, or ends the chat as SIGTERM does.

@@ -1,5 +1,5 @@
-// stet quantize, stet prepare: checkpoints that are mapped and used as they stand in the file; and
-// stet convert-model, which writes GGUF.
+// stet quantize and prepare, which write checkpoints that are mapped and used in place, and stet
+// convert-model, which writes GGUF.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,8 +24,9 @@ struct PackCommand {
   int threads = 0;
 };
 
-// Null without a file. Measured where the weights are still what they were, on pieces of the text
-// that know nothing of each other, each with what the tokenizer puts before a text.
+// Returns the importance of inputs on the text of `file`, or null without a file. It is measured
+// with the original weights, on separate pieces of the text. Each piece begins with the tokenizer's
+// marks.
 std::unique_ptr<const Importance> measured(const CheckpointOption& checkpoint,
                                            const std::string& file,
                                            const std::shared_ptr<const FileSource>& source,

@@ -271,8 +271,8 @@ bool has_bf16_products(const std::string& isa) {
   return (isa.empty() ? std::string(best_kernels().name) : isa) == "avx512bf16";
 }
 
-// Returns the model. Prints a hint on stderr if it is large and another contract would be faster than
-// the default.
+// Returns the model. Prints a hint on stderr if it is large and another contract would be faster
+// than the default.
 std::shared_ptr<const Model> told(std::shared_ptr<const Model> model, const ModelOptions& o) {
   constexpr uint64_t kLarge = 100'000'000;
   const bool chosen = !o.compute.empty() || !o.gemm.empty() || o.follows_snapshot || o.of_snapshot;

@@ -206,7 +206,8 @@ struct SaveFileOptions {
   // Adds the options. `target` is the option that names the file and is needed by each of them. It
   // is null if a file is always written.
   void add_to(Command& app, Option* target = nullptr);
-  // Returns the library's options. Opens the base of a delta into `parent`, which must outlive them.
+  // Returns the library's options. Opens the base of a delta into `parent`, which must outlive
+  // them.
   SaveOptions options(std::unique_ptr<Snapshot>& parent) const;
   // Saves a session with its tokenizer, which may be null.
   StateDigests save(Session& session, const std::shared_ptr<const Tokenizer>& tokenizer,
@@ -255,8 +256,8 @@ Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Mo
 Session restore_session(const Snapshot& snapshot, ModelOptions& model, const RestoreOptions& how,
                         const Tokenizer* tokenizer, RestoreReport* report = nullptr);
 
-// While an object of this class lives, the first SIGINT, SIGTERM or SIGHUP is only recorded, so that
-// work can end in good order. An ignored SIGHUP stays ignored. The second signal has its usual
+// While an object of this class lives, the first SIGINT, SIGTERM or SIGHUP is only recorded, so
+// that work can end in good order. An ignored SIGHUP stays ignored. The second signal has its usual
 // effect, unless `patient` is set.
 class Interrupts {
  public:

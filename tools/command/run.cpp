@@ -1,5 +1,5 @@
-// The `stet` command. Exit status: 0 success; 1 an error in the input or the state; 2 an error in the
-// command line.
+// The `stet` command. Exit status: 0 success; 1 an error in the input or the state; 2 an error in
+// the command line.
 #include <algorithm>
 #include <csignal>
 #include <exception>

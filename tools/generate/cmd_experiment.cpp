@@ -291,7 +291,8 @@ void print_csv(const std::vector<Run>& runs, const ExperimentCommand& o) {
   }
 }
 
-// Prints the axes that vary and the text. A repeated text is replaced by the number of its first run.
+// Prints the axes that vary and the text. A repeated text is replaced by the number of its first
+// run.
 void print_table(const std::vector<Run>& runs, const Summary& s, const ExperimentCommand& o) {
   std::string header = " run  seed";
   std::vector<size_t> varied;

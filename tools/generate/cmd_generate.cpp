@@ -201,8 +201,8 @@ void check(const Session& session, const Prompts& prompts) {
   }
 }
 
-// Runs `work`, which ends early on Ctrl-C. Saves the state in any case, then ends the process by the
-// signal.
+// Runs `work`, which ends early on Ctrl-C. Saves the state in any case, then ends the process by
+// the signal.
 template <class Work>
 void with_interrupts(Exchange& exchange, const GenerateCommand& o, Work work) {
   {

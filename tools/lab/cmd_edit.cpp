@@ -101,8 +101,8 @@ State changed(const EditCommand& o, State state, const ModelConfig& config) {
   return state;
 }
 
-// Returns the state with the logits that its last token gives over the changed keys and values. They
-// replace the logits from before the change. A state whose log has no edit is assumed to have
+// Returns the state with the logits that its last token gives over the changed keys and values.
+// They replace the logits from before the change. A state whose log has no edit is assumed to have
 // consistent logits, so they must be computed here, even below a prune.
 State with_logits_of_change(State state, const std::shared_ptr<const Model>& model,
                             const SessionOptions& options) {

@@ -159,8 +159,8 @@ std::vector<TraceRun> runs_of(const Sweep& s, const ModelConfig& c, const Captur
   return runs;
 }
 
-// Returns the score of each patched run, [layers][positions or heads]. A run begins at the layer and
-// position of its patch.
+// Returns the score of each patched run, [layers][positions or heads]. A run begins at the layer
+// and position of its patch.
 std::vector<std::vector<double>> sweep(Trace& corrupt, const Sweep& s, const Captured& clean,
                                        int64_t first) {
   const size_t columns = s.heads > 0 ? s.heads : s.positions.size();

@@ -121,8 +121,8 @@ void print(const Scoring& scores, std::span<const Line> lines) {
   flush_output();
 }
 
-// Prints the scores of lines. If a line fails, prints those before it and throws an Error that names
-// it.
+// Prints the scores of lines. If a line fails, prints those before it and throws an Error that
+// names it.
 void score_lines(const Scoring& scores, std::span<const Line> lines) {
   constexpr std::string_view kRequest = "requests[";
   try {

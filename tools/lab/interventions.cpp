@@ -21,8 +21,8 @@ bool fits(std::string_view pattern, std::string_view text) {
   return !text.empty() && pattern[0] == text[0] && fits(pattern.substr(1), text.substr(1));
 }
 
-// Reads "values": numbers, or {"file", "tensor"} with optional "rows": [begin, end]. A relative path
-// starts at the directory of the interventions' file.
+// Reads "values": numbers, or {"file", "tensor"} with optional "rows": [begin, end]. A relative
+// path starts at the directory of the interventions' file.
 std::vector<float> read_values(const JsonReader& json, const std::string& name,
                                const std::string& path) {
   if (json.has_object(name)) {

@@ -37,8 +37,8 @@ LabWork begin(LabOptions& options);
 Json parse_line(const std::string& line, const std::string& where,
                 const std::vector<std::string>& fields);
 
-// A line of --jsonl: {"prompt": TEXT}, {"ids": [...]} or {"say": TEXT}, and "id", which is copied to
-// the answer.
+// A line of --jsonl: {"prompt": TEXT}, {"ids": [...]} or {"say": TEXT}, and "id", which is copied
+// to the answer.
 struct LabLine {
   std::string where;
   Json id;  // null if absent

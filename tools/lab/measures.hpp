@@ -24,13 +24,13 @@ Json measure_tokens(LabWork& work);
 
 // Applies the head to the residual stream of each layer (nostalgebraist, "interpreting GPT: the
 // logit lens", 2020). A tuned lens is a safetensors file with a map for each layer, x += W x + b:
-// tensors "lens.N.weight" [hidden][hidden] and "lens.N.bias" [hidden]. `rows` gets an entry for each
-// layer and position.
+// tensors "lens.N.weight" [hidden][hidden] and "lens.N.bias" [hidden]. `rows` gets an entry for
+// each layer and position.
 HeatMap measure_lens(LabWork& work, const std::string& tuned, Json& rows);
 
-// Computes the part of each layer's attention and MLP in the logit of one token at the last position.
-// The token is `target` or else the likeliest. The final norm's scale is fixed, so the parts add up
-// to the logit. Only a final norm's bias and a softcap of the logits are left out.
+// Computes the part of each layer's attention and MLP in the logit of one token at the last
+// position. The token is `target` or else the likeliest. The final norm's scale is fixed, so the
+// parts add up to the logit. Only a final norm's bias and a softcap of the logits are left out.
 HeatMap measure_attribution(LabWork& work, std::optional<int32_t> target, Json& parts);
 
 // Draws the attention pattern of each head of one layer, or of all layers (-1).

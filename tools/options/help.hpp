@@ -27,8 +27,8 @@ std::vector<std::string> values_of(const CLI::Option& option);  // those of one_
 // Returns one line that says what is wrong with a command line that was refused for `reason`. An
 // unknown word takes precedence.
 std::string usage_text(const CLI::App& app, const std::string& reason);
-// Returns the text for a missing argument: "diff needs b, the snapshot to compare it with: stet diff
-// a b". `reason` is the library's text, which is returned where it names an option.
+// Returns the text for a missing argument: "diff needs b, the snapshot to compare it with: stet
+// diff a b". `reason` is the library's text, which is returned where it names an option.
 std::string missing_text(const CLI::App& app, const std::string& reason);
 
 // Return a completion script, or the manual page.

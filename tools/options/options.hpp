@@ -84,8 +84,8 @@ class Command {
   Command& operator=(const Command&) = delete;
 
   Command* add_subcommand(const std::string& name, const std::string& description);
-  // Adds an option. T is a string, int, int64_t, uint64_t, double, an optional of one of these, or a
-  // vector (list in options.cpp). A name without dashes is that of a positional argument.
+  // Adds an option. T is a string, int, int64_t, uint64_t, double, an optional of one of these, or
+  // a vector (list in options.cpp). A name without dashes is that of a positional argument.
   template <class T>
   Option* add_option(const std::string& names, T& value, const std::string& help);
   // Calls `take` with the value while the command line is parsed.

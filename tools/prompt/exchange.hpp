@@ -1,5 +1,5 @@
-// A session that is prompted and replies, either with raw text or as a conversation through the chat
-// template.
+// A session that is prompted and replies, either with raw text or as a conversation through the
+// chat template.
 #pragma once
 
 #include <memory>

@@ -14,7 +14,8 @@ namespace {
 
 constexpr size_t kPromptLimit = size_t{1} << 30;
 
-// Throws a UsageError if `where` is an option, and a format Error if it is a file or a line of input.
+// Throws a UsageError if `where` is an option, and a format Error if it is a file or a line of
+// input.
 [[noreturn]] void refuse_ids(const std::string& where, const std::string& field,
                              const std::string& expected, const std::string& found) {
   if (where.starts_with("--"))

@@ -6,8 +6,8 @@
 
 namespace stet::tool {
 
-// Decodes bytes to UTF-8 as they arrive. Removes a byte order mark, and converts from UTF-16 if there
-// is one for it. Other bytes stay unchanged.
+// Decodes bytes to UTF-8 as they arrive. Removes a byte order mark, and converts from UTF-16 if
+// there is one for it. Other bytes stay unchanged.
 class TextDecoder {
  public:
   explicit TextDecoder(std::string where) : where_(std::move(where)) {}

@@ -19,9 +19,9 @@ struct AdmissionRules {
 
 bool is_loopback(const std::string& host);
 
-// Decides who answers. Throws a RequestError: 403 for another name or page, 401 for a wrong key, 404
-// and 405 for an address that is none, 400 for a parameter that it does not know, 415 for a body of
-// a type that it does not take.
+// Decides who answers. Throws a RequestError: 403 for another name or page, 401 for a wrong key,
+// 404 and 405 for an address that is none, 400 for a parameter that it does not know, 415 for a
+// body of a type that it does not take.
 Admission admit(Service& service, Request& request, const AdmissionRules& rules);
 
 }  // namespace stet::serve

@@ -1,4 +1,4 @@
-// stet check: that snapshots and packed checkpoints are what was written, without a model.
+// stet check: compares snapshots and packed checkpoints with their digests, without a model.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -21,7 +21,7 @@ std::string count_text(size_t count, const char* thing) {
   return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s");
 }
 
-// What only a computation can tell.
+// Returns what remains unproved, since only a computation could prove it.
 std::string unproved(const Snapshot& s) {
   if (s.meta().form == SnapshotForm::recipe)
     return "keys, values and logits, of which a recipe has digests alone (stet verify)";
@@ -33,7 +33,7 @@ std::string unproved(const Snapshot& s) {
 
 Json check_snapshot(const std::string& path, const CheckCommand& o) {
   const Snapshot s = open_state(path);
-  // Several files may be deltas of one parent, beside others that need none.
+  // Several files may be deltas of one parent, next to others without a parent.
   const SnapshotCheck done = s.meta().form == SnapshotForm::delta
                                  ? open_state_with_parents(path, o.parent).check(o.threads)
                                  : s.check(o.threads);
@@ -77,7 +77,7 @@ std::string sound_text(const Json& j) {
   return text + "; not proved: " + j["not_proved"].get<std::string>();
 }
 
-// A parent is named for deltas alone.
+// Throws a UsageError for --parent if there is no delta.
 void refuse_parent(const CheckCommand& o) {
   if (!o.parent) return;
   for (const std::string& path : o.paths) {

@@ -1,4 +1,4 @@
-// stet prune, convert, verify: what is done with a snapshot beside resuming it.
+// stet prune, convert and verify: operations on a snapshot other than resuming it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ void add_snapshot(Command& app, SnapshotCommand& o) {
   app.add_flag("--json", o.json, "print a JSON object");
 }
 
-// Options that would do nothing are a wrong command line.
+// Throws a UsageError for options that would have no effect.
 void refuse(const Command& app, const std::vector<std::string>& names, const std::string& reason) {
   for (const std::string& name : names) {
     if (app.count(name) > 0) throw UsageError(name + ": " + reason);
@@ -77,8 +77,8 @@ void run_prune(const Command& app, SnapshotCommand& o) {
 const std::vector<std::string> kComputing = {"--compute", "--gemm",  "--threads", "--team",
                                              "--isa",     "--chunk", "--check",   "--no-mmap"};
 
-// A model is loaded to compute a recipe, or to be put into the snapshot; a checkpoint may bring its
-// tokenizer alone.
+// Refuses options of models that would have no effect. A model is loaded only to compute a recipe
+// or to be included; a checkpoint may also give only its tokenizer.
 void refuse_model_options(const Command& app, const SnapshotCommand& o, const Snapshot& snapshot) {
   if (snapshot.meta().form == SnapshotForm::recipe) return;
   refuse(app, kComputing,
@@ -91,7 +91,7 @@ void refuse_model_options(const Command& app, const SnapshotCommand& o, const Sn
   }
 }
 
-// Computed again from a recipe, or as it is in the file.
+// Returns the state: computed from a recipe, or as stored.
 State state_of(SnapshotCommand& o, const Snapshot& snapshot) {
   if (snapshot.meta().form != SnapshotForm::recipe) {
     const int64_t capacity = o.model.session.capacity;
@@ -101,7 +101,7 @@ State state_of(SnapshotCommand& o, const Snapshot& snapshot) {
   }
   choose_contract(o.model, snapshot);
   ModelOptions model = o.model;
-  model.kv = "";  // of the recipe; another type is made of the state
+  model.kv = "";  // use the recipe's type; the state is converted afterwards
   Session session = restore_session(snapshot, model, {}, nullptr);
   return session.state();
 }
@@ -143,7 +143,7 @@ Json proved_json(const VerifyReport& report) {
   return j;
 }
 
-// Of a state of which tokens give nothing there is nothing to verify.
+// Throws if the tokens give no part of the state, so that nothing can be verified.
 void refuse_unprovable(const Snapshot& snapshot) {
   const std::vector<bool> blocks = replayable_blocks(snapshot);
   if (blocks.empty() || std::ranges::count(blocks, true) > 0) return;
@@ -153,7 +153,7 @@ void refuse_unprovable(const Snapshot& snapshot) {
               limit ? "none: " + limit->reason : "none");
 }
 
-// 1 when something differs.
+// Returns the exit status: 1 if anything differs.
 int run_verify(const Command& app, SnapshotCommand& o) {
   const Snapshot snapshot = open_snapshot(app, o);
   refuse_unprovable(snapshot);
@@ -237,8 +237,7 @@ void add_verify(Command& app) {
       "compare digests of each layer of each block: names the first that differs, and needs no "
       "keys and values in the file");
   o->model.add_to(*sub);
-  for (const char* fixed : {"--ctx", "--kv"})
-    sub->remove_option(fixed);  // as the snapshot has them
+  for (const char* fixed : {"--ctx", "--kv"}) sub->remove_option(fixed);  // set by the snapshot
   sub->callback([o, sub] { exit_with(run_verify(*sub, *o)); });
 }
 

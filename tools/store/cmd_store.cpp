@@ -1,4 +1,4 @@
-// stet store: what is done with a store itself.
+// stet store: operations on a store.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 struct StoreCommand {
   std::string action;
-  std::vector<std::string> words;  // behind the action
+  std::vector<std::string> words;  // the arguments after the action
   std::string output, to, budget, name;
   int64_t grace = 14 * 24 * 3600;
   bool dry_run = false, remove = false, json = false;
@@ -50,7 +50,7 @@ uint64_t size_of_text(const std::string& text) {
   return std::stoull(number) << shifts.at(unit);
 }
 
-// Exactly so many words behind the action, or up to `most`.
+// Throws a UsageError unless there are `least` to `most` arguments.
 void require_words(const StoreCommand& o, size_t least, size_t most, const std::string& usage) {
   if (o.words.size() < least || o.words.size() > most)
     usage_error("store " + o.action, usage, std::to_string(o.words.size()) + " arguments");
@@ -62,7 +62,7 @@ std::string counted(uint64_t n, const std::string& what) {
 
 std::string reference(const std::string& word) { return is_in_store(word) ? word.substr(6) : word; }
 
-// ---------------------------------------------------------------- making one
+// ---------------------------------------------------------------- init
 
 void run_init(const StoreCommand& o) {
   require_words(o, 0, 1, "stet store init [URL]");
@@ -75,12 +75,12 @@ void run_init(const StoreCommand& o) {
     std::filesystem::create_directories(std::filesystem::path(key).parent_path(), ignored);
     StoreKey::random().save(key);
   }
-  const std::string name = open_store(url)->url();  // without a password
+  const std::string name = open_store(url)->url();  // the URL without a password
   say("{}: a new store; writers' key: {} ({})\n", printable(name), printable(key),
       made ? "new: copy it to every machine that is to use the store" : "as it was there");
 }
 
-// ---------------------------------------------------------------- in and out
+// ---------------------------------------------------------------- put, get, push, pull
 
 void run_put(StoreCommand& o) {
   require_words(o, 1, 1, "stet store put FILE [--name NAME]");
@@ -109,8 +109,8 @@ void run_get(StoreCommand& o) {
   say("{}: {} tokens, state {}\n", printable(o.output), session.size(), sha256_text(digests.id));
 }
 
-// The name stands for `place` in the other store, too, unless what it stands for there is nothing
-// that this state goes on from.
+// Sets the name in the other store to `place`. Throws a mismatch Error if the name there leads to a
+// state that `place` does not continue.
 void advance_name(Store& from, Store& to, const std::string& name, const Sha256& place) {
   const std::vector<NameEntry> there = to.history(name);
   const std::optional<Sha256> before =
@@ -140,7 +140,7 @@ void run_copy(const StoreCommand& o, Store& from, Store& to) {
       copied.whole_history ? "" : "; its earliest ancestors are not there any more");
 }
 
-// ---------------------------------------------------------------- looking
+// ---------------------------------------------------------------- names, log, tree
 
 struct Described {
   StateRecord record;
@@ -232,7 +232,7 @@ void run_names(const StoreCommand& o) {
   }
 }
 
-// Each state under the one that it was made from.
+// Prints each state below the state that it was made from.
 void run_tree(const StoreCommand& o) {
   require_words(o, 0, 0, "stet store tree");
   Store& store = the_store();
@@ -262,7 +262,7 @@ void run_tree(const StoreCommand& o) {
   }
 }
 
-// ---------------------------------------------------------------- keeping it in order
+// ---------------------------------------------------------------- gc, check, stats
 
 void run_gc(const StoreCommand& o) {
   require_words(o, 0, 0, "stet store gc [--grace SECONDS] [--dry-run]");
@@ -286,7 +286,7 @@ void run_gc(const StoreCommand& o) {
   }
 }
 
-// Every record, and that every state is what its id says. Returns how many faults there are.
+// Checks every record, and that every state matches its id. Returns the number of faults.
 size_t check_records(Store& store, size_t& states, size_t& blocks) {
   size_t faults = 0;
   const auto fault = [&](const std::string& what) {
