@@ -17,7 +17,7 @@ std::string host_name(const std::string& host) {
   return host.substr(0, host.find(':'));
 }
 
-// By the name under which this server was asked for, so that no other page's name leads here.
+// Throws for a Host that is not a name of this server, which prevents DNS rebinding.
 void check_host(const Request& request, const AdmissionRules& rules) {
   const std::string name = host_name(request.host);
   const bool known = is_loopback(name) || name == rules.host ||
@@ -30,7 +30,7 @@ void check_host(const Request& request, const AdmissionRules& rules) {
                   request.host.empty() ? "an empty Host" : printable(request.host, 60)));
 }
 
-// By the page that asks. `null` is the origin of any page that hides its own.
+// Throws for pages of other origins. `null` is the origin of any page that hides its own.
 void check_origin(Request& request, const AdmissionRules& rules) {
   if (request.origin.empty()) return;
   if (request.origin == "http://" + request.host || request.origin == "https://" + request.host)
@@ -47,7 +47,8 @@ void check_origin(Request& request, const AdmissionRules& rules) {
   request.reply_headers = {{"Access-Control-Allow-Origin", request.origin}, {"Vary", "Origin"}};
 }
 
-// A page can send text, forms and what has no type without having asked whether it may.
+// Throws for other types than JSON. Pages can send text, forms and untyped bodies without a
+// preflight.
 void check_type(const Request& request) {
   std::string type = request.content_type.substr(0, request.content_type.find(';'));
   while (!type.empty() && type.back() == ' ') type.pop_back();
@@ -58,7 +59,7 @@ void check_type(const Request& request) {
                            (type.empty() ? "" : ", not " + printable(type, 60)));
 }
 
-// Whether a request asks what another page may send.
+// Returns true if a browser asks which requests another page may send.
 bool is_preflight(const Request& request) {
   return request.method == "OPTIONS" && !request.reply_headers.empty();
 }

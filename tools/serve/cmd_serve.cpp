@@ -1,4 +1,4 @@
-// stet serve: states over HTTP.
+// stet serve: serves a model and its states over HTTP.
 #include <fmt/format.h>
 
 #include <atomic>
@@ -15,7 +15,7 @@
 namespace stet::tool {
 namespace {
 
-// A client waits for each answer of the store.
+// Short, since a client waits for each answer of the store.
 constexpr StorePatience kServePatience = {2, 5};
 
 struct ServeCommand {
@@ -44,8 +44,9 @@ void check(const ServeCommand& o) {
     usage_error("--state-dir", "--store or this, not both", o.states.directory);
 }
 
-// A signal ends new work; what is running may go on for a while, and is cut then: what was drawn
-// until then is kept. Sets `told` to when the signal came. Throws what ends the server otherwise.
+// Serves until a signal. Running requests may then continue for `patience` seconds before they are
+// stopped; their drawn tokens are kept. Sets `told` to the time of the signal. Throws for any other
+// end of the server.
 void serve_until_signal(serve::HttpServer& server, serve::Engine& engine, double patience,
                         double& told) {
   std::atomic<bool> over{false};

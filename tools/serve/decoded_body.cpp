@@ -1,4 +1,4 @@
-// Bodies that were sent compressed.
+// Decompression of request bodies.
 #include <fmt/format.h>
 
 #ifdef STET_HAVE_ZLIB
@@ -13,7 +13,7 @@ namespace stet::serve {
 namespace {
 
 struct Inflate {
-  Inflate() { ready = ::inflateInit2(&stream, 15 + 32) == Z_OK; }  // zlib's form or gzip's
+  Inflate() { ready = ::inflateInit2(&stream, 15 + 32) == Z_OK; }  // takes zlib or gzip format
   ~Inflate() { ::inflateEnd(&stream); }
   z_stream stream{};
   bool ready = false;

@@ -1,4 +1,4 @@
-// Whether the server is well, what it has done, and its page.
+// Health checks, status, metrics, and the files of the page.
 #include <fmt/format.h>
 
 #include <iterator>
@@ -10,7 +10,7 @@
 
 namespace stet::serve {
 
-// By the thread that reads and writes: it waits for no lock that work may hold.
+// Runs in the server's thread and takes no lock that a computation may hold.
 Response health(Service& service, const Request&, const Parts&) {
   constexpr double kMostSilent = 10;
   const double age = service.engine.heartbeat_age();
@@ -53,7 +53,7 @@ Response status(Service& service, const Request&, const Parts&) {
        {"version", STET_VERSION}});
 }
 
-// What went to and came from the store that servers share.
+// Adds the metrics of the shared store.
 template <class Add>
 void add_store(const Json& store, Add add) {
   const auto blocks = [&](const char* found) { return store[found].get<uint64_t>(); };
