@@ -28,7 +28,7 @@ std::string lower(std::string_view text) {
   return s;
 }
 
-// Fields that decide where a request ends, who asks, or how the body is read.
+// Fields that may occur only once: they decide the end of a request, its origin, or its encoding.
 constexpr std::string_view kOnce[] = {
     "host",          "content-length", "transfer-encoding", "expect",           "origin",
     "authorization", "range",          "content-type",      "content-encoding", "x-api-key"};
@@ -55,7 +55,7 @@ struct RequestReader::Parser final : http::basic_parser<true> {
     head.http11 = version == 11;
   }
   void on_response_impl(int, string_view, int, error_code&) override {}
-  // Trailers are refused: what came too late to be checked is not to count.
+  // Refuses trailers, which arrive too late to be checked.
   void on_field_impl(http::field, string_view name, string_view value, error_code& e) override {
     if (!in_head || head.fields.size() == kMostFields) {
       e = http::error::bad_field;
@@ -88,7 +88,7 @@ struct RequestReader::Parser final : http::basic_parser<true> {
 RequestReader::RequestReader(size_t head_bytes)
     : head_bytes_(head_bytes), parser_(std::make_unique<Parser>()) {
   parser_->header_limit(static_cast<uint32_t>(head_bytes));
-  parser_->body_limit(UINT64_MAX);  // Parser::most is the limit
+  parser_->body_limit(UINT64_MAX);  // Parser::most limits it instead
   parser_->eager(false);
 }
 
@@ -97,7 +97,7 @@ const Head& RequestReader::head() const { return parser_->head; }
 size_t RequestReader::body_bytes() const { return parser_->body.size(); }
 std::string RequestReader::take_body() { return std::move(parser_->body); }
 
-// As soon as they are there, so that what can become no head is not waited for.
+// Checks bytes as they arrive, so that a malformed head is refused at once.
 void RequestReader::check_bytes(std::string_view in) {
   for (; checked_ < in.size(); ++checked_) {
     const auto c = static_cast<unsigned char>(in[checked_]);
@@ -112,7 +112,7 @@ void RequestReader::check_bytes(std::string_view in) {
 
 namespace {
 
-// Some take one for the end of a chunk's line, which others wait for.
+// Some programs accept a bare LF as the end of a chunk's line, others wait for CR LF.
 bool has_bare_line_end(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '\n' && (i == 0 || text[i - 1] != '\r')) return true;
@@ -132,13 +132,13 @@ void check_once(const Head& head) {
     const auto n = std::count_if(head.fields.begin(), head.fields.end(),
                                  [&](const auto& field) { return field.first == name; });
     if (n > 1) refuse_head(fmt::format("one {}", name), fmt::format("{}", n));
-    // Without one, a request of HTTP/1.0 may ask whether the server lives.
+    // HTTP/1.0 health checks may come without a Host.
     const bool may_lack = name != "host" || (!head.http11 && head.target == "/health");
     if (n == 0 && !may_lack) throw RequestError(400, "bad_request", "the Host field is missing");
   }
 }
 
-// Where the body ends is said in one way, which everybody reads alike.
+// Reads the framing. It must be given in exactly one way, which every program reads alike.
 void read_framing(Head& head) {
   const std::string length = head.field("content-length"), coding = head.field("transfer-encoding");
   const auto has = [&](std::string_view name) {

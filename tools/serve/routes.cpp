@@ -33,7 +33,7 @@ bool matches(const Route& route, const Parts& parts, Parts* variables) {
   return true;
 }
 
-// "name:type name:type"
+// Parses "name:type name:type".
 std::vector<FieldSchema> parameters_of(std::string_view text) {
   std::vector<FieldSchema> all;
   while (!text.empty()) {
@@ -156,7 +156,7 @@ const Route* find_route(const Request& request, Parts* parts) {
 
 namespace {
 
-// The schema of a body with these fields.
+// Returns the JSON schema of a body with these fields.
 Json schema_of(const std::vector<FieldSchema>& fields) {
   Json properties = Json::object(), required = Json::array();
   for (const FieldSchema& f : fields) {

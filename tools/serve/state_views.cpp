@@ -1,4 +1,4 @@
-// What can be seen of a state without changing it.
+// Views of a state, which do not change it.
 #include <fmt/format.h>
 
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// What makes states of states: each answer is the new one; the old one stays as it is.
+// Operations that make a state from another. Each answers with the new one; the old one stays.
 #include <fmt/format.h>
 
 #include "stet/base/error.hpp"
@@ -18,7 +18,7 @@ Response made(Service& service, const Request& request, const NodePtr& parent, J
   return json_response(j);
 }
 
-// Reads the name of a state. Returns nothing where the field is null or absent.
+// Reads the name of a state. Returns nothing if the field is null or absent.
 std::optional<std::string> read_name(const Field& f) {
   constexpr size_t kMostBytes = 200;
   std::optional<std::string> name = f.text();
@@ -91,7 +91,7 @@ Response create(Service& service, const Request& request, CreateRequest c) {
 }
 
 struct PatchRequest {
-  std::optional<std::optional<std::string>> name;  // null takes the name away
+  std::optional<std::optional<std::string>> name;  // null removes the name
   std::optional<bool> pinned;
 };
 
@@ -122,7 +122,7 @@ Response delete_state(Service& service, const Request& request, const Parts& par
   return json_response({{"id", parts[0]}, {"deleted", true}});
 }
 
-// ---------------------------------------------------------------- states of states
+// ---------------------------------------------------------------- operations
 
 namespace {
 
@@ -248,11 +248,11 @@ Endpoint rewind_state() { return state_endpoint(rewind_fields(), rewind); }
 Endpoint prune_state() { return state_endpoint(prune_fields(), prune); }
 Endpoint edit_state() { return state_endpoint(edit_fields(), edit); }
 
-// ---------------------------------------------------------------- verified
+// ---------------------------------------------------------------- verify
 
 namespace {
 
-// Computed again by the passes that all share, so that it takes nobody's pace.
+// Computes the state again in the shared passes, so that other replies keep their pace.
 Json verified(Service& service, const Caller& caller, const NodePtr& node, Session& session,
               Writer* writer) {
   const double start = tool::seconds();

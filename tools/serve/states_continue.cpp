@@ -1,4 +1,4 @@
-// Replies behind a state, whole or some tokens of them.
+// Continuing a state with replies, whole or by a number of tokens.
 #include <fmt/format.h>
 
 #include "stet/base/error.hpp"
@@ -51,7 +51,7 @@ BodyFields<ContinueRequest> continue_fields() {
       .boolean("continue_final_message", &C::continues);
 }
 
-// What a state is to go on with, checked: nothing was processed yet.
+// The checked continuation of a state, not processed yet.
 struct CheckedContinue {
   PreparedPrompt prompted;
   std::optional<Conversation::Plan> plan;

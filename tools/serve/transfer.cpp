@@ -1,4 +1,4 @@
-// States as snapshot files, out of the server and into it.
+// Download and upload of states as snapshot files.
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -12,7 +12,7 @@
 namespace stet::serve {
 namespace {
 
-// A directory of this process alone, which goes with the object.
+// A directory of this process, removed by the destructor.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() : path_((std::filesystem::temp_directory_path() / "stet-XXXXXX").string()) {
@@ -31,14 +31,14 @@ class TemporaryDirectory {
   std::string path_;
 };
 
-// The state of ?over=, as a full snapshot in a file of its own; null where none is asked for.
+// Writes the state of ?over= as a full snapshot to a file. Returns null without ?over=.
 std::unique_ptr<Snapshot> parent_of(Service& service, const Caller& caller, const Request& request,
                                     const TemporaryDirectory& directory) {
   const std::string id = request.query_or("over", "");
   if (id.empty()) return nullptr;
   const NodePtr node = service.states.find(caller.client, id, "?over");
   Session session = service.open(caller, node);
-  // By this name a client has it, where it keeps what it downloads.
+  // The name under which a client keeps the file that it downloads.
   const std::string path = directory / (node->id + ".stet").c_str();
   SaveOptions save;
   save.tokenizer = service.tokenizer.get();
@@ -48,8 +48,8 @@ std::unique_ptr<Snapshot> parent_of(Service& service, const Caller& caller, cons
 
 }  // namespace
 
-// A recipe is computed here, so its state is as good as any; what came as keys and values is not,
-// until it was verified. A delta says what its parent has to be.
+// Uploads a state. A recipe is computed here and counts as verified; keys and values do not, until
+// they are verified. A delta states which parent it needs.
 Response upload_state(Service& service, const Request& request, const Parts&) {
   if (request.body.empty())
     throw RequestError(400, "empty_body", "the body is empty: send the bytes of a snapshot");
