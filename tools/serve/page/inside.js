@@ -57,27 +57,27 @@ async function attention(state, signal, redraw) {
       span.style.backgroundColor = `rgb(220 80 40 / ${Math.sqrt(v) * 0.85})`;
       return span;
     });
-    const head = make("b", {}, `${name(a.first + row)} looks at:`);
+    const head = make("b", {}, `${name(a.first + row)} attends to:`);
     put(text, head, "\n", ...spans);
   };
   pick(a.values.length - 1);
   const rows = map(a.values, a.tokens.length, `Attention of layer ${chosen.layer}, head ${chosen.head}: ${a.values.length} positions look at ${a.tokens.length}`,
     (y, x) => `${name(a.first + y)} looks at ${name(x)}: ${percent(a.values[y][x])}`, pick);
   return [choice("layer", numbers("layer", a.layers), redraw), choice("head", numbers("head", a.heads), redraw),
-    make("p", {}, `Down: the last ${a.values.length} positions; across: what each looks at. A click shows one of them below.`), ...rows, text];
+    make("p", {}, `Down: the last ${a.values.length} positions; across: the positions that each attends to. Click one to show its tokens below.`), ...rows, text];
 }
 
 async function lens(state, signal) {
   const l = await get(`/v1/states/${state.id}/lens?last=${Math.min(12, state.positions)}`, signal);
   const cell = (c) => {
     const p = Math.exp(c.logprob);
-    const td = make("td", { title: percent(p) + (c.next_logprob === null ? "" : `; what came: ${percent(Math.exp(c.next_logprob))}`) }, make("code", {}, visible(c.text)));
+    const td = make("td", { title: percent(p) + (c.next_logprob === null ? "" : `; the token that followed: ${percent(Math.exp(c.next_logprob))}`) }, make("code", {}, visible(c.text)));
     td.style.backgroundColor = `rgb(220 80 40 / ${Math.sqrt(p) * 0.6})`;
     return td;
   };
   const head = make("tr", {}, make("th", {}, "layer"), ...l.tokens.map((t) => make("th", { scope: "col" }, make("code", {}, visible(t)))));
   const rows = l.values.map((row, i) => make("tr", {}, make("th", { scope: "row" }, String(i)), ...row.map(cell))).reverse();
-  return [make("p", {}, "What the model would say next if it ended after that layer; the stronger the colour, the surer. Above: the tokens that were there."),
+  return [make("p", {}, "The likeliest next token if the model ended after that layer. The stronger the colour, the more likely it is. Above: the tokens of the text."),
     make("div", { className: "wide" }, make("table", { className: "lens" }, make("thead", {}, head), make("tbody", {}, ...rows)))];
 }
 
@@ -88,7 +88,7 @@ async function norms(state, signal) {
     return [make("h3", {}, name), ...map(rows.map((r) => r.map((v) => (v / most) ** 2)), rows[0].length, `Norms of ${name.toLowerCase()}: ${n.layers} layers by ${n.positions} positions`,
       (y, x) => `layer ${y}, “${visible(n.tokens[x])}” (${x * n.step}): ${rows[y][x].toPrecision(4)}`)];
   });
-  return [make("p", {}, "Down: layers; across: positions. The length of all heads' keys and values together; the longest are the darkest."), ...drawn];
+  return [make("p", {}, "Down: layers; across: positions. The norm of the keys or values of all heads; the largest are the darkest."), ...drawn];
 }
 
 // Where the difference between two states is kept: the first one's activations put into the second one's tokens.

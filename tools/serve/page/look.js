@@ -6,7 +6,7 @@ import { inside, patching } from "./inside.js";
 async function next(state, signal, handlers) {
   const { data } = await get(`/v1/states/${state.id}/top?n=25`, signal);
   const best = Math.max(...data.map((c) => Math.exp(c.logprob)));
-  return [make("p", {}, "The likeliest next tokens, by the model. Choose one to go on with it."), ...data.map((c) => {
+  return [make("p", {}, "The likeliest next tokens. Choose one to continue with it."), ...data.map((c) => {
     const p = Math.exp(c.logprob), part = make("span", { className: "part" });
     part.style.width = Math.max(1, 100 * p / best) + "%";
     const row = make("button", { className: "candidate", title: `token ${c.id}; drawn with ${percent(c.probability)}` }, make("code", {}, visible(c.text)), part, make("span", { className: "number" }, percent(p)));
@@ -72,7 +72,7 @@ async function keysAndValues(state, signal) {
 }
 
 function compared(result) {
-  if (!result) return [make("p", {}, "Drag a state onto another, or choose Compare, to see where the two part.")];
+  if (!result) return [make("p", {}, "Drag a state onto another, or choose Compare, to see where they differ.")];
   const { diff, a, b } = result;
   const text = (s) => {
     let n = 0;

@@ -42,7 +42,7 @@ export async function reply(body, said) {
   if (error && error.name !== "AbortError") throw error;
   if (!stayed) return;
   if (last) finished(last, before, body);
-  else if (error) say("stopped: Continue goes on with it");
+  else if (error) say("stopped: Continue continues the reply");
 }
 
 // Somebody went to another state while the reply was drawn, and stays there.
@@ -55,7 +55,7 @@ async function leftBehind(id) {
 function finished(event, before, body) {
   const u = event.usage, same = body.retry && before?.id === event.state.id;
   say(`${counted(event.ids.length, "token")} in ${event.seconds.toFixed(2)} s (${pace(event.ids.length, event.seconds)}) · ${u.reused} reused, ${u.recomputed} recomputed, ${u.new} new · ended by ${event.stop}` +
-    (same ? ". It is the same reply: without a temperature the likeliest token is always taken." : ""));
+    (same ? ". The reply is the same: at temperature 0 the likeliest token is always taken." : ""));
 }
 
 // The server keeps what was drawn; it is the newest one made of the state that the reply began from.

@@ -30,11 +30,11 @@ export function nextSeed(seed) {
   return (high % 2 ** 20) * 2 ** 32 + low;
 }
 
-const seedText = (seed) => Number.isSafeInteger(seed) ? String(seed) : "above 2^53 (State has it)";
+const seedText = (seed) => Number.isSafeInteger(seed) ? String(seed) : "above 2^53 (see State)";
 
 // What a reply was drawn with, in a line.
 export function drawnWith(sampling) {
-  if (sampling.greedy) return "drawn greedily: always the likeliest token";
+  if (sampling.greedy) return "greedy: always the likeliest token";
   const said = Object.keys(kLabels).filter((name) => name in sampling && sampling[name] !== kNeutral[name]);
   return "drawn with " + said.map((name) => `${kLabels[name]} ${name === "seed" ? seedText(sampling.seed) : plainNumber(sampling[name])}`).join(", ");
 }
@@ -44,7 +44,7 @@ export function showSettings(sampling) {
   for (const input of inputs()) {
     if (input.id === "max_tokens") continue;
     const value = sampling?.[input.id];
-    input.placeholder = value === undefined ? "as it is" : input.id === "seed" ? seedText(value) : plainNumber(value);
+    input.placeholder = value === undefined ? "default" : input.id === "seed" ? seedText(value) : plainNumber(value);
   }
   summarize();
 }

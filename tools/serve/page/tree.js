@@ -10,11 +10,11 @@ function badge(text, kind, title) { return make("span", { className: "badge " + 
 
 function facts(s) {
   const below = make("div", { className: "facts" }, make("span", { className: "operation" }, kOperations[s.operation.name] ?? s.operation.name));
-  if (page.verified.has(s.id) || s.origin === "verified") below.append(badge("✓ same bits", "good", "computed again from its tokens, and equal to the bit"));
-  if (s.origin === "uploaded") below.append(badge("not verified", "warn", "it came from a file: Verify computes it again"));
-  if (s.open) below.append(badge("unfinished", "", "its reply has not ended: Continue goes on with it"));
-  if (s.pinned) below.append(badge("pinned", "", "it stays in memory"));
-  if (!s.resident) below.append(badge("on disk", "", "it has left memory, and comes back when it is needed"));
+  if (page.verified.has(s.id) || s.origin === "verified") below.append(badge("✓ same bits", "good", "computed again from its tokens: every bit is equal"));
+  if (s.origin === "uploaded") below.append(badge("not verified", "warn", "from a file: Verify computes the state again"));
+  if (s.open) below.append(badge("unfinished", "", "the reply has not ended: Continue continues it"));
+  if (s.pinned) below.append(badge("pinned", "", "stays in memory"));
+  if (!s.resident) below.append(badge("on disk", "", "evicted from memory; it is read again when needed"));
   below.append(make("span", { title: `${bytesText(s.bytes - s.shared_bytes)} of its own` }, counted(s.tokens, "token")),
     make("time", { title: new Date(1000 * s.created).toLocaleString() }, new Date(1000 * s.created).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })));
   return below;
@@ -105,7 +105,7 @@ export function drawTree() {
   if (nodes.length > 0) (now ?? nodes[0]).tabIndex = 0;
   put($("count"), words.length > 0 ? `${rows.length} of ${counted(page.states.length, "state")}` : counted(page.states.length, "state"));
   $("no-states").hidden = rows.length > 0;
-  put($("no-states"), words.length > 0 ? "No state says this. The search looks at names, questions and the beginnings of replies." : "No states yet.");
+  put($("no-states"), words.length > 0 ? "No state matches. The search covers names, questions and the beginnings of replies." : "No states yet.");
   if (focused) nodes.find((n) => n.dataset.id === focused)?.focus({ preventScroll: true });
   return now;
 }
