@@ -1,5 +1,4 @@
-// What goes on inside the model at the tokens of a state: who looks where, what each layer would say next, how long keys and
-// values are, and where a difference between two states is kept.
+// Views of the inside of the model at a state's tokens: attention, logit lens, norms of keys and values, and patching.
 import { get } from "./api.js";
 import { make, percent, put, visible } from "./dom.js";
 
@@ -13,8 +12,8 @@ function choice(name, options, changed) {
 
 const numbers = (name, count) => Array.from({ length: count }, (_, i) => [i, `${name} ${i}`]);
 
-// A map of values in 0 .. 1 (negative ones blue), a row of cells for each of `values`. The cell under the pointer, or the one that
-// arrow keys have walked to, is told in a line below it; a click or Enter gives it to `pick`.
+// Draws a map of values in 0 .. 1 (negative ones blue), with a row of cells for each of `values`. A line below
+// describes the cell under the pointer, or the one chosen by arrow keys. A click or Enter passes its row to `pick`.
 export function map(values, columns, label, tell, pick) {
   const canvas = make("canvas", { role: "img", ariaLabel: label, tabIndex: 0, className: "map", width: columns, height: values.length });
   const line = make("p", { className: "told", role: "status" }, tell(values.length - 1, values.at(-1).length - 1));
@@ -91,7 +90,7 @@ async function norms(state, signal) {
   return [make("p", {}, "Down: layers; across: positions. The norm of the keys or values of all heads; the largest are the darkest."), ...drawn];
 }
 
-// Where the difference between two states is kept: the first one's activations put into the second one's tokens.
+// Patches the first state's activations into the second one's tokens, to show where their difference is kept.
 export async function patching(a, b, signal) {
   const p = await get(`/v1/states/${a}/patch/${b}?last=32`, signal);
   const [say, other] = [visible(p.answer.text), visible(p.wrong.text)];

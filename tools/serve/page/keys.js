@@ -1,4 +1,4 @@
-// The keyboard, and the page's help.
+// Keyboard shortcuts and the page's help.
 import { handlers, page, state } from "./app.js";
 import { askFor } from "./dialog.js";
 import { $, make } from "./dom.js";

@@ -1,4 +1,4 @@
-// What can be done to a state. Each makes another one; the old one stays.
+// Operations on a state. Each makes another one; the old one stays.
 import { download, events, get, patch, post, upload as uploadFile } from "./api.js";
 import { called, find, handlers, page, path, state, trash } from "./app.js";
 import { askFor } from "./dialog.js";
@@ -57,7 +57,7 @@ export const operations = {
     const name = plain(now.name ?? now.id).replaceAll(/[\\/:*?"<>|\s]+/g, " ").trim() || now.id;
     const link = make("a", { href: URL.createObjectURL(await download(path("/snapshot" + v.form, now.id))), download: name + ".stet" });
     link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 60000); // the browser may read it later than it is told to
+    setTimeout(() => URL.revokeObjectURL(link.href), 60000); // the browser may read it later
     say("saved: stet resume continues from the file");
   },
   async delete() {
@@ -93,7 +93,7 @@ Object.assign(handlers, {
     await made(post(path("/edit"), { message: m.index, content: v.content }), "edited: the messages after it are in the old state");
     if (m.role === "user") await reply({});
   }),
-  // The trash has changed, here or on another page.
+  // Called after the trash has changed, on this page or another one.
   deleted: () => attempt(async () => {
     relist();
     drawUndo();
@@ -128,7 +128,7 @@ export function begin() {
   return showCurrent().then(() => { relist(); say("write a message to begin a new conversation"); });
 }
 
-// A delta says over which state it was made; it goes up over that one.
+// Uploads a file. A delta names its parent's digest, by which the state to upload it over is found.
 export async function load(file) {
   if (!file) return;
   const { id } = await uploadFile(file).catch((error) => {
