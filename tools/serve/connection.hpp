@@ -1,5 +1,6 @@
 // A connection, whose requests are read and answered one after another. All of it runs in the
 // server's thread. Other threads compute answers and pass their bytes to it.
+#pragma once
 
 #include <array>
 #include <atomic>
