@@ -18,9 +18,9 @@ class ChatSignals {
   ChatSignals& operator=(const ChatSignals&) = delete;
 
   static int ending();  // the signal that asked the chat to end, or 0
-  // Returns true after an ending() signal, or a SIGINT since forget_interrupt().
+  // Returns true after an ending() signal, or a SIGINT since clear_interrupt().
   static bool stopping();
-  static void forget_interrupt();
+  static void clear_interrupt();
   // Returns a descriptor that is readable after an ending() signal, or -1 without an object.
   static int wake_fd();
 

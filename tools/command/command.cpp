@@ -273,7 +273,7 @@ bool has_bf16_products(const std::string& isa) {
 
 // Returns the model. Prints a hint on stderr if it is large and another contract would be faster
 // than the default.
-std::shared_ptr<const Model> told(std::shared_ptr<const Model> model, const ModelOptions& o) {
+std::shared_ptr<const Model> with_hint(std::shared_ptr<const Model> model, const ModelOptions& o) {
   constexpr uint64_t kLarge = 100'000'000;
   const bool chosen = !o.compute.empty() || !o.gemm.empty() || o.follows_snapshot || o.of_snapshot;
   if (chosen || model->weight_bytes() < kLarge || !has_bf16_products(o.session.compute.isa) ||
@@ -299,7 +299,7 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
     const auto out_of_cache = cached(from, cache, {contract, threads, check, &packed});
     return Model::load(in_memory ? stet::in_memory(out_of_cache) : out_of_cache, threads, contract);
   };
-  if (!watched()) return told(load(), *this);
+  if (!watched()) return with_hint(load(), *this);
   auto loading = std::async(std::launch::async, load);
   const double start = seconds();
   bool shown = false;
@@ -313,7 +313,7 @@ std::shared_ptr<const Model> ModelOptions::load_model() {
     shown = true;
   }
   if (shown) rewrite_line("");
-  return told(loading.get(), *this);
+  return with_hint(loading.get(), *this);
 }
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const CheckpointOption& checkpoint) {
@@ -589,7 +589,7 @@ Session restore_session(const Snapshot& snapshot, const std::shared_ptr<const Mo
   }
 }
 
-Json tell_healed(Session& session) {
+Json report_healed(Session& session) {
   Json all = Json::array();
   for (const HealedBlocks& healed : session.take_healed()) {
     say("{}\n", printable(healed.text(), 3000));

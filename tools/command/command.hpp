@@ -178,9 +178,9 @@ struct SamplingOptions {
   void apply(GenerationState& state, int64_t vocab_size) const;
   // Prints a line on stderr that names given options without effect, because `state` is greedy.
   // Call it after apply().
-  void tell_idle(const GenerationState& state) const;
+  void report_idle(const GenerationState& state) const;
   // Prints the seed on stderr if replies are drawn and the user gave no seed.
-  void tell_seed(const GenerationState& state) const;
+  void report_seed(const GenerationState& state) const;
 
  private:
   std::vector<TokenBias> biases() const;
@@ -277,7 +277,7 @@ struct Interrupted {};
 
 // Prints a line on stderr for each file with blocks that were computed again since the last call.
 // Returns them as JSON.
-Json tell_healed(Session& session);
+Json report_healed(Session& session);
 
 // Returns a callback that shows progress on stderr once it takes over a second, on a terminal only.
 Progress prefill_progress(int64_t total);

@@ -21,11 +21,12 @@ class Exchange {
   // Returns a copy that continues on its own.
   Exchange fork() const;
 
-  Kind kind() const { return talk_.index() == 0 ? Kind::raw : Kind::conversation; }
+  Kind kind() const { return content_.index() == 0 ? Kind::raw : Kind::conversation; }
   Session& session();
   const Session& session() const;
-  Conversation* conversation() { return std::get_if<Conversation>(&talk_); }  // null for raw text
-  const Conversation* conversation() const { return std::get_if<Conversation>(&talk_); }
+  // Return the conversation, or null for raw text.
+  Conversation* conversation() { return std::get_if<Conversation>(&content_); }
+  const Conversation* conversation() const { return std::get_if<Conversation>(&content_); }
   const std::shared_ptr<const Tokenizer>& tokenizer() const { return tokenizer_; }
 
   // Sets the system message of a conversation; "" removes it.
@@ -38,9 +39,9 @@ class Exchange {
   std::string close();
 
  private:
-  Exchange(std::variant<Session, Conversation> talk, std::shared_ptr<const Tokenizer> tokenizer);
+  Exchange(std::variant<Session, Conversation> content, std::shared_ptr<const Tokenizer> tokenizer);
 
-  std::variant<Session, Conversation> talk_;
+  std::variant<Session, Conversation> content_;
   std::shared_ptr<const Tokenizer> tokenizer_;
 };
 

@@ -45,10 +45,10 @@ void check(const ServeCommand& o) {
 }
 
 // Serves until a signal. Running requests may then continue for `patience` seconds before they are
-// stopped; their drawn tokens are kept. Sets `told` to the time of the signal. Throws for any other
-// end of the server.
+// stopped; their drawn tokens are kept. Sets `signal_time` to the time of the signal. Throws for
+// any other end of the server.
 void serve_until_signal(serve::HttpServer& server, serve::Engine& engine, double patience,
-                        double& told) {
+                        double& signal_time) {
   std::atomic<bool> over{false};
   const auto wait = [&](double seconds_, auto&& until) {
     const double end = seconds() + seconds_;
@@ -57,7 +57,7 @@ void serve_until_signal(serve::HttpServer& server, serve::Engine& engine, double
   };
   std::thread watch([&] {
     wait(-1, [] { return Interrupts::signal() != 0; });
-    if (!over) told = seconds();
+    if (!over) signal_time = seconds();
     engine.close();
     server.drain();
     wait(patience, [] { return false; });
@@ -113,14 +113,15 @@ void run(ServeCommand& o) {
                   contract_name(*service.model, service.session.compute.contract), o.host, port));
   flush_output();
   const auto stop_seconds = static_cast<double>(o.stop_seconds);
-  double told = 0;
+  double signal_time = 0;
   std::exception_ptr error;
   try {
-    serve_until_signal(server, service.engine, stop_seconds / 2, told);
+    serve_until_signal(server, service.engine, stop_seconds / 2, signal_time);
   } catch (...) {
     error = std::current_exception();
   }
-  const size_t lost = service.states.save_all((told > 0 ? told : seconds()) + stop_seconds);
+  const size_t lost =
+      service.states.save_all((signal_time > 0 ? signal_time : seconds()) + stop_seconds);
   if (error != nullptr) std::rethrow_exception(error);
   if (lost > 0) throw ExitStatus{1};
 }

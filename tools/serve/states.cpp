@@ -184,7 +184,7 @@ void States::admit(const NodePtr& node, const Session& session, std::vector<Evic
   node->shared_bytes = shared_with(at(*node).parent, session.kv());
   put_in(*node, session.fork());
   leaving = make_room(node.get());
-  let_tokens_go(node->client, node.get(), leaving);
+  evict_tokens(node->client, node.get(), leaving);
 }
 
 // Puts a new node into the tree. The caller holds its `io`. Returns the existing node, if any. A
@@ -245,7 +245,7 @@ NodePtr States::add(const std::string& client, const std::string& parent, Json o
     const MutexLock lock(mutex_);
     forgotten = surplus(client, node.get());
   }
-  forget(forgotten);
+  remove_expired(forgotten);
   return node;
 }
 

@@ -257,11 +257,11 @@ Json verified(Service& service, const Caller& caller, const NodePtr& node, Sessi
               Writer* writer) {
   const double start = tool::seconds();
   const int64_t of = session.transcript_size();
-  int64_t before = 0, told = -1;
+  int64_t before = 0, reported = -1;
   const auto tell = [&](int64_t done) {
-    if (writer == nullptr || before + done == told) return;
-    told = before + done;
-    writer->event({{"done", told}, {"of", of}});
+    if (writer == nullptr || before + done == reported) return;
+    reported = before + done;
+    writer->event({{"done", reported}, {"of", of}});
   };
   const auto append = [&](Session& s, std::span<const int32_t> ids) {
     service.engine.process(std::vector<BatchEntry>{{&s, ids}}, caller.cancelled, tell);

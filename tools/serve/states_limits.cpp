@@ -24,7 +24,7 @@ std::optional<size_t> States::most_states() const {
 // Returns the states of a client in the order in which they may be deleted. Pinned ones are left
 // out, and named ones come last. States with children come before leaves, since children have their
 // tokens. Among equals, the least recently used comes first.
-std::vector<NodePtr> States::forgettable(const std::string& client, const Node* keep) {
+std::vector<NodePtr> States::deletable(const std::string& client, const Node* keep) {
   std::vector<std::tuple<bool, bool, uint64_t, NodePtr>> all;
   for (Node* node : clients_[client].states) {
     const Node::Changing& c = at(*node);
@@ -44,7 +44,7 @@ std::vector<NodePtr> States::surplus(const std::string& client, const Node* keep
   const std::optional<size_t> most = most_states();
   const size_t now = clients_[client].states.size();
   if (!most || now <= *most) return {};
-  std::vector<NodePtr> nodes = forgettable(client, keep);
+  std::vector<NodePtr> nodes = deletable(client, keep);
   nodes.resize(std::min(nodes.size(), now - *most + *most / 64));
   return nodes;
 }
@@ -52,7 +52,7 @@ std::vector<NodePtr> States::surplus(const std::string& client, const Node* keep
 // Throws if there is no room for a new state because all others are pinned.
 void States::check_count(const std::string& client) {
   const std::optional<size_t> most = most_states();
-  if (!most || clients_[client].states.size() < *most || !forgettable(client, nullptr).empty())
+  if (!most || clients_[client].states.size() < *most || !deletable(client, nullptr).empty())
     return;
   throw RequestError(
       429, "too_many_states",
@@ -61,7 +61,7 @@ void States::check_count(const std::string& client) {
 
 // Removes states and records their ids as expired. Logs a state whose files cannot be removed: it
 // is there again after a restart.
-void States::forget(const std::vector<NodePtr>& nodes) {
+void States::remove_expired(const std::vector<NodePtr>& nodes) {
   for (const NodePtr& node : nodes) {
     try {
       {
@@ -95,7 +95,7 @@ void States::expire() {
         next_expiry_ = std::min(next_expiry_, c.used_at + options_.ttl + 1);
     }
   }
-  forget(old);
+  remove_expired(old);
 }
 
 }  // namespace stet::serve

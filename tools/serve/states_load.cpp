@@ -82,7 +82,7 @@ void States::load() {
       for (NodePtr& node : surplus(client, nullptr)) surplus_of_all.push_back(std::move(node));
     }
   }
-  forget(surplus_of_all);
+  remove_expired(surplus_of_all);
   expire();
 }
 
@@ -228,7 +228,7 @@ void States::load_gone(const Loading& loading) {
     }
     try {
       const std::lock_guard io(node->io_);
-      forget_files(node);
+      delete_files(node);
     } catch (const std::exception& e) {
       tool::say("{}: not removed: {}\n", id, printable(e.what(), 3000));
     }

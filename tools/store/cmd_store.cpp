@@ -92,7 +92,7 @@ void run_put(StoreCommand& o) {
   const auto tokenizer = tokenizer_of(snapshot, o.model);
   Session session = restore_session(snapshot, o.model, o.restore.how, tokenizer.get());
   const StateDigests digests = store_session(session, tokenizer.get(), target);
-  tell_healed(session);
+  report_healed(session);
   out(hex(the_store().place(digests.id)) + "\n");
 }
 
