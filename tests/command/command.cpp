@@ -477,7 +477,10 @@ TEST_F(Command, AWrongCommandLineIsStatus2) {
       {{"logits", "--ids", "1"}, "-o, --digest or --nll is required"},
       {{"tokenize"}, "text, --prompt-file or --jsonl is required"},
       {{"detokenize"}, "ids or --jsonl is required"},
-      {{"inspect"}, "inspect needs path, a snapshot or a checkpoint: stet inspect path"}};
+      {{"diff", "a"}, "diff needs b, the snapshot to compare it with: stet diff a b"},
+      {{"inspect"},
+       "inspect needs path, a snapshot, a directory of a checkpoint, or a .gguf file: stet inspect "
+       "path"}};
   for (const auto& [args, error] : wrong) EXPECT_EQ(failure(args, 2), error + " (stet --help)");
 }
 

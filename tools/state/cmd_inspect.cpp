@@ -489,7 +489,7 @@ void run(InspectCommand& o) {
 void add_inspect(Command& app) {
   const auto o = std::make_shared<InspectCommand>();
   Command* sub = app.add_subcommand("inspect", "Show the contents of a snapshot or a checkpoint.");
-  sub->add_option("path", o->path, "a snapshot, or a checkpoint: a directory or a .gguf file")
+  sub->add_option("path", o->path, "a snapshot, a directory of a checkpoint, or a .gguf file")
       ->required()
       ->type_name("FILE|DIR");
   sub->add_option("-m,--model", o->model, "compare the snapshot with this checkpoint")
