@@ -389,7 +389,7 @@ void add_store(Command& app) {
   Command* sub = app.add_subcommand(
       "store", "Keep states in a store, from which other processes and machines continue.");
   sub->add_option(
-         "store", o->action,
+         "action", o->action,
          "init [URL], put FILE, get REF, log REF, names [NAME [REF]], tree, push REF, pull "
          "REF, gc, check, stats")
       ->required()
