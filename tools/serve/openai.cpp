@@ -1,4 +1,4 @@
-// OpenAI's list of models.
+// OpenAI's models API.
 #include <fmt/format.h>
 
 #include "stet/base/error.hpp"

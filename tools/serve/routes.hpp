@@ -140,7 +140,7 @@ Response metrics(Service&, const Request&, const Parts&);
 Response openapi_page(Service&, const Request&, const Parts&);
 Response page(Service&, const Request&, const Parts&);
 
-// Used by all of them.
+// Used by several endpoints.
 int64_t now();
 Json usage_json(const Usage& usage, size_t drawn);
 
